@@ -1,0 +1,552 @@
+#!/usr/bin/env python3
+"""Text into token shards for GPT-2, without a network.
+
+    prepare_gpt2.py --local FILE... --vocab DIR --out DIR
+
+Needs Python 3.8 or later and the package `tokenizers`. --vocab is a directory that holds vocab.json (or
+encoder.json) with merges.txt (or vocab.bpe), or tokenizer.json.
+
+Input files, told apart by their names and first bytes, in the order given:
+  plain text      one document a file
+  WikiExtractor   one document for each <doc ...> ... </doc>
+  *.jsonl         one document a line, under the key "text" (--text-key)
+Each may be compressed (.gz .xz .bz2), and a .tar archive, compressed or not, is read as the files in it, in
+the order of the archive.
+
+<|endoftext|> is written before each document. If that string occurs in a text it is encoded as ordinary text.
+
+Validation is one of:
+  --val-tokens N      the FIRST N tokens, as llm.c does with tinyshakespeare; what follows is for training
+  --val-fraction F    the LAST documents, about F of all tokens: it begins with the first document that starts
+                      in that last part; where no document starts there, the last document is cut
+With neither, --val-fraction 0.01.
+
+Written are train_000000.bin ... and val_000000.bin ..., of equal size and at most --shard-tokens tokens, and
+copies of the tokenizer's files, from which the trainer decodes its samples. Earlier shards in the output
+directory are replaced when everything else is done.
+"""
+import argparse
+import bisect
+import bz2
+import gzip
+import io
+import json
+import lzma
+import multiprocessing
+import os
+import re
+import shutil
+import struct
+import sys
+import tarfile
+import threading
+import time
+import zlib
+from array import array
+
+END_OF_TEXT = "<|endoftext|>"
+BATCH_CHARACTERS = 1 << 18  # of text for one task of a worker
+PIECE_CHARACTERS = 1 << 18  # plain text is encoded in pieces of about this length
+COPY_BYTES = 1 << 22
+FAILED, USAGE = 1, 2
+
+
+class UserError(Exception):
+    """Wrong usage or input: one line, exit status 2."""
+
+
+# ----------------------------------------------------------------------------------------------------------
+# Tokenizer
+
+
+def read_json(path):
+    try:
+        with open(path, encoding="utf-8") as f:
+            return json.load(f)
+    except (OSError, ValueError) as e:
+        raise UserError(f"{path}: cannot be read as JSON: {e}")
+
+
+def first_existing(directory, names):
+    for name in names:
+        path = os.path.join(directory, name)
+        if os.path.isfile(path):
+            return path
+    return None
+
+
+class Vocabulary:
+    """What the workers need to build the tokenizer (text), and what the shards need to know about it."""
+
+    def __init__(self, directory):
+        vocab = first_existing(directory, ["vocab.json", "encoder.json"])
+        merges = first_existing(directory, ["merges.txt", "vocab.bpe"])
+        whole = first_existing(directory, ["tokenizer.json"])
+        self.copies = {}  # name in the output directory -> path
+        for name in ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"):
+            path = first_existing(directory, [name])
+            if path:
+                self.copies[name] = path
+        if vocab and merges:
+            self.copies["vocab.json"], self.copies["merges.txt"] = vocab, merges
+            ids = self._from_vocab(vocab, merges)
+        elif whole:
+            ids = self._from_tokenizer_json(whole)
+        else:
+            raise UserError(
+                f"{directory}: holds neither vocab.json (or encoder.json) with merges.txt (or vocab.bpe), nor tokenizer.json"
+            )
+        if END_OF_TEXT not in ids:
+            raise UserError(f"{vocab or whole}: has no {END_OF_TEXT}, which must separate documents")
+        for token, i in ids.items():
+            if not isinstance(i, int) or isinstance(i, bool) or not 0 <= i < 1 << 31:
+                raise UserError(f"{vocab or whole}: token {token!r} has the id {i!r}; ids are whole numbers from 0")
+        self.end_of_text = ids[END_OF_TEXT]
+        self.size = max(ids.values()) + 1
+        try:
+            make_tokenizer(self.text)
+        except Exception as e:  # the library raises plain Exception
+            raise UserError(f"{vocab or whole}: the tokenizer is not sound: {e}")
+
+    def _from_vocab(self, vocab, merges):
+        ids = read_json(vocab)
+        if not isinstance(ids, dict):
+            raise UserError(f"{vocab}: is not an object of tokens and ids")
+        try:
+            with open(merges, encoding="utf-8") as f:
+                lines = f.read().split("\n")
+        except (OSError, ValueError) as e:
+            raise UserError(f"{merges}: cannot be read: {e}")
+        pairs = []
+        for number, line in enumerate(lines, 1):
+            if not line or (number == 1 and line.startswith("#version")):
+                continue
+            pair = line.rstrip("\r").split(" ")
+            if len(pair) != 2:
+                raise UserError(f"{merges}: line {number} is not two symbols: {line!r}")
+            pairs.append(pair)
+        byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
+        self.cuttable = True
+        self.text = json.dumps(
+            {
+                "version": "1.0",
+                "added_tokens": [],
+                "pre_tokenizer": byte_level,
+                "decoder": byte_level,
+                "model": {"type": "BPE", "vocab": ids, "merges": [" ".join(p) for p in pairs]},
+            }
+        )
+        return ids
+
+    def _from_tokenizer_json(self, path):
+        # Special tokens are left out and so are never found inside a text; nor is anything added to a text.
+        tree = read_json(path)
+        try:
+            added = tree.get("added_tokens") or []
+            ids = dict(tree["model"]["vocab"])
+            ids.update((t["content"], t["id"]) for t in added)
+            tree["added_tokens"] = [t for t in added if not t.get("special")]
+        except (AttributeError, KeyError, TypeError, ValueError):
+            raise UserError(f"{path}: is not a tokenizer with a vocabulary and added tokens")
+        tree["post_processor"] = tree["truncation"] = tree["padding"] = None
+        pre = tree.get("pre_tokenizer") or {}
+        self.cuttable = (
+            pre.get("type") == "ByteLevel"
+            and not pre.get("add_prefix_space")
+            and pre.get("use_regex", True)
+            and not tree.get("normalizer")
+            and not tree["added_tokens"]
+        )
+        self.text = json.dumps(tree)
+        return ids
+
+
+def make_tokenizer(text):
+    from tokenizers import Tokenizer
+
+    return Tokenizer.from_str(text)
+
+
+# ----------------------------------------------------------------------------------------------------------
+# Documents: every reader yields (piece of text, whether it begins a document)
+
+
+def cut_pieces(stream):
+    """Plain text in pieces that together encode as the whole does.
+
+    A cut lies between a character that is no space and a space. GPT-2's pattern looks ahead only from white
+    space, so the word before such a place and the white space after it come out as they would uncut.
+    """
+    rest, first = "", True
+    while True:
+        chunk = stream.read(PIECE_CHARACTERS)
+        if not chunk:
+            break
+        old = len(rest)
+        rest += chunk
+        for at in range(len(rest) - 1, max(old, 1) - 1, -1):
+            if rest[at] in " \n\t" and not rest[at - 1].isspace():
+                yield rest[:at], first
+                rest, first = rest[at:], False
+                break
+    if rest:
+        yield rest, first
+
+
+def read_plain(stream, options):
+    if options.split_blank_lines:
+        sections = stream.read().split("\n\n")
+        for i, section in enumerate(sections):
+            yield section + ("\n\n" if i + 1 < len(sections) else ""), True
+    elif options.cuttable:
+        yield from cut_pieces(stream)
+    else:
+        text = stream.read()
+        if text:
+            yield text, True
+
+
+def read_wiki(stream, options):
+    lines, opened = [], 0
+    for number, line in enumerate(stream, 1):
+        if line.startswith("<doc "):
+            if opened:
+                raise UserError(f"the <doc> of line {opened} is not closed before line {number}")
+            lines, opened = [], number
+        elif line.rstrip() == "</doc>":
+            if not opened:
+                raise UserError(f"line {number}: </doc> without <doc>")
+            text = "".join(lines).strip("\n")
+            if text:
+                yield from read_plain(io.StringIO(text), options)
+            opened = 0
+        elif opened:
+            lines.append(line)
+        elif line.strip():
+            raise UserError(f"line {number}: text outside <doc> ... </doc>")
+    if opened:
+        raise UserError(f"the <doc> of line {opened} is not closed; the file is truncated")
+
+
+def read_jsonl(stream, options):
+    for number, line in enumerate(stream, 1):
+        if not line.strip():
+            continue
+        try:
+            text = json.loads(line)[options.text_key]
+        except ValueError as e:
+            raise UserError(f"line {number} is not JSON: {e}")
+        except (KeyError, IndexError, TypeError):
+            raise UserError(f"line {number} is not an object with the key {options.text_key!r}; see --text-key")
+        if not isinstance(text, str):
+            raise UserError(f"line {number}: {options.text_key!r} is not a string")
+        try:
+            text.encode("utf-8")
+        except UnicodeEncodeError:
+            text = text.encode("utf-8", "replace").decode("utf-8")  # half of a surrogate pair
+        if text:
+            yield from read_plain(io.StringIO(text), options)
+
+
+class Forward(io.RawIOBase):
+    """A member of an archive that is read in one pass; tarfile's own object promises seeking and fails."""
+
+    def __init__(self, member):
+        super().__init__()
+        self.member = member
+
+    def readable(self):
+        return True
+
+    def readinto(self, buffer):
+        data = self.member.read(len(buffer))
+        buffer[: len(data)] = data
+        return len(data)
+
+
+def read_stream(binary, name, options):
+    binary = io.BufferedReader(binary)
+    start = binary.peek(256)[:256].lstrip()
+    text = io.TextIOWrapper(binary, encoding="utf-8")
+    if re.search(r"\.(jsonl|ndjson)(\.(gz|xz|bz2))?$", name):
+        yield from read_jsonl(text, options)
+    elif start.startswith(b"<doc "):
+        yield from read_wiki(text, options)
+    else:
+        yield from read_plain(text, options)
+
+
+def read_documents(path, options):
+    name = path
+    try:
+        if re.search(r"\.(tar(\.(gz|xz|bz2))?|tgz|txz|tbz2?)$", path):
+            with tarfile.open(path, "r|*") as archive:
+                for member in archive:
+                    if member.isfile():
+                        name = f"{path}: {member.name}"
+                        yield from read_stream(Forward(archive.extractfile(member)), member.name, options)
+            return
+        opener = {".gz": gzip.open, ".xz": lzma.open, ".bz2": bz2.open}.get(os.path.splitext(path)[1], open)
+        with opener(path, "rb") as f:
+            yield from read_stream(f, path, options)
+    except UserError as e:
+        raise UserError(f"{name}: {e}")
+    except UnicodeDecodeError as e:
+        raise UserError(f"{name}: is not UTF-8 text ({e.reason}, byte 0x{e.object[e.start]:02x}); convert it first")
+    except (OSError, EOFError, lzma.LZMAError, tarfile.TarError, zlib.error) as e:
+        raise UserError(f"{name}: cannot be read: {e}")
+
+
+# ----------------------------------------------------------------------------------------------------------
+# Encoding in several processes
+
+worker = {}  # of this process: the tokenizer and what goes with it
+
+
+def start_worker(text, end_of_text, code):
+    worker["tokenizer"] = make_tokenizer(text)
+    worker["end_of_text"] = end_of_text
+    worker["code"] = code
+
+
+def encode_batch(batch):
+    """[(text, begins a document)] -> (characters, tokens as bytes, starts of documents among them)."""
+    tokenizer = worker["tokenizer"]
+    encode = getattr(tokenizer, "encode_batch_fast", tokenizer.encode_batch)  # the fast one leaves offsets out
+    tokens, starts = array(worker["code"]), []
+    texts = [text for text, _ in batch]
+    for (_, begins), encoding in zip(batch, encode(texts, add_special_tokens=False)):
+        if begins:
+            starts.append(len(tokens))
+            tokens.append(worker["end_of_text"])
+        tokens.extend(encoding.ids)
+    if sys.byteorder == "big":
+        tokens.byteswap()
+    return sum(map(len, texts)), tokens.tobytes(), starts
+
+
+def batches(options):
+    batch, size = [], 0
+    for path in options.local:
+        for text, begins in read_documents(path, options):
+            batch.append((text, begins))
+            size += len(text)
+            if size >= BATCH_CHARACTERS or len(batch) >= 4096:
+                yield batch
+                batch, size = [], 0
+    if batch:
+        yield batch
+
+
+def encode_all(options, vocabulary, code):
+    """The results of encode_batch in the order of the input."""
+    arguments = (vocabulary.text, vocabulary.end_of_text, code)
+    if options.processes == 1:
+        start_worker(*arguments)
+        yield from map(encode_batch, batches(options))
+        return
+    room = threading.Semaphore(4 * options.processes)  # the pool would read all input at once
+
+    stopped = threading.Event()
+
+    def limited():
+        for batch in batches(options):
+            room.acquire()
+            if stopped.is_set():
+                return
+            yield batch
+
+    with multiprocessing.Pool(options.processes, start_worker, arguments) as pool:
+        try:
+            for result in pool.imap(encode_batch, limited()):
+                room.release()
+                yield result
+        finally:  # the pool's end waits for its reader, which may wait here
+            stopped.set()
+            room.release()
+
+
+class Progress:
+    """One line on stderr, rewritten on a terminal, else printed twice a minute."""
+
+    def __init__(self):
+        self.begun = self.shown = time.monotonic()
+        self.tty = sys.stderr.isatty()
+        self.used = False
+
+    def show(self, characters, tokens):
+        now = time.monotonic()
+        if now - self.shown < (0.5 if self.tty else 30):
+            return
+        self.shown, self.used = now, True
+        rate = characters / 1e6 / (now - self.begun)
+        line = f"{characters / 1e6:.1f} M characters, {tokens / 1e6:.2f} M tokens, {rate:.1f} M characters/s"
+        sys.stderr.write(f"\r{line}\033[K" if self.tty else line + "\n")
+        sys.stderr.flush()
+
+    def end(self):
+        if self.tty and self.used:
+            sys.stderr.write("\r\033[K")
+
+
+# ----------------------------------------------------------------------------------------------------------
+# Shards
+
+
+def split_of(options, total, starts):
+    """(validation, training) as ranges of tokens."""
+    if options.val_tokens is not None:
+        if options.val_tokens >= total:
+            raise UserError(f"--val-tokens {options.val_tokens}: there are only {total} tokens, none is left to train on")
+        return (0, options.val_tokens), (options.val_tokens, total)
+    if options.val_fraction == 0:
+        return (0, 0), (0, total)
+    cut = total - int(options.val_fraction * total)
+    next_document = bisect.bisect_left(starts, cut)
+    if next_document < len(starts):
+        cut = starts[next_document]
+    if not 0 < cut < total:
+        raise UserError(f"--val-fraction {options.val_fraction}: {total} tokens cannot be divided so; give more text")
+    return (cut, total), (0, cut)
+
+
+def write_shards(out, prefix, spool, begin, end, options, width, temporaries):
+    """Copy tokens begin .. end - 1 of the spool into shards of equal size; returns the names."""
+    n = end - begin
+    count = (n + options.shard_tokens - 1) // options.shard_tokens
+    magic, version = (20240520, 1) if width == 2 else (20240801, 7)
+    names = []
+    spool.seek(begin * width)
+    for i in range(count):
+        tokens = n * (i + 1) // count - n * i // count
+        name = f"{prefix}_{i:06d}.bin"
+        temporary = os.path.join(out, f"{name}.tmp{os.getpid()}")
+        temporaries.append(temporary)
+        with open(temporary, "wb") as f:
+            f.write(struct.pack("<4I", magic, version, tokens & 0xFFFFFFFF, tokens >> 32).ljust(1024, b"\0"))
+            left = tokens * width
+            while left:
+                piece = spool.read(min(left, COPY_BYTES))
+                f.write(piece)
+                left -= len(piece)
+            f.flush()
+            os.fsync(f.fileno())
+        names.append(name)
+    return names
+
+
+def prepare(options, vocabulary):
+    width, code = (2, "H") if vocabulary.size <= 65536 else (4, "I")
+    os.makedirs(options.out, exist_ok=True)
+    spool_path = os.path.join(options.out, f"tokens.tmp{os.getpid()}")
+    temporaries, starts, characters, total = [spool_path], array("Q"), 0, 0
+    progress = Progress()
+    try:
+        with open(spool_path, "w+b") as spool:
+            for read, encoded, begins in encode_all(options, vocabulary, code):
+                spool.write(encoded)
+                starts.extend(total + s for s in begins)
+                characters += read
+                total += len(encoded) // width
+                progress.show(characters, total)
+            progress.end()
+            if total == 0:
+                raise UserError(f"{options.local[0]}: no text in the input")
+            val, train = split_of(options, total, starts)
+            names = write_shards(options.out, "val", spool, val[0], val[1], options, width, temporaries)
+            names += write_shards(options.out, "train", spool, train[0], train[1], options, width, temporaries)
+        for name in names:
+            os.replace(os.path.join(options.out, f"{name}.tmp{os.getpid()}"), os.path.join(options.out, name))
+        for name in os.listdir(options.out):
+            if re.fullmatch(r"(train|val)_\d{6}\.bin", name) and name not in names:
+                os.remove(os.path.join(options.out, name))
+        for name, path in vocabulary.copies.items():
+            target = os.path.join(options.out, name)
+            if not (os.path.exists(target) and os.path.samefile(path, target)):
+                shutil.copyfile(path, target)
+    finally:
+        for path in temporaries:
+            if os.path.exists(path):
+                os.remove(path)
+    print(
+        f"{options.out}: {len(starts)} documents, {train[1] - train[0]} training tokens, "
+        f"{val[1] - val[0]} validation tokens, {len(names)} shards, vocabulary of {vocabulary.size}"
+    )
+
+
+# ----------------------------------------------------------------------------------------------------------
+# Command line
+
+
+class Parser(argparse.ArgumentParser):
+    def error(self, message):
+        raise UserError(f"{message}; --help lists the options")
+
+
+def positive(text):
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"{text} is not 1 or more")
+    return value
+
+
+def fraction(text):
+    value = float(text)
+    if not 0 <= value < 1:
+        raise argparse.ArgumentTypeError(f"{text} is not from 0 to below 1")
+    return value
+
+
+def parse(arguments):
+    parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False)
+    parser.add_argument("--local", nargs="+", required=True, metavar="FILE", help="text to encode")
+    parser.add_argument("--vocab", required=True, metavar="DIR", help="directory of the tokenizer")
+    parser.add_argument("--out", required=True, metavar="DIR", help="directory of the shards")
+    validation = parser.add_mutually_exclusive_group()
+    validation.add_argument("--val-tokens", type=positive, metavar="N", help="the first N tokens are validation")
+    validation.add_argument("--val-fraction", type=fraction, default=0.01, metavar="F", help="the last documents are")
+    parser.add_argument(
+        "--split-blank-lines",
+        action="store_true",
+        help="a section that ends with a blank line is a document, as llm.c prepares tinyshakespeare",
+    )
+    parser.add_argument("--text-key", default="text", metavar="KEY", help="of .jsonl lines (default text)")
+    parser.add_argument("--shard-tokens", type=positive, default=100_000_000, metavar="N", help="default 100 million")
+    parser.add_argument("--processes", type=positive, default=os.cpu_count() or 1, metavar="N", help="default: all cores")
+    options = parser.parse_args(arguments)
+    for path in options.local:
+        if not os.path.isfile(path):
+            what = "is a directory; give the files in it" if os.path.isdir(path) else "no such file"
+            raise UserError(f"{path}: {what}")
+        if not os.access(path, os.R_OK):
+            raise UserError(f"{path}: cannot be read; check its permissions")
+    if not os.path.isdir(options.vocab):
+        raise UserError(f"{options.vocab}: no such directory (--vocab)")
+    return options
+
+
+def main(arguments):
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # the processes here are the parallelism
+    try:
+        options = parse(arguments)
+        try:
+            import tokenizers  # noqa: F401
+        except ImportError:
+            raise UserError("the Python package 'tokenizers' is missing; install it with: pip install tokenizers")
+        vocabulary = Vocabulary(options.vocab)
+        options.cuttable = vocabulary.cuttable
+        prepare(options, vocabulary)
+    except UserError as e:
+        print("error: " + " ".join(str(e).split()), file=sys.stderr)
+        return USAGE
+    except OSError as e:
+        print(f"error: {e.filename or options.out}: cannot be written: {e.strerror}; check space and permissions", file=sys.stderr)
+        return FAILED
+    except KeyboardInterrupt:
+        print("error: interrupted; nothing was written", file=sys.stderr)
+        return FAILED
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

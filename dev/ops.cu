@@ -1,0 +1,70 @@
+/* Every op of llmc/ops, one harness, three modes:
+ *
+ *     ./ops test  [op]   launchers against the plain references; the same bits for any number of threads
+ *     ./ops grad  [op]   references and launchers against finite differences (build with -DREAL_DOUBLE)
+ *     ./ops bench [op]   time, GFLOP/s and GB/s of the launchers that the trainers call
+ *
+ * A new op: write dev/ops/<op>.h with the three functions, include it, add a row. */
+#include "ops/adamw.h"
+#include "ops/attention.h"
+#include "ops/classifier.h"
+#include "ops/dropout.h"
+#include "ops/embedding.h"
+#include "ops/gather.h"
+#include "ops/gelu.h"
+#include "ops/global_norm.h"
+#include "ops/harness.h"
+#include "ops/layernorm.h"
+#include "ops/matmul.h"
+
+typedef struct {
+    const char* op;
+    void (*test)(Harness*);
+    void (*grad)(Harness*);   // NULL: nothing to differentiate
+    void (*bench)(Harness*);  // NULL: not worth a clock
+} OpRow;
+
+// clang-format off
+static const OpRow TABLE[] = {
+    {"layernorm", test_layernorm, grad_layernorm, bench_layernorm},
+    {"dropout", test_dropout, grad_dropout, bench_dropout},
+    {"gather", test_gather, grad_gather, NULL},
+    {"adamw", test_adamw, NULL, bench_adamw},
+    {"global_norm", test_global_norm, NULL, bench_global_norm},
+    {"attention", test_attention, grad_attention, bench_attention},
+    {"classifier", test_classifier, grad_classifier, bench_classifier},
+    {"embedding", test_embedding, grad_embedding, bench_embedding},
+    {"gelu", test_gelu, grad_gelu, bench_gelu},
+    {"matmul", test_matmul, grad_matmul, bench_matmul},
+    {NULL, NULL, NULL, NULL},
+};
+// clang-format on
+
+int main(int argc, char** argv) {
+    static const char* const MODES[] = {"test", "grad", "bench"};
+    int mode = 0, known = 0;
+    while (argc > 1 && mode < 3 && strcmp(argv[1], MODES[mode]) != 0) mode++;
+    if (argc < 2 || argc > 3 || mode == 3) die(USAGE, "usage: ops test|grad|bench [op]");
+    if (mode == 1 && sizeof(real) < sizeof(double))
+        die(USAGE, "ops grad: finite differences are blunt in float; build with -DREAL_DOUBLE (make grad)");
+    Harness h;
+    memset(&h, 0, sizeof h);
+    context_init(&h.ctx);
+    for (const OpRow* row = TABLE; row->op; row++) {
+        if (argc == 3 && strcmp(argv[2], row->op) != 0) continue;
+        void (*run)(Harness*) = mode == 0 ? row->test : mode == 1 ? row->grad : row->bench;
+        known = 1;
+        h.op = row->op;
+        if (run) run(&h);
+        case_free(&h);  // a bench need not open cases
+    }
+    if (!known) {
+        Text names = {NULL, 0, 0};
+        text_printf(&names, "ops %s: there is no such op; there are:", argv[1]);
+        for (const OpRow* row = TABLE; row->op; row++) text_printf(&names, " %s", row->op);
+        die(USAGE, "%s", names.text);
+    }
+    context_free(&h.ctx);
+    if (mode < 2) printf("%d passed, %d failed\n", h.passed, h.failed);
+    return h.failed ? FAILED : DONE;
+}

@@ -1,0 +1,154 @@
+/* Cases of classifier: padding columns that hold NaN, ignored targets, extreme logits. */
+#ifndef DEV_OPS_CLASSIFIER_H
+#define DEV_OPS_CLASSIFIER_H
+
+#include "../../llmc/ops/classifier.h"
+#include "harness.h"
+
+typedef struct {
+    Array losses, logits;
+    int* targets;
+    int N, V, Vp;
+    real scale;
+    Context* ctx;
+} ClassifierCase;
+
+static void classifier_run_forward(void* state) {
+    ClassifierCase* c = (ClassifierCase*)state;
+    classifier_forward(c->losses.device_real, c->logits.device, c->targets, c->N, c->V, c->Vp, c->ctx);
+}
+
+static void classifier_run_backward(void* state) {
+    ClassifierCase* c = (ClassifierCase*)state;
+    classifier_backward(c->losses.device_real, c->logits.device, c->targets, c->N, c->V, c->Vp, c->scale, c->ctx);
+}
+
+// Call after case_begin(). Every third target is ignored, if there are three; padding columns hold NaN.
+static ClassifierCase classifier_case(Harness* h, int N, int V, int Vp, double size) {
+    ClassifierCase c;
+    c.N = N;
+    c.V = V;
+    c.Vp = Vp;
+    c.scale = (real)0.25;
+    c.ctx = &h->ctx;
+    c.targets = int_array(h, (size_t)N);
+    c.logits = input(h, (size_t)N * (size_t)Vp, size);
+    c.losses = output(h, (size_t)N, SET);
+    for (int n = 0; n < N; n++) {
+        c.targets[n] = n % 3 == 2 ? -1 : random_below(h, V);
+        for (int v = V; v < Vp; v++) c.logits.initial[(size_t)n * (size_t)Vp + (size_t)v] = (real)NAN;
+    }
+    c.targets[N - 1] = N > 1 ? V - 1 : c.targets[N - 1];
+    array_restore(c.logits);
+    return c;
+}
+
+// A loss is right to the rounding of the largest logit. A probability is right relative to itself: the exponential
+// to 3e-7, its argument to half a rounding of |logit - maximum|. The target's gradient is a difference of numbers
+// up to `scale`.
+static void classifier_check(Harness* h, ClassifierCase* c, double tol) {
+    real* losses = copy_of(h, c->losses);
+    real* dlogits = copy_of(h, c->logits);
+    real* magnitude = copy_of(h, c->logits);
+    classifier_forward_ref(losses, c->logits.host, c->targets, c->N, c->V, c->Vp);
+    Array both[2] = {c->losses, c->logits};
+    expect_same_for_any_threads(h, "forward", classifier_run_forward, c, both, 2);
+    expect_close(h, "losses of forward", c->losses, losses, tolerance(1e-6));
+    classifier_backward_ref(losses, dlogits, c->targets, c->N, c->V, c->Vp, c->scale);
+    for (size_t i = 0; i < c->logits.n; i++) {
+        int n = (int)(i / (size_t)c->Vp), v = (int)(i % (size_t)c->Vp);
+        magnitude[i] = v == c->targets[n] ? c->scale : (real)fmax(fabs((double)dlogits[i]), 1e-30);
+    }
+    expect_same_for_any_threads(h, "backward", classifier_run_backward, c, both, 2);
+    expect_close(h, "losses", c->losses, losses, tolerance(1e-6));
+    expect_close_to_sum(h, "dlogits", c->logits, dlogits, magnitude, tolerance(tol));
+}
+
+static void test_classifier(Harness* h) {
+    static const int shapes[][3] = {{1, 1, 1},     {77, 48, 48},    {4, 33, 64},
+                                    {5, 768, 896}, {9, 1537, 1600}, {3, 50257, 50304}};
+    for (size_t i = 0; i < COUNT_OF(shapes); i++) {
+        int N = shapes[i][0], V = shapes[i][1], Vp = shapes[i][2];
+        case_begin(h, "classifier/both N=%d V=%d Vp=%d", N, V, Vp);
+        ClassifierCase c = classifier_case(h, N, V, Vp, 2.0);
+        classifier_check(h, &c, 3e-6);
+        case_end(h);
+    }
+
+    // Probabilities down to exp(-87), the smallest that a float holds in full; the argument's rounding is 4e-6.
+    case_begin(h, "classifier/both far logits");
+    ClassifierCase far_case = classifier_case(h, 4, 70, 80, 0);
+    for (int n = 0; n < 4; n++)
+        for (int v = 0; v < 70; v++)
+            far_case.logits.initial[n * 80 + v] = (real)(n % 2 ? 1e4 - v : 30 - 1.2 * ((v * 37) % 70));
+    array_restore(far_case.logits);
+    classifier_check(h, &far_case, 1e-5);
+    case_end(h);
+
+    case_begin(h, "classifier/both all ignored");
+    ClassifierCase ignored = classifier_case(h, 3, 40, 48, 1.0);
+    for (int n = 0; n < 3; n++) ignored.targets[n] = -100;
+    real* zeros = (real*)case_memory(h, ignored.logits.n * sizeof(real));
+    classifier_run_backward(&ignored);
+    expect_equal(h, "losses", ignored.losses, zeros);
+    expect_equal(h, "dlogits", ignored.logits, zeros);
+    case_end(h);
+
+    case_begin(h, "classifier/both a NaN or an infinity is not hidden");
+    ClassifierCase bad = classifier_case(h, 2, 40, 48, 1.0);
+    bad.logits.host[3] = (real)NAN;
+    bad.logits.host[48 + 39] = (real)INFINITY;
+    bad.targets[1] = 0;
+    classifier_run_forward(&bad);
+    expect_true(h, "losses of forward are NaN", isnan(bad.losses.host[0]) && isnan(bad.losses.host[1]));
+    classifier_run_backward(&bad);
+    expect_true(h, "losses are NaN", isnan(bad.losses.host[0]) && isnan(bad.losses.host[1]));
+    case_end(h);
+}
+
+static double classifier_loss(void* state) {
+    ClassifierCase* c = (ClassifierCase*)state;
+    double loss = 0;
+    classifier_run_forward(c);
+    for (int n = 0; n < c->N; n++) loss += (double)c->scale * (double)c->losses.host[n];
+    return loss;
+}
+
+static double classifier_loss_ref(void* state) {
+    ClassifierCase* c = (ClassifierCase*)state;
+    double loss = 0;
+    classifier_forward_ref(c->losses.host, c->logits.host, c->targets, c->N, c->V, c->Vp);
+    for (int n = 0; n < c->N; n++) loss += (double)c->scale * (double)c->losses.host[n];
+    return loss;
+}
+
+static void grad_classifier(Harness* h) {
+    case_begin(h, "classifier/grad N=4 V=13 Vp=16");
+    ClassifierCase c = classifier_case(h, 4, 13, 16, 1.0);
+    for (size_t i = 0; i < c.logits.n; i++)
+        if (isnan(c.logits.initial[i])) c.logits.initial[i] = 0;
+    array_restore(c.logits);
+    real* want = copy_of(h, c.logits);
+    classifier_backward_ref(c.losses.host, want, c.targets, c.N, c.V, c.Vp, c.scale);
+    classifier_run_backward(&c);
+    real* got = copy_of(h, c.logits);
+    array_restore(c.logits);
+    expect_gradient(h, "dlogits of the reference", classifier_loss_ref, &c, c.logits.host, c.logits.n, want, 1e-8);
+    expect_gradient(h, "dlogits", classifier_loss, &c, c.logits.host, c.logits.n, got, 1e-8);
+    case_end(h);
+}
+
+static void bench_classifier(Harness* h) {
+    case_begin(h, "classifier bench");
+    ClassifierCase c = classifier_case(h, 256, 50257, 50304, 1.0);
+    double N = c.N, V = c.V, Vp = c.Vp;
+    double seconds = bench_seconds(h, classifier_run_forward, &c);
+    bench_report(h, "classifier_forward", "N=256 V=50257 Vp=50304", seconds, CLASSIFIER_FORWARD_FLOPS(N, V),
+                 CLASSIFIER_FORWARD_BYTES(N, V));
+    seconds = bench_seconds(h, classifier_run_backward, &c);
+    bench_report(h, "classifier_backward", "N=256 V=50257 Vp=50304", seconds, CLASSIFIER_BACKWARD_FLOPS(N, V),
+                 CLASSIFIER_BACKWARD_BYTES(N, V, Vp));
+    case_free(h);
+}
+
+#endif

@@ -1,0 +1,161 @@
+/* Cases of embedding: with and without token types, repeated tokens, dropout, the modes of the two kinds of table. */
+#ifndef DEV_OPS_EMBEDDING_H
+#define DEV_OPS_EMBEDDING_H
+
+#include "../../llmc/ops/embedding.h"
+#include "harness.h"
+
+typedef struct {
+    Array x, word, position, type;     // forward
+    Array dx, dword, dposition, dtype;  // backward
+    int *tokens, *types;
+    Sequences s;
+    EmbeddingSizes sizes;
+    Dropout dropout;
+    Mode word_mode, mode;
+    Context* ctx;
+} EmbeddingCase;
+
+static void embedding_run_forward(void* state) {
+    EmbeddingCase* e = (EmbeddingCase*)state;
+    Embeddings tables = {e->word.device, e->position.device, e->sizes.types ? e->type.device : NULL};
+    embedding_forward(e->x.device, e->tokens, e->types, tables, &e->s, e->sizes.C, e->dropout, e->ctx);
+}
+
+static void embedding_run_backward(void* state) {
+    EmbeddingCase* e = (EmbeddingCase*)state;
+    Embeddings d = {e->dword.device, e->dposition.device, e->sizes.types ? e->dtype.device : NULL};
+    embedding_backward(d, e->dx.device, e->tokens, e->types, &e->s, e->sizes, e->dropout, e->word_mode, e->mode,
+                       e->ctx);
+}
+
+// Call after case_begin(). Without token types, `types` in sizes is 0.
+static EmbeddingCase embedding_case(Harness* h, const int* lengths, int count, EmbeddingSizes sizes, double p,
+                                    Mode word_mode, Mode mode) {
+    EmbeddingCase e;
+    e.s = sequences_of(h, lengths, count, 11);
+    e.sizes = sizes;
+    e.dropout = dropout_make(p, 42, 7, 0, SITE_DROPOUT_EMBEDDING, NULL);
+    e.word_mode = word_mode;
+    e.mode = mode;
+    e.ctx = &h->ctx;
+    size_t N = (size_t)e.s.rows, C = (size_t)sizes.C;
+    e.tokens = int_array(h, N);
+    e.types = sizes.types ? int_array(h, N) : NULL;
+    for (size_t n = 0; n < N; n++) {
+        e.tokens[n] = random_below(h, sizes.V);
+        if (e.types) e.types[n] = random_below(h, sizes.types);
+    }
+    e.x = output(h, N * C, SET);
+    e.word = input(h, (size_t)sizes.V * C, 1.0);
+    e.position = input(h, (size_t)sizes.T * C, 1.0);
+    e.type = input(h, (size_t)sizes.types * C, 1.0);
+    e.dx = input(h, N * C, 1.0);
+    e.dword = output(h, (size_t)sizes.V * C, word_mode);
+    e.dposition = output(h, (size_t)sizes.T * C, mode);
+    e.dtype = output(h, (size_t)sizes.types * C, mode);
+    return e;
+}
+
+static void embedding_forward_reference(const EmbeddingCase* e, real* x) {
+    embedding_forward_ref(x, e->tokens, e->types, e->word.host, e->position.host,
+                          e->sizes.types ? e->type.host : NULL, &e->s, e->sizes.C, e->dropout);
+}
+
+static void embedding_backward_reference(const EmbeddingCase* e, real* dword, real* dposition, real* dtype) {
+    int C = e->sizes.C;
+    embedding_backward_ref(dword, e->dx.host, e->tokens, e->sizes.V, &e->s, C, e->dropout, e->word_mode);
+    embedding_backward_ref(dposition, e->dx.host, e->s.position, e->sizes.T, &e->s, C, e->dropout, e->mode);
+    if (e->types) embedding_backward_ref(dtype, e->dx.host, e->types, e->sizes.types, &e->s, C, e->dropout, e->mode);
+}
+
+// A sum of three numbers rounds twice; a row of a gradient table takes up to a hundred numbers near 1,
+// so partial sums near 10 round up to a hundred times.
+static void embedding_check(Harness* h, EmbeddingCase* e) {
+    real* x = copy_of(h, e->x);
+    real* dword = copy_of(h, e->dword);
+    real* dposition = copy_of(h, e->dposition);
+    real* dtype = copy_of(h, e->dtype);
+    Array d[3] = {e->dword, e->dposition, e->dtype};
+    embedding_forward_reference(e, x);
+    embedding_backward_reference(e, dword, dposition, dtype);
+    expect_same_for_any_threads(h, "forward", embedding_run_forward, e, &e->x, 1);
+    expect_close(h, "x", e->x, x, tolerance(3e-7));
+    expect_same_for_any_threads(h, "backward", embedding_run_backward, e, d, 3);
+    expect_close(h, "dword", e->dword, dword, tolerance(1e-5));
+    expect_close(h, "dposition", e->dposition, dposition, tolerance(1e-5));
+    expect_close(h, "dtype", e->dtype, dtype, tolerance(1e-5));
+}
+
+static void test_embedding(Harness* h) {
+    static const int lengths[][3] = {{1, 0, 0}, {17, 1, 77}, {30, 30, 30}};
+    static const int widths[] = {1, 33, 48, 768};
+    for (size_t i = 0; i < COUNT_OF(lengths); i++)
+        for (size_t j = 0; j < COUNT_OF(widths); j++)
+            for (int variant = 0; variant < 4; variant++) {
+                EmbeddingSizes sizes = {19, 80, variant % 2 ? 2 : 0, widths[j]};
+                double p = variant < 2 ? 0 : 0.3;
+                Mode word_mode = variant == 1 || variant == 2 ? ADD : SET, mode = variant < 2 ? SET : ADD;
+                case_begin(h, "embedding/both T=%d,%d,%d C=%d types=%d p=%g %s %s", lengths[i][0], lengths[i][1],
+                           lengths[i][2], widths[j], sizes.types, p, mode_name(word_mode), mode_name(mode));
+                EmbeddingCase e = embedding_case(h, lengths[i], lengths[i][1] ? 3 : 1, sizes, p, word_mode, mode);
+                embedding_check(h, &e);
+                case_end(h);
+            }
+}
+
+static double embedding_loss_of(const EmbeddingCase* e) {
+    double loss = 0;
+    for (size_t i = 0; i < e->x.n; i++) loss += (double)e->dx.host[i] * (double)e->x.host[i];
+    return loss;
+}
+
+static double embedding_loss(void* state) {
+    embedding_run_forward(state);
+    return embedding_loss_of((EmbeddingCase*)state);
+}
+
+static double embedding_loss_ref(void* state) {
+    EmbeddingCase* e = (EmbeddingCase*)state;
+    embedding_forward_reference(e, e->x.host);
+    return embedding_loss_of(e);
+}
+
+static void grad_embedding(Harness* h) {
+    static const int lengths[] = {5, 1, 3};
+    static const EmbeddingSizes sizes = {7, 6, 2, 5};
+    case_begin(h, "embedding/grad V=7 T=6 types=2 C=5 p=0.25");
+    EmbeddingCase e = embedding_case(h, lengths, 3, sizes, 0.25, SET, SET);
+    real* dword = copy_of(h, e.dword);
+    real* dposition = copy_of(h, e.dposition);
+    real* dtype = copy_of(h, e.dtype);
+    embedding_backward_reference(&e, dword, dposition, dtype);
+    expect_gradient(h, "dword of the reference", embedding_loss_ref, &e, e.word.host, e.word.n, dword, 1e-8);
+    expect_gradient(h, "dposition of the reference", embedding_loss_ref, &e, e.position.host, e.position.n, dposition,
+                    1e-8);
+    expect_gradient(h, "dtype of the reference", embedding_loss_ref, &e, e.type.host, e.type.n, dtype, 1e-8);
+    embedding_run_backward(&e);
+    expect_gradient(h, "dword", embedding_loss, &e, e.word.host, e.word.n, e.dword.host, 1e-8);
+    expect_gradient(h, "dposition", embedding_loss, &e, e.position.host, e.position.n, e.dposition.host, 1e-8);
+    expect_gradient(h, "dtype", embedding_loss, &e, e.type.host, e.type.n, e.dtype.host, 1e-8);
+    case_end(h);
+}
+
+static void bench_embedding(Harness* h) {
+    static const int lengths[] = {64, 64, 64, 64};
+    static const EmbeddingSizes sizes = {50257, 1024, 0, 768};
+    for (int dropped = 0; dropped < 2; dropped++) {
+        case_begin(h, "embedding bench");
+        EmbeddingCase e = embedding_case(h, lengths, 4, sizes, dropped ? 0.1 : 0, ADD, ADD);
+        const char* shapes = dropped ? "N=256 C=768 p=0.1" : "N=256 C=768";
+        double seconds = bench_seconds(h, embedding_run_forward, &e);
+        bench_report(h, "embedding_forward", shapes, seconds, EMBEDDING_FORWARD_FLOPS(256, 768),
+                     EMBEDDING_FORWARD_BYTES(256, 768));
+        seconds = bench_seconds(h, embedding_run_backward, &e);
+        bench_report(h, "embedding_backward", shapes, seconds, EMBEDDING_BACKWARD_FLOPS(256, 768),
+                     EMBEDDING_BACKWARD_BYTES(256, 768));
+        case_free(h);
+    }
+}
+
+#endif

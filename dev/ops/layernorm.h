@@ -1,0 +1,227 @@
+/* layernorm: test, grad and bench. */
+#ifndef DEV_OPS_LAYERNORM_H
+#define DEV_OPS_LAYERNORM_H
+
+#include "../../llmc/ops/layernorm.h"
+#include "harness.h"
+
+#define LAYERNORM_EPS 1e-5
+
+typedef struct {
+    Array x, r, y, dy, dx, w, b, dw, db, mean, rstd;
+    Rows size;
+    Dropout dropout;
+    Mode dx_mode, d_mode;
+    Sequences sequences;
+    double* weights;  // of the loss, see layernorm_loss
+    Context* ctx;
+} LayernormCase;
+
+static inline Affine layernorm_affine(Array w, Array b) {
+    Affine p;
+    p.w = w.device;
+    p.b = b.device;
+    return p;
+}
+
+static inline Moments layernorm_moments(LayernormCase* k) {
+    Moments m;
+    m.mean = k->mean.device_real;
+    m.rstd = k->rstd.device_real;
+    return m;
+}
+
+static inline LayernormCase* layernorm_case(Harness* h, int N, int C, Mode dx_mode, Mode d_mode, double p) {
+    LayernormCase* k = (LayernormCase*)case_memory(h, sizeof *k);
+    size_t n = (size_t)N * (size_t)C;
+    int lengths[3] = {N / 3, (N + 1) / 3, N - N / 3 - (N + 1) / 3};
+    k->sequences = sequences_of(h, lengths, 3, 5);
+    k->dropout = dropout_make(p, 1, 2, 3, SITE_DROPOUT_MLP_OUT, &k->sequences);
+    k->size.N = N;
+    k->size.C = C;
+    k->dx_mode = dx_mode;
+    k->d_mode = d_mode;
+    k->x = input(h, n, 2.0);
+    k->r = input(h, n, 1.0);
+    k->dy = input(h, n, 1.0);
+    k->w = input(h, (size_t)C, 1.0);
+    k->b = input(h, (size_t)C, 1.0);
+    k->y = output(h, n, SET);
+    k->dx = output(h, n, dx_mode);
+    k->dw = output(h, (size_t)C, d_mode);
+    k->db = output(h, (size_t)C, d_mode);
+    k->mean = output(h, (size_t)N, SET);
+    k->rstd = output(h, (size_t)N, SET);
+    k->ctx = &h->ctx;
+    return k;
+}
+
+static inline void layernorm_run_forward(void* state) {
+    LayernormCase* k = (LayernormCase*)state;
+    layernorm_forward(k->y.device, layernorm_moments(k), k->x.device, layernorm_affine(k->w, k->b), k->size.N,
+                      k->size.C, (real)LAYERNORM_EPS, k->ctx);
+}
+
+static inline void layernorm_run_residual(void* state) {
+    LayernormCase* k = (LayernormCase*)state;
+    residual_layernorm_forward(k->y.device, k->r.device, layernorm_moments(k), k->x.device,
+                               layernorm_affine(k->w, k->b), k->size.N, k->size.C, (real)LAYERNORM_EPS, k->dropout,
+                               k->ctx);
+}
+
+static inline void layernorm_run_backward(void* state) {
+    LayernormCase* k = (LayernormCase*)state;
+    layernorm_backward(k->dx.device, layernorm_affine(k->dw, k->db), k->dy.device, k->x.device, layernorm_moments(k),
+                       k->w.device, k->size, k->dx_mode, k->d_mode, k->ctx);
+}
+
+static inline void test_layernorm(Harness* h) {
+    static const Rows SIZES[] = {{1, 1}, {1, 48}, {77, 33}, {17, 768}, {77, 48}, {96, 16}, {131, 1}, {33, 1600}};
+    for (size_t i = 0; i < COUNT_OF(SIZES); i++) {
+        int N = SIZES[i].N, C = SIZES[i].C;
+        size_t n = (size_t)N * (size_t)C;
+
+        case_begin(h, "layernorm/forward N=%d C=%d", N, C);
+        LayernormCase* k = layernorm_case(h, N, C, SET, SET, 0);
+        real *y = copy_of(h, k->y), *mean = copy_of(h, k->mean), *rstd = copy_of(h, k->rstd);
+        layernorm_forward_ref(y, mean, rstd, k->x.host, k->w.host, k->b.host, N, C, LAYERNORM_EPS);
+        Array written[] = {k->y, k->mean, k->rstd};
+        expect_same_for_any_threads(h, "forward", layernorm_run_forward, k, written, 3);
+        expect_close(h, "mean", k->mean, mean, tolerance(1e-6));
+        expect_close(h, "rstd", k->rstd, rstd, tolerance(2e-6));
+        expect_close(h, "y", k->y, y, tolerance(5e-6));
+        case_end(h);
+
+        for (int dropped = 0; dropped < 2; dropped++) {
+            double p = dropped ? 0.3 : 0;
+            case_begin(h, "layernorm/residual_forward N=%d C=%d p=%g", N, C, p);
+            k = layernorm_case(h, N, C, SET, SET, p);
+            real *sum = copy_of(h, k->r);
+            y = copy_of(h, k->y), mean = copy_of(h, k->mean), rstd = copy_of(h, k->rstd);
+            residual_dropout_ref(sum, k->x.host, N, C, k->dropout);
+            layernorm_forward_ref(y, mean, rstd, sum, k->w.host, k->b.host, N, C, LAYERNORM_EPS);
+            Array all[] = {k->y, k->r, k->mean, k->rstd};
+            expect_same_for_any_threads(h, "residual_forward", layernorm_run_residual, k, all, 4);
+            expect_close(h, "r", k->r, sum, tolerance(5e-7));
+            expect_close(h, "mean", k->mean, mean, tolerance(1e-6));
+            expect_close(h, "rstd", k->rstd, rstd, tolerance(2e-6));
+            expect_close(h, "y", k->y, y, tolerance(5e-6));
+            case_end(h);
+        }
+
+        for (int modes = 0; modes < 4; modes++) {
+            Mode dx_mode = modes & 1 ? ADD : SET, d_mode = modes & 2 ? ADD : SET;
+            case_begin(h, "layernorm/backward N=%d C=%d dx %s, dw %s", N, C, mode_name(dx_mode), mode_name(d_mode));
+            k = layernorm_case(h, N, C, dx_mode, d_mode, 0);
+            layernorm_forward_ref(k->y.host, k->mean.host, k->rstd.host, k->x.host, k->w.host, k->b.host, N, C,
+                                  LAYERNORM_EPS);
+            real *dx = copy_of(h, k->dx), *dw = copy_of(h, k->dw), *db = copy_of(h, k->db);
+            layernorm_backward_ref(dx, dw, db, k->dy.host, k->x.host, k->mean.host, k->rstd.host, k->w.host, k->size,
+                                   dx_mode, d_mode);
+            real *scale_x = copy_of(h, k->dx), *scale_w = copy_of(h, k->dw), *scale_b = copy_of(h, k->db);
+            for (int c = 0; c < C; c++) {  // the sums of absolute values behind dw and db
+                scale_w[c] = d_mode == ADD ? (real)fabs((double)scale_w[c]) : 0;
+                scale_b[c] = d_mode == ADD ? (real)fabs((double)scale_b[c]) : 0;
+                for (int row = 0; row < N; row++) {
+                    size_t at = (size_t)row * (size_t)C + (size_t)c;
+                    double d = fabs((double)k->dy.host[at]);
+                    double u = ((double)fabs((double)k->x.host[at]) + fabs((double)k->mean.host[row]));
+                    scale_w[c] += (real)(d * u * k->rstd.host[row]);
+                    scale_b[c] += (real)d;
+                }
+            }
+            for (size_t at = 0; at < n; at++)  // dx subtracts terms of the size of rstd * dy * w
+                scale_x[at] = (real)(1 + fabs((double)dx[at]) + 4 * fabs((double)k->rstd.host[at / (size_t)C]));
+            Array written_back[] = {k->dx, k->dw, k->db};
+            expect_same_for_any_threads(h, "backward", layernorm_run_backward, k, written_back, 3);
+            expect_close_to_sum(h, "dx", k->dx, dx, scale_x, tolerance(2e-6));
+            expect_close_to_sum(h, "dw", k->dw, dw, scale_w, tolerance(2e-6));
+            expect_close_to_sum(h, "db", k->db, db, scale_b, tolerance(2e-6));
+            case_end(h);
+        }
+    }
+
+    case_begin(h, "layernorm/backward in place");
+    LayernormCase* k = layernorm_case(h, 17, 100, SET, SET, 0);
+    layernorm_run_forward(k);
+    layernorm_run_backward(k);
+    real *dx = copy_of(h, k->dx), *dw = copy_of(h, k->dw);
+    k->dx = k->dy;
+    layernorm_run_backward(k);
+    expect_equal(h, "dx", k->dx, dx);
+    expect_equal(h, "dw", k->dw, dw);
+    case_end(h);
+
+    // A mean a thousand times the deviation: a one-pass variance would lose every digit.
+    case_begin(h, "layernorm/forward large mean");
+    k = layernorm_case(h, 4, 768, SET, SET, 0);
+    for (size_t i = 0; i < k->x.n; i++) k->x.host[i] = (real)(k->x.host[i] + 2000);
+    real *y = copy_of(h, k->y), *mean = copy_of(h, k->mean), *rstd = copy_of(h, k->rstd);
+    layernorm_forward_ref(y, mean, rstd, k->x.host, k->w.host, k->b.host, 4, 768, LAYERNORM_EPS);
+    layernorm_run_forward(k);
+    expect_close(h, "y", k->y, y, tolerance(1e-3));  // x - mean carries the rounding of a mean of 2000
+    case_end(h);
+}
+
+// ---------------------------------------------------------------------------------------------------------
+// Finite differences
+
+// Sum of dy * LN(x), or of dy * LN(x + dropout(branch)) where the case has a branch in `y`.
+static inline double layernorm_loss(void* state) {
+    LayernormCase* k = (LayernormCase*)state;
+    memcpy(k->r.host, k->r.initial, k->r.n * sizeof(real));
+    residual_dropout_ref(k->r.host, k->x.host, k->size.N, k->size.C, k->dropout);
+    layernorm_forward_ref(k->y.host, k->mean.host, k->rstd.host, k->r.host, k->w.host, k->b.host, k->size.N, k->size.C,
+                          LAYERNORM_EPS);
+    double loss = 0;
+    for (size_t i = 0; i < k->y.n; i++) loss += (double)k->y.host[i] * (double)k->dy.host[i];
+    return loss;
+}
+
+// The residual form: r = x + dropout(branch), y = LN(r). dr comes from the reference or from the launcher.
+static inline void grad_layernorm(Harness* h) {
+    static const Rows SIZES[] = {{1, 48}, {5, 33}, {3, 768}, {37, 5}};
+    for (size_t i = 0; i < COUNT_OF(SIZES); i++)
+        for (int launcher = 0; launcher < 2; launcher++) {
+            int N = SIZES[i].N, C = SIZES[i].C;
+            case_begin(h, "layernorm/backward%s N=%d C=%d", launcher ? "" : "_ref", N, C);
+            LayernormCase* k = layernorm_case(h, N, C, SET, SET, 0.25);
+            layernorm_loss(k);
+            if (launcher)
+                layernorm_backward(k->dx.device, layernorm_affine(k->dw, k->db), k->dy.device, k->r.device,
+                                   layernorm_moments(k), k->w.device, k->size, SET, SET, &h->ctx);
+            else
+                layernorm_backward_ref(k->dx.host, k->dw.host, k->db.host, k->dy.host, k->r.host, k->mean.host,
+                                       k->rstd.host, k->w.host, k->size, SET, SET);
+            real* dbranch = copy_of(h, k->dx);
+            for (int n = 0; n < N; n++)
+                for (int c = 0; c < C; c++)
+                    dbranch[(size_t)n * (size_t)C + (size_t)c] *= (real)dropout_factor_ref(
+                        k->dropout, k->sequences.sequence[n], k->sequences.position[n], c);
+            expect_gradient(h, "dx", layernorm_loss, k, k->x.host, k->x.n, k->dx.host, 1e-7);
+            expect_gradient(h, "dbranch", layernorm_loss, k, k->r.initial, k->r.n, dbranch, 1e-7);
+            expect_gradient(h, "dw", layernorm_loss, k, k->w.host, k->w.n, k->dw.host, 1e-7);
+            expect_gradient(h, "db", layernorm_loss, k, k->b.host, k->b.n, k->db.host, 1e-7);
+            case_end(h);
+        }
+}
+
+static inline void bench_layernorm(Harness* h) {
+    static const Rows SIZES[] = {{256, 768}, {4096, 768}, {1024, 1600}};
+    for (size_t i = 0; i < COUNT_OF(SIZES); i++) {
+        int N = SIZES[i].N, C = SIZES[i].C;
+        char shapes[64];
+        snprintf(shapes, sizeof shapes, "N=%d C=%d", N, C);
+        LayernormCase* k = layernorm_case(h, N, C, ADD, ADD, 0);
+        bench_report(h, "layernorm_forward", shapes, bench_seconds(h, layernorm_run_forward, k),
+                     LAYERNORM_FORWARD_FLOPS(N, C), LAYERNORM_FORWARD_BYTES(N, C));
+        bench_report(h, "residual_layernorm_forward", shapes, bench_seconds(h, layernorm_run_residual, k),
+                     RESIDUAL_LAYERNORM_FORWARD_FLOPS(N, C), RESIDUAL_LAYERNORM_FORWARD_BYTES(N, C));
+        layernorm_run_forward(k);
+        bench_report(h, "layernorm_backward", shapes, bench_seconds(h, layernorm_run_backward, k),
+                     LAYERNORM_BACKWARD_FLOPS(N, C), LAYERNORM_BACKWARD_BYTES(N, C, ADD));
+        case_free(h);
+    }
+}
+
+#endif

@@ -1,0 +1,833 @@
+/* Tests of llmc/base: the JSON reader and writer, flags, schedules, the log.
+ * Prints a line a case and `N passed, N failed`; exit status 1 if one failed. Give a word to run what it names. */
+#include <signal.h>
+#include <sys/resource.h>
+#include <sys/wait.h>
+
+#include "llmc/base/flags.h"
+#include "llmc/base/json.h"
+#include "llmc/base/log.h"
+#include "llmc/base/rng.h"
+#include "llmc/base/schedule.h"
+
+typedef struct {
+    int passed, failed;
+    const char* only;  // run the cases whose name contains this
+} Tests;
+
+__attribute__((format(printf, 4, 5))) static void expect(Tests* t, int good, const char* name, const char* format,
+                                                         ...) {
+    if (t->only && !strstr(name, t->only)) return;
+    if (good) {
+        t->passed++;
+        printf("ok   %s\n", name);
+        return;
+    }
+    va_list args;
+    va_start(args, format);
+    t->failed++;
+    printf("FAIL %s: ", name);
+    vprintf(format, args);
+    putchar('\n');
+    va_end(args);
+}
+
+static void expect_text(Tests* t, const char* name, const char* got, const char* want) {
+    expect(t, strcmp(got, want) == 0, name, "got\n%s\nwanted\n%s", got, want);
+}
+
+// Run `body` in a child, whose exit status comes back and whose stdout and stderr are appended to `output`.
+static int in_child(Text* output, void (*body)(void* state), void* state) {
+    int ends[2], status = -1;
+    char bytes[4096];
+    fflush(stdout);
+    if (pipe(ends) != 0) die(FAILED, "pipe: %s", strerror(errno));
+    pid_t child = fork();
+    if (child < 0) die(FAILED, "fork: %s", strerror(errno));
+    if (child == 0) {
+        dup2(ends[1], 1);
+        dup2(ends[1], 2);
+        close(ends[0]);
+        close(ends[1]);
+        body(state);
+        exit(0);
+    }
+    close(ends[1]);
+    text_append(output, "", 0);
+    for (ssize_t n; (n = read(ends[0], bytes, sizeof(bytes))) > 0;) text_append(output, bytes, (size_t)n);
+    close(ends[0]);
+    waitpid(child, &status, 0);
+    return WIFEXITED(status) ? WEXITSTATUS(status) : 1000 + WTERMSIG(status);
+}
+
+// ---------------------------------------------------------------------------------------------------------
+// JSON
+
+// Parse a copy that ends where the text ends, so that a sanitizer sees a read beyond it.
+static int parse(Json* json, const char* text, size_t n, char* error) {
+    char* copy = (char*)xmalloc(n);
+    if (n) memcpy(copy, text, n);
+    int result = json_parse(json, copy, n, error);
+    free(copy);
+    return result;
+}
+
+// The tree written again, canonical, to compare with.
+static void write_tree(Text* t, const JsonNode* node) {
+    if (node->key) {
+        text_json_string(t, node->key, node->key_length);
+        text_append(t, ":", 1);
+    }
+    if (node->type == JSON_NULL) text_printf(t, "null");
+    if (node->type == JSON_BOOL) text_printf(t, node->integer ? "true" : "false");
+    if (node->type == JSON_STRING) text_json_string(t, node->string, node->length);
+    if (node->type == JSON_NUMBER && node->is_integer) text_printf(t, "%lldi", (long long)node->integer);
+    if (node->type == JSON_NUMBER && !node->is_integer) text_json_number(t, node->number);
+    if (node->type != JSON_ARRAY && node->type != JSON_OBJECT) return;
+    size_t count = 0;
+    text_printf(t, node->type == JSON_ARRAY ? "[" : "{");
+    for (const JsonNode* child = node->first; child; child = child->next) {
+        if (count++) text_append(t, ",", 1);
+        write_tree(t, child);
+    }
+    text_printf(t, node->type == JSON_ARRAY ? "]" : "}");
+    CHECK(count == node->count);
+}
+
+static void test_json_good(Tests* t) {
+    static const struct {
+        const char *name, *text, *tree;
+    } cases[] = {
+        {"null", "null", "null"},
+        {"white space", " \t\r\n [ 1 , 2 ] \n", "[1i,2i]"},
+        {"empty", "[{},[],\"\"]", "[{},[],\"\"]"},
+        {"words", "[true,false,null]", "[true,false,null]"},
+        {"integers", "[0,-0,-1,9223372036854775807,-9223372036854775808]",
+         "[0i,0i,-1i,9223372036854775807i,-9223372036854775808i]"},
+        {"larger than int64", "9223372036854775808", "9.223372036854776e+18"},
+        {"reals", "[0.5,-1e-5,1E+2,2.50e1,1e-400,1.7976931348623157e308]",
+         "[0.5,-1e-05,100,25,0,1.7976931348623157e+308]"},
+        {"escapes", "\"\\\"\\\\\\/\\b\\f\\n\\r\\t\\u0041\\u00e9\\u20AC\"",
+         "\"\\\"\\\\/\\u0008\\u000c\\n\\u000d\\tA\xC3\xA9\xE2\x82\xAC\""},
+        {"surrogate pair", "\"\\ud83d\\ude00\\uDBFF\\uDFFF\"", "\"\xF0\x9F\x98\x80\xF4\x8F\xBF\xBF\""},
+        {"utf-8", "\"\x7F\xC2\x80\xDF\xBF\xE0\xA0\x80\xEF\xBF\xBF\xF0\x90\x80\x80\"",
+         "\"\x7F\xC2\x80\xDF\xBF\xE0\xA0\x80\xEF\xBF\xBF\xF0\x90\x80\x80\""},
+        {"escaped NUL", "{\"a\\u0000b\":\"\\u0000\",\"a\":1}", "{\"a\\u0000b\":\"\\u0000\",\"a\":1i}"},
+        {"same key elsewhere", "{\"a\":{\"a\":1},\"b\":{\"a\":2}}", "{\"a\":{\"a\":1i},\"b\":{\"a\":2i}}"},
+        {"order kept", "{\"z\":1,\"a\":2,\"\":3}", "{\"z\":1i,\"a\":2i,\"\":3i}"},
+    };
+    for (size_t i = 0; i < COUNT_OF(cases); i++) {
+        Json json;
+        Text tree = {NULL, 0, 0};
+        char error[JSON_ERROR_SIZE];
+        char* name = xprintf("json/good: %s", cases[i].name);
+        if (parse(&json, cases[i].text, strlen(cases[i].text), error) != 0) {
+            expect(t, 0, name, "%s", error);
+        } else {
+            write_tree(&tree, json.root);
+            expect_text(t, name, tree.text, cases[i].tree);
+            json_free(&json);
+        }
+        free(tree.text);
+        free(name);
+    }
+}
+
+static void test_json_bad(Tests* t) {
+    static const struct {
+        const char *text, *error;
+    } cases[] = {
+        {"", "line 1 column 1: expected a value, but the text ends"},
+        {" \n ", "line 2 column 2: expected a value, but the text ends"},
+        {"[1,]", "line 1 column 4: a comma before ']'"},
+        {"{\"a\":1,}", "line 1 column 8: a comma before '}'"},
+        {"[,1]", "line 1 column 2: expected a value"},
+        {"[1,,2]", "line 1 column 4: expected a value"},
+        {"[1 2]", "line 1 column 4: expected ',' or ']'"},
+        {"[1", "line 1 column 3: expected ',' or ']', but the text ends"},
+        {"[1}", "line 1 column 3: expected ',' or ']'"},
+        {"{\"a\" 1}", "line 1 column 6: expected ':' after a key"},
+        {"{\"a\"", "line 1 column 5: expected ':' after a key"},
+        {"{\"a\":}", "line 1 column 6: expected a value"},
+        {"{a:1}", "line 1 column 2: expected a key in double quotes"},
+        {"{'a':1}", "line 1 column 2: expected a key in double quotes"},
+        {"{1:1}", "line 1 column 2: expected a key in double quotes"},
+        {"{", "line 1 column 2: expected a key in double quotes, but the text ends"},
+        {"{\"a\":1,", "line 1 column 8: expected a key in double quotes, but the text ends"},
+        {"{\"a\":1,\n \"b\":2,\n \"a\":3}", "line 3 column 2: the key \"a\" occurs twice"},
+        {"{\"\\u0061\":1,\"a\":2}", "line 1 column 13: the key \"a\" occurs twice"},
+        {"{\"\":1,\"\":2}", "line 1 column 7: the key \"\" occurs twice"},
+        {"[] []", "line 1 column 4: something follows the end of the value"},
+        {"{}x", "line 1 column 3: something follows the end of the value"},
+        {"1 // one", "line 1 column 3: something follows the end of the value"},
+        {"NaN", "line 1 column 1: expected a value"},
+        {"[Infinity]", "line 1 column 2: expected a value"},
+        {"-Infinity", "line 1 column 1: expected a value; a '-' must be followed by digits"},
+        {"True", "line 1 column 1: expected a value"},
+        {"tru", "line 1 column 1: expected a value"},
+        {"nullx", "line 1 column 5: something follows the end of the value"},
+        {"01", "line 1 column 1: a number must not begin with 0"},
+        {"-012", "line 1 column 1: a number must not begin with 0"},
+        {"+1", "line 1 column 1: expected a value"},
+        {".5", "line 1 column 1: expected a value"},
+        {"[5.]", "line 1 column 2: a decimal point must be followed by digits"},
+        {"1e", "line 1 column 1: an exponent must have digits"},
+        {"1e+", "line 1 column 1: an exponent must have digits"},
+        {"-", "line 1 column 1: expected a value; a '-' must be followed by digits"},
+        {"0x10", "line 1 column 2: something follows the end of the value"},
+        {"1e999", "line 1 column 1: a number beyond the range of a double"},
+        {"-1e999", "line 1 column 1: a number beyond the range of a double"},
+        {"\"a", "line 1 column 1: a string that begins here does not end"},
+        {"[\"a\\", "line 1 column 4: unknown escape in a string"},
+        {"\"\\x41\"", "line 1 column 2: unknown escape in a string"},
+        {"\"\\'\"", "line 1 column 2: unknown escape in a string"},
+        {"\"\\u12\"", "line 1 column 2: \\u wants four hexadecimal digits"},
+        {"\"\\u12G4\"", "line 1 column 2: \\u wants four hexadecimal digits"},
+        {"\"\\u", "line 1 column 2: \\u wants four hexadecimal digits"},
+        {"\"\\ud800\"", "line 1 column 2: half of a surrogate pair"},
+        {"\"\\ud800x\"", "line 1 column 2: half of a surrogate pair"},
+        {"\"\\ud800\\n\"", "line 1 column 2: half of a surrogate pair"},
+        {"\"\\ud800\\u0041\"", "line 1 column 2: half of a surrogate pair"},
+        {"\"\\udc00\\ud800\"", "line 1 column 2: half of a surrogate pair"},
+        {"\"a\nb\"", "line 1 column 3: control character 0x0a in a string; it must be escaped"},
+        {"\"\t\"", "line 1 column 2: control character 0x09 in a string; it must be escaped"},
+        {"\"\xC3\xA9\xFF\"", "line 1 column 3: byte 0xff is not valid UTF-8"},
+        {"\"\x80\"", "line 1 column 2: byte 0x80 is not valid UTF-8"},
+        {"\"\xC0\x80\"", "line 1 column 2: byte 0xc0 is not valid UTF-8"},
+        {"\"\xE0\x9F\xBF\"", "line 1 column 2: byte 0xe0 is not valid UTF-8"},
+        {"\"\xED\xA0\x80\"", "line 1 column 2: byte 0xed is not valid UTF-8"},
+        {"\"\xF0\x8F\xBF\xBF\"", "line 1 column 2: byte 0xf0 is not valid UTF-8"},
+        {"\"\xF4\x90\x80\x80\"", "line 1 column 2: byte 0xf4 is not valid UTF-8"},
+        {"\"\xE2\x82", "line 1 column 2: byte 0xe2 is not valid UTF-8"},
+        {"\xEF\xBB\xBF{}", "line 1 column 1: a byte order mark; save it without"},
+        {"'a'", "line 1 column 1: expected a value"},
+        {"]", "line 1 column 1: expected a value"},
+    };
+    for (size_t i = 0; i < COUNT_OF(cases); i++) {
+        Json json;
+        char error[JSON_ERROR_SIZE];
+        char* name = xprintf("json/bad %zu: %s", i, cases[i].error);
+        int result = parse(&json, cases[i].text, strlen(cases[i].text), error);
+        expect(t, result == -1 && strcmp(error, cases[i].error) == 0, name, "result %d, error '%s'", result, error);
+        if (result == 0) json_free(&json);
+        free(name);
+    }
+    Json json;
+    char error[JSON_ERROR_SIZE];
+    expect(t, parse(&json, "1\0", 2, error) != 0, "json/bad: a NUL after the value", "accepted");
+    expect(t, parse(&json, "\"\0\"", 3, error) != 0, "json/bad: a NUL in a string", "accepted");
+}
+
+static void test_json_depth(Tests* t) {
+    for (int depth = JSON_MAX_DEPTH; depth <= 100000; depth += depth == JSON_MAX_DEPTH ? 1 : 99935) {
+        Text text = {NULL, 0, 0};
+        Json json;
+        char error[JSON_ERROR_SIZE], want[JSON_ERROR_SIZE] = "";
+        for (int i = 0; i < depth; i++) text_append(&text, "[", 1);
+        for (int i = 0; i < depth; i++) text_append(&text, "]", 1);
+        int result = parse(&json, text.text, text.length, error), too_deep = depth > JSON_MAX_DEPTH;
+        if (too_deep) snprintf(want, sizeof(want), "line 1 column 65: more than 64 levels deep");
+        char* name = xprintf("json/depth %d", depth);
+        expect(t, result == -too_deep && strcmp(error, want) == 0, name, "result %d, '%s'", result, error);
+        if (result == 0) json_free(&json);
+        free(name);
+        free(text.text);
+    }
+}
+
+// No prefix and no one-byte change of a good text may do more than be refused.
+static void test_json_mutations(Tests* t) {
+    static const char text[] = "{\"a\\u00e9\\ud83d\\ude00\": [1, -2.5e+3, true, null, {}], \"\xC3\xA9\": \"\\n\\\"x\"}";
+    static const char bytes[] = "\"\\[]{},:0-.eu \n\xFF\xC3";
+    size_t n = sizeof(text) - 1, accepted_prefixes = 0, crashed = 0;
+    char error[JSON_ERROR_SIZE], copy[sizeof(text)];
+    Json json;
+    for (size_t cut = 0; cut < n; cut++) {
+        if (parse(&json, text, cut, error) != 0) continue;
+        accepted_prefixes++;
+        json_free(&json);
+    }
+    expect(t, accepted_prefixes == 0, "json/no prefix is accepted", "%zu are", accepted_prefixes);
+    for (size_t i = 0; i < n; i++) {
+        for (size_t k = 0; k < sizeof(bytes); k++) {
+            memcpy(copy, text, n);
+            copy[i] = bytes[k];
+            if (parse(&json, copy, n, error) == 0)
+                json_free(&json);
+            else if (strncmp(error, "line ", 5) != 0)
+                crashed++;
+        }
+    }
+    expect(t, crashed == 0, "json/one-byte changes name a line", "%zu do not", crashed);
+}
+
+static void test_json_vocabulary(Tests* t) {
+    Text text = {NULL, 0, 0};
+    Json json;
+    char error[JSON_ERROR_SIZE];
+    double best = INFINITY, limit = 0.05;
+#ifdef __SANITIZE_ADDRESS__
+    limit *= 20;
+#endif
+    text_append(&text, "{", 1);
+    for (int i = 0; i < 50257; i++) text_printf(&text, "%s\"\\u0120token%x\": %d", i ? ", " : "", i * 2654435761u, i);
+    for (int k = 0; k < 5; k++) {
+        clock_t start = clock();  // of this process: the machine may be busy
+        text.text[text.length] = '}';
+        int result = json_parse(&json, text.text, text.length + 1, error);
+        best = fmin(best, (double)(clock() - start) / CLOCKS_PER_SEC);
+        CHECK(result == 0 && json.root->count == 50257);
+        json_free(&json);
+    }
+    expect(t, best < limit, "json/50,257 keys in 50 ms", "%zu bytes took %.1f ms", text.length, 1e3 * best);
+    text.text[text.length] = '\0';
+    text_printf(&text, ",\n\"\\u0120token0\": 1}");
+    int result = json_parse(&json, text.text, text.length, error);
+    expect(t, result != 0 && strcmp(error, "line 2 column 1: the key \"\xC4\xA0token0\" occurs twice") == 0,
+           "json/key twice among 50,257", "result %d, '%s'", result, error);
+    free(text.text);
+}
+
+static void test_json_writer(Tests* t) {
+    Text text = {NULL, 0, 0};
+    text_append(&text, "{", 1);
+    json_put_string(&text, "path", "a\"b\\c\n\x01/\xC3\xA9\xFF");
+    json_put_integer(&text, "big", INT64_MIN);
+    json_put_number(&text, "lr", 3e-4);
+    json_put_number(&text, "count", 124439808);
+    json_put_number(&text, "nan", NAN);
+    json_put_number(&text, "inf", -INFINITY);
+    json_put_bool(&text, "tied", 1);
+    text_append(&text, "}", 1);
+    expect_text(t, "json/writer", text.text,
+                "{\"path\": \"a\\\"b\\\\c\\n\\u0001/\xC3\xA9\\ufffd\", \"big\": -9223372036854775808, \"lr\": 0.0003, "
+                "\"count\": 124439808, \"nan\": null, \"inf\": null, \"tied\": true}");
+    int wrong = 0;
+    for (uint32_t i = 0; i < 100000; i++) {
+        Philox bits = philox(i, 0, 0, 0, 7);
+        double x, back;
+        memcpy(&x, bits.v, sizeof(x));
+        if (!isfinite(x)) continue;
+        char digits[32];
+        format_number(digits, x);
+        back = strtod(digits, NULL);
+        wrong += memcmp(&x, &back, sizeof(x)) != 0;
+    }
+    expect(t, wrong == 0, "json/numbers read back as they were", "%d of 100,000 do not", wrong);
+
+    Json json;
+    char all[512], error[JSON_ERROR_SIZE];
+    for (int i = 0; i < 128; i++) all[i] = (char)i;
+    text.length = 0;
+    text_json_string(&text, all, 128);
+    int result = parse(&json, text.text, text.length, error);
+    expect(t, result == 0 && json.root->length == 128 && memcmp(json.root->string, all, 128) == 0,
+           "json/strings read back as they were", "%s", error);
+    if (result == 0) json_free(&json);
+    free(text.text);
+}
+
+static void look_up(void* state) {
+    Json json;
+    char error[JSON_ERROR_SIZE];
+    const char* text = "{\"n\":12,\"x\":1.5,\"s\":\"gelu\",\"b\":true,\"none\":null,\"nul\":\"a\\u0000\",\"big\":1e3}";
+    if (json_parse(&json, text, strlen(text), error) != 0) die(FAILED, "%s", error);
+    const char *file = "config.json", *key = (const char*)state;
+    if (strcmp(key, "all") == 0) {
+        printf("%lld %g %s %d %lld %s %g %g", (long long)json_get_int(json.root, "n", file),
+               json_get_double(json.root, "x", file), json_get_string(json.root, "s", file),
+               json_get_bool(json.root, "b", file), (long long)json_get_int_or(json.root, "none", -1, file),
+               json_get_string_or(json.root, "absent", "none", file), json_get_double_or(json.root, "n", 0, file),
+               json_get_double(json.root, "n", file));
+    } else if (strcmp(key, "s") == 0 || strcmp(key, "big") == 0 || strcmp(key, "absent") == 0) {
+        json_get_int(json.root, key, file);
+    } else if (strcmp(key, "nul") == 0) {
+        json_get_string(json.root, key, file);
+    } else {
+        json_get_bool_or(json.root, key, 0, file);
+    }
+    json_free(&json);
+}
+
+static void test_json_lookup(Tests* t) {
+    static const struct {
+        const char *key, *output;
+        int status;
+    } cases[] = {
+        {"all", "12 1.5 gelu 1 -1 none 12 12", 0},
+        {"s", "error: config.json: key \"s\": is a string, but a number is needed\n", 2},
+        {"big", "error: config.json: key \"big\": is 1e3, but a whole number is needed\n", 2},
+        {"absent", "error: config.json: key \"absent\": missing; a number is needed\n", 2},
+        {"nul", "error: config.json: key \"nul\": the string contains \\u0000\n", 2},
+        {"n", "error: config.json: key \"n\": is a number, but true or false is needed\n", 2},
+        {"none", "", 0},
+    };
+    for (size_t i = 0; i < COUNT_OF(cases); i++) {
+        Text output = {NULL, 0, 0};
+        char* name = xprintf("json/look up %s", cases[i].key);
+        int status = in_child(&output, look_up, (void*)cases[i].key);
+        expect(t, status == cases[i].status && strcmp(output.text, cases[i].output) == 0, name, "status %d, '%s'",
+               status, output.text);
+        free(name);
+        free(output.text);
+    }
+}
+
+// ---------------------------------------------------------------------------------------------------------
+// Flags
+
+typedef struct {
+    int batch, schedule;
+    int64_t seed;
+    double lr, dropout;
+    const char *data, *out;
+} Settings;
+
+enum { FLAG_ROWS = 7 };
+
+static void make_rows(Flag* rows, Settings* s) {
+    const Flag table[FLAG_ROWS] = {
+        {"-b", "--batch", FLAG_INT, &s->batch, "4", 1, 4096, NULL, "sequences in a micro-batch", 0},
+        {"-i", "--train-data", FLAG_STRING, &s->data, "", 0, 0, NULL, "training tokens: a file or a glob of shards", 0},
+        {"-o", "--out", FLAG_STRING, &s->out, "out", 0, 0, NULL, "directory to write to", 0},
+        {"-l", "--learning-rate", FLAG_REAL, &s->lr, "3e-4", 0, INFINITY, NULL, "peak learning rate", 0},
+        {NULL, "--dropout", FLAG_REAL, &s->dropout, "0", 0, 0.99, NULL,
+         "probability of dropping an element of the embeddings, the attention and the residual branches; 0 switches "
+         "dropout off, also where the model's configuration asks for it",
+         0},
+        {NULL, "--seed", FLAG_SIZE, &s->seed, "1337", -INFINITY, INFINITY, NULL, "of everything random", 0},
+        {"-k", "--schedule", FLAG_CHOICE, &s->schedule, "cosine", 0, 0, SCHEDULE_CHOICES, "of the learning rate", 0},
+    };
+    memcpy(rows, table, sizeof(table));
+}
+
+// Parse a command line given in one string and print what came out.
+static void parse_flags(void* state) {
+    char* line = xprintf("program %s", (const char*)state);
+    char* argv[16];
+    int argc = 0;
+    for (char* word = strtok(line, " "); word; word = strtok(NULL, " "))
+        argv[argc++] = strcmp(word, "''") ? word : word + 2;
+    Settings s;
+    Flag rows[FLAG_ROWS];
+    Text t = {NULL, 0, 0};
+    make_rows(rows, &s);
+    flags_parse(rows, FLAG_ROWS, argc, argv, "./program [flags]");
+    flags_to_json(&t, rows, FLAG_ROWS);
+    printf("%s%s", t.text, flags_given(rows, FLAG_ROWS, "--batch") ? " given" : "");
+    free(t.text);
+    free(line);
+}
+
+static void test_flags(Tests* t) {
+    static const char long_text[] =
+        "-o xxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxx";
+    static const struct {
+        const char* line;
+        int status;
+        const char* output;
+    } cases[] = {
+        {"", 0,
+         "{\"batch\": 4, \"train-data\": \"\", \"out\": \"out\", \"learning-rate\": 0.0003, \"dropout\": 0, "
+         "\"seed\": 1337, \"schedule\": \"cosine\"}"},
+        {"-b 8 --learning-rate=1e-3 --seed -9223372036854775808 -k wsd -i a*.bin --out=x=y --dropout .5", 0,
+         "{\"batch\": 8, \"train-data\": \"a*.bin\", \"out\": \"x=y\", \"learning-rate\": 0.001, \"dropout\": 0.5, "
+         "\"seed\": -9223372036854775808, \"schedule\": \"wsd\"} given"},
+        {"--batch 4096 -o --out=", 2, "error: -o needs a value; allowed: text\n"},
+        {"--batch=4096 -o -odd", 0,
+         "{\"batch\": 4096, \"train-data\": \"\", \"out\": \"-odd\", \"learning-rate\": 0.0003, \"dropout\": 0, "
+         "\"seed\": 1337, \"schedule\": \"cosine\"} given"},
+        {"-b x", 2, "error: -b --batch: 'x' is not a whole number; allowed: 1..4096\n"},
+        {"-b 4x", 2, "error: -b --batch: '4x' is not a whole number; allowed: 1..4096\n"},
+        {"-b 4.0", 2, "error: -b --batch: '4.0' is not a whole number; allowed: 1..4096\n"},
+        {"-b 1e3", 2, "error: -b --batch: '1e3' is not a whole number; allowed: 1..4096\n"},
+        {"-b 0x4", 2, "error: -b --batch: '0x4' is not a whole number; allowed: 1..4096\n"},
+        {"-b +4", 2, "error: -b --batch: '+4' is not a whole number; allowed: 1..4096\n"},
+        {"-b -", 2, "error: -b --batch: '-' is not a whole number; allowed: 1..4096\n"},
+        {"-b ''", 2, "error: -b --batch: '' is not a whole number; allowed: 1..4096\n"},
+        {"--batch=", 2, "error: -b --batch: '' is not a whole number; allowed: 1..4096\n"},
+        {"-b 0", 2, "error: -b --batch: '0' is out of range; allowed: 1..4096\n"},
+        {"-b 4097", 2, "error: -b --batch: '4097' is out of range; allowed: 1..4096\n"},
+        {"-b 99999999999999999999", 2, "error: -b --batch: '99999999999999999999' is out of range; allowed: 1..4096\n"},
+        {"--seed 9223372036854775808", 2,
+         "error: --seed: '9223372036854775808' is out of range; allowed: any number\n"},
+        {"-l nan", 2, "error: -l --learning-rate: 'nan' is not a number; allowed: >= 0\n"},
+        {"-l inf", 2, "error: -l --learning-rate: 'inf' is not a number; allowed: >= 0\n"},
+        {"-l 0x1p3", 2, "error: -l --learning-rate: '0x1p3' is not a number; allowed: >= 0\n"},
+        {"-l 1e999", 2, "error: -l --learning-rate: '1e999' is out of range; allowed: >= 0\n"},
+        {"-l -1", 2, "error: -l --learning-rate: '-1' is out of range; allowed: >= 0\n"},
+        {"-l 1e", 2, "error: -l --learning-rate: '1e' is not a number; allowed: >= 0\n"},
+        {"-l 1,5", 2, "error: -l --learning-rate: '1,5' is not a number; allowed: >= 0\n"},
+        {"--dropout 1", 2, "error: --dropout: '1' is out of range; allowed: 0..0.99\n"},
+        {"-k cos", 2, "error: -k --schedule: 'cos' is not one of the choices; allowed: " SCHEDULE_CHOICES "\n"},
+        {"-k cosine|linear", 2,
+         "error: -k --schedule: 'cosine|linear' is not one of the choices; allowed: " SCHEDULE_CHOICES "\n"},
+        {"-k ''", 2, "error: -k --schedule: '' is not one of the choices; allowed: " SCHEDULE_CHOICES "\n"},
+        {"-b 4 -b 4", 2, "error: --batch is given twice ('-b' is the second); give it once\n"},
+        {"-b 4 --batch=5", 2, "error: --batch is given twice ('--batch=5' is the second); give it once\n"},
+        {"-b", 2, "error: -b needs a value; allowed: 1..4096\n"},
+        {"-b -o x", 2, "error: -b needs a value; allowed: 1..4096\n"},
+        {"-o --batch 4", 2, "error: -o needs a value; allowed: text\n"},
+        {"--bacth 4", 2, "error: unknown flag '--bacth'; did you mean --batch? All flags: --help\n"},
+        {"--train_data x", 2, "error: unknown flag '--train_data'; did you mean --train-data? All flags: --help\n"},
+        {"--learn 1", 2, "error: unknown flag '--learn'; did you mean --learning-rate? All flags: --help\n"},
+        {"-batch=3", 2, "error: unknown flag '-batch=3'; did you mean --batch? All flags: --help\n"},
+        {"--colour red", 2, "error: unknown flag '--colour'; all flags: --help\n"},
+        {"-bz 5", 2, "error: unknown flag '-bz'; all flags: --help\n"},
+        {"-", 2, "error: unknown flag '-'; all flags: --help\n"},
+        {"--", 2, "error: unknown flag '--'; all flags: --help\n"},
+        {"data.bin", 2, "error: 'data.bin' is not a flag, and only flags are understood; all flags: --help\n"},
+        {"-b 5 --help --nonsense", 0, NULL},
+    };
+    for (size_t i = 0; i < COUNT_OF(cases); i++) {
+        Text output = {NULL, 0, 0};
+        char* name = xprintf("flags/'%s'", cases[i].line);
+        int status = in_child(&output, parse_flags, (void*)cases[i].line);
+        int same = !cases[i].output || strcmp(output.text, cases[i].output) == 0;
+        expect(t, status == cases[i].status && same, name, "status %d, output\n%s", status, output.text);
+        free(name);
+        free(output.text);
+    }
+    Text output = {NULL, 0, 0};
+    int status = in_child(&output, parse_flags, (void*)"--help");
+    size_t longest = 0, rows = 0;
+    for (const char* line = output.text; *line; line += strcspn(line, "\n") + 1) {
+        longest = longest < strcspn(line, "\n") ? strcspn(line, "\n") : longest;
+        rows += line[0] == ' ' && line[8] == '-';
+    }
+    expect(t, status == 0 && longest <= 120 && rows == FLAG_ROWS + 1 && strstr(output.text, ">= 0"), "flags/--help",
+           "status %d, %zu columns, %zu rows:\n%s", status, longest, rows, output.text);
+    output.length = 0;
+    status = in_child(&output, parse_flags, (void*)long_text);
+    expect(t, status == 0 && strstr(output.text, "xxxxxxxx\""), "flags/long text", "%s", output.text);
+    free(output.text);
+}
+
+static void test_flags_saved(Tests* t) {
+    Settings s;
+    Flag rows[FLAG_ROWS];
+    char* argv[] = {(char*)"program", (char*)"-b", (char*)"7", (char*)"-l", (char*)"0.1"};
+    char error[FLAG_ERROR_SIZE], value[FLAG_TEXT_SIZE];
+    make_rows(rows, &s);
+    flags_parse(rows, FLAG_ROWS, 5, argv, "");
+    Flag* lr = flags_find(rows, FLAG_ROWS, "--learning-rate", 15);
+    flags_format_value(lr, value, sizeof(value));
+    expect_text(t, "flags/format a real", value, "0.1");
+    expect(t, flags_set(&rows[0], "0", error) == -1 && s.batch == 7, "flags/set out of range", "%d", s.batch);
+    expect_text(t, "flags/set says why", error, "-b --batch: '0' is out of range; allowed: 1..4096");
+
+    // A saved run's settings come back as they were, whatever type they have.
+    static const char saved[] = "{\"batch\": 64, \"train-data\": \"a b\", \"out\": \"o\", \"learning-rate\": 0.00012, "
+                                "\"dropout\": 0, \"seed\": -5, \"schedule\": \"poly\"}";
+    for (int again = 0; again < 2; again++) {
+        Json json;
+        Text text = {NULL, 0, 0};
+        if (json_parse(&json, saved, strlen(saved), error) != 0) die(FAILED, "%s", error);
+        for (int i = 0; i < FLAG_ROWS; i++) {
+            const JsonNode* node = json_get(json.root, rows[i].long_name + 2);
+            if (flags_set(&rows[i], node->string, error) != 0) die(FAILED, "%s", error);
+        }
+        json_free(&json);
+        flags_to_json(&text, rows, FLAG_ROWS);
+        expect_text(t, again ? "flags/saved and set again" : "flags/saved and set", text.text, saved);
+        free(text.text);
+    }
+    expect(t, flags_given(rows, FLAG_ROWS, "-b") && !flags_given(rows, FLAG_ROWS, "--out"), "flags/given stays",
+           "%d %d", rows[0].is_set, rows[2].is_set);
+    expect(t, s.schedule == SCHEDULE_POLY, "flags/choice is an index", "%d", s.schedule);
+    flags_free(rows, FLAG_ROWS);
+    expect(t, s.data == NULL, "flags/free", "not freed");
+}
+
+// ---------------------------------------------------------------------------------------------------------
+// Schedules
+
+static void test_schedule(Tests* t) {
+    // kind, peak, warmup, total, final fraction, power, decay fraction; step; the value by hand
+    static const struct {
+        Schedule s;
+        int64_t step;
+        double want;
+    } cases[] = {
+        {{SCHEDULE_COSINE, 1, 10, 110, 0.1, 0, 0}, 0, 0.1},
+        {{SCHEDULE_COSINE, 1, 10, 110, 0.1, 0, 0}, 4, 0.5},
+        {{SCHEDULE_COSINE, 1, 10, 110, 0.1, 0, 0}, 9, 1},
+        {{SCHEDULE_COSINE, 1, 10, 110, 0.1, 0, 0}, 10, 1},
+        {{SCHEDULE_COSINE, 1, 10, 110, 0.1, 0, 0}, 60, 0.55},
+        {{SCHEDULE_COSINE, 1, 10, 110, 0.1, 0, 0}, 35, 0.1 + 0.9 * 0.85355339059327376},
+        {{SCHEDULE_COSINE, 1, 10, 110, 0.1, 0, 0}, 110, 0.1},
+        {{SCHEDULE_COSINE, 1, 10, 110, 0.1, 0, 0}, 1000, 0.1},
+        {{SCHEDULE_COSINE, 3e-4, 0, 300, 0, 0, 0}, 0, 3e-4},
+        {{SCHEDULE_LINEAR, 2, 5, 25, 0, 0, 0}, 5, 2},
+        {{SCHEDULE_LINEAR, 2, 5, 25, 0, 0, 0}, 20, 0.5},
+        {{SCHEDULE_LINEAR, 2, 5, 25, 0, 0, 0}, 24, 0.1},
+        {{SCHEDULE_LINEAR, 2, 5, 25, 0.5, 0, 0}, 25, 1},
+        {{SCHEDULE_CONSTANT, 3e-4, 4, 10, 0, 0, 0}, 1, 1.5e-4},
+        {{SCHEDULE_CONSTANT, 3e-4, 4, 10, 0, 0, 0}, 9, 3e-4},
+        {{SCHEDULE_CONSTANT, 3e-4, 4, 10, 0, 0, 0}, 99, 3e-4},
+        {{SCHEDULE_WSD, 1, 10, 100, 0, 0, 0.2}, 9, 1},
+        {{SCHEDULE_WSD, 1, 10, 100, 0, 0, 0.2}, 80, 1},
+        {{SCHEDULE_WSD, 1, 10, 100, 0, 0, 0.2}, 85, 0.5},
+        {{SCHEDULE_WSD, 1, 10, 100, 0.2, 0, 0.2}, 85, 0.6},
+        {{SCHEDULE_WSD, 1, 10, 100, 0.2, 0, 0.2}, 100, 0.2},
+        {{SCHEDULE_WSD, 1, 0, 100, 0, 0, 0}, 99, 1},
+        {{SCHEDULE_POLY, 6e-3, 2000, 7038, 0, 0.5, 0}, 999, 3e-3},
+        {{SCHEDULE_POLY, 6e-3, 2000, 7038, 0, 0.5, 0}, 1999, 6e-3},
+        {{SCHEDULE_POLY, 6e-3, 2000, 7038, 0, 0.5, 0}, 2000, 5.0763984e-3},  // "6e-3 -> 5.08e-3" in the BERT recipe
+        {{SCHEDULE_POLY, 1, 0, 100, 0, 1, 0}, 25, 0.75},
+        {{SCHEDULE_POLY, 1, 0, 100, 0, 0.5, 0}, 100, 0},
+        {{SCHEDULE_COSINE, 1, 20, 10, 0.1, 0, 0}, 15, 0.8},  // a warm-up longer than the run
+        {{SCHEDULE_LINEAR, 1, 0, 0, 0.1, 0, 0}, 0, 0.1},
+    };
+    static const char* const kinds[] = {"cosine", "linear", "constant", "wsd", "poly"};
+    for (size_t i = 0; i < COUNT_OF(cases); i++) {
+        double got = schedule_at(&cases[i].s, cases[i].step), want = cases[i].want;
+        char* name = xprintf("schedule/%s case %zu step %lld", kinds[cases[i].s.kind], i, (long long)cases[i].step);
+        expect(t, fabs(got - want) <= 2e-8 * want + 1e-15, name, "%.10g, wanted %.10g", got, want);
+        free(name);
+    }
+}
+
+// ---------------------------------------------------------------------------------------------------------
+// The log
+
+static char* read_text(const char* directory, const char* file) {
+    char* path = xprintf("%s/%s", directory, file);
+    char* text = file_exists(path) ? read_file(path, SIZE_MAX, NULL, FAILED) : xprintf("(no such file)");
+    free(path);
+    return text;
+}
+
+static void run_steps(Log* log, int from, int to) {
+    for (int i = from; i <= to; i++) {
+        LogStep s = {
+            i, 300, i == 2 ? NAN : 10.0 / i, 3e-4, 1.25, 0.0821, 12345.6, 0.041, i == 3 ? "\"nsp_loss\": 0.5" : NULL};
+        log_step(log, &s);
+        if (i % 2 == 0) log_validation(log, i, 300, 11.0 / i, NULL);
+    }
+}
+
+// A run of six steps with a line torn at its end, then one that was resumed from step 3.
+static void log_and_resume(void* state) {
+    const char* directory = (const char*)state;
+    Log log;
+    Text header = {NULL, 0, 0};
+    log_open(&log, directory, -1);
+    text_printf(&header, "{\"batch\": 4}");
+    log_line(&log, &header);
+    run_steps(&log, 1, 6);
+    if (write(log.fd, "{\"step\": 2, \"lo", 15) != 15) die(FAILED, "write");
+    log_close(&log);
+    free(header.text);
+
+    log_open(&log, directory, 3);
+    CHECK(log.train.count == 2 && log.train.step[1] == 3 && log.validation.count == 1);
+    run_steps(&log, 4, 4);
+    CHECK(log.train.count == 3 && log.validation.count == 2);
+    log_write_svg(&log, "a title");
+    log_close(&log);
+}
+
+static void log_to_full_disk(void* state) {
+    Log log;
+    log_open(&log, (const char*)state, -1);
+    run_steps(&log, 1, 3);
+    log_close(&log);
+}
+
+// Files may grow to 200 bytes: the second line goes in by half, and has to come out again.
+static void log_to_small_disk(void* state) {
+    struct rlimit limit = {200, 200};
+    signal(SIGXFSZ, SIG_IGN);
+    setrlimit(RLIMIT_FSIZE, &limit);
+    log_to_full_disk(state);
+}
+
+static void log_open_only(void* state) {
+    Log log;
+    log_open(&log, (const char*)state, -1);
+    log_close(&log);
+}
+
+static void log_without_file(void* state) {
+    Log log;
+    (void)state;
+    log_open(&log, "", 5);
+    run_steps(&log, 1, 1);
+    log_write_svg(&log, "not written");
+    log_close(&log);
+}
+
+static void test_log(Tests* t) {
+    char root[] = "/tmp/llmc_test_base_XXXXXX";
+    if (!mkdtemp(root)) die(FAILED, "mkdtemp: %s", strerror(errno));
+    char *run = xprintf("%s/a/b", root), *full = xprintf("%s/full", root), *small = xprintf("%s/small", root);
+    Text output = {NULL, 0, 0};
+
+    int status = in_child(&output, log_and_resume, run);
+    char* text = read_text(run, "log.jsonl");
+    expect(t, status == 0, "log/a run and its resumption", "status %d: %s", status, output.text);
+    expect_text(
+        t, "log/cut back", text,
+        "{\"batch\": 4}\n"
+        "{\"step\": 1, \"loss\": 10, \"lr\": 0.0003, \"grad_norm\": 1.25, \"ms\": 82.1, \"tok_s\": 12345.6, \"mfu\": "
+        "0.041}\n"
+        "{\"step\": 2, \"loss\": null, \"lr\": 0.0003, \"grad_norm\": 1.25, \"ms\": 82.1, \"tok_s\": 12345.6, \"mfu\": "
+        "0.041}\n"
+        "{\"step\": 2, \"val_loss\": 5.5}\n"
+        "{\"step\": 3, \"loss\": 3.33333333, \"lr\": 0.0003, \"grad_norm\": 1.25, \"ms\": 82.1, \"tok_s\": 12345.6, "
+        "\"mfu\": 0.041, \"nsp_loss\": 0.5}\n"
+        "{\"step\": 4, \"loss\": 2.5, \"lr\": 0.0003, \"grad_norm\": 1.25, \"ms\": 82.1, \"tok_s\": 12345.6, \"mfu\": "
+        "0.041}\n"
+        "{\"step\": 4, \"val_loss\": 2.75}\n");
+    free(text);
+    output.text[strcspn(output.text, "\n")] = '\0';
+    expect_text(t, "log/terminal line", output.text,
+                "step   1/300 | loss 10.0000 | lr 3.00e-04 | norm 1.25 | 82.1 ms | 12,345 tok/s | mfu 4.1%");
+    text = read_text(run, "loss.svg");
+    expect(t, strncmp(text, "<svg ", 5) == 0 && strstr(text, ">a title<"), "log/loss.svg", "%.200s", text);
+    free(text);
+    text = read_text(run, "log.jsonl.tmp");
+    expect_text(t, "log/no file left over", text, "(no such file)");
+    free(text);
+    status = in_child(&output, log_open_only, run);
+    text = read_text(run, "log.jsonl");
+    expect_text(t, "log/a new run begins a new file", text, "");
+    free(text);
+
+    char* link_path = xprintf("%s/log.jsonl", full);
+    if (mkdir(full, 0777) != 0 || symlink("/dev/full", link_path) != 0) die(FAILED, "%s: %s", full, strerror(errno));
+    output.length = 0;
+    status = in_child(&output, log_to_full_disk, full);
+    const char* warning = strstr(output.text, "warning: ");
+    expect(t, status == 0 && warning && !strstr(warning + 1, "warning: ") && strstr(output.text, "step   3/300"),
+           "log/full disk warns once", "status %d:\n%s", status, output.text);
+    output.length = 0;
+    status = in_child(&output, log_to_small_disk, small);
+    text = read_text(small, "log.jsonl");
+    expect(t,
+           status == 0 && strlen(text) > 0 && text[strlen(text) - 1] == '\n' &&
+               strstr(text, "{\"step\": 2, \"val_loss\": 5.5}\n"),
+           "log/full disk leaves whole lines", "status %d:\n%s\n%s", status, text, output.text);
+    free(text);
+
+    char* below_file = xprintf("%s/log.jsonl/x", run);
+    output.length = 0;
+    status = in_child(&output, log_open_only, below_file);
+    expect(t, status == USAGE && strstr(output.text, "log.jsonl/x/log.jsonl: cannot be written: Not a directory; give"),
+           "log/unwritable directory", "status %d: %s", status, output.text);
+    output.length = 0;
+    status = in_child(&output, log_without_file, NULL);
+    expect(t, status == 0 && strstr(output.text, "step   1/300"), "log/no directory", "status %d: %s", status,
+           output.text);
+
+    char* remove = xprintf("rm -r '%s'", root);
+    if (system(remove) != 0) warn("%s is left over", root);
+    free(remove), free(below_file), free(link_path), free(run), free(full), free(small), free(output.text);
+}
+
+static void test_log_formats(Tests* t) {
+    char out[32];
+    static const struct {
+        int64_t n;
+        const char* text;
+    } counts[] = {
+        {0, "0"}, {999, "999"}, {1000, "1,000"}, {-1234567, "-1,234,567"}, {INT64_MAX, "9,223,372,036,854,775,807"}};
+    for (size_t i = 0; i < COUNT_OF(counts); i++) {
+        log_format_count(out, counts[i].n);
+        expect_text(t, "log/count", out, counts[i].text);
+    }
+    static const struct {
+        double seconds;
+        const char* text;
+    } times[] = {{0, "00:00"},      {24.4, "00:24"},        {3599.6, "1:00:00"},
+                 {3723, "1:02:03"}, {183840, "2d 03:04 h"}, {NAN, "00:00"}};
+    for (size_t i = 0; i < COUNT_OF(times); i++) {
+        log_format_duration(out, times[i].seconds);
+        expect_text(t, "log/duration", out, times[i].text);
+    }
+}
+
+// Well-formed as far as these pictures go: tags nest, attributes are quoted, no stray ampersand or NaN.
+static const char* svg_fault(const char* text) {
+    const char* open[16];
+    size_t lengths[16], depth = 0;
+    if (strstr(text, "nan") || strstr(text, "inf,") || strstr(text, ",inf") || strstr(text, "\"inf"))
+        return "a number that is none";
+    for (const char* p = text; *p; p++) {
+        if (*p == '&' && strncmp(p, "&#", 2) != 0) return "a stray ampersand";
+        if (*p != '<') continue;
+        const char* end = p + 1;
+        for (int quoted = 0; *end && (quoted || *end != '>'); end++) {
+            if (*end == '"') quoted = !quoted;
+            if (*end == '<') return "a tag inside a tag";
+        }
+        if (*end == '\0') return "a tag that does not end";
+        const char* name = p + 1 + (p[1] == '/');
+        size_t n = strcspn(name, " />");
+        if (p[1] == '/') {
+            if (depth == 0 || lengths[depth - 1] != n || memcmp(open[depth - 1], name, n) != 0)
+                return "tags that do not nest";
+            depth--;
+        } else if (end[-1] != '/') {
+            if (depth == 16) return "too deep";
+            open[depth] = name, lengths[depth++] = n;
+        }
+        p = end;
+    }
+    return depth == 0 ? NULL : "an open tag";
+}
+
+static void test_svg(Tests* t) {
+    static const char* const names[] = {"no point",    "one point",   "one validation point", "NaN only",
+                                        "flat",        "300 steps",   "a million steps",      "huge losses",
+                                        "tiny losses", "validations", "late start"};
+    static const int64_t lengths[] = {0, 1, 0, 0, 300, 300, 1000000, 50, 1, 300, 300};
+    for (int k = 0; k < (int)COUNT_OF(names); k++) {
+        LogSeries train, validation;
+        Text text = {NULL, 0, 0};
+        memset(&train, 0, sizeof(train));
+        memset(&validation, 0, sizeof(validation));
+        int64_t n = lengths[k];
+        for (int64_t i = 1; i <= n; i++) {
+            double noise = 0.1 * rng_normal(3, (uint64_t)i),
+                   loss = k == 4 ? 3.25 : 3 + 8 * exp(-5.0 * (double)i / (double)n) + noise;
+            if (k == 7) loss = i % 7 == 0 ? 1e300 : i % 5 == 0 ? 3e38 : i % 3 == 0 ? -INFINITY : loss;
+            if (k == 8) loss = 1e-30;
+            log_series_add(&train, i + (k == 10 ? 100000 : 0), loss);
+            if (k != 8 && i % (k == 9 ? 1 : 20) == 0)
+                log_series_add(&validation, i + (k == 10 ? 100000 : 0), loss + 0.2);
+        }
+        if (k == 2) log_series_add(&validation, 0, 10.8);
+        if (k == 3) log_series_add(&train, 1, NAN);
+        log_svg(&text, &train, &validation, "a < b & \"c\" > \xC3\xA9 \xFF \x01");
+        const char* fault = svg_fault(text.text);
+        char* name = xprintf("svg/%s", names[k]);
+        expect(t, !fault && text.length < 120000, name, "%s, %zu bytes", fault ? fault : "too large", text.length);
+        if (getenv("SVG_OUT")) {  // to look at them
+            char* path = xprintf("%s/%d.svg", getenv("SVG_OUT"), k);
+            if (write_file(path, text.text, text.length) != 0) warn("%s: %s", path, strerror(errno));
+            free(path);
+        }
+        free(name), free(text.text), free(train.step), free(train.value), free(validation.step), free(validation.value);
+    }
+}
+
+int main(int argc, char** argv) {
+    Tests t = {0, 0, argc > 1 ? argv[1] : NULL};
+    test_json_good(&t);
+    test_json_bad(&t);
+    test_json_depth(&t);
+    test_json_mutations(&t);
+    test_json_vocabulary(&t);
+    test_json_writer(&t);
+    test_json_lookup(&t);
+    test_flags(&t);
+    test_flags_saved(&t);
+    test_schedule(&t);
+    test_log(&t);
+    test_log_formats(&t);
+    test_svg(&t);
+    printf("%d passed, %d failed\n", t.passed, t.failed);
+    return t.failed != 0;
+}

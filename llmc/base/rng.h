@@ -1,0 +1,115 @@
+/* Random numbers without state: Philox4x32-10, keyed by what the number is for.
+ *
+ * A stream is named by (seed, step, layer, site); an element of a stream by up to four counters. The CPU and
+ * the GPU, one rank and many, packed and unpacked batches draw the same numbers, in any order; nothing has to
+ * be saved for the backward pass or for a resumed run.
+ *
+ * Philox: Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011. */
+#ifndef LLMC_RNG_H
+#define LLMC_RNG_H
+
+#include "sequences.h"
+#include "util.h"
+
+// What a stream is for. The values are part of the contract: changing one changes every run.
+enum {
+    SITE_INIT = 0,
+    SITE_DROPOUT_EMBEDDING = 1,
+    SITE_DROPOUT_ATTENTION = 2,
+    SITE_DROPOUT_ATTENTION_OUT = 3,
+    SITE_DROPOUT_MLP_OUT = 4,
+    SITE_SHUFFLE = 5,
+    SITE_SAMPLE = 6
+};
+
+typedef struct {
+    uint32_t v[4];
+} Philox;
+
+HOST_DEVICE static inline Philox philox(uint32_t c0, uint32_t c1, uint32_t c2, uint32_t c3, uint64_t key) {
+    uint32_t k0 = (uint32_t)key, k1 = (uint32_t)(key >> 32);
+    for (int round = 0; round < 10; round++) {
+        uint64_t a = (uint64_t)0xD2511F53u * c0, b = (uint64_t)0xCD9E8D57u * c2;
+        c0 = (uint32_t)(b >> 32) ^ c1 ^ k0;
+        c1 = (uint32_t)b;
+        c2 = (uint32_t)(a >> 32) ^ c3 ^ k1;
+        c3 = (uint32_t)a;
+        k0 += 0x9E3779B9u;
+        k1 += 0xBB67AE85u;
+    }
+    Philox r;
+    r.v[0] = c0, r.v[1] = c1, r.v[2] = c2, r.v[3] = c3;
+    return r;
+}
+
+// The key of a stream; draw from it with philox(counters..., key).
+HOST_DEVICE static inline uint64_t rng_stream(uint64_t seed, uint64_t step, uint32_t layer, uint32_t site) {
+    Philox r = philox((uint32_t)step, (uint32_t)(step >> 32), layer, site, seed);
+    return (uint64_t)r.v[1] << 32 | r.v[0];
+}
+
+// Uniform in (0, 1): never 0, so that its logarithm is finite.
+HOST_DEVICE static inline double rng_uniform(uint32_t bits) { return ((double)bits + 0.5) * (1.0 / 4294967296.0); }
+
+// Element `i` of a stream of standard normal numbers (Box and Muller).
+static inline double rng_normal(uint64_t key, uint64_t i) {
+    Philox r = philox((uint32_t)i, (uint32_t)(i >> 32), 0, 0, key);
+    return sqrt(-2.0 * log(rng_uniform(r.v[0]))) * cos(6.283185307179586 * rng_uniform(r.v[1]));
+}
+
+// A seeded permutation of 0 .. n - 1 by random access: where index i goes. A four-round Feistel network over
+// the next even number of bits, walked until it lands inside (Black and Rogaway, "Ciphers with arbitrary
+// finite domains", 2002); fewer than four steps on average, no memory, so any rank and any resumed run agrees.
+static inline uint64_t rng_permute(uint64_t i, uint64_t n, uint64_t key) {
+    int half = 1;
+    while (half < 32 && (uint64_t)1 << (2 * half) < n) half++;
+    uint64_t mask = ((uint64_t)1 << half) - 1;
+    do {
+        uint64_t left = i >> half, right = i & mask;
+        for (uint32_t round = 0; round < 4; round++) {
+            uint64_t mixed = left ^ (philox((uint32_t)right, round, 0, 0, key).v[0] & mask);
+            left = right;
+            right = mixed;
+        }
+        i = left << half | right;
+    } while (i >= n);
+    return i;
+}
+
+// ---------------------------------------------------------------------------------------------------------
+// Dropout masks
+
+// Inverted dropout: an element is kept with probability 1 - p and then scaled by 1 / (1 - p).
+// Passed by value; p = 0 gives threshold 0 and scale 1, which keeps everything.
+typedef struct {
+    uint64_t key;        // of the stream (seed, step, layer, site)
+    uint32_t threshold;  // an element is kept if its random bits are >= threshold
+    float scale;
+    const Sequences* sequences;  // masks are keyed by (sequence, position), not by row: packing cannot change them
+} Dropout;
+
+static inline Dropout dropout_make(double p, uint64_t seed, uint64_t step, int layer, int site,
+                                   const Sequences* sequences) {
+    Dropout d;
+    d.key = rng_stream(seed, step, (uint32_t)layer, (uint32_t)site);
+    d.threshold = (uint32_t)(p * 4294967296.0);
+    d.scale = (float)(1.0 / (1.0 - p));
+    d.sequences = sequences;
+    return d;
+}
+
+static inline Dropout dropout_none(const Sequences* sequences) { return dropout_make(0, 0, 0, 0, 0, sequences); }
+
+// Random bits for the four neighbouring channels 4 * group .. 4 * group + 3 of one token.
+// `sequence` counts over the whole step: Sequences.first + local index.
+HOST_DEVICE static inline Philox dropout_bits_hidden(Dropout d, uint32_t sequence, uint32_t position, uint32_t group) {
+    return philox(group, position, sequence, 0, d.key);
+}
+
+// Random bits for the four neighbouring keys 4 * group .. 4 * group + 3 of one attention row.
+HOST_DEVICE static inline Philox dropout_bits_attention(Dropout d, uint32_t sequence, uint32_t head, uint32_t query,
+                                                        uint32_t group) {
+    return philox(group, query, sequence, 1 + head, d.key);
+}
+
+#endif

@@ -1,0 +1,33 @@
+/* A micro-batch is a packed list of rows (tokens) cut into sequences; there is no padding anywhere.
+ *
+ * GPT-2 has `count` sequences of T rows each; BERT has sequences of unequal length. Every op that needs to
+ * know where a sequence begins (attention, position embeddings, dropout masks) takes this one description.
+ * The arrays live where the ops run (host memory on the CPU, device memory on the GPU). */
+#ifndef LLMC_SEQUENCES_H
+#define LLMC_SEQUENCES_H
+
+#include "util.h"
+
+typedef struct {
+    int rows;               // N: tokens of all sequences together
+    int count;              // sequences
+    int max_length;         // rows of the longest
+    int first;              // index, in the whole optimizer step over all ranks, of sequence 0
+    const int* cu_seqlens;  // [count + 1] sequence s holds the rows cu_seqlens[s] .. cu_seqlens[s + 1] - 1
+    const int* sequence;    // [rows] the sequence of each row: 0 .. count - 1
+    const int* position;    // [rows] the row's index inside its sequence
+} Sequences;
+
+// Fill the three arrays for `count` sequences of T rows: cu_seqlens [count + 1], sequence and position [count * T].
+static inline void sequences_uniform(int* cu_seqlens, int* sequence, int* position, int count, int T) {
+    for (int s = 0; s < count; s++) {
+        cu_seqlens[s] = s * T;
+        for (int t = 0; t < T; t++) {
+            sequence[(size_t)s * (size_t)T + (size_t)t] = s;
+            position[(size_t)s * (size_t)T + (size_t)t] = t;
+        }
+    }
+    cu_seqlens[count] = count * T;
+}
+
+#endif

@@ -1,0 +1,277 @@
+/* Small things that everything else uses: exit codes, fatal errors, checked memory and files, checksums.
+ *
+ * Every user error ends through die(): one line that says what, where and what to do, and an exit status
+ * that scripts can rely on. Nothing here knows about tensors or devices. */
+#ifndef LLMC_UTIL_H
+#define LLMC_UTIL_H
+
+#include <errno.h>
+#include <fcntl.h>
+#include <math.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <time.h>
+#include <unistd.h>
+
+#ifdef __CUDACC__
+#define HOST_DEVICE __host__ __device__
+#else
+#define HOST_DEVICE
+#endif
+
+// The type of everything that stays in full precision (statistics, losses, moments), and of references.
+// The double build exists for tests: finite differences are sharp there.
+#ifdef REAL_DOUBLE
+typedef double real;
+#else
+typedef float real;
+#endif
+
+// Exit status of every program here.
+enum { DONE = 0, FAILED = 1, USAGE = 2, STOPPED_BY_NAN = 3, LOST_PEER = 4 };
+
+#define COUNT_OF(array) (sizeof(array) / sizeof((array)[0]))
+
+// ---------------------------------------------------------------------------------------------------------
+// Errors
+
+// Print "error: <message>" on stderr and end with `status`. The message names the thing, then the remedy.
+__attribute__((format(printf, 2, 3), noreturn)) static inline void die(int status, const char* format, ...) {
+    va_list args;
+    va_start(args, format);
+    fflush(stdout);
+    fputs("error: ", stderr);
+    vfprintf(stderr, format, args);
+    fputc('\n', stderr);
+    va_end(args);
+    exit(status);
+}
+
+__attribute__((format(printf, 1, 2))) static inline void warn(const char* format, ...) {
+    va_list args;
+    va_start(args, format);
+    fflush(stdout);
+    fputs("warning: ", stderr);
+    vfprintf(stderr, format, args);
+    fputc('\n', stderr);
+    va_end(args);
+}
+
+// For what only a bug in this project can cause; users' mistakes go through die() with a remedy.
+#define CHECK(condition)                                                                                     \
+    do {                                                                                                     \
+        if (!(condition)) die(FAILED, "%s:%d: internal check failed: %s", __FILE__, __LINE__, #condition);   \
+    } while (0)
+
+// ---------------------------------------------------------------------------------------------------------
+// Memory
+
+static inline void* xmalloc(size_t bytes) {
+    void* p = malloc(bytes ? bytes : 1);
+    if (!p) die(FAILED, "out of memory: %zu bytes could not be allocated", bytes);
+    return p;
+}
+
+static inline void* xcalloc(size_t count, size_t size) {
+    void* p = calloc(count ? count : 1, size ? size : 1);
+    if (!p) die(FAILED, "out of memory: %zu x %zu bytes could not be allocated", count, size);
+    return p;
+}
+
+static inline void* xrealloc(void* old, size_t bytes) {
+    void* p = realloc(old, bytes ? bytes : 1);
+    if (!p) die(FAILED, "out of memory: %zu bytes could not be allocated", bytes);
+    return p;
+}
+
+// A formatted string of its own; the caller frees it.
+__attribute__((format(printf, 1, 2))) static inline char* xprintf(const char* format, ...) {
+    va_list args;
+    char* text = NULL;
+    va_start(args, format);
+    int n = vasprintf(&text, format, args);
+    va_end(args);
+    if (n < 0) die(FAILED, "out of memory while formatting a string");
+    return text;
+}
+
+static inline size_t round_up(size_t n, size_t multiple) { return (n + multiple - 1) / multiple * multiple; }
+static inline size_t min_size(size_t a, size_t b) { return a < b ? a : b; }
+static inline int min_int(int a, int b) { return a < b ? a : b; }
+static inline int max_int(int a, int b) { return a > b ? a : b; }
+
+// Seconds on a clock that never jumps.
+static inline double now_seconds(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
+// ---------------------------------------------------------------------------------------------------------
+// Text that grows
+
+// A growing, always NUL-terminated string. Zero-initialise it; free `text` when done.
+typedef struct {
+    char* text;
+    size_t length, capacity;
+} Text;
+
+static inline void text_append(Text* t, const char* bytes, size_t n) {
+    if (t->length + n + 1 > t->capacity) {
+        t->capacity = 2 * (t->length + n + 1);
+        t->text = (char*)xrealloc(t->text, t->capacity);
+    }
+    if (n) memcpy(t->text + t->length, bytes, n);
+    t->length += n;
+    t->text[t->length] = '\0';
+}
+
+__attribute__((format(printf, 2, 3))) static inline void text_printf(Text* t, const char* format, ...) {
+    va_list args;
+    char* piece = NULL;
+    va_start(args, format);
+    int n = vasprintf(&piece, format, args);
+    va_end(args);
+    if (n < 0) die(FAILED, "out of memory while formatting a string");
+    text_append(t, piece, (size_t)n);
+    free(piece);
+}
+
+// ---------------------------------------------------------------------------------------------------------
+// Checksums
+
+// CRC-32 (the one of zlib and PNG: polynomial 0xEDB88320), continued from `crc`; start with 0.
+// Eight bytes a step through eight tables, about 1.5 GB/s: checkpoints are verified at disk speed.
+typedef struct {
+    uint32_t table[8][256];
+} Crc32;
+
+static inline void crc32_init(Crc32* c) {
+    for (uint32_t i = 0; i < 256; i++) {
+        uint32_t r = i;
+        for (int k = 0; k < 8; k++) r = (r >> 1) ^ (r & 1 ? 0xEDB88320u : 0);
+        c->table[0][i] = r;
+    }
+    for (int t = 1; t < 8; t++)
+        for (int i = 0; i < 256; i++)
+            c->table[t][i] = (c->table[t - 1][i] >> 8) ^ c->table[0][c->table[t - 1][i] & 255];
+}
+
+static inline uint32_t crc32_update(const Crc32* c, uint32_t crc, const void* bytes, size_t n) {
+    const unsigned char* p = (const unsigned char*)bytes;
+    crc = ~crc;
+    for (; n >= 8; n -= 8, p += 8) {
+        uint32_t lo = crc ^ ((uint32_t)p[0] | (uint32_t)p[1] << 8 | (uint32_t)p[2] << 16 | (uint32_t)p[3] << 24);
+        crc = c->table[7][lo & 255] ^ c->table[6][lo >> 8 & 255] ^ c->table[5][lo >> 16 & 255] ^
+              c->table[4][lo >> 24] ^ c->table[3][p[4]] ^ c->table[2][p[5]] ^ c->table[1][p[6]] ^ c->table[0][p[7]];
+    }
+    for (; n; n--, p++) crc = (crc >> 8) ^ c->table[0][(crc ^ *p) & 255];
+    return ~crc;
+}
+
+// ---------------------------------------------------------------------------------------------------------
+// Files
+
+static inline int file_exists(const char* path) { return access(path, F_OK) == 0; }
+
+static inline int is_directory(const char* path) {
+    struct stat st;
+    return stat(path, &st) == 0 && S_ISDIR(st.st_mode);
+}
+
+// Create `path` and its parents. Returns 0, or -1 with errno.
+static inline int make_directories(const char* path) {
+    char* copy = xprintf("%s", path);
+    int result = 0;
+    for (char* p = copy + 1; result == 0; p++) {
+        if (*p != '/' && *p != '\0') continue;
+        char end = *p;
+        *p = '\0';
+        if (mkdir(copy, 0777) != 0) {
+            int why = errno == EEXIST ? ENOTDIR : errno;  // what stands there is a file, unless:
+            if (!is_directory(copy)) result = -1, errno = why;
+        }
+        *p = end;
+        if (end == '\0') break;
+    }
+    free(copy);
+    return result;
+}
+
+// The whole of a text file, NUL-terminated (caller frees), its length in *length (may be NULL).
+// Dies with `status` where it cannot be read or is larger than `limit` bytes.
+static inline char* read_file(const char* path, size_t limit, size_t* length, int status) {
+    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    struct stat st;
+    if (fd < 0 || fstat(fd, &st) != 0) die(status, "%s: cannot be read: %s", path, strerror(errno));
+    if (!S_ISREG(st.st_mode)) die(status, "%s: is not a regular file", path);
+    if ((uint64_t)st.st_size > limit)
+        die(status, "%s: %lld bytes, but at most %zu are expected of such a file", path, (long long)st.st_size, limit);
+    size_t n = (size_t)st.st_size, done = 0;
+    char* text = (char*)xmalloc(n + 1);
+    while (done < n) {
+        ssize_t got = read(fd, text + done, n - done);
+        if (got < 0 && errno == EINTR) continue;
+        if (got <= 0) die(status, "%s: cannot be read: %s", path, got < 0 ? strerror(errno) : "it became shorter");
+        done += (size_t)got;
+    }
+    close(fd);
+    text[n] = '\0';
+    if (length) *length = n;
+    return text;
+}
+
+// Write all bytes at the file's position. Returns 0, or -1 with errno.
+static inline int write_all(int fd, const void* bytes, size_t n) {
+    const char* p = (const char*)bytes;
+    while (n) {
+        ssize_t put = write(fd, p, n);
+        if (put < 0 && errno == EINTR) continue;
+        if (put <= 0) return -1;
+        p += put;
+        n -= (size_t)put;
+    }
+    return 0;
+}
+
+// Read exactly n bytes at `offset`. Returns 0, or -1 (errno 0: the file ends before).
+static inline int pread_all(int fd, void* bytes, size_t n, uint64_t offset) {
+    char* p = (char*)bytes;
+    while (n) {
+        ssize_t got = pread(fd, p, n, (off_t)offset);
+        if (got < 0 && errno == EINTR) continue;
+        if (got == 0) errno = 0;
+        if (got <= 0) return -1;
+        p += got;
+        offset += (uint64_t)got;
+        n -= (size_t)got;
+    }
+    return 0;
+}
+
+// Create or replace a file, flushed to the disk. Returns 0, or -1 with errno.
+static inline int write_file(const char* path, const void* bytes, size_t n) {
+    int fd = open(path, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
+    if (fd < 0) return -1;
+    int bad = write_all(fd, bytes, n) != 0 || fsync(fd) != 0;
+    int saved = errno;
+    if (close(fd) != 0 && !bad) return -1;
+    errno = saved;
+    return bad ? -1 : 0;
+}
+
+// Flush a directory, so that a rename inside it survives a power cut. Returns 0, or -1 with errno.
+static inline int sync_directory(const char* path) {
+    int fd = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    if (fd < 0) return -1;
+    int bad = fsync(fd) != 0;
+    close(fd);
+    return bad ? -1 : 0;
+}
+
+#endif

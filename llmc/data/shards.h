@@ -1,0 +1,205 @@
+/* Token shards: flat files of token ids, as llm.c writes them.
+ *
+ *   256 x int32   header: [0] magic, [1] version, [2] count (low 32 bits), [3] count (high 32 bits), zeros
+ *   count tokens  uint16 (magic 20240520, version 1) or uint32 (magic 20240801, version 7), little-endian
+ *
+ * The count is an int32 in llm.c and [3] is zero there; the high half extends it to files of any size.
+ * A data set is a glob of such files, read in the order of their names with pread: no file position, no
+ * mapping, so any number of threads may read and a disk error is a message instead of a signal. */
+#ifndef LLMC_SHARDS_H
+#define LLMC_SHARDS_H
+
+#include <glob.h>
+#include <sys/resource.h>
+
+#include "../base/util.h"
+
+enum {
+    SHARD_HEADER_INTS = 256,
+    SHARD_HEADER_BYTES = 1024,
+    SHARD_MAGIC_UINT16 = 20240520,
+    SHARD_VERSION_UINT16 = 1,
+    SHARD_MAGIC_UINT32 = 20240801,
+    SHARD_VERSION_UINT32 = 7,
+    SHARD_MAGIC_EVALUATION = 20240522,
+    SHARD_FINGERPRINT_BYTES = 65536
+};
+
+typedef struct {
+    char* path;
+    int fd;
+    int width;        // bytes of a token: 2 or 4
+    uint64_t tokens;  // in this file
+} Shard;
+
+typedef struct {
+    char* pattern;
+    int count;
+    uint64_t tokens;  // in all files
+    Shard* shard;     // [count] sorted by path
+} Shards;
+
+// Open for reading; a data set of more files than the soft limit on descriptors raises that limit.
+static inline int shard_open_file(const char* path) {
+    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    struct rlimit limit;
+    if (fd < 0 && errno == EMFILE && getrlimit(RLIMIT_NOFILE, &limit) == 0) {
+        limit.rlim_cur = limit.rlim_max;
+        if (setrlimit(RLIMIT_NOFILE, &limit) == 0) fd = open(path, O_RDONLY | O_CLOEXEC);
+    }
+    return fd;
+}
+
+// Open one file and check its header against its size. Takes ownership of nothing; copies `path`.
+static inline Shard shard_open(const char* path) {
+    Shard s;
+    int32_t header[SHARD_HEADER_INTS];
+    struct stat st;
+    s.path = xprintf("%s", path);
+    s.fd = shard_open_file(path);
+    if (s.fd < 0 || fstat(s.fd, &st) != 0)
+        die(USAGE, "%s: cannot be opened: %s; check the path and its permissions", path, strerror(errno));
+    if (!S_ISREG(st.st_mode))
+        die(USAGE, "%s: is not a regular file; give the .bin files themselves or a pattern that matches only them",
+            path);
+    if (st.st_size == 0) die(USAGE, "%s: is empty; prepare the data again", path);
+    if (st.st_size < SHARD_HEADER_BYTES)
+        die(USAGE, "%s: %lld bytes are too few for the header of %d bytes; it is truncated or not a token shard", path,
+            (long long)st.st_size, (int)SHARD_HEADER_BYTES);
+    if (pread_all(s.fd, header, SHARD_HEADER_BYTES, 0) != 0)
+        die(FAILED, "%s: its header cannot be read: %s", path, errno ? strerror(errno) : "the file became shorter");
+
+    int version = 0;
+    s.width = 0;
+    if (header[0] == SHARD_MAGIC_UINT16) s.width = 2, version = SHARD_VERSION_UINT16;
+    if (header[0] == SHARD_MAGIC_UINT32) s.width = 4, version = SHARD_VERSION_UINT32;
+    if (header[0] == SHARD_MAGIC_EVALUATION)
+        die(USAGE, "%s: is a multiple-choice evaluation set (magic %d), not a token shard; give .bin files of tokens",
+            path, (int)header[0]);
+    if (s.width == 0)
+        die(USAGE,
+            "%s: is not a token shard: its magic number is %d where %d (uint16) or %d (uint32) is expected; "
+            "make shards with dev/data/prepare_gpt2.py",
+            path, (int)header[0], (int)SHARD_MAGIC_UINT16, (int)SHARD_MAGIC_UINT32);
+    if (header[1] != version)
+        die(USAGE,
+            "%s: token shard of version %d, but version %d is understood; make it again with "
+            "dev/data/prepare_gpt2.py",
+            path, (int)header[1], version);
+
+    s.tokens = (uint64_t)(uint32_t)header[3] << 32 | (uint32_t)header[2];
+    uint64_t present = (uint64_t)st.st_size - SHARD_HEADER_BYTES, width = (uint64_t)s.width;
+    if (s.tokens != present / width || present % width != 0)
+        die(USAGE, "%s: its header promises %llu tokens of %d bytes, but %llu bytes follow it; the file is %s", path,
+            (unsigned long long)s.tokens, s.width, (unsigned long long)present,
+            s.tokens > present / width ? "truncated, copy or make it again" : "damaged, make it again");
+    if (s.tokens == 0) die(USAGE, "%s: holds no tokens; prepare the data again or leave the file out", path);
+    return s;
+}
+
+// Open every file that `pattern` (of the shell's kind) matches. Ends with USAGE at the first that is not sound.
+static inline void shards_open(Shards* s, const char* pattern) {
+    glob_t found;
+    int result = glob(pattern, 0, NULL, &found);
+    if (result == GLOB_NOMATCH)
+        die(USAGE, "%s: no file matches; check the path, or make the data first (dev/data/)", pattern);
+    if (result != 0)
+        die(FAILED, "%s: the directory cannot be searched: %s", pattern, errno ? strerror(errno) : "out of memory");
+    s->pattern = xprintf("%s", pattern);
+    s->count = (int)found.gl_pathc;
+    s->tokens = 0;
+    s->shard = (Shard*)xcalloc(found.gl_pathc, sizeof(Shard));
+    for (int i = 0; i < s->count; i++) {
+        s->shard[i] = shard_open(found.gl_pathv[i]);
+        s->tokens += s->shard[i].tokens;
+    }
+    globfree(&found);
+}
+
+static inline void shards_close(Shards* s) {
+    for (int i = 0; i < s->count; i++) {
+        close(s->shard[i].fd);
+        free(s->shard[i].path);
+    }
+    free(s->shard);
+    free(s->pattern);
+    memset(s, 0, sizeof(*s));
+}
+
+// Tokens offset .. offset + n - 1 of one shard into out [n]. An id of 2^31 or more comes out negative.
+static inline void shards_read(const Shards* s, int shard, uint64_t offset, size_t n, int* out) {
+    const Shard* file = &s->shard[shard];
+    CHECK(offset <= file->tokens && n <= file->tokens - offset);
+    size_t width = (size_t)file->width;
+    // Narrow tokens go to the buffer's upper half and are widened from its start: the write never overtakes.
+    char* raw = (char*)out + (sizeof(int) - width) * n;
+    if (pread_all(file->fd, raw, n * width, SHARD_HEADER_BYTES + offset * width) != 0)
+        die(FAILED, "%s: cannot be read at token %llu: %s", file->path, (unsigned long long)offset,
+            errno ? strerror(errno) : "the file became shorter while it was in use");
+    if (width == 2) {
+        for (size_t i = 0; i < n; i++) {
+            uint16_t token;
+            memcpy(&token, raw + 2 * i, sizeof(token));
+            out[i] = token;
+        }
+    }
+}
+
+// A number that tells data sets apart: every shard's count and width, and its first and last 64 KiB. Names do
+// not enter, so data may move; a resumed run compares it with the one in its checkpoint.
+static inline uint32_t shards_fingerprint(const Shards* s) {
+    Crc32 table;
+    crc32_init(&table);
+    uint32_t crc = 0;
+    char* bytes = (char*)xmalloc(SHARD_FINGERPRINT_BYTES);
+    for (int i = 0; i < s->count; i++) {
+        const Shard* file = &s->shard[i];
+        uint64_t size = SHARD_HEADER_BYTES + file->tokens * (uint64_t)file->width;
+        uint64_t identity[2] = {file->tokens, (uint64_t)file->width};
+        size_t n = size < SHARD_FINGERPRINT_BYTES ? (size_t)size : (size_t)SHARD_FINGERPRINT_BYTES;
+        crc = crc32_update(&table, crc, identity, sizeof(identity));
+        for (int end = 0; end < 2; end++) {
+            if (pread_all(file->fd, bytes, n, end ? size - n : 0) != 0)
+                die(FAILED, "%s: cannot be read: %s", file->path,
+                    errno ? strerror(errno) : "the file became shorter while it was in use");
+            crc = crc32_update(&table, crc, bytes, n);
+        }
+    }
+    free(bytes);
+    return crc;
+}
+
+// Create or replace one shard of n tokens, each `width` (2 or 4) bytes, flushed to the disk. Returns 0, or -1
+// with errno; what is then at `path` is incomplete, so write to a temporary name and rename.
+static inline int shard_write(const char* path, const int* tokens, uint64_t n, int width) {
+    enum { CHUNK = 65536 };
+    int32_t header[SHARD_HEADER_INTS];
+    CHECK(width == 2 || width == 4);
+    memset(header, 0, sizeof(header));
+    header[0] = width == 2 ? SHARD_MAGIC_UINT16 : SHARD_MAGIC_UINT32;
+    header[1] = width == 2 ? SHARD_VERSION_UINT16 : SHARD_VERSION_UINT32;
+    header[2] = (int32_t)(uint32_t)n;
+    header[3] = (int32_t)(uint32_t)(n >> 32);
+
+    int fd = open(path, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
+    if (fd < 0) return -1;
+    int bad = write_all(fd, header, sizeof(header)) != 0;
+    uint16_t* narrow = (uint16_t*)xmalloc(CHUNK * sizeof(uint16_t));
+    for (uint64_t i = 0; i < n && !bad; i += CHUNK) {
+        size_t m = n - i < CHUNK ? (size_t)(n - i) : (size_t)CHUNK;
+        if (width == 2) {
+            for (size_t k = 0; k < m; k++) narrow[k] = (uint16_t)tokens[i + k];
+            bad = write_all(fd, narrow, m * sizeof(uint16_t)) != 0;
+        } else {
+            bad = write_all(fd, tokens + i, m * sizeof(int)) != 0;
+        }
+    }
+    bad = bad || fsync(fd) != 0;
+    int saved = errno;
+    free(narrow);
+    if (close(fd) != 0 && !bad) return -1;
+    errno = saved;
+    return bad ? -1 : 0;
+}
+
+#endif

@@ -1,0 +1,73 @@
+/* Gather: the rows that a head needs, and their gradients back to where they came from.
+ *
+ *   forward    y  [M, C]: y[m] = x[index[m]]           x [.., C]
+ *   backward   dx [N, C]: dx[index[m]] = dy[m] (SET: every row not named becomes 0) or += dy[m] (ADD)
+ *
+ * dtypes     floatX in and out; index is int [M], its entries differ from each other and lie in 0 .. N - 1.
+ * numerics   moves; exact. With ADD one addition an element. */
+#ifndef LLMC_GATHER_H
+#define LLMC_GATHER_H
+
+#include "../device/scope.h"
+
+#define GATHER_FORWARD_FLOPS(M, C) 0.0
+#define GATHER_FORWARD_BYTES(M, C) (2.0 * (M) * (C) * sizeof(floatX))
+#define GATHER_BACKWARD_FLOPS(M, C, mode) ((mode) == ADD ? 1.0 * (M) * (C) : 0.0)
+#define GATHER_BACKWARD_BYTES(M, N, C, mode) \
+    (((mode) == ADD ? 3.0 * (M) : 1.0 * (M) + (N)) * (C) * sizeof(floatX))
+
+// ---------------------------------------------------------------------------------------------------------
+// Reference
+
+static inline void gather_forward_ref(real* y, const real* x, const int* index, int M, int C) {
+    for (int m = 0; m < M; m++)
+        for (int c = 0; c < C; c++)
+            y[(size_t)m * (size_t)C + (size_t)c] = x[(size_t)index[m] * (size_t)C + (size_t)c];
+}
+
+static inline void gather_backward_ref(real* dx, const real* dy, const int* index, int M, int N, int C, Mode mode) {
+    if (mode == SET)
+        for (size_t i = 0; i < (size_t)N * (size_t)C; i++) dx[i] = 0;
+    for (int m = 0; m < M; m++)
+        for (int c = 0; c < C; c++)
+            dx[(size_t)index[m] * (size_t)C + (size_t)c] += dy[(size_t)m * (size_t)C + (size_t)c];
+}
+
+// ---------------------------------------------------------------------------------------------------------
+// CPU
+
+#ifndef __CUDACC__
+
+static inline void gather_forward(floatX* y, const floatX* x, const int* index, int M, int C, Context* ctx) {
+    CHECK(M >= 0 && C > 0);
+    Scope scope = scope_open(ctx, "gather_forward", GATHER_FORWARD_FLOPS(M, C), GATHER_FORWARD_BYTES(M, C),
+                             "M=%d C=%d", M, C);
+    size_t row = (size_t)C;
+#pragma omp parallel for schedule(static)
+    for (int m = 0; m < M; m++) memcpy(y + (size_t)m * row, x + (size_t)index[m] * row, row * sizeof(floatX));
+    scope_close(&scope);
+}
+
+static inline void gather_backward(floatX* dx, const floatX* dy, const int* index, int M, int N, int C, Mode mode,
+                                   Context* ctx) {
+    CHECK(M >= 0 && M <= N && C > 0);
+    for (int m = 0; m < M; m++) CHECK(index[m] >= 0 && index[m] < N);
+    Scope scope = scope_open(ctx, "gather_backward", GATHER_BACKWARD_FLOPS(M, C, mode),
+                             GATHER_BACKWARD_BYTES(M, N, C, mode), "M=%d N=%d C=%d", M, N, C);
+    size_t row = (size_t)C;
+    if (mode == SET) {
+#pragma omp parallel for schedule(static)
+        for (int n = 0; n < N; n++) memset(dx + (size_t)n * row, 0, row * sizeof(floatX));
+    }
+#pragma omp parallel for schedule(static)
+    for (int m = 0; m < M; m++) {
+        floatX* to = dx + (size_t)index[m] * row;
+        const floatX* from = dy + (size_t)m * row;
+#pragma omp simd
+        for (size_t c = 0; c < row; c++) to[c] += from[c];
+    }
+    scope_close(&scope);
+}
+
+#endif
+#endif

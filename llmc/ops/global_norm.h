@@ -1,0 +1,63 @@
+/* The Euclidean norm of a whole gradient: norm = sqrt(sum over i of g[i]^2).
+ *
+ *   forward    norm [1] from g [n]
+ *
+ * dtypes     g floatX; norm real.
+ * numerics   squares and sums in double, in blocks of GLOBAL_NORM_BLOCK elements that are added in order, so
+ *            neither threads nor vector width change a bit. NaN or infinity in g makes the norm NaN or infinite. */
+#ifndef LLMC_GLOBAL_NORM_H
+#define LLMC_GLOBAL_NORM_H
+
+#include "../device/scope.h"
+
+#define GLOBAL_NORM_BLOCK 16384
+#define GLOBAL_NORM_LANES 16
+
+#define GLOBAL_NORM_FORWARD_FLOPS(n) (2.0 * (double)(n))
+#define GLOBAL_NORM_FORWARD_BYTES(n) ((double)(n) * sizeof(floatX))
+
+// ---------------------------------------------------------------------------------------------------------
+// Reference
+
+static inline void global_norm_forward_ref(real* norm, const real* g, size_t n) {
+    double sum = 0;
+    for (size_t i = 0; i < n; i++) sum += (double)g[i] * (double)g[i];
+    *norm = (real)sqrt(sum);
+}
+
+// ---------------------------------------------------------------------------------------------------------
+// CPU
+
+#ifndef __CUDACC__
+
+// Sum of squares of n elements in a fixed order that vectorises: lane k takes the elements k, k + lanes, ...
+static inline double global_norm_block(const floatX* g, size_t n) {
+    double lane[GLOBAL_NORM_LANES] = {0}, sum = 0;
+    size_t i = 0;
+    for (; i + GLOBAL_NORM_LANES <= n; i += GLOBAL_NORM_LANES) {
+#pragma omp simd
+        for (int k = 0; k < GLOBAL_NORM_LANES; k++) lane[k] += (double)g[i + (size_t)k] * (double)g[i + (size_t)k];
+    }
+    for (int k = 0; i < n; i++, k++) lane[k] += (double)g[i] * (double)g[i];
+    for (int k = 0; k < GLOBAL_NORM_LANES; k++) sum += lane[k];
+    return sum;
+}
+
+static inline void global_norm_forward(real* norm, const floatX* g, size_t n, Context* ctx) {
+    Scope scope = scope_open(ctx, "global_norm_forward", GLOBAL_NORM_FORWARD_FLOPS(n), GLOBAL_NORM_FORWARD_BYTES(n),
+                             "n=%zu", n);
+    size_t blocks = (n + GLOBAL_NORM_BLOCK - 1) / GLOBAL_NORM_BLOCK;
+    double* partial = (double*)device_scratch(ctx, blocks * sizeof(double));
+    double sum = 0;
+#pragma omp parallel for schedule(static)
+    for (size_t b = 0; b < blocks; b++) {
+        size_t start = b * GLOBAL_NORM_BLOCK;
+        partial[b] = global_norm_block(g + start, min_size(GLOBAL_NORM_BLOCK, n - start));
+    }
+    for (size_t b = 0; b < blocks; b++) sum += partial[b];
+    *norm = (real)sqrt(sum);
+    scope_close(&scope);
+}
+
+#endif
+#endif

@@ -1,0 +1,231 @@
+/* Layer normalisation, alone and fused with the residual connection before it.
+ *
+ *   forward            y [N, C] = (x - mean) * rstd * w + b         mean, rstd [N] of each row are kept
+ *   residual forward   r [N, C] = x + dropout(r);  y = LN(r)        r comes in as a branch's output
+ *   backward           dx [N, C] SET or ADD; d.w, d.b [C] SET or ADD, from dy, x and the kept statistics:
+ *                      with u = (x - mean) * rstd and e = dy * w, averages over the row's channels:
+ *                      dx = rstd * (e - average(e) - u * average(e * u)),  dw = sum of dy * u,  db = sum of dy
+ *
+ * The backward pass of the residual form is this one with x = r, then dropout_backward for the branch.
+ * With SET, dx may be dy.
+ *
+ * dtypes     x, y, r, w, b and gradients floatX; mean and rstd real.
+ * numerics   sums of a row in real, in LAYERNORM_LANES interleaved partial sums, so that neither threads nor
+ *            vector width change a bit; the variance is the population's, in a second pass over the row (no
+ *            cancellation for a large mean). d.w and d.b: sums in real over LAYERNORM_BLOCK rows, those in double.
+ * source     Ba, Kiros and Hinton, arXiv 1607.06450. */
+#ifndef LLMC_LAYERNORM_H
+#define LLMC_LAYERNORM_H
+
+#include "../device/dropout_mask.h"
+#include "../device/scope.h"
+
+typedef struct {
+    int N, C;
+} Rows;
+
+#define LAYERNORM_LANES 16
+#define LAYERNORM_BLOCK 32
+#define LAYERNORM_COLUMNS 64
+
+#define LAYERNORM_FORWARD_FLOPS(N, C) (7.0 * (N) * (C))
+#define LAYERNORM_FORWARD_BYTES(N, C) (2.0 * ((N) + 1.0) * (C) * sizeof(floatX) + 2.0 * (N) * sizeof(real))
+#define RESIDUAL_LAYERNORM_FORWARD_FLOPS(N, C) (9.0 * (N) * (C))
+#define RESIDUAL_LAYERNORM_FORWARD_BYTES(N, C) \
+    ((4.0 * (N) + 2.0) * (C) * sizeof(floatX) + 2.0 * (N) * sizeof(real))
+#define LAYERNORM_BACKWARD_FLOPS(N, C) (15.0 * (N) * (C))
+#define LAYERNORM_BACKWARD_BYTES(N, C, dx_mode) \
+    ((((dx_mode) == ADD ? 4.0 : 3.0) * (N) + 3.0) * (C) * sizeof(floatX) + 2.0 * (N) * sizeof(real))
+
+// ---------------------------------------------------------------------------------------------------------
+// Reference
+
+static inline void layernorm_forward_ref(real* y, real* mean, real* rstd, const real* x, const real* w, const real* b,
+                                         int N, int C, double eps) {
+    for (int n = 0; n < N; n++) {
+        const real* row = x + (size_t)n * (size_t)C;
+        double sum = 0, squares = 0;
+        for (int c = 0; c < C; c++) sum += row[c];
+        double average = sum / C;
+        for (int c = 0; c < C; c++) squares += (row[c] - average) * (row[c] - average);
+        double scale = 1 / sqrt(squares / C + eps);
+        for (int c = 0; c < C; c++)
+            y[(size_t)n * (size_t)C + (size_t)c] = (real)((row[c] - average) * scale * w[c] + b[c]);
+        mean[n] = (real)average;
+        rstd[n] = (real)scale;
+    }
+}
+
+// r becomes x + dropout(r).
+static inline void residual_dropout_ref(real* r, const real* x, int N, int C, Dropout dropout) {
+    const Sequences* s = dropout.sequences;
+    for (int n = 0; n < N; n++)
+        for (int c = 0; c < C; c++) {
+            size_t i = (size_t)n * (size_t)C + (size_t)c;
+            r[i] = (real)(x[i] + r[i] * dropout_factor_ref(dropout, s->sequence[n], s->position[n], c));
+        }
+}
+
+static inline void layernorm_backward_ref(real* dx, real* dw, real* db, const real* dy, const real* x,
+                                          const real* mean, const real* rstd, const real* w, Rows size, Mode dx_mode,
+                                          Mode d_mode) {
+    size_t C = (size_t)size.C;
+    for (int n = 0; n < size.N; n++) {
+        size_t row = (size_t)n * C;
+        double sum = 0, product = 0;
+        for (size_t c = 0; c < C; c++) {
+            double e = (double)dy[row + c] * w[c];
+            sum += e;
+            product += e * ((double)x[row + c] - mean[n]) * rstd[n];
+        }
+        for (size_t c = 0; c < C; c++) {
+            double u = ((double)x[row + c] - mean[n]) * rstd[n], e = (double)dy[row + c] * w[c];
+            double d = rstd[n] * (e - sum / size.C - u * product / size.C);
+            dx[row + c] = (real)(dx_mode == ADD ? dx[row + c] + d : d);
+        }
+    }
+    for (size_t c = 0; c < C; c++) {
+        double weight = d_mode == ADD ? dw[c] : 0, bias = d_mode == ADD ? db[c] : 0;
+        for (int n = 0; n < size.N; n++) {
+            size_t i = (size_t)n * C + c;
+            weight += dy[i] * ((double)x[i] - mean[n]) * rstd[n];
+            bias += dy[i];
+        }
+        dw[c] = (real)weight;
+        db[c] = (real)bias;
+    }
+}
+
+// ---------------------------------------------------------------------------------------------------------
+// CPU
+
+#ifndef __CUDACC__
+
+static inline real layernorm_lanes_sum(const real* lane) {
+    real sum = 0;
+    for (int k = 0; k < LAYERNORM_LANES; k++) sum += lane[k];
+    return sum;
+}
+
+// Normalise one row of C elements.
+static inline void layernorm_row(floatX* y, real* mean, real* rstd, const floatX* x, Affine p, size_t C, real eps) {
+    real sums[LAYERNORM_LANES] = {0}, squares[LAYERNORM_LANES] = {0};
+    size_t whole = C / LAYERNORM_LANES * LAYERNORM_LANES;
+    for (size_t c = 0; c < whole; c += LAYERNORM_LANES) {
+#pragma omp simd
+        for (size_t k = 0; k < LAYERNORM_LANES; k++) sums[k] += x[c + k];
+    }
+    for (size_t c = whole; c < C; c++) sums[c - whole] += x[c];
+    real average = layernorm_lanes_sum(sums) / (real)C;
+    for (size_t c = 0; c < whole; c += LAYERNORM_LANES) {
+#pragma omp simd
+        for (size_t k = 0; k < LAYERNORM_LANES; k++) squares[k] += (x[c + k] - average) * (x[c + k] - average);
+    }
+    for (size_t c = whole; c < C; c++) squares[c - whole] += (x[c] - average) * (x[c] - average);
+    real scale = (real)(1 / sqrt((double)(layernorm_lanes_sum(squares) / (real)C) + (double)eps));
+#pragma omp simd
+    for (size_t c = 0; c < C; c++) y[c] = (x[c] - average) * scale * p.w[c] + p.b[c];
+    *mean = average;
+    *rstd = scale;
+}
+
+static inline void layernorm_forward(floatX* y, Moments stats, const floatX* x, Affine p, int N, int C, real eps,
+                                     Context* ctx) {
+    CHECK(N > 0 && C > 0);
+    Scope scope = scope_open(ctx, "layernorm_forward", LAYERNORM_FORWARD_FLOPS(N, C), LAYERNORM_FORWARD_BYTES(N, C),
+                             "N=%d C=%d", N, C);
+    size_t row = (size_t)C;
+#pragma omp parallel for schedule(static)
+    for (int n = 0; n < N; n++)
+        layernorm_row(y + (size_t)n * row, stats.mean + n, stats.rstd + n, x + (size_t)n * row, p, row, eps);
+    scope_close(&scope);
+}
+
+static inline void residual_layernorm_forward(floatX* y, floatX* r, Moments stats, const floatX* x, Affine p, int N,
+                                              int C, real eps, Dropout dropout, Context* ctx) {
+    CHECK(N > 0 && C > 0 && (dropout.threshold == 0 || dropout.sequences->rows == N));
+    Scope scope = scope_open(ctx, "residual_layernorm_forward", RESIDUAL_LAYERNORM_FORWARD_FLOPS(N, C),
+                             RESIDUAL_LAYERNORM_FORWARD_BYTES(N, C), "N=%d C=%d", N, C);
+#pragma omp parallel for schedule(static)
+    for (int n = 0; n < N; n++) {
+        size_t row = (size_t)n * (size_t)C;
+        real factor[DROPOUT_TILE];
+        for (int i = 0; i < DROPOUT_TILE; i++) factor[i] = 1;
+        for (int start = 0; start < C; start += DROPOUT_TILE) {
+            if (dropout.threshold)
+                dropout_factors(factor, dropout, dropout.sequences->sequence[n], dropout.sequences->position[n], start);
+            floatX* to = r + row + start;
+            const floatX* from = x + row + start;
+            int width = min_int(DROPOUT_TILE, C - start);
+#pragma omp simd
+            for (int i = 0; i < width; i++) to[i] = from[i] + to[i] * factor[i];
+        }
+        layernorm_row(y + row, stats.mean + n, stats.rstd + n, r + row, p, (size_t)C, eps);
+    }
+    scope_close(&scope);
+}
+
+// One row's dx; its share of the weight's and bias's gradients is added to dw and db.
+static inline void layernorm_backward_row(floatX* dx, real* dw, real* db, const floatX* dy, const floatX* x, real mean,
+                                          real rstd, const floatX* w, size_t C, Mode dx_mode) {
+    real sums[LAYERNORM_LANES] = {0}, products[LAYERNORM_LANES] = {0};
+    size_t whole = C / LAYERNORM_LANES * LAYERNORM_LANES;
+    for (size_t c = 0; c < whole; c += LAYERNORM_LANES) {
+#pragma omp simd
+        for (size_t k = 0; k < LAYERNORM_LANES; k++) {
+            real e = dy[c + k] * w[c + k];
+            sums[k] += e;
+            products[k] += e * ((x[c + k] - mean) * rstd);
+        }
+    }
+    for (size_t c = whole; c < C; c++) {
+        real e = dy[c] * w[c];
+        sums[c - whole] += e;
+        products[c - whole] += e * ((x[c] - mean) * rstd);
+    }
+    real average = layernorm_lanes_sum(sums) / (real)C, slope = layernorm_lanes_sum(products) / (real)C;
+#pragma omp simd
+    for (size_t c = 0; c < C; c++) {
+        real u = (x[c] - mean) * rstd, g = dy[c];
+        dw[c] += g * u;
+        db[c] += g;
+        real d = rstd * (g * w[c] - average - u * slope);
+        dx[c] = dx_mode == ADD ? dx[c] + d : d;
+    }
+}
+
+static inline void layernorm_backward(floatX* dx, Affine d, const floatX* dy, const floatX* x, Moments stats,
+                                      const floatX* w, Rows size, Mode dx_mode, Mode d_mode, Context* ctx) {
+    CHECK(size.N > 0 && size.C > 0);
+    size_t N = (size_t)size.N, C = (size_t)size.C, blocks = (N + LAYERNORM_BLOCK - 1) / LAYERNORM_BLOCK;
+    Scope scope = scope_open(ctx, "layernorm_backward", LAYERNORM_BACKWARD_FLOPS(size.N, size.C),
+                             LAYERNORM_BACKWARD_BYTES(size.N, size.C, dx_mode), "N=%d C=%d", size.N, size.C);
+    real* partial = (real*)device_scratch(ctx, blocks * 2 * C * sizeof(real));  // dw, db of each block of rows
+#pragma omp parallel for schedule(static)
+    for (size_t b = 0; b < blocks; b++) {
+        real* dw = partial + 2 * C * b;
+        memset(dw, 0, 2 * C * sizeof(real));
+        for (size_t n = b * LAYERNORM_BLOCK; n < min_size(N, (b + 1) * LAYERNORM_BLOCK); n++)
+            layernorm_backward_row(dx + n * C, dw, dw + C, dy + n * C, x + n * C, stats.mean[n], stats.rstd[n], w, C,
+                                   dx_mode);
+    }
+#pragma omp parallel for schedule(static)
+    for (size_t start = 0; start < C; start += LAYERNORM_COLUMNS) {
+        double weight[LAYERNORM_COLUMNS] = {0}, bias[LAYERNORM_COLUMNS] = {0};
+        size_t width = min_size(LAYERNORM_COLUMNS, C - start);
+        for (size_t b = 0; b < blocks; b++) {
+            const real* dw = partial + 2 * C * b + start;
+            for (size_t c = 0; c < width; c++) weight[c] += (double)dw[c];
+            for (size_t c = 0; c < width; c++) bias[c] += (double)dw[C + c];
+        }
+        for (size_t c = 0; c < width; c++) {
+            floatX *dw = d.w + start + c, *db = d.b + start + c;
+            *dw = (floatX)(d_mode == ADD ? (double)*dw + weight[c] : weight[c]);
+            *db = (floatX)(d_mode == ADD ? (double)*db + bias[c] : bias[c]);
+        }
+    }
+    scope_close(&scope);
+}
+
+#endif
+#endif

@@ -1,0 +1,428 @@
+/* matmul: the linear layer, with bias and GELU fused into the products around it.
+ *
+ *   forward          y   (SET or ADD)  = x w^T + b              x [N, IC], w [OC, IC], b [OC] or NULL, y [N, OC]
+ *   gelu forward     pre = x w^T + b,  y = gelu(pre)            both kept: the backward pass reads pre
+ *   backward input   dx  (SET or ADD)  = dy w                   dy [N, OC], dx [N, IC]
+ *   gelu backward    dpre = (dy w) * gelu'(pre)                 pre, dpre [N, IC]
+ *   backward weight  dw  (SET or ADD)  = dy^T x,  db = column sums of dy
+ *
+ * All arrays floatX, row-major. N is the number of rows (tokens).
+ *
+ * Numerics: products accumulate in `real` with fused multiply-adds over blocks of at most 256 terms; the sums of
+ * the blocks are added in order. db accumulates in double. The order depends on the shapes only.
+ *
+ * The CPU version is one packed, register-blocked product in the manner of Goto and van de Geijn, "Anatomy of
+ * high-performance matrix multiplication", ACM TOMS 34 (2008). USE_BLAS takes a CBLAS library's instead. */
+#ifndef LLMC_MATMUL_H
+#define LLMC_MATMUL_H
+
+#if defined(__AVX__) && !defined(__CUDACC__)
+#include <immintrin.h>
+#endif
+#ifdef USE_BLAS
+#include <cblas.h>
+#endif
+
+#include "../device/activation.h"
+#include "../device/scope.h"
+
+#define MATMUL_FLOPS(N, IC, OC) (2.0 * (double)(N) * (double)(IC) * (double)(OC))
+// Every operand once; an output that is added to is read too.
+#define MATMUL_BYTES(N, IC, OC) \
+    (((double)(N) * (double)(IC) + (double)(OC) * (double)(IC) + (double)(N) * (double)(OC)) * sizeof(floatX))
+
+// ---------------------------------------------------------------------------------------------------------
+// References
+
+static inline void matmul_forward_ref(real* y, const real* x, const real* w, const real* b, int N, int IC, int OC,
+                                      Mode mode) {
+    for (int n = 0; n < N; n++)
+        for (int o = 0; o < OC; o++) {
+            size_t at = (size_t)n * (size_t)OC + (size_t)o;
+            double sum = b ? b[o] : 0;
+            for (int i = 0; i < IC; i++)
+                sum += (double)x[(size_t)n * (size_t)IC + (size_t)i] * w[(size_t)o * (size_t)IC + (size_t)i];
+            y[at] = (real)(mode == ADD ? y[at] + sum : sum);
+        }
+}
+
+static inline void matmul_gelu_forward_ref(real* y, real* pre, const real* x, const real* w, const real* b, int N,
+                                           int IC, int OC, Gelu kind) {
+    matmul_forward_ref(pre, x, w, b, N, IC, OC, SET);
+    for (size_t i = 0; i < (size_t)N * (size_t)OC; i++) y[i] = (real)gelu_exact(pre[i], kind);
+}
+
+static inline void matmul_backward_input_ref(real* dx, const real* dy, const real* w, int N, int IC, int OC,
+                                             Mode mode) {
+    for (int n = 0; n < N; n++)
+        for (int i = 0; i < IC; i++) {
+            size_t at = (size_t)n * (size_t)IC + (size_t)i;
+            double sum = 0;
+            for (int o = 0; o < OC; o++)
+                sum += (double)dy[(size_t)n * (size_t)OC + (size_t)o] * w[(size_t)o * (size_t)IC + (size_t)i];
+            dx[at] = (real)(mode == ADD ? dx[at] + sum : sum);
+        }
+}
+
+static inline void matmul_gelu_backward_input_ref(real* dpre, const real* dy, const real* w, const real* pre, int N,
+                                                  int IC, int OC, Gelu kind) {
+    matmul_backward_input_ref(dpre, dy, w, N, IC, OC, SET);
+    for (size_t i = 0; i < (size_t)N * (size_t)IC; i++)
+        dpre[i] = (real)(dpre[i] * gelu_derivative_exact(pre[i], kind));
+}
+
+static inline void matmul_backward_weight_ref(real* dw, real* db, const real* dy, const real* x, int N, int IC, int OC,
+                                              Mode mode) {
+    for (int o = 0; o < OC; o++) {
+        for (int i = 0; i < IC; i++) {
+            size_t at = (size_t)o * (size_t)IC + (size_t)i;
+            double sum = 0;
+            for (int n = 0; n < N; n++)
+                sum += (double)dy[(size_t)n * (size_t)OC + (size_t)o] * x[(size_t)n * (size_t)IC + (size_t)i];
+            dw[at] = (real)(mode == ADD ? dw[at] + sum : sum);
+        }
+        double sum = 0;
+        for (int n = 0; n < N && db; n++) sum += dy[(size_t)n * (size_t)OC + (size_t)o];
+        if (db) db[o] = (real)(mode == ADD ? db[o] + sum : sum);
+    }
+}
+
+#ifndef __CUDACC__
+
+// ---------------------------------------------------------------------------------------------------------
+// One product for all directions
+//
+//   C [M, N] (SET or ADD) = A [M, K] B [K, N] + bias, any operand transposed by its strides
+//
+// C is cut into blocks of mc x nc, a task each. A task walks K in blocks of KC; for each, and for each panel of
+// NR columns of B (packed: NR values a step of k, KC * NR of them fill half of the L1 cache), it walks strips of
+// MR rows of A. A strip times a panel is a tile: its sums stay in registers for the whole of KC. Between blocks of
+// K tiles wait in the task's own buffer, so that C is touched once, with bias and GELU applied on the way.
+
+#if defined(__AVX512F__)
+#define VECTOR_BYTES 64
+#define MR 12  // 12 x 2 vectors of sums, 2 of B, 1 of A: of 32 registers
+#elif defined(__AVX__)
+#define VECTOR_BYTES 32
+#define MR 6  // 6 x 2 vectors of sums: of 16 registers
+#else
+#define VECTOR_BYTES 16
+#define MR 6
+#endif
+#define LANES ((int)(VECTOR_BYTES / sizeof(real)))
+#define NR (2 * LANES)
+#define KC 256
+
+typedef real Vector __attribute__((vector_size(VECTOR_BYTES), aligned(sizeof(real)), may_alias));
+
+// a * b + c, rounded once where the machine can: -ffp-contract=off forbids the compiler to do so by itself.
+static inline Vector vector_fma(Vector a, Vector b, Vector c) {
+#if defined(__AVX512F__) && defined(REAL_DOUBLE)
+    return (Vector)_mm512_fmadd_pd((__m512d)a, (__m512d)b, (__m512d)c);
+#elif defined(__AVX512F__)
+    return (Vector)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
+#elif defined(__FMA__) && defined(REAL_DOUBLE)
+    return (Vector)_mm256_fmadd_pd((__m256d)a, (__m256d)b, (__m256d)c);
+#elif defined(__FMA__)
+    return (Vector)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c);
+#else
+    return a * b + c;
+#endif
+}
+
+// tile [MR, NR] (SET or ADD) = a strip of A, element (i, k) at a[i * a_row + k * a_k], times a packed panel of B.
+static inline void matmul_tile(real* tile, const real* a, size_t a_row, size_t a_k, const real* b, int k, Mode mode) {
+    const Vector zero = {0};
+    Vector sum[MR][2];
+    for (int i = 0; i < MR; i++) sum[i][0] = sum[i][1] = zero;
+    do {
+        Vector b0 = *(const Vector*)b, b1 = *(const Vector*)(b + LANES);
+        for (int i = 0; i < MR; i++) {
+            Vector ai = a[(size_t)i * a_row] - zero;  // one value in every lane
+            sum[i][0] = vector_fma(ai, b0, sum[i][0]);
+            sum[i][1] = vector_fma(ai, b1, sum[i][1]);
+        }
+        a += a_k;
+        __asm__("" : "+r"(a));  // hides a's steps from gcc, which would make a second loop for a_k = 1 and spill
+        b += NR;
+    } while (--k);
+    Vector* t = (Vector*)tile;
+    for (int i = 0; i < MR; i++)
+        for (int j = 0; j < 2; j++) {
+            if (mode == ADD) sum[i][j] += t[2 * i + j];
+            t[2 * i + j] = sum[i][j];
+        }
+}
+
+// One of each pair of strides is 1. For either pointer to a bias, to `activated` and to `pre`: NULL if there is none.
+typedef struct {
+    int M, N, K;
+    floatX* c;
+    size_t c_row, c_col;  // C(m, n) is c[m * c_row + n * c_col]
+    const floatX* a;
+    size_t a_row, a_k;  // A(m, k) is a[m * a_row + k * a_k]
+    const floatX* b;
+    size_t b_k, b_col;  // B(k, n) is b[k * b_k + n * b_col]
+    Mode mode;
+    const floatX *row_bias, *col_bias;  // added to C(m, n): row_bias[m], col_bias[n]
+    floatX* activated;                  // gelu(C), laid out as C
+    const floatX* pre;                  // C becomes C * gelu'(pre), laid out as C
+    Gelu kind;
+    int mc, nc;         // a task's block of C: nc a multiple of NR
+    int tasks_share_b;  // B is packed once, before the tasks; else a task packs the columns that only it uses
+} Product;
+
+#ifdef USE_BLAS
+
+static inline void product_run(const Product* p, Context* ctx) {
+    (void)ctx;
+    int swapped = p->c_col != 1 || p->row_bias;  // CBLAS wants rows of C: where c_row = 1, C^T = B^T A^T has them
+    const floatX *a = swapped ? p->b : p->a, *b = swapped ? p->a : p->b;
+    size_t a_row = swapped ? p->b_col : p->a_row, a_k = swapped ? p->b_k : p->a_k;
+    size_t b_k = swapped ? p->a_k : p->b_k, b_col = swapped ? p->a_row : p->b_col;
+    int M = swapped ? p->N : p->M, N = swapped ? p->M : p->N;
+#ifdef REAL_DOUBLE
+#define CBLAS_GEMM cblas_dgemm
+#else
+#define CBLAS_GEMM cblas_sgemm
+#endif
+    CBLAS_GEMM(CblasRowMajor, a_k == 1 ? CblasNoTrans : CblasTrans, b_col == 1 ? CblasNoTrans : CblasTrans, M, N, p->K,
+               1, a, max_int((int)(a_k == 1 ? a_row : a_k), a_k == 1 ? p->K : M), b,
+               max_int((int)(b_col == 1 ? b_k : b_col), b_col == 1 ? N : p->K), p->mode == ADD, p->c,
+               max_int((int)(swapped ? p->c_col : p->c_row), N));
+    const floatX* bias = swapped ? p->row_bias : p->col_bias;
+    if (!bias && !p->activated && !p->pre) return;
+#pragma omp parallel for schedule(static)
+    for (int m = 0; m < M; m++) {
+        size_t at = (size_t)m * (swapped ? p->c_col : p->c_row);
+        for (int n = 0; n < N && bias; n++) p->c[at + (size_t)n] += bias[n];
+        for (int n = 0; n < N && p->pre; n++) p->c[at + (size_t)n] *= gelu_derivative(p->pre[at + (size_t)n], p->kind);
+        for (int n = 0; n < N && p->activated; n++)
+            p->activated[at + (size_t)n] = gelu_value(p->c[at + (size_t)n], p->kind);
+    }
+}
+
+#else
+
+// to[k * width + i] = from[i * stride + k * k_stride] for i < count, 0 up to width: what a tile reads in one stream.
+__attribute__((always_inline)) static inline void matmul_pack(real* to, int width, const floatX* from, size_t stride,
+                                                              size_t k_stride, int count, int k) {
+    if (count < width) memset(to, 0, (size_t)width * (size_t)k * sizeof *to);
+    if (stride == 1 && count == width)
+        for (int j = 0; j < k; j++) memcpy(to + j * width, from + (size_t)j * k_stride, (size_t)width * sizeof *to);
+    else
+        for (int i = 0; i < count; i++)
+            for (int j = 0; j < k; j++) to[j * width + i] = from[(size_t)i * stride + (size_t)j * k_stride];
+}
+
+// The finished rows x cols of a tile go to c.
+__attribute__((always_inline)) static inline void matmul_store(floatX* c, size_t c_row, size_t c_col, const real* tile,
+                                                               int rows, int cols, Mode mode) {
+    if (c_col == 1)
+        for (int i = 0; i < rows; i++)
+            for (int j = 0; j < cols; j++) {
+                floatX* to = c + (size_t)i * c_row + j;
+                *to = mode == ADD ? *to + tile[i * NR + j] : tile[i * NR + j];
+            }
+    else
+        for (int j = 0; j < cols; j++)
+            for (int i = 0; i < rows; i++) {
+                floatX* to = c + (size_t)j * c_col + i;
+                *to = mode == ADD ? *to + tile[i * NR + j] : tile[i * NR + j];
+            }
+}
+
+static inline void product_store(const Product* p, floatX* c, const real* tile, int rows, int cols, Mode mode) {
+    if (rows == MR && cols == NR)
+        matmul_store(c, p->c_row, p->c_col, tile, MR, NR, mode);
+    else
+        matmul_store(c, p->c_row, p->c_col, tile, rows, cols, mode);
+}
+
+// Bias, GELU, and the way to C, of the tile whose first element is C(m, n).
+static inline void product_finish(const Product* p, real* tile, int m, int n, int rows, int cols) {
+    size_t at = (size_t)m * p->c_row + (size_t)n * p->c_col;
+    if (p->row_bias)
+        for (int i = 0; i < rows; i++)
+            for (int j = 0; j < NR; j++) tile[i * NR + j] += p->row_bias[m + i];
+    if (p->col_bias)
+        for (int i = 0; i < rows; i++)
+            for (int j = 0; j < cols; j++) tile[i * NR + j] += p->col_bias[n + j];
+    if (p->pre) {
+        real pre[MR * NR] = {0};
+        for (int i = 0; i < rows; i++)
+            for (int j = 0; j < cols; j++) pre[i * NR + j] = p->pre[at + (size_t)i * p->c_row + (size_t)j * p->c_col];
+        if (p->kind == GELU_ERF)
+            for (int e = 0; e < MR * NR; e++) tile[e] *= gelu_derivative(pre[e], GELU_ERF);
+        else
+            for (int e = 0; e < MR * NR; e++) tile[e] *= gelu_derivative(pre[e], GELU_TANH);
+    }
+    product_store(p, p->c + at, tile, rows, cols, p->mode);
+    if (p->activated) {
+        if (p->kind == GELU_ERF)
+            for (int e = 0; e < MR * NR; e++) tile[e] = gelu_value(tile[e], GELU_ERF);
+        else
+            for (int e = 0; e < MR * NR; e++) tile[e] = gelu_value(tile[e], GELU_TANH);
+        product_store(p, p->activated + at, tile, rows, cols, SET);
+    }
+}
+
+// The block of C that begins at C(m0, n0). packed_b: all of B, or NULL. own: this thread's buffer.
+static inline void product_task(const Product* p, const real* packed_b, real* own, int m0, int n0) {
+    int rows = min_int(p->mc, p->M - m0), cols = min_int(p->nc, p->N - n0);
+    size_t padded_n = round_up((size_t)p->N, NR);
+    real *own_panel = own, *own_strips = own + NR * KC, *tiles = own_strips + (size_t)p->mc * KC;
+    for (int k0 = 0; k0 < p->K; k0 += KC) {
+        int k = min_int(KC, p->K - k0);
+        const floatX* a = p->a + (size_t)m0 * p->a_row + (size_t)k0 * p->a_k;
+        for (int i = 0; i < rows; i += MR)  // rows of A are streams already; columns, and the last strip, are packed
+            if (p->a_k != 1 || rows - i < MR)
+                matmul_pack(own_strips + i * KC, MR, a + (size_t)i * p->a_row, p->a_row, p->a_k, min_int(MR, rows - i), k);
+        real* tile = tiles;
+        for (int j = 0; j < cols; j += NR) {
+            const real* panel = own_panel;
+            int width = min_int(NR, cols - j);
+            if (packed_b)
+                panel = packed_b + (size_t)k0 * padded_n + (size_t)(n0 + j) * (size_t)k;
+            else
+                matmul_pack(own_panel, NR, p->b + (size_t)k0 * p->b_k + (size_t)(n0 + j) * p->b_col, p->b_col, p->b_k,
+                            width, k);
+            for (int i = 0; i < rows; i += MR) {
+                int height = min_int(MR, rows - i);
+                if (p->a_k != 1 || height < MR)
+                    matmul_tile(tile, own_strips + i * KC, 1, MR, panel, k, k0 ? ADD : SET);
+                else
+                    matmul_tile(tile, a + (size_t)i * p->a_row, p->a_row, 1, panel, k, k0 ? ADD : SET);
+                if (k0 + k == p->K) product_finish(p, tile, m0 + i, n0 + j, height, width);
+                if (p->K > KC) tile += MR * NR;
+            }
+        }
+    }
+}
+
+static inline void product_run(const Product* p, Context* ctx) {
+    int m_tasks = (p->M + p->mc - 1) / p->mc, n_tasks = (p->N + p->nc - 1) / p->nc;
+    int panels = (p->N + NR - 1) / NR, k_blocks = (p->K + KC - 1) / KC;
+    size_t packed_size = p->tasks_share_b ? round_up((size_t)panels * NR * (size_t)p->K, 1024) : 0;
+    size_t own_size = round_up((NR + (size_t)p->mc) * KC + round_up((size_t)p->mc, MR) * (size_t)p->nc, 1024);
+    real* packed_b = (real*)device_scratch(ctx, (packed_size + (size_t)device_threads() * own_size) * sizeof(real));
+#pragma omp parallel
+    {
+        real* own = packed_b + packed_size + (size_t)device_thread_index() * own_size;
+        if (p->tasks_share_b) {
+#pragma omp for schedule(dynamic)
+            for (int t = 0; t < panels * k_blocks; t++) {
+                int k0 = t / panels * KC, n = t % panels * NR, k = min_int(KC, p->K - k0);
+                matmul_pack(packed_b + (size_t)k0 * (size_t)panels * NR + (size_t)n * (size_t)k, NR,
+                            p->b + (size_t)k0 * p->b_k + (size_t)n * p->b_col, p->b_col, p->b_k,
+                            min_int(NR, p->N - n), k);
+            }
+        }
+#pragma omp for schedule(dynamic)
+        for (int t = 0; t < m_tasks * n_tasks; t++)
+            product_task(p, p->tasks_share_b ? packed_b : NULL, own, t / n_tasks * p->mc, t % n_tasks * p->nc);
+    }
+}
+
+#endif
+
+// ---------------------------------------------------------------------------------------------------------
+// Launchers
+
+// y = x w^T as y^T = w x^T: the rows of w are read where they lie, only x, the smaller one, is packed.
+static inline Product product_forward(floatX* y, const floatX* x, Affine p, int N, int IC, int OC) {
+    Product r;
+    memset(&r, 0, sizeof r);
+    r.M = OC, r.N = N, r.K = IC;
+    r.c = y, r.c_row = 1, r.c_col = (size_t)OC;
+    r.a = p.w, r.a_row = (size_t)IC, r.a_k = 1;
+    r.b = x, r.b_k = 1, r.b_col = (size_t)IC;
+    r.row_bias = p.b;
+    r.mc = 96, r.nc = 256;
+    r.tasks_share_b = 1;
+    return r;
+}
+
+static inline Product product_backward_input(floatX* dx, const floatX* dy, const floatX* w, int N, int IC, int OC) {
+    Product r;
+    memset(&r, 0, sizeof r);
+    r.M = N, r.N = IC, r.K = OC;
+    r.c = dx, r.c_row = (size_t)IC, r.c_col = 1;
+    r.a = dy, r.a_row = (size_t)OC, r.a_k = 1;
+    r.b = w, r.b_k = (size_t)IC, r.b_col = 1;
+    r.mc = (int)round_up(256, MR), r.nc = 96;
+    return r;
+}
+
+static inline void matmul_forward(floatX* y, const floatX* x, Affine p, int N, int IC, int OC, Mode mode,
+                                  Context* ctx) {
+    Scope scope = scope_open(ctx, "matmul_forward", MATMUL_FLOPS(N, IC, OC), MATMUL_BYTES(N, IC, OC),
+                             "N=%d IC=%d OC=%d", N, IC, OC);
+    Product r = product_forward(y, x, p, N, IC, OC);
+    r.mode = mode;
+    product_run(&r, ctx);
+    scope_close(&scope);
+}
+
+static inline void matmul_gelu_forward(floatX* y, floatX* pre, const floatX* x, Affine p, int N, int IC, int OC,
+                                       Gelu kind, Context* ctx) {
+    Scope scope = scope_open(ctx, "matmul_gelu_forward", MATMUL_FLOPS(N, IC, OC), MATMUL_BYTES(N, IC, OC),
+                             "N=%d IC=%d OC=%d", N, IC, OC);
+    Product r = product_forward(pre, x, p, N, IC, OC);
+    r.activated = y;
+    r.kind = kind;
+    product_run(&r, ctx);
+    scope_close(&scope);
+}
+
+static inline void matmul_backward_input(floatX* dx, const floatX* dy, const floatX* w, int N, int IC, int OC,
+                                         Mode mode, Context* ctx) {
+    Scope scope = scope_open(ctx, "matmul_backward_input", MATMUL_FLOPS(N, IC, OC), MATMUL_BYTES(N, IC, OC),
+                             "N=%d IC=%d OC=%d", N, IC, OC);
+    Product r = product_backward_input(dx, dy, w, N, IC, OC);
+    r.mode = mode;
+    product_run(&r, ctx);
+    scope_close(&scope);
+}
+
+static inline void matmul_gelu_backward_input(floatX* dpre, const floatX* dy, const floatX* w, const floatX* pre, int N,
+                                              int IC, int OC, Gelu kind, Context* ctx) {
+    Scope scope = scope_open(ctx, "matmul_gelu_backward_input", MATMUL_FLOPS(N, IC, OC), MATMUL_BYTES(N, IC, OC),
+                             "N=%d IC=%d OC=%d", N, IC, OC);
+    Product r = product_backward_input(dpre, dy, w, N, IC, OC);
+    r.pre = pre;
+    r.kind = kind;
+    product_run(&r, ctx);
+    scope_close(&scope);
+}
+
+static inline void matmul_backward_weight(Affine d, const floatX* dy, const floatX* x, int N, int IC, int OC,
+                                          Mode mode, Context* ctx) {
+    Scope scope = scope_open(ctx, "matmul_backward_weight", MATMUL_FLOPS(N, IC, OC), MATMUL_BYTES(N, IC, OC),
+                             "N=%d IC=%d OC=%d", N, IC, OC);
+    Product r;
+    memset(&r, 0, sizeof r);
+    r.M = OC, r.N = IC, r.K = N;
+    r.c = d.w, r.c_row = (size_t)IC, r.c_col = 1;
+    r.a = dy, r.a_row = 1, r.a_k = (size_t)OC;
+    r.b = x, r.b_k = (size_t)IC, r.b_col = 1;
+    r.mode = mode;
+    r.mc = 96, r.nc = 384;
+    r.tasks_share_b = 1;
+    product_run(&r, ctx);
+    if (d.b) {
+        enum { COLUMNS = 256 };
+#pragma omp parallel for schedule(static)
+        for (int o = 0; o < OC; o += COLUMNS) {
+            double sum[COLUMNS] = {0};
+            int count = min_int(COLUMNS, OC - o);
+            for (int n = 0; n < N; n++)
+                for (int j = 0; j < count; j++) sum[j] += (double)dy[(size_t)n * (size_t)OC + (size_t)(o + j)];
+            for (int j = 0; j < count; j++) d.b[o + j] = (floatX)(mode == ADD ? d.b[o + j] + sum[j] : sum[j]);
+        }
+    }
+    scope_close(&scope);
+}
+
+#endif
+#endif

@@ -1,0 +1,37 @@
+/* Ranks that train together. This build has one: every call returns at once and costs nothing.
+ *
+ * The trainers are written against this interface: a rank takes its share of each step's sequences, gradients and
+ * losses are summed over the ranks before the update, and rank 0 writes the files. */
+#ifndef LLMC_COMM_H
+#define LLMC_COMM_H
+
+#include "../device/device.h"
+
+typedef struct {
+    int rank, size;
+} Comm;
+
+static inline void comm_init(Comm* comm) {
+    comm->rank = 0;
+    comm->size = 1;
+}
+
+// Sum `n` elements over all ranks, in place, on every rank.
+static inline void comm_sum(const Comm* comm, floatX* values, size_t n, Context* ctx) {
+    (void)values, (void)n, (void)ctx;
+    CHECK(comm->size == 1);
+}
+
+// Sum of one host number over all ranks.
+static inline double comm_sum_scalar(const Comm* comm, double value) {
+    CHECK(comm->size == 1);
+    return value;
+}
+
+// 1 on every rank if `flag` is 1 on any.
+static inline int comm_any(const Comm* comm, int flag) {
+    CHECK(comm->size == 1);
+    return flag;
+}
+
+#endif

@@ -1,0 +1,133 @@
+/* Tensors of a table, to and from safetensors files under their Hugging Face names and layouts.
+ *
+ * A file holds logical shapes: rows of padding are left out, and matrices that a model's files keep as [in, out] are
+ * transposed on the way. Loading is strict: a tensor that is missing, unknown, or of another shape or a type that is
+ * no floating type ends the program with its name. */
+#ifndef LLMC_MODEL_FILES_H
+#define LLMC_MODEL_FILES_H
+
+#include "../data/safetensors.h"
+#include "tensors.h"
+
+// One flat buffer laid out by the table, stored under the table's names with a prefix ("m." for a first moment).
+typedef struct {
+    const char* prefix;
+    real* values;
+} TensorPart;
+
+// What a foreign file may do: leave out the first part of names ("transformer."), and hold tensors nobody needs.
+typedef struct {
+    const char* optional_prefix;  // NULL: none
+    const char* const* ignored;   // endings of names
+    int ignored_count;
+} FileRules;
+
+enum { TRANSPOSE_TILE = 64 };
+
+// out[j, i] = in[i, j] for in [rows, cols].
+static inline void transpose(real* out, const real* in, int rows, int cols) {
+#pragma omp parallel for schedule(static)
+    for (int i0 = 0; i0 < rows; i0 += TRANSPOSE_TILE)
+        for (int j0 = 0; j0 < cols; j0 += TRANSPOSE_TILE)
+            for (int i = i0; i < min_int(rows, i0 + TRANSPOSE_TILE); i++)
+                for (int j = j0; j < min_int(cols, j0 + TRANSPOSE_TILE); j++)
+                    out[(size_t)j * (size_t)rows + (size_t)i] = in[(size_t)i * (size_t)cols + (size_t)j];
+}
+
+static inline size_t tensor_elements(const Tensor* t) { return (size_t)t->shape[0] * (size_t)t->shape[1]; }
+
+// The shape that the file has. Returns its dimensions.
+static inline int tensor_file_shape(const Tensor* t, uint64_t shape[2]) {
+    int swap = t->file == TRANSPOSED;
+    shape[0] = (uint64_t)t->shape[swap];
+    shape[1] = (uint64_t)t->shape[!swap];
+    return t->ndim;
+}
+
+// Write all parts to one file. Returns 0, or -1 with errno; the file is then incomplete.
+static inline int tensors_write(const char* path, const TensorTable* table, const TensorPart* parts, int count) {
+    SafeTensorsWriter w;
+    size_t largest = 0;
+    safetensors_writer_create(&w, path);
+    // transformers refuses a file that does not say which framework's layout it has.
+    safetensors_writer_metadata(&w, "format", "pt");
+    for (int p = 0; p < count; p++) {
+        for (int i = 0; i < table->count; i++) {
+            const Tensor* t = &table->tensors[i];
+            char name[128];
+            uint64_t shape[2];
+            snprintf(name, sizeof name, "%s%s", parts[p].prefix, t->name);
+            safetensors_writer_add(&w, name, safetensors_real_dtype(), tensor_file_shape(t, shape), shape);
+            if (t->file == TRANSPOSED && tensor_elements(t) > largest) largest = tensor_elements(t);
+        }
+    }
+    safetensors_writer_begin(&w);
+    real* turned = (real*)xmalloc(largest * sizeof(real));
+    for (int p = 0; p < count; p++) {
+        for (int i = 0; i < table->count; i++) {
+            const Tensor* t = &table->tensors[i];
+            const real* values = parts[p].values + t->offset;
+            if (t->file == TRANSPOSED) transpose(turned, values, t->shape[0], t->shape[1]), values = turned;
+            safetensors_writer_append(&w, values, tensor_elements(t) * sizeof(real));
+        }
+    }
+    free(turned);
+    return safetensors_writer_finish(&w);
+}
+
+// The entry of the file for this tensor, under its name or its name without the optional prefix; NULL if none.
+static inline const SafeTensor* tensors_file_entry(const SafeTensors* file, const char* prefix, const Tensor* t,
+                                                   const FileRules* rules) {
+    char name[128];
+    snprintf(name, sizeof name, "%s%s", prefix, t->name);
+    const SafeTensor* entry = safetensors_find(file, name);
+    size_t n = rules && rules->optional_prefix ? strlen(rules->optional_prefix) : 0;
+    if (!entry && n && strncmp(t->name, rules->optional_prefix, n) == 0) entry = safetensors_find(file, t->name + n);
+    return entry;
+}
+
+// Read all parts from one file; padding is set to zero. `rules` may be NULL.
+static inline void tensors_read(const char* path, const TensorTable* table, const TensorPart* parts, int count,
+                                const FileRules* rules) {
+    SafeTensors file;
+    safetensors_open(&file, path);
+    char* used = (char*)xcalloc((size_t)file.count, 1);
+    for (int p = 0; p < count; p++) {
+        memset(parts[p].values, 0, table->elements * sizeof(real));
+        for (int i = 0; i < table->count; i++) {
+            const Tensor* t = &table->tensors[i];
+            const SafeTensor* entry = tensors_file_entry(&file, parts[p].prefix, t, rules);
+            uint64_t shape[2];
+            int ndim = tensor_file_shape(t, shape);
+            if (!entry) die(USAGE, "%s: tensor \"%s%s\" is missing; the file is of another model", path, parts[p].prefix, t->name);
+            if (entry->ndim != ndim || entry->shape[0] != shape[0] || (ndim == 2 && entry->shape[1] != shape[1])) {
+                char expected[64];
+                snprintf(expected, sizeof expected, ndim == 2 ? "[%d, %d]" : "[%d]", (int)shape[0], (int)shape[1]);
+                die(USAGE, "%s: tensor \"%s\": its shape is not the %s that config.json implies", path, entry->name, expected);
+            }
+            used[entry - file.tensors] = 1;
+            real* values = parts[p].values + t->offset;
+            if (t->file == TRANSPOSED) {
+                real* turned = (real*)xmalloc(tensor_elements(t) * sizeof(real));
+                safetensors_read_real(&file, entry, 0, tensor_elements(t), turned);
+                transpose(values, turned, (int)shape[0], (int)shape[1]);
+                free(turned);
+            } else {
+                safetensors_read_real(&file, entry, 0, tensor_elements(t), values);
+            }
+        }
+    }
+    for (int i = 0; i < file.count; i++) {
+        const char* name = file.tensors[i].name;
+        int known = used[i];
+        for (int k = 0; rules && k < rules->ignored_count && !known; k++) {
+            size_t n = strlen(name), m = strlen(rules->ignored[k]);
+            known = n >= m && strcmp(name + n - m, rules->ignored[k]) == 0;
+        }
+        if (!known) die(USAGE, "%s: tensor \"%s\" is not part of this model; the file is of another model", path, name);
+    }
+    free(used);
+    safetensors_close(&file);
+}
+
+#endif

@@ -1,0 +1,56 @@
+/* The optimizer's state and its step over the flat parameter buffer.
+ *
+ * Two launches: the norm of all gradients, and one AdamW pass that clips with it. The norm stays where the ops run,
+ * so the host need not wait for it; a norm that is not finite updates nothing, and the trainer's NaN policy reads it
+ * afterwards. */
+#ifndef LLMC_OPTIMIZER_H
+#define LLMC_OPTIMIZER_H
+
+#include "../ops/adamw.h"
+#include "../ops/global_norm.h"
+#include "tensors.h"
+
+typedef struct {
+    size_t elements;  // of the flat buffer, as in the table
+    real *m, *v;      // [elements] first and second moments
+    real* norm;       // [1] of the last step's gradients, before clipping
+    ParamSpan* spans;
+    int span_count;
+} Optimizer;
+
+static inline size_t optimizer_bytes(const TensorTable* table) { return (2 * table->elements + 1) * sizeof(real); }
+
+static inline void optimizer_init(Optimizer* o, const TensorTable* table, Context* ctx) {
+    o->elements = table->elements;
+    o->m = (real*)device_alloc(ctx, optimizer_bytes(table), "optimizer");
+    o->v = o->m + o->elements;
+    o->norm = o->v + o->elements;
+    o->spans = (ParamSpan*)xcalloc((size_t)table->count, sizeof(ParamSpan));
+    o->span_count = 0;
+    // Neighbours of equal decay become one span. The padding between tensors is zero with zero gradients: it stays zero.
+    for (int i = 0; i < table->count; i++) {
+        const Tensor* t = &table->tensors[i];
+        size_t end = i + 1 < table->count ? table->tensors[i + 1].offset : table->elements;
+        ParamSpan* last = o->span_count ? &o->spans[o->span_count - 1] : NULL;
+        if (!last || last->decay != (float)t->decay) {
+            last = &o->spans[o->span_count++];
+            last->offset = t->offset;
+            last->decay = (float)t->decay;
+        }
+        last->size = end - last->offset;
+    }
+}
+
+static inline void optimizer_free(Optimizer* o) {
+    device_free(o->m, (2 * o->elements + 1) * sizeof(real));
+    free(o->spans);
+    memset(o, 0, sizeof *o);
+}
+
+static inline void optimizer_step(Optimizer* o, floatX* params, const floatX* grads, AdamW settings, Context* ctx) {
+    scope_at(ctx, OPTIMIZER, -1);
+    global_norm_forward(o->norm, grads, o->elements, ctx);
+    adamw_update(params, o->m, o->v, grads, o->norm, o->spans, o->span_count, settings, ctx);
+}
+
+#endif

@@ -1,0 +1,174 @@
+/* One table for tensors. A model states its tensors as rows (name, field of a struct, shape, ...); this file turns
+ * the rows into offsets in one flat buffer and binds structs of pointers to it. Parameters, gradients, moments,
+ * activations, checkpoints, tests and printing all go through the same table, so nobody writes x + l * B * T * C.
+ *
+ * Layout: rows in the order they are added, so layer by layer. A tensor starts on a multiple of 128 elements,
+ * except where a row continues a group (Q, K, V that one matmul uses as a single tensor): no padding inside a group.
+ * Rows of padding at a tensor's end (a vocabulary of 50,257 is stored as 50,304) are zero and stay zero. */
+#ifndef LLMC_TENSORS_H
+#define LLMC_TENSORS_H
+
+#include "../base/rng.h"
+#include "../device/device.h"
+
+#define TENSOR_ALIGNMENT 128  // elements
+
+typedef enum { INIT_ZERO, INIT_ONE, INIT_NORMAL, INIT_NORMAL_RESIDUAL } Init;
+// How a file holds a matrix that memory holds as [out, in]: alike, or as [in, out] (GPT-2's Conv1D).
+typedef enum { AS_IN_MEMORY, TRANSPOSED } FileLayout;
+typedef enum { OWN, GROUPED, SHARED } Placement;
+// OWN: starts its own aligned piece.  GROUPED: follows the row before it without padding.
+// SHARED: all layers use one buffer (what is recomputed, layer after layer, in the backward pass).
+
+// A row as a model's source states it; what it leaves out is zero, which is the first value of each enum. Dimensions
+// are symbols: indices into an array of sizes, 0 = no dimension.
+typedef struct {
+    const char* name;  // as in files (the Hugging Face name); %d stands for the layer
+    size_t field;      // offsetof the floatX* or real* in the struct that is bound
+    int shape[2];      // symbols; the logical shape in memory
+    Placement placement;
+    int stored;  // symbol of the rows stored, if more than shape[0]; else 0
+    Init init;
+    int decay;  // 1: weight decay applies
+    FileLayout file;
+} TensorRow;
+
+typedef struct {
+    char name[96];
+    size_t field;
+    int layer;         // -1: not part of a layer
+    int ndim;          // 1 or 2
+    int shape[2];      // shape[1] is 1 for a vector
+    int stored_rows;   // >= shape[0]
+    Init init;
+    int decay;
+    FileLayout file;
+    size_t offset, size;  // elements in the flat buffer; the size includes rows of padding
+} Tensor;
+
+// Zero-initialise; tensors_add() rows; tensors_free().
+typedef struct {
+    Tensor* tensors;
+    int count, capacity;
+    size_t elements;    // of the flat buffer, padding included
+    size_t parameters;  // logical elements
+} TensorTable;
+
+static inline Tensor* tensors_find(const TensorTable* table, const char* name) {
+    for (int i = 0; i < table->count; i++)
+        if (strcmp(table->tensors[i].name, name) == 0) return &table->tensors[i];
+    return NULL;
+}
+
+// The tensor that contains element `i` of the flat buffer (or the last one before it).
+static inline const Tensor* tensors_at(const TensorTable* table, size_t i) {
+    int low = 0, high = table->count - 1;
+    while (low < high) {
+        int middle = (low + high + 1) / 2;
+        if (table->tensors[middle].offset <= i) low = middle;
+        else high = middle - 1;
+    }
+    return &table->tensors[low];
+}
+
+// Append `count` rows for `layer` (-1: outside the layers), sizes taken from dims[symbol].
+static inline void tensors_add(TensorTable* table, const TensorRow* rows, int count, const int* dims, int layer) {
+    for (int i = 0; i < count; i++) {
+        const TensorRow* row = &rows[i];
+        if (table->count == table->capacity) {
+            table->capacity = table->capacity ? 2 * table->capacity : 64;
+            table->tensors = (Tensor*)xrealloc(table->tensors, (size_t)table->capacity * sizeof(Tensor));
+        }
+        Tensor t;
+        memset(&t, 0, sizeof t);
+        const char* percent = strstr(row->name, "%d");
+        if (percent)
+            snprintf(t.name, sizeof t.name, "%.*s%d%s", (int)(percent - row->name), row->name, layer, percent + 2);
+        else
+            snprintf(t.name, sizeof t.name, "%s", row->name);
+        t.field = row->field;
+        t.layer = layer;
+        t.ndim = row->shape[1] ? 2 : 1;
+        t.shape[0] = dims[row->shape[0]];
+        t.shape[1] = row->shape[1] ? dims[row->shape[1]] : 1;
+        t.stored_rows = row->stored ? dims[row->stored] : t.shape[0];
+        t.init = row->init;
+        t.decay = row->decay;
+        t.file = row->file;
+        t.size = (size_t)t.stored_rows * (size_t)t.shape[1];
+        int first = -1;
+        for (int k = 0; row->placement == SHARED && k < table->count && first < 0; k++)
+            if (table->tensors[k].layer >= 0 && table->tensors[k].field == t.field) first = k;
+        if (first >= 0) {
+            t.offset = table->tensors[first].offset;
+        } else {
+            t.offset = row->placement == GROUPED ? table->elements : round_up(table->elements, TENSOR_ALIGNMENT);
+            table->elements = t.offset + t.size;
+            table->parameters += (size_t)t.shape[0] * (size_t)t.shape[1];
+        }
+        table->tensors[table->count++] = t;
+    }
+}
+
+// To be called after the last row: the flat buffer ends on an aligned element, so that it can be cut in blocks.
+static inline void tensors_finish(TensorTable* table) {
+    table->elements = round_up(table->elements, TENSOR_ALIGNMENT);
+}
+
+static inline void tensors_free(TensorTable* table) {
+    free(table->tensors);
+    memset(table, 0, sizeof *table);
+}
+
+// Point the fields of `outer` (tensors outside the layers) and of `layers` (an array of structs of `layer_bytes`
+// each) into the flat buffer `base`, whose elements have `element_bytes`.
+static inline void tensors_bind(const TensorTable* table, void* base, size_t element_bytes, void* outer, void* layers,
+                                size_t layer_bytes) {
+    for (int i = 0; i < table->count; i++) {
+        const Tensor* t = &table->tensors[i];
+        char* target = t->layer < 0 ? (char*)outer : (char*)layers + (size_t)t->layer * layer_bytes;
+        void* pointer = (char*)base + t->offset * element_bytes;
+        memcpy(target + t->field, &pointer, sizeof pointer);
+    }
+}
+
+// Fill host parameters for training from scratch: normal weights of deviation `std` (`residual_std` for the
+// projections that end on the residual stream), ones, zeros. Element i of a tensor depends on (seed, tensor, i) only.
+static inline void tensors_init(const TensorTable* table, floatX* params, uint64_t seed, double std,
+                                double residual_std) {
+    memset(params, 0, table->elements * sizeof *params);
+    for (int k = 0; k < table->count; k++) {
+        const Tensor* t = &table->tensors[k];
+        uint64_t key = rng_stream(seed, (uint64_t)k, 0, SITE_INIT);
+        double deviation = t->init == INIT_NORMAL ? std : residual_std;
+        int64_t n = (int64_t)t->shape[0] * t->shape[1];
+        floatX* w = params + t->offset;
+        if (t->init == INIT_ZERO) continue;
+#pragma omp parallel for schedule(static)
+        for (int64_t i = 0; i < n; i++)
+            w[i] = t->init == INIT_ONE ? (floatX)1 : (floatX)(deviation * rng_normal(key, (uint64_t)i));
+    }
+}
+
+// Number of the first tensor that holds a value that is not finite, or -1. For naming the culprit, not for speed.
+static inline int tensors_first_not_finite(const TensorTable* table, const floatX* values) {
+    for (int k = 0; k < table->count; k++)
+        for (size_t i = 0; i < table->tensors[k].size; i++)
+            if (!isfinite((double)values[table->tensors[k].offset + i])) return k;
+    return -1;
+}
+
+static inline void tensors_print(FILE* out, const TensorTable* table) {
+    fprintf(out, "%5s  %-40s %-15s %12s %14s  %s\n", "index", "tensor", "shape", "parameters", "offset", "decay");
+    for (int i = 0; i < table->count; i++) {
+        const Tensor* t = &table->tensors[i];
+        char shape[32];
+        if (t->ndim == 2) snprintf(shape, sizeof shape, "[%d, %d]", t->shape[0], t->shape[1]);
+        else snprintf(shape, sizeof shape, "[%d]", t->shape[0]);
+        fprintf(out, "%5d  %-40s %-15s %12zu %14zu  %s\n", i, t->name, shape,
+                (size_t)t->shape[0] * (size_t)t->shape[1], t->offset, t->decay ? "yes" : "no");
+    }
+    fprintf(out, "%d tensors, %zu parameters\n", table->count, table->parameters);
+}
+
+#endif

@@ -1,0 +1,1012 @@
+/* Train GPT-2, from scratch or from a Hugging Face directory, on the CPU (gcc) or the GPU (nvcc): one source.
+ *
+ * Read it from top to bottom: the model's configuration, its tables of tensors, the forward pass, the backward pass,
+ * then the settings and main(). A transformer block is two lists of ops, forward_block() and backward_block(); each
+ * op is a header in llmc/ops/ that holds its formula, a plain C reference and the fast version.
+ *
+ * B batch, T sequence length, N = B * T rows, V vocabulary (Vp as stored, padded), L layers, NH heads, HS head size,
+ * C = NH * HS channels, F channels inside the MLP (4 C). */
+#include <glob.h>
+#include <signal.h>
+
+#include "llmc/base/flags.h"          // settings as rows in a table
+#include "llmc/base/log.h"            // terminal, log.jsonl, loss.svg
+#include "llmc/base/schedule.h"       // learning rate of a step
+#include "llmc/data/batch_lm.h"       // windows of T + 1 tokens
+#include "llmc/data/tokenizer.h"      // token -> bytes
+#include "llmc/ops/attention.h"
+#include "llmc/ops/classifier.h"
+#include "llmc/ops/dropout.h"
+#include "llmc/ops/embedding.h"
+#include "llmc/ops/gelu.h"
+#include "llmc/ops/layernorm.h"
+#include "llmc/ops/matmul.h"
+#include "llmc/run/checkpoint.h"      // save, find, resume
+#include "llmc/run/comm.h"            // ranks
+#include "llmc/run/optimizer.h"       // norm, clipping, AdamW
+#include "llmc/run/profiler.h"        // where a step's time goes
+#include "llmc/run/sampler.h"         // logits -> token
+#include "llmc/run/settings.h"        // what a resumed run takes from its checkpoint
+#include "llmc/run/tensors.h"         // one table for tensors
+
+// ---------------------------------------------------------------------------------------------------------
+// Parameters. w of a linear layer is [out, in] in memory; GPT-2's files hold [in, out] ("Conv1D").
+
+typedef struct {
+    Affine ln1, qkv, attproj, ln2, fc, fcproj;
+} BlockParams;
+
+typedef struct {
+    floatX *wte, *wpe;
+    Affine lnf;
+    floatX* head;  // the output matrix [Vp, C]: wte itself where the model ties them
+    BlockParams* h;
+} Params;
+
+// Symbols of the tables' dimensions; ONE_DIM ends the shape of a vector.
+enum { ONE_DIM, DIM_V, DIM_VP, DIM_T, DIM_C, DIM_3C, DIM_F, DIM_N, DIM_NH, DIMS };
+
+// clang-format off
+static const TensorRow EMBEDDING_ROWS[] = {
+    // name in files                         field                              shape                 stored  initial values        decay, layout in files
+    {"transformer.wte.weight",                offsetof(Params, wte),             {DIM_V, DIM_C},  OWN, DIM_VP, INIT_NORMAL,          1},
+    {"transformer.wpe.weight",                offsetof(Params, wpe),             {DIM_T, DIM_C},  OWN, 0,      INIT_NORMAL,          1},
+};
+static const TensorRow BLOCK_ROWS[] = {
+    {"transformer.h.%d.ln_1.weight",          offsetof(BlockParams, ln1.w),      {DIM_C},         OWN, 0,      INIT_ONE,             0},
+    {"transformer.h.%d.ln_1.bias",            offsetof(BlockParams, ln1.b),      {DIM_C},         OWN, 0,      INIT_ZERO,            0},
+    {"transformer.h.%d.attn.c_attn.weight",   offsetof(BlockParams, qkv.w),      {DIM_3C, DIM_C}, OWN, 0,      INIT_NORMAL,          1, TRANSPOSED},
+    {"transformer.h.%d.attn.c_attn.bias",     offsetof(BlockParams, qkv.b),      {DIM_3C},        OWN, 0,      INIT_ZERO,            0},
+    {"transformer.h.%d.attn.c_proj.weight",   offsetof(BlockParams, attproj.w),  {DIM_C, DIM_C},  OWN, 0,      INIT_NORMAL_RESIDUAL, 1, TRANSPOSED},
+    {"transformer.h.%d.attn.c_proj.bias",     offsetof(BlockParams, attproj.b),  {DIM_C},         OWN, 0,      INIT_ZERO,            0},
+    {"transformer.h.%d.ln_2.weight",          offsetof(BlockParams, ln2.w),      {DIM_C},         OWN, 0,      INIT_ONE,             0},
+    {"transformer.h.%d.ln_2.bias",            offsetof(BlockParams, ln2.b),      {DIM_C},         OWN, 0,      INIT_ZERO,            0},
+    {"transformer.h.%d.mlp.c_fc.weight",      offsetof(BlockParams, fc.w),       {DIM_F, DIM_C},  OWN, 0,      INIT_NORMAL,          1, TRANSPOSED},
+    {"transformer.h.%d.mlp.c_fc.bias",        offsetof(BlockParams, fc.b),       {DIM_F},         OWN, 0,      INIT_ZERO,            0},
+    {"transformer.h.%d.mlp.c_proj.weight",    offsetof(BlockParams, fcproj.w),   {DIM_C, DIM_F},  OWN, 0,      INIT_NORMAL_RESIDUAL, 1, TRANSPOSED},
+    {"transformer.h.%d.mlp.c_proj.bias",      offsetof(BlockParams, fcproj.b),   {DIM_C},         OWN, 0,      INIT_ZERO,            0},
+};
+static const TensorRow FINAL_ROWS[] = {
+    {"transformer.ln_f.weight",               offsetof(Params, lnf.w),           {DIM_C},         OWN, 0,      INIT_ONE,             0},
+    {"transformer.ln_f.bias",                 offsetof(Params, lnf.b),           {DIM_C},         OWN, 0,      INIT_ZERO,            0},
+};
+static const TensorRow HEAD_ROWS[] = {  // only where the head is not tied to wte
+    {"lm_head.weight",                        offsetof(Params, head),            {DIM_V, DIM_C},  OWN, DIM_VP, INIT_NORMAL,          1},
+};
+// clang-format on
+
+// ---------------------------------------------------------------------------------------------------------
+// Activations, all [N, ...]. A residual buffer first holds a branch's output, then the sum with the residual.
+
+typedef struct {
+    floatX *ln1, *qkv, *att, *mid, *ln2, *fc_pre, *fc, *out;
+    Moments ln1_stats, ln2_stats;
+    real* lse;
+} BlockActs;
+
+typedef struct {
+    floatX *embedded, *lnf, *logits;
+    Moments lnf_stats;
+    real* losses;
+    floatX *dx, *dbranch, *dln, *dfc, *dqkv, *datt;  // gradients on their way down; dx is the residual stream's
+    BlockActs* h;
+} Acts;
+
+typedef struct {
+    int L, NH, C, F, V, T;  // T: positions, the longest sequence the model knows
+    int tied;               // 1: the head is the token embedding
+    Gelu gelu;
+    double eps, init_range;
+    double embedding_dropout, attention_dropout, residual_dropout;
+} Config;
+
+typedef struct {
+    Config config;
+    int B, T, N;  // of a micro-batch: N = B * T rows
+    int Vp;       // stored rows of the vocabulary
+    int recompute;
+    TensorTable table;  // of the parameters; gradients and moments lie the same way
+    floatX *params, *grads;
+    Params p, g;
+    TensorTable acts_table, stats_table;
+    floatX* acts_buffer;
+    real* stats_buffer;
+    Acts a;
+    int *inputs, *targets;  // [N]
+    int* layout;            // cu_seqlens, sequence and position of B sequences of T rows
+    // Dropout of the running step; training 0 switches it off.
+    int training;
+    uint64_t seed, step;
+} Model;
+
+// ---------------------------------------------------------------------------------------------------------
+// Forward
+
+static Dropout dropout_at(const Model* m, const Sequences* s, int layer, int site) {
+    double p = site == SITE_DROPOUT_EMBEDDING   ? m->config.embedding_dropout
+               : site == SITE_DROPOUT_ATTENTION ? m->config.attention_dropout
+                                                : m->config.residual_dropout;
+    return m->training ? dropout_make(p, m->seed, m->step, layer, site, s) : dropout_none(s);
+}
+
+static AttentionShape attention_at(const Model* m, const Sequences* s, int layer) {
+    AttentionShape shape = {m->config.NH, m->config.C / m->config.NH, CAUSAL,
+                            dropout_at(m, s, layer, SITE_DROPOUT_ATTENTION)};
+    return shape;
+}
+
+// What enters block l: the residual stream after the block before it.
+static floatX* residual_into(const Model* m, int l) { return l == 0 ? m->a.embedded : m->a.h[l - 1].out; }
+
+// One pre-layernorm block. It begins with its ln1 computed and ends by computing the next layernorm, because a residual
+// sum and the layernorm that reads it are one op.
+static void forward_block(Model* m, int l, const Sequences* s, Context* ctx) {
+    const Config* c = &m->config;
+    const BlockParams* p = &m->p.h[l];
+    BlockActs* a = &m->a.h[l];
+    int last = l + 1 == c->L, N = s->rows, C = c->C;
+    floatX* next = last ? m->a.lnf : m->a.h[l + 1].ln1;
+    Moments next_stats = last ? m->a.lnf_stats : m->a.h[l + 1].ln1_stats;
+    Affine next_norm = last ? m->p.lnf : m->p.h[l + 1].ln1;
+
+    scope_at(ctx, FORWARD, l);
+    matmul_forward(a->qkv, a->ln1, p->qkv, N, C, 3 * C, SET, ctx);
+    attention_forward(a->att, a->lse, a->qkv, s, attention_at(m, s, l), ctx);
+    matmul_forward(a->mid, a->att, p->attproj, N, C, C, SET, ctx);
+    residual_layernorm_forward(a->ln2, a->mid, a->ln2_stats, residual_into(m, l), p->ln2, N, C, (real)c->eps,
+                               dropout_at(m, s, l, SITE_DROPOUT_ATTENTION_OUT), ctx);
+    matmul_gelu_forward(a->fc, a->fc_pre, a->ln2, p->fc, N, C, c->F, c->gelu, ctx);
+    matmul_forward(a->out, a->fc, p->fcproj, N, c->F, C, SET, ctx);
+    residual_layernorm_forward(next, a->out, next_stats, a->mid, next_norm, N, C, (real)c->eps,
+                               dropout_at(m, s, l, SITE_DROPOUT_MLP_OUT), ctx);
+}
+
+// Up to the last layernorm, m->a.lnf [N, C].
+static void forward(Model* m, const int* inputs, const Sequences* s, Context* ctx) {
+    const Config* c = &m->config;
+    Embeddings tables = {m->p.wte, m->p.wpe, NULL};
+    scope_at(ctx, FORWARD, -1);
+    embedding_forward(m->a.embedded, inputs, NULL, tables, s, c->C, dropout_at(m, s, 0, SITE_DROPOUT_EMBEDDING), ctx);
+    layernorm_forward(m->a.h[0].ln1, m->a.h[0].ln1_stats, m->a.embedded, m->p.h[0].ln1, s->rows, c->C, (real)c->eps,
+                      ctx);
+    for (int l = 0; l < c->L; l++) forward_block(m, l, s, ctx);
+    scope_at(ctx, FORWARD, -1);
+}
+
+// logits [N, Vp] of the rows x [N, C] of the last layernorm.
+static void forward_head(Model* m, const floatX* x, int N, Context* ctx) {
+    Affine head = {m->p.head, NULL};
+    matmul_forward(m->a.logits, x, head, N, m->config.C, m->Vp, SET, ctx);
+}
+
+// ---------------------------------------------------------------------------------------------------------
+// Backward. `mode` says how parameter gradients are written: SET by a step's first micro-batch, ADD by the others.
+
+// The gradient of a branch's output, given that of the residual stream after it: the same, but for dropout.
+static const floatX* branch_gradient(Model* m, const Sequences* s, int l, int site, Context* ctx) {
+    Dropout dropout = dropout_at(m, s, l, site);
+    if (dropout.threshold == 0) return m->a.dx;
+    dropout_backward(m->a.dbranch, m->a.dx, s->rows, m->config.C, dropout, SET, ctx);
+    return m->a.dbranch;
+}
+
+static void backward_block(Model* m, int l, const Sequences* s, Mode mode, Context* ctx) {
+    const Config* c = &m->config;
+    const BlockParams* p = &m->p.h[l];
+    const BlockParams* g = &m->g.h[l];
+    BlockActs* a = &m->a.h[l];
+    int N = s->rows, C = c->C;
+    Rows rows = {N, C};
+    floatX* x = residual_into(m, l);
+
+    scope_at(ctx, BACKWARD, l);
+    if (m->recompute >= 1) gelu_forward(a->fc, a->fc_pre, (size_t)N * (size_t)c->F, c->gelu, ctx);
+    if (m->recompute >= 2) layernorm_forward(a->ln2, a->ln2_stats, a->mid, p->ln2, N, C, (real)c->eps, ctx);
+    const floatX* dbranch = branch_gradient(m, s, l, SITE_DROPOUT_MLP_OUT, ctx);
+    matmul_backward_weight(g->fcproj, dbranch, a->fc, N, c->F, C, mode, ctx);
+    matmul_gelu_backward_input(m->a.dfc, dbranch, p->fcproj.w, a->fc_pre, N, c->F, C, c->gelu, ctx);
+    matmul_backward_weight(g->fc, m->a.dfc, a->ln2, N, C, c->F, mode, ctx);
+    matmul_backward_input(m->a.dln, m->a.dfc, p->fc.w, N, C, c->F, SET, ctx);
+    layernorm_backward(m->a.dx, g->ln2, m->a.dln, a->mid, a->ln2_stats, p->ln2.w, rows, ADD, mode, ctx);
+
+    dbranch = branch_gradient(m, s, l, SITE_DROPOUT_ATTENTION_OUT, ctx);
+    matmul_backward_weight(g->attproj, dbranch, a->att, N, C, C, mode, ctx);
+    matmul_backward_input(m->a.datt, dbranch, p->attproj.w, N, C, C, SET, ctx);
+    attention_backward(m->a.dqkv, m->a.datt, a->qkv, a->att, a->lse, s, attention_at(m, s, l), ctx);
+    if (m->recompute >= 2) layernorm_forward(a->ln1, a->ln1_stats, x, p->ln1, N, C, (real)c->eps, ctx);
+    matmul_backward_weight(g->qkv, m->a.dqkv, a->ln1, N, C, 3 * C, mode, ctx);
+    matmul_backward_input(m->a.dln, m->a.dqkv, p->qkv.w, N, C, 3 * C, SET, ctx);
+    layernorm_backward(m->a.dx, g->ln1, m->a.dln, x, a->ln1_stats, p->ln1.w, rows, ADD, mode, ctx);
+}
+
+// From m->a.logits, which hold the gradient of the logits, to the gradients of all parameters.
+static void backward(Model* m, const int* inputs, const Sequences* s, Mode mode, Context* ctx) {
+    const Config* c = &m->config;
+    int N = s->rows, C = c->C;
+    Affine dhead = {m->g.head, NULL};
+    Rows rows = {N, C};
+    Embeddings dtables = {m->g.wte, m->g.wpe, NULL};
+    EmbeddingSizes sizes = {m->Vp, c->T, 0, C};
+
+    scope_at(ctx, BACKWARD, -1);
+    matmul_backward_weight(dhead, m->a.logits, m->a.lnf, N, C, m->Vp, mode, ctx);
+    matmul_backward_input(m->a.dln, m->a.logits, m->p.head, N, C, m->Vp, SET, ctx);
+    layernorm_backward(m->a.dx, m->g.lnf, m->a.dln, residual_into(m, c->L), m->a.lnf_stats, m->p.lnf.w, rows, SET, mode,
+                       ctx);
+    for (int l = c->L - 1; l >= 0; l--) backward_block(m, l, s, mode, ctx);
+    scope_at(ctx, BACKWARD, -1);
+    // A tied head has already written the token embedding's gradient.
+    embedding_backward(dtables, m->a.dx, inputs, NULL, s, sizes, dropout_at(m, s, 0, SITE_DROPOUT_EMBEDDING),
+                       c->tied ? ADD : mode, mode, ctx);
+}
+
+// ---------------------------------------------------------------------------------------------------------
+// Losses
+
+// The B sequences of the micro-batch, the first of them number `first` of the whole step.
+static Sequences model_sequences(const Model* m, int first) {
+    Sequences s = {m->N, m->B, m->T, first, m->layout, m->layout + m->B + 1, m->layout + m->B + 1 + m->N};
+    return s;
+}
+
+static double mean_loss(Model* m, int N) {
+    real* losses = (real*)xmalloc((size_t)N * sizeof(real));
+    double sum = 0;
+    device_download(losses, m->a.losses, (size_t)N * sizeof(real));
+    for (int i = 0; i < N; i++) sum += (double)losses[i];
+    free(losses);
+    return sum / N;
+}
+
+// Mean loss of the micro-batch in m->inputs and m->targets; no gradients, no dropout.
+static double evaluate_batch(Model* m, Context* ctx) {
+    Sequences s = model_sequences(m, 0);
+    m->training = 0;
+    forward(m, m->inputs, &s, ctx);
+    forward_head(m, m->a.lnf, s.rows, ctx);
+    classifier_forward(m->a.losses, m->a.logits, m->targets, s.rows, m->config.V, m->Vp, ctx);
+    return mean_loss(m, s.rows);
+}
+
+// Forward and backward over the micro-batch in m->inputs and m->targets, which holds the sequences first .. first + B - 1
+// of step number `step`; gradients of `scale` times the sum of the losses are written by `mode`. Returns the mean loss.
+static double train_batch(Model* m, uint64_t step, int first, double scale, Mode mode, Context* ctx) {
+    Sequences s = model_sequences(m, first);
+    m->training = 1;
+    m->step = step;
+    forward(m, m->inputs, &s, ctx);
+    forward_head(m, m->a.lnf, s.rows, ctx);
+    classifier_backward(m->a.losses, m->a.logits, m->targets, s.rows, m->config.V, m->Vp, (real)scale, ctx);
+    backward(m, m->inputs, &s, mode, ctx);
+    return mean_loss(m, s.rows);
+}
+
+// ---------------------------------------------------------------------------------------------------------
+// Memory
+
+// Fill the tables for this configuration and batch; allocates nothing but the tables.
+static void model_plan(Model* m, Config config, int B, int T, int recompute) {
+    memset(m, 0, sizeof *m);
+    m->config = config;
+    m->B = B, m->T = T, m->N = B * T;
+    m->Vp = (int)round_up((size_t)config.V, 128);
+    m->recompute = recompute;
+    int dims[DIMS] = {1, config.V, m->Vp, config.T, config.C, 3 * config.C, config.F, m->N, config.NH};
+    tensors_add(&m->table, EMBEDDING_ROWS, COUNT_OF(EMBEDDING_ROWS), dims, -1);
+    for (int l = 0; l < config.L; l++) tensors_add(&m->table, BLOCK_ROWS, COUNT_OF(BLOCK_ROWS), dims, l);
+    tensors_add(&m->table, FINAL_ROWS, COUNT_OF(FINAL_ROWS), dims, -1);
+    if (!config.tied) tensors_add(&m->table, HEAD_ROWS, COUNT_OF(HEAD_ROWS), dims, -1);
+    tensors_finish(&m->table);
+
+    // What the backward pass recomputes needs one buffer for all layers.
+    Placement gelu = recompute >= 1 ? SHARED : OWN, norm = recompute >= 2 ? SHARED : OWN;
+    // clang-format off
+    const TensorRow block_acts[] = {
+        {"h.%d.ln1",      offsetof(BlockActs, ln1),      {DIM_N, DIM_C}, norm},
+        {"h.%d.qkv",      offsetof(BlockActs, qkv),      {DIM_N, DIM_3C}},
+        {"h.%d.att",      offsetof(BlockActs, att),      {DIM_N, DIM_C}},
+        {"h.%d.mid",      offsetof(BlockActs, mid),      {DIM_N, DIM_C}},
+        {"h.%d.ln2",      offsetof(BlockActs, ln2),      {DIM_N, DIM_C}, norm},
+        {"h.%d.fc_pre",   offsetof(BlockActs, fc_pre),   {DIM_N, DIM_F}},
+        {"h.%d.fc",       offsetof(BlockActs, fc),       {DIM_N, DIM_F}, gelu},
+        {"h.%d.out",      offsetof(BlockActs, out),      {DIM_N, DIM_C}},
+    };
+    const TensorRow outer_acts[] = {
+        {"embedded",      offsetof(Acts, embedded),      {DIM_N, DIM_C}},
+        {"lnf",           offsetof(Acts, lnf),           {DIM_N, DIM_C}},
+        {"logits",        offsetof(Acts, logits),        {DIM_N, DIM_VP}},
+        {"dx",            offsetof(Acts, dx),            {DIM_N, DIM_C}},
+        {"dbranch",       offsetof(Acts, dbranch),       {DIM_N, DIM_C}},
+        {"dln",           offsetof(Acts, dln),           {DIM_N, DIM_C}},
+        {"dfc",           offsetof(Acts, dfc),           {DIM_N, DIM_F}},
+        {"dqkv",          offsetof(Acts, dqkv),          {DIM_N, DIM_3C}},
+        {"datt",          offsetof(Acts, datt),          {DIM_N, DIM_C}},
+    };
+    const TensorRow block_stats[] = {
+        {"h.%d.ln1_mean", offsetof(BlockActs, ln1_stats.mean), {DIM_N}},
+        {"h.%d.ln1_rstd", offsetof(BlockActs, ln1_stats.rstd), {DIM_N}},
+        {"h.%d.ln2_mean", offsetof(BlockActs, ln2_stats.mean), {DIM_N}},
+        {"h.%d.ln2_rstd", offsetof(BlockActs, ln2_stats.rstd), {DIM_N}},
+        {"h.%d.lse",      offsetof(BlockActs, lse),            {DIM_NH, DIM_N}},
+    };
+    const TensorRow outer_stats[] = {
+        {"lnf_mean",      offsetof(Acts, lnf_stats.mean),      {DIM_N}},
+        {"lnf_rstd",      offsetof(Acts, lnf_stats.rstd),      {DIM_N}},
+        {"losses",        offsetof(Acts, losses),              {DIM_N}},
+    };
+    // clang-format on
+    tensors_add(&m->acts_table, outer_acts, COUNT_OF(outer_acts), dims, -1);
+    tensors_add(&m->stats_table, outer_stats, COUNT_OF(outer_stats), dims, -1);
+    for (int l = 0; l < config.L; l++) {
+        tensors_add(&m->acts_table, block_acts, COUNT_OF(block_acts), dims, l);
+        tensors_add(&m->stats_table, block_stats, COUNT_OF(block_stats), dims, l);
+    }
+    tensors_finish(&m->acts_table);
+    tensors_finish(&m->stats_table);
+}
+
+static size_t model_bytes(const Model* m) {
+    return 2 * m->table.elements * sizeof(floatX) + optimizer_bytes(&m->table) +
+           m->acts_table.elements * sizeof(floatX) + m->stats_table.elements * sizeof(real);
+}
+
+static void plan_print(FILE* out, const Model* m) {
+    const double MiB = 1048576;
+    fprintf(out, "memory plan: parameters %.1f MiB, gradients %.1f MiB, optimizer %.1f MiB, activations %.1f MiB, ",
+            (double)(m->table.elements * sizeof(floatX)) / MiB, (double)(m->table.elements * sizeof(floatX)) / MiB,
+            (double)optimizer_bytes(&m->table) / MiB,
+            (double)(m->acts_table.elements * sizeof(floatX) + m->stats_table.elements * sizeof(real)) / MiB);
+    fprintf(out, "together %.1f MiB; %.1f MiB are available\n", (double)model_bytes(m) / MiB,
+            (double)device_memory_available() / MiB);
+}
+
+static void model_alloc(Model* m, uint64_t seed, Context* ctx) {
+    const Config* c = &m->config;
+    size_t layout_ints = (size_t)m->B + 1 + 2 * (size_t)m->N;
+    m->seed = seed;
+    m->params = (floatX*)device_alloc(ctx, m->table.elements * sizeof(floatX), "parameters");
+    m->grads = (floatX*)device_alloc(ctx, m->table.elements * sizeof(floatX), "gradients");
+    m->acts_buffer = (floatX*)device_alloc(ctx, m->acts_table.elements * sizeof(floatX), "activations");
+    m->stats_buffer = (real*)device_alloc(ctx, m->stats_table.elements * sizeof(real), "activations");
+    m->inputs = (int*)device_alloc(ctx, 2 * (size_t)m->N * sizeof(int), "batch");
+    m->targets = m->inputs + m->N;
+    m->layout = (int*)device_alloc(ctx, layout_ints * sizeof(int), "batch");
+    m->p.h = (BlockParams*)xcalloc((size_t)c->L, sizeof(BlockParams));
+    m->g.h = (BlockParams*)xcalloc((size_t)c->L, sizeof(BlockParams));
+    m->a.h = (BlockActs*)xcalloc((size_t)c->L, sizeof(BlockActs));
+    tensors_bind(&m->table, m->params, sizeof(floatX), &m->p, m->p.h, sizeof(BlockParams));
+    tensors_bind(&m->table, m->grads, sizeof(floatX), &m->g, m->g.h, sizeof(BlockParams));
+    tensors_bind(&m->acts_table, m->acts_buffer, sizeof(floatX), &m->a, m->a.h, sizeof(BlockActs));
+    tensors_bind(&m->stats_table, m->stats_buffer, sizeof(real), &m->a, m->a.h, sizeof(BlockActs));
+    if (c->tied) m->p.head = m->p.wte, m->g.head = m->g.wte;
+
+    int* layout = (int*)xmalloc(layout_ints * sizeof(int));
+    sequences_uniform(layout, layout + m->B + 1, layout + m->B + 1 + m->N, m->B, m->T);
+    device_upload(m->layout, layout, layout_ints * sizeof(int));
+    free(layout);
+}
+
+static void model_free(Model* m) {
+    device_free(m->params, m->table.elements * sizeof(floatX));
+    device_free(m->grads, m->table.elements * sizeof(floatX));
+    device_free(m->acts_buffer, m->acts_table.elements * sizeof(floatX));
+    device_free(m->stats_buffer, m->stats_table.elements * sizeof(real));
+    device_free(m->inputs, 2 * (size_t)m->N * sizeof(int));
+    device_free(m->layout, ((size_t)m->B + 1 + 2 * (size_t)m->N) * sizeof(int));
+    free(m->p.h), free(m->g.h), free(m->a.h);
+    tensors_free(&m->table), tensors_free(&m->acts_table), tensors_free(&m->stats_table);
+}
+
+// ---------------------------------------------------------------------------------------------------------
+// Configuration: Hugging Face's config.json, or a descriptor
+
+static void config_check(const Config* c, const char* source) {
+    if (c->L < 1 || c->NH < 1 || c->C < 1 || c->V < 1 || c->T < 1 || c->F < 1)
+        die(USAGE, "%s: layers, heads, channels, vocabulary and positions must be at least 1", source);
+    if (c->C % c->NH != 0) die(USAGE, "%s: %d channels cannot be cut into %d heads", source, c->C, c->NH);
+}
+
+// "d12", "d24", "d36", "d48": the published sizes; or "L=4,C=128,NH=4,V=257,T=256,F=512,tied=1", where V defaults
+// to `data_V` and F to 4 C.
+static Config config_from_descriptor(const char* text, int data_V) {
+    Config c = {4, 4, 128, 0, data_V, 256, 1, GELU_TANH, 1e-5, 0.02, 0, 0, 0};
+    static const struct {
+        const char* name;
+        int L, NH, C;
+    } sizes[] = {{"d12", 12, 12, 768}, {"d24", 24, 16, 1024}, {"d36", 36, 20, 1280}, {"d48", 48, 25, 1600}};
+    struct {
+        const char* name;
+        int* value;
+    } keys[] = {{"L", &c.L}, {"C", &c.C}, {"NH", &c.NH}, {"V", &c.V}, {"T", &c.T}, {"F", &c.F}, {"tied", &c.tied}};
+    for (size_t i = 0; i < COUNT_OF(sizes); i++) {
+        if (strcmp(text, sizes[i].name) != 0) continue;
+        c.L = sizes[i].L, c.NH = sizes[i].NH, c.C = sizes[i].C, c.F = 4 * sizes[i].C, c.V = 50257, c.T = 1024;
+        return c;
+    }
+    for (const char* p = text; *p;) {
+        size_t key_length = strcspn(p, "=,"), k = 0;
+        char* end = NULL;
+        while (k < COUNT_OF(keys) && (strlen(keys[k].name) != key_length || strncmp(p, keys[k].name, key_length) != 0)) k++;
+        long value = p[key_length] == '=' ? strtol(p + key_length + 1, &end, 10) : -1;
+        if (k == COUNT_OF(keys) || !end || end == p + key_length + 1 || (*end != ',' && *end != '\0') || value < 0 ||
+            value > 1 << 24)
+            die(USAGE, "-e %s: is neither a model directory, a .safetensors file, d12, d24, d36, d48, nor a descriptor "
+                "like L=4,C=128,NH=4,T=256", text);
+        *keys[k].value = (int)value;
+        p = *end ? end + 1 : end;
+    }
+    if (c.F == 0) c.F = 4 * c.C;
+    if (c.tied > 1) die(USAGE, "-e %s: tied is 0 or 1", text);
+    config_check(&c, text);
+    return c;
+}
+
+// What the file declares is honoured, or refused with the name of its key.
+static Config config_read(const char* path) {
+    Json json;
+    json_load(&json, path, (size_t)1 << 20);
+    const JsonNode* j = json.root;
+    static const struct {
+        const char* key;
+        int needed;
+    } switches[] = {{"scale_attn_weights", 1}, {"scale_attn_by_inverse_layer_idx", 0}, {"add_cross_attention", 0}};
+    for (size_t i = 0; i < COUNT_OF(switches); i++)
+        if (json_get_bool_or(j, switches[i].key, switches[i].needed, path) != switches[i].needed)
+            die(USAGE, "%s: key \"%s\": only %s is supported", path, switches[i].key,
+                switches[i].needed ? "true" : "false");
+    const char* type = json_get_string_or(j, "model_type", "gpt2", path);
+    if (strcmp(type, "gpt2") != 0) die(USAGE, "%s: key \"model_type\": is \"%s\", but this trainer reads \"gpt2\"", path, type);
+    const char* activation = json_get_string_or(j, "activation_function", "gelu_new", path);
+    int is_tanh = strcmp(activation, "gelu_new") == 0 || strcmp(activation, "gelu_pytorch_tanh") == 0;
+    if (!is_tanh && strcmp(activation, "gelu") != 0)
+        die(USAGE, "%s: key \"activation_function\": \"%s\" is not supported; gelu_new, gelu_pytorch_tanh and gelu are",
+            path, activation);
+    struct {
+        const char* key;
+        int64_t value;
+    } sizes[] = {{"n_layer", 0}, {"n_head", 0}, {"n_embd", 0}, {"vocab_size", 0}, {"n_positions", 0}, {"n_inner", 0}};
+    for (size_t i = 0; i < COUNT_OF(sizes); i++) {
+        int64_t channels = sizes[2].value;
+        sizes[i].value = i == 5 ? json_get_int_or(j, sizes[i].key, 4 * channels, path) : json_get_int(j, sizes[i].key, path);
+        if (sizes[i].value < 1 || sizes[i].value > 1 << 24)
+            die(USAGE, "%s: key \"%s\": %lld is out of range", path, sizes[i].key, (long long)sizes[i].value);
+    }
+    Config c;
+    c.L = (int)sizes[0].value, c.NH = (int)sizes[1].value, c.C = (int)sizes[2].value, c.V = (int)sizes[3].value;
+    c.T = (int)sizes[4].value, c.F = (int)sizes[5].value;
+    c.tied = json_get_bool_or(j, "tie_word_embeddings", 1, path);
+    c.gelu = is_tanh ? GELU_TANH : GELU_ERF;
+    struct {
+        const char* key;
+        double fallback;
+        double* value;
+    } numbers[] = {{"layer_norm_epsilon", 1e-5, &c.eps},        {"initializer_range", 0.02, &c.init_range},
+                   {"embd_pdrop", 0.1, &c.embedding_dropout},   {"attn_pdrop", 0.1, &c.attention_dropout},
+                   {"resid_pdrop", 0.1, &c.residual_dropout}};
+    for (size_t i = 0; i < COUNT_OF(numbers); i++) {
+        *numbers[i].value = json_get_double_or(j, numbers[i].key, numbers[i].fallback, path);
+        if (!(*numbers[i].value >= 0 && *numbers[i].value < 1))
+            die(USAGE, "%s: key \"%s\": must be at least 0 and below 1", path, numbers[i].key);
+    }
+    config_check(&c, path);
+    json_free(&json);
+    return c;
+}
+
+static void config_write(Text* t, const Config* c, int end_of_text) {
+    text_printf(t, "{");
+    json_put_key(t, "architectures");
+    text_printf(t, "[\"GPT2LMHeadModel\"]");
+    json_put_string(t, "model_type", "gpt2");
+    json_put_string(t, "activation_function", c->gelu == GELU_TANH ? "gelu_new" : "gelu");
+    json_put_integer(t, "n_layer", c->L);
+    json_put_integer(t, "n_head", c->NH);
+    json_put_integer(t, "n_embd", c->C);
+    json_put_integer(t, "n_inner", c->F);
+    json_put_integer(t, "n_positions", c->T);
+    json_put_integer(t, "vocab_size", c->V);
+    json_put_number(t, "layer_norm_epsilon", c->eps);
+    json_put_number(t, "initializer_range", c->init_range);
+    json_put_number(t, "embd_pdrop", c->embedding_dropout);
+    json_put_number(t, "attn_pdrop", c->attention_dropout);
+    json_put_number(t, "resid_pdrop", c->residual_dropout);
+    json_put_bool(t, "tie_word_embeddings", c->tied);
+    json_put_integer(t, "bos_token_id", end_of_text);
+    json_put_integer(t, "eos_token_id", end_of_text);
+    json_put_string(t, "dtype", "float32");
+    text_printf(t, "}\n");
+}
+
+// ---------------------------------------------------------------------------------------------------------
+// Settings
+
+typedef struct {
+    const char *train_data, *val_data, *model, *out;
+    int resume, override, overwrite, evaluate;
+    int B, T;
+    int64_t total_batch, steps, stop_after;
+    int schedule;
+    int64_t warmup;
+    double lr, final_fraction, wsd_decay, poly_power;
+    double weight_decay, beta1, beta2, eps, clip;
+    double dropout;
+    int recompute, shuffle, overfit, on_nan;
+    int64_t seed;
+    int val_every, val_batches, sample_every, sample_tokens, checkpoint_every, keep, keep_every, profile, threads;
+    double temperature;
+    int top_k;
+} Settings;
+
+enum { NAN_STOP, NAN_SKIP };
+enum { MAX_FLAGS = 64 };
+
+// Flags that belong to a process, not to the run it continues; and flags that may change when a run is resumed.
+static const char OF_PROCESS[] = "--output --resume --override --overwrite --evaluate --stop-after --threads --profile";
+static const char FREE_TO_CHANGE[] = "--val-every --val-batches --sample-every --sample-tokens --temperature --top-k "
+                                     "--checkpoint-every --keep --keep-every --on-nan";
+
+static int settings_flags(Settings* s, Flag* out) {
+    const double inf = INFINITY;
+    // clang-format off
+    const Flag rows[] = {
+        {"-i",  "--train-data",     FLAG_STRING, &s->train_data,       "",       0, 0, NULL, "token shards to train on, a glob; empty: the built-in corpus", 0},
+        {"-j",  "--val-data",       FLAG_STRING, &s->val_data,         "",       0, 0, NULL, "token shards to validate on, a glob; empty: -i with train replaced by val", 0},
+        {"-e",  "--model",          FLAG_STRING, &s->model,            "L=4,C=128,NH=4,T=256", 0, 0, NULL, "Hugging Face directory, .safetensors file, d12|d24|d36|d48, or sizes L= C= NH= V= T= F= tied=", 0},
+        {"-o",  "--output",         FLAG_STRING, &s->out,              "out",    0, 0, NULL, "directory for log, checkpoints and model; empty: write nothing", 0},
+        {"-y",  "--resume",         FLAG_INT,    &s->resume,           "0",      0, 1, NULL, "1: go on from the newest whole checkpoint in -o", 0},
+        {NULL,  "--override",       FLAG_INT,    &s->override,         "0",      0, 1, NULL, "1: flags that contradict the resumed run win", 0},
+        {NULL,  "--overwrite",      FLAG_INT,    &s->overwrite,        "0",      0, 1, NULL, "1: delete an earlier run's checkpoints in -o", 0},
+        {"-b",  "--batch",          FLAG_INT,    &s->B,                "4",      1, 65536, NULL, "sequences in a micro-batch on each rank", 0},
+        {"-t",  "--seq-len",        FLAG_INT,    &s->T,                "0",      0, 1 << 20, NULL, "tokens in a sequence; 0: all that the model allows", 0},
+        {"-d",  "--total-batch",    FLAG_SIZE,   &s->total_batch,      "0",      0, 1e12, NULL, "tokens in an optimizer step over all ranks and micro-batches; 0: one micro-batch a rank", 0},
+        {"-x",  "--steps",          FLAG_SIZE,   &s->steps,            "-1",     -1, 1e12, NULL, "optimizer steps; -1: one epoch; 0: print settings, tensors and memory plan", 0},
+        {NULL,  "--stop-after",     FLAG_SIZE,   &s->stop_after,       "0",      0, 1e12, NULL, "stop, saved, after this step without changing the schedule; 0: off", 0},
+        {"-k",  "--schedule",       FLAG_CHOICE, &s->schedule,         "cosine", 0, 0, SCHEDULE_CHOICES, "shape of the learning rate", 0},
+        {"-l",  "--lr",             FLAG_REAL,   &s->lr,               "3e-4",   0, inf, NULL, "peak learning rate", 0},
+        {"-u",  "--warmup",         FLAG_SIZE,   &s->warmup,           "0",      0, 1e12, NULL, "steps of linear warm-up", 0},
+        {"-q",  "--final-lr",       FLAG_REAL,   &s->final_fraction,   "1.0",    0, 1, NULL, "learning rate at the end, as a fraction of the peak", 0},
+        {NULL,  "--wsd-decay",      FLAG_REAL,   &s->wsd_decay,        "0.2",    1e-9, 1, NULL, "wsd: fraction of the steps that decay", 0},
+        {NULL,  "--poly-power",     FLAG_REAL,   &s->poly_power,       "1.0",    0, inf, NULL, "poly: exponent", 0},
+        {"-c",  "--weight-decay",   FLAG_REAL,   &s->weight_decay,     "0.0",    0, inf, NULL, "decay of matrices (never of biases and layernorms)", 0},
+        {NULL,  "--beta1",          FLAG_REAL,   &s->beta1,            "0.9",    0, 0.999999, NULL, "AdamW: decay of the first moment", 0},
+        {NULL,  "--beta2",          FLAG_REAL,   &s->beta2,            "0.95",   0, 0.999999, NULL, "AdamW: decay of the second moment", 0},
+        {NULL,  "--eps",            FLAG_REAL,   &s->eps,              "1e-8",   0, 1, NULL, "AdamW: added to the root of the second moment", 0},
+        {NULL,  "--clip",           FLAG_REAL,   &s->clip,             "1.0",    0, inf, NULL, "largest norm of all gradients; 0: no clipping", 0},
+        {NULL,  "--dropout",        FLAG_REAL,   &s->dropout,          "-1",     -1, 0.999, NULL, "at all sites; -1: as the model says (0 from scratch)", 0},
+        {"-r",  "--recompute",      FLAG_INT,    &s->recompute,        "0",      0, 2, NULL, "in the backward pass, to save memory: 1 GELU, 2 also layernorm", 0},
+        {"-a",  "--overfit",        FLAG_INT,    &s->overfit,          "0",      0, 1, NULL, "1: train on the first batch again and again", 0},
+        {NULL,  "--shuffle",        FLAG_INT,    &s->shuffle,          "1",      0, 1, NULL, "1: sequences in a new seeded order every epoch; 0: in the order of the files", 0},
+        {NULL,  "--seed",           FLAG_SIZE,   &s->seed,             "1337",   0, 9e15, NULL, "of initial weights, data order, dropout and samples", 0},
+        {NULL,  "--on-nan",         FLAG_CHOICE, &s->on_nan,           "stop",   0, 0, "stop|skip", "when loss or gradients are not finite (the update is left out in both cases)", 0},
+        {"-v",  "--val-every",      FLAG_INT,    &s->val_every,        "100",    0, 1e9, NULL, "steps between validations; 0: never", 0},
+        {"-m",  "--val-batches",    FLAG_INT,    &s->val_batches,      "20",     0, 1e9, NULL, "micro-batches of a validation at most; 0: all", 0},
+        {"-s",  "--sample-every",   FLAG_INT,    &s->sample_every,     "500",    0, 1e9, NULL, "steps between samples, and one at the end; 0: never", 0},
+        {"-g",  "--sample-tokens",  FLAG_INT,    &s->sample_tokens,    "128",    1, 1e6, NULL, "tokens of a sample", 0},
+        {NULL,  "--temperature",    FLAG_REAL,   &s->temperature,      "1.0",    0, 100, NULL, "of samples; 0: always the most likely token", 0},
+        {NULL,  "--top-k",          FLAG_INT,    &s->top_k,            "0",      0, 1e9, NULL, "samples draw from the k most likely tokens; 0: from all", 0},
+        {"-n",  "--checkpoint-every", FLAG_INT,  &s->checkpoint_every, "500",    0, 1e9, NULL, "steps between checkpoints; 0: only one, at the end", 0},
+        {"-nk", "--keep",           FLAG_INT,    &s->keep,             "2",      0, 1e9, NULL, "newest checkpoints that are kept; 0: all", 0},
+        {"-nm", "--keep-every",     FLAG_INT,    &s->keep_every,       "0",      0, 1e9, NULL, "checkpoints at multiples of this are kept for good; 0: none", 0},
+        {NULL,  "--evaluate",       FLAG_INT,    &s->evaluate,         "0",      0, 1, NULL, "1: print the validation loss of -e (or of -o with -y 1) and end", 0},
+        {NULL,  "--profile",        FLAG_INT,    &s->profile,          "0",      0, 1e6, NULL, "print where the time of the last steps went, op by op: of so many steps", 0},
+        {NULL,  "--threads",        FLAG_INT,    &s->threads,          "0",      0, 4096, NULL, "CPU threads; 0: all. The results do not depend on it", 0},
+    };
+    // clang-format on
+    CHECK(COUNT_OF(rows) <= MAX_FLAGS);
+    memcpy(out, rows, sizeof rows);
+    return (int)COUNT_OF(rows);
+}
+
+// ---------------------------------------------------------------------------------------------------------
+// A run
+
+typedef struct {
+    Settings settings;
+    Flag flags[MAX_FLAGS];
+    int flag_count;
+    Context ctx;
+    Comm comm;
+    Model model;
+    Optimizer optimizer;
+    Shards train_shards, val_shards;
+    BatchLm train, val;
+    Tokenizer tokenizer;
+    int has_val;
+    char *train_pattern, *val_pattern, *data_dir;
+    char *tokenizer_dir, *checkpoint;  // where the tokenizer is, and what the run goes on from; NULL: none
+    int64_t step, total_steps;         // steps done, steps of the whole run
+    uint64_t samples;                  // sequences trained on
+    int micro_steps;                   // micro-batches of a step on this rank
+    Log log;
+    ScopeLog scopes;
+    double peak_flops;  // of a matmul measured at the start
+} Run;
+
+static volatile sig_atomic_t stop_signal;
+static void on_signal(int number) { stop_signal = number; }
+
+static char* directory_of(const char* path) {
+    const char* slash = strrchr(path, '/');
+    return slash ? xprintf("%.*s", (int)(slash - path), path) : xprintf(".");
+}
+
+// With no -i, the built-in corpus: below the working directory, or beside the program.
+static void find_data(Run* r) {
+    const char *train = r->settings.train_data, *val = r->settings.val_data;
+    if (*train) {
+        r->train_pattern = xprintf("%s", train);
+    } else {
+        char program[4096];
+        ssize_t n = readlink("/proc/self/exe", program, sizeof program - 1);
+        program[n > 0 ? n : 0] = '\0';
+        char* beside = directory_of(program);
+        r->train_pattern = xprintf("%sdata/builtin/train.bin", "");
+        if (!file_exists(r->train_pattern)) free(r->train_pattern), r->train_pattern = xprintf("%s/data/builtin/train.bin", beside);
+        if (!file_exists(r->train_pattern) && r->settings.steps != 0)
+            die(USAGE, "%s: the built-in corpus is missing; run make, or name token shards with -i", r->train_pattern);
+        free(beside);
+    }
+    r->data_dir = directory_of(r->train_pattern);
+    if (*val) {
+        r->val_pattern = xprintf("%s", val);
+    } else {
+        // data/train_*.bin -> data/val_*.bin
+        const char* name = strrchr(r->train_pattern, '/');
+        name = name ? name + 1 : r->train_pattern;
+        if (strncmp(name, "train", 5) != 0) return;
+        r->val_pattern = xprintf("%.*sval%s", (int)(name - r->train_pattern), r->train_pattern, name + 5);
+        glob_t found;
+        if (glob(r->val_pattern, 0, NULL, &found) != 0) free(r->val_pattern), r->val_pattern = NULL;
+        else globfree(&found);
+    }
+}
+
+// Settings of the checkpoint that -y 1 finds; sets r->checkpoint, r->step and r->samples.
+static void find_checkpoint(Run* r) {
+    Settings* s = &r->settings;
+    int64_t* steps;
+    int earlier = *s->out ? checkpoint_list(s->out, &steps) : 0;
+    if (*s->out) free(steps);
+    if (!s->resume) {
+        if (earlier && !s->overwrite && !s->evaluate && s->steps != 0)
+            die(USAGE, "%s/ckpt holds %d checkpoint%s of an earlier run; -y 1 goes on with it, --overwrite 1 deletes it, or "
+                "choose another -o", s->out, earlier, earlier == 1 ? "" : "s");
+        return;
+    }
+    r->checkpoint = earlier ? checkpoint_find(s->out, &r->step) : NULL;
+    if (!r->checkpoint) {
+        warn("%s: no usable checkpoint to resume from; starting afresh", *s->out ? s->out : "-o is empty");
+        return;
+    }
+    char* path = xprintf("%s/trainer.json", r->checkpoint);
+    Json json;
+    json_load(&json, path, (size_t)1 << 20);
+    settings_restore(r->flags, r->flag_count, json_get(json.root, "settings"), OF_PROCESS, FREE_TO_CHANGE, s->override, path);
+    r->samples = (uint64_t)json_get_int(json.root, "samples", path);
+    if (json_get_int(json.root, "step", path) != r->step) die(USAGE, "%s: key \"step\": is not that of its directory", path);
+    json_free(&json);
+    free(path);
+}
+
+// The model that -e or the checkpoint names. *weights: where its weights are, NULL for training from scratch.
+static Config find_model(Run* r, int data_V, char** weights) {
+    const char* source = r->checkpoint ? r->checkpoint : r->settings.model;
+    size_t n = strlen(source);
+    int is_file = n > 12 && strcmp(source + n - 12, ".safetensors") == 0;
+    *weights = NULL;
+    if (!is_file && !is_directory(source)) {
+        if (strchr(source, '/')) die(USAGE, "-e %s: there is no such directory", source);
+        return config_from_descriptor(source, data_V);
+    }
+    char *directory = is_file ? directory_of(source) : xprintf("%s", source), *path = xprintf("%s/config.json", directory);
+    Config config = config_read(path);
+    *weights = is_file ? xprintf("%s", source) : xprintf("%s/model.safetensors", directory);
+    free(directory), free(path);
+    return config;
+}
+
+// The tokenizer beside the model, or else beside the data.
+static void find_tokenizer(Run* r) {
+    const char* places[] = {r->checkpoint, r->settings.model, r->data_dir};
+    for (size_t i = 0; i < COUNT_OF(places) && !r->tokenizer_dir; i++)
+        if (places[i] && is_directory(places[i]) && tokenizer_open(&r->tokenizer, places[i]) == 0)
+            r->tokenizer_dir = xprintf("%s", places[i]);
+}
+
+// The largest micro-batch whose plan fits into `available` bytes, 0 if none does.
+static int largest_batch(const Run* r, Config config, int T, size_t available) {
+    int low = 0, high = r->settings.B;
+    while (low < high) {
+        Model m;
+        int middle = (low + high + 1) / 2;
+        model_plan(&m, config, middle, T, r->settings.recompute);
+        if (model_bytes(&m) <= available) low = middle;
+        else high = middle - 1;
+        tensors_free(&m.table), tensors_free(&m.acts_table), tensors_free(&m.stats_table);
+    }
+    return low;
+}
+
+static void load_weights(Run* r, const char* path) {
+    static const char* const ignored[] = {".attn.bias", ".attn.masked_bias", "lm_head.weight"};
+    Model* m = &r->model;
+    FileRules rules = {"transformer.", ignored, m->config.tied ? 3 : 2};
+    TensorPart part = {"", m->params};
+    tensors_read(path, &m->table, &part, 1, &rules);
+}
+
+static int checkpoint_same_data(const Run* r, uint32_t fingerprint) {
+    char* path = xprintf("%s/trainer.json", r->checkpoint);
+    Json json;
+    json_load(&json, path, (size_t)1 << 20);
+    int same = json_get_int(json.root, "train_data_fingerprint", path) == (int64_t)fingerprint;
+    json_free(&json);
+    free(path);
+    return same;
+}
+
+static void print_settings(const Run* r) {
+    for (int i = 0; i < r->flag_count; i++) {
+        char value[FLAG_TEXT_SIZE];
+        flags_format_value(&r->flags[i], value, sizeof value);
+        printf("%-20s %s\n", r->flags[i].long_name + 2, value);
+    }
+}
+
+// Check and open everything that the run needs. Nothing is written before all of it was found sound.
+static void run_open(Run* r, int argc, char** argv) {
+    Settings* s = &r->settings;
+    char* weights;
+    memset(r, 0, sizeof *r);
+    r->flag_count = settings_flags(s, r->flags);
+    flags_parse(r->flags, r->flag_count, argc, argv, "./train_gpt2 [flags]   (no flags: a small model on the built-in corpus)");
+    context_init(&r->ctx);
+    comm_init(&r->comm);
+#ifdef _OPENMP
+    if (s->threads) omp_set_num_threads(s->threads);
+#endif
+    find_checkpoint(r);
+    find_data(r);
+    find_tokenizer(r);
+    Config config = find_model(r, r->tokenizer_dir ? r->tokenizer.size : 50257, &weights);
+    if (s->dropout >= 0) config.embedding_dropout = config.attention_dropout = config.residual_dropout = s->dropout;
+    int T = s->T ? s->T : config.T;
+    if (T > config.T) die(USAGE, "-t %d: the model knows %d positions; choose at most that", T, config.T);
+    if ((int64_t)s->B * T > 1 << 30) die(USAGE, "-b %d -t %d: more than 2^30 tokens in a micro-batch; use -d for large steps", s->B, T);
+    int64_t micro_tokens = (int64_t)s->B * T * r->comm.size;
+    if (s->total_batch % micro_tokens != 0)
+        die(USAGE, "-d %lld: is no multiple of the %lld tokens that all ranks take in a micro-batch (-b x -t x ranks)",
+            (long long)s->total_batch, (long long)micro_tokens);
+    r->micro_steps = s->total_batch ? (int)(s->total_batch / micro_tokens) : 1;
+    model_plan(&r->model, config, s->B, T, s->recompute);
+    if (s->steps == 0) {
+        print_settings(r);
+        tensors_print(stdout, &r->model.table);
+        plan_print(stdout, &r->model);
+        exit(DONE);
+    }
+    if (model_bytes(&r->model) > device_memory_available())
+        die(USAGE, "the run needs %.1f MiB, but %.1f MiB are available; the largest micro-batch that fits is -b %d (-r 2 saves "
+            "memory too, -x 0 prints the plan)", (double)model_bytes(&r->model) / 1048576,
+            (double)device_memory_available() / 1048576, largest_batch(r, config, T, device_memory_available()));
+
+    shards_open(&r->train_shards, r->train_pattern);
+    batch_lm_init(&r->train, &r->train_shards, s->B, T, config.V, (uint64_t)s->seed, s->shuffle ? SHUFFLED : IN_ORDER);
+    r->has_val = r->val_pattern != NULL;
+    if (r->has_val) shards_open(&r->val_shards, r->val_pattern);
+    if (r->has_val) batch_lm_init(&r->val, &r->val_shards, s->B, T, config.V, 0, IN_ORDER);
+    if (s->evaluate && !r->has_val) die(USAGE, "--evaluate 1 needs validation data; name it with -j");
+    if (r->checkpoint && !s->override && !checkpoint_same_data(r, shards_fingerprint(&r->train_shards)))
+        die(USAGE, "%s: is not the data that %s was trained on; restore it, or add --override 1", r->train_pattern, r->checkpoint);
+    r->total_steps = s->steps > 0 ? s->steps : (int64_t)(batch_lm_windows(&r->train) / (uint64_t)(s->B * r->comm.size * r->micro_steps));
+    if (r->total_steps < 1) r->total_steps = 1;
+
+    model_alloc(&r->model, (uint64_t)s->seed, &r->ctx);
+    optimizer_init(&r->optimizer, &r->model.table, &r->ctx);
+    if (weights) load_weights(r, weights);
+    else tensors_init(&r->model.table, r->model.params, (uint64_t)s->seed, config.init_range, config.init_range / sqrt(2.0 * config.L));
+    free(weights);
+}
+
+static void run_close(Run* r) {
+    model_free(&r->model);
+    optimizer_free(&r->optimizer);
+    batch_lm_free(&r->train), shards_close(&r->train_shards);
+    if (r->has_val) batch_lm_free(&r->val), shards_close(&r->val_shards);
+    if (r->tokenizer_dir) tokenizer_free(&r->tokenizer);
+    free(r->train_pattern), free(r->val_pattern), free(r->data_dir), free(r->tokenizer_dir), free(r->checkpoint);
+    free(r->scopes.records);
+    log_close(&r->log);
+    flags_free(r->flags, r->flag_count);
+    context_free(&r->ctx);
+}
+
+// Read the micro-batch that begins with this sequence and put it where the ops run.
+static void load_batch(Model* m, const BatchLm* data, uint64_t sample) {
+    size_t bytes = (size_t)m->N * sizeof(int);
+    int* host = (int*)xmalloc(2 * bytes);
+    batch_lm_read(data, sample, host, host + m->N);
+    device_upload(m->inputs, host, bytes);
+    device_upload(m->targets, host + m->N, bytes);
+    free(host);
+}
+
+static double validate(Run* r) {
+    uint64_t batches = batch_lm_windows(&r->val) / (uint64_t)r->settings.B;
+    if (batches == 0) batches = 1;
+    if (r->settings.val_batches > 0 && batches > (uint64_t)r->settings.val_batches) batches = (uint64_t)r->settings.val_batches;
+    double sum = 0;
+    for (uint64_t i = 0; i < batches; i++) {
+        load_batch(&r->model, &r->val, i * (uint64_t)r->settings.B);
+        sum += evaluate_batch(&r->model, &r->ctx);
+    }
+    return sum / (double)batches;
+}
+
+// The token that separates documents: the tokenizer's, else the last of the vocabulary as in GPT-2.
+static int end_of_text(const Run* r) {
+    int id = r->tokenizer_dir ? tokenizer_end_of_text(&r->tokenizer) : -1;
+    return id >= 0 && id < r->model.config.V ? id : r->model.config.V - 1;
+}
+
+// Print a text that the model goes on writing from the start of a document, and keep it in OUT/sample.txt.
+static void sample(Run* r) {
+    const Settings* s = &r->settings;
+    Model* m = &r->model;
+    int count = s->sample_tokens + 1;
+    int* tokens = (int*)xmalloc((size_t)count * sizeof(int));
+    real* logits = (real*)xmalloc((size_t)m->Vp * sizeof(real));
+    Sampler sampler = {s->temperature, s->top_k};
+    Text text = {NULL, 0, 0};
+    tokens[0] = end_of_text(r);
+    m->training = 0;
+    for (int n = 1; n < count; n++) {
+        int length = min_int(n, m->T), cu_seqlens[2] = {0, length};  // the last T tokens are what the model sees
+        Sequences one = model_sequences(m, 0);
+        device_upload(m->targets, cu_seqlens, sizeof cu_seqlens);
+        one.rows = one.max_length = length, one.count = 1, one.cu_seqlens = m->targets;
+        device_upload(m->inputs, tokens + n - length, (size_t)length * sizeof(int));
+        forward(m, m->inputs, &one, &r->ctx);
+        forward_head(m, m->a.lnf + (size_t)(length - 1) * (size_t)m->config.C, 1, &r->ctx);
+        device_download(logits, m->a.logits, (size_t)m->Vp * sizeof(real));
+        uint64_t key = rng_stream((uint64_t)s->seed, (uint64_t)r->step, 0, SITE_SAMPLE);
+        tokens[n] = sampler_draw(logits, m->config.V, sampler, rng_uniform(philox((uint32_t)n, 0, 0, 0, key).v[0]));
+        size_t bytes = 0;
+        const char* piece = r->tokenizer_dir ? tokenizer_decode(&r->tokenizer, tokens[n], &bytes) : NULL;
+        if (piece) text_append(&text, piece, bytes);
+        else text_printf(&text, "%d ", tokens[n]);
+    }
+    printf("sample after step %lld:\n---\n%s\n---\n", (long long)r->step, text.text ? text.text : "");
+    if (*s->out) {
+        char* path = xprintf("%s/sample.txt", s->out);
+        if (write_file(path, text.text, text.length) != 0) warn("%s: cannot be written: %s", path, strerror(errno));
+        free(path);
+    }
+    free(text.text), free(tokens), free(logits);
+}
+
+// Returns 0, or -1 after a warning where the checkpoint could not be written.
+static int save(Run* r) {
+    const Settings* s = &r->settings;
+    if (!*s->out || r->comm.rank != 0) return 0;
+    Text config = {NULL, 0, 0}, trainer = {NULL, 0, 0};
+    Checkpoints c = {s->out, &r->model.table, r->model.params, &r->optimizer, r->tokenizer_dir, s->keep, s->keep_every};
+    config_write(&config, &r->model.config, end_of_text(r));
+    text_printf(&trainer, "{");
+    json_put_integer(&trainer, "step", r->step);
+    json_put_integer(&trainer, "samples", (int64_t)r->samples);
+    json_put_integer(&trainer, "train_data_fingerprint", (int64_t)shards_fingerprint(&r->train_shards));
+    json_put_key(&trainer, "settings");
+    flags_to_json(&trainer, r->flags, r->flag_count);
+    text_printf(&trainer, "}\n");
+    int result = checkpoint_save(&c, r->step, config.text, trainer.text);
+    free(config.text), free(trainer.text);
+    return result;
+}
+
+// The update was left out because the gradients are not finite: say so, and stop unless --on-nan skip.
+static void on_nan(Run* r, double loss, double norm) {
+    int first = tensors_first_not_finite(&r->model.table, r->model.grads);
+    int64_t step;
+    char* good = *r->settings.out ? checkpoint_find(r->settings.out, &step) : NULL;
+    Text t = {NULL, 0, 0};
+    text_printf(&t, "step %lld: loss %g, gradient norm %g, first in the gradient of %s; this update was left out",
+                (long long)r->step + 1, loss, norm, first >= 0 ? r->model.table.tensors[first].name : "no single tensor (the norm overflowed)");
+    if (r->settings.on_nan == NAN_STOP)
+        die(STOPPED_BY_NAN, "%s; the last good checkpoint is %s; --on-nan skip would go on", t.text, good ? good : "none");
+    warn("%s", t.text);
+    free(t.text), free(good);
+}
+
+// One optimizer step. Returns the mean loss; *norm is that of the gradients before clipping.
+static double train_step(Run* r, double lr, double* norm) {
+    const Settings* s = &r->settings;
+    Model* m = &r->model;
+    int sequences = s->B * r->comm.size * r->micro_steps;  // of the whole step
+    double loss = 0;
+    for (int i = 0; i < r->micro_steps; i++) {
+        int first = (i * r->comm.size + r->comm.rank) * s->B;
+        load_batch(m, &r->train, s->overfit ? (uint64_t)first : r->samples + (uint64_t)first);
+        loss += train_batch(m, (uint64_t)r->step, first, 1.0 / ((double)sequences * m->T), i == 0 ? SET : ADD, &r->ctx);
+    }
+    comm_sum(&r->comm, m->grads, m->table.elements, &r->ctx);
+    loss = comm_sum_scalar(&r->comm, loss) / (r->micro_steps * r->comm.size);
+    AdamW adamw = {lr, s->beta1, s->beta2, s->eps, s->weight_decay, s->clip, r->step + 1};
+    optimizer_step(&r->optimizer, m->params, m->grads, adamw, &r->ctx);
+    real measured;
+    device_download(&measured, r->optimizer.norm, sizeof measured);
+    *norm = (double)measured;
+    if (!isfinite(*norm)) on_nan(r, loss, *norm);
+    r->samples += (uint64_t)sequences;
+    r->step++;
+    return loss;
+}
+
+#ifndef NO_MAIN  // tests include this file
+int main(int argc, char** argv) {
+    static Run run;
+    Run* r = &run;
+    run_open(r, argc, argv);
+    Settings* s = &r->settings;
+    Model* m = &r->model;
+    const Config* c = &m->config;
+    if (s->evaluate) {
+        printf("val loss %.6f\n", validate(r));
+        run_close(r);
+        return DONE;
+    }
+    if (*s->out && s->overwrite && !r->checkpoint) checkpoint_delete_all(s->out);
+    if (*s->out) checkpoint_clean(s->out);
+    log_open(&r->log, s->out, r->checkpoint ? r->step : -1);
+    Text header = {NULL, 0, 0};
+    flags_to_json(&header, r->flags, r->flag_count);
+    log_line(&r->log, &header);
+    free(header.text);
+    Checkpoints moments = {s->out, &m->table, m->params, &r->optimizer, NULL, s->keep, s->keep_every};
+    if (r->checkpoint) checkpoint_load(&moments, r->checkpoint);
+    signal(SIGINT, on_signal);
+    signal(SIGTERM, on_signal);
+
+    r->peak_flops = profiler_peak_flops(&r->ctx);
+    size_t N = m->table.parameters - (size_t)c->T * (size_t)c->C;
+    double token_flops = 6.0 * (double)N + 12.0 * c->L * c->C * m->T;
+    double step_tokens = (double)m->N * r->comm.size * r->micro_steps;
+    printf("%zu parameters, %s | %llu training tokens, %.0f a step, steps %lld to %lld | %d threads, matmul %.0f GFLOP/s\n",
+           m->table.parameters, r->checkpoint ? r->checkpoint : s->model, (unsigned long long)r->train_shards.tokens, step_tokens,
+           (long long)r->step + 1, (long long)r->total_steps, device_threads(), 1e-9 * r->peak_flops);
+    plan_print(stdout, m);
+
+    Schedule schedule = {(ScheduleKind)s->schedule, s->lr, s->warmup, r->total_steps, s->final_fraction, s->poly_power, s->wsd_decay};
+    int64_t last = s->stop_after > 0 && s->stop_after < r->total_steps ? s->stop_after : r->total_steps;
+    int64_t saved = r->checkpoint ? r->step : -1;
+    double profiled = 0;
+    int failed = 0;
+    if (r->step == 0 && r->has_val && s->val_every > 0) log_validation(&r->log, 0, r->total_steps, validate(r), NULL);
+    while (r->step < last && !stop_signal) {
+        int profile = s->profile > 0 && last - r->step <= s->profile;
+        r->ctx.scope_log = profile ? &r->scopes : NULL;
+        double start = now_seconds(), norm, lr = schedule_at(&schedule, r->step);
+        double loss = train_step(r, lr, &norm);
+        double seconds = now_seconds() - start;
+        r->ctx.scope_log = NULL;
+        if (profile) profiled += seconds;
+        double tokens_per_second = step_tokens / seconds;
+        LogStep line = {r->step, r->total_steps, loss, lr, norm, seconds, tokens_per_second, token_flops * tokens_per_second / r->peak_flops, NULL};
+        log_step(&r->log, &line);
+        int end = r->step == last;
+        if (r->has_val && s->val_every > 0 && (end || r->step % s->val_every == 0))
+            log_validation(&r->log, r->step, r->total_steps, validate(r), NULL);
+        if (s->sample_every > 0 && (end || r->step % s->sample_every == 0)) sample(r);
+        if (s->checkpoint_every > 0 && r->step % s->checkpoint_every == 0) {
+            failed = save(r) != 0;
+            if (!failed) saved = r->step;
+        }
+    }
+    if (saved != r->step) failed = save(r) != 0;
+    if (stop_signal) printf("stopped by signal %d after step %lld%s\n", (int)stop_signal, (long long)r->step, *s->out ? ", saved" : "");
+    if (profiled > 0) profiler_print(stdout, &r->scopes, (int)min_size((size_t)s->profile, (size_t)last), profiled);
+    log_write_svg(&r->log, "GPT-2 training");
+    run_close(r);
+    return failed ? FAILED : DONE;
+}
+#endif
