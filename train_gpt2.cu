@@ -6,14 +6,13 @@
  *
  * B batch, T sequence length, N = B * T rows, V vocabulary (Vp as stored, padded), L layers, NH heads, HS head size,
  * C = NH * HS channels, F channels inside the MLP (4 C). */
-#include <glob.h>
 #include <signal.h>
 
-#include "llmc/base/flags.h"          // settings as rows in a table
-#include "llmc/base/log.h"            // terminal, log.jsonl, loss.svg
-#include "llmc/base/schedule.h"       // learning rate of a step
-#include "llmc/data/batch_lm.h"       // windows of T + 1 tokens
-#include "llmc/data/tokenizer.h"      // token -> bytes
+#include "llmc/base/flags.h"      // settings as rows in a table
+#include "llmc/base/log.h"        // terminal, log.jsonl, loss.svg
+#include "llmc/base/schedule.h"   // learning rate of a step
+#include "llmc/data/batch_lm.h"   // windows of T + 1 tokens
+#include "llmc/data/tokenizer.h"  // token -> bytes
 #include "llmc/ops/attention.h"
 #include "llmc/ops/classifier.h"
 #include "llmc/ops/dropout.h"
@@ -21,13 +20,13 @@
 #include "llmc/ops/gelu.h"
 #include "llmc/ops/layernorm.h"
 #include "llmc/ops/matmul.h"
-#include "llmc/run/checkpoint.h"      // save, find, resume
-#include "llmc/run/comm.h"            // ranks
-#include "llmc/run/optimizer.h"       // norm, clipping, AdamW
-#include "llmc/run/profiler.h"        // where a step's time goes
-#include "llmc/run/sampler.h"         // logits -> token
-#include "llmc/run/settings.h"        // what a resumed run takes from its checkpoint
-#include "llmc/run/tensors.h"         // one table for tensors
+#include "llmc/run/comm.h"       // ranks
+#include "llmc/run/config.h"     // config.json as rows
+#include "llmc/run/optimizer.h"  // norm, clipping, AdamW
+#include "llmc/run/profiler.h"   // where a step's time goes
+#include "llmc/run/sampler.h"    // logits -> token
+#include "llmc/run/session.h"    // where a run stands, checkpoints, resume
+#include "llmc/run/tensors.h"    // one table for tensors
 
 // ---------------------------------------------------------------------------------------------------------
 // Parameters. w of a linear layer is [out, in] in memory; GPT-2's files hold [in, out] ("Conv1D").
@@ -350,16 +349,6 @@ static size_t model_bytes(const Model* m) {
            m->acts_table.elements * sizeof(floatX) + m->stats_table.elements * sizeof(real);
 }
 
-static void plan_print(FILE* out, const Model* m) {
-    const double MiB = 1048576;
-    fprintf(out, "memory plan: parameters %.1f MiB, gradients %.1f MiB, optimizer %.1f MiB, activations %.1f MiB, ",
-            (double)(m->table.elements * sizeof(floatX)) / MiB, (double)(m->table.elements * sizeof(floatX)) / MiB,
-            (double)optimizer_bytes(&m->table) / MiB,
-            (double)(m->acts_table.elements * sizeof(floatX) + m->stats_table.elements * sizeof(real)) / MiB);
-    fprintf(out, "together %.1f MiB; %.1f MiB are available\n", (double)model_bytes(m) / MiB,
-            (double)device_memory_available() / MiB);
-}
-
 static void model_alloc(Model* m, uint64_t seed, Context* ctx) {
     const Config* c = &m->config;
     size_t layout_ints = (size_t)m->B + 1 + 2 * (size_t)m->N;
@@ -386,6 +375,10 @@ static void model_alloc(Model* m, uint64_t seed, Context* ctx) {
     free(layout);
 }
 
+static void model_forget_plan(Model* m) {
+    tensors_free(&m->table), tensors_free(&m->acts_table), tensors_free(&m->stats_table);
+}
+
 static void model_free(Model* m) {
     device_free(m->params, m->table.elements * sizeof(floatX));
     device_free(m->grads, m->table.elements * sizeof(floatX));
@@ -394,7 +387,7 @@ static void model_free(Model* m) {
     device_free(m->inputs, 2 * (size_t)m->N * sizeof(int));
     device_free(m->layout, ((size_t)m->B + 1 + 2 * (size_t)m->N) * sizeof(int));
     free(m->p.h), free(m->g.h), free(m->a.h);
-    tensors_free(&m->table), tensors_free(&m->acts_table), tensors_free(&m->stats_table);
+    model_forget_plan(m);
 }
 
 // ---------------------------------------------------------------------------------------------------------
@@ -426,12 +419,15 @@ static Config config_from_descriptor(const char* text, int data_V) {
     for (const char* p = text; *p;) {
         size_t key_length = strcspn(p, "=,"), k = 0;
         char* end = NULL;
-        while (k < COUNT_OF(keys) && (strlen(keys[k].name) != key_length || strncmp(p, keys[k].name, key_length) != 0)) k++;
+        while (k < COUNT_OF(keys) && (strlen(keys[k].name) != key_length || strncmp(p, keys[k].name, key_length) != 0))
+            k++;
         long value = p[key_length] == '=' ? strtol(p + key_length + 1, &end, 10) : -1;
         if (k == COUNT_OF(keys) || !end || end == p + key_length + 1 || (*end != ',' && *end != '\0') || value < 0 ||
             value > 1 << 24)
-            die(USAGE, "-e %s: is neither a model directory, a .safetensors file, d12, d24, d36, d48, nor a descriptor "
-                "like L=4,C=128,NH=4,T=256", text);
+            die(USAGE,
+                "-e %s: is neither a model directory, a .safetensors file, d12, d24, d36, d48, nor a descriptor "
+                "like L=4,C=128,NH=4,T=256",
+                text);
         *keys[k].value = (int)value;
         p = *end ? end + 1 : end;
     }
@@ -441,81 +437,55 @@ static Config config_from_descriptor(const char* text, int data_V) {
     return c;
 }
 
+// clang-format off
+static const ConfigRow CONFIG_ROWS[] = {
+    // key                             type         field                               default        allowed
+    {"n_layer",                         CONFIG_INT,  offsetof(Config, L),                 CONFIG_NEEDED, 1, 1 << 12},
+    {"n_head",                          CONFIG_INT,  offsetof(Config, NH),                CONFIG_NEEDED, 1, 1 << 12},
+    {"n_embd",                          CONFIG_INT,  offsetof(Config, C),                 CONFIG_NEEDED, 1, 1 << 20},
+    {"n_inner",                         CONFIG_INT,  offsetof(Config, F),                 0,             0, 1 << 22},
+    {"n_positions",                     CONFIG_INT,  offsetof(Config, T),                 CONFIG_NEEDED, 1, 1 << 20},
+    {"vocab_size",                      CONFIG_INT,  offsetof(Config, V),                 CONFIG_NEEDED, 1, 1 << 24},
+    {"layer_norm_epsilon",              CONFIG_REAL, offsetof(Config, eps),               1e-5,          0, 1},
+    {"initializer_range",               CONFIG_REAL, offsetof(Config, init_range),        0.02,          0, 1},
+    {"embd_pdrop",                      CONFIG_REAL, offsetof(Config, embedding_dropout), 0.1,           0, 0.999},
+    {"attn_pdrop",                      CONFIG_REAL, offsetof(Config, attention_dropout), 0.1,           0, 0.999},
+    {"resid_pdrop",                     CONFIG_REAL, offsetof(Config, residual_dropout),  0.1,           0, 0.999},
+    {"tie_word_embeddings",             CONFIG_BOOL, offsetof(Config, tied),              1,             0, 1},
+    {"scale_attn_weights",              CONFIG_BOOL, CONFIG_NO_FIELD,                     1,             1, 1},
+    {"scale_attn_by_inverse_layer_idx", CONFIG_BOOL, CONFIG_NO_FIELD,                     0,             0, 0},
+    {"add_cross_attention",             CONFIG_BOOL, CONFIG_NO_FIELD,                     0,             0, 0},
+};
+// clang-format on
+
 // What the file declares is honoured, or refused with the name of its key.
 static Config config_read(const char* path) {
     Json json;
+    Config c;
     json_load(&json, path, (size_t)1 << 20);
-    const JsonNode* j = json.root;
-    static const struct {
-        const char* key;
-        int needed;
-    } switches[] = {{"scale_attn_weights", 1}, {"scale_attn_by_inverse_layer_idx", 0}, {"add_cross_attention", 0}};
-    for (size_t i = 0; i < COUNT_OF(switches); i++)
-        if (json_get_bool_or(j, switches[i].key, switches[i].needed, path) != switches[i].needed)
-            die(USAGE, "%s: key \"%s\": only %s is supported", path, switches[i].key,
-                switches[i].needed ? "true" : "false");
-    const char* type = json_get_string_or(j, "model_type", "gpt2", path);
-    if (strcmp(type, "gpt2") != 0) die(USAGE, "%s: key \"model_type\": is \"%s\", but this trainer reads \"gpt2\"", path, type);
-    const char* activation = json_get_string_or(j, "activation_function", "gelu_new", path);
-    int is_tanh = strcmp(activation, "gelu_new") == 0 || strcmp(activation, "gelu_pytorch_tanh") == 0;
-    if (!is_tanh && strcmp(activation, "gelu") != 0)
+    const char* type = json_get_string_or(json.root, "model_type", "gpt2", path);
+    if (strcmp(type, "gpt2") != 0)
+        die(USAGE, "%s: key \"model_type\": is \"%s\", but this trainer reads \"gpt2\"", path, type);
+    const char* activation = json_get_string_or(json.root, "activation_function", "gelu_new", path);
+    c.gelu = strcmp(activation, "gelu") == 0 ? GELU_ERF : GELU_TANH;
+    if (c.gelu == GELU_TANH && strcmp(activation, "gelu_new") != 0 && strcmp(activation, "gelu_pytorch_tanh") != 0)
         die(USAGE, "%s: key \"activation_function\": \"%s\" is not supported; gelu_new, gelu_pytorch_tanh and gelu are",
             path, activation);
-    struct {
-        const char* key;
-        int64_t value;
-    } sizes[] = {{"n_layer", 0}, {"n_head", 0}, {"n_embd", 0}, {"vocab_size", 0}, {"n_positions", 0}, {"n_inner", 0}};
-    for (size_t i = 0; i < COUNT_OF(sizes); i++) {
-        int64_t channels = sizes[2].value;
-        sizes[i].value = i == 5 ? json_get_int_or(j, sizes[i].key, 4 * channels, path) : json_get_int(j, sizes[i].key, path);
-        if (sizes[i].value < 1 || sizes[i].value > 1 << 24)
-            die(USAGE, "%s: key \"%s\": %lld is out of range", path, sizes[i].key, (long long)sizes[i].value);
-    }
-    Config c;
-    c.L = (int)sizes[0].value, c.NH = (int)sizes[1].value, c.C = (int)sizes[2].value, c.V = (int)sizes[3].value;
-    c.T = (int)sizes[4].value, c.F = (int)sizes[5].value;
-    c.tied = json_get_bool_or(j, "tie_word_embeddings", 1, path);
-    c.gelu = is_tanh ? GELU_TANH : GELU_ERF;
-    struct {
-        const char* key;
-        double fallback;
-        double* value;
-    } numbers[] = {{"layer_norm_epsilon", 1e-5, &c.eps},        {"initializer_range", 0.02, &c.init_range},
-                   {"embd_pdrop", 0.1, &c.embedding_dropout},   {"attn_pdrop", 0.1, &c.attention_dropout},
-                   {"resid_pdrop", 0.1, &c.residual_dropout}};
-    for (size_t i = 0; i < COUNT_OF(numbers); i++) {
-        *numbers[i].value = json_get_double_or(j, numbers[i].key, numbers[i].fallback, path);
-        if (!(*numbers[i].value >= 0 && *numbers[i].value < 1))
-            die(USAGE, "%s: key \"%s\": must be at least 0 and below 1", path, numbers[i].key);
-    }
+    config_rows_read(&c, CONFIG_ROWS, COUNT_OF(CONFIG_ROWS), json.root, path);
+    if (c.F == 0) c.F = 4 * c.C;
     config_check(&c, path);
     json_free(&json);
     return c;
 }
 
-static void config_write(Text* t, const Config* c, int end_of_text) {
-    text_printf(t, "{");
-    json_put_key(t, "architectures");
-    text_printf(t, "[\"GPT2LMHeadModel\"]");
-    json_put_string(t, "model_type", "gpt2");
-    json_put_string(t, "activation_function", c->gelu == GELU_TANH ? "gelu_new" : "gelu");
-    json_put_integer(t, "n_layer", c->L);
-    json_put_integer(t, "n_head", c->NH);
-    json_put_integer(t, "n_embd", c->C);
-    json_put_integer(t, "n_inner", c->F);
-    json_put_integer(t, "n_positions", c->T);
-    json_put_integer(t, "vocab_size", c->V);
-    json_put_number(t, "layer_norm_epsilon", c->eps);
-    json_put_number(t, "initializer_range", c->init_range);
-    json_put_number(t, "embd_pdrop", c->embedding_dropout);
-    json_put_number(t, "attn_pdrop", c->attention_dropout);
-    json_put_number(t, "resid_pdrop", c->residual_dropout);
-    json_put_bool(t, "tie_word_embeddings", c->tied);
-    json_put_integer(t, "bos_token_id", end_of_text);
-    json_put_integer(t, "eos_token_id", end_of_text);
-    json_put_string(t, "dtype", "float32");
-    text_printf(t, "}\n");
+static void load_weights(Model* m, const char* path) {
+    static const char* const ignored[] = {".attn.bias", ".attn.masked_bias", "lm_head.weight"};
+    FileRules rules = {"transformer.", ignored, m->config.tied ? 3 : 2};
+    TensorPart part = {"", m->params};
+    tensors_read(path, &m->table, &part, 1, &rules);
 }
+
+#ifndef NO_MAIN  // tests include this file for the model alone
 
 // ---------------------------------------------------------------------------------------------------------
 // Settings
@@ -603,209 +573,145 @@ static int settings_flags(Settings* s, Flag* out) {
 typedef struct {
     Settings settings;
     Flag flags[MAX_FLAGS];
-    int flag_count;
+    Session session;
     Context ctx;
     Comm comm;
     Model model;
     Optimizer optimizer;
     Shards train_shards, val_shards;
     BatchLm train, val;
-    Tokenizer tokenizer;
     int has_val;
-    char *train_pattern, *val_pattern, *data_dir;
-    char *tokenizer_dir, *checkpoint;  // where the tokenizer is, and what the run goes on from; NULL: none
-    int64_t step, total_steps;         // steps done, steps of the whole run
-    uint64_t samples;                  // sequences trained on
-    int micro_steps;                   // micro-batches of a step on this rank
+    int64_t total_steps;
+    int micro_steps;  // micro-batches of a step on this rank
     Log log;
     ScopeLog scopes;
-    double peak_flops;  // of a matmul measured at the start
 } Run;
 
 static volatile sig_atomic_t stop_signal;
 static void on_signal(int number) { stop_signal = number; }
 
-static char* directory_of(const char* path) {
-    const char* slash = strrchr(path, '/');
-    return slash ? xprintf("%.*s", (int)(slash - path), path) : xprintf(".");
+static void plan_print(FILE* out, const Model* m) {
+    const double MiB = 1048576;
+    fprintf(out, "memory plan: parameters %.1f MiB, gradients %.1f MiB, optimizer %.1f MiB, activations %.1f MiB, ",
+            (double)(m->table.elements * sizeof(floatX)) / MiB, (double)(m->table.elements * sizeof(floatX)) / MiB,
+            (double)optimizer_bytes(&m->table) / MiB,
+            (double)(m->acts_table.elements * sizeof(floatX) + m->stats_table.elements * sizeof(real)) / MiB);
+    fprintf(out, "together %.1f MiB; %.1f MiB are available\n", (double)model_bytes(m) / MiB,
+            (double)device_memory_available() / MiB);
 }
 
-// With no -i, the built-in corpus: below the working directory, or beside the program.
-static void find_data(Run* r) {
-    const char *train = r->settings.train_data, *val = r->settings.val_data;
-    if (*train) {
-        r->train_pattern = xprintf("%s", train);
-    } else {
-        char program[4096];
-        ssize_t n = readlink("/proc/self/exe", program, sizeof program - 1);
-        program[n > 0 ? n : 0] = '\0';
-        char* beside = directory_of(program);
-        r->train_pattern = xprintf("%sdata/builtin/train.bin", "");
-        if (!file_exists(r->train_pattern)) free(r->train_pattern), r->train_pattern = xprintf("%s/data/builtin/train.bin", beside);
-        if (!file_exists(r->train_pattern) && r->settings.steps != 0)
-            die(USAGE, "%s: the built-in corpus is missing; run make, or name token shards with -i", r->train_pattern);
-        free(beside);
-    }
-    r->data_dir = directory_of(r->train_pattern);
-    if (*val) {
-        r->val_pattern = xprintf("%s", val);
-    } else {
-        // data/train_*.bin -> data/val_*.bin
-        const char* name = strrchr(r->train_pattern, '/');
-        name = name ? name + 1 : r->train_pattern;
-        if (strncmp(name, "train", 5) != 0) return;
-        r->val_pattern = xprintf("%.*sval%s", (int)(name - r->train_pattern), r->train_pattern, name + 5);
-        glob_t found;
-        if (glob(r->val_pattern, 0, NULL, &found) != 0) free(r->val_pattern), r->val_pattern = NULL;
-        else globfree(&found);
-    }
-}
-
-// Settings of the checkpoint that -y 1 finds; sets r->checkpoint, r->step and r->samples.
-static void find_checkpoint(Run* r) {
-    Settings* s = &r->settings;
-    int64_t* steps;
-    int earlier = *s->out ? checkpoint_list(s->out, &steps) : 0;
-    if (*s->out) free(steps);
-    if (!s->resume) {
-        if (earlier && !s->overwrite && !s->evaluate && s->steps != 0)
-            die(USAGE, "%s/ckpt holds %d checkpoint%s of an earlier run; -y 1 goes on with it, --overwrite 1 deletes it, or "
-                "choose another -o", s->out, earlier, earlier == 1 ? "" : "s");
-        return;
-    }
-    r->checkpoint = earlier ? checkpoint_find(s->out, &r->step) : NULL;
-    if (!r->checkpoint) {
-        warn("%s: no usable checkpoint to resume from; starting afresh", *s->out ? s->out : "-o is empty");
-        return;
-    }
-    char* path = xprintf("%s/trainer.json", r->checkpoint);
-    Json json;
-    json_load(&json, path, (size_t)1 << 20);
-    settings_restore(r->flags, r->flag_count, json_get(json.root, "settings"), OF_PROCESS, FREE_TO_CHANGE, s->override, path);
-    r->samples = (uint64_t)json_get_int(json.root, "samples", path);
-    if (json_get_int(json.root, "step", path) != r->step) die(USAGE, "%s: key \"step\": is not that of its directory", path);
-    json_free(&json);
-    free(path);
-}
-
-// The model that -e or the checkpoint names. *weights: where its weights are, NULL for training from scratch.
-static Config find_model(Run* r, int data_V, char** weights) {
-    const char* source = r->checkpoint ? r->checkpoint : r->settings.model;
-    size_t n = strlen(source);
-    int is_file = n > 12 && strcmp(source + n - 12, ".safetensors") == 0;
-    *weights = NULL;
-    if (!is_file && !is_directory(source)) {
-        if (strchr(source, '/')) die(USAGE, "-e %s: there is no such directory", source);
-        return config_from_descriptor(source, data_V);
-    }
-    char *directory = is_file ? directory_of(source) : xprintf("%s", source), *path = xprintf("%s/config.json", directory);
-    Config config = config_read(path);
-    *weights = is_file ? xprintf("%s", source) : xprintf("%s/model.safetensors", directory);
-    free(directory), free(path);
-    return config;
-}
-
-// The tokenizer beside the model, or else beside the data.
-static void find_tokenizer(Run* r) {
-    const char* places[] = {r->checkpoint, r->settings.model, r->data_dir};
-    for (size_t i = 0; i < COUNT_OF(places) && !r->tokenizer_dir; i++)
-        if (places[i] && is_directory(places[i]) && tokenizer_open(&r->tokenizer, places[i]) == 0)
-            r->tokenizer_dir = xprintf("%s", places[i]);
+static void config_write(Text* t, const Config* c, int end_of_text) {
+    text_printf(t, "{\"architectures\": [\"GPT2LMHeadModel\"], \"model_type\": \"gpt2\"");
+    json_put_string(t, "activation_function", c->gelu == GELU_TANH ? "gelu_new" : "gelu");
+    config_rows_write(t, c, CONFIG_ROWS, COUNT_OF(CONFIG_ROWS));
+    json_put_integer(t, "bos_token_id", end_of_text);
+    json_put_integer(t, "eos_token_id", end_of_text);
+    json_put_string(t, "dtype", "float32");
+    text_printf(t, "}\n");
 }
 
 // The largest micro-batch whose plan fits into `available` bytes, 0 if none does.
-static int largest_batch(const Run* r, Config config, int T, size_t available) {
-    int low = 0, high = r->settings.B;
+static int largest_batch(const Model* like, size_t available) {
+    int low = 0, high = like->B;
     while (low < high) {
         Model m;
         int middle = (low + high + 1) / 2;
-        model_plan(&m, config, middle, T, r->settings.recompute);
+        model_plan(&m, like->config, middle, like->T, like->recompute);
         if (model_bytes(&m) <= available) low = middle;
         else high = middle - 1;
-        tensors_free(&m.table), tensors_free(&m.acts_table), tensors_free(&m.stats_table);
+        model_forget_plan(&m);
     }
     return low;
 }
 
-static void load_weights(Run* r, const char* path) {
-    static const char* const ignored[] = {".attn.bias", ".attn.masked_bias", "lm_head.weight"};
-    Model* m = &r->model;
-    FileRules rules = {"transformer.", ignored, m->config.tied ? 3 : 2};
-    TensorPart part = {"", m->params};
-    tensors_read(path, &m->table, &part, 1, &rules);
-}
-
-static int checkpoint_same_data(const Run* r, uint32_t fingerprint) {
-    char* path = xprintf("%s/trainer.json", r->checkpoint);
-    Json json;
-    json_load(&json, path, (size_t)1 << 20);
-    int same = json_get_int(json.root, "train_data_fingerprint", path) == (int64_t)fingerprint;
-    json_free(&json);
-    free(path);
-    return same;
-}
-
-static void print_settings(const Run* r) {
-    for (int i = 0; i < r->flag_count; i++) {
-        char value[FLAG_TEXT_SIZE];
-        flags_format_value(&r->flags[i], value, sizeof value);
-        printf("%-20s %s\n", r->flags[i].long_name + 2, value);
-    }
-}
-
-// Check and open everything that the run needs. Nothing is written before all of it was found sound.
-static void run_open(Run* r, int argc, char** argv) {
+// Everything that can be said of a run before any data is read: settings, configuration, memory. Returns where its
+// weights are (caller frees), NULL for training from scratch.
+static char* run_plan(Run* r, const char* data_dir) {
     Settings* s = &r->settings;
-    char* weights;
-    memset(r, 0, sizeof *r);
-    r->flag_count = settings_flags(s, r->flags);
-    flags_parse(r->flags, r->flag_count, argc, argv, "./train_gpt2 [flags]   (no flags: a small model on the built-in corpus)");
-    context_init(&r->ctx);
-    comm_init(&r->comm);
-#ifdef _OPENMP
-    if (s->threads) omp_set_num_threads(s->threads);
-#endif
-    find_checkpoint(r);
-    find_data(r);
-    find_tokenizer(r);
-    Config config = find_model(r, r->tokenizer_dir ? r->tokenizer.size : 50257, &weights);
+    const char* source = r->session.checkpoint ? r->session.checkpoint : s->model;
+    size_t n = strlen(source);
+    int is_file = n > 12 && strcmp(source + n - 12, ".safetensors") == 0;
+    char* directory = is_file ? session_directory_of(source) : is_directory(source) ? xprintf("%s", source) : NULL;
+    char *weights = NULL, *path = directory ? xprintf("%s/config.json", directory) : NULL;
+    session_find_tokenizer(&r->session, directory, data_dir);
+    Config config = directory
+                        ? config_read(path)
+                        : config_from_descriptor(source, r->session.tokenizer_dir ? r->session.tokenizer.size : 50257);
+    if (directory) weights = is_file ? xprintf("%s", source) : xprintf("%s/model.safetensors", directory);
+    free(directory), free(path);
+
     if (s->dropout >= 0) config.embedding_dropout = config.attention_dropout = config.residual_dropout = s->dropout;
     int T = s->T ? s->T : config.T;
     if (T > config.T) die(USAGE, "-t %d: the model knows %d positions; choose at most that", T, config.T);
-    if ((int64_t)s->B * T > 1 << 30) die(USAGE, "-b %d -t %d: more than 2^30 tokens in a micro-batch; use -d for large steps", s->B, T);
     int64_t micro_tokens = (int64_t)s->B * T * r->comm.size;
+    if ((int64_t)s->B * T > 1 << 30)
+        die(USAGE, "-b %d: more than 2^30 tokens in a micro-batch of -t %d; make large steps with -d", s->B, T);
     if (s->total_batch % micro_tokens != 0)
         die(USAGE, "-d %lld: is no multiple of the %lld tokens that all ranks take in a micro-batch (-b x -t x ranks)",
             (long long)s->total_batch, (long long)micro_tokens);
     r->micro_steps = s->total_batch ? (int)(s->total_batch / micro_tokens) : 1;
     model_plan(&r->model, config, s->B, T, s->recompute);
+    return weights;
+}
+
+// Check and open everything that the run needs. Nothing is written before all of it was found sound.
+static void run_open(Run* r, int argc, char** argv) {
+    Settings* s = &r->settings;
+    Session* session = &r->session;
+    Model* m = &r->model;
+    char *train_pattern, *val_pattern;
+    session->flags = r->flags;
+    session->flag_count = settings_flags(s, r->flags);
+    flags_parse(r->flags, session->flag_count, argc, argv,
+                "./train_gpt2 [flags]   (none: a small model on the built-in corpus)");
+    context_init(&r->ctx);
+    comm_init(&r->comm);
+    device_set_threads(s->threads);
+    session->out = s->out;
+    if (s->resume || !(s->overwrite || s->evaluate || s->steps == 0))
+        session_find_checkpoint(session, s->resume, s->override, OF_PROCESS, FREE_TO_CHANGE);
+    session->keep = s->keep, session->keep_every = s->keep_every;
+    session_find_data(s->train_data, s->val_data, &train_pattern, &val_pattern);
+    char* data_dir = session_directory_of(train_pattern);
+    char* weights = run_plan(r, data_dir);
     if (s->steps == 0) {
-        print_settings(r);
-        tensors_print(stdout, &r->model.table);
-        plan_print(stdout, &r->model);
+        flags_print_values(r->flags, session->flag_count);
+        tensors_print(stdout, &m->table);
+        plan_print(stdout, m);
         exit(DONE);
     }
-    if (model_bytes(&r->model) > device_memory_available())
-        die(USAGE, "the run needs %.1f MiB, but %.1f MiB are available; the largest micro-batch that fits is -b %d (-r 2 saves "
-            "memory too, -x 0 prints the plan)", (double)model_bytes(&r->model) / 1048576,
-            (double)device_memory_available() / 1048576, largest_batch(r, config, T, device_memory_available()));
+    size_t available = device_memory_available();
+    if (model_bytes(m) > available)
+        die(USAGE,
+            "the run needs %.1f MiB, but %.1f MiB are available; the largest micro-batch that fits is -b %d (-r 2 "
+            "saves memory too, -x 0 prints the plan)",
+            (double)model_bytes(m) / 1048576, (double)available / 1048576, largest_batch(m, available));
 
-    shards_open(&r->train_shards, r->train_pattern);
-    batch_lm_init(&r->train, &r->train_shards, s->B, T, config.V, (uint64_t)s->seed, s->shuffle ? SHUFFLED : IN_ORDER);
-    r->has_val = r->val_pattern != NULL;
-    if (r->has_val) shards_open(&r->val_shards, r->val_pattern);
-    if (r->has_val) batch_lm_init(&r->val, &r->val_shards, s->B, T, config.V, 0, IN_ORDER);
+    shards_open(&r->train_shards, train_pattern);
+    batch_lm_init(&r->train, &r->train_shards, m->B, m->T, m->config.V, (uint64_t)s->seed,
+                  s->shuffle ? SHUFFLED : IN_ORDER);
+    r->has_val = val_pattern != NULL;
+    if (r->has_val) shards_open(&r->val_shards, val_pattern);
+    if (r->has_val) batch_lm_init(&r->val, &r->val_shards, m->B, m->T, m->config.V, 0, IN_ORDER);
     if (s->evaluate && !r->has_val) die(USAGE, "--evaluate 1 needs validation data; name it with -j");
-    if (r->checkpoint && !s->override && !checkpoint_same_data(r, shards_fingerprint(&r->train_shards)))
-        die(USAGE, "%s: is not the data that %s was trained on; restore it, or add --override 1", r->train_pattern, r->checkpoint);
-    r->total_steps = s->steps > 0 ? s->steps : (int64_t)(batch_lm_windows(&r->train) / (uint64_t)(s->B * r->comm.size * r->micro_steps));
-    if (r->total_steps < 1) r->total_steps = 1;
+    if (session->checkpoint && !s->override && session->data != shards_fingerprint(&r->train_shards))
+        die(USAGE, "%s: is not the data that %s was trained on; restore it, or add --override 1", train_pattern,
+            session->checkpoint);
+    int64_t epoch = (int64_t)(batch_lm_windows(&r->train) / (uint64_t)(m->B * r->comm.size * r->micro_steps));
+    r->total_steps = s->steps > 0 ? s->steps : epoch > 0 ? epoch : 1;
 
-    model_alloc(&r->model, (uint64_t)s->seed, &r->ctx);
-    optimizer_init(&r->optimizer, &r->model.table, &r->ctx);
-    if (weights) load_weights(r, weights);
-    else tensors_init(&r->model.table, r->model.params, (uint64_t)s->seed, config.init_range, config.init_range / sqrt(2.0 * config.L));
-    free(weights);
+    model_alloc(m, (uint64_t)s->seed, &r->ctx);
+    optimizer_init(&r->optimizer, &m->table, &r->ctx);
+    double std = m->config.init_range;
+    if (session->checkpoint) {
+        Checkpoints c = session_checkpoints(session, &m->table, m->params, &r->optimizer);
+        checkpoint_load(&c, session->checkpoint);
+    } else if (weights) {
+        load_weights(m, weights);
+    } else {
+        tensors_init(&m->table, m->params, (uint64_t)s->seed, std, std / sqrt(2.0 * m->config.L));
+    }
+    free(weights), free(data_dir), free(train_pattern), free(val_pattern);
 }
 
 static void run_close(Run* r) {
@@ -813,11 +719,9 @@ static void run_close(Run* r) {
     optimizer_free(&r->optimizer);
     batch_lm_free(&r->train), shards_close(&r->train_shards);
     if (r->has_val) batch_lm_free(&r->val), shards_close(&r->val_shards);
-    if (r->tokenizer_dir) tokenizer_free(&r->tokenizer);
-    free(r->train_pattern), free(r->val_pattern), free(r->data_dir), free(r->tokenizer_dir), free(r->checkpoint);
     free(r->scopes.records);
     log_close(&r->log);
-    flags_free(r->flags, r->flag_count);
+    session_close(&r->session);
     context_free(&r->ctx);
 }
 
@@ -834,7 +738,8 @@ static void load_batch(Model* m, const BatchLm* data, uint64_t sample) {
 static double validate(Run* r) {
     uint64_t batches = batch_lm_windows(&r->val) / (uint64_t)r->settings.B;
     if (batches == 0) batches = 1;
-    if (r->settings.val_batches > 0 && batches > (uint64_t)r->settings.val_batches) batches = (uint64_t)r->settings.val_batches;
+    if (r->settings.val_batches > 0 && batches > (uint64_t)r->settings.val_batches)
+        batches = (uint64_t)r->settings.val_batches;
     double sum = 0;
     for (uint64_t i = 0; i < batches; i++) {
         load_batch(&r->model, &r->val, i * (uint64_t)r->settings.B);
@@ -845,7 +750,7 @@ static double validate(Run* r) {
 
 // The token that separates documents: the tokenizer's, else the last of the vocabulary as in GPT-2.
 static int end_of_text(const Run* r) {
-    int id = r->tokenizer_dir ? tokenizer_end_of_text(&r->tokenizer) : -1;
+    int id = r->session.tokenizer_dir ? tokenizer_end_of_text(&r->session.tokenizer) : -1;
     return id >= 0 && id < r->model.config.V ? id : r->model.config.V - 1;
 }
 
@@ -869,14 +774,15 @@ static void sample(Run* r) {
         forward(m, m->inputs, &one, &r->ctx);
         forward_head(m, m->a.lnf + (size_t)(length - 1) * (size_t)m->config.C, 1, &r->ctx);
         device_download(logits, m->a.logits, (size_t)m->Vp * sizeof(real));
-        uint64_t key = rng_stream((uint64_t)s->seed, (uint64_t)r->step, 0, SITE_SAMPLE);
+        uint64_t key = rng_stream((uint64_t)s->seed, (uint64_t)r->session.step, 0, SITE_SAMPLE);
         tokens[n] = sampler_draw(logits, m->config.V, sampler, rng_uniform(philox((uint32_t)n, 0, 0, 0, key).v[0]));
         size_t bytes = 0;
-        const char* piece = r->tokenizer_dir ? tokenizer_decode(&r->tokenizer, tokens[n], &bytes) : NULL;
+        const char* piece =
+            r->session.tokenizer_dir ? tokenizer_decode(&r->session.tokenizer, tokens[n], &bytes) : NULL;
         if (piece) text_append(&text, piece, bytes);
         else text_printf(&text, "%d ", tokens[n]);
     }
-    printf("sample after step %lld:\n---\n%s\n---\n", (long long)r->step, text.text ? text.text : "");
+    printf("sample after step %lld:\n---\n%s\n---\n", (long long)r->session.step, text.text ? text.text : "");
     if (*s->out) {
         char* path = xprintf("%s/sample.txt", s->out);
         if (write_file(path, text.text, text.length) != 0) warn("%s: cannot be written: %s", path, strerror(errno));
@@ -885,37 +791,14 @@ static void sample(Run* r) {
     free(text.text), free(tokens), free(logits);
 }
 
-// Returns 0, or -1 after a warning where the checkpoint could not be written.
+// Returns 0, or -1 after a warning.
 static int save(Run* r) {
-    const Settings* s = &r->settings;
-    if (!*s->out || r->comm.rank != 0) return 0;
-    Text config = {NULL, 0, 0}, trainer = {NULL, 0, 0};
-    Checkpoints c = {s->out, &r->model.table, r->model.params, &r->optimizer, r->tokenizer_dir, s->keep, s->keep_every};
+    Text config = {NULL, 0, 0};
     config_write(&config, &r->model.config, end_of_text(r));
-    text_printf(&trainer, "{");
-    json_put_integer(&trainer, "step", r->step);
-    json_put_integer(&trainer, "samples", (int64_t)r->samples);
-    json_put_integer(&trainer, "train_data_fingerprint", (int64_t)shards_fingerprint(&r->train_shards));
-    json_put_key(&trainer, "settings");
-    flags_to_json(&trainer, r->flags, r->flag_count);
-    text_printf(&trainer, "}\n");
-    int result = checkpoint_save(&c, r->step, config.text, trainer.text);
-    free(config.text), free(trainer.text);
+    int result = session_save(&r->session, &r->model.table, r->model.params, &r->optimizer, config.text,
+                              shards_fingerprint(&r->train_shards));
+    free(config.text);
     return result;
-}
-
-// The update was left out because the gradients are not finite: say so, and stop unless --on-nan skip.
-static void on_nan(Run* r, double loss, double norm) {
-    int first = tensors_first_not_finite(&r->model.table, r->model.grads);
-    int64_t step;
-    char* good = *r->settings.out ? checkpoint_find(r->settings.out, &step) : NULL;
-    Text t = {NULL, 0, 0};
-    text_printf(&t, "step %lld: loss %g, gradient norm %g, first in the gradient of %s; this update was left out",
-                (long long)r->step + 1, loss, norm, first >= 0 ? r->model.table.tensors[first].name : "no single tensor (the norm overflowed)");
-    if (r->settings.on_nan == NAN_STOP)
-        die(STOPPED_BY_NAN, "%s; the last good checkpoint is %s; --on-nan skip would go on", t.text, good ? good : "none");
-    warn("%s", t.text);
-    free(t.text), free(good);
 }
 
 // One optimizer step. Returns the mean loss; *norm is that of the gradients before clipping.
@@ -926,28 +809,29 @@ static double train_step(Run* r, double lr, double* norm) {
     double loss = 0;
     for (int i = 0; i < r->micro_steps; i++) {
         int first = (i * r->comm.size + r->comm.rank) * s->B;
-        load_batch(m, &r->train, s->overfit ? (uint64_t)first : r->samples + (uint64_t)first);
-        loss += train_batch(m, (uint64_t)r->step, first, 1.0 / ((double)sequences * m->T), i == 0 ? SET : ADD, &r->ctx);
+        load_batch(m, &r->train, s->overfit ? (uint64_t)first : r->session.samples + (uint64_t)first);
+        loss += train_batch(m, (uint64_t)r->session.step, first, 1.0 / ((double)sequences * m->T), i == 0 ? SET : ADD,
+                            &r->ctx);
     }
     comm_sum(&r->comm, m->grads, m->table.elements, &r->ctx);
     loss = comm_sum_scalar(&r->comm, loss) / (r->micro_steps * r->comm.size);
-    AdamW adamw = {lr, s->beta1, s->beta2, s->eps, s->weight_decay, s->clip, r->step + 1};
+    AdamW adamw = {lr, s->beta1, s->beta2, s->eps, s->weight_decay, s->clip, r->session.step + 1};
     optimizer_step(&r->optimizer, m->params, m->grads, adamw, &r->ctx);
     real measured;
     device_download(&measured, r->optimizer.norm, sizeof measured);
     *norm = (double)measured;
-    if (!isfinite(*norm)) on_nan(r, loss, *norm);
-    r->samples += (uint64_t)sequences;
-    r->step++;
+    if (!isfinite(*norm)) session_report_nan(&r->session, &m->table, m->grads, loss, *norm, s->on_nan == NAN_STOP);
+    r->session.samples += (uint64_t)sequences;
+    r->session.step++;
     return loss;
 }
 
-#ifndef NO_MAIN  // tests include this file
 int main(int argc, char** argv) {
     static Run run;
     Run* r = &run;
     run_open(r, argc, argv);
     Settings* s = &r->settings;
+    Session* session = &r->session;
     Model* m = &r->model;
     const Config* c = &m->config;
     if (s->evaluate) {
@@ -955,56 +839,56 @@ int main(int argc, char** argv) {
         run_close(r);
         return DONE;
     }
-    if (*s->out && s->overwrite && !r->checkpoint) checkpoint_delete_all(s->out);
+    log_open(&r->log, s->out, session->checkpoint ? session->step : -1);
+    if (*s->out && s->overwrite && !session->checkpoint) checkpoint_delete_all(s->out);
     if (*s->out) checkpoint_clean(s->out);
-    log_open(&r->log, s->out, r->checkpoint ? r->step : -1);
-    Text header = {NULL, 0, 0};
-    flags_to_json(&header, r->flags, r->flag_count);
-    log_line(&r->log, &header);
-    free(header.text);
-    Checkpoints moments = {s->out, &m->table, m->params, &r->optimizer, NULL, s->keep, s->keep_every};
-    if (r->checkpoint) checkpoint_load(&moments, r->checkpoint);
+    Text settings = {NULL, 0, 0};
+    flags_to_json(&settings, r->flags, session->flag_count);
+    log_line(&r->log, &settings);
+    free(settings.text);
     signal(SIGINT, on_signal);
     signal(SIGTERM, on_signal);
 
-    r->peak_flops = profiler_peak_flops(&r->ctx);
+    double peak_flops = profiler_peak_flops(&r->ctx);
     size_t N = m->table.parameters - (size_t)c->T * (size_t)c->C;
     double token_flops = 6.0 * (double)N + 12.0 * c->L * c->C * m->T;
     double step_tokens = (double)m->N * r->comm.size * r->micro_steps;
-    printf("%zu parameters, %s | %llu training tokens, %.0f a step, steps %lld to %lld | %d threads, matmul %.0f GFLOP/s\n",
-           m->table.parameters, r->checkpoint ? r->checkpoint : s->model, (unsigned long long)r->train_shards.tokens, step_tokens,
-           (long long)r->step + 1, (long long)r->total_steps, device_threads(), 1e-9 * r->peak_flops);
+    printf("%zu parameters, %s | %llu training tokens, %.0f a step | steps %lld to %lld | %d threads, matmul %.0f "
+           "GFLOP/s\n",
+           m->table.parameters, session->checkpoint ? session->checkpoint : s->model,
+           (unsigned long long)r->train_shards.tokens, step_tokens, (long long)session->step + 1,
+           (long long)r->total_steps, device_threads(), 1e-9 * peak_flops);
     plan_print(stdout, m);
 
-    Schedule schedule = {(ScheduleKind)s->schedule, s->lr, s->warmup, r->total_steps, s->final_fraction, s->poly_power, s->wsd_decay};
+    Schedule schedule = {(ScheduleKind)s->schedule, s->lr,         s->warmup,   r->total_steps,
+                         s->final_fraction,         s->poly_power, s->wsd_decay};
     int64_t last = s->stop_after > 0 && s->stop_after < r->total_steps ? s->stop_after : r->total_steps;
-    int64_t saved = r->checkpoint ? r->step : -1;
     double profiled = 0;
-    int failed = 0;
-    if (r->step == 0 && r->has_val && s->val_every > 0) log_validation(&r->log, 0, r->total_steps, validate(r), NULL);
-    while (r->step < last && !stop_signal) {
-        int profile = s->profile > 0 && last - r->step <= s->profile;
+    int profiled_steps = 0, failed = 0;
+    if (session->step == 0 && r->has_val && s->val_every > 0)
+        log_validation(&r->log, 0, r->total_steps, validate(r), NULL);
+    while (session->step < last && !stop_signal) {
+        int profile = last - session->step <= s->profile;
+        double start = now_seconds(), norm, lr = schedule_at(&schedule, session->step);
         r->ctx.scope_log = profile ? &r->scopes : NULL;
-        double start = now_seconds(), norm, lr = schedule_at(&schedule, r->step);
         double loss = train_step(r, lr, &norm);
-        double seconds = now_seconds() - start;
         r->ctx.scope_log = NULL;
-        if (profile) profiled += seconds;
-        double tokens_per_second = step_tokens / seconds;
-        LogStep line = {r->step, r->total_steps, loss, lr, norm, seconds, tokens_per_second, token_flops * tokens_per_second / r->peak_flops, NULL};
+        double seconds = now_seconds() - start, speed = step_tokens / seconds;
+        if (profile) profiled += seconds, profiled_steps++;
+        LogStep line = {session->step, r->total_steps, loss, lr, norm, seconds, speed, token_flops * speed / peak_flops,
+                        NULL};
         log_step(&r->log, &line);
-        int end = r->step == last;
-        if (r->has_val && s->val_every > 0 && (end || r->step % s->val_every == 0))
-            log_validation(&r->log, r->step, r->total_steps, validate(r), NULL);
-        if (s->sample_every > 0 && (end || r->step % s->sample_every == 0)) sample(r);
-        if (s->checkpoint_every > 0 && r->step % s->checkpoint_every == 0) {
-            failed = save(r) != 0;
-            if (!failed) saved = r->step;
-        }
+        int end = session->step == last;
+        if (r->has_val && s->val_every > 0 && (end || session->step % s->val_every == 0))
+            log_validation(&r->log, session->step, r->total_steps, validate(r), NULL);
+        if (s->sample_every > 0 && (end || session->step % s->sample_every == 0)) sample(r);
+        if (s->checkpoint_every > 0 && session->step % s->checkpoint_every == 0) save(r);
     }
-    if (saved != r->step) failed = save(r) != 0;
-    if (stop_signal) printf("stopped by signal %d after step %lld%s\n", (int)stop_signal, (long long)r->step, *s->out ? ", saved" : "");
-    if (profiled > 0) profiler_print(stdout, &r->scopes, (int)min_size((size_t)s->profile, (size_t)last), profiled);
+    failed = save(r) != 0;
+    if (stop_signal)
+        printf("stopped by signal %d after step %lld%s\n", (int)stop_signal, (long long)session->step,
+               failed || !*s->out ? "" : ", saved");
+    if (profiled_steps > 0) profiler_print(stdout, &r->scopes, profiled_steps, profiled);
     log_write_svg(&r->log, "GPT-2 training");
     run_close(r);
     return failed ? FAILED : DONE;

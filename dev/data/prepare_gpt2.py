@@ -22,8 +22,8 @@ Validation is one of:
 With neither, --val-fraction 0.01.
 
 Written are train_000000.bin ... and val_000000.bin ..., of equal size and at most --shard-tokens tokens, and
-copies of the tokenizer's files, from which the trainer decodes its samples. Earlier shards in the output
-directory are replaced when everything else is done.
+copies of the tokenizer's files, from which the trainer decodes its samples. Earlier shards and tokenizer files
+in the output directory are replaced when everything else is done.
 """
 import argparse
 import bisect
@@ -36,6 +36,7 @@ import multiprocessing
 import os
 import re
 import shutil
+import signal
 import struct
 import sys
 import tarfile
@@ -49,6 +50,15 @@ BATCH_CHARACTERS = 1 << 18  # of text for one task of a worker
 PIECE_CHARACTERS = 1 << 18  # plain text is encoded in pieces of about this length
 COPY_BYTES = 1 << 22
 FAILED, USAGE = 1, 2
+TOKENIZER_FILES = [
+    "vocab.json",
+    "merges.txt",
+    "encoder.json",
+    "vocab.bpe",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+]
 
 
 class UserError(Exception):
@@ -94,7 +104,8 @@ class Vocabulary:
             ids = self._from_tokenizer_json(whole)
         else:
             raise UserError(
-                f"{directory}: holds neither vocab.json (or encoder.json) with merges.txt (or vocab.bpe), nor tokenizer.json"
+                f"{directory}: holds neither vocab.json (or encoder.json) with merges.txt (or vocab.bpe), "
+                "nor tokenizer.json"
             )
         if END_OF_TEXT not in ids:
             raise UserError(f"{vocab or whole}: has no {END_OF_TEXT}, which must separate documents")
@@ -309,6 +320,13 @@ def start_worker(text, end_of_text, code):
     worker["code"] = code
 
 
+def start_worker_process(*arguments):
+    # An interrupt is for the parent to handle, which ends its workers by SIGTERM.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    start_worker(*arguments)
+
+
 def encode_batch(batch):
     """[(text, begins a document)] -> (characters, tokens as bytes, starts of documents among them)."""
     tokenizer = worker["tokenizer"]
@@ -356,7 +374,7 @@ def encode_all(options, vocabulary, code):
                 return
             yield batch
 
-    with multiprocessing.Pool(options.processes, start_worker, arguments) as pool:
+    with multiprocessing.Pool(options.processes, start_worker_process, arguments) as pool:
         try:
             for result in pool.imap(encode_batch, limited()):
                 room.release()
@@ -397,7 +415,7 @@ def split_of(options, total, starts):
     """(validation, training) as ranges of tokens."""
     if options.val_tokens is not None:
         if options.val_tokens >= total:
-            raise UserError(f"--val-tokens {options.val_tokens}: there are only {total} tokens, none is left to train on")
+            raise UserError(f"--val-tokens {options.val_tokens}: of {total} tokens in all, none is left to train on")
         return (0, options.val_tokens), (options.val_tokens, total)
     if options.val_fraction == 0:
         return (0, 0), (0, total)
@@ -435,6 +453,16 @@ def write_shards(out, prefix, spool, begin, end, options, width, temporaries):
     return names
 
 
+def copy_tokenizer(vocabulary, out):
+    """The tokenizer's files, and none of another tokenizer that were there before."""
+    for name in TOKENIZER_FILES:
+        target = os.path.join(out, name)
+        if name in vocabulary.copies:
+            shutil.copyfile(vocabulary.copies[name], target)
+        elif os.path.exists(target):
+            os.remove(target)
+
+
 def prepare(options, vocabulary):
     width, code = (2, "H") if vocabulary.size <= 65536 else (4, "I")
     os.makedirs(options.out, exist_ok=True)
@@ -460,10 +488,8 @@ def prepare(options, vocabulary):
         for name in os.listdir(options.out):
             if re.fullmatch(r"(train|val)_\d{6}\.bin", name) and name not in names:
                 os.remove(os.path.join(options.out, name))
-        for name, path in vocabulary.copies.items():
-            target = os.path.join(options.out, name)
-            if not (os.path.exists(target) and os.path.samefile(path, target)):
-                shutil.copyfile(path, target)
+        if not os.path.samefile(options.vocab, options.out):
+            copy_tokenizer(vocabulary, options.out)
     finally:
         for path in temporaries:
             if os.path.exists(path):
@@ -484,16 +510,18 @@ class Parser(argparse.ArgumentParser):
 
 
 def positive(text):
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"{text} is not 1 or more")
-    return value
+    if not re.fullmatch(r"\+?\d+", text) or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 1")
+    return int(text)
 
 
 def fraction(text):
-    value = float(text)
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1
     if not 0 <= value < 1:
-        raise argparse.ArgumentTypeError(f"{text} is not from 0 to below 1")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number from 0 to below 1")
     return value
 
 
@@ -510,9 +538,10 @@ def parse(arguments):
         action="store_true",
         help="a section that ends with a blank line is a document, as llm.c prepares tinyshakespeare",
     )
-    parser.add_argument("--text-key", default="text", metavar="KEY", help="of .jsonl lines (default text)")
-    parser.add_argument("--shard-tokens", type=positive, default=100_000_000, metavar="N", help="default 100 million")
-    parser.add_argument("--processes", type=positive, default=os.cpu_count() or 1, metavar="N", help="default: all cores")
+    parser.add_argument("--text-key", default="text", metavar="KEY", help="of .jsonl lines (default: text)")
+    parser.add_argument("--shard-tokens", type=positive, default=100_000_000, metavar="N", help="default: 100 million")
+    cores = os.cpu_count() or 1
+    parser.add_argument("--processes", type=positive, default=cores, metavar="N", help="default: all cores")
     options = parser.parse_args(arguments)
     for path in options.local:
         if not os.path.isfile(path):
@@ -527,6 +556,7 @@ def parse(arguments):
 
 def main(arguments):
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # the processes here are the parallelism
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         options = parse(arguments)
         try:
@@ -540,7 +570,8 @@ def main(arguments):
         print("error: " + " ".join(str(e).split()), file=sys.stderr)
         return USAGE
     except OSError as e:
-        print(f"error: {e.filename or options.out}: cannot be written: {e.strerror}; check space and permissions", file=sys.stderr)
+        what = f"{e.filename or options.out}: cannot be written: {e.strerror}"
+        print(f"error: {what}; check space and permissions", file=sys.stderr)
         return FAILED
     except KeyboardInterrupt:
         print("error: interrupted; nothing was written", file=sys.stderr)

@@ -63,8 +63,8 @@ static void attention_check_packing(Harness* h, const AttentionCase* packed) {
     size_t C = (size_t)(packed->shape.NH * packed->shape.HS);
     for (int b = 0; b < packed->s.count; b++) {
         int first = packed->s.cu_seqlens[b], length = packed->s.cu_seqlens[b + 1] - first;
-        AttentionCase alone = attention_case(h, &length, 1, packed->shape.NH, packed->shape.HS, packed->shape.mask,
-                                             0, 1.0);
+        AttentionCase alone =
+            attention_case(h, &length, 1, packed->shape.NH, packed->shape.HS, packed->shape.mask, 0, 1.0);
         alone.s.first = packed->s.first + b;
         alone.shape.dropout = packed->shape.dropout;
         memcpy(alone.qkv.host, packed->qkv.host + (size_t)first * 3 * C, alone.qkv.n * sizeof(real));
@@ -81,9 +81,10 @@ static void test_attention(Harness* h) {
         int lengths[4], count, NH, HS;
         double p;
     } cases[] = {
-        {{1}, 1, 1, 1, 0},           {{1, 1}, 2, 3, 16, 0.5},     {{17, 1, 77}, 3, 3, 16, 0},
-        {{17, 1, 77}, 3, 2, 33, 0.3}, {{64, 64}, 2, 2, 64, 0},    {{6, 23, 24, 25}, 4, 2, 5, 0.1},
-        {{130, 47}, 2, 1, 32, 0.2},   {{16, 0, 8}, 3, 2, 8, 0.1},
+        {{1}, 1, 1, 1, 0},          {{1, 1}, 2, 3, 16, 0.5},
+        {{17, 1, 77}, 3, 3, 16, 0}, {{17, 1, 77}, 3, 2, 33, 0.3},
+        {{64, 64}, 2, 2, 64, 0},    {{6, 23, 24, 25}, 4, 2, 5, 0.1},
+        {{130, 47}, 2, 1, 32, 0.2}, {{16, 0, 8}, 3, 2, 8, 0.1},
     };
     static const char* const masks[] = {"CAUSAL", "FULL"};
     for (size_t i = 0; i < COUNT_OF(cases); i++)
@@ -155,8 +156,11 @@ static void bench_attention(Harness* h) {
         int T, NH, HS;
         Mask mask;
         double p;
-    } cases[] = {{256, 4, 32, CAUSAL, 0},   {64, 12, 64, CAUSAL, 0},   {1024, 12, 64, CAUSAL, 0},
-                 {1024, 12, 64, FULL, 0},   {1024, 12, 64, CAUSAL, 0.1}};
+    } cases[] = {{256, 4, 32, CAUSAL, 0},
+                 {64, 12, 64, CAUSAL, 0},
+                 {1024, 12, 64, CAUSAL, 0},
+                 {1024, 12, 64, FULL, 0},
+                 {1024, 12, 64, CAUSAL, 0.1}};
     for (size_t i = 0; i < COUNT_OF(cases); i++) {
         int T = cases[i].T, lengths[4] = {T, T, T, T}, NH = cases[i].NH, HS = cases[i].HS;
         char shapes[64];

@@ -157,10 +157,8 @@ static inline void grad_dropout(Harness* h) {
     for (int launcher = 0; launcher < 2; launcher++) {
         case_begin(h, "dropout/backward%s N=8 C=7", launcher ? "" : "_ref");
         DropoutCase* k = dropout_case(h, LENGTHS, 3, 7, 0.4, SET);
-        if (launcher)
-            dropout_run_backward(k);
-        else
-            dropout_backward_ref(k->dx.host, k->dy.host, k->N, k->C, k->dropout, SET);
+        if (launcher) dropout_run_backward(k);
+        else dropout_backward_ref(k->dx.host, k->dy.host, k->N, k->C, k->dropout, SET);
         expect_gradient(h, "dx", dropout_loss, k, k->x.host, k->x.n, k->dx.host, 1e-8);
         case_end(h);
     }

@@ -6,7 +6,7 @@
 #include "harness.h"
 
 typedef struct {
-    Array x, word, position, type;     // forward
+    Array x, word, position, type;      // forward
     Array dx, dword, dposition, dtype;  // backward
     int *tokens, *types;
     Sequences s;
@@ -58,8 +58,8 @@ static EmbeddingCase embedding_case(Harness* h, const int* lengths, int count, E
 }
 
 static void embedding_forward_reference(const EmbeddingCase* e, real* x) {
-    embedding_forward_ref(x, e->tokens, e->types, e->word.host, e->position.host,
-                          e->sizes.types ? e->type.host : NULL, &e->s, e->sizes.C, e->dropout);
+    embedding_forward_ref(x, e->tokens, e->types, e->word.host, e->position.host, e->sizes.types ? e->type.host : NULL,
+                          &e->s, e->sizes.C, e->dropout);
 }
 
 static void embedding_backward_reference(const EmbeddingCase* e, real* dword, real* dposition, real* dtype) {

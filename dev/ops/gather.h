@@ -72,10 +72,8 @@ static inline void grad_gather(Harness* h) {
     for (int launcher = 0; launcher < 2; launcher++) {
         case_begin(h, "gather/backward%s M=5 N=9 C=7", launcher ? "" : "_ref");
         GatherCase* k = gather_case(h, 5, 9, 7, SET);
-        if (launcher)
-            gather_run_backward(k);
-        else
-            gather_backward_ref(k->dx.host, k->dy.host, k->index, 5, 9, 7, SET);
+        if (launcher) gather_run_backward(k);
+        else gather_backward_ref(k->dx.host, k->dy.host, k->index, 5, 9, 7, SET);
         expect_gradient(h, "dx", gather_loss, k, k->x.host, k->x.n, k->dx.host, 1e-8);
         case_end(h);
     }

@@ -191,10 +191,8 @@ static inline void case_end(Harness* h) {
         return;
     }
     h->passed++;
-    if (h->worst_tolerance > 0)
-        printf("ok   %s  err=%.1e tol=%.0e\n", h->name, h->worst, h->worst_tolerance);
-    else
-        printf("ok   %s  exact\n", h->name);
+    if (h->worst_tolerance > 0) printf("ok   %s  err=%.1e tol=%.0e\n", h->name, h->worst, h->worst_tolerance);
+    else printf("ok   %s  exact\n", h->name);
 }
 
 // ---------------------------------------------------------------------------------------------------------
@@ -236,8 +234,8 @@ static inline void expect_close(Harness* h, const char* what, Array got, const r
 }
 
 // |got - want| <= tol * magnitude, where magnitude[i] is the sum of the absolute values that made want[i].
-static inline void expect_close_to_sum(Harness* h, const char* what, Array got, const real* want,
-                                       const real* magnitude, double tol) {
+static inline void expect_close_to_sum(Harness* h, const char* what, Array got, const real* want, const real* magnitude,
+                                       double tol) {
     Comparison c = {0, 0, 0, 0};
     for (size_t i = 0; i < got.n; i++)
         comparison_add(&c, i, got.host[i], want[i], fmax(1e-30, fabs(magnitude[i])), tol);
@@ -289,10 +287,8 @@ static inline void expect_same_for_any_threads(Harness* h, const char* what, voi
         for (int i = 0; i < count; i++) {
             char label[96];
             snprintf(label, sizeof label, "%s, array %d, %d threads", what, i, threads[k]);
-            if (k == 0)
-                first[i] = copy_of(h, arrays[i]);
-            else
-                expect_equal(h, label, arrays[i], first[i]);
+            if (k == 0) first[i] = copy_of(h, arrays[i]);
+            else expect_equal(h, label, arrays[i], first[i]);
         }
     }
 #ifdef _OPENMP

@@ -96,7 +96,7 @@ static inline void test_layernorm(Harness* h) {
             double p = dropped ? 0.3 : 0;
             case_begin(h, "layernorm/residual_forward N=%d C=%d p=%g", N, C, p);
             k = layernorm_case(h, N, C, SET, SET, p);
-            real *sum = copy_of(h, k->r);
+            real* sum = copy_of(h, k->r);
             y = copy_of(h, k->y), mean = copy_of(h, k->mean), rstd = copy_of(h, k->rstd);
             residual_dropout_ref(sum, k->x.host, N, C, k->dropout);
             layernorm_forward_ref(y, mean, rstd, sum, k->w.host, k->b.host, N, C, LAYERNORM_EPS);
@@ -196,8 +196,8 @@ static inline void grad_layernorm(Harness* h) {
             real* dbranch = copy_of(h, k->dx);
             for (int n = 0; n < N; n++)
                 for (int c = 0; c < C; c++)
-                    dbranch[(size_t)n * (size_t)C + (size_t)c] *= (real)dropout_factor_ref(
-                        k->dropout, k->sequences.sequence[n], k->sequences.position[n], c);
+                    dbranch[(size_t)n * (size_t)C + (size_t)c] *=
+                        (real)dropout_factor_ref(k->dropout, k->sequences.sequence[n], k->sequences.position[n], c);
             expect_gradient(h, "dx", layernorm_loss, k, k->x.host, k->x.n, k->dx.host, 1e-7);
             expect_gradient(h, "dbranch", layernorm_loss, k, k->r.initial, k->r.n, dbranch, 1e-7);
             expect_gradient(h, "dw", layernorm_loss, k, k->w.host, k->w.n, k->dw.host, 1e-7);

@@ -18,15 +18,15 @@
 typedef enum { FLAG_INT, FLAG_SIZE, FLAG_REAL, FLAG_STRING, FLAG_CHOICE } FlagType;
 
 typedef struct {
-    const char* flag;          // "-b", or NULL
-    const char* long_name;     // "--batch"
+    const char* flag;       // "-b", or NULL
+    const char* long_name;  // "--batch"
     FlagType type;
     void* value;               // int*, int64_t*, double*, const char**; int* for the index of a choice
     const char* default_text;  // parsed like what a user gives
     double min, max;           // of numbers, inclusive; -INFINITY and INFINITY for no bound
     const char* choices;       // "a|b|c", else NULL
     const char* help;
-    int is_set;                // 0 in the table; see below
+    int is_set;  // 0 in the table; see below
 } Flag;
 
 // Bits of is_set: the user gave it; its string is a copy that flags_free() frees.
@@ -75,8 +75,8 @@ static inline void flags_format_value(const Flag* row, char* out, size_t n) {
 static inline int flags_complain(const Flag* row, const char* text, const char* what, char error[FLAG_ERROR_SIZE]) {
     char range[FLAG_TEXT_SIZE];
     flags_format_range(row, range, sizeof(range));
-    snprintf(error, FLAG_ERROR_SIZE, "%s%s%s: '%.80s' %s; allowed: %s", row->flag ? row->flag : "", row->flag ? " " : "",
-             row->long_name, text, what, range);
+    snprintf(error, FLAG_ERROR_SIZE, "%s%s%s: '%.80s' %s; allowed: %s", row->flag ? row->flag : "",
+             row->flag ? " " : "", row->long_name, text, what, range);
     return -1;
 }
 
@@ -173,6 +173,15 @@ static inline void flags_to_json(Text* t, const Flag* rows, int count) {
         }
     }
     text_append(t, "}", 1);
+}
+
+// "batch                4", a line a row.
+static inline void flags_print_values(const Flag* rows, int count) {
+    for (int i = 0; i < count; i++) {
+        char value[FLAG_TEXT_SIZE];
+        flags_format_value(&rows[i], value, sizeof(value));
+        printf("%-20s %s\n", rows[i].long_name + 2, value);
+    }
 }
 
 // Print `help` from column `indent` on, broken between words before column 120.

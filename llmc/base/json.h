@@ -18,17 +18,17 @@ typedef enum { JSON_NULL, JSON_BOOL, JSON_NUMBER, JSON_STRING, JSON_ARRAY, JSON_
 
 typedef struct JsonNode {
     JsonType type;
-    int is_integer;           // a number written without fraction and exponent that fits `integer`
-    const char* key;          // of an object's member, else NULL; NUL-terminated, but may hold NULs inside
+    int is_integer;   // a number written without fraction and exponent that fits `integer`
+    const char* key;  // of an object's member, else NULL; NUL-terminated, but may hold NULs inside
     size_t key_length;
-    const char* string;       // a string's bytes (UTF-8, NUL-terminated) or a number as it was written, else NULL
+    const char* string;  // a string's bytes (UTF-8, NUL-terminated) or a number as it was written, else NULL
     size_t length;
     double number;
-    int64_t integer;          // of an integer; 0 or 1 of a bool
-    size_t count;             // children of an array or object
-    size_t offset;            // in the text, of the value (of the key, for a member)
-    struct JsonNode* first;   // child: for (node = array->first; node; node = node->next)
-    struct JsonNode* next;    // in the parent
+    int64_t integer;         // of an integer; 0 or 1 of a bool
+    size_t count;            // children of an array or object
+    size_t offset;           // in the text, of the value (of the key, for a member)
+    struct JsonNode* first;  // child: for (node = array->first; node; node = node->next)
+    struct JsonNode* next;   // in the parent
 } JsonNode;
 
 typedef struct JsonBlock {

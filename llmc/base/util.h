@@ -63,9 +63,9 @@ __attribute__((format(printf, 1, 2))) static inline void warn(const char* format
 }
 
 // For what only a bug in this project can cause; users' mistakes go through die() with a remedy.
-#define CHECK(condition)                                                                                     \
-    do {                                                                                                     \
-        if (!(condition)) die(FAILED, "%s:%d: internal check failed: %s", __FILE__, __LINE__, #condition);   \
+#define CHECK(condition)                                                                                               \
+    do {                                                                                                               \
+        if (!(condition)) die(FAILED, "%s:%d: internal check failed: %s", __FILE__, __LINE__, #condition);             \
     } while (0)
 
 // ---------------------------------------------------------------------------------------------------------
@@ -167,8 +167,8 @@ static inline uint32_t crc32_update(const Crc32* c, uint32_t crc, const void* by
     crc = ~crc;
     for (; n >= 8; n -= 8, p += 8) {
         uint32_t lo = crc ^ ((uint32_t)p[0] | (uint32_t)p[1] << 8 | (uint32_t)p[2] << 16 | (uint32_t)p[3] << 24);
-        crc = c->table[7][lo & 255] ^ c->table[6][lo >> 8 & 255] ^ c->table[5][lo >> 16 & 255] ^
-              c->table[4][lo >> 24] ^ c->table[3][p[4]] ^ c->table[2][p[5]] ^ c->table[1][p[6]] ^ c->table[0][p[7]];
+        crc = c->table[7][lo & 255] ^ c->table[6][lo >> 8 & 255] ^ c->table[5][lo >> 16 & 255] ^ c->table[4][lo >> 24] ^
+              c->table[3][p[4]] ^ c->table[2][p[5]] ^ c->table[1][p[6]] ^ c->table[0][p[7]];
     }
     for (; n; n--, p++) crc = (crc >> 8) ^ c->table[0][(crc ^ *p) & 255];
     return ~crc;

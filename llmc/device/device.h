@@ -67,6 +67,15 @@ static inline int device_threads(void) {
 #endif
 }
 
+// Use so many from now on; 0 leaves it to the system.
+static inline void device_set_threads(int threads) {
+#ifdef _OPENMP
+    if (threads > 0) omp_set_num_threads(threads);
+#else
+    (void)threads;
+#endif
+}
+
 static inline int device_thread_index(void) {
 #ifdef _OPENMP
     return omp_get_thread_num();

@@ -37,6 +37,15 @@ static inline float min_or_nan(float x, float limit) {
     return x;
 }
 
+// a * b + c in one instruction where there is one; elsewhere fmaf() would be a slow call.
+static inline float multiply_add(float a, float b, float c) {
+#ifdef FP_FAST_FMAF
+    return fmaf(a, b, c);
+#else
+    return a * b + c;
+#endif
+}
+
 // x = n ln 2 + r and q = exp(r) - 1, for |x| below about 1e5. A NaN gives q = NaN and a meaningless n.
 typedef struct {
     int32_t n;
@@ -45,20 +54,21 @@ typedef struct {
 
 static inline ExpParts exp_parts(float x) {
     const float magic = 12582912.0f;  // 1.5 * 2^23: adding it rounds to an integer, which is left in the low bits
-    float shifted = x * 1.44269504f + magic;
+    float shifted = multiply_add(x, 1.44269504f, magic);
     float n = shifted - magic;
-    float r = (x - n * 0.693359375f) - n * -2.12194440e-4f;  // ln 2 in two parts, the first with trailing zeros
+    // ln 2 in two parts, the first with zeros at its end: its product with n is exact
+    float r = multiply_add(n, 2.12194440e-4f, multiply_add(n, -0.693359375f, x));
     float h = 1.991188729e-4f;
-    h = h * r + 1.394109862e-3f;
-    h = h * r + 8.333277196e-3f;
-    h = h * r + 4.166635325e-2f;
-    h = h * r + 0.166666668f;
-    h = h * r + 0.5f;
+    h = multiply_add(h, r, 1.394109862e-3f);
+    h = multiply_add(h, r, 8.333277196e-3f);
+    h = multiply_add(h, r, 4.166635325e-2f);
+    h = multiply_add(h, r, 0.166666668f);
+    h = multiply_add(h, r, 0.5f);
     ExpParts parts;
     uint32_t bits;
     memcpy(&bits, &shifted, sizeof bits);
     parts.n = (int32_t)(bits - 0x4B400000u);
-    parts.q = r + r * r * h;
+    parts.q = multiply_add(r * r, h, r);
     return parts;
 }
 
@@ -74,7 +84,7 @@ static inline float exp2_int(int32_t n) {
 static inline float expm1_small(float x) {
     ExpParts parts = exp_parts(x);
     float scale = exp2_int(parts.n);
-    return scale * parts.q + (scale - 1.0f);
+    return multiply_add(scale, parts.q, scale - 1.0f);
 }
 
 static inline float real_exp(float x) {
@@ -93,14 +103,14 @@ static inline float real_tanh(float x) {
 static inline float real_erf(float x) {
     float a = min_or_nan(fabsf(x), 4.0f);  // 1 to the last bit beyond
     float g = -9.256733994e-6f;
-    g = g * a + 1.176452429e-4f;
-    g = g * a + -6.328502196e-4f;
-    g = g * a + 1.667050347e-3f;
-    g = g * a + -1.604172758e-4f;
-    g = g * a + -1.915305348e-2f;
-    g = g * a + 0.102777828f;
-    g = g * a + 0.6366193822f;
-    g = g * a + 1.128379172f;
+    g = multiply_add(g, a, 1.176452429e-4f);
+    g = multiply_add(g, a, -6.328502196e-4f);
+    g = multiply_add(g, a, 1.667050347e-3f);
+    g = multiply_add(g, a, -1.604172758e-4f);
+    g = multiply_add(g, a, -1.915305348e-2f);
+    g = multiply_add(g, a, 0.102777828f);
+    g = multiply_add(g, a, 0.6366193822f);
+    g = multiply_add(g, a, 1.128379172f);
     return copysignf(-expm1_small(-a * g), x);
 }
 

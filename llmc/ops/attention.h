@@ -161,8 +161,8 @@ enum {
 };
 
 // c[i, j] (+)= sum over l < K of a[i * a_row + l * a_step] * panel[l, j] for one tile.
-static inline void attention_tile(real* c, size_t c_row, const real* a, size_t a_row, size_t a_step,
-                                  const real* panel, int K, Mode mode) {
+static inline void attention_tile(real* c, size_t c_row, const real* a, size_t a_row, size_t a_step, const real* panel,
+                                  int K, Mode mode) {
     AttentionVector sum[ATTENTION_ROWS][2];
     for (int i = 0; i < ATTENTION_ROWS; i++)
         for (int j = 0; j < 2; j++) {
@@ -180,8 +180,7 @@ static inline void attention_tile(real* c, size_t c_row, const real* a, size_t a
         }
     }
     for (int i = 0; i < ATTENTION_ROWS; i++)
-        for (int j = 0; j < 2; j++)
-            *(AttentionVector*)(c + (size_t)i * c_row + j * ATTENTION_VECTOR) = sum[i][j];
+        for (int j = 0; j < 2; j++) *(AttentionVector*)(c + (size_t)i * c_row + j * ATTENTION_VECTOR) = sum[i][j];
 }
 
 // Panels whose columns are the rows of x: panel[l, j] = x[j, l]. Columns past `rows` become zero.
@@ -375,8 +374,7 @@ static inline void attention_forward_item(floatX* out, real* lse, const floatX* 
 }
 
 // p: scores, then D; dp: dout . V, then ds; for the n keys that the row may see, zeros after them.
-static inline void attention_backward_row(real* p, real* dp, const real* keep, real lse, real delta, int n,
-                                          int width) {
+static inline void attention_backward_row(real* p, real* dp, const real* keep, real lse, real delta, int n, int width) {
     for (int k = 0; k < n; k++) {
         real e = real_exp(p[k] - lse);
         p[k] = e * keep[k];
@@ -458,8 +456,7 @@ static inline void attention_forward(floatX* out, real* lse, const floatX* qkv, 
                                      AttentionShape shape, Context* ctx) {
     int NH = shape.NH, HS = shape.HS;
     size_t reals;
-    Scope scope = scope_open(ctx, "attention_forward",
-                             ATTENTION_FORWARD_FLOPS(attention_pairs(s, shape.mask), NH, HS),
+    Scope scope = scope_open(ctx, "attention_forward", ATTENTION_FORWARD_FLOPS(attention_pairs(s, shape.mask), NH, HS),
                              ATTENTION_FORWARD_BYTES(s->rows, NH, HS), "N=%d sequences=%d NH=%d HS=%d", s->rows,
                              s->count, NH, HS);
     real* scratch = attention_thread_scratch(ctx, s, HS, FORWARD, &reals);
@@ -474,10 +471,9 @@ static inline void attention_backward(floatX* dqkv, const floatX* dout, const fl
                                       const real* lse, const Sequences* s, AttentionShape shape, Context* ctx) {
     int NH = shape.NH, HS = shape.HS;
     size_t reals;
-    Scope scope = scope_open(ctx, "attention_backward",
-                             ATTENTION_BACKWARD_FLOPS(attention_pairs(s, shape.mask), NH, HS),
-                             ATTENTION_BACKWARD_BYTES(s->rows, NH, HS), "N=%d sequences=%d NH=%d HS=%d", s->rows,
-                             s->count, NH, HS);
+    Scope scope = scope_open(
+        ctx, "attention_backward", ATTENTION_BACKWARD_FLOPS(attention_pairs(s, shape.mask), NH, HS),
+        ATTENTION_BACKWARD_BYTES(s->rows, NH, HS), "N=%d sequences=%d NH=%d HS=%d", s->rows, s->count, NH, HS);
     real* scratch = attention_thread_scratch(ctx, s, HS, BACKWARD, &reals);
 #pragma omp parallel for schedule(dynamic)
     for (int item = 0; item < s->count * NH; item++)

@@ -67,19 +67,18 @@ static inline void dropout_row(floatX* out, const floatX* in, int n, int C, Drop
 
 static inline void dropout_forward(floatX* y, const floatX* x, int N, int C, Dropout dropout, Context* ctx) {
     CHECK(N > 0 && C > 0 && (dropout.threshold == 0 || dropout.sequences->rows == N));
-    Scope scope = scope_open(ctx, "dropout_forward", DROPOUT_FORWARD_FLOPS(N, C), DROPOUT_FORWARD_BYTES(N, C),
-                             "N=%d C=%d", N, C);
+    Scope scope =
+        scope_open(ctx, "dropout_forward", DROPOUT_FORWARD_FLOPS(N, C), DROPOUT_FORWARD_BYTES(N, C), "N=%d C=%d", N, C);
 #pragma omp parallel for schedule(static)
-    for (int n = 0; n < N; n++)
-        dropout_row(y + (size_t)n * (size_t)C, x + (size_t)n * (size_t)C, n, C, dropout, SET);
+    for (int n = 0; n < N; n++) dropout_row(y + (size_t)n * (size_t)C, x + (size_t)n * (size_t)C, n, C, dropout, SET);
     scope_close(&scope);
 }
 
 static inline void dropout_backward(floatX* dx, const floatX* dy, int N, int C, Dropout dropout, Mode mode,
                                     Context* ctx) {
     CHECK(N > 0 && C > 0 && (dropout.threshold == 0 || dropout.sequences->rows == N));
-    Scope scope = scope_open(ctx, "dropout_backward", DROPOUT_BACKWARD_FLOPS(N, C),
-                             DROPOUT_BACKWARD_BYTES(N, C, mode), "N=%d C=%d", N, C);
+    Scope scope = scope_open(ctx, "dropout_backward", DROPOUT_BACKWARD_FLOPS(N, C), DROPOUT_BACKWARD_BYTES(N, C, mode),
+                             "N=%d C=%d", N, C);
 #pragma omp parallel for schedule(static)
     for (int n = 0; n < N; n++)
         dropout_row(dx + (size_t)n * (size_t)C, dy + (size_t)n * (size_t)C, n, C, dropout, mode);

@@ -76,10 +76,9 @@ enum { EMBEDDING_BLOCK = 32 };  // two cache lines of floats, and whole groups o
 // x[c] *= keep for the channels from .. to - 1 of row n; x points to channel `from`, a multiple of four.
 static inline void embedding_drop(floatX* x, Dropout d, const Sequences* s, int n, int from, int to) {
     for (int c = from; c < to; c += 4) {
-        Philox r = dropout_bits_hidden(d, (uint32_t)(s->first + s->sequence[n]), (uint32_t)s->position[n],
-                                       (uint32_t)c / 4);
-        for (int i = 0; i < min_int(4, to - c); i++)
-            x[c - from + i] *= r.v[i] >= d.threshold ? (real)d.scale : 0;
+        Philox r =
+            dropout_bits_hidden(d, (uint32_t)(s->first + s->sequence[n]), (uint32_t)s->position[n], (uint32_t)c / 4);
+        for (int i = 0; i < min_int(4, to - c); i++) x[c - from + i] *= r.v[i] >= d.threshold ? (real)d.scale : 0;
     }
 }
 

@@ -13,16 +13,14 @@
 #define GATHER_FORWARD_FLOPS(M, C) 0.0
 #define GATHER_FORWARD_BYTES(M, C) (2.0 * (M) * (C) * sizeof(floatX))
 #define GATHER_BACKWARD_FLOPS(M, C, mode) ((mode) == ADD ? 1.0 * (M) * (C) : 0.0)
-#define GATHER_BACKWARD_BYTES(M, N, C, mode) \
-    (((mode) == ADD ? 3.0 * (M) : 1.0 * (M) + (N)) * (C) * sizeof(floatX))
+#define GATHER_BACKWARD_BYTES(M, N, C, mode) (((mode) == ADD ? 3.0 * (M) : 1.0 * (M) + (N)) * (C) * sizeof(floatX))
 
 // ---------------------------------------------------------------------------------------------------------
 // Reference
 
 static inline void gather_forward_ref(real* y, const real* x, const int* index, int M, int C) {
     for (int m = 0; m < M; m++)
-        for (int c = 0; c < C; c++)
-            y[(size_t)m * (size_t)C + (size_t)c] = x[(size_t)index[m] * (size_t)C + (size_t)c];
+        for (int c = 0; c < C; c++) y[(size_t)m * (size_t)C + (size_t)c] = x[(size_t)index[m] * (size_t)C + (size_t)c];
 }
 
 static inline void gather_backward_ref(real* dx, const real* dy, const int* index, int M, int N, int C, Mode mode) {
@@ -40,8 +38,8 @@ static inline void gather_backward_ref(real* dx, const real* dy, const int* inde
 
 static inline void gather_forward(floatX* y, const floatX* x, const int* index, int M, int C, Context* ctx) {
     CHECK(M >= 0 && C > 0);
-    Scope scope = scope_open(ctx, "gather_forward", GATHER_FORWARD_FLOPS(M, C), GATHER_FORWARD_BYTES(M, C),
-                             "M=%d C=%d", M, C);
+    Scope scope =
+        scope_open(ctx, "gather_forward", GATHER_FORWARD_FLOPS(M, C), GATHER_FORWARD_BYTES(M, C), "M=%d C=%d", M, C);
     size_t row = (size_t)C;
 #pragma omp parallel for schedule(static)
     for (int m = 0; m < M; m++) memcpy(y + (size_t)m * row, x + (size_t)index[m] * row, row * sizeof(floatX));

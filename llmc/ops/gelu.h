@@ -14,7 +14,7 @@
 #include "../device/activation.h"
 #include "../device/scope.h"
 
-#define GELU_FORWARD_FLOPS(n) (25.0 * (double)(n))   // of the tanh form as written here, divisions counted once
+#define GELU_FORWARD_FLOPS(n) (25.0 * (double)(n))  // of the tanh form as written here, divisions counted once
 #define GELU_BACKWARD_FLOPS(n) (33.0 * (double)(n))
 #define GELU_FORWARD_BYTES(n) (2.0 * (double)(n) * sizeof(floatX))
 #define GELU_BACKWARD_BYTES(n, mode) (((mode) == ADD ? 4.0 : 3.0) * (double)(n) * sizeof(floatX))

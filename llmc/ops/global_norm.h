@@ -44,8 +44,8 @@ static inline double global_norm_block(const floatX* g, size_t n) {
 }
 
 static inline void global_norm_forward(real* norm, const floatX* g, size_t n, Context* ctx) {
-    Scope scope = scope_open(ctx, "global_norm_forward", GLOBAL_NORM_FORWARD_FLOPS(n), GLOBAL_NORM_FORWARD_BYTES(n),
-                             "n=%zu", n);
+    Scope scope =
+        scope_open(ctx, "global_norm_forward", GLOBAL_NORM_FORWARD_FLOPS(n), GLOBAL_NORM_FORWARD_BYTES(n), "n=%zu", n);
     size_t blocks = (n + GLOBAL_NORM_BLOCK - 1) / GLOBAL_NORM_BLOCK;
     double* partial = (double*)device_scratch(ctx, blocks * sizeof(double));
     double sum = 0;

@@ -31,10 +31,9 @@ typedef struct {
 #define LAYERNORM_FORWARD_FLOPS(N, C) (7.0 * (N) * (C))
 #define LAYERNORM_FORWARD_BYTES(N, C) (2.0 * ((N) + 1.0) * (C) * sizeof(floatX) + 2.0 * (N) * sizeof(real))
 #define RESIDUAL_LAYERNORM_FORWARD_FLOPS(N, C) (9.0 * (N) * (C))
-#define RESIDUAL_LAYERNORM_FORWARD_BYTES(N, C) \
-    ((4.0 * (N) + 2.0) * (C) * sizeof(floatX) + 2.0 * (N) * sizeof(real))
+#define RESIDUAL_LAYERNORM_FORWARD_BYTES(N, C) ((4.0 * (N) + 2.0) * (C) * sizeof(floatX) + 2.0 * (N) * sizeof(real))
 #define LAYERNORM_BACKWARD_FLOPS(N, C) (15.0 * (N) * (C))
-#define LAYERNORM_BACKWARD_BYTES(N, C, dx_mode) \
+#define LAYERNORM_BACKWARD_BYTES(N, C, dx_mode)                                                                        \
     ((((dx_mode) == ADD ? 4.0 : 3.0) * (N) + 3.0) * (C) * sizeof(floatX) + 2.0 * (N) * sizeof(real))
 
 // ---------------------------------------------------------------------------------------------------------
@@ -66,9 +65,8 @@ static inline void residual_dropout_ref(real* r, const real* x, int N, int C, Dr
         }
 }
 
-static inline void layernorm_backward_ref(real* dx, real* dw, real* db, const real* dy, const real* x,
-                                          const real* mean, const real* rstd, const real* w, Rows size, Mode dx_mode,
-                                          Mode d_mode) {
+static inline void layernorm_backward_ref(real* dx, real* dw, real* db, const real* dy, const real* x, const real* mean,
+                                          const real* rstd, const real* w, Rows size, Mode dx_mode, Mode d_mode) {
     size_t C = (size_t)size.C;
     for (int n = 0; n < size.N; n++) {
         size_t row = (size_t)n * C;

@@ -130,6 +130,12 @@ static inline Vector vector_fma(Vector a, Vector b, Vector c) {
 #endif
 }
 
+// NR values, in two vectors: gcc's own memcpy would take smaller pieces.
+static inline void copy_row(real* to, const real* from) {
+    ((Vector*)to)[0] = ((const Vector*)from)[0];
+    ((Vector*)to)[1] = ((const Vector*)from)[1];
+}
+
 // tile [MR, NR] (SET or ADD) = a strip of A, element (i, k) at a[i * a_row + k * a_k], times a packed panel of B.
 static inline void matmul_tile(real* tile, const real* a, size_t a_row, size_t a_k, const real* b, int k, Mode mode) {
     const Vector zero = {0};
@@ -166,7 +172,7 @@ typedef struct {
     Mode mode;
     const floatX *row_bias, *col_bias;  // added to C(m, n): row_bias[m], col_bias[n]
     floatX* activated;                  // gelu(C), laid out as C
-    const floatX* pre;                  // C becomes C * gelu'(pre), laid out as C
+    const floatX* pre;                  // C becomes C * gelu'(pre), laid out as C, where c_col is 1
     Gelu kind;
     int mc, nc;         // a task's block of C: nc a multiple of NR
     int tasks_share_b;  // B is packed once, before the tasks; else a task packs the columns that only it uses
@@ -208,7 +214,9 @@ static inline void product_run(const Product* p, Context* ctx) {
 __attribute__((always_inline)) static inline void matmul_pack(real* to, int width, const floatX* from, size_t stride,
                                                               size_t k_stride, int count, int k) {
     if (count < width) memset(to, 0, (size_t)width * (size_t)k * sizeof *to);
-    if (stride == 1 && count == width)
+    if (stride == 1 && count == width && width == NR)
+        for (int j = 0; j < k; j++) copy_row(to + j * width, from + (size_t)j * k_stride);
+    else if (stride == 1 && count == width)
         for (int j = 0; j < k; j++) memcpy(to + j * width, from + (size_t)j * k_stride, (size_t)width * sizeof *to);
     else
         for (int i = 0; i < count; i++)
@@ -216,54 +224,59 @@ __attribute__((always_inline)) static inline void matmul_pack(real* to, int widt
 }
 
 // The finished rows x cols of a tile go to c.
-__attribute__((always_inline)) static inline void matmul_store(floatX* c, size_t c_row, size_t c_col, const real* tile,
-                                                               int rows, int cols, Mode mode) {
-    if (c_col == 1)
+static inline void matmul_store(floatX* c, size_t c_row, size_t c_col, const real* tile, int rows, int cols,
+                                Mode mode) {
+    if (mode == SET && c_col == 1 && cols == NR) {
+        for (int i = 0; i < rows; i++) copy_row(c + (size_t)i * c_row, tile + i * NR);
+    } else if (mode == SET && c_row == 1 && cols == NR && rows == MR) {
+        for (int i = 0; i < MR; i += 2) {  // two rows at a time: gcc makes vector shuffles of the first loop
+            real pairs[2 * NR];
+            for (int j = 0; j < NR; j++) {
+                pairs[2 * j] = tile[i * NR + j];
+                pairs[2 * j + 1] = tile[(i + 1) * NR + j];
+            }
+            for (int j = 0; j < NR; j++) memcpy(c + (size_t)j * c_col + i, pairs + 2 * j, 2 * sizeof *c);
+        }
+    } else {
         for (int i = 0; i < rows; i++)
             for (int j = 0; j < cols; j++) {
-                floatX* to = c + (size_t)i * c_row + j;
+                floatX* to = c + (size_t)i * c_row + (size_t)j * c_col;
                 *to = mode == ADD ? *to + tile[i * NR + j] : tile[i * NR + j];
             }
-    else
-        for (int j = 0; j < cols; j++)
-            for (int i = 0; i < rows; i++) {
-                floatX* to = c + (size_t)j * c_col + i;
-                *to = mode == ADD ? *to + tile[i * NR + j] : tile[i * NR + j];
-            }
-}
-
-static inline void product_store(const Product* p, floatX* c, const real* tile, int rows, int cols, Mode mode) {
-    if (rows == MR && cols == NR)
-        matmul_store(c, p->c_row, p->c_col, tile, MR, NR, mode);
-    else
-        matmul_store(c, p->c_row, p->c_col, tile, rows, cols, mode);
+    }
 }
 
 // Bias, GELU, and the way to C, of the tile whose first element is C(m, n).
 static inline void product_finish(const Product* p, real* tile, int m, int n, int rows, int cols) {
     size_t at = (size_t)m * p->c_row + (size_t)n * p->c_col;
     if (p->row_bias)
-        for (int i = 0; i < rows; i++)
-            for (int j = 0; j < NR; j++) tile[i * NR + j] += p->row_bias[m + i];
+        for (int i = 0; i < rows; i++) {
+            Vector* row = (Vector*)(tile + i * NR);
+            row[0] += p->row_bias[m + i];
+            row[1] += p->row_bias[m + i];
+        }
     if (p->col_bias)
         for (int i = 0; i < rows; i++)
             for (int j = 0; j < cols; j++) tile[i * NR + j] += p->col_bias[n + j];
     if (p->pre) {
         real pre[MR * NR] = {0};
         for (int i = 0; i < rows; i++)
-            for (int j = 0; j < cols; j++) pre[i * NR + j] = p->pre[at + (size_t)i * p->c_row + (size_t)j * p->c_col];
+            if (cols == NR)
+                copy_row(pre + i * NR, p->pre + at + (size_t)i * p->c_row);
+            else
+                memcpy(pre + i * NR, p->pre + at + (size_t)i * p->c_row, (size_t)cols * sizeof *pre);
         if (p->kind == GELU_ERF)
             for (int e = 0; e < MR * NR; e++) tile[e] *= gelu_derivative(pre[e], GELU_ERF);
         else
             for (int e = 0; e < MR * NR; e++) tile[e] *= gelu_derivative(pre[e], GELU_TANH);
     }
-    product_store(p, p->c + at, tile, rows, cols, p->mode);
+    matmul_store(p->c + at, p->c_row, p->c_col, tile, rows, cols, p->mode);
     if (p->activated) {
         if (p->kind == GELU_ERF)
             for (int e = 0; e < MR * NR; e++) tile[e] = gelu_value(tile[e], GELU_ERF);
         else
             for (int e = 0; e < MR * NR; e++) tile[e] = gelu_value(tile[e], GELU_TANH);
-        product_store(p, p->activated + at, tile, rows, cols, SET);
+        matmul_store(p->activated + at, p->c_row, p->c_col, tile, rows, cols, SET);
     }
 }
 

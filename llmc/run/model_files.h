@@ -99,11 +99,14 @@ static inline void tensors_read(const char* path, const TensorTable* table, cons
             const SafeTensor* entry = tensors_file_entry(&file, parts[p].prefix, t, rules);
             uint64_t shape[2];
             int ndim = tensor_file_shape(t, shape);
-            if (!entry) die(USAGE, "%s: tensor \"%s%s\" is missing; the file is of another model", path, parts[p].prefix, t->name);
+            if (!entry)
+                die(USAGE, "%s: tensor \"%s%s\" is missing; the file is of another model", path, parts[p].prefix,
+                    t->name);
             if (entry->ndim != ndim || entry->shape[0] != shape[0] || (ndim == 2 && entry->shape[1] != shape[1])) {
                 char expected[64];
                 snprintf(expected, sizeof expected, ndim == 2 ? "[%d, %d]" : "[%d]", (int)shape[0], (int)shape[1]);
-                die(USAGE, "%s: tensor \"%s\": its shape is not the %s that config.json implies", path, entry->name, expected);
+                die(USAGE, "%s: tensor \"%s\": its shape is not the %s that config.json implies", path, entry->name,
+                    expected);
             }
             used[entry - file.tensors] = 1;
             real* values = parts[p].values + t->offset;

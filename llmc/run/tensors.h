@@ -36,10 +36,10 @@ typedef struct {
 typedef struct {
     char name[96];
     size_t field;
-    int layer;         // -1: not part of a layer
-    int ndim;          // 1 or 2
-    int shape[2];      // shape[1] is 1 for a vector
-    int stored_rows;   // >= shape[0]
+    int layer;        // -1: not part of a layer
+    int ndim;         // 1 or 2
+    int shape[2];     // shape[1] is 1 for a vector
+    int stored_rows;  // >= shape[0]
     Init init;
     int decay;
     FileLayout file;
@@ -84,8 +84,7 @@ static inline void tensors_add(TensorTable* table, const TensorRow* rows, int co
         const char* percent = strstr(row->name, "%d");
         if (percent)
             snprintf(t.name, sizeof t.name, "%.*s%d%s", (int)(percent - row->name), row->name, layer, percent + 2);
-        else
-            snprintf(t.name, sizeof t.name, "%s", row->name);
+        else snprintf(t.name, sizeof t.name, "%s", row->name);
         t.field = row->field;
         t.layer = layer;
         t.ndim = row->shape[1] ? 2 : 1;
@@ -111,9 +110,7 @@ static inline void tensors_add(TensorTable* table, const TensorRow* rows, int co
 }
 
 // To be called after the last row: the flat buffer ends on an aligned element, so that it can be cut in blocks.
-static inline void tensors_finish(TensorTable* table) {
-    table->elements = round_up(table->elements, TENSOR_ALIGNMENT);
-}
+static inline void tensors_finish(TensorTable* table) { table->elements = round_up(table->elements, TENSOR_ALIGNMENT); }
 
 static inline void tensors_free(TensorTable* table) {
     free(table->tensors);
@@ -165,8 +162,8 @@ static inline void tensors_print(FILE* out, const TensorTable* table) {
         char shape[32];
         if (t->ndim == 2) snprintf(shape, sizeof shape, "[%d, %d]", t->shape[0], t->shape[1]);
         else snprintf(shape, sizeof shape, "[%d]", t->shape[0]);
-        fprintf(out, "%5d  %-40s %-15s %12zu %14zu  %s\n", i, t->name, shape,
-                (size_t)t->shape[0] * (size_t)t->shape[1], t->offset, t->decay ? "yes" : "no");
+        fprintf(out, "%5d  %-40s %-15s %12zu %14zu  %s\n", i, t->name, shape, (size_t)t->shape[0] * (size_t)t->shape[1],
+                t->offset, t->decay ? "yes" : "no");
     }
     fprintf(out, "%d tensors, %zu parameters\n", table->count, table->parameters);
 }

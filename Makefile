@@ -1,0 +1,120 @@
+# GPT-2 and BERT trainers in CUDA C. `make help` lists what there is to make.
+#
+# make            the trainers that this machine can build, and the built-in corpus
+# make DEBUG=1    no optimisation, debug information       SANITIZE=1   AddressSanitizer and UBSan
+# make MARCH=x86-64-v3   another CPU than this one         BLAS=1       matmuls by OpenBLAS, for comparison
+
+ifeq ($(origin CC),default)
+CC := gcc
+endif
+MARCH  ?= native
+B      := build$(if $(DEBUG),/debug)$(if $(SANITIZE),/san)$(if $(BLAS),/blas)
+OPT    := $(if $(DEBUG)$(SANITIZE),-O1 -g,-O3) -march=$(MARCH)
+# Floating point is kept exact: no -ffast-math, which makes NaN checks lie, and no contraction, so that a result does not
+# depend on how the compiler cut a loop. -fno-math-errno only lets sqrtf be an instruction.
+CFLAGS := $(OPT) -fopenmp -ffp-contract=off -fno-math-errno $(if $(SANITIZE),-fsanitize=address$(COMMA)undefined -fno-sanitize-recover)
+WARN   := -Wall -Wextra -Wno-missing-field-initializers -Werror
+CPP    := -D_GNU_SOURCE -I. $(if $(BLAS),-DUSE_BLAS) -MMD -MP
+LIBS   := $(if $(BLAS),-lopenblas) -lm
+COMMA  := ,
+COMPILE = $(CC) -x c -std=c11 $(CPP) $(CFLAGS) $(WARN)
+
+HAS_CC := $(shell command -v $(CC) 2>/dev/null)
+.DEFAULT_GOAL := $(if $(HAS_CC),all,help)
+.PHONY: all help setup quickstart test check ops grad bench san clean needed
+.DELETE_ON_ERROR:
+
+# ---------------------------------------------------------------------------------------------------------
+# Programs
+
+all: train_gpt2 data/builtin/train.bin
+
+# The trainer is linked at the top, where people look for it; variants stay in their build folder.
+TRAINER := $(if $(DEBUG)$(SANITIZE)$(BLAS),$(B)/train_gpt2,train_gpt2)
+
+$(TRAINER): train_gpt2.cu Makefile | $(B)
+	$(COMPILE) -MF $(B)/train_gpt2.d $< -o $@ $(LIBS)
+
+$(B)/test_gpt2: test_gpt2.cu Makefile | $(B)
+	$(COMPILE) $< -o $@ $(LIBS)
+
+$(B)/ops: dev/ops.cu Makefile | $(B)
+	$(COMPILE) $< -o $@ $(LIBS)
+
+# The double build: finite differences are sharp there.
+$(B)/%_double: %.cu Makefile | $(B)
+	$(COMPILE) -DREAL_DOUBLE $< -o $@ $(LIBS)
+
+$(B)/%_double: dev/%.cu Makefile | $(B)
+	$(COMPILE) -DREAL_DOUBLE $< -o $@ $(LIBS)
+
+$(B)/test_%: dev/test/%.c Makefile | $(B)
+	$(COMPILE) $< -o $@ $(LIBS)
+
+$(B)/builtin_corpus: dev/data/builtin_corpus.c Makefile | $(B)
+	$(COMPILE) $< -o $@ $(LIBS)
+
+$(B):
+	mkdir -p $@
+
+-include $(wildcard $(B)/*.d)
+
+# ---------------------------------------------------------------------------------------------------------
+# Data: the project's own sources and documentation as bytes
+
+CORPUS := $(wildcard Makefile README.md LICENSE *.cu llmc/*/*.h dev/*.cu dev/*.md dev/*.sh dev/*/*.h dev/*/*.c dev/*/*.py dev/*/*.sh scripts/*)
+
+data/builtin/train.bin: $(CORPUS) | $(B)/builtin_corpus
+	mkdir -p $(@D)
+	$(B)/builtin_corpus . $(@D)
+
+# ---------------------------------------------------------------------------------------------------------
+# What people type
+
+help:
+	@echo "make               build the trainers that this machine can build, and the built-in corpus"
+	@echo "make setup         install what is missing: a C compiler if there is none, and the optional parts"
+	@echo "make quickstart    set up, build, train a small GPT-2 on the built-in corpus: out/quickstart (3 minutes at most)"
+	@echo "make test          set up, build, run every test that this machine can run"
+	@echo "make check         seconds: every header alone, include direction, size budgets, formatting"
+	@echo "make ops           ops against their references;  make grad: against finite differences"
+	@echo "make bench         time of every op (OP=matmul for one)"
+	@echo "make san           tests under AddressSanitizer and UBSan"
+	@echo "make clean         remove what was built (data and runs stay)"
+	@echo "variables:         CC MARCH DEBUG=1 SANITIZE=1 BLAS=1"
+
+setup:
+	@bash dev/setup.sh
+
+needed:
+	@bash dev/setup.sh --needed
+
+quickstart: needed
+	@$(MAKE) --no-print-directory all
+	./train_gpt2 -e L=4,C=128,NH=4,T=256 -b 4 -x 1300 -l 2e-3 -u 50 -q 0.1 -c 0.1 -v 100 -s 0 --temperature 0.8 \
+	    -n 500 -o out/quickstart --overwrite 1 -s 1300 -g 300
+	@echo "log, loss plot, sample and a Hugging Face model directory: out/quickstart"
+
+test: needed
+	@$(MAKE) --no-print-directory all $(B)/test_gpt2 $(B)/test_gpt2_double $(B)/ops $(B)/ops_double $(B)/test_base $(B)/test_data
+	@bash dev/test/run.sh $(B) $(TRAINER)
+
+check:
+	@bash dev/check.sh
+
+ops: $(B)/ops
+	$(B)/ops test $(OP)
+
+grad: $(B)/ops_double $(B)/test_gpt2_double
+	$(B)/ops_double grad $(OP)
+	$(B)/test_gpt2_double
+
+bench: $(B)/ops
+	$(B)/ops bench $(OP)
+
+san:
+	@$(MAKE) --no-print-directory SANITIZE=1 all build/san/train_gpt2 build/san/test_gpt2 build/san/ops build/san/test_base build/san/test_data
+	@bash dev/test/run.sh build/san build/san/train_gpt2
+
+clean:
+	rm -rf build train_gpt2

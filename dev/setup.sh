@@ -1,0 +1,24 @@
+#!/usr/bin/env bash
+# Install what is missing: `bash dev/setup.sh` everything, `bash dev/setup.sh --needed` only what a trainer needs, which is
+# a C compiler. Prints the one line that does it, and runs it where it may (as root, with apt-get).
+set -u
+needed=() optional=()
+command -v "${CC:-gcc}" >/dev/null || needed+=(gcc libc6-dev)
+python3 -c 'import venv, ensurepip' 2>/dev/null || optional+=(python3 python3-venv)  # dev/data/prepare_gpt2.py
+command -v clang-format >/dev/null || optional+=(clang-format)                       # formatting in make check
+command -v g++ >/dev/null || optional+=(g++)                                         # headers as C++ in make check
+missing=("${needed[@]}")
+[ "${1:-}" = --needed ] || missing+=("${optional[@]}")
+if [ ${#missing[@]} -eq 0 ]; then
+    [ ${#optional[@]} -eq 0 ] || echo "optional parts that make setup would add: ${optional[*]}"
+    exit 0
+fi
+line="apt-get install -y --no-install-recommends ${missing[*]}"
+echo "$line"
+if [ "$(id -u)" -eq 0 ] && command -v apt-get >/dev/null; then
+    apt-get update -qq && DEBIAN_FRONTEND=noninteractive $line >/dev/null && exit 0
+    echo "that did not work here" >&2
+else
+    echo "run that line as root, or install the like of it in your system's way" >&2
+fi
+[ ${#needed[@]} -eq 0 ]

@@ -1,0 +1,55 @@
+#!/usr/bin/env bash
+# Run every test that this machine can run and add up what they report.
+#
+#     bash dev/test/run.sh BUILD_FOLDER TRAINER
+#
+# A test prints "ok ...", "FAIL ..." or "skip ..." lines and ends with "N passed, N failed[, N skipped]". Only failures,
+# skips and the totals are shown; the whole output is in BUILD_FOLDER/test_logs. A test that ends with a failing status
+# or without its totals counts as one failure more.
+set -u
+build=$1 trainer=$2
+logs=$build/test_logs
+mkdir -p "$logs"
+passed=0 failed=0 skipped=0
+
+run() { # name, command...
+    local name=$1 log=$logs/$1.log start=$SECONDS
+    shift
+    "$@" >"$log" 2>&1
+    local status=$? totals p f s
+    totals=$(grep -E '^[0-9]+ passed, [0-9]+ failed' "$log" | tail -n 1)
+    p=$(echo "$totals" | sed -nE 's/^([0-9]+) passed.*/\1/p')
+    f=$(echo "$totals" | sed -nE 's/.* ([0-9]+) failed.*/\1/p')
+    s=$(echo "$totals" | sed -nE 's/.* ([0-9]+) skipped.*/\1/p')
+    p=${p:-0} f=${f:-0} s=${s:-0}
+    if [ -z "$totals" ] || { [ "$status" -ne 0 ] && [ "$f" -eq 0 ]; }; then
+        echo "FAIL $name: ended with status $status; the end of its output:"
+        tail -n 15 "$log"
+        f=$((f + 1))
+    fi
+    grep -E '^(FAIL|skip)' "$log"
+    printf '%-12s %5d passed, %d failed, %d skipped  (%d s)\n' "$name" "$p" "$f" "$s" $((SECONDS - start))
+    passed=$((passed + p)) failed=$((failed + f)) skipped=$((skipped + s))
+}
+
+skip() { # name, reason
+    echo "skip $1: $2"
+    skipped=$((skipped + 1))
+}
+
+run base "$build/test_base"
+run data "$build/test_data"
+run ops "$build/ops" test
+if [ -x "$build/ops_double" ]; then
+    run ops_double "$build/ops_double" test
+    run grad "$build/ops_double" grad
+    run gpt2_double "$build/test_gpt2_double"
+fi
+run gpt2 "$build/test_gpt2"
+run cli bash dev/test/cli.sh "$trainer"
+run resume bash dev/test/resume.sh "$trainer"
+command -v nvidia-smi >/dev/null || skip gpu "this machine has no NVIDIA GPU"
+
+if [ "$skipped" -gt 0 ]; then echo "$passed passed, $failed failed, $skipped skipped"
+else echo "$passed passed, $failed failed"; fi
+[ "$failed" -eq 0 ]

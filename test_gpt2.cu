@@ -1,0 +1,321 @@
+/* Tests of train_gpt2.cu as a whole: it is included here with its main() left out.
+ *
+ *     ./test_gpt2                     golden files of transformers, equalities, finite differences (double build)
+ *     ./test_gpt2 logits DIR OUT      logits of the model in DIR for fixed tokens, for dev/reference/check_export.py
+ *
+ * The golden files and the script that made them are in dev/reference/. */
+#define NO_MAIN
+#include "train_gpt2.cu"
+
+typedef struct {
+    int passed, failed;
+} Tests;
+
+static void report(Tests* t, int ok, const char* name, double error, double tolerance) {
+    printf("%s %s  err=%.3g tol=%.3g\n", ok ? "ok  " : "FAIL", name, error, tolerance);
+    if (ok) t->passed++;
+    else t->failed++;
+}
+
+// Largest |got - want| / max(1, |want|); infinite where either is not finite.
+static double largest_error(const real* got, const real* want, size_t n) {
+    double worst = 0;
+    for (size_t i = 0; i < n; i++) {
+        double g = (double)got[i], w = (double)want[i], error = fabs(g - w) / fmax(1, fabs(w));
+        if (!isfinite(g) || !isfinite(w)) return INFINITY;
+        if (!(error <= worst)) worst = error;
+    }
+    return worst;
+}
+
+// A model with its optimizer and one batch, without files or flags.
+typedef struct {
+    Context ctx;
+    Model m;
+    Optimizer o;
+} Bench;
+
+static void bench_open(Bench* b, Config config, int B, int T, int recompute, uint64_t seed) {
+    context_init(&b->ctx);
+    model_plan(&b->m, config, B, T, recompute);
+    model_alloc(&b->m, seed, &b->ctx);
+    optimizer_init(&b->o, &b->m.table, &b->ctx);
+    tensors_init(&b->m.table, b->m.params, seed, config.init_range, config.init_range);
+}
+
+static void bench_close(Bench* b) {
+    optimizer_free(&b->o);
+    model_free(&b->m);
+    context_free(&b->ctx);
+}
+
+static void bench_random_batch(Bench* b, uint64_t seed) {
+    for (int i = 0; i < 2 * b->m.N; i++)
+        b->m.inputs[i] = (int)(philox((uint32_t)i, 0, 0, 0, seed).v[0] % (uint32_t)b->m.config.V);
+}
+
+// ---------------------------------------------------------------------------------------------------------
+// Goldens
+
+static void golden_values(const SafeTensors* file, const char* name, real* out, size_t n) {
+    const SafeTensor* entry = safetensors_find(file, name);
+    if (!entry || entry->elements != n) die(FAILED, "golden file: \"%s\" is missing or of another size", name);
+    safetensors_read_real(file, entry, 0, n, out);
+}
+
+static void golden_tokens(const SafeTensors* file, const char* name, int* out, size_t n) {
+    const SafeTensor* entry = safetensors_find(file, name);
+    if (!entry || entry->elements != n || strcmp(entry->dtype, "I32") != 0)
+        die(FAILED, "golden file: \"%s\" is missing or of another size", name);
+    safetensors_read_bytes(file, entry, 0, n * sizeof(int), out);
+}
+
+// Logits, loss, the gradient of every tensor and ten AdamW steps, as transformers and torch computed them in float64.
+// 1e-5 is what fp32 allows here: torch's own fp32 is within 1.4e-6 on these models.
+static void test_golden(Tests* t, const char* directory) {
+    const double tolerance = 1e-5;
+    char *path = xprintf("%s/config.json", directory), *weights = xprintf("%s/model.safetensors", directory);
+    char *golden = xprintf("%s/golden.safetensors", directory), name[192];
+    SafeTensors file;
+    Bench* b = (Bench*)xcalloc(1, sizeof *b);
+    Config config = config_read(path);
+    safetensors_open(&file, golden);
+    const SafeTensor* tokens = safetensors_find(&file, "tokens");
+    int B = (int)tokens->shape[0], T = (int)tokens->shape[1];
+    bench_open(b, config, B, T, 0, 1);
+    Model* m = &b->m;
+    load_weights(m, weights);
+    golden_tokens(&file, "tokens", m->inputs, (size_t)m->N);
+    golden_tokens(&file, "targets", m->targets, (size_t)m->N);
+
+    size_t V = (size_t)config.V, N = (size_t)m->N;
+    real *want = (real*)xmalloc(N * V * sizeof(real)), *got = (real*)xmalloc(N * V * sizeof(real)), loss;
+    double evaluated = evaluate_batch(m, &b->ctx), error;
+    for (size_t i = 0; i < N; i++) memcpy(got + i * V, m->a.logits + i * (size_t)m->Vp, V * sizeof(real));
+    golden_values(&file, "logits", want, N * V);
+    error = largest_error(got, want, N * V);
+    snprintf(name, sizeof name, "%s logits", directory);
+    report(t, error <= tolerance, name, error, tolerance);
+    golden_values(&file, "loss", &loss, 1);
+    error = fabs(evaluated - (double)loss);
+    snprintf(name, sizeof name, "%s loss", directory);
+    report(t, error <= tolerance, name, error, tolerance);
+
+    train_batch(m, 0, 0, 1.0 / (double)N, SET, &b->ctx);
+    for (int i = 0; i < m->table.count; i++) {
+        const Tensor* tensor = &m->table.tensors[i];
+        size_t n = tensor_elements(tensor);
+        uint64_t shape[2];
+        real *reference = (real*)xmalloc(n * sizeof(real)), *turned = (real*)xmalloc(n * sizeof(real));
+        snprintf(name, sizeof name, "grad.%s", tensor->name);
+        golden_values(&file, name, reference, n);
+        tensor_file_shape(tensor, shape);
+        if (tensor->file == TRANSPOSED) transpose(turned, reference, (int)shape[0], (int)shape[1]);
+        else memcpy(turned, reference, n * sizeof(real));
+        error = largest_error(m->grads + tensor->offset, turned, n);
+        snprintf(name, sizeof name, "%s gradient of %s", directory, tensor->name);
+        report(t, error <= tolerance, name, error, tolerance);
+        free(reference), free(turned);
+    }
+
+    real losses[10], norms[10], want_losses[10], want_norms[10];
+    for (int step = 0; step < 10; step++) {
+        AdamW adamw = {1e-3, 0.9, 0.95, 1e-8, 0.1, 1.0, step + 1};
+        losses[step] = (real)train_batch(m, (uint64_t)step, 0, 1.0 / (double)N, SET, &b->ctx);
+        optimizer_step(&b->o, m->params, m->grads, adamw, &b->ctx);
+        norms[step] = *b->o.norm;
+    }
+    golden_values(&file, "losses", want_losses, 10);
+    golden_values(&file, "norms", want_norms, 10);
+    error = largest_error(losses, want_losses, 10);
+    snprintf(name, sizeof name, "%s losses of ten AdamW steps", directory);
+    report(t, error <= tolerance, name, error, tolerance);
+    error = largest_error(norms, want_norms, 10);
+    snprintf(name, sizeof name, "%s gradient norms of ten AdamW steps", directory);
+    report(t, error <= tolerance, name, error, tolerance);
+
+    double stray = 0;  // rows of padding must never be touched
+    for (size_t i = V * (size_t)config.C; i < (size_t)m->Vp * (size_t)config.C; i++)
+        stray = fmax(stray, fabs((double)m->p.wte[i]));
+    snprintf(name, sizeof name, "%s padding of the vocabulary stays zero", directory);
+    report(t, stray == 0, name, stray, 0);
+
+    free(want), free(got), free(path), free(weights), free(golden);
+    safetensors_close(&file);
+    bench_close(b);
+    free(b);
+}
+
+// ---------------------------------------------------------------------------------------------------------
+// Equalities
+
+static Config tiny_config(int tied, double dropout) {
+    Config c = config_from_descriptor("L=2,C=36,NH=3,V=53,T=19,F=100", 0);
+    c.tied = tied;
+    c.embedding_dropout = c.attention_dropout = c.residual_dropout = dropout;
+    c.init_range = 0.2;  // far from zero, so that every path of the gradient matters
+    return c;
+}
+
+// The gradients of one batch under some way of computing them.
+static real* gradients(Config config, int B, int micro_batches, int recompute, int threads) {
+    Bench* b = (Bench*)xcalloc(1, sizeof *b);
+    bench_open(b, config, B / micro_batches, 13, recompute, 5);
+    Model* m = &b->m;
+    int all[2 * 4 * 13], T = 13, n = B / micro_batches * T;
+    for (int i = 0; i < 2 * B * T; i++) all[i] = (int)(philox((uint32_t)i, 0, 0, 0, 9).v[0] % (uint32_t)config.V);
+#ifdef _OPENMP
+    int before = omp_get_max_threads();
+    omp_set_num_threads(threads);
+#else
+    (void)threads;
+#endif
+    for (int k = 0; k < micro_batches; k++) {
+        memcpy(m->inputs, all + k * n, (size_t)n * sizeof(int));
+        memcpy(m->targets, all + B * T + k * n, (size_t)n * sizeof(int));
+        train_batch(m, 3, k * (B / micro_batches), 1.0 / (B * T), k == 0 ? SET : ADD, &b->ctx);
+    }
+#ifdef _OPENMP
+    omp_set_num_threads(before);
+#endif
+    real* result = (real*)xmalloc(m->table.elements * sizeof(real));
+    memcpy(result, m->grads, m->table.elements * sizeof(real));
+    bench_close(b);
+    free(b);
+    return result;
+}
+
+static void test_equalities(Tests* t) {
+    Config config = tiny_config(1, 0.15);
+    Model plan;
+    model_plan(&plan, config, 4, 13, 0);
+    size_t n = plan.table.elements;
+    real* plain = gradients(config, 4, 1, 0, 2);
+    for (int recompute = 1; recompute <= 2; recompute++) {
+        real* other = gradients(config, 4, 1, recompute, 2);
+        int same = memcmp(plain, other, n * sizeof(real)) == 0;
+        report(t, same, recompute == 1 ? "recompute 1 gives the same bits" : "recompute 2 gives the same bits", !same,
+               0);
+        free(other);
+    }
+    for (int threads = 1; threads <= 4; threads *= 4) {
+        real* other = gradients(config, 4, 1, 0, threads);
+        int same = memcmp(plain, other, n * sizeof(real)) == 0;
+        report(t, same, threads == 1 ? "1 thread gives the same bits" : "4 threads give the same bits", !same, 0);
+        free(other);
+    }
+    // With dropout on: masks depend on a sequence's number in the whole step, not on how the step is cut.
+    real* cut = gradients(config, 4, 4, 0, 2);
+    double error = largest_error(cut, plain, n), tolerance = sizeof(real) == 8 ? 1e-13 : 1e-6;
+    report(t, error <= tolerance, "accumulation over 4 micro-batches equals one batch", error, tolerance);
+    free(cut), free(plain);
+    model_forget_plan(&plan);
+}
+
+static void test_counts(Tests* t) {
+    static const struct {
+        const char* name;
+        int tensors;
+        size_t parameters;
+    } sizes[] = {{"d12", 148, 124439808}, {"d24", 292, 354823168}, {"d36", 436, 774030080}, {"d48", 580, 1557611200}};
+    for (size_t i = 0; i < COUNT_OF(sizes); i++) {
+        Model m;
+        model_plan(&m, config_from_descriptor(sizes[i].name, 0), 1, 1, 0);
+        int same = m.table.count == sizes[i].tensors && m.table.parameters == sizes[i].parameters, aligned = 1;
+        for (int k = 0; k < m.table.count; k++) aligned &= m.table.tensors[k].offset % TENSOR_ALIGNMENT == 0;
+        report(t, same && aligned, sizes[i].name, !same, 0);
+        model_forget_plan(&m);
+    }
+}
+
+// ---------------------------------------------------------------------------------------------------------
+// Finite differences of the whole model: sharp in the double build, so it runs only there
+
+#ifdef REAL_DOUBLE
+static void test_finite_differences(Tests* t, int tied, double dropout, Gelu gelu) {
+    Config config = tiny_config(tied, dropout);
+    config.gelu = gelu;
+    Bench* b = (Bench*)xcalloc(1, sizeof *b);
+    bench_open(b, config, 2, 13, 0, 7);
+    Model* m = &b->m;
+    bench_random_batch(b, 21);
+    for (size_t i = 0; i < m->table.elements; i++)  // biases and layernorms away from their 0 and 1
+        if (m->params[i] == 0 || m->params[i] == 1) m->params[i] += 0.1 * rng_normal(11, i);
+    memset(m->p.wte + (size_t)config.V * (size_t)config.C, 0,
+           (size_t)(m->Vp - config.V) * (size_t)config.C * sizeof(real));
+    if (!tied)
+        memset(m->p.head + (size_t)config.V * (size_t)config.C, 0,
+               (size_t)(m->Vp - config.V) * (size_t)config.C * sizeof(real));
+    train_batch(m, 3, 0, 1.0 / m->N, SET, &b->ctx);
+    real* analytic = (real*)xmalloc(m->table.elements * sizeof(real));
+    memcpy(analytic, m->grads, m->table.elements * sizeof(real));
+    double worst = 0;
+    const char* where = "";
+    const double tolerance = 1e-8, h = 1e-5;
+    for (int k = 0; k < m->table.count; k++) {
+        const Tensor* tensor = &m->table.tensors[k];
+        for (int sample = 0; sample < 12; sample++) {
+            size_t i = tensor->offset + philox((uint32_t)k, (uint32_t)sample, 0, 0, 77).v[0] % tensor_elements(tensor);
+            real kept = m->params[i];
+            m->params[i] = kept + h;
+            double above = train_batch(m, 3, 0, 1.0 / m->N, SET, &b->ctx);
+            m->params[i] = kept - h;
+            double below = train_batch(m, 3, 0, 1.0 / m->N, SET, &b->ctx);
+            m->params[i] = kept;
+            double error = fabs((above - below) / (2 * h) - analytic[i]) / fmax(1, fabs(analytic[i]));
+            if (!(error <= worst)) worst = error, where = tensor->name;
+        }
+    }
+    char name[192];
+    snprintf(name, sizeof name, "finite differences, %s, dropout %g, %s (worst in %s)", tied ? "tied" : "untied",
+             dropout, gelu == GELU_TANH ? "tanh" : "erf", where);
+    report(t, worst <= tolerance, name, worst, tolerance);
+    free(analytic);
+    bench_close(b);
+    free(b);
+}
+#endif
+
+// ---------------------------------------------------------------------------------------------------------
+
+static int write_logits(const char* directory, const char* out) {
+    enum { B = 2, LONGEST = 24 };
+    char *path = xprintf("%s/config.json", directory), *weights = xprintf("%s/model.safetensors", directory);
+    Config config = config_read(path);
+    Bench* b = (Bench*)xcalloc(1, sizeof *b);
+    bench_open(b, config, B, min_int(LONGEST, config.T), 0, 1);
+    Model* m = &b->m;
+    load_weights(m, weights);
+    bench_random_batch(b, 3);
+    evaluate_batch(m, &b->ctx);
+    uint64_t shape[3] = {B, (uint64_t)m->T, (uint64_t)config.V};
+    SafeTensorsWriter w;
+    safetensors_writer_create(&w, out);
+    safetensors_writer_add(&w, "tokens", "I32", 2, shape);
+    safetensors_writer_add(&w, "logits", safetensors_real_dtype(), 3, shape);
+    safetensors_writer_begin(&w);
+    safetensors_writer_append(&w, m->inputs, (size_t)m->N * sizeof(int));
+    for (int i = 0; i < m->N; i++)
+        safetensors_writer_append(&w, m->a.logits + (size_t)i * (size_t)m->Vp, (size_t)config.V * sizeof(real));
+    if (safetensors_writer_finish(&w) != 0) die(FAILED, "%s: %s", out, strerror(errno));
+    bench_close(b);
+    free(b), free(path), free(weights);
+    return DONE;
+}
+
+int main(int argc, char** argv) {
+    Tests t = {0, 0};
+    if (argc == 4 && strcmp(argv[1], "logits") == 0) return write_logits(argv[2], argv[3]);
+    if (argc != 1) die(USAGE, "usage: test_gpt2 [logits DIR OUT.safetensors]");
+    test_golden(&t, "dev/reference/golden_gpt2_tied");
+    test_golden(&t, "dev/reference/golden_gpt2_untied");
+    test_equalities(&t);
+    test_counts(&t);
+#ifdef REAL_DOUBLE
+    test_finite_differences(&t, 1, 0.15, GELU_TANH);
+    test_finite_differences(&t, 0, 0.15, GELU_TANH);
+    test_finite_differences(&t, 1, 0, GELU_ERF);
+#endif
+    printf("%d passed, %d failed\n", t.passed, t.failed);
+    return t.failed != 0;
+}
