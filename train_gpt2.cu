@@ -344,11 +344,6 @@ static void model_plan(Model* m, Config config, int B, int T, int recompute) {
     tensors_finish(&m->stats_table);
 }
 
-static size_t model_bytes(const Model* m) {
-    return 2 * m->table.elements * sizeof(floatX) + optimizer_bytes(&m->table) +
-           m->acts_table.elements * sizeof(floatX) + m->stats_table.elements * sizeof(real);
-}
-
 static void model_alloc(Model* m, uint64_t seed, Context* ctx) {
     const Config* c = &m->config;
     size_t layout_ints = (size_t)m->B + 1 + 2 * (size_t)m->N;
@@ -402,37 +397,22 @@ static void config_check(const Config* c, const char* source) {
 // "d12", "d24", "d36", "d48": the published sizes; or "L=4,C=128,NH=4,V=257,T=256,F=512,tied=1", where V defaults
 // to `data_V` and F to 4 C.
 static Config config_from_descriptor(const char* text, int data_V) {
+    static const char* const published[][2] = {{"d12", "L=12,NH=12,C=768,V=50257,T=1024"},
+                                               {"d24", "L=24,NH=16,C=1024,V=50257,T=1024"},
+                                               {"d36", "L=36,NH=20,C=1280,V=50257,T=1024"},
+                                               {"d48", "L=48,NH=25,C=1600,V=50257,T=1024"}};
     Config c = {4, 4, 128, 0, data_V, 256, 1, GELU_TANH, 1e-5, 0.02, 0, 0, 0};
-    static const struct {
-        const char* name;
-        int L, NH, C;
-    } sizes[] = {{"d12", 12, 12, 768}, {"d24", 24, 16, 1024}, {"d36", 36, 20, 1280}, {"d48", 48, 25, 1600}};
-    struct {
-        const char* name;
-        int* value;
-    } keys[] = {{"L", &c.L}, {"C", &c.C}, {"NH", &c.NH}, {"V", &c.V}, {"T", &c.T}, {"F", &c.F}, {"tied", &c.tied}};
-    for (size_t i = 0; i < COUNT_OF(sizes); i++) {
-        if (strcmp(text, sizes[i].name) != 0) continue;
-        c.L = sizes[i].L, c.NH = sizes[i].NH, c.C = sizes[i].C, c.F = 4 * sizes[i].C, c.V = 50257, c.T = 1024;
-        return c;
-    }
-    for (const char* p = text; *p;) {
-        size_t key_length = strcspn(p, "=,"), k = 0;
-        char* end = NULL;
-        while (k < COUNT_OF(keys) && (strlen(keys[k].name) != key_length || strncmp(p, keys[k].name, key_length) != 0))
-            k++;
-        long value = p[key_length] == '=' ? strtol(p + key_length + 1, &end, 10) : -1;
-        if (k == COUNT_OF(keys) || !end || end == p + key_length + 1 || (*end != ',' && *end != '\0') || value < 0 ||
-            value > 1 << 24)
-            die(USAGE,
-                "-e %s: is neither a model directory, a .safetensors file, d12, d24, d36, d48, nor a descriptor "
-                "like L=4,C=128,NH=4,T=256",
-                text);
-        *keys[k].value = (int)value;
-        p = *end ? end + 1 : end;
-    }
+    const ConfigSize sizes[] = {{"L", &c.L}, {"C", &c.C}, {"NH", &c.NH},    {"V", &c.V},
+                                {"T", &c.T}, {"F", &c.F}, {"tied", &c.tied}};
+    const char* expanded = text;
+    for (size_t i = 0; i < COUNT_OF(published); i++)
+        if (strcmp(text, published[i][0]) == 0) expanded = published[i][1];
+    if (config_sizes_read(sizes, COUNT_OF(sizes), expanded) != 0 || c.tied > 1)
+        die(USAGE,
+            "-e %s: is neither a model directory, a .safetensors file, d12, d24, d36, d48, nor sizes like "
+            "L=4,C=128,NH=4,T=256 (V, F and tied=0|1 may follow)",
+            text);
     if (c.F == 0) c.F = 4 * c.C;
-    if (c.tied > 1) die(USAGE, "-e %s: tied is 0 or 1", text);
     config_check(&c, text);
     return c;
 }
@@ -589,6 +569,11 @@ typedef struct {
 
 static volatile sig_atomic_t stop_signal;
 static void on_signal(int number) { stop_signal = number; }
+
+static size_t model_bytes(const Model* m) {
+    return 2 * m->table.elements * sizeof(floatX) + optimizer_bytes(&m->table) +
+           m->acts_table.elements * sizeof(floatX) + m->stats_table.elements * sizeof(real);
+}
 
 static void plan_print(FILE* out, const Model* m) {
     const double MiB = 1048576;

@@ -56,4 +56,27 @@ static inline void config_rows_write(Text* t, const void* config, const ConfigRo
     }
 }
 
+// A size that a descriptor names.
+typedef struct {
+    const char* name;
+    int* value;
+} ConfigSize;
+
+// "L=4,C=128,...": whole numbers from 0 to 2^24. Returns 0, or -1 where the text is anything else.
+static inline int config_sizes_read(const ConfigSize* sizes, size_t count, const char* text) {
+    for (const char* p = text; *p;) {
+        size_t n = strcspn(p, "=,"), k = 0;
+        while (k < count && (strlen(sizes[k].name) != n || strncmp(p, sizes[k].name, n) != 0)) k++;
+        if (k == count || p[n] != '=') return -1;
+        const char* digits = p + n + 1;
+        size_t length = strspn(digits, "0123456789");
+        if (length < 1 || length > 8 || (digits[length] != ',' && digits[length] != '\0')) return -1;
+        long value = strtol(digits, NULL, 10);
+        if (value > 1 << 24) return -1;
+        *sizes[k].value = (int)value;
+        p = digits + length + (digits[length] == ',');
+    }
+    return 0;
+}
+
 #endif

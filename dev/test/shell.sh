@@ -1,0 +1,77 @@
+# What the shell tests of a trainer share. Sourced with PROGRAM set; needs bash, coreutils, grep and sed.
+
+passed=0 failed=0 skipped=0
+ok() { passed=$((passed + 1)); printf 'ok   %s\n' "$1"; }
+fail() { failed=$((failed + 1)); printf 'FAIL %s: %s\n' "$1" "$2"; }
+skip() { skipped=$((skipped + 1)); printf 'skip %s: %s\n' "$1" "$2"; }
+
+# Count the case NAME: ok where WHY is empty.
+verdict() { if [ -z "$2" ]; then ok "$1"; else fail "$1" "$2"; fi; }
+
+finish() {
+    printf '%d passed, %d failed, %d skipped\n' "$passed" "$failed" "$skipped"
+    [ "$failed" -eq 0 ]
+}
+
+[ -x "$PROGRAM" ] || { echo "usage: bash $0 PROGRAM (a trainer, from the repository's root)" >&2; exit 2; }
+[ -f data/builtin/train.bin ] || { echo "data/builtin/train.bin is missing; run make first" >&2; exit 2; }
+case $PROGRAM in /*) ;; *) PROGRAM=$PWD/$PROGRAM ;; esac
+
+# One thread, unless a case asks for more, and none that spins: the machine may have little to give.
+export OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive GOMP_SPINCOUNT=0 LC_ALL=C
+is_sanitized() { grep -q __asan_init "$PROGRAM"; }
+
+work=$(mktemp -d) || exit 1
+mounted=
+cleanup() {
+    [ -z "$mounted" ] || umount "$mounted"
+    rm -rf "$work"
+}
+trap cleanup EXIT
+trap 'exit 1' INT TERM
+
+# A trainer's run: stdout and stderr go to files, the exit status to $status.
+run() {
+    "$PROGRAM" "$@" </dev/null >"$work/stdout" 2>"$work/stderr"
+    status=$?
+}
+
+# Why the last run did not end as it should, or nothing.
+ended_with() {
+    if grep -q 'Sanitizer\|runtime error' "$work/stderr"; then
+        echo "sanitizer: $(grep -m1 'Sanitizer\|runtime error' "$work/stderr")"
+    elif [ "$status" -ne "$1" ]; then
+        echo "exit status $status where $1 is promised; stderr: $(tail -n 3 "$work/stderr" | tr '\n' ' ')"
+    fi
+}
+
+# The same, with exactly one line "error: ..." on stderr that matches PATTERN (extended); other lines only warnings,
+# and only where WARNINGS is "warnings".
+ended_with_error() { # STATUS PATTERN [WARNINGS]
+    local why others=0
+    why=$(ended_with "$1")
+    [ -z "$why" ] || { echo "$why"; return; }
+    [ "${3:-}" = warnings ] && others=$(grep -c '^warning: ' "$work/stderr")
+    if [ "$(grep -c '^error: ' "$work/stderr")" -ne 1 ] || [ "$(wc -l <"$work/stderr")" -ne $((1 + others)) ]; then
+        echo "stderr is not one line that begins with 'error:': $(tail -n 3 "$work/stderr" | tr '\n' ' ')"
+    elif ! grep '^error: ' "$work/stderr" | grep -Eq -- "$2"; then
+        echo "'$(grep '^error: ' "$work/stderr")' does not match '$2'"
+    fi
+}
+
+# Everything below a directory: names, kinds, contents.
+listing() { (cd "$1" && find . -type f -exec cksum {} + && find . ! -type f -exec ls -d {} +) | sort; }
+
+# Integers of the given numbers of bytes, little-endian.
+little_endian() { # BYTES VALUE
+    local i text=
+    for ((i = 0; i < $1; i++)); do text+=$(printf '\\x%02x' $(($2 >> (8 * i) & 255))); done
+    printf '%b' "$text"
+}
+
+# Change one byte of a file in place.
+flip_byte() { # FILE POSITION
+    local byte
+    byte=$(od -An -tu1 -j "$2" -N 1 "$1")
+    printf '%b' "$(printf '\\x%02x' $((byte ^ 1)))" | dd of="$1" bs=1 seek="$2" conv=notrunc status=none
+}
