@@ -91,8 +91,8 @@ needed:
 
 quickstart: needed
 	@$(MAKE) --no-print-directory all
-	./train_gpt2 -e L=4,C=128,NH=4,T=256 -b 4 -x 1300 -l 2e-3 -u 50 -q 0.1 -c 0.1 -v 100 -s 1300 -g 300 \
-	    --temperature 0.8 -n 500 -o out/quickstart --overwrite 1
+	./train_gpt2 -e L=4,C=128,NH=4,T=64 -b 8 -x 2600 -l 3e-3 -u 50 -q 0.1 -c 0.1 -v 200 -s 2600 -g 400 \
+	    --temperature 0.8 -n 1000 -o out/quickstart --overwrite 1
 	@echo "log, loss plot, sample and a Hugging Face model directory: out/quickstart"
 
 test: needed

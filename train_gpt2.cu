@@ -826,7 +826,7 @@ int main(int argc, char** argv) {
     }
     log_open(&r->log, s->out, session->checkpoint ? session->step : -1);
     if (*s->out && s->overwrite && !session->checkpoint) checkpoint_delete_all(s->out);
-    if (*s->out) checkpoint_clean(s->out);
+    if (*s->out) checkpoint_clean(s->out, session->checkpoint);
     Text settings = {NULL, 0, 0};
     flags_to_json(&settings, r->flags, session->flag_count);
     log_line(&r->log, &settings);
@@ -875,7 +875,10 @@ int main(int argc, char** argv) {
                failed || !*s->out ? "" : ", saved");
     if (profiled_steps > 0) profiler_print(stdout, &r->scopes, profiled_steps, profiled);
     log_write_svg(&r->log, "GPT-2 training");
+    if (failed)
+        die(FAILED, "%s: the state after step %lld could not be saved; make room there, then go on with -y 1", s->out,
+            (long long)session->step);
     run_close(r);
-    return failed ? FAILED : DONE;
+    return DONE;
 }
 #endif

@@ -24,7 +24,7 @@ static void gelu_run_backward(void* state) {
     gelu_backward(g->y.device, g->dy.device, g->x.device, g->x.n, g->kind, g->mode, g->ctx);
 }
 
-// The float versions promise 3e-7 max(1, |y|); the product with dy (5 sigma) and one more rounding stay under 3e-6.
+// The float versions promise 3e-7 max(1, |y|); the derivative is multiplied by a dy of up to 5.
 static void test_gelu(Harness* h) {
     static const size_t sizes[] = {1, 33, 77 * 48, 20011};
     for (int kind = GELU_TANH; kind <= GELU_ERF; kind++)
@@ -53,7 +53,7 @@ static void test_gelu(Harness* h) {
                 want = copy_of(h, g.y);
                 gelu_backward_ref(want, g.dy.host, g.x.host, n, g.kind, g.mode);
                 gelu_run_backward(&g);
-                expect_close(h, "dx", g.y, want, tolerance(3e-6));
+                expect_close(h, "dx", g.y, want, tolerance(2e-6));
                 expect_same_for_any_threads(h, "dx", gelu_run_backward, &g, &g.y, 1);
                 case_end(h);
             }

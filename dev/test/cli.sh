@@ -11,7 +11,9 @@ PROGRAM=${1:-}
 
 box=$work/box  # all that a run may touch; compared before and after
 mkdir "$box"
-TINY=(-e L=1,C=16,NH=2,T=16 -v 0 -s 0 -n 0)
+SIZES=(-e L=1,C=16,NH=2,T=16)
+QUIET=(-v 0 -s 0 -n 0)  # no validation, no samples, one checkpoint
+TINY=("${SIZES[@]}" "${QUIET[@]}")
 STEP='^step +[0-9]+/[0-9]+ \| loss [0-9.]+ \| lr [0-9.e+-]+ \| norm [0-9.]+ \| [0-9.]+ ms \| [0-9,]+ tok/s'
 
 # Run and expect a refusal that leaves the box as it was.
@@ -21,7 +23,8 @@ refused() { # NAME STATUS PATTERN FLAG...
     before=$(listing "$box")
     run "$@"
     why=$(ended_with_error "$wanted" "$pattern")
-    [ -n "$why" ] || [ "$before" = "$(listing "$box")" ] || why="files were created or changed"
+    [ -n "$why" ] || [ "$before" = "$(listing "$box")" ] || why='files were created or changed'
+    rm -rf "$box/new"  # where runs that must not begin are told to write
     verdict "$name" "$why"
 }
 
@@ -62,7 +65,6 @@ f 'twice'                         'batch is given twice'                        
 f 'twice, short and long'         'batch is given twice'                           -b 2 --batch=2
 f '-d that is no multiple'        '-d 100: .*multiple of the 64 tokens'            -d 100
 f '-t above the model'            '-t 17: the model knows 16 positions'            -t 17
-f '-b times -t above 2^30'        '2\^30 tokens'                                   -b 65536 -e L=1,C=16,NH=2,T=1048576 2>/dev/null
 refused 'flags: micro-batch above 2^30 tokens' 2 '2\^30 tokens' -e L=1,C=16,NH=2,T=1048576 -b 65536 -o "$o"
 refused 'flags: -t above the model, d12' 2 '-t 2000: the model knows 1024' -e d12 -t 2000 -o "$o"
 
@@ -84,7 +86,7 @@ e 'unknown key'         '-e L=1,Q=3: '                             L=1,Q=3
 e 'without a number'    '-e L=1,C=: '                              L=1,C=
 e 'no layers'           'L=0.*at least 1'                          L=0,C=16,NH=2
 e 'heads do not fit'    '15 channels cannot be cut into 2 heads'   L=1,C=15,NH=2
-e 'tied=2'              'tied is 0 or 1'                           L=1,C=16,NH=2,tied=2
+e 'tied=2'              'tied.*0.*1'                               L=1,C=16,NH=2,tied=2
 e 'no such directory'   'no/such/dir'                              "$box/no/such/dir"
 e 'no such file'        'none.safetensors|config.json'             "$box/none.safetensors"
 
@@ -107,12 +109,12 @@ published d48 580 1557611200
 # ---------------------------------------------------------------------------------------------------------
 # What a run shows and leaves behind
 
-run "${TINY[@]}" -x 5 -v 2 -m 2 -s 5 -g 8 -n 2 -o "$o"
+run "${SIZES[@]}" -x 5 -v 2 -m 2 -s 5 -g 8 -n 2 -o "$o"
 why=$(ended_with 0)
 [ -n "$why" ] || [ ! -s "$work/stderr" ] || why="stderr is not empty: $(head -n 1 "$work/stderr")"
 [ "$(grep -Ec "$STEP" "$work/stdout")" -eq 5 ] || why=${why:-'not a line a step'}
 [ "$(grep -c '^step [0-9]*/5 | val loss [0-9.]*$' "$work/stdout")" -eq 4 ] || why=${why:-'no validation at 0, 2, 4 and 5'}
-grep -q '^[0-9]* parameters, .* training tokens, 64 a step, steps 1 to 5 ' "$work/stdout" || why=${why:-'no line about the run'}
+grep -q '^[0-9]* parameters, .* training tokens, 64 a step.* steps 1 to 5 ' "$work/stdout" || why=${why:-'no line about the run'}
 grep -q '^memory plan: ' "$work/stdout" || why=${why:-'no memory plan'}
 grep -q '^sample after step 5:$' "$work/stdout" || why=${why:-'no sample at the end'}
 verdict 'stdout of a run' "$why"
@@ -154,7 +156,7 @@ grep -q val_loss "$box/off/log.jsonl" && why=${why:-'a validation was logged'}
 verdict '-v 0 -s 0 -n 0' "$why"
 
 before=$(listing "$box")
-run "${TINY[@]}" -x 2 -v 1 -m 1 -s 1 -g 4 -n 1 -o ''
+run "${SIZES[@]}" -x 2 -v 1 -m 1 -s 1 -g 4 -n 1 -o ''
 why=$(ended_with 0)
 [ "$before" = "$(listing "$box")" ] || why=${why:-'files were created or changed'}
 grep -q 'sample after' "$work/stdout" || why=${why:-'no sample'}
@@ -165,18 +167,18 @@ why=$(ended_with 0)
 grep -Eq '^val loss [0-9]\.[0-9]+$' "$work/stdout" || why=${why:-'no line: val loss'}
 [ "$before" = "$(listing "$box")" ] || why=${why:-'files were created or changed'}
 verdict '--evaluate 1' "$why"
-[ ! -e "$box/fresh" ] && accepted '--overwrite 1 on a used output' "${TINY[@]}" -x 1 -o "$box/off" --overwrite 1
+accepted '--overwrite 1 on a used output' "${TINY[@]}" -x 1 -o "$box/off" --overwrite 1
 
 # ---------------------------------------------------------------------------------------------------------
 # NaN
 
-BLOWN=("${TINY[@]}" -l 1e38 -x 4)
-run "${BLOWN[@]}" -n 1 -o "$box/nan"
+BLOWN=("${SIZES[@]}" -l 1e38 -x 4)
+run "${BLOWN[@]}" -v 0 -s 0 -n 1 -o "$box/nan"
 why=$(ended_with_error 3 'step 2: .*gradient of transformer\.[a-z0-9_.]+; .*nan/ckpt/00000001.*--on-nan skip')
 [ -n "$why" ] || [ "$(ls "$box/nan/ckpt")" = 00000001 ] || why="checkpoints: $(ls "$box/nan/ckpt" | tr '\n' ' ')"
 verdict 'NaN: stop names step, tensor and the last good checkpoint' "$why"
-run "${BLOWN[@]}" -o "$box/nan-none"
-verdict 'NaN: stop with no checkpoint' "$(ended_with_error 3 'step 2: .*checkpoint is none')"
+run "${BLOWN[@]}" "${QUIET[@]}" -o "$box/nan-none"
+verdict 'NaN: stop with no checkpoint' "$(ended_with_error 3 'step 2: .*checkpoint(:| is) none')"
 run "${BLOWN[@]}" -o "$box/nan-skip" --on-nan skip -v 2 -m 1 -s 4 -g 4
 why=$(ended_with 0)
 [ "$(grep -c '^warning: step [234]: ' "$work/stderr")" -eq 3 ] || why=${why:-'not a warning for each step left out'}
@@ -227,7 +229,7 @@ bad_data 'no tokens'                    no-tokens.bin    'no tokens'
 bad_data 'too short for -t'             short.bin        'too few.*-t'
 bad_data 'a directory'                  directory.bin    'regular file'
 bad_data 'no such file'                 none.bin         'no file matches'
-bad_data 'a glob that matches nothing'  'none_*.bin'     'no file matches'
+refused 'data: a glob that matches nothing' 2 'none_\*.bin: no file matches' "${TINY[@]}" -o "$box/new" -i "$d/none_*.bin"
 refused 'data: one bad shard among good ones' 2 'empty.bin: is empty' "${TINY[@]}" -o "$box/new" -i "$d/[eg]*[yd].bin"
 refused 'data: validation truncated' 2 'truncated.bin: .*truncated' "${TINY[@]}" -o "$box/new" -j "$d/truncated.bin"
 refused 'data: validation matches nothing' 2 'none.bin: no file' "${TINY[@]}" -o "$box/new" -j "$d/none.bin"
@@ -235,11 +237,11 @@ refused 'data: --evaluate without validation data' 2 'needs validation data.*-j'
 
 # Tokens are checked when their batch is read: the run has begun, so its log may be there, but no model.
 { shard 20240520 1 100 100; little_endian 2 257; head -c 98 /dev/zero; } >"$d/outside.bin"
-SMALL=(-e L=1,C=16,NH=2,T=16,V=257 -v 0 -s 0 -n 0 -x 9 -b 1 --shuffle 0 -o "$box/outside")
+SMALL=(-e L=1,C=16,NH=2,T=16,V=257 -s 0 -n 0 -x 9 -b 1 --shuffle 0 -o "$box/outside")
 OUTSIDE='outside.bin: token 257 at position 50 is outside the vocabulary of 257'
 for where in training validation; do
     before=$(listing "$d")
-    if [ $where = training ]; then run "${SMALL[@]}" -i "$d/outside.bin"
+    if [ $where = training ]; then run "${SMALL[@]}" -v 0 -i "$d/outside.bin"
     else run "${SMALL[@]}" -i "$d/good.bin" -j "$d/outside.bin" -v 1; fi
     why=$(ended_with_error 2 "$OUTSIDE")
     [ "$before" = "$(listing "$d")" ] || why=${why:-'the data was changed'}
@@ -307,9 +309,9 @@ fresh_model && sed -i 's/"tie_word_embeddings": true/"tie_word_embeddings": fals
 refused 'config.json: untied, but no head' 2 'model.safetensors: tensor "lm_head.weight" is missing' "${MODEL[@]}"
 fresh_model && head -c 1000 "$good/tokenizer.json" >"$m/tokenizer.json"
 refused 'tokenizer.json truncated' 2 "$m/tokenizer.json: .*JSON" "${MODEL[@]}"
-fresh_model && rm "$m/tokenizer.json" && sed -i 's/"!": 33/"!": 34/' "$m/vocab.json"
+fresh_model && rm "$m/tokenizer.json" && sed -i 's/"!": *33/"!":34/' "$m/vocab.json"
 refused 'vocab.json with an id twice' 2 "$m/vocab.json: .*id 34" "${MODEL[@]}"
-fresh_model && rm "$m/tokenizer.json" && sed -i 's/"!": 33/"!": -1/' "$m/vocab.json"
+fresh_model && rm "$m/tokenizer.json" && sed -i 's/"!": *33/"!":-1/' "$m/vocab.json"
 refused 'vocab.json with a negative id' 2 "$m/vocab.json: token \"!\"" "${MODEL[@]}"
 
 # safetensors: 8 bytes of length, a JSON header, data.

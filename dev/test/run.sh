@@ -47,6 +47,7 @@ if [ -x "$build/ops_double" ]; then
 fi
 run gpt2 "$build/test_gpt2"
 run cli bash dev/test/cli.sh "$trainer"
+run prepare bash dev/test/prepare.sh "$trainer"
 run resume bash dev/test/resume.sh "$trainer"
 command -v nvidia-smi >/dev/null || skip gpu "this machine has no NVIDIA GPU"
 

@@ -28,11 +28,11 @@ cleanup() {
     rm -rf "$work"
 }
 trap cleanup EXIT
-trap 'exit 1' INT TERM
+trap 'exit 1' INT TERM HUP PIPE
 
-# A trainer's run: stdout and stderr go to files, the exit status to $status.
+# A trainer's run: stdout and stderr go to files, the exit status to $status (124 where it did not end).
 run() {
-    "$PROGRAM" "$@" </dev/null >"$work/stdout" 2>"$work/stderr"
+    timeout --foreground 120 "$PROGRAM" "$@" </dev/null >"$work/stdout" 2>"$work/stderr"
     status=$?
 }
 

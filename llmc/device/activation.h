@@ -36,12 +36,8 @@ HOST_DEVICE static inline real gelu_derivative(real x, Gelu kind) {
     if (kind == GELU_ERF)
         return half * (one + real_erf(x * (real)0.70710678118654752440)) +
                x * (real)0.39894228040143267794 * real_exp(-half * x * x);
-    // tanh(z) and 1 - tanh(z)^2 from one exponential: 1 - t * t would lose its digits where t is near 1
     real z = slope * (x + (real)0.044715 * x * x * x);
-    real e = real_exp(-2 * (z < 0 ? -z : z)), inverse = one / (one + e);
-    real t = (one - e) * inverse;
-    return half * (one + (z < 0 ? -t : t)) +
-           2 * x * e * inverse * inverse * slope * (one + (real)(3 * 0.044715) * x * x);
+    return half * (one + real_tanh(z)) + half * x * real_sech2(z) * slope * (one + (real)(3 * 0.044715) * x * x);
 }
 
 #endif

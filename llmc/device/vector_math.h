@@ -3,7 +3,7 @@
  * calls libm.
  *
  *   x = n ln 2 + r,  |r| <= ln 2 / 2,   exp(x) = 2^n (1 + q(r)),   q(r) = exp(r) - 1 = r + r^2 h(r)
- *   tanh(x) = u / (u + 2),              u = exp(2 |x|) - 1
+ *   tanh(x) = u / (u + 2),              u = exp(2 |x|) - 1,       1 - tanh(x)^2 = 4 (u + 1) / (u + 2)^2
  *   erf(x)  = 1 - exp(-|x| g(|x|)),     |x| g = -log(erfc |x|)
  *
  * exp(x) - 1 = 2^n q + (2^n - 1) loses nothing near 0, where n = 0: tanh and erf need no second branch there.
@@ -17,12 +17,14 @@
 
 HOST_DEVICE static inline real real_exp(real x) { return exp(x); }
 HOST_DEVICE static inline real real_tanh(real x) { return tanh(x); }
+HOST_DEVICE static inline real real_sech2(real x) { return 1 / (cosh(x) * cosh(x)); }
 HOST_DEVICE static inline real real_erf(real x) { return erf(x); }
 
 #elif defined(__CUDACC__)
 
 HOST_DEVICE static inline real real_exp(real x) { return expf(x); }
 HOST_DEVICE static inline real real_tanh(real x) { return tanhf(x); }
+HOST_DEVICE static inline real real_sech2(real x) { return 1 / (coshf(x) * coshf(x)); }
 HOST_DEVICE static inline real real_erf(real x) { return erff(x); }
 
 #else
@@ -95,9 +97,18 @@ static inline float real_exp(float x) {
 }
 
 static inline float real_tanh(float x) {
-    float a = min_or_nan(fabsf(x), 10.0f);  // 1 to the last bit beyond
+    float a = min_or_nan(fabsf(x), 40.0f);  // 1 to the last bit long before
     float u = expm1_small(2.0f * a);
-    return copysignf(u / (u + 2.0f), x);
+    return copysignf(u * (1.0f / (u + 2.0f)), x);
+}
+
+// The derivative of tanh, 1 - tanh(x)^2, without that difference's loss of digits; beyond |x| = 40 it stays at 7e-35.
+// Beside real_tanh(x) it costs three operations: the compiler sees that the rest is the same.
+static inline float real_sech2(float x) {
+    float a = min_or_nan(fabsf(x), 40.0f);
+    float u = expm1_small(2.0f * a);
+    float s = 1.0f / (u + 2.0f);
+    return 4.0f * (u + 1.0f) * s * s;
 }
 
 static inline float real_erf(float x) {

@@ -28,7 +28,7 @@
 
 #define MATMUL_FLOPS(N, IC, OC) (2.0 * (double)(N) * (double)(IC) * (double)(OC))
 // Every operand once; an output that is added to is read too.
-#define MATMUL_BYTES(N, IC, OC) \
+#define MATMUL_BYTES(N, IC, OC)                                                                                        \
     (((double)(N) * (double)(IC) + (double)(OC) * (double)(IC) + (double)(N) * (double)(OC)) * sizeof(floatX))
 
 // ---------------------------------------------------------------------------------------------------------
@@ -67,8 +67,7 @@ static inline void matmul_backward_input_ref(real* dx, const real* dy, const rea
 static inline void matmul_gelu_backward_input_ref(real* dpre, const real* dy, const real* w, const real* pre, int N,
                                                   int IC, int OC, Gelu kind) {
     matmul_backward_input_ref(dpre, dy, w, N, IC, OC, SET);
-    for (size_t i = 0; i < (size_t)N * (size_t)IC; i++)
-        dpre[i] = (real)(dpre[i] * gelu_derivative_exact(pre[i], kind));
+    for (size_t i = 0; i < (size_t)N * (size_t)IC; i++) dpre[i] = (real)(dpre[i] * gelu_derivative_exact(pre[i], kind));
 }
 
 static inline void matmul_backward_weight_ref(real* dw, real* db, const real* dy, const real* x, int N, int IC, int OC,
@@ -94,24 +93,27 @@ static inline void matmul_backward_weight_ref(real* dw, real* db, const real* dy
 //
 //   C [M, N] (SET or ADD) = A [M, K] B [K, N] + bias, any operand transposed by its strides
 //
-// C is cut into blocks of mc x nc, a task each. A task walks K in blocks of KC; for each, and for each panel of
-// NR columns of B (packed: NR values a step of k, KC * NR of them fill half of the L1 cache), it walks strips of
-// MR rows of A. A strip times a panel is a tile: its sums stay in registers for the whole of KC. Between blocks of
-// K tiles wait in the task's own buffer, so that C is touched once, with bias and GELU applied on the way.
+// C is cut into blocks, a task each. A task walks K in steps of K_BLOCK; at each it walks panels, TILE_COLS columns of
+// B, packed so that a step of k is one run of TILE_COLS values; with each it walks strips, TILE_ROWS rows of A. A strip
+// times a panel is a tile, whose sums stay in registers for a whole K_BLOCK; the panel stays in the L1 cache, and the
+// strips come from L2. From one K_BLOCK to the next the tiles wait in the task's own buffer, so that C is touched once,
+// and bias and GELU are applied on the way to it.
 
 #if defined(__AVX512F__)
 #define VECTOR_BYTES 64
-#define MR 12  // 12 x 2 vectors of sums, 2 of B, 1 of A: of 32 registers
+#define TILE_ROWS 12  // 12 x 2 vectors of sums, 2 of B, 1 of A: of 32 registers
+#define K_BLOCK 128   // a panel, two vectors wide, then fills half of a 32 KiB L1 cache
 #elif defined(__AVX__)
 #define VECTOR_BYTES 32
-#define MR 6  // 6 x 2 vectors of sums: of 16 registers
+#define TILE_ROWS 6  // 6 x 2 vectors of sums: of 16 registers
+#define K_BLOCK 256
 #else
 #define VECTOR_BYTES 16
-#define MR 6
+#define TILE_ROWS 6
+#define K_BLOCK 256
 #endif
 #define LANES ((int)(VECTOR_BYTES / sizeof(real)))
-#define NR (2 * LANES)
-#define KC 256
+#define TILE_COLS (2 * LANES)
 
 typedef real Vector __attribute__((vector_size(VECTOR_BYTES), aligned(sizeof(real)), may_alias));
 
@@ -130,37 +132,37 @@ static inline Vector vector_fma(Vector a, Vector b, Vector c) {
 #endif
 }
 
-// NR values, in two vectors: gcc's own memcpy would take smaller pieces.
+// TILE_COLS values, in two vectors: gcc's own memcpy would take smaller pieces.
 static inline void copy_row(real* to, const real* from) {
     ((Vector*)to)[0] = ((const Vector*)from)[0];
     ((Vector*)to)[1] = ((const Vector*)from)[1];
 }
 
-// tile [MR, NR] (SET or ADD) = a strip of A, element (i, k) at a[i * a_row + k * a_k], times a packed panel of B.
+// tile [TILE_ROWS, TILE_COLS] (SET or ADD) = a strip of A, whose (i, k) is a[i * a_row + k * a_k], times a panel of B.
 static inline void matmul_tile(real* tile, const real* a, size_t a_row, size_t a_k, const real* b, int k, Mode mode) {
     const Vector zero = {0};
-    Vector sum[MR][2];
-    for (int i = 0; i < MR; i++) sum[i][0] = sum[i][1] = zero;
+    Vector sum[TILE_ROWS][2];
+    for (int i = 0; i < TILE_ROWS; i++) sum[i][0] = sum[i][1] = zero;
     do {
         Vector b0 = *(const Vector*)b, b1 = *(const Vector*)(b + LANES);
-        for (int i = 0; i < MR; i++) {
+        for (int i = 0; i < TILE_ROWS; i++) {
             Vector ai = a[(size_t)i * a_row] - zero;  // one value in every lane
             sum[i][0] = vector_fma(ai, b0, sum[i][0]);
             sum[i][1] = vector_fma(ai, b1, sum[i][1]);
         }
         a += a_k;
         __asm__("" : "+r"(a));  // hides a's steps from gcc, which would make a second loop for a_k = 1 and spill
-        b += NR;
+        b += TILE_COLS;
     } while (--k);
     Vector* t = (Vector*)tile;
-    for (int i = 0; i < MR; i++)
+    for (int i = 0; i < TILE_ROWS; i++)
         for (int j = 0; j < 2; j++) {
             if (mode == ADD) sum[i][j] += t[2 * i + j];
             t[2 * i + j] = sum[i][j];
         }
 }
 
-// One of each pair of strides is 1. For either pointer to a bias, to `activated` and to `pre`: NULL if there is none.
+// One of each pair of strides is 1; `bias`, `activated` and `pre` may be NULL.
 typedef struct {
     int M, N, K;
     floatX* c;
@@ -170,19 +172,19 @@ typedef struct {
     const floatX* b;
     size_t b_k, b_col;  // B(k, n) is b[k * b_k + n * b_col]
     Mode mode;
-    const floatX *row_bias, *col_bias;  // added to C(m, n): row_bias[m], col_bias[n]
-    floatX* activated;                  // gelu(C), laid out as C
-    const floatX* pre;                  // C becomes C * gelu'(pre), laid out as C, where c_col is 1
+    const floatX* bias;  // bias[m] is added to C(m, n)
+    floatX* activated;   // gelu(C), laid out as C
+    const floatX* pre;   // C becomes C * gelu'(pre), laid out as C, where c_col is 1
     Gelu kind;
-    int mc, nc;         // a task's block of C: nc a multiple of NR
-    int tasks_share_b;  // B is packed once, before the tasks; else a task packs the columns that only it uses
+    int block_rows, block_cols;  // a task's block of C: multiples of TILE_ROWS and TILE_COLS
+    int tasks_share_b;           // B is packed once, before the tasks; else a task packs the columns that only it uses
 } Product;
 
 #ifdef USE_BLAS
 
 static inline void product_run(const Product* p, Context* ctx) {
     (void)ctx;
-    int swapped = p->c_col != 1 || p->row_bias;  // CBLAS wants rows of C: where c_row = 1, C^T = B^T A^T has them
+    int swapped = p->c_col != 1 || p->bias;  // CBLAS wants rows of C: where c_row is 1, C^T = B^T A^T has them
     const floatX *a = swapped ? p->b : p->a, *b = swapped ? p->a : p->b;
     size_t a_row = swapped ? p->b_col : p->a_row, a_k = swapped ? p->b_k : p->a_k;
     size_t b_k = swapped ? p->a_k : p->b_k, b_col = swapped ? p->a_row : p->b_col;
@@ -196,7 +198,7 @@ static inline void product_run(const Product* p, Context* ctx) {
                1, a, max_int((int)(a_k == 1 ? a_row : a_k), a_k == 1 ? p->K : M), b,
                max_int((int)(b_col == 1 ? b_k : b_col), b_col == 1 ? N : p->K), p->mode == ADD, p->c,
                max_int((int)(swapped ? p->c_col : p->c_row), N));
-    const floatX* bias = swapped ? p->row_bias : p->col_bias;
+    const floatX* bias = p->bias;
     if (!bias && !p->activated && !p->pre) return;
 #pragma omp parallel for schedule(static)
     for (int m = 0; m < M; m++) {
@@ -214,7 +216,7 @@ static inline void product_run(const Product* p, Context* ctx) {
 __attribute__((always_inline)) static inline void matmul_pack(real* to, int width, const floatX* from, size_t stride,
                                                               size_t k_stride, int count, int k) {
     if (count < width) memset(to, 0, (size_t)width * (size_t)k * sizeof *to);
-    if (stride == 1 && count == width && width == NR)
+    if (stride == 1 && count == width && width == TILE_COLS)
         for (int j = 0; j < k; j++) copy_row(to + j * width, from + (size_t)j * k_stride);
     else if (stride == 1 && count == width)
         for (int j = 0; j < k; j++) memcpy(to + j * width, from + (size_t)j * k_stride, (size_t)width * sizeof *to);
@@ -226,22 +228,28 @@ __attribute__((always_inline)) static inline void matmul_pack(real* to, int widt
 // The finished rows x cols of a tile go to c.
 static inline void matmul_store(floatX* c, size_t c_row, size_t c_col, const real* tile, int rows, int cols,
                                 Mode mode) {
-    if (mode == SET && c_col == 1 && cols == NR) {
-        for (int i = 0; i < rows; i++) copy_row(c + (size_t)i * c_row, tile + i * NR);
-    } else if (mode == SET && c_row == 1 && cols == NR && rows == MR) {
-        for (int i = 0; i < MR; i += 2) {  // two rows at a time: gcc makes vector shuffles of the first loop
-            real pairs[2 * NR];
-            for (int j = 0; j < NR; j++) {
-                pairs[2 * j] = tile[i * NR + j];
-                pairs[2 * j + 1] = tile[(i + 1) * NR + j];
+    if (c_col == 1 && cols == TILE_COLS) {
+        for (int i = 0; i < rows; i++)
+            for (int j = 0; j < TILE_COLS; j += LANES) {
+                Vector sum = *(const Vector*)(tile + i * TILE_COLS + j);
+                Vector* to = (Vector*)(c + (size_t)i * c_row + j);
+                if (mode == ADD) sum += *to;
+                *to = sum;
             }
-            for (int j = 0; j < NR; j++) memcpy(c + (size_t)j * c_col + i, pairs + 2 * j, 2 * sizeof *c);
+    } else if (mode == SET && c_row == 1 && cols == TILE_COLS && rows == TILE_ROWS) {
+        for (int i = 0; i < TILE_ROWS; i += 2) {  // two rows at a time: gcc makes vector shuffles of the first loop
+            real pairs[2 * TILE_COLS];
+            for (int j = 0; j < TILE_COLS; j++) {
+                pairs[2 * j] = tile[i * TILE_COLS + j];
+                pairs[2 * j + 1] = tile[(i + 1) * TILE_COLS + j];
+            }
+            for (int j = 0; j < TILE_COLS; j++) memcpy(c + (size_t)j * c_col + i, pairs + 2 * j, 2 * sizeof *c);
         }
     } else {
         for (int i = 0; i < rows; i++)
             for (int j = 0; j < cols; j++) {
                 floatX* to = c + (size_t)i * c_row + (size_t)j * c_col;
-                *to = mode == ADD ? *to + tile[i * NR + j] : tile[i * NR + j];
+                *to = mode == ADD ? *to + tile[i * TILE_COLS + j] : tile[i * TILE_COLS + j];
             }
     }
 }
@@ -249,75 +257,72 @@ static inline void matmul_store(floatX* c, size_t c_row, size_t c_col, const rea
 // Bias, GELU, and the way to C, of the tile whose first element is C(m, n).
 static inline void product_finish(const Product* p, real* tile, int m, int n, int rows, int cols) {
     size_t at = (size_t)m * p->c_row + (size_t)n * p->c_col;
-    if (p->row_bias)
+    if (p->bias)
         for (int i = 0; i < rows; i++) {
-            Vector* row = (Vector*)(tile + i * NR);
-            row[0] += p->row_bias[m + i];
-            row[1] += p->row_bias[m + i];
+            Vector* row = (Vector*)(tile + i * TILE_COLS);
+            row[0] += p->bias[m + i];
+            row[1] += p->bias[m + i];
         }
-    if (p->col_bias)
-        for (int i = 0; i < rows; i++)
-            for (int j = 0; j < cols; j++) tile[i * NR + j] += p->col_bias[n + j];
     if (p->pre) {
-        real pre[MR * NR] = {0};
+        real pre[TILE_ROWS * TILE_COLS] = {0};
         for (int i = 0; i < rows; i++)
-            if (cols == NR)
-                copy_row(pre + i * NR, p->pre + at + (size_t)i * p->c_row);
-            else
-                memcpy(pre + i * NR, p->pre + at + (size_t)i * p->c_row, (size_t)cols * sizeof *pre);
+            if (cols == TILE_COLS) copy_row(pre + i * TILE_COLS, p->pre + at + (size_t)i * p->c_row);
+            else memcpy(pre + i * TILE_COLS, p->pre + at + (size_t)i * p->c_row, (size_t)cols * sizeof *pre);
         if (p->kind == GELU_ERF)
-            for (int e = 0; e < MR * NR; e++) tile[e] *= gelu_derivative(pre[e], GELU_ERF);
+            for (int e = 0; e < TILE_ROWS * TILE_COLS; e++) tile[e] *= gelu_derivative(pre[e], GELU_ERF);
         else
-            for (int e = 0; e < MR * NR; e++) tile[e] *= gelu_derivative(pre[e], GELU_TANH);
+            for (int e = 0; e < TILE_ROWS * TILE_COLS; e++) tile[e] *= gelu_derivative(pre[e], GELU_TANH);
     }
     matmul_store(p->c + at, p->c_row, p->c_col, tile, rows, cols, p->mode);
     if (p->activated) {
         if (p->kind == GELU_ERF)
-            for (int e = 0; e < MR * NR; e++) tile[e] = gelu_value(tile[e], GELU_ERF);
+            for (int e = 0; e < TILE_ROWS * TILE_COLS; e++) tile[e] = gelu_value(tile[e], GELU_ERF);
         else
-            for (int e = 0; e < MR * NR; e++) tile[e] = gelu_value(tile[e], GELU_TANH);
+            for (int e = 0; e < TILE_ROWS * TILE_COLS; e++) tile[e] = gelu_value(tile[e], GELU_TANH);
         matmul_store(p->activated + at, p->c_row, p->c_col, tile, rows, cols, SET);
     }
 }
 
 // The block of C that begins at C(m0, n0). packed_b: all of B, or NULL. own: this thread's buffer.
 static inline void product_task(const Product* p, const real* packed_b, real* own, int m0, int n0) {
-    int rows = min_int(p->mc, p->M - m0), cols = min_int(p->nc, p->N - n0);
-    size_t padded_n = round_up((size_t)p->N, NR);
-    real *own_panel = own, *own_strips = own + NR * KC, *tiles = own_strips + (size_t)p->mc * KC;
-    for (int k0 = 0; k0 < p->K; k0 += KC) {
-        int k = min_int(KC, p->K - k0);
+    int rows = min_int(p->block_rows, p->M - m0), cols = min_int(p->block_cols, p->N - n0);
+    size_t padded_n = round_up((size_t)p->N, TILE_COLS);
+    real *own_panel = own, *own_strips = own_panel + TILE_COLS * K_BLOCK;
+    real* tiles = own_strips + (size_t)p->block_rows * K_BLOCK;
+    for (int k0 = 0; k0 < p->K; k0 += K_BLOCK) {
+        int k = min_int(K_BLOCK, p->K - k0);
         const floatX* a = p->a + (size_t)m0 * p->a_row + (size_t)k0 * p->a_k;
-        for (int i = 0; i < rows; i += MR)  // rows of A are streams already; columns, and the last strip, are packed
-            if (p->a_k != 1 || rows - i < MR)
-                matmul_pack(own_strips + i * KC, MR, a + (size_t)i * p->a_row, p->a_row, p->a_k, min_int(MR, rows - i), k);
+        // Rows of A are read where they lie; columns are packed, and a last strip of fewer rows is.
+        for (int i = 0; i < rows; i += TILE_ROWS)
+            if (p->a_k != 1 || rows - i < TILE_ROWS)
+                matmul_pack(own_strips + i * K_BLOCK, TILE_ROWS, a + (size_t)i * p->a_row, p->a_row, p->a_k,
+                            min_int(TILE_ROWS, rows - i), k);
         real* tile = tiles;
-        for (int j = 0; j < cols; j += NR) {
+        for (int j = 0; j < cols; j += TILE_COLS) {
             const real* panel = own_panel;
-            int width = min_int(NR, cols - j);
-            if (packed_b)
-                panel = packed_b + (size_t)k0 * padded_n + (size_t)(n0 + j) * (size_t)k;
+            int width = min_int(TILE_COLS, cols - j);
+            if (packed_b) panel = packed_b + (size_t)k0 * padded_n + (size_t)(n0 + j) * (size_t)k;
             else
-                matmul_pack(own_panel, NR, p->b + (size_t)k0 * p->b_k + (size_t)(n0 + j) * p->b_col, p->b_col, p->b_k,
-                            width, k);
-            for (int i = 0; i < rows; i += MR) {
-                int height = min_int(MR, rows - i);
-                if (p->a_k != 1 || height < MR)
-                    matmul_tile(tile, own_strips + i * KC, 1, MR, panel, k, k0 ? ADD : SET);
-                else
-                    matmul_tile(tile, a + (size_t)i * p->a_row, p->a_row, 1, panel, k, k0 ? ADD : SET);
+                matmul_pack(own_panel, TILE_COLS, p->b + (size_t)k0 * p->b_k + (size_t)(n0 + j) * p->b_col, p->b_col,
+                            p->b_k, width, k);
+            for (int i = 0; i < rows; i += TILE_ROWS) {
+                int height = min_int(TILE_ROWS, rows - i);
+                if (p->a_k != 1 || height < TILE_ROWS)
+                    matmul_tile(tile, own_strips + i * K_BLOCK, 1, TILE_ROWS, panel, k, k0 ? ADD : SET);
+                else matmul_tile(tile, a + (size_t)i * p->a_row, p->a_row, 1, panel, k, k0 ? ADD : SET);
                 if (k0 + k == p->K) product_finish(p, tile, m0 + i, n0 + j, height, width);
-                if (p->K > KC) tile += MR * NR;
+                if (p->K > K_BLOCK) tile += TILE_ROWS * TILE_COLS;
             }
         }
     }
 }
 
 static inline void product_run(const Product* p, Context* ctx) {
-    int m_tasks = (p->M + p->mc - 1) / p->mc, n_tasks = (p->N + p->nc - 1) / p->nc;
-    int panels = (p->N + NR - 1) / NR, k_blocks = (p->K + KC - 1) / KC;
-    size_t packed_size = p->tasks_share_b ? round_up((size_t)panels * NR * (size_t)p->K, 1024) : 0;
-    size_t own_size = round_up((NR + (size_t)p->mc) * KC + round_up((size_t)p->mc, MR) * (size_t)p->nc, 1024);
+    int m_tasks = (p->M + p->block_rows - 1) / p->block_rows, n_tasks = (p->N + p->block_cols - 1) / p->block_cols;
+    int panels = (p->N + TILE_COLS - 1) / TILE_COLS, k_blocks = (p->K + K_BLOCK - 1) / K_BLOCK;
+    size_t packed_size = p->tasks_share_b ? round_up((size_t)panels * TILE_COLS * (size_t)p->K, 1024) : 0;
+    size_t own_size =
+        round_up((TILE_COLS + (size_t)p->block_rows) * K_BLOCK + (size_t)p->block_rows * (size_t)p->block_cols, 1024);
     real* packed_b = (real*)device_scratch(ctx, (packed_size + (size_t)device_threads() * own_size) * sizeof(real));
 #pragma omp parallel
     {
@@ -325,15 +330,16 @@ static inline void product_run(const Product* p, Context* ctx) {
         if (p->tasks_share_b) {
 #pragma omp for schedule(dynamic)
             for (int t = 0; t < panels * k_blocks; t++) {
-                int k0 = t / panels * KC, n = t % panels * NR, k = min_int(KC, p->K - k0);
-                matmul_pack(packed_b + (size_t)k0 * (size_t)panels * NR + (size_t)n * (size_t)k, NR,
+                int k0 = t / panels * K_BLOCK, n = t % panels * TILE_COLS, k = min_int(K_BLOCK, p->K - k0);
+                matmul_pack(packed_b + (size_t)k0 * (size_t)panels * TILE_COLS + (size_t)n * (size_t)k, TILE_COLS,
                             p->b + (size_t)k0 * p->b_k + (size_t)n * p->b_col, p->b_col, p->b_k,
-                            min_int(NR, p->N - n), k);
+                            min_int(TILE_COLS, p->N - n), k);
             }
         }
 #pragma omp for schedule(dynamic)
         for (int t = 0; t < m_tasks * n_tasks; t++)
-            product_task(p, p->tasks_share_b ? packed_b : NULL, own, t / n_tasks * p->mc, t % n_tasks * p->nc);
+            product_task(p, p->tasks_share_b ? packed_b : NULL, own, t / n_tasks * p->block_rows,
+                         t % n_tasks * p->block_cols);
     }
 }
 
@@ -341,6 +347,12 @@ static inline void product_run(const Product* p, Context* ctx) {
 
 // ---------------------------------------------------------------------------------------------------------
 // Launchers
+
+// The size of equal blocks of at most `limit`, itself rounded up to a multiple.
+static inline int matmul_block(int size, int limit, int multiple) {
+    int count = (size + limit - 1) / limit;
+    return (int)round_up((size_t)((size + count - 1) / count), (size_t)multiple);
+}
 
 // y = x w^T as y^T = w x^T: the rows of w are read where they lie, only x, the smaller one, is packed.
 static inline Product product_forward(floatX* y, const floatX* x, Affine p, int N, int IC, int OC) {
@@ -350,8 +362,8 @@ static inline Product product_forward(floatX* y, const floatX* x, Affine p, int 
     r.c = y, r.c_row = 1, r.c_col = (size_t)OC;
     r.a = p.w, r.a_row = (size_t)IC, r.a_k = 1;
     r.b = x, r.b_k = 1, r.b_col = (size_t)IC;
-    r.row_bias = p.b;
-    r.mc = 96, r.nc = 256;
+    r.bias = p.b;
+    r.block_rows = matmul_block(OC, 96, TILE_ROWS), r.block_cols = matmul_block(N, 256, TILE_COLS);
     r.tasks_share_b = 1;
     return r;
 }
@@ -363,7 +375,7 @@ static inline Product product_backward_input(floatX* dx, const floatX* dy, const
     r.c = dx, r.c_row = (size_t)IC, r.c_col = 1;
     r.a = dy, r.a_row = (size_t)OC, r.a_k = 1;
     r.b = w, r.b_k = (size_t)IC, r.b_col = 1;
-    r.mc = (int)round_up(256, MR), r.nc = 96;
+    r.block_rows = matmul_block(N, 256, TILE_ROWS), r.block_cols = matmul_block(IC, 96, TILE_COLS);
     return r;
 }
 
@@ -409,8 +421,8 @@ static inline void matmul_gelu_backward_input(floatX* dpre, const floatX* dy, co
     scope_close(&scope);
 }
 
-static inline void matmul_backward_weight(Affine d, const floatX* dy, const floatX* x, int N, int IC, int OC,
-                                          Mode mode, Context* ctx) {
+static inline void matmul_backward_weight(Affine d, const floatX* dy, const floatX* x, int N, int IC, int OC, Mode mode,
+                                          Context* ctx) {
     Scope scope = scope_open(ctx, "matmul_backward_weight", MATMUL_FLOPS(N, IC, OC), MATMUL_BYTES(N, IC, OC),
                              "N=%d IC=%d OC=%d", N, IC, OC);
     Product r;
@@ -420,7 +432,7 @@ static inline void matmul_backward_weight(Affine d, const floatX* dy, const floa
     r.a = dy, r.a_row = 1, r.a_k = (size_t)OC;
     r.b = x, r.b_k = (size_t)IC, r.b_col = 1;
     r.mode = mode;
-    r.mc = 96, r.nc = 384;
+    r.block_rows = matmul_block(OC, 96, TILE_ROWS), r.block_cols = matmul_block(IC, 384, TILE_COLS);
     r.tasks_share_b = 1;
     product_run(&r, ctx);
     if (d.b) {

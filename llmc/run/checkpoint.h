@@ -221,12 +221,15 @@ static inline int checkpoint_publish(const char* out, const char* dir) {
     return bad ? -1 : 0;
 }
 
-// Delete what -nk and -nm do not keep. Failures leave files behind and harm nothing.
-static inline void checkpoint_retire(const Checkpoints* c) {
+// Delete what -nk and -nm do not keep, now that `step` is saved. Later ones are damaged ones that the run passed over
+// when it was resumed: they must not push out good ones. Failures leave files behind and harm nothing.
+static inline void checkpoint_retire(const Checkpoints* c, int64_t step) {
     int64_t* steps;
-    int count = checkpoint_list(c->out, &steps);
-    for (int i = 0; i < count - c->keep && c->keep > 0; i++) {
-        if (c->keep_every > 0 && steps[i] % c->keep_every == 0) continue;
+    int count = checkpoint_list(c->out, &steps), good = count;
+    while (good > 0 && steps[good - 1] > step) good--;
+    for (int i = 0; i < count; i++) {
+        int is_kept = c->keep == 0 || i >= good - c->keep || (c->keep_every > 0 && steps[i] % c->keep_every == 0);
+        if (i < good && is_kept) continue;
         char *dir = checkpoint_path(c->out, steps[i]), *gone = xprintf("%s.tmp", dir);
         // Renamed first: a checkpoint that is being deleted must not look complete.
         checkpoint_remove(gone);
@@ -248,8 +251,9 @@ static inline int checkpoint_write_optimizer(const Checkpoints* c, const char* p
     return tensors_write(path, c->table, parts, 2);
 }
 
-// Delete what a killed process left half written. To be called when a run starts, before its first save.
-static inline void checkpoint_clean(const char* out) {
+// Put OUT in order after a process that was killed: delete what it left half written, and show the checkpoint that the
+// run goes on from (NULL: none). To be called when a run starts, before its first save.
+static inline void checkpoint_clean(const char* out, const char* checkpoint) {
     char* path = xprintf("%s/ckpt", out);
     DIR* dir = opendir(path);
     for (struct dirent* e = dir ? readdir(dir) : NULL; e; e = readdir(dir)) {
@@ -261,6 +265,8 @@ static inline void checkpoint_clean(const char* out) {
     }
     if (dir) closedir(dir);
     free(path);
+    if (checkpoint && checkpoint_publish(out, checkpoint) != 0)
+        warn("%s: the model of %s could not be shown there: %s", out, checkpoint, strerror(errno));
 }
 
 // Delete every checkpoint of OUT.
@@ -300,7 +306,7 @@ static inline int checkpoint_save(const Checkpoints* c, int64_t step, const char
     } else {
         if (checkpoint_publish(c->out, dir) != 0)
             warn("%s: the newest model could not be shown there: %s; it is in %s", c->out, strerror(errno), dir);
-        checkpoint_retire(c);
+        checkpoint_retire(c, step);
     }
     free(parent), free(dir), free(tmp), free(model), free(moments);
     return bad ? -1 : 0;

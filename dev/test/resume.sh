@@ -1,0 +1,296 @@
+#!/bin/bash
+# Stopping, killing and resuming train_gpt2 must not change what comes out, bit for bit:
+#
+#     bash dev/test/resume.sh PROGRAM [SEED]          from the repository's root
+#
+# SEED chooses the moments of the kills; it is printed. Ends with `N passed, N failed, N skipped`; exit status 1 if one
+# failed.
+set -u
+PROGRAM=${1:-}
+. "$(dirname "$0")/shell.sh"
+seed=${2:-$(date +%s)}
+RANDOM=$seed
+
+# Dropout, four micro-batches a step, warm-up, decay and shuffling: all that could depend on where a run stands.
+MODEL=(-e L=2,C=16,NH=2,T=16 -b 2 -d 128 --dropout 0.1 -l 1e-2 -u 3 -q 0.1 -c 0.1 -s 0)
+SHORT=("${MODEL[@]}" -x 20 -v 5 -m 2 -n 0)
+last=00000020
+
+# What the losses of a run were: its log without times.
+losses() { grep '"loss"' "$1/log.jsonl" | sed 's/, "ms".*//'; }
+validations() { grep '"val_loss"' "$1/log.jsonl"; }
+
+# Why the run in OUT is not that in REFERENCE after the same step, or nothing.
+same_run() { # OUT REFERENCE STEP
+    local file
+    for file in model optimizer; do
+        cmp -s "$1/ckpt/$3/$file.safetensors" "$2/ckpt/$3/$file.safetensors" || { echo "$file.safetensors differs"; return; }
+    done
+    cmp -s "$1/model.safetensors" "$2/ckpt/$3/model.safetensors" || { echo "$1 does not show the newest model"; return; }
+    cmp -s <(losses "$1") <(losses "$2") || { echo "the losses in log.jsonl differ"; return; }
+    cmp -s <(validations "$1") <(validations "$2") || { echo "the validation losses in log.jsonl differ"; return; }
+    if find "$1" -name '*.tmp' | grep -q .; then echo "left behind: $(find "$1" -name '*.tmp' | head -n 1)"; fi
+}
+
+# Run and compare with a reference.
+same() { # NAME OUT REFERENCE STEP FLAG...
+    local name=$1 out=$2 reference=$3 step=$4 why
+    shift 4
+    run "$@" -o "$out"
+    why=$(ended_with 0)
+    [ -n "$why" ] || [ ! -s "$work/stderr" ] || why="stderr: $(head -n 1 "$work/stderr")"
+    verdict "$name" "${why:-$(same_run "$out" "$reference" "$step")}"
+}
+
+# ---------------------------------------------------------------------------------------------------------
+# Equalities without an interruption
+
+straight=$work/straight
+run "${SHORT[@]}" -o "$straight"
+why=$(ended_with 0)
+[ "$(losses "$straight" | wc -l)" -eq 20 ] || why=${why:-'not 20 losses in log.jsonl'}
+verdict 'straight' "$why"
+same 'twice' "$work/twice" "$straight" $last "${SHORT[@]}"
+for threads in 2 4; do
+    same "$threads threads" "$work/threads$threads" "$straight" $last "${SHORT[@]}" --threads $threads
+done
+for recompute in 1 2; do
+    same "recompute $recompute" "$work/recompute$recompute" "$straight" $last "${SHORT[@]}" -r $recompute
+done
+run "${MODEL[@]}" --seed 7 -x 20 -v 0 -n 0 -o "$work/seed"
+cmp -s "$work/seed/model.safetensors" "$straight/model.safetensors"
+verdict 'another seed gives another model' "$([ $? -eq 1 ] || echo 'the models are equal: the comparisons say nothing')"
+
+# One micro-batch of 8 sequences against four of 2: the same sums in another order, so close, not equal.
+billionths() { # DECIMAL below 100
+    local whole=${1%%.*} part=${1#*.}000000000
+    echo $((10#$whole * 1000000000 + 10#${part:0:9}))
+}
+last_validation() { validations "$1" | tail -n 1 | sed 's/.*"val_loss": \([0-9.]*\).*/\1/'; }
+run "${MODEL[@]}" -x 20 -v 20 -m 4 -n 0 -o "$work/four"
+run -e L=2,C=16,NH=2,T=16 -b 8 -d 128 --dropout 0.1 -l 1e-2 -u 3 -q 0.1 -c 0.1 -s 0 -x 20 -v 20 -m 1 -n 0 -o "$work/one"
+why=$(ended_with 0)
+a=$(last_validation "$work/four") b=$(last_validation "$work/one")
+difference=$(($(billionths "${a:-0}") - $(billionths "${b:-99}")))
+[ ${difference#-} -le 100000 ] || why=${why:-"validation losses $a and $b"}
+verdict 'accumulation, 1 x 8 against 4 x 2 sequences, within 1e-4' "$why"
+
+# ---------------------------------------------------------------------------------------------------------
+# Stopped and resumed
+
+half=$work/half
+run "${SHORT[@]}" --stop-after 10 -o "$half"
+why=$(ended_with 0)
+[ "$(ls "$half/ckpt")" = 00000010 ] || why=${why:-"checkpoints: $(ls "$half/ckpt" | tr '\n' ' ')"}
+verdict '--stop-after 10' "$why"
+again() { rm -rf "$work/again" && cp -a "$half" "$work/again"; }
+again
+same 'resumed' "$work/again" "$straight" $last -y 1
+same 'resumed after its end' "$work/again" "$straight" $last -y 1
+again
+same 'resumed with other threads' "$work/again" "$straight" $last -y 1 --threads 2
+again
+same 'resumed with the same flags given again' "$work/again" "$straight" $last "${SHORT[@]/#1e-2/0.01}" -y 1
+again
+run -y 1 -o "$work/again" --stop-after 15
+same 'resumed twice' "$work/again" "$straight" $last -y 1
+again
+same 'free flags may change' "$work/again" "$straight" $last -y 1 -v 5 -n 3 -nk 1
+
+contradiction() { # NAME FLAG...
+    local name=$1 before why
+    shift
+    again
+    before=$(listing "$work/again")
+    run -y 1 -o "$work/again" "$@"
+    why=$(ended_with_error 2 "$name .*contradicts.*--override 1")
+    [ "$before" = "$(listing "$work/again")" ] || why=${why:-'files were created or changed'}
+    verdict "contradicting $name is refused" "$why"
+}
+contradiction --lr -l 1e-3
+contradiction --batch -b 4
+contradiction --steps -x 30
+contradiction --seed --seed 7
+contradiction --dropout --dropout 0.2
+contradiction --model -e L=1,C=16,NH=2,T=16
+run -y 1 -o "$work/again" -l 1e-3 --override 1
+why=$(ended_with 0)
+[ "$(losses "$work/again" | wc -l)" -eq 20 ] || why=${why:-'not 20 losses in log.jsonl'}
+cmp -s "$work/again/model.safetensors" "$straight/model.safetensors" && why=${why:-'it changed nothing'}
+verdict '--override 1' "$why"
+
+cp data/builtin/train.bin "$work/data.bin"
+run "${MODEL[@]}" -i "$work/data.bin" -x 20 -v 0 -n 0 --stop-after 10 -o "$work/moved"
+flip_byte "$work/data.bin" 2000
+run -y 1 -o "$work/moved"
+verdict 'changed training data is refused' "$(ended_with_error 2 'data.bin: .*--override 1')"
+run -y 1 -o "$work/moved" --override 1
+verdict 'changed training data, --override 1' "$(ended_with 0)"
+
+run "${MODEL[@]}" -x 20 -v 0 -n 2 -nk 2 -nm 10 -o "$work/keep"
+kept=$(ls "$work/keep/ckpt" | tr '\n' ' ')
+verdict 'retention, -nk 2 -nm 10' "$([ "$kept" = '00000010 00000018 00000020 ' ] || echo "kept: $kept")"
+run "${MODEL[@]}" -x 6 -v 0 -n 2 -nk 0 -o "$work/keep-all"
+kept=$(ls "$work/keep-all/ckpt" | tr '\n' ' ')
+verdict 'retention, -nk 0' "$([ "$kept" = '00000002 00000004 00000006 ' ] || echo "kept: $kept")"
+
+# Started afresh where there is nothing to resume.
+for state in 'no such directory' 'no checkpoints'; do
+    rm -rf "$work/none"
+    [ "$state" = 'no such directory' ] || mkdir -p "$work/none/ckpt"
+    run "${SHORT[@]}" -y 1 -o "$work/none"
+    why=$(ended_with 0)
+    grep -q '^warning: .*none.*starting afresh' "$work/stderr" || why=${why:-'no word of starting afresh'}
+    verdict "$state: starts afresh" "${why:-$(same_run "$work/none" "$straight" $last)}"
+done
+
+# ---------------------------------------------------------------------------------------------------------
+# Signals and kills: a run long enough to be hit
+
+LONG=("${MODEL[@]}" -x 120 -v 0)
+end=00000120
+long=$work/long
+run "${LONG[@]}" -n 0 -o "$long"
+verdict 'straight, 120 steps' "$(ended_with 0)"
+
+for signal in TERM INT; do
+    out=$work/$signal
+    : >"$work/stdout"
+    "$PROGRAM" "${LONG[@]}" -n 0 -o "$out" </dev/null >"$work/stdout" 2>"$work/stderr" &
+    pid=$!
+    until grep -q '^step *3/' "$work/stdout" || ! kill -0 $pid 2>/dev/null; do sleep 0.002; done
+    kill -$signal $pid 2>/dev/null
+    wait $pid
+    status=$?
+    why=$(ended_with 0)
+    step=$(ls "$out/ckpt" 2>/dev/null | tail -n 1)
+    if [ -z "$why" ] && [ "$step" = $end ]; then
+        skip "SIG$signal" 'the run was over before the signal came'
+        continue
+    fi
+    grep -q "^stopped by signal [0-9]* after step $((10#${step:-0})), saved" "$work/stdout" || why=${why:-'no line: stopped by signal'}
+    verdict "SIG$signal saves and ends" "$why"
+    same "SIG$signal, resumed" "$out" "$long" $end -y 1
+done
+
+# How long a process lives before its first step, and how long 20 steps with checkpoints take, in ms.
+milliseconds() { local t=${EPOCHREALTIME/[.,]/}; echo $((t / 1000)); }
+t0=$(milliseconds); run "${LONG[@]}" -n 0 --stop-after 1 -o "$work/time1"
+t1=$(milliseconds); run "${LONG[@]}" -n 1 --stop-after 20 -o "$work/time20"
+t2=$(milliseconds)
+start=$((t1 - t0)) window=$((t2 - t1 - (t1 - t0) + 20))
+
+# Kill OUT's run after a random time, over and over; a run that reaches its end is compared and begun anew.
+kills=30
+is_sanitized && kills=8
+killed=0 torn=0 ended=0 why= n=0
+out=$work/kill
+while [ $killed -lt $kills ] && [ -z "$why" ] && [ $n -lt $((10 * kills)) ]; do
+    n=$((n + 1))
+    "$PROGRAM" "${LONG[@]}" -n 1 -y 1 -o "$out" </dev/null >"$work/stdout" 2>"$work/stderr" &
+    pid=$!
+    delay=$((start / 2 + (RANDOM * 32768 + RANDOM) % (start / 2 + window + 1)))
+    sleep $((delay / 1000)).$(printf %03d $((delay % 1000)))
+    kill -KILL $pid 2>/dev/null
+    { wait $pid; } 2>/dev/null
+    status=$?
+    grep -v 'starting afresh' "$work/stderr" | grep -q . && why="stderr: $(grep -v 'starting afresh' "$work/stderr" | head -n 1)"
+    if [ $status -eq 137 ]; then
+        killed=$((killed + 1))
+        find "$out" -name '*.tmp' 2>/dev/null | grep -q . && torn=$((torn + 1))
+    else
+        why=${why:-$(ended_with 0)}
+        why=${why:-$(same_run "$out" "$long" $end)}
+        ended=$((ended + 1))
+        rm -rf "$out"
+    fi
+done
+if [ -z "$why" ]; then
+    run "${LONG[@]}" -n 1 -y 1 -o "$out"
+    why=$(ended_with 0)
+    why=${why:-$(same_run "$out" "$long" $end)}
+fi
+[ -z "$why" ] || why="$why (after $killed kills, seed $seed)"
+verdict "killed $killed times (SIGKILL), $torn of them while a checkpoint was written, seed $seed" "$why"
+
+# Killed after the rename that commits a checkpoint and before OUT shows it.
+out=$work/unshown
+run "${MODEL[@]}" -x 20 -v 5 -m 2 -n 10 -o "$out"
+cp "$out/ckpt/00000010/model.safetensors" "$work/older" && rm "$out/model.safetensors" && mv "$work/older" "$out/model.safetensors"
+ln "$out/ckpt/$last/model.safetensors" "$out/model.safetensors.tmp"
+same 'killed between the commit and showing it' "$out" "$straight" $last -y 1
+
+# ---------------------------------------------------------------------------------------------------------
+# Damage
+
+three=$work/three  # checkpoints of steps 5, 10 and 15
+run "${MODEL[@]}" -x 20 -v 5 -m 2 -n 5 -nk 3 --stop-after 15 -o "$three"
+verdict 'three checkpoints' "$([ "$(ls "$three/ckpt" | tr '\n' ' ')" = '00000005 00000010 00000015 ' ] || echo "$(ls "$three/ckpt")")"
+sick=$work/sick
+newest=$sick/ckpt/00000015
+fresh_copy() { rm -rf "$sick" && cp -a "$three" "$sick"; }
+fresh_copy
+recovers() { # NAME FILE: the damage is named, and the run goes on from step 10
+    local why
+    run -y 1 -o "$sick"
+    why=$(ended_with 0)
+    grep -q "^warning: $newest/$2: .*not used" "$work/stderr" || why=${why:-"$2 is not named; stderr: $(head -n 1 "$work/stderr")"}
+    [ "$(wc -l <"$work/stderr")" -eq 1 ] || why=${why:-'stderr is not one line'}
+    grep -q ' steps 11 to 20 ' "$work/stdout" || why=${why:-'it did not go on from step 10'}
+    why=${why:-$(same_run "$sick" "$straight" $last)}
+    verdict "damaged: $1" "$why"
+}
+damaged_byte() { # FILE POSITION
+    fresh_copy
+    flip_byte "$newest/$1" "$2"
+    recovers "byte $2 of $1" "$1"
+}
+for file in model.safetensors optimizer.safetensors trainer.json manifest.json config.json vocab.json merges.txt; do
+    damaged_byte $file $((RANDOM % $(stat -c %s "$newest/$file")))
+done
+damaged_byte manifest.json 0
+damaged_byte manifest.json $(($(stat -c %s "$newest/manifest.json") - 1))
+for file in model.safetensors optimizer.safetensors trainer.json manifest.json; do
+    fresh_copy && rm "$newest/$file"
+    recovers "$file missing" $file
+    fresh_copy && truncate -s -1 "$newest/$file"
+    recovers "$file a byte short" $file
+done
+fresh_copy && : >"$newest/manifest.json"
+recovers 'manifest.json empty' manifest.json
+
+fresh_copy
+for file in "$newest/config.json" "$sick/ckpt/00000010/trainer.json"; do flip_byte "$file" 10; done
+run -y 1 -o "$sick"
+why=$(ended_with 0)
+[ "$(grep -c '^warning: .*not used' "$work/stderr")" -eq 2 ] || why=${why:-'not both are named'}
+grep -q ' steps 6 to 20 ' "$work/stdout" || why=${why:-'it did not go on from step 5'}
+verdict 'damaged: the two newest' "${why:-$(same_run "$sick" "$straight" $last)}"
+
+all_damaged() { fresh_copy && for step in 05 10 15; do flip_byte "$sick/ckpt/000000$step/optimizer.safetensors" 5000; done; }
+all_damaged
+run "${SHORT[@]}" -y 1 -o "$sick"
+why=$(ended_with 0)
+[ "$(grep -c '^warning: .*optimizer.safetensors: .*not used' "$work/stderr")" -eq 3 ] || why=${why:-'not all are named'}
+grep -q '^warning: .*starting afresh' "$work/stderr" || why=${why:-'no word of starting afresh'}
+verdict 'damaged: all, starts afresh' "${why:-$(same_run "$sick" "$straight" $last)}"
+
+# A damaged checkpoint of a later step must not push out the good ones.
+all_damaged
+run "${MODEL[@]}" -x 20 -v 5 -m 2 -y 1 -n 1 -nk 1 --stop-after 5 -o "$sick"
+run -y 1 -o "$sick"
+why=$(ended_with 0)
+grep -q ' steps 6 to 20 ' "$work/stdout" || why=${why:-'it did not go on from step 5'}
+verdict 'damaged: later ones do not count for -nk' "${why:-$(same_run "$sick" "$straight" $last)}"
+
+# A checkpoint that cannot be written leaves the one before it.
+again
+(trap '' XFSZ; ulimit -f 60; "$PROGRAM" -y 1 -o "$work/again" </dev/null >"$work/stdout" 2>"$work/stderr")
+status=$?
+why=$(ended_with 1)
+grep -q '^warning: .*ckpt/00000020: .*could not be saved' "$work/stderr" || why=${why:-'no warning names the checkpoint'}
+[ "$(ls "$work/again/ckpt")" = 00000010 ] || why=${why:-"checkpoints: $(ls "$work/again/ckpt" | tr '\n' ' ')"}
+verdict 'a write failure leaves the checkpoint before it' "$why"
+same 'a write failure, resumed' "$work/again" "$straight" $last -y 1
+
+finish
