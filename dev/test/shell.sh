@@ -24,11 +24,15 @@ is_sanitized() { grep -q __asan_init "$PROGRAM"; }
 work=$(mktemp -d) || exit 1
 mounted=
 cleanup() {
+    cd /
     [ -z "$mounted" ] || umount "$mounted"
     rm -rf "$work"
 }
 trap cleanup EXIT
 trap 'exit 1' INT TERM HUP PIPE
+
+# Runs take place beside a copy of the built-in corpus, which a make at the same time would change under them.
+mkdir "$work/data" && cp -r data/builtin "$work/data" && cd "$work" || exit 1
 
 # A trainer's run: stdout and stderr go to files, the exit status to $status (124 where it did not end).
 run() {
