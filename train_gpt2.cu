@@ -666,11 +666,14 @@ static void run_open(Run* r, int argc, char** argv) {
         exit(DONE);
     }
     size_t available = device_memory_available();
-    if (model_bytes(m) > available)
+    if (model_bytes(m) > available) {
+        int fits = largest_batch(m, available);
+        char* advice = fits ? xprintf("the largest micro-batch that fits is -b %d", fits)
+                            : xprintf("not even -b 1 fits: choose a smaller model or a shorter -t");
         die(USAGE,
-            "the run needs %.1f MiB, but %.1f MiB are available; the largest micro-batch that fits is -b %d (-r 2 "
-            "saves memory too, -x 0 prints the plan)",
-            (double)model_bytes(m) / 1048576, (double)available / 1048576, largest_batch(m, available));
+            "the run needs %.1f MiB, but %.1f MiB are available; %s (-r 2 saves memory too, -x 0 prints the plan)",
+            (double)model_bytes(m) / 1048576, (double)available / 1048576, advice);
+    }
 
     shards_open(&r->train_shards, train_pattern);
     batch_lm_init(&r->train, &r->train_shards, m->B, m->T, m->config.V, (uint64_t)s->seed,
@@ -814,6 +817,8 @@ static double train_step(Run* r, double lr, double* norm) {
 int main(int argc, char** argv) {
     static Run run;
     Run* r = &run;
+    signal(SIGINT, on_signal);
+    signal(SIGTERM, on_signal);
     run_open(r, argc, argv);
     Settings* s = &r->settings;
     Session* session = &r->session;
@@ -831,8 +836,6 @@ int main(int argc, char** argv) {
     flags_to_json(&settings, r->flags, session->flag_count);
     log_line(&r->log, &settings);
     free(settings.text);
-    signal(SIGINT, on_signal);
-    signal(SIGTERM, on_signal);
 
     double peak_flops = profiler_peak_flops(&r->ctx);
     size_t N = m->table.parameters - (size_t)c->T * (size_t)c->C;
@@ -863,7 +866,7 @@ int main(int argc, char** argv) {
         LogStep line = {session->step, r->total_steps, loss, lr, norm, seconds, speed, token_flops * speed / peak_flops,
                         NULL};
         log_step(&r->log, &line);
-        int end = session->step == last;
+        int end = session->step == r->total_steps;
         if (r->has_val && s->val_every > 0 && (end || session->step % s->val_every == 0))
             log_validation(&r->log, session->step, r->total_steps, validate(r), NULL);
         if (s->sample_every > 0 && (end || session->step % s->sample_every == 0)) sample(r);

@@ -7,15 +7,16 @@
 #include "../ops/matmul.h"
 
 // FLOP/s of a square matmul, the best of a few: the ceiling that a step is reported against where the hardware's peak is
-// not known. Takes about 50 ms.
+// not known.
 static inline double profiler_peak_flops(Context* ctx) {
     enum { SIZE = 768, REPEATS = 6 };
+    const double limit = 0.1;  // seconds: enough, also where a build is slow
     size_t n = (size_t)SIZE * SIZE;
     floatX* a = (floatX*)xmalloc(3 * n * sizeof(floatX));
     Affine w = {a + n, NULL};
-    double best = INFINITY;
+    double best = INFINITY, began = now_seconds();
     for (size_t i = 0; i < 2 * n; i++) a[i] = (floatX)rng_uniform((uint32_t)i * 2654435761u);
-    for (int i = 0; i < REPEATS; i++) {
+    for (int i = 0; i < REPEATS && now_seconds() - began < limit; i++) {
         double start = now_seconds();
         matmul_forward(a + 2 * n, a, w, SIZE, SIZE, SIZE, SET, ctx);
         best = fmin(best, now_seconds() - start);

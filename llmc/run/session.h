@@ -38,6 +38,12 @@ static inline void session_find_checkpoint(Session* s, int resume, int override,
             "%s/ckpt holds %d checkpoint%s of an earlier run; -y 1 goes on with it, --overwrite 1 deletes it, or "
             "choose another -o",
             s->out, earlier, earlier == 1 ? "" : "s");
+    char* model = xprintf("%s/model.safetensors", s->out);
+    if (!resume && *s->out && file_exists(model))
+        die(USAGE,
+            "%s: is a model that is not from a run of this program; choose another -o, or --overwrite 1 replaces it",
+            model);
+    free(model);
     if (!resume) return;
     s->checkpoint = earlier ? checkpoint_find(s->out, &s->step) : NULL;
     if (!s->checkpoint) {
