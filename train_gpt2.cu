@@ -42,6 +42,18 @@ typedef struct {
     BlockParams* h;
 } Params;
 
+// The same fields for gradients: the tables below bind both kinds of structs.
+typedef struct {
+    AffineGradient ln1, qkv, attproj, ln2, fc, fcproj;
+} BlockGradients;
+
+typedef struct {
+    real *wte, *wpe;
+    AffineGradient lnf;
+    real* head;
+    BlockGradients* h;
+} Gradients;
+
 // Symbols of the tables' dimensions; ONE_DIM ends the shape of a vector.
 enum { ONE_DIM, DIM_V, DIM_VP, DIM_T, DIM_C, DIM_3C, DIM_F, DIM_N, DIM_NH, DIMS };
 
@@ -105,8 +117,10 @@ typedef struct {
     int Vp;       // stored rows of the vocabulary
     int recompute;
     TensorTable table;  // of the parameters; gradients and moments lie the same way
-    floatX *params, *grads;
-    Params p, g;
+    floatX* params;
+    real* grads;
+    Params p;
+    Gradients g;
     TensorTable acts_table, stats_table;
     floatX* acts_buffer;
     real* stats_buffer;
@@ -192,7 +206,7 @@ static const floatX* branch_gradient(Model* m, const Sequences* s, int l, int si
 static void backward_block(Model* m, int l, const Sequences* s, Mode mode, Context* ctx) {
     const Config* c = &m->config;
     const BlockParams* p = &m->p.h[l];
-    const BlockParams* g = &m->g.h[l];
+    const BlockGradients* g = &m->g.h[l];
     BlockActs* a = &m->a.h[l];
     int N = s->rows, C = c->C;
     Rows rows = {N, C};
@@ -222,9 +236,9 @@ static void backward_block(Model* m, int l, const Sequences* s, Mode mode, Conte
 static void backward(Model* m, const int* inputs, const Sequences* s, Mode mode, Context* ctx) {
     const Config* c = &m->config;
     int N = s->rows, C = c->C;
-    Affine dhead = {m->g.head, NULL};
+    AffineGradient dhead = {m->g.head, NULL};
     Rows rows = {N, C};
-    Embeddings dtables = {m->g.wte, m->g.wpe, NULL};
+    EmbeddingGradients dtables = {m->g.wte, m->g.wpe, NULL};
     EmbeddingSizes sizes = {m->Vp, c->T, 0, C};
 
     scope_at(ctx, BACKWARD, -1);
@@ -244,7 +258,8 @@ static void backward(Model* m, const int* inputs, const Sequences* s, Mode mode,
 
 // The B sequences of the micro-batch, the first of them number `first` of the whole step.
 static Sequences model_sequences(const Model* m, int first) {
-    Sequences s = {m->N, m->B, m->T, first, m->layout, m->layout + m->B + 1, m->layout + m->B + 1 + m->N};
+    Sequences s = {
+        m->N, m->B, m->T, (int64_t)m->N * m->T, first, m->layout, m->layout + m->B + 1, m->layout + m->B + 1 + m->N};
     return s;
 }
 
@@ -349,17 +364,17 @@ static void model_alloc(Model* m, uint64_t seed, Context* ctx) {
     size_t layout_ints = (size_t)m->B + 1 + 2 * (size_t)m->N;
     m->seed = seed;
     m->params = (floatX*)device_alloc(ctx, m->table.elements * sizeof(floatX), "parameters");
-    m->grads = (floatX*)device_alloc(ctx, m->table.elements * sizeof(floatX), "gradients");
+    m->grads = (real*)device_alloc(ctx, m->table.elements * sizeof(real), "gradients");
     m->acts_buffer = (floatX*)device_alloc(ctx, m->acts_table.elements * sizeof(floatX), "activations");
     m->stats_buffer = (real*)device_alloc(ctx, m->stats_table.elements * sizeof(real), "activations");
     m->inputs = (int*)device_alloc(ctx, 2 * (size_t)m->N * sizeof(int), "batch");
     m->targets = m->inputs + m->N;
     m->layout = (int*)device_alloc(ctx, layout_ints * sizeof(int), "batch");
     m->p.h = (BlockParams*)xcalloc((size_t)c->L, sizeof(BlockParams));
-    m->g.h = (BlockParams*)xcalloc((size_t)c->L, sizeof(BlockParams));
+    m->g.h = (BlockGradients*)xcalloc((size_t)c->L, sizeof(BlockGradients));
     m->a.h = (BlockActs*)xcalloc((size_t)c->L, sizeof(BlockActs));
     tensors_bind(&m->table, m->params, sizeof(floatX), &m->p, m->p.h, sizeof(BlockParams));
-    tensors_bind(&m->table, m->grads, sizeof(floatX), &m->g, m->g.h, sizeof(BlockParams));
+    tensors_bind(&m->table, m->grads, sizeof(real), &m->g, m->g.h, sizeof(BlockGradients));
     tensors_bind(&m->acts_table, m->acts_buffer, sizeof(floatX), &m->a, m->a.h, sizeof(BlockActs));
     tensors_bind(&m->stats_table, m->stats_buffer, sizeof(real), &m->a, m->a.h, sizeof(BlockActs));
     if (c->tied) m->p.head = m->p.wte, m->g.head = m->g.wte;
@@ -376,7 +391,7 @@ static void model_forget_plan(Model* m) {
 
 static void model_free(Model* m) {
     device_free(m->params, m->table.elements * sizeof(floatX));
-    device_free(m->grads, m->table.elements * sizeof(floatX));
+    device_free(m->grads, m->table.elements * sizeof(real));
     device_free(m->acts_buffer, m->acts_table.elements * sizeof(floatX));
     device_free(m->stats_buffer, m->stats_table.elements * sizeof(real));
     device_free(m->inputs, 2 * (size_t)m->N * sizeof(int));
@@ -571,14 +586,14 @@ static volatile sig_atomic_t stop_signal;
 static void on_signal(int number) { stop_signal = number; }
 
 static size_t model_bytes(const Model* m) {
-    return 2 * m->table.elements * sizeof(floatX) + optimizer_bytes(&m->table) +
+    return m->table.elements * (sizeof(floatX) + sizeof(real)) + optimizer_bytes(&m->table) +
            m->acts_table.elements * sizeof(floatX) + m->stats_table.elements * sizeof(real);
 }
 
 static void plan_print(FILE* out, const Model* m) {
     const double MiB = 1048576;
     fprintf(out, "memory plan: parameters %.1f MiB, gradients %.1f MiB, optimizer %.1f MiB, activations %.1f MiB, ",
-            (double)(m->table.elements * sizeof(floatX)) / MiB, (double)(m->table.elements * sizeof(floatX)) / MiB,
+            (double)(m->table.elements * sizeof(floatX)) / MiB, (double)(m->table.elements * sizeof(real)) / MiB,
             (double)optimizer_bytes(&m->table) / MiB,
             (double)(m->acts_table.elements * sizeof(floatX) + m->stats_table.elements * sizeof(real)) / MiB);
     fprintf(out, "together %.1f MiB; %.1f MiB are available\n", (double)model_bytes(m) / MiB,
@@ -757,7 +772,8 @@ static void sample(Run* r) {
         int length = min_int(n, m->T), cu_seqlens[2] = {0, length};  // the last T tokens are what the model sees
         Sequences one = model_sequences(m, 0);
         device_upload(m->targets, cu_seqlens, sizeof cu_seqlens);
-        one.rows = one.max_length = length, one.count = 1, one.cu_seqlens = m->targets;
+        one.rows = one.max_length = length, one.squares = (int64_t)length * length, one.count = 1,
+        one.cu_seqlens = m->targets;
         device_upload(m->inputs, tokens + n - length, (size_t)length * sizeof(int));
         forward(m, m->inputs, &one, &r->ctx);
         forward_head(m, m->a.lnf + (size_t)(length - 1) * (size_t)m->config.C, 1, &r->ctx);

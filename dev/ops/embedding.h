@@ -24,7 +24,8 @@ static void embedding_run_forward(void* state) {
 
 static void embedding_run_backward(void* state) {
     EmbeddingCase* e = (EmbeddingCase*)state;
-    Embeddings d = {e->dword.device, e->dposition.device, e->sizes.types ? e->dtype.device : NULL};
+    EmbeddingGradients d = {e->dword.device_real, e->dposition.device_real,
+                            e->sizes.types ? e->dtype.device_real : NULL};
     embedding_backward(d, e->dx.device, e->tokens, e->types, &e->s, e->sizes, e->dropout, e->word_mode, e->mode,
                        e->ctx);
 }

@@ -20,7 +20,7 @@ static inline GlobalNormCase* global_norm_case(Harness* h, size_t n) {
 
 static inline void global_norm_run(void* state) {
     GlobalNormCase* k = (GlobalNormCase*)state;
-    global_norm_forward(k->norm.device_real, k->g.device, k->g.n, k->ctx);
+    global_norm_forward(k->norm.device_real, k->g.device_real, k->g.n, k->ctx);
 }
 
 static inline void test_global_norm(Harness* h) {

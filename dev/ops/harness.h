@@ -138,8 +138,10 @@ static inline Sequences sequences_of(Harness* h, const int* lengths, int count, 
     s.count = count;
     s.first = first;
     s.rows = s.max_length = 0;
+    s.squares = 0;
     for (int i = 0; i < count; i++) {
         s.rows += lengths[i];
+        s.squares += (int64_t)lengths[i] * lengths[i];
         s.max_length = max_int(s.max_length, lengths[i]);
         cu_seqlens[i + 1] = s.rows;
     }

@@ -17,6 +17,11 @@ typedef struct {
     Context* ctx;
 } LayernormCase;
 
+static inline AffineGradient layernorm_gradient(Array w, Array b) {
+    AffineGradient d = {w.device_real, b.device_real};
+    return d;
+}
+
 static inline Affine layernorm_affine(Array w, Array b) {
     Affine p;
     p.w = w.device;
@@ -71,7 +76,7 @@ static inline void layernorm_run_residual(void* state) {
 
 static inline void layernorm_run_backward(void* state) {
     LayernormCase* k = (LayernormCase*)state;
-    layernorm_backward(k->dx.device, layernorm_affine(k->dw, k->db), k->dy.device, k->x.device, layernorm_moments(k),
+    layernorm_backward(k->dx.device, layernorm_gradient(k->dw, k->db), k->dy.device, k->x.device, layernorm_moments(k),
                        k->w.device, k->size, k->dx_mode, k->d_mode, k->ctx);
 }
 
@@ -188,7 +193,7 @@ static inline void grad_layernorm(Harness* h) {
             LayernormCase* k = layernorm_case(h, N, C, SET, SET, 0.25);
             layernorm_loss(k);
             if (launcher)
-                layernorm_backward(k->dx.device, layernorm_affine(k->dw, k->db), k->dy.device, k->r.device,
+                layernorm_backward(k->dx.device, layernorm_gradient(k->dw, k->db), k->dy.device, k->r.device,
                                    layernorm_moments(k), k->w.device, k->size, SET, SET, &h->ctx);
             else
                 layernorm_backward_ref(k->dx.host, k->dw.host, k->db.host, k->dy.host, k->r.host, k->mean.host,

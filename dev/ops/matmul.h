@@ -15,7 +15,8 @@ typedef struct {
 typedef struct {
     MatmulShape s;
     Array x, w, b, y, pre, dx, dw, db, dy;  // of which a case fills what it needs
-    Affine p, d;
+    Affine p;
+    AffineGradient d;
     Gelu kind;
     Mode mode;
     Context* ctx;
@@ -146,8 +147,8 @@ static void test_matmul_backward_weight(Harness* h, MatmulShape s, Mode mode, in
     MatmulCase m = matmul_case(h, s, mode);
     m.dw = output(h, matmul_size(s.OC, s.IC), mode);
     m.db = output(h, (size_t)s.OC, mode);
-    m.d.w = m.dw.device;
-    m.d.b = with_bias ? m.db.device : NULL;
+    m.d.w = m.dw.device_real;
+    m.d.b = with_bias ? m.db.device_real : NULL;
     real *want = copy_of(h, m.dw), *sum = matmul_magnitudes(h, m.dw);
     real *want_b = copy_of(h, m.db), *sum_b = matmul_magnitudes(h, m.db);
     real *dy = matmul_magnitudes(h, m.dy), *x = matmul_magnitudes(h, m.x);
@@ -205,8 +206,8 @@ static void grad_matmul(Harness* h) {
     m.dx = output(h, m.x.n, SET);
     m.dw = output(h, m.w.n, SET);
     m.db = output(h, m.b.n, SET);
-    m.d.w = m.dw.device;
-    m.d.b = m.db.device;
+    m.d.w = m.dw.device_real;
+    m.d.b = m.db.device_real;
     real *dx = copy_of(h, m.dx), *dw = copy_of(h, m.dw), *db = copy_of(h, m.db);
     matmul_backward_input_ref(dx, m.dy.host, m.w.host, s.N, s.IC, s.OC, SET);
     matmul_backward_weight_ref(dw, db, m.dy.host, m.x.host, s.N, s.IC, s.OC, SET);
@@ -264,8 +265,8 @@ static void bench_matmul(Harness* h) {
         }
         m.p.w = m.w.device;
         m.p.b = m.b.device;
-        m.d.w = m.dw.device;
-        m.d.b = m.b.device;
+        m.d.w = m.dw.device_real;
+        m.d.b = m.b.device_real;
         bench_report(h, "matmul_forward", name, bench_seconds(h, matmul_run_forward, &m), flops, bytes);
         bench_report(h, "matmul_backward_input", name, bench_seconds(h, matmul_run_backward_input, &m), flops, bytes);
         bench_report(h, "matmul_backward_weight", name, bench_seconds(h, matmul_run_backward_weight, &m), flops, bytes);

@@ -30,12 +30,18 @@ typedef enum { GELU_TANH, GELU_ERF } Gelu;
 // Part of a step that a launch belongs to.
 typedef enum { FORWARD, BACKWARD, OPTIMIZER, COMMUNICATION, DIRECTIONS } Direction;
 
-// The weight and bias of a linear layer (w [OC, IC], b [OC] or NULL) or of a layernorm (w [C], b [C]);
-// the same struct holds their gradients.
+// The weight and bias of a linear layer (w [OC, IC], b [OC] or NULL) or of a layernorm (w [C], b [C]).
 typedef struct {
     floatX* w;
     floatX* b;
 } Affine;
+
+// Their gradients. Gradients of parameters are kept in full precision: they are sums over all tokens of a step, and
+// reading and writing them costs little beside the products that make them.
+typedef struct {
+    real* w;
+    real* b;
+} AffineGradient;
 
 // Per-row statistics that layernorm keeps for its backward pass: [N] each.
 typedef struct {

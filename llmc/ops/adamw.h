@@ -6,10 +6,10 @@
  *   v = beta2 * v + (1 - beta2) * g * g
  *   p = p - lr / (1 - beta1^t) * m / (sqrt(v) / sqrt(1 - beta2^t) + eps)
  *
- *   update     params, m, v [flat buffer] in place, from grads [same layout] and grad_norm [1]
+ *   update     params (and master), m, v [flat buffer] in place, from grads [same layout] and grad_norm [1]
  *
  * spans      the pieces of the flat buffer that are parameters; what lies between them is not touched.
- * dtypes     params and grads floatX; m, v, grad_norm real; coefficients are worked out in double.
+ * dtypes     params floatX; master, m, v, grads, grad_norm real; coefficients are worked out in double.
  * numerics   elementwise in real, one pass, bound by memory.
  * NaN        a gradient norm that is not finite updates nothing at all: the trainer's policy reads the norm later.
  * source     Loshchilov and Hutter, arXiv 1711.05101, in the form of torch.optim.AdamW. */
@@ -23,6 +23,15 @@ typedef struct {
     float decay;  // 1: weight decay applies, 0: it does not
 } ParamSpan;
 
+// The flat buffers of a model, all of the same layout.
+typedef struct {
+    floatX* params;
+    real* master;  // the parameters in full precision, of which params is the rounded copy; NULL where floatX is real
+    real *m, *v;
+    const real* grads;
+    const real* grad_norm;  // [1]
+} AdamWState;
+
 typedef struct {
     double lr, beta1, beta2, eps, weight_decay, max_norm;
     int64_t step;  // counts from 1
@@ -31,7 +40,8 @@ typedef struct {
 #define ADAMW_BLOCK 16384
 
 #define ADAMW_UPDATE_FLOPS(n) (15.0 * (double)(n))
-#define ADAMW_UPDATE_BYTES(n) ((double)(n) * (3 * sizeof(floatX) + 4 * sizeof(real)))
+#define ADAMW_UPDATE_BYTES(n)                                                                                          \
+    ((double)(n) * (sizeof(floatX) == sizeof(real) ? 7 * sizeof(real) : 7 * sizeof(real) + sizeof(floatX)))
 
 // ---------------------------------------------------------------------------------------------------------
 // Reference
@@ -67,7 +77,7 @@ typedef struct {
 // One block; `shrink` is 1 - lr * weight_decay * decay. The square root becomes a vector instruction only with
 // -fno-math-errno (the Makefile's flag; it changes no result): without it this loop takes twice as long.
 
-static inline void adamw_block(floatX* params, real* m, real* v, const floatX* grads, size_t n, real shrink,
+static inline void adamw_block(real* params, real* m, real* v, const real* grads, size_t n, real shrink,
                                const AdamWCoefficients* k) {
     AdamWCoefficients c = *k;
 #pragma omp simd
@@ -82,16 +92,18 @@ static inline void adamw_block(floatX* params, real* m, real* v, const floatX* g
     }
 }
 
-static inline void adamw_update(floatX* params, real* m, real* v, const floatX* grads, const real* grad_norm,
-                                const ParamSpan* spans, int count, AdamW h, Context* ctx) {
-    CHECK(h.step >= 1);
-    size_t n = 0, blocks = 0;
+// `spans` lie where the ops run; `elements` are those of the flat buffers.
+static inline void adamw_update(AdamWState a, size_t elements, const ParamSpan* spans, int count, AdamW h,
+                                Context* ctx) {
+    CHECK(h.step >= 1 && !a.master);
+    size_t blocks = 0;
     for (int s = 0; s < count; s++) {
-        n += spans[s].size;
+        CHECK(spans[s].offset + spans[s].size <= elements);
         blocks += (spans[s].size + ADAMW_BLOCK - 1) / ADAMW_BLOCK;
     }
-    Scope scope = scope_open(ctx, "adamw_update", ADAMW_UPDATE_FLOPS(n), ADAMW_UPDATE_BYTES(n), "n=%zu", n);
-    double norm = *grad_norm;
+    Scope scope =
+        scope_open(ctx, "adamw_update", ADAMW_UPDATE_FLOPS(elements), ADAMW_UPDATE_BYTES(elements), "n=%zu", elements);
+    double norm = *a.grad_norm;
     if (isfinite(norm)) {
         AdamWCoefficients c;
         c.clip = (real)(h.max_norm > 0 && norm > h.max_norm ? h.max_norm / norm : 1);
@@ -116,7 +128,7 @@ static inline void adamw_update(floatX* params, real* m, real* v, const floatX* 
         for (size_t b = 0; b < blocks; b++) {
             size_t i = block[b].offset;
             real shrink = (real)(1 - h.lr * h.weight_decay * block[b].decay);
-            adamw_block(params + i, m + i, v + i, grads + i, block[b].size, shrink, &c);
+            adamw_block(a.params + i, a.m + i, a.v + i, a.grads + i, block[b].size, shrink, &c);
         }
     }
     scope_close(&scope);

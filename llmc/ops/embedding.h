@@ -21,6 +21,11 @@ typedef struct {
     floatX *word, *position, *type;
 } Embeddings;
 
+// Their gradients, of the same shapes.
+typedef struct {
+    real *word, *position, *type;
+} EmbeddingGradients;
+
 // Rows of the tables, padding included: what SET makes 0.
 typedef struct {
     int V, T, types, C;
@@ -30,7 +35,7 @@ typedef struct {
 #define EMBEDDING_FORWARD_FLOPS(N, C) (1.0 * (N) * (C))
 #define EMBEDDING_BACKWARD_FLOPS(N, C) (2.0 * (N) * (C))
 #define EMBEDDING_FORWARD_BYTES(N, C) (3.0 * (N) * (C) * sizeof(floatX))
-#define EMBEDDING_BACKWARD_BYTES(N, C) (5.0 * (N) * (C) * sizeof(floatX))
+#define EMBEDDING_BACKWARD_BYTES(N, C) ((N) * (C) * (sizeof(floatX) + 4.0 * sizeof(real)))
 
 // ---------------------------------------------------------------------------------------------------------
 // References
@@ -74,7 +79,7 @@ static inline void embedding_backward_ref(real* table, const real* dx, const int
 enum { EMBEDDING_BLOCK = 32 };  // two cache lines of floats, and whole groups of four for dropout
 
 // x[c] *= keep for the channels from .. to - 1 of row n; x points to channel `from`, a multiple of four.
-static inline void embedding_drop(floatX* x, Dropout d, const Sequences* s, int n, int from, int to) {
+static inline void embedding_drop(real* x, Dropout d, const Sequences* s, int n, int from, int to) {
     for (int c = from; c < to; c += 4) {
         Philox r =
             dropout_bits_hidden(d, (uint32_t)(s->first + s->sequence[n]), (uint32_t)s->position[n], (uint32_t)c / 4);
@@ -100,12 +105,12 @@ static inline void embedding_forward(floatX* x, const int* tokens, const int* ty
     scope_close(&scope);
 }
 
-static inline void embedding_zero(floatX* table, int rows, int C) {
+static inline void embedding_zero(real* table, int rows, int C) {
 #pragma omp parallel for
     for (int i = 0; i < rows; i++) memset(table + (size_t)i * (size_t)C, 0, (size_t)C * sizeof *table);
 }
 
-static inline void embedding_backward(Embeddings d, const floatX* dx, const int* tokens, const int* types,
+static inline void embedding_backward(EmbeddingGradients d, const floatX* dx, const int* tokens, const int* types,
                                       const Sequences* s, EmbeddingSizes sizes, Dropout dropout, Mode word_mode,
                                       Mode mode, Context* ctx) {
     int N = s->rows, C = sizes.C;
@@ -119,15 +124,15 @@ static inline void embedding_backward(Embeddings d, const floatX* dx, const int*
     for (int from = 0; from < C; from += EMBEDDING_BLOCK) {
         int count = min_int(EMBEDDING_BLOCK, C - from);
         for (int n = 0; n < N; n++) {
-            floatX g[EMBEDDING_BLOCK];
-            floatX* word = d.word + (size_t)tokens[n] * (size_t)C + (size_t)from;
-            floatX* position = d.position + (size_t)s->position[n] * (size_t)C + (size_t)from;
+            real g[EMBEDDING_BLOCK];
+            real* word = d.word + (size_t)tokens[n] * (size_t)C + (size_t)from;
+            real* position = d.position + (size_t)s->position[n] * (size_t)C + (size_t)from;
             memcpy(g, dx + (size_t)n * (size_t)C + (size_t)from, (size_t)count * sizeof *g);
             if (dropout.threshold) embedding_drop(g, dropout, s, n, from, from + count);
             for (int c = 0; c < count; c++) word[c] += g[c];
             for (int c = 0; c < count; c++) position[c] += g[c];
             if (!d.type) continue;
-            floatX* type = d.type + (size_t)types[n] * (size_t)C + (size_t)from;
+            real* type = d.type + (size_t)types[n] * (size_t)C + (size_t)from;
             for (int c = 0; c < count; c++) type[c] += g[c];
         }
     }

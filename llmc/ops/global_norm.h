@@ -2,7 +2,7 @@
  *
  *   forward    norm [1] from g [n]
  *
- * dtypes     g floatX; norm real.
+ * dtypes     g and norm real.
  * numerics   squares and sums in double, in blocks of GLOBAL_NORM_BLOCK elements that are added in order, so
  *            neither threads nor vector width change a bit. NaN or infinity in g makes the norm NaN or infinite. */
 #ifndef LLMC_GLOBAL_NORM_H
@@ -14,7 +14,7 @@
 #define GLOBAL_NORM_LANES 16
 
 #define GLOBAL_NORM_FORWARD_FLOPS(n) (2.0 * (double)(n))
-#define GLOBAL_NORM_FORWARD_BYTES(n) ((double)(n) * sizeof(floatX))
+#define GLOBAL_NORM_FORWARD_BYTES(n) ((double)(n) * sizeof(real))
 
 // ---------------------------------------------------------------------------------------------------------
 // Reference
@@ -31,7 +31,7 @@ static inline void global_norm_forward_ref(real* norm, const real* g, size_t n) 
 #ifndef __CUDACC__
 
 // Sum of squares of n elements in a fixed order that vectorises: lane k takes the elements k, k + lanes, ...
-static inline double global_norm_block(const floatX* g, size_t n) {
+static inline double global_norm_block(const real* g, size_t n) {
     double lane[GLOBAL_NORM_LANES] = {0}, sum = 0;
     size_t i = 0;
     for (; i + GLOBAL_NORM_LANES <= n; i += GLOBAL_NORM_LANES) {
@@ -43,7 +43,7 @@ static inline double global_norm_block(const floatX* g, size_t n) {
     return sum;
 }
 
-static inline void global_norm_forward(real* norm, const floatX* g, size_t n, Context* ctx) {
+static inline void global_norm_forward(real* norm, const real* g, size_t n, Context* ctx) {
     Scope scope =
         scope_open(ctx, "global_norm_forward", GLOBAL_NORM_FORWARD_FLOPS(n), GLOBAL_NORM_FORWARD_BYTES(n), "n=%zu", n);
     size_t blocks = (n + GLOBAL_NORM_BLOCK - 1) / GLOBAL_NORM_BLOCK;

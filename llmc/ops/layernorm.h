@@ -9,7 +9,7 @@
  * The backward pass of the residual form is this one with x = r, then dropout_backward for the branch.
  * With SET, dx may be dy.
  *
- * dtypes     x, y, r, w, b and gradients floatX; mean and rstd real.
+ * dtypes     x, y, r, w, b, dx, dy floatX; mean, rstd and the gradients d real.
  * numerics   sums of a row in real, in LAYERNORM_LANES interleaved partial sums, so that neither threads nor
  *            vector width change a bit; the variance is the population's, in a second pass over the row (no
  *            cancellation for a large mean). d.w and d.b: sums in real over LAYERNORM_BLOCK rows, those in double.
@@ -192,7 +192,7 @@ static inline void layernorm_backward_row(floatX* dx, real* dw, real* db, const 
     }
 }
 
-static inline void layernorm_backward(floatX* dx, Affine d, const floatX* dy, const floatX* x, Moments stats,
+static inline void layernorm_backward(floatX* dx, AffineGradient d, const floatX* dy, const floatX* x, Moments stats,
                                       const floatX* w, Rows size, Mode dx_mode, Mode d_mode, Context* ctx) {
     CHECK(size.N > 0 && size.C > 0);
     size_t N = (size_t)size.N, C = (size_t)size.C, blocks = (N + LAYERNORM_BLOCK - 1) / LAYERNORM_BLOCK;
@@ -217,7 +217,7 @@ static inline void layernorm_backward(floatX* dx, Affine d, const floatX* dy, co
             for (size_t c = 0; c < width; c++) bias[c] += (double)dw[C + c];
         }
         for (size_t c = 0; c < width; c++) {
-            floatX *dw = d.w + start + c, *db = d.b + start + c;
+            real *dw = d.w + start + c, *db = d.b + start + c;
             *dw = (floatX)(d_mode == ADD ? (double)*dw + weight[c] : weight[c]);
             *db = (floatX)(d_mode == ADD ? (double)*db + bias[c] : bias[c]);
         }

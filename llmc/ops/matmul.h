@@ -421,8 +421,8 @@ static inline void matmul_gelu_backward_input(floatX* dpre, const floatX* dy, co
     scope_close(&scope);
 }
 
-static inline void matmul_backward_weight(Affine d, const floatX* dy, const floatX* x, int N, int IC, int OC, Mode mode,
-                                          Context* ctx) {
+static inline void matmul_backward_weight(AffineGradient d, const floatX* dy, const floatX* x, int N, int IC, int OC,
+                                          Mode mode, Context* ctx) {
     Scope scope = scope_open(ctx, "matmul_backward_weight", MATMUL_FLOPS(N, IC, OC), MATMUL_BYTES(N, IC, OC),
                              "N=%d IC=%d OC=%d", N, IC, OC);
     Product r;
@@ -443,7 +443,7 @@ static inline void matmul_backward_weight(Affine d, const floatX* dy, const floa
             int count = min_int(COLUMNS, OC - o);
             for (int n = 0; n < N; n++)
                 for (int j = 0; j < count; j++) sum[j] += (double)dy[(size_t)n * (size_t)OC + (size_t)(o + j)];
-            for (int j = 0; j < count; j++) d.b[o + j] = (floatX)(mode == ADD ? d.b[o + j] + sum[j] : sum[j]);
+            for (int j = 0; j < count; j++) d.b[o + j] = (real)(mode == ADD ? d.b[o + j] + sum[j] : sum[j]);
         }
     }
     scope_close(&scope);

@@ -17,7 +17,7 @@ static inline void comm_init(Comm* comm) {
 }
 
 // Sum `n` elements over all ranks, in place, on every rank.
-static inline void comm_sum(const Comm* comm, floatX* values, size_t n, Context* ctx) {
+static inline void comm_sum(const Comm* comm, real* values, size_t n, Context* ctx) {
     (void)values, (void)n, (void)ctx;
     CHECK(comm->size == 1);
 }

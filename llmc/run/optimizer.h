@@ -47,10 +47,11 @@ static inline void optimizer_free(Optimizer* o) {
     memset(o, 0, sizeof *o);
 }
 
-static inline void optimizer_step(Optimizer* o, floatX* params, const floatX* grads, AdamW settings, Context* ctx) {
+static inline void optimizer_step(Optimizer* o, floatX* params, const real* grads, AdamW settings, Context* ctx) {
+    AdamWState state = {params, NULL, o->m, o->v, grads, o->norm};
     scope_at(ctx, OPTIMIZER, -1);
     global_norm_forward(o->norm, grads, o->elements, ctx);
-    adamw_update(params, o->m, o->v, grads, o->norm, o->spans, o->span_count, settings, ctx);
+    adamw_update(state, o->elements, o->spans, o->span_count, settings, ctx);
 }
 
 #endif

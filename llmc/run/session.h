@@ -133,7 +133,7 @@ static inline int session_save(Session* s, const TensorTable* table, floatX* par
 
 // The optimizer left its update out because the gradients are not finite: say where, and end with STOPPED_BY_NAN if
 // `stop`.
-static inline void session_report_nan(const Session* s, const TensorTable* table, const floatX* grads, double loss,
+static inline void session_report_nan(const Session* s, const TensorTable* table, const real* grads, double loss,
                                       double norm, int stop) {
     int first = tensors_first_not_finite(table, grads);
     char* good = s->saved >= 0 ? checkpoint_path(s->out, s->saved) : xprintf("none");

@@ -148,7 +148,7 @@ static inline void tensors_init(const TensorTable* table, floatX* params, uint64
 }
 
 // Number of the first tensor that holds a value that is not finite, or -1. For naming the culprit, not for speed.
-static inline int tensors_first_not_finite(const TensorTable* table, const floatX* values) {
+static inline int tensors_first_not_finite(const TensorTable* table, const real* values) {
     for (int k = 0; k < table->count; k++)
         for (size_t i = 0; i < table->tensors[k].size; i++)
             if (!isfinite((double)values[table->tensors[k].offset + i])) return k;
