@@ -40,7 +40,7 @@ static void bench_open(Bench* b, Config config, int B, int T, int recompute, uin
     model_plan(&b->m, config, B, T, recompute);
     model_alloc(&b->m, seed, &b->ctx);
     optimizer_init(&b->o, &b->m.table, &b->ctx);
-    tensors_init(&b->m.table, b->m.params, seed, config.init_range, config.init_range);
+    random_weights(&b->m, &b->o, seed, &b->ctx);
 }
 
 static void bench_close(Bench* b) {
@@ -84,7 +84,7 @@ static void test_golden(Tests* t, const char* directory) {
     int B = (int)tokens->shape[0], T = (int)tokens->shape[1];
     bench_open(b, config, B, T, 0, 1);
     Model* m = &b->m;
-    load_weights(m, weights);
+    load_weights(m, &b->o, weights, &b->ctx);
     golden_tokens(&file, "tokens", m->inputs, (size_t)m->N);
     golden_tokens(&file, "targets", m->targets, (size_t)m->N);
 
@@ -285,7 +285,7 @@ static int write_logits(const char* directory, const char* out) {
     Bench* b = (Bench*)xcalloc(1, sizeof *b);
     bench_open(b, config, B, min_int(LONGEST, config.T), 0, 1);
     Model* m = &b->m;
-    load_weights(m, weights);
+    load_weights(m, &b->o, weights, &b->ctx);
     bench_random_batch(b, 3);
     evaluate_batch(m, &b->ctx);
     uint64_t shape[3] = {B, (uint64_t)m->T, (uint64_t)config.V};

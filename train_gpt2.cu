@@ -126,6 +126,7 @@ typedef struct {
     real* stats_buffer;
     Acts a;
     int *inputs, *targets;  // [N]
+    int* single;            // [2] cu_seqlens of one sequence, for sampling
     int* layout;            // cu_seqlens, sequence and position of B sequences of T rows
     // Dropout of the running step; training 0 switches it off.
     int training;
@@ -263,12 +264,12 @@ static Sequences model_sequences(const Model* m, int first) {
     return s;
 }
 
-static double mean_loss(Model* m, int N) {
-    real* losses = (real*)xmalloc((size_t)N * sizeof(real));
+static double mean_loss(Model* m, int N, Context* ctx) {
+    HostView losses = host_view_open(m->a.losses, (size_t)N, VIEW_REAL);
     double sum = 0;
-    device_download(losses, m->a.losses, (size_t)N * sizeof(real));
-    for (int i = 0; i < N; i++) sum += (double)losses[i];
-    free(losses);
+    host_view_read(ctx, &losses);
+    for (int i = 0; i < N; i++) sum += (double)losses.values[i];
+    host_view_close(&losses);
     return sum / N;
 }
 
@@ -279,7 +280,7 @@ static double evaluate_batch(Model* m, Context* ctx) {
     forward(m, m->inputs, &s, ctx);
     forward_head(m, m->a.lnf, s.rows, ctx);
     classifier_forward(m->a.losses, m->a.logits, m->targets, s.rows, m->config.V, m->Vp, ctx);
-    return mean_loss(m, s.rows);
+    return mean_loss(m, s.rows, ctx);
 }
 
 // Forward and backward over the micro-batch in m->inputs and m->targets, which holds the sequences first .. first + B - 1
@@ -292,7 +293,7 @@ static double train_batch(Model* m, uint64_t step, int first, double scale, Mode
     forward_head(m, m->a.lnf, s.rows, ctx);
     classifier_backward(m->a.losses, m->a.logits, m->targets, s.rows, m->config.V, m->Vp, (real)scale, ctx);
     backward(m, m->inputs, &s, mode, ctx);
-    return mean_loss(m, s.rows);
+    return mean_loss(m, s.rows, ctx);
 }
 
 // ---------------------------------------------------------------------------------------------------------
@@ -367,8 +368,9 @@ static void model_alloc(Model* m, uint64_t seed, Context* ctx) {
     m->grads = (real*)device_alloc(ctx, m->table.elements * sizeof(real), "gradients");
     m->acts_buffer = (floatX*)device_alloc(ctx, m->acts_table.elements * sizeof(floatX), "activations");
     m->stats_buffer = (real*)device_alloc(ctx, m->stats_table.elements * sizeof(real), "activations");
-    m->inputs = (int*)device_alloc(ctx, 2 * (size_t)m->N * sizeof(int), "batch");
+    m->inputs = (int*)device_alloc(ctx, (2 * (size_t)m->N + 2) * sizeof(int), "batch");
     m->targets = m->inputs + m->N;
+    m->single = m->targets + m->N;
     m->layout = (int*)device_alloc(ctx, layout_ints * sizeof(int), "batch");
     m->p.h = (BlockParams*)xcalloc((size_t)c->L, sizeof(BlockParams));
     m->g.h = (BlockGradients*)xcalloc((size_t)c->L, sizeof(BlockGradients));
@@ -381,7 +383,7 @@ static void model_alloc(Model* m, uint64_t seed, Context* ctx) {
 
     int* layout = (int*)xmalloc(layout_ints * sizeof(int));
     sequences_uniform(layout, layout + m->B + 1, layout + m->B + 1 + m->N, m->B, m->T);
-    device_upload(m->layout, layout, layout_ints * sizeof(int));
+    device_upload(ctx, m->layout, layout, layout_ints * sizeof(int));
     free(layout);
 }
 
@@ -394,7 +396,7 @@ static void model_free(Model* m) {
     device_free(m->grads, m->table.elements * sizeof(real));
     device_free(m->acts_buffer, m->acts_table.elements * sizeof(floatX));
     device_free(m->stats_buffer, m->stats_table.elements * sizeof(real));
-    device_free(m->inputs, 2 * (size_t)m->N * sizeof(int));
+    device_free(m->inputs, (2 * (size_t)m->N + 2) * sizeof(int));
     device_free(m->layout, ((size_t)m->B + 1 + 2 * (size_t)m->N) * sizeof(int));
     free(m->p.h), free(m->g.h), free(m->a.h);
     model_forget_plan(m);
@@ -473,11 +475,23 @@ static Config config_read(const char* path) {
     return c;
 }
 
-static void load_weights(Model* m, const char* path) {
+// Take the parameters from a file, into the full-precision copy too where the optimizer has one.
+static void load_weights(Model* m, const Optimizer* o, const char* path, Context* ctx) {
     static const char* const ignored[] = {".attn.bias", ".attn.masked_bias", "lm_head.weight"};
     FileRules rules = {"transformer.", ignored, m->config.tied ? 3 : 2};
-    TensorPart part = {"", m->params};
-    tensors_read(path, &m->table, &part, 1, &rules);
+    TensorPart part = {"", m->params, VIEW_FLOATX}, master = {"", o->master, VIEW_REAL};
+    tensors_read(path, &m->table, &part, 1, &rules, ctx);
+    if (o->master) tensors_read(path, &m->table, &master, 1, &rules, ctx);
+}
+
+static void random_weights(Model* m, const Optimizer* o, uint64_t seed, Context* ctx) {
+    double std = m->config.init_range;
+    HostView view = host_view_open(m->params, m->table.elements, VIEW_FLOATX), master = view;
+    tensors_init(&m->table, view.values, seed, std, std / sqrt(2.0 * m->config.L));
+    host_view_write(ctx, &view);
+    master.device = o->master, master.type = VIEW_REAL;
+    if (o->master) host_view_write(ctx, &master);
+    host_view_close(&view);
 }
 
 #ifndef NO_MAIN  // tests include this file for the model alone
@@ -606,7 +620,7 @@ static void config_write(Text* t, const Config* c, int end_of_text) {
     config_rows_write(t, c, CONFIG_ROWS, COUNT_OF(CONFIG_ROWS));
     json_put_integer(t, "bos_token_id", end_of_text);
     json_put_integer(t, "eos_token_id", end_of_text);
-    json_put_string(t, "dtype", "float32");
+    json_put_string(t, "dtype", safetensors_dtype_name(FLOATX_NAME));
     text_printf(t, "}\n");
 }
 
@@ -667,7 +681,7 @@ static void run_open(Run* r, int argc, char** argv) {
     context_init(&r->ctx);
     comm_init(&r->comm);
     device_set_threads(s->threads);
-    session->out = s->out;
+    session->out = s->out, session->ctx = &r->ctx;
     if (s->resume || !(s->overwrite || s->evaluate || s->steps == 0))
         session_find_checkpoint(session, s->resume, s->override, OF_PROCESS, FREE_TO_CHANGE);
     session->keep = s->keep, session->keep_every = s->keep_every;
@@ -705,14 +719,13 @@ static void run_open(Run* r, int argc, char** argv) {
 
     model_alloc(m, (uint64_t)s->seed, &r->ctx);
     optimizer_init(&r->optimizer, &m->table, &r->ctx);
-    double std = m->config.init_range;
     if (session->checkpoint) {
         Checkpoints c = session_checkpoints(session, &m->table, m->params, &r->optimizer);
         checkpoint_load(&c, session->checkpoint);
     } else if (weights) {
-        load_weights(m, weights);
+        load_weights(m, &r->optimizer, weights, &r->ctx);
     } else {
-        tensors_init(&m->table, m->params, (uint64_t)s->seed, std, std / sqrt(2.0 * m->config.L));
+        random_weights(m, &r->optimizer, (uint64_t)s->seed, &r->ctx);
     }
     free(weights), free(data_dir), free(train_pattern), free(val_pattern);
 }
@@ -729,12 +742,12 @@ static void run_close(Run* r) {
 }
 
 // Read the micro-batch that begins with this sequence and put it where the ops run.
-static void load_batch(Model* m, const BatchLm* data, uint64_t sample) {
+static void load_batch(Model* m, const BatchLm* data, uint64_t sample, Context* ctx) {
     size_t bytes = (size_t)m->N * sizeof(int);
     int* host = (int*)xmalloc(2 * bytes);
     batch_lm_read(data, sample, host, host + m->N);
-    device_upload(m->inputs, host, bytes);
-    device_upload(m->targets, host + m->N, bytes);
+    device_upload(ctx, m->inputs, host, bytes);
+    device_upload(ctx, m->targets, host + m->N, bytes);
     free(host);
 }
 
@@ -745,60 +758,46 @@ static double validate(Run* r) {
         batches = (uint64_t)r->settings.val_batches;
     double sum = 0;
     for (uint64_t i = 0; i < batches; i++) {
-        load_batch(&r->model, &r->val, i * (uint64_t)r->settings.B);
+        load_batch(&r->model, &r->val, i * (uint64_t)r->settings.B, &r->ctx);
         sum += evaluate_batch(&r->model, &r->ctx);
     }
     return sum / (double)batches;
-}
-
-// The token that separates documents: the tokenizer's, else the last of the vocabulary as in GPT-2.
-static int end_of_text(const Run* r) {
-    int id = r->session.tokenizer_dir ? tokenizer_end_of_text(&r->session.tokenizer) : -1;
-    return id >= 0 && id < r->model.config.V ? id : r->model.config.V - 1;
 }
 
 // Print a text that the model goes on writing from the start of a document, and keep it in OUT/sample.txt.
 static void sample(Run* r) {
     const Settings* s = &r->settings;
     Model* m = &r->model;
+    Context* ctx = &r->ctx;
     int count = s->sample_tokens + 1;
     int* tokens = (int*)xmalloc((size_t)count * sizeof(int));
-    real* logits = (real*)xmalloc((size_t)m->Vp * sizeof(real));
+    HostView logits = host_view_open(m->a.logits, (size_t)m->Vp, VIEW_FLOATX);
     Sampler sampler = {s->temperature, s->top_k};
-    Text text = {NULL, 0, 0};
-    tokens[0] = end_of_text(r);
+    uint64_t key = rng_stream((uint64_t)s->seed, (uint64_t)r->session.step, 0, SITE_SAMPLE);
+    tokens[0] = session_end_of_text(&r->session, m->config.V);
     m->training = 0;
     for (int n = 1; n < count; n++) {
         int length = min_int(n, m->T), cu_seqlens[2] = {0, length};  // the last T tokens are what the model sees
         Sequences one = model_sequences(m, 0);
-        device_upload(m->targets, cu_seqlens, sizeof cu_seqlens);
-        one.rows = one.max_length = length, one.squares = (int64_t)length * length, one.count = 1,
-        one.cu_seqlens = m->targets;
-        device_upload(m->inputs, tokens + n - length, (size_t)length * sizeof(int));
-        forward(m, m->inputs, &one, &r->ctx);
-        forward_head(m, m->a.lnf + (size_t)(length - 1) * (size_t)m->config.C, 1, &r->ctx);
-        device_download(logits, m->a.logits, (size_t)m->Vp * sizeof(real));
-        uint64_t key = rng_stream((uint64_t)s->seed, (uint64_t)r->session.step, 0, SITE_SAMPLE);
-        tokens[n] = sampler_draw(logits, m->config.V, sampler, rng_uniform(philox((uint32_t)n, 0, 0, 0, key).v[0]));
-        size_t bytes = 0;
-        const char* piece =
-            r->session.tokenizer_dir ? tokenizer_decode(&r->session.tokenizer, tokens[n], &bytes) : NULL;
-        if (piece) text_append(&text, piece, bytes);
-        else text_printf(&text, "%d ", tokens[n]);
+        one.count = 1, one.rows = one.max_length = length, one.squares = (int64_t)length * length;
+        one.cu_seqlens = m->single;
+        device_upload(ctx, m->single, cu_seqlens, sizeof cu_seqlens);
+        device_upload(ctx, m->inputs, tokens + n - length, (size_t)length * sizeof(int));
+        forward(m, m->inputs, &one, ctx);
+        forward_head(m, m->a.lnf + (size_t)(length - 1) * (size_t)m->config.C, 1, ctx);
+        host_view_read(ctx, &logits);
+        tokens[n] =
+            sampler_draw(logits.values, m->config.V, sampler, rng_uniform(philox((uint32_t)n, 0, 0, 0, key).v[0]));
     }
-    printf("sample after step %lld:\n---\n%s\n---\n", (long long)r->session.step, text.text ? text.text : "");
-    if (*s->out) {
-        char* path = xprintf("%s/sample.txt", s->out);
-        if (write_file(path, text.text, text.length) != 0) warn("%s: cannot be written: %s", path, strerror(errno));
-        free(path);
-    }
-    free(text.text), free(tokens), free(logits);
+    session_show_sample(&r->session, tokens + 1, count - 1);
+    host_view_close(&logits);
+    free(tokens);
 }
 
 // Returns 0, or -1 after a warning.
 static int save(Run* r) {
     Text config = {NULL, 0, 0};
-    config_write(&config, &r->model.config, end_of_text(r));
+    config_write(&config, &r->model.config, session_end_of_text(&r->session, r->model.config.V));
     int result = session_save(&r->session, &r->model.table, r->model.params, &r->optimizer, config.text,
                               shards_fingerprint(&r->train_shards));
     free(config.text);
@@ -813,7 +812,7 @@ static double train_step(Run* r, double lr, double* norm) {
     double loss = 0;
     for (int i = 0; i < r->micro_steps; i++) {
         int first = (i * r->comm.size + r->comm.rank) * s->B;
-        load_batch(m, &r->train, s->overfit ? (uint64_t)first : r->session.samples + (uint64_t)first);
+        load_batch(m, &r->train, s->overfit ? (uint64_t)first : r->session.samples + (uint64_t)first, &r->ctx);
         loss += train_batch(m, (uint64_t)r->session.step, first, 1.0 / ((double)sequences * m->T), i == 0 ? SET : ADD,
                             &r->ctx);
     }
@@ -822,7 +821,7 @@ static double train_step(Run* r, double lr, double* norm) {
     AdamW adamw = {lr, s->beta1, s->beta2, s->eps, s->weight_decay, s->clip, r->session.step + 1};
     optimizer_step(&r->optimizer, m->params, m->grads, adamw, &r->ctx);
     real measured;
-    device_download(&measured, r->optimizer.norm, sizeof measured);
+    device_download(&r->ctx, &measured, r->optimizer.norm, sizeof measured);
     *norm = (double)measured;
     if (!isfinite(*norm)) session_report_nan(&r->session, &m->table, m->grads, loss, *norm, s->on_nan == NAN_STOP);
     r->session.samples += (uint64_t)sequences;

@@ -43,8 +43,8 @@ static inline AdamWCase* adamw_case(Harness* h, size_t n, const ParamSpan* spans
 
 static inline void adamw_run(void* state) {
     AdamWCase* k = (AdamWCase*)state;
-    AdamWState state = {k->p.device, NULL, k->m.device_real, k->v.device_real, k->g.device_real, k->norm.device_real};
-    adamw_update(state, k->p.n, k->spans, k->count, k->h, k->ctx);
+    AdamWState a = {k->p.device, NULL, k->m.device_real, k->v.device_real, k->g.device_real, k->norm.device_real};
+    adamw_update(a, k->p.n, k->spans, k->count, k->h, k->ctx);
 }
 
 static inline void test_adamw(Harness* h) {

@@ -36,6 +36,13 @@ typedef struct {
 // The type that `real` has in a file.
 static inline const char* safetensors_real_dtype(void) { return sizeof(real) == 8 ? "F64" : "F32"; }
 
+// What config.json calls a floating type.
+static inline const char* safetensors_dtype_name(const char* dtype) {
+    if (strcmp(dtype, "BF16") == 0) return "bfloat16";
+    if (strcmp(dtype, "F16") == 0) return "float16";
+    return strcmp(dtype, "F64") == 0 ? "float64" : "float32";
+}
+
 // Bytes of an element; 0 for a type that is not known.
 static inline int safetensors_element_size(const char* dtype) {
     static const char* const names[] = {"BOOL", "U8",  "I8",  "F8_E4M3", "F8_E5M2", "U16", "I16", "F16",

@@ -12,13 +12,27 @@
 #ifdef _OPENMP
 #include <omp.h>
 #endif
+#ifdef __CUDACC__
+#include <cublasLt.h>
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+#include <cuda_runtime.h>
+#endif
 
-// Type of weights, activations and gradients.
+// Type of weights and activations, and its name in safetensors.
+#if defined(__CUDACC__) && defined(PRECISION_BF16)
+typedef __nv_bfloat16 floatX;
+#define FLOATX_NAME "BF16"
+#elif defined(__CUDACC__) && defined(PRECISION_FP16)
+typedef __half floatX;
+#define FLOATX_NAME "F16"
+#else
 typedef real floatX;
 #ifdef REAL_DOUBLE
 #define FLOATX_NAME "F64"
 #else
-#define FLOATX_NAME "F32"  // as safetensors spells it
+#define FLOATX_NAME "F32"
+#endif
 #endif
 
 // How an op writes its output: over what is there, or added to it.
@@ -62,6 +76,13 @@ typedef struct {
         const char* name;
         size_t bytes;
     } memory[MEMORY_CATEGORIES];  // what was allocated, by category
+#ifdef __CUDACC__
+    cudaStream_t stream;  // all launches of a rank go here, in order
+    cublasLtHandle_t cublaslt;
+    void* cublaslt_workspace;
+    int multiprocessors;
+    int capability;  // 90 for sm_90
+#endif
 } Context;
 
 // Threads that a launch uses. Results never depend on it.
@@ -90,6 +111,113 @@ static inline int device_thread_index(void) {
 #endif
 }
 
+static inline void device_count_memory(Context* ctx, size_t bytes, const char* category) {
+    int i = 0;
+    while (ctx->memory[i].name && strcmp(ctx->memory[i].name, category) != 0) i++;
+    CHECK(i < MEMORY_CATEGORIES);
+    ctx->memory[i].name = category;
+    ctx->memory[i].bytes += bytes;
+}
+
+#ifdef __CUDACC__
+// ---------------------------------------------------------------------------------------------------------
+// GPU
+
+// Check what an API call returned; `what` says in words what was tried.
+#define cudaCheck(call) cuda_check((call), #call, __FILE__, __LINE__)
+#define cublasCheck(call) cublas_check((call), #call, __FILE__, __LINE__)
+
+static inline void cuda_check(cudaError_t status, const char* call, const char* file, int line) {
+    if (status == cudaSuccess) return;
+    const char* hint = status == cudaErrorMemoryAllocation         ? "; lower -b or -t, or raise -r"
+                       : status == cudaErrorNoKernelImageForDevice ? "; build for this GPU: make ARCH=native"
+                       : status == cudaErrorInsufficientDriver     ? "; the driver is older than this build's CUDA"
+                                                                   : "";
+    die(FAILED, "%s:%d: %s: %s%s", file, line, call, cudaGetErrorString(status), hint);
+}
+
+static inline void cublas_check(cublasStatus_t status, const char* call, const char* file, int line) {
+    if (status != CUBLAS_STATUS_SUCCESS)
+        die(FAILED, "%s:%d: %s: %s", file, line, call, cublasLtGetStatusString(status));
+}
+
+enum { CUBLASLT_WORKSPACE_BYTES = 64 << 20 };
+
+static inline void context_init(Context* ctx) {
+    memset(ctx, 0, sizeof *ctx);
+    ctx->layer = -1;
+    int devices = 0;
+    if (cudaGetDeviceCount(&devices) != cudaSuccess || devices == 0)
+        die(FAILED, "this machine has no NVIDIA GPU that CUDA can use; the CPU build is ./train_gpt2");
+    struct cudaDeviceProp properties;
+    cudaCheck(cudaSetDevice(0));
+    cudaCheck(cudaGetDeviceProperties(&properties, 0));
+    ctx->multiprocessors = properties.multiProcessorCount;
+    ctx->capability = 10 * properties.major + properties.minor;
+    cudaCheck(cudaStreamCreateWithFlags(&ctx->stream, cudaStreamNonBlocking));
+    cublasCheck(cublasLtCreate(&ctx->cublaslt));
+    cudaCheck(cudaMalloc(&ctx->cublaslt_workspace, CUBLASLT_WORKSPACE_BYTES));
+}
+
+static inline void context_free(Context* ctx) {
+    cudaCheck(cudaStreamSynchronize(ctx->stream));
+    cudaCheck(cudaFree(ctx->scratch));
+    cudaCheck(cudaFree(ctx->cublaslt_workspace));
+    cublasCheck(cublasLtDestroy(ctx->cublaslt));
+    cudaCheck(cudaStreamDestroy(ctx->stream));
+}
+
+// Zero-filled memory where the ops run, counted under `category` (a string that outlives the context).
+static inline void* device_alloc(Context* ctx, size_t bytes, const char* category) {
+    void* p;
+    cudaCheck(cudaMalloc(&p, bytes ? bytes : 1));
+    cudaCheck(cudaMemset(p, 0, bytes));
+    device_count_memory(ctx, bytes, category);
+    return p;
+}
+
+static inline void device_free(void* p, size_t bytes) {
+    (void)bytes;
+    cudaCheck(cudaFree(p));
+}
+
+// Scratch of at least `bytes` for the running launch; its contents do not survive the launch. Growing waits for the
+// launches before it; that happens in the first step only.
+static inline void* device_scratch(Context* ctx, size_t bytes) {
+    if (bytes > ctx->scratch_bytes) {
+        cudaCheck(cudaStreamSynchronize(ctx->stream));
+        cudaCheck(cudaFree(ctx->scratch));
+        ctx->scratch_bytes = round_up(bytes, (size_t)1 << 20);
+        cudaCheck(cudaMalloc(&ctx->scratch, ctx->scratch_bytes));
+    }
+    return ctx->scratch;
+}
+
+// Copies between host memory and the memory where the ops run, after everything launched so far. The download is
+// complete on return; an upload from pageable memory has left the host's buffer on return.
+static inline void device_upload(Context* ctx, void* device, const void* host, size_t bytes) {
+    cudaCheck(cudaMemcpyAsync(device, host, bytes, cudaMemcpyHostToDevice, ctx->stream));
+}
+
+static inline void device_download(Context* ctx, void* host, const void* device, size_t bytes) {
+    cudaCheck(cudaMemcpyAsync(host, device, bytes, cudaMemcpyDeviceToHost, ctx->stream));
+    cudaCheck(cudaStreamSynchronize(ctx->stream));
+}
+
+// Wait for everything launched so far.
+static inline void device_synchronize(Context* ctx) { cudaCheck(cudaStreamSynchronize(ctx->stream)); }
+
+// Bytes that can still be allocated where the ops run.
+static inline size_t device_memory_available(void) {
+    size_t available, total;
+    cudaCheck(cudaMemGetInfo(&available, &total));
+    return available;
+}
+
+#else
+// ---------------------------------------------------------------------------------------------------------
+// CPU
+
 static inline void context_init(Context* ctx) {
     memset(ctx, 0, sizeof *ctx);
     ctx->layer = -1;
@@ -104,11 +232,7 @@ static inline void* device_alloc(Context* ctx, size_t bytes, const char* categor
         die(FAILED, "out of memory: %.1f MiB for %s could not be allocated; lower -b, -t or the model's size",
             (double)bytes / 1048576, category);
     if (size >= (size_t)4 << 20) madvise(p, size, MADV_HUGEPAGE);
-    int i = 0;
-    while (ctx->memory[i].name && strcmp(ctx->memory[i].name, category) != 0) i++;
-    CHECK(i < MEMORY_CATEGORIES);
-    ctx->memory[i].name = category;
-    ctx->memory[i].bytes += bytes;
+    device_count_memory(ctx, bytes, category);
     return p;
 }
 
@@ -134,8 +258,17 @@ static inline void context_free(Context* ctx) {
 }
 
 // Copies between host memory and the memory where the ops run.
-static inline void device_upload(void* device, const void* host, size_t bytes) { memcpy(device, host, bytes); }
-static inline void device_download(void* host, const void* device, size_t bytes) { memcpy(host, device, bytes); }
+static inline void device_upload(Context* ctx, void* device, const void* host, size_t bytes) {
+    (void)ctx;
+    memcpy(device, host, bytes);
+}
+
+static inline void device_download(Context* ctx, void* host, const void* device, size_t bytes) {
+    (void)ctx;
+    memcpy(host, device, bytes);
+}
+
+static inline void device_synchronize(Context* ctx) { (void)ctx; }
 
 // "n" of a line "key: n kB" of /proc/meminfo, or of a cgroup file that holds one number; 0 if there is none.
 static inline size_t memory_figure(const char* path, const char* key) {
@@ -165,5 +298,6 @@ static inline size_t device_memory_available(void) {
         available = min_size(available, (size_t)address_space.rlim_cur);
     return available;
 }
+#endif
 
 #endif

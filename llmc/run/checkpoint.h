@@ -25,6 +25,7 @@ typedef struct {
     const char* tokenizer;  // directory whose tokenizer files go along; NULL if there is none
     int keep;               // newest checkpoints that stay; 0 = all
     int keep_every;         // those of steps that are multiples of it stay for good; 0 = none
+    Context* ctx;
 } Checkpoints;
 
 #define CHECKPOINT_MANIFEST_LIMIT ((size_t)1 << 20)
@@ -246,9 +247,13 @@ static inline int checkpoint_write_text(const char* dir, const char* name, const
     return result;
 }
 
-static inline int checkpoint_write_optimizer(const Checkpoints* c, const char* path) {
-    const TensorPart parts[] = {{"m.", c->optimizer->m}, {"v.", c->optimizer->v}};
-    return tensors_write(path, c->table, parts, 2);
+// What lies with the optimizer. Returns the number of parts.
+static inline int checkpoint_optimizer_parts(const Checkpoints* c, TensorPart parts[3]) {
+    const TensorPart all[] = {{"m.", c->optimizer->m, VIEW_REAL},
+                              {"v.", c->optimizer->v, VIEW_REAL},
+                              {"master.", c->optimizer->master, VIEW_REAL}};
+    memcpy(parts, all, sizeof all);
+    return c->optimizer->master ? 3 : 2;
 }
 
 // Put OUT in order after a process that was killed: delete what it left half written, and show the checkpoint that the
@@ -286,11 +291,13 @@ static inline int checkpoint_save(const Checkpoints* c, int64_t step, const char
                                   const char* trainer_json) {
     char *parent = xprintf("%s/ckpt", c->out), *dir = checkpoint_path(c->out, step), *tmp = xprintf("%s.tmp", dir);
     char *model = xprintf("%s/model.safetensors", tmp), *moments = xprintf("%s/optimizer.safetensors", tmp);
-    const TensorPart weights = {"", c->params};
+    const TensorPart weights = {"", c->params, VIEW_FLOATX};
+    TensorPart parts[3];
+    int count = checkpoint_optimizer_parts(c, parts);
     const char* doing = "create its directory";
     int bad = checkpoint_remove(tmp) != 0 || make_directories(tmp) != 0;
-    if (!bad) doing = "write model.safetensors", bad = tensors_write(model, c->table, &weights, 1) != 0;
-    if (!bad) doing = "write optimizer.safetensors", bad = checkpoint_write_optimizer(c, moments) != 0;
+    if (!bad) doing = "write model.safetensors", bad = tensors_write(model, c->table, &weights, 1, c->ctx) != 0;
+    if (!bad) doing = "write optimizer.safetensors", bad = tensors_write(moments, c->table, parts, count, c->ctx) != 0;
     if (!bad) doing = "write config.json", bad = checkpoint_write_text(tmp, "config.json", config_json) != 0;
     if (!bad) doing = "write trainer.json", bad = checkpoint_write_text(tmp, "trainer.json", trainer_json) != 0;
     if (!bad && c->tokenizer) doing = "copy the tokenizer", bad = tokenizer_copy_files(c->tokenizer, tmp) != 0;
@@ -315,10 +322,10 @@ static inline int checkpoint_save(const Checkpoints* c, int64_t step, const char
 // Read weights and moments of a verified checkpoint.
 static inline void checkpoint_load(const Checkpoints* c, const char* dir) {
     char *model = xprintf("%s/model.safetensors", dir), *moments = xprintf("%s/optimizer.safetensors", dir);
-    const TensorPart weights = {"", c->params};
-    const TensorPart parts[] = {{"m.", c->optimizer->m}, {"v.", c->optimizer->v}};
-    tensors_read(model, c->table, &weights, 1, NULL);
-    tensors_read(moments, c->table, parts, 2, NULL);
+    const TensorPart weights = {"", c->params, VIEW_FLOATX};
+    TensorPart parts[3];
+    tensors_read(model, c->table, &weights, 1, NULL, c->ctx);
+    tensors_read(moments, c->table, parts, checkpoint_optimizer_parts(c, parts), NULL, c->ctx);
     free(model), free(moments);
 }
 

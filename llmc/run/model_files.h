@@ -7,12 +7,15 @@
 #define LLMC_MODEL_FILES_H
 
 #include "../data/safetensors.h"
+#include "../device/host_view.h"
 #include "tensors.h"
 
-// One flat buffer laid out by the table, stored under the table's names with a prefix ("m." for a first moment).
+// One flat buffer of the device laid out by the table, stored under the table's names with a prefix ("m." for a first
+// moment) in the type that the buffer has.
 typedef struct {
     const char* prefix;
-    real* values;
+    void* device;
+    ViewType type;
 } TensorPart;
 
 // What a foreign file may do: leave out the first part of names ("transformer."), and hold tensors nobody needs.
@@ -44,8 +47,28 @@ static inline int tensor_file_shape(const Tensor* t, uint64_t shape[2]) {
     return t->ndim;
 }
 
+static inline const char* tensor_part_dtype(const TensorPart* part) {
+    return part->type == VIEW_FLOATX ? FLOATX_NAME : safetensors_real_dtype();
+}
+
+// Round n values in place to what `dtype` stores, packed at the start of the same memory. They came from that type, so
+// nothing is lost.
+static inline void tensor_pack(real* values, size_t n, const char* dtype) {
+#ifdef __CUDACC__
+    int is_bf16 = strcmp(dtype, "BF16") == 0, is_f16 = strcmp(dtype, "F16") == 0;
+    for (size_t i = 0; i < n && (is_bf16 || is_f16); i++) {
+        __nv_bfloat16 b = __float2bfloat16(values[i]);
+        __half h = __float2half(values[i]);
+        memcpy((char*)values + 2 * i, is_bf16 ? (void*)&b : (void*)&h, 2);
+    }
+#else
+    (void)values, (void)n, (void)dtype;
+#endif
+}
+
 // Write all parts to one file. Returns 0, or -1 with errno; the file is then incomplete.
-static inline int tensors_write(const char* path, const TensorTable* table, const TensorPart* parts, int count) {
+static inline int tensors_write(const char* path, const TensorTable* table, const TensorPart* parts, int count,
+                                Context* ctx) {
     SafeTensorsWriter w;
     size_t largest = 0;
     safetensors_writer_create(&w, path);
@@ -57,19 +80,27 @@ static inline int tensors_write(const char* path, const TensorTable* table, cons
             char name[128];
             uint64_t shape[2];
             snprintf(name, sizeof name, "%s%s", parts[p].prefix, t->name);
-            safetensors_writer_add(&w, name, safetensors_real_dtype(), tensor_file_shape(t, shape), shape);
-            if (t->file == TRANSPOSED && tensor_elements(t) > largest) largest = tensor_elements(t);
+            safetensors_writer_add(&w, name, tensor_part_dtype(&parts[p]), tensor_file_shape(t, shape), shape);
+            if (tensor_elements(t) > largest) largest = tensor_elements(t);
         }
     }
     safetensors_writer_begin(&w);
     real* turned = (real*)xmalloc(largest * sizeof(real));
     for (int p = 0; p < count; p++) {
+        HostView view = host_view_open(parts[p].device, table->elements, parts[p].type);
+        const char* dtype = tensor_part_dtype(&parts[p]);
+        host_view_read(ctx, &view);
         for (int i = 0; i < table->count; i++) {
             const Tensor* t = &table->tensors[i];
-            const real* values = parts[p].values + t->offset;
-            if (t->file == TRANSPOSED) transpose(turned, values, t->shape[0], t->shape[1]), values = turned;
-            safetensors_writer_append(&w, values, tensor_elements(t) * sizeof(real));
+            const real* values = view.values + t->offset;
+            size_t n = tensor_elements(t), bytes = (size_t)safetensors_element_size(dtype) * n;
+            if (t->file == TRANSPOSED) transpose(turned, values, t->shape[0], t->shape[1]);
+            else if (bytes != n * sizeof(real)) memcpy(turned, values, n * sizeof(real));
+            if (t->file == TRANSPOSED || bytes != n * sizeof(real)) values = turned;
+            if (values == turned) tensor_pack(turned, n, dtype);
+            safetensors_writer_append(&w, values, bytes);
         }
+        host_view_close(&view);
     }
     free(turned);
     return safetensors_writer_finish(&w);
@@ -88,12 +119,13 @@ static inline const SafeTensor* tensors_file_entry(const SafeTensors* file, cons
 
 // Read all parts from one file; padding is set to zero. `rules` may be NULL.
 static inline void tensors_read(const char* path, const TensorTable* table, const TensorPart* parts, int count,
-                                const FileRules* rules) {
+                                const FileRules* rules, Context* ctx) {
     SafeTensors file;
     safetensors_open(&file, path);
     char* used = (char*)xcalloc((size_t)file.count, 1);
     for (int p = 0; p < count; p++) {
-        memset(parts[p].values, 0, table->elements * sizeof(real));
+        HostView view = host_view_open(parts[p].device, table->elements, parts[p].type);
+        memset(view.values, 0, table->elements * sizeof(real));
         for (int i = 0; i < table->count; i++) {
             const Tensor* t = &table->tensors[i];
             const SafeTensor* entry = tensors_file_entry(&file, parts[p].prefix, t, rules);
@@ -109,7 +141,7 @@ static inline void tensors_read(const char* path, const TensorTable* table, cons
                     expected);
             }
             used[entry - file.tensors] = 1;
-            real* values = parts[p].values + t->offset;
+            real* values = view.values + t->offset;
             if (t->file == TRANSPOSED) {
                 real* turned = (real*)xmalloc(tensor_elements(t) * sizeof(real));
                 safetensors_read_real(&file, entry, 0, tensor_elements(t), turned);
@@ -119,6 +151,8 @@ static inline void tensors_read(const char* path, const TensorTable* table, cons
                 safetensors_read_real(&file, entry, 0, tensor_elements(t), values);
             }
         }
+        host_view_write(ctx, &view);
+        host_view_close(&view);
     }
     for (int i = 0; i < file.count; i++) {
         const char* name = file.tensors[i].name;

@@ -15,6 +15,7 @@ typedef struct {
     Flag* flags;
     int flag_count;
     int keep, keep_every;
+    Context* ctx;
 
     char* checkpoint;  // the directory the run goes on from; NULL: a new run
     int64_t step;      // optimizer steps done
@@ -106,9 +107,33 @@ static inline void session_find_tokenizer(Session* s, const char* model, const c
             s->tokenizer_dir = xprintf("%s", places[i]);
 }
 
+// The token that separates documents: the tokenizer's, else the last of V, which is where GPT-2's vocabulary has it.
+static inline int session_end_of_text(const Session* s, int V) {
+    int id = s->tokenizer_dir ? tokenizer_end_of_text(&s->tokenizer) : -1;
+    return id >= 0 && id < V ? id : V - 1;
+}
+
+// Print tokens as text (as numbers where there is no tokenizer), and keep it in OUT/sample.txt.
+static inline void session_show_sample(const Session* s, const int* tokens, int count) {
+    Text text = {NULL, 0, 0};
+    for (int i = 0; i < count; i++) {
+        size_t bytes = 0;
+        const char* piece = s->tokenizer_dir ? tokenizer_decode(&s->tokenizer, tokens[i], &bytes) : NULL;
+        if (piece) text_append(&text, piece, bytes);
+        else text_printf(&text, "%d ", tokens[i]);
+    }
+    printf("sample after step %lld:\n---\n%s\n---\n", (long long)s->step, text.text);
+    if (*s->out) {
+        char* path = xprintf("%s/sample.txt", s->out);
+        if (write_file(path, text.text, text.length) != 0) warn("%s: cannot be written: %s", path, strerror(errno));
+        free(path);
+    }
+    free(text.text);
+}
+
 static inline Checkpoints session_checkpoints(const Session* s, const TensorTable* table, floatX* params,
                                               Optimizer* o) {
-    Checkpoints c = {s->out, table, params, o, s->tokenizer_dir, s->keep, s->keep_every};
+    Checkpoints c = {s->out, table, params, o, s->tokenizer_dir, s->keep, s->keep_every, s->ctx};
     return c;
 }
 
@@ -135,7 +160,10 @@ static inline int session_save(Session* s, const TensorTable* table, floatX* par
 // `stop`.
 static inline void session_report_nan(const Session* s, const TensorTable* table, const real* grads, double loss,
                                       double norm, int stop) {
-    int first = tensors_first_not_finite(table, grads);
+    HostView view = host_view_open((void*)grads, table->elements, VIEW_REAL);
+    host_view_read(s->ctx, &view);
+    int first = tensors_first_not_finite(table, view.values);
+    host_view_close(&view);
     char* good = s->saved >= 0 ? checkpoint_path(s->out, s->saved) : xprintf("none");
     char* what = xprintf("step %lld: loss %g, gradient norm %g, first in the gradient of %s; the update was left out",
                          (long long)s->step + 1, loss, norm,

@@ -131,7 +131,7 @@ static inline void tensors_bind(const TensorTable* table, void* base, size_t ele
 
 // Fill host parameters for training from scratch: normal weights of deviation `std` (`residual_std` for the
 // projections that end on the residual stream), ones, zeros. Element i of a tensor depends on (seed, tensor, i) only.
-static inline void tensors_init(const TensorTable* table, floatX* params, uint64_t seed, double std,
+static inline void tensors_init(const TensorTable* table, real* params, uint64_t seed, double std,
                                 double residual_std) {
     memset(params, 0, table->elements * sizeof *params);
     for (int k = 0; k < table->count; k++) {
@@ -139,11 +139,11 @@ static inline void tensors_init(const TensorTable* table, floatX* params, uint64
         uint64_t key = rng_stream(seed, (uint64_t)k, 0, SITE_INIT);
         double deviation = t->init == INIT_NORMAL ? std : residual_std;
         int64_t n = (int64_t)t->shape[0] * t->shape[1];
-        floatX* w = params + t->offset;
+        real* w = params + t->offset;
         if (t->init == INIT_ZERO) continue;
 #pragma omp parallel for schedule(static)
         for (int64_t i = 0; i < n; i++)
-            w[i] = t->init == INIT_ONE ? (floatX)1 : (floatX)(deviation * rng_normal(key, (uint64_t)i));
+            w[i] = t->init == INIT_ONE ? (real)1 : (real)(deviation * rng_normal(key, (uint64_t)i));
     }
 }
 

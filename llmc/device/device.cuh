@@ -1,0 +1,133 @@
+/* For kernels only: 16-byte vectors of any type with their conversion to float, and sums over warps and blocks.
+ *
+ *     Vector<floatX> x = load128(p);          p on 16 bytes; Vector<T>::SIZE elements: 8 of bf16, 4 of float
+ *     float f[Vector<floatX>::SIZE];
+ *     to_floats(f, x);
+ *     store128(p, from_floats<floatX>(f));    rounds to nearest even, two at a time
+ *
+ * Sums are butterflies: every thread gets the result, and it has the same bits every time. */
+#ifndef LLMC_DEVICE_CUH
+#define LLMC_DEVICE_CUH
+
+#include "device.h"
+
+#ifdef __CUDACC__
+
+enum { WARP = 32 };
+#define ALL_LANES 0xffffffffu
+
+// ---------------------------------------------------------------------------------------------------------
+// Conversions
+
+template <typename T> __device__ inline float to_float(T x) { return (float)x; }
+template <> __device__ inline float to_float(__nv_bfloat16 x) { return __bfloat162float(x); }
+template <> __device__ inline float to_float(__half x) { return __half2float(x); }
+
+template <typename T> __device__ inline T from_float(float x) { return (T)x; }
+template <> __device__ inline __nv_bfloat16 from_float(float x) { return __float2bfloat16_rn(x); }
+template <> __device__ inline __half from_float(float x) { return __float2half_rn(x); }
+
+// ---------------------------------------------------------------------------------------------------------
+// Vectors of 16 bytes
+
+template <typename T> struct alignas(16) Vector {
+    static constexpr int SIZE = 16 / sizeof(T);
+    T v[SIZE];
+};
+
+template <typename T> __device__ inline Vector<T> load128(const T* p) {
+    Vector<T> x;
+    *(int4*)&x = *(const int4*)p;
+    return x;
+}
+
+template <typename T> __device__ inline void store128(T* p, Vector<T> x) { *(int4*)p = *(const int4*)&x; }
+
+// Of data that nobody needs soon: it leaves the caches first.
+template <typename T> __device__ inline Vector<T> load128_streaming(const T* p) {
+    Vector<T> x;
+    *(int4*)&x = __ldcs((const int4*)p);
+    return x;
+}
+
+template <typename T> __device__ inline void store128_streaming(T* p, Vector<T> x) {
+    __stcs((int4*)p, *(const int4*)&x);
+}
+
+template <typename T> __device__ inline void to_floats(float* f, Vector<T> x) {
+#pragma unroll
+    for (int i = 0; i < Vector<T>::SIZE; i++) f[i] = to_float(x.v[i]);
+}
+
+template <typename T> __device__ inline Vector<T> from_floats(const float* f) {
+    Vector<T> x;
+#pragma unroll
+    for (int i = 0; i < Vector<T>::SIZE; i++) x.v[i] = from_float<T>(f[i]);
+    return x;
+}
+
+template <> __device__ inline Vector<__nv_bfloat16> from_floats(const float* f) {
+    Vector<__nv_bfloat16> x;
+#pragma unroll
+    for (int i = 0; i < 4; i++) ((__nv_bfloat162*)x.v)[i] = __floats2bfloat162_rn(f[2 * i], f[2 * i + 1]);
+    return x;
+}
+
+template <> __device__ inline Vector<__half> from_floats(const float* f) {
+    Vector<__half> x;
+#pragma unroll
+    for (int i = 0; i < 4; i++) ((__half2*)x.v)[i] = __floats2half2_rn(f[2 * i], f[2 * i + 1]);
+    return x;
+}
+
+// ---------------------------------------------------------------------------------------------------------
+// Sums and maxima. All threads of the warp, or of the block (whole warps, one dimension), must take part.
+
+template <typename T> __device__ inline T warp_sum(T x) {
+#pragma unroll
+    for (int distance = WARP / 2; distance; distance /= 2) x += __shfl_xor_sync(ALL_LANES, x, distance);
+    return x;
+}
+
+__device__ inline float warp_max(float x) {
+#pragma unroll
+    for (int distance = WARP / 2; distance; distance /= 2) x = fmaxf(x, __shfl_xor_sync(ALL_LANES, x, distance));
+    return x;
+}
+
+template <typename T> __device__ inline T block_sum(T x) {
+    __shared__ T partial[WARP];
+    int lane = threadIdx.x % WARP, warps = blockDim.x / WARP;
+    x = warp_sum(x);
+    __syncthreads();  // who still reads the sums of the call before
+    if (lane == 0) partial[threadIdx.x / WARP] = x;
+    __syncthreads();
+    return warp_sum(lane < warps ? partial[lane] : (T)0);
+}
+
+// fmaxf drops NaN: who needs them looks for them in the sum that follows.
+__device__ inline float block_max(float x) {
+    __shared__ float partial[WARP];
+    int lane = threadIdx.x % WARP, warps = blockDim.x / WARP;
+    x = warp_max(x);
+    __syncthreads();
+    if (lane == 0) partial[threadIdx.x / WARP] = x;
+    __syncthreads();
+    return warp_max(lane < warps ? partial[lane] : -INFINITY);
+}
+
+// ---------------------------------------------------------------------------------------------------------
+// Launches
+
+// Blocks for n items, `each` to a block.
+static inline unsigned blocks_for(size_t n, size_t each) {
+    size_t blocks = (n + each - 1) / each;
+    CHECK(blocks > 0 && blocks <= 0x7fffffff);
+    return (unsigned)blocks;
+}
+
+// Whether rows of C elements start on 16 bytes when the first does.
+template <typename T> static inline int rows_are_vectors(int C) { return C % Vector<T>::SIZE == 0; }
+
+#endif
+#endif
