@@ -19,15 +19,42 @@ LIBS   := $(if $(BLAS),-lopenblas) -lm
 COMMA  := ,
 COMPILE = $(CC) -x c -std=c11 $(CPP) $(CFLAGS) $(WARN)
 
+# The GPU build. ARCH: the GPUs that are here, else those that this nvcc knows of sm_80, sm_90a and sm_100, and PTX for later ones.
+NVCC   ?= nvcc
+HAS_NVCC := $(shell command -v $(NVCC) 2>/dev/null)
+PRECISION ?= bf16
+FOUND  := $(sort $(subst .,,$(if $(HAS_NVCC),$(shell nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2>/dev/null))))
+ARCH   ?= $(if $(FOUND),$(FOUND:90=90a),$(if $(HAS_NVCC),$(filter $(subst compute_,,$(shell $(NVCC) --list-gpu-arch)),80) 90a $(filter $(subst compute_,,$(shell $(NVCC) --list-gpu-arch)),100)))
+GENCODE = $(foreach a,$(ARCH),-gencode=arch=compute_$(a),code=sm_$(a)) $(if $(FOUND),,-gencode=arch=compute_80,code=compute_80)
+NVFLAGS = -std=c++17 $(if $(DEBUG),-O1 -g -G,-O3) $(GENCODE) -lineinfo -D_GNU_SOURCE -DPRECISION_$(shell echo $(PRECISION) | tr a-z A-Z) -I. \
+          -Xcompiler -march=$(MARCH),-fopenmp,-ffp-contract=off,-fno-math-errno,-Wall,-Wextra,-Wno-missing-field-initializers,-Wno-unknown-pragmas \
+          -Xptxas -warn-spills -diag-suppress 177 -MMD -MP
+NVLIBS := -lcublasLt -lgomp
+G      := $(B)/$(PRECISION)
+
 HAS_CC := $(shell command -v $(CC) 2>/dev/null)
 .DEFAULT_GOAL := $(if $(HAS_CC),all,help)
-.PHONY: all help setup quickstart test check ops grad bench san clean needed
+.PHONY: all gpu help setup quickstart test check ops grad bench san clean needed
 .DELETE_ON_ERROR:
 
 # ---------------------------------------------------------------------------------------------------------
 # Programs
 
 all: train_gpt2 data/builtin/train.bin
+
+gpu: $(if $(HAS_NVCC),train_gpt2cu)
+
+$(G):
+	mkdir -p $@
+
+train_gpt2cu: train_gpt2.cu Makefile | $(G)
+	$(NVCC) $(NVFLAGS) -MF $(G)/train_gpt2cu.d $< -o $@ $(NVLIBS)
+
+$(G)/test_gpt2cu: test_gpt2.cu Makefile | $(G)
+	$(NVCC) $(NVFLAGS) -MF $@.d $< -o $@ $(NVLIBS)
+
+$(G)/opscu: dev/ops.cu Makefile | $(G)
+	$(NVCC) $(NVFLAGS) -MF $@.d $< -o $@ $(NVLIBS)
 
 # The trainer is linked at the top, where people look for it; variants stay in their build folder.
 TRAINER := $(if $(DEBUG)$(SANITIZE)$(BLAS),$(B)/train_gpt2,train_gpt2)
@@ -57,7 +84,7 @@ $(B)/builtin_corpus: dev/data/builtin_corpus.c Makefile | $(B)
 $(B):
 	mkdir -p $@
 
--include $(wildcard $(B)/*.d)
+-include $(wildcard $(B)/*.d $(G)/*.d)
 
 # ---------------------------------------------------------------------------------------------------------
 # Data: the project's own sources and documentation as bytes
@@ -117,4 +144,4 @@ san:
 	@bash dev/test/run.sh build/san build/san/train_gpt2
 
 clean:
-	rm -rf build train_gpt2
+	rm -rf build train_gpt2 train_gpt2cu
