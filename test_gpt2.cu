@@ -113,7 +113,8 @@ static void test_golden(Tests* t, const char* directory) {
 
     size_t V = (size_t)config.V, N = (size_t)m->N;
     real *want = (real*)xmalloc(N * V * sizeof(real)), *got = (real*)xmalloc(N * V * sizeof(real)), loss;
-    double evaluated = evaluate_batch(m, &b->ctx), error;
+    evaluate_batch(m, 1.0 / (double)N, SET, &b->ctx);
+    double evaluated = model_loss(m, &b->ctx), error;
     real* logits = bench_values(b, m->a.logits, N * (size_t)m->Vp, VIEW_FLOATX);
     for (size_t i = 0; i < N; i++) memcpy(got + i * V, logits + i * (size_t)m->Vp, V * sizeof(real));
     free(logits);
@@ -148,7 +149,8 @@ static void test_golden(Tests* t, const char* directory) {
     real losses[10], norms[10], want_losses[10], want_norms[10];
     for (int step = 0; step < 10; step++) {
         AdamW adamw = {1e-3, 0.9, 0.95, 1e-8, 0.1, 1.0, step + 1};
-        losses[step] = (real)train_batch(m, (uint64_t)step, 0, 1.0 / (double)N, SET, &b->ctx);
+        train_batch(m, (uint64_t)step, 0, 1.0 / (double)N, SET, &b->ctx);
+        losses[step] = (real)model_loss(m, &b->ctx);
         optimizer_step(&b->o, m->params, m->grads, adamw, &b->ctx);
         real* norm = bench_values(b, b->o.norm, 1, VIEW_REAL);
         norms[step] = *norm;
@@ -288,9 +290,11 @@ static void test_finite_differences(Tests* t, int tied, double dropout, Gelu gel
             size_t i = tensor->offset + philox((uint32_t)k, (uint32_t)sample, 0, 0, 77).v[0] % tensor_elements(tensor);
             real kept = m->params[i];
             m->params[i] = kept + h;
-            double above = train_batch(m, 3, 0, 1.0 / m->N, SET, &b->ctx);
+            train_batch(m, 3, 0, 1.0 / m->N, SET, &b->ctx);
+            double above = model_loss(m, &b->ctx);
             m->params[i] = kept - h;
-            double below = train_batch(m, 3, 0, 1.0 / m->N, SET, &b->ctx);
+            train_batch(m, 3, 0, 1.0 / m->N, SET, &b->ctx);
+            double below = model_loss(m, &b->ctx);
             m->params[i] = kept;
             double error = fabs((above - below) / (2 * h) - analytic[i]) / fmax(1, fabs(analytic[i]));
             if (!(error <= worst)) worst = error, where = tensor->name;
@@ -319,7 +323,7 @@ static int write_logits(const char* directory, const char* out) {
     int* tokens = (int*)xmalloc(2 * (size_t)m->N * sizeof(int));
     random_tokens(tokens, 2 * m->N, config.V, 3);
     bench_batch(b, tokens, tokens + m->N);
-    evaluate_batch(m, &b->ctx);
+    evaluate_batch(m, 1, SET, &b->ctx);
     real* logits = bench_values(b, m->a.logits, (size_t)m->N * (size_t)m->Vp, VIEW_FLOATX);
     uint64_t shape[3] = {B, (uint64_t)m->T, (uint64_t)config.V};
     SafeTensorsWriter w;

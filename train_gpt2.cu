@@ -8,11 +8,12 @@
  * C = NH * HS channels, F channels inside the MLP (4 C). */
 #include <signal.h>
 
-#include "llmc/base/flags.h"      // settings as rows in a table
-#include "llmc/base/log.h"        // terminal, log.jsonl, loss.svg
-#include "llmc/base/schedule.h"   // learning rate of a step
-#include "llmc/data/batch_lm.h"   // windows of T + 1 tokens
-#include "llmc/data/tokenizer.h"  // token -> bytes
+#include "llmc/base/flags.h"       // settings as rows in a table
+#include "llmc/base/log.h"         // terminal, log.jsonl, loss.svg
+#include "llmc/base/schedule.h"    // learning rate of a step
+#include "llmc/data/batch_lm.h"    // windows of T + 1 tokens
+#include "llmc/data/tokenizer.h"   // token -> bytes
+#include "llmc/device/readback.h"  // loss and norm on their way to the host
 #include "llmc/ops/attention.h"
 #include "llmc/ops/classifier.h"
 #include "llmc/ops/dropout.h"
@@ -20,6 +21,7 @@
 #include "llmc/ops/gelu.h"
 #include "llmc/ops/layernorm.h"
 #include "llmc/ops/matmul.h"
+#include "llmc/ops/sum.h"
 #include "llmc/run/comm.h"       // ranks
 #include "llmc/run/config.h"     // config.json as rows
 #include "llmc/run/optimizer.h"  // norm, clipping, AdamW
@@ -98,7 +100,7 @@ typedef struct {
 typedef struct {
     floatX *embedded, *lnf, *logits;
     Moments lnf_stats;
-    real* losses;
+    real *losses, *loss;                             // [N] of each row; [1] what they add up to
     floatX *dx, *dbranch, *dln, *dfc, *dqkv, *datt;  // gradients on their way down; dx is the residual stream's
     BlockActs* h;
 } Acts;
@@ -264,36 +266,35 @@ static Sequences model_sequences(const Model* m, int first) {
     return s;
 }
 
-static double mean_loss(Model* m, int N, Context* ctx) {
-    HostView losses = host_view_open(m->a.losses, (size_t)N, VIEW_REAL);
-    double sum = 0;
-    host_view_read(ctx, &losses);
-    for (int i = 0; i < N; i++) sum += (double)losses.values[i];
-    host_view_close(&losses);
-    return sum / N;
-}
-
-// Mean loss of the micro-batch in m->inputs and m->targets; no gradients, no dropout.
-static double evaluate_batch(Model* m, Context* ctx) {
+// Loss of the micro-batch in m->inputs and m->targets, `scale` times the sum over its tokens, put into or added to
+// m->a.loss by `mode`; no gradients, no dropout.
+static void evaluate_batch(Model* m, double scale, Mode mode, Context* ctx) {
     Sequences s = model_sequences(m, 0);
     m->training = 0;
     forward(m, m->inputs, &s, ctx);
     forward_head(m, m->a.lnf, s.rows, ctx);
     classifier_forward(m->a.losses, m->a.logits, m->targets, s.rows, m->config.V, m->Vp, ctx);
-    return mean_loss(m, s.rows, ctx);
+    sum_forward(m->a.loss, m->a.losses, s.rows, scale, mode, ctx);
 }
 
-// Forward and backward over the micro-batch in m->inputs and m->targets, which holds the sequences first .. first + B - 1
-// of step number `step`; gradients of `scale` times the sum of the losses are written by `mode`. Returns the mean loss.
-static double train_batch(Model* m, uint64_t step, int first, double scale, Mode mode, Context* ctx) {
+// The same with dropout, and with the gradients of all parameters, which `mode` writes too. The micro-batch holds the
+// sequences first .. first + B - 1 of step number `step`.
+static void train_batch(Model* m, uint64_t step, int first, double scale, Mode mode, Context* ctx) {
     Sequences s = model_sequences(m, first);
     m->training = 1;
     m->step = step;
     forward(m, m->inputs, &s, ctx);
     forward_head(m, m->a.lnf, s.rows, ctx);
     classifier_backward(m->a.losses, m->a.logits, m->targets, s.rows, m->config.V, m->Vp, (real)scale, ctx);
+    sum_forward(m->a.loss, m->a.losses, s.rows, scale, mode, ctx);
     backward(m, m->inputs, &s, mode, ctx);
-    return mean_loss(m, s.rows, ctx);
+}
+
+// The number in m->a.loss. Waits for it.
+static double model_loss(const Model* m, Context* ctx) {
+    real loss;
+    device_download(ctx, &loss, m->a.loss, sizeof loss);
+    return (double)loss;
 }
 
 // ---------------------------------------------------------------------------------------------------------
@@ -348,6 +349,7 @@ static void model_plan(Model* m, Config config, int B, int T, int recompute) {
         {"lnf_mean",      offsetof(Acts, lnf_stats.mean),      {DIM_N}},
         {"lnf_rstd",      offsetof(Acts, lnf_stats.rstd),      {DIM_N}},
         {"losses",        offsetof(Acts, losses),              {DIM_N}},
+        {"loss",          offsetof(Acts, loss),                {ONE_DIM}},
     };
     // clang-format on
     tensors_add(&m->acts_table, outer_acts, COUNT_OF(outer_acts), dims, -1);
@@ -579,6 +581,13 @@ static int settings_flags(Settings* s, Flag* out) {
 // ---------------------------------------------------------------------------------------------------------
 // A run
 
+// A step whose results are not read yet.
+typedef struct {
+    int64_t step;  // its number, from 1
+    double lr;
+    Readback result;  // loss, gradient norm
+} LaunchedStep;
+
 typedef struct {
     Settings settings;
     Flag flags[MAX_FLAGS];
@@ -592,6 +601,9 @@ typedef struct {
     int has_val;
     int64_t total_steps;
     int micro_steps;  // micro-batches of a step on this rank
+    LaunchedStep launched[READBACK_LAG + 1];
+    int64_t finished;  // steps whose results are read
+    double last_finish, token_flops, peak_flops;
     Log log;
     ScopeLog scopes;
 } Run;
@@ -719,6 +731,7 @@ static void run_open(Run* r, int argc, char** argv) {
 
     model_alloc(m, (uint64_t)s->seed, &r->ctx);
     optimizer_init(&r->optimizer, &m->table, &r->ctx);
+    for (size_t i = 0; i < COUNT_OF(r->launched); i++) readback_open(&r->launched[i].result);
     if (session->checkpoint) {
         Checkpoints c = session_checkpoints(session, &m->table, m->params, &r->optimizer);
         checkpoint_load(&c, session->checkpoint);
@@ -731,6 +744,7 @@ static void run_open(Run* r, int argc, char** argv) {
 }
 
 static void run_close(Run* r) {
+    for (size_t i = 0; i < COUNT_OF(r->launched); i++) readback_close(&r->launched[i].result);
     model_free(&r->model);
     optimizer_free(&r->optimizer);
     batch_lm_free(&r->train), shards_close(&r->train_shards);
@@ -756,12 +770,12 @@ static double validate(Run* r) {
     if (batches == 0) batches = 1;
     if (r->settings.val_batches > 0 && batches > (uint64_t)r->settings.val_batches)
         batches = (uint64_t)r->settings.val_batches;
-    double sum = 0;
+    double scale = 1.0 / ((double)batches * r->model.N);
     for (uint64_t i = 0; i < batches; i++) {
         load_batch(&r->model, &r->val, i * (uint64_t)r->settings.B, &r->ctx);
-        sum += evaluate_batch(&r->model, &r->ctx);
+        evaluate_batch(&r->model, scale, i == 0 ? SET : ADD, &r->ctx);
     }
-    return sum / (double)batches;
+    return model_loss(&r->model, &r->ctx);
 }
 
 // Print a text that the model goes on writing from the start of a document, and keep it in OUT/sample.txt.
@@ -804,29 +818,48 @@ static int save(Run* r) {
     return result;
 }
 
-// One optimizer step. Returns the mean loss; *norm is that of the gradients before clipping.
-static double train_step(Run* r, double lr, double* norm) {
+// Launch one optimizer step. Its loss and gradient norm are on their way when this returns; finish_step() reads them.
+static void launch_step(Run* r, const Schedule* schedule) {
     const Settings* s = &r->settings;
     Model* m = &r->model;
+    Session* session = &r->session;
+    LaunchedStep* launched = &r->launched[session->step % COUNT_OF(r->launched)];
     int sequences = s->B * r->comm.size * r->micro_steps;  // of the whole step
-    double loss = 0;
+    double scale = 1.0 / ((double)sequences * m->T);
     for (int i = 0; i < r->micro_steps; i++) {
         int first = (i * r->comm.size + r->comm.rank) * s->B;
-        load_batch(m, &r->train, s->overfit ? (uint64_t)first : r->session.samples + (uint64_t)first, &r->ctx);
-        loss += train_batch(m, (uint64_t)r->session.step, first, 1.0 / ((double)sequences * m->T), i == 0 ? SET : ADD,
-                            &r->ctx);
+        load_batch(m, &r->train, (s->overfit ? 0 : session->samples) + (uint64_t)first, &r->ctx);
+        train_batch(m, (uint64_t)session->step, first, scale, i == 0 ? SET : ADD, &r->ctx);
     }
     comm_sum(&r->comm, m->grads, m->table.elements, &r->ctx);
-    loss = comm_sum_scalar(&r->comm, loss) / (r->micro_steps * r->comm.size);
-    AdamW adamw = {lr, s->beta1, s->beta2, s->eps, s->weight_decay, s->clip, r->session.step + 1};
+    launched->lr = schedule_at(schedule, session->step);
+    AdamW adamw = {launched->lr, s->beta1, s->beta2, s->eps, s->weight_decay, s->clip, session->step + 1};
     optimizer_step(&r->optimizer, m->params, m->grads, adamw, &r->ctx);
-    real measured;
-    device_download(&r->ctx, &measured, r->optimizer.norm, sizeof measured);
-    *norm = (double)measured;
-    if (!isfinite(*norm)) session_report_nan(&r->session, &m->table, m->grads, loss, *norm, s->on_nan == NAN_STOP);
-    r->session.samples += (uint64_t)sequences;
-    r->session.step++;
-    return loss;
+    readback_start(&r->ctx, &launched->result, m->a.loss, r->optimizer.norm);
+    session->samples += (uint64_t)sequences;
+    launched->step = ++session->step;
+}
+
+// Wait for a launched step, log it, and see to it that its numbers are numbers.
+static void finish_step(Run* r) {
+    LaunchedStep* done = &r->launched[r->finished % COUNT_OF(r->launched)];
+    readback_wait(&done->result);
+    double loss = (double)done->result.values[0], norm = (double)done->result.values[1];
+    double now = now_seconds(), seconds = now - r->last_finish;
+    double speed = (double)r->model.N * r->comm.size * r->micro_steps / seconds;
+    LogStep line = {
+        done->step, r->total_steps, loss, done->lr, norm, seconds, speed, r->token_flops * speed / r->peak_flops, NULL};
+    r->last_finish = now;
+    r->finished = done->step;
+    if (!isfinite(norm))
+        session_report_nan(&r->session, done->step, &r->model.table, r->model.grads, loss, norm,
+                           r->settings.on_nan == NAN_STOP);
+    log_step(&r->log, &line);
+}
+
+// Whether something is due after this many steps of the run: every `every` steps and, with `at_end`, after the last.
+static int is_due(const Run* r, int every, int at_end) {
+    return every > 0 && (r->session.step % every == 0 || (at_end && r->session.step == r->total_steps));
 }
 
 int main(int argc, char** argv) {
@@ -852,46 +885,47 @@ int main(int argc, char** argv) {
     log_line(&r->log, &settings);
     free(settings.text);
 
-    double peak_flops = profiler_peak_flops(&r->ctx);
+    r->peak_flops = profiler_peak_flops(&r->ctx);
     size_t N = m->table.parameters - (size_t)c->T * (size_t)c->C;
-    double token_flops = 6.0 * (double)N + 12.0 * c->L * c->C * m->T;
+    r->token_flops = 6.0 * (double)N + 12.0 * c->L * c->C * m->T;
     double step_tokens = (double)m->N * r->comm.size * r->micro_steps;
     printf("%zu parameters, %s | %llu training tokens, %.0f a step | steps %lld to %lld | %d threads, matmul %.0f "
            "GFLOP/s\n",
            m->table.parameters, session->checkpoint ? session->checkpoint : s->model,
            (unsigned long long)r->train_shards.tokens, step_tokens, (long long)session->step + 1,
-           (long long)r->total_steps, device_threads(), 1e-9 * peak_flops);
+           (long long)r->total_steps, device_threads(), 1e-9 * r->peak_flops);
     plan_print(stdout, m);
 
     Schedule schedule = {(ScheduleKind)s->schedule, s->lr,         s->warmup,   r->total_steps,
                          s->final_fraction,         s->poly_power, s->wsd_decay};
     int64_t last = s->stop_after > 0 && s->stop_after < r->total_steps ? s->stop_after : r->total_steps;
     double profiled = 0;
-    int profiled_steps = 0, failed = 0;
+    int profiled_steps = 0;
     if (session->step == 0 && r->has_val && s->val_every > 0)
         log_validation(&r->log, 0, r->total_steps, validate(r), NULL);
+    r->finished = session->step;
+    r->last_finish = now_seconds();
     while (session->step < last && !stop_signal) {
         int profile = last - session->step <= s->profile;
-        double start = now_seconds(), norm, lr = schedule_at(&schedule, session->step);
+        if (profile && profiled_steps++ == 0) profiled = now_seconds();
         r->ctx.scope_log = profile ? &r->scopes : NULL;
-        double loss = train_step(r, lr, &norm);
+        launch_step(r, &schedule);
         r->ctx.scope_log = NULL;
-        double seconds = now_seconds() - start, speed = step_tokens / seconds;
-        if (profile) profiled += seconds, profiled_steps++;
-        LogStep line = {session->step, r->total_steps, loss, lr, norm, seconds, speed, token_flops * speed / peak_flops,
-                        NULL};
-        log_step(&r->log, &line);
-        int end = session->step == r->total_steps;
-        if (r->has_val && s->val_every > 0 && (end || session->step % s->val_every == 0))
-            log_validation(&r->log, session->step, r->total_steps, validate(r), NULL);
-        if (s->sample_every > 0 && (end || session->step % s->sample_every == 0)) sample(r);
-        if (s->checkpoint_every > 0 && session->step % s->checkpoint_every == 0) save(r);
+        int validation = r->has_val && is_due(r, s->val_every, 1), text = is_due(r, s->sample_every, 1);
+        int checkpoint = is_due(r, s->checkpoint_every, 0);
+        int lag = profile || validation || text || checkpoint || session->step == last ? 0 : READBACK_LAG;
+        while (session->step - r->finished > lag) finish_step(r);
+        if (validation) log_validation(&r->log, session->step, r->total_steps, validate(r), NULL);
+        if (text) sample(r);
+        if (checkpoint) save(r);
+        if (validation || text || checkpoint) r->last_finish = now_seconds();
     }
-    failed = save(r) != 0;
+    while (r->finished < session->step) finish_step(r);
+    if (profiled_steps > 0) profiler_print(stdout, &r->scopes, profiled_steps, now_seconds() - profiled);
+    int failed = save(r) != 0;
     if (stop_signal)
         printf("stopped by signal %d after step %lld%s\n", (int)stop_signal, (long long)session->step,
                failed || !*s->out ? "" : ", saved");
-    if (profiled_steps > 0) profiler_print(stdout, &r->scopes, profiled_steps, profiled);
     log_write_svg(&r->log, "GPT-2 training");
     if (failed)
         die(FAILED, "%s: the state after step %lld could not be saved; make room there, then go on with -y 1", s->out,

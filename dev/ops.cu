@@ -2,7 +2,11 @@
  *
  *     ./ops test  [op]   launchers against the plain references; the same bits for any number of threads
  *     ./ops grad  [op]   references and launchers against finite differences (build with -DREAL_DOUBLE)
- *     ./ops bench [op]   time, GFLOP/s and GB/s of the launchers that the trainers call
+ *     ./ops bench [op] [GB/s TFLOP/s]   time, GFLOP/s and GB/s of the launchers that the trainers call, in per cent
+ *                        of this machine's ceilings where they are given; "all" stands for every op
+ *
+ * gcc builds the CPU's, nvcc the GPU's:
+ *     nvcc -std=c++17 -O3 -arch=native -D_GNU_SOURCE -DPRECISION_BF16 -I. -Xcompiler -fopenmp dev/ops.cu -lcublasLt -o ops
  *
  * A new op: write dev/ops/<op>.h with the three functions, include it, add a row. */
 #include "ops/adamw.h"
@@ -16,6 +20,7 @@
 #include "ops/harness.h"
 #include "ops/layernorm.h"
 #include "ops/matmul.h"
+#include "ops/sum.h"
 
 typedef struct {
     const char* op;
@@ -36,6 +41,7 @@ static const OpRow TABLE[] = {
     {"embedding", test_embedding, grad_embedding, bench_embedding},
     {"gelu", test_gelu, grad_gelu, bench_gelu},
     {"matmul", test_matmul, grad_matmul, bench_matmul},
+    {"sum", test_sum, NULL, NULL},
     {NULL, NULL, NULL, NULL},
 };
 // clang-format on
@@ -44,14 +50,19 @@ int main(int argc, char** argv) {
     static const char* const MODES[] = {"test", "grad", "bench"};
     int mode = 0, known = 0;
     while (argc > 1 && mode < 3 && strcmp(argv[1], MODES[mode]) != 0) mode++;
-    if (argc < 2 || argc > 3 || mode == 3) die(USAGE, "usage: ops test|grad|bench [op]");
-    if (mode == 1 && sizeof(real) < sizeof(double))
-        die(USAGE, "ops grad: finite differences are blunt in float; build with -DREAL_DOUBLE (make grad)");
+    if (argc < 2 || argc > 5 || argc == 4 || mode == 3) die(USAGE, "usage: ops test|grad|bench [op] [GB/s TFLOP/s]");
+    if (mode == 1 && (HAS_DEVICE_MEMORY || sizeof(real) < sizeof(double)))
+        die(USAGE, "ops grad: finite differences are sharp on the CPU in double only: make grad");
+    const char* only = argc > 2 && strcmp(argv[2], "all") != 0 ? argv[2] : NULL;
     Harness h;
     memset(&h, 0, sizeof h);
+    if (argc == 5) {
+        h.ceiling_gbs = strtod(argv[3], NULL);
+        h.ceiling_tflops = strtod(argv[4], NULL);
+    }
     context_init(&h.ctx);
     for (const OpRow* row = TABLE; row->op; row++) {
-        if (argc == 3 && strcmp(argv[2], row->op) != 0) continue;
+        if (only && strcmp(only, row->op) != 0) continue;
         void (*run)(Harness*) = mode == 0 ? row->test : mode == 1 ? row->grad : row->bench;
         known = 1;
         h.op = row->op;
@@ -60,7 +71,7 @@ int main(int argc, char** argv) {
     }
     if (!known) {
         Text names = {NULL, 0, 0};
-        text_printf(&names, "ops %s: there is no such op; there are:", argv[1]);
+        text_printf(&names, "ops %s: no op is called %s; there are:", argv[1], argv[2]);
         for (const OpRow* row = TABLE; row->op; row++) text_printf(&names, " %s", row->op);
         die(USAGE, "%s", names.text);
     }

@@ -28,20 +28,28 @@ template <> __device__ inline __nv_bfloat16 from_float(float x) { return __float
 template <> __device__ inline __half from_float(float x) { return __float2half_rn(x); }
 
 // ---------------------------------------------------------------------------------------------------------
-// Vectors of 16 bytes
+// Vectors: of 16 bytes, and of one element for rows that do not start on 16 bytes
 
-template <typename T> struct alignas(16) Vector {
-    static constexpr int SIZE = 16 / sizeof(T);
-    T v[SIZE];
+template <typename T, int N = 16 / (int)sizeof(T)> struct alignas(N * sizeof(T)) Vector {
+    static constexpr int SIZE = N;
+    T v[N];
 };
 
-template <typename T> __device__ inline Vector<T> load128(const T* p) {
-    Vector<T> x;
-    *(int4*)&x = *(const int4*)p;
+template <int N, typename T> __device__ inline Vector<T, N> load_vector(const T* p) {
+    Vector<T, N> x;
+    if constexpr (N * sizeof(T) == 16) *(int4*)&x = *(const int4*)p;
+    else x.v[0] = *p;
+    static_assert(N == 1 || N * sizeof(T) == 16, "one element, or 16 bytes");
     return x;
 }
 
-template <typename T> __device__ inline void store128(T* p, Vector<T> x) { *(int4*)p = *(const int4*)&x; }
+template <int N, typename T> __device__ inline void store_vector(T* p, Vector<T, N> x) {
+    if constexpr (N * sizeof(T) == 16) *(int4*)p = *(const int4*)&x;
+    else *p = x.v[0];
+}
+
+template <typename T> __device__ inline Vector<T> load128(const T* p) { return load_vector<Vector<T>::SIZE>(p); }
+template <typename T> __device__ inline void store128(T* p, Vector<T> x) { store_vector(p, x); }
 
 // Of data that nobody needs soon: it leaves the caches first.
 template <typename T> __device__ inline Vector<T> load128_streaming(const T* p) {
@@ -54,29 +62,25 @@ template <typename T> __device__ inline void store128_streaming(T* p, Vector<T> 
     __stcs((int4*)p, *(const int4*)&x);
 }
 
-template <typename T> __device__ inline void to_floats(float* f, Vector<T> x) {
+template <typename T, int N> __device__ inline void to_floats(float* f, Vector<T, N> x) {
 #pragma unroll
-    for (int i = 0; i < Vector<T>::SIZE; i++) f[i] = to_float(x.v[i]);
+    for (int i = 0; i < N; i++) f[i] = to_float(x.v[i]);
 }
 
-template <typename T> __device__ inline Vector<T> from_floats(const float* f) {
-    Vector<T> x;
-#pragma unroll
-    for (int i = 0; i < Vector<T>::SIZE; i++) x.v[i] = from_float<T>(f[i]);
-    return x;
+__device__ inline void from_two_floats(__nv_bfloat16* x, float a, float b) {
+    *(__nv_bfloat162*)x = __floats2bfloat162_rn(a, b);
+}
+__device__ inline void from_two_floats(__half* x, float a, float b) { *(__half2*)x = __floats2half2_rn(a, b); }
+template <typename T> __device__ inline void from_two_floats(T* x, float a, float b) {
+    x[0] = from_float<T>(a);
+    x[1] = from_float<T>(b);
 }
 
-template <> __device__ inline Vector<__nv_bfloat16> from_floats(const float* f) {
-    Vector<__nv_bfloat16> x;
+template <typename T, int N = 16 / (int)sizeof(T)> __device__ inline Vector<T, N> from_floats(const float* f) {
+    Vector<T, N> x;
+    if constexpr (N == 1) x.v[0] = from_float<T>(f[0]);
 #pragma unroll
-    for (int i = 0; i < 4; i++) ((__nv_bfloat162*)x.v)[i] = __floats2bfloat162_rn(f[2 * i], f[2 * i + 1]);
-    return x;
-}
-
-template <> __device__ inline Vector<__half> from_floats(const float* f) {
-    Vector<__half> x;
-#pragma unroll
-    for (int i = 0; i < 4; i++) ((__half2*)x.v)[i] = __floats2half2_rn(f[2 * i], f[2 * i + 1]);
+    for (int i = 0; i + 1 < N; i += 2) from_two_floats(x.v + i, f[i], f[i + 1]);
     return x;
 }
 

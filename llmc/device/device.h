@@ -81,7 +81,14 @@ typedef struct {
     cublasLtHandle_t cublaslt;
     void* cublaslt_workspace;
     int multiprocessors;
-    int capability;  // 90 for sm_90
+    int capability;                    // 90 for sm_90
+    struct MatmulPlans* matmul_plans;  // made when first needed; matmul_plans_free() before context_free()
+    int autotune;                      // 1: time cuBLASLt's candidates at each first use; 0: take its first choice
+    const char* autotune_cache;        // file of the choices; NULL: none
+    int gelu_fusion;                   // GELU in matmul epilogues: 0 never, 1 forward, 2 forward and backward
+    int tf32;                          // 1: fp32 matmuls may round their inputs to TF32
+    int tool;                          // whether an NVTX tool listens: 0 nobody has asked yet, 1 yes, -1 no
+    int ranges;                        // bits of the NVTX ranges that are open (scope.h)
 #endif
 } Context;
 
@@ -154,6 +161,7 @@ static inline void context_init(Context* ctx) {
     cudaCheck(cudaGetDeviceProperties(&properties, 0));
     ctx->multiprocessors = properties.multiProcessorCount;
     ctx->capability = 10 * properties.major + properties.minor;
+    ctx->gelu_fusion = 2;
     cudaCheck(cudaStreamCreateWithFlags(&ctx->stream, cudaStreamNonBlocking));
     cublasCheck(cublasLtCreate(&ctx->cublaslt));
     cudaCheck(cudaMalloc(&ctx->cublaslt_workspace, CUBLASLT_WORKSPACE_BYTES));

@@ -5,11 +5,16 @@
  *     ... the work ...
  *     scope_close(&scope);
  *
- * Nothing is formatted or stored unless ctx->scope_log is set. */
+ * Nothing is formatted or stored unless ctx->scope_log is set or, on the GPU, an NVTX tool listens. Tools see nested
+ * ranges: step 12 / backward / layer 3 / layernorm_backward N=65536 C=768. On the GPU the times in the log are those of
+ * the stream, between two events; they are there after scope_log_resolve(). */
 #ifndef LLMC_SCOPE_H
 #define LLMC_SCOPE_H
 
 #include "device.h"
+#ifdef __CUDACC__
+#include <nvtx3/nvToolsExt.h>
+#endif
 
 typedef struct {
     const char* op;  // the launcher's name
@@ -19,6 +24,9 @@ typedef struct {
     double flops;     // as the op's header counts them
     double bytes;     // that must be moved at least: every operand once
     double start, seconds;
+#ifdef __CUDACC__
+    cudaEvent_t began, ended;  // until the log is resolved
+#endif
 } ScopeRecord;
 
 // The records of the launches since it was attached to a context, in order of execution.
@@ -29,31 +37,112 @@ typedef struct ScopeLog {
 
 typedef struct {
     Context* ctx;  // NULL: nobody listens
-    size_t index;
+    size_t index;  // of the record; NOT_LOGGED if only a tool listens
 } Scope;
+
+#define NOT_LOGGED SIZE_MAX
+
+static inline const char* direction_name(Direction direction) {
+    static const char* const names[DIRECTIONS] = {"forward", "backward", "optimizer", "communication"};
+    return names[direction];
+}
+
+#ifdef __CUDACC__
+// ---------------------------------------------------------------------------------------------------------
+// NVTX ranges around the launchers': a tool is asked for once, and without one nothing more is done.
+
+enum { RANGE_STEP = 1, RANGE_DIRECTION = 2, RANGE_LAYER = 4 };
+
+static inline int scope_tool_listens(Context* ctx) {
+    if (ctx->tool == 0) ctx->tool = nvtxDomainCreateA("llmc") ? 1 : -1;  // NULL where there is no tool
+    return ctx->tool > 0;
+}
+
+// The bits are ordered from the outermost range to the innermost.
+static inline void scope_push(Context* ctx, int range, const char* name) {
+    nvtxRangePushA(name);
+    ctx->ranges |= range;
+}
+
+// Close the ranges that are at least as deep as `range`.
+static inline void scope_pop_to(Context* ctx, int range) {
+    for (int open = RANGE_LAYER; open >= range; open /= 2) {
+        if (ctx->ranges & open) nvtxRangePop();
+        ctx->ranges &= ~open;
+    }
+}
+
+static inline void scope_move(Context* ctx, Direction direction, int layer) {
+    char name[32];
+    if (!(ctx->ranges & RANGE_DIRECTION) || direction != ctx->direction) {
+        scope_pop_to(ctx, RANGE_DIRECTION);
+        scope_push(ctx, RANGE_DIRECTION, direction_name(direction));
+    } else if (layer != ctx->layer) {
+        scope_pop_to(ctx, RANGE_LAYER);
+    }
+    if (layer < 0 || ctx->ranges & RANGE_LAYER) return;
+    snprintf(name, sizeof name, "layer %d", layer);
+    scope_push(ctx, RANGE_LAYER, name);
+}
+#endif
+
+// ---------------------------------------------------------------------------------------------------------
+// What the trainer and the launchers call
+
+// From here on launches belong to this optimizer step; -1: to none (validation, sampling).
+static inline void scope_step(Context* ctx, int64_t step) {
+#ifdef __CUDACC__
+    char name[32];
+    if (!scope_tool_listens(ctx)) return;
+    scope_pop_to(ctx, RANGE_STEP);
+    if (step < 0) return;
+    snprintf(name, sizeof name, "step %lld", (long long)step);
+    scope_push(ctx, RANGE_STEP, name);
+#else
+    (void)ctx, (void)step;
+#endif
+}
 
 // From here on launches belong to this direction and layer (-1: outside the blocks).
 static inline void scope_at(Context* ctx, Direction direction, int layer) {
+#ifdef __CUDACC__
+    if (scope_tool_listens(ctx)) scope_move(ctx, direction, layer);
+#endif
     ctx->direction = direction;
     ctx->layer = layer;
 }
 
 __attribute__((format(printf, 5, 6))) static inline Scope scope_open(Context* ctx, const char* op, double flops,
                                                                      double bytes, const char* shapes, ...) {
-    Scope scope;
+    Scope scope = {NULL, NOT_LOGGED};
     ScopeLog* log = ctx->scope_log;
-    scope.ctx = log ? ctx : NULL;
-    scope.index = log ? log->count : 0;
+    char text[64];
+#ifdef __CUDACC__
+    int tool = scope_tool_listens(ctx);
+#else
+    const int tool = 0;
+#endif
+    if (!log && !tool) return scope;
+    scope.ctx = ctx;
+    va_list args;
+    va_start(args, shapes);
+    vsnprintf(text, sizeof text, shapes, args);
+    va_end(args);
+#ifdef __CUDACC__
+    if (tool) {
+        char name[128];
+        snprintf(name, sizeof name, "%s %s", op, text);
+        nvtxRangePushA(name);
+    }
+#endif
     if (!log) return scope;
+    scope.index = log->count;
     if (log->count == log->capacity) {
         log->capacity = log->capacity ? 2 * log->capacity : 1024;
         log->records = (ScopeRecord*)xrealloc(log->records, log->capacity * sizeof *log->records);
     }
     ScopeRecord* r = &log->records[log->count++];
-    va_list args;
-    va_start(args, shapes);
-    vsnprintf(r->shapes, sizeof r->shapes, shapes, args);
-    va_end(args);
+    memcpy(r->shapes, text, sizeof text);
     r->op = op;
     r->direction = ctx->direction;
     r->layer = ctx->layer;
@@ -61,13 +150,46 @@ __attribute__((format(printf, 5, 6))) static inline Scope scope_open(Context* ct
     r->bytes = bytes;
     r->seconds = 0;
     r->start = now_seconds();
+#ifdef __CUDACC__
+    cudaCheck(cudaEventCreate(&r->began));
+    cudaCheck(cudaEventCreate(&r->ended));
+    cudaCheck(cudaEventRecord(r->began, ctx->stream));
+#endif
     return scope;
 }
 
 static inline void scope_close(const Scope* scope) {
-    if (!scope->ctx) return;
-    ScopeRecord* r = &scope->ctx->scope_log->records[scope->index];
-    r->seconds = now_seconds() - r->start;
+    Context* ctx = scope->ctx;
+    if (!ctx) return;
+    if (scope->index != NOT_LOGGED) {
+        ScopeRecord* r = &ctx->scope_log->records[scope->index];
+        r->seconds = now_seconds() - r->start;
+#ifdef __CUDACC__
+        cudaCheck(cudaEventRecord(r->ended, ctx->stream));
+#endif
+    }
+#ifdef __CUDACC__
+    if (scope_tool_listens(ctx)) nvtxRangePop();
+#endif
+}
+
+// Call before the records' seconds are read. On the GPU it waits for the launches and turns their events into times.
+static inline void scope_log_resolve(ScopeLog* log) {
+#ifdef __CUDACC__
+    for (size_t i = 0; i < log->count; i++) {
+        ScopeRecord* r = &log->records[i];
+        float milliseconds;
+        if (!r->ended) continue;
+        cudaCheck(cudaEventSynchronize(r->ended));
+        cudaCheck(cudaEventElapsedTime(&milliseconds, r->began, r->ended));
+        cudaCheck(cudaEventDestroy(r->began));
+        cudaCheck(cudaEventDestroy(r->ended));
+        r->seconds = 1e-3 * (double)milliseconds;
+        r->began = r->ended = NULL;
+    }
+#else
+    (void)log;
+#endif
 }
 
 #endif

@@ -43,6 +43,11 @@ HOST_DEVICE static inline int attention_visible(Mask mask, int query, int length
     return mask == CAUSAL ? query + 1 : length;
 }
 
+// Pairs of query and key that the mask lets through, in one head.
+static inline double attention_pairs(const Sequences* s, Mask mask) {
+    return mask == CAUSAL ? 0.5 * (double)(s->squares + s->rows) : (double)s->squares;
+}
+
 // ---------------------------------------------------------------------------------------------------------
 // References
 
@@ -142,7 +147,49 @@ static inline void attention_backward_ref(real* dqkv, const real* dout, const re
     free(p);
 }
 
-#ifndef __CUDACC__
+#ifdef __CUDACC__
+// ---------------------------------------------------------------------------------------------------------
+// GPU: flash where tensor cores take floatX and a head is read in whole 16-byte pieces, else explicit.
+
+#include "attention_explicit.cuh"
+#include "attention_flash.cuh"
+
+static inline Scope attention_scope(Context* ctx, const char* op, double flops, double bytes, const Sequences* s,
+                                    AttentionShape shape) {
+    return scope_open(ctx, op, flops, bytes, "N=%d sequences=%d NH=%d HS=%d", s->rows, s->count, shape.NH, shape.HS);
+}
+
+static inline void attention_forward(floatX* out, real* lse, const floatX* qkv, const Sequences* s,
+                                     AttentionShape shape, Context* ctx) {
+    double pairs = attention_pairs(s, shape.mask);
+    if (s->rows == 0) return;
+    Scope scope = attention_scope(ctx, "attention_forward", ATTENTION_FORWARD_FLOPS(pairs, shape.NH, shape.HS),
+                                  ATTENTION_FORWARD_BYTES(s->rows, shape.NH, shape.HS), s, shape);
+#ifdef ATTENTION_FLASH
+    if (shape.HS % 8 == 0 && shape.HS <= 64) flash_forward<64>(out, lse, qkv, s, shape, ctx);
+    else if (shape.HS % 8 == 0 && shape.HS <= 128) flash_forward<128>(out, lse, qkv, s, shape, ctx);
+    else
+#endif
+        explicit_forward(out, lse, qkv, s, shape, ctx);
+    scope_close(&scope);
+}
+
+static inline void attention_backward(floatX* dqkv, const floatX* dout, const floatX* qkv, const floatX* out,
+                                      const real* lse, const Sequences* s, AttentionShape shape, Context* ctx) {
+    double pairs = attention_pairs(s, shape.mask);
+    if (s->rows == 0) return;
+    Scope scope = attention_scope(ctx, "attention_backward", ATTENTION_BACKWARD_FLOPS(pairs, shape.NH, shape.HS),
+                                  ATTENTION_BACKWARD_BYTES(s->rows, shape.NH, shape.HS), s, shape);
+#ifdef ATTENTION_FLASH
+    if (shape.HS % 8 == 0 && shape.HS <= 64) flash_backward<64>(dqkv, dout, qkv, out, lse, s, shape, ctx);
+    else if (shape.HS % 8 == 0 && shape.HS <= 128) flash_backward<128>(dqkv, dout, qkv, out, lse, s, shape, ctx);
+    else
+#endif
+        explicit_backward(dqkv, dout, qkv, out, lse, s, shape, ctx);
+    scope_close(&scope);
+}
+
+#else
 // ---------------------------------------------------------------------------------------------------------
 // CPU: a work item is one head of one sequence. It copies its operands into panels, takes ATTENTION_BLOCK
 // queries at a time, and does all products with one register-blocked tile. It alone writes its rows and
@@ -441,10 +488,6 @@ static inline real* attention_thread_scratch(Context* ctx, const Sequences* s, i
     attention_buffers(&a, NULL, HS, direction);
     *reals = a.at;
     return (real*)device_scratch(ctx, (size_t)device_threads() * a.at * sizeof(real));
-}
-
-static inline double attention_pairs(const Sequences* s, Mask mask) {
-    return mask == CAUSAL ? 0.5 * (double)(s->squares + s->rows) : (double)s->squares;
 }
 
 static inline void attention_forward(floatX* out, real* lse, const floatX* qkv, const Sequences* s,

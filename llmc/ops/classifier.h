@@ -7,14 +7,20 @@
  * Shapes: logits [N, Vp], targets [N], losses [N]. A target below 0 is ignored: its loss and its gradients are
  * 0. The columns V .. Vp - 1 are padding: outside the softmax, with gradient 0 (classifier_forward does not look
  * at them). classifier_backward leaves d(scale * sum of losses) / dlogits.
- * Numerics: exponentials in real, less the row's maximum; their sum in real over blocks of 512, the blocks and
- * the logarithm in double. A NaN or +inf among a row's logits makes its loss NaN; it is never hidden.
+ * Numerics: exponentials in real, less the row's maximum; on the CPU their sum in real over blocks of 512, the blocks
+ * and the logarithm in double; on the GPU all in float, a partial sum for each thread. A NaN or +inf among a row's logits makes its loss NaN; it is never hidden.
  * Source: the definition; the usual fusion of softmax, loss and gradient. */
 #ifndef LLMC_CLASSIFIER_H
 #define LLMC_CLASSIFIER_H
 
 #include "../device/scope.h"
 #include "../device/vector_math.h"
+#ifdef __CUDACC__
+#include <cfloat>
+#include <cuda_pipeline_primitives.h>
+
+#include "../device/device.cuh"
+#endif
 
 // An exponential counts as one operation.
 #define CLASSIFIER_FORWARD_FLOPS(N, V) (4.0 * (N) * (V))
@@ -55,7 +61,179 @@ static inline void classifier_backward_ref(real* losses, real* logits, const int
     }
 }
 
-#ifndef __CUDACC__
+#ifdef __CUDACC__
+// ---------------------------------------------------------------------------------------------------------
+// GPU: a block is a row. Each thread keeps the maximum and the sum of its own elements as it reads them. The backward
+// kernel copies the row to shared memory on the way (STAGED) where it fits there: its second pass then reads nothing
+// from memory. A thread stages and rereads only what is its own. WIDTH is 1 where rows do not start on 16 bytes.
+
+enum { CLASSIFIER_COPIES_AHEAD = 8, CLASSIFIER_THREADS = 512 };
+
+// exp(x) for x <= 0: relative error 2^-22 and half a rounding of x; below 1e-38 it becomes 0.
+__device__ inline float classifier_exp(float x) {
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x * 1.44269504f));
+    return y;
+}
+
+// sum is that of exp(x - max) over the elements seen so far. NaN and +inf stay in sum as NaN.
+typedef struct {
+    float max, sum;
+} ClassifierStatistics;
+
+template <int COUNT> __device__ inline void classifier_add(ClassifierStatistics* s, const float* x) {
+    float max = s->max, sum = 0;
+#pragma unroll
+    for (int i = 0; i < COUNT; i++) max = fmaxf(max, x[i]);
+#pragma unroll
+    for (int i = 0; i < COUNT; i++) sum += classifier_exp(x[i] - max);
+    s->sum = s->sum * classifier_exp(s->max - max) + sum;
+    s->max = max;
+}
+
+// Maximum and sum of a row, the same in all threads; its whole vectors are left in `staged` if STAGED.
+template <int WIDTH, int STAGED>
+__device__ inline ClassifierStatistics classifier_statistics(Vector<floatX, WIDTH>* staged, const floatX* x, int V) {
+    ClassifierStatistics s = {-FLT_MAX, 0};  // not -inf: exp(-inf + inf) would be NaN where a logit is -inf
+    int vectors = V / WIDTH, threads = blockDim.x;
+    float f[WIDTH];
+    if constexpr (STAGED) {
+#pragma unroll
+        for (int k = 0; k < CLASSIFIER_COPIES_AHEAD; k++) {
+            int i = threadIdx.x + k * threads;
+            if (i < vectors) __pipeline_memcpy_async(staged + i, x + (size_t)i * WIDTH, sizeof *staged);
+            __pipeline_commit();
+        }
+        for (int i = threadIdx.x; i < vectors; i += threads) {
+            int ahead = i + CLASSIFIER_COPIES_AHEAD * threads;
+            if (ahead < vectors) __pipeline_memcpy_async(staged + ahead, x + (size_t)ahead * WIDTH, sizeof *staged);
+            __pipeline_commit();
+            __pipeline_wait_prior(CLASSIFIER_COPIES_AHEAD);  // so vector i has arrived
+            to_floats(f, staged[i]);
+            classifier_add<WIDTH>(&s, f);
+        }
+    } else {
+#pragma unroll 4
+        for (int i = threadIdx.x; i < vectors; i += threads) {
+            to_floats(f, load_vector<WIDTH>(x + (size_t)i * WIDTH));
+            classifier_add<WIDTH>(&s, f);
+        }
+    }
+    for (int v = vectors * WIDTH + threadIdx.x; v < V; v += threads) {
+        f[0] = to_float(x[v]);
+        classifier_add<1>(&s, f);
+    }
+    float max = block_max(s.max);
+    s.sum = block_sum(s.sum * classifier_exp(s.max - max));
+    s.max = max;
+    return s;
+}
+
+__device__ inline float classifier_loss_of(ClassifierStatistics s, float at_target) {
+    return s.max - at_target + logf(s.sum);
+}
+
+// Block: a row.
+template <int WIDTH>
+__global__ void __launch_bounds__(2 * CLASSIFIER_THREADS)
+    classifier_forward_kernel(real* losses, const floatX* logits, const int* targets, int V, int Vp) {
+    const floatX* x = logits + (size_t)blockIdx.x * (size_t)Vp;
+    int target = targets[blockIdx.x];
+    float loss = 0;
+    if (target >= 0) {
+        float at_target = to_float(x[target]);
+        loss = classifier_loss_of(classifier_statistics<WIDTH, 0>(NULL, x, V), at_target);
+    }
+    if (threadIdx.x == 0) losses[blockIdx.x] = loss;
+}
+
+// Block: a row.
+template <int WIDTH, int STAGED>
+__global__ void __launch_bounds__(2 * CLASSIFIER_THREADS)
+    classifier_backward_kernel(real* losses, floatX* logits, const int* targets, int V, int Vp, float scale) {
+    extern __shared__ int4 classifier_shared[];
+    Vector<floatX, WIDTH>* staged = (Vector<floatX, WIDTH>*)classifier_shared;
+    floatX* x = logits + (size_t)blockIdx.x * (size_t)Vp;
+    int target = targets[blockIdx.x], vectors = target < 0 ? 0 : V / WIDTH, threads = blockDim.x;
+    int used = target < 0 ? 0 : V, rest = vectors * WIDTH;
+    ClassifierStatistics s = {0, 1};
+    float f[WIDTH], loss = 0, at_target = 0;
+    if (target >= 0) {
+        at_target = to_float(x[target]);  // all threads, before the first of them writes
+        s = classifier_statistics<WIDTH, STAGED>(staged, x, V);
+        loss = classifier_loss_of(s, at_target);
+    }
+    if (threadIdx.x == 0) losses[blockIdx.x] = loss;
+
+    float factor = scale / s.sum;
+#pragma unroll 2
+    for (int i = threadIdx.x; i < vectors; i += threads) {
+        floatX* p = x + (size_t)i * WIDTH;
+        if constexpr (STAGED) to_floats(f, staged[i]);
+        else to_floats(f, load_vector<WIDTH>(p));
+#pragma unroll
+        for (int k = 0; k < WIDTH; k++) f[k] = factor * classifier_exp(f[k] - s.max);
+        store_vector(p, from_floats<floatX, WIDTH>(f));
+    }
+    for (int v = rest + threadIdx.x; v < Vp; v += threads)
+        x[v] = from_float<floatX>(v < used ? factor * classifier_exp(to_float(x[v]) - s.max) : 0);
+    // The thread that wrote the target's element corrects it.
+    int writer = target < rest ? target / WIDTH % threads : (target - rest) % threads;
+    if (target >= 0 && (int)threadIdx.x == writer)
+        x[target] = from_float<floatX>(scale * (classifier_exp(at_target - s.max) / s.sum - 1));
+}
+
+// Threads for rows of V elements, of which a multiprocessor holds one or more at a time.
+static inline unsigned classifier_threads(int V, int width, int alone) {
+    size_t most = alone ? 2 * CLASSIFIER_THREADS : CLASSIFIER_THREADS;
+    return (unsigned)min_size(most, round_up((size_t)V / (size_t)width + 1, WARP));
+}
+
+static inline void classifier_forward(real* losses, const floatX* logits, const int* targets, int N, int V, int Vp,
+                                      Context* ctx) {
+    const int WIDTH = Vector<floatX>::SIZE;
+    Scope scope = scope_open(ctx, "classifier_forward", CLASSIFIER_FORWARD_FLOPS(N, V), CLASSIFIER_FORWARD_BYTES(N, V),
+                             "N=%d V=%d Vp=%d", N, V, Vp);
+    if (rows_are_vectors<floatX>(Vp))
+        classifier_forward_kernel<WIDTH>
+            <<<blocks_for(N, 1), classifier_threads(V, WIDTH, 0), 0, ctx->stream>>>(losses, logits, targets, V, Vp);
+    else
+        classifier_forward_kernel<1>
+            <<<blocks_for(N, 1), classifier_threads(V, 1, 0), 0, ctx->stream>>>(losses, logits, targets, V, Vp);
+    cudaCheck(cudaGetLastError());
+    scope_close(&scope);
+}
+
+static inline void classifier_backward(real* losses, floatX* logits, const int* targets, int N, int V, int Vp,
+                                       real scale, Context* ctx) {
+    const int WIDTH = Vector<floatX>::SIZE;
+    Scope scope = scope_open(ctx, "classifier_backward", CLASSIFIER_BACKWARD_FLOPS(N, V),
+                             CLASSIFIER_BACKWARD_BYTES(N, V, Vp), "N=%d V=%d Vp=%d", N, V, Vp);
+    int device, shared_of_block, shared_of_multiprocessor;
+    cudaCheck(cudaGetDevice(&device));
+    cudaCheck(cudaDeviceGetAttribute(&shared_of_block, cudaDevAttrMaxSharedMemoryPerBlockOptin, device));
+    cudaCheck(cudaDeviceGetAttribute(&shared_of_multiprocessor, cudaDevAttrMaxSharedMemoryPerMultiprocessor, device));
+    // Besides the row: the sums of the reductions, and what the system reserves for a block.
+    size_t row = (size_t)V * sizeof(floatX), margin = 2048;
+    if (rows_are_vectors<floatX>(Vp) && row + margin <= (size_t)shared_of_block) {
+        int alone = 2 * (row + margin) > (size_t)shared_of_multiprocessor;
+        cudaCheck(cudaFuncSetAttribute(classifier_backward_kernel<WIDTH, 1>,
+                                       cudaFuncAttributeMaxDynamicSharedMemorySize, (int)row));
+        classifier_backward_kernel<WIDTH, 1>
+            <<<blocks_for(N, 1), classifier_threads(V, WIDTH, alone), row, ctx->stream>>>(losses, logits, targets, V,
+                                                                                          Vp, scale);
+    } else if (rows_are_vectors<floatX>(Vp)) {
+        classifier_backward_kernel<WIDTH, 0><<<blocks_for(N, 1), classifier_threads(V, WIDTH, 0), 0, ctx->stream>>>(
+            losses, logits, targets, V, Vp, scale);
+    } else {
+        classifier_backward_kernel<1, 0>
+            <<<blocks_for(N, 1), classifier_threads(V, 1, 0), 0, ctx->stream>>>(losses, logits, targets, V, Vp, scale);
+    }
+    cudaCheck(cudaGetLastError());
+    scope_close(&scope);
+}
+
+#else
 // ---------------------------------------------------------------------------------------------------------
 // CPU: a work item is a row. Maximum and sum go through CLASSIFIER_LANES lanes, in an order that depends on V
 // alone, and the loops vectorise.

@@ -12,6 +12,7 @@
 #ifndef LLMC_DROPOUT_H
 #define LLMC_DROPOUT_H
 
+#include "../device/device.cuh"
 #include "../device/dropout_mask.h"
 #include "../device/scope.h"
 
@@ -42,10 +43,69 @@ static inline void dropout_backward_ref(real* dx, const real* dy, int N, int C, 
         }
 }
 
+#ifdef __CUDACC__
+// ---------------------------------------------------------------------------------------------------------
+// GPU
+
+enum { DROPOUT_THREADS = 256 };
+
+// One thread for W channels of a row: out = in * mask, or out += in * mask. `width` is C / W.
+template <int W, Mode MODE, int MASKED>
+__global__ void dropout_kernel(floatX* out, const floatX* in, unsigned vectors, unsigned width, DropoutRows d) {
+    unsigned i = blockIdx.x * blockDim.x + threadIdx.x;
+    if (i >= vectors) return;
+    float v[W], old[W];
+    Vector<floatX, W> before = {};
+    if (MODE == ADD) before = load_vector<W>(out + (size_t)i * W);
+    to_floats(v, load_vector<W>(in + (size_t)i * W));
+    to_floats(old, before);
+    if (MASKED) {
+        unsigned row = i / width, c = i % width * W;
+        dropout_multiply<W>(v, d.dropout, dropout_place(d, (int)row), (int)c);
+    }
+#pragma unroll
+    for (int k = 0; k < W && MODE == ADD; k++) v[k] += old[k];
+    store_vector(out + (size_t)i * W, from_floats<floatX, W>(v));
+}
+
+template <int W, Mode MODE>
+static inline void dropout_start(floatX* out, const floatX* in, size_t n, int C, Dropout dropout, Context* ctx) {
+    CHECK(n / W <= UINT32_MAX);
+    unsigned blocks = blocks_for(n / W, DROPOUT_THREADS), vectors = (unsigned)(n / W), width = (unsigned)(C / W);
+    DropoutRows d = dropout_rows(dropout);
+    if (dropout.threshold)
+        dropout_kernel<W, MODE, 1><<<blocks, DROPOUT_THREADS, 0, ctx->stream>>>(out, in, vectors, width, d);
+    else dropout_kernel<W, MODE, 0><<<blocks, DROPOUT_THREADS, 0, ctx->stream>>>(out, in, vectors, width, d);
+    cudaCheck(cudaGetLastError());
+}
+
+template <Mode MODE>
+static inline void dropout_any(floatX* out, const floatX* in, int N, int C, Dropout dropout, Context* ctx) {
+    CHECK(N > 0 && C > 0 && (dropout.threshold == 0 || dropout.sequences->rows == N));
+    size_t n = (size_t)N * (size_t)C;
+    if (rows_are_vectors<floatX>(C)) dropout_start<Vector<floatX>::SIZE, MODE>(out, in, n, C, dropout, ctx);
+    else dropout_start<1, MODE>(out, in, n, C, dropout, ctx);
+}
+
+static inline void dropout_forward(floatX* y, const floatX* x, int N, int C, Dropout dropout, Context* ctx) {
+    Scope scope =
+        scope_open(ctx, "dropout_forward", DROPOUT_FORWARD_FLOPS(N, C), DROPOUT_FORWARD_BYTES(N, C), "N=%d C=%d", N, C);
+    dropout_any<SET>(y, x, N, C, dropout, ctx);
+    scope_close(&scope);
+}
+
+static inline void dropout_backward(floatX* dx, const floatX* dy, int N, int C, Dropout dropout, Mode mode,
+                                    Context* ctx) {
+    Scope scope = scope_open(ctx, "dropout_backward", DROPOUT_BACKWARD_FLOPS(N, C), DROPOUT_BACKWARD_BYTES(N, C, mode),
+                             "N=%d C=%d", N, C);
+    if (mode == SET) dropout_any<SET>(dx, dy, N, C, dropout, ctx);
+    else dropout_any<ADD>(dx, dy, N, C, dropout, ctx);
+    scope_close(&scope);
+}
+
+#else
 // ---------------------------------------------------------------------------------------------------------
 // CPU
-
-#ifndef __CUDACC__
 
 // Channels 0 .. C - 1 of row n: out = in * mask, or out += in * mask.
 static inline void dropout_row(floatX* out, const floatX* in, int n, int C, Dropout dropout, Mode mode) {

@@ -8,6 +8,7 @@
 #ifndef LLMC_GATHER_H
 #define LLMC_GATHER_H
 
+#include "../device/device.cuh"
 #include "../device/scope.h"
 
 #define GATHER_FORWARD_FLOPS(M, C) 0.0
@@ -31,10 +32,87 @@ static inline void gather_backward_ref(real* dx, const real* dy, const int* inde
             dx[(size_t)index[m] * (size_t)C + (size_t)c] += dy[(size_t)m * (size_t)C + (size_t)c];
 }
 
+#ifdef __CUDACC__
+// ---------------------------------------------------------------------------------------------------------
+// GPU
+
+// One thread for W elements of a row of y. `width` is C / W.
+template <int W>
+__global__ void gather_forward_kernel(floatX* y, const floatX* x, const int* index, unsigned vectors, unsigned width) {
+    unsigned i = blockIdx.x * blockDim.x + threadIdx.x;
+    if (i >= vectors) return;
+    unsigned row = i / width, v = i % width;
+    store_vector(y + (size_t)i * W, load_vector<W>(x + ((size_t)index[row] * width + v) * W));
+}
+
+// One thread for W elements of a row of dy. With SET the rest of dx is 0 already.
+template <int W, Mode MODE>
+__global__ void gather_backward_kernel(floatX* dx, const floatX* dy, const int* index, unsigned vectors,
+                                       unsigned width) {
+    unsigned i = blockIdx.x * blockDim.x + threadIdx.x;
+    if (i >= vectors) return;
+    unsigned row = i / width, v = i % width;
+    floatX* to = dx + ((size_t)index[row] * width + v) * W;
+    Vector<floatX, W> d = load_vector<W>(dy + (size_t)i * W);
+    if constexpr (MODE == ADD) {
+        float sum[W], more[W];
+        to_floats(sum, load_vector<W>(to));
+        to_floats(more, d);
+#pragma unroll
+        for (int k = 0; k < W; k++) sum[k] += more[k];
+        d = from_floats<floatX, W>(sum);
+    }
+    store_vector(to, d);
+}
+
+enum { GATHER_THREADS = 256 };
+
+template <int W>
+static inline void gather_forward_start(floatX* y, const floatX* x, const int* index, size_t n, int C, Context* ctx) {
+    CHECK(n / W <= UINT32_MAX);
+    gather_forward_kernel<W><<<blocks_for(n / W, GATHER_THREADS), GATHER_THREADS, 0, ctx->stream>>>(
+        y, x, index, (unsigned)(n / W), (unsigned)(C / W));
+    cudaCheck(cudaGetLastError());
+}
+
+static inline void gather_forward(floatX* y, const floatX* x, const int* index, int M, int C, Context* ctx) {
+    CHECK(M >= 0 && C > 0);
+    Scope scope =
+        scope_open(ctx, "gather_forward", GATHER_FORWARD_FLOPS(M, C), GATHER_FORWARD_BYTES(M, C), "M=%d C=%d", M, C);
+    size_t n = (size_t)M * (size_t)C;
+    if (n && rows_are_vectors<floatX>(C)) gather_forward_start<Vector<floatX>::SIZE>(y, x, index, n, C, ctx);
+    else if (n) gather_forward_start<1>(y, x, index, n, C, ctx);
+    scope_close(&scope);
+}
+
+template <int W, Mode MODE>
+static inline void gather_backward_start(floatX* dx, const floatX* dy, const int* index, size_t n, int C,
+                                         Context* ctx) {
+    CHECK(n / W <= UINT32_MAX);
+    gather_backward_kernel<W, MODE><<<blocks_for(n / W, GATHER_THREADS), GATHER_THREADS, 0, ctx->stream>>>(
+        dx, dy, index, (unsigned)(n / W), (unsigned)(C / W));
+    cudaCheck(cudaGetLastError());
+}
+
+static inline void gather_backward(floatX* dx, const floatX* dy, const int* index, int M, int N, int C, Mode mode,
+                                   Context* ctx) {
+    constexpr int W = Vector<floatX>::SIZE;
+    CHECK(M >= 0 && M <= N && C > 0);
+    Scope scope = scope_open(ctx, "gather_backward", GATHER_BACKWARD_FLOPS(M, C, mode),
+                             GATHER_BACKWARD_BYTES(M, N, C, mode), "M=%d N=%d C=%d", M, N, C);
+    size_t n = (size_t)M * (size_t)C;
+    int vectors = rows_are_vectors<floatX>(C);
+    if (mode == SET) cudaCheck(cudaMemsetAsync(dx, 0, (size_t)N * (size_t)C * sizeof(floatX), ctx->stream));
+    if (n && vectors && mode == SET) gather_backward_start<W, SET>(dx, dy, index, n, C, ctx);
+    if (n && vectors && mode == ADD) gather_backward_start<W, ADD>(dx, dy, index, n, C, ctx);
+    if (n && !vectors && mode == SET) gather_backward_start<1, SET>(dx, dy, index, n, C, ctx);
+    if (n && !vectors && mode == ADD) gather_backward_start<1, ADD>(dx, dy, index, n, C, ctx);
+    scope_close(&scope);
+}
+
+#else
 // ---------------------------------------------------------------------------------------------------------
 // CPU
-
-#ifndef __CUDACC__
 
 static inline void gather_forward(floatX* y, const floatX* x, const int* index, int M, int C, Context* ctx) {
     CHECK(M >= 0 && C > 0);

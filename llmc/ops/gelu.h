@@ -12,6 +12,7 @@
 #define LLMC_GELU_H
 
 #include "../device/activation.h"
+#include "../device/device.cuh"
 #include "../device/scope.h"
 
 #define GELU_FORWARD_FLOPS(n) (25.0 * (double)(n))  // of the tanh form as written here, divisions counted once
@@ -30,7 +31,78 @@ static inline void gelu_backward_ref(real* dx, const real* dy, const real* x, si
     }
 }
 
-#ifndef __CUDACC__
+#ifdef __CUDACC__
+
+enum { GELU_THREADS = 256 };
+
+// One thread for 16 bytes of y; the last one for what is left.
+template <Gelu KIND> __global__ void gelu_forward_kernel(floatX* y, const floatX* x, size_t n) {
+    constexpr int W = Vector<floatX>::SIZE;
+    size_t i = ((size_t)blockIdx.x * blockDim.x + threadIdx.x) * W;
+    if (i + W <= n) {
+        float v[W];
+        to_floats(v, load128(x + i));
+#pragma unroll
+        for (int k = 0; k < W; k++) v[k] = gelu_value(v[k], KIND);
+        store128(y + i, from_floats<floatX>(v));
+    } else {
+        for (; i < n; i++) y[i] = from_float<floatX>(gelu_value(to_float(x[i]), KIND));
+    }
+}
+
+// One thread for 16 bytes of dx; the last one for what is left.
+template <Gelu KIND, Mode MODE>
+__global__ void gelu_backward_kernel(floatX* dx, const floatX* dy, const floatX* x, size_t n) {
+    constexpr int W = Vector<floatX>::SIZE;
+    size_t i = ((size_t)blockIdx.x * blockDim.x + threadIdx.x) * W;
+    if (i + W <= n) {
+        float v[W], d[W], sum[W];
+        Vector<floatX> old = {};
+        if (MODE == ADD) old = load128(dx + i);
+        to_floats(v, load128(x + i));
+        to_floats(d, load128(dy + i));
+        to_floats(sum, old);
+#pragma unroll
+        for (int k = 0; k < W; k++) {
+            d[k] *= gelu_derivative(v[k], KIND);
+            if (MODE == ADD) d[k] += sum[k];
+        }
+        store128(dx + i, from_floats<floatX>(d));
+    } else {
+        for (; i < n; i++) {
+            float d = to_float(dy[i]) * gelu_derivative(to_float(x[i]), KIND);
+            dx[i] = from_float<floatX>(MODE == ADD ? to_float(dx[i]) + d : d);
+        }
+    }
+}
+
+static inline unsigned gelu_blocks(size_t n) { return blocks_for(n, (size_t)GELU_THREADS * Vector<floatX>::SIZE); }
+
+static inline void gelu_forward(floatX* y, const floatX* x, size_t n, Gelu kind, Context* ctx) {
+    Scope scope = scope_open(ctx, "gelu_forward", GELU_FORWARD_FLOPS(n), GELU_FORWARD_BYTES(n), "n=%zu", n);
+    if (kind == GELU_ERF) gelu_forward_kernel<GELU_ERF><<<gelu_blocks(n), GELU_THREADS, 0, ctx->stream>>>(y, x, n);
+    else gelu_forward_kernel<GELU_TANH><<<gelu_blocks(n), GELU_THREADS, 0, ctx->stream>>>(y, x, n);
+    cudaCheck(cudaGetLastError());
+    scope_close(&scope);
+}
+
+template <Gelu KIND>
+static inline void gelu_backward_start(floatX* dx, const floatX* dy, const floatX* x, size_t n, Mode mode,
+                                       Context* ctx) {
+    if (mode == SET) gelu_backward_kernel<KIND, SET><<<gelu_blocks(n), GELU_THREADS, 0, ctx->stream>>>(dx, dy, x, n);
+    else gelu_backward_kernel<KIND, ADD><<<gelu_blocks(n), GELU_THREADS, 0, ctx->stream>>>(dx, dy, x, n);
+    cudaCheck(cudaGetLastError());
+}
+
+static inline void gelu_backward(floatX* dx, const floatX* dy, const floatX* x, size_t n, Gelu kind, Mode mode,
+                                 Context* ctx) {
+    Scope scope = scope_open(ctx, "gelu_backward", GELU_BACKWARD_FLOPS(n), GELU_BACKWARD_BYTES(n, mode), "n=%zu", n);
+    if (kind == GELU_ERF) gelu_backward_start<GELU_ERF>(dx, dy, x, n, mode, ctx);
+    else gelu_backward_start<GELU_TANH>(dx, dy, x, n, mode, ctx);
+    scope_close(&scope);
+}
+
+#else
 
 // Work is cut into blocks of this many elements. The loops below are inlined with `kind` and `mode` as constants.
 #define GELU_BLOCK 8192

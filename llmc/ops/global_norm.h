@@ -9,6 +9,9 @@
 #define LLMC_GLOBAL_NORM_H
 
 #include "../device/scope.h"
+#ifdef __CUDACC__
+#include "../device/device.cuh"
+#endif
 
 #define GLOBAL_NORM_BLOCK 16384
 #define GLOBAL_NORM_LANES 16
@@ -25,10 +28,58 @@ static inline void global_norm_forward_ref(real* norm, const real* g, size_t n) 
     *norm = (real)sqrt(sum);
 }
 
+#ifdef __CUDACC__
+// ---------------------------------------------------------------------------------------------------------
+// GPU: one sum for each GLOBAL_NORM_BLOCK elements, then one block adds those. Which thread adds what depends on n alone.
+
+enum { GLOBAL_NORM_THREADS = 512 };
+
+// Block: GLOBAL_NORM_BLOCK elements; its threads take four neighbours at a time.
+__global__ void __launch_bounds__(GLOBAL_NORM_THREADS)
+    global_norm_partial_kernel(double* partial, const real* g, size_t n) {
+    const int VECTORS = GLOBAL_NORM_BLOCK / (4 * GLOBAL_NORM_THREADS);
+    size_t start = (size_t)blockIdx.x * GLOBAL_NORM_BLOCK;
+    double sum = 0;
+    if (start + GLOBAL_NORM_BLOCK <= n) {
+        Vector<real> x[VECTORS];
+#pragma unroll
+        for (int k = 0; k < VECTORS; k++)
+            x[k] = load128_streaming(g + start + 4 * (k * GLOBAL_NORM_THREADS + threadIdx.x));
+#pragma unroll
+        for (int k = 0; k < VECTORS; k++)
+#pragma unroll
+            for (int i = 0; i < 4; i++) sum += (double)x[k].v[i] * (double)x[k].v[i];
+    } else {
+        for (size_t i = start + threadIdx.x; i < n; i += GLOBAL_NORM_THREADS) sum += (double)g[i] * (double)g[i];
+    }
+    sum = block_sum(sum);
+    if (threadIdx.x == 0) partial[blockIdx.x] = sum;
+}
+
+// One block.
+__global__ void __launch_bounds__(GLOBAL_NORM_THREADS)
+    global_norm_total_kernel(real* norm, const double* partial, int blocks) {
+    double sum = 0;
+#pragma unroll 8
+    for (int i = threadIdx.x; i < blocks; i += GLOBAL_NORM_THREADS) sum += partial[i];
+    sum = block_sum(sum);
+    if (threadIdx.x == 0) *norm = (real)sqrt(sum);
+}
+
+static inline void global_norm_forward(real* norm, const real* g, size_t n, Context* ctx) {
+    Scope scope =
+        scope_open(ctx, "global_norm_forward", GLOBAL_NORM_FORWARD_FLOPS(n), GLOBAL_NORM_FORWARD_BYTES(n), "n=%zu", n);
+    unsigned blocks = n ? blocks_for(n, GLOBAL_NORM_BLOCK) : 0;
+    double* partial = (double*)device_scratch(ctx, blocks * sizeof(double));
+    if (blocks) global_norm_partial_kernel<<<blocks, GLOBAL_NORM_THREADS, 0, ctx->stream>>>(partial, g, n);
+    global_norm_total_kernel<<<1, GLOBAL_NORM_THREADS, 0, ctx->stream>>>(norm, partial, (int)blocks);
+    cudaCheck(cudaGetLastError());
+    scope_close(&scope);
+}
+
+#else
 // ---------------------------------------------------------------------------------------------------------
 // CPU
-
-#ifndef __CUDACC__
 
 // Sum of squares of n elements in a fixed order that vectorises: lane k takes the elements k, k + lanes, ...
 static inline double global_norm_block(const real* g, size_t n) {

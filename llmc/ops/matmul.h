@@ -237,14 +237,17 @@ static inline void matmul_store(floatX* c, size_t c_row, size_t c_col, const rea
                 *to = sum;
             }
     } else if (mode == SET && c_row == 1 && cols == TILE_COLS && rows == TILE_ROWS) {
-        for (int i = 0; i < TILE_ROWS; i += 2) {  // two rows at a time: gcc makes vector shuffles of the first loop
-            real pairs[2 * TILE_COLS];
+        // First pairs of rows, which gcc makes with vector shuffles. Then a line of C is finished before the next: the
+        // lines are OC apart and may all fall into one set of the cache, which would not keep them.
+        real pairs[TILE_ROWS / 2][2 * TILE_COLS];
+        for (int i = 0; i < TILE_ROWS; i += 2)
             for (int j = 0; j < TILE_COLS; j++) {
-                pairs[2 * j] = tile[i * TILE_COLS + j];
-                pairs[2 * j + 1] = tile[(i + 1) * TILE_COLS + j];
+                pairs[i / 2][2 * j] = tile[i * TILE_COLS + j];
+                pairs[i / 2][2 * j + 1] = tile[(i + 1) * TILE_COLS + j];
             }
-            for (int j = 0; j < TILE_COLS; j++) memcpy(c + (size_t)j * c_col + i, pairs + 2 * j, 2 * sizeof *c);
-        }
+        for (int j = 0; j < TILE_COLS; j++)
+            for (int i = 0; i < TILE_ROWS; i += 2)
+                memcpy(c + (size_t)j * c_col + i, pairs[i / 2] + 2 * j, 2 * sizeof *c);
     } else {
         for (int i = 0; i < rows; i++)
             for (int j = 0; j < cols; j++) {
@@ -283,6 +286,26 @@ static inline void product_finish(const Product* p, real* tile, int m, int n, in
     }
 }
 
+// Asks for memory that is needed soon, a few lines at a time, since the first access of a strip, a panel or a tile would
+// wait for it: at the last K_BLOCK the lines of C where tile (m, n) goes; of A, lines of the block `next` with the rows
+// of the same strip; of B, if it is not packed yet, lines of the next panel.
+static inline void product_prefetch(const Product* p, const floatX* next, int m0, int n0, int k0, int i, int j) {
+    const floatX* c = p->c + (size_t)(m0 + i) * p->c_row + (size_t)(n0 + j) * p->c_col;
+    int rows = min_int(TILE_ROWS, p->M - m0 - i), cols = min_int(TILE_COLS, p->N - n0 - j);
+    if (p->K - k0 <= K_BLOCK) {
+        for (int r = 0; r < rows && p->c_col == 1; r++) __builtin_prefetch(c + (size_t)r * p->c_row, 1);
+        for (int r = 0; r < cols && p->c_col != 1; r++) __builtin_prefetch(c + (size_t)r * p->c_col, 1);
+    }
+    for (int r = 0; r < rows && next && j < K_BLOCK; r++)
+        __builtin_prefetch(next + (size_t)(i + r) * p->a_row + j, 0, 2);
+    if (!p->tasks_share_b && n0 + j + TILE_COLS < p->N) {
+        enum { LINES = 8 };
+        int from = k0 + i / TILE_ROWS * LINES, to = min_int(min_int(p->K, k0 + K_BLOCK), from + LINES);
+        const floatX* b = p->b + (size_t)(n0 + j + TILE_COLS) * p->b_col;
+        for (int r = from; r < to; r++) __builtin_prefetch(b + (size_t)r * p->b_k, 0, 2);
+    }
+}
+
 // The block of C that begins at C(m0, n0). packed_b: all of B, or NULL. own: this thread's buffer.
 static inline void product_task(const Product* p, const real* packed_b, real* own, int m0, int n0) {
     int rows = min_int(p->block_rows, p->M - m0), cols = min_int(p->block_cols, p->N - n0);
@@ -292,11 +315,19 @@ static inline void product_task(const Product* p, const real* packed_b, real* ow
     for (int k0 = 0; k0 < p->K; k0 += K_BLOCK) {
         int k = min_int(K_BLOCK, p->K - k0);
         const floatX* a = p->a + (size_t)m0 * p->a_row + (size_t)k0 * p->a_k;
-        // Rows of A are read where they lie; columns are packed, and a last strip of fewer rows is.
-        for (int i = 0; i < rows; i += TILE_ROWS)
-            if (p->a_k != 1 || rows - i < TILE_ROWS)
-                matmul_pack(own_strips + i * K_BLOCK, TILE_ROWS, a + (size_t)i * p->a_row, p->a_row, p->a_k,
-                            min_int(TILE_ROWS, rows - i), k);
+        // The block of A that follows: the same rows, or those of the task that this thread will probably have next.
+        const floatX* next = a + K_BLOCK * p->a_k;
+        if (k0 + k == p->K) next = p->a + (size_t)(m0 + p->block_rows * device_threads()) * p->a_row;
+        if (!packed_b || p->a_k != 1 || m0 + p->block_rows * (1 + device_threads()) > p->M) next = NULL;
+        // Rows of A are read where they lie; columns are packed, and a last strip of fewer rows is. A few k at a time:
+        // a strip is narrower than a line of the cache, which is to stay there for the next strip.
+        enum { STEP = 8 };
+        for (int q = 0; q < k; q += STEP)
+            for (int i = 0; i < rows; i += TILE_ROWS)
+                if (p->a_k != 1 || rows - i < TILE_ROWS)
+                    matmul_pack(own_strips + i * K_BLOCK + q * TILE_ROWS, TILE_ROWS,
+                                a + (size_t)i * p->a_row + (size_t)q * p->a_k, p->a_row, p->a_k,
+                                min_int(TILE_ROWS, rows - i), min_int(STEP, k - q));
         real* tile = tiles;
         for (int j = 0; j < cols; j += TILE_COLS) {
             const real* panel = own_panel;
@@ -307,6 +338,7 @@ static inline void product_task(const Product* p, const real* packed_b, real* ow
                             p->b_k, width, k);
             for (int i = 0; i < rows; i += TILE_ROWS) {
                 int height = min_int(TILE_ROWS, rows - i);
+                product_prefetch(p, next, m0, n0, k0, i, j);
                 if (p->a_k != 1 || height < TILE_ROWS)
                     matmul_tile(tile, own_strips + i * K_BLOCK, 1, TILE_ROWS, panel, k, k0 ? ADD : SET);
                 else matmul_tile(tile, a + (size_t)i * p->a_row, p->a_row, 1, panel, k, k0 ? ADD : SET);
@@ -432,7 +464,7 @@ static inline void matmul_backward_weight(AffineGradient d, const floatX* dy, co
     r.a = dy, r.a_row = 1, r.a_k = (size_t)OC;
     r.b = x, r.b_k = (size_t)IC, r.b_col = 1;
     r.mode = mode;
-    r.block_rows = matmul_block(OC, 96, TILE_ROWS), r.block_cols = matmul_block(IC, 384, TILE_COLS);
+    r.block_rows = matmul_block(OC, 96, TILE_ROWS), r.block_cols = matmul_block(IC, 1024, TILE_COLS);
     r.tasks_share_b = 1;
     product_run(&r, ctx);
     if (d.b) {

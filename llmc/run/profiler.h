@@ -39,8 +39,8 @@ static inline int op_total_descending(const void* a, const void* b) {
 
 // Print one row an op and direction, for an average step of `steps` that together took `seconds`. Rates are of the
 // work that the op headers count. The last row is the time outside all ops (data, logging, the host's own work).
-static inline void profiler_print(FILE* out, const ScopeLog* log, int steps, double seconds) {
-    static const char* names[DIRECTIONS] = {"forward", "backward", "optimizer", "communication"};
+static inline void profiler_print(FILE* out, ScopeLog* log, int steps, double seconds) {
+    scope_log_resolve(log);
     OpTotal* totals = (OpTotal*)xcalloc(log->count + 1, sizeof *totals);
     size_t count = 0;
     double inside = 0;
@@ -60,7 +60,7 @@ static inline void profiler_print(FILE* out, const ScopeLog* log, int steps, dou
     fprintf(out, "%-28s %-13s %6s %10s %7s %9s %8s\n", "op", "direction", "calls", "ms", "share", "GFLOP/s", "GB/s");
     for (size_t k = 0; k < count; k++) {
         const OpTotal* t = &totals[k];
-        fprintf(out, "%-28s %-13s %6.4g %10.3f %6.1f%% %9.1f %8.1f\n", t->op, names[t->direction],
+        fprintf(out, "%-28s %-13s %6.4g %10.3f %6.1f%% %9.1f %8.1f\n", t->op, direction_name(t->direction),
                 (double)t->calls / steps, 1e3 * t->seconds / steps, 100 * t->seconds / seconds,
                 t->seconds > 0 ? 1e-9 * t->flops / t->seconds : 0, t->seconds > 0 ? 1e-9 * t->bytes / t->seconds : 0);
     }

@@ -156,17 +156,17 @@ static inline int session_save(Session* s, const TensorTable* table, floatX* par
     return result;
 }
 
-// The optimizer left its update out because the gradients are not finite: say where, and end with STOPPED_BY_NAN if
-// `stop`.
-static inline void session_report_nan(const Session* s, const TensorTable* table, const real* grads, double loss,
-                                      double norm, int stop) {
+// The optimizer left the update of `step` out because the gradients were not finite: say where (in the gradients as they
+// are now), and end with STOPPED_BY_NAN if `stop`.
+static inline void session_report_nan(const Session* s, int64_t step, const TensorTable* table, const real* grads,
+                                      double loss, double norm, int stop) {
     HostView view = host_view_open((void*)grads, table->elements, VIEW_REAL);
     host_view_read(s->ctx, &view);
     int first = tensors_first_not_finite(table, view.values);
     host_view_close(&view);
     char* good = s->saved >= 0 ? checkpoint_path(s->out, s->saved) : xprintf("none");
     char* what = xprintf("step %lld: loss %g, gradient norm %g, first in the gradient of %s; the update was left out",
-                         (long long)s->step + 1, loss, norm,
+                         (long long)step, loss, norm,
                          first >= 0 ? table->tensors[first].name : "no single tensor (their norm overflowed)");
     if (stop) die(STOPPED_BY_NAN, "%s; the last good checkpoint: %s; --on-nan skip would go on", what, good);
     warn("%s", what);

@@ -1,0 +1,111 @@
+/* matmul on the GPU: cuBLASLt, with bias, GELU and ADD in its epilogue where that pays.
+ *
+ * A row-major [R, C] array is a column-major C x R matrix, so no operand is ever transposed in memory:
+ *
+ *   forward          y  (OC x N)  = w^T x      bias, and GELU with its input stored, in the epilogue
+ *   backward input   dx (IC x N)  = w dy       times gelu'(pre) in the epilogue
+ *   backward weight  dw (IC x OC) = x dy^T     dw in full precision; db by the kernels below
+ *
+ * Numerics: products of floatX accumulate in fp32 (fp32 inputs in TF32 only with ctx->tf32), and a product that is
+ * split along its sum adds the parts in fp32 before it rounds. An epilogue's GELU is the tanh form and sees the sum
+ * before it is rounded; GELU_ERF, fp32 and odd shapes take a kernel of our own after the product.
+ * Left out because they measured four times slower than what they replace: the epilogues that sum bias gradients.
+ */
+#ifndef LLMC_MATMUL_CUBLASLT_CUH
+#define LLMC_MATMUL_CUBLASLT_CUH
+
+#include "matmul.h"
+#ifdef __CUDACC__
+#include "matmul_plan.cuh"
+
+static inline MatmulKey matmul_key(MatmulKind kind, int N, int IC, int OC, Mode mode, Context* ctx) {
+    MatmulKey key = {kind, N, IC, OC, mode, CUBLASLT_EPILOGUE_DEFAULT, ctx->tf32, 0, 0, 0};
+    return key;
+}
+
+static inline void matmul_run(const MatmulPlan* plan, const MatmulOperands* o, Context* ctx) {
+    matmul_point(plan, o);
+    matmul_check(matmul_launch(plan, &plan->algorithm, o, o->d, ctx), plan, "cublasLtMatmul");
+}
+
+static inline void matmul_product(MatmulKey key, const MatmulOperands* o, Context* ctx) {
+    key.epilogue = o->bias ? CUBLASLT_EPILOGUE_BIAS : CUBLASLT_EPILOGUE_DEFAULT;
+    MatmulPlan* plan = matmul_plan(key, o, ctx);
+    if (!plan->usable && o->bias) {
+        MatmulOperands plain = *o;
+        plain.bias = NULL;
+        matmul_product(key, &plain, ctx);
+        matmul_add_bias((floatX*)o->d, o->bias, key.N, key.OC, ctx);
+        return;
+    }
+    if (!plan->usable) matmul_check(CUBLAS_STATUS_NOT_SUPPORTED, plan, "no algorithm");
+    matmul_run(plan, o, ctx);
+}
+
+// With GELU, or its derivative, applied to the product; in cuBLASLt's epilogue if it may be there (`fused`) and pays.
+static inline void matmul_gelu_product(MatmulKey key, const MatmulOperands* o, Gelu gelu, int fused, Context* ctx) {
+    int aligned = matmul_d_rows(&key) % 8 == 0 && pointer_alignment(o->aux) >= 16;
+    if (fused && sizeof(floatX) == 2 && gelu == GELU_TANH && aligned) {
+        key.epilogue = key.kind != MATMUL_FORWARD ? CUBLASLT_EPILOGUE_DGELU
+                       : o->bias                  ? CUBLASLT_EPILOGUE_GELU_AUX_BIAS
+                                                  : CUBLASLT_EPILOGUE_GELU_AUX;
+        MatmulPlan* plan = matmul_plan(key, o, ctx);
+        if (plan->usable) {
+            matmul_run(plan, o, ctx);
+            return;
+        }
+    }
+    MatmulOperands plain = matmul_without_gelu(key.kind, o);
+    matmul_product(key, &plain, ctx);
+    matmul_apply_gelu((floatX*)o->d, o->aux, matmul_d_size(&key), key.kind == MATMUL_FORWARD ? FORWARD : BACKWARD, gelu,
+                      ctx);
+}
+
+static inline void matmul_forward(floatX* y, const floatX* x, Affine p, int N, int IC, int OC, Mode mode,
+                                  Context* ctx) {
+    Scope scope = scope_open(ctx, "matmul_forward", MATMUL_FLOPS(N, IC, OC), MATMUL_BYTES(N, IC, OC),
+                             "N=%d IC=%d OC=%d", N, IC, OC);
+    MatmulOperands o = {p.w, x, y, p.b, NULL};
+    matmul_product(matmul_key(MATMUL_FORWARD, N, IC, OC, mode, ctx), &o, ctx);
+    scope_close(&scope);
+}
+
+static inline void matmul_gelu_forward(floatX* y, floatX* pre, const floatX* x, Affine p, int N, int IC, int OC,
+                                       Gelu kind, Context* ctx) {
+    Scope scope = scope_open(ctx, "matmul_gelu_forward", MATMUL_FLOPS(N, IC, OC), MATMUL_BYTES(N, IC, OC),
+                             "N=%d IC=%d OC=%d", N, IC, OC);
+    MatmulOperands o = {p.w, x, y, p.b, pre};
+    matmul_gelu_product(matmul_key(MATMUL_FORWARD, N, IC, OC, SET, ctx), &o, kind, ctx->gelu_fusion >= 1, ctx);
+    scope_close(&scope);
+}
+
+static inline void matmul_backward_input(floatX* dx, const floatX* dy, const floatX* w, int N, int IC, int OC,
+                                         Mode mode, Context* ctx) {
+    Scope scope = scope_open(ctx, "matmul_backward_input", MATMUL_FLOPS(N, IC, OC), MATMUL_BYTES(N, IC, OC),
+                             "N=%d IC=%d OC=%d", N, IC, OC);
+    MatmulOperands o = {w, dy, dx, NULL, NULL};
+    matmul_product(matmul_key(MATMUL_BACKWARD_INPUT, N, IC, OC, mode, ctx), &o, ctx);
+    scope_close(&scope);
+}
+
+static inline void matmul_gelu_backward_input(floatX* dpre, const floatX* dy, const floatX* w, const floatX* pre, int N,
+                                              int IC, int OC, Gelu kind, Context* ctx) {
+    Scope scope = scope_open(ctx, "matmul_gelu_backward_input", MATMUL_FLOPS(N, IC, OC), MATMUL_BYTES(N, IC, OC),
+                             "N=%d IC=%d OC=%d", N, IC, OC);
+    MatmulOperands o = {w, dy, dpre, NULL, (floatX*)pre};
+    matmul_gelu_product(matmul_key(MATMUL_BACKWARD_INPUT, N, IC, OC, SET, ctx), &o, kind, ctx->gelu_fusion >= 2, ctx);
+    scope_close(&scope);
+}
+
+static inline void matmul_backward_weight(AffineGradient d, const floatX* dy, const floatX* x, int N, int IC, int OC,
+                                          Mode mode, Context* ctx) {
+    Scope scope = scope_open(ctx, "matmul_backward_weight", MATMUL_FLOPS(N, IC, OC), MATMUL_BYTES(N, IC, OC),
+                             "N=%d IC=%d OC=%d", N, IC, OC);
+    MatmulOperands o = {x, dy, d.w, NULL, NULL};
+    matmul_product(matmul_key(MATMUL_BACKWARD_WEIGHT, N, IC, OC, mode, ctx), &o, ctx);
+    if (d.b) matmul_backward_bias(d.b, dy, N, OC, mode, ctx);
+    scope_close(&scope);
+}
+
+#endif
+#endif

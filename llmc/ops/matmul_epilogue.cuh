@@ -1,0 +1,141 @@
+/* Kernels around the products of matmul on the GPU: GELU and its derivative where cuBLASLt's epilogue cannot apply
+ * them, or is slower; the bias where there is no epilogue at all; the bias gradient, which no epilogue sums well.
+ *
+ * All are bound by memory and compute in fp32. Pointers lie on 16 bytes. */
+#ifndef LLMC_MATMUL_EPILOGUE_CUH
+#define LLMC_MATMUL_EPILOGUE_CUH
+
+#include "../device/activation.h"
+#ifdef __CUDACC__
+#include "../device/device.cuh"
+
+// One vector a thread, over all n elements.
+template <Gelu KIND> __global__ void matmul_gelu_forward_kernel(floatX* y, const floatX* pre, size_t n) {
+    constexpr int SIZE = Vector<floatX>::SIZE;
+    size_t i = ((size_t)blockIdx.x * blockDim.x + threadIdx.x) * SIZE;
+    if (i + SIZE <= n) {
+        float f[SIZE];
+        to_floats(f, load128(pre + i));  // kept in the caches where it fits: y is read next, pre much later
+#pragma unroll
+        for (int k = 0; k < SIZE; k++) f[k] = gelu_value(f[k], KIND);
+        store128(y + i, from_floats<floatX>(f));
+    } else {
+        for (; i < n; i++) y[i] = from_float<floatX>(gelu_value(to_float(pre[i]), KIND));
+    }
+}
+
+// dpre holds the product and becomes product * gelu'(pre). One vector a thread, over all n elements.
+template <Gelu KIND> __global__ void matmul_gelu_backward_input_kernel(floatX* dpre, const floatX* pre, size_t n) {
+    constexpr int SIZE = Vector<floatX>::SIZE;
+    size_t i = ((size_t)blockIdx.x * blockDim.x + threadIdx.x) * SIZE;
+    if (i + SIZE <= n) {
+        float d[SIZE], x[SIZE];
+        Vector<floatX> from_product = load128(dpre + i), from_pre = load128_streaming(pre + i);
+        to_floats(d, from_product);
+        to_floats(x, from_pre);
+#pragma unroll
+        for (int k = 0; k < SIZE; k++) d[k] *= gelu_derivative(x[k], KIND);
+        store128(dpre + i, from_floats<floatX>(d));
+    } else {
+        for (; i < n; i++) dpre[i] = from_float<floatX>(to_float(dpre[i]) * gelu_derivative(to_float(pre[i]), KIND));
+    }
+}
+
+// FORWARD: y = gelu(pre). BACKWARD: y, the product, becomes dpre = y * gelu'(pre).
+static inline void matmul_apply_gelu(floatX* y, const floatX* pre, size_t n, Direction direction, Gelu gelu,
+                                     Context* ctx) {
+    unsigned threads = 256, blocks = blocks_for(n, threads * (size_t)Vector<floatX>::SIZE);
+    if (direction == FORWARD && gelu == GELU_TANH)
+        matmul_gelu_forward_kernel<GELU_TANH><<<blocks, threads, 0, ctx->stream>>>(y, pre, n);
+    else if (direction == FORWARD) matmul_gelu_forward_kernel<GELU_ERF><<<blocks, threads, 0, ctx->stream>>>(y, pre, n);
+    else if (gelu == GELU_TANH)
+        matmul_gelu_backward_input_kernel<GELU_TANH><<<blocks, threads, 0, ctx->stream>>>(y, pre, n);
+    else matmul_gelu_backward_input_kernel<GELU_ERF><<<blocks, threads, 0, ctx->stream>>>(y, pre, n);
+    cudaCheck(cudaGetLastError());
+}
+
+// y [N, OC] += b, for shapes that have no epilogue. One element a thread.
+static __global__ void matmul_bias_kernel(floatX* y, const floatX* b, size_t n, int OC) {
+    size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x;
+    if (i < n) y[i] = from_float<floatX>(to_float(y[i]) + to_float(b[i % (size_t)OC]));
+}
+
+// y [N, OC] += b
+static inline void matmul_add_bias(floatX* y, const floatX* b, int N, int OC, Context* ctx) {
+    size_t n = (size_t)N * (size_t)OC;
+    matmul_bias_kernel<<<blocks_for(n, 256), 256, 0, ctx->stream>>>(y, b, n, OC);
+    cudaCheck(cudaGetLastError());
+}
+
+// Column sums of dy [N, OC] in two kernels. The cut depends on the shape only, so the sums have the same bits anywhere.
+enum { BIAS_WARPS = 16, BIAS_BLOCKS = 256 };  // two blocks on each of an H200's 132 multiprocessors
+
+// partial [spans, OC]. Grid: x takes WARP * WIDTH columns, y takes `span` rows; a warp sums every 16th of them.
+template <int WIDTH>
+__global__ void __launch_bounds__(BIAS_WARPS* WARP, 2)
+    matmul_backward_bias_kernel(float* partial, const floatX* dy, int N, int OC, int span) {
+    __shared__ float sums[BIAS_WARPS][WARP * WIDTH];
+    int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
+    int first = blockIdx.x * WARP * WIDTH, column = first + lane * WIDTH;
+    int begin = blockIdx.y * span, end = min(N, begin + span);
+    float sum[WIDTH] = {0};
+    if (column < OC) {
+        const floatX* p = dy + (size_t)column;
+#pragma unroll 4
+        for (int row = begin + warp; row < end; row += BIAS_WARPS) {
+            Vector<floatX, WIDTH> v = load_vector<WIDTH>(p + (size_t)row * OC);
+#pragma unroll
+            for (int i = 0; i < WIDTH; i++) sum[i] += to_float(v.v[i]);
+        }
+    }
+#pragma unroll
+    for (int i = 0; i < WIDTH; i++) sums[warp][lane * WIDTH + i] = sum[i];
+    __syncthreads();
+    int c = threadIdx.x;
+    if (c >= WARP * WIDTH || first + c >= OC) return;
+    float total = 0;
+#pragma unroll
+    for (int w = 0; w < BIAS_WARPS; w++) total += sums[w][c];
+    partial[(size_t)blockIdx.y * OC + first + c] = total;
+}
+
+// db (SET or ADD) = the column sums of partial [spans, OC]. A block takes WARP columns, a warp every 32nd row.
+template <Mode MODE>
+__global__ void __launch_bounds__(WARP* WARP)
+    matmul_backward_bias_sum_kernel(float* db, const float* partial, int spans, int OC) {
+    __shared__ float sums[WARP][WARP];
+    int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP, column = blockIdx.x * WARP + lane;
+    float sum = 0;
+    if (column < OC)
+        for (int s = warp; s < spans; s += WARP) sum += partial[(size_t)s * OC + column];
+    sums[warp][lane] = sum;
+    __syncthreads();
+    if (warp || column >= OC) return;
+    float total = 0;
+#pragma unroll
+    for (int w = 0; w < WARP; w++) total += sums[w][lane];
+    db[column] = MODE == ADD ? db[column] + total : total;
+}
+
+static inline void matmul_backward_bias(real* db, const floatX* dy, int N, int OC, Mode mode, Context* ctx) {
+    int wide = rows_are_vectors<floatX>(OC);
+    int tiles = (int)blocks_for((size_t)OC, WARP * (size_t)(wide ? Vector<floatX>::SIZE : 1));
+    int spans = max_int(1, min_int(BIAS_BLOCKS / tiles, (N + BIAS_WARPS - 1) / BIAS_WARPS));
+    int span = (int)round_up(((size_t)N + (size_t)spans - 1) / (size_t)spans, BIAS_WARPS);
+    spans = (N + span - 1) / span;
+    float* partial = (float*)device_scratch(ctx, (size_t)spans * (size_t)OC * sizeof *partial);
+    dim3 grid((unsigned)tiles, (unsigned)spans);
+    if (wide)
+        matmul_backward_bias_kernel<Vector<floatX>::SIZE>
+            <<<grid, BIAS_WARPS * WARP, 0, ctx->stream>>>(partial, dy, N, OC, span);
+    else matmul_backward_bias_kernel<1><<<grid, BIAS_WARPS * WARP, 0, ctx->stream>>>(partial, dy, N, OC, span);
+    cudaCheck(cudaGetLastError());
+    unsigned blocks = blocks_for((size_t)OC, WARP);
+    if (mode == ADD)
+        matmul_backward_bias_sum_kernel<ADD><<<blocks, WARP * WARP, 0, ctx->stream>>>(db, partial, spans, OC);
+    else matmul_backward_bias_sum_kernel<SET><<<blocks, WARP * WARP, 0, ctx->stream>>>(db, partial, spans, OC);
+    cudaCheck(cudaGetLastError());
+}
+
+#endif
+#endif

@@ -1,0 +1,386 @@
+/* Plans: what cuBLASLt needs to know about a product, made once for each shape and kept in ctx->matmul_plans.
+ *
+ * With ctx->autotune the library's candidates are timed on the first call's own operands, and for GELU also the way
+ * without the epilogue; else its first choice is taken. Choices can be written down (ctx->autotune_cache,
+ * matmul_plans_text) and used again (matmul_plans_load): one line each, valid for the same GPU, library and type. */
+#ifndef LLMC_MATMUL_PLAN_CUH
+#define LLMC_MATMUL_PLAN_CUH
+
+#include "matmul_epilogue.cuh"
+#ifdef __CUDACC__
+#include <type_traits>
+
+typedef enum { MATMUL_FORWARD, MATMUL_BACKWARD_INPUT, MATMUL_BACKWARD_WEIGHT } MatmulKind;
+
+// D (SET or ADD) = A B in cuBLASLt's column-major terms; `bias` and `aux` (the GELU's input) only where the epilogue
+// has them.
+typedef struct {
+    const floatX *a, *b;
+    void* d;
+    const floatX* bias;
+    floatX* aux;
+} MatmulOperands;
+
+// All that a choice depends on. Nothing but int: keys are compared as bytes.
+typedef struct {
+    int kind, N, IC, OC;
+    int mode, epilogue, tf32;
+    int align_a, align_b, align_d;  // of the pointers, in bytes, 256 at most
+} MatmulKey;
+
+typedef struct MatmulPlan {
+    struct MatmulPlan* next;
+    MatmulKey key;
+    cublasLtMatmulDesc_t operation;
+    cublasLtMatrixLayout_t a, b, d;
+    cublasLtMatmulAlgo_t algorithm;
+    int usable;          // 0: this epilogue does not exist for this shape, or is slower than the way without it
+    float microseconds;  // as timed; 0: never timed
+} MatmulPlan;
+
+struct MatmulPlans {
+    MatmulPlan* first;
+    char machine[320];  // GPU, version of the library, type: what begins every line that is written down
+    Text known;         // lines from files
+};
+
+enum { MATMUL_CANDIDATES = 32, MATMUL_ROUNDS = 8 };
+
+static inline int matmul_has_bias(int epilogue) { return (epilogue & CUBLASLT_EPILOGUE_BIAS) != 0; }
+static inline int matmul_has_aux(int epilogue) { return (epilogue & 128) != 0; }  // so in cublasLtEpilogue_t
+
+static inline int pointer_alignment(const void* p) {
+    int alignment = 256;
+    while ((uintptr_t)p % (uintptr_t)alignment) alignment /= 2;
+    return alignment;
+}
+
+static inline void matmul_check(cublasStatus_t status, const MatmulPlan* plan, const char* tried) {
+    static const char* const KINDS[] = {"forward", "backward_input", "backward_weight"};
+    const MatmulKey* k = &plan->key;
+    if (status != CUBLAS_STATUS_SUCCESS)
+        die(FAILED, "matmul %s N=%d IC=%d OC=%d %s, cuBLASLt epilogue %d, operands aligned to %d, %d, %d bytes: %s: %s",
+            KINDS[k->kind], k->N, k->IC, k->OC, k->mode == ADD ? "ADD" : "SET", k->epilogue, k->align_a, k->align_b,
+            k->align_d, tried, cublasLtGetStatusString(status));
+}
+
+// Rows and columns of D, column-major.
+static inline int matmul_d_rows(const MatmulKey* k) { return k->kind == MATMUL_FORWARD ? k->OC : k->IC; }
+static inline int matmul_d_columns(const MatmulKey* k) { return k->kind == MATMUL_BACKWARD_WEIGHT ? k->OC : k->N; }
+static inline size_t matmul_d_size(const MatmulKey* k) {
+    return (size_t)matmul_d_rows(k) * (size_t)matmul_d_columns(k);
+}
+
+static inline cublasLtMatrixLayout_t matmul_layout(cudaDataType_t type, int rows, int columns) {
+    cublasLtMatrixLayout_t layout;
+    cublasCheck(cublasLtMatrixLayoutCreate(&layout, type, (uint64_t)rows, (uint64_t)columns, rows));
+    return layout;
+}
+
+template <typename T>
+static inline void matmul_set(cublasLtMatmulDesc_t operation, cublasLtMatmulDescAttributes_t name, T value) {
+    cublasCheck(cublasLtMatmulDescSetAttribute(operation, name, &value, sizeof value));
+}
+
+static inline void matmul_plan_describe(MatmulPlan* plan) {
+    const MatmulKey* k = &plan->key;
+    cudaDataType_t type = sizeof(floatX) == 4                          ? CUDA_R_32F
+                          : std::is_same<floatX, __nv_bfloat16>::value ? CUDA_R_16BF
+                                                                       : CUDA_R_16F;
+    cublasComputeType_t compute = sizeof(floatX) == 4 && k->tf32 ? CUBLAS_COMPUTE_32F_FAST_TF32 : CUBLAS_COMPUTE_32F;
+    cublasCheck(cublasLtMatmulDescCreate(&plan->operation, compute, CUDA_R_32F));
+    matmul_set(plan->operation, CUBLASLT_MATMUL_DESC_TRANSA, k->kind == MATMUL_FORWARD ? CUBLAS_OP_T : CUBLAS_OP_N);
+    matmul_set(plan->operation, CUBLASLT_MATMUL_DESC_TRANSB,
+               k->kind == MATMUL_BACKWARD_WEIGHT ? CUBLAS_OP_T : CUBLAS_OP_N);
+    matmul_set(plan->operation, CUBLASLT_MATMUL_DESC_EPILOGUE, (cublasLtEpilogue_t)k->epilogue);
+    if (matmul_has_aux(k->epilogue))
+        matmul_set(plan->operation, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, (int64_t)matmul_d_rows(k));
+    plan->a = matmul_layout(type, k->IC, k->kind == MATMUL_BACKWARD_WEIGHT ? k->N : k->OC);  // x, or else w
+    plan->b = matmul_layout(type, k->kind == MATMUL_FORWARD ? k->IC : k->OC, k->N);          // x, or else dy
+    plan->d =
+        matmul_layout(k->kind == MATMUL_BACKWARD_WEIGHT ? CUDA_R_32F : type, matmul_d_rows(k), matmul_d_columns(k));
+}
+
+static inline void matmul_point(const MatmulPlan* plan, const MatmulOperands* o) {
+    if (matmul_has_bias(plan->key.epilogue)) matmul_set(plan->operation, CUBLASLT_MATMUL_DESC_BIAS_POINTER, o->bias);
+    if (matmul_has_aux(plan->key.epilogue))
+        matmul_set(plan->operation, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, o->aux);
+}
+
+static inline cublasStatus_t matmul_launch(const MatmulPlan* plan, const cublasLtMatmulAlgo_t* algorithm,
+                                           const MatmulOperands* o, void* d, Context* ctx) {
+    float one = 1, beta = plan->key.mode == ADD ? 1 : 0;
+    return cublasLtMatmul(ctx->cublaslt, plan->operation, &one, o->a, plan->a, o->b, plan->b, &beta, d, plan->d, d,
+                          plan->d, algorithm, ctx->cublaslt_workspace, CUBLASLT_WORKSPACE_BYTES, ctx->stream);
+}
+
+// What cuBLASLt proposes, best guess first. Returns how many; 0 where it has nothing.
+static inline int matmul_propose(const MatmulPlan* plan, cublasLtMatmulHeuristicResult_t* results, int limit,
+                                 Context* ctx) {
+    const MatmulKey* k = &plan->key;
+    cublasLtMatmulPreference_t preference;
+    cublasCheck(cublasLtMatmulPreferenceCreate(&preference));
+    uint64_t workspace = CUBLASLT_WORKSPACE_BYTES;
+    uint32_t align[] = {(uint32_t)k->align_a, (uint32_t)k->align_b, (uint32_t)k->align_d};
+    uint32_t reduction = CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;  // the parts of a split sum are kept in fp32
+    if (k->kind == MATMUL_BACKWARD_WEIGHT) reduction |= CUBLASLT_REDUCTION_SCHEME_INPLACE;  // D is fp32 itself
+    struct {
+        cublasLtMatmulPreferenceAttributes_t name;
+        const void* value;
+        size_t size;
+    } attributes[] = {
+        {CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &workspace, sizeof workspace},
+        {CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, &reduction, sizeof reduction},
+        {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, &align[0], sizeof align[0]},
+        {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, &align[1], sizeof align[1]},
+        {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, &align[2], sizeof align[2]},
+        {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, &align[2], sizeof align[2]},
+    };
+    for (size_t i = 0; i < COUNT_OF(attributes); i++)
+        cublasCheck(cublasLtMatmulPreferenceSetAttribute(preference, attributes[i].name, attributes[i].value,
+                                                         attributes[i].size));
+    int found = 0, kept = 0;
+    cublasStatus_t status = cublasLtMatmulAlgoGetHeuristic(ctx->cublaslt, plan->operation, plan->a, plan->b, plan->d,
+                                                           plan->d, preference, limit, results, &found);
+    cublasCheck(cublasLtMatmulPreferenceDestroy(preference));
+    if (status != CUBLAS_STATUS_SUCCESS && status != CUBLAS_STATUS_NOT_SUPPORTED)
+        matmul_check(status, plan, "cublasLtMatmulAlgoGetHeuristic");
+    for (int i = 0; status == CUBLAS_STATUS_SUCCESS && i < found; i++)
+        if (results[i].state == CUBLAS_STATUS_SUCCESS && results[i].workspaceSize <= CUBLASLT_WORKSPACE_BYTES)
+            results[kept++] = results[i];
+    return kept;
+}
+
+// ---------------------------------------------------------------------------------------------------------
+// Choices, written down
+
+// "GPU version type kind N IC OC mode epilogue tf32 alignments ", which is followed by "usable microseconds algorithm".
+static inline void matmul_line_begin(Text* t, const struct MatmulPlans* plans, const MatmulKey* k) {
+    text_printf(t, "%s %d %d %d %d %d %d %d %d %d %d ", plans->machine, k->kind, k->N, k->IC, k->OC, k->mode,
+                k->epilogue, k->tf32, k->align_a, k->align_b, k->align_d);
+}
+
+static inline void matmul_line(Text* t, const struct MatmulPlans* plans, const MatmulPlan* plan) {
+    const unsigned char* bytes = (const unsigned char*)&plan->algorithm;
+    matmul_line_begin(t, plans, &plan->key);
+    text_printf(t, "%d %.2f ", plan->usable, (double)plan->microseconds);
+    for (size_t i = 0; i < sizeof plan->algorithm; i++) text_printf(t, "%02x", bytes[i]);
+    text_append(t, "\n", 1);
+}
+
+// Fill in the plan from a known line. Returns 0 where there is none that cuBLASLt accepts.
+static inline int matmul_recall(MatmulPlan* plan, const struct MatmulPlans* plans, Context* ctx) {
+    Text begin = {NULL, 0, 0};
+    matmul_line_begin(&begin, plans, &plan->key);
+    int found = 0;
+    for (const char* at = plans->known.text; at && !found && (at = strstr(at, begin.text)); at++) {
+        char hex[2 * sizeof plan->algorithm + 1];
+        unsigned char* bytes = (unsigned char*)&plan->algorithm;
+        cublasLtMatmulHeuristicResult_t result;
+        int digits = 0;
+        if (at != plans->known.text && at[-1] != '\n') continue;
+        static_assert(sizeof hex == 129, "the width in the next line");
+        if (sscanf(at + begin.length, "%d %f %128[0-9a-f]%n", &plan->usable, &plan->microseconds, hex, &digits) != 3 ||
+            strlen(hex) != sizeof hex - 1)
+            continue;
+        for (size_t i = 0; i < sizeof plan->algorithm; i++) {
+            unsigned byte;
+            sscanf(hex + 2 * i, "%2x", &byte);
+            bytes[i] = (unsigned char)byte;
+        }
+        found =
+            !plan->usable || (cublasLtMatmulAlgoCheck(ctx->cublaslt, plan->operation, plan->a, plan->b, plan->d,
+                                                      plan->d, &plan->algorithm, &result) == CUBLAS_STATUS_SUCCESS &&
+                              result.workspaceSize <= CUBLASLT_WORKSPACE_BYTES);
+    }
+    free(begin.text);
+    return found;
+}
+
+static inline struct MatmulPlans* matmul_plans(Context* ctx) {
+    if (ctx->matmul_plans) return ctx->matmul_plans;
+    struct MatmulPlans* plans = (struct MatmulPlans*)xcalloc(1, sizeof *plans);
+    struct cudaDeviceProp properties;
+    int device;
+    cudaCheck(cudaGetDevice(&device));
+    cudaCheck(cudaGetDeviceProperties(&properties, device));
+    for (char* c = properties.name; *c; c++)
+        if (*c == ' ') *c = '_';
+    snprintf(plans->machine, sizeof plans->machine, "%s %zu %s", properties.name, cublasLtGetVersion(), FLOATX_NAME);
+    if (ctx->autotune_cache && file_exists(ctx->autotune_cache)) {
+        size_t length;
+        char* text = read_file(ctx->autotune_cache, (size_t)16 << 20, &length, FAILED);
+        text_append(&plans->known, text, length);
+        free(text);
+    }
+    ctx->matmul_plans = plans;
+    return plans;
+}
+
+// Use these choices (lines of matmul_plans_text) for products that have no plan yet.
+static inline void matmul_plans_load(Context* ctx, const char* text) {
+    text_append(&matmul_plans(ctx)->known, text, strlen(text));
+}
+
+// Append a line for every choice made so far.
+static inline void matmul_plans_text(Context* ctx, Text* t) {
+    for (MatmulPlan* p = matmul_plans(ctx)->first; p; p = p->next) matmul_line(t, ctx->matmul_plans, p);
+}
+
+static inline void matmul_plans_free(Context* ctx) {
+    struct MatmulPlans* plans = ctx->matmul_plans;
+    if (!plans) return;
+    for (MatmulPlan *p = plans->first, *next; p; p = next) {
+        next = p->next;
+        cublasCheck(cublasLtMatmulDescDestroy(p->operation));
+        cublasCheck(cublasLtMatrixLayoutDestroy(p->a));
+        cublasCheck(cublasLtMatrixLayoutDestroy(p->b));
+        cublasCheck(cublasLtMatrixLayoutDestroy(p->d));
+        free(p);
+    }
+    free(plans->known.text);
+    free(plans);
+    ctx->matmul_plans = NULL;
+}
+
+static inline void matmul_plan_save(const MatmulPlan* plan, Context* ctx) {
+    Text line = {NULL, 0, 0};
+    matmul_line(&line, ctx->matmul_plans, plan);
+    int fd = open(ctx->autotune_cache, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0666);
+    if (fd < 0 || write_all(fd, line.text, line.length) != 0)
+        warn("%s: cannot be written, so matmuls will be timed again next time: %s", ctx->autotune_cache,
+             strerror(errno));
+    if (fd >= 0) close(fd);
+    free(line.text);
+}
+
+// ---------------------------------------------------------------------------------------------------------
+// Choosing
+
+// The operands of the plain product that comes before matmul_apply_gelu.
+static inline MatmulOperands matmul_without_gelu(int kind, const MatmulOperands* o) {
+    MatmulOperands plain = *o;
+    if (kind == MATMUL_FORWARD) plain.d = o->aux;
+    plain.aux = NULL;
+    return plain;
+}
+
+static inline float matmul_median(float* x, int n) {
+    for (int i = 1; i < n; i++)
+        for (int j = i; j > 0 && x[j] < x[j - 1]; j--) {
+            float kept = x[j];
+            x[j] = x[j - 1], x[j - 1] = kept;
+        }
+    return x[n / 2];
+}
+
+// Time the candidates and move the fastest to results[0]. The operands are those of the call that needs the plan: the
+// call itself, which follows, overwrites d, and where it adds to d a copy takes the blows. Candidates take turns, so a
+// changing clock is the same for all. Returns microseconds, or 0 if there was no memory for the copy.
+static inline float matmul_time_candidates(const MatmulPlan* plan, const MatmulOperands* o,
+                                           cublasLtMatmulHeuristicResult_t* results, int count, Context* ctx) {
+    const MatmulKey* k = &plan->key;
+    size_t bytes = matmul_d_size(k) * (k->kind == MATMUL_BACKWARD_WEIGHT ? sizeof(real) : sizeof(floatX));
+    void* d = o->d;
+    if (k->mode == ADD) {
+        if (cudaMalloc(&d, bytes) != cudaSuccess) {
+            cudaGetLastError();
+            return 0;
+        }
+        cudaCheck(cudaMemsetAsync(d, 0, bytes, ctx->stream));
+    }
+    cudaEvent_t events[MATMUL_CANDIDATES + 1];
+    float times[MATMUL_CANDIDATES][MATMUL_ROUNDS], best_time = INFINITY;
+    int alive[MATMUL_CANDIDATES], best = 0;
+    for (int i = 0; i <= count; i++) cudaCheck(cudaEventCreate(&events[i]));
+    for (int i = 0; i < count; i++) alive[i] = 1;
+    for (int round = -1; round < MATMUL_ROUNDS; round++) {  // round -1 loads the kernels
+        for (int i = 0; i < count; i++)  // keeps the GPU busy, so that the first of the round is not waited for
+            if (alive[i] && matmul_launch(plan, &results[i].algo, o, d, ctx) == CUBLAS_STATUS_SUCCESS) break;
+        cudaCheck(cudaEventRecord(events[0], ctx->stream));
+        for (int i = 0; i < count; i++) {
+            if (alive[i]) alive[i] = matmul_launch(plan, &results[i].algo, o, d, ctx) == CUBLAS_STATUS_SUCCESS;
+            cudaCheck(cudaEventRecord(events[i + 1], ctx->stream));
+        }
+        cudaCheck(cudaEventSynchronize(events[count]));
+        for (int i = 0; i < count && round >= 0; i++) {
+            if (!alive[i]) continue;
+            cudaCheck(cudaEventElapsedTime(&times[i][round], events[i], events[i + 1]));
+            best_time = fminf(best_time, times[i][round]);
+        }
+        for (int i = 0; i < count && round == 0; i++) alive[i] = alive[i] && times[i][0] <= 1.3f * best_time;
+    }
+    best_time = INFINITY;
+    for (int i = 0; i < count; i++) {
+        float time = alive[i] ? matmul_median(times[i], MATMUL_ROUNDS) : INFINITY;
+        if (time < best_time) best_time = time, best = i;
+    }
+    results[0] = results[best];
+    for (int i = 0; i <= count; i++) cudaCheck(cudaEventDestroy(events[i]));
+    if (d != o->d) cudaCheck(cudaFree(d));
+    return 1000 * best_time;
+}
+
+// Microseconds of matmul_apply_gelu, on operands that the call overwrites.
+static inline float matmul_time_gelu(const MatmulKey* k, const MatmulOperands* o, Context* ctx) {
+    Direction direction = k->kind == MATMUL_FORWARD ? FORWARD : BACKWARD;
+    cudaEvent_t start, stop;
+    float times[MATMUL_ROUNDS];
+    cudaCheck(cudaEventCreate(&start));
+    cudaCheck(cudaEventCreate(&stop));
+    for (int round = 0; round < MATMUL_ROUNDS; round++) {
+        matmul_apply_gelu((floatX*)o->d, o->aux, matmul_d_size(k), direction, GELU_TANH,
+                          ctx);  // so that the one that is timed is not waited for
+        cudaCheck(cudaEventRecord(start, ctx->stream));
+        matmul_apply_gelu((floatX*)o->d, o->aux, matmul_d_size(k), direction, GELU_TANH, ctx);
+        cudaCheck(cudaEventRecord(stop, ctx->stream));
+        cudaCheck(cudaEventSynchronize(stop));
+        cudaCheck(cudaEventElapsedTime(&times[round], start, stop));
+    }
+    cudaCheck(cudaEventDestroy(start));
+    cudaCheck(cudaEventDestroy(stop));
+    return 1000 * matmul_median(times, MATMUL_ROUNDS);
+}
+
+static inline MatmulPlan* matmul_plan(MatmulKey key, const MatmulOperands* o, Context* ctx);
+
+static inline void matmul_plan_choose(MatmulPlan* plan, const MatmulOperands* o, Context* ctx) {
+    cublasLtMatmulHeuristicResult_t results[MATMUL_CANDIDATES];
+    int count = matmul_propose(plan, results, ctx->autotune ? MATMUL_CANDIDATES : 1, ctx);
+    plan->usable = count > 0;
+    if (ctx->autotune && count) plan->microseconds = matmul_time_candidates(plan, o, results, count, ctx);
+    if (count) plan->algorithm = results[0].algo;
+    if (ctx->autotune && count && matmul_has_aux(plan->key.epilogue)) {
+        MatmulOperands plain = matmul_without_gelu(plan->key.kind, o);
+        MatmulKey key = plan->key;
+        key.epilogue = plain.bias ? CUBLASLT_EPILOGUE_BIAS : CUBLASLT_EPILOGUE_DEFAULT;
+        MatmulPlan* other = matmul_plan(key, &plain, ctx);
+        if (other->usable && other->microseconds > 0)
+            plan->usable = plan->microseconds <= other->microseconds + matmul_time_gelu(&plan->key, o, ctx);
+    }
+}
+
+// The plan of a product, made if this is the first of its kind. The alignments of `key` are filled in here.
+static inline MatmulPlan* matmul_plan(MatmulKey key, const MatmulOperands* o, Context* ctx) {
+    struct MatmulPlans* plans = matmul_plans(ctx);
+    key.align_a = pointer_alignment(o->a);
+    key.align_b = pointer_alignment(o->b);
+    key.align_d = pointer_alignment(o->d);
+    for (MatmulPlan* p = plans->first; p; p = p->next)
+        if (memcmp(&p->key, &key, sizeof key) == 0) return p;
+    MatmulPlan* plan = (MatmulPlan*)xcalloc(1, sizeof *plan);
+    plan->key = key;
+    matmul_plan_describe(plan);
+    matmul_point(plan, o);
+    if (!matmul_recall(plan, plans, ctx)) {
+        plan->microseconds = 0;
+        matmul_plan_choose(plan, o, ctx);
+        if (ctx->autotune && ctx->autotune_cache) matmul_plan_save(plan, ctx);
+    }
+    plan->next = plans->first;
+    plans->first = plan;
+    return plan;
+}
+
+#endif
+#endif
