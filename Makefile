@@ -4,6 +4,7 @@
 # make DEBUG=1    no optimisation, debug information       SANITIZE=1   AddressSanitizer and UBSan
 # make MARCH=x86-64-v3   another CPU than this one         BLAS=1       matmuls by OpenBLAS, for comparison
 
+COMMA  := ,
 ifeq ($(origin CC),default)
 CC := gcc
 endif
@@ -16,7 +17,6 @@ CFLAGS := $(OPT) -fopenmp -ffp-contract=off -fno-math-errno $(if $(SANITIZE),-fs
 WARN   := -Wall -Wextra -Wno-missing-field-initializers -Werror
 CPP    := -D_GNU_SOURCE -I. $(if $(BLAS),-DUSE_BLAS) -MMD -MP
 LIBS   := $(if $(BLAS),-lopenblas) -lm
-COMMA  := ,
 COMPILE = $(CC) -x c -std=c11 $(CPP) $(CFLAGS) $(WARN)
 
 # The GPU build. ARCH: the GPUs that are here, else those that this nvcc knows of sm_80, sm_90a and sm_100, and PTX for later ones.
@@ -27,62 +27,66 @@ FOUND  := $(sort $(subst .,,$(if $(HAS_NVCC),$(shell nvidia-smi --query-gpu=comp
 ARCH   ?= $(if $(FOUND),$(FOUND:90=90a),$(if $(HAS_NVCC),$(filter $(subst compute_,,$(shell $(NVCC) --list-gpu-arch)),80) 90a $(filter $(subst compute_,,$(shell $(NVCC) --list-gpu-arch)),100)))
 GENCODE = $(foreach a,$(ARCH),-gencode=arch=compute_$(a),code=sm_$(a)) $(if $(FOUND),,-gencode=arch=compute_80,code=compute_80)
 NVFLAGS = -std=c++17 $(if $(DEBUG),-O1 -g -G,-O3) $(GENCODE) -lineinfo -D_GNU_SOURCE -DPRECISION_$(shell echo $(PRECISION) | tr a-z A-Z) -I. \
-          -Xcompiler -march=$(MARCH),-fopenmp,-ffp-contract=off,-fno-math-errno,-Wall,-Wextra,-Wno-missing-field-initializers,-Wno-unknown-pragmas \
+          -Xcompiler -march=$(MARCH),-fopenmp,-ffp-contract=off,-fno-math-errno,-Wall,-Wextra,-Wno-missing-field-initializers,-Wno-unknown-pragmas,-Wno-string-compare \
           -Xptxas -warn-spills -diag-suppress 177 -MMD -MP
 NVLIBS := -lcublasLt -lgomp
 G      := $(B)/$(PRECISION)
 
 HAS_CC := $(shell command -v $(CC) 2>/dev/null)
 .DEFAULT_GOAL := $(if $(HAS_CC),all,help)
-.PHONY: all gpu help setup quickstart test check ops grad bench san clean needed
+.PHONY: all gpu help setup quickstart test check ops grad bench san clean needed always
 .DELETE_ON_ERROR:
 
 # ---------------------------------------------------------------------------------------------------------
 # Programs
 
-all: train_gpt2 data/builtin/train.bin
-
-gpu: $(if $(HAS_NVCC),train_gpt2cu)
-
-$(G):
-	mkdir -p $@
-
-train_gpt2cu: train_gpt2.cu Makefile | $(G)
-	$(NVCC) $(NVFLAGS) -MF $(G)/train_gpt2cu.d $< -o $@ $(NVLIBS)
-
-$(G)/test_gpt2cu: test_gpt2.cu Makefile | $(G)
-	$(NVCC) $(NVFLAGS) -MF $@.d $< -o $@ $(NVLIBS)
-
-$(G)/opscu: dev/ops.cu Makefile | $(G)
-	$(NVCC) $(NVFLAGS) -MF $@.d $< -o $@ $(NVLIBS)
-
 # The trainer is linked at the top, where people look for it; variants stay in their build folder.
 TRAINER := $(if $(DEBUG)$(SANITIZE)$(BLAS),$(B)/train_gpt2,train_gpt2)
 
-$(TRAINER): train_gpt2.cu Makefile | $(B)
+all: $(TRAINER) data/builtin/train.bin
+
+gpu: $(if $(HAS_NVCC),train_gpt2cu)
+
+# The command line of a build folder: what depends on it is built again where that is another than last time.
+$(B)/command: COMMAND = $(COMPILE) $(LIBS)
+$(G)/command: COMMAND = $(NVCC) $(NVFLAGS) $(NVLIBS)
+$(B)/command $(G)/command: always
+	@mkdir -p $(@D)
+	@echo '$(COMMAND)' | cmp -s - $@ || echo '$(COMMAND)' >$@
+
+train_gpt2cu: train_gpt2.cu Makefile $(G)/command
+	$(NVCC) $(NVFLAGS) -MF $(G)/train_gpt2cu.d $< -o $@ $(NVLIBS)
+
+$(G)/train_gpt2cu: train_gpt2.cu Makefile $(G)/command
+	$(NVCC) $(NVFLAGS) -MF $@.d $< -o $@ $(NVLIBS)
+
+$(G)/test_gpt2cu: test_gpt2.cu Makefile $(G)/command
+	$(NVCC) $(NVFLAGS) -MF $@.d $< -o $@ $(NVLIBS)
+
+$(G)/opscu: dev/ops.cu Makefile $(G)/command
+	$(NVCC) $(NVFLAGS) -MF $@.d $< -o $@ $(NVLIBS)
+
+$(TRAINER): train_gpt2.cu Makefile $(B)/command
 	$(COMPILE) -MF $(B)/train_gpt2.d $< -o $@ $(LIBS)
 
-$(B)/test_gpt2: test_gpt2.cu Makefile | $(B)
+$(B)/test_gpt2: test_gpt2.cu Makefile $(B)/command
 	$(COMPILE) $< -o $@ $(LIBS)
 
-$(B)/ops: dev/ops.cu Makefile | $(B)
+$(B)/ops: dev/ops.cu Makefile $(B)/command
 	$(COMPILE) $< -o $@ $(LIBS)
 
 # The double build: finite differences are sharp there.
-$(B)/%_double: %.cu Makefile | $(B)
+$(B)/%_double: %.cu Makefile $(B)/command
 	$(COMPILE) -DREAL_DOUBLE $< -o $@ $(LIBS)
 
-$(B)/%_double: dev/%.cu Makefile | $(B)
+$(B)/%_double: dev/%.cu Makefile $(B)/command
 	$(COMPILE) -DREAL_DOUBLE $< -o $@ $(LIBS)
 
-$(B)/test_%: dev/test/%.c Makefile | $(B)
+$(B)/test_%: dev/test/%.c Makefile $(B)/command
 	$(COMPILE) $< -o $@ $(LIBS)
 
-$(B)/builtin_corpus: dev/data/builtin_corpus.c Makefile | $(B)
+$(B)/builtin_corpus: dev/data/builtin_corpus.c Makefile $(B)/command
 	$(COMPILE) $< -o $@ $(LIBS)
-
-$(B):
-	mkdir -p $@
 
 -include $(wildcard $(B)/*.d $(G)/*.d)
 
@@ -123,7 +127,7 @@ quickstart: needed
 	@echo "log, loss plot, sample and a Hugging Face model directory: out/quickstart"
 
 test: needed
-	@$(MAKE) --no-print-directory all $(B)/test_gpt2 $(B)/test_gpt2_double $(B)/ops $(B)/ops_double $(B)/test_base $(B)/test_data
+	@$(MAKE) --no-print-directory all $(B)/test_gpt2 $(B)/test_gpt2_double $(B)/ops $(B)/ops_double $(B)/test_base $(B)/test_data $(B)/test_run
 	@bash dev/test/run.sh $(B) $(TRAINER)
 
 check:
@@ -140,7 +144,7 @@ bench: $(B)/ops
 	$(B)/ops bench $(OP)
 
 san:
-	@$(MAKE) --no-print-directory SANITIZE=1 all build/san/train_gpt2 build/san/test_gpt2 build/san/ops build/san/test_base build/san/test_data
+	@$(MAKE) --no-print-directory SANITIZE=1 all build/san/test_gpt2 build/san/ops build/san/test_base build/san/test_data build/san/test_run
 	@bash dev/test/run.sh build/san build/san/train_gpt2
 
 clean:

@@ -46,6 +46,7 @@ static void bench_open(Bench* b, Config config, int B, int T, int recompute, uin
 static void bench_close(Bench* b) {
     optimizer_free(&b->o);
     model_free(&b->m);
+    matmul_plans_free(&b->ctx);
     context_free(&b->ctx);
 }
 
@@ -216,32 +217,67 @@ static real* gradients(Config config, int B, int micro_batches, int recompute, i
     return result;
 }
 
-static void test_equalities(Tests* t) {
-    Config config = tiny_config(1, 0.15);
+static void report_bits(Tests* t, const real* got, const real* want, size_t n, int tied, const char* what) {
+    int same = memcmp(got, want, n * sizeof(real)) == 0;
+    char* name = xprintf("%s: %s the same bits", tied ? "tied" : "untied", what);
+    report(t, same, name, !same, 0);
+    free(name);
+}
+
+static void test_equalities(Tests* t, int tied) {
+    Config config = tiny_config(tied, 0.15);
     Model plan;
     model_plan(&plan, config, 4, 13, 0);
     size_t n = plan.table.elements;
     real* plain = gradients(config, 4, 1, 0, 2);
     for (int recompute = 1; recompute <= 2; recompute++) {
         real* other = gradients(config, 4, 1, recompute, 2);
-        int same = memcmp(plain, other, n * sizeof(real)) == 0;
-        report(t, same, recompute == 1 ? "recompute 1 gives the same bits" : "recompute 2 gives the same bits", !same,
-               0);
+        report_bits(t, other, plain, n, tied, recompute == 1 ? "recompute 1 gives" : "recompute 2 gives");
         free(other);
     }
     for (int threads = 1; threads <= 4; threads *= 4) {
         real* other = gradients(config, 4, 1, 0, threads);
-        int same = memcmp(plain, other, n * sizeof(real)) == 0;
-        report(t, same, threads == 1 ? "1 thread gives the same bits" : "4 threads give the same bits", !same, 0);
+        report_bits(t, other, plain, n, tied, threads == 1 ? "1 thread gives" : "4 threads give");
         free(other);
     }
     // With dropout on: masks depend on a sequence's number in the whole step, not on how the step is cut.
     real* cut = gradients(config, 4, 4, 0, 2);
     double error = largest_error(cut, plain, n), tolerance = sizeof(real) == 8 ? 1e-13 : 1e-6;
     if (sizeof(floatX) != sizeof(real)) tolerance = 1e-3;  // matmuls of other shapes round activations differently
-    report(t, error <= tolerance, "accumulation over 4 micro-batches equals one batch", error, tolerance);
+    report(t, error <= tolerance,
+           tied ? "tied: accumulation over 4 micro-batches equals one batch"
+                : "untied: accumulation over 4 micro-batches equals one batch",
+           error, tolerance);
     free(cut), free(plain);
     model_forget_plan(&plan);
+}
+
+// Training from scratch begins as GPT-2 did: N(0, 0.02), projections onto the residual stream N(0, 0.02 / sqrt(2 L)),
+// biases 0, layernorms the identity. Judged by the names, not by the table that made the values.
+static void test_initial_values(Tests* t, int tied) {
+    Bench* b = (Bench*)xcalloc(1, sizeof *b);
+    bench_open(b, config_from_descriptor(tied ? "L=3,C=96,NH=3,V=257,T=64" : "L=3,C=96,NH=3,V=257,T=64,tied=0", 0), 1,
+               1, 0, 4);
+    real* params = bench_values(b, b->m.params, b->m.table.elements, VIEW_FLOATX);
+    for (int k = 0; k < b->m.table.count; k++) {
+        const Tensor* tensor = &b->m.table.tensors[k];
+        const real* w = params + tensor->offset;
+        size_t n = tensor_elements(tensor);
+        int is_bias = strstr(tensor->name, ".bias") != NULL, is_norm = strstr(tensor->name, ".ln_") != NULL;
+        double std = is_bias || is_norm ? 0 : strstr(tensor->name, ".c_proj.") ? 0.02 / sqrt(2.0 * 3) : 0.02;
+        double mean = 0, square = 0, want = is_norm && !is_bias;
+        for (size_t i = 0; i < n; i++) mean += (double)w[i] / (double)n;
+        for (size_t i = 0; i < n; i++) square += ((double)w[i] - mean) * ((double)w[i] - mean) / (double)n;
+        // Five standard errors of a mean and of a deviation, and what storing in bf16 may add.
+        double error = fabs(mean - want) + fabs(sqrt(square) - std);
+        double tolerance = 5 * std * (1 / sqrt((double)n) + 1 / sqrt(2.0 * (double)n)) + 1e-3 * std + 1e-12;
+        char* name = xprintf("%s: initial values of %s", tied ? "tied" : "untied", tensor->name);
+        report(t, error <= tolerance, name, error, tolerance);
+        free(name);
+    }
+    free(params);
+    bench_close(b);
+    free(b);
 }
 
 static void test_counts(Tests* t) {
@@ -346,7 +382,8 @@ int main(int argc, char** argv) {
     if (argc != 1) die(USAGE, "usage: test_gpt2 [logits DIR OUT.safetensors]");
     test_golden(&t, "dev/reference/golden_gpt2_tied");
     test_golden(&t, "dev/reference/golden_gpt2_untied");
-    test_equalities(&t);
+    for (int tied = 0; tied < 2; tied++) test_equalities(&t, tied);
+    for (int tied = 0; tied < 2; tied++) test_initial_values(&t, tied);
     test_counts(&t);
 #ifdef REAL_DOUBLE
     test_finite_differences(&t, 1, 0.15, GELU_TANH);

@@ -11,7 +11,6 @@
 #include "llmc/base/flags.h"       // settings as rows in a table
 #include "llmc/base/log.h"         // terminal, log.jsonl, loss.svg
 #include "llmc/base/schedule.h"    // learning rate of a step
-#include "llmc/data/batch_lm.h"    // windows of T + 1 tokens
 #include "llmc/data/tokenizer.h"   // token -> bytes
 #include "llmc/device/readback.h"  // loss and norm on their way to the host
 #include "llmc/ops/attention.h"
@@ -24,7 +23,9 @@
 #include "llmc/ops/sum.h"
 #include "llmc/run/comm.h"       // ranks
 #include "llmc/run/config.h"     // config.json as rows
+#include "llmc/run/lm_data.h"    // token shards, their batches
 #include "llmc/run/optimizer.h"  // norm, clipping, AdamW
+#include "llmc/run/plan.h"       // memory by what needs it
 #include "llmc/run/profiler.h"   // where a step's time goes
 #include "llmc/run/sampler.h"    // logits -> token
 #include "llmc/run/session.h"    // where a run stands, checkpoints, resume
@@ -407,9 +408,29 @@ static void model_free(Model* m) {
 // ---------------------------------------------------------------------------------------------------------
 // Configuration: Hugging Face's config.json, or a descriptor
 
+// clang-format off
+static const ConfigRow CONFIG_ROWS[] = {
+    // key                             type         field                               default        allowed
+    {"n_layer",                         CONFIG_INT,  offsetof(Config, L),                 CONFIG_NEEDED, 1, 1 << 12},
+    {"n_head",                          CONFIG_INT,  offsetof(Config, NH),                CONFIG_NEEDED, 1, 1 << 12},
+    {"n_embd",                          CONFIG_INT,  offsetof(Config, C),                 CONFIG_NEEDED, 1, 1 << 20},
+    {"n_inner",                         CONFIG_INT,  offsetof(Config, F),                 0,             0, 1 << 22},
+    {"n_positions",                     CONFIG_INT,  offsetof(Config, T),                 CONFIG_NEEDED, 1, 1 << 20},
+    {"vocab_size",                      CONFIG_INT,  offsetof(Config, V),                 CONFIG_NEEDED, 1, 1 << 24},
+    {"layer_norm_epsilon",              CONFIG_REAL, offsetof(Config, eps),               1e-5,          0, 1},
+    {"initializer_range",               CONFIG_REAL, offsetof(Config, init_range),        0.02,          0, 1},
+    {"embd_pdrop",                      CONFIG_REAL, offsetof(Config, embedding_dropout), 0.1,           0, 0.999},
+    {"attn_pdrop",                      CONFIG_REAL, offsetof(Config, attention_dropout), 0.1,           0, 0.999},
+    {"resid_pdrop",                     CONFIG_REAL, offsetof(Config, residual_dropout),  0.1,           0, 0.999},
+    {"tie_word_embeddings",             CONFIG_BOOL, offsetof(Config, tied),              1,             0, 1},
+    {"scale_attn_weights",              CONFIG_BOOL, CONFIG_NO_FIELD,                     1,             1, 1},
+    {"scale_attn_by_inverse_layer_idx", CONFIG_BOOL, CONFIG_NO_FIELD,                     0,             0, 0},
+    {"add_cross_attention",             CONFIG_BOOL, CONFIG_NO_FIELD,                     0,             0, 0},
+};
+// clang-format on
+
 static void config_check(const Config* c, const char* source) {
-    if (c->L < 1 || c->NH < 1 || c->C < 1 || c->V < 1 || c->T < 1 || c->F < 1)
-        die(USAGE, "%s: layers, heads, channels, vocabulary and positions must be at least 1", source);
+    config_rows_check(c, CONFIG_ROWS, COUNT_OF(CONFIG_ROWS), source);
     if (c->C % c->NH != 0) die(USAGE, "%s: %d channels cannot be cut into %d heads", source, c->C, c->NH);
 }
 
@@ -432,30 +453,11 @@ static Config config_from_descriptor(const char* text, int data_V) {
             "L=4,C=128,NH=4,T=256 (V, F and tied=0|1 may follow)",
             text);
     if (c.F == 0) c.F = 4 * c.C;
-    config_check(&c, text);
+    char* source = xprintf("-e %s", text);
+    config_check(&c, source);
+    free(source);
     return c;
 }
-
-// clang-format off
-static const ConfigRow CONFIG_ROWS[] = {
-    // key                             type         field                               default        allowed
-    {"n_layer",                         CONFIG_INT,  offsetof(Config, L),                 CONFIG_NEEDED, 1, 1 << 12},
-    {"n_head",                          CONFIG_INT,  offsetof(Config, NH),                CONFIG_NEEDED, 1, 1 << 12},
-    {"n_embd",                          CONFIG_INT,  offsetof(Config, C),                 CONFIG_NEEDED, 1, 1 << 20},
-    {"n_inner",                         CONFIG_INT,  offsetof(Config, F),                 0,             0, 1 << 22},
-    {"n_positions",                     CONFIG_INT,  offsetof(Config, T),                 CONFIG_NEEDED, 1, 1 << 20},
-    {"vocab_size",                      CONFIG_INT,  offsetof(Config, V),                 CONFIG_NEEDED, 1, 1 << 24},
-    {"layer_norm_epsilon",              CONFIG_REAL, offsetof(Config, eps),               1e-5,          0, 1},
-    {"initializer_range",               CONFIG_REAL, offsetof(Config, init_range),        0.02,          0, 1},
-    {"embd_pdrop",                      CONFIG_REAL, offsetof(Config, embedding_dropout), 0.1,           0, 0.999},
-    {"attn_pdrop",                      CONFIG_REAL, offsetof(Config, attention_dropout), 0.1,           0, 0.999},
-    {"resid_pdrop",                     CONFIG_REAL, offsetof(Config, residual_dropout),  0.1,           0, 0.999},
-    {"tie_word_embeddings",             CONFIG_BOOL, offsetof(Config, tied),              1,             0, 1},
-    {"scale_attn_weights",              CONFIG_BOOL, CONFIG_NO_FIELD,                     1,             1, 1},
-    {"scale_attn_by_inverse_layer_idx", CONFIG_BOOL, CONFIG_NO_FIELD,                     0,             0, 0},
-    {"add_cross_attention",             CONFIG_BOOL, CONFIG_NO_FIELD,                     0,             0, 0},
-};
-// clang-format on
 
 // What the file declares is honoured, or refused with the name of its key.
 static Config config_read(const char* path) {
@@ -513,7 +515,8 @@ typedef struct {
     double dropout;
     int recompute, shuffle, overfit, on_nan;
     int64_t seed;
-    int val_every, val_batches, sample_every, sample_tokens, checkpoint_every, keep, keep_every, profile, threads;
+    int val_every, val_batches, sample_every, sample_tokens, checkpoint_every, keep, keep_every, profile, threads,
+        autotune, gelu_fusion, tf32;
     double temperature;
     int top_k;
 } Settings;
@@ -524,7 +527,7 @@ enum { MAX_FLAGS = 64 };
 // Flags that belong to a process, not to the run it continues; and flags that may change when a run is resumed.
 static const char OF_PROCESS[] = "--output --resume --override --overwrite --evaluate --stop-after --threads --profile";
 static const char FREE_TO_CHANGE[] = "--val-every --val-batches --sample-every --sample-tokens --temperature --top-k "
-                                     "--checkpoint-every --keep --keep-every --on-nan";
+                                     "--checkpoint-every --keep --keep-every --on-nan --recompute";
 
 static int settings_flags(Settings* s, Flag* out) {
     const double inf = INFINITY;
@@ -570,6 +573,9 @@ static int settings_flags(Settings* s, Flag* out) {
         {"-nm", "--keep-every",     FLAG_INT,    &s->keep_every,       "0",      0, 1e9, NULL, "checkpoints at multiples of this are kept for good; 0: none", 0},
         {NULL,  "--evaluate",       FLAG_INT,    &s->evaluate,         "0",      0, 1, NULL, "1: print the validation loss of -e (or of -o with -y 1) and end", 0},
         {NULL,  "--profile",        FLAG_INT,    &s->profile,          "0",      0, 1e6, NULL, "print where the time of the last steps went, op by op: of so many steps", 0},
+        {NULL,  "--autotune",       FLAG_INT,    &s->autotune,         "1",      0, 1, NULL, "GPU: 1 times the candidates of each large matmul once and keeps the choice in -o", 0},
+        {"-ge", "--gelu-fusion",    FLAG_INT,    &s->gelu_fusion,      "2",      0, 2, NULL, "GPU: GELU inside the matmul: 0 never, 1 forward, 2 also backward where it is faster", 0},
+        {"-f",  "--tf32",           FLAG_INT,    &s->tf32,             "0",      0, 1, NULL, "GPU, fp32 build: 1 lets matmuls round their inputs to TF32", 0},
         {NULL,  "--threads",        FLAG_INT,    &s->threads,          "0",      0, 4096, NULL, "CPU threads; 0: all. The results do not depend on it", 0},
     };
     // clang-format on
@@ -596,14 +602,12 @@ typedef struct {
     Comm comm;
     Model model;
     Optimizer optimizer;
-    Shards train_shards, val_shards;
-    BatchLm train, val;
-    int has_val;
-    int64_t total_steps;
+    LmData data;
     int micro_steps;  // micro-batches of a step on this rank
     LaunchedStep launched[READBACK_LAG + 1];
     int64_t finished;  // steps whose results are read
     double last_finish, token_flops, peak_flops;
+    char* matmul_cache;  // file of the GPU's chosen algorithms
     Log log;
     ScopeLog scopes;
 } Run;
@@ -611,20 +615,7 @@ typedef struct {
 static volatile sig_atomic_t stop_signal;
 static void on_signal(int number) { stop_signal = number; }
 
-static size_t model_bytes(const Model* m) {
-    return m->table.elements * (sizeof(floatX) + sizeof(real)) + optimizer_bytes(&m->table) +
-           m->acts_table.elements * sizeof(floatX) + m->stats_table.elements * sizeof(real);
-}
-
-static void plan_print(FILE* out, const Model* m) {
-    const double MiB = 1048576;
-    fprintf(out, "memory plan: parameters %.1f MiB, gradients %.1f MiB, optimizer %.1f MiB, activations %.1f MiB, ",
-            (double)(m->table.elements * sizeof(floatX)) / MiB, (double)(m->table.elements * sizeof(real)) / MiB,
-            (double)optimizer_bytes(&m->table) / MiB,
-            (double)(m->acts_table.elements * sizeof(floatX) + m->stats_table.elements * sizeof(real)) / MiB);
-    fprintf(out, "together %.1f MiB; %.1f MiB are available\n", (double)model_bytes(m) / MiB,
-            (double)device_memory_available() / MiB);
-}
+static MemoryPlan model_memory(const Model* m) { return plan_make(&m->table, &m->acts_table, &m->stats_table); }
 
 static void config_write(Text* t, const Config* c, int end_of_text) {
     text_printf(t, "{\"architectures\": [\"GPT2LMHeadModel\"], \"model_type\": \"gpt2\"");
@@ -643,7 +634,7 @@ static int largest_batch(const Model* like, size_t available) {
         Model m;
         int middle = (low + high + 1) / 2;
         model_plan(&m, like->config, middle, like->T, like->recompute);
-        if (model_bytes(&m) <= available) low = middle;
+        if (plan_bytes(model_memory(&m)) <= available) low = middle;
         else high = middle - 1;
         model_forget_plan(&m);
     }
@@ -655,27 +646,19 @@ static int largest_batch(const Model* like, size_t available) {
 static char* run_plan(Run* r, const char* data_dir) {
     Settings* s = &r->settings;
     const char* source = r->session.checkpoint ? r->session.checkpoint : s->model;
-    size_t n = strlen(source);
-    int is_file = n > 12 && strcmp(source + n - 12, ".safetensors") == 0;
-    char* directory = is_file ? session_directory_of(source) : is_directory(source) ? xprintf("%s", source) : NULL;
-    char *weights = NULL, *path = directory ? xprintf("%s/config.json", directory) : NULL;
+    char *directory, *weights;
+    session_find_model(source, &directory, &weights);
+    char* path = directory ? xprintf("%s/config.json", directory) : NULL;
     session_find_tokenizer(&r->session, directory, data_dir);
     Config config = directory
                         ? config_read(path)
                         : config_from_descriptor(source, r->session.tokenizer_dir ? r->session.tokenizer.size : 50257);
-    if (directory) weights = is_file ? xprintf("%s", source) : xprintf("%s/model.safetensors", directory);
     free(directory), free(path);
 
     if (s->dropout >= 0) config.embedding_dropout = config.attention_dropout = config.residual_dropout = s->dropout;
     int T = s->T ? s->T : config.T;
     if (T > config.T) die(USAGE, "-t %d: the model knows %d positions; choose at most that", T, config.T);
-    int64_t micro_tokens = (int64_t)s->B * T * r->comm.size;
-    if ((int64_t)s->B * T > 1 << 30)
-        die(USAGE, "-b %d: more than 2^30 tokens in a micro-batch of -t %d; make large steps with -d", s->B, T);
-    if (s->total_batch % micro_tokens != 0)
-        die(USAGE, "-d %lld: is no multiple of the %lld tokens that all ranks take in a micro-batch (-b x -t x ranks)",
-            (long long)s->total_batch, (long long)micro_tokens);
-    r->micro_steps = s->total_batch ? (int)(s->total_batch / micro_tokens) : 1;
+    r->micro_steps = session_micro_steps(s->total_batch, s->B, T, r->comm.size);
     model_plan(&r->model, config, s->B, T, s->recompute);
     return weights;
 }
@@ -690,10 +673,14 @@ static void run_open(Run* r, int argc, char** argv) {
     session->flag_count = settings_flags(s, r->flags);
     flags_parse(r->flags, session->flag_count, argc, argv,
                 "./train_gpt2 [flags]   (none: a small model on the built-in corpus)");
+    session_check_flags(s->out, s->resume, s->override, s->overwrite);
     context_init(&r->ctx);
+    r->matmul_cache = *s->out ? xprintf("%s/matmul_plans.txt", s->out) : NULL;
+    device_set_matmul(&r->ctx, s->autotune, r->matmul_cache, s->gelu_fusion, s->tf32);
     comm_init(&r->comm);
     device_set_threads(s->threads);
     session->out = s->out, session->ctx = &r->ctx;
+    if (!s->evaluate && s->steps != 0) session_lock(session, 0);
     if (s->resume || !(s->overwrite || s->evaluate || s->steps == 0))
         session_find_checkpoint(session, s->resume, s->override, OF_PROCESS, FREE_TO_CHANGE);
     session->keep = s->keep, session->keep_every = s->keep_every;
@@ -703,31 +690,18 @@ static void run_open(Run* r, int argc, char** argv) {
     if (s->steps == 0) {
         flags_print_values(r->flags, session->flag_count);
         tensors_print(stdout, &m->table);
-        plan_print(stdout, m);
+        plan_print(stdout, model_memory(m));
         exit(DONE);
     }
     size_t available = device_memory_available();
-    if (model_bytes(m) > available) {
-        int fits = largest_batch(m, available);
-        char* advice = fits ? xprintf("the largest micro-batch that fits is -b %d", fits)
-                            : xprintf("not even -b 1 fits: choose a smaller model or a shorter -t");
-        die(USAGE,
-            "the run needs %.1f MiB, but %.1f MiB are available; %s (-r 2 saves memory too, -x 0 prints the plan)",
-            (double)model_bytes(m) / 1048576, (double)available / 1048576, advice);
-    }
+    if (plan_bytes(model_memory(m)) > available) plan_refuse(model_memory(m), available, largest_batch(m, available));
 
-    shards_open(&r->train_shards, train_pattern);
-    batch_lm_init(&r->train, &r->train_shards, m->B, m->T, m->config.V, (uint64_t)s->seed,
-                  s->shuffle ? SHUFFLED : IN_ORDER);
-    r->has_val = val_pattern != NULL;
-    if (r->has_val) shards_open(&r->val_shards, val_pattern);
-    if (r->has_val) batch_lm_init(&r->val, &r->val_shards, m->B, m->T, m->config.V, 0, IN_ORDER);
-    if (s->evaluate && !r->has_val) die(USAGE, "--evaluate 1 needs validation data; name it with -j");
-    if (session->checkpoint && !s->override && session->data != shards_fingerprint(&r->train_shards))
-        die(USAGE, "%s: is not the data that %s was trained on; restore it, or add --override 1", train_pattern,
-            session->checkpoint);
-    int64_t epoch = (int64_t)(batch_lm_windows(&r->train) / (uint64_t)(m->B * r->comm.size * r->micro_steps));
-    r->total_steps = s->steps > 0 ? s->steps : epoch > 0 ? epoch : 1;
+    lm_data_open(&r->data, train_pattern, val_pattern, m->B, m->T, m->config.V, (uint64_t)s->seed,
+                 s->shuffle ? SHUFFLED : IN_ORDER);
+    if (s->evaluate && !r->data.has_val) die(USAGE, "--evaluate 1 needs validation data; name it with -j");
+    session_check_data(session, shards_fingerprint(&r->data.train_shards), train_pattern, s->override);
+    int64_t epoch = (int64_t)(batch_lm_windows(&r->data.train) / (uint64_t)(m->B * r->comm.size * r->micro_steps));
+    session->last = s->steps > 0 ? s->steps : epoch > 0 ? epoch : 1;
 
     model_alloc(m, (uint64_t)s->seed, &r->ctx);
     optimizer_init(&r->optimizer, &m->table, &r->ctx);
@@ -747,35 +721,27 @@ static void run_close(Run* r) {
     for (size_t i = 0; i < COUNT_OF(r->launched); i++) readback_close(&r->launched[i].result);
     model_free(&r->model);
     optimizer_free(&r->optimizer);
-    batch_lm_free(&r->train), shards_close(&r->train_shards);
-    if (r->has_val) batch_lm_free(&r->val), shards_close(&r->val_shards);
+    lm_data_close(&r->data);
     free(r->scopes.records);
     log_close(&r->log);
     session_close(&r->session);
+    matmul_plans_free(&r->ctx);
     context_free(&r->ctx);
-}
-
-// Read the micro-batch that begins with this sequence and put it where the ops run.
-static void load_batch(Model* m, const BatchLm* data, uint64_t sample, Context* ctx) {
-    size_t bytes = (size_t)m->N * sizeof(int);
-    int* host = (int*)xmalloc(2 * bytes);
-    batch_lm_read(data, sample, host, host + m->N);
-    device_upload(ctx, m->inputs, host, bytes);
-    device_upload(ctx, m->targets, host + m->N, bytes);
-    free(host);
+    free(r->matmul_cache);
 }
 
 static double validate(Run* r) {
-    uint64_t batches = batch_lm_windows(&r->val) / (uint64_t)r->settings.B;
+    Model* m = &r->model;
+    uint64_t batches = batch_lm_windows(&r->data.val) / (uint64_t)m->B;
     if (batches == 0) batches = 1;
     if (r->settings.val_batches > 0 && batches > (uint64_t)r->settings.val_batches)
         batches = (uint64_t)r->settings.val_batches;
-    double scale = 1.0 / ((double)batches * r->model.N);
+    double scale = 1.0 / ((double)batches * m->N);
     for (uint64_t i = 0; i < batches; i++) {
-        load_batch(&r->model, &r->val, i * (uint64_t)r->settings.B, &r->ctx);
-        evaluate_batch(&r->model, scale, i == 0 ? SET : ADD, &r->ctx);
+        lm_data_load(m->inputs, m->targets, &r->data.val, i * (uint64_t)m->B, &r->ctx);
+        evaluate_batch(m, scale, i == 0 ? SET : ADD, &r->ctx);
     }
-    return model_loss(&r->model, &r->ctx);
+    return model_loss(m, &r->ctx);
 }
 
 // Print a text that the model goes on writing from the start of a document, and keep it in OUT/sample.txt.
@@ -813,7 +779,7 @@ static int save(Run* r) {
     Text config = {NULL, 0, 0};
     config_write(&config, &r->model.config, session_end_of_text(&r->session, r->model.config.V));
     int result = session_save(&r->session, &r->model.table, r->model.params, &r->optimizer, config.text,
-                              shards_fingerprint(&r->train_shards));
+                              shards_fingerprint(&r->data.train_shards));
     free(config.text);
     return result;
 }
@@ -826,9 +792,11 @@ static void launch_step(Run* r, const Schedule* schedule) {
     LaunchedStep* launched = &r->launched[session->step % COUNT_OF(r->launched)];
     int sequences = s->B * r->comm.size * r->micro_steps;  // of the whole step
     double scale = 1.0 / ((double)sequences * m->T);
+    scope_step(&r->ctx, session->step + 1);
     for (int i = 0; i < r->micro_steps; i++) {
         int first = (i * r->comm.size + r->comm.rank) * s->B;
-        load_batch(m, &r->train, (s->overfit ? 0 : session->samples) + (uint64_t)first, &r->ctx);
+        uint64_t sample = (s->overfit ? 0 : session->samples) + (uint64_t)first;
+        lm_data_load(m->inputs, m->targets, &r->data.train, sample, &r->ctx);
         train_batch(m, (uint64_t)session->step, first, scale, i == 0 ? SET : ADD, &r->ctx);
     }
     comm_sum(&r->comm, m->grads, m->table.elements, &r->ctx);
@@ -838,6 +806,7 @@ static void launch_step(Run* r, const Schedule* schedule) {
     readback_start(&r->ctx, &launched->result, m->a.loss, r->optimizer.norm);
     session->samples += (uint64_t)sequences;
     launched->step = ++session->step;
+    scope_step(&r->ctx, -1);
 }
 
 // Wait for a launched step, log it, and see to it that its numbers are numbers.
@@ -847,19 +816,15 @@ static void finish_step(Run* r) {
     double loss = (double)done->result.values[0], norm = (double)done->result.values[1];
     double now = now_seconds(), seconds = now - r->last_finish;
     double speed = (double)r->model.N * r->comm.size * r->micro_steps / seconds;
-    LogStep line = {
-        done->step, r->total_steps, loss, done->lr, norm, seconds, speed, r->token_flops * speed / r->peak_flops, NULL};
+    LogStep line = {done->step, r->session.last, loss,  done->lr,
+                    norm,       seconds,         speed, r->token_flops * speed / r->peak_flops,
+                    NULL};
     r->last_finish = now;
     r->finished = done->step;
     if (!isfinite(norm))
         session_report_nan(&r->session, done->step, &r->model.table, r->model.grads, loss, norm,
                            r->settings.on_nan == NAN_STOP);
     log_step(&r->log, &line);
-}
-
-// Whether something is due after this many steps of the run: every `every` steps and, with `at_end`, after the last.
-static int is_due(const Run* r, int every, int at_end) {
-    return every > 0 && (r->session.step % every == 0 || (at_end && r->session.step == r->total_steps));
 }
 
 int main(int argc, char** argv) {
@@ -877,13 +842,7 @@ int main(int argc, char** argv) {
         run_close(r);
         return DONE;
     }
-    log_open(&r->log, s->out, session->checkpoint ? session->step : -1);
-    if (*s->out && s->overwrite && !session->checkpoint) checkpoint_delete_all(s->out);
-    if (*s->out) checkpoint_clean(s->out, session->checkpoint);
-    Text settings = {NULL, 0, 0};
-    flags_to_json(&settings, r->flags, session->flag_count);
-    log_line(&r->log, &settings);
-    free(settings.text);
+    session_begin(session, &r->log, s->overwrite);
 
     r->peak_flops = profiler_peak_flops(&r->ctx);
     size_t N = m->table.parameters - (size_t)c->T * (size_t)c->C;
@@ -892,17 +851,17 @@ int main(int argc, char** argv) {
     printf("%zu parameters, %s | %llu training tokens, %.0f a step | steps %lld to %lld | %d threads, matmul %.0f "
            "GFLOP/s\n",
            m->table.parameters, session->checkpoint ? session->checkpoint : s->model,
-           (unsigned long long)r->train_shards.tokens, step_tokens, (long long)session->step + 1,
-           (long long)r->total_steps, device_threads(), 1e-9 * r->peak_flops);
-    plan_print(stdout, m);
+           (unsigned long long)r->data.train_shards.tokens, step_tokens, (long long)session->step + 1,
+           (long long)session->last, device_threads(), 1e-9 * r->peak_flops);
+    plan_print(stdout, model_memory(m));
 
-    Schedule schedule = {(ScheduleKind)s->schedule, s->lr,         s->warmup,   r->total_steps,
+    Schedule schedule = {(ScheduleKind)s->schedule, s->lr,         s->warmup,   session->last,
                          s->final_fraction,         s->poly_power, s->wsd_decay};
-    int64_t last = s->stop_after > 0 && s->stop_after < r->total_steps ? s->stop_after : r->total_steps;
+    int64_t last = s->stop_after > 0 && s->stop_after < session->last ? s->stop_after : session->last;
     double profiled = 0;
     int profiled_steps = 0;
-    if (session->step == 0 && r->has_val && s->val_every > 0)
-        log_validation(&r->log, 0, r->total_steps, validate(r), NULL);
+    if (session->step == 0 && r->data.has_val && s->val_every > 0)
+        log_validation(&r->log, 0, session->last, validate(r), NULL);
     r->finished = session->step;
     r->last_finish = now_seconds();
     while (session->step < last && !stop_signal) {
@@ -911,11 +870,12 @@ int main(int argc, char** argv) {
         r->ctx.scope_log = profile ? &r->scopes : NULL;
         launch_step(r, &schedule);
         r->ctx.scope_log = NULL;
-        int validation = r->has_val && is_due(r, s->val_every, 1), text = is_due(r, s->sample_every, 1);
-        int checkpoint = is_due(r, s->checkpoint_every, 0);
+        int validation = r->data.has_val && session_is_due(session, s->val_every, 1);
+        int text = session_is_due(session, s->sample_every, 1);
+        int checkpoint = session_is_due(session, s->checkpoint_every, 0);
         int lag = profile || validation || text || checkpoint || session->step == last ? 0 : READBACK_LAG;
         while (session->step - r->finished > lag) finish_step(r);
-        if (validation) log_validation(&r->log, session->step, r->total_steps, validate(r), NULL);
+        if (validation) log_validation(&r->log, session->step, session->last, validate(r), NULL);
         if (text) sample(r);
         if (checkpoint) save(r);
         if (validation || text || checkpoint) r->last_finish = now_seconds();

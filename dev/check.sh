@@ -9,6 +9,7 @@ fail() { failed=$((failed + 1)); echo "FAIL $*"; }
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 headers=$(find llmc -name '*.h' -o -name '*.cuh' | sort)
+plain=$(grep '\.h$' <<<"$headers")  # a .cuh is part of the header that includes it
 
 # --- every header alone
 alone() { # compiler command..., header last
@@ -28,12 +29,11 @@ each() { # suffix, headers, command...
     if [ -n "$bad" ]; then echo "$bad"; failed=$((failed + 1)); else passed=$((passed + $(wc -w <<<"$list"))); fi
 }
 flags="-D_GNU_SOURCE -I. -fopenmp -Wall -Wextra -Wno-missing-field-initializers -Werror"
-each .c "$headers" gcc -std=c11 -Wc++-compat $flags -fsyntax-only
-each .c "$headers" gcc -std=c11 -DREAL_DOUBLE $flags -fsyntax-only
-if command -v g++ >/dev/null; then each .cc "$headers" g++ -std=c++17 $flags -fsyntax-only; else echo "skip g++: not found"; fi
+each .c "$plain" gcc -std=c11 -Wc++-compat $flags -fsyntax-only
+each .c "$plain" gcc -std=c11 -DREAL_DOUBLE $flags -fsyntax-only
+if command -v g++ >/dev/null; then each .cc "$plain" g++ -std=c++17 $flags -fsyntax-only; else echo "skip g++: not found"; fi
 if command -v nvcc >/dev/null; then
-    # llmc/run calls the ops' launchers, which have no CUDA version yet.
-    each .cu "$(grep -v ^llmc/run/ <<<"$headers")" nvcc -std=c++17 -D_GNU_SOURCE -I. -Xcompiler -fopenmp,-Wall -cuda -o /dev/null
+    each .cu "$plain" nvcc -Xcicc -O0 -Xptxas -O0 -std=c++17 -arch=sm_90a -D_GNU_SOURCE -DPRECISION_BF16 -I. -Xcompiler -fopenmp,-Wall -cuda -o /dev/null
 else
     echo "skip nvcc: not found"
 fi
@@ -52,8 +52,10 @@ for header in $headers; do
     folder=$(basename "$(dirname "$header")")
     while read -r included; do
         case $included in ../*) target=${included#../}; target=${target%%/*} ;; *) target=$folder ;; esac
-        if [[ " $(allowed "$folder") " == *" $target "* ]]; then ok; else fail "$header includes $included: $folder may not include $target"; fi
-        [ "$folder" = ops ] && [ "$target" = ops ] && fail "$header includes another op: $included"
+        # An op's header may include its own parts (attention.h: attention_flash.cuh), no other op.
+        own=$(basename "$header"); own=${own%%[_.]*}
+        if [[ " $(allowed "$folder") " == *" $target "* ]] || [[ $target == ops && $included == "$own"* ]]; then ok
+        else fail "$header includes $included: $folder may not include $target"; fi
     done < <(sed -nE 's/^#include "([^"]+)".*/\1/p' "$header")
     if gcc -fpreprocessed -dD -E -P "$header" 2>/dev/null | sed 's/"[^"]*"//g' | grep -qiE 'gpt2|bert'; then fail "$header names a model"; else ok; fi
 done
@@ -61,7 +63,8 @@ done
 # --- budgets
 lines() { wc -l <"$1"; }
 for header in $headers; do
-    if [ "$(lines "$header")" -le 500 ]; then ok; else fail "$header has $(lines "$header") lines, more than 500"; fi
+    case $header in *.cuh) most=800 ;; *) most=550 ;; esac
+    if [ "$(lines "$header")" -le $most ]; then ok; else fail "$header has $(lines "$header") lines, more than $most"; fi
 done
 budget() { # file, function, lines
     local n
@@ -76,7 +79,7 @@ for trainer in train_gpt2.cu; do
 done
 
 # --- words that must not appear
-sources="$headers $(ls ./*.cu) $(find dev scripts -name '*.h' -o -name '*.cu' -o -name '*.c' -o -name '*.py' -o -name '*.sh' | grep -v dev/check.sh)"
+sources="$headers $(ls ./*.cu) $(find dev $(ls -d scripts 2>/dev/null) -name '*.h' -o -name '*.cu' -o -name '*.c' -o -name '*.py' -o -name '*.sh' | grep -v dev/check.sh)"
 banned() { # what it is, pattern
     local hits
     hits=$(grep -nE "$2" $sources | head -n 3)

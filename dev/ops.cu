@@ -6,7 +6,8 @@
  *                        of this machine's ceilings where they are given; "all" stands for every op
  *
  * gcc builds the CPU's, nvcc the GPU's:
- *     nvcc -std=c++17 -O3 -arch=native -D_GNU_SOURCE -DPRECISION_BF16 -I. -Xcompiler -fopenmp dev/ops.cu -lcublasLt -o ops
+ *     nvcc -std=c++17 -O3 -arch=native -D_GNU_SOURCE -DPRECISION_BF16 -I. -Xcompiler -fopenmp -o ops dev/ops.cu \
+ *         -lcublasLt
  *
  * A new op: write dev/ops/<op>.h with the three functions, include it, add a row. */
 #include "ops/adamw.h"
@@ -75,6 +76,7 @@ int main(int argc, char** argv) {
         for (const OpRow* row = TABLE; row->op; row++) text_printf(&names, " %s", row->op);
         die(USAGE, "%s", names.text);
     }
+    matmul_plans_free(&h.ctx);
     context_free(&h.ctx);
     if (mode < 2) printf("%d passed, %d failed\n", h.passed, h.failed);
     return h.failed ? FAILED : DONE;

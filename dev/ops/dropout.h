@@ -43,7 +43,9 @@ static inline void dropout_run_backward(void* state) {
 // Make y the mask itself: dropout of ones.
 static inline void dropout_mask(DropoutCase* k, Dropout dropout) {
     for (size_t i = 0; i < k->x.n; i++) k->x.host[i] = 1;
+    array_upload(k->x);
     dropout_forward(k->y.device, k->x.device, k->N, k->C, dropout, k->ctx);
+    array_download(k->y);
 }
 
 static inline void test_dropout_masks(Harness* h) {
@@ -54,9 +56,10 @@ static inline void test_dropout_masks(Harness* h) {
         DropoutCase* k = dropout_case(h, lengths, 3, 768, rates[i], SET);
         dropout_mask(k, k->dropout);
         size_t kept = 0, bad = 0;
+        real scale = array_stored(k->y, (real)(float)(1 / (1 - rates[i])));
         for (size_t e = 0; e < k->y.n; e++) {
             kept += k->y.host[e] != 0;
-            bad += k->y.host[e] != 0 && k->y.host[e] != (real)(float)(1 / (1 - rates[i]));
+            bad += k->y.host[e] != 0 && k->y.host[e] != scale;
         }
         double n = (double)k->y.n, deviation = sqrt(rates[i] * (1 - rates[i]) / n);
         expect_true(h, "every element is 0 or 1 / (1 - p)", bad == 0);
@@ -82,6 +85,7 @@ static inline void test_dropout_masks(Harness* h) {
     DropoutCase* k = dropout_case(h, lengths, 3, 50, 0.3, SET);
     dropout_mask(k, k->dropout);
     for (size_t e = 0; e < k->dy.n; e++) k->dy.host[e] = 1;
+    array_upload(k->dy);
     dropout_run_backward(k);
     expect_equal(h, "dx", k->dx, copy_of(h, k->y));
     case_end(h);
@@ -165,12 +169,22 @@ static inline void grad_dropout(Harness* h) {
 }
 
 static inline void bench_dropout(Harness* h) {
-    static const int LENGTHS[] = {1024, 1024};
+#ifdef __CUDACC__
+    enum { COUNT = 64 };
+#else
+    enum { COUNT = 2 };
+#endif
+    int lengths[COUNT];
+    for (int i = 0; i < COUNT; i++) lengths[i] = 1024;
     for (int on = 0; on < 2; on++) {
-        DropoutCase* k = dropout_case(h, LENGTHS, 2, 768, on ? 0.1 : 0, SET);
-        const char* shapes = on ? "N=2048 C=768 p=0.1" : "N=2048 C=768 p=0";
+        char shapes[64];
+        DropoutCase* k = dropout_case(h, lengths, COUNT, 768, on ? 0.1 : 0, SET);
+        k->sequences = resident_sequences(h, k->sequences);
+        snprintf(shapes, sizeof shapes, "N=%d C=768 p=%g", k->N, on ? 0.1 : 0);
         bench_report(h, "dropout_forward", shapes, bench_seconds(h, dropout_run_forward, k),
                      DROPOUT_FORWARD_FLOPS(k->N, k->C), DROPOUT_FORWARD_BYTES(k->N, k->C));
+        bench_report(h, "dropout_backward", shapes, bench_seconds(h, dropout_run_backward, k),
+                     DROPOUT_BACKWARD_FLOPS(k->N, k->C), DROPOUT_BACKWARD_BYTES(k->N, k->C, SET));
         case_free(h);
     }
 }

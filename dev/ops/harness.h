@@ -40,7 +40,8 @@ typedef struct {
 #ifdef __CUDACC__
     floatX* seen;  // host copies of what the device buffers held at the last transfer
     real* seen_real;
-    int* rounded;  // whether the numbers in `host` come from the floatX buffer
+    int*
+        rounded;  // 1: the numbers in `host` come from the floatX buffer, 0: from the real one, 2: no launcher wrote either
 #endif
 } Array;
 
@@ -164,13 +165,13 @@ static inline void array_upload_real(Array a) {
     for (size_t i = 0; i < a.n; i++) {
         a.seen[i] = (floatX)(float)a.host[i];
         a.seen_real[i] = a.host[i];
-        if (a.host[i] != a.host[i]) memset(&a.seen[i], 0xff, sizeof(floatX));
+        if (a.host[i] != a.host[i]) memset((void*)&a.seen[i], 0xff, sizeof(floatX));
     }
     cudaCheck(cudaDeviceSynchronize());  // no launch is still at work on the array
     cudaCheck(cudaMemcpy(a.device, a.seen, a.n * sizeof(floatX), cudaMemcpyHostToDevice));
     cudaCheck(cudaMemcpy(a.device_real, a.seen_real, a.n * sizeof(real), cudaMemcpyHostToDevice));
     cudaCheck(cudaDeviceSynchronize());  // cudaMemcpy may return before its last bytes arrived
-    *a.rounded = 0;
+    *a.rounded = 2;
 }
 
 // Round `host` to floatX and hand it to the device.
@@ -213,7 +214,7 @@ static inline double array_rounding(Array a) {
 }
 
 // The bits that `want` has in the type in which the array was stored.
-static inline real array_stored(Array a, real want) { return *a.rounded ? round_to_floatX(want) : want; }
+static inline real array_stored(Array a, real want) { return *a.rounded == 1 ? round_to_floatX(want) : want; }
 
 #else
 

@@ -73,11 +73,18 @@ static real* matmul_magnitudes(Harness* h, Array a) {
 }
 
 // Each of the n additions that follow one another in a sum errs by up to half an epsilon of what was summed so
-// far, with random signs. Blocks of 256 terms are summed apart, then the sums of the blocks.
+// far, with random signs. The CPU sums blocks of 256 terms apart, then the sums of the blocks. On the GPU fp32 products
+// may be summed in one go, and tensor cores add 16 products at a time, but cut the digits off instead of rounding:
+// those errors have one sign.
 static double matmul_tolerance(int terms) {
     double epsilon = sizeof(real) == sizeof(double) ? DBL_EPSILON : FLT_EPSILON;
+    if (sizeof(floatX) < sizeof(real)) return epsilon * (4 + terms / 8);
+    if (HAS_DEVICE_MEMORY) return epsilon * (4 + sqrt(terms));
     return epsilon * (2 + sqrt(min_int(terms, 256) + terms / 256));
 }
+
+// Of an array that was downloaded: what an epilogue's GELU may err by, since the hardware's tanh is good to 2^-11 only.
+static double matmul_epilogue_error(Array a) { return array_rounding(a) > 0 ? 4e-3 : 0; }
 
 static void test_matmul_forward(Harness* h, MatmulShape s, Mode mode, int with_bias) {
     case_begin(h, "matmul/forward N=%d IC=%d OC=%d %s%s", s.N, s.IC, s.OC, mode_name(mode), with_bias ? " bias" : "");
@@ -89,12 +96,13 @@ static void test_matmul_forward(Harness* h, MatmulShape s, Mode mode, int with_b
     matmul_forward_ref(want, m.x.host, m.w.host, with_bias ? m.b.host : NULL, s.N, s.IC, s.OC, mode);
     matmul_forward_ref(sum, x, w, with_bias ? b : NULL, s.N, s.IC, s.OC, mode);
     expect_same_for_any_threads(h, "y", matmul_run_forward, &m, &m.y, 1);
-    expect_close_to_sum(h, "y", m.y, want, sum, matmul_tolerance(s.IC));
+    // Where no epilogue adds the bias, the sum is rounded to floatX before and after.
+    expect_close_to_sum(h, "y", m.y, want, sum, matmul_tolerance(s.IC) + (with_bias ? array_rounding(m.y) : 0));
     case_end(h);
 }
 
-static void test_matmul_gelu_forward(Harness* h, MatmulShape s, Gelu kind) {
-    case_begin(h, "matmul/gelu_forward N=%d IC=%d OC=%d %s", s.N, s.IC, s.OC, kind == GELU_ERF ? "ERF" : "TANH");
+static void test_matmul_gelu_forward(Harness* h, MatmulShape s, Gelu kind, const char* way) {
+    case_begin(h, "matmul/gelu_forward N=%d IC=%d OC=%d %s%s", s.N, s.IC, s.OC, kind == GELU_ERF ? "ERF" : "TANH", way);
     MatmulCase m = matmul_case(h, s, SET);
     m.kind = kind;
     m.y = output(h, matmul_size(s.N, s.OC), SET);
@@ -106,9 +114,10 @@ static void test_matmul_gelu_forward(Harness* h, MatmulShape s, Gelu kind) {
     Array both[2];
     both[0] = m.y, both[1] = m.pre;
     expect_same_for_any_threads(h, "y and pre", matmul_run_gelu_forward, &m, both, 2);
-    expect_close_to_sum(h, "pre", m.pre, want_pre, sum, matmul_tolerance(s.IC));
+    expect_close_to_sum(h, "pre", m.pre, want_pre, sum, matmul_tolerance(s.IC) + array_rounding(m.pre));
     for (size_t i = 0; i < m.y.n; i++) want[i] = (real)gelu_exact(m.pre.host[i], kind);
-    expect_close(h, "y", m.y, want, tolerance(5e-7));  // of the launcher's own pre: device/activation.h's 3e-7
+    // Of the launcher's own pre: 3e-7 as in device/activation.h. An epilogue sees pre unrounded, and |gelu'| < 1.13.
+    expect_close(h, "y", m.y, want, tolerance(5e-7) + 1.4 * array_rounding(m.y) + matmul_epilogue_error(m.y));
     case_end(h);
 }
 
@@ -125,8 +134,9 @@ static void test_matmul_backward_input(Harness* h, MatmulShape s, Mode mode) {
     case_end(h);
 }
 
-static void test_matmul_gelu_backward_input(Harness* h, MatmulShape s, Gelu kind) {
-    case_begin(h, "matmul/gelu_backward_input N=%d IC=%d OC=%d %s", s.N, s.IC, s.OC, kind == GELU_ERF ? "ERF" : "TANH");
+static void test_matmul_gelu_backward_input(Harness* h, MatmulShape s, Gelu kind, const char* way) {
+    case_begin(h, "matmul/gelu_backward_input N=%d IC=%d OC=%d %s%s", s.N, s.IC, s.OC,
+               kind == GELU_ERF ? "ERF" : "TANH", way);
     MatmulCase m = matmul_case(h, s, SET);
     m.kind = kind;
     m.pre = input(h, matmul_size(s.N, s.IC), 2.0);
@@ -136,8 +146,9 @@ static void test_matmul_gelu_backward_input(Harness* h, MatmulShape s, Gelu kind
     matmul_gelu_backward_input_ref(want, m.dy.host, m.w.host, m.pre.host, s.N, s.IC, s.OC, kind);
     matmul_backward_input_ref(sum, dy, w, s.N, s.IC, s.OC, SET);
     expect_same_for_any_threads(h, "dpre", matmul_run_gelu_backward_input, &m, &m.dx, 1);
-    // |gelu'| < 1.13, and the launcher's is within 1e-6
-    expect_close_to_sum(h, "dpre", m.dx, want, sum, 1.2 * matmul_tolerance(s.OC) + tolerance(1e-6));
+    // |gelu'| < 1.13, and the launcher's is within 1e-6; without an epilogue the product is rounded to floatX too
+    double product = 1.2 * (matmul_tolerance(s.OC) + array_rounding(m.dx));
+    expect_close_to_sum(h, "dpre", m.dx, want, sum, product + tolerance(1e-6) + 2 * matmul_epilogue_error(m.dx));
     case_end(h);
 }
 
@@ -158,15 +169,72 @@ static void test_matmul_backward_weight(Harness* h, MatmulShape s, Mode mode, in
     both[0] = m.dw, both[1] = m.db;
     expect_same_for_any_threads(h, "dw and db", matmul_run_backward_weight, &m, both, 2);
     expect_close_to_sum(h, "dw", m.dw, want, sum, matmul_tolerance(s.N));
-    if (with_bias) expect_close_to_sum(h, "db", m.db, want_b, sum_b, matmul_tolerance(1));  // sums in double
+    // The CPU sums db in double.
+    if (with_bias) expect_close_to_sum(h, "db", m.db, want_b, sum_b, matmul_tolerance(HAS_DEVICE_MEMORY ? s.N : 1));
     else expect_equal(h, "db, not asked for", m.db, want_b);
     case_end(h);
 }
 
+// `way` says in the case's name how the GPU was told to do it.
+static void test_matmul_gelu(Harness* h, MatmulShape s, Gelu kind, const char* way) {
+    test_matmul_gelu_forward(h, s, kind, way);
+    test_matmul_gelu_backward_input(h, s, kind, way);
+}
+
+#ifdef __CUDACC__
+
+// Choices that were timed and written down are found again, in the file and as text, and give the same bits.
+static void test_matmul_autotune(Harness* h) {
+    MatmulShape s = {2048, 1024, 1024};
+    char path[] = "/tmp/ops-autotune-XXXXXX";
+    int fd = mkstemp(path);
+    if (fd < 0) die(FAILED, "%s: cannot be made: %s", path, strerror(errno));
+    close(fd);
+    Text chosen = {NULL, 0, 0};
+    real *first_y = NULL, *first_dw = NULL;
+    case_begin(h, "matmul/autotune N=%d IC=%d OC=%d", s.N, s.IC, s.OC);
+    MatmulCase m = matmul_case(h, s, ADD);
+    m.kind = GELU_TANH;
+    m.y = output(h, matmul_size(s.N, s.OC), SET);
+    m.pre = output(h, m.y.n, SET);
+    m.dw = output(h, matmul_size(s.OC, s.IC), ADD);
+    m.d.w = m.dw.device_real;
+    m.d.b = NULL;
+    for (int round = 0; round < 3; round++) {  // times and saves; reads the file; reads the text
+        matmul_plans_free(&h->ctx);
+        h->ctx.autotune = round == 0;
+        h->ctx.autotune_cache = round < 2 ? path : NULL;
+        if (round == 2) matmul_plans_load(&h->ctx, chosen.text);
+        array_restore(m.dw);
+        matmul_run_gelu_forward(&m);
+        matmul_run_backward_weight(&m);
+        Text now = {NULL, 0, 0};
+        matmul_plans_text(&h->ctx, &now);
+        if (round == 0) {
+            first_y = copy_of(h, m.y), first_dw = copy_of(h, m.dw);
+            size_t length;
+            chosen.text = read_file(path, 1 << 20, &length, FAILED);
+            expect_true(h, "the file holds every choice", length == now.length);
+        } else {
+            expect_equal(h, "y", m.y, first_y);
+            expect_equal(h, "dw", m.dw, first_dw);
+            for (char* line = strtok(now.text, "\n"); line; line = strtok(NULL, "\n"))
+                expect_true(h, "the choice is the first one", strstr(chosen.text, line) != NULL);
+        }
+        free(now.text);
+    }
+    case_end(h);
+    free(chosen.text);
+    unlink(path);
+    matmul_plans_free(&h->ctx);
+}
+
+#endif
+
 static void test_matmul(Harness* h) {
     static const MatmulShape shapes[] = {
-        {1, 1, 1},    {1, 48, 33},  {77, 48, 144},  {77, 33, 1},    {5, 300, 97},
-        {3, 768, 48}, {33, 7, 600}, {300, 103, 77}, {600, 131, 33}, {17, 520, 1030},
+        {1, 1, 1},    {1, 48, 33},    {77, 48, 144},  {77, 33, 1},     {5, 300, 97},    {3, 768, 48},
+        {33, 7, 600}, {300, 103, 77}, {600, 131, 33}, {17, 520, 1030}, {512, 128, 256}, {64, 1600, 64},
     };
     for (size_t i = 0; i < COUNT_OF(shapes); i++)
         for (int k = 0; k < 2; k++) {
@@ -177,9 +245,16 @@ static void test_matmul(Harness* h) {
                 test_matmul_backward_weight(h, shapes[i], mode, with_bias);
             }
             test_matmul_backward_input(h, shapes[i], mode);
-            test_matmul_gelu_forward(h, shapes[i], kind);
-            test_matmul_gelu_backward_input(h, shapes[i], kind);
+            test_matmul_gelu(h, shapes[i], kind, "");
+#ifdef __CUDACC__
+            h->ctx.gelu_fusion = 0;
+            if (kind == GELU_TANH) test_matmul_gelu(h, shapes[i], kind, " without epilogue");
+            h->ctx.gelu_fusion = 2;
+#endif
         }
+#ifdef __CUDACC__
+    test_matmul_autotune(h);
+#endif
 }
 
 // The sum of dy times what a forward function gives.
@@ -237,44 +312,133 @@ static void grad_matmul(Harness* h) {
     }
 }
 
+// ---------------------------------------------------------------------------------------------------------
+// Bench
+
+// Memory for n elements of `size` bytes, filled with the numbers of `noise`, again and again where the element is
+// floatX: normal numbers for all would take longer than the bench.
+static void* matmul_bench_memory(Harness* h, size_t n, size_t size, Array noise) {
+#ifdef __CUDACC__
+    unsigned char* p = (unsigned char*)case_block(h, n * size, ON_DEVICE);
+    size_t bytes = n * size, done = min_size(bytes, noise.n * sizeof(floatX));
+    cudaCheck(cudaMemcpyAsync(p, noise.device, done, cudaMemcpyDeviceToDevice, h->ctx.stream));
+    for (; done < bytes; done = min_size(bytes, 2 * done))
+        cudaCheck(cudaMemcpyAsync(p + done, p, min_size(done, bytes - done), cudaMemcpyDeviceToDevice, h->ctx.stream));
+    return p;
+#else
+    real* p = (real*)case_memory(h, n * size);
+    for (size_t i = 0; i < n; i++) p[i] = noise.host[i % noise.n];
+    return p;
+#endif
+}
+
+typedef struct {
+    const char* model;
+    MatmulShape s;
+    int gelu;  // GELU goes with it: 1 after it, forward; -1 before it, in the backward pass
+} MatmulBench;
+
+static void bench_matmul_row(Harness* h, MatmulCase* m, const char* how, void (*run)(void*), const char* name,
+                             const char* shapes) {
+    char label[64];
+    MatmulShape s = m->s;
+    snprintf(label, sizeof label, "%s%s", name, how);
+    bench_report(h, label, shapes, bench_seconds(h, run, m), MATMUL_FLOPS(s.N, s.IC, s.OC),
+                 MATMUL_BYTES(s.N, s.IC, s.OC));
+}
+
+static void bench_matmul_all(Harness* h, MatmulCase* m, int gelu, const char* how, const char* shapes) {
+    bench_matmul_row(h, m, how, matmul_run_forward, "forward", shapes);
+    bench_matmul_row(h, m, how, matmul_run_backward_input, "backward_input", shapes);
+    bench_matmul_row(h, m, how, matmul_run_backward_weight, "backward_weight", shapes);
+    if (gelu > 0) bench_matmul_row(h, m, how, matmul_run_gelu_forward, "gelu_forward", shapes);
+    if (gelu < 0) bench_matmul_row(h, m, how, matmul_run_gelu_backward_input, "gelu_backward_input", shapes);
+}
+
+#ifdef __CUDACC__
+
+static void matmul_run_backward_bias(void* state) {
+    MatmulCase* m = (MatmulCase*)state;
+    matmul_backward_bias(m->d.b, m->dy.device, m->s.N, m->s.OC, m->mode, m->ctx);
+}
+
+// cuBLASLt's first choice, then the fastest of its candidates, then that without GELU in the epilogue; the weight
+// gradient without the bias gradient, which has a row of its own.
+static void bench_matmul_ways(Harness* h, MatmulCase* m, int gelu, const char* shapes) {
+    static const char* const WAYS[] = {" first choice", " tuned", " tuned, no fusion"};
+    real* db = m->d.b;
+    m->d.b = NULL;
+    for (int way = 0; way < 3; way++) {
+        h->ctx.autotune = way > 0;
+        h->ctx.gelu_fusion = way < 2 ? 2 : 0;
+        matmul_plans_free(&h->ctx);
+        if (way < 2) bench_matmul_all(h, m, gelu, WAYS[way], shapes);
+        else if (gelu > 0) bench_matmul_row(h, m, WAYS[way], matmul_run_gelu_forward, "gelu_forward", shapes);
+        else if (gelu < 0)
+            bench_matmul_row(h, m, WAYS[way], matmul_run_gelu_backward_input, "gelu_backward_input", shapes);
+    }
+    h->ctx.autotune = 0;
+    h->ctx.gelu_fusion = 2;
+    matmul_plans_free(&h->ctx);
+    m->d.b = db;
+    double elements = (double)m->s.N * m->s.OC;
+    if (m->p.b)
+        bench_report(h, "backward_bias", shapes, bench_seconds(h, matmul_run_backward_bias, m), elements,
+                     elements * sizeof(floatX));
+}
+
+#endif
+
 static void bench_matmul(Harness* h) {
-    static const MatmulShape shapes[] = {
-        {256, 768, 2304}, {256, 768, 768},  {256, 768, 3072}, {256, 3072, 768},   {256, 768, 50304}, {1024, 128, 384},
-        {1024, 128, 128}, {1024, 128, 512}, {1024, 512, 128}, {1024, 128, 50304}, {1, 768, 50304},
+    // clang-format off
+#ifdef __CUDACC__
+    static const MatmulBench rows[] = {
+        {"124M", {65536, 768, 2304}, 0},  {"124M", {65536, 768, 768}, 0},    {"124M", {65536, 768, 3072}, 1},
+        {"124M", {65536, 3072, 768}, -1}, {"124M", {65536, 768, 50304}, 0},
+        {"1558M", {16384, 1600, 4800}, 0},  {"1558M", {16384, 1600, 1600}, 0}, {"1558M", {16384, 1600, 6400}, 1},
+        {"1558M", {16384, 6400, 1600}, -1}, {"1558M", {16384, 1600, 50304}, 0},
+        {"large", {32768, 1024, 3072}, 0},  {"large", {32768, 1024, 1024}, 0}, {"large", {32768, 1024, 4096}, 1},
+        {"large", {32768, 4096, 1024}, -1},
     };
-    for (size_t i = 0; i < COUNT_OF(shapes); i++) {
-        MatmulShape s = shapes[i];
-        double flops = MATMUL_FLOPS(s.N, s.IC, s.OC), bytes = MATMUL_BYTES(s.N, s.IC, s.OC);
-        char name[64];
-        snprintf(name, sizeof name, "N=%d IC=%d OC=%d", s.N, s.IC, s.OC);
-        case_begin(h, "matmul bench %s", name);
+#else
+    static const MatmulBench rows[] = {
+        {"124M", {256, 768, 2304}, 0},  {"124M", {256, 768, 768}, 0},    {"124M", {256, 768, 3072}, 1},
+        {"124M", {256, 3072, 768}, -1}, {"124M", {256, 768, 50304}, 0},
+        {"small", {1024, 128, 384}, 0},  {"small", {1024, 128, 128}, 0},   {"small", {1024, 128, 512}, 1},
+        {"small", {1024, 512, 128}, -1}, {"small", {1024, 128, 50304}, 0}, {"sample", {1, 768, 50304}, 0},
+    };
+#endif
+    // clang-format on
+    for (size_t i = 0; i < COUNT_OF(rows); i++) {
+        MatmulShape s = rows[i].s;
+        char shapes[64];
+        snprintf(shapes, sizeof shapes, "%s N=%d IC=%d OC=%d", rows[i].model, s.N, s.IC, s.OC);
+        case_begin(h, "matmul bench %s", shapes);
         MatmulCase m;
         memset(&m, 0, sizeof m);
         m.s = s;
         m.ctx = &h->ctx;
-        Array noise = input(h, 1009, 1.0);  // repeated: normal numbers for all would take longer than the bench
-        Array* all[] = {&m.x, &m.w, &m.b, &m.y, &m.pre, &m.dx, &m.dw, &m.dy};
-        size_t sizes[] = {matmul_size(s.N, s.IC),  matmul_size(s.OC, s.IC), (size_t)s.OC,
-                          matmul_size(s.N, s.OC),  matmul_size(s.N, s.OC),  matmul_size(s.N, s.IC),
-                          matmul_size(s.OC, s.IC), matmul_size(s.N, s.OC)};
-        for (size_t k = 0; k < COUNT_OF(all); k++) {
-            all[k]->n = sizes[k];
-            all[k]->host = (real*)case_memory(h, sizes[k] * sizeof(real));
-            all[k]->device = (floatX*)all[k]->host;
-            for (size_t e = 0; e < sizes[k]; e++) all[k]->host[e] = noise.host[e % noise.n];
-        }
+        Array noise = input(h, HAS_DEVICE_MEMORY ? 1 << 20 : 1009, 1.0);
+        Array* all[] = {&m.x, &m.w, &m.b, &m.y, &m.pre, &m.dx, &m.dy};
+        size_t sizes[] = {matmul_size(s.N, s.IC),
+                          matmul_size(s.OC, s.IC),
+                          (size_t)s.OC,
+                          matmul_size(s.N, s.OC),
+                          matmul_size(s.N, rows[i].gelu < 0 ? s.IC : s.OC),
+                          matmul_size(s.N, s.IC),
+                          matmul_size(s.N, s.OC)};
+        for (size_t k = 0; k < COUNT_OF(all); k++)
+            if (all[k] != &m.pre || rows[i].gelu)
+                all[k]->device = (floatX*)matmul_bench_memory(h, sizes[k], sizeof(floatX), noise);
         m.p.w = m.w.device;
-        m.p.b = m.b.device;
-        m.d.w = m.dw.device_real;
-        m.d.b = m.b.device_real;
-        bench_report(h, "matmul_forward", name, bench_seconds(h, matmul_run_forward, &m), flops, bytes);
-        bench_report(h, "matmul_backward_input", name, bench_seconds(h, matmul_run_backward_input, &m), flops, bytes);
-        bench_report(h, "matmul_backward_weight", name, bench_seconds(h, matmul_run_backward_weight, &m), flops, bytes);
-        if (s.OC == 3072)
-            bench_report(h, "matmul_gelu_forward", name, bench_seconds(h, matmul_run_gelu_forward, &m), flops, bytes);
-        if (s.IC == 3072)
-            bench_report(h, "matmul_gelu_backward_input", name, bench_seconds(h, matmul_run_gelu_backward_input, &m),
-                         flops, bytes);
+        m.p.b = s.OC == 50304 ? NULL : m.b.device;  // a head has no bias
+        m.d.w = (real*)matmul_bench_memory(h, matmul_size(s.OC, s.IC), sizeof(real), noise);
+        m.d.b = m.p.b ? (real*)matmul_bench_memory(h, (size_t)s.OC, sizeof(real), noise) : NULL;
+#ifdef __CUDACC__
+        bench_matmul_ways(h, &m, rows[i].gelu, shapes);
+#else
+        bench_matmul_all(h, &m, rows[i].gelu, "", shapes);
+#endif
         case_free(h);
     }
 }

@@ -55,6 +55,7 @@ f '-l nan'                        "-l --lr: 'nan' .*allowed: >= 0"              
 f '-l inf'                        "-l --lr: 'inf' "                                -l inf
 f '-l -1'                         "-l --lr: '-1' is out of range"                  -l -1
 f '-l 1e999'                      "-l --lr: '1e999' "                              -l 1e999
+f '-l 1e-400'                     "-l --lr: '1e-400' is out of range"              -l 1e-400
 f '-l 0x10'                       "-l --lr: '0x10' "                               -l 0x10
 f '-k that is no choice'          '-k --schedule: .*cosine\|linear\|constant'      -k cosin
 f '-r 3'                          "-r --recompute: '3' .*0\.\.2"                   -r 3
@@ -66,6 +67,10 @@ f 'twice, short and long'         'batch is given twice'                        
 f '-d that is no multiple'        '-d 100: .*multiple of the 64 tokens'            -d 100
 f '-t above the model'            '-t 17: the model knows 16 positions'            -t 17
 refused 'flags: micro-batch above 2^30 tokens' 2 '2\^30 tokens' -e L=1,C=16,NH=2,T=1048576 -b 65536 -o "$o"
+f '-y 1 and --overwrite 1'        '-y 1 and --overwrite 1'                         -y 1 --overwrite 1
+f '--override 1 without -y 1'     '--override 1 without -y 1'                      --override 1
+f '-d of too many sequences'      '-d 1000000000000: 62500000000 sequences'        -d 1000000000000
+refused "flags: -y 1 and -o ''" 2 "-y 1 and -o ''" "${TINY[@]}" -y 1 -o ''
 refused 'flags: -t above the model, d12' 2 '-t 2000: the model knows 1024' -e d12 -t 2000 -o "$o"
 
 run --help
@@ -84,7 +89,13 @@ e() { refused "descriptor: $1" 2 "$2" -v 0 -s 0 -o "$o" -e "$3"; }
 e 'no such size'        '-e d13: '                                 d13
 e 'unknown key'         '-e L=1,Q=3: '                             L=1,Q=3
 e 'without a number'    '-e L=1,C=: '                              L=1,C=
-e 'no layers'           'L=0.*at least 1'                          L=0,C=16,NH=2
+e 'no layers'           '-e L=0.*"n_layer": 0 .*1\.\.4096'        L=0,C=16,NH=2
+e 'too many layers'     '"n_layer": 16777216 .*1\.\.4096'        L=16777216,C=1,NH=1
+e 'too many heads'      '"n_head": 5000 .*1\.\.4096'             L=1,C=5000,NH=5000
+e 'too many channels'   '"n_embd": 1048577 .*1\.\.1048576'       L=1,C=1048577,NH=1
+e 'too many positions'  '"n_positions": 1048577 .*1\.\.1048576'  L=1,C=16,NH=2,T=1048577
+e 'an MLP too wide'     '"n_inner": 4194305 .*4194304'           L=1,C=16,NH=2,F=4194305
+refused 'descriptor: too many layers, -x 0' 2 '"n_layer": 16777216 ' -e L=16777216,C=1,NH=1 -x 0 -o "$o"
 e 'heads do not fit'    '15 channels cannot be cut into 2 heads'   L=1,C=15,NH=2
 e 'tied=2'              'tied.*0.*1'                               L=1,C=16,NH=2,tied=2
 e 'no such directory'   'no/such/dir'                              "$box/no/such/dir"
@@ -146,6 +157,27 @@ grep -q '^<svg ' "$o/loss.svg" && tail -n 1 "$o/loss.svg" | grep -q '^</svg>$' |
 find "$o" -name '*.tmp' | grep -q . && why=${why:-'a .tmp was left'}
 verdict 'files of a run' "$why"
 
+# One line of log.jsonl for each step: its learning rate, its loss.
+column() { sed -n "s/^{\"step\": [0-9]*, .*\"$2\": \([^,}]*\).*/\1/p" "$1/log.jsonl" | tr '\n' ' '; }
+run "${TINY[@]}" -x 4 -u 2 -l 4e-4 -o "$box/warm"
+why=$(ended_with 0)
+rates=$(column "$box/warm" lr)
+[ "$rates" = '0.0002 0.0004 0.0004 0.0004 ' ] || why=${why:-"learning rates: $rates"}
+verdict 'warm-up of two steps' "$why"
+for dropout in 0 0.5; do
+    run "${TINY[@]}" -x 3 -l 0 -a 1 --dropout $dropout -o "$box/dropout$dropout"
+    why=$(ended_with 0)
+    distinct=$(column "$box/dropout$dropout" loss | tr ' ' '\n' | grep . | sort -u | wc -l)
+    [ "$distinct" -eq $([ $dropout = 0 ] && echo 1 || echo 3) ] || why=${why:-"$distinct different losses in three steps"}
+    verdict "masks of three steps on one batch, --dropout $dropout" "$why"
+done
+run "${SIZES[@]}" -x 1 -v 0 -s 1 -g 3000 -n 0 -o "$box/nul"
+why=$(ended_with 0)
+zeros() { tr -dc '\0' <"$1" | wc -c; }
+[ "$(zeros "$box/nul/sample.txt")" -gt 0 ] || why=${why:-'the sample has no NUL: this test says nothing'}
+[ "$(zeros "$work/stdout")" -eq "$(zeros "$box/nul/sample.txt")" ] || why=${why:-'the terminal shows another sample than sample.txt'}
+verdict 'a sample with NUL bytes is shown whole' "$why"
+
 refused 'output: used, without -y or --overwrite' 2 "$o.*-y 1 .*--overwrite 1" "${TINY[@]}" -x 1 -o "$o"
 run "${TINY[@]}" -x 3 -o "$box/off"
 why=$(ended_with 0)
@@ -184,6 +216,7 @@ why=$(ended_with 0)
 [ "$(grep -c '^warning: step [234]: ' "$work/stderr")" -eq 3 ] || why=${why:-'not a warning for each step left out'}
 [ "$(wc -l <"$work/stderr")" -eq 3 ] || why=${why:-'other lines on stderr'}
 grep -q '^{"step": 4, "loss": null, ' "$box/nan-skip/log.jsonl" || why=${why:-'the log does not say null'}
+grep -q -- '-nan' "$work/stdout" "$work/stderr" && why=${why:-'a NaN was printed with a sign'}
 grep -qi 'nan\b' <(tail -n +2 "$box/nan-skip/log.jsonl") && why=${why:-'log.jsonl holds nan, which is no JSON'}
 [ "$(ls "$box/nan-skip/ckpt")" = 00000004 ] || why=${why:-'the run was not saved at its end'}
 verdict 'NaN: skip goes on' "$why"
@@ -230,6 +263,12 @@ bad_data 'too short for -t'             short.bin        'too few.*-t'
 bad_data 'a directory'                  directory.bin    'regular file'
 bad_data 'no such file'                 none.bin         'no file matches'
 refused 'data: a glob that matches nothing' 2 'none_\*.bin: no file matches' "${TINY[@]}" -o "$box/new" -i "$d/none_*.bin"
+cp "$d/good.bin" "$d/train[1].bin" && cp "$d/good.bin" "$d/val[1].bin" && : >"$d/train1.bin"
+run "${SIZES[@]}" -x 1 -b 1 -v 1 -m 1 -s 0 -n 0 -o '' -i "$d/train[1].bin"
+why=$(ended_with 0)
+grep -q 'val loss' "$work/stdout" || why=${why:-'no validation on its neighbour'}
+verdict 'data: a name with glob characters' "$why"
+rm "$d/train1.bin" "$d/train[1].bin" "$d/val[1].bin"
 refused 'data: one bad shard among good ones' 2 'empty.bin: is empty' "${TINY[@]}" -o "$box/new" -i "$d/[eg]*[yd].bin"
 refused 'data: validation truncated' 2 'truncated.bin: .*truncated' "${TINY[@]}" -o "$box/new" -j "$d/truncated.bin"
 refused 'data: validation matches nothing' 2 'none.bin: no file' "${TINY[@]}" -o "$box/new" -j "$d/none.bin"
@@ -386,9 +425,42 @@ refused 'output: a name too long' 2 '-o' "${TINY[@]}" -x 1 -o "$box/$(printf 'x%
 if [ "$(id -u)" -ne 0 ]; then
     mkdir "$box/locked" && chmod 555 "$box/locked"
     refused 'output: a directory without write permission' 2 "$box/locked.*-o" "${TINY[@]}" -x 1 -o "$box/locked/x"
+    mkdir -p "$box/sealed/ckpt" && chmod 555 "$box/sealed/ckpt"
+    refused 'output: ckpt without write permission' 2 "$box/sealed/ckpt.*-o" "${TINY[@]}" -x 1 -o "$box/sealed"
 else
     skip 'output: a directory without write permission' 'root may write everywhere'
+    skip 'output: ckpt without write permission' 'root may write everywhere'
 fi
+mkdir "$box/blocked" && : >"$box/blocked/ckpt"
+refused 'output: ckpt is a file' 2 "$box/blocked/ckpt.*-o" "${TINY[@]}" -x 1 -o "$box/blocked"
+
+# Somebody else's model is not replaced, whether or not the run is to be resumed.
+foreign=$box/foreign
+cp -r "$good" "$foreign"
+for resume in 0 1; do
+    refused "output: a foreign model, -y $resume" 2 "$foreign/model.safetensors: .*--overwrite 1" "${TINY[@]}" -x 1 -y $resume -o "$foreign"
+done
+rm "$foreign/model.safetensors"
+for resume in 0 1; do
+    refused "output: a foreign config.json, -y $resume" 2 "$foreign/config.json: .*--overwrite 1" "${TINY[@]}" -x 1 -y $resume -o "$foreign"
+done
+accepted 'output: a foreign model, --overwrite 1' "${TINY[@]}" -x 1 --overwrite 1 -o "$foreign"
+
+# Two processes: the second is refused while the first lives, and only then.
+shared=$box/shared
+: >"$work/first"
+"$PROGRAM" "${SIZES[@]}" -v 0 -s 0 -n 50 -nk 0 -x 1000000 -o "$shared" </dev/null >"$work/first" 2>&1 &
+pid=$!
+until [ -d "$shared/ckpt/00000050" ] || ! kill -0 $pid 2>/dev/null; do sleep 0.01; done
+for flags in '-y 0' '-y 1' '--overwrite 1'; do
+    run "${SIZES[@]}" -v 0 -s 0 -n 1 -x 1000000 -o "$shared" $flags
+    verdict "output: in use by another process, $flags" "$(ended_with_error 2 "$shared: another process")"
+done
+run -y 1 --evaluate 1 -m 1 -o "$shared"
+verdict 'output: in use by another process, --evaluate 1' "$(ended_with 0)"
+kill -KILL $pid
+{ wait $pid; } 2>/dev/null
+accepted 'output: free again after SIGKILL' -y 1 --stop-after 50 -o "$shared"
 
 # Saving fails: one error at the end, the checkpoint before it stays, and no half of one is left.
 failed_to_save() { # NAME OUT PATTERN

@@ -237,6 +237,7 @@ recovers() { # NAME FILE: the damage is named, and the run goes on from step 10
     grep -q "^warning: $newest/$2: .*not used" "$work/stderr" || why=${why:-"$2 is not named; stderr: $(head -n 1 "$work/stderr")"}
     [ "$(wc -l <"$work/stderr")" -eq 1 ] || why=${why:-'stderr is not one line'}
     grep -q ' steps 11 to 20 ' "$work/stdout" || why=${why:-'it did not go on from step 10'}
+    [ -d "$newest.damaged" ] || why=${why:-'the damaged checkpoint was not kept'}
     why=${why:-$(same_run "$sick" "$straight" $last)}
     verdict "damaged: $1" "$why"
 }
@@ -273,7 +274,21 @@ run "${SHORT[@]}" -y 1 -o "$sick"
 why=$(ended_with 0)
 [ "$(grep -c '^warning: .*optimizer.safetensors: .*not used' "$work/stderr")" -eq 3 ] || why=${why:-'not all are named'}
 grep -q '^warning: .*starting afresh' "$work/stderr" || why=${why:-'no word of starting afresh'}
-verdict 'damaged: all, starts afresh' "${why:-$(same_run "$sick" "$straight" $last)}"
+[ "$(ls "$sick/ckpt" | grep -c damaged)" -eq 3 ] || why=${why:-'not all are kept'}
+verdict 'damaged: all, starts afresh and keeps them' "${why:-$(same_run "$sick" "$straight" $last)}"
+
+# Killed after they were set aside and before the first save: what is left is still the run's own.
+all_damaged
+for step in 05 10 15; do mv "$sick/ckpt/000000$step" "$sick/ckpt/000000$step.damaged"; done
+run "${SHORT[@]}" -o "$sick"
+verdict 'damaged: all set aside, refused without -y' "$(ended_with_error 2 "$sick/.*--overwrite 1")"
+run "${SHORT[@]}" -y 1 -o "$sick"
+why=$(ended_with 0)
+verdict 'damaged: all set aside, starts afresh' "${why:-$(same_run "$sick" "$straight" $last)}"
+run "${SHORT[@]}" --overwrite 1 -o "$sick"
+why=$(ended_with 0)
+[ "$(ls "$sick/ckpt" | tr '\n' ' ')" = "$last " ] || why=${why:-"left: $(ls "$sick/ckpt" | tr '\n' ' ')"}
+verdict 'damaged: --overwrite 1 deletes them too' "$why"
 
 # A damaged checkpoint of a later step must not push out the good ones.
 all_damaged

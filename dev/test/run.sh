@@ -7,6 +7,8 @@
 # skips and the totals are shown; the whole output is in BUILD_FOLDER/test_logs. A test that ends with a failing status
 # or without its totals counts as one failure more.
 set -u
+# Threads that wait give the core away: the machine may be busy, and results do not depend on it.
+export OMP_WAIT_POLICY=passive GOMP_SPINCOUNT=0
 build=$1 trainer=$2
 logs=$build/test_logs
 mkdir -p "$logs"
@@ -39,6 +41,7 @@ skip() { # name, reason
 
 run base "$build/test_base"
 run data "$build/test_data"
+run run "$build/test_run"
 run ops "$build/ops" test
 if [ -x "$build/ops_double" ]; then
     run ops_double "$build/ops_double" test

@@ -97,11 +97,12 @@ static inline int flags_assign(Flag* row, const char* text, char error[FLAG_ERRO
     } else if (row->type == FLAG_REAL) {
         // The set of characters leaves out what strtod would also take: nan, inf, hexadecimal, white space.
         char* end = NULL;
+        errno = 0;
         double x = strtod(text, &end);
+        int is_beyond = errno == ERANGE;  // infinite, or so small that it would become 0
         if (*text == '\0' || *end != '\0' || text[strspn(text, "+-.eE0123456789")] != '\0')
             return flags_complain(row, text, "is not a number", error);
-        if (!isfinite(x) || !(x >= row->min && x <= row->max))
-            return flags_complain(row, text, "is out of range", error);
+        if (is_beyond || !(x >= row->min && x <= row->max)) return flags_complain(row, text, "is out of range", error);
         *(double*)row->value = x;
     } else {
         const char* digits = text + (*text == '-');
@@ -140,13 +141,6 @@ static inline Flag* flags_find(Flag* rows, int count, const char* name, size_t n
     return NULL;
 }
 
-// Did the user give this flag? `name` is one of the table's.
-static inline int flags_given(const Flag* rows, int count, const char* name) {
-    const Flag* row = flags_find((Flag*)rows, count, name, strlen(name));
-    CHECK(row);
-    return (row->is_set & FLAG_IS_GIVEN) != 0;
-}
-
 static inline void flags_free(Flag* rows, int count) {
     for (int i = 0; i < count; i++) {
         if (!(rows[i].is_set & FLAG_IS_COPY)) continue;
@@ -180,7 +174,8 @@ static inline void flags_print_values(const Flag* rows, int count) {
     for (int i = 0; i < count; i++) {
         char value[FLAG_TEXT_SIZE];
         flags_format_value(&rows[i], value, sizeof(value));
-        printf("%-20s %s\n", rows[i].long_name + 2, value);
+        const char* text = rows[i].type == FLAG_STRING ? *(const char* const*)rows[i].value : value;
+        printf("%-20s %s\n", rows[i].long_name + 2, text);
     }
 }
 

@@ -180,8 +180,8 @@ static inline void log_step(Log* log, const LogStep* s) {
     int is_sane = s->tokens_per_second > 0 && s->tokens_per_second < 1e15;
     log_format_count(speed, is_sane ? (int64_t)s->tokens_per_second : 0);
     log_print_step(s->step, s->steps);
-    printf("loss %.*f | lr %.2e | norm %.*g | %.1f ms | %s tok/s", fabs(s->loss) < 1000 ? 4 : 0, s->loss, s->lr,
-           fabs(s->grad_norm) < 1 ? 3 : 4, s->grad_norm, 1e3 * s->seconds, speed);
+    printf("loss %.*f | lr %.2e | norm %.*g | %.1f ms | %s tok/s", fabs(s->loss) < 1000 ? 4 : 0, plain_nan(s->loss),
+           s->lr, fabs(s->grad_norm) < 1 ? 3 : 4, plain_nan(s->grad_norm), 1e3 * s->seconds, speed);
     if (s->mfu > 0) printf(" | mfu %.1f%%", 100 * s->mfu);
     if (log->is_terminal && s->step < s->steps) {
         double done = (double)(s->step - log->first + 1);
@@ -209,7 +209,7 @@ static inline void log_step(Log* log, const LogStep* s) {
 static inline void log_validation(Log* log, int64_t step, int64_t steps, double val_loss, const char* extra) {
     log_series_add(&log->validation, step, val_loss);
     log_print_step(step, steps);
-    printf("val loss %.*f\n", fabs(val_loss) < 1000 ? 4 : 0, val_loss);
+    printf("val loss %.*f\n", fabs(val_loss) < 1000 ? 4 : 0, plain_nan(val_loss));
     fflush(stdout);
     Text t = {NULL, 0, 0};
     text_append(&t, "{", 1);

@@ -105,6 +105,9 @@ static inline size_t min_size(size_t a, size_t b) { return a < b ? a : b; }
 static inline int min_int(int a, int b) { return a < b ? a : b; }
 static inline int max_int(int a, int b) { return a > b ? a : b; }
 
+// For printing: the sign of a NaN means nothing.
+static inline double plain_nan(double x) { return isnan(x) ? (double)NAN : x; }
+
 // Seconds on a clock that never jumps.
 static inline double now_seconds(void) {
     struct timespec t;
@@ -261,6 +264,26 @@ static inline int write_file(const char* path, const void* bytes, size_t n) {
     int bad = write_all(fd, bytes, n) != 0 || fsync(fd) != 0;
     int saved = errno;
     if (close(fd) != 0 && !bad) return -1;
+    errno = saved;
+    return bad ? -1 : 0;
+}
+
+// Create or replace `to` with the bytes of `from`, flushed to the disk. Returns 0, or -1 with errno.
+static inline int copy_file(const char* from, const char* to) {
+    enum { COPY_BYTES = 1 << 20 };
+    int in = open(from, O_RDONLY | O_CLOEXEC);
+    int out = in < 0 ? -1 : open(to, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
+    int bad = in < 0 || out < 0, saved = errno;
+    char* bytes = (char*)xmalloc(COPY_BYTES);
+    for (ssize_t got = 1; got != 0 && !bad;) {
+        got = read(in, bytes, COPY_BYTES);
+        if (got > 0) bad = write_all(out, bytes, (size_t)got) != 0;
+        else bad = got < 0 ? errno != EINTR : fsync(out) != 0;
+        saved = errno;
+    }
+    free(bytes);
+    if (in >= 0) close(in);
+    if (out >= 0 && close(out) != 0 && !bad) bad = 1, saved = errno;
     errno = saved;
     return bad ? -1 : 0;
 }

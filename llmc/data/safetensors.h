@@ -28,9 +28,8 @@ typedef struct {
     char* file;
     int fd;
     int count;
-    SafeTensor* tensors;       // [count] sorted by name
-    const JsonNode* metadata;  // an object of strings, or NULL
-    Json header;               // owns the names
+    SafeTensor* tensors;  // [count] sorted by name
+    Json header;          // owns the names
 } SafeTensors;
 
 // The type that `real` has in a file.
@@ -144,12 +143,11 @@ static inline void safetensors_check_places(SafeTensors* st, uint64_t data, uint
             (unsigned long long)(file_size - at));
 }
 
-static inline void safetensors_check_metadata(SafeTensors* st, const JsonNode* node) {
+static inline void safetensors_check_metadata(const SafeTensors* st, const JsonNode* node) {
     if (node->type != JSON_OBJECT) die(USAGE, "%s: its __metadata__ is not an object of strings", st->file);
     for (const JsonNode* m = node->first; m; m = m->next)
         if (m->type != JSON_STRING)
             die(USAGE, "%s: its __metadata__ has under \"%s\" something that is not a string", st->file, m->key);
-    st->metadata = node;
 }
 
 static inline void safetensors_open(SafeTensors* st, const char* path) {
@@ -210,12 +208,6 @@ static inline const SafeTensor* safetensors_find(const SafeTensors* st, const ch
     key.name = name;
     if (st->count == 0) return NULL;
     return (const SafeTensor*)bsearch(&key, st->tensors, (size_t)st->count, sizeof(key), safetensors_compare_name);
-}
-
-// The metadata under `key`, or NULL.
-static inline const char* safetensors_metadata(const SafeTensors* st, const char* key) {
-    const JsonNode* node = json_get(st->metadata, key);
-    return node ? node->string : NULL;
 }
 
 // Bytes first .. first + n - 1 of a tensor.

@@ -97,23 +97,24 @@ static inline Shard shard_open(const char* path) {
     return s;
 }
 
-// Open every file that `pattern` (of the shell's kind) matches. Ends with USAGE at the first that is not sound.
+// Open every file that `pattern` (of the shell's kind) matches, or the file of exactly that name. Ends with USAGE at the
+// first that is not sound.
 static inline void shards_open(Shards* s, const char* pattern) {
     glob_t found;
-    int result = glob(pattern, 0, NULL, &found);
+    int is_name = file_exists(pattern), result = is_name ? 0 : glob(pattern, 0, NULL, &found);
     if (result == GLOB_NOMATCH)
         die(USAGE, "%s: no file matches; check the path, or make the data first (dev/data/)", pattern);
     if (result != 0)
         die(FAILED, "%s: the directory cannot be searched: %s", pattern, errno ? strerror(errno) : "out of memory");
     s->pattern = xprintf("%s", pattern);
-    s->count = (int)found.gl_pathc;
+    s->count = is_name ? 1 : (int)found.gl_pathc;
     s->tokens = 0;
-    s->shard = (Shard*)xcalloc(found.gl_pathc, sizeof(Shard));
+    s->shard = (Shard*)xcalloc((size_t)s->count, sizeof(Shard));
     for (int i = 0; i < s->count; i++) {
-        s->shard[i] = shard_open(found.gl_pathv[i]);
+        s->shard[i] = shard_open(is_name ? pattern : found.gl_pathv[i]);
         s->tokens += s->shard[i].tokens;
     }
-    globfree(&found);
+    if (!is_name) globfree(&found);
 }
 
 static inline void shards_close(Shards* s) {

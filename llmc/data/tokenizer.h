@@ -153,20 +153,9 @@ static inline int tokenizer_end_of_text(const Tokenizer* t) { return t->end_of_t
 
 static inline int tokenizer_copy_file(const char* from, const char* to) {
     struct stat source, target;
-    int fd = open(from, O_RDONLY | O_CLOEXEC);
-    if (fd < 0) return errno == ENOENT ? 0 : -1;
-    int bad = fstat(fd, &source) != 0;
-    if (!bad && !(stat(to, &target) == 0 && target.st_dev == source.st_dev && target.st_ino == source.st_ino)) {
-        char* bytes = (char*)xmalloc((size_t)source.st_size);
-        bad =
-            pread_all(fd, bytes, (size_t)source.st_size, 0) != 0 || write_file(to, bytes, (size_t)source.st_size) != 0;
-        if (bad && errno == 0) errno = EIO;
-        free(bytes);
-    }
-    int saved = errno;
-    close(fd);
-    errno = saved;
-    return bad ? -1 : 0;
+    if (stat(from, &source) != 0) return errno == ENOENT ? 0 : -1;
+    int is_same = stat(to, &target) == 0 && target.st_dev == source.st_dev && target.st_ino == source.st_ino;
+    return is_same ? 0 : copy_file(from, to);
 }
 
 // Copy whichever files of a tokenizer there are, so that a model directory can be used on its own. Returns 0, or

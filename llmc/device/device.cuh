@@ -62,6 +62,15 @@ template <typename T> __device__ inline void store128_streaming(T* p, Vector<T> 
     __stcs((int4*)p, *(const int4*)&x);
 }
 
+// The compiler may not know any longer what x holds: it converts it again where it is used again, instead of keeping
+// the floats in twice as many registers.
+template <typename T, int N> __device__ inline void keep_packed(Vector<T, N>* x) {
+    if constexpr (N * sizeof(T) == 16) {
+        int4* p = (int4*)x;
+        asm volatile("" : "+r"(p->x), "+r"(p->y), "+r"(p->z), "+r"(p->w));
+    }
+}
+
 template <typename T, int N> __device__ inline void to_floats(float* f, Vector<T, N> x) {
 #pragma unroll
     for (int i = 0; i < N; i++) f[i] = to_float(x.v[i]);

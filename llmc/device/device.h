@@ -92,6 +92,16 @@ typedef struct {
 #endif
 } Context;
 
+// How the GPU's matmuls are chosen (Context's fields say what the numbers mean); `cache` is a file and outlives the
+// context. The CPU has one matmul.
+static inline void device_set_matmul(Context* ctx, int autotune, const char* cache, int gelu_fusion, int tf32) {
+#ifdef __CUDACC__
+    ctx->autotune = autotune, ctx->autotune_cache = cache, ctx->gelu_fusion = gelu_fusion, ctx->tf32 = tf32;
+#else
+    (void)ctx, (void)autotune, (void)cache, (void)gelu_fusion, (void)tf32;
+#endif
+}
+
 // Threads that a launch uses. Results never depend on it.
 static inline int device_threads(void) {
 #ifdef _OPENMP
@@ -179,7 +189,7 @@ static inline void context_free(Context* ctx) {
 static inline void* device_alloc(Context* ctx, size_t bytes, const char* category) {
     void* p;
     cudaCheck(cudaMalloc(&p, bytes ? bytes : 1));
-    cudaCheck(cudaMemset(p, 0, bytes));
+    cudaCheck(cudaMemsetAsync(p, 0, bytes, ctx->stream));  // in order with the uploads that follow
     device_count_memory(ctx, bytes, category);
     return p;
 }
@@ -278,7 +288,7 @@ static inline void device_download(Context* ctx, void* host, const void* device,
 
 static inline void device_synchronize(Context* ctx) { (void)ctx; }
 
-// "n" of a line "key: n kB" of /proc/meminfo, or of a cgroup file that holds one number; 0 if there is none.
+// "n" of a line "key n" of a file, or of a file that holds one number (`key` NULL); 0 if there is none.
 static inline size_t memory_figure(const char* path, const char* key) {
     FILE* f = fopen(path, "r");
     char line[256];
@@ -286,21 +296,34 @@ static inline size_t memory_figure(const char* path, const char* key) {
     size_t found = 0;
     while (f && !found && fgets(line, sizeof line, f)) {
         if (key && strncmp(line, key, strlen(key)) != 0) continue;
-        if (sscanf(line + (key ? strlen(key) : 0), "%llu", &n) == 1) found = (size_t)n * (key ? 1024 : 1);
+        if (sscanf(line + (key ? strlen(key) : 0), "%llu", &n) == 1) found = (size_t)n;
         if (!key) break;
     }
     if (f) fclose(f);
     return found;
 }
 
+// Bytes that a container may still take by its control group's files; SIZE_MAX where it has no limit. Cached files count
+// as used there, but go when memory is needed: they are what the keys of `stat` name.
+static inline size_t memory_of_group(const char* limit_file, const char* used_file, const char* stat,
+                                     const char* inactive, const char* active) {
+    size_t limit = memory_figure(limit_file, NULL), used = memory_figure(used_file, NULL);
+    size_t cached = memory_figure(stat, inactive) + memory_figure(stat, active);
+    used -= min_size(used, cached);
+    return limit == 0 ? SIZE_MAX : limit - min_size(limit, used);
+}
+
 // Bytes that can still be allocated where the ops run: what the kernel calls available, less where the
-// container (cgroup 2) or a ulimit allows less.
+// container (cgroup 2 or 1) or a ulimit allows less.
 static inline size_t device_memory_available(void) {
-    size_t available = memory_figure("/proc/meminfo", "MemAvailable:");
+    size_t available = 1024 * memory_figure("/proc/meminfo", "MemAvailable:");
     if (!available) available = (size_t)sysconf(_SC_PHYS_PAGES) * (size_t)sysconf(_SC_PAGESIZE);
-    size_t limit = memory_figure("/sys/fs/cgroup/memory.max", NULL);
-    size_t used = memory_figure("/sys/fs/cgroup/memory.current", NULL);
-    if (limit) available = min_size(available, limit > used ? limit - used : 0);
+    size_t group2 = memory_of_group("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current",
+                                    "/sys/fs/cgroup/memory.stat", "inactive_file ", "active_file ");
+    size_t group1 =
+        memory_of_group("/sys/fs/cgroup/memory/memory.limit_in_bytes", "/sys/fs/cgroup/memory/memory.usage_in_bytes",
+                        "/sys/fs/cgroup/memory/memory.stat", "total_inactive_file ", "total_active_file ");
+    available = min_size(available, min_size(group1, group2));
     struct rlimit address_space;
     if (getrlimit(RLIMIT_AS, &address_space) == 0 && address_space.rlim_cur != RLIM_INFINITY)
         available = min_size(available, (size_t)address_space.rlim_cur);

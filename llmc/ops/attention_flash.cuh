@@ -23,18 +23,19 @@
 
 #if defined(PRECISION_BF16) || defined(PRECISION_FP16)
 #define ATTENTION_FLASH
+#define FLASH_LOG2_E 1.44269504f
 
 enum {
     FLASH_WARPS = 4,
     FLASH_THREADS = FLASH_WARPS * WARP,
-    FLASH_STEP = 64,   // rows of the tiles that a block walks over
-    FLASH_CHUNK = 32,  // of these, how many the backward kernels take at a time: registers are scarce there
+    FLASH_STEP = 64,  // rows of the tiles that a block walks over
+    FLASH_CHUNK = 32  // of these, how many the backward kernels take at a time: registers are scarce there
 };
 
 // By channels of a tile: how many times 16 rows a warp owns, and blocks that share a multiprocessor. More rows read
 // shared memory less often, fewer leave registers for more blocks.
 template <int D> struct FlashTiles {
-    static constexpr int FORWARD_ROWS = 2, FORWARD_BLOCKS = 2;
+    static constexpr int FORWARD_ROWS = 2, FORWARD_CHUNK = D == 64 ? 64 : 32, FORWARD_BLOCKS = 2;
     static constexpr int QUERY_ROWS = D == 64 ? 2 : 1, QUERY_BLOCKS = 2;
     static constexpr int KEY_ROWS = 1, KEY_BLOCKS = D == 64 ? 3 : 2;
 };
@@ -98,12 +99,12 @@ __device__ inline void flash_ldmatrix_transposed(uint32_t (&x)[4], uint32_t addr
 }
 
 // Copy 16 (or 8) bytes to shared memory without waiting; zeros where there is nothing to copy.
-__device__ inline void flash_copy16(uint32_t shared, const void* global, bool exists) {
+__device__ inline void flash_copy16(uint32_t shared, const void* global, int exists) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared), "l"(global), "r"(exists ? 16 : 0)
                  : "memory");
 }
 
-__device__ inline void flash_copy8(uint32_t shared, const void* global, bool exists) {
+__device__ inline void flash_copy8(uint32_t shared, const void* global, int exists) {
     asm volatile("cp.async.ca.shared.global [%0], [%1], 8, %2;" ::"r"(shared), "l"(global), "r"(exists ? 8 : 0)
                  : "memory");
 }
@@ -115,7 +116,9 @@ __device__ inline void flash_wait(void) { asm volatile("cp.async.wait_all;" ::: 
 // Tiles in shared memory: rows of D channels, 16-byte pieces swapped by the row's number (piece ^ row % 8), so that
 // eight rows' pieces of one column lie in different banks. Tiles start on multiples of 1024 bytes.
 
-template <int D> HOST_DEVICE constexpr uint32_t flash_tile_bytes(int rows) { return (uint32_t)rows * D * sizeof(floatX); }
+template <int D> HOST_DEVICE constexpr uint32_t flash_tile_bytes(int rows) {
+    return (uint32_t)rows * D * sizeof(floatX);
+}
 
 template <int D> __device__ inline uint32_t flash_at(uint32_t tile, int row, int piece) {
     return tile + (uint32_t)row * D * (uint32_t)sizeof(floatX) + (uint32_t)((piece ^ (row & 7)) << 4);
@@ -123,14 +126,15 @@ template <int D> __device__ inline uint32_t flash_at(uint32_t tile, int row, int
 
 // Start copying ROWS rows, `stride` elements apart, of which `exist` are there.
 template <int D, int ROWS>
-__device__ inline void flash_load(uint32_t tile, const floatX* x, size_t stride, int exist, int HS) {
-    constexpr int PIECES = D / 8;
+__device__ inline void flash_load(uint32_t tile, const floatX* x, int stride, int exist, int HS) {
+    constexpr int PIECES = D / 8, ROWS_AT_ONCE = FLASH_THREADS / PIECES;  // a multiple of 8: pieces swap alike
+    int row = (int)threadIdx.x / PIECES, piece = (int)threadIdx.x % PIECES;
+    uint32_t at = flash_at<D>(tile, row, piece);
+    x += (size_t)row * (size_t)stride + piece * 8;
+    exist = piece * 8 < HS ? exist - row : 0;
 #pragma unroll
-    for (int i = 0; i < ROWS * PIECES; i += FLASH_THREADS) {
-        int row = (i + (int)threadIdx.x) / PIECES, piece = (int)threadIdx.x % PIECES;
-        bool inside = row < exist && piece * 8 < HS;
-        flash_copy16(flash_at<D>(tile, row, piece), inside ? x + (size_t)row * stride + piece * 8 : x, inside);
-    }
+    for (int i = 0; i < ROWS; i += ROWS_AT_ONCE, x += ROWS_AT_ONCE * stride)
+        flash_copy16(at + flash_tile_bytes<D>(i), x, i < exist);
 }
 
 // The lane's address for the four matrices of 16 x 16 elements at the tile's origin, which go to ldmatrix in one of
@@ -152,6 +156,7 @@ template <int D, int M, int COLUMNS>
 __device__ inline void flash_multiply_rows(float (&c)[M][COLUMNS][4], uint32_t down, int a_row, uint32_t along,
                                            int row) {
     constexpr uint32_t ROW = D * sizeof(floatX);
+    asm volatile("" : "+r"(down), "+r"(along));  // else addresses of all k are kept through the outer loop
 #pragma unroll
     for (int k = 0; k < D / 16; k++) {
         uint32_t a[M][4], b[4];
@@ -174,6 +179,7 @@ template <int D, int M, int COLUMNS>
 __device__ inline void flash_multiply_columns(float (&c)[M][D / 8][4], const float (&p)[M][COLUMNS][4], uint32_t down,
                                               int row) {
     constexpr uint32_t ROW = D * sizeof(floatX);
+    asm volatile("" : "+r"(down));
 #pragma unroll
     for (int k = 0; k < COLUMNS / 2; k++) {
         uint32_t a[M][4], b[4];
@@ -227,7 +233,8 @@ __device__ inline void flash_store(floatX* x, size_t stride, int exist, int HS, 
 }
 
 // ---------------------------------------------------------------------------------------------------------
-// Dropout: bit i of the result keeps c[i]. A lane draws once and gets the rest from its neighbours.
+// Dropout: a warp's decisions on one tile of c, bit 4 n + i for c[n][i], before c itself needs the registers. A lane
+// draws once for every c[n] and gets the rest from its neighbours.
 
 // Four neighbouring keys' bits.
 __device__ inline uint32_t flash_draw(const Dropout& d, uint32_t sequence, int head, int query, int group) {
@@ -238,25 +245,38 @@ __device__ inline uint32_t flash_draw(const Dropout& d, uint32_t sequence, int h
     return bits;
 }
 
-// c: queries query .. query + 15 by keys key .. key + 7. Lanes t and t ^ 1 hold the two halves of the same four keys:
-// the even one draws for row g, the odd one for row g + 8.
+// c: queries query .. query + 15 by keys key .. key + 8 COLUMNS - 1. Lanes t and t ^ 1 hold the two halves of the same
+// four keys: the even one draws for row g, the odd one for row g + 8.
+template <int COLUMNS>
 __device__ inline uint32_t flash_keep(const Dropout& d, uint32_t sequence, int head, int query, int key) {
     int lane = threadIdx.x % WARP, g = lane / 4, t = lane % 4, odd = t & 1;
-    uint32_t own = flash_draw(d, sequence, head, query + g + 8 * odd, key / 4 + t / 2);
-    uint32_t other = __shfl_xor_sync(ALL_LANES, own, 1);
-    uint32_t upper = odd ? other : own, lower = odd ? own : other;
-    return (upper >> 2 * odd & 3) | (lower >> 2 * odd & 3) << 2;
+    uint32_t keep = 0;
+#pragma unroll 2
+    for (int n = 0; n < COLUMNS; n++) {
+        uint32_t own = flash_draw(d, sequence, head, query + g + 8 * odd, key / 4 + 2 * n + t / 2);
+        uint32_t other = __shfl_xor_sync(ALL_LANES, own, 1);
+        uint32_t upper = odd ? other : own, lower = odd ? own : other;
+        keep |= ((upper >> 2 * odd & 3) | (lower >> 2 * odd & 3) << 2) << 4 * n;
+    }
+    return keep;
 }
 
-// c: keys key .. key + 15 by queries query .. query + 7. The four lanes with the same g / 4 and t hold four
-// neighbouring keys of two queries, and of eight keys further down: lane g % 4 = j draws what belongs to c[j].
+// c: keys key .. key + 15 by queries query .. query + 8 COLUMNS - 1. The four lanes with the same g / 4 and t hold four
+// neighbouring keys of two queries, and of eight keys further down: lane g % 4 = j draws what belongs to c[n][j].
+template <int COLUMNS>
 __device__ inline uint32_t flash_keep_transposed(const Dropout& d, uint32_t sequence, int head, int query, int key) {
     int lane = threadIdx.x % WARP, g = lane / 4, t = lane % 4, j = g % 4;
-    uint32_t all = flash_draw(d, sequence, head, query + 2 * t + j % 2, key / 4 + g / 4 + 2 * (j / 2)) << 4 * j;
-    all |= __shfl_xor_sync(ALL_LANES, all, 4);
-    all |= __shfl_xor_sync(ALL_LANES, all, 8);
-    all >>= j;
-    return (all & 1) | (all >> 3 & 2) | (all >> 6 & 4) | (all >> 9 & 8);
+    uint32_t keep = 0;
+#pragma unroll 2
+    for (int n = 0; n < COLUMNS; n++) {
+        uint32_t all = flash_draw(d, sequence, head, query + 8 * n + 2 * t + j % 2, key / 4 + g / 4 + 2 * (j / 2))
+                       << 4 * j;
+        all |= __shfl_xor_sync(ALL_LANES, all, 4);
+        all |= __shfl_xor_sync(ALL_LANES, all, 8);
+        all >>= j;
+        keep |= ((all & 1) | (all >> 3 & 2) | (all >> 6 & 4) | (all >> 9 & 8)) << 4 * n;
+    }
+    return keep;
 }
 
 // ---------------------------------------------------------------------------------------------------------
@@ -266,20 +286,22 @@ __device__ inline uint32_t flash_keep_transposed(const Dropout& d, uint32_t sequ
 template <int D, Mask mask, bool dropped>
 __global__ void __launch_bounds__(FLASH_THREADS, FlashTiles<D>::FORWARD_BLOCKS)
     attention_forward_flash_kernel(floatX* out, float* lse, const floatX* qkv, FlashArguments z) {
-    constexpr int M = FlashTiles<D>::FORWARD_ROWS, QUERIES = FLASH_WARPS * 16 * M, KEYS = FLASH_STEP, COLUMNS = KEYS / 8;
+    constexpr int M = FlashTiles<D>::FORWARD_ROWS, QUERIES = FLASH_WARPS * 16 * M, KEYS = FLASH_STEP;
+    constexpr int CHUNK = dropped ? FLASH_CHUNK : FlashTiles<D>::FORWARD_CHUNK, COLUMNS = CHUNK / 8;
     constexpr uint32_t STEP_BYTES = flash_tile_bytes<D>(KEYS);
     extern __shared__ __align__(1024) unsigned char flash_shared[];
-    uint32_t q_tile = (uint32_t)__cvta_generic_to_shared(flash_shared), kv_tiles = q_tile + flash_tile_bytes<D>(QUERIES);
+    uint32_t q_tile = (uint32_t)__cvta_generic_to_shared(flash_shared),
+             kv_tiles = q_tile + flash_tile_bytes<D>(QUERIES);
 
     int head = blockIdx.y, start = z.cu_seqlens[blockIdx.z], T = z.cu_seqlens[blockIdx.z + 1] - start;
     int q0 = QUERIES * (int)(mask == CAUSAL ? gridDim.x - 1 - blockIdx.x : blockIdx.x);
     if (q0 >= T) return;
-    size_t C = (size_t)z.NH * z.HS, stride = 3 * C;
+    int C = z.NH * z.HS, stride = 3 * C;
     const floatX* q = qkv + (size_t)start * stride + (size_t)head * z.HS;
     int warp_row = threadIdx.x / WARP * 16 * M, lane = threadIdx.x % WARP, g = lane / 4, t = lane % 4;
     int query = q0 + warp_row;  // the warp's first
     int steps = ((mask == CAUSAL ? min(T, q0 + QUERIES) : T) + KEYS - 1) / KEYS;
-    float scale = z.factor * 1.44269504f;  // of scores, to powers of two
+    float scale = z.factor * FLASH_LOG2_E;  // of scores, to powers of two
 
     flash_load<D, QUERIES>(q_tile, q + (size_t)q0 * stride, stride, T - q0, z.HS);
     flash_load<D, KEYS>(kv_tiles, q + C, stride, T, z.HS);
@@ -290,69 +312,80 @@ __global__ void __launch_bounds__(FLASH_THREADS, FlashTiles<D>::FORWARD_BLOCKS)
     for (int m = 0; m < M; m++) largest[m][0] = largest[m][1] = -INFINITY;
 
     for (int step = 0; step < steps; step++) {
-        int k0 = step * KEYS;
         uint32_t k_tile = kv_tiles + (uint32_t)(step & 1) * 2 * STEP_BYTES, v_tile = k_tile + STEP_BYTES;
         flash_wait();
         __syncthreads();  // this step's tiles are there, and nobody reads the other ones any more
         if (step + 1 < steps) {
             uint32_t next = kv_tiles + (uint32_t)(~step & 1) * 2 * STEP_BYTES;
-            const floatX* k = q + C + (size_t)(k0 + KEYS) * stride;
-            flash_load<D, KEYS>(next, k, stride, T - k0 - KEYS, z.HS);
-            flash_load<D, KEYS>(next + STEP_BYTES, k + C, stride, T - k0 - KEYS, z.HS);
+            int k1 = (step + 1) * KEYS;
+            const floatX* k = q + C + (size_t)k1 * stride;
+            flash_load<D, KEYS>(next, k, stride, T - k1, z.HS);
+            flash_load<D, KEYS>(next + STEP_BYTES, k + C, stride, T - k1, z.HS);
         }
-        if (query >= T || (mask == CAUSAL && k0 > query + 16 * M - 1)) continue;  // nothing here for this warp
+        if (query >= T) continue;
+#pragma unroll
+        for (int chunk = 0; chunk < KEYS; chunk += CHUNK) {
+            int k0 = step * KEYS + chunk;
+            if (k0 >= T || (mask == CAUSAL && k0 > query + 16 * M - 1)) continue;  // nothing here for this warp
 
-        float s[M][COLUMNS][4] = {};
-        flash_multiply_rows<D, M, COLUMNS>(s, flash_lane_down<D>(q_tile), warp_row, flash_lane_along<D>(k_tile), 0);
-        if (k0 + KEYS > T || (mask == CAUSAL && k0 + KEYS - 1 > query)) {
+            uint32_t keep[M];
+            if (dropped)
 #pragma unroll
-            for (int m = 0; m < M; m++)
+                for (int m = 0; m < M; m++)
+                    keep[m] = flash_keep<COLUMNS>(z.dropout, (uint32_t)z.first + blockIdx.z, head, query + 16 * m, k0);
+            float s[M][COLUMNS][4] = {};
+            flash_multiply_rows<D, M, COLUMNS>(s, flash_lane_down<D>(q_tile), warp_row, flash_lane_along<D>(k_tile),
+                                               chunk);
+            if (k0 + CHUNK > T || (mask == CAUSAL && k0 + CHUNK - 1 > query)) {
 #pragma unroll
-                for (int n = 0; n < COLUMNS; n++)
+                for (int m = 0; m < M; m++)
 #pragma unroll
-                    for (int i = 0; i < 4; i++) {
-                        int key = k0 + 8 * n + 2 * t + i % 2;
-                        if (key >= T || (mask == CAUSAL && key > query + 16 * m + 8 * (i / 2) + g)) s[m][n][i] = -INFINITY;
-                    }
-        }
-        // Key 0 is visible to every query, so after the first step `largest` is a number.
+                    for (int n = 0; n < COLUMNS; n++)
 #pragma unroll
-        for (int m = 0; m < M; m++)
-#pragma unroll
-            for (int half = 0; half < 2; half++) {
-                float top = largest[m][half];
-#pragma unroll
-                for (int n = 0; n < COLUMNS; n++) top = fmaxf(top, fmaxf(s[m][n][2 * half], s[m][n][2 * half + 1]));
-                top = fmaxf(top, __shfl_xor_sync(ALL_LANES, top, 1));
-                top = fmaxf(top, __shfl_xor_sync(ALL_LANES, top, 2));
-                float shrink = flash_exp2((largest[m][half] - top) * scale), shift = top * scale, partial = 0;
-                largest[m][half] = top;
-#pragma unroll
-                for (int n = 0; n < COLUMNS; n++)
-#pragma unroll
-                    for (int i = 2 * half; i < 2 * half + 2; i++) {
-                        s[m][n][i] = flash_exp2(fmaf(s[m][n][i], scale, -shift));
-                        partial += s[m][n][i];
-                    }
-                sum[m][half] = sum[m][half] * shrink + partial;  // of this lane's columns
-#pragma unroll
-                for (int n = 0; n < D / 8; n++) {
-                    o[m][n][2 * half] *= shrink;
-                    o[m][n][2 * half + 1] *= shrink;
-                }
+                        for (int i = 0; i < 4; i++) {
+                            int key = k0 + 8 * n + 2 * t + i % 2;
+                            if (key >= T || (mask == CAUSAL && key > query + 16 * m + 8 * (i / 2) + g))
+                                s[m][n][i] = -INFINITY;
+                        }
             }
-        if (dropped) {
+            // Key 0 is visible to every query, so after the first chunk `largest` is a number.
 #pragma unroll
             for (int m = 0; m < M; m++)
 #pragma unroll
-                for (int n = 0; n < COLUMNS; n++) {
-                    uint32_t keep = flash_keep(z.dropout, (uint32_t)z.first + blockIdx.z, head, query + 16 * m, k0 + 8 * n);
+                for (int half = 0; half < 2; half++) {
+                    float top = largest[m][half];
 #pragma unroll
-                    for (int i = 0; i < 4; i++)
-                        if (!(keep >> i & 1)) s[m][n][i] = 0;
+                    for (int n = 0; n < COLUMNS; n++) top = fmaxf(top, fmaxf(s[m][n][2 * half], s[m][n][2 * half + 1]));
+                    top = fmaxf(top, __shfl_xor_sync(ALL_LANES, top, 1));
+                    top = fmaxf(top, __shfl_xor_sync(ALL_LANES, top, 2));
+                    float shrink = flash_exp2((largest[m][half] - top) * scale), shift = top * scale, partial = 0;
+                    largest[m][half] = top;
+#pragma unroll
+                    for (int n = 0; n < COLUMNS; n++)
+#pragma unroll
+                        for (int i = 2 * half; i < 2 * half + 2; i++) {
+                            s[m][n][i] = flash_exp2(fmaf(s[m][n][i], scale, -shift));
+                            partial += s[m][n][i];
+                        }
+                    sum[m][half] = sum[m][half] * shrink + partial;  // of this lane's columns
+#pragma unroll
+                    for (int n = 0; n < D / 8; n++) {
+                        o[m][n][2 * half] *= shrink;
+                        o[m][n][2 * half + 1] *= shrink;
+                    }
                 }
+            if (dropped) {
+#pragma unroll
+                for (int m = 0; m < M; m++)
+#pragma unroll
+                    for (int n = 0; n < COLUMNS; n++) {
+#pragma unroll
+                        for (int i = 0; i < 4; i++)
+                            if (!(keep[m] >> (4 * n + i) & 1)) s[m][n][i] = 0;
+                    }
+            }
+            flash_multiply_columns<D, M, COLUMNS>(o, s, flash_lane_down<D>(v_tile), chunk);
         }
-        flash_multiply_columns<D, M, COLUMNS>(o, s, flash_lane_down<D>(v_tile), 0);
     }
     if (query >= T) return;
 
@@ -364,8 +397,7 @@ __global__ void __launch_bounds__(FLASH_THREADS, FlashTiles<D>::FORWARD_BLOCKS)
             total += __shfl_xor_sync(ALL_LANES, total, 1);
             total += __shfl_xor_sync(ALL_LANES, total, 2);
             int row = query + 16 * m + 8 * half + g;
-            if (t == 0 && row < T)
-                lse[(size_t)head * z.N + start + row] = largest[m][half] * z.factor + logf(total);
+            if (t == 0 && row < T) lse[(size_t)head * z.N + start + row] = largest[m][half] * z.factor + logf(total);
             float inverse = (dropped ? z.dropout.scale : 1.0f) / total;
 #pragma unroll
             for (int n = 0; n < D / 8; n++) {
@@ -394,12 +426,12 @@ __global__ void __launch_bounds__(FLASH_THREADS, FlashTiles<D>::QUERY_BLOCKS)
     int head = blockIdx.y, start = z.cu_seqlens[blockIdx.z], T = z.cu_seqlens[blockIdx.z + 1] - start;
     int q0 = QUERIES * (int)(mask == CAUSAL ? gridDim.x - 1 - blockIdx.x : blockIdx.x);
     if (q0 >= T) return;
-    size_t C = (size_t)z.NH * z.HS, stride = 3 * C, channel = (size_t)head * z.HS;
+    int C = z.NH * z.HS, stride = 3 * C, channel = head * z.HS;
     const floatX* q = qkv + (size_t)start * stride + channel;
     int warp_row = threadIdx.x / WARP * 16 * M, lane = threadIdx.x % WARP, g = lane / 4, t = lane % 4;
     int query = q0 + warp_row;
     int steps = ((mask == CAUSAL ? min(T, q0 + QUERIES) : T) + KEYS - 1) / KEYS;
-    float scale = z.factor * 1.44269504f;
+    float scale = z.factor * FLASH_LOG2_E;
 
     flash_load<D, QUERIES>(q_tile, q + (size_t)q0 * stride, stride, T - q0, z.HS);
     flash_load<D, QUERIES>(g_tile, dout + (size_t)(start + q0) * C + channel, C, T - q0, z.HS);
@@ -423,7 +455,7 @@ __global__ void __launch_bounds__(FLASH_THREADS, FlashTiles<D>::QUERY_BLOCKS)
             delta += __shfl_xor_sync(ALL_LANES, delta, 1);
             delta += __shfl_xor_sync(ALL_LANES, delta, 2);
             size_t stat = (size_t)head * z.N + start + i;
-            row[m][half].x = i < T ? lse[stat] * 1.44269504f : 0;
+            row[m][half].x = i < T ? lse[stat] * FLASH_LOG2_E : 0;
             row[m][half].y = delta;
             if (t == 0 && i < T) rows[stat] = row[m][half];
         }
@@ -445,6 +477,11 @@ __global__ void __launch_bounds__(FLASH_THREADS, FlashTiles<D>::QUERY_BLOCKS)
         for (int chunk = 0; chunk < KEYS; chunk += CHUNK) {
             int k0 = step * KEYS + chunk;
             if (k0 >= T || (mask == CAUSAL && k0 > query + 16 * M - 1)) continue;
+            uint32_t keep[M];
+            if (dropped)
+#pragma unroll
+                for (int m = 0; m < M; m++)
+                    keep[m] = flash_keep<COLUMNS>(z.dropout, (uint32_t)z.first + blockIdx.z, head, query + 16 * m, k0);
             float s[M][COLUMNS][4] = {}, ds[M][COLUMNS][4] = {};
             flash_multiply_rows<D, M, COLUMNS>(s, flash_lane_down<D>(q_tile), warp_row, flash_lane_along<D>(k_tile),
                                                chunk);
@@ -466,12 +503,10 @@ __global__ void __launch_bounds__(FLASH_THREADS, FlashTiles<D>::QUERY_BLOCKS)
             for (int m = 0; m < M; m++)
 #pragma unroll
                 for (int n = 0; n < COLUMNS; n++) {
-                    uint32_t keep = 15;
-                    if (dropped) keep = flash_keep(z.dropout, (uint32_t)z.first + blockIdx.z, head, query + 16 * m, k0 + 8 * n);
 #pragma unroll
                     for (int i = 0; i < 4; i++) {
                         float p = flash_exp2(fmaf(s[m][n][i], scale, -row[m][i / 2].x)), dp = ds[m][n][i];
-                        if (dropped) dp = keep >> i & 1 ? dp * z.dropout.scale : 0;
+                        if (dropped) dp = keep[m] >> (4 * n + i) & 1 ? dp * z.dropout.scale : 0;
                         ds[m][n][i] = p * (dp - row[m][i / 2].y);
                     }
                 }
@@ -511,7 +546,7 @@ __global__ void __launch_bounds__(FLASH_THREADS, FlashTiles<D>::KEY_BLOCKS)
     int warp_row = threadIdx.x / WARP * 16 * M, lane = threadIdx.x % WARP, g = lane / 4, t = lane % 4;
     int key = k0 + warp_row;  // the warp's first
     int step = mask == CAUSAL ? k0 / QUERIES : 0, steps = (T + QUERIES - 1) / QUERIES;
-    float scale = z.factor * 1.44269504f;
+    float scale = z.factor * FLASH_LOG2_E;
 
     // Start copying step i's Q, dout and rows.
     auto load = [&](int i) {
@@ -541,6 +576,12 @@ __global__ void __launch_bounds__(FLASH_THREADS, FlashTiles<D>::KEY_BLOCKS)
         for (int chunk = 0; chunk < QUERIES; chunk += CHUNK) {
             int query = step * QUERIES + chunk;
             if (query >= T || (mask == CAUSAL && query + CHUNK - 1 < key)) continue;
+            uint32_t keep[M];
+            if (dropped)
+#pragma unroll
+                for (int m = 0; m < M; m++)
+                    keep[m] = flash_keep_transposed<COLUMNS>(z.dropout, (uint32_t)z.first + blockIdx.z, head, query,
+                                                             key + 16 * m);
             float p[M][COLUMNS][4] = {}, ds[M][COLUMNS][4] = {};
             flash_multiply_rows<D, M, COLUMNS>(p, flash_lane_down<D>(k_tile), warp_row, flash_lane_along<D>(q_tile),
                                                chunk);
@@ -556,16 +597,13 @@ __global__ void __launch_bounds__(FLASH_THREADS, FlashTiles<D>::KEY_BLOCKS)
                              : "memory");
 #pragma unroll
                 for (int m = 0; m < M; m++) {
-                    uint32_t keep = 15;
-                    if (dropped)
-                        keep = flash_keep_transposed(z.dropout, (uint32_t)z.first + blockIdx.z, head, query + 8 * n,
-                                                     key + 16 * m);
 #pragma unroll
                     for (int i = 0; i < 4; i++) {
                         float e = flash_exp2(fmaf(p[m][n][i], scale, -lse[i % 2])), dp = ds[m][n][i];
                         if (diagonal && key + 16 * m + 8 * (i / 2) + g > query + 8 * n + 2 * t + i % 2) e = 0;
-                        p[m][n][i] = keep >> i & 1 ? e : 0;
-                        if (dropped) dp = keep >> i & 1 ? dp * z.dropout.scale : 0;
+                        bool kept = !dropped || keep[m] >> (4 * n + i) & 1;
+                        p[m][n][i] = kept ? e : 0;
+                        if (dropped) dp = kept ? dp * z.dropout.scale : 0;
                         ds[m][n][i] = e * (dp - delta[i % 2]);
                     }
                 }
@@ -639,8 +677,7 @@ template <int D>
 static void flash_forward(floatX* out, real* lse, const floatX* qkv, const Sequences* s, AttentionShape shape,
                           Context* ctx) {
     FlashArguments z = flash_arguments(s, shape);
-    if (shape.mask == CAUSAL && shape.dropout.threshold)
-        flash_forward_of<D, CAUSAL, true>(out, lse, qkv, s, z, ctx);
+    if (shape.mask == CAUSAL && shape.dropout.threshold) flash_forward_of<D, CAUSAL, true>(out, lse, qkv, s, z, ctx);
     else if (shape.mask == CAUSAL) flash_forward_of<D, CAUSAL, false>(out, lse, qkv, s, z, ctx);
     else if (shape.dropout.threshold) flash_forward_of<D, FULL, true>(out, lse, qkv, s, z, ctx);
     else flash_forward_of<D, FULL, false>(out, lse, qkv, s, z, ctx);

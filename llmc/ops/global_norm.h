@@ -3,8 +3,8 @@
  *   forward    norm [1] from g [n]
  *
  * dtypes     g and norm real.
- * numerics   squares and sums in double, in blocks of GLOBAL_NORM_BLOCK elements that are added in order, so
- *            neither threads nor vector width change a bit. NaN or infinity in g makes the norm NaN or infinite. */
+ * numerics   squares and sums in double, in blocks of GLOBAL_NORM_BLOCK elements, in an order that depends on n alone,
+ *            so threads cannot change a bit. NaN or infinity in g makes the norm NaN or infinite. */
 #ifndef LLMC_GLOBAL_NORM_H
 #define LLMC_GLOBAL_NORM_H
 

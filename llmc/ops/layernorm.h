@@ -13,6 +13,8 @@
  * numerics   sums of a row in real, in LAYERNORM_LANES interleaved partial sums, so that neither threads nor
  *            vector width change a bit; the variance is the population's, in a second pass over the row (no
  *            cancellation for a large mean). d.w and d.b: sums in real over LAYERNORM_BLOCK rows, those in double.
+ *            On the GPU the partial sums are the threads' and meet in a butterfly; all sums are fp32, and r is
+ *            normalised as it is stored, rounded to floatX.
  * source     Ba, Kiros and Hinton, arXiv 1607.06450. */
 #ifndef LLMC_LAYERNORM_H
 #define LLMC_LAYERNORM_H
@@ -94,10 +96,11 @@ static inline void layernorm_backward_ref(real* dx, real* dw, real* db, const re
     }
 }
 
+#ifdef __CUDACC__
+#include "layernorm_kernels.cuh"
+#else
 // ---------------------------------------------------------------------------------------------------------
 // CPU
-
-#ifndef __CUDACC__
 
 static inline real layernorm_lanes_sum(const real* lane) {
     real sum = 0;

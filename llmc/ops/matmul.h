@@ -289,7 +289,8 @@ static inline void product_finish(const Product* p, real* tile, int m, int n, in
 // Asks for memory that is needed soon, a few lines at a time, since the first access of a strip, a panel or a tile would
 // wait for it: at the last K_BLOCK the lines of C where tile (m, n) goes; of A, lines of the block `next` with the rows
 // of the same strip; of B, if it is not packed yet, lines of the next panel.
-static inline void product_prefetch(const Product* p, const floatX* next, int m0, int n0, int k0, int i, int j) {
+__attribute__((always_inline)) static inline void product_prefetch(const Product* p, const floatX* next, int m0, int n0,
+                                                                   int k0, int i, int j) {
     const floatX* c = p->c + (size_t)(m0 + i) * p->c_row + (size_t)(n0 + j) * p->c_col;
     int rows = min_int(TILE_ROWS, p->M - m0 - i), cols = min_int(TILE_COLS, p->N - n0 - j);
     if (p->K - k0 <= K_BLOCK) {
@@ -322,12 +323,12 @@ static inline void product_task(const Product* p, const real* packed_b, real* ow
         // Rows of A are read where they lie; columns are packed, and a last strip of fewer rows is. A few k at a time:
         // a strip is narrower than a line of the cache, which is to stay there for the next strip.
         enum { STEP = 8 };
+        int first = p->a_k == 1 ? rows / TILE_ROWS * TILE_ROWS : 0;
         for (int q = 0; q < k; q += STEP)
-            for (int i = 0; i < rows; i += TILE_ROWS)
-                if (p->a_k != 1 || rows - i < TILE_ROWS)
-                    matmul_pack(own_strips + i * K_BLOCK + q * TILE_ROWS, TILE_ROWS,
-                                a + (size_t)i * p->a_row + (size_t)q * p->a_k, p->a_row, p->a_k,
-                                min_int(TILE_ROWS, rows - i), min_int(STEP, k - q));
+            for (int i = first; i < rows; i += TILE_ROWS)
+                matmul_pack(own_strips + i * K_BLOCK + q * TILE_ROWS, TILE_ROWS,
+                            a + (size_t)i * p->a_row + (size_t)q * p->a_k, p->a_row, p->a_k,
+                            min_int(TILE_ROWS, rows - i), min_int(STEP, k - q));
         real* tile = tiles;
         for (int j = 0; j < cols; j += TILE_COLS) {
             const real* panel = own_panel;
@@ -481,5 +482,10 @@ static inline void matmul_backward_weight(AffineGradient d, const floatX* dy, co
     scope_close(&scope);
 }
 
+// The GPU's matmuls keep plans in the context; the CPU has none.
+static inline void matmul_plans_free(Context* ctx) { (void)ctx; }
+
+#else
+#include "matmul_cublaslt.cuh"
 #endif
 #endif

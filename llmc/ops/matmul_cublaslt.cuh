@@ -4,7 +4,7 @@
  *
  *   forward          y  (OC x N)  = w^T x      bias, and GELU with its input stored, in the epilogue
  *   backward input   dx (IC x N)  = w dy       times gelu'(pre) in the epilogue
- *   backward weight  dw (IC x OC) = x dy^T     dw in full precision; db by the kernels below
+ *   backward weight  dw (IC x OC) = x dy^T     dw in full precision; db by a kernel of matmul_epilogue.cuh
  *
  * Numerics: products of floatX accumulate in fp32 (fp32 inputs in TF32 only with ctx->tf32), and a product that is
  * split along its sum adds the parts in fp32 before it rounds. An epilogue's GELU is the tanh form and sees the sum

@@ -39,12 +39,13 @@ typedef struct MatmulPlan {
 } MatmulPlan;
 
 struct MatmulPlans {
-    MatmulPlan* first;
-    char machine[320];  // GPU, version of the library, type: what begins every line that is written down
-    Text known;         // lines from files
+    MatmulPlan *first, **end;  // in the order in which they were made: those of the training step lie in front
+    char machine[320];         // GPU, version of the library, type: what begins every line that is written down
+    Text known;                // lines from files
 };
 
 enum { MATMUL_CANDIDATES = 32, MATMUL_ROUNDS = 8 };
+#define MATMUL_TIMED_FLOPS 4e9  // less is done in about 10 microseconds; a sample has hundreds of such shapes
 
 static inline int matmul_has_bias(int epilogue) { return (epilogue & CUBLASLT_EPILOGUE_BIAS) != 0; }
 static inline int matmul_has_aux(int epilogue) { return (epilogue & 128) != 0; }  // so in cublasLtEpilogue_t
@@ -143,7 +144,9 @@ static inline int matmul_propose(const MatmulPlan* plan, cublasLtMatmulHeuristic
     cublasStatus_t status = cublasLtMatmulAlgoGetHeuristic(ctx->cublaslt, plan->operation, plan->a, plan->b, plan->d,
                                                            plan->d, preference, limit, results, &found);
     cublasCheck(cublasLtMatmulPreferenceDestroy(preference));
-    if (status != CUBLAS_STATUS_SUCCESS && status != CUBLAS_STATUS_NOT_SUPPORTED)
+    // INVALID_VALUE is what it says of an epilogue that it has for even shapes only.
+    if (status != CUBLAS_STATUS_SUCCESS && status != CUBLAS_STATUS_NOT_SUPPORTED &&
+        status != CUBLAS_STATUS_INVALID_VALUE)
         matmul_check(status, plan, "cublasLtMatmulAlgoGetHeuristic");
     for (int i = 0; status == CUBLAS_STATUS_SUCCESS && i < found; i++)
         if (results[i].state == CUBLAS_STATUS_SUCCESS && results[i].workspaceSize <= CUBLASLT_WORKSPACE_BYTES)
@@ -177,10 +180,9 @@ static inline int matmul_recall(MatmulPlan* plan, const struct MatmulPlans* plan
         char hex[2 * sizeof plan->algorithm + 1];
         unsigned char* bytes = (unsigned char*)&plan->algorithm;
         cublasLtMatmulHeuristicResult_t result;
-        int digits = 0;
         if (at != plans->known.text && at[-1] != '\n') continue;
         static_assert(sizeof hex == 129, "the width in the next line");
-        if (sscanf(at + begin.length, "%d %f %128[0-9a-f]%n", &plan->usable, &plan->microseconds, hex, &digits) != 3 ||
+        if (sscanf(at + begin.length, "%d %f %128[0-9a-f]", &plan->usable, &plan->microseconds, hex) != 3 ||
             strlen(hex) != sizeof hex - 1)
             continue;
         for (size_t i = 0; i < sizeof plan->algorithm; i++) {
@@ -213,6 +215,7 @@ static inline struct MatmulPlans* matmul_plans(Context* ctx) {
         text_append(&plans->known, text, length);
         free(text);
     }
+    plans->end = &plans->first;
     ctx->matmul_plans = plans;
     return plans;
 }
@@ -222,9 +225,10 @@ static inline void matmul_plans_load(Context* ctx, const char* text) {
     text_append(&matmul_plans(ctx)->known, text, strlen(text));
 }
 
-// Append a line for every choice made so far.
+// Append a line for every timed choice made so far; the others would be made again just so.
 static inline void matmul_plans_text(Context* ctx, Text* t) {
-    for (MatmulPlan* p = matmul_plans(ctx)->first; p; p = p->next) matmul_line(t, ctx->matmul_plans, p);
+    for (MatmulPlan* p = matmul_plans(ctx)->first; p; p = p->next)
+        if (p->microseconds > 0) matmul_line(t, ctx->matmul_plans, p);
 }
 
 static inline void matmul_plans_free(Context* ctx) {
@@ -324,15 +328,16 @@ static inline float matmul_time_candidates(const MatmulPlan* plan, const MatmulO
 // Microseconds of matmul_apply_gelu, on operands that the call overwrites.
 static inline float matmul_time_gelu(const MatmulKey* k, const MatmulOperands* o, Context* ctx) {
     Direction direction = k->kind == MATMUL_FORWARD ? FORWARD : BACKWARD;
+    floatX* d = (floatX*)o->d;
+    size_t n = matmul_d_size(k);
     cudaEvent_t start, stop;
     float times[MATMUL_ROUNDS];
     cudaCheck(cudaEventCreate(&start));
     cudaCheck(cudaEventCreate(&stop));
     for (int round = 0; round < MATMUL_ROUNDS; round++) {
-        matmul_apply_gelu((floatX*)o->d, o->aux, matmul_d_size(k), direction, GELU_TANH,
-                          ctx);  // so that the one that is timed is not waited for
+        matmul_apply_gelu(d, o->aux, n, direction, GELU_TANH, ctx);  // so that the one that is timed is not waited for
         cudaCheck(cudaEventRecord(start, ctx->stream));
-        matmul_apply_gelu((floatX*)o->d, o->aux, matmul_d_size(k), direction, GELU_TANH, ctx);
+        matmul_apply_gelu(d, o->aux, n, direction, GELU_TANH, ctx);
         cudaCheck(cudaEventRecord(stop, ctx->stream));
         cudaCheck(cudaEventSynchronize(stop));
         cudaCheck(cudaEventElapsedTime(&times[round], start, stop));
@@ -346,11 +351,13 @@ static inline MatmulPlan* matmul_plan(MatmulKey key, const MatmulOperands* o, Co
 
 static inline void matmul_plan_choose(MatmulPlan* plan, const MatmulOperands* o, Context* ctx) {
     cublasLtMatmulHeuristicResult_t results[MATMUL_CANDIDATES];
-    int count = matmul_propose(plan, results, ctx->autotune ? MATMUL_CANDIDATES : 1, ctx);
+    const MatmulKey* k = &plan->key;
+    int timed = ctx->autotune && 2.0 * k->N * k->IC * k->OC >= MATMUL_TIMED_FLOPS;
+    int count = matmul_propose(plan, results, timed ? MATMUL_CANDIDATES : 1, ctx);
     plan->usable = count > 0;
-    if (ctx->autotune && count) plan->microseconds = matmul_time_candidates(plan, o, results, count, ctx);
+    if (timed && count) plan->microseconds = matmul_time_candidates(plan, o, results, count, ctx);
     if (count) plan->algorithm = results[0].algo;
-    if (ctx->autotune && count && matmul_has_aux(plan->key.epilogue)) {
+    if (timed && count && matmul_has_aux(plan->key.epilogue)) {
         MatmulOperands plain = matmul_without_gelu(plan->key.kind, o);
         MatmulKey key = plan->key;
         key.epilogue = plain.bias ? CUBLASLT_EPILOGUE_BIAS : CUBLASLT_EPILOGUE_DEFAULT;
@@ -375,10 +382,10 @@ static inline MatmulPlan* matmul_plan(MatmulKey key, const MatmulOperands* o, Co
     if (!matmul_recall(plan, plans, ctx)) {
         plan->microseconds = 0;
         matmul_plan_choose(plan, o, ctx);
-        if (ctx->autotune && ctx->autotune_cache) matmul_plan_save(plan, ctx);
+        if (plan->microseconds > 0 && ctx->autotune_cache) matmul_plan_save(plan, ctx);
     }
-    plan->next = plans->first;
-    plans->first = plan;
+    *plans->end = plan;
+    plans->end = &plan->next;
     return plan;
 }
 

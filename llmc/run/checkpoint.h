@@ -7,7 +7,8 @@
  *   OUT/                 shows the newest model: the same files, hard-linked
  *
  * A checkpoint is written as 00000120.tmp, every file and the directory flushed, then renamed: the rename is the
- * commit. Checkpoints beyond those to keep are deleted only after that. */
+ * commit. Checkpoints beyond those to keep are deleted only after that. One that was found damaged when a run was
+ * resumed is kept for its owner as 00000120.damaged. */
 #ifndef LLMC_CHECKPOINT_H
 #define LLMC_CHECKPOINT_H
 
@@ -41,6 +42,30 @@ static inline int checkpoint_remove(const char* path) {
         if (strcmp(e->d_name, ".") != 0 && strcmp(e->d_name, "..") != 0) unlinkat(dirfd(dir), e->d_name, 0);
     closedir(dir);
     return rmdir(path);
+}
+
+static inline int checkpoint_is_kind(const char* name, const char* kind) {
+    size_t n = strlen(name), m = strlen(kind);
+    return n > m && strcmp(name + n - m, kind) == 0;
+}
+
+typedef enum { COUNT_THEM, DELETE_THEM } CheckpointUse;
+
+// Directories of OUT/ckpt whose names end with `kind`: ".tmp" or ".damaged". Returns their number.
+static inline int checkpoint_of_kind(const char* out, const char* kind, CheckpointUse use) {
+    char* path = xprintf("%s/ckpt", out);
+    DIR* dir = opendir(path);
+    int count = 0;
+    for (struct dirent* e = dir ? readdir(dir) : NULL; e; e = readdir(dir)) {
+        if (!checkpoint_is_kind(e->d_name, kind)) continue;
+        char* found = xprintf("%s/%s", path, e->d_name);
+        if (use == DELETE_THEM) checkpoint_remove(found);
+        free(found);
+        count++;
+    }
+    if (dir) closedir(dir);
+    free(path);
+    return count;
 }
 
 static inline int checkpoint_ascending(const void* a, const void* b) {
@@ -211,9 +236,13 @@ static inline int checkpoint_publish(const char* out, const char* dir) {
             continue;
         char *from = xprintf("%s/%s", dir, name), *to = xprintf("%s/%s", out, name), *tmp = xprintf("%s.tmp", to);
         unlink(tmp);
-        bad = link(from, tmp) != 0 || rename(tmp, to) != 0;
-        // rename() does nothing where both names already are the same file.
-        unlink(tmp);
+        bad = link(from, tmp) != 0;
+        // Not every file system knows hard links, and OUT/ckpt may be a link to another one.
+        if (bad && (errno == EPERM || errno == EXDEV || errno == EOPNOTSUPP)) bad = copy_file(from, tmp) != 0;
+        bad = bad || rename(tmp, to) != 0;
+        int why = errno;
+        unlink(tmp);  // rename() does nothing where both names already are the same file
+        errno = why;
         free(from), free(to), free(tmp);
     }
     int saved = errno;
@@ -222,15 +251,13 @@ static inline int checkpoint_publish(const char* out, const char* dir) {
     return bad ? -1 : 0;
 }
 
-// Delete what -nk and -nm do not keep, now that `step` is saved. Later ones are damaged ones that the run passed over
-// when it was resumed: they must not push out good ones. Failures leave files behind and harm nothing.
+// Delete what -nk and -nm do not keep, now that `step` is saved. Failures leave files behind and harm nothing.
 static inline void checkpoint_retire(const Checkpoints* c, int64_t step) {
     int64_t* steps;
-    int count = checkpoint_list(c->out, &steps), good = count;
-    while (good > 0 && steps[good - 1] > step) good--;
+    int count = checkpoint_list(c->out, &steps);
+    while (count > 0 && steps[count - 1] > step) count--;
     for (int i = 0; i < count; i++) {
-        int is_kept = c->keep == 0 || i >= good - c->keep || (c->keep_every > 0 && steps[i] % c->keep_every == 0);
-        if (i < good && is_kept) continue;
+        if (c->keep == 0 || i >= count - c->keep || (c->keep_every > 0 && steps[i] % c->keep_every == 0)) continue;
         char *dir = checkpoint_path(c->out, steps[i]), *gone = xprintf("%s.tmp", dir);
         // Renamed first: a checkpoint that is being deleted must not look complete.
         checkpoint_remove(gone);
@@ -256,20 +283,19 @@ static inline int checkpoint_optimizer_parts(const Checkpoints* c, TensorPart pa
     return c->optimizer->master ? 3 : 2;
 }
 
-// Put OUT in order after a process that was killed: delete what it left half written, and show the checkpoint that the
-// run goes on from (NULL: none). To be called when a run starts, before its first save.
-static inline void checkpoint_clean(const char* out, const char* checkpoint) {
-    char* path = xprintf("%s/ckpt", out);
-    DIR* dir = opendir(path);
-    for (struct dirent* e = dir ? readdir(dir) : NULL; e; e = readdir(dir)) {
-        size_t n = strlen(e->d_name);
-        if (n <= 4 || strcmp(e->d_name + n - 4, ".tmp") != 0) continue;
-        char* left = xprintf("%s/%s", path, e->d_name);
-        checkpoint_remove(left);
-        free(left);
+// Put OUT in order when a run starts, before its first save: delete what a killed process left half written, set aside
+// the checkpoints after `step`, which were all found damaged, and show the one that the run goes on from (NULL: none).
+static inline void checkpoint_clean(const char* out, const char* checkpoint, int64_t step) {
+    int64_t* steps;
+    checkpoint_of_kind(out, ".tmp", DELETE_THEM);
+    for (int i = checkpoint_list(out, &steps) - 1; i >= 0 && steps[i] > step; i--) {
+        char *dir = checkpoint_path(out, steps[i]), *aside = xprintf("%s.damaged", dir);
+        checkpoint_remove(aside);
+        if (rename(dir, aside) == 0) printf("%s: is damaged; kept as %s\n", dir, aside);
+        else warn("%s: is damaged and cannot be renamed: %s; move it away", dir, strerror(errno));
+        free(dir), free(aside);
     }
-    if (dir) closedir(dir);
-    free(path);
+    free(steps);
     if (checkpoint && checkpoint_publish(out, checkpoint) != 0)
         warn("%s: the model of %s could not be shown there: %s", out, checkpoint, strerror(errno));
 }
@@ -277,6 +303,7 @@ static inline void checkpoint_clean(const char* out, const char* checkpoint) {
 // Delete every checkpoint of OUT.
 static inline void checkpoint_delete_all(const char* out) {
     int64_t* steps;
+    checkpoint_of_kind(out, ".damaged", DELETE_THEM);
     for (int i = checkpoint_list(out, &steps) - 1; i >= 0; i--) {
         char* dir = checkpoint_path(out, steps[i]);
         if (checkpoint_remove(dir) != 0) die(FAILED, "%s: cannot be deleted: %s", dir, strerror(errno));
@@ -303,7 +330,7 @@ static inline int checkpoint_save(const Checkpoints* c, int64_t step, const char
     if (!bad && c->tokenizer) doing = "copy the tokenizer", bad = tokenizer_copy_files(c->tokenizer, tmp) != 0;
     if (!bad) doing = "write manifest.json", bad = checkpoint_write_manifest(tmp) != 0;
     if (!bad) doing = "flush its directory", bad = sync_directory(tmp) != 0;
-    // A directory of that name is a damaged checkpoint of this very step: the run went on from the one before it.
+    // A directory of that name is a damaged checkpoint that checkpoint_clean() could not rename.
     if (!bad) doing = "replace an earlier one", bad = checkpoint_remove(dir) != 0;
     if (!bad) doing = "rename it", bad = rename(tmp, dir) != 0 || sync_directory(parent) != 0;
     if (bad) {

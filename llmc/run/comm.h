@@ -22,16 +22,4 @@ static inline void comm_sum(const Comm* comm, real* values, size_t n, Context* c
     CHECK(comm->size == 1);
 }
 
-// Sum of one host number over all ranks.
-static inline double comm_sum_scalar(const Comm* comm, double value) {
-    CHECK(comm->size == 1);
-    return value;
-}
-
-// 1 on every rank if `flag` is 1 on any.
-static inline int comm_any(const Comm* comm, int flag) {
-    CHECK(comm->size == 1);
-    return flag;
-}
-
 #endif

@@ -17,6 +17,23 @@ typedef struct {
     double min, max;  // inclusive
 } ConfigRow;
 
+static inline void config_refuse(const ConfigRow* row, double value, const char* source) {
+    if (row->type == CONFIG_REAL)
+        die(USAGE, "%s: key \"%s\": %g is out of range; allowed: %g..%g", source, row->key, value, row->min, row->max);
+    die(USAGE, "%s: key \"%s\": %.0f is out of range; allowed: %.0f..%.0f", source, row->key, value, row->min,
+        row->max);
+}
+
+// Hold the whole numbers of a `config` that came from elsewhere to the limits of the rows.
+static inline void config_rows_check(const void* config, const ConfigRow* rows, size_t count, const char* source) {
+    for (size_t i = 0; i < count; i++) {
+        int value;
+        if (rows[i].type != CONFIG_INT || rows[i].field == CONFIG_NO_FIELD) continue;
+        memcpy(&value, (const char*)config + rows[i].field, sizeof value);
+        if (value < rows[i].min || value > rows[i].max) config_refuse(&rows[i], value, source);
+    }
+}
+
 // Fill the fields of `config`; ends with USAGE and the key's name where a value is missing, of a wrong type or refused.
 static inline void config_rows_read(void* config, const ConfigRow* rows, size_t count, const JsonNode* json,
                                     const char* file) {
@@ -30,8 +47,7 @@ static inline void config_rows_read(void* config, const ConfigRow* rows, size_t 
         if (!(value >= row->min && value <= row->max)) {
             if (row->field == CONFIG_NO_FIELD)
                 die(USAGE, "%s: key \"%s\": only %s is supported", file, row->key, row->min ? "true" : "false");
-            die(USAGE, "%s: key \"%s\": %g is out of range; allowed: %g..%g", file, row->key, value, row->min,
-                row->max);
+            config_refuse(row, value, file);
         }
         if (row->field == CONFIG_NO_FIELD) continue;
         char* field = (char*)config + row->field;

@@ -5,7 +5,9 @@
 #define LLMC_SESSION_H
 
 #include <glob.h>
+#include <sys/file.h>
 
+#include "../base/log.h"
 #include "../data/shards.h"
 #include "checkpoint.h"
 #include "settings.h"
@@ -16,15 +18,73 @@ typedef struct {
     int flag_count;
     int keep, keep_every;
     Context* ctx;
+    int is_locked;  // OUT/.lock is this process's
 
     char* checkpoint;  // the directory the run goes on from; NULL: a new run
     int64_t step;      // optimizer steps done
     uint64_t samples;  // sequences trained on
     uint32_t data;     // fingerprint of the training data of the checkpoint
     int64_t saved;     // step of the newest checkpoint; -1: none
+    int64_t last;      // the run ends after this step
     Tokenizer tokenizer;
     char* tokenizer_dir;  // NULL: there is no tokenizer
 } Session;
+
+// Flags that cannot be meant together, named both.
+static inline void session_check_flags(const char* out, int resume, int override, int overwrite) {
+    if (resume && overwrite)
+        die(USAGE, "-y 1 and --overwrite 1: one goes on with the run in -o, the other deletes it; leave one out");
+    if (resume && !*out) die(USAGE, "-y 1 and -o '': there is nothing to go on from; name the run's directory with -o");
+    if (override && !resume)
+        die(USAGE, "--override 1 without -y 1: it is about a run that is resumed; add -y 1 or leave it out");
+}
+
+// Take OUT/.lock, which ends with the process: two processes would write over each other's files. `create` is O_CREAT, or
+// 0 to take it only where there is one, which changes nothing on the disk. The file is never deleted: another process
+// could then hold a lock on a file that nobody sees.
+static inline void session_lock(Session* s, int create) {
+    if (!*s->out || s->is_locked) return;
+    char* path = xprintf("%s/.lock", s->out);
+    int fd = open(path, O_RDWR | O_CLOEXEC | create, 0666);
+    if (fd < 0 && (create || (errno != ENOENT && errno != ENOTDIR && errno != ENAMETOOLONG)))
+        die(errno == ENOSPC ? FAILED : USAGE, "%s: cannot be opened for writing: %s; give another directory with -o",
+            path, strerror(errno));
+    if (fd >= 0 && flock(fd, LOCK_EX | LOCK_NB) == 0) {
+        s->is_locked = 1;
+    } else if (fd >= 0) {
+        if (errno == EWOULDBLOCK)
+            die(USAGE, "%s: another process is training there; wait for its end, or give another directory with -o",
+                s->out);
+        warn("%s: cannot be locked: %s; see to it that no other process trains there", path, strerror(errno));
+        close(fd);
+    }
+    free(path);
+}
+
+// Make OUT this process's own and see that checkpoints can be written there, before the first step is spent.
+static inline void session_claim(Session* s) {
+    if (!*s->out) return;
+    char* path = xprintf("%s/ckpt", s->out);
+    if (make_directories(path) != 0 || access(path, W_OK) != 0)
+        die(errno == ENOSPC ? FAILED : USAGE, "%s: cannot be written: %s; give another directory with -o", path,
+            strerror(errno));
+    free(path);
+    session_lock(s, O_CREAT);
+}
+
+// A model in OUT that is not that of a checkpoint there is somebody else's: never replaced unasked.
+static inline void session_refuse_foreign(const char* out) {
+    static const char* const names[] = {"model.safetensors", "config.json"};
+    for (size_t i = 0; i < COUNT_OF(names); i++) {
+        char* path = xprintf("%s/%s", out, names[i]);
+        if (file_exists(path))
+            die(USAGE,
+                "%s: is of a model that is not from a run of this program; choose another -o, or --overwrite 1 "
+                "(without -y) replaces it",
+                path);
+        free(path);
+    }
+}
 
 // With `resume`, go on from the newest whole checkpoint in s->out: its settings enter s->flags (settings_restore says
 // how the three flags after it matter). Without, refuse a directory that holds checkpoints.
@@ -34,21 +94,17 @@ static inline void session_find_checkpoint(Session* s, int resume, int override,
     int earlier = *s->out ? checkpoint_list(s->out, &steps) : 0;
     free(steps);
     s->saved = -1;
+    if (*s->out) earlier += checkpoint_of_kind(s->out, ".damaged", COUNT_THEM);
     if (!resume && earlier)
         die(USAGE,
             "%s/ckpt holds %d checkpoint%s of an earlier run; -y 1 goes on with it, --overwrite 1 deletes it, or "
             "choose another -o",
             s->out, earlier, earlier == 1 ? "" : "s");
-    char* model = xprintf("%s/model.safetensors", s->out);
-    if (!resume && *s->out && file_exists(model))
-        die(USAGE,
-            "%s: is a model that is not from a run of this program; choose another -o, or --overwrite 1 replaces it",
-            model);
-    free(model);
+    if (*s->out && !earlier) session_refuse_foreign(s->out);
     if (!resume) return;
-    s->checkpoint = earlier ? checkpoint_find(s->out, &s->step) : NULL;
+    s->checkpoint = checkpoint_find(s->out, &s->step);
     if (!s->checkpoint) {
-        warn("%s: there is no usable checkpoint to resume from; starting afresh", *s->out ? s->out : "-o is empty");
+        warn("%s: there is no usable checkpoint to resume from; starting afresh", s->out);
         return;
     }
     char* path = xprintf("%s/trainer.json", s->checkpoint);
@@ -91,12 +147,41 @@ static inline void session_find_data(const char* train, const char* val, char** 
     if (*val || strncmp(name, "train", 5) != 0) return;
     glob_t found;
     *val_pattern = xprintf("%.*sval%s", (int)(name - *train_pattern), *train_pattern, name + 5);
+    if (file_exists(*val_pattern)) return;
     if (glob(*val_pattern, 0, NULL, &found) == 0) {
         globfree(&found);
         return;
     }
     free(*val_pattern);
     *val_pattern = NULL;
+}
+
+// Where a model comes from: a Hugging Face directory, a .safetensors file (its directory holds the rest), or neither: a
+// descriptor of a model from scratch, with both paths NULL. The caller frees them.
+static inline void session_find_model(const char* source, char** directory, char** weights) {
+    size_t n = strlen(source);
+    int is_file = n > 12 && strcmp(source + n - 12, ".safetensors") == 0;
+    *directory = is_file ? session_directory_of(source) : is_directory(source) ? xprintf("%s", source) : NULL;
+    *weights = is_file ? xprintf("%s", source) : *directory ? xprintf("%s/model.safetensors", source) : NULL;
+}
+
+// The micro-batches of B sequences of T tokens that each rank takes for a step of `total_batch` tokens; 0 means one.
+static inline int session_micro_steps(int64_t total_batch, int B, int T, int ranks) {
+    int64_t micro_tokens = (int64_t)B * T * ranks;
+    if ((int64_t)B * T > 1 << 30)
+        die(USAGE, "-b %d: more than 2^30 tokens in a micro-batch of -t %d; make large steps with -d", B, T);
+    if (total_batch % micro_tokens != 0)
+        die(USAGE, "-d %lld: is no multiple of the %lld tokens that all ranks take in a micro-batch (-b x -t x ranks)",
+            (long long)total_batch, (long long)micro_tokens);
+    if (total_batch / T > INT_MAX || (int64_t)B * ranks > INT_MAX)
+        die(USAGE, "-d %lld: %lld sequences of -t %d in a step are more than the %d that it may have",
+            (long long)total_batch, (long long)(total_batch ? total_batch / T : (int64_t)B * ranks), T, INT_MAX);
+    return total_batch ? (int)(total_batch / micro_tokens) : 1;
+}
+
+// Whether something is due now: every `every` steps (0: never) and, with `at_end`, after the run's last.
+static inline int session_is_due(const Session* s, int every, int at_end) {
+    return every > 0 && (s->step % every == 0 || (at_end && s->step == s->last));
 }
 
 // The tokenizer of the first of these directories that has one: the checkpoint, the model, the data.
@@ -122,13 +207,34 @@ static inline void session_show_sample(const Session* s, const int* tokens, int 
         if (piece) text_append(&text, piece, bytes);
         else text_printf(&text, "%d ", tokens[i]);
     }
-    printf("sample after step %lld:\n---\n%s\n---\n", (long long)s->step, text.text);
+    printf("sample after step %lld:\n---\n", (long long)s->step);
+    fwrite(text.text, 1, text.length, stdout);  // bytes of any kind
+    printf("\n---\n");
     if (*s->out) {
         char* path = xprintf("%s/sample.txt", s->out);
         if (write_file(path, text.text, text.length) != 0) warn("%s: cannot be written: %s", path, strerror(errno));
         free(path);
     }
     free(text.text);
+}
+
+// Refuse to go on with other training data than the checkpoint's.
+static inline void session_check_data(const Session* s, uint32_t fingerprint, const char* pattern, int override) {
+    if (s->checkpoint && !override && s->data != fingerprint)
+        die(USAGE, "%s: is not the data that %s was trained on; restore it, or add --override 1", pattern,
+            s->checkpoint);
+}
+
+// From here on the run writes: take OUT, open the log with the settings as its first line, delete what `overwrite` says.
+static inline void session_begin(Session* s, Log* log, int overwrite) {
+    Text settings = {NULL, 0, 0};
+    session_claim(s);
+    log_open(log, s->out, s->checkpoint ? s->step : -1);
+    if (*s->out && overwrite) checkpoint_delete_all(s->out);
+    if (*s->out) checkpoint_clean(s->out, s->checkpoint, s->checkpoint ? s->step : -1);
+    flags_to_json(&settings, s->flags, s->flag_count);
+    log_line(log, &settings);
+    free(settings.text);
 }
 
 static inline Checkpoints session_checkpoints(const Session* s, const TensorTable* table, floatX* params,
@@ -166,7 +272,7 @@ static inline void session_report_nan(const Session* s, int64_t step, const Tens
     host_view_close(&view);
     char* good = s->saved >= 0 ? checkpoint_path(s->out, s->saved) : xprintf("none");
     char* what = xprintf("step %lld: loss %g, gradient norm %g, first in the gradient of %s; the update was left out",
-                         (long long)step, loss, norm,
+                         (long long)step, plain_nan(loss), plain_nan(norm),
                          first >= 0 ? table->tensors[first].name : "no single tensor (their norm overflowed)");
     if (stop) die(STOPPED_BY_NAN, "%s; the last good checkpoint: %s; --on-nan skip would go on", what, good);
     warn("%s", what);

@@ -29,7 +29,7 @@ static inline void settings_restore(Flag* rows, int count, const JsonNode* setti
             double number;
             int index;
             int64_t size;
-            const char* string;
+            const char* string = NULL;
             copy.value = copy.type == FLAG_REAL     ? (void*)&number
                          : copy.type == FLAG_STRING ? (void*)&string
                          : copy.type == FLAG_SIZE   ? (void*)&size
@@ -37,9 +37,11 @@ static inline void settings_restore(Flag* rows, int count, const JsonNode* setti
             if (flags_assign(&copy, saved->string, error) != 0) die(USAGE, "%s: %s", file, error);
             flags_format_value(&copy, was, sizeof was);
             flags_format_value(&rows[i], is, sizeof is);
-            if (strcmp(was, is) != 0 && !override && !settings_listed(free_to_change, rows[i].long_name))
+            const char* was_text = copy.type == FLAG_STRING ? string : was;
+            const char* is_text = copy.type == FLAG_STRING ? *(const char* const*)rows[i].value : is;
+            if (strcmp(was_text, is_text) != 0 && !override && !settings_listed(free_to_change, rows[i].long_name))
                 die(USAGE, "%s %s contradicts the run that is resumed (%s has %s); leave it out, or add --override 1",
-                    rows[i].long_name, is, file, was);
+                    rows[i].long_name, is_text, file, was_text);
             continue;
         }
         if (flags_set(&rows[i], saved->string, error) != 0) die(USAGE, "%s: %s", file, error);

@@ -54,23 +54,6 @@ typedef struct {
     size_t parameters;  // logical elements
 } TensorTable;
 
-static inline Tensor* tensors_find(const TensorTable* table, const char* name) {
-    for (int i = 0; i < table->count; i++)
-        if (strcmp(table->tensors[i].name, name) == 0) return &table->tensors[i];
-    return NULL;
-}
-
-// The tensor that contains element `i` of the flat buffer (or the last one before it).
-static inline const Tensor* tensors_at(const TensorTable* table, size_t i) {
-    int low = 0, high = table->count - 1;
-    while (low < high) {
-        int middle = (low + high + 1) / 2;
-        if (table->tensors[middle].offset <= i) low = middle;
-        else high = middle - 1;
-    }
-    return &table->tensors[low];
-}
-
 // Append `count` rows for `layer` (-1: outside the layers), sizes taken from dims[symbol].
 static inline void tensors_add(TensorTable* table, const TensorRow* rows, int count, const int* dims, int layer) {
     for (int i = 0; i < count; i++) {
