@@ -34,7 +34,7 @@ G      := $(B)/$(PRECISION)
 
 HAS_CC := $(shell command -v $(CC) 2>/dev/null)
 .DEFAULT_GOAL := $(if $(HAS_CC),all,help)
-.PHONY: all gpu help setup quickstart test check ops grad bench san clean needed always
+.PHONY: all cpu gpu help setup quickstart test check ops grad bench san clean needed always
 .DELETE_ON_ERROR:
 
 # ---------------------------------------------------------------------------------------------------------
@@ -43,7 +43,9 @@ HAS_CC := $(shell command -v $(CC) 2>/dev/null)
 # The trainer is linked at the top, where people look for it; variants stay in their build folder.
 TRAINER := $(if $(DEBUG)$(SANITIZE)$(BLAS),$(B)/train_gpt2,train_gpt2)
 
-all: $(TRAINER) data/builtin/train.bin
+all: cpu gpu
+
+cpu: $(TRAINER) data/builtin/train.bin
 
 gpu: $(if $(HAS_NVCC),train_gpt2cu)
 
@@ -121,13 +123,13 @@ needed:
 	@bash dev/setup.sh --needed
 
 quickstart: needed
-	@$(MAKE) --no-print-directory all
-	./train_gpt2 -e L=4,C=128,NH=4,T=64 -b 8 -x 2600 -l 3e-3 -u 50 -q 0.1 -c 0.1 -v 200 -s 2600 -g 400 \
+	@$(MAKE) --no-print-directory cpu $(if $(FOUND),gpu)
+	$(if $(FOUND),./train_gpt2cu,./train_gpt2) -e L=4,C=128,NH=4,T=64 -b 8 -x 2600 -l 3e-3 -u 50 -q 0.1 -c 0.1 -v 200 -s 2600 -g 400 \
 	    --temperature 0.8 -n 1000 -o out/quickstart --overwrite 1
 	@echo "log, loss plot, sample and a Hugging Face model directory: out/quickstart"
 
 test: needed
-	@$(MAKE) --no-print-directory all $(B)/test_gpt2 $(B)/test_gpt2_double $(B)/ops $(B)/ops_double $(B)/test_base $(B)/test_data $(B)/test_run
+	@$(MAKE) --no-print-directory cpu $(B)/test_gpt2 $(B)/test_gpt2_double $(B)/ops $(B)/ops_double $(B)/test_base $(B)/test_data $(B)/test_run
 	@bash dev/test/run.sh $(B) $(TRAINER)
 
 check:
@@ -144,7 +146,7 @@ bench: $(B)/ops
 	$(B)/ops bench $(OP)
 
 san:
-	@$(MAKE) --no-print-directory SANITIZE=1 all build/san/test_gpt2 build/san/ops build/san/test_base build/san/test_data build/san/test_run
+	@$(MAKE) --no-print-directory SANITIZE=1 cpu build/san/test_gpt2 build/san/ops build/san/test_base build/san/test_data build/san/test_run
 	@bash dev/test/run.sh build/san build/san/train_gpt2
 
 clean:
