@@ -158,6 +158,7 @@ __global__ void __launch_bounds__(EXPLICIT_THREADS)
             float e = real_exp(score - top), shrink = real_exp(old - top), total = warp_sum(e);
             if (lane < TILE) *p = e == 0 ? 0 : e * explicit_keep(z.dropout, t.sequence, t.head, query, key);
             for (int c = lane; c < HS; c += WARP) o[row * WIDTH + c] *= shrink;
+            __syncwarp();  // every lane has read largest[row]
             if (lane == 0) {
                 largest[row] = top;
                 sum[row] = sum[row] * shrink + total;
