@@ -25,8 +25,10 @@ HAS_NVCC := $(shell command -v $(NVCC) 2>/dev/null)
 PRECISION ?= bf16
 FOUND  := $(sort $(subst .,,$(if $(HAS_NVCC),$(shell nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2>/dev/null))))
 ARCH   ?= $(if $(FOUND),$(FOUND:90=90a),$(if $(HAS_NVCC),$(filter $(subst compute_,,$(shell $(NVCC) --list-gpu-arch)),80) 90a $(filter $(subst compute_,,$(shell $(NVCC) --list-gpu-arch)),100)))
+# CUPTI's header, where the toolkit keeps it apart; without it --profile lists no kernels.
+CUPTI  := $(if $(HAS_NVCC),$(wildcard $(dir $(realpath $(HAS_NVCC)))../extras/CUPTI/include))
 GENCODE = $(foreach a,$(ARCH),-gencode=arch=compute_$(a),code=sm_$(a)) $(if $(FOUND),,-gencode=arch=compute_80,code=compute_80)
-NVFLAGS = -std=c++17 $(if $(DEBUG),-O1 -g -G,-O3) $(GENCODE) -lineinfo -D_GNU_SOURCE -DPRECISION_$(shell echo $(PRECISION) | tr a-z A-Z) -I. \
+NVFLAGS = -std=c++17 $(if $(DEBUG),-O1 -g -G,-O3) $(GENCODE) -lineinfo -D_GNU_SOURCE $(if $(DEBUG),,$(if $(filter 90a,$(ARCH)),-DHAS_SM90A)) -DPRECISION_$(shell echo $(PRECISION) | tr a-z A-Z) -I. $(addprefix -I,$(CUPTI)) \
           -Xcompiler -march=$(MARCH),-fopenmp,-ffp-contract=off,-fno-math-errno,-Wall,-Wextra,-Wno-missing-field-initializers,-Wno-unknown-pragmas,-Wno-string-compare \
           -Xptxas -warn-spills -diag-suppress 177 -MMD -MP
 NVLIBS := -lcublasLt -lgomp

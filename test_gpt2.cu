@@ -39,7 +39,7 @@ static void bench_open(Bench* b, Config config, int B, int T, int recompute, uin
     context_init(&b->ctx);
     model_plan(&b->m, config, B, T, recompute);
     model_alloc(&b->m, seed, &b->ctx);
-    optimizer_init(&b->o, &b->m.table, &b->ctx);
+    optimizer_init(&b->o, &b->m.table, WITH_MASTER, &b->ctx);
     random_weights(&b->m, &b->o, seed, &b->ctx);
 }
 
@@ -149,7 +149,7 @@ static void test_golden(Tests* t, const char* directory) {
 
     real losses[10], norms[10], want_losses[10], want_norms[10];
     for (int step = 0; step < 10; step++) {
-        AdamW adamw = {1e-3, 0.9, 0.95, 1e-8, 0.1, 1.0, step + 1};
+        AdamW adamw = {1e-3, 0.9, 0.95, 1e-8, 0.1, 1.0, 0};
         train_batch(m, (uint64_t)step, 0, 1.0 / (double)N, SET, &b->ctx);
         losses[step] = (real)model_loss(m, &b->ctx);
         optimizer_step(&b->o, m->params, m->grads, adamw, &b->ctx);
@@ -297,6 +297,135 @@ static void test_counts(Tests* t) {
 }
 
 // ---------------------------------------------------------------------------------------------------------
+// Loss scaling and master weights
+
+// A model that trains on one batch.
+static Bench* overfit_open(MasterWeights master, double scale, LossScaleKind kind, int growth_interval) {
+    Bench* b = (Bench*)xcalloc(1, sizeof *b);
+    Config config = tiny_config(1, 0.1);
+    int tokens[2 * 2 * 13];
+    LossScale state = {(real)scale, 0, 0, 0};
+    LossScaleRule rule = {kind, growth_interval};
+    bench_open(b, config, 2, 13, 0, 5);
+    if (master == NO_MASTER) {
+        optimizer_free(&b->o);
+        optimizer_init(&b->o, &b->m.table, master, &b->ctx);
+    }
+    optimizer_set_loss_scale(&b->o, state, rule, &b->ctx);
+    b->m.loss_scale = &b->o.loss_scale->scale;
+    random_tokens(tokens, COUNT_OF(tokens), config.V, 9);
+    bench_batch(b, tokens, tokens + b->m.N);
+    return b;
+}
+
+static void overfit_close(Bench* b) {
+    bench_close(b);
+    free(b);
+}
+
+// One step, number `step` of the masks; `planted` becomes one of the gradients unless it is 0. Returns the loss.
+static double overfit_step(Bench* b, int step, double planted) {
+    Model* m = &b->m;
+    AdamW adamw = {1e-2, 0.9, 0.95, 1e-8, 0.1, 1.0, rng_stream(5, (uint64_t)step, 0, SITE_ROUNDING)};
+    real value = (real)planted;
+    train_batch(m, (uint64_t)step, 0, 1.0 / m->N, SET, &b->ctx);
+    if (planted != 0) device_upload(&b->ctx, m->grads + m->table.elements / 2, &value, sizeof value);
+    optimizer_step(&b->o, m->params, m->grads, adamw, &b->ctx);
+    return model_loss(m, &b->ctx);
+}
+
+// The parameters and the moments, `n` numbers; free() them.
+static real* overfit_state(Bench* b, size_t* n) {
+    size_t elements = b->m.table.elements, more = optimizer_buffers(WITH_MASTER) * elements;
+    *n = elements + more;
+    real *params = bench_values(b, b->m.params, elements, VIEW_FLOATX),
+         *rest = bench_values(b, b->o.m, more, VIEW_REAL);
+    params = (real*)xrealloc(params, *n * sizeof(real));
+    memcpy(params + elements, rest, more * sizeof(real));
+    free(rest);
+    return params;
+}
+
+static void test_loss_scaling(Tests* t) {
+    const int is_fp16 = strcmp(FLOATX_NAME, "F16") == 0;
+    size_t n;
+    // Powers of two change no bit where gradients have the exponents for it.
+    Bench* plain = overfit_open(WITH_MASTER, 1, LOSS_SCALE_FIXED, 0);
+    Bench* scaled = overfit_open(WITH_MASTER, 1024, LOSS_SCALE_DYNAMIC, 2);
+    for (int step = 0; step < 5; step++) overfit_step(plain, step, 0), overfit_step(scaled, step, 0);
+    real *want = overfit_state(plain, &n), *got = overfit_state(scaled, &n);
+    double error = largest_error(got, want, n), tolerance = 1e-6;
+    if (is_fp16) tolerance = 0.12;  // what vanishes without a scale moves a parameter by two learning rates a step
+    report(t, error <= tolerance, "five steps with loss scales 1024 to 4096 equal those without", error, tolerance);
+    LossScale state = optimizer_loss_scale(&scaled->o, &scaled->ctx);
+    report(t, state.scale == 4096 && state.good == 1 && state.updates == 5, "the loss scale has doubled twice",
+           (double)state.scale, 4096);
+    free(want), free(got);
+
+    // An infinite gradient: the step leaves no trace but half the scale, not even in the optimizer's count.
+    for (int bad = 0; bad < 2; bad++) {
+        real* before = overfit_state(scaled, &n);
+        state = optimizer_loss_scale(&scaled->o, &scaled->ctx);
+        overfit_step(scaled, 5, bad ? (double)NAN : -INFINITY);
+        LossScale after = optimizer_loss_scale(&scaled->o, &scaled->ctx);
+        real* left = overfit_state(scaled, &n);
+        int untouched = memcmp(before, left, n * sizeof(real)) == 0;
+        report(t, untouched, bad ? "NaN among the gradients leaves the step out" : "an overflow leaves the step out",
+               !untouched, 0);
+        report(t, after.scale == state.scale / 2 && after.good == 0 && after.updates == state.updates,
+               "and halves the loss scale", (double)after.scale, (double)state.scale / 2);
+        free(before), free(left);
+    }
+    overfit_step(plain, 5, 0), overfit_step(scaled, 5, 0);
+    want = overfit_state(plain, &n), got = overfit_state(scaled, &n);
+    error = largest_error(got, want, n);
+    report(t, error <= tolerance, "after it training goes on as if it had not been", error, tolerance);
+    free(want), free(got);
+    overfit_close(plain), overfit_close(scaled);
+
+    // A scale that overflows by itself comes down until the first update is made.
+    double start = is_fp16 ? 1 << 30 : sizeof(real) == 8 ? 1e156 : 3e38;
+    Bench* b = overfit_open(WITH_MASTER, start, LOSS_SCALE_DYNAMIC, 1000);
+    double loss = 0, scale = start;
+    int skipped = -1;
+    do {
+        loss = overfit_step(b, 0, 0);
+        state = optimizer_loss_scale(&b->o, &b->ctx);
+        scale = state.updates ? scale : scale / 2;
+        skipped++;
+    } while (!state.updates && skipped < 50);
+    real* params = bench_values(b, b->m.params, b->m.table.elements, VIEW_FLOATX);
+    int finite = isfinite(loss) && tensors_first_not_finite(&b->m.table, params) < 0;
+    report(t, finite && skipped > 0 && skipped < 50 && state.scale == (real)scale,
+           "a loss scale that is too large comes down by itself, steps left out", skipped, 50);
+    free(params);
+    overfit_close(b);
+}
+
+// Without master weights training works and repeats. In full precision there is no difference to see.
+static void test_no_master(Tests* t) {
+    Bench *with = overfit_open(WITH_MASTER, 1, LOSS_SCALE_FIXED, 0),
+          *b = overfit_open(NO_MASTER, 1, LOSS_SCALE_FIXED, 0);
+    Bench* again = overfit_open(NO_MASTER, 1, LOSS_SCALE_FIXED, 0);
+    size_t elements = b->m.table.elements;
+    double first = 0, last = 0, exact = 0;
+    for (int step = 0; step < 40; step++) {
+        last = overfit_step(b, step, 0);
+        exact = overfit_step(with, step, 0);
+        overfit_step(again, step, 0);
+        if (step == 0) first = last;
+    }
+    real* params = bench_values(b, b->m.params, elements, VIEW_FLOATX);
+    real* other = bench_values(again, again->m.params, elements, VIEW_FLOATX);
+    report(t, b->o.master == NULL && memcmp(params, other, elements * sizeof(real)) == 0,
+           "without master weights two runs give the same bits", 0, 0);
+    report(t, last < first / 2 && fabs(last - exact) < first / 10, "and the loss falls as it does with them",
+           fabs(last - exact), first / 10);
+    free(params), free(other);
+    overfit_close(with), overfit_close(b), overfit_close(again);
+}
+
+// ---------------------------------------------------------------------------------------------------------
 // Finite differences of the whole model: sharp in the double build, so it runs only there
 
 #ifdef REAL_DOUBLE
@@ -385,6 +514,8 @@ int main(int argc, char** argv) {
     for (int tied = 0; tied < 2; tied++) test_equalities(&t, tied);
     for (int tied = 0; tied < 2; tied++) test_initial_values(&t, tied);
     test_counts(&t);
+    test_loss_scaling(&t);
+    test_no_master(&t);
 #ifdef REAL_DOUBLE
     test_finite_differences(&t, 1, 0.15, GELU_TANH);
     test_finite_differences(&t, 0, 0.15, GELU_TANH);

@@ -8,11 +8,9 @@
  * C = NH * HS channels, F channels inside the MLP (4 C). */
 #include <signal.h>
 
-#include "llmc/base/flags.h"       // settings as rows in a table
-#include "llmc/base/log.h"         // terminal, log.jsonl, loss.svg
-#include "llmc/base/schedule.h"    // learning rate of a step
-#include "llmc/data/tokenizer.h"   // token -> bytes
-#include "llmc/device/readback.h"  // loss and norm on their way to the host
+#include "llmc/base/log.h"        // terminal, log.jsonl, loss.svg
+#include "llmc/base/schedule.h"   // learning rate of a step
+#include "llmc/data/tokenizer.h"  // token -> bytes
 #include "llmc/ops/attention.h"
 #include "llmc/ops/classifier.h"
 #include "llmc/ops/dropout.h"
@@ -24,11 +22,13 @@
 #include "llmc/run/comm.h"       // ranks
 #include "llmc/run/config.h"     // config.json as rows
 #include "llmc/run/lm_data.h"    // token shards, their batches
-#include "llmc/run/optimizer.h"  // norm, clipping, AdamW
+#include "llmc/run/optimizer.h"  // norm, loss scale, clipping, AdamW
 #include "llmc/run/plan.h"       // memory by what needs it
 #include "llmc/run/profiler.h"   // where a step's time goes
 #include "llmc/run/sampler.h"    // logits -> token
 #include "llmc/run/session.h"    // where a run stands, checkpoints, resume
+#include "llmc/run/settings.h"   // flags that all trainers share
+#include "llmc/run/steps.h"      // steps launched ahead, their results
 #include "llmc/run/tensors.h"    // one table for tensors
 
 // ---------------------------------------------------------------------------------------------------------
@@ -128,9 +128,10 @@ typedef struct {
     floatX* acts_buffer;
     real* stats_buffer;
     Acts a;
-    int *inputs, *targets;  // [N]
-    int* single;            // [2] cu_seqlens of one sequence, for sampling
-    int* layout;            // cu_seqlens, sequence and position of B sequences of T rows
+    const real* loss_scale;  // [1] where the ops run; NULL: 1
+    int *inputs, *targets;   // [N]
+    int* single;             // [2] cu_seqlens of one sequence, for sampling
+    int* layout;             // cu_seqlens, sequence and position of B sequences of T rows
     // Dropout of the running step; training 0 switches it off.
     int training;
     uint64_t seed, step;
@@ -278,15 +279,17 @@ static void evaluate_batch(Model* m, double scale, Mode mode, Context* ctx) {
     sum_forward(m->a.loss, m->a.losses, s.rows, scale, mode, ctx);
 }
 
-// The same with dropout, and with the gradients of all parameters, which `mode` writes too. The micro-batch holds the
-// sequences first .. first + B - 1 of step number `step`.
+// The same with dropout, and with the gradients of all parameters, *m->loss_scale times too large, which `mode` writes
+// too. The micro-batch holds the sequences first .. first + B - 1 of step number `step`.
 static void train_batch(Model* m, uint64_t step, int first, double scale, Mode mode, Context* ctx) {
     Sequences s = model_sequences(m, first);
     m->training = 1;
     m->step = step;
     forward(m, m->inputs, &s, ctx);
     forward_head(m, m->a.lnf, s.rows, ctx);
-    classifier_backward(m->a.losses, m->a.logits, m->targets, s.rows, m->config.V, m->Vp, (real)scale, ctx);
+    scope_at(ctx, BACKWARD, -1);
+    classifier_backward(m->a.losses, m->a.logits, m->targets, m->loss_scale, s.rows, m->config.V, m->Vp, (real)scale,
+                        ctx);
     sum_forward(m->a.loss, m->a.losses, s.rows, scale, mode, ctx);
     backward(m, m->inputs, &s, mode, ctx);
 }
@@ -503,99 +506,33 @@ static void random_weights(Model* m, const Optimizer* o, uint64_t seed, Context*
 // ---------------------------------------------------------------------------------------------------------
 // Settings
 
+// Those of this trainer alone; llmc/run/settings.h has the others.
 typedef struct {
-    const char *train_data, *val_data, *model, *out;
-    int resume, override, overwrite, evaluate;
-    int B, T;
-    int64_t total_batch, steps, stop_after;
-    int schedule;
-    int64_t warmup;
-    double lr, final_fraction, wsd_decay, poly_power;
-    double weight_decay, beta1, beta2, eps, clip;
-    double dropout;
-    int recompute, shuffle, overfit, on_nan;
-    int64_t seed;
-    int val_every, val_batches, sample_every, sample_tokens, checkpoint_every, keep, keep_every, profile, threads,
-        autotune, gelu_fusion, tf32;
+    int sample_every, sample_tokens, top_k;
     double temperature;
-    int top_k;
-} Settings;
+} SampleSettings;
 
-enum { NAN_STOP, NAN_SKIP };
-enum { MAX_FLAGS = 64 };
+static const char FREE_TO_CHANGE[] = SETTINGS_FREE_TO_CHANGE " --sample-every --sample-tokens --temperature --top-k";
 
-// Flags that belong to a process, not to the run it continues; and flags that may change when a run is resumed.
-static const char OF_PROCESS[] = "--output --resume --override --overwrite --evaluate --stop-after --threads --profile";
-static const char FREE_TO_CHANGE[] = "--val-every --val-batches --sample-every --sample-tokens --temperature --top-k "
-                                     "--checkpoint-every --keep --keep-every --on-nan --recompute";
-
-static int settings_flags(Settings* s, Flag* out) {
-    const double inf = INFINITY;
+static int settings_flags(Settings* shared, SampleSettings* s, Flag* table) {
     // clang-format off
     const Flag rows[] = {
-        {"-i",  "--train-data",     FLAG_STRING, &s->train_data,       "",       0, 0, NULL, "token shards to train on, a glob; empty: the built-in corpus", 0},
-        {"-j",  "--val-data",       FLAG_STRING, &s->val_data,         "",       0, 0, NULL, "token shards to validate on, a glob; empty: -i with train replaced by val", 0},
-        {"-e",  "--model",          FLAG_STRING, &s->model,            "L=4,C=128,NH=4,T=256", 0, 0, NULL, "Hugging Face directory, .safetensors file, d12|d24|d36|d48, or sizes L= C= NH= V= T= F= tied=", 0},
-        {"-o",  "--output",         FLAG_STRING, &s->out,              "out",    0, 0, NULL, "directory for log, checkpoints and model; empty: write nothing", 0},
-        {"-y",  "--resume",         FLAG_INT,    &s->resume,           "0",      0, 1, NULL, "1: go on from the newest whole checkpoint in -o", 0},
-        {NULL,  "--override",       FLAG_INT,    &s->override,         "0",      0, 1, NULL, "1: flags that contradict the resumed run win", 0},
-        {NULL,  "--overwrite",      FLAG_INT,    &s->overwrite,        "0",      0, 1, NULL, "1: delete an earlier run's checkpoints in -o", 0},
-        {"-b",  "--batch",          FLAG_INT,    &s->B,                "4",      1, 65536, NULL, "sequences in a micro-batch on each rank", 0},
-        {"-t",  "--seq-len",        FLAG_INT,    &s->T,                "0",      0, 1 << 20, NULL, "tokens in a sequence; 0: all that the model allows", 0},
-        {"-d",  "--total-batch",    FLAG_SIZE,   &s->total_batch,      "0",      0, 1e12, NULL, "tokens in an optimizer step over all ranks and micro-batches; 0: one micro-batch a rank", 0},
-        {"-x",  "--steps",          FLAG_SIZE,   &s->steps,            "-1",     -1, 1e12, NULL, "optimizer steps; -1: one epoch; 0: print settings, tensors and memory plan", 0},
-        {NULL,  "--stop-after",     FLAG_SIZE,   &s->stop_after,       "0",      0, 1e12, NULL, "stop, saved, after this step without changing the schedule; 0: off", 0},
-        {"-k",  "--schedule",       FLAG_CHOICE, &s->schedule,         "cosine", 0, 0, SCHEDULE_CHOICES, "shape of the learning rate", 0},
-        {"-l",  "--lr",             FLAG_REAL,   &s->lr,               "3e-4",   0, inf, NULL, "peak learning rate", 0},
-        {"-u",  "--warmup",         FLAG_SIZE,   &s->warmup,           "0",      0, 1e12, NULL, "steps of linear warm-up", 0},
-        {"-q",  "--final-lr",       FLAG_REAL,   &s->final_fraction,   "1.0",    0, 1, NULL, "learning rate at the end, as a fraction of the peak", 0},
-        {NULL,  "--wsd-decay",      FLAG_REAL,   &s->wsd_decay,        "0.2",    1e-9, 1, NULL, "wsd: fraction of the steps that decay", 0},
-        {NULL,  "--poly-power",     FLAG_REAL,   &s->poly_power,       "1.0",    0, inf, NULL, "poly: exponent", 0},
-        {"-c",  "--weight-decay",   FLAG_REAL,   &s->weight_decay,     "0.0",    0, inf, NULL, "decay of matrices (never of biases and layernorms)", 0},
-        {NULL,  "--beta1",          FLAG_REAL,   &s->beta1,            "0.9",    0, 0.999999, NULL, "AdamW: decay of the first moment", 0},
-        {NULL,  "--beta2",          FLAG_REAL,   &s->beta2,            "0.95",   0, 0.999999, NULL, "AdamW: decay of the second moment", 0},
-        {NULL,  "--eps",            FLAG_REAL,   &s->eps,              "1e-8",   0, 1, NULL, "AdamW: added to the root of the second moment", 0},
-        {NULL,  "--clip",           FLAG_REAL,   &s->clip,             "1.0",    0, inf, NULL, "largest norm of all gradients; 0: no clipping", 0},
-        {NULL,  "--dropout",        FLAG_REAL,   &s->dropout,          "-1",     -1, 0.999, NULL, "at all sites; -1: as the model says (0 from scratch)", 0},
-        {"-r",  "--recompute",      FLAG_INT,    &s->recompute,        "0",      0, 2, NULL, "in the backward pass, to save memory: 1 GELU, 2 also layernorm", 0},
-        {"-a",  "--overfit",        FLAG_INT,    &s->overfit,          "0",      0, 1, NULL, "1: train on the first batch again and again", 0},
-        {NULL,  "--shuffle",        FLAG_INT,    &s->shuffle,          "1",      0, 1, NULL, "1: sequences in a new seeded order every epoch; 0: in the order of the files", 0},
-        {NULL,  "--seed",           FLAG_SIZE,   &s->seed,             "1337",   0, 9e15, NULL, "of initial weights, data order, dropout and samples", 0},
-        {NULL,  "--on-nan",         FLAG_CHOICE, &s->on_nan,           "stop",   0, 0, "stop|skip", "when loss or gradients are not finite (the update is left out in both cases)", 0},
-        {"-v",  "--val-every",      FLAG_INT,    &s->val_every,        "100",    0, 1e9, NULL, "steps between validations; 0: never", 0},
-        {"-m",  "--val-batches",    FLAG_INT,    &s->val_batches,      "20",     0, 1e9, NULL, "micro-batches of a validation at most; 0: all", 0},
+        {"-e",  "--model",          FLAG_STRING, &shared->model,          "L=4,C=128,NH=4,T=256", 0, 0, NULL, "Hugging Face directory, .safetensors file, d12|d24|d36|d48, or sizes L= C= NH= V= T= F= tied=", 0},
         {"-s",  "--sample-every",   FLAG_INT,    &s->sample_every,     "500",    0, 1e9, NULL, "steps between samples, and one at the end; 0: never", 0},
         {"-g",  "--sample-tokens",  FLAG_INT,    &s->sample_tokens,    "128",    1, 1e6, NULL, "tokens of a sample", 0},
         {NULL,  "--temperature",    FLAG_REAL,   &s->temperature,      "1.0",    0, 100, NULL, "of samples; 0: always the most likely token", 0},
         {NULL,  "--top-k",          FLAG_INT,    &s->top_k,            "0",      0, 1e9, NULL, "samples draw from the k most likely tokens; 0: from all", 0},
-        {"-n",  "--checkpoint-every", FLAG_INT,  &s->checkpoint_every, "500",    0, 1e9, NULL, "steps between checkpoints; 0: only one, at the end", 0},
-        {"-nk", "--keep",           FLAG_INT,    &s->keep,             "2",      0, 1e9, NULL, "newest checkpoints that are kept; 0: all", 0},
-        {"-nm", "--keep-every",     FLAG_INT,    &s->keep_every,       "0",      0, 1e9, NULL, "checkpoints at multiples of this are kept for good; 0: none", 0},
-        {NULL,  "--evaluate",       FLAG_INT,    &s->evaluate,         "0",      0, 1, NULL, "1: print the validation loss of -e (or of -o with -y 1) and end", 0},
-        {NULL,  "--profile",        FLAG_INT,    &s->profile,          "0",      0, 1e6, NULL, "print where the time of the last steps went, op by op: of so many steps", 0},
-        {NULL,  "--autotune",       FLAG_INT,    &s->autotune,         "1",      0, 1, NULL, "GPU: 1 times the candidates of each large matmul once and keeps the choice in -o", 0},
-        {"-ge", "--gelu-fusion",    FLAG_INT,    &s->gelu_fusion,      "2",      0, 2, NULL, "GPU: GELU inside the matmul: 0 never, 1 forward, 2 also backward where it is faster", 0},
-        {"-f",  "--tf32",           FLAG_INT,    &s->tf32,             "0",      0, 1, NULL, "GPU, fp32 build: 1 lets matmuls round their inputs to TF32", 0},
-        {NULL,  "--threads",        FLAG_INT,    &s->threads,          "0",      0, 4096, NULL, "CPU threads; 0: all. The results do not depend on it", 0},
     };
     // clang-format on
-    CHECK(COUNT_OF(rows) <= MAX_FLAGS);
-    memcpy(out, rows, sizeof rows);
-    return (int)COUNT_OF(rows);
+    return settings_add_rows(table, settings_rows(shared, table, 0), rows, COUNT_OF(rows));
 }
 
 // ---------------------------------------------------------------------------------------------------------
 // A run
 
-// A step whose results are not read yet.
-typedef struct {
-    int64_t step;  // its number, from 1
-    double lr;
-    Readback result;  // loss, gradient norm
-} LaunchedStep;
-
 typedef struct {
     Settings settings;
+    SampleSettings sample;
     Flag flags[MAX_FLAGS];
     Session session;
     Context ctx;
@@ -604,18 +541,19 @@ typedef struct {
     Optimizer optimizer;
     LmData data;
     int micro_steps;  // micro-batches of a step on this rank
-    LaunchedStep launched[READBACK_LAG + 1];
-    int64_t finished;  // steps whose results are read
-    double last_finish, token_flops, peak_flops;
-    char* matmul_cache;  // file of the GPU's chosen algorithms
+    Steps steps;
     Log log;
-    ScopeLog scopes;
+    Profiler profiler;
 } Run;
 
 static volatile sig_atomic_t stop_signal;
 static void on_signal(int number) { stop_signal = number; }
 
-static MemoryPlan model_memory(const Model* m) { return plan_make(&m->table, &m->acts_table, &m->stats_table); }
+static MemoryPlan model_memory(const Model* m, MasterWeights master, const Context* ctx) {
+    int NH = m->config.NH;
+    return plan_make(&m->table, &m->acts_table, &m->stats_table, master,
+                     attention_scratch_bytes(m->N, m->T, NH, m->config.C / NH, ctx));
+}
 
 static void config_write(Text* t, const Config* c, int end_of_text) {
     text_printf(t, "{\"architectures\": [\"GPT2LMHeadModel\"], \"model_type\": \"gpt2\"");
@@ -628,13 +566,13 @@ static void config_write(Text* t, const Config* c, int end_of_text) {
 }
 
 // The largest micro-batch whose plan fits into `available` bytes, 0 if none does.
-static int largest_batch(const Model* like, size_t available) {
+static int largest_batch(const Model* like, MasterWeights master, size_t available, const Context* ctx) {
     int low = 0, high = like->B;
     while (low < high) {
         Model m;
         int middle = (low + high + 1) / 2;
         model_plan(&m, like->config, middle, like->T, like->recompute);
-        if (plan_bytes(model_memory(&m)) <= available) low = middle;
+        if (plan_bytes(model_memory(&m, master, ctx)) <= available) low = middle;
         else high = middle - 1;
         model_forget_plan(&m);
     }
@@ -669,43 +607,37 @@ static void run_open(Run* r, int argc, char** argv) {
     Session* session = &r->session;
     Model* m = &r->model;
     char *train_pattern, *val_pattern;
-    session->flags = r->flags;
-    session->flag_count = settings_flags(s, r->flags);
-    flags_parse(r->flags, session->flag_count, argc, argv,
+    int flag_count = settings_flags(s, &r->sample, r->flags);
+    flags_parse(r->flags, flag_count, argc, argv,
                 "./train_gpt2 [flags]   (none: a small model on the built-in corpus)");
-    session_check_flags(s->out, s->resume, s->override, s->overwrite);
-    context_init(&r->ctx);
-    r->matmul_cache = *s->out ? xprintf("%s/matmul_plans.txt", s->out) : NULL;
-    device_set_matmul(&r->ctx, s->autotune, r->matmul_cache, s->gelu_fusion, s->tf32);
     comm_init(&r->comm);
-    device_set_threads(s->threads);
-    session->out = s->out, session->ctx = &r->ctx;
-    if (!s->evaluate && s->steps != 0) session_lock(session, 0);
-    if (s->resume || !(s->overwrite || s->evaluate || s->steps == 0))
-        session_find_checkpoint(session, s->resume, s->override, OF_PROCESS, FREE_TO_CHANGE);
-    session->keep = s->keep, session->keep_every = s->keep_every;
-    session_find_data(s->train_data, s->val_data, &train_pattern, &val_pattern);
+    session_open(session, s, r->flags, flag_count, FREE_TO_CHANGE, &r->ctx);
+    session_find_data(session, &train_pattern, &val_pattern);
     char* data_dir = session_directory_of(train_pattern);
     char* weights = run_plan(r, data_dir);
+    MasterWeights master = s->master_weights ? WITH_MASTER : NO_MASTER;
     if (s->steps == 0) {
         flags_print_values(r->flags, session->flag_count);
         tensors_print(stdout, &m->table);
-        plan_print(stdout, model_memory(m));
+        plan_print(stdout, model_memory(m, master, &r->ctx));
         exit(DONE);
     }
     size_t available = device_memory_available();
-    if (plan_bytes(model_memory(m)) > available) plan_refuse(model_memory(m), available, largest_batch(m, available));
+    if (plan_bytes(model_memory(m, master, &r->ctx)) > available)
+        plan_refuse(model_memory(m, master, &r->ctx), available, largest_batch(m, master, available, &r->ctx));
 
     lm_data_open(&r->data, train_pattern, val_pattern, m->B, m->T, m->config.V, (uint64_t)s->seed,
                  s->shuffle ? SHUFFLED : IN_ORDER);
     if (s->evaluate && !r->data.has_val) die(USAGE, "--evaluate 1 needs validation data; name it with -j");
-    session_check_data(session, shards_fingerprint(&r->data.train_shards), train_pattern, s->override);
+    session_check_data(session, shards_fingerprint(&r->data.train_shards), train_pattern);
     int64_t epoch = (int64_t)(batch_lm_windows(&r->data.train) / (uint64_t)(m->B * r->comm.size * r->micro_steps));
     session->last = s->steps > 0 ? s->steps : epoch > 0 ? epoch : 1;
 
     model_alloc(m, (uint64_t)s->seed, &r->ctx);
-    optimizer_init(&r->optimizer, &m->table, &r->ctx);
-    for (size_t i = 0; i < COUNT_OF(r->launched); i++) readback_open(&r->launched[i].result);
+    optimizer_init(&r->optimizer, &m->table, master, &r->ctx);
+    session_set_loss_scale(session, &r->optimizer);
+    m->loss_scale = &r->optimizer.loss_scale->scale;
+    steps_open(&r->steps);
     if (session->checkpoint) {
         Checkpoints c = session_checkpoints(session, &m->table, m->params, &r->optimizer);
         checkpoint_load(&c, session->checkpoint);
@@ -718,16 +650,14 @@ static void run_open(Run* r, int argc, char** argv) {
 }
 
 static void run_close(Run* r) {
-    for (size_t i = 0; i < COUNT_OF(r->launched); i++) readback_close(&r->launched[i].result);
+    steps_close(&r->steps);
     model_free(&r->model);
     optimizer_free(&r->optimizer);
     lm_data_close(&r->data);
-    free(r->scopes.records);
     log_close(&r->log);
     session_close(&r->session);
     matmul_plans_free(&r->ctx);
     context_free(&r->ctx);
-    free(r->matmul_cache);
 }
 
 static double validate(Run* r) {
@@ -738,7 +668,7 @@ static double validate(Run* r) {
         batches = (uint64_t)r->settings.val_batches;
     double scale = 1.0 / ((double)batches * m->N);
     for (uint64_t i = 0; i < batches; i++) {
-        lm_data_load(m->inputs, m->targets, &r->data.val, i * (uint64_t)m->B, &r->ctx);
+        lm_data_load(m->inputs, m->targets, &r->data, &r->data.val, i * (uint64_t)m->B, &r->ctx);
         evaluate_batch(m, scale, i == 0 ? SET : ADD, &r->ctx);
     }
     return model_loss(m, &r->ctx);
@@ -746,14 +676,14 @@ static double validate(Run* r) {
 
 // Print a text that the model goes on writing from the start of a document, and keep it in OUT/sample.txt.
 static void sample(Run* r) {
-    const Settings* s = &r->settings;
+    const SampleSettings* s = &r->sample;
     Model* m = &r->model;
     Context* ctx = &r->ctx;
     int count = s->sample_tokens + 1;
     int* tokens = (int*)xmalloc((size_t)count * sizeof(int));
     HostView logits = host_view_open(m->a.logits, (size_t)m->Vp, VIEW_FLOATX);
     Sampler sampler = {s->temperature, s->top_k};
-    uint64_t key = rng_stream((uint64_t)s->seed, (uint64_t)r->session.step, 0, SITE_SAMPLE);
+    uint64_t key = rng_stream((uint64_t)r->settings.seed, (uint64_t)r->session.step, 0, SITE_SAMPLE);
     tokens[0] = session_end_of_text(&r->session, m->config.V);
     m->training = 0;
     for (int n = 1; n < count; n++) {
@@ -784,47 +714,29 @@ static int save(Run* r) {
     return result;
 }
 
-// Launch one optimizer step. Its loss and gradient norm are on their way when this returns; finish_step() reads them.
+// Launch one optimizer step. Its results are on their way when this returns; finish_steps() reads them.
 static void launch_step(Run* r, const Schedule* schedule) {
     const Settings* s = &r->settings;
     Model* m = &r->model;
     Session* session = &r->session;
-    LaunchedStep* launched = &r->launched[session->step % COUNT_OF(r->launched)];
     int sequences = s->B * r->comm.size * r->micro_steps;  // of the whole step
-    double scale = 1.0 / ((double)sequences * m->T);
+    double scale = 1.0 / ((double)sequences * m->T), lr = schedule_at(schedule, session->step);
     scope_step(&r->ctx, session->step + 1);
     for (int i = 0; i < r->micro_steps; i++) {
         int first = (i * r->comm.size + r->comm.rank) * s->B;
         uint64_t sample = (s->overfit ? 0 : session->samples) + (uint64_t)first;
-        lm_data_load(m->inputs, m->targets, &r->data.train, sample, &r->ctx);
+        lm_data_load(m->inputs, m->targets, &r->data, &r->data.train, sample, &r->ctx);
         train_batch(m, (uint64_t)session->step, first, scale, i == 0 ? SET : ADD, &r->ctx);
     }
     comm_sum(&r->comm, m->grads, m->table.elements, &r->ctx);
-    launched->lr = schedule_at(schedule, session->step);
-    AdamW adamw = {launched->lr, s->beta1, s->beta2, s->eps, s->weight_decay, s->clip, session->step + 1};
-    optimizer_step(&r->optimizer, m->params, m->grads, adamw, &r->ctx);
-    readback_start(&r->ctx, &launched->result, m->a.loss, r->optimizer.norm);
-    session->samples += (uint64_t)sequences;
-    launched->step = ++session->step;
+    optimizer_step(&r->optimizer, m->params, m->grads, steps_adamw(session, lr), &r->ctx);
+    steps_launched(&r->steps, session, lr, sequences, m->a.loss, &r->optimizer);
     scope_step(&r->ctx, -1);
 }
 
-// Wait for a launched step, log it, and see to it that its numbers are numbers.
-static void finish_step(Run* r) {
-    LaunchedStep* done = &r->launched[r->finished % COUNT_OF(r->launched)];
-    readback_wait(&done->result);
-    double loss = (double)done->result.values[0], norm = (double)done->result.values[1];
-    double now = now_seconds(), seconds = now - r->last_finish;
-    double speed = (double)r->model.N * r->comm.size * r->micro_steps / seconds;
-    LogStep line = {done->step, r->session.last, loss,  done->lr,
-                    norm,       seconds,         speed, r->token_flops * speed / r->peak_flops,
-                    NULL};
-    r->last_finish = now;
-    r->finished = done->step;
-    if (!isfinite(norm))
-        session_report_nan(&r->session, done->step, &r->model.table, r->model.grads, loss, norm,
-                           r->settings.on_nan == NAN_STOP);
-    log_step(&r->log, &line);
+// Read and log the results of all steps but the last `lag`.
+static void finish_steps(Run* r, int lag) {
+    steps_finish(&r->steps, lag, &r->session, &r->log, &r->model.table, r->model.grads, &r->optimizer);
 }
 
 int main(int argc, char** argv) {
@@ -842,46 +754,37 @@ int main(int argc, char** argv) {
         run_close(r);
         return DONE;
     }
-    session_begin(session, &r->log, s->overwrite);
+    session_begin(session, &r->log);
 
-    r->peak_flops = profiler_peak_flops(&r->ctx);
     size_t N = m->table.parameters - (size_t)c->T * (size_t)c->C;
-    r->token_flops = 6.0 * (double)N + 12.0 * c->L * c->C * m->T;
-    double step_tokens = (double)m->N * r->comm.size * r->micro_steps;
-    printf("%zu parameters, %s | %llu training tokens, %.0f a step | steps %lld to %lld | %d threads, matmul %.0f "
-           "GFLOP/s\n",
-           m->table.parameters, session->checkpoint ? session->checkpoint : s->model,
-           (unsigned long long)r->data.train_shards.tokens, step_tokens, (long long)session->step + 1,
-           (long long)session->last, device_threads(), 1e-9 * r->peak_flops);
-    plan_print(stdout, model_memory(m));
+    double token_flops = 6.0 * (double)N + 12.0 * c->L * c->C * m->T;
+    steps_begin(&r->steps, session, (double)m->N * r->comm.size * r->micro_steps, token_flops);
+    steps_print_start(&r->steps, session, m->table.parameters, r->data.train_shards.tokens);
+    plan_print(stdout, model_memory(m, s->master_weights ? WITH_MASTER : NO_MASTER, &r->ctx));
 
     Schedule schedule = {(ScheduleKind)s->schedule, s->lr,         s->warmup,   session->last,
                          s->final_fraction,         s->poly_power, s->wsd_decay};
     int64_t last = s->stop_after > 0 && s->stop_after < session->last ? s->stop_after : session->last;
-    double profiled = 0;
-    int profiled_steps = 0;
     if (session->step == 0 && r->data.has_val && s->val_every > 0)
         log_validation(&r->log, 0, session->last, validate(r), NULL);
-    r->finished = session->step;
-    r->last_finish = now_seconds();
+    steps_restart_clock(&r->steps);
     while (session->step < last && !stop_signal) {
         int profile = last - session->step <= s->profile;
-        if (profile && profiled_steps++ == 0) profiled = now_seconds();
-        r->ctx.scope_log = profile ? &r->scopes : NULL;
+        if (profile) profiler_begin_step(&r->profiler, &r->ctx);
         launch_step(r, &schedule);
-        r->ctx.scope_log = NULL;
+        if (profile) profiler_end_step(&r->profiler, &r->ctx);
         int validation = r->data.has_val && session_is_due(session, s->val_every, 1);
-        int text = session_is_due(session, s->sample_every, 1);
+        int text = session_is_due(session, r->sample.sample_every, 1);
         int checkpoint = session_is_due(session, s->checkpoint_every, 0);
         int lag = profile || validation || text || checkpoint || session->step == last ? 0 : READBACK_LAG;
-        while (session->step - r->finished > lag) finish_step(r);
+        finish_steps(r, lag);
         if (validation) log_validation(&r->log, session->step, session->last, validate(r), NULL);
         if (text) sample(r);
         if (checkpoint) save(r);
-        if (validation || text || checkpoint) r->last_finish = now_seconds();
+        if (validation || text || checkpoint) steps_restart_clock(&r->steps);
     }
-    while (r->finished < session->step) finish_step(r);
-    if (profiled_steps > 0) profiler_print(stdout, &r->scopes, profiled_steps, now_seconds() - profiled);
+    finish_steps(r, 0);
+    profiler_report(stdout, &r->profiler, s->out);
     int failed = save(r) != 0;
     if (stop_signal)
         printf("stopped by signal %d after step %lld%s\n", (int)stop_signal, (long long)session->step,

@@ -3,7 +3,7 @@
  *     ./ops test  [op]   launchers against the plain references; the same bits for any number of threads
  *     ./ops grad  [op]   references and launchers against finite differences (build with -DREAL_DOUBLE)
  *     ./ops bench [op] [GB/s TFLOP/s]   time, GFLOP/s and GB/s of the launchers that the trainers call, in per cent
- *                        of this machine's ceilings where they are given; "all" stands for every op
+ *                        of the machine's ceilings: those given, else on a GPU those measured first; "all": every op
  *
  * gcc builds the CPU's, nvcc the GPU's:
  *     nvcc -std=c++17 -O3 -arch=native -D_GNU_SOURCE -DPRECISION_BF16 -I. -Xcompiler -fopenmp -o ops dev/ops.cu \
@@ -20,6 +20,7 @@
 #include "ops/global_norm.h"
 #include "ops/harness.h"
 #include "ops/layernorm.h"
+#include "ops/loss_scale.h"
 #include "ops/matmul.h"
 #include "ops/sum.h"
 
@@ -37,6 +38,7 @@ static const OpRow TABLE[] = {
     {"gather", test_gather, grad_gather, NULL},
     {"adamw", test_adamw, NULL, bench_adamw},
     {"global_norm", test_global_norm, NULL, bench_global_norm},
+    {"loss_scale", test_loss_scale, NULL, NULL},
     {"attention", test_attention, grad_attention, bench_attention},
     {"classifier", test_classifier, grad_classifier, bench_classifier},
     {"embedding", test_embedding, grad_embedding, bench_embedding},
@@ -62,6 +64,11 @@ int main(int argc, char** argv) {
         h.ceiling_tflops = strtod(argv[4], NULL);
     }
     context_init(&h.ctx);
+#ifdef __CUDACC__
+    if (mode == 2 && argc < 5) bench_ceilings(&h);
+#endif
+    if (mode == 2 && h.ceiling_gbs > 0)
+        printf("RESULT ceilings copy_gbs=%.0f matmul_tflops=%.1f\n", h.ceiling_gbs, h.ceiling_tflops);
     for (const OpRow* row = TABLE; row->op; row++) {
         if (only && strcmp(only, row->op) != 0) continue;
         void (*run)(Harness*) = mode == 0 ? row->test : mode == 1 ? row->grad : row->bench;

@@ -1,4 +1,4 @@
-/* adamw: test and bench. */
+/* adamw: test and bench; with it the stochastic rounding that it does where there are no master weights. */
 #ifndef DEV_OPS_ADAMW_H
 #define DEV_OPS_ADAMW_H
 
@@ -13,13 +13,21 @@ static const ParamSpan ADAMW_SPANS[] = {{0, 100, 1}, {128, 40000, 1}, {40192, 33
 enum { ADAMW_HAS_MASTER = sizeof(floatX) < sizeof(real) };
 
 typedef struct {
-    Array p, m, v, g, norm, master;
+    Array p, m, v, g, norm, scale, master;
+    int64_t* update;  // on the device
+    int has_master;
     const ParamSpan* spans;         // for the reference
     const ParamSpan* device_spans;  // the same, for the launcher
     int count;
     AdamW h;
     Context* ctx;
 } AdamWCase;
+
+// The number of the update that comes next.
+static inline void adamw_set_update(AdamWCase* k, int64_t update) {
+    device_upload(k->ctx, k->update, &update, sizeof update);
+    device_synchronize(k->ctx);
+}
 
 static inline AdamWCase* adamw_case(Harness* h, size_t n, const ParamSpan* spans, int count) {
     AdamWCase* k = (AdamWCase*)case_memory(h, sizeof *k);
@@ -28,13 +36,17 @@ static inline AdamWCase* adamw_case(Harness* h, size_t n, const ParamSpan* spans
     k->v = input(h, n, 0.1);
     k->g = input(h, n, 0.3);
     k->norm = input(h, 1, 1.0);
+    k->scale = input(h, 1, 1.0);
     k->master = input(h, n, 1.0);
     memcpy(k->master.initial, k->p.initial, n * sizeof(real));
     for (size_t i = 0; i < n; i++) k->v.initial[i] *= k->v.initial[i];
     double sum = 0;
     for (size_t i = 0; i < n; i++) sum += (double)k->g.host[i] * (double)k->g.host[i];
     k->norm.initial[0] = (real)sqrt(sum);
-    array_restore(k->v), array_restore(k->norm), array_restore(k->master);
+    k->scale.initial[0] = 1;
+    array_restore(k->v), array_restore(k->norm), array_restore(k->scale), array_restore(k->master);
+    k->has_master = ADAMW_HAS_MASTER;
+    k->update = (int64_t*)case_block(h, sizeof(int64_t), ON_DEVICE);
     ParamSpan* device_spans = (ParamSpan*)case_block(h, (size_t)count * sizeof *spans, ON_DEVICE);
     device_upload(&h->ctx, device_spans, spans, (size_t)count * sizeof *spans);
     device_synchronize(&h->ctx);
@@ -47,29 +59,156 @@ static inline AdamWCase* adamw_case(Harness* h, size_t n, const ParamSpan* spans
     k->h.eps = 1e-8;
     k->h.weight_decay = 0.1;
     k->h.max_norm = 1;
-    k->h.step = 1;
     k->ctx = &h->ctx;
+    adamw_set_update(k, 1);
     return k;
 }
 
 static inline void adamw_run(void* state) {
     AdamWCase* k = (AdamWCase*)state;
-    AdamWState a = {k->p.device,      ADAMW_HAS_MASTER ? k->master.device_real : NULL,
-                    k->m.device_real, k->v.device_real,
-                    k->g.device_real, k->norm.device_real};
+    AdamWState a = {k->p.device,          k->has_master ? k->master.device_real : NULL,
+                    k->m.device_real,     k->v.device_real,
+                    k->g.device_real,     k->norm.device_real,
+                    k->scale.device_real, k->update};
     adamw_update(a, k->p.n, k->device_spans, k->count, k->h, k->ctx);
 }
 
+// ---------------------------------------------------------------------------------------------------------
+// Stochastic rounding
+
+typedef struct {
+    const char* name;
+    uint16_t (*round)(float x, uint32_t random);
+    int precision, least, largest;  // bits of the significand; exponents of the smallest normal number and the largest
+} NarrowType;
+
+static const NarrowType NARROW_TYPES[] = {{"bf16", round_randomly_to_bf16, 8, -126, 127},
+                                          {"fp16", round_randomly_to_fp16, 11, -14, 15}};
+
+static inline double narrow_value(const NarrowType* type, uint16_t bits) {
+    int stored = type->precision - 1, exponent = (bits & 0x7fff) >> stored, rest = bits & ((1 << stored) - 1);
+    double size = exponent == 0 ? ldexp(rest, type->least - stored)
+                                : ldexp(rest + (1 << stored), exponent - 1 + type->least - stored);
+    if (exponent == type->largest - type->least + 2) size = rest ? NAN : INFINITY;
+    return bits & 0x8000 ? -size : size;
+}
+
+// The distance between the numbers of the type around x.
+static inline double narrow_gap(const NarrowType* type, double x) {
+    int exponent;
+    frexp(x, &exponent);
+    return ldexp(1, max_int(exponent - 1, type->least) - (type->precision - 1));
+}
+
+// The largest number of the type that is no further from zero than x.
+static inline double narrow_toward_zero(const NarrowType* type, double x) {
+    double gap = narrow_gap(type, x);
+    return trunc(x / gap) * gap;
+}
+
+static inline void test_rounding(Harness* h) {
+    static const float VALUES[] = {1.0f,   1.001f, -3.14159f, 1.9999f,  1e-3f,     6.2e-5f, 6.1e-5f, -2.3e-7f, 1e-7f,
+                                   -3e-8f, 1e-9f,  1234.567f, 65000.3f, -65504.0f, 0.0f,    -0.0f,   1e-39f,   1e30f};
+    enum { DRAWS = 100000 };
+    for (size_t i = 0; i < COUNT_OF(NARROW_TYPES); i++) {
+        const NarrowType* type = &NARROW_TYPES[i];
+        case_begin(h, "adamw/rounding to %s", type->name);
+        for (size_t k = 0; k < COUNT_OF(VALUES); k++) {
+            float x = VALUES[k];
+            if (fabs((double)x) >= ldexp(1, type->largest + 1)) continue;
+            char what[64];
+            double low = narrow_toward_zero(type, x), gap = narrow_gap(type, x), high = low, mean = 0;
+            int neighbours = 1, differ = 0;
+            uint16_t first = type->round(x, 0);
+            if (low != (double)x) high += x < 0 ? -gap : gap;
+            for (int d = 0; d < DRAWS; d++) {
+                Philox random = philox((uint32_t)d, 0, 0, 0, h->key);
+                uint16_t bits = type->round(x, random.v[0]);
+                double got = narrow_value(type, bits);
+                neighbours &= (got == low || got == high) && bits >> 15 == (signbit(x) != 0);
+                differ |= bits != first;
+                mean += (got - (double)x) / DRAWS;
+            }
+            snprintf(what, sizeof what, "%g becomes one of its neighbours", (double)x);
+            expect_true(h, what, neighbours);
+            snprintf(what, sizeof what, "%g is exact, or comes out both ways", (double)x);
+            expect_true(h, what, differ == (low != high));
+            double share = ((double)x - low) / (x < 0 ? -gap : gap);
+            snprintf(what, sizeof what, "mean of %g within five deviations", (double)x);
+            expect_true(h, what, fabs(mean) <= 5 * gap * sqrt(share * (1 - share) / DRAWS));
+        }
+        static const uint32_t random[] = {0, 0x1fff, 0xffff, 0xffffffffu};
+        for (size_t k = 0; k < COUNT_OF(random); k++) {
+            float largest = (float)narrow_value(type, (uint16_t)(type->precision == 8 ? 0x7f7f : 0x7bff));
+            uint16_t infinite = type->round(-INFINITY, random[k]), nan = type->round((float)NAN, random[k]);
+            expect_true(h, "infinity stays", narrow_value(type, infinite) == -INFINITY);
+            expect_true(h, "NaN stays", isnan(narrow_value(type, nan)));
+            expect_true(h, "the largest number stays", narrow_value(type, type->round(largest, random[k])) == largest);
+            if (type->precision == 8) continue;
+            expect_true(h, "beyond it: infinity", narrow_value(type, type->round(70000, random[k])) == INFINITY);
+        }
+        case_end(h);
+    }
+}
+
+// The kernel without master weights, against the reference and the functions above.
+static inline void test_adamw_rounded(Harness* h) {
+    const NarrowType* type = &NARROW_TYPES[strcmp(FLOATX_NAME, "F16") == 0];
+    enum { KEYS = 64 };
+    case_begin(h, "adamw/update without master weights");
+    AdamWCase* k = adamw_case(h, ADAMW_SIZE, ADAMW_SPANS, (int)COUNT_OF(ADAMW_SPANS));
+    k->has_master = 0;
+    double *want = (double*)case_memory(h, k->p.n * sizeof(double)), excess = 0, variance = 0;
+    real *p = copy_of(h, k->p), *m = copy_of(h, k->m), *v = copy_of(h, k->v), *before = NULL;
+    adamw_update_ref(p, m, v, k->g.host, (double)k->norm.host[0], 1, 1, k->spans, k->count, k->h);
+    for (size_t i = 0; i < k->p.n; i++) want[i] = (double)p[i];
+    size_t far = 0, as_keyed = 0, changed = 0;
+    for (uint64_t key = 1; key <= KEYS; key++) {
+        Array written[] = {k->p, k->m, k->v};
+        k->h.rounding = rng_stream(7, key, 0, SITE_ROUNDING);
+        for (size_t i = 0; i < COUNT_OF(written); i++) array_restore(written[i]);
+        if (key == 1) expect_same_for_any_threads(h, "rounding", adamw_run, k, written, COUNT_OF(written));
+        else adamw_run(k);
+        real* got = copy_of(h, k->p);
+        for (size_t i = 0; i < k->p.n; i++) {
+            double low = narrow_toward_zero(type, want[i]), gap = narrow_gap(type, want[i]);
+            double share = fabs(want[i] - low) / gap;
+            uint16_t rounded = type->round((float)want[i], adamw_bits(k->h.rounding, i / 4).v[i % 4]);
+            far += !(fabs((double)got[i] - want[i]) <= gap * 1.001);
+            as_keyed += (double)got[i] == narrow_value(type, rounded);
+            changed += before && before[i] != got[i];
+            excess += ((double)got[i] - want[i]) / gap;
+            variance += share * (1 - share);
+        }
+        before = got;
+    }
+    expect_true(h, "only neighbours", far == 0);
+    // A sum in another order may fall on the other side of the random bits, once in about a thousand.
+    expect_true(h, "the bits are those of (key, element)", (double)as_keyed >= 0.99 * KEYS * (double)k->p.n);
+    expect_true(h, "another key, other bits", (double)changed >= 0.1 * KEYS * (double)k->p.n);
+    expect_true(h, "unbiased within five deviations", fabs(excess) <= 5 * sqrt(variance));
+    k->h.lr = 0;
+    for (int again = 0; again < 2; again++) {
+        array_restore(k->p);
+        k->h.rounding += 1;
+        adamw_run(k);
+        expect_equal(h, "params that do not move", k->p, k->p.initial);
+    }
+    case_end(h);
+}
+
 static inline void test_adamw(Harness* h) {
+    test_rounding(h);
+    if (ADAMW_HAS_MASTER) test_adamw_rounded(h);
     static const int64_t STEPS[] = {1, 2, 1000, 5000000000};
     for (size_t i = 0; i < COUNT_OF(STEPS); i++)
         for (int clipped = 0; clipped < 2; clipped++) {
             case_begin(h, "adamw/update step=%lld %s", (long long)STEPS[i], clipped ? "clipped" : "not clipped");
             AdamWCase* k = adamw_case(h, ADAMW_SIZE, ADAMW_SPANS, (int)COUNT_OF(ADAMW_SPANS));
-            k->h.step = STEPS[i];
+            adamw_set_update(k, STEPS[i]);
             k->h.max_norm = clipped ? 1 : 0;
             real *p = copy_of(h, k->p), *m = copy_of(h, k->m), *v = copy_of(h, k->v);
-            adamw_update_ref(p, m, v, k->g.host, k->norm.host, k->spans, k->count, k->h);
+            adamw_update_ref(p, m, v, k->g.host, (double)k->norm.host[0], 1, STEPS[i], k->spans, k->count, k->h);
             Array written[] = {k->p, k->m, k->v, k->master};
             expect_same_for_any_threads(h, "update", adamw_run, k, written, 4);
             expect_close(h, "params", k->p, p, tolerance(1e-6));
@@ -120,6 +259,22 @@ static inline void test_adamw(Harness* h) {
     expect_equal(h, "params", k->p, p);
     case_end(h);
 
+    // Gradients that carry a loss scale, the norm none: a power of two changes no bit.
+    case_begin(h, "adamw/update gradients 1024 times too large");
+    k = adamw_case(h, ADAMW_SIZE, ADAMW_SPANS, (int)COUNT_OF(ADAMW_SPANS));
+    adamw_run(k);
+    p = copy_of(h, k->p);
+    real *m = copy_of(h, k->m), *v = copy_of(h, k->v);
+    array_restore(k->p), array_restore(k->m), array_restore(k->v), array_restore(k->master);
+    for (size_t i = 0; i < k->g.n; i++) k->g.host[i] *= 1024;
+    k->scale.host[0] = 1024;
+    array_upload_real(k->g), array_upload_real(k->scale);
+    adamw_run(k);
+    expect_equal(h, "params", k->p, p);
+    expect_equal(h, "m", k->m, m);
+    expect_equal(h, "v", k->v, v);
+    case_end(h);
+
     static const double ODD[] = {NAN, INFINITY};
     for (size_t i = 0; i < COUNT_OF(ODD); i++) {
         case_begin(h, "adamw/update gradient norm is %g: nothing moves", ODD[i]);
@@ -144,7 +299,11 @@ static inline void bench_adamw(Harness* h) {
     span->decay = 1;
     AdamWCase* k = adamw_case(h, n, span, 1);
     bench_report(h, "adamw_update", shapes, bench_seconds(h, adamw_run, k), ADAMW_UPDATE_FLOPS(n),
-                 ADAMW_UPDATE_BYTES(n));
+                 ADAMW_UPDATE_BYTES(n, ADAMW_HAS_MASTER));
+    if (!ADAMW_HAS_MASTER) return;
+    k->has_master = 0;
+    bench_report(h, "adamw_update, no master", shapes, bench_seconds(h, adamw_run, k), ADAMW_UPDATE_FLOPS(n),
+                 ADAMW_UPDATE_BYTES(n, 0));
 }
 
 #endif

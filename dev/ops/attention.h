@@ -1,4 +1,5 @@
-/* Cases of attention: unequal lengths, odd head sizes, both masks, dropout, large scores, packed against alone. */
+/* Cases of attention: unequal lengths, odd head sizes, both masks, dropout, large scores, packed against alone. On the
+ * GPU every case runs explicitly and as flash (which is explicit too where flash cannot be), and the two are compared. */
 #ifndef DEV_OPS_ATTENTION_H
 #define DEV_OPS_ATTENTION_H
 
@@ -52,23 +53,95 @@ static double attention_rounding(const AttentionCase* a) {
     return 4 * unit * a->scale * (double)a->shape.dropout.scale;
 }
 
-// Launchers against references. With inputs of size 1 a score is right to a few 1e-7, and what is made from it
+// Outputs of the references.
+typedef struct {
+    real *out, *lse, *dqkv;
+} AttentionTruth;
+
+// One way of the launchers against the references. With inputs of size 1 a score is right to a few 1e-7, and what is made from it
 // is an average of numbers near 1; a gradient adds about as many of them as there are queries, and is a product of
 // two operands of the inputs' scale. Tensor cores cut off what falls below the largest term's last bit instead of
 // rounding it, which lse shows.
-static void attention_check(Harness* h, AttentionCase* a, double tol) {
-    real* out = copy_of(h, a->out);
-    real* lse = copy_of(h, a->lse);
-    real* dqkv = copy_of(h, a->dqkv);
-    attention_forward_ref(out, lse, a->qkv.host, &a->s, a->shape);
-    attention_backward_ref(dqkv, a->dout.host, a->qkv.host, &a->s, a->shape);
+static void attention_check_path(Harness* h, AttentionCase* a, const AttentionTruth* want, AttentionPath path,
+                                 double tol) {
+    char what[4][32];
+    const char* name = !HAS_DEVICE_MEMORY ? "" : path == FLASH ? "flash " : "explicit ";
+    snprintf(what[0], sizeof what[0], "%sforward", name);
+    snprintf(what[1], sizeof what[1], "%sbackward", name);
+    snprintf(what[2], sizeof what[2], "%sout", name);
+    snprintf(what[3], sizeof what[3], "%sdqkv", name);
     Array forward[2] = {a->out, a->lse};
-    expect_same_for_any_threads(h, "forward", attention_run_forward, a, forward, 2);
+    device_set_attention(a->ctx, path);
+    expect_same_for_any_threads(h, what[0], attention_run_forward, a, forward, 2);
     double rounding = attention_rounding(a), cut = rounding > 0 ? 3 : 1;
-    expect_close(h, "out", a->out, out, tolerance(tol) + rounding);
-    expect_close(h, "lse", a->lse, lse, tolerance(cut * tol));
-    expect_same_for_any_threads(h, "backward", attention_run_backward, a, &a->dqkv, 1);
-    expect_close(h, "dqkv", a->dqkv, dqkv, tolerance(3 * tol) + 3 * rounding * a->scale);
+    expect_close(h, what[2], a->out, want->out, tolerance(tol) + rounding);
+    expect_close(h, "lse", a->lse, want->lse, tolerance(cut * tol));
+    expect_same_for_any_threads(h, what[1], attention_run_backward, a, &a->dqkv, 1);
+    expect_close(h, what[3], a->dqkv, want->dqkv, tolerance(3 * tol) + 3 * rounding * a->scale);
+}
+
+// What the roundings of the backward pass are relative to: dqkv's sums with |D| and |ds| and absolute operands, where
+// |ds| also has the part `noise` of the products that fp32 made it from and that may cancel.
+static real* attention_gradient_magnitude(Harness* h, const AttentionCase* a, double noise) {
+    size_t HS = (size_t)a->shape.HS, C = (size_t)a->shape.NH * HS;
+    double factor = 1 / sqrt((double)HS), *p = (double*)case_memory(h, (size_t)a->s.max_length * sizeof *p);
+    real* sums = (real*)case_memory(h, a->dqkv.n * sizeof *sums);
+    const real *qkv = a->qkv.host, *dout = a->dout.host, *out = a->out.host;
+    for (int b = 0; b < a->s.count; b++)
+        for (int head = 0; head < a->shape.NH; head++)
+            for (int row = a->s.cu_seqlens[b]; row < a->s.cu_seqlens[b + 1]; row++) {
+                int query = row - a->s.cu_seqlens[b], length = a->s.cu_seqlens[b + 1] - a->s.cu_seqlens[b];
+                int visible = attention_visible(a->shape.mask, query, length);
+                size_t begin = (size_t)a->s.cu_seqlens[b], channel = (size_t)head * HS;
+                size_t at_q = (size_t)row * 3 * C + channel, at_g = (size_t)row * C + channel;
+                double delta = 0, delta_sum = 0;
+                attention_probabilities_ref(p, qkv + begin * 3 * C, query, visible, head, a->shape);
+                for (size_t i = 0; i < HS; i++) {
+                    delta += (double)dout[at_g + i] * (double)out[at_g + i];
+                    delta_sum += fabs((double)dout[at_g + i] * (double)out[at_g + i]);
+                }
+                for (int k = 0; k < visible; k++) {
+                    size_t at_k = (begin + (size_t)k) * 3 * C + C + channel, at_v = at_k + C;
+                    double keep = attention_keep_ref(a->shape.dropout, (uint32_t)(a->s.first + b), head, query, k);
+                    double dp = 0, dp_sum = 0;
+                    for (size_t i = 0; i < HS; i++) {
+                        dp += (double)dout[at_g + i] * (double)qkv[at_v + i];
+                        dp_sum += fabs((double)dout[at_g + i] * (double)qkv[at_v + i]);
+                    }
+                    double ds = p[k] * (fabs(keep * dp - delta) + noise * (keep * dp_sum + delta_sum)) * factor;
+                    for (size_t i = 0; i < HS; i++) {
+                        sums[at_q + i] += (real)(ds * fabs((double)qkv[at_k + i]));
+                        sums[at_k + i] += (real)(ds * fabs((double)qkv[at_q + i]));
+                        sums[at_v + i] += (real)(p[k] * keep * fabs((double)dout[at_g + i]));
+                    }
+                }
+            }
+    return sums;
+}
+
+// Flash against explicit, from the results of both. Each rounds P, ds and what it stores once to floatX: three times
+// that apart, counting that the comparison itself allows for one. fp16 is not relative any more far below 1.
+static void attention_check_paths(Harness* h, AttentionCase* a, const real* explicit_out, double tol) {
+    double unit = sizeof(floatX) == sizeof(real) ? 0 : array_rounding(a->out), floor = 1e-2;
+    AttentionCase positive = *a;
+    size_t C = (size_t)(a->shape.NH * a->shape.HS);
+    real* magnitude = (real*)case_memory(h, a->out.n * sizeof(real));
+    real* lse = (real*)case_memory(h, a->lse.n * sizeof(real));
+    positive.qkv.host = copy_of(h, a->qkv);
+    for (size_t i = 0; i < a->qkv.n; i++)
+        if (i % (3 * C) >= 2 * C) positive.qkv.host[i] = (real)fabs((double)positive.qkv.host[i]);
+    attention_forward_ref(magnitude, lse, positive.qkv.host, &a->s, a->shape);
+    for (size_t i = 0; i < a->out.n; i++) magnitude[i] = (real)fmax(magnitude[i], floor);
+    expect_close_to_sum(h, "flash out against explicit", a->out, explicit_out, magnitude,
+                        3 * unit + tolerance(3 * tol));
+
+    real* flash = copy_of(h, a->dqkv);
+    device_set_attention(a->ctx, EXPLICIT);
+    attention_run_backward(a);  // from what flash's forward pass left
+    device_set_attention(a->ctx, FLASH);
+    magnitude = attention_gradient_magnitude(h, a, unit > 0 ? tolerance(3 * tol) / unit : 1);
+    for (size_t i = 0; i < a->dqkv.n; i++) magnitude[i] = (real)fmax(magnitude[i], floor);
+    expect_close_to_sum(h, "explicit dqkv against flash", a->dqkv, flash, magnitude, 3 * unit + tolerance(3 * tol));
 }
 
 // A sequence among others gives the same bits as the same sequence alone.
@@ -91,6 +164,94 @@ static void attention_check_packing(Harness* h, const AttentionCase* packed) {
     }
 }
 
+static void attention_check(Harness* h, AttentionCase* a, double tol) {
+    AttentionTruth want = {copy_of(h, a->out), copy_of(h, a->lse), copy_of(h, a->dqkv)};
+    attention_forward_ref(want.out, want.lse, a->qkv.host, &a->s, a->shape);
+    attention_backward_ref(want.dqkv, a->dout.host, a->qkv.host, &a->s, a->shape);
+    if (HAS_DEVICE_MEMORY) {
+        attention_check_path(h, a, &want, EXPLICIT, tol);
+        attention_check_packing(h, a);
+        real* explicit_out = copy_of(h, a->out);
+        attention_check_path(h, a, &want, FLASH, tol);
+        attention_check_paths(h, a, explicit_out, tol);
+        attention_run_backward(a);
+        array_download(a->dqkv);
+    } else {
+        attention_check_path(h, a, &want, FLASH, tol);
+    }
+    attention_check_packing(h, a);
+}
+
+#ifdef __CUDACC__
+
+// Batches of products, by cuBLASLt and by the kernel for what it cannot do: a head of rows times another's transpose, in
+// fp32, and the transpose of that times rows, in floatX. Each element against its sum of products.
+static void test_batched_product(Harness* h, int T, int NH, int HS) {
+    enum { WAYS = 2 };
+    size_t C = (size_t)(NH * HS), width = round_up((size_t)T, 8), pairs = (size_t)NH * (size_t)T * width;
+    case_begin(h, "attention/batched product T=%d NH=%d HS=%d", T, NH, HS);
+    Array qkv = input(h, (size_t)T * 3 * C, 1.0), weights = input(h, pairs, 1.0);
+    BatchMatrix q = {qkv.device, {cublaslt_type(), CUBLAS_OP_N, (int64_t)(3 * C), HS}}, k = q, w = q;
+    k.p = qkv.device + C;
+    k.lies.op = CUBLAS_OP_T;
+    w.p = weights.device;
+    w.lies.op = CUBLAS_OP_T, w.lies.row = (int64_t)width, w.lies.next = (int64_t)((size_t)T * width);
+    for (int plain = 0; plain < WAYS; plain++) {
+        Array s = output(h, pairs, SET), o = output(h, (size_t)T * C, SET);
+        real *want = copy_of(h, s), *sum = copy_of(h, s), *want_o = copy_of(h, o), *sum_o = copy_of(h, o);
+        for (int head = 0; head < NH; head++)
+            for (int m = 0; m < T; m++) {
+                for (int n = 0; n < T; n++) {
+                    size_t to = ((size_t)head * (size_t)T + (size_t)m) * width + (size_t)n;
+                    double total = 0, magnitude = 0;
+                    for (int i = 0; i < HS; i++) {
+                        double product = (double)qkv.host[(size_t)m * 3 * C + (size_t)(head * HS + i)] *
+                                         (double)qkv.host[(size_t)n * 3 * C + C + (size_t)(head * HS + i)];
+                        total += product, magnitude += fabs(product);
+                    }
+                    want[to] = (real)(0.5 * total), sum[to] = (real)(0.5 * magnitude);
+                }
+                for (int i = 0; i < HS; i++) {
+                    double total = 0, magnitude = 0;
+                    for (int l = 0; l < T; l++) {
+                        double product =
+                            (double)weights.host[((size_t)head * (size_t)T + (size_t)l) * width + (size_t)m] *
+                            (double)qkv.host[(size_t)l * 3 * C + (size_t)(head * HS + i)];
+                        total += product, magnitude += fabs(product);
+                    }
+                    size_t to = (size_t)m * C + (size_t)(head * HS + i);
+                    want_o[to] = (real)(0.5 * total), sum_o[to] = (real)(0.5 * magnitude);
+                }
+            }
+        BatchMatrix c = {s.device_real, {CUDA_R_32F, CUBLAS_OP_N, (int64_t)width, w.lies.next}};
+        BatchMatrix d = {o.device, {cublaslt_type(), CUBLAS_OP_N, (int64_t)C, HS}};
+        BatchKey c_key = batch_key(&c, &q, &k, T, T, HS, NH, &h->ctx);
+        BatchKey d_key = batch_key(&d, &w, &q, T, HS, T, NH, &h->ctx);
+        if (plain) {
+            batched_product_plain(c.p, q.p, k.p, &c_key, 0.5f, &h->ctx);
+            batched_product_plain(d.p, w.p, q.p, &d_key, 0.5f, &h->ctx);
+        } else {
+            batched_product(c, q, k, T, T, HS, NH, 0.5f, &h->ctx);
+            batched_product(d, w, q, T, HS, T, NH, 0.5f, &h->ctx);
+        }
+        // Columns past T are nobody's: they must still hold what they held.
+        array_download(s);
+        for (size_t i = 0; i < pairs; i++)
+            if ((int)(i % width) >= T) {
+                if (!isnan(s.host[i])) case_fail(h, "padding column %zu was written", i);
+                s.host[i] = want[i] = 0, sum[i] = 1;
+            }
+        for (size_t i = 0; i < pairs; i++)
+            if (!(fabs((double)s.host[i] - (double)want[i]) <= tolerance(1e-6) * fmax(1e-6, sum[i])))
+                case_fail(h, "%s: element %zu is %.9g, expected %.9g", plain ? "kernel" : "cuBLASLt", i,
+                          (double)s.host[i], (double)want[i]);
+        expect_close_to_sum(h, plain ? "rows by the kernel" : "rows", o, want_o, sum_o, tolerance(1e-6));
+    }
+    case_end(h);
+}
+
+#endif
+
 static void test_attention(Harness* h) {
     static const struct {
         int lengths[4], count, NH, HS;
@@ -104,6 +265,9 @@ static void test_attention(Harness* h) {
         {{1, 77, 17}, 3, 2, 128, 0}, {{300, 65}, 2, 1, 128, 0.1},
         {{77, 33}, 2, 3, 48, 0.1},   {{129, 64, 63}, 3, 1, 80, 0},
         {{1024}, 1, 1, 64, 0.1},     {{40, 33}, 2, 1, 200, 0.1},
+        {{1, 77}, 2, 2, 1, 0.1},     {{17, 77, 1}, 3, 2, 96, 0.1},
+        {{77, 17}, 2, 2, 160, 0},    {{33, 77, 1}, 3, 1, 256, 0.1},
+        {{1024, 17}, 2, 1, 33, 0.1}, {{1024}, 1, 2, 64, 0},
     };
     static const char* const masks[] = {"CAUSAL", "FULL"};
     for (size_t i = 0; i < COUNT_OF(cases); i++)
@@ -113,7 +277,6 @@ static void test_attention(Harness* h) {
             AttentionCase a = attention_case(h, cases[i].lengths, cases[i].count, cases[i].NH, cases[i].HS, (Mask)mask,
                                              cases[i].p, 1.0);
             attention_check(h, &a, 3e-6);
-            attention_check_packing(h, &a);
             case_end(h);
         }
 
@@ -125,18 +288,28 @@ static void test_attention(Harness* h) {
     attention_check(h, &large, 3e-4);
     case_end(h);
 
-    case_begin(h, "attention/forward a NaN is not hidden");
-    AttentionCase nan_case = attention_case(h, &length, 1, 2, 16, CAUSAL, 0, 1.0);
-    nan_case.qkv.host[20 * 3 * 32] = (real)NAN;  // head 0 of query 20
-    array_upload(nan_case.qkv);
-    attention_run_forward(&nan_case);
-    array_download(nan_case.out);
-    array_download(nan_case.lse);
-    int shown = isnan(nan_case.lse.host[20]);
-    for (size_t c = 0; c < 16; c++) shown &= isnan(nan_case.out.host[20 * 32 + c]);
-    expect_true(h, "NaN in q gives NaN in lse and out", shown);
-    expect_true(h, "the other head stays", !isnan(nan_case.lse.host[70]) && !isnan(nan_case.out.host[20 * 32 + 16]));
-    case_end(h);
+    for (int path = FLASH; path <= (HAS_DEVICE_MEMORY ? EXPLICIT : FLASH); path++) {
+        case_begin(h, "attention/forward a NaN is not hidden%s", path == EXPLICIT ? ", explicit" : "");
+        device_set_attention(&h->ctx, (AttentionPath)path);
+        AttentionCase nan_case = attention_case(h, &length, 1, 2, 16, CAUSAL, 0, 1.0);
+        nan_case.qkv.host[20 * 3 * 32] = (real)NAN;  // head 0 of query 20
+        array_upload(nan_case.qkv);
+        attention_run_forward(&nan_case);
+        array_download(nan_case.out);
+        array_download(nan_case.lse);
+        int shown = isnan(nan_case.lse.host[20]);
+        for (size_t c = 0; c < 16; c++) shown &= isnan(nan_case.out.host[20 * 32 + c]);
+        expect_true(h, "NaN in q gives NaN in lse and out", shown);
+        expect_true(h, "the other head stays",
+                    !isnan(nan_case.lse.host[70]) && !isnan(nan_case.out.host[20 * 32 + 16]));
+        case_end(h);
+    }
+    device_set_attention(&h->ctx, FLASH);
+#ifdef __CUDACC__
+    test_batched_product(h, 17, 3, 33);
+    test_batched_product(h, 77, 2, 64);
+    test_batched_product(h, 1, 1, 1);
+#endif
 }
 
 static double attention_loss_of(const AttentionCase* a) {
@@ -178,6 +351,7 @@ typedef struct {
     int B, T, NH, HS;
     Mask mask;
     double p;
+    AttentionPath path;
 } AttentionBench;
 
 static void bench_attention_case(Harness* h, AttentionBench b) {
@@ -189,27 +363,32 @@ static void bench_attention_case(Harness* h, AttentionBench b) {
     AttentionCase a = attention_case(h, lengths, b.B, b.NH, b.HS, b.mask, b.p, 1.0);
     double pairs = attention_pairs(&a.s, a.shape.mask);
     a.s = resident_sequences(h, a.s);
-    snprintf(shapes, sizeof shapes, "B=%d T=%d NH=%d HS=%d %s p=%g", b.B, b.T, b.NH, b.HS,
-             b.mask == CAUSAL ? "CAUSAL" : "FULL", b.p);
+    snprintf(shapes, sizeof shapes, "B=%d T=%d NH=%d HS=%d %s p=%g%s", b.B, b.T, b.NH, b.HS,
+             b.mask == CAUSAL ? "CAUSAL" : "FULL", b.p, b.path == EXPLICIT ? " explicit" : "");
+    device_set_attention(a.ctx, b.path);
     double seconds = bench_seconds(h, attention_run_forward, &a);
     bench_report(h, "attention_forward", shapes, seconds, ATTENTION_FORWARD_FLOPS(pairs, b.NH, b.HS),
                  ATTENTION_FORWARD_BYTES(a.s.rows, b.NH, b.HS));
     seconds = bench_seconds(h, attention_run_backward, &a);
     bench_report(h, "attention_backward", shapes, seconds, ATTENTION_BACKWARD_FLOPS(pairs, b.NH, b.HS),
                  ATTENTION_BACKWARD_BYTES(a.s.rows, b.NH, b.HS));
+    device_set_attention(a.ctx, FLASH);
     case_free(h);
 }
 
 static void bench_attention(Harness* h) {
-    static const AttentionBench host[] = {{4, 256, 4, 32, CAUSAL, 0},
-                                          {4, 64, 12, 64, CAUSAL, 0},
-                                          {4, 1024, 12, 64, CAUSAL, 0},
-                                          {4, 1024, 12, 64, FULL, 0},
-                                          {4, 1024, 12, 64, CAUSAL, 0.1}};
+    static const AttentionBench host[] = {{4, 256, 4, 32, CAUSAL, 0, FLASH},
+                                          {4, 64, 12, 64, CAUSAL, 0, FLASH},
+                                          {4, 1024, 12, 64, CAUSAL, 0, FLASH},
+                                          {4, 1024, 12, 64, FULL, 0, FLASH},
+                                          {4, 1024, 12, 64, CAUSAL, 0.1, FLASH}};
     static const AttentionBench device[] = {
-        {32, 1024, 12, 64, CAUSAL, 0},   {64, 1024, 12, 64, CAUSAL, 0}, {16, 1024, 25, 64, CAUSAL, 0},
-        {32, 1024, 12, 64, CAUSAL, 0.1}, {256, 128, 16, 64, FULL, 0},   {256, 128, 16, 64, FULL, 0.1},
-        {64, 512, 16, 64, FULL, 0},      {64, 512, 16, 64, FULL, 0.1},  {8, 4096, 16, 128, CAUSAL, 0},
+        {32, 1024, 12, 64, CAUSAL, 0, FLASH},   {64, 1024, 12, 64, CAUSAL, 0, FLASH},
+        {16, 1024, 25, 64, CAUSAL, 0, FLASH},   {32, 1024, 12, 64, CAUSAL, 0.1, FLASH},
+        {256, 128, 16, 64, FULL, 0, FLASH},     {256, 128, 16, 64, FULL, 0.1, FLASH},
+        {64, 512, 16, 64, FULL, 0, FLASH},      {64, 512, 16, 64, FULL, 0.1, FLASH},
+        {8, 4096, 16, 128, CAUSAL, 0, FLASH},   {8, 1024, 12, 64, CAUSAL, 0, FLASH},
+        {8, 1024, 12, 64, CAUSAL, 0, EXPLICIT}, {8, 1024, 12, 64, CAUSAL, 0.1, EXPLICIT},
     };
     if (HAS_DEVICE_MEMORY)
         for (size_t i = 0; i < COUNT_OF(device); i++) bench_attention_case(h, device[i]);

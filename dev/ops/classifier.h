@@ -1,4 +1,4 @@
-/* Cases of classifier: padding columns that hold NaN, ignored targets, extreme logits. */
+/* Cases of classifier: padding columns that hold NaN, ignored targets, extreme logits, a loss scale on the device. */
 #ifndef DEV_OPS_CLASSIFIER_H
 #define DEV_OPS_CLASSIFIER_H
 
@@ -8,6 +8,7 @@
 typedef struct {
     Array losses, logits;
     int* targets;
+    Array loss_scale;  // [1], or none
     int N, V, Vp;
     real scale;
     Context* ctx;
@@ -20,7 +21,8 @@ static void classifier_run_forward(void* state) {
 
 static void classifier_run_backward(void* state) {
     ClassifierCase* c = (ClassifierCase*)state;
-    classifier_backward(c->losses.device_real, c->logits.device, c->targets, c->N, c->V, c->Vp, c->scale, c->ctx);
+    classifier_backward(c->losses.device_real, c->logits.device, c->targets, c->loss_scale.device_real, c->N, c->V,
+                        c->Vp, c->scale, c->ctx);
 }
 
 // The numbers in `initial`, rounded to floatX, are what everybody starts from.
@@ -33,6 +35,7 @@ static void classifier_start(Array a) {
 // Call after case_begin(). Every third target is ignored, if there are three; padding columns hold NaN.
 static ClassifierCase classifier_case(Harness* h, int N, int V, int Vp, double size) {
     ClassifierCase c;
+    memset(&c, 0, sizeof c);
     c.N = N;
     c.V = V;
     c.Vp = Vp;
@@ -57,6 +60,7 @@ static void classifier_check(Harness* h, ClassifierCase* c, double tol) {
     real* losses = copy_of(h, c->losses);
     real* dlogits = copy_of(h, c->logits);
     real* magnitude = copy_of(h, c->logits);
+    const real factor = c->scale * (c->loss_scale.n ? c->loss_scale.host[0] : 1);
 #ifdef PRECISION_FP16
     const double smallest = 6.2e-5;
 #else
@@ -66,10 +70,10 @@ static void classifier_check(Harness* h, ClassifierCase* c, double tol) {
     Array both[2] = {c->losses, c->logits};
     expect_same_for_any_threads(h, "forward", classifier_run_forward, c, both, 2);
     expect_close(h, "losses of forward", c->losses, losses, tolerance(1e-6));
-    classifier_backward_ref(losses, dlogits, c->targets, c->N, c->V, c->Vp, c->scale);
+    classifier_backward_ref(losses, dlogits, c->targets, c->loss_scale.host, c->N, c->V, c->Vp, c->scale);
     for (size_t i = 0; i < c->logits.n; i++) {
         int n = (int)(i / (size_t)c->Vp), v = (int)(i % (size_t)c->Vp);
-        magnitude[i] = v == c->targets[n] ? c->scale : (real)fmax(fabs((double)dlogits[i]), smallest);
+        magnitude[i] = v == c->targets[n] ? factor : (real)fmax(fabs((double)dlogits[i]), smallest);
     }
     expect_same_for_any_threads(h, "backward", classifier_run_backward, c, both, 2);
     expect_close(h, "losses", c->losses, losses, tolerance(1e-6));
@@ -86,6 +90,14 @@ static void test_classifier(Harness* h) {
         classifier_check(h, &c, 3e-6);
         case_end(h);
     }
+
+    case_begin(h, "classifier/both loss scale 1024");
+    ClassifierCase scaled = classifier_case(h, 5, 768, 896, 2.0);
+    scaled.loss_scale = input(h, 1, 1.0);
+    scaled.loss_scale.initial[0] = 1024;
+    array_restore(scaled.loss_scale);
+    classifier_check(h, &scaled, 3e-6);
+    case_end(h);
 
     // Probabilities down to exp(-87), the smallest that a float holds in full; the argument's rounding is 4e-6.
     case_begin(h, "classifier/both far logits");
@@ -145,7 +157,7 @@ static void grad_classifier(Harness* h) {
         if (isnan(c.logits.initial[i])) c.logits.initial[i] = 0;
     array_restore(c.logits);
     real* want = copy_of(h, c.logits);
-    classifier_backward_ref(c.losses.host, want, c.targets, c.N, c.V, c.Vp, c.scale);
+    classifier_backward_ref(c.losses.host, want, c.targets, NULL, c.N, c.V, c.Vp, c.scale);
     classifier_run_backward(&c);
     real* got = copy_of(h, c.logits);
     array_restore(c.logits);

@@ -323,7 +323,7 @@ static inline Sequences sequences_of(Harness* h, const int* lengths, int count, 
             sequence[cu_seqlens[i] + t] = i;
             position[cu_seqlens[i] + t] = t;
         }
-    s.cu_seqlens = cu_seqlens;
+    s.cu_seqlens = s.host_cu_seqlens = cu_seqlens;
     s.sequence = sequence;
     s.position = position;
     return s;
@@ -463,7 +463,7 @@ static inline void expect_same_for_any_threads(Harness* h, const char* what, voi
                                                const Array* arrays, int count) {
     static const int threads[] = {1, 2, 3, 4};
     size_t runs = HAS_DEVICE_MEMORY ? 2 : COUNT_OF(threads);
-    real* first[8];
+    real* first[8] = {NULL};
     CHECK(count <= (int)COUNT_OF(first));
 #ifdef _OPENMP
     int usual = omp_get_max_threads();

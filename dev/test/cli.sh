@@ -69,6 +69,9 @@ f '-t above the model'            '-t 17: the model knows 16 positions'         
 refused 'flags: micro-batch above 2^30 tokens' 2 '2\^30 tokens' -e L=1,C=16,NH=2,T=1048576 -b 65536 -o "$o"
 f '-y 1 and --overwrite 1'        '-y 1 and --overwrite 1'                         -y 1 --overwrite 1
 f '--override 1 without -y 1'     '--override 1 without -y 1'                      --override 1
+f '--loss-scale that is no choice' '--loss-scale: .*auto\|off\|fixed\|dynamic'     --loss-scale 1024
+f '--loss-scale-start 0.5'        "--loss-scale-start: '0.5' .*1\.\."              --loss-scale-start 0.5
+f '-w 2'                          "-w --master-weights: '2' .*0\.\.1"              -w 2
 f '-d of too many sequences'      '-d 1000000000000: 62500000000 sequences'        -d 1000000000000
 refused "flags: -y 1 and -o ''" 2 "-y 1 and -o ''" "${TINY[@]}" -y 1 -o ''
 refused 'flags: -t above the model, d12' 2 '-t 2000: the model knows 1024' -e d12 -t 2000 -o "$o"
@@ -76,7 +79,7 @@ refused 'flags: -t above the model, d12' 2 '-t 2000: the model knows 1024' -e d1
 run --help
 why=$(ended_with 0)
 [ -n "$why" ] || [ ! -s "$work/stderr" ] || why='stderr is not empty'
-for flag in -i -j -e -o -y -b -t -d -x -k -l -u -q -c -r -a -v -m -s -g -n -nk -nm --help; do
+for flag in -i -j -e -o -y -b -t -d -x -k -l -u -q -c -r -w -a -v -m -s -g -n -nk -nm --help; do
     grep -Eq -- "^ +$flag " "$work/stdout" || why="$flag is missing"
 done
 cp "$work/stdout" "$work/help"
@@ -220,6 +223,31 @@ grep -q -- '-nan' "$work/stdout" "$work/stderr" && why=${why:-'a NaN was printed
 grep -qi 'nan\b' <(tail -n +2 "$box/nan-skip/log.jsonl") && why=${why:-'log.jsonl holds nan, which is no JSON'}
 [ "$(ls "$box/nan-skip/ckpt")" = 00000004 ] || why=${why:-'the run was not saved at its end'}
 verdict 'NaN: skip goes on' "$why"
+
+# ---------------------------------------------------------------------------------------------------------
+# Loss scaling
+
+run "${TINY[@]}" -x 5 --loss-scale dynamic --loss-scale-start 3e38 -o "$box/overflow"
+why=$(ended_with 0)
+[ -n "$why" ] || [ ! -s "$work/stderr" ] || why="stderr is not empty: $(head -n 1 "$work/stderr")"
+grep -q '^step 1/5 .*norm inf .*gradients overflowed: update left out' "$work/stdout" || why=${why:-'no word of the overflow'}
+[ "$(grep -c overflowed "$work/stdout")" -eq 1 ] || why=${why:-'not one step left out'}
+grep -Eq '^\{"step": 1, "loss": [0-9.]+, .*"grad_norm": null, .*"loss_scale": 3[0-9.]*e\+38\}$' "$box/overflow/log.jsonl" ||
+    why=${why:-'step 1 is not logged with its scale'}
+grep -Eq '^\{"step": 2, "loss": [0-9.]+, .*"grad_norm": [0-9.]+, .*"loss_scale": 1\.5[0-9]*e\+38\}$' "$box/overflow/log.jsonl" ||
+    why=${why:-'step 2 has not half the scale'}
+grep -q '"updates": 4, "loss_scale": [0-9.e+]*, "loss_scale_good_steps": 4' "$box/overflow/ckpt/00000005/trainer.json" ||
+    why=${why:-'the checkpoint does not hold the scale and the number of updates'}
+verdict 'loss scale: an overflow halves it and leaves the step out' "$why"
+run "${TINY[@]}" -x 6 --loss-scale dynamic --loss-scale-start 64 --loss-scale-growth 2 -o "$box/growth"
+why=$(ended_with 0)
+scales=$(sed -nE 's/.*"loss_scale": ([0-9]+)\}$/\1/p' "$box/growth/log.jsonl" | tr '\n' ' ')
+[ "$scales" = '64 64 128 128 256 256 ' ] || why=${why:-"scales: $scales"}
+verdict 'loss scale: doubles after good steps' "$why"
+run "${TINY[@]}" -x 2 --loss-scale fixed --loss-scale-start 3e38 -o "$box/fixed"
+verdict 'loss scale: a fixed one that overflows stops the run' "$(ended_with_error 3 'step 1: loss [0-9.]+, gradient norm inf')"
+run "${SIZES[@]}" -l 1e38 -x 4 "${QUIET[@]}" --loss-scale dynamic -o "$box/scaled-nan"
+verdict 'loss scale: a loss that is NaN still stops the run' "$(ended_with_error 3 'step 2: loss nan.*checkpoint(:| is) none')"
 
 # ---------------------------------------------------------------------------------------------------------
 # Token shards

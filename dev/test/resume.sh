@@ -50,6 +50,8 @@ run "${SHORT[@]}" -o "$straight"
 why=$(ended_with 0)
 [ "$(losses "$straight" | wc -l)" -eq 20 ] || why=${why:-'not 20 losses in log.jsonl'}
 verdict 'straight' "$why"
+grep -q '"matmul_plans": ""' "$straight/ckpt/$last/trainer.json" && why='' || why='trainer.json lacks the matmul algorithms'
+verdict 'matmul algorithms saved' "$why"
 same 'twice' "$work/twice" "$straight" $last "${SHORT[@]}"
 for threads in 2 4; do
     same "$threads threads" "$work/threads$threads" "$straight" $last "${SHORT[@]}" --threads $threads
@@ -57,6 +59,9 @@ done
 for recompute in 1 2; do
     same "recompute $recompute" "$work/recompute$recompute" "$straight" $last "${SHORT[@]}" -r $recompute
 done
+# A scale that is a power of two changes no bit, whether it stays or doubles.
+same 'loss scale 65536' "$work/scale65536" "$straight" $last "${SHORT[@]}" --loss-scale fixed
+same 'loss scale 64 and more' "$work/scale64" "$straight" $last "${SHORT[@]}" --loss-scale dynamic --loss-scale-start 64 --loss-scale-growth 3
 run "${MODEL[@]}" --seed 7 -x 20 -v 0 -n 0 -o "$work/seed"
 cmp -s "$work/seed/model.safetensors" "$straight/model.safetensors"
 verdict 'another seed gives another model' "$([ $? -eq 1 ] || echo 'the models are equal: the comparisons say nothing')"
@@ -113,11 +118,33 @@ contradiction --steps -x 30
 contradiction --seed --seed 7
 contradiction --dropout --dropout 0.2
 contradiction --model -e L=1,C=16,NH=2,T=16
+contradiction --master-weights -w 0
+contradiction --loss-scale --loss-scale fixed
 run -y 1 -o "$work/again" -l 1e-3 --override 1
 why=$(ended_with 0)
 [ "$(losses "$work/again" | wc -l)" -eq 20 ] || why=${why:-'not 20 losses in log.jsonl'}
 cmp -s "$work/again/model.safetensors" "$straight/model.safetensors" && why=${why:-'it changed nothing'}
 verdict '--override 1' "$why"
+
+# A dynamic loss scale: its value, the steps since it changed and the updates made go on where they stood. The first scale
+# overflows, so that there are fewer updates than steps; the second run stops between two growths.
+scales() { sed -nE 's/.*"loss_scale": ([^,}]*)[,}].*/\1/p' "$1/log.jsonl" | tr '\n' ' '; }
+scaled() { # NAME MIDDLE FLAG...
+    local name=$1 middle=$2 why
+    shift 2
+    run "${SHORT[@]}" "$@" -o "$work/scaled"
+    why=$(ended_with 0)
+    run "${SHORT[@]}" "$@" --stop-after $middle -o "$work/scaled-half"
+    run -y 1 -o "$work/scaled-half"
+    why=${why:-$(ended_with 0)}
+    why=${why:-$(same_run "$work/scaled-half" "$work/scaled" $last)}
+    [ "$(scales "$work/scaled-half")" = "$(scales "$work/scaled")" ] || why=${why:-"loss scales: $(scales "$work/scaled-half")"}
+    [ "$(scales "$work/scaled" | wc -w)" -eq 20 ] || why=${why:-"loss scales: $(scales "$work/scaled")"}
+    verdict "$name" "$why"
+    rm -rf "$work/scaled" "$work/scaled-half"
+}
+scaled 'resumed after an overflow' 10 --loss-scale dynamic --loss-scale-start 3e38 --clip 0
+scaled 'resumed while the loss scale grows' 11 --loss-scale dynamic --loss-scale-start 64 --loss-scale-growth 3
 
 cp data/builtin/train.bin "$work/data.bin"
 run "${MODEL[@]}" -i "$work/data.bin" -x 20 -v 0 -n 0 --stop-after 10 -o "$work/moved"

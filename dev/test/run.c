@@ -1,11 +1,14 @@
-/* Tests of llmc/run: drawing tokens, configuration rows, showing a checkpoint where there are no hard links.
+/* Tests of llmc/run: drawing tokens, configuration rows, showing a checkpoint where there are no hard links, the list of a
+ * step's kernels.
  * Prints a line a case and `N passed, N failed`; exit status 1 if one failed. */
 #include <sys/wait.h>
 
 #include "llmc/run/checkpoint.h"
 #include "llmc/run/config.h"
+#include "llmc/run/profiler.h"
 #include "llmc/run/sampler.h"
 #include "llmc/run/settings.h"
+#include "llmc/run/steps.h"
 
 typedef struct {
     int passed, failed, skipped;
@@ -198,6 +201,82 @@ static void test_settings(Tests* t) {
 }
 
 // ---------------------------------------------------------------------------------------------------------
+// Which steps the loss scale explains
+
+static void test_overflow(Tests* t) {
+    static const struct {
+        const char* name;
+        LossScaleKind kind;
+        double loss, norm, scale;
+        int want;
+    } cases[] = {{"all is well", LOSS_SCALE_DYNAMIC, 3, 1, 1024, 0},
+                 {"infinite gradients", LOSS_SCALE_DYNAMIC, 3, INFINITY, 1024, 1},
+                 {"gradients that are NaN", LOSS_SCALE_DYNAMIC, 3, NAN, 2, 1},
+                 {"the lowest scale", LOSS_SCALE_DYNAMIC, 3, INFINITY, 1, 0},
+                 {"a fixed scale", LOSS_SCALE_FIXED, 3, INFINITY, 1024, 0},
+                 {"a loss that is NaN", LOSS_SCALE_DYNAMIC, NAN, NAN, 1024, 0}};
+    for (size_t i = 0; i < COUNT_OF(cases); i++) {
+        LossScaleRule rule = {cases[i].kind, 2000};
+        char* name = xprintf("overflow/%s", cases[i].name);
+        int got = steps_is_overflow(rule, cases[i].loss, cases[i].norm, cases[i].scale);
+        expect(t, got == cases[i].want, name, "got %d", got);
+        free(name);
+    }
+}
+
+// ---------------------------------------------------------------------------------------------------------
+// Master weights: a checkpoint that has them is of another run than one that has not
+
+static char master_file[] = "/tmp/llmc_master_XXXXXX";
+
+// Write or read an optimizer's file of one tensor, with master weights or without.
+static void master_checkpoint(MasterWeights master, const char* write_to, const char* check) {
+    static const TensorRow row[] = {{"w", 0, {0, 0}, OWN, 0, INIT_ZERO, 0, AS_IN_MEMORY}};
+    const int dims[] = {5};
+    real values[3][TENSOR_ALIGNMENT] = {{0}};
+    TensorTable table;
+    Context ctx;
+    Optimizer o;
+    Checkpoints c;
+    TensorPart parts[3];
+    memset(&table, 0, sizeof table), memset(&o, 0, sizeof o), memset(&c, 0, sizeof c);
+    context_init(&ctx);
+    tensors_add(&table, row, 1, dims, -1);
+    tensors_finish(&table);
+    o.m = values[0], o.v = values[1], o.master = master == WITH_MASTER ? values[2] : NULL;
+    c.table = &table, c.optimizer = &o, c.ctx = &ctx;
+    if (write_to && tensors_write(write_to, &table, parts, checkpoint_optimizer_parts(&c, parts), &ctx) != 0)
+        die(FAILED, "%s: %s", write_to, strerror(errno));
+    if (check) checkpoint_check_master(&c, check);
+    tensors_free(&table);
+    context_free(&ctx);
+}
+
+// "has" or "wants" in one bit each: the file, the run.
+static void refuse_master(const char* has_wants) {
+    MasterWeights has = has_wants[0] == '1' ? WITH_MASTER : NO_MASTER;
+    MasterWeights wants = has_wants[1] == '1' ? WITH_MASTER : NO_MASTER;
+    master_checkpoint(has, master_file, NULL);
+    master_checkpoint(wants, NULL, master_file);
+    die(USAGE, "taken");
+}
+
+static void test_master(Tests* t) {
+    int fd = mkstemp(master_file);
+    if (fd < 0) die(FAILED, "%s: %s", master_file, strerror(errno));
+    close(fd);
+    char* has = xprintf("error: %s: holds master weights, which this run has not; go on with -w 1 and the same build\n",
+                        master_file);
+    char* wants = xprintf("error: %s: holds no master weights; go on with -w 0 and the same build\n", master_file);
+    expect_refusal(t, "master weights/in both", refuse_master, "11", "error: taken\n");
+    expect_refusal(t, "master weights/in neither", refuse_master, "00", "error: taken\n");
+    expect_refusal(t, "master weights/in the checkpoint only", refuse_master, "10", has);
+    expect_refusal(t, "master weights/in the run only", refuse_master, "01", wants);
+    free(has), free(wants);
+    unlink(master_file);
+}
+
+// ---------------------------------------------------------------------------------------------------------
 // Showing a checkpoint
 
 static void test_publish(Tests* t, const char* other) {
@@ -226,11 +305,96 @@ static void test_publish(Tests* t, const char* other) {
     free(dir);
 }
 
+// ---------------------------------------------------------------------------------------------------------
+// The list of kernels, from records as CUPTI gives them
+
+static void test_kernel_names(Tests* t) {
+    static const char* const names[][2] = {
+        {"nvjet_tst_128x256_64x4_1x2_h_bz_coopA_NTN", "nvjet_tst_128x256_64x4_1x2_h_bz_coopA_NTN"},
+        {"sum_forward_kernel(float*, float const*, int, float, int)", "sum_forward_kernel"},
+        {"void attention_forward_kernel<64, (Mask)0, false>(float*, Shape<3>)", "attention_forward_kernel"},
+        {"void cublasLt::splitKreduce_kernel<32, 16, int, float, true>(float const*, int)",
+         "cublasLt::splitKreduce_kernel"},
+        {"void (anonymous namespace)::fill<Pair<int, float> >(int)", "fill"},
+        {"std::enable_if<(4)==(4), void>::type pack<4>(int)", "pack"},
+        {"void cutlass::Kernel2<cutlass_80_tensorop_bf16_s16816gemm_128x64_tn_align8>(Params)",
+         "cutlass_80_tensorop_bf16_s16816gemm_128x64_tn_align8"},
+        {"void cutlass::device_kernel<gemm::Universal<A<1>, B>, int>(Params)", "gemm::Universal"},
+        {"", ""},
+        {"<<", ""},
+        {">>(", ""},
+    };
+    for (size_t i = 0; i < COUNT_OF(names); i++) {
+        char *got = kernel_name_short(names[i][0]), *name = xprintf("kernels/name %s", names[i][1]);
+        expect(t, strcmp(got, names[i][1]) == 0, name, "got %s", got);
+        free(got), free(name);
+    }
+}
+
+static void add_launch(KernelTrace* trace, const char* name, uint32_t correlation, uint64_t start, uint64_t end) {
+    TracedLaunch row = {xprintf("%s", name), NO_SCOPE, correlation, start, end, {8, 2, 1}, {256, 1, 1}, 40, 1024};
+    kernel_trace_add(trace, &row);
+}
+
+static void test_kernels(Tests* t) {
+    const uint64_t now = (uint64_t)1700000000 * 1000000000;  // a double does not hold such nanoseconds
+    ScopeRecord records[2] = {{"matmul_forward", FORWARD, 3, "N=64 IC=16", 0, 0, 0, 0},
+                              {"readback", OPTIMIZER, -1, "", 0, 0, 0, 0}};
+    KernelTrace trace;
+    ScopeLog log = {records, 2, 2, &trace};
+    memset(&trace, 0, sizeof trace);
+    // Out of order; two kernels in one scope; one that overlaps its predecessor; one outside every scope.
+    add_launch(&trace, "reduce", 12, now + 5000, now + 7000);
+    add_launch(&trace, "copy_to_host_4B", 40, now + 10000, now + 10500);
+    add_launch(&trace, "stray", 13, now + 6500, now + 9000);
+    add_launch(&trace, "product", 11, now, now + 4000);
+    kernel_trace_add_call(&trace, 40, 1);
+    kernel_trace_add_call(&trace, 39, 1);
+    kernel_trace_add_call(&trace, 11, 0);
+    kernel_trace_add_call(&trace, 12, 0);
+    scope_log_resolve(&log);
+    expect(t,
+           trace.rows[0].scope == 0 && trace.rows[1].scope == 0 && trace.rows[2].scope == NO_SCOPE &&
+               trace.rows[3].scope == 1 && strcmp(trace.rows[2].name, "stray") == 0,
+           "kernels/scopes and order", "the first is %s", trace.rows[0].name);
+    expect(t, fabs(records[0].seconds - 7e-6) < 1e-12 && fabs(records[1].seconds - 5e-7) < 1e-12,
+           "kernels/time of a scope", "%g and %g", records[0].seconds, records[1].seconds);
+    KernelTotals totals = profiler_kernel_totals(&trace);
+    expect(t, fabs(totals.busy - 9e-6) < 1e-12 && fabs(totals.gaps - 2e-6) < 1e-12 && totals.unscoped == 1,
+           "kernels/totals", "busy %g, gaps %g, %zu", totals.busy, totals.gaps, totals.unscoped);
+
+    Text list = {NULL, 0, 0}, summary = {NULL, 0, 0};
+    char index[8], direction[16], layer[8], op[32], shapes[32], kernel[32], grid[32], block[32];
+    int registers, shared, lines = 0;
+    double start, microseconds;
+    profiler_put_kernels(&list, &log, &trace);
+    profiler_put_kernel_totals(&summary, &log, &trace);
+    const char* line = strchr(list.text, '\n') + 1;
+    int fields = sscanf(line, "%7s %15s %7s %31s %31s %31s %31s %31s %d %d %lf %lf", index, direction, layer, op,
+                        shapes, kernel, grid, block, &registers, &shared, &start, &microseconds);
+    char* read = xprintf("%d %s %s %s %s %s %s %s %s %d %d %.2f %.2f", fields, index, direction, layer, op, shapes,
+                         kernel, grid, block, registers, shared, start, microseconds);
+    expect(t, strcmp(read, "12 0 forward 3 matmul_forward N=64,IC=16 product 8x2x1 256x1x1 40 1024 0.00 4.00") == 0,
+           "kernels/a row", "%s", read);
+    for (const char* c = list.text; *c; c++) lines += *c == '\n';
+    const char* total = "total: 4 launches, 0.009 ms in kernels, 0.002 ms in gaps between them, 1 without a scope\n";
+    expect(t, lines == 6 && strcmp(list.text + list.length - strlen(total), total) == 0, "kernels/last line", "%d: %s",
+           lines, list.text);
+    expect(t, strstr(summary.text, "\nproduct ") && strstr(summary.text, "44.4%"), "kernels/by kernel", "%s",
+           summary.text);
+    free(list.text), free(summary.text), free(read);
+    kernel_trace_free(&trace);
+}
+
 int main(void) {
     Tests t = {0, 0, 0};
+    test_kernel_names(&t);
+    test_kernels(&t);
     test_sampler(&t);
     test_config(&t);
     test_settings(&t);
+    test_overflow(&t);
+    test_master(&t);
     test_publish(&t, "/dev/shm");
     printf("%d passed, %d failed, %d skipped\n", t.passed, t.failed, t.skipped);
     return t.failed != 0;

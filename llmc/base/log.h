@@ -1,9 +1,10 @@
 /* What a run tells: a line a step on the terminal, OUT/log.jsonl for programs, OUT/loss.svg for eyes.
  *
  * log.jsonl holds one JSON object a line. Lines without "step" describe the run (its settings); the others are
- * {"step", "loss", "lr", "grad_norm", "ms", "tok_s", "mfu"} and {"step", "val_loss"}. A line is one write(), so
- * that a killed run leaves whole lines; what is not finite is null. A resumed run cuts the file back to the step
- * of its checkpoint and goes on behind it. A disk that is full costs log lines and one warning, not the run.
+ * {"step", "loss", "lr", "grad_norm", "ms", "tok_s", "mfu"}, with "loss_scale" where the loss is scaled, and
+ * {"step", "val_loss"}. A line is one write(), so that a killed run leaves whole lines; what is not finite is null. A
+ * resumed run cuts the file back to the step of its checkpoint and goes on behind it. A disk that is full costs log
+ * lines and one warning, not the run.
  *
  * With several ranks only one opens a log. */
 #ifndef LLMC_LOG_H
@@ -31,6 +32,8 @@ typedef struct {
 typedef struct {
     int64_t step, steps;
     double loss, lr, grad_norm, seconds, tokens_per_second, mfu;
+    double loss_scale;  // that the step's gradients carried; 0 where the loss is not scaled
+    const char* note;   // the end of the terminal's line, or NULL
     const char* extra;  // more members for log.jsonl, as in "\"mlm_loss\": 7.1, \"nsp_loss\": 0.6", or NULL
 } LogStep;
 
@@ -188,7 +191,7 @@ static inline void log_step(Log* log, const LogStep* s) {
         log_format_duration(left, (now_seconds() - log->started) / done * (double)(s->steps - s->step));
         printf(" | %s left", left);
     }
-    putchar('\n');
+    printf("%s%s\n", s->note ? " | " : "", s->note ? s->note : "");
     fflush(stdout);
 
     Text t = {NULL, 0, 0};
@@ -200,6 +203,7 @@ static inline void log_step(Log* log, const LogStep* s) {
     log_put(&t, "ms", 1e3 * s->seconds, 6);
     log_put(&t, "tok_s", s->tokens_per_second, 6);
     log_put(&t, "mfu", s->mfu, 4);
+    if (s->loss_scale > 0) log_put(&t, "loss_scale", s->loss_scale, 9);
     text_printf(&t, "%s%s}", s->extra ? ", " : "", s->extra ? s->extra : "");
     log_line(log, &t);
     free(t.text);

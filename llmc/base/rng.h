@@ -19,7 +19,8 @@ enum {
     SITE_DROPOUT_ATTENTION_OUT = 3,
     SITE_DROPOUT_MLP_OUT = 4,
     SITE_SHUFFLE = 5,
-    SITE_SAMPLE = 6
+    SITE_SAMPLE = 6,
+    SITE_ROUNDING = 7
 };
 
 typedef struct {

@@ -9,15 +9,23 @@
 #include "util.h"
 
 typedef struct {
-    int rows;               // N: tokens of all sequences together
-    int count;              // sequences
-    int max_length;         // rows of the longest
-    int64_t squares;        // sum of the squared lengths, which is what attention's work grows with
-    int first;              // index, in the whole optimizer step over all ranks, of sequence 0
-    const int* cu_seqlens;  // [count + 1] sequence s holds the rows cu_seqlens[s] .. cu_seqlens[s + 1] - 1
-    const int* sequence;    // [rows] the sequence of each row: 0 .. count - 1
-    const int* position;    // [rows] the row's index inside its sequence
+    int rows;                    // N: tokens of all sequences together
+    int count;                   // sequences
+    int max_length;              // rows of the longest
+    int64_t squares;             // sum of the squared lengths, which is what attention's work grows with
+    int first;                   // index, in the whole optimizer step over all ranks, of sequence 0
+    const int* cu_seqlens;       // [count + 1] sequence s holds the rows cu_seqlens[s] .. cu_seqlens[s + 1] - 1
+    const int* sequence;         // [rows] the sequence of each row: 0 .. count - 1
+    const int* position;         // [rows] the row's index inside its sequence
+    const int* host_cu_seqlens;  // cu_seqlens where the host can read it; NULL will do if all have the same length
 } Sequences;
+
+// First row of a sequence, for the host; that of number `count` is the end of the last one.
+static inline int sequences_start(const Sequences* s, int sequence) {
+    if (s->host_cu_seqlens) return s->host_cu_seqlens[sequence];
+    CHECK(s->rows == s->count * s->max_length);
+    return sequence * s->max_length;
+}
 
 // Fill the three arrays for `count` sequences of T rows: cu_seqlens [count + 1], sequence and position [count * T].
 static inline void sequences_uniform(int* cu_seqlens, int* sequence, int* position, int count, int T) {

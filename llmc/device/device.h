@@ -41,6 +41,8 @@ typedef enum { SET, ADD } Mode;
 typedef enum { CAUSAL, FULL } Mask;
 // The two GELUs in use: GPT-2's tanh form, and the erf form that BERT's "gelu" means.
 typedef enum { GELU_TANH, GELU_ERF } Gelu;
+// How attention is computed on the GPU: in tiles that stay on the chip, or step by step with all scores in memory.
+typedef enum { FLASH, EXPLICIT } AttentionPath;
 // Part of a step that a launch belongs to.
 typedef enum { FORWARD, BACKWARD, OPTIMIZER, COMMUNICATION, DIRECTIONS } Direction;
 
@@ -86,7 +88,9 @@ typedef struct {
     int autotune;                      // 1: time cuBLASLt's candidates at each first use; 0: take its first choice
     const char* autotune_cache;        // file of the choices; NULL: none
     int gelu_fusion;                   // GELU in matmul epilogues: 0 never, 1 forward, 2 forward and backward
-    int tf32;                          // 1: fp32 matmuls may round their inputs to TF32
+    int tf32;                          // 1: fp32 products may round their inputs to TF32
+    AttentionPath attention;           // as asked for; what flash cannot do is done explicitly
+    struct BatchPlans* batch_plans;    // made when first needed (cublaslt.cuh)
     int tool;                          // whether an NVTX tool listens: 0 nobody has asked yet, 1 yes, -1 no
     int ranges;                        // bits of the NVTX ranges that are open (scope.h)
 #endif
@@ -99,6 +103,15 @@ static inline void device_set_matmul(Context* ctx, int autotune, const char* cac
     ctx->autotune = autotune, ctx->autotune_cache = cache, ctx->gelu_fusion = gelu_fusion, ctx->tf32 = tf32;
 #else
     (void)ctx, (void)autotune, (void)cache, (void)gelu_fusion, (void)tf32;
+#endif
+}
+
+// The CPU has one attention.
+static inline void device_set_attention(Context* ctx, AttentionPath path) {
+#ifdef __CUDACC__
+    ctx->attention = path;
+#else
+    (void)ctx, (void)path;
 #endif
 }
 
@@ -146,10 +159,11 @@ static inline void device_count_memory(Context* ctx, size_t bytes, const char* c
 
 static inline void cuda_check(cudaError_t status, const char* call, const char* file, int line) {
     if (status == cudaSuccess) return;
-    const char* hint = status == cudaErrorMemoryAllocation         ? "; lower -b or -t, or raise -r"
-                       : status == cudaErrorNoKernelImageForDevice ? "; build for this GPU: make ARCH=native"
-                       : status == cudaErrorInsufficientDriver     ? "; the driver is older than this build's CUDA"
-                                                                   : "";
+    const char* hint = status == cudaErrorMemoryAllocation ? "; lower -b or -t, or raise -r"
+                       : status == cudaErrorNoKernelImageForDevice
+                           ? "; build for this GPU: make ARCH=80, or whatever its compute capability is"
+                       : status == cudaErrorInsufficientDriver ? "; the driver is older than this build's CUDA"
+                                                               : "";
     die(FAILED, "%s:%d: %s: %s%s", file, line, call, cudaGetErrorString(status), hint);
 }
 
@@ -180,6 +194,7 @@ static inline void context_init(Context* ctx) {
 static inline void context_free(Context* ctx) {
     cudaCheck(cudaStreamSynchronize(ctx->stream));
     cudaCheck(cudaFree(ctx->scratch));
+    free(ctx->batch_plans);
     cudaCheck(cudaFree(ctx->cublaslt_workspace));
     cublasCheck(cublasLtDestroy(ctx->cublaslt));
     cudaCheck(cudaStreamDestroy(ctx->stream));

@@ -1,9 +1,9 @@
-/* Two numbers on their way from the device to the host. The copy is ordered after everything launched before it, and
- * the host need not wait until it wants the values: a step's loss can be read while the next step runs. */
+/* A few numbers on their way from the device to the host. The copies are ordered after everything launched before them,
+ * and the host need not wait until it wants the values: a step's loss can be read while the next step runs. */
 #ifndef LLMC_READBACK_H
 #define LLMC_READBACK_H
 
-#include "device.h"
+#include "scope.h"
 
 // Steps that may be launched before the first of them is read: none where launching is computing.
 #ifdef __CUDACC__
@@ -11,9 +11,10 @@ enum { READBACK_LAG = 1 };
 #else
 enum { READBACK_LAG = 0 };
 #endif
+enum { READBACK_LIMIT = 8 };
 
 typedef struct {
-    real* values;  // [2]
+    real* values;  // [READBACK_LIMIT]
 #ifdef __CUDACC__
     cudaEvent_t arrived;
 #endif
@@ -22,7 +23,7 @@ typedef struct {
 #ifdef __CUDACC__
 
 static inline void readback_open(Readback* r) {
-    cudaCheck(cudaMallocHost(&r->values, 2 * sizeof(real)));
+    cudaCheck(cudaMallocHost(&r->values, READBACK_LIMIT * sizeof(real)));
     cudaCheck(cudaEventCreateWithFlags(&r->arrived, cudaEventDisableTiming));
 }
 
@@ -31,11 +32,14 @@ static inline void readback_close(Readback* r) {
     cudaCheck(cudaEventDestroy(r->arrived));
 }
 
-// Start to bring two numbers of the device, replacing what was brought before.
-static inline void readback_start(Context* ctx, Readback* r, const real* first, const real* second) {
-    cudaCheck(cudaMemcpyAsync(&r->values[0], first, sizeof(real), cudaMemcpyDeviceToHost, ctx->stream));
-    cudaCheck(cudaMemcpyAsync(&r->values[1], second, sizeof(real), cudaMemcpyDeviceToHost, ctx->stream));
+// Start to bring `count` numbers of the device, replacing what was brought before.
+static inline void readback_start(Context* ctx, Readback* r, const real* const* sources, int count) {
+    Scope scope = scope_open(ctx, "readback", 0, (double)((size_t)count * sizeof(real)), "n=%d", count);
+    CHECK(count <= READBACK_LIMIT);
+    for (int i = 0; i < count; i++)
+        cudaCheck(cudaMemcpyAsync(&r->values[i], sources[i], sizeof(real), cudaMemcpyDeviceToHost, ctx->stream));
     cudaCheck(cudaEventRecord(r->arrived, ctx->stream));
+    scope_close(&scope);
 }
 
 // Wait until they are in r->values.
@@ -43,14 +47,14 @@ static inline void readback_wait(Readback* r) { cudaCheck(cudaEventSynchronize(r
 
 #else
 
-static inline void readback_open(Readback* r) { r->values = (real*)xcalloc(2, sizeof(real)); }
+static inline void readback_open(Readback* r) { r->values = (real*)xcalloc(READBACK_LIMIT, sizeof(real)); }
 
 static inline void readback_close(Readback* r) { free(r->values); }
 
-static inline void readback_start(Context* ctx, Readback* r, const real* first, const real* second) {
+static inline void readback_start(Context* ctx, Readback* r, const real* const* sources, int count) {
     (void)ctx;
-    r->values[0] = *first;
-    r->values[1] = *second;
+    CHECK(count <= READBACK_LIMIT);
+    for (int i = 0; i < count; i++) r->values[i] = *sources[i];
 }
 
 static inline void readback_wait(Readback* r) { (void)r; }

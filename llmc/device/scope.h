@@ -6,12 +6,12 @@
  *     scope_close(&scope);
  *
  * Nothing is formatted or stored unless ctx->scope_log is set or, on the GPU, an NVTX tool listens. Tools see nested
- * ranges: step 12 / backward / layer 3 / layernorm_backward N=65536 C=768. On the GPU the times in the log are those of
- * the stream, between two events; they are there after scope_log_resolve(). */
+ * ranges: step 12 / backward / layer 3 / layernorm_backward N=65536 C=768. On the GPU the times in the log are there after
+ * scope_log_resolve(): those of the launched kernels where the log has a trace, else of the stream between two events. */
 #ifndef LLMC_SCOPE_H
 #define LLMC_SCOPE_H
 
-#include "device.h"
+#include "kernel_trace.h"
 #ifdef __CUDACC__
 #include <nvtx3/nvToolsExt.h>
 #endif
@@ -25,7 +25,7 @@ typedef struct {
     double bytes;     // that must be moved at least: every operand once
     double start, seconds;
 #ifdef __CUDACC__
-    cudaEvent_t began, ended;  // until the log is resolved
+    cudaEvent_t began, ended;  // until the log is resolved; NULL where kernels are traced
 #endif
 } ScopeRecord;
 
@@ -33,6 +33,7 @@ typedef struct {
 typedef struct ScopeLog {
     ScopeRecord* records;
     size_t count, capacity;
+    KernelTrace* trace;  // NULL: kernels are not traced
 } ScopeLog;
 
 typedef struct {
@@ -151,6 +152,11 @@ __attribute__((format(printf, 5, 6))) static inline Scope scope_open(Context* ct
     r->seconds = 0;
     r->start = now_seconds();
 #ifdef __CUDACC__
+    r->began = r->ended = NULL;
+    if (log->trace) {
+        kernel_trace_push(log->trace, scope.index);
+        return scope;
+    }
     cudaCheck(cudaEventCreate(&r->began));
     cudaCheck(cudaEventCreate(&r->ended));
     cudaCheck(cudaEventRecord(r->began, ctx->stream));
@@ -163,9 +169,11 @@ static inline void scope_close(const Scope* scope) {
     if (!ctx) return;
     if (scope->index != NOT_LOGGED) {
         ScopeRecord* r = &ctx->scope_log->records[scope->index];
-        r->seconds = now_seconds() - r->start;
 #ifdef __CUDACC__
-        cudaCheck(cudaEventRecord(r->ended, ctx->stream));
+        if (ctx->scope_log->trace) kernel_trace_pop(ctx->scope_log->trace);
+        else cudaCheck(cudaEventRecord(r->ended, ctx->stream));
+#else
+        r->seconds = now_seconds() - r->start;
 #endif
     }
 #ifdef __CUDACC__
@@ -173,8 +181,26 @@ static inline void scope_close(const Scope* scope) {
 #endif
 }
 
-// Call before the records' seconds are read. On the GPU it waits for the launches and turns their events into times.
+// From the start of a scope's first kernel to the end of its last.
+static inline void scope_log_take_trace(ScopeLog* log) {
+    const KernelTrace* t = log->trace;
+    for (size_t i = 0; i < t->count; i++) {
+        if (t->rows[i].scope >= log->count) continue;
+        ScopeRecord* r = &log->records[t->rows[i].scope];
+        double start = 1e-9 * (double)(t->rows[i].start - t->rows[0].start);
+        double end = 1e-9 * (double)(t->rows[i].end - t->rows[0].start);
+        if (r->seconds == 0) r->start = start;
+        r->seconds = fmax(r->seconds, end - r->start);
+    }
+}
+
+// Call before the records' seconds are read. On the GPU it waits for the launches and turns their events, or what was
+// traced since the trace was cleared, into times.
 static inline void scope_log_resolve(ScopeLog* log) {
+    if (log->trace) {
+        kernel_trace_collect(log->trace);
+        scope_log_take_trace(log);
+    }
 #ifdef __CUDACC__
     for (size_t i = 0; i < log->count; i++) {
         ScopeRecord* r = &log->records[i];
@@ -187,8 +213,6 @@ static inline void scope_log_resolve(ScopeLog* log) {
         r->seconds = 1e-3 * (double)milliseconds;
         r->began = r->ended = NULL;
     }
-#else
-    (void)log;
 #endif
 }
 

@@ -1,21 +1,28 @@
 /* AdamW: the optimizer's update of every parameter, with clipping of the gradient built in.
  *
- *   g = grads * min(1, max_norm / grad_norm)                      max_norm 0: g = grads
+ *   g = grads * min(1, max_norm / grad_norm) / grad_scale         max_norm 0: no clipping;  grad_scale NULL: 1
  *   p = p * (1 - lr * weight_decay * decay)                       decay: 1 or 0, by span
  *   m = beta1 * m + (1 - beta1) * g
  *   v = beta2 * v + (1 - beta2) * g * g
- *   p = p - lr / (1 - beta1^t) * m / (sqrt(v) / sqrt(1 - beta2^t) + eps)
+ *   p = p - lr / (1 - beta1^t) * m / (sqrt(v) / sqrt(1 - beta2^t) + eps)          t: the number of this update
  *
- *   update     params (and master), m, v [flat buffer] in place, from grads [same layout] and grad_norm [1]
+ *   update     params (and master), m, v [flat buffer] in place, from grads [same layout], grad_norm [1] (that of
+ *              grads / grad_scale), grad_scale [1] and update [1], all where the ops run
  *
  * spans      the pieces of the flat buffer that are parameters; what lies between them is not touched.
- * dtypes     params floatX; master, m, v, grads, grad_norm real; coefficients are worked out in double.
- * numerics   elementwise in real, one pass, bound by memory.
+ * dtypes     params floatX; master, m, v, grads, norm and scale real; what is the same for all elements is worked out in
+ *            double.
+ * numerics   elementwise in real, one pass, bound by memory. Where floatX is narrower than real, the master copy is
+ *            updated and params is its rounding to nearest; without a master, params itself is the sum, rounded
+ *            stochastically (base/rounding.h) with random bits that depend on h.rounding and the element's place in the
+ *            flat buffer alone: every rank and every launch draws the same.
  * NaN        a gradient norm that is not finite updates nothing at all: the trainer's policy reads the norm later.
  * source     Loshchilov and Hutter, arXiv 1711.05101, in the form of torch.optim.AdamW. */
 #ifndef LLMC_ADAMW_H
 #define LLMC_ADAMW_H
 
+#include "../base/rng.h"
+#include "../base/rounding.h"
 #include "../device/scope.h"
 #ifdef __CUDACC__
 #include "../device/device.cuh"
@@ -26,41 +33,43 @@ typedef struct {
     float decay;  // 1: weight decay applies, 0: it does not
 } ParamSpan;
 
-// The flat buffers of a model, all of the same layout.
+// The flat buffers of a model, all of the same layout, and what the step has left on the device.
 typedef struct {
     floatX* params;
-    real* master;  // the parameters in full precision, of which params is the rounded copy; NULL where floatX is real
+    real* master;  // the parameters in full precision; NULL: there are none, or floatX is real
     real *m, *v;
     const real* grads;
-    const real* grad_norm;  // [1]
+    const real* grad_norm;   // [1] of the gradients, scale divided out
+    const real* grad_scale;  // [1] by how much grads are too large; NULL: 1
+    const int64_t* update;   // [1] number of this update, from 1; steps that were left out do not count
 } AdamWState;
 
 typedef struct {
     double lr, beta1, beta2, eps, weight_decay, max_norm;
-    int64_t step;  // counts from 1
+    uint64_t rounding;  // key of the random bits: rng_stream(seed, step, 0, SITE_ROUNDING)
 } AdamW;
 
 #define ADAMW_BLOCK 16384
 
 #define ADAMW_UPDATE_FLOPS(n) (15.0 * (double)(n))
-#define ADAMW_UPDATE_BYTES(n)                                                                                          \
-    ((double)(n) * (sizeof(floatX) == sizeof(real) ? 7 * sizeof(real) : 7 * sizeof(real) + sizeof(floatX)))
+// Read grads, m, v and the parameters, write all but grads; `master`: the number of copies in full precision, 0 or 1.
+#define ADAMW_UPDATE_BYTES(n, master)                                                                                  \
+    ((double)(n) * ((5.0 + 2.0 * (master)) * sizeof(real) + (2.0 - (master)) * sizeof(floatX)))
 
 // ---------------------------------------------------------------------------------------------------------
 // Reference
 
-static inline void adamw_update_ref(real* params, real* m, real* v, const real* grads, const real* grad_norm,
-                                    const ParamSpan* spans, int count, AdamW h) {
-    double norm = *grad_norm;
+static inline void adamw_update_ref(real* params, real* m, real* v, const real* grads, double norm, double scale,
+                                    int64_t update, const ParamSpan* spans, int count, AdamW h) {
     if (!isfinite(norm)) return;
     double clip = h.max_norm > 0 && norm > h.max_norm ? h.max_norm / norm : 1;
     for (int s = 0; s < count; s++)
         for (size_t i = spans[s].offset; i < spans[s].offset + spans[s].size; i++) {
-            double g = clip * grads[i], p = params[i] * (1 - h.lr * h.weight_decay * spans[s].decay);
+            double g = clip * grads[i] / scale, p = params[i] * (1 - h.lr * h.weight_decay * spans[s].decay);
             double mi = h.beta1 * m[i] + (1 - h.beta1) * g;
             double vi = h.beta2 * v[i] + (1 - h.beta2) * g * g;
-            double mean = mi / (1 - pow(h.beta1, (double)h.step));
-            double root = sqrt(vi) / sqrt(1 - pow(h.beta2, (double)h.step));
+            double mean = mi / (1 - pow(h.beta1, (double)update));
+            double root = sqrt(vi) / sqrt(1 - pow(h.beta2, (double)update));
             params[i] = (real)(p - h.lr * mean / (root + h.eps));
             m[i] = (real)mi;
             v[i] = (real)vi;
@@ -70,37 +79,100 @@ static inline void adamw_update_ref(real* params, real* m, real* v, const real* 
 // ---------------------------------------------------------------------------------------------------------
 // What is the same for every element of a step
 
+// Known to the host when it launches.
 typedef struct {
-    real clip, beta1, beta1_rest, beta2, beta2_rest, step_size, root_scale, eps;
+    real beta1, beta1_rest, beta2, beta2_rest, eps;
 } AdamWCoefficients;
 
-// All but the clipping, which needs the norm.
+// Known where the ops run, once the norm is. 16 bytes on the GPU: one load.
+typedef struct {
+    real gradient;  // what gradients are multiplied by
+    real step_size, root_scale;
+    int is_finite;  // 0: the step is left out
+} AdamWStep;
+
 static inline AdamWCoefficients adamw_coefficients(AdamW h) {
-    AdamWCoefficients c;
-    c.clip = 1;
-    c.beta1 = (real)h.beta1;
-    c.beta1_rest = (real)(1 - h.beta1);
-    c.beta2 = (real)h.beta2;
-    c.beta2_rest = (real)(1 - h.beta2);
-    c.step_size = (real)(h.lr / (1 - pow(h.beta1, (double)h.step)));
-    c.root_scale = (real)(1 / sqrt(1 - pow(h.beta2, (double)h.step)));
-    c.eps = (real)h.eps;
+    AdamWCoefficients c = {(real)h.beta1, (real)(1 - h.beta1), (real)h.beta2, (real)(1 - h.beta2), (real)h.eps};
     return c;
+}
+
+HOST_DEVICE static inline AdamWStep adamw_step(AdamWState a, AdamW h) {
+    double norm = *a.grad_norm, scale = a.grad_scale ? (double)*a.grad_scale : 1, t = (double)*a.update;
+    AdamWStep step;
+    step.gradient = (real)((h.max_norm > 0 && norm > h.max_norm ? h.max_norm / norm : 1) / scale);
+    step.step_size = (real)(h.lr / (1 - pow(h.beta1, t)));
+    step.root_scale = (real)(1 / sqrt(1 - pow(h.beta2, t)));
+    step.is_finite = isfinite(norm) != 0;
+    return step;
+}
+
+// Random bits for the rounding of the four neighbouring elements 4 * group .. 4 * group + 3 of the flat buffer.
+HOST_DEVICE static inline Philox adamw_bits(uint64_t key, size_t group) {
+    return philox((uint32_t)group, (uint32_t)((uint64_t)group >> 32), 0, 0, key);
 }
 
 #ifdef __CUDACC__
 // ---------------------------------------------------------------------------------------------------------
-// GPU: one launch over the flat buffers, a thread takes four neighbours. Where floatX is narrow the master copy is
-// updated, and its rounding stored beside it.
+// GPU: one thread works out the step, then one launch goes over the flat buffers, where a thread takes four neighbours.
 
 enum { ADAMW_THREADS = 256, ADAMW_VECTOR = 4, ADAMW_NARROW = sizeof(floatX) < sizeof(real) };
+// Where the exact parameters are: in params itself, in master, nowhere.
+enum { ADAMW_EXACT, ADAMW_MASTER, ADAMW_ROUNDED };
 
-__device__ inline void adamw_element(real* p, real* m, real* v, real gradient, real shrink,
+// One thread.
+static __global__ void adamw_step_kernel(AdamWStep* step, AdamWState a, AdamW h) { *step = adamw_step(a, h); }
+
+__device__ inline void adamw_element(real* p, real* m, real* v, real gradient, real shrink, const AdamWStep* step,
                                      const AdamWCoefficients* c) {
-    real g = c->clip * gradient;
+    real g = step->gradient * gradient;
     *m = c->beta1 * *m + c->beta1_rest * g;
     *v = c->beta2 * *v + c->beta2_rest * (g * g);
-    *p = *p * shrink - c->step_size * *m / (c->root_scale * sqrtf(*v) + c->eps);
+    *p = *p * shrink - step->step_size * *m / (step->root_scale * sqrtf(*v) + c->eps);
+}
+
+__device__ inline void adamw_round(__nv_bfloat16* p, float x, uint32_t random) {
+    *p = __ushort_as_bfloat16(round_randomly_to_bf16(x, random));
+}
+__device__ inline void adamw_round(__half* p, float x, uint32_t random) {
+    *p = __ushort_as_half(round_randomly_to_fp16(x, random));
+}
+__device__ inline void adamw_round(float* p, float x, uint32_t) { *p = x; }
+
+// The four parameters from element i on.
+template <int STORAGE> __device__ inline Vector<real> adamw_load(AdamWState a, size_t i) {
+    Vector<real> p;
+    if constexpr (STORAGE == ADAMW_EXACT) return load128((const real*)a.params + i);
+    if constexpr (STORAGE == ADAMW_MASTER) return load128(a.master + i);
+    Vector<floatX, ADAMW_VECTOR> narrow;
+    *(int2*)&narrow = *(const int2*)(a.params + i);
+    to_floats(p.v, narrow);
+    return p;
+}
+
+template <int STORAGE> __device__ inline void adamw_store(AdamWState a, size_t i, Vector<real> p, uint64_t rounding) {
+    if constexpr (STORAGE == ADAMW_EXACT) {
+        store128((real*)a.params + i, p);
+        return;
+    }
+    Vector<floatX, ADAMW_VECTOR> narrow;
+    if constexpr (STORAGE == ADAMW_MASTER) {
+        store128(a.master + i, p);
+        narrow = from_floats<floatX, ADAMW_VECTOR>(p.v);
+    } else {
+        Philox random = adamw_bits(rounding, i / ADAMW_VECTOR);
+#pragma unroll
+        for (int k = 0; k < ADAMW_VECTOR; k++) adamw_round(&narrow.v[k], p.v[k], random.v[k]);
+    }
+    *(int2*)(a.params + i) = *(const int2*)&narrow;
+}
+
+// Element i + k alone.
+template <int STORAGE>
+__device__ inline void adamw_store_one(AdamWState a, size_t i, int k, real p, uint64_t rounding) {
+    if constexpr (STORAGE == ADAMW_MASTER) a.master[i + k] = p;
+    if constexpr (STORAGE == ADAMW_ROUNDED)
+        adamw_round(&a.params[i + k], p, adamw_bits(rounding, i / ADAMW_VECTOR).v[k]);
+    else a.params[i + k] = from_float<floatX>(p);
 }
 
 // The last span that begins at or before element i, or the first span.
@@ -115,32 +187,30 @@ __device__ inline int adamw_span_at(const ParamSpan* spans, int count, size_t i)
 }
 
 // Block: ADAMW_THREADS * ADAMW_VECTOR neighbours. Most blocks lie in one span; in the others each element looks for its
-// own, and what lies between spans is not stored. c.clip is still to be worked out, from max_norm (0: no clipping).
+// own, and what lies between spans is not stored.
+template <int STORAGE>
 __global__ void __launch_bounds__(ADAMW_THREADS)
-    adamw_update_kernel(AdamWState a, size_t elements, const ParamSpan* spans, int count, AdamWCoefficients c,
-                        real max_norm, real decay_rate) {
+    adamw_update_kernel(AdamWState a, size_t elements, const ParamSpan* spans, int count, const AdamWStep* shared_step,
+                        AdamWCoefficients c, real decay_rate, uint64_t rounding) {
     const size_t BLOCK = ADAMW_THREADS * ADAMW_VECTOR;
     size_t first = blockIdx.x * BLOCK, i = first + ADAMW_VECTOR * threadIdx.x;
     if (i >= elements) return;
-    real* exact = ADAMW_NARROW ? a.master : (real*)a.params;
-    Vector<real> g = load128_streaming(a.grads + i), m = load128(a.m + i), v = load128(a.v + i), p = load128(exact + i);
-    real norm = *a.grad_norm;
-    if (!isfinite(norm)) return;
-    c.clip = max_norm > 0 && norm > max_norm ? max_norm / norm : 1;
+    Vector<real> g = load128_streaming(a.grads + i), m = load128(a.m + i), v = load128(a.v + i);
+    Vector<real> p = adamw_load<STORAGE>(a, i);
+    AdamWStep step;
+    *(int4*)&step = *(const int4*)shared_step;
+    static_assert(sizeof step == sizeof(int4), "one load");
+    if (!step.is_finite) return;
 
     int s = adamw_span_at(spans, count, first);
     ParamSpan span = spans[s];
     if (span.offset <= first && first + BLOCK <= span.offset + span.size) {
         real shrink = 1 - decay_rate * span.decay;
 #pragma unroll
-        for (int k = 0; k < ADAMW_VECTOR; k++) adamw_element(&p.v[k], &m.v[k], &v.v[k], g.v[k], shrink, &c);
+        for (int k = 0; k < ADAMW_VECTOR; k++) adamw_element(&p.v[k], &m.v[k], &v.v[k], g.v[k], shrink, &step, &c);
         store128(a.m + i, m);
         store128(a.v + i, v);
-        store128(exact + i, p);
-        if constexpr (ADAMW_NARROW) {
-            Vector<floatX, ADAMW_VECTOR> rounded = from_floats<floatX, ADAMW_VECTOR>(p.v);
-            *(int2*)(a.params + i) = *(const int2*)&rounded;
-        }
+        adamw_store<STORAGE>(a, i, p, rounding);
         return;
     }
 #pragma unroll
@@ -148,22 +218,31 @@ __global__ void __launch_bounds__(ADAMW_THREADS)
         while (s + 1 < count && spans[s + 1].offset <= i + k) s++;
         span = spans[s];
         if (i + k < span.offset || i + k >= span.offset + span.size) continue;
-        adamw_element(&p.v[k], &m.v[k], &v.v[k], g.v[k], 1 - decay_rate * span.decay, &c);
+        adamw_element(&p.v[k], &m.v[k], &v.v[k], g.v[k], 1 - decay_rate * span.decay, &step, &c);
         a.m[i + k] = m.v[k];
         a.v[i + k] = v.v[k];
-        exact[i + k] = p.v[k];
-        if constexpr (ADAMW_NARROW) a.params[i + k] = from_float<floatX>(p.v[k]);
+        adamw_store_one<STORAGE>(a, i, k, p.v[k], rounding);
     }
+}
+
+template <int STORAGE>
+static inline void adamw_launch(AdamWState a, size_t elements, const ParamSpan* spans, int count, const AdamWStep* step,
+                                AdamW h, Context* ctx) {
+    adamw_update_kernel<STORAGE><<<blocks_for(elements, ADAMW_THREADS * ADAMW_VECTOR), ADAMW_THREADS, 0, ctx->stream>>>(
+        a, elements, spans, count, step, adamw_coefficients(h), (real)(h.lr * h.weight_decay), h.rounding);
 }
 
 // `spans` lie where the ops run, in order, without overlaps; `elements` are those of the flat buffers.
 static inline void adamw_update(AdamWState a, size_t elements, const ParamSpan* spans, int count, AdamW h,
                                 Context* ctx) {
-    CHECK(h.step >= 1 && count > 0 && elements % ADAMW_VECTOR == 0 && ADAMW_NARROW == (a.master != NULL));
-    Scope scope =
-        scope_open(ctx, "adamw_update", ADAMW_UPDATE_FLOPS(elements), ADAMW_UPDATE_BYTES(elements), "n=%zu", elements);
-    adamw_update_kernel<<<blocks_for(elements, ADAMW_THREADS * ADAMW_VECTOR), ADAMW_THREADS, 0, ctx->stream>>>(
-        a, elements, spans, count, adamw_coefficients(h), (real)h.max_norm, (real)(h.lr * h.weight_decay));
+    CHECK(count > 0 && elements % ADAMW_VECTOR == 0 && (ADAMW_NARROW || !a.master));
+    Scope scope = scope_open(ctx, "adamw_update", ADAMW_UPDATE_FLOPS(elements),
+                             ADAMW_UPDATE_BYTES(elements, a.master != NULL), "n=%zu", elements);
+    AdamWStep* step = (AdamWStep*)device_scratch(ctx, sizeof *step);
+    adamw_step_kernel<<<1, 1, 0, ctx->stream>>>(step, a, h);
+    if constexpr (!ADAMW_NARROW) adamw_launch<ADAMW_EXACT>(a, elements, spans, count, step, h, ctx);
+    else if (a.master) adamw_launch<ADAMW_MASTER>(a, elements, spans, count, step, h, ctx);
+    else adamw_launch<ADAMW_ROUNDED>(a, elements, spans, count, step, h, ctx);
     cudaCheck(cudaGetLastError());
     scope_close(&scope);
 }
@@ -176,15 +255,16 @@ static inline void adamw_update(AdamWState a, size_t elements, const ParamSpan* 
 // -fno-math-errno (the Makefile's flag; it changes no result): without it this loop takes twice as long.
 
 static inline void adamw_block(real* params, real* m, real* v, const real* grads, size_t n, real shrink,
-                               const AdamWCoefficients* k) {
-    AdamWCoefficients c = *k;
+                               const AdamWStep* step, const AdamWCoefficients* coefficients) {
+    AdamWStep k = *step;
+    AdamWCoefficients c = *coefficients;
 #pragma omp simd
     for (size_t i = 0; i < n; i++) {
-        real g = c.clip * grads[i];
+        real g = k.gradient * grads[i];
         real mi = c.beta1 * m[i] + c.beta1_rest * g;
         real vi = c.beta2 * v[i] + c.beta2_rest * (g * g);
-        real root = c.root_scale * (sizeof(real) == sizeof(float) ? (real)sqrtf((float)vi) : (real)sqrt(vi));
-        params[i] = params[i] * shrink - c.step_size * mi / (root + c.eps);
+        real root = k.root_scale * (sizeof(real) == sizeof(float) ? (real)sqrtf((float)vi) : (real)sqrt(vi));
+        params[i] = params[i] * shrink - k.step_size * mi / (root + c.eps);
         m[i] = mi;
         v[i] = vi;
     }
@@ -193,19 +273,17 @@ static inline void adamw_block(real* params, real* m, real* v, const real* grads
 // `spans` lie where the ops run; `elements` are those of the flat buffers.
 static inline void adamw_update(AdamWState a, size_t elements, const ParamSpan* spans, int count, AdamW h,
                                 Context* ctx) {
-    CHECK(h.step >= 1 && !a.master);
+    CHECK(!a.master);
     size_t blocks = 0;
     for (int s = 0; s < count; s++) {
         CHECK(spans[s].offset + spans[s].size <= elements);
         blocks += (spans[s].size + ADAMW_BLOCK - 1) / ADAMW_BLOCK;
     }
-    Scope scope =
-        scope_open(ctx, "adamw_update", ADAMW_UPDATE_FLOPS(elements), ADAMW_UPDATE_BYTES(elements), "n=%zu", elements);
-    double norm = *a.grad_norm;
-    if (isfinite(norm)) {
+    Scope scope = scope_open(ctx, "adamw_update", ADAMW_UPDATE_FLOPS(elements), ADAMW_UPDATE_BYTES(elements, 0),
+                             "n=%zu", elements);
+    AdamWStep step = adamw_step(a, h);
+    if (step.is_finite) {
         AdamWCoefficients c = adamw_coefficients(h);
-        c.clip = (real)(h.max_norm > 0 && norm > h.max_norm ? h.max_norm / norm : 1);
-
         // Spans differ in size by five orders of magnitude: threads share equal blocks instead.
         ParamSpan* block = (ParamSpan*)device_scratch(ctx, blocks * sizeof *block);
         size_t filled = 0;
@@ -219,7 +297,7 @@ static inline void adamw_update(AdamWState a, size_t elements, const ParamSpan* 
         for (size_t b = 0; b < blocks; b++) {
             size_t i = block[b].offset;
             real shrink = (real)(1 - h.lr * h.weight_decay * block[b].decay);
-            adamw_block(a.params + i, a.m + i, a.v + i, a.grads + i, block[b].size, shrink, &c);
+            adamw_block(a.params + i, a.m + i, a.v + i, a.grads + i, block[b].size, shrink, &step, &c);
         }
     }
     scope_close(&scope);

@@ -1,4 +1,4 @@
-/* Attention over packed sequences, without ever holding a T x T matrix of a layer.
+/* Attention over packed sequences; no T x T matrix outlives a launch.
  *
  *   s[q, k]    = Q[q] . K[k] / sqrt(HS)                 k in q's own sequence; CAUSAL: k <= q
  *   lse[q]     = log(sum over k of exp(s[q, k]))
@@ -46,6 +46,15 @@ HOST_DEVICE static inline int attention_visible(Mask mask, int query, int length
 // Pairs of query and key that the mask lets through, in one head.
 static inline double attention_pairs(const Sequences* s, Mask mask) {
     return mask == CAUSAL ? 0.5 * (double)(s->squares + s->rows) : (double)s->squares;
+}
+
+static inline Scope attention_scope(Context* ctx, Direction direction, const Sequences* s, AttentionShape shape) {
+    double pairs = attention_pairs(s, shape.mask);
+    int N = s->rows, NH = shape.NH, HS = shape.HS, forward = direction == FORWARD;
+    return scope_open(ctx, forward ? "attention_forward" : "attention_backward",
+                      forward ? ATTENTION_FORWARD_FLOPS(pairs, NH, HS) : ATTENTION_BACKWARD_FLOPS(pairs, NH, HS),
+                      forward ? ATTENTION_FORWARD_BYTES(N, NH, HS) : ATTENTION_BACKWARD_BYTES(N, NH, HS),
+                      "N=%d sequences=%d NH=%d HS=%d", N, s->count, NH, HS);
 }
 
 // ---------------------------------------------------------------------------------------------------------
@@ -149,43 +158,56 @@ static inline void attention_backward_ref(real* dqkv, const real* dout, const re
 
 #ifdef __CUDACC__
 // ---------------------------------------------------------------------------------------------------------
-// GPU: flash where tensor cores take floatX and a head is read in whole 16-byte pieces, else explicit.
+// GPU: flash if it is asked for (ctx->attention), tensor cores take floatX, and a head is read in whole 16-byte pieces;
+// else explicit. Flash has a Hopper version; which one is taken depends on the shape and the GPU alone.
 
 #include "attention_explicit.cuh"
 #include "attention_flash.cuh"
+#include "attention_hopper.cuh"
 
-static inline Scope attention_scope(Context* ctx, const char* op, double flops, double bytes, const Sequences* s,
-                                    AttentionShape shape) {
-    return scope_open(ctx, op, flops, bytes, "N=%d sequences=%d NH=%d HS=%d", s->rows, s->count, shape.NH, shape.HS);
+static inline int attention_is_flash(int HS, const Context* ctx) {
+#ifdef ATTENTION_FLASH
+    return ctx->attention == FLASH && HS % 8 == 0 && HS <= 128;
+#else
+    return (void)HS, (void)ctx, 0;
+#endif
+}
+
+// Scratch that a launch takes at most, for N rows in sequences of T at most.
+static inline size_t attention_scratch_bytes(int N, int T, int NH, int HS, const Context* ctx) {
+#ifdef ATTENTION_FLASH
+    if (attention_is_flash(HS, ctx)) {
+        size_t hopper = HOPPER_BUILD && ctx->capability == 90 ? hopper_scratch_bytes(N, N / T + 1, NH) : 0;
+        size_t flash = flash_scratch_bytes(N, NH);
+        return hopper > flash ? hopper : flash;
+    }
+#endif
+    return (void)N, (void)HS, (void)ctx, 2 * explicit_scratch_bytes(T, NH);
 }
 
 static inline void attention_forward(floatX* out, real* lse, const floatX* qkv, const Sequences* s,
                                      AttentionShape shape, Context* ctx) {
-    double pairs = attention_pairs(s, shape.mask);
     if (s->rows == 0) return;
-    Scope scope = attention_scope(ctx, "attention_forward", ATTENTION_FORWARD_FLOPS(pairs, shape.NH, shape.HS),
-                                  ATTENTION_FORWARD_BYTES(s->rows, shape.NH, shape.HS), s, shape);
+    Scope scope = attention_scope(ctx, FORWARD, s, shape);
+    if (!attention_is_flash(shape.HS, ctx)) explicit_forward(out, lse, qkv, s, shape, ctx);
 #ifdef ATTENTION_FLASH
-    if (shape.HS % 8 == 0 && shape.HS <= 64) flash_forward<64>(out, lse, qkv, s, shape, ctx);
-    else if (shape.HS % 8 == 0 && shape.HS <= 128) flash_forward<128>(out, lse, qkv, s, shape, ctx);
-    else
+    else if (hopper_takes(FORWARD, shape, ctx)) hopper_forward(out, lse, qkv, s, shape, ctx);
+    else if (shape.HS <= 64) flash_forward<64>(out, lse, qkv, s, shape, ctx);
+    else flash_forward<128>(out, lse, qkv, s, shape, ctx);
 #endif
-        explicit_forward(out, lse, qkv, s, shape, ctx);
     scope_close(&scope);
 }
 
 static inline void attention_backward(floatX* dqkv, const floatX* dout, const floatX* qkv, const floatX* out,
                                       const real* lse, const Sequences* s, AttentionShape shape, Context* ctx) {
-    double pairs = attention_pairs(s, shape.mask);
     if (s->rows == 0) return;
-    Scope scope = attention_scope(ctx, "attention_backward", ATTENTION_BACKWARD_FLOPS(pairs, shape.NH, shape.HS),
-                                  ATTENTION_BACKWARD_BYTES(s->rows, shape.NH, shape.HS), s, shape);
+    Scope scope = attention_scope(ctx, BACKWARD, s, shape);
+    if (!attention_is_flash(shape.HS, ctx)) explicit_backward(dqkv, dout, qkv, out, lse, s, shape, ctx);
 #ifdef ATTENTION_FLASH
-    if (shape.HS % 8 == 0 && shape.HS <= 64) flash_backward<64>(dqkv, dout, qkv, out, lse, s, shape, ctx);
-    else if (shape.HS % 8 == 0 && shape.HS <= 128) flash_backward<128>(dqkv, dout, qkv, out, lse, s, shape, ctx);
-    else
+    else if (hopper_takes(BACKWARD, shape, ctx)) hopper_backward(dqkv, dout, qkv, out, lse, s, shape, ctx);
+    else if (shape.HS <= 64) flash_backward<64>(dqkv, dout, qkv, out, lse, s, shape, ctx);
+    else flash_backward<128>(dqkv, dout, qkv, out, lse, s, shape, ctx);
 #endif
-        explicit_backward(dqkv, dout, qkv, out, lse, s, shape, ctx);
     scope_close(&scope);
 }
 
@@ -481,42 +503,42 @@ static inline void attention_backward_item(floatX* dqkv, const floatX* dout, con
     }
 }
 
-// Scratch for every thread; *reals is how many each gets.
-static inline real* attention_thread_scratch(Context* ctx, const Sequences* s, int HS, Direction direction,
-                                             size_t* reals) {
-    AttentionScratch a = attention_scratch(s->max_length, HS);
+// Scratch of one thread.
+static inline size_t attention_thread_bytes(int T, int HS, Direction direction) {
+    AttentionScratch a = attention_scratch(T, HS);
     attention_buffers(&a, NULL, HS, direction);
-    *reals = a.at;
-    return (real*)device_scratch(ctx, (size_t)device_threads() * a.at * sizeof(real));
+    return a.at * sizeof(real);
+}
+
+// Scratch that a launch takes at most, for sequences of T rows at most.
+static inline size_t attention_scratch_bytes(int N, int T, int NH, int HS, const Context* ctx) {
+    (void)N, (void)NH, (void)ctx;
+    return (size_t)device_threads() * attention_thread_bytes(T, HS, BACKWARD);
 }
 
 static inline void attention_forward(floatX* out, real* lse, const floatX* qkv, const Sequences* s,
                                      AttentionShape shape, Context* ctx) {
     int NH = shape.NH, HS = shape.HS;
-    size_t reals;
-    Scope scope = scope_open(ctx, "attention_forward", ATTENTION_FORWARD_FLOPS(attention_pairs(s, shape.mask), NH, HS),
-                             ATTENTION_FORWARD_BYTES(s->rows, NH, HS), "N=%d sequences=%d NH=%d HS=%d", s->rows,
-                             s->count, NH, HS);
-    real* scratch = attention_thread_scratch(ctx, s, HS, FORWARD, &reals);
+    size_t each = attention_thread_bytes(s->max_length, HS, FORWARD);
+    Scope scope = attention_scope(ctx, FORWARD, s, shape);
+    char* scratch = (char*)device_scratch(ctx, (size_t)device_threads() * each);
 #pragma omp parallel for schedule(dynamic)
     for (int item = 0; item < s->count * NH; item++)
         attention_forward_item(out, lse, qkv, s, item / NH, item % NH, shape,
-                               scratch + (size_t)device_thread_index() * reals);
+                               (real*)(scratch + (size_t)device_thread_index() * each));
     scope_close(&scope);
 }
 
 static inline void attention_backward(floatX* dqkv, const floatX* dout, const floatX* qkv, const floatX* out,
                                       const real* lse, const Sequences* s, AttentionShape shape, Context* ctx) {
     int NH = shape.NH, HS = shape.HS;
-    size_t reals;
-    Scope scope = scope_open(
-        ctx, "attention_backward", ATTENTION_BACKWARD_FLOPS(attention_pairs(s, shape.mask), NH, HS),
-        ATTENTION_BACKWARD_BYTES(s->rows, NH, HS), "N=%d sequences=%d NH=%d HS=%d", s->rows, s->count, NH, HS);
-    real* scratch = attention_thread_scratch(ctx, s, HS, BACKWARD, &reals);
+    size_t each = attention_thread_bytes(s->max_length, HS, BACKWARD);
+    Scope scope = attention_scope(ctx, BACKWARD, s, shape);
+    char* scratch = (char*)device_scratch(ctx, (size_t)device_threads() * each);
 #pragma omp parallel for schedule(dynamic)
     for (int item = 0; item < s->count * NH; item++)
         attention_backward_item(dqkv, dout, qkv, out, lse, s, item / NH, item % NH, shape,
-                                scratch + (size_t)device_thread_index() * reals);
+                                (real*)(scratch + (size_t)device_thread_index() * each));
     scope_close(&scope);
 }
 #endif

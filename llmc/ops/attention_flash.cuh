@@ -40,6 +40,12 @@ template <int D> struct FlashTiles {
     // Two groups of rows save a third of the reads of shared memory, but with dropout they spill.
     static constexpr int KEY_ROWS = D == 64 ? 2 : 1, KEY_BLOCKS = 2;
     static constexpr int KEY_ROWS_DROPPED = 1, KEY_BLOCKS_DROPPED = D == 64 ? 3 : 2;
+    // Measured on sm_90 only. For other architectures ptxas needs a few registers more and would spill at 32.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ != 900
+    static constexpr int KEY_CHUNK = 16, FORWARD_CHUNK_DROPPED = D == 64 ? 32 : 16;
+#else
+    static constexpr int KEY_CHUNK = FLASH_CHUNK, FORWARD_CHUNK_DROPPED = FLASH_CHUNK;
+#endif
 };
 
 // What the three kernels know besides their tensors.
@@ -289,7 +295,8 @@ template <int D, Mask mask, bool dropped>
 __global__ void __launch_bounds__(FLASH_THREADS, FlashTiles<D>::FORWARD_BLOCKS)
     attention_forward_flash_kernel(floatX* out, float* lse, const floatX* qkv, FlashArguments z) {
     constexpr int M = FlashTiles<D>::FORWARD_ROWS, QUERIES = FLASH_WARPS * 16 * M, KEYS = FLASH_STEP;
-    constexpr int CHUNK = dropped ? FLASH_CHUNK : FlashTiles<D>::FORWARD_CHUNK, COLUMNS = CHUNK / 8;
+    constexpr int CHUNK = dropped ? FlashTiles<D>::FORWARD_CHUNK_DROPPED : FlashTiles<D>::FORWARD_CHUNK,
+                  COLUMNS = CHUNK / 8;
     constexpr uint32_t STEP_BYTES = flash_tile_bytes<D>(KEYS);
     extern __shared__ __align__(1024) unsigned char flash_shared[];
     uint32_t q_tile = (uint32_t)__cvta_generic_to_shared(flash_shared),
@@ -533,7 +540,7 @@ __global__ void __launch_bounds__(FLASH_THREADS,
     attention_backward_key_kernel(floatX* dqkv, const floatX* dout, const floatX* qkv, const FlashRow* rows,
                                   FlashArguments z) {
     constexpr int M = dropped ? FlashTiles<D>::KEY_ROWS_DROPPED : FlashTiles<D>::KEY_ROWS, KEYS = FLASH_WARPS * 16 * M,
-                  QUERIES = FLASH_STEP, CHUNK = FLASH_CHUNK;
+                  QUERIES = FLASH_STEP, CHUNK = dropped ? FLASH_CHUNK : FlashTiles<D>::KEY_CHUNK;
     constexpr int COLUMNS = CHUNK / 8;
     constexpr uint32_t STEP_BYTES = flash_tile_bytes<D>(QUERIES), ROWS_BYTES = QUERIES * sizeof(FlashRow);
     extern __shared__ __align__(1024) unsigned char flash_shared[];
@@ -634,6 +641,9 @@ __global__ void __launch_bounds__(FLASH_THREADS,
 // ---------------------------------------------------------------------------------------------------------
 // Launches
 
+// Of the backward pass; the forward pass takes none.
+static inline size_t flash_scratch_bytes(int N, int NH) { return (size_t)NH * (size_t)N * sizeof(FlashRow); }
+
 static inline FlashArguments flash_arguments(const Sequences* s, AttentionShape shape) {
     FlashArguments z;
     z.cu_seqlens = s->cu_seqlens;
@@ -646,10 +656,15 @@ static inline FlashArguments flash_arguments(const Sequences* s, AttentionShape 
     return z;
 }
 
+enum { FLASH_GRID_LIMIT = 65535 };  // of the grid's second and third dimension
+
 // Launch with `bytes` of shared memory, for tiles of `rows` rows of the longest sequence.
 template <typename... Arguments>
 static void flash_launch(void (*kernel)(Arguments...), const Sequences* s, int NH, int rows, size_t bytes, Context* ctx,
                          Arguments... arguments) {
+    if (NH > FLASH_GRID_LIMIT || s->count > FLASH_GRID_LIMIT)
+        die(USAGE, "flash attention takes %d sequences and as many heads in a batch, not %d and %d; lower -b",
+            FLASH_GRID_LIMIT, s->count, NH);
     dim3 grid((unsigned)((s->max_length + rows - 1) / rows), (unsigned)NH, (unsigned)s->count);
     cudaCheck(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes));
     kernel<<<grid, FLASH_THREADS, bytes, ctx->stream>>>(arguments...);
@@ -669,7 +684,7 @@ static void flash_backward_of(floatX* dqkv, const floatX* dout, const floatX* qk
                               const Sequences* s, FlashArguments z, Context* ctx) {
     constexpr int QUERIES = FLASH_WARPS * 16 * FlashTiles<D>::QUERY_ROWS;
     constexpr int KEYS = FLASH_WARPS * 16 * (dropped ? FlashTiles<D>::KEY_ROWS_DROPPED : FlashTiles<D>::KEY_ROWS);
-    FlashRow* rows = (FlashRow*)device_scratch(ctx, (size_t)z.NH * (size_t)z.N * sizeof *rows);
+    FlashRow* rows = (FlashRow*)device_scratch(ctx, flash_scratch_bytes(z.N, z.NH));
     flash_launch(attention_backward_query_kernel<D, mask, dropped>, s, z.NH, QUERIES,
                  flash_tile_bytes<D>(2 * QUERIES + 4 * FLASH_STEP), ctx, dqkv, rows, dout, qkv, out, lse, z);
     flash_launch(attention_backward_key_kernel<D, mask, dropped>, s, z.NH, KEYS,

@@ -2,13 +2,17 @@
  *
  *   lse[n]      = log(sum over v < V of exp(logits[n, v]))
  *   losses[n]   = lse[n] - logits[n, targets[n]]
- *   dlogits     = scale * (exp(logits[n, v] - lse[n]) - [v == targets[n]])      written over the logits
+ *   dlogits     = factor * (exp(logits[n, v] - lse[n]) - [v == targets[n]])     written over the logits
+ *   factor      = scale * loss_scale[0]                                         loss_scale NULL: scale
  *
- * Shapes: logits [N, Vp], targets [N], losses [N]. A target below 0 is ignored: its loss and its gradients are
- * 0. The columns V .. Vp - 1 are padding: outside the softmax, with gradient 0 (classifier_forward does not look
- * at them). classifier_backward leaves d(scale * sum of losses) / dlogits.
+ * Shapes: logits [N, Vp], targets [N], losses [N], loss_scale [1]. A target below 0 is ignored: its loss and its
+ * gradients are 0. The columns V .. Vp - 1 are padding: outside the softmax, with gradient 0 (classifier_forward does
+ * not look at them). classifier_backward leaves d(factor * sum of losses) / dlogits; the losses are never scaled.
+ * loss_scale lies where the ops run: dynamic loss scaling changes it there (loss_scale.h), unseen by the host.
  * Numerics: exponentials in real, less the row's maximum; on the CPU their sum in real over blocks of 512, the blocks
- * and the logarithm in double; on the GPU all in float, a partial sum for each thread. A NaN or +inf among a row's logits makes its loss NaN; it is never hidden.
+ * and the logarithm in double; on the GPU all in float, a partial sum for each thread. A NaN or +inf among a row's
+ * logits makes its loss NaN; it is never hidden. In fp16 a factor that is too large makes gradients infinite, and one
+ * that is too small makes them 0.
  * Source: the definition; the usual fusion of softmax, loss and gradient. */
 #ifndef LLMC_CLASSIFIER_H
 #define LLMC_CLASSIFIER_H
@@ -48,15 +52,16 @@ static inline void classifier_forward_ref(real* losses, const real* logits, cons
     }
 }
 
-static inline void classifier_backward_ref(real* losses, real* logits, const int* targets, int N, int V, int Vp,
-                                           real scale) {
+static inline void classifier_backward_ref(real* losses, real* logits, const int* targets, const real* loss_scale,
+                                           int N, int V, int Vp, real scale) {
+    double factor = (double)scale * (loss_scale ? (double)*loss_scale : 1);
     classifier_forward_ref(losses, logits, targets, N, V, Vp);
     for (int n = 0; n < N; n++) {
         real* x = logits + (size_t)n * (size_t)Vp;
         double max, sum = classifier_sum_ref(&max, x, V);
         for (int v = 0; v < Vp; v++) {
             int used = targets[n] >= 0 && v < V;
-            x[v] = used ? (real)((double)scale * (exp((double)x[v] - max) / sum - (v == targets[n]))) : 0;
+            x[v] = used ? (real)(factor * (exp((double)x[v] - max) / sum - (v == targets[n]))) : 0;
         }
     }
 }
@@ -150,14 +155,15 @@ __global__ void __launch_bounds__(2 * CLASSIFIER_THREADS)
 // Block: a row.
 template <int WIDTH, int STAGED>
 __global__ void __launch_bounds__(2 * CLASSIFIER_THREADS)
-    classifier_backward_kernel(real* losses, floatX* logits, const int* targets, int V, int Vp, float scale) {
+    classifier_backward_kernel(real* losses, floatX* logits, const int* targets, const real* loss_scale, int V, int Vp,
+                               float scale) {
     extern __shared__ int4 classifier_shared[];
     Vector<floatX, WIDTH>* staged = (Vector<floatX, WIDTH>*)classifier_shared;
     floatX* x = logits + (size_t)blockIdx.x * (size_t)Vp;
     int target = targets[blockIdx.x], vectors = target < 0 ? 0 : V / WIDTH, threads = blockDim.x;
     int used = target < 0 ? 0 : V, rest = vectors * WIDTH;
     ClassifierStatistics s = {0, 1};
-    float f[WIDTH], loss = 0, at_target = 0;
+    float f[WIDTH], loss = 0, at_target = 0, scaled = loss_scale ? scale * *loss_scale : scale;
     if (target >= 0) {
         at_target = to_float(x[target]);  // all threads, before the first of them writes
         s = classifier_statistics<WIDTH, STAGED>(staged, x, V);
@@ -165,7 +171,7 @@ __global__ void __launch_bounds__(2 * CLASSIFIER_THREADS)
     }
     if (threadIdx.x == 0) losses[blockIdx.x] = loss;
 
-    float factor = scale / s.sum;
+    float factor = scaled / s.sum;
 #pragma unroll 2
     for (int i = threadIdx.x; i < vectors; i += threads) {
         floatX* p = x + (size_t)i * WIDTH;
@@ -180,7 +186,7 @@ __global__ void __launch_bounds__(2 * CLASSIFIER_THREADS)
     // The thread that wrote the target's element corrects it.
     int writer = target < rest ? target / WIDTH % threads : (target - rest) % threads;
     if (target >= 0 && (int)threadIdx.x == writer)
-        x[target] = from_float<floatX>(scale * (classifier_exp(at_target - s.max) / s.sum - 1));
+        x[target] = from_float<floatX>(scaled * (classifier_exp(at_target - s.max) / s.sum - 1));
 }
 
 // Threads for rows of V elements, of which a multiprocessor holds one or more at a time.
@@ -204,8 +210,8 @@ static inline void classifier_forward(real* losses, const floatX* logits, const 
     scope_close(&scope);
 }
 
-static inline void classifier_backward(real* losses, floatX* logits, const int* targets, int N, int V, int Vp,
-                                       real scale, Context* ctx) {
+static inline void classifier_backward(real* losses, floatX* logits, const int* targets, const real* loss_scale, int N,
+                                       int V, int Vp, real scale, Context* ctx) {
     const int WIDTH = Vector<floatX>::SIZE;
     Scope scope = scope_open(ctx, "classifier_backward", CLASSIFIER_BACKWARD_FLOPS(N, V),
                              CLASSIFIER_BACKWARD_BYTES(N, V, Vp), "N=%d V=%d Vp=%d", N, V, Vp);
@@ -220,14 +226,14 @@ static inline void classifier_backward(real* losses, floatX* logits, const int* 
         cudaCheck(cudaFuncSetAttribute(classifier_backward_kernel<WIDTH, 1>,
                                        cudaFuncAttributeMaxDynamicSharedMemorySize, (int)row));
         classifier_backward_kernel<WIDTH, 1>
-            <<<blocks_for(N, 1), classifier_threads(V, WIDTH, alone), row, ctx->stream>>>(losses, logits, targets, V,
-                                                                                          Vp, scale);
+            <<<blocks_for(N, 1), classifier_threads(V, WIDTH, alone), row, ctx->stream>>>(losses, logits, targets,
+                                                                                          loss_scale, V, Vp, scale);
     } else if (rows_are_vectors<floatX>(Vp)) {
         classifier_backward_kernel<WIDTH, 0><<<blocks_for(N, 1), classifier_threads(V, WIDTH, 0), 0, ctx->stream>>>(
-            losses, logits, targets, V, Vp, scale);
+            losses, logits, targets, loss_scale, V, Vp, scale);
     } else {
-        classifier_backward_kernel<1, 0>
-            <<<blocks_for(N, 1), classifier_threads(V, 1, 0), 0, ctx->stream>>>(losses, logits, targets, V, Vp, scale);
+        classifier_backward_kernel<1, 0><<<blocks_for(N, 1), classifier_threads(V, 1, 0), 0, ctx->stream>>>(
+            losses, logits, targets, loss_scale, V, Vp, scale);
     }
     cudaCheck(cudaGetLastError());
     scope_close(&scope);
@@ -284,10 +290,11 @@ static inline void classifier_forward(real* losses, const floatX* logits, const 
     scope_close(&scope);
 }
 
-static inline void classifier_backward(real* losses, floatX* logits, const int* targets, int N, int V, int Vp,
-                                       real scale, Context* ctx) {
+static inline void classifier_backward(real* losses, floatX* logits, const int* targets, const real* loss_scale, int N,
+                                       int V, int Vp, real scale, Context* ctx) {
     Scope scope = scope_open(ctx, "classifier_backward", CLASSIFIER_BACKWARD_FLOPS(N, V),
                              CLASSIFIER_BACKWARD_BYTES(N, V, Vp), "N=%d V=%d Vp=%d", N, V, Vp);
+    double scaled = (double)scale * (loss_scale ? (double)*loss_scale : 1);
 #pragma omp parallel for
     for (int n = 0; n < N; n++) {
         floatX* x = logits + (size_t)n * (size_t)Vp;
@@ -297,8 +304,8 @@ static inline void classifier_backward(real* losses, floatX* logits, const int* 
             real max = classifier_maximum(x, V), at_target = x[target];
             double sum = classifier_sum(x, x, V, max);
             losses[n] = (real)((double)max + log(sum) - (double)at_target);
-            real factor = (real)((double)scale / sum);
-            real of_target = (real)((double)scale * ((double)x[target] / sum - 1));
+            real factor = (real)(scaled / sum);
+            real of_target = (real)(scaled * ((double)x[target] / sum - 1));
             for (int v = 0; v < V; v++) x[v] *= factor;
             x[target] = of_target;
         }

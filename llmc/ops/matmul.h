@@ -484,6 +484,12 @@ static inline void matmul_backward_weight(AffineGradient d, const floatX* dy, co
 
 // The GPU's matmuls keep plans in the context; the CPU has none.
 static inline void matmul_plans_free(Context* ctx) { (void)ctx; }
+static inline void matmul_plans_text(Context* ctx, Text* t) { (void)ctx, (void)t; }
+static inline void matmul_plans_load(Context* ctx, const char* text) {
+    (void)ctx;
+    if (*text)
+        warn("the checkpoint is of a GPU: its matmul algorithms are not used, and the run will not go on bit for bit");
+}
 
 #else
 #include "matmul_cublaslt.cuh"

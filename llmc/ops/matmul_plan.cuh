@@ -6,9 +6,9 @@
 #ifndef LLMC_MATMUL_PLAN_CUH
 #define LLMC_MATMUL_PLAN_CUH
 
+#include "../device/cublaslt.cuh"
 #include "matmul_epilogue.cuh"
 #ifdef __CUDACC__
-#include <type_traits>
 
 typedef enum { MATMUL_FORWARD, MATMUL_BACKWARD_INPUT, MATMUL_BACKWARD_WEIGHT } MatmulKind;
 
@@ -50,12 +50,6 @@ enum { MATMUL_CANDIDATES = 32, MATMUL_ROUNDS = 8 };
 static inline int matmul_has_bias(int epilogue) { return (epilogue & CUBLASLT_EPILOGUE_BIAS) != 0; }
 static inline int matmul_has_aux(int epilogue) { return (epilogue & 128) != 0; }  // so in cublasLtEpilogue_t
 
-static inline int pointer_alignment(const void* p) {
-    int alignment = 256;
-    while ((uintptr_t)p % (uintptr_t)alignment) alignment /= 2;
-    return alignment;
-}
-
 static inline void matmul_check(cublasStatus_t status, const MatmulPlan* plan, const char* tried) {
     static const char* const KINDS[] = {"forward", "backward_input", "backward_weight"};
     const MatmulKey* k = &plan->key;
@@ -78,24 +72,16 @@ static inline cublasLtMatrixLayout_t matmul_layout(cudaDataType_t type, int rows
     return layout;
 }
 
-template <typename T>
-static inline void matmul_set(cublasLtMatmulDesc_t operation, cublasLtMatmulDescAttributes_t name, T value) {
-    cublasCheck(cublasLtMatmulDescSetAttribute(operation, name, &value, sizeof value));
-}
-
 static inline void matmul_plan_describe(MatmulPlan* plan) {
     const MatmulKey* k = &plan->key;
-    cudaDataType_t type = sizeof(floatX) == 4                          ? CUDA_R_32F
-                          : std::is_same<floatX, __nv_bfloat16>::value ? CUDA_R_16BF
-                                                                       : CUDA_R_16F;
-    cublasComputeType_t compute = sizeof(floatX) == 4 && k->tf32 ? CUBLAS_COMPUTE_32F_FAST_TF32 : CUBLAS_COMPUTE_32F;
-    cublasCheck(cublasLtMatmulDescCreate(&plan->operation, compute, CUDA_R_32F));
-    matmul_set(plan->operation, CUBLASLT_MATMUL_DESC_TRANSA, k->kind == MATMUL_FORWARD ? CUBLAS_OP_T : CUBLAS_OP_N);
-    matmul_set(plan->operation, CUBLASLT_MATMUL_DESC_TRANSB,
-               k->kind == MATMUL_BACKWARD_WEIGHT ? CUBLAS_OP_T : CUBLAS_OP_N);
-    matmul_set(plan->operation, CUBLASLT_MATMUL_DESC_EPILOGUE, (cublasLtEpilogue_t)k->epilogue);
+    cudaDataType_t type = cublaslt_type();
+    cublasCheck(cublasLtMatmulDescCreate(&plan->operation, cublaslt_compute(k->tf32), CUDA_R_32F));
+    cublaslt_set(plan->operation, CUBLASLT_MATMUL_DESC_TRANSA, k->kind == MATMUL_FORWARD ? CUBLAS_OP_T : CUBLAS_OP_N);
+    cublaslt_set(plan->operation, CUBLASLT_MATMUL_DESC_TRANSB,
+                 k->kind == MATMUL_BACKWARD_WEIGHT ? CUBLAS_OP_T : CUBLAS_OP_N);
+    cublaslt_set(plan->operation, CUBLASLT_MATMUL_DESC_EPILOGUE, (cublasLtEpilogue_t)k->epilogue);
     if (matmul_has_aux(k->epilogue))
-        matmul_set(plan->operation, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, (int64_t)matmul_d_rows(k));
+        cublaslt_set(plan->operation, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, (int64_t)matmul_d_rows(k));
     plan->a = matmul_layout(type, k->IC, k->kind == MATMUL_BACKWARD_WEIGHT ? k->N : k->OC);  // x, or else w
     plan->b = matmul_layout(type, k->kind == MATMUL_FORWARD ? k->IC : k->OC, k->N);          // x, or else dy
     plan->d =
@@ -103,9 +89,9 @@ static inline void matmul_plan_describe(MatmulPlan* plan) {
 }
 
 static inline void matmul_point(const MatmulPlan* plan, const MatmulOperands* o) {
-    if (matmul_has_bias(plan->key.epilogue)) matmul_set(plan->operation, CUBLASLT_MATMUL_DESC_BIAS_POINTER, o->bias);
+    if (matmul_has_bias(plan->key.epilogue)) cublaslt_set(plan->operation, CUBLASLT_MATMUL_DESC_BIAS_POINTER, o->bias);
     if (matmul_has_aux(plan->key.epilogue))
-        matmul_set(plan->operation, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, o->aux);
+        cublaslt_set(plan->operation, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, o->aux);
 }
 
 static inline cublasStatus_t matmul_launch(const MatmulPlan* plan, const cublasLtMatmulAlgo_t* algorithm,
@@ -119,39 +105,14 @@ static inline cublasStatus_t matmul_launch(const MatmulPlan* plan, const cublasL
 static inline int matmul_propose(const MatmulPlan* plan, cublasLtMatmulHeuristicResult_t* results, int limit,
                                  Context* ctx) {
     const MatmulKey* k = &plan->key;
-    cublasLtMatmulPreference_t preference;
-    cublasCheck(cublasLtMatmulPreferenceCreate(&preference));
-    uint64_t workspace = CUBLASLT_WORKSPACE_BYTES;
-    uint32_t align[] = {(uint32_t)k->align_a, (uint32_t)k->align_b, (uint32_t)k->align_d};
     uint32_t reduction = CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;  // the parts of a split sum are kept in fp32
     if (k->kind == MATMUL_BACKWARD_WEIGHT) reduction |= CUBLASLT_REDUCTION_SCHEME_INPLACE;  // D is fp32 itself
-    struct {
-        cublasLtMatmulPreferenceAttributes_t name;
-        const void* value;
-        size_t size;
-    } attributes[] = {
-        {CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &workspace, sizeof workspace},
-        {CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, &reduction, sizeof reduction},
-        {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, &align[0], sizeof align[0]},
-        {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, &align[1], sizeof align[1]},
-        {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, &align[2], sizeof align[2]},
-        {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, &align[2], sizeof align[2]},
-    };
-    for (size_t i = 0; i < COUNT_OF(attributes); i++)
-        cublasCheck(cublasLtMatmulPreferenceSetAttribute(preference, attributes[i].name, attributes[i].value,
-                                                         attributes[i].size));
-    int found = 0, kept = 0;
-    cublasStatus_t status = cublasLtMatmulAlgoGetHeuristic(ctx->cublaslt, plan->operation, plan->a, plan->b, plan->d,
-                                                           plan->d, preference, limit, results, &found);
-    cublasCheck(cublasLtMatmulPreferenceDestroy(preference));
-    // INVALID_VALUE is what it says of an epilogue that it has for even shapes only.
-    if (status != CUBLAS_STATUS_SUCCESS && status != CUBLAS_STATUS_NOT_SUPPORTED &&
-        status != CUBLAS_STATUS_INVALID_VALUE)
-        matmul_check(status, plan, "cublasLtMatmulAlgoGetHeuristic");
-    for (int i = 0; status == CUBLAS_STATUS_SUCCESS && i < found; i++)
-        if (results[i].state == CUBLAS_STATUS_SUCCESS && results[i].workspaceSize <= CUBLASLT_WORKSPACE_BYTES)
-            results[kept++] = results[i];
-    return kept;
+    CublasltProblem problem = {
+        plan->operation,      plan->a,  plan->b, plan->d, (uint32_t)k->align_a, (uint32_t)k->align_b,
+        (uint32_t)k->align_d, reduction};
+    int count;
+    matmul_check(cublaslt_propose(&count, results, limit, &problem, ctx), plan, "cublasLtMatmulAlgoGetHeuristic");
+    return count;
 }
 
 // ---------------------------------------------------------------------------------------------------------
@@ -220,9 +181,21 @@ static inline struct MatmulPlans* matmul_plans(Context* ctx) {
     return plans;
 }
 
-// Use these choices (lines of matmul_plans_text) for products that have no plan yet.
+// Use these choices, the matmul_plans_text of the run that goes on here, and no others that were known. Where they are of
+// another machine a line says so, and nothing changes.
 static inline void matmul_plans_load(Context* ctx, const char* text) {
-    text_append(&matmul_plans(ctx)->known, text, strlen(text));
+    struct MatmulPlans* plans = matmul_plans(ctx);
+    size_t n = strlen(plans->machine);
+    if (*text && (strncmp(text, plans->machine, n) != 0 || text[n] != ' ')) {
+        int words = 0, length = 0;
+        while (text[length] && (text[length] != ' ' || ++words < 3)) length++;
+        warn("the matmul algorithms of the checkpoint are for %.*s (GPU, cuBLASLt, type), not for %s: they are chosen "
+             "anew, and the run will not go on bit for bit",
+             length, text, plans->machine);
+        return;
+    }
+    plans->known.length = 0;
+    text_append(&plans->known, text, strlen(text));
 }
 
 // Append a line for every timed choice made so far; the others would be made again just so.

@@ -1,7 +1,7 @@
 /* Checkpoints: complete or absent, whatever kills the process, and checked before they are used.
  *
  *   OUT/ckpt/00000120/   config.json, model.safetensors, tokenizer files: a Hugging Face directory
- *                        optimizer.safetensors: the moments
+ *                        optimizer.safetensors: the moments, and the master weights where there are any
  *                        trainer.json: step, position in the data, settings
  *                        manifest.json: size and CRC-32 of every other file, and of itself
  *   OUT/                 shows the newest model: the same files, hard-linked
@@ -346,11 +346,25 @@ static inline int checkpoint_save(const Checkpoints* c, int64_t step, const char
     return bad ? -1 : 0;
 }
 
+// Whether a run has master weights cannot change on the way: taken from rounded weights they would be other ones.
+static inline void checkpoint_check_master(const Checkpoints* c, const char* path) {
+    SafeTensors file;
+    char* name = xprintf("master.%s", c->table->tensors[0].name);
+    safetensors_open(&file, path);
+    int has = safetensors_find(&file, name) != NULL, wants = c->optimizer->master != NULL;
+    if (has && !wants)
+        die(USAGE, "%s: holds master weights, which this run has not; go on with -w 1 and the same build", path);
+    if (wants && !has) die(USAGE, "%s: holds no master weights; go on with -w 0 and the same build", path);
+    safetensors_close(&file);
+    free(name);
+}
+
 // Read weights and moments of a verified checkpoint.
 static inline void checkpoint_load(const Checkpoints* c, const char* dir) {
     char *model = xprintf("%s/model.safetensors", dir), *moments = xprintf("%s/optimizer.safetensors", dir);
     const TensorPart weights = {"", c->params, VIEW_FLOATX};
     TensorPart parts[3];
+    checkpoint_check_master(c, moments);
     tensors_read(model, c->table, &weights, 1, NULL, c->ctx);
     tensors_read(moments, c->table, parts, checkpoint_optimizer_parts(c, parts), NULL, c->ctx);
     free(model), free(moments);

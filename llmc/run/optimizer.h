@@ -1,35 +1,62 @@
 /* The optimizer's state and its step over the flat parameter buffer.
  *
- * Two launches: the norm of all gradients, and one AdamW pass that clips with it. The norm stays where the ops run,
- * so the host need not wait for it; a norm that is not finite updates nothing, and the trainer's NaN policy reads it
- * afterwards. */
+ * A step is the norm of all gradients, the loss scale's move, and one AdamW pass that clips with the norm and divides by
+ * the scale. All of it stays where the ops run, so the host need not wait: a norm that is not finite updates nothing, and
+ * the trainer's policy reads it afterwards. */
 #ifndef LLMC_OPTIMIZER_H
 #define LLMC_OPTIMIZER_H
 
 #include "../ops/adamw.h"
 #include "../ops/global_norm.h"
+#include "../ops/loss_scale.h"
 #include "tensors.h"
 
+// Whether the parameters are kept in full precision too, where floatX is narrower than that.
+typedef enum { NO_MASTER, WITH_MASTER } MasterWeights;
+
 typedef struct {
-    size_t elements;   // of the flat buffer, as in the table
-    real *m, *v;       // [elements] first and second moments
-    real* master;      // [elements] the parameters in full precision; NULL where floatX is that already
-    real* norm;        // [1] of the last step's gradients, before clipping
+    size_t elements;        // of the flat buffer, as in the table
+    real *m, *v;            // [elements] first and second moments
+    real* master;           // [elements] the parameters in full precision; NULL: none, or floatX is that already
+    real* norm;             // [1] of the last step's gradients, unscaled, before clipping
+    LossScale* loss_scale;  // [1] where the ops run
+    LossScaleRule rule;
     ParamSpan* spans;  // where the ops run
     int span_count;
 } Optimizer;
 
-static inline size_t optimizer_bytes(const TensorTable* table) {
-    size_t buffers = sizeof(floatX) == sizeof(real) ? 2 : 3;
-    return (buffers * table->elements + 1) * sizeof(real);
+static inline size_t optimizer_buffers(MasterWeights master) {
+    return master == WITH_MASTER && sizeof(floatX) < sizeof(real) ? 3 : 2;
 }
 
-static inline void optimizer_init(Optimizer* o, const TensorTable* table, Context* ctx) {
+static inline size_t optimizer_bytes(const TensorTable* table, MasterWeights master) {
+    return (optimizer_buffers(master) * table->elements + 1) * sizeof(real);
+}
+
+// What dynamic loss scaling and the count of updates go on from.
+static inline void optimizer_set_loss_scale(Optimizer* o, LossScale state, LossScaleRule rule, Context* ctx) {
+    o->rule = rule;
+    device_upload(ctx, o->loss_scale, &state, sizeof state);
+    device_synchronize(ctx);
+}
+
+static inline LossScale optimizer_loss_scale(const Optimizer* o, Context* ctx) {
+    LossScale state;
+    device_download(ctx, &state, o->loss_scale, sizeof state);
+    return state;
+}
+
+// Moments are zero, the loss is not scaled.
+static inline void optimizer_init(Optimizer* o, const TensorTable* table, MasterWeights master, Context* ctx) {
+    const LossScale unscaled = {1, 1, 0, 0};
+    const LossScaleRule fixed = {LOSS_SCALE_FIXED, 0};
     o->elements = table->elements;
-    o->m = (real*)device_alloc(ctx, optimizer_bytes(table), "optimizer");
+    o->m = (real*)device_alloc(ctx, optimizer_bytes(table, master), "optimizer");
     o->v = o->m + o->elements;
-    o->master = sizeof(floatX) == sizeof(real) ? NULL : o->v + o->elements;
+    o->master = optimizer_buffers(master) == 3 ? o->v + o->elements : NULL;
     o->norm = o->v + o->elements + (o->master ? o->elements : 0);
+    o->loss_scale = (LossScale*)device_alloc(ctx, sizeof(LossScale), "optimizer");
+    optimizer_set_loss_scale(o, unscaled, fixed, ctx);
     ParamSpan* spans = (ParamSpan*)xcalloc((size_t)table->count, sizeof(ParamSpan));
     o->span_count = 0;
     // Neighbours of equal decay become one span. The padding between tensors is zero with zero gradients: it stays zero.
@@ -52,14 +79,18 @@ static inline void optimizer_init(Optimizer* o, const TensorTable* table, Contex
 
 static inline void optimizer_free(Optimizer* o) {
     device_free(o->m, ((o->master ? 3 : 2) * o->elements + 1) * sizeof(real));
+    device_free(o->loss_scale, sizeof(LossScale));
     device_free(o->spans, (size_t)o->span_count * sizeof(ParamSpan));
     memset(o, 0, sizeof *o);
 }
 
+// `grads` carry the loss scale that the backward pass read at &o->loss_scale->scale.
 static inline void optimizer_step(Optimizer* o, floatX* params, const real* grads, AdamW settings, Context* ctx) {
-    AdamWState state = {params, o->master, o->m, o->v, grads, o->norm};
+    AdamWState state = {
+        params, o->master, o->m, o->v, grads, o->norm, &o->loss_scale->applied, &o->loss_scale->updates};
     scope_at(ctx, OPTIMIZER, -1);
     global_norm_forward(o->norm, grads, o->elements, ctx);
+    loss_scale_update(o->loss_scale, o->norm, o->rule, ctx);
     adamw_update(state, o->elements, o->spans, o->span_count, settings, ctx);
 }
 

@@ -5,18 +5,20 @@
 #include "optimizer.h"
 
 typedef struct {
-    size_t parameters, gradients, optimizer, activations;  // bytes
+    size_t parameters, gradients, optimizer, activations, scratch;  // bytes
 } MemoryPlan;
 
-// From the tables of the parameters, the activations and the statistics that stay in full precision.
-static inline MemoryPlan plan_make(const TensorTable* table, const TensorTable* acts, const TensorTable* stats) {
-    MemoryPlan plan = {table->elements * sizeof(floatX), table->elements * sizeof(real), optimizer_bytes(table),
-                       acts->elements * sizeof(floatX) + stats->elements * sizeof(real)};
+// From the tables of the parameters, the activations and the statistics that stay in full precision. `scratch` is
+// attention's, whose need may grow with the square of the length.
+static inline MemoryPlan plan_make(const TensorTable* table, const TensorTable* acts, const TensorTable* stats,
+                                   MasterWeights master, size_t scratch) {
+    MemoryPlan plan = {table->elements * sizeof(floatX), table->elements * sizeof(real), optimizer_bytes(table, master),
+                       acts->elements * sizeof(floatX) + stats->elements * sizeof(real), scratch};
     return plan;
 }
 
 static inline size_t plan_bytes(MemoryPlan plan) {
-    return plan.parameters + plan.gradients + plan.optimizer + plan.activations;
+    return plan.parameters + plan.gradients + plan.optimizer + plan.activations + plan.scratch;
 }
 
 static inline void plan_print(FILE* out, MemoryPlan plan) {
@@ -24,8 +26,8 @@ static inline void plan_print(FILE* out, MemoryPlan plan) {
     fprintf(out, "memory plan: parameters %.1f MiB, gradients %.1f MiB, optimizer %.1f MiB, activations %.1f MiB, ",
             (double)plan.parameters / MiB, (double)plan.gradients / MiB, (double)plan.optimizer / MiB,
             (double)plan.activations / MiB);
-    fprintf(out, "together %.1f MiB; %.1f MiB are available\n", (double)plan_bytes(plan) / MiB,
-            (double)device_memory_available() / MiB);
+    fprintf(out, "attention's scratch %.1f MiB, together %.1f MiB; %.1f MiB are available\n",
+            (double)plan.scratch / MiB, (double)plan_bytes(plan) / MiB, (double)device_memory_available() / MiB);
 }
 
 // End with USAGE: the plan needs more than is `available`. `fits`: the largest micro-batch that does not, 0 if none.

@@ -1,4 +1,7 @@
-/* What a step spends its time on: the launchers' scopes of some steps, added up by op. */
+/* What a step spends its time on: the launchers' scopes of some steps added up by op and, on a GPU with CUPTI, the
+ * kernels of the newest step, one by one and added up.
+ *
+ * The trainer puts profiler_begin_step() and profiler_end_step() around steps, then calls profiler_report(). */
 #ifndef LLMC_PROFILER_H
 #define LLMC_PROFILER_H
 
@@ -54,7 +57,33 @@ static inline double profiler_peak_flops(Context* ctx) {
 }
 
 typedef struct {
-    const char* op;
+    ScopeLog log;
+    KernelTrace trace;
+    int steps;
+    double seconds, began;  // of all steps, from their first launch to the end of their work; when the newest began
+} Profiler;
+
+static inline void profiler_begin_step(Profiler* p, Context* ctx) {
+    device_synchronize(ctx);
+    if (p->steps++ == 0 && kernel_trace_start(&p->trace, ctx) == 0) p->log.trace = &p->trace;
+    if (p->log.trace) kernel_trace_collect(p->log.trace);  // what ran between the steps, which is of no interest
+    kernel_trace_clear(&p->trace);
+    ctx->scope_log = &p->log;
+    p->began = now_seconds();
+}
+
+static inline void profiler_end_step(Profiler* p, Context* ctx) {
+    device_synchronize(ctx);
+    p->seconds += now_seconds() - p->began;
+    ctx->scope_log = NULL;
+    scope_log_resolve(&p->log);
+}
+
+// ---------------------------------------------------------------------------------------------------------
+// By op
+
+typedef struct {
+    const char *op, *kernel;  // kernel: NULL where it is the op's total
     Direction direction;
     size_t calls;
     double seconds, flops, bytes;
@@ -65,23 +94,33 @@ static inline int op_total_descending(const void* a, const void* b) {
     return (x < y) - (x > y);
 }
 
-// Print one row an op and direction, for an average step of `steps` that together took `seconds`. Rates are of the
-// work that the op headers count. The last row is the time outside all ops (data, logging, the host's own work).
-static inline void profiler_print(FILE* out, ScopeLog* log, int steps, double seconds) {
-    scope_log_resolve(log);
-    OpTotal* totals = (OpTotal*)xcalloc(log->count + 1, sizeof *totals);
+// The total of an op (and kernel) in a direction among the first *count; a new one if there is none yet.
+static inline OpTotal* op_total_of(OpTotal* totals, size_t* count, Direction direction, const char* op,
+                                   const char* kernel) {
+    size_t k = 0;
+    while (k < *count && (totals[k].direction != direction || strcmp(totals[k].op, op) != 0 ||
+                          (kernel && strcmp(totals[k].kernel, kernel) != 0)))
+        k++;
+    if (k == *count) {
+        OpTotal fresh = {op, kernel, direction, 0, 0, 0, 0};
+        totals[(*count)++] = fresh;
+    }
+    return &totals[k];
+}
+
+// Print one row an op and direction, for an average step. Rates are of the work that the op headers count. The last row
+// but one is the time outside all ops: data, the host's own work, gaps between kernels.
+static inline void profiler_print_ops(FILE* out, const Profiler* p) {
+    OpTotal* totals = (OpTotal*)xcalloc(p->log.count + 1, sizeof *totals);
     size_t count = 0;
-    double inside = 0;
-    for (size_t i = 0; i < log->count; i++) {
-        const ScopeRecord* r = &log->records[i];
-        size_t k = 0;
-        while (k < count && (totals[k].direction != r->direction || strcmp(totals[k].op, r->op) != 0)) k++;
-        if (k == count) totals[count++].op = r->op;
-        totals[k].direction = r->direction;
-        totals[k].calls++;
-        totals[k].seconds += r->seconds;
-        totals[k].flops += r->flops;
-        totals[k].bytes += r->bytes;
+    double inside = 0, steps = p->steps, seconds = p->seconds;
+    for (size_t i = 0; i < p->log.count; i++) {
+        const ScopeRecord* r = &p->log.records[i];
+        OpTotal* t = op_total_of(totals, &count, r->direction, r->op, NULL);
+        t->calls++;
+        t->seconds += r->seconds;
+        t->flops += r->flops;
+        t->bytes += r->bytes;
         inside += r->seconds;
     }
     qsort(totals, count, sizeof *totals, op_total_descending);
@@ -96,6 +135,108 @@ static inline void profiler_print(FILE* out, ScopeLog* log, int steps, double se
             100 * (seconds - inside) / seconds);
     fprintf(out, "%-28s %-13s %6s %10.3f %6.1f%%\n", "step", "", "", 1e3 * seconds / steps, 100.0);
     free(totals);
+}
+
+// ---------------------------------------------------------------------------------------------------------
+// By kernel
+
+// What the launches of a step add up to.
+typedef struct {
+    double busy, gaps;  // seconds in kernels, and between one's end and the next one's start
+    size_t unscoped;    // launches outside every scope
+} KernelTotals;
+
+static inline KernelTotals profiler_kernel_totals(const KernelTrace* trace) {
+    KernelTotals totals = {0, 0, 0};
+    uint64_t end = trace->count ? trace->rows[0].start : 0;  // of what ran so far
+    for (size_t i = 0; i < trace->count; i++) {
+        const TracedLaunch* row = &trace->rows[i];
+        totals.busy += 1e-9 * (double)(row->end - row->start);
+        if (row->start > end) totals.gaps += 1e-9 * (double)(row->start - end);
+        if (row->end > end) end = row->end;
+        totals.unscoped += row->scope == NO_SCOPE;
+    }
+    return totals;
+}
+
+static inline void profiler_put_totals(Text* t, const KernelTrace* trace) {
+    KernelTotals totals = profiler_kernel_totals(trace);
+    text_printf(t, "total: %zu launches, %.3f ms in kernels, %.3f ms in gaps between them, %zu without a scope",
+                trace->count, 1e3 * totals.busy, 1e3 * totals.gaps, totals.unscoped);
+    if (trace->lost) text_printf(t, ", %zu not recorded", trace->lost);
+    text_printf(t, "\n");
+}
+
+// "96x32x1", or "-" for what has none.
+static inline const char* profiler_dimensions(char text[40], const int d[3]) {
+    if (d[0]) snprintf(text, 40, "%dx%dx%d", d[0], d[1], d[2]);
+    else snprintf(text, 40, "-");
+    return text;
+}
+
+// Append the launches in order of execution, a row each, columns without spaces inside, then what they add up to.
+static inline void profiler_put_kernels(Text* t, const ScopeLog* log, const KernelTrace* trace) {
+    text_printf(t, "%-5s %-13s %5s %-26s %-34s %-56s %14s %10s %4s %7s %11s %9s\n", "index", "direction", "layer", "op",
+                "shapes", "kernel", "grid", "block", "regs", "shared", "start_us", "us");
+    for (size_t i = 0; i < trace->count; i++) {
+        const TracedLaunch* row = &trace->rows[i];
+        const ScopeRecord* r = row->scope < log->count ? &log->records[row->scope] : NULL;
+        char shapes[sizeof r->shapes] = "-", layer[16] = "-", grid[40], block[40];
+        if (r && r->shapes[0]) memcpy(shapes, r->shapes, sizeof shapes);
+        for (char* c = shapes; *c; c++)
+            if (*c == ' ') *c = ',';
+        if (r && r->layer >= 0) snprintf(layer, sizeof layer, "%d", r->layer);
+        text_printf(t, "%-5zu %-13s %5s %-26s %-34s %-56s %14s %10s %4d %7d %11.2f %9.2f\n", i,
+                    r ? direction_name(r->direction) : "-", layer, r ? r->op : "-", shapes, row->name,
+                    profiler_dimensions(grid, row->grid), profiler_dimensions(block, row->block), row->registers,
+                    row->shared_bytes, 1e-3 * (double)(row->start - trace->rows[0].start),
+                    1e-3 * (double)(row->end - row->start));
+    }
+    profiler_put_totals(t, trace);
+}
+
+// Append one row a kernel, op and direction of the newest step, the longest first.
+static inline void profiler_put_kernel_totals(Text* t, const ScopeLog* log, const KernelTrace* trace) {
+    OpTotal* totals = (OpTotal*)xcalloc(trace->count + 1, sizeof *totals);
+    double busy = profiler_kernel_totals(trace).busy;
+    size_t count = 0;
+    for (size_t i = 0; i < trace->count; i++) {
+        const TracedLaunch* row = &trace->rows[i];
+        const ScopeRecord* r = row->scope < log->count ? &log->records[row->scope] : NULL;
+        OpTotal* total = op_total_of(totals, &count, r ? r->direction : FORWARD, r ? r->op : "-", row->name);
+        total->calls++;
+        total->seconds += 1e-9 * (double)(row->end - row->start);
+    }
+    qsort(totals, count, sizeof *totals, op_total_descending);
+    text_printf(t, "%-56s %-28s %-13s %6s %10s %7s\n", "kernel", "op", "direction", "calls", "ms", "share");
+    for (size_t k = 0; k < count; k++)
+        text_printf(t, "%-56s %-28s %-13s %6zu %10.3f %6.1f%%\n", totals[k].kernel, totals[k].op,
+                    direction_name(totals[k].direction), totals[k].calls, 1e3 * totals[k].seconds,
+                    100 * totals[k].seconds / busy);
+    profiler_put_totals(t, trace);
+    free(totals);
+}
+
+// ---------------------------------------------------------------------------------------------------------
+
+// Print what the profiled steps spent their time on, and write the newest one's kernels to `directory`/kernels.txt ("":
+// do not). Ends the profile.
+static inline void profiler_report(FILE* out, Profiler* p, const char* directory) {
+    if (p->steps) profiler_print_ops(out, p);
+    if (p->log.trace) {
+        Text kernels = {NULL, 0, 0}, totals = {NULL, 0, 0};
+        char* path = xprintf("%s/kernels.txt", directory);
+        profiler_put_kernels(&kernels, &p->log, &p->trace);
+        profiler_put_kernel_totals(&totals, &p->log, &p->trace);
+        fputs(totals.text, out);
+        if (*directory && write_file(path, kernels.text, kernels.length) != 0)
+            warn("%s: cannot be written: %s", path, strerror(errno));
+        free(kernels.text), free(totals.text), free(path);
+        kernel_trace_stop(&p->trace);
+        kernel_trace_free(&p->trace);
+    }
+    free(p->log.records);
+    memset(p, 0, sizeof *p);
 }
 
 #endif

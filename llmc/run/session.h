@@ -1,6 +1,5 @@
-/* What a run is apart from its model: where it stands, what it goes on from, and how it is saved.
- *
- * A trainer fills the first part from its flags. Everything here is the same for every model. */
+/* What a run is apart from its model: where it stands, what it goes on from, and how it is saved. Everything here is the
+ * same for every model. */
 #ifndef LLMC_SESSION_H
 #define LLMC_SESSION_H
 
@@ -9,16 +8,19 @@
 
 #include "../base/log.h"
 #include "../data/shards.h"
+#include "../ops/matmul.h"
 #include "checkpoint.h"
 #include "settings.h"
 
 typedef struct {
-    const char* out;  // the run's directory; "" writes nothing
+    const Settings* settings;
+    const char* out;  // settings->out, the run's directory; "" writes nothing
     Flag* flags;
     int flag_count;
-    int keep, keep_every;
     Context* ctx;
-    int is_locked;  // OUT/.lock is this process's
+    int is_locked;       // OUT/.lock is this process's
+    char* matmul_cache;  // file of the GPU's chosen algorithms; NULL: none
+    char* matmul_plans;  // those of the checkpoint; NULL: there is none, or it has none
 
     char* checkpoint;  // the directory the run goes on from; NULL: a new run
     int64_t step;      // optimizer steps done
@@ -26,16 +28,18 @@ typedef struct {
     uint32_t data;     // fingerprint of the training data of the checkpoint
     int64_t saved;     // step of the newest checkpoint; -1: none
     int64_t last;      // the run ends after this step
+    LossScale scale;   // of the checkpoint; scale 0: it was not dynamic
     Tokenizer tokenizer;
     char* tokenizer_dir;  // NULL: there is no tokenizer
 } Session;
 
 // Flags that cannot be meant together, named both.
-static inline void session_check_flags(const char* out, int resume, int override, int overwrite) {
-    if (resume && overwrite)
+static inline void session_check_flags(const Settings* s) {
+    if (s->resume && s->overwrite)
         die(USAGE, "-y 1 and --overwrite 1: one goes on with the run in -o, the other deletes it; leave one out");
-    if (resume && !*out) die(USAGE, "-y 1 and -o '': there is nothing to go on from; name the run's directory with -o");
-    if (override && !resume)
+    if (s->resume && !*s->out)
+        die(USAGE, "-y 1 and -o '': there is nothing to go on from; name the run's directory with -o");
+    if (s->override && !s->resume)
         die(USAGE, "--override 1 without -y 1: it is about a run that is resumed; add -y 1 or leave it out");
 }
 
@@ -86,14 +90,13 @@ static inline void session_refuse_foreign(const char* out) {
     }
 }
 
-// With `resume`, go on from the newest whole checkpoint in s->out: its settings enter s->flags (settings_restore says
-// how the three flags after it matter). Without, refuse a directory that holds checkpoints.
-static inline void session_find_checkpoint(Session* s, int resume, int override, const char* of_process,
-                                           const char* free_to_change) {
+// With -y 1, go on from the newest whole checkpoint in s->out: its settings enter s->flags; those of the list
+// `free_to_change` may be given anew. Without, refuse a directory that holds checkpoints.
+static inline void session_find_checkpoint(Session* s, const char* free_to_change) {
+    int resume = s->settings->resume;
     int64_t* steps = NULL;
     int earlier = *s->out ? checkpoint_list(s->out, &steps) : 0;
     free(steps);
-    s->saved = -1;
     if (*s->out) earlier += checkpoint_of_kind(s->out, ".damaged", COUNT_THEM);
     if (!resume && earlier)
         die(USAGE,
@@ -110,10 +113,15 @@ static inline void session_find_checkpoint(Session* s, int resume, int override,
     char* path = xprintf("%s/trainer.json", s->checkpoint);
     Json json;
     json_load(&json, path, (size_t)1 << 20);
-    settings_restore(s->flags, s->flag_count, json_get(json.root, "settings"), of_process, free_to_change, override,
-                     path);
+    settings_restore(s->flags, s->flag_count, json_get(json.root, "settings"), SETTINGS_OF_PROCESS, free_to_change,
+                     s->settings->override, path);
     s->samples = (uint64_t)json_get_int(json.root, "samples", path);
     s->data = (uint32_t)json_get_int(json.root, "train_data_fingerprint", path);
+    s->scale.updates = json_get_int(json.root, "updates", path);
+    s->scale.scale = (real)json_get_double_or(json.root, "loss_scale", 0, path);
+    s->scale.good = json_get_int_or(json.root, "loss_scale_good_steps", 0, path);
+    if (json_has(json.root, "matmul_plans"))
+        s->matmul_plans = xprintf("%s", json_get_string(json.root, "matmul_plans", path));
     if (json_get_int(json.root, "step", path) != s->step)
         die(USAGE, "%s: key \"step\": is not that of its directory; restore the directory's name", path);
     s->saved = s->step;
@@ -121,16 +129,36 @@ static inline void session_find_checkpoint(Session* s, int resume, int override,
     free(path);
 }
 
+// Begin with settings whose flags are parsed: open the context and find what the run goes on from. Nothing is written.
+static inline void session_open(Session* s, const Settings* settings, Flag* flags, int flag_count,
+                                const char* free_to_change, Context* ctx) {
+    session_check_flags(settings);
+    s->settings = settings, s->out = settings->out;
+    s->flags = flags, s->flag_count = flag_count;
+    s->ctx = ctx;
+    s->saved = -1;
+    context_init(ctx);
+    device_set_threads(settings->threads);
+    if (!settings->evaluate && settings->steps != 0) session_lock(s, 0);
+    if (settings->resume || !(settings->overwrite || settings->evaluate || settings->steps == 0))
+        session_find_checkpoint(s, free_to_change);
+    s->matmul_cache = *s->out ? xprintf("%s/matmul_plans.txt", s->out) : NULL;
+    device_set_matmul(ctx, settings->autotune, s->matmul_cache, settings->gelu_fusion, settings->tf32);
+    device_set_attention(ctx, (AttentionPath)settings->attention);
+    if (s->matmul_plans) matmul_plans_load(ctx, s->matmul_plans);
+}
+
 static inline char* session_directory_of(const char* path) {
     const char* slash = strrchr(path, '/');
     return slash ? xprintf("%.*s", (int)(slash - path), path) : xprintf(".");
 }
 
-// The patterns of the training and validation shards (caller frees). An empty `train` means the built-in corpus, below
-// the working directory or beside the program; an empty `val` means `train` with "train" replaced by "val" at the start
-// of the file's name. *val_pattern is NULL where there is nothing to validate on.
-static inline void session_find_data(const char* train, const char* val, char** train_pattern, char** val_pattern) {
+// The patterns of the training and validation shards (caller frees). An empty -i means the built-in corpus, below the
+// working directory or beside the program; an empty -j means -i with "train" replaced by "val" at the start of the
+// file's name. *val_pattern is NULL where there is nothing to validate on.
+static inline void session_find_data(const Session* s, char** train_pattern, char** val_pattern) {
     static const char builtin[] = "data/builtin/train.bin";
+    const char *train = s->settings->train_data, *val = s->settings->val_data;
     char program[4096];
     *train_pattern = xprintf("%s", *train ? train : builtin);
     if (!*train && !file_exists(builtin)) {
@@ -219,18 +247,18 @@ static inline void session_show_sample(const Session* s, const int* tokens, int 
 }
 
 // Refuse to go on with other training data than the checkpoint's.
-static inline void session_check_data(const Session* s, uint32_t fingerprint, const char* pattern, int override) {
-    if (s->checkpoint && !override && s->data != fingerprint)
+static inline void session_check_data(const Session* s, uint32_t fingerprint, const char* pattern) {
+    if (s->checkpoint && !s->settings->override && s->data != fingerprint)
         die(USAGE, "%s: is not the data that %s was trained on; restore it, or add --override 1", pattern,
             s->checkpoint);
 }
 
-// From here on the run writes: take OUT, open the log with the settings as its first line, delete what `overwrite` says.
-static inline void session_begin(Session* s, Log* log, int overwrite) {
+// From here on the run writes: take OUT, open the log with the settings as its first line, delete what --overwrite says.
+static inline void session_begin(Session* s, Log* log) {
     Text settings = {NULL, 0, 0};
     session_claim(s);
     log_open(log, s->out, s->checkpoint ? s->step : -1);
-    if (*s->out && overwrite) checkpoint_delete_all(s->out);
+    if (*s->out && s->settings->overwrite) checkpoint_delete_all(s->out);
     if (*s->out) checkpoint_clean(s->out, s->checkpoint, s->checkpoint ? s->step : -1);
     flags_to_json(&settings, s->flags, s->flag_count);
     log_line(log, &settings);
@@ -239,33 +267,55 @@ static inline void session_begin(Session* s, Log* log, int overwrite) {
 
 static inline Checkpoints session_checkpoints(const Session* s, const TensorTable* table, floatX* params,
                                               Optimizer* o) {
-    Checkpoints c = {s->out, table, params, o, s->tokenizer_dir, s->keep, s->keep_every, s->ctx};
+    Checkpoints c = {s->out, table, params, o, s->tokenizer_dir, s->settings->keep, s->settings->keep_every, s->ctx};
     return c;
+}
+
+// Have the optimizer scale the loss as the settings say, and go on where the checkpoint stood.
+static inline void session_set_loss_scale(const Session* s, Optimizer* o) {
+    const int automatic = strcmp(FLOATX_NAME, "F16") == 0 ? SCALE_DYNAMIC : SCALE_OFF;
+    int kind = s->settings->loss_scale == SCALE_AUTO ? automatic : s->settings->loss_scale;
+    LossScaleRule rule = {kind == SCALE_DYNAMIC ? LOSS_SCALE_DYNAMIC : LOSS_SCALE_FIXED,
+                          s->settings->loss_scale_growth};
+    LossScale state = s->scale;
+    if (kind != SCALE_DYNAMIC || state.scale == 0) {
+        state.scale = kind == SCALE_OFF ? 1 : (real)s->settings->loss_scale_start;
+        state.good = 0;
+    }
+    optimizer_set_loss_scale(o, state, rule, s->ctx);
 }
 
 // Save the state after s->step steps unless that was done. Returns 0, or -1 after a warning.
 static inline int session_save(Session* s, const TensorTable* table, floatX* params, Optimizer* o,
                                const char* config_json, uint32_t data) {
     if (!*s->out || s->saved == s->step) return 0;
-    Text trainer = {NULL, 0, 0};
+    Text trainer = {NULL, 0, 0}, plans = {NULL, 0, 0};
     Checkpoints c = session_checkpoints(s, table, params, o);
+    LossScale scale = optimizer_loss_scale(o, s->ctx);
     text_printf(&trainer, "{");
     json_put_integer(&trainer, "step", s->step);
     json_put_integer(&trainer, "samples", (int64_t)s->samples);
     json_put_integer(&trainer, "train_data_fingerprint", (int64_t)data);
+    json_put_integer(&trainer, "updates", scale.updates);
+    if (o->rule.kind == LOSS_SCALE_DYNAMIC) {
+        json_put_number(&trainer, "loss_scale", (double)scale.scale);
+        json_put_integer(&trainer, "loss_scale_good_steps", scale.good);
+    }
+    matmul_plans_text(s->ctx, &plans);
+    json_put_string(&trainer, "matmul_plans", plans.text ? plans.text : "");
     json_put_key(&trainer, "settings");
     flags_to_json(&trainer, s->flags, s->flag_count);
     text_printf(&trainer, "}\n");
     int result = checkpoint_save(&c, s->step, config_json, trainer.text);
     if (result == 0) s->saved = s->step;
-    free(trainer.text);
+    free(trainer.text), free(plans.text);
     return result;
 }
 
 // The optimizer left the update of `step` out because the gradients were not finite: say where (in the gradients as they
-// are now), and end with STOPPED_BY_NAN if `stop`.
+// are now), and end with STOPPED_BY_NAN unless --on-nan says skip.
 static inline void session_report_nan(const Session* s, int64_t step, const TensorTable* table, const real* grads,
-                                      double loss, double norm, int stop) {
+                                      double loss, double norm) {
     HostView view = host_view_open((void*)grads, table->elements, VIEW_REAL);
     host_view_read(s->ctx, &view);
     int first = tensors_first_not_finite(table, view.values);
@@ -274,14 +324,15 @@ static inline void session_report_nan(const Session* s, int64_t step, const Tens
     char* what = xprintf("step %lld: loss %g, gradient norm %g, first in the gradient of %s; the update was left out",
                          (long long)step, plain_nan(loss), plain_nan(norm),
                          first >= 0 ? table->tensors[first].name : "no single tensor (their norm overflowed)");
-    if (stop) die(STOPPED_BY_NAN, "%s; the last good checkpoint: %s; --on-nan skip would go on", what, good);
+    if (s->settings->on_nan == NAN_STOP)
+        die(STOPPED_BY_NAN, "%s; the last good checkpoint: %s; --on-nan skip would go on", what, good);
     warn("%s", what);
     free(good), free(what);
 }
 
 static inline void session_close(Session* s) {
     if (s->tokenizer_dir) tokenizer_free(&s->tokenizer);
-    free(s->tokenizer_dir), free(s->checkpoint);
+    free(s->tokenizer_dir), free(s->checkpoint), free(s->matmul_cache), free(s->matmul_plans);
     flags_free(s->flags, s->flag_count);
 }
 

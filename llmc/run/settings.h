@@ -1,9 +1,104 @@
-/* Settings of a run that is resumed: those of its checkpoint win over flags, and a flag that contradicts them is
- * refused, because it would silently make another run of it. */
+/* Settings of a run: the flags that all trainers share, and what becomes of them when a run is resumed.
+ *
+ * The settings of the checkpoint win over flags, and a flag that contradicts them is refused, because it would silently
+ * make another run of it. */
 #ifndef LLMC_SETTINGS_H
 #define LLMC_SETTINGS_H
 
 #include "../base/flags.h"
+#include "../base/schedule.h"
+
+typedef struct {
+    const char *train_data, *val_data, *model, *out;  // the row of `model` is the trainer's
+    int resume, override, overwrite, evaluate;
+    int B, T;
+    int64_t total_batch, steps, stop_after;
+    int schedule;
+    int64_t warmup;
+    double lr, final_fraction, wsd_decay, poly_power;
+    double weight_decay, beta1, beta2, eps, clip;
+    int master_weights, loss_scale, loss_scale_growth;
+    double loss_scale_start;
+    double dropout;
+    int recompute, shuffle, overfit, on_nan;
+    int64_t seed;
+    int val_every, val_batches, checkpoint_every, keep, keep_every, profile, threads, autotune, gelu_fusion, tf32,
+        attention;
+} Settings;
+
+// Values of choices, in the order of their names.
+enum { NAN_STOP, NAN_SKIP };
+enum { SCALE_AUTO, SCALE_OFF, SCALE_FIXED, SCALE_DYNAMIC };
+
+enum { MAX_FLAGS = 96 };
+
+// Flags that belong to a process, not to the run it continues; and flags that may change when a run is resumed.
+#define SETTINGS_OF_PROCESS "--output --resume --override --overwrite --evaluate --stop-after --threads --profile"
+#define SETTINGS_FREE_TO_CHANGE "--val-every --val-batches --checkpoint-every --keep --keep-every --on-nan --recompute"
+
+// Append rows to a table that has `count`. Returns the new count.
+static inline int settings_add_rows(Flag* table, int count, const Flag* rows, size_t added) {
+    CHECK((size_t)count + added <= MAX_FLAGS);
+    memcpy(table + count, rows, added * sizeof *rows);
+    return count + (int)added;
+}
+
+// Append the rows of the shared settings. Returns the new count.
+static inline int settings_rows(Settings* s, Flag* table, int count) {
+    const double inf = INFINITY;
+    // clang-format off
+    const Flag rows[] = {
+        {"-i",  "--train-data",     FLAG_STRING, &s->train_data,       "",       0, 0, NULL, "token shards to train on, a glob; empty: the built-in corpus", 0},
+        {"-j",  "--val-data",       FLAG_STRING, &s->val_data,         "",       0, 0, NULL, "token shards to validate on, a glob; empty: -i with train replaced by val", 0},
+        {"-o",  "--output",         FLAG_STRING, &s->out,              "out",    0, 0, NULL, "directory for log, checkpoints and model; empty: write nothing", 0},
+        {"-y",  "--resume",         FLAG_INT,    &s->resume,           "0",      0, 1, NULL, "1: go on from the newest whole checkpoint in -o", 0},
+        {NULL,  "--override",       FLAG_INT,    &s->override,         "0",      0, 1, NULL, "1: flags that contradict the resumed run win", 0},
+        {NULL,  "--overwrite",      FLAG_INT,    &s->overwrite,        "0",      0, 1, NULL, "1: delete an earlier run's checkpoints in -o", 0},
+        {"-b",  "--batch",          FLAG_INT,    &s->B,                "4",      1, 65536, NULL, "sequences in a micro-batch on each rank", 0},
+        {"-t",  "--seq-len",        FLAG_INT,    &s->T,                "0",      0, 1 << 20, NULL, "tokens in a sequence; 0: all that the model allows", 0},
+        {"-d",  "--total-batch",    FLAG_SIZE,   &s->total_batch,      "0",      0, 1e12, NULL, "tokens in an optimizer step over all ranks and micro-batches; 0: one micro-batch a rank", 0},
+        {"-x",  "--steps",          FLAG_SIZE,   &s->steps,            "-1",     -1, 1e12, NULL, "optimizer steps; -1: one epoch; 0: print settings, tensors and memory plan", 0},
+        {NULL,  "--stop-after",     FLAG_SIZE,   &s->stop_after,       "0",      0, 1e12, NULL, "stop, saved, after this step without changing the schedule; 0: off", 0},
+        {"-k",  "--schedule",       FLAG_CHOICE, &s->schedule,         "cosine", 0, 0, SCHEDULE_CHOICES, "shape of the learning rate", 0},
+        {"-l",  "--lr",             FLAG_REAL,   &s->lr,               "3e-4",   0, inf, NULL, "peak learning rate", 0},
+        {"-u",  "--warmup",         FLAG_SIZE,   &s->warmup,           "0",      0, 1e12, NULL, "steps of linear warm-up", 0},
+        {"-q",  "--final-lr",       FLAG_REAL,   &s->final_fraction,   "1.0",    0, 1, NULL, "learning rate at the end, as a fraction of the peak", 0},
+        {NULL,  "--wsd-decay",      FLAG_REAL,   &s->wsd_decay,        "0.2",    1e-9, 1, NULL, "wsd: fraction of the steps that decay", 0},
+        {NULL,  "--poly-power",     FLAG_REAL,   &s->poly_power,       "1.0",    0, inf, NULL, "poly: exponent", 0},
+        {"-c",  "--weight-decay",   FLAG_REAL,   &s->weight_decay,     "0.0",    0, inf, NULL, "decay of matrices (never of biases and layernorms)", 0},
+        {NULL,  "--beta1",          FLAG_REAL,   &s->beta1,            "0.9",    0, 0.999999, NULL, "AdamW: decay of the first moment", 0},
+        {NULL,  "--beta2",          FLAG_REAL,   &s->beta2,            "0.95",   0, 0.999999, NULL, "AdamW: decay of the second moment", 0},
+        {NULL,  "--eps",            FLAG_REAL,   &s->eps,              "1e-8",   0, 1, NULL, "AdamW: added to the root of the second moment", 0},
+        {NULL,  "--clip",           FLAG_REAL,   &s->clip,             "1.0",    0, inf, NULL, "largest norm of all gradients; 0: no clipping", 0},
+        {"-w",  "--master-weights", FLAG_INT,    &s->master_weights,   "1",      0, 1, NULL, "bf16 and fp16 builds: 1 keeps the weights in fp32 too; 0 saves these 4 bytes a weight and rounds stochastically", 0},
+        {NULL,  "--loss-scale",     FLAG_CHOICE, &s->loss_scale,       "auto",   0, 0, "auto|off|fixed|dynamic", "factor on the loss that keeps small gradients from vanishing; auto: dynamic in the fp16 build, else off", 0},
+        {NULL,  "--loss-scale-start", FLAG_REAL, &s->loss_scale_start, "65536",  1, 3e38, NULL, "fixed: the factor; dynamic: the first one, halved (down to 1) when gradients overflow, which leaves the step out", 0},
+        {NULL,  "--loss-scale-growth", FLAG_INT, &s->loss_scale_growth, "2000",  1, 1e9, NULL, "dynamic: steps in a row without overflow after which the factor doubles (up to 2^24)", 0},
+        {NULL,  "--dropout",        FLAG_REAL,   &s->dropout,          "-1",     -1, 0.999, NULL, "at all sites; -1: as the model says (0 from scratch)", 0},
+        {"-r",  "--recompute",      FLAG_INT,    &s->recompute,        "0",      0, 2, NULL, "in the backward pass, to save memory: 1 GELU, 2 also layernorm", 0},
+        {"-a",  "--overfit",        FLAG_INT,    &s->overfit,          "0",      0, 1, NULL, "1: train on the first batch again and again", 0},
+        {NULL,  "--shuffle",        FLAG_INT,    &s->shuffle,          "1",      0, 1, NULL, "1: sequences in a new seeded order every epoch; 0: in the order of the files", 0},
+        {NULL,  "--seed",           FLAG_SIZE,   &s->seed,             "1337",   0, 9e15, NULL, "of initial weights, data order, dropout and samples", 0},
+        {NULL,  "--on-nan",         FLAG_CHOICE, &s->on_nan,           "stop",   0, 0, "stop|skip", "when loss or gradients are not finite (the update is left out in both cases)", 0},
+        {"-v",  "--val-every",      FLAG_INT,    &s->val_every,        "100",    0, 1e9, NULL, "steps between validations; 0: never", 0},
+        {"-m",  "--val-batches",    FLAG_INT,    &s->val_batches,      "20",     0, 1e9, NULL, "micro-batches of a validation at most; 0: all", 0},
+        {"-n",  "--checkpoint-every", FLAG_INT,  &s->checkpoint_every, "500",    0, 1e9, NULL, "steps between checkpoints; 0: only one, at the end", 0},
+        {"-nk", "--keep",           FLAG_INT,    &s->keep,             "2",      0, 1e9, NULL, "newest checkpoints that are kept; 0: all", 0},
+        {"-nm", "--keep-every",     FLAG_INT,    &s->keep_every,       "0",      0, 1e9, NULL, "checkpoints at multiples of this are kept for good; 0: none", 0},
+        {NULL,  "--evaluate",       FLAG_INT,    &s->evaluate,         "0",      0, 1, NULL, "1: print the validation loss of -e (or of -o with -y 1) and end", 0},
+        {NULL,  "--profile",        FLAG_INT,    &s->profile,          "0",      0, 1e6, NULL, "print where the time of the last steps went, op by op, of so many steps; on a GPU also OUT/kernels.txt", 0},
+        {NULL,  "--autotune",       FLAG_INT,    &s->autotune,         "1",      0, 1, NULL, "GPU: 1 times the candidates of each large matmul once and keeps the choice in -o", 0},
+        {"-ge", "--gelu-fusion",    FLAG_INT,    &s->gelu_fusion,      "2",      0, 2, NULL, "GPU: GELU inside the matmul: 0 never, 1 forward, 2 also backward where it is faster", 0},
+        {"-f",  "--tf32",           FLAG_INT,    &s->tf32,             "0",      0, 1, NULL, "GPU, fp32 build: 1 lets matmuls and explicit attention round their inputs to TF32", 0},
+        {NULL,  "--attention",      FLAG_CHOICE, &s->attention,        "flash",  0, 0, "flash|explicit", "GPU: flash keeps scores on the chip (bf16 and fp16, heads of 8, 16, .. 128 channels; else explicit); explicit goes step by step", 0},
+        {NULL,  "--threads",        FLAG_INT,    &s->threads,          "0",      0, 4096, NULL, "CPU threads; 0: all. The results do not depend on it", 0},
+    };
+    // clang-format on
+    return settings_add_rows(table, count, rows, COUNT_OF(rows));
+}
+
+// ---------------------------------------------------------------------------------------------------------
+// Resuming
 
 // Does `name` (a long name) occur in the list, "--a --b --c"?
 static inline int settings_listed(const char* list, const char* name) {

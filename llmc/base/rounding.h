@@ -1,0 +1,44 @@
+/* Stochastic rounding of floats to bf16 and fp16: to one of the two neighbours, with a probability that makes the
+ * expected result equal to the number.
+ *
+ * A parameter that is kept in 8 or 11 bits loses every update smaller than half of its last bit when it is rounded to
+ * nearest; rounded like this, small updates count on average. A number that the type can hold comes out as it is,
+ * whatever the random bits are. What lies beyond the largest number of the type becomes infinite, as it does when
+ * rounded to nearest; NaN stays NaN.
+ *
+ * Functions take 32 uniform random bits and return the bits of the result, so that the CPU and the GPU round alike. */
+#ifndef LLMC_ROUNDING_H
+#define LLMC_ROUNDING_H
+
+#include "util.h"
+
+HOST_DEVICE static inline uint32_t float_bits(float x) {
+    uint32_t bits;
+    memcpy(&bits, &x, sizeof bits);
+    return bits;
+}
+
+// bf16 is the upper half of a float: what the lower half and 16 random bits carry over is the rounding.
+HOST_DEVICE static inline uint16_t round_randomly_to_bf16(float x, uint32_t random) {
+    uint32_t bits = float_bits(x);
+    if ((bits & 0x7fffffffu) > 0x7f800000u) return (uint16_t)(bits >> 16 | 0x40u);
+    if ((bits & 0x7fffffffu) == 0x7f800000u) return (uint16_t)(bits >> 16);
+    return (uint16_t)((bits + (random & 0xffffu)) >> 16);
+}
+
+// fp16 has 13 bits less behind the point, and exponents from -14 on; below 2^-14 its numbers are multiples of 2^-24.
+HOST_DEVICE static inline uint16_t round_randomly_to_fp16(float x, uint32_t random) {
+    uint32_t bits = float_bits(x), sign = bits >> 16 & 0x8000u, size = bits & 0x7fffffffu;
+    if (size > 0x7f800000u) return (uint16_t)(sign | 0x7e00u);
+    if (size < 0x38800000u) {
+        float multiple = (x < 0 ? -x : x) * 16777216.0f;
+        uint32_t whole = (uint32_t)multiple;
+        float rest = multiple - (float)whole, uniform = (float)(random >> 8) * (1.0f / 16777216.0f);
+        return (uint16_t)(sign | (whole + (uniform < rest)));
+    }
+    if (size < 0x7f800000u) size += random & 0x1fffu;
+    if (size >= 0x47800000u) return (uint16_t)(sign | 0x7c00u);
+    return (uint16_t)(sign | (size - 0x38000000u) >> 13);
+}
+
+#endif

@@ -1,0 +1,387 @@
+/* What a GPU really ran: kernels, copies and fills with their times, from CUPTI's activity records, each with the number
+ * of the scope that launched it. That number travels as an external correlation id, so the helper kernels of a library
+ * carry it too.
+ *
+ * No build and no run depends on CUPTI: without its header this is compiled out, and its library is looked for when a
+ * trace begins. Where it is missing, of another version, or held by another tool, one line says so and nothing is
+ * traced. */
+#ifndef LLMC_KERNEL_TRACE_H
+#define LLMC_KERNEL_TRACE_H
+
+#include <pthread.h>
+
+#include "device.h"
+#ifdef __CUDACC__
+#include <cxxabi.h>
+#if __has_include(<cupti.h>)
+#define LLMC_CUPTI
+#include <cupti.h>
+#include <dlfcn.h>
+#endif
+#endif
+
+#define NO_SCOPE SIZE_MAX
+
+// A kernel; or a copy or fill, which have no grid.
+typedef struct {
+    char* name;    // short; owned
+    size_t scope;  // as pushed when it was launched, or NO_SCOPE
+    uint32_t correlation;
+    uint64_t start, end;  // nanoseconds
+    int grid[3], block[3];
+    int registers, shared_bytes;
+} TracedLaunch;
+
+// The number of the scope in which a call of the API was made.
+typedef struct {
+    uint32_t correlation;
+    size_t scope;
+} TracedCall;
+
+typedef struct KernelTrace {
+    TracedLaunch* rows;  // in order of execution after kernel_trace_collect()
+    size_t count, capacity;
+    TracedCall* calls;
+    size_t call_count, call_capacity;
+    size_t lost;           // launches that CUPTI could not record
+    pthread_mutex_t lock;  // CUPTI hands records over on a thread of its own
+    struct Cupti* cupti;   // NULL: nothing is traced
+} KernelTrace;
+
+// ---------------------------------------------------------------------------------------------------------
+// Names
+
+// The name of a function without return type, arguments and template arguments (caller frees). Where all that tells the
+// kernels of CUTLASS apart is a template argument, it is that argument's name.
+static inline char* kernel_name_short(const char* full) {
+    static const char unnamed[] = "(anonymous namespace)::";
+    char* name = xprintf("%s", full);
+    size_t n = 0;
+    int depth = 0;
+    for (const char* c = full; *c; c++) {
+        if (depth == 0 && strncmp(c, unnamed, sizeof unnamed - 1) == 0) {
+            c += sizeof unnamed - 2;
+            continue;
+        }
+        if (depth == 0 && (*c == '(' || *c == ',' || *c == '>')) break;
+        if (*c == '>') depth--;
+        else if (*c == '<') depth++;
+        else if (depth == 0 && *c == ' ') n = 0;  // what stood before was the return type
+        else if (depth == 0) name[n++] = *c;
+    }
+    name[n] = '\0';
+    const char* argument = strchr(full, '<');
+    if (argument && (strncmp(name, "cutlass::Kernel", 15) == 0 || strcmp(name, "cutlass::device_kernel") == 0)) {
+        free(name);
+        return kernel_name_short(argument + 1);
+    }
+    return name;
+}
+
+// ---------------------------------------------------------------------------------------------------------
+// Records
+
+static inline void kernel_trace_add(KernelTrace* t, const TracedLaunch* launch) {
+    if (t->count == t->capacity) {
+        t->capacity = t->capacity ? 2 * t->capacity : 1024;
+        t->rows = (TracedLaunch*)xrealloc(t->rows, t->capacity * sizeof *t->rows);
+    }
+    t->rows[t->count++] = *launch;
+}
+
+static inline void kernel_trace_add_call(KernelTrace* t, uint32_t correlation, size_t scope) {
+    if (t->call_count == t->call_capacity) {
+        t->call_capacity = t->call_capacity ? 2 * t->call_capacity : 1024;
+        t->calls = (TracedCall*)xrealloc(t->calls, t->call_capacity * sizeof *t->calls);
+    }
+    TracedCall call = {correlation, scope};
+    t->calls[t->call_count++] = call;
+}
+
+static inline int traced_call_ascending(const void* a, const void* b) {
+    uint32_t x = ((const TracedCall*)a)->correlation, y = ((const TracedCall*)b)->correlation;
+    return (x > y) - (x < y);
+}
+
+static inline int traced_launch_ascending(const void* a, const void* b) {
+    const TracedLaunch *x = (const TracedLaunch*)a, *y = (const TracedLaunch*)b;
+    if (x->start != y->start) return x->start < y->start ? -1 : 1;
+    return (x->correlation > y->correlation) - (x->correlation < y->correlation);
+}
+
+// Give every launch the scope of the call that made it, and put them in the order in which they ran.
+static inline void kernel_trace_join(KernelTrace* t) {
+    if (t->call_count) qsort(t->calls, t->call_count, sizeof *t->calls, traced_call_ascending);
+    for (size_t i = 0; i < t->count; i++) {
+        TracedCall key = {t->rows[i].correlation, NO_SCOPE}, *call = NULL;
+        if (t->call_count)
+            call = (TracedCall*)bsearch(&key, t->calls, t->call_count, sizeof *t->calls, traced_call_ascending);
+        if (call) t->rows[i].scope = call->scope;
+    }
+    if (t->count) qsort(t->rows, t->count, sizeof *t->rows, traced_launch_ascending);
+}
+
+// Forget what was recorded.
+static inline void kernel_trace_clear(KernelTrace* t) {
+    for (size_t i = 0; i < t->count; i++) free(t->rows[i].name);
+    t->count = t->call_count = t->lost = 0;
+}
+
+#ifdef LLMC_CUPTI
+// ---------------------------------------------------------------------------------------------------------
+// CUPTI
+
+// Its functions, found at run time.
+struct Cupti {
+    decltype(&cuptiGetVersion) version;
+    decltype(&cuptiGetResultString) describe;
+    decltype(&cuptiSubscribe) subscribe;
+    decltype(&cuptiUnsubscribe) unsubscribe;
+    decltype(&cuptiActivityRegisterCallbacks) callbacks;
+    decltype(&cuptiActivityEnable) enable;
+    decltype(&cuptiActivityDisable) disable;
+    decltype(&cuptiActivityFlushAll) flush;
+    decltype(&cuptiActivityGetNextRecord) next;
+    decltype(&cuptiActivityGetNumDroppedRecords) dropped;
+    decltype(&cuptiActivityPushExternalCorrelationId) push;
+    decltype(&cuptiActivityPopExternalCorrelationId) pop;
+    CUpti_SubscriberHandle subscriber;
+};
+
+#if CUPTI_API_VERSION >= 130000
+typedef CUpti_ActivityKernel10 CuptiKernel;
+#else
+typedef CUpti_ActivityKernel9 CuptiKernel;
+#endif
+typedef CUpti_ActivityMemcpy5 CuptiCopy;  // later ones only append fields
+typedef CUpti_ActivityMemset4 CuptiFill;
+
+enum { CUPTI_BUFFER_BYTES = 4 << 20 };
+
+// The trace that runs. CUPTI's callbacks are given nothing of ours, so this has to be found without an argument.
+static inline KernelTrace** kernel_trace_running(void) {
+    static KernelTrace* running;
+    return &running;
+}
+
+static inline void CUPTIAPI cupti_wants_buffer(uint8_t** buffer, size_t* bytes, size_t* most_records) {
+    *bytes = CUPTI_BUFFER_BYTES;
+    *buffer = (uint8_t*)xmalloc(*bytes);
+    *most_records = 0;  // as many as fit
+}
+
+static inline void cupti_take_kernel(TracedLaunch* row, const CuptiKernel* r) {
+    int status;
+    const char* name = r->name ? r->name : "unnamed";
+    char* full = strncmp(name, "_Z", 2) == 0 ? abi::__cxa_demangle(name, NULL, NULL, &status) : NULL;
+    row->name = kernel_name_short(full ? full : name);
+    free(full);
+    row->correlation = r->correlationId, row->start = r->start, row->end = r->end;
+    row->grid[0] = r->gridX, row->grid[1] = r->gridY, row->grid[2] = r->gridZ;
+    row->block[0] = r->blockX, row->block[1] = r->blockY, row->block[2] = r->blockZ;
+    row->registers = r->registersPerThread;
+    row->shared_bytes = r->staticSharedMemory + r->dynamicSharedMemory;
+}
+
+static inline void cupti_take_copy(TracedLaunch* row, const CuptiCopy* r) {
+    const char* kind = r->copyKind == CUPTI_ACTIVITY_MEMCPY_KIND_HTOD   ? "copy_to_device"
+                       : r->copyKind == CUPTI_ACTIVITY_MEMCPY_KIND_DTOH ? "copy_to_host"
+                                                                        : "copy";
+    row->name = xprintf("%s_%lluB", kind, (unsigned long long)r->bytes);
+    row->correlation = r->correlationId, row->start = r->start, row->end = r->end;
+}
+
+static inline void cupti_take_fill(TracedLaunch* row, const CuptiFill* r) {
+    row->name = xprintf("fill_%lluB", (unsigned long long)r->bytes);
+    row->correlation = r->correlationId, row->start = r->start, row->end = r->end;
+}
+
+static inline void cupti_take_record(KernelTrace* t, const CUpti_Activity* record) {
+    TracedLaunch row = {NULL, NO_SCOPE};
+    if (record->kind == CUPTI_ACTIVITY_KIND_EXTERNAL_CORRELATION) {
+        const CUpti_ActivityExternalCorrelation* r = (const CUpti_ActivityExternalCorrelation*)record;
+        if (r->externalKind == CUPTI_EXTERNAL_CORRELATION_KIND_CUSTOM0)
+            kernel_trace_add_call(t, r->correlationId, (size_t)(r->externalId - 1));
+        return;
+    }
+    if (record->kind == CUPTI_ACTIVITY_KIND_CONCURRENT_KERNEL) cupti_take_kernel(&row, (const CuptiKernel*)record);
+    else if (record->kind == CUPTI_ACTIVITY_KIND_MEMCPY) cupti_take_copy(&row, (const CuptiCopy*)record);
+    else if (record->kind == CUPTI_ACTIVITY_KIND_MEMSET) cupti_take_fill(&row, (const CuptiFill*)record);
+    else return;
+    if (row.end) {
+        kernel_trace_add(t, &row);
+    } else {  // CUPTI has no times for it
+        t->lost++;
+        free(row.name);
+    }
+}
+
+static inline void CUPTIAPI cupti_gives_buffer(CUcontext context, uint32_t stream, uint8_t* buffer, size_t,
+                                               size_t valid) {
+    KernelTrace* t = *kernel_trace_running();
+    CUpti_Activity* record = NULL;
+    size_t lost = 0;
+    if (t) {
+        pthread_mutex_lock(&t->lock);
+        while (t->cupti->next(buffer, valid, &record) == CUPTI_SUCCESS) cupti_take_record(t, record);
+        if (t->cupti->dropped(context, stream, &lost) == CUPTI_SUCCESS) t->lost += lost;
+        pthread_mutex_unlock(&t->lock);
+    }
+    free(buffer);
+}
+
+static inline void CUPTIAPI cupti_calls_back(void*, CUpti_CallbackDomain, CUpti_CallbackId, const void*) {}
+
+// Apply `change`, which is enable or disable, to all that is recorded. Correlation ids come only beside calls of the API.
+static inline CUptiResult cupti_change(CUptiResult(CUPTIAPI* change)(CUpti_ActivityKind)) {
+    static const CUpti_ActivityKind kinds[] = {
+        CUPTI_ACTIVITY_KIND_EXTERNAL_CORRELATION, CUPTI_ACTIVITY_KIND_RUNTIME, CUPTI_ACTIVITY_KIND_DRIVER,
+        CUPTI_ACTIVITY_KIND_CONCURRENT_KERNEL,    CUPTI_ACTIVITY_KIND_MEMCPY,  CUPTI_ACTIVITY_KIND_MEMSET};
+    CUptiResult result = CUPTI_SUCCESS;
+    for (size_t i = 0; i < COUNT_OF(kinds) && result == CUPTI_SUCCESS; i++) result = change(kinds[i]);
+    return result;
+}
+
+// The library by its name, beside cuBLASLt, or where toolkits keep it. NULL if there is none.
+static inline void* cupti_open(void) {
+    static const char* const places[] = {"", "/../extras/CUPTI/lib64", "/../../../extras/CUPTI/lib64"};
+    char name[32];
+    Dl_info cublaslt;
+    snprintf(name, sizeof name, "libcupti.so.%d", CUDART_VERSION / 1000);
+    void* library = dlopen(name, RTLD_NOW);
+    if (!library) library = dlopen("libcupti.so", RTLD_NOW);
+    void* symbol = dlsym(RTLD_DEFAULT, "cublasLtCreate");
+    const char* slash = symbol && dladdr(symbol, &cublaslt) ? strrchr(cublaslt.dli_fname, '/') : NULL;
+    for (size_t i = 0; slash && !library && i < COUNT_OF(places); i++) {
+        char* path = xprintf("%.*s%s/%s", (int)(slash - cublaslt.dli_fname), cublaslt.dli_fname, places[i], name);
+        library = dlopen(path, RTLD_NOW);
+        free(path);
+    }
+    return library;
+}
+
+// Returns 0, or -1 if the library lacks a function.
+static inline int cupti_bind(struct Cupti* c, void* library) {
+    const struct {
+        const char* name;
+        void* slot;
+    } symbols[] = {{"cuptiGetVersion", &c->version},
+                   {"cuptiGetResultString", &c->describe},
+                   {"cuptiSubscribe", &c->subscribe},
+                   {"cuptiUnsubscribe", &c->unsubscribe},
+                   {"cuptiActivityRegisterCallbacks", &c->callbacks},
+                   {"cuptiActivityEnable", &c->enable},
+                   {"cuptiActivityDisable", &c->disable},
+                   {"cuptiActivityFlushAll", &c->flush},
+                   {"cuptiActivityGetNextRecord", &c->next},
+                   {"cuptiActivityGetNumDroppedRecords", &c->dropped},
+                   {"cuptiActivityPushExternalCorrelationId", &c->push},
+                   {"cuptiActivityPopExternalCorrelationId", &c->pop}};
+    for (size_t i = 0; i < COUNT_OF(symbols); i++) {
+        void* symbol = dlsym(library, symbols[i].name);
+        if (!symbol) return -1;
+        memcpy(symbols[i].slot, &symbol, sizeof symbol);
+    }
+    return 0;
+}
+
+// Take what CUPTI has recorded of everything launched so far, which is waited for.
+static inline void kernel_trace_collect(KernelTrace* t) {
+    cudaCheck(cudaDeviceSynchronize());
+    t->cupti->flush(CUPTI_ACTIVITY_FLAG_FLUSH_FORCED);
+    pthread_mutex_lock(&t->lock);
+    kernel_trace_join(t);
+    pthread_mutex_unlock(&t->lock);
+}
+
+// What is launched from here on belongs to this scope, until the pop.
+static inline void kernel_trace_push(KernelTrace* t, size_t scope) {
+    t->cupti->push(CUPTI_EXTERNAL_CORRELATION_KIND_CUSTOM0, (uint64_t)scope + 1);
+}
+
+static inline void kernel_trace_pop(KernelTrace* t) { t->cupti->pop(CUPTI_EXTERNAL_CORRELATION_KIND_CUSTOM0, NULL); }
+
+// End the trace; what was collected stays until kernel_trace_clear().
+static inline void kernel_trace_stop(KernelTrace* t) {
+    struct Cupti* c = t->cupti;
+    if (!c) return;
+    cupti_change(c->disable);
+    c->flush(CUPTI_ACTIVITY_FLAG_FLUSH_FORCED);
+    if (c->subscriber) c->unsubscribe(c->subscriber);
+    *kernel_trace_running() = NULL;
+    pthread_mutex_destroy(&t->lock);
+    free(c);
+    t->cupti = NULL;
+}
+
+// Whether a fill comes out of CUPTI with the scope in which it was made.
+static inline int kernel_trace_works(KernelTrace* t, Context* ctx) {
+    kernel_trace_push(t, 1);
+    cudaCheck(cudaMemsetAsync(ctx->cublaslt_workspace, 0, 256, ctx->stream));
+    kernel_trace_pop(t);
+    kernel_trace_collect(t);
+    return t->count > 0 && t->rows[0].scope == 1;
+}
+
+// Begin to record. Returns 0, or -1 after a line that says why nothing is.
+static inline int kernel_trace_start(KernelTrace* t, Context* ctx) {
+    static const char without[] = "no list of kernels; times of ops are those between events";
+    memset(t, 0, sizeof *t);
+    if (ctx->tool > 0 || getenv("CUDA_INJECTION64_PATH") || getenv("NVTX_INJECTION64_PATH")) {
+        warn("another tool profiles this process: %s", without);
+        return -1;
+    }
+    void* library = cupti_open();
+    struct Cupti* c = (struct Cupti*)xcalloc(1, sizeof *c);
+    uint32_t version = 0;
+    if (!library || cupti_bind(c, library) != 0 || c->version(&version) != CUPTI_SUCCESS ||
+        version / 100 != CUPTI_API_VERSION / 100) {
+        if (version) warn("CUPTI is of version %u, not %d as built for: %s", version, CUPTI_API_VERSION, without);
+        else warn("CUPTI (libcupti.so.%d) is not found: %s", CUDART_VERSION / 1000, without);
+        free(c);
+        return -1;
+    }
+    pthread_mutex_init(&t->lock, NULL);
+    t->cupti = c;
+    *kernel_trace_running() = t;
+    CUptiResult result = c->subscribe(&c->subscriber, cupti_calls_back, NULL);
+    if (result == CUPTI_SUCCESS) result = c->callbacks(cupti_wants_buffer, cupti_gives_buffer);
+    if (result == CUPTI_SUCCESS) result = cupti_change(c->enable);
+    const char* why = NULL;
+    if (result != CUPTI_SUCCESS) c->describe(result, &why);
+    else if (!kernel_trace_works(t, ctx)) why = "a test gave no record";
+    if (result == CUPTI_SUCCESS && !why) return 0;
+    warn("CUPTI: %s: %s", why ? why : "unknown error", without);
+    kernel_trace_stop(t);
+    kernel_trace_clear(t);
+    return -1;
+}
+
+#else
+// ---------------------------------------------------------------------------------------------------------
+// Without CUPTI
+
+static inline int kernel_trace_start(KernelTrace* t, Context* ctx) {
+    memset(t, 0, sizeof *t);
+#ifdef __CUDACC__
+    warn("built without CUPTI's header: no list of kernels; times of ops are those between events");
+#endif
+    (void)ctx;
+    return -1;
+}
+
+static inline void kernel_trace_stop(KernelTrace* t) { (void)t; }
+static inline void kernel_trace_collect(KernelTrace* t) { kernel_trace_join(t); }
+static inline void kernel_trace_push(KernelTrace* t, size_t scope) { (void)t, (void)scope; }
+static inline void kernel_trace_pop(KernelTrace* t) { (void)t; }
+#endif
+
+// Forget everything, after kernel_trace_stop().
+static inline void kernel_trace_free(KernelTrace* t) {
+    kernel_trace_clear(t);
+    free(t->rows), free(t->calls);
+    t->rows = NULL, t->calls = NULL;
+    t->capacity = t->call_capacity = 0;
+}
+
+#endif
