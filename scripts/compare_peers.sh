@@ -14,7 +14,8 @@ while [ $# -gt 0 ]; do
     case $1 in
         --rounds) rounds=${2:?--rounds needs a number}; shift 2 ;;
         d*:*) cases+=("$1"); shift ;;
-        *) echo "usage: compare_peers.sh [--rounds N] [SIZE:BATCH ...]" >&2; exit 2 ;;
+        --help) sed -n '2,/^set/s/^# \{0,1\}//p' "$0"; exit 0 ;;
+        *) echo "usage: compare_peers.sh [--rounds N] [SIZE:BATCH ...]; --help tells more" >&2; exit 2 ;;
     esac
 done
 [ ${#cases[@]} -gt 0 ] || cases=(d12:64 d48:16)
@@ -51,7 +52,7 @@ run_theirs() { # size batch
     if [ -n "$theirs" ]; then echo "$line"; else failed=1 && echo "FAIL torch_gpt2 size=$1 B=$2" && tail -n 5 "$work/log"; fi
 }
 
-echo "compare_peers on $(nvidia-smi --query-gpu=name,driver_version --format=csv,noheader | head -n 1), commit $(git rev-parse --short HEAD 2>/dev/null || echo unknown)"
+echo "compare_peers on $(nvidia-smi --query-gpu=name,driver_version --format=csv,noheader | head -n 1), commit ${GPU_CHECK_COMMIT:-$(git rev-parse --short HEAD 2>/dev/null || head -n 1 .commit 2>/dev/null || echo unknown)}"
 for case in "${cases[@]}"; do
     size=${case%%:*} batch=${case##*:}
     for ((round = 0; round < rounds; round++)); do

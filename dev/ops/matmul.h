@@ -387,6 +387,35 @@ static void bench_matmul_ways(Harness* h, MatmulCase* m, int gelu, const char* s
                      elements * sizeof(floatX));
 }
 
+enum { CEILING_COPY_BYTES = 1 << 30 };
+
+static void matmul_run_copy(void* state) {
+    MatmulCase* m = (MatmulCase*)state;
+    cudaCheck(cudaMemcpyAsync(m->y.device, m->x.device, CEILING_COPY_BYTES, cudaMemcpyDeviceToDevice, m->ctx->stream));
+}
+
+// What this GPU reaches at best, measured: a copy that does not fit into the L2, counting bytes read and written, and a
+// large product of normal random numbers, which heat more than zeros do.
+static void bench_ceilings(Harness* h) {
+    MatmulShape s = {8192, 8192, 8192};
+    MatmulCase m;
+    case_begin(h, "ceilings");
+    memset(&m, 0, sizeof m);
+    m.s = s;
+    m.ctx = &h->ctx;
+    Array noise = input(h, 1 << 20, 1.0);
+    m.x.device = (floatX*)matmul_bench_memory(h, CEILING_COPY_BYTES, 1, noise);
+    m.y.device = (floatX*)matmul_bench_memory(h, CEILING_COPY_BYTES, 1, noise);
+    m.w.device = (floatX*)matmul_bench_memory(h, matmul_size(s.OC, s.IC), sizeof(floatX), noise);
+    m.p.w = m.w.device;
+    h->ceiling_gbs = 2e-9 * CEILING_COPY_BYTES / bench_seconds(h, matmul_run_copy, &m);
+    h->ctx.autotune = 1;
+    h->ceiling_tflops = 1e-12 * MATMUL_FLOPS(s.N, s.IC, s.OC) / bench_seconds(h, matmul_run_forward, &m);
+    h->ctx.autotune = 0;
+    matmul_plans_free(&h->ctx);
+    case_free(h);
+}
+
 #endif
 
 static void bench_matmul(Harness* h) {
