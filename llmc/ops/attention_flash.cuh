@@ -241,6 +241,26 @@ __device__ inline void flash_store(floatX* x, size_t stride, int exist, int HS, 
 }
 
 // ---------------------------------------------------------------------------------------------------------
+// What the kernels that take queries share, the forward one and that of dQ
+
+// Scores of queries from `query` on by keys from k0 on: minus infinity where a query does not see a key.
+template <Mask mask, int M, int COLUMNS>
+__device__ inline void flash_mask(float (&s)[M][COLUMNS][4], int query, int k0, int T) {
+    int lane = threadIdx.x % WARP, g = lane / 4, t = lane % 4;
+    if (k0 + 8 * COLUMNS > T || (mask == CAUSAL && k0 + 8 * COLUMNS - 1 > query)) {
+#pragma unroll
+        for (int m = 0; m < M; m++)
+#pragma unroll
+            for (int n = 0; n < COLUMNS; n++)
+#pragma unroll
+                for (int i = 0; i < 4; i++) {
+                    int key = k0 + 8 * n + 2 * t + i % 2;
+                    if (key >= T || (mask == CAUSAL && key > query + 16 * m + 8 * (i / 2) + g)) s[m][n][i] = -INFINITY;
+                }
+    }
+}
+
+// ---------------------------------------------------------------------------------------------------------
 // Dropout: a warp's decisions on one tile of c, bit 4 n + i for c[n][i], before c itself needs the registers. A lane
 // draws once for every c[n] and gets the rest from its neighbours.
 
@@ -345,18 +365,7 @@ __global__ void __launch_bounds__(FLASH_THREADS, FlashTiles<D>::FORWARD_BLOCKS)
             float s[M][COLUMNS][4] = {};
             flash_multiply_rows<D, M, COLUMNS>(s, flash_lane_down<D>(q_tile), warp_row, flash_lane_along<D>(k_tile),
                                                chunk);
-            if (k0 + CHUNK > T || (mask == CAUSAL && k0 + CHUNK - 1 > query)) {
-#pragma unroll
-                for (int m = 0; m < M; m++)
-#pragma unroll
-                    for (int n = 0; n < COLUMNS; n++)
-#pragma unroll
-                        for (int i = 0; i < 4; i++) {
-                            int key = k0 + 8 * n + 2 * t + i % 2;
-                            if (key >= T || (mask == CAUSAL && key > query + 16 * m + 8 * (i / 2) + g))
-                                s[m][n][i] = -INFINITY;
-                        }
-            }
+            flash_mask<mask>(s, query, k0, T);
             // Key 0 is visible to every query, so after the first chunk `largest` is a number.
 #pragma unroll
             for (int m = 0; m < M; m++)
@@ -496,18 +505,7 @@ __global__ void __launch_bounds__(FLASH_THREADS, FlashTiles<D>::QUERY_BLOCKS)
                                                chunk);
             flash_multiply_rows<D, M, COLUMNS>(ds, flash_lane_down<D>(g_tile), warp_row, flash_lane_along<D>(v_tile),
                                                chunk);
-            if (k0 + CHUNK > T || (mask == CAUSAL && k0 + CHUNK - 1 > query)) {
-#pragma unroll
-                for (int m = 0; m < M; m++)
-#pragma unroll
-                    for (int n = 0; n < COLUMNS; n++)
-#pragma unroll
-                        for (int i = 0; i < 4; i++) {
-                            int key = k0 + 8 * n + 2 * t + i % 2;
-                            if (key >= T || (mask == CAUSAL && key > query + 16 * m + 8 * (i / 2) + g))
-                                s[m][n][i] = -INFINITY;
-                        }
-            }
+            flash_mask<mask>(s, query, k0, T);
 #pragma unroll
             for (int m = 0; m < M; m++)
 #pragma unroll
