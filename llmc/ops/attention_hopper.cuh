@@ -22,6 +22,7 @@
 #define LLMC_ATTENTION_HOPPER_CUH
 
 #include "../device/hopper.cuh"
+#include "attention_flash.cuh"
 
 #if defined(PRECISION_BF16) || defined(PRECISION_FP16)
 
@@ -50,27 +51,13 @@ __device__ inline int hopper_next_item(const HopperArguments& z, int item) {
     return item < 0 ? (int)blockIdx.x : (int)gridDim.x + atomicAdd(z.next, 1);
 }
 
-__device__ inline uint32_t hopper_pack(float low, float high) {
-    uint32_t bits;
-    floatX pair[2];
-    from_two_floats(pair, low, high);
-    memcpy(&bits, pair, sizeof bits);
-    return bits;
-}
-
 // c, rounded, as left operands of products that sum over c's columns.
 template <int J> __device__ inline void hopper_round(uint32_t (&a)[J / 2][4], const float (&c)[J][4]) {
 #pragma unroll
     for (int k = 0; k < J / 2; k++)
 #pragma unroll
         for (int i = 0; i < 4; i++)
-            a[k][i] = hopper_pack(c[2 * k + i / 2][2 * (i % 2)], c[2 * k + i / 2][2 * (i % 2) + 1]);
-}
-
-__device__ inline float hopper_exp2(float x) {
-    float y;
-    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-    return y;
+            a[k][i] = flash_pack(c[2 * k + i / 2][2 * (i % 2)], c[2 * k + i / 2][2 * (i % 2) + 1]);
 }
 
 // Copy 4 bytes to shared memory without waiting; zeros where there is nothing to copy.
@@ -128,7 +115,7 @@ __global__ void __launch_bounds__(HopperForward<D>::THREADS, 1)
     int group = hopper_group() - 1;
     if (threadIdx.x == 0) {
         for (int i = 0; i < 16; i += 8) {
-            hopper_barrier_init(q_full + i, 1), hopper_barrier_init(q_empty + i, 4 * F::GROUPS);
+            hopper_barrier_init(q_full + i, 1), hopper_barrier_init(q_empty + i, WARPGROUP * F::GROUPS);
             hopper_barrier_init(k_full + i, 1), hopper_barrier_init(k_empty + i, 4 * F::GROUPS);
             hopper_barrier_init(v_full + i, 1), hopper_barrier_init(v_empty + i, 4 * F::GROUPS);
         }
@@ -183,7 +170,7 @@ __global__ void __launch_bounds__(HopperForward<D>::THREADS, 1)
     hopper_take_registers<D == 64 ? 160 : 232>();
     int lane = threadIdx.x % WARP, g = lane / 4, t = lane % 4;
     int warp_row = HOPPER_BOX * group + (int)threadIdx.x % WARPGROUP / WARP * 16;
-    float scale = z.factor * 1.44269504f;  // of scores, to powers of two
+    float scale = z.factor * FLASH_LOG2_E;  // of scores, to powers of two
     int keys_done = 0;
     for (int tiles_done = 0;; tiles_done++) {
         int slot = tiles_done % F::Q_STAGES;
@@ -251,13 +238,13 @@ __global__ void __launch_bounds__(HopperForward<D>::THREADS, 1)
                 top = fmaxf(top, __shfl_xor_sync(ALL_LANES, top, 1));
                 top = fmaxf(top, __shfl_xor_sync(ALL_LANES, top, 2));
                 float shift = top * scale;
-                shrink[half] = hopper_exp2(largest[half] * scale - shift);
+                shrink[half] = flash_exp2(largest[half] * scale - shift);
                 largest[half] = top;
 #pragma unroll
                 for (int j = 0; j < HOPPER_KEYS / 8; j++)
 #pragma unroll
                     for (int i = 2 * half; i < 2 * half + 2; i++) {
-                        s[j][i] = hopper_exp2(fmaf(s[j][i], scale, -shift));
+                        s[j][i] = flash_exp2(fmaf(s[j][i], scale, -shift));
                         partial += s[j][i];
                     }
                 sum[half] = sum[half] * shrink[half] + partial;  // of this lane's columns
@@ -324,8 +311,7 @@ __global__ void __launch_bounds__(HopperForward<D>::THREADS, 1)
                                   q_tile + half * HOPPER_TILE, *(const float(*)[8][4])(&o[8 * half]));
             hopper_publish();
         }
-        __syncwarp();
-        if (lane == 0) hopper_arrive(q_empty + 8 * slot);
+        hopper_arrive(q_empty + 8 * slot);  // every thread: each has read the work
     }
 #else
     __trap();
@@ -361,7 +347,7 @@ __global__ void __launch_bounds__(256) attention_delta_kernel(float2* rows, cons
     head = 4 * blockIdx.y + own;
     if (own < 4 && head < NH && n < N) {
         size_t at = (size_t)head * N + n;
-        rows[at] = make_float2(lse[at] * 1.44269504f, deltas[own][threadIdx.x % WARP]);
+        rows[at] = make_float2(lse[at] * FLASH_LOG2_E, deltas[own][threadIdx.x % WARP]);
     }
 }
 
@@ -409,7 +395,7 @@ __global__ void __launch_bounds__(HopperBackward::THREADS, 1)
     int group = hopper_group() - 1, lane = threadIdx.x % WARP;
     if (threadIdx.x == 0) {
         for (int i = 0; i < 2; i++)
-            hopper_barrier_init(kv_full + 8 * i, 1), hopper_barrier_init(kv_empty + 8 * i, 4 * B::GROUPS);
+            hopper_barrier_init(kv_full + 8 * i, 1), hopper_barrier_init(kv_empty + 8 * i, WARPGROUP * B::GROUPS);
         for (int i = 0; i < HOPPER_STAGES; i++)
             hopper_barrier_init(q_full + 8 * i, 1 + WARP), hopper_barrier_init(q_empty + 8 * i, 4 * B::GROUPS);
         hopper_barrier_init_done();
@@ -472,7 +458,7 @@ __global__ void __launch_bounds__(HopperBackward::THREADS, 1)
     int t = lane % 4, thread = (int)threadIdx.x % WARPGROUP;
     int warp_row = thread / WARP * 16, own_row = HOPPER_BOX * group + warp_row;
     uint32_t out_tile = out_tiles + group * HOPPER_TILE;
-    float scale = z.factor * 1.44269504f;
+    float scale = z.factor * FLASH_LOG2_E;
     int queries_done = 0;
     for (int keys_done = 0;; keys_done++) {
         int slot = keys_done & 1;
@@ -563,7 +549,7 @@ __global__ void __launch_bounds__(HopperBackward::THREADS, 1)
                 float2 exponent = *(const float2*)&exponents[stage][8 * j + 2 * t];
 #pragma unroll
                 for (int i = 0; i < 4; i++)
-                    s[j][i] = hopper_exp2(fmaf(s[j][i], scale, i % 2 ? -exponent.y : -exponent.x));
+                    s[j][i] = flash_exp2(fmaf(s[j][i], scale, i % 2 ? -exponent.y : -exponent.x));
             }
             if (edge) {
                 // Of the columns 8 j + i that a key has in this thread, those from `low` on, below `high`, are pairs.
@@ -643,8 +629,7 @@ __global__ void __launch_bounds__(HopperBackward::THREADS, 1)
 #pragma unroll
             for (int i = 0; i < 4; i++) dk[j][i] *= z.factor;
         floatX* to = dqkv + hopper_row_at(z, works[slot], start);
-        __syncwarp();
-        if (lane == 0) hopper_arrive(kv_empty + 8 * slot);
+        hopper_arrive(kv_empty + 8 * slot);  // every thread: each has read the work
         size_t C = (size_t)z.NH * z.HS;
         hopper_write_rows(to + C, 3 * C, k0 + HOPPER_BOX * group, T, z.HS, out_tile, dk);
         hopper_write_rows(to + 2 * C, 3 * C, k0 + HOPPER_BOX * group, T, z.HS, out_tile, dv);
