@@ -36,20 +36,22 @@ G      := $(B)/$(PRECISION)
 
 HAS_CC := $(shell command -v $(CC) 2>/dev/null)
 .DEFAULT_GOAL := $(if $(HAS_CC),all,help)
-.PHONY: all cpu gpu help setup quickstart test check ops grad bench san clean needed always
+.PHONY: all cpu gpu help setup quickstart quickstart-bert test check ops grad bench san clean needed always
 .DELETE_ON_ERROR:
 
 # ---------------------------------------------------------------------------------------------------------
 # Programs
 
-# The trainer is linked at the top, where people look for it; variants stay in their build folder.
-TRAINER := $(if $(DEBUG)$(SANITIZE)$(BLAS),$(B)/train_gpt2,train_gpt2)
+# The trainers are linked at the top, where people look for them; variants stay in their build folder.
+TOP  := $(if $(DEBUG)$(SANITIZE)$(BLAS),$(B)/)
+GPT2 := $(TOP)train_gpt2
+BERT := $(TOP)train_bert
 
 all: cpu gpu
 
-cpu: $(TRAINER) data/builtin/train.bin
+cpu: $(GPT2) $(BERT) data/builtin/train.bin data/builtin/bert/train.bin
 
-gpu: $(if $(HAS_NVCC),train_gpt2cu)
+gpu: $(if $(HAS_NVCC),train_gpt2cu train_bertcu)
 
 # The command line of a build folder: what depends on it is built again where that is another than last time.
 $(B)/command: COMMAND = $(COMPILE) $(LIBS)
@@ -58,22 +60,19 @@ $(B)/command $(G)/command: always
 	@mkdir -p $(@D)
 	@echo '$(COMMAND)' | cmp -s - $@ || echo '$(COMMAND)' >$@
 
-train_gpt2cu: train_gpt2.cu Makefile $(G)/command
-	$(NVCC) $(NVFLAGS) -MF $(G)/train_gpt2cu.d $< -o $@ $(NVLIBS)
+train_gpt2cu train_bertcu: %cu: %.cu Makefile $(G)/command
+	$(NVCC) $(NVFLAGS) -MF $(G)/$@.d $< -o $@ $(NVLIBS)
 
-$(G)/train_gpt2cu: train_gpt2.cu Makefile $(G)/command
-	$(NVCC) $(NVFLAGS) -MF $@.d $< -o $@ $(NVLIBS)
-
-$(G)/test_gpt2cu: test_gpt2.cu Makefile $(G)/command
+$(addprefix $(G)/,train_gpt2cu train_bertcu test_gpt2cu test_bertcu): $(G)/%cu: %.cu Makefile $(G)/command
 	$(NVCC) $(NVFLAGS) -MF $@.d $< -o $@ $(NVLIBS)
 
 $(G)/opscu: dev/ops.cu Makefile $(G)/command
 	$(NVCC) $(NVFLAGS) -MF $@.d $< -o $@ $(NVLIBS)
 
-$(TRAINER): train_gpt2.cu Makefile $(B)/command
-	$(COMPILE) -MF $(B)/train_gpt2.d $< -o $@ $(LIBS)
+$(GPT2) $(BERT): $(TOP)%: %.cu Makefile $(B)/command
+	$(COMPILE) -MF $(B)/$*.d $< -o $@ $(LIBS)
 
-$(B)/test_gpt2: test_gpt2.cu Makefile $(B)/command
+$(B)/test_gpt2 $(B)/test_bert: $(B)/%: %.cu Makefile $(B)/command
 	$(COMPILE) $< -o $@ $(LIBS)
 
 $(B)/ops: dev/ops.cu Makefile $(B)/command
@@ -103,6 +102,11 @@ data/builtin/train.bin: $(CORPUS) | $(B)/builtin_corpus
 	mkdir -p $(@D)
 	$(B)/builtin_corpus . $(@D)
 
+# Written by the same program; the rule makes it again where it alone is missing.
+data/builtin/bert/train.bin: data/builtin/train.bin | $(B)/builtin_corpus
+	@[ -f $@ ] || $(B)/builtin_corpus . data/builtin
+	@touch $@
+
 # ---------------------------------------------------------------------------------------------------------
 # What people type
 
@@ -110,6 +114,7 @@ help:
 	@echo "make               build the trainers that this machine can build, and the built-in corpus"
 	@echo "make setup         install what is missing: a C compiler if there is none, and the optional parts"
 	@echo "make quickstart    set up, build, train a small GPT-2 on the built-in corpus: out/quickstart (3 minutes at most)"
+	@echo "make quickstart-bert   the same for a small BERT, which then fills in masked text: out/quickstart-bert"
 	@echo "make test          set up, build, run every test that this machine can run"
 	@echo "make check         seconds: every header alone, include direction, size budgets, formatting"
 	@echo "make ops           ops against their references;  make grad: against finite differences"
@@ -130,9 +135,16 @@ quickstart: needed
 	    --temperature 0.8 -n 1000 -o out/quickstart --overwrite 1
 	@echo "log, loss plot, sample and a Hugging Face model directory: out/quickstart"
 
+quickstart-bert: needed
+	@$(MAKE) --no-print-directory cpu $(if $(FOUND),gpu)
+	$(if $(FOUND),./train_bertcu,./train_bert) -e L=4,C=128,NH=4,T=64 -b 32 -x 1500 -l 3e-3 -u 100 -v 250 -s 1500 -n 1000 \
+	    -o out/quickstart-bert --overwrite 1
+	$(if $(FOUND),./train_bertcu,./train_bert) -e out/quickstart-bert --fill "static inline v[MASK][MASK]d device_free(void* p, size_t byt[MASK]s) {"
+	@echo "log, loss plot and a Hugging Face model directory: out/quickstart-bert"
+
 test: needed
-	@$(MAKE) --no-print-directory cpu $(B)/test_gpt2 $(B)/test_gpt2_double $(B)/ops $(B)/ops_double $(B)/test_base $(B)/test_data $(B)/test_run
-	@bash dev/test/run.sh $(B) $(TRAINER)
+	@$(MAKE) --no-print-directory cpu $(B)/test_gpt2 $(B)/test_gpt2_double $(B)/test_bert $(B)/test_bert_double $(B)/ops $(B)/ops_double $(B)/test_base $(B)/test_data $(B)/test_run
+	@bash dev/test/run.sh $(B) $(GPT2) $(BERT)
 
 check:
 	@bash dev/check.sh
@@ -140,16 +152,17 @@ check:
 ops: $(B)/ops
 	$(B)/ops test $(OP)
 
-grad: $(B)/ops_double $(B)/test_gpt2_double
+grad: $(B)/ops_double $(B)/test_gpt2_double $(B)/test_bert_double
 	$(B)/ops_double grad $(OP)
 	$(B)/test_gpt2_double
+	$(B)/test_bert_double
 
 bench: $(B)/ops
 	$(B)/ops bench $(OP)
 
 san:
-	@$(MAKE) --no-print-directory SANITIZE=1 cpu build/san/test_gpt2 build/san/ops build/san/test_base build/san/test_data build/san/test_run
-	@bash dev/test/run.sh build/san build/san/train_gpt2
+	@$(MAKE) --no-print-directory SANITIZE=1 cpu build/san/test_gpt2 build/san/test_bert build/san/ops build/san/test_base build/san/test_data build/san/test_run
+	@bash dev/test/run.sh build/san build/san/train_gpt2 build/san/train_bert
 
 clean:
-	rm -rf build train_gpt2 train_gpt2cu
+	rm -rf build train_gpt2 train_gpt2cu train_bert train_bertcu

@@ -39,7 +39,7 @@ static void bench_open(Bench* b, Config config, int B, int T, int recompute, uin
     context_init(&b->ctx);
     model_plan(&b->m, config, B, T, recompute);
     model_alloc(&b->m, seed, &b->ctx);
-    optimizer_init(&b->o, &b->m.table, WITH_MASTER, &b->ctx);
+    optimizer_init(&b->o, &b->m.table, ADAMW, WITH_MASTER, &b->ctx);
     random_weights(&b->m, &b->o, seed, &b->ctx);
 }
 
@@ -149,7 +149,7 @@ static void test_golden(Tests* t, const char* directory) {
 
     real losses[10], norms[10], want_losses[10], want_norms[10];
     for (int step = 0; step < 10; step++) {
-        AdamW adamw = {1e-3, 0.9, 0.95, 1e-8, 0.1, 1.0, 0};
+        OptimizerSettings adamw = {1e-3, 0.9, 0.95, 1e-8, 0.1, 1.0, 0};
         train_batch(m, (uint64_t)step, 0, 1.0 / (double)N, SET, &b->ctx);
         losses[step] = (real)model_loss(m, &b->ctx);
         optimizer_step(&b->o, m->params, m->grads, adamw, &b->ctx);
@@ -309,7 +309,7 @@ static Bench* overfit_open(MasterWeights master, double scale, LossScaleKind kin
     bench_open(b, config, 2, 13, 0, 5);
     if (master == NO_MASTER) {
         optimizer_free(&b->o);
-        optimizer_init(&b->o, &b->m.table, master, &b->ctx);
+        optimizer_init(&b->o, &b->m.table, ADAMW, master, &b->ctx);
     }
     optimizer_set_loss_scale(&b->o, state, rule, &b->ctx);
     b->m.loss_scale = &b->o.loss_scale->scale;
@@ -326,7 +326,7 @@ static void overfit_close(Bench* b) {
 // One step, number `step` of the masks; `planted` becomes one of the gradients unless it is 0. Returns the loss.
 static double overfit_step(Bench* b, int step, double planted) {
     Model* m = &b->m;
-    AdamW adamw = {1e-2, 0.9, 0.95, 1e-8, 0.1, 1.0, rng_stream(5, (uint64_t)step, 0, SITE_ROUNDING)};
+    OptimizerSettings adamw = {1e-2, 0.9, 0.95, 1e-8, 0.1, 1.0, rng_stream(5, (uint64_t)step, 0, SITE_ROUNDING)};
     real value = (real)planted;
     train_batch(m, (uint64_t)step, 0, 1.0 / m->N, SET, &b->ctx);
     if (planted != 0) device_upload(&b->ctx, m->grads + m->table.elements / 2, &value, sizeof value);

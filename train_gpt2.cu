@@ -13,7 +13,6 @@
 #include "llmc/data/tokenizer.h"  // token -> bytes
 #include "llmc/ops/attention.h"
 #include "llmc/ops/classifier.h"
-#include "llmc/ops/dropout.h"
 #include "llmc/ops/embedding.h"
 #include "llmc/ops/gelu.h"
 #include "llmc/ops/layernorm.h"
@@ -200,14 +199,22 @@ static void forward_head(Model* m, const floatX* x, int N, Context* ctx) {
 // ---------------------------------------------------------------------------------------------------------
 // Backward. `mode` says how parameter gradients are written: SET by a step's first micro-batch, ADD by the others.
 
-// The gradient of a branch's output, given that of the residual stream after it: the same, but for dropout.
-static const floatX* branch_gradient(Model* m, const Sequences* s, int l, int site, Context* ctx) {
-    Dropout dropout = dropout_at(m, s, l, site);
-    if (dropout.threshold == 0) return m->a.dx;
-    dropout_backward(m->a.dbranch, m->a.dx, s->rows, m->config.C, dropout, SET, ctx);
-    return m->a.dbranch;
+// Where the gradient of a residual sum goes: to the stream, and through dropout to the branch of layer l, which ends in
+// a bias. Layer -1 is the embedding, which is no branch.
+static ResidualGradient residual_gradient(const Model* m, const Sequences* s, int l, int site) {
+    ResidualGradient r = {m->a.dx, m->a.dbranch, NULL, dropout_none(s)};
+    if (l < 0) return r;
+    r.dbias = site == SITE_DROPOUT_ATTENTION_OUT ? m->g.h[l].attproj.b : m->g.h[l].fcproj.b;
+    r.dropout = dropout_at(m, s, l, site);
+    return r;
 }
 
+// The gradient of a branch's output, which residual_layernorm_backward() has left: that of the stream, but for dropout.
+static const floatX* branch_gradient(const Model* m, const Sequences* s, int l, int site) {
+    return dropout_at(m, s, l, site).threshold ? m->a.dbranch : m->a.dx;
+}
+
+// Begins and ends as forward_block() ends and begins: the layernorm after the block has been done by the one after it.
 static void backward_block(Model* m, int l, const Sequences* s, Mode mode, Context* ctx) {
     const Config* c = &m->config;
     const BlockParams* p = &m->p.h[l];
@@ -215,26 +222,31 @@ static void backward_block(Model* m, int l, const Sequences* s, Mode mode, Conte
     BlockActs* a = &m->a.h[l];
     int N = s->rows, C = c->C;
     Rows rows = {N, C};
+    // These biases' gradients come from ops that have the gradient in their hands: layernorm, GELU.
+    AffineGradient dfcproj = {g->fcproj.w, NULL}, dattproj = {g->attproj.w, NULL}, dfc = {g->fc.w, NULL};
+    BiasGradient dfc_bias = {g->fc.b, mode};
     floatX* x = residual_into(m, l);
 
     scope_at(ctx, BACKWARD, l);
     if (m->recompute >= 1) gelu_forward(a->fc, a->fc_pre, (size_t)N * (size_t)c->F, c->gelu, ctx);
     if (m->recompute >= 2) layernorm_forward(a->ln2, a->ln2_stats, a->mid, p->ln2, N, C, (real)c->eps, ctx);
-    const floatX* dbranch = branch_gradient(m, s, l, SITE_DROPOUT_MLP_OUT, ctx);
-    matmul_backward_weight(g->fcproj, dbranch, a->fc, N, c->F, C, mode, ctx);
-    matmul_gelu_backward_input(m->a.dfc, dbranch, p->fcproj.w, a->fc_pre, N, c->F, C, c->gelu, ctx);
-    matmul_backward_weight(g->fc, m->a.dfc, a->ln2, N, C, c->F, mode, ctx);
+    const floatX* dbranch = branch_gradient(m, s, l, SITE_DROPOUT_MLP_OUT);
+    matmul_backward_weight(dfcproj, dbranch, a->fc, N, c->F, C, mode, ctx);
+    matmul_gelu_backward_input(m->a.dfc, dfc_bias, dbranch, p->fcproj.w, a->fc_pre, N, c->F, C, c->gelu, ctx);
+    matmul_backward_weight(dfc, m->a.dfc, a->ln2, N, C, c->F, mode, ctx);
     matmul_backward_input(m->a.dln, m->a.dfc, p->fc.w, N, C, c->F, SET, ctx);
-    layernorm_backward(m->a.dx, g->ln2, m->a.dln, a->mid, a->ln2_stats, p->ln2.w, rows, ADD, mode, ctx);
+    residual_layernorm_backward(residual_gradient(m, s, l, SITE_DROPOUT_ATTENTION_OUT), g->ln2, m->a.dln, a->mid,
+                                a->ln2_stats, p->ln2.w, rows, ADD, mode, ctx);
 
-    dbranch = branch_gradient(m, s, l, SITE_DROPOUT_ATTENTION_OUT, ctx);
-    matmul_backward_weight(g->attproj, dbranch, a->att, N, C, C, mode, ctx);
+    dbranch = branch_gradient(m, s, l, SITE_DROPOUT_ATTENTION_OUT);
+    matmul_backward_weight(dattproj, dbranch, a->att, N, C, C, mode, ctx);
     matmul_backward_input(m->a.datt, dbranch, p->attproj.w, N, C, C, SET, ctx);
     attention_backward(m->a.dqkv, m->a.datt, a->qkv, a->att, a->lse, s, attention_at(m, s, l), ctx);
     if (m->recompute >= 2) layernorm_forward(a->ln1, a->ln1_stats, x, p->ln1, N, C, (real)c->eps, ctx);
     matmul_backward_weight(g->qkv, m->a.dqkv, a->ln1, N, C, 3 * C, mode, ctx);
     matmul_backward_input(m->a.dln, m->a.dqkv, p->qkv.w, N, C, 3 * C, SET, ctx);
-    layernorm_backward(m->a.dx, g->ln1, m->a.dln, x, a->ln1_stats, p->ln1.w, rows, ADD, mode, ctx);
+    residual_layernorm_backward(residual_gradient(m, s, l - 1, SITE_DROPOUT_MLP_OUT), g->ln1, m->a.dln, x, a->ln1_stats,
+                                p->ln1.w, rows, ADD, mode, ctx);
 }
 
 // From m->a.logits, which hold the gradient of the logits, to the gradients of all parameters.
@@ -244,13 +256,13 @@ static void backward(Model* m, const int* inputs, const Sequences* s, Mode mode,
     AffineGradient dhead = {m->g.head, NULL};
     Rows rows = {N, C};
     EmbeddingGradients dtables = {m->g.wte, m->g.wpe, NULL};
-    EmbeddingSizes sizes = {m->Vp, c->T, 0, C};
+    EmbeddingSizes sizes = {m->Vp, c->T, 0, C, -1};
 
     scope_at(ctx, BACKWARD, -1);
     matmul_backward_weight(dhead, m->a.logits, m->a.lnf, N, C, m->Vp, mode, ctx);
     matmul_backward_input(m->a.dln, m->a.logits, m->p.head, N, C, m->Vp, SET, ctx);
-    layernorm_backward(m->a.dx, m->g.lnf, m->a.dln, residual_into(m, c->L), m->a.lnf_stats, m->p.lnf.w, rows, SET, mode,
-                       ctx);
+    residual_layernorm_backward(residual_gradient(m, s, c->L - 1, SITE_DROPOUT_MLP_OUT), m->g.lnf, m->a.dln,
+                                residual_into(m, c->L), m->a.lnf_stats, m->p.lnf.w, rows, SET, mode, ctx);
     for (int l = c->L - 1; l >= 0; l--) backward_block(m, l, s, mode, ctx);
     scope_at(ctx, BACKWARD, -1);
     // A tied head has already written the token embedding's gradient.
@@ -467,14 +479,8 @@ static Config config_read(const char* path) {
     Json json;
     Config c;
     json_load(&json, path, (size_t)1 << 20);
-    const char* type = json_get_string_or(json.root, "model_type", "gpt2", path);
-    if (strcmp(type, "gpt2") != 0)
-        die(USAGE, "%s: key \"model_type\": is \"%s\", but this trainer reads \"gpt2\"", path, type);
-    const char* activation = json_get_string_or(json.root, "activation_function", "gelu_new", path);
-    c.gelu = strcmp(activation, "gelu") == 0 ? GELU_ERF : GELU_TANH;
-    if (c.gelu == GELU_TANH && strcmp(activation, "gelu_new") != 0 && strcmp(activation, "gelu_pytorch_tanh") != 0)
-        die(USAGE, "%s: key \"activation_function\": \"%s\" is not supported; gelu_new, gelu_pytorch_tanh and gelu are",
-            path, activation);
+    config_expect(json.root, "model_type", "gpt2", path);
+    c.gelu = config_gelu(json.root, "activation_function", "gelu_new", path);
     config_rows_read(&c, CONFIG_ROWS, COUNT_OF(CONFIG_ROWS), json.root, path);
     if (c.F == 0) c.F = 4 * c.C;
     config_check(&c, path);
@@ -485,19 +491,17 @@ static Config config_read(const char* path) {
 // Take the parameters from a file, into the full-precision copy too where the optimizer has one.
 static void load_weights(Model* m, const Optimizer* o, const char* path, Context* ctx) {
     static const char* const ignored[] = {".attn.bias", ".attn.masked_bias", "lm_head.weight"};
-    FileRules rules = {"transformer.", ignored, m->config.tied ? 3 : 2};
+    FileRules rules = {"transformer.", ignored, m->config.tied ? 3 : 2, NULL, 0, NULL, 0};
     TensorPart part = {"", m->params, VIEW_FLOATX}, master = {"", o->master, VIEW_REAL};
-    tensors_read(path, &m->table, &part, 1, &rules, ctx);
-    if (o->master) tensors_read(path, &m->table, &master, 1, &rules, ctx);
+    tensors_read(path, &m->table, &part, 1, &rules, NULL, ctx);
+    if (o->master) tensors_read(path, &m->table, &master, 1, &rules, NULL, ctx);
 }
 
 static void random_weights(Model* m, const Optimizer* o, uint64_t seed, Context* ctx) {
     double std = m->config.init_range;
-    HostView view = host_view_open(m->params, m->table.elements, VIEW_FLOATX), master = view;
+    HostView view = host_view_open(m->params, m->table.elements, VIEW_FLOATX);
     tensors_init(&m->table, view.values, seed, std, std / sqrt(2.0 * m->config.L));
-    host_view_write(ctx, &view);
-    master.device = o->master, master.type = VIEW_REAL;
-    if (o->master) host_view_write(ctx, &master);
+    optimizer_write_weights(o, &view, ctx);
     host_view_close(&view);
 }
 
@@ -612,16 +616,11 @@ static void run_open(Run* r, int argc, char** argv) {
                 "./train_gpt2 [flags]   (none: a small model on the built-in corpus)");
     comm_init(&r->comm);
     session_open(session, s, r->flags, flag_count, FREE_TO_CHANGE, &r->ctx);
-    session_find_data(session, &train_pattern, &val_pattern);
+    session_find_data(session, "data/builtin/train.bin", &train_pattern, &val_pattern);
     char* data_dir = session_directory_of(train_pattern);
     char* weights = run_plan(r, data_dir);
     MasterWeights master = s->master_weights ? WITH_MASTER : NO_MASTER;
-    if (s->steps == 0) {
-        flags_print_values(r->flags, session->flag_count);
-        tensors_print(stdout, &m->table);
-        plan_print(stdout, model_memory(m, master, &r->ctx));
-        exit(DONE);
-    }
+    if (s->steps == 0) plan_show(r->flags, session->flag_count, &m->table, model_memory(m, master, &r->ctx));
     size_t available = device_memory_available();
     if (plan_bytes(model_memory(m, master, &r->ctx)) > available)
         plan_refuse(model_memory(m, master, &r->ctx), available, largest_batch(m, master, available, &r->ctx));
@@ -630,22 +629,16 @@ static void run_open(Run* r, int argc, char** argv) {
                  s->shuffle ? SHUFFLED : IN_ORDER);
     if (s->evaluate && !r->data.has_val) die(USAGE, "--evaluate 1 needs validation data; name it with -j");
     session_check_data(session, shards_fingerprint(&r->data.train_shards), train_pattern);
-    int64_t epoch = (int64_t)(batch_lm_windows(&r->data.train) / (uint64_t)(m->B * r->comm.size * r->micro_steps));
-    session->last = s->steps > 0 ? s->steps : epoch > 0 ? epoch : 1;
+    session_set_last(session, batch_lm_windows(&r->data.train), m->B * r->comm.size * r->micro_steps);
 
     model_alloc(m, (uint64_t)s->seed, &r->ctx);
-    optimizer_init(&r->optimizer, &m->table, master, &r->ctx);
+    optimizer_init(&r->optimizer, &m->table, (OptimizerKind)s->optimizer, master, &r->ctx);
     session_set_loss_scale(session, &r->optimizer);
     m->loss_scale = &r->optimizer.loss_scale->scale;
     steps_open(&r->steps);
-    if (session->checkpoint) {
-        Checkpoints c = session_checkpoints(session, &m->table, m->params, &r->optimizer);
-        checkpoint_load(&c, session->checkpoint);
-    } else if (weights) {
-        load_weights(m, &r->optimizer, weights, &r->ctx);
-    } else {
-        random_weights(m, &r->optimizer, (uint64_t)s->seed, &r->ctx);
-    }
+    if (session->checkpoint) session_load(session, session->checkpoint, &m->table, m->params, &r->optimizer);
+    else if (weights) load_weights(m, &r->optimizer, weights, &r->ctx);
+    else random_weights(m, &r->optimizer, (uint64_t)s->seed, &r->ctx);
     free(weights), free(data_dir), free(train_pattern), free(val_pattern);
 }
 
@@ -662,10 +655,7 @@ static void run_close(Run* r) {
 
 static double validate(Run* r) {
     Model* m = &r->model;
-    uint64_t batches = batch_lm_windows(&r->data.val) / (uint64_t)m->B;
-    if (batches == 0) batches = 1;
-    if (r->settings.val_batches > 0 && batches > (uint64_t)r->settings.val_batches)
-        batches = (uint64_t)r->settings.val_batches;
+    uint64_t batches = session_val_batches(&r->session, batch_lm_windows(&r->data.val), m->B);
     double scale = 1.0 / ((double)batches * m->N);
     for (uint64_t i = 0; i < batches; i++) {
         lm_data_load(m->inputs, m->targets, &r->data, &r->data.val, i * (uint64_t)m->B, &r->ctx);
@@ -714,13 +704,26 @@ static int save(Run* r) {
     return result;
 }
 
+// What every step does: full sequences, whose attention is counted as if it saw all of them.
+static StepWork step_work(const Run* r) {
+    const Model* m = &r->model;
+    const Config* c = &m->config;
+    double N = (double)m->table.parameters - (double)c->T * c->C;
+    double token_flops = 6 * N + 12.0 * c->L * c->C * m->T;
+    int sequences = m->B * r->comm.size * r->micro_steps;
+    double tokens = (double)sequences * m->T;
+    StepWork work = {sequences, (double)sequences, tokens, tokens * token_flops};
+    return work;
+}
+
 // Launch one optimizer step. Its results are on their way when this returns; finish_steps() reads them.
 static void launch_step(Run* r, const Schedule* schedule) {
     const Settings* s = &r->settings;
     Model* m = &r->model;
     Session* session = &r->session;
-    int sequences = s->B * r->comm.size * r->micro_steps;  // of the whole step
-    double scale = 1.0 / ((double)sequences * m->T), lr = schedule_at(schedule, session->step);
+    StepWork work = step_work(r);
+    StepLosses losses = {1, {m->a.loss}, {"loss"}};
+    double scale = 1.0 / work.tokens, lr = schedule_at(schedule, session->step);
     scope_step(&r->ctx, session->step + 1);
     for (int i = 0; i < r->micro_steps; i++) {
         int first = (i * r->comm.size + r->comm.rank) * s->B;
@@ -730,7 +733,7 @@ static void launch_step(Run* r, const Schedule* schedule) {
     }
     comm_sum(&r->comm, m->grads, m->table.elements, &r->ctx);
     optimizer_step(&r->optimizer, m->params, m->grads, steps_adamw(session, lr), &r->ctx);
-    steps_launched(&r->steps, session, lr, sequences, m->a.loss, &r->optimizer);
+    steps_launched(&r->steps, session, lr, work, losses, &r->optimizer);
     scope_step(&r->ctx, -1);
 }
 
@@ -748,7 +751,6 @@ int main(int argc, char** argv) {
     Settings* s = &r->settings;
     Session* session = &r->session;
     Model* m = &r->model;
-    const Config* c = &m->config;
     if (s->evaluate) {
         printf("val loss %.6f\n", validate(r));
         run_close(r);
@@ -756,14 +758,11 @@ int main(int argc, char** argv) {
     }
     session_begin(session, &r->log);
 
-    size_t N = m->table.parameters - (size_t)c->T * (size_t)c->C;
-    double token_flops = 6.0 * (double)N + 12.0 * c->L * c->C * m->T;
-    steps_begin(&r->steps, session, (double)m->N * r->comm.size * r->micro_steps, token_flops);
-    steps_print_start(&r->steps, session, m->table.parameters, r->data.train_shards.tokens);
+    steps_begin(&r->steps, session);
+    steps_print_start(&r->steps, session, m->table.parameters, r->data.train_shards.tokens, step_work(r).tokens);
     plan_print(stdout, model_memory(m, s->master_weights ? WITH_MASTER : NO_MASTER, &r->ctx));
 
-    Schedule schedule = {(ScheduleKind)s->schedule, s->lr,         s->warmup,   session->last,
-                         s->final_fraction,         s->poly_power, s->wsd_decay};
+    Schedule schedule = session_schedule(session);
     int64_t last = s->stop_after > 0 && s->stop_after < session->last ? s->stop_after : session->last;
     if (session->step == 0 && r->data.has_val && s->val_every > 0)
         log_validation(&r->log, 0, session->last, validate(r), NULL);
@@ -786,13 +785,8 @@ int main(int argc, char** argv) {
     finish_steps(r, 0);
     profiler_report(stdout, &r->profiler, s->out);
     int failed = save(r) != 0;
-    if (stop_signal)
-        printf("stopped by signal %d after step %lld%s\n", (int)stop_signal, (long long)session->step,
-               failed || !*s->out ? "" : ", saved");
     log_write_svg(&r->log, "GPT-2 training");
-    if (failed)
-        die(FAILED, "%s: the state after step %lld could not be saved; make room there, then go on with -y 1", s->out,
-            (long long)session->step);
+    session_end(session, (int)stop_signal, failed);
     run_close(r);
     return DONE;
 }

@@ -71,7 +71,7 @@ budget() { # file, function, lines
     n=$(awk -v name="$2" '$0 ~ "^[a-z].* " name "\\(" && /\{$/ {n = NR} n && /^}/ {print NR - n + 1; exit}' "$1")
     if [ -n "$n" ] && [ "$n" -le "$3" ]; then ok; else fail "$1: $2 has ${n:-no} lines, the budget is $3"; fi
 }
-for trainer in train_gpt2.cu; do
+for trainer in train_gpt2.cu train_bert.cu; do
     if [ "$(lines $trainer)" -le 900 ]; then ok; else fail "$trainer has $(lines $trainer) lines, more than 900"; fi
     budget $trainer main 150
     budget $trainer forward_block 25

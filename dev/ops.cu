@@ -19,10 +19,12 @@
 #include "ops/gelu.h"
 #include "ops/global_norm.h"
 #include "ops/harness.h"
+#include "ops/lamb.h"
 #include "ops/layernorm.h"
 #include "ops/loss_scale.h"
 #include "ops/matmul.h"
 #include "ops/sum.h"
+#include "ops/tanh.h"
 
 typedef struct {
     const char* op;
@@ -35,8 +37,9 @@ typedef struct {
 static const OpRow TABLE[] = {
     {"layernorm", test_layernorm, grad_layernorm, bench_layernorm},
     {"dropout", test_dropout, grad_dropout, bench_dropout},
-    {"gather", test_gather, grad_gather, NULL},
+    {"gather", test_gather, grad_gather, bench_gather},
     {"adamw", test_adamw, NULL, bench_adamw},
+    {"lamb", test_lamb, NULL, bench_lamb},
     {"global_norm", test_global_norm, NULL, bench_global_norm},
     {"loss_scale", test_loss_scale, NULL, NULL},
     {"attention", test_attention, grad_attention, bench_attention},
@@ -44,6 +47,7 @@ static const OpRow TABLE[] = {
     {"embedding", test_embedding, grad_embedding, bench_embedding},
     {"gelu", test_gelu, grad_gelu, bench_gelu},
     {"matmul", test_matmul, grad_matmul, bench_matmul},
+    {"tanh", test_tanh, grad_tanh, NULL},
     {"sum", test_sum, NULL, NULL},
     {NULL, NULL, NULL, NULL},
 };

@@ -5,11 +5,17 @@
  * Token id = byte, 256 = end of text. A file is a document: token 256, then its bytes; documents are in the
  * order of their paths. Of the resulting row of tokens every tenth block of 2,048 is validation. OUT_DIR gets
  * train.bin and val.bin (token shards) and the files that make GPT-2's byte-level tokenizer of it, with an
- * empty list of merges: vocab.json, merges.txt, tokenizer.json, tokenizer_config.json. */
+ * empty list of merges: vocab.json, merges.txt, tokenizer.json, tokenizer_config.json.
+ *
+ * OUT_DIR/bert gets the same text as sentences: train.bin and val.bin (files of sentences), vocab.txt and
+ * tokenizer_config.json. Token id = byte, then [PAD] [UNK] [CLS] [SEP] [MASK]. A line with its line break is a sentence,
+ * but for lines of white space, which are left out; a file is a document. A line that begins in a validation block is
+ * validation: that divides a file into documents of training and of validation by turns. */
 #include <dirent.h>
 
-#include "../../llmc/data/shards.h"
+#include "../../llmc/data/sentences.h"
 
+enum { BYTE_PAD = 256, BYTE_UNK, BYTE_CLS, BYTE_SEP, BYTE_MASK, BYTE_VOCABULARY };
 enum { END_OF_TEXT = 256, BLOCK = 2048, VALIDATION_EVERY = 10, FILE_LIMIT = 16 << 20 };
 
 typedef struct {
@@ -112,6 +118,53 @@ static Tokens tokens_of_files(const char* root, const Paths* p) {
     return t;
 }
 
+static int is_validation(size_t position) { return position / BLOCK % VALIDATION_EVERY == VALIDATION_EVERY - 1; }
+
+typedef struct {
+    Tokens tokens, begin, first;  // begin: of the sentences among the tokens; first: sentences of the documents
+} SentenceSet;
+
+// Cut the row of tokens into sentences: set[0] for training, set[1] for validation.
+static void sentences_of_tokens(SentenceSet* set, const Tokens* all) {
+    SentenceSet* open_set = NULL;  // whose last document may go on
+    for (size_t i = 0, end; i < all->count; i = end) {
+        int is_blank = 1;
+        end = i + 1;
+        if (all->id[i] == END_OF_TEXT) {
+            open_set = NULL;
+            continue;
+        }
+        while (end < all->count && all->id[end] != END_OF_TEXT && all->id[end - 1] != '\n') end++;
+        for (size_t k = i; k < end; k++)
+            is_blank = is_blank && (all->id[k] == ' ' || (all->id[k] >= 9 && all->id[k] <= 13));
+        if (is_blank) continue;
+        SentenceSet* to = &set[is_validation(i)];
+        int token = (int)to->tokens.count, sentence = (int)to->begin.count;
+        if (to != open_set) tokens_add(&to->first, &sentence, 1);
+        open_set = to;
+        tokens_add(&to->begin, &token, 1);
+        tokens_add(&to->tokens, all->id + i, end - i);
+    }
+}
+
+static int write_sentences(const char* path, SentenceSet* set) {
+    SentencesHeader h = {(uint32_t)set->tokens.count,
+                         (uint32_t)set->begin.count,
+                         (uint32_t)set->first.count,
+                         BYTE_VOCABULARY,
+                         BYTE_PAD,
+                         BYTE_UNK,
+                         BYTE_CLS,
+                         BYTE_SEP,
+                         BYTE_MASK};
+    uint32_t continues[(BYTE_VOCABULARY + 31) / 32] = {0};
+    int tokens = (int)set->tokens.count, sentences = (int)set->begin.count;
+    tokens_add(&set->begin, &tokens, 1);
+    tokens_add(&set->first, &sentences, 1);
+    return sentences_write(path, h, set->tokens.id, (const uint32_t*)set->begin.id, (const uint32_t*)set->first.id,
+                           continues);
+}
+
 // The tokenizer's name of a byte: GPT-2 shows printable Latin-1 as itself and the 68 others as U+0100 and up.
 static void append_byte_name(Text* t, int byte) {
     int character = 0, shifted = 256;
@@ -119,15 +172,14 @@ static void append_byte_name(Text* t, int byte) {
         int printable = (b >= 33 && b <= 126) || (b >= 161 && b <= 172) || b >= 174;
         character = printable ? b : shifted++;
     }
-    if (character == '"' || character == '\\') text_printf(t, "\\%c", character);
-    else if (character < 128) text_printf(t, "%c", character);
+    if (character < 128) text_printf(t, "%c", character);
     else text_printf(t, "%c%c", 0xC0 | character >> 6, 0x80 | (character & 63));
 }
 
 static void append_vocabulary(Text* t) {
     text_printf(t, "{");
     for (int b = 0; b < 256; b++) {
-        text_printf(t, "\"");
+        text_printf(t, b == '"' || b == '\\' ? "\"\\" : "\"");
         append_byte_name(t, b);
         text_printf(t, "\":%d,", b);
     }
@@ -163,10 +215,36 @@ static Text tokenizer_config_json(void) {
     return t;
 }
 
+// One token a line.
+static Text vocabulary_lines(void) {
+    Text t = {NULL, 0, 0};
+    for (int b = 0; b < 256; b++) {
+        append_byte_name(&t, b);
+        text_printf(&t, "\n");
+    }
+    text_printf(&t, "[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\n");
+    return t;
+}
+
 // Every file is written under a temporary name first; the names appear when all of them are complete.
-enum { TRAIN, VAL, VOCAB, MERGES, TOKENIZER, TOKENIZER_CONFIG, OUTPUTS };
-static const char* const output_names[OUTPUTS] = {"train.bin",  "val.bin",        "vocab.json",
-                                                  "merges.txt", "tokenizer.json", "tokenizer_config.json"};
+enum {
+    TRAIN,
+    VAL,
+    VOCAB,
+    MERGES,
+    TOKENIZER,
+    TOKENIZER_CONFIG,
+    SENTENCES_TRAIN,
+    SENTENCES_VAL,
+    SENTENCES_VOCAB,
+    SENTENCES_CONFIG,
+    OUTPUTS
+};
+static const char* const output_names[OUTPUTS] = {"train.bin",      "val.bin",
+                                                  "vocab.json",     "merges.txt",
+                                                  "tokenizer.json", "tokenizer_config.json",
+                                                  "bert/train.bin", "bert/val.bin",
+                                                  "bert/vocab.txt", "bert/tokenizer_config.json"};
 
 static char* temporary_name(const char* out, int output) {
     return xprintf("%s/%s.tmp%ld", out, output_names[output], (long)getpid());
@@ -182,7 +260,7 @@ static void write_failed(const char* out, const char* name) {
     die(FAILED, "%s/%s: cannot be written: %s; free space, or choose another directory", out, name, strerror(saved));
 }
 
-static void write_outputs(const char* out, const Tokens* train, const Tokens* val) {
+static void write_outputs(const char* out, const Tokens* train, const Tokens* val, SentenceSet* set) {
     Text text[OUTPUTS];
     memset(text, 0, sizeof(text));
     append_vocabulary(&text[VOCAB]);
@@ -190,13 +268,18 @@ static void write_outputs(const char* out, const Tokens* train, const Tokens* va
     text_printf(&text[MERGES], "#version: 0.2\n");
     text[TOKENIZER] = tokenizer_json();
     text[TOKENIZER_CONFIG] = tokenizer_config_json();
-    if (make_directories(out) != 0)
-        die(USAGE, "%s: the directory cannot be made: %s; choose another one", out, strerror(errno));
+    text[SENTENCES_VOCAB] = vocabulary_lines();
+    text_printf(&text[SENTENCES_CONFIG], "{\n  \"do_lower_case\": false\n}\n");
+    char* folder = xprintf("%s/bert", out);
+    if (make_directories(folder) != 0)
+        die(USAGE, "%s: the directory cannot be made: %s; choose another one", folder, strerror(errno));
     for (int i = 0; i < OUTPUTS; i++) {
         char* temporary = temporary_name(out, i);
         const Tokens* tokens = i == TRAIN ? train : val;
-        int bad = i <= VAL ? shard_write(temporary, tokens->id, tokens->count, 2)
-                           : write_file(temporary, text[i].text, text[i].length);
+        int is_shard = i == TRAIN || i == VAL, is_sentences = i == SENTENCES_TRAIN || i == SENTENCES_VAL;
+        int bad = is_shard       ? shard_write(temporary, tokens->id, tokens->count, 2)
+                  : is_sentences ? write_sentences(temporary, &set[i - SENTENCES_TRAIN])
+                                 : write_file(temporary, text[i].text, text[i].length);
         if (bad) write_failed(out, output_names[i]);
         free(temporary);
         free(text[i].text);
@@ -208,7 +291,8 @@ static void write_outputs(const char* out, const Tokens* train, const Tokens* va
         free(temporary);
         free(name);
     }
-    if (sync_directory(out) != 0) write_failed(out, "");
+    if (sync_directory(out) != 0 || sync_directory(folder) != 0) write_failed(out, "");
+    free(folder);
 }
 
 int main(int argc, char** argv) {
@@ -220,12 +304,21 @@ int main(int argc, char** argv) {
         die(USAGE, "%s: only %zu bytes of sources, too few to cut a validation set from; give the root of the project",
             root, all.count);
     for (size_t i = 0; i < all.count; i += BLOCK) {
-        int is_validation = i / BLOCK % VALIDATION_EVERY == VALIDATION_EVERY - 1;
-        tokens_add(is_validation ? &val : &train, all.id + i, min_size(BLOCK, all.count - i));
+        tokens_add(is_validation(i) ? &val : &train, all.id + i, min_size(BLOCK, all.count - i));
     }
-    write_outputs(out, &train, &val);
+    SentenceSet set[2];
+    memset(set, 0, sizeof(set));
+    sentences_of_tokens(set, &all);
+    write_outputs(out, &train, &val, set);
     printf("%s: %zu files, %zu tokens for training, %zu for validation, vocabulary of %d\n", out, paths.count,
            train.count, val.count, END_OF_TEXT + 1);
+    for (size_t i = 0; i < COUNT_OF(set); i++) {
+        printf("%s/%s: %zu documents, %zu sentences, %zu tokens\n", out, output_names[SENTENCES_TRAIN + i],
+               set[i].first.count - 1, set[i].begin.count - 1, set[i].tokens.count);
+        free(set[i].tokens.id);
+        free(set[i].begin.id);
+        free(set[i].first.id);
+    }
     for (size_t i = 0; i < paths.count; i++) free(paths.path[i]);
     free(paths.path);
     free(all.id);

@@ -27,29 +27,19 @@ in the output directory are replaced when everything else is done.
 """
 import argparse
 import bisect
-import bz2
-import gzip
-import io
 import json
-import lzma
-import multiprocessing
 import os
 import re
 import shutil
-import signal
 import struct
 import sys
-import tarfile
-import threading
-import time
-import zlib
 from array import array
 
+from documents import Parser, Progress, UserError, add_common_options, check_inputs, encode_all, fraction, positive, run
+
 END_OF_TEXT = "<|endoftext|>"
-BATCH_CHARACTERS = 1 << 18  # of text for one task of a worker
 PIECE_CHARACTERS = 1 << 18  # plain text is encoded in pieces of about this length
 COPY_BYTES = 1 << 22
-FAILED, USAGE = 1, 2
 TOKENIZER_FILES = [
     "vocab.json",
     "merges.txt",
@@ -59,10 +49,6 @@ TOKENIZER_FILES = [
     "tokenizer_config.json",
     "special_tokens_map.json",
 ]
-
-
-class UserError(Exception):
-    """Wrong usage or input: one line, exit status 2."""
 
 
 # ----------------------------------------------------------------------------------------------------------
@@ -179,7 +165,7 @@ def make_tokenizer(text):
 
 
 # ----------------------------------------------------------------------------------------------------------
-# Documents: every reader yields (piece of text, whether it begins a document)
+# Plain text: (piece of text, whether it begins a document)
 
 
 def cut_pieces(stream):
@@ -217,97 +203,6 @@ def read_plain(stream, options):
             yield text, True
 
 
-def read_wiki(stream, options):
-    lines, opened = [], 0
-    for number, line in enumerate(stream, 1):
-        if line.startswith("<doc "):
-            if opened:
-                raise UserError(f"the <doc> of line {opened} is not closed before line {number}")
-            lines, opened = [], number
-        elif line.rstrip() == "</doc>":
-            if not opened:
-                raise UserError(f"line {number}: </doc> without <doc>")
-            text = "".join(lines).strip("\n")
-            if text:
-                yield from read_plain(io.StringIO(text), options)
-            opened = 0
-        elif opened:
-            lines.append(line)
-        elif line.strip():
-            raise UserError(f"line {number}: text outside <doc> ... </doc>")
-    if opened:
-        raise UserError(f"the <doc> of line {opened} is not closed; the file is truncated")
-
-
-def read_jsonl(stream, options):
-    for number, line in enumerate(stream, 1):
-        if not line.strip():
-            continue
-        try:
-            text = json.loads(line)[options.text_key]
-        except ValueError as e:
-            raise UserError(f"line {number} is not JSON: {e}")
-        except (KeyError, IndexError, TypeError):
-            raise UserError(f"line {number} is not an object with the key {options.text_key!r}; see --text-key")
-        if not isinstance(text, str):
-            raise UserError(f"line {number}: {options.text_key!r} is not a string")
-        try:
-            text.encode("utf-8")
-        except UnicodeEncodeError:
-            text = text.encode("utf-8", "replace").decode("utf-8")  # half of a surrogate pair
-        if text:
-            yield from read_plain(io.StringIO(text), options)
-
-
-class Forward(io.RawIOBase):
-    """A member of an archive that is read in one pass; tarfile's own object promises seeking and fails."""
-
-    def __init__(self, member):
-        super().__init__()
-        self.member = member
-
-    def readable(self):
-        return True
-
-    def readinto(self, buffer):
-        data = self.member.read(len(buffer))
-        buffer[: len(data)] = data
-        return len(data)
-
-
-def read_stream(binary, name, options):
-    binary = io.BufferedReader(binary)
-    start = binary.peek(256)[:256].lstrip()
-    text = io.TextIOWrapper(binary, encoding="utf-8")
-    if re.search(r"\.(jsonl|ndjson)(\.(gz|xz|bz2))?$", name):
-        yield from read_jsonl(text, options)
-    elif start.startswith(b"<doc "):
-        yield from read_wiki(text, options)
-    else:
-        yield from read_plain(text, options)
-
-
-def read_documents(path, options):
-    name = path
-    try:
-        if re.search(r"\.(tar(\.(gz|xz|bz2))?|tgz|txz|tbz2?)$", path):
-            with tarfile.open(path, "r|*") as archive:
-                for member in archive:
-                    if member.isfile():
-                        name = f"{path}: {member.name}"
-                        yield from read_stream(Forward(archive.extractfile(member)), member.name, options)
-            return
-        opener = {".gz": gzip.open, ".xz": lzma.open, ".bz2": bz2.open}.get(os.path.splitext(path)[1], open)
-        with opener(path, "rb") as f:
-            yield from read_stream(f, path, options)
-    except UserError as e:
-        raise UserError(f"{name}: {e}")
-    except UnicodeDecodeError as e:
-        raise UserError(f"{name}: is not UTF-8 text ({e.reason}, byte 0x{e.object[e.start]:02x}); convert it first")
-    except (OSError, EOFError, lzma.LZMAError, tarfile.TarError, zlib.error) as e:
-        raise UserError(f"{name}: cannot be read: {e}")
-
-
 # ----------------------------------------------------------------------------------------------------------
 # Encoding in several processes
 
@@ -318,13 +213,6 @@ def start_worker(text, end_of_text, code):
     worker["tokenizer"] = make_tokenizer(text)
     worker["end_of_text"] = end_of_text
     worker["code"] = code
-
-
-def start_worker_process(*arguments):
-    # An interrupt is for the parent to handle, which ends its workers by SIGTERM.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    start_worker(*arguments)
 
 
 def encode_batch(batch):
@@ -341,70 +229,6 @@ def encode_batch(batch):
     if sys.byteorder == "big":
         tokens.byteswap()
     return sum(map(len, texts)), tokens.tobytes(), starts
-
-
-def batches(options):
-    batch, size = [], 0
-    for path in options.local:
-        for text, begins in read_documents(path, options):
-            batch.append((text, begins))
-            size += len(text)
-            if size >= BATCH_CHARACTERS or len(batch) >= 4096:
-                yield batch
-                batch, size = [], 0
-    if batch:
-        yield batch
-
-
-def encode_all(options, vocabulary, code):
-    """The results of encode_batch in the order of the input."""
-    arguments = (vocabulary.text, vocabulary.end_of_text, code)
-    if options.processes == 1:
-        start_worker(*arguments)
-        yield from map(encode_batch, batches(options))
-        return
-    room = threading.Semaphore(4 * options.processes)  # the pool would read all input at once
-
-    stopped = threading.Event()
-
-    def limited():
-        for batch in batches(options):
-            room.acquire()
-            if stopped.is_set():
-                return
-            yield batch
-
-    with multiprocessing.Pool(options.processes, start_worker_process, arguments) as pool:
-        try:
-            for result in pool.imap(encode_batch, limited()):
-                room.release()
-                yield result
-        finally:  # the pool's end waits for its reader, which may wait here
-            stopped.set()
-            room.release()
-
-
-class Progress:
-    """One line on stderr, rewritten on a terminal, else printed twice a minute."""
-
-    def __init__(self):
-        self.begun = self.shown = time.monotonic()
-        self.tty = sys.stderr.isatty()
-        self.used = False
-
-    def show(self, characters, tokens):
-        now = time.monotonic()
-        if now - self.shown < (0.5 if self.tty else 30):
-            return
-        self.shown, self.used = now, True
-        rate = characters / 1e6 / (now - self.begun)
-        line = f"{characters / 1e6:.1f} M characters, {tokens / 1e6:.2f} M tokens, {rate:.1f} M characters/s"
-        sys.stderr.write(f"\r{line}\033[K" if self.tty else line + "\n")
-        sys.stderr.flush()
-
-    def end(self):
-        if self.tty and self.used:
-            sys.stderr.write("\r\033[K")
 
 
 # ----------------------------------------------------------------------------------------------------------
@@ -471,7 +295,8 @@ def prepare(options, vocabulary):
     progress = Progress()
     try:
         with open(spool_path, "w+b") as spool:
-            for read, encoded, begins in encode_all(options, vocabulary, code):
+            arguments = (vocabulary.text, vocabulary.end_of_text, code)
+            for read, encoded, begins in encode_all(options, encode_batch, start_worker, arguments):
                 spool.write(encoded)
                 starts.extend(total + s for s in begins)
                 characters += read
@@ -504,32 +329,10 @@ def prepare(options, vocabulary):
 # Command line
 
 
-class Parser(argparse.ArgumentParser):
-    def error(self, message):
-        raise UserError(f"{message}; --help lists the options")
-
-
-def positive(text):
-    if not re.fullmatch(r"\+?\d+", text) or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 1")
-    return int(text)
-
-
-def fraction(text):
-    try:
-        value = float(text)
-    except ValueError:
-        value = -1
-    if not 0 <= value < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number from 0 to below 1")
-    return value
-
-
 def parse(arguments):
     parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False)
-    parser.add_argument("--local", nargs="+", required=True, metavar="FILE", help="text to encode")
+    add_common_options(parser)
     parser.add_argument("--vocab", required=True, metavar="DIR", help="directory of the tokenizer")
-    parser.add_argument("--out", required=True, metavar="DIR", help="directory of the shards")
     validation = parser.add_mutually_exclusive_group()
     validation.add_argument("--val-tokens", type=positive, metavar="N", help="the first N tokens are validation")
     validation.add_argument("--val-fraction", type=fraction, default=0.01, metavar="F", help="the last documents are")
@@ -538,46 +341,20 @@ def parse(arguments):
         action="store_true",
         help="a section that ends with a blank line is a document, as llm.c prepares tinyshakespeare",
     )
-    parser.add_argument("--text-key", default="text", metavar="KEY", help="of .jsonl lines (default: text)")
-    parser.add_argument("--shard-tokens", type=positive, default=100_000_000, metavar="N", help="default: 100 million")
-    cores = os.cpu_count() or 1
-    parser.add_argument("--processes", type=positive, default=cores, metavar="N", help="default: all cores")
     options = parser.parse_args(arguments)
-    for path in options.local:
-        if not os.path.isfile(path):
-            what = "is a directory; give the files in it" if os.path.isdir(path) else "no such file"
-            raise UserError(f"{path}: {what}")
-        if not os.access(path, os.R_OK):
-            raise UserError(f"{path}: cannot be read; check its permissions")
+    check_inputs(options)
+    options.read_plain = options.read_document = read_plain
+    options.drop_titles = False
     if not os.path.isdir(options.vocab):
         raise UserError(f"{options.vocab}: no such directory (--vocab)")
     return options
 
 
-def main(arguments):
-    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # the processes here are the parallelism
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
-    try:
-        options = parse(arguments)
-        try:
-            import tokenizers  # noqa: F401
-        except ImportError:
-            raise UserError("the Python package 'tokenizers' is missing; install it with: pip install tokenizers")
-        vocabulary = Vocabulary(options.vocab)
-        options.cuttable = vocabulary.cuttable
-        prepare(options, vocabulary)
-    except UserError as e:
-        print("error: " + " ".join(str(e).split()), file=sys.stderr)
-        return USAGE
-    except OSError as e:
-        what = f"{e.filename or options.out}: cannot be written: {e.strerror}"
-        print(f"error: {what}; check space and permissions", file=sys.stderr)
-        return FAILED
-    except KeyboardInterrupt:
-        print("error: interrupted; nothing was written", file=sys.stderr)
-        return FAILED
-    return 0
+def main(options):
+    vocabulary = Vocabulary(options.vocab)
+    options.cuttable = vocabulary.cuttable
+    prepare(options, vocabulary)
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(run(parse, main, sys.argv[1:]))

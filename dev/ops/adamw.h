@@ -19,7 +19,7 @@ typedef struct {
     const ParamSpan* spans;         // for the reference
     const ParamSpan* device_spans;  // the same, for the launcher
     int count;
-    AdamW h;
+    OptimizerSettings h;
     Context* ctx;
 } AdamWCase;
 

@@ -7,6 +7,7 @@
 
 typedef struct {
     Array x, word, position, type;      // forward
+    Array e, w, b, mean, rstd;          // with layernorm
     Array dx, dword, dposition, dtype;  // backward
     int *tokens, *types;
     Sequences s;
@@ -20,6 +21,16 @@ static void embedding_run_forward(void* state) {
     EmbeddingCase* e = (EmbeddingCase*)state;
     Embeddings tables = {e->word.device, e->position.device, e->sizes.types ? e->type.device : NULL};
     embedding_forward(e->x.device, e->tokens, e->types, tables, &e->s, e->sizes.C, e->dropout, e->ctx);
+}
+
+static void embedding_run_layernorm(void* state) {
+    EmbeddingCase* e = (EmbeddingCase*)state;
+    EmbeddingNorm layer = {{e->word.device, e->position.device, e->sizes.types ? e->type.device : NULL},
+                           {e->w.device, e->b.device},
+                           (real)1e-12,
+                           e->dropout};
+    Moments stats = {e->mean.device_real, e->rstd.device_real};
+    embedding_layernorm_forward(e->x.device, e->e.device, stats, e->tokens, e->types, layer, &e->s, e->sizes.C, e->ctx);
 }
 
 static void embedding_run_backward(void* state) {
@@ -48,6 +59,11 @@ static EmbeddingCase embedding_case(Harness* h, const int* lengths, int count, E
         if (e.types) e.types[n] = random_below(h, sizes.types);
     }
     e.x = output(h, N * C, SET);
+    e.e = output(h, N * C, SET);
+    e.w = input(h, C, 1.0);
+    e.b = input(h, C, 1.0);
+    e.mean = output(h, N, SET);
+    e.rstd = output(h, N, SET);
     e.word = input(h, (size_t)sizes.V * C, 1.0);
     e.position = input(h, (size_t)sizes.T * C, 1.0);
     e.type = input(h, (size_t)sizes.types * C, 1.0);
@@ -65,9 +81,11 @@ static void embedding_forward_reference(const EmbeddingCase* e, real* x) {
 
 static void embedding_backward_reference(const EmbeddingCase* e, real* dword, real* dposition, real* dtype) {
     int C = e->sizes.C;
-    embedding_backward_ref(dword, e->dx.host, e->tokens, e->sizes.V, &e->s, C, e->dropout, e->word_mode);
-    embedding_backward_ref(dposition, e->dx.host, e->s.position, e->sizes.T, &e->s, C, e->dropout, e->mode);
-    if (e->types) embedding_backward_ref(dtype, e->dx.host, e->types, e->sizes.types, &e->s, C, e->dropout, e->mode);
+    int padding = e->sizes.padding;
+    embedding_backward_ref(dword, e->dx.host, e->tokens, e->sizes.V, padding, &e->s, C, e->dropout, e->word_mode);
+    embedding_backward_ref(dposition, e->dx.host, e->s.position, e->sizes.T, -1, &e->s, C, e->dropout, e->mode);
+    if (e->types)
+        embedding_backward_ref(dtype, e->dx.host, e->types, e->sizes.types, -1, &e->s, C, e->dropout, e->mode);
 }
 
 // A sum of three numbers rounds twice; a row of a gradient table takes up to a hundred numbers near 1,
@@ -88,13 +106,32 @@ static void embedding_check(Harness* h, EmbeddingCase* e, double tol) {
     expect_close(h, "dtype", e->dtype, dtype, tolerance(tol));
 }
 
+// The form with layernorm: its sum against the plain form's without dropout, the rest of that sum as it is stored.
+static void test_embedding_layernorm(Harness* h, const int* lengths, int count, int C, int types, double p) {
+    EmbeddingSizes sizes = {19, 80, types, C, -1};
+    case_begin(h, "embedding/layernorm T=%d,%d,%d C=%d types=%d p=%g", lengths[0], lengths[1], lengths[2], C, types, p);
+    EmbeddingCase e = embedding_case(h, lengths, count, sizes, p, SET, SET);
+    real *x = copy_of(h, e.x), *sum = copy_of(h, e.e), *mean = copy_of(h, e.mean), *rstd = copy_of(h, e.rstd);
+    Array written[] = {e.x, e.e, e.mean, e.rstd};
+    embedding_forward_ref(sum, e.tokens, e.types, e.word.host, e.position.host, types ? e.type.host : NULL, &e.s, C,
+                          dropout_make(0, 0, 0, 0, 0, &e.s));
+    expect_same_for_any_threads(h, "layernorm", embedding_run_layernorm, &e, written, 4);
+    expect_close(h, "e", e.e, sum, tolerance(3e-7));
+    embedding_layernorm_forward_ref(x, e.e.host, mean, rstd, e.w.host, e.b.host, &e.s, C, 1e-12, e.dropout);
+    expect_close(h, "mean", e.mean, mean, tolerance(1e-6));
+    // One channel: the variance is 0, and what is left of it is multiplied by 1e6, as is its rounding.
+    if (C > 1) expect_close(h, "rstd", e.rstd, rstd, tolerance(2e-6));
+    expect_close(h, "x", e.x, x, tolerance(1e-5));
+    case_end(h);
+}
+
 static void test_embedding(Harness* h) {
     static const int lengths[][3] = {{1, 0, 0}, {17, 1, 77}, {30, 30, 30}};
     static const int widths[] = {1, 33, 48, 768};
     for (size_t i = 0; i < COUNT_OF(lengths); i++)
         for (size_t j = 0; j < COUNT_OF(widths); j++)
             for (int variant = 0; variant < 4; variant++) {
-                EmbeddingSizes sizes = {19, 80, variant % 2 ? 2 : 0, widths[j]};
+                EmbeddingSizes sizes = {19, 80, variant % 2 ? 2 : 0, widths[j], variant == 3 ? 0 : -1};
                 double p = variant < 2 ? 0 : 0.3;
                 Mode word_mode = variant == 1 || variant == 2 ? ADD : SET, mode = variant < 2 ? SET : ADD;
                 case_begin(h, "embedding/both T=%d,%d,%d C=%d types=%d p=%g %s %s", lengths[i][0], lengths[i][1],
@@ -103,13 +140,20 @@ static void test_embedding(Harness* h) {
                 embedding_check(h, &e, 1e-5);
                 case_end(h);
             }
+    static const int norm_widths[] = {1, 33, 48, 520, 768, 1024, 1032, 1601};  // each width of a team on the GPU
+    for (size_t i = 0; i < COUNT_OF(lengths); i++)
+        for (size_t j = 0; j < COUNT_OF(norm_widths); j++)
+            for (int variant = 0; variant < 2; variant++)
+                test_embedding_layernorm(h, lengths[i], lengths[i][1] ? 3 : 1, norm_widths[j], variant ? 2 : 0,
+                                         variant ? 0.3 : 0);
 
     // More rows than one block sorts, token numbers of more than eight bits, and tokens and types with more rows than one
     // block adds: sums of more than a thousand numbers.
     static const int long_lengths[] = {1500, 1, 700, 300, 40, 40, 40, 40, 40, 40, 40, 40};
-    for (int dropped = 0; dropped < 2; dropped++) {
-        EmbeddingSizes sizes = {70000, 1600, 3, 24};
-        case_begin(h, "embedding/both N=2821 C=24 frequent tokens p=%g", dropped ? 0.3 : 0);
+    for (int variant = 0; variant < 4; variant++) {
+        int dropped = variant % 2;
+        EmbeddingSizes sizes = {70000, 1600, 3, 24, variant < 2 ? -1 : 257};  // the most frequent one: many chunks
+        case_begin(h, "embedding/both N=2821 C=24 frequent tokens p=%g padding=%d", dropped ? 0.3 : 0, sizes.padding);
         EmbeddingCase e =
             embedding_case(h, long_lengths, (int)COUNT_OF(long_lengths), sizes, dropped ? 0.3 : 0, ADD, SET);
         for (int n = 0; n < e.s.rows; n++)
@@ -138,7 +182,7 @@ static double embedding_loss_ref(void* state) {
 
 static void grad_embedding(Harness* h) {
     static const int lengths[] = {5, 1, 3};
-    static const EmbeddingSizes sizes = {7, 6, 2, 5};
+    static const EmbeddingSizes sizes = {7, 6, 2, 5, -1};
     case_begin(h, "embedding/grad V=7 T=6 types=2 C=5 p=0.25");
     EmbeddingCase e = embedding_case(h, lengths, 3, sizes, 0.25, SET, SET);
     real* dword = copy_of(h, e.dword);
@@ -157,25 +201,32 @@ static void grad_embedding(Harness* h) {
 }
 
 static void bench_embedding(Harness* h) {
-    static const EmbeddingSizes sizes = {50257, 1024, 0, 768};
-    int lengths[64], count = HAS_DEVICE_MEMORY ? 64 : 4, N = 0;
-    for (int i = 0; i < count; i++) N += lengths[i] = HAS_DEVICE_MEMORY ? 1024 : 64;
-    for (int dropped = 0; dropped < 2; dropped++) {
+    static const EmbeddingSizes SIZES[] = {{50257, 1024, 0, 768, -1}, {30528, 512, 2, 1024, 0}};
+    for (int k = 0; k < 4; k++) {
+        EmbeddingSizes sizes = SIZES[k / 2];
+        int lengths[256], C = sizes.C, T = HAS_DEVICE_MEMORY ? (k < 2 ? 1024 : 128) : 64, N = 0;
+        int count = HAS_DEVICE_MEMORY ? (k < 2 ? 64 : 256) : 4;
+        double p = k % 2 ? 0.1 : 0;
+        for (int i = 0; i < count; i++) N += lengths[i] = T;
         case_begin(h, "embedding bench");
-        EmbeddingCase e = embedding_case(h, lengths, count, sizes, dropped ? 0.1 : 0, ADD, ADD);
+        EmbeddingCase e = embedding_case(h, lengths, count, sizes, p, ADD, ADD);
         char shapes[64];
-        snprintf(shapes, sizeof shapes, "N=%d C=768 p=%g", N, dropped ? 0.1 : 0);
+        snprintf(shapes, sizeof shapes, "N=%d C=%d p=%g", N, C, p);
         // As in text: token k is drawn with a probability of about 1 / k.
         for (int n = 0; n < N; n++)
             e.tokens[n] = (int)exp(log((double)sizes.V) * ((double)random_below(h, 1 << 30) + 0.5) / (1 << 30)) - 1;
         e.tokens = resident_ints(h, e.tokens, (size_t)N);
+        if (e.types) e.types = resident_ints(h, e.types, (size_t)N);
         e.s = resident_sequences(h, e.s);
         double seconds = bench_seconds(h, embedding_run_forward, &e);
-        bench_report(h, "embedding_forward", shapes, seconds, EMBEDDING_FORWARD_FLOPS(N, 768),
-                     EMBEDDING_FORWARD_BYTES(N, 768));
+        bench_report(h, "embedding_forward", shapes, seconds, EMBEDDING_FORWARD_FLOPS(N, C),
+                     EMBEDDING_FORWARD_BYTES(N, C));
+        seconds = bench_seconds(h, embedding_run_layernorm, &e);
+        bench_report(h, "embedding_layernorm", shapes, seconds, EMBEDDING_LAYERNORM_FORWARD_FLOPS(N, C),
+                     EMBEDDING_LAYERNORM_FORWARD_BYTES(N, C));
         seconds = bench_seconds(h, embedding_run_backward, &e);
-        bench_report(h, "embedding_backward", shapes, seconds, EMBEDDING_BACKWARD_FLOPS(N, 768),
-                     EMBEDDING_BACKWARD_BYTES(N, 768));
+        bench_report(h, "embedding_backward", shapes, seconds, EMBEDDING_BACKWARD_FLOPS(N, C),
+                     EMBEDDING_BACKWARD_BYTES(N, C));
         case_free(h);
     }
 }

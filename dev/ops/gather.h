@@ -1,4 +1,4 @@
-/* gather: test and grad. */
+/* gather: test, grad and bench. */
 #ifndef DEV_OPS_GATHER_H
 #define DEV_OPS_GATHER_H
 
@@ -57,6 +57,26 @@ static inline void test_gather(Harness* h) {
             expect_equal(h, "dx", k->dx, dx);
             case_end(h);
         }
+    }
+}
+
+// The masked rows of BERT-large.
+static inline void bench_gather(Harness* h) {
+    int N = HAS_DEVICE_MEMORY ? 32768 : 1024, M = 20 * N / 128, C = 1024;
+    char shapes[64];
+    snprintf(shapes, sizeof shapes, "M=%d N=%d C=%d", M, N, C);
+    for (int add = 0; add < 2; add++) {
+        Mode mode = add ? ADD : SET;
+        case_begin(h, "gather bench");
+        GatherCase* k = gather_case(h, M, N, C, mode);
+        k->index = resident_ints(h, k->index, (size_t)M);
+        if (!add)
+            bench_report(h, "gather_forward", shapes, bench_seconds(h, gather_run_forward, k),
+                         GATHER_FORWARD_FLOPS(M, C), GATHER_FORWARD_BYTES(M, C));
+        bench_report(h, add ? "gather_backward ADD" : "gather_backward SET", shapes,
+                     bench_seconds(h, gather_run_backward, k), GATHER_BACKWARD_FLOPS(M, C, mode),
+                     GATHER_BACKWARD_BYTES(M, N, C, mode));
+        case_free(h);
     }
 }
 

@@ -8,7 +8,7 @@
 #define LAYERNORM_EPS 1e-5
 
 typedef struct {
-    Array x, r, y, dy, dx, w, b, dw, db, mean, rstd;
+    Array x, r, y, dy, dx, dbranch, w, b, dw, db, dbias, mean, rstd;
     Rows size;
     Dropout dropout;
     Mode dx_mode, d_mode;
@@ -53,6 +53,8 @@ static inline LayernormCase* layernorm_case(Harness* h, int N, int C, Mode dx_mo
     k->b = input(h, (size_t)C, 1.0);
     k->y = output(h, n, SET);
     k->dx = output(h, n, dx_mode);
+    k->dbranch = output(h, n, SET);
+    k->dbias = output(h, (size_t)C, d_mode);
     k->dw = output(h, (size_t)C, d_mode);
     k->db = output(h, (size_t)C, d_mode);
     k->mean = output(h, (size_t)N, SET);
@@ -80,6 +82,56 @@ static inline void layernorm_run_backward(void* state) {
                        k->w.device, k->size, k->dx_mode, k->d_mode, k->ctx);
 }
 
+static inline void layernorm_run_residual_backward(void* state) {
+    LayernormCase* k = (LayernormCase*)state;
+    ResidualGradient r = {k->dx.device, k->dbranch.device, k->dbias.device_real, k->dropout};
+    residual_layernorm_backward(r, layernorm_gradient(k->dw, k->db), k->dy.device, k->x.device, layernorm_moments(k),
+                                k->w.device, k->size, k->dx_mode, k->d_mode, k->ctx);
+}
+
+// What a comparison of dx is relative to: it subtracts terms of the size of rstd * dy * w.
+static inline real* layernorm_dx_scale(Harness* h, LayernormCase* k, const real* dx) {
+    real* scale = copy_of(h, k->dx);
+    for (size_t at = 0; at < k->dx.n; at++)
+        scale[at] = (real)(1 + fabs((double)dx[at]) + 4 * fabs((double)k->rstd.host[at / (size_t)k->size.C]));
+    return scale;
+}
+
+// The residual form against the plain one and what residual_gradient_ref adds.
+static inline void test_residual_layernorm_backward(Harness* h, int N, int C, Mode dx_mode, Mode d_mode, double p) {
+    case_begin(h, "layernorm/residual_backward N=%d C=%d dx %s, dw %s p=%g", N, C, mode_name(dx_mode),
+               mode_name(d_mode), p);
+    LayernormCase* k = layernorm_case(h, N, C, dx_mode, d_mode, p);
+    layernorm_run_forward(k);
+    array_download(k->mean);
+    array_download(k->rstd);
+    real *dx = copy_of(h, k->dx), *dw = copy_of(h, k->dw), *db = copy_of(h, k->db), *dbias = copy_of(h, k->dbias);
+    real *dbranch = copy_of(h, k->dbranch), *scale = copy_of(h, k->dbias), *untouched = copy_of(h, k->dbranch);
+    layernorm_backward_ref(dx, dw, db, k->dy.host, k->x.host, k->mean.host, k->rstd.host, k->w.host, k->size, dx_mode,
+                           d_mode);
+    residual_gradient_ref(dbranch, dbias, dx, k->size, k->dropout, d_mode);
+    real* scale_x = layernorm_dx_scale(h, k, dx);
+    for (int c = 0; c < C; c++) {
+        scale[c] = d_mode == ADD ? (real)fabs((double)scale[c]) : 0;
+        for (int row = 0; row < N; row++) scale[c] += scale_x[(size_t)row * (size_t)C + (size_t)c];
+    }
+    Array written[] = {k->dx, k->dbranch, k->dw, k->db, k->dbias};
+    expect_same_for_any_threads(h, "residual_backward", layernorm_run_residual_backward, k, written, 5);
+    expect_close_to_sum(h, "dx", k->dx, dx, scale_x, tolerance(2e-6));
+    if (p > 0) expect_close_to_sum(h, "dbranch", k->dbranch, dbranch, scale_x, tolerance(4e-6));
+    else expect_equal(h, "dbranch", k->dbranch, untouched);
+    expect_close_to_sum(h, "dbias", k->dbias, dbias, scale, tolerance(2e-6));
+
+    // dw and db: those of the plain form, whose errors are judged above
+    real *got_dw = copy_of(h, k->dw), *got_db = copy_of(h, k->db), *got_dx = copy_of(h, k->dx);
+    array_restore(k->dx), array_restore(k->dw), array_restore(k->db);
+    layernorm_run_backward(k);
+    expect_equal(h, "dx of the plain form", k->dx, got_dx);
+    expect_equal(h, "dw of the plain form", k->dw, got_dw);
+    expect_equal(h, "db of the plain form", k->db, got_db);
+    case_end(h);
+}
+
 static inline void test_layernorm(Harness* h) {
     // The second line is for the GPU: rows for more than one round of its teams, and every width of a team.
     static const Rows SIZES[] = {{1, 1},      {1, 48},    {77, 33},  {17, 768},  {77, 48},    {96, 16},
@@ -87,7 +139,6 @@ static inline void test_layernorm(Harness* h) {
                                  {800, 1032}, {5, 4096},  {3, 5001}, {3, 16384}};
     for (size_t i = 0; i < COUNT_OF(SIZES); i++) {
         int N = SIZES[i].N, C = SIZES[i].C;
-        size_t n = (size_t)N * (size_t)C;
         if (HAS_DEVICE_MEMORY && sizeof(floatX) > 2 && C > 8192) continue;  // more than it takes
 
         case_begin(h, "layernorm/forward N=%d C=%d", N, C);
@@ -130,7 +181,7 @@ static inline void test_layernorm(Harness* h) {
             real *dx = copy_of(h, k->dx), *dw = copy_of(h, k->dw), *db = copy_of(h, k->db);
             layernorm_backward_ref(dx, dw, db, k->dy.host, k->x.host, k->mean.host, k->rstd.host, k->w.host, k->size,
                                    dx_mode, d_mode);
-            real *scale_x = copy_of(h, k->dx), *scale_w = copy_of(h, k->dw), *scale_b = copy_of(h, k->db);
+            real *scale_x = layernorm_dx_scale(h, k, dx), *scale_w = copy_of(h, k->dw), *scale_b = copy_of(h, k->db);
             for (int c = 0; c < C; c++) {  // the sums of absolute values behind dw and db
                 scale_w[c] = d_mode == ADD ? (real)fabs((double)scale_w[c]) : 0;
                 scale_b[c] = d_mode == ADD ? (real)fabs((double)scale_b[c]) : 0;
@@ -142,14 +193,14 @@ static inline void test_layernorm(Harness* h) {
                     scale_b[c] += (real)d;
                 }
             }
-            for (size_t at = 0; at < n; at++)  // dx subtracts terms of the size of rstd * dy * w
-                scale_x[at] = (real)(1 + fabs((double)dx[at]) + 4 * fabs((double)k->rstd.host[at / (size_t)C]));
             Array written_back[] = {k->dx, k->dw, k->db};
             expect_same_for_any_threads(h, "backward", layernorm_run_backward, k, written_back, 3);
             expect_close_to_sum(h, "dx", k->dx, dx, scale_x, tolerance(2e-6));
             expect_close_to_sum(h, "dw", k->dw, dw, scale_w, tolerance(2e-6));
             expect_close_to_sum(h, "db", k->db, db, scale_b, tolerance(2e-6));
             case_end(h);
+            for (int dropped = 0; dropped < 2; dropped++)
+                test_residual_layernorm_backward(h, N, C, dx_mode, d_mode, dropped ? 0.3 : 0);
         }
     }
 
@@ -162,6 +213,20 @@ static inline void test_layernorm(Harness* h) {
     layernorm_run_backward(k);
     expect_equal(h, "dx", k->dx, dx);
     expect_equal(h, "dw", k->dw, dw);
+    case_end(h);
+
+    case_begin(h, "layernorm/residual_backward without dbias, dbranch in place of dy");
+    k = layernorm_case(h, 17, 104, ADD, SET, 0.3);
+    layernorm_run_forward(k);
+    layernorm_run_residual_backward(k);
+    real *sum = copy_of(h, k->dx), *dbranch = copy_of(h, k->dbranch), *dbias = copy_of(h, k->dbias);
+    ResidualGradient r = {k->dx.device, k->dy.device, NULL, k->dropout};
+    array_restore(k->dx);
+    residual_layernorm_backward(r, layernorm_gradient(k->dw, k->db), k->dy.device, k->x.device, layernorm_moments(k),
+                                k->w.device, k->size, ADD, SET, k->ctx);
+    expect_equal(h, "dx", k->dx, sum);
+    expect_equal(h, "dbranch", k->dy, dbranch);
+    expect_equal(h, "dbias", k->dbias, dbias);
     case_end(h);
 
     // A mean a thousand times the deviation: a one-pass variance would lose every digit.
@@ -241,6 +306,15 @@ static inline void bench_layernorm(Harness* h) {
         layernorm_run_forward(k);
         bench_report(h, "layernorm_backward", shapes, bench_seconds(h, layernorm_run_backward, k),
                      LAYERNORM_BACKWARD_FLOPS(N, C), LAYERNORM_BACKWARD_BYTES(N, C, ADD));
+        for (int modes = 0; modes < 4; modes++) {  // of dx; dropout is still on
+            char name[48];
+            k->dx_mode = modes & 1 ? ADD : SET;
+            if (modes == 2) k->dropout = dropout_none(&k->sequences);
+            snprintf(name, sizeof name, "residual_backward %s%s", mode_name(k->dx_mode), modes < 2 ? " dropout" : "");
+            bench_report(h, name, shapes, bench_seconds(h, layernorm_run_residual_backward, k),
+                         RESIDUAL_LAYERNORM_BACKWARD_FLOPS(N, C, modes < 2),
+                         RESIDUAL_LAYERNORM_BACKWARD_BYTES(N, C, k->dx_mode, modes < 2));
+        }
         case_free(h);
     }
 }

@@ -17,6 +17,7 @@ typedef struct {
     Array x, w, b, y, pre, dx, dw, db, dy;  // of which a case fills what it needs
     Affine p;
     AffineGradient d;
+    real* dbias;  // of the layer before GELU; NULL: not wanted
     Gelu kind;
     Mode mode;
     Context* ctx;
@@ -39,7 +40,8 @@ static void matmul_run_backward_input(void* state) {
 
 static void matmul_run_gelu_backward_input(void* state) {
     MatmulCase* m = (MatmulCase*)state;
-    matmul_gelu_backward_input(m->dx.device, m->dy.device, m->w.device, m->pre.device, m->s.N, m->s.IC, m->s.OC,
+    BiasGradient d = {m->dbias, m->mode};
+    matmul_gelu_backward_input(m->dx.device, d, m->dy.device, m->w.device, m->pre.device, m->s.N, m->s.IC, m->s.OC,
                                m->kind, m->ctx);
 }
 
@@ -134,10 +136,15 @@ static void test_matmul_backward_input(Harness* h, MatmulShape s, Mode mode) {
     case_end(h);
 }
 
-static void test_matmul_gelu_backward_input(Harness* h, MatmulShape s, Gelu kind, const char* way) {
-    case_begin(h, "matmul/gelu_backward_input N=%d IC=%d OC=%d %s%s", s.N, s.IC, s.OC,
-               kind == GELU_ERF ? "ERF" : "TANH", way);
-    MatmulCase m = matmul_case(h, s, SET);
+// `bias`: 0 no dbias, 1 SET, 2 ADD.
+static void test_matmul_gelu_backward_input(Harness* h, MatmulShape s, Gelu kind, int bias, const char* way) {
+    static const char* const BIASES[] = {"", " dbias SET", " dbias ADD"};
+    Mode mode = bias == 2 ? ADD : SET;
+    case_begin(h, "matmul/gelu_backward_input N=%d IC=%d OC=%d %s%s%s", s.N, s.IC, s.OC,
+               kind == GELU_ERF ? "ERF" : "TANH", BIASES[bias], way);
+    MatmulCase m = matmul_case(h, s, mode);
+    Array dbias = output(h, (size_t)s.IC, mode);
+    if (bias) m.dbias = dbias.device_real;
     m.kind = kind;
     m.pre = input(h, matmul_size(s.N, s.IC), 2.0);
     m.dx = output(h, m.pre.n, SET);
@@ -145,10 +152,22 @@ static void test_matmul_gelu_backward_input(Harness* h, MatmulShape s, Gelu kind
     real *dy = matmul_magnitudes(h, m.dy), *w = matmul_magnitudes(h, m.w);
     matmul_gelu_backward_input_ref(want, m.dy.host, m.w.host, m.pre.host, s.N, s.IC, s.OC, kind);
     matmul_backward_input_ref(sum, dy, w, s.N, s.IC, s.OC, SET);
-    expect_same_for_any_threads(h, "dpre", matmul_run_gelu_backward_input, &m, &m.dx, 1);
+    real *want_bias = copy_of(h, dbias), *sum_bias = matmul_magnitudes(h, dbias), *untouched = copy_of(h, dbias);
+    Array both[2];
+    both[0] = m.dx, both[1] = dbias;
+    expect_same_for_any_threads(h, "dpre and dbias", matmul_run_gelu_backward_input, &m, both, 2);
     // |gelu'| < 1.13, and the launcher's is within 1e-6; without an epilogue the product is rounded to floatX too
     double product = 1.2 * (matmul_tolerance(s.OC) + array_rounding(m.dx));
     expect_close_to_sum(h, "dpre", m.dx, want, sum, product + tolerance(1e-6) + 2 * matmul_epilogue_error(m.dx));
+    // Of the launcher's own dpre, which a kernel may sum before it rounds it.
+    double rounding = array_rounding(m.dx);
+    matmul_backward_bias_ref(want_bias, m.dx.host, s.N, s.IC, mode);
+    real* sizes = matmul_magnitudes(h, m.dx);
+    matmul_backward_bias_ref(sum_bias, sizes, s.N, s.IC, mode);
+    if (bias)
+        expect_close_to_sum(h, "dbias", dbias, want_bias, sum_bias,
+                            matmul_tolerance(HAS_DEVICE_MEMORY ? s.N : 1) + rounding);
+    else expect_equal(h, "dbias, not asked for", dbias, untouched);
     case_end(h);
 }
 
@@ -178,7 +197,7 @@ static void test_matmul_backward_weight(Harness* h, MatmulShape s, Mode mode, in
 // `way` says in the case's name how the GPU was told to do it.
 static void test_matmul_gelu(Harness* h, MatmulShape s, Gelu kind, const char* way) {
     test_matmul_gelu_forward(h, s, kind, way);
-    test_matmul_gelu_backward_input(h, s, kind, way);
+    for (int bias = 0; bias < 3; bias++) test_matmul_gelu_backward_input(h, s, kind, bias, way);
 }
 
 #ifdef __CUDACC__
@@ -359,24 +378,33 @@ static void bench_matmul_all(Harness* h, MatmulCase* m, int gelu, const char* ho
 
 static void matmul_run_backward_bias(void* state) {
     MatmulCase* m = (MatmulCase*)state;
-    matmul_backward_bias(m->d.b, m->dy.device, m->s.N, m->s.OC, m->mode, m->ctx);
+    BiasGradient d = {m->d.b, m->mode};
+    matmul_backward_bias(d, m->dy.device, m->s.N, m->s.OC, m->ctx);
 }
 
-// cuBLASLt's first choice, then the fastest of its candidates, then that without GELU in the epilogue; the weight
-// gradient without the bias gradient, which has a row of its own.
+// cuBLASLt's first choice, then the fastest of its candidates, then that without GELU in the epilogue, then GELU_ERF; in
+// the backward pass the last three with the bias gradient too. The weight gradient without the bias gradient, which has a
+// row of its own.
 static void bench_matmul_ways(Harness* h, MatmulCase* m, int gelu, const char* shapes) {
-    static const char* const WAYS[] = {" first choice", " tuned", " tuned, no fusion"};
-    real* db = m->d.b;
+    static const char* const WAYS[] = {" first choice", " tuned", " tuned, no fusion", " tuned, ERF"};
+    static const char* const WITH_BIAS[] = {"", " dbias tuned", " dbias no fusion", " dbias ERF"};
+    real *db = m->d.b, *dbias = m->dbias;
     m->d.b = NULL;
-    for (int way = 0; way < 3; way++) {
+    for (int way = 0; way < 4; way++) {
         h->ctx.autotune = way > 0;
         h->ctx.gelu_fusion = way < 2 ? 2 : 0;
+        m->kind = way < 3 ? GELU_TANH : GELU_ERF;
+        m->dbias = NULL;
         matmul_plans_free(&h->ctx);
         if (way < 2) bench_matmul_all(h, m, gelu, WAYS[way], shapes);
         else if (gelu > 0) bench_matmul_row(h, m, WAYS[way], matmul_run_gelu_forward, "gelu_forward", shapes);
         else if (gelu < 0)
             bench_matmul_row(h, m, WAYS[way], matmul_run_gelu_backward_input, "gelu_backward_input", shapes);
+        m->dbias = dbias;
+        if (gelu < 0 && way > 0)
+            bench_matmul_row(h, m, WITH_BIAS[way], matmul_run_gelu_backward_input, "gelu_backward_input", shapes);
     }
+    m->kind = GELU_TANH;
     h->ctx.autotune = 0;
     h->ctx.gelu_fusion = 2;
     matmul_plans_free(&h->ctx);
@@ -462,6 +490,7 @@ static void bench_matmul(Harness* h) {
         m.p.w = m.w.device;
         m.p.b = s.OC == 50304 ? NULL : m.b.device;  // a head has no bias
         m.d.w = (real*)matmul_bench_memory(h, matmul_size(s.OC, s.IC), sizeof(real), noise);
+        m.dbias = rows[i].gelu < 0 ? (real*)matmul_bench_memory(h, (size_t)s.IC, sizeof(real), noise) : NULL;
         m.d.b = m.p.b ? (real*)matmul_bench_memory(h, (size_t)s.OC, sizeof(real), noise) : NULL;
 #ifdef __CUDACC__
         bench_matmul_ways(h, &m, rows[i].gelu, shapes);

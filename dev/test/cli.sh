@@ -9,32 +9,10 @@ set -u
 PROGRAM=${1:-}
 . "$(dirname "$0")/shell.sh"
 
-box=$work/box  # all that a run may touch; compared before and after
-mkdir "$box"
 SIZES=(-e L=1,C=16,NH=2,T=16)
 QUIET=(-v 0 -s 0 -n 0)  # no validation, no samples, one checkpoint
 TINY=("${SIZES[@]}" "${QUIET[@]}")
 STEP='^step +[0-9]+/[0-9]+ \| loss [0-9.]+ \| lr [0-9.e+-]+ \| norm [0-9.]+ \| [0-9.]+ ms \| [0-9,]+ tok/s'
-
-# Run and expect a refusal that leaves the box as it was.
-refused() { # NAME STATUS PATTERN FLAG...
-    local name=$1 wanted=$2 pattern=$3 before why
-    shift 3
-    before=$(listing "$box")
-    run "$@"
-    why=$(ended_with_error "$wanted" "$pattern")
-    [ -n "$why" ] || [ "$before" = "$(listing "$box")" ] || why='files were created or changed'
-    rm -rf "$box/new"  # where runs that must not begin are told to write
-    verdict "$name" "$why"
-}
-
-# Run and expect success.
-accepted() { # NAME FLAG...
-    local name=$1
-    shift
-    run "$@"
-    verdict "$name" "$(ended_with 0)"
-}
 
 # ---------------------------------------------------------------------------------------------------------
 # Flags

@@ -6,8 +6,10 @@
 #include <sys/wait.h>
 
 #include "../../llmc/data/batch_lm.h"
+#include "../../llmc/data/batch_mlm.h"
 #include "../../llmc/data/safetensors.h"
 #include "../../llmc/data/tokenizer.h"
+#include "../../llmc/data/wordpiece.h"
 
 #define main builtin_corpus_main
 #include "../data/builtin_corpus.c"
@@ -653,6 +655,531 @@ static void test_tokenizer_copy(Test* t) {
 }
 
 // ---------------------------------------------------------------------------------------------------------
+// Sentences
+
+// A data set whose tokens tell where they are: token i of all files is the id FIRST_TOKEN + i.
+enum { PAD, UNK, CLS, SEP, MASK, FIRST_TOKEN };
+
+typedef struct {
+    int tokens, documents;
+    int *document, *sentence;  // [tokens]
+    int* sentences;            // [documents]
+} Made;
+
+static uint32_t made_random(uint32_t i, uint32_t of) { return philox(i, of, 0, 0, 12345).v[0]; }
+static int made_continues(int id) { return id >= FIRST_TOKEN && made_random((uint32_t)id, 1) % 3 == 0; }
+
+static SentencesHeader made_header(int V) {
+    SentencesHeader h = {0, 0, 0, V, PAD, UNK, CLS, SEP, MASK};
+    return h;
+}
+
+// `files` files of `documents` documents each, as DIRECTORY/s0.bin ...; every seventh document is one sentence.
+static Made make_sentences(Test* t, int files, int documents) {
+    enum { MAX_SENTENCES = 40, MAX_LENGTH = 50 };
+    int most = files * documents * MAX_SENTENCES, V = FIRST_TOKEN, token = 0;
+    Made m = {0, files * documents, NULL, NULL, (int*)xcalloc((size_t)(files * documents), sizeof(int))};
+    for (int d = 0; d < m.documents; d++)
+        m.sentences[d] = d % 7 == 0 ? 1 : 1 + (int)(made_random((uint32_t)d, 2) % MAX_SENTENCES);
+    int* length = (int*)xcalloc((size_t)most, sizeof(int));
+    for (int d = 0, s = 0; d < m.documents; d++)
+        for (int i = 0; i < m.sentences[d]; i++, s++)
+            V += length[s] = 1 + (int)(made_random((uint32_t)s, 3) % MAX_LENGTH);
+    m.tokens = V - FIRST_TOKEN;
+    m.document = (int*)xmalloc((size_t)m.tokens * sizeof(int));
+    m.sentence = (int*)xmalloc((size_t)m.tokens * sizeof(int));
+    uint32_t* continues = (uint32_t*)xcalloc((size_t)sentences_words(V), sizeof(uint32_t));
+    for (int id = 0; id < V; id++) continues[id / 32] |= (uint32_t)made_continues(id) << (id % 32);
+    int* tokens = (int*)xmalloc((size_t)m.tokens * sizeof(int));
+    uint32_t *begin = (uint32_t*)xmalloc((size_t)most * sizeof(uint32_t)),
+             *first = (uint32_t*)xmalloc((size_t)(documents + 1) * 4);
+    for (int f = 0, s = 0; f < files; f++) {
+        SentencesHeader h = made_header(V);
+        for (int i = 0; i < documents; i++) {
+            int d = f * documents + i;
+            first[h.documents++] = h.sentences;
+            for (int k = 0; k < m.sentences[d]; k++, s++) {
+                begin[h.sentences++] = h.tokens;
+                for (int n = 0; n < length[s]; n++, token++) {
+                    tokens[h.tokens++] = FIRST_TOKEN + token;
+                    m.document[token] = d;
+                    m.sentence[token] = k;
+                }
+            }
+        }
+        begin[h.sentences] = h.tokens;
+        first[h.documents] = h.sentences;
+        char* path = xprintf("%s/s%d.bin", t->directory, f);
+        if (sentences_write(path, h, tokens, begin, first, continues) != 0)
+            die(FAILED, "%s: %s", path, strerror(errno));
+        free(path);
+    }
+    free(length), free(continues), free(tokens), free(begin), free(first);
+    return m;
+}
+
+static void made_free(Made* m) { free(m->document), free(m->sentence), free(m->sentences); }
+
+static void test_sentences_round_trip(Test* t) {
+    for (int documents = 2; documents <= 200; documents += 198) {
+        Made m = make_sentences(t, 3, documents);
+        char* pattern = path_in(t, "s*.bin");
+        Sentences s;
+        sentences_open(&s, pattern);
+        EXPECT(t, s.files.count == 3 && (int)s.documents == m.documents &&
+                      s.files.shard[0].width == (documents == 2 ? 2 : 4));
+        EXPECT(t, (int)s.files.tokens == m.tokens && s.vocabulary.mask == MASK && s.vocabulary.cls == CLS);
+        for (int d = 0, token = 0; d < m.documents && !t->bad; d++) {
+            EXPECT(t, (int)s.document[d].sentences == m.sentences[d]);
+            for (int k = 0; k < m.sentences[d]; k++) {
+                int got[64], n = (int)sentences_length(&s, (uint64_t)d, (uint32_t)k, (uint32_t)k + 1);
+                sentences_read(got, &s, (uint64_t)d, (uint32_t)k, 0, (size_t)n);
+                for (int i = 0; i < n; i++, token++)
+                    EXPECT(t, got[i] == FIRST_TOKEN + token && m.document[token] == d && m.sentence[token] == k);
+            }
+        }
+        for (int id = 0; id < s.vocabulary.V; id++) EXPECT(t, sentences_continues(&s, id) == made_continues(id));
+        sentences_close(&s);
+        free(pattern);
+        made_free(&m);
+    }
+}
+
+static void open_and_read_sentences(const char* pattern) {
+    Sentences s;
+    int token[3];
+    sentences_open(&s, pattern);
+    sentences_read(token, &s, 0, 0, 0, 3);
+    sentences_close(&s);
+}
+
+static void test_sentences_refused(Test* t) {
+    static const int tokens[] = {5, 6, 7, 8}, outside[] = {5, 6, 9, 8};
+    static const uint32_t begin[] = {0, 3, 4}, first[] = {0, 1, 2}, unsorted[] = {0, 5, 4}, empty[] = {0, 0, 2},
+                          none = 0;
+    SentencesHeader h = {4, 2, 2, 9, PAD, UNK, CLS, SEP, MASK}, wide = h, no_mask = h, no_documents = h;
+    wide.V = 10, no_mask.mask = 9, no_documents.documents = 0;
+    static const char* const names[] = {"good.bin", "id.bin",   "unsorted.bin", "empty.bin",
+                                        "wide.bin", "mask.bin", "none.bin"};
+    static const char* const messages[] = {NULL,
+                                           "token 9 at position 2 is outside its vocabulary of 9",
+                                           "begin is not in order",
+                                           "begin is not in order",
+                                           NULL,
+                                           "a special token the id 9",
+                                           "holds no documents"};
+    size_t n;
+    for (size_t i = 0; i < COUNT_OF(names); i++) {
+        char* path = path_in(t, names[i]);
+        EXPECT(t, sentences_write(path,
+                                  i == 4   ? wide
+                                  : i == 5 ? no_mask
+                                  : i == 6 ? no_documents
+                                           : h,
+                                  i == 1 ? outside : tokens, i == 2 ? unsorted : begin, i == 3 ? empty : first,
+                                  &none) == 0);
+        expect_end(t, messages[i] ? USAGE : DONE, messages[i], open_and_read_sentences, path);
+        free(path);
+    }
+    char *good = path_in(t, "good.bin"), *both = path_in(t, "[gw]*.bin"), *shard = put_shard(t, "shard.bin", 0, 10, 2);
+    int status = -1;
+    fflush(stdout);
+    if (fork() == 0) {
+        (void)!freopen("/dev/null", "w", stderr);
+        open_and_read_sentences(both);
+        _exit(DONE);
+    }
+    wait(&status);
+    EXPECT(t, WIFEXITED(status) && WEXITSTATUS(status) == USAGE);
+    expect_end(t, USAGE, "without sentences", open_and_read_sentences, shard);
+    char* bytes = read_file(good, 10000, &n, FAILED);
+    for (size_t i = 0; i < n; i += i < 1000 ? 50 : 1) {
+        char* bad = put_file(t, "bad", bytes, i);
+        expect_end(t, USAGE, "", open_and_read_sentences, bad);
+        free(bad);
+    }
+    bytes[0] ^= 1;
+    char* bad = put_file(t, "bad", bytes, n);
+    expect_end(t, USAGE, "is not a file of sentences", open_and_read_sentences, bad);
+    free(bad), free(bytes), free(good), free(both), free(shard);
+    EXPECT(t, sentences_write("/dev/full", h, tokens, begin, first, &none) == -1 && errno == ENOSPC);
+}
+
+// ---------------------------------------------------------------------------------------------------------
+// Batches of masked sentences
+
+static MlmRecipe published_recipe(void) {
+    MlmRecipe r = {20, 0.15, 0, 1, 0, 0, 0.1};
+    return r;
+}
+
+typedef struct {
+    int64_t tokens, sequences, masked, as_mask, as_random, as_itself, pairs, random_pairs, adjoining, full, cut_words;
+} MlmCounts;
+
+// The rows of one segment hold tokens that lie side by side in one document.
+static int is_segment(const Made* m, const int* text, int begin, int end) {
+    for (int i = begin; i < end; i++) {
+        int at = text[i] - FIRST_TOKEN;
+        if (at < 0 || at >= m->tokens || m->document[at] != m->document[text[begin] - FIRST_TOKEN]) return 0;
+        if (i > begin && text[i] != text[i - 1] + 1) return 0;
+    }
+    return end > begin;
+}
+
+// Everything that is promised of one sequence; `text` is the batch with its masks undone.
+static void check_sequence(Test* t, MlmCounts* c, const Made* m, const MlmData* d, const MlmBatch* b, const int* text,
+                           int s) {
+    int begin = b->cu_seqlens[s], end = b->cu_seqlens[s + 1], length = end - begin, sep = begin,
+        next = d->recipe.next_sentence;
+    EXPECT(t, length >= 3 + 2 * next && length <= d->T && text[begin] == CLS && text[end - 1] == SEP);
+    while (sep < end - 1 && text[sep] != SEP) sep++;
+    EXPECT(t, next ? sep < end - 1 : sep == end - 1);
+    EXPECT(t, is_segment(m, text, begin + 1, sep) && (!next || is_segment(m, text, sep + 1, end - 1)));
+    for (int i = begin; i < end; i++)
+        EXPECT(t, b->sequence[i] == s && b->position[i] == i - begin && b->types[i] == (i > sep));
+    if (t->bad) return;
+    c->full += length == d->T;
+    int a_last = text[sep - 1] - FIRST_TOKEN, document = m->document[a_last];
+    if (!next) {
+        EXPECT(t, b->next_labels[s] == -1);
+        return;
+    }
+    int b_first = text[sep + 1] - FIRST_TOKEN, label = b->next_labels[s];
+    // The label is true, and a pair that was not cut adjoins.
+    EXPECT(t, label == 0 || label == 1);
+    EXPECT(t, label == (m->document[b_first] != document));
+    if (label == 0) EXPECT(t, b_first > a_last && m->sentence[b_first] > m->sentence[text[begin + 1] - FIRST_TOKEN]);
+    if (label == 0 && length < d->T && !d->order)
+        EXPECT(t, b_first == a_last + 1 && m->sentence[b_first] == m->sentence[a_last] + 1);
+    if (m->sentences[document] == 1) EXPECT(t, label == 1);
+    c->adjoining += label == 0 && b_first == a_last + 1;
+    c->pairs += m->sentences[document] > 1;
+    c->random_pairs += m->sentences[document] > 1 && label;
+}
+
+static void check_batch(Test* t, MlmCounts* c, const Made* m, const MlmData* d, const MlmBatch* b) {
+    int* text = (int*)xmalloc((size_t)b->rows * sizeof(int));
+    unsigned char* is_masked = (unsigned char*)xcalloc((size_t)b->rows, 1);
+    int64_t squares = 0;
+    memcpy(text, b->tokens, (size_t)b->rows * sizeof(int));
+    for (int i = 0; i < b->masked; i++) {
+        int row = b->masked_rows[i], token = b->tokens[row];
+        EXPECT(t, row >= 0 && row < b->rows && (i == 0 || row > b->masked_rows[i - 1]));
+        EXPECT(t, b->masked_targets[i] >= FIRST_TOKEN);  // not [CLS], not [SEP]
+        text[row] = b->masked_targets[i];
+        is_masked[row] = 1;
+        c->as_mask += token == MASK;
+        c->as_itself += token == b->masked_targets[i];
+        c->as_random += token != MASK && token != b->masked_targets[i];
+    }
+    EXPECT(t, b->cu_seqlens[0] == 0 && b->cu_seqlens[b->count] == b->rows);
+    for (int s = 0, k = 0; s < b->count && !t->bad; s++) {
+        int begin = b->cu_seqlens[s], end = b->cu_seqlens[s + 1], length = end - begin, n = 0, cut = 0;
+        int wanted = (int)nearbyint(0.15 * length);
+        wanted = wanted < 1 ? 1 : wanted > d->recipe.max_predictions ? d->recipe.max_predictions : wanted;
+        for (; k < b->masked && b->masked_rows[k] < end; k++) n++;
+        EXPECT(t, n == wanted);
+        squares += (int64_t)length * length;
+        EXPECT(t, length <= b->max_length);
+        check_sequence(t, c, m, d, b, text, s);
+        // Inside a word a mask neither begins nor ends, but in one word that made up the count.
+        for (int i = begin + 1; i < end; i++)
+            cut +=
+                text[i - 1] != CLS && text[i - 1] != SEP && made_continues(text[i]) && is_masked[i] != is_masked[i - 1];
+        if (d->recipe.whole_words) EXPECT(t, cut <= 1);
+        c->cut_words += cut;
+    }
+    EXPECT(t, squares == b->squares);
+    c->tokens += b->rows, c->sequences += b->count, c->masked += b->masked;
+    free(text), free(is_masked);
+}
+
+static void expect_share(Test* t, const char* what, int64_t got, int64_t of, double share) {
+    double sigma = sqrt((double)of * share * (1 - share)), off = fabs((double)got - (double)of * share);
+    if (!(off <= 3 * sigma))
+        fail(t, "%s: %lld of %lld, %.1f sigma off", what, (long long)got, (long long)of, off / sigma);
+}
+
+// A million tokens of one recipe.
+static MlmCounts check_recipe(Test* t, const Made* m, MlmRecipe recipe, int T, int B) {
+    MlmCounts c;
+    MlmData d;
+    MlmBatch b;
+    char* pattern = path_in(t, "s*.bin");
+    memset(&c, 0, sizeof(c));
+    mlm_open(&d, pattern, T, recipe, 42);
+    mlm_batch_alloc(&b, B, T, recipe.max_predictions);
+    for (uint64_t index = 0; c.tokens < 1000000 && !t->bad; index += (uint64_t)B) {
+        mlm_batch_build(&b, &d, index, B);
+        EXPECT(t, b.count == mlm_count(&d, index, (uint64_t)B));
+        check_batch(t, &c, m, &d, &b);
+    }
+    expect_share(t, "[MASK]", c.as_mask, c.masked, 0.8);
+    expect_share(t, "random token", c.as_random, c.masked, 0.1);
+    expect_share(t, "same token", c.as_itself, c.masked, 0.1);
+    if (recipe.next_sentence) expect_share(t, "random next sentence", c.random_pairs, c.pairs, 0.5);
+    if (recipe.next_sentence) EXPECT(t, c.adjoining > 0);
+    mlm_batch_free(&b);
+    mlm_close(&d);
+    free(pattern);
+    return c;
+}
+
+static void test_mlm_million(Test* t) {
+    Made m = make_sentences(t, 2, 300);
+    MlmRecipe r = published_recipe();
+    MlmCounts c = check_recipe(t, &m, r, 128, 32);
+    EXPECT(t, (double)c.full / (double)c.sequences > 0.6 && c.cut_words > 1000);
+    r.short_fraction = 1;
+    c = check_recipe(t, &m, r, 128, 7);
+    EXPECT(t, (double)c.tokens / (double)c.sequences < 100);
+    r = published_recipe(), r.max_predictions = 3;
+    c = check_recipe(t, &m, r, 64, 16);
+    r = published_recipe(), r.next_sentence = 0;
+    check_recipe(t, &m, r, 128, 32);
+    r.max_predictions = 1;
+    check_recipe(t, &m, r, 8, 32);
+    made_free(&m);
+}
+
+static void test_mlm_whole_words(Test* t) {
+    Made m = make_sentences(t, 2, 300);
+    MlmRecipe r = published_recipe();
+    r.whole_words = 1;
+    MlmCounts c = check_recipe(t, &m, r, 128, 32);
+    EXPECT(t, (double)c.cut_words < 0.02 * (double)c.sequences);
+    r.next_sentence = 0;
+    check_recipe(t, &m, r, 16, 32);  // one or two masks: a word is often too long
+    made_free(&m);
+}
+
+static void test_mlm_packed(Test* t) {
+    enum { T = 256, PACK = 3 };
+    Made m = make_sentences(t, 2, 300);
+    MlmRecipe r = published_recipe();
+    r.pack = PACK, r.max_predictions = 39;
+    check_recipe(t, &m, r, T, 8);
+    char* pattern = path_in(t, "s*.bin");
+    MlmData d;
+    MlmBatch b;
+    mlm_open(&d, pattern, T, r, 1);
+    mlm_batch_alloc(&b, 1, T, r.max_predictions);  // a row at a time: nothing may be too much for its arrays
+    unsigned char* seen = (unsigned char*)xcalloc((size_t)d.chunks, 1);
+    int64_t sequences = 0;
+    for (uint64_t row = 0; row < d.rows; row++) {
+        mlm_batch_build(&b, &d, row, 1);
+        EXPECT(t, b.count >= 1 && b.count <= PACK && b.rows <= T && b.masked <= r.max_predictions);
+        sequences += b.count;
+    }
+    for (uint64_t i = 0; i < d.chunks; i++) seen[d.order[i]]++;
+    for (uint64_t i = 0; i < d.chunks; i++) EXPECT(t, seen[i] == 1);
+    EXPECT(t, sequences == (int64_t)d.chunks && mlm_sequences(&d) == d.rows && d.rows < d.chunks);
+    EXPECT(t, mlm_count(&d, d.rows, d.rows) == sequences);
+    free(seen);
+    mlm_batch_free(&b);
+    mlm_close(&d);
+    free(pattern);
+    made_free(&m);
+}
+
+static uint32_t batch_checksum(const MlmBatch* b, const Crc32* table, uint32_t crc, int s) {
+    int begin = b->cu_seqlens[s], end = b->cu_seqlens[s + 1];
+    size_t n = (size_t)(end - begin) * sizeof(int);
+    crc = crc32_update(table, crc, b->tokens + begin, n);
+    crc = crc32_update(table, crc, b->types + begin, n);
+    crc = crc32_update(table, crc, &b->next_labels[s], sizeof(int));
+    for (int i = 0; i < b->masked; i++) {
+        int row = b->masked_rows[i] - begin;
+        if (row < 0 || row >= end - begin) continue;
+        crc = crc32_update(table, crc, &row, sizeof(row));
+        crc = crc32_update(table, crc, &b->masked_targets[i], sizeof(int));
+    }
+    return crc;
+}
+
+// Steps of 24 rows from row `start` on, cut among ranks and then into micro-batches of B: the checksum of all.
+static uint32_t stream_checksum(const MlmData* d, uint64_t start, int steps, int ranks, int B) {
+    enum { STEP = 24 };
+    Crc32 table;
+    MlmBatch b;
+    uint32_t crc = 0;
+    crc32_init(&table);
+    mlm_batch_alloc(&b, B, d->T, d->recipe.max_predictions);
+    for (int step = 0; step < steps; step++) {
+        for (int at = 0; at < STEP; at += B) {
+            int rank = at / (STEP / ranks), micro = at % (STEP / ranks) / B;
+            uint64_t index = start + (uint64_t)(step * STEP + rank * (STEP / ranks) + micro * B);
+            mlm_batch_build(&b, d, index, B);
+            for (int s = 0; s < b.count; s++) crc = batch_checksum(&b, &table, crc, s);
+        }
+    }
+    mlm_batch_free(&b);
+    return crc;
+}
+
+static void test_mlm_stream(Test* t) {
+    Made m = make_sentences(t, 2, 60);
+    char* pattern = path_in(t, "s*.bin");
+    for (int pack = 1; pack <= 3; pack += 2) {
+        MlmRecipe r = published_recipe();
+        MlmData d, other, fixed;
+        r.pack = pack;
+        mlm_open(&d, pattern, 96, r, 7);
+        mlm_open(&other, pattern, 96, r, 8);
+        r.static_masks = 2;
+        mlm_open(&fixed, pattern, 96, r, 7);
+        uint64_t n = mlm_sequences(&d), start = n - 30;  // over the end of an epoch
+        uint32_t one = stream_checksum(&d, start, 5, 1, 24);
+        EXPECT(t, stream_checksum(&d, start, 5, 1, 8) == one && stream_checksum(&d, start, 5, 2, 4) == one);
+        EXPECT(t, stream_checksum(&d, start, 5, 4, 6) == one && stream_checksum(&d, start, 5, 4, 1) == one);
+        EXPECT(t, stream_checksum(&d, start + 24, 4, 4, 2) == stream_checksum(&d, start + 24, 4, 1, 12));  // resumed
+        EXPECT(t, stream_checksum(&other, start, 5, 1, 24) != one && stream_checksum(&d, start + n, 5, 1, 24) != one);
+        EXPECT(t, stream_checksum(&fixed, 0, 1, 1, 24) == stream_checksum(&d, 0, 1, 1, 24));
+
+        // The order of each epoch visits every row once. The draws of a row differ between epochs, but with
+        // static_masks = 2 they are those of two epochs before.
+        unsigned char* seen = (unsigned char*)xcalloc((size_t)n, 1);
+        uint64_t at[4];
+        for (uint64_t i = 0; i < 4 * n; i++) {
+            seen[mlm_row(&d, i)]++;
+            if (mlm_row(&d, i) == 11) at[i / n] = i;
+        }
+        for (uint64_t i = 0; i < n; i++) EXPECT(t, seen[i] == 4);
+        Crc32 table;
+        MlmBatch b;
+        uint32_t dynamic[4], of_two[4];
+        crc32_init(&table);
+        mlm_batch_alloc(&b, 1, 96, r.max_predictions);
+        for (int epoch = 0; epoch < 4; epoch++) {
+            mlm_batch_build(&b, &d, at[epoch], 1), dynamic[epoch] = batch_checksum(&b, &table, 0, 0);
+            mlm_batch_build(&b, &fixed, at[epoch], 1), of_two[epoch] = batch_checksum(&b, &table, 0, 0);
+        }
+        EXPECT(t, dynamic[0] != dynamic[1] && dynamic[0] != dynamic[2] && dynamic[1] != dynamic[3]);
+        EXPECT(t, of_two[0] == of_two[2] && of_two[1] == of_two[3] && of_two[0] != of_two[1]);
+        EXPECT(t, mlm_fingerprint(&d) == mlm_fingerprint(&other));
+        mlm_batch_free(&b);
+        free(seen);
+        mlm_close(&d), mlm_close(&other), mlm_close(&fixed);
+    }
+    free(pattern);
+    made_free(&m);
+}
+
+static void open_short(const char* argument) {
+    MlmData d;
+    mlm_open(&d, argument + strlen(argument) + 1, 7, published_recipe(), 0);
+}
+
+static void open_unmasked(const char* argument) {
+    MlmData d;
+    MlmRecipe r = published_recipe();
+    r.max_predictions = 0;
+    mlm_open(&d, argument + strlen(argument) + 1, 128, r, 0);
+}
+
+static void open_alone(const char* path) {
+    MlmData d;
+    mlm_open(&d, path, 128, published_recipe(), 0);
+}
+
+static void open_narrow(const char* path) {
+    MlmData d;
+    MlmRecipe r = published_recipe();
+    r.next_sentence = 0;
+    mlm_open(&d, path, 128, r, 0);
+    mlm_check_vocabulary(&d, d.text.vocabulary.V);
+    mlm_check_vocabulary(&d, d.text.vocabulary.V - 1);
+}
+
+static void test_mlm_refused(Test* t) {
+    Made m = make_sentences(t, 1, 1);
+    char* path = path_in(t, "s0.bin");
+    expect_end(t, USAGE, "-t must be at least 8", open_short, "7 tokens");
+    expect_end(t, USAGE, "at least one token", open_unmasked, "--max-predictions 0");
+    expect_end(t, USAGE, "holds one document", open_alone, path);
+    expect_end(t, USAGE, "does not fit the model's", open_narrow, path);
+    free(path);
+    made_free(&m);
+}
+
+// ---------------------------------------------------------------------------------------------------------
+// WordPiece
+
+static void open_wordpiece(const char* directory) {
+    WordPiece w;
+    if (wordpiece_open(&w, directory, UNCASED) != 0) die(LOST_PEER, "%s: no vocabulary", directory);
+    wordpiece_free(&w);
+}
+
+// Tokens of a text, spelled with a space between.
+static void expect_words(Test* t, const WordPiece* w, const char* text, const char* want) {
+    TokenIds ids = {NULL, 0, 0};
+    Text got = {NULL, 0, 0};
+    wordpiece_encode(&ids, w, text, strlen(text));
+    text_append(&got, "", 0);
+    for (size_t i = 0; i < ids.count; i++) {
+        size_t n;
+        const char* token = wordpiece_token(w, ids.id[i], &n);
+        if (i) text_append(&got, " ", 1);
+        text_append(&got, token, n);
+    }
+    if (strcmp(got.text, want) != 0) fail(t, "\"%s\" is \"%s\", not \"%s\"", text, got.text, want);
+    free(ids.id);
+    free(got.text);
+}
+
+// What is wanted here is what `tokenizers` 0.23 says.
+static void test_wordpiece_words(Test* t) {
+    static const char vocabulary[] =
+        "[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\nthe\nun\n##aff\n##able\ncafe\n!\n,\n\xe4\xb8\xad\n"
+        "The\nCaf\xc3\xa9\n\xce\xb1\n##\xcf\x83\n[\n]\nmask\na\n##a\n=\n\xe1\x84\x80\n##\xe1\x85\xa1\n##able\n";
+    WordPiece w;
+    char* x101 = xprintf("%0101d", 0);
+    EXPECT(t, wordpiece_open(&w, t->directory, UNCASED) == -1);
+    free(put_file(t, "vocab.txt", vocabulary, sizeof(vocabulary) - 1));
+    memset(x101, 'a', 101);
+    EXPECT(t, wordpiece_open(&w, t->directory, CASE_OF_MODEL) == 0 && w.letter_case == UNCASED && !w.is_bytes);
+    EXPECT(t, w.size == 26 && w.mask == 4 && wordpiece_id(&w, "##able", 6) == 25 && wordpiece_id(&w, "x", 1) == -1);
+    expect_words(t, &w, "", "");
+    expect_words(t, &w, "The UNAFFABLE  caf\xc3\xa9!", "the un ##aff ##able cafe !");
+    expect_words(t, &w, "unaff,unx the", "un ##aff , [UNK] the");
+    expect_words(t, &w, "the[MASK]the [mask] [MASK][SEP]", "the [MASK] the [ mask ] [MASK] [SEP]");
+    expect_words(t, &w,
+                 "a\xe4\xb8\xad"
+                 "a",
+                 "a \xe4\xb8\xad a");
+    expect_words(t, &w, "\xce\x91\xce\xa3 \xce\xac\xcc\x88\xcf\x83", "\xce\xb1 ##\xcf\x83 \xce\xb1 ##\xcf\x83");
+    expect_words(t, &w,
+                 "th\xc2\xad"
+                 "e\xe2\x80\x8b\x01 the\xc2\xa0the\xff\xe3\x80",
+                 "the the the");
+    expect_words(t, &w, "\xe2\x89\xa0 \xea\xb0\x80", "= \xe1\x84\x80 ##\xe1\x85\xa1");
+    expect_words(t, &w, x101 + 1,
+                 "a ##a ##a ##a ##a ##a ##a ##a ##a ##a ##a ##a ##a ##a ##a ##a ##a ##a ##a ##a ##a ##a ##a ##a ##a "
+                 "##a ##a ##a ##a ##a ##a ##a ##a ##a ##a ##a ##a ##a ##a ##a ##a ##a ##a ##a ##a ##a ##a ##a ##a ##a "
+                 "##a ##a ##a ##a ##a ##a ##a ##a ##a ##a ##a ##a ##a ##a ##a ##a ##a ##a ##a ##a ##a ##a ##a ##a ##a "
+                 "##a ##a ##a ##a ##a ##a ##a ##a ##a ##a ##a ##a ##a ##a ##a ##a ##a ##a ##a ##a ##a ##a ##a ##a ##a");
+    expect_words(t, &w, x101, "[UNK]");
+
+    static const int ids[] = {5, 6, 7, 8, 11, 9, 10, 4, 99, -1};
+    Text text = {NULL, 0, 0};
+    wordpiece_decode(&text, &w, ids, COUNT_OF(ids));
+    EXPECT(t, strcmp(text.text, "the unaffable, cafe! [MASK]") == 0);
+    free(text.text);
+    wordpiece_free(&w);
+
+    free(put_file(t, "tokenizer_config.json", "{\"do_lower_case\": false}", 24));
+    EXPECT(t, wordpiece_open(&w, t->directory, CASE_OF_MODEL) == 0 && w.letter_case == CASED);
+    expect_words(t, &w, "The the Caf\xc3\xa9 CAFE", "The the Caf\xc3\xa9 [UNK]");
+    wordpiece_free(&w);
+    free(x101);
+    char* path = put_file(t, "vocab.txt", "[PAD]\n[UNK]\n[CLS]\n[SEP]\n", 24);
+    expect_end(t, USAGE, "has no [MASK]", open_wordpiece, t->directory);
+    free(path);
+}
+
+// ---------------------------------------------------------------------------------------------------------
 // The built-in corpus
 
 // n bytes that tell where in the file they are.
@@ -663,6 +1190,51 @@ static void put_text(Test* t, const char* name, char letter, size_t n) {
     for (size_t i = 0; i < n; i++) text[i] = corpus_byte(letter, i);
     free(put_file(t, name, text, n));
     free(text);
+}
+
+// Its sentences: here every file is one long line, which ends with the file. Their files are four documents of one
+// sentence each, in training or in validation by the block of their first byte.
+static void test_corpus_sentences(Test* t) {
+    char *folder = path_in(t, "result/bert"), *pattern = path_in(t, "result/bert/train.bin");
+    Sentences s;
+    WordPiece w;
+    TokenIds ids = {NULL, 0, 0};
+    Text text = {NULL, 0, 0};
+    sentences_open(&s, pattern);
+    EXPECT(t, s.documents == 4 && s.files.tokens == 22005 && s.vocabulary.V == 261 && s.vocabulary.mask == 260);
+    EXPECT(t, s.vocabulary.pad == 256 && s.vocabulary.unk == 257);
+    sentences_close(&s);
+    EXPECT(t, wordpiece_open(&w, folder, CASE_OF_MODEL) == 0 && w.is_bytes && w.size == 261 && w.cls == 258);
+    wordpiece_encode(&ids, &w, "A\n [MASK]\xff", 10);
+    EXPECT(t, ids.count == 5 && ids.id[0] == 'A' && ids.id[1] == 10 && ids.id[3] == 260 && ids.id[4] == 255);
+    wordpiece_decode(&text, &w, ids.id, ids.count);
+    EXPECT(t, text.length == 10 && memcmp(text.text, "A\n [MASK]\xff", 10) == 0);
+    wordpiece_free(&w);
+    free(text.text), free(ids.id), free(pattern), free(folder);
+}
+
+// Cut by hand: lines, blank ones left out, documents by side and file.
+static void test_corpus_lines(Test* t) {
+    enum { LINE = 1000 };
+    Tokens all = {NULL, 0, 0};
+    SentenceSet set[2];
+    int end_of_text = END_OF_TEXT, letter = 'x', line_break = '\n', blank = ' ';
+    memset(set, 0, sizeof(set));
+    for (int file = 0; file < 2; file++) {
+        tokens_add(&all, &end_of_text, 1);
+        for (int line = 0; line < 21; line++) {
+            for (int i = 0; i < LINE - 1; i++) tokens_add(&all, line == 3 ? &blank : &letter, 1);
+            tokens_add(&all, &line_break, 1);
+        }
+    }
+    sentences_of_tokens(set, &all);  // block 9 of validation is tokens 18432 .. 20479; block 19 begins at 38912
+    static const int first_train[] = {0, 18, 35}, first_val[] = {0, 2};
+    EXPECT(t, set[0].first.count == 3 && memcmp(set[0].first.id, first_train, sizeof(first_train)) == 0);
+    EXPECT(t, set[1].first.count == 2 && memcmp(set[1].first.id, first_val, sizeof(first_val)) == 0);
+    EXPECT(t, set[0].begin.count == 36 && set[0].tokens.count == 36 * LINE && set[1].tokens.count == 4 * LINE);
+    EXPECT(t, set[0].tokens.id[LINE - 1] == '\n' && set[0].begin.id[1] == LINE);
+    for (int i = 0; i < 2; i++) free(set[i].tokens.id), free(set[i].begin.id), free(set[i].first.id);
+    free(all.id);
 }
 
 static void test_corpus(Test* t) {
@@ -715,6 +1287,8 @@ static void test_corpus(Test* t) {
     shards_close(&v);
     free(validation);
 
+    test_corpus_sentences(t);
+
     // Both forms of the tokenizer decode every byte to itself.
     for (int form = 0; form < 2; form++) {
         Tokenizer k;
@@ -744,7 +1318,56 @@ static void test_corpus_refused(Test* t) {
     expect_end(t, USAGE, "too few", build_corpus_of_nothing, t->directory);
 }
 
-int main(void) {
+// The tokens of every line of a file, for dev/test/check_wordpiece.py: VOCABULARY_FOLDER cased|uncased FILE.
+static int print_wordpieces(char** arguments) {
+    WordPiece w;
+    TokenIds ids = {NULL, 0, 0};
+    size_t n;
+    if (wordpiece_open(&w, arguments[0], strcmp(arguments[1], "cased") == 0 ? CASED : UNCASED) != 0)
+        die(USAGE, "%s: holds no vocab.txt", arguments[0]);
+    char* text = read_file(arguments[2], TOKENIZER_MAX_FILE, &n, USAGE);
+    for (size_t i = 0, begin = 0; i <= n; i++) {
+        if (i < n && text[i] != '\n') continue;
+        ids.count = 0;
+        wordpiece_encode(&ids, &w, text + begin, i - begin);
+        for (size_t k = 0; k < ids.count; k++) printf("%d ", ids.id[k]);
+        printf("\n");
+        begin = i + 1;
+    }
+    free(ids.id);
+    free(text);
+    wordpiece_free(&w);
+    return DONE;
+}
+
+// The sentences of a data set in words, a blank line after each document, for dev/test/prepare.sh: PATTERN
+// VOCABULARY_FOLDER.
+static int print_sentences(char** arguments) {
+    Sentences s;
+    WordPiece w;
+    Text text = {NULL, 0, 0};
+    sentences_open(&s, arguments[0]);
+    if (wordpiece_open(&w, arguments[1], CASE_OF_MODEL) != 0 || w.size != s.vocabulary.V || w.mask != s.vocabulary.mask)
+        die(USAGE, "%s: holds another vocabulary than %s", arguments[1], arguments[0]);
+    for (uint64_t d = 0; d < s.documents; d++, text_append(&text, "\n", 1)) {
+        for (uint32_t i = 0; i < s.document[d].sentences; i++, text_append(&text, "\n", 1)) {
+            size_t n = sentences_length(&s, d, i, i + 1);
+            int* ids = (int*)xmalloc(n * sizeof(int));
+            sentences_read(ids, &s, d, i, 0, n);
+            wordpiece_decode(&text, &w, ids, n);
+            free(ids);
+        }
+    }
+    fwrite(text.text, 1, text.length, stdout);
+    free(text.text);
+    wordpiece_free(&w);
+    sentences_close(&s);
+    return DONE;
+}
+
+int main(int argc, char** argv) {
+    if (argc == 5 && strcmp(argv[1], "wordpiece") == 0) return print_wordpieces(argv + 2);
+    if (argc == 4 && strcmp(argv[1], "sentences") == 0) return print_sentences(argv + 2);
     static const struct {
         const char* name;
         void (*run)(Test*);
@@ -757,6 +1380,13 @@ int main(void) {
         {"batch_lm/windows", test_batch_windows},
         {"batch_lm/shuffle", test_batch_shuffle},
         {"batch_lm/refused", test_batch_refused},
+        {"sentences/round_trip", test_sentences_round_trip},
+        {"sentences/refused", test_sentences_refused},
+        {"batch_mlm/million", test_mlm_million},
+        {"batch_mlm/whole_words", test_mlm_whole_words},
+        {"batch_mlm/packed", test_mlm_packed},
+        {"batch_mlm/stream", test_mlm_stream},
+        {"batch_mlm/refused", test_mlm_refused},
         {"safetensors/round_trip", test_safetensors_round_trip},
         {"safetensors/types", test_safetensors_types},
         {"safetensors/refused", test_safetensors_refused},
@@ -766,7 +1396,9 @@ int main(void) {
         {"tokenizer/json", test_tokenizer_json},
         {"tokenizer/refused", test_tokenizer_refused},
         {"tokenizer/copy", test_tokenizer_copy},
+        {"wordpiece/words", test_wordpiece_words},
         {"builtin_corpus/files", test_corpus},
+        {"builtin_corpus/lines", test_corpus_lines},
         {"builtin_corpus/refused", test_corpus_refused},
     };
     Test t;

@@ -3,7 +3,8 @@
 #
 #     bash dev/test/prepare.sh TRAINER [TINYSHAKESPEARE.txt GPT2_BPE_FOLDER]
 #
-# Without the last two it looks for ../shared/data. PYTHON names the interpreter (default python3).
+# Without the last two it looks for ../shared/data. PYTHON names the interpreter (default python3); TEST_DATA is the built
+# dev/test/data.c, which shows files of sentences (default build/test_data).
 set -u
 trainer=$(realpath "$1") python=${PYTHON:-python3}
 text=${2:-../shared/data/tinyshakespeare/input.txt} vocab=${3:-../shared/data/gpt2-bpe}
@@ -34,6 +35,44 @@ fi
 if "$python" dev/data/prepare_gpt2.py --local "$work/none.txt" --vocab data/builtin --out "$work/x" >/dev/null 2>"$work/log"; then
     fail "missing input" "accepted"
 elif [ "$(wc -l <"$work/log")" -eq 1 ]; then ok "missing input is one line"; else fail "missing input" "more than one line"; fi
+
+# Sentences for BERT: what is in the files is what was in the text, whichever way it is marked.
+show=${TEST_DATA:-build/test_data}
+printf '[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\nthe\ncat\nsat\n##s\n.\n!\n?\ndr\nit\nsaid\n"\n3\n[\n]\nmask\n' >"$work/vocab.txt"
+sentences() { # name, expected text, arguments of prepare_bert.py...
+    local name=$1 want=$2
+    shift 2
+    if ! "$python" dev/data/prepare_bert.py --out "$work/bert" "$@" >"$work/log" 2>&1; then fail "$name" "$(tail -n 1 "$work/log")"; return; fi
+    if diff <("$show" sentences "$work/bert/*.bin" "$work/bert" 2>&1) <(printf '%b' "$want") >"$work/log"; then ok "$name"
+    else fail "$name" "$(head -n 3 "$work/log" | tr '\n' ' ')"; fi
+}
+if [ ! -x "$show" ]; then
+    skip prepare_bert "no $show"
+else
+    given=(--vocab "$work/vocab.txt" --val-fraction 0)
+    printf 'The cat. Sat\n\n\nIt sat!\nthe CATS\n   \n[MASK]\n' >"$work/lines.txt"
+    sentences "sentences: one a line" 'the cat. sat\n\nit sat!\nthe cats\n\n[ mask ]\n\n' --local "$work/lines.txt" --lines "${given[@]}"
+    printf 'Dr. Cat sat. "The cats sat!" said it. the\n\nIt sat? 3 cats...\n' >"$work/plain.txt"
+    plain='dr. cat sat.\n" the cats sat! " said it. the\nit sat?\n3 cats...\n\n'
+    sentences "sentences: plain text" "$plain" --local "$work/plain.txt" "${given[@]}"
+    { printf '<doc id="1" title="It">\nIt\n\nThe cat. It sat.\n</doc>\n<doc id="2" title="The">\nThe\n</doc>\n'
+      printf '<doc id="3" title="3">\nCats sat.\n</doc>\n'; } | gzip >"$work/wiki.gz"
+    sentences "sentences: WikiExtractor" 'the cat.\nit sat.\n\ncats sat.\n\n' --local "$work/wiki.gz" "${given[@]}"
+    sentences "sentences: a file for each document" 'the cat. sat\n\nit sat!\nthe cats\n\n[ mask ]\n\n' --local "$work/lines.txt" --lines \
+        --vocab "$work/vocab.txt" --val-fraction 0 --shard-tokens 1 --processes 2
+    if [ "$(ls "$work"/bert/*.bin | wc -l)" -eq 3 ]; then ok "three files"; else fail "three files" "$(ls "$work/bert" | tr '\n' ' ')"; fi
+    if "$python" dev/data/prepare_bert.py --local README.md --train-vocab 400 --out "$work/own" --lines >"$work/log" 2>&1 &&
+        [ "$(wc -l <"$work/own/vocab.txt")" -eq 400 ] && [ "$(head -n 5 "$work/own/vocab.txt" | tr '\n' ' ')" = "[PAD] [UNK] [CLS] [SEP] [MASK] " ]; then
+        ok "a vocabulary of 400"
+    else fail "a vocabulary of 400" "$(tail -n 1 "$work/log")"; fi
+    if "$python" dev/data/prepare_bert.py --local "$work/plain.txt" --vocab "$work" --out "$work/x" >/dev/null 2>"$work/log"; then
+        fail "one document for two sides" "accepted"
+    elif [ "$(wc -l <"$work/log")" -eq 1 ] && grep -q 'cannot be divided' "$work/log"; then ok "one document cannot be divided"
+    else fail "one document for two sides" "$(tail -n 1 "$work/log")"; fi
+    "$python" dev/test/check_wordpiece.py "$show" "$work/own" README.md dev/LOG.md >"$work/log" 2>&1 || echo "FAIL check_wordpiece: see above" >>"$work/log"
+    cat "$work/log"
+    passed=$((passed + $(grep -c '^ok' "$work/log"))) failed=$((failed + $(grep -c '^FAIL' "$work/log")))
+fi
 
 # The published counts of tinyshakespeare as llm.c cuts it, and a small model that learns from it.
 if [ ! -f "$text" ] || [ ! -d "$vocab" ]; then

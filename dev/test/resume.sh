@@ -1,5 +1,5 @@
 #!/bin/bash
-# Stopping, killing and resuming train_gpt2 must not change what comes out, bit for bit:
+# Stopping, killing and resuming a trainer must not change what comes out, bit for bit:
 #
 #     bash dev/test/resume.sh PROGRAM [SEED]          from the repository's root
 #
@@ -8,6 +8,10 @@
 set -u
 PROGRAM=${1:-}
 . "$(dirname "$0")/shell.sh"
+case ${PROGRAM##*/} in
+    train_bert*) data=data/builtin/bert/train.bin tokenizer=vocab.txt ;;
+    *) data=data/builtin/train.bin tokenizer='vocab.json merges.txt' ;;
+esac
 seed=${2:-$(date +%s)}
 RANDOM=$seed
 
@@ -146,7 +150,7 @@ scaled() { # NAME MIDDLE FLAG...
 scaled 'resumed after an overflow' 10 --loss-scale dynamic --loss-scale-start 3e38 --clip 0
 scaled 'resumed while the loss scale grows' 11 --loss-scale dynamic --loss-scale-start 64 --loss-scale-growth 3
 
-cp data/builtin/train.bin "$work/data.bin"
+cp $data "$work/data.bin"
 run "${MODEL[@]}" -i "$work/data.bin" -x 20 -v 0 -n 0 --stop-after 10 -o "$work/moved"
 flip_byte "$work/data.bin" 2000
 run -y 1 -o "$work/moved"
@@ -273,7 +277,7 @@ damaged_byte() { # FILE POSITION
     flip_byte "$newest/$1" "$2"
     recovers "byte $2 of $1" "$1"
 }
-for file in model.safetensors optimizer.safetensors trainer.json manifest.json config.json vocab.json merges.txt; do
+for file in model.safetensors optimizer.safetensors trainer.json manifest.json config.json $tokenizer; do
     damaged_byte $file $((RANDOM % $(stat -c %s "$newest/$file")))
 done
 damaged_byte manifest.json 0

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Run every test that this machine can run and add up what they report.
 #
-#     bash dev/test/run.sh BUILD_FOLDER TRAINER
+#     bash dev/test/run.sh BUILD_FOLDER GPT2_TRAINER BERT_TRAINER
 #
 # A test prints "ok ...", "FAIL ..." or "skip ..." lines and ends with "N passed, N failed[, N skipped]". Only failures,
 # skips and the totals are shown; the whole output is in BUILD_FOLDER/test_logs. A test that ends with a failing status
@@ -9,7 +9,7 @@
 set -u
 # Threads that wait give the core away: the machine may be busy, and results do not depend on it.
 export OMP_WAIT_POLICY=passive GOMP_SPINCOUNT=0
-build=$1 trainer=$2
+build=$1 gpt2=$2 bert=$3
 logs=$build/test_logs
 mkdir -p "$logs"
 passed=0 failed=0 skipped=0
@@ -47,11 +47,15 @@ if [ -x "$build/ops_double" ]; then
     run ops_double "$build/ops_double" test
     run grad "$build/ops_double" grad
     run gpt2_double "$build/test_gpt2_double"
+    run bert_double "$build/test_bert_double"
 fi
 run gpt2 "$build/test_gpt2"
-run cli bash dev/test/cli.sh "$trainer"
-run prepare bash dev/test/prepare.sh "$trainer"
-run resume bash dev/test/resume.sh "$trainer"
+run bert "$build/test_bert"
+run cli bash dev/test/cli.sh "$gpt2"
+run cli_bert bash dev/test/cli_bert.sh "$bert"
+run prepare bash dev/test/prepare.sh "$gpt2"
+run resume bash dev/test/resume.sh "$gpt2"
+run resume_bert bash dev/test/resume.sh "$bert"
 command -v nvidia-smi >/dev/null || skip gpu "this machine has no NVIDIA GPU"
 
 if [ "$skipped" -gt 0 ]; then echo "$passed passed, $failed failed, $skipped skipped"

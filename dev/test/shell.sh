@@ -79,3 +79,26 @@ flip_byte() { # FILE POSITION
     byte=$(od -An -tu1 -j "$2" -N 1 "$1")
     printf '%b' "$(printf '\\x%02x' $((byte ^ 1)))" | dd of="$1" bs=1 seek="$2" conv=notrunc status=none
 }
+
+box=$work/box  # all that a refused run could touch; compared before and after
+mkdir "$box"
+
+# Run and expect a refusal that leaves the box as it was.
+refused() { # NAME STATUS PATTERN FLAG...
+    local name=$1 wanted=$2 pattern=$3 before why
+    shift 3
+    before=$(listing "$box")
+    run "$@"
+    why=$(ended_with_error "$wanted" "$pattern")
+    [ -n "$why" ] || [ "$before" = "$(listing "$box")" ] || why='files were created or changed'
+    rm -rf "$box/new"  # where runs that must not begin are told to write
+    verdict "$name" "$why"
+}
+
+# Run and expect success.
+accepted() { # NAME FLAG...
+    local name=$1
+    shift
+    run "$@"
+    verdict "$name" "$(ended_with 0)"
+}

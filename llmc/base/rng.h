@@ -20,7 +20,9 @@ enum {
     SITE_DROPOUT_MLP_OUT = 4,
     SITE_SHUFFLE = 5,
     SITE_SAMPLE = 6,
-    SITE_ROUNDING = 7
+    SITE_ROUNDING = 7,
+    SITE_PAIR = 8,
+    SITE_MASK = 9
 };
 
 typedef struct {

@@ -50,11 +50,11 @@ static inline int shard_open_file(const char* path) {
     return fd;
 }
 
-// Open one file and check its header against its size. Takes ownership of nothing; copies `path`.
-static inline Shard shard_open(const char* path) {
+// Open one file and read its header [SHARD_HEADER_INTS] and its size; `kind` says what it should be. Copies `path`.
+static inline Shard shard_begin(const char* path, int32_t* header, uint64_t* size, const char* kind) {
     Shard s;
-    int32_t header[SHARD_HEADER_INTS];
     struct stat st;
+    memset(&s, 0, sizeof(s));
     s.path = xprintf("%s", path);
     s.fd = shard_open_file(path);
     if (s.fd < 0 || fstat(s.fd, &st) != 0)
@@ -64,13 +64,21 @@ static inline Shard shard_open(const char* path) {
             path);
     if (st.st_size == 0) die(USAGE, "%s: is empty; prepare the data again", path);
     if (st.st_size < SHARD_HEADER_BYTES)
-        die(USAGE, "%s: %lld bytes are too few for the header of %d bytes; it is truncated or not a token shard", path,
-            (long long)st.st_size, (int)SHARD_HEADER_BYTES);
+        die(USAGE, "%s: %lld bytes are too few for the header of %d bytes; it is truncated or not a %s", path,
+            (long long)st.st_size, (int)SHARD_HEADER_BYTES, kind);
     if (pread_all(s.fd, header, SHARD_HEADER_BYTES, 0) != 0)
         die(FAILED, "%s: its header cannot be read: %s", path, errno ? strerror(errno) : "the file became shorter");
+    *size = (uint64_t)st.st_size;
+    return s;
+}
+
+// Open one file and check its header against its size.
+static inline Shard shard_open(const char* path) {
+    int32_t header[SHARD_HEADER_INTS];
+    uint64_t size;
+    Shard s = shard_begin(path, header, &size, "token shard");
 
     int version = 0;
-    s.width = 0;
     if (header[0] == SHARD_MAGIC_UINT16) s.width = 2, version = SHARD_VERSION_UINT16;
     if (header[0] == SHARD_MAGIC_UINT32) s.width = 4, version = SHARD_VERSION_UINT32;
     if (header[0] == SHARD_MAGIC_EVALUATION)
@@ -88,7 +96,7 @@ static inline Shard shard_open(const char* path) {
             path, (int)header[1], version);
 
     s.tokens = (uint64_t)(uint32_t)header[3] << 32 | (uint32_t)header[2];
-    uint64_t present = (uint64_t)st.st_size - SHARD_HEADER_BYTES, width = (uint64_t)s.width;
+    uint64_t present = size - SHARD_HEADER_BYTES, width = (uint64_t)s.width;
     if (s.tokens != present / width || present % width != 0)
         die(USAGE, "%s: its header promises %llu tokens of %d bytes, but %llu bytes follow it; the file is %s", path,
             (unsigned long long)s.tokens, s.width, (unsigned long long)present,
@@ -97,9 +105,8 @@ static inline Shard shard_open(const char* path) {
     return s;
 }
 
-// Open every file that `pattern` (of the shell's kind) matches, or the file of exactly that name. Ends with USAGE at the
-// first that is not sound.
-static inline void shards_open(Shards* s, const char* pattern) {
+// Open, by `open_one`, every file that `pattern` (of the shell's kind) matches, or the file of exactly that name.
+static inline void shards_open_with(Shards* s, const char* pattern, Shard (*open_one)(const char* path)) {
     glob_t found;
     int is_name = file_exists(pattern), result = is_name ? 0 : glob(pattern, 0, NULL, &found);
     if (result == GLOB_NOMATCH)
@@ -111,11 +118,14 @@ static inline void shards_open(Shards* s, const char* pattern) {
     s->tokens = 0;
     s->shard = (Shard*)xcalloc((size_t)s->count, sizeof(Shard));
     for (int i = 0; i < s->count; i++) {
-        s->shard[i] = shard_open(is_name ? pattern : found.gl_pathv[i]);
+        s->shard[i] = open_one(is_name ? pattern : found.gl_pathv[i]);
         s->tokens += s->shard[i].tokens;
     }
     if (!is_name) globfree(&found);
 }
+
+// Ends with USAGE at the first file that is not sound.
+static inline void shards_open(Shards* s, const char* pattern) { shards_open_with(s, pattern, shard_open); }
 
 static inline void shards_close(Shards* s) {
     for (int i = 0; i < s->count; i++) {

@@ -163,7 +163,7 @@ static inline int tokenizer_copy_file(const char* from, const char* to) {
 static inline int tokenizer_copy_files(const char* directory_from, const char* directory_to) {
     static const char* const names[] = {
         "vocab.json",   "merges.txt", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json",
-        "encoder.json", "vocab.bpe"};
+        "encoder.json", "vocab.bpe",  "vocab.txt"};
     int bad = 0;
     for (size_t i = 0; i < COUNT_OF(names) && !bad; i++) {
         char *from = xprintf("%s/%s", directory_from, names[i]), *to = xprintf("%s/%s", directory_to, names[i]);

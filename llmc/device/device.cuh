@@ -118,6 +118,25 @@ template <typename T> __device__ inline T block_sum(T x) {
     return warp_sum(lane < warps ? partial[lane] : (T)0);
 }
 
+// The sums of both numbers over a team of threads, a warp or the block; `turn` alternates between 0 and 1 from call to
+// call.
+template <int TEAM> __device__ inline float2 team_sum(float2 x, int turn) {
+    x.x = warp_sum(x.x);
+    x.y = warp_sum(x.y);
+    if constexpr (TEAM > WARP) {
+        __shared__ float2 partial[2][TEAM / WARP];  // two, so that one barrier a call is enough
+        if (threadIdx.x % WARP == 0) partial[turn][threadIdx.x / WARP] = x;
+        __syncthreads();
+        x = make_float2(0, 0);
+#pragma unroll
+        for (int i = 0; i < TEAM / WARP; i++) {
+            x.x += partial[turn][i].x;
+            x.y += partial[turn][i].y;
+        }
+    }
+    return x;
+}
+
 // fmaxf drops NaN: who needs them looks for them in the sum that follows.
 __device__ inline float block_max(float x) {
     __shared__ float partial[WARP];

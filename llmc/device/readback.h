@@ -17,6 +17,8 @@ typedef struct {
     real* values;  // [READBACK_LIMIT]
 #ifdef __CUDACC__
     cudaEvent_t arrived;
+#else
+    double arrived;  // now_seconds() then
 #endif
 } Readback;
 
@@ -24,7 +26,7 @@ typedef struct {
 
 static inline void readback_open(Readback* r) {
     cudaCheck(cudaMallocHost(&r->values, READBACK_LIMIT * sizeof(real)));
-    cudaCheck(cudaEventCreateWithFlags(&r->arrived, cudaEventDisableTiming));
+    cudaCheck(cudaEventCreate(&r->arrived));
 }
 
 static inline void readback_close(Readback* r) {
@@ -45,6 +47,13 @@ static inline void readback_start(Context* ctx, Readback* r, const real* const* 
 // Wait until they are in r->values.
 static inline void readback_wait(Readback* r) { cudaCheck(cudaEventSynchronize(r->arrived)); }
 
+// Time between the arrivals of two that have been waited for, where the ops run: the host may look at both much later.
+static inline double readback_seconds(const Readback* from, const Readback* to) {
+    float ms;
+    cudaCheck(cudaEventElapsedTime(&ms, from->arrived, to->arrived));
+    return 1e-3 * (double)ms;
+}
+
 #else
 
 static inline void readback_open(Readback* r) { r->values = (real*)xcalloc(READBACK_LIMIT, sizeof(real)); }
@@ -55,9 +64,13 @@ static inline void readback_start(Context* ctx, Readback* r, const real* const* 
     (void)ctx;
     CHECK(count <= READBACK_LIMIT);
     for (int i = 0; i < count; i++) r->values[i] = *sources[i];
+    r->arrived = now_seconds();
 }
 
 static inline void readback_wait(Readback* r) { (void)r; }
+
+// Time between the arrivals of two that have been waited for.
+static inline double readback_seconds(const Readback* from, const Readback* to) { return to->arrived - from->arrived; }
 
 #endif
 

@@ -13,6 +13,33 @@
 
 #include "../base/util.h"
 
+#if !defined(REAL_DOUBLE)
+
+// a * b + c in one instruction where there is one; elsewhere fmaf() would be a slow call.
+HOST_DEVICE static inline float multiply_add(float a, float b, float c) {
+#if defined(FP_FAST_FMAF) || defined(__CUDA_ARCH__)
+    return fmaf(a, b, c);
+#else
+    return a * b + c;
+#endif
+}
+
+// -log(erfc(a)) for 0 <= a <= 4.
+HOST_DEVICE static inline float erfc_exponent(float a) {
+    float g = -9.256733994e-6f;
+    g = multiply_add(g, a, 1.176452429e-4f);
+    g = multiply_add(g, a, -6.328502196e-4f);
+    g = multiply_add(g, a, 1.667050347e-3f);
+    g = multiply_add(g, a, -1.604172758e-4f);
+    g = multiply_add(g, a, -1.915305348e-2f);
+    g = multiply_add(g, a, 0.102777828f);
+    g = multiply_add(g, a, 0.6366193822f);
+    g = multiply_add(g, a, 1.128379172f);
+    return a * g;
+}
+
+#endif
+
 #if defined(REAL_DOUBLE)
 
 HOST_DEVICE static inline real real_exp(real x) { return exp(x); }
@@ -37,15 +64,6 @@ static inline float min_or_nan(float x, float limit) {
     bits = (limit_bits & over) | (bits & ~over);
     memcpy(&x, &bits, sizeof x);
     return x;
-}
-
-// a * b + c in one instruction where there is one; elsewhere fmaf() would be a slow call.
-static inline float multiply_add(float a, float b, float c) {
-#ifdef FP_FAST_FMAF
-    return fmaf(a, b, c);
-#else
-    return a * b + c;
-#endif
 }
 
 // x = n ln 2 + r and q = exp(r) - 1, for |x| below about 1e5. A NaN gives q = NaN and a meaningless n.
@@ -113,16 +131,7 @@ static inline float real_sech2(float x) {
 
 static inline float real_erf(float x) {
     float a = min_or_nan(fabsf(x), 4.0f);  // 1 to the last bit beyond
-    float g = -9.256733994e-6f;
-    g = multiply_add(g, a, 1.176452429e-4f);
-    g = multiply_add(g, a, -6.328502196e-4f);
-    g = multiply_add(g, a, 1.667050347e-3f);
-    g = multiply_add(g, a, -1.604172758e-4f);
-    g = multiply_add(g, a, -1.915305348e-2f);
-    g = multiply_add(g, a, 0.102777828f);
-    g = multiply_add(g, a, 0.6366193822f);
-    g = multiply_add(g, a, 1.128379172f);
-    return copysignf(-expm1_small(-a * g), x);
+    return copysignf(-expm1_small(-erfc_exponent(a)), x);
 }
 
 #endif

@@ -1,19 +1,27 @@
-/* What the network starts from: a word vector, a position vector and, in BERT, a token-type vector, added.
+/* What the network starts from: a word vector, a position vector and, in BERT, a token-type vector, added; in BERT also
+ * normalised.
  *
- *   x[n]                 = keep[n] * (word[tokens[n]] + position[s->position[n]] + type[types[n]])
- *   dword[tokens[n]]       += keep[n] * dx[n],   and likewise dposition and dtype
+ *   forward              x[n] = keep[n] * (word[tokens[n]] + position[s->position[n]] + type[types[n]])
+ *   layernorm forward    e[n] = word[tokens[n]] + position[s->position[n]] + type[types[n]]
+ *                        x[n] = keep[n] * ((e[n] - mean[n]) * rstd[n] * w + b)           e, mean, rstd are kept
+ *   backward             dword[tokens[n]] += keep[n] * dx[n],   and likewise dposition and dtype
+ *
+ * The backward pass of the second form is dropout_backward, then layernorm_backward, then backward without dropout. A
+ * token that stands for no token (sizes.padding) gets no gradient in the word table.
  *
  * Shapes: x, dx [N, C] with N = s->rows; word [V, C]; position [T, C]; type [types, C], or NULL where the model
  * has none; tokens, types [N]. keep is dropout's 0 or 1 / (1 - p), by channel; it is applied to the sum.
  * Indices are trusted: they were checked when the batch was built.
  * Modes: SET makes the whole table 0 first. The word table has a mode of its own because a tied head has
  * written to that gradient before.
- * Numerics: sums in real, rows in order, whatever the number of threads.
+ * Numerics: sums in real, rows in order, whatever the number of threads. e is normalised as it is stored, with sums as in
+ * layernorm.
  * Source: Vaswani et al., arXiv 1706.03762; token types: Devlin et al., arXiv 1810.04805. */
 #ifndef LLMC_EMBEDDING_H
 #define LLMC_EMBEDDING_H
 
 #include "../base/rng.h"
+#include "../device/normalise.h"
 #include "../device/scope.h"
 #ifdef __CUDACC__
 #include "../device/dropout_mask.h"
@@ -33,10 +41,21 @@ typedef struct {
 // Rows of the tables, padding included: what SET makes 0.
 typedef struct {
     int V, T, types, C;
+    int padding;  // the token whose word vector gets no gradient here; -1: there is none
 } EmbeddingSizes;
+
+// What the sum and the layernorm after it read.
+typedef struct {
+    Embeddings tables;
+    Affine norm;
+    real eps;
+    Dropout dropout;  // of the result
+} EmbeddingNorm;
 
 // Word and position vectors only; a type table is a few rows that stay in a cache.
 #define EMBEDDING_FORWARD_FLOPS(N, C) (1.0 * (N) * (C))
+#define EMBEDDING_LAYERNORM_FORWARD_FLOPS(N, C) (10.0 * (N) * (C))
+#define EMBEDDING_LAYERNORM_FORWARD_BYTES(N, C) (4.0 * (N) * (C) * sizeof(floatX) + 2.0 * (N) * sizeof(real))
 #define EMBEDDING_BACKWARD_FLOPS(N, C) (2.0 * (N) * (C))
 #define EMBEDDING_FORWARD_BYTES(N, C) (3.0 * (N) * (C) * sizeof(floatX))
 #define EMBEDDING_BACKWARD_BYTES(N, C) ((N) * (C) * (sizeof(floatX) + 4.0 * sizeof(real)))
@@ -62,13 +81,30 @@ static inline void embedding_forward_ref(real* x, const int* tokens, const int* 
         }
 }
 
-// One table: table[index[n]] += keep[n] * dx[n], after SET made its `rows` 0.
-static inline void embedding_backward_ref(real* table, const real* dx, const int* index, int rows, const Sequences* s,
-                                          int C, Dropout dropout, Mode mode) {
+static inline void embedding_layernorm_forward_ref(real* x, real* e, real* mean, real* rstd, const real* w,
+                                                   const real* b, const Sequences* s, int C, double eps,
+                                                   Dropout dropout) {
+    for (int n = 0; n < s->rows; n++) {
+        size_t row = (size_t)n * (size_t)C;
+        double sum = 0, squares = 0;
+        for (int c = 0; c < C; c++) sum += e[row + (size_t)c];
+        for (int c = 0; c < C; c++) squares += (e[row + (size_t)c] - sum / C) * (e[row + (size_t)c] - sum / C);
+        mean[n] = (real)(sum / C);
+        rstd[n] = (real)(1 / sqrt(squares / C + eps));
+        for (int c = 0; c < C; c++) {
+            double u = (e[row + (size_t)c] - sum / C) / sqrt(squares / C + eps);
+            x[row + (size_t)c] = (real)((u * w[c] + b[c]) * embedding_keep_ref(dropout, s, n, c));
+        }
+    }
+}
+
+// One table: table[index[n]] += keep[n] * dx[n], after SET made its `rows` 0; not to row `skipped`, -1: to all.
+static inline void embedding_backward_ref(real* table, const real* dx, const int* index, int rows, int skipped,
+                                          const Sequences* s, int C, Dropout dropout, Mode mode) {
     size_t size = (size_t)rows * (size_t)C;
     double* sums = (double*)xcalloc(size, sizeof *sums);
     for (int n = 0; n < s->rows; n++)
-        for (int c = 0; c < C; c++)
+        for (int c = 0; c < C && index[n] != skipped; c++)
             sums[(size_t)index[n] * (size_t)C + (size_t)c] +=
                 (double)dx[(size_t)n * (size_t)C + (size_t)c] * embedding_keep_ref(dropout, s, n, c);
     for (size_t i = 0; i < size; i++) table[i] = (real)(sums[i] + (mode == ADD ? (double)table[i] : 0));
@@ -140,12 +176,13 @@ __device__ inline void embedding_gradient(float* f, Vector<floatX, WIDTH> dx, co
     if constexpr (DROPPED) dropout_multiply<WIDTH>(f, dropout->dropout, place, c);
 }
 
-// Block: EMBEDDING_CHUNK neighbours of the sorted list; thread: WIDTH channels at a time. ends [chunks, 2, C]: the sum of
+// Block: EMBEDDING_CHUNK neighbours of the sorted list; thread: WIDTH channels at a time. Row `skipped` of the table gets
+// nothing. ends [chunks, 2, C]: the sum of
 // the chunk's rows whose index began in a chunk before, and of those whose index begins here and goes on in the next.
 template <int WIDTH, int DROPPED>
 __global__ void __launch_bounds__(EMBEDDING_THREADS)
-    embedding_backward_chunk_kernel(real* table, real* ends, const floatX* dx, SortedRows sorted, int N, int C,
-                                    DropoutRows dropout) {
+    embedding_backward_chunk_kernel(real* table, real* ends, const floatX* dx, SortedRows sorted, int skipped, int N,
+                                    int C, DropoutRows dropout) {
     __shared__ int index[EMBEDDING_CHUNK], row[EMBEDDING_CHUNK];
     __shared__ DropoutPlace places[EMBEDDING_CHUNK];
     int begin = blockIdx.x * EMBEDDING_CHUNK, count = min(EMBEDDING_CHUNK, N - begin);
@@ -176,7 +213,9 @@ __global__ void __launch_bounds__(EMBEDDING_THREADS)
                 int here = index[i], next = i + 1 < count ? index[i + 1] : after;
                 if (i + 1 < count && next == here) continue;
                 // The last row of this index in this chunk.
-                if (here == before || next == here) {
+                if (here == skipped) {
+                    // its sum is forgotten
+                } else if (here == before || next == here) {
                     size_t end = 2 * (size_t)blockIdx.x + (here == before ? 0 : 1);
                     embedding_store<WIDTH>(ends + end * (size_t)C + c, sum);
                 } else {
@@ -194,11 +233,11 @@ __global__ void __launch_bounds__(EMBEDDING_THREADS)
 // Block: a chunk; it does something only where an index begins that goes on in the next chunk.
 template <int WIDTH>
 __global__ void __launch_bounds__(EMBEDDING_THREADS)
-    embedding_backward_join_kernel(real* table, const real* ends, SortedRows sorted, int N, int C) {
+    embedding_backward_join_kernel(real* table, const real* ends, SortedRows sorted, int skipped, int N, int C) {
     int begin = blockIdx.x * EMBEDDING_CHUNK, next = begin + EMBEDDING_CHUNK;
     if (next >= N) return;
     int index = sorted.index[next];
-    if (sorted.index[next - 1] != index || (begin > 0 && sorted.index[begin - 1] == index)) return;
+    if (index == skipped || sorted.index[next - 1] != index || (begin > 0 && sorted.index[begin - 1] == index)) return;
     // The last chunk that begins with this index: the list is sorted.
     int low = blockIdx.x + 1, high = (N + EMBEDDING_CHUNK - 1) / EMBEDDING_CHUNK;
     while (high - low > 1) {
@@ -304,17 +343,17 @@ static inline void embedding_forward(floatX* x, const int* tokens, const int* ty
 
 // table [entries, C] += the rows of dx by their index [N].
 template <int WIDTH, int DROPPED>
-static void embedding_backward_table(real* table, const floatX* dx, const int* index, int entries, int N, int C,
-                                     DropoutRows dropout, Context* ctx) {
+static void embedding_backward_table(real* table, const floatX* dx, const int* index, int entries, int skipped, int N,
+                                     int C, DropoutRows dropout, Context* ctx) {
     unsigned chunks = blocks_for((size_t)N, EMBEDDING_CHUNK), threads = embedding_threads(C, WIDTH);
     size_t ends_bytes = 2 * (size_t)chunks * (size_t)C * sizeof(real);
     real* ends = (real*)device_scratch(ctx, ends_bytes + embedding_sort_bytes(N));
     SortedRows sorted = embedding_sort((char*)ends + ends_bytes, index, entries, N, ctx);
     embedding_backward_chunk_kernel<WIDTH, DROPPED>
-        <<<chunks, threads, 0, ctx->stream>>>(table, ends, dx, sorted, N, C, dropout);
+        <<<chunks, threads, 0, ctx->stream>>>(table, ends, dx, sorted, skipped, N, C, dropout);
     const int JOINED = WIDTH == 1 ? 1 : Vector<real>::SIZE;
     embedding_backward_join_kernel<JOINED>
-        <<<chunks, embedding_threads(C, JOINED), 0, ctx->stream>>>(table, ends, sorted, N, C);
+        <<<chunks, embedding_threads(C, JOINED), 0, ctx->stream>>>(table, ends, sorted, skipped, N, C);
     cudaCheck(cudaGetLastError());
 }
 
@@ -323,13 +362,13 @@ static void embedding_backward_tables(EmbeddingGradients d, const floatX* dx, co
                                       const Sequences* s, EmbeddingSizes sizes, DropoutRows dropout, Mode mode,
                                       Context* ctx) {
     int C = sizes.C, positions = mode == SET ? sizes.T : s->max_length;
-    embedding_backward_table<WIDTH, DROPPED>(d.word, dx, tokens, sizes.V, s->rows, C, dropout, ctx);
+    embedding_backward_table<WIDTH, DROPPED>(d.word, dx, tokens, sizes.V, sizes.padding, s->rows, C, dropout, ctx);
     dim3 threads((unsigned)min_size(EMBEDDING_THREADS / 2, embedding_threads(C, WIDTH)), EMBEDDING_PARTS);
     size_t shared = EMBEDDING_PARTS * WIDTH * threads.x * sizeof(float);
     embedding_backward_position_kernel<WIDTH, DROPPED><<<(unsigned)positions, threads, shared, ctx->stream>>>(
         d.position, dx, s->cu_seqlens, s->count, C, dropout, mode);
     cudaCheck(cudaGetLastError());
-    if (d.type) embedding_backward_table<WIDTH, DROPPED>(d.type, dx, types, sizes.types, s->rows, C, dropout, ctx);
+    if (d.type) embedding_backward_table<WIDTH, DROPPED>(d.type, dx, types, sizes.types, -1, s->rows, C, dropout, ctx);
 }
 
 static inline void embedding_zero(real* table, int rows, int C, Context* ctx) {
@@ -354,6 +393,8 @@ static inline void embedding_backward(EmbeddingGradients d, const floatX* dx, co
     scope_close(&scope);
 }
 
+#include "embedding_layernorm.cuh"
+
 #else
 // ---------------------------------------------------------------------------------------------------------
 // CPU: forward by rows. Backward by blocks of EMBEDDING_BLOCK channels, each with all rows in order: whoever
@@ -370,6 +411,16 @@ static inline void embedding_drop(real* x, Dropout d, const Sequences* s, int n,
     }
 }
 
+// The sum for row n, to y.
+static inline void embedding_row(floatX* y, const int* tokens, const int* types, Embeddings e, const Sequences* s,
+                                 int n, int C) {
+    const floatX* word = e.word + (size_t)tokens[n] * (size_t)C;
+    const floatX* position = e.position + (size_t)s->position[n] * (size_t)C;
+    const floatX* type = e.type ? e.type + (size_t)types[n] * (size_t)C : NULL;
+    for (int c = 0; c < C; c++) y[c] = word[c] + position[c];
+    for (int c = 0; type && c < C; c++) y[c] += type[c];
+}
+
 static inline void embedding_forward(floatX* x, const int* tokens, const int* types, Embeddings e, const Sequences* s,
                                      int C, Dropout dropout, Context* ctx) {
     int N = s->rows;
@@ -378,12 +429,24 @@ static inline void embedding_forward(floatX* x, const int* tokens, const int* ty
 #pragma omp parallel for
     for (int n = 0; n < N; n++) {
         floatX* y = x + (size_t)n * (size_t)C;
-        const floatX* word = e.word + (size_t)tokens[n] * (size_t)C;
-        const floatX* position = e.position + (size_t)s->position[n] * (size_t)C;
-        const floatX* type = e.type ? e.type + (size_t)types[n] * (size_t)C : NULL;
-        for (int c = 0; c < C; c++) y[c] = word[c] + position[c];
-        for (int c = 0; type && c < C; c++) y[c] += type[c];
+        embedding_row(y, tokens, types, e, s, n, C);
         if (dropout.threshold) embedding_drop(y, dropout, s, n, 0, C);
+    }
+    scope_close(&scope);
+}
+
+static inline void embedding_layernorm_forward(floatX* x, floatX* e, Moments stats, const int* tokens, const int* types,
+                                               EmbeddingNorm layer, const Sequences* s, int C, Context* ctx) {
+    int N = s->rows;
+    CHECK(N > 0 && C > 0);
+    Scope scope = scope_open(ctx, "embedding_layernorm_forward", EMBEDDING_LAYERNORM_FORWARD_FLOPS(N, C),
+                             EMBEDDING_LAYERNORM_FORWARD_BYTES(N, C), "N=%d C=%d", N, C);
+#pragma omp parallel for schedule(static)
+    for (int n = 0; n < N; n++) {
+        size_t row = (size_t)n * (size_t)C;
+        embedding_row(e + row, tokens, types, layer.tables, s, n, C);
+        normalise_row(x + row, stats.mean + n, stats.rstd + n, e + row, layer.norm, (size_t)C, layer.eps);
+        if (layer.dropout.threshold) embedding_drop(x + row, layer.dropout, s, n, 0, C);
     }
     scope_close(&scope);
 }
@@ -412,7 +475,7 @@ static inline void embedding_backward(EmbeddingGradients d, const floatX* dx, co
             real* position = d.position + (size_t)s->position[n] * (size_t)C + (size_t)from;
             memcpy(g, dx + (size_t)n * (size_t)C + (size_t)from, (size_t)count * sizeof *g);
             if (dropout.threshold) embedding_drop(g, dropout, s, n, from, from + count);
-            for (int c = 0; c < count; c++) word[c] += g[c];
+            for (int c = 0; c < count && tokens[n] != sizes.padding; c++) word[c] += g[c];
             for (int c = 0; c < count; c++) position[c] += g[c];
             if (!d.type) continue;
             real* type = d.type + (size_t)types[n] * (size_t)C + (size_t)from;

@@ -6,13 +6,17 @@
  *                      with u = (x - mean) * rstd and e = dy * w, averages over the row's channels:
  *                      dx = rstd * (e - average(e) - u * average(e * u)),  dw = sum of dy * u,  db = sum of dy
  *
- * The backward pass of the residual form is this one with x = r, then dropout_backward for the branch.
- * With SET, dx may be dy.
+ *   residual backward  the same with x = r for dx; dbranch [N, C] = dropout'(dx), the gradient of the branch's
+ *                      output, which is dx itself where nothing is dropped; dbias [C] SET or ADD, its column sums:
+ *                      the gradient of the bias of the linear layer that made the branch's output
  *
- * dtypes     x, y, r, w, b, dx, dy floatX; mean, rstd and the gradients d real.
- * numerics   sums of a row in real, in LAYERNORM_LANES interleaved partial sums, so that neither threads nor
+ * With SET, dx may be dy; dbranch may be dy.
+ *
+ * dtypes     x, y, r, w, b, dx, dy, dbranch floatX; mean, rstd, the gradients d and dbias real.
+ * numerics   sums of a row in real, in NORMALISE_LANES interleaved partial sums, so that neither threads nor
  *            vector width change a bit; the variance is the population's, in a second pass over the row (no
- *            cancellation for a large mean). d.w and d.b: sums in real over LAYERNORM_BLOCK rows, those in double.
+ *            cancellation for a large mean). d.w, d.b and dbias: sums in real over LAYERNORM_BLOCK rows, those in
+ *            double; dbias sums what dbranch, or dx, is before it is rounded to floatX.
  *            On the GPU the partial sums are the threads' and meet in a butterfly; all sums are fp32, and r is
  *            normalised as it is stored, rounded to floatX.
  * source     Ba, Kiros and Hinton, arXiv 1607.06450. */
@@ -20,13 +24,21 @@
 #define LLMC_LAYERNORM_H
 
 #include "../device/dropout_mask.h"
+#include "../device/normalise.h"
 #include "../device/scope.h"
 
 typedef struct {
     int N, C;
 } Rows;
 
-#define LAYERNORM_LANES 16
+// Where the gradient of r = x + dropout(branch) goes.
+typedef struct {
+    floatX* dx;       // of x
+    floatX* dbranch;  // of the branch's output; left alone where dropout is off: then it is dx
+    real* dbias;      // column sums of the branch's; NULL: not wanted
+    Dropout dropout;  // the forward pass's
+} ResidualGradient;
+
 #define LAYERNORM_BLOCK 32
 #define LAYERNORM_COLUMNS 64
 
@@ -37,6 +49,10 @@ typedef struct {
 #define LAYERNORM_BACKWARD_FLOPS(N, C) (15.0 * (N) * (C))
 #define LAYERNORM_BACKWARD_BYTES(N, C, dx_mode)                                                                        \
     ((((dx_mode) == ADD ? 4.0 : 3.0) * (N) + 3.0) * (C) * sizeof(floatX) + 2.0 * (N) * sizeof(real))
+// `dropped`: 1 where dropout is on.
+#define RESIDUAL_LAYERNORM_BACKWARD_FLOPS(N, C, dropped) ((16.0 + (dropped)) * (N) * (C))
+#define RESIDUAL_LAYERNORM_BACKWARD_BYTES(N, C, dx_mode, dropped)                                                      \
+    (LAYERNORM_BACKWARD_BYTES(N, C, dx_mode) + (double)(dropped) * (N) * (C) * sizeof(floatX))
 
 // ---------------------------------------------------------------------------------------------------------
 // Reference
@@ -96,39 +112,27 @@ static inline void layernorm_backward_ref(real* dx, real* dw, real* db, const re
     }
 }
 
+// What residual_layernorm_backward does beyond layernorm_backward, from the dx that that has made.
+static inline void residual_gradient_ref(real* dbranch, real* dbias, const real* dx, Rows size, Dropout dropout,
+                                         Mode d_mode) {
+    const Sequences* s = dropout.sequences;
+    for (int c = 0; c < size.C; c++) {
+        double sum = d_mode == ADD ? dbias[c] : 0;
+        for (int n = 0; n < size.N; n++) {
+            size_t i = (size_t)n * (size_t)size.C + (size_t)c;
+            double d = dx[i] * dropout_factor_ref(dropout, s->sequence[n], s->position[n], c);
+            dbranch[i] = (real)d;
+            sum += d;
+        }
+        dbias[c] = (real)sum;
+    }
+}
+
 #ifdef __CUDACC__
 #include "layernorm_kernels.cuh"
 #else
 // ---------------------------------------------------------------------------------------------------------
 // CPU
-
-static inline real layernorm_lanes_sum(const real* lane) {
-    real sum = 0;
-    for (int k = 0; k < LAYERNORM_LANES; k++) sum += lane[k];
-    return sum;
-}
-
-// Normalise one row of C elements.
-static inline void layernorm_row(floatX* y, real* mean, real* rstd, const floatX* x, Affine p, size_t C, real eps) {
-    real sums[LAYERNORM_LANES] = {0}, squares[LAYERNORM_LANES] = {0};
-    size_t whole = C / LAYERNORM_LANES * LAYERNORM_LANES;
-    for (size_t c = 0; c < whole; c += LAYERNORM_LANES) {
-#pragma omp simd
-        for (size_t k = 0; k < LAYERNORM_LANES; k++) sums[k] += x[c + k];
-    }
-    for (size_t c = whole; c < C; c++) sums[c - whole] += x[c];
-    real average = layernorm_lanes_sum(sums) / (real)C;
-    for (size_t c = 0; c < whole; c += LAYERNORM_LANES) {
-#pragma omp simd
-        for (size_t k = 0; k < LAYERNORM_LANES; k++) squares[k] += (x[c + k] - average) * (x[c + k] - average);
-    }
-    for (size_t c = whole; c < C; c++) squares[c - whole] += (x[c] - average) * (x[c] - average);
-    real scale = (real)(1 / sqrt((double)(layernorm_lanes_sum(squares) / (real)C) + (double)eps));
-#pragma omp simd
-    for (size_t c = 0; c < C; c++) y[c] = (x[c] - average) * scale * p.w[c] + p.b[c];
-    *mean = average;
-    *rstd = scale;
-}
 
 static inline void layernorm_forward(floatX* y, Moments stats, const floatX* x, Affine p, int N, int C, real eps,
                                      Context* ctx) {
@@ -138,7 +142,7 @@ static inline void layernorm_forward(floatX* y, Moments stats, const floatX* x, 
     size_t row = (size_t)C;
 #pragma omp parallel for schedule(static)
     for (int n = 0; n < N; n++)
-        layernorm_row(y + (size_t)n * row, stats.mean + n, stats.rstd + n, x + (size_t)n * row, p, row, eps);
+        normalise_row(y + (size_t)n * row, stats.mean + n, stats.rstd + n, x + (size_t)n * row, p, row, eps);
     scope_close(&scope);
 }
 
@@ -161,7 +165,7 @@ static inline void residual_layernorm_forward(floatX* y, floatX* r, Moments stat
 #pragma omp simd
             for (int i = 0; i < width; i++) to[i] = from[i] + to[i] * factor[i];
         }
-        layernorm_row(y + row, stats.mean + n, stats.rstd + n, r + row, p, (size_t)C, eps);
+        normalise_row(y + row, stats.mean + n, stats.rstd + n, r + row, p, (size_t)C, eps);
     }
     scope_close(&scope);
 }
@@ -169,11 +173,11 @@ static inline void residual_layernorm_forward(floatX* y, floatX* r, Moments stat
 // One row's dx; its share of the weight's and bias's gradients is added to dw and db.
 static inline void layernorm_backward_row(floatX* dx, real* dw, real* db, const floatX* dy, const floatX* x, real mean,
                                           real rstd, const floatX* w, size_t C, Mode dx_mode) {
-    real sums[LAYERNORM_LANES] = {0}, products[LAYERNORM_LANES] = {0};
-    size_t whole = C / LAYERNORM_LANES * LAYERNORM_LANES;
-    for (size_t c = 0; c < whole; c += LAYERNORM_LANES) {
+    real sums[NORMALISE_LANES] = {0}, products[NORMALISE_LANES] = {0};
+    size_t whole = C / NORMALISE_LANES * NORMALISE_LANES;
+    for (size_t c = 0; c < whole; c += NORMALISE_LANES) {
 #pragma omp simd
-        for (size_t k = 0; k < LAYERNORM_LANES; k++) {
+        for (size_t k = 0; k < NORMALISE_LANES; k++) {
             real e = dy[c + k] * w[c + k];
             sums[k] += e;
             products[k] += e * ((x[c + k] - mean) * rstd);
@@ -184,7 +188,7 @@ static inline void layernorm_backward_row(floatX* dx, real* dw, real* db, const 
         sums[c - whole] += e;
         products[c - whole] += e * ((x[c] - mean) * rstd);
     }
-    real average = layernorm_lanes_sum(sums) / (real)C, slope = layernorm_lanes_sum(products) / (real)C;
+    real average = normalise_lanes_sum(sums) / (real)C, slope = normalise_lanes_sum(products) / (real)C;
 #pragma omp simd
     for (size_t c = 0; c < C; c++) {
         real u = (x[c] - mean) * rstd, g = dy[c];
@@ -195,38 +199,92 @@ static inline void layernorm_backward_row(floatX* dx, real* dw, real* db, const 
     }
 }
 
-static inline void layernorm_backward(floatX* dx, AffineGradient d, const floatX* dy, const floatX* x, Moments stats,
-                                      const floatX* w, Rows size, Mode dx_mode, Mode d_mode, Context* ctx) {
-    CHECK(size.N > 0 && size.C > 0);
-    size_t N = (size_t)size.N, C = (size_t)size.C, blocks = (N + LAYERNORM_BLOCK - 1) / LAYERNORM_BLOCK;
-    Scope scope = scope_open(ctx, "layernorm_backward", LAYERNORM_BACKWARD_FLOPS(size.N, size.C),
-                             LAYERNORM_BACKWARD_BYTES(size.N, size.C, dx_mode), "N=%d C=%d", size.N, size.C);
-    real* partial = (real*)device_scratch(ctx, blocks * 2 * C * sizeof(real));  // dw, db of each block of rows
-#pragma omp parallel for schedule(static)
-    for (size_t b = 0; b < blocks; b++) {
-        real* dw = partial + 2 * C * b;
-        memset(dw, 0, 2 * C * sizeof(real));
-        for (size_t n = b * LAYERNORM_BLOCK; n < min_size(N, (b + 1) * LAYERNORM_BLOCK); n++)
-            layernorm_backward_row(dx + n * C, dw, dw + C, dy + n * C, x + n * C, stats.mean[n], stats.rstd[n], w, C,
-                                   dx_mode);
+// One row's share of dbias, and its dbranch where something is dropped.
+static inline void residual_gradient_row(real* dbias, floatX* dbranch, const floatX* dx, int n, int C,
+                                         Dropout dropout) {
+    if (dropout.threshold == 0) {
+#pragma omp simd
+        for (int c = 0; c < C; c++) dbias[c] += dx[c];
+        return;
     }
+    for (int start = 0; start < C; start += DROPOUT_TILE) {
+        real factor[DROPOUT_TILE];
+        int width = min_int(DROPOUT_TILE, C - start);
+        dropout_factors(factor, dropout, dropout.sequences->sequence[n], dropout.sequences->position[n], start);
+#pragma omp simd
+        for (int i = 0; i < width; i++) {
+            dbranch[start + i] = dx[start + i] * factor[i];
+            dbias[start + i] += dbranch[start + i];
+        }
+    }
+}
+
+// out [C] (SET or ADD) = the sums over blocks of their partial sums, which are `stride` apart; NULL: not wanted.
+static inline void layernorm_add_blocks(real* out, const real* partial, size_t blocks, size_t stride, size_t C,
+                                        Mode mode) {
+    if (!out) return;
 #pragma omp parallel for schedule(static)
     for (size_t start = 0; start < C; start += LAYERNORM_COLUMNS) {
-        double weight[LAYERNORM_COLUMNS] = {0}, bias[LAYERNORM_COLUMNS] = {0};
+        double sum[LAYERNORM_COLUMNS] = {0};
         size_t width = min_size(LAYERNORM_COLUMNS, C - start);
-        for (size_t b = 0; b < blocks; b++) {
-            const real* dw = partial + 2 * C * b + start;
-            for (size_t c = 0; c < width; c++) weight[c] += (double)dw[c];
-            for (size_t c = 0; c < width; c++) bias[c] += (double)dw[C + c];
-        }
+        for (size_t b = 0; b < blocks; b++)
+            for (size_t c = 0; c < width; c++) sum[c] += (double)partial[stride * b + start + c];
         for (size_t c = 0; c < width; c++) {
-            real *dw = d.w + start + c, *db = d.b + start + c;
-            *dw = (floatX)(d_mode == ADD ? (double)*dw + weight[c] : weight[c]);
-            *db = (floatX)(d_mode == ADD ? (double)*db + bias[c] : bias[c]);
+            real* to = out + start + c;
+            *to = (real)(mode == ADD ? (double)*to + sum[c] : sum[c]);
         }
     }
-    scope_close(&scope);
+}
+
+static inline void layernorm_backward_any(ResidualGradient r, AffineGradient d, const floatX* dy, const floatX* x,
+                                          Moments stats, const floatX* w, Rows size, Mode dx_mode, Mode d_mode,
+                                          Context* ctx) {
+    CHECK(size.N > 0 && size.C > 0);
+    int dropped = r.dropout.threshold != 0, branched = dropped || r.dbias;
+    size_t N = (size_t)size.N, C = (size_t)size.C, blocks = (N + LAYERNORM_BLOCK - 1) / LAYERNORM_BLOCK;
+    size_t stride = (branched ? 3 : 2) * C;
+    real* partial = (real*)device_scratch(ctx, blocks * stride * sizeof(real));  // dw, db, dbias of each block of rows
+#pragma omp parallel for schedule(static)
+    for (size_t b = 0; b < blocks; b++) {
+        real* dw = partial + stride * b;
+        memset(dw, 0, stride * sizeof(real));
+        for (size_t n = b * LAYERNORM_BLOCK; n < min_size(N, (b + 1) * LAYERNORM_BLOCK); n++) {
+            layernorm_backward_row(r.dx + n * C, dw, dw + C, dy + n * C, x + n * C, stats.mean[n], stats.rstd[n], w, C,
+                                   dx_mode);
+            if (branched)
+                residual_gradient_row(dw + 2 * C, dropped ? r.dbranch + n * C : NULL, r.dx + n * C, (int)n, size.C,
+                                      r.dropout);
+        }
+    }
+    layernorm_add_blocks(d.w, partial, blocks, stride, C, d_mode);
+    layernorm_add_blocks(d.b, partial + C, blocks, stride, C, d_mode);
+    if (branched) layernorm_add_blocks(r.dbias, partial + 2 * C, blocks, stride, C, d_mode);
 }
 
 #endif
+
+// ---------------------------------------------------------------------------------------------------------
+// Both
+
+static inline void layernorm_backward(floatX* dx, AffineGradient d, const floatX* dy, const floatX* x, Moments stats,
+                                      const floatX* w, Rows size, Mode dx_mode, Mode d_mode, Context* ctx) {
+    Scope scope = scope_open(ctx, "layernorm_backward", LAYERNORM_BACKWARD_FLOPS(size.N, size.C),
+                             LAYERNORM_BACKWARD_BYTES(size.N, size.C, dx_mode), "N=%d C=%d", size.N, size.C);
+    ResidualGradient r = {dx, NULL, NULL, dropout_none(NULL)};
+    layernorm_backward_any(r, d, dy, x, stats, w, size, dx_mode, d_mode, ctx);
+    scope_close(&scope);
+}
+
+static inline void residual_layernorm_backward(ResidualGradient r, AffineGradient d, const floatX* dy, const floatX* x,
+                                               Moments stats, const floatX* w, Rows size, Mode dx_mode, Mode d_mode,
+                                               Context* ctx) {
+    int dropped = r.dropout.threshold != 0;
+    CHECK(!dropped || r.dropout.sequences->rows == size.N);
+    Scope scope =
+        scope_open(ctx, "residual_layernorm_backward", RESIDUAL_LAYERNORM_BACKWARD_FLOPS(size.N, size.C, dropped),
+                   RESIDUAL_LAYERNORM_BACKWARD_BYTES(size.N, size.C, dx_mode, dropped), "N=%d C=%d", size.N, size.C);
+    layernorm_backward_any(r, d, dy, x, stats, w, size, dx_mode, d_mode, ctx);
+    scope_close(&scope);
+}
+
 #endif

@@ -11,6 +11,13 @@
 
 #ifdef __CUDACC__
 
+// 800 for sm_80; 0 where host code is compiled.
+#ifdef __CUDA_ARCH__
+#define LAYERNORM_ARCH __CUDA_ARCH__
+#else
+#define LAYERNORM_ARCH 0
+#endif
+
 // As many channels as the threads' registers hold.
 static inline void layernorm_check_size(int N, int C) {
     CHECK(N > 0 && C > 0);
@@ -22,24 +29,6 @@ static inline void layernorm_check_size(int N, int C) {
 
 // What goes before the normalisation.
 typedef enum { LAYERNORM_ALONE, LAYERNORM_RESIDUAL, LAYERNORM_RESIDUAL_DROPOUT } LayernormBranch;
-
-// The sum of both over the threads of a team; `turn` alternates between 0 and 1 from call to call.
-template <int TEAM> __device__ inline float2 layernorm_team_sum(float2 x, int turn) {
-    x.x = warp_sum(x.x);
-    x.y = warp_sum(x.y);
-    if constexpr (TEAM > WARP) {
-        __shared__ float2 partial[2][TEAM / WARP];  // two, so that one barrier a call is enough
-        if (threadIdx.x % WARP == 0) partial[turn][threadIdx.x / WARP] = x;
-        __syncthreads();
-        x = make_float2(0, 0);
-#pragma unroll
-        for (int i = 0; i < TEAM / WARP; i++) {
-            x.x += partial[turn][i].x;
-            x.y += partial[turn][i].y;
-        }
-    }
-    return x;
-}
 
 typedef struct {
     floatX *y, *r;
@@ -53,9 +42,17 @@ typedef struct {
 
 HOST_DEVICE static constexpr int layernorm_forward_threads(int team) { return team == WARP ? 256 : team; }
 
+// Blocks that a multiprocessor is meant to hold; 0: as ptxas thinks best. On sm_80 it aims at 64 registers where 80 are
+// needed, and spills.
+HOST_DEVICE static constexpr int layernorm_forward_residents(int W, int E, int team, LayernormBranch branch) {
+    int tight = LAYERNORM_ARCH < 900 && branch == LAYERNORM_RESIDUAL_DROPOUT && W == 8 && E == 32;
+    return tight ? 768 / layernorm_forward_threads(team) : 0;
+}
+
 // One team for a row.
 template <int W, int E, int TEAM, LayernormBranch BRANCH>
-__global__ void __launch_bounds__(layernorm_forward_threads(TEAM)) layernorm_forward_kernel(LayernormForward a) {
+__global__ void __launch_bounds__(layernorm_forward_threads(TEAM), layernorm_forward_residents(W, E, TEAM, BRANCH))
+    layernorm_forward_kernel(LayernormForward a) {
     constexpr int VECTORS = E / W;
     int row = (int)(blockIdx.x * (blockDim.x / TEAM) + threadIdx.x / TEAM), first = (int)(threadIdx.x % TEAM) * W;
     if (row >= a.N) return;  // a warp as a whole: a team that is a block always has a row
@@ -87,7 +84,7 @@ __global__ void __launch_bounds__(layernorm_forward_threads(TEAM)) layernorm_for
 #pragma unroll
         for (int k = 0; k < W; k++) sum += v[i * W + k];  // 0 beyond the row
     }
-    float mean = layernorm_team_sum<TEAM>(make_float2(sum, 0), 0).x * a.inverse_C;
+    float mean = team_sum<TEAM>(make_float2(sum, 0), 0).x * a.inverse_C;
 #pragma unroll
     for (int i = 0; i < VECTORS; i++)
 #pragma unroll
@@ -95,7 +92,7 @@ __global__ void __launch_bounds__(layernorm_forward_threads(TEAM)) layernorm_for
             float d = first + i * TEAM * W < a.C ? v[i * W + k] - mean : 0;
             squares += d * d;
         }
-    float rstd = rsqrtf(layernorm_team_sum<TEAM>(make_float2(squares, 0), 1).x * a.inverse_C + a.eps);
+    float rstd = rsqrtf(team_sum<TEAM>(make_float2(squares, 0), 1).x * a.inverse_C + a.eps);
 #pragma unroll
     for (int i = 0; i < VECTORS; i++) {
         int c = first + i * TEAM * W;
@@ -156,36 +153,77 @@ static inline void residual_layernorm_forward(floatX* y, floatX* r, Moments stat
 }
 
 typedef struct {
-    floatX* dx;
-    float* partial;  // [blocks, 2, C]: what each block's rows add to d.w and d.b
+    floatX *dx, *dbranch;
+    float* partial;  // [blocks, layernorm_sums(branch), C]: what each block's rows add to d.w, d.b and dbias
     const floatX *dy, *x;
     Moments stats;
     const floatX* w;
     int N, C;
+    DropoutRows dropout;
 } LayernormBackward;
+
+HOST_DEVICE static constexpr int layernorm_sums(LayernormBranch branch) { return branch == LAYERNORM_ALONE ? 2 : 3; }
+
+// How many of them lie in shared memory: dbias, and d.b too where drawing the masks takes registers.
+HOST_DEVICE static constexpr int layernorm_shared_sums(LayernormBranch branch) { return (int)branch; }
+static_assert(LAYERNORM_ALONE == 0 && LAYERNORM_RESIDUAL == 1 && LAYERNORM_RESIDUAL_DROPOUT == 2, "they count sums");
 
 // Blocks that a multiprocessor is meant to hold, which bounds a thread's registers: two sums for each of E channels, and
 // what is kept of a row.
 HOST_DEVICE static constexpr int layernorm_backward_threads(int team) { return team == WARP ? 128 : team; }
-HOST_DEVICE static constexpr int layernorm_backward_residents(int E, int team) {
+HOST_DEVICE static constexpr int layernorm_backward_residents(int E, int team, LayernormBranch branch) {
+    if (branch == LAYERNORM_RESIDUAL_DROPOUT && team == WARP) return E <= 8 ? 5 : sizeof(floatX) > 2 ? 2 : 3;
+    if (branch == LAYERNORM_RESIDUAL_DROPOUT) return E <= 8 ? 768 / team : E <= 16 ? 512 / team : 1;
     if (team == WARP) return E <= 8 ? 6 : sizeof(floatX) > 2 ? 2 : E <= 24 ? 4 : 3;
     if (E <= 8) return 1024 / team;
     return E <= 16 ? (sizeof(floatX) > 2 ? 2 : 3) : 1;
 }
 
+// Whether a row is read a second time, because it does not fit into the registers.
+HOST_DEVICE static constexpr int layernorm_backward_rereads(int E, int team, LayernormBranch branch) {
+    return branch == LAYERNORM_RESIDUAL_DROPOUT && team > WARP && E * team > 4096;
+}
+
+// Whether loads must stay below a fence. On sm_100 ptxas moves those of a whole row up where a thread has many channels,
+// and spills; everywhere it does so with what the masks are drawn from.
+HOST_DEVICE static constexpr int layernorm_backward_fenced(int E, int team, LayernormBranch branch) {
+    int dropped = branch == LAYERNORM_RESIDUAL_DROPOUT;
+    return team > WARP && (dropped || (LAYERNORM_ARCH >= 1000 && E > 8));
+}
+
+// A thread's sums in shared memory lie in groups of up to four (G) that are read and written as one; the same group of
+// all threads lies side by side.
+template <int G> __device__ inline void layernorm_add_group(float* sums, const float* d) {
+    if constexpr (G == 4) {
+        float4 sum = *(const float4*)sums;
+        *(float4*)sums = make_float4(sum.x + d[0], sum.y + d[1], sum.z + d[2], sum.w + d[3]);
+    } else {
+        *sums += *d;
+    }
+    static_assert(G == 4 || G == 1, "four or one");
+}
+
 // As many blocks as run at a time; their teams take rows in turn and keep the sums for d.w and d.b of all of them in
-// registers.
-template <int W, int E, int TEAM, Mode DX_MODE>
-__global__ void __launch_bounds__(layernorm_backward_threads(TEAM), layernorm_backward_residents(E, TEAM))
+// registers, as long as there are any left, and the others in shared memory.
+template <int W, int E, int TEAM, Mode DX_MODE, LayernormBranch BRANCH>
+__global__ void __launch_bounds__(layernorm_backward_threads(TEAM), layernorm_backward_residents(E, TEAM, BRANCH))
     layernorm_backward_kernel(LayernormBackward a) {
+    constexpr int THREADS = layernorm_backward_threads(TEAM), G = W < 4 ? 1 : 4;
     constexpr int VECTORS = E / W, TEAMS = layernorm_backward_threads(TEAM) / TEAM;
     constexpr int EARLY = TEAM == WARP;  // blocks have no registers left for more than dy and x
+    constexpr int REREAD = layernorm_backward_rereads(E, TEAM, BRANCH);
+    constexpr int FENCED = layernorm_backward_fenced(E, TEAM, BRANCH);
+    constexpr int SHARED_SUMS = layernorm_shared_sums(BRANCH), SHARED_DB = SHARED_SUMS > 1;
+    extern __shared__ float4 layernorm_shared[];  // [SHARED_SUMS][E / G][THREADS][G]
+    float* shared_sums = (float*)layernorm_shared;
     int team = (int)threadIdx.x / TEAM, first = (int)(threadIdx.x % TEAM) * W, turn = 0;
     Vector<floatX, W> kept[VECTORS] = {};
-    float dw[E] = {}, db[E] = {};
+    float dw[E] = {}, db[SHARED_DB ? 1 : E] = {};
 #pragma unroll
     for (int i = 0; i < VECTORS; i++)
         if (EARLY && first + i * TEAM * W < a.C) kept[i] = load_vector<W>(a.w + first + i * TEAM * W);
+    for (int e = 0; e < SHARED_SUMS * E; e++) shared_sums[e * THREADS + (int)threadIdx.x] = 0;
+    if (SHARED_SUMS > 0) __syncthreads();
     for (unsigned row = blockIdx.x * TEAMS + team; row < (unsigned)a.N; row += gridDim.x * TEAMS) {
         size_t start = (size_t)row * (size_t)a.C;
         Vector<floatX, W> x[VECTORS] = {}, dy[VECTORS] = {}, old[VECTORS] = {};
@@ -213,10 +251,13 @@ __global__ void __launch_bounds__(layernorm_backward_threads(TEAM), layernorm_ba
                 sums.x += e;
                 sums.y += e * u[k];
                 dw[i * W + k] += g[k] * u[k];
-                db[i * W + k] += g[k];
+                if constexpr (!SHARED_DB) db[i * W + k] += g[k];
             }
+#pragma unroll
+            for (int k = 0; k < W && SHARED_DB; k += G)
+                layernorm_add_group<G>(shared_sums + ((E + i * W + k) * THREADS + (int)threadIdx.x * G), g + k);
         }
-        sums = layernorm_team_sum<TEAM>(sums, turn);
+        sums = team_sum<TEAM>(sums, turn);
 #pragma unroll
         for (int i = 0; i < VECTORS; i++) {
             keep_packed(&x[i]);
@@ -227,12 +268,16 @@ __global__ void __launch_bounds__(layernorm_backward_threads(TEAM), layernorm_ba
         // Divided, not multiplied by 1 / C: the division's rare path ends a basic block, and ptxas does not keep floats
         // across it either. Without that the kernel for 768 channels spills 300 bytes.
         float average = sums.x / (float)a.C, slope = sums.y / (float)a.C;
+        DropoutPlace place = {0, 0};
+        if (BRANCH == LAYERNORM_RESIDUAL_DROPOUT) place = dropout_place(a.dropout, (int)row);
 #pragma unroll
         for (int i = 0; i < VECTORS; i++) {
             int c = first + i * TEAM * W;
             if (c >= a.C) break;
             float d[W], u[W], weight[W], sum[W];
             Vector<floatX, W> w = kept[i];
+            if (FENCED) __syncwarp(__activemask());
+            if (REREAD) dy[i] = load_vector<W>(a.dy + start + c), x[i] = load_vector<W>(a.x + start + c);
             if (!EARLY) w = load_vector<W>(a.w + c);
             if (!EARLY && DX_MODE == ADD) old[i] = load_vector<W>(a.dx + start + c);
             to_floats(d, dy[i]);
@@ -245,25 +290,32 @@ __global__ void __launch_bounds__(layernorm_backward_threads(TEAM), layernorm_ba
                 if (DX_MODE == ADD) d[k] += sum[k];
             }
             store_vector(a.dx + start + c, from_floats<floatX, W>(d));
+            if constexpr (BRANCH == LAYERNORM_RESIDUAL_DROPOUT) {
+                dropout_multiply<W>(d, a.dropout.dropout, place, c);
+                store_vector(a.dbranch + start + c, from_floats<floatX, W>(d));
+            }
+#pragma unroll
+            for (int k = 0; k < W && SHARED_SUMS > 0; k += G)
+                layernorm_add_group<G>(shared_sums + ((i * W + k) * THREADS + (int)threadIdx.x * G), d + k);
         }
     }
     // The block's teams, one after the other, then its share of the partial sums.
-    float *weight = a.partial + (size_t)blockIdx.x * 2 * (size_t)a.C, *bias = weight + a.C;
+    float *weight = a.partial + (size_t)blockIdx.x * layernorm_sums(BRANCH) * (size_t)a.C, *bias = weight + a.C;
     if constexpr (TEAMS > 1) {
-        __shared__ float shared[2][E][WARP];  // [e][lane], so that lanes use different banks
+        __shared__ float shared[SHARED_DB ? 1 : 2][E][WARP];  // [e][lane], so that lanes use different banks
         int lane = (int)threadIdx.x % WARP;
         for (int t = 0; t < TEAMS; t++) {
 #pragma unroll
             for (int e = 0; e < E && team == t; e++) {
                 shared[0][e][lane] = t ? shared[0][e][lane] + dw[e] : dw[e];
-                shared[1][e][lane] = t ? shared[1][e][lane] + db[e] : db[e];
+                if constexpr (!SHARED_DB) shared[1][e][lane] = t ? shared[1][e][lane] + db[e] : db[e];
             }
             __syncthreads();
         }
         for (int c = (int)threadIdx.x; c < a.C; c += (int)blockDim.x) {
             int e = c / (WARP * W) * W + c % W, owner = c % (WARP * W) / W;
             weight[c] = shared[0][e][owner];
-            bias[c] = shared[1][e][owner];
+            if constexpr (!SHARED_DB) bias[c] = shared[1][e][owner];
         }
     } else {
 #pragma unroll
@@ -271,74 +323,95 @@ __global__ void __launch_bounds__(layernorm_backward_threads(TEAM), layernorm_ba
             int c = first + e / W * TEAM * W + e % W;
             if (c >= a.C) continue;
             weight[c] = dw[e];
-            bias[c] = db[e];
+            if constexpr (!SHARED_DB) bias[c] = db[e];
         }
     }
+    if (SHARED_SUMS > 0) __syncthreads();
+    for (int s = 0; s < SHARED_SUMS; s++)  // dbias, d.b
+        for (int c = (int)threadIdx.x; c < a.C; c += THREADS) {
+            int e = s * E + c / (TEAM * W) * W + c % W / G * G, owner = c % (TEAM * W) / W;
+            float sum = 0;
+            for (int t = 0; t < TEAMS; t++) sum += shared_sums[e * THREADS + (t * TEAM + owner) * G + c % G];
+            bias[(1 - s) * a.C + c] = sum;
+        }
 }
 
 enum { LAYERNORM_SLICES = 16 };
 
 // One block of 32 x LAYERNORM_SLICES threads for 32 columns of partial [blocks, columns]: the first C are d.w's, the
-// others d.b's.
+// next d.b's, and the last, if there are any, dbias's.
 template <Mode D_MODE>
-__global__ void layernorm_backward_sum_kernel(AffineGradient d, const float* partial, int blocks, int C) {
+__global__ void layernorm_backward_sum_kernel(AffineGradient d, real* dbias, const float* partial, int blocks, int C,
+                                              int columns) {
     __shared__ float slices[LAYERNORM_SLICES][WARP];
     int column = (int)blockIdx.x * WARP + (int)threadIdx.x;
     float sum = 0;
-    if (column < 2 * C) {
+    if (column < columns) {
 #pragma unroll 8
-        for (int b = (int)threadIdx.y; b < blocks; b += LAYERNORM_SLICES) sum += partial[(size_t)b * 2 * C + column];
+        for (int b = (int)threadIdx.y; b < blocks; b += LAYERNORM_SLICES) sum += partial[(size_t)b * columns + column];
     }
     slices[threadIdx.y][threadIdx.x] = sum;
     __syncthreads();
-    if (threadIdx.y > 0 || column >= 2 * C) return;
+    if (threadIdx.y > 0 || column >= columns || (column >= 2 * C && !dbias)) return;
     for (int i = 1; i < LAYERNORM_SLICES; i++) sum += slices[i][threadIdx.x];
-    real* to = column < C ? d.w + column : d.b + (column - C);
+    real* to = column < C ? d.w + column : column < 2 * C ? d.b + (column - C) : dbias + (column - 2 * C);
     *to = D_MODE == ADD ? *to + sum : sum;
 }
 
 // Launch the first kernel; the number of its blocks.
-template <int W, int E, int TEAM>
+template <LayernormBranch BRANCH, int W, int E, int TEAM>
 static inline int layernorm_backward_start(LayernormBackward a, Mode dx_mode, Context* ctx) {
     constexpr int threads = layernorm_backward_threads(TEAM), teams = threads / TEAM;
-    int most = ctx->multiprocessors * layernorm_backward_residents(E, TEAM);
+    constexpr int shared = layernorm_shared_sums(BRANCH) * threads * E * (int)sizeof(float);
+    int most = ctx->multiprocessors * layernorm_backward_residents(E, TEAM, BRANCH);
     int blocks = min_int(most, (a.N + teams - 1) / teams);
-    a.partial = (float*)device_scratch(ctx, (size_t)blocks * 2 * (size_t)a.C * sizeof(float));
-    if (dx_mode == SET) layernorm_backward_kernel<W, E, TEAM, SET><<<blocks, threads, 0, ctx->stream>>>(a);
-    else layernorm_backward_kernel<W, E, TEAM, ADD><<<blocks, threads, 0, ctx->stream>>>(a);
+    size_t partials = (size_t)blocks * layernorm_sums(BRANCH) * (size_t)a.C;
+    void (*kernel)(LayernormBackward) = dx_mode == SET ? layernorm_backward_kernel<W, E, TEAM, SET, BRANCH>
+                                                       : layernorm_backward_kernel<W, E, TEAM, ADD, BRANCH>;
+    a.partial = (float*)device_scratch(ctx, partials * sizeof(float));
+    if (shared > 32 << 10)  // more than every launch may have
+        cudaCheck(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared));
+    kernel<<<blocks, threads, shared, ctx->stream>>>(a);
     cudaCheck(cudaGetLastError());
     return blocks;
 }
 
-static inline int layernorm_backward_any(LayernormBackward a, Mode dx_mode, Context* ctx) {
+template <LayernormBranch BRANCH>
+static inline int layernorm_backward_choose(LayernormBackward a, Mode dx_mode, Context* ctx) {
     constexpr int W = Vector<floatX>::SIZE;
     if (!rows_are_vectors<floatX>(a.C)) {
-        if (a.C <= 8 * WARP) return layernorm_backward_start<1, 8, WARP>(a, dx_mode, ctx);
-        return layernorm_backward_start<1, 8, 1024>(a, dx_mode, ctx);
+        if (a.C <= 8 * WARP) return layernorm_backward_start<BRANCH, 1, 8, WARP>(a, dx_mode, ctx);
+        if constexpr (BRANCH == LAYERNORM_RESIDUAL_DROPOUT)
+            return layernorm_backward_start<BRANCH, 1, 16, 512>(a, dx_mode, ctx);
+        else return layernorm_backward_start<BRANCH, 1, 8, 1024>(a, dx_mode, ctx);
     }
-    if (a.C <= 8 * WARP) return layernorm_backward_start<W, 8, WARP>(a, dx_mode, ctx);
-    if (a.C <= 24 * WARP) return layernorm_backward_start<W, 24, WARP>(a, dx_mode, ctx);
-    if (a.C <= 32 * WARP) return layernorm_backward_start<W, 32, WARP>(a, dx_mode, ctx);
-    if (a.C <= 8 * 256) return layernorm_backward_start<W, 8, 256>(a, dx_mode, ctx);
-    if (a.C <= 16 * 256) return layernorm_backward_start<W, 16, 256>(a, dx_mode, ctx);
-    return layernorm_backward_start < W, 32, sizeof(floatX) == 2 ? 512 : 256 > (a, dx_mode, ctx);
+    if (a.C <= 8 * WARP) return layernorm_backward_start<BRANCH, W, 8, WARP>(a, dx_mode, ctx);
+    if (a.C <= 24 * WARP) return layernorm_backward_start<BRANCH, W, 24, WARP>(a, dx_mode, ctx);
+    if (a.C <= 32 * WARP) return layernorm_backward_start<BRANCH, W, 32, WARP>(a, dx_mode, ctx);
+    if (a.C <= 8 * 256) return layernorm_backward_start<BRANCH, W, 8, 256>(a, dx_mode, ctx);
+    if (a.C <= 16 * 256) return layernorm_backward_start<BRANCH, W, 16, 256>(a, dx_mode, ctx);
+    return layernorm_backward_start < BRANCH, W, 32, sizeof(floatX) == 2 ? 512 : 256 > (a, dx_mode, ctx);
 }
 
-static inline void layernorm_backward(floatX* dx, AffineGradient d, const floatX* dy, const floatX* x, Moments stats,
-                                      const floatX* w, Rows size, Mode dx_mode, Mode d_mode, Context* ctx) {
+static inline void layernorm_backward_any(ResidualGradient r, AffineGradient d, const floatX* dy, const floatX* x,
+                                          Moments stats, const floatX* w, Rows size, Mode dx_mode, Mode d_mode,
+                                          Context* ctx) {
+    LayernormBackward a = {r.dx, r.dbranch, NULL, dy, x, stats, w, size.N, size.C, dropout_rows(r.dropout)};
     layernorm_check_size(size.N, size.C);
-    Scope scope = scope_open(ctx, "layernorm_backward", LAYERNORM_BACKWARD_FLOPS(size.N, size.C),
-                             LAYERNORM_BACKWARD_BYTES(size.N, size.C, dx_mode), "N=%d C=%d", size.N, size.C);
-    LayernormBackward a = {dx, NULL, dy, x, stats, w, size.N, size.C};
-    int blocks = layernorm_backward_any(a, dx_mode, ctx);
+    int blocks = r.dropout.threshold ? layernorm_backward_choose<LAYERNORM_RESIDUAL_DROPOUT>(a, dx_mode, ctx)
+                 : r.dbias           ? layernorm_backward_choose<LAYERNORM_RESIDUAL>(a, dx_mode, ctx)
+                                     : layernorm_backward_choose<LAYERNORM_ALONE>(a, dx_mode, ctx);
     const float* partial = (const float*)ctx->scratch;
-    unsigned columns = blocks_for(2 * (size_t)size.C, WARP);
+    int columns = (r.dbias || r.dropout.threshold ? 3 : 2) * size.C;
     dim3 threads(WARP, LAYERNORM_SLICES);
+    unsigned grid = blocks_for((size_t)columns, WARP);
     if (d_mode == SET)
-        layernorm_backward_sum_kernel<SET><<<columns, threads, 0, ctx->stream>>>(d, partial, blocks, size.C);
-    else layernorm_backward_sum_kernel<ADD><<<columns, threads, 0, ctx->stream>>>(d, partial, blocks, size.C);
+        layernorm_backward_sum_kernel<SET>
+            <<<grid, threads, 0, ctx->stream>>>(d, r.dbias, partial, blocks, size.C, columns);
+    else
+        layernorm_backward_sum_kernel<ADD>
+            <<<grid, threads, 0, ctx->stream>>>(d, r.dbias, partial, blocks, size.C, columns);
     cudaCheck(cudaGetLastError());
-    scope_close(&scope);
 }
 
 #endif

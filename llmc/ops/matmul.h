@@ -4,6 +4,7 @@
  *   gelu forward     pre = x w^T + b,  y = gelu(pre)            both kept: the backward pass reads pre
  *   backward input   dx  (SET or ADD)  = dy w                   dy [N, OC], dx [N, IC]
  *   gelu backward    dpre = (dy w) * gelu'(pre)                 pre, dpre [N, IC]
+ *                    dbias (SET or ADD) = column sums of dpre   [IC]: of the bias that made pre; or NULL
  *   backward weight  dw  (SET or ADD)  = dy^T x,  db = column sums of dy
  *
  * All arrays floatX, row-major. N is the number of rows (tokens).
@@ -27,6 +28,12 @@
 #include "../device/scope.h"
 
 #define MATMUL_FLOPS(N, IC, OC) (2.0 * (double)(N) * (double)(IC) * (double)(OC))
+// The gradient of a bias, and how it is to be written.
+typedef struct {
+    real* b;  // NULL: not wanted
+    Mode mode;
+} BiasGradient;
+
 // Every operand once; an output that is added to is read too.
 #define MATMUL_BYTES(N, IC, OC)                                                                                        \
     (((double)(N) * (double)(IC) + (double)(OC) * (double)(IC) + (double)(N) * (double)(OC)) * sizeof(floatX))
@@ -64,6 +71,15 @@ static inline void matmul_backward_input_ref(real* dx, const real* dy, const rea
         }
 }
 
+// db [C] (SET or ADD) = the column sums of dy [N, C].
+static inline void matmul_backward_bias_ref(real* db, const real* dy, int N, int C, Mode mode) {
+    for (int c = 0; c < C; c++) {
+        double sum = mode == ADD ? db[c] : 0;
+        for (int n = 0; n < N; n++) sum += dy[(size_t)n * (size_t)C + (size_t)c];
+        db[c] = (real)sum;
+    }
+}
+
 static inline void matmul_gelu_backward_input_ref(real* dpre, const real* dy, const real* w, const real* pre, int N,
                                                   int IC, int OC, Gelu kind) {
     matmul_backward_input_ref(dpre, dy, w, N, IC, OC, SET);
@@ -80,10 +96,8 @@ static inline void matmul_backward_weight_ref(real* dw, real* db, const real* dy
                 sum += (double)dy[(size_t)n * (size_t)OC + (size_t)o] * x[(size_t)n * (size_t)IC + (size_t)i];
             dw[at] = (real)(mode == ADD ? dw[at] + sum : sum);
         }
-        double sum = 0;
-        for (int n = 0; n < N && db; n++) sum += dy[(size_t)n * (size_t)OC + (size_t)o];
-        if (db) db[o] = (real)(mode == ADD ? db[o] + sum : sum);
     }
+    if (db) matmul_backward_bias_ref(db, dy, N, OC, mode);
 }
 
 #ifndef __CUDACC__
@@ -443,14 +457,29 @@ static inline void matmul_backward_input(floatX* dx, const floatX* dy, const flo
     scope_close(&scope);
 }
 
-static inline void matmul_gelu_backward_input(floatX* dpre, const floatX* dy, const floatX* w, const floatX* pre, int N,
-                                              int IC, int OC, Gelu kind, Context* ctx) {
+// d.b [OC] (SET or ADD) = the column sums of dy [N, OC].
+static inline void matmul_backward_bias(BiasGradient d, const floatX* dy, int N, int OC) {
+    enum { COLUMNS = 256 };
+    if (!d.b) return;
+#pragma omp parallel for schedule(static)
+    for (int o = 0; o < OC; o += COLUMNS) {
+        double sum[COLUMNS] = {0};
+        int count = min_int(COLUMNS, OC - o);
+        for (int n = 0; n < N; n++)
+            for (int j = 0; j < count; j++) sum[j] += (double)dy[(size_t)n * (size_t)OC + (size_t)(o + j)];
+        for (int j = 0; j < count; j++) d.b[o + j] = (real)(d.mode == ADD ? d.b[o + j] + sum[j] : sum[j]);
+    }
+}
+
+static inline void matmul_gelu_backward_input(floatX* dpre, BiasGradient d, const floatX* dy, const floatX* w,
+                                              const floatX* pre, int N, int IC, int OC, Gelu kind, Context* ctx) {
     Scope scope = scope_open(ctx, "matmul_gelu_backward_input", MATMUL_FLOPS(N, IC, OC), MATMUL_BYTES(N, IC, OC),
                              "N=%d IC=%d OC=%d", N, IC, OC);
     Product r = product_backward_input(dpre, dy, w, N, IC, OC);
     r.pre = pre;
     r.kind = kind;
     product_run(&r, ctx);
+    matmul_backward_bias(d, dpre, N, IC);
     scope_close(&scope);
 }
 
@@ -468,17 +497,8 @@ static inline void matmul_backward_weight(AffineGradient d, const floatX* dy, co
     r.block_rows = matmul_block(OC, 96, TILE_ROWS), r.block_cols = matmul_block(IC, 1024, TILE_COLS);
     r.tasks_share_b = 1;
     product_run(&r, ctx);
-    if (d.b) {
-        enum { COLUMNS = 256 };
-#pragma omp parallel for schedule(static)
-        for (int o = 0; o < OC; o += COLUMNS) {
-            double sum[COLUMNS] = {0};
-            int count = min_int(COLUMNS, OC - o);
-            for (int n = 0; n < N; n++)
-                for (int j = 0; j < count; j++) sum[j] += (double)dy[(size_t)n * (size_t)OC + (size_t)(o + j)];
-            for (int j = 0; j < count; j++) d.b[o + j] = (real)(mode == ADD ? d.b[o + j] + sum[j] : sum[j]);
-        }
-    }
+    BiasGradient bias = {d.b, mode};
+    matmul_backward_bias(bias, dy, N, OC);
     scope_close(&scope);
 }
 

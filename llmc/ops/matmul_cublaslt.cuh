@@ -3,7 +3,7 @@
  * A row-major [R, C] array is a column-major C x R matrix, so no operand is ever transposed in memory:
  *
  *   forward          y  (OC x N)  = w^T x      bias, and GELU with its input stored, in the epilogue
- *   backward input   dx (IC x N)  = w dy       times gelu'(pre) in the epilogue
+ *   backward input   dx (IC x N)  = w dy       times gelu'(pre) in the epilogue, or in the kernel that sums dbias
  *   backward weight  dw (IC x OC) = x dy^T     dw in full precision; db by a kernel of matmul_epilogue.cuh
  *
  * Numerics: products of floatX accumulate in fp32 (fp32 inputs in TF32 only with ctx->tf32), and a product that is
@@ -42,23 +42,17 @@ static inline void matmul_product(MatmulKey key, const MatmulOperands* o, Contex
     matmul_run(plan, o, ctx);
 }
 
-// With GELU, or its derivative, applied to the product; in cuBLASLt's epilogue if it may be there (`fused`) and pays.
-static inline void matmul_gelu_product(MatmulKey key, const MatmulOperands* o, Gelu gelu, int fused, Context* ctx) {
+// With GELU, or its derivative, applied to the product in cuBLASLt's epilogue, if it can be there and pays. Returns whether
+// it was; else nothing was done.
+static inline int matmul_gelu_epilogue(MatmulKey key, const MatmulOperands* o, Gelu gelu, Context* ctx) {
     int aligned = matmul_d_rows(&key) % 8 == 0 && pointer_alignment(o->aux) >= 16;
-    if (fused && sizeof(floatX) == 2 && gelu == GELU_TANH && aligned) {
-        key.epilogue = key.kind != MATMUL_FORWARD ? CUBLASLT_EPILOGUE_DGELU
-                       : o->bias                  ? CUBLASLT_EPILOGUE_GELU_AUX_BIAS
-                                                  : CUBLASLT_EPILOGUE_GELU_AUX;
-        MatmulPlan* plan = matmul_plan(key, o, ctx);
-        if (plan->usable) {
-            matmul_run(plan, o, ctx);
-            return;
-        }
-    }
-    MatmulOperands plain = matmul_without_gelu(key.kind, o);
-    matmul_product(key, &plain, ctx);
-    matmul_apply_gelu((floatX*)o->d, o->aux, matmul_d_size(&key), key.kind == MATMUL_FORWARD ? FORWARD : BACKWARD, gelu,
-                      ctx);
+    if (sizeof(floatX) != 2 || gelu != GELU_TANH || !aligned) return 0;
+    key.epilogue = key.kind != MATMUL_FORWARD ? CUBLASLT_EPILOGUE_DGELU
+                   : o->bias                  ? CUBLASLT_EPILOGUE_GELU_AUX_BIAS
+                                              : CUBLASLT_EPILOGUE_GELU_AUX;
+    MatmulPlan* plan = matmul_plan(key, o, ctx);
+    if (plan->usable) matmul_run(plan, o, ctx);
+    return plan->usable;
 }
 
 static inline void matmul_forward(floatX* y, const floatX* x, Affine p, int N, int IC, int OC, Mode mode,
@@ -75,7 +69,12 @@ static inline void matmul_gelu_forward(floatX* y, floatX* pre, const floatX* x, 
     Scope scope = scope_open(ctx, "matmul_gelu_forward", MATMUL_FLOPS(N, IC, OC), MATMUL_BYTES(N, IC, OC),
                              "N=%d IC=%d OC=%d", N, IC, OC);
     MatmulOperands o = {p.w, x, y, p.b, pre};
-    matmul_gelu_product(matmul_key(MATMUL_FORWARD, N, IC, OC, SET, ctx), &o, kind, ctx->gelu_fusion >= 1, ctx);
+    MatmulKey key = matmul_key(MATMUL_FORWARD, N, IC, OC, SET, ctx);
+    if (ctx->gelu_fusion < 1 || !matmul_gelu_epilogue(key, &o, kind, ctx)) {
+        MatmulOperands plain = matmul_without_gelu(key.kind, &o);
+        matmul_product(key, &plain, ctx);
+        matmul_apply_gelu(y, pre, matmul_d_size(&key), FORWARD, kind, ctx);
+    }
     scope_close(&scope);
 }
 
@@ -88,12 +87,19 @@ static inline void matmul_backward_input(floatX* dx, const floatX* dy, const flo
     scope_close(&scope);
 }
 
-static inline void matmul_gelu_backward_input(floatX* dpre, const floatX* dy, const floatX* w, const floatX* pre, int N,
-                                              int IC, int OC, Gelu kind, Context* ctx) {
+static inline void matmul_gelu_backward_input(floatX* dpre, BiasGradient d, const floatX* dy, const floatX* w,
+                                              const floatX* pre, int N, int IC, int OC, Gelu kind, Context* ctx) {
     Scope scope = scope_open(ctx, "matmul_gelu_backward_input", MATMUL_FLOPS(N, IC, OC), MATMUL_BYTES(N, IC, OC),
                              "N=%d IC=%d OC=%d", N, IC, OC);
     MatmulOperands o = {w, dy, dpre, NULL, (floatX*)pre};
-    matmul_gelu_product(matmul_key(MATMUL_BACKWARD_INPUT, N, IC, OC, SET, ctx), &o, kind, ctx->gelu_fusion >= 2, ctx);
+    MatmulKey key = matmul_key(MATMUL_BACKWARD_INPUT, N, IC, OC, SET, ctx);
+    if (ctx->gelu_fusion >= 2 && matmul_gelu_epilogue(key, &o, kind, ctx)) {
+        if (d.b) matmul_backward_bias(d, dpre, N, IC, ctx);
+    } else {
+        MatmulOperands plain = matmul_without_gelu(key.kind, &o);
+        matmul_product(key, &plain, ctx);
+        matmul_gelu_backward_bias(d, dpre, pre, N, IC, kind, ctx);
+    }
     scope_close(&scope);
 }
 
@@ -103,7 +109,8 @@ static inline void matmul_backward_weight(AffineGradient d, const floatX* dy, co
                              "N=%d IC=%d OC=%d", N, IC, OC);
     MatmulOperands o = {x, dy, d.w, NULL, NULL};
     matmul_product(matmul_key(MATMUL_BACKWARD_WEIGHT, N, IC, OC, mode, ctx), &o, ctx);
-    if (d.b) matmul_backward_bias(d.b, dy, N, OC, mode, ctx);
+    BiasGradient bias = {d.b, mode};
+    if (d.b) matmul_backward_bias(bias, dy, N, OC, ctx);
     scope_close(&scope);
 }
 

@@ -67,25 +67,39 @@ static inline void matmul_add_bias(floatX* y, const floatX* b, int N, int OC, Co
     cudaCheck(cudaGetLastError());
 }
 
-// Column sums of dy [N, OC] in two kernels. The cut depends on the shape only, so the sums have the same bits anywhere.
+// Column sums of dy [N, OC] in two kernels, the first of which may make dy from a product, by GELU's derivative. The cut depends on the shape only, so the sums have the same bits anywhere.
 enum { BIAS_WARPS = 16, BIAS_BLOCKS = 256 };  // two blocks on each of an H200's 132 multiprocessors
 
-// partial [spans, OC]. Grid: x takes WARP * WIDTH columns, y takes `span` rows; a warp sums every 16th of them.
-template <int WIDTH>
+// What a row of dy is made of: it is there; or it is a product that GELU's derivative at `pre` is still to be multiplied
+// with, in place.
+typedef enum { BIAS_PLAIN, BIAS_GELU_TANH, BIAS_GELU_ERF } BiasSource;
+
+// partial [spans, OC]. Grid: x takes WARP * WIDTH columns, y takes `span` rows; a warp sums every 16th of them, as they
+// are before they are rounded.
+template <int WIDTH, BiasSource SOURCE>
 __global__ void __launch_bounds__(BIAS_WARPS* WARP, 2)
-    matmul_backward_bias_kernel(float* partial, const floatX* dy, int N, int OC, int span) {
+    matmul_backward_bias_kernel(float* partial, floatX* dy, const floatX* pre, int N, int OC, int span) {
     __shared__ float sums[BIAS_WARPS][WARP * WIDTH];
     int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
     int first = blockIdx.x * WARP * WIDTH, column = first + lane * WIDTH;
     int begin = blockIdx.y * span, end = min(N, begin + span);
     float sum[WIDTH] = {0};
     if (column < OC) {
-        const floatX* p = dy + (size_t)column;
 #pragma unroll 4
         for (int row = begin + warp; row < end; row += BIAS_WARPS) {
-            Vector<floatX, WIDTH> v = load_vector<WIDTH>(p + (size_t)row * OC);
+            size_t at = (size_t)row * OC + column;
+            float d[WIDTH];
+            to_floats(d, load_vector<WIDTH>(dy + at));
+            if constexpr (SOURCE != BIAS_PLAIN) {
+                float x[WIDTH];
+                to_floats(x, load_vector<WIDTH>(pre + at));
 #pragma unroll
-            for (int i = 0; i < WIDTH; i++) sum[i] += to_float(v.v[i]);
+                for (int i = 0; i < WIDTH; i++)
+                    d[i] *= gelu_derivative(x[i], SOURCE == BIAS_GELU_ERF ? GELU_ERF : GELU_TANH);
+                store_vector(dy + at, from_floats<floatX, WIDTH>(d));
+            }
+#pragma unroll
+            for (int i = 0; i < WIDTH; i++) sum[i] += d[i];
         }
     }
 #pragma unroll
@@ -117,7 +131,9 @@ __global__ void __launch_bounds__(WARP* WARP)
     db[column] = MODE == ADD ? db[column] + total : total;
 }
 
-static inline void matmul_backward_bias(real* db, const floatX* dy, int N, int OC, Mode mode, Context* ctx) {
+template <BiasSource SOURCE>
+static inline void matmul_backward_bias_any(BiasGradient d, floatX* dy, const floatX* pre, int N, int OC,
+                                            Context* ctx) {
     int wide = rows_are_vectors<floatX>(OC);
     int tiles = (int)blocks_for((size_t)OC, WARP * (size_t)(wide ? Vector<floatX>::SIZE : 1));
     int spans = max_int(1, min_int(BIAS_BLOCKS / tiles, (N + BIAS_WARPS - 1) / BIAS_WARPS));
@@ -126,15 +142,29 @@ static inline void matmul_backward_bias(real* db, const floatX* dy, int N, int O
     float* partial = (float*)device_scratch(ctx, (size_t)spans * (size_t)OC * sizeof *partial);
     dim3 grid((unsigned)tiles, (unsigned)spans);
     if (wide)
-        matmul_backward_bias_kernel<Vector<floatX>::SIZE>
-            <<<grid, BIAS_WARPS * WARP, 0, ctx->stream>>>(partial, dy, N, OC, span);
-    else matmul_backward_bias_kernel<1><<<grid, BIAS_WARPS * WARP, 0, ctx->stream>>>(partial, dy, N, OC, span);
+        matmul_backward_bias_kernel<Vector<floatX>::SIZE, SOURCE>
+            <<<grid, BIAS_WARPS * WARP, 0, ctx->stream>>>(partial, dy, pre, N, OC, span);
+    else
+        matmul_backward_bias_kernel<1, SOURCE>
+            <<<grid, BIAS_WARPS * WARP, 0, ctx->stream>>>(partial, dy, pre, N, OC, span);
     cudaCheck(cudaGetLastError());
     unsigned blocks = blocks_for((size_t)OC, WARP);
-    if (mode == ADD)
-        matmul_backward_bias_sum_kernel<ADD><<<blocks, WARP * WARP, 0, ctx->stream>>>(db, partial, spans, OC);
-    else matmul_backward_bias_sum_kernel<SET><<<blocks, WARP * WARP, 0, ctx->stream>>>(db, partial, spans, OC);
+    if (d.mode == ADD)
+        matmul_backward_bias_sum_kernel<ADD><<<blocks, WARP * WARP, 0, ctx->stream>>>(d.b, partial, spans, OC);
+    else matmul_backward_bias_sum_kernel<SET><<<blocks, WARP * WARP, 0, ctx->stream>>>(d.b, partial, spans, OC);
     cudaCheck(cudaGetLastError());
+}
+
+static inline void matmul_backward_bias(BiasGradient d, const floatX* dy, int N, int OC, Context* ctx) {
+    matmul_backward_bias_any<BIAS_PLAIN>(d, (floatX*)dy, NULL, N, OC, ctx);
+}
+
+// The product in dpre [N, OC] becomes dpre = product * gelu'(pre); d.b, if it is wanted, its column sums.
+static inline void matmul_gelu_backward_bias(BiasGradient d, floatX* dpre, const floatX* pre, int N, int OC, Gelu kind,
+                                             Context* ctx) {
+    if (!d.b) matmul_apply_gelu(dpre, pre, (size_t)N * (size_t)OC, BACKWARD, kind, ctx);
+    else if (kind == GELU_ERF) matmul_backward_bias_any<BIAS_GELU_ERF>(d, dpre, pre, N, OC, ctx);
+    else matmul_backward_bias_any<BIAS_GELU_TANH>(d, dpre, pre, N, OC, ctx);
 }
 
 #endif

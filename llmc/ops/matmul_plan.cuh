@@ -298,19 +298,28 @@ static inline float matmul_time_candidates(const MatmulPlan* plan, const MatmulO
     return 1000 * best_time;
 }
 
-// Microseconds of matmul_apply_gelu, on operands that the call overwrites.
-static inline float matmul_time_gelu(const MatmulKey* k, const MatmulOperands* o, Context* ctx) {
-    Direction direction = k->kind == MATMUL_FORWARD ? FORWARD : BACKWARD;
+// What has to follow a product: GELU, or in the backward pass its derivative with the bias gradient; with GELU in the
+// epilogue nothing, or the bias gradient alone.
+static inline void matmul_finish_gelu(const MatmulKey* k, const MatmulOperands* o, int in_epilogue, Context* ctx) {
+    BiasGradient bias = {(real*)ctx->cublaslt_workspace, SET};  // to where nobody looks
     floatX* d = (floatX*)o->d;
-    size_t n = matmul_d_size(k);
+    if (k->kind == MATMUL_FORWARD && !in_epilogue)
+        matmul_apply_gelu(d, o->aux, matmul_d_size(k), FORWARD, GELU_TANH, ctx);
+    if (k->kind == MATMUL_FORWARD) return;
+    if (in_epilogue) matmul_backward_bias(bias, d, k->N, k->IC, ctx);
+    else matmul_gelu_backward_bias(bias, d, o->aux, k->N, k->IC, GELU_TANH, ctx);
+}
+
+// Microseconds of that, on operands that the call overwrites.
+static inline float matmul_time_finish(const MatmulKey* k, const MatmulOperands* o, int in_epilogue, Context* ctx) {
     cudaEvent_t start, stop;
     float times[MATMUL_ROUNDS];
     cudaCheck(cudaEventCreate(&start));
     cudaCheck(cudaEventCreate(&stop));
     for (int round = 0; round < MATMUL_ROUNDS; round++) {
-        matmul_apply_gelu(d, o->aux, n, direction, GELU_TANH, ctx);  // so that the one that is timed is not waited for
+        matmul_finish_gelu(k, o, in_epilogue, ctx);  // so that the one that is timed is not waited for
         cudaCheck(cudaEventRecord(start, ctx->stream));
-        matmul_apply_gelu(d, o->aux, n, direction, GELU_TANH, ctx);
+        matmul_finish_gelu(k, o, in_epilogue, ctx);
         cudaCheck(cudaEventRecord(stop, ctx->stream));
         cudaCheck(cudaEventSynchronize(stop));
         cudaCheck(cudaEventElapsedTime(&times[round], start, stop));
@@ -336,7 +345,8 @@ static inline void matmul_plan_choose(MatmulPlan* plan, const MatmulOperands* o,
         key.epilogue = plain.bias ? CUBLASLT_EPILOGUE_BIAS : CUBLASLT_EPILOGUE_DEFAULT;
         MatmulPlan* other = matmul_plan(key, &plain, ctx);
         if (other->usable && other->microseconds > 0)
-            plan->usable = plan->microseconds <= other->microseconds + matmul_time_gelu(&plan->key, o, ctx);
+            plan->usable = plan->microseconds + matmul_time_finish(k, o, 1, ctx) <=
+                           other->microseconds + matmul_time_finish(k, o, 0, ctx);
     }
 }
 

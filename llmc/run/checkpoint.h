@@ -365,8 +365,8 @@ static inline void checkpoint_load(const Checkpoints* c, const char* dir) {
     const TensorPart weights = {"", c->params, VIEW_FLOATX};
     TensorPart parts[3];
     checkpoint_check_master(c, moments);
-    tensors_read(model, c->table, &weights, 1, NULL, c->ctx);
-    tensors_read(moments, c->table, parts, checkpoint_optimizer_parts(c, parts), NULL, c->ctx);
+    tensors_read(model, c->table, &weights, 1, NULL, NULL, c->ctx);
+    tensors_read(moments, c->table, parts, checkpoint_optimizer_parts(c, parts), NULL, NULL, c->ctx);
     free(model), free(moments);
 }
 

@@ -3,8 +3,10 @@
 #define LLMC_CONFIG_H
 
 #include "../base/json.h"
+#include "../device/device.h"
 
-typedef enum { CONFIG_INT, CONFIG_REAL, CONFIG_BOOL } ConfigType;
+// CONFIG_TOKEN is the number of a token, which may be null: -1.
+typedef enum { CONFIG_INT, CONFIG_REAL, CONFIG_BOOL, CONFIG_TOKEN } ConfigType;
 
 #define CONFIG_NEEDED NAN             // as a fallback: the key must be there
 #define CONFIG_NO_FIELD ((size_t)-1)  // as a field: the value must be min = max, nothing else is supported
@@ -12,8 +14,8 @@ typedef enum { CONFIG_INT, CONFIG_REAL, CONFIG_BOOL } ConfigType;
 typedef struct {
     const char* key;
     ConfigType type;
-    size_t field;     // offsetof an int (CONFIG_INT, CONFIG_BOOL) or a double (CONFIG_REAL)
-    double fallback;  // of a key that is absent or null
+    size_t field;     // offsetof a double (CONFIG_REAL) or an int (all others)
+    double fallback;  // of a key that is absent, or null where that means nothing else
     double min, max;  // inclusive
 } ConfigRow;
 
@@ -34,16 +36,22 @@ static inline void config_rows_check(const void* config, const ConfigRow* rows, 
     }
 }
 
+static inline double config_row_value(const ConfigRow* row, const JsonNode* json, const char* file) {
+    const JsonNode* node = json_get(json, row->key);
+    if (row->type == CONFIG_TOKEN && node && node->type == JSON_NULL) return -1;
+    if (!isnan(row->fallback) && !json_has(json, row->key)) return row->fallback;
+    if (row->type == CONFIG_REAL) return json_get_double(json, row->key, file);
+    return row->type == CONFIG_BOOL ? (double)json_get_bool(json, row->key, file)
+                                    : (double)json_get_int(json, row->key, file);
+}
+
 // Fill the fields of `config`; ends with USAGE and the key's name where a value is missing, of a wrong type or refused.
 static inline void config_rows_read(void* config, const ConfigRow* rows, size_t count, const JsonNode* json,
                                     const char* file) {
     for (size_t i = 0; i < count; i++) {
         const ConfigRow* row = &rows[i];
-        double value = row->fallback;
-        if (isnan(row->fallback) || json_has(json, row->key))
-            value = row->type == CONFIG_INT    ? (double)json_get_int(json, row->key, file)
-                    : row->type == CONFIG_BOOL ? (double)json_get_bool(json, row->key, file)
-                                               : json_get_double(json, row->key, file);
+        double value = config_row_value(row, json, file);
+        if (row->type == CONFIG_TOKEN && value == -1 && json_has(json, row->key)) config_refuse(row, value, file);
         if (!(value >= row->min && value <= row->max)) {
             if (row->field == CONFIG_NO_FIELD)
                 die(USAGE, "%s: key \"%s\": only %s is supported", file, row->key, row->min ? "true" : "false");
@@ -67,9 +75,27 @@ static inline void config_rows_write(Text* t, const void* config, const ConfigRo
         memcpy(&value, field, rows[i].type == CONFIG_REAL ? sizeof value : 0);
         memcpy(&whole, field, sizeof whole);
         if (rows[i].type == CONFIG_REAL) json_put_number(t, rows[i].key, value);
-        else if (rows[i].type == CONFIG_INT) json_put_integer(t, rows[i].key, whole);
+        else if (rows[i].type == CONFIG_TOKEN && whole < 0) json_put_number(t, rows[i].key, NAN);  // null
+        else if (rows[i].type != CONFIG_BOOL) json_put_integer(t, rows[i].key, whole);
         else json_put_bool(t, rows[i].key, whole);
     }
+}
+
+// Only one value of `key`, which is also meant where there is no such key, is supported.
+static inline void config_expect(const JsonNode* json, const char* key, const char* value, const char* file) {
+    const char* text = json_get_string_or(json, key, value, file);
+    if (strcmp(text, value) != 0)
+        die(USAGE, "%s: key \"%s\": is \"%s\", but this trainer reads \"%s\"", file, key, text, value);
+}
+
+// The activation that `key` names; `fallback` where there is no such key.
+static inline Gelu config_gelu(const JsonNode* json, const char* key, const char* fallback, const char* file) {
+    const char* name = json_get_string_or(json, key, fallback, file);
+    if (strcmp(name, "gelu") == 0) return GELU_ERF;
+    if (strcmp(name, "gelu_new") != 0 && strcmp(name, "gelu_pytorch_tanh") != 0)
+        die(USAGE, "%s: key \"%s\": \"%s\" is not supported; gelu_new, gelu_pytorch_tanh and gelu are", file, key,
+            name);
+    return GELU_TANH;
 }
 
 // A size that a descriptor names.

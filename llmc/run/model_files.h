@@ -2,7 +2,7 @@
  *
  * A file holds logical shapes: rows of padding are left out, and matrices that a model's files keep as [in, out] are
  * transposed on the way. Loading is strict: a tensor that is missing, unknown, or of another shape or a type that is
- * no floating type ends the program with its name. */
+ * no floating type ends the program with its name, unless FileRules let it pass. */
 #ifndef LLMC_MODEL_FILES_H
 #define LLMC_MODEL_FILES_H
 
@@ -18,11 +18,16 @@ typedef struct {
     ViewType type;
 } TensorPart;
 
-// What a foreign file may do: leave out the first part of names ("transformer."), and hold tensors nobody needs.
+// What a foreign file may do: leave out the first part of names ("transformer."), hold tensors nobody needs, call some by
+// older names, and lack some, which then keep the values that they have.
 typedef struct {
     const char* optional_prefix;  // NULL: none
     const char* const* ignored;   // endings of names
     int ignored_count;
+    const char* const (*aliases)[2];  // an ending of names, and what may be there instead
+    int alias_count;
+    const char* const* may_lack;  // beginnings of names
+    int may_lack_count;
 } FileRules;
 
 enum { TRANSPOSE_TILE = 64 };
@@ -106,31 +111,57 @@ static inline int tensors_write(const char* path, const TensorTable* table, cons
     return safetensors_writer_finish(&w);
 }
 
-// The entry of the file for this tensor, under its name or its name without the optional prefix; NULL if none.
+static inline int name_ends_with(const char* name, const char* ending) {
+    size_t n = strlen(name), m = strlen(ending);
+    return n >= m && strcmp(name + n - m, ending) == 0;
+}
+
+// The entry of the file for this tensor, under its name, an older one, or either without the optional prefix; NULL if
+// none.
 static inline const SafeTensor* tensors_file_entry(const SafeTensors* file, const char* prefix, const Tensor* t,
                                                    const FileRules* rules) {
     char name[128];
     snprintf(name, sizeof name, "%s%s", prefix, t->name);
     const SafeTensor* entry = safetensors_find(file, name);
     size_t n = rules && rules->optional_prefix ? strlen(rules->optional_prefix) : 0;
-    if (!entry && n && strncmp(t->name, rules->optional_prefix, n) == 0) entry = safetensors_find(file, t->name + n);
+    if (!n || strncmp(t->name, rules->optional_prefix, n) != 0) n = 0;
+    if (!entry && n) entry = safetensors_find(file, t->name + n);
+    for (int i = 0; rules && i < rules->alias_count && !entry; i++) {
+        const char* const* alias = rules->aliases[i];
+        if (!name_ends_with(t->name, alias[0])) continue;
+        snprintf(name, sizeof name, "%.*s%s", (int)(strlen(t->name) - strlen(alias[0])), t->name, alias[1]);
+        entry = safetensors_find(file, name);
+        if (!entry && n) entry = safetensors_find(file, name + n);
+    }
     return entry;
 }
 
-// Read all parts from one file; padding is set to zero. `rules` may be NULL.
+static inline int tensors_may_lack(const FileRules* rules, const Tensor* t) {
+    for (int i = 0; rules && i < rules->may_lack_count; i++)
+        if (strncmp(t->name, rules->may_lack[i], strlen(rules->may_lack[i])) == 0) return 1;
+    return 0;
+}
+
+// Read all parts from one file; padding is set to zero. `rules` may be NULL; what they let a file lack is appended to
+// `lacking` by name, if that is not NULL.
 static inline void tensors_read(const char* path, const TensorTable* table, const TensorPart* parts, int count,
-                                const FileRules* rules, Context* ctx) {
+                                const FileRules* rules, Text* lacking, Context* ctx) {
     SafeTensors file;
     safetensors_open(&file, path);
     char* used = (char*)xcalloc((size_t)file.count, 1);
     for (int p = 0; p < count; p++) {
         HostView view = host_view_open(parts[p].device, table->elements, parts[p].type);
-        memset(view.values, 0, table->elements * sizeof(real));
+        if (rules && rules->may_lack_count) host_view_read(ctx, &view);
+        else memset(view.values, 0, table->elements * sizeof(real));
         for (int i = 0; i < table->count; i++) {
             const Tensor* t = &table->tensors[i];
             const SafeTensor* entry = tensors_file_entry(&file, parts[p].prefix, t, rules);
             uint64_t shape[2];
             int ndim = tensor_file_shape(t, shape);
+            if (!entry && tensors_may_lack(rules, t)) {
+                if (lacking) text_printf(lacking, "%s%s", lacking->length ? ", " : "", t->name);
+                continue;
+            }
             if (!entry)
                 die(USAGE, "%s: tensor \"%s%s\" is missing; the file is of another model", path, parts[p].prefix,
                     t->name);
@@ -157,10 +188,8 @@ static inline void tensors_read(const char* path, const TensorTable* table, cons
     for (int i = 0; i < file.count; i++) {
         const char* name = file.tensors[i].name;
         int known = used[i];
-        for (int k = 0; rules && k < rules->ignored_count && !known; k++) {
-            size_t n = strlen(name), m = strlen(rules->ignored[k]);
-            known = n >= m && strcmp(name + n - m, rules->ignored[k]) == 0;
-        }
+        for (int k = 0; rules && k < rules->ignored_count && !known; k++)
+            known = name_ends_with(name, rules->ignored[k]);
         if (!known) die(USAGE, "%s: tensor \"%s\" is not part of this model; the file is of another model", path, name);
     }
     free(used);

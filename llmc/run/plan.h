@@ -3,6 +3,7 @@
 #define LLMC_PLAN_H
 
 #include "optimizer.h"
+#include "settings.h"
 
 typedef struct {
     size_t parameters, gradients, optimizer, activations, scratch;  // bytes
@@ -28,6 +29,15 @@ static inline void plan_print(FILE* out, MemoryPlan plan) {
             (double)plan.activations / MiB);
     fprintf(out, "attention's scratch %.1f MiB, together %.1f MiB; %.1f MiB are available\n",
             (double)plan.scratch / MiB, (double)plan_bytes(plan) / MiB, (double)device_memory_available() / MiB);
+}
+
+// Print what a run would be and end.
+__attribute__((noreturn)) static inline void plan_show(const Flag* flags, int flag_count, const TensorTable* table,
+                                                       MemoryPlan plan) {
+    flags_print_values(flags, flag_count);
+    tensors_print(stdout, table);
+    plan_print(stdout, plan);
+    exit(DONE);
 }
 
 // End with USAGE: the plan needs more than is `available`. `fits`: the largest micro-batch that does not, 0 if none.

@@ -153,11 +153,10 @@ static inline char* session_directory_of(const char* path) {
     return slash ? xprintf("%.*s", (int)(slash - path), path) : xprintf(".");
 }
 
-// The patterns of the training and validation shards (caller frees). An empty -i means the built-in corpus, below the
-// working directory or beside the program; an empty -j means -i with "train" replaced by "val" at the start of the
+// The patterns of the training and validation shards (caller frees). An empty -i means the corpus that is built in, below
+// the working directory or beside the program; an empty -j means -i with "train" replaced by "val" at the start of the
 // file's name. *val_pattern is NULL where there is nothing to validate on.
-static inline void session_find_data(const Session* s, char** train_pattern, char** val_pattern) {
-    static const char builtin[] = "data/builtin/train.bin";
+static inline void session_find_data(const Session* s, const char* builtin, char** train_pattern, char** val_pattern) {
     const char *train = s->settings->train_data, *val = s->settings->val_data;
     char program[4096];
     *train_pattern = xprintf("%s", *train ? train : builtin);
@@ -193,6 +192,16 @@ static inline void session_find_model(const char* source, char** directory, char
     *weights = is_file ? xprintf("%s", source) : *directory ? xprintf("%s/model.safetensors", source) : NULL;
 }
 
+// The directory that a run begins with instead of a model (caller frees): its own checkpoint, or the newest whole one of
+// the run in the directory `other` ("": none); NULL where there is neither.
+static inline char* session_find_start(const Session* s, const char* flag, const char* other) {
+    int64_t step;
+    if (s->checkpoint) return xprintf("%s", s->checkpoint);
+    char* found = *other ? checkpoint_find(other, &step) : NULL;
+    if (*other && !found) die(USAGE, "%s %s: holds no whole checkpoint; name the directory of a run", flag, other);
+    return found;
+}
+
 // The micro-batches of B sequences of T tokens that each rank takes for a step of `total_batch` tokens; 0 means one.
 static inline int session_micro_steps(int64_t total_batch, int B, int T, int ranks) {
     int64_t micro_tokens = (int64_t)B * T * ranks;
@@ -212,6 +221,13 @@ static inline int session_is_due(const Session* s, int every, int at_end) {
     return every > 0 && (s->step % every == 0 || (at_end && s->step == s->last));
 }
 
+// The micro-batches of B of a validation on `samples`.
+static inline uint64_t session_val_batches(const Session* s, uint64_t samples, int B) {
+    uint64_t batches = samples / (uint64_t)B, most = (uint64_t)s->settings->val_batches;
+    if (batches == 0) batches = 1;
+    return most > 0 && batches > most ? most : batches;
+}
+
 // The tokenizer of the first of these directories that has one: the checkpoint, the model, the data.
 static inline void session_find_tokenizer(Session* s, const char* model, const char* data_dir) {
     const char* places[] = {s->checkpoint, model, data_dir};
@@ -226,7 +242,18 @@ static inline int session_end_of_text(const Session* s, int V) {
     return id >= 0 && id < V ? id : V - 1;
 }
 
-// Print tokens as text (as numbers where there is no tokenizer), and keep it in OUT/sample.txt.
+// Print what the model makes of the run so far, and keep it in OUT/sample.txt.
+static inline void session_show_text(const Session* s, const Text* text) {
+    printf("sample after step %lld:\n---\n", (long long)s->step);
+    fwrite(text->text, 1, text->length, stdout);  // bytes of any kind
+    printf("\n---\n");
+    if (!*s->out) return;
+    char* path = xprintf("%s/sample.txt", s->out);
+    if (write_file(path, text->text, text->length) != 0) warn("%s: cannot be written: %s", path, strerror(errno));
+    free(path);
+}
+
+// The same of tokens, as text or as numbers where there is no tokenizer.
 static inline void session_show_sample(const Session* s, const int* tokens, int count) {
     Text text = {NULL, 0, 0};
     for (int i = 0; i < count; i++) {
@@ -235,14 +262,7 @@ static inline void session_show_sample(const Session* s, const int* tokens, int 
         if (piece) text_append(&text, piece, bytes);
         else text_printf(&text, "%d ", tokens[i]);
     }
-    printf("sample after step %lld:\n---\n", (long long)s->step);
-    fwrite(text.text, 1, text.length, stdout);  // bytes of any kind
-    printf("\n---\n");
-    if (*s->out) {
-        char* path = xprintf("%s/sample.txt", s->out);
-        if (write_file(path, text.text, text.length) != 0) warn("%s: cannot be written: %s", path, strerror(errno));
-        free(path);
-    }
+    session_show_text(s, &text);
     free(text.text);
 }
 
@@ -269,6 +289,13 @@ static inline Checkpoints session_checkpoints(const Session* s, const TensorTabl
                                               Optimizer* o) {
     Checkpoints c = {s->out, table, params, o, s->tokenizer_dir, s->settings->keep, s->settings->keep_every, s->ctx};
     return c;
+}
+
+// Take weights and moments from a whole checkpoint.
+static inline void session_load(const Session* s, const char* checkpoint, const TensorTable* table, floatX* params,
+                                Optimizer* o) {
+    Checkpoints c = session_checkpoints(s, table, params, o);
+    checkpoint_load(&c, checkpoint);
 }
 
 // Have the optimizer scale the loss as the settings say, and go on where the checkpoint stood.
@@ -328,6 +355,31 @@ static inline void session_report_nan(const Session* s, int64_t step, const Tens
         die(STOPPED_BY_NAN, "%s; the last good checkpoint: %s; --on-nan skip would go on", what, good);
     warn("%s", what);
     free(good), free(what);
+}
+
+// The run ends after --steps, else after one epoch of `samples` in steps of `step`.
+static inline void session_set_last(Session* s, uint64_t samples, int step) {
+    int64_t epoch = (int64_t)(samples / (uint64_t)step);
+    s->last = s->settings->steps > 0 ? s->settings->steps : epoch > 0 ? epoch : 1;
+}
+
+// The learning rates of the run.
+static inline Schedule session_schedule(const Session* session) {
+    const Settings* s = session->settings;
+    Schedule schedule = {(ScheduleKind)s->schedule, s->lr,         s->warmup,   session->last,
+                         s->final_fraction,         s->poly_power, s->wsd_decay};
+    return schedule;
+}
+
+// Say how the run ended, after the last save: `signal` is what stopped it, 0 if nothing did. Ends with FAILED where the
+// save failed.
+static inline void session_end(const Session* s, int signal, int failed) {
+    if (signal)
+        printf("stopped by signal %d after step %lld%s\n", signal, (long long)s->step,
+               failed || !*s->out ? "" : ", saved");
+    if (failed)
+        die(FAILED, "%s: the state after step %lld could not be saved; make room there, then go on with -y 1", s->out,
+            (long long)s->step);
 }
 
 static inline void session_close(Session* s) {

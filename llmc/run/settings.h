@@ -13,7 +13,7 @@ typedef struct {
     int resume, override, overwrite, evaluate;
     int B, T;
     int64_t total_batch, steps, stop_after;
-    int schedule;
+    int optimizer, schedule;
     int64_t warmup;
     double lr, final_fraction, wsd_decay, poly_power;
     double weight_decay, beta1, beta2, eps, clip;
@@ -33,7 +33,9 @@ enum { SCALE_AUTO, SCALE_OFF, SCALE_FIXED, SCALE_DYNAMIC };
 enum { MAX_FLAGS = 96 };
 
 // Flags that belong to a process, not to the run it continues; and flags that may change when a run is resumed.
-#define SETTINGS_OF_PROCESS "--output --resume --override --overwrite --evaluate --stop-after --threads --profile"
+#define SETTINGS_OF_PROCESS                                                                                            \
+    "--output --resume --override --overwrite --evaluate --fill --stop-after --threads "                               \
+    "--profile"
 #define SETTINGS_FREE_TO_CHANGE "--val-every --val-batches --checkpoint-every --keep --keep-every --on-nan --recompute"
 
 // Append rows to a table that has `count`. Returns the new count.
@@ -41,6 +43,13 @@ static inline int settings_add_rows(Flag* table, int count, const Flag* rows, si
     CHECK((size_t)count + added <= MAX_FLAGS);
     memcpy(table + count, rows, added * sizeof *rows);
     return count + (int)added;
+}
+
+// Give a row of the table another default.
+static inline void settings_default(Flag* table, int count, const char* long_name, const char* text) {
+    Flag* row = flags_find(table, count, long_name, strlen(long_name));
+    CHECK(row);
+    row->default_text = text;
 }
 
 // Append the rows of the shared settings. Returns the new count.
@@ -59,6 +68,7 @@ static inline int settings_rows(Settings* s, Flag* table, int count) {
         {"-d",  "--total-batch",    FLAG_SIZE,   &s->total_batch,      "0",      0, 1e12, NULL, "tokens in an optimizer step over all ranks and micro-batches; 0: one micro-batch a rank", 0},
         {"-x",  "--steps",          FLAG_SIZE,   &s->steps,            "-1",     -1, 1e12, NULL, "optimizer steps; -1: one epoch; 0: print settings, tensors and memory plan", 0},
         {NULL,  "--stop-after",     FLAG_SIZE,   &s->stop_after,       "0",      0, 1e12, NULL, "stop, saved, after this step without changing the schedule; 0: off", 0},
+        {NULL,  "--optimizer",      FLAG_CHOICE, &s->optimizer,        "adamw",  0, 0, "adamw|lamb", "rule of the update; lamb scales it tensor by tensor, for very large batches", 0},
         {"-k",  "--schedule",       FLAG_CHOICE, &s->schedule,         "cosine", 0, 0, SCHEDULE_CHOICES, "shape of the learning rate", 0},
         {"-l",  "--lr",             FLAG_REAL,   &s->lr,               "3e-4",   0, inf, NULL, "peak learning rate", 0},
         {"-u",  "--warmup",         FLAG_SIZE,   &s->warmup,           "0",      0, 1e12, NULL, "steps of linear warm-up", 0},
@@ -66,9 +76,9 @@ static inline int settings_rows(Settings* s, Flag* table, int count) {
         {NULL,  "--wsd-decay",      FLAG_REAL,   &s->wsd_decay,        "0.2",    1e-9, 1, NULL, "wsd: fraction of the steps that decay", 0},
         {NULL,  "--poly-power",     FLAG_REAL,   &s->poly_power,       "1.0",    0, inf, NULL, "poly: exponent", 0},
         {"-c",  "--weight-decay",   FLAG_REAL,   &s->weight_decay,     "0.0",    0, inf, NULL, "decay of matrices (never of biases and layernorms)", 0},
-        {NULL,  "--beta1",          FLAG_REAL,   &s->beta1,            "0.9",    0, 0.999999, NULL, "AdamW: decay of the first moment", 0},
-        {NULL,  "--beta2",          FLAG_REAL,   &s->beta2,            "0.95",   0, 0.999999, NULL, "AdamW: decay of the second moment", 0},
-        {NULL,  "--eps",            FLAG_REAL,   &s->eps,              "1e-8",   0, 1, NULL, "AdamW: added to the root of the second moment", 0},
+        {NULL,  "--beta1",          FLAG_REAL,   &s->beta1,            "0.9",    0, 0.999999, NULL, "decay of the first moment", 0},
+        {NULL,  "--beta2",          FLAG_REAL,   &s->beta2,            "0.95",   0, 0.999999, NULL, "decay of the second moment", 0},
+        {NULL,  "--eps",            FLAG_REAL,   &s->eps,              "1e-8",   0, 1, NULL, "added to the root of the second moment", 0},
         {NULL,  "--clip",           FLAG_REAL,   &s->clip,             "1.0",    0, inf, NULL, "largest norm of all gradients; 0: no clipping", 0},
         {"-w",  "--master-weights", FLAG_INT,    &s->master_weights,   "1",      0, 1, NULL, "bf16 and fp16 builds: 1 keeps the weights in fp32 too; 0 saves these 4 bytes a weight and rounds stochastically", 0},
         {NULL,  "--loss-scale",     FLAG_CHOICE, &s->loss_scale,       "auto",   0, 0, "auto|off|fixed|dynamic", "factor on the loss that keeps small gradients from vanishing; auto: dynamic in the fp16 build, else off", 0},

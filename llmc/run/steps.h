@@ -7,67 +7,102 @@
 #include "profiler.h"
 #include "session.h"
 
+enum { STEP_LOSSES = 2 };
+
+// What a step does, over all ranks.
+typedef struct {
+    int samples;  // by which the run's position in the data moves on
+    double sequences, tokens, flops;
+} StepWork;
+
+// The losses that a step minimises the sum of, [1] each, where the ops run; and what log.jsonl calls them.
+typedef struct {
+    int count;
+    const real* values[STEP_LOSSES];
+    const char* names[STEP_LOSSES];
+} StepLosses;
+
 // A step whose results are not read yet.
 typedef struct {
     int64_t step;  // its number, from 1
     double lr;
-    Readback result;  // loss, gradient norm, the scale that the gradients carried
+    StepWork work;
+    StepLosses losses;
+    Readback result;  // losses, gradient norm, the scale that the gradients carried
 } LaunchedStep;
 
 typedef struct {
-    LaunchedStep launched[READBACK_LAG + 1];
-    int64_t finished;  // steps whose results are read
-    double last_finish;
-    double tokens, token_flops, peak_flops;  // of a step; of a token; what the hardware can do in a second
+    LaunchedStep launched[READBACK_LAG + 2];  // those that run, and the one before them, whose end is their beginning
+    int64_t finished;                         // steps whose results are read
+    Readback clock;                           // no values: a moment between steps
+    const Readback* last;                     // what the next step to be finished began after
+    Context* ctx;
+    double peak_flops;  // what the hardware can do in a second
 } Steps;
 
 static inline void steps_open(Steps* s) {
     for (size_t i = 0; i < COUNT_OF(s->launched); i++) readback_open(&s->launched[i].result);
+    readback_open(&s->clock);
 }
 
 static inline void steps_close(Steps* s) {
     for (size_t i = 0; i < COUNT_OF(s->launched); i++) readback_close(&s->launched[i].result);
+    readback_close(&s->clock);
 }
 
 // Time between steps, validation for instance, is no step's.
-static inline void steps_restart_clock(Steps* s) { s->last_finish = now_seconds(); }
+static inline void steps_restart_clock(Steps* s) {
+    readback_start(s->ctx, &s->clock, NULL, 0);
+    s->last = &s->clock;
+}
 
-// Steps of `tokens` over all ranks, which cost `token_flops` each, begin where the session stands.
-static inline void steps_begin(Steps* s, const Session* session, double tokens, double token_flops) {
+// Steps begin where the session stands.
+static inline void steps_begin(Steps* s, const Session* session) {
     s->finished = session->step;
-    s->tokens = tokens;
-    s->token_flops = token_flops;
+    s->ctx = session->ctx;
     s->peak_flops = profiler_peak_flops(session->ctx);
     steps_restart_clock(s);
 }
 
-// The line that says what begins.
-static inline void steps_print_start(const Steps* s, const Session* session, size_t parameters, uint64_t data_tokens) {
+// The line that says what begins: steps of at most `tokens` over all ranks.
+static inline void steps_print_start(const Steps* s, const Session* session, size_t parameters, uint64_t data_tokens,
+                                     double tokens) {
     printf("%zu parameters, %s | %llu training tokens, %.0f a step | steps %lld to %lld | %d CPU threads | ",
            parameters, session->checkpoint ? session->checkpoint : session->settings->model,
-           (unsigned long long)data_tokens, s->tokens, (long long)session->step + 1, (long long)session->last,
+           (unsigned long long)data_tokens, tokens, (long long)session->step + 1, (long long)session->last,
            device_threads());
     printf("mfu is of %.4g TFLOP/s, %s\n", 1e-12 * s->peak_flops,
            profiler_known_peak() > 0 ? "the data sheet's peak" : "measured on a large matmul");
 }
 
 // The settings of the optimizer's update that comes next.
-static inline AdamW steps_adamw(const Session* session, double lr) {
+static inline OptimizerSettings steps_adamw(const Session* session, double lr) {
     const Settings* s = session->settings;
     uint64_t rounding = rng_stream((uint64_t)s->seed, (uint64_t)session->step, 0, SITE_ROUNDING);
-    AdamW adamw = {lr, s->beta1, s->beta2, s->eps, s->weight_decay, s->clip, rounding};
+    OptimizerSettings adamw = {lr, s->beta1, s->beta2, s->eps, s->weight_decay, s->clip, rounding};
     return adamw;
 }
 
-// All of a step has been launched, `sequences` of them: its results are on their way from now on.
-static inline void steps_launched(Steps* s, Session* session, double lr, int sequences, const real* loss,
+// All of a step has been launched: its results are on their way from now on.
+static inline void steps_launched(Steps* s, Session* session, double lr, StepWork work, StepLosses losses,
                                   const Optimizer* o) {
     LaunchedStep* launched = &s->launched[session->step % (int64_t)COUNT_OF(s->launched)];
-    const real* results[] = {loss, o->norm, &o->loss_scale->applied};
-    readback_start(session->ctx, &launched->result, results, COUNT_OF(results));
+    const real* results[STEP_LOSSES + 2] = {o->norm, &o->loss_scale->applied};
+    for (int i = 0; i < losses.count; i++) results[2 + i] = losses.values[i];
+    readback_start(session->ctx, &launched->result, results, 2 + losses.count);
     launched->lr = lr;
+    launched->work = work;
+    launched->losses = losses;
     launched->step = ++session->step;
-    session->samples += (uint64_t)sequences;
+    session->samples += (uint64_t)work.samples;
+}
+
+// The losses apart, where there are several, and what is counted in sequences then, as members of a line of log.jsonl.
+static inline void steps_extra(Text* t, const LaunchedStep* done, double seconds) {
+    if (done->losses.count < 2) return;
+    for (int i = 0; i < done->losses.count; i++)
+        log_put(t, done->losses.names[i], (double)done->result.values[2 + i], 9);
+    log_put(t, "seq_s", done->work.sequences / seconds, 6);
 }
 
 // Whether a step's gradients were too large only because of the scale: then the optimizer has left the step out and lowered
@@ -81,25 +116,29 @@ static inline void steps_finish_one(Steps* s, const Session* session, Log* log, 
                                     const real* grads, const Optimizer* o) {
     LaunchedStep* done = &s->launched[s->finished % (int64_t)COUNT_OF(s->launched)];
     readback_wait(&done->result);
-    double loss = (double)done->result.values[0], norm = (double)done->result.values[1];
-    double scale = (double)done->result.values[2], now = now_seconds(), seconds = now - s->last_finish;
+    double loss = 0, norm = (double)done->result.values[0], scale = (double)done->result.values[1];
+    double seconds = readback_seconds(s->last, &done->result);
+    for (int i = 0; i < done->losses.count; i++) loss += (double)done->result.values[2 + i];
     int overflow = steps_is_overflow(o->rule, loss, norm, scale);
     int is_scaled = o->rule.kind == LOSS_SCALE_DYNAMIC || scale != 1;
+    Text extra = {NULL, 0, 0};
+    steps_extra(&extra, done, seconds);
     LogStep line = {done->step,
                     session->last,
                     loss,
                     done->lr,
                     norm,
                     seconds,
-                    s->tokens / seconds,
-                    s->token_flops * s->tokens / seconds / s->peak_flops,
+                    done->work.tokens / seconds,
+                    done->work.flops / seconds / s->peak_flops,
                     is_scaled ? scale : 0,
                     overflow ? "gradients overflowed: update left out, loss scale lowered" : NULL,
-                    NULL};
-    s->last_finish = now;
+                    extra.text};
+    s->last = &done->result;
     s->finished = done->step;
     if (!isfinite(norm) && !overflow) session_report_nan(session, done->step, table, grads, loss, norm);
     log_step(log, &line);
+    free(extra.text);
 }
 
 // Finish all steps but the last `lag`.

@@ -1,0 +1,144 @@
+#!/usr/bin/env python3
+"""Write llmc/data/unicode.h: what BERT's text normalization does to each character, asked of the `tokenizers` library.
+
+    unicode_tables.py >llmc/data/unicode.h
+
+Left out: CJK compatibility ideographs, and the characters that become two which are not Hangul (vowel signs of Indic
+scripts and of Balinese, mostly); they stay as they are. Hangul syllables follow a formula.
+"""
+from tokenizers.normalizers import BertNormalizer
+from tokenizers.pre_tokenizers import BertPreTokenizer
+
+HEAD = """/* What splitting a text into words asks of characters. Made by dev/data/unicode_tables.py; do not edit.
+ *
+ * The folding takes a character to lower case and strips its accents. It leaves CJK compatibility ideographs and the
+ * {left_out} characters that would become two (Hangul apart, which follows a formula) as they are. */
+#ifndef LLMC_UNICODE_H
+#define LLMC_UNICODE_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+typedef struct {{
+    uint32_t first, last;
+}} UnicodeRange;
+
+// Characters first, first + step, ... (`count` of them) become themselves + delta.
+typedef struct {{
+    uint32_t first;
+    uint16_t count, step;
+    int32_t delta;
+}} UnicodeShift;
+
+static inline int unicode_find(const UnicodeRange* range, size_t n, uint32_t c) {{
+    size_t low = 0;
+    while (low < n) {{
+        size_t middle = low + (n - low) / 2;
+        if (range[middle].last < c) low = middle + 1;
+        else n = middle;
+    }}
+    return range[low].last >= c && range[low].first <= c;
+}}
+"""
+
+
+def ranges(characters):
+    found = []
+    for c in sorted(characters):
+        if found and found[-1][1] == c - 1:
+            found[-1][1] = c
+        else:
+            found.append([c, c])
+    return found
+
+
+def shifts(pairs):
+    """[(first, count, step, delta)] that cover the dict exactly."""
+    left, found = dict(pairs), []
+    for c in sorted(pairs):
+        if c not in left:
+            continue
+        delta, best = left[c] - c, (1, 1)
+        for step in (1, 2):
+            n = 1
+            while left.get(c + step * n, -1) - (c + step * n) == delta:
+                n += 1
+            best = max(best, (n, -step))
+        n, step = best[0], abs(best[1])
+        found.append((c, n, step, delta))
+        for i in range(n):
+            del left[c + step * i]
+    return found
+
+
+def print_table(name, kind, rows):
+    print(f"    static const {kind} {name}[] = {{")
+    line = "       "
+    for row in rows:
+        item = " {" + ", ".join(str(x) for x in row) + "},"
+        if len(line) + len(item) > 119:
+            print(line)
+            line = "       "
+        line += item
+    print(line)
+    print("    };")
+
+
+def print_class(name, comment, found):
+    print(f"\n// {comment}\nstatic inline int unicode_is_{name}(uint32_t c) {{")
+    print("    // clang-format off")
+    found = ranges(found)
+    print_table(name, "UnicodeRange", [(hex(a), hex(b)) for a, b in found])
+    print("    // clang-format on")
+    print(f"    return unicode_find({name}, sizeof({name}) / sizeof({name}[0]) - 1, c);\n}}")
+
+
+def main():
+    options = {"clean_text": True, "handle_chinese_chars": True, "strip_accents": None}
+    lower = BertNormalizer(lowercase=True, **options).normalize_str
+    cased = BertNormalizer(lowercase=False, **options).normalize_str
+    split = BertPreTokenizer().pre_tokenize_str
+    removed, space, ideograph, punctuation, mark, folded, left_out = [], [], [], [], [], {}, 0
+    for c in range(0x110000):
+        if 0xD800 <= c <= 0xDFFF:
+            continue
+        character = chr(c)
+        kept = cased(character)
+        if not kept:
+            removed.append(c)
+            continue
+        if kept == " ":
+            space.append(c)
+            continue
+        if kept == f" {character} ":
+            ideograph.append(c)
+            continue
+        if len(split(f"a{character}b")) == 3:
+            punctuation.append(c)
+        small = lower(character)
+        if not small:
+            mark.append(c)
+        elif len(small) == 1 and small != character:
+            folded[c] = ord(small)
+        elif len(small) > 1 and not 0xAC00 <= c <= 0xD7A3:
+            left_out += 1
+    print(HEAD.format(left_out=left_out), end="")
+    print_class("removed", "Control characters and such: they vanish from a text.", removed)
+    print_class("space", "White space.", space)
+    print_class("ideograph", "CJK ideographs: each is a word.", ideograph)
+    print_class("punctuation", "Punctuation, and all ASCII symbols: each is a word.", punctuation)
+    print_class("mark", "Accents that stand apart; folding removes them.", mark)
+    print("\n// The character in lower case without its accents; 0 where nothing is left of it.")
+    print("static inline uint32_t unicode_fold(uint32_t c) {\n    // clang-format off")
+    print_table("shift", "UnicodeShift", [(hex(c), n, step, delta) for c, n, step, delta in shifts(folded)])
+    print("    // clang-format on")
+    print("    if (unicode_is_mark(c)) return 0;")
+    print("    for (size_t i = 0; i < sizeof(shift) / sizeof(shift[0]) && shift[i].first <= c; i++) {")
+    print("        uint32_t away = c - shift[i].first, step = shift[i].step;")
+    print("        int is_one = away % step == 0 && away / step < shift[i].count;")
+    print("        if (is_one) return (uint32_t)((int32_t)c + shift[i].delta);")
+    print("    }\n    return c;\n}\n\n#endif")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,221 @@
+/* lamb: test and bench, on the cases of adamw. */
+#ifndef DEV_OPS_LAMB_H
+#define DEV_OPS_LAMB_H
+
+#include "../../llmc/ops/lamb.h"
+#include "adamw.h"
+
+// Several blocks; none that decay and none that trust; three that lie side by side where no vector begins, as the biases
+// of Q, K and V do; one element; padding between them and at the end.
+static const ParamSpan LAMB_SPANS[] = {{0, 100, 1, 1, 0},      {128, 40000, 1, 1, 0}, {40192, 33, 0, 0, 0},
+                                       {40225, 33, 0, 1, 0},   {40258, 33, 1, 0, 0},  {40320, 1, 1, 1, 0},
+                                       {40448, 16384, 1, 1, 0}};
+#define LAMB_SIZE 56960
+
+typedef struct {
+    AdamWCase* k;
+    int blocks;
+} LambCase;
+
+static inline LambCase* lamb_case(Harness* h, size_t n, const ParamSpan* spans, int count) {
+    LambCase* l = (LambCase*)case_memory(h, sizeof *l);
+    ParamSpan* numbered = (ParamSpan*)case_memory(h, (size_t)count * sizeof *numbered);
+    memcpy(numbered, spans, (size_t)count * sizeof *numbered);
+    l->blocks = lamb_number_blocks(numbered, count);
+    l->k = adamw_case(h, n, numbered, count);
+    l->k->h.eps = 1e-6;
+    l->k->h.weight_decay = 0.01;
+    return l;
+}
+
+static inline void lamb_run(void* state) {
+    LambCase* l = (LambCase*)state;
+    AdamWCase* k = l->k;
+    AdamWState a = {k->p.device,          k->has_master ? k->master.device_real : NULL,
+                    k->m.device_real,     k->v.device_real,
+                    k->g.device_real,     k->norm.device_real,
+                    k->scale.device_real, k->update};
+    lamb_update(a, k->p.n, k->device_spans, k->count, l->blocks, k->h, k->ctx);
+}
+
+static inline size_t lamb_bits_changed(Array a, size_t from, size_t to) {
+    size_t changed = 0;
+    for (size_t i = from; i < to; i++) changed += memcmp(a.host + i, a.initial + i, sizeof(real)) != 0;
+    return changed;
+}
+
+// Parameters and moments of the launcher against those of the reference; what lies between spans has kept its bits.
+static inline void lamb_check(Harness* h, LambCase* l, double scale, int64_t update) {
+    AdamWCase* k = l->k;
+    real *p = copy_of(h, k->p), *m = copy_of(h, k->m), *v = copy_of(h, k->v);
+    lamb_update_ref(p, m, v, k->g.host, (double)k->norm.host[0], scale, update, k->spans, k->count, k->h);
+    Array written[] = {k->p, k->m, k->v, k->master};
+    expect_same_for_any_threads(h, "update", lamb_run, l, written, 4);
+    expect_close(h, "params", k->p, p, tolerance(1e-6));
+    if (k->has_master) expect_close(h, "master", k->master, p, tolerance(1e-6));
+    expect_close(h, "m", k->m, m, tolerance(5e-7));
+    expect_close(h, "v", k->v, v, tolerance(5e-7));
+    size_t end = 0, touched = 0;
+    for (int s = 0; s <= k->count; s++) {
+        size_t next = s < k->count ? k->spans[s].offset : k->p.n;
+        for (int i = 0; i < 4; i++) touched += lamb_bits_changed(written[i], end, next);
+        if (s < k->count) end = next + k->spans[s].size;
+    }
+    expect_true(h, "pads keep their bits", touched == 0);
+}
+
+static inline void test_lamb(Harness* h) {
+    static const int64_t STEPS[] = {1, 2, 1000, 5000000000};
+    int count = (int)COUNT_OF(LAMB_SPANS);
+    for (size_t i = 0; i < COUNT_OF(STEPS); i++)
+        for (int clipped = 0; clipped < 2; clipped++) {
+            case_begin(h, "lamb/update step=%lld %s", (long long)STEPS[i], clipped ? "clipped" : "not clipped");
+            LambCase* l = lamb_case(h, LAMB_SIZE, LAMB_SPANS, count);
+            adamw_set_update(l->k, STEPS[i]);
+            l->k->h.max_norm = clipped ? 1 : 0;
+            lamb_check(h, l, 1, STEPS[i]);
+            case_end(h);
+        }
+
+    // By hand: at step 1 from m = v = 0 the direction is g / (|g| + eps), and a tensor moves by lr times its own norm.
+    case_begin(h, "lamb/update first step, worked out by hand");
+    LambCase* l = lamb_case(h, LAMB_SIZE, LAMB_SPANS, count);
+    AdamWCase* k = l->k;
+    k->h.max_norm = 0;
+    k->h.weight_decay = 0;
+    memset(k->m.host, 0, k->m.n * sizeof(real));
+    memset(k->v.host, 0, k->v.n * sizeof(real));
+    array_upload_real(k->m), array_upload_real(k->v);
+    lamb_run(l);
+    Array after = ADAMW_HAS_MASTER ? k->master : k->p;
+    array_download(after);
+    for (int s = 0; s < count; s++) {
+        double before = 0, direction = 0, moved = 0;
+        char what[32];
+        snprintf(what, sizeof what, "length of span %d's step", s);
+        for (size_t i = LAMB_SPANS[s].offset; i < LAMB_SPANS[s].offset + LAMB_SPANS[s].size; i++) {
+            double d = (double)after.host[i] - (double)after.initial[i];
+            double g = (double)k->g.host[i], u = g / (fabs(g) + 1e-6);
+            before += (double)after.initial[i] * (double)after.initial[i];
+            direction += u * u;
+            moved += d * d;
+        }
+        double want = sqrt(LAMB_SPANS[s].trust != 0 ? before : direction);
+        expect_within(h, what, sqrt(moved) / (k->h.lr * want), 1, tolerance(1e-4));  // the sums are of rounded steps
+    }
+    case_end(h);
+
+    // Rows of padding do not count, and a tensor that is 0, or does not move, has the ratio 1.
+    case_begin(h, "lamb/update zeros");
+    l = lamb_case(h, LAMB_SIZE, LAMB_SPANS, count);
+    k = l->k;
+    for (size_t i = 20128; i < 40128; i++)  // the second half of span 1
+        k->p.initial[i] = k->master.initial[i] = k->g.initial[i] = k->m.initial[i] = k->v.initial[i] = 0;
+    memset(k->p.initial, 0, 100 * sizeof(real)), memset(k->master.initial, 0, 100 * sizeof(real));   // span 0
+    k->p.initial[40320] = k->master.initial[40320] = k->g.initial[40320] = k->m.initial[40320] = 0;  // span 5
+    array_restore(k->p), array_restore(k->master), array_restore(k->g), array_restore(k->m), array_restore(k->v);
+    lamb_check(h, l, 1, 1);
+    expect_true(h, "padding stays 0", lamb_bits_changed(k->p, 20128, 40128) == 0);
+    expect_true(h, "a tensor of zeros begins to move", lamb_bits_changed(k->p, 0, 100) == 100);
+    expect_true(h, "one without a gradient does not", lamb_bits_changed(k->p, 40320, 40321) == 0);
+    case_end(h);
+
+    // Three tensors that are stored as one differ from one tensor.
+    case_begin(h, "lamb/update Q, K and V apart");
+    static const ParamSpan APART[] = {{0, 2000, 1, 1, 0}, {2000, 2000, 1, 1, 0}, {4000, 2000, 1, 1, 0}};
+    static const ParamSpan TOGETHER[] = {{0, 6000, 1, 1, 0}};
+    l = lamb_case(h, 6016, APART, 3);
+    for (size_t i = 0; i < 6016; i++) l->k->p.initial[i] = l->k->master.initial[i] *= (real)(1 + i / 2000);
+    array_upload(l->k->p);
+    array_restore(l->k->p), array_restore(l->k->master);
+    lamb_check(h, l, 1, 1);
+    real *apart = copy_of(h, l->k->p), *initial = l->k->p.initial;
+    l = lamb_case(h, 6016, TOGETHER, 1);
+    memcpy(l->k->p.initial, initial, 6016 * sizeof(real)), memcpy(l->k->master.initial, initial, 6016 * sizeof(real));
+    array_restore(l->k->p), array_restore(l->k->master);
+    lamb_check(h, l, 1, 1);
+    expect_true(h, "other steps", memcmp(apart, l->k->p.host, 6000 * sizeof(real)) != 0);
+    case_end(h);
+
+    // Gradients that carry a loss scale, the norm none: a power of two changes no bit.
+    case_begin(h, "lamb/update gradients 1024 times too large");
+    l = lamb_case(h, LAMB_SIZE, LAMB_SPANS, count);
+    k = l->k;
+    lamb_run(l);
+    real *p = copy_of(h, k->p), *m = copy_of(h, k->m), *v = copy_of(h, k->v);
+    array_restore(k->p), array_restore(k->m), array_restore(k->v), array_restore(k->master);
+    for (size_t i = 0; i < k->g.n; i++) k->g.host[i] *= 1024;
+    k->scale.host[0] = 1024;
+    array_upload_real(k->g), array_upload_real(k->scale);
+    lamb_run(l);
+    expect_equal(h, "params", k->p, p);
+    expect_equal(h, "m", k->m, m);
+    expect_equal(h, "v", k->v, v);
+    case_end(h);
+
+    if (ADAMW_HAS_MASTER) {
+        const NarrowType* type = &NARROW_TYPES[strcmp(FLOATX_NAME, "F16") == 0];
+        case_begin(h, "lamb/update without master weights");
+        l = lamb_case(h, LAMB_SIZE, LAMB_SPANS, count);
+        k = l->k;
+        k->has_master = 0;
+        k->h.rounding = rng_stream(7, 1, 0, SITE_ROUNDING);
+        p = copy_of(h, k->p), m = copy_of(h, k->m), v = copy_of(h, k->v);
+        lamb_update_ref(p, m, v, k->g.host, (double)k->norm.host[0], 1, 1, k->spans, k->count, k->h);
+        Array written[] = {k->p, k->m, k->v};
+        expect_same_for_any_threads(h, "update", lamb_run, l, written, 3);
+        array_download(k->p);
+        size_t as_keyed = 0, elements = 0;
+        for (int s = 0; s < count; s++)
+            for (size_t i = LAMB_SPANS[s].offset; i < LAMB_SPANS[s].offset + LAMB_SPANS[s].size; i++) {
+                uint16_t rounded = type->round((float)p[i], adamw_bits(k->h.rounding, i / 4).v[i % 4]);
+                as_keyed += (double)k->p.host[i] == narrow_value(type, rounded);
+                elements++;
+            }
+        // A sum in another order may fall on the other side of the random bits, once in about a thousand.
+        expect_true(h, "the bits are those of (key, element)", (double)as_keyed >= 0.99 * (double)elements);
+        expect_close(h, "m", k->m, m, tolerance(5e-7));
+        case_end(h);
+    }
+
+    static const double ODD[] = {NAN, INFINITY};
+    for (size_t i = 0; i < COUNT_OF(ODD); i++) {
+        case_begin(h, "lamb/update gradient norm is %g: nothing moves", ODD[i]);
+        l = lamb_case(h, LAMB_SIZE, LAMB_SPANS, count);
+        k = l->k;
+        k->norm.host[0] = (real)ODD[i];
+        array_upload_real(k->norm);
+        lamb_run(l);
+        expect_equal(h, "params", k->p, k->p.initial);
+        expect_equal(h, "master", k->master, k->master.initial);
+        expect_equal(h, "m", k->m, k->m.initial);
+        expect_equal(h, "v", k->v, k->v.initial);
+        case_end(h);
+    }
+}
+
+// The sizes of 24 layers of BERT-large, or of one on the CPU.
+static inline void bench_lamb(Harness* h) {
+    static const size_t LAYER[] = {1048576, 1048576, 1048576, 1024, 1024,    1024, 1048576, 1024,
+                                   1024,    1024,    4194304, 4096, 4194304, 1024, 1024,    1024};
+    int layers = HAS_DEVICE_MEMORY ? 24 : 1, count = layers * (int)COUNT_OF(LAYER);
+    size_t n = 0;
+    ParamSpan* spans = (ParamSpan*)case_memory(h, (size_t)count * sizeof *spans);
+    for (int s = 0; s < count; s++) {
+        spans[s].offset = n;
+        spans[s].size = LAYER[s % (int)COUNT_OF(LAYER)];
+        spans[s].decay = spans[s].trust = spans[s].size > 4096;
+        n += spans[s].size;
+    }
+    char shapes[64];
+    snprintf(shapes, sizeof shapes, "n=%zu in %d tensors", n, count);
+    LambCase* l = lamb_case(h, n, spans, count);
+    bench_report(h, "lamb_update", shapes, bench_seconds(h, lamb_run, l), LAMB_UPDATE_FLOPS(n),
+                 LAMB_UPDATE_BYTES(n, ADAMW_HAS_MASTER));
+    if (!ADAMW_HAS_MASTER) return;
+    l->k->has_master = 0;
+    bench_report(h, "lamb_update, no master", shapes, bench_seconds(h, lamb_run, l), LAMB_UPDATE_FLOPS(n),
+                 LAMB_UPDATE_BYTES(n, 0));
+}
+
+#endif

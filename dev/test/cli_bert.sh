@@ -1,0 +1,197 @@
+#!/bin/bash
+# The command line of train_bert and what it says to bad input, where it differs from train_gpt2 (cli.sh):
+#
+#     bash dev/test/cli_bert.sh PROGRAM          from the repository's root
+#
+# Ends with `N passed, N failed, N skipped`; exit status 1 if one failed.
+set -u
+PROGRAM=${1:-}
+. "$(dirname "$0")/shell.sh"
+golden=$OLDPWD/dev/reference/golden_bert
+
+o=$box/out
+SIZES=(-e L=1,C=16,NH=2,T=16)
+TINY=("${SIZES[@]}" -v 0 -s 0 -n 0)
+STEP='^step +[0-9]+/[0-9]+ \| loss [0-9.]+ \| lr [0-9.e+-]+ \| norm [0-9.]+ \| [0-9.]+ ms \| [0-9,]+ tok/s'
+
+# ---------------------------------------------------------------------------------------------------------
+# Flags and descriptors
+
+f() { refused "flags: $1" 2 "$2" "${TINY[@]}" -o "$o" "${@:3}"; }
+f 'unknown'                   "unknown flag '-zz'.*--help"                   -zz 1
+f '-g is no flag here'        "unknown flag '-g'"                            -g 8
+f '--max-predictions 0'       '--max-predictions 0: at least one'            --max-predictions 0
+f '--max-predictions -2'      "--max-predictions: '-2'"                      --max-predictions -2
+f '-t 7'                      'sequences of 7 tokens are too short.*-t'      -t 7
+f '-t above the model'        '-t 17: the model knows 16 positions'          -t 17
+f '--nsp 2'                   "--nsp: '2' .*0\.\.1"                          --nsp 2
+f '--mask-fraction 0'         "--mask-fraction: '0'"                         --mask-fraction 0
+f '--pack 0'                  "--pack: '0'"                                  --pack 0
+f '--optimizer sgd'           '--optimizer: .*adamw\|lamb'                   --optimizer sgd
+f '--loss-mean sum'           '--loss-mean: .*micro\|global'                 --loss-mean sum
+f '--phase2 of no run'        "--phase2 $box/none: holds no whole checkpoint" --phase2 "$box/none"
+f '-d that is no multiple'    '-d 100: .*multiple of the 128 tokens'         -d 100
+e() { refused "descriptor: $1" 2 "$2" -v 0 -s 0 -o "$o" -e "$3"; }
+e 'no such size'              '-e bert-huge: '                               bert-huge
+e 'unknown key'               '-e L=1,tied=1: '                              L=1,tied=1
+e 'no layers'                 '"num_hidden_layers": 0 .*1\.\.4096'           L=0
+e 'heads do not fit'          '15 channels cannot be cut into 2 heads'       L=1,C=15,NH=2
+published() { # NAME TENSORS PARAMETERS FLAG...
+    local why before
+    before=$(listing "$box")
+    run -e "$1" -x 0 -o "$o" "${@:4}"
+    why=$(ended_with 0)
+    [ -n "$why" ] || grep -q "^$2 tensors, $3 parameters$" "$work/stdout" || why="not $2 tensors, $3 parameters"
+    [ -n "$why" ] || grep -q '^memory plan: ' "$work/stdout" || why='no memory plan'
+    [ -n "$why" ] || [ "$before" = "$(listing "$box")" ] || why='files were created or changed'
+    verdict "-x 0, $1 ${*:4}" "$why"
+}
+published bert-base 206 110106428
+published bert-large 398 336226108
+published bert-base 202 109514298 --nsp 0
+
+run --help
+why=$(ended_with 0)
+for flag in -i -j -e -o -y -b -t -d -x -k -l -u -q -c -r -w -a -v -m -s -n -nk -nm --fill --phase2 --pack --optimizer --nsp; do
+    grep -Eq -- "^ +(-[a-z]+[, ]+)?$flag[ ,]" "$work/stdout" || why=${why:-"$flag is missing"}
+done
+verdict '--help' "$why"
+
+# ---------------------------------------------------------------------------------------------------------
+# What a run shows and leaves behind
+
+run "${SIZES[@]}" -x 5 -v 2 -m 2 -s 5 -n 2 -o "$o"
+why=$(ended_with 0)
+[ -n "$why" ] || [ ! -s "$work/stderr" ] || why="stderr is not empty: $(head -n 1 "$work/stderr")"
+[ "$(grep -Ec "$STEP" "$work/stdout")" -eq 5 ] || why=${why:-'not a line a step'}
+[ "$(grep -c '^step [0-9]*/5 | val loss [0-9.]*$' "$work/stdout")" -eq 4 ] || why=${why:-'no validation at 0, 2, 4 and 5'}
+grep -q '^[0-9]* parameters, .* training tokens, 128 a step.* steps 1 to 5 ' "$work/stdout" || why=${why:-'no line about the run'}
+grep -q '^sample after step 5:$' "$work/stdout" || why=${why:-'no sample at the end'}
+grep -aq '\[MASK\]' "$o/sample.txt" || why=${why:-'no masks in the sample'}
+verdict 'stdout of a run' "$why"
+why=
+N='-?[0-9][0-9.e+-]*'
+[ "$(grep -Ec "^\{\"step\": [0-9]+, \"loss\": $N, .*\"tok_s\": $N, .*\"mlm_loss\": $N, \"nsp_loss\": $N, \"seq_s\": $N\}$" "$o/log.jsonl")" -eq 5 ] || why='not 5 lines of steps'
+[ "$(grep -Ec "^\{\"step\": [0-9]+, \"val_loss\": $N, \"val_mlm_loss\": $N, \"val_mlm_accuracy\": $N, \"val_nsp_loss\": $N, \"val_nsp_accuracy\": $N\}$" "$o/log.jsonl")" -eq 4 ] || why=${why:-'not 4 lines of validations'}
+verdict 'log.jsonl' "$why"
+why=
+for file in config.json model.safetensors vocab.txt tokenizer_config.json log.jsonl loss.svg; do
+    [ -s "$o/$file" ] || why=${why:-"$file is missing"}
+done
+grep -q '"architectures": \["BertForPreTraining"\]' "$o/config.json" || why=${why:-'not BertForPreTraining'}
+verdict 'files of a run' "$why"
+
+# The validation loss of the saved model is the one that was logged.
+run -y 1 -o "$o" --evaluate 1
+why=$(ended_with 0)
+logged=$(sed -n 's/.*"val_loss": \([0-9.]\{6\}\).*/\1/p' "$o/log.jsonl" | tail -n 1)
+grep -q "^val loss $logged.*masked tokens: .* % right | next sentence: " "$work/stdout" || why=${why:-"val loss $(cat "$work/stdout"), logged $logged"}
+verdict '--evaluate 1' "$why"
+accepted '--nsp 0'                 "${SIZES[@]}" -x 2 -v 2 -m 1 -s 2 -o "$box/plain" --nsp 0
+why=
+grep -q '"architectures": \["BertForMaskedLM"\]' "$box/plain/config.json" || why='not BertForMaskedLM'
+grep -q 'nsp' <(tail -n 2 "$box/plain/log.jsonl") && why=${why:-'its log speaks of next sentences'}
+run -e "$box/plain" -x 1 -v 0 -s 0 -o ''
+why=${why:-$(ended_with 0)}
+grep -q 'lacks what is initialised instead: bert.pooler.dense.weight, .*cls.seq_relationship.bias$' "$work/stdout" || why=${why:-'what it lacks is not named'}
+verdict 'a BertForMaskedLM is completed' "$why"
+accepted 'a BertForPreTraining without its head' -e "$o" -x 1 -v 1 -m 1 -s 0 -o '' --nsp 0
+accepted 'LAMB, whole words, static masks' "${TINY[@]}" -x 3 -o '' --optimizer lamb --whole-word-masking 1 --static-masking 2
+accepted 'several sequences a row' "${SIZES[@]}" -t 16 -x 3 -v 3 -m 1 -s 3 -o '' --pack 3
+accepted 'the published mean, four micro-batches' "${TINY[@]}" -b 2 -d 128 -x 3 -o '' --loss-mean micro
+accepted '--overfit 1' "${TINY[@]}" -x 3 -a 1 -o ''
+
+# However a step is cut, global means are those of the whole: losses agree in 6 digits.
+cut_losses() { run "${TINY[@]}" -b "$1" -d 128 -x 8 -l 1e-2 --dropout 0.1 -o "$box/cut$1" "${@:2}"; sed -nE 's/.*"loss": ([0-9.]{6}).*/\1/p' "$box/cut$1/log.jsonl"; }
+[ "$(cut_losses 8)" = "$(cut_losses 2)" ] && [ "$(cut_losses 8 --overwrite 1 | wc -l)" -eq 8 ]
+verdict 'global means do not depend on the micro-batch' "$([ $? -eq 0 ] || echo "$(cut_losses 8 --overwrite 1 | tr '\n' ' ') and $(cut_losses 2 --overwrite 1 | tr '\n' ' ')")"
+
+# Phase 2: another length, step 0, the weights and moments of phase 1.
+accepted 'phase 1' -e L=1,C=16,NH=2,T=32 -t 16 -x 6 -v 0 -s 0 -n 0 -o "$box/phase1" --optimizer lamb
+run --phase2 "$box/phase1" -t 32 -x 4 -u 2 -v 0 -s 0 -n 0 -o "$box/phase2" --optimizer lamb --stop-after 2
+why=$(ended_with 0)
+grep -q ' steps 1 to 4 ' "$work/stdout" || why=${why:-'it does not begin at step 1'}
+run -y 1 -o "$box/phase2"
+why=${why:-$(ended_with 0)}
+run --phase2 "$box/phase1" -t 32 -x 4 -u 2 -v 0 -s 0 -n 0 -o "$box/phase2-straight" --optimizer lamb
+cmp -s "$box/phase2/model.safetensors" "$box/phase2-straight/model.safetensors" || why=${why:-'resumed, it is another model'}
+run -e "$box/phase1" -t 32 -x 4 -u 2 -v 0 -s 0 -n 0 -o "$box/afresh" --optimizer lamb
+cmp -s "$box/afresh/model.safetensors" "$box/phase2-straight/model.safetensors" && why=${why:-'the moments were not taken'}
+verdict 'phase 2' "$why"
+
+# ---------------------------------------------------------------------------------------------------------
+# Filling in
+
+run -e "$o" --fill 'ma[MASK]n(voi[MASK])'
+why=$(ended_with 0)
+[ "$(head -n 1 "$work/stdout")" = 'ma[MASK]n(voi[MASK])' ] || why=${why:-"the text is $(head -n 1 "$work/stdout")"}
+[ "$(wc -l <"$work/stdout")" -ge 4 ] || why=${why:-'not a line of guesses for each mask'}
+verdict '--fill' "$why"
+run -y 1 -o "$o" --fill '[MASK]'
+verdict '--fill, -y 1' "$(ended_with 0)"
+refused '--fill without a mask' 2 "holds no \[MASK\]" -e "$o" --fill 'main'
+refused '--fill, too long'      2 'has 20 tokens .*at most 16' -e "$o" --fill 'abcdefghijklmnopq[MASK]'
+refused '--fill without a model' 2 '--fill needs a trained model' --fill 'a[MASK]'
+refused '--fill without a vocabulary' 2 'no vocab.txt' -e "$golden" --fill 'a [MASK]'
+
+# ---------------------------------------------------------------------------------------------------------
+# Data
+
+d=$box/data
+mkdir "$d"
+cp data/builtin/bert/train.bin "$d/good.bin"
+head -c 500 "$d/good.bin" >"$d/half-header.bin"
+head -c 90000 "$d/good.bin" >"$d/truncated.bin"
+head -c 4000 "$PROGRAM" >"$d/foreign.bin"
+: >"$d/empty.bin"
+cp data/builtin/train.bin "$d/tokens.bin"
+words() { local n; for n in "$@"; do little_endian 4 "$n"; done; }
+# MAGIC VERSION TOKENS SENTENCES DOCUMENTS, then a vocabulary of 261 with the five ids at its end.
+sentences() { words "$@" 261 256 257 258 259 260; head -c $((1024 - 44)) /dev/zero; }
+{ sentences 20261121 1 40 2 1; head -c 80 /dev/zero; words 0 20 40 0 2; head -c 36 /dev/zero; } >"$d/one.bin"
+{ sentences 20261121 3 40 2 1; head -c 80 /dev/zero; words 0 20 40 0 2; head -c 36 /dev/zero; } >"$d/version.bin"
+bad_data() { refused "data: $1" 2 "$d/$2: .*$3" "${TINY[@]}" -x 2 -o "$box/new" -i "$d/$2" "${@:4}"; }
+bad_data 'empty'                         empty.bin       'too few'
+bad_data 'ends inside the header'        half-header.bin 'truncated'
+bad_data 'truncated'                     truncated.bin   'truncated'
+bad_data 'foreign'                       foreign.bin     'not a file of sentences.*magic'
+bad_data 'token shards without sentences' tokens.bin     'without sentences.*prepare_bert'
+bad_data 'another version'               version.bin     'version 3'
+bad_data 'one document, --nsp 1'         one.bin         'one document.*--nsp 0'
+accepted 'data: one document, --nsp 0' "${TINY[@]}" -b 1 -x 1 -o '' -i "$d/one.bin" --nsp 0
+refused 'data: a vocabulary that does not fit' 2 'vocabulary of 261 tokens.*does not fit.* 260' -v 0 -s 0 -x 1 -o "$box/new" -e L=1,C=16,NH=2,T=16,V=260
+refused 'data: no such file' 2 'none.bin: no file matches' "${TINY[@]}" -o "$box/new" -i "$d/none.bin"
+
+# ---------------------------------------------------------------------------------------------------------
+# Model directories
+
+good=$work/model m=$box/model
+mkdir "$good"
+cp "$o"/{config.json,model.safetensors,vocab.txt} "$good"
+config() { # NAME PATTERN SED-SCRIPT
+    rm -rf "$m" && cp -r "$good" "$m"
+    sed "$3" "$good/config.json" >"$m/config.json"
+    cmp -s "$good/config.json" "$m/config.json" && { fail "config.json: $1" 'this test changed nothing'; return; }
+    refused "config.json: $1" 2 "config.json: .*$2" -v 0 -s 0 -n 0 -x 1 -o "$box/new" -e "$m"
+}
+key() { echo "key \"$1\""; }
+config 'model_type gpt2'           "$(key model_type)"                   's/"bert"/"gpt2"/'
+config 'activation relu'           "$(key hidden_act)"                   's/"gelu"/"relu"/'
+config 'no layers'                 "$(key num_hidden_layers)"            's/"num_hidden_layers": 1/"num_hidden_layers": 0/'
+config 'hidden_size missing'       "$(key hidden_size)"                  's/"hidden_size": 16, //'
+config 'heads that do not fit'     '3 heads'                             's/"num_attention_heads": 2/"num_attention_heads": 3/'
+config 'relative positions'        "$(key position_embedding_type)"      's/}$/, "position_embedding_type": "relative_key"}/'
+config 'untied'                    "$(key tie_word_embeddings).*true"    's/}$/, "tie_word_embeddings": false}/'
+config 'a decoder'                 "$(key is_decoder).*false"            's/}$/, "is_decoder": true}/'
+config 'one token type'            "$(key type_vocab_size)"              's/"type_vocab_size": 2/"type_vocab_size": 1/'
+config 'dropout above 1'           "$(key hidden_dropout_prob)"          's/"hidden_dropout_prob": 0/"hidden_dropout_prob": 1.5/'
+config 'padding beyond the vocabulary' "$(key pad_token_id)"             's/"pad_token_id": 256/"pad_token_id": 261/'
+config 'negative padding'          "$(key pad_token_id)"                 's/"pad_token_id": 256/"pad_token_id": -1/'
+rm -rf "$m" && cp -r "$good" "$m" && sed -i 's/"pad_token_id": 256/"pad_token_id": null/' "$m/config.json"
+accepted 'config.json: no padding' -v 0 -s 0 -n 0 -x 1 -o "$box/unpadded" -e "$m"
+verdict 'config.json: no padding is written as null' "$(grep -q '"pad_token_id": null' "$box/unpadded/config.json" || echo 'it is not')"
+rm -rf "$m" && cp -r "$good" "$m" && sed -i 's/"num_hidden_layers": 1/"num_hidden_layers": 2/' "$m/config.json"
+refused 'more layers than the weights' 2 'tensor "bert.encoder.layer.1\..*missing' -v 0 -s 0 -x 1 -o "$box/new" -e "$m"
+refused 'a GPT-2 vocabulary against a model of 107 tokens' 2 'does not fit' -v 0 -s 0 -x 1 -t 8 -o "$box/new" -e "$golden"
+
+finish

@@ -1,0 +1,285 @@
+/* Text to the tokens of a WordPiece vocabulary and back, as the tokenizer of BERT does it.
+ *
+ * vocab.txt has one token a line; its number is its id. A text is cleaned of control characters and, for an uncased
+ * vocabulary, taken to lower case without accents; split at white space, around punctuation and CJK ideographs; and each
+ * word is cut from its left into the longest tokens that there are, those after the first spelled "##...". A word that
+ * cannot be cut so, or has more than 100 characters, is [UNK]. [PAD], [UNK], [CLS], [SEP] and [MASK] in a text stand for
+ * themselves. Characters are treated as Hugging Face's `tokenizers` treats them but for what unicode.h names.
+ *
+ * A vocabulary whose first 256 tokens are the bytes (in the spelling of tokenizer.h), as the built-in corpus has it, is
+ * used byte by byte.
+ *
+ * Wu et al., "Google's neural machine translation system", 2016; Devlin et al., "BERT", 2018. */
+#ifndef LLMC_WORDPIECE_H
+#define LLMC_WORDPIECE_H
+
+#include "tokenizer.h"
+#include "unicode.h"
+
+enum { WORDPIECE_MAX_CHARACTERS = 100 };
+
+// Whether a text is folded to lower case: what tokenizer_config.json beside vocab.txt says (if nothing: UNCASED), or given.
+typedef enum { CASE_OF_MODEL, CASED, UNCASED } LetterCase;
+
+typedef struct {
+    int size;
+    int pad, unk, cls, sep, mask;
+    LetterCase letter_case;  // CASED or UNCASED
+    int is_bytes;
+    char* text;        // vocab.txt
+    TokenText* token;  // [size] into `text`
+    int* slot;         // [slots] a hash table of ids, -1 for none
+    uint32_t slots;    // a power of 2
+    size_t longest;    // bytes of the longest token
+} WordPiece;
+
+typedef struct {
+    int* id;
+    size_t count, capacity;
+} TokenIds;
+
+static inline void token_ids_add(TokenIds* t, int id) {
+    if (t->count == t->capacity) {
+        t->capacity = 2 * t->capacity + 64;
+        t->id = (int*)xrealloc(t->id, t->capacity * sizeof(int));
+    }
+    t->id[t->count++] = id;
+}
+
+// ---------------------------------------------------------------------------------------------------------
+// The vocabulary
+
+// Where `bytes` are in the table, or the free slot where they belong (FNV-1a, then the next slot that serves).
+static inline uint32_t wordpiece_slot(const WordPiece* w, const char* bytes, size_t n) {
+    uint32_t hash = 2166136261u;
+    for (size_t i = 0; i < n; i++) hash = (hash ^ (unsigned char)bytes[i]) * 16777619u;
+    for (uint32_t i = hash & (w->slots - 1);; i = (i + 1) & (w->slots - 1)) {
+        if (w->slot[i] < 0) return i;
+        const TokenText* t = &w->token[w->slot[i]];
+        if ((size_t)t->length == n && memcmp(w->text + t->start, bytes, n) == 0) return i;
+    }
+}
+
+// The id of a token, -1 where there is none.
+static inline int wordpiece_id(const WordPiece* w, const char* bytes, size_t n) {
+    return w->slot[wordpiece_slot(w, bytes, n)];
+}
+
+// The spelling of a token, not NUL-terminated; NULL for an id that there is not.
+static inline const char* wordpiece_token(const WordPiece* w, int id, size_t* length) {
+    *length = 0;
+    if (id < 0 || id >= w->size) return NULL;
+    *length = (size_t)w->token[id].length;
+    return w->text + w->token[id].start;
+}
+
+static inline int wordpiece_special(const WordPiece* w, const char* name, const char* path) {
+    int id = wordpiece_id(w, name, strlen(name));
+    if (id < 0)
+        die(USAGE, "%s: has no %s, which a model of masked text needs; give the model's own vocab.txt", path, name);
+    return id;
+}
+
+// Are the first 256 tokens the bytes in order?
+static inline int wordpiece_of_bytes(const WordPiece* w) {
+    int byte_of[BYTE_ALPHABET_END];
+    byte_alphabet(byte_of);
+    for (int id = 0; id < 256; id++) {
+        char byte[2];
+        if (id >= w->size || w->token[id].length < 1 || w->token[id].length > 2) return 0;
+        size_t n = tokenizer_spell(byte, w->text + w->token[id].start, (size_t)w->token[id].length, byte_of);
+        if (n != 1 || (unsigned char)byte[0] != id) return 0;
+    }
+    return 1;
+}
+
+static inline LetterCase wordpiece_case_of(const char* config) {
+    LetterCase found = UNCASED;
+    if (!file_exists(config)) return found;
+    Json json;
+    json_load(&json, config, TOKENIZER_MAX_FILE);
+    const JsonNode* lower = json_get(json.root, "do_lower_case");
+    if (lower && lower->type == JSON_BOOL && !lower->integer) found = CASED;
+    json_free(&json);
+    return found;
+}
+
+static inline void wordpiece_free(WordPiece* w) {
+    free(w->text);
+    free(w->token);
+    free(w->slot);
+    memset(w, 0, sizeof(*w));
+}
+
+// Returns 0, or -1 where `directory` holds no vocab.txt. Ends with USAGE where that cannot serve.
+static inline int wordpiece_open(WordPiece* w, const char* directory, LetterCase letter_case) {
+    char *path = xprintf("%s/vocab.txt", directory), *config = xprintf("%s/tokenizer_config.json", directory);
+    memset(w, 0, sizeof(*w));
+    if (file_exists(path)) {
+        size_t n;
+        int lines = 0;
+        w->text = read_file(path, TOKENIZER_MAX_FILE, &n, USAGE);
+        for (size_t i = 0; i < n; i++) lines += w->text[i] == '\n' || i + 1 == n;
+        w->token = (TokenText*)xmalloc((size_t)lines * sizeof(TokenText));
+        for (w->slots = 64; w->slots < 2 * (uint32_t)lines;) w->slots *= 2;
+        w->slot = (int*)xmalloc(w->slots * sizeof(int));
+        memset(w->slot, -1, w->slots * sizeof(int));
+        for (size_t i = 0; i < n; w->size++) {
+            const char* line_end = (const char*)memchr(w->text + i, '\n', n - i);
+            size_t end = line_end ? (size_t)(line_end - w->text) : n, length = end - i;
+            if (length > 0 && w->text[end - 1] == '\r') length--;
+            w->token[w->size].start = i;
+            w->token[w->size].length = (int)length;
+            w->slot[wordpiece_slot(w, w->text + i, length)] = w->size;
+            if (length > w->longest) w->longest = length;
+            i = end + 1;
+        }
+        w->pad = wordpiece_special(w, "[PAD]", path);
+        w->unk = wordpiece_special(w, "[UNK]", path);
+        w->cls = wordpiece_special(w, "[CLS]", path);
+        w->sep = wordpiece_special(w, "[SEP]", path);
+        w->mask = wordpiece_special(w, "[MASK]", path);
+        w->is_bytes = wordpiece_of_bytes(w);
+        w->letter_case = letter_case == CASE_OF_MODEL ? wordpiece_case_of(config) : letter_case;
+    }
+    free(path);
+    free(config);
+    return w->size > 0 ? 0 : -1;
+}
+
+// ---------------------------------------------------------------------------------------------------------
+// Text to tokens
+
+// The character at `text` and its number of bytes; U+FFFD for a byte that is not part of one.
+static inline uint32_t wordpiece_character(const char* text, size_t n, size_t* bytes) {
+    const unsigned char* p = (const unsigned char*)text;
+    size_t more = p[0] < 0x80                   ? 0
+                  : p[0] >= 0xC2 && p[0] < 0xE0 ? 1
+                  : (p[0] & 0xF0) == 0xE0       ? 2
+                  : (p[0] & 0xF8) == 0xF0       ? 3
+                                                : 4;
+    static const uint32_t least[4] = {0, 0x80, 0x800, 0x10000};
+    uint32_t c = more == 0 ? p[0] : p[0] & (0x3Fu >> more);
+    *bytes = 1;
+    if (more == 4 || more >= n) return 0xFFFD;
+    for (size_t i = 1; i <= more; i++) {
+        if ((p[i] & 0xC0) != 0x80) return 0xFFFD;
+        c = c << 6 | (p[i] & 0x3F);
+    }
+    if (c < least[more] || c > 0x10FFFF || (c >= 0xD800 && c <= 0xDFFF)) return 0xFFFD;
+    *bytes = more + 1;
+    return c;
+}
+
+static inline void wordpiece_put(Text* word, uint32_t c) {
+    char bytes[4];
+    size_t n = c < 0x80 ? 1 : c < 0x800 ? 2 : c < 0x10000 ? 3 : 4;
+    for (size_t i = n; i-- > 1; c >>= 6) bytes[i] = (char)(0x80 | (c & 0x3F));
+    bytes[0] = (char)(n == 1 ? c : (0xF00u >> n & 0xFF) | c);
+    text_append(word, bytes, n);
+}
+
+// Cut one word into tokens, and empty it.
+static inline void wordpiece_cut(TokenIds* out, const WordPiece* w, Text* word) {
+    size_t n = word->length, before = out->count, characters = 0;
+    for (size_t i = 0; i < n; i++) characters += (word->text[i] & 0xC0) != 0x80;
+    word->length = 0;
+    if (n == 0) return;
+    int is_known = characters <= WORDPIECE_MAX_CHARACTERS;
+    char* piece = (char*)xmalloc(n + 2);
+    memcpy(piece, "##", 2);
+    for (size_t start = 0, end; start < n && is_known; start = end) {
+        size_t prefix = start ? 2 : 0;
+        int id = -1;
+        memcpy(piece + 2, word->text + start, n - start);
+        for (end = start + min_size(n - start, w->longest); end > start; end--) {
+            int is_inside = end < n && (word->text[end] & 0xC0) == 0x80;  // of a character
+            if (!is_inside && (id = wordpiece_id(w, piece + 2 - prefix, end - start + prefix)) >= 0) break;
+        }
+        is_known = id >= 0;
+        if (is_known) token_ids_add(out, id);
+    }
+    free(piece);
+    if (is_known) return;
+    out->count = before;
+    token_ids_add(out, w->unk);
+}
+
+static inline void wordpiece_put_alone(TokenIds* out, const WordPiece* w, Text* word, uint32_t c) {
+    wordpiece_cut(out, w, word);
+    wordpiece_put(word, c);
+    wordpiece_cut(out, w, word);
+}
+
+// Text without special tokens.
+static inline void wordpiece_encode_plain(TokenIds* out, const WordPiece* w, const char* text, size_t n) {
+    Text word = {NULL, 0, 0};
+    for (size_t i = 0, bytes; i < n; i += bytes) {
+        uint32_t c = wordpiece_character(text + i, n - i, &bytes), hangul = c - 0xAC00;
+        if (unicode_is_removed(c)) continue;
+        if (unicode_is_space(c)) {
+            wordpiece_cut(out, w, &word);
+        } else if (unicode_is_ideograph(c)) {
+            wordpiece_put_alone(out, w, &word, c);
+        } else if (w->letter_case == UNCASED && hangul < 11172) {  // a syllable, taken apart
+            wordpiece_put(&word, 0x1100 + hangul / 588);
+            wordpiece_put(&word, 0x1161 + hangul / 28 % 21);
+            if (hangul % 28) wordpiece_put(&word, 0x11A7 + hangul % 28);
+        } else {
+            if (w->letter_case == UNCASED) c = unicode_fold(c);
+            if (c && unicode_is_punctuation(c)) wordpiece_put_alone(out, w, &word, c);
+            else if (c) wordpiece_put(&word, c);
+        }
+    }
+    wordpiece_cut(out, w, &word);
+    free(word.text);
+}
+
+// The special token that `text` begins with, -1 for none.
+static inline int wordpiece_special_at(const WordPiece* w, const char* text, size_t n) {
+    const int ids[] = {w->pad, w->unk, w->cls, w->sep, w->mask};
+    for (size_t i = 0; i < COUNT_OF(ids) && n > 0 && text[0] == '['; i++) {
+        size_t length;
+        const char* name = wordpiece_token(w, ids[i], &length);
+        if (n >= length && memcmp(text, name, length) == 0) return ids[i];
+    }
+    return -1;
+}
+
+// The tokens of a text, added to `out`; [CLS] and [SEP] are for the caller to add.
+static inline void wordpiece_encode(TokenIds* out, const WordPiece* w, const char* text, size_t n) {
+    for (size_t i = 0, begin = 0; i <= n; i++) {
+        int id = wordpiece_special_at(w, text + i, n - i);
+        if (id < 0 && i < n) continue;
+        if (w->is_bytes)
+            for (; begin < i; begin++) token_ids_add(out, (unsigned char)text[begin]);
+        else wordpiece_encode_plain(out, w, text + begin, i - begin);
+        if (i == n) break;
+        token_ids_add(out, id);
+        begin = i + (size_t)w->token[id].length;
+        i = begin - 1;
+    }
+}
+
+// ---------------------------------------------------------------------------------------------------------
+// Tokens to text
+
+// Text of n tokens, added to `out`: words apart by a space but before .,!? and pieces joined.
+static inline void wordpiece_decode(Text* out, const WordPiece* w, const int* ids, size_t n) {
+    for (size_t i = 0; i < n; i++) {
+        size_t length;
+        const char* token = wordpiece_token(w, ids[i], &length);
+        if (!token) continue;
+        if (w->is_bytes) {
+            char byte = (char)ids[i];
+            text_append(out, ids[i] < 256 ? &byte : token, ids[i] < 256 ? 1 : length);
+            continue;
+        }
+        int is_piece = length > 2 && memcmp(token, "##", 2) == 0, is_stop = length == 1 && strchr(".,!?", token[0]);
+        if (i > 0 && is_piece) token += 2, length -= 2;
+        else if (i > 0 && !is_stop) text_append(out, " ", 1);
+        text_append(out, token, length);
+    }
+}
+
+#endif

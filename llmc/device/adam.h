@@ -1,0 +1,138 @@
+/* What the optimizers share: Adam's two moments, the flat buffers of a model, the numbers that are the same for all
+ * elements of a step, and how parameters are stored.
+ *
+ * Where floatX is narrower than real, the exact parameters are in a master copy, or nowhere: then the sum of parameter
+ * and update is rounded stochastically (base/rounding.h), with random bits that depend on a key and the element's place
+ * in the flat buffer alone.
+ *
+ * Source: Kingma and Ba, arXiv 1412.6980. */
+#ifndef LLMC_ADAM_H
+#define LLMC_ADAM_H
+
+#include "../base/rng.h"
+#include "../base/rounding.h"
+#include "device.h"
+#ifdef __CUDACC__
+#include "device.cuh"
+#endif
+
+// A piece of the flat buffers.
+typedef struct {
+    size_t offset, size;
+    float decay;  // 1: weight decay applies, 0: it does not
+    float trust;  // LAMB: 1: its step is scaled by its norm, 0: it is not
+    int blocks;   // LAMB: blocks of the spans before it
+} ParamSpan;
+
+// The flat buffers of a model, all of the same layout, and what the step has left on the device.
+typedef struct {
+    floatX* params;
+    real* master;  // the parameters in full precision; NULL: there are none, or floatX is real
+    real *m, *v;
+    const real* grads;
+    const real* grad_norm;   // [1] of the gradients, scale divided out
+    const real* grad_scale;  // [1] by how much grads are too large; NULL: 1
+    const int64_t* update;   // [1] number of this update, from 1; steps that were left out do not count
+} AdamWState;
+
+// Of all kinds.
+typedef struct {
+    double lr, beta1, beta2, eps, weight_decay, max_norm;
+    uint64_t rounding;  // key of the random bits: rng_stream(seed, step, 0, SITE_ROUNDING)
+} OptimizerSettings;
+
+// ---------------------------------------------------------------------------------------------------------
+// What is the same for every element of a step
+
+// Known to the host when it launches.
+typedef struct {
+    real beta1, beta1_rest, beta2, beta2_rest, eps;
+} AdamWCoefficients;
+
+// Known where the ops run, once the norm is. 16 bytes on the GPU: one load.
+typedef struct {
+    real gradient;  // what gradients are multiplied by
+    real step_size, root_scale;
+    int is_finite;  // 0: the step is left out
+} AdamWStep;
+
+static inline AdamWCoefficients adamw_coefficients(OptimizerSettings h) {
+    AdamWCoefficients c = {(real)h.beta1, (real)(1 - h.beta1), (real)h.beta2, (real)(1 - h.beta2), (real)h.eps};
+    return c;
+}
+
+HOST_DEVICE static inline AdamWStep adamw_step(AdamWState a, OptimizerSettings h) {
+    double norm = *a.grad_norm, scale = a.grad_scale ? (double)*a.grad_scale : 1, t = (double)*a.update;
+    AdamWStep step;
+    step.gradient = (real)((h.max_norm > 0 && norm > h.max_norm ? h.max_norm / norm : 1) / scale);
+    step.step_size = (real)(h.lr / (1 - pow(h.beta1, t)));
+    step.root_scale = (real)(1 / sqrt(1 - pow(h.beta2, t)));
+    step.is_finite = isfinite(norm) != 0;
+    return step;
+}
+
+// Random bits for the rounding of the four neighbouring elements 4 * group .. 4 * group + 3 of the flat buffer.
+HOST_DEVICE static inline Philox adamw_bits(uint64_t key, size_t group) {
+    return philox((uint32_t)group, (uint32_t)((uint64_t)group >> 32), 0, 0, key);
+}
+
+#ifdef __CUDACC__
+// ---------------------------------------------------------------------------------------------------------
+// GPU: a thread takes four neighbours of the flat buffers
+
+enum { ADAMW_THREADS = 256, ADAMW_VECTOR = 4, ADAMW_NARROW = sizeof(floatX) < sizeof(real) };
+// Where the exact parameters are: in params itself, in master, nowhere.
+enum { ADAMW_EXACT, ADAMW_MASTER, ADAMW_ROUNDED };
+
+// One thread.
+static __global__ void adamw_step_kernel(AdamWStep* step, AdamWState a, OptimizerSettings h) {
+    *step = adamw_step(a, h);
+}
+
+__device__ inline void adamw_round(__nv_bfloat16* p, float x, uint32_t random) {
+    *p = __ushort_as_bfloat16(round_randomly_to_bf16(x, random));
+}
+__device__ inline void adamw_round(__half* p, float x, uint32_t random) {
+    *p = __ushort_as_half(round_randomly_to_fp16(x, random));
+}
+__device__ inline void adamw_round(float* p, float x, uint32_t) { *p = x; }
+
+// The four parameters from element i on.
+template <int STORAGE> __device__ inline Vector<real> adamw_load(AdamWState a, size_t i) {
+    Vector<real> p;
+    if constexpr (STORAGE == ADAMW_EXACT) return load128((const real*)a.params + i);
+    if constexpr (STORAGE == ADAMW_MASTER) return load128(a.master + i);
+    Vector<floatX, ADAMW_VECTOR> narrow;
+    *(int2*)&narrow = *(const int2*)(a.params + i);
+    to_floats(p.v, narrow);
+    return p;
+}
+
+template <int STORAGE> __device__ inline void adamw_store(AdamWState a, size_t i, Vector<real> p, uint64_t rounding) {
+    if constexpr (STORAGE == ADAMW_EXACT) {
+        store128((real*)a.params + i, p);
+        return;
+    }
+    Vector<floatX, ADAMW_VECTOR> narrow;
+    if constexpr (STORAGE == ADAMW_MASTER) {
+        store128(a.master + i, p);
+        narrow = from_floats<floatX, ADAMW_VECTOR>(p.v);
+    } else {
+        Philox random = adamw_bits(rounding, i / ADAMW_VECTOR);
+#pragma unroll
+        for (int k = 0; k < ADAMW_VECTOR; k++) adamw_round(&narrow.v[k], p.v[k], random.v[k]);
+    }
+    *(int2*)(a.params + i) = *(const int2*)&narrow;
+}
+
+// Element i + k alone.
+template <int STORAGE>
+__device__ inline void adamw_store_one(AdamWState a, size_t i, int k, real p, uint64_t rounding) {
+    if constexpr (STORAGE == ADAMW_MASTER) a.master[i + k] = p;
+    if constexpr (STORAGE == ADAMW_ROUNDED)
+        adamw_round(&a.params[i + k], p, adamw_bits(rounding, i / ADAMW_VECTOR).v[k]);
+    else a.params[i + k] = from_float<floatX>(p);
+}
+
+#endif
+#endif

@@ -1,0 +1,353 @@
+/* LAMB: AdamW's direction, scaled tensor by tensor so that a step's length goes with the tensor's own.
+ *
+ *   g = grads * min(1, max_norm / grad_norm) / grad_scale         max_norm 0: no clipping;  grad_scale NULL: 1
+ *   m = beta1 * m + (1 - beta1) * g
+ *   v = beta2 * v + (1 - beta2) * g * g
+ *   u = m / (1 - beta1^t) / (sqrt(v / (1 - beta2^t)) + eps) + weight_decay * decay * p      t: number of this update
+ *   ratio = |p| / |u|, norms over the tensor, p before the update;  1 where either is 0 or `trust` is 0
+ *   p = p - lr * ratio * u
+ *
+ *   update     params (and master), m, v [flat buffer] in place; the rest as for AdamW (adamw.h)
+ *
+ * spans      one for each tensor, also where several are stored as one (Q, K and V): each has norms of its own. What lies
+ *            between spans is not touched; padding rows of a tensor are 0 with zero gradients: they stay 0 and add
+ *            nothing to the norms. spans[].blocks are to be filled in by lamb_number_blocks().
+ * dtypes     params floatX; master, m, v, grads, norm and scale real.
+ * numerics   elementwise in real; the squares of a block of LAMB_BLOCK elements are summed in an order that depends on
+ *            the tensor's size alone, on the CPU in double, on the GPU in fp32 over a thread's 64 and then in double; the
+ *            blocks' sums in double. u is not stored: the second pass works it out again from m and v, which costs the
+ *            same bytes and no memory.
+ *            Where there is no master, params is rounded stochastically, as by AdamW.
+ * NaN        a gradient norm that is not finite updates nothing at all.
+ * source     You et al., arXiv 1904.00962, in the form of NVIDIA's multi-tensor LAMB: clipping by the global norm first,
+ *            bias correction, the ratio not limited. */
+#ifndef LLMC_LAMB_H
+#define LLMC_LAMB_H
+
+#include "../device/adam.h"
+#include "../device/scope.h"
+
+#define LAMB_BLOCK 16384
+#define LAMB_TILE 256
+#define LAMB_LANES 16
+
+#define LAMB_UPDATE_FLOPS(n) (32.0 * (double)(n))
+// Read grads, and twice m, v and the parameters; write m, v and the parameters. `master`: the number of copies in full
+// precision, 0 or 1.
+#define LAMB_UPDATE_BYTES(n, master)                                                                                   \
+    ((double)(n) * ((7.0 + 3.0 * (master)) * sizeof(real) + (3.0 - 2.0 * (master)) * sizeof(floatX)))
+
+HOST_DEVICE static inline int lamb_blocks(size_t size) { return (int)((size + LAMB_BLOCK - 1) / LAMB_BLOCK); }
+
+// Fill in spans[].blocks; returns the number of all blocks.
+static inline int lamb_number_blocks(ParamSpan* spans, int count) {
+    int blocks = 0;
+    for (int s = 0; s < count; s++) {
+        spans[s].blocks = blocks;
+        blocks += lamb_blocks(spans[s].size);
+    }
+    return blocks;
+}
+
+// ---------------------------------------------------------------------------------------------------------
+// Reference
+
+static inline void lamb_update_ref(real* params, real* m, real* v, const real* grads, double norm, double scale,
+                                   int64_t update, const ParamSpan* spans, int count, OptimizerSettings h) {
+    if (!isfinite(norm)) return;
+    double clip = h.max_norm > 0 && norm > h.max_norm ? h.max_norm / norm : 1, t = (double)update;
+    for (int s = 0; s < count; s++) {
+        double *u = (double*)xmalloc(spans[s].size * sizeof *u), squares_p = 0, squares_u = 0;
+        for (size_t k = 0; k < spans[s].size; k++) {
+            size_t i = spans[s].offset + k;
+            double g = clip * grads[i] / scale;
+            double mi = h.beta1 * m[i] + (1 - h.beta1) * g;
+            double vi = h.beta2 * v[i] + (1 - h.beta2) * g * g;
+            double root = sqrt(vi / (1 - pow(h.beta2, t)));
+            u[k] = mi / (1 - pow(h.beta1, t)) / (root + h.eps) + h.weight_decay * spans[s].decay * params[i];
+            squares_p += (double)params[i] * params[i];
+            squares_u += u[k] * u[k];
+            m[i] = (real)mi;
+            v[i] = (real)vi;
+        }
+        double ratio = spans[s].trust != 0 && squares_p > 0 && squares_u > 0 ? sqrt(squares_p / squares_u) : 1;
+        for (size_t k = 0; k < spans[s].size; k++) {
+            size_t i = spans[s].offset + k;
+            params[i] = (real)(params[i] - h.lr * ratio * u[k]);
+        }
+        free(u);
+    }
+}
+
+// ---------------------------------------------------------------------------------------------------------
+// Both
+
+// u of one element, from its updated moments; step->step_size is 1 / (1 - beta1^t).
+HOST_DEVICE static inline real lamb_direction(real p, real m, real v, real decay, const AdamWStep* step,
+                                              const AdamWCoefficients* c) {
+    real root = step->root_scale * (sizeof(real) == sizeof(float) ? (real)sqrtf((float)v) : (real)sqrt((double)v));
+    return step->step_size * m / (root + c->eps) + decay * p;
+}
+
+// AdamW's numbers of a step, but with a step size to which lr does not belong yet.
+static inline OptimizerSettings lamb_without_lr(OptimizerSettings h) {
+    h.lr = 1;
+    return h;
+}
+
+HOST_DEVICE static inline real lamb_ratio(float trust, double squares_p, double squares_u) {
+    return (real)(trust != 0 && squares_p > 0 && squares_u > 0 ? sqrt(squares_p / squares_u) : 1);
+}
+
+#ifdef __CUDACC__
+// ---------------------------------------------------------------------------------------------------------
+// GPU: one thread works out the step; a pass over the flat buffers for the moments and the squares; a block for each
+// span adds those; a second pass applies. In both passes a block takes LAMB_BLOCK elements of one span, and a thread four
+// neighbours at a time, on 16 bytes: at a span's ends it leaves out those of its neighbours.
+
+enum { LAMB_RATIO_THREADS = 128 };
+
+// The sums of squares over a block.
+typedef struct {
+    double p, u;
+} LambSquares;
+
+// Elements begin .. end - 1 of span number `span` are this block's.
+typedef struct {
+    int span;
+    size_t begin, end;
+    float decay;
+} LambBlock;
+
+__device__ inline LambBlock lamb_block(const ParamSpan* spans, int count) {
+    int low = 0, high = count, block = (int)blockIdx.x;
+    while (high - low > 1) {
+        int middle = (low + high) / 2;
+        if (spans[middle].blocks <= block) low = middle;
+        else high = middle;
+    }
+    ParamSpan span = spans[low];
+    LambBlock b = {low, span.offset + (size_t)(block - span.blocks) * LAMB_BLOCK, span.offset + span.size, span.decay};
+    b.end = b.end - b.begin > LAMB_BLOCK ? b.begin + LAMB_BLOCK : b.end;
+    return b;
+}
+
+__device__ inline AdamWStep lamb_step(const AdamWStep* shared_step) {
+    AdamWStep step;
+    *(int4*)&step = *(const int4*)shared_step;
+    return step;
+}
+
+template <int STORAGE>
+__global__ void __launch_bounds__(ADAMW_THREADS)
+    lamb_moments_kernel(LambSquares* squares, AdamWState a, const ParamSpan* spans, int count,
+                        const AdamWStep* shared_step, AdamWCoefficients c, real weight_decay) {
+    AdamWStep step = lamb_step(shared_step);
+    if (!step.is_finite) return;
+    LambBlock b = lamb_block(spans, count);
+    real decay = weight_decay * b.decay, squares_p = 0, squares_u = 0;
+#pragma unroll 2
+    for (size_t i = b.begin / ADAMW_VECTOR * ADAMW_VECTOR + ADAMW_VECTOR * threadIdx.x; i < b.end;
+         i += ADAMW_VECTOR * ADAMW_THREADS) {
+        Vector<real> g = load128_streaming(a.grads + i), m = load128(a.m + i), v = load128(a.v + i);
+        Vector<real> p = adamw_load<STORAGE>(a, i);
+        int whole = i >= b.begin && i + ADAMW_VECTOR <= b.end;
+#pragma unroll
+        for (int k = 0; k < ADAMW_VECTOR; k++) {
+            real gradient = step.gradient * g.v[k];
+            m.v[k] = c.beta1 * m.v[k] + c.beta1_rest * gradient;
+            v.v[k] = c.beta2 * v.v[k] + c.beta2_rest * (gradient * gradient);
+            real u = lamb_direction(p.v[k], m.v[k], v.v[k], decay, &step, &c);
+            if (!whole && (i + k < b.begin || i + k >= b.end)) continue;
+            squares_p += p.v[k] * p.v[k];
+            squares_u += u * u;
+            if (whole) continue;
+            a.m[i + k] = m.v[k];
+            a.v[i + k] = v.v[k];
+        }
+        if (!whole) continue;
+        store128(a.m + i, m);
+        store128(a.v + i, v);
+    }
+    LambSquares sum = {block_sum((double)squares_p), 0};
+    sum.u = block_sum((double)squares_u);
+    if (threadIdx.x == 0) squares[blockIdx.x] = sum;
+}
+
+// Block: a span.
+static __global__ void __launch_bounds__(LAMB_RATIO_THREADS)
+    lamb_ratio_kernel(real* ratio, const LambSquares* squares, const ParamSpan* spans, const AdamWStep* step) {
+    if (!step->is_finite) return;
+    ParamSpan span = spans[blockIdx.x];
+    double p = 0, u = 0;
+    for (int i = (int)threadIdx.x; i < lamb_blocks(span.size); i += LAMB_RATIO_THREADS) {
+        LambSquares sum = squares[span.blocks + i];
+        p += sum.p;
+        u += sum.u;
+    }
+    p = block_sum(p);
+    u = block_sum(u);
+    if (threadIdx.x == 0) ratio[blockIdx.x] = lamb_ratio(span.trust, p, u);
+}
+
+template <int STORAGE>
+__global__ void __launch_bounds__(ADAMW_THREADS)
+    lamb_apply_kernel(AdamWState a, const real* ratio, const ParamSpan* spans, int count, const AdamWStep* shared_step,
+                      AdamWCoefficients c, real weight_decay, real lr, uint64_t rounding) {
+    AdamWStep step = lamb_step(shared_step);
+    if (!step.is_finite) return;
+    LambBlock b = lamb_block(spans, count);
+    real decay = weight_decay * b.decay, length = lr * ratio[b.span];
+#pragma unroll 2
+    for (size_t i = b.begin / ADAMW_VECTOR * ADAMW_VECTOR + ADAMW_VECTOR * threadIdx.x; i < b.end;
+         i += ADAMW_VECTOR * ADAMW_THREADS) {
+        Vector<real> m = load128(a.m + i), v = load128(a.v + i), p = adamw_load<STORAGE>(a, i);
+#pragma unroll
+        for (int k = 0; k < ADAMW_VECTOR; k++)
+            p.v[k] -= length * lamb_direction(p.v[k], m.v[k], v.v[k], decay, &step, &c);
+        if (i >= b.begin && i + ADAMW_VECTOR <= b.end) {
+            adamw_store<STORAGE>(a, i, p, rounding);
+            continue;
+        }
+#pragma unroll
+        for (int k = 0; k < ADAMW_VECTOR; k++)
+            if (i + k >= b.begin && i + k < b.end) adamw_store_one<STORAGE>(a, i, k, p.v[k], rounding);
+    }
+}
+
+// What lies in scratch: the step, the sums of blocks, the ratios of spans.
+typedef struct {
+    AdamWStep* step;
+    LambSquares* squares;
+    real* ratio;
+} LambScratch;
+
+template <int STORAGE>
+static inline void lamb_launch(AdamWState a, const ParamSpan* spans, int count, int blocks, LambScratch s,
+                               OptimizerSettings h, Context* ctx) {
+    AdamWCoefficients c = adamw_coefficients(h);
+    lamb_moments_kernel<STORAGE><<<(unsigned)blocks, ADAMW_THREADS, 0, ctx->stream>>>(s.squares, a, spans, count,
+                                                                                      s.step, c, (real)h.weight_decay);
+    lamb_ratio_kernel<<<(unsigned)count, LAMB_RATIO_THREADS, 0, ctx->stream>>>(s.ratio, s.squares, spans, s.step);
+    lamb_apply_kernel<STORAGE><<<(unsigned)blocks, ADAMW_THREADS, 0, ctx->stream>>>(
+        a, s.ratio, spans, count, s.step, c, (real)h.weight_decay, (real)h.lr, h.rounding);
+}
+
+// `spans` lie where the ops run, in order, without overlaps; `elements` are those of the flat buffers, `blocks` what
+// lamb_number_blocks() has returned.
+static inline void lamb_update(AdamWState a, size_t elements, const ParamSpan* spans, int count, int blocks,
+                               OptimizerSettings h, Context* ctx) {
+    CHECK(count > 0 && blocks >= count && elements % ADAMW_VECTOR == 0 && (ADAMW_NARROW || !a.master));
+    Scope scope = scope_open(ctx, "lamb_update", LAMB_UPDATE_FLOPS(elements),
+                             LAMB_UPDATE_BYTES(elements, a.master != NULL), "n=%zu", elements);
+    size_t sums = round_up(sizeof(AdamWStep), sizeof(LambSquares)),
+           ratios = sums + (size_t)blocks * sizeof(LambSquares);
+    char* scratch = (char*)device_scratch(ctx, ratios + (size_t)count * sizeof(real));
+    LambScratch s = {(AdamWStep*)scratch, (LambSquares*)(scratch + sums), (real*)(scratch + ratios)};
+    adamw_step_kernel<<<1, 1, 0, ctx->stream>>>(s.step, a, lamb_without_lr(h));
+    if constexpr (!ADAMW_NARROW) lamb_launch<ADAMW_EXACT>(a, spans, count, blocks, s, h, ctx);
+    else if (a.master) lamb_launch<ADAMW_MASTER>(a, spans, count, blocks, s, h, ctx);
+    else lamb_launch<ADAMW_ROUNDED>(a, spans, count, blocks, s, h, ctx);
+    cudaCheck(cudaGetLastError());
+    scope_close(&scope);
+}
+
+#else
+// ---------------------------------------------------------------------------------------------------------
+// CPU
+
+// A task's elements of the flat buffers, and their sums of squares.
+typedef struct {
+    size_t begin, count;
+    int span;
+    double squares_p, squares_u;
+} LambBlock;
+
+static inline double lamb_squares(const real* x, size_t n) {
+    double lane[LAMB_LANES] = {0}, sum = 0;
+    size_t i = 0;
+    for (; i + LAMB_LANES <= n; i += LAMB_LANES) {
+#pragma omp simd
+        for (size_t k = 0; k < LAMB_LANES; k++) lane[k] += (double)x[i + k] * (double)x[i + k];
+    }
+    for (size_t k = 0; i < n; i++, k++) lane[k] += (double)x[i] * (double)x[i];
+    for (size_t k = 0; k < LAMB_LANES; k++) sum += lane[k];
+    return sum;
+}
+
+static inline void lamb_moments_block(LambBlock* b, AdamWState a, real decay, const AdamWStep* step,
+                                      const AdamWCoefficients* coefficients) {
+    AdamWStep k = *step;
+    AdamWCoefficients c = *coefficients;
+    b->squares_p = b->squares_u = 0;
+    for (size_t start = b->begin; start < b->begin + b->count; start += LAMB_TILE) {
+        real u[LAMB_TILE];
+        size_t n = min_size(LAMB_TILE, b->begin + b->count - start);
+        const real *p = a.params + start, *grads = a.grads + start;
+        real *m = a.m + start, *v = a.v + start;
+#pragma omp simd
+        for (size_t i = 0; i < n; i++) {
+            real g = k.gradient * grads[i];
+            m[i] = c.beta1 * m[i] + c.beta1_rest * g;
+            v[i] = c.beta2 * v[i] + c.beta2_rest * (g * g);
+            u[i] = lamb_direction(p[i], m[i], v[i], decay, &k, &c);
+        }
+        b->squares_p += lamb_squares(p, n);
+        b->squares_u += lamb_squares(u, n);
+    }
+}
+
+static inline void lamb_apply_block(const LambBlock* b, AdamWState a, real decay, real length, const AdamWStep* step,
+                                    const AdamWCoefficients* coefficients) {
+    AdamWStep k = *step;
+    AdamWCoefficients c = *coefficients;
+    real* p = a.params + b->begin;
+    const real *m = a.m + b->begin, *v = a.v + b->begin;
+#pragma omp simd
+    for (size_t i = 0; i < b->count; i++) p[i] -= length * lamb_direction(p[i], m[i], v[i], decay, &k, &c);
+}
+
+// `spans` lie where the ops run; `elements` are those of the flat buffers, `blocks` what lamb_number_blocks() has
+// returned.
+static inline void lamb_update(AdamWState a, size_t elements, const ParamSpan* spans, int count, int blocks,
+                               OptimizerSettings h, Context* ctx) {
+    CHECK(!a.master && count > 0);
+    Scope scope =
+        scope_open(ctx, "lamb_update", LAMB_UPDATE_FLOPS(elements), LAMB_UPDATE_BYTES(elements, 0), "n=%zu", elements);
+    AdamWStep step = adamw_step(a, lamb_without_lr(h));
+    if (step.is_finite) {
+        AdamWCoefficients c = adamw_coefficients(h);
+        LambBlock* block =
+            (LambBlock*)device_scratch(ctx, (size_t)blocks * sizeof *block + (size_t)count * sizeof(real));
+        real* ratio = (real*)(block + blocks);
+        for (int s = 0; s < count; s++) {
+            CHECK(spans[s].offset + spans[s].size <= elements);
+            for (int b = 0; b < lamb_blocks(spans[s].size); b++) {
+                LambBlock* to = &block[spans[s].blocks + b];
+                size_t start = (size_t)b * LAMB_BLOCK;
+                to->begin = spans[s].offset + start;
+                to->count = min_size(LAMB_BLOCK, spans[s].size - start);
+                to->span = s;
+            }
+        }
+#pragma omp parallel for schedule(static)
+        for (int b = 0; b < blocks; b++)
+            lamb_moments_block(&block[b], a, (real)(h.weight_decay * spans[block[b].span].decay), &step, &c);
+        for (int s = 0; s < count; s++) {
+            double squares_p = 0, squares_u = 0;
+            for (int b = 0; b < lamb_blocks(spans[s].size); b++) {
+                squares_p += block[spans[s].blocks + b].squares_p;
+                squares_u += block[spans[s].blocks + b].squares_u;
+            }
+            ratio[s] = lamb_ratio(spans[s].trust, squares_p, squares_u);
+        }
+#pragma omp parallel for schedule(static)
+        for (int b = 0; b < blocks; b++)
+            lamb_apply_block(&block[b], a, (real)(h.weight_decay * spans[block[b].span].decay),
+                             (real)(h.lr * ratio[block[b].span]), &step, &c);
+    }
+    scope_close(&scope);
+}
+
+#endif
+#endif

@@ -1,0 +1,163 @@
+/* The data of a masked language model's run: sentences to train on, sentences to validate on if there are any, and their
+ * batches on the way to where the ops run. */
+#ifndef LLMC_MLM_DATA_H
+#define LLMC_MLM_DATA_H
+
+#include "../data/batch_mlm.h"
+#include "../device/staging.h"
+#include "comm.h"
+#include "mlm_settings.h"
+
+// A micro-batch where the ops run: real tokens only, one sequence after the other.
+typedef struct {
+    Sequences sequences;
+    int masked;                 // positions whose token is to be predicted
+    const int *tokens, *types;  // [rows]
+    const int* masked_rows;     // [masked] their rows, ascending
+    const int* masked_targets;  // [masked] the tokens that were there
+    const int* next_labels;     // [sequences] 0: the second segment follows the first, 1: it is a random one
+} MlmInput;
+
+// The way there, for one micro-batch at a time.
+typedef struct {
+    Staging staging;
+    int* device;
+    size_t ints;  // that there is room for
+} MlmLoader;
+
+// Every array begins on 16 bytes.
+static inline size_t mlm_loader_room(size_t n) { return round_up(n, 4); }
+
+static inline void mlm_loader_open(MlmLoader* l, int rows, int masked, int sequences, Context* ctx) {
+    l->ints = 4 * mlm_loader_room((size_t)rows) + 2 * mlm_loader_room((size_t)masked) +
+              2 * mlm_loader_room((size_t)sequences + 1);
+    l->device = (int*)device_alloc(ctx, l->ints * sizeof(int), "batch");
+    staging_open(&l->staging, l->ints * sizeof(int));
+}
+
+static inline void mlm_loader_close(MlmLoader* l) {
+    staging_close(&l->staging);
+    device_free(l->device, l->ints * sizeof(int));
+}
+
+// Bring a batch to the device; it is there for what is launched after this, until the next one is loaded. The batch itself
+// must stay until then.
+static inline MlmInput mlm_load(MlmLoader* l, const MlmBatch* b, Context* ctx) {
+    MlmInput in = {{b->rows, b->count, b->max_length, b->squares, (int)b->first, NULL, NULL, NULL, b->cu_seqlens},
+                   b->masked};
+    const size_t rows = (size_t)b->rows, masked = (size_t)b->masked, count = (size_t)b->count;
+    const struct {
+        const int* from;
+        size_t n;
+        const int** to;
+    } parts[] = {{b->tokens, rows, &in.tokens},
+                 {b->types, rows, &in.types},
+                 {b->sequence, rows, &in.sequences.sequence},
+                 {b->position, rows, &in.sequences.position},
+                 {b->cu_seqlens, count + 1, &in.sequences.cu_seqlens},
+                 {b->masked_rows, masked, &in.masked_rows},
+                 {b->masked_targets, masked, &in.masked_targets},
+                 {b->next_labels, count, &in.next_labels}};
+    scope_at(ctx, FORWARD, -1);
+    Scope scope = scope_open(ctx, "batch_load", 0, (double)((4 * rows + 2 * masked + 2 * count) * sizeof(int)),
+                             "rows=%d sequences=%d masked=%d", b->rows, b->count, b->masked);
+    int* host = (int*)staging_begin(&l->staging);
+    size_t at = 0;
+    for (size_t i = 0; i < COUNT_OF(parts); i++) {
+        CHECK(at + mlm_loader_room(parts[i].n) <= l->ints);
+        memcpy(host + at, parts[i].from, parts[i].n * sizeof(int));
+        *parts[i].to = l->device + at;
+        at += mlm_loader_room(parts[i].n);
+    }
+    device_upload(ctx, l->device, host, at * sizeof(int));
+    staging_end(&l->staging, ctx);
+    scope_close(&scope);
+    return in;
+}
+
+// ---------------------------------------------------------------------------------------------------------
+
+typedef struct {
+    MlmRecipe recipe;
+    int T;
+    MlmData train, val;
+    int has_train, has_val;
+    // The micro-batches of a step on this rank. All are there before the first is used, so that what they hold together
+    // can be counted.
+    MlmBatch* batches;
+    int micro_steps;
+    MlmLoader loader;
+} MlmSource;
+
+// What the micro-batches of a step hold over all ranks.
+typedef struct {
+    double sequences, tokens, squares, masked;
+} MlmCounts;
+
+// Make room for steps of `micro_steps` micro-batches of B rows of T tokens.
+static inline void mlm_source_alloc(MlmSource* d, MlmRecipe recipe, int B, int T, int micro_steps, Context* ctx) {
+    memset(d, 0, sizeof *d);
+    d->recipe = recipe;
+    d->T = T;
+    d->micro_steps = micro_steps;
+    d->batches = (MlmBatch*)xcalloc((size_t)micro_steps, sizeof(MlmBatch));
+    for (int i = 0; i < micro_steps; i++) mlm_batch_alloc(&d->batches[i], B, T, recipe.max_predictions);
+    mlm_loader_open(&d->loader, B * T, B * recipe.max_predictions, B * max_int(1, recipe.pack), ctx);
+}
+
+// Open both patterns (val_pattern may be NULL), whose tokens must be below V. Validation data has the same masks whenever
+// and wherever it is looked at.
+static inline void mlm_source_open(MlmSource* d, const char* train_pattern, const char* val_pattern, int V,
+                                   uint64_t seed) {
+    mlm_open(&d->train, train_pattern, d->T, d->recipe, seed);
+    mlm_check_vocabulary(&d->train, V);
+    d->has_train = 1;
+    if (!val_pattern) return;
+    mlm_open(&d->val, val_pattern, d->T, d->recipe, 0);
+    mlm_check_vocabulary(&d->val, V);
+    d->has_val = 1;
+}
+
+static inline void mlm_source_close(MlmSource* d) {
+    mlm_loader_close(&d->loader);
+    for (int i = 0; i < d->micro_steps; i++) mlm_batch_free(&d->batches[i]);
+    free(d->batches);
+    if (d->has_train) mlm_close(&d->train);
+    if (d->has_val) mlm_close(&d->val);
+}
+
+// Build this rank's micro-batches of B rows for the step that begins with row number `start`.
+static inline void mlm_source_build(MlmSource* d, uint64_t start, int B, int rank, int ranks) {
+#pragma omp parallel for schedule(dynamic)
+    for (int i = 0; i < d->micro_steps; i++) {
+        uint64_t before = (uint64_t)(i * ranks + rank) * (uint64_t)B;
+        mlm_batch_build(&d->batches[i], &d->train, start + before, B);
+        d->batches[i].first = mlm_count(&d->train, start, before);
+    }
+}
+
+// After mlm_source_build().
+static inline MlmCounts mlm_source_count(const MlmSource* d, const Comm* comm) {
+    MlmCounts counts = {0, 0, 0, 0};
+    for (int i = 0; i < d->micro_steps; i++) {
+        const MlmBatch* b = &d->batches[i];
+        counts.sequences += b->count, counts.tokens += b->rows, counts.masked += b->masked;
+        counts.squares += (double)b->squares;
+    }
+    comm_sum_counts(comm, &counts.sequences, sizeof counts / sizeof counts.sequences);
+    return counts;
+}
+
+// What the sums of a micro-batch's losses are multiplied by.
+typedef struct {
+    double masked, next;
+} MlmScales;
+
+// The mean of a step's losses is that of its `parts` micro-batches' means, or that of all that it holds.
+static inline MlmScales mlm_scales(LossMean mean, const MlmBatch* batch, MlmCounts step, int parts) {
+    MlmScales micro = {1.0 / parts / batch->masked, 1.0 / parts / batch->count};
+    MlmScales global = {1 / step.masked, 1 / step.sequences};
+    return mean == MEAN_MICRO ? micro : global;
+}
+
+#endif

@@ -1,0 +1,714 @@
+/* Tests of train_bert.cu as a whole: it is included here with its main() left out.
+ *
+ *     ./test_bert                     golden numbers, equalities, finite differences (double build)
+ *
+ * The golden files and the script that made them are in dev/reference/. */
+#define NO_MAIN
+#include "train_bert.cu"
+
+typedef struct {
+    int passed, failed;
+} Tests;
+
+static void report(Tests* t, int ok, const char* name, double error, double tolerance) {
+    printf("%s %s  err=%.3g tol=%.3g\n", ok ? "ok  " : "FAIL", name, error, tolerance);
+    if (ok) t->passed++;
+    else t->failed++;
+}
+
+// |got - want| within `tolerance` of max(1, |want|).
+static void report_close(Tests* t, const char* name, double got, double want, double tolerance) {
+    double error = fabs(got - want) / fmax(1, fabs(want));
+    report(t, error <= tolerance, name, error, tolerance);
+}
+
+// Largest |got - want| / max(1, |want|); infinite where either is not finite.
+static double largest_error(const real* got, const real* want, size_t n) {
+    double worst = 0;
+    for (size_t i = 0; i < n; i++) {
+        double g = (double)got[i], w = (double)want[i], error = fabs(g - w) / fmax(1, fabs(w));
+        if (!isfinite(g) || !isfinite(w)) return INFINITY;
+        if (!(error <= worst)) worst = error;
+    }
+    return worst;
+}
+
+// What sums in another order may differ by. In bf16 and fp16 this is a check of plumbing only.
+static double golden_tolerance(void) {
+#ifdef __CUDACC__
+    return sizeof(floatX) == sizeof(real) ? 1e-4 : 6e-2;
+#else
+    return 1e-5;
+#endif
+}
+
+// A model with its optimizer and one batch, without files or flags.
+typedef struct {
+    Context ctx;
+    Model m;
+    Optimizer o;
+    MlmLoader loader;
+    MlmBatch batch;
+    MlmInput in;
+} Bench;
+
+static Bench* bench_open(Config config, int B, int T, int M, int recompute, uint64_t seed) {
+    Bench* b = (Bench*)xcalloc(1, sizeof *b);
+    context_init(&b->ctx);
+    model_plan(&b->m, config, B, T, M, B, recompute);
+    model_alloc(&b->m, seed, &b->ctx);
+    optimizer_init(&b->o, &b->m.table, ADAMW, WITH_MASTER, &b->ctx);
+    random_weights(&b->m, &b->o, seed, &b->ctx);
+    mlm_batch_alloc(&b->batch, B, T, max_int(1, M / B));
+    mlm_loader_open(&b->loader, B * T, M, B, &b->ctx);
+    return b;
+}
+
+// Another kind of optimizer for the weights as they are.
+static void bench_optimizer(Bench* b, OptimizerKind kind) {
+    HostView view = host_view_open(b->m.params, b->m.table.elements, VIEW_FLOATX);
+    optimizer_free(&b->o);
+    optimizer_init(&b->o, &b->m.table, kind, WITH_MASTER, &b->ctx);
+    host_view_read(&b->ctx, &view);
+    optimizer_write_weights(&b->o, &view, &b->ctx);
+    host_view_close(&view);
+}
+
+static void bench_close(Bench* b) {
+    mlm_loader_close(&b->loader);
+    mlm_batch_free(&b->batch);
+    optimizer_free(&b->o);
+    model_free(&b->m);
+    matmul_plans_free(&b->ctx);
+    context_free(&b->ctx);
+    free(b);
+}
+
+// A host copy of device values; free() it.
+static real* bench_values(Bench* b, void* device, size_t n, ViewType type) {
+    HostView view = host_view_open(device, n, type);
+    real* copy = (real*)xmalloc(n * sizeof(real));
+    host_view_read(&b->ctx, &view);
+    memcpy(copy, view.values, n * sizeof(real));
+    host_view_close(&view);
+    return copy;
+}
+
+static double bench_loss(Bench* b, int which) {
+    real loss[STEP_LOSSES];
+    device_download(&b->ctx, loss, b->m.a.loss, sizeof loss);
+    return which < 0 ? (double)loss[0] + (double)loss[1] : (double)loss[which];
+}
+
+static MlmScales means(const MlmBatch* b) {
+    MlmScales scales = {1.0 / b->masked, 1.0 / b->count};
+    return scales;
+}
+
+static void bench_train(Bench* b, uint64_t step) { train_batch(&b->m, &b->in, step, means(&b->batch), SET, &b->ctx); }
+
+static const Tensor* tensor_named(const TensorTable* table, const char* name) {
+    for (int i = 0; i < table->count; i++)
+        if (strcmp(table->tensors[i].name, name) == 0) return &table->tensors[i];
+    die(FAILED, "the table has no tensor \"%s\"", name);
+}
+
+// Append a sequence of n tokens and their types.
+static void batch_add(MlmBatch* b, const int* tokens, const int* types, int n, int next_label) {
+    int row = b->count ? b->cu_seqlens[b->count] : 0;
+    b->cu_seqlens[b->count] = row;
+    for (int i = 0; i < n; i++, row++) {
+        b->tokens[row] = tokens[i], b->types[row] = types[i];
+        b->sequence[row] = b->count, b->position[row] = i;
+    }
+    b->next_labels[b->count++] = next_label;
+    b->cu_seqlens[b->count] = b->rows = row;
+    b->max_length = max_int(b->max_length, n);
+    b->squares += (int64_t)n * n;
+}
+
+static void batch_mask(MlmBatch* b, int row, int target) {
+    b->masked_rows[b->masked] = row;
+    b->masked_targets[b->masked++] = target;
+}
+
+// ---------------------------------------------------------------------------------------------------------
+// A model whose numbers are known: anyone can make its weights by a formula. Lengths 16 and 11, no dropout. The numbers
+// were computed in float64 twice, by numpy and by transformers.
+
+// Number of a tensor in the order of Hugging Face's named_parameters(), which has each bias after its weight.
+static int formula_index(const char* name, int layers) {
+    static const char* const outer[] = {"bert.embeddings.word_embeddings.weight",
+                                        "bert.embeddings.position_embeddings.weight",
+                                        "bert.embeddings.token_type_embeddings.weight",
+                                        "bert.embeddings.LayerNorm.weight",
+                                        "bert.embeddings.LayerNorm.bias",
+                                        "bert.pooler.dense.weight",
+                                        "bert.pooler.dense.bias",
+                                        "cls.predictions.bias",
+                                        "cls.predictions.transform.dense.weight",
+                                        "cls.predictions.transform.dense.bias",
+                                        "cls.predictions.transform.LayerNorm.weight",
+                                        "cls.predictions.transform.LayerNorm.bias",
+                                        "cls.seq_relationship.weight",
+                                        "cls.seq_relationship.bias"};
+    static const char* const block[] = {
+        "attention.self.query",       "attention.self.key", "attention.self.value", "attention.output.dense",
+        "attention.output.LayerNorm", "intermediate.dense", "output.dense",         "output.LayerNorm"};
+    for (int i = 0; i < (int)COUNT_OF(outer); i++)
+        if (strcmp(name, outer[i]) == 0) return i < 5 ? i : i + 16 * layers;
+    for (int l = 0; l < layers; l++)
+        for (int i = 0; i < 2 * (int)COUNT_OF(block); i++) {
+            char candidate[96];
+            snprintf(candidate, sizeof candidate, "bert.encoder.layer.%d.%s.%s", l, block[i / 2],
+                     i % 2 ? "bias" : "weight");
+            if (strcmp(name, candidate) == 0) return 5 + 16 * l + i;
+        }
+    die(FAILED, "\"%s\" has no number", name);
+}
+
+static real formula_value(int tensor, uint32_t i, int is_norm) {
+    uint32_t h = (i + (uint32_t)tensor * 1000003u) * 2654435761u;
+    h ^= h >> 16;
+    h *= 2246822519u;
+    h ^= h >> 13;
+    return (real)((h / 4294967296.0 - 0.5) * 0.2 + is_norm);
+}
+
+static Bench* formula_open(void) {
+    Config config = config_from_descriptor("L=2,C=64,NH=4,F=256,V=104,T=32", 0);
+    static const int masks[][3] = {{0, 2, 17}, {0, 7, 3}, {0, 12, 99}, {1, 1, 60}, {1, 9, 0}};
+    const int lengths[] = {16, 11};
+    Bench* b = bench_open(config, 2, 16, 6, 0, 1);
+    HostView view = host_view_open(b->m.params, b->m.table.elements, VIEW_FLOATX);
+    memset(view.values, 0, view.n * sizeof(real));
+    for (int k = 0; k < b->m.table.count; k++) {
+        const Tensor* t = &b->m.table.tensors[k];
+        int is_norm = strstr(t->name, "LayerNorm.weight") != NULL, number = formula_index(t->name, 2);
+        for (size_t i = 0; i < tensor_elements(t); i++)
+            view.values[t->offset + i] = formula_value(number, (uint32_t)i, is_norm);
+    }
+    optimizer_write_weights(&b->o, &view, &b->ctx);
+    host_view_close(&view);
+    for (int s = 0; s < 2; s++) {
+        int tokens[16], types[16];
+        for (int i = 0; i < lengths[s]; i++) tokens[i] = (37 * s + 11 * i + 5) % 104, types[i] = i >= lengths[s] / 2;
+        batch_add(&b->batch, tokens, types, lengths[s], s);
+    }
+    for (size_t i = 0; i < COUNT_OF(masks); i++)
+        batch_mask(&b->batch, b->batch.cu_seqlens[masks[i][0]] + masks[i][1], masks[i][2]);
+    b->in = mlm_load(&b->loader, &b->batch, &b->ctx);
+    return b;
+}
+
+static double norm_of(const real* values, size_t n) {
+    double sum = 0;
+    for (size_t i = 0; i < n; i++) sum += (double)values[i] * (double)values[i];
+    return sqrt(sum);
+}
+
+// One LAMB step from the gradients at hand: the trust ratios, and the loss after it.
+static void test_formula_step(Tests* t, Bench* b) {
+    static const struct {
+        const char* name;
+        double trust;
+    } ratios[] = {{"bert.embeddings.word_embeddings.weight", .0581953652},
+                  {"bert.encoder.layer.0.attention.self.query.weight", .0604226721},
+                  {"bert.encoder.layer.1.intermediate.dense.weight", .0580551649},
+                  {"cls.seq_relationship.weight", .0585693635},
+                  {"bert.encoder.layer.0.attention.self.value.bias", 1},
+                  {"bert.encoder.layer.0.output.LayerNorm.weight", 1}};
+    const OptimizerSettings settings = {1e-3, 0.9, 0.999, 1e-6, 0.01, 1.0, 0};
+    const double tolerance = golden_tolerance();
+    Model* m = &b->m;
+    bench_optimizer(b, LAMB);
+    real* before = bench_values(b, m->params, m->table.elements, VIEW_FLOATX);
+    real* grads = bench_values(b, m->grads, m->table.elements, VIEW_REAL);
+    optimizer_step(&b->o, m->params, m->grads, settings, &b->ctx);
+    real* after = b->o.master ? bench_values(b, b->o.master, m->table.elements, VIEW_REAL)
+                              : bench_values(b, m->params, m->table.elements, VIEW_FLOATX);
+    double clip = fmin(1, 1 / norm_of(grads, m->table.elements));
+    for (size_t k = 0; k < COUNT_OF(ratios); k++) {
+        // The ratio shows in the first step's length: bias correction makes its direction g / (|g| + eps) and decay.
+        const Tensor* tensor = tensor_named(&m->table, ratios[k].name);
+        double step = 0, direction = 0;
+        for (size_t i = tensor->offset; i < tensor->offset + tensor->size; i++) {
+            double g = clip * (double)grads[i], u = g / (fabs(g) + 1e-6) + 0.01 * tensor->decay * (double)before[i];
+            step += ((double)after[i] - (double)before[i]) * ((double)after[i] - (double)before[i]);
+            direction += u * u;
+        }
+        char* name = xprintf("formula: LAMB's trust ratio of %s", ratios[k].name);
+        report_close(t, name, sqrt(step / direction) / 1e-3, ratios[k].trust, 10 * tolerance);
+        free(name);
+    }
+    free(before), free(grads), free(after);
+    evaluate_batch(m, &b->in, means(&b->batch), SET, &b->ctx);
+    report_close(t, "formula: loss after the LAMB step", bench_loss(b, -1), 5.2618353844, tolerance);
+}
+
+static void test_formula(Tests* t) {
+    static const struct {
+        const char* name;
+        double norm;
+    } norms[] = {{"bert.embeddings.word_embeddings.weight", 4.4015014828},
+                 {"bert.embeddings.position_embeddings.weight", 2.3986197494},
+                 {"bert.embeddings.token_type_embeddings.weight", 2.6851620405},
+                 {"bert.encoder.layer.0.attention.self.query.weight", 0.0354926029},
+                 {"bert.encoder.layer.0.attention.self.key.bias", 0},
+                 {"bert.encoder.layer.1.intermediate.dense.weight", 1.0140156189},
+                 {"bert.encoder.layer.1.output.LayerNorm.weight", 0.3009440288},
+                 {"bert.pooler.dense.weight", 1.0982087427},
+                 {"cls.predictions.bias", 0.4342413909},
+                 {"cls.predictions.transform.dense.weight", 4.0112094949},
+                 {"cls.seq_relationship.weight", 1.0092711374}};
+    static const double logits[] = {.46254672, 1.19788393, .4975583, -.18051966};
+    static const double next_logits[] = {.28794466, -.19272875, .34275609, -.10602366};
+    static const double states[] = {.70785782, 1.25323992, .31415729};
+    const double tolerance = golden_tolerance();
+    Bench* b = formula_open();
+    Model* m = &b->m;
+    char name[192];
+    real* params = bench_values(b, m->params, m->table.elements, VIEW_FLOATX);
+    double sum = 0;
+    for (size_t i = 0; i < 104 * 64; i++) sum += (double)params[i];
+    report_close(t, "formula: sum of the word embedding", sum, -7.0417425901, 10 * tolerance);
+    free(params);
+
+    evaluate_batch(m, &b->in, means(&b->batch), SET, &b->ctx);
+    report_close(t, "formula: loss", bench_loss(b, -1), 5.3537289464, tolerance);
+    report_close(t, "formula: masked loss", bench_loss(b, 0), 4.6417681940, tolerance);
+    report_close(t, "formula: next-sentence loss", bench_loss(b, 1), 0.7119607524, tolerance);
+    real *got = bench_values(b, m->a.logits, 4, VIEW_FLOATX),
+         *next = bench_values(b, m->a.next_logits, 2 * NEXT_STORED, VIEW_FLOATX),
+         *state = bench_values(b, input_of(m, 2), 3, VIEW_FLOATX);
+    for (int i = 0; i < 4; i++) {
+        snprintf(name, sizeof name, "formula: logit %d", i);
+        report_close(t, name, (double)got[i], logits[i], tolerance);
+        snprintf(name, sizeof name, "formula: next-sentence logit %d", i);
+        report_close(t, name, (double)next[i / 2 * NEXT_STORED + i % 2], next_logits[i], tolerance);
+    }
+    for (int i = 0; i < 3; i++) {
+        snprintf(name, sizeof name, "formula: last state, channel %d", i);
+        report_close(t, name, (double)state[i], states[i], tolerance);
+    }
+    free(got), free(next), free(state);
+
+    bench_train(b, 0);
+    report_close(t, "formula: loss in training", bench_loss(b, -1), 5.3537289464, tolerance);
+    real* grads = bench_values(b, m->grads, m->table.elements, VIEW_REAL);
+    report_close(t, "formula: norm of all gradients", norm_of(grads, m->table.elements), 7.6344209691, tolerance);
+    for (size_t i = 0; i < COUNT_OF(norms); i++) {
+        const Tensor* tensor = tensor_named(&m->table, norms[i].name);
+        snprintf(name, sizeof name, "formula: norm of the gradient of %s", norms[i].name);
+        report_close(t, name, norm_of(grads + tensor->offset, tensor->size), norms[i].norm, tolerance);
+    }
+    free(grads);
+    test_formula_step(t, b);
+    bench_close(b);
+}
+
+// ---------------------------------------------------------------------------------------------------------
+// A golden file of transformers
+
+static void golden_values(const SafeTensors* file, const char* name, real* out, size_t n) {
+    const SafeTensor* entry = safetensors_find(file, name);
+    if (!entry || entry->elements != n) die(FAILED, "golden file: \"%s\" is missing or of another size", name);
+    safetensors_read_real(file, entry, 0, n, out);
+}
+
+// The number of integers under `name`, read into out, which has room for `most`.
+static int golden_integers(const SafeTensors* file, const char* name, int* out, size_t most) {
+    const SafeTensor* entry = safetensors_find(file, name);
+    if (!entry || entry->elements > most || strcmp(entry->dtype, "I32") != 0)
+        die(FAILED, "golden file: \"%s\" is missing or of another size", name);
+    safetensors_read_bytes(file, entry, 0, entry->elements * sizeof(int), out);
+    return (int)entry->elements;
+}
+
+enum { GOLDEN_B = 3, GOLDEN_T = 13, GOLDEN_STEPS = 10 };
+
+// The model in `directory` with the golden file's batch, of which the padding has been left out.
+static Bench* golden_open(const char* directory, const SafeTensors* file) {
+    char *path = xprintf("%s/config.json", directory), *weights = xprintf("%s/model.safetensors", directory);
+    int tokens[GOLDEN_B * GOLDEN_T], types[GOLDEN_B * GOLDEN_T], lengths[GOLDEN_B], next[GOLDEN_B], masked[32][3];
+    Bench* b = bench_open(config_read(path), GOLDEN_B, GOLDEN_T, GOLDEN_B * GOLDEN_T, 0, 1);
+    load_weights(&b->m, &b->o, weights, &b->ctx);
+    golden_integers(file, "tokens", tokens, COUNT_OF(tokens));
+    golden_integers(file, "types", types, COUNT_OF(types));
+    golden_integers(file, "lengths", lengths, COUNT_OF(lengths));
+    golden_integers(file, "next", next, COUNT_OF(next));
+    int count = golden_integers(file, "masked", &masked[0][0], 3 * COUNT_OF(masked)) / 3;
+    for (int s = 0; s < GOLDEN_B; s++)
+        batch_add(&b->batch, tokens + s * GOLDEN_T, types + s * GOLDEN_T, lengths[s], next[s]);
+    for (int i = 0; i < count; i++)
+        batch_mask(&b->batch, b->batch.cu_seqlens[masked[i][0]] + masked[i][1], masked[i][2]);
+    b->in = mlm_load(&b->loader, &b->batch, &b->ctx);
+    free(path), free(weights);
+    return b;
+}
+
+// Ten steps of an optimizer on the golden batch.
+static void test_golden_steps(Tests* t, const char* directory, const SafeTensors* file, OptimizerKind kind) {
+    const char* key = kind == LAMB ? "lamb" : "adamw";
+    Bench* b = golden_open(directory, file);
+    Model* m = &b->m;
+    real got[2 * GOLDEN_STEPS], want[2 * GOLDEN_STEPS];
+    bench_optimizer(b, kind);
+    for (int step = 0; step < GOLDEN_STEPS; step++) {
+        OptimizerSettings settings = {1e-2, 0.9, 0.999, 1e-6, 0.01, 1.0, 0};
+        bench_train(b, 0);
+        got[step] = (real)bench_loss(b, -1);
+        optimizer_step(&b->o, m->params, m->grads, settings, &b->ctx);
+        device_download(&b->ctx, &got[GOLDEN_STEPS + step], b->o.norm, sizeof(real));
+    }
+    golden_values(file, key, want, COUNT_OF(want));
+    double error = largest_error(got, want, COUNT_OF(want)), tolerance = golden_tolerance();
+    char* name = xprintf("golden: losses and norms of ten steps of %s", key);
+    report(t, error <= tolerance, name, error, tolerance);
+    free(name);
+
+    double stray = 0;  // rows of padding must never be touched
+    real* params = bench_values(b, m->params, m->table.elements, VIEW_FLOATX);
+    for (int k = 0; k < m->table.count; k++)
+        for (size_t i = tensor_elements(&m->table.tensors[k]); i < m->table.tensors[k].size; i++)
+            stray = fmax(stray, fabs((double)params[m->table.tensors[k].offset + i]));
+    report(t, stray == 0, "golden: rows of padding stay zero", stray, 0);
+    free(params);
+    bench_close(b);
+}
+
+static void test_golden(Tests* t, const char* directory) {
+    // In double the file's own precision is met: what was padded there is left out here, and nothing else differs.
+    const double tolerance = sizeof(real) == 8 ? 1e-10 : golden_tolerance();
+    char* golden = xprintf("%s/golden.safetensors", directory);
+    SafeTensors file;
+    safetensors_open(&file, golden);
+    Bench* b = golden_open(directory, &file);
+    Model* m = &b->m;
+    size_t V = (size_t)m->config.V, M = (size_t)b->in.masked;
+    real *want = (real*)xmalloc(M * V * sizeof(real)), *got = (real*)xmalloc(M * V * sizeof(real)), loss[2];
+    evaluate_batch(m, &b->in, means(&b->batch), SET, &b->ctx);
+    real *logits = bench_values(b, m->a.logits, M * (size_t)m->Vp, VIEW_FLOATX),
+         *next = bench_values(b, m->a.next_logits, GOLDEN_B * NEXT_STORED, VIEW_FLOATX);
+    for (size_t i = 0; i < M; i++) memcpy(got + i * V, logits + i * (size_t)m->Vp, V * sizeof(real));
+    golden_values(&file, "logits", want, M * V);
+    double error = largest_error(got, want, M * V);
+    report(t, error <= tolerance, "golden: logits", error, tolerance);
+    for (int i = 0; i < GOLDEN_B; i++) memcpy(got + 2 * i, next + i * NEXT_STORED, 2 * sizeof(real));
+    golden_values(&file, "next_logits", want, 2 * GOLDEN_B);
+    error = largest_error(got, want, 2 * GOLDEN_B);
+    report(t, error <= tolerance, "golden: next-sentence logits", error, tolerance);
+    golden_values(&file, "loss", loss, 2);
+    report_close(t, "golden: masked loss", bench_loss(b, 0), (double)loss[0], tolerance);
+    report_close(t, "golden: next-sentence loss", bench_loss(b, 1), (double)loss[1], tolerance);
+    free(logits), free(next), free(want), free(got);
+
+    bench_train(b, 0);
+    real* grads = bench_values(b, m->grads, m->table.elements, VIEW_REAL);
+    for (int i = 0; i < m->table.count; i++) {
+        const Tensor* tensor = &m->table.tensors[i];
+        size_t n = tensor_elements(tensor);
+        char name[192];
+        real* reference = (real*)xmalloc(n * sizeof(real));
+        snprintf(name, sizeof name, "grad.%s", tensor->name);
+        golden_values(&file, name, reference, n);
+        error = largest_error(grads + tensor->offset, reference, n);
+        snprintf(name, sizeof name, "golden: gradient of %s", tensor->name);
+        report(t, error <= tolerance, name, error, tolerance);
+        free(reference);
+    }
+    free(grads);
+    bench_close(b);
+    test_golden_steps(t, directory, &file, ADAMW);
+    test_golden_steps(t, directory, &file, LAMB);
+    safetensors_close(&file);
+    free(golden);
+}
+
+// ---------------------------------------------------------------------------------------------------------
+// Files without all of the model's tensors
+
+// BertModel has the encoder and its pooler; BertForMaskedLM has the encoder and a head.
+typedef enum { POOLER, MASKED_HEAD } PartHead;
+
+static int part_has(const char* name, PartHead head) {
+    int is_pooler = strncmp(name, "bert.pooler.", 12) == 0, is_bert = strncmp(name, "bert.", 5) == 0;
+    return head == POOLER ? is_bert : strncmp(name, "cls.predictions.", 16) == 0 || (is_bert && !is_pooler);
+}
+
+// Write the golden model's tensors of a part, without `cut` where their names begin so, LayerNorm by its old names.
+static void write_part(const char* path, Bench* b, PartHead head, const char* cut) {
+    SafeTensorsWriter w;
+    safetensors_writer_create(&w, path);
+    for (int pass = 0; pass < 2; pass++) {
+        for (int k = 0; k < b->m.table.count; k++) {
+            const Tensor* t = &b->m.table.tensors[k];
+            uint64_t shape[2] = {(uint64_t)t->shape[0], (uint64_t)t->shape[1]};
+            char name[128];
+            if (!part_has(t->name, head)) continue;
+            int is_cut = strncmp(t->name, cut, strlen(cut)) == 0;
+            snprintf(name, sizeof name, "%s", t->name + (is_cut ? strlen(cut) : 0));
+            if (name_ends_with(name, "LayerNorm.weight")) memcpy(name + strlen(name) - 6, "gamma", 6);
+            if (name_ends_with(name, "LayerNorm.bias")) memcpy(name + strlen(name) - 4, "beta", 5);
+            if (pass == 0) safetensors_writer_add(&w, name, safetensors_real_dtype(), t->ndim, shape);
+            else {
+                HostView view = host_view_open(b->m.params, b->m.table.elements, VIEW_FLOATX);
+                host_view_read(&b->ctx, &view);
+                safetensors_writer_append(&w, view.values + t->offset, tensor_elements(t) * sizeof(real));
+                host_view_close(&view);
+            }
+        }
+        if (pass == 0) safetensors_writer_begin(&w);
+    }
+    if (safetensors_writer_finish(&w) != 0) die(FAILED, "%s: %s", path, strerror(errno));
+}
+
+// A plain BertModel, and a BertForMaskedLM: what they hold is taken, what they lack keeps its initial values.
+static void test_parts(Tests* t, const char* directory) {
+    static const struct {
+        const char* name;
+        PartHead head;
+        const char* cut;
+    } kinds[] = {{"BertModel", POOLER, "bert."}, {"BertForMaskedLM", MASKED_HEAD, ""}};
+    char folder[] = "/tmp/test_bert_XXXXXX", *config = xprintf("%s/config.json", directory);
+    char* weights = xprintf("%s/model.safetensors", directory);
+    if (!mkdtemp(folder)) die(FAILED, "%s: %s", folder, strerror(errno));
+    char* path = xprintf("%s/model.safetensors", folder);
+    for (size_t k = 0; k < COUNT_OF(kinds); k++) {
+        Bench *whole = bench_open(config_read(config), 1, 8, 1, 0, 1),
+              *part = bench_open(config_read(config), 1, 8, 1, 0, 9);
+        load_weights(&whole->m, &whole->o, weights, &whole->ctx);
+        real* before = bench_values(part, part->m.params, part->m.table.elements, VIEW_FLOATX);
+        write_part(path, whole, kinds[k].head, kinds[k].cut);
+        load_weights(&part->m, &part->o, path, &part->ctx);
+        real* want = bench_values(whole, whole->m.params, whole->m.table.elements, VIEW_FLOATX);
+        real* got = bench_values(part, part->m.params, part->m.table.elements, VIEW_FLOATX);
+        int wrong = 0;
+        for (int i = 0; i < part->m.table.count; i++) {
+            const Tensor* tensor = &part->m.table.tensors[i];
+            const real* from = part_has(tensor->name, kinds[k].head) ? want : before;
+            wrong += memcmp(got + tensor->offset, from + tensor->offset, tensor->size * sizeof(real)) != 0;
+        }
+        report(t, wrong == 0, kinds[k].name, wrong, 0);
+        free(before), free(want), free(got);
+        bench_close(whole), bench_close(part);
+    }
+    unlink(path), rmdir(folder);
+    free(path), free(config), free(weights);
+}
+
+// ---------------------------------------------------------------------------------------------------------
+// Equalities
+
+static Config tiny_config(double dropout) {
+    Config c = config_from_descriptor("L=2,C=36,NH=3,V=53,T=19,F=100", 0);
+    c.hidden_dropout = c.attention_dropout = dropout;
+    c.init_range = 0.2;  // far from zero, so that every path of the gradient matters
+    return c;
+}
+
+enum { TINY_COUNT = 4, TINY_T = 17 };
+
+// Sequences first .. first + count - 1 of the four tiny ones, of lengths 17, 9, 12 and 8, with 3, 1, 2 and 1 masks.
+static void tiny_batch(MlmBatch* b, int first, int count) {
+    static const int lengths[TINY_COUNT] = {17, 9, 12, 8}, masks[TINY_COUNT] = {3, 1, 2, 1};
+    b->count = b->rows = b->masked = b->max_length = 0;
+    b->squares = 0, b->first = first;
+    for (int s = first; s < first + count; s++) {
+        int tokens[TINY_T], types[TINY_T];
+        for (int i = 0; i < lengths[s]; i++) {
+            tokens[i] = (int)(philox((uint32_t)i, (uint32_t)s, 0, 0, 5).v[0] % 53);
+            types[i] = i >= lengths[s] / 2;
+        }
+        batch_add(b, tokens, types, lengths[s], s % 2);
+        for (int i = 0; i < masks[s]; i++)
+            batch_mask(b, b->cu_seqlens[b->count - 1] + 2 + 3 * i, (11 * s + 7 * i) % 53);
+    }
+}
+
+typedef enum { MASKED_ROWS, ALL_ROWS } HeadRows;
+
+// Loss and gradients of the four sequences, in micro-batches of `count` each; the losses follow the gradients. With
+// ALL_ROWS the head computes every row, and those that are not masked have no target.
+static real* gradients(double dropout, int count, int recompute, int threads, HeadRows head, size_t* n) {
+    Bench* b = bench_open(tiny_config(dropout), TINY_COUNT, TINY_T, TINY_COUNT * TINY_T, recompute, 5);
+    MlmScales scales = {1.0 / 7, 1.0 / TINY_COUNT};
+#ifdef _OPENMP
+    int before = omp_get_max_threads();
+    omp_set_num_threads(threads);
+#else
+    (void)threads;
+#endif
+    for (int first = 0; first < TINY_COUNT; first += count) {
+        tiny_batch(&b->batch, first, count);
+        if (head == ALL_ROWS) {
+            int targets[TINY_COUNT * TINY_T];
+            for (int i = 0; i < b->batch.rows; i++) targets[i] = -1;
+            for (int i = 0; i < b->batch.masked; i++) targets[b->batch.masked_rows[i]] = b->batch.masked_targets[i];
+            b->batch.masked = 0;
+            for (int i = 0; i < b->batch.rows; i++) batch_mask(&b->batch, i, targets[i]);
+        }
+        b->in = mlm_load(&b->loader, &b->batch, &b->ctx);
+        train_batch(&b->m, &b->in, 3, scales, first == 0 ? SET : ADD, &b->ctx);
+    }
+#ifdef _OPENMP
+    omp_set_num_threads(before);
+#endif
+    size_t elements = b->m.table.elements;
+    real* result = (real*)xrealloc(bench_values(b, b->m.grads, elements, VIEW_REAL), (elements + 2) * sizeof(real));
+    device_download(&b->ctx, result + elements, b->m.a.loss, 2 * sizeof(real));
+    *n = elements + 2;
+    bench_close(b);
+    return result;
+}
+
+static void test_equalities(Tests* t) {
+    static const struct {
+        int count, recompute, threads;
+        HeadRows head;
+        const char* name;
+    } ways[] = {{4, 1, 2, MASKED_ROWS, "recompute 1 gives the same bits"},
+                {4, 2, 2, MASKED_ROWS, "recompute 2 gives the same bits"},
+                {4, 0, 1, MASKED_ROWS, "1 thread gives the same bits"},
+                {4, 0, 4, MASKED_ROWS, "4 threads give the same bits"},
+                {1, 0, 2, MASKED_ROWS, "sequences packed into one batch equal each alone"},
+                {2, 0, 2, MASKED_ROWS, "sequences packed into one batch equal two of two"},
+                {4, 0, 2, ALL_ROWS, "a head on the masked rows equals one on all rows"}};
+    size_t n;
+    for (int dropout = 0; dropout < 2; dropout++) {
+        real* plain = gradients(0.15 * dropout, 4, 0, 2, MASKED_ROWS, &n);
+        for (size_t i = 0; i < COUNT_OF(ways); i++) {
+            int is_exact = i < 4;
+            real* other =
+                gradients(0.15 * dropout, ways[i].count, ways[i].recompute, ways[i].threads, ways[i].head, &n);
+            double tolerance = sizeof(real) == 8 ? 1e-13 : 1e-6, error = largest_error(other, plain, n);
+            if (sizeof(floatX) != sizeof(real))
+                tolerance = 1e-2;  // products of other shapes round activations differently
+            int ok = is_exact ? memcmp(other, plain, n * sizeof(real)) == 0 : error <= tolerance;
+            char* name = xprintf("dropout %g: %s", 0.15 * dropout, ways[i].name);
+            report(t, ok, name, error, is_exact ? 0 : tolerance);
+            free(name), free(other);
+        }
+        free(plain);
+    }
+}
+
+// Training from scratch begins as BERT did: weights N(0, 0.02), biases 0, layernorms the identity, [PAD] 0. Judged by the
+// names, not by the table that made the values.
+static void test_initial_values(Tests* t) {
+    Bench* b = bench_open(config_from_descriptor("L=2,C=96,NH=3,V=257,T=64", 0), 1, 8, 1, 0, 4);
+    real* params = bench_values(b, b->m.params, b->m.table.elements, VIEW_FLOATX);
+    for (int k = 0; k < b->m.table.count; k++) {
+        const Tensor* tensor = &b->m.table.tensors[k];
+        const real* w = params + tensor->offset;
+        int is_word = strstr(tensor->name, "word_embeddings") != NULL,
+            is_norm = strstr(tensor->name, "LayerNorm") != NULL;
+        size_t n = tensor_elements(tensor), first = is_word ? 96 : 0;
+        double std = strstr(tensor->name, ".bias") || is_norm ? 0 : 0.02, mean = 0, square = 0;
+        double want = is_norm && !strstr(tensor->name, ".bias"), count = (double)(n - first);
+        for (size_t i = first; i < n; i++) mean += (double)w[i] / count;
+        for (size_t i = first; i < n; i++) square += ((double)w[i] - mean) * ((double)w[i] - mean) / count;
+        // Five standard errors of a mean and of a deviation, and what storing in bf16 may add.
+        double error = fabs(mean - want) + fabs(sqrt(square) - std);
+        double tolerance = 5 * std * (1 / sqrt(count) + 1 / sqrt(2.0 * count)) + 1e-3 * std + 1e-12;
+        if (is_word && norm_of(w, first) != 0) error = INFINITY;
+        char* name = xprintf("initial values of %s", tensor->name);
+        report(t, error <= tolerance, name, error, tolerance);
+        free(name);
+    }
+    free(params);
+    bench_close(b);
+}
+
+static void test_counts(Tests* t) {
+    static const struct {
+        const char* name;
+        int next, tensors;
+        size_t parameters;
+    } sizes[] = {{"bert-base", 1, 206, 110106428}, {"bert-large", 1, 398, 336226108}, {"bert-base", 0, 202, 109514298}};
+    for (size_t i = 0; i < COUNT_OF(sizes); i++) {
+        Model m;
+        Config config = config_from_descriptor(sizes[i].name, 0);
+        config.next = sizes[i].next;
+        model_plan(&m, config, 1, 8, 1, 1, 0);
+        int same = m.table.count == sizes[i].tensors && m.table.parameters == sizes[i].parameters, aligned = 1;
+        for (int k = 0; k < m.table.count; k++) {
+            const Tensor* tensor = &m.table.tensors[k];
+            int follows = strstr(tensor->name, "self.key") || strstr(tensor->name, "self.value");
+            if (!follows) aligned &= tensor->offset % TENSOR_ALIGNMENT == 0;
+            else aligned &= tensor->offset == tensor[-1].offset + tensor[-1].size;
+        }
+        report(t, same && aligned, sizes[i].name, !same, 0);
+        model_forget_plan(&m);
+    }
+}
+
+// ---------------------------------------------------------------------------------------------------------
+// Finite differences of the whole model: sharp in the double build, so it runs only there
+
+#ifdef REAL_DOUBLE
+static void test_finite_differences(Tests* t, double dropout, Gelu gelu, int next) {
+    Config config = tiny_config(dropout);
+    config.gelu = gelu;
+    config.next = next;
+    Bench* b = bench_open(config, TINY_COUNT, TINY_T, TINY_COUNT * TINY_T, 0, 7);
+    Model* m = &b->m;
+    tiny_batch(&b->batch, 0, TINY_COUNT);
+    for (int k = 0; k < m->table.count; k++) {  // biases and layernorms away from their 0 and 1
+        const Tensor* tensor = &m->table.tensors[k];
+        for (size_t i = tensor->offset; i < tensor->offset + tensor_elements(tensor); i++)
+            if (m->params[i] == 0 || m->params[i] == 1) m->params[i] += 0.1 * rng_normal(11, i);
+    }
+    // Padding's embedding is not trained by its look-up: that is no derivative, so there is none in the batch.
+    for (int i = 0; i < b->batch.rows; i++) b->batch.tokens[i] += b->batch.tokens[i] == m->config.padding;
+    b->in = mlm_load(&b->loader, &b->batch, &b->ctx);
+    bench_train(b, 3);
+    real* analytic = bench_values(b, m->grads, m->table.elements, VIEW_REAL);
+    double worst = 0;
+    const char* where = "";
+    const double tolerance = 1e-8, h = 1e-5;
+    for (int k = 0; k < m->table.count; k++) {
+        const Tensor* tensor = &m->table.tensors[k];
+        for (int sample = 0; sample < 12; sample++) {
+            size_t i = tensor->offset + philox((uint32_t)k, (uint32_t)sample, 0, 0, 77).v[0] % tensor_elements(tensor);
+            real kept = m->params[i];
+            m->params[i] = kept + h;
+            bench_train(b, 3);
+            double above = bench_loss(b, next ? -1 : 0);
+            m->params[i] = kept - h;
+            bench_train(b, 3);
+            double below = bench_loss(b, next ? -1 : 0);
+            m->params[i] = kept;
+            double error = fabs((above - below) / (2 * h) - analytic[i]) / fmax(1, fabs(analytic[i]));
+            if (!(error <= worst)) worst = error, where = tensor->name;
+        }
+    }
+    char name[192];
+    snprintf(name, sizeof name, "finite differences, dropout %g, %s, %s (worst in %s)", dropout,
+             gelu == GELU_TANH ? "tanh" : "erf", next ? "both losses" : "masked loss", where);
+    report(t, worst <= tolerance, name, worst, tolerance);
+    free(analytic);
+    bench_close(b);
+}
+#endif
+
+// ---------------------------------------------------------------------------------------------------------
+
+int main(int argc, char** argv) {
+    Tests t = {0, 0};
+    (void)argv;
+    if (argc != 1) die(USAGE, "usage: test_bert");
+    test_formula(&t);
+    test_golden(&t, "dev/reference/golden_bert");
+    test_parts(&t, "dev/reference/golden_bert");
+    test_equalities(&t);
+    test_initial_values(&t);
+    test_counts(&t);
+#ifdef REAL_DOUBLE
+    test_finite_differences(&t, 0.15, GELU_ERF, 1);
+    test_finite_differences(&t, 0, GELU_TANH, 1);
+    test_finite_differences(&t, 0.15, GELU_ERF, 0);
+#endif
+    printf("%d passed, %d failed\n", t.passed, t.failed);
+    return t.failed != 0;
+}
