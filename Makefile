@@ -137,9 +137,9 @@ quickstart: needed
 
 quickstart-bert: needed
 	@$(MAKE) --no-print-directory cpu $(if $(FOUND),gpu)
-	$(if $(FOUND),./train_bertcu,./train_bert) -e L=4,C=128,NH=4,T=64 -b 32 -x 1500 -l 3e-3 -u 100 -v 250 -s 1500 -n 1000 \
+	$(if $(FOUND),./train_bertcu,./train_bert) -e L=4,C=128,NH=4,T=64 -b 16 -x 2000 -l 2e-3 -u 150 -v 250 -s 2000 -n 1000 \
 	    -o out/quickstart-bert --overwrite 1
-	$(if $(FOUND),./train_bertcu,./train_bert) -e out/quickstart-bert --fill "static inline v[MASK][MASK]d device_free(void* p, size_t byt[MASK]s) {"
+	$(if $(FOUND),./train_bertcu,./train_bert) -e out/quickstart-bert --fill "stat[MASK]c inline v[MASK]id device_free(void* p, size_t byt[MASK]s) {"
 	@echo "log, loss plot and a Hugging Face model directory: out/quickstart-bert"
 
 test: needed

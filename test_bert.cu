@@ -1,6 +1,8 @@
 /* Tests of train_bert.cu as a whole: it is included here with its main() left out.
  *
  *     ./test_bert                     golden numbers, equalities, finite differences (double build)
+ *     ./test_bert batches PATTERN T COUNT SEED OUT [DIR]     COUNT sequences as the trainer draws them, and with a model
+ *                                     directory their losses, for dev/reference/check_bert.py
  *
  * The golden files and the script that made them are in dev/reference/. */
 #define NO_MAIN
@@ -669,7 +671,7 @@ static void test_finite_differences(Tests* t, double dropout, Gelu gelu, int nex
     const double tolerance = 1e-8, h = 1e-5;
     for (int k = 0; k < m->table.count; k++) {
         const Tensor* tensor = &m->table.tensors[k];
-        for (int sample = 0; sample < 12; sample++) {
+        for (int sample = 0; sample < 6; sample++) {
             size_t i = tensor->offset + philox((uint32_t)k, (uint32_t)sample, 0, 0, 77).v[0] % tensor_elements(tensor);
             real kept = m->params[i];
             m->params[i] = kept + h;
@@ -694,10 +696,63 @@ static void test_finite_differences(Tests* t, double dropout, Gelu gelu, int nex
 
 // ---------------------------------------------------------------------------------------------------------
 
+// Write sequences as a run with this -t and --seed reads them (validation has seed 0), and what a model makes of them.
+static int write_batches(const char* pattern, int T, int count, uint64_t seed, const char* out, const char* directory) {
+    MlmRecipe recipe = {max_int(1, (int)rint(0.15 * T)), 0.15, 0, 1, 0, 1, 0.1};
+    MlmData data;
+    MlmBatch all;
+    real losses[STEP_LOSSES] = {0, 0};
+    mlm_open(&data, pattern, T, recipe, seed);
+    mlm_batch_alloc(&all, count, T, recipe.max_predictions);
+    mlm_batch_build(&all, &data, 0, count);
+    if (directory) {
+        char *path = xprintf("%s/config.json", directory), *weights = xprintf("%s/model.safetensors", directory);
+        Bench* b = bench_open(config_read(path), 1, T, recipe.max_predictions, 0, 1);
+        MlmScales scales = {1.0 / all.masked, 1.0 / count};
+        load_weights(&b->m, &b->o, weights, &b->ctx);
+        for (int i = 0; i < count; i++) {
+            mlm_batch_build(&b->batch, &data, (uint64_t)i, 1);
+            b->in = mlm_load(&b->loader, &b->batch, &b->ctx);
+            evaluate_batch(&b->m, &b->in, scales, i == 0 ? SET : ADD, &b->ctx);
+        }
+        device_download(&b->ctx, losses, b->m.a.loss, sizeof losses);
+        bench_close(b);
+        free(path), free(weights);
+    }
+    const struct {
+        const char* name;
+        const int* values;
+        int n;
+    } parts[] = {{"tokens", all.tokens, all.rows},
+                 {"types", all.types, all.rows},
+                 {"cu_seqlens", all.cu_seqlens, all.count + 1},
+                 {"masked_rows", all.masked_rows, all.masked},
+                 {"masked_targets", all.masked_targets, all.masked},
+                 {"next_labels", all.next_labels, all.count}};
+    const uint64_t two = STEP_LOSSES;
+    SafeTensorsWriter w;
+    safetensors_writer_create(&w, out);
+    for (size_t i = 0; i < COUNT_OF(parts); i++) {
+        uint64_t n = (uint64_t)parts[i].n;
+        safetensors_writer_add(&w, parts[i].name, "I32", 1, &n);
+    }
+    safetensors_writer_add(&w, "losses", safetensors_real_dtype(), 1, &two);
+    safetensors_writer_begin(&w);
+    for (size_t i = 0; i < COUNT_OF(parts); i++)
+        safetensors_writer_append(&w, parts[i].values, (size_t)parts[i].n * sizeof(int));
+    safetensors_writer_append(&w, losses, sizeof losses);
+    if (safetensors_writer_finish(&w) != 0) die(FAILED, "%s: %s", out, strerror(errno));
+    mlm_batch_free(&all);
+    mlm_close(&data);
+    return DONE;
+}
+
 int main(int argc, char** argv) {
     Tests t = {0, 0};
-    (void)argv;
-    if (argc != 1) die(USAGE, "usage: test_bert");
+    if ((argc == 7 || argc == 8) && strcmp(argv[1], "batches") == 0)
+        return write_batches(argv[2], (int)strtol(argv[3], NULL, 10), (int)strtol(argv[4], NULL, 10),
+                             strtoull(argv[5], NULL, 10), argv[6], argc == 8 ? argv[7] : NULL);
+    if (argc != 1) die(USAGE, "usage: test_bert [batches PATTERN T COUNT SEED OUT.safetensors [DIR]]");
     test_formula(&t);
     test_golden(&t, "dev/reference/golden_bert");
     test_parts(&t, "dev/reference/golden_bert");

@@ -10,6 +10,7 @@
  *         -lcublasLt
  *
  * A new op: write dev/ops/<op>.h with the three functions, include it, add a row. */
+#include "ops/accuracy.h"
 #include "ops/adamw.h"
 #include "ops/attention.h"
 #include "ops/classifier.h"
@@ -49,6 +50,7 @@ static const OpRow TABLE[] = {
     {"matmul", test_matmul, grad_matmul, bench_matmul},
     {"tanh", test_tanh, grad_tanh, NULL},
     {"sum", test_sum, NULL, NULL},
+    {"accuracy", test_accuracy, NULL, NULL},
     {NULL, NULL, NULL, NULL},
 };
 // clang-format on

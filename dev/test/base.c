@@ -599,8 +599,17 @@ static char* read_text(const char* directory, const char* file) {
 
 static void run_steps(Log* log, int from, int to) {
     for (int i = from; i <= to; i++) {
-        LogStep s = {
-            i, 300, i == 2 ? NAN : 10.0 / i, 3e-4, 1.25, 0.0821, 12345.6, 0.041, i == 3 ? "\"nsp_loss\": 0.5" : NULL};
+        LogStep s = {i,
+                     300,
+                     i == 2 ? NAN : 10.0 / i,
+                     3e-4,
+                     1.25,
+                     0.0821,
+                     12345.6,
+                     0.041,
+                     0,
+                     NULL,
+                     i == 3 ? "\"nsp_loss\": 0.5" : NULL};
         log_step(log, &s);
         if (i % 2 == 0) log_validation(log, i, 300, 11.0 / i, NULL);
     }

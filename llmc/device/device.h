@@ -178,8 +178,11 @@ static inline void context_init(Context* ctx) {
     memset(ctx, 0, sizeof *ctx);
     ctx->layer = -1;
     int devices = 0;
-    if (cudaGetDeviceCount(&devices) != cudaSuccess || devices == 0)
-        die(FAILED, "this machine has no NVIDIA GPU that CUDA can use; the CPU build is ./train_gpt2");
+    if (cudaGetDeviceCount(&devices) != cudaSuccess || devices == 0) {
+        const char *name = program_invocation_short_name, *end = strstr(name, "cu");
+        die(FAILED, "this machine has no NVIDIA GPU that CUDA can use; the CPU build is ./%.*s",
+            (int)(end ? end - name : 0), name);
+    }
     struct cudaDeviceProp properties;
     cudaCheck(cudaSetDevice(0));
     cudaCheck(cudaGetDeviceProperties(&properties, 0));

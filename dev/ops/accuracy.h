@@ -1,0 +1,54 @@
+/* Cases of llmc/ops/accuracy.h. */
+#ifndef DEV_OPS_ACCURACY_H
+#define DEV_OPS_ACCURACY_H
+
+#include "../../llmc/ops/accuracy.h"
+#include "harness.h"
+
+// Every third target is the largest of its row, every seventh is ignored.
+static inline void test_accuracy_random(Harness* h) {
+    static const int SIZES[][3] = {{1, 1, 1}, {5, 2, 8}, {77, 33, 40}, {130, 1000, 1024}};
+    for (size_t i = 0; i < COUNT_OF(SIZES); i++) {
+        int N = SIZES[i][0], V = SIZES[i][1], Vp = SIZES[i][2];
+        case_begin(h, "accuracy/forward N=%d V=%d Vp=%d", N, V, Vp);
+        Array logits = input(h, (size_t)N * (size_t)Vp, 1), hits = output(h, (size_t)N, SET);
+        int* targets = int_array(h, (size_t)N);
+        for (int n = 0; n < N; n++) {
+            const real* x = logits.host + (size_t)n * (size_t)Vp;
+            for (int v = 1; v < V && n % 3 == 0; v++)
+                if (x[v] > x[targets[n]]) targets[n] = v;
+            if (n % 3) targets[n] = (int)(philox((uint32_t)n, 0, 0, 0, 7).v[0] % (uint32_t)V);
+            if (n % 7 == 6) targets[n] = -1;
+        }
+        real* want = copy_of(h, hits);
+        accuracy_forward_ref(want, logits.host, targets, N, V, Vp);
+        accuracy_forward(hits.device_real, logits.device, targets, N, V, Vp, &h->ctx);
+        expect_equal(h, "hits", hits, want);
+        case_end(h);
+    }
+}
+
+// The reference against numbers that were written by hand: padding does not count, ties go to the first, NaN is no hit.
+static inline void test_accuracy(Harness* h) {
+    enum { N = 7, V = 3, Vp = 4 };
+    const real nan = (real)NAN;
+    const real rows[N * Vp] = {1, 2, 0, 9, /**/ 2, 2, 0, 0, /**/ 2,   2, 0, 0, /**/ 0, 1, nan, 0, /**/
+                               0, 1, 2, 0, /**/ 0, 1, 2, 0, /**/ nan, 1, 0, 0};
+    const int right[N] = {1, 0, 1, 1, 2, -1, 0};
+    const real want[N] = {1, 1, 0, 0, 1, 0, 0};
+    case_begin(h, "accuracy/forward by hand");
+    Array logits = input(h, N * Vp, 1), hits = output(h, N, SET);
+    int* targets = int_array(h, N);
+    memcpy(targets, right, sizeof right);
+    memcpy(logits.initial, rows, sizeof rows);
+    array_restore(logits);
+    real* ref = copy_of(h, hits);
+    accuracy_forward_ref(ref, rows, right, N, V, Vp);
+    accuracy_forward(hits.device_real, logits.device, targets, N, V, Vp, &h->ctx);
+    expect_equal(h, "hits", hits, want);
+    expect_equal(h, "hits of the reference", hits, ref);
+    case_end(h);
+    test_accuracy_random(h);
+}
+
+#endif
