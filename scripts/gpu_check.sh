@@ -2,17 +2,24 @@
 # What only a GPU can show: builds on the machine it runs on, tests every kernel against its reference, the trainer end to
 # end, training beside PyTorch, the sanitizers, the profiler's ranges, and measures. Each part fits ten minutes.
 #
-#     bash scripts/gpu_check.sh [--part build|ops|e2e|train|san|tools|bench] [--out FOLDER]      (no part: all of them)
+#     bash scripts/gpu_check.sh [--part PARTS] [--out FOLDER]      PARTS: "build bert", say; without it all of them:
+#
+#     build    programs in three precisions              ops      kernels against their references
+#     e2e      train_gpt2cu from end to end              train    the same beside transformers
+#     bert     train_bertcu, both of that                bench bert_bench    speed, beside PyTorch's
+#     san      the ops under compute-sanitizer           tools    the profiler's ranges
 #
 # Writes FOLDER/gpu_check.txt (default out/gpu_check): "RESULT name key=value ..." for every figure, "N passed, N failed"
 # at its end, and the whole logs beside it. Exit status 0 only if everything passed. From the environment:
 #   GPU_CHECK_DATA     shards of GPT-2 tokens to train on, a glob; the built-in corpus where unset
+#   GPU_CHECK_BERT_DATA    files of prepare_bert.py for BERT to train on, a glob; the built-in corpus where unset
+#   GPU_CHECK_OPS      ops that part san runs, "gelu sum"; all where unset
 #   GPU_CHECK_COMMIT   what the sources are, where git cannot say it; else the first line of .commit
 #   PYTHON             an interpreter with PyTorch and transformers (default python3)
 set -u
 cd "$(dirname "$0")/.."
-usage="usage: gpu_check.sh [--part build|ops|e2e|train|san|tools|bench] [--out FOLDER]"
-parts="build ops e2e train san tools bench" out=out/gpu_check
+usage="usage: gpu_check.sh [--part 'build ops e2e train bert san tools bench bert_bench'] [--out FOLDER]"
+parts="build ops e2e train bert san tools bench bert_bench" out=out/gpu_check
 while [ $# -gt 0 ]; do
     case $1 in
         --part) parts=${2:?$usage}; shift 2 ;;
@@ -29,11 +36,31 @@ say() { echo "$*" | tee -a "$report"; }
 ok() { passed=$((passed + 1)); say "ok   $*"; }
 bad() { failed=$((failed + 1)); say "FAIL $*"; }
 log_of() { echo "$out/$(tr -c 'A-Za-z0-9_\n' _ <<<"$1").log"; }
+judge() { # name, status: of the command whose log has that name
+    if [ "$2" = 0 ]; then ok "$1"; else bad "$1 (the end of its log follows)"; tail -n 12 "$(log_of "$1")" | tee -a "$report"; return 1; fi
+}
 check() { # name, command...: passes if the command does
-    local name=$1 log
-    log=$(log_of "$1")
-    shift
-    if "$@" >"$log" 2>&1; then ok "$name"; else bad "$name (the end of its log follows)"; tail -n 12 "$log" | tee -a "$report"; return 1; fi
+    "${@:2}" >"$(log_of "$1")" 2>&1
+    judge "$1" $?
+}
+# Where nothing is timed, commands run two at a time: begin some, then finish them all.
+begun=()
+begin() { # name, command...: check it, later
+    while [ "$(jobs -rp | wc -l)" -ge 2 ]; do wait -n; done
+    begun+=("$1")
+    {
+        "${@:2}" >"$(log_of "$1")" 2>&1
+        echo $? >"$(log_of "$1").status"
+    } &
+}
+finish() {
+    local name
+    wait
+    for name in "${begun[@]}"; do
+        judge "$name" "$(cat "$(log_of "$name").status")"
+        rm -f "$(log_of "$name").status"
+    done
+    begun=()
 }
 totals() { # add the totals of a test program's log
     local p f
@@ -54,10 +81,12 @@ column() { # log.jsonl, key: its values, a step a line
     sed -nE "s/.*\"step\": [0-9]+, \"loss\".*/&/; s/.*\"$2\": ([0-9.eE+-]+).*/\1/p" <(grep '"loss": [0-9]' "$1")
 }
 median_ms() { column "$1" ms | tail -n +6 | sort -n | awk '{a[NR] = $1} END {print a[int((NR + 1) / 2)]}'; }
+quiet="-v 0 -s 0 -n 0 --overwrite 1"
 train() { # build, name, flags...: a run into $out/name, which its log names
-    local build=$1 name=$2
-    shift 2
-    check "run $name" "$build" "$@" -v 0 -s 0 -n 0 --overwrite 1 -o "$out/$name"
+    check "run $2" "$1" "${@:3}" $quiet -o "$out/$2"
+}
+begin_train() { # the same, later
+    begin "run $2" "$1" "${@:3}" $quiet -o "$out/$2"
 }
 expect_near() { # name, run, run, tol: losses of all steps
     local worst
@@ -78,6 +107,35 @@ forget() { # runs: their weights; the logs stay
     local run
     for run; do rm -rf "$out/$run/ckpt" "$out/$run"/*.safetensors; done
 }
+same_training() { # prefix of runs, CPU build, fp32 build, bf16 build, steps before the interruption, flags...
+    local p=$1 cpu=$2 fp32=$3 bf16=$4 stop=$5
+    shift 5
+    begin_train "$cpu" "${p}cpu" "$@"
+    for again in "" _again; do
+        begin_train "$fp32" "${p}fp32$again" "$@"
+        begin_train "$bf16" "${p}bf16$again" "$@"
+    done
+    begin_train "$bf16" "${p}bf16_resumed" "$@" --stop-after "$stop"
+    finish
+    check "run ${p}bf16_resumed, resumed" "$bf16" -y 1 -o "$out/${p}bf16_resumed"
+    expect_near "${p}cpu_against_gpu_fp32" "${p}cpu" "${p}fp32" 1e-4
+    expect_same "${p}fp32 repeats bit for bit" "${p}fp32" "${p}fp32_again"
+    expect_same "${p}bf16 repeats bit for bit" "${p}bf16" "${p}bf16_again"
+    expect_same "${p}bf16 resumed equals straight" "${p}bf16" "${p}bf16_resumed"
+    forget "$p"{cpu,fp32,fp32_again,bf16_again,bf16_resumed}
+}
+at_least() { # number, limit, what: the gate
+    if awk "BEGIN {exit !(${1:-0} >= $2)}"; then ok "$3"; else bad "$3"; fi
+}
+bert_large() { # name, batch, flags...: its step without a file written; sets ms and seq_s
+    local name=$1 batch=$2 mfu
+    shift 2
+    check "run $name" timeout 150 ./train_bertcu -e bert-large -b "$batch" "$@" $bert_recipe -x 35 $quiet -o ""
+    read -r ms mfu < <(sed -nE 's/^step .*\| ([0-9.]+) ms \|.*mfu ([0-9.]+)%.*/\1 \2/p' "$(log_of "run $name")" |
+        tail -n +6 | sort -n | awk '{line[NR] = $0} END {print line[int((NR + 1) / 2)]}')
+    seq_s=$(awk "BEGIN {print int($batch / ${ms:-1e9} * 1000)}")
+    say "RESULT train_bertcu size=large lengths=$name B=$batch optimizer=lamb dropout=0.1 ms=${ms:-none} seq_s=$seq_s mfu_percent=${mfu:-none}"
+}
 
 : >"$report"
 commit=${GPU_CHECK_COMMIT:-$(git rev-parse --short HEAD 2>/dev/null || head -n 1 .commit 2>/dev/null || echo unknown)}
@@ -91,7 +149,12 @@ for part in $parts; do
             check build_cpu make -s -j "$(nproc)" cpu
             # One make for each precision: which one is a variable of the Makefile.
             for precision in bf16 fp32 fp16; do
-                make -s -j 4 PRECISION=$precision build/$precision/{opscu,test_gpt2cu,train_gpt2cu} $([ $precision = bf16 ] && echo train_gpt2cu) \
+                case $precision in
+                    bf16) more="build/bf16/test_bertcu train_gpt2cu train_bertcu" ;;
+                    fp32) more="build/fp32/test_bertcu build/fp32/train_bertcu" ;;
+                    fp16) more= ;;
+                esac
+                make -s -j 6 PRECISION=$precision build/$precision/{opscu,test_gpt2cu,train_gpt2cu} $more \
                     >"$out/build_$precision.log" 2>&1 && : >"$out/build_$precision.done" &
             done
             wait
@@ -108,37 +171,27 @@ for part in $parts; do
             for precision in fp32 bf16 fp16; do tests gpt2_$precision build/$precision/test_gpt2cu; done
             fp32=build/fp32/train_gpt2cu bf16=./train_gpt2cu
             small="-e L=4,C=128,NH=4,V=257,T=256 -b 4 -x 20 --dropout 0.1"
-            train ./train_gpt2 cpu $small
-            train $fp32 fp32 $small
-            train $fp32 fp32_again $small
-            train $bf16 bf16 $small
-            train $bf16 bf16_again $small
-            expect_near cpu_against_gpu_fp32 cpu fp32 1e-4
-            expect_same "fp32 repeats bit for bit" fp32 fp32_again
-            expect_same "bf16 repeats bit for bit" bf16 bf16_again
-            train $bf16 bf16_resumed $small --stop-after 10
-            check "run bf16_resumed, resumed" $bf16 -y 1 -o "$out/bf16_resumed"
-            expect_same "bf16 resumed equals straight" bf16 bf16_resumed
+            same_training "" ./train_gpt2 $fp32 $bf16 10 $small
 
             # Where two ways differ in rounding only, fp32 losses differ by some 1e-7, and AdamW, which divides small
             # gradients by their own size, makes of that 1e-6 within 20 steps. bf16 rounds each activation to 1 part in
             # 512: two ways drift apart as bf16 and fp32 do, some 1e-3 (compare_autocast.py measures that).
             near_fp32=1e-5 near_bf16=5e-3
-            train $bf16 bf16_explicit $small --attention explicit
-            expect_near flash_against_explicit bf16 bf16_explicit $near_bf16
             many="-e L=4,C=128,NH=4,V=257,T=256 -d 16384 -x 20 --dropout 0.1"
-            for precision in fp32 bf16; do
-                build=${!precision} near=near_$precision
-                train $build ${precision}_1x64 $many -b 64
-                train $build ${precision}_4x16 $many -b 16
-                expect_near accumulation_1x64_against_4x16_$precision ${precision}_1x64 ${precision}_4x16 "${!near}"
-            done
-
             # Channels of 124M, so that the kernels are those of a real run. --autotune 0: the same algorithms in all of them.
             wide="-e L=2,C=768,NH=12,V=257,T=1024 -b 4 -x 8 --dropout 0.1 --autotune 0"
-            for r in 0 1 2; do
-                for precision in bf16 fp32; do train ${!precision} ${precision}_recompute_$r $wide -ge 0 -r $r; done
-                train $bf16 bf16_epilogue_recompute_$r $wide -ge 2 -r $r
+            begin_train $bf16 bf16_explicit $small --attention explicit
+            for precision in fp32 bf16; do
+                begin_train ${!precision} ${precision}_1x64 $many -b 64
+                begin_train ${!precision} ${precision}_4x16 $many -b 16
+                for r in 0 1 2; do begin_train ${!precision} ${precision}_recompute_$r $wide -ge 0 -r $r; done
+            done
+            for r in 0 1 2; do begin_train $bf16 bf16_epilogue_recompute_$r $wide -ge 2 -r $r; done
+            finish
+            expect_near flash_against_explicit bf16 bf16_explicit $near_bf16
+            for precision in fp32 bf16; do
+                near=near_$precision
+                expect_near accumulation_1x64_against_4x16_$precision ${precision}_1x64 ${precision}_4x16 "${!near}"
             done
             for r in 1 2; do
                 for precision in bf16 fp32; do
@@ -157,7 +210,7 @@ for part in $parts; do
             check plans_resumed ./train_gpt2cu -y 1 -o "$out/plans"
             if cmp -s "$out/plans/model.safetensors" "$out/plans_straight/model.safetensors" && [ ! -e "$out/plans/matmul_plans.txt" ]
             then ok "resumed with the checkpoint's matmul algorithms"; else bad "resumed with the checkpoint's matmul algorithms"; fi
-            forget cpu fp32 fp32_again bf16 bf16_again bf16_resumed bf16_explicit {fp32,bf16}_{1x64,4x16} plans plans_straight \
+            forget bf16 bf16_explicit {fp32,bf16}_{1x64,4x16} plans plans_straight \
                 {bf16,fp32,bf16_epilogue}_recompute_{0,1,2}
             ;;
         train)
@@ -184,12 +237,29 @@ for part in $parts; do
             check compare_autocast "$python" dev/reference/compare_autocast.py ./train_gpt2cu --tokens "$shard" $big
             results compare_autocast
             ;;
+        bert)
+            for precision in fp32 bf16; do tests bert_$precision build/$precision/test_bertcu; done
+            same_training bert_ ./train_bert build/fp32/train_bertcu ./train_bertcu 5 -e L=4,C=128,NH=4,T=64 -b 8 -x 10 --dropout 0.1
+            forget bert_bf16
+
+            # BERT-base, dropout off, on the batches that ours draws.
+            compare() { # name, flags...
+                begin "$1" "$python" dev/reference/compare_autocast.py ./train_bertcu --bert --dump build/bf16/test_bertcu \
+                    --tokens "${GPU_CHECK_BERT_DATA:-data/builtin/bert/train.bin}" --layers 12 --channels 768 --heads 12 -t 128 -b 32 "${@:2}"
+            }
+            compare compare_autocast_bert --steps 50 --seeds 3 --ratio 2
+            compare compare_final_bert --steps 200 --warmup 20 --final 0.01 --losses "$out/compare_final_bert.txt"
+            finish
+            results compare_autocast_bert
+            results compare_final_bert
+            ;;
         san)
-            # Every op at its test sizes under each tool, some at a time. cuBLASLt's own kernels are not ours to check:
+            # The ops at their test sizes under each tool, some at a time. cuBLASLt's own kernels are not ours to check:
             # racecheck and initcheck leave matmul out.
+            ops="attention layernorm dropout gather gelu classifier embedding adamw lamb loss_scale global_norm sum tanh accuracy matmul"
             names=()
             for tool in memcheck racecheck initcheck synccheck; do
-                for op in attention layernorm dropout gather gelu classifier embedding adamw loss_scale global_norm sum matmul; do
+                for op in ${GPU_CHECK_OPS:-$ops}; do
                     [ "$op" = matmul ] && [ $tool != memcheck ] && continue
                     names+=("$tool $op")
                 done
@@ -268,11 +338,45 @@ print("\n".join(r["Kernel Name"] for r in rows))' <"$out/$name.csv" >"$out/$name
                 say "RESULT train_gpt2cu size=$model B=$batch T=1024 ms=$ms tok_s=$speed mfu=$(column "$out/train_$model/log.jsonl" mfu | tail -n 1) other_ms=$rest"
                 say "$profile"
                 if [ "$gate" -gt 0 ]; then
-                    if [ "$speed" -ge "$gate" ]; then ok "$model reaches $gate tokens/s"; else bad "$model reaches $gate tokens/s"; fi
+                    at_least "$speed" "$gate" "$model reaches $gate tokens/s"
                 fi
                 check "train_$model: every kernel has a scope" grep -q ', 0 without a scope$' "$out/train_$model/kernels.txt"
                 forget "train_$model"
             done
+            ;;
+        bert_bench)
+            bert_recipe="--optimizer lamb --dropout 0.1 --short-sequences 0"
+            sentences() { # folder, flags...: text whose sequences have chosen lengths
+                mkdir -p "$out/$1"
+                check "$1" "$python" dev/reference/make_sentences.py "$out/$1/train.bin" "${@:2}"
+            }
+            # Batch, length, and the full sequences a second that it must reach.
+            for shape in "256 128 1850" "64 512 420"; do
+                read -r batch T gate <<<"$shape"
+                sentences full_$T --shortest "$T"
+                sentences varied_$T --shortest $((T / 2 + 1)) --longest "$T"
+                bert_large full_$T "$batch" -t "$T" -i "$out/full_$T/train.bin"
+                full=$seq_s full_ms=$ms
+                at_least "$full" "$gate" "BERT-large reaches $gate full sequences/s, T=$T"
+                bert_large varied_$T "$batch" -t "$T" -i "$out/varied_$T/train.bin" --pack 2
+                say "RESULT varied_over_full T=$T ratio=$(awk "BEGIN {print $seq_s / ($full + 1e-9)}")"
+                at_least "$seq_s" "1.25 * $full + 1e-9" "lengths from T/2 to T: 1.25 times the rate of full ones, T=$T"
+                check torch_bert_$T timeout 240 "$python" dev/reference/bert.py -b "$batch" -t "$T"
+                results torch_bert_$T
+                say "RESULT compare size=large B=$batch T=$T torch_ms_over_ours=$(sed -nE 's/^RESULT .* ms=([0-9.]+) .*/\1/p' "$(log_of torch_bert_$T)" |
+                    awk "{print \$1 / ${full_ms:-1e9}}")"
+            done
+            # The step whose kernels others have counted: two layers of BERT-large.
+            train ./train_bertcu bert_kernels -e L=2,C=1024,NH=16,T=512,V=30522 -b 4 -t 128 -i "$out/full_128/train.bin" $bert_recipe -x 40 --profile 3
+            ms=$(median_ms "$out/bert_kernels/log.jsonl")
+            read -r kernels fills copies < <(awk '/^total:/ {exit} $1 !~ /^[0-9]+$/ {next} $6 ~ /^copy_/ {copies++; next} $6 ~ /^fill_/ {fills++; next} {kernels++}
+                END {if (kernels) print kernels, fills + 0, copies + 0}' "$out/bert_kernels/kernels.txt")
+            say "RESULT bert_kernels L=2 C=1024 B=4 T=128 optimizer=lamb kernels=${kernels:-none} fills=$fills copies=$copies ms=$ms"
+            at_least 80 "${kernels:-1e9}" "a step of two layers takes 80 kernels at most"
+            at_least 2 "${ms:-1e9}" "a step of two layers takes 2 ms at most"
+            check "bert_kernels: every kernel has a scope" grep -q ', 0 without a scope$' "$out/bert_kernels/kernels.txt"
+            forget bert_kernels
+            rm -rf "$out"/{full,varied}_{128,512}
             ;;
         *) bad "no part is called $part" ;;
     esac

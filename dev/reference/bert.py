@@ -1,0 +1,152 @@
+#!/usr/bin/env python3
+"""A BERT pre-training step in PyTorch, to put beside ./train_bertcu.
+
+    python3 dev/reference/bert.py -b 256 -t 128 --size large
+
+It is what somebody who knows PyTorch would run: fp32 weights under bf16 autocast, torch.compile, scaled dot product
+attention, dropout 0.1 at all sites, a vocabulary padded to 30528, masked-token logits of the masked rows only. The
+sequences are full, so there is no padding to compute and no mask. The optimizer is fused AdamW behind clipping at 1.0:
+less work than the LAMB of ./train_bertcu, whose trust ratios need two norms a tensor. Random tokens, moved to the GPU
+beforehand: no data loading, no log. One line comes out:
+
+    RESULT torch_bert size=large B=256 T=128 optimizer=adamw mode=compile ms=... seq_s=... mfu=... memory_gib=...
+
+ms is the median step by CUDA events. mfu counts a token's 6 flops a weight of the blocks and 12 C for each token it
+attends to, and the heads for the rows they are computed for, over 989.4 TFLOP/s, the dense bf16 peak of an H100 or H200;
+./train_bertcu counts the same.
+"""
+
+import argparse
+import statistics
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+# layers, heads, channels
+SIZES = {"base": (12, 12, 768), "large": (24, 16, 1024)}
+VOCAB, PADDED_VOCAB, POSITIONS = 30522, 30528, 512
+DROPOUT, MASKED, EPS = 0.1, 0.15, 1e-12
+PEAK_FLOPS = 989.4e12
+
+
+class Block(nn.Module):
+    """Layernorm after the sum with the residual."""
+
+    def __init__(self, channels, heads):
+        super().__init__()
+        self.heads = heads
+        self.attn = nn.Linear(channels, 3 * channels)
+        self.attn_proj = nn.Linear(channels, channels)
+        self.ln_1 = nn.LayerNorm(channels, eps=EPS)
+        self.fc = nn.Linear(channels, 4 * channels)
+        self.fc_proj = nn.Linear(4 * channels, channels)
+        self.ln_2 = nn.LayerNorm(channels, eps=EPS)
+
+    def forward(self, x):
+        B, T, C = x.shape
+        q, k, v = (y.view(B, T, self.heads, -1).transpose(1, 2) for y in self.attn(x).split(C, dim=2))
+        heads = F.scaled_dot_product_attention(q, k, v, dropout_p=DROPOUT)
+        branch = self.attn_proj(heads.transpose(1, 2).reshape(B, T, C))
+        x = self.ln_1(x + F.dropout(branch, DROPOUT))
+        return self.ln_2(x + F.dropout(self.fc_proj(F.gelu(self.fc(x))), DROPOUT))
+
+
+class Bert(nn.Module):
+    def __init__(self, layers, heads, channels):
+        super().__init__()
+        self.word = nn.Embedding(PADDED_VOCAB, channels)
+        self.position = nn.Embedding(POSITIONS, channels)
+        self.token_type = nn.Embedding(2, channels)
+        self.ln = nn.LayerNorm(channels, eps=EPS)
+        self.blocks = nn.ModuleList(Block(channels, heads) for _ in range(layers))
+        self.transform = nn.Linear(channels, channels)
+        self.ln_t = nn.LayerNorm(channels, eps=EPS)
+        self.decoder_bias = nn.Parameter(torch.zeros(PADDED_VOCAB))
+        self.pooler = nn.Linear(channels, channels)
+        self.next = nn.Linear(channels, 2)
+        for name, p in self.named_parameters():
+            if p.ndim == 2:
+                nn.init.normal_(p, std=0.02)
+            elif name.endswith("bias"):
+                nn.init.zeros_(p)
+
+    def forward(self, tokens, types, masked_rows, masked_targets, next_labels):
+        x = self.word(tokens) + self.position.weight[: tokens.shape[1]] + self.token_type(types)
+        x = F.dropout(self.ln(x), DROPOUT)
+        for block in self.blocks:
+            x = block(x)
+        masked = self.ln_t(F.gelu(self.transform(x.flatten(0, 1)[masked_rows])))
+        logits = F.linear(masked, self.word.weight, self.decoder_bias)  # the head is the embedding
+        next_logits = self.next(torch.tanh(self.pooler(x[:, 0])))
+        return F.cross_entropy(logits.float(), masked_targets) + F.cross_entropy(next_logits.float(), next_labels)
+
+
+def make_batch(batch, seq_len, masked):
+    """Full sequences of two halves; `masked` positions of each are predicted."""
+    tokens = torch.randint(1000, VOCAB, (batch, seq_len), device="cuda")
+    types = (torch.arange(seq_len, device="cuda") >= seq_len // 2).long().expand(batch, -1).contiguous()
+    positions = torch.rand(batch, seq_len, device="cuda").argsort(1)[:, :masked].sort(1).values
+    rows = (positions + seq_len * torch.arange(batch, device="cuda")[:, None]).flatten()
+    targets = torch.randint(VOCAB, rows.shape, device="cuda")
+    return tokens, types, rows, targets, torch.randint(2, (batch,), device="cuda")
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--size", default="large", choices=SIZES)
+    parser.add_argument("-b", "--batch", type=int, default=256)
+    parser.add_argument("-t", "--seq-len", type=int, default=128)
+    parser.add_argument("--steps", type=int, default=30, help="timed steps, after a warm-up of 5")
+    parser.add_argument("--eager", action="store_true", help="without torch.compile")
+    a = parser.parse_args()
+    if not torch.cuda.is_available():
+        raise SystemExit("error: this PyTorch sees no GPU")
+
+    torch.manual_seed(1337)
+    torch.set_float32_matmul_precision("high")
+    layers, heads, channels = SIZES[a.size]
+    model = Bert(layers, heads, channels).cuda()
+    matrices = [p for p in model.parameters() if p.ndim == 2]
+    vectors = [p for p in model.parameters() if p.ndim < 2]
+    groups = [{"params": matrices, "weight_decay": 0.01}, {"params": vectors, "weight_decay": 0.0}]
+    optimizer = torch.optim.AdamW(groups, lr=1e-4, betas=(0.9, 0.999), eps=1e-6, fused=True)
+    run = model if a.eager else torch.compile(model)
+    masked = round(MASKED * a.seq_len)
+    batch = make_batch(a.batch, a.seq_len, masked)
+
+    def step():
+        with torch.autocast("cuda", torch.bfloat16):
+            loss = run(*batch)
+        loss.backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        return loss
+
+    for _ in range(5):
+        step()
+    events = [torch.cuda.Event(enable_timing=True) for _ in range(a.steps + 1)]
+    events[0].record()
+    for event in events[1:]:
+        loss = step()
+        event.record()
+    torch.cuda.synchronize()
+    if not torch.isfinite(loss):
+        raise SystemExit("error: the loss is not finite")
+    ms = statistics.median(start.elapsed_time(end) for start, end in zip(events, events[1:]))
+
+    sequences = a.batch / ms * 1e3
+    blocks = layers * (6 * 12 * channels**2 * a.seq_len + 12 * channels * a.seq_len**2)
+    heads_flops = 6 * (VOCAB * channels + channels**2) * masked + 6 * channels**2
+    print(
+        f"RESULT torch_bert size={a.size} B={a.batch} T={a.seq_len} optimizer=adamw"
+        f" mode={'eager' if a.eager else 'compile'} ms={ms:.2f} seq_s={sequences:.0f}"
+        f" mfu={(blocks + heads_flops) * sequences / PEAK_FLOPS:.4f}"
+        f" memory_gib={torch.cuda.max_memory_allocated() / 2**30:.1f} torch={torch.__version__}",
+        flush=True,
+    )
+
+
+if __name__ == "__main__":
+    main()
