@@ -8,31 +8,12 @@
 #define NO_MAIN
 #include "train_bert.cu"
 
-typedef struct {
-    int passed, failed;
-} Tests;
-
-static void report(Tests* t, int ok, const char* name, double error, double tolerance) {
-    printf("%s %s  err=%.3g tol=%.3g\n", ok ? "ok  " : "FAIL", name, error, tolerance);
-    if (ok) t->passed++;
-    else t->failed++;
-}
+#include "dev/test/model_tests.h"
 
 // |got - want| within `tolerance` of max(1, |want|).
 static void report_close(Tests* t, const char* name, double got, double want, double tolerance) {
     double error = fabs(got - want) / fmax(1, fabs(want));
     report(t, error <= tolerance, name, error, tolerance);
-}
-
-// Largest |got - want| / max(1, |want|); infinite where either is not finite.
-static double largest_error(const real* got, const real* want, size_t n) {
-    double worst = 0;
-    for (size_t i = 0; i < n; i++) {
-        double g = (double)got[i], w = (double)want[i], error = fabs(g - w) / fmax(1, fabs(w));
-        if (!isfinite(g) || !isfinite(w)) return INFINITY;
-        if (!(error <= worst)) worst = error;
-    }
-    return worst;
 }
 
 // What sums in another order may differ by. In bf16 and fp16 this is a check of plumbing only.
@@ -84,16 +65,6 @@ static void bench_close(Bench* b) {
     matmul_plans_free(&b->ctx);
     context_free(&b->ctx);
     free(b);
-}
-
-// A host copy of device values; free() it.
-static real* bench_values(Bench* b, void* device, size_t n, ViewType type) {
-    HostView view = host_view_open(device, n, type);
-    real* copy = (real*)xmalloc(n * sizeof(real));
-    host_view_read(&b->ctx, &view);
-    memcpy(copy, view.values, n * sizeof(real));
-    host_view_close(&view);
-    return copy;
 }
 
 static double bench_loss(Bench* b, int which) {
@@ -224,11 +195,11 @@ static void test_formula_step(Tests* t, Bench* b) {
     const double tolerance = golden_tolerance();
     Model* m = &b->m;
     bench_optimizer(b, LAMB);
-    real* before = bench_values(b, m->params, m->table.elements, VIEW_FLOATX);
-    real* grads = bench_values(b, m->grads, m->table.elements, VIEW_REAL);
+    real* before = device_values(&b->ctx, m->params, m->table.elements, VIEW_FLOATX);
+    real* grads = device_values(&b->ctx, m->grads, m->table.elements, VIEW_REAL);
     optimizer_step(&b->o, m->params, m->grads, settings, &b->ctx);
-    real* after = b->o.master ? bench_values(b, b->o.master, m->table.elements, VIEW_REAL)
-                              : bench_values(b, m->params, m->table.elements, VIEW_FLOATX);
+    real* after = b->o.master ? device_values(&b->ctx, b->o.master, m->table.elements, VIEW_REAL)
+                              : device_values(&b->ctx, m->params, m->table.elements, VIEW_FLOATX);
     double clip = fmin(1, 1 / norm_of(grads, m->table.elements));
     for (size_t k = 0; k < COUNT_OF(ratios); k++) {
         // The ratio shows in the first step's length: bias correction makes its direction g / (|g| + eps) and decay.
@@ -270,7 +241,7 @@ static void test_formula(Tests* t) {
     Bench* b = formula_open();
     Model* m = &b->m;
     char name[192];
-    real* params = bench_values(b, m->params, m->table.elements, VIEW_FLOATX);
+    real* params = device_values(&b->ctx, m->params, m->table.elements, VIEW_FLOATX);
     double sum = 0;
     for (size_t i = 0; i < 104 * 64; i++) sum += (double)params[i];
     report_close(t, "formula: sum of the word embedding", sum, -7.0417425901, 10 * tolerance);
@@ -280,9 +251,9 @@ static void test_formula(Tests* t) {
     report_close(t, "formula: loss", bench_loss(b, -1), 5.3537289464, tolerance);
     report_close(t, "formula: masked loss", bench_loss(b, 0), 4.6417681940, tolerance);
     report_close(t, "formula: next-sentence loss", bench_loss(b, 1), 0.7119607524, tolerance);
-    real *got = bench_values(b, m->a.logits, 4, VIEW_FLOATX),
-         *next = bench_values(b, m->a.next_logits, 2 * NEXT_STORED, VIEW_FLOATX),
-         *state = bench_values(b, input_of(m, 2), 3, VIEW_FLOATX);
+    real *got = device_values(&b->ctx, m->a.logits, 4, VIEW_FLOATX),
+         *next = device_values(&b->ctx, m->a.next_logits, 2 * NEXT_STORED, VIEW_FLOATX),
+         *state = device_values(&b->ctx, input_of(m, 2), 3, VIEW_FLOATX);
     for (int i = 0; i < 4; i++) {
         snprintf(name, sizeof name, "formula: logit %d", i);
         report_close(t, name, (double)got[i], logits[i], tolerance);
@@ -297,7 +268,7 @@ static void test_formula(Tests* t) {
 
     bench_train(b, 0);
     report_close(t, "formula: loss in training", bench_loss(b, -1), 5.3537289464, tolerance);
-    real* grads = bench_values(b, m->grads, m->table.elements, VIEW_REAL);
+    real* grads = device_values(&b->ctx, m->grads, m->table.elements, VIEW_REAL);
     report_close(t, "formula: norm of all gradients", norm_of(grads, m->table.elements), 7.6344209691, tolerance);
     for (size_t i = 0; i < COUNT_OF(norms); i++) {
         const Tensor* tensor = tensor_named(&m->table, norms[i].name);
@@ -311,12 +282,6 @@ static void test_formula(Tests* t) {
 
 // ---------------------------------------------------------------------------------------------------------
 // A golden file of transformers
-
-static void golden_values(const SafeTensors* file, const char* name, real* out, size_t n) {
-    const SafeTensor* entry = safetensors_find(file, name);
-    if (!entry || entry->elements != n) die(FAILED, "golden file: \"%s\" is missing or of another size", name);
-    safetensors_read_real(file, entry, 0, n, out);
-}
 
 // The number of integers under `name`, read into out, which has room for `most`.
 static int golden_integers(const SafeTensors* file, const char* name, int* out, size_t most) {
@@ -370,7 +335,7 @@ static void test_golden_steps(Tests* t, const char* directory, const SafeTensors
     free(name);
 
     double stray = 0;  // rows of padding must never be touched
-    real* params = bench_values(b, m->params, m->table.elements, VIEW_FLOATX);
+    real* params = device_values(&b->ctx, m->params, m->table.elements, VIEW_FLOATX);
     for (int k = 0; k < m->table.count; k++)
         for (size_t i = tensor_elements(&m->table.tensors[k]); i < m->table.tensors[k].size; i++)
             stray = fmax(stray, fabs((double)params[m->table.tensors[k].offset + i]));
@@ -390,8 +355,8 @@ static void test_golden(Tests* t, const char* directory) {
     size_t V = (size_t)m->config.V, M = (size_t)b->in.masked;
     real *want = (real*)xmalloc(M * V * sizeof(real)), *got = (real*)xmalloc(M * V * sizeof(real)), loss[2];
     evaluate_batch(m, &b->in, means(&b->batch), SET, &b->ctx);
-    real *logits = bench_values(b, m->a.logits, M * (size_t)m->Vp, VIEW_FLOATX),
-         *next = bench_values(b, m->a.next_logits, GOLDEN_B * NEXT_STORED, VIEW_FLOATX);
+    real *logits = device_values(&b->ctx, m->a.logits, M * (size_t)m->Vp, VIEW_FLOATX),
+         *next = device_values(&b->ctx, m->a.next_logits, GOLDEN_B * NEXT_STORED, VIEW_FLOATX);
     for (size_t i = 0; i < M; i++) memcpy(got + i * V, logits + i * (size_t)m->Vp, V * sizeof(real));
     golden_values(&file, "logits", want, M * V);
     double error = largest_error(got, want, M * V);
@@ -406,7 +371,7 @@ static void test_golden(Tests* t, const char* directory) {
     free(logits), free(next), free(want), free(got);
 
     bench_train(b, 0);
-    real* grads = bench_values(b, m->grads, m->table.elements, VIEW_REAL);
+    real* grads = device_values(&b->ctx, m->grads, m->table.elements, VIEW_REAL);
     for (int i = 0; i < m->table.count; i++) {
         const Tensor* tensor = &m->table.tensors[i];
         size_t n = tensor_elements(tensor);
@@ -480,11 +445,11 @@ static void test_parts(Tests* t, const char* directory) {
         Bench *whole = bench_open(config_read(config), 1, 8, 1, 0, 1),
               *part = bench_open(config_read(config), 1, 8, 1, 0, 9);
         load_weights(&whole->m, &whole->o, weights, &whole->ctx);
-        real* before = bench_values(part, part->m.params, part->m.table.elements, VIEW_FLOATX);
+        real* before = device_values(&part->ctx, part->m.params, part->m.table.elements, VIEW_FLOATX);
         write_part(path, whole, kinds[k].head, kinds[k].cut);
         load_weights(&part->m, &part->o, path, &part->ctx);
-        real* want = bench_values(whole, whole->m.params, whole->m.table.elements, VIEW_FLOATX);
-        real* got = bench_values(part, part->m.params, part->m.table.elements, VIEW_FLOATX);
+        real* want = device_values(&whole->ctx, whole->m.params, whole->m.table.elements, VIEW_FLOATX);
+        real* got = device_values(&part->ctx, part->m.params, part->m.table.elements, VIEW_FLOATX);
         int wrong = 0;
         for (int i = 0; i < part->m.table.count; i++) {
             const Tensor* tensor = &part->m.table.tensors[i];
@@ -557,7 +522,8 @@ static real* gradients(double dropout, int count, int recompute, int threads, He
     omp_set_num_threads(before);
 #endif
     size_t elements = b->m.table.elements;
-    real* result = (real*)xrealloc(bench_values(b, b->m.grads, elements, VIEW_REAL), (elements + 2) * sizeof(real));
+    real* result =
+        (real*)xrealloc(device_values(&b->ctx, b->m.grads, elements, VIEW_REAL), (elements + 2) * sizeof(real));
     device_download(&b->ctx, result + elements, b->m.a.loss, 2 * sizeof(real));
     *n = elements + 2;
     bench_close(b);
@@ -599,7 +565,7 @@ static void test_equalities(Tests* t) {
 // names, not by the table that made the values.
 static void test_initial_values(Tests* t) {
     Bench* b = bench_open(config_from_descriptor("L=2,C=96,NH=3,V=257,T=64", 0), 1, 8, 1, 0, 4);
-    real* params = bench_values(b, b->m.params, b->m.table.elements, VIEW_FLOATX);
+    real* params = device_values(&b->ctx, b->m.params, b->m.table.elements, VIEW_FLOATX);
     for (int k = 0; k < b->m.table.count; k++) {
         const Tensor* tensor = &b->m.table.tensors[k];
         const real* w = params + tensor->offset;
@@ -665,7 +631,7 @@ static void test_finite_differences(Tests* t, double dropout, Gelu gelu, int nex
     for (int i = 0; i < b->batch.rows; i++) b->batch.tokens[i] += b->batch.tokens[i] == m->config.padding;
     b->in = mlm_load(&b->loader, &b->batch, &b->ctx);
     bench_train(b, 3);
-    real* analytic = bench_values(b, m->grads, m->table.elements, VIEW_REAL);
+    real* analytic = device_values(&b->ctx, m->grads, m->table.elements, VIEW_REAL);
     double worst = 0;
     const char* where = "";
     const double tolerance = 1e-8, h = 1e-5;

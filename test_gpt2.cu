@@ -7,26 +7,7 @@
 #define NO_MAIN
 #include "train_gpt2.cu"
 
-typedef struct {
-    int passed, failed;
-} Tests;
-
-static void report(Tests* t, int ok, const char* name, double error, double tolerance) {
-    printf("%s %s  err=%.3g tol=%.3g\n", ok ? "ok  " : "FAIL", name, error, tolerance);
-    if (ok) t->passed++;
-    else t->failed++;
-}
-
-// Largest |got - want| / max(1, |want|); infinite where either is not finite.
-static double largest_error(const real* got, const real* want, size_t n) {
-    double worst = 0;
-    for (size_t i = 0; i < n; i++) {
-        double g = (double)got[i], w = (double)want[i], error = fabs(g - w) / fmax(1, fabs(w));
-        if (!isfinite(g) || !isfinite(w)) return INFINITY;
-        if (!(error <= worst)) worst = error;
-    }
-    return worst;
-}
+#include "dev/test/model_tests.h"
 
 // A model with its optimizer and one batch, without files or flags.
 typedef struct {
@@ -60,24 +41,8 @@ static void random_tokens(int* tokens, int n, int V, uint64_t seed) {
     for (int i = 0; i < n; i++) tokens[i] = (int)(philox((uint32_t)i, 0, 0, 0, seed).v[0] % (uint32_t)V);
 }
 
-// A host copy of device values; free() it.
-static real* bench_values(Bench* b, void* device, size_t n, ViewType type) {
-    HostView view = host_view_open(device, n, type);
-    real* copy = (real*)xmalloc(n * sizeof(real));
-    host_view_read(&b->ctx, &view);
-    memcpy(copy, view.values, n * sizeof(real));
-    host_view_close(&view);
-    return copy;
-}
-
 // ---------------------------------------------------------------------------------------------------------
 // Goldens
-
-static void golden_values(const SafeTensors* file, const char* name, real* out, size_t n) {
-    const SafeTensor* entry = safetensors_find(file, name);
-    if (!entry || entry->elements != n) die(FAILED, "golden file: \"%s\" is missing or of another size", name);
-    safetensors_read_real(file, entry, 0, n, out);
-}
 
 static void golden_tokens(const SafeTensors* file, const char* name, int* out, size_t n) {
     const SafeTensor* entry = safetensors_find(file, name);
@@ -116,7 +81,7 @@ static void test_golden(Tests* t, const char* directory) {
     real *want = (real*)xmalloc(N * V * sizeof(real)), *got = (real*)xmalloc(N * V * sizeof(real)), loss;
     evaluate_batch(m, 1.0 / (double)N, SET, &b->ctx);
     double evaluated = model_loss(m, &b->ctx), error;
-    real* logits = bench_values(b, m->a.logits, N * (size_t)m->Vp, VIEW_FLOATX);
+    real* logits = device_values(&b->ctx, m->a.logits, N * (size_t)m->Vp, VIEW_FLOATX);
     for (size_t i = 0; i < N; i++) memcpy(got + i * V, logits + i * (size_t)m->Vp, V * sizeof(real));
     free(logits);
     golden_values(&file, "logits", want, N * V);
@@ -129,7 +94,7 @@ static void test_golden(Tests* t, const char* directory) {
     report(t, error <= tolerance, name, error, tolerance);
 
     train_batch(m, 0, 0, 1.0 / (double)N, SET, &b->ctx);
-    real* grads = bench_values(b, m->grads, m->table.elements, VIEW_REAL);
+    real* grads = device_values(&b->ctx, m->grads, m->table.elements, VIEW_REAL);
     for (int i = 0; i < m->table.count; i++) {
         const Tensor* tensor = &m->table.tensors[i];
         size_t n = tensor_elements(tensor);
@@ -153,7 +118,7 @@ static void test_golden(Tests* t, const char* directory) {
         train_batch(m, (uint64_t)step, 0, 1.0 / (double)N, SET, &b->ctx);
         losses[step] = (real)model_loss(m, &b->ctx);
         optimizer_step(&b->o, m->params, m->grads, adamw, &b->ctx);
-        real* norm = bench_values(b, b->o.norm, 1, VIEW_REAL);
+        real* norm = device_values(&b->ctx, b->o.norm, 1, VIEW_REAL);
         norms[step] = *norm;
         free(norm);
     }
@@ -167,7 +132,7 @@ static void test_golden(Tests* t, const char* directory) {
     report(t, error <= tolerance, name, error, tolerance);
 
     double stray = 0;  // rows of padding must never be touched; wte is the first tensor
-    real* params = bench_values(b, m->params, m->table.elements, VIEW_FLOATX);
+    real* params = device_values(&b->ctx, m->params, m->table.elements, VIEW_FLOATX);
     for (size_t i = V * (size_t)config.C; i < (size_t)m->Vp * (size_t)config.C; i++)
         stray = fmax(stray, fabs((double)params[i]));
     free(params);
@@ -211,7 +176,7 @@ static real* gradients(Config config, int B, int micro_batches, int recompute, i
 #ifdef _OPENMP
     omp_set_num_threads(before);
 #endif
-    real* result = bench_values(b, m->grads, m->table.elements, VIEW_REAL);
+    real* result = device_values(&b->ctx, m->grads, m->table.elements, VIEW_REAL);
     bench_close(b);
     free(b);
     return result;
@@ -258,7 +223,7 @@ static void test_initial_values(Tests* t, int tied) {
     Bench* b = (Bench*)xcalloc(1, sizeof *b);
     bench_open(b, config_from_descriptor(tied ? "L=3,C=96,NH=3,V=257,T=64" : "L=3,C=96,NH=3,V=257,T=64,tied=0", 0), 1,
                1, 0, 4);
-    real* params = bench_values(b, b->m.params, b->m.table.elements, VIEW_FLOATX);
+    real* params = device_values(&b->ctx, b->m.params, b->m.table.elements, VIEW_FLOATX);
     for (int k = 0; k < b->m.table.count; k++) {
         const Tensor* tensor = &b->m.table.tensors[k];
         const real* w = params + tensor->offset;
@@ -338,8 +303,8 @@ static double overfit_step(Bench* b, int step, double planted) {
 static real* overfit_state(Bench* b, size_t* n) {
     size_t elements = b->m.table.elements, more = optimizer_buffers(WITH_MASTER) * elements;
     *n = elements + more;
-    real *params = bench_values(b, b->m.params, elements, VIEW_FLOATX),
-         *rest = bench_values(b, b->o.m, more, VIEW_REAL);
+    real *params = device_values(&b->ctx, b->m.params, elements, VIEW_FLOATX),
+         *rest = device_values(&b->ctx, b->o.m, more, VIEW_REAL);
     params = (real*)xrealloc(params, *n * sizeof(real));
     memcpy(params + elements, rest, more * sizeof(real));
     free(rest);
@@ -394,7 +359,7 @@ static void test_loss_scaling(Tests* t) {
         scale = state.updates ? scale : scale / 2;
         skipped++;
     } while (!state.updates && skipped < 50);
-    real* params = bench_values(b, b->m.params, b->m.table.elements, VIEW_FLOATX);
+    real* params = device_values(&b->ctx, b->m.params, b->m.table.elements, VIEW_FLOATX);
     int finite = isfinite(loss) && tensors_first_not_finite(&b->m.table, params) < 0;
     report(t, finite && skipped > 0 && skipped < 50 && state.scale == (real)scale,
            "a loss scale that is too large comes down by itself, steps left out", skipped, 50);
@@ -415,8 +380,8 @@ static void test_no_master(Tests* t) {
         overfit_step(again, step, 0);
         if (step == 0) first = last;
     }
-    real* params = bench_values(b, b->m.params, elements, VIEW_FLOATX);
-    real* other = bench_values(again, again->m.params, elements, VIEW_FLOATX);
+    real* params = device_values(&b->ctx, b->m.params, elements, VIEW_FLOATX);
+    real* other = device_values(&again->ctx, again->m.params, elements, VIEW_FLOATX);
     report(t, b->o.master == NULL && memcmp(params, other, elements * sizeof(real)) == 0,
            "without master weights two runs give the same bits", 0, 0);
     report(t, last < first / 2 && fabs(last - exact) < first / 10, "and the loss falls as it does with them",
@@ -489,7 +454,7 @@ static int write_logits(const char* directory, const char* out) {
     random_tokens(tokens, 2 * m->N, config.V, 3);
     bench_batch(b, tokens, tokens + m->N);
     evaluate_batch(m, 1, SET, &b->ctx);
-    real* logits = bench_values(b, m->a.logits, (size_t)m->N * (size_t)m->Vp, VIEW_FLOATX);
+    real* logits = device_values(&b->ctx, m->a.logits, (size_t)m->N * (size_t)m->Vp, VIEW_FLOATX);
     uint64_t shape[3] = {B, (uint64_t)m->T, (uint64_t)config.V};
     SafeTensorsWriter w;
     safetensors_writer_create(&w, out);

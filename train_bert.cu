@@ -724,7 +724,7 @@ static void run_open(Run* r, int argc, char** argv) {
     session_set_loss_scale(session, &r->optimizer);
     m->loss_scale = &r->optimizer.loss_scale->scale;
     steps_open(&r->steps);
-    random_weights(m, &r->optimizer, (uint64_t)s->seed, &r->ctx);
+    if (!source) random_weights(m, &r->optimizer, (uint64_t)s->seed, &r->ctx);  // a model's file may lack some
     if (source) session_load(session, source, &m->table, m->params, &r->optimizer);
     else if (weights) load_weights(m, &r->optimizer, weights, &r->ctx);
     free(weights), free(data_dir), free(source), free(train_pattern), free(val_pattern);

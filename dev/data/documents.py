@@ -203,6 +203,20 @@ class Progress:
 # Command line
 
 
+def temporary_of(folder, name):
+    """Where a file is written before it is complete."""
+    return os.path.join(folder, f"{name}.tmp{os.getpid()}")
+
+
+def publish(folder, names):
+    """Give complete files their names, and remove the shards of an earlier preparation that are none of them."""
+    for name in names:
+        os.replace(temporary_of(folder, name), os.path.join(folder, name))
+    for name in os.listdir(folder):
+        if re.fullmatch(r"(train|val)_\d{6}\.bin", name) and name not in names:
+            os.remove(os.path.join(folder, name))
+
+
 class Parser(argparse.ArgumentParser):
     def error(self, message):
         raise UserError(f"{message}; --help lists the options")

@@ -48,7 +48,9 @@ from documents import (
     encode_all,
     fraction,
     positive,
+    publish,
     run,
+    temporary_of,
 )
 
 MAGIC = 20261121
@@ -286,7 +288,7 @@ def write_files(options, spool, vocabulary, width, temporaries):
     for prefix, first, end in (("train", 0, cut), ("val", cut, len(spool.sizes))):
         for i, (a, b) in enumerate(cut_files(spool.sizes, first, end, most)):
             name = f"{prefix}_{i:06d}.bin"
-            temporaries.append(os.path.join(options.out, f"{name}.tmp{os.getpid()}"))
+            temporaries.append(temporary_of(options.out, name))
             names.append(name)
             sentences, tokens = sentence + sum(spool.counts[a:b]), token + sum(spool.sizes[a:b])
             write_file(temporaries[-1], spool, (a, b), (sentence, sentences), (token, tokens), vocabulary, width)
@@ -298,7 +300,7 @@ def prepare(options):
     vocabulary = read_vocabulary(options.vocab) if options.vocab else train_vocabulary(options)
     width, code = (2, "H") if len(vocabulary) <= 65536 else (4, "I")
     os.makedirs(options.out, exist_ok=True)
-    temporaries = [os.path.join(options.out, f"tokens.tmp{os.getpid()}")]
+    temporaries = [temporary_of(options.out, "tokens")]
     progress, characters, tokens = Progress(), 0, 0
     try:
         with open(temporaries[0], "w+b") as f:
@@ -316,14 +318,10 @@ def prepare(options):
         config = {"do_lower_case": not options.cased, "tokenizer_class": "BertTokenizer"}
         texts = {"vocab.txt": "\n".join(vocabulary), "tokenizer_config.json": json.dumps(config, indent=2)}
         for name, text in texts.items():
-            temporaries.append(os.path.join(options.out, f"{name}.tmp{os.getpid()}"))
+            temporaries.append(temporary_of(options.out, name))
             with open(temporaries[-1], "w", encoding="utf-8", newline="\n") as f:
                 f.write(text + "\n")
-        for name in names + list(texts):
-            os.replace(os.path.join(options.out, f"{name}.tmp{os.getpid()}"), os.path.join(options.out, name))
-        for name in os.listdir(options.out):
-            if re.fullmatch(r"(train|val)_\d{6}\.bin", name) and name not in names:
-                os.remove(os.path.join(options.out, name))
+        publish(options.out, names + list(texts))
     finally:
         for path in temporaries:
             if os.path.exists(path):

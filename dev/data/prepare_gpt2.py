@@ -29,13 +29,24 @@ import argparse
 import bisect
 import json
 import os
-import re
 import shutil
 import struct
 import sys
 from array import array
 
-from documents import Parser, Progress, UserError, add_common_options, check_inputs, encode_all, fraction, positive, run
+from documents import (
+    Parser,
+    Progress,
+    UserError,
+    add_common_options,
+    check_inputs,
+    encode_all,
+    fraction,
+    positive,
+    publish,
+    run,
+    temporary_of,
+)
 
 END_OF_TEXT = "<|endoftext|>"
 PIECE_CHARACTERS = 1 << 18  # plain text is encoded in pieces of about this length
@@ -262,7 +273,7 @@ def write_shards(out, prefix, spool, begin, end, options, width, temporaries):
     for i in range(count):
         tokens = n * (i + 1) // count - n * i // count
         name = f"{prefix}_{i:06d}.bin"
-        temporary = os.path.join(out, f"{name}.tmp{os.getpid()}")
+        temporary = temporary_of(out, name)
         temporaries.append(temporary)
         with open(temporary, "wb") as f:
             f.write(struct.pack("<4I", magic, version, tokens & 0xFFFFFFFF, tokens >> 32).ljust(1024, b"\0"))
@@ -290,7 +301,7 @@ def copy_tokenizer(vocabulary, out):
 def prepare(options, vocabulary):
     width, code = (2, "H") if vocabulary.size <= 65536 else (4, "I")
     os.makedirs(options.out, exist_ok=True)
-    spool_path = os.path.join(options.out, f"tokens.tmp{os.getpid()}")
+    spool_path = temporary_of(options.out, "tokens")
     temporaries, starts, characters, total = [spool_path], array("Q"), 0, 0
     progress = Progress()
     try:
@@ -308,11 +319,7 @@ def prepare(options, vocabulary):
             val, train = split_of(options, total, starts)
             names = write_shards(options.out, "val", spool, val[0], val[1], options, width, temporaries)
             names += write_shards(options.out, "train", spool, train[0], train[1], options, width, temporaries)
-        for name in names:
-            os.replace(os.path.join(options.out, f"{name}.tmp{os.getpid()}"), os.path.join(options.out, name))
-        for name in os.listdir(options.out):
-            if re.fullmatch(r"(train|val)_\d{6}\.bin", name) and name not in names:
-                os.remove(os.path.join(options.out, name))
+        publish(options.out, names)
         if not os.path.samefile(options.vocab, options.out):
             copy_tokenizer(vocabulary, options.out)
     finally:

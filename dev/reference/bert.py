@@ -17,11 +17,12 @@ attends to, and the heads for the rows they are computed for, over 989.4 TFLOP/s
 """
 
 import argparse
-import statistics
 
 import torch
 from torch import nn
 from torch.nn import functional as F
+
+from step_time import step_ms
 
 # layers, heads, channels
 SIZES = {"base": (12, 12, 768), "large": (24, 16, 1024)}
@@ -124,17 +125,7 @@ def main():
         optimizer.zero_grad(set_to_none=True)
         return loss
 
-    for _ in range(5):
-        step()
-    events = [torch.cuda.Event(enable_timing=True) for _ in range(a.steps + 1)]
-    events[0].record()
-    for event in events[1:]:
-        loss = step()
-        event.record()
-    torch.cuda.synchronize()
-    if not torch.isfinite(loss):
-        raise SystemExit("error: the loss is not finite")
-    ms = statistics.median(start.elapsed_time(end) for start, end in zip(events, events[1:]))
+    ms = step_ms(step, a.steps)
 
     sequences = a.batch / ms * 1e3
     blocks = layers * (6 * 12 * channels**2 * a.seq_len + 12 * channels * a.seq_len**2)

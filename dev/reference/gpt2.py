@@ -14,12 +14,13 @@ ms is the median step by CUDA events. mfu counts (6 N + 12 L C T) flops a token,
 """
 
 import argparse
-import statistics
 
 import torch
 from torch import nn
 from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from step_time import step_ms
 
 # layers, heads, channels
 SIZES = {"d12": (12, 12, 768), "d24": (24, 16, 1024), "d36": (36, 20, 1280), "d48": (48, 25, 1600)}
@@ -101,17 +102,7 @@ def main():
         optimizer.zero_grad(set_to_none=True)
         return loss
 
-    for _ in range(5):
-        step()
-    events = [torch.cuda.Event(enable_timing=True) for _ in range(a.steps + 1)]
-    events[0].record()
-    for event in events[1:]:
-        loss = step()
-        event.record()
-    torch.cuda.synchronize()
-    if not torch.isfinite(loss):
-        raise SystemExit("error: the loss is not finite")
-    ms = statistics.median(start.elapsed_time(end) for start, end in zip(events, events[1:]))
+    ms = step_ms(step, a.steps)
 
     parameters = sum(p.numel() for p in model.parameters()) - model.wpe.weight.numel()
     tokens_per_second = a.batch * a.seq_len / ms * 1e3

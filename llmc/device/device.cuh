@@ -58,10 +58,6 @@ template <typename T> __device__ inline Vector<T> load128_streaming(const T* p) 
     return x;
 }
 
-template <typename T> __device__ inline void store128_streaming(T* p, Vector<T> x) {
-    __stcs((int4*)p, *(const int4*)&x);
-}
-
 // The compiler may not know any longer what x holds: it converts it again where it is used again, instead of keeping
 // the floats in twice as many registers.
 template <typename T, int N> __device__ inline void keep_packed(Vector<T, N>* x) {
