@@ -17,6 +17,8 @@
 #ifndef DEV_OPS_HARNESS_H
 #define DEV_OPS_HARNESS_H
 
+#include <float.h>
+
 #include "../../llmc/base/rng.h"
 #include "../../llmc/device/device.h"
 
@@ -213,6 +215,15 @@ static inline double array_rounding(Array a) {
 #endif
 }
 
+// Numbers smaller than this are rounded as coarsely as it is.
+static inline double array_smallest(Array a) {
+#ifdef PRECISION_FP16
+    return *a.rounded ? 1.0 / 16384 : 0;
+#else
+    return *a.rounded ? FLT_MIN : 0;
+#endif
+}
+
 // The bits that `want` has in the type in which the array was stored.
 static inline real array_stored(Array a, real want) { return *a.rounded == 1 ? round_to_floatX(want) : want; }
 
@@ -223,6 +234,11 @@ static inline void array_upload_real(Array a) { (void)a; }
 static inline void array_download(Array a) { (void)a; }
 
 static inline double array_rounding(Array a) {
+    (void)a;
+    return 0;
+}
+
+static inline double array_smallest(Array a) {
     (void)a;
     return 0;
 }

@@ -163,6 +163,7 @@ static void test_matmul_gelu_backward_input(Harness* h, MatmulShape s, Gelu kind
     double rounding = array_rounding(m.dx);
     matmul_backward_bias_ref(want_bias, m.dx.host, s.N, s.IC, mode);
     real* sizes = matmul_magnitudes(h, m.dx);
+    for (size_t i = 0; i < m.dx.n; i++) sizes[i] = (real)fmax(sizes[i], array_smallest(m.dx));
     matmul_backward_bias_ref(sum_bias, sizes, s.N, s.IC, mode);
     if (bias)
         expect_close_to_sum(h, "dbias", dbias, want_bias, sum_bias,
@@ -248,12 +249,47 @@ static void test_matmul_autotune(Harness* h) {
     matmul_plans_free(&h->ctx);
 }
 
+// Sequences of any length: N changes from call to call, and calls of one range share a timed choice.
+static void test_matmul_rows(Harness* h) {
+    static const int ROWS[] = {2048, 1999, 2048, 1793};
+    MatmulShape s = {2048, 1024, 1024};
+    case_begin(h, "matmul/forward IC=%d OC=%d for N of one range", s.IC, s.OC);
+    matmul_plans_free(&h->ctx);
+    h->ctx.autotune = 1, h->ctx.autotune_cache = NULL;
+    MatmulCase m = matmul_case(h, s, SET);
+    m.y = output(h, matmul_size(s.N, s.OC), SET);
+    real *untouched = copy_of(h, m.y), *full = NULL;
+    size_t length = 0;
+    for (size_t i = 0; i < COUNT_OF(ROWS); i++) {
+        m.s.N = ROWS[i];
+        array_restore(m.y);
+        matmul_run_forward(&m);
+        Text chosen = {NULL, 0, 0};
+        matmul_plans_text(&h->ctx, &chosen);
+        expect_true(h, "one choice", chosen.length > 0 && (i == 0 || chosen.length == length));
+        length = chosen.length;
+        free(chosen.text);
+        array_download(m.y);
+        if (i == 0) full = copy_of(h, m.y);
+        size_t n = matmul_size(ROWS[i], s.OC), wrong = 0;
+        for (size_t k = n; k < m.y.n; k++) wrong += memcmp(&m.y.host[k], &untouched[k], sizeof(real)) != 0;
+        expect_true(h, "rows past N untouched", wrong == 0);
+        m.y.n = n;
+        expect_close(h, "y", m.y, full, 1e-3);
+        m.y.n = matmul_size(s.N, s.OC);
+    }
+    case_end(h);
+    h->ctx.autotune = 0;
+    matmul_plans_free(&h->ctx);
+}
+
 #endif
 
 static void test_matmul(Harness* h) {
     static const MatmulShape shapes[] = {
-        {1, 1, 1},    {1, 48, 33},    {77, 48, 144},  {77, 33, 1},     {5, 300, 97},    {3, 768, 48},
-        {33, 7, 600}, {300, 103, 77}, {600, 131, 33}, {17, 520, 1030}, {512, 128, 256}, {64, 1600, 64},
+        {1, 1, 1},       {1, 48, 33},    {77, 48, 144},   {77, 33, 1},     {5, 300, 97},
+        {3, 768, 48},    {33, 7, 600},   {300, 103, 77},  {600, 131, 33},  {17, 520, 1030},
+        {512, 128, 256}, {64, 1600, 64}, {449, 128, 256}, {501, 128, 256},  // of the same range as 512
     };
     for (size_t i = 0; i < COUNT_OF(shapes); i++)
         for (int k = 0; k < 2; k++) {
@@ -273,6 +309,7 @@ static void test_matmul(Harness* h) {
         }
 #ifdef __CUDACC__
     test_matmul_autotune(h);
+    test_matmul_rows(h);
 #endif
 }
 

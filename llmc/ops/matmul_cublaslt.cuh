@@ -23,9 +23,14 @@ static inline MatmulKey matmul_key(MatmulKind kind, int N, int IC, int OC, Mode 
     return key;
 }
 
-static inline void matmul_run(const MatmulPlan* plan, const MatmulOperands* o, Context* ctx) {
+static inline void matmul_run(MatmulPlan* plan, const MatmulOperands* o, Context* ctx) {
     matmul_point(plan, o);
-    matmul_check(matmul_launch(plan, &plan->algorithm, o, o->d, ctx), plan, "cublasLtMatmul");
+    cublasStatus_t status = matmul_launch(plan, &plan->algorithm, o, o->d, ctx);
+    if (status != CUBLAS_STATUS_SUCCESS && o->N != plan->key.N) {  // it does not do every N of the range
+        cublasLtMatmulHeuristicResult_t result;
+        if (matmul_propose(plan, &result, 1, ctx)) status = matmul_launch(plan, &result.algo, o, o->d, ctx);
+    }
+    matmul_check(status, plan, "cublasLtMatmul");
 }
 
 static inline void matmul_product(MatmulKey key, const MatmulOperands* o, Context* ctx) {
@@ -59,7 +64,7 @@ static inline void matmul_forward(floatX* y, const floatX* x, Affine p, int N, i
                                   Context* ctx) {
     Scope scope = scope_open(ctx, "matmul_forward", MATMUL_FLOPS(N, IC, OC), MATMUL_BYTES(N, IC, OC),
                              "N=%d IC=%d OC=%d", N, IC, OC);
-    MatmulOperands o = {p.w, x, y, p.b, NULL};
+    MatmulOperands o = {p.w, x, y, p.b, NULL, N};
     matmul_product(matmul_key(MATMUL_FORWARD, N, IC, OC, mode, ctx), &o, ctx);
     scope_close(&scope);
 }
@@ -68,7 +73,7 @@ static inline void matmul_gelu_forward(floatX* y, floatX* pre, const floatX* x, 
                                        Gelu kind, Context* ctx) {
     Scope scope = scope_open(ctx, "matmul_gelu_forward", MATMUL_FLOPS(N, IC, OC), MATMUL_BYTES(N, IC, OC),
                              "N=%d IC=%d OC=%d", N, IC, OC);
-    MatmulOperands o = {p.w, x, y, p.b, pre};
+    MatmulOperands o = {p.w, x, y, p.b, pre, N};
     MatmulKey key = matmul_key(MATMUL_FORWARD, N, IC, OC, SET, ctx);
     if (ctx->gelu_fusion < 1 || !matmul_gelu_epilogue(key, &o, kind, ctx)) {
         MatmulOperands plain = matmul_without_gelu(key.kind, &o);
@@ -82,7 +87,7 @@ static inline void matmul_backward_input(floatX* dx, const floatX* dy, const flo
                                          Mode mode, Context* ctx) {
     Scope scope = scope_open(ctx, "matmul_backward_input", MATMUL_FLOPS(N, IC, OC), MATMUL_BYTES(N, IC, OC),
                              "N=%d IC=%d OC=%d", N, IC, OC);
-    MatmulOperands o = {w, dy, dx, NULL, NULL};
+    MatmulOperands o = {w, dy, dx, NULL, NULL, N};
     matmul_product(matmul_key(MATMUL_BACKWARD_INPUT, N, IC, OC, mode, ctx), &o, ctx);
     scope_close(&scope);
 }
@@ -91,7 +96,7 @@ static inline void matmul_gelu_backward_input(floatX* dpre, BiasGradient d, cons
                                               const floatX* pre, int N, int IC, int OC, Gelu kind, Context* ctx) {
     Scope scope = scope_open(ctx, "matmul_gelu_backward_input", MATMUL_FLOPS(N, IC, OC), MATMUL_BYTES(N, IC, OC),
                              "N=%d IC=%d OC=%d", N, IC, OC);
-    MatmulOperands o = {w, dy, dpre, NULL, (floatX*)pre};
+    MatmulOperands o = {w, dy, dpre, NULL, (floatX*)pre, N};
     MatmulKey key = matmul_key(MATMUL_BACKWARD_INPUT, N, IC, OC, SET, ctx);
     if (ctx->gelu_fusion >= 2 && matmul_gelu_epilogue(key, &o, kind, ctx)) {
         if (d.b) matmul_backward_bias(d, dpre, N, IC, ctx);
@@ -107,7 +112,7 @@ static inline void matmul_backward_weight(AffineGradient d, const floatX* dy, co
                                           Mode mode, Context* ctx) {
     Scope scope = scope_open(ctx, "matmul_backward_weight", MATMUL_FLOPS(N, IC, OC), MATMUL_BYTES(N, IC, OC),
                              "N=%d IC=%d OC=%d", N, IC, OC);
-    MatmulOperands o = {x, dy, d.w, NULL, NULL};
+    MatmulOperands o = {x, dy, d.w, NULL, NULL, N};
     matmul_product(matmul_key(MATMUL_BACKWARD_WEIGHT, N, IC, OC, mode, ctx), &o, ctx);
     BiasGradient bias = {d.b, mode};
     if (d.b) matmul_backward_bias(bias, dy, N, OC, ctx);

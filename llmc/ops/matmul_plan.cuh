@@ -1,5 +1,9 @@
 /* Plans: what cuBLASLt needs to know about a product, made once for each shape and kept in ctx->matmul_plans.
  *
+ * Where batches hold sequences of any length the number of rows N is another in every step. One plan serves a range of
+ * N, four ranges for each doubling, named by the largest N in it: the choice is made for that, so it does not depend on
+ * which N came first, and is timed on what came first. A shape has few plans, whatever N does.
+ *
  * With ctx->autotune the library's candidates are timed on the first call's own operands, and for GELU also the way
  * without the epilogue; else its first choice is taken. Choices can be written down (ctx->autotune_cache,
  * matmul_plans_text) and used again (matmul_plans_load): one line each, valid for the same GPU, library and type. */
@@ -19,11 +23,12 @@ typedef struct {
     void* d;
     const floatX* bias;
     floatX* aux;
+    int N;  // rows
 } MatmulOperands;
 
 // All that a choice depends on. Nothing but int: keys are compared as bytes.
 typedef struct {
-    int kind, N, IC, OC;
+    int kind, N, IC, OC;            // N: in a plan, the largest of its range
     int mode, epilogue, tf32;
     int align_a, align_b, align_d;  // of the pointers, in bytes, 256 at most
 } MatmulKey;
@@ -33,6 +38,7 @@ typedef struct MatmulPlan {
     MatmulKey key;
     cublasLtMatmulDesc_t operation;
     cublasLtMatrixLayout_t a, b, d;
+    int rows;  // N that the layouts are for at the moment
     cublasLtMatmulAlgo_t algorithm;
     int usable;          // 0: this epilogue does not exist for this shape, or is slower than the way without it
     float microseconds;  // as timed; 0: never timed
@@ -55,7 +61,7 @@ static inline void matmul_check(cublasStatus_t status, const MatmulPlan* plan, c
     const MatmulKey* k = &plan->key;
     if (status != CUBLAS_STATUS_SUCCESS)
         die(FAILED, "matmul %s N=%d IC=%d OC=%d %s, cuBLASLt epilogue %d, operands aligned to %d, %d, %d bytes: %s: %s",
-            KINDS[k->kind], k->N, k->IC, k->OC, k->mode == ADD ? "ADD" : "SET", k->epilogue, k->align_a, k->align_b,
+            KINDS[k->kind], plan->rows, k->IC, k->OC, k->mode == ADD ? "ADD" : "SET", k->epilogue, k->align_a, k->align_b,
             k->align_d, tried, cublasLtGetStatusString(status));
 }
 
@@ -64,6 +70,13 @@ static inline int matmul_d_rows(const MatmulKey* k) { return k->kind == MATMUL_F
 static inline int matmul_d_columns(const MatmulKey* k) { return k->kind == MATMUL_BACKWARD_WEIGHT ? k->OC : k->N; }
 static inline size_t matmul_d_size(const MatmulKey* k) {
     return (size_t)matmul_d_rows(k) * (size_t)matmul_d_columns(k);
+}
+
+// The largest N of the range that N belongs to.
+static inline int matmul_range(int N) {
+    int step = 1;
+    while (N > 8 * step) step *= 2;
+    return (int)round_up((size_t)N, (size_t)step);
 }
 
 static inline cublasLtMatrixLayout_t matmul_layout(cudaDataType_t type, int rows, int columns) {
@@ -86,9 +99,21 @@ static inline void matmul_plan_describe(MatmulPlan* plan) {
     plan->b = matmul_layout(type, k->kind == MATMUL_FORWARD ? k->IC : k->OC, k->N);          // x, or else dy
     plan->d =
         matmul_layout(k->kind == MATMUL_BACKWARD_WEIGHT ? CUDA_R_32F : type, matmul_d_rows(k), matmul_d_columns(k));
+    plan->rows = k->N;
 }
 
-static inline void matmul_point(const MatmulPlan* plan, const MatmulOperands* o) {
+static inline void matmul_set_rows(MatmulPlan* plan, int N) {
+    uint64_t columns = (uint64_t)N;
+    cublasLtMatrixLayout_t other = plan->key.kind == MATMUL_BACKWARD_WEIGHT ? plan->a : plan->d;
+    if (plan->rows == N) return;
+    cublasCheck(cublasLtMatrixLayoutSetAttribute(plan->b, CUBLASLT_MATRIX_LAYOUT_COLS, &columns, sizeof columns));
+    cublasCheck(cublasLtMatrixLayoutSetAttribute(other, CUBLASLT_MATRIX_LAYOUT_COLS, &columns, sizeof columns));
+    plan->rows = N;
+}
+
+// Ready for a call with these operands.
+static inline void matmul_point(MatmulPlan* plan, const MatmulOperands* o) {
+    matmul_set_rows(plan, o->N);
     if (matmul_has_bias(plan->key.epilogue)) cublaslt_set(plan->operation, CUBLASLT_MATMUL_DESC_BIAS_POINTER, o->bias);
     if (matmul_has_aux(plan->key.epilogue))
         cublaslt_set(plan->operation, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, o->aux);
@@ -337,22 +362,26 @@ static inline void matmul_plan_choose(MatmulPlan* plan, const MatmulOperands* o,
     int timed = ctx->autotune && 2.0 * k->N * k->IC * k->OC >= MATMUL_TIMED_FLOPS;
     int count = matmul_propose(plan, results, timed ? MATMUL_CANDIDATES : 1, ctx);
     plan->usable = count > 0;
+    matmul_point(plan, o);
     if (timed && count) plan->microseconds = matmul_time_candidates(plan, o, results, count, ctx);
     if (count) plan->algorithm = results[0].algo;
     if (timed && count && matmul_has_aux(plan->key.epilogue)) {
         MatmulOperands plain = matmul_without_gelu(plan->key.kind, o);
         MatmulKey key = plan->key;
+        key.N = o->N;
         key.epilogue = plain.bias ? CUBLASLT_EPILOGUE_BIAS : CUBLASLT_EPILOGUE_DEFAULT;
         MatmulPlan* other = matmul_plan(key, &plain, ctx);
         if (other->usable && other->microseconds > 0)
-            plan->usable = plan->microseconds + matmul_time_finish(k, o, 1, ctx) <=
-                           other->microseconds + matmul_time_finish(k, o, 0, ctx);
+            plan->usable = plan->microseconds + matmul_time_finish(&key, o, 1, ctx) <=
+                           other->microseconds + matmul_time_finish(&key, o, 0, ctx);
     }
 }
 
-// The plan of a product, made if this is the first of its kind. The alignments of `key` are filled in here.
+// The plan of a product, made if this is the first of its kind. The range and the alignments of `key` are filled in
+// here.
 static inline MatmulPlan* matmul_plan(MatmulKey key, const MatmulOperands* o, Context* ctx) {
     struct MatmulPlans* plans = matmul_plans(ctx);
+    key.N = matmul_range(o->N);
     key.align_a = pointer_alignment(o->a);
     key.align_b = pointer_alignment(o->b);
     key.align_d = pointer_alignment(o->d);
@@ -361,7 +390,6 @@ static inline MatmulPlan* matmul_plan(MatmulKey key, const MatmulOperands* o, Co
     MatmulPlan* plan = (MatmulPlan*)xcalloc(1, sizeof *plan);
     plan->key = key;
     matmul_plan_describe(plan);
-    matmul_point(plan, o);
     if (!matmul_recall(plan, plans, ctx)) {
         plan->microseconds = 0;
         matmul_plan_choose(plan, o, ctx);
