@@ -230,10 +230,13 @@ for part in $parts; do
             if awk "BEGIN {d = $fp16 - $bf16; if (d < 0) d = -d; exit !($bf16 > 0 && $fp16 > 0 && d <= 0.01 * $bf16)}"
             then ok fp16_against_bf16; else bad fp16_against_bf16; fi
 
-            # Both start from the same fp32 weights: ours in bf16 may be twice as far from fp32 as PyTorch's autocast is.
-            big="--layers 12 --channels 768 --heads 12 -t 512"
-            check compare_fp32 "$python" dev/reference/compare_autocast.py build/fp32/train_gpt2cu --tokens "$shard" --seeds 1 --exact 1e-4
+            # Both start from the same fp32 weights. With warm-up: without it the loss leaps at step 9, and PyTorch's own
+            # fp32 is 8e-4 from its fp64 there.
+            check compare_fp32 "$python" dev/reference/compare_autocast.py build/fp32/train_gpt2cu --tokens "$shard" --seeds 1 \
+                --warmup 20 --exact 1e-4
             results compare_fp32
+            # Ours in bf16 may be twice as far from fp32 as PyTorch's autocast is.
+            big="--layers 12 --channels 768 --heads 12 -t 512"
             check compare_autocast "$python" dev/reference/compare_autocast.py ./train_gpt2cu --tokens "$shard" $big
             results compare_autocast
             ;;
@@ -256,7 +259,7 @@ for part in $parts; do
         san)
             # The ops at their test sizes under each tool, some at a time. cuBLASLt's own kernels are not ours to check:
             # racecheck and initcheck leave matmul out.
-            ops="attention layernorm dropout gather gelu classifier embedding adamw lamb loss_scale global_norm sum tanh accuracy matmul"
+            ops="attention layernorm dropout gather gelu classifier embedding adamw lamb loss_scale global_norm next_sentence accuracy matmul"
             names=()
             for tool in memcheck racecheck initcheck synccheck; do
                 for op in ${GPU_CHECK_OPS:-$ops}; do
