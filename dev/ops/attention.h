@@ -252,22 +252,103 @@ static void test_batched_product(Harness* h, int T, int NH, int HS) {
 
 #endif
 
+// The decisions themselves: how many pairs are kept, wherever a key lies among the eight of a draw, and that neighbours'
+// decisions are each their own.
+static void test_attention_keep(Harness* h, double p) {
+    enum { SEQUENCES = 2, HEADS = 2, QUERIES = 64, KEYS = 512, PLACES = 8 };
+    case_begin(h, "attention/share of kept pairs p=%g", p);
+    Dropout d = dropout_make(p, 42, 7, 3, SITE_DROPOUT_ATTENTION, NULL);
+    double kept[PLACES] = {0}, both[PLACES] = {0}, n = SEQUENCES * HEADS * QUERIES * (KEYS / PLACES), q = 1 - p;
+    for (uint32_t b = 0; b < SEQUENCES; b++)
+        for (int head = 0; head < HEADS; head++)
+            for (int query = 0; query < QUERIES; query++)
+                for (int key = 0; key < KEYS; key++) {
+                    int next = key - key % PLACES + (key + 1) % PLACES;  // the last one's neighbour is the first
+                    double keep = attention_keep_ref(d, b, head, query, key);
+                    kept[key % PLACES] += keep > 0;
+                    both[key % PLACES] += keep > 0 && attention_keep_ref(d, b, head, query, next) > 0;
+                }
+    for (int i = 0; i < PLACES; i++) {
+        if (!(fabs(kept[i] / n - q) <= 4 * sqrt(p * q / n)))
+            case_fail(h, "of keys %d, 8 + %d, .. %g are kept, not %g", i, i, kept[i] / n, q);
+        if (!(fabs(both[i] / n - q * q) <= 4 * sqrt(q * q * (1 - q * q) / n)))
+            case_fail(h, "keys %d and %d are both kept in %g of all draws, not %g", i, (i + 1) % PLACES, both[i] / n,
+                      q * q);
+    }
+    uint32_t threshold = dropout_threshold_attention(d);
+    expect_true(h, "threshold of 16 bits", fabs((double)threshold / 65536 - p) <= 1.0 / (1 << 17));
+    d.threshold = 0xffffffff;
+    expect_true(h, "the largest threshold drops all", dropout_threshold_attention(d) == 65536);
+    case_end(h);
+}
+
+#ifdef ATTENTION_FLASH
+
+// The bits that kernels draw into scratch against the definition, in both forms, for the pairs that the mask lets through.
+static void test_attention_bits(Harness* h, Mask mask, double p) {
+    enum { NH = 3, COUNT = 5 };
+    static const int lengths[COUNT] = {130, 1, 300, 17, 128};
+    case_begin(h, "attention/bits %s p=%g", mask == CAUSAL ? "CAUSAL" : "FULL", p);
+    Sequences s = sequences_of(h, lengths, COUNT, 5);
+    AttentionShape shape = {NH, 64, mask, dropout_make(p, 42, 7, 3, SITE_DROPOUT_ATTENTION, NULL)};
+    size_t bytes = draw_bytes(s.rows, s.max_length, NH), blocks = (size_t)draw_blocks_of_columns(s.max_length);
+    uint32_t *bits = (uint32_t*)case_memory(h, bytes), *scratch = (uint32_t*)device_scratch(&h->ctx, bytes);
+    AttentionDraw z = draw_arguments(scratch, &s, shape);
+    for (int by_key = 0; by_key < 2; by_key++) {
+        if (by_key) draw_by_key(z, &h->ctx);
+        else draw_by_query(z, &h->ctx);
+        device_download(&h->ctx, bits, scratch, bytes);
+        size_t wrong = 0;
+        for (int b = 0; b < COUNT; b++)
+            for (int head = 0; head < NH; head++)
+                for (int query = 0; query < lengths[b]; query++)
+                    for (int key = 0; key < attention_visible(mask, query, lengths[b]); key++) {
+                        int row = s.cu_seqlens[b] + (by_key ? key : query), column = by_key ? query : key;
+                        size_t block = (size_t)head * blocks + (size_t)column / 128;
+                        uint32_t word = bits[(block * (size_t)s.rows + (size_t)row) * 4 + (size_t)column % 128 / 32];
+                        int keep = attention_keep_ref(shape.dropout, (uint32_t)(s.first + b), head, query, key) > 0;
+                        wrong += (int)(word >> (column % 32) & 1) != keep;
+                    }
+        if (wrong) case_fail(h, "%zu pairs are wrong in the form by %s", wrong, by_key ? "key" : "query");
+    }
+    case_end(h);
+}
+
+#endif
+
 static void test_attention(Harness* h) {
     static const struct {
         int lengths[4], count, NH, HS;
         double p;
     } cases[] = {
-        {{1}, 1, 1, 1, 0},           {{1, 1}, 2, 3, 16, 0.5},
-        {{17, 1, 77}, 3, 3, 16, 0},  {{17, 1, 77}, 3, 2, 33, 0.3},
-        {{64, 64}, 2, 2, 64, 0},     {{6, 23, 24, 25}, 4, 2, 5, 0.1},
-        {{130, 47}, 2, 1, 32, 0.2},  {{16, 0, 8}, 3, 2, 8, 0.1},
-        {{1, 17, 77}, 3, 2, 64, 0},  {{77, 300, 1}, 3, 2, 64, 0.1},
-        {{1, 77, 17}, 3, 2, 128, 0}, {{300, 65}, 2, 1, 128, 0.1},
-        {{77, 33}, 2, 3, 48, 0.1},   {{129, 64, 63}, 3, 1, 80, 0},
-        {{1024}, 1, 1, 64, 0.1},     {{40, 33}, 2, 1, 200, 0.1},
-        {{1, 77}, 2, 2, 1, 0.1},     {{17, 77, 1}, 3, 2, 96, 0.1},
-        {{77, 17}, 2, 2, 160, 0},    {{33, 77, 1}, 3, 1, 256, 0.1},
-        {{1024, 17}, 2, 1, 33, 0.1}, {{1024}, 1, 2, 64, 0},
+        {{1}, 1, 1, 1, 0},
+        {{1, 1}, 2, 3, 16, 0.5},
+        {{17, 1, 77}, 3, 3, 16, 0},
+        {{17, 1, 77}, 3, 2, 33, 0.3},
+        {{64, 64}, 2, 2, 64, 0},
+        {{6, 23, 24, 25}, 4, 2, 5, 0.1},
+        {{130, 47}, 2, 1, 32, 0.2},
+        {{16, 0, 8}, 3, 2, 8, 0.1},
+        {{1, 17, 77}, 3, 2, 64, 0},
+        {{77, 300, 1}, 3, 2, 64, 0.1},
+        {{1, 77, 17}, 3, 2, 128, 0},
+        {{300, 65}, 2, 1, 128, 0.1},
+        {{77, 33}, 2, 3, 48, 0.1},
+        {{129, 64, 63}, 3, 1, 80, 0},
+        {{1024}, 1, 1, 64, 0.1},
+        {{40, 33}, 2, 1, 200, 0.1},
+        {{1, 77}, 2, 2, 1, 0.1},
+        {{17, 77, 1}, 3, 2, 96, 0.1},
+        {{77, 17}, 2, 2, 160, 0},
+        {{33, 77, 1}, 3, 1, 256, 0.1},
+        {{1024, 17}, 2, 1, 33, 0.1},
+        {{1024}, 1, 2, 64, 0},
+        {{1, 17, 77}, 3, 2, 64, 0.5},
+        {{128}, 1, 5, 64, 0.1},
+        {{200, 128}, 2, 2, 64, 0.5},
+        {{17, 512, 200}, 3, 3, 64, 0.1},
+        {{129, 257}, 2, 2, 40, 0.1},
+        {{200, 1, 130}, 3, 2, 128, 0.5},
     };
     static const char* const masks[] = {"CAUSAL", "FULL"};
     for (size_t i = 0; i < COUNT_OF(cases); i++)
@@ -305,6 +386,12 @@ static void test_attention(Harness* h) {
         case_end(h);
     }
     device_set_attention(&h->ctx, FLASH);
+    test_attention_keep(h, 0.1);
+    test_attention_keep(h, 0.5);
+#ifdef ATTENTION_FLASH
+    test_attention_bits(h, CAUSAL, 0.1);
+    test_attention_bits(h, FULL, 0.5);
+#endif
 #ifdef __CUDACC__
     test_batched_product(h, 17, 3, 33);
     test_batched_product(h, 77, 2, 64);

@@ -145,6 +145,21 @@ __device__ inline float block_max(float x) {
 }
 
 // ---------------------------------------------------------------------------------------------------------
+// What needs all blocks' results: the last block that arrives does it
+
+// Whether this block is the last of `blocks` that call this with the same counter, one of ctx->arrivals: it then sees
+// what the others wrote before they called. All threads of the block must call. The counter wraps to 0, as it was.
+__device__ inline bool last_to_arrive(unsigned* arrivals, unsigned blocks) {
+    __shared__ bool last;
+    __threadfence();
+    __syncthreads();
+    if (threadIdx.x == 0) last = atomicInc(arrivals, blocks - 1) == blocks - 1;
+    __syncthreads();
+    if (last) __threadfence();
+    return last;
+}
+
+// ---------------------------------------------------------------------------------------------------------
 // Launches
 
 // Blocks for n items, `each` to a block.

@@ -82,6 +82,8 @@ typedef struct {
     cudaStream_t stream;  // all launches of a rank go here, in order
     cublasLtHandle_t cublaslt;
     void* cublaslt_workspace;
+    unsigned* arrivals;                // [DEVICE_ARRIVALS] counters, all 0 between launches (last_to_arrive)
+    void* encode_tensor_map;           // the driver's function, looked up when first needed (hopper.cuh)
     int multiprocessors;
     int capability;                    // 90 for sm_90
     struct MatmulPlans* matmul_plans;  // made when first needed; matmul_plans_free() before context_free()
@@ -172,7 +174,7 @@ static inline void cublas_check(cublasStatus_t status, const char* call, const c
         die(FAILED, "%s:%d: %s: %s", file, line, call, cublasLtGetStatusString(status));
 }
 
-enum { CUBLASLT_WORKSPACE_BYTES = 64 << 20 };
+enum { CUBLASLT_WORKSPACE_BYTES = 64 << 20, DEVICE_ARRIVALS = 8192 };
 
 static inline void context_init(Context* ctx) {
     memset(ctx, 0, sizeof *ctx);
@@ -192,6 +194,8 @@ static inline void context_init(Context* ctx) {
     cudaCheck(cudaStreamCreateWithFlags(&ctx->stream, cudaStreamNonBlocking));
     cublasCheck(cublasLtCreate(&ctx->cublaslt));
     cudaCheck(cudaMalloc(&ctx->cublaslt_workspace, CUBLASLT_WORKSPACE_BYTES));
+    cudaCheck(cudaMalloc(&ctx->arrivals, DEVICE_ARRIVALS * sizeof *ctx->arrivals));
+    cudaCheck(cudaMemsetAsync(ctx->arrivals, 0, DEVICE_ARRIVALS * sizeof *ctx->arrivals, ctx->stream));
 }
 
 static inline void context_free(Context* ctx) {
@@ -199,6 +203,7 @@ static inline void context_free(Context* ctx) {
     cudaCheck(cudaFree(ctx->scratch));
     free(ctx->batch_plans);
     cudaCheck(cudaFree(ctx->cublaslt_workspace));
+    cudaCheck(cudaFree(ctx->arrivals));
     cublasCheck(cublasLtDestroy(ctx->cublaslt));
     cudaCheck(cudaStreamDestroy(ctx->stream));
 }

@@ -42,10 +42,12 @@ enum { WARPGROUP = 4 * WARP, HOPPER_ROW_BYTES = 128, HOPPER_BOX = 64 };
 // Host: what the copy engine must know of a tensor x [rows, heads, HS], `row_stride` elements between rows: a box is
 // 64 rows of 64 channels of one head. Channels past HS, and rows past the end, arrive as zeros.
 
-static inline CUtensorMap hopper_tensor_map(const floatX* x, int HS, int heads, int rows, int row_stride) {
-    void* function = NULL;
+static inline CUtensorMap hopper_tensor_map(const floatX* x, int HS, int heads, int rows, int row_stride,
+                                            Context* ctx) {
     enum cudaDriverEntryPointQueryResult found;
-    cudaCheck(cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &function, 12000, cudaEnableDefault, &found));
+    if (!ctx->encode_tensor_map)
+        cudaCheck(cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &ctx->encode_tensor_map, 12000,
+                                                   cudaEnableDefault, &found));
     typedef CUresult (*Encode)(CUtensorMap*, CUtensorMapDataType, cuuint32_t, void*, const cuuint64_t*,
                                const cuuint64_t*, const cuuint32_t*, const cuuint32_t*, CUtensorMapInterleave,
                                CUtensorMapSwizzle, CUtensorMapL2promotion, CUtensorMapFloatOOBfill);
@@ -58,9 +60,9 @@ static inline CUtensorMap hopper_tensor_map(const floatX* x, int HS, int heads, 
 #else
     CUtensorMapDataType type = CU_TENSOR_MAP_DATA_TYPE_FLOAT16;
 #endif
-    CUresult result = ((Encode)function)(&map, type, 3, (void*)x, sizes, strides, box, steps,
-                                         CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
-                                         CU_TENSOR_MAP_L2_PROMOTION_L2_128B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+    CUresult result = ((Encode)ctx->encode_tensor_map)(
+        &map, type, 3, (void*)x, sizes, strides, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
+        CU_TENSOR_MAP_L2_PROMOTION_L2_128B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
     CHECK(result == CUDA_SUCCESS);
     return map;
 }
@@ -87,11 +89,6 @@ __device__ inline void hopper_arrive_expect(uint32_t barrier, uint32_t bytes) {
     asm volatile("{ .reg .b64 state; mbarrier.arrive.expect_tx.shared::cta.b64 state, [%0], %1; }" ::"r"(barrier),
                  "r"(bytes)
                  : "memory");
-}
-
-// Arrive once this thread's cp.async copies so far have landed.
-__device__ inline void hopper_arrive_after_copies(uint32_t barrier) {
-    asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(barrier) : "memory");
 }
 
 __device__ inline void hopper_barrier_wait(uint32_t barrier, uint32_t parity) {
@@ -129,6 +126,14 @@ __device__ inline void hopper_copy_box(uint32_t tile, const CUtensorMap* map, in
         "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, %4}], "
         "[%5];" ::"r"(tile),
         "l"(map), "r"(channel), "r"(head), "r"(row), "r"(barrier)
+        : "memory");
+}
+
+// Start copying `bytes` bytes that lie together, a multiple of 16 as both addresses are; `barrier` counts them.
+__device__ inline void hopper_copy(uint32_t shared, const void* global, uint32_t bytes, uint32_t barrier) {
+    asm volatile(
+        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(shared),
+        "l"(global), "r"(bytes), "r"(barrier)
         : "memory");
 }
 

@@ -15,7 +15,7 @@
  *
  * Shapes: qkv, dqkv [N, 3C], a row being Q | K | V, each [NH, HS]; out, dout [N, C]; lse [NH, N]; C = NH * HS.
  * Any NH, HS and sequence lengths. dqkv is SET. Dropout bits belong to (sequence, head, query, key), the last
- * two counted inside the sequence, so packing cannot change them.
+ * two counted inside the sequence, so packing cannot change them; 16 bits decide one pair (base/rng.h).
  * Numerics: products and softmax accumulate in real; log in double. What the backward pass needs of the forward
  * pass is out and lse: P is computed again.
  * Source: Dao et al., "FlashAttention", arXiv 2205.14135, for lse, delta and the recomputation. */
@@ -62,8 +62,8 @@ static inline Scope attention_scope(Context* ctx, Direction direction, const Seq
 
 // What dropout multiplies one probability with.
 static inline double attention_keep_ref(Dropout d, uint32_t sequence, int head, int query, int key) {
-    Philox r = dropout_bits_attention(d, sequence, (uint32_t)head, (uint32_t)query, (uint32_t)key / 4);
-    return r.v[key % 4] >= d.threshold ? (double)d.scale : 0;
+    Philox r = dropout_bits_attention(d, sequence, (uint32_t)head, (uint32_t)query, (uint32_t)key / 8);
+    return dropout_keeps_attention(r, key % 8, dropout_threshold_attention(d)) ? (double)d.scale : 0;
 }
 
 // p[k] = P[query, k] for the keys that the query may see; returns lse. Rows of qkv are `stride` apart.
@@ -162,8 +162,7 @@ static inline void attention_backward_ref(real* dqkv, const real* dout, const re
 // else explicit. Flash has a Hopper version; which one is taken depends on the shape and the GPU alone.
 
 #include "attention_explicit.cuh"
-#include "attention_flash.cuh"
-#include "attention_hopper.cuh"
+#include "attention_hopper_backward.cuh"
 
 static inline int attention_is_flash(int HS, const Context* ctx) {
 #ifdef ATTENTION_FLASH
@@ -173,13 +172,13 @@ static inline int attention_is_flash(int HS, const Context* ctx) {
 #endif
 }
 
-// Scratch that a launch takes at most, for N rows in sequences of T at most.
+// Scratch that a launch takes at most, for N rows in sequences of T at most, with dropout.
 static inline size_t attention_scratch_bytes(int N, int T, int NH, int HS, const Context* ctx) {
 #ifdef ATTENTION_FLASH
     if (attention_is_flash(HS, ctx)) {
         size_t hopper = HOPPER_BUILD && ctx->capability == 90 ? hopper_scratch_bytes(N, N / T + 1, NH) : 0;
-        size_t flash = flash_scratch_bytes(N, NH);
-        return hopper > flash ? hopper : flash;
+        size_t flash = flash_rows_bytes(N, NH);
+        return draw_bytes(N, T, NH) + (hopper > flash ? hopper : flash);
     }
 #endif
     return (void)N, (void)HS, (void)ctx, 2 * explicit_scratch_bytes(T, NH);
@@ -191,7 +190,8 @@ static inline void attention_forward(floatX* out, real* lse, const floatX* qkv, 
     Scope scope = attention_scope(ctx, FORWARD, s, shape);
     if (!attention_is_flash(shape.HS, ctx)) explicit_forward(out, lse, qkv, s, shape, ctx);
 #ifdef ATTENTION_FLASH
-    else if (hopper_takes(FORWARD, shape, ctx)) hopper_forward(out, lse, qkv, s, shape, ctx);
+    else if (hopper_takes(FORWARD, shape, ctx) && shape.HS <= 64) hopper_forward<64>(out, lse, qkv, s, shape, ctx);
+    else if (hopper_takes(FORWARD, shape, ctx)) hopper_forward<128>(out, lse, qkv, s, shape, ctx);
     else if (shape.HS <= 64) flash_forward<64>(out, lse, qkv, s, shape, ctx);
     else flash_forward<128>(out, lse, qkv, s, shape, ctx);
 #endif
@@ -283,11 +283,12 @@ static inline void attention_copy_rows(real* rows, const real* x, size_t stride,
     memset(rows + count * HS, 0, (size_t)((ATTENTION_BLOCK - count) * HS) * sizeof(real));
 }
 
-// keep[k] for the keys 0 .. n - 1 of one row, rounded up to whole groups of four.
+// keep[k] for the keys 0 .. n - 1 of one row, rounded up to whole groups of eight.
 static inline void attention_draw(real* keep, Dropout d, uint32_t sequence, int head, int query, int n) {
-    for (int group = 0; 4 * group < n; group++) {
+    uint32_t threshold = dropout_threshold_attention(d);
+    for (int group = 0; 8 * group < n; group++) {
         Philox r = dropout_bits_attention(d, sequence, (uint32_t)head, (uint32_t)query, (uint32_t)group);
-        for (int i = 0; i < 4; i++) keep[4 * group + i] = r.v[i] >= d.threshold ? (real)d.scale : 0;
+        for (int i = 0; i < 8; i++) keep[8 * group + i] = dropout_keeps_attention(r, i, threshold) ? (real)d.scale : 0;
     }
 }
 

@@ -46,7 +46,7 @@ static inline size_t explicit_scratch_bytes(int T, int NH) {
 
 // ---------------------------------------------------------------------------------------------------------
 // Kernels. A warp takes one row of scores: one query of one head. Grid: all rows. A lane takes four neighbouring keys at
-// a time, which share one draw of random numbers.
+// a time, half of those that share one draw of random numbers.
 
 enum { EXPLICIT_STEP = 4 * WARP };  // keys that a warp takes at a time
 
@@ -70,9 +70,11 @@ __device__ inline void explicit_keep(float (&keep)[4], const ExplicitSequence& z
         keep[0] = keep[1] = keep[2] = keep[3] = 1;
         return;
     }
-    Philox r = dropout_bits_attention(z.dropout, z.sequence, (uint32_t)head, (uint32_t)query, (uint32_t)key / 4);
+    Philox r = dropout_bits_attention(z.dropout, z.sequence, (uint32_t)head, (uint32_t)query, (uint32_t)key / 8);
+    uint32_t threshold = dropout_threshold_attention(z.dropout);
+    if (key % 8) r.v[0] = r.v[2], r.v[1] = r.v[3];
 #pragma unroll
-    for (int i = 0; i < 4; i++) keep[i] = r.v[i] >= z.dropout.threshold ? z.dropout.scale : 0;
+    for (int i = 0; i < 4; i++) keep[i] = dropout_keeps_attention(r, i, threshold) ? z.dropout.scale : 0;
 }
 
 // scores: S [NH, T, width], which becomes D.

@@ -19,7 +19,7 @@
 #ifndef LLMC_ATTENTION_FLASH_CUH
 #define LLMC_ATTENTION_FLASH_CUH
 
-#include "../device/device.cuh"
+#include "attention_dropout.cuh"
 
 #if defined(PRECISION_BF16) || defined(PRECISION_FP16)
 #define ATTENTION_FLASH
@@ -40,20 +40,22 @@ template <int D> struct FlashTiles {
     // Two groups of rows save a third of the reads of shared memory, but with dropout they spill.
     static constexpr int KEY_ROWS = D == 64 ? 2 : 1, KEY_BLOCKS = 2;
     static constexpr int KEY_ROWS_DROPPED = 1, KEY_BLOCKS_DROPPED = D == 64 ? 3 : 2;
+    static constexpr int FORWARD_CHUNK_DROPPED = D == 64 ? 32 : 16;
     // Measured on sm_90 only. For other architectures ptxas needs a few registers more and would spill at 32.
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ != 900
-    static constexpr int KEY_CHUNK = 16, FORWARD_CHUNK_DROPPED = D == 64 ? 32 : 16;
+    static constexpr int KEY_CHUNK = 16;
 #else
-    static constexpr int KEY_CHUNK = FLASH_CHUNK, FORWARD_CHUNK_DROPPED = FLASH_CHUNK;
+    static constexpr int KEY_CHUNK = FLASH_CHUNK;
 #endif
 };
 
 // What the three kernels know besides their tensors.
 typedef struct {
     const int* cu_seqlens;
-    int N, NH, HS, first;
-    float factor;  // 1 / sqrt(HS)
-    Dropout dropout;
+    int N, NH, HS, longest;
+    float factor;          // 1 / sqrt(HS)
+    float kept;            // what dropout multiplies the pairs with that it keeps
+    const uint32_t* bits;  // which these are
 } FlashArguments;
 
 // lse in powers of two, and delta, of one query.
@@ -261,50 +263,19 @@ __device__ inline void flash_mask(float (&s)[M][COLUMNS][4], int query, int k0, 
 }
 
 // ---------------------------------------------------------------------------------------------------------
-// Dropout: a warp's decisions on one tile of c, bit 4 n + i for c[n][i], before c itself needs the registers. A lane
-// draws once for every c[n] and gets the rest from its neighbours.
+// Dropout
 
-// Four neighbouring keys' bits.
-__device__ inline uint32_t flash_draw(const Dropout& d, uint32_t sequence, int head, int query, int group) {
-    Philox r = dropout_bits_attention(d, sequence, (uint32_t)head, (uint32_t)query, (uint32_t)group);
-    uint32_t bits = 0;
+// Decisions on c [16, 8 COLUMNS], whose first row of the batch and column of the sequence are given; its columns lie in
+// one word. Bit 8 n + i % 2 of keep[i / 2] is c[n][i]'s.
+__device__ inline void flash_keep(uint32_t (&keep)[2], const FlashArguments& z, int head, int row, int column) {
+    int lane = threadIdx.x % WARP, g = lane / 4, t = lane % 4;
+    const uint32_t* at = z.bits + draw_at(head, column, row + g, z.longest, z.N) + column % DRAW_COLUMNS / 32;
 #pragma unroll
-    for (int i = 0; i < 4; i++) bits |= (uint32_t)(r.v[i] >= d.threshold) << i;
-    return bits;
+    for (int half = 0; half < 2; half++) keep[half] = at[half * 8 * (DRAW_COLUMNS / 32)] >> (column % 32 + 2 * t);
 }
 
-// c: queries query .. query + 15 by keys key .. key + 8 COLUMNS - 1. Lanes t and t ^ 1 hold the two halves of the same
-// four keys: the even one draws for row g, the odd one for row g + 8.
-template <int COLUMNS>
-__device__ inline uint32_t flash_keep(const Dropout& d, uint32_t sequence, int head, int query, int key) {
-    int lane = threadIdx.x % WARP, g = lane / 4, t = lane % 4, odd = t & 1;
-    uint32_t keep = 0;
-#pragma unroll 2
-    for (int n = 0; n < COLUMNS; n++) {
-        uint32_t own = flash_draw(d, sequence, head, query + g + 8 * odd, key / 4 + 2 * n + t / 2);
-        uint32_t other = __shfl_xor_sync(ALL_LANES, own, 1);
-        uint32_t upper = odd ? other : own, lower = odd ? own : other;
-        keep |= ((upper >> 2 * odd & 3) | (lower >> 2 * odd & 3) << 2) << 4 * n;
-    }
-    return keep;
-}
-
-// c: keys key .. key + 15 by queries query .. query + 8 COLUMNS - 1. The four lanes with the same g / 4 and t hold four
-// neighbouring keys of two queries, and of eight keys further down: lane g % 4 = j draws what belongs to c[n][j].
-template <int COLUMNS>
-__device__ inline uint32_t flash_keep_transposed(const Dropout& d, uint32_t sequence, int head, int query, int key) {
-    int lane = threadIdx.x % WARP, g = lane / 4, t = lane % 4, j = g % 4;
-    uint32_t keep = 0;
-#pragma unroll 2
-    for (int n = 0; n < COLUMNS; n++) {
-        uint32_t all = flash_draw(d, sequence, head, query + 8 * n + 2 * t + j % 2, key / 4 + g / 4 + 2 * (j / 2))
-                       << 4 * j;
-        all |= __shfl_xor_sync(ALL_LANES, all, 4);
-        all |= __shfl_xor_sync(ALL_LANES, all, 8);
-        all >>= j;
-        keep |= ((all & 1) | (all >> 3 & 2) | (all >> 6 & 4) | (all >> 9 & 8)) << 4 * n;
-    }
-    return keep;
+__device__ inline bool flash_keeps(const uint32_t (&keep)[2], int n, int i) {
+    return keep[i / 2] >> (8 * n + i % 2) & 1;
 }
 
 // ---------------------------------------------------------------------------------------------------------
@@ -357,11 +328,10 @@ __global__ void __launch_bounds__(FLASH_THREADS, FlashTiles<D>::FORWARD_BLOCKS)
             int k0 = step * KEYS + chunk;
             if (k0 >= T || (mask == CAUSAL && k0 > query + 16 * M - 1)) continue;  // nothing here for this warp
 
-            uint32_t keep[M];
+            uint32_t keep[M][2];
             if (dropped)
 #pragma unroll
-                for (int m = 0; m < M; m++)
-                    keep[m] = flash_keep<COLUMNS>(z.dropout, (uint32_t)z.first + blockIdx.z, head, query + 16 * m, k0);
+                for (int m = 0; m < M; m++) flash_keep(keep[m], z, head, start + query + 16 * m, k0);
             float s[M][COLUMNS][4] = {};
             flash_multiply_rows<D, M, COLUMNS>(s, flash_lane_down<D>(q_tile), warp_row, flash_lane_along<D>(k_tile),
                                                chunk);
@@ -399,7 +369,7 @@ __global__ void __launch_bounds__(FLASH_THREADS, FlashTiles<D>::FORWARD_BLOCKS)
                     for (int n = 0; n < COLUMNS; n++) {
 #pragma unroll
                         for (int i = 0; i < 4; i++)
-                            if (!(keep[m] >> (4 * n + i) & 1)) s[m][n][i] = 0;
+                            if (!flash_keeps(keep[m], n, i)) s[m][n][i] = 0;
                     }
             }
             flash_multiply_columns<D, M, COLUMNS>(o, s, flash_lane_down<D>(v_tile), chunk);
@@ -416,7 +386,7 @@ __global__ void __launch_bounds__(FLASH_THREADS, FlashTiles<D>::FORWARD_BLOCKS)
             total += __shfl_xor_sync(ALL_LANES, total, 2);
             int row = query + 16 * m + 8 * half + g;
             if (t == 0 && row < T) lse[(size_t)head * z.N + start + row] = largest[m][half] * z.factor + logf(total);
-            float inverse = (dropped ? z.dropout.scale : 1.0f) / total;
+            float inverse = (dropped ? z.kept : 1.0f) / total;
 #pragma unroll
             for (int n = 0; n < D / 8; n++) {
                 o[m][n][2 * half] *= inverse;
@@ -495,11 +465,10 @@ __global__ void __launch_bounds__(FLASH_THREADS, FlashTiles<D>::QUERY_BLOCKS)
         for (int chunk = 0; chunk < KEYS; chunk += CHUNK) {
             int k0 = step * KEYS + chunk;
             if (k0 >= T || (mask == CAUSAL && k0 > query + 16 * M - 1)) continue;
-            uint32_t keep[M];
+            uint32_t keep[M][2];
             if (dropped)
 #pragma unroll
-                for (int m = 0; m < M; m++)
-                    keep[m] = flash_keep<COLUMNS>(z.dropout, (uint32_t)z.first + blockIdx.z, head, query + 16 * m, k0);
+                for (int m = 0; m < M; m++) flash_keep(keep[m], z, head, start + query + 16 * m, k0);
             float s[M][COLUMNS][4] = {}, ds[M][COLUMNS][4] = {};
             flash_multiply_rows<D, M, COLUMNS>(s, flash_lane_down<D>(q_tile), warp_row, flash_lane_along<D>(k_tile),
                                                chunk);
@@ -513,7 +482,7 @@ __global__ void __launch_bounds__(FLASH_THREADS, FlashTiles<D>::QUERY_BLOCKS)
 #pragma unroll
                     for (int i = 0; i < 4; i++) {
                         float p = flash_exp2(fmaf(s[m][n][i], scale, -row[m][i / 2].x)), dp = ds[m][n][i];
-                        if (dropped) dp = keep[m] >> (4 * n + i) & 1 ? dp * z.dropout.scale : 0;
+                        if (dropped) dp = flash_keeps(keep[m], n, i) ? dp * z.kept : 0;
                         ds[m][n][i] = p * (dp - row[m][i / 2].y);
                     }
                 }
@@ -585,12 +554,10 @@ __global__ void __launch_bounds__(FLASH_THREADS,
         for (int chunk = 0; chunk < QUERIES; chunk += CHUNK) {
             int query = step * QUERIES + chunk;
             if (query >= T || (mask == CAUSAL && query + CHUNK - 1 < key)) continue;
-            uint32_t keep[M];
+            uint32_t keep[M][2];
             if (dropped)
 #pragma unroll
-                for (int m = 0; m < M; m++)
-                    keep[m] = flash_keep_transposed<COLUMNS>(z.dropout, (uint32_t)z.first + blockIdx.z, head, query,
-                                                             key + 16 * m);
+                for (int m = 0; m < M; m++) flash_keep(keep[m], z, head, start + key + 16 * m, query);
             float p[M][COLUMNS][4] = {}, ds[M][COLUMNS][4] = {};
             flash_multiply_rows<D, M, COLUMNS>(p, flash_lane_down<D>(k_tile), warp_row, flash_lane_along<D>(q_tile),
                                                chunk);
@@ -610,9 +577,9 @@ __global__ void __launch_bounds__(FLASH_THREADS,
                     for (int i = 0; i < 4; i++) {
                         float e = flash_exp2(fmaf(p[m][n][i], scale, -lse[i % 2])), dp = ds[m][n][i];
                         if (diagonal && key + 16 * m + 8 * (i / 2) + g > query + 8 * n + 2 * t + i % 2) e = 0;
-                        bool kept = !dropped || keep[m] >> (4 * n + i) & 1;
+                        bool kept = !dropped || flash_keeps(keep[m], n, i);
                         p[m][n][i] = kept ? e : 0;
-                        if (dropped) dp = kept ? dp * z.dropout.scale : 0;
+                        if (dropped) dp = kept ? dp * z.kept : 0;
                         ds[m][n][i] = e * (dp - delta[i % 2]);
                     }
                 }
@@ -629,7 +596,7 @@ __global__ void __launch_bounds__(FLASH_THREADS,
 #pragma unroll
             for (int i = 0; i < 4; i++) {
                 dk[m][n][i] *= z.factor;
-                if (dropped) dv[m][n][i] *= z.dropout.scale;
+                if (dropped) dv[m][n][i] *= z.kept;
             }
     floatX* to = dqkv + (size_t)(start + k0) * stride + channel;
     flash_store<D, M>(to + C, stride, T - k0, z.HS, dk, k_tile, warp_row);
@@ -639,18 +606,23 @@ __global__ void __launch_bounds__(FLASH_THREADS,
 // ---------------------------------------------------------------------------------------------------------
 // Launches
 
-// Of the backward pass; the forward pass takes none.
-static inline size_t flash_scratch_bytes(int N, int NH) { return (size_t)NH * (size_t)N * sizeof(FlashRow); }
+// Scratch: dropout's bits, and in the backward pass the rows.
+static inline size_t flash_bits_bytes(const Sequences* s, AttentionShape shape) {
+    return shape.dropout.threshold ? draw_bytes(s->rows, s->max_length, shape.NH) : 0;
+}
 
-static inline FlashArguments flash_arguments(const Sequences* s, AttentionShape shape) {
+static inline size_t flash_rows_bytes(int N, int NH) { return (size_t)NH * (size_t)N * sizeof(FlashRow); }
+
+static inline FlashArguments flash_arguments(const Sequences* s, AttentionShape shape, const uint32_t* bits) {
     FlashArguments z;
     z.cu_seqlens = s->cu_seqlens;
     z.N = s->rows;
     z.NH = shape.NH;
     z.HS = shape.HS;
-    z.first = s->first;
+    z.longest = s->max_length;
     z.factor = (float)(1 / sqrt((double)shape.HS));
-    z.dropout = shape.dropout;
+    z.kept = shape.dropout.scale;
+    z.bits = bits;
     return z;
 }
 
@@ -670,45 +642,61 @@ static void flash_launch(void (*kernel)(Arguments...), const Sequences* s, int N
 }
 
 template <int D, Mask mask, bool dropped>
-static void flash_forward_of(floatX* out, real* lse, const floatX* qkv, const Sequences* s, FlashArguments z,
+static void flash_forward_of(floatX* out, real* lse, const floatX* qkv, const Sequences* s, AttentionShape shape,
                              Context* ctx) {
     constexpr int QUERIES = FLASH_WARPS * 16 * FlashTiles<D>::FORWARD_ROWS;
-    flash_launch(attention_forward_flash_kernel<D, mask, dropped>, s, z.NH, QUERIES,
-                 flash_tile_bytes<D>(QUERIES + 4 * FLASH_STEP), ctx, out, lse, qkv, z);
+    uint32_t* bits = dropped ? (uint32_t*)device_scratch(ctx, flash_bits_bytes(s, shape)) : NULL;
+    if (dropped) draw_by_query(draw_arguments(bits, s, shape), ctx);
+    flash_launch(attention_forward_flash_kernel<D, mask, dropped>, s, shape.NH, QUERIES,
+                 flash_tile_bytes<D>(QUERIES + 4 * FLASH_STEP), ctx, out, lse, qkv, flash_arguments(s, shape, bits));
 }
 
 template <int D, Mask mask, bool dropped>
 static void flash_backward_of(floatX* dqkv, const floatX* dout, const floatX* qkv, const floatX* out, const real* lse,
-                              const Sequences* s, FlashArguments z, Context* ctx) {
+                              const Sequences* s, AttentionShape shape, Context* ctx) {
     constexpr int QUERIES = FLASH_WARPS * 16 * FlashTiles<D>::QUERY_ROWS;
     constexpr int KEYS = FLASH_WARPS * 16 * (dropped ? FlashTiles<D>::KEY_ROWS_DROPPED : FlashTiles<D>::KEY_ROWS);
-    FlashRow* rows = (FlashRow*)device_scratch(ctx, flash_scratch_bytes(z.N, z.NH));
+    size_t bits_bytes = flash_bits_bytes(s, shape);
+    uint32_t* bits = (uint32_t*)device_scratch(ctx, bits_bytes + flash_rows_bytes(s->rows, shape.NH));
+    FlashRow* rows = (FlashRow*)((char*)bits + bits_bytes);
+    FlashArguments z = flash_arguments(s, shape, bits);
+    if (dropped) draw_by_query(draw_arguments(bits, s, shape), ctx);
     flash_launch(attention_backward_query_kernel<D, mask, dropped>, s, z.NH, QUERIES,
                  flash_tile_bytes<D>(2 * QUERIES + 4 * FLASH_STEP), ctx, dqkv, rows, dout, qkv, out, lse, z);
+    if (dropped) draw_by_key(draw_arguments(bits, s, shape), ctx);
     flash_launch(attention_backward_key_kernel<D, mask, dropped>, s, z.NH, KEYS,
                  flash_tile_bytes<D>(2 * KEYS + 4 * FLASH_STEP) + 2 * FLASH_STEP * sizeof(FlashRow), ctx, dqkv, dout,
                  qkv, (const FlashRow*)rows, z);
 }
 
+// Call launch with the variant of a kernel that the shape asks for.
+template <Mask mask, bool dropped> struct FlashVariant {
+    static constexpr Mask MASK = mask;
+    static constexpr bool DROPPED = dropped;
+};
+
+template <typename Launch> static void flash_variant(AttentionShape shape, Launch launch) {
+    bool dropped = shape.dropout.threshold > 0;
+    if (shape.mask == CAUSAL && dropped) launch(FlashVariant<CAUSAL, true>());
+    else if (shape.mask == CAUSAL) launch(FlashVariant<CAUSAL, false>());
+    else if (dropped) launch(FlashVariant<FULL, true>());
+    else launch(FlashVariant<FULL, false>());
+}
+
 template <int D>
 static void flash_forward(floatX* out, real* lse, const floatX* qkv, const Sequences* s, AttentionShape shape,
                           Context* ctx) {
-    FlashArguments z = flash_arguments(s, shape);
-    if (shape.mask == CAUSAL && shape.dropout.threshold) flash_forward_of<D, CAUSAL, true>(out, lse, qkv, s, z, ctx);
-    else if (shape.mask == CAUSAL) flash_forward_of<D, CAUSAL, false>(out, lse, qkv, s, z, ctx);
-    else if (shape.dropout.threshold) flash_forward_of<D, FULL, true>(out, lse, qkv, s, z, ctx);
-    else flash_forward_of<D, FULL, false>(out, lse, qkv, s, z, ctx);
+    flash_variant(shape, [&](auto v) {
+        flash_forward_of<D, decltype(v)::MASK, decltype(v)::DROPPED>(out, lse, qkv, s, shape, ctx);
+    });
 }
 
 template <int D>
 static void flash_backward(floatX* dqkv, const floatX* dout, const floatX* qkv, const floatX* out, const real* lse,
                            const Sequences* s, AttentionShape shape, Context* ctx) {
-    FlashArguments z = flash_arguments(s, shape);
-    if (shape.mask == CAUSAL && shape.dropout.threshold)
-        flash_backward_of<D, CAUSAL, true>(dqkv, dout, qkv, out, lse, s, z, ctx);
-    else if (shape.mask == CAUSAL) flash_backward_of<D, CAUSAL, false>(dqkv, dout, qkv, out, lse, s, z, ctx);
-    else if (shape.dropout.threshold) flash_backward_of<D, FULL, true>(dqkv, dout, qkv, out, lse, s, z, ctx);
-    else flash_backward_of<D, FULL, false>(dqkv, dout, qkv, out, lse, s, z, ctx);
+    flash_variant(shape, [&](auto v) {
+        flash_backward_of<D, decltype(v)::MASK, decltype(v)::DROPPED>(dqkv, dout, qkv, out, lse, s, shape, ctx);
+    });
 }
 
 #endif
