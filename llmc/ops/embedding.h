@@ -6,7 +6,7 @@
  *                        x[n] = keep[n] * ((e[n] - mean[n]) * rstd[n] * w + b)           e, mean, rstd are kept
  *   backward             dword[tokens[n]] += keep[n] * dx[n],   and likewise dposition and dtype
  *
- * The backward pass of the second form is dropout_backward, then layernorm_backward, then backward without dropout. A
+ * The backward pass of the second form is layernorm_dropout_backward, then backward without dropout. A
  * token that stands for no token (sizes.padding) gets no gradient in the word table.
  *
  * Shapes: x, dx [N, C] with N = s->rows; word [V, C]; position [T, C]; type [types, C], or NULL where the model
@@ -14,8 +14,8 @@
  * Indices are trusted: they were checked when the batch was built.
  * Modes: SET makes the whole table 0 first. The word table has a mode of its own because a tied head has
  * written to that gradient before.
- * Numerics: sums in real, rows in order, whatever the number of threads. e is normalised as it is stored, with sums as in
- * layernorm.
+ * Numerics: sums in real: on the CPU rows in order, on the GPU first those of a chunk, then the chunks, whose size depends
+ * on the shapes alone. e is normalised as it is stored, with sums as in layernorm.
  * Source: Vaswani et al., arXiv 1706.03762; token types: Devlin et al., arXiv 1810.04805. */
 #ifndef LLMC_EMBEDDING_H
 #define LLMC_EMBEDDING_H
@@ -24,8 +24,8 @@
 #include "../device/normalise.h"
 #include "../device/scope.h"
 #ifdef __CUDACC__
+#include "../device/device.cuh"
 #include "../device/dropout_mask.h"
-#include "embedding_sort.cuh"
 #endif
 
 // The tables, or their gradients.
@@ -113,31 +113,9 @@ static inline void embedding_backward_ref(real* table, const real* dx, const int
 
 #ifdef __CUDACC__
 // ---------------------------------------------------------------------------------------------------------
-// GPU. A table's gradient is built in three steps, each in an order that depends on the batch alone:
-//   1. the rows are sorted by their index into the table, equal ones in order (embedding_sort.cuh);
-//   2. a block adds the rows of EMBEDDING_CHUNK neighbours of the sorted list. What belongs to an index whose rows
-//      all lie in the chunk goes to the table; the rest, one sum at each end at most, is kept aside;
-//   3. for each index that spans chunks, those sums are added in order.
-// The position table needs no sort: the rows of a position are those of the sequences that reach it.
+// GPU: forward here, with layernorm in embedding_layernorm.cuh, backward in embedding_backward.cuh.
 
-enum { EMBEDDING_CHUNK = 64, EMBEDDING_THREADS = 256, EMBEDDING_PARTS = 4, EMBEDDING_UNROLL = 8 };
-
-// f += p[0 .. WIDTH - 1], and p += f.
-template <int WIDTH> __device__ inline void embedding_add(float* f, const real* p) {
-    const int STEP = WIDTH == 1 ? 1 : 4;
-#pragma unroll
-    for (int k = 0; k < WIDTH; k += STEP) {
-        Vector<real, STEP> x = load_vector<STEP>(p + k);
-#pragma unroll
-        for (int i = 0; i < STEP; i++) f[k + i] += x.v[i];
-    }
-}
-
-template <int WIDTH> __device__ inline void embedding_store(real* p, const float* f) {
-    const int STEP = WIDTH == 1 ? 1 : 4;
-#pragma unroll
-    for (int k = 0; k < WIDTH; k += STEP) store_vector(p + k, from_floats<real, STEP>(f + k));
-}
+enum { EMBEDDING_THREADS = 256 };
 
 // Warp: a row; lane: WIDTH channels at a time.
 template <int WIDTH, int DROPPED>
@@ -168,156 +146,6 @@ __global__ void __launch_bounds__(EMBEDDING_THREADS)
     }
 }
 
-// The gradient of WIDTH channels of a row.
-template <int WIDTH, int DROPPED>
-__device__ inline void embedding_gradient(float* f, Vector<floatX, WIDTH> dx, const DropoutRows* dropout,
-                                          DropoutPlace place, int c) {
-    to_floats(f, dx);
-    if constexpr (DROPPED) dropout_multiply<WIDTH>(f, dropout->dropout, place, c);
-}
-
-// Block: EMBEDDING_CHUNK neighbours of the sorted list; thread: WIDTH channels at a time. Row `skipped` of the table gets
-// nothing. ends [chunks, 2, C]: the sum of
-// the chunk's rows whose index began in a chunk before, and of those whose index begins here and goes on in the next.
-template <int WIDTH, int DROPPED>
-__global__ void __launch_bounds__(EMBEDDING_THREADS)
-    embedding_backward_chunk_kernel(real* table, real* ends, const floatX* dx, SortedRows sorted, int skipped, int N,
-                                    int C, DropoutRows dropout) {
-    __shared__ int index[EMBEDDING_CHUNK], row[EMBEDDING_CHUNK];
-    __shared__ DropoutPlace places[EMBEDDING_CHUNK];
-    int begin = blockIdx.x * EMBEDDING_CHUNK, count = min(EMBEDDING_CHUNK, N - begin);
-    int before = begin > 0 ? sorted.index[begin - 1] : -1;
-    int after = begin + count < N ? sorted.index[begin + count] : -1;
-    for (int i = threadIdx.x; i < count; i += blockDim.x) {
-        index[i] = sorted.index[begin + i];
-        row[i] = sorted.row[begin + i];
-        if constexpr (DROPPED) places[i] = dropout_place(dropout, row[i]);
-    }
-    __syncthreads();
-    for (int c = threadIdx.x * WIDTH; c < C; c += blockDim.x * WIDTH) {
-        float sum[WIDTH] = {0}, f[WIDTH];
-        for (int first = 0; first < count; first += EMBEDDING_UNROLL) {
-            Vector<floatX, WIDTH> x[EMBEDDING_UNROLL];
-#pragma unroll
-            for (int j = 0; j < EMBEDDING_UNROLL; j++)
-                if (first + j < count) x[j] = load_vector<WIDTH>(dx + (size_t)row[first + j] * (size_t)C + c);
-#pragma unroll
-            for (int j = 0; j < EMBEDDING_UNROLL; j++) {
-                int i = first + j;
-                if (i >= count) break;
-                DropoutPlace place = {0, 0};
-                if constexpr (DROPPED) place = places[i];
-                embedding_gradient<WIDTH, DROPPED>(f, x[j], &dropout, place, c);
-#pragma unroll
-                for (int k = 0; k < WIDTH; k++) sum[k] += f[k];
-                int here = index[i], next = i + 1 < count ? index[i + 1] : after;
-                if (i + 1 < count && next == here) continue;
-                // The last row of this index in this chunk.
-                if (here == skipped) {
-                    // its sum is forgotten
-                } else if (here == before || next == here) {
-                    size_t end = 2 * (size_t)blockIdx.x + (here == before ? 0 : 1);
-                    embedding_store<WIDTH>(ends + end * (size_t)C + c, sum);
-                } else {
-                    real* entry = table + (size_t)here * (size_t)C + c;
-                    embedding_add<WIDTH>(sum, entry);
-                    embedding_store<WIDTH>(entry, sum);
-                }
-#pragma unroll
-                for (int k = 0; k < WIDTH; k++) sum[k] = 0;
-            }
-        }
-    }
-}
-
-// Block: a chunk; it does something only where an index begins that goes on in the next chunk.
-template <int WIDTH>
-__global__ void __launch_bounds__(EMBEDDING_THREADS)
-    embedding_backward_join_kernel(real* table, const real* ends, SortedRows sorted, int skipped, int N, int C) {
-    int begin = blockIdx.x * EMBEDDING_CHUNK, next = begin + EMBEDDING_CHUNK;
-    if (next >= N) return;
-    int index = sorted.index[next];
-    if (index == skipped || sorted.index[next - 1] != index || (begin > 0 && sorted.index[begin - 1] == index)) return;
-    // The last chunk that begins with this index: the list is sorted.
-    int low = blockIdx.x + 1, high = (N + EMBEDDING_CHUNK - 1) / EMBEDDING_CHUNK;
-    while (high - low > 1) {
-        int middle = (low + high) / 2;
-        if (sorted.index[middle * EMBEDDING_CHUNK] == index) low = middle;
-        else high = middle;
-    }
-    for (int c = threadIdx.x * WIDTH; c < C; c += blockDim.x * WIDTH) {
-        float sum[WIDTH] = {0};
-        embedding_add<WIDTH>(sum, ends + (2 * (size_t)blockIdx.x + 1) * (size_t)C + c);
-        for (int first = blockIdx.x + 1; first <= low; first += EMBEDDING_UNROLL) {
-            Vector<real, WIDTH> x[EMBEDDING_UNROLL];
-#pragma unroll
-            for (int j = 0; j < EMBEDDING_UNROLL; j++)
-                if (first + j <= low) x[j] = load_vector<WIDTH>(ends + 2 * (size_t)(first + j) * (size_t)C + c);
-#pragma unroll
-            for (int j = 0; j < EMBEDDING_UNROLL; j++) {
-                if (first + j > low) break;
-#pragma unroll
-                for (int k = 0; k < WIDTH; k++) sum[k] += x[j].v[k];
-            }
-        }
-        real* entry = table + (size_t)index * (size_t)C + c;
-        embedding_add<WIDTH>(sum, entry);
-        embedding_store<WIDTH>(entry, sum);
-    }
-}
-
-// Block: a position; x of a thread: WIDTH channels at a time; y: a part of the sequences. The parts are added in order.
-template <int WIDTH, int DROPPED>
-__global__ void __launch_bounds__(EMBEDDING_THREADS / 2 * EMBEDDING_PARTS)
-    embedding_backward_position_kernel(real* table, const floatX* dx, const int* cu_seqlens, int sequences, int C,
-                                       DropoutRows dropout, Mode mode) {
-    extern __shared__ float embedding_shared[];  // [EMBEDDING_PARTS, WIDTH, blockDim.x]
-    int position = blockIdx.x, x = threadIdx.x, part = threadIdx.y;
-    int each = (sequences + EMBEDDING_PARTS - 1) / EMBEDDING_PARTS;
-    int from = part * each, to = min(sequences, from + each);
-    for (int start = 0; start < C; start += blockDim.x * WIDTH) {
-        int c = start + x * WIDTH;
-        float sum[WIDTH] = {0}, f[WIDTH];
-        if (c < C) {
-            for (int first = from; first < to; first += EMBEDDING_UNROLL / 2) {
-                Vector<floatX, WIDTH> gradient[EMBEDDING_UNROLL / 2];
-                int reached[EMBEDDING_UNROLL / 2];
-#pragma unroll
-                for (int j = 0; j < EMBEDDING_UNROLL / 2; j++) {
-                    int row = first + j < to ? cu_seqlens[first + j] + position : 0;
-                    reached[j] = first + j < to && row < cu_seqlens[first + j + 1];
-                    if (reached[j]) gradient[j] = load_vector<WIDTH>(dx + (size_t)row * (size_t)C + c);
-                }
-#pragma unroll
-                for (int j = 0; j < EMBEDDING_UNROLL / 2; j++) {
-                    if (!reached[j]) continue;
-                    DropoutPlace place = {(uint32_t)(dropout.first + first + j), (uint32_t)position};
-                    embedding_gradient<WIDTH, DROPPED>(f, gradient[j], &dropout, place, c);
-#pragma unroll
-                    for (int k = 0; k < WIDTH; k++) sum[k] += f[k];
-                }
-            }
-        }
-#pragma unroll
-        for (int k = 0; k < WIDTH; k++) embedding_shared[(part * WIDTH + k) * blockDim.x + x] = sum[k];
-        __syncthreads();
-        if (part == 0 && c < C) {
-            for (int p = 1; p < EMBEDDING_PARTS; p++)
-#pragma unroll
-                for (int k = 0; k < WIDTH; k++) sum[k] += embedding_shared[(p * WIDTH + k) * blockDim.x + x];
-            real* entry = table + (size_t)position * (size_t)C + c;
-            if (mode == ADD) embedding_add<WIDTH>(sum, entry);
-            embedding_store<WIDTH>(entry, sum);
-        }
-        __syncthreads();
-    }
-}
-
-// Threads of a block for rows of C channels.
-static inline unsigned embedding_threads(int C, int width) {
-    return (unsigned)min_size(EMBEDDING_THREADS, round_up((size_t)C / (size_t)width, WARP));
-}
-
 template <int WIDTH, int DROPPED>
 static void embedding_forward_launch(floatX* x, const int* tokens, const int* types, Embeddings e, const Sequences* s,
                                      int C, DropoutRows dropout, Context* ctx) {
@@ -341,58 +169,7 @@ static inline void embedding_forward(floatX* x, const int* tokens, const int* ty
     scope_close(&scope);
 }
 
-// table [entries, C] += the rows of dx by their index [N].
-template <int WIDTH, int DROPPED>
-static void embedding_backward_table(real* table, const floatX* dx, const int* index, int entries, int skipped, int N,
-                                     int C, DropoutRows dropout, Context* ctx) {
-    unsigned chunks = blocks_for((size_t)N, EMBEDDING_CHUNK), threads = embedding_threads(C, WIDTH);
-    size_t ends_bytes = 2 * (size_t)chunks * (size_t)C * sizeof(real);
-    real* ends = (real*)device_scratch(ctx, ends_bytes + embedding_sort_bytes(N));
-    SortedRows sorted = embedding_sort((char*)ends + ends_bytes, index, entries, N, ctx);
-    embedding_backward_chunk_kernel<WIDTH, DROPPED>
-        <<<chunks, threads, 0, ctx->stream>>>(table, ends, dx, sorted, skipped, N, C, dropout);
-    const int JOINED = WIDTH == 1 ? 1 : Vector<real>::SIZE;
-    embedding_backward_join_kernel<JOINED>
-        <<<chunks, embedding_threads(C, JOINED), 0, ctx->stream>>>(table, ends, sorted, skipped, N, C);
-    cudaCheck(cudaGetLastError());
-}
-
-template <int WIDTH, int DROPPED>
-static void embedding_backward_tables(EmbeddingGradients d, const floatX* dx, const int* tokens, const int* types,
-                                      const Sequences* s, EmbeddingSizes sizes, DropoutRows dropout, Mode mode,
-                                      Context* ctx) {
-    int C = sizes.C, positions = mode == SET ? sizes.T : s->max_length;
-    embedding_backward_table<WIDTH, DROPPED>(d.word, dx, tokens, sizes.V, sizes.padding, s->rows, C, dropout, ctx);
-    dim3 threads((unsigned)min_size(EMBEDDING_THREADS / 2, embedding_threads(C, WIDTH)), EMBEDDING_PARTS);
-    size_t shared = EMBEDDING_PARTS * WIDTH * threads.x * sizeof(float);
-    embedding_backward_position_kernel<WIDTH, DROPPED><<<(unsigned)positions, threads, shared, ctx->stream>>>(
-        d.position, dx, s->cu_seqlens, s->count, C, dropout, mode);
-    cudaCheck(cudaGetLastError());
-    if (d.type) embedding_backward_table<WIDTH, DROPPED>(d.type, dx, types, sizes.types, -1, s->rows, C, dropout, ctx);
-}
-
-static inline void embedding_zero(real* table, int rows, int C, Context* ctx) {
-    cudaCheck(cudaMemsetAsync(table, 0, (size_t)rows * (size_t)C * sizeof *table, ctx->stream));
-}
-
-static inline void embedding_backward(EmbeddingGradients d, const floatX* dx, const int* tokens, const int* types,
-                                      const Sequences* s, EmbeddingSizes sizes, Dropout dropout, Mode word_mode,
-                                      Mode mode, Context* ctx) {
-    const int WIDTH = Vector<floatX>::SIZE;
-    int N = s->rows, C = sizes.C, vectors = rows_are_vectors<floatX>(C), dropped = dropout.threshold != 0;
-    DropoutRows rows = {dropout, s->sequence, s->position, s->first};
-    Scope scope = scope_open(ctx, "embedding_backward", EMBEDDING_BACKWARD_FLOPS(N, C), EMBEDDING_BACKWARD_BYTES(N, C),
-                             "N=%d C=%d", N, C);
-    CHECK(s->max_length <= sizes.T);
-    if (word_mode == SET) embedding_zero(d.word, sizes.V, C, ctx);
-    if (mode == SET && d.type) embedding_zero(d.type, sizes.types, C, ctx);
-    if (vectors && dropped) embedding_backward_tables<WIDTH, 1>(d, dx, tokens, types, s, sizes, rows, mode, ctx);
-    else if (vectors) embedding_backward_tables<WIDTH, 0>(d, dx, tokens, types, s, sizes, rows, mode, ctx);
-    else if (dropped) embedding_backward_tables<1, 1>(d, dx, tokens, types, s, sizes, rows, mode, ctx);
-    else embedding_backward_tables<1, 0>(d, dx, tokens, types, s, sizes, rows, mode, ctx);
-    scope_close(&scope);
-}
-
+#include "embedding_backward.cuh"
 #include "embedding_layernorm.cuh"
 
 #else

@@ -68,7 +68,10 @@ __global__ void __launch_bounds__(embedding_layernorm_threads(TEAM))
     for (int i = 0; i < VECTORS; i++) {
         int c = first + i * TEAM * W;
         if (c >= C) break;
-        if (TEAM > WARP) __syncwarp(__activemask());  // loads and masks of one vector at a time: registers are few
+        if (TEAM > WARP) {  // registers are few: loads and masks of one vector at a time, and no round keys are kept
+            __syncwarp(__activemask());
+            asm volatile("" : "+l"(dropout.dropout.key));
+        }
         float w[W], b[W];
         to_floats(w, load_vector<W>(layer.norm.w + c));
         to_floats(b, load_vector<W>(layer.norm.b + c));

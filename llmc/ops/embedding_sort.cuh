@@ -1,9 +1,12 @@
 /* A stable sort of row numbers by a small key, for the embedding's backward pass: which rows belong to which token.
  *
- * Radix sort, eight bits of the key at a time, two launches for each. A pass cuts the list into tiles of SORT_TILE keys;
- * a key goes behind all keys with a smaller digit, and those with the same digit in tiles before its own, in warps of
- * its tile before its own, and in its own warp before it. No order of execution enters: integers only.
- * 65,536 rows and 50,257 tokens: two passes, about 1.5 MB of traffic, bound by the latency of the four launches. */
+ * Up to SORT_RANKED rows: one launch, in which each row counts the rows that come before it.
+ * More: radix sort, eight bits of the key at a time. A pass cuts the list into tiles of SORT_TILE keys; a key goes behind
+ * all keys with a smaller digit, and those with the same digit in tiles before its own, in warps of its tile before its
+ * own, and in its own warp before it. What the next pass needs to know, how many keys of a tile have each digit, is
+ * counted as the keys are moved there, so a pass is one launch. 65,536 rows and 50,257 tokens: three launches, about
+ * 1.5 MB of traffic, bound by latency.
+ * No order of execution enters: integers only. */
 #ifndef LLMC_EMBEDDING_SORT_CUH
 #define LLMC_EMBEDDING_SORT_CUH
 
@@ -11,46 +14,87 @@
 
 #ifdef __CUDACC__
 
-enum { SORT_DIGITS = 256, SORT_WARPS = 8, SORT_KEYS = 8, SORT_TILE = SORT_WARPS * WARP * SORT_KEYS };
+enum {
+    SORT_DIGIT_BITS = 8,
+    SORT_DIGITS = 1 << SORT_DIGIT_BITS,
+    SORT_WARPS = 8,
+    SORT_KEYS = 8,
+    SORT_TILE = SORT_WARPS * WARP * SORT_KEYS,
+    SORT_RANKED = 4096
+};
 
 // The keys in ascending order, and the row that each came from.
 typedef struct {
     int *index, *row;  // [N]
 } SortedRows;
 
+// Counters of a later launch, which the sort's first launch makes 0.
+typedef struct {
+    unsigned* p;
+    size_t n;
+} SortCounters;
+
 static_assert(SORT_WARPS * WARP == SORT_DIGITS, "a thread is also a digit");
 
-// Block: a tile. counts [tiles, SORT_DIGITS]: how many keys of the tile have each digit.
+template <typename T> __device__ inline void embedding_sort_zero(T* p, size_t n) {
+    for (size_t i = blockIdx.x * blockDim.x + threadIdx.x; i < n; i += (size_t)gridDim.x * blockDim.x) p[i] = 0;
+}
+
+// Warp: a row, which goes behind all rows with a smaller key, and those with the same key before it.
 __global__ void __launch_bounds__(SORT_WARPS* WARP)
-    embedding_sort_count_kernel(int* counts, const int* keys, int N, int shift) {
+    embedding_sort_rank_kernel(SortedRows sorted, SortCounters zeroed, const int* keys, int N) {
+    int lane = threadIdx.x % WARP, n = blockIdx.x * SORT_WARPS + threadIdx.x / WARP;
+    embedding_sort_zero(zeroed.p, zeroed.n);
+    if (n >= N) return;
+    int key = keys[n], before = 0;
+#pragma unroll 8
+    for (int m = lane; m < N; m += WARP) before += keys[m] < key + (m < n);
+    before = warp_sum(before);
+    if (lane == 0) {
+        sorted.index[before] = key;
+        sorted.row[before] = n;
+    }
+}
+
+// Block: a tile. counts [tiles, SORT_DIGITS]: how many keys of the tile have each digit, of the lowest. later [n]: 0.
+__global__ void __launch_bounds__(SORT_WARPS* WARP)
+    embedding_sort_count_kernel(int* counts, int* later, size_t n, SortCounters zeroed, const int* keys, int N) {
     __shared__ int count[SORT_DIGITS];
     int begin = blockIdx.x * SORT_TILE, end = min(N, begin + SORT_TILE);
+    embedding_sort_zero(later, n);
+    embedding_sort_zero(zeroed.p, zeroed.n);
     count[threadIdx.x] = 0;
     __syncthreads();
     for (int i = begin + threadIdx.x; i < end; i += SORT_WARPS * WARP)
-        atomicAdd(&count[keys[i] >> shift & (SORT_DIGITS - 1)], 1);
+        atomicAdd(&count[keys[i] & (SORT_DIGITS - 1)], 1);
     __syncthreads();
     counts[blockIdx.x * SORT_DIGITS + threadIdx.x] = count[threadIdx.x];
 }
 
 // Block: a tile; warp: SORT_KEYS * WARP neighbours of it, WARP at a time. rows NULL: the row numbers are 0 .. N - 1.
+// next_counts: those of the next pass, NULL in the last.
 __global__ void __launch_bounds__(SORT_WARPS* WARP)
-    embedding_sort_scatter_kernel(SortedRows sorted, const int* counts, const int* keys, const int* rows, int N,
-                                  int shift) {
+    embedding_sort_scatter_kernel(SortedRows sorted, int* next_counts, const int* counts, const int* keys,
+                                  const int* rows, int N, int shift) {
     __shared__ int count[SORT_WARPS][SORT_DIGITS];  // keys with this digit, seen by this warp
     __shared__ int goes_to[SORT_WARPS][SORT_DIGITS];
     __shared__ int
         up_to[SORT_DIGITS];  // keys of the whole list with this digit and those before it in its group of WARP
     int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP, digit = threadIdx.x;
     int begin = blockIdx.x * SORT_TILE + warp * SORT_KEYS * WARP;
-    int key[SORT_KEYS], rank[SORT_KEYS];
+    int key[SORT_KEYS], row[SORT_KEYS], rank[SORT_KEYS];
 
+#pragma unroll
+    for (int k = 0; k < SORT_KEYS; k++) {  // all loads first
+        int i = begin + k * WARP + lane;
+        key[k] = i < N ? keys[i] : 0;
+        row[k] = rows && i < N ? rows[i] : i;
+    }
     for (int w = 0; w < SORT_WARPS; w++) count[w][digit] = 0;
     __syncthreads();
 #pragma unroll
     for (int k = 0; k < SORT_KEYS; k++) {
         int i = begin + k * WARP + lane;
-        key[k] = i < N ? keys[i] : 0;
         int mine = i < N ? key[k] >> shift & (SORT_DIGITS - 1) : SORT_DIGITS;  // past the end: a digit of their own
         unsigned same = __match_any_sync(ALL_LANES, mine);
         int seen = i < N ? count[warp][mine] : 0;
@@ -89,34 +133,51 @@ __global__ void __launch_bounds__(SORT_WARPS* WARP)
         if (i >= N) break;
         int to = goes_to[warp][key[k] >> shift & (SORT_DIGITS - 1)] + rank[k];
         sorted.index[to] = key[k];
-        sorted.row[to] = rows ? rows[i] : i;
+        sorted.row[to] = row[k];
+        int next_digit = key[k] >> (shift + SORT_DIGIT_BITS) & (SORT_DIGITS - 1);
+        if (next_counts) atomicAdd(&next_counts[to / SORT_TILE * SORT_DIGITS + next_digit], 1);
     }
 }
 
-static inline size_t embedding_sort_bytes(int N) {
-    return (4 * (size_t)N + (size_t)blocks_for((size_t)N, SORT_TILE) * SORT_DIGITS) * sizeof(int);
+// Digits of keys below `entries`.
+static inline int embedding_sort_passes(int entries) {
+    int passes = 1;
+    while (passes * SORT_DIGIT_BITS < 32 && (entries - 1) >> (passes * SORT_DIGIT_BITS)) passes++;
+    return passes;
+}
+
+static inline size_t embedding_sort_bytes(int entries, int N) {
+    size_t counts = (size_t)blocks_for((size_t)N, SORT_TILE) * SORT_DIGITS;
+    return (4 * (size_t)N + (size_t)embedding_sort_passes(entries) * counts) * sizeof(int);
 }
 
 // Sort the rows 0 .. N - 1 by their index [N], which is below `entries`. The result lies in `scratch`, of
-// embedding_sort_bytes(N).
-static inline SortedRows embedding_sort(void* scratch, const int* index, int entries, int N, Context* ctx) {
-    int* memory = (int*)scratch;
+// embedding_sort_bytes(entries, N).
+static inline SortedRows embedding_sort(void* scratch, SortCounters zeroed, const int* index, int entries, int N,
+                                        Context* ctx) {
+    int *memory = (int*)scratch, *counts = memory + 4 * (size_t)N, passes = embedding_sort_passes(entries);
     unsigned tiles = blocks_for((size_t)N, SORT_TILE);
+    size_t size = (size_t)tiles * SORT_DIGITS;
     SortedRows from = {NULL, NULL}, to = {memory, memory + N}, other = {memory + 2 * (size_t)N, memory + 3 * (size_t)N};
-    int* counts = memory + 4 * (size_t)N;
-    const int *keys = index, *rows = NULL;
-    for (int shift = 0; shift == 0 || (shift < 32 && (entries - 1) >> shift); shift += 8) {
-        if (shift > 0) {
+    if (N <= SORT_RANKED) {
+        embedding_sort_rank_kernel<<<blocks_for((size_t)N, SORT_WARPS), SORT_WARPS * WARP, 0, ctx->stream>>>(to, zeroed,
+                                                                                                             index, N);
+        cudaCheck(cudaGetLastError());
+        return to;
+    }
+    embedding_sort_count_kernel<<<tiles, SORT_WARPS * WARP, 0, ctx->stream>>>(
+        counts, counts + size, (size_t)(passes - 1) * size, zeroed, index, N);
+    for (int pass = 0; pass < passes; pass++, counts += size) {
+        if (pass > 0) {
             from = to;
             to = other;
             other = from;
-            keys = from.index;
-            rows = from.row;
         }
-        embedding_sort_count_kernel<<<tiles, SORT_WARPS * WARP, 0, ctx->stream>>>(counts, keys, N, shift);
-        embedding_sort_scatter_kernel<<<tiles, SORT_WARPS * WARP, 0, ctx->stream>>>(to, counts, keys, rows, N, shift);
-        cudaCheck(cudaGetLastError());
+        embedding_sort_scatter_kernel<<<tiles, SORT_WARPS * WARP, 0, ctx->stream>>>(
+            to, pass + 1 < passes ? counts + size : NULL, counts, pass > 0 ? from.index : index,
+            pass > 0 ? from.row : NULL, N, pass * SORT_DIGIT_BITS);
     }
+    cudaCheck(cudaGetLastError());
     return to;
 }
 

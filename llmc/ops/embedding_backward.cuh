@@ -1,0 +1,350 @@
+/* Kernel and launcher of embedding.h's backward pass.
+ *
+ * The gradient of a table is the sum of rows of dx by an index. For the word table the rows are sorted by their token
+ * first (embedding_sort.cuh); the rows of a position are those of the sequences that reach it, so its list is known
+ * without a sort: position 0 of all sequences, position 1 of all, ... Then one launch does all tables:
+ *   - a list is cut into chunks, the channels into slices; a block, which is a warp, does a slice of a chunk. A sum
+ *     whose rows all lie in the chunk goes to the table, others to `ends`; of the blocks that hold a part of such a sum
+ *     the last to arrive adds up the parts;
+ *   - the few token types are summed along with the positions: a block keeps a sum for each, and the last to arrive of a
+ *     group of blocks, then of all groups, adds these up. More types than EMBEDDING_TYPES are sorted as the words are.
+ * The blocks of a slice start one behind another, so that the second table finds its rows of dx in the L2; the positions
+ * come first, so that the words' blocks are at work while the types' sums are added up. Which numbers are added, and in
+ * which order, depends on the batch alone. */
+#ifndef LLMC_EMBEDDING_BACKWARD_CUH
+#define LLMC_EMBEDDING_BACKWARD_CUH
+
+#include "embedding.h"
+#include "embedding_sort.cuh"
+
+#ifdef __CUDACC__
+
+enum {
+    EMBEDDING_CHUNK = 64,    // entries of a chunk at most: a sum's part costs two rows of traffic
+    EMBEDDING_SHORTEST = 8,  // and at least
+    EMBEDDING_CHUNKS = 512,  // as many as this keep a GPU busy
+    EMBEDDING_UNROLL = 4,    // rows in flight, and rows of the table that they are added to
+    EMBEDDING_TYPES = 8      // token types whose sums a block keeps
+};
+
+// An ordered list of rows of dx, each with the row of a table that it is added to.
+typedef struct {
+    real* table;
+    Mode mode;
+    int skipped;  // the row of the table that gets nothing; -1: there is none
+    int n, each, chunks;
+    int rows, rows_reached;  // positions: SET makes the table's rows from rows_reached on 0
+    SortedRows sorted;       // index NULL: the list of positions
+    const int* cu_seqlens;
+    int sequences;
+} EmbeddingList;
+
+// Token types that are summed along with the positions; count 0: none.
+typedef struct {
+    real* table;
+    const int* types;
+    Mode mode;
+    int count;
+    int group, groups;
+    real *sums, *group_sums;  // [chunks of positions, count, C], [groups, count, C]
+    unsigned* arrivals;       // [groups + 1, slices]
+} EmbeddingTypes;
+
+// What a sum does behind a row.
+typedef enum { SUM_GOES_ON, SUM_TO_TABLE, SUM_TO_HEAD, SUM_TO_TAIL, SUM_IS_FORGOTTEN } EmbeddingSum;
+
+// f = p[0 .. WIDTH - 1], and back.
+template <int WIDTH> __device__ inline void embedding_load(float* f, const real* p) {
+    const int STEP = WIDTH == 1 ? 1 : 4;
+#pragma unroll
+    for (int k = 0; k < WIDTH; k += STEP) to_floats(f + k, load_vector<STEP>(p + k));
+}
+
+template <int WIDTH> __device__ inline void embedding_store(real* p, const float* f) {
+    const int STEP = WIDTH == 1 ? 1 : 4;
+#pragma unroll
+    for (int k = 0; k < WIDTH; k += STEP) store_vector(p + k, from_floats<real, STEP>(f + k));
+}
+
+// sum += p[0], p[stride], ... p[(n - 1) * stride], in this order.
+template <int WIDTH> __device__ inline void embedding_total(float* sum, const real* p, size_t stride, int n) {
+    for (int first = 0; first < n; first += EMBEDDING_UNROLL) {
+        float f[EMBEDDING_UNROLL][WIDTH];
+#pragma unroll
+        for (int j = 0; j < EMBEDDING_UNROLL; j++)
+            if (first + j < n) embedding_load<WIDTH>(f[j], p + (size_t)(first + j) * stride);
+#pragma unroll
+        for (int j = 0; j < EMBEDDING_UNROLL; j++) {
+            if (first + j >= n) break;
+#pragma unroll
+            for (int k = 0; k < WIDTH; k++) sum[k] += f[j][k];
+        }
+    }
+}
+
+template <int WIDTH> __device__ inline void embedding_write(real* entry, float* sum, Mode mode) {
+    if (mode == ADD) embedding_total<WIDTH>(sum, entry, 0, 1);
+    embedding_store<WIDTH>(entry, sum);
+}
+
+// The index and the row of entry i; row -1: a sequence that ends before this position.
+__device__ inline int2 embedding_entry(const EmbeddingList& list, int i) {
+    if (i < 0 || i >= list.n) return make_int2(-1, -1);
+    if (list.sorted.index) return make_int2(list.sorted.index[i], list.sorted.row[i]);
+    int position = i / list.sequences, sequence = i % list.sequences, row = list.cu_seqlens[sequence] + position;
+    return make_int2(position, row < list.cu_seqlens[sequence + 1] ? row : -1);
+}
+
+// How many chunks in a row, from the neighbour of `chunk` on in the direction of `step`, begin with this index.
+__device__ inline int embedding_chunks_with(const EmbeddingList& list, int index, int chunk, int step) {
+    for (int found = 0;; found += WARP) {
+        int k = chunk + step * (found + 1 + (int)threadIdx.x);
+        int same = k >= 0 && k < list.chunks && list.sorted.index[k * list.each] == index;
+        unsigned all = __ballot_sync(ALL_LANES, same);
+        if (all != ALL_LANES) return found + __ffs((int)~all) - 1;
+    }
+}
+
+// The first and the last chunk that an index, which has entries in this chunk, has entries in. head: the chunk begins
+// with it.
+__device__ inline int2 embedding_span(const EmbeddingList& list, int index, int chunk, int head) {
+    if (!list.sorted.index)
+        return make_int2(index * list.sequences / list.each, ((index + 1) * list.sequences - 1) / list.each);
+    int first = chunk, last = chunk + embedding_chunks_with(list, index, chunk, 1);
+    if (head) {
+        first -= embedding_chunks_with(list, index, chunk, -1);
+        if (first > 0 && list.sorted.index[first * list.each - 1] == index) first--;
+    }
+    return make_int2(first, last);
+}
+
+// The chunk's sums by token type, which the block keeps: to types.sums, and onwards.
+template <int WIDTH>
+__device__ inline void embedding_finish_types(EmbeddingTypes types, const float* kept, int chunk, int chunks, int C,
+                                              int c) {
+    const int STEP = WIDTH == 1 ? 1 : 4;
+    int slices = gridDim.y, slice = blockIdx.y;
+    size_t stride = (size_t)types.count * (size_t)C;
+    for (int t = 0; t < types.count && c < C; t++) {
+        real* to = types.sums + (size_t)chunk * stride + (size_t)t * (size_t)C + c;
+#pragma unroll
+        for (int k = 0; k < WIDTH; k += STEP) {
+            store_vector(to + k, load_vector<STEP>(kept));
+            kept += WARP * STEP;
+        }
+    }
+    int group = chunk / types.group, begin = group * types.group, count = min(types.group, chunks - begin);
+    if (!last_to_arrive(&types.arrivals[group * slices + slice], count)) return;
+    for (int t = 0; t < types.count && c < C; t++) {
+        size_t at = (size_t)t * (size_t)C + c;
+        float sum[WIDTH] = {0};
+        embedding_total<WIDTH>(sum, types.sums + (size_t)begin * stride + at, stride, count);
+        embedding_store<WIDTH>(types.group_sums + (size_t)group * stride + at, sum);
+    }
+    if (!last_to_arrive(&types.arrivals[types.groups * slices + slice], types.groups)) return;
+    for (int t = 0; t < types.count && c < C; t++) {
+        size_t at = (size_t)t * (size_t)C + c;
+        float sum[WIDTH] = {0};
+        embedding_total<WIDTH>(sum, types.group_sums + at, stride, types.groups);
+        embedding_write<WIDTH>(types.table + at, sum, types.mode);
+    }
+}
+
+// Block x: a chunk of the positions', the words' or the sorted types' list; y: a slice of WARP * WIDTH channels; thread:
+// WIDTH of them. ends [blocks, 2, C]: parts of the sum whose index began in a chunk before, and of that which begins here
+// and goes on in the next. arrivals [blocks, slices]: those at a sum, where it begins.
+template <int WIDTH, int DROPPED>
+__global__ void __launch_bounds__(WARP)
+    embedding_backward_kernel(EmbeddingList positions, EmbeddingList words, EmbeddingList sorted_types,
+                              EmbeddingTypes types, real* ends, unsigned* arrivals, const floatX* dx, int C,
+                              DropoutRows dropout) {
+    const int STEP = WIDTH == 1 ? 1 : 4;
+    extern __shared__ float4 embedding_shared[];                         // sums by token type
+    __shared__ int indices[EMBEDDING_CHUNK + 2], rows[EMBEDDING_CHUNK];  // with the neighbours' on both sides
+    __shared__ int row_types[EMBEDDING_CHUNK], behind[EMBEDDING_CHUNK];
+    __shared__ DropoutPlace places[EMBEDDING_CHUNK];
+    int lane = threadIdx.x, c = (int)(blockIdx.y * WARP + threadIdx.x) * WIDTH;
+    int chunk = blockIdx.x, first_block = 0, kept_types = 0;
+    EmbeddingList list = positions;
+    if (chunk >= positions.chunks + words.chunks) list = sorted_types, first_block = positions.chunks + words.chunks;
+    else if (chunk >= positions.chunks) list = words, first_block = positions.chunks;
+    else kept_types = types.count;
+    chunk -= first_block;
+    ends += (size_t)first_block * 2 * (size_t)C + c;
+    arrivals += first_block * gridDim.y + blockIdx.y;
+    float* kept = (float*)embedding_shared + lane * STEP;
+    for (int k = 0; k < kept_types * WIDTH; k++) ((float*)embedding_shared)[k * WARP + lane] = 0;
+
+    int begin = chunk * list.each, count = min(list.each, list.n - begin);
+    const int* index = indices + 1;
+    for (int i = lane - 1; i <= count; i += WARP) {
+        int2 entry = embedding_entry(list, begin + i);
+        indices[i + 1] = entry.x;
+        if (i < 0 || i >= count) continue;
+        DropoutPlace place = {0, 0};
+        if (DROPPED && entry.y >= 0) place = dropout_place(dropout, entry.y);
+        rows[i] = entry.y;
+        places[i] = place;
+        row_types[i] = kept_types && entry.y >= 0 ? types.types[entry.y] : 0;
+    }
+    __syncthreads();
+    for (int i = lane; i < EMBEDDING_CHUNK; i += WARP) {
+        int here = i < count ? index[i] : -1, ended = i == count - 1 || (i < count && index[i + 1] != here);
+        behind[i] = !ended                 ? SUM_GOES_ON
+                    : here == list.skipped ? SUM_IS_FORGOTTEN
+                    : here == index[-1]    ? SUM_TO_HEAD
+                    : here == index[i + 1] ? SUM_TO_TAIL
+                                           : SUM_TO_TABLE;
+        if (i >= count) rows[i] = -1, row_types[i] = 0;  // the last rows of the unrolled loop may be none
+    }
+    __syncthreads();
+
+    float sum[WIDTH] = {0};
+    for (int first = 0; first < count; first += EMBEDDING_UNROLL) {
+        Vector<floatX, WIDTH> x[EMBEDDING_UNROLL];
+        float before[EMBEDDING_UNROLL][WIDTH];  // what the table holds: read early, as rare words are read from memory
+#pragma unroll
+        for (int j = 0; j < EMBEDDING_UNROLL; j++) {
+            int i = first + j;
+            x[j] = {};
+            if (c < C && rows[i] >= 0) x[j] = load_vector<WIDTH>(dx + (size_t)rows[i] * (size_t)C + c);
+#pragma unroll
+            for (int k = 0; k < WIDTH; k++) before[j][k] = 0;
+            if (c < C && behind[i] == SUM_TO_TABLE && list.mode == ADD)
+                embedding_load<WIDTH>(before[j], list.table + (size_t)index[i] * (size_t)C + c);
+        }
+#pragma unroll
+        for (int j = 0; j < EMBEDDING_UNROLL; j++) {
+            int i = first + j;
+            float f[WIDTH];
+            to_floats(f, x[j]);
+            if constexpr (DROPPED) dropout_multiply<WIDTH>(f, dropout.dropout, places[i], c);
+#pragma unroll
+            for (int k = 0; k < WIDTH; k++) sum[k] += f[k];
+            if (kept_types) {
+                float* total = kept + row_types[i] * (WARP * WIDTH);
+#pragma unroll
+                for (int k = 0; k < WIDTH; k += STEP, total += WARP * STEP) {
+                    Vector<float, STEP> v = load_vector<STEP>((const float*)total);
+#pragma unroll
+                    for (int m = 0; m < STEP; m++) v.v[m] += f[k + m];
+                    store_vector(total, v);
+                }
+            }
+            if (behind[i] == SUM_GOES_ON) continue;
+            if (c < C && behind[i] == SUM_TO_TABLE) {
+#pragma unroll
+                for (int k = 0; k < WIDTH; k++) sum[k] += before[j][k];
+                embedding_store<WIDTH>(list.table + (size_t)index[i] * (size_t)C + c, sum);
+            } else if (c < C && behind[i] != SUM_IS_FORGOTTEN) {
+                size_t end = 2 * (size_t)chunk + (behind[i] == SUM_TO_HEAD ? 0 : 1);
+                embedding_store<WIDTH>(ends + end * (size_t)C, sum);
+            }
+#pragma unroll
+            for (int k = 0; k < WIDTH; k++) sum[k] = 0;
+        }
+    }
+
+    for (int head = 1; head >= 0; head--) {
+        int here = head ? index[0] : index[count - 1];
+        if (here == list.skipped || (here == index[-1]) != head || (!head && here != index[count])) continue;
+        int2 span = embedding_span(list, here, chunk, head);
+        if (!last_to_arrive(arrivals + span.x * gridDim.y, span.y - span.x + 1) || c >= C) continue;
+        float total[WIDTH] = {0};
+        embedding_total<WIDTH>(total, ends + (2 * (size_t)span.x + 1) * (size_t)C, 0, 1);
+        embedding_total<WIDTH>(total, ends + (2 * (size_t)span.x + 2) * (size_t)C, 2 * (size_t)C, span.y - span.x);
+        embedding_write<WIDTH>(list.table + (size_t)here * (size_t)C + c, total, list.mode);
+    }
+    if (kept_types) embedding_finish_types<WIDTH>(types, kept, chunk, list.chunks, C, c);
+    if (list.mode == SET && c < C)
+        for (int row = list.rows_reached + chunk; row < list.rows; row += list.chunks) {
+            float zero[WIDTH] = {0};
+            embedding_store<WIDTH>(list.table + (size_t)row * (size_t)C + c, zero);
+        }
+}
+
+// Cut a list of n entries into chunks.
+static inline EmbeddingList embedding_list(real* table, Mode mode, int n) {
+    EmbeddingList list = {table, mode, -1, n};
+    size_t each = round_up((size_t)n / EMBEDDING_CHUNKS, EMBEDDING_UNROLL);
+    list.each = max_int(EMBEDDING_SHORTEST, (int)min_size(each, EMBEDDING_CHUNK));
+    list.chunks = (int)blocks_for((size_t)n, (size_t)list.each);
+    return list;
+}
+
+static inline EmbeddingList embedding_position_list(real* table, Mode mode, const Sequences* s, int T) {
+    CHECK((size_t)s->count * (size_t)s->max_length < (size_t)1 << 31);
+    EmbeddingList list = embedding_list(table, mode, s->count * s->max_length);
+    if (s->count < list.each) {  // whole positions
+        list.each -= list.each % s->count;
+        list.chunks = (int)blocks_for((size_t)list.n, (size_t)list.each);
+    }
+    list.rows = T;
+    list.rows_reached = s->max_length;
+    list.cu_seqlens = s->cu_seqlens;
+    list.sequences = s->count;
+    return list;
+}
+
+static inline void embedding_zero(real* table, int rows, int C, Context* ctx) {
+    cudaCheck(cudaMemsetAsync(table, 0, (size_t)rows * (size_t)C * sizeof *table, ctx->stream));
+}
+
+template <int WIDTH, int DROPPED>
+static void embedding_backward_launch(EmbeddingGradients d, const floatX* dx, const int* tokens, const int* types,
+                                      const Sequences* s, EmbeddingSizes sizes, DropoutRows dropout, Mode mode,
+                                      Context* ctx) {
+    int N = s->rows, C = sizes.C, sort_types = d.type && sizes.types > EMBEDDING_TYPES;
+    unsigned slices = blocks_for((size_t)C, WARP * WIDTH);
+    EmbeddingList words = embedding_list(d.word, ADD, N);
+    EmbeddingList positions = embedding_position_list(d.position, mode, s, sizes.T);
+    EmbeddingList sorted_types = embedding_list(d.type, ADD, N);
+    EmbeddingTypes summed = {d.type, types, mode, d.type && !sort_types ? sizes.types : 0};
+    words.skipped = sizes.padding;
+    if (!sort_types) sorted_types.chunks = 0;
+    while (summed.group * summed.group < positions.chunks) summed.group++;  // both steps of the sum about as long
+    summed.groups = (int)blocks_for((size_t)positions.chunks, (size_t)summed.group);
+
+    unsigned blocks = (unsigned)(positions.chunks + words.chunks + sorted_types.chunks);
+    size_t ends = 2 * (size_t)blocks * (size_t)C, counters = (size_t)slices * (blocks + (size_t)summed.groups + 1);
+    size_t sums = (size_t)summed.count * (size_t)C, chunk_sums = (size_t)positions.chunks * sums;
+    size_t words_bytes = embedding_sort_bytes(sizes.V, N);
+    size_t types_bytes = sort_types ? embedding_sort_bytes(sizes.types, N) : 0;
+    real* memory = (real*)device_scratch(ctx, (ends + chunk_sums + (size_t)summed.groups * sums) * sizeof(real) +
+                                                  counters * sizeof(unsigned) + words_bytes + types_bytes);
+    summed.sums = memory + ends;
+    summed.group_sums = summed.sums + chunk_sums;
+    SortCounters arrivals = {(unsigned*)(summed.group_sums + (size_t)summed.groups * sums), counters};
+    summed.arrivals = arrivals.p + (size_t)slices * blocks;
+    char* sort_memory = (char*)(arrivals.p + counters);
+    words.sorted = embedding_sort(sort_memory, arrivals, tokens, sizes.V, N, ctx);
+    if (sort_types)
+        sorted_types.sorted = embedding_sort(sort_memory + words_bytes, arrivals, types, sizes.types, N, ctx);
+
+    dim3 grid(blocks, slices);
+    size_t shared = (size_t)summed.count * WARP * WIDTH * sizeof(float);
+    embedding_backward_kernel<WIDTH, DROPPED><<<grid, WARP, shared, ctx->stream>>>(
+        positions, words, sorted_types, summed, memory, arrivals.p, dx, C, dropout);
+    cudaCheck(cudaGetLastError());
+}
+
+static inline void embedding_backward(EmbeddingGradients d, const floatX* dx, const int* tokens, const int* types,
+                                      const Sequences* s, EmbeddingSizes sizes, Dropout dropout, Mode word_mode,
+                                      Mode mode, Context* ctx) {
+    const int WIDTH = Vector<floatX>::SIZE;
+    int N = s->rows, C = sizes.C, vectors = rows_are_vectors<floatX>(C), dropped = dropout.threshold != 0;
+    DropoutRows rows = {dropout, s->sequence, s->position, s->first};
+    Scope scope = scope_open(ctx, "embedding_backward", EMBEDDING_BACKWARD_FLOPS(N, C), EMBEDDING_BACKWARD_BYTES(N, C),
+                             "N=%d C=%d", N, C);
+    CHECK(s->max_length <= sizes.T);
+    if (word_mode == SET) embedding_zero(d.word, sizes.V, C, ctx);
+    if (mode == SET && d.type && sizes.types > EMBEDDING_TYPES) embedding_zero(d.type, sizes.types, C, ctx);
+    if (vectors && dropped) embedding_backward_launch<WIDTH, 1>(d, dx, tokens, types, s, sizes, rows, mode, ctx);
+    else if (vectors) embedding_backward_launch<WIDTH, 0>(d, dx, tokens, types, s, sizes, rows, mode, ctx);
+    else if (dropped) embedding_backward_launch<1, 1>(d, dx, tokens, types, s, sizes, rows, mode, ctx);
+    else embedding_backward_launch<1, 0>(d, dx, tokens, types, s, sizes, rows, mode, ctx);
+    scope_close(&scope);
+}
+
+#endif
+#endif
