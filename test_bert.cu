@@ -252,13 +252,13 @@ static void test_formula(Tests* t) {
     report_close(t, "formula: masked loss", bench_loss(b, 0), 4.6417681940, tolerance);
     report_close(t, "formula: next-sentence loss", bench_loss(b, 1), 0.7119607524, tolerance);
     real *got = device_values(&b->ctx, m->a.logits, 4, VIEW_FLOATX),
-         *next = device_values(&b->ctx, m->a.next_logits, 2 * NEXT_STORED, VIEW_FLOATX),
+         *next = device_values(&b->ctx, m->a.next_logits, 4, VIEW_REAL),
          *state = device_values(&b->ctx, input_of(m, 2), 3, VIEW_FLOATX);
     for (int i = 0; i < 4; i++) {
         snprintf(name, sizeof name, "formula: logit %d", i);
         report_close(t, name, (double)got[i], logits[i], tolerance);
         snprintf(name, sizeof name, "formula: next-sentence logit %d", i);
-        report_close(t, name, (double)next[i / 2 * NEXT_STORED + i % 2], next_logits[i], tolerance);
+        report_close(t, name, (double)next[i], next_logits[i], tolerance);
     }
     for (int i = 0; i < 3; i++) {
         snprintf(name, sizeof name, "formula: last state, channel %d", i);
@@ -322,7 +322,7 @@ static void test_golden_steps(Tests* t, const char* directory, const SafeTensors
     real got[2 * GOLDEN_STEPS], want[2 * GOLDEN_STEPS];
     bench_optimizer(b, kind);
     for (int step = 0; step < GOLDEN_STEPS; step++) {
-        OptimizerSettings settings = {1e-2, 0.9, 0.999, 1e-6, 0.01, 1.0, 0};
+        OptimizerSettings settings = {3e-3, 0.9, 0.999, 1e-6, 0.01, 1.0, 0};
         bench_train(b, 0);
         got[step] = (real)bench_loss(b, -1);
         optimizer_step(&b->o, m->params, m->grads, settings, &b->ctx);
@@ -356,14 +356,13 @@ static void test_golden(Tests* t, const char* directory) {
     real *want = (real*)xmalloc(M * V * sizeof(real)), *got = (real*)xmalloc(M * V * sizeof(real)), loss[2];
     evaluate_batch(m, &b->in, means(&b->batch), SET, &b->ctx);
     real *logits = device_values(&b->ctx, m->a.logits, M * (size_t)m->Vp, VIEW_FLOATX),
-         *next = device_values(&b->ctx, m->a.next_logits, GOLDEN_B * NEXT_STORED, VIEW_FLOATX);
+         *next = device_values(&b->ctx, m->a.next_logits, 2 * GOLDEN_B, VIEW_REAL);
     for (size_t i = 0; i < M; i++) memcpy(got + i * V, logits + i * (size_t)m->Vp, V * sizeof(real));
     golden_values(&file, "logits", want, M * V);
     double error = largest_error(got, want, M * V);
     report(t, error <= tolerance, "golden: logits", error, tolerance);
-    for (int i = 0; i < GOLDEN_B; i++) memcpy(got + 2 * i, next + i * NEXT_STORED, 2 * sizeof(real));
     golden_values(&file, "next_logits", want, 2 * GOLDEN_B);
-    error = largest_error(got, want, 2 * GOLDEN_B);
+    error = largest_error(next, want, 2 * GOLDEN_B);
     report(t, error <= tolerance, "golden: next-sentence logits", error, tolerance);
     golden_values(&file, "loss", loss, 2);
     report_close(t, "golden: masked loss", bench_loss(b, 0), (double)loss[0], tolerance);
@@ -550,8 +549,10 @@ static void test_equalities(Tests* t) {
             real* other =
                 gradients(0.15 * dropout, ways[i].count, ways[i].recompute, ways[i].threads, ways[i].head, &n);
             double tolerance = sizeof(real) == 8 ? 1e-13 : 1e-6, error = largest_error(other, plain, n);
-            if (sizeof(floatX) != sizeof(real))
-                tolerance = 1e-2;  // products of other shapes round activations differently
+#ifdef __CUDACC__
+            // Another number of rows may get another algorithm, whose sums have another order; floatX rounds them.
+            tolerance = sizeof(floatX) != sizeof(real) ? 1e-2 : 1e-5;
+#endif
             int ok = is_exact ? memcmp(other, plain, n * sizeof(real)) == 0 : error <= tolerance;
             char* name = xprintf("dropout %g: %s", 0.15 * dropout, ways[i].name);
             report(t, ok, name, error, is_exact ? 0 : tolerance);

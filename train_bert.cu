@@ -16,14 +16,12 @@
 #include "llmc/ops/accuracy.h"
 #include "llmc/ops/attention.h"
 #include "llmc/ops/classifier.h"
-#include "llmc/ops/dropout.h"
 #include "llmc/ops/embedding.h"
 #include "llmc/ops/gather.h"
 #include "llmc/ops/gelu.h"
 #include "llmc/ops/layernorm.h"
 #include "llmc/ops/matmul.h"
-#include "llmc/ops/sum.h"
-#include "llmc/ops/tanh.h"
+#include "llmc/ops/next_sentence.h"
 #include "llmc/run/comm.h"            // ranks
 #include "llmc/run/config.h"          // config.json as rows
 #include "llmc/run/fill.h"            // masked text, filled in
@@ -68,13 +66,10 @@ typedef struct {
     BlockGradients* h;
 } Gradients;
 
-// Of the next-sentence head, and the rows it is stored with: matmuls like multiples of 16 bytes.
-enum { NEXT_CLASSES = 2, NEXT_STORED = 8 };
-
 // Symbols of the tables' dimensions; ONE_DIM ends the shape of a vector.
 // clang-format off
 enum { ONE_DIM, DIM_V, DIM_VP, DIM_T, DIM_TYPES, DIM_C, DIM_3C, DIM_F, DIM_N, DIM_NH, DIM_M, DIM_S, DIM_NEXT,
-       DIM_NEXT_STORED, DIM_LOSSES, DIM_EACH, DIMS };
+       DIM_LOSSES, DIMS };
 
 
 static const TensorRow EMBEDDING_ROWS[] = {
@@ -113,8 +108,8 @@ static const TensorRow HEAD_ROWS[] = {
 static const TensorRow NEXT_ROWS[] = {  // only with next-sentence prediction
     {"bert.pooler.dense.weight",                                   offsetof(Params, pooler.w),         {DIM_C, DIM_C},     OWN,     0,      INIT_NORMAL,    1},
     {"bert.pooler.dense.bias",                                     offsetof(Params, pooler.b),         {DIM_C},            OWN,     0,      INIT_ZERO,      0},
-    {"cls.seq_relationship.weight",                                offsetof(Params, next.w),           {DIM_NEXT, DIM_C},  OWN, DIM_NEXT_STORED, INIT_NORMAL, 1},
-    {"cls.seq_relationship.bias",                                  offsetof(Params, next.b),           {DIM_NEXT},         OWN, DIM_NEXT_STORED, INIT_ZERO, 0},
+    {"cls.seq_relationship.weight",                                offsetof(Params, next.w),           {DIM_NEXT, DIM_C},  OWN,     0,      INIT_NORMAL,    1},
+    {"cls.seq_relationship.bias",                                  offsetof(Params, next.b),           {DIM_NEXT},         OWN,     0,      INIT_ZERO,      0},
 };
 // clang-format on
 
@@ -130,12 +125,13 @@ typedef struct {
 typedef struct {
     floatX *embedded, *ln0;                                     // [N, C]; ln0 after its dropout
     floatX *masked, *transform_pre, *transform, *lnt, *logits;  // [M, ...] the masked rows
-    floatX *first, *pooled, *next_logits;                       // [S, ...] the first row of each sequence
+    floatX *first, *pooled;  // [S, C] the first row of each sequence; the pooler's product, then its gradient
     Moments ln0_stats, lnt_stats;
-    real *losses, *hits;                       // [M] of each masked row, later [S] of each sequence
+    real* next_logits;                         // [S, 2]
+    real* losses;                              // [M] of each masked row
     real *loss, *right;                        // [2] masked, next: losses added up; predictions that were right
     floatX *dx, *dbranch, *dfc, *dqkv, *datt;  // gradients on their way down; dx is the residual stream's
-    floatX *dlnt, *dmasked, *dpooled, *dfirst;
+    floatX *dlnt, *dmasked, *dfirst;
     BlockActs* h;
 } Acts;
 
@@ -228,13 +224,11 @@ static void forward_masked(Model* m, const MlmInput* in, Context* ctx) {
     matmul_forward(m->a.logits, m->a.lnt, decoder, M, C, m->Vp, SET, ctx);
 }
 
-// next_logits [S, NEXT_STORED] of the sequences, read off their first rows.
+// The pooler's product [S, C] of the sequences' first rows, before its tanh: next_sentence.h has the rest of the head.
 static void forward_next(Model* m, const MlmInput* in, Context* ctx) {
     int S = in->sequences.count, C = m->config.C;
     gather_forward(m->a.first, input_of(m, m->config.L), in->sequences.cu_seqlens, S, C, ctx);
     matmul_forward(m->a.pooled, m->a.first, m->p.pooler, S, C, C, SET, ctx);
-    tanh_forward(m->a.pooled, m->a.pooled, (size_t)S * (size_t)C, ctx);
-    matmul_forward(m->a.next_logits, m->a.pooled, m->p.next, S, C, NEXT_STORED, SET, ctx);
 }
 
 // ---------------------------------------------------------------------------------------------------------
@@ -304,14 +298,12 @@ static void backward_masked(Model* m, const MlmInput* in, Mode mode, Context* ct
     gather_backward(m->a.dx, m->a.dmasked, in->masked_rows, M, in->sequences.rows, C, SET, ctx);
 }
 
-// From m->a.next_logits, which hold their gradient, into m->a.dx. A first row is never a masked one.
+// From m->a.pooled, which holds its gradient, into m->a.dx. A first row is never a masked one.
 static void backward_next(Model* m, const MlmInput* in, Mode mode, Context* ctx) {
     int S = in->sequences.count, C = m->config.C;
-    matmul_backward_weight(m->g.next, m->a.next_logits, m->a.pooled, S, C, NEXT_STORED, mode, ctx);
-    matmul_backward_input(m->a.dpooled, m->a.next_logits, m->p.next.w, S, C, NEXT_STORED, SET, ctx);
-    tanh_backward(m->a.dpooled, m->a.dpooled, m->a.pooled, (size_t)S * (size_t)C, SET, ctx);
-    matmul_backward_weight(m->g.pooler, m->a.dpooled, m->a.first, S, C, C, mode, ctx);
-    matmul_backward_input(m->a.dfirst, m->a.dpooled, m->p.pooler.w, S, C, C, SET, ctx);
+    AffineGradient dpooler = {m->g.pooler.w, NULL};  // next_sentence_backward() has written that of its bias
+    matmul_backward_weight(dpooler, m->a.pooled, m->a.first, S, C, C, mode, ctx);
+    matmul_backward_input(m->a.dfirst, m->a.pooled, m->p.pooler.w, S, C, C, SET, ctx);
     gather_backward(m->a.dx, m->a.dfirst, in->sequences.cu_seqlens, S, in->sequences.rows, C, ADD, ctx);
 }
 
@@ -328,9 +320,8 @@ static void backward(Model* m, const MlmInput* in, Mode mode, Context* ctx) {
     if (c->next) backward_next(m, in, mode, ctx);
     for (int l = c->L - 1; l >= 0; l--) backward_block(m, l, s, mode, ctx);
     scope_at(ctx, BACKWARD, -1);
-    Dropout dropout = dropout_at(m, s, 0, SITE_DROPOUT_EMBEDDING);
-    if (dropout.threshold) dropout_backward(m->a.dx, m->a.dx, s->rows, c->C, dropout, SET, ctx);
-    layernorm_backward(m->a.dx, m->g.ln0, m->a.dx, m->a.embedded, m->a.ln0_stats, m->p.ln0.w, rows, SET, mode, ctx);
+    layernorm_dropout_backward(m->a.dx, m->g.ln0, m->a.dx, m->a.embedded, m->a.ln0_stats, m->p.ln0.w, rows,
+                               dropout_at(m, s, 0, SITE_DROPOUT_EMBEDDING), mode, ctx);
     // The decoder has already written the word embedding's gradient.
     embedding_backward(dtables, m->a.dx, in->tokens, in->types, s, sizes, dropout_none(s), ADD, mode, ctx);
 }
@@ -338,43 +329,42 @@ static void backward(Model* m, const MlmInput* in, Mode mode, Context* ctx) {
 // ---------------------------------------------------------------------------------------------------------
 // Losses: the mean over masked tokens, and with next-sentence prediction the mean over sequences too
 
+static NextSentenceLoss next_loss(const Model* m, const MlmInput* in, MlmScales scales) {
+    NextSentenceLoss loss = {m->a.next_logits, &m->a.loss[1], &m->a.right[1],
+                             in->next_labels,  scales.next,   m->loss_scale};
+    return loss;
+}
+
 // Losses of a micro-batch, sums times `scales`, put into or added to m->a.loss by `mode`, and the numbers of predictions
 // that were right into m->a.right; no gradients, no dropout.
 static void evaluate_batch(Model* m, const MlmInput* in, MlmScales scales, Mode mode, Context* ctx) {
     int M = in->masked, S = in->sequences.count;
+    ClassifierLosses losses = {m->a.losses, &m->a.loss[0], scales.masked, mode};
     m->training = 0;
     forward(m, in, ctx);
     forward_masked(m, in, ctx);
-    classifier_forward(m->a.losses, m->a.logits, in->masked_targets, M, m->config.V, m->Vp, ctx);
-    accuracy_forward(m->a.hits, m->a.logits, in->masked_targets, M, m->config.V, m->Vp, ctx);
-    sum_forward(&m->a.loss[0], m->a.losses, M, scales.masked, mode, ctx);
-    sum_forward(&m->a.right[0], m->a.hits, M, 1, mode, ctx);
+    classifier_forward(losses, m->a.logits, in->masked_targets, M, m->config.V, m->Vp, ctx);
+    accuracy_forward(&m->a.right[0], m->a.logits, in->masked_targets, M, m->config.V, m->Vp, mode, ctx);
     if (!m->config.next) return;
     forward_next(m, in, ctx);
-    classifier_forward(m->a.losses, m->a.next_logits, in->next_labels, S, NEXT_CLASSES, NEXT_STORED, ctx);
-    accuracy_forward(m->a.hits, m->a.next_logits, in->next_labels, S, NEXT_CLASSES, NEXT_STORED, ctx);
-    sum_forward(&m->a.loss[1], m->a.losses, S, scales.next, mode, ctx);
-    sum_forward(&m->a.right[1], m->a.hits, S, 1, mode, ctx);
+    next_sentence_forward(next_loss(m, in, scales), m->a.pooled, m->p.next, S, m->config.C, mode, ctx);
 }
 
 // The losses with dropout, and with the gradients of all parameters, *m->loss_scale times too large, which `mode` writes
 // too, in step number `step`.
 static void train_batch(Model* m, const MlmInput* in, uint64_t step, MlmScales scales, Mode mode, Context* ctx) {
     int M = in->masked, S = in->sequences.count;
+    ClassifierLosses losses = {m->a.losses, &m->a.loss[0], scales.masked, mode};
     m->training = 1;
     m->step = step;
     forward(m, in, ctx);
     forward_masked(m, in, ctx);
     if (m->config.next) forward_next(m, in, ctx);
     scope_at(ctx, BACKWARD, -1);
-    classifier_backward(m->a.losses, m->a.logits, in->masked_targets, m->loss_scale, M, m->config.V, m->Vp,
-                        (real)scales.masked, ctx);
-    sum_forward(&m->a.loss[0], m->a.losses, M, scales.masked, mode, ctx);
-    if (m->config.next) {
-        classifier_backward(m->a.losses, m->a.next_logits, in->next_labels, m->loss_scale, S, NEXT_CLASSES, NEXT_STORED,
-                            (real)scales.next, ctx);
-        sum_forward(&m->a.loss[1], m->a.losses, S, scales.next, mode, ctx);
-    }
+    classifier_backward(losses, m->a.logits, in->masked_targets, m->loss_scale, M, m->config.V, m->Vp, ctx);
+    if (m->config.next)
+        next_sentence_backward(m->a.pooled, m->g.next, m->g.pooler.b, next_loss(m, in, scales), m->p.next, S,
+                               m->config.C, mode, ctx);
     backward(m, in, mode, ctx);
 }
 
@@ -389,8 +379,8 @@ static void model_plan(Model* m, Config config, int B, int T, int M, int S, int 
     m->B = B, m->T = T, m->N = B * T, m->M = M, m->S = S;
     m->Vp = (int)round_up((size_t)config.V, 128);
     m->recompute = recompute;
-    int dims[DIMS] = {1,         config.V, m->Vp, config.T,     config.types, config.C, 3 * config.C, config.F, m->N,
-                      config.NH, M,        S,     NEXT_CLASSES, NEXT_STORED,  2,        max_int(M, S)};
+    int dims[DIMS] = {1,         config.V, m->Vp, config.T, config.types, config.C, 3 * config.C, config.F, m->N,
+                      config.NH, M,        S,     2,        STEP_LOSSES};
     tensors_add(&m->table, EMBEDDING_ROWS, COUNT_OF(EMBEDDING_ROWS), dims, -1);
     for (int l = 0; l < config.L; l++) tensors_add(&m->table, BLOCK_ROWS, COUNT_OF(BLOCK_ROWS), dims, l);
     tensors_add(&m->table, HEAD_ROWS, COUNT_OF(HEAD_ROWS), dims, -1);
@@ -420,7 +410,6 @@ static void model_plan(Model* m, Config config, int B, int T, int M, int S, int 
         {"logits",        offsetof(Acts, logits),        {DIM_M, DIM_VP}},
         {"first",         offsetof(Acts, first),         {DIM_S, DIM_C}},
         {"pooled",        offsetof(Acts, pooled),        {DIM_S, DIM_C}},
-        {"next_logits",   offsetof(Acts, next_logits),   {DIM_S, DIM_NEXT_STORED}},
         {"dx",            offsetof(Acts, dx),            {DIM_N, DIM_C}},
         {"dbranch",       offsetof(Acts, dbranch),       {DIM_N, DIM_C}},
         {"dfc",           offsetof(Acts, dfc),           {DIM_N, DIM_F}},
@@ -428,7 +417,6 @@ static void model_plan(Model* m, Config config, int B, int T, int M, int S, int 
         {"datt",          offsetof(Acts, datt),          {DIM_N, DIM_C}},
         {"dlnt",          offsetof(Acts, dlnt),          {DIM_M, DIM_C}},
         {"dmasked",       offsetof(Acts, dmasked),       {DIM_M, DIM_C}},
-        {"dpooled",       offsetof(Acts, dpooled),       {DIM_S, DIM_C}},
         {"dfirst",        offsetof(Acts, dfirst),        {DIM_S, DIM_C}},
     };
     const TensorRow block_stats[] = {
@@ -443,8 +431,8 @@ static void model_plan(Model* m, Config config, int B, int T, int M, int S, int 
         {"ln0_rstd",      offsetof(Acts, ln0_stats.rstd),      {DIM_N}},
         {"lnt_mean",      offsetof(Acts, lnt_stats.mean),      {DIM_M}},
         {"lnt_rstd",      offsetof(Acts, lnt_stats.rstd),      {DIM_M}},
-        {"losses",        offsetof(Acts, losses),              {DIM_EACH}},
-        {"hits",          offsetof(Acts, hits),                {DIM_EACH}},
+        {"next_logits",   offsetof(Acts, next_logits),         {DIM_S, DIM_NEXT}},
+        {"losses",        offsetof(Acts, losses),              {DIM_M}},
         {"loss",          offsetof(Acts, loss),                {DIM_LOSSES}},
         {"right",         offsetof(Acts, right),               {DIM_LOSSES}},
     };

@@ -17,7 +17,6 @@
 #include "llmc/ops/gelu.h"
 #include "llmc/ops/layernorm.h"
 #include "llmc/ops/matmul.h"
-#include "llmc/ops/sum.h"
 #include "llmc/run/comm.h"       // ranks
 #include "llmc/run/config.h"     // config.json as rows
 #include "llmc/run/lm_data.h"    // token shards, their batches
@@ -284,25 +283,24 @@ static Sequences model_sequences(const Model* m, int first) {
 // m->a.loss by `mode`; no gradients, no dropout.
 static void evaluate_batch(Model* m, double scale, Mode mode, Context* ctx) {
     Sequences s = model_sequences(m, 0);
+    ClassifierLosses losses = {m->a.losses, m->a.loss, scale, mode};
     m->training = 0;
     forward(m, m->inputs, &s, ctx);
     forward_head(m, m->a.lnf, s.rows, ctx);
-    classifier_forward(m->a.losses, m->a.logits, m->targets, s.rows, m->config.V, m->Vp, ctx);
-    sum_forward(m->a.loss, m->a.losses, s.rows, scale, mode, ctx);
+    classifier_forward(losses, m->a.logits, m->targets, s.rows, m->config.V, m->Vp, ctx);
 }
 
 // The same with dropout, and with the gradients of all parameters, *m->loss_scale times too large, which `mode` writes
 // too. The micro-batch holds the sequences first .. first + B - 1 of step number `step`.
 static void train_batch(Model* m, uint64_t step, int first, double scale, Mode mode, Context* ctx) {
     Sequences s = model_sequences(m, first);
+    ClassifierLosses losses = {m->a.losses, m->a.loss, scale, mode};
     m->training = 1;
     m->step = step;
     forward(m, m->inputs, &s, ctx);
     forward_head(m, m->a.lnf, s.rows, ctx);
     scope_at(ctx, BACKWARD, -1);
-    classifier_backward(m->a.losses, m->a.logits, m->targets, m->loss_scale, s.rows, m->config.V, m->Vp, (real)scale,
-                        ctx);
-    sum_forward(m->a.loss, m->a.losses, s.rows, scale, mode, ctx);
+    classifier_backward(losses, m->a.logits, m->targets, m->loss_scale, s.rows, m->config.V, m->Vp, ctx);
     backward(m, m->inputs, &s, mode, ctx);
 }
 

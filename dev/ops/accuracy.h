@@ -11,7 +11,7 @@ static inline void test_accuracy_random(Harness* h) {
     for (size_t i = 0; i < COUNT_OF(SIZES); i++) {
         int N = SIZES[i][0], V = SIZES[i][1], Vp = SIZES[i][2];
         case_begin(h, "accuracy/forward N=%d V=%d Vp=%d", N, V, Vp);
-        Array logits = input(h, (size_t)N * (size_t)Vp, 1), hits = output(h, (size_t)N, SET);
+        Array logits = input(h, (size_t)N * (size_t)Vp, 1);
         int* targets = int_array(h, (size_t)N);
         for (int n = 0; n < N; n++) {
             const real* x = logits.host + (size_t)n * (size_t)Vp;
@@ -20,10 +20,14 @@ static inline void test_accuracy_random(Harness* h) {
             if (n % 3) targets[n] = (int)(philox((uint32_t)n, 0, 0, 0, 7).v[0] % (uint32_t)V);
             if (n % 7 == 6) targets[n] = -1;
         }
-        real* want = copy_of(h, hits);
-        accuracy_forward_ref(want, logits.host, targets, N, V, Vp);
-        accuracy_forward(hits.device_real, logits.device, targets, N, V, Vp, &h->ctx);
-        expect_equal(h, "hits", hits, want);
+        for (int add = 0; add < 2; add++) {
+            Mode mode = add ? ADD : SET;
+            Array right = output(h, 1, mode);
+            real* want = copy_of(h, right);
+            accuracy_forward_ref(want, logits.host, targets, N, V, Vp, mode);
+            accuracy_forward(right.device_real, logits.device, targets, N, V, Vp, mode, &h->ctx);
+            expect_equal(h, mode_name(mode), right, want);
+        }
         case_end(h);
     }
 }
@@ -34,19 +38,25 @@ static inline void test_accuracy(Harness* h) {
     const real nan = (real)NAN;
     const real rows[N * Vp] = {1, 2, 0, 9, /**/ 2, 2, 0, 0, /**/ 2,   2, 0, 0, /**/ 0, 1, nan, 0, /**/
                                0, 1, 2, 0, /**/ 0, 1, 2, 0, /**/ nan, 1, 0, 0};
-    const int right[N] = {1, 0, 1, 1, 2, -1, 0};
-    const real want[N] = {1, 1, 0, 0, 1, 0, 0};
+    const int classes[N] = {1, 0, 1, 1, 2, -1, 0};
+    const real want[N] = {1, 1, 0, 0, 1, 0, 0}, all = 3, twice = 6;
     case_begin(h, "accuracy/forward by hand");
-    Array logits = input(h, N * Vp, 1), hits = output(h, N, SET);
+    Array logits = input(h, N * Vp, 1), right = output(h, 1, SET);
     int* targets = int_array(h, N);
-    memcpy(targets, right, sizeof right);
+    memcpy(targets, classes, sizeof classes);
     memcpy(logits.initial, rows, sizeof rows);
     array_restore(logits);
-    real* ref = copy_of(h, hits);
-    accuracy_forward_ref(ref, rows, right, N, V, Vp);
-    accuracy_forward(hits.device_real, logits.device, targets, N, V, Vp, &h->ctx);
-    expect_equal(h, "hits", hits, want);
-    expect_equal(h, "hits of the reference", hits, ref);
+    for (int n = 0; n < N; n++) {  // row by row, then together
+        real ref;
+        accuracy_forward_ref(&ref, rows + n * Vp, classes + n, 1, V, Vp, SET);
+        expect_true(h, "the reference", ref == want[n]);
+        accuracy_forward(right.device_real, logits.device + n * Vp, targets + n, 1, V, Vp, SET, &h->ctx);
+        expect_equal(h, "a row", right, &want[n]);
+    }
+    accuracy_forward(right.device_real, logits.device, targets, N, V, Vp, SET, &h->ctx);
+    expect_equal(h, "all rows", right, &all);
+    accuracy_forward(right.device_real, logits.device, targets, N, V, Vp, ADD, &h->ctx);
+    expect_equal(h, "all rows twice", right, &twice);
     case_end(h);
     test_accuracy_random(h);
 }

@@ -13,8 +13,11 @@ static const ParamSpan ADAMW_SPANS[] = {{0, 100, 1}, {128, 40000, 1}, {40192, 33
 enum { ADAMW_HAS_MASTER = sizeof(floatX) < sizeof(real) };
 
 typedef struct {
-    Array p, m, v, g, norm, scale, master;
-    int64_t* update;  // on the device
+    Array p, m, v, g, master;
+    double norm, scale;  // of g; what g carries
+    int64_t update;      // its number
+    AdamWStep* step;     // on the device
+    AdamWStep uploaded;  // what is there
     int has_master;
     const ParamSpan* spans;         // for the reference
     const ParamSpan* device_spans;  // the same, for the launcher
@@ -23,30 +26,23 @@ typedef struct {
     Context* ctx;
 } AdamWCase;
 
-// The number of the update that comes next.
-static inline void adamw_set_update(AdamWCase* k, int64_t update) {
-    device_upload(k->ctx, k->update, &update, sizeof update);
-    device_synchronize(k->ctx);
-}
-
 static inline AdamWCase* adamw_case(Harness* h, size_t n, const ParamSpan* spans, int count) {
     AdamWCase* k = (AdamWCase*)case_memory(h, sizeof *k);
     k->p = input(h, n, 1.0);
     k->m = input(h, n, 0.1);
     k->v = input(h, n, 0.1);
     k->g = input(h, n, 0.3);
-    k->norm = input(h, 1, 1.0);
-    k->scale = input(h, 1, 1.0);
     k->master = input(h, n, 1.0);
     memcpy(k->master.initial, k->p.initial, n * sizeof(real));
     for (size_t i = 0; i < n; i++) k->v.initial[i] *= k->v.initial[i];
     double sum = 0;
     for (size_t i = 0; i < n; i++) sum += (double)k->g.host[i] * (double)k->g.host[i];
-    k->norm.initial[0] = (real)sqrt(sum);
-    k->scale.initial[0] = 1;
-    array_restore(k->v), array_restore(k->norm), array_restore(k->scale), array_restore(k->master);
+    k->norm = sqrt(sum);
+    k->scale = 1;
+    k->update = 1;
+    array_restore(k->v), array_restore(k->master);
     k->has_master = ADAMW_HAS_MASTER;
-    k->update = (int64_t*)case_block(h, sizeof(int64_t), ON_DEVICE);
+    k->step = (AdamWStep*)case_block(h, sizeof(AdamWStep), ON_DEVICE);
     ParamSpan* device_spans = (ParamSpan*)case_block(h, (size_t)count * sizeof *spans, ON_DEVICE);
     device_upload(&h->ctx, device_spans, spans, (size_t)count * sizeof *spans);
     device_synchronize(&h->ctx);
@@ -60,17 +56,26 @@ static inline AdamWCase* adamw_case(Harness* h, size_t n, const ParamSpan* spans
     k->h.weight_decay = 0.1;
     k->h.max_norm = 1;
     k->ctx = &h->ctx;
-    adamw_set_update(k, 1);
     return k;
+}
+
+// What the launcher takes; of_step: the settings from which the step is worked out.
+static inline AdamWState adamw_state(AdamWCase* k, OptimizerSettings of_step) {
+    AdamWStep step = adamw_step(k->norm, k->scale, k->update, of_step);
+    if (memcmp(&step, &k->uploaded, sizeof step) != 0) {
+        device_upload(k->ctx, k->step, &step, sizeof step);
+        device_synchronize(k->ctx);
+        k->uploaded = step;
+    }
+    AdamWState a = {k->p.device,      k->has_master ? k->master.device_real : NULL,
+                    k->m.device_real, k->v.device_real,
+                    k->g.device_real, k->step};
+    return a;
 }
 
 static inline void adamw_run(void* state) {
     AdamWCase* k = (AdamWCase*)state;
-    AdamWState a = {k->p.device,          k->has_master ? k->master.device_real : NULL,
-                    k->m.device_real,     k->v.device_real,
-                    k->g.device_real,     k->norm.device_real,
-                    k->scale.device_real, k->update};
-    adamw_update(a, k->p.n, k->device_spans, k->count, k->h, k->ctx);
+    adamw_update(adamw_state(k, k->h), k->p.n, k->device_spans, k->count, k->h, k->ctx);
 }
 
 // ---------------------------------------------------------------------------------------------------------
@@ -160,7 +165,7 @@ static inline void test_adamw_rounded(Harness* h) {
     k->has_master = 0;
     double *want = (double*)case_memory(h, k->p.n * sizeof(double)), excess = 0, variance = 0;
     real *p = copy_of(h, k->p), *m = copy_of(h, k->m), *v = copy_of(h, k->v), *before = NULL;
-    adamw_update_ref(p, m, v, k->g.host, (double)k->norm.host[0], 1, 1, k->spans, k->count, k->h);
+    adamw_update_ref(p, m, v, k->g.host, k->norm, 1, 1, k->spans, k->count, k->h);
     for (size_t i = 0; i < k->p.n; i++) want[i] = (double)p[i];
     size_t far = 0, as_keyed = 0, changed = 0;
     for (uint64_t key = 1; key <= KEYS; key++) {
@@ -205,10 +210,10 @@ static inline void test_adamw(Harness* h) {
         for (int clipped = 0; clipped < 2; clipped++) {
             case_begin(h, "adamw/update step=%lld %s", (long long)STEPS[i], clipped ? "clipped" : "not clipped");
             AdamWCase* k = adamw_case(h, ADAMW_SIZE, ADAMW_SPANS, (int)COUNT_OF(ADAMW_SPANS));
-            adamw_set_update(k, STEPS[i]);
+            k->update = STEPS[i];
             k->h.max_norm = clipped ? 1 : 0;
             real *p = copy_of(h, k->p), *m = copy_of(h, k->m), *v = copy_of(h, k->v);
-            adamw_update_ref(p, m, v, k->g.host, (double)k->norm.host[0], 1, STEPS[i], k->spans, k->count, k->h);
+            adamw_update_ref(p, m, v, k->g.host, k->norm, 1, STEPS[i], k->spans, k->count, k->h);
             Array written[] = {k->p, k->m, k->v, k->master};
             expect_same_for_any_threads(h, "update", adamw_run, k, written, 4);
             expect_close(h, "params", k->p, p, tolerance(1e-6));
@@ -267,8 +272,8 @@ static inline void test_adamw(Harness* h) {
     real *m = copy_of(h, k->m), *v = copy_of(h, k->v);
     array_restore(k->p), array_restore(k->m), array_restore(k->v), array_restore(k->master);
     for (size_t i = 0; i < k->g.n; i++) k->g.host[i] *= 1024;
-    k->scale.host[0] = 1024;
-    array_upload_real(k->g), array_upload_real(k->scale);
+    k->scale = 1024;
+    array_upload_real(k->g);
     adamw_run(k);
     expect_equal(h, "params", k->p, p);
     expect_equal(h, "m", k->m, m);
@@ -279,8 +284,7 @@ static inline void test_adamw(Harness* h) {
     for (size_t i = 0; i < COUNT_OF(ODD); i++) {
         case_begin(h, "adamw/update gradient norm is %g: nothing moves", ODD[i]);
         k = adamw_case(h, ADAMW_SIZE, ADAMW_SPANS, (int)COUNT_OF(ADAMW_SPANS));
-        k->norm.host[0] = (real)ODD[i];
-        array_upload_real(k->norm);
+        k->norm = ODD[i];
         adamw_run(k);
         expect_equal(h, "params", k->p, k->p.initial);
         expect_equal(h, "master", k->master, k->master.initial);

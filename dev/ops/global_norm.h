@@ -7,6 +7,7 @@
 
 typedef struct {
     Array g, norm;
+    AfterNorm after;  // its pointers: on the device
     Context* ctx;
 } GlobalNormCase;
 
@@ -15,24 +16,73 @@ static inline GlobalNormCase* global_norm_case(Harness* h, size_t n) {
     k->g = input(h, n, 1.0);
     k->norm = output(h, 1, SET);
     k->ctx = &h->ctx;
+    LossScale unscaled = {1, 1, 0, 0};
+    k->after.loss_scale = (LossScale*)case_block(h, sizeof unscaled, ON_DEVICE);
+    k->after.step = (AdamWStep*)case_block(h, sizeof(AdamWStep), ON_DEVICE);
+    device_upload(&h->ctx, k->after.loss_scale, &unscaled, sizeof unscaled);
+    device_synchronize(&h->ctx);
+    k->after.settings.lr = 3e-3;
+    k->after.settings.beta1 = 0.9;
+    k->after.settings.beta2 = 0.999;
     return k;
 }
 
 static inline void global_norm_run(void* state) {
     GlobalNormCase* k = (GlobalNormCase*)state;
-    global_norm_forward(k->norm.device_real, k->g.device_real, k->g.n, k->ctx);
+    global_norm_forward(k->norm.device_real, k->g.device_real, k->g.n, k->after, k->ctx);
+}
+
+// A gradient of one element is its own norm. What after_norm() leaves, against the formulas in double.
+static inline void test_after_norm(Harness* h) {
+    static const struct {
+        double g, scale, max_norm;
+        int64_t updates;  // before this one
+    } CASES[] = {{3, 1, 0, 0}, {3, 1, 4, 1}, {3, 1, 2, 999}, {3072, 1024, 2, 4999999999}, {-96, 64, 1, 7}};
+    for (size_t i = 0; i <= COUNT_OF(CASES); i++) {
+        int bad = i == COUNT_OF(CASES);  // the last gradient again, but infinite
+        size_t c = bad ? i - 1 : i;
+        case_begin(h, "global_norm/forward, the step: g=%g scale=%g max_norm=%g updates=%lld",
+                   bad ? INFINITY : CASES[c].g, CASES[c].scale, CASES[c].max_norm, (long long)CASES[c].updates);
+        GlobalNormCase* k = global_norm_case(h, 1);
+        LossScale state = {(real)CASES[c].scale, 0, 0, CASES[c].updates};
+        device_upload(&h->ctx, k->after.loss_scale, &state, sizeof state);
+        k->after.rule.kind = LOSS_SCALE_DYNAMIC;  // the scale moves, but this step's gradients carry the old one
+        k->after.rule.growth_interval = 1;
+        k->after.settings.max_norm = CASES[c].max_norm;
+        k->g.host[0] = bad ? (real)INFINITY : (real)CASES[c].g;
+        array_upload_real(k->g);
+        global_norm_run(k);
+        AdamWStep step;
+        device_download(&h->ctx, &step, k->after.step, sizeof step);
+        device_download(&h->ctx, &state, k->after.loss_scale, sizeof state);
+        array_download(k->norm);
+        expect_true(h, "is_finite", step.is_finite == !bad);
+        expect_true(h, "updates are counted", state.updates == CASES[c].updates + !bad);
+        if (!bad) {
+            double norm = fabs(CASES[c].g) / CASES[c].scale, t = (double)CASES[c].updates + 1, tol = tolerance(1e-7);
+            double clip = CASES[c].max_norm > 0 ? fmin(1, CASES[c].max_norm / norm) : 1;
+            expect_within(h, "norm", k->norm.host[0] / norm, 1, tol);
+            expect_within(h, "gradient", step.gradient * CASES[c].scale / clip, 1, tol);
+            expect_within(h, "step_size", step.step_size * (1 - pow(0.9, t)) / 3e-3, 1, tol);
+            expect_within(h, "root_scale", step.root_scale * sqrt(1 - pow(0.999, t)), 1, tol);
+        }
+        case_end(h);
+    }
 }
 
 static inline void test_global_norm(Harness* h) {
-    static const size_t SIZES[] = {0, 1, 15, 16, 33, 16384, 16385, 200001};
+    static const size_t SIZES[] = {0, 1, 15, 16, 33, 16384, 16385, 200001, 513 * GLOBAL_NORM_BLOCK + 5};
     for (size_t i = 0; i < COUNT_OF(SIZES); i++) {
         case_begin(h, "global_norm/forward n=%zu", SIZES[i]);
         GlobalNormCase* k = global_norm_case(h, SIZES[i]);
         real* norm = copy_of(h, k->norm);
-        global_norm_forward_ref(norm, k->g.host, k->g.n);
+        LossScale state = {1, 1, 0, 0};
+        AdamWStep step;
+        AfterNorm after = {&state, &step, k->after.rule, k->after.settings};
+        global_norm_forward_ref(norm, k->g.host, k->g.n, after);
         expect_same_for_any_threads(h, "forward", global_norm_run, k, &k->norm, 1);
         // Double sums: only the rounding of the result is left (in the double build, that of n additions).
-        expect_close_to_sum(h, "norm", k->norm, norm, norm, sizeof(real) == sizeof(double) ? 1e-13 : 2e-7);
+        expect_close_to_sum(h, "norm", k->norm, norm, norm, sizeof(real) == sizeof(double) ? 1e-12 : 2e-7);
         case_end(h);
     }
 
@@ -56,6 +106,7 @@ static inline void test_global_norm(Harness* h) {
     array_download(k->norm);
     expect_within(h, "norm / 1e32", k->norm.host[0] / 1e32, 1, 1e-6);
     case_end(h);
+    test_after_norm(h);
 }
 
 static inline void bench_global_norm(Harness* h) {

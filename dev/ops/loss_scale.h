@@ -1,9 +1,8 @@
-/* loss_scale: the rule, step by step, on the device. */
+/* loss_scale: the rule, step by step, on the device, where the norm of a step's gradients moves it. */
 #ifndef DEV_OPS_LOSS_SCALE_H
 #define DEV_OPS_LOSS_SCALE_H
 
-#include "../../llmc/ops/loss_scale.h"
-#include "harness.h"
+#include "global_norm.h"
 
 // A step: the norm of the scaled gradients, and what must be there after it.
 typedef struct {
@@ -13,21 +12,21 @@ typedef struct {
 
 static inline void loss_scale_check(Harness* h, const char* name, LossScaleKind kind, int interval, double start,
                                     const LossScaleStep* steps, int count) {
-    LossScaleRule rule = {kind, interval};
     LossScale state = {(real)start, 0, 0, 0};
     case_begin(h, "loss_scale/update %s", name);
-    LossScale* device = (LossScale*)case_block(h, sizeof state, ON_DEVICE);
-    device_upload(&h->ctx, device, &state, sizeof state);
-    Array norm = input(h, 1, 1.0);
+    GlobalNormCase* k = global_norm_case(h, 1);  // one gradient is its own norm
+    k->after.rule.kind = kind;
+    k->after.rule.growth_interval = interval;
+    device_upload(&h->ctx, k->after.loss_scale, &state, sizeof state);
     for (int i = 0; i < count; i++) {
         const LossScaleStep* s = &steps[i];
         char what[64];
-        norm.host[0] = (real)s->norm;
-        array_upload_real(norm);
-        loss_scale_update(device, norm.device_real, rule, &h->ctx);
-        device_download(&h->ctx, &state, device, sizeof state);
-        array_download(norm);
-        double got = (double)norm.host[0];
+        k->g.host[0] = (real)s->norm;
+        array_upload_real(k->g);
+        global_norm_run(k);
+        device_download(&h->ctx, &state, k->after.loss_scale, sizeof state);
+        array_download(k->norm);
+        double got = (double)k->norm.host[0];
         snprintf(what, sizeof what, "norm after step %d", i + 1);
         expect_true(h, what, is_finite_number(s->unscaled) ? got == s->unscaled : !is_finite_number(got));
         snprintf(what, sizeof what, "scale after step %d", i + 1);

@@ -1,5 +1,5 @@
 /* What the optimizers share: Adam's two moments, the flat buffers of a model, the numbers that are the same for all
- * elements of a step, and how parameters are stored.
+ * elements of a step and follow from the gradients' norm, and how parameters are stored.
  *
  * Where floatX is narrower than real, the exact parameters are in a master copy, or nowhere: then the sum of parameter
  * and update is rounded stochastically (base/rounding.h), with random bits that depend on a key and the element's place
@@ -12,6 +12,7 @@
 #include "../base/rng.h"
 #include "../base/rounding.h"
 #include "device.h"
+#include "loss_scale.h"
 #ifdef __CUDACC__
 #include "device.cuh"
 #endif
@@ -23,17 +24,6 @@ typedef struct {
     float trust;  // LAMB: 1: its step is scaled by its norm, 0: it is not
     int blocks;   // LAMB: blocks of the spans before it
 } ParamSpan;
-
-// The flat buffers of a model, all of the same layout, and what the step has left on the device.
-typedef struct {
-    floatX* params;
-    real* master;  // the parameters in full precision; NULL: there are none, or floatX is real
-    real *m, *v;
-    const real* grads;
-    const real* grad_norm;   // [1] of the gradients, scale divided out
-    const real* grad_scale;  // [1] by how much grads are too large; NULL: 1
-    const int64_t* update;   // [1] number of this update, from 1; steps that were left out do not count
-} AdamWState;
 
 // Of all kinds.
 typedef struct {
@@ -56,19 +46,49 @@ typedef struct {
     int is_finite;  // 0: the step is left out
 } AdamWStep;
 
+// The flat buffers of a model, all of the same layout, and what the norm has left on the device.
+typedef struct {
+    floatX* params;
+    real* master;  // the parameters in full precision; NULL: there are none, or floatX is real
+    real *m, *v;
+    const real* grads;
+    const AdamWStep* step;  // [1]
+} AdamWState;
+
 static inline AdamWCoefficients adamw_coefficients(OptimizerSettings h) {
     AdamWCoefficients c = {(real)h.beta1, (real)(1 - h.beta1), (real)h.beta2, (real)(1 - h.beta2), (real)h.eps};
     return c;
 }
 
-HOST_DEVICE static inline AdamWStep adamw_step(AdamWState a, OptimizerSettings h) {
-    double norm = *a.grad_norm, scale = a.grad_scale ? (double)*a.grad_scale : 1, t = (double)*a.update;
+// From the norm of grads / scale, and the number of this update from 1: steps that were left out do not count.
+HOST_DEVICE static inline AdamWStep adamw_step(double norm, double scale, int64_t update, OptimizerSettings h) {
+    double t = (double)update;
     AdamWStep step;
     step.gradient = (real)((h.max_norm > 0 && norm > h.max_norm ? h.max_norm / norm : 1) / scale);
     step.step_size = (real)(h.lr / (1 - pow(h.beta1, t)));
     step.root_scale = (real)(1 / sqrt(1 - pow(h.beta2, t)));
     step.is_finite = isfinite(norm) != 0;
     return step;
+}
+
+// LAMB multiplies by lr at last: its step size is without.
+static inline OptimizerSettings lamb_without_lr(OptimizerSettings h) {
+    h.lr = 1;
+    return h;
+}
+
+// What becomes known with the norm of a step's gradients, and what that takes. Both pointers lie where the ops run.
+typedef struct {
+    LossScale* loss_scale;  // moves
+    AdamWStep* step;        // [1] on 16 bytes
+    LossScaleRule rule;
+    OptimizerSettings settings;
+} AfterNorm;
+
+// The norm is that of gradients that carry the loss scale; it is divided out.
+HOST_DEVICE static inline void after_norm(AfterNorm a, real* norm) {
+    loss_scale_update(a.loss_scale, norm, a.rule);
+    *a.step = adamw_step((double)*norm, (double)a.loss_scale->applied, a.loss_scale->updates, a.settings);
 }
 
 // Random bits for the rounding of the four neighbouring elements 4 * group .. 4 * group + 3 of the flat buffer.
@@ -84,9 +104,11 @@ enum { ADAMW_THREADS = 256, ADAMW_VECTOR = 4, ADAMW_NARROW = sizeof(floatX) < si
 // Where the exact parameters are: in params itself, in master, nowhere.
 enum { ADAMW_EXACT, ADAMW_MASTER, ADAMW_ROUNDED };
 
-// One thread.
-static __global__ void adamw_step_kernel(AdamWStep* step, AdamWState a, OptimizerSettings h) {
-    *step = adamw_step(a, h);
+__device__ inline AdamWStep adamw_load_step(AdamWState a) {
+    static_assert(sizeof(AdamWStep) == sizeof(int4), "one load");
+    AdamWStep step;
+    *(int4*)&step = *(const int4*)a.step;
+    return step;
 }
 
 __device__ inline void adamw_round(__nv_bfloat16* p, float x, uint32_t random) {

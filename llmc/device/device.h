@@ -82,8 +82,8 @@ typedef struct {
     cudaStream_t stream;  // all launches of a rank go here, in order
     cublasLtHandle_t cublaslt;
     void* cublaslt_workspace;
-    unsigned* arrivals;                // [DEVICE_ARRIVALS] counters, all 0 between launches (last_to_arrive)
-    void* encode_tensor_map;           // the driver's function, looked up when first needed (hopper.cuh)
+    unsigned* arrivals;       // [DEVICE_ARRIVALS] counters, all 0 between launches (last_to_arrive)
+    void* encode_tensor_map;  // the driver's function, looked up when first needed (hopper.cuh)
     int multiprocessors;
     int capability;                    // 90 for sm_90
     struct MatmulPlans* matmul_plans;  // made when first needed; matmul_plans_free() before context_free()

@@ -1,9 +1,11 @@
 /* How often the most likely class is the right one.
  *
- *   hits[n] = 1 where logits[n, targets[n]] is the largest of logits[n, 0 .. V - 1], the first of equal ones; else 0
+ *   right [1] = (SET) or += (ADD) the number of rows n where logits[n, targets[n]] is the largest of
+ *               logits[n, 0 .. V - 1], the first of equal ones
  *
- * Shapes: logits [N, Vp] floatX, targets [N], hits [N] real. A target below 0 is ignored: 0. The columns V .. Vp - 1 are
- * padding and not looked at. Numerics: comparisons; exact. A row with a NaN is no hit. */
+ * Shapes: logits [N, Vp] floatX, targets [N], right real. A target below 0 is ignored: such a row does not count. The
+ * columns V .. Vp - 1 are padding and not looked at. Numerics: comparisons and whole numbers; exact. A row with a NaN
+ * does not count. */
 #ifndef LLMC_ACCURACY_H
 #define LLMC_ACCURACY_H
 
@@ -12,21 +14,27 @@
 #define ACCURACY_FORWARD_FLOPS(N, V) (1.0 * (N) * (V))
 #define ACCURACY_FORWARD_BYTES(N, V) (1.0 * (N) * (V) * sizeof(floatX))
 
-static inline void accuracy_forward_ref(real* hits, const real* logits, const int* targets, int N, int V, int Vp) {
+static inline void accuracy_forward_ref(real* right, const real* logits, const int* targets, int N, int V, int Vp,
+                                        Mode mode) {
+    int count = 0;
     for (int n = 0; n < N; n++) {
         const real* x = logits + (size_t)n * (size_t)Vp;
         int target = targets[n], beaten = target < 0;
         for (int v = 0; v < V && !beaten; v++) beaten = v < target ? !(x[v] < x[target]) : !(x[v] <= x[target]);
-        hits[n] = (real)!beaten;
+        count += !beaten;
     }
+    *right = (real)count + (mode == ADD ? *right : 0);
 }
 
 #ifdef __CUDACC__
 
 enum { ACCURACY_THREADS = 256 };
 
-// A block a row: is any other logit larger than the target's, or equal to it and before it?
-__global__ static void accuracy_forward_kernel(real* hits, const floatX* logits, const int* targets, int V, int Vp) {
+// A block a row: is any other logit larger than the target's, or equal to it and before it? The rows that are right are
+// counted in counters[1], which whole numbers leave the same in any order; the last block, by counters[0], takes the
+// count out. Both are 0 before and after.
+__global__ static void accuracy_forward_kernel(real* right, unsigned* counters, const floatX* logits,
+                                               const int* targets, int V, int Vp, Mode mode) {
     const floatX* x = logits + (size_t)blockIdx.x * (size_t)Vp;
     int target = targets[blockIdx.x], beaten = target < 0;
     float best = beaten ? 0 : (float)x[target];
@@ -35,26 +43,38 @@ __global__ static void accuracy_forward_kernel(real* hits, const floatX* logits,
         beaten = v < target ? !(other < best) : !(other <= best);
     }
     beaten = __syncthreads_or(beaten);
-    if (threadIdx.x == 0) hits[blockIdx.x] = (real)!beaten;
+    if (threadIdx.x > 0) return;
+    if (!beaten) atomicAdd(&counters[1], 1u);
+    __threadfence();
+    if (atomicInc(&counters[0], gridDim.x - 1) != gridDim.x - 1) return;
+    __threadfence();
+    *right = (real)atomicExch(&counters[1], 0u) + (mode == ADD ? *right : 0);
 }
 
-static inline void accuracy_forward(real* hits, const floatX* logits, const int* targets, int N, int V, int Vp,
-                                    Context* ctx) {
+static inline void accuracy_forward(real* right, const floatX* logits, const int* targets, int N, int V, int Vp,
+                                    Mode mode, Context* ctx) {
     Scope scope = scope_open(ctx, "accuracy_forward", ACCURACY_FORWARD_FLOPS(N, V), ACCURACY_FORWARD_BYTES(N, V),
                              "N=%d V=%d", N, V);
-    accuracy_forward_kernel<<<(unsigned)N, ACCURACY_THREADS, 0, ctx->stream>>>(hits, logits, targets, V, Vp);
+    accuracy_forward_kernel<<<(unsigned)N, ACCURACY_THREADS, 0, ctx->stream>>>(right, ctx->arrivals, logits, targets, V,
+                                                                               Vp, mode);
     cudaCheck(cudaGetLastError());
     scope_close(&scope);
 }
 
 #else
 
-static inline void accuracy_forward(real* hits, const floatX* logits, const int* targets, int N, int V, int Vp,
-                                    Context* ctx) {
+static inline void accuracy_forward(real* right, const floatX* logits, const int* targets, int N, int V, int Vp,
+                                    Mode mode, Context* ctx) {
     Scope scope = scope_open(ctx, "accuracy_forward", ACCURACY_FORWARD_FLOPS(N, V), ACCURACY_FORWARD_BYTES(N, V),
                              "N=%d V=%d", N, V);
-#pragma omp parallel for schedule(static)
-    for (int n = 0; n < N; n++) accuracy_forward_ref(hits + n, logits + (size_t)n * (size_t)Vp, targets + n, 1, V, Vp);
+    int count = 0;
+#pragma omp parallel for schedule(static) reduction(+ : count)
+    for (int n = 0; n < N; n++) {
+        real one;
+        accuracy_forward_ref(&one, logits + (size_t)n * (size_t)Vp, targets + n, 1, V, Vp, SET);
+        count += one != 0;
+    }
+    *right = (real)count + (mode == ADD ? *right : 0);
     scope_close(&scope);
 }
 

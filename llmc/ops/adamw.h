@@ -1,22 +1,21 @@
 /* AdamW: the optimizer's update of every parameter, with clipping of the gradient built in.
  *
- *   g = grads * min(1, max_norm / grad_norm) / grad_scale         max_norm 0: no clipping;  grad_scale NULL: 1
+ *   g = grads * min(1, max_norm / norm) / scale                   norm of grads / scale;  max_norm 0: no clipping
  *   p = p * (1 - lr * weight_decay * decay)                       decay: 1 or 0, by span
  *   m = beta1 * m + (1 - beta1) * g
  *   v = beta2 * v + (1 - beta2) * g * g
  *   p = p - lr / (1 - beta1^t) * m / (sqrt(v) / sqrt(1 - beta2^t) + eps)          t: the number of this update
  *
- *   update     params (and master), m, v [flat buffer] in place, from grads [same layout], grad_norm [1] (that of
- *              grads / grad_scale), grad_scale [1] and update [1], all where the ops run
+ *   update     params (and master), m, v [flat buffer] in place, from grads [same layout] and step [1]: what is the same
+ *              for all elements, as adamw_step() works it out where the ops run, once the norm is known (global_norm.h)
  *
  * spans      the pieces of the flat buffer that are parameters; what lies between them is not touched.
- * dtypes     params floatX; master, m, v, grads, norm and scale real; what is the same for all elements is worked out in
- *            double.
+ * dtypes     params floatX; master, m, v, grads and step real; the step is worked out in double.
  * numerics   elementwise in real, one pass, bound by memory. Where floatX is narrower than real, the master copy is
  *            updated and params is its rounding to nearest; without a master, params itself is the sum, rounded
  *            stochastically (base/rounding.h) with random bits that depend on h.rounding and the element's place in the
  *            flat buffer alone: every rank and every launch draws the same.
- * NaN        a gradient norm that is not finite updates nothing at all: the trainer's policy reads the norm later.
+ * NaN        a norm that is not finite updates nothing at all: the trainer's policy reads the norm later.
  * source     Loshchilov and Hutter, arXiv 1711.05101, in the form of torch.optim.AdamW. */
 #ifndef LLMC_ADAMW_H
 #define LLMC_ADAMW_H
@@ -53,7 +52,7 @@ static inline void adamw_update_ref(real* params, real* m, real* v, const real* 
 
 #ifdef __CUDACC__
 // ---------------------------------------------------------------------------------------------------------
-// GPU: one thread works out the step, then one launch goes over the flat buffers, where a thread takes four neighbours.
+// GPU: a thread takes four neighbours of the flat buffers.
 
 __device__ inline void adamw_element(real* p, real* m, real* v, real gradient, real shrink, const AdamWStep* step,
                                      const AdamWCoefficients* c) {
@@ -78,16 +77,14 @@ __device__ inline int adamw_span_at(const ParamSpan* spans, int count, size_t i)
 // own, and what lies between spans is not stored.
 template <int STORAGE>
 __global__ void __launch_bounds__(ADAMW_THREADS)
-    adamw_update_kernel(AdamWState a, size_t elements, const ParamSpan* spans, int count, const AdamWStep* shared_step,
-                        AdamWCoefficients c, real decay_rate, uint64_t rounding) {
+    adamw_update_kernel(AdamWState a, size_t elements, const ParamSpan* spans, int count, AdamWCoefficients c,
+                        real decay_rate, uint64_t rounding) {
     const size_t BLOCK = ADAMW_THREADS * ADAMW_VECTOR;
     size_t first = blockIdx.x * BLOCK, i = first + ADAMW_VECTOR * threadIdx.x;
     if (i >= elements) return;
     Vector<real> g = load128_streaming(a.grads + i), m = load128(a.m + i), v = load128(a.v + i);
     Vector<real> p = adamw_load<STORAGE>(a, i);
-    AdamWStep step;
-    *(int4*)&step = *(const int4*)shared_step;
-    static_assert(sizeof step == sizeof(int4), "one load");
+    AdamWStep step = adamw_load_step(a);
     if (!step.is_finite) return;
 
     int s = adamw_span_at(spans, count, first);
@@ -114,10 +111,10 @@ __global__ void __launch_bounds__(ADAMW_THREADS)
 }
 
 template <int STORAGE>
-static inline void adamw_launch(AdamWState a, size_t elements, const ParamSpan* spans, int count, const AdamWStep* step,
-                                OptimizerSettings h, Context* ctx) {
+static inline void adamw_launch(AdamWState a, size_t elements, const ParamSpan* spans, int count, OptimizerSettings h,
+                                Context* ctx) {
     adamw_update_kernel<STORAGE><<<blocks_for(elements, ADAMW_THREADS * ADAMW_VECTOR), ADAMW_THREADS, 0, ctx->stream>>>(
-        a, elements, spans, count, step, adamw_coefficients(h), (real)(h.lr * h.weight_decay), h.rounding);
+        a, elements, spans, count, adamw_coefficients(h), (real)(h.lr * h.weight_decay), h.rounding);
 }
 
 // `spans` lie where the ops run, in order, without overlaps; `elements` are those of the flat buffers.
@@ -126,11 +123,9 @@ static inline void adamw_update(AdamWState a, size_t elements, const ParamSpan* 
     CHECK(count > 0 && elements % ADAMW_VECTOR == 0 && (ADAMW_NARROW || !a.master));
     Scope scope = scope_open(ctx, "adamw_update", ADAMW_UPDATE_FLOPS(elements),
                              ADAMW_UPDATE_BYTES(elements, a.master != NULL), "n=%zu", elements);
-    AdamWStep* step = (AdamWStep*)device_scratch(ctx, sizeof *step);
-    adamw_step_kernel<<<1, 1, 0, ctx->stream>>>(step, a, h);
-    if constexpr (!ADAMW_NARROW) adamw_launch<ADAMW_EXACT>(a, elements, spans, count, step, h, ctx);
-    else if (a.master) adamw_launch<ADAMW_MASTER>(a, elements, spans, count, step, h, ctx);
-    else adamw_launch<ADAMW_ROUNDED>(a, elements, spans, count, step, h, ctx);
+    if constexpr (!ADAMW_NARROW) adamw_launch<ADAMW_EXACT>(a, elements, spans, count, h, ctx);
+    else if (a.master) adamw_launch<ADAMW_MASTER>(a, elements, spans, count, h, ctx);
+    else adamw_launch<ADAMW_ROUNDED>(a, elements, spans, count, h, ctx);
     cudaCheck(cudaGetLastError());
     scope_close(&scope);
 }
@@ -169,8 +164,7 @@ static inline void adamw_update(AdamWState a, size_t elements, const ParamSpan* 
     }
     Scope scope = scope_open(ctx, "adamw_update", ADAMW_UPDATE_FLOPS(elements), ADAMW_UPDATE_BYTES(elements, 0),
                              "n=%zu", elements);
-    AdamWStep step = adamw_step(a, h);
-    if (step.is_finite) {
+    if (a.step->is_finite) {
         AdamWCoefficients c = adamw_coefficients(h);
         // Spans differ in size by five orders of magnitude: threads share equal blocks instead.
         ParamSpan* block = (ParamSpan*)device_scratch(ctx, blocks * sizeof *block);
@@ -185,7 +179,7 @@ static inline void adamw_update(AdamWState a, size_t elements, const ParamSpan* 
         for (size_t b = 0; b < blocks; b++) {
             size_t i = block[b].offset;
             real shrink = (real)(1 - h.lr * h.weight_decay * block[b].decay);
-            adamw_block(a.params + i, a.m + i, a.v + i, a.grads + i, block[b].size, shrink, &step, &c);
+            adamw_block(a.params + i, a.m + i, a.v + i, a.grads + i, block[b].size, shrink, a.step, &c);
         }
     }
     scope_close(&scope);

@@ -1,8 +1,8 @@
 /* Attention in tiles on Hopper's own instructions (sm_90a): products by four warps at once (wgmma) from tiles that the
  * copy engine (TMA) brings ahead of time. For bf16 and fp16.
  *
- * Blocks stay on their multiprocessor. One warp of a block, the producer, takes items of work from a counter and keeps
- * the copies going; it never waits for the others but for room. Two or three groups of four warps compute.
+ * Blocks stay on their multiprocessor. A thread or two of a block, the producer, take items of work from a counter and
+ * keep the copies going; they never wait for the others but for room. Two or three groups of four warps compute.
  *
  * Forward. An item is a tile of queries of one head of one sequence; each group owns 64 of its rows. While the product
  * P V of one tile of keys runs, the softmax of the next is computed.
@@ -36,7 +36,8 @@ typedef struct {
 // What the producer tells the groups of a tile; sequence -1: no more work.
 typedef struct {
     int sequence, head, first;  // first row of the tile
-    int begins, ends;           // whether it is the first, the last tile of an item
+    int begins, ends;           // whether it is the first, the last tile of an item: backward
+    int start, length;          // first row and length of the sequence: backward
 } HopperWork;
 
 // The next item of this block: its first is its own number, then one is taken from the counter, until the number is

@@ -114,7 +114,7 @@ __global__ void __launch_bounds__(HopperBackward::THREADS, 1)
     typedef HopperBackward B;
     extern __shared__ unsigned char hopper_shared[];
     __shared__ __align__(8) uint64_t barriers[4 + 2 * HOPPER_STAGES];
-    __shared__ HopperWork works[2];
+    __shared__ HopperWork works[3];  // of the two tiles of keys that are there or on their way; the producer's own
     uint32_t kv_tiles = ((uint32_t)__cvta_generic_to_shared(hopper_shared) + 1023) & ~1023u;
     uint32_t q_tiles = kv_tiles + 2 * B::KV_BYTES, ds_tiles = q_tiles + HOPPER_STAGES * B::Q_BYTES;
     uint32_t out_tiles = ds_tiles + 4 * HOPPER_TILE, statistics_tiles = out_tiles + B::GROUPS * HOPPER_TILE;
@@ -124,62 +124,81 @@ __global__ void __launch_bounds__(HopperBackward::THREADS, 1)
     int group = hopper_group() - 1, lane = threadIdx.x % WARP;
     if (threadIdx.x == 0) {
         for (int i = 0; i < 2; i++)
-            hopper_barrier_init(kv_full + 8 * i, 1), hopper_barrier_init(kv_empty + 8 * i, WARPGROUP * B::GROUPS);
+            hopper_barrier_init(kv_full + 8 * i, 1), hopper_barrier_init(kv_empty + 8 * i, WARPGROUP * B::GROUPS + 1);
         for (int i = 0; i < HOPPER_STAGES; i++)
             hopper_barrier_init(q_full + 8 * i, 1), hopper_barrier_init(q_empty + 8 * i, 4 * B::GROUPS);
         hopper_barrier_init_done();
     }
     __syncthreads();
 
-    if (group < 0) {
-        hopper_give_registers<40>();
-        if (threadIdx.x != 0) return;
-        int heads = z.count * z.NH, item = -1, keys_done = 0, queries_done = 0;
-        for (;;) {
-            item = hopper_next_item(z, item, heads * parts);
-            if (item >= heads * parts) break;
-            int part = item / heads, sequence = item % heads / z.NH, head = item % z.NH;
-            int start = z.cu_seqlens[sequence], T = z.cu_seqlens[sequence + 1] - start;
-            int tiles = (T + HOPPER_KEYS - 1) / HOPPER_KEYS;
-            int first = hopper_part<mask>(tiles, part, parts), last = hopper_part<mask>(tiles, part + 1, parts);
+    if (group < 0) {  // two threads of two warps, so that each gets by with the registers that are left
+        hopper_give_registers<24>();
+        if (threadIdx.x == 0) {  // takes work, brings keys and values
+            int heads = z.count * z.NH, item = -1, keys_done = 0;
+            volatile HopperWork* item_work = &works[2];
+            for (;;) {
+                item = hopper_next_item(z, item, heads * parts);
+                if (item >= heads * parts) break;
+                item_work->sequence = item % heads / z.NH, item_work->head = item % z.NH;
+                item_work->start = z.cu_seqlens[item_work->sequence];
+                item_work->length = z.cu_seqlens[item_work->sequence + 1] - item_work->start;
+                int tiles = (item_work->length + HOPPER_KEYS - 1) / HOPPER_KEYS;
+                int first = hopper_part<mask>(tiles, item / heads, parts);
+                int last = hopper_part<mask>(tiles, item / heads + 1, parts);
+                item_work->first = HOPPER_KEYS * first, item_work->begins = 1;
 #pragma unroll 1
-            for (int n = first; n < last; n++, keys_done++) {
+                for (int rest = last - first; rest > 0; rest--, keys_done++) {
+                    int slot = keys_done & 1;
+                    uint32_t full = kv_full + 8 * slot, tile = kv_tiles + slot * B::KV_BYTES;
+                    hopper_barrier_wait(kv_empty + 8 * slot, ~(keys_done >> 1) & 1);
+                    item_work->ends = rest == 1;
+                    works[slot] = works[2];
+                    hopper_arrive_expect(full, B::KV_BYTES);
+#pragma unroll 1
+                    for (int i = 0; i < 4; i++)
+                        hopper_copy_box(tile + i * HOPPER_TILE, &qkv, 0, (1 + i / 2) * z.NH + item_work->head,
+                                        item_work->start + item_work->first + HOPPER_BOX * (i % 2), full);
+                    item_work->first += HOPPER_KEYS, item_work->begins = 0;
+                }
+            }
+            hopper_barrier_wait(kv_empty + 8 * (keys_done & 1), ~(keys_done >> 1) & 1);
+            works[keys_done & 1].sequence = -1;
+            hopper_arrive(kv_full + 8 * (keys_done & 1));
+        }
+        if (threadIdx.x == WARP) {  // brings what belongs to the queries that meet them
+            int queries_done = 0;
+#pragma unroll 1
+            for (int keys_done = 0;; keys_done++) {
                 int slot = keys_done & 1;
-                uint32_t full = kv_full + 8 * slot, tile = kv_tiles + slot * B::KV_BYTES;
-                hopper_barrier_wait(kv_empty + 8 * slot, ~(keys_done >> 1) & 1);
-                works[slot].sequence = sequence, works[slot].head = head, works[slot].first = HOPPER_KEYS * n;
-                works[slot].begins = n == first, works[slot].ends = n + 1 == last;
-                hopper_arrive_expect(full, B::KV_BYTES);
-                for (int i = 0; i < 4; i++)
-                    hopper_copy_box(tile + i * HOPPER_TILE, &qkv, 0, (1 + i / 2) * z.NH + head,
-                                    start + HOPPER_KEYS * n + HOPPER_BOX * (i % 2), full);
-                int q0 = mask == CAUSAL ? HOPPER_KEYS * n : 0;
-#pragma unroll 1  // registers are few here
-                for (; q0 < T; q0 += HOPPER_QUERIES, queries_done++) {
+                hopper_barrier_wait(kv_full + 8 * slot, (keys_done >> 1) & 1);
+                // Read again wherever it is needed: what stays in registers must be little.
+                volatile HopperWork* work = &works[slot];
+                if (work->sequence < 0) return;
+#pragma unroll 1
+                for (int q0 = mask == CAUSAL ? work->first : 0; q0 < work->length; q0 += HOPPER_QUERIES) {
                     int stage = queries_done % HOPPER_STAGES;
                     uint32_t q_tile = q_tiles + stage * B::Q_BYTES, q_barrier = q_full + 8 * stage;
-                    int query_tile = hopper_first_tile(start, sequence) + q0 / HOPPER_QUERIES;
                     hopper_barrier_wait(q_empty + 8 * stage, ~(queries_done / HOPPER_STAGES) & 1);
                     hopper_arrive_expect(q_barrier, B::Q_BYTES + B::STATISTICS_BYTES + (dropped ? B::BITS_BYTES : 0));
-                    hopper_copy_box(q_tile, &qkv, 0, head, start + q0, q_barrier);
-                    hopper_copy_box(q_tile + HOPPER_TILE, &dout, 0, head, start + q0, q_barrier);
+                    hopper_copy_box(q_tile, &qkv, 0, work->head, work->start + q0, q_barrier);
+                    hopper_copy_box(q_tile + HOPPER_TILE, &dout, 0, work->head, work->start + q0, q_barrier);
+                    int query_tile = hopper_first_tile(work->start, work->sequence) + q0 / HOPPER_QUERIES;
                     hopper_copy(statistics_tiles + stage * B::STATISTICS_BYTES,
-                                statistics + ((size_t)query_tile * z.NH + head) * HOPPER_STATISTICS,
+                                statistics + ((size_t)query_tile * z.NH + work->head) * HOPPER_STATISTICS,
                                 B::STATISTICS_BYTES, q_barrier);
                     if (dropped)
                         hopper_copy(bits_tiles + stage * B::BITS_BYTES,
-                                    z.bits + draw_at(head, q0, start + HOPPER_KEYS * n, z.longest, z.N), B::BITS_BYTES,
-                                    q_barrier);
+                                    z.bits + draw_at(work->head, q0, work->start + work->first, z.longest, z.N),
+                                    B::BITS_BYTES, q_barrier);
+                    queries_done++;
                 }
+                hopper_arrive(kv_empty + 8 * slot);
             }
         }
-        hopper_barrier_wait(kv_empty + 8 * (keys_done & 1), ~(keys_done >> 1) & 1);
-        works[keys_done & 1].sequence = -1;
-        hopper_arrive(kv_full + 8 * (keys_done & 1));
         return;
     }
 
-    hopper_take_registers<232>();
+    hopper_take_registers<240>();
     int t = lane % 4, thread = (int)threadIdx.x % WARPGROUP;
     int warp_row = thread / WARP * 16, own_row = HOPPER_BOX * group + warp_row;
     uint32_t out_tile = out_tiles + group * HOPPER_TILE;

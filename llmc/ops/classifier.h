@@ -1,18 +1,20 @@
 /* The loss at the end of the network: softmax and cross-entropy in one pass over the logits.
  *
  *   lse[n]      = log(sum over v < V of exp(logits[n, v]))
- *   losses[n]   = lse[n] - logits[n, targets[n]]
+ *   each[n]     = lse[n] - logits[n, targets[n]]
+ *   sum         = (SET) or += (ADD) scale * (each[0] + ... + each[N - 1])       the loss, without the host waiting for it
  *   dlogits     = factor * (exp(logits[n, v] - lse[n]) - [v == targets[n]])     written over the logits
  *   factor      = scale * loss_scale[0]                                         loss_scale NULL: scale
  *
- * Shapes: logits [N, Vp], targets [N], losses [N], loss_scale [1]. A target below 0 is ignored: its loss and its
- * gradients are 0. The columns V .. Vp - 1 are padding: outside the softmax, with gradient 0 (classifier_forward does
- * not look at them). classifier_backward leaves d(factor * sum of losses) / dlogits; the losses are never scaled.
- * loss_scale lies where the ops run: dynamic loss scaling changes it there (loss_scale.h), unseen by the host.
+ * Shapes: logits [N, Vp], targets [N], losses {each [N], sum [1], scale, mode}, loss_scale [1]. A target below 0 is
+ * ignored: its loss and its gradients are 0. The columns V .. Vp - 1 are padding: outside the softmax, with gradient 0
+ * (classifier_forward does not look at them). classifier_backward leaves d(loss_scale * scale * sum of each) / dlogits;
+ * loss_scale is not in the losses. It lies where the ops run: dynamic loss scaling changes it there
+ * (device/loss_scale.h), unseen by the host.
  * Numerics: exponentials in real, less the row's maximum; on the CPU their sum in real over blocks of 512, the blocks
- * and the logarithm in double; on the GPU all in float, a partial sum for each thread. A NaN or +inf among a row's
- * logits makes its loss NaN; it is never hidden. In fp16 a factor that is too large makes gradients infinite, and one
- * that is too small makes them 0.
+ * and the logarithm in double; on the GPU all in float, a partial sum for each thread. The losses are added in double, in
+ * an order that depends on N alone. A NaN or +inf among a row's logits makes its loss NaN; it is never hidden. In fp16 a
+ * factor that is too large makes gradients infinite, and one that is too small makes them 0.
  * Source: the definition; the usual fusion of softmax, loss and gradient. */
 #ifndef LLMC_CLASSIFIER_H
 #define LLMC_CLASSIFIER_H
@@ -32,8 +34,22 @@
 #define CLASSIFIER_FORWARD_BYTES(N, V) (1.0 * (N) * (V) * sizeof(floatX) + (N) * (sizeof(int) + sizeof(real)))
 #define CLASSIFIER_BACKWARD_BYTES(N, V, Vp) (CLASSIFIER_FORWARD_BYTES(N, V) + 1.0 * (N) * (Vp) * sizeof(floatX))
 
+// Where the losses go. `scale` is that of the sum, and of the gradients.
+typedef struct {
+    real* each;  // [N] of each row
+    real* sum;   // [1]
+    double scale;
+    Mode mode;  // of the sum
+} ClassifierLosses;
+
 // ---------------------------------------------------------------------------------------------------------
 // References
+
+static inline void classifier_add_losses_ref(ClassifierLosses losses, int N) {
+    double total = 0;
+    for (int n = 0; n < N; n++) total += (double)losses.each[n];
+    *losses.sum = (real)(losses.scale * total + (losses.mode == ADD ? (double)*losses.sum : 0));
+}
 
 // The sum over v < V of exp(x[v] - max), and the maximum.
 static inline double classifier_sum_ref(double* max, const real* x, int V) {
@@ -44,17 +60,19 @@ static inline double classifier_sum_ref(double* max, const real* x, int V) {
     return sum;
 }
 
-static inline void classifier_forward_ref(real* losses, const real* logits, const int* targets, int N, int V, int Vp) {
+static inline void classifier_forward_ref(ClassifierLosses losses, const real* logits, const int* targets, int N, int V,
+                                          int Vp) {
     for (int n = 0; n < N; n++) {
         const real* x = logits + (size_t)n * (size_t)Vp;
         double max, sum = classifier_sum_ref(&max, x, V);
-        losses[n] = targets[n] < 0 ? 0 : (real)(max + log(sum) - (double)x[targets[n]]);
+        losses.each[n] = targets[n] < 0 ? 0 : (real)(max + log(sum) - (double)x[targets[n]]);
     }
+    classifier_add_losses_ref(losses, N);
 }
 
-static inline void classifier_backward_ref(real* losses, real* logits, const int* targets, const real* loss_scale,
-                                           int N, int V, int Vp, real scale) {
-    double factor = (double)scale * (loss_scale ? (double)*loss_scale : 1);
+static inline void classifier_backward_ref(ClassifierLosses losses, real* logits, const int* targets,
+                                           const real* loss_scale, int N, int V, int Vp) {
+    double factor = losses.scale * (loss_scale ? (double)*loss_scale : 1);
     classifier_forward_ref(losses, logits, targets, N, V, Vp);
     for (int n = 0; n < N; n++) {
         real* x = logits + (size_t)n * (size_t)Vp;
@@ -68,9 +86,10 @@ static inline void classifier_backward_ref(real* losses, real* logits, const int
 
 #ifdef __CUDACC__
 // ---------------------------------------------------------------------------------------------------------
-// GPU: a block is a row. Each thread keeps the maximum and the sum of its own elements as it reads them. The backward
-// kernel copies the row to shared memory on the way (STAGED) where it fits there: its second pass then reads nothing
-// from memory. A thread stages and rereads only what is its own. WIDTH is 1 where rows do not start on 16 bytes.
+// GPU: a block is a row, and the last to have its loss adds all rows' losses at its end. Each thread keeps the maximum and
+// the sum of its own elements as it reads them. The backward kernel copies the row to shared memory on the way (STAGED)
+// where it fits there: its second pass then reads nothing from memory. A thread stages and rereads only what is its own.
+// WIDTH is 1 where rows do not start on 16 bytes.
 
 enum { CLASSIFIER_COPIES_AHEAD = 8, CLASSIFIER_THREADS = 512 };
 
@@ -138,10 +157,41 @@ __device__ inline float classifier_loss_of(ClassifierStatistics s, float at_targ
     return s.max - at_target + logf(s.sum);
 }
 
+// Write the loss of the block's row. Returns how many rows' losses had been written before: to the thread that writes it,
+// one of the last warp, where fewer elements wait than in the first. Who looks at the number later need not wait for it.
+__device__ inline unsigned classifier_put_loss(ClassifierLosses losses, float loss, unsigned* arrivals) {
+    if (threadIdx.x != blockDim.x - 1) return 0xffffffffu;
+    losses.each[blockIdx.x] = loss;
+    __threadfence();
+    return atomicInc(arrivals, gridDim.x - 1);
+}
+
+// In the block that was the last, add the losses of all rows: a warp takes one of WARP pieces at a time. Which loss is
+// added to which depends on the number of rows alone.
+__device__ inline void classifier_add_losses(ClassifierLosses losses, unsigned before) {
+    __shared__ double of_piece[WARP];
+    if (!__syncthreads_or(before == gridDim.x - 1)) return;
+    __threadfence();
+    int rows = (int)gridDim.x, size = (rows + WARP - 1) / WARP, lane = threadIdx.x % WARP;
+    for (int piece = threadIdx.x / WARP; piece < WARP; piece += blockDim.x / WARP) {
+        int end = min((piece + 1) * size, rows);
+        double sum = 0;
+#pragma unroll 8
+        for (int n = piece * size + lane; n < end; n += WARP) sum += (double)losses.each[n];
+        sum = warp_sum(sum);
+        if (lane == 0) of_piece[piece] = sum;
+    }
+    __syncthreads();
+    if (threadIdx.x >= WARP) return;
+    double sum = losses.scale * warp_sum(of_piece[lane]);
+    if (lane == 0) *losses.sum = (real)(losses.mode == ADD ? (double)*losses.sum + sum : sum);
+}
+
 // Block: a row.
 template <int WIDTH>
 __global__ void __launch_bounds__(2 * CLASSIFIER_THREADS)
-    classifier_forward_kernel(real* losses, const floatX* logits, const int* targets, int V, int Vp) {
+    classifier_forward_kernel(ClassifierLosses losses, unsigned* arrivals, const floatX* logits, const int* targets,
+                              int V, int Vp) {
     const floatX* x = logits + (size_t)blockIdx.x * (size_t)Vp;
     int target = targets[blockIdx.x];
     float loss = 0;
@@ -149,27 +199,27 @@ __global__ void __launch_bounds__(2 * CLASSIFIER_THREADS)
         float at_target = to_float(x[target]);
         loss = classifier_loss_of(classifier_statistics<WIDTH, 0>(NULL, x, V), at_target);
     }
-    if (threadIdx.x == 0) losses[blockIdx.x] = loss;
+    classifier_add_losses(losses, classifier_put_loss(losses, loss, arrivals));
 }
 
 // Block: a row.
 template <int WIDTH, int STAGED>
 __global__ void __launch_bounds__(2 * CLASSIFIER_THREADS)
-    classifier_backward_kernel(real* losses, floatX* logits, const int* targets, const real* loss_scale, int V, int Vp,
-                               float scale) {
+    classifier_backward_kernel(ClassifierLosses losses, unsigned* arrivals, floatX* logits, const int* targets,
+                               const real* loss_scale, int V, int Vp) {
     extern __shared__ int4 classifier_shared[];
     Vector<floatX, WIDTH>* staged = (Vector<floatX, WIDTH>*)classifier_shared;
     floatX* x = logits + (size_t)blockIdx.x * (size_t)Vp;
     int target = targets[blockIdx.x], vectors = target < 0 ? 0 : V / WIDTH, threads = blockDim.x;
     int used = target < 0 ? 0 : V, rest = vectors * WIDTH;
     ClassifierStatistics s = {0, 1};
-    float f[WIDTH], loss = 0, at_target = 0, scaled = loss_scale ? scale * *loss_scale : scale;
+    float f[WIDTH], loss = 0, at_target = 0, scaled = (float)losses.scale * (loss_scale ? *loss_scale : 1);
     if (target >= 0) {
         at_target = to_float(x[target]);  // all threads, before the first of them writes
         s = classifier_statistics<WIDTH, STAGED>(staged, x, V);
         loss = classifier_loss_of(s, at_target);
     }
-    if (threadIdx.x == 0) losses[blockIdx.x] = loss;
+    unsigned before = classifier_put_loss(losses, loss, arrivals);
 
     float factor = scaled / s.sum;
 #pragma unroll 2
@@ -187,6 +237,7 @@ __global__ void __launch_bounds__(2 * CLASSIFIER_THREADS)
     int writer = target < rest ? target / WIDTH % threads : (target - rest) % threads;
     if (target >= 0 && (int)threadIdx.x == writer)
         x[target] = from_float<floatX>(scaled * (classifier_exp(at_target - s.max) / s.sum - 1));
+    classifier_add_losses(losses, before);
 }
 
 // Threads for rows of V elements, of which a multiprocessor holds one or more at a time.
@@ -195,23 +246,23 @@ static inline unsigned classifier_threads(int V, int width, int alone) {
     return (unsigned)min_size(most, round_up((size_t)V / (size_t)width + 1, WARP));
 }
 
-static inline void classifier_forward(real* losses, const floatX* logits, const int* targets, int N, int V, int Vp,
-                                      Context* ctx) {
+static inline void classifier_forward(ClassifierLosses losses, const floatX* logits, const int* targets, int N, int V,
+                                      int Vp, Context* ctx) {
     const int WIDTH = Vector<floatX>::SIZE;
     Scope scope = scope_open(ctx, "classifier_forward", CLASSIFIER_FORWARD_FLOPS(N, V), CLASSIFIER_FORWARD_BYTES(N, V),
                              "N=%d V=%d Vp=%d", N, V, Vp);
     if (rows_are_vectors<floatX>(Vp))
-        classifier_forward_kernel<WIDTH>
-            <<<blocks_for(N, 1), classifier_threads(V, WIDTH, 0), 0, ctx->stream>>>(losses, logits, targets, V, Vp);
+        classifier_forward_kernel<WIDTH><<<blocks_for(N, 1), classifier_threads(V, WIDTH, 0), 0, ctx->stream>>>(
+            losses, ctx->arrivals, logits, targets, V, Vp);
     else
-        classifier_forward_kernel<1>
-            <<<blocks_for(N, 1), classifier_threads(V, 1, 0), 0, ctx->stream>>>(losses, logits, targets, V, Vp);
+        classifier_forward_kernel<1><<<blocks_for(N, 1), classifier_threads(V, 1, 0), 0, ctx->stream>>>(
+            losses, ctx->arrivals, logits, targets, V, Vp);
     cudaCheck(cudaGetLastError());
     scope_close(&scope);
 }
 
-static inline void classifier_backward(real* losses, floatX* logits, const int* targets, const real* loss_scale, int N,
-                                       int V, int Vp, real scale, Context* ctx) {
+static inline void classifier_backward(ClassifierLosses losses, floatX* logits, const int* targets,
+                                       const real* loss_scale, int N, int V, int Vp, Context* ctx) {
     const int WIDTH = Vector<floatX>::SIZE;
     Scope scope = scope_open(ctx, "classifier_backward", CLASSIFIER_BACKWARD_FLOPS(N, V),
                              CLASSIFIER_BACKWARD_BYTES(N, V, Vp), "N=%d V=%d Vp=%d", N, V, Vp);
@@ -226,14 +277,14 @@ static inline void classifier_backward(real* losses, floatX* logits, const int* 
         cudaCheck(cudaFuncSetAttribute(classifier_backward_kernel<WIDTH, 1>,
                                        cudaFuncAttributeMaxDynamicSharedMemorySize, (int)row));
         classifier_backward_kernel<WIDTH, 1>
-            <<<blocks_for(N, 1), classifier_threads(V, WIDTH, alone), row, ctx->stream>>>(losses, logits, targets,
-                                                                                          loss_scale, V, Vp, scale);
+            <<<blocks_for(N, 1), classifier_threads(V, WIDTH, alone), row, ctx->stream>>>(losses, ctx->arrivals, logits,
+                                                                                          targets, loss_scale, V, Vp);
     } else if (rows_are_vectors<floatX>(Vp)) {
         classifier_backward_kernel<WIDTH, 0><<<blocks_for(N, 1), classifier_threads(V, WIDTH, 0), 0, ctx->stream>>>(
-            losses, logits, targets, loss_scale, V, Vp, scale);
+            losses, ctx->arrivals, logits, targets, loss_scale, V, Vp);
     } else {
         classifier_backward_kernel<1, 0><<<blocks_for(N, 1), classifier_threads(V, 1, 0), 0, ctx->stream>>>(
-            losses, logits, targets, loss_scale, V, Vp, scale);
+            losses, ctx->arrivals, logits, targets, loss_scale, V, Vp);
     }
     cudaCheck(cudaGetLastError());
     scope_close(&scope);
@@ -275,35 +326,36 @@ static inline double classifier_sum(floatX* exponentials, const floatX* x, int V
     return sum;
 }
 
-static inline void classifier_forward(real* losses, const floatX* logits, const int* targets, int N, int V, int Vp,
-                                      Context* ctx) {
+static inline void classifier_forward(ClassifierLosses losses, const floatX* logits, const int* targets, int N, int V,
+                                      int Vp, Context* ctx) {
     Scope scope = scope_open(ctx, "classifier_forward", CLASSIFIER_FORWARD_FLOPS(N, V), CLASSIFIER_FORWARD_BYTES(N, V),
                              "N=%d V=%d Vp=%d", N, V, Vp);
 #pragma omp parallel for
     for (int n = 0; n < N; n++) {
         const floatX* x = logits + (size_t)n * (size_t)Vp;
-        losses[n] = 0;
+        losses.each[n] = 0;
         if (targets[n] < 0) continue;
         real max = classifier_maximum(x, V);
-        losses[n] = (real)((double)max + log(classifier_sum(NULL, x, V, max)) - (double)x[targets[n]]);
+        losses.each[n] = (real)((double)max + log(classifier_sum(NULL, x, V, max)) - (double)x[targets[n]]);
     }
+    classifier_add_losses_ref(losses, N);
     scope_close(&scope);
 }
 
-static inline void classifier_backward(real* losses, floatX* logits, const int* targets, const real* loss_scale, int N,
-                                       int V, int Vp, real scale, Context* ctx) {
+static inline void classifier_backward(ClassifierLosses losses, floatX* logits, const int* targets,
+                                       const real* loss_scale, int N, int V, int Vp, Context* ctx) {
     Scope scope = scope_open(ctx, "classifier_backward", CLASSIFIER_BACKWARD_FLOPS(N, V),
                              CLASSIFIER_BACKWARD_BYTES(N, V, Vp), "N=%d V=%d Vp=%d", N, V, Vp);
-    double scaled = (double)scale * (loss_scale ? (double)*loss_scale : 1);
+    double scaled = (double)(real)losses.scale * (loss_scale ? (double)*loss_scale : 1);
 #pragma omp parallel for
     for (int n = 0; n < N; n++) {
         floatX* x = logits + (size_t)n * (size_t)Vp;
         int target = targets[n], used = target < 0 ? 0 : V;
-        losses[n] = 0;
+        losses.each[n] = 0;
         if (used) {
             real max = classifier_maximum(x, V), at_target = x[target];
             double sum = classifier_sum(x, x, V, max);
-            losses[n] = (real)((double)max + log(sum) - (double)at_target);
+            losses.each[n] = (real)((double)max + log(sum) - (double)at_target);
             real factor = (real)(scaled / sum);
             real of_target = (real)(scaled * ((double)x[target] / sum - 1));
             for (int v = 0; v < V; v++) x[v] *= factor;
@@ -311,6 +363,7 @@ static inline void classifier_backward(real* losses, floatX* logits, const int* 
         }
         memset(x + used, 0, (size_t)(Vp - used) * sizeof *x);
     }
+    classifier_add_losses_ref(losses, N);
     scope_close(&scope);
 }
 #endif

@@ -1,6 +1,7 @@
-/* The Euclidean norm of a whole gradient: norm = sqrt(sum over i of g[i]^2).
+/* The Euclidean norm of a whole gradient, and what it settles: norm = sqrt(sum over i of g[i]^2).
  *
- *   forward    norm [1] from g [n]
+ *   forward    norm [1] from g [n]; then after_norm() (device/adam.h), in the same launch: the loss scale moves, norm is
+ *              divided by the scale that g carries, and the numbers that all elements of the update share become known
  *
  * dtypes     g and norm real.
  * numerics   squares and sums in double, in blocks of GLOBAL_NORM_BLOCK elements, in an order that depends on n alone,
@@ -8,10 +9,8 @@
 #ifndef LLMC_GLOBAL_NORM_H
 #define LLMC_GLOBAL_NORM_H
 
+#include "../device/adam.h"
 #include "../device/scope.h"
-#ifdef __CUDACC__
-#include "../device/device.cuh"
-#endif
 
 #define GLOBAL_NORM_BLOCK 16384
 #define GLOBAL_NORM_LANES 16
@@ -22,21 +21,24 @@
 // ---------------------------------------------------------------------------------------------------------
 // Reference
 
-static inline void global_norm_forward_ref(real* norm, const real* g, size_t n) {
+static inline void global_norm_forward_ref(real* norm, const real* g, size_t n, AfterNorm after) {
     double sum = 0;
     for (size_t i = 0; i < n; i++) sum += (double)g[i] * (double)g[i];
     *norm = (real)sqrt(sum);
+    after_norm(after, norm);
 }
 
 #ifdef __CUDACC__
 // ---------------------------------------------------------------------------------------------------------
-// GPU: one sum for each GLOBAL_NORM_BLOCK elements, then one block adds those. Which thread adds what depends on n alone.
+// GPU: one sum for each GLOBAL_NORM_BLOCK elements, then the last block to arrive adds those. Which thread adds what
+// depends on n alone.
 
 enum { GLOBAL_NORM_THREADS = 512 };
 
 // Block: GLOBAL_NORM_BLOCK elements; its threads take four neighbours at a time.
-__global__ void __launch_bounds__(GLOBAL_NORM_THREADS)
-    global_norm_partial_kernel(double* partial, const real* g, size_t n) {
+static __global__ void __launch_bounds__(GLOBAL_NORM_THREADS)
+    global_norm_forward_kernel(real* norm, double* partial, unsigned* arrivals, const real* g, size_t n,
+                               AfterNorm after) {
     const int VECTORS = GLOBAL_NORM_BLOCK / (4 * GLOBAL_NORM_THREADS);
     size_t start = (size_t)blockIdx.x * GLOBAL_NORM_BLOCK;
     double sum = 0;
@@ -54,25 +56,24 @@ __global__ void __launch_bounds__(GLOBAL_NORM_THREADS)
     }
     sum = block_sum(sum);
     if (threadIdx.x == 0) partial[blockIdx.x] = sum;
-}
+    if (!last_to_arrive(arrivals, gridDim.x)) return;
 
-// One block.
-__global__ void __launch_bounds__(GLOBAL_NORM_THREADS)
-    global_norm_total_kernel(real* norm, const double* partial, int blocks) {
-    double sum = 0;
+    sum = 0;
 #pragma unroll 8
-    for (int i = threadIdx.x; i < blocks; i += GLOBAL_NORM_THREADS) sum += partial[i];
+    for (unsigned i = threadIdx.x; i < gridDim.x; i += GLOBAL_NORM_THREADS) sum += partial[i];
     sum = block_sum(sum);
-    if (threadIdx.x == 0) *norm = (real)sqrt(sum);
+    if (threadIdx.x > 0) return;
+    *norm = (real)sqrt(sum);
+    after_norm(after, norm);
 }
 
-static inline void global_norm_forward(real* norm, const real* g, size_t n, Context* ctx) {
+static inline void global_norm_forward(real* norm, const real* g, size_t n, AfterNorm after, Context* ctx) {
     Scope scope =
         scope_open(ctx, "global_norm_forward", GLOBAL_NORM_FORWARD_FLOPS(n), GLOBAL_NORM_FORWARD_BYTES(n), "n=%zu", n);
-    unsigned blocks = n ? blocks_for(n, GLOBAL_NORM_BLOCK) : 0;
+    unsigned blocks = n ? blocks_for(n, GLOBAL_NORM_BLOCK) : 1;
     double* partial = (double*)device_scratch(ctx, blocks * sizeof(double));
-    if (blocks) global_norm_partial_kernel<<<blocks, GLOBAL_NORM_THREADS, 0, ctx->stream>>>(partial, g, n);
-    global_norm_total_kernel<<<1, GLOBAL_NORM_THREADS, 0, ctx->stream>>>(norm, partial, (int)blocks);
+    global_norm_forward_kernel<<<blocks, GLOBAL_NORM_THREADS, 0, ctx->stream>>>(norm, partial, ctx->arrivals, g, n,
+                                                                                after);
     cudaCheck(cudaGetLastError());
     scope_close(&scope);
 }
@@ -94,7 +95,7 @@ static inline double global_norm_block(const real* g, size_t n) {
     return sum;
 }
 
-static inline void global_norm_forward(real* norm, const real* g, size_t n, Context* ctx) {
+static inline void global_norm_forward(real* norm, const real* g, size_t n, AfterNorm after, Context* ctx) {
     Scope scope =
         scope_open(ctx, "global_norm_forward", GLOBAL_NORM_FORWARD_FLOPS(n), GLOBAL_NORM_FORWARD_BYTES(n), "n=%zu", n);
     size_t blocks = (n + GLOBAL_NORM_BLOCK - 1) / GLOBAL_NORM_BLOCK;
@@ -107,6 +108,7 @@ static inline void global_norm_forward(real* norm, const real* g, size_t n, Cont
     }
     for (size_t b = 0; b < blocks; b++) sum += partial[b];
     *norm = (real)sqrt(sum);
+    after_norm(after, norm);
     scope_close(&scope);
 }
 

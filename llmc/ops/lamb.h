@@ -1,24 +1,25 @@
 /* LAMB: AdamW's direction, scaled tensor by tensor so that a step's length goes with the tensor's own.
  *
- *   g = grads * min(1, max_norm / grad_norm) / grad_scale         max_norm 0: no clipping;  grad_scale NULL: 1
+ *   g = grads * min(1, max_norm / norm) / scale                   norm of grads / scale;  max_norm 0: no clipping
  *   m = beta1 * m + (1 - beta1) * g
  *   v = beta2 * v + (1 - beta2) * g * g
  *   u = m / (1 - beta1^t) / (sqrt(v / (1 - beta2^t)) + eps) + weight_decay * decay * p      t: number of this update
  *   ratio = |p| / |u|, norms over the tensor, p before the update;  1 where either is 0 or `trust` is 0
  *   p = p - lr * ratio * u
  *
- *   update     params (and master), m, v [flat buffer] in place; the rest as for AdamW (adamw.h)
+ *   update     params (and master), m, v [flat buffer] in place; the rest as for AdamW (adamw.h), but with a step that
+ *              was worked out without lr: lamb_without_lr()
  *
  * spans      one for each tensor, also where several are stored as one (Q, K and V): each has norms of its own. What lies
  *            between spans is not touched; padding rows of a tensor are 0 with zero gradients: they stay 0 and add
  *            nothing to the norms. spans[].blocks are to be filled in by lamb_number_blocks().
- * dtypes     params floatX; master, m, v, grads, norm and scale real.
+ * dtypes     params floatX; master, m, v, grads and step real.
  * numerics   elementwise in real; the squares of a block of LAMB_BLOCK elements are summed in an order that depends on
  *            the tensor's size alone, on the CPU in double, on the GPU in fp32 over a thread's 64 and then in double; the
  *            blocks' sums in double. u is not stored: the second pass works it out again from m and v, which costs the
  *            same bytes and no memory.
  *            Where there is no master, params is rounded stochastically, as by AdamW.
- * NaN        a gradient norm that is not finite updates nothing at all.
+ * NaN        a norm that is not finite updates nothing at all.
  * source     You et al., arXiv 1904.00962, in the form of NVIDIA's multi-tensor LAMB: clipping by the global norm first,
  *            bias correction, the ratio not limited. */
 #ifndef LLMC_LAMB_H
@@ -89,23 +90,15 @@ HOST_DEVICE static inline real lamb_direction(real p, real m, real v, real decay
     return step->step_size * m / (root + c->eps) + decay * p;
 }
 
-// AdamW's numbers of a step, but with a step size to which lr does not belong yet.
-static inline OptimizerSettings lamb_without_lr(OptimizerSettings h) {
-    h.lr = 1;
-    return h;
-}
-
 HOST_DEVICE static inline real lamb_ratio(float trust, double squares_p, double squares_u) {
     return (real)(trust != 0 && squares_p > 0 && squares_u > 0 ? sqrt(squares_p / squares_u) : 1);
 }
 
 #ifdef __CUDACC__
 // ---------------------------------------------------------------------------------------------------------
-// GPU: one thread works out the step; a pass over the flat buffers for the moments and the squares; a block for each
-// span adds those; a second pass applies. In both passes a block takes LAMB_BLOCK elements of one span, and a thread four
-// neighbours at a time, on 16 bytes: at a span's ends it leaves out those of its neighbours.
-
-enum { LAMB_RATIO_THREADS = 128 };
+// GPU: a pass over the flat buffers for the moments and the squares, which the last block of each span adds; a second
+// pass applies. In both a block takes LAMB_BLOCK elements of one span, and a thread four neighbours at a time, on 16
+// bytes: at a span's ends it leaves out those of its neighbours.
 
 // The sums of squares over a block.
 typedef struct {
@@ -132,17 +125,24 @@ __device__ inline LambBlock lamb_block(const ParamSpan* spans, int count) {
     return b;
 }
 
-__device__ inline AdamWStep lamb_step(const AdamWStep* shared_step) {
-    AdamWStep step;
-    *(int4*)&step = *(const int4*)shared_step;
-    return step;
+// The ratio of a span from the sums of its blocks, by all threads of a block.
+__device__ inline void lamb_ratio_of_span(real* ratio, const LambSquares* squares, ParamSpan span) {
+    LambSquares sum = {0, 0};
+    for (int i = (int)threadIdx.x; i < lamb_blocks(span.size); i += ADAMW_THREADS) {
+        LambSquares more = squares[span.blocks + i];
+        sum.p += more.p;
+        sum.u += more.u;
+    }
+    sum.p = block_sum(sum.p);
+    sum.u = block_sum(sum.u);
+    if (threadIdx.x == 0) *ratio = lamb_ratio(span.trust, sum.p, sum.u);
 }
 
 template <int STORAGE>
 __global__ void __launch_bounds__(ADAMW_THREADS)
-    lamb_moments_kernel(LambSquares* squares, AdamWState a, const ParamSpan* spans, int count,
-                        const AdamWStep* shared_step, AdamWCoefficients c, real weight_decay) {
-    AdamWStep step = lamb_step(shared_step);
+    lamb_moments_kernel(real* ratio, LambSquares* squares, unsigned* arrivals, AdamWState a, const ParamSpan* spans,
+                        int count, AdamWCoefficients c, real weight_decay) {
+    AdamWStep step = adamw_load_step(a);
     if (!step.is_finite) return;
     LambBlock b = lamb_block(spans, count);
     real decay = weight_decay * b.decay, squares_p = 0, squares_u = 0;
@@ -172,29 +172,16 @@ __global__ void __launch_bounds__(ADAMW_THREADS)
     LambSquares sum = {block_sum((double)squares_p), 0};
     sum.u = block_sum((double)squares_u);
     if (threadIdx.x == 0) squares[blockIdx.x] = sum;
-}
-
-// Block: a span.
-static __global__ void __launch_bounds__(LAMB_RATIO_THREADS)
-    lamb_ratio_kernel(real* ratio, const LambSquares* squares, const ParamSpan* spans, const AdamWStep* step) {
-    if (!step->is_finite) return;
-    ParamSpan span = spans[blockIdx.x];
-    double p = 0, u = 0;
-    for (int i = (int)threadIdx.x; i < lamb_blocks(span.size); i += LAMB_RATIO_THREADS) {
-        LambSquares sum = squares[span.blocks + i];
-        p += sum.p;
-        u += sum.u;
-    }
-    p = block_sum(p);
-    u = block_sum(u);
-    if (threadIdx.x == 0) ratio[blockIdx.x] = lamb_ratio(span.trust, p, u);
+    ParamSpan span = spans[b.span];
+    if (last_to_arrive(&arrivals[b.span], (unsigned)lamb_blocks(span.size)))
+        lamb_ratio_of_span(&ratio[b.span], squares, span);
 }
 
 template <int STORAGE>
 __global__ void __launch_bounds__(ADAMW_THREADS)
-    lamb_apply_kernel(AdamWState a, const real* ratio, const ParamSpan* spans, int count, const AdamWStep* shared_step,
-                      AdamWCoefficients c, real weight_decay, real lr, uint64_t rounding) {
-    AdamWStep step = lamb_step(shared_step);
+    lamb_apply_kernel(AdamWState a, const real* ratio, const ParamSpan* spans, int count, AdamWCoefficients c,
+                      real weight_decay, real lr, uint64_t rounding) {
+    AdamWStep step = adamw_load_step(a);
     if (!step.is_finite) return;
     LambBlock b = lamb_block(spans, count);
     real decay = weight_decay * b.decay, length = lr * ratio[b.span];
@@ -215,39 +202,30 @@ __global__ void __launch_bounds__(ADAMW_THREADS)
     }
 }
 
-// What lies in scratch: the step, the sums of blocks, the ratios of spans.
-typedef struct {
-    AdamWStep* step;
-    LambSquares* squares;
-    real* ratio;
-} LambScratch;
-
 template <int STORAGE>
-static inline void lamb_launch(AdamWState a, const ParamSpan* spans, int count, int blocks, LambScratch s,
-                               OptimizerSettings h, Context* ctx) {
+static inline void lamb_launch(AdamWState a, const ParamSpan* spans, int count, int blocks, OptimizerSettings h,
+                               Context* ctx) {
     AdamWCoefficients c = adamw_coefficients(h);
-    lamb_moments_kernel<STORAGE><<<(unsigned)blocks, ADAMW_THREADS, 0, ctx->stream>>>(s.squares, a, spans, count,
-                                                                                      s.step, c, (real)h.weight_decay);
-    lamb_ratio_kernel<<<(unsigned)count, LAMB_RATIO_THREADS, 0, ctx->stream>>>(s.ratio, s.squares, spans, s.step);
+    size_t sums = (size_t)blocks * sizeof(LambSquares);
+    LambSquares* squares = (LambSquares*)device_scratch(ctx, sums + (size_t)count * sizeof(real));
+    real* ratio = (real*)(squares + blocks);
+    lamb_moments_kernel<STORAGE><<<(unsigned)blocks, ADAMW_THREADS, 0, ctx->stream>>>(
+        ratio, squares, ctx->arrivals, a, spans, count, c, (real)h.weight_decay);
     lamb_apply_kernel<STORAGE><<<(unsigned)blocks, ADAMW_THREADS, 0, ctx->stream>>>(
-        a, s.ratio, spans, count, s.step, c, (real)h.weight_decay, (real)h.lr, h.rounding);
+        a, ratio, spans, count, c, (real)h.weight_decay, (real)h.lr, h.rounding);
 }
 
 // `spans` lie where the ops run, in order, without overlaps; `elements` are those of the flat buffers, `blocks` what
 // lamb_number_blocks() has returned.
 static inline void lamb_update(AdamWState a, size_t elements, const ParamSpan* spans, int count, int blocks,
                                OptimizerSettings h, Context* ctx) {
-    CHECK(count > 0 && blocks >= count && elements % ADAMW_VECTOR == 0 && (ADAMW_NARROW || !a.master));
+    CHECK(count > 0 && count <= DEVICE_ARRIVALS && blocks >= count);
+    CHECK(elements % ADAMW_VECTOR == 0 && (ADAMW_NARROW || !a.master));
     Scope scope = scope_open(ctx, "lamb_update", LAMB_UPDATE_FLOPS(elements),
                              LAMB_UPDATE_BYTES(elements, a.master != NULL), "n=%zu", elements);
-    size_t sums = round_up(sizeof(AdamWStep), sizeof(LambSquares)),
-           ratios = sums + (size_t)blocks * sizeof(LambSquares);
-    char* scratch = (char*)device_scratch(ctx, ratios + (size_t)count * sizeof(real));
-    LambScratch s = {(AdamWStep*)scratch, (LambSquares*)(scratch + sums), (real*)(scratch + ratios)};
-    adamw_step_kernel<<<1, 1, 0, ctx->stream>>>(s.step, a, lamb_without_lr(h));
-    if constexpr (!ADAMW_NARROW) lamb_launch<ADAMW_EXACT>(a, spans, count, blocks, s, h, ctx);
-    else if (a.master) lamb_launch<ADAMW_MASTER>(a, spans, count, blocks, s, h, ctx);
-    else lamb_launch<ADAMW_ROUNDED>(a, spans, count, blocks, s, h, ctx);
+    if constexpr (!ADAMW_NARROW) lamb_launch<ADAMW_EXACT>(a, spans, count, blocks, h, ctx);
+    else if (a.master) lamb_launch<ADAMW_MASTER>(a, spans, count, blocks, h, ctx);
+    else lamb_launch<ADAMW_ROUNDED>(a, spans, count, blocks, h, ctx);
     cudaCheck(cudaGetLastError());
     scope_close(&scope);
 }
@@ -275,9 +253,8 @@ static inline double lamb_squares(const real* x, size_t n) {
     return sum;
 }
 
-static inline void lamb_moments_block(LambBlock* b, AdamWState a, real decay, const AdamWStep* step,
-                                      const AdamWCoefficients* coefficients) {
-    AdamWStep k = *step;
+static inline void lamb_moments_block(LambBlock* b, AdamWState a, real decay, const AdamWCoefficients* coefficients) {
+    AdamWStep k = *a.step;
     AdamWCoefficients c = *coefficients;
     b->squares_p = b->squares_u = 0;
     for (size_t start = b->begin; start < b->begin + b->count; start += LAMB_TILE) {
@@ -297,9 +274,9 @@ static inline void lamb_moments_block(LambBlock* b, AdamWState a, real decay, co
     }
 }
 
-static inline void lamb_apply_block(const LambBlock* b, AdamWState a, real decay, real length, const AdamWStep* step,
+static inline void lamb_apply_block(const LambBlock* b, AdamWState a, real decay, real length,
                                     const AdamWCoefficients* coefficients) {
-    AdamWStep k = *step;
+    AdamWStep k = *a.step;
     AdamWCoefficients c = *coefficients;
     real* p = a.params + b->begin;
     const real *m = a.m + b->begin, *v = a.v + b->begin;
@@ -314,8 +291,7 @@ static inline void lamb_update(AdamWState a, size_t elements, const ParamSpan* s
     CHECK(!a.master && count > 0);
     Scope scope =
         scope_open(ctx, "lamb_update", LAMB_UPDATE_FLOPS(elements), LAMB_UPDATE_BYTES(elements, 0), "n=%zu", elements);
-    AdamWStep step = adamw_step(a, lamb_without_lr(h));
-    if (step.is_finite) {
+    if (a.step->is_finite) {
         AdamWCoefficients c = adamw_coefficients(h);
         LambBlock* block =
             (LambBlock*)device_scratch(ctx, (size_t)blocks * sizeof *block + (size_t)count * sizeof(real));
@@ -332,7 +308,7 @@ static inline void lamb_update(AdamWState a, size_t elements, const ParamSpan* s
         }
 #pragma omp parallel for schedule(static)
         for (int b = 0; b < blocks; b++)
-            lamb_moments_block(&block[b], a, (real)(h.weight_decay * spans[block[b].span].decay), &step, &c);
+            lamb_moments_block(&block[b], a, (real)(h.weight_decay * spans[block[b].span].decay), &c);
         for (int s = 0; s < count; s++) {
             double squares_p = 0, squares_u = 0;
             for (int b = 0; b < lamb_blocks(spans[s].size); b++) {
@@ -344,7 +320,7 @@ static inline void lamb_update(AdamWState a, size_t elements, const ParamSpan* s
 #pragma omp parallel for schedule(static)
         for (int b = 0; b < blocks; b++)
             lamb_apply_block(&block[b], a, (real)(h.weight_decay * spans[block[b].span].decay),
-                             (real)(h.lr * ratio[block[b].span]), &step, &c);
+                             (real)(h.lr * ratio[block[b].span]), &c);
     }
     scope_close(&scope);
 }

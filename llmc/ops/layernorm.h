@@ -10,6 +10,8 @@
  *                      output, which is dx itself where nothing is dropped; dbias [C] SET or ADD, its column sums:
  *                      the gradient of the bias of the linear layer that made the branch's output
  *
+ *   dropout backward   of dropout(y): the same with dy = dropout'(dy), dx SET
+ *
  * With SET, dx may be dy; dbranch may be dy.
  *
  * dtypes     x, y, r, w, b, dx, dy, dbranch floatX; mean, rstd, the gradients d and dbias real.
@@ -39,6 +41,13 @@ typedef struct {
     Dropout dropout;  // the forward pass's
 } ResidualGradient;
 
+// Where a backward pass writes, and what lies behind the layer.
+typedef struct {
+    ResidualGradient r;
+    AffineGradient d;
+    Dropout output;  // of y: dy is the gradient of dropout(y)
+} LayernormGradients;
+
 #define LAYERNORM_BLOCK 32
 #define LAYERNORM_COLUMNS 64
 
@@ -49,6 +58,7 @@ typedef struct {
 #define LAYERNORM_BACKWARD_FLOPS(N, C) (15.0 * (N) * (C))
 #define LAYERNORM_BACKWARD_BYTES(N, C, dx_mode)                                                                        \
     ((((dx_mode) == ADD ? 4.0 : 3.0) * (N) + 3.0) * (C) * sizeof(floatX) + 2.0 * (N) * sizeof(real))
+#define LAYERNORM_DROPOUT_BACKWARD_FLOPS(N, C) (16.0 * (N) * (C))
 // `dropped`: 1 where dropout is on.
 #define RESIDUAL_LAYERNORM_BACKWARD_FLOPS(N, C, dropped) ((16.0 + (dropped)) * (N) * (C))
 #define RESIDUAL_LAYERNORM_BACKWARD_BYTES(N, C, dx_mode, dropped)                                                      \
@@ -236,10 +246,21 @@ static inline void layernorm_add_blocks(real* out, const real* partial, size_t b
     }
 }
 
-static inline void layernorm_backward_any(ResidualGradient r, AffineGradient d, const floatX* dy, const floatX* x,
-                                          Moments stats, const floatX* w, Rows size, Mode dx_mode, Mode d_mode,
-                                          Context* ctx) {
+// out [C] = a row's gradient, taken through dropout.
+static inline void layernorm_dropped_row(floatX* out, const floatX* dy, int n, int C, Dropout dropout) {
+    for (int start = 0; start < C; start += DROPOUT_TILE) {
+        real factor[DROPOUT_TILE];
+        int width = min_int(DROPOUT_TILE, C - start);
+        dropout_factors(factor, dropout, dropout.sequences->sequence[n], dropout.sequences->position[n], start);
+#pragma omp simd
+        for (int i = 0; i < width; i++) out[start + i] = dy[start + i] * factor[i];
+    }
+}
+
+static inline void layernorm_backward_any(LayernormGradients to, const floatX* dy, const floatX* x, Moments stats,
+                                          const floatX* w, Rows size, Mode dx_mode, Mode d_mode, Context* ctx) {
     CHECK(size.N > 0 && size.C > 0);
+    ResidualGradient r = to.r;
     int dropped = r.dropout.threshold != 0, branched = dropped || r.dbias;
     size_t N = (size_t)size.N, C = (size_t)size.C, blocks = (N + LAYERNORM_BLOCK - 1) / LAYERNORM_BLOCK;
     size_t stride = (branched ? 3 : 2) * C;
@@ -249,15 +270,20 @@ static inline void layernorm_backward_any(ResidualGradient r, AffineGradient d, 
         real* dw = partial + stride * b;
         memset(dw, 0, stride * sizeof(real));
         for (size_t n = b * LAYERNORM_BLOCK; n < min_size(N, (b + 1) * LAYERNORM_BLOCK); n++) {
-            layernorm_backward_row(r.dx + n * C, dw, dw + C, dy + n * C, x + n * C, stats.mean[n], stats.rstd[n], w, C,
+            const floatX* from = dy + n * C;
+            if (to.output.threshold) {  // dx is SET, so its row may hold what it is made from
+                layernorm_dropped_row(r.dx + n * C, from, (int)n, size.C, to.output);
+                from = r.dx + n * C;
+            }
+            layernorm_backward_row(r.dx + n * C, dw, dw + C, from, x + n * C, stats.mean[n], stats.rstd[n], w, C,
                                    dx_mode);
             if (branched)
                 residual_gradient_row(dw + 2 * C, dropped ? r.dbranch + n * C : NULL, r.dx + n * C, (int)n, size.C,
                                       r.dropout);
         }
     }
-    layernorm_add_blocks(d.w, partial, blocks, stride, C, d_mode);
-    layernorm_add_blocks(d.b, partial + C, blocks, stride, C, d_mode);
+    layernorm_add_blocks(to.d.w, partial, blocks, stride, C, d_mode);
+    layernorm_add_blocks(to.d.b, partial + C, blocks, stride, C, d_mode);
     if (branched) layernorm_add_blocks(r.dbias, partial + 2 * C, blocks, stride, C, d_mode);
 }
 
@@ -270,8 +296,19 @@ static inline void layernorm_backward(floatX* dx, AffineGradient d, const floatX
                                       const floatX* w, Rows size, Mode dx_mode, Mode d_mode, Context* ctx) {
     Scope scope = scope_open(ctx, "layernorm_backward", LAYERNORM_BACKWARD_FLOPS(size.N, size.C),
                              LAYERNORM_BACKWARD_BYTES(size.N, size.C, dx_mode), "N=%d C=%d", size.N, size.C);
-    ResidualGradient r = {dx, NULL, NULL, dropout_none(NULL)};
-    layernorm_backward_any(r, d, dy, x, stats, w, size, dx_mode, d_mode, ctx);
+    LayernormGradients to = {{dx, NULL, NULL, dropout_none(NULL)}, d, dropout_none(NULL)};
+    layernorm_backward_any(to, dy, x, stats, w, size, dx_mode, d_mode, ctx);
+    scope_close(&scope);
+}
+
+static inline void layernorm_dropout_backward(floatX* dx, AffineGradient d, const floatX* dy, const floatX* x,
+                                              Moments stats, const floatX* w, Rows size, Dropout dropout, Mode d_mode,
+                                              Context* ctx) {
+    CHECK(dropout.threshold == 0 || dropout.sequences->rows == size.N);
+    Scope scope = scope_open(ctx, "layernorm_dropout_backward", LAYERNORM_DROPOUT_BACKWARD_FLOPS(size.N, size.C),
+                             LAYERNORM_BACKWARD_BYTES(size.N, size.C, SET), "N=%d C=%d", size.N, size.C);
+    LayernormGradients to = {{dx, NULL, NULL, dropout_none(NULL)}, d, dropout};
+    layernorm_backward_any(to, dy, x, stats, w, size, SET, d_mode, ctx);
     scope_close(&scope);
 }
 
@@ -283,7 +320,8 @@ static inline void residual_layernorm_backward(ResidualGradient r, AffineGradien
     Scope scope =
         scope_open(ctx, "residual_layernorm_backward", RESIDUAL_LAYERNORM_BACKWARD_FLOPS(size.N, size.C, dropped),
                    RESIDUAL_LAYERNORM_BACKWARD_BYTES(size.N, size.C, dx_mode, dropped), "N=%d C=%d", size.N, size.C);
-    layernorm_backward_any(r, d, dy, x, stats, w, size, dx_mode, d_mode, ctx);
+    LayernormGradients to = {r, d, dropout_none(NULL)};
+    layernorm_backward_any(to, dy, x, stats, w, size, dx_mode, d_mode, ctx);
     scope_close(&scope);
 }
 

@@ -1,8 +1,8 @@
 /* Kernels and launchers of layernorm.h.
  *
- * A row belongs to a team of threads, a warp for short rows and a block for long ones, that keeps it in registers: it
- * is read once. A thread holds up to E of its elements, W (16 bytes, or one where rows do not start on 16 bytes) at a
- * time, TEAM * W apart. */
+ * A row belongs to a team of threads, a warp for short rows and several or a block for long ones, that keeps it in
+ * registers: it is read once. A thread holds up to E of its elements, W (16 bytes, or one where rows do not start on 16
+ * bytes) at a time, as many vectors apart as the team has threads. */
 #ifndef LLMC_LAYERNORM_KERNELS_CUH
 #define LLMC_LAYERNORM_KERNELS_CUH
 
@@ -10,6 +10,8 @@
 #include "layernorm.h"
 
 #ifdef __CUDACC__
+#include <cooperative_groups.h>
+#include <cuda_pipeline_primitives.h>
 
 // 800 for sm_80; 0 where host code is compiled.
 #ifdef __CUDA_ARCH__
@@ -42,11 +44,11 @@ typedef struct {
 
 HOST_DEVICE static constexpr int layernorm_forward_threads(int team) { return team == WARP ? 256 : team; }
 
-// Blocks that a multiprocessor is meant to hold; 0: as ptxas thinks best. On sm_80 it aims at 64 registers where 80 are
-// needed, and spills.
+// Blocks that a multiprocessor is meant to hold; 0: as ptxas thinks best. On sm_80, and in fp32, it aims at 64
+// registers where more are needed, and spills.
 HOST_DEVICE static constexpr int layernorm_forward_residents(int W, int E, int team, LayernormBranch branch) {
-    int tight = LAYERNORM_ARCH < 900 && branch == LAYERNORM_RESIDUAL_DROPOUT && W == 8 && E == 32;
-    return tight ? 768 / layernorm_forward_threads(team) : 0;
+    int tight = branch == LAYERNORM_RESIDUAL_DROPOUT && E == 32 && (W == 4 || (W == 8 && LAYERNORM_ARCH < 900));
+    return tight ? (W == 4 ? 512 : 768) / layernorm_forward_threads(team) : 0;
 }
 
 // One team for a row.
@@ -152,47 +154,85 @@ static inline void residual_layernorm_forward(floatX* y, floatX* r, Moments stat
     scope_close(&scope);
 }
 
+// What the backward pass does besides: nothing; dbias; dbranch and dbias; dy, the gradient of dropout(y), is taken
+// through dropout first.
+typedef enum {
+    LAYERNORM_BACKWARD,
+    LAYERNORM_BACKWARD_RESIDUAL,
+    LAYERNORM_BACKWARD_RESIDUAL_DROPOUT,
+    LAYERNORM_BACKWARD_DROPOUT
+} LayernormExtra;
+
 typedef struct {
-    floatX *dx, *dbranch;
-    float* partial;  // [blocks, layernorm_sums(branch), C]: what each block's rows add to d.w, d.b and dbias
+    LayernormGradients to;
+    float* partial;  // [blocks, layernorm_sums(extra), C]: what each block's rows add to d.w, d.b and dbias
     const floatX *dy, *x;
     Moments stats;
     const floatX* w;
-    int N, C;
+    int N, C, team;  // team: threads
+    Mode d_mode;
     DropoutRows dropout;
 } LayernormBackward;
 
-HOST_DEVICE static constexpr int layernorm_sums(LayernormBranch branch) { return branch == LAYERNORM_ALONE ? 2 : 3; }
+HOST_DEVICE static constexpr int layernorm_masked(LayernormExtra extra) {
+    return extra == LAYERNORM_BACKWARD_RESIDUAL_DROPOUT || extra == LAYERNORM_BACKWARD_DROPOUT;
+}
+HOST_DEVICE static constexpr int layernorm_sums(LayernormExtra extra) {
+    return extra == LAYERNORM_BACKWARD || extra == LAYERNORM_BACKWARD_DROPOUT ? 2 : 3;
+}
 
-// How many of them lie in shared memory: dbias, and d.b too where drawing the masks takes registers.
-HOST_DEVICE static constexpr int layernorm_shared_sums(LayernormBranch branch) { return (int)branch; }
-static_assert(LAYERNORM_ALONE == 0 && LAYERNORM_RESIDUAL == 1 && LAYERNORM_RESIDUAL_DROPOUT == 2, "they count sums");
+// A row's team: a warp; as many warps of the block as its channels need; or the block, where many channels a thread
+// leave no registers for addresses.
+typedef enum { LAYERNORM_WARP, LAYERNORM_WARPS, LAYERNORM_WHOLE } LayernormTeam;
 
-// Blocks that a multiprocessor is meant to hold, which bounds a thread's registers: two sums for each of E channels, and
-// what is kept of a row.
-HOST_DEVICE static constexpr int layernorm_backward_threads(int team) { return team == WARP ? 128 : team; }
-HOST_DEVICE static constexpr int layernorm_backward_residents(int E, int team, LayernormBranch branch) {
-    if (branch == LAYERNORM_RESIDUAL_DROPOUT && team == WARP) return E <= 8 ? 5 : sizeof(floatX) > 2 ? 2 : 3;
-    if (branch == LAYERNORM_RESIDUAL_DROPOUT) return E <= 8 ? 768 / team : E <= 16 ? 512 / team : 1;
-    if (team == WARP) return E <= 8 ? 6 : sizeof(floatX) > 2 ? 2 : E <= 24 ? 4 : 3;
-    if (E <= 8) return 1024 / team;
-    return E <= 16 ? (sizeof(floatX) > 2 ? 2 : 3) : 1;
+// Those that lie in shared memory all the time: dbias first, then d.b where drawing the masks takes registers.
+HOST_DEVICE static constexpr int layernorm_shared_dbias(LayernormExtra extra) { return layernorm_sums(extra) - 2; }
+HOST_DEVICE static constexpr int layernorm_shared_db(LayernormTeam team, LayernormExtra extra) {
+    return extra == LAYERNORM_BACKWARD_RESIDUAL_DROPOUT || team == LAYERNORM_WHOLE;
+}
+
+// One block on a multiprocessor, as large as its registers allow: two sums for each of E channels, and what is kept of
+// a row. They all run at a time, as the launch demands.
+HOST_DEVICE static constexpr int layernorm_backward_threads(int E, LayernormTeam team, LayernormExtra extra) {
+    int masked = layernorm_masked(extra);
+    if (team == LAYERNORM_WARP) return E > 8 ? (sizeof(floatX) > 2 ? 256 : 512) : masked ? 640 : 768;
+    if (team == LAYERNORM_WARPS) return masked || sizeof(floatX) > 2 ? 768 : 1024;
+    if (E <= 8) return 1024;
+    return E <= 16 || sizeof(floatX) == 2 ? 512 : 256;
+}
+
+// Whether a thread's part of the next row is copied to shared memory while it works on this one. The work on a row
+// leaves no loads in flight otherwise; where a team is a warp, there are enough of them.
+HOST_DEVICE static constexpr int layernorm_staged(int W, int E, LayernormTeam team) {
+    return team == LAYERNORM_WARPS && E == W;
 }
 
 // Whether a row is read a second time, because it does not fit into the registers.
-HOST_DEVICE static constexpr int layernorm_backward_rereads(int E, int team, LayernormBranch branch) {
-    return branch == LAYERNORM_RESIDUAL_DROPOUT && team > WARP && E * team > 4096;
+HOST_DEVICE static constexpr int layernorm_backward_rereads(LayernormTeam team, LayernormExtra extra) {
+    return layernorm_masked(extra) && team == LAYERNORM_WHOLE;
 }
 
-// Whether loads must stay below a fence. On sm_100 ptxas moves those of a whole row up where a thread has many channels,
-// and spills; everywhere it does so with what the masks are drawn from.
-HOST_DEVICE static constexpr int layernorm_backward_fenced(int E, int team, LayernormBranch branch) {
-    int dropped = branch == LAYERNORM_RESIDUAL_DROPOUT;
-    return team > WARP && (dropped || (LAYERNORM_ARCH >= 1000 && E > 8));
+// Whether loads must stay below a fence. On sm_100 ptxas moves those of a whole row up where a thread has many
+// channels, and spills; everywhere it does so with what the masks are drawn from.
+HOST_DEVICE static constexpr int layernorm_backward_fenced(int E, LayernormTeam team, LayernormExtra extra) {
+    return team != LAYERNORM_WARP && (layernorm_masked(extra) || (LAYERNORM_ARCH >= 1000 && E > 8));
+}
+
+// Shared memory: sums, or those of d.w and d.b at the end; and two rows' dy and x.
+HOST_DEVICE static constexpr int layernorm_backward_shared(int W, int E, LayernormTeam team, LayernormExtra extra) {
+    int all_time = layernorm_shared_dbias(extra) + layernorm_shared_db(team, extra), sums = all_time ? all_time : 1;
+    return layernorm_backward_threads(E, team, extra) *
+           (sums * E * (int)sizeof(float) + layernorm_staged(W, E, team) * 4 * (int)sizeof(float4));
 }
 
 // A thread's sums in shared memory lie in groups of up to four (G) that are read and written as one; the same group of
 // all threads lies side by side.
+template <int G> __device__ inline void layernorm_put_group(float* sums, const float* d) {
+    if constexpr (G == 4) *(float4*)sums = make_float4(d[0], d[1], d[2], d[3]);
+    else *sums = *d;
+    static_assert(G == 4 || G == 1, "four or one");
+}
+
 template <int G> __device__ inline void layernorm_add_group(float* sums, const float* d) {
     if constexpr (G == 4) {
         float4 sum = *(const float4*)sums;
@@ -200,48 +240,150 @@ template <int G> __device__ inline void layernorm_add_group(float* sums, const f
     } else {
         *sums += *d;
     }
-    static_assert(G == 4 || G == 1, "four or one");
 }
 
-// As many blocks as run at a time; their teams take rows in turn and keep the sums for d.w and d.b of all of them in
-// registers, as long as there are any left, and the others in shared memory.
-template <int W, int E, int TEAM, Mode DX_MODE, LayernormBranch BRANCH>
-__global__ void __launch_bounds__(layernorm_backward_threads(TEAM), layernorm_backward_residents(E, TEAM, BRANCH))
+// out [C] = the sums of the block's teams, one after the other.
+template <int W, int E, int THREADS>
+__device__ inline void layernorm_join_teams(float* out, const float* sums, int team, int C) {
+    constexpr int G = W < 4 ? 1 : 4;
+    for (int c = (int)threadIdx.x; c < C; c += THREADS) {
+        int vector = c / W, e = vector / team * W + c % W / G * G, owner = vector % team;
+        float sum = 0;
+        for (int first = 0; first + team <= THREADS; first += team)
+            sum += sums[e * THREADS + (first + owner) * G + c % G];
+        out[c] = sum;
+    }
+}
+
+// The sums of both numbers over a team of some of the block's warps, which is number `index`; `turn` as in team_sum.
+template <int THREADS> __device__ inline float2 layernorm_warps_sum(float2 x, int index, int team, int turn) {
+    __shared__ float2 partial[2][THREADS / WARP];
+    int first = index * team / WARP, warps = team / WARP;
+    x.x = warp_sum(x.x);
+    x.y = warp_sum(x.y);
+    if (threadIdx.x % WARP == 0) partial[turn][threadIdx.x / WARP] = x;
+    asm volatile("bar.sync %0, %1;" ::"r"(index + 1), "r"(team) : "memory");  // barrier 0 is the whole block's
+    x = make_float2(0, 0);
+    for (int i = 0; i < warps; i++) {
+        x.x += partial[turn][first + i].x;
+        x.y += partial[turn][first + i].y;
+    }
+    return x;
+}
+
+// The blocks' partial sums [blocks, columns] become d.w, d.b and dbias. A block takes `width` columns at a time, and
+// thread groups of that size take every so many-th row.
+template <int THREADS> __device__ inline void layernorm_sum_blocks(LayernormBackward a, int columns, float* shared) {
+    int blocks = (int)gridDim.x, each = (columns + blocks - 1) / blocks;
+    int width = min(THREADS, (each + 7) / 8 * 8);  // whole sectors of 32 bytes
+    int slices = THREADS / width, slice = (int)threadIdx.x / width, at = (int)threadIdx.x % width;
+    for (int first = (int)blockIdx.x * width; first < columns; first += blocks * width) {
+        int column = first + at;
+        float sum = 0;
+        if (slice < slices && column < columns) {
+#pragma unroll 4
+            for (int b = slice; b < blocks; b += slices) sum += a.partial[(size_t)b * (size_t)columns + (size_t)column];
+        }
+        __syncthreads();
+        shared[threadIdx.x] = sum;
+        __syncthreads();
+        if (slice > 0 || column >= columns) continue;
+#pragma unroll 4
+        for (int i = 1; i < slices; i++) sum += shared[i * width + at];
+        real* to = column < a.C       ? a.to.d.w + column
+                   : column < 2 * a.C ? a.to.d.b + (column - a.C)
+                   : a.to.r.dbias     ? a.to.r.dbias + (column - 2 * a.C)
+                                      : NULL;
+        if (to) *to = a.d_mode == ADD ? *to + sum : sum;
+    }
+}
+
+// As many blocks as there are multiprocessors, at most, all at a time; their teams take rows in turn and keep the sums
+// for d.w and d.b of all of them in registers, as long as there are any left, and the others in shared memory.
+template <int W, int E, LayernormTeam TEAM, Mode DX_MODE, LayernormExtra EXTRA>
+__global__ void __launch_bounds__(layernorm_backward_threads(E, TEAM, EXTRA), 1)
     layernorm_backward_kernel(LayernormBackward a) {
-    constexpr int THREADS = layernorm_backward_threads(TEAM), G = W < 4 ? 1 : 4;
-    constexpr int VECTORS = E / W, TEAMS = layernorm_backward_threads(TEAM) / TEAM;
-    constexpr int EARLY = TEAM == WARP;  // blocks have no registers left for more than dy and x
-    constexpr int REREAD = layernorm_backward_rereads(E, TEAM, BRANCH);
-    constexpr int FENCED = layernorm_backward_fenced(E, TEAM, BRANCH);
-    constexpr int SHARED_SUMS = layernorm_shared_sums(BRANCH), SHARED_DB = SHARED_SUMS > 1;
-    extern __shared__ float4 layernorm_shared[];  // [SHARED_SUMS][E / G][THREADS][G]
-    float* shared_sums = (float*)layernorm_shared;
-    int team = (int)threadIdx.x / TEAM, first = (int)(threadIdx.x % TEAM) * W, turn = 0;
-    Vector<floatX, W> kept[VECTORS] = {};
+    constexpr int THREADS = layernorm_backward_threads(E, TEAM, EXTRA), G = W < 4 ? 1 : 4, VECTORS = E / W;
+    constexpr int FIXED_TEAM = TEAM == LAYERNORM_WARP ? WARP : THREADS, STAGED = layernorm_staged(W, E, TEAM);
+    constexpr int EARLY = TEAM == LAYERNORM_WARP || STAGED;  // others have no registers left for more than dy and x
+    constexpr int EARLY_OLD = EARLY && (LAYERNORM_ARCH >= 900 || E <= 8);  // sm_80 would spill a register or two
+    constexpr int REREAD = layernorm_backward_rereads(TEAM, EXTRA);
+    constexpr int FENCED = layernorm_backward_fenced(E, TEAM, EXTRA);
+    constexpr int SHARED_DBIAS = layernorm_shared_dbias(EXTRA), SHARED_DB = layernorm_shared_db(TEAM, EXTRA);
+    constexpr int SHARED_SUMS = SHARED_DBIAS + SHARED_DB;
+    constexpr int MASKED = layernorm_masked(EXTRA);
+    typedef Vector<floatX, W> Part;
+    extern __shared__ float4 layernorm_shared[];  // [2][dy, x][THREADS] of a staged row, [sums][E / G][THREADS][G]
+    Part* staged = (Part*)layernorm_shared + threadIdx.x;
+    float* shared_sums = (float*)(layernorm_shared + STAGED * 4 * THREADS);
+    const int team = TEAM == LAYERNORM_WARPS ? a.team : FIXED_TEAM, teams = THREADS / team;
+    int index = TEAM == LAYERNORM_WHOLE ? 0 : (int)threadIdx.x / team, turn = 0;
+    int first = ((int)threadIdx.x - index * team) * W;
+    unsigned row =
+        TEAM == LAYERNORM_WARPS && index == teams ? a.N : blockIdx.x * teams + index;  // warps may be left over
+    Part kept[VECTORS] = {};
     float dw[E] = {}, db[SHARED_DB ? 1 : E] = {};
 #pragma unroll
     for (int i = 0; i < VECTORS; i++)
-        if (EARLY && first + i * TEAM * W < a.C) kept[i] = load_vector<W>(a.w + first + i * TEAM * W);
+        if (EARLY && first + i * team * W < a.C) kept[i] = load_vector<W>(a.w + first + i * team * W);
     for (int e = 0; e < SHARED_SUMS * E; e++) shared_sums[e * THREADS + (int)threadIdx.x] = 0;
     if (SHARED_SUMS > 0) __syncthreads();
-    for (unsigned row = blockIdx.x * TEAMS + team; row < (unsigned)a.N; row += gridDim.x * TEAMS) {
+
+    float next_mean = 0, next_rstd = 0;
+    DropoutPlace next_place = {0, 0};
+    // Of a row, if there is one: into buffer `to`, and registers.
+    auto stage = [&](unsigned row, int to) {
+        if (row < (unsigned)a.N) {
+            size_t at = (size_t)row * (size_t)a.C + first;
+            if (first < a.C) {
+                __pipeline_memcpy_async(staged + 2 * to * THREADS, a.dy + at, sizeof(Part));
+                __pipeline_memcpy_async(staged + (2 * to + 1) * THREADS, a.x + at, sizeof(Part));
+            }
+            next_mean = a.stats.mean[row], next_rstd = a.stats.rstd[row];
+            if (MASKED) next_place = dropout_place(a.dropout, (int)row);
+        }
+        __pipeline_commit();
+    };
+    if constexpr (STAGED) stage(row, 0);
+    for (; row < (unsigned)a.N; row += gridDim.x * teams) {
         size_t start = (size_t)row * (size_t)a.C;
-        Vector<floatX, W> x[VECTORS] = {}, dy[VECTORS] = {}, old[VECTORS] = {};
+        Part x[VECTORS] = {}, dy[VECTORS] = {}, old[VECTORS] = {};
+        float mean, rstd;
+        DropoutPlace place = next_place;
 #pragma unroll
         for (int i = 0; i < VECTORS; i++) {
-            int c = first + i * TEAM * W;
-            if (c < a.C) dy[i] = load_vector<W>(a.dy + start + c);
-            if (c < a.C) x[i] = load_vector<W>(a.x + start + c);
-            if (DX_MODE == ADD && EARLY && c < a.C) old[i] = load_vector<W>(a.dx + start + c);
+            int c = first + i * team * W;
+            if (!STAGED && !REREAD && c < a.C) dy[i] = load_vector<W>(a.dy + start + c);
+            if (!STAGED && !REREAD && c < a.C) x[i] = load_vector<W>(a.x + start + c);
+            if (DX_MODE == ADD && EARLY_OLD && c < a.C) old[i] = load_vector<W>(a.to.r.dx + start + c);
         }
-        float mean = a.stats.mean[row], rstd = a.stats.rstd[row];
+        Part* mine = staged + 2 * turn * THREADS;  // dy; x is THREADS further
+        if constexpr (STAGED) {
+            mean = next_mean, rstd = next_rstd;
+            stage(row + gridDim.x * teams, turn ^ 1);
+            asm volatile("cp.async.wait_group 1;" ::: "memory");  // __pipeline_wait_prior lets loads rise above it
+            if (first < a.C) dy[0] = mine[0], x[0] = mine[THREADS];
+        } else {
+            mean = a.stats.mean[row], rstd = a.stats.rstd[row];
+            if (EXTRA == LAYERNORM_BACKWARD_DROPOUT) place = dropout_place(a.dropout, (int)row);
+        }
         float2 sums = make_float2(0, 0);  // of e and of e * u; beyond the row both are 0 because dy is
 #pragma unroll
         for (int i = 0; i < VECTORS; i++) {
             float g[W], u[W], weight[W];
-            Vector<floatX, W> w = kept[i];
-            if (!EARLY && first + i * TEAM * W < a.C) w = load_vector<W>(a.w + first + i * TEAM * W);
+            Part w = kept[i];
+            int c = first + i * team * W;
+            if (!EARLY && c < a.C) w = load_vector<W>(a.w + c);
+            if (REREAD && FENCED) __syncwarp();
+            if (REREAD && c < a.C) dy[i] = load_vector<W>(a.dy + start + c), x[i] = load_vector<W>(a.x + start + c);
             to_floats(g, dy[i]);
+            if constexpr (EXTRA == LAYERNORM_BACKWARD_DROPOUT) {
+                dropout_multiply<W>(g, a.dropout.dropout, place, c);
+                dy[i] = from_floats<floatX, W>(g);
+                to_floats(g, dy[i]);
+                if (STAGED) mine[0] = dy[0];
+                if (REREAD && c < a.C) store_vector(a.to.r.dx + start + c, dy[i]);  // dx is SET: to be read again
+            }
             to_floats(u, x[i]);
             to_floats(weight, w);
 #pragma unroll
@@ -255,9 +397,11 @@ __global__ void __launch_bounds__(layernorm_backward_threads(TEAM), layernorm_ba
             }
 #pragma unroll
             for (int k = 0; k < W && SHARED_DB; k += G)
-                layernorm_add_group<G>(shared_sums + ((E + i * W + k) * THREADS + (int)threadIdx.x * G), g + k);
+                layernorm_add_group<G>(shared_sums + ((SHARED_DBIAS * E + i * W + k) * THREADS + (int)threadIdx.x * G),
+                                       g + k);
         }
-        sums = team_sum<TEAM>(sums, turn);
+        if constexpr (TEAM == LAYERNORM_WARPS) sums = layernorm_warps_sum<THREADS>(sums, index, team, turn);
+        else sums = team_sum<FIXED_TEAM>(sums, turn);
 #pragma unroll
         for (int i = 0; i < VECTORS; i++) {
             keep_packed(&x[i]);
@@ -268,18 +412,19 @@ __global__ void __launch_bounds__(layernorm_backward_threads(TEAM), layernorm_ba
         // Divided, not multiplied by 1 / C: the division's rare path ends a basic block, and ptxas does not keep floats
         // across it either. Without that the kernel for 768 channels spills 300 bytes.
         float average = sums.x / (float)a.C, slope = sums.y / (float)a.C;
-        DropoutPlace place = {0, 0};
-        if (BRANCH == LAYERNORM_RESIDUAL_DROPOUT) place = dropout_place(a.dropout, (int)row);
+        if (!STAGED && EXTRA == LAYERNORM_BACKWARD_RESIDUAL_DROPOUT) place = dropout_place(a.dropout, (int)row);
 #pragma unroll
         for (int i = 0; i < VECTORS; i++) {
-            int c = first + i * TEAM * W;
+            int c = first + i * team * W;
             if (c >= a.C) break;
             float d[W], u[W], weight[W], sum[W];
-            Vector<floatX, W> w = kept[i];
+            Part w = kept[i];
             if (FENCED) __syncwarp(__activemask());
-            if (REREAD) dy[i] = load_vector<W>(a.dy + start + c), x[i] = load_vector<W>(a.x + start + c);
+            if (STAGED) dy[i] = mine[0], x[i] = mine[THREADS];
+            if (REREAD) x[i] = load_vector<W>(a.x + start + c);
+            if (REREAD) dy[i] = load_vector<W>((EXTRA == LAYERNORM_BACKWARD_DROPOUT ? a.to.r.dx : a.dy) + start + c);
             if (!EARLY) w = load_vector<W>(a.w + c);
-            if (!EARLY && DX_MODE == ADD) old[i] = load_vector<W>(a.dx + start + c);
+            if (!EARLY_OLD && DX_MODE == ADD) old[i] = load_vector<W>(a.to.r.dx + start + c);
             to_floats(d, dy[i]);
             to_floats(u, x[i]);
             to_floats(weight, w);
@@ -289,129 +434,82 @@ __global__ void __launch_bounds__(layernorm_backward_threads(TEAM), layernorm_ba
                 d[k] = rstd * (d[k] * weight[k] - average - (u[k] - mean) * rstd * slope);
                 if (DX_MODE == ADD) d[k] += sum[k];
             }
-            store_vector(a.dx + start + c, from_floats<floatX, W>(d));
-            if constexpr (BRANCH == LAYERNORM_RESIDUAL_DROPOUT) {
+            store_vector(a.to.r.dx + start + c, from_floats<floatX, W>(d));
+            if constexpr (EXTRA == LAYERNORM_BACKWARD_RESIDUAL_DROPOUT) {
                 dropout_multiply<W>(d, a.dropout.dropout, place, c);
-                store_vector(a.dbranch + start + c, from_floats<floatX, W>(d));
+                store_vector(a.to.r.dbranch + start + c, from_floats<floatX, W>(d));
             }
 #pragma unroll
-            for (int k = 0; k < W && SHARED_SUMS > 0; k += G)
+            for (int k = 0; k < W && SHARED_DBIAS; k += G)
                 layernorm_add_group<G>(shared_sums + ((i * W + k) * THREADS + (int)threadIdx.x * G), d + k);
         }
     }
-    // The block's teams, one after the other, then its share of the partial sums.
-    float *weight = a.partial + (size_t)blockIdx.x * layernorm_sums(BRANCH) * (size_t)a.C, *bias = weight + a.C;
-    if constexpr (TEAMS > 1) {
-        __shared__ float shared[SHARED_DB ? 1 : 2][E][WARP];  // [e][lane], so that lanes use different banks
-        int lane = (int)threadIdx.x % WARP;
-        for (int t = 0; t < TEAMS; t++) {
-#pragma unroll
-            for (int e = 0; e < E && team == t; e++) {
-                shared[0][e][lane] = t ? shared[0][e][lane] + dw[e] : dw[e];
-                if constexpr (!SHARED_DB) shared[1][e][lane] = t ? shared[1][e][lane] + db[e] : db[e];
-            }
-            __syncthreads();
-        }
-        for (int c = (int)threadIdx.x; c < a.C; c += (int)blockDim.x) {
-            int e = c / (WARP * W) * W + c % W, owner = c % (WARP * W) / W;
-            weight[c] = shared[0][e][owner];
-            if constexpr (!SHARED_DB) bias[c] = shared[1][e][owner];
-        }
-    } else {
-#pragma unroll
-        for (int e = 0; e < E; e++) {
-            int c = first + e / W * TEAM * W + e % W;
-            if (c >= a.C) continue;
-            weight[c] = dw[e];
-            if constexpr (!SHARED_DB) bias[c] = db[e];
-        }
-    }
-    if (SHARED_SUMS > 0) __syncthreads();
-    for (int s = 0; s < SHARED_SUMS; s++)  // dbias, d.b
-        for (int c = (int)threadIdx.x; c < a.C; c += THREADS) {
-            int e = s * E + c / (TEAM * W) * W + c % W / G * G, owner = c % (TEAM * W) / W;
-            float sum = 0;
-            for (int t = 0; t < TEAMS; t++) sum += shared_sums[e * THREADS + (t * TEAM + owner) * G + c % G];
-            bias[(1 - s) * a.C + c] = sum;
-        }
-}
 
-enum { LAYERNORM_SLICES = 16 };
-
-// One block of 32 x LAYERNORM_SLICES threads for 32 columns of partial [blocks, columns]: the first C are d.w's, the
-// next d.b's, and the last, if there are any, dbias's.
-template <Mode D_MODE>
-__global__ void layernorm_backward_sum_kernel(AffineGradient d, real* dbias, const float* partial, int blocks, int C,
-                                              int columns) {
-    __shared__ float slices[LAYERNORM_SLICES][WARP];
-    int column = (int)blockIdx.x * WARP + (int)threadIdx.x;
-    float sum = 0;
-    if (column < columns) {
-#pragma unroll 8
-        for (int b = (int)threadIdx.y; b < blocks; b += LAYERNORM_SLICES) sum += partial[(size_t)b * columns + column];
-    }
-    slices[threadIdx.y][threadIdx.x] = sum;
+    // The block's share of the partial sums; then those of all blocks.
+    constexpr int SUMS = layernorm_sums(EXTRA);
+    float* partial = a.partial + (size_t)blockIdx.x * SUMS * (size_t)a.C;
     __syncthreads();
-    if (threadIdx.y > 0 || column >= columns || (column >= 2 * C && !dbias)) return;
-    for (int i = 1; i < LAYERNORM_SLICES; i++) sum += slices[i][threadIdx.x];
-    real* to = column < C ? d.w + column : column < 2 * C ? d.b + (column - C) : dbias + (column - 2 * C);
-    *to = D_MODE == ADD ? *to + sum : sum;
+    for (int s = 0; s < SHARED_SUMS; s++)  // dbias, d.b
+        layernorm_join_teams<W, E, THREADS>(partial + (SHARED_DBIAS && s == 0 ? 2 : 1) * a.C,
+                                            shared_sums + s * E * THREADS, team, a.C);
+#pragma unroll
+    for (int s = 0; s < 2 - SHARED_DB; s++) {  // d.w, d.b
+        if (s + SHARED_SUMS > 0) __syncthreads();
+#pragma unroll
+        for (int e = 0; e < E; e += G)
+            layernorm_put_group<G>(shared_sums + e * THREADS + (int)threadIdx.x * G, (s ? db : dw) + e);
+        __syncthreads();
+        layernorm_join_teams<W, E, THREADS>(partial + s * a.C, shared_sums, team, a.C);
+    }
+    cooperative_groups::this_grid().sync();
+    layernorm_sum_blocks<THREADS>(a, SUMS * a.C, shared_sums);
 }
 
-// Launch the first kernel; the number of its blocks.
-template <LayernormBranch BRANCH, int W, int E, int TEAM>
-static inline int layernorm_backward_start(LayernormBackward a, Mode dx_mode, Context* ctx) {
-    constexpr int threads = layernorm_backward_threads(TEAM), teams = threads / TEAM;
-    constexpr int shared = layernorm_shared_sums(BRANCH) * threads * E * (int)sizeof(float);
-    int most = ctx->multiprocessors * layernorm_backward_residents(E, TEAM, BRANCH);
-    int blocks = min_int(most, (a.N + teams - 1) / teams);
-    size_t partials = (size_t)blocks * layernorm_sums(BRANCH) * (size_t)a.C;
-    void (*kernel)(LayernormBackward) = dx_mode == SET ? layernorm_backward_kernel<W, E, TEAM, SET, BRANCH>
-                                                       : layernorm_backward_kernel<W, E, TEAM, ADD, BRANCH>;
-    a.partial = (float*)device_scratch(ctx, partials * sizeof(float));
+template <int W, int E, LayernormTeam TEAM, LayernormExtra EXTRA>
+static inline void layernorm_backward_start(LayernormBackward a, Mode dx_mode, Context* ctx) {
+    constexpr int threads = layernorm_backward_threads(E, TEAM, EXTRA);
+    constexpr int shared = layernorm_backward_shared(W, E, TEAM, EXTRA);
+    void (*kernel)(LayernormBackward) = layernorm_backward_kernel<W, E, TEAM, SET, EXTRA>;
+    if constexpr (EXTRA != LAYERNORM_BACKWARD_DROPOUT)
+        if (dx_mode == ADD) kernel = layernorm_backward_kernel<W, E, TEAM, ADD, EXTRA>;
+    int needed = (int)round_up(((size_t)a.C + E - 1) / E, WARP);
+    a.team = TEAM == LAYERNORM_WARP ? WARP : TEAM == LAYERNORM_WARPS ? needed : threads;
+    CHECK(needed <= a.team && a.team <= threads);
+    CHECK(TEAM != LAYERNORM_WARPS || threads / a.team <= 15);  // a barrier each, besides the block's
+    int blocks = min_int(ctx->multiprocessors, (int)blocks_for((size_t)a.N, (size_t)(threads / a.team)));
+    a.partial = (float*)device_scratch(ctx, (size_t)blocks * layernorm_sums(EXTRA) * (size_t)a.C * sizeof(float));
     if (shared > 32 << 10)  // more than every launch may have
         cudaCheck(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared));
-    kernel<<<blocks, threads, shared, ctx->stream>>>(a);
-    cudaCheck(cudaGetLastError());
-    return blocks;
+    void* arguments[] = {&a};
+    cudaCheck(cudaLaunchCooperativeKernel((const void*)kernel, dim3((unsigned)blocks), dim3(threads), arguments, shared,
+                                          ctx->stream));
 }
 
-template <LayernormBranch BRANCH>
-static inline int layernorm_backward_choose(LayernormBackward a, Mode dx_mode, Context* ctx) {
-    constexpr int W = Vector<floatX>::SIZE;
+template <LayernormExtra EXTRA>
+static inline void layernorm_backward_choose(LayernormBackward a, Mode dx_mode, Context* ctx) {
+    constexpr int W = Vector<floatX>::SIZE, MASKED = layernorm_masked(EXTRA);
+    constexpr int MOST = 8 * layernorm_backward_threads(8, LAYERNORM_WARPS, EXTRA);
     if (!rows_are_vectors<floatX>(a.C)) {
-        if (a.C <= 8 * WARP) return layernorm_backward_start<BRANCH, 1, 8, WARP>(a, dx_mode, ctx);
-        if constexpr (BRANCH == LAYERNORM_RESIDUAL_DROPOUT)
-            return layernorm_backward_start<BRANCH, 1, 16, 512>(a, dx_mode, ctx);
-        else return layernorm_backward_start<BRANCH, 1, 8, 1024>(a, dx_mode, ctx);
+        if (a.C <= 8 * WARP) layernorm_backward_start<1, 8, LAYERNORM_WARP, EXTRA>(a, dx_mode, ctx);
+        else layernorm_backward_start<1, MASKED ? 16 : 8, LAYERNORM_WHOLE, EXTRA>(a, dx_mode, ctx);
+        return;
     }
-    if (a.C <= 8 * WARP) return layernorm_backward_start<BRANCH, W, 8, WARP>(a, dx_mode, ctx);
-    if (a.C <= 24 * WARP) return layernorm_backward_start<BRANCH, W, 24, WARP>(a, dx_mode, ctx);
-    if (a.C <= 32 * WARP) return layernorm_backward_start<BRANCH, W, 32, WARP>(a, dx_mode, ctx);
-    if (a.C <= 8 * 256) return layernorm_backward_start<BRANCH, W, 8, 256>(a, dx_mode, ctx);
-    if (a.C <= 16 * 256) return layernorm_backward_start<BRANCH, W, 16, 256>(a, dx_mode, ctx);
-    return layernorm_backward_start < BRANCH, W, 32, sizeof(floatX) == 2 ? 512 : 256 > (a, dx_mode, ctx);
+    if (a.C <= 8 * WARP) return layernorm_backward_start<W, 8, LAYERNORM_WARP, EXTRA>(a, dx_mode, ctx);
+    if constexpr (!MASKED)
+        if (a.C <= 24 * WARP) return layernorm_backward_start<W, 24, LAYERNORM_WARP, EXTRA>(a, dx_mode, ctx);
+    if (a.C <= MOST) return layernorm_backward_start<W, 8, LAYERNORM_WARPS, EXTRA>(a, dx_mode, ctx);
+    layernorm_backward_start<W, 32, LAYERNORM_WHOLE, EXTRA>(a, dx_mode, ctx);
 }
 
-static inline void layernorm_backward_any(ResidualGradient r, AffineGradient d, const floatX* dy, const floatX* x,
-                                          Moments stats, const floatX* w, Rows size, Mode dx_mode, Mode d_mode,
-                                          Context* ctx) {
-    LayernormBackward a = {r.dx, r.dbranch, NULL, dy, x, stats, w, size.N, size.C, dropout_rows(r.dropout)};
+static inline void layernorm_backward_any(LayernormGradients to, const floatX* dy, const floatX* x, Moments stats,
+                                          const floatX* w, Rows size, Mode dx_mode, Mode d_mode, Context* ctx) {
+    Dropout dropout = to.output.threshold ? to.output : to.r.dropout;
+    LayernormBackward a = {to, NULL, dy, x, stats, w, size.N, size.C, 0, d_mode, dropout_rows(dropout)};
     layernorm_check_size(size.N, size.C);
-    int blocks = r.dropout.threshold ? layernorm_backward_choose<LAYERNORM_RESIDUAL_DROPOUT>(a, dx_mode, ctx)
-                 : r.dbias           ? layernorm_backward_choose<LAYERNORM_RESIDUAL>(a, dx_mode, ctx)
-                                     : layernorm_backward_choose<LAYERNORM_ALONE>(a, dx_mode, ctx);
-    const float* partial = (const float*)ctx->scratch;
-    int columns = (r.dbias || r.dropout.threshold ? 3 : 2) * size.C;
-    dim3 threads(WARP, LAYERNORM_SLICES);
-    unsigned grid = blocks_for((size_t)columns, WARP);
-    if (d_mode == SET)
-        layernorm_backward_sum_kernel<SET>
-            <<<grid, threads, 0, ctx->stream>>>(d, r.dbias, partial, blocks, size.C, columns);
-    else
-        layernorm_backward_sum_kernel<ADD>
-            <<<grid, threads, 0, ctx->stream>>>(d, r.dbias, partial, blocks, size.C, columns);
-    cudaCheck(cudaGetLastError());
+    if (to.output.threshold) layernorm_backward_choose<LAYERNORM_BACKWARD_DROPOUT>(a, dx_mode, ctx);
+    else if (dropout.threshold) layernorm_backward_choose<LAYERNORM_BACKWARD_RESIDUAL_DROPOUT>(a, dx_mode, ctx);
+    else if (to.r.dbias) layernorm_backward_choose<LAYERNORM_BACKWARD_RESIDUAL>(a, dx_mode, ctx);
+    else layernorm_backward_choose<LAYERNORM_BACKWARD>(a, dx_mode, ctx);
 }
 
 #endif

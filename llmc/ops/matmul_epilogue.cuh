@@ -67,92 +67,99 @@ static inline void matmul_add_bias(floatX* y, const floatX* b, int N, int OC, Co
     cudaCheck(cudaGetLastError());
 }
 
-// Column sums of dy [N, OC] in two kernels, the first of which may make dy from a product, by GELU's derivative. The cut depends on the shape only, so the sums have the same bits anywhere.
+// Column sums of dy [N, OC]; the kernel may make dy from a product, by GELU's derivative. The cut depends on the shape
+// only, so the sums have the same bits anywhere.
 enum { BIAS_WARPS = 16, BIAS_BLOCKS = 256 };  // two blocks on each of an H200's 132 multiprocessors
 
-// What a row of dy is made of: it is there; or it is a product that GELU's derivative at `pre` is still to be multiplied
-// with, in place.
+// What a row of dy is made of: it is there; or it is a product that GELU's derivative at `pre` is still to be
+// multiplied with, in place.
 typedef enum { BIAS_PLAIN, BIAS_GELU_TANH, BIAS_GELU_ERF } BiasSource;
 
-// partial [spans, OC]. Grid: x takes WARP * WIDTH columns, y takes `span` rows; a warp sums every 16th of them, as they
-// are before they are rounded.
+// The sum of column `at` of COUNT rows of shared memory, `columns` floats each.
+template <int COUNT> __device__ inline float matmul_column_sum(const float* rows, int columns, int at) {
+    float total = 0;
+#pragma unroll
+    for (int i = 0; i < COUNT; i++) total += rows[i * columns + at];
+    return total;
+}
+
+// Grid: x takes a tile of WARP * WIDTH columns, y takes `span` rows; a warp sums every 16th of them, as they are before
+// they are rounded. The block of a tile that arrives last adds up the sums of all, partial [tiles, spans, WARP *
+// WIDTH], into d.b.
 template <int WIDTH, BiasSource SOURCE>
 __global__ void __launch_bounds__(BIAS_WARPS* WARP, 2)
-    matmul_backward_bias_kernel(float* partial, floatX* dy, const floatX* pre, int N, int OC, int span) {
-    __shared__ float sums[BIAS_WARPS][WARP * WIDTH];
-    int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
-    int first = blockIdx.x * WARP * WIDTH, column = first + lane * WIDTH;
+    matmul_backward_bias_kernel(BiasGradient d, float* partial, unsigned* arrivals, floatX* dy, const floatX* pre,
+                                int N, int OC, int span) {
+    constexpr int COLUMNS = WARP * WIDTH, GROUP = WIDTH < 4 ? 1 : 4;  // floats that a thread reads as one
+    constexpr int GROUPS = COLUMNS / GROUP, SLICES = BIAS_WARPS * WARP / GROUPS;
+    static_assert(SLICES <= BIAS_WARPS, "the sums of slices take the place of those of warps");
+    __shared__ alignas(16) float sums[BIAS_WARPS * COLUMNS];
+    int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP, c = threadIdx.x;
+    int first = blockIdx.x * COLUMNS, column = first + lane * WIDTH;
     int begin = blockIdx.y * span, end = min(N, begin + span);
     float sum[WIDTH] = {0};
     if (column < OC) {
 #pragma unroll 4
         for (int row = begin + warp; row < end; row += BIAS_WARPS) {
             size_t at = (size_t)row * OC + column;
-            float d[WIDTH];
-            to_floats(d, load_vector<WIDTH>(dy + at));
+            float f[WIDTH];
+            to_floats(f, load_vector<WIDTH>(dy + at));
             if constexpr (SOURCE != BIAS_PLAIN) {
                 float x[WIDTH];
                 to_floats(x, load_vector<WIDTH>(pre + at));
 #pragma unroll
                 for (int i = 0; i < WIDTH; i++)
-                    d[i] *= gelu_derivative(x[i], SOURCE == BIAS_GELU_ERF ? GELU_ERF : GELU_TANH);
-                store_vector(dy + at, from_floats<floatX, WIDTH>(d));
+                    f[i] *= gelu_derivative(x[i], SOURCE == BIAS_GELU_ERF ? GELU_ERF : GELU_TANH);
+                store_vector(dy + at, from_floats<floatX, WIDTH>(f));
             }
 #pragma unroll
-            for (int i = 0; i < WIDTH; i++) sum[i] += d[i];
+            for (int i = 0; i < WIDTH; i++) sum[i] += f[i];
         }
     }
 #pragma unroll
-    for (int i = 0; i < WIDTH; i++) sums[warp][lane * WIDTH + i] = sum[i];
+    for (int i = 0; i < WIDTH; i++) sums[warp * COLUMNS + lane * WIDTH + i] = sum[i];
     __syncthreads();
-    int c = threadIdx.x;
-    if (c >= WARP * WIDTH || first + c >= OC) return;
-    float total = 0;
+    float total = c < COLUMNS ? matmul_column_sum<BIAS_WARPS>(sums, COLUMNS, c) : 0;
+    if (gridDim.y > 1) {
+        float* tile = partial + (size_t)blockIdx.x * gridDim.y * COLUMNS;
+        if (c < COLUMNS) tile[blockIdx.y * COLUMNS + c] = total;
+        if (!last_to_arrive(arrivals + blockIdx.x, gridDim.y)) return;
+        int slice = c / GROUPS, at = c % GROUPS * GROUP;
+        float part[GROUP] = {0};
+#pragma unroll 8
+        for (int s = slice; s < (int)gridDim.y; s += SLICES) {
+            Vector<float, GROUP> more = load_vector<GROUP>(tile + s * COLUMNS + at);
 #pragma unroll
-    for (int w = 0; w < BIAS_WARPS; w++) total += sums[w][c];
-    partial[(size_t)blockIdx.y * OC + first + c] = total;
+            for (int i = 0; i < GROUP; i++) part[i] += more.v[i];
+        }
+#pragma unroll
+        for (int i = 0; i < GROUP; i++) sums[slice * COLUMNS + at + i] = part[i];
+        __syncthreads();
+        if (c < COLUMNS) total = matmul_column_sum<SLICES>(sums, COLUMNS, c);
+    }
+    if (c < COLUMNS && first + c < OC) d.b[first + c] = d.mode == ADD ? d.b[first + c] + total : total;
 }
 
-// db (SET or ADD) = the column sums of partial [spans, OC]. A block takes WARP columns, a warp every 32nd row.
-template <Mode MODE>
-__global__ void __launch_bounds__(WARP* WARP)
-    matmul_backward_bias_sum_kernel(float* db, const float* partial, int spans, int OC) {
-    __shared__ float sums[WARP][WARP];
-    int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP, column = blockIdx.x * WARP + lane;
-    float sum = 0;
-    if (column < OC)
-        for (int s = warp; s < spans; s += WARP) sum += partial[(size_t)s * OC + column];
-    sums[warp][lane] = sum;
-    __syncthreads();
-    if (warp || column >= OC) return;
-    float total = 0;
-#pragma unroll
-    for (int w = 0; w < WARP; w++) total += sums[w][lane];
-    db[column] = MODE == ADD ? db[column] + total : total;
+template <int WIDTH, BiasSource SOURCE>
+static inline void matmul_backward_bias_start(BiasGradient d, floatX* dy, const floatX* pre, int N, int OC,
+                                              Context* ctx) {
+    int tiles = (int)blocks_for((size_t)OC, WARP * WIDTH);
+    int spans = max_int(1, min_int(BIAS_BLOCKS / tiles, (N + BIAS_WARPS - 1) / BIAS_WARPS));
+    int span = (int)round_up(((size_t)N + (size_t)spans - 1) / (size_t)spans, BIAS_WARPS);
+    spans = (N + span - 1) / span;
+    static_assert((int)BIAS_BLOCKS <= (int)DEVICE_ARRIVALS, "tiles of several spans have a counter each");
+    float* partial = (float*)device_scratch(ctx, (size_t)tiles * (size_t)spans * WARP * WIDTH * sizeof *partial);
+    dim3 grid((unsigned)tiles, (unsigned)spans);
+    matmul_backward_bias_kernel<WIDTH, SOURCE>
+        <<<grid, BIAS_WARPS * WARP, 0, ctx->stream>>>(d, partial, ctx->arrivals, dy, pre, N, OC, span);
+    cudaCheck(cudaGetLastError());
 }
 
 template <BiasSource SOURCE>
 static inline void matmul_backward_bias_any(BiasGradient d, floatX* dy, const floatX* pre, int N, int OC,
                                             Context* ctx) {
-    int wide = rows_are_vectors<floatX>(OC);
-    int tiles = (int)blocks_for((size_t)OC, WARP * (size_t)(wide ? Vector<floatX>::SIZE : 1));
-    int spans = max_int(1, min_int(BIAS_BLOCKS / tiles, (N + BIAS_WARPS - 1) / BIAS_WARPS));
-    int span = (int)round_up(((size_t)N + (size_t)spans - 1) / (size_t)spans, BIAS_WARPS);
-    spans = (N + span - 1) / span;
-    float* partial = (float*)device_scratch(ctx, (size_t)spans * (size_t)OC * sizeof *partial);
-    dim3 grid((unsigned)tiles, (unsigned)spans);
-    if (wide)
-        matmul_backward_bias_kernel<Vector<floatX>::SIZE, SOURCE>
-            <<<grid, BIAS_WARPS * WARP, 0, ctx->stream>>>(partial, dy, pre, N, OC, span);
-    else
-        matmul_backward_bias_kernel<1, SOURCE>
-            <<<grid, BIAS_WARPS * WARP, 0, ctx->stream>>>(partial, dy, pre, N, OC, span);
-    cudaCheck(cudaGetLastError());
-    unsigned blocks = blocks_for((size_t)OC, WARP);
-    if (d.mode == ADD)
-        matmul_backward_bias_sum_kernel<ADD><<<blocks, WARP * WARP, 0, ctx->stream>>>(d.b, partial, spans, OC);
-    else matmul_backward_bias_sum_kernel<SET><<<blocks, WARP * WARP, 0, ctx->stream>>>(d.b, partial, spans, OC);
-    cudaCheck(cudaGetLastError());
+    if (rows_are_vectors<floatX>(OC)) matmul_backward_bias_start<Vector<floatX>::SIZE, SOURCE>(d, dy, pre, N, OC, ctx);
+    else matmul_backward_bias_start<1, SOURCE>(d, dy, pre, N, OC, ctx);
 }
 
 static inline void matmul_backward_bias(BiasGradient d, const floatX* dy, int N, int OC, Context* ctx) {

@@ -28,7 +28,7 @@ typedef struct {
 
 // All that a choice depends on. Nothing but int: keys are compared as bytes.
 typedef struct {
-    int kind, N, IC, OC;            // N: in a plan, the largest of its range
+    int kind, N, IC, OC;  // N: in a plan, the largest of its range
     int mode, epilogue, tf32;
     int align_a, align_b, align_d;  // of the pointers, in bytes, 256 at most
 } MatmulKey;
@@ -61,8 +61,8 @@ static inline void matmul_check(cublasStatus_t status, const MatmulPlan* plan, c
     const MatmulKey* k = &plan->key;
     if (status != CUBLAS_STATUS_SUCCESS)
         die(FAILED, "matmul %s N=%d IC=%d OC=%d %s, cuBLASLt epilogue %d, operands aligned to %d, %d, %d bytes: %s: %s",
-            KINDS[k->kind], plan->rows, k->IC, k->OC, k->mode == ADD ? "ADD" : "SET", k->epilogue, k->align_a, k->align_b,
-            k->align_d, tried, cublasLtGetStatusString(status));
+            KINDS[k->kind], plan->rows, k->IC, k->OC, k->mode == ADD ? "ADD" : "SET", k->epilogue, k->align_a,
+            k->align_b, k->align_d, tried, cublasLtGetStatusString(status));
 }
 
 // Rows and columns of D, column-major.

@@ -1,8 +1,8 @@
 /* The optimizer's state and its step over the flat parameter buffer: AdamW or LAMB.
  *
- * A step is the norm of all gradients, the loss scale's move, and the update, which clips with the norm and divides by
- * the scale. Both kinds keep the same state. All of it stays where the ops run, so the host need not wait: a norm that is not finite updates nothing, and
- * the trainer's policy reads it afterwards. */
+ * A step is the norm of all gradients, with it the loss scale's move, and the update, which clips with the norm and
+ * divides by the scale. Both kinds keep the same state. All of it stays where the ops run, so the host need not wait: a
+ * norm that is not finite updates nothing, and the trainer's policy reads it afterwards. */
 #ifndef LLMC_OPTIMIZER_H
 #define LLMC_OPTIMIZER_H
 
@@ -10,7 +10,6 @@
 #include "../ops/adamw.h"
 #include "../ops/global_norm.h"
 #include "../ops/lamb.h"
-#include "../ops/loss_scale.h"
 #include "tensors.h"
 
 // Whether the parameters are kept in full precision too, where floatX is narrower than that.
@@ -26,6 +25,7 @@ typedef struct {
     real* norm;             // [1] of the last step's gradients, unscaled, before clipping
     LossScale* loss_scale;  // [1] where the ops run
     LossScaleRule rule;
+    AdamWStep* step;   // [1] where the ops run: what the last norm has settled
     ParamSpan* spans;  // where the ops run
     int span_count, lamb_blocks;
 } Optimizer;
@@ -81,6 +81,7 @@ static inline void optimizer_init(Optimizer* o, const TensorTable* table, Optimi
     o->master = optimizer_buffers(master) == 3 ? o->v + o->elements : NULL;
     o->norm = o->v + o->elements + (o->master ? o->elements : 0);
     o->loss_scale = (LossScale*)device_alloc(ctx, sizeof(LossScale), "optimizer");
+    o->step = (AdamWStep*)device_alloc(ctx, sizeof(AdamWStep), "optimizer");
     optimizer_set_loss_scale(o, unscaled, fixed, ctx);
     ParamSpan* spans = (ParamSpan*)xcalloc((size_t)table->count, sizeof(ParamSpan));
     o->span_count = optimizer_spans(spans, table, kind);
@@ -94,6 +95,7 @@ static inline void optimizer_init(Optimizer* o, const TensorTable* table, Optimi
 static inline void optimizer_free(Optimizer* o) {
     device_free(o->m, ((o->master ? 3 : 2) * o->elements + 1) * sizeof(real));
     device_free(o->loss_scale, sizeof(LossScale));
+    device_free(o->step, sizeof(AdamWStep));
     device_free(o->spans, (size_t)o->span_count * sizeof(ParamSpan));
     memset(o, 0, sizeof *o);
 }
@@ -109,11 +111,10 @@ static inline void optimizer_write_weights(const Optimizer* o, const HostView* v
 // `grads` carry the loss scale that the backward pass read at &o->loss_scale->scale.
 static inline void optimizer_step(Optimizer* o, floatX* params, const real* grads, OptimizerSettings settings,
                                   Context* ctx) {
-    AdamWState state = {
-        params, o->master, o->m, o->v, grads, o->norm, &o->loss_scale->applied, &o->loss_scale->updates};
+    AdamWState state = {params, o->master, o->m, o->v, grads, o->step};
+    AfterNorm after = {o->loss_scale, o->step, o->rule, o->kind == LAMB ? lamb_without_lr(settings) : settings};
     scope_at(ctx, OPTIMIZER, -1);
-    global_norm_forward(o->norm, grads, o->elements, ctx);
-    loss_scale_update(o->loss_scale, o->norm, o->rule, ctx);
+    global_norm_forward(o->norm, grads, o->elements, after, ctx);
     if (o->kind == LAMB) lamb_update(state, o->elements, o->spans, o->span_count, o->lamb_blocks, settings, ctx);
     else adamw_update(state, o->elements, o->spans, o->span_count, settings, ctx);
 }

@@ -1,0 +1,380 @@
+/* Next-sentence prediction after the pooler's product: tanh, a linear layer of two classes, softmax and cross-entropy,
+ * with all of their gradients, in one pass over rows that are few and short.
+ *
+ *   t[s, c]      = tanh(pre[s, c])
+ *   logits[s, k] = sum over c of t[s, c] w[k, c], + b[k]                                     k = 0, 1
+ *   loss  (SET or ADD) = scale * sum over s of (log(sum over k of exp(logits[s, k])) - logits[s, labels[s]])
+ *   right (SET or ADD) = number of s whose label has the largest logit, of equal ones the first
+ *   backward, with factor = scale * loss_scale[0] (loss_scale NULL: scale):
+ *   dlogits[s, k] = factor * (softmax(logits[s])[k] - [k == labels[s]])
+ *   dpre[s, c]    = (sum over k of dlogits[s, k] w[k, c]) * (1 - t[s, c]^2)                   written over pre
+ *   dbias[c] (SET or ADD) = sum over s of dpre[s, c]                          of the pooler's bias, which made pre
+ *   dw[k, c], db[k] (SET or ADD) = sum over s of dlogits[s, k] t[s, c], and of dlogits[s, k]
+ *
+ * Shapes: pre [S, C], w [2, C], b [2] floatX; labels [S] int; logits [S, 2], loss [1], right [1], loss_scale [1], dw [2, C],
+ * db [2], dbias [C] real. A label is 0 or 1; below 0 it is ignored: loss 0, gradients 0, never right. The losses are never
+ * scaled by loss_scale, which lies where the ops run.
+ * Numerics: all in real, sums over s of losses in double; t and dpre are not rounded to floatX before they are summed. Two
+ * classes have opposite gradients, so one is computed: softmax of the class that is wrong, from the difference of the
+ * logits, which loses no digits where the prediction is sure. A NaN in pre makes its loss NaN.
+ * Source: Devlin et al., "BERT: Pre-training of deep bidirectional transformers", 2018, section 3.1; the definitions. */
+#ifndef LLMC_NEXT_SENTENCE_H
+#define LLMC_NEXT_SENTENCE_H
+
+#include "../device/device.cuh"
+#include "../device/scope.h"
+#include "../device/vector_math.h"
+
+// A tanh counts as twenty operations.
+#define NEXT_SENTENCE_FORWARD_FLOPS(S, C) (24.0 * (S) * (C))
+#define NEXT_SENTENCE_BACKWARD_FLOPS(S, C) (31.0 * (S) * (C))
+#define NEXT_SENTENCE_FORWARD_BYTES(S, C) (((S) + 2.0) * (C) * sizeof(floatX) + (S) * (2 * sizeof(real) + sizeof(int)))
+#define NEXT_SENTENCE_BACKWARD_BYTES(S, C, mode)                                                                       \
+    (NEXT_SENTENCE_FORWARD_BYTES(S, C) + 1.0 * (S) * (C) * sizeof(floatX) +                                            \
+     ((mode) == ADD ? 6.0 : 3.0) * (C) * sizeof(real))
+
+typedef struct {
+    real* logits;        // [S, 2] out
+    real *loss, *right;  // [1] out
+    const int* labels;   // [S]
+    double scale;
+    const real* loss_scale;  // [1]; NULL: 1
+} NextSentenceLoss;
+
+// ---------------------------------------------------------------------------------------------------------
+// References
+
+// d_losses (may be NULL): [S, 2] the gradient of the sum of the losses by the logits.
+static inline void next_sentence_forward_ref(NextSentenceLoss out, double* d_losses, const real* pre, const real* w,
+                                             const real* b, int S, int C, Mode mode) {
+    double loss = 0, right = 0;
+    for (int s = 0; s < S; s++) {
+        double x[2] = {(double)b[0], (double)b[1]};
+        for (int k = 0; k < 2; k++) {
+            for (int c = 0; c < C; c++) x[k] += tanh((double)pre[(size_t)s * (size_t)C + (size_t)c]) * w[k * C + c];
+            out.logits[2 * s + k] = (real)x[k];
+        }
+        int label = out.labels[s];
+        double max = fmax(x[0], x[1]), sum = exp(x[0] - max) + exp(x[1] - max);
+        for (int k = 0; k < 2 && d_losses; k++)
+            d_losses[2 * s + k] = label < 0 ? 0 : exp(x[k] - max) / sum - (k == label);
+        if (label < 0) continue;
+        loss += max + log(sum) - x[label];
+        right += label == 0 ? x[0] >= x[1] : x[1] > x[0];
+    }
+    *out.loss = (real)(out.scale * loss + (mode == ADD ? (double)*out.loss : 0));
+    *out.right = (real)(right + (mode == ADD ? (double)*out.right : 0));
+}
+
+// dw [2, C], db [2].
+static inline void next_sentence_backward_ref(real* pre, real* dw, real* db, real* dbias, NextSentenceLoss out,
+                                              const real* w, const real* b, int S, int C, Mode mode) {
+    double factor = out.scale * (out.loss_scale ? (double)*out.loss_scale : 1);
+    double* d = (double*)xmalloc(2 * (size_t)S * sizeof *d);
+    next_sentence_forward_ref(out, d, pre, w, b, S, C, mode);
+    for (int s = 0; s < 2 * S; s++) d[s] *= factor;
+    for (int k = 0; k < 2; k++) {
+        double sum = mode == ADD ? (double)db[k] : 0;
+        for (int s = 0; s < S; s++) sum += d[2 * s + k];
+        db[k] = (real)sum;
+    }
+    for (int c = 0; c < C; c++) {
+        int is_added = mode == ADD;
+        double sum[3] = {is_added ? (double)dw[c] : 0, is_added ? (double)dw[C + c] : 0,
+                         is_added ? (double)dbias[c] : 0};
+        for (int s = 0; s < S; s++) {
+            real* x = &pre[(size_t)s * (size_t)C + (size_t)c];
+            double t = tanh((double)*x), dpre = (d[2 * s] * w[c] + d[2 * s + 1] * w[C + c]) * (1 - t * t);
+            sum[0] += d[2 * s] * t;
+            sum[1] += d[2 * s + 1] * t;
+            sum[2] += dpre;
+            *x = (real)dpre;
+        }
+        dw[c] = (real)sum[0], dw[C + c] = (real)sum[1], dbias[c] = (real)sum[2];
+    }
+    free(d);
+}
+
+// ---------------------------------------------------------------------------------------------------------
+// CPU and GPU
+
+// Of one sequence: its loss, that loss's gradient by logit 0 (that by logit 1 is its negative), 1 where it is right.
+typedef struct {
+    real loss, gradient, right;
+} NextSentenceTerms;
+
+HOST_DEVICE static inline NextSentenceTerms next_sentence_terms(real x0, real x1, int label) {
+    NextSentenceTerms r = {0, 0, 0};
+    if (label < 0) return r;
+    real margin = label ? x1 - x0 : x0 - x1;  // of the right class over the other
+    real e = real_exp(margin < 0 ? margin : -margin), wrong = (margin < 0 ? 1 : e) / (1 + e);
+    r.loss = (margin < 0 ? -margin : 0) + (real)log1p(e);
+    r.gradient = label ? wrong : -wrong;
+    r.right = (real)(label ? x0 < x1 : x1 <= x0);
+    return r;
+}
+
+#ifdef __CUDACC__
+// ---------------------------------------------------------------------------------------------------------
+// GPU: one kernel. A block takes a few sequences, a thread the same columns of all of them; the last block to arrive adds
+// what the blocks have left in scratch, in their order. pre is read twice, the second time near by: its tanh costs less
+// than keeping it would.
+
+enum {
+    NEXT_SENTENCE_THREADS = 512,
+    NEXT_SENTENCE_MOST = 8,     // sequences of a block
+    NEXT_SENTENCE_BLOCKS = 16,  // as long as these do
+};
+
+typedef struct {
+    const floatX* pre;
+    floatX* dpre;  // may be pre
+    Affine p;
+    AffineGradient d;
+    real* dbias;
+    NextSentenceLoss out;
+    int S, C, each, add;  // each: sequences of a block
+    unsigned* arrivals;
+    float* terms;    // [3, S] losses, right or not, gradients by logit 0
+    float* columns;  // [blocks, 2, C] sums for dw[0] and dbias
+} NextSentenceTask;
+
+// The block's sequences in one column; those it lacks are 0.
+__device__ inline void next_sentence_column(float* x, const floatX* pre, int C, int c, int count) {
+#pragma unroll
+    for (int i = 0; i < NEXT_SENTENCE_MOST; i++)
+        x[i] = i < count ? to_float(pre[(size_t)i * (size_t)C + (size_t)c]) : 0;
+}
+
+// Logits and terms of the block's sequences; the factored gradients by logit 0 go to `d`.
+__device__ inline void next_sentence_block(float* d, const NextSentenceTask& k, int first, int count) {
+    __shared__ float2 partial[NEXT_SENTENCE_THREADS / WARP][NEXT_SENTENCE_MOST];
+    const floatX* pre = k.pre + (size_t)first * (size_t)k.C;
+    float2 sum[NEXT_SENTENCE_MOST];
+#pragma unroll
+    for (int i = 0; i < NEXT_SENTENCE_MOST; i++) sum[i] = make_float2(0, 0);
+    for (int c = (int)threadIdx.x; c < k.C; c += NEXT_SENTENCE_THREADS) {
+        float w0 = to_float(k.p.w[c]), w1 = to_float(k.p.w[(size_t)k.C + (size_t)c]), x[NEXT_SENTENCE_MOST];
+        next_sentence_column(x, pre, k.C, c, count);
+#pragma unroll
+        for (int i = 0; i < NEXT_SENTENCE_MOST; i++) {
+            if (i >= count) break;
+            float t = real_tanh(x[i]);
+            sum[i].x += t * w0;
+            sum[i].y += t * w1;
+        }
+    }
+#pragma unroll
+    for (int i = 0; i < NEXT_SENTENCE_MOST; i++) {
+        if (i >= count) break;
+        sum[i] = make_float2(warp_sum(sum[i].x), warp_sum(sum[i].y));
+        if (threadIdx.x % WARP == 0) partial[threadIdx.x / WARP][i] = sum[i];
+    }
+    __syncthreads();
+    if ((int)threadIdx.x < count) {
+        int s = first + (int)threadIdx.x;
+        float x0 = 0, x1 = 0;
+        for (int warp = 0; warp < NEXT_SENTENCE_THREADS / WARP; warp++) {
+            x0 += partial[warp][threadIdx.x].x;
+            x1 += partial[warp][threadIdx.x].y;
+        }
+        x0 += to_float(k.p.b[0]);
+        x1 += to_float(k.p.b[1]);
+        NextSentenceTerms terms = next_sentence_terms(x0, x1, k.out.labels[s]);
+        float factor = (float)k.out.scale * (k.out.loss_scale ? *k.out.loss_scale : 1);
+        k.out.logits[2 * s] = x0;
+        k.out.logits[2 * s + 1] = x1;
+        k.terms[s] = terms.loss;
+        k.terms[k.S + s] = terms.right;
+        k.terms[2 * k.S + s] = d[threadIdx.x] = factor * terms.gradient;
+    }
+    __syncthreads();
+}
+
+// dpre of the block's sequences, and their part of the sums of each column.
+__device__ inline void next_sentence_gradient(const float* d, const NextSentenceTask& k, int first, int count) {
+    size_t C = (size_t)k.C;
+    float* columns = k.columns + 2 * blockIdx.x * C;
+    for (int c = (int)threadIdx.x; c < k.C; c += NEXT_SENTENCE_THREADS) {
+        float w = to_float(k.p.w[c]) - to_float(k.p.w[C + (size_t)c]), x[NEXT_SENTENCE_MOST], dw = 0, dbias = 0;
+        next_sentence_column(x, k.pre + (size_t)first * C, k.C, c, count);
+#pragma unroll
+        for (int i = 0; i < NEXT_SENTENCE_MOST; i++) {
+            if (i >= count) break;
+            float t = real_tanh(x[i]), dpre = d[i] * w * (1 - t * t);
+            dw += d[i] * t;
+            dbias += dpre;
+            k.dpre[(size_t)(first + i) * C + (size_t)c] = from_float<floatX>(dpre);
+        }
+        columns[c] = dw;
+        columns[C + (size_t)c] = dbias;
+    }
+}
+
+// The sum over all sequences of one of the terms, for one warp.
+__device__ inline double next_sentence_sum(const float* terms, int S) {
+    double sum = 0;
+    for (int s = (int)threadIdx.x % WARP; s < S; s += WARP) sum += (double)terms[s];
+    return warp_sum(sum);
+}
+
+__device__ inline void next_sentence_put(real* to, double x, int add) { *to = (real)(add ? (double)*to + x : x); }
+
+// Block: k.each sequences.
+template <int BACKWARD>
+__global__ void __launch_bounds__(NEXT_SENTENCE_THREADS) next_sentence_kernel(NextSentenceTask k) {
+    __shared__ float d[NEXT_SENTENCE_MOST];
+    int first = (int)blockIdx.x * k.each, count = min(k.each, k.S - first), warp = (int)threadIdx.x / WARP;
+    next_sentence_block(d, k, first, count);
+    if constexpr (BACKWARD) next_sentence_gradient(d, k, first, count);
+    if (!last_to_arrive(k.arrivals, gridDim.x)) return;
+
+    if (warp < 2 + BACKWARD) {
+        double sum = next_sentence_sum(k.terms + (size_t)warp * (size_t)k.S, k.S);
+        if (threadIdx.x % WARP == 0 && warp == 0) next_sentence_put(k.out.loss, k.out.scale * sum, k.add);
+        if (threadIdx.x % WARP == 0 && warp == 1) next_sentence_put(k.out.right, sum, k.add);
+        if (threadIdx.x % WARP == 0 && warp == 2) {
+            next_sentence_put(&k.d.b[0], sum, k.add);
+            next_sentence_put(&k.d.b[1], -sum, k.add);
+        }
+    }
+    if constexpr (BACKWARD) {
+        size_t C = (size_t)k.C;
+        for (size_t c = threadIdx.x; c < C; c += NEXT_SENTENCE_THREADS) {
+            float dw = 0, dbias = 0;
+#pragma unroll 8
+            for (unsigned block = 0; block < gridDim.x; block++) {
+                dw += k.columns[2 * block * C + c];
+                dbias += k.columns[(2 * block + 1) * C + c];
+            }
+            k.d.w[c] = k.add ? k.d.w[c] + dw : dw;
+            k.d.w[C + c] = k.add ? k.d.w[C + c] - dw : -dw;
+            k.dbias[c] = k.add ? k.dbias[c] + dbias : dbias;
+        }
+    }
+}
+
+template <int BACKWARD> static inline void next_sentence_start(NextSentenceTask k, Context* ctx) {
+    k.each = min_int(NEXT_SENTENCE_MOST, (k.S + NEXT_SENTENCE_BLOCKS - 1) / NEXT_SENTENCE_BLOCKS);
+    unsigned blocks = blocks_for((size_t)k.S, (size_t)k.each);
+    size_t terms = 3 * (size_t)k.S, columns = BACKWARD ? 2 * (size_t)blocks * (size_t)k.C : 0;
+    k.arrivals = ctx->arrivals;
+    k.terms = (float*)device_scratch(ctx, (terms + columns) * sizeof(float));
+    k.columns = k.terms + terms;
+    next_sentence_kernel<BACKWARD><<<blocks, NEXT_SENTENCE_THREADS, 0, ctx->stream>>>(k);
+    cudaCheck(cudaGetLastError());
+}
+
+static inline void next_sentence_forward(NextSentenceLoss out, const floatX* pre, Affine p, int S, int C, Mode mode,
+                                         Context* ctx) {
+    CHECK(S > 0 && C > 0);
+    Scope scope = scope_open(ctx, "next_sentence_forward", NEXT_SENTENCE_FORWARD_FLOPS(S, C),
+                             NEXT_SENTENCE_FORWARD_BYTES(S, C), "S=%d C=%d", S, C);
+    NextSentenceTask k = {pre, NULL, p, {NULL, NULL}, NULL, out, S, C, 0, mode == ADD};
+    next_sentence_start<0>(k, ctx);
+    scope_close(&scope);
+}
+
+static inline void next_sentence_backward(floatX* pre, AffineGradient d, real* dbias, NextSentenceLoss out, Affine p,
+                                          int S, int C, Mode mode, Context* ctx) {
+    CHECK(S > 0 && C > 0);
+    Scope scope = scope_open(ctx, "next_sentence_backward", NEXT_SENTENCE_BACKWARD_FLOPS(S, C),
+                             NEXT_SENTENCE_BACKWARD_BYTES(S, C, mode), "S=%d C=%d", S, C);
+    NextSentenceTask k = {pre, pre, p, d, dbias, out, S, C, 0, mode == ADD};
+    next_sentence_start<1>(k, ctx);
+    scope_close(&scope);
+}
+
+#else
+// ---------------------------------------------------------------------------------------------------------
+// CPU: first a work item is a sequence, then a block of columns. The order of every sum depends on the shapes alone.
+
+enum { NEXT_SENTENCE_LANES = 16, NEXT_SENTENCE_COLUMNS = 256 };
+
+// Logits of one sequence. Its tanh is left in `t` (may be pre) unless NULL.
+static inline void next_sentence_row(real* logits, floatX* t, const floatX* pre, Affine p, int C) {
+    double sum[2] = {(double)p.b[0], (double)p.b[1]};
+    for (int c0 = 0; c0 < C; c0 += NEXT_SENTENCE_COLUMNS) {
+        int n = min_int(NEXT_SENTENCE_COLUMNS, C - c0);
+        real y[NEXT_SENTENCE_COLUMNS];
+        for (int c = 0; c < n; c++) y[c] = real_tanh(pre[c0 + c]);
+        for (int k = 0; k < 2; k++) {
+            const floatX* w = p.w + (size_t)k * (size_t)C + (size_t)c0;
+            real lane[NEXT_SENTENCE_LANES] = {0};
+            int c = 0;
+            for (; c + NEXT_SENTENCE_LANES <= n; c += NEXT_SENTENCE_LANES)
+                for (int j = 0; j < NEXT_SENTENCE_LANES; j++) lane[j] += y[c + j] * w[c + j];
+            for (; c < n; c++) lane[c % NEXT_SENTENCE_LANES] += y[c] * w[c];
+            for (int j = 0; j < NEXT_SENTENCE_LANES; j++) sum[k] += (double)lane[j];
+        }
+        if (t) memcpy(t + c0, y, (size_t)n * sizeof *y);
+    }
+    logits[0] = (real)sum[0], logits[1] = (real)sum[1];
+}
+
+// Logits, loss and number of right predictions. d [S]: the factored gradients by logit 0; t: as in next_sentence_row().
+static inline void next_sentence_rows(real* d, NextSentenceLoss out, floatX* t, const floatX* pre, Affine p, int S,
+                                      int C, Mode mode) {
+    double loss = 0, right = 0, factor = out.scale * (out.loss_scale ? (double)*out.loss_scale : 1);
+#pragma omp parallel for schedule(static)
+    for (int s = 0; s < S; s++) {
+        size_t at = (size_t)s * (size_t)C;
+        next_sentence_row(out.logits + 2 * s, t ? t + at : NULL, pre + at, p, C);
+    }
+    for (int s = 0; s < S; s++) {
+        NextSentenceTerms terms = next_sentence_terms(out.logits[2 * s], out.logits[2 * s + 1], out.labels[s]);
+        loss += (double)terms.loss;
+        right += (double)terms.right;
+        d[s] = (real)(factor * (double)terms.gradient);
+    }
+    *out.loss = (real)(out.scale * loss + (mode == ADD ? (double)*out.loss : 0));
+    *out.right = (real)(right + (mode == ADD ? (double)*out.right : 0));
+}
+
+static inline void next_sentence_forward(NextSentenceLoss out, const floatX* pre, Affine p, int S, int C, Mode mode,
+                                         Context* ctx) {
+    CHECK(S > 0 && C > 0);
+    Scope scope = scope_open(ctx, "next_sentence_forward", NEXT_SENTENCE_FORWARD_FLOPS(S, C),
+                             NEXT_SENTENCE_FORWARD_BYTES(S, C), "S=%d C=%d", S, C);
+    real* d = (real*)device_scratch(ctx, (size_t)S * sizeof *d);
+    next_sentence_rows(d, out, NULL, pre, p, S, C, mode);
+    scope_close(&scope);
+}
+
+static inline void next_sentence_backward(floatX* pre, AffineGradient d, real* dbias, NextSentenceLoss out, Affine p,
+                                          int S, int C, Mode mode, Context* ctx) {
+    CHECK(S > 0 && C > 0);
+    Scope scope = scope_open(ctx, "next_sentence_backward", NEXT_SENTENCE_BACKWARD_FLOPS(S, C),
+                             NEXT_SENTENCE_BACKWARD_BYTES(S, C, mode), "S=%d C=%d", S, C);
+    real* dlogit = (real*)device_scratch(ctx, (size_t)S * sizeof *dlogit);
+    next_sentence_rows(dlogit, out, pre, pre, p, S, C, mode);
+    double db = 0;
+    for (int s = 0; s < S; s++) db += (double)dlogit[s];
+    d.b[0] = (real)(mode == ADD ? (double)d.b[0] + db : db);
+    d.b[1] = (real)(mode == ADD ? (double)d.b[1] - db : -db);
+#pragma omp parallel for schedule(static)
+    for (int c0 = 0; c0 < C; c0 += NEXT_SENTENCE_COLUMNS) {
+        double dw[NEXT_SENTENCE_COLUMNS] = {0}, sums[NEXT_SENTENCE_COLUMNS] = {0};
+        int n = min_int(NEXT_SENTENCE_COLUMNS, C - c0);
+        const floatX *w0 = p.w + c0, *w1 = w0 + C;
+        real *dw0 = d.w + c0, *dw1 = dw0 + C, *db_pre = dbias + c0;
+        for (int s = 0; s < S; s++) {
+            floatX* x = pre + (size_t)s * (size_t)C + (size_t)c0;  // holds tanh here
+            for (int j = 0; j < n; j++) {
+                real t = x[j];
+                dw[j] += (double)(dlogit[s] * t);
+                x[j] = dlogit[s] * (w0[j] - w1[j]) * (1 - t * t);
+                sums[j] += (double)x[j];
+            }
+        }
+        for (int j = 0; j < n; j++) {
+            dw0[j] = (real)(mode == ADD ? (double)dw0[j] + dw[j] : dw[j]);
+            dw1[j] = (real)(mode == ADD ? (double)dw1[j] - dw[j] : -dw[j]);
+            db_pre[j] = (real)(mode == ADD ? (double)db_pre[j] + sums[j] : sums[j]);
+        }
+    }
+    scope_close(&scope);
+}
+
+#endif
+#endif
