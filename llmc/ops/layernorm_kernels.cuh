@@ -169,7 +169,7 @@ typedef struct {
     const floatX *dy, *x;
     Moments stats;
     const floatX* w;
-    int N, C, team;  // team: threads
+    int N, C;
     Mode d_mode;
     DropoutRows dropout;
 } LayernormBackward;
@@ -181,58 +181,36 @@ HOST_DEVICE static constexpr int layernorm_sums(LayernormExtra extra) {
     return extra == LAYERNORM_BACKWARD || extra == LAYERNORM_BACKWARD_DROPOUT ? 2 : 3;
 }
 
-// A row's team: a warp; as many warps of the block as its channels need; or the block, where many channels a thread
-// leave no registers for addresses.
-typedef enum { LAYERNORM_WARP, LAYERNORM_WARPS, LAYERNORM_WHOLE } LayernormTeam;
-
-// Those that lie in shared memory all the time: dbias first, then d.b where drawing the masks takes registers.
+// Those that lie in shared memory: dbias, and d.b where drawing the masks takes registers.
 HOST_DEVICE static constexpr int layernorm_shared_dbias(LayernormExtra extra) { return layernorm_sums(extra) - 2; }
-HOST_DEVICE static constexpr int layernorm_shared_db(LayernormTeam team, LayernormExtra extra) {
-    return extra == LAYERNORM_BACKWARD_RESIDUAL_DROPOUT || team == LAYERNORM_WHOLE;
+HOST_DEVICE static constexpr int layernorm_shared_sums(LayernormExtra extra) {
+    return layernorm_shared_dbias(extra) + layernorm_masked(extra);
 }
 
-// One block on a multiprocessor, as large as its registers allow: two sums for each of E channels, and what is kept of
-// a row. They all run at a time, as the launch demands.
-HOST_DEVICE static constexpr int layernorm_backward_threads(int E, LayernormTeam team, LayernormExtra extra) {
-    int masked = layernorm_masked(extra);
-    if (team == LAYERNORM_WARP) return E > 8 ? (sizeof(floatX) > 2 ? 256 : 512) : masked ? 640 : 768;
-    if (team == LAYERNORM_WARPS) return masked || sizeof(floatX) > 2 ? 768 : 1024;
-    if (E <= 8) return 1024;
-    return E <= 16 || sizeof(floatX) == 2 ? 512 : 256;
-}
-
-// Whether a thread's part of the next row is copied to shared memory while it works on this one. The work on a row
-// leaves no loads in flight otherwise; where a team is a warp, there are enough of them.
-HOST_DEVICE static constexpr int layernorm_staged(int W, int E, LayernormTeam team) {
-    return team == LAYERNORM_WARPS && E == W;
+// Blocks that a multiprocessor holds, which bounds a thread's registers: two sums for each of E channels, and what is kept
+// of a row.
+HOST_DEVICE static constexpr int layernorm_backward_threads(int team) { return team == WARP ? 128 : team; }
+HOST_DEVICE static constexpr int layernorm_backward_residents(int E, int team, LayernormExtra extra) {
+    if (layernorm_masked(extra) && team == WARP) return E <= 8 ? 5 : sizeof(floatX) > 2 ? 2 : 3;
+    if (layernorm_masked(extra)) return E <= 8 ? 768 / team : E <= 16 ? 512 / team : 1;
+    if (team == WARP) return E <= 8 ? 6 : sizeof(floatX) > 2 ? 2 : E <= 24 ? 4 : 3;
+    if (E <= 8) return 1024 / team;
+    return E <= 16 ? (sizeof(floatX) > 2 ? 2 : 3) : 1;
 }
 
 // Whether a row is read a second time, because it does not fit into the registers.
-HOST_DEVICE static constexpr int layernorm_backward_rereads(LayernormTeam team, LayernormExtra extra) {
-    return layernorm_masked(extra) && team == LAYERNORM_WHOLE;
+HOST_DEVICE static constexpr int layernorm_backward_rereads(int E, int team, LayernormExtra extra) {
+    return layernorm_masked(extra) && team > WARP && E * team > 4096;
 }
 
 // Whether loads must stay below a fence. On sm_100 ptxas moves those of a whole row up where a thread has many
 // channels, and spills; everywhere it does so with what the masks are drawn from.
-HOST_DEVICE static constexpr int layernorm_backward_fenced(int E, LayernormTeam team, LayernormExtra extra) {
-    return team != LAYERNORM_WARP && (layernorm_masked(extra) || (LAYERNORM_ARCH >= 1000 && E > 8));
-}
-
-// Shared memory: sums, or those of d.w and d.b at the end; and two rows' dy and x.
-HOST_DEVICE static constexpr int layernorm_backward_shared(int W, int E, LayernormTeam team, LayernormExtra extra) {
-    int all_time = layernorm_shared_dbias(extra) + layernorm_shared_db(team, extra), sums = all_time ? all_time : 1;
-    return layernorm_backward_threads(E, team, extra) *
-           (sums * E * (int)sizeof(float) + layernorm_staged(W, E, team) * 4 * (int)sizeof(float4));
+HOST_DEVICE static constexpr int layernorm_backward_fenced(int E, int team, LayernormExtra extra) {
+    return team > WARP && (layernorm_masked(extra) || (LAYERNORM_ARCH >= 1000 && E > 8));
 }
 
 // A thread's sums in shared memory lie in groups of up to four (G) that are read and written as one; the same group of
 // all threads lies side by side.
-template <int G> __device__ inline void layernorm_put_group(float* sums, const float* d) {
-    if constexpr (G == 4) *(float4*)sums = make_float4(d[0], d[1], d[2], d[3]);
-    else *sums = *d;
-    static_assert(G == 4 || G == 1, "four or one");
-}
-
 template <int G> __device__ inline void layernorm_add_group(float* sums, const float* d) {
     if constexpr (G == 4) {
         float4 sum = *(const float4*)sums;
@@ -240,35 +218,7 @@ template <int G> __device__ inline void layernorm_add_group(float* sums, const f
     } else {
         *sums += *d;
     }
-}
-
-// out [C] = the sums of the block's teams, one after the other.
-template <int W, int E, int THREADS>
-__device__ inline void layernorm_join_teams(float* out, const float* sums, int team, int C) {
-    constexpr int G = W < 4 ? 1 : 4;
-    for (int c = (int)threadIdx.x; c < C; c += THREADS) {
-        int vector = c / W, e = vector / team * W + c % W / G * G, owner = vector % team;
-        float sum = 0;
-        for (int first = 0; first + team <= THREADS; first += team)
-            sum += sums[e * THREADS + (first + owner) * G + c % G];
-        out[c] = sum;
-    }
-}
-
-// The sums of both numbers over a team of some of the block's warps, which is number `index`; `turn` as in team_sum.
-template <int THREADS> __device__ inline float2 layernorm_warps_sum(float2 x, int index, int team, int turn) {
-    __shared__ float2 partial[2][THREADS / WARP];
-    int first = index * team / WARP, warps = team / WARP;
-    x.x = warp_sum(x.x);
-    x.y = warp_sum(x.y);
-    if (threadIdx.x % WARP == 0) partial[turn][threadIdx.x / WARP] = x;
-    asm volatile("bar.sync %0, %1;" ::"r"(index + 1), "r"(team) : "memory");  // barrier 0 is the whole block's
-    x = make_float2(0, 0);
-    for (int i = 0; i < warps; i++) {
-        x.x += partial[turn][first + i].x;
-        x.y += partial[turn][first + i].y;
-    }
-    return x;
+    static_assert(G == 4 || G == 1, "four or one");
 }
 
 // The blocks' partial sums [blocks, columns] become d.w, d.b and dbias. A block takes `width` columns at a time, and
@@ -298,90 +248,60 @@ template <int THREADS> __device__ inline void layernorm_sum_blocks(LayernormBack
     }
 }
 
-// As many blocks as there are multiprocessors, at most, all at a time; their teams take rows in turn and keep the sums
-// for d.w and d.b of all of them in registers, as long as there are any left, and the others in shared memory.
-template <int W, int E, LayernormTeam TEAM, Mode DX_MODE, LayernormExtra EXTRA>
-__global__ void __launch_bounds__(layernorm_backward_threads(E, TEAM, EXTRA), 1)
+// As many blocks as run at a time, and they must: their teams take rows in turn and keep the sums for d.w and d.b of all of
+// them in registers, as long as there are any left, and the others in shared memory.
+template <int W, int E, int TEAM, Mode DX_MODE, LayernormExtra EXTRA>
+__global__ void __launch_bounds__(layernorm_backward_threads(TEAM), layernorm_backward_residents(E, TEAM, EXTRA))
     layernorm_backward_kernel(LayernormBackward a) {
-    constexpr int THREADS = layernorm_backward_threads(E, TEAM, EXTRA), G = W < 4 ? 1 : 4, VECTORS = E / W;
-    constexpr int FIXED_TEAM = TEAM == LAYERNORM_WARP ? WARP : THREADS, STAGED = layernorm_staged(W, E, TEAM);
-    constexpr int EARLY = TEAM == LAYERNORM_WARP || STAGED;  // others have no registers left for more than dy and x
-    constexpr int EARLY_OLD = EARLY && (LAYERNORM_ARCH >= 900 || E <= 8);  // sm_80 would spill a register or two
-    constexpr int REREAD = layernorm_backward_rereads(TEAM, EXTRA);
+    constexpr int THREADS = layernorm_backward_threads(TEAM), G = W < 4 ? 1 : 4;
+    constexpr int VECTORS = E / W, TEAMS = THREADS / TEAM;
+    constexpr int EARLY = TEAM == WARP;          // blocks have no registers left for more than dy and x
+    constexpr int EARLY_OLD = EARLY && E <= 24;  // more channels would spill a register or two
+    constexpr int REREAD = layernorm_backward_rereads(E, TEAM, EXTRA);
     constexpr int FENCED = layernorm_backward_fenced(E, TEAM, EXTRA);
-    constexpr int SHARED_DBIAS = layernorm_shared_dbias(EXTRA), SHARED_DB = layernorm_shared_db(TEAM, EXTRA);
-    constexpr int SHARED_SUMS = SHARED_DBIAS + SHARED_DB;
-    constexpr int MASKED = layernorm_masked(EXTRA);
-    typedef Vector<floatX, W> Part;
-    extern __shared__ float4 layernorm_shared[];  // [2][dy, x][THREADS] of a staged row, [sums][E / G][THREADS][G]
-    Part* staged = (Part*)layernorm_shared + threadIdx.x;
-    float* shared_sums = (float*)(layernorm_shared + STAGED * 4 * THREADS);
-    const int team = TEAM == LAYERNORM_WARPS ? a.team : FIXED_TEAM, teams = THREADS / team;
-    int index = TEAM == LAYERNORM_WHOLE ? 0 : (int)threadIdx.x / team, turn = 0;
-    int first = ((int)threadIdx.x - index * team) * W;
-    unsigned row =
-        TEAM == LAYERNORM_WARPS && index == teams ? a.N : blockIdx.x * teams + index;  // warps may be left over
-    Part kept[VECTORS] = {};
+    constexpr int SHARED_DBIAS = layernorm_shared_dbias(EXTRA), SHARED_DB = layernorm_masked(EXTRA);
+    constexpr int SHARED_SUMS = SHARED_DBIAS + SHARED_DB, SUMS = layernorm_sums(EXTRA);
+    constexpr int OUTPUT = EXTRA == LAYERNORM_BACKWARD_DROPOUT;
+    extern __shared__ float4 layernorm_shared[];  // [sums][E / G][THREADS][G]; at last THREADS floats
+    float* shared_sums = (float*)layernorm_shared;
+    int team = (int)threadIdx.x / TEAM, first = (int)(threadIdx.x % TEAM) * W, turn = 0;
+    Vector<floatX, W> kept[VECTORS] = {};
     float dw[E] = {}, db[SHARED_DB ? 1 : E] = {};
 #pragma unroll
     for (int i = 0; i < VECTORS; i++)
-        if (EARLY && first + i * team * W < a.C) kept[i] = load_vector<W>(a.w + first + i * team * W);
+        if (EARLY && first + i * TEAM * W < a.C) kept[i] = load_vector<W>(a.w + first + i * TEAM * W);
     for (int e = 0; e < SHARED_SUMS * E; e++) shared_sums[e * THREADS + (int)threadIdx.x] = 0;
     if (SHARED_SUMS > 0) __syncthreads();
-
-    float next_mean = 0, next_rstd = 0;
-    DropoutPlace next_place = {0, 0};
-    // Of a row, if there is one: into buffer `to`, and registers.
-    auto stage = [&](unsigned row, int to) {
-        if (row < (unsigned)a.N) {
-            size_t at = (size_t)row * (size_t)a.C + first;
-            if (first < a.C) {
-                __pipeline_memcpy_async(staged + 2 * to * THREADS, a.dy + at, sizeof(Part));
-                __pipeline_memcpy_async(staged + (2 * to + 1) * THREADS, a.x + at, sizeof(Part));
-            }
-            next_mean = a.stats.mean[row], next_rstd = a.stats.rstd[row];
-            if (MASKED) next_place = dropout_place(a.dropout, (int)row);
-        }
-        __pipeline_commit();
-    };
-    if constexpr (STAGED) stage(row, 0);
-    for (; row < (unsigned)a.N; row += gridDim.x * teams) {
+    for (unsigned row = blockIdx.x * TEAMS + team; row < (unsigned)a.N; row += gridDim.x * TEAMS) {
         size_t start = (size_t)row * (size_t)a.C;
-        Part x[VECTORS] = {}, dy[VECTORS] = {}, old[VECTORS] = {};
-        float mean, rstd;
-        DropoutPlace place = next_place;
+        Vector<floatX, W> x[VECTORS] = {}, dy[VECTORS] = {}, old[VECTORS] = {};
 #pragma unroll
         for (int i = 0; i < VECTORS; i++) {
-            int c = first + i * team * W;
-            if (!STAGED && !REREAD && c < a.C) dy[i] = load_vector<W>(a.dy + start + c);
-            if (!STAGED && !REREAD && c < a.C) x[i] = load_vector<W>(a.x + start + c);
+            int c = first + i * TEAM * W;
+            if (!(REREAD && OUTPUT) && c < a.C) dy[i] = load_vector<W>(a.dy + start + c);
+            if (!(REREAD && OUTPUT) && c < a.C) x[i] = load_vector<W>(a.x + start + c);
             if (DX_MODE == ADD && EARLY_OLD && c < a.C) old[i] = load_vector<W>(a.to.r.dx + start + c);
         }
-        Part* mine = staged + 2 * turn * THREADS;  // dy; x is THREADS further
-        if constexpr (STAGED) {
-            mean = next_mean, rstd = next_rstd;
-            stage(row + gridDim.x * teams, turn ^ 1);
-            asm volatile("cp.async.wait_group 1;" ::: "memory");  // __pipeline_wait_prior lets loads rise above it
-            if (first < a.C) dy[0] = mine[0], x[0] = mine[THREADS];
-        } else {
-            mean = a.stats.mean[row], rstd = a.stats.rstd[row];
-            if (EXTRA == LAYERNORM_BACKWARD_DROPOUT) place = dropout_place(a.dropout, (int)row);
-        }
+        float mean = a.stats.mean[row], rstd = a.stats.rstd[row];
+        DropoutPlace place = {0, 0};
+        if (OUTPUT) place = dropout_place(a.dropout, (int)row);
         float2 sums = make_float2(0, 0);  // of e and of e * u; beyond the row both are 0 because dy is
 #pragma unroll
         for (int i = 0; i < VECTORS; i++) {
             float g[W], u[W], weight[W];
-            Part w = kept[i];
-            int c = first + i * team * W;
+            Vector<floatX, W> w = kept[i];
+            int c = first + i * TEAM * W;
             if (!EARLY && c < a.C) w = load_vector<W>(a.w + c);
-            if (REREAD && FENCED) __syncwarp();
-            if (REREAD && c < a.C) dy[i] = load_vector<W>(a.dy + start + c), x[i] = load_vector<W>(a.x + start + c);
+            if (OUTPUT && FENCED) __syncwarp();
+            if (REREAD && OUTPUT && c < a.C) {
+                dy[i] = load_vector<W>(a.dy + start + c);
+                x[i] = load_vector<W>(a.x + start + c);
+            }
             to_floats(g, dy[i]);
-            if constexpr (EXTRA == LAYERNORM_BACKWARD_DROPOUT) {
+            if constexpr (OUTPUT) {
                 dropout_multiply<W>(g, a.dropout.dropout, place, c);
                 dy[i] = from_floats<floatX, W>(g);
                 to_floats(g, dy[i]);
-                if (STAGED) mine[0] = dy[0];
                 if (REREAD && c < a.C) store_vector(a.to.r.dx + start + c, dy[i]);  // dx is SET: to be read again
             }
             to_floats(u, x[i]);
@@ -400,8 +320,7 @@ __global__ void __launch_bounds__(layernorm_backward_threads(E, TEAM, EXTRA), 1)
                 layernorm_add_group<G>(shared_sums + ((SHARED_DBIAS * E + i * W + k) * THREADS + (int)threadIdx.x * G),
                                        g + k);
         }
-        if constexpr (TEAM == LAYERNORM_WARPS) sums = layernorm_warps_sum<THREADS>(sums, index, team, turn);
-        else sums = team_sum<FIXED_TEAM>(sums, turn);
+        sums = team_sum<TEAM>(sums, turn);
 #pragma unroll
         for (int i = 0; i < VECTORS; i++) {
             keep_packed(&x[i]);
@@ -412,17 +331,18 @@ __global__ void __launch_bounds__(layernorm_backward_threads(E, TEAM, EXTRA), 1)
         // Divided, not multiplied by 1 / C: the division's rare path ends a basic block, and ptxas does not keep floats
         // across it either. Without that the kernel for 768 channels spills 300 bytes.
         float average = sums.x / (float)a.C, slope = sums.y / (float)a.C;
-        if (!STAGED && EXTRA == LAYERNORM_BACKWARD_RESIDUAL_DROPOUT) place = dropout_place(a.dropout, (int)row);
+        if (EXTRA == LAYERNORM_BACKWARD_RESIDUAL_DROPOUT) place = dropout_place(a.dropout, (int)row);
 #pragma unroll
         for (int i = 0; i < VECTORS; i++) {
-            int c = first + i * team * W;
+            int c = first + i * TEAM * W;
             if (c >= a.C) break;
             float d[W], u[W], weight[W], sum[W];
-            Part w = kept[i];
+            Vector<floatX, W> w = kept[i];
             if (FENCED) __syncwarp(__activemask());
-            if (STAGED) dy[i] = mine[0], x[i] = mine[THREADS];
-            if (REREAD) x[i] = load_vector<W>(a.x + start + c);
-            if (REREAD) dy[i] = load_vector<W>((EXTRA == LAYERNORM_BACKWARD_DROPOUT ? a.to.r.dx : a.dy) + start + c);
+            if (REREAD) {
+                dy[i] = load_vector<W>((OUTPUT ? a.to.r.dx : a.dy) + start + c);
+                x[i] = load_vector<W>(a.x + start + c);
+            }
             if (!EARLY) w = load_vector<W>(a.w + c);
             if (!EARLY_OLD && DX_MODE == ADD) old[i] = load_vector<W>(a.to.r.dx + start + c);
             to_floats(d, dy[i]);
@@ -444,42 +364,59 @@ __global__ void __launch_bounds__(layernorm_backward_threads(E, TEAM, EXTRA), 1)
                 layernorm_add_group<G>(shared_sums + ((i * W + k) * THREADS + (int)threadIdx.x * G), d + k);
         }
     }
-
-    // The block's share of the partial sums; then those of all blocks.
-    constexpr int SUMS = layernorm_sums(EXTRA);
-    float* partial = a.partial + (size_t)blockIdx.x * SUMS * (size_t)a.C;
-    __syncthreads();
-    for (int s = 0; s < SHARED_SUMS; s++)  // dbias, d.b
-        layernorm_join_teams<W, E, THREADS>(partial + (SHARED_DBIAS && s == 0 ? 2 : 1) * a.C,
-                                            shared_sums + s * E * THREADS, team, a.C);
+    // The block's teams, one after the other, then its share of the partial sums.
+    float *weight = a.partial + (size_t)blockIdx.x * SUMS * (size_t)a.C, *bias = weight + a.C;
+    if constexpr (TEAMS > 1) {
+        __shared__ float shared[SHARED_DB ? 1 : 2][E][WARP];  // [e][lane], so that lanes use different banks
+        int lane = (int)threadIdx.x % WARP;
+        for (int t = 0; t < TEAMS; t++) {
 #pragma unroll
-    for (int s = 0; s < 2 - SHARED_DB; s++) {  // d.w, d.b
-        if (s + SHARED_SUMS > 0) __syncthreads();
+            for (int e = 0; e < E && team == t; e++) {
+                shared[0][e][lane] = t ? shared[0][e][lane] + dw[e] : dw[e];
+                if constexpr (!SHARED_DB) shared[1][e][lane] = t ? shared[1][e][lane] + db[e] : db[e];
+            }
+            __syncthreads();
+        }
+        for (int c = (int)threadIdx.x; c < a.C; c += (int)blockDim.x) {
+            int e = c / (WARP * W) * W + c % W, owner = c % (WARP * W) / W;
+            weight[c] = shared[0][e][owner];
+            if constexpr (!SHARED_DB) bias[c] = shared[1][e][owner];
+        }
+    } else {
 #pragma unroll
-        for (int e = 0; e < E; e += G)
-            layernorm_put_group<G>(shared_sums + e * THREADS + (int)threadIdx.x * G, (s ? db : dw) + e);
-        __syncthreads();
-        layernorm_join_teams<W, E, THREADS>(partial + s * a.C, shared_sums, team, a.C);
+        for (int e = 0; e < E; e++) {
+            int c = first + e / W * TEAM * W + e % W;
+            if (c >= a.C) continue;
+            weight[c] = dw[e];
+            if constexpr (!SHARED_DB) bias[c] = db[e];
+        }
     }
+    if (SHARED_SUMS > 0) __syncthreads();
+    for (int s = 0; s < SHARED_SUMS; s++)  // dbias, d.b
+        for (int c = (int)threadIdx.x; c < a.C; c += THREADS) {
+            int e = s * E + c / (TEAM * W) * W + c % W / G * G, owner = c % (TEAM * W) / W;
+            float sum = 0;
+            for (int t = 0; t < TEAMS; t++) sum += shared_sums[e * THREADS + (t * TEAM + owner) * G + c % G];
+            bias[(SHARED_DBIAS - s) * a.C + c] = sum;
+        }
     cooperative_groups::this_grid().sync();
     layernorm_sum_blocks<THREADS>(a, SUMS * a.C, shared_sums);
 }
 
-template <int W, int E, LayernormTeam TEAM, LayernormExtra EXTRA>
+template <int W, int E, int TEAM, LayernormExtra EXTRA>
 static inline void layernorm_backward_start(LayernormBackward a, Mode dx_mode, Context* ctx) {
-    constexpr int threads = layernorm_backward_threads(E, TEAM, EXTRA);
-    constexpr int shared = layernorm_backward_shared(W, E, TEAM, EXTRA);
+    constexpr int threads = layernorm_backward_threads(TEAM), teams = threads / TEAM;
+    constexpr int sums = layernorm_shared_sums(EXTRA), shared = threads * (sums ? sums * E : 1) * (int)sizeof(float);
     void (*kernel)(LayernormBackward) = layernorm_backward_kernel<W, E, TEAM, SET, EXTRA>;
     if constexpr (EXTRA != LAYERNORM_BACKWARD_DROPOUT)
         if (dx_mode == ADD) kernel = layernorm_backward_kernel<W, E, TEAM, ADD, EXTRA>;
-    int needed = (int)round_up(((size_t)a.C + E - 1) / E, WARP);
-    a.team = TEAM == LAYERNORM_WARP ? WARP : TEAM == LAYERNORM_WARPS ? needed : threads;
-    CHECK(needed <= a.team && a.team <= threads);
-    CHECK(TEAM != LAYERNORM_WARPS || threads / a.team <= 15);  // a barrier each, besides the block's
-    int blocks = min_int(ctx->multiprocessors, (int)blocks_for((size_t)a.N, (size_t)(threads / a.team)));
-    a.partial = (float*)device_scratch(ctx, (size_t)blocks * layernorm_sums(EXTRA) * (size_t)a.C * sizeof(float));
     if (shared > 32 << 10)  // more than every launch may have
         cudaCheck(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared));
+    int residents;
+    cudaCheck(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&residents, kernel, threads, shared));
+    residents = min_int(residents, layernorm_backward_residents(E, TEAM, EXTRA));
+    int blocks = min_int(ctx->multiprocessors * residents, (int)blocks_for((size_t)a.N, teams));
+    a.partial = (float*)device_scratch(ctx, (size_t)blocks * layernorm_sums(EXTRA) * (size_t)a.C * sizeof(float));
     void* arguments[] = {&a};
     cudaCheck(cudaLaunchCooperativeKernel((const void*)kernel, dim3((unsigned)blocks), dim3(threads), arguments, shared,
                                           ctx->stream));
@@ -487,24 +424,24 @@ static inline void layernorm_backward_start(LayernormBackward a, Mode dx_mode, C
 
 template <LayernormExtra EXTRA>
 static inline void layernorm_backward_choose(LayernormBackward a, Mode dx_mode, Context* ctx) {
-    constexpr int W = Vector<floatX>::SIZE, MASKED = layernorm_masked(EXTRA);
-    constexpr int MOST = 8 * layernorm_backward_threads(8, LAYERNORM_WARPS, EXTRA);
+    constexpr int W = Vector<floatX>::SIZE;
     if (!rows_are_vectors<floatX>(a.C)) {
-        if (a.C <= 8 * WARP) layernorm_backward_start<1, 8, LAYERNORM_WARP, EXTRA>(a, dx_mode, ctx);
-        else layernorm_backward_start<1, MASKED ? 16 : 8, LAYERNORM_WHOLE, EXTRA>(a, dx_mode, ctx);
-        return;
+        if (a.C <= 8 * WARP) return layernorm_backward_start<1, 8, WARP, EXTRA>(a, dx_mode, ctx);
+        if constexpr (layernorm_masked(EXTRA)) return layernorm_backward_start<1, 16, 512, EXTRA>(a, dx_mode, ctx);
+        else return layernorm_backward_start<1, 8, 1024, EXTRA>(a, dx_mode, ctx);
     }
-    if (a.C <= 8 * WARP) return layernorm_backward_start<W, 8, LAYERNORM_WARP, EXTRA>(a, dx_mode, ctx);
-    if constexpr (!MASKED)
-        if (a.C <= 24 * WARP) return layernorm_backward_start<W, 24, LAYERNORM_WARP, EXTRA>(a, dx_mode, ctx);
-    if (a.C <= MOST) return layernorm_backward_start<W, 8, LAYERNORM_WARPS, EXTRA>(a, dx_mode, ctx);
-    layernorm_backward_start<W, 32, LAYERNORM_WHOLE, EXTRA>(a, dx_mode, ctx);
+    if (a.C <= 8 * WARP) return layernorm_backward_start<W, 8, WARP, EXTRA>(a, dx_mode, ctx);
+    if (a.C <= 24 * WARP) return layernorm_backward_start<W, 24, WARP, EXTRA>(a, dx_mode, ctx);
+    if (a.C <= 32 * WARP) return layernorm_backward_start<W, 32, WARP, EXTRA>(a, dx_mode, ctx);
+    if (a.C <= 8 * 256) return layernorm_backward_start<W, 8, 256, EXTRA>(a, dx_mode, ctx);
+    if (a.C <= 16 * 256) return layernorm_backward_start<W, 16, 256, EXTRA>(a, dx_mode, ctx);
+    layernorm_backward_start<W, 32, sizeof(floatX) == 2 ? 512 : 256, EXTRA>(a, dx_mode, ctx);
 }
 
 static inline void layernorm_backward_any(LayernormGradients to, const floatX* dy, const floatX* x, Moments stats,
                                           const floatX* w, Rows size, Mode dx_mode, Mode d_mode, Context* ctx) {
     Dropout dropout = to.output.threshold ? to.output : to.r.dropout;
-    LayernormBackward a = {to, NULL, dy, x, stats, w, size.N, size.C, 0, d_mode, dropout_rows(dropout)};
+    LayernormBackward a = {to, NULL, dy, x, stats, w, size.N, size.C, d_mode, dropout_rows(dropout)};
     layernorm_check_size(size.N, size.C);
     if (to.output.threshold) layernorm_backward_choose<LAYERNORM_BACKWARD_DROPOUT>(a, dx_mode, ctx);
     else if (dropout.threshold) layernorm_backward_choose<LAYERNORM_BACKWARD_RESIDUAL_DROPOUT>(a, dx_mode, ctx);
