@@ -41,6 +41,7 @@ static Bench* bench_open(Config config, int B, int T, int M, int recompute, uint
     model_plan(&b->m, config, B, T, M, B, recompute);
     model_alloc(&b->m, seed, &b->ctx);
     optimizer_init(&b->o, &b->m.table, ADAMW, WITH_MASTER, &b->ctx);
+    b->m.master = b->o.master;
     random_weights(&b->m, &b->o, seed, &b->ctx);
     mlm_batch_alloc(&b->batch, B, T, max_int(1, M / B));
     mlm_loader_open(&b->loader, B * T, M, B, &b->ctx);
@@ -52,6 +53,7 @@ static void bench_optimizer(Bench* b, OptimizerKind kind) {
     HostView view = host_view_open(b->m.params, b->m.table.elements, VIEW_FLOATX);
     optimizer_free(&b->o);
     optimizer_init(&b->o, &b->m.table, kind, WITH_MASTER, &b->ctx);
+    b->m.master = b->o.master;
     host_view_read(&b->ctx, &view);
     optimizer_write_weights(&b->o, &view, &b->ctx);
     host_view_close(&view);
@@ -174,7 +176,7 @@ static Bench* formula_open(void) {
     return b;
 }
 
-static double norm_of(const real* values, size_t n) {
+static double euclidean_norm(const real* values, size_t n) {
     double sum = 0;
     for (size_t i = 0; i < n; i++) sum += (double)values[i] * (double)values[i];
     return sqrt(sum);
@@ -200,7 +202,7 @@ static void test_formula_step(Tests* t, Bench* b) {
     optimizer_step(&b->o, m->params, m->grads, settings, &b->ctx);
     real* after = b->o.master ? device_values(&b->ctx, b->o.master, m->table.elements, VIEW_REAL)
                               : device_values(&b->ctx, m->params, m->table.elements, VIEW_FLOATX);
-    double clip = fmin(1, 1 / norm_of(grads, m->table.elements));
+    double clip = fmin(1, 1 / euclidean_norm(grads, m->table.elements));
     for (size_t k = 0; k < COUNT_OF(ratios); k++) {
         // The ratio shows in the first step's length: bias correction makes its direction g / (|g| + eps) and decay.
         const Tensor* tensor = tensor_named(&m->table, ratios[k].name);
@@ -269,11 +271,12 @@ static void test_formula(Tests* t) {
     bench_train(b, 0);
     report_close(t, "formula: loss in training", bench_loss(b, -1), 5.3537289464, tolerance);
     real* grads = device_values(&b->ctx, m->grads, m->table.elements, VIEW_REAL);
-    report_close(t, "formula: norm of all gradients", norm_of(grads, m->table.elements), 7.6344209691, tolerance);
+    report_close(t, "formula: norm of all gradients", euclidean_norm(grads, m->table.elements), 7.6344209691,
+                 tolerance);
     for (size_t i = 0; i < COUNT_OF(norms); i++) {
         const Tensor* tensor = tensor_named(&m->table, norms[i].name);
         snprintf(name, sizeof name, "formula: norm of the gradient of %s", norms[i].name);
-        report_close(t, name, norm_of(grads + tensor->offset, tensor->size), norms[i].norm, tolerance);
+        report_close(t, name, euclidean_norm(grads + tensor->offset, tensor->size), norms[i].norm, tolerance);
     }
     free(grads);
     test_formula_step(t, b);
@@ -580,7 +583,7 @@ static void test_initial_values(Tests* t) {
         // Five standard errors of a mean and of a deviation, and what storing in bf16 may add.
         double error = fabs(mean - want) + fabs(sqrt(square) - std);
         double tolerance = 5 * std * (1 / sqrt(count) + 1 / sqrt(2.0 * count)) + 1e-3 * std + 1e-12;
-        if (is_word && norm_of(w, first) != 0) error = INFINITY;
+        if (is_word && euclidean_norm(w, first) != 0) error = INFINITY;
         char* name = xprintf("initial values of %s", tensor->name);
         report(t, error <= tolerance, name, error, tolerance);
         free(name);

@@ -21,6 +21,7 @@ static void bench_open(Bench* b, Config config, int B, int T, int recompute, uin
     model_plan(&b->m, config, B, T, recompute);
     model_alloc(&b->m, seed, &b->ctx);
     optimizer_init(&b->o, &b->m.table, ADAMW, WITH_MASTER, &b->ctx);
+    b->m.master = b->o.master;
     random_weights(&b->m, &b->o, seed, &b->ctx);
 }
 
@@ -275,6 +276,7 @@ static Bench* overfit_open(MasterWeights master, double scale, LossScaleKind kin
     if (master == NO_MASTER) {
         optimizer_free(&b->o);
         optimizer_init(&b->o, &b->m.table, ADAMW, master, &b->ctx);
+        b->m.master = b->o.master;
     }
     optimizer_set_loss_scale(&b->o, state, rule, &b->ctx);
     b->m.loss_scale = &b->o.loss_scale->scale;

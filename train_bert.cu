@@ -42,6 +42,7 @@
 
 typedef struct {
     Affine qkv, key, value, attproj, ln1, fc, fcproj, ln2;
+    const real *ln1_exact, *ln2_exact;  // their w in full precision
 } BlockParams;
 
 typedef struct {
@@ -50,6 +51,7 @@ typedef struct {
     Affine transform, lnt;  // before the decoder, whose weight is `word`
     floatX* decoder_bias;   // [Vp]
     Affine pooler, next;    // what says whether the second segment follows the first
+    const real *ln0_exact, *lnt_exact;
     BlockParams* h;
 } Params;
 
@@ -77,7 +79,7 @@ static const TensorRow EMBEDDING_ROWS[] = {
     {"bert.embeddings.word_embeddings.weight",                     offsetof(Params, word),             {DIM_V, DIM_C},     OWN,     DIM_VP, INIT_NORMAL,    1},
     {"bert.embeddings.position_embeddings.weight",                 offsetof(Params, position),         {DIM_T, DIM_C},     OWN,     0,      INIT_NORMAL,    1},
     {"bert.embeddings.token_type_embeddings.weight",               offsetof(Params, type),             {DIM_TYPES, DIM_C}, OWN,     0,      INIT_NORMAL,    1},
-    {"bert.embeddings.LayerNorm.weight",                           offsetof(Params, ln0.w),            {DIM_C},            OWN,     0,      INIT_ONE,       0},
+    {"bert.embeddings.LayerNorm.weight",                           offsetof(Params, ln0.w),            {DIM_C},            OWN,     0,      INIT_ONE,       0, AS_IN_MEMORY, offsetof(Params, ln0_exact)},
     {"bert.embeddings.LayerNorm.bias",                             offsetof(Params, ln0.b),            {DIM_C},            OWN,     0,      INIT_ZERO,      0},
 };
 static const TensorRow BLOCK_ROWS[] = {
@@ -89,20 +91,20 @@ static const TensorRow BLOCK_ROWS[] = {
     {"bert.encoder.layer.%d.attention.self.value.bias",            offsetof(BlockParams, value.b),     {DIM_C},            GROUPED, 0,      INIT_ZERO,      0},
     {"bert.encoder.layer.%d.attention.output.dense.weight",        offsetof(BlockParams, attproj.w),   {DIM_C, DIM_C},     OWN,     0,      INIT_NORMAL,    1},
     {"bert.encoder.layer.%d.attention.output.dense.bias",          offsetof(BlockParams, attproj.b),   {DIM_C},            OWN,     0,      INIT_ZERO,      0},
-    {"bert.encoder.layer.%d.attention.output.LayerNorm.weight",    offsetof(BlockParams, ln1.w),       {DIM_C},            OWN,     0,      INIT_ONE,       0},
+    {"bert.encoder.layer.%d.attention.output.LayerNorm.weight",    offsetof(BlockParams, ln1.w),       {DIM_C},            OWN,     0,      INIT_ONE,       0, AS_IN_MEMORY, offsetof(BlockParams, ln1_exact)},
     {"bert.encoder.layer.%d.attention.output.LayerNorm.bias",      offsetof(BlockParams, ln1.b),       {DIM_C},            OWN,     0,      INIT_ZERO,      0},
     {"bert.encoder.layer.%d.intermediate.dense.weight",            offsetof(BlockParams, fc.w),        {DIM_F, DIM_C},     OWN,     0,      INIT_NORMAL,    1},
     {"bert.encoder.layer.%d.intermediate.dense.bias",              offsetof(BlockParams, fc.b),        {DIM_F},            OWN,     0,      INIT_ZERO,      0},
     {"bert.encoder.layer.%d.output.dense.weight",                  offsetof(BlockParams, fcproj.w),    {DIM_C, DIM_F},     OWN,     0,      INIT_NORMAL,    1},
     {"bert.encoder.layer.%d.output.dense.bias",                    offsetof(BlockParams, fcproj.b),    {DIM_C},            OWN,     0,      INIT_ZERO,      0},
-    {"bert.encoder.layer.%d.output.LayerNorm.weight",              offsetof(BlockParams, ln2.w),       {DIM_C},            OWN,     0,      INIT_ONE,       0},
+    {"bert.encoder.layer.%d.output.LayerNorm.weight",              offsetof(BlockParams, ln2.w),       {DIM_C},            OWN,     0,      INIT_ONE,       0, AS_IN_MEMORY, offsetof(BlockParams, ln2_exact)},
     {"bert.encoder.layer.%d.output.LayerNorm.bias",                offsetof(BlockParams, ln2.b),       {DIM_C},            OWN,     0,      INIT_ZERO,      0},
 };
 static const TensorRow HEAD_ROWS[] = {
     {"cls.predictions.bias",                                       offsetof(Params, decoder_bias),     {DIM_V},            OWN,     DIM_VP, INIT_ZERO,      0},
     {"cls.predictions.transform.dense.weight",                     offsetof(Params, transform.w),      {DIM_C, DIM_C},     OWN,     0,      INIT_NORMAL,    1},
     {"cls.predictions.transform.dense.bias",                       offsetof(Params, transform.b),      {DIM_C},            OWN,     0,      INIT_ZERO,      0},
-    {"cls.predictions.transform.LayerNorm.weight",                 offsetof(Params, lnt.w),            {DIM_C},            OWN,     0,      INIT_ONE,       0},
+    {"cls.predictions.transform.LayerNorm.weight",                 offsetof(Params, lnt.w),            {DIM_C},            OWN,     0,      INIT_ONE,       0, AS_IN_MEMORY, offsetof(Params, lnt_exact)},
     {"cls.predictions.transform.LayerNorm.bias",                   offsetof(Params, lnt.b),            {DIM_C},            OWN,     0,      INIT_ZERO,      0},
 };
 static const TensorRow NEXT_ROWS[] = {  // only with next-sentence prediction
@@ -158,6 +160,8 @@ typedef struct {
     floatX* acts_buffer;
     real* stats_buffer;
     Acts a;
+    ExactParameters exact;
+    const real* master;      // the parameters in full precision; NULL: there are none
     const real* loss_scale;  // [1] where the ops run; NULL: 1
     // Dropout of the running step; training 0 switches it off.
     int training;
@@ -193,11 +197,11 @@ static void forward_block(Model* m, int l, const Sequences* s, Context* ctx) {
     matmul_forward(a->qkv, x, p->qkv, N, C, 3 * C, SET, ctx);
     attention_forward(a->att, a->lse, a->qkv, s, attention_at(m, s, l), ctx);
     matmul_forward(a->mid, a->att, p->attproj, N, C, C, SET, ctx);
-    residual_layernorm_forward(a->ln1, a->mid, a->ln1_stats, x, p->ln1, N, C, (real)c->eps,
+    residual_layernorm_forward(a->ln1, a->mid, a->ln1_stats, x, norm_of(p->ln1, p->ln1_exact), N, C, (real)c->eps,
                                dropout_at(m, s, l, SITE_DROPOUT_ATTENTION_OUT), ctx);
     matmul_gelu_forward(a->fc, a->fc_pre, a->ln1, p->fc, N, C, c->F, c->gelu, ctx);
     matmul_forward(a->out, a->fc, p->fcproj, N, c->F, C, SET, ctx);
-    residual_layernorm_forward(a->ln2, a->out, a->ln2_stats, a->ln1, p->ln2, N, C, (real)c->eps,
+    residual_layernorm_forward(a->ln2, a->out, a->ln2_stats, a->ln1, norm_of(p->ln2, p->ln2_exact), N, C, (real)c->eps,
                                dropout_at(m, s, l, SITE_DROPOUT_MLP_OUT), ctx);
 }
 
@@ -205,9 +209,12 @@ static void forward_block(Model* m, int l, const Sequences* s, Context* ctx) {
 static void forward(Model* m, const MlmInput* in, Context* ctx) {
     const Config* c = &m->config;
     const Sequences* s = &in->sequences;
-    EmbeddingNorm start = {
-        {m->p.word, m->p.position, m->p.type}, m->p.ln0, (real)c->eps, dropout_at(m, s, 0, SITE_DROPOUT_EMBEDDING)};
+    EmbeddingNorm start = {{m->p.word, m->p.position, m->p.type},
+                           norm_of(m->p.ln0, m->p.ln0_exact),
+                           (real)c->eps,
+                           dropout_at(m, s, 0, SITE_DROPOUT_EMBEDDING)};
     scope_at(ctx, FORWARD, -1);
+    exact_update(&m->exact, &m->table, m->params, m->master, ctx);
     embedding_layernorm_forward(m->a.ln0, m->a.embedded, m->a.ln0_stats, in->tokens, in->types, start, s, c->C, ctx);
     for (int l = 0; l < c->L; l++) forward_block(m, l, s, ctx);
     scope_at(ctx, FORWARD, -1);
@@ -220,7 +227,8 @@ static void forward_masked(Model* m, const MlmInput* in, Context* ctx) {
     Affine decoder = {m->p.word, m->p.decoder_bias};
     gather_forward(m->a.masked, input_of(m, c->L), in->masked_rows, M, C, ctx);
     matmul_gelu_forward(m->a.transform, m->a.transform_pre, m->a.masked, m->p.transform, M, C, C, c->gelu, ctx);
-    layernorm_forward(m->a.lnt, m->a.lnt_stats, m->a.transform, m->p.lnt, M, C, (real)c->eps, ctx);
+    layernorm_forward(m->a.lnt, m->a.lnt_stats, m->a.transform, norm_of(m->p.lnt, m->p.lnt_exact), M, C, (real)c->eps,
+                      ctx);
     matmul_forward(m->a.logits, m->a.lnt, decoder, M, C, m->Vp, SET, ctx);
 }
 
@@ -262,7 +270,8 @@ static void backward_block(Model* m, int l, const Sequences* s, Mode mode, Conte
 
     scope_at(ctx, BACKWARD, l);
     if (m->recompute >= 1) gelu_forward(a->fc, a->fc_pre, (size_t)N * (size_t)c->F, c->gelu, ctx);
-    if (m->recompute >= 2) layernorm_forward(a->ln1, a->ln1_stats, a->mid, p->ln1, N, C, (real)c->eps, ctx);
+    if (m->recompute >= 2)
+        layernorm_forward(a->ln1, a->ln1_stats, a->mid, norm_of(p->ln1, p->ln1_exact), N, C, (real)c->eps, ctx);
     residual_layernorm_backward(residual_gradient(m, s, l, SITE_DROPOUT_MLP_OUT), g->ln2, dx, a->out, a->ln2_stats,
                                 p->ln2.w, rows, SET, mode, ctx);
     const floatX* dbranch = branch_gradient(m, s, l, SITE_DROPOUT_MLP_OUT);
@@ -278,7 +287,7 @@ static void backward_block(Model* m, int l, const Sequences* s, Mode mode, Conte
     matmul_backward_input(m->a.datt, dbranch, p->attproj.w, N, C, C, SET, ctx);
     attention_backward(m->a.dqkv, m->a.datt, a->qkv, a->att, a->lse, s, attention_at(m, s, l), ctx);
     if (m->recompute >= 2 && l > 0)
-        layernorm_forward(x, a[-1].ln2_stats, a[-1].out, p[-1].ln2, N, C, (real)c->eps, ctx);
+        layernorm_forward(x, a[-1].ln2_stats, a[-1].out, norm_of(p[-1].ln2, p[-1].ln2_exact), N, C, (real)c->eps, ctx);
     matmul_backward_weight(g->qkv, m->a.dqkv, x, N, C, 3 * C, mode, ctx);
     matmul_backward_input(dx, m->a.dqkv, p->qkv.w, N, C, 3 * C, ADD, ctx);
 }
@@ -458,6 +467,7 @@ static void model_alloc(Model* m, uint64_t seed, Context* ctx) {
     m->g.h = (BlockGradients*)xcalloc((size_t)c->L, sizeof(BlockGradients));
     m->a.h = (BlockActs*)xcalloc((size_t)c->L, sizeof(BlockActs));
     tensors_bind(&m->table, m->params, sizeof(floatX), &m->p, m->p.h, sizeof(BlockParams));
+    exact_open(&m->exact, &m->table, m->params, &m->p, m->p.h, sizeof(BlockParams), ctx);
     tensors_bind(&m->table, m->grads, sizeof(real), &m->g, m->g.h, sizeof(BlockGradients));
     tensors_bind(&m->acts_table, m->acts_buffer, sizeof(floatX), &m->a, m->a.h, sizeof(BlockActs));
     tensors_bind(&m->stats_table, m->stats_buffer, sizeof(real), &m->a, m->a.h, sizeof(BlockActs));
@@ -468,6 +478,7 @@ static void model_forget_plan(Model* m) {
 }
 
 static void model_free(Model* m) {
+    exact_close(&m->exact, &m->table);
     device_free(m->params, m->table.elements * sizeof(floatX));
     device_free(m->grads, m->table.elements * sizeof(real));
     device_free(m->acts_buffer, m->acts_table.elements * sizeof(floatX));
@@ -711,6 +722,7 @@ static void run_open(Run* r, int argc, char** argv) {
     optimizer_init(&r->optimizer, &m->table, (OptimizerKind)s->optimizer, master, &r->ctx);
     session_set_loss_scale(session, &r->optimizer);
     m->loss_scale = &r->optimizer.loss_scale->scale;
+    m->master = r->optimizer.master;
     steps_open(&r->steps);
     if (!source) random_weights(m, &r->optimizer, (uint64_t)s->seed, &r->ctx);  // a model's file may lack some
     if (source) session_load(session, source, &m->table, m->params, &r->optimizer);

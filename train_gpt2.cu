@@ -34,12 +34,14 @@
 
 typedef struct {
     Affine ln1, qkv, attproj, ln2, fc, fcproj;
+    const real *ln1_exact, *ln2_exact;  // their w in full precision
 } BlockParams;
 
 typedef struct {
     floatX *wte, *wpe;
     Affine lnf;
     floatX* head;  // the output matrix [Vp, C]: wte itself where the model ties them
+    const real* lnf_exact;
     BlockParams* h;
 } Params;
 
@@ -65,13 +67,13 @@ static const TensorRow EMBEDDING_ROWS[] = {
     {"transformer.wpe.weight",                offsetof(Params, wpe),             {DIM_T, DIM_C},  OWN, 0,      INIT_NORMAL,          1},
 };
 static const TensorRow BLOCK_ROWS[] = {
-    {"transformer.h.%d.ln_1.weight",          offsetof(BlockParams, ln1.w),      {DIM_C},         OWN, 0,      INIT_ONE,             0},
+    {"transformer.h.%d.ln_1.weight",          offsetof(BlockParams, ln1.w),      {DIM_C},         OWN, 0,      INIT_ONE,             0, AS_IN_MEMORY, offsetof(BlockParams, ln1_exact)},
     {"transformer.h.%d.ln_1.bias",            offsetof(BlockParams, ln1.b),      {DIM_C},         OWN, 0,      INIT_ZERO,            0},
     {"transformer.h.%d.attn.c_attn.weight",   offsetof(BlockParams, qkv.w),      {DIM_3C, DIM_C}, OWN, 0,      INIT_NORMAL,          1, TRANSPOSED},
     {"transformer.h.%d.attn.c_attn.bias",     offsetof(BlockParams, qkv.b),      {DIM_3C},        OWN, 0,      INIT_ZERO,            0},
     {"transformer.h.%d.attn.c_proj.weight",   offsetof(BlockParams, attproj.w),  {DIM_C, DIM_C},  OWN, 0,      INIT_NORMAL_RESIDUAL, 1, TRANSPOSED},
     {"transformer.h.%d.attn.c_proj.bias",     offsetof(BlockParams, attproj.b),  {DIM_C},         OWN, 0,      INIT_ZERO,            0},
-    {"transformer.h.%d.ln_2.weight",          offsetof(BlockParams, ln2.w),      {DIM_C},         OWN, 0,      INIT_ONE,             0},
+    {"transformer.h.%d.ln_2.weight",          offsetof(BlockParams, ln2.w),      {DIM_C},         OWN, 0,      INIT_ONE,             0, AS_IN_MEMORY, offsetof(BlockParams, ln2_exact)},
     {"transformer.h.%d.ln_2.bias",            offsetof(BlockParams, ln2.b),      {DIM_C},         OWN, 0,      INIT_ZERO,            0},
     {"transformer.h.%d.mlp.c_fc.weight",      offsetof(BlockParams, fc.w),       {DIM_F, DIM_C},  OWN, 0,      INIT_NORMAL,          1, TRANSPOSED},
     {"transformer.h.%d.mlp.c_fc.bias",        offsetof(BlockParams, fc.b),       {DIM_F},         OWN, 0,      INIT_ZERO,            0},
@@ -79,7 +81,7 @@ static const TensorRow BLOCK_ROWS[] = {
     {"transformer.h.%d.mlp.c_proj.bias",      offsetof(BlockParams, fcproj.b),   {DIM_C},         OWN, 0,      INIT_ZERO,            0},
 };
 static const TensorRow FINAL_ROWS[] = {
-    {"transformer.ln_f.weight",               offsetof(Params, lnf.w),           {DIM_C},         OWN, 0,      INIT_ONE,             0},
+    {"transformer.ln_f.weight",               offsetof(Params, lnf.w),           {DIM_C},         OWN, 0,      INIT_ONE,             0, AS_IN_MEMORY, offsetof(Params, lnf_exact)},
     {"transformer.ln_f.bias",                 offsetof(Params, lnf.b),           {DIM_C},         OWN, 0,      INIT_ZERO,            0},
 };
 static const TensorRow HEAD_ROWS[] = {  // only where the head is not tied to wte
@@ -126,6 +128,8 @@ typedef struct {
     floatX* acts_buffer;
     real* stats_buffer;
     Acts a;
+    ExactParameters exact;
+    const real* master;      // the parameters in full precision; NULL: there are none
     const real* loss_scale;  // [1] where the ops run; NULL: 1
     int *inputs, *targets;   // [N]
     int* single;             // [2] cu_seqlens of one sequence, for sampling
@@ -163,14 +167,14 @@ static void forward_block(Model* m, int l, const Sequences* s, Context* ctx) {
     int last = l + 1 == c->L, N = s->rows, C = c->C;
     floatX* next = last ? m->a.lnf : m->a.h[l + 1].ln1;
     Moments next_stats = last ? m->a.lnf_stats : m->a.h[l + 1].ln1_stats;
-    Affine next_norm = last ? m->p.lnf : m->p.h[l + 1].ln1;
+    Norm next_norm = last ? norm_of(m->p.lnf, m->p.lnf_exact) : norm_of(p[1].ln1, p[1].ln1_exact);
 
     scope_at(ctx, FORWARD, l);
     matmul_forward(a->qkv, a->ln1, p->qkv, N, C, 3 * C, SET, ctx);
     attention_forward(a->att, a->lse, a->qkv, s, attention_at(m, s, l), ctx);
     matmul_forward(a->mid, a->att, p->attproj, N, C, C, SET, ctx);
-    residual_layernorm_forward(a->ln2, a->mid, a->ln2_stats, residual_into(m, l), p->ln2, N, C, (real)c->eps,
-                               dropout_at(m, s, l, SITE_DROPOUT_ATTENTION_OUT), ctx);
+    residual_layernorm_forward(a->ln2, a->mid, a->ln2_stats, residual_into(m, l), norm_of(p->ln2, p->ln2_exact), N, C,
+                               (real)c->eps, dropout_at(m, s, l, SITE_DROPOUT_ATTENTION_OUT), ctx);
     matmul_gelu_forward(a->fc, a->fc_pre, a->ln2, p->fc, N, C, c->F, c->gelu, ctx);
     matmul_forward(a->out, a->fc, p->fcproj, N, c->F, C, SET, ctx);
     residual_layernorm_forward(next, a->out, next_stats, a->mid, next_norm, N, C, (real)c->eps,
@@ -182,9 +186,10 @@ static void forward(Model* m, const int* inputs, const Sequences* s, Context* ct
     const Config* c = &m->config;
     Embeddings tables = {m->p.wte, m->p.wpe, NULL};
     scope_at(ctx, FORWARD, -1);
+    exact_update(&m->exact, &m->table, m->params, m->master, ctx);
     embedding_forward(m->a.embedded, inputs, NULL, tables, s, c->C, dropout_at(m, s, 0, SITE_DROPOUT_EMBEDDING), ctx);
-    layernorm_forward(m->a.h[0].ln1, m->a.h[0].ln1_stats, m->a.embedded, m->p.h[0].ln1, s->rows, c->C, (real)c->eps,
-                      ctx);
+    layernorm_forward(m->a.h[0].ln1, m->a.h[0].ln1_stats, m->a.embedded, norm_of(m->p.h[0].ln1, m->p.h[0].ln1_exact),
+                      s->rows, c->C, (real)c->eps, ctx);
     for (int l = 0; l < c->L; l++) forward_block(m, l, s, ctx);
     scope_at(ctx, FORWARD, -1);
 }
@@ -228,7 +233,8 @@ static void backward_block(Model* m, int l, const Sequences* s, Mode mode, Conte
 
     scope_at(ctx, BACKWARD, l);
     if (m->recompute >= 1) gelu_forward(a->fc, a->fc_pre, (size_t)N * (size_t)c->F, c->gelu, ctx);
-    if (m->recompute >= 2) layernorm_forward(a->ln2, a->ln2_stats, a->mid, p->ln2, N, C, (real)c->eps, ctx);
+    if (m->recompute >= 2)
+        layernorm_forward(a->ln2, a->ln2_stats, a->mid, norm_of(p->ln2, p->ln2_exact), N, C, (real)c->eps, ctx);
     const floatX* dbranch = branch_gradient(m, s, l, SITE_DROPOUT_MLP_OUT);
     matmul_backward_weight(dfcproj, dbranch, a->fc, N, c->F, C, mode, ctx);
     matmul_gelu_backward_input(m->a.dfc, dfc_bias, dbranch, p->fcproj.w, a->fc_pre, N, c->F, C, c->gelu, ctx);
@@ -241,7 +247,8 @@ static void backward_block(Model* m, int l, const Sequences* s, Mode mode, Conte
     matmul_backward_weight(dattproj, dbranch, a->att, N, C, C, mode, ctx);
     matmul_backward_input(m->a.datt, dbranch, p->attproj.w, N, C, C, SET, ctx);
     attention_backward(m->a.dqkv, m->a.datt, a->qkv, a->att, a->lse, s, attention_at(m, s, l), ctx);
-    if (m->recompute >= 2) layernorm_forward(a->ln1, a->ln1_stats, x, p->ln1, N, C, (real)c->eps, ctx);
+    if (m->recompute >= 2)
+        layernorm_forward(a->ln1, a->ln1_stats, x, norm_of(p->ln1, p->ln1_exact), N, C, (real)c->eps, ctx);
     matmul_backward_weight(g->qkv, m->a.dqkv, a->ln1, N, C, 3 * C, mode, ctx);
     matmul_backward_input(m->a.dln, m->a.dqkv, p->qkv.w, N, C, 3 * C, SET, ctx);
     residual_layernorm_backward(residual_gradient(m, s, l - 1, SITE_DROPOUT_MLP_OUT), g->ln1, m->a.dln, x, a->ln1_stats,
@@ -392,6 +399,7 @@ static void model_alloc(Model* m, uint64_t seed, Context* ctx) {
     m->g.h = (BlockGradients*)xcalloc((size_t)c->L, sizeof(BlockGradients));
     m->a.h = (BlockActs*)xcalloc((size_t)c->L, sizeof(BlockActs));
     tensors_bind(&m->table, m->params, sizeof(floatX), &m->p, m->p.h, sizeof(BlockParams));
+    exact_open(&m->exact, &m->table, m->params, &m->p, m->p.h, sizeof(BlockParams), ctx);
     tensors_bind(&m->table, m->grads, sizeof(real), &m->g, m->g.h, sizeof(BlockGradients));
     tensors_bind(&m->acts_table, m->acts_buffer, sizeof(floatX), &m->a, m->a.h, sizeof(BlockActs));
     tensors_bind(&m->stats_table, m->stats_buffer, sizeof(real), &m->a, m->a.h, sizeof(BlockActs));
@@ -408,6 +416,7 @@ static void model_forget_plan(Model* m) {
 }
 
 static void model_free(Model* m) {
+    exact_close(&m->exact, &m->table);
     device_free(m->params, m->table.elements * sizeof(floatX));
     device_free(m->grads, m->table.elements * sizeof(real));
     device_free(m->acts_buffer, m->acts_table.elements * sizeof(floatX));
@@ -633,6 +642,7 @@ static void run_open(Run* r, int argc, char** argv) {
     optimizer_init(&r->optimizer, &m->table, (OptimizerKind)s->optimizer, master, &r->ctx);
     session_set_loss_scale(session, &r->optimizer);
     m->loss_scale = &r->optimizer.loss_scale->scale;
+    m->master = r->optimizer.master;
     steps_open(&r->steps);
     if (session->checkpoint) session_load(session, session->checkpoint, &m->table, m->params, &r->optimizer);
     else if (weights) load_weights(m, &r->optimizer, weights, &r->ctx);

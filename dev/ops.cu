@@ -25,6 +25,7 @@
 #include "ops/loss_scale.h"
 #include "ops/matmul.h"
 #include "ops/next_sentence.h"
+#include "ops/widen.h"
 
 typedef struct {
     const char* op;
@@ -42,6 +43,7 @@ static const OpRow TABLE[] = {
     {"lamb", test_lamb, NULL, bench_lamb},
     {"global_norm", test_global_norm, NULL, bench_global_norm},
     {"loss_scale", test_loss_scale, NULL, NULL},
+    {"widen", test_widen, NULL, NULL},
     {"attention", test_attention, grad_attention, bench_attention},
     {"classifier", test_classifier, grad_classifier, bench_classifier},
     {"embedding", test_embedding, grad_embedding, bench_embedding},

@@ -26,7 +26,7 @@ static void embedding_run_forward(void* state) {
 static void embedding_run_layernorm(void* state) {
     EmbeddingCase* e = (EmbeddingCase*)state;
     EmbeddingNorm layer = {{e->word.device, e->position.device, e->sizes.types ? e->type.device : NULL},
-                           {e->w.device, e->b.device},
+                           {e->w.device_real, e->b.device},
                            (real)1e-12,
                            e->dropout};
     Moments stats = {e->mean.device_real, e->rstd.device_real};

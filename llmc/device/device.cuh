@@ -72,6 +72,17 @@ template <typename T, int N> __device__ inline void to_floats(float* f, Vector<T
     for (int i = 0; i < N; i++) f[i] = to_float(x.v[i]);
 }
 
+// COUNT neighbours that start on 16 bytes, or one.
+template <int COUNT> __device__ inline void load_reals(float* f, const float* p) {
+    if constexpr (COUNT % 4 == 0) {
+#pragma unroll
+        for (int i = 0; i < COUNT; i += 4) *(float4*)(f + i) = *(const float4*)(p + i);
+    } else {
+#pragma unroll
+        for (int i = 0; i < COUNT; i++) f[i] = p[i];
+    }
+}
+
 __device__ inline void from_two_floats(__nv_bfloat16* x, float a, float b) {
     *(__nv_bfloat162*)x = __floats2bfloat162_rn(a, b);
 }

@@ -52,6 +52,17 @@ typedef struct {
     floatX* b;
 } Affine;
 
+// Of a layernorm, as its forward pass reads them: the weights in full precision (ops/widen.h says why).
+typedef struct {
+    const real* w;
+    const floatX* b;
+} Norm;
+
+static inline Norm norm_of(Affine p, const real* exact_w) {
+    Norm norm = {exact_w, p.b};
+    return norm;
+}
+
 // Their gradients. Gradients of parameters are kept in full precision: they are sums over all tokens of a step, and
 // reading and writing them costs little beside the products that make them.
 typedef struct {

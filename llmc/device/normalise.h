@@ -17,7 +17,7 @@ static inline real normalise_lanes_sum(const real* lane) {
     return sum;
 }
 
-static inline void normalise_row(floatX* y, real* mean, real* rstd, const floatX* x, Affine p, size_t C, real eps) {
+static inline void normalise_row(floatX* y, real* mean, real* rstd, const floatX* x, Norm p, size_t C, real eps) {
     real sums[NORMALISE_LANES] = {0}, squares[NORMALISE_LANES] = {0};
     size_t whole = C / NORMALISE_LANES * NORMALISE_LANES;
     for (size_t c = 0; c < whole; c += NORMALISE_LANES) {

@@ -47,7 +47,7 @@ typedef struct {
 // What the sum and the layernorm after it read.
 typedef struct {
     Embeddings tables;
-    Affine norm;
+    Norm norm;
     real eps;
     Dropout dropout;  // of the result
 } EmbeddingNorm;

@@ -68,12 +68,12 @@ __global__ void __launch_bounds__(embedding_layernorm_threads(TEAM))
     for (int i = 0; i < VECTORS; i++) {
         int c = first + i * TEAM * W;
         if (c >= C) break;
-        if (TEAM > WARP) {  // registers are few: loads and masks of one vector at a time, and no round keys are kept
+        if (E > 8) {  // registers are few: loads and masks of one vector at a time, and no round keys are kept
             __syncwarp(__activemask());
             asm volatile("" : "+l"(dropout.dropout.key));
         }
         float w[W], b[W];
-        to_floats(w, load_vector<W>(layer.norm.w + c));
+        load_reals<W>(w, layer.norm.w + c);
         to_floats(b, load_vector<W>(layer.norm.b + c));
 #pragma unroll
         for (int k = 0; k < W; k++) w[k] = (v[i * W + k] - mean) * rstd * w[k] + b[k];

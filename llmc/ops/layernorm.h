@@ -14,7 +14,8 @@
  *
  * With SET, dx may be dy; dbranch may be dy.
  *
- * dtypes     x, y, r, w, b, dx, dy, dbranch floatX; mean, rstd, the gradients d and dbias real.
+ * dtypes     x, y, r, b, dx, dy, dbranch floatX; mean, rstd, the gradients d and dbias real; w real in the forward pass,
+ *            floatX in the backward pass: its rounding there is one of many, but the outputs' would all have it.
  * numerics   sums of a row in real, in NORMALISE_LANES interleaved partial sums, so that neither threads nor
  *            vector width change a bit; the variance is the population's, in a second pass over the row (no
  *            cancellation for a large mean). d.w, d.b and dbias: sums in real over LAYERNORM_BLOCK rows, those in
@@ -144,7 +145,7 @@ static inline void residual_gradient_ref(real* dbranch, real* dbias, const real*
 // ---------------------------------------------------------------------------------------------------------
 // CPU
 
-static inline void layernorm_forward(floatX* y, Moments stats, const floatX* x, Affine p, int N, int C, real eps,
+static inline void layernorm_forward(floatX* y, Moments stats, const floatX* x, Norm p, int N, int C, real eps,
                                      Context* ctx) {
     CHECK(N > 0 && C > 0);
     Scope scope = scope_open(ctx, "layernorm_forward", LAYERNORM_FORWARD_FLOPS(N, C), LAYERNORM_FORWARD_BYTES(N, C),
@@ -156,7 +157,7 @@ static inline void layernorm_forward(floatX* y, Moments stats, const floatX* x, 
     scope_close(&scope);
 }
 
-static inline void residual_layernorm_forward(floatX* y, floatX* r, Moments stats, const floatX* x, Affine p, int N,
+static inline void residual_layernorm_forward(floatX* y, floatX* r, Moments stats, const floatX* x, Norm p, int N,
                                               int C, real eps, Dropout dropout, Context* ctx) {
     CHECK(N > 0 && C > 0 && (dropout.threshold == 0 || dropout.sequences->rows == N));
     Scope scope = scope_open(ctx, "residual_layernorm_forward", RESIDUAL_LAYERNORM_FORWARD_FLOPS(N, C),

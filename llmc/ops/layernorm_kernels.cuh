@@ -36,7 +36,7 @@ typedef struct {
     floatX *y, *r;
     Moments stats;
     const floatX* x;
-    Affine p;
+    Norm p;
     int N, C;
     float inverse_C, eps;
     DropoutRows dropout;
@@ -100,7 +100,7 @@ __global__ void __launch_bounds__(layernorm_forward_threads(TEAM), layernorm_for
         int c = first + i * TEAM * W;
         if (c >= a.C) break;
         float w[W], b[W];
-        to_floats(w, load_vector<W>(a.p.w + c));
+        load_reals<W>(w, a.p.w + c);
         to_floats(b, load_vector<W>(a.p.b + c));
 #pragma unroll
         for (int k = 0; k < W; k++) w[k] = (v[i * W + k] - mean) * rstd * w[k] + b[k];
@@ -134,7 +134,7 @@ template <LayernormBranch BRANCH> static inline void layernorm_forward_any(Layer
     else layernorm_forward_start<W, 32, 512, BRANCH>(a, ctx);
 }
 
-static inline void layernorm_forward(floatX* y, Moments stats, const floatX* x, Affine p, int N, int C, real eps,
+static inline void layernorm_forward(floatX* y, Moments stats, const floatX* x, Norm p, int N, int C, real eps,
                                      Context* ctx) {
     Scope scope = scope_open(ctx, "layernorm_forward", LAYERNORM_FORWARD_FLOPS(N, C), LAYERNORM_FORWARD_BYTES(N, C),
                              "N=%d C=%d", N, C);
@@ -143,7 +143,7 @@ static inline void layernorm_forward(floatX* y, Moments stats, const floatX* x, 
     scope_close(&scope);
 }
 
-static inline void residual_layernorm_forward(floatX* y, floatX* r, Moments stats, const floatX* x, Affine p, int N,
+static inline void residual_layernorm_forward(floatX* y, floatX* r, Moments stats, const floatX* x, Norm p, int N,
                                               int C, real eps, Dropout dropout, Context* ctx) {
     CHECK(dropout.threshold == 0 || dropout.sequences->rows == N);
     Scope scope = scope_open(ctx, "residual_layernorm_forward", RESIDUAL_LAYERNORM_FORWARD_FLOPS(N, C),

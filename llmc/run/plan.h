@@ -2,6 +2,7 @@
 #ifndef LLMC_PLAN_H
 #define LLMC_PLAN_H
 
+#include "exact.h"
 #include "optimizer.h"
 #include "settings.h"
 
@@ -13,8 +14,9 @@ typedef struct {
 // attention's, whose need may grow with the square of the length.
 static inline MemoryPlan plan_make(const TensorTable* table, const TensorTable* acts, const TensorTable* stats,
                                    MasterWeights master, size_t scratch) {
-    MemoryPlan plan = {table->elements * sizeof(floatX), table->elements * sizeof(real), optimizer_bytes(table, master),
-                       acts->elements * sizeof(floatX) + stats->elements * sizeof(real), scratch};
+    MemoryPlan plan = {table->elements * sizeof(floatX) + exact_bytes(table), table->elements * sizeof(real),
+                       optimizer_bytes(table, master), acts->elements * sizeof(floatX) + stats->elements * sizeof(real),
+                       scratch};
     return plan;
 }
 

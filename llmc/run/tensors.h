@@ -31,6 +31,7 @@ typedef struct {
     Init init;
     int decay;  // 1: weight decay applies
     FileLayout file;
+    size_t exact;  // offsetof the real* that is bound to the values in full precision (run/exact.h); 0: none
 } TensorRow;
 
 typedef struct {
@@ -43,15 +44,17 @@ typedef struct {
     Init init;
     int decay;
     FileLayout file;
-    size_t offset, size;  // elements in the flat buffer; the size includes rows of padding
+    size_t offset, size;         // elements in the flat buffer; the size includes rows of padding
+    size_t exact, exact_offset;  // the row's; elements among the copies in full precision
 } Tensor;
 
 // Zero-initialise; tensors_add() rows; tensors_free().
 typedef struct {
     Tensor* tensors;
     int count, capacity;
-    size_t elements;    // of the flat buffer, padding included
-    size_t parameters;  // logical elements
+    size_t elements;        // of the flat buffer, padding included
+    size_t parameters;      // logical elements
+    size_t exact_elements;  // of the copies in full precision
 } TensorTable;
 
 // Append `count` rows for `layer` (-1: outside the layers), sizes taken from dims[symbol].
@@ -87,6 +90,10 @@ static inline void tensors_add(TensorTable* table, const TensorRow* rows, int co
             t.offset = row->placement == GROUPED ? table->elements : round_up(table->elements, TENSOR_ALIGNMENT);
             table->elements = t.offset + t.size;
             table->parameters += (size_t)t.shape[0] * (size_t)t.shape[1];
+        }
+        if ((t.exact = row->exact) != 0) {
+            t.exact_offset = table->exact_elements;
+            table->exact_elements += round_up(t.size, TENSOR_ALIGNMENT);
         }
         table->tensors[table->count++] = t;
     }

@@ -1,0 +1,54 @@
+/* The parameters that the forward pass reads in full precision (TensorRow.exact): their copies (ops/widen.h), and the
+ * pointers to them. Where floatX is full precision there are no copies: the pointers are to the parameters themselves. */
+#ifndef LLMC_EXACT_H
+#define LLMC_EXACT_H
+
+#include "../ops/widen.h"
+#include "tensors.h"
+
+typedef struct {
+    real* copies;      // [table.exact_elements]; NULL: none needed
+    WidenSpan* spans;  // [count], where the ops run
+    int count;
+} ExactParameters;
+
+static inline size_t exact_bytes(const TensorTable* table) {
+    return sizeof(floatX) < sizeof(real) ? table->exact_elements * sizeof(real) : 0;
+}
+
+// Point the fields of `outer` and `layers` that the table's rows name to the copies, or to params.
+static inline void exact_open(ExactParameters* e, const TensorTable* table, floatX* params, void* outer, void* layers,
+                              size_t layer_bytes, Context* ctx) {
+    memset(e, 0, sizeof *e);
+    WidenSpan* spans = (WidenSpan*)xcalloc((size_t)table->count, sizeof *spans);
+    if (exact_bytes(table)) e->copies = (real*)device_alloc(ctx, exact_bytes(table), "parameters");
+    for (int i = 0; i < table->count; i++) {
+        const Tensor* t = &table->tensors[i];
+        if (!t->exact) continue;
+        WidenSpan span = {t->offset, t->exact_offset, t->size};
+        spans[e->count++] = span;
+        char* target = t->layer < 0 ? (char*)outer : (char*)layers + (size_t)t->layer * layer_bytes;
+        void* pointer = e->copies ? (void*)(e->copies + t->exact_offset) : (void*)(params + t->offset);
+        memcpy(target + t->exact, &pointer, sizeof pointer);
+    }
+    if (e->copies) {
+        e->spans = (WidenSpan*)device_alloc(ctx, (size_t)e->count * sizeof *spans, "parameters");
+        device_upload(ctx, e->spans, spans, (size_t)e->count * sizeof *spans);
+        device_synchronize(ctx);
+    }
+    free(spans);
+}
+
+// Bring the copies up to date: of the master weights if there are any.
+static inline void exact_update(const ExactParameters* e, const TensorTable* table, const floatX* params,
+                                const real* master, Context* ctx) {
+    if (e->copies) widen_forward(e->copies, params, master, e->spans, e->count, table->exact_elements, ctx);
+}
+
+static inline void exact_close(ExactParameters* e, const TensorTable* table) {
+    if (!e->copies) return;
+    device_free(e->copies, exact_bytes(table));
+    device_free(e->spans, (size_t)e->count * sizeof *e->spans);
+}
+
+#endif
