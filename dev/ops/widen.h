@@ -27,7 +27,7 @@ static inline void test_widen(Harness* h) {
         k->params = input(h, 900, 1), k->master = input(h, 900, 1), k->copies = output(h, 800, SET);
         for (size_t i = 0; i < 900; i++) k->master.host[i] = (real)(1 + 1e-4 * (double)i);  // floatX holds few of these
         array_upload_real(k->master);
-        k->spans = (WidenSpan*)int_array(h, sizeof SPANS / (sizeof(int)));
+        k->spans = (WidenSpan*)int_array(h, COUNT_OF(SPANS) * (sizeof(WidenSpan) / sizeof(int)));
         memcpy(k->spans, SPANS, sizeof SPANS);
         k->has_master = has_master, k->ctx = &h->ctx;
         real* want = copy_of(h, k->copies);
