@@ -325,7 +325,7 @@ static void test_golden_steps(Tests* t, const char* directory, const SafeTensors
     real got[2 * GOLDEN_STEPS], want[2 * GOLDEN_STEPS];
     bench_optimizer(b, kind);
     for (int step = 0; step < GOLDEN_STEPS; step++) {
-        OptimizerSettings settings = {3e-3, 0.9, 0.999, 1e-6, 0.01, 1.0, 0};
+        OptimizerSettings settings = {1e-3, 0.9, 0.999, 1e-6, 0.01, 1.0, 0};
         bench_train(b, 0);
         got[step] = (real)bench_loss(b, -1);
         optimizer_step(&b->o, m->params, m->grads, settings, &b->ctx);

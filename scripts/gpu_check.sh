@@ -13,7 +13,8 @@
 # at its end, and the whole logs beside it. Exit status 0 only if everything passed. From the environment:
 #   GPU_CHECK_DATA     shards of GPT-2 tokens to train on, a glob; the built-in corpus where unset
 #   GPU_CHECK_BERT_DATA    files of prepare_bert.py for BERT to train on, a glob; the built-in corpus where unset
-#   GPU_CHECK_OPS      ops that part san runs, "gelu sum"; all where unset
+#   GPU_CHECK_OPS      ops that part san runs, "gelu gather"; all where unset
+#   GPU_CHECK_SAN_SECONDS    that a tool may take with one op (default 560)
 #   GPU_CHECK_COMMIT   what the sources are, where git cannot say it; else the first line of .commit
 #   PYTHON             an interpreter with PyTorch and transformers (default python3)
 set -u
@@ -271,7 +272,7 @@ for part in $parts; do
             san() {
                 local skip=
                 [ "$1" = initcheck ] && skip="--kernel-name-exclude kernel_substring=_softmax_kernel"
-                timeout 560 compute-sanitizer --tool "$1" $skip --error-exitcode 9 build/bf16/opscu test "$2" >"$out/$1_$2.log" 2>&1
+                timeout ${GPU_CHECK_SAN_SECONDS:-560} compute-sanitizer --tool "$1" $skip --error-exitcode 9 build/bf16/opscu test "$2" >"$out/$1_$2.log" 2>&1
                 echo $? >"$out/$1_$2.status"
             }
             export -f san
