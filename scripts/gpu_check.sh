@@ -260,7 +260,7 @@ for part in $parts; do
         san)
             # The ops at their test sizes under each tool, some at a time. cuBLASLt's own kernels are not ours to check:
             # racecheck and initcheck leave matmul out.
-            ops="attention layernorm dropout gather gelu classifier embedding adamw lamb loss_scale global_norm next_sentence accuracy matmul"
+            ops="attention layernorm dropout gather gelu classifier embedding adamw lamb loss_scale global_norm next_sentence accuracy widen matmul"
             names=()
             for tool in memcheck racecheck initcheck synccheck; do
                 for op in ${GPU_CHECK_OPS:-$ops}; do

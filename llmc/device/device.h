@@ -241,6 +241,8 @@ static inline void* device_scratch(Context* ctx, size_t bytes) {
         cudaCheck(cudaFree(ctx->scratch));
         ctx->scratch_bytes = round_up(bytes, (size_t)1 << 20);
         cudaCheck(cudaMalloc(&ctx->scratch, ctx->scratch_bytes));
+        // Whole words are read where only some bits count (attention_dropout.cuh): those have a value too.
+        cudaCheck(cudaMemsetAsync(ctx->scratch, 0, ctx->scratch_bytes, ctx->stream));
     }
     return ctx->scratch;
 }
