@@ -48,15 +48,19 @@ static Bench* bench_open(Config config, int B, int T, int M, int recompute, uint
     return b;
 }
 
-// Another kind of optimizer for the weights as they are.
+// Another kind of optimizer for the weights as they are: in full precision, where that is kept.
 static void bench_optimizer(Bench* b, OptimizerKind kind) {
-    HostView view = host_view_open(b->m.params, b->m.table.elements, VIEW_FLOATX);
+    size_t n = b->m.table.elements;
+    HostView view = host_view_open(b->m.params, n, VIEW_FLOATX);
+    real* weights = b->o.master ? device_values(&b->ctx, b->o.master, n, VIEW_REAL)
+                                : device_values(&b->ctx, b->m.params, n, VIEW_FLOATX);
     optimizer_free(&b->o);
     optimizer_init(&b->o, &b->m.table, kind, WITH_MASTER, &b->ctx);
     b->m.master = b->o.master;
-    host_view_read(&b->ctx, &view);
+    memcpy(view.values, weights, n * sizeof(real));
     optimizer_write_weights(&b->o, &view, &b->ctx);
     host_view_close(&view);
+    free(weights);
 }
 
 static void bench_close(Bench* b) {

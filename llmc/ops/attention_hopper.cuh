@@ -125,7 +125,8 @@ __global__ void __launch_bounds__(HopperForward<D>::THREADS, 1)
         for (int i = 0; i < 16; i += 8) {
             hopper_barrier_init(q_full + i, 1), hopper_barrier_init(q_empty + i, WARPGROUP * F::GROUPS);
             hopper_barrier_init(k_full + i, 1), hopper_barrier_init(k_empty + i, 4 * F::GROUPS);
-            hopper_barrier_init(v_full + i, 1), hopper_barrier_init(v_empty + i, 4 * F::GROUPS);
+            hopper_barrier_init(v_full + i, 1);
+            hopper_barrier_init(v_empty + i, (dropped ? WARPGROUP : 4) * F::GROUPS);
         }
         hopper_barrier_init_done();
     }
@@ -226,9 +227,9 @@ __global__ void __launch_bounds__(HopperForward<D>::THREADS, 1)
                 hopper_multiply<ALONG_COLUMNS>(o, p[k], v + k * HOPPER_STEP_COLUMNS, step > 0 || k > 0);
             hopper_commit();
         };
+        // Of V by every thread where bits, which each reads itself, come along with it.
         auto release = [&](uint32_t empty, int step) {
-            if (dropped) __syncwarp();  // all lanes have read their bits
-            if (lane == 0) hopper_arrive(empty + 8 * ((keys_done + step) & 1));
+            if (lane == 0 || (dropped && empty == v_empty)) hopper_arrive(empty + 8 * ((keys_done + step) & 1));
         };
         auto round = [&](int step) {
             if constexpr (dropped) {

@@ -126,7 +126,7 @@ __global__ void __launch_bounds__(HopperBackward::THREADS, 1)
         for (int i = 0; i < 2; i++)
             hopper_barrier_init(kv_full + 8 * i, 1), hopper_barrier_init(kv_empty + 8 * i, WARPGROUP * B::GROUPS + 1);
         for (int i = 0; i < HOPPER_STAGES; i++)
-            hopper_barrier_init(q_full + 8 * i, 1), hopper_barrier_init(q_empty + 8 * i, 4 * B::GROUPS);
+            hopper_barrier_init(q_full + 8 * i, 1), hopper_barrier_init(q_empty + 8 * i, WARPGROUP * B::GROUPS);
         hopper_barrier_init_done();
     }
     __syncthreads();
@@ -263,10 +263,8 @@ __global__ void __launch_bounds__(HopperBackward::THREADS, 1)
             for (int k = 0; k < 4; k++) hopper_multiply<ALONG_ROWS>(dp, v_rows[k], dy + k * HOPPER_STEP_ROWS, 1);
             hopper_commit();
         };
-        auto release = [&](int use) {
-            __syncwarp();  // all lanes have read their statistics and bits
-            if (lane == 0) hopper_arrive(q_empty + 8 * (use % HOPPER_STAGES));
-        };
+        // By every thread: each has read statistics and bits there.
+        auto release = [&](int use) { hopper_arrive(q_empty + 8 * (use % HOPPER_STAGES)); };
         // dQ of the tile of queries goes on to the next tile of keys, or out.
         float dq[4][4];
         auto write_dq = [&]() {
