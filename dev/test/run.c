@@ -232,7 +232,7 @@ static char master_file[] = "/tmp/llmc_master_XXXXXX";
 // Write or read an optimizer's file of one tensor, with master weights or without.
 static void master_checkpoint(MasterWeights master, const char* write_to, const char* check) {
     static const TensorRow row[] = {{"w", 0, {0, 0}, OWN, 0, INIT_ZERO, 0, AS_IN_MEMORY}};
-    const int dims[] = {5};
+    const int dims[] = {5, 1};
     real values[3][TENSOR_ALIGNMENT] = {{0}};
     TensorTable table;
     Context ctx;

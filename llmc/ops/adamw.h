@@ -76,7 +76,7 @@ __device__ inline int adamw_span_at(const ParamSpan* spans, int count, size_t i)
 // Block: ADAMW_THREADS * ADAMW_VECTOR neighbours. Most blocks lie in one span; in the others each element looks for its
 // own, and what lies between spans is not stored.
 template <int STORAGE>
-__global__ void __launch_bounds__(ADAMW_THREADS)
+__global__ void __launch_bounds__(ADAMW_THREADS, STORAGE == ADAMW_ROUNDED ? 4 : 0)  // on sm_100 it spills otherwise
     adamw_update_kernel(AdamWState a, size_t elements, const ParamSpan* spans, int count, AdamWCoefficients c,
                         real decay_rate, uint64_t rounding) {
     const size_t BLOCK = ADAMW_THREADS * ADAMW_VECTOR;
