@@ -595,7 +595,7 @@ static const char FREE_TO_CHANGE[] = SETTINGS_FREE_TO_CHANGE " --sample-every";
 static int settings_flags(Settings* shared, MlmSettings* mlm, Flag* table) {
     // clang-format off
     const Flag rows[] = {
-        {"-e",  "--model",  FLAG_STRING, &shared->model, "L=4,C=128,NH=4,T=128", 0, 0, NULL, "Hugging Face directory, .safetensors file, bert-base|bert-large, or sizes L= C= NH= V= T= F=", 0},
+        {"-e",  "--model",  FLAG_STRING, &shared->model, "L=4,C=128,NH=4,T=128", 0, 0, NULL, "Hugging Face directory, .safetensors file, config.json (from scratch), bert-base|bert-large, or sizes L= C= NH= V= T= F=", 0},
     };
     // clang-format on
     int count = mlm_settings_rows(mlm, table, settings_rows(shared, table, 0));
@@ -634,9 +634,10 @@ static volatile sig_atomic_t stop_signal;
 static void on_signal(int number) { stop_signal = number; }
 
 static MemoryPlan model_memory(const Model* m, MasterWeights master, const Context* ctx) {
-    int NH = m->config.NH;
+    const Config* c = &m->config;
+    AttentionShape shape = {c->NH, c->C / c->NH, FULL, dropout_make(c->attention_dropout, 0, 0, 0, 0, NULL)};
     return plan_make(&m->table, &m->acts_table, &m->stats_table, master,
-                     attention_scratch_bytes(m->N, m->T, NH, m->config.C / NH, ctx));
+                     attention_scratch_bytes(m->N, m->S, m->T, shape, ctx));
 }
 
 static void config_write(Text* t, const Config* c) {
@@ -669,7 +670,7 @@ static char* run_plan(Run* r, const char* source, const char* data_dir) {
     char *directory, *weights;
     session_find_model(source ? source : s->model, &directory, &weights);
     char* path = directory ? xprintf("%s/config.json", directory) : NULL;
-    if (*r->mlm.fill && !directory)
+    if (*r->mlm.fill && !weights)
         die(USAGE, "--fill needs a trained model; name it with -e, or its run with -o and -y 1");
     fill_find_words(&r->words, &r->session, directory, data_dir);
     Config config =
@@ -713,6 +714,7 @@ static void run_open(Run* r, int argc, char** argv) {
     mlm_source_alloc(&r->data, r->recipe, m->B, m->T, r->micro_steps, &r->ctx);
     if (!fills) {
         mlm_source_open(&r->data, train_pattern, val_pattern, m->config.V, (uint64_t)s->seed);
+        mlm_check_words(&r->data.train, &r->words);
         if (s->evaluate && !r->data.has_val) die(USAGE, "--evaluate 1 needs validation data; name it with -j");
         session_check_data(session, mlm_fingerprint(&r->data.train), train_pattern);
         session_set_last(session, mlm_sequences(&r->data.train), m->B * r->comm.size * r->micro_steps);

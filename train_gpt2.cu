@@ -528,7 +528,7 @@ static const char FREE_TO_CHANGE[] = SETTINGS_FREE_TO_CHANGE " --sample-every --
 static int settings_flags(Settings* shared, SampleSettings* s, Flag* table) {
     // clang-format off
     const Flag rows[] = {
-        {"-e",  "--model",          FLAG_STRING, &shared->model,          "L=4,C=128,NH=4,T=256", 0, 0, NULL, "Hugging Face directory, .safetensors file, d12|d24|d36|d48, or sizes L= C= NH= V= T= F= tied=", 0},
+        {"-e",  "--model",          FLAG_STRING, &shared->model,          "L=4,C=128,NH=4,T=256", 0, 0, NULL, "Hugging Face directory, .safetensors file, config.json (from scratch), d12|d24|d36|d48, or sizes L= C= NH= V= T= F= tied=", 0},
         {"-s",  "--sample-every",   FLAG_INT,    &s->sample_every,     "500",    0, 1e9, NULL, "steps between samples, and one at the end; 0: never", 0},
         {"-g",  "--sample-tokens",  FLAG_INT,    &s->sample_tokens,    "128",    1, 1e6, NULL, "tokens of a sample", 0},
         {NULL,  "--temperature",    FLAG_REAL,   &s->temperature,      "1.0",    0, 100, NULL, "of samples; 0: always the most likely token", 0},
@@ -561,9 +561,10 @@ static volatile sig_atomic_t stop_signal;
 static void on_signal(int number) { stop_signal = number; }
 
 static MemoryPlan model_memory(const Model* m, MasterWeights master, const Context* ctx) {
-    int NH = m->config.NH;
+    const Config* c = &m->config;
+    AttentionShape shape = {c->NH, c->C / c->NH, CAUSAL, dropout_make(c->attention_dropout, 0, 0, 0, 0, NULL)};
     return plan_make(&m->table, &m->acts_table, &m->stats_table, master,
-                     attention_scratch_bytes(m->N, m->T, NH, m->config.C / NH, ctx));
+                     attention_scratch_bytes(m->N, m->B, m->T, shape, ctx));
 }
 
 static void config_write(Text* t, const Config* c, int end_of_text) {

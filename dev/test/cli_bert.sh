@@ -118,6 +118,7 @@ verdict 'global means do not depend on the micro-batch' "$why"
 
 # Phase 2: another length, step 0, the weights and moments of phase 1.
 accepted 'phase 1' -e L=1,C=16,NH=2,T=32 -t 16 -x 6 -v 0 -s 0 -n 0 -o "$box/phase1" --optimizer lamb
+refused '--phase2 with another model' 2 'leave -e out' --phase2 "$box/phase1" -e L=9 -t 32 -x 4 -o "$box/new"
 run --phase2 "$box/phase1" -t 32 -x 4 -u 2 -v 0 -s 0 -n 0 -o "$box/phase2" --optimizer lamb --stop-after 2
 why=$(ended_with 0)
 grep -q ' steps 1 to 4 ' "$work/stdout" || why=${why:-'it does not begin at step 1'}
@@ -170,6 +171,10 @@ bad_data 'another version'               version.bin     'version 3'
 bad_data 'one document, --nsp 1'         one.bin         'one document.*--nsp 0'
 accepted 'data: one document, --nsp 0' "${TINY[@]}" -b 1 -x 1 -o '' -i "$d/one.bin" --nsp 0
 refused 'data: a vocabulary that does not fit' 2 'vocabulary of 261 tokens.*does not fit.* 260' -v 0 -s 0 -x 1 -o "$box/new" -e L=1,C=16,NH=2,T=16,V=260
+cp data/builtin/bert/val.bin "$d/words.bin" && printf '\003' | dd of="$d/words.bin" bs=1 seek=40 conv=notrunc status=none
+refused 'data: validation with another vocabulary' 2 'words.bin: was made with another vocabulary' "${TINY[@]}" -x 2 -o "$box/new" -j "$d/words.bin"
+refused 'data: of other words than the model' 2 '\[MASK\] being 259, .*\[MASK\] being 260' -v 0 -s 0 -x 1 -o "$box/new" -e "$o" -i "$d/words.bin"
+refused 'no masks, -x 0' 2 'max-predictions 0: at least one' "${TINY[@]}" -x 0 --max-predictions 0
 refused 'data: no such file' 2 'none.bin: no file matches' "${TINY[@]}" -o "$box/new" -i "$d/none.bin"
 
 # ---------------------------------------------------------------------------------------------------------
@@ -201,6 +206,7 @@ rm -rf "$m" && cp -r "$good" "$m" && sed -i 's/"pad_token_id": 256/"pad_token_id
 accepted 'config.json: no padding' -v 0 -s 0 -n 0 -x 1 -o "$box/unpadded" -e "$m"
 verdict 'config.json: no padding is written as null' "$(grep -q '"pad_token_id": null' "$box/unpadded/config.json" || echo 'it is not')"
 rm -rf "$m" && cp -r "$good" "$m" && sed -i 's/"num_hidden_layers": 1/"num_hidden_layers": 2/' "$m/config.json"
+accepted 'config.json alone: a model from scratch' -v 0 -s 0 -n 0 -x 1 -o '' -e "$m/config.json"
 refused 'more layers than the weights' 2 'tensor "bert.encoder.layer.1\..*missing' -v 0 -s 0 -x 1 -o "$box/new" -e "$m"
 
 finish

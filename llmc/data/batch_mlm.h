@@ -177,12 +177,17 @@ static inline void mlm_pack_rows(MlmData* d) {
     free(head);
 }
 
-// Open every file that `pattern` matches for sequences of at most T tokens. Ends with USAGE where it cannot serve.
-static inline void mlm_open(MlmData* d, const char* pattern, int T, MlmRecipe recipe, uint64_t seed) {
+// Ends with USAGE where no data could be served so.
+static inline void mlm_check_recipe(MlmRecipe recipe, int T) {
     if (T < MLM_MIN_LENGTH)
         die(USAGE, "sequences of %d tokens are too short; -t must be at least %d", T, (int)MLM_MIN_LENGTH);
     if (recipe.max_predictions < 1)
         die(USAGE, "--max-predictions %d: at least one token of a sequence must be masked", recipe.max_predictions);
+}
+
+// Open every file that `pattern` matches for sequences of at most T tokens. Ends with USAGE where it cannot serve.
+static inline void mlm_open(MlmData* d, const char* pattern, int T, MlmRecipe recipe, uint64_t seed) {
+    mlm_check_recipe(recipe, T);
     CHECK(recipe.mask_fraction > 0 && recipe.mask_fraction <= 1 && recipe.static_masks >= 0 && recipe.pack >= 0);
     memset(d, 0, sizeof(*d));
     sentences_open(&d->text, pattern);

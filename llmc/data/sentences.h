@@ -115,6 +115,11 @@ static inline int sentences_read_starts(uint32_t* starts, const Shard* file, uin
     return is_sound;
 }
 
+static inline int sentences_same_vocabulary(const SentencesHeader* a, const SentencesHeader* b) {
+    return a->V == b->V && a->pad == b->pad && a->unk == b->unk && a->cls == b->cls && a->sep == b->sep &&
+           a->mask == b->mask;
+}
+
 static inline void sentences_open(Sentences* s, const char* pattern) {
     memset(s, 0, sizeof(*s));
     shards_open_with(&s->files, pattern, sentences_open_file);
@@ -122,8 +127,7 @@ static inline void sentences_open(Sentences* s, const char* pattern) {
     for (int f = 0; f < s->files.count; f++) {
         SentencesHeader h = sentences_header(&s->files.shard[f]), *v = &s->vocabulary;
         if (f == 0) *v = h;
-        if (h.V != v->V || h.pad != v->pad || h.unk != v->unk || h.cls != v->cls || h.sep != v->sep ||
-            h.mask != v->mask)
+        if (!sentences_same_vocabulary(&h, v))
             die(USAGE, "%s: was made with another vocabulary than %s; make all files of a data set with one vocabulary",
                 s->files.shard[f].path, s->files.shard[0].path);
         begins += (uint64_t)h.sentences + 1;

@@ -119,6 +119,15 @@ static inline void device_set_matmul(Context* ctx, int autotune, const char* cac
 #endif
 }
 
+// From now on new shapes of matmuls take cuBLASLt's first choice, untimed: whoever resumes makes the same choices.
+static inline void device_stop_autotune(Context* ctx) {
+#ifdef __CUDACC__
+    ctx->autotune = 0;
+#else
+    (void)ctx;
+#endif
+}
+
 // The CPU has one attention.
 static inline void device_set_attention(Context* ctx, AttentionPath path) {
 #ifdef __CUDACC__
@@ -234,7 +243,7 @@ static inline void device_free(void* p, size_t bytes) {
 }
 
 // Scratch of at least `bytes` for the running launch; its contents do not survive the launch. Growing waits for the
-// launches before it; that happens in the first step only.
+// launches before it; that happens in the first step, and where a later batch is the largest so far.
 static inline void* device_scratch(Context* ctx, size_t bytes) {
     if (bytes > ctx->scratch_bytes) {
         cudaCheck(cudaStreamSynchronize(ctx->stream));

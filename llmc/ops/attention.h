@@ -172,16 +172,17 @@ static inline int attention_is_flash(int HS, const Context* ctx) {
 #endif
 }
 
-// Scratch that a launch takes at most, for N rows in sequences of T at most, with dropout.
-static inline size_t attention_scratch_bytes(int N, int T, int NH, int HS, const Context* ctx) {
+// Scratch that a launch takes at most, for N rows in so many sequences of T at most.
+static inline size_t attention_scratch_bytes(int N, int sequences, int T, AttentionShape shape, const Context* ctx) {
 #ifdef ATTENTION_FLASH
-    if (attention_is_flash(HS, ctx)) {
-        size_t hopper = HOPPER_BUILD && ctx->capability == 90 ? hopper_scratch_bytes(N, N / T + 1, NH) : 0;
-        size_t flash = flash_rows_bytes(N, NH);
-        return draw_bytes(N, T, NH) + (hopper > flash ? hopper : flash);
+    if (attention_is_flash(shape.HS, ctx)) {
+        int is_hopper = HOPPER_BUILD && ctx->capability == 90;
+        size_t hopper = is_hopper ? hopper_scratch_bytes(N, sequences, shape.NH) : 0;
+        size_t flash = flash_rows_bytes(N, shape.NH), bits = shape.dropout.threshold ? draw_bytes(N, T, shape.NH) : 0;
+        return bits + (hopper > flash ? hopper : flash);
     }
 #endif
-    return (void)N, (void)HS, (void)ctx, 2 * explicit_scratch_bytes(T, NH);
+    return (void)N, (void)sequences, (void)ctx, 2 * explicit_scratch_bytes(T, shape.NH);
 }
 
 static inline void attention_forward(floatX* out, real* lse, const floatX* qkv, const Sequences* s,
@@ -512,9 +513,9 @@ static inline size_t attention_thread_bytes(int T, int HS, Direction direction) 
 }
 
 // Scratch that a launch takes at most, for sequences of T rows at most.
-static inline size_t attention_scratch_bytes(int N, int T, int NH, int HS, const Context* ctx) {
-    (void)N, (void)NH, (void)ctx;
-    return (size_t)device_threads() * attention_thread_bytes(T, HS, BACKWARD);
+static inline size_t attention_scratch_bytes(int N, int sequences, int T, AttentionShape shape, const Context* ctx) {
+    (void)N, (void)sequences, (void)ctx;
+    return (size_t)device_threads() * attention_thread_bytes(T, shape.HS, BACKWARD);
 }
 
 static inline void attention_forward(floatX* out, real* lse, const floatX* qkv, const Sequences* s,

@@ -229,6 +229,7 @@ __global__ void __launch_bounds__(HopperForward<D>::THREADS, 1)
         };
         // Of V by every thread where bits, which each reads itself, come along with it.
         auto release = [&](uint32_t empty, int step) {
+            __syncwarp();  // no lane still waits for the copy that is given back
             if (lane == 0 || (dropped && empty == v_empty)) hopper_arrive(empty + 8 * ((keys_done + step) & 1));
         };
         auto round = [&](int step) {

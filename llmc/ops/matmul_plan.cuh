@@ -1,12 +1,13 @@
 /* Plans: what cuBLASLt needs to know about a product, made once for each shape and kept in ctx->matmul_plans.
  *
  * Where batches hold sequences of any length the number of rows N is another in every step. One plan serves a range of
- * N, four ranges for each doubling, named by the largest N in it: the choice is made for that, so it does not depend on
- * which N came first, and is timed on what came first. A shape has few plans, whatever N does.
+ * N, four ranges for each doubling, named by the largest N in it. A shape has few plans, whatever N does.
  *
- * With ctx->autotune the library's candidates are timed on the first call's own operands, and for GELU also the way
- * without the epilogue; else its first choice is taken. Choices can be written down (ctx->autotune_cache,
- * matmul_plans_text) and used again (matmul_plans_load): one line each, valid for the same GPU, library and type. */
+ * With ctx->autotune the library's candidates, those for the range's largest N, are timed on the first call's own operands,
+ * and for GELU also the way without the epilogue; else its first choice is taken. A run switches it off after its first
+ * step (device_stop_autotune): what comes later does not depend on which N came first, and a checkpoint holds all that
+ * was timed. Choices can be written down (ctx->autotune_cache, matmul_plans_text) and used again (matmul_plans_load): one
+ * line each, valid for the same GPU, library and type. */
 #ifndef LLMC_MATMUL_PLAN_CUH
 #define LLMC_MATMUL_PLAN_CUH
 
@@ -206,8 +207,8 @@ static inline struct MatmulPlans* matmul_plans(Context* ctx) {
     return plans;
 }
 
-// Use these choices, the matmul_plans_text of the run that goes on here, and no others that were known. Where they are of
-// another machine a line says so, and nothing changes.
+// Use these choices, the matmul_plans_text of the run that goes on here, and no others that were known; time none anew.
+// Where they are of another machine a line says so, and nothing changes.
 static inline void matmul_plans_load(Context* ctx, const char* text) {
     struct MatmulPlans* plans = matmul_plans(ctx);
     size_t n = strlen(plans->machine);
@@ -221,12 +222,27 @@ static inline void matmul_plans_load(Context* ctx, const char* text) {
     }
     plans->known.length = 0;
     text_append(&plans->known, text, strlen(text));
+    ctx->autotune = 0;
 }
 
-// Append a line for every timed choice made so far; the others would be made again just so.
+// Append a line for every timed choice made so far, and for those that are known but were not needed yet; the others would
+// be made again just so.
 static inline void matmul_plans_text(Context* ctx, Text* t) {
-    for (MatmulPlan* p = matmul_plans(ctx)->first; p; p = p->next)
-        if (p->microseconds > 0) matmul_line(t, ctx->matmul_plans, p);
+    const struct MatmulPlans* plans = matmul_plans(ctx);
+    for (MatmulPlan* p = plans->first; p; p = p->next)
+        if (p->microseconds > 0) matmul_line(t, plans, p);
+    size_t n = strlen(plans->machine);
+    for (const char *line = plans->known.text, *end; line && (end = strchr(line, '\n')); line = end + 1) {
+        int is_needed = 0;
+        for (MatmulPlan* p = plans->first; p && !is_needed; p = p->next) {
+            Text begin = {NULL, 0, 0};
+            matmul_line_begin(&begin, plans, &p->key);
+            is_needed = strncmp(line, begin.text, begin.length) == 0;
+            free(begin.text);
+        }
+        if (!is_needed && strncmp(line, plans->machine, n) == 0 && line[n] == ' ')
+            text_append(t, line, (size_t)(end + 1 - line));
+    }
 }
 
 static inline void matmul_plans_free(Context* ctx) {

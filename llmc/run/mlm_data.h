@@ -4,6 +4,7 @@
 #define LLMC_MLM_DATA_H
 
 #include "../data/batch_mlm.h"
+#include "../data/wordpiece.h"
 #include "../device/staging.h"
 #include "comm.h"
 #include "mlm_settings.h"
@@ -115,7 +116,21 @@ static inline void mlm_source_open(MlmSource* d, const char* train_pattern, cons
     if (!val_pattern) return;
     mlm_open(&d->val, val_pattern, d->T, d->recipe, 0);
     mlm_check_vocabulary(&d->val, V);
+    if (!sentences_same_vocabulary(&d->train.text.vocabulary, &d->val.text.vocabulary))
+        die(USAGE, "%s: was made with another vocabulary than %s; prepare both with one vocab.txt",
+            d->val.text.files.shard[0].path, d->train.text.files.shard[0].path);
     d->has_val = 1;
+}
+
+// Ends with USAGE unless the data was made with these words; without any there is nothing to compare.
+static inline void mlm_check_words(const MlmData* d, const WordPiece* words) {
+    const SentencesHeader* v = &d->text.vocabulary;
+    if (words->size && (words->size != v->V || words->pad != v->pad || words->cls != v->cls || words->sep != v->sep ||
+                        words->mask != v->mask))
+        die(USAGE,
+            "%s: was made with a vocabulary of %d tokens, [MASK] being %d, which is not the vocab.txt of %d tokens, "
+            "[MASK] being %d; prepare the data with the model's own vocab.txt",
+            d->text.files.shard[0].path, v->V, v->mask, words->size, words->mask);
 }
 
 static inline void mlm_source_close(MlmSource* d) {

@@ -42,6 +42,7 @@ static inline MlmRecipe mlm_settings_recipe(const MlmSettings* s, int T) {
                                          : max_int(1, (int)rint(s->mask_fraction * T));
     MlmRecipe recipe = {min_int(most, T), s->mask_fraction, s->whole_words,   s->next_sentence,
                         s->static_masks,  s->pack,          s->short_fraction};
+    if (!*s->fill) mlm_check_recipe(recipe, T);
     return recipe;
 }
 

@@ -142,7 +142,7 @@ static inline void session_open(Session* s, const Settings* settings, Flag* flag
     if (!settings->evaluate && settings->steps != 0) session_lock(s, 0);
     if (settings->resume || !(settings->overwrite || settings->evaluate || settings->steps == 0))
         session_find_checkpoint(s, free_to_change);
-    s->matmul_cache = *s->out ? xprintf("%s/matmul_plans.txt", s->out) : NULL;
+    s->matmul_cache = *s->out && !settings->evaluate ? xprintf("%s/matmul_plans.txt", s->out) : NULL;
     device_set_matmul(ctx, settings->autotune, s->matmul_cache, settings->gelu_fusion, settings->tf32);
     device_set_attention(ctx, (AttentionPath)settings->attention);
     if (s->matmul_plans) matmul_plans_load(ctx, s->matmul_plans);
@@ -183,13 +183,18 @@ static inline void session_find_data(const Session* s, const char* builtin, char
     *val_pattern = NULL;
 }
 
-// Where a model comes from: a Hugging Face directory, a .safetensors file (its directory holds the rest), or neither: a
-// descriptor of a model from scratch, with both paths NULL. The caller frees them.
+// Where a model comes from: a Hugging Face directory; a .safetensors file (its directory holds the rest); a config.json,
+// for a model from scratch, without weights; or a descriptor of one, with both paths NULL. The caller frees them.
 static inline void session_find_model(const char* source, char** directory, char** weights) {
     size_t n = strlen(source);
     int is_file = n > 12 && strcmp(source + n - 12, ".safetensors") == 0;
-    *directory = is_file ? session_directory_of(source) : is_directory(source) ? xprintf("%s", source) : NULL;
-    *weights = is_file ? xprintf("%s", source) : *directory ? xprintf("%s/model.safetensors", source) : NULL;
+    int is_config = n >= 11 && strcmp(source + n - 11, "config.json") == 0;
+    *directory = is_file || is_config   ? session_directory_of(source)
+                 : is_directory(source) ? xprintf("%s", source)
+                                        : NULL;
+    *weights = is_file                    ? xprintf("%s", source)
+               : *directory && !is_config ? xprintf("%s/model.safetensors", source)
+                                          : NULL;
 }
 
 // The directory that a run begins with instead of a model (caller frees): its own checkpoint, or the newest whole one of
@@ -199,6 +204,9 @@ static inline char* session_find_start(const Session* s, const char* flag, const
     if (s->checkpoint) return xprintf("%s", s->checkpoint);
     char* found = *other ? checkpoint_find(other, &step) : NULL;
     if (*other && !found) die(USAGE, "%s %s: holds no whole checkpoint; name the directory of a run", flag, other);
+    for (int i = 0; found && i < s->flag_count; i++)
+        if (strcmp(s->flags[i].long_name, "--model") == 0 && s->flags[i].is_set & FLAG_IS_GIVEN)
+            die(USAGE, "%s %s: the model is that run's; leave -e out", flag, other);
     return found;
 }
 

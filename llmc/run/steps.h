@@ -94,6 +94,7 @@ static inline void steps_launched(Steps* s, Session* session, double lr, StepWor
     launched->work = work;
     launched->losses = losses;
     launched->step = ++session->step;
+    device_stop_autotune(session->ctx);
     session->samples += (uint64_t)work.samples;
 }
 
