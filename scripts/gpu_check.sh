@@ -140,7 +140,7 @@ bert_large() { # name, batch, flags...: its step without a file written; sets ms
 
 : >"$report"
 commit=${GPU_CHECK_COMMIT:-$(git rev-parse --short HEAD 2>/dev/null || head -n 1 .commit 2>/dev/null || echo unknown)}
-say "gpu_check of commit $commit on $(nvidia-smi --query-gpu=name,driver_version --format=csv,noheader | head -n 1), $(nvcc --version | tail -n 2 | head -n 1)"
+say "gpu_check of commit $commit, GPU_CHECK_DATA=${GPU_CHECK_DATA:+set} GPU_CHECK_BERT_DATA=${GPU_CHECK_BERT_DATA:+set}, on $(nvidia-smi --query-gpu=name,driver_version --format=csv,noheader | head -n 1), $(nvcc --version | tail -n 2 | head -n 1)"
 
 for part in $parts; do
     say "== $part"
@@ -259,7 +259,7 @@ for part in $parts; do
             ;;
         san)
             # The ops at their test sizes under each tool, some at a time. cuBLASLt's own kernels are not ours to check:
-            # racecheck and initcheck leave matmul out.
+            # matmul runs under memcheck alone.
             ops="attention layernorm dropout gather gelu classifier embedding adamw lamb loss_scale global_norm next_sentence accuracy widen matmul"
             names=()
             for tool in memcheck racecheck initcheck synccheck; do

@@ -203,6 +203,20 @@ class Progress:
 # Command line
 
 
+SHARD = r"(train|val)_\d{6}\.bin"
+
+
+def claim(folder, magics):
+    """Make the folder, unless it holds shards that begin with none of these numbers: those of another preparation."""
+    os.makedirs(folder, exist_ok=True)
+    for name in sorted(os.listdir(folder)):
+        if not re.fullmatch(SHARD, name):
+            continue
+        with open(os.path.join(folder, name), "rb") as f:
+            if int.from_bytes(f.read(4), "little") not in magics:
+                raise UserError(f"{os.path.join(folder, name)}: is of another kind of model's data; choose another --out")
+
+
 def temporary_of(folder, name):
     """Where a file is written before it is complete."""
     return os.path.join(folder, f"{name}.tmp{os.getpid()}")
@@ -213,7 +227,7 @@ def publish(folder, names):
     for name in names:
         os.replace(temporary_of(folder, name), os.path.join(folder, name))
     for name in os.listdir(folder):
-        if re.fullmatch(r"(train|val)_\d{6}\.bin", name) and name not in names:
+        if re.fullmatch(SHARD, name) and name not in names:
             os.remove(os.path.join(folder, name))
 
 

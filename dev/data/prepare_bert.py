@@ -45,6 +45,7 @@ from documents import (
     add_common_options,
     batches,
     check_inputs,
+    claim,
     encode_all,
     fraction,
     positive,
@@ -299,7 +300,7 @@ def write_files(options, spool, vocabulary, width, temporaries):
 def prepare(options):
     vocabulary = read_vocabulary(options.vocab) if options.vocab else train_vocabulary(options)
     width, code = (2, "H") if len(vocabulary) <= 65536 else (4, "I")
-    os.makedirs(options.out, exist_ok=True)
+    claim(options.out, (MAGIC,))
     temporaries = [temporary_of(options.out, "tokens")]
     progress, characters, tokens = Progress(), 0, 0
     try:

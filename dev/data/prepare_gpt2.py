@@ -40,6 +40,7 @@ from documents import (
     UserError,
     add_common_options,
     check_inputs,
+    claim,
     encode_all,
     fraction,
     positive,
@@ -49,6 +50,7 @@ from documents import (
 )
 
 END_OF_TEXT = "<|endoftext|>"
+MAGICS = 20240520, 20240801  # of shards of uint16 and of uint32
 PIECE_CHARACTERS = 1 << 18  # plain text is encoded in pieces of about this length
 COPY_BYTES = 1 << 22
 TOKENIZER_FILES = [
@@ -267,7 +269,7 @@ def write_shards(out, prefix, spool, begin, end, options, width, temporaries):
     """Copy tokens begin .. end - 1 of the spool into shards of equal size; returns the names."""
     n = end - begin
     count = (n + options.shard_tokens - 1) // options.shard_tokens
-    magic, version = (20240520, 1) if width == 2 else (20240801, 7)
+    magic, version = (MAGICS[0], 1) if width == 2 else (MAGICS[1], 7)
     names = []
     spool.seek(begin * width)
     for i in range(count):
@@ -300,7 +302,7 @@ def copy_tokenizer(vocabulary, out):
 
 def prepare(options, vocabulary):
     width, code = (2, "H") if vocabulary.size <= 65536 else (4, "I")
-    os.makedirs(options.out, exist_ok=True)
+    claim(options.out, MAGICS)
     spool_path = temporary_of(options.out, "tokens")
     temporaries, starts, characters, total = [spool_path], array("Q"), 0, 0
     progress = Progress()

@@ -60,6 +60,10 @@ else
     sentences "sentences: WikiExtractor" 'the cat.\nit sat.\n\ncats sat.\n\n' --local "$work/wiki.gz" "${given[@]}"
     sentences "sentences: a file for each document" 'the cat. sat\n\nit sat!\nthe cats\n\n[ mask ]\n\n' --local "$work/lines.txt" --lines \
         --vocab "$work/vocab.txt" --val-fraction 0 --shard-tokens 1 --processes 2
+    if "$python" dev/data/prepare_gpt2.py --local "$work/a.txt" --vocab data/builtin --out "$work/bert" >/dev/null 2>"$work/log"; then
+        fail "a folder of another kind" "taken over"
+    elif [ "$(wc -l <"$work/log")" -eq 1 ] && grep -q 'another --out' "$work/log"; then ok "a folder of another kind is left alone"
+    else fail "a folder of another kind" "$(tail -n 1 "$work/log")"; fi
     if [ "$(ls "$work"/bert/*.bin | wc -l)" -eq 3 ]; then ok "three files"; else fail "three files" "$(ls "$work/bert" | tr '\n' ' ')"; fi
     if "$python" dev/data/prepare_bert.py --local README.md --train-vocab 400 --out "$work/own" --lines >"$work/log" 2>&1 &&
         [ "$(wc -l <"$work/own/vocab.txt")" -eq 400 ] && [ "$(head -n 5 "$work/own/vocab.txt" | tr '\n' ' ')" = "[PAD] [UNK] [CLS] [SEP] [MASK] " ]; then
