@@ -1,10 +1,11 @@
 /* Tests of llmc/run: drawing tokens, configuration rows, showing a checkpoint where there are no hard links, the list of a
- * step's kernels.
+ * step's kernels, and what ranks read of a step's sequences.
  * Prints a line a case and `N passed, N failed`; exit status 1 if one failed. */
 #include <sys/wait.h>
 
 #include "llmc/run/checkpoint.h"
 #include "llmc/run/config.h"
+#include "llmc/run/mlm_data.h"
 #include "llmc/run/profiler.h"
 #include "llmc/run/sampler.h"
 #include "llmc/run/settings.h"
@@ -386,8 +387,54 @@ static void test_kernels(Tests* t) {
     kernel_trace_free(&trace);
 }
 
+// ---------------------------------------------------------------------------------------------------------
+// Sequences by rank: whichever number of ranks shares a step, its micro-batches one after the other are the same
+
+enum { STEP_ROWS = 16, SPLIT_T = 48, SPLIT_MASKS = 8 };
+
+// The tokens, masks and labels of two steps, as `ranks` ranks with micro-batches of `B` rows read them, end to end.
+static Text split_stream(int ranks, int B, int pack) {
+    Text all = {NULL, 0, 0};
+    Context ctx;
+    MlmSource data;
+    MlmRecipe recipe = {SPLIT_MASKS, 0.15, 0, 1, 0, pack, 0.1};
+    int micro_steps = STEP_ROWS / (ranks * B);
+    context_init(&ctx);
+    mlm_source_alloc(&data, recipe, B, SPLIT_T, micro_steps, &ctx);
+    mlm_source_open(&data, "data/builtin/bert/train.bin", NULL, 261, 11);
+    for (uint64_t step = 0; step < 2; step++)
+        for (int part = 0; part < micro_steps * ranks; part++) {
+            mlm_source_build(&data, step * STEP_ROWS, B, part % ranks, ranks);
+            const MlmBatch* b = &data.batches[part / ranks];
+            for (int s = 0; s < b->count; s++) {
+                text_printf(&all, "%lld %d:", (long long)b->first + s, b->next_labels[s]);
+                for (int i = b->cu_seqlens[s]; i < b->cu_seqlens[s + 1]; i++) text_printf(&all, " %d", b->tokens[i]);
+                text_append(&all, "\n", 1);
+            }
+        }
+    mlm_source_close(&data);
+    context_free(&ctx);
+    return all;
+}
+
+static void test_split(Tests* t) {
+    static const int WAYS[][2] = {{1, 4}, {2, 8}, {2, 4}, {4, 4}, {4, 1}, {16, 1}};
+    for (int pack = 0; pack < 4; pack += 3) {
+        Text whole = split_stream(1, STEP_ROWS, pack);
+        for (size_t i = 0; i < COUNT_OF(WAYS); i++) {
+            Text parts = split_stream(WAYS[i][0], WAYS[i][1], pack);
+            char* name = xprintf("%d ranks with micro-batches of %d rows read what one reads%s", WAYS[i][0], WAYS[i][1],
+                                 pack ? ", packed" : "");
+            expect(t, whole.length > 0 && strcmp(whole.text, parts.text) == 0, name, "the sequences differ");
+            free(name), free(parts.text);
+        }
+        free(whole.text);
+    }
+}
+
 int main(void) {
     Tests t = {0, 0, 0};
+    test_split(&t);
     test_kernel_names(&t);
     test_kernels(&t);
     test_sampler(&t);
