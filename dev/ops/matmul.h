@@ -224,7 +224,14 @@ static void test_matmul_autotune(Harness* h) {
         matmul_plans_free(&h->ctx);
         h->ctx.autotune = round == 0;
         h->ctx.autotune_cache = round < 2 ? path : NULL;
-        if (round == 2) matmul_plans_load(&h->ctx, chosen.text);
+        if (round == 2) {
+            Text kept = {NULL, 0, 0};
+            matmul_plans_load(&h->ctx, chosen.text);
+            matmul_plans_text(&h->ctx, &kept);
+            expect_true(h, "choices that are not needed yet are kept",
+                        kept.text && strcmp(kept.text, chosen.text) == 0);
+            free(kept.text);
+        }
         array_restore(m.dw);
         matmul_run_gelu_forward(&m);
         matmul_run_backward_weight(&m);
