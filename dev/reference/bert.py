@@ -16,16 +16,14 @@ attends to, and the heads for the rows they are computed for, over 989.4 TFLOP/s
 ./train_bertcu counts the same.
 """
 
-import argparse
-
 import torch
 from torch import nn
 from torch.nn import functional as F
 
-from step_time import step_ms
+import peer
 
 # layers, heads, channels
-SIZES = {"base": (12, 12, 768), "large": (24, 16, 1024)}
+SIZES = {"large": (24, 16, 1024), "base": (12, 12, 768)}
 VOCAB, PADDED_VOCAB, POSITIONS = 30522, 30528, 512
 DROPOUT, MASKED, EPS = 0.1, 0.15, 1e-12
 PEAK_FLOPS = 989.4e12
@@ -94,38 +92,15 @@ def make_batch(batch, seq_len, masked):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--size", default="large", choices=SIZES)
-    parser.add_argument("-b", "--batch", type=int, default=256)
-    parser.add_argument("-t", "--seq-len", type=int, default=128)
-    parser.add_argument("--steps", type=int, default=30, help="timed steps, after a warm-up of 5")
-    parser.add_argument("--eager", action="store_true", help="without torch.compile")
-    a = parser.parse_args()
-    if not torch.cuda.is_available():
-        raise SystemExit("error: this PyTorch sees no GPU")
-
-    torch.manual_seed(1337)
-    torch.set_float32_matmul_precision("high")
+    a = peer.options(__doc__, SIZES, batch=256, seq_len=128).parse_args()
+    peer.begin()
     layers, heads, channels = SIZES[a.size]
     model = Bert(layers, heads, channels).cuda()
-    matrices = [p for p in model.parameters() if p.ndim == 2]
-    vectors = [p for p in model.parameters() if p.ndim < 2]
-    groups = [{"params": matrices, "weight_decay": 0.01}, {"params": vectors, "weight_decay": 0.0}]
-    optimizer = torch.optim.AdamW(groups, lr=1e-4, betas=(0.9, 0.999), eps=1e-6, fused=True)
+    optimizer = peer.adamw(model, 0.01, lr=1e-4, betas=(0.9, 0.999), eps=1e-6)
     run = model if a.eager else torch.compile(model)
     masked = round(MASKED * a.seq_len)
     batch = make_batch(a.batch, a.seq_len, masked)
-
-    def step():
-        with torch.autocast("cuda", torch.bfloat16):
-            loss = run(*batch)
-        loss.backward()
-        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
-        return loss
-
-    ms = step_ms(step, a.steps)
+    ms = peer.step_ms(lambda: run(*batch), model, optimizer, a.steps)
 
     sequences = a.batch / ms * 1e3
     blocks = layers * (6 * 12 * channels**2 * a.seq_len + 12 * channels * a.seq_len**2)

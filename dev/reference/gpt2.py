@@ -13,14 +13,12 @@ ms is the median step by CUDA events. mfu counts (6 N + 12 L C T) flops a token,
 989.4 TFLOP/s, the dense bf16 peak of an H100 or H200.
 """
 
-import argparse
-
 import torch
 from torch import nn
 from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from step_time import step_ms
+import peer
 
 # layers, heads, channels
 SIZES = {"d12": (12, 12, 768), "d24": (24, 16, 1024), "d36": (36, 20, 1280), "d48": (48, 25, 1600)}
@@ -70,39 +68,22 @@ class Gpt2(nn.Module):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--size", default="d12", choices=SIZES)
-    parser.add_argument("-b", "--batch", type=int, default=64)
-    parser.add_argument("-t", "--seq-len", type=int, default=1024)
-    parser.add_argument("--steps", type=int, default=30, help="timed steps, after a warm-up of 5")
+    parser = peer.options(__doc__, SIZES, batch=64, seq_len=1024)
     parser.add_argument("--attention", default="flash", choices=ATTENTION)
-    parser.add_argument("--eager", action="store_true", help="without torch.compile")
     a = parser.parse_args()
-    if not torch.cuda.is_available():
-        raise SystemExit("error: this PyTorch sees no GPU")
-
-    torch.manual_seed(1337)
-    torch.set_float32_matmul_precision("high")
+    peer.begin()
     layers, heads, channels = SIZES[a.size]
     model = Gpt2(layers, heads, channels, max(a.seq_len, 1024)).cuda()
-    matrices = [p for p in model.parameters() if p.ndim == 2]
-    vectors = [p for p in model.parameters() if p.ndim < 2]
-    groups = [{"params": matrices, "weight_decay": 0.1}, {"params": vectors, "weight_decay": 0.0}]
-    optimizer = torch.optim.AdamW(groups, lr=3e-4, betas=(0.9, 0.95), fused=True)
+    optimizer = peer.adamw(model, 0.1, lr=3e-4, betas=(0.9, 0.95))
     run = model if a.eager else torch.compile(model)
     tokens = torch.randint(VOCAB, (a.batch, a.seq_len + 1), device="cuda")
     inputs, targets = tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
 
-    def step():
-        with torch.autocast("cuda", torch.bfloat16), sdpa_kernel([ATTENTION[a.attention]]):
-            loss = run(inputs, targets)
-        loss.backward()
-        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
-        return loss
+    def loss():
+        with sdpa_kernel([ATTENTION[a.attention]]):
+            return run(inputs, targets)
 
-    ms = step_ms(step, a.steps)
+    ms = peer.step_ms(loss, model, optimizer, a.steps)
 
     parameters = sum(p.numel() for p in model.parameters()) - model.wpe.weight.numel()
     tokens_per_second = a.batch * a.seq_len / ms * 1e3
