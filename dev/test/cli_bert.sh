@@ -207,6 +207,8 @@ accepted 'config.json: no padding' -v 0 -s 0 -n 0 -x 1 -o "$box/unpadded" -e "$m
 verdict 'config.json: no padding is written as null' "$(grep -q '"pad_token_id": null' "$box/unpadded/config.json" || echo 'it is not')"
 rm -rf "$m" && cp -r "$good" "$m" && sed -i 's/"num_hidden_layers": 1/"num_hidden_layers": 2/' "$m/config.json"
 accepted 'config.json alone: a model from scratch' -v 0 -s 0 -n 0 -x 1 -o '' -e "$m/config.json"
+cp "$m/config.json" "$m/other_config.json"
+refused 'a file that only ends in config.json' 2 'is neither a model directory' -v 0 -s 0 -x 1 -o "$box/new" -e "$m/other_config.json"
 refused 'more layers than the weights' 2 'tensor "bert.encoder.layer.1\..*missing' -v 0 -s 0 -x 1 -o "$box/new" -e "$m"
 
 finish

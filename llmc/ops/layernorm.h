@@ -210,24 +210,26 @@ static inline void layernorm_backward_row(floatX* dx, real* dw, real* db, const 
     }
 }
 
-// One row's share of dbias, and its dbranch where something is dropped.
-static inline void residual_gradient_row(real* dbias, floatX* dbranch, const floatX* dx, int n, int C,
-                                         Dropout dropout) {
-    if (dropout.threshold == 0) {
-#pragma omp simd
-        for (int c = 0; c < C; c++) dbias[c] += dx[c];
-        return;
-    }
+// out [C] = a row's gradient, taken through dropout.
+static inline void layernorm_dropped_row(floatX* out, const floatX* dy, int n, int C, Dropout dropout) {
     for (int start = 0; start < C; start += DROPOUT_TILE) {
         real factor[DROPOUT_TILE];
         int width = min_int(DROPOUT_TILE, C - start);
         dropout_factors(factor, dropout, dropout.sequences->sequence[n], dropout.sequences->position[n], start);
 #pragma omp simd
-        for (int i = 0; i < width; i++) {
-            dbranch[start + i] = dx[start + i] * factor[i];
-            dbias[start + i] += dbranch[start + i];
-        }
+        for (int i = 0; i < width; i++) out[start + i] = dy[start + i] * factor[i];
     }
+}
+
+// One row's share of dbias, and its dbranch where something is dropped.
+static inline void residual_gradient_row(real* dbias, floatX* dbranch, const floatX* dx, int n, int C,
+                                         Dropout dropout) {
+    if (dropout.threshold) {
+        layernorm_dropped_row(dbranch, dx, n, C, dropout);
+        dx = dbranch;
+    }
+#pragma omp simd
+    for (int c = 0; c < C; c++) dbias[c] += dx[c];
 }
 
 // out [C] (SET or ADD) = the sums over blocks of their partial sums, which are `stride` apart; NULL: not wanted.
@@ -244,17 +246,6 @@ static inline void layernorm_add_blocks(real* out, const real* partial, size_t b
             real* to = out + start + c;
             *to = (real)(mode == ADD ? (double)*to + sum[c] : sum[c]);
         }
-    }
-}
-
-// out [C] = a row's gradient, taken through dropout.
-static inline void layernorm_dropped_row(floatX* out, const floatX* dy, int n, int C, Dropout dropout) {
-    for (int start = 0; start < C; start += DROPOUT_TILE) {
-        real factor[DROPOUT_TILE];
-        int width = min_int(DROPOUT_TILE, C - start);
-        dropout_factors(factor, dropout, dropout.sequences->sequence[n], dropout.sequences->position[n], start);
-#pragma omp simd
-        for (int i = 0; i < width; i++) out[start + i] = dy[start + i] * factor[i];
     }
 }
 

@@ -41,6 +41,15 @@ typedef struct {
     const real* loss_scale;  // [1]; NULL: 1
 } NextSentenceLoss;
 
+static inline Scope next_sentence_scope(Context* ctx, Direction direction, int S, int C, Mode mode) {
+    int forward = direction == FORWARD;
+    CHECK(S > 0 && C > 0);
+    return scope_open(ctx, forward ? "next_sentence_forward" : "next_sentence_backward",
+                      forward ? NEXT_SENTENCE_FORWARD_FLOPS(S, C) : NEXT_SENTENCE_BACKWARD_FLOPS(S, C),
+                      forward ? NEXT_SENTENCE_FORWARD_BYTES(S, C) : NEXT_SENTENCE_BACKWARD_BYTES(S, C, mode),
+                      "S=%d C=%d", S, C);
+}
+
 // ---------------------------------------------------------------------------------------------------------
 // References
 
@@ -267,9 +276,7 @@ template <int BACKWARD> static inline void next_sentence_start(NextSentenceTask 
 
 static inline void next_sentence_forward(NextSentenceLoss out, const floatX* pre, Affine p, int S, int C, Mode mode,
                                          Context* ctx) {
-    CHECK(S > 0 && C > 0);
-    Scope scope = scope_open(ctx, "next_sentence_forward", NEXT_SENTENCE_FORWARD_FLOPS(S, C),
-                             NEXT_SENTENCE_FORWARD_BYTES(S, C), "S=%d C=%d", S, C);
+    Scope scope = next_sentence_scope(ctx, FORWARD, S, C, mode);
     NextSentenceTask k = {pre, NULL, p, {NULL, NULL}, NULL, out, S, C, 0, mode == ADD};
     next_sentence_start<0>(k, ctx);
     scope_close(&scope);
@@ -277,9 +284,7 @@ static inline void next_sentence_forward(NextSentenceLoss out, const floatX* pre
 
 static inline void next_sentence_backward(floatX* pre, AffineGradient d, real* dbias, NextSentenceLoss out, Affine p,
                                           int S, int C, Mode mode, Context* ctx) {
-    CHECK(S > 0 && C > 0);
-    Scope scope = scope_open(ctx, "next_sentence_backward", NEXT_SENTENCE_BACKWARD_FLOPS(S, C),
-                             NEXT_SENTENCE_BACKWARD_BYTES(S, C, mode), "S=%d C=%d", S, C);
+    Scope scope = next_sentence_scope(ctx, BACKWARD, S, C, mode);
     NextSentenceTask k = {pre, pre, p, d, dbias, out, S, C, 0, mode == ADD};
     next_sentence_start<1>(k, ctx);
     scope_close(&scope);
@@ -333,9 +338,7 @@ static inline void next_sentence_rows(real* d, NextSentenceLoss out, floatX* t, 
 
 static inline void next_sentence_forward(NextSentenceLoss out, const floatX* pre, Affine p, int S, int C, Mode mode,
                                          Context* ctx) {
-    CHECK(S > 0 && C > 0);
-    Scope scope = scope_open(ctx, "next_sentence_forward", NEXT_SENTENCE_FORWARD_FLOPS(S, C),
-                             NEXT_SENTENCE_FORWARD_BYTES(S, C), "S=%d C=%d", S, C);
+    Scope scope = next_sentence_scope(ctx, FORWARD, S, C, mode);
     real* d = (real*)device_scratch(ctx, (size_t)S * sizeof *d);
     next_sentence_rows(d, out, NULL, pre, p, S, C, mode);
     scope_close(&scope);
@@ -343,9 +346,7 @@ static inline void next_sentence_forward(NextSentenceLoss out, const floatX* pre
 
 static inline void next_sentence_backward(floatX* pre, AffineGradient d, real* dbias, NextSentenceLoss out, Affine p,
                                           int S, int C, Mode mode, Context* ctx) {
-    CHECK(S > 0 && C > 0);
-    Scope scope = scope_open(ctx, "next_sentence_backward", NEXT_SENTENCE_BACKWARD_FLOPS(S, C),
-                             NEXT_SENTENCE_BACKWARD_BYTES(S, C, mode), "S=%d C=%d", S, C);
+    Scope scope = next_sentence_scope(ctx, BACKWARD, S, C, mode);
     real* dlogit = (real*)device_scratch(ctx, (size_t)S * sizeof *dlogit);
     next_sentence_rows(dlogit, out, pre, pre, p, S, C, mode);
     double db = 0;

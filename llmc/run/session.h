@@ -186,9 +186,9 @@ static inline void session_find_data(const Session* s, const char* builtin, char
 // Where a model comes from: a Hugging Face directory; a .safetensors file (its directory holds the rest); a config.json,
 // for a model from scratch, without weights; or a descriptor of one, with both paths NULL. The caller frees them.
 static inline void session_find_model(const char* source, char** directory, char** weights) {
-    size_t n = strlen(source);
-    int is_file = n > 12 && strcmp(source + n - 12, ".safetensors") == 0;
-    int is_config = n >= 11 && strcmp(source + n - 11, "config.json") == 0;
+    const char* slash = strrchr(source, '/');
+    int is_file = strlen(source) > 12 && name_ends_with(source, ".safetensors");
+    int is_config = strcmp(slash ? slash + 1 : source, "config.json") == 0;
     *directory = is_file || is_config   ? session_directory_of(source)
                  : is_directory(source) ? xprintf("%s", source)
                                         : NULL;
@@ -204,9 +204,8 @@ static inline char* session_find_start(const Session* s, const char* flag, const
     if (s->checkpoint) return xprintf("%s", s->checkpoint);
     char* found = *other ? checkpoint_find(other, &step) : NULL;
     if (*other && !found) die(USAGE, "%s %s: holds no whole checkpoint; name the directory of a run", flag, other);
-    for (int i = 0; found && i < s->flag_count; i++)
-        if (strcmp(s->flags[i].long_name, "--model") == 0 && s->flags[i].is_set & FLAG_IS_GIVEN)
-            die(USAGE, "%s %s: the model is that run's; leave -e out", flag, other);
+    if (found && flags_find(s->flags, s->flag_count, "--model", strlen("--model"))->is_set & FLAG_IS_GIVEN)
+        die(USAGE, "%s %s: the model is that run's; leave -e out", flag, other);
     return found;
 }
 
