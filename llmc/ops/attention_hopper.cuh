@@ -40,12 +40,8 @@ typedef struct {
     int start, length;          // first row and length of the sequence: backward
 } HopperWork;
 
-// The next item of this block: its first is its own number, then one is taken from the counter, until the number is
-// `items` or more. Each block learns that once, so that the counter is taken from `items` times, and ends where it began,
-// at 0.
-__device__ inline int hopper_next_item(const HopperArguments& z, int item, int items) {
-    return item < 0 ? (int)blockIdx.x : (int)(gridDim.x + atomicInc(z.next, (unsigned)items - 1));
-}
+// A number from the counter of work, which is 0 again once `last` has been taken.
+__device__ inline int hopper_take(const HopperArguments& z, int last) { return (int)atomicInc(z.next, (unsigned)last); }
 
 // c, rounded, as left operands of products that sum over c's columns.
 template <int J> __device__ inline void hopper_round(uint32_t (&a)[J / 2][4], const float (&c)[J][4]) {
@@ -138,7 +134,8 @@ __global__ void __launch_bounds__(HopperForward<D>::THREADS, 1)
         int tiles = (z.longest + F::QUERIES - 1) / F::QUERIES, items = z.count * z.NH * tiles;
         int item = -1, tiles_done = 0, keys_done = 0;
         for (;;) {
-            item = hopper_next_item(z, item, items);
+            // The first is the block's own number. Each block learns once that there are no more: `items` are taken.
+            item = item < 0 ? (int)blockIdx.x : (int)gridDim.x + hopper_take(z, items - 1);
             int slot = tiles_done % F::Q_STAGES, use = tiles_done / F::Q_STAGES;
             if (item >= items) {
                 hopper_barrier_wait(q_empty + 8 * slot, ~use & 1);

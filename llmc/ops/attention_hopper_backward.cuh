@@ -134,10 +134,12 @@ __global__ void __launch_bounds__(HopperBackward::THREADS, 1)
     if (group < 0) {  // two threads of two warps, so that each gets by with the registers that are left
         hopper_give_registers<24>();
         if (threadIdx.x == 0) {  // takes work, brings keys and values
-            int heads = z.count * z.NH, item = -1, keys_done = 0;
+            int heads = z.count * z.NH, keys_done = 0;
             volatile HopperWork* item_work = &works[2];
             for (;;) {
-                item = hopper_next_item(z, item, heads * parts);
+                // Also the first, and each block's last, which is none: a block that has not begun yet, because another
+                // kernel holds its multiprocessor, has no work that others wait for.
+                int item = hopper_take(z, heads * parts + (int)gridDim.x - 1);
                 if (item >= heads * parts) break;
                 item_work->sequence = item % heads / z.NH, item_work->head = item % z.NH;
                 item_work->start = z.cu_seqlens[item_work->sequence];
