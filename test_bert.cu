@@ -48,12 +48,18 @@ static Bench* bench_open(Config config, int B, int T, int M, int recompute, uint
     return b;
 }
 
-// Another kind of optimizer for the weights as they are: in full precision, where that is kept.
+// The weights in full precision, where that is kept. The caller frees them.
+static real* bench_weights(Bench* b) {
+    size_t n = b->m.table.elements;
+    return b->o.master ? device_values(&b->ctx, b->o.master, n, VIEW_REAL)
+                       : device_values(&b->ctx, b->m.params, n, VIEW_FLOATX);
+}
+
+// Another kind of optimizer for the weights as they are.
 static void bench_optimizer(Bench* b, OptimizerKind kind) {
     size_t n = b->m.table.elements;
     HostView view = host_view_open(b->m.params, n, VIEW_FLOATX);
-    real* weights = b->o.master ? device_values(&b->ctx, b->o.master, n, VIEW_REAL)
-                                : device_values(&b->ctx, b->m.params, n, VIEW_FLOATX);
+    real* weights = bench_weights(b);
     optimizer_free(&b->o);
     optimizer_init(&b->o, &b->m.table, kind, WITH_MASTER, &b->ctx);
     b->m.master = b->o.master;
@@ -201,11 +207,10 @@ static void test_formula_step(Tests* t, Bench* b) {
     const double tolerance = golden_tolerance();
     Model* m = &b->m;
     bench_optimizer(b, LAMB);
-    real* before = device_values(&b->ctx, m->params, m->table.elements, VIEW_FLOATX);
+    real* before = bench_weights(b);
     real* grads = device_values(&b->ctx, m->grads, m->table.elements, VIEW_REAL);
     optimizer_step(&b->o, m->params, m->grads, settings, &b->ctx);
-    real* after = b->o.master ? device_values(&b->ctx, b->o.master, m->table.elements, VIEW_REAL)
-                              : device_values(&b->ctx, m->params, m->table.elements, VIEW_FLOATX);
+    real* after = bench_weights(b);
     double clip = fmin(1, 1 / euclidean_norm(grads, m->table.elements));
     for (size_t k = 0; k < COUNT_OF(ratios); k++) {
         // The ratio shows in the first step's length: bias correction makes its direction g / (|g| + eps) and decay.
