@@ -51,9 +51,8 @@ struct MatmulPlans {
     Text known;                // lines from files
 };
 
-enum { MATMUL_CANDIDATES = 32, MATMUL_ROUNDS = 5, MATMUL_FINALISTS = 4, MATMUL_BURSTS = 2 };
-#define MATMUL_CLOSE 1.12f      // how much slower than the fastest in turn a candidate may be and yet be a finalist
-#define MATMUL_BURST_MS 24.0f   // of one candidate without a pause
+enum { MATMUL_CANDIDATES = 32, MATMUL_ROUNDS = 8 };
+#define MATMUL_GAIN 1.06f       // how much faster than the library's first choice another must be
 #define MATMUL_TIMED_FLOPS 4e9  // less is done in about 10 microseconds; a sample has hundreds of such shapes
 
 static inline int matmul_has_bias(int epilogue) { return (epilogue & CUBLASLT_EPILOGUE_BIAS) != 0; }
@@ -294,13 +293,27 @@ static inline float matmul_median(float* x, int n) {
     return x[n / 2];
 }
 
-// time [count], in milliseconds: of each candidate, INFINITY where it cannot run or is far behind. They take turns, so
-// that a changing clock is the same for all.
-static inline void matmul_time_in_turn(float* time, const MatmulPlan* plan, const MatmulOperands* o, void* d,
-                                       const cublasLtMatmulHeuristicResult_t* results, int count, Context* ctx) {
+// Time the candidates and move the fastest to results[0]. The operands are those of the call that needs the plan: the
+// call itself, which follows, overwrites d, and where it adds to d a copy takes the blows. Candidates take turns, so a
+// changing clock is the same for all. Returns microseconds, or 0 if there was no memory for the copy.
+//
+// Small gains are none: a step's products draw all the power that the GPU may have, and there the library's first choice,
+// whose tiles are large, needs less of it than many a candidate that is a little faster alone (dev/LOG.md).
+static inline float matmul_time_candidates(const MatmulPlan* plan, const MatmulOperands* o,
+                                           cublasLtMatmulHeuristicResult_t* results, int count, Context* ctx) {
+    const MatmulKey* k = &plan->key;
+    size_t bytes = matmul_d_size(k) * (k->kind == MATMUL_BACKWARD_WEIGHT ? sizeof(real) : sizeof(floatX));
+    void* d = o->d;
+    if (k->mode == ADD) {
+        if (cudaMalloc(&d, bytes) != cudaSuccess) {
+            cudaGetLastError();
+            return 0;
+        }
+        cudaCheck(cudaMemsetAsync(d, 0, bytes, ctx->stream));
+    }
     cudaEvent_t events[MATMUL_CANDIDATES + 1];
-    float times[MATMUL_CANDIDATES][MATMUL_ROUNDS], best = INFINITY;
-    int alive[MATMUL_CANDIDATES];
+    float times[MATMUL_CANDIDATES][MATMUL_ROUNDS], best_time = INFINITY;
+    int alive[MATMUL_CANDIDATES], best = 0;
     for (int i = 0; i <= count; i++) cudaCheck(cudaEventCreate(&events[i]));
     for (int i = 0; i < count; i++) alive[i] = 1;
     for (int round = -1; round < MATMUL_ROUNDS; round++) {  // round -1 loads the kernels
@@ -315,69 +328,21 @@ static inline void matmul_time_in_turn(float* time, const MatmulPlan* plan, cons
         for (int i = 0; i < count && round >= 0; i++) {
             if (!alive[i]) continue;
             cudaCheck(cudaEventElapsedTime(&times[i][round], events[i], events[i + 1]));
-            best = fminf(best, times[i][round]);
+            best_time = fminf(best_time, times[i][round]);
         }
-        for (int i = 0; i < count && round == 0; i++) alive[i] = alive[i] && times[i][0] <= 1.3f * best;
+        for (int i = 0; i < count && round == 0; i++) alive[i] = alive[i] && times[i][0] <= 1.3f * best_time;
     }
-    for (int i = 0; i < count; i++) time[i] = alive[i] ? matmul_median(times[i], MATMUL_ROUNDS) : INFINITY;
-    for (int i = 0; i <= count; i++) cudaCheck(cudaEventDestroy(events[i]));
-}
-
-// Milliseconds of a candidate, which takes about `time` of them alone, where nothing else runs for a while.
-static inline float matmul_time_burst(float time, const MatmulPlan* plan, const MatmulOperands* o, void* d,
-                                      const cublasLtMatmulAlgo_t* algorithm, Context* ctx) {
-    int half = max_int(1, (int)(MATMUL_BURST_MS / 2 / time));
-    cudaEvent_t events[2];
-    for (int i = 0; i < 2; i++) {
-        cudaCheck(cudaEventCreate(&events[i]));
-        for (int n = 0; n < half; n++) matmul_check(matmul_launch(plan, algorithm, o, d, ctx), plan, "cublasLtMatmul");
-        cudaCheck(cudaEventRecord(events[i], ctx->stream));
-    }
-    cudaCheck(cudaEventSynchronize(events[1]));
-    cudaCheck(cudaEventElapsedTime(&time, events[0], events[1]));
-    for (int i = 0; i < 2; i++) cudaCheck(cudaEventDestroy(events[i]));
-    return time / (float)half;
-}
-
-// Time the candidates and move the fastest to results[0]. The operands are those of the call that needs the plan: the
-// call itself, which follows, overwrites d, and where it adds to d a copy takes the blows. Returns microseconds, or 0 if
-// there was no memory for the copy.
-//
-// Who is fastest in turn may not be in a step: products draw all the power that a GPU may have, and then the one that
-// needs less of it for its work wins. So the few that are close run in bursts, long enough for the clock to follow.
-static inline float matmul_time_candidates(const MatmulPlan* plan, const MatmulOperands* o,
-                                           cublasLtMatmulHeuristicResult_t* results, int count, Context* ctx) {
-    const MatmulKey* k = &plan->key;
-    size_t bytes = matmul_d_size(k) * (k->kind == MATMUL_BACKWARD_WEIGHT ? sizeof(real) : sizeof(floatX));
-    void* d = o->d;
-    if (k->mode == ADD) {
-        if (cudaMalloc(&d, bytes) != cudaSuccess) {
-            cudaGetLastError();
-            return 0;
-        }
-        cudaCheck(cudaMemsetAsync(d, 0, bytes, ctx->stream));
-    }
-    float time[MATMUL_CANDIDATES], bursts[MATMUL_FINALISTS] = {0}, best_time = INFINITY;
-    int finalists[MATMUL_FINALISTS], entered = 0, best = 0;
-    matmul_time_in_turn(time, plan, o, d, results, count, ctx);
-    for (int i = 0; i < count; i++) best_time = fminf(best_time, time[i]);
-    while (entered < MATMUL_FINALISTS) {
-        for (int i = best = 0; i < count; i++)
-            if (time[i] < time[best]) best = i;
-        if (!(time[best] <= MATMUL_CLOSE * best_time)) break;
-        finalists[entered++] = best;
-        time[best] = INFINITY;
-    }
-    if (entered) matmul_time_burst(best_time, plan, o, d, &results[finalists[0]].algo, ctx);  // warms the GPU up
-    for (int round = 0; round < MATMUL_BURSTS; round++)
-        for (int i = 0; i < entered; i++)
-            bursts[i] += matmul_time_burst(best_time, plan, o, d, &results[finalists[i]].algo, ctx) / MATMUL_BURSTS;
     best_time = INFINITY;
-    for (int i = 0; i < entered; i++)
-        if (bursts[i] < best_time) best_time = bursts[i], best = finalists[i];
-    if (entered) results[0] = results[best];
+    for (int i = 0; i < count; i++) {
+        float time = alive[i] ? matmul_median(times[i], MATMUL_ROUNDS) : INFINITY;
+        if (time < best_time) best_time = time, best = i;
+    }
+    float first_time = alive[0] ? matmul_median(times[0], MATMUL_ROUNDS) : INFINITY;
+    if (first_time <= MATMUL_GAIN * best_time) best_time = first_time, best = 0;
+    results[0] = results[best];
+    for (int i = 0; i <= count; i++) cudaCheck(cudaEventDestroy(events[i]));
     if (d != o->d) cudaCheck(cudaFree(d));
-    return entered ? 1000 * best_time : 0;
+    return 1000 * best_time;
 }
 
 // What has to follow a product: GELU, or in the backward pass its derivative with the bias gradient; with GELU in the
