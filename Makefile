@@ -3,6 +3,7 @@
 # make            the trainers that this machine can build, and the built-in corpus
 # make DEBUG=1    no optimisation, debug information       SANITIZE=1   AddressSanitizer and UBSan
 # make MARCH=x86-64-v3   another CPU than this one         BLAS=1       matmuls by OpenBLAS, for comparison
+# make MPI=0 NCCL=0      without what joins ranks, though it is there
 
 COMMA  := ,
 ifeq ($(origin CC),default)
@@ -15,8 +16,12 @@ OPT    := $(if $(DEBUG)$(SANITIZE),-O1 -g,-O3) -march=$(MARCH)
 # depend on how the compiler cut a loop. -fno-math-errno only lets sqrtf be an instruction.
 CFLAGS := $(OPT) -fopenmp -ffp-contract=off -fno-math-errno $(if $(SANITIZE),-fsanitize=address$(COMMA)undefined -fno-sanitize-recover)
 WARN   := -Wall -Wextra -Wno-missing-field-initializers -Werror
-CPP    := -D_GNU_SOURCE -I. $(if $(BLAS),-DUSE_BLAS) -MMD -MP
-LIBS   := $(if $(BLAS),-lopenblas) -lm
+# MPI, where its compiler wrapper is found: what joins the ranks of the CPU build, and one way to start those of the GPU build.
+HAS_MPI := $(if $(filter 0,$(MPI)),,$(shell command -v mpicc 2>/dev/null))
+MPI_CPP := $(if $(HAS_MPI),-DUSE_MPI $(patsubst -I%,-isystem %,$(filter -I%,$(shell mpicc -show))))
+MPI_LIBS := $(if $(HAS_MPI),$(filter -L% -l%,$(shell mpicc -show)))
+CPP    := -D_GNU_SOURCE -I. $(MPI_CPP) $(if $(BLAS),-DUSE_BLAS) -MMD -MP
+LIBS   := $(if $(BLAS),-lopenblas) $(MPI_LIBS) -pthread -lm
 COMPILE = $(CC) -x c -std=c11 $(CPP) $(CFLAGS) $(WARN)
 
 # The GPU build. ARCH: the GPUs that are here, else those that this nvcc knows of sm_80, sm_90a and sm_100, and PTX for later ones.
@@ -27,16 +32,19 @@ FOUND  := $(sort $(subst .,,$(if $(HAS_NVCC),$(shell nvidia-smi --query-gpu=comp
 ARCH   ?= $(if $(FOUND),$(FOUND:90=90a),$(if $(HAS_NVCC),$(filter $(subst compute_,,$(shell $(NVCC) --list-gpu-arch)),80) 90a $(filter $(subst compute_,,$(shell $(NVCC) --list-gpu-arch)),100)))
 # CUPTI's header, where the toolkit keeps it apart; without it --profile lists no kernels.
 CUPTI  := $(if $(HAS_NVCC),$(wildcard $(dir $(realpath $(HAS_NVCC)))../extras/CUPTI/include))
+# NCCL, likewise: what joins the ranks of the GPU build.
+NCCL_H := $(if $(filter 0,$(NCCL)),,$(if $(HAS_NVCC),$(firstword $(wildcard $(addsuffix /nccl.h,$(NCCL_HOME)/include $(dir $(realpath $(HAS_NVCC)))../include /usr/include)))))
 GENCODE = $(foreach a,$(ARCH),-gencode=arch=compute_$(a),code=sm_$(a)) $(if $(FOUND),,-gencode=arch=compute_80,code=compute_80)
 NVFLAGS = -std=c++17 $(if $(DEBUG),-O1 -g -G,-O3) $(GENCODE) -lineinfo -D_GNU_SOURCE $(if $(DEBUG),,$(if $(filter 90a,$(ARCH)),-DHAS_SM90A)) -DPRECISION_$(shell echo $(PRECISION) | tr a-z A-Z) -I. $(addprefix -I,$(CUPTI)) \
+          $(MPI_CPP) $(if $(NCCL_H),-DUSE_NCCL $(addsuffix /include,$(addprefix -I,$(NCCL_HOME)))) \
           -Xcompiler -march=$(MARCH),-fopenmp,-ffp-contract=off,-fno-math-errno,-Wall,-Wextra,-Wno-missing-field-initializers,-Wno-unknown-pragmas,-Wno-string-compare \
           -Xptxas -warn-spills -diag-suppress 177 -MMD -MP
-NVLIBS := -lcublasLt -lgomp
+NVLIBS := -lcublasLt $(if $(NCCL_H),$(addsuffix /lib,$(addprefix -L,$(NCCL_HOME))) -lnccl) $(MPI_LIBS) -lgomp
 G      := $(B)/$(PRECISION)
 
 HAS_CC := $(shell command -v $(CC) 2>/dev/null)
 .DEFAULT_GOAL := $(if $(HAS_CC),all,help)
-.PHONY: all cpu gpu help setup quickstart quickstart-bert test check ops grad bench san clean needed always
+.PHONY: all cpu gpu absent help setup quickstart quickstart-bert test check ops grad bench san clean needed always
 .DELETE_ON_ERROR:
 
 # ---------------------------------------------------------------------------------------------------------
@@ -52,6 +60,12 @@ all: cpu gpu
 cpu: $(GPT2) $(BERT) data/builtin/train.bin data/builtin/bert/train.bin
 
 gpu: $(if $(HAS_NVCC),train_gpt2cu train_bertcu)
+
+# What is not there is said, not missed: everything else is built.
+all: absent
+absent: cpu gpu
+	@$(if $(HAS_MPI)$(filter 0,$(MPI)),:,echo "built without MPI: mpicc was not found; make setup adds it")
+	@$(if $(if $(HAS_NVCC),$(NCCL_H)$(filter 0,$(NCCL)),there),:,echo "built without NCCL: nccl.h was not found, so the GPU trainers run on one GPU")
 
 # The command line of a build folder: what depends on it is built again where that is another than last time.
 $(B)/command: COMMAND = $(COMPILE) $(LIBS)
@@ -84,6 +98,14 @@ $(B)/%_double: %.cu Makefile $(B)/command
 
 $(B)/%_double: dev/%.cu Makefile $(B)/command
 	$(COMPILE) -DREAL_DOUBLE $< -o $@ $(LIBS)
+
+# Ranks that find each other without MPI, also where there is one.
+$(B)/test_comm_plain: dev/test/comm.c Makefile $(B)/command
+	$(COMPILE) -UUSE_MPI $< -o $@ $(LIBS)
+
+# Without OpenMP, whose synchronisation ThreadSanitizer does not see.
+$(B)/test_prefetch_tsan: dev/test/prefetch.c Makefile $(B)/command
+	$(CC) -x c -std=c11 $(CPP) -O1 -g -fsanitize=thread $(WARN) -Wno-unknown-pragmas $< -o $@ $(LIBS)
 
 $(B)/test_%: dev/test/%.c Makefile $(B)/command
 	$(COMPILE) $< -o $@ $(LIBS)
@@ -121,7 +143,7 @@ help:
 	@echo "make bench         time of every op (OP=matmul for one)"
 	@echo "make san           tests under AddressSanitizer and UBSan"
 	@echo "make clean         remove what was built (data and runs stay)"
-	@echo "variables:         CC MARCH DEBUG=1 SANITIZE=1 BLAS=1"
+	@echo "variables:         CC MARCH DEBUG=1 SANITIZE=1 BLAS=1 MPI=0 NCCL=0"
 
 setup:
 	@bash dev/setup.sh
@@ -143,7 +165,8 @@ quickstart-bert: needed
 	@echo "log, loss plot and a Hugging Face model directory: out/quickstart-bert"
 
 test: needed
-	@$(MAKE) --no-print-directory cpu $(B)/test_gpt2 $(B)/test_gpt2_double $(B)/test_bert $(B)/test_bert_double $(B)/ops $(B)/ops_double $(B)/test_base $(B)/test_data $(B)/test_run
+	@$(MAKE) --no-print-directory cpu $(B)/test_gpt2 $(B)/test_gpt2_double $(B)/test_bert $(B)/test_bert_double $(B)/ops $(B)/ops_double $(B)/test_base $(B)/test_data $(B)/test_prefetch $(B)/test_run $(B)/test_order $(B)/test_comm $(B)/test_comm_plain
+	-@$(MAKE) --no-print-directory $(B)/test_prefetch_tsan 2>/dev/null
 	@bash dev/test/run.sh $(B) $(GPT2) $(BERT)
 
 check:
@@ -161,7 +184,7 @@ bench: $(B)/ops
 	$(B)/ops bench $(OP)
 
 san:
-	@$(MAKE) --no-print-directory SANITIZE=1 cpu build/san/test_gpt2 build/san/test_bert build/san/ops build/san/test_base build/san/test_data build/san/test_run
+	@$(MAKE) --no-print-directory SANITIZE=1 cpu build/san/test_gpt2 build/san/test_bert build/san/ops build/san/test_base build/san/test_data build/san/test_prefetch build/san/test_run build/san/test_order build/san/test_comm build/san/test_comm_plain
 	@bash dev/test/run.sh build/san build/san/train_gpt2 build/san/train_bert
 
 clean:

@@ -35,17 +35,21 @@ typedef struct {
     MlmInput in;
 } Bench;
 
-static Bench* bench_open(Config config, int B, int T, int M, int recompute, uint64_t seed) {
+static Bench* bench_open_with(Config config, int B, int T, int M, int recompute, uint64_t seed, OptimizerKind kind) {
     Bench* b = (Bench*)xcalloc(1, sizeof *b);
     context_init(&b->ctx);
     model_plan(&b->m, config, B, T, M, B, recompute);
     model_alloc(&b->m, seed, &b->ctx);
-    optimizer_init(&b->o, &b->m.table, ADAMW, WITH_MASTER, &b->ctx);
+    optimizer_init(&b->o, &b->m.table, kind, WITH_MASTER, &b->ctx);
     b->m.master = b->o.master;
     random_weights(&b->m, &b->o, seed, &b->ctx);
     mlm_batch_alloc(&b->batch, B, T, max_int(1, M / B));
     mlm_loader_open(&b->loader, B * T, M, B, &b->ctx);
     return b;
+}
+
+static Bench* bench_open(Config config, int B, int T, int M, int recompute, uint64_t seed) {
+    return bench_open_with(config, B, T, M, recompute, seed, ADAMW);
 }
 
 // The weights in full precision, where that is kept. The caller frees them.
@@ -209,7 +213,7 @@ static void test_formula_step(Tests* t, Bench* b) {
     bench_optimizer(b, LAMB);
     real* before = bench_weights(b);
     real* grads = device_values(&b->ctx, m->grads, m->table.elements, VIEW_REAL);
-    optimizer_step(&b->o, m->params, m->grads, settings, &b->ctx);
+    optimizer_step(&b->o, m->params, m->grads, settings, NULL, &b->ctx);
     real* after = bench_weights(b);
     double clip = fmin(1, 1 / euclidean_norm(grads, m->table.elements));
     for (size_t k = 0; k < COUNT_OF(ratios); k++) {
@@ -337,7 +341,7 @@ static void test_golden_steps(Tests* t, const char* directory, const SafeTensors
         OptimizerSettings settings = {1e-3, 0.9, 0.999, 1e-6, 0.01, 1.0, 0};
         bench_train(b, 0);
         got[step] = (real)bench_loss(b, -1);
-        optimizer_step(&b->o, m->params, m->grads, settings, &b->ctx);
+        optimizer_step(&b->o, m->params, m->grads, settings, NULL, &b->ctx);
         device_download(&b->ctx, &got[GOLDEN_STEPS + step], b->o.norm, sizeof(real));
     }
     golden_values(file, key, want, COUNT_OF(want));
@@ -625,6 +629,53 @@ static void test_counts(Tests* t) {
 }
 
 // ---------------------------------------------------------------------------------------------------------
+// The plan of the memory against what a step uses
+
+static void test_memory(Tests* t) {
+    static const struct {
+        const char* model;
+        int B, T, M;
+        double dropout;
+        OptimizerKind kind;
+        AttentionPath attention;
+    } cases[] = {
+        {"L=2,C=36,NH=3,V=53,T=19,F=100", 4, 17, 12, 0.1, ADAMW, FLASH},
+        {"L=1,C=128,NH=2,V=3001,T=64", 3, 64, 60, 0.1, LAMB, FLASH},
+        {"L=2,C=64,NH=1,V=61,T=200", 2, 200, 8, 0, LAMB, EXPLICIT},
+        {"L=1,C=768,NH=12,V=300,T=32", 1, 32, 5, 0.1, LAMB, FLASH},
+#ifdef __CUDACC__
+        {"L=1,C=1024,NH=16,V=30522,T=128", 64, 128, 64 * 20, 0.1, LAMB, FLASH},
+#endif
+    };
+    for (size_t i = 0; i < COUNT_OF(cases); i++) {
+        int B = cases[i].B, T = cases[i].T, M = cases[i].M;
+        const OptimizerSettings settings = {1e-3, 0.9, 0.999, 1e-6, 0.01, 1, 0};
+        char name[96];
+        Config config = config_from_descriptor(cases[i].model, 0);
+        config.hidden_dropout = config.attention_dropout = cases[i].dropout;
+        Bench* b = bench_open_with(config, B, T, M, 0, 3, cases[i].kind);
+        device_set_attention(&b->ctx, cases[i].attention);
+        UpdateSettings alone = {cases[i].kind, WITH_MASTER, 0, 1};
+        MemoryPlan plan = model_memory(&b->m, alone, &b->ctx);
+        int *tokens = (int*)xcalloc((size_t)T, sizeof(int)), *types = (int*)xcalloc((size_t)T, sizeof(int));
+        for (int s = 0; s < B; s++) {
+            batch_add(&b->batch, tokens, types, T, 0);
+            for (int k = 0; k < M / B; k++) batch_mask(&b->batch, s * T + 2 + k, k);
+        }
+        b->in = mlm_load(&b->loader, &b->batch, &b->ctx);
+        bench_train(b, 0);
+        optimizer_step(&b->o, b->m.params, b->m.grads, settings, NULL, &b->ctx);
+        device_synchronize(&b->ctx);
+        snprintf(name, sizeof name, "memory of B=%d T=%d C=%d, %s%s", B, T, config.C,
+                 cases[i].kind == LAMB ? "LAMB" : "AdamW",
+                 cases[i].attention == EXPLICIT ? ", explicit attention" : "");
+        report_memory(t, name, &plan, &b->ctx);
+        bench_close(b);
+        free(tokens), free(types);
+    }
+}
+
+// ---------------------------------------------------------------------------------------------------------
 // Finite differences of the whole model: sharp in the double build, so it runs only there
 
 #ifdef REAL_DOUBLE
@@ -738,6 +789,7 @@ int main(int argc, char** argv) {
     test_equalities(&t);
     test_initial_values(&t);
     test_counts(&t);
+    test_memory(&t);
 #ifdef REAL_DOUBLE
     test_finite_differences(&t, 0.15, GELU_ERF, 1);
     test_finite_differences(&t, 0, GELU_TANH, 1);

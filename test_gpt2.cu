@@ -118,7 +118,7 @@ static void test_golden(Tests* t, const char* directory) {
         OptimizerSettings adamw = {1e-3, 0.9, 0.95, 1e-8, 0.1, 1.0, 0};
         train_batch(m, (uint64_t)step, 0, 1.0 / (double)N, SET, &b->ctx);
         losses[step] = (real)model_loss(m, &b->ctx);
-        optimizer_step(&b->o, m->params, m->grads, adamw, &b->ctx);
+        optimizer_step(&b->o, m->params, m->grads, adamw, NULL, &b->ctx);
         real* norm = device_values(&b->ctx, b->o.norm, 1, VIEW_REAL);
         norms[step] = *norm;
         free(norm);
@@ -263,6 +263,117 @@ static void test_counts(Tests* t) {
 }
 
 // ---------------------------------------------------------------------------------------------------------
+// Documents that attention keeps apart
+
+enum { DOCUMENT_B = 4, DOCUMENT_T = 13, DOCUMENT_N = DOCUMENT_B * DOCUMENT_T, END_OF_TEXT = 52 };
+
+// inputs, then targets: 9 documents of 1 to 13 tokens, some over a whole row.
+static void document_tokens(int* tokens, int V) {
+    static const int begins[] = {4, 5, 13, 30, 38, 51};
+    random_tokens(tokens, 2 * DOCUMENT_N, V - 1, 9);
+    for (size_t i = 0; i < COUNT_OF(begins); i++) tokens[begins[i]] = END_OF_TEXT;
+}
+
+// Loss, then gradients, of rows first_row .. of the step, in micro-batches of `rows`; `mask`: documents are kept apart.
+static real* document_gradients(Config config, const int* tokens, int rows, int mask) {
+    Bench* b = (Bench*)xcalloc(1, sizeof *b);
+    bench_open(b, config, rows, DOCUMENT_T, 0, 5);
+    Model* m = &b->m;
+    size_t ints = documents_ints(m->N), n = m->table.elements;
+    int *host = (int*)xmalloc(ints * sizeof(int)), *device = (int*)device_alloc(&b->ctx, ints * sizeof(int), "batch");
+    Documents found, placed;
+    documents_place(&found, host, m->N), documents_place(&placed, device, m->N);
+    m->doc_mask = mask;
+    for (int row = 0; row < DOCUMENT_B; row += rows) {
+        const int* inputs = tokens + row * DOCUMENT_T;
+        documents_find(&found, inputs, rows, DOCUMENT_T, END_OF_TEXT);
+        device_upload(&b->ctx, device, host, ints * sizeof(int));
+        Sequences s = {m->N,
+                       found.count,
+                       found.longest,
+                       found.squares,
+                       0,
+                       placed.cu_seqlens,
+                       placed.document,
+                       placed.position,
+                       found.cu_seqlens,
+                       NULL,
+                       1};
+        m->documents = s;
+        bench_batch(b, inputs, inputs + DOCUMENT_N);
+        train_batch(m, 3, row, 1.0 / DOCUMENT_N, row == 0 ? SET : ADD, &b->ctx);
+    }
+    real* result = device_values(&b->ctx, m->grads, n, VIEW_REAL);
+    result = (real*)xrealloc(result, (n + 1) * sizeof(real));
+    result[n] = (real)model_loss(m, &b->ctx);
+    free(host), device_free(device, ints * sizeof(int));
+    bench_close(b);
+    free(b);
+    return result;
+}
+
+#ifndef __CUDACC__
+// The same from each document alone, with the positions that it has in its row.
+static real* documents_alone(Config config, const int* tokens) {
+    real* sums = NULL;
+    for (int begin = 0, end; begin < DOCUMENT_N; begin = end) {
+        for (end = begin + 1; end % DOCUMENT_T != 0 && tokens[end] != END_OF_TEXT;) end++;
+        Bench* b = (Bench*)xcalloc(1, sizeof *b);
+        bench_open(b, config, 1, end - begin, 0, 5);
+        Model* m = &b->m;
+        size_t n = m->table.elements;
+        for (int i = 0; i < m->N; i++) m->layout[2 + m->N + i] += begin % DOCUMENT_T;
+        bench_batch(b, tokens + begin, tokens + DOCUMENT_N + begin);
+        train_batch(m, 3, 0, 1.0 / DOCUMENT_N, SET, &b->ctx);
+        if (!sums) sums = (real*)xcalloc(n + 1, sizeof(real));
+        for (size_t i = 0; i < n; i++) sums[i] += m->grads[i];
+        sums[n] += (real)model_loss(m, &b->ctx);
+        bench_close(b);
+        free(b);
+    }
+    return sums;
+}
+#endif
+
+static void test_documents(Tests* t, int tied) {
+    Config config = tiny_config(tied, 0), dropped = tiny_config(tied, 0.15);
+    config.C = dropped.C = 48;  // heads of 16 channels, which every kind of attention takes
+    Model plan;
+    int tokens[2 * DOCUMENT_N], plain[2 * DOCUMENT_N];
+    model_plan(&plan, config, 1, 1, 0);
+    size_t n = plan.table.elements + 1;
+    model_forget_plan(&plan);
+    document_tokens(tokens, config.V);
+    random_tokens(plain, 2 * DOCUMENT_N, config.V - 1, 9);  // none begins inside a row
+    real *apart = document_gradients(config, tokens, DOCUMENT_B, 1),
+         *whole = document_gradients(config, plain, DOCUMENT_B, 1);
+    real *without = document_gradients(config, plain, DOCUMENT_B, 0),
+         *mixed = document_gradients(config, tokens, DOCUMENT_B, 0);
+    report_bits(t, whole, without, n, tied, "a document a row, kept apart, gives");
+    double effect = largest_error(apart, mixed, n), error, tolerance;
+    report(t, effect > 1e-3, tied ? "tied: keeping documents apart matters" : "untied: keeping documents apart matters",
+           effect, 1e-3);
+#ifndef __CUDACC__
+    real* alone = documents_alone(config, tokens);
+    error = largest_error(apart, alone, n), tolerance = sizeof(real) == 8 ? 1e-10 : 1e-5;
+    report(t, error <= tolerance,
+           tied ? "tied: loss and gradients of packed documents are those of each alone"
+                : "untied: loss and gradients of packed documents are those of each alone",
+           error, tolerance);
+    free(alone);
+#endif
+    // Dropout's masks do not depend on how many documents there are in the micro-batches before.
+    real *one = document_gradients(dropped, tokens, DOCUMENT_B, 1), *cut = document_gradients(dropped, tokens, 1, 1);
+    error = largest_error(cut, one, n - 1), tolerance = sizeof(real) == 8 ? 1e-13 : 1e-6;
+    if (sizeof(floatX) != sizeof(real)) tolerance = 1e-3;  // matmuls of other shapes round activations differently
+    report(t, error <= tolerance,
+           tied ? "tied: documents in 4 micro-batches drop what they drop in one batch"
+                : "untied: documents in 4 micro-batches drop what they drop in one batch",
+           error, tolerance);
+    free(apart), free(whole), free(without), free(mixed), free(one), free(cut);
+}
+
+// ---------------------------------------------------------------------------------------------------------
 // Loss scaling and master weights
 
 // A model that trains on one batch.
@@ -297,7 +408,7 @@ static double overfit_step(Bench* b, int step, double planted) {
     real value = (real)planted;
     train_batch(m, (uint64_t)step, 0, 1.0 / m->N, SET, &b->ctx);
     if (planted != 0) device_upload(&b->ctx, m->grads + m->table.elements / 2, &value, sizeof value);
-    optimizer_step(&b->o, m->params, m->grads, adamw, &b->ctx);
+    optimizer_step(&b->o, m->params, m->grads, adamw, NULL, &b->ctx);
     return model_loss(m, &b->ctx);
 }
 
@@ -393,6 +504,52 @@ static void test_no_master(Tests* t) {
 }
 
 // ---------------------------------------------------------------------------------------------------------
+// The plan of the memory against what a step uses
+
+static void test_memory(Tests* t) {
+#ifdef __CUDACC__
+    const int paths = 2;
+#else
+    const int paths = 1;  // the CPU has one attention
+#endif
+    // Attention, the head or a block needs the most scratch; sizes that are multiples of nothing.
+    static const struct {
+        Config config;
+        int B, T, recompute;
+    } cases[] = {
+        {{2, 2, 32, 128, 257, 64, 1, GELU_TANH, 1e-5, 0.02, 0.1, 0.1, 0.1}, 1, 64, 0},
+        {{1, 3, 48, 192, 61, 160, 0, GELU_TANH, 1e-5, 0.02, 0, 0, 0}, 3, 150, 1},
+        {{3, 1, 65, 77, 3001, 40, 1, GELU_ERF, 1e-5, 0.02, 0, 0.1, 0}, 5, 33, 2},
+        {{1, 12, 768, 3072, 300, 32, 1, GELU_TANH, 1e-5, 0.02, 0, 0, 0}, 2, 32, 0},
+#ifdef __CUDACC__
+        {{1, 12, 768, 3072, 50257, 1024, 1, GELU_TANH, 1e-5, 0.02, 0.1, 0.1, 0.1}, 8, 1024, 0},
+#endif
+    };
+    for (size_t i = 0; i < COUNT_OF(cases); i++)
+        for (int path = FLASH; path < FLASH + paths; path++) {
+            char name[96];
+            OptimizerSettings adamw = {1e-3, 0.9, 0.95, 1e-8, 0.1, 1.0, 0};
+            Bench* b = (Bench*)xcalloc(1, sizeof *b);
+            bench_open(b, cases[i].config, cases[i].B, cases[i].T, cases[i].recompute, 3);
+            Model* m = &b->m;
+            device_set_attention(&b->ctx, (AttentionPath)path);
+            UpdateSettings alone = {ADAMW, WITH_MASTER, 0, 1};
+            MemoryPlan plan = model_memory(m, alone, &b->ctx);
+            int* tokens = (int*)xmalloc(2 * (size_t)m->N * sizeof(int));
+            random_tokens(tokens, 2 * m->N, m->config.V, 5);
+            bench_batch(b, tokens, tokens + m->N);
+            train_batch(m, 0, 0, 1.0 / m->N, SET, &b->ctx);
+            optimizer_step(&b->o, m->params, m->grads, adamw, NULL, &b->ctx);
+            device_synchronize(&b->ctx);
+            snprintf(name, sizeof name, "memory of B=%d T=%d C=%d%s", m->B, m->T, m->config.C,
+                     path == EXPLICIT ? ", explicit attention" : "");
+            report_memory(t, name, &plan, &b->ctx);
+            bench_close(b);
+            free(b), free(tokens);
+        }
+}
+
+// ---------------------------------------------------------------------------------------------------------
 // Finite differences of the whole model: sharp in the double build, so it runs only there
 
 #ifdef REAL_DOUBLE
@@ -479,10 +636,12 @@ int main(int argc, char** argv) {
     test_golden(&t, "dev/reference/golden_gpt2_tied");
     test_golden(&t, "dev/reference/golden_gpt2_untied");
     for (int tied = 0; tied < 2; tied++) test_equalities(&t, tied);
+    for (int tied = 0; tied < 2; tied++) test_documents(&t, tied);
     for (int tied = 0; tied < 2; tied++) test_initial_values(&t, tied);
     test_counts(&t);
     test_loss_scaling(&t);
     test_no_master(&t);
+    test_memory(&t);
 #ifdef REAL_DOUBLE
     test_finite_differences(&t, 1, 0.15, GELU_TANH);
     test_finite_differences(&t, 0, 0.15, GELU_TANH);

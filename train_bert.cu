@@ -161,6 +161,7 @@ typedef struct {
     real* stats_buffer;
     Acts a;
     ExactParameters exact;
+    Reduction* reduction;    // NULL: one rank
     const real* master;      // the parameters in full precision; NULL: there are none
     const real* loss_scale;  // [1] where the ops run; NULL: 1
     // Dropout of the running step; training 0 switches it off.
@@ -214,9 +215,13 @@ static void forward(Model* m, const MlmInput* in, Context* ctx) {
                            (real)c->eps,
                            dropout_at(m, s, 0, SITE_DROPOUT_EMBEDDING)};
     scope_at(ctx, FORWARD, -1);
-    exact_update(&m->exact, &m->table, m->params, m->master, ctx);
+    reduction_wait(m->reduction, 0, ctx);
+    exact_update(&m->exact, &m->table, m->params, m->master, m->reduction, ctx);
     embedding_layernorm_forward(m->a.ln0, m->a.embedded, m->a.ln0_stats, in->tokens, in->types, start, s, c->C, ctx);
-    for (int l = 0; l < c->L; l++) forward_block(m, l, s, ctx);
+    for (int l = 0; l < c->L; l++) {
+        reduction_wait(m->reduction, l + 1, ctx);  // the block's last op reads parameters of the next
+        forward_block(m, l, s, ctx);
+    }
     scope_at(ctx, FORWARD, -1);
 }
 
@@ -327,7 +332,10 @@ static void backward(Model* m, const MlmInput* in, Mode mode, Context* ctx) {
     scope_at(ctx, BACKWARD, -1);
     backward_masked(m, in, mode, ctx);
     if (c->next) backward_next(m, in, mode, ctx);
-    for (int l = c->L - 1; l >= 0; l--) backward_block(m, l, s, mode, ctx);
+    for (int l = c->L - 1; l >= 0; l--) {
+        backward_block(m, l, s, mode, ctx);
+        reduction_ready(m->reduction, l, m->grads, ctx);
+    }
     scope_at(ctx, BACKWARD, -1);
     layernorm_dropout_backward(m->a.dx, m->g.ln0, m->a.dx, m->a.embedded, m->a.ln0_stats, m->p.ln0.w, rows,
                                dropout_at(m, s, 0, SITE_DROPOUT_EMBEDDING), mode, ctx);
@@ -456,6 +464,16 @@ static void model_plan(Model* m, Config config, int B, int T, int M, int S, int 
     tensors_finish(&m->stats_table);
 }
 
+// What training takes, before anything is allocated.
+static MemoryPlan model_memory(const Model* m, UpdateSettings update, const Context* ctx) {
+    const Config* c = &m->config;
+    AttentionShape shape = {c->NH, c->C / c->NH, FULL, dropout_make(c->attention_dropout, 0, 0, 0, 0, NULL)};
+    EmbeddingSizes tables = {m->Vp, c->T, c->types, c->C, c->padding};
+    StepSizes step = {shape, tables, m->N, m->S, m->T, m->S, m->M, c->F, next_sentence_scratch_bytes(m->S, c->C)};
+    return plan_make(&m->table, &m->acts_table, &m->stats_table, update,
+                     mlm_loader_ints(m->N, m->M, m->S) * sizeof(int), &step, ctx);
+}
+
 static void model_alloc(Model* m, uint64_t seed, Context* ctx) {
     const Config* c = &m->config;
     m->seed = seed;
@@ -569,7 +587,7 @@ static void load_weights(Model* m, const Optimizer* o, const char* path, Context
     TensorPart part = {"", m->params, VIEW_FLOATX}, master = {"", o->master, VIEW_REAL};
     Text lacking = {NULL, 0, 0};
     tensors_read(path, &m->table, &part, 1, &rules, &lacking, ctx);
-    if (o->master) tensors_read(path, &m->table, &master, 1, &rules, NULL, ctx);
+    if (o->master) tensors_read_range(path, &m->table, &master, 1, o->shard, &rules, NULL, ctx);
     if (lacking.length) printf("%s: lacks what is initialised instead: %s\n", path, lacking.text);
     free(lacking.text);
 }
@@ -619,7 +637,9 @@ typedef struct {
     Session session;
     Context ctx;
     Comm comm;
+    Reduction reduction;
     Model model;
+    MemoryPlan plan;
     Optimizer optimizer;
     MlmRecipe recipe;
     MlmSource data;
@@ -633,13 +653,6 @@ typedef struct {
 static volatile sig_atomic_t stop_signal;
 static void on_signal(int number) { stop_signal = number; }
 
-static MemoryPlan model_memory(const Model* m, MasterWeights master, const Context* ctx) {
-    const Config* c = &m->config;
-    AttentionShape shape = {c->NH, c->C / c->NH, FULL, dropout_make(c->attention_dropout, 0, 0, 0, 0, NULL)};
-    return plan_make(&m->table, &m->acts_table, &m->stats_table, master,
-                     attention_scratch_bytes(m->N, m->S, m->T, shape, ctx));
-}
-
 static void config_write(Text* t, const Config* c) {
     text_printf(t, "{\"architectures\": [\"%s\"], \"model_type\": \"bert\"",
                 c->next ? "BertForPreTraining" : "BertForMaskedLM");
@@ -649,14 +662,14 @@ static void config_write(Text* t, const Config* c) {
     text_printf(t, "}\n");
 }
 
-// The largest micro-batch whose plan fits into `available` bytes, 0 if none does.
-static int largest_batch(const Model* like, MasterWeights master, size_t available, const Context* ctx) {
+// The largest micro-batch whose plan fits, 0 if none does.
+static int largest_batch(const Model* like, UpdateSettings update, const Context* ctx) {
     int low = 0, high = like->B;
     while (low < high) {
         Model m;
         int middle = (low + high + 1) / 2, M = like->M / like->B, S = like->S / like->B;
         model_plan(&m, like->config, middle, like->T, middle * M, middle * S, like->recompute);
-        if (plan_bytes(model_memory(&m, master, ctx)) <= available) low = middle;
+        if (plan_fits(model_memory(&m, update, ctx))) low = middle;
         else high = middle - 1;
         model_forget_plan(&m);
     }
@@ -683,9 +696,17 @@ static char* run_plan(Run* r, const char* source, const char* data_dir) {
     int T = s->T ? s->T : config.T;
     if (T > config.T) die(USAGE, "-t %d: the model knows %d positions; choose at most that", T, config.T);
     MlmRecipe recipe = r->recipe = mlm_settings_recipe(&r->mlm, T);
-    r->micro_steps = session_micro_steps(s->total_batch, s->B, T, r->comm.size);
+    r->micro_steps = session_micro_steps(&r->session, s->B, T);
     model_plan(&r->model, config, s->B, T, s->B * recipe.max_predictions, s->B * recipe.pack, s->recompute);
     return weights;
+}
+
+// All ranks are about to train the same.
+static void run_check_ranks(const Run* r) {
+    Text config = {NULL, 0, 0};
+    config_write(&config, &r->model.config);
+    session_check_ranks(&r->session, config.text, mlm_fingerprint(&r->data.train));
+    free(config.text);
 }
 
 // Check and open everything that the run needs. Nothing is written before all of it was found sound.
@@ -699,17 +720,16 @@ static void run_open(Run* r, int argc, char** argv) {
                 "./train_bert [flags]   (none: a small model on the built-in corpus)");
     const int fills = *r->mlm.fill != '\0';
     if (fills) s->evaluate = 1;  // nothing is written either
-    comm_init(&r->comm);
-    session_open(session, s, r->flags, flag_count, FREE_TO_CHANGE, &r->ctx);
+    session_join(s, &r->comm);
+    session_open(session, s, r->flags, flag_count, FREE_TO_CHANGE, &r->comm, &r->ctx);
     session_find_data(session, "data/builtin/bert/train.bin", &train_pattern, &val_pattern);
     char *data_dir = fills ? NULL : session_directory_of(train_pattern),
          *source = session_find_start(session, "--phase2", r->mlm.phase2);
     char* weights = run_plan(r, source, data_dir);
-    MasterWeights master = s->master_weights ? WITH_MASTER : NO_MASTER;
-    if (s->steps == 0) plan_show(r->flags, session->flag_count, &m->table, model_memory(m, master, &r->ctx));
-    size_t available = device_memory_available();
-    if (plan_bytes(model_memory(m, master, &r->ctx)) > available)
-        plan_refuse(model_memory(m, master, &r->ctx), available, largest_batch(m, master, available, &r->ctx));
+    UpdateSettings update = session_update(session);
+    r->plan = model_memory(m, update, &r->ctx);
+    if (s->steps == 0) plan_show(r->flags, session->flag_count, &m->table, &r->plan);
+    if (!plan_fits(r->plan)) plan_refuse(&r->plan, largest_batch(m, update, &r->ctx));
 
     mlm_source_alloc(&r->data, r->recipe, m->B, m->T, r->micro_steps, &r->ctx);
     if (!fills) {
@@ -717,11 +737,13 @@ static void run_open(Run* r, int argc, char** argv) {
         mlm_check_words(&r->data.train, &r->words);
         if (s->evaluate && !r->data.has_val) die(USAGE, "--evaluate 1 needs validation data; name it with -j");
         session_check_data(session, mlm_fingerprint(&r->data.train), train_pattern);
+        run_check_ranks(r);
         session_set_last(session, mlm_sequences(&r->data.train), m->B * r->comm.size * r->micro_steps);
     }
 
     model_alloc(m, (uint64_t)s->seed, &r->ctx);
-    optimizer_init(&r->optimizer, &m->table, (OptimizerKind)s->optimizer, master, &r->ctx);
+    optimizer_join(&r->optimizer, &r->reduction, &m->table, update, &r->comm, &r->ctx);
+    m->reduction = &r->reduction;
     session_set_loss_scale(session, &r->optimizer);
     m->loss_scale = &r->optimizer.loss_scale->scale;
     m->master = r->optimizer.master;
@@ -729,6 +751,7 @@ static void run_open(Run* r, int argc, char** argv) {
     if (!source) random_weights(m, &r->optimizer, (uint64_t)s->seed, &r->ctx);  // a model's file may lack some
     if (source) session_load(session, source, &m->table, m->params, &r->optimizer);
     else if (weights) load_weights(m, &r->optimizer, weights, &r->ctx);
+    exact_share(&m->exact, &m->table, m->params, m->master, m->reduction, &r->ctx);
     free(weights), free(data_dir), free(source), free(train_pattern), free(val_pattern);
 }
 
@@ -741,26 +764,27 @@ static void run_close(Run* r) {
     log_close(&r->log);
     session_close(&r->session);
     matmul_plans_free(&r->ctx);
+    reduction_close(&r->reduction);
     context_free(&r->ctx);
+    comm_close(&r->comm);
 }
 
-// Means over held-out text.
+// Means over held-out text, of which each rank takes its share.
 static MlmEvaluation validate(Run* r) {
     Model* m = &r->model;
     MlmBatch* batch = &r->data.batches[0];
-    MlmScales sums = {1, 1};
-    MlmCounts counts = {0, 0, 0, 0};
-    real loss[STEP_LOSSES], right[STEP_LOSSES];
+    MlmScales scales = {1, 1};
+    MlmSums sums = {{0}, {0}, 0, 0};
     uint64_t batches = session_val_batches(&r->session, mlm_sequences(&r->data.val), m->B);
-    for (uint64_t i = 0; i < batches; i++) {
+    uint64_t rank = (uint64_t)r->comm.rank, ranks = (uint64_t)r->comm.size;
+    for (uint64_t i = rank; i < batches; i += ranks) {
         mlm_batch_build(batch, &r->data.val, i * (uint64_t)m->B, m->B);
         MlmInput in = mlm_load(&r->data.loader, batch, &r->ctx);
-        evaluate_batch(m, &in, sums, i == 0 ? SET : ADD, &r->ctx);
-        counts.masked += batch->masked, counts.sequences += batch->count;
+        evaluate_batch(m, &in, scales, i == rank ? SET : ADD, &r->ctx);
+        sums.masked += batch->masked, sums.sequences += batch->count;
     }
-    device_download(&r->ctx, loss, m->a.loss, sizeof loss);
-    device_download(&r->ctx, right, m->a.right, sizeof right);
-    return mlm_evaluation(loss, right, counts, m->config.next);
+    if (rank < batches) mlm_sums_read(&sums, m->a.loss, m->a.right, &r->ctx);
+    return mlm_evaluation(sums, m->config.next, &r->comm);
 }
 
 // Have the model fill in the batch's only sequence, as text.
@@ -790,6 +814,7 @@ static void sample(Run* r) {
 // Returns 0, or -1 after a warning.
 static int save(Run* r) {
     Text config = {NULL, 0, 0};
+    reduction_wait(&r->reduction, REDUCTION_LAST, &r->ctx);  // the other ranks' parameters are on their way
     config_write(&config, &r->model.config);
     int result = session_save(&r->session, &r->model.table, r->model.params, &r->optimizer, config.text,
                               mlm_fingerprint(&r->data.train));
@@ -810,23 +835,22 @@ static StepWork step_work(const Run* r, MlmCounts counts) {
 
 // Launch one optimizer step. Its results are on their way when this returns; finish_steps() reads them.
 static void launch_step(Run* r, const Schedule* schedule) {
-    const Settings* s = &r->settings;
     Model* m = &r->model;
     Session* session = &r->session;
     StepLosses losses = {r->mlm.next_sentence ? 2 : 1, {&m->a.loss[0], &m->a.loss[1]}, {"mlm_loss", "nsp_loss"}};
     double lr = schedule_at(schedule, session->step);
     scope_step(&r->ctx, session->step + 1);
-    mlm_source_build(&r->data, s->overfit ? 0 : session->samples, m->B, r->comm.rank, r->comm.size);
+    mlm_source_build(&r->data, r->settings.overfit ? 0 : session->samples, m->B, r->comm.rank, r->comm.size);
     MlmCounts counts = mlm_source_count(&r->data, &r->comm);
-    int parts = r->micro_steps * r->comm.size;
     for (int i = 0; i < r->micro_steps; i++) {
+        if (i + 1 == r->micro_steps) reduction_begin(&r->reduction);
         const MlmBatch* batch = &r->data.batches[i];
         MlmInput in = mlm_load(&r->data.loader, batch, &r->ctx);
-        MlmScales scales = mlm_scales((LossMean)r->mlm.loss_mean, batch, counts, parts);
+        MlmScales scales = mlm_scales((LossMean)r->mlm.loss_mean, batch, counts, r->micro_steps * r->comm.size);
         train_batch(m, &in, (uint64_t)session->step, scales, i == 0 ? SET : ADD, &r->ctx);
     }
-    comm_sum(&r->comm, m->grads, m->table.elements, &r->ctx);
-    optimizer_step(&r->optimizer, m->params, m->grads, steps_adamw(session, lr), &r->ctx);
+    StepModel model = {&m->table, m->params, m->grads, &m->exact};
+    steps_update(session, model, losses, &r->optimizer, &r->reduction, lr);
     steps_launched(&r->steps, session, lr, step_work(r, counts), losses, &r->optimizer);
     scope_step(&r->ctx, -1);
 }
@@ -864,36 +888,35 @@ int main(int argc, char** argv) {
         return DONE;
     }
     session_begin(session, &r->log);
-
     steps_begin(&r->steps, session);
     steps_print_start(&r->steps, session, m->table.parameters, r->data.train.text.files.tokens,
                       (double)m->N * r->comm.size * r->micro_steps);
-    plan_print(stdout, model_memory(m, s->master_weights ? WITH_MASTER : NO_MASTER, &r->ctx));
+    plan_print(stdout, &r->plan);
 
     Schedule schedule = session_schedule(session);
     int64_t last = s->stop_after > 0 && s->stop_after < session->last ? s->stop_after : session->last;
     if (session->step == 0 && r->data.has_val && s->val_every > 0) mlm_evaluation_log(&r->log, session, validate(r));
     steps_restart_clock(&r->steps);
-    while (session->step < last && !stop_signal) {
+    while (session->step < last && !session_must_stop(session, (int)stop_signal)) {
         int profile = last - session->step <= s->profile;
         if (profile) profiler_begin_step(&r->profiler, &r->ctx);
         launch_step(r, &schedule);
         if (profile) profiler_end_step(&r->profiler, &r->ctx);
         int validation = r->data.has_val && session_is_due(session, s->val_every, 1);
         int text = r->data.has_val && session_is_due(session, r->mlm.sample_every, 1);
-        int checkpoint = session_is_due(session, s->checkpoint_every, 0);
+        int checkpoint = session_checkpoint_is_due(session);
         int lag = profile || validation || text || checkpoint || session->step == last ? 0 : READBACK_LAG;
         finish_steps(r, lag);
         if (validation) mlm_evaluation_log(&r->log, session, validate(r));
-        if (text) sample(r);
+        if (text && r->comm.rank == 0) sample(r);
         if (checkpoint) save(r);
         if (validation || text || checkpoint) steps_restart_clock(&r->steps);
     }
     finish_steps(r, 0);
     profiler_report(stdout, &r->profiler, s->out);
-    int failed = save(r) != 0;
+    int failed = save(r) != 0 || session_finish_save(session) != 0;
     log_write_svg(&r->log, "BERT training");
-    session_end(session, (int)stop_signal, failed);
+    session_end(session, failed);
     run_close(r);
     return DONE;
 }

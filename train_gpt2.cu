@@ -129,11 +129,14 @@ typedef struct {
     real* stats_buffer;
     Acts a;
     ExactParameters exact;
+    Reduction* reduction;    // NULL: one rank
     const real* master;      // the parameters in full precision; NULL: there are none
     const real* loss_scale;  // [1] where the ops run; NULL: 1
     int *inputs, *targets;   // [N]
     int* single;             // [2] cu_seqlens of one sequence, for sampling
     int* layout;             // cu_seqlens, sequence and position of B sequences of T rows
+    int doc_mask;            // attention does not cross documents,
+    Sequences documents;     // which these are in the micro-batch
     // Dropout of the running step; training 0 switches it off.
     int training;
     uint64_t seed, step;
@@ -171,7 +174,7 @@ static void forward_block(Model* m, int l, const Sequences* s, Context* ctx) {
 
     scope_at(ctx, FORWARD, l);
     matmul_forward(a->qkv, a->ln1, p->qkv, N, C, 3 * C, SET, ctx);
-    attention_forward(a->att, a->lse, a->qkv, s, attention_at(m, s, l), ctx);
+    attention_forward(a->att, a->lse, a->qkv, sequences_parts(s), attention_at(m, s, l), ctx);
     matmul_forward(a->mid, a->att, p->attproj, N, C, C, SET, ctx);
     residual_layernorm_forward(a->ln2, a->mid, a->ln2_stats, residual_into(m, l), norm_of(p->ln2, p->ln2_exact), N, C,
                                (real)c->eps, dropout_at(m, s, l, SITE_DROPOUT_ATTENTION_OUT), ctx);
@@ -186,11 +189,15 @@ static void forward(Model* m, const int* inputs, const Sequences* s, Context* ct
     const Config* c = &m->config;
     Embeddings tables = {m->p.wte, m->p.wpe, NULL};
     scope_at(ctx, FORWARD, -1);
-    exact_update(&m->exact, &m->table, m->params, m->master, ctx);
+    reduction_wait(m->reduction, 0, ctx);
+    exact_update(&m->exact, &m->table, m->params, m->master, m->reduction, ctx);
     embedding_forward(m->a.embedded, inputs, NULL, tables, s, c->C, dropout_at(m, s, 0, SITE_DROPOUT_EMBEDDING), ctx);
     layernorm_forward(m->a.h[0].ln1, m->a.h[0].ln1_stats, m->a.embedded, norm_of(m->p.h[0].ln1, m->p.h[0].ln1_exact),
                       s->rows, c->C, (real)c->eps, ctx);
-    for (int l = 0; l < c->L; l++) forward_block(m, l, s, ctx);
+    for (int l = 0; l < c->L; l++) {
+        reduction_wait(m->reduction, l + 1, ctx);  // the block's last op reads parameters of the next
+        forward_block(m, l, s, ctx);
+    }
     scope_at(ctx, FORWARD, -1);
 }
 
@@ -246,7 +253,7 @@ static void backward_block(Model* m, int l, const Sequences* s, Mode mode, Conte
     dbranch = branch_gradient(m, s, l, SITE_DROPOUT_ATTENTION_OUT);
     matmul_backward_weight(dattproj, dbranch, a->att, N, C, C, mode, ctx);
     matmul_backward_input(m->a.datt, dbranch, p->attproj.w, N, C, C, SET, ctx);
-    attention_backward(m->a.dqkv, m->a.datt, a->qkv, a->att, a->lse, s, attention_at(m, s, l), ctx);
+    attention_backward(m->a.dqkv, m->a.datt, a->qkv, a->att, a->lse, sequences_parts(s), attention_at(m, s, l), ctx);
     if (m->recompute >= 2)
         layernorm_forward(a->ln1, a->ln1_stats, x, norm_of(p->ln1, p->ln1_exact), N, C, (real)c->eps, ctx);
     matmul_backward_weight(g->qkv, m->a.dqkv, a->ln1, N, C, 3 * C, mode, ctx);
@@ -269,7 +276,10 @@ static void backward(Model* m, const int* inputs, const Sequences* s, Mode mode,
     matmul_backward_input(m->a.dln, m->a.logits, m->p.head, N, C, m->Vp, SET, ctx);
     residual_layernorm_backward(residual_gradient(m, s, c->L - 1, SITE_DROPOUT_MLP_OUT), m->g.lnf, m->a.dln,
                                 residual_into(m, c->L), m->a.lnf_stats, m->p.lnf.w, rows, SET, mode, ctx);
-    for (int l = c->L - 1; l >= 0; l--) backward_block(m, l, s, mode, ctx);
+    for (int l = c->L - 1; l >= 0; l--) {
+        backward_block(m, l, s, mode, ctx);
+        reduction_ready(m->reduction, l, m->grads, ctx);
+    }
     scope_at(ctx, BACKWARD, -1);
     // A tied head has already written the token embedding's gradient.
     embedding_backward(dtables, m->a.dx, inputs, NULL, s, sizes, dropout_at(m, s, 0, SITE_DROPOUT_EMBEDDING),
@@ -279,10 +289,12 @@ static void backward(Model* m, const int* inputs, const Sequences* s, Mode mode,
 // ---------------------------------------------------------------------------------------------------------
 // Losses
 
-// The B sequences of the micro-batch, the first of them number `first` of the whole step.
-static Sequences model_sequences(const Model* m, int first) {
+// The B sequences of the micro-batch, the first of them number `first` of the whole step, and the documents in them.
+static Sequences model_sequences(Model* m, int first) {
     Sequences s = {
         m->N, m->B, m->T, (int64_t)m->N * m->T, first, m->layout, m->layout + m->B + 1, m->layout + m->B + 1 + m->N};
+    m->documents.first = (int)((uint32_t)first * (uint32_t)m->T);
+    if (m->doc_mask) s.parts = &m->documents;
     return s;
 }
 
@@ -383,18 +395,33 @@ static void model_plan(Model* m, Config config, int B, int T, int recompute) {
     tensors_finish(&m->stats_table);
 }
 
+// Ints of the batch's tokens with a single sequence's boundaries, and of what says how the sequences lie.
+static size_t batch_ints(const Model* m) { return 2 * (size_t)m->N + 2; }
+static size_t layout_ints(const Model* m) { return (size_t)m->B + 1 + 2 * (size_t)m->N; }
+
+// What training takes, before anything is allocated.
+static MemoryPlan model_memory(const Model* m, UpdateSettings update, const Context* ctx) {
+    const Config* c = &m->config;
+    AttentionShape shape = {c->NH, c->C / c->NH, CAUSAL, dropout_make(c->attention_dropout, 0, 0, 0, 0, NULL)};
+    EmbeddingSizes tables = {m->Vp, c->T, 0, c->C, -1};
+    int parts = m->doc_mask ? lm_data_planned_documents(m->B, m->N) : m->B;
+    size_t documents = m->doc_mask ? documents_ints(m->N) : 0;
+    StepSizes step = {shape, tables, m->N, m->B, m->T, parts, m->N, c->F, 0};
+    return plan_make(&m->table, &m->acts_table, &m->stats_table, update,
+                     (batch_ints(m) + layout_ints(m) + documents) * sizeof(int), &step, ctx);
+}
+
 static void model_alloc(Model* m, uint64_t seed, Context* ctx) {
     const Config* c = &m->config;
-    size_t layout_ints = (size_t)m->B + 1 + 2 * (size_t)m->N;
     m->seed = seed;
     m->params = (floatX*)device_alloc(ctx, m->table.elements * sizeof(floatX), "parameters");
     m->grads = (real*)device_alloc(ctx, m->table.elements * sizeof(real), "gradients");
     m->acts_buffer = (floatX*)device_alloc(ctx, m->acts_table.elements * sizeof(floatX), "activations");
     m->stats_buffer = (real*)device_alloc(ctx, m->stats_table.elements * sizeof(real), "activations");
-    m->inputs = (int*)device_alloc(ctx, (2 * (size_t)m->N + 2) * sizeof(int), "batch");
+    m->inputs = (int*)device_alloc(ctx, batch_ints(m) * sizeof(int), "batch");
     m->targets = m->inputs + m->N;
     m->single = m->targets + m->N;
-    m->layout = (int*)device_alloc(ctx, layout_ints * sizeof(int), "batch");
+    m->layout = (int*)device_alloc(ctx, layout_ints(m) * sizeof(int), "batch");
     m->p.h = (BlockParams*)xcalloc((size_t)c->L, sizeof(BlockParams));
     m->g.h = (BlockGradients*)xcalloc((size_t)c->L, sizeof(BlockGradients));
     m->a.h = (BlockActs*)xcalloc((size_t)c->L, sizeof(BlockActs));
@@ -405,9 +432,9 @@ static void model_alloc(Model* m, uint64_t seed, Context* ctx) {
     tensors_bind(&m->stats_table, m->stats_buffer, sizeof(real), &m->a, m->a.h, sizeof(BlockActs));
     if (c->tied) m->p.head = m->p.wte, m->g.head = m->g.wte;
 
-    int* layout = (int*)xmalloc(layout_ints * sizeof(int));
+    int* layout = (int*)xmalloc(layout_ints(m) * sizeof(int));
     sequences_uniform(layout, layout + m->B + 1, layout + m->B + 1 + m->N, m->B, m->T);
-    device_upload(ctx, m->layout, layout, layout_ints * sizeof(int));
+    device_upload(ctx, m->layout, layout, layout_ints(m) * sizeof(int));
     free(layout);
 }
 
@@ -421,8 +448,8 @@ static void model_free(Model* m) {
     device_free(m->grads, m->table.elements * sizeof(real));
     device_free(m->acts_buffer, m->acts_table.elements * sizeof(floatX));
     device_free(m->stats_buffer, m->stats_table.elements * sizeof(real));
-    device_free(m->inputs, (2 * (size_t)m->N + 2) * sizeof(int));
-    device_free(m->layout, ((size_t)m->B + 1 + 2 * (size_t)m->N) * sizeof(int));
+    device_free(m->inputs, batch_ints(m) * sizeof(int));
+    device_free(m->layout, layout_ints(m) * sizeof(int));
     free(m->p.h), free(m->g.h), free(m->a.h);
     model_forget_plan(m);
 }
@@ -501,7 +528,7 @@ static void load_weights(Model* m, const Optimizer* o, const char* path, Context
     FileRules rules = {"transformer.", ignored, m->config.tied ? 3 : 2, NULL, 0, NULL, 0};
     TensorPart part = {"", m->params, VIEW_FLOATX}, master = {"", o->master, VIEW_REAL};
     tensors_read(path, &m->table, &part, 1, &rules, NULL, ctx);
-    if (o->master) tensors_read(path, &m->table, &master, 1, &rules, NULL, ctx);
+    if (o->master) tensors_read_range(path, &m->table, &master, 1, o->shard, &rules, NULL, ctx);
 }
 
 static void random_weights(Model* m, const Optimizer* o, uint64_t seed, Context* ctx) {
@@ -525,10 +552,11 @@ typedef struct {
 
 static const char FREE_TO_CHANGE[] = SETTINGS_FREE_TO_CHANGE " --sample-every --sample-tokens --temperature --top-k";
 
-static int settings_flags(Settings* shared, SampleSettings* s, Flag* table) {
+static int settings_flags(Settings* shared, SampleSettings* s, int* doc_mask, Flag* table) {
     // clang-format off
     const Flag rows[] = {
         {"-e",  "--model",          FLAG_STRING, &shared->model,          "L=4,C=128,NH=4,T=256", 0, 0, NULL, "Hugging Face directory, .safetensors file, config.json (from scratch), d12|d24|d36|d48, or sizes L= C= NH= V= T= F= tied=", 0},
+        {NULL,  "--doc-mask",       FLAG_INT,    doc_mask,             "0",      0, 1, NULL, "1: attention does not cross documents, which begin with the end-of-text token; positions stay those of the sequence", 0},
         {"-s",  "--sample-every",   FLAG_INT,    &s->sample_every,     "500",    0, 1e9, NULL, "steps between samples, and one at the end; 0: never", 0},
         {"-g",  "--sample-tokens",  FLAG_INT,    &s->sample_tokens,    "128",    1, 1e6, NULL, "tokens of a sample", 0},
         {NULL,  "--temperature",    FLAG_REAL,   &s->temperature,      "1.0",    0, 100, NULL, "of samples; 0: always the most likely token", 0},
@@ -544,11 +572,14 @@ static int settings_flags(Settings* shared, SampleSettings* s, Flag* table) {
 typedef struct {
     Settings settings;
     SampleSettings sample;
+    int doc_mask;
     Flag flags[MAX_FLAGS];
     Session session;
     Context ctx;
     Comm comm;
+    Reduction reduction;
     Model model;
+    MemoryPlan plan;
     Optimizer optimizer;
     LmData data;
     int micro_steps;  // micro-batches of a step on this rank
@@ -560,13 +591,6 @@ typedef struct {
 static volatile sig_atomic_t stop_signal;
 static void on_signal(int number) { stop_signal = number; }
 
-static MemoryPlan model_memory(const Model* m, MasterWeights master, const Context* ctx) {
-    const Config* c = &m->config;
-    AttentionShape shape = {c->NH, c->C / c->NH, CAUSAL, dropout_make(c->attention_dropout, 0, 0, 0, 0, NULL)};
-    return plan_make(&m->table, &m->acts_table, &m->stats_table, master,
-                     attention_scratch_bytes(m->N, m->B, m->T, shape, ctx));
-}
-
 static void config_write(Text* t, const Config* c, int end_of_text) {
     text_printf(t, "{\"architectures\": [\"GPT2LMHeadModel\"], \"model_type\": \"gpt2\"");
     json_put_string(t, "activation_function", c->gelu == GELU_TANH ? "gelu_new" : "gelu");
@@ -577,14 +601,15 @@ static void config_write(Text* t, const Config* c, int end_of_text) {
     text_printf(t, "}\n");
 }
 
-// The largest micro-batch whose plan fits into `available` bytes, 0 if none does.
-static int largest_batch(const Model* like, MasterWeights master, size_t available, const Context* ctx) {
+// The largest micro-batch whose plan fits, 0 if none does.
+static int largest_batch(const Model* like, UpdateSettings update, const Context* ctx) {
     int low = 0, high = like->B;
     while (low < high) {
         Model m;
         int middle = (low + high + 1) / 2;
         model_plan(&m, like->config, middle, like->T, like->recompute);
-        if (plan_bytes(model_memory(&m, master, ctx)) <= available) low = middle;
+        m.doc_mask = like->doc_mask;
+        if (plan_fits(model_memory(&m, update, ctx))) low = middle;
         else high = middle - 1;
         model_forget_plan(&m);
     }
@@ -608,9 +633,18 @@ static char* run_plan(Run* r, const char* data_dir) {
     if (s->dropout >= 0) config.embedding_dropout = config.attention_dropout = config.residual_dropout = s->dropout;
     int T = s->T ? s->T : config.T;
     if (T > config.T) die(USAGE, "-t %d: the model knows %d positions; choose at most that", T, config.T);
-    r->micro_steps = session_micro_steps(s->total_batch, s->B, T, r->comm.size);
+    r->micro_steps = session_micro_steps(&r->session, s->B, T);
     model_plan(&r->model, config, s->B, T, s->recompute);
+    r->model.doc_mask = r->doc_mask;
     return weights;
+}
+
+// All ranks are about to train the same.
+static void run_check_ranks(const Run* r) {
+    Text config = {NULL, 0, 0};
+    config_write(&config, &r->model.config, session_end_of_text(&r->session, r->model.config.V));
+    session_check_ranks(&r->session, config.text, shards_fingerprint(&r->data.train_shards));
+    free(config.text);
 }
 
 // Check and open everything that the run needs. Nothing is written before all of it was found sound.
@@ -619,28 +653,30 @@ static void run_open(Run* r, int argc, char** argv) {
     Session* session = &r->session;
     Model* m = &r->model;
     char *train_pattern, *val_pattern;
-    int flag_count = settings_flags(s, &r->sample, r->flags);
+    int flag_count = settings_flags(s, &r->sample, &r->doc_mask, r->flags);
     flags_parse(r->flags, flag_count, argc, argv,
                 "./train_gpt2 [flags]   (none: a small model on the built-in corpus)");
-    comm_init(&r->comm);
-    session_open(session, s, r->flags, flag_count, FREE_TO_CHANGE, &r->ctx);
+    session_join(s, &r->comm);
+    session_open(session, s, r->flags, flag_count, FREE_TO_CHANGE, &r->comm, &r->ctx);
     session_find_data(session, "data/builtin/train.bin", &train_pattern, &val_pattern);
     char* data_dir = session_directory_of(train_pattern);
     char* weights = run_plan(r, data_dir);
-    MasterWeights master = s->master_weights ? WITH_MASTER : NO_MASTER;
-    if (s->steps == 0) plan_show(r->flags, session->flag_count, &m->table, model_memory(m, master, &r->ctx));
-    size_t available = device_memory_available();
-    if (plan_bytes(model_memory(m, master, &r->ctx)) > available)
-        plan_refuse(model_memory(m, master, &r->ctx), available, largest_batch(m, master, available, &r->ctx));
+    UpdateSettings update = session_update(session);
+    r->plan = model_memory(m, update, &r->ctx);
+    if (s->steps == 0) plan_show(r->flags, session->flag_count, &m->table, &r->plan);
+    if (!plan_fits(r->plan)) plan_refuse(&r->plan, largest_batch(m, update, &r->ctx));
 
     lm_data_open(&r->data, train_pattern, val_pattern, m->B, m->T, m->config.V, (uint64_t)s->seed,
-                 s->shuffle ? SHUFFLED : IN_ORDER);
+                 s->shuffle ? SHUFFLED : IN_ORDER, r->comm.size,
+                 m->doc_mask ? session_end_of_text(session, m->config.V) : -1, &r->ctx);
     if (s->evaluate && !r->data.has_val) die(USAGE, "--evaluate 1 needs validation data; name it with -j");
     session_check_data(session, shards_fingerprint(&r->data.train_shards), train_pattern);
+    run_check_ranks(r);
     session_set_last(session, batch_lm_windows(&r->data.train), m->B * r->comm.size * r->micro_steps);
 
     model_alloc(m, (uint64_t)s->seed, &r->ctx);
-    optimizer_init(&r->optimizer, &m->table, (OptimizerKind)s->optimizer, master, &r->ctx);
+    optimizer_join(&r->optimizer, &r->reduction, &m->table, update, &r->comm, &r->ctx);
+    m->reduction = &r->reduction;
     session_set_loss_scale(session, &r->optimizer);
     m->loss_scale = &r->optimizer.loss_scale->scale;
     m->master = r->optimizer.master;
@@ -648,6 +684,7 @@ static void run_open(Run* r, int argc, char** argv) {
     if (session->checkpoint) session_load(session, session->checkpoint, &m->table, m->params, &r->optimizer);
     else if (weights) load_weights(m, &r->optimizer, weights, &r->ctx);
     else random_weights(m, &r->optimizer, (uint64_t)s->seed, &r->ctx);
+    exact_share(&m->exact, &m->table, m->params, m->master, m->reduction, &r->ctx);
     free(weights), free(data_dir), free(train_pattern), free(val_pattern);
 }
 
@@ -659,18 +696,24 @@ static void run_close(Run* r) {
     log_close(&r->log);
     session_close(&r->session);
     matmul_plans_free(&r->ctx);
+    reduction_close(&r->reduction);
     context_free(&r->ctx);
+    comm_close(&r->comm);
 }
 
+// Over held-out text, of which each rank takes its share.
 static double validate(Run* r) {
     Model* m = &r->model;
     uint64_t batches = session_val_batches(&r->session, batch_lm_windows(&r->data.val), m->B);
-    double scale = 1.0 / ((double)batches * m->N);
-    for (uint64_t i = 0; i < batches; i++) {
-        lm_data_load(m->inputs, m->targets, &r->data, &r->data.val, i * (uint64_t)m->B, &r->ctx);
-        evaluate_batch(m, scale, i == 0 ? SET : ADD, &r->ctx);
+    uint64_t rank = (uint64_t)r->comm.rank, ranks = (uint64_t)r->comm.size;
+    double scale = 1.0 / ((double)batches * m->N), loss = 0;
+    for (uint64_t i = rank; i < batches; i += ranks) {
+        lm_data_load(m->inputs, m->targets, &m->documents, &r->data, &r->data.val, i * (uint64_t)m->B, &r->ctx);
+        evaluate_batch(m, scale, i == rank ? SET : ADD, &r->ctx);
     }
-    return model_loss(m, &r->ctx);
+    if (rank < batches) loss = model_loss(m, &r->ctx);
+    comm_sum_counts(&r->comm, &loss, 1);
+    return loss;
 }
 
 // Print a text that the model goes on writing from the start of a document, and keep it in OUT/sample.txt.
@@ -688,7 +731,7 @@ static void sample(Run* r) {
     for (int n = 1; n < count; n++) {
         int length = min_int(n, m->T), cu_seqlens[2] = {0, length};  // the last T tokens are what the model sees
         Sequences one = model_sequences(m, 0);
-        one.count = 1, one.rows = one.max_length = length, one.squares = (int64_t)length * length;
+        one.count = 1, one.rows = one.max_length = length, one.squares = (int64_t)length * length, one.parts = NULL;
         one.cu_seqlens = m->single;
         device_upload(ctx, m->single, cu_seqlens, sizeof cu_seqlens);
         device_upload(ctx, m->inputs, tokens + n - length, (size_t)length * sizeof(int));
@@ -706,6 +749,7 @@ static void sample(Run* r) {
 // Returns 0, or -1 after a warning.
 static int save(Run* r) {
     Text config = {NULL, 0, 0};
+    reduction_wait(&r->reduction, REDUCTION_LAST, &r->ctx);  // the other ranks' parameters are on their way
     config_write(&config, &r->model.config, session_end_of_text(&r->session, r->model.config.V));
     int result = session_save(&r->session, &r->model.table, r->model.params, &r->optimizer, config.text,
                               shards_fingerprint(&r->data.train_shards));
@@ -735,13 +779,14 @@ static void launch_step(Run* r, const Schedule* schedule) {
     double scale = 1.0 / work.tokens, lr = schedule_at(schedule, session->step);
     scope_step(&r->ctx, session->step + 1);
     for (int i = 0; i < r->micro_steps; i++) {
+        if (i + 1 == r->micro_steps) reduction_begin(&r->reduction);
         int first = (i * r->comm.size + r->comm.rank) * s->B;
         uint64_t sample = (s->overfit ? 0 : session->samples) + (uint64_t)first;
-        lm_data_load(m->inputs, m->targets, &r->data, &r->data.train, sample, &r->ctx);
+        lm_data_load(m->inputs, m->targets, &m->documents, &r->data, &r->data.train, sample, &r->ctx);
         train_batch(m, (uint64_t)session->step, first, scale, i == 0 ? SET : ADD, &r->ctx);
     }
-    comm_sum(&r->comm, m->grads, m->table.elements, &r->ctx);
-    optimizer_step(&r->optimizer, m->params, m->grads, steps_adamw(session, lr), &r->ctx);
+    StepModel model = {&m->table, m->params, m->grads, &m->exact};
+    steps_update(session, model, losses, &r->optimizer, &r->reduction, lr);
     steps_launched(&r->steps, session, lr, work, losses, &r->optimizer);
     scope_step(&r->ctx, -1);
 }
@@ -769,33 +814,33 @@ int main(int argc, char** argv) {
 
     steps_begin(&r->steps, session);
     steps_print_start(&r->steps, session, m->table.parameters, r->data.train_shards.tokens, step_work(r).tokens);
-    plan_print(stdout, model_memory(m, s->master_weights ? WITH_MASTER : NO_MASTER, &r->ctx));
+    plan_print(stdout, &r->plan);
 
     Schedule schedule = session_schedule(session);
     int64_t last = s->stop_after > 0 && s->stop_after < session->last ? s->stop_after : session->last;
     if (session->step == 0 && r->data.has_val && s->val_every > 0)
         log_validation(&r->log, 0, session->last, validate(r), NULL);
     steps_restart_clock(&r->steps);
-    while (session->step < last && !stop_signal) {
+    while (session->step < last && !session_must_stop(session, (int)stop_signal)) {
         int profile = last - session->step <= s->profile;
         if (profile) profiler_begin_step(&r->profiler, &r->ctx);
         launch_step(r, &schedule);
         if (profile) profiler_end_step(&r->profiler, &r->ctx);
         int validation = r->data.has_val && session_is_due(session, s->val_every, 1);
         int text = session_is_due(session, r->sample.sample_every, 1);
-        int checkpoint = session_is_due(session, s->checkpoint_every, 0);
+        int checkpoint = session_checkpoint_is_due(session);
         int lag = profile || validation || text || checkpoint || session->step == last ? 0 : READBACK_LAG;
         finish_steps(r, lag);
         if (validation) log_validation(&r->log, session->step, session->last, validate(r), NULL);
-        if (text) sample(r);
+        if (text && r->comm.rank == 0) sample(r);
         if (checkpoint) save(r);
         if (validation || text || checkpoint) steps_restart_clock(&r->steps);
     }
     finish_steps(r, 0);
     profiler_report(stdout, &r->profiler, s->out);
-    int failed = save(r) != 0;
+    int failed = save(r) != 0 || session_finish_save(session) != 0;
     log_write_svg(&r->log, "GPT-2 training");
-    session_end(session, (int)stop_signal, failed);
+    session_end(session, failed);
     run_close(r);
     return DONE;
 }

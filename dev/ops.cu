@@ -24,6 +24,7 @@
 #include "ops/layernorm.h"
 #include "ops/loss_scale.h"
 #include "ops/matmul.h"
+#include "ops/narrow.h"
 #include "ops/next_sentence.h"
 #include "ops/widen.h"
 
@@ -43,14 +44,15 @@ static const OpRow TABLE[] = {
     {"lamb", test_lamb, NULL, bench_lamb},
     {"global_norm", test_global_norm, NULL, bench_global_norm},
     {"loss_scale", test_loss_scale, NULL, NULL},
-    {"widen", test_widen, NULL, NULL},
+    {"widen", test_widen, NULL, bench_widen},
+    {"narrow", test_narrow, NULL, bench_narrow},
     {"attention", test_attention, grad_attention, bench_attention},
     {"classifier", test_classifier, grad_classifier, bench_classifier},
     {"embedding", test_embedding, grad_embedding, bench_embedding},
     {"gelu", test_gelu, grad_gelu, bench_gelu},
     {"matmul", test_matmul, grad_matmul, bench_matmul},
-    {"next_sentence", test_next_sentence, grad_next_sentence, NULL},
-    {"accuracy", test_accuracy, NULL, NULL},
+    {"next_sentence", test_next_sentence, grad_next_sentence, bench_next_sentence},
+    {"accuracy", test_accuracy, NULL, bench_accuracy},
     {NULL, NULL, NULL, NULL},
 };
 // clang-format on

@@ -6,6 +6,7 @@ needed=() optional=()
 command -v "${CC:-gcc}" >/dev/null || needed+=(gcc libc6-dev)
 python3 -c 'import venv, ensurepip' 2>/dev/null || optional+=(python3 python3-venv)  # dev/data/prepare_gpt2.py
 command -v clang-format >/dev/null || optional+=(clang-format)                       # formatting in make check
+command -v mpicc >/dev/null || optional+=(libopenmpi-dev openmpi-bin)                # several ranks
 command -v g++ >/dev/null || optional+=(g++)                                         # headers as C++ in make check
 missing=("${needed[@]}")
 [ "${1:-}" = --needed ] || missing+=("${optional[@]}")

@@ -7,7 +7,7 @@
 
 // Every third target is the largest of its row, every seventh is ignored.
 static inline void test_accuracy_random(Harness* h) {
-    static const int SIZES[][3] = {{1, 1, 1}, {5, 2, 8}, {77, 33, 40}, {130, 1000, 1024}};
+    static const int SIZES[][3] = {{1, 1, 1}, {5, 2, 8}, {77, 33, 40}, {130, 1000, 1024}, {17, 30522, 30592}};
     for (size_t i = 0; i < COUNT_OF(SIZES); i++) {
         int N = SIZES[i][0], V = SIZES[i][1], Vp = SIZES[i][2];
         case_begin(h, "accuracy/forward N=%d V=%d Vp=%d", N, V, Vp);
@@ -59,6 +59,38 @@ static inline void test_accuracy(Harness* h) {
     expect_equal(h, "all rows twice", right, &twice);
     case_end(h);
     test_accuracy_random(h);
+}
+
+typedef struct {
+    Array right, logits;
+    int* targets;
+    int N, V, Vp;
+    Context* ctx;
+} AccuracyBench;
+
+static inline void accuracy_run_bench(void* state) {
+    AccuracyBench* k = (AccuracyBench*)state;
+    accuracy_forward(k->right.device_real, k->logits.device, k->targets, k->N, k->V, k->Vp, SET, k->ctx);
+}
+
+// BERT's masked positions, 20 of each of 256 sequences.
+static inline void bench_accuracy(Harness* h) {
+    AccuracyBench k;
+    char shapes[64];
+    k.N = HAS_DEVICE_MEMORY ? 5120 : 128, k.V = 30522, k.Vp = 30592, k.ctx = &h->ctx;
+    case_begin(h, "accuracy bench");
+    k.logits = input(h, (size_t)k.N * (size_t)k.Vp, 1), k.right = output(h, 1, SET);
+    int* targets = int_array(h, (size_t)k.N);
+    for (int n = 0; n < k.N; n++)  // the largest: a row is read to its end
+        for (int v = 1; v < k.V; v++) {
+            const real* row = k.logits.host + (size_t)n * (size_t)k.Vp;
+            if (row[v] > row[targets[n]]) targets[n] = v;
+        }
+    k.targets = resident_ints(h, targets, (size_t)k.N);
+    snprintf(shapes, sizeof shapes, "N=%d V=%d Vp=%d", k.N, k.V, k.Vp);
+    bench_report(h, "accuracy_forward", shapes, bench_seconds(h, accuracy_run_bench, &k),
+                 ACCURACY_FORWARD_FLOPS(k.N, k.V), ACCURACY_FORWARD_BYTES(k.N, k.V));
+    case_free(h);
 }
 
 #endif

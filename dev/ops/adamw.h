@@ -67,15 +67,93 @@ static inline AdamWState adamw_state(AdamWCase* k, OptimizerSettings of_step) {
         device_synchronize(k->ctx);
         k->uploaded = step;
     }
-    AdamWState a = {k->p.device,      k->has_master ? k->master.device_real : NULL,
-                    k->m.device_real, k->v.device_real,
-                    k->g.device_real, k->step};
+    AdamWState a = {k->p.device,
+                    k->has_master ? k->master.device_real : NULL,
+                    k->m.device_real,
+                    k->v.device_real,
+                    k->g.device_real,
+                    k->step,
+                    0};
     return a;
 }
 
 static inline void adamw_run(void* state) {
     AdamWCase* k = (AdamWCase*)state;
     adamw_update(adamw_state(k, k->h), k->p.n, k->device_spans, k->count, k->h, k->ctx);
+}
+
+// ---------------------------------------------------------------------------------------------------------
+// Shards of the flat buffers, as ranks own them
+
+// A cut after 128 elements leaves one of the first tensor; the next two lie side by side with it where no vector begins,
+// as biases do; one of many blocks; one of a single element; one of a block and a few more. The last 128 are padding.
+static const ParamSpan SHARDED_SPANS[] = {{0, 129, 1, 1, 0, 0},     {129, 1, 0, 0, 0, 0},   {130, 33, 0, 1, 0, 0},
+                                          {256, 40000, 1, 1, 0, 0}, {40320, 1, 1, 1, 0, 0}, {40448, 16417, 0, 1, 0, 0}};
+#define SHARDED_SIZE 57088
+
+typedef struct {
+    const char* name;
+    size_t every;    // elements of a shard; 0: they end at
+    size_t ends[6];  // these
+    int shards;
+} ShardCut;
+
+static const ShardCut SHARD_CUTS[] = {
+    {"one", 0, {SHARDED_SIZE}, 1},
+    {"a cut before a tensor's last element", 0, {128, SHARDED_SIZE}, 2},
+    {"a tensor over three", 0, {384, 20480, 30080, SHARDED_SIZE}, 4},
+    {"empty ones, and one of padding", 0, {0, 0, 40320, 40320, SHARDED_SIZE - 128, SHARDED_SIZE}, 6},
+    {"seven", 8192, {0}, 7},
+    {"128 elements each", 128, {0}, SHARDED_SIZE / 128},
+};
+
+typedef struct {
+    AdamWState a;
+    size_t n;
+    ParamSpan* spans;  // both the case and launchers read them
+    int count, blocks;
+} AdamWShard;
+
+static inline AdamWShard* adamw_shards(Harness* h, AdamWState whole, const ParamSpan* spans, int count,
+                                       const ShardCut* cut) {
+    AdamWShard* shard = (AdamWShard*)case_memory(h, (size_t)cut->shards * sizeof *shard);
+    size_t begin = 0;
+    for (int i = 0; i < cut->shards; i++) {
+        AdamWShard* s = &shard[i];
+        size_t end = cut->every ? min_size(begin + cut->every, SHARDED_SIZE) : cut->ends[i];
+        s->n = end - begin;
+        s->spans = (ParamSpan*)pinned_memory(h, (size_t)count * sizeof *spans);
+        s->count = adam_clip_spans(s->spans, spans, count, begin, s->n);
+        s->a = whole;
+        s->a.params += begin, s->a.m += begin, s->a.v += begin, s->a.grads += begin, s->a.first = begin;
+        if (s->a.master) s->a.master += begin;
+        begin = end;
+    }
+    CHECK(begin == SHARDED_SIZE);
+    return shard;
+}
+
+// The shards' results together are those of the whole, bit for bit.
+static inline void test_adamw_shards(Harness* h) {
+    for (size_t c = 0; c < COUNT_OF(SHARD_CUTS); c++)
+        for (int has_master = ADAMW_HAS_MASTER; has_master >= 0; has_master--) {
+            const ShardCut* cut = &SHARD_CUTS[c];
+            case_begin(h, "adamw/update in shards: %s%s", cut->name,
+                       ADAMW_HAS_MASTER && !has_master ? ", no master weights" : "");
+            AdamWCase* k = adamw_case(h, SHARDED_SIZE, SHARDED_SPANS, (int)COUNT_OF(SHARDED_SPANS));
+            k->has_master = has_master;
+            k->h.rounding = rng_stream(7, 1, 0, SITE_ROUNDING);
+            Array written[] = {k->p, k->m, k->v, k->master};
+            static const char* const names[] = {"params", "m", "v", "master"};
+            real* want[4];
+            adamw_run(k);
+            for (int i = 0; i < 4; i++) want[i] = copy_of(h, written[i]), array_restore(written[i]);
+            AdamWShard* shard = adamw_shards(h, adamw_state(k, k->h), k->spans, k->count, cut);
+            for (int i = 0; i < cut->shards; i++)
+                adamw_update(shard[i].a, shard[i].n, shard[i].spans, shard[i].count, k->h, k->ctx);
+            for (int i = 0; i < 4; i++) expect_equal(h, names[i], written[i], want[i]);
+            case_end(h);
+        }
 }
 
 // ---------------------------------------------------------------------------------------------------------
@@ -205,6 +283,7 @@ static inline void test_adamw_rounded(Harness* h) {
 static inline void test_adamw(Harness* h) {
     test_rounding(h);
     if (ADAMW_HAS_MASTER) test_adamw_rounded(h);
+    test_adamw_shards(h);
     static const int64_t STEPS[] = {1, 2, 1000, 5000000000};
     for (size_t i = 0; i < COUNT_OF(STEPS); i++)
         for (int clipped = 0; clipped < 2; clipped++) {

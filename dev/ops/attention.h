@@ -349,6 +349,10 @@ static void test_attention(Harness* h) {
         {{17, 512, 200}, 3, 3, 64, 0.1},
         {{129, 257}, 2, 2, 40, 0.1},
         {{200, 1, 130}, 3, 2, 128, 0.5},
+        {{17, 77, 1}, 3, 12, 64, 0.1},  // the channels of models that are trained: 768, 1024, 1600
+        {{77, 1}, 2, 16, 64, 0.1},
+        {{1, 17}, 2, 25, 64, 0},
+        {{17}, 1, 20, 80, 0.1},
     };
     static const char* const masks[] = {"CAUSAL", "FULL"};
     for (size_t i = 0; i < COUNT_OF(cases); i++)

@@ -108,8 +108,9 @@ static void classifier_check(Harness* h, ClassifierCase* c, double tol) {
 }
 
 static void test_classifier(Harness* h) {
-    static const int shapes[][3] = {{1, 1, 1},       {77, 48, 48},      {4, 33, 64},     {5, 768, 896},
-                                    {9, 1537, 1600}, {3, 50257, 50304}, {20011, 40, 48}, {32, 2, 8}};
+    static const int shapes[][3] = {{1, 1, 1},          {77, 48, 48},      {4, 33, 64},     {5, 768, 896},
+                                    {9, 1537, 1600},    {3, 50257, 50304}, {20011, 40, 48}, {32, 2, 8},
+                                    {17, 30522, 30592}, {1024, 257, 384}};
     for (size_t i = 0; i < 2 * COUNT_OF(shapes); i++) {
         int N = shapes[i / 2][0], V = shapes[i / 2][1], Vp = shapes[i / 2][2];
         Mode mode = i % 2 ? ADD : SET;
@@ -194,10 +195,10 @@ static void grad_classifier(Harness* h) {
     case_end(h);
 }
 
-static void bench_classifier(Harness* h) {
+static void bench_classifier_case(Harness* h, int rows, int V, int Vp) {
     case_begin(h, "classifier bench");
-    ClassifierCase c = classifier_case(h, HAS_DEVICE_MEMORY ? 4096 : 256, 50257, 50304, 1.0, SET);
-    double N = c.N, V = c.V, Vp = c.Vp;
+    ClassifierCase c = classifier_case(h, rows, V, Vp, 1.0, SET);
+    double N = c.N;
     char shapes[64];
     snprintf(shapes, sizeof shapes, "N=%d V=%d Vp=%d", c.N, c.V, c.Vp);
     for (int n = 0; n < c.N; n++) c.targets[n] = n % c.V;
@@ -209,6 +210,12 @@ static void bench_classifier(Harness* h) {
     bench_report(h, "classifier_backward", shapes, seconds, CLASSIFIER_BACKWARD_FLOPS(N, V),
                  CLASSIFIER_BACKWARD_BYTES(N, V, Vp));
     case_free(h);
+}
+
+// GPT-2's, of four sequences; BERT's masked positions, 20 of each of 256 sequences.
+static void bench_classifier(Harness* h) {
+    bench_classifier_case(h, HAS_DEVICE_MEMORY ? 4096 : 256, 50257, 50304);
+    bench_classifier_case(h, HAS_DEVICE_MEMORY ? 5120 : 128, 30522, 30592);
 }
 
 #endif

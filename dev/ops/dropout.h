@@ -121,14 +121,17 @@ static inline void test_dropout_masks(Harness* h) {
 }
 
 static inline void test_dropout(Harness* h) {
-    static const int LENGTHS[] = {5, 17, 1, 9};
-    static const int CHANNELS[] = {1, 33, 48, 64, 768};
+    static const struct {
+        int lengths[4], count, C;
+    } SIZES[] = {{{5, 17, 1, 9}, 4, 1},   {{5, 17, 1, 9}, 4, 33},  {{5, 17, 1, 9}, 4, 48}, {{5, 17, 1, 9}, 4, 64},
+                 {{5, 17, 1, 9}, 4, 768}, {{77, 1, 17}, 3, 1024},  {{17, 1}, 2, 1600},     {{1}, 1, 768},
+                 {{1024}, 1, 48},         {{1024, 77, 3}, 3, 1025}};
     static const double RATES[] = {0, 0.3};
-    for (size_t i = 0; i < COUNT_OF(CHANNELS); i++)
+    for (size_t i = 0; i < COUNT_OF(SIZES); i++)
         for (size_t r = 0; r < COUNT_OF(RATES); r++) {
-            int C = CHANNELS[i];
-            case_begin(h, "dropout/forward N=32 C=%d p=%g", C, RATES[r]);
-            DropoutCase* k = dropout_case(h, LENGTHS, 4, C, RATES[r], SET);
+            const int *lengths = SIZES[i].lengths, count = SIZES[i].count, C = SIZES[i].C;
+            case_begin(h, "dropout/forward T=%d,.. of %d C=%d p=%g", lengths[0], count, C, RATES[r]);
+            DropoutCase* k = dropout_case(h, lengths, count, C, RATES[r], SET);
             real* y = copy_of(h, k->y);
             dropout_forward_ref(y, k->x.host, k->N, C, k->dropout);
             expect_same_for_any_threads(h, "forward", dropout_run_forward, k, &k->y, 1);
@@ -136,8 +139,9 @@ static inline void test_dropout(Harness* h) {
             case_end(h);
             for (int add = 0; add < 2; add++) {
                 Mode mode = add ? ADD : SET;
-                case_begin(h, "dropout/backward N=32 C=%d p=%g %s", C, RATES[r], mode_name(mode));
-                k = dropout_case(h, LENGTHS, 4, C, RATES[r], mode);
+                case_begin(h, "dropout/backward T=%d,.. of %d C=%d p=%g %s", lengths[0], count, C, RATES[r],
+                           mode_name(mode));
+                k = dropout_case(h, lengths, count, C, RATES[r], mode);
                 real* dx = copy_of(h, k->dx);
                 dropout_backward_ref(dx, k->dy.host, k->N, C, k->dropout, mode);
                 expect_same_for_any_threads(h, "backward", dropout_run_backward, k, &k->dx, 1);

@@ -37,7 +37,8 @@ static inline void gather_run_backward(void* state) {
 }
 
 static inline void test_gather(Harness* h) {
-    static const int SIZES[][3] = {{1, 1, 1}, {1, 77, 48}, {13, 77, 33}, {77, 77, 768}, {0, 5, 48}};
+    static const int SIZES[][3] = {{1, 1, 1},      {1, 77, 48},       {13, 77, 33},     {77, 77, 768},  {0, 5, 48},
+                                   {17, 77, 1024}, {154, 1024, 1600}, {17, 1024, 1025}, {1, 1024, 1024}};
     for (size_t i = 0; i < COUNT_OF(SIZES); i++) {
         int M = SIZES[i][0], N = SIZES[i][1], C = SIZES[i][2];
         case_begin(h, "gather/forward M=%d N=%d C=%d", M, N, C);

@@ -70,6 +70,67 @@ static inline void test_after_norm(Harness* h) {
     }
 }
 
+// The norm of shards: their sums of squares, added as ranks do, then finished.
+static inline void global_norm_run_shards(GlobalNormCase* k, double* sum, const size_t* ends, int shards) {
+    size_t begin = 0;
+    double total = 0, part = NAN;
+    for (int i = 0; i < shards; begin = ends[i++]) {
+        device_upload(k->ctx, sum, &part, sizeof part);
+        global_norm_squares(sum, k->g.device_real + begin, ends[i] - begin, k->ctx);
+        device_download(k->ctx, &part, sum, sizeof part);
+        total += part;
+    }
+    device_upload(k->ctx, sum, &total, sizeof total);
+    global_norm_finish(k->norm.device_real, sum, k->after, k->ctx);
+}
+
+static inline void test_global_norm_shards(Harness* h) {
+    static const struct {
+        size_t ends[5];
+        int shards;
+    } CUTS[] = {{{300032}, 1},
+                {{128, 300032}, 2},
+                {{0, 16384, 16384, 300032, 300032}, 5},
+                {{99968, 100096, 200064, 300032}, 4}};
+    const int ODD = (int)COUNT_OF(CUTS);  // the last cut again, with a gradient that is not finite in one shard
+    for (int c = 0; c <= ODD; c++) {
+        const size_t* ends = CUTS[c < ODD ? c : ODD - 1].ends;
+        int shards = CUTS[c < ODD ? c : ODD - 1].shards;
+        case_begin(h, "global_norm/squares and finish, %d shards%s", shards, c < ODD ? "" : ", one NaN");
+        GlobalNormCase* k = global_norm_case(h, 300032);
+        double* sum = (double*)case_block(h, sizeof *sum, ON_DEVICE);
+        LossScale start = {8, 1, 3, 41}, fused, state;
+        AdamWStep fused_step, step;
+        k->after.rule.kind = LOSS_SCALE_DYNAMIC;
+        k->after.rule.growth_interval = 4;
+        k->after.settings.max_norm = 1;
+        if (c == ODD) k->g.host[100000] = NAN;
+        array_upload_real(k->g);
+        device_upload(&h->ctx, k->after.loss_scale, &start, sizeof start);
+        global_norm_run(k);
+        real* norm = copy_of(h, k->norm);
+        device_download(&h->ctx, &fused, k->after.loss_scale, sizeof fused);
+        device_download(&h->ctx, &fused_step, k->after.step, sizeof step);
+        device_upload(&h->ctx, k->after.loss_scale, &start, sizeof start);
+        global_norm_run_shards(k, sum, ends, shards);
+        device_download(&h->ctx, &state, k->after.loss_scale, sizeof state);
+        device_download(&h->ctx, &step, k->after.step, sizeof step);
+        expect_true(h, "the loss scale moves as in one launch",
+                    state.scale == fused.scale && state.applied == fused.applied && state.good == fused.good &&
+                        state.updates == fused.updates && state.scale == (c < ODD ? 16 : 4));
+        expect_true(h, "is_finite", step.is_finite == (c < ODD) && step.is_finite == fused_step.is_finite);
+        if (shards == 1) expect_equal(h, "norm", k->norm, norm);
+        if (c < ODD) {
+            double tol = sizeof(real) == sizeof(double) ? 1e-12 : 2e-7;  // a sum of doubles in another order
+            expect_close_to_sum(h, "norm", k->norm, norm, norm, tol);
+            expect_within(h, "gradient", step.gradient / fused_step.gradient, 1, tol);
+            expect_true(h, "the step",
+                        step.step_size == fused_step.step_size && step.root_scale == fused_step.root_scale);
+        }
+        case_end(h);
+    }
+}
+
 static inline void test_global_norm(Harness* h) {
     static const size_t SIZES[] = {0, 1, 15, 16, 33, 16384, 16385, 200001, 513 * GLOBAL_NORM_BLOCK + 5};
     for (size_t i = 0; i < COUNT_OF(SIZES); i++) {
@@ -107,6 +168,7 @@ static inline void test_global_norm(Harness* h) {
     expect_within(h, "norm / 1e32", k->norm.host[0] / 1e32, 1, 1e-6);
     case_end(h);
     test_after_norm(h);
+    test_global_norm_shards(h);
 }
 
 static inline void bench_global_norm(Harness* h) {

@@ -61,6 +61,72 @@ static inline void lamb_check(Harness* h, LambCase* l, double scale, int64_t upd
     expect_true(h, "pads keep their bits", touched == 0);
 }
 
+// The shards' results together: moments bit for bit those of the whole, the rest within the rounding of the sums.
+static inline void test_lamb_shards(Harness* h) {
+    const int TENSORS = (int)COUNT_OF(SHARDED_SPANS), SUMS = 2 * TENSORS;
+    // Of a sum in another order: the bound that lamb.h states on the GPU; on the CPU sums are of doubles.
+    double bound = HAS_DEVICE_MEMORY ? 2 * 3.8e-6 : 1e-12;
+    double tol = sizeof(real) == sizeof(double) ? 1e-13 : tolerance(1e-6);
+    for (size_t c = 0; c < COUNT_OF(SHARD_CUTS); c++)
+        for (int has_master = ADAMW_HAS_MASTER; has_master >= 0; has_master--) {
+            const ShardCut* cut = &SHARD_CUTS[c];
+            int rounded = ADAMW_HAS_MASTER && !has_master;
+            case_begin(h, "lamb/update in shards: %s%s", cut->name, rounded ? ", no master weights" : "");
+            LambCase* l = lamb_case(h, SHARDED_SIZE, SHARDED_SPANS, TENSORS);
+            AdamWCase* k = l->k;
+            size_t bytes = (size_t)SUMS * sizeof(double);
+            double *squares = (double*)case_block(h, bytes, ON_DEVICE), *sum = (double*)case_memory(h, bytes);
+            double *part = (double*)case_memory(h, bytes), *whole = (double*)case_memory(h, bytes);
+            k->has_master = has_master;
+            k->h.rounding = rng_stream(7, 1, 0, SITE_ROUNDING);
+            AdamWState a = adamw_state(k, lamb_without_lr(k->h));
+            lamb_moments(squares, TENSORS, a, SHARDED_SIZE,
+                         adamw_shards(h, a, k->spans, k->count, &SHARD_CUTS[0])->spans, TENSORS, l->blocks, k->h,
+                         k->ctx);
+            device_download(k->ctx, whole, squares, bytes);
+            array_restore(k->m), array_restore(k->v);
+            lamb_run(l);
+            real *p = copy_of(h, k->p), *m = copy_of(h, k->m), *v = copy_of(h, k->v);
+            array_restore(k->p), array_restore(k->m), array_restore(k->v), array_restore(k->master);
+
+            AdamWShard* shard = adamw_shards(h, a, k->spans, k->count, cut);
+            size_t not_zero = 0, equal = 0;
+            for (int i = 0; i < cut->shards; i++) {
+                AdamWShard* s = &shard[i];
+                memset(part, 0xff, bytes);
+                device_upload(k->ctx, squares, part, bytes);
+                s->blocks = lamb_number_blocks(s->spans, s->count);
+                lamb_moments(squares, TENSORS, s->a, s->n, s->spans, s->count, s->blocks, k->h, k->ctx);
+                device_download(k->ctx, part, squares, bytes);
+                for (int t = 0; t < SUMS; t++) {
+                    int here = 0;
+                    for (int n = 0; n < s->count; n++) here |= s->spans[n].tensor == t / 2;
+                    not_zero += !here && part[t] != 0;
+                    sum[t] += part[t];
+                }
+            }
+            expect_true(h, "0 for a tensor that lies elsewhere", not_zero == 0);
+            for (int t = 0; t < SUMS; t++) expect_within(h, "a tensor's sum", sum[t] / whole[t], 1, bound);
+            device_upload(k->ctx, squares, sum, bytes);
+            for (int i = 0; i < cut->shards; i++) {
+                AdamWShard* s = &shard[i];
+                lamb_apply(s->a, s->n, squares, s->spans, s->count, s->blocks, k->h, k->ctx);
+            }
+            expect_equal(h, "m", k->m, m);
+            expect_equal(h, "v", k->v, v);
+            array_download(k->p);
+            for (size_t i = 0; i < SHARDED_SIZE; i++) equal += k->p.host[i] == p[i];
+            // A step that is longer by the rounding of a sum may fall on the other side of the random bits.
+            expect_true(h, "params of the whole", equal >= (rounded ? 0.99 : 0.9) * SHARDED_SIZE);
+            memcpy(p, k->p.initial, k->p.n * sizeof *p);
+            memcpy(m, k->m.initial, k->m.n * sizeof *m), memcpy(v, k->v.initial, k->v.n * sizeof *v);
+            lamb_update_ref(p, m, v, k->g.host, k->norm, 1, 1, k->spans, k->count, k->h);
+            if (!rounded) expect_close(h, "params", k->p, p, tol);
+            if (has_master) expect_close(h, "master", k->master, p, tol);
+            case_end(h);
+        }
+}
+
 static inline void test_lamb(Harness* h) {
     static const int64_t STEPS[] = {1, 2, 1000, 5000000000};
     int count = (int)COUNT_OF(LAMB_SPANS);
@@ -80,6 +146,19 @@ static inline void test_lamb(Harness* h) {
     LambCase* l = lamb_case(h, 4915584, LARGE, (int)COUNT_OF(LARGE));
     lamb_check(h, l, 1, 1);
     case_end(h);
+
+    // More tensors than a context has counters for.
+    case_begin(h, "lamb/update thousands of tensors");
+    enum { MANY = 9001 };
+    ParamSpan* many = (ParamSpan*)case_memory(h, MANY * sizeof *many);
+    for (int s = 0; s < MANY; s++) {
+        many[s].offset = 8 * (size_t)s, many[s].size = (size_t)(s % 8) + 1;
+        many[s].decay = s % 3 == 0, many[s].trust = s % 2 == 0;
+    }
+    lamb_check(h, lamb_case(h, 8 * (MANY + 7), many, MANY), 1, 1);
+    case_end(h);
+
+    test_lamb_shards(h);
 
     // By hand: at step 1 from m = v = 0 the direction is g / (|g| + eps), and a tensor moves by lr times its own norm.
     case_begin(h, "lamb/update first step, worked out by hand");

@@ -167,8 +167,8 @@ static inline void test_next_sentence_by_hand(Harness* h) {
 }
 
 static inline void test_next_sentence(Harness* h) {
-    static const int SIZES[][2] = {{1, 1},    {1, 33},    {3, 48},   {4, 1024}, {16, 512}, {17, 513},
-                                   {33, 768}, {70, 1030}, {128, 65}, {129, 77}, {300, 130}};
+    static const int SIZES[][2] = {{1, 1},     {1, 33},   {3, 48},   {4, 1024},  {16, 512}, {17, 513},  {33, 768},
+                                   {70, 1030}, {128, 65}, {129, 77}, {300, 130}, {5, 1600}, {256, 1024}};
     for (size_t i = 0; i < COUNT_OF(SIZES); i++)
         for (int add = 0; add < 2; add++) {
             Mode mode = add ? ADD : SET;
@@ -233,6 +233,21 @@ static inline void grad_next_sentence(Harness* h) {
         expect_gradient(h, "dbias", next_sentence_loss, &g, g.bias, bias.n, k->dbias.host, 1e-8);
         case_end(h);
     }
+}
+
+// The sequences of BERT-large.
+static inline void bench_next_sentence(Harness* h) {
+    int S = HAS_DEVICE_MEMORY ? 256 : 64, C = 1024;
+    char shapes[64];
+    case_begin(h, "next_sentence bench");
+    NextSentenceCase* k = next_sentence_case(h, S, C, ADD);
+    k->labels = resident_ints(h, k->labels, (size_t)S);
+    snprintf(shapes, sizeof shapes, "S=%d C=%d", S, C);
+    bench_report(h, "next_sentence_forward", shapes, bench_seconds(h, next_sentence_run_forward, k),
+                 NEXT_SENTENCE_FORWARD_FLOPS(S, C), NEXT_SENTENCE_FORWARD_BYTES(S, C));
+    bench_report(h, "next_sentence_backward", shapes, bench_seconds(h, next_sentence_run_backward, k),
+                 NEXT_SENTENCE_BACKWARD_FLOPS(S, C), NEXT_SENTENCE_BACKWARD_BYTES(S, C, ADD));
+    case_free(h);
 }
 
 #endif

@@ -1,4 +1,4 @@
-/* widen: test. */
+/* widen: test and bench. */
 #ifndef DEV_OPS_WIDEN_H
 #define DEV_OPS_WIDEN_H
 
@@ -9,6 +9,7 @@ typedef struct {
     Array params, master, copies;
     WidenSpan* spans;
     int has_master;
+    size_t begin, n;  // of a shard
     Context* ctx;
 } WidenCase;
 
@@ -16,6 +17,12 @@ static inline void widen_run(void* state) {
     WidenCase* k = (WidenCase*)state;
     widen_forward(k->copies.device_real, k->params.device, k->has_master ? k->master.device_real : NULL, k->spans, 3,
                   1000, k->ctx);
+}
+
+static inline void widen_run_shard(void* state) {
+    WidenCase* k = (WidenCase*)state;
+    widen_forward_shard(k->copies.device_real, k->master.device_real + k->begin, k->begin, k->n, k->spans, 3, 1000,
+                        k->ctx);
 }
 
 // Spans of one element, of fewer than a block's threads and of more; what no span names stays.
@@ -36,6 +43,63 @@ static inline void test_widen(Harness* h) {
         expect_equal(h, "copies", k->copies, want);
         case_end(h);
     }
+
+    // Each shard's copies, added up, are those of the whole: shards without any, with a part of a span, with all.
+    static const size_t ENDS[][4] = {
+        {1024, 1024, 1024, 1024}, {0, 128, 512, 1024}, {256, 256, 640, 1024}, {128, 256, 384, 1024}};
+    for (size_t c = 0; c < COUNT_OF(ENDS); c++) {
+        case_begin(h, "widen/forward of shards that end at %zu, %zu, %zu", ENDS[c][0], ENDS[c][1], ENDS[c][2]);
+        WidenCase* k = (WidenCase*)case_memory(h, sizeof *k);
+        k->master = input(h, 1024, 1), k->copies = output(h, 800, SET);
+        k->spans = (WidenSpan*)int_array(h, COUNT_OF(SPANS) * (sizeof(WidenSpan) / sizeof(int)));
+        memcpy(k->spans, SPANS, sizeof SPANS);
+        k->ctx = &h->ctx;
+        real *want = copy_of(h, k->copies), *sum = (real*)case_memory(h, 800 * sizeof(real));
+        real* untouched = copy_of(h, k->copies);
+        widen_forward_ref(want, NULL, k->master.host, SPANS, 3);
+        for (int i = 0; i < 4; k->begin = ENDS[c][i++]) {
+            k->n = ENDS[c][i] - k->begin;
+            real* part = copy_of(h, k->copies);
+            widen_forward_shard_ref(part, k->master.host + k->begin, k->begin, k->n, SPANS, 3);
+            expect_same_for_any_threads(h, "forward", widen_run_shard, k, &k->copies, 1);
+            expect_equal(h, "copies", k->copies, part);
+            for (size_t j = 0; j < 800; j++) sum[j] += part[j];
+        }
+        for (size_t j = 0; j < 800; j++)
+            if (memcmp(&want[j], &untouched[j], sizeof(real)) == 0) sum[j] = untouched[j];
+        expect_true(h, "the sum", memcmp(sum, want, 800 * sizeof(real)) == 0);
+        case_end(h);
+    }
+}
+
+typedef struct {
+    Array params, master, copies;
+    WidenSpan* spans;
+    int count;
+    Context* ctx;
+} WidenBench;
+
+static inline void widen_run_bench(void* state) {
+    WidenBench* k = (WidenBench*)state;
+    widen_forward(k->copies.device_real, k->params.device, k->master.device_real, k->spans, k->count, k->copies.n,
+                  k->ctx);
+}
+
+// The layernorms of BERT-large, as far apart as its smallest tensors allow.
+static inline void bench_widen(Harness* h) {
+    enum { COUNT = 50, C = 1024, APART = 128 * C };
+    WidenSpan spans[COUNT];
+    WidenBench k;
+    char shapes[64];
+    case_begin(h, "widen bench");
+    for (size_t s = 0; s < COUNT; s++) spans[s].from = s * APART, spans[s].to = s * C, spans[s].size = C;
+    k.params = input(h, (size_t)COUNT * APART, 1), k.master = input(h, (size_t)COUNT * APART, 1);
+    k.copies = output(h, (size_t)COUNT * C, SET);
+    k.spans = (WidenSpan*)resident_ints(h, (const int*)spans, COUNT * (sizeof(WidenSpan) / sizeof(int)));
+    k.count = COUNT, k.ctx = &h->ctx;
+    snprintf(shapes, sizeof shapes, "n=%zu in %d tensors", k.copies.n, k.count);
+    bench_report(h, "widen_forward", shapes, bench_seconds(h, widen_run_bench, &k), 0, WIDEN_FORWARD_BYTES(k.copies.n));
+    case_free(h);
 }
 
 #endif

@@ -6,7 +6,8 @@
     python3 dev/reference/check_bert.py /tmp/batches.safetensors out/quickstart-bert
 
 Prints both losses on the same sequences and ends with status 1 if they differ by more than --tolerance. --dtype and
---device choose how transformers computes.
+--device choose how transformers computes. What config.json names is loaded: a model that was trained with --nsp 0 is a
+BertForMaskedLM, which says nothing of the next sentence.
 """
 
 import argparse
@@ -14,8 +15,10 @@ import sys
 
 import torch
 from safetensors.torch import load_file
-from transformers import BertForPreTraining
+from transformers import BertConfig, BertForMaskedLM, BertForPreTraining
 from transformers.utils import logging
+
+CLASSES = {"BertForPreTraining": BertForPreTraining, "BertForMaskedLM": BertForMaskedLM}
 
 
 def main():
@@ -28,7 +31,11 @@ def main():
     args = parser.parse_args()
     logging.disable_progress_bar()
     data = {name: tensor.to(args.device) for name, tensor in load_file(args.batches).items()}
-    model, info = BertForPreTraining.from_pretrained(args.model, output_loading_info=True)
+    names = BertConfig.from_pretrained(args.model).architectures or ["none"]
+    if names[0] not in CLASSES:
+        sys.exit(f"{args.model}: config.json: architectures: {names[0]} is not one of {', '.join(CLASSES)}")
+    predicts_next = names[0] == "BertForPreTraining"
+    model, info = CLASSES[names[0]].from_pretrained(args.model, output_loading_info=True)
     for what in ("missing_keys", "unexpected_keys", "mismatched_keys"):
         if info[what]:
             sys.exit(f"{args.model}: {what}: {sorted(info[what])}")
@@ -41,15 +48,17 @@ def main():
         for i, (begin, end) in enumerate(zip(starts, starts[1:])):
             out = model(input_ids=data["tokens"][None, begin:end], token_type_ids=data["types"][None, begin:end])
             here = (rows >= begin) & (rows < end)
-            logits, wanted = out.prediction_logits[0, rows[here] - begin].float(), targets[here]
-            following, label = out.seq_relationship_logits.float(), data["next_labels"][i : i + 1].long()
+            of_tokens = out.prediction_logits if predicts_next else out.logits
+            logits, wanted = of_tokens[0, rows[here] - begin].float(), targets[here]
             sums[0] += torch.nn.functional.cross_entropy(logits, wanted, reduction="sum").item()
-            sums[1] += torch.nn.functional.cross_entropy(following, label, reduction="sum").item()
             right[0] += (logits.argmax(-1) == wanted).sum().item()
-            right[1] += (following.argmax(-1) == label).sum().item()
+            if predicts_next:
+                following, label = out.seq_relationship_logits.float(), data["next_labels"][i : i + 1].long()
+                sums[1] += torch.nn.functional.cross_entropy(following, label, reduction="sum").item()
+                right[1] += (following.argmax(-1) == label).sum().item()
     counts = [len(rows), len(starts) - 1]
     worst = 0.0
-    for k, name in enumerate(("masked tokens", "next sentence")):
+    for k, name in enumerate(("masked tokens", "next sentence")[: 2 if predicts_next else 1]):
         ours, theirs = data["losses"][k].item(), sums[k] / counts[k]
         worst = max(worst, abs(ours - theirs) / abs(theirs))
         print(f"{name}: train_bert {ours:.6f}, transformers {theirs:.6f}, {100 * right[k] / counts[k]:.2f} % right "

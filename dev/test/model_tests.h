@@ -33,6 +33,28 @@ static real* device_values(Context* ctx, void* device, size_t n, ViewType type) 
     return copy;
 }
 
+// What the plan says of each kind of memory against what was allocated for a model, its optimizer and a batch, and against
+// the scratch of the steps that were run.
+static void report_memory(Tests* t, const char* what, const MemoryPlan* plan, const Context* ctx) {
+    size_t planned = 0, counted = 0;
+    char name[192];
+    for (int i = 0; i < PLAN_PARTS; i++) {
+        size_t want = plan->part[i].bytes, got = 0;
+        int is_scratch = strcmp(plan->part[i].name, "scratch") == 0;
+        for (int k = 0; k < MEMORY_CATEGORIES && ctx->memory[k].name; k++)
+            if (strcmp(ctx->memory[k].name, plan->part[i].name) == 0) got = ctx->memory[k].bytes;
+        if (is_scratch) got = ctx->scratch_bytes;
+        else planned += want;
+        snprintf(name, sizeof name, "%s: %s, %zu bytes of %zu planned", what, plan->part[i].name, got, want);
+        // Scratch is planned for the largest blocks that a product may be cut into, and for as many blocks of threads as a
+        // GPU may hold and a batch of other lengths may need: more than a step takes, but not twice as much.
+        report(t, is_scratch ? got > 0 && got <= want && want <= 2 * got : got == want, name, 0, 0);
+    }
+    for (int k = 0; k < MEMORY_CATEGORIES; k++) counted += ctx->memory[k].bytes;
+    snprintf(name, sizeof name, "%s: nothing else, %zu bytes of %zu planned", what, counted, planned);
+    report(t, counted == planned, name, 0, 0);
+}
+
 static void golden_values(const SafeTensors* file, const char* name, real* out, size_t n) {
     const SafeTensor* entry = safetensors_find(file, name);
     if (!entry || entry->elements != n) die(FAILED, "golden file: \"%s\" is missing or of another size", name);

@@ -1,7 +1,63 @@
 /* Tests of llmc/run: drawing tokens, configuration rows, showing a checkpoint where there are no hard links, the list of a
- * step's kernels, and what ranks read of a step's sequences.
+ * step's kernels, what ranks read of a step's sequences, and checkpoints: of any number of ranks, written in the
+ * background, kept, and not written.
  * Prints a line a case and `N passed, N failed`; exit status 1 if one failed. */
+#include <pthread.h>
+#include <sys/mount.h>
 #include <sys/wait.h>
+
+// Ranks of these tests are processes that share a piece of memory.
+#include "llmc/run/comm.h"
+#define comm_gather test_gather
+#define comm_broadcast test_broadcast
+#define comm_barrier test_barrier
+#define comm_any test_any
+#define comm_exit test_exit
+
+enum { TEST_RANKS = 4, TEST_BYTES = 1 << 16 };
+
+typedef struct {
+    pthread_barrier_t barrier;
+    char bytes[TEST_RANKS][TEST_BYTES];
+} TestRanks;
+
+static TestRanks* test_ranks;
+
+static inline void test_barrier(const Comm* comm) {
+    if (comm->size > 1) pthread_barrier_wait(&test_ranks->barrier);
+}
+
+static inline void test_gather(const Comm* comm, void* all, const void* mine, size_t bytes) {
+    CHECK(bytes <= TEST_BYTES && comm->size <= TEST_RANKS);
+    if (comm->size == 1) {
+        memcpy(all, mine, bytes);
+        return;
+    }
+    memcpy(test_ranks->bytes[comm->rank], mine, bytes);
+    test_barrier(comm);
+    for (int r = 0; r < comm->size; r++) memcpy((char*)all + (size_t)r * bytes, test_ranks->bytes[r], bytes);
+    test_barrier(comm);
+}
+
+static inline void test_broadcast(const Comm* comm, void* data, size_t bytes) {
+    char* all = (char*)xmalloc((size_t)comm->size * bytes);
+    test_gather(comm, all, data, bytes);
+    memcpy(data, all, bytes);
+    free(all);
+}
+
+static inline int test_any(const Comm* comm, int flag) {
+    int all[TEST_RANKS], any = 0;
+    test_gather(comm, all, &flag, sizeof flag);
+    for (int r = 0; r < comm->size; r++) any = any || all[r];
+    return any;
+}
+
+__attribute__((noreturn)) static inline void test_exit(const Comm* comm, int status) {
+    fflush(stdout);
+    test_barrier(comm);
+    exit(status);
+}
 
 #include "llmc/run/checkpoint.h"
 #include "llmc/run/config.h"
@@ -131,10 +187,10 @@ static void refuse_descriptor(const char* text) {
     config_rows_check(&sizes, ROWS, COUNT_OF(ROWS), "source");
 }
 
-// What `body` says in a process of its own, which must end with USAGE.
-static void expect_refusal(Tests* t, const char* name, void (*body)(const char*), const char* text, const char* want) {
+// What `body` says on stderr in a process of its own, which must end with USAGE (caller frees); NULL if it does not.
+static char* refusal(void (*body)(const char*), const char* text) {
     int ends[2], status;
-    char got[512];
+    char got[2048];
     fflush(stdout);
     if (pipe(ends) != 0) die(FAILED, "pipe: %s", strerror(errno));
     pid_t child = fork();
@@ -149,7 +205,13 @@ static void expect_refusal(Tests* t, const char* name, void (*body)(const char*)
     got[n] = '\0';
     close(ends[0]);
     waitpid(child, &status, 0);
-    expect(t, WIFEXITED(status) && WEXITSTATUS(status) == USAGE && strcmp(got, want) == 0, name, "got %s", got);
+    return WIFEXITED(status) && WEXITSTATUS(status) == USAGE ? xprintf("%s", got) : NULL;
+}
+
+static void expect_refusal(Tests* t, const char* name, void (*body)(const char*), const char* text, const char* want) {
+    char* got = refusal(body, text);
+    expect(t, got && strcmp(got, want) == 0, name, "got %s", got ? got : "another exit status");
+    free(got);
 }
 
 static void test_config(Tests* t) {
@@ -245,8 +307,11 @@ static void master_checkpoint(MasterWeights master, const char* write_to, const 
     tensors_add(&table, row, 1, dims, -1);
     tensors_finish(&table);
     o.m = values[0], o.v = values[1], o.master = master == WITH_MASTER ? values[2] : NULL;
+    o.shard = tensors_whole(&table);
     c.table = &table, c.optimizer = &o, c.ctx = &ctx;
-    if (write_to && tensors_write(write_to, &table, parts, checkpoint_optimizer_parts(&c, parts), &ctx) != 0)
+    int count = checkpoint_optimizer_parts(&c, parts);
+    FileDigest digest;
+    if (write_to && tensors_write(write_to, &table, parts, count, &digest, &ctx) != 0)
         die(FAILED, "%s: %s", write_to, strerror(errno));
     if (check) checkpoint_check_master(&c, check);
     tensors_free(&table);
@@ -432,8 +497,434 @@ static void test_split(Tests* t) {
     }
 }
 
+// ---------------------------------------------------------------------------------------------------------
+// Checkpoints of a small model: a matrix as it is, turned ones, a vector, rows of padding, a group, gaps between tensors
+
+static const TensorRow TINY_ROWS[] = {{"plain", 0, {1, 2}, OWN, 3, INIT_ZERO, 1, AS_IN_MEMORY},
+                                      {"vector", 0, {1, 0}, OWN, 0, INIT_ZERO, 0, AS_IN_MEMORY},
+                                      {"turned", 0, {2, 1}, OWN, 0, INIT_ZERO, 1, TRANSPOSED},
+                                      {"first", 0, {4, 1}, OWN, 0, INIT_ZERO, 1, TRANSPOSED},
+                                      {"second", 0, {4, 1}, GROUPED, 0, INIT_ZERO, 1, AS_IN_MEMORY}};
+static const int TINY_DIMS[] = {1, 37, 45, 40, 64};
+enum { TINY_PARTS = 4 };  // weights, m, v, master
+
+typedef struct {
+    TensorTable table;
+    real* values[TINY_PARTS];  // [elements], whole
+    real* mine[TINY_PARTS];    // the weights whole, else the shard
+    Optimizer optimizer;
+    Context ctx;
+    Checkpoints c;
+    Comm comm;
+    Saving saving;
+} Tiny;
+
+// Where rank `rank` of `ranks` begins: at uneven places, and of 4 the third has nothing.
+static size_t tiny_cut(const TensorTable* table, int rank, int ranks) {
+    size_t groups = table->elements / TENSOR_ALIGNMENT;
+    if (rank == ranks) return table->elements;
+    if (ranks == 4 && rank == 3) rank = 2;
+    return groups * (size_t)(rank * rank) / (size_t)(ranks * ranks) * TENSOR_ALIGNMENT;
+}
+
+// Another `seed`, another state. A rank has its shard where `sharded`.
+static void tiny_open(Tiny* t, const char* out, int seed, int sharded, int rank, int ranks) {
+    memset(t, 0, sizeof *t);
+    context_init(&t->ctx);
+    tensors_add(&t->table, TINY_ROWS, COUNT_OF(TINY_ROWS), TINY_DIMS, -1);
+    tensors_finish(&t->table);
+    size_t begin = sharded ? tiny_cut(&t->table, rank, ranks) : 0;
+    size_t end = sharded ? tiny_cut(&t->table, rank + 1, ranks) : t->table.elements;
+    FlatRange shard = {begin, end - begin};
+    for (int p = 0; p < TINY_PARTS; p++) {
+        t->values[p] = (real*)xcalloc(t->table.elements, sizeof(real));
+        for (int i = 0; i < t->table.count; i++)
+            for (size_t k = 0; k < tensor_elements(&t->table.tensors[i]); k++)
+                t->values[p][t->table.tensors[i].offset + k] =
+                    (real)rng_normal(rng_stream((uint64_t)seed, (uint64_t)p, 0, SITE_INIT), (uint64_t)(i * 10000) + k);
+        size_t n = p == 0 ? t->table.elements : shard.size;
+        t->mine[p] = (real*)xmalloc((n + 1) * sizeof(real));
+        memcpy(t->mine[p], t->values[p] + (p == 0 ? 0 : begin), n * sizeof(real));
+    }
+    t->optimizer.m = t->mine[1], t->optimizer.v = t->mine[2], t->optimizer.master = t->mine[3];
+    t->optimizer.shard = shard;
+    Checkpoints c = {out, &t->table, (floatX*)t->mine[0], &t->optimizer, NULL, 0, 0, &t->ctx};
+    t->c = c;
+    t->comm.rank = rank, t->comm.size = ranks;
+    saving_open(&t->saving, &t->comm, NULL, 0, -1);
+}
+
+static void tiny_close(Tiny* t) {
+    saving_close(&t->saving);
+    for (int p = 0; p < TINY_PARTS; p++) free(t->values[p]), free(t->mine[p]);
+    tensors_free(&t->table);
+    context_free(&t->ctx);
+}
+
+// Whether what this rank holds is its part of `seed`'s state.
+static int tiny_is(const Tiny* t, int seed) {
+    Tiny want;
+    tiny_open(&want, "", seed, 0, 0, 1);
+    int same = memcmp(t->mine[0], want.values[0], t->table.elements * sizeof(real)) == 0;
+    for (int p = 1; p < TINY_PARTS; p++)
+        same = same && memcmp(t->mine[p], want.values[p] + t->optimizer.shard.begin,
+                              t->optimizer.shard.size * sizeof(real)) == 0;
+    tiny_close(&want);
+    return same;
+}
+
+static int tiny_save(Tiny* t, int64_t step, int background) {
+    int result = saving_begin(&t->saving, &t->c, step, "{\"config\": 1}\n", "{\"step\": 1}\n", background);
+    // From here on the state may change.
+    for (int p = 0; p < TINY_PARTS; p++)
+        memset(t->mine[p], 0x7f, (p == 0 ? t->table.elements : t->optimizer.shard.size) * sizeof(real));
+    while (result == 0 && t->saving.phase != SAVING_NOTHING) result = saving_poll(&t->saving);
+    return result;
+}
+
+static char tiny_out[64];
+
+static void tiny_begin(void) {
+    snprintf(tiny_out, sizeof tiny_out, "/tmp/llmc_checkpoint_XXXXXX");
+    if (!mkdtemp(tiny_out)) die(FAILED, "%s: %s", tiny_out, strerror(errno));
+}
+
+static void tiny_end(void) {
+    char* ckpt = xprintf("%s/ckpt", tiny_out);
+    checkpoint_of_kind(tiny_out, ".tmp", DELETE_THEM);
+    checkpoint_delete_all(tiny_out);
+    checkpoint_remove(ckpt);
+    checkpoint_remove(tiny_out);
+    free(ckpt);
+}
+
+// `body` in `ranks` processes, whose exit statuses must be `want`. Returns what they say on stderr (caller frees).
+static char* in_ranks(int ranks, void (*body)(Comm, int), int argument, int want, int* good) {
+    int ends[2], status;
+    pid_t children[TEST_RANKS];
+    pthread_barrierattr_t shared;
+    Text said = {NULL, 0, 0};
+    char piece[4096];
+    fflush(stdout);
+    test_ranks = (TestRanks*)mmap(NULL, sizeof *test_ranks, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    if (test_ranks == MAP_FAILED || pipe(ends) != 0) die(FAILED, "no memory for ranks: %s", strerror(errno));
+    pthread_barrierattr_init(&shared);
+    pthread_barrierattr_setpshared(&shared, PTHREAD_PROCESS_SHARED);
+    pthread_barrier_init(&test_ranks->barrier, &shared, (unsigned)ranks);
+    for (int r = 0; r < ranks; r++) {
+        if ((children[r] = fork()) != 0) continue;
+        Comm comm;
+        memset(&comm, 0, sizeof comm);
+        comm.rank = r, comm.size = ranks;
+        alarm(60);
+        dup2(ends[1], 2);
+        body(comm, argument);
+        _exit(DONE);
+    }
+    close(ends[1]);
+    for (ssize_t n; (n = read(ends[0], piece, sizeof piece)) > 0;) text_append(&said, piece, (size_t)n);
+    close(ends[0]);
+    *good = 1;
+    for (int r = 0; r < ranks; r++)
+        *good = waitpid(children[r], &status, 0) > 0 && WIFEXITED(status) && WEXITSTATUS(status) == want && *good;
+    munmap(test_ranks, sizeof *test_ranks);
+    return said.text ? said.text : xprintf("%s", "");
+}
+
+enum {
+    WHOLE = 1 << 8,
+    BACKGROUND = 1 << 9,
+    OTHER_WEIGHTS = 1 << 10,
+    NO_SHARED_DISK = 1 << 11,
+    STOP = 1 << 12,
+    NO_MEMORY = 1 << 13
+};
+
+// Save seed 5's state as step `how` & 255.
+static void save_rank(Comm comm, int how) {
+    Tiny t;
+    int away = how & NO_SHARED_DISK && comm.rank == comm.size - 1;
+    char* elsewhere = xprintf("%s/elsewhere", tiny_out);
+    tiny_open(&t, away ? elsewhere : tiny_out, 5, !(how & WHOLE), comm.rank, comm.size);
+    if (how & OTHER_WEIGHTS && comm.rank == 1) t.mine[0][3] += 1;
+    t.saving.stop_on_error = (how & STOP) != 0;
+    t.saving.has_warned = how & NO_MEMORY && comm.rank == 1;  // as it is after the warning that there is none
+    int result = tiny_save(&t, how & 255, how & BACKGROUND);
+    if (t.saving.saved != (result == 0 ? how & 255 : -1)) _exit(99);
+    tiny_close(&t);
+    free(elsewhere);
+    if (result != 0) _exit(77);
+}
+
+// Find and load it, every rank its shard.
+static void load_rank(Comm comm, int how) {
+    Tiny t;
+    int64_t step = -1;
+    tiny_open(&t, tiny_out, 6, !(how & WHOLE), comm.rank, comm.size);
+    char* dir = checkpoint_find(tiny_out, &step, &comm);
+    if (!dir || step != (how & 255)) _exit(77);
+    checkpoint_load(&t.c, dir);
+    if (!tiny_is(&t, 5)) _exit(78);
+    free(dir);
+    tiny_close(&t);
+}
+
+static void test_elastic(Tests* t) {
+    static const int WAYS[] = {1 | WHOLE, 2 | WHOLE, 2, 3, 4};
+    for (size_t i = 0; i < COUNT_OF(WAYS); i++) {
+        int wrote, read = 1, kind = WAYS[i] & WHOLE, ranks = WAYS[i] & 255;
+        char* name = xprintf("checkpoint/%d ranks%s, read by 1, 2, 3, 4", ranks, kind ? "" : " with shards");
+        tiny_begin();
+        char* said = in_ranks(ranks, save_rank, 7 | kind | (i % 2 ? BACKGROUND : 0), DONE, &wrote);
+        for (size_t k = 0; k < COUNT_OF(WAYS) && read; k++)
+            free(in_ranks(WAYS[k] & 255, load_rank, 7 | (WAYS[k] & WHOLE), DONE, &read));
+        expect(t, wrote && read && !*said, name, "wrote %d, read %d, %s", wrote, read, said);
+        tiny_end();
+        free(name), free(said);
+    }
+}
+
+// The step whose checkpoint three sharded ranks wrote, spoiled as `how` says, must be refused.
+static void refuse_shards(const char* how) {
+    char *dir = checkpoint_path(tiny_out, 7), *second = xprintf("%s/optimizer-00001-of-00003.safetensors", dir);
+    char* first = xprintf("%s/optimizer-00000-of-00003.safetensors", dir);
+    char* whole = xprintf("%s/optimizer.safetensors", dir);
+    Tiny t;
+    tiny_open(&t, tiny_out, 6, 0, 0, 1);
+    if (strcmp(how, "missing") == 0) unlink(second);
+    if (strcmp(how, "doubled") == 0) copy_file(first, second);
+    if (strcmp(how, "two kinds") == 0) copy_file(first, whole);
+    if (strcmp(how, "master") == 0) t.optimizer.master = NULL;
+    if (strcmp(how, "another table") == 0) t.table.tensors[1].name[0] = 'V';
+    if (strcmp(how, "all gone") == 0) {
+        char* third = xprintf("%s/optimizer-00002-of-00003.safetensors", dir);
+        unlink(first), unlink(second), unlink(third);
+    }
+    // The weights have the names of another table too, and come first.
+    const TensorPart part = {"m.", t.optimizer.m, VIEW_REAL, NULL};
+    if (strcmp(how, "another table") == 0) checkpoint_read_shards(&t.c, dir, 3, &part);
+    checkpoint_load(&t.c, dir);
+}
+
+static void test_shards(Tests* t) {
+    static const char* const cases[][2] = {
+        {"missing", "optimizer-00001-of-00003.safetensors: is missing; all 3 shards are needed\n"},
+        {"doubled",
+         "optimizer-00001-of-00003.safetensors: begins at element 0, where 896 comes next; it is not rank 1's "
+         "shard\n"},
+        {"two kinds", "beside another optimizer's files; one must go\n"},
+        {"master",
+         "optimizer-00000-of-00003.safetensors: holds master weights, which this run has not; go on with -w 1 "
+         "and the same build\n"},
+        {"another table", "optimizer-00000-of-00003.safetensors: is a shard of another model's optimizer\n"},
+        {"all gone", "00000007: optimizer.safetensors is missing\n"}};
+    for (size_t i = 0; i < COUNT_OF(cases); i++) {
+        int wrote;
+        char* name = xprintf("checkpoint/shards: %s", cases[i][0]);
+        tiny_begin();
+        free(in_ranks(3, save_rank, 7, DONE, &wrote));
+        char* said = refusal(refuse_shards, cases[i][0]);
+        expect(t, wrote && said && strstr(said, cases[i][1]) && strncmp(said, "error: ", 7) == 0, name, "got %s",
+               said ? said : "another exit status");
+        tiny_end();
+        free(name), free(said);
+    }
+}
+
+// Whether two checkpoints have the same files.
+static int same_checkpoint(const char* a, const char* b) {
+    DIR* d = opendir(a);
+    int same = d != NULL, files = 0;
+    for (struct dirent* e = d ? readdir(d) : NULL; e && same; e = readdir(d)) {
+        if (e->d_name[0] == '.') continue;
+        char *x = xprintf("%s/%s", a, e->d_name), *y = xprintf("%s/%s", b, e->d_name);
+        FileDigest p = {0, 0}, q = {1, 1};
+        same = checkpoint_digest(x, &p.bytes, &p.crc) == 0 && checkpoint_digest(y, &q.bytes, &q.crc) == 0 &&
+               p.bytes == q.bytes && p.crc == q.crc;
+        files++;
+        free(x), free(y);
+    }
+    if (d) closedir(d);
+    return same && files > 3;
+}
+
+static void test_background(Tests* t) {
+    for (int ranks = 1; ranks <= 3; ranks += 2) {
+        int first, second, kind = ranks == 1 ? WHOLE : 0;
+        char* name =
+            xprintf("checkpoint/in the background as in the foreground, %d rank%s", ranks, ranks > 1 ? "s" : "");
+        tiny_begin();
+        char *a = checkpoint_path(tiny_out, 1), *b = checkpoint_path(tiny_out, 2);
+        free(in_ranks(ranks, save_rank, 1 | kind, DONE, &first));
+        free(in_ranks(ranks, save_rank, 2 | kind | BACKGROUND, DONE, &second));
+        expect(t, first && second && same_checkpoint(a, b), name, "wrote %d and %d", first, second);
+        tiny_end();
+        free(a), free(b), free(name);
+    }
+}
+
+// A rank that has no memory for a snapshot holds up all of them; a checkpoint holds up the next one.
+static void test_waiting(Tests* t) {
+    Tiny tiny;
+    int good;
+    int64_t* steps;
+    tiny_begin();
+    char *a = checkpoint_path(tiny_out, 1), *b = checkpoint_path(tiny_out, 2);
+    free(in_ranks(3, save_rank, 1, DONE, &good));
+    char* said = in_ranks(3, save_rank, 2 | BACKGROUND | NO_MEMORY, DONE, &good);
+    expect(t, good && !*said && same_checkpoint(a, b), "checkpoint/a rank without memory for a snapshot", "%s", said);
+    tiny_end(), tiny_begin();
+    tiny_open(&tiny, tiny_out, 5, 0, 0, 1);
+    int first = saving_begin(&tiny.saving, &tiny.c, 1, "", "", 1), busy = tiny.saving.phase == SAVING_FILES;
+    int second = saving_begin(&tiny.saving, &tiny.c, 2, "", "", 1), one = checkpoint_list(tiny_out, &steps);
+    int saved = (int)tiny.saving.saved;
+    free(steps);
+    int last = saving_finish(&tiny.saving), both = checkpoint_list(tiny_out, &steps);
+    free(steps);
+    expect(t, !first && !second && !last && busy && saved == 1 && one >= 1 && both == 2 && tiny.saving.saved == 2,
+           "checkpoint/one waits for the one before", "%d %d %d, busy %d, %d then %d", first, second, last, busy, one,
+           both);
+    tiny_close(&tiny);
+    tiny_end();
+    free(said), free(a), free(b);
+}
+
+// What several ranks find wrong, all of them alike, with one line.
+static void test_ranks_fail(Tests* t) {
+    int good, fine, loads;
+    tiny_begin();
+    char *old = checkpoint_path(tiny_out, 1), *new_one = checkpoint_path(tiny_out, 2),
+         *tmp = xprintf("%s.tmp", new_one);
+    free(in_ranks(3, save_rank, 1, DONE, &fine));
+    char* said = in_ranks(3, save_rank, 2 | BACKGROUND | NO_SHARED_DISK, 77, &good);
+    char* want =
+        xprintf("warning: %s: the checkpoint could not be saved (rank 2: find rank 0's directory: -o must be on "
+                "a shared file system: No such file or directory); the checkpoints before it are untouched\n",
+                new_one);
+    expect(t, fine && good && strcmp(said, want) == 0 && !file_exists(tmp) && !file_exists(new_one),
+           "checkpoint/a rank cannot write", "%d %d %s", fine, good, said);
+    free(said), free(want);
+    said = in_ranks(3, save_rank, 2 | BACKGROUND | NO_SHARED_DISK | STOP, FAILED, &good);
+    expect(t,
+           good && strstr(said, "error: ") && strstr(said, "--on-checkpoint-error stop ends the run\n") &&
+               !file_exists(tmp),
+           "checkpoint/a rank cannot write, which ends the run", "%d %s", good, said);
+    free(said);
+    said = in_ranks(3, save_rank, 2 | OTHER_WEIGHTS, FAILED, &good);
+    expect(t,
+           good && strncmp(said, "error: step 2: rank 1 holds other weights than rank 0", 53) == 0 &&
+               strchr(said, '\n') == said + strlen(said) - 1 && !file_exists(tmp) && !file_exists(new_one),
+           "checkpoint/ranks with other weights", "%d %s", good, said);
+    free(said);
+    // A byte of one shard of the newer of two.
+    free(in_ranks(3, save_rank, 2, DONE, &fine));
+    char* shard = xprintf("%s/optimizer-00001-of-00003.safetensors", new_one);
+    int fd = open(shard, O_RDWR);
+    char byte = 0;
+    fine = fine && pread(fd, &byte, 1, 4000) == 1;
+    byte ^= 1;
+    fine = fine && pwrite(fd, &byte, 1, 4000) == 1;
+    close(fd);
+    said = in_ranks(4, load_rank, 1, DONE, &loads);
+    want =
+        xprintf("warning: %s: damaged (its size or checksum is not that of %s/manifest.json); this checkpoint is not "
+                "used\n",
+                shard, new_one);
+    expect(t, fine && loads && strcmp(said, want) == 0, "checkpoint/a damaged shard", "%d %d %s", fine, loads, said);
+    tiny_end();
+    free(said), free(want), free(shard), free(old), free(new_one), free(tmp);
+}
+
+// Save seed 5's state as these steps with -nk `keep` and, if `spoil` is a step, cut its model short before the last. Returns
+// the steps that are left as text (caller frees).
+static char* kept_steps(int keep, int every, int count, int spoil) {
+    Text left = {NULL, 0, 0};
+    int64_t* steps;
+    tiny_begin();
+    for (int step = 1; step <= count; step++) {
+        Tiny tiny;
+        tiny_open(&tiny, tiny_out, 5, 0, 0, 1);
+        tiny.c.keep = keep, tiny.c.keep_every = every;
+        if (step == count && spoil) {
+            char *dir = checkpoint_path(tiny_out, spoil), *model = xprintf("%s/model.safetensors", dir);
+            if (truncate(model, 100) != 0) die(FAILED, "%s: %s", model, strerror(errno));
+            free(dir), free(model);
+        }
+        if (tiny_save(&tiny, step, step % 2) != 0) text_printf(&left, "failed ");
+        tiny_close(&tiny);
+    }
+    int n = checkpoint_list(tiny_out, &steps);
+    for (int i = 0; i < n; i++) text_printf(&left, "%d ", (int)steps[i]);
+    free(steps);
+    tiny_end();
+    return left.text;
+}
+
+static void test_retention(Tests* t) {
+    static const struct {
+        const char *name, *left;
+        int keep, every, count, spoil;
+    } cases[] = {{"-nk 1", "4 ", 1, 0, 4, 0},
+                 {"-nk 2 -nm 2", "2 4 5 ", 2, 2, 5, 0},
+                 {"-nk 0", "1 2 3 4 ", 0, 0, 4, 0},
+                 {"-nk 1, the one before damaged", "3 ", 1, 0, 3, 2},
+                 {"-nk 2, the one before damaged", "2 3 4 ", 2, 0, 4, 3}};
+    for (size_t i = 0; i < COUNT_OF(cases); i++) {
+        char* name = xprintf("checkpoint/kept with %s", cases[i].name);
+        char* left = kept_steps(cases[i].keep, cases[i].every, cases[i].count, cases[i].spoil);
+        // What is not whole is not counted: in the last case step 2 is the second that is.
+        expect(t, strcmp(left, cases[i].left) == 0, name, "left: %s", left);
+        free(name), free(left);
+    }
+}
+
+// On a file system of so few KiB that only one checkpoint has room, in a process of its own.
+static void fill_disk(const char* how) {
+    Tiny t;
+    struct stat st;
+    int64_t* steps;
+    if (mount("none", tiny_out, "tmpfs", 0, "size=160k") != 0) die(USAGE, "no mount: %s", strerror(errno));
+    tiny_open(&t, tiny_out, 5, 0, 0, 1);
+    t.c.keep = 1;
+    int first = tiny_save(&t, 1, 0), second = tiny_save(&t, 2, strcmp(how, "background") == 0);
+    char *whole = checkpoint_path(tiny_out, 1), *tmp = xprintf("%s/ckpt/00000002.tmp", tiny_out);
+    int left = checkpoint_list(tiny_out, &steps), good = checkpoint_verify(whole, NULL) == 0 && stat(tmp, &st) != 0;
+    int third = -1;
+    if (second != 0) {
+        t.c.out = "/dev/null";
+        third = tiny_save(&t, 3, 1);  // below a file there is no directory
+    }
+    free(steps), free(whole), free(tmp);
+    tiny_close(&t);
+    umount2(tiny_out, MNT_DETACH);
+    die(USAGE, "%d %d %d, %d left, %s", first, second, third, left, good ? "whole" : "not whole");
+}
+
+static void test_full_disk(Tests* t) {
+    static const char* const hows[] = {"foreground", "background"};
+    for (size_t i = 0; i < COUNT_OF(hows); i++) {
+        char* name = xprintf("checkpoint/full disk, %s", hows[i]);
+        tiny_begin();
+        char* said = refusal(fill_disk, hows[i]);
+        if (said && strstr(said, "no mount")) {
+            printf("skip %s: %s", name, said);
+            t->skipped++;
+        } else {
+            const char* end = "error: 0 -1 -1, 1 left, whole\n";
+            size_t n = said ? strlen(said) : 0, m = strlen(end);
+            expect(t,
+                   n > m && strcmp(said + n - m, end) == 0 && strstr(said, "No space left on device") &&
+                       strstr(said, "(create its directory: Not a directory)"),
+                   name, "%s", said ? said : "another exit status");
+        }
+        tiny_end();
+        free(name), free(said);
+    }
+}
+
 int main(void) {
     Tests t = {0, 0, 0};
+    device_set_threads(1);  // a fork knows nothing of its parent's threads
     test_split(&t);
     test_kernel_names(&t);
     test_kernels(&t);
@@ -443,6 +934,13 @@ int main(void) {
     test_overflow(&t);
     test_master(&t);
     test_publish(&t, "/dev/shm");
+    test_elastic(&t);
+    test_shards(&t);
+    test_background(&t);
+    test_waiting(&t);
+    test_ranks_fail(&t);
+    test_retention(&t);
+    test_full_disk(&t);
     printf("%d passed, %d failed, %d skipped\n", t.passed, t.failed, t.skipped);
     return t.failed != 0;
 }

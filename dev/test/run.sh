@@ -41,6 +41,12 @@ skip() { # name, reason
 
 run base "$build/test_base"
 run data "$build/test_data"
+run prefetch "$build/test_prefetch"
+if [ -x "$build/test_prefetch_tsan" ]; then
+    # ThreadSanitizer needs addresses where it expects them.
+    setarch "$(uname -m)" -R true 2>/dev/null && fixed="setarch $(uname -m) -R"
+    run prefetch_tsan ${fixed:-} "$build/test_prefetch_tsan"
+elif [ "${build##*/}" != san ]; then skip prefetch_tsan "this compiler has no ThreadSanitizer"; fi
 run run "$build/test_run"
 run ops "$build/ops" test
 if [ -x "$build/ops_double" ]; then
@@ -56,6 +62,10 @@ run cli_bert bash dev/test/cli_bert.sh "$bert"
 run prepare bash dev/test/prepare.sh "$gpt2"
 run resume bash dev/test/resume.sh "$gpt2"
 run resume_bert bash dev/test/resume.sh "$bert"
+run order "$build/test_order"
+run ranks_start bash dev/test/ranks_start.sh "$build/test_comm_plain" "$build/test_comm"
+run ranks bash dev/test/ranks.sh "$gpt2"
+run ranks_bert bash dev/test/ranks.sh "$bert"
 command -v nvidia-smi >/dev/null || skip gpu "this machine has no NVIDIA GPU"
 
 if [ "$skipped" -gt 0 ]; then echo "$passed passed, $failed failed, $skipped skipped"

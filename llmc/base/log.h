@@ -2,9 +2,11 @@
  *
  * log.jsonl holds one JSON object a line. Lines without "step" describe the run (its settings); the others are
  * {"step", "loss", "lr", "grad_norm", "ms", "tok_s", "mfu"}, with "loss_scale" where the loss is scaled, and
- * {"step", "val_loss"}. A line is one write(), so that a killed run leaves whole lines; what is not finite is null. A
- * resumed run cuts the file back to the step of its checkpoint and goes on behind it. A disk that is full costs log
- * lines and one warning, not the run.
+ * {"step", "val_loss"}, and {"step", "checkpoint_ms", "checkpoint_write_s", "checkpoint_gb_s"} when a checkpoint of that
+ * step is on the disk: what the steps lost by it, how long it was written and how fast, with "weights_hash" where several
+ * ranks were found to hold the same weights. A line is one write(), so that a killed run leaves whole lines; what is not
+ * finite is null. A resumed run cuts the file back to the step of its checkpoint and goes on behind it. A disk that is full
+ * costs log lines and one warning, not the run.
  *
  * With several ranks only one opens a log. */
 #ifndef LLMC_LOG_H

@@ -56,8 +56,8 @@ static inline uint64_t batch_lm_window(const BatchLm* b, uint64_t sample) {
 }
 
 // Read sequences sample .. sample + B - 1: inputs [B, T] and targets [B, T]. Past the last window the next
-// epoch begins, also inside a batch.
-static inline void batch_lm_read(const BatchLm* b, uint64_t sample, int* inputs, int* targets) {
+// epoch begins, also inside a batch. What is wrong with them goes to `error`; NULL ends the program then.
+static inline void batch_lm_read(const BatchLm* b, uint64_t sample, int* inputs, int* targets, ReadError* error) {
     size_t T = (size_t)b->T;
     int* window = (int*)xmalloc((T + 1) * sizeof(int));
     for (size_t row = 0; row < (size_t)b->B; row++) {
@@ -69,17 +69,55 @@ static inline void batch_lm_read(const BatchLm* b, uint64_t sample, int* inputs,
             else high = middle - 1;
         }
         uint64_t offset = (w - b->first[low]) * (uint64_t)T;
-        shards_read(b->shards, low, offset, T + 1, window);
+        shards_read(b->shards, low, offset, T + 1, window, error);
         for (size_t t = 0; t <= T; t++)
             if ((uint32_t)window[t] >= (uint32_t)b->V)
-                die(USAGE,
-                    "%s: token %u at position %llu is outside the vocabulary of %d; prepare the data with the "
-                    "model's own tokenizer, or choose a model with a larger vocabulary",
-                    b->shards->shard[low].path, (uint32_t)window[t], (unsigned long long)(offset + t), b->V);
+                read_failed(error, USAGE,
+                            "%s: token %u at position %llu is outside the vocabulary of %d; prepare the data with the "
+                            "model's own tokenizer, or choose a model with a larger vocabulary",
+                            b->shards->shard[low].path, (uint32_t)window[t], (unsigned long long)(offset + t), b->V);
         memcpy(inputs + row * T, window, T * sizeof(int));
         memcpy(targets + row * T, window + 1, T * sizeof(int));
     }
     free(window);
+}
+
+// ---------------------------------------------------------------------------------------------------------
+// Documents inside a batch
+
+// Where the documents of N = B * T rows are. No document goes over the end of a sequence of T.
+typedef struct {
+    int count, longest;
+    int64_t squares;           // sum of the squared lengths
+    int *document, *position;  // [N] of each row: 0 .. count - 1, and its place in the document
+    int* cu_seqlens;           // [N + 1] rows before each document; the last one, [count], is N
+} Documents;
+
+// Ints of the three arrays, which lie one after the other.
+static inline size_t documents_ints(int N) { return 3 * (size_t)N + 1; }
+
+// Room for the arrays is at `ints`.
+static inline void documents_place(Documents* d, int* ints, int N) {
+    d->document = ints;
+    d->position = ints + N;
+    d->cu_seqlens = ints + 2 * (size_t)N;
+}
+
+// Cut inputs [B, T] into documents: one begins at the begin of each sequence and at each token `end_of_text`, which is
+// the first token of a document in the files.
+static inline void documents_find(Documents* d, const int* inputs, int B, int T, int end_of_text) {
+    d->count = d->longest = 0;
+    d->squares = 0;
+    for (int row = 0, length = 0; row < B * T; row++) {
+        int begins = row % T == 0 || inputs[row] == end_of_text;
+        length = begins ? 1 : length + 1;
+        if (begins) d->cu_seqlens[d->count++] = row;
+        d->document[row] = d->count - 1;
+        d->position[row] = length - 1;
+        d->squares += 2 * length - 1;
+        d->longest = max_int(d->longest, length);
+    }
+    d->cu_seqlens[d->count] = B * T;
 }
 
 #endif

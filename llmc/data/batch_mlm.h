@@ -397,7 +397,7 @@ static inline void mlm_batch_mask(MlmBatch* b, const MlmData* d, int begin, int 
     free(word);
 }
 
-static inline void mlm_batch_add(MlmBatch* b, const MlmData* d, uint64_t epoch, uint64_t chunk) {
+static inline void mlm_batch_add(MlmBatch* b, const MlmData* d, uint64_t epoch, uint64_t chunk, ReadError* error) {
     MlmDraws draws = mlm_draws(d, epoch, SITE_PAIR, chunk), masks = mlm_draws(d, epoch, SITE_MASK, chunk);
     MlmPair p = mlm_pair(d, chunk, mlm_budget(d, chunk), &draws);
     const int *cls = &d->text.vocabulary.cls, *sep = &d->text.vocabulary.sep;
@@ -405,12 +405,12 @@ static inline void mlm_batch_add(MlmBatch* b, const MlmData* d, uint64_t epoch, 
     CHECK(b->count < b->masked_room && begin + (int64_t)p.a.n + p.b.n + mlm_special_tokens(d) <= b->room);
     b->cu_seqlens[b->count] = begin;
     mlm_batch_append(b, cls, 1, 0);
-    sentences_read(b->tokens + b->rows, &d->text, p.a.document, p.a.first, p.a.skip, p.a.n);
+    sentences_read(b->tokens + b->rows, &d->text, p.a.document, p.a.first, p.a.skip, p.a.n, error);
     mlm_batch_append(b, NULL, p.a.n, 0);
     int a_end = b->rows, b_end = a_end;
     mlm_batch_append(b, sep, 1, 0);
     if (p.b.n > 0) {
-        sentences_read(b->tokens + b->rows, &d->text, p.b.document, p.b.first, p.b.skip, p.b.n);
+        sentences_read(b->tokens + b->rows, &d->text, p.b.document, p.b.first, p.b.skip, p.b.n, error);
         mlm_batch_append(b, NULL, p.b.n, 1);
         b_end = b->rows;
         mlm_batch_append(b, sep, 1, 1);
@@ -441,7 +441,8 @@ static inline int64_t mlm_count(const MlmData* d, uint64_t index, uint64_t n) {
 
 // Rows index .. index + B - 1, counted over all epochs. Past the last the next epoch begins, also inside a batch.
 // `first` is left for the caller, who knows where the step begins: mlm_count(d, start, index - start).
-static inline void mlm_batch_build(MlmBatch* b, const MlmData* d, uint64_t index, int B) {
+// What cannot be read goes to `error`; NULL ends the program then.
+static inline void mlm_batch_read(MlmBatch* b, const MlmData* d, uint64_t index, int B, ReadError* error) {
     b->count = b->rows = b->max_length = b->masked = 0;
     b->squares = b->first = 0;
     b->cu_seqlens[0] = 0;
@@ -449,8 +450,13 @@ static inline void mlm_batch_build(MlmBatch* b, const MlmData* d, uint64_t index
         uint64_t row = mlm_row(d, i), epoch = i / d->rows;
         uint64_t at = row, end = row + 1;
         if (d->order) at = row ? d->row_ends[row - 1] : 0, end = d->row_ends[row];
-        for (; at < end; at++) mlm_batch_add(b, d, epoch, d->order ? d->order[at] : at);
+        for (; at < end; at++) mlm_batch_add(b, d, epoch, d->order ? d->order[at] : at, error);
     }
+}
+
+// The same; what cannot be read ends the program.
+static inline void mlm_batch_build(MlmBatch* b, const MlmData* d, uint64_t index, int B) {
+    mlm_batch_read(b, d, index, B, NULL);
 }
 
 #endif

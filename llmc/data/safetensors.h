@@ -13,6 +13,7 @@
 #include "../base/json.h"
 
 enum { SAFETENSORS_MAX_HEADER = 100000000, SAFETENSORS_MAX_DIMS = 8, SAFETENSORS_CHUNK = 65536 };
+enum { SAFETENSORS_WRITE = 1 << 20, SAFETENSORS_FLUSH = 32 << 20 };  // bytes
 
 typedef struct {
     const char* name;
@@ -284,6 +285,8 @@ typedef struct {
     int error;  // errno of the first failure, 0 so far
     Text metadata, entries;
     uint64_t expected, written;  // bytes of data
+    uint64_t bytes;              // of the whole file up to here
+    uint64_t flushed;            // of these, on their way to the disk
     uint32_t crc;                // of the whole file up to here
     Crc32 table;
 } SafeTensorsWriter;
@@ -325,10 +328,22 @@ static inline void safetensors_writer_add(SafeTensorsWriter* w, const char* name
     w->expected += bytes;
 }
 
+// In pieces: the checksum finds each in the cache, and the disk begins before the fsync at the end, which alone says
+// whether all arrived.
 static inline void safetensors_writer_write(SafeTensorsWriter* w, const void* bytes, size_t n) {
-    if (w->error) return;
-    if (write_all(w->fd, bytes, n) != 0) w->error = errno;
-    else w->crc = crc32_update(&w->table, w->crc, bytes, n);
+    const char* p = (const char*)bytes;
+    for (size_t m; n && !w->error; p += m, n -= m) {
+        m = min_size(n, SAFETENSORS_WRITE);
+        if (write_all(w->fd, p, m) != 0) {
+            w->error = errno;
+            return;
+        }
+        w->crc = crc32_update(&w->table, w->crc, p, m);
+        w->bytes += m;
+        if (w->bytes - w->flushed < SAFETENSORS_FLUSH) continue;
+        sync_file_range(w->fd, (off_t)w->flushed, (off_t)(w->bytes - w->flushed), SYNC_FILE_RANGE_WRITE);
+        w->flushed = w->bytes;
+    }
 }
 
 // Write the header; spaces make its length a multiple of 8, so that the data is aligned.
@@ -354,7 +369,7 @@ static inline int safetensors_writer_append(SafeTensorsWriter* w, const void* by
     return safetensors_writer_result(w);
 }
 
-// Flush to the disk and close; must be called also after an error. w->crc is then that of the file.
+// Flush to the disk and close; must be called also after an error. w->crc and w->bytes are then those of the file.
 static inline int safetensors_writer_finish(SafeTensorsWriter* w) {
     if (!w->error) CHECK(w->written == w->expected);
     if (!w->error && fsync(w->fd) != 0) w->error = errno;

@@ -58,7 +58,7 @@ static inline SentencesHeader sentences_header_from(const int32_t* h) {
 
 // For what was read before, from a file that may have become shorter since.
 static inline void sentences_pread(const Shard* file, void* bytes, size_t n, uint64_t offset) {
-    if (pread_all(file->fd, bytes, n, offset) != 0)
+    if (shard_pread(file, bytes, n, offset) != 0)
         die(FAILED, "%s: cannot be read: %s", file->path, errno ? strerror(errno) : "the file became shorter");
 }
 
@@ -183,15 +183,19 @@ static inline uint32_t sentences_length(const Sentences* s, uint64_t document, u
 
 // n tokens of a document from token `skip` of sentence `first` on.
 static inline void sentences_read(int* out, const Sentences* s, uint64_t document, uint32_t first, uint32_t skip,
-                                  size_t n) {
+                                  size_t n, ReadError* error) {
     const Document* d = &s->document[document];
     uint64_t offset = (uint64_t)s->begin[d->sentence + first] + skip;
-    shards_read(&s->files, (int)d->file, offset, n, out);
+    shards_read(&s->files, (int)d->file, offset, n, out, error);
     for (size_t i = 0; i < n; i++)
-        if ((uint32_t)out[i] >= (uint32_t)s->vocabulary.V)
-            die(USAGE,
-                "%s: token %u at position %llu is outside its vocabulary of %d; the file is damaged, make it again",
-                s->files.shard[d->file].path, (uint32_t)out[i], (unsigned long long)(offset + i), s->vocabulary.V);
+        if ((uint32_t)out[i] >= (uint32_t)s->vocabulary.V) {
+            read_failed(error, USAGE,
+                        "%s: token %u at position %llu is outside its vocabulary of %d; the file is damaged, make it "
+                        "again",
+                        s->files.shard[d->file].path, (uint32_t)out[i], (unsigned long long)(offset + i),
+                        s->vocabulary.V);
+            out[i] = 0;
+        }
 }
 
 // Create or replace one file, flushed to the disk: tokens [h.tokens], begin [h.sentences + 1], first [h.documents + 1],

@@ -5,7 +5,8 @@
  *
  * The count is an int32 in llm.c and [3] is zero there; the high half extends it to files of any size.
  * A data set is a glob of such files, read in the order of their names with pread: no file position, no
- * mapping, so any number of threads may read and a disk error is a message instead of a signal. */
+ * mapping, so any number of threads may read and a disk error is a message instead of a signal. There may be more
+ * files than a process may hold open: those past half of that number are opened for each read. */
 #ifndef LLMC_SHARDS_H
 #define LLMC_SHARDS_H
 
@@ -25,9 +26,15 @@ enum {
     SHARD_FINGERPRINT_BYTES = 65536
 };
 
+// What went wrong first while reading. A thread that reads ahead does not end the program: it hands this on.
+typedef struct {
+    int status;
+    char* message;  // NULL: nothing
+} ReadError;
+
 typedef struct {
     char* path;
-    int fd;
+    int fd;           // -1: opened for each read
     int width;        // bytes of a token: 2 or 4
     uint64_t tokens;  // in this file
 } Shard;
@@ -39,15 +46,43 @@ typedef struct {
     Shard* shard;     // [count] sorted by path
 } Shards;
 
-// Open for reading; a data set of more files than the soft limit on descriptors raises that limit.
-static inline int shard_open_file(const char* path) {
-    int fd = open(path, O_RDONLY | O_CLOEXEC);
+// Keep what went wrong for read_error_end(), unless something did before; with `e` NULL end at once.
+__attribute__((format(printf, 3, 4))) static inline void read_failed(ReadError* e, int status, const char* format,
+                                                                     ...) {
+    va_list args;
+    char* message = NULL;
+    if (e && e->message) return;
+    va_start(args, format);
+    int n = vasprintf(&message, format, args);
+    va_end(args);
+    if (n < 0) die(FAILED, "out of memory while formatting a string");
+    if (!e) die(status, "%s", message);
+    e->status = status;
+    e->message = message;
+}
+
+// End the program as the reader would have, if anything went wrong.
+static inline void read_error_end(const ReadError* e) {
+    if (e->message) die(e->status, "%s", e->message);
+}
+
+// Whether the process can spare this descriptor for good. The limit on them is raised first where it may be.
+static inline int shard_may_stay_open(int fd) {
     struct rlimit limit;
-    if (fd < 0 && errno == EMFILE && getrlimit(RLIMIT_NOFILE, &limit) == 0) {
-        limit.rlim_cur = limit.rlim_max;
-        if (setrlimit(RLIMIT_NOFILE, &limit) == 0) fd = open(path, O_RDONLY | O_CLOEXEC);
-    }
-    return fd;
+    if (getrlimit(RLIMIT_NOFILE, &limit) != 0 || (rlim_t)fd < limit.rlim_cur / 2) return 1;
+    limit.rlim_cur = limit.rlim_max;
+    return setrlimit(RLIMIT_NOFILE, &limit) == 0 && (rlim_t)fd < limit.rlim_max / 2;
+}
+
+// n bytes of a file that was opened before. Returns 0, or -1 with errno (0: the file ends before).
+static inline int shard_pread(const Shard* file, void* bytes, size_t n, uint64_t offset) {
+    if (file->fd >= 0) return pread_all(file->fd, bytes, n, offset);
+    int fd = open(file->path, O_RDONLY | O_CLOEXEC);
+    if (fd < 0) return -1;
+    int result = pread_all(fd, bytes, n, offset), why = errno;
+    close(fd);
+    errno = why;
+    return result;
 }
 
 // Open one file and read its header [SHARD_HEADER_INTS] and its size; `kind` says what it should be. Copies `path`.
@@ -56,7 +91,7 @@ static inline Shard shard_begin(const char* path, int32_t* header, uint64_t* siz
     struct stat st;
     memset(&s, 0, sizeof(s));
     s.path = xprintf("%s", path);
-    s.fd = shard_open_file(path);
+    s.fd = open(path, O_RDONLY | O_CLOEXEC);
     if (s.fd < 0 || fstat(s.fd, &st) != 0)
         die(USAGE, "%s: cannot be opened: %s; check the path and its permissions", path, strerror(errno));
     if (!S_ISREG(st.st_mode))
@@ -120,6 +155,9 @@ static inline void shards_open_with(Shards* s, const char* pattern, Shard (*open
     for (int i = 0; i < s->count; i++) {
         s->shard[i] = open_one(is_name ? pattern : found.gl_pathv[i]);
         s->tokens += s->shard[i].tokens;
+        if (shard_may_stay_open(s->shard[i].fd)) continue;
+        close(s->shard[i].fd);
+        s->shard[i].fd = -1;
     }
     if (!is_name) globfree(&found);
 }
@@ -129,7 +167,7 @@ static inline void shards_open(Shards* s, const char* pattern) { shards_open_wit
 
 static inline void shards_close(Shards* s) {
     for (int i = 0; i < s->count; i++) {
-        close(s->shard[i].fd);
+        if (s->shard[i].fd >= 0) close(s->shard[i].fd);
         free(s->shard[i].path);
     }
     free(s->shard);
@@ -137,16 +175,20 @@ static inline void shards_close(Shards* s) {
     memset(s, 0, sizeof(*s));
 }
 
-// Tokens offset .. offset + n - 1 of one shard into out [n]. An id of 2^31 or more comes out negative.
-static inline void shards_read(const Shards* s, int shard, uint64_t offset, size_t n, int* out) {
+// Tokens offset .. offset + n - 1 of one shard into out [n]. An id of 2^31 or more comes out negative. What cannot be
+// read is an error and zeros, or the end of the program where `error` is NULL; so in the readers built on this.
+static inline void shards_read(const Shards* s, int shard, uint64_t offset, size_t n, int* out, ReadError* error) {
     const Shard* file = &s->shard[shard];
     CHECK(offset <= file->tokens && n <= file->tokens - offset);
     size_t width = (size_t)file->width;
     // Narrow tokens go to the buffer's upper half and are widened from its start: the write never overtakes.
     char* raw = (char*)out + (sizeof(int) - width) * n;
-    if (pread_all(file->fd, raw, n * width, SHARD_HEADER_BYTES + offset * width) != 0)
-        die(FAILED, "%s: cannot be read at token %llu: %s", file->path, (unsigned long long)offset,
-            errno ? strerror(errno) : "the file became shorter while it was in use");
+    if (shard_pread(file, raw, n * width, SHARD_HEADER_BYTES + offset * width) != 0) {
+        read_failed(error, FAILED, "%s: cannot be read at token %llu: %s", file->path, (unsigned long long)offset,
+                    errno ? strerror(errno) : "the file became shorter while it was in use");
+        memset(out, 0, n * sizeof(int));
+        return;
+    }
     if (width == 2) {
         for (size_t i = 0; i < n; i++) {
             uint16_t token;
@@ -170,7 +212,7 @@ static inline uint32_t shards_fingerprint(const Shards* s) {
         size_t n = size < SHARD_FINGERPRINT_BYTES ? (size_t)size : (size_t)SHARD_FINGERPRINT_BYTES;
         crc = crc32_update(&table, crc, identity, sizeof(identity));
         for (int end = 0; end < 2; end++) {
-            if (pread_all(file->fd, bytes, n, end ? size - n : 0) != 0)
+            if (shard_pread(file, bytes, n, end ? size - n : 0) != 0)
                 die(FAILED, "%s: cannot be read: %s", file->path,
                     errno ? strerror(errno) : "the file became shorter while it was in use");
             crc = crc32_update(&table, crc, bytes, n);

@@ -5,6 +5,9 @@
  * and update is rounded stochastically (base/rounding.h), with random bits that depend on a key and the element's place
  * in the flat buffer alone.
  *
+ * A rank may own a shard of the flat buffers, elements [begin, begin + n) with both on 128 elements: the launchers then
+ * take pointers that begin there, and the spans that adam_clip_spans() leaves. n may be 0; tensors may be cut anywhere.
+ *
  * Source: Kingma and Ba, arXiv 1412.6980. */
 #ifndef LLMC_ADAM_H
 #define LLMC_ADAM_H
@@ -23,7 +26,24 @@ typedef struct {
     float decay;  // 1: weight decay applies, 0: it does not
     float trust;  // LAMB: 1: its step is scaled by its norm, 0: it is not
     int blocks;   // LAMB: blocks of the spans before it
+    int tensor;   // LAMB, on a shard: its number among the spans of the whole model
 } ParamSpan;
+
+// The parts of a model's spans that lie in a shard of n elements from `begin` on, with offsets in the shard and the
+// numbers of the spans that they are parts of. Returns how many there are, `count` at most.
+static inline int adam_clip_spans(ParamSpan* clipped, const ParamSpan* spans, int count, size_t begin, size_t n) {
+    int left = 0;
+    for (int s = 0; s < count; s++) {
+        size_t from = spans[s].offset > begin ? spans[s].offset : begin;
+        size_t to = min_size(spans[s].offset + spans[s].size, begin + n);
+        if (from >= to) continue;
+        clipped[left] = spans[s];
+        clipped[left].offset = from - begin;
+        clipped[left].size = to - from;
+        clipped[left++].tensor = s;
+    }
+    return left;
+}
 
 // Of all kinds.
 typedef struct {
@@ -46,13 +66,14 @@ typedef struct {
     int is_finite;  // 0: the step is left out
 } AdamWStep;
 
-// The flat buffers of a model, all of the same layout, and what the norm has left on the device.
+// The flat buffers of a model or a shard of them, all of the same layout, and what the norm has left on the device.
 typedef struct {
     floatX* params;
     real* master;  // the parameters in full precision; NULL: there are none, or floatX is real
     real *m, *v;
     const real* grads;
     const AdamWStep* step;  // [1]
+    size_t first;           // the place of element 0 in the whole flat buffers, a multiple of 4
 } AdamWState;
 
 static inline AdamWCoefficients adamw_coefficients(OptimizerSettings h) {
@@ -140,7 +161,7 @@ template <int STORAGE> __device__ inline void adamw_store(AdamWState a, size_t i
         store128(a.master + i, p);
         narrow = from_floats<floatX, ADAMW_VECTOR>(p.v);
     } else {
-        Philox random = adamw_bits(rounding, i / ADAMW_VECTOR);
+        Philox random = adamw_bits(rounding, (a.first + i) / ADAMW_VECTOR);
 #pragma unroll
         for (int k = 0; k < ADAMW_VECTOR; k++) adamw_round(&narrow.v[k], p.v[k], random.v[k]);
     }
@@ -152,7 +173,7 @@ template <int STORAGE>
 __device__ inline void adamw_store_one(AdamWState a, size_t i, int k, real p, uint64_t rounding) {
     if constexpr (STORAGE == ADAMW_MASTER) a.master[i + k] = p;
     if constexpr (STORAGE == ADAMW_ROUNDED)
-        adamw_round(&a.params[i + k], p, adamw_bits(rounding, i / ADAMW_VECTOR).v[k]);
+        adamw_round(&a.params[i + k], p, adamw_bits(rounding, (a.first + i) / ADAMW_VECTOR).v[k]);
     else a.params[i + k] = from_float<floatX>(p);
 }
 

@@ -96,6 +96,7 @@ typedef struct {
     unsigned* arrivals;       // [DEVICE_ARRIVALS] counters, all 0 between launches (last_to_arrive)
     void* encode_tensor_map;  // the driver's function, looked up when first needed (hopper.cuh)
     int multiprocessors;
+    int reserved;                      // of these, that kernels of another stream may hold (run/collective.h)
     int capability;                    // 90 for sm_90
     struct MatmulPlans* matmul_plans;  // made when first needed; matmul_plans_free() before context_free()
     int autotune;                      // 1: time cuBLASLt's candidates at each first use; 0: take its first choice
@@ -171,6 +172,48 @@ static inline void device_count_memory(Context* ctx, size_t bytes, const char* c
     ctx->memory[i].bytes += bytes;
 }
 
+// "n" of a line "key n" of a file, or of a file that holds one number (`key` NULL); 0 if there is none.
+static inline size_t memory_figure(const char* path, const char* key) {
+    FILE* f = fopen(path, "r");
+    char line[256];
+    unsigned long long n = 0;
+    size_t found = 0;
+    while (f && !found && fgets(line, sizeof line, f)) {
+        if (key && strncmp(line, key, strlen(key)) != 0) continue;
+        if (sscanf(line + (key ? strlen(key) : 0), "%llu", &n) == 1) found = (size_t)n;
+        if (!key) break;
+    }
+    if (f) fclose(f);
+    return found;
+}
+
+// Bytes that a container may still take by its control group's files; SIZE_MAX where it has no limit. Cached files count
+// as used there, but go when memory is needed: they are what the keys of `stat` name.
+static inline size_t memory_of_group(const char* limit_file, const char* used_file, const char* stat,
+                                     const char* inactive, const char* active) {
+    size_t limit = memory_figure(limit_file, NULL), used = memory_figure(used_file, NULL);
+    size_t cached = memory_figure(stat, inactive) + memory_figure(stat, active);
+    used -= min_size(used, cached);
+    return limit == 0 ? SIZE_MAX : limit - min_size(limit, used);
+}
+
+// Bytes that the host can still give: what the kernel calls available, less where the container (cgroup 2 or 1) or a ulimit
+// allows less.
+static inline size_t host_memory_available(void) {
+    size_t available = 1024 * memory_figure("/proc/meminfo", "MemAvailable:");
+    if (!available) available = (size_t)sysconf(_SC_PHYS_PAGES) * (size_t)sysconf(_SC_PAGESIZE);
+    size_t group2 = memory_of_group("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current",
+                                    "/sys/fs/cgroup/memory.stat", "inactive_file ", "active_file ");
+    size_t group1 =
+        memory_of_group("/sys/fs/cgroup/memory/memory.limit_in_bytes", "/sys/fs/cgroup/memory/memory.usage_in_bytes",
+                        "/sys/fs/cgroup/memory/memory.stat", "total_inactive_file ", "total_active_file ");
+    available = min_size(available, min_size(group1, group2));
+    struct rlimit address_space;
+    if (getrlimit(RLIMIT_AS, &address_space) == 0 && address_space.rlim_cur != RLIM_INFINITY)
+        available = min_size(available, (size_t)address_space.rlim_cur);
+    return available;
+}
+
 #ifdef __CUDACC__
 // ---------------------------------------------------------------------------------------------------------
 // GPU
@@ -194,7 +237,22 @@ static inline void cublas_check(cublasStatus_t status, const char* call, const c
         die(FAILED, "%s:%d: %s: %s", file, line, call, cublasLtGetStatusString(status));
 }
 
+// Use this one of the machine's GPUs from now on; to be called before context_init(). A machine without GPUs is left to that.
+static inline void device_choose(int number) {
+    int devices = 0;
+    if (cudaGetDeviceCount(&devices) != cudaSuccess || devices == 0) return;
+    if (number >= devices)
+        die(USAGE, "%d processes want a GPU each on this machine, which has %d; start at most so many", number + 1,
+            devices);
+    cudaCheck(cudaSetDevice(number));
+}
+
 enum { CUBLASLT_WORKSPACE_BYTES = 64 << 20, DEVICE_ARRIVALS = 8192 };
+
+// What context_init() takes.
+static inline size_t device_workspace_bytes(void) {
+    return CUBLASLT_WORKSPACE_BYTES + DEVICE_ARRIVALS * sizeof(unsigned);
+}
 
 static inline void context_init(Context* ctx) {
     memset(ctx, 0, sizeof *ctx);
@@ -206,8 +264,9 @@ static inline void context_init(Context* ctx) {
             (int)(end ? end - name : 0), name);
     }
     struct cudaDeviceProp properties;
-    cudaCheck(cudaSetDevice(0));
-    cudaCheck(cudaGetDeviceProperties(&properties, 0));
+    int device;
+    cudaCheck(cudaGetDevice(&device));
+    cudaCheck(cudaGetDeviceProperties(&properties, device));
     ctx->multiprocessors = properties.multiProcessorCount;
     ctx->capability = 10 * properties.major + properties.minor;
     ctx->gelu_fusion = 2;
@@ -216,6 +275,7 @@ static inline void context_init(Context* ctx) {
     cudaCheck(cudaMalloc(&ctx->cublaslt_workspace, CUBLASLT_WORKSPACE_BYTES));
     cudaCheck(cudaMalloc(&ctx->arrivals, DEVICE_ARRIVALS * sizeof *ctx->arrivals));
     cudaCheck(cudaMemsetAsync(ctx->arrivals, 0, DEVICE_ARRIVALS * sizeof *ctx->arrivals, ctx->stream));
+    device_count_memory(ctx, device_workspace_bytes(), "workspace");
 }
 
 static inline void context_free(Context* ctx) {
@@ -242,13 +302,16 @@ static inline void device_free(void* p, size_t bytes) {
     cudaCheck(cudaFree(p));
 }
 
+// What device_scratch() takes for a request.
+static inline size_t device_scratch_size(size_t bytes) { return round_up(bytes, (size_t)1 << 20); }
+
 // Scratch of at least `bytes` for the running launch; its contents do not survive the launch. Growing waits for the
 // launches before it; that happens in the first step, and where a later batch is the largest so far.
 static inline void* device_scratch(Context* ctx, size_t bytes) {
     if (bytes > ctx->scratch_bytes) {
         cudaCheck(cudaStreamSynchronize(ctx->stream));
         cudaCheck(cudaFree(ctx->scratch));
-        ctx->scratch_bytes = round_up(bytes, (size_t)1 << 20);
+        ctx->scratch_bytes = device_scratch_size(bytes);
         cudaCheck(cudaMalloc(&ctx->scratch, ctx->scratch_bytes));
         // Whole words are read where only some bits count (attention_dropout.cuh): those have a value too.
         cudaCheck(cudaMemsetAsync(ctx->scratch, 0, ctx->scratch_bytes, ctx->stream));
@@ -281,6 +344,8 @@ static inline size_t device_memory_available(void) {
 // ---------------------------------------------------------------------------------------------------------
 // CPU
 
+static inline void device_choose(int number) { (void)number; }
+
 static inline void context_init(Context* ctx) {
     memset(ctx, 0, sizeof *ctx);
     ctx->layer = -1;
@@ -303,13 +368,17 @@ static inline void device_free(void* p, size_t bytes) {
     if (p) munmap(p, round_up(bytes ? bytes : 1, 4096));
 }
 
+// What context_init() takes, and device_scratch() for a request.
+static inline size_t device_workspace_bytes(void) { return 0; }
+static inline size_t device_scratch_size(size_t bytes) { return round_up(bytes, 4096); }
+
 // Scratch of at least `bytes` for the running launch; its contents do not survive the launch.
 static inline void* device_scratch(Context* ctx, size_t bytes) {
     if (bytes > ctx->scratch_bytes) {
         free(ctx->scratch);
-        ctx->scratch = aligned_alloc(4096, round_up(bytes, 4096));
+        ctx->scratch = aligned_alloc(4096, device_scratch_size(bytes));
         if (!ctx->scratch) die(FAILED, "out of memory: %zu bytes of scratch could not be allocated", bytes);
-        ctx->scratch_bytes = round_up(bytes, 4096);
+        ctx->scratch_bytes = device_scratch_size(bytes);
     }
     return ctx->scratch;
 }
@@ -333,47 +402,8 @@ static inline void device_download(Context* ctx, void* host, const void* device,
 
 static inline void device_synchronize(Context* ctx) { (void)ctx; }
 
-// "n" of a line "key n" of a file, or of a file that holds one number (`key` NULL); 0 if there is none.
-static inline size_t memory_figure(const char* path, const char* key) {
-    FILE* f = fopen(path, "r");
-    char line[256];
-    unsigned long long n = 0;
-    size_t found = 0;
-    while (f && !found && fgets(line, sizeof line, f)) {
-        if (key && strncmp(line, key, strlen(key)) != 0) continue;
-        if (sscanf(line + (key ? strlen(key) : 0), "%llu", &n) == 1) found = (size_t)n;
-        if (!key) break;
-    }
-    if (f) fclose(f);
-    return found;
-}
-
-// Bytes that a container may still take by its control group's files; SIZE_MAX where it has no limit. Cached files count
-// as used there, but go when memory is needed: they are what the keys of `stat` name.
-static inline size_t memory_of_group(const char* limit_file, const char* used_file, const char* stat,
-                                     const char* inactive, const char* active) {
-    size_t limit = memory_figure(limit_file, NULL), used = memory_figure(used_file, NULL);
-    size_t cached = memory_figure(stat, inactive) + memory_figure(stat, active);
-    used -= min_size(used, cached);
-    return limit == 0 ? SIZE_MAX : limit - min_size(limit, used);
-}
-
-// Bytes that can still be allocated where the ops run: what the kernel calls available, less where the
-// container (cgroup 2 or 1) or a ulimit allows less.
-static inline size_t device_memory_available(void) {
-    size_t available = 1024 * memory_figure("/proc/meminfo", "MemAvailable:");
-    if (!available) available = (size_t)sysconf(_SC_PHYS_PAGES) * (size_t)sysconf(_SC_PAGESIZE);
-    size_t group2 = memory_of_group("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current",
-                                    "/sys/fs/cgroup/memory.stat", "inactive_file ", "active_file ");
-    size_t group1 =
-        memory_of_group("/sys/fs/cgroup/memory/memory.limit_in_bytes", "/sys/fs/cgroup/memory/memory.usage_in_bytes",
-                        "/sys/fs/cgroup/memory/memory.stat", "total_inactive_file ", "total_active_file ");
-    available = min_size(available, min_size(group1, group2));
-    struct rlimit address_space;
-    if (getrlimit(RLIMIT_AS, &address_space) == 0 && address_space.rlim_cur != RLIM_INFINITY)
-        available = min_size(available, (size_t)address_space.rlim_cur);
-    return available;
-}
+// Bytes that can still be allocated where the ops run.
+static inline size_t device_memory_available(void) { return host_memory_available(); }
 #endif
 
 #endif

@@ -9,7 +9,9 @@
  *   update     params (and master), m, v [flat buffer] in place, from grads [same layout] and step [1]: what is the same
  *              for all elements, as adamw_step() works it out where the ops run, once the norm is known (global_norm.h)
  *
- * spans      the pieces of the flat buffer that are parameters; what lies between them is not touched.
+ * spans      the pieces of the flat buffer that are parameters; what lies between them is not touched. A shard gives its
+ *            own (device/adam.h), and its elements get the same bits as in the whole: on the GPU no FMA is left to the
+ *            compiler, which might choose otherwise in another copy of a loop.
  * dtypes     params floatX; master, m, v, grads and step real; the step is worked out in double.
  * numerics   elementwise in real, one pass, bound by memory. Where floatX is narrower than real, the master copy is
  *            updated and params is its rounding to nearest; without a master, params itself is the sum, rounded
@@ -57,9 +59,9 @@ static inline void adamw_update_ref(real* params, real* m, real* v, const real* 
 __device__ inline void adamw_element(real* p, real* m, real* v, real gradient, real shrink, const AdamWStep* step,
                                      const AdamWCoefficients* c) {
     real g = step->gradient * gradient;
-    *m = c->beta1 * *m + c->beta1_rest * g;
-    *v = c->beta2 * *v + c->beta2_rest * (g * g);
-    *p = *p * shrink - step->step_size * *m / (step->root_scale * sqrtf(*v) + c->eps);
+    *m = fmaf(c->beta1, *m, c->beta1_rest * g);
+    *v = fmaf(c->beta2_rest, g * g, c->beta2 * *v);
+    *p = __fmul_rn(*p, shrink) - step->step_size * *m / fmaf(step->root_scale, sqrtf(*v), c->eps);
 }
 
 // The last span that begins at or before element i, or the first span.
@@ -90,7 +92,7 @@ __global__ void __launch_bounds__(ADAMW_THREADS, STORAGE == ADAMW_ROUNDED ? 4 : 
     int s = adamw_span_at(spans, count, first);
     ParamSpan span = spans[s];
     if (span.offset <= first && first + BLOCK <= span.offset + span.size) {
-        real shrink = 1 - decay_rate * span.decay;
+        real shrink = fmaf(-decay_rate, span.decay, 1);
 #pragma unroll
         for (int k = 0; k < ADAMW_VECTOR; k++) adamw_element(&p.v[k], &m.v[k], &v.v[k], g.v[k], shrink, &step, &c);
         store128(a.m + i, m);
@@ -103,7 +105,7 @@ __global__ void __launch_bounds__(ADAMW_THREADS, STORAGE == ADAMW_ROUNDED ? 4 : 
         while (s + 1 < count && spans[s + 1].offset <= i + k) s++;
         span = spans[s];
         if (i + k < span.offset || i + k >= span.offset + span.size) continue;
-        adamw_element(&p.v[k], &m.v[k], &v.v[k], g.v[k], 1 - decay_rate * span.decay, &step, &c);
+        adamw_element(&p.v[k], &m.v[k], &v.v[k], g.v[k], fmaf(-decay_rate, span.decay, 1), &step, &c);
         a.m[i + k] = m.v[k];
         a.v[i + k] = v.v[k];
         adamw_store_one<STORAGE>(a, i, k, p.v[k], rounding);
@@ -117,10 +119,12 @@ static inline void adamw_launch(AdamWState a, size_t elements, const ParamSpan* 
         a, elements, spans, count, adamw_coefficients(h), (real)(h.lr * h.weight_decay), h.rounding);
 }
 
-// `spans` lie where the ops run, in order, without overlaps; `elements` are those of the flat buffers.
+// `spans` lie where the ops run, in order, without overlaps; `elements` are those of the flat buffers or the shard. With
+// no spans nothing is done.
 static inline void adamw_update(AdamWState a, size_t elements, const ParamSpan* spans, int count, OptimizerSettings h,
                                 Context* ctx) {
-    CHECK(count > 0 && elements % ADAMW_VECTOR == 0 && (ADAMW_NARROW || !a.master));
+    CHECK(elements % ADAMW_VECTOR == 0 && a.first % ADAMW_VECTOR == 0 && (ADAMW_NARROW || !a.master));
+    if (!count) return;
     Scope scope = scope_open(ctx, "adamw_update", ADAMW_UPDATE_FLOPS(elements),
                              ADAMW_UPDATE_BYTES(elements, a.master != NULL), "n=%zu", elements);
     if constexpr (!ADAMW_NARROW) adamw_launch<ADAMW_EXACT>(a, elements, spans, count, h, ctx);
@@ -153,10 +157,11 @@ static inline void adamw_block(real* params, real* m, real* v, const real* grads
     }
 }
 
-// `spans` lie where the ops run; `elements` are those of the flat buffers.
+// `spans` lie where the ops run; `elements` are those of the flat buffers or the shard. With no spans nothing is done.
 static inline void adamw_update(AdamWState a, size_t elements, const ParamSpan* spans, int count, OptimizerSettings h,
                                 Context* ctx) {
     CHECK(!a.master);
+    if (!count) return;
     size_t blocks = 0;
     for (int s = 0; s < count; s++) {
         CHECK(spans[s].offset + spans[s].size <= elements);

@@ -97,7 +97,7 @@ static inline void attention_forward_ref(real* out, real* lse, const real* qkv, 
                 lse[(size_t)h * N + row + (size_t)q] =
                     (real)attention_probabilities_ref(p, qkv + row * 3 * C, q, visible, h, shape);
                 for (int k = 0; k < visible; k++)
-                    p[k] *= attention_keep_ref(shape.dropout, (uint32_t)(s->first + b), h, q, k);
+                    p[k] *= attention_keep_ref(shape.dropout, sequences_number(s, b), h, q, k);
                 for (size_t i = 0; i < HS; i++) {
                     double sum = 0;
                     for (int k = 0; k < visible; k++)
@@ -131,7 +131,7 @@ static inline void attention_backward_ref(real* dqkv, const real* dout, const re
                 attention_probabilities_ref(p, qkv + row * 3 * C, q, visible, h, shape);
                 for (int k = 0; k < visible; k++) {
                     size_t at_v = base + (size_t)k * 3 * C + 2 * C;
-                    double keep = attention_keep_ref(shape.dropout, (uint32_t)(s->first + b), h, q, k), dot = 0;
+                    double keep = attention_keep_ref(shape.dropout, sequences_number(s, b), h, q, k), dot = 0;
                     for (size_t i = 0; i < HS; i++) {
                         dot += (double)g[i] * (double)qkv[at_v + i];
                         sums[at_v + i] += p[k] * keep * (double)g[i];
@@ -433,7 +433,7 @@ static inline void attention_forward_item(floatX* out, real* lse, const floatX* 
             real max = attention_exponentials(p, n, (int)a.width, &sums[i]);
             lse[(size_t)head * (size_t)s->rows + row + (size_t)(q0 + i)] = (real)((double)max + log((double)sums[i]));
             if (!shape.dropout.threshold) continue;
-            attention_draw(b.keep, shape.dropout, (uint32_t)(s->first + sequence), head, q0 + i, n);
+            attention_draw(b.keep, shape.dropout, sequences_number(s, sequence), head, q0 + i, n);
             for (int k = 0; k < n; k++) p[k] *= b.keep[k];
         }
         attention_mix(b.o, b.s, b.v_columns, (size_t)T, limit, &a);
@@ -488,7 +488,7 @@ static inline void attention_backward_item(floatX* dqkv, const floatX* dout, con
             double delta = 0;
             for (int l = 0; l < HS; l++) delta += (double)b.g[i * HS + l] * (double)o[l];
             if (shape.dropout.threshold)
-                attention_draw(b.keep, shape.dropout, (uint32_t)(s->first + sequence), head, q0 + i, n);
+                attention_draw(b.keep, shape.dropout, sequences_number(s, sequence), head, q0 + i, n);
             attention_backward_row(b.s + (size_t)i * a.width, b.ds + (size_t)i * a.width, b.keep,
                                    lse[(size_t)head * (size_t)s->rows + row + (size_t)(q0 + i)], (real)delta, n,
                                    (int)a.width);

@@ -24,7 +24,8 @@ typedef struct {
     uint32_t* bits;
     const int *cu_seqlens, *sequence, *position;
     int N, NH, count, longest;  // longest: of the sequences
-    uint32_t first;             // the first sequence's number in the whole step
+    uint32_t first;             // with the next: a sequence's number in the whole step, as sequences_number() counts it
+    int is_numbered_by_row;
     Mask mask;
     Dropout dropout;
 } AttentionDraw;
@@ -43,21 +44,26 @@ static inline size_t draw_bytes(int N, int longest, int NH) {
     return round_up(rows * (DRAW_COLUMNS / 8), 256);
 }
 
+__device__ inline uint32_t draw_number(const AttentionDraw& z, int sequence, int start) {
+    return z.first + (uint32_t)(z.is_numbered_by_row ? start : sequence);
+}
+
 // Rows are queries. Grid: (rows, blocks of columns, heads), a thread for each uint4.
 __global__ void __launch_bounds__(DRAW_THREADS)
     attention_draw_by_query_kernel(const __grid_constant__ AttentionDraw z) {
     int row = DRAW_THREADS * blockIdx.x + threadIdx.x, column = DRAW_COLUMNS * blockIdx.y, head = blockIdx.z;
     if (row >= z.N) return;
-    int sequence = z.sequence[row], query = z.position[row];
-    int visible = attention_visible(z.mask, query, z.cu_seqlens[sequence + 1] - z.cu_seqlens[sequence]);
+    int sequence = z.sequence[row], query = z.position[row], start = z.cu_seqlens[sequence];
+    int visible = attention_visible(z.mask, query, z.cu_seqlens[sequence + 1] - start);
     if (column >= visible) return;
+    uint32_t number = draw_number(z, sequence, start);
     uint32_t threshold = dropout_threshold_attention(z.dropout), words[DRAW_COLUMNS / 32] = {};
 #pragma unroll
     for (int w = 0; w < DRAW_COLUMNS / 32; w++) {
         if (column + 32 * w >= visible) break;
 #pragma unroll
         for (int group = 0; group < 4; group++) {
-            Philox r = dropout_bits_attention(z.dropout, z.first + sequence, head, query, column / 8 + 4 * w + group);
+            Philox r = dropout_bits_attention(z.dropout, number, head, query, column / 8 + 4 * w + group);
 #pragma unroll
             for (int i = 0; i < 8; i++)
                 if (dropout_keeps_attention(r, i, threshold)) words[w] |= 1u << (8 * group + i);
@@ -80,10 +86,11 @@ __device__ inline void draw_by_key_thread(const AttentionDraw& z, int thread) {
     int start = z.cu_seqlens[sequence], T = z.cu_seqlens[sequence + 1] - start, key = 8 * group,
         query = column + 32 * w;
     if (key >= T || query >= T || (z.mask == CAUSAL && query + 31 < key)) return;
+    uint32_t number = draw_number(z, sequence, start);
     uint32_t threshold = dropout_threshold_attention(z.dropout), words[8] = {};
 #pragma unroll 4
     for (int q = 0; q < 32; q++) {
-        Philox r = dropout_bits_attention(z.dropout, z.first + sequence, head, query + q, group);
+        Philox r = dropout_bits_attention(z.dropout, number, head, query + q, group);
         uint32_t bit = 1u << q;
 #pragma unroll
         for (int i = 0; i < 8; i++)
@@ -104,8 +111,8 @@ __global__ void __launch_bounds__(DRAW_THREADS) attention_draw_by_key_kernel(con
 // Launches
 
 static inline AttentionDraw draw_arguments(uint32_t* bits, const Sequences* s, AttentionShape shape) {
-    AttentionDraw z = {bits,     s->cu_seqlens, s->sequence,        s->position, s->rows,      shape.NH,
-                       s->count, s->max_length, (uint32_t)s->first, shape.mask,  shape.dropout};
+    AttentionDraw z = {bits,     s->cu_seqlens, s->sequence,        s->position,           s->rows,    shape.NH,
+                       s->count, s->max_length, (uint32_t)s->first, s->is_numbered_by_row, shape.mask, shape.dropout};
     CHECK(!shape.dropout.threshold || draw_by_key_threads(&z) < 1 << 30);
     return z;
 }

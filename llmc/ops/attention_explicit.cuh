@@ -165,7 +165,7 @@ static inline ExplicitSequence explicit_sequence(const Sequences* s, int index, 
     z.N = s->rows;
     z.NH = shape.NH;
     z.HS = shape.HS;
-    z.sequence = (uint32_t)(s->first + index);
+    z.sequence = sequences_number(s, index);
     z.factor = (float)(1 / sqrt((double)shape.HS));
     z.mask = shape.mask;
     z.dropout = shape.dropout;

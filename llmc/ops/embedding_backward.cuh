@@ -286,6 +286,56 @@ static inline EmbeddingList embedding_position_list(real* table, Mode mode, cons
     return list;
 }
 
+// Where the parts of a launch's scratch end, in elements or bytes.
+typedef struct {
+    unsigned blocks, slices;
+    size_t ends, chunk_sums, group_sums, counters;  // elements
+    size_t words_bytes, types_bytes, bytes;         // of sorting; of all
+} EmbeddingScratch;
+
+// For so many chunks of positions, of words and of sorted types (0: none), and `groups` of chunks of positions that sum
+// `summed` types.
+static inline EmbeddingScratch embedding_scratch(int positions, int words, int sorted_types, int groups, int summed,
+                                                 int N, EmbeddingSizes sizes) {
+    EmbeddingScratch z;
+    size_t C = (size_t)sizes.C, width = rows_are_vectors<floatX>(sizes.C) ? Vector<floatX>::SIZE : 1;
+    z.slices = blocks_for(C, WARP * width);
+    z.blocks = (unsigned)(positions + words + sorted_types);
+    z.ends = 2 * (size_t)z.blocks * C;
+    z.chunk_sums = (size_t)positions * (size_t)summed * C;
+    z.group_sums = (size_t)groups * (size_t)summed * C;
+    z.counters = (size_t)z.slices * (z.blocks + (size_t)groups + 1);
+    z.words_bytes = embedding_sort_bytes(sizes.V, N);
+    z.types_bytes = sorted_types ? embedding_sort_bytes(sizes.types, N) : 0;
+    z.bytes = (z.ends + z.chunk_sums + z.group_sums) * sizeof(real) + z.counters * sizeof(unsigned) + z.words_bytes +
+              z.types_bytes;
+    return z;
+}
+
+// Chunks of a list of n entries or fewer: the shortest make as many as n / EMBEDDING_SHORTEST, up to an eighth more than
+// EMBEDDING_CHUNKS, since their length is a whole number; the longest EMBEDDING_CHUNK long.
+static inline int embedding_chunks_most(size_t n) {
+    int longest = (int)blocks_for(n, EMBEDDING_CHUNK), shortest = (int)blocks_for(n, EMBEDDING_SHORTEST);
+    return min_int(shortest, max_int(EMBEDDING_CHUNKS + EMBEDDING_CHUNKS / EMBEDDING_SHORTEST, longest));
+}
+
+// Both steps of the sum of types are about as long.
+static inline int embedding_group(int chunks) {
+    int group = 0;
+    while (group * group < chunks) group++;
+    return group;
+}
+
+// Scratch that any launch takes at most, for N rows in so many sequences of T rows at most.
+static inline size_t embedding_scratch_bytes(int N, int sequences, int T, EmbeddingSizes sizes) {
+    int sorted = sizes.types > EMBEDDING_TYPES, words = embedding_chunks_most((size_t)N);
+    int positions = embedding_chunks_most((size_t)sequences * (size_t)T);
+    if (sequences > 1) positions *= 2;  // chunks of whole positions are at least half as long
+    return embedding_scratch(positions, words, sorted ? words : 0, embedding_group(positions), sorted ? 0 : sizes.types,
+                             N, sizes)
+        .bytes;
+}
+
 static inline void embedding_zero(real* table, int rows, int C, Context* ctx) {
     cudaCheck(cudaMemsetAsync(table, 0, (size_t)rows * (size_t)C * sizeof *table, ctx->stream));
 }
@@ -295,33 +345,28 @@ static void embedding_backward_launch(EmbeddingGradients d, const floatX* dx, co
                                       const Sequences* s, EmbeddingSizes sizes, DropoutRows dropout, Mode mode,
                                       Context* ctx) {
     int N = s->rows, C = sizes.C, sort_types = d.type && sizes.types > EMBEDDING_TYPES;
-    unsigned slices = blocks_for((size_t)C, WARP * WIDTH);
     EmbeddingList words = embedding_list(d.word, ADD, N);
     EmbeddingList positions = embedding_position_list(d.position, mode, s, sizes.T);
     EmbeddingList sorted_types = embedding_list(d.type, ADD, N);
     EmbeddingTypes summed = {d.type, types, mode, d.type && !sort_types ? sizes.types : 0};
     words.skipped = sizes.padding;
     if (!sort_types) sorted_types.chunks = 0;
-    while (summed.group * summed.group < positions.chunks) summed.group++;  // both steps of the sum about as long
+    summed.group = embedding_group(positions.chunks);
     summed.groups = (int)blocks_for((size_t)positions.chunks, (size_t)summed.group);
 
-    unsigned blocks = (unsigned)(positions.chunks + words.chunks + sorted_types.chunks);
-    size_t ends = 2 * (size_t)blocks * (size_t)C, counters = (size_t)slices * (blocks + (size_t)summed.groups + 1);
-    size_t sums = (size_t)summed.count * (size_t)C, chunk_sums = (size_t)positions.chunks * sums;
-    size_t words_bytes = embedding_sort_bytes(sizes.V, N);
-    size_t types_bytes = sort_types ? embedding_sort_bytes(sizes.types, N) : 0;
-    real* memory = (real*)device_scratch(ctx, (ends + chunk_sums + (size_t)summed.groups * sums) * sizeof(real) +
-                                                  counters * sizeof(unsigned) + words_bytes + types_bytes);
-    summed.sums = memory + ends;
-    summed.group_sums = summed.sums + chunk_sums;
-    SortCounters arrivals = {(unsigned*)(summed.group_sums + (size_t)summed.groups * sums), counters};
-    summed.arrivals = arrivals.p + (size_t)slices * blocks;
-    char* sort_memory = (char*)(arrivals.p + counters);
+    EmbeddingScratch z =
+        embedding_scratch(positions.chunks, words.chunks, sorted_types.chunks, summed.groups, summed.count, N, sizes);
+    real* memory = (real*)device_scratch(ctx, z.bytes);
+    summed.sums = memory + z.ends;
+    summed.group_sums = summed.sums + z.chunk_sums;
+    SortCounters arrivals = {(unsigned*)(summed.group_sums + z.group_sums), z.counters};
+    summed.arrivals = arrivals.p + (size_t)z.slices * z.blocks;
+    char* sort_memory = (char*)(arrivals.p + z.counters);
     words.sorted = embedding_sort(sort_memory, arrivals, tokens, sizes.V, N, ctx);
     if (sort_types)
-        sorted_types.sorted = embedding_sort(sort_memory + words_bytes, arrivals, types, sizes.types, N, ctx);
+        sorted_types.sorted = embedding_sort(sort_memory + z.words_bytes, arrivals, types, sizes.types, N, ctx);
 
-    dim3 grid(blocks, slices);
+    dim3 grid(z.blocks, z.slices);
     size_t shared = (size_t)summed.count * WARP * WIDTH * sizeof(float);
     embedding_backward_kernel<WIDTH, DROPPED><<<grid, WARP, shared, ctx->stream>>>(
         positions, words, sorted_types, summed, memory, arrivals.p, dx, C, dropout);

@@ -2,10 +2,13 @@
  *
  *   forward    norm [1] from g [n]; then after_norm() (device/adam.h), in the same launch: the loss scale moves, norm is
  *              divided by the scale that g carries, and the numbers that all elements of the update share become known
+ *   squares    sum [1] = sum over i of g[i]^2, of one rank's shard of the gradient; the ranks' sums are then added
+ *   finish     norm [1] = sqrt(sum), and after_norm()
  *
- * dtypes     g and norm real.
+ * dtypes     g and norm real, sum double.
  * numerics   squares and sums in double, in blocks of GLOBAL_NORM_BLOCK elements, in an order that depends on n alone,
- *            so threads cannot change a bit. NaN or infinity in g makes the norm NaN or infinite. */
+ *            so threads cannot change a bit. How g is cut into shards changes the norm by no more than the rounding of
+ *            these sums. NaN or infinity in g makes the norm NaN or infinite. */
 #ifndef LLMC_GLOBAL_NORM_H
 #define LLMC_GLOBAL_NORM_H
 
@@ -28,6 +31,12 @@ static inline void global_norm_forward_ref(real* norm, const real* g, size_t n, 
     after_norm(after, norm);
 }
 
+// By one thread where the ops run.
+HOST_DEVICE static inline void global_norm_from(real* norm, double sum, AfterNorm after) {
+    *norm = (real)sqrt(sum);
+    after_norm(after, norm);
+}
+
 #ifdef __CUDACC__
 // ---------------------------------------------------------------------------------------------------------
 // GPU: one sum for each GLOBAL_NORM_BLOCK elements, then the last block to arrive adds those. Which thread adds what
@@ -35,10 +44,9 @@ static inline void global_norm_forward_ref(real* norm, const real* g, size_t n, 
 
 enum { GLOBAL_NORM_THREADS = 512 };
 
-// Block: GLOBAL_NORM_BLOCK elements; its threads take four neighbours at a time.
-static __global__ void __launch_bounds__(GLOBAL_NORM_THREADS)
-    global_norm_forward_kernel(real* norm, double* partial, unsigned* arrivals, const real* g, size_t n,
-                               AfterNorm after) {
+// Block: GLOBAL_NORM_BLOCK elements; its threads take four neighbours at a time. True in one thread of the grid, the
+// last: it has the sum.
+__device__ inline bool global_norm_sum(double* total, double* partial, unsigned* arrivals, const real* g, size_t n) {
     const int VECTORS = GLOBAL_NORM_BLOCK / (4 * GLOBAL_NORM_THREADS);
     size_t start = (size_t)blockIdx.x * GLOBAL_NORM_BLOCK;
     double sum = 0;
@@ -56,24 +64,60 @@ static __global__ void __launch_bounds__(GLOBAL_NORM_THREADS)
     }
     sum = block_sum(sum);
     if (threadIdx.x == 0) partial[blockIdx.x] = sum;
-    if (!last_to_arrive(arrivals, gridDim.x)) return;
+    if (!last_to_arrive(arrivals, gridDim.x)) return false;
 
     sum = 0;
 #pragma unroll 8
     for (unsigned i = threadIdx.x; i < gridDim.x; i += GLOBAL_NORM_THREADS) sum += partial[i];
-    sum = block_sum(sum);
-    if (threadIdx.x > 0) return;
-    *norm = (real)sqrt(sum);
-    after_norm(after, norm);
+    *total = block_sum(sum);
+    return threadIdx.x == 0;
 }
+
+static __global__ void __launch_bounds__(GLOBAL_NORM_THREADS)
+    global_norm_forward_kernel(real* norm, double* partial, unsigned* arrivals, const real* g, size_t n,
+                               AfterNorm after) {
+    double sum;
+    if (global_norm_sum(&sum, partial, arrivals, g, n)) global_norm_from(norm, sum, after);
+}
+
+static __global__ void __launch_bounds__(GLOBAL_NORM_THREADS)
+    global_norm_squares_kernel(double* sum, double* partial, unsigned* arrivals, const real* g, size_t n) {
+    double total;
+    if (global_norm_sum(&total, partial, arrivals, g, n)) *sum = total;
+}
+
+static __global__ void global_norm_finish_kernel(real* norm, const double* sum, AfterNorm after) {
+    global_norm_from(norm, *sum, after);
+}
+
+static inline unsigned global_norm_blocks(size_t n) { return n ? blocks_for(n, GLOBAL_NORM_BLOCK) : 1; }
 
 static inline void global_norm_forward(real* norm, const real* g, size_t n, AfterNorm after, Context* ctx) {
     Scope scope =
         scope_open(ctx, "global_norm_forward", GLOBAL_NORM_FORWARD_FLOPS(n), GLOBAL_NORM_FORWARD_BYTES(n), "n=%zu", n);
-    unsigned blocks = n ? blocks_for(n, GLOBAL_NORM_BLOCK) : 1;
+    unsigned blocks = global_norm_blocks(n);
     double* partial = (double*)device_scratch(ctx, blocks * sizeof(double));
     global_norm_forward_kernel<<<blocks, GLOBAL_NORM_THREADS, 0, ctx->stream>>>(norm, partial, ctx->arrivals, g, n,
                                                                                 after);
+    cudaCheck(cudaGetLastError());
+    scope_close(&scope);
+}
+
+// sum lies where the ops run; g is a shard of n elements, which may be 0.
+static inline void global_norm_squares(double* sum, const real* g, size_t n, Context* ctx) {
+    Scope scope =
+        scope_open(ctx, "global_norm_squares", GLOBAL_NORM_FORWARD_FLOPS(n), GLOBAL_NORM_FORWARD_BYTES(n), "n=%zu", n);
+    unsigned blocks = global_norm_blocks(n);
+    double* partial = (double*)device_scratch(ctx, blocks * sizeof(double));
+    global_norm_squares_kernel<<<blocks, GLOBAL_NORM_THREADS, 0, ctx->stream>>>(sum, partial, ctx->arrivals, g, n);
+    cudaCheck(cudaGetLastError());
+    scope_close(&scope);
+}
+
+// sum: of the squares of all shards. Every rank that has the same sum comes to the same numbers.
+static inline void global_norm_finish(real* norm, const double* sum, AfterNorm after, Context* ctx) {
+    Scope scope = scope_open(ctx, "global_norm_finish", 0, sizeof(double) + sizeof(real), "n=1");
+    global_norm_finish_kernel<<<1, 1, 0, ctx->stream>>>(norm, sum, after);
     cudaCheck(cudaGetLastError());
     scope_close(&scope);
 }
@@ -95,9 +139,7 @@ static inline double global_norm_block(const real* g, size_t n) {
     return sum;
 }
 
-static inline void global_norm_forward(real* norm, const real* g, size_t n, AfterNorm after, Context* ctx) {
-    Scope scope =
-        scope_open(ctx, "global_norm_forward", GLOBAL_NORM_FORWARD_FLOPS(n), GLOBAL_NORM_FORWARD_BYTES(n), "n=%zu", n);
+static inline double global_norm_sum(const real* g, size_t n, Context* ctx) {
     size_t blocks = (n + GLOBAL_NORM_BLOCK - 1) / GLOBAL_NORM_BLOCK;
     double* partial = (double*)device_scratch(ctx, blocks * sizeof(double));
     double sum = 0;
@@ -107,8 +149,28 @@ static inline void global_norm_forward(real* norm, const real* g, size_t n, Afte
         partial[b] = global_norm_block(g + start, min_size(GLOBAL_NORM_BLOCK, n - start));
     }
     for (size_t b = 0; b < blocks; b++) sum += partial[b];
-    *norm = (real)sqrt(sum);
-    after_norm(after, norm);
+    return sum;
+}
+
+static inline void global_norm_forward(real* norm, const real* g, size_t n, AfterNorm after, Context* ctx) {
+    Scope scope =
+        scope_open(ctx, "global_norm_forward", GLOBAL_NORM_FORWARD_FLOPS(n), GLOBAL_NORM_FORWARD_BYTES(n), "n=%zu", n);
+    global_norm_from(norm, global_norm_sum(g, n, ctx), after);
+    scope_close(&scope);
+}
+
+// sum lies where the ops run; g is a shard of n elements, which may be 0.
+static inline void global_norm_squares(double* sum, const real* g, size_t n, Context* ctx) {
+    Scope scope =
+        scope_open(ctx, "global_norm_squares", GLOBAL_NORM_FORWARD_FLOPS(n), GLOBAL_NORM_FORWARD_BYTES(n), "n=%zu", n);
+    *sum = global_norm_sum(g, n, ctx);
+    scope_close(&scope);
+}
+
+// sum: of the squares of all shards. Every rank that has the same sum comes to the same numbers.
+static inline void global_norm_finish(real* norm, const double* sum, AfterNorm after, Context* ctx) {
+    Scope scope = scope_open(ctx, "global_norm_finish", 0, sizeof(double) + sizeof(real), "n=1");
+    global_norm_from(norm, *sum, after);
     scope_close(&scope);
 }
 

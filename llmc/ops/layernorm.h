@@ -249,6 +249,16 @@ static inline void layernorm_add_blocks(real* out, const real* partial, size_t b
     }
 }
 
+// Scratch of a backward launch with so many sums [C] a block of rows: 3 at most.
+static inline size_t layernorm_sums_bytes(int N, int C, int sums) {
+    return ((size_t)N + LAYERNORM_BLOCK - 1) / LAYERNORM_BLOCK * (size_t)sums * (size_t)C * sizeof(real);
+}
+
+// Scratch that any launch takes at most, for N rows at most.
+static inline size_t layernorm_scratch_bytes(int N, int C, const Context* ctx) {
+    return (void)ctx, layernorm_sums_bytes(N, C, 3);
+}
+
 static inline void layernorm_backward_any(LayernormGradients to, const floatX* dy, const floatX* x, Moments stats,
                                           const floatX* w, Rows size, Mode dx_mode, Mode d_mode, Context* ctx) {
     CHECK(size.N > 0 && size.C > 0);
@@ -256,7 +266,8 @@ static inline void layernorm_backward_any(LayernormGradients to, const floatX* d
     int dropped = r.dropout.threshold != 0, branched = dropped || r.dbias;
     size_t N = (size_t)size.N, C = (size_t)size.C, blocks = (N + LAYERNORM_BLOCK - 1) / LAYERNORM_BLOCK;
     size_t stride = (branched ? 3 : 2) * C;
-    real* partial = (real*)device_scratch(ctx, blocks * stride * sizeof(real));  // dw, db, dbias of each block of rows
+    real* partial =
+        (real*)device_scratch(ctx, layernorm_sums_bytes(size.N, size.C, branched ? 3 : 2));  // dw, db, dbias
 #pragma omp parallel for schedule(static)
     for (size_t b = 0; b < blocks; b++) {
         real* dw = partial + stride * b;

@@ -403,6 +403,24 @@ __global__ void __launch_bounds__(layernorm_backward_threads(TEAM), layernorm_ba
     layernorm_sum_blocks<THREADS>(a, SUMS * a.C, shared_sums);
 }
 
+// Scratch that any launch takes at most, for N rows at most: with the teams of layernorm_backward_choose(), below, and as
+// many blocks as their registers were bounded for.
+static inline size_t layernorm_scratch_bytes(int N, int C, const Context* ctx) {
+    int E = 8, team = WARP;
+    if (C > 8 * WARP && !rows_are_vectors<floatX>(C)) team = 1024;
+    else if (C > 16 * 256) E = 32, team = 512;
+    else if (C > 8 * 256) E = 16, team = 256;
+    else if (C > 32 * WARP) team = 256;
+    else if (C > 24 * WARP) E = 32;
+    else if (C > 8 * WARP) E = 24;
+    int residents = max_int(layernorm_backward_residents(E, team, LAYERNORM_BACKWARD_RESIDUAL),
+                            layernorm_backward_residents(E, team, LAYERNORM_BACKWARD_RESIDUAL_DROPOUT));
+    size_t rows = (size_t)(layernorm_backward_threads(team) / team);
+    // All blocks must be there at once, also beside another stream's kernels: else this one waits for their end.
+    int blocks = min_int((ctx->multiprocessors - ctx->reserved) * residents, (int)blocks_for((size_t)N, rows));
+    return (size_t)blocks * layernorm_sums(LAYERNORM_BACKWARD_RESIDUAL) * (size_t)C * sizeof(float);
+}
+
 template <int W, int E, int TEAM, LayernormExtra EXTRA>
 static inline void layernorm_backward_start(LayernormBackward a, Mode dx_mode, Context* ctx) {
     constexpr int threads = layernorm_backward_threads(TEAM), teams = threads / TEAM;
@@ -415,7 +433,8 @@ static inline void layernorm_backward_start(LayernormBackward a, Mode dx_mode, C
     int residents;
     cudaCheck(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&residents, kernel, threads, shared));
     residents = min_int(residents, layernorm_backward_residents(E, TEAM, EXTRA));
-    int blocks = min_int(ctx->multiprocessors * residents, (int)blocks_for((size_t)a.N, teams));
+    // All blocks must be there at once, also beside another stream's kernels: else this one waits for their end.
+    int blocks = min_int((ctx->multiprocessors - ctx->reserved) * residents, (int)blocks_for((size_t)a.N, teams));
     a.partial = (float*)device_scratch(ctx, (size_t)blocks * layernorm_sums(EXTRA) * (size_t)a.C * sizeof(float));
     void* arguments[] = {&a};
     cudaCheck(cudaLaunchCooperativeKernel((const void*)kernel, dim3((unsigned)blocks), dim3(threads), arguments, shared,

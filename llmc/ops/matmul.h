@@ -196,6 +196,11 @@ typedef struct {
 
 #ifdef USE_BLAS
 
+// CBLAS has memory of its own.
+static inline size_t product_scratch_bytes(int N, int K, int block_rows, int block_cols, int tasks_share_b) {
+    return (void)N, (void)K, (void)block_rows, (void)block_cols, (void)tasks_share_b, 0;
+}
+
 static inline void product_run(const Product* p, Context* ctx) {
     (void)ctx;
     int swapped = p->c_col != 1 || p->bias;  // CBLAS wants rows of C: where c_row is 1, C^T = B^T A^T has them
@@ -364,12 +369,25 @@ static inline void product_task(const Product* p, const real* packed_b, real* ow
     }
 }
 
+// In elements: all of B in panels, where the tasks share it; a thread's own panel, strips and tiles.
+static inline size_t product_packed_size(int N, int K, int tasks_share_b) {
+    return tasks_share_b ? round_up(round_up((size_t)N, TILE_COLS) * (size_t)K, 1024) : 0;
+}
+
+static inline size_t product_own_size(int block_rows, int block_cols) {
+    return round_up((TILE_COLS + (size_t)block_rows) * K_BLOCK + (size_t)block_rows * (size_t)block_cols, 1024);
+}
+
+static inline size_t product_scratch_bytes(int N, int K, int block_rows, int block_cols, int tasks_share_b) {
+    size_t own = (size_t)device_threads() * product_own_size(block_rows, block_cols);
+    return (product_packed_size(N, K, tasks_share_b) + own) * sizeof(real);
+}
+
 static inline void product_run(const Product* p, Context* ctx) {
     int m_tasks = (p->M + p->block_rows - 1) / p->block_rows, n_tasks = (p->N + p->block_cols - 1) / p->block_cols;
     int panels = (p->N + TILE_COLS - 1) / TILE_COLS, k_blocks = (p->K + K_BLOCK - 1) / K_BLOCK;
-    size_t packed_size = p->tasks_share_b ? round_up((size_t)panels * TILE_COLS * (size_t)p->K, 1024) : 0;
-    size_t own_size =
-        round_up((TILE_COLS + (size_t)p->block_rows) * K_BLOCK + (size_t)p->block_rows * (size_t)p->block_cols, 1024);
+    size_t packed_size = product_packed_size(p->N, p->K, p->tasks_share_b);
+    size_t own_size = product_own_size(p->block_rows, p->block_cols);
     real* packed_b = (real*)device_scratch(ctx, (packed_size + (size_t)device_threads() * own_size) * sizeof(real));
 #pragma omp parallel
     {
@@ -399,6 +417,15 @@ static inline void product_run(const Product* p, Context* ctx) {
 static inline int matmul_block(int size, int limit, int multiple) {
     int count = (size + limit - 1) / limit;
     return (int)round_up((size_t)((size + count - 1) / count), (size_t)multiple);
+}
+
+// Scratch that any launch takes at most, for N rows at most: that of the products below, with blocks at their limits.
+static inline size_t matmul_scratch_bytes(int N, int IC, int OC) {
+    int rows = min_int(OC, 96) + TILE_ROWS;
+    size_t forward = product_scratch_bytes(N, IC, rows, min_int(N, 256) + TILE_COLS, 1);
+    size_t input = product_scratch_bytes(IC, OC, min_int(N, 256) + TILE_ROWS, min_int(IC, 96) + TILE_COLS, 0);
+    size_t weight = product_scratch_bytes(IC, N, rows, min_int(IC, 1024) + TILE_COLS, 1);
+    return max_size(forward, max_size(input, weight));
 }
 
 // y = x w^T as y^T = w x^T: the rows of w are read where they lie, only x, the smaller one, is packed.

@@ -140,11 +140,28 @@ __global__ void __launch_bounds__(BIAS_WARPS* WARP, 2)
     if (c < COLUMNS && first + c < OC) d.b[first + c] = d.mode == ADD ? d.b[first + c] + total : total;
 }
 
+// Blocks of rows, each with a sum of its own.
+static inline int matmul_bias_spans(int N, int tiles) {
+    return max_int(1, min_int(BIAS_BLOCKS / tiles, (N + BIAS_WARPS - 1) / BIAS_WARPS));
+}
+
+// Scratch of the sums of OC columns of N rows at most.
+static inline size_t matmul_bias_bytes(int N, int OC) {
+    int columns = WARP * (rows_are_vectors<floatX>(OC) ? (int)Vector<floatX>::SIZE : 1);
+    int tiles = (int)blocks_for((size_t)OC, (size_t)columns);
+    return (size_t)tiles * (size_t)matmul_bias_spans(N, tiles) * (size_t)columns * sizeof(float);
+}
+
+// Scratch that any launch takes at most, beside cuBLASLt's workspace: the bias gradients' of dy and of dpre.
+static inline size_t matmul_scratch_bytes(int N, int IC, int OC) {
+    return max_size(matmul_bias_bytes(N, IC), matmul_bias_bytes(N, OC));
+}
+
 template <int WIDTH, BiasSource SOURCE>
 static inline void matmul_backward_bias_start(BiasGradient d, floatX* dy, const floatX* pre, int N, int OC,
                                               Context* ctx) {
     int tiles = (int)blocks_for((size_t)OC, WARP * WIDTH);
-    int spans = max_int(1, min_int(BIAS_BLOCKS / tiles, (N + BIAS_WARPS - 1) / BIAS_WARPS));
+    int spans = matmul_bias_spans(N, tiles);
     int span = (int)round_up(((size_t)N + (size_t)spans - 1) / (size_t)spans, BIAS_WARPS);
     spans = (N + span - 1) / span;
     static_assert((int)BIAS_BLOCKS <= (int)DEVICE_ARRIVALS, "tiles of several spans have a counter each");

@@ -263,6 +263,12 @@ __global__ void __launch_bounds__(NEXT_SENTENCE_THREADS) next_sentence_kernel(Ne
     }
 }
 
+// Scratch that any launch takes at most, for S sequences at most.
+static inline size_t next_sentence_scratch_bytes(int S, int C) {
+    int blocks = min_int(S, max_int(NEXT_SENTENCE_BLOCKS, (S + NEXT_SENTENCE_MOST - 1) / NEXT_SENTENCE_MOST));
+    return (3 * (size_t)S + 2 * (size_t)blocks * (size_t)C) * sizeof(float);
+}
+
 template <int BACKWARD> static inline void next_sentence_start(NextSentenceTask k, Context* ctx) {
     k.each = min_int(NEXT_SENTENCE_MOST, (k.S + NEXT_SENTENCE_BLOCKS - 1) / NEXT_SENTENCE_BLOCKS);
     unsigned blocks = blocks_for((size_t)k.S, (size_t)k.each);
@@ -336,10 +342,13 @@ static inline void next_sentence_rows(real* d, NextSentenceLoss out, floatX* t, 
     *out.right = (real)(right + (mode == ADD ? (double)*out.right : 0));
 }
 
+// Scratch that any launch takes, for S sequences.
+static inline size_t next_sentence_scratch_bytes(int S, int C) { return (void)C, (size_t)S * sizeof(real); }
+
 static inline void next_sentence_forward(NextSentenceLoss out, const floatX* pre, Affine p, int S, int C, Mode mode,
                                          Context* ctx) {
     Scope scope = next_sentence_scope(ctx, FORWARD, S, C, mode);
-    real* d = (real*)device_scratch(ctx, (size_t)S * sizeof *d);
+    real* d = (real*)device_scratch(ctx, next_sentence_scratch_bytes(S, C));
     next_sentence_rows(d, out, NULL, pre, p, S, C, mode);
     scope_close(&scope);
 }
@@ -347,7 +356,7 @@ static inline void next_sentence_forward(NextSentenceLoss out, const floatX* pre
 static inline void next_sentence_backward(floatX* pre, AffineGradient d, real* dbias, NextSentenceLoss out, Affine p,
                                           int S, int C, Mode mode, Context* ctx) {
     Scope scope = next_sentence_scope(ctx, BACKWARD, S, C, mode);
-    real* dlogit = (real*)device_scratch(ctx, (size_t)S * sizeof *dlogit);
+    real* dlogit = (real*)device_scratch(ctx, next_sentence_scratch_bytes(S, C));
     next_sentence_rows(dlogit, out, pre, pre, p, S, C, mode);
     double db = 0;
     for (int s = 0; s < S; s++) db += (double)dlogit[s];

@@ -5,6 +5,9 @@
  *
  *   forward    copies[s.to + i] = values[s.from + i],  i < s.size, for each span s: of the master weights, or where there
  *              are none of params
+ *   forward_shard   the same of a rank's shard of the master weights, elements [begin, begin + n) of the flat buffer:
+ *              copies[s.to + i] = master[s.from + i - begin] where the shard has it, else 0; the ranks' copies are then
+ *              added, and x + 0 is x
  *
  * dtypes     copies and master real, params floatX. `count` spans, which lie where the ops run.
  * bytes      at most 2 sizeof(real) for each element; no arithmetic. */
@@ -29,6 +32,15 @@ static inline void widen_forward_ref(real* copies, const real* params, const rea
         for (size_t i = 0; i < spans[s].size; i++) copies[spans[s].to + i] = values[spans[s].from + i];
 }
 
+static inline void widen_forward_shard_ref(real* copies, const real* master, size_t begin, size_t n,
+                                           const WidenSpan* spans, int count) {
+    for (int s = 0; s < count; s++)
+        for (size_t i = 0; i < spans[s].size; i++) {
+            size_t from = spans[s].from + i;
+            copies[spans[s].to + i] = from >= begin && from < begin + n ? master[from - begin] : 0;
+        }
+}
+
 #ifdef __CUDACC__
 enum { WIDEN_THREADS = 256 };
 
@@ -38,6 +50,16 @@ static __global__ void __launch_bounds__(WIDEN_THREADS)
     WidenSpan s = spans[blockIdx.x];
     for (size_t i = threadIdx.x; i < s.size; i += WIDEN_THREADS)
         copies[s.to + i] = master ? master[s.from + i] : to_float(params[s.from + i]);
+}
+
+// Block: a span.
+static __global__ void __launch_bounds__(WIDEN_THREADS)
+    widen_forward_shard_kernel(real* copies, const real* master, size_t begin, size_t n, const WidenSpan* spans) {
+    WidenSpan s = spans[blockIdx.x];
+    for (size_t i = threadIdx.x; i < s.size; i += WIDEN_THREADS) {
+        size_t from = s.from + i;
+        copies[s.to + i] = from >= begin && from < begin + n ? master[from - begin] : 0;
+    }
 }
 #endif
 
@@ -51,6 +73,20 @@ static inline void widen_forward(real* copies, const floatX* params, const real*
     cudaCheck(cudaGetLastError());
 #else
     widen_forward_ref(copies, params, master, spans, count);
+#endif
+    scope_close(&scope);
+}
+
+// master: of the n elements from `begin` on; n may be 0. Spans are those of the whole model, as is `elements`.
+static inline void widen_forward_shard(real* copies, const real* master, size_t begin, size_t n, const WidenSpan* spans,
+                                       int count, size_t elements, Context* ctx) {
+    CHECK(count > 0);
+    Scope scope = scope_open(ctx, "widen_forward_shard", 0, WIDEN_FORWARD_BYTES(elements), "n=%zu", elements);
+#ifdef __CUDACC__
+    widen_forward_shard_kernel<<<(unsigned)count, WIDEN_THREADS, 0, ctx->stream>>>(copies, master, begin, n, spans);
+    cudaCheck(cudaGetLastError());
+#else
+    widen_forward_shard_ref(copies, master, begin, n, spans, count);
 #endif
     scope_close(&scope);
 }

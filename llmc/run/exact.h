@@ -4,7 +4,7 @@
 #define LLMC_EXACT_H
 
 #include "../ops/widen.h"
-#include "tensors.h"
+#include "reduction.h"
 
 typedef struct {
     real* copies;      // [table.exact_elements]; NULL: none needed
@@ -39,10 +39,26 @@ static inline void exact_open(ExactParameters* e, const TensorTable* table, floa
     free(spans);
 }
 
-// Bring the copies up to date: of the master weights if there are any.
+// Before a forward pass: bring the copies up to date, of the master weights if there are any. Where those are sharded
+// exact_share() has done so. NULL for `r`: there is one rank.
 static inline void exact_update(const ExactParameters* e, const TensorTable* table, const floatX* params,
-                                const real* master, Context* ctx) {
-    if (e->copies) widen_forward(e->copies, params, master, e->spans, e->count, table->exact_elements, ctx);
+                                const real* master, Reduction* r, Context* ctx) {
+    int is_sharded = r && r->zero;
+    if (!e->copies || (is_sharded && master)) return;
+    if (is_sharded) reduction_wait(r, REDUCTION_LAST, ctx);
+    widen_forward(e->copies, params, master, e->spans, e->count, table->exact_elements, ctx);
+}
+
+// Each rank has new parameters in its shard: all get them, and the copies.
+static inline void exact_share(const ExactParameters* e, const TensorTable* table, floatX* params, const real* master,
+                               Reduction* r, Context* ctx) {
+    if (!r || !r->zero) return;
+    if (e->copies && master) {
+        widen_forward_shard(e->copies, master, r->shard.begin, r->shard.size, e->spans, e->count, table->exact_elements,
+                            ctx);
+        reduction_sum(r, e->copies, table->exact_elements, SUM_REAL, ctx);
+    }
+    reduction_share(r, params, ctx);
 }
 
 static inline void exact_close(ExactParameters* e, const TensorTable* table) {

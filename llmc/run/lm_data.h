@@ -1,48 +1,175 @@
-/* The data of a language model's run: shards to train on, shards to validate on if there are any, and their batches on the
- * way to where the ops run. */
+/* The data of a language model's run: shards to train on, shards to validate on if there are any, and their batches on
+ * the way to where the ops run.
+ *
+ * A rank's micro-batches follow each other at a distance of B sequences times the ranks, through steps and epochs, so
+ * that what will be asked for next is known: a thread reads it ahead. What was read ahead but is not asked for, as
+ * after a jump, is read for nothing; the batches never depend on it. */
 #ifndef LLMC_LM_DATA_H
 #define LLMC_LM_DATA_H
 
+#include "../base/sequences.h"
 #include "../data/batch_lm.h"
 #include "../device/staging.h"
+#include "prefetch.h"
+
+enum { LM_AHEAD = 4, LM_MEAN_DOCUMENT = 64 };
+
+// A micro-batch on the host: inputs [B, T], targets [B, T], and the three arrays of `documents` where those are wanted.
+typedef struct {
+    uint64_t sample;  // number of its first sequence, set by who asks for it
+    int* ints;
+    Documents documents;
+    ReadError error;
+} LmBatch;
 
 typedef struct {
     Shards train_shards, val_shards;
     BatchLm train, val;
     int has_val;
-    Staging staging;  // of micro-batches: inputs, then targets
+    int end_of_text;  // documents begin with it; -1: they are not kept apart
+    int* documents;   // where they are in the micro-batch on the device: the arrays of Documents
+    Staging staging;  // of micro-batches: what an LmBatch holds
+    LmBatch now;      // what is read at once
+    // What is read ahead: job n reads into place n % LM_AHEAD.
+    Prefetch ahead;
+    int is_ahead;  // the thread runs
+    LmBatch batch[LM_AHEAD];
+    uint64_t next;    // the job that is used next
+    uint64_t stride;  // from one micro-batch of this rank to its next
 } LmData;
 
-// Open both patterns (val_pattern may be NULL) for batches of B sequences of T tokens below V. Validation data is read in
-// the order of its files.
+// Documents in a micro-batch of N rows that memory is planned for; a batch that holds more takes more when it comes.
+// The worst case, N, would plan for 16 KiB a row and head where attention's scratch is cut into tiles.
+static inline int lm_data_planned_documents(int B, int N) { return B + N / LM_MEAN_DOCUMENT; }
+
+static inline size_t lm_batch_ints(const LmData* d) {
+    int N = d->train.B * d->train.T;
+    return 2 * (size_t)N + (d->end_of_text >= 0 ? documents_ints(N) : 0);
+}
+
+static inline void lm_batch_alloc(LmBatch* b, const LmData* d) {
+    memset(b, 0, sizeof *b);
+    b->ints = (int*)xmalloc(lm_batch_ints(d) * sizeof(int));
+    documents_place(&b->documents, b->ints + 2 * (size_t)d->train.B * (size_t)d->train.T, d->train.B * d->train.T);
+}
+
+// Read B sequences from number `sample` on.
+static inline void lm_batch_read(LmBatch* b, const LmData* d, const BatchLm* from, uint64_t sample, ReadError* error) {
+    batch_lm_read(from, sample, b->ints, b->ints + (size_t)from->B * (size_t)from->T, error);
+    if (d->end_of_text >= 0) documents_find(&b->documents, b->ints, from->B, from->T, d->end_of_text);
+}
+
+// The thread that reads ahead.
+static inline void* lm_data_work(void* data) {
+    LmData* d = (LmData*)data;
+    for (uint64_t job; prefetch_take(&d->ahead, &job); prefetch_done(&d->ahead)) {
+        LmBatch* b = &d->batch[job % LM_AHEAD];
+        lm_batch_read(b, d, &d->train, b->sample, &b->error);
+    }
+    return NULL;
+}
+
+// Warn where the first tokens of the data begin no document: then another token than `end_of_text` may begin them.
+static inline void lm_data_check_documents(const LmData* d) {
+    enum { LOOKED_AT = 1 << 20 };
+    const Shard* shard = &d->train_shards.shard[0];
+    size_t n = shard->tokens < LOOKED_AT ? (size_t)shard->tokens : (size_t)LOOKED_AT, documents = 0;
+    int* tokens = (int*)xmalloc(n * sizeof(int));
+    shards_read(&d->train_shards, 0, 0, n, tokens, NULL);
+    for (size_t i = 0; i < n; i++) documents += tokens[i] == d->end_of_text;
+    if (documents == 0)
+        warn("%s: none of its first %zu tokens is %d, with which documents should begin; check the tokenizer",
+             shard->path, n, d->end_of_text);
+    free(tokens);
+}
+
+// Open both patterns (val_pattern may be NULL) for batches of B sequences of T tokens below V, of which this rank takes
+// one in `ranks`. Validation data is read in the order of its files. Documents that begin with the token `end_of_text`
+// are kept apart unless it is -1.
 static inline void lm_data_open(LmData* d, const char* train_pattern, const char* val_pattern, int B, int T, int V,
-                                uint64_t seed, int shuffle) {
+                                uint64_t seed, int shuffle, int ranks, int end_of_text, Context* ctx) {
     memset(d, 0, sizeof *d);
     shards_open(&d->train_shards, train_pattern);
     batch_lm_init(&d->train, &d->train_shards, B, T, V, seed, shuffle);
     d->has_val = val_pattern != NULL;
     if (d->has_val) shards_open(&d->val_shards, val_pattern);
     if (d->has_val) batch_lm_init(&d->val, &d->val_shards, B, T, V, 0, IN_ORDER);
-    staging_open(&d->staging, 2 * (size_t)B * (size_t)T * sizeof(int));
+    d->stride = (uint64_t)B * (uint64_t)ranks;
+    d->end_of_text = end_of_text;
+    if (end_of_text >= 0) {
+        lm_data_check_documents(d);
+        d->documents = (int*)device_alloc(ctx, documents_ints(B * T) * sizeof(int), "batch");
+    }
+    staging_open(&d->staging, lm_batch_ints(d) * sizeof(int));
+    lm_batch_alloc(&d->now, d);
+    for (int i = 0; i < LM_AHEAD; i++) lm_batch_alloc(&d->batch[i], d);
 }
 
 static inline void lm_data_close(LmData* d) {
+    if (d->is_ahead) prefetch_close(&d->ahead);
+    for (int i = 0; i < LM_AHEAD; i++) free(d->batch[i].ints), free(d->batch[i].error.message);
+    free(d->now.ints);
     staging_close(&d->staging);
+    if (d->documents) device_free(d->documents, documents_ints(d->train.B * d->train.T) * sizeof(int));
     batch_lm_free(&d->train), shards_close(&d->train_shards);
     if (d->has_val) batch_lm_free(&d->val), shards_close(&d->val_shards);
 }
 
-// Bring the micro-batch of d->train or d->val that begins with sequence number `sample` into inputs and targets [B, T] on
-// the device. It is there for what is launched after this.
-static inline void lm_data_load(int* inputs, int* targets, LmData* d, const BatchLm* from, uint64_t sample,
-                                Context* ctx) {
-    size_t n = (size_t)from->B * (size_t)from->T;
+// Have the thread read the micro-batch that begins with sequence number `sample`.
+static inline void lm_data_ask(LmData* d, uint64_t sample) {
+    LmBatch* b = &d->batch[d->ahead.asked % LM_AHEAD];
+    free(b->error.message);
+    b->error.message = NULL;
+    b->sample = sample;
+    prefetch_ask(&d->ahead);
+}
+
+// The training micro-batch that begins with sequence number `sample`; it is the caller's until the next call.
+static inline const LmBatch* lm_data_take(LmData* d, uint64_t sample) {
+    if (!d->is_ahead) prefetch_open(&d->ahead, lm_data_work, d);
+    d->is_ahead = 1;
+    uint64_t asked = d->ahead.asked;
+    if (asked > 0 && d->batch[d->next % LM_AHEAD].sample == sample) {
+        // The place of the batch before is free again.
+        lm_data_ask(d, d->batch[(asked - 1) % LM_AHEAD].sample + d->stride);
+    } else {
+        // The run begins here, or jumps: what lies ready is not wanted.
+        if (asked > 0) prefetch_wait(&d->ahead, asked - 1);
+        d->next = asked;
+        for (uint64_t i = 0; i < LM_AHEAD; i++) lm_data_ask(d, sample + i * d->stride);
+    }
+    const LmBatch* b = &d->batch[d->next % LM_AHEAD];
+    prefetch_wait(&d->ahead, d->next++);
+    read_error_end(&b->error);
+    return b;
+}
+
+// Bring the micro-batch of d->train or d->val that begins with sequence number `sample` into inputs and targets [B, T]
+// on the device. It is there for what is launched after this. `documents` becomes what attention keeps apart, valid
+// until the next call, `first` being the caller's to set; its count is 0 where documents are not kept apart.
+static inline void lm_data_load(int* inputs, int* targets, Sequences* documents, LmData* d, const BatchLm* from,
+                                uint64_t sample, Context* ctx) {
+    size_t n = (size_t)from->B * (size_t)from->T, ints = lm_batch_ints(d);
     scope_at(ctx, FORWARD, -1);
-    Scope scope = scope_open(ctx, "batch_load", 0, (double)(2 * n * sizeof(int)), "B=%d T=%d", from->B, from->T);
+    Scope scope = scope_open(ctx, "batch_load", 0, (double)(ints * sizeof(int)), "B=%d T=%d", from->B, from->T);
+    const LmBatch* b = &d->now;
+    if (from == &d->train) b = lm_data_take(d, sample);
+    else lm_batch_read(&d->now, d, from, sample, NULL);
     int* host = (int*)staging_begin(&d->staging);
-    batch_lm_read(from, sample, host, host + n);
+    memcpy(host, b->ints, ints * sizeof(int));
     device_upload(ctx, inputs, host, n * sizeof(int));
     device_upload(ctx, targets, host + n, n * sizeof(int));
+    memset(documents, 0, sizeof *documents);
+    if (d->documents) {
+        Documents on_device;
+        Sequences s = {(int)n, b->documents.count, b->documents.longest, b->documents.squares};
+        documents_place(&on_device, d->documents, (int)n);
+        s.cu_seqlens = on_device.cu_seqlens, s.sequence = on_device.document, s.position = on_device.position;
+        s.host_cu_seqlens = b->documents.cu_seqlens;
+        s.is_numbered_by_row = 1;
+        device_upload(ctx, d->documents, host + 2 * n, documents_ints((int)n) * sizeof(int));
+        *documents = s;
+    }
     staging_end(&d->staging, ctx);
     scope_close(&scope);
 }

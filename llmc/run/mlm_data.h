@@ -1,5 +1,6 @@
 /* The data of a masked language model's run: sentences to train on, sentences to validate on if there are any, and their
- * batches on the way to where the ops run. */
+ * batches on the way to where the ops run. While a step's micro-batches are used, a thread draws and masks those of the
+ * step after it. */
 #ifndef LLMC_MLM_DATA_H
 #define LLMC_MLM_DATA_H
 
@@ -8,6 +9,7 @@
 #include "../device/staging.h"
 #include "comm.h"
 #include "mlm_settings.h"
+#include "prefetch.h"
 
 // A micro-batch where the ops run: real tokens only, one sequence after the other.
 typedef struct {
@@ -29,9 +31,14 @@ typedef struct {
 // Every array begins on 16 bytes.
 static inline size_t mlm_loader_room(size_t n) { return round_up(n, 4); }
 
+// What a loader for micro-batches of these sizes takes where the ops run, in ints.
+static inline size_t mlm_loader_ints(int rows, int masked, int sequences) {
+    return 4 * mlm_loader_room((size_t)rows) + 2 * mlm_loader_room((size_t)masked) +
+           2 * mlm_loader_room((size_t)sequences + 1);
+}
+
 static inline void mlm_loader_open(MlmLoader* l, int rows, int masked, int sequences, Context* ctx) {
-    l->ints = 4 * mlm_loader_room((size_t)rows) + 2 * mlm_loader_room((size_t)masked) +
-              2 * mlm_loader_room((size_t)sequences + 1);
+    l->ints = mlm_loader_ints(rows, masked, sequences);
     l->device = (int*)device_alloc(ctx, l->ints * sizeof(int), "batch");
     staging_open(&l->staging, l->ints * sizeof(int));
 }
@@ -78,6 +85,12 @@ static inline MlmInput mlm_load(MlmLoader* l, const MlmBatch* b, Context* ctx) {
 
 // ---------------------------------------------------------------------------------------------------------
 
+// What a rank takes for a step: micro-batches of B rows, the first of them from row number `start` + rank * B on.
+typedef struct {
+    uint64_t start;
+    int B, rank, ranks;
+} MlmShare;
+
 typedef struct {
     MlmRecipe recipe;
     int T;
@@ -88,6 +101,12 @@ typedef struct {
     MlmBatch* batches;
     int micro_steps;
     MlmLoader loader;
+    // Those of the next step, which belong to the thread while it makes them.
+    Prefetch ahead;
+    int is_ahead;  // the thread runs
+    MlmBatch* next;
+    MlmShare share;  // of `next`
+    ReadError error;
 } MlmSource;
 
 // What the micro-batches of a step hold over all ranks.
@@ -102,7 +121,11 @@ static inline void mlm_source_alloc(MlmSource* d, MlmRecipe recipe, int B, int T
     d->T = T;
     d->micro_steps = micro_steps;
     d->batches = (MlmBatch*)xcalloc((size_t)micro_steps, sizeof(MlmBatch));
-    for (int i = 0; i < micro_steps; i++) mlm_batch_alloc(&d->batches[i], B, T, recipe.max_predictions);
+    d->next = (MlmBatch*)xcalloc((size_t)micro_steps, sizeof(MlmBatch));
+    for (int i = 0; i < micro_steps; i++) {
+        mlm_batch_alloc(&d->batches[i], B, T, recipe.max_predictions);
+        mlm_batch_alloc(&d->next[i], B, T, recipe.max_predictions);
+    }
     mlm_loader_open(&d->loader, B * T, B * recipe.max_predictions, B * max_int(1, recipe.pack), ctx);
 }
 
@@ -134,21 +157,52 @@ static inline void mlm_check_words(const MlmData* d, const WordPiece* words) {
 }
 
 static inline void mlm_source_close(MlmSource* d) {
+    if (d->is_ahead) prefetch_close(&d->ahead);
     mlm_loader_close(&d->loader);
-    for (int i = 0; i < d->micro_steps; i++) mlm_batch_free(&d->batches[i]);
-    free(d->batches);
+    for (int i = 0; i < d->micro_steps; i++) mlm_batch_free(&d->batches[i]), mlm_batch_free(&d->next[i]);
+    free(d->batches), free(d->next), free(d->error.message);
     if (d->has_train) mlm_close(&d->train);
     if (d->has_val) mlm_close(&d->val);
 }
 
-// Build this rank's micro-batches of B rows for the step that begins with row number `start`.
-static inline void mlm_source_build(MlmSource* d, uint64_t start, int B, int rank, int ranks) {
-#pragma omp parallel for schedule(dynamic)
-    for (int i = 0; i < d->micro_steps; i++) {
-        uint64_t before = (uint64_t)(i * ranks + rank) * (uint64_t)B;
-        mlm_batch_build(&d->batches[i], &d->train, start + before, B);
-        d->batches[i].first = mlm_count(&d->train, start, before);
+// The thread that works ahead. It is one thread: it has the time of a whole step.
+static inline void* mlm_source_work(void* data) {
+    MlmSource* d = (MlmSource*)data;
+    for (uint64_t job; prefetch_take(&d->ahead, &job); prefetch_done(&d->ahead)) {
+        for (int i = 0; i < d->micro_steps; i++) {
+            uint64_t before = (uint64_t)(i * d->share.ranks + d->share.rank) * (uint64_t)d->share.B;
+            mlm_batch_read(&d->next[i], &d->train, d->share.start + before, d->share.B, &d->error);
+            d->next[i].first = mlm_count(&d->train, d->share.start, before);
+        }
     }
+    return NULL;
+}
+
+// Have the thread make d->next, which waits for what it makes already.
+static inline void mlm_source_ask(MlmSource* d, MlmShare share) {
+    if (d->ahead.asked > 0) prefetch_wait(&d->ahead, d->ahead.asked - 1);
+    free(d->error.message);
+    d->error.message = NULL;
+    d->share = share;
+    prefetch_ask(&d->ahead);
+}
+
+// Build this rank's micro-batches of B rows for the step that begins with row number `start`. They are ready where it
+// is the step after the last one; else, as where a run begins, they are made now.
+static inline void mlm_source_build(MlmSource* d, uint64_t start, int B, int rank, int ranks) {
+    MlmShare share = {start, B, rank, ranks}, after = share;
+    if (!d->is_ahead) prefetch_open(&d->ahead, mlm_source_work, d);
+    d->is_ahead = 1;
+    int is_ready = d->ahead.asked > 0 && d->share.start == start && d->share.B == B && d->share.rank == rank &&
+                   d->share.ranks == ranks;
+    if (!is_ready) mlm_source_ask(d, share);
+    prefetch_wait(&d->ahead, d->ahead.asked - 1);
+    read_error_end(&d->error);
+    MlmBatch* made = d->next;
+    d->next = d->batches;
+    d->batches = made;
+    after.start += (uint64_t)B * (uint64_t)ranks * (uint64_t)d->micro_steps;
+    mlm_source_ask(d, after);
 }
 
 // After mlm_source_build().

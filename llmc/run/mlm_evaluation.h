@@ -11,11 +11,24 @@ typedef struct {
     double next_loss, next_right;  // means over sequences
 } MlmEvaluation;
 
-// From the sums of losses and of right predictions, first those of masked tokens, then those of sequences.
-static inline MlmEvaluation mlm_evaluation(const real* losses, const real* right, MlmCounts counts, int has_next) {
-    MlmEvaluation e = {0, (double)losses[0] / counts.masked, (double)right[0] / counts.masked, has_next, 0, 0};
-    if (has_next)
-        e.next_loss = (double)losses[1] / counts.sequences, e.next_right = (double)right[1] / counts.sequences;
+// Of masked tokens, then of sequences: losses and right predictions; and how many there are. Nothing but double.
+typedef struct {
+    double losses[2], right[2], masked, sequences;
+} MlmSums;
+
+// losses and right [2]: where the ops run.
+static inline void mlm_sums_read(MlmSums* sums, const real* losses, const real* right, Context* ctx) {
+    real values[4];
+    device_download(ctx, values, losses, 2 * sizeof(real));
+    device_download(ctx, values + 2, right, 2 * sizeof(real));
+    for (int i = 0; i < 2; i++) sums->losses[i] = (double)values[i], sums->right[i] = (double)values[2 + i];
+}
+
+// From each rank's sums.
+static inline MlmEvaluation mlm_evaluation(MlmSums sums, int has_next, Comm* comm) {
+    comm_sum_counts(comm, (double*)&sums, sizeof sums / sizeof(double));
+    MlmEvaluation e = {0, sums.losses[0] / sums.masked, sums.right[0] / sums.masked, has_next, 0, 0};
+    if (has_next) e.next_loss = sums.losses[1] / sums.sequences, e.next_right = sums.right[1] / sums.sequences;
     e.loss = e.masked_loss + e.next_loss;
     return e;
 }

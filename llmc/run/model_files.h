@@ -1,8 +1,9 @@
 /* Tensors of a table, to and from safetensors files under their Hugging Face names and layouts.
  *
  * A file holds logical shapes: rows of padding are left out, and matrices that a model's files keep as [in, out] are
- * transposed on the way. Loading is strict: a tensor that is missing, unknown, or of another shape or a type that is
- * no floating type ends the program with its name, unless FileRules let it pass. */
+ * transposed on the way. A rank's shard of the optimizer lies as it is in a file of its own. Loading is strict: a tensor
+ * that is missing, unknown, or of another shape or a type that is no floating type ends the program with its name, unless
+ * FileRules let it pass. */
 #ifndef LLMC_MODEL_FILES_H
 #define LLMC_MODEL_FILES_H
 
@@ -16,7 +17,14 @@ typedef struct {
     const char* prefix;
     void* device;
     ViewType type;
+    const void* host;  // a copy of the buffer's bytes, which is written instead; NULL: there is none
 } TensorPart;
+
+// A file as it was written.
+typedef struct {
+    uint64_t bytes;
+    uint32_t crc;  // CRC-32
+} FileDigest;
 
 // What a foreign file may do: leave out the first part of names ("transformer."), hold tensors nobody needs, call some by
 // older names, and lack some, which then keep the values that they have.
@@ -56,24 +64,39 @@ static inline const char* tensor_part_dtype(const TensorPart* part) {
     return part->type == VIEW_FLOATX ? FLOATX_NAME : safetensors_real_dtype();
 }
 
-// Round n values in place to what `dtype` stores, packed at the start of the same memory. They came from that type, so
-// nothing is lost.
-static inline void tensor_pack(real* values, size_t n, const char* dtype) {
-#ifdef __CUDACC__
-    int is_bf16 = strcmp(dtype, "BF16") == 0, is_f16 = strcmp(dtype, "F16") == 0;
-    for (size_t i = 0; i < n && (is_bf16 || is_f16); i++) {
-        __nv_bfloat16 b = __float2bfloat16(values[i]);
-        __half h = __float2half(values[i]);
-        memcpy((char*)values + 2 * i, is_bf16 ? (void*)&b : (void*)&h, 2);
-    }
-#else
-    (void)values, (void)n, (void)dtype;
-#endif
+// The same for 16-bit elements.
+static inline void transpose_halves(uint16_t* out, const uint16_t* in, int rows, int cols) {
+#pragma omp parallel for schedule(static)
+    for (int i0 = 0; i0 < rows; i0 += TRANSPOSE_TILE)
+        for (int j0 = 0; j0 < cols; j0 += TRANSPOSE_TILE)
+            for (int i = i0; i < min_int(rows, i0 + TRANSPOSE_TILE); i++)
+                for (int j = j0; j < min_int(cols, j0 + TRANSPOSE_TILE); j++)
+                    out[(size_t)j * (size_t)rows + (size_t)i] = in[(size_t)i * (size_t)cols + (size_t)j];
 }
 
-// Write all parts to one file. Returns 0, or -1 with errno; the file is then incomplete.
+static inline size_t tensor_part_element(const TensorPart* part) {
+    return part->type == VIEW_FLOATX ? sizeof(floatX) : sizeof(real);
+}
+
+// The n elements from `first` of the part's buffer as they are stored there: in its copy, or brought to `space`.
+static inline const void* tensor_part_elements(const TensorPart* part, size_t first, size_t n, void* space,
+                                               Context* ctx) {
+    size_t size = tensor_part_element(part);
+    if (part->host) return (const char*)part->host + first * size;
+    device_download(ctx, space, (const char*)part->device + first * size, n * size);
+    return space;
+}
+
+static inline int tensors_close(SafeTensorsWriter* w, FileDigest* digest) {
+    int result = safetensors_writer_finish(w);
+    digest->bytes = w->bytes;
+    digest->crc = w->crc;
+    return result;
+}
+
+// Write all parts to one file. Returns 0 and the file's digest, or -1 with errno; the file is then incomplete.
 static inline int tensors_write(const char* path, const TensorTable* table, const TensorPart* parts, int count,
-                                Context* ctx) {
+                                FileDigest* digest, Context* ctx) {
     SafeTensorsWriter w;
     size_t largest = 0;
     safetensors_writer_create(&w, path);
@@ -90,25 +113,22 @@ static inline int tensors_write(const char* path, const TensorTable* table, cons
         }
     }
     safetensors_writer_begin(&w);
-    real* turned = (real*)xmalloc(largest * sizeof(real));
-    for (int p = 0; p < count; p++) {
-        HostView view = host_view_open(parts[p].device, table->elements, parts[p].type);
-        const char* dtype = tensor_part_dtype(&parts[p]);
-        host_view_read(ctx, &view);
-        for (int i = 0; i < table->count; i++) {
+    void *space = xmalloc(largest * sizeof(real)), *turned = xmalloc(largest * sizeof(real));
+    for (int p = 0; p < count && !w.error; p++) {
+        size_t size = tensor_part_element(&parts[p]);
+        for (int i = 0; i < table->count && !w.error; i++) {
             const Tensor* t = &table->tensors[i];
-            const real* values = view.values + t->offset;
-            size_t n = tensor_elements(t), bytes = (size_t)safetensors_element_size(dtype) * n;
-            if (t->file == TRANSPOSED) transpose(turned, values, t->shape[0], t->shape[1]);
-            else if (bytes != n * sizeof(real)) memcpy(turned, values, n * sizeof(real));
-            if (t->file == TRANSPOSED || bytes != n * sizeof(real)) values = turned;
-            if (values == turned) tensor_pack(turned, n, dtype);
-            safetensors_writer_append(&w, values, bytes);
+            const void* values = tensor_part_elements(&parts[p], t->offset, tensor_elements(t), space, ctx);
+            if (t->file == TRANSPOSED) {
+                if (size == sizeof(real)) transpose((real*)turned, (const real*)values, t->shape[0], t->shape[1]);
+                else transpose_halves((uint16_t*)turned, (const uint16_t*)values, t->shape[0], t->shape[1]);
+                values = turned;
+            }
+            safetensors_writer_append(&w, values, size * tensor_elements(t));
         }
-        host_view_close(&view);
     }
-    free(turned);
-    return safetensors_writer_finish(&w);
+    free(space), free(turned);
+    return tensors_close(&w, digest);
 }
 
 static inline int name_ends_with(const char* name, const char* ending) {
@@ -142,17 +162,36 @@ static inline int tensors_may_lack(const FileRules* rules, const Tensor* t) {
     return 0;
 }
 
-// Read all parts from one file; padding is set to zero. `rules` may be NULL; what they let a file lack is appended to
-// `lacking` by name, if that is not NULL.
-static inline void tensors_read(const char* path, const TensorTable* table, const TensorPart* parts, int count,
-                                const FileRules* rules, Text* lacking, Context* ctx) {
+// Elements first .. first + n - 1 of a tensor as it lies in memory, from its entry in a file. Of a matrix that the file
+// has turned, only the rows that they touch are read.
+static inline void tensor_read(const SafeTensors* file, const SafeTensor* entry, const Tensor* t, size_t first,
+                               size_t n, real* out) {
+    if (t->file != TRANSPOSED) {
+        safetensors_read_real(file, entry, first, n, out);
+        return;
+    }
+    size_t cols = (size_t)t->shape[1], row = first / cols, rows = (first + n + cols - 1) / cols - row;
+    real* turned = (real*)xmalloc(2 * rows * cols * sizeof(real));  // [cols, rows], then [rows, cols]
+    if (rows == (size_t)t->shape[0]) safetensors_read_real(file, entry, 0, rows * cols, turned);
+    else
+        for (size_t j = 0; j < cols; j++)
+            safetensors_read_real(file, entry, j * (size_t)t->shape[0] + row, rows, turned + j * rows);
+    transpose(turned + rows * cols, turned, (int)cols, (int)rows);
+    memcpy(out, turned + rows * cols + first - row * cols, n * sizeof(real));
+    free(turned);
+}
+
+// Read parts that hold the elements `range` of the table's flat buffer from one file; padding is set to zero. `rules` may
+// be NULL; what they let a file lack is appended to `lacking` by name, if that is not NULL.
+static inline void tensors_read_range(const char* path, const TensorTable* table, const TensorPart* parts, int count,
+                                      FlatRange range, const FileRules* rules, Text* lacking, Context* ctx) {
     SafeTensors file;
     safetensors_open(&file, path);
     char* used = (char*)xcalloc((size_t)file.count, 1);
     for (int p = 0; p < count; p++) {
-        HostView view = host_view_open(parts[p].device, table->elements, parts[p].type);
+        HostView view = host_view_open(parts[p].device, range.size, parts[p].type);
         if (rules && rules->may_lack_count) host_view_read(ctx, &view);
-        else memset(view.values, 0, table->elements * sizeof(real));
+        else memset(view.values, 0, range.size * sizeof(real));
         for (int i = 0; i < table->count; i++) {
             const Tensor* t = &table->tensors[i];
             const SafeTensor* entry = tensors_file_entry(&file, parts[p].prefix, t, rules);
@@ -172,15 +211,9 @@ static inline void tensors_read(const char* path, const TensorTable* table, cons
                     expected);
             }
             used[entry - file.tensors] = 1;
-            real* values = view.values + t->offset;
-            if (t->file == TRANSPOSED) {
-                real* turned = (real*)xmalloc(tensor_elements(t) * sizeof(real));
-                safetensors_read_real(&file, entry, 0, tensor_elements(t), turned);
-                transpose(values, turned, (int)shape[0], (int)shape[1]);
-                free(turned);
-            } else {
-                safetensors_read_real(&file, entry, 0, tensor_elements(t), values);
-            }
+            size_t from = t->offset > range.begin ? t->offset : range.begin;
+            size_t to = min_size(t->offset + tensor_elements(t), range.begin + range.size);
+            if (from < to) tensor_read(&file, entry, t, from - t->offset, to - from, view.values + from - range.begin);
         }
         host_view_write(ctx, &view);
         host_view_close(&view);
@@ -194,6 +227,107 @@ static inline void tensors_read(const char* path, const TensorTable* table, cons
     }
     free(used);
     safetensors_close(&file);
+}
+
+// The same for parts that hold the whole buffer.
+static inline void tensors_read(const char* path, const TensorTable* table, const TensorPart* parts, int count,
+                                const FileRules* rules, Text* lacking, Context* ctx) {
+    tensors_read_range(path, table, parts, count, tensors_whole(table), rules, lacking, ctx);
+}
+
+// ---------------------------------------------------------------------------------------------------------
+// Shards: a range of the flat buffers as it lies in memory, padding included, in a file that says which. A part's tensor
+// has the prefix without its dot for a name.
+
+// Of what the flat buffer's layout is made: names, shapes, places.
+static inline uint32_t tensors_fingerprint(const TensorTable* table) {
+    Text text = {NULL, 0, 0};
+    Crc32 crc;
+    for (int i = 0; i < table->count; i++) {
+        const Tensor* t = &table->tensors[i];
+        text_printf(&text, "%s %d %d %d %zu\n", t->name, t->ndim, t->shape[0], t->shape[1], t->offset);
+    }
+    crc32_init(&crc);
+    uint32_t result = crc32_update(&crc, 0, text.text, text.length);
+    free(text.text);
+    return result;
+}
+
+static inline void tensors_shard_name(char name[16], const TensorPart* part) {
+    snprintf(name, 16, "%.*s", (int)strlen(part->prefix) - 1, part->prefix);
+}
+
+// Write parts that hold the elements `range`. Returns 0 and the file's digest, or -1 with errno.
+static inline int tensors_write_shard(const char* path, const TensorTable* table, const TensorPart* parts, int count,
+                                      FlatRange range, FileDigest* digest, Context* ctx) {
+    enum { PIECE = 1 << 20 };  // elements
+    const struct {
+        const char* key;
+        unsigned long long value;
+    } facts[] = {{"begin", range.begin},
+                 {"size", range.size},
+                 {"elements", table->elements},
+                 {"table", tensors_fingerprint(table)}};
+    const uint64_t shape = range.size;
+    SafeTensorsWriter w;
+    char name[16], number[24];
+    safetensors_writer_create(&w, path);
+    safetensors_writer_metadata(&w, "format", "pt");
+    for (size_t i = 0; i < COUNT_OF(facts); i++) {
+        snprintf(number, sizeof number, "%llu", facts[i].value);
+        safetensors_writer_metadata(&w, facts[i].key, number);
+    }
+    for (int p = 0; p < count; p++) {
+        tensors_shard_name(name, &parts[p]);
+        safetensors_writer_add(&w, name, tensor_part_dtype(&parts[p]), 1, &shape);
+    }
+    safetensors_writer_begin(&w);
+    void* space = xmalloc(PIECE * sizeof(real));
+    for (int p = 0; p < count; p++) {
+        for (size_t at = 0, n; at < range.size && !w.error; at += n) {
+            n = min_size(range.size - at, PIECE);
+            const void* values = tensor_part_elements(&parts[p], at, n, space, ctx);
+            safetensors_writer_append(&w, values, n * tensor_part_element(&parts[p]));
+        }
+    }
+    free(space);
+    return tensors_close(&w, digest);
+}
+
+static inline uint64_t tensors_shard_fact(const SafeTensors* file, const char* key) {
+    const JsonNode* metadata = json_get(file->header.root, "__metadata__");
+    const JsonNode* fact = metadata ? json_get(metadata, key) : NULL;
+    size_t n = fact ? strlen(fact->string) : 0;
+    if (n == 0 || n > 19 || strspn(fact->string, "0123456789") != n)
+        die(USAGE, "%s: its __metadata__ has no number \"%s\"; it is no shard of an optimizer", file->file, key);
+    return strtoull(fact->string, NULL, 10);
+}
+
+// Open a shard of this table. Returns the elements that it holds.
+static inline FlatRange tensors_open_shard(SafeTensors* file, const char* path, const TensorTable* table) {
+    safetensors_open(file, path);
+    FlatRange range = {(size_t)tensors_shard_fact(file, "begin"), (size_t)tensors_shard_fact(file, "size")};
+    if (tensors_shard_fact(file, "table") != tensors_fingerprint(table) ||
+        tensors_shard_fact(file, "elements") != table->elements)
+        die(USAGE, "%s: is a shard of another model's optimizer", path);
+    if (range.begin > table->elements || range.size > table->elements - range.begin)
+        die(USAGE, "%s: claims %zu elements from %zu, but there are %zu; the file is damaged", path, range.size,
+            range.begin, table->elements);
+    return range;
+}
+
+// Read of an open shard, which holds `held`, what lies in `wanted` of one part: `values` are those of `wanted`.
+static inline void tensors_read_shard(const SafeTensors* file, FlatRange held, const TensorPart* part, FlatRange wanted,
+                                      real* values) {
+    char name[16];
+    tensors_shard_name(name, part);
+    const SafeTensor* entry = safetensors_find(file, name);
+    if (!entry || entry->elements != held.size)
+        die(USAGE, "%s: tensor \"%s\" is missing or not of %zu elements; the file is damaged", file->file, name,
+            held.size);
+    size_t from = held.begin > wanted.begin ? held.begin : wanted.begin;
+    size_t to = min_size(held.begin + held.size, wanted.begin + wanted.size);
+    if (from < to) safetensors_read_real(file, entry, from - held.begin, to - from, values + from - wanted.begin);
 }
 
 #endif

@@ -9,29 +9,65 @@
 #include "../base/log.h"
 #include "../data/shards.h"
 #include "../ops/matmul.h"
-#include "checkpoint.h"
+#include "comm.h"
+#include "saving.h"
 #include "settings.h"
+
+enum { SESSION_TIME_IS_UP = -1 };
 
 typedef struct {
     const Settings* settings;
-    const char* out;  // settings->out, the run's directory; "" writes nothing
+    Comm* comm;
+    const char* out;  // settings->out, the run's directory; "" writes nothing, as on all ranks but 0
+    double began;     // now_seconds() then
     Flag* flags;
     int flag_count;
     Context* ctx;
     int is_locked;       // OUT/.lock is this process's
+    int shares_plans;    // all ranks have rank 0's chosen algorithms
     char* matmul_cache;  // file of the GPU's chosen algorithms; NULL: none
     char* matmul_plans;  // those of the checkpoint; NULL: there is none, or it has none
 
-    char* checkpoint;  // the directory the run goes on from; NULL: a new run
-    int64_t step;      // optimizer steps done
-    uint64_t samples;  // sequences trained on
-    uint32_t data;     // fingerprint of the training data of the checkpoint
-    int64_t saved;     // step of the newest checkpoint; -1: none
-    int64_t last;      // the run ends after this step
-    LossScale scale;   // of the checkpoint; scale 0: it was not dynamic
+    char* checkpoint;        // the directory the run goes on from; NULL: a new run
+    int64_t step;            // optimizer steps done
+    uint64_t samples;        // sequences trained on
+    int64_t step_sequences;  // sequences in a step over all ranks; 0: not known yet
+    uint32_t data;           // fingerprint of the training data of the checkpoint
+    Saving* saving;          // what is being saved, from session_begin() on
+    int64_t last;            // the run ends after this step
+    int stop;                // what ends it before: a signal's number, or SESSION_TIME_IS_UP; 0: nothing
+    LossScale scale;         // of the checkpoint; scale 0: it was not dynamic
     Tokenizer tokenizer;
     char* tokenizer_dir;  // NULL: there is no tokenizer
 } Session;
+
+// Join the other ranks, as the settings and the environment say.
+static inline void session_join(const Settings* s, Comm* comm) {
+    CommSettings c = {s->start,  s->rank,        s->ranks,      s->ranks_per_machine,
+                      s->server, s->server_port, s->rendezvous, s->timeout};
+    comm_init(comm, &c);
+}
+
+// Before anything is written: end with USAGE where ranks were started with other settings, builds, models (as config.json
+// has them) or data.
+static inline void session_check_ranks(const Session* s, const char* config_json, uint32_t data) {
+    Text settings = {NULL, 0, 0};
+    char value[FLAG_TEXT_SIZE], fingerprint[16];
+    if (s->comm->size == 1) return;
+    for (int i = 0; i < s->flag_count; i++) {
+        const Flag* row = &s->flags[i];
+        if (settings_listed(SETTINGS_OF_PROCESS, row->long_name)) continue;
+        flags_format_value(row, value, sizeof value);
+        text_printf(&settings, "%s %s\n", row->long_name,
+                    row->type == FLAG_STRING ? *(const char* const*)row->value : value);
+    }
+    snprintf(fingerprint, sizeof fingerprint, "%08x", data);
+    comm_check_same(s->comm, "the settings", settings.text);
+    comm_check_same(s->comm, "the type of the build", FLOATX_NAME);
+    comm_check_same(s->comm, "the model", config_json);
+    comm_check_same(s->comm, "the training data's fingerprint", fingerprint);
+    free(settings.text);
+}
 
 // Flags that cannot be meant together, named both.
 static inline void session_check_flags(const Settings* s) {
@@ -105,7 +141,7 @@ static inline void session_find_checkpoint(Session* s, const char* free_to_chang
             s->out, earlier, earlier == 1 ? "" : "s");
     if (*s->out && !earlier) session_refuse_foreign(s->out);
     if (!resume) return;
-    s->checkpoint = checkpoint_find(s->out, &s->step);
+    s->checkpoint = checkpoint_find(s->settings->out, &s->step, s->comm);
     if (!s->checkpoint) {
         warn("%s: there is no usable checkpoint to resume from; starting afresh", s->out);
         return;
@@ -117,6 +153,8 @@ static inline void session_find_checkpoint(Session* s, const char* free_to_chang
                      s->settings->override, path);
     s->samples = (uint64_t)json_get_int(json.root, "samples", path);
     s->data = (uint32_t)json_get_int(json.root, "train_data_fingerprint", path);
+    // With --override another -b may mean another step.
+    if (!s->settings->override) s->step_sequences = json_get_int_or(json.root, "step_sequences", 0, path);
     s->scale.updates = json_get_int(json.root, "updates", path);
     s->scale.scale = (real)json_get_double_or(json.root, "loss_scale", 0, path);
     s->scale.good = json_get_int_or(json.root, "loss_scale_good_steps", 0, path);
@@ -124,19 +162,21 @@ static inline void session_find_checkpoint(Session* s, const char* free_to_chang
         s->matmul_plans = xprintf("%s", json_get_string(json.root, "matmul_plans", path));
     if (json_get_int(json.root, "step", path) != s->step)
         die(USAGE, "%s: key \"step\": is not that of its directory; restore the directory's name", path);
-    s->saved = s->step;
     json_free(&json);
     free(path);
 }
 
 // Begin with settings whose flags are parsed: open the context and find what the run goes on from. Nothing is written.
 static inline void session_open(Session* s, const Settings* settings, Flag* flags, int flag_count,
-                                const char* free_to_change, Context* ctx) {
+                                const char* free_to_change, Comm* comm, Context* ctx) {
     session_check_flags(settings);
-    s->settings = settings, s->out = settings->out;
+    s->settings = settings, s->comm = comm, s->out = comm->rank == 0 ? settings->out : "";
     s->flags = flags, s->flag_count = flag_count;
     s->ctx = ctx;
-    s->saved = -1;
+    s->began = now_seconds();
+    // One rank speaks for all; errors are each rank's own.
+    if (comm->rank > 0 && !freopen("/dev/null", "w", stdout)) die(FAILED, "/dev/null: %s", strerror(errno));
+    device_choose(comm->local_rank);
     context_init(ctx);
     device_set_threads(settings->threads);
     if (!settings->evaluate && settings->steps != 0) session_lock(s, 0);
@@ -202,25 +242,44 @@ static inline void session_find_model(const char* source, char** directory, char
 static inline char* session_find_start(const Session* s, const char* flag, const char* other) {
     int64_t step;
     if (s->checkpoint) return xprintf("%s", s->checkpoint);
-    char* found = *other ? checkpoint_find(other, &step) : NULL;
+    char* found = *other ? checkpoint_find(other, &step, s->comm) : NULL;
     if (*other && !found) die(USAGE, "%s %s: holds no whole checkpoint; name the directory of a run", flag, other);
     if (found && flags_find(s->flags, s->flag_count, "--model", strlen("--model"))->is_set & FLAG_IS_GIVEN)
         die(USAGE, "%s %s: the model is that run's; leave -e out", flag, other);
     return found;
 }
 
-// The micro-batches of B sequences of T tokens that each rank takes for a step of `total_batch` tokens; 0 means one.
-static inline int session_micro_steps(int64_t total_batch, int B, int T, int ranks) {
-    int64_t micro_tokens = (int64_t)B * T * ranks;
+// The micro-batches of B sequences of T tokens that each rank takes for a step: of --total-batch tokens, else of as many
+// sequences as the run has had from its start, else one.
+static inline int session_micro_steps(Session* s, int B, int T) {
+    int64_t total_batch = s->settings->total_batch, ranks = s->comm->size, micro_tokens = (int64_t)B * T * ranks;
     if ((int64_t)B * T > 1 << 30)
         die(USAGE, "-b %d: more than 2^30 tokens in a micro-batch of -t %d; make large steps with -d", B, T);
     if (total_batch % micro_tokens != 0)
         die(USAGE, "-d %lld: is no multiple of the %lld tokens that all ranks take in a micro-batch (-b x -t x ranks)",
             (long long)total_batch, (long long)micro_tokens);
-    if (total_batch / T > INT_MAX || (int64_t)B * ranks > INT_MAX)
+    if (total_batch / T > INT_MAX || B * ranks > INT_MAX)
         die(USAGE, "-d %lld: %lld sequences of -t %d in a step are more than the %d that it may have",
-            (long long)total_batch, (long long)(total_batch ? total_batch / T : (int64_t)B * ranks), T, INT_MAX);
-    return total_batch ? (int)(total_batch / micro_tokens) : 1;
+            (long long)total_batch, (long long)(total_batch ? total_batch / T : B * ranks), T, INT_MAX);
+    int64_t sequences = total_batch ? total_batch / T : s->step_sequences ? s->step_sequences : B * ranks;
+    if (sequences % (B * ranks) != 0)
+        die(USAGE,
+            "%s: its run has %lld sequences in a step, which %lld ranks of -b %d cannot share; start another number of "
+            "ranks, or give -b or -d with --override 1",
+            s->checkpoint, (long long)sequences, (long long)ranks, B);
+    s->step_sequences = sequences;
+    return (int)(sequences / (B * ranks));
+}
+
+// Whether all ranks are to stop now: one got a signal (0: this one got none), or the time is up.
+static inline int session_must_stop(Session* s, int signal) {
+    double hours = (now_seconds() - s->began) / 3600, most = s->settings->max_hours;
+    int stop = signal ? signal : most > 0 && hours >= most ? SESSION_TIME_IS_UP : 0;
+    int* stops = (int*)xmalloc((size_t)s->comm->size * sizeof *stops);
+    comm_gather(s->comm, stops, &stop, sizeof stop);
+    for (int r = 0; r < s->comm->size && !s->stop; r++) s->stop = stops[r];
+    free(stops);
+    return s->stop != 0;
 }
 
 // Whether something is due now: every `every` steps (0: never) and, with `at_end`, after the run's last.
@@ -290,12 +349,35 @@ static inline void session_begin(Session* s, Log* log) {
     flags_to_json(&settings, s->flags, s->flag_count);
     log_line(log, &settings);
     free(settings.text);
+    s->saving = (Saving*)xcalloc(1, sizeof *s->saving);
+    saving_open(s->saving, s->comm, log, s->settings->on_checkpoint_error == CHECKPOINT_ERROR_STOP,
+                s->checkpoint ? s->step : -1);
 }
 
 static inline Checkpoints session_checkpoints(const Session* s, const TensorTable* table, floatX* params,
                                               Optimizer* o) {
-    Checkpoints c = {s->out, table, params, o, s->tokenizer_dir, s->settings->keep, s->settings->keep_every, s->ctx};
+    Checkpoints c = {s->settings->out,        table, params, o, s->tokenizer_dir, s->settings->keep,
+                     s->settings->keep_every, s->ctx};
     return c;
+}
+
+// After the first step: the matmul algorithms that rank 0 has chosen are those of all ranks from now on, as they are of a
+// run that goes on from a checkpoint, which holds rank 0's.
+static inline void session_share_plans(Session* s) {
+    Text plans = {NULL, 0, 0};
+    if (s->shares_plans || s->comm->size == 1) return;
+    s->shares_plans = 1;
+    if (s->comm->rank == 0) matmul_plans_text(s->ctx, &plans);
+    uint64_t length = plans.length;
+    comm_broadcast(s->comm, &length, sizeof length);
+    char* text = (char*)xcalloc(length + 1, 1);
+    if (plans.length) memcpy(text, plans.text, plans.length);
+    comm_broadcast(s->comm, text, length);
+    if (s->comm->rank > 0 && length) {
+        matmul_plans_free(s->ctx);
+        matmul_plans_load(s->ctx, text);
+    }
+    free(text), free(plans.text);
 }
 
 // Take weights and moments from a whole checkpoint.
@@ -303,6 +385,16 @@ static inline void session_load(const Session* s, const char* checkpoint, const 
                                 Optimizer* o) {
     Checkpoints c = session_checkpoints(s, table, params, o);
     checkpoint_load(&c, checkpoint);
+}
+
+static inline UpdateSettings session_update(const Session* session) {
+    const Settings* s = session->settings;
+    UpdateSettings update = {(OptimizerKind)s->optimizer,
+                             s->master_weights ? WITH_MASTER : NO_MASTER,
+                             session->comm->rank,
+                             session->comm->size,
+                             {s->zero && session->comm->size > 1, s->reduce, s->bucket}};
+    return update;
 }
 
 // Have the optimizer scale the loss as the settings say, and go on where the checkpoint stood.
@@ -319,10 +411,18 @@ static inline void session_set_loss_scale(const Session* s, Optimizer* o) {
     optimizer_set_loss_scale(o, state, rule, s->ctx);
 }
 
-// Save the state after s->step steps unless that was done. Returns 0, or -1 after a warning.
+// The shards that a run's optimizer is in.
+static inline int session_shards(const Session* s, const TensorTable* table, const Optimizer* o) {
+    return comm_any(s->comm, o->shard.size < table->elements) ? s->comm->size : 1;
+}
+
+// Save the state after s->step steps, which all launches so far make, unless that was done; in the background where the run
+// goes on. Returns 0, or -1 after a warning. All ranks call it.
 static inline int session_save(Session* s, const TensorTable* table, floatX* params, Optimizer* o,
                                const char* config_json, uint32_t data) {
-    if (!*s->out || s->saved == s->step) return 0;
+    const Settings* settings = s->settings;
+    int goes_on = settings->checkpoint_every > 0 && s->step != s->last && s->step != settings->stop_after;
+    if (!*settings->out || s->saving->step == s->step) return 0;
     Text trainer = {NULL, 0, 0}, plans = {NULL, 0, 0};
     Checkpoints c = session_checkpoints(s, table, params, o);
     LossScale scale = optimizer_loss_scale(o, s->ctx);
@@ -330,6 +430,9 @@ static inline int session_save(Session* s, const TensorTable* table, floatX* par
     json_put_integer(&trainer, "step", s->step);
     json_put_integer(&trainer, "samples", (int64_t)s->samples);
     json_put_integer(&trainer, "train_data_fingerprint", (int64_t)data);
+    json_put_integer(&trainer, "step_sequences", s->step_sequences);
+    json_put_integer(&trainer, "ranks", s->comm->size);
+    json_put_integer(&trainer, "shards", session_shards(s, table, o));
     json_put_integer(&trainer, "updates", scale.updates);
     if (o->rule.kind == LOSS_SCALE_DYNAMIC) {
         json_put_number(&trainer, "loss_scale", (double)scale.scale);
@@ -340,11 +443,20 @@ static inline int session_save(Session* s, const TensorTable* table, floatX* par
     json_put_key(&trainer, "settings");
     flags_to_json(&trainer, s->flags, s->flag_count);
     text_printf(&trainer, "}\n");
-    int result = checkpoint_save(&c, s->step, config_json, trainer.text);
-    if (result == 0) s->saved = s->step;
+    int result = saving_begin(s->saving, &c, s->step, config_json, trainer.text, settings->async_checkpoint && goes_on);
     free(trainer.text), free(plans.text);
     return result;
 }
+
+// Whether the step that is done now ends with a checkpoint. Looks after the one before it, which may still be in writing;
+// all ranks call it once a step.
+static inline int session_checkpoint_is_due(const Session* s) {
+    saving_poll(s->saving);
+    return session_is_due(s, s->settings->checkpoint_every, 0);
+}
+
+// Wait until what was saved is written. Returns 0, or -1 after a warning. All ranks call it.
+static inline int session_finish_save(const Session* s) { return saving_finish(s->saving); }
 
 // The optimizer left the update of `step` out because the gradients were not finite: say where (in the gradients as they
 // are now), and end with STOPPED_BY_NAN unless --on-nan says skip.
@@ -354,7 +466,8 @@ static inline void session_report_nan(const Session* s, int64_t step, const Tens
     host_view_read(s->ctx, &view);
     int first = tensors_first_not_finite(table, view.values);
     host_view_close(&view);
-    char* good = s->saved >= 0 ? checkpoint_path(s->out, s->saved) : xprintf("none");
+    if (s->settings->on_nan == NAN_STOP) session_finish_save(s);
+    char* good = s->saving->saved >= 0 ? checkpoint_path(s->out, s->saving->saved) : xprintf("none");
     char* what = xprintf("step %lld: loss %g, gradient norm %g, first in the gradient of %s; the update was left out",
                          (long long)step, plain_nan(loss), plain_nan(norm),
                          first >= 0 ? table->tensors[first].name : "no single tensor (their norm overflowed)");
@@ -378,18 +491,19 @@ static inline Schedule session_schedule(const Session* session) {
     return schedule;
 }
 
-// Say how the run ended, after the last save: `signal` is what stopped it, 0 if nothing did. Ends with FAILED where the
-// save failed.
-static inline void session_end(const Session* s, int signal, int failed) {
-    if (signal)
-        printf("stopped by signal %d after step %lld%s\n", signal, (long long)s->step,
-               failed || !*s->out ? "" : ", saved");
+// Say how the run ended, after the last save. Ends with FAILED where the save failed.
+static inline void session_end(const Session* s, int failed) {
+    const char* saved = failed || !*s->out ? "" : ", saved";
+    if (s->stop == SESSION_TIME_IS_UP) printf("stopped by --max-hours after step %lld%s\n", (long long)s->step, saved);
+    else if (s->stop) printf("stopped by signal %d after step %lld%s\n", s->stop, (long long)s->step, saved);
     if (failed)
         die(FAILED, "%s: the state after step %lld could not be saved; make room there, then go on with -y 1", s->out,
             (long long)s->step);
 }
 
 static inline void session_close(Session* s) {
+    if (s->saving) saving_close(s->saving);
+    free(s->saving);
     if (s->tokenizer_dir) tokenizer_free(&s->tokenizer);
     free(s->tokenizer_dir), free(s->checkpoint), free(s->matmul_cache), free(s->matmul_plans);
     flags_free(s->flags, s->flag_count);

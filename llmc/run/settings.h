@@ -22,21 +22,29 @@ typedef struct {
     double dropout;
     int recompute, shuffle, overfit, on_nan;
     int64_t seed;
-    int val_every, val_batches, checkpoint_every, keep, keep_every, profile, threads, autotune, gelu_fusion, tf32,
-        attention;
+    int zero, reduce;
+    double bucket;
+    int start, ranks, rank, ranks_per_machine, server_port;
+    const char *server, *rendezvous;
+    double timeout, max_hours;
+    int val_every, val_batches, checkpoint_every, keep, keep_every, async_checkpoint, on_checkpoint_error, profile,
+        threads, autotune, gelu_fusion, tf32, attention;
 } Settings;
 
 // Values of choices, in the order of their names.
 enum { NAN_STOP, NAN_SKIP };
+enum { CHECKPOINT_ERROR_STOP, CHECKPOINT_ERROR_CONTINUE };
 enum { SCALE_AUTO, SCALE_OFF, SCALE_FIXED, SCALE_DYNAMIC };
 
 enum { MAX_FLAGS = 96 };
 
 // Flags that belong to a process, not to the run it continues; and flags that may change when a run is resumed.
 #define SETTINGS_OF_PROCESS                                                                                            \
-    "--output --resume --override --overwrite --evaluate --fill --stop-after --threads "                               \
-    "--profile"
-#define SETTINGS_FREE_TO_CHANGE "--val-every --val-batches --checkpoint-every --keep --keep-every --on-nan --recompute"
+    "--output --resume --override --overwrite --evaluate --fill --stop-after --threads --profile --ranks-start "       \
+    "--ranks --rank --ranks-per-machine --server --server-port --rendezvous --timeout --max-hours"
+#define SETTINGS_FREE_TO_CHANGE                                                                                        \
+    "--val-every --val-batches --checkpoint-every --keep --keep-every --on-nan --recompute --zero --reduce "           \
+    "--bucket --async-checkpoint --on-checkpoint-error"
 
 // Append rows to a table that has `count`. Returns the new count.
 static inline int settings_add_rows(Flag* table, int count, const Flag* rows, size_t added) {
@@ -90,11 +98,25 @@ static inline int settings_rows(Settings* s, Flag* table, int count) {
         {NULL,  "--shuffle",        FLAG_INT,    &s->shuffle,          "1",      0, 1, NULL, "1: sequences in a new seeded order every epoch; 0: in the order of the files", 0},
         {NULL,  "--seed",           FLAG_SIZE,   &s->seed,             "1337",   0, 9e15, NULL, "of initial weights, data order, dropout and samples", 0},
         {NULL,  "--on-nan",         FLAG_CHOICE, &s->on_nan,           "stop",   0, 0, "stop|skip", "when loss or gradients are not finite (the update is left out in both cases)", 0},
+        {"-z",  "--zero",           FLAG_INT,    &s->zero,             "0",      0, 1, NULL, "ranks: 1 gives each a shard of the optimizer's state (ZeRO-1)", 0},
+        {NULL,  "--reduce",         FLAG_CHOICE, &s->reduce,           "fp32",   0, 0, "fp32|bf16", "ranks: type in which gradients are summed; bf16 halves what is sent and rounds it", 0},
+        {NULL,  "--bucket",         FLAG_REAL,   &s->bucket,           "16",     0, 1e6, NULL, "ranks: MiB of gradients that are summed at once while the backward pass goes on, at least; 0: layer by layer", 0},
+        {"-pi", "--ranks-start",    FLAG_CHOICE, &s->start,            "auto",   0, 0, "auto|mpi|env|tcp|fs", "how ranks find each other: mpirun, the environment (torchrun, Slurm), -ps, or a shared directory -pf", 0},
+        {"-pn", "--ranks",          FLAG_INT,    &s->ranks,            "-1",     -1, 65536, NULL, "tcp, fs: processes of the run; -1: from the environment", 0},
+        {"-pr", "--rank",           FLAG_INT,    &s->rank,             "-1",     -1, 65535, NULL, "tcp, fs: number of this process from 0; -1: from the environment", 0},
+        {"-pg", "--ranks-per-machine", FLAG_INT, &s->ranks_per_machine, "-1",    -1, 1024, NULL, "tcp, fs: processes on each machine; a process takes GPU number rank modulo this; -1: from the environment", 0},
+        {"-ps", "--server",         FLAG_STRING, &s->server,           "",       0, 0, NULL, "tcp: name or address of rank 0's machine", 0},
+        {NULL,  "--server-port",    FLAG_INT,    &s->server_port,      "0",      0, 65535, NULL, "tcp: port there; 0: 29500", 0},
+        {"-pf", "--rendezvous",     FLAG_STRING, &s->rendezvous,       "",       0, 0, NULL, "fs: directory that all ranks see", 0},
+        {NULL,  "--timeout",        FLAG_REAL,   &s->timeout,          "60",     1, 86400, NULL, "ranks: seconds after which one that does not answer, or that the others wait for, ends the run with status 4", 0},
+        {NULL,  "--max-hours",      FLAG_REAL,   &s->max_hours,        "0",      0, 1e6, NULL, "stop, saved, after so many hours; 0: never", 0},
         {"-v",  "--val-every",      FLAG_INT,    &s->val_every,        "100",    0, 1e9, NULL, "steps between validations; 0: never", 0},
         {"-m",  "--val-batches",    FLAG_INT,    &s->val_batches,      "20",     0, 1e9, NULL, "micro-batches of a validation at most; 0: all", 0},
         {"-n",  "--checkpoint-every", FLAG_INT,  &s->checkpoint_every, "500",    0, 1e9, NULL, "steps between checkpoints; 0: only one, at the end", 0},
         {"-nk", "--keep",           FLAG_INT,    &s->keep,             "2",      0, 1e9, NULL, "newest checkpoints that are kept; 0: all", 0},
         {"-nm", "--keep-every",     FLAG_INT,    &s->keep_every,       "0",      0, 1e9, NULL, "checkpoints at multiples of this are kept for good; 0: none", 0},
+        {NULL,  "--async-checkpoint", FLAG_INT,  &s->async_checkpoint, "1",      0, 1, NULL, "1: checkpoints are written beside the steps, from a copy in the host's memory; 0: the steps wait", 0},
+        {NULL,  "--on-checkpoint-error", FLAG_CHOICE, &s->on_checkpoint_error, "continue", 0, 0, "stop|continue", "when a checkpoint cannot be written; the ones before it stay in both cases", 0},
         {NULL,  "--evaluate",       FLAG_INT,    &s->evaluate,         "0",      0, 1, NULL, "1: print the validation loss of -e (or of -o with -y 1) and end", 0},
         {NULL,  "--profile",        FLAG_INT,    &s->profile,          "0",      0, 1e6, NULL, "print where the time of the last steps went, op by op, of so many steps; on a GPU also OUT/kernels.txt", 0},
         {NULL,  "--autotune",       FLAG_INT,    &s->autotune,         "1",      0, 1, NULL, "GPU: 1 times the candidates of each large matmul once and keeps the choice in -o", 0},

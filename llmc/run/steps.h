@@ -4,6 +4,8 @@
 #define LLMC_STEPS_H
 
 #include "../device/readback.h"
+#include "exact.h"
+#include "optimizer.h"
 #include "profiler.h"
 #include "session.h"
 
@@ -18,7 +20,7 @@ typedef struct {
 // The losses that a step minimises the sum of, [1] each, where the ops run; and what log.jsonl calls them.
 typedef struct {
     int count;
-    const real* values[STEP_LOSSES];
+    real* values[STEP_LOSSES];
     const char* names[STEP_LOSSES];
 } StepLosses;
 
@@ -75,12 +77,31 @@ static inline void steps_print_start(const Steps* s, const Session* session, siz
            profiler_known_peak() > 0 ? "the data sheet's peak" : "measured on a large matmul");
 }
 
+// Of a model: what an update changes, and what it takes.
+typedef struct {
+    const TensorTable* table;
+    floatX* params;
+    real* grads;
+    const ExactParameters* exact;
+} StepModel;
+
 // The settings of the optimizer's update that comes next.
 static inline OptimizerSettings steps_adamw(const Session* session, double lr) {
     const Settings* s = session->settings;
     uint64_t rounding = rng_stream((uint64_t)s->seed, (uint64_t)session->step, 0, SITE_ROUNDING);
     OptimizerSettings adamw = {lr, s->beta1, s->beta2, s->eps, s->weight_decay, s->clip, rounding};
     return adamw;
+}
+
+// The backward pass of a step's last micro-batch has been launched: sum gradients and losses over the ranks, update.
+static inline void steps_update(const Session* session, StepModel m, StepLosses losses, Optimizer* o, Reduction* r,
+                                double lr) {
+    Context* ctx = session->ctx;
+    reduction_finish(r, m.grads, ctx);
+    for (int i = 0; i < losses.count; i++) reduction_sum(r, losses.values[i], 1, SUM_REAL, ctx);
+    optimizer_step(o, m.params, m.grads, steps_adamw(session, lr), r, ctx);
+    exact_share(m.exact, m.table, m.params, o->master, r, ctx);
+    collective_check(&r->collective);
 }
 
 // All of a step has been launched: its results are on their way from now on.
@@ -94,6 +115,7 @@ static inline void steps_launched(Steps* s, Session* session, double lr, StepWor
     launched->work = work;
     launched->losses = losses;
     launched->step = ++session->step;
+    session_share_plans(session);
     device_stop_autotune(session->ctx);
     session->samples += (uint64_t)work.samples;
 }
@@ -116,7 +138,10 @@ static inline int steps_is_overflow(LossScaleRule rule, double loss, double norm
 static inline void steps_finish_one(Steps* s, const Session* session, Log* log, const TensorTable* table,
                                     const real* grads, const Optimizer* o) {
     LaunchedStep* done = &s->launched[s->finished % (int64_t)COUNT_OF(s->launched)];
+    comm_wait_begin(session->comm);  // a step ends when the other ranks have done theirs
     readback_wait(&done->result);
+    comm_wait_end(session->comm);
+    comm_progress(session->comm, done->step);
     double loss = 0, norm = (double)done->result.values[0], scale = (double)done->result.values[1];
     double seconds = readback_seconds(s->last, &done->result);
     for (int i = 0; i < done->losses.count; i++) loss += (double)done->result.values[2 + i];

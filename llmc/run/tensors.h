@@ -57,6 +57,17 @@ typedef struct {
     size_t exact_elements;  // of the copies in full precision
 } TensorTable;
 
+// A part of the flat buffer, in whole groups of TENSOR_ALIGNMENT elements: what one rank holds where ranks share.
+typedef struct {
+    size_t begin, size;
+} FlatRange;
+
+// All of it.
+static inline FlatRange tensors_whole(const TensorTable* table) {
+    FlatRange shard = {0, table->elements};
+    return shard;
+}
+
 // Append `count` rows for `layer` (-1: outside the layers), sizes taken from dims[symbol].
 static inline void tensors_add(TensorTable* table, const TensorRow* rows, int count, const int* dims, int layer) {
     for (int i = 0; i < count; i++) {

@@ -1,0 +1,390 @@
+/* Tests of reading ahead (llmc/run/prefetch.h, lm_data.h, mlm_data.h) and of what ranks read: the thread changes no
+ * batch, hands on what is wrong with the data, and ends. Built with -fsanitize=thread too.
+ *
+ * Prints a line a case and `N passed, N failed`; exit status 1 if one failed. */
+#include <ftw.h>
+#include <sys/wait.h>
+
+#include "llmc/run/lm_data.h"
+#include "llmc/run/mlm_data.h"
+
+typedef struct {
+    int passed, failed;
+    char* directory;  // for files
+} Tests;
+
+static void expect(Tests* t, int good, const char* name) {
+    printf("%s %s\n", good ? "ok  " : "FAIL", name);
+    if (good) t->passed++;
+    else t->failed++;
+}
+
+static int remove_entry(const char* path, const struct stat* st, int type, struct FTW* where) {
+    (void)st, (void)type, (void)where;
+    return remove(path);
+}
+
+// Run in a child process. Returns its status; *message: what it wrote on stderr (caller frees).
+static int end_of(void (*run)(const char*), const char* argument, Text* message) {
+    int ends[2], result = 0;
+    char piece[512];
+    fflush(stdout);
+    if (pipe(ends) != 0) die(FAILED, "pipe: %s", strerror(errno));
+    pid_t child = fork();
+    if (child == 0) {
+        dup2(ends[1], STDERR_FILENO);
+        close(ends[0]), close(ends[1]);
+        run(argument);
+        exit(DONE);
+    }
+    close(ends[1]);
+    for (ssize_t got; (got = read(ends[0], piece, sizeof piece)) > 0;) text_append(message, piece, (size_t)got);
+    close(ends[0]);
+    waitpid(child, &result, 0);
+    return WIFEXITED(result) ? WEXITSTATUS(result) : 128 + WTERMSIG(result);
+}
+
+// ---------------------------------------------------------------------------------------------------------
+// Language models: two files of WINDOWS windows together, whose tokens count up from 1; 0 begins a document
+
+enum { T = 6, B = 2, FIRST_FILE = 14, WINDOWS = 47, V = 1 + T * WINDOWS + 1 };
+
+static char* put_tokens(const char* directory, const char* name, int first, int n, int planted, int value) {
+    char* path = xprintf("%s/%s", directory, name);
+    int* tokens = (int*)xmalloc((size_t)n * sizeof(int));
+    for (int i = 0; i < n; i++) tokens[i] = first + i;
+    if (planted >= 0) tokens[planted] = value;
+    if (shard_write(path, tokens, (uint64_t)n, 2) != 0) die(FAILED, "%s: %s", path, strerror(errno));
+    free(tokens);
+    return path;
+}
+
+static char* put_windows(const char* directory) {
+    free(put_tokens(directory, "a.bin", 1, T * FIRST_FILE + 1, -1, 0));
+    free(put_tokens(directory, "b.bin", 1 + T * FIRST_FILE, T * (WINDOWS - FIRST_FILE) + 1, -1, 0));
+    return xprintf("%s/?.bin", directory);
+}
+
+static void open_windows(LmData* d, const char* pattern, int shuffle, int ranks, int end_of_text, Context* ctx) {
+    lm_data_open(d, pattern, pattern, B, T, V, 5, shuffle, ranks, end_of_text, ctx);
+}
+
+// One rank's whole step: micro-batches of B sequences, numbers (i * ranks + rank) * B .. from `start` on. Adds one to
+// seen [windows of the step] for each sequence as it stands in the whole order. Returns 0 where a batch is not it.
+static int take_step(LmData* d, const BatchLm* order, uint64_t start, int micro_steps, int rank, int ranks, int* seen,
+                     Context* ctx) {
+    int inputs[B * T], targets[B * T], right = 1;
+    Sequences documents;
+    for (int i = 0; i < micro_steps; i++) {
+        int first = (i * ranks + rank) * B;
+        lm_data_load(inputs, targets, &documents, d, &d->train, start + (uint64_t)first, ctx);
+        for (int row = 0; row < B; row++) {
+            int want = 1 + T * (int)batch_lm_window(order, start + (uint64_t)(first + row));
+            for (int k = 0; k < T; k++)
+                right &= inputs[row * T + k] == want + k && targets[row * T + k] == want + k + 1;
+            seen[first + row]++;
+        }
+    }
+    return right && documents.count == 0;
+}
+
+// The ranks together take every sequence of every step once, and so every window of an epoch, wherever a run goes on.
+static void test_slices(Tests* t) {
+    char *pattern = put_windows(t->directory), *name;
+    for (int ranks = 1; ranks <= 4; ranks++)
+        for (int micro_steps = 1; micro_steps <= 3; micro_steps += 2)
+            for (int shuffle = IN_ORDER; shuffle <= SHUFFLED; shuffle++) {
+                enum { EPOCHS = 3 };
+                int per_step = ranks * micro_steps * B, right = 1, steps = EPOCHS * WINDOWS / per_step + 1;
+                int *seen = (int*)xcalloc((size_t)(steps * per_step), sizeof(int)), windows[EPOCHS][WINDOWS];
+                memset(windows, 0, sizeof windows);
+                for (int rank = 0; rank < ranks; rank++) {
+                    LmData d;
+                    Context ctx;
+                    context_init(&ctx);
+                    open_windows(&d, pattern, shuffle, ranks, -1, &ctx);
+                    for (int step = 0; step < steps; step++) {
+                        if (step == steps / 2) {  // stopped here, and resumed
+                            lm_data_close(&d);
+                            open_windows(&d, pattern, shuffle, ranks, -1, &ctx);
+                        }
+                        right &= take_step(&d, &d.train, (uint64_t)(step * per_step), micro_steps, rank, ranks,
+                                           seen + step * per_step, &ctx);
+                    }
+                    for (int i = 0; i < EPOCHS * WINDOWS && rank == 0; i++)
+                        windows[i / WINDOWS][batch_lm_window(&d.train, (uint64_t)i)]++;
+                    lm_data_close(&d);
+                    context_free(&ctx);
+                }
+                for (int i = 0; i < steps * per_step; i++) right &= seen[i] == 1;
+                for (int i = 0; i < EPOCHS * WINDOWS; i++) right &= windows[i / WINDOWS][i % WINDOWS] == 1;
+                name = xprintf("%d ranks, %d micro-batches a step%s: every sequence once", ranks, micro_steps,
+                               shuffle == SHUFFLED ? ", shuffled" : "");
+                expect(t, right, name);
+                free(name), free(seen);
+            }
+    free(pattern);
+}
+
+// Jumps, the same batch again, and validation in between: what is loaded is what was asked for.
+static void test_jumps(Tests* t) {
+    char* pattern = put_windows(t->directory);
+    int inputs[B * T], targets[B * T], want[2 * B * T], right = 1;
+    uint64_t sample = 0;
+    Sequences documents;
+    LmData d;
+    Context ctx;
+    context_init(&ctx);
+    open_windows(&d, pattern, SHUFFLED, 3, -1, &ctx);
+    for (uint32_t i = 0; i < 600; i++) {
+        uint32_t draw = philox(i, 0, 0, 0, 77).v[0];
+        const BatchLm* from = draw % 5 == 0 ? &d.val : &d.train;
+        if (draw % 7 == 0) sample = draw >> 8;
+        else if (draw % 11) sample += 3 * B;
+        lm_data_load(inputs, targets, &documents, &d, from, sample, &ctx);
+        batch_lm_read(from, sample, want, want + B * T, NULL);
+        right &= memcmp(inputs, want, sizeof inputs) == 0 && memcmp(targets, want + B * T, sizeof targets) == 0;
+        if (from == &d.val) sample -= 3 * B;
+    }
+    expect(t, right, "jumps, repetitions and validation load what a plain reader reads");
+    lm_data_close(&d);
+    context_free(&ctx);
+    free(pattern);
+}
+
+// Token 0 begins a document: at random places, at both ends of a row, and two in a row.
+static void test_documents(Tests* t) {
+    enum { N = B * T };
+    int tokens[T * WINDOWS + 1], inputs[N], targets[N], right = 1, most = 0;
+    char* path = xprintf("%s/documents.bin", t->directory);
+    for (uint32_t i = 0; i < COUNT_OF(tokens); i++) tokens[i] = philox(i, 0, 0, 0, 3).v[0] % 4 ? 1 + (int)i : 0;
+    if (shard_write(path, tokens, COUNT_OF(tokens), 2) != 0) die(FAILED, "%s: %s", path, strerror(errno));
+    Sequences s;
+    LmData d;
+    Context ctx;
+    context_init(&ctx);
+    open_windows(&d, path, IN_ORDER, 1, 0, &ctx);
+    for (uint64_t sample = 0; sample < 2 * WINDOWS; sample += B) {
+        lm_data_load(inputs, targets, &s, &d, sample % 3 ? &d.train : &d.val, sample, &ctx);
+        int64_t squares = 0;
+        int longest = 0;
+        right &= s.rows == N && s.cu_seqlens[0] == 0 && s.cu_seqlens[s.count] == N && s.is_numbered_by_row;
+        for (int b = 0; b < s.count; b++) {
+            int begin = s.cu_seqlens[b], length = s.cu_seqlens[b + 1] - begin;
+            right &= length > 0 && begin / T == (begin + length - 1) / T && (begin % T == 0 || inputs[begin] == 0);
+            right &= s.host_cu_seqlens[b] == begin && sequences_number(&s, b) == (uint32_t)begin;
+            for (int i = 0; i < length; i++) {
+                right &= (i == 0 || inputs[begin + i] != 0) && s.sequence[begin + i] == b && s.position[begin + i] == i;
+            }
+            squares += (int64_t)length * length;
+            longest = max_int(longest, length);
+        }
+        most = max_int(most, s.count);
+        right &= squares == s.squares && longest == s.max_length;
+    }
+    expect(t, right && most > 4, "documents are cut at their first token and at the end of a row");
+    lm_data_close(&d);
+    context_free(&ctx);
+    free(path);
+}
+
+// The token that is out of range is in window number 8 in the order of the file.
+static void load_bad_token(const char* path) {
+    int inputs[B * T], targets[B * T];
+    Sequences documents;
+    LmData d;
+    Context ctx;
+    context_init(&ctx);
+    lm_data_open(&d, path, NULL, B, T, V, 5, IN_ORDER, 1, -1, &ctx);
+    for (uint64_t sample = 0; sample < WINDOWS; sample += B) {
+        fprintf(stderr, "%d ", (int)sample);
+        lm_data_load(inputs, targets, &documents, &d, &d.train, sample, &ctx);
+    }
+    lm_data_close(&d);
+}
+
+static void stop_before_bad_token(const char* path) {
+    int inputs[B * T], targets[B * T];
+    Sequences documents;
+    LmData d;
+    Context ctx;
+    context_init(&ctx);
+    lm_data_open(&d, path, NULL, B, T, V, 5, IN_ORDER, 1, -1, &ctx);
+    for (uint64_t sample = 0; sample < 8; sample += B)
+        lm_data_load(inputs, targets, &documents, &d, &d.train, sample, &ctx);
+    prefetch_wait(&d.ahead, d.ahead.asked - 1);  // the thread has met it
+    lm_data_load(inputs, targets, &documents, &d, &d.train, 10, &ctx);
+    lm_data_close(&d);
+}
+
+static void test_bad_token(Tests* t) {
+    char* path = put_tokens(t->directory, "bad.bin", 1, T * WINDOWS + 1, 8 * T + 2, V + 3);
+    Text text = {NULL, 0, 0};
+    int status = end_of(load_bad_token, path, &text);
+    char* message = xprintf("0 2 4 6 8 error: %s: token %d at position %d is outside the vocabulary of %d; ", path,
+                            V + 3, 8 * T + 2, V);
+    expect(t, status == USAGE && text.text && strncmp(text.text, message, strlen(message)) == 0,
+           "a token out of range ends the run where its batch is used, with its own message");
+    free(text.text), free(message);
+    Text other = {NULL, 0, 0};
+    status = end_of(stop_before_bad_token, path, &other);
+    expect(t, status == DONE && other.length == 0, "one that was only read ahead does not");
+    free(other.text), free(path);
+}
+
+// ---------------------------------------------------------------------------------------------------------
+// Masked language models: a file of documents of three sentences of five tokens each
+
+enum { MLM_T = 24, MLM_DOCUMENTS = 40, MLM_V = 400, FIRST_TOKEN = 5 };
+
+static char* put_documents(const char* directory, int planted, int value) {
+    enum { SENTENCES = 3 * MLM_DOCUMENTS, TOKENS = 5 * SENTENCES };
+    SentencesHeader h = {TOKENS, SENTENCES, MLM_DOCUMENTS, MLM_V, 0, 1, 2, 3, 4};
+    int tokens[TOKENS];
+    uint32_t begin[SENTENCES + 1], first[MLM_DOCUMENTS + 1], continues[(MLM_V + 31) / 32] = {0};
+    for (int i = 0; i < TOKENS; i++) tokens[i] = FIRST_TOKEN + i % (MLM_V - FIRST_TOKEN);
+    for (uint32_t i = 0; i <= SENTENCES; i++) begin[i] = 5 * i;
+    for (uint32_t i = 0; i <= MLM_DOCUMENTS; i++) first[i] = 3 * i;
+    if (planted >= 0) tokens[planted] = value;
+    char* path = xprintf("%s/sentences.bin", directory);
+    if (sentences_write(path, h, tokens, begin, first, continues) != 0) die(FAILED, "%s: %s", path, strerror(errno));
+    return path;
+}
+
+static void open_documents(MlmSource* d, const char* path, int micro_steps, Context* ctx) {
+    MlmRecipe recipe = {4, 0.15, 0, 1, 0, 2, 0.1};
+    mlm_source_alloc(d, recipe, B, MLM_T, micro_steps, ctx);
+    mlm_source_open(d, path, path, MLM_V, 11);
+}
+
+static int same_batch(const MlmBatch* a, const MlmBatch* b) {
+    size_t rows = (size_t)a->rows * sizeof(int), masked = (size_t)a->masked * sizeof(int),
+           count = (size_t)a->count * sizeof(int);
+    return a->count == b->count && a->rows == b->rows && a->masked == b->masked && a->first == b->first &&
+           memcmp(a->tokens, b->tokens, rows) == 0 && memcmp(a->types, b->types, rows) == 0 &&
+           memcmp(a->cu_seqlens, b->cu_seqlens, count) == 0 && memcmp(a->masked_rows, b->masked_rows, masked) == 0 &&
+           memcmp(a->masked_targets, b->masked_targets, masked) == 0 &&
+           memcmp(a->next_labels, b->next_labels, count) == 0;
+}
+
+static void test_masked(Tests* t) {
+    char* path = put_documents(t->directory, -1, 0);
+    int right = 1;
+    for (int ranks = 1; ranks <= 4; ranks++)
+        for (int micro_steps = 1; micro_steps <= 3; micro_steps += 2) {
+            MlmSource d;
+            MlmBatch plain;
+            Context ctx;
+            uint64_t start = 0;
+            context_init(&ctx);
+            open_documents(&d, path, micro_steps, &ctx);
+            mlm_batch_alloc(&plain, B, MLM_T, d.recipe.max_predictions);
+            for (uint32_t step = 0; step < 120; step++) {
+                uint32_t draw = philox(step, 0, 0, 0, 78).v[0];
+                int rank = draw % 13 ? ranks - 1 : 0;
+                if (draw % 7 == 0) start = draw >> 8;
+                mlm_source_build(&d, start, B, rank, ranks);
+                for (int i = 0; i < micro_steps; i++) {
+                    uint64_t before = (uint64_t)((i * ranks + rank) * B);
+                    mlm_batch_build(&plain, &d.train, start + before, B);
+                    plain.first = mlm_count(&d.train, start, before);
+                    right &= same_batch(&d.batches[i], &plain);
+                }
+                if (draw % 5 == 0) mlm_batch_build(&d.batches[0], &d.val, draw >> 8, B);  // a validation
+                if (draw % 11) start += (uint64_t)(B * ranks * micro_steps);
+            }
+            mlm_batch_free(&plain);
+            mlm_source_close(&d);
+            context_free(&ctx);
+        }
+    expect(t, right, "masked batches: jumps, repetitions and validation load what a plain reader reads");
+    free(path);
+}
+
+// Within these epochs a sequence meets the planted token. Read at once or ahead, the message is the same.
+static void build_bad_token(const char* path) {
+    MlmSource d;
+    Context ctx;
+    context_init(&ctx);
+    open_documents(&d, path, 2, &ctx);
+    for (uint64_t step = 0; step < MLM_DOCUMENTS; step++) mlm_source_build(&d, 2 * B * step, B, 0, 1);
+    mlm_source_close(&d);
+}
+
+static void build_bad_token_at_once(const char* path) {
+    MlmSource d;
+    Context ctx;
+    context_init(&ctx);
+    open_documents(&d, path, 2, &ctx);
+    for (uint64_t row = 0; row < 4 * B * MLM_DOCUMENTS; row += B) mlm_batch_build(&d.batches[0], &d.train, row, B);
+    mlm_source_close(&d);
+}
+
+static void test_masked_bad_token(Tests* t) {
+    char* path = put_documents(t->directory, 100, MLM_V);
+    Text ahead = {NULL, 0, 0}, plain = {NULL, 0, 0};
+    int status = end_of(build_bad_token, path, &ahead), other = end_of(build_bad_token_at_once, path, &plain);
+    expect(t,
+           status == USAGE && other == USAGE && strcmp(ahead.text, plain.text) == 0 &&
+               strstr(ahead.text, "token 400 at position 100 is outside its vocabulary of 400") != NULL,
+           "masked batches: a token out of range ends the run with the reader's message");
+    free(ahead.text), free(plain.text), free(path);
+}
+
+// ---------------------------------------------------------------------------------------------------------
+// The thread
+
+static volatile sig_atomic_t handled;
+static pthread_t handler;
+static void on_signal(int number) { handled = number, handler = pthread_self(); }
+
+// Opened and closed at any moment of its work; signals are not its own.
+static void test_ends(Tests* t) {
+    char* pattern = put_windows(t->directory);
+    int inputs[B * T], targets[B * T], mine = 1;
+    Sequences documents;
+    sigset_t one, before;
+    signal(SIGUSR1, on_signal);
+    sigemptyset(&one), sigaddset(&one, SIGUSR1);
+    for (int i = 0; i < 200; i++) {
+        LmData d;
+        Context ctx;
+        context_init(&ctx);
+        open_windows(&d, pattern, SHUFFLED, 2, -1, &ctx);
+        for (int k = 0; k < i % 4; k++)
+            lm_data_load(inputs, targets, &documents, &d, &d.train, (uint64_t)(2 * B * k), &ctx);
+        if (i == 150) {
+            // While this thread would not take a signal, the other does not either.
+            pthread_sigmask(SIG_BLOCK, &one, &before);
+            kill(getpid(), SIGUSR1);
+            usleep(20000);
+            mine &= handled == 0;
+            pthread_sigmask(SIG_SETMASK, &before, NULL);
+            mine &= handled == SIGUSR1 && pthread_equal(handler, pthread_self());
+        }
+        lm_data_close(&d);
+        context_free(&ctx);
+    }
+    signal(SIGUSR1, SIG_DFL);
+    expect(t, 1, "the thread ends whenever it is told to");
+    expect(t, mine, "signals are the trainer's");
+    free(pattern);
+}
+
+int main(void) {
+    Tests t = {0, 0, NULL};
+    const char* temporary = getenv("TMPDIR");
+    t.directory = xprintf("%s/test_prefetch_XXXXXX", temporary && temporary[0] ? temporary : "/tmp");
+    if (!mkdtemp(t.directory)) die(FAILED, "%s: cannot be made: %s", t.directory, strerror(errno));
+    test_slices(&t);
+    test_jumps(&t);
+    test_documents(&t);
+    test_bad_token(&t);
+    test_masked(&t);
+    test_masked_bad_token(&t);
+    test_ends(&t);
+    nftw(t.directory, remove_entry, 16, FTW_DEPTH | FTW_PHYS);
+    free(t.directory);
+    printf("%d passed, %d failed\n", t.passed, t.failed);
+    return t.failed != 0;
+}

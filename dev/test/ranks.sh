@@ -1,0 +1,219 @@
+#!/bin/bash
+# Several ranks train what one trains: the same losses and weights, the same bits every time, over interruptions and other
+# numbers of ranks; and they end well when one of them does not.
+#
+#     bash dev/test/ranks.sh PROGRAM          from the repository's root; needs mpirun, and python3 to compare weights
+#
+# Ends with `N passed, N failed, N skipped`; exit status 1 if one failed.
+set -u
+PROGRAM=${1:-}
+. "$(dirname "$0")/shell.sh"
+case ${PROGRAM##*/} in
+    train_bert*) model="-e L=3,C=16,NH=2,T=16 -t 16" ;;
+    *) model="-e L=3,C=16,NH=2,T=16" ;;
+esac
+if ! command -v mpirun >/dev/null; then
+    skip ranks 'mpirun was not found'
+    finish
+    exit
+fi
+if ! ldd "$PROGRAM" | grep -q libmpi; then
+    skip ranks 'this build knows no MPI'
+    finish
+    exit
+fi
+export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 OMPI_MCA_mpi_yield_when_idle=1
+# Sequences that a step takes are the same for any number of ranks; each layer is a bucket of its own.
+common="$model -d 128 -x 20 --dropout 0.1 -l 1e-2 -u 3 -q 0.1 -c 0.1 -v 10 -m 4 -s 0 -n 0 --bucket 0"
+
+# Start RANKS of the trainer; as run().
+launch() { # RANKS FLAG...
+    local ranks=$1
+    shift
+    timeout --foreground 180 mpirun --oversubscribe --bind-to none -np "$ranks" "$PROGRAM" "$@" </dev/null >"$work/stdout" 2>"$work/stderr"
+    status=$?
+}
+losses() { grep -E '"(loss|val_loss)"' "$1/log.jsonl" | sed -nE 's/.*"(loss|val_loss)": ([0-9.eE+-]+).*/\2/p'; }
+
+# Why the losses or weights of two runs are further apart than 1e-5, or nothing.
+near() { # OUT REFERENCE
+    paste <(losses "$1") <(losses "$2") | awk '
+        NF != 2 {print "not the same number of losses"; exit}
+        {d = $1 - $2; if (d < 0) d = -d; if (d > 1e-5) {print "loss " NR ": " $1 " against " $2; exit}}'
+    python3 - "$1/model.safetensors" "$2/model.safetensors" <<'EOF'
+import array, json, struct, sys
+def weights(path):
+    data = open(path, "rb").read()
+    n = struct.unpack("<Q", data[:8])[0]
+    return {k: array.array("f", data[8 + n + v["data_offsets"][0]:8 + n + v["data_offsets"][1]])
+            for k, v in json.loads(data[8:8 + n]).items() if k != "__metadata__"}
+a, b = weights(sys.argv[1]), weights(sys.argv[2])
+worst = max((abs(x - y) / max(1, abs(y)), k) for k in b for x, y in zip(a[k], b[k]))
+if a.keys() != b.keys(): print("not the same tensors")
+elif not worst[0] <= 1e-5: print("%s is %g away" % (worst[1], worst[0]))
+EOF
+}
+
+# Why two runs are not the same bits, or nothing.
+same() { # OUT REFERENCE
+    local file
+    for file in "$1"/ckpt/00000020/*.safetensors; do
+        cmp -s "$file" "$2/ckpt/00000020/${file##*/}" || echo "${file##*/} differs"
+    done
+    cmp -s <(losses "$1") <(losses "$2") || echo 'the losses differ'
+}
+
+case_is() { # NAME WHY-OF-THE-RUN WHY
+    verdict "$1" "${2:-$3}"
+}
+
+# ---------------------------------------------------------------------------------------------------------
+# The same result
+
+run $common -b 2 -o one
+verdict 'one rank' "$(ended_with 0)"
+for zero in 0 1; do
+    for ranks in 2 4; do
+        name="$ranks ranks, -z $zero"
+        launch $ranks $common -b 2 -z $zero -o "z$zero.$ranks"
+        case_is "$name: as one rank" "$(ended_with 0)" "$(near "z$zero.$ranks" one)"
+        launch $ranks $common -b 2 -z $zero -o "again$zero.$ranks"
+        case_is "$name: the same bits again" "$(ended_with 0)" "$(same "again$zero.$ranks" "z$zero.$ranks")"
+    done
+    # 13 steps, then the rest, on as many ranks.
+    launch 2 $common -b 2 -z $zero -o "stopped$zero" --stop-after 13
+    why=$(ended_with 0)
+    launch 2 -y 1 -o "stopped$zero"
+    case_is "2 ranks, -z $zero: stopped and resumed, the same bits" "${why:-$(ended_with 0)}" "$(same "stopped$zero" "z$zero.2")"
+done
+launch 3 $model -d 192 -x 6 -b 2 -v 0 -s 0 -n 0 -z 1 -o three
+verdict '3 ranks, -z 1' "$(ended_with 0)"
+launch 2 $common -b 2 -z 1 --reduce bf16 -o narrow
+verdict '2 ranks, sums in bf16' "$(ended_with 0)"
+[ -z "$(near narrow one)" ] && why='bf16 changed nothing' || why=
+verdict 'sums in bf16 are rounded' "$why"
+run $common -b 2 --optimizer lamb -o lamb1
+launch 4 $common -b 2 --optimizer lamb -z 1 -o lamb4
+case_is '4 ranks, -z 1, LAMB: as one rank' "$(ended_with 0)" "$(near lamb4 lamb1)"
+
+# Elastic: 4 ranks, then 2, 1, 4, five steps each.
+for zero in 0 1; do
+    why=
+    launch 4 $common -b 2 -z $zero -o "elastic$zero" --stop-after 5
+    why=${why:-$(ended_with 0)}
+    launch 2 -y 1 -z $zero -o "elastic$zero" --stop-after 10
+    why=${why:-$(ended_with 0)}
+    run -y 1 -o "elastic$zero" --stop-after 15
+    why=${why:-$(ended_with 0)}
+    launch 4 -y 1 -z $((1 - zero)) -o "elastic$zero"
+    why=${why:-$(ended_with 0)}
+    case_is "elastic from -z $zero: 4, 2, 1, 4 ranks" "$why" "$(near "elastic$zero" one)"
+done
+# Without -d the step's size is that of the first start.
+launch 4 $model -b 2 -x 20 -v 0 -s 0 -n 0 -o kept --stop-after 10
+launch 2 -y 1 -o kept
+why=$(ended_with 0)
+grep -q '"step": 20' kept/log.jsonl || why=${why:-'the run did not end'}
+verdict 'the size of a step outlives the number of ranks' "$why"
+launch 3 -y 1 --stop-after 20 -o kept
+launch 3 $model -b 2 -x 20 -v 0 -s 0 -n 0 -o kept3 --stop-after 10
+launch 2 -y 1 -o kept3
+grep -q 'sequences in a step' "$work/stderr" && why= || why="stderr: $(head -n 3 "$work/stderr" | tr '\n' ' ')"
+verdict 'a step that cannot be shared is refused' "$why"
+
+# ---------------------------------------------------------------------------------------------------------
+# Ends
+
+# Start 4 ranks of a long run in the background and wait for a step; sets pids, of the ranks in their order.
+begin_long() { # OUT FLAG...
+    local out=$1 pid i
+    shift
+    mpirun --oversubscribe --bind-to none -np 4 bash -c 'echo $$ >"$0.pid.$OMPI_COMM_WORLD_RANK"; "$@" & child=$!; echo $child >"$0.child.$OMPI_COMM_WORLD_RANK"; trap "kill -TERM $child" TERM; while kill -0 $child 2>/dev/null; do wait $child; s=$?; done; echo $s >"$0.status.$OMPI_COMM_WORLD_RANK"; exit $s' \
+        "$work/$out" "$PROGRAM" $model -b 2 -x 100000 -v 0 -s 0 -n 5 -o "$out" "$@" </dev/null >"$work/stdout" 2>"$work/stderr" &
+    long=$!
+    for ((i = 0; i < 300; i++)); do
+        [ -d "$out/ckpt" ] && [ "$(ls "$out/ckpt" | grep -vc tmp)" -gt 0 ] && return
+        sleep 0.1
+    done
+}
+for victim in 0 2; do
+    begin_long "killed$victim" -z 1
+    start=$SECONDS
+    kill -KILL "$(cat "killed$victim.child.$victim")"
+    wait $long
+    status=$?
+    why=
+    [ $((SECONDS - start)) -le 20 ] || why="it took $((SECONDS - start)) s"
+    grep -Eq "rank $victim of 4 .*is gone" "$work/stderr" || why=${why:-"no line names rank $victim: $(tail -n 4 "$work/stderr" | tr '\n' ' ')"}
+    [ $status -ne 0 ] || why=${why:-'mpirun ended with 0'}
+    verdict "rank $victim is killed: named, and all end" "$why"
+    launch 2 -y 1 -o "killed$victim" --stop-after 8
+    verdict "after that: resumed" "$(ended_with 0)"
+done
+begin_long signal
+kill -TERM "$(cat signal.child.3)"
+wait $long
+status=$?
+why=$(ended_with 0)
+grep -q 'stopped by signal' "$work/stdout" || why=${why:-'nothing is said of the signal'}
+newest=$(ls signal/ckpt | grep -v tmp | tail -n 1)
+grep -q "\"step\": $((10#$newest))," signal/log.jsonl && [ "$(tail -n 1 signal/log.jsonl | grep -c "\"step\": $((10#$newest))")" -eq 1 ] || why=${why:-"the newest checkpoint, $newest, is not the last step's"}
+verdict 'SIGTERM to one rank: all end with 0, saved' "$why"
+launch 4 $model -b 2 -x 100000 -v 0 -s 0 -n 0 -o hours --max-hours 0.0008
+why=$(ended_with 0)
+[ -n "$(ls hours/ckpt 2>/dev/null)" ] || why=${why:-'nothing was saved'}
+verdict '--max-hours: all end with 0, saved' "$why"
+
+# Two machines, which are network namespaces on a bridge, with a rank each; then the second one's cable is cut.
+machines="llmc$$"
+forget_machines() {
+    ip netns del "${machines}0" 2>/dev/null
+    ip netns del "${machines}1" 2>/dev/null
+    ip link del "br$$" 2>/dev/null
+}
+make_machines() {
+    ip link add "br$$" type bridge && ip addr add 10.93.57.254/24 dev "br$$" && ip link set "br$$" up || return 1
+    local i
+    for i in 0 1; do
+        ip netns add "$machines$i" && ip link add "v$i$$" type veth peer name eth0 netns "$machines$i" &&
+            ip link set "v$i$$" master "br$$" up && ip -n "$machines$i" addr add 10.93.57.1$i/24 dev eth0 &&
+            ip -n "$machines$i" link set eth0 up && ip -n "$machines$i" link set lo up || return 1
+    done
+}
+if ! command -v ip >/dev/null || ! make_machines 2>/dev/null; then
+    forget_machines
+    skip 'two machines, a cable cut' 'network namespaces cannot be made here'
+else
+    flags="$model -b 2 -x 100000 -v 0 -s 0 -n 20 -z 1 --timeout 5 -o machines"
+    PMIX_MCA_ptl_base_if_include=10.93.57.0/24 timeout --foreground 90 mpirun --oversubscribe --bind-to none \
+        --mca pml ob1 --mca btl tcp,self --mca btl_tcp_if_include 10.93.57.0/24 --mca oob_tcp_if_include 10.93.57.0/24 \
+        -np 1 ip netns exec "${machines}0" "$PROGRAM" $flags : -np 1 ip netns exec "${machines}1" "$PROGRAM" $flags \
+        </dev/null >"$work/stdout" 2>"$work/stderr" &
+    long=$!
+    for ((i = 0; i < 300; i++)); do
+        [ -d machines/ckpt ] && [ "$(ls machines/ckpt | grep -vc tmp)" -gt 0 ] && break
+        sleep 0.1
+    done
+    why=
+    [ "$i" -lt 300 ] || why="they do not train: $(tail -n 3 "$work/stderr" | tr '\n' ' ')"
+    start=$SECONDS
+    ip link set "v1$$" down
+    wait $long
+    status=$?
+    forget_machines
+    [ $((SECONDS - start)) -le 20 ] || why=${why:-"it took $((SECONDS - start)) s"}
+    for i in 0 1; do
+        grep -q "rank $i of 2 .*has not answered" "$work/stderr" || why=${why:-"nobody names rank $i: $(tail -n 4 "$work/stderr" | tr '\n' ' ')"}
+    done
+    [ $status -eq 4 ] || why=${why:-"exit status $status"}
+    verdict 'two machines, a cable cut: each names the other, status 4' "$why"
+fi
+
+# ---------------------------------------------------------------------------------------------------------
+# Ranks that disagree
+
+timeout --foreground 60 mpirun --oversubscribe --bind-to none -np 1 "$PROGRAM" $common -b 2 -o '' : -np 1 "$PROGRAM" ${common/-l 1e-2/-l 2e-2} -b 2 -o '' </dev/null >"$work/stdout" 2>"$work/stderr"
+status=$?
+grep -q 'disagree about the settings.*lr' "$work/stderr" && [ $status -eq 2 ] && why= || why="status $status, stderr: $(head -n 3 "$work/stderr" | tr '\n' ' ')"
+verdict 'ranks with other settings are refused' "$why"
+finish
