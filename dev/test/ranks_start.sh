@@ -147,12 +147,17 @@ verdict 'torchrun below mpirun' "$(statuses 0 0)"
 # Two runs that would like the same ports, of 2 and of 3 ranks: who does not know a run's key belongs to the other one.
 port=$((port + 16))
 rm -f out.* err.*
-for r in 2 1 0; do
-    for n in 2 3; do
-        [ $r = $n ] || begin $((2 * r + n)) RANK=$r WORLD_SIZE=$n LOCAL_RANK=$r MASTER_ADDR=localhost MASTER_PORT=$port \
-            TORCHELASTIC_RUN_ID=$n TORCHELASTIC_USE_AGENT_STORE=True "$plain" collectives
-    done
-done
+side_by_side() { # N RANK
+    begin $((2 * $2 + $1)) RANK="$2" WORLD_SIZE="$1" LOCAL_RANK="$2" MASTER_ADDR=localhost MASTER_PORT=$port \
+        TORCHELASTIC_RUN_ID="$1" TORCHELASTIC_USE_AGENT_STORE=True "$plain" collectives
+}
+side_by_side 2 0
+sleep 0.3
+side_by_side 3 1
+side_by_side 3 2
+sleep 0.3
+side_by_side 3 0
+side_by_side 2 1
 finish
 verdict 'two runs side by side' "$(statuses 0 0 0 0 0)"
 
