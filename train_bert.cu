@@ -290,6 +290,8 @@ static void backward_block(Model* m, int l, const Sequences* s, Mode mode, Conte
     dbranch = branch_gradient(m, s, l, SITE_DROPOUT_ATTENTION_OUT);
     matmul_backward_weight(dattproj, dbranch, a->att, N, C, C, mode, ctx);
     matmul_backward_input(m->a.datt, dbranch, p->attproj.w, N, C, C, SET, ctx);
+    // Sums over the ranks run beside attention, which makes do with the multiprocessors that are free: matmuls would not.
+    reduction_ready(m->reduction, l + 1, m->grads, ctx);
     attention_backward(m->a.dqkv, m->a.datt, a->qkv, a->att, a->lse, s, attention_at(m, s, l), ctx);
     if (m->recompute >= 2 && l > 0)
         layernorm_forward(x, a[-1].ln2_stats, a[-1].out, norm_of(p[-1].ln2, p[-1].ln2_exact), N, C, (real)c->eps, ctx);
@@ -332,10 +334,7 @@ static void backward(Model* m, const MlmInput* in, Mode mode, Context* ctx) {
     scope_at(ctx, BACKWARD, -1);
     backward_masked(m, in, mode, ctx);
     if (c->next) backward_next(m, in, mode, ctx);
-    for (int l = c->L - 1; l >= 0; l--) {
-        backward_block(m, l, s, mode, ctx);
-        reduction_ready(m->reduction, l, m->grads, ctx);
-    }
+    for (int l = c->L - 1; l >= 0; l--) backward_block(m, l, s, mode, ctx);
     scope_at(ctx, BACKWARD, -1);
     layernorm_dropout_backward(m->a.dx, m->g.ln0, m->a.dx, m->a.embedded, m->a.ln0_stats, m->p.ln0.w, rows,
                                dropout_at(m, s, 0, SITE_DROPOUT_EMBEDDING), mode, ctx);

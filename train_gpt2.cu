@@ -253,6 +253,8 @@ static void backward_block(Model* m, int l, const Sequences* s, Mode mode, Conte
     dbranch = branch_gradient(m, s, l, SITE_DROPOUT_ATTENTION_OUT);
     matmul_backward_weight(dattproj, dbranch, a->att, N, C, C, mode, ctx);
     matmul_backward_input(m->a.datt, dbranch, p->attproj.w, N, C, C, SET, ctx);
+    // Sums over the ranks run beside attention, which makes do with the multiprocessors that are free: matmuls would not.
+    reduction_ready(m->reduction, l + 1, m->grads, ctx);
     attention_backward(m->a.dqkv, m->a.datt, a->qkv, a->att, a->lse, sequences_parts(s), attention_at(m, s, l), ctx);
     if (m->recompute >= 2)
         layernorm_forward(a->ln1, a->ln1_stats, x, norm_of(p->ln1, p->ln1_exact), N, C, (real)c->eps, ctx);
@@ -276,10 +278,7 @@ static void backward(Model* m, const int* inputs, const Sequences* s, Mode mode,
     matmul_backward_input(m->a.dln, m->a.logits, m->p.head, N, C, m->Vp, SET, ctx);
     residual_layernorm_backward(residual_gradient(m, s, c->L - 1, SITE_DROPOUT_MLP_OUT), m->g.lnf, m->a.dln,
                                 residual_into(m, c->L), m->a.lnf_stats, m->p.lnf.w, rows, SET, mode, ctx);
-    for (int l = c->L - 1; l >= 0; l--) {
-        backward_block(m, l, s, mode, ctx);
-        reduction_ready(m->reduction, l, m->grads, ctx);
-    }
+    for (int l = c->L - 1; l >= 0; l--) backward_block(m, l, s, mode, ctx);
     scope_at(ctx, BACKWARD, -1);
     // A tied head has already written the token embedding's gradient.
     embedding_backward(dtables, m->a.dx, inputs, NULL, s, sizes, dropout_at(m, s, 0, SITE_DROPOUT_EMBEDDING),

@@ -24,6 +24,7 @@
 #include "ops/layernorm.h"
 #include "ops/loss_scale.h"
 #include "ops/matmul.h"
+#include "ops/matmul_epilogue.h"
 #include "ops/narrow.h"
 #include "ops/next_sentence.h"
 #include "ops/widen.h"
@@ -51,6 +52,9 @@ static const OpRow TABLE[] = {
     {"embedding", test_embedding, grad_embedding, bench_embedding},
     {"gelu", test_gelu, grad_gelu, bench_gelu},
     {"matmul", test_matmul, grad_matmul, bench_matmul},
+#ifdef __CUDACC__
+    {"matmul_epilogue", test_matmul_epilogue, NULL, NULL},
+#endif
     {"next_sentence", test_next_sentence, grad_next_sentence, bench_next_sentence},
     {"accuracy", test_accuracy, NULL, bench_accuracy},
     {NULL, NULL, NULL, NULL},

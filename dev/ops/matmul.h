@@ -98,8 +98,10 @@ static void test_matmul_forward(Harness* h, MatmulShape s, Mode mode, int with_b
     matmul_forward_ref(want, m.x.host, m.w.host, with_bias ? m.b.host : NULL, s.N, s.IC, s.OC, mode);
     matmul_forward_ref(sum, x, w, with_bias ? b : NULL, s.N, s.IC, s.OC, mode);
     expect_same_for_any_threads(h, "y", matmul_run_forward, &m, &m.y, 1);
-    // Where no epilogue adds the bias, the sum is rounded to floatX before and after.
-    expect_close_to_sum(h, "y", m.y, want, sum, matmul_tolerance(s.IC) + (with_bias ? array_rounding(m.y) : 0));
+    // Where no epilogue adds the bias, the sum is rounded to floatX before and after; so it is where cuBLASLt adds to y
+    // (seen in fp16: 0.86 of the last digit).
+    int is_rounded_twice = with_bias || mode == ADD;
+    expect_close_to_sum(h, "y", m.y, want, sum, matmul_tolerance(s.IC) + (is_rounded_twice ? array_rounding(m.y) : 0));
     case_end(h);
 }
 
@@ -132,7 +134,7 @@ static void test_matmul_backward_input(Harness* h, MatmulShape s, Mode mode) {
     matmul_backward_input_ref(want, m.dy.host, m.w.host, s.N, s.IC, s.OC, mode);
     matmul_backward_input_ref(sum, dy, w, s.N, s.IC, s.OC, mode);
     expect_same_for_any_threads(h, "dx", matmul_run_backward_input, &m, &m.dx, 1);
-    expect_close_to_sum(h, "dx", m.dx, want, sum, matmul_tolerance(s.OC));
+    expect_close_to_sum(h, "dx", m.dx, want, sum, matmul_tolerance(s.OC) + (mode == ADD ? array_rounding(m.dx) : 0));
     case_end(h);
 }
 

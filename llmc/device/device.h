@@ -96,7 +96,6 @@ typedef struct {
     unsigned* arrivals;       // [DEVICE_ARRIVALS] counters, all 0 between launches (last_to_arrive)
     void* encode_tensor_map;  // the driver's function, looked up when first needed (hopper.cuh)
     int multiprocessors;
-    int reserved;                      // of these, that kernels of another stream may hold (run/collective.h)
     int capability;                    // 90 for sm_90
     struct MatmulPlans* matmul_plans;  // made when first needed; matmul_plans_free() before context_free()
     int autotune;                      // 1: time cuBLASLt's candidates at each first use; 0: take its first choice

@@ -416,8 +416,7 @@ static inline size_t layernorm_scratch_bytes(int N, int C, const Context* ctx) {
     int residents = max_int(layernorm_backward_residents(E, team, LAYERNORM_BACKWARD_RESIDUAL),
                             layernorm_backward_residents(E, team, LAYERNORM_BACKWARD_RESIDUAL_DROPOUT));
     size_t rows = (size_t)(layernorm_backward_threads(team) / team);
-    // All blocks must be there at once, also beside another stream's kernels: else this one waits for their end.
-    int blocks = min_int((ctx->multiprocessors - ctx->reserved) * residents, (int)blocks_for((size_t)N, rows));
+    int blocks = min_int(ctx->multiprocessors * residents, (int)blocks_for((size_t)N, rows));
     return (size_t)blocks * layernorm_sums(LAYERNORM_BACKWARD_RESIDUAL) * (size_t)C * sizeof(float);
 }
 
@@ -433,8 +432,7 @@ static inline void layernorm_backward_start(LayernormBackward a, Mode dx_mode, C
     int residents;
     cudaCheck(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&residents, kernel, threads, shared));
     residents = min_int(residents, layernorm_backward_residents(E, TEAM, EXTRA));
-    // All blocks must be there at once, also beside another stream's kernels: else this one waits for their end.
-    int blocks = min_int((ctx->multiprocessors - ctx->reserved) * residents, (int)blocks_for((size_t)a.N, teams));
+    int blocks = min_int(ctx->multiprocessors * residents, (int)blocks_for((size_t)a.N, teams));
     a.partial = (float*)device_scratch(ctx, (size_t)blocks * layernorm_sums(EXTRA) * (size_t)a.C * sizeof(float));
     void* arguments[] = {&a};
     cudaCheck(cudaLaunchCooperativeKernel((const void*)kernel, dim3((unsigned)blocks), dim3(threads), arguments, shared,

@@ -40,9 +40,6 @@ typedef struct {
 // ---------------------------------------------------------------------------------------------------------
 // GPU
 
-// Blocks that NCCL may run at once, each on a multiprocessor: kernels that need all their blocks at once leave these out.
-enum { COLLECTIVE_BLOCKS = 16 };
-
 static inline void mark_open(Mark* m) { cudaCheck(cudaEventCreateWithFlags(&m->event, cudaEventDisableTiming)); }
 static inline void mark_close(Mark* m) { cudaCheck(cudaEventDestroy(m->event)); }
 
@@ -77,16 +74,13 @@ static inline void collective_open(Collective* c, Comm* comm, Context* ctx) {
     if (comm->size == 1) return;
     if (comm->rank == 0) ncclCheck(ncclGetUniqueId(&id));
     comm_broadcast(comm, &id, sizeof id);
-    ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
-    config.maxCTAs = COLLECTIVE_BLOCKS;
     comm_wait_begin(comm);
-    ncclCheck(ncclCommInitRankConfig(&c->nccl, comm->size, id, comm->rank, &config));
+    ncclCheck(ncclCommInitRank(&c->nccl, comm->size, id, comm->rank));
     comm_wait_end(comm);
     // Before what the ops have in store, so that a sum that is due does not wait behind them.
     int least, greatest;
     cudaCheck(cudaDeviceGetStreamPriorityRange(&least, &greatest));
     cudaCheck(cudaStreamCreateWithPriority(&c->stream, cudaStreamNonBlocking, greatest));
-    ctx->reserved = COLLECTIVE_BLOCKS;
 }
 
 static inline void collective_close(Collective* c) {

@@ -4,7 +4,7 @@
  * The flat buffer is cut into buckets of neighbouring layers. The backward pass ends with the first layer, so buckets
  * become ready from the buffer's end on; what belongs to no layer and lies before them, the embeddings, is ready last.
  *
- *   backward     after each layer  reduction_ready()   its bucket is summed, beside the layers before it
+ *   backward     layer by layer    reduction_ready()   a bucket is summed, beside the ops that follow
  *   update       before it         reduction_finish()  waits for the sums
  *                after it          reduction_share()   ZeRO-1: parameters to all, bucket by bucket from the front
  *   forward      before each layer reduction_wait()    for its parameters
