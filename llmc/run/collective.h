@@ -67,7 +67,7 @@ static inline void nccl_check(ncclResult_t status, const char* call, const char*
 }
 
 // Each rank's GPU is the current one.
-static inline void collective_open(Collective* c, Comm* comm, Context* ctx) {
+static inline void collective_open(Collective* c, Comm* comm) {
     ncclUniqueId id;
     memset(c, 0, sizeof *c);
     c->comm = comm;
@@ -123,8 +123,7 @@ static inline void collective_broadcast(Collective* c, void* bytes, size_t n, in
 
 #else  // a build without NCCL has one rank
 
-static inline void collective_open(Collective* c, Comm* comm, Context* ctx) {
-    (void)ctx;
+static inline void collective_open(Collective* c, Comm* comm) {
     memset(c, 0, sizeof *c);
     c->comm = comm;
     if (comm->size > 1)
@@ -160,8 +159,7 @@ static inline void collective_begin(void) {}
 static inline void collective_end(void) {}
 static inline void collective_close(Collective* c) { (void)c; }
 
-static inline void collective_open(Collective* c, Comm* comm, Context* ctx) {
-    (void)ctx;
+static inline void collective_open(Collective* c, Comm* comm) {
     c->comm = comm;
 #ifdef USE_MPI
     if (comm->size > 1 && !comm->is_mpi)

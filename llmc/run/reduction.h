@@ -107,7 +107,7 @@ static inline size_t reduction_narrow_bytes(const Reduction* r) {
 static inline void reduction_open(Reduction* r, Comm* comm, const TensorTable* table, ReductionSettings settings,
                                   Context* ctx) {
     memset(r, 0, sizeof *r);
-    collective_open(&r->collective, comm, ctx);
+    collective_open(&r->collective, comm);
     r->elements = table->elements;
     r->zero = settings.zero && comm->size > 1;
     r->shard = r->zero ? shard_of(table->elements, comm->rank, comm->size) : shard_of(table->elements, 0, 1);
