@@ -2,12 +2,14 @@
 # Several ranks train what one trains: the same losses and weights, the same bits every time, over interruptions and other
 # numbers of ranks; and they end well when one of them does not.
 #
-#     bash dev/test/ranks.sh PROGRAM          from the repository's root; needs mpirun, and python3 to compare weights
+#     bash dev/test/ranks.sh PROGRAM [SEED]   from the repository's root; needs mpirun, and python3 to compare weights
 #
-# Ends with `N passed, N failed, N skipped`; exit status 1 if one failed.
+# SEED chooses who is killed when; it is printed. Ends with `N passed, N failed, N skipped`; exit status 1 if one failed.
 set -u
 PROGRAM=${1:-}
 . "$(dirname "$0")/shell.sh"
+seed=${2:-$(date +%s)}
+RANDOM=$seed
 case ${PROGRAM##*/} in
     train_bert*) model="-e L=3,C=16,NH=2,T=16 -t 16" ;;
     *) model="-e L=3,C=16,NH=2,T=16" ;;
@@ -124,13 +126,19 @@ verdict 'a step that cannot be shared is refused' "$why"
 # ---------------------------------------------------------------------------------------------------------
 # Ends
 
-# Start 4 ranks of a long run in the background and wait for a step; sets pids, of the ranks in their order.
-begin_long() { # OUT FLAG...
-    local out=$1 pid i
+# Start 4 ranks in the background; OUT.child.RANK holds their processes, $long is mpirun's.
+begin() { # OUT FLAG...
+    local out=$1
     shift
+    rm -f "$out".child.*
     mpirun --oversubscribe --bind-to none -np 4 bash -c 'echo $$ >"$0.pid.$OMPI_COMM_WORLD_RANK"; "$@" & child=$!; echo $child >"$0.child.$OMPI_COMM_WORLD_RANK"; trap "kill -TERM $child" TERM; while kill -0 $child 2>/dev/null; do wait $child; s=$?; done; echo $s >"$0.status.$OMPI_COMM_WORLD_RANK"; exit $s' \
-        "$work/$out" "$PROGRAM" $model -b 2 -x 100000 -v 0 -s 0 -n 5 -o "$out" "$@" </dev/null >"$work/stdout" 2>"$work/stderr" &
+        "$work/$out" "$PROGRAM" $model -b 2 -v 0 -s 0 -o "$out" "$@" </dev/null >"$work/stdout" 2>"$work/stderr" &
     long=$!
+}
+# The same of a run without an end, and wait for a checkpoint.
+begin_long() { # OUT FLAG...
+    local out=$1 i
+    begin "$@" -x 100000 -n 5
     for ((i = 0; i < 300; i++)); do
         [ -d "$out/ckpt" ] && [ "$(ls "$out/ckpt" | grep -vc tmp)" -gt 0 ] && return
         sleep 0.1
@@ -150,6 +158,32 @@ for victim in 0 2; do
     launch 2 -y 1 -o "killed$victim" --stop-after 8
     verdict "after that: resumed" "$(ended_with 0)"
 done
+# Ten times, at any moment: the run comes to the bits of one that nobody disturbed, from whole checkpoints.
+echo "seed $seed"
+launch 4 $model -b 2 -v 0 -s 0 -x 2000 -n 20 -z 1 --dropout 0.1 -o undisturbed
+why=$(ended_with 0)
+killed=0
+for ((kill = 0; kill < 10; kill++)); do
+    begin disturbed -x 2000 -n 20 -z 1 --dropout 0.1 -y 1
+    for ((i = 0; i < 100; i++)); do
+        [ "$(ls disturbed.child.* 2>/dev/null | wc -l)" -eq 4 ] && break
+        sleep 0.05
+    done
+    sleep "$((RANDOM % 2)).$((RANDOM % 10))"
+    start=$SECONDS
+    { kill -KILL "$(cat disturbed.child.$((RANDOM % 4)))"; } 2>/dev/null && killed=$((killed + 1))
+    wait $long
+    [ $((SECONDS - start)) -le 60 ] || why=${why:-"kill $kill: it took $((SECONDS - start)) s"}
+    ! grep -q 'damaged\|not used' "$work/stdout" "$work/stderr" || why=${why:-"kill $kill: $(grep -h 'damaged\|not used' "$work/stdout" "$work/stderr" | head -n 1)"}
+done
+launch 4 -y 1 -o disturbed
+why=${why:-$(ended_with 0)}
+for file in disturbed/ckpt/00002000/*.safetensors; do
+    cmp -s "$file" "undisturbed/ckpt/00002000/${file##*/}" || why=${why:-"${file##*/} differs"}
+done
+[ $killed -ge 8 ] || why=${why:-"only $killed of 10 found a rank at work"}
+echo "$killed kills found a rank at work"
+verdict 'ten SIGKILLs at any moment: the same bits in the end' "$why"
 begin_long signal
 kill -TERM "$(cat signal.child.3)"
 wait $long
