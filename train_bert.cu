@@ -704,7 +704,8 @@ static char* run_plan(Run* r, const char* source, const char* data_dir) {
 static void run_check_ranks(const Run* r) {
     Text config = {NULL, 0, 0};
     config_write(&config, &r->model.config);
-    session_check_ranks(&r->session, config.text, mlm_fingerprint(&r->data.train));
+    session_check_ranks(&r->session, config.text, mlm_fingerprint(&r->data.train),
+                        r->data.has_val ? mlm_fingerprint(&r->data.val) : 0);
     free(config.text);
 }
 
@@ -727,7 +728,7 @@ static void run_open(Run* r, int argc, char** argv) {
     char* weights = run_plan(r, source, data_dir);
     UpdateSettings update = session_update(session);
     r->plan = model_memory(m, update, &r->ctx);
-    if (s->steps == 0) plan_show(r->flags, session->flag_count, &m->table, &r->plan);
+    if (s->steps == 0) plan_show(r->flags, session->flag_count, &m->table, &r->plan, &r->comm);
     if (!plan_fits(r->plan)) plan_refuse(&r->plan, largest_batch(m, update, &r->ctx));
 
     mlm_source_alloc(&r->data, r->recipe, m->B, m->T, r->micro_steps, &r->ctx);
@@ -844,9 +845,11 @@ static void launch_step(Run* r, const Schedule* schedule) {
     for (int i = 0; i < r->micro_steps; i++) {
         if (i + 1 == r->micro_steps) reduction_begin(&r->reduction);
         const MlmBatch* batch = &r->data.batches[i];
+        steps_begin_launch(session);
         MlmInput in = mlm_load(&r->data.loader, batch, &r->ctx);
         MlmScales scales = mlm_scales((LossMean)r->mlm.loss_mean, batch, counts, r->micro_steps * r->comm.size);
         train_batch(m, &in, (uint64_t)session->step, scales, i == 0 ? SET : ADD, &r->ctx);
+        steps_end_launch(session);
     }
     StepModel model = {&m->table, m->params, m->grads, &m->exact};
     steps_update(session, model, losses, &r->optimizer, &r->reduction, lr);
@@ -912,7 +915,7 @@ int main(int argc, char** argv) {
         if (validation || text || checkpoint) steps_restart_clock(&r->steps);
     }
     finish_steps(r, 0);
-    profiler_report(stdout, &r->profiler, s->out);
+    profiler_report(stdout, &r->profiler, session->out);
     int failed = save(r) != 0 || session_finish_save(session) != 0;
     log_write_svg(&r->log, "BERT training");
     session_end(session, failed);

@@ -642,7 +642,8 @@ static char* run_plan(Run* r, const char* data_dir) {
 static void run_check_ranks(const Run* r) {
     Text config = {NULL, 0, 0};
     config_write(&config, &r->model.config, session_end_of_text(&r->session, r->model.config.V));
-    session_check_ranks(&r->session, config.text, shards_fingerprint(&r->data.train_shards));
+    session_check_ranks(&r->session, config.text, shards_fingerprint(&r->data.train_shards),
+                        r->data.has_val ? shards_fingerprint(&r->data.val_shards) : 0);
     free(config.text);
 }
 
@@ -662,7 +663,7 @@ static void run_open(Run* r, int argc, char** argv) {
     char* weights = run_plan(r, data_dir);
     UpdateSettings update = session_update(session);
     r->plan = model_memory(m, update, &r->ctx);
-    if (s->steps == 0) plan_show(r->flags, session->flag_count, &m->table, &r->plan);
+    if (s->steps == 0) plan_show(r->flags, session->flag_count, &m->table, &r->plan, &r->comm);
     if (!plan_fits(r->plan)) plan_refuse(&r->plan, largest_batch(m, update, &r->ctx));
 
     lm_data_open(&r->data, train_pattern, val_pattern, m->B, m->T, m->config.V, (uint64_t)s->seed,
@@ -728,6 +729,7 @@ static void sample(Run* r) {
     tokens[0] = session_end_of_text(&r->session, m->config.V);
     m->training = 0;
     for (int n = 1; n < count; n++) {
+        comm_progress(&r->comm, r->session.step);                    // the other ranks wait
         int length = min_int(n, m->T), cu_seqlens[2] = {0, length};  // the last T tokens are what the model sees
         Sequences one = model_sequences(m, 0);
         one.count = 1, one.rows = one.max_length = length, one.squares = (int64_t)length * length, one.parts = NULL;
@@ -781,8 +783,10 @@ static void launch_step(Run* r, const Schedule* schedule) {
         if (i + 1 == r->micro_steps) reduction_begin(&r->reduction);
         int first = (i * r->comm.size + r->comm.rank) * s->B;
         uint64_t sample = (s->overfit ? 0 : session->samples) + (uint64_t)first;
+        steps_begin_launch(session);
         lm_data_load(m->inputs, m->targets, &m->documents, &r->data, &r->data.train, sample, &r->ctx);
         train_batch(m, (uint64_t)session->step, first, scale, i == 0 ? SET : ADD, &r->ctx);
+        steps_end_launch(session);
     }
     StepModel model = {&m->table, m->params, m->grads, &m->exact};
     steps_update(session, model, losses, &r->optimizer, &r->reduction, lr);
@@ -836,7 +840,7 @@ int main(int argc, char** argv) {
         if (validation || text || checkpoint) steps_restart_clock(&r->steps);
     }
     finish_steps(r, 0);
-    profiler_report(stdout, &r->profiler, s->out);
+    profiler_report(stdout, &r->profiler, session->out);
     int failed = save(r) != 0 || session_finish_save(session) != 0;
     log_write_svg(&r->log, "GPT-2 training");
     session_end(session, failed);

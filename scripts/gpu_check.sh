@@ -345,7 +345,7 @@ print("\n".join(r["Kernel Name"] for r in rows))' <"$out/$name.csv" >"$out/$name
                 speed=$(awk "BEGIN {print int($batch * 1024 / ${ms:-1e9} * 1000)}")
                 profile=$(sed -n '/^op  /,$p' "$(log_of "run train_$model")")
                 rest=$(awk '/^kernel  / {exit} /^step  / {all = $2} /^(matmul|attention)/ {for (i = 3; i <= NF; i++) if ($i ~ /%/) {part += $(i - 1); break}} END {printf "%.2f", all - part}' <<<"$profile")
-                say "RESULT train_gpt2cu size=$model B=$batch T=1024 ms=$ms tok_s=$speed mfu=$(column "$out/train_$model/log.jsonl" mfu | tail -n 1) other_ms=$rest"
+                say "RESULT train_gpt2cu size=$model B=$batch T=1024 ms=$ms tok_s=$speed mfu=$(sed -nE "s/.*\"ms\": $ms,.*\"mfu\": ([0-9.]+).*/\1/p" "$out/train_$model/log.jsonl" | head -n 1) other_ms=$rest"
                 say "$profile"
                 if [ "$gate" -gt 0 ]; then
                     at_least "$speed" "$gate" "$model reaches $gate tokens/s"

@@ -739,7 +739,7 @@ static int same_checkpoint(const char* a, const char* b) {
         if (e->d_name[0] == '.') continue;
         char *x = xprintf("%s/%s", a, e->d_name), *y = xprintf("%s/%s", b, e->d_name);
         FileDigest p = {0, 0}, q = {1, 1};
-        same = checkpoint_digest(x, &p.bytes, &p.crc) == 0 && checkpoint_digest(y, &q.bytes, &q.crc) == 0 &&
+        same = checkpoint_digest(x, &p.bytes, &p.crc, NULL) == 0 && checkpoint_digest(y, &q.bytes, &q.crc, NULL) == 0 &&
                p.bytes == q.bytes && p.crc == q.crc;
         files++;
         free(x), free(y);

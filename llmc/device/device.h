@@ -240,6 +240,7 @@ static inline void cublas_check(cublasStatus_t status, const char* call, const c
 static inline void device_choose(int number) {
     int devices = 0;
     if (cudaGetDeviceCount(&devices) != cudaSuccess || devices == 0) return;
+    if (devices == 1) return;  // a launcher may show each process its own GPU alone
     if (number >= devices)
         die(USAGE, "%d processes want a GPU each on this machine, which has %d; start at most so many", number + 1,
             devices);

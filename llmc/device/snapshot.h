@@ -111,14 +111,14 @@ static inline void snapshot_close(Snapshot* s) {
     memset(s, 0, sizeof *s);
 }
 
-// Room for buffers of so many bytes each (0: none). It takes no more than half of what the host has free: other ranks, and
-// the files' pages on their way to the disk, need the rest. Returns 0, or -1 where there is not so much.
-static inline int snapshot_open(Snapshot* s, const size_t bytes[SNAPSHOT_BUFFERS]) {
+// Room for buffers of so many bytes each (0: none). All `ranks` of a machine together take no more than half of what the
+// host has free: the files' pages on their way to the disk need the rest. Returns 0, or -1 where there is not so much.
+static inline int snapshot_open(Snapshot* s, const size_t bytes[SNAPSHOT_BUFFERS], int ranks) {
     size_t total = 0;
     int bad = 0;
     memset(s, 0, sizeof *s);
     for (int i = 0; i < SNAPSHOT_BUFFERS; i++) total += bytes[i];
-    if (total > host_memory_available() / 2) return -1;
+    if (total > host_memory_available() / 2 / (size_t)ranks) return -1;
     for (int i = 0; i < SNAPSHOT_BUFFERS && !bad; i++) {
         s->bytes[i] = bytes[i];
         if (bytes[i]) s->copies[i] = snapshot_alloc(bytes[i]);

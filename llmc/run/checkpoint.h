@@ -127,8 +127,8 @@ static inline char* checkpoint_path(const char* out, int64_t step) {
 // ---------------------------------------------------------------------------------------------------------
 // Manifest
 
-// Size and CRC-32 of a file. Returns 0, or -1 with errno.
-static inline int checkpoint_digest(const char* path, uint64_t* bytes, uint32_t* crc) {
+// Size and CRC-32 of a file, while other ranks may wait (comm NULL: there are none). Returns 0, or -1 with errno.
+static inline int checkpoint_digest(const char* path, uint64_t* bytes, uint32_t* crc, const Comm* comm) {
     enum { CHUNK = 1 << 20 };
     int fd = open(path, O_RDONLY | O_CLOEXEC);
     if (fd < 0) return -1;
@@ -142,6 +142,7 @@ static inline int checkpoint_digest(const char* path, uint64_t* bytes, uint32_t*
         if (got < 0) continue;
         *crc = crc32_update(&table, *crc, buffer, (size_t)got);
         *bytes += (uint64_t)got;
+        if (comm) comm_progress(comm, 0);
     }
     int saved = errno;
     free(buffer);
@@ -171,7 +172,7 @@ static inline int checkpoint_find_digest(const char* dir, const char* name, cons
         return 0;
     }
     char* path = xprintf("%s/%s", dir, name);
-    int result = checkpoint_digest(path, &digest->bytes, &digest->crc), why = errno;
+    int result = checkpoint_digest(path, &digest->bytes, &digest->crc, NULL), why = errno;
     free(path);
     errno = why;
     return result;
@@ -266,8 +267,9 @@ typedef struct {
     char why[CHECKPOINT_WHY];
 } CheckpointFinding;
 
-// Check every `ranks`th of a checkpoint's files, from the `rank`th, against its manifest.
-static inline CheckpointFinding checkpoint_examine(const char* dir, int rank, int ranks) {
+// Check this rank's share of a checkpoint's files, every `ranks`th, against its manifest.
+static inline CheckpointFinding checkpoint_examine(const char* dir, const Comm* comm) {
+    int rank = checkpoint_rank(comm), ranks = checkpoint_ranks(comm);
     CheckpointFinding found;
     CheckpointManifest m;
     memset(&found, 0, sizeof found);
@@ -280,7 +282,7 @@ static inline CheckpointFinding checkpoint_examine(const char* dir, int rank, in
         char *file = xprintf("%s/%s", dir, json_get_string(f, "name", m.path)), wanted[16];
         FileDigest digest = {0, 0};
         found.bad = 1;
-        if (checkpoint_digest(file, &digest.bytes, &digest.crc) != 0) {
+        if (checkpoint_digest(file, &digest.bytes, &digest.crc, comm) != 0) {
             snprintf(found.why, CHECKPOINT_WHY, "%s: cannot be read: %s", file, strerror(errno));
         } else {
             snprintf(wanted, sizeof wanted, "%08x", digest.crc);
@@ -300,7 +302,7 @@ static inline CheckpointFinding checkpoint_examine(const char* dir, int rank, in
 // names the file, on every rank alike.
 static inline int checkpoint_verify(const char* dir, const Comm* comm) {
     int ranks = checkpoint_ranks(comm), bad = 0;
-    CheckpointFinding mine = checkpoint_examine(dir, checkpoint_rank(comm), ranks);
+    CheckpointFinding mine = checkpoint_examine(dir, comm);
     CheckpointFinding* all = (CheckpointFinding*)xmalloc((size_t)ranks * sizeof *all);
     checkpoint_gather(comm, all, &mine, sizeof mine);
     for (int r = 1; r < ranks; r++)

@@ -40,6 +40,8 @@ typedef struct {
 // ---------------------------------------------------------------------------------------------------------
 // GPU
 
+#define COLLECTIVE_BYTES ((size_t)512 << 20)  // what NCCL takes for itself, about
+
 static inline void mark_open(Mark* m) { cudaCheck(cudaEventCreateWithFlags(&m->event, cudaEventDisableTiming)); }
 static inline void mark_close(Mark* m) { cudaCheck(cudaEventDestroy(m->event)); }
 
@@ -148,6 +150,8 @@ static inline void collective_broadcast(Collective* c, void* bytes, size_t n, in
 #else
 // ---------------------------------------------------------------------------------------------------------
 // CPU
+
+#define COLLECTIVE_BYTES ((size_t)0)  // of device memory that they take
 
 static inline void mark_open(Mark* m) { m->unused = 0; }
 static inline void mark_close(Mark* m) { (void)m; }

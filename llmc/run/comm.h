@@ -57,12 +57,11 @@ __attribute__((noreturn)) static inline void comm_lost(const Comm* comm, const c
 #ifdef USE_MPI
 // Check what an MPI call returned.
 static inline void comm_mpi_check(const Comm* comm, int result, const char* call) {
-    char text[MPI_MAX_ERROR_STRING + 64], reason[MPI_MAX_ERROR_STRING] = "";
+    char reason[MPI_MAX_ERROR_STRING] = "";
     int length = 0;
     if (result == MPI_SUCCESS) return;
     MPI_Error_string(result, reason, &length);
-    snprintf(text, sizeof text, "%s: %s", call, reason);
-    comm_lost(comm, text);
+    comm_lost(comm, xprintf("%s: %s", call, reason));
 }
 #endif
 

@@ -76,7 +76,7 @@ static inline MemoryPlan plan_make(const TensorTable* table, const TensorTable* 
                         {"activations", acts->elements * sizeof(floatX) + stats->elements * sizeof(real)},
                         {"batch", batch},
                         {"scratch", device_scratch_size(scratch)},
-                        {"workspace", device_workspace_bytes()}},
+                        {"workspace", device_workspace_bytes() + (u.ranks > 1 ? COLLECTIVE_BYTES : 0)}},
                        device_memory_available() + device_workspace_bytes()};
     free(spans), free(sums.buckets);
     return plan;
@@ -101,11 +101,11 @@ static inline void plan_print(FILE* out, const MemoryPlan* plan) {
 
 // Print what a run would be and end.
 __attribute__((noreturn)) static inline void plan_show(const Flag* flags, int flag_count, const TensorTable* table,
-                                                       const MemoryPlan* plan) {
+                                                       const MemoryPlan* plan, Comm* comm) {
     flags_print_values(flags, flag_count);
     tensors_print(stdout, table);
     plan_print(stdout, plan);
-    exit(DONE);
+    comm_exit(comm, DONE);
 }
 
 // End with USAGE: the plan does not fit. `fits`: the largest micro-batch that does, 0 if none.

@@ -294,7 +294,8 @@ static inline int saving_snapshot(Saving* s) {
         sources[1 + i] = s->moments[i].device;
         bytes[1 + i] = c->optimizer->shard.size * sizeof(real);
     }
-    if (!s->snapshot.is_open && !s->has_warned && snapshot_open(&s->snapshot, bytes) != 0) {
+    if (!s->snapshot.is_open && !s->has_warned &&
+        snapshot_open(&s->snapshot, bytes, s->comm ? max_int(1, s->comm->local_size) : 1) != 0) {
         double total = 0;
         for (int i = 0; i < SNAPSHOT_BUFFERS; i++) total += (double)bytes[i];
         char* who = checkpoint_ranks(s->comm) > 1 ? xprintf("rank %d: ", s->comm->rank) : xprintf("%s", "");

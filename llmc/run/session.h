@@ -50,9 +50,9 @@ static inline void session_join(const Settings* s, Comm* comm) {
 
 // Before anything is written: end with USAGE where ranks were started with other settings, builds, models (as config.json
 // has them) or data.
-static inline void session_check_ranks(const Session* s, const char* config_json, uint32_t data) {
+static inline void session_check_ranks(const Session* s, const char* config_json, uint32_t data, uint32_t val_data) {
     Text settings = {NULL, 0, 0};
-    char value[FLAG_TEXT_SIZE], fingerprint[16];
+    char value[FLAG_TEXT_SIZE], fingerprints[48];
     if (s->comm->size == 1) return;
     for (int i = 0; i < s->flag_count; i++) {
         const Flag* row = &s->flags[i];
@@ -61,11 +61,11 @@ static inline void session_check_ranks(const Session* s, const char* config_json
         text_printf(&settings, "%s %s\n", row->long_name,
                     row->type == FLAG_STRING ? *(const char* const*)row->value : value);
     }
-    snprintf(fingerprint, sizeof fingerprint, "%08x", data);
+    snprintf(fingerprints, sizeof fingerprints, "training %08x\nvalidation %08x", data, val_data);
     comm_check_same(s->comm, "the settings", settings.text);
     comm_check_same(s->comm, "the type of the build", FLOATX_NAME);
     comm_check_same(s->comm, "the model", config_json);
-    comm_check_same(s->comm, "the training data's fingerprint", fingerprint);
+    comm_check_same(s->comm, "the data's fingerprint", fingerprints);
     free(settings.text);
 }
 
@@ -462,17 +462,25 @@ static inline int session_finish_save(const Session* s) { return saving_finish(s
 // are now), and end with STOPPED_BY_NAN unless --on-nan says skip.
 static inline void session_report_nan(const Session* s, int64_t step, const TensorTable* table, const real* grads,
                                       double loss, double norm) {
+    int stops = s->settings->on_nan == NAN_STOP;
+    if (stops) session_finish_save(s);
+    if (s->comm->rank > 0) {  // all have the same norm, and rank 0 speaks
+        if (stops) comm_exit(s->comm, STOPPED_BY_NAN);
+        return;
+    }
     HostView view = host_view_open((void*)grads, table->elements, VIEW_REAL);
     host_view_read(s->ctx, &view);
     int first = tensors_first_not_finite(table, view.values);
     host_view_close(&view);
-    if (s->settings->on_nan == NAN_STOP) session_finish_save(s);
     char* good = s->saving->saved >= 0 ? checkpoint_path(s->out, s->saving->saved) : xprintf("none");
     char* what = xprintf("step %lld: loss %g, gradient norm %g, first in the gradient of %s; the update was left out",
                          (long long)step, plain_nan(loss), plain_nan(norm),
                          first >= 0 ? table->tensors[first].name : "no single tensor (their norm overflowed)");
-    if (s->settings->on_nan == NAN_STOP)
-        die(STOPPED_BY_NAN, "%s; the last good checkpoint: %s; --on-nan skip would go on", what, good);
+    if (stops) {
+        fflush(stdout);
+        fprintf(stderr, "error: %s; the last good checkpoint: %s; --on-nan skip would go on\n", what, good);
+        comm_exit(s->comm, STOPPED_BY_NAN);
+    }
     warn("%s", what);
     free(good), free(what);
 }

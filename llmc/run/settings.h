@@ -108,7 +108,7 @@ static inline int settings_rows(Settings* s, Flag* table, int count) {
         {"-ps", "--server",         FLAG_STRING, &s->server,           "",       0, 0, NULL, "tcp: name or address of rank 0's machine", 0},
         {NULL,  "--server-port",    FLAG_INT,    &s->server_port,      "0",      0, 65535, NULL, "tcp: port there; 0: 29500", 0},
         {"-pf", "--rendezvous",     FLAG_STRING, &s->rendezvous,       "",       0, 0, NULL, "fs: directory that all ranks see", 0},
-        {NULL,  "--timeout",        FLAG_REAL,   &s->timeout,          "60",     1, 86400, NULL, "ranks: seconds after which one that does not answer, or that the others wait for, ends the run with status 4", 0},
+        {NULL,  "--timeout",        FLAG_REAL,   &s->timeout,          "60",     1, 86400, NULL, "ranks: seconds, more than a step takes, after which one that does not answer, or that the others wait for, ends the run with status 4", 0},
         {NULL,  "--max-hours",      FLAG_REAL,   &s->max_hours,        "0",      0, 1e6, NULL, "stop, saved, after so many hours; 0: never", 0},
         {"-v",  "--val-every",      FLAG_INT,    &s->val_every,        "100",    0, 1e9, NULL, "steps between validations; 0: never", 0},
         {"-m",  "--val-batches",    FLAG_INT,    &s->val_batches,      "20",     0, 1e9, NULL, "micro-batches of a validation at most; 0: all", 0},

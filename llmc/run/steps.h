@@ -104,6 +104,16 @@ static inline void steps_update(const Session* session, StepModel m, StepLosses 
     collective_check(&r->collective);
 }
 
+// Around the launches of a micro-batch: a host that is as far ahead of the device as it may be waits there for what the
+// device waits for. Not in the first step, which times matmuls.
+static inline void steps_begin_launch(const Session* session) {
+    if (READBACK_LAG > 0 && session->shares_plans) comm_wait_begin(session->comm);
+}
+
+static inline void steps_end_launch(const Session* session) {
+    if (READBACK_LAG > 0 && session->shares_plans) comm_wait_end(session->comm);
+}
+
 // All of a step has been launched: its results are on their way from now on.
 static inline void steps_launched(Steps* s, Session* session, double lr, StepWork work, StepLosses losses,
                                   const Optimizer* o) {
