@@ -163,11 +163,13 @@ for victim in 0 2; do
 done
 # Ten times, at any moment: the run comes to the bits of one that nobody disturbed, from whole checkpoints.
 echo "seed $seed"
-launch 4 $model -b 2 -v 0 -s 0 -x 2000 -n 20 -z 1 --dropout 0.1 -o undisturbed
+steps=2000
+is_sanitized && steps=400
+launch 4 $model -b 2 -v 0 -s 0 -x $steps -n 20 -z 1 --dropout 0.1 -o undisturbed
 why=$(ended_with 0)
 killed=0
 for ((kill = 0; kill < 10; kill++)); do
-    begin disturbed -x 2000 -n 20 -z 1 --dropout 0.1 -y 1
+    begin disturbed -x $steps -n 20 -z 1 --dropout 0.1 -y 1
     for ((i = 0; i < 100; i++)); do
         [ "$(ls disturbed.child.* 2>/dev/null | wc -l)" -eq 4 ] && break
         sleep 0.05
@@ -181,8 +183,8 @@ for ((kill = 0; kill < 10; kill++)); do
 done
 launch 4 -y 1 -o disturbed
 why=${why:-$(ended_with 0)}
-for file in disturbed/ckpt/00002000/*.safetensors; do
-    cmp -s "$file" "undisturbed/ckpt/00002000/${file##*/}" || why=${why:-"${file##*/} differs"}
+for file in disturbed/ckpt/0000$(printf %04d $steps)/*.safetensors; do
+    cmp -s "$file" "undisturbed/ckpt/0000$(printf %04d $steps)/${file##*/}" || why=${why:-"${file##*/} differs"}
 done
 [ $killed -ge 8 ] || why=${why:-"only $killed of 10 found a rank at work"}
 echo "$killed kills found a rank at work"

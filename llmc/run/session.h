@@ -143,7 +143,7 @@ static inline void session_find_checkpoint(Session* s, const char* free_to_chang
     if (!resume) return;
     s->checkpoint = checkpoint_find(s->settings->out, &s->step, s->comm);
     if (!s->checkpoint) {
-        warn("%s: there is no usable checkpoint to resume from; starting afresh", s->out);
+        if (s->comm->rank == 0) warn("%s: there is no usable checkpoint to resume from; starting afresh", s->out);
         return;
     }
     char* path = xprintf("%s/trainer.json", s->checkpoint);
