@@ -7,23 +7,17 @@
 
 #ifdef __CUDACC__
 
-static void matmul_epilogue_run_bias(void* state) {
-    MatmulCase* m = (MatmulCase*)state;
-    BiasGradient d = {m->dbias, m->mode};
-    matmul_backward_bias(d, m->dy.device, m->s.N, m->s.OC, m->ctx);
-}
-
 // db of dy [N, OC].
 static void test_matmul_epilogue_bias(Harness* h, int N, int OC, Mode mode) {
     case_begin(h, "matmul_epilogue/backward_bias N=%d OC=%d %s", N, OC, mode_name(mode));
     MatmulShape s = {N, 1, OC};
     MatmulCase m = matmul_case(h, s, mode);
     m.db = output(h, (size_t)OC, mode);
-    m.dbias = m.db.device_real;
+    m.d.b = m.db.device_real;
     real *want = copy_of(h, m.db), *sum = matmul_magnitudes(h, m.db), *dy = matmul_magnitudes(h, m.dy);
     matmul_backward_bias_ref(want, m.dy.host, N, OC, mode);
     matmul_backward_bias_ref(sum, dy, N, OC, mode);
-    expect_same_for_any_threads(h, "db", matmul_epilogue_run_bias, &m, &m.db, 1);
+    expect_same_for_any_threads(h, "db", matmul_run_backward_bias, &m, &m.db, 1);
     expect_close_to_sum(h, "db", m.db, want, sum, matmul_tolerance(N));
     case_end(h);
 }

@@ -36,7 +36,7 @@ typedef struct {
 #endif
 } Collective;
 
-#ifdef __CUDACC__
+#if defined(__CUDACC__) && defined(USE_NCCL)
 // ---------------------------------------------------------------------------------------------------------
 // GPU
 
@@ -59,7 +59,6 @@ static inline void ops_wait_for_collective(Context* ctx, Mark* m) {
     cudaCheck(cudaStreamWaitEvent(ctx->stream, m->event, 0));
 }
 
-#ifdef USE_NCCL
 #define ncclCheck(call) nccl_check((call), #call, __FILE__, __LINE__)
 
 static inline void nccl_check(ncclResult_t status, const char* call, const char* file, int line) {
@@ -97,7 +96,7 @@ static inline void collective_check(const Collective* c) {
     ncclResult_t status;
     if (c->comm->size == 1) return;
     ncclCheck(ncclCommGetAsyncError(c->nccl, &status));
-    if (status != ncclSuccess) ncclCheck(status);
+    ncclCheck(status);
 }
 
 static inline ncclDataType_t collective_type(SumType type) {
@@ -123,37 +122,13 @@ static inline void collective_broadcast(Collective* c, void* bytes, size_t n, in
     ncclCheck(ncclBroadcast(bytes, bytes, n, ncclUint8, root, c->nccl, c->stream));
 }
 
-#else  // a build without NCCL has one rank
-
-static inline void collective_open(Collective* c, Comm* comm) {
-    memset(c, 0, sizeof *c);
-    c->comm = comm;
-    if (comm->size > 1)
-        die(USAGE, "this build knows no NCCL, so it runs on one GPU; install libnccl-dev and build again");
-}
-
-static inline void collective_close(Collective* c) { (void)c; }
-static inline void collective_check(const Collective* c) { (void)c; }
-static inline void collective_begin(void) {}
-static inline void collective_end(void) {}
-static inline void collective_sum(Collective* c, void* values, size_t n, SumType type) {
-    (void)c, (void)values, (void)n, (void)type;
-}
-static inline void collective_sum_to(Collective* c, void* values, size_t n, SumType type, int root) {
-    (void)c, (void)values, (void)n, (void)type, (void)root;
-}
-static inline void collective_broadcast(Collective* c, void* bytes, size_t n, int root) {
-    (void)c, (void)bytes, (void)n, (void)root;
-}
-#endif
-
 #else
 // ---------------------------------------------------------------------------------------------------------
-// CPU
+// CPU, and builds whose ranks nothing joins: nothing runs beside anything
 
 #define COLLECTIVE_BYTES ((size_t)0)  // of device memory that they take
 
-static inline void mark_open(Mark* m) { m->unused = 0; }
+static inline void mark_open(Mark* m) { (void)m; }
 static inline void mark_close(Mark* m) { (void)m; }
 static inline void collective_waits_for_ops(Collective* c, Mark* m, Context* ctx) { (void)c, (void)m, (void)ctx; }
 static inline void collective_mark(Collective* c, Mark* m) { (void)c, (void)m; }
@@ -163,18 +138,13 @@ static inline void collective_begin(void) {}
 static inline void collective_end(void) {}
 static inline void collective_close(Collective* c) { (void)c; }
 
+#if !defined(__CUDACC__) && defined(USE_MPI)
 static inline void collective_open(Collective* c, Comm* comm) {
     c->comm = comm;
-#ifdef USE_MPI
     if (comm->size > 1 && !comm->is_mpi)
         die(USAGE, "on the CPU ranks are joined by MPI: start them with mpirun (-pi env, tcp and fs are for GPUs)");
-#else
-    if (comm->size > 1)
-        die(USAGE, "this build knows no MPI, so it runs as one process; make setup installs it, then build again");
-#endif
 }
 
-#ifdef USE_MPI
 // MPI counts in int: pieces of what is longer.
 enum { COLLECTIVE_PIECE = 1 << 28 };
 
@@ -217,7 +187,19 @@ static inline void collective_broadcast(Collective* c, void* bytes, size_t n, in
         mpiCheck(MPI_Bcast((char*)bytes + i, (int)min_size(n - i, COLLECTIVE_PIECE), MPI_BYTE, root, MPI_COMM_WORLD));
     comm_wait_end(c->comm);
 }
+
+#else  // one rank
+static inline void collective_open(Collective* c, Comm* comm) {
+    memset(c, 0, sizeof *c);
+    c->comm = comm;
+    if (comm->size == 1) return;
+#ifdef __CUDACC__
+    die(USAGE, "this build knows no NCCL, so it runs on one GPU; install libnccl-dev and build again");
 #else
+    die(USAGE, "this build knows no MPI, so it runs as one process; make setup installs it, then build again");
+#endif
+}
+
 static inline void collective_sum(Collective* c, void* values, size_t n, SumType type) {
     (void)values, (void)n, (void)type;
     CHECK(c->comm->size == 1);

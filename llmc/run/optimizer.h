@@ -125,7 +125,7 @@ static inline void optimizer_init(Optimizer* o, const TensorTable* table, Optimi
 static inline void optimizer_join(Optimizer* o, Reduction* r, const TensorTable* table, UpdateSettings u, Comm* comm,
                                   Context* ctx) {
     reduction_open(r, comm, table, u.sums, ctx);
-    optimizer_init_shard(o, table, u.kind, u.master, update_shard(table, u), ctx);
+    optimizer_init_shard(o, table, u.kind, u.master, r->shard, ctx);
 }
 
 static inline void optimizer_free(Optimizer* o) {

@@ -110,7 +110,7 @@ static inline void reduction_open(Reduction* r, Comm* comm, const TensorTable* t
     collective_open(&r->collective, comm);
     r->elements = table->elements;
     r->zero = settings.zero && comm->size > 1;
-    r->shard = r->zero ? shard_of(table->elements, comm->rank, comm->size) : shard_of(table->elements, 0, 1);
+    r->shard = r->zero ? shard_of(table->elements, comm->rank, comm->size) : tensors_whole(table);
     if (comm->size == 1) return;
     reduction_cut(r, table, settings.bucket_mib * 1048576);
     mark_open(&r->ready), mark_open(&r->done);

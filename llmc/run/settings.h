@@ -7,6 +7,7 @@
 
 #include "../base/flags.h"
 #include "../base/schedule.h"
+#include "launch.h"
 
 typedef struct {
     const char *train_data, *val_data, *model, *out;  // the row of `model` is the trainer's
@@ -101,7 +102,7 @@ static inline int settings_rows(Settings* s, Flag* table, int count) {
         {"-z",  "--zero",           FLAG_INT,    &s->zero,             "0",      0, 1, NULL, "ranks: 1 gives each a shard of the optimizer's state (ZeRO-1)", 0},
         {NULL,  "--reduce",         FLAG_CHOICE, &s->reduce,           "fp32",   0, 0, "fp32|bf16", "ranks: type in which gradients are summed; bf16 halves what is sent and rounds it", 0},
         {NULL,  "--bucket",         FLAG_REAL,   &s->bucket,           "16",     0, 1e6, NULL, "ranks: MiB of gradients that are summed at once while the backward pass goes on, at least; 0: layer by layer", 0},
-        {"-pi", "--ranks-start",    FLAG_CHOICE, &s->start,            "auto",   0, 0, "auto|mpi|env|tcp|fs", "how ranks find each other: mpirun, the environment (torchrun, Slurm), -ps, or a shared directory -pf", 0},
+        {"-pi", "--ranks-start",    FLAG_CHOICE, &s->start,            "auto",   0, 0, COMM_START_CHOICES, "how ranks find each other: mpirun, the environment (torchrun, Slurm), -ps, or a shared directory -pf", 0},
         {"-pn", "--ranks",          FLAG_INT,    &s->ranks,            "-1",     -1, 65536, NULL, "tcp, fs: processes of the run; -1: from the environment", 0},
         {"-pr", "--rank",           FLAG_INT,    &s->rank,             "-1",     -1, 65535, NULL, "tcp, fs: number of this process from 0; -1: from the environment", 0},
         {"-pg", "--ranks-per-machine", FLAG_INT, &s->ranks_per_machine, "-1",    -1, 1024, NULL, "tcp, fs: processes on each machine; a process takes GPU number rank modulo this; -1: from the environment", 0},

@@ -1,0 +1,12 @@
+# What the runs on all GPUs of a machine share; each sources it with its own flags in "$@".
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+RANKS=${RANKS:-$(nvidia-smi -L | wc -l)} DATA=${DATA:?"name the files to train on: DATA='folder/train_*.bin'"} more=("$@")
+
+# Build the trainers and start RANKS of one; where OUT holds a run it goes on instead, without the flags of its beginning.
+start() { # PROGRAM FLAG...
+    local launch=()
+    make -s gpu
+    [ "$RANKS" -eq 1 ] || launch=(mpirun -np "$RANKS" --bind-to none)
+    if [ -d "$OUT/ckpt" ]; then exec "${launch[@]}" "$1" -y 1 -o "$OUT" "${more[@]}"; fi
+    exec "${launch[@]}" "$@" -i "$DATA" -o "$OUT" "${more[@]}"
+}
