@@ -20,7 +20,7 @@ WARN   := -Wall -Wextra -Wno-missing-field-initializers -Werror
 HAS_MPI := $(if $(filter 0,$(MPI)),,$(shell command -v mpicc 2>/dev/null))
 MPI_CPP := $(if $(HAS_MPI),-DUSE_MPI $(patsubst -I%,-isystem %,$(filter -I%,$(shell mpicc -show))))
 MPI_LIBS := $(if $(HAS_MPI),$(filter -L% -l%,$(shell mpicc -show)))
-CPP    := -D_GNU_SOURCE -I. $(MPI_CPP) $(if $(BLAS),-DUSE_BLAS) -MMD -MP
+CPP    := -D_GNU_SOURCE -I. -Ibuild $(MPI_CPP) $(if $(BLAS),-DUSE_BLAS) -MMD -MP
 LIBS   := $(if $(BLAS),-lopenblas) $(MPI_LIBS) -pthread -lm
 COMPILE = $(CC) -x c -std=c11 $(CPP) $(CFLAGS) $(WARN)
 
@@ -35,7 +35,7 @@ CUPTI  := $(if $(HAS_NVCC),$(wildcard $(dir $(realpath $(HAS_NVCC)))../extras/CU
 # NCCL, likewise: what joins the ranks of the GPU build.
 NCCL_H := $(if $(filter 0,$(NCCL)),,$(if $(HAS_NVCC),$(firstword $(wildcard $(addsuffix /nccl.h,$(NCCL_HOME)/include $(dir $(realpath $(HAS_NVCC)))../include /usr/include)))))
 GENCODE = $(foreach a,$(ARCH),-gencode=arch=compute_$(a),code=sm_$(a)) $(if $(FOUND),,-gencode=arch=compute_80,code=compute_80)
-NVFLAGS = -std=c++17 $(if $(DEBUG),-O1 -g -G,-O3) $(GENCODE) -lineinfo -D_GNU_SOURCE $(if $(DEBUG),,$(if $(filter 90a,$(ARCH)),-DHAS_SM90A)) -DPRECISION_$(shell echo $(PRECISION) | tr a-z A-Z) -I. $(addprefix -I,$(CUPTI)) \
+NVFLAGS = -std=c++17 $(if $(DEBUG),-O1 -g -G,-O3) $(GENCODE) -lineinfo -D_GNU_SOURCE $(if $(DEBUG),,$(if $(filter 90a,$(ARCH)),-DHAS_SM90A)) -DPRECISION_$(shell echo $(PRECISION) | tr a-z A-Z) -I. -Ibuild $(addprefix -I,$(CUPTI)) \
           $(MPI_CPP) $(if $(NCCL_H),-DUSE_NCCL $(addsuffix /include,$(addprefix -I,$(NCCL_HOME)))) \
           -Xcompiler -march=$(MARCH),-fopenmp,-ffp-contract=off,-fno-math-errno,-Wall,-Wextra,-Wno-missing-field-initializers,-Wno-unknown-pragmas,-Wno-string-compare \
           -Xptxas -warn-spills -diag-suppress 177 -MMD -MP
@@ -44,11 +44,14 @@ G      := $(B)/$(PRECISION)
 
 HAS_CC := $(shell command -v $(CC) 2>/dev/null)
 .DEFAULT_GOAL := $(if $(HAS_CC),all,help)
-.PHONY: all cpu gpu absent help setup quickstart quickstart-bert test check ops grad bench san clean needed always
+.PHONY: all cpu gpu absent help setup quickstart quickstart-bert test check ops grad bench san mutants clean needed always
 .DELETE_ON_ERROR:
 
 # ---------------------------------------------------------------------------------------------------------
 # Programs
+
+# Test programs of the CPU build; ops and the double builds come besides.
+TESTS := gpt2 bert base data llmc_files choices bpe prefetch run profile order comm comm_plain
 
 # The trainers are linked at the top, where people look for them; variants stay in their build folder.
 TOP  := $(if $(DEBUG)$(SANITIZE)$(BLAS),$(B)/)
@@ -73,6 +76,13 @@ $(G)/command: COMMAND = $(NVCC) $(NVFLAGS) $(NVLIBS)
 $(B)/command $(G)/command: always
 	@mkdir -p $(@D)
 	@echo '$(COMMAND)' | cmp -s - $@ || echo '$(COMMAND)' >$@
+
+# The page of --profile, as the numbers of its bytes: C11 cannot include a file as text.
+build/profile_page.inc: llmc/run/profile.html
+	@mkdir -p $(@D)
+	@od -An -v -tu1 $< | sed 's/\([0-9]\{1,\}\)/\1,/g' >$@
+
+$(GPT2) $(BERT) $(B)/test_gpt2 $(B)/test_bert $(B)/test_gpt2_double $(B)/test_bert_double $(B)/test_run $(B)/test_profile $(B)/test_llmc_files $(addprefix $(G)/,train_gpt2cu train_bertcu test_gpt2cu test_bertcu) train_gpt2cu train_bertcu: build/profile_page.inc
 
 train_gpt2cu train_bertcu: %cu: %.cu Makefile $(G)/command
 	$(NVCC) $(NVFLAGS) -MF $(G)/$@.d $< -o $@ $(NVLIBS)
@@ -106,6 +116,13 @@ $(B)/test_comm_plain: dev/test/comm.c Makefile $(B)/command
 # Without OpenMP, whose synchronisation ThreadSanitizer does not see.
 $(B)/test_prefetch_tsan: dev/test/prefetch.c Makefile $(B)/command
 	$(CC) -x c -std=c11 $(CPP) -O1 -g -fsanitize=thread $(WARN) -Wno-unknown-pragmas $< -o $@ $(LIBS)
+
+# Either trainer's readers are a source of their own. Mutated inputs need no speed.
+$(B)/fuzz.o $(B)/fuzz_gpt2.o $(B)/fuzz_bert.o: $(B)/%.o: dev/test/%.c Makefile $(B)/command build/profile_page.inc
+	$(COMPILE) -O1 -c $< -o $@
+
+$(B)/test_fuzz: $(B)/fuzz.o $(B)/fuzz_gpt2.o $(B)/fuzz_bert.o
+	$(CC) $(CFLAGS) $^ -o $@ $(LIBS)
 
 $(B)/test_%: dev/test/%.c Makefile $(B)/command
 	$(COMPILE) $< -o $@ $(LIBS)
@@ -142,6 +159,7 @@ help:
 	@echo "make ops           ops against their references;  make grad: against finite differences"
 	@echo "make bench         time of every op (OP=matmul for one)"
 	@echo "make san           tests under AddressSanitizer and UBSan"
+	@echo "make mutants       half an hour: does a test fail for each of the faults in dev/mutants.txt? (JOBS=2: two at a time)"
 	@echo "make clean         remove what was built (data and runs stay)"
 	@echo "variables:         CC MARCH DEBUG=1 SANITIZE=1 BLAS=1 MPI=0 NCCL=0"
 
@@ -165,7 +183,7 @@ quickstart-bert: needed
 	@echo "log, loss plot and a Hugging Face model directory: out/quickstart-bert"
 
 test: needed
-	@$(MAKE) --no-print-directory cpu $(B)/test_gpt2 $(B)/test_gpt2_double $(B)/test_bert $(B)/test_bert_double $(B)/ops $(B)/ops_double $(B)/test_base $(B)/test_data $(B)/test_prefetch $(B)/test_run $(B)/test_order $(B)/test_comm $(B)/test_comm_plain
+	@$(MAKE) --no-print-directory cpu $(addprefix $(B)/test_,$(TESTS) gpt2_double bert_double) $(B)/ops $(B)/ops_double
 	-@$(MAKE) --no-print-directory $(B)/test_prefetch_tsan 2>/dev/null
 	@bash dev/test/run.sh $(B) $(GPT2) $(BERT)
 
@@ -184,8 +202,11 @@ bench: $(B)/ops
 	$(B)/ops bench $(OP)
 
 san:
-	@$(MAKE) --no-print-directory SANITIZE=1 cpu build/san/test_gpt2 build/san/test_bert build/san/ops build/san/test_base build/san/test_data build/san/test_prefetch build/san/test_run build/san/test_order build/san/test_comm build/san/test_comm_plain
+	@$(MAKE) --no-print-directory SANITIZE=1 cpu $(addprefix build/san/test_,$(TESTS) fuzz) build/san/ops
 	@bash dev/test/run.sh build/san build/san/train_gpt2 build/san/train_bert
+
+mutants:
+	@python3 dev/mutants.py --jobs $(or $(JOBS),1)
 
 clean:
 	rm -rf build train_gpt2 train_gpt2cu train_bert train_bertcu

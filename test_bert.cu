@@ -213,7 +213,7 @@ static void test_formula_step(Tests* t, Bench* b) {
     bench_optimizer(b, LAMB);
     real* before = bench_weights(b);
     real* grads = device_values(&b->ctx, m->grads, m->table.elements, VIEW_REAL);
-    optimizer_step(&b->o, m->params, m->grads, settings, NULL, &b->ctx);
+    optimizer_step(&b->o, m->params, m->grads, settings, NULL, NULL, &b->ctx);
     real* after = bench_weights(b);
     double clip = fmin(1, 1 / euclidean_norm(grads, m->table.elements));
     for (size_t k = 0; k < COUNT_OF(ratios); k++) {
@@ -341,7 +341,7 @@ static void test_golden_steps(Tests* t, const char* directory, const SafeTensors
         OptimizerSettings settings = {1e-3, 0.9, 0.999, 1e-6, 0.01, 1.0, 0};
         bench_train(b, 0);
         got[step] = (real)bench_loss(b, -1);
-        optimizer_step(&b->o, m->params, m->grads, settings, NULL, &b->ctx);
+        optimizer_step(&b->o, m->params, m->grads, settings, NULL, NULL, &b->ctx);
         device_download(&b->ctx, &got[GOLDEN_STEPS + step], b->o.norm, sizeof(real));
     }
     golden_values(file, key, want, COUNT_OF(want));
@@ -624,8 +624,54 @@ static void test_counts(Tests* t) {
             else aligned &= tensor->offset == tensor[-1].offset + tensor[-1].size;
         }
         report(t, same && aligned, sizes[i].name, !same, 0);
+        report_decay(t, &m.table);
         model_forget_plan(&m);
     }
+}
+
+// ---------------------------------------------------------------------------------------------------------
+// What a step launches
+
+static void test_ops(Tests* t) {
+    static const char forward_ops[] =
+        "matmul_forward attention_forward matmul_forward residual_layernorm_forward matmul_gelu_forward matmul_forward "
+        "residual_layernorm_forward ";
+    static const char backward_ops[] =
+        "residual_layernorm_backward matmul_backward_weight matmul_gelu_backward_input matmul_backward_weight "
+        "matmul_backward_input residual_layernorm_backward matmul_backward_weight matmul_backward_input "
+        "attention_backward matmul_backward_weight matmul_backward_input ";
+    enum { B = 2, T = 64, M = 8, LAYERS = 3, MIDDLE = 1, OUTSIDE = 23, A_LAYER = 18 };
+    const OptimizerSettings adamw = {1e-3, 0.9, 0.999, 1e-6, 0.01, 1, 0};
+    Bench* b = bench_open(config_from_descriptor("L=3,C=128,NH=2,V=53,T=64", 0), B, T, M, 0, 5);
+    LoggedStep logged;
+    int tokens[T] = {0}, types[T] = {0};
+    for (int s = 0; s < B; s++) {
+        batch_add(&b->batch, tokens, types, T, 0);
+        for (int k = 0; k < M / B; k++) batch_mask(&b->batch, s * T + 2 + k, k);
+    }
+    b->in = mlm_load(&b->loader, &b->batch, &b->ctx);
+    for (int again = 0; again < 2; again++) {
+        if (again) logged_begin(&logged, &b->ctx);
+        bench_train(b, 0);
+        optimizer_step(&b->o, b->m.params, b->m.grads, adamw, NULL, NULL, &b->ctx);
+    }
+    logged_end(&logged, &b->ctx);
+    for (int layer = 0; layer < LAYERS; layer++) {
+        report_ops(t, "a step", &logged, FORWARD, layer, forward_ops);
+        report_ops(t, "a step", &logged, BACKWARD, layer, backward_ops);
+    }
+    int widens = exact_bytes(&b->m.table) > 0, want = OUTSIDE + widens + LAYERS * A_LAYER;
+    report(t, logged.log.count == (size_t)want, "and as many ops in the whole step", (double)logged.log.count, want);
+    if (logged.is_tracing) {
+        ProfileStep step;
+        profile_take(&step, &logged.log, 1);
+        // An op is one kernel, but for GELU by erf, which is in no epilogue; two sums of biases; attention's backward pass.
+        report_kernels(t, "a step", &logged, &step, FORWARD, MIDDLE, 8);
+        report_kernels(t, "a step", &logged, &step, BACKWARD, MIDDLE, 14);
+        profile_step_free(&step);
+    }
+    logged_close(&logged);
+    bench_close(b);
 }
 
 // ---------------------------------------------------------------------------------------------------------
@@ -664,7 +710,7 @@ static void test_memory(Tests* t) {
         }
         b->in = mlm_load(&b->loader, &b->batch, &b->ctx);
         bench_train(b, 0);
-        optimizer_step(&b->o, b->m.params, b->m.grads, settings, NULL, &b->ctx);
+        optimizer_step(&b->o, b->m.params, b->m.grads, settings, NULL, NULL, &b->ctx);
         device_synchronize(&b->ctx);
         snprintf(name, sizeof name, "memory of B=%d T=%d C=%d, %s%s", B, T, config.C,
                  cases[i].kind == LAMB ? "LAMB" : "AdamW",
@@ -789,6 +835,7 @@ int main(int argc, char** argv) {
     test_equalities(&t);
     test_initial_values(&t);
     test_counts(&t);
+    test_ops(&t);
     test_memory(&t);
 #ifdef REAL_DOUBLE
     test_finite_differences(&t, 0.15, GELU_ERF, 1);

@@ -118,7 +118,7 @@ static void test_golden(Tests* t, const char* directory) {
         OptimizerSettings adamw = {1e-3, 0.9, 0.95, 1e-8, 0.1, 1.0, 0};
         train_batch(m, (uint64_t)step, 0, 1.0 / (double)N, SET, &b->ctx);
         losses[step] = (real)model_loss(m, &b->ctx);
-        optimizer_step(&b->o, m->params, m->grads, adamw, NULL, &b->ctx);
+        optimizer_step(&b->o, m->params, m->grads, adamw, NULL, NULL, &b->ctx);
         real* norm = device_values(&b->ctx, b->o.norm, 1, VIEW_REAL);
         norms[step] = *norm;
         free(norm);
@@ -258,6 +258,7 @@ static void test_counts(Tests* t) {
         int same = m.table.count == sizes[i].tensors && m.table.parameters == sizes[i].parameters, aligned = 1;
         for (int k = 0; k < m.table.count; k++) aligned &= m.table.tensors[k].offset % TENSOR_ALIGNMENT == 0;
         report(t, same && aligned, sizes[i].name, !same, 0);
+        report_decay(t, &m.table);
         model_forget_plan(&m);
     }
 }
@@ -408,7 +409,7 @@ static double overfit_step(Bench* b, int step, double planted) {
     real value = (real)planted;
     train_batch(m, (uint64_t)step, 0, 1.0 / m->N, SET, &b->ctx);
     if (planted != 0) device_upload(&b->ctx, m->grads + m->table.elements / 2, &value, sizeof value);
-    optimizer_step(&b->o, m->params, m->grads, adamw, NULL, &b->ctx);
+    optimizer_step(&b->o, m->params, m->grads, adamw, NULL, NULL, &b->ctx);
     return model_loss(m, &b->ctx);
 }
 
@@ -504,6 +505,57 @@ static void test_no_master(Tests* t) {
 }
 
 // ---------------------------------------------------------------------------------------------------------
+// What a step launches
+
+static void test_ops(Tests* t, int recompute) {
+    static const char forward_ops[] =
+        "matmul_forward attention_forward matmul_forward residual_layernorm_forward matmul_gelu_forward matmul_forward "
+        "residual_layernorm_forward ";
+    static const char backward_ops[] =
+        "matmul_backward_weight matmul_gelu_backward_input matmul_backward_weight matmul_backward_input "
+        "residual_layernorm_backward matmul_backward_weight matmul_backward_input attention_backward "
+        "matmul_backward_weight matmul_backward_input residual_layernorm_backward ";
+    static const char recomputing_ops[] =
+        "gelu_forward layernorm_forward matmul_backward_weight matmul_gelu_backward_input matmul_backward_weight "
+        "matmul_backward_input residual_layernorm_backward matmul_backward_weight matmul_backward_input "
+        "attention_backward layernorm_forward matmul_backward_weight matmul_backward_input "
+        "residual_layernorm_backward ";
+    enum { LAYERS = 3, MIDDLE = 1, OUTSIDE = 10, A_LAYER = 18 };
+    Bench* b = (Bench*)xcalloc(1, sizeof *b);
+    LoggedStep logged;
+    OptimizerSettings adamw = {1e-3, 0.9, 0.95, 1e-8, 0.1, 1.0, 0};
+    char* what = xprintf("recompute %d", recompute);
+    bench_open(b, config_from_descriptor("L=3,C=128,NH=2,V=53,T=64", 0), 2, 64, recompute, 5);
+    Model* m = &b->m;
+    int* tokens = (int*)xmalloc(2 * (size_t)m->N * sizeof(int));
+    random_tokens(tokens, 2 * m->N, m->config.V, 5);
+    bench_batch(b, tokens, tokens + m->N);
+    for (int again = 0; again < 2; again++) {
+        if (again) logged_begin(&logged, &b->ctx);
+        train_batch(m, 0, 0, 1.0 / m->N, SET, &b->ctx);
+        optimizer_step(&b->o, m->params, m->grads, adamw, NULL, NULL, &b->ctx);
+    }
+    logged_end(&logged, &b->ctx);
+    for (int layer = 0; layer < LAYERS; layer++) {
+        report_ops(t, what, &logged, FORWARD, layer, forward_ops);
+        report_ops(t, what, &logged, BACKWARD, layer, recompute ? recomputing_ops : backward_ops);
+    }
+    int widens = exact_bytes(&m->table) > 0, want = OUTSIDE + widens + LAYERS * (A_LAYER + (recompute ? 3 : 0));
+    report(t, logged.log.count == (size_t)want, "and as many ops in the whole step", (double)logged.log.count, want);
+    if (logged.is_tracing) {
+        ProfileStep step;
+        profile_take(&step, &logged.log, 1);
+        report_kernels(t, what, &logged, &step, FORWARD, MIDDLE, 7);
+        // An op is one kernel, but for two that sum a bias apart, and attention, which is two.
+        report_kernels(t, what, &logged, &step, BACKWARD, MIDDLE, 14 + (recompute ? 3 : 0));
+        profile_step_free(&step);
+    }
+    logged_close(&logged);
+    bench_close(b);
+    free(b), free(tokens), free(what);
+}
+
+// ---------------------------------------------------------------------------------------------------------
 // The plan of the memory against what a step uses
 
 static void test_memory(Tests* t) {
@@ -539,7 +591,7 @@ static void test_memory(Tests* t) {
             random_tokens(tokens, 2 * m->N, m->config.V, 5);
             bench_batch(b, tokens, tokens + m->N);
             train_batch(m, 0, 0, 1.0 / m->N, SET, &b->ctx);
-            optimizer_step(&b->o, m->params, m->grads, adamw, NULL, &b->ctx);
+            optimizer_step(&b->o, m->params, m->grads, adamw, NULL, NULL, &b->ctx);
             device_synchronize(&b->ctx);
             snprintf(name, sizeof name, "memory of B=%d T=%d C=%d%s", m->B, m->T, m->config.C,
                      path == EXPLICIT ? ", explicit attention" : "");
@@ -641,6 +693,7 @@ int main(int argc, char** argv) {
     test_counts(&t);
     test_loss_scaling(&t);
     test_no_master(&t);
+    for (int recompute = 0; recompute <= 2; recompute += 2) test_ops(&t, recompute);
     test_memory(&t);
 #ifdef REAL_DOUBLE
     test_finite_differences(&t, 1, 0.15, GELU_TANH);

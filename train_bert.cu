@@ -646,7 +646,6 @@ typedef struct {
     int micro_steps;  // micro-batches of a step on this rank
     Steps steps;
     Log log;
-    Profiler profiler;
 } Run;
 
 static volatile sig_atomic_t stop_signal;
@@ -744,10 +743,10 @@ static void run_open(Run* r, int argc, char** argv) {
     model_alloc(m, (uint64_t)s->seed, &r->ctx);
     optimizer_join(&r->optimizer, &r->reduction, &m->table, update, &r->comm, &r->ctx);
     m->reduction = &r->reduction;
-    session_set_loss_scale(session, &r->optimizer);
+    session_set_steps(session, &r->optimizer);
     m->loss_scale = &r->optimizer.loss_scale->scale;
     m->master = r->optimizer.master;
-    steps_open(&r->steps);
+    steps_open(&r->steps, s);
     if (!source) random_weights(m, &r->optimizer, (uint64_t)s->seed, &r->ctx);  // a model's file may lack some
     if (source) session_load(session, source, &m->table, m->params, &r->optimizer);
     else if (weights) load_weights(m, &r->optimizer, weights, &r->ctx);
@@ -843,12 +842,13 @@ static void launch_step(Run* r, const Schedule* schedule) {
     mlm_source_build(&r->data, r->settings.overfit ? 0 : session->samples, m->B, r->comm.rank, r->comm.size);
     MlmCounts counts = mlm_source_count(&r->data, &r->comm);
     for (int i = 0; i < r->micro_steps; i++) {
-        if (i + 1 == r->micro_steps) reduction_begin(&r->reduction);
+        if (i + 1 == r->micro_steps && r->settings.mode != MODE_FORWARD) reduction_begin(&r->reduction);
         const MlmBatch* batch = &r->data.batches[i];
         steps_begin_launch(session);
         MlmInput in = mlm_load(&r->data.loader, batch, &r->ctx);
         MlmScales scales = mlm_scales((LossMean)r->mlm.loss_mean, batch, counts, r->micro_steps * r->comm.size);
-        train_batch(m, &in, (uint64_t)session->step, scales, i == 0 ? SET : ADD, &r->ctx);
+        if (r->settings.mode == MODE_FORWARD) evaluate_batch(m, &in, scales, i == 0 ? SET : ADD, &r->ctx);
+        else train_batch(m, &in, (uint64_t)session->step, scales, i == 0 ? SET : ADD, &r->ctx);
         steps_end_launch(session);
     }
     StepModel model = {&m->table, m->params, m->grads, &m->exact};
@@ -900,10 +900,9 @@ int main(int argc, char** argv) {
     if (session->step == 0 && r->data.has_val && s->val_every > 0) mlm_evaluation_log(&r->log, session, validate(r));
     steps_restart_clock(&r->steps);
     while (session->step < last && !session_must_stop(session, (int)stop_signal)) {
-        int profile = last - session->step <= s->profile;
-        if (profile) profiler_begin_step(&r->profiler, &r->ctx);
+        steps_profile_begin(&r->steps, session);
         launch_step(r, &schedule);
-        if (profile) profiler_end_step(&r->profiler, &r->ctx);
+        int profile = steps_profile_end(&r->steps, session, &r->plan, &r->comm);
         int validation = r->data.has_val && session_is_due(session, s->val_every, 1);
         int text = r->data.has_val && session_is_due(session, r->mlm.sample_every, 1);
         int checkpoint = session_checkpoint_is_due(session);
@@ -915,7 +914,6 @@ int main(int argc, char** argv) {
         if (validation || text || checkpoint) steps_restart_clock(&r->steps);
     }
     finish_steps(r, 0);
-    profiler_report(stdout, &r->profiler, session->out);
     int failed = save(r) != 0 || session_finish_save(session) != 0;
     log_write_svg(&r->log, "BERT training");
     session_end(session, failed);

@@ -8,26 +8,28 @@
  * C = NH * HS channels, F channels inside the MLP (4 C). */
 #include <signal.h>
 
-#include "llmc/base/log.h"        // terminal, log.jsonl, loss.svg
-#include "llmc/base/schedule.h"   // learning rate of a step
-#include "llmc/data/tokenizer.h"  // token -> bytes
+#include "llmc/base/log.h"       // terminal, log.jsonl, loss.svg
+#include "llmc/base/schedule.h"  // learning rate of a step
 #include "llmc/ops/attention.h"
+#include "llmc/ops/attention_decode.h"
 #include "llmc/ops/classifier.h"
 #include "llmc/ops/embedding.h"
+#include "llmc/ops/gather.h"
 #include "llmc/ops/gelu.h"
 #include "llmc/ops/layernorm.h"
 #include "llmc/ops/matmul.h"
-#include "llmc/run/comm.h"       // ranks
-#include "llmc/run/config.h"     // config.json as rows
-#include "llmc/run/lm_data.h"    // token shards, their batches
-#include "llmc/run/optimizer.h"  // norm, loss scale, clipping, AdamW
-#include "llmc/run/plan.h"       // memory by what needs it
-#include "llmc/run/profiler.h"   // where a step's time goes
-#include "llmc/run/sampler.h"    // logits -> token
-#include "llmc/run/session.h"    // where a run stands, checkpoints, resume
-#include "llmc/run/settings.h"   // flags that all trainers share
-#include "llmc/run/steps.h"      // steps launched ahead, their results
-#include "llmc/run/tensors.h"    // one table for tensors
+#include "llmc/run/choices_evaluation.h"  // HellaSwag and its like
+#include "llmc/run/comm.h"                // ranks
+#include "llmc/run/config.h"              // config.json as rows
+#include "llmc/run/generate.h"            // prompts, texts, the next token
+#include "llmc/run/lm_data.h"             // token shards, their batches
+#include "llmc/run/optimizer.h"           // norm, loss scale, clipping, AdamW
+#include "llmc/run/plan.h"                // memory by what needs it
+#include "llmc/run/profiler.h"            // where a step's time goes
+#include "llmc/run/session.h"             // where a run stands, checkpoints, resume
+#include "llmc/run/settings.h"            // flags that all trainers share
+#include "llmc/run/steps.h"               // steps launched ahead, their results
+#include "llmc/run/tensors.h"             // one table for tensors
 
 // ---------------------------------------------------------------------------------------------------------
 // Parameters. w of a linear layer is [out, in] in memory; GPT-2's files hold [in, out] ("Conv1D").
@@ -135,8 +137,10 @@ typedef struct {
     int *inputs, *targets;   // [N]
     int* single;             // [2] cu_seqlens of one sequence, for sampling
     int* layout;             // cu_seqlens, sequence and position of B sequences of T rows
+    int for_choices;         // memory is planned for multiple-choice sets too
     int doc_mask;            // attention does not cross documents,
     Sequences documents;     // which these are in the micro-batch
+    int known;               // positions before row 0 of a forward pass: their keys and values are in each layer's qkv
     // Dropout of the running step; training 0 switches it off.
     int training;
     uint64_t seed, step;
@@ -168,13 +172,14 @@ static void forward_block(Model* m, int l, const Sequences* s, Context* ctx) {
     const BlockParams* p = &m->p.h[l];
     BlockActs* a = &m->a.h[l];
     int last = l + 1 == c->L, N = s->rows, C = c->C;
-    floatX* next = last ? m->a.lnf : m->a.h[l + 1].ln1;
+    floatX *next = last ? m->a.lnf : m->a.h[l + 1].ln1, *qkv = a->qkv + (size_t)m->known * 3 * (size_t)C;
     Moments next_stats = last ? m->a.lnf_stats : m->a.h[l + 1].ln1_stats;
     Norm next_norm = last ? norm_of(m->p.lnf, m->p.lnf_exact) : norm_of(p[1].ln1, p[1].ln1_exact);
 
     scope_at(ctx, FORWARD, l);
-    matmul_forward(a->qkv, a->ln1, p->qkv, N, C, 3 * C, SET, ctx);
-    attention_forward(a->att, a->lse, a->qkv, sequences_parts(s), attention_at(m, s, l), ctx);
+    matmul_forward(qkv, a->ln1, p->qkv, N, C, 3 * C, SET, ctx);
+    if (m->known) attention_decode(a->att, a->qkv, m->known, c->NH, C / c->NH, ctx);
+    else attention_forward(a->att, a->lse, a->qkv, sequences_parts(s), attention_at(m, s, l), ctx);
     matmul_forward(a->mid, a->att, p->attproj, N, C, C, SET, ctx);
     residual_layernorm_forward(a->ln2, a->mid, a->ln2_stats, residual_into(m, l), norm_of(p->ln2, p->ln2_exact), N, C,
                                (real)c->eps, dropout_at(m, s, l, SITE_DROPOUT_ATTENTION_OUT), ctx);
@@ -308,8 +313,8 @@ static void evaluate_batch(Model* m, double scale, Mode mode, Context* ctx) {
     classifier_forward(losses, m->a.logits, m->targets, s.rows, m->config.V, m->Vp, ctx);
 }
 
-// The same with dropout, and with the gradients of all parameters, *m->loss_scale times too large, which `mode` writes
-// too. The micro-batch holds the sequences first .. first + B - 1 of step number `step`.
+// As evaluate_batch(), with dropout, and with the gradients of all parameters, *m->loss_scale times too large, which
+// `mode` writes too. The micro-batch holds the sequences first .. first + B - 1 of step number `step`.
 static void train_batch(Model* m, uint64_t step, int first, double scale, Mode mode, Context* ctx) {
     Sequences s = model_sequences(m, first);
     ClassifierLosses losses = {m->a.losses, m->a.loss, scale, mode};
@@ -404,10 +409,11 @@ static MemoryPlan model_memory(const Model* m, UpdateSettings update, const Cont
     AttentionShape shape = {c->NH, c->C / c->NH, CAUSAL, dropout_make(c->attention_dropout, 0, 0, 0, 0, NULL)};
     EmbeddingSizes tables = {m->Vp, c->T, 0, c->C, -1};
     int parts = m->doc_mask ? lm_data_planned_documents(m->B, m->N) : m->B;
-    size_t documents = m->doc_mask ? documents_ints(m->N) : 0;
+    size_t documents = m->doc_mask ? documents_ints(m->N) : 0,
+           choices = m->for_choices ? choices_device_bytes(m->N) : 0;
     StepSizes step = {shape, tables, m->N, m->B, m->T, parts, m->N, c->F, 0};
     return plan_make(&m->table, &m->acts_table, &m->stats_table, update,
-                     (batch_ints(m) + layout_ints(m) + documents) * sizeof(int), &step, ctx);
+                     (batch_ints(m) + layout_ints(m) + documents) * sizeof(int) + choices, &step, ctx);
 }
 
 static void model_alloc(Model* m, uint64_t seed, Context* ctx) {
@@ -543,26 +549,18 @@ static void random_weights(Model* m, const Optimizer* o, uint64_t seed, Context*
 // ---------------------------------------------------------------------------------------------------------
 // Settings
 
+static const char FREE_TO_CHANGE[] = SETTINGS_FREE_TO_CHANGE GENERATE_FREE_TO_CHANGE CHOICES_FREE_TO_CHANGE;
+
 // Those of this trainer alone; llmc/run/settings.h has the others.
-typedef struct {
-    int sample_every, sample_tokens, top_k;
-    double temperature;
-} SampleSettings;
-
-static const char FREE_TO_CHANGE[] = SETTINGS_FREE_TO_CHANGE " --sample-every --sample-tokens --temperature --top-k";
-
-static int settings_flags(Settings* shared, SampleSettings* s, int* doc_mask, Flag* table) {
+static int settings_flags(Settings* shared, GenerateSettings* s, ChoicesSets* choices, int* doc_mask, Flag* table) {
     // clang-format off
     const Flag rows[] = {
-        {"-e",  "--model",          FLAG_STRING, &shared->model,          "L=4,C=128,NH=4,T=256", 0, 0, NULL, "Hugging Face directory, .safetensors file, config.json (from scratch), d12|d24|d36|d48, or sizes L= C= NH= V= T= F= tied=", 0},
+        {"-e",  "--model",          FLAG_STRING, &shared->model,          "L=4,C=128,NH=4,T=256", 0, 0, NULL, "Hugging Face directory, .safetensors file, llm.c's .bin, config.json (from scratch), d12|d24|d36|d48, or sizes L= C= NH= V= T= F= tied=", 0},
         {NULL,  "--doc-mask",       FLAG_INT,    doc_mask,             "0",      0, 1, NULL, "1: attention does not cross documents, which begin with the end-of-text token; positions stay those of the sequence", 0},
-        {"-s",  "--sample-every",   FLAG_INT,    &s->sample_every,     "500",    0, 1e9, NULL, "steps between samples, and one at the end; 0: never", 0},
-        {"-g",  "--sample-tokens",  FLAG_INT,    &s->sample_tokens,    "128",    1, 1e6, NULL, "tokens of a sample", 0},
-        {NULL,  "--temperature",    FLAG_REAL,   &s->temperature,      "1.0",    0, 100, NULL, "of samples; 0: always the most likely token", 0},
-        {NULL,  "--top-k",          FLAG_INT,    &s->top_k,            "0",      0, 1e9, NULL, "samples draw from the k most likely tokens; 0: from all", 0},
     };
     // clang-format on
-    return settings_add_rows(table, settings_rows(shared, table, 0), rows, COUNT_OF(rows));
+    int count = settings_add_rows(table, settings_rows(shared, table, 0), rows, COUNT_OF(rows));
+    return choices_rows(choices, table, generate_rows(s, table, count));
 }
 
 // ---------------------------------------------------------------------------------------------------------
@@ -570,7 +568,9 @@ static int settings_flags(Settings* shared, SampleSettings* s, int* doc_mask, Fl
 
 typedef struct {
     Settings settings;
-    SampleSettings sample;
+    GenerateSettings generate;
+    Generation text;
+    ChoicesSets choices;
     int doc_mask;
     Flag flags[MAX_FLAGS];
     Session session;
@@ -584,7 +584,6 @@ typedef struct {
     int micro_steps;  // micro-batches of a step on this rank
     Steps steps;
     Log log;
-    Profiler profiler;
 } Run;
 
 static volatile sig_atomic_t stop_signal;
@@ -607,7 +606,7 @@ static int largest_batch(const Model* like, UpdateSettings update, const Context
         Model m;
         int middle = (low + high + 1) / 2;
         model_plan(&m, like->config, middle, like->T, like->recompute);
-        m.doc_mask = like->doc_mask;
+        m.doc_mask = like->doc_mask, m.for_choices = like->for_choices;
         if (plan_fits(model_memory(&m, update, ctx))) low = middle;
         else high = middle - 1;
         model_forget_plan(&m);
@@ -620,14 +619,13 @@ static int largest_batch(const Model* like, UpdateSettings update, const Context
 static char* run_plan(Run* r, const char* data_dir) {
     Settings* s = &r->settings;
     const char* source = r->session.checkpoint ? r->session.checkpoint : s->model;
-    char *directory, *weights;
-    session_find_model(source, &directory, &weights);
+    char *directory, *weights, *sizes = session_find_llmc(source, &directory, &weights);
+    if (!sizes) session_find_model(source, &directory, &weights);
     char* path = directory ? xprintf("%s/config.json", directory) : NULL;
     session_find_tokenizer(&r->session, directory, data_dir);
-    Config config = directory
-                        ? config_read(path)
-                        : config_from_descriptor(source, r->session.tokenizer_dir ? r->session.tokenizer.size : 50257);
-    free(directory), free(path);
+    int data_V = r->session.tokenizer_dir ? r->session.tokenizer.size : 50257;
+    Config config = directory && !sizes ? config_read(path) : config_from_descriptor(sizes ? sizes : source, data_V);
+    free(directory), free(path), free(sizes);
 
     if (s->dropout >= 0) config.embedding_dropout = config.attention_dropout = config.residual_dropout = s->dropout;
     int T = s->T ? s->T : config.T;
@@ -635,6 +633,7 @@ static char* run_plan(Run* r, const char* data_dir) {
     r->micro_steps = session_micro_steps(&r->session, s->B, T);
     model_plan(&r->model, config, s->B, T, s->recompute);
     r->model.doc_mask = r->doc_mask;
+    r->model.for_choices = *r->choices.files != '\0';
     return weights;
 }
 
@@ -647,40 +646,53 @@ static void run_check_ranks(const Run* r) {
     free(config.text);
 }
 
+static void run_open_data(Run* r, const char* train_pattern, const char* val_pattern) {
+    const Settings* s = &r->settings;
+    Session* session = &r->session;
+    const Model* m = &r->model;
+    lm_data_open(&r->data, train_pattern, val_pattern, m->B, m->T, m->config.V, (uint64_t)s->seed,
+                 s->shuffle ? SHUFFLED : IN_ORDER, r->comm.size,
+                 m->doc_mask ? session_end_of_text(session, m->config.V) : -1, &r->ctx);
+    choices_sets_open(&r->choices, m->config.V, m->T, &r->comm);
+    if (s->evaluate && !r->data.has_val && !r->choices.count)
+        die(USAGE, "--evaluate 1 needs validation data or multiple-choice sets; name them with -j or --choices");
+    session_check_data(session, shards_fingerprint(&r->data.train_shards), train_pattern);
+    run_check_ranks(r);
+    session_set_last(session, batch_lm_windows(&r->data.train), m->B * r->comm.size * r->micro_steps);
+}
+
 // Check and open everything that the run needs. Nothing is written before all of it was found sound.
 static void run_open(Run* r, int argc, char** argv) {
     Settings* s = &r->settings;
     Session* session = &r->session;
     Model* m = &r->model;
     char *train_pattern, *val_pattern;
-    int flag_count = settings_flags(s, &r->sample, &r->doc_mask, r->flags);
+    int flag_count = settings_flags(s, &r->generate, &r->choices, &r->doc_mask, r->flags);
     flags_parse(r->flags, flag_count, argc, argv,
                 "./train_gpt2 [flags]   (none: a small model on the built-in corpus)");
+    const int trains = generate_check(&r->generate, s);
     session_join(s, &r->comm);
     session_open(session, s, r->flags, flag_count, FREE_TO_CHANGE, &r->comm, &r->ctx);
+    if (!trains) s->B = 1, s->total_batch = 0;  // of the model's batch a text needs one sequence
     session_find_data(session, "data/builtin/train.bin", &train_pattern, &val_pattern);
-    char* data_dir = session_directory_of(train_pattern);
+    char* data_dir = trains || *s->train_data ? session_directory_of(train_pattern) : NULL;
     char* weights = run_plan(r, data_dir);
+    generation_open(&r->text, &r->generate, session, m->T, m->config.V,
+                    attention_decode_takes(m->config.C / m->config.NH));
     UpdateSettings update = session_update(session);
     r->plan = model_memory(m, update, &r->ctx);
     if (s->steps == 0) plan_show(r->flags, session->flag_count, &m->table, &r->plan, &r->comm);
     if (!plan_fits(r->plan)) plan_refuse(&r->plan, largest_batch(m, update, &r->ctx));
 
-    lm_data_open(&r->data, train_pattern, val_pattern, m->B, m->T, m->config.V, (uint64_t)s->seed,
-                 s->shuffle ? SHUFFLED : IN_ORDER, r->comm.size,
-                 m->doc_mask ? session_end_of_text(session, m->config.V) : -1, &r->ctx);
-    if (s->evaluate && !r->data.has_val) die(USAGE, "--evaluate 1 needs validation data; name it with -j");
-    session_check_data(session, shards_fingerprint(&r->data.train_shards), train_pattern);
-    run_check_ranks(r);
-    session_set_last(session, batch_lm_windows(&r->data.train), m->B * r->comm.size * r->micro_steps);
-
+    if (trains) run_open_data(r, train_pattern, val_pattern);
+    if (!trains && !weights && !session->checkpoint) warn("-e %s: has random weights; name a trained model", s->model);
     model_alloc(m, (uint64_t)s->seed, &r->ctx);
     optimizer_join(&r->optimizer, &r->reduction, &m->table, update, &r->comm, &r->ctx);
     m->reduction = &r->reduction;
-    session_set_loss_scale(session, &r->optimizer);
+    session_set_steps(session, &r->optimizer);
     m->loss_scale = &r->optimizer.loss_scale->scale;
     m->master = r->optimizer.master;
-    steps_open(&r->steps);
+    steps_open(&r->steps, s);
     if (session->checkpoint) session_load(session, session->checkpoint, &m->table, m->params, &r->optimizer);
     else if (weights) load_weights(m, &r->optimizer, weights, &r->ctx);
     else random_weights(m, &r->optimizer, (uint64_t)s->seed, &r->ctx);
@@ -692,7 +704,9 @@ static void run_close(Run* r) {
     steps_close(&r->steps);
     model_free(&r->model);
     optimizer_free(&r->optimizer);
-    lm_data_close(&r->data);
+    generation_close(&r->text);
+    if (!r->generate.generate) lm_data_close(&r->data);
+    choices_sets_close(&r->choices);
     log_close(&r->log);
     session_close(&r->session);
     matmul_plans_free(&r->ctx);
@@ -716,35 +730,88 @@ static double validate(Run* r) {
     return loss;
 }
 
-// Print a text that the model goes on writing from the start of a document, and keep it in OUT/sample.txt.
-static void sample(Run* r) {
-    const SampleSettings* s = &r->sample;
-    Model* m = &r->model;
-    Context* ctx = &r->ctx;
-    int count = s->sample_tokens + 1;
-    int* tokens = (int*)xmalloc((size_t)count * sizeof(int));
-    HostView logits = host_view_open(m->a.logits, (size_t)m->Vp, VIEW_FLOATX);
-    Sampler sampler = {s->temperature, s->top_k};
-    uint64_t key = rng_stream((uint64_t)r->settings.seed, (uint64_t)r->session.step, 0, SITE_SAMPLE);
-    tokens[0] = session_end_of_text(&r->session, m->config.V);
+// Count a micro-batch of endings, whose sequences are `s`. Only the rows that are scored go on to the head.
+static void evaluate_endings(Model* m, ChoicesEvaluation* e, const Sequences* s, Context* ctx) {
+    ClassifierLosses losses = {m->a.losses, m->a.loss, 1, SET};
     m->training = 0;
-    for (int n = 1; n < count; n++) {
-        comm_progress(&r->comm, r->session.step);                    // the other ranks wait
-        int length = min_int(n, m->T), cu_seqlens[2] = {0, length};  // the last T tokens are what the model sees
-        Sequences one = model_sequences(m, 0);
-        one.count = 1, one.rows = one.max_length = length, one.squares = (int64_t)length * length, one.parts = NULL;
-        one.cu_seqlens = m->single;
-        device_upload(ctx, m->single, cu_seqlens, sizeof cu_seqlens);
-        device_upload(ctx, m->inputs, tokens + n - length, (size_t)length * sizeof(int));
-        forward(m, m->inputs, &one, ctx);
-        forward_head(m, m->a.lnf + (size_t)(length - 1) * (size_t)m->config.C, 1, ctx);
-        host_view_read(ctx, &logits);
-        tokens[n] =
-            sampler_draw(logits.values, m->config.V, sampler, rng_uniform(philox((uint32_t)n, 0, 0, 0, key).v[0]));
+    forward(m, m->inputs, s, ctx);
+    gather_forward(m->a.dln, m->a.lnf, e->device_rows, e->scored, m->config.C, ctx);
+    forward_head(m, m->a.dln, e->scored, ctx);
+    classifier_forward(losses, m->a.logits, m->targets, e->scored, m->config.V, m->Vp, ctx);
+    choices_take(e, m->a.losses, m->a.logits, m->targets, m->config.V, m->Vp, ctx);
+}
+
+// On one of the multiple-choice sets, of whose examples each rank takes its share.
+static ChoicesResult validate_choices(Run* r, const Choices* set) {
+    Model* m = &r->model;
+    ChoicesEvaluation e;
+    choices_begin(&e, set, m->N, m->T, r->comm.rank, r->comm.size);
+    choices_alloc(&e, &r->ctx);
+    for (Sequences s; choices_load(&e, m->inputs, m->targets, &s, &r->ctx);) {
+        evaluate_endings(m, &e, &s, &r->ctx);
+        comm_progress(&r->comm, r->session.step);
     }
-    session_show_sample(&r->session, tokens + 1, count - 1);
+    ChoicesResult result = choices_result(&e, &r->comm);
+    choices_free(&e);
+    choices_end(&e);
+    return result;
+}
+
+// --evaluate 1: of the data and of all sets.
+static void evaluate(Run* r) {
+    if (r->data.has_val) printf("val loss %.6f\n", validate(r));
+    for (int i = 0; i < r->choices.count; i++)
+        choices_print(&r->choices.set[i], validate_choices(r, &r->choices.set[i]));
+}
+
+// Logits of the token after a window, in the first row of m->a.logits. Of a window that goes on from the one of the call
+// before, with the keys and values of all tokens but the last, only the last is computed.
+static void predict_next(Model* m, Window w, Context* ctx) {
+    int rows = w.count - w.known, cu_seqlens[2] = {0, rows};
+    CHECK(w.known == 0 || rows == 1);
+    Sequences s = model_sequences(m, 0);
+    s.count = 1, s.rows = s.max_length = rows, s.squares = (int64_t)rows * rows, s.parts = NULL;
+    s.cu_seqlens = m->single, s.position += w.known;
+    device_upload(ctx, m->single, cu_seqlens, sizeof cu_seqlens);
+    device_upload(ctx, m->inputs, w.tokens + w.known, (size_t)rows * sizeof(int));
+    m->training = 0, m->known = w.known;
+    forward(m, m->inputs, &s, ctx);
+    m->known = 0;
+    forward_head(m, m->a.lnf + (size_t)(rows - 1) * (size_t)m->config.C, 1, ctx);
+}
+
+// Have the model add so many tokens to the prompt, fewer where a signal comes; r->text is text number `number` then.
+static void write_text(Run* r, int number, int tokens) {
+    Generation* g = &r->text;
+    HostView logits = host_view_open(r->model.a.logits, (size_t)r->model.Vp, VIEW_FLOATX);
+    generation_begin(g, &r->session, number);
+    for (int i = 0; i < tokens && !stop_signal; i++) {
+        comm_progress(&r->comm, r->session.step);  // the other ranks wait
+        predict_next(&r->model, generation_window(g), &r->ctx);
+        host_view_read(&r->ctx, &logits);
+        generation_draw(g, logits.values);
+    }
     host_view_close(&logits);
-    free(tokens);
+}
+
+// Print what the model makes of the prompt by now, and keep it in OUT/sample.txt.
+static void sample(Run* r) {
+    write_text(r, 0, r->generate.sample_tokens);
+    Text text = generation_text(&r->text, &r->session);
+    session_show_text(&r->session, &text);
+    free(text.text);
+}
+
+// --generate: the texts, and how fast they came.
+static void generate(Run* r) {
+    int64_t tokens = 0;
+    double start = now_seconds();
+    for (int number = 0; number < r->generate.samples && !stop_signal; number++) {
+        write_text(r, number, r->generate.generate);
+        generation_print(&r->text, &r->session, number);
+        tokens += r->text.count - r->text.prompt;
+    }
+    generation_print_speed(&r->session, tokens, now_seconds() - start);
 }
 
 // Returns 0, or -1 after a warning.
@@ -780,12 +847,13 @@ static void launch_step(Run* r, const Schedule* schedule) {
     double scale = 1.0 / work.tokens, lr = schedule_at(schedule, session->step);
     scope_step(&r->ctx, session->step + 1);
     for (int i = 0; i < r->micro_steps; i++) {
-        if (i + 1 == r->micro_steps) reduction_begin(&r->reduction);
+        if (i + 1 == r->micro_steps && s->mode != MODE_FORWARD) reduction_begin(&r->reduction);
         int first = (i * r->comm.size + r->comm.rank) * s->B;
         uint64_t sample = (s->overfit ? 0 : session->samples) + (uint64_t)first;
         steps_begin_launch(session);
         lm_data_load(m->inputs, m->targets, &m->documents, &r->data, &r->data.train, sample, &r->ctx);
-        train_batch(m, (uint64_t)session->step, first, scale, i == 0 ? SET : ADD, &r->ctx);
+        if (s->mode == MODE_FORWARD) evaluate_batch(m, scale, i == 0 ? SET : ADD, &r->ctx);
+        else train_batch(m, (uint64_t)session->step, first, scale, i == 0 ? SET : ADD, &r->ctx);
         steps_end_launch(session);
     }
     StepModel model = {&m->table, m->params, m->grads, &m->exact};
@@ -809,7 +877,8 @@ int main(int argc, char** argv) {
     Session* session = &r->session;
     Model* m = &r->model;
     if (s->evaluate) {
-        printf("val loss %.6f\n", validate(r));
+        if (r->generate.generate) generate(r);
+        else evaluate(r);
         run_close(r);
         return DONE;
     }
@@ -825,22 +894,24 @@ int main(int argc, char** argv) {
         log_validation(&r->log, 0, session->last, validate(r), NULL);
     steps_restart_clock(&r->steps);
     while (session->step < last && !session_must_stop(session, (int)stop_signal)) {
-        int profile = last - session->step <= s->profile;
-        if (profile) profiler_begin_step(&r->profiler, &r->ctx);
+        steps_profile_begin(&r->steps, session);
         launch_step(r, &schedule);
-        if (profile) profiler_end_step(&r->profiler, &r->ctx);
+        int profile = steps_profile_end(&r->steps, session, &r->plan, &r->comm);
         int validation = r->data.has_val && session_is_due(session, s->val_every, 1);
-        int text = session_is_due(session, r->sample.sample_every, 1);
+        int choices = r->choices.count > 0 && session_is_due(session, r->choices.every, 1);
+        int text = session_is_due(session, r->generate.sample_every, 1);
         int checkpoint = session_checkpoint_is_due(session);
-        int lag = profile || validation || text || checkpoint || session->step == last ? 0 : READBACK_LAG;
+        int lag = profile || validation || choices || text || checkpoint || session->step == last ? 0 : READBACK_LAG;
         finish_steps(r, lag);
         if (validation) log_validation(&r->log, session->step, session->last, validate(r), NULL);
+        for (int i = 0; choices && i < r->choices.count; i++)
+            choices_log(&r->log, session->step, session->last, &r->choices.set[i],
+                        validate_choices(r, &r->choices.set[i]));
         if (text && r->comm.rank == 0) sample(r);
         if (checkpoint) save(r);
-        if (validation || text || checkpoint) steps_restart_clock(&r->steps);
+        if (validation || choices || text || checkpoint) steps_restart_clock(&r->steps);
     }
     finish_steps(r, 0);
-    profiler_report(stdout, &r->profiler, session->out);
     int failed = save(r) != 0 || session_finish_save(session) != 0;
     log_write_svg(&r->log, "GPT-2 training");
     session_end(session, failed);

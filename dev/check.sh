@@ -28,12 +28,13 @@ each() { # suffix, headers, command...
     bad=$(printf '%s\n' $list | xargs -P "$(nproc)" -I{} bash -c 'alone "$@"' _ "$@" {})
     if [ -n "$bad" ]; then echo "$bad"; failed=$((failed + 1)); else passed=$((passed + $(wc -w <<<"$list"))); fi
 }
-flags="-D_GNU_SOURCE -I. -fopenmp -Wall -Wextra -Wno-missing-field-initializers -Werror"
+make -s build/profile_page.inc || exit 1  # which a header includes
+flags="-D_GNU_SOURCE -I. -Ibuild -fopenmp -Wall -Wextra -Wno-missing-field-initializers -Werror"
 each .c "$plain" gcc -std=c11 -Wc++-compat $flags -fsyntax-only
 each .c "$plain" gcc -std=c11 -DREAL_DOUBLE $flags -fsyntax-only
 if command -v g++ >/dev/null; then each .cc "$plain" g++ -std=c++17 $flags -fsyntax-only; else echo "skip g++: not found"; fi
 if command -v nvcc >/dev/null; then
-    each .cu "$plain" nvcc -Xcicc -O0 -Xptxas -O0 -std=c++17 -arch=sm_90 -D_GNU_SOURCE -DPRECISION_BF16 -I. -Xcompiler -fopenmp,-Wall -cuda -o /dev/null
+    each .cu "$plain" nvcc -Xcicc -O0 -Xptxas -O0 -std=c++17 -arch=sm_90 -D_GNU_SOURCE -DPRECISION_BF16 -I. -Ibuild -Xcompiler -fopenmp,-Wall -cuda -o /dev/null
 else
     echo "skip nvcc: not found"
 fi
@@ -100,5 +101,9 @@ if command -v clang-format >/dev/null; then
 else
     echo "skip clang-format: not found"
 fi
+
+# --- the planted faults of `make mutants` fit the sources
+if ! command -v python3 >/dev/null; then echo "skip mutants: python3 was not found"
+elif faults=$(python3 dev/mutants.py --check 2>&1); then ok; else fail "$faults"; fi
 echo "$passed passed, $failed failed"
 [ "$failed" -eq 0 ]

@@ -13,6 +13,7 @@
 #include "ops/accuracy.h"
 #include "ops/adamw.h"
 #include "ops/attention.h"
+#include "ops/attention_decode.h"
 #include "ops/classifier.h"
 #include "ops/dropout.h"
 #include "ops/embedding.h"
@@ -27,6 +28,7 @@
 #include "ops/matmul_epilogue.h"
 #include "ops/narrow.h"
 #include "ops/next_sentence.h"
+#include "ops/outliers.h"
 #include "ops/widen.h"
 
 typedef struct {
@@ -45,9 +47,11 @@ static const OpRow TABLE[] = {
     {"lamb", test_lamb, NULL, bench_lamb},
     {"global_norm", test_global_norm, NULL, bench_global_norm},
     {"loss_scale", test_loss_scale, NULL, NULL},
+    {"outliers", test_outliers, NULL, NULL},
     {"widen", test_widen, NULL, bench_widen},
     {"narrow", test_narrow, NULL, bench_narrow},
     {"attention", test_attention, grad_attention, bench_attention},
+    {"attention_decode", test_attention_decode, NULL, bench_attention_decode},
     {"classifier", test_classifier, grad_classifier, bench_classifier},
     {"embedding", test_embedding, grad_embedding, bench_embedding},
     {"gelu", test_gelu, grad_gelu, bench_gelu},

@@ -1,13 +1,14 @@
 #!/usr/bin/env bash
 # What only a GPU can show: builds on the machine it runs on, tests every kernel against its reference, the trainer end to
-# end, training beside PyTorch, the sanitizers, the profiler's ranges, and measures. Each part fits ten minutes.
+# end, training beside PyTorch, the sanitizers, the profiler, and measures. Each part fits ten minutes.
 #
 #     bash scripts/gpu_check.sh [--part PARTS] [--out FOLDER]      PARTS: "build bert", say; without it all of them:
 #
 #     build    programs in three precisions              ops      kernels against their references
 #     e2e      train_gpt2cu from end to end              train    the same beside transformers
 #     bert     train_bertcu, both of that                bench bert_bench    speed, beside PyTorch's
-#     san      the ops under compute-sanitizer           tools    the profiler's ranges
+#     san      the ops under compute-sanitizer           tools    our ranges in ncu
+#     profile  the reports of --profile, beside ncu and a plain listing of kernels
 #     ranks    all GPUs together: speed, the same result, killed ranks, checkpoints. Not among "all of them"
 #
 # Writes FOLDER/gpu_check.txt (default out/gpu_check): "RESULT name key=value ..." for every figure, "N passed, N failed"
@@ -22,8 +23,8 @@
 #   PYTHON             an interpreter with PyTorch and transformers (default python3)
 set -u
 cd "$(dirname "$0")/.."
-usage="usage: gpu_check.sh [--part 'build ops e2e train bert san tools bench bert_bench ranks'] [--out FOLDER]"
-parts="build ops e2e train bert san tools bench bert_bench" out=out/gpu_check
+usage="usage: gpu_check.sh [--part 'build ops e2e train bert san tools profile bench bert_bench ranks'] [--out FOLDER]"
+parts="build ops e2e train bert san tools profile bench bert_bench" out=out/gpu_check
 while [ $# -gt 0 ]; do
     case $1 in
         --part) parts=${2:?$usage}; shift 2 ;;
@@ -110,6 +111,10 @@ expect_same() { # name, run, run: weights, moments and master weights, bit for b
 forget() { # runs: their weights; the logs stay
     local run
     for run; do rm -rf "$out/$run/ckpt" "$out/$run"/*.safetensors; done
+}
+explained() { # name, profile, flags of check_profile.py: it adds up
+    check "explained $1" "$python" dev/reference/check_profile.py "${@:2}"
+    results "explained $1"
 }
 same_training() { # prefix of runs, CPU build, fp32 build, bf16 build, steps before the interruption, flags...
     local p=$1 cpu=$2 fp32=$3 bf16=$4 stop=$5
@@ -343,14 +348,14 @@ print("\n".join(r["Kernel Name"] for r in rows))' <"$out/$name.csv" >"$out/$name
                 train ./train_gpt2cu "train_$model" -e "$model" -b "$batch" -t 1024 -x 55 --profile 5
                 ms=$(median_ms "$out/train_$model/log.jsonl")
                 speed=$(awk "BEGIN {print int($batch * 1024 / ${ms:-1e9} * 1000)}")
-                profile=$(sed -n '/^op  /,$p' "$(log_of "run train_$model")")
-                rest=$(awk '/^kernel  / {exit} /^step  / {all = $2} /^(matmul|attention)/ {for (i = 3; i <= NF; i++) if ($i ~ /%/) {part += $(i - 1); break}} END {printf "%.2f", all - part}' <<<"$profile")
+                profile=$(sed -n '/^Where the time/,/^the whole profile/p' "$(log_of "run train_$model")")
+                rest=$(awk '/^= from the first row/ {all = $(NF - 1)} /^By op/ {exit} /^(matmul|attention) +[0-9]/ {part += $3} END {printf "%.2f", all - part}' <<<"$profile")
                 say "RESULT train_gpt2cu size=$model B=$batch T=1024 ms=$ms tok_s=$speed mfu=$(sed -nE "s/.*\"ms\": $ms,.*\"mfu\": ([0-9.]+).*/\1/p" "$out/train_$model/log.jsonl" | head -n 1) other_ms=$rest"
                 say "$profile"
                 if [ "$gate" -gt 0 ]; then
                     at_least "$speed" "$gate" "$model reaches $gate tokens/s"
                 fi
-                check "train_$model: every kernel has a scope" grep -q ', 0 without a scope$' "$out/train_$model/kernels.txt"
+                explained "train_$model" "$out/train_$model/profile"
                 forget "train_$model"
             done
             ;;
@@ -385,14 +390,71 @@ print("\n".join(r["Kernel Name"] for r in rows))' <"$out/$name.csv" >"$out/$name
             # The step whose kernels others have counted: two layers of BERT-large.
             train ./train_bertcu bert_kernels -e L=2,C=1024,NH=16,T=512,V=30522 -b 4 -t 128 -i "$out/full_128/train.bin" $bert_recipe -x 40 --profile 3
             ms=$(median_ms "$out/bert_kernels/log.jsonl")
-            read -r kernels fills copies < <(awk '/^total:/ {exit} $1 !~ /^[0-9]+$/ {next} $6 ~ /^copy_/ {copies++; next} $6 ~ /^fill_/ {fills++; next} {kernels++}
-                END {if (kernels) print kernels, fills + 0, copies + 0}' "$out/bert_kernels/kernels.txt")
+            read -r kernels fills copies < <(awk -F, 'NR == 1 {next} $6 ~ /^copy_/ {copies++; next} $6 ~ /^fill_/ {fills++; next} {kernels++}
+                END {if (kernels) print kernels, fills + 0, copies + 0}' "$out/bert_kernels/profile/kernels.csv")
             say "RESULT bert_kernels L=2 C=1024 B=4 T=128 optimizer=lamb kernels=${kernels:-none} fills=$fills copies=$copies ms=$ms"
             at_least 80 "${kernels:-1e9}" "a step of two layers takes 80 kernels at most"
             at_least 2 "${ms:-1e9}" "a step of two layers takes 2 ms at most"
-            check "bert_kernels: every kernel has a scope" grep -q ', 0 without a scope$' "$out/bert_kernels/kernels.txt"
+            explained bert_kernels "$out/bert_kernels/profile"
             forget bert_kernels
             rm -rf "$out"/{full,varied}_{128,512}
+            ;;
+        profile)
+            # The reports of --profile: they add up, agree with other tools, and say so where CUPTI is not theirs.
+            mkdir -p "$out/reports"
+            reported() { # name, command...: a profiled run whose report is kept
+                train "${@:2:1}" "profile_$1" "${@:3}" -x 65 --profile 5
+                explained "profile_$1" "$out/profile_$1/profile" --overhead 10
+                for file in profile.txt profile.md profile.html; do cp "$out/profile_$1/profile/$file" "$out/reports/$1.${file#*.}"; done
+                sed 's/^/     /' "$out/profile_$1/profile/profile.txt" | sed -n '1,/^     By kernel/p' | cut -c 1-200 | tee -a "$report"
+                forget "profile_$1"
+            }
+            reported gpt2_124m ./train_gpt2cu -e d12 -b 64 -t 1024
+            train ./train_gpt2cu plain_gpt2_124m -e d12 -b 64 -t 1024 -x 65
+            say "RESULT profile_off size=d12 ms=$(median_ms "$out/plain_gpt2_124m/log.jsonl") with_profile_ms=$(median_ms "$out/profile_gpt2_124m/log.jsonl")"
+            forget plain_gpt2_124m
+            mkdir -p "$out/full_128"
+            check full_128 "$python" dev/reference/make_sentences.py "$out/full_128/train.bin" --shortest 128
+            reported bert_large_phase1 ./train_bertcu -e bert-large -b 256 -t 128 -i "$out/full_128/train.bin" --optimizer lamb --dropout 0.1 --short-sequences 0
+            check "published set-ups" env PYTHON="$python" bash scripts/profile_reference.sh --out "$out/published" --pages "$out/reports"
+            for run in "$out"/published/*/profile; do explained "published $(basename "$(dirname "$run")")" "$run"; done
+
+            # The same step in ncu, which sees kernels only, and in a listing that is not ours; untimed choices are the same ones.
+            same="-e L=4,C=768,NH=12,V=50257,T=1024 -b 16 -t 1024 -x 40 --autotune 0"
+            train ./train_gpt2cu profile_same $same --profile 5
+            check ncu_step ncu --clock-control none --cache-control none --nvtx --nvtx-include "step 12/" --metrics gpu__time_duration.sum --csv --page raw \
+                --log-file "$out/ncu_step.csv" ./train_gpt2cu $same -x 12 $quiet -o ""
+            check kernel_list gcc -shared -fPIC dev/reference/kernel_list.c -o "$out/kernel_list.so" -I/usr/local/cuda/include -L/usr/local/cuda/extras/CUPTI/lib64 -L/usr/local/cuda/lib64 -lcupti
+            check plain_listing env KERNEL_LIST="$out/kernel_list.csv" CUDA_INJECTION64_PATH="$PWD/$out/kernel_list.so" ./train_gpt2cu $same $quiet -o ""
+            explained "profile_same and ncu" "$out/profile_same/profile" --ncu "$out/ncu_step.csv"
+            explained "profile_same and a plain listing" "$out/profile_same/profile" --listing "$out/kernel_list.csv"
+            forget profile_same
+            tiny="-e L=4,C=256,NH=4,V=257,T=256 -b 4 -x 12 --profile 2 --autotune 0"
+            check "profile under ncu" ncu --clock-control none --metrics gpu__time_duration.sum --launch-count 20 ./train_gpt2cu $tiny $quiet -o "$out/profile_ncu"
+            check "profile beside another tool" env KERNEL_LIST=/dev/null CUDA_INJECTION64_PATH="$PWD/$out/kernel_list.so" ./train_gpt2cu $tiny $quiet -o "$out/profile_other"
+            for name in "profile under ncu" "profile beside another tool"; do
+                check "$name: a line says so" grep -q '^warning: another tool profiles this process' "$(log_of "$name")"
+            done
+            # CUPTI's library out of sight, where this may be done.
+            hide='for f in $(find / -xdev -name "libcupti.so*" -type f 2>/dev/null); do mount --bind /dev/null "$f" || exit 9; done; exec "$@"'
+            if unshare -m bash -c "$hide" _ ./train_gpt2cu $tiny $quiet -o "$out/profile_none" >"$out/profile_none.log" 2>&1; then
+                check "without CUPTI a line says so" grep -q '^warning: CUPTI .* is not found' "$out/profile_none.log"
+                check "without CUPTI ops are timed" grep -q '^times .*of ops, between CUDA events' "$out/profile_none.log"
+            else
+                say "skip without CUPTI: $(tail -n 1 "$out/profile_none.log")"
+            fi
+            gpus=$(nvidia-smi -L | wc -l)
+            if [ "$gpus" -gt 1 ]; then
+                export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
+                check "profile of $gpus ranks" mpirun -np "$gpus" --bind-to none ./train_gpt2cu -e d12 -b 64 -t 1024 -z 1 -x 20 --profile 5 $quiet -o "$out/profile_ranks"
+                for ((i = 0; i < gpus; i++)); do explained "rank $i of $gpus" "$out/profile_ranks/profile/rank_$i"; done
+                grep -E '^(overlap|slowest) ' "$(log_of "profile of $gpus ranks")" | tee -a "$report"
+                cp "$out/profile_ranks/profile/rank_0/profile.txt" "$out/reports/gpt2_124m_${gpus}_ranks.txt"
+                forget profile_ranks
+            else
+                say "skip ranks: one GPU"
+            fi
+            rm -rf "$out/full_128"
             ;;
         ranks)
             # One process a GPU. `launch` starts as many as it is told, on the first GPUs.
@@ -474,6 +536,21 @@ print("\n".join(r["Kernel Name"] for r in rows))' <"$out/$name.csv" >"$out/$name
                 grep -h checkpoint_ms "$out/saved_$async/log.jsonl" | sed "s/^/RESULT d48_checkpoint async=$async /" | tee -a "$report"
             done
             rm -rf "$out"/saved_{0,1}
+
+            # A rank killed while the checkpoint after step 16 is written in the background: the run goes on from step 8.
+            launch "$gpus" ./train_gpt2cu -e d48 -b 8 -t 1024 -x 2000 -n 8 -nk 2 -v 0 -s 0 -z 1 --autotune 0 --overwrite 1 -o "$out/cut" >"$out/cut.log" 2>&1 &
+            for ((i = 0; i < 3000; i++)); do
+                [ -d "$out/cut/ckpt/00000008" ] && ls -d "$out"/cut/ckpt/*.tmp >/dev/null 2>&1 && break
+                sleep 0.05
+            done
+            kill -KILL "$(pgrep -x train_gpt2cu | shuf -n 1)"
+            wait
+            newest=$(ls "$out/cut/ckpt" | grep -v tmp | tail -n 1)
+            say "RESULT d48_cut complete=$(ls "$out/cut/ckpt" | grep -vc tmp) newest=$newest unfinished=$(ls "$out/cut/ckpt" | grep -c tmp)"
+            check "d48 killed while it wrote: resumed" launch "$gpus" ./train_gpt2cu -y 1 -o "$out/cut" --stop-after $((10#${newest:-0} + 3))
+            if grep -q '^step *'$((10#${newest:-0} + 1))/ "$(log_of "d48 killed while it wrote: resumed")" && ! grep -q damaged "$(log_of "d48 killed while it wrote: resumed")"
+            then ok "d48 killed while it wrote: from the newest whole checkpoint"; else bad "d48 killed while it wrote: from the newest whole checkpoint"; fi
+            rm -rf "$out/cut"
             ;;
         *) bad "no part is called $part" ;;
     esac

@@ -1,4 +1,4 @@
-"""What the preparation of data for any model needs: reading documents, working in several processes, the command line.
+"""What the preparation of data for any model needs: reading documents, the command line, files that replace others.
 
 Options that the readers use: `text_key`; `read_plain` and `read_document`, functions of (stream, options) that yield
 (piece of text, whether it begins a document) for a file of plain text and for one marked document; `drop_titles`.
@@ -9,22 +9,22 @@ import gzip
 import io
 import json
 import lzma
-import multiprocessing
 import os
 import re
 import signal
 import sys
 import tarfile
-import threading
-import time
 import zlib
 
-BATCH_CHARACTERS = 1 << 18  # of text for one task of a worker
 FAILED, USAGE = 1, 2
 
 
 class UserError(Exception):
     """Wrong usage or input: one line, exit status 2."""
+
+
+class Unreachable(Exception):
+    """What the work needs is not there now, but may be later: one line, exit status 1."""
 
 
 # ----------------------------------------------------------------------------------------------------------
@@ -56,6 +56,16 @@ def read_wiki(stream, options):
         raise UserError(f"the <doc> of line {opened} is not closed; the file is truncated")
 
 
+def read_text(text, options):
+    """One document that is in memory."""
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError:
+        text = text.encode("utf-8", "replace").decode("utf-8")  # half of a surrogate pair
+    if text:
+        yield from options.read_document(io.StringIO(text), options)
+
+
 def read_jsonl(stream, options):
     for number, line in enumerate(stream, 1):
         if not line.strip():
@@ -68,12 +78,7 @@ def read_jsonl(stream, options):
             raise UserError(f"line {number} is not an object with the key {options.text_key!r}; see --text-key")
         if not isinstance(text, str):
             raise UserError(f"line {number}: {options.text_key!r} is not a string")
-        try:
-            text.encode("utf-8")
-        except UnicodeEncodeError:
-            text = text.encode("utf-8", "replace").decode("utf-8")  # half of a surrogate pair
-        if text:
-            yield from options.read_document(io.StringIO(text), options)
+        yield from read_text(text, options)
 
 
 class Forward(io.RawIOBase):
@@ -104,18 +109,23 @@ def read_stream(binary, name, options):
         yield from options.read_plain(text, options)
 
 
-def read_documents(path, options):
+def decompress(raw, path):
+    opener = {".gz": gzip.open, ".xz": lzma.open, ".bz2": bz2.open}.get(os.path.splitext(path)[1])
+    return opener(raw) if opener else raw
+
+
+def read_documents(path, raw, options):
+    """The documents in a file, opened as `raw`, whose position tells how much of it has been read."""
     name = path
     try:
         if re.search(r"\.(tar(\.(gz|xz|bz2))?|tgz|txz|tbz2?)$", path):
-            with tarfile.open(path, "r|*") as archive:
+            with tarfile.open(fileobj=raw, mode="r|*") as archive:
                 for member in archive:
                     if member.isfile():
                         name = f"{path}: {member.name}"
                         yield from read_stream(Forward(archive.extractfile(member)), member.name, options)
             return
-        opener = {".gz": gzip.open, ".xz": lzma.open, ".bz2": bz2.open}.get(os.path.splitext(path)[1], open)
-        with opener(path, "rb") as f:
+        with decompress(raw, path) as f:
             yield from read_stream(f, path, options)
     except UserError as e:
         raise UserError(f"{name}: {e}")
@@ -123,80 +133,6 @@ def read_documents(path, options):
         raise UserError(f"{name}: is not UTF-8 text ({e.reason}, byte 0x{e.object[e.start]:02x}); convert it first")
     except (OSError, EOFError, lzma.LZMAError, tarfile.TarError, zlib.error) as e:
         raise UserError(f"{name}: cannot be read: {e}")
-
-
-# ----------------------------------------------------------------------------------------------------------
-# Work in several processes
-
-
-def batches(options):
-    batch, size = [], 0
-    for path in options.local:
-        for text, begins in read_documents(path, options):
-            batch.append((text, begins))
-            size += len(text)
-            if size >= BATCH_CHARACTERS or len(batch) >= 4096:
-                yield batch
-                batch, size = [], 0
-    if batch:
-        yield batch
-
-
-def start_process(start, arguments):
-    # An interrupt is for the parent to handle, which ends its workers by SIGTERM.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    start(*arguments)
-
-
-def encode_all(options, encode_batch, start, arguments):
-    """The results of encode_batch in the order of the input; start(*arguments) is called once in every process."""
-    if options.processes == 1:
-        start(*arguments)
-        yield from map(encode_batch, batches(options))
-        return
-    room = threading.Semaphore(4 * options.processes)  # the pool would read all input at once
-
-    stopped = threading.Event()
-
-    def limited():
-        for batch in batches(options):
-            room.acquire()
-            if stopped.is_set():
-                return
-            yield batch
-
-    with multiprocessing.Pool(options.processes, start_process, (start, arguments)) as pool:
-        try:
-            for result in pool.imap(encode_batch, limited()):
-                room.release()
-                yield result
-        finally:  # the pool's end waits for its reader, which may wait here
-            stopped.set()
-            room.release()
-
-
-class Progress:
-    """One line on stderr, rewritten on a terminal, else printed twice a minute."""
-
-    def __init__(self):
-        self.begun = self.shown = time.monotonic()
-        self.tty = sys.stderr.isatty()
-        self.used = False
-
-    def show(self, characters, tokens):
-        now = time.monotonic()
-        if now - self.shown < (0.5 if self.tty else 30):
-            return
-        self.shown, self.used = now, True
-        rate = characters / 1e6 / (now - self.begun)
-        line = f"{characters / 1e6:.1f} M characters, {tokens / 1e6:.2f} M tokens, {rate:.1f} M characters/s"
-        sys.stderr.write(f"\r{line}\033[K" if self.tty else line + "\n")
-        sys.stderr.flush()
-
-    def end(self):
-        if self.tty and self.used:
-            sys.stderr.write("\r\033[K")
 
 
 # ----------------------------------------------------------------------------------------------------------
@@ -214,7 +150,9 @@ def claim(folder, magics):
             continue
         with open(os.path.join(folder, name), "rb") as f:
             if int.from_bytes(f.read(4), "little") not in magics:
-                raise UserError(f"{os.path.join(folder, name)}: is of another kind of model's data; choose another --out")
+                raise UserError(
+                    f"{os.path.join(folder, name)}: is of another kind of model's data; choose another --out"
+                )
 
 
 def temporary_of(folder, name):
@@ -222,10 +160,10 @@ def temporary_of(folder, name):
     return os.path.join(folder, f"{name}.tmp{os.getpid()}")
 
 
-def publish(folder, names):
-    """Give complete files their names, and remove the shards of an earlier preparation that are none of them."""
+def publish(source, folder, names):
+    """Move complete files from one folder to another, and remove the shards of an earlier preparation there."""
     for name in names:
-        os.replace(temporary_of(folder, name), os.path.join(folder, name))
+        os.replace(os.path.join(source, name), os.path.join(folder, name))
     for name in os.listdir(folder):
         if re.fullmatch(SHARD, name) and name not in names:
             os.remove(os.path.join(folder, name))
@@ -252,18 +190,41 @@ def fraction(text):
     return value
 
 
+def seconds(text):
+    if not re.fullmatch(r"\d{1,6}", text):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of seconds")
+    return int(text)
+
+
 def add_common_options(parser):
     """Input and output, which every preparation has."""
-    parser.add_argument("--local", nargs="+", required=True, metavar="FILE", help="text to encode")
+    source = parser.add_mutually_exclusive_group(required=True)
+    source.add_argument("--local", nargs="+", metavar="FILE", help="text to encode")
+    source.add_argument("--dataset", metavar="NAME[:CONFIG[:SPLIT[:COLUMN]]]", help="text from the net, see above")
+    source.add_argument("--url", metavar="URL", help="a file from the net, read like one of --local")
     parser.add_argument("--out", required=True, metavar="DIR", help="directory of the shards")
     parser.add_argument("--text-key", default="text", metavar="KEY", help="of .jsonl lines (default: text)")
+    parser.add_argument("--revision", metavar="REV", help="of the --dataset (default: the newest, kept when resuming)")
+    parser.add_argument("--sha256", metavar="HEX", help="what the file of --url must have")
+    parser.add_argument("--limit-tokens", type=positive, metavar="N", help="stop there")
     parser.add_argument("--shard-tokens", type=positive, default=100_000_000, metavar="N", help="default: 100 million")
     cores = os.cpu_count() or 1
     parser.add_argument("--processes", type=positive, default=cores, metavar="N", help="default: all cores")
+    parser.add_argument(
+        "--save-every", type=seconds, default=30, metavar="S", help="seconds, for a restart (default: 30)"
+    )
+    parser.add_argument(
+        "--restart", action="store_true", help="give up what an unfinished preparation has left in --out"
+    )
 
 
 def check_inputs(options):
-    for path in options.local:
+    for name, needs in (("revision", "dataset"), ("sha256", "url")):
+        if getattr(options, name) is not None and getattr(options, needs) is None:
+            raise UserError(f"--{name} belongs to --{needs}, which is not given")
+    if options.sha256 is not None and not re.fullmatch(r"[0-9a-fA-F]{64}", options.sha256):
+        raise UserError(f"--sha256 {options.sha256}: is not 64 hexadecimal digits")
+    for path in options.local or []:
         if not os.path.isfile(path):
             what = "is a directory; give the files in it" if os.path.isdir(path) else "no such file"
             raise UserError(f"{path}: {what}")
@@ -289,7 +250,10 @@ def run(parse, prepare, arguments):
         what = f"{e.filename or options.out}: cannot be written: {e.strerror}"
         print(f"error: {what}; check space and permissions", file=sys.stderr)
         return FAILED
-    except KeyboardInterrupt:
-        print("error: interrupted; nothing was written", file=sys.stderr)
+    except Unreachable as e:
+        print("error: " + " ".join(str(e).split()), file=sys.stderr)
+        return FAILED
+    except KeyboardInterrupt as e:
+        print(f"error: {str(e) or 'interrupted; nothing was written'}", file=sys.stderr)
         return FAILED
     return 0

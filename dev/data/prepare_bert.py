@@ -1,11 +1,13 @@
 #!/usr/bin/env python3
-"""Text into files of tokenized sentences for BERT, without a network.
+"""Text into files of tokenized sentences for BERT.
 
     prepare_bert.py --local FILE... --vocab vocab.txt --out DIR
     prepare_bert.py --local FILE... --train-vocab 30522 --out DIR
+    prepare_bert.py --dataset wikipedia --vocab vocab.txt --out DIR
 
-Needs Python 3.8 or later and the package `tokenizers`. The vocabulary is a vocab.txt of WordPiece, or one of so many
-tokens is made from the text. It is uncased unless --cased.
+Needs Python 3.8 or later and the package `tokenizers`, for --dataset `datasets` too. The vocabulary is a vocab.txt of
+WordPiece, or one of so many tokens is made from the text: from all of --local and --url, from the first billion
+characters of --dataset. It is uncased unless --cased.
 
 Input files, told apart by their names and first bytes, in the order given:
   plain text      one document a file, cut into sentences here; with --lines one sentence a line, and a blank line
@@ -14,6 +16,17 @@ Input files, told apart by their names and first bytes, in the order given:
   *.jsonl         one document a line, under the key "text" (--text-key)
 Each may be compressed (.gz .xz .bz2), and a .tar archive, compressed or not, is read as the files in it, in
 the order of the archive.
+
+From the net come
+  --dataset       a data set of the Hugging Face hub, streamed: wikipedia (English), tinystories, fineweb, fineweb-edu (their
+                  samples of 10 billion tokens), or any NAME[:CONFIG[:SPLIT[:COLUMN]]], or a directory of parquet or
+                  .jsonl files; what is left out is as usual (wikipedia:20231101.de takes another configuration)
+                  tinyshakespeare is a single file, and read with --lines
+  --url           a file as above, which must have the --sha256 where that is given
+
+A long preparation that was stopped, even killed, goes on when the same command is given again, and makes the same
+bytes. Until it is done its work is in preparation/ in the output directory; that and the files take the space of the
+tokens twice. --limit-tokens ends with the document in which there are so many.
 
 A sentence ends at a line's end, and after . ! ? (and quotes or brackets that close there) before white space and what
 may begin a sentence; not after an initial or a common abbreviation. [MASK] and the like in a text are ordinary text.
@@ -31,6 +44,8 @@ Format of a file, all little-endian:
   (V + 31) / 32    uint32: bit id % 32 of word id / 32 says that a token continues a word ("##...")
 """
 import argparse
+import contextlib
+import hashlib
 import json
 import os
 import re
@@ -40,23 +55,22 @@ from array import array
 
 from documents import (
     Parser,
-    Progress,
     UserError,
     add_common_options,
-    batches,
     check_inputs,
     claim,
-    encode_all,
     fraction,
     positive,
     publish,
     run,
-    temporary_of,
 )
+from net import is_file, open_source
+from work import Progress, Work, write_atomically
 
 MAGIC = 20261121
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 COPY_BYTES = 1 << 22
+VOCABULARY_CHARACTERS = 1_000_000_000  # of a data set, from which a vocabulary is made
 FILE_TOKENS = 1 << 32  # a file has less: its offsets are 32 bits wide
 
 # ----------------------------------------------------------------------------------------------------------
@@ -143,13 +157,22 @@ def read_vocabulary(path):
     return tokens
 
 
-def train_vocabulary(options):
+def train_vocabulary(options, source):
     from tokenizers import trainers
 
     def texts():
-        for batch in batches(options):
-            for text, _ in batch:
-                yield from text.split("\n")
+        progress, characters = Progress("vocabulary"), 0
+        with contextlib.closing(source.batches(None)) as batches:
+            for batch, (_, done) in batches:
+                for text, _ in batch:
+                    characters += len(text)
+                    yield from text.split("\n")
+                if options.dataset is not None:
+                    done = max(done or 0, characters / VOCABULARY_CHARACTERS)
+                progress.show(done, f"{characters / 1e6:.1f} M characters")
+                if options.dataset is not None and characters >= VOCABULARY_CHARACTERS:
+                    break
+        progress.end()
 
     tokenizer = make_tokenizer(SPECIAL, options.cased)
     trainer = trainers.WordPieceTrainer(
@@ -158,8 +181,8 @@ def train_vocabulary(options):
     os.environ["TOKENIZERS_PARALLELISM"] = "true"
     tokenizer.train_from_iterator(texts(), trainer)
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
-    ids = tokenizer.get_vocab()
-    return sorted(ids, key=ids.get)
+    # The library numbers tokens by chance; sorted they are the same in every run.
+    return SPECIAL + sorted(set(tokenizer.get_vocab()) - set(SPECIAL))
 
 
 # ----------------------------------------------------------------------------------------------------------
@@ -198,20 +221,27 @@ def encode_batch(batch):
 class Spool:
     """All that was encoded: tokens in a file, what lies where in memory."""
 
-    def __init__(self, file):
-        self.file = file
-        self.lengths = array("I")  # tokens of each sentence
-        self.counts = array("I")  # sentences of each document
+    def __init__(self, work, most):
+        """Of the work, without the documents that come after the one in which there are `most` tokens."""
+        self.file = work.files["tokens"]
+        self.lengths = self._numbers(work.files["lengths"])  # tokens of each sentence
+        self.counts = self._numbers(work.files["counts"])  # sentences of each document
         self.sizes = array("Q")  # tokens of each document
+        sentence = tokens = 0
+        for n in self.counts:
+            if most is not None and tokens >= most:
+                break
+            self.sizes.append(sum(self.lengths[sentence : sentence + n]))
+            sentence += n
+            tokens += self.sizes[-1]
+        del self.counts[len(self.sizes) :], self.lengths[sentence:]
 
-    def add(self, tokens, lengths, counts):
-        self.file.write(tokens)
-        self.lengths.extend(lengths)
-        self.counts.extend(counts)
-        at = 0
-        for n in counts:
-            self.sizes.append(sum(lengths[at : at + n]))
-            at += n
+    @staticmethod
+    def _numbers(file):
+        numbers = array("I")
+        file.seek(0)
+        numbers.frombytes(file.read())
+        return numbers
 
 
 def first_validation_document(sizes, fraction_of_tokens):
@@ -281,52 +311,66 @@ def write_file(path, spool, documents, sentences, tokens, vocabulary, width):
         os.fsync(f.fileno())
 
 
-def write_files(options, spool, vocabulary, width, temporaries):
-    """Write all files under temporary names; returns the names, and the documents and tokens for training."""
+def write_files(options, work, spool, vocabulary, width):
+    """Write all files in the work's folder; returns their names, and the documents and tokens for training."""
     cut = first_validation_document(spool.sizes, options.val_fraction)
     most = min(options.shard_tokens, FILE_TOKENS - 1)
-    names, sentence, token = [], 0, 0
+    names, sentence, token, total = [], 0, 0, sum(spool.sizes)
+    progress = Progress("files")
     for prefix, first, end in (("train", 0, cut), ("val", cut, len(spool.sizes))):
         for i, (a, b) in enumerate(cut_files(spool.sizes, first, end, most)):
-            name = f"{prefix}_{i:06d}.bin"
-            temporaries.append(temporary_of(options.out, name))
-            names.append(name)
+            names.append(f"{prefix}_{i:06d}.bin")
             sentences, tokens = sentence + sum(spool.counts[a:b]), token + sum(spool.sizes[a:b])
-            write_file(temporaries[-1], spool, (a, b), (sentence, sentences), (token, tokens), vocabulary, width)
+            path = work.path(names[-1])
+            write_file(path, spool, (a, b), (sentence, sentences), (token, tokens), vocabulary, width)
             sentence, token = sentences, tokens
+            progress.show(token / total, f"{len(names)} written")
+    progress.end()
     return names, cut, sum(spool.sizes[:cut])
 
 
+def get_vocabulary(options, source, work):
+    """What was given, or made from the text, once for work that is taken up again."""
+    if options.vocab:
+        return read_vocabulary(options.vocab)
+    path = work.path("vocabulary")
+    if not os.path.exists(path):
+        write_atomically(path, "\n".join(train_vocabulary(options, source)) + "\n")
+        work.save()
+    return read_vocabulary(path)
+
+
 def prepare(options):
-    vocabulary = read_vocabulary(options.vocab) if options.vocab else train_vocabulary(options)
-    width, code = (2, "H") if len(vocabulary) <= 65536 else (4, "I")
+    source = open_source(options)
+    settings = {
+        **source.settings(),
+        "--vocab": options.vocab and hashlib.sha256("\n".join(read_vocabulary(options.vocab)).encode()).hexdigest(),
+        "--train-vocab": options.train_vocab,
+        "--cased": options.cased,
+        "--lines": options.lines,
+        "--text-key": options.text_key,
+        "--limit-tokens": options.limit_tokens,
+    }
     claim(options.out, (MAGIC,))
-    temporaries = [temporary_of(options.out, "tokens")]
-    progress, characters, tokens = Progress(), 0, 0
-    try:
-        with open(temporaries[0], "w+b") as f:
-            spool = Spool(f)
-            arguments = (vocabulary, options.cased, options.lines, code)
-            for read, *encoded in encode_all(options, encode_batch, start_worker, arguments):
-                spool.add(*encoded)
-                characters += read
-                tokens += len(encoded[0]) // width
-                progress.show(characters, tokens)
-            progress.end()
-            if tokens == 0:
-                raise UserError(f"{options.local[0]}: no text in the input")
-            names, train_documents, train_tokens = write_files(options, spool, vocabulary, width, temporaries)
+    with Work(options, settings, ["tokens", "lengths", "counts"]) as work:
+        source.open(work)
+        vocabulary = get_vocabulary(options, source, work)
+        width, code = (2, "H") if len(vocabulary) <= 65536 else (4, "I")
+        arguments = (vocabulary, options.cased, options.lines, code)
+        for encoded in work.encode(source, width, encode_batch, start_worker, arguments):
+            for name, data in zip(("tokens", "lengths", "counts"), encoded):
+                work.files[name].write(data)
+        spool = Spool(work, options.limit_tokens)
+        tokens = sum(spool.sizes)
+        if tokens == 0:
+            raise UserError(f"{source.title}: no text in the input")
+        names, train_documents, train_tokens = write_files(options, work, spool, vocabulary, width)
         config = {"do_lower_case": not options.cased, "tokenizer_class": "BertTokenizer"}
         texts = {"vocab.txt": "\n".join(vocabulary), "tokenizer_config.json": json.dumps(config, indent=2)}
         for name, text in texts.items():
-            temporaries.append(temporary_of(options.out, name))
-            with open(temporaries[-1], "w", encoding="utf-8", newline="\n") as f:
-                f.write(text + "\n")
-        publish(options.out, names + list(texts))
-    finally:
-        for path in temporaries:
-            if os.path.exists(path):
-                os.remove(path)
+            write_atomically(work.path(name), text + "\n")
+        publish(work.folder, options.out, names + list(texts))
+        work.finish()
     print(
         f"{options.out}: {len(spool.sizes)} documents, {len(spool.lengths)} sentences; training: {train_documents} "
         f"documents, {train_tokens} tokens; validation: {len(spool.sizes) - train_documents} documents, "
@@ -349,6 +393,8 @@ def parse(arguments):
     parser.add_argument("--val-fraction", type=fraction, default=0.01, metavar="F", help="the last documents are")
     options = parser.parse_args(arguments)
     check_inputs(options)
+    if is_file(options.dataset, "tinyshakespeare"):
+        options.lines = True
     options.read_plain = read_blank_lines if options.lines else read_whole
     options.read_document = read_whole
     options.drop_titles = True

@@ -1,10 +1,12 @@
 #!/usr/bin/env python3
-"""Text into token shards for GPT-2, without a network.
+"""Text into token shards for GPT-2.
 
     prepare_gpt2.py --local FILE... --vocab DIR --out DIR
+    prepare_gpt2.py --dataset fineweb-edu --limit-tokens 1000000000 --vocab DIR --out DIR
+    prepare_gpt2.py --dataset tinyshakespeare --vocab DIR --out DIR
 
-Needs Python 3.8 or later and the package `tokenizers`. --vocab is a directory that holds vocab.json (or
-encoder.json) with merges.txt (or vocab.bpe), or tokenizer.json.
+Needs Python 3.8 or later and the package `tokenizers`, for --dataset `datasets` too. --vocab is a directory that
+holds vocab.json (or encoder.json) with merges.txt (or vocab.bpe), or tokenizer.json.
 
 Input files, told apart by their names and first bytes, in the order given:
   plain text      one document a file
@@ -12,6 +14,17 @@ Input files, told apart by their names and first bytes, in the order given:
   *.jsonl         one document a line, under the key "text" (--text-key)
 Each may be compressed (.gz .xz .bz2), and a .tar archive, compressed or not, is read as the files in it, in
 the order of the archive.
+
+From the net come
+  --dataset   a data set of the Hugging Face hub, streamed: fineweb, fineweb-edu (their samples of 10 billion tokens),
+              tinystories, wikipedia (English), or any NAME[:CONFIG[:SPLIT[:COLUMN]]], or a directory of parquet or
+              .jsonl files; what is left out is as usual (fineweb:sample-100BT takes another configuration)
+              tinyshakespeare is a single file, and prepared as llm.c does: --split-blank-lines --val-tokens 32768
+  --url       a file as above, which must have the --sha256 where that is given
+
+A long preparation that was stopped, even killed, goes on when the same command is given again, and makes the same
+bytes. Until it is done its work is in preparation/ in the output directory; that and the shards take the space of
+the tokens twice.
 
 <|endoftext|> is written before each document. If that string occurs in a text it is encoded as ordinary text.
 
@@ -27,6 +40,7 @@ in the output directory are replaced when everything else is done.
 """
 import argparse
 import bisect
+import hashlib
 import json
 import os
 import shutil
@@ -36,18 +50,17 @@ from array import array
 
 from documents import (
     Parser,
-    Progress,
     UserError,
     add_common_options,
     check_inputs,
     claim,
-    encode_all,
     fraction,
     positive,
     publish,
     run,
-    temporary_of,
 )
+from net import is_file, open_source
+from work import Progress, Work
 
 END_OF_TEXT = "<|endoftext|>"
 MAGICS = 20240520, 20240801  # of shards of uint16 and of uint32
@@ -265,25 +278,25 @@ def split_of(options, total, starts):
     return (cut, total), (0, cut)
 
 
-def write_shards(out, prefix, spool, begin, end, options, width, temporaries):
-    """Copy tokens begin .. end - 1 of the spool into shards of equal size; returns the names."""
+def write_shards(work, prefix, begin, end, options, width, progress):
+    """Copy tokens begin .. end - 1 into shards of equal size; returns their names."""
     n = end - begin
     count = (n + options.shard_tokens - 1) // options.shard_tokens
     magic, version = (MAGICS[0], 1) if width == 2 else (MAGICS[1], 7)
-    names = []
+    names, spool = [], work.files["tokens"]
     spool.seek(begin * width)
     for i in range(count):
         tokens = n * (i + 1) // count - n * i // count
         name = f"{prefix}_{i:06d}.bin"
-        temporary = temporary_of(out, name)
-        temporaries.append(temporary)
-        with open(temporary, "wb") as f:
+        with open(work.path(name), "wb") as f:
             f.write(struct.pack("<4I", magic, version, tokens & 0xFFFFFFFF, tokens >> 32).ljust(1024, b"\0"))
             left = tokens * width
             while left:
                 piece = spool.read(min(left, COPY_BYTES))
                 f.write(piece)
                 left -= len(piece)
+                done = spool.tell() - begin * width
+                progress.show(done / (n * width), f"{prefix}, {done / 1e6:.0f} MB")
             f.flush()
             os.fsync(f.fileno())
         names.append(name)
@@ -302,32 +315,39 @@ def copy_tokenizer(vocabulary, out):
 
 def prepare(options, vocabulary):
     width, code = (2, "H") if vocabulary.size <= 65536 else (4, "I")
+    source = open_source(options)
+    settings = {
+        **source.settings(),
+        "--vocab": hashlib.sha256(vocabulary.text.encode()).hexdigest(),
+        "--text-key": options.text_key,
+        "--split-blank-lines": options.split_blank_lines,
+        "--limit-tokens": options.limit_tokens,
+    }
     claim(options.out, MAGICS)
-    spool_path = temporary_of(options.out, "tokens")
-    temporaries, starts, characters, total = [spool_path], array("Q"), 0, 0
-    progress = Progress()
-    try:
-        with open(spool_path, "w+b") as spool:
-            arguments = (vocabulary.text, vocabulary.end_of_text, code)
-            for read, encoded, begins in encode_all(options, encode_batch, start_worker, arguments):
-                spool.write(encoded)
-                starts.extend(total + s for s in begins)
-                characters += read
-                total += len(encoded) // width
-                progress.show(characters, total)
-            progress.end()
-            if total == 0:
-                raise UserError(f"{options.local[0]}: no text in the input")
-            val, train = split_of(options, total, starts)
-            names = write_shards(options.out, "val", spool, val[0], val[1], options, width, temporaries)
-            names += write_shards(options.out, "train", spool, train[0], train[1], options, width, temporaries)
-        publish(options.out, names)
+    with Work(options, settings, ["tokens", "starts"]) as work:
+        source.open(work)
+        arguments = (vocabulary.text, vocabulary.end_of_text, code)
+        for encoded, begins in work.encode(source, width, encode_batch, start_worker, arguments):
+            total = work.files["tokens"].tell() // width
+            work.files["tokens"].write(encoded)
+            work.files["starts"].write(array("Q", [total + s for s in begins]).tobytes())
+        starts, total = array("Q"), work.done["tokens"]
+        work.files["starts"].seek(0)
+        starts.frombytes(work.files["starts"].read())
+        if options.limit_tokens is not None and total > options.limit_tokens:
+            total = options.limit_tokens
+            del starts[bisect.bisect_left(starts, total) :]
+        if total == 0:
+            raise UserError(f"{source.title}: no text in the input")
+        val, train = split_of(options, total, starts)
+        progress = Progress("shards")
+        names = write_shards(work, "val", val[0], val[1], options, width, progress)
+        names += write_shards(work, "train", train[0], train[1], options, width, progress)
+        progress.end()
+        publish(work.folder, options.out, names)
         if not os.path.samefile(options.vocab, options.out):
             copy_tokenizer(vocabulary, options.out)
-    finally:
-        for path in temporaries:
-            if os.path.exists(path):
-                os.remove(path)
+        work.finish()
     print(
         f"{options.out}: {len(starts)} documents, {train[1] - train[0]} training tokens, "
         f"{val[1] - val[0]} validation tokens, {len(names)} shards, vocabulary of {vocabulary.size}"
@@ -344,7 +364,7 @@ def parse(arguments):
     parser.add_argument("--vocab", required=True, metavar="DIR", help="directory of the tokenizer")
     validation = parser.add_mutually_exclusive_group()
     validation.add_argument("--val-tokens", type=positive, metavar="N", help="the first N tokens are validation")
-    validation.add_argument("--val-fraction", type=fraction, default=0.01, metavar="F", help="the last documents are")
+    validation.add_argument("--val-fraction", type=fraction, metavar="F", help="the last documents are (default: 0.01)")
     parser.add_argument(
         "--split-blank-lines",
         action="store_true",
@@ -354,6 +374,12 @@ def parse(arguments):
     check_inputs(options)
     options.read_plain = options.read_document = read_plain
     options.drop_titles = False
+    if is_file(options.dataset, "tinyshakespeare"):
+        options.split_blank_lines = True
+        if options.val_tokens is None and options.val_fraction is None:
+            options.val_tokens = 32768
+    if options.val_fraction is None:
+        options.val_fraction = 0.01
     if not os.path.isdir(options.vocab):
         raise UserError(f"{options.vocab}: no such directory (--vocab)")
     return options

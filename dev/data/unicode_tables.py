@@ -1,13 +1,16 @@
 #!/usr/bin/env python3
-"""Write llmc/data/unicode.h: what BERT's text normalization does to each character, asked of the `tokenizers` library.
+"""Write what the tokenizers ask of characters, as the `tokenizers` library answers it.
 
-    unicode_tables.py >llmc/data/unicode.h
+    unicode_tables.py >llmc/data/unicode.h                      what BERT's text normalization does to each
+    unicode_tables.py classes >llmc/data/unicode_classes.h      letter, number or space, for GPT-2's pattern
 
-Left out: CJK compatibility ideographs, and the characters that become two which are not Hangul (vowel signs of Indic
-scripts and of Balinese, mostly); they stay as they are. Hangul syllables follow a formula.
+Left out of the first: CJK compatibility ideographs, and the characters that become two which are not Hangul (vowel
+signs of Indic scripts and of Balinese, mostly); they stay as they are. Hangul syllables follow a formula.
 """
+import sys
+
 from tokenizers.normalizers import BertNormalizer
-from tokenizers.pre_tokenizers import BertPreTokenizer
+from tokenizers.pre_tokenizers import BertPreTokenizer, ByteLevel
 
 HEAD = """/* What splitting a text into words asks of characters. Made by dev/data/unicode_tables.py; do not edit.
  *
@@ -41,6 +44,31 @@ static inline int unicode_find(const UnicodeRange* range, size_t n, uint32_t c) 
 }}
 """
 
+CLASSES_HEAD = """/* Letters, numbers and white space among the characters, by which a byte-level tokenizer cuts a text into words. Made
+ * by dev/data/unicode_tables.py; do not edit. */
+#ifndef LLMC_UNICODE_CLASSES_H
+#define LLMC_UNICODE_CLASSES_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+typedef enum { UNICODE_OTHER, UNICODE_LETTER, UNICODE_NUMBER, UNICODE_SPACE } UnicodeClass;
+
+static inline UnicodeClass unicode_class(uint32_t c) {
+    // A stretch of characters of one class reaches to the next one: 4 * its first character + the class.
+    // clang-format off"""
+CLASSES_TAIL = """    // clang-format on
+    size_t low = 0, high = sizeof(stretch) / sizeof(stretch[0]);  // the stretch is in [low, high)
+    while (high - low > 1) {
+        size_t middle = low + (high - low) / 2;
+        if (stretch[middle] / 4 <= c) low = middle;
+        else high = middle;
+    }
+    return (UnicodeClass)(stretch[low] % 4);
+}
+
+#endif"""
+
 
 def ranges(characters):
     found = []
@@ -72,10 +100,14 @@ def shifts(pairs):
 
 
 def print_table(name, kind, rows):
+    print_items(name, kind, ["{" + ", ".join(str(x) for x in row) + "}" for row in rows])
+
+
+def print_items(name, kind, items):
     print(f"    static const {kind} {name}[] = {{")
     line = "       "
-    for row in rows:
-        item = " {" + ", ".join(str(x) for x in row) + "},"
+    for item in items:
+        item = f" {item},"
         if len(line) + len(item) > 119:
             print(line)
             line = "       "
@@ -93,7 +125,28 @@ def print_class(name, comment, found):
     print(f"    return unicode_find({name}, sizeof({name}) / sizeof({name}[0]) - 1, c);\n}}")
 
 
-def main():
+def class_of(character, split):
+    """Its place in UnicodeClass: that of the one class whose characters make one word with it."""
+    found = [i for i, one in enumerate("!a1\n") if len(split(one + character + one)) == 1]
+    assert len(found) == 1, f"U+{ord(character):04X} is in {len(found)} classes"
+    return found[0]
+
+
+def write_classes():
+    split = ByteLevel(add_prefix_space=False).pre_tokenize_str
+    stretches, last = [], None
+    for c in range(0x110000):
+        # Surrogates are no characters, and never asked for.
+        kind = last if 0xD800 <= c <= 0xDFFF else class_of(chr(c), split)
+        if kind != last:
+            stretches.append(hex(4 * c + kind))
+        last = kind
+    print(CLASSES_HEAD)
+    print_items("stretch", "uint32_t", stretches)
+    print(CLASSES_TAIL)
+
+
+def write_normalization():
     options = {"clean_text": True, "handle_chinese_chars": True, "strip_accents": None}
     lower = BertNormalizer(lowercase=True, **options).normalize_str
     cased = BertNormalizer(lowercase=False, **options).normalize_str
@@ -141,4 +194,7 @@ def main():
 
 
 if __name__ == "__main__":
-    main()
+    if sys.argv[1:] == ["classes"]:
+        write_classes()
+    else:
+        write_normalization()

@@ -56,7 +56,7 @@ static inline void test_after_norm(Harness* h) {
         device_download(&h->ctx, &step, k->after.step, sizeof step);
         device_download(&h->ctx, &state, k->after.loss_scale, sizeof state);
         array_download(k->norm);
-        expect_true(h, "is_finite", step.is_finite == !bad);
+        expect_true(h, "is_taken", step.is_taken == !bad);
         expect_true(h, "updates are counted", state.updates == CASES[c].updates + !bad);
         if (!bad) {
             double norm = fabs(CASES[c].g) / CASES[c].scale, t = (double)CASES[c].updates + 1, tol = tolerance(1e-7);
@@ -118,7 +118,7 @@ static inline void test_global_norm_shards(Harness* h) {
         expect_true(h, "the loss scale moves as in one launch",
                     state.scale == fused.scale && state.applied == fused.applied && state.good == fused.good &&
                         state.updates == fused.updates && state.scale == (c < ODD ? 16 : 4));
-        expect_true(h, "is_finite", step.is_finite == (c < ODD) && step.is_finite == fused_step.is_finite);
+        expect_true(h, "is_taken", step.is_taken == (c < ODD) && step.is_taken == fused_step.is_taken);
         if (shards == 1) expect_equal(h, "norm", k->norm, norm);
         if (c < ODD) {
             double tol = sizeof(real) == sizeof(double) ? 1e-12 : 2e-7;  // a sum of doubles in another order

@@ -1,4 +1,4 @@
-/* Tests of llmc/base: the JSON reader and writer, flags, schedules, the log.
+/* Tests of llmc/base: the JSON reader and writer, flags, random numbers, schedules, the log.
  * Prints a line a case and `N passed, N failed`; exit status 1 if one failed. Give a word to run what it names. */
 #include <signal.h>
 #include <sys/resource.h>
@@ -188,6 +188,8 @@ static void test_json_bad(Tests* t) {
         {"\"\\ud800x\"", "line 1 column 2: half of a surrogate pair"},
         {"\"\\ud800\\n\"", "line 1 column 2: half of a surrogate pair"},
         {"\"\\ud800\\u0041\"", "line 1 column 2: half of a surrogate pair"},
+        {"\"\\ud800\\udbff\"", "line 1 column 2: half of a surrogate pair"},
+        {"\"\\ud800\\ue000\"", "line 1 column 2: half of a surrogate pair"},
         {"\"\\udc00\\ud800\"", "line 1 column 2: half of a surrogate pair"},
         {"\"a\nb\"", "line 1 column 3: control character 0x0a in a string; it must be escaped"},
         {"\"\t\"", "line 1 column 2: control character 0x09 in a string; it must be escaped"},
@@ -539,6 +541,34 @@ static void test_flags_saved(Tests* t) {
 }
 
 // ---------------------------------------------------------------------------------------------------------
+// Random numbers: every run's weights, order of data and masks follow from them, so they must never change
+
+static void test_philox(Tests* t) {
+    // Counters, key, result: the known answers that Philox's authors publish with their library, Random123.
+    static const struct {
+        uint32_t counter[4];
+        uint64_t key;
+        uint32_t want[4];
+    } cases[] = {
+        {{0, 0, 0, 0}, 0, {0x6627e8d5, 0xe169c58d, 0xbc57ac4c, 0x9b00dbd8}},
+        {{0xffffffff, 0xffffffff, 0xffffffff, 0xffffffff},
+         0xffffffffffffffff,
+         {0x408f276d, 0x41c83b0e, 0xa20bc7c6, 0x6d5451fd}},
+        {{0x243f6a88, 0x85a308d3, 0x13198a2e, 0x03707344},
+         0x299f31d0a4093822,
+         {0xd16cfe09, 0x94fdcceb, 0x5001e420, 0x24126ea1}},
+    };
+    for (size_t i = 0; i < COUNT_OF(cases); i++) {
+        const uint32_t* c = cases[i].counter;
+        Philox got = philox(c[0], c[1], c[2], c[3], cases[i].key);
+        char* name = xprintf("philox/known answer %zu", i);
+        expect(t, memcmp(got.v, cases[i].want, sizeof got.v) == 0, name, "%08x %08x %08x %08x", got.v[0], got.v[1],
+               got.v[2], got.v[3]);
+        free(name);
+    }
+}
+
+// ---------------------------------------------------------------------------------------------------------
 // Schedules
 
 static void test_schedule(Tests* t) {
@@ -833,6 +863,7 @@ int main(int argc, char** argv) {
     test_json_lookup(&t);
     test_flags(&t);
     test_flags_saved(&t);
+    test_philox(&t);
     test_schedule(&t);
     test_log(&t);
     test_log_formats(&t);

@@ -345,9 +345,9 @@ static void test_batch_windows(Test* t) {
 
 static void test_batch_shuffle(Test* t) {
     enum { WINDOWS = 101, T = 3, EPOCHS = 3 };
-    int inputs[4 * T], targets[4 * T], halves[2 * T], first[EPOCHS][WINDOWS], same = 0, in_order = 0;
+    int inputs[4 * T], targets[4 * T], halves[2 * T], first[EPOCHS][WINDOWS], same = 0, in_order = 0, as_other = 0;
     Shards s;
-    BatchLm one, four, two;
+    BatchLm one, four, two, other;
     free(put_shard(t, "a.bin", 0, 50 * T + 1, 2));
     free(put_shard(t, "b.bin", 50 * T, 51 * T + 1, 2));
     char* pattern = path_in(t, "*.bin");
@@ -355,6 +355,7 @@ static void test_batch_shuffle(Test* t) {
     batch_lm_init(&one, &s, 1, T, 1000, 42, SHUFFLED);
     batch_lm_init(&two, &s, 2, T, 1000, 42, SHUFFLED);
     batch_lm_init(&four, &s, 4, T, 1000, 42, SHUFFLED);
+    batch_lm_init(&other, &s, 1, T, 1000, 43, SHUFFLED);
     EXPECT(t, batch_lm_windows(&one) == WINDOWS);
     for (int epoch = 0; epoch < EPOCHS; epoch++) {
         int seen[WINDOWS] = {0};
@@ -365,10 +366,12 @@ static void test_batch_shuffle(Test* t) {
             seen[inputs[0] / T]++;
             same += epoch > 0 && first[epoch - 1][i] == inputs[0];
             in_order += inputs[0] == i * T;
+            batch_lm_read(&other, (uint64_t)(epoch * WINDOWS + i), inputs, targets, NULL);
+            as_other += inputs[0] == first[epoch][i];
         }
         for (int i = 0; i < WINDOWS; i++) EXPECT(t, seen[i] == 1);
     }
-    EXPECT(t, same < 20 && in_order < 20);
+    EXPECT(t, same < 20 && in_order < 20 && as_other < 20);
     // Two ranks of two sequences see what one rank of four sees, also where an epoch ends inside a batch.
     for (uint64_t sample = 0; sample < EPOCHS * WINDOWS; sample += 4) {
         batch_lm_read(&four, sample, inputs, targets, NULL);
@@ -380,6 +383,7 @@ static void test_batch_shuffle(Test* t) {
     batch_lm_free(&one);
     batch_lm_free(&two);
     batch_lm_free(&four);
+    batch_lm_free(&other);
     shards_close(&s);
     free(pattern);
 }
@@ -949,7 +953,8 @@ static MlmRecipe published_recipe(void) {
 }
 
 typedef struct {
-    int64_t tokens, sequences, masked, as_mask, as_random, as_itself, pairs, random_pairs, adjoining, full, cut_words;
+    int64_t tokens, sequences, masked, as_mask, as_random, from_lower_half, as_itself, pairs, random_pairs, adjoining,
+        full, cut_words;
 } MlmCounts;
 
 // The rows of one segment hold tokens that lie side by side in one document.
@@ -1007,6 +1012,7 @@ static void check_batch(Test* t, MlmCounts* c, const Made* m, const MlmData* d, 
         c->as_mask += token == MASK;
         c->as_itself += token == b->masked_targets[i];
         c->as_random += token != MASK && token != b->masked_targets[i];
+        c->from_lower_half += token != MASK && token != b->masked_targets[i] && token < d->text.vocabulary.V / 2;
     }
     EXPECT(t, b->cu_seqlens[0] == 0 && b->cu_seqlens[b->count] == b->rows);
     for (int s = 0, k = 0; s < b->count && !t->bad; s++) {
@@ -1052,6 +1058,7 @@ static MlmCounts check_recipe(Test* t, const Made* m, MlmRecipe recipe, int T, i
     }
     expect_share(t, "[MASK]", c.as_mask, c.masked, 0.8);
     expect_share(t, "random token", c.as_random, c.masked, 0.1);
+    expect_share(t, "random token of the vocabulary's lower half", c.from_lower_half, c.as_random, 0.5);
     expect_share(t, "same token", c.as_itself, c.masked, 0.1);
     if (recipe.next_sentence) expect_share(t, "random next sentence", c.random_pairs, c.pairs, 0.5);
     if (recipe.next_sentence) EXPECT(t, c.adjoining > 0);
@@ -1175,12 +1182,15 @@ static void test_mlm_stream(Test* t) {
         // The order of each epoch visits every row once. The draws of a row differ between epochs, but with
         // static_masks = 2 they are those of two epochs before.
         unsigned char* seen = (unsigned char*)xcalloc((size_t)n, 1);
-        uint64_t at[4];
+        uint64_t at[4], as_before = 0, as_other = 0;
         for (uint64_t i = 0; i < 4 * n; i++) {
+            as_before += i >= n && mlm_row(&d, i) == mlm_row(&d, i - n);
+            as_other += mlm_row(&d, i) == mlm_row(&other, i);
             seen[mlm_row(&d, i)]++;
             if (mlm_row(&d, i) == 11) at[i / n] = i;
         }
         for (uint64_t i = 0; i < n; i++) EXPECT(t, seen[i] == 4);
+        EXPECT(t, as_before < n / 4 && as_other < n / 4);
         Crc32 table;
         MlmBatch b;
         uint32_t dynamic[4], of_two[4];

@@ -33,6 +33,16 @@ static real* device_values(Context* ctx, void* device, size_t n, ViewType type) 
     return copy;
 }
 
+// Weight decay is for matrices: not for biases and layernorms, which are the vectors.
+static void report_decay(Tests* t, const TensorTable* table) {
+    const char* wrong = NULL;
+    for (int i = 0; i < table->count; i++)
+        if (table->tensors[i].decay != (table->tensors[i].ndim == 2)) wrong = table->tensors[i].name;
+    char* name = xprintf("weight decay of %s", wrong ? wrong : "all matrices, and of nothing else");
+    report(t, !wrong, name, 0, 0);
+    free(name);
+}
+
 // What the plan says of each kind of memory against what was allocated for a model, its optimizer and a batch, and against
 // the scratch of the steps that were run.
 static void report_memory(Tests* t, const char* what, const MemoryPlan* plan, const Context* ctx) {
@@ -53,6 +63,75 @@ static void report_memory(Tests* t, const char* what, const MemoryPlan* plan, co
     for (int k = 0; k < MEMORY_CATEGORIES; k++) counted += ctx->memory[k].bytes;
     snprintf(name, sizeof name, "%s: nothing else, %zu bytes of %zu planned", what, counted, planned);
     report(t, counted == planned, name, 0, 0);
+}
+
+// ---------------------------------------------------------------------------------------------------------
+// The ops of a step by name, and on the GPU its kernels: a fusion that is lost is one more
+
+typedef struct {
+    ScopeLog log;
+    KernelTrace trace;
+    int is_tracing;
+} LoggedStep;
+
+// What is launched from here on is logged. The same was run before: the first time, matmuls are chosen.
+static void logged_begin(LoggedStep* s, Context* ctx) {
+    device_synchronize(ctx);
+    s->is_tracing = kernel_trace_start(&s->trace, ctx) == 0;
+    scope_log_open(&s->log, s->is_tracing ? &s->trace : NULL);
+    if (s->is_tracing) {
+        kernel_trace_collect(&s->trace);
+        kernel_trace_clear(&s->trace);
+    }
+    ctx->scope_log = &s->log;
+}
+
+static void logged_end(LoggedStep* s, Context* ctx) {
+    ctx->scope_log = NULL;
+    device_synchronize(ctx);
+    scope_log_resolve(&s->log);
+}
+
+static void logged_close(LoggedStep* s) {
+    kernel_trace_stop(&s->trace);
+    kernel_trace_free(&s->trace);
+    scope_log_close(&s->log);
+}
+
+// `want`: the ops of a layer in one direction, a space after each.
+static void report_ops(Tests* t, const char* what, const LoggedStep* s, Direction direction, int layer,
+                       const char* want) {
+    Text ops = {NULL, 0, 0};
+    char* name = xprintf("%s: the ops of layer %d, %s", what, layer, direction_name(direction));
+    text_append(&ops, "", 0);
+    for (size_t i = 0; i < s->log.count; i++)
+        if (s->log.records[i].direction == direction && s->log.records[i].layer == layer)
+            text_printf(&ops, "%s ", s->log.records[i].op);
+    int same = strcmp(ops.text, want) == 0;
+    if (!same) printf("got  %s\nwant %s\n", ops.text, want);
+    report(t, same, name, !same, 0);
+    free(ops.text), free(name);
+}
+
+// Kernels of a layer in one direction: neither fills and copies, nor those that sum what a library has cut in parts. Not in
+// full precision, whose attention takes as many as there are sequences. Every op has launched something.
+static void report_kernels(Tests* t, const char* what, const LoggedStep* s, const ProfileStep* step,
+                           Direction direction, int layer, int want) {
+    int kernels = 0, ops = 0, without = 0;
+    if (sizeof(floatX) == sizeof(real)) return;
+    for (size_t i = 0; i < step->count; i++) {
+        const ProfileRow* row = &step->rows[i];
+        if (row->direction != direction || row->layer != layer || !*row->op) continue;
+        kernels += row->grid[0] && !strstr(row->full, "reduc");
+        ops += !row->is_helper;
+    }
+    for (size_t i = 0; i < s->log.count; i++)
+        without += s->log.records[i].direction == direction && s->log.records[i].layer == layer;
+    without -= ops;
+    char* name = xprintf("%s: %d kernels of layer %d, %s, and %d ops without any", what, kernels, layer,
+                         direction_name(direction), without);
+    report(t, kernels == want && without == 0, name, kernels, want);
+    free(name);
 }
 
 static void golden_values(const SafeTensors* file, const char* name, real* out, size_t n) {

@@ -150,6 +150,19 @@ scaled() { # NAME MIDDLE FLAG...
 scaled 'resumed after an overflow' 10 --loss-scale dynamic --loss-scale-start 3e38 --clip 0
 scaled 'resumed while the loss scale grows' 11 --loss-scale dynamic --loss-scale-start 64 --loss-scale-growth 3
 
+# Outliers: the window of 128 steps is part of the checkpoint.
+run "${MODEL[@]}" -x 180 -v 0 -n 0 -sl 0.3 -sg 0.3 -o "$work/outliers"
+why=$(ended_with 0)
+run "${MODEL[@]}" -x 180 -v 0 -n 0 -sl 0.3 -sg 0.3 --stop-after 140 -o "$work/outliers-half"
+run -y 1 -o "$work/outliers-half"
+why=${why:-$(ended_with 0)}
+why=${why:-$(same_run "$work/outliers-half" "$work/outliers" 00000180)}
+left=$(grep -c '"left_out": true' "$work/outliers/log.jsonl")
+[ "$left" -ge 1 ] && [ "$left" -le 50 ] || why=${why:-"$left steps were left out"}
+[ "$(grep '"left_out": true' "$work/outliers/log.jsonl" | head -n 1 | sed -E 's/.*"step": ([0-9]+).*/\1/')" -gt 128 ] || why=${why:-'one was judged before the window was full'}
+verdict 'outliers are left out, also after a resume' "$why"
+rm -rf "$work/outliers" "$work/outliers-half"
+
 cp $data "$work/data.bin"
 run "${MODEL[@]}" -i "$work/data.bin" -x 20 -v 0 -n 0 --stop-after 10 -o "$work/moved"
 flip_byte "$work/data.bin" 2000

@@ -1,6 +1,6 @@
-/* Tests of llmc/run: drawing tokens, configuration rows, showing a checkpoint where there are no hard links, the list of a
- * step's kernels, what ranks read of a step's sequences, and checkpoints: of any number of ranks, written in the
- * background, kept, and not written.
+/* Tests of llmc/run: drawing tokens, configuration rows, showing a checkpoint where there are no hard links, what
+ * ranks read of a step's sequences, and checkpoints: of any number of ranks, written in the background, kept, and not
+ * written.
  * Prints a line a case and `N passed, N failed`; exit status 1 if one failed. */
 #include <pthread.h>
 #include <sys/mount.h>
@@ -61,9 +61,9 @@ __attribute__((noreturn)) static inline void test_exit(const Comm* comm, int sta
 
 #include "llmc/run/checkpoint.h"
 #include "llmc/run/config.h"
+#include "llmc/run/generate.h"
 #include "llmc/run/mlm_data.h"
 #include "llmc/run/profiler.h"
-#include "llmc/run/sampler.h"
 #include "llmc/run/settings.h"
 #include "llmc/run/steps.h"
 
@@ -158,8 +158,79 @@ static void test_sampler(Tests* t) {
     expect(t, seen[0] && seen[1] && seen[2] && !seen[3] && !seen[4], "sampler/top 3 of equal ones", "%d %d %d %d %d",
            seen[0], seen[1], seen[2], seen[3], seen[4]);
     static const real one[1] = {3};
-    Sampler plain = {1, 0};
+    Sampler plain = {1, 0, 0};
     expect(t, sampler_draw(one, 1, plain, 0.999999) == 0, "sampler/one token", "not token 0");
+}
+
+// The seven from the most likely on are 1 3 6 0 5 2 4; what they add up to decides how many are candidates.
+static void test_nucleus(Tests* t) {
+    static const int order[V] = {1, 3, 6, 0, 5, 2, 4};
+    double p[V], share[V], total = 0, sum = 0;
+    for (int i = 0; i < V; i++) total += p[i] = exp((double)LOGITS[order[i]]);
+    for (int n = 1; n <= V - 1; n++) {
+        sum += p[n - 1] / total;
+        // Just reached by n tokens; a little more needs one token more, but for the last but one, beyond which is e^-30.
+        for (int beyond = 0; beyond < 2; beyond++) {
+            Sampler sampler = {1, 0, fmin(1, sum + (beyond ? 1e-9 : -1e-9))};
+            int want = min_int(n + beyond, V - 1), seen = 0;
+            char* name = xprintf("sampler/top p of %d%s", n, beyond ? " and a little" : "");
+            draw_many(share, sampler);
+            for (int i = 0; i < V; i++) seen += share[i] > 0;
+            double error = share_error(share, 1, want);
+            expect(t, seen == want && error <= 2.0 / DRAWS, name, "%d tokens were drawn, error %g", seen, error);
+            free(name);
+        }
+    }
+    // Of the two most likely the first has 0.62, so that 0.7 takes both and 0.6 one; of all seven it has 0.42.
+    for (int both = 0; both < 2; both++) {
+        Sampler sampler = {1, 2, both ? 0.7 : 0.6};
+        draw_many(share, sampler);
+        expect(t, (share[3] > 0) == both && share[6] == 0, both ? "sampler/top p and k" : "sampler/top p in top k",
+               "shares %g %g %g", share[1], share[3], share[6]);
+    }
+    // At a low temperature the first token is nearly all.
+    Sampler cold = {0.1, 0, 0.9};
+    draw_many(share, cold);
+    expect(t, fabs(share[1] - 1) < 1e-9, "sampler/top p, cold", "the most likely token has a share of %g", share[1]);
+    static const real equal[5] = {1, 2, 1, 1, 1};
+    for (int more = 1; more <= 3; more++) {  // 0.40, and 0.15 for each of the equal ones
+        Sampler most = {1, 0, 0.35 + 0.15 * more};
+        int seen[5] = {0, 0, 0, 0, 0}, good = 1;
+        for (int k = 0; k < DRAWS; k++) seen[sampler_draw(equal, 5, most, (k + 0.5) / DRAWS)]++;
+        for (int i = 0; i < 5; i++) good &= (seen[i] > 0) == (i == 1 || i <= more - (more == 1));
+        char* name = xprintf("sampler/top p of %d equal ones", more);
+        expect(t, good, name, "%d %d %d %d %d", seen[0], seen[1], seen[2], seen[3], seen[4]);
+        free(name);
+    }
+    static const real nan_logits[3] = {(real)NAN, 1, (real)NAN};
+    Sampler any = {1, 0, 0.5};
+    int token = sampler_draw(nan_logits, 3, any, 0.5);
+    expect(t, token >= 0 && token < 3, "sampler/top p of NaN", "token %d", token);
+}
+
+// Which positions are computed for each token of a text: without the cache the whole window, with it the last alone, but
+// after the window has moved; the windows are the same.
+static void test_windows(Tests* t) {
+    for (int T = 1; T <= 17; T += 4) {
+        int tokens[100], calls = 0, good = 1;
+        Generation with, without;
+        memset(&with, 0, sizeof with);
+        with.tokens = tokens, with.T = T, with.count = 1;
+        without = with;
+        with.kv_cache = 1;
+        for (; with.count < 100; with.count++, without.count++) {
+            Window a = generation_window(&with), b = generation_window(&without);
+            int least = with.count <= T ? with.count : T - max_int(T / 4, 1) + 1;
+            good &= a.tokens == b.tokens && a.count == b.count && a.tokens + a.count == tokens + with.count;
+            good &= a.count <= T && a.count >= least && b.known == 0 && (a.known == 0 || a.known == a.count - 1);
+            calls += a.known == 0;
+        }
+        char* name = xprintf("generation/windows, T %d", T);
+        int moves = (99 - T + max_int(T / 4, 1) - 1) / max_int(T / 4, 1);
+        expect(t, good && calls == 1 + moves, name, "%d whole windows where %d are due, %s", calls, 1 + moves,
+               good ? "well" : "a wrong window");
+        free(name);
+    }
 }
 
 // ---------------------------------------------------------------------------------------------------------
@@ -369,87 +440,6 @@ static void test_publish(Tests* t, const char* other) {
     checkpoint_remove(dir);
     checkpoint_remove(out);
     free(dir);
-}
-
-// ---------------------------------------------------------------------------------------------------------
-// The list of kernels, from records as CUPTI gives them
-
-static void test_kernel_names(Tests* t) {
-    static const char* const names[][2] = {
-        {"nvjet_tst_128x256_64x4_1x2_h_bz_coopA_NTN", "nvjet_tst_128x256_64x4_1x2_h_bz_coopA_NTN"},
-        {"sum_forward_kernel(float*, float const*, int, float, int)", "sum_forward_kernel"},
-        {"void attention_forward_kernel<64, (Mask)0, false>(float*, Shape<3>)", "attention_forward_kernel"},
-        {"void cublasLt::splitKreduce_kernel<32, 16, int, float, true>(float const*, int)",
-         "cublasLt::splitKreduce_kernel"},
-        {"void (anonymous namespace)::fill<Pair<int, float> >(int)", "fill"},
-        {"std::enable_if<(4)==(4), void>::type pack<4>(int)", "pack"},
-        {"void cutlass::Kernel2<cutlass_80_tensorop_bf16_s16816gemm_128x64_tn_align8>(Params)",
-         "cutlass_80_tensorop_bf16_s16816gemm_128x64_tn_align8"},
-        {"void cutlass::device_kernel<gemm::Universal<A<1>, B>, int>(Params)", "gemm::Universal"},
-        {"", ""},
-        {"<<", ""},
-        {">>(", ""},
-    };
-    for (size_t i = 0; i < COUNT_OF(names); i++) {
-        char *got = kernel_name_short(names[i][0]), *name = xprintf("kernels/name %s", names[i][1]);
-        expect(t, strcmp(got, names[i][1]) == 0, name, "got %s", got);
-        free(got), free(name);
-    }
-}
-
-static void add_launch(KernelTrace* trace, const char* name, uint32_t correlation, uint64_t start, uint64_t end) {
-    TracedLaunch row = {xprintf("%s", name), NO_SCOPE, correlation, start, end, {8, 2, 1}, {256, 1, 1}, 40, 1024};
-    kernel_trace_add(trace, &row);
-}
-
-static void test_kernels(Tests* t) {
-    const uint64_t now = (uint64_t)1700000000 * 1000000000;  // a double does not hold such nanoseconds
-    ScopeRecord records[2] = {{"matmul_forward", FORWARD, 3, "N=64 IC=16", 0, 0, 0, 0},
-                              {"readback", OPTIMIZER, -1, "", 0, 0, 0, 0}};
-    KernelTrace trace;
-    ScopeLog log = {records, 2, 2, &trace};
-    memset(&trace, 0, sizeof trace);
-    // Out of order; two kernels in one scope; one that overlaps its predecessor; one outside every scope.
-    add_launch(&trace, "reduce", 12, now + 5000, now + 7000);
-    add_launch(&trace, "copy_to_host_4B", 40, now + 10000, now + 10500);
-    add_launch(&trace, "stray", 13, now + 6500, now + 9000);
-    add_launch(&trace, "product", 11, now, now + 4000);
-    kernel_trace_add_call(&trace, 40, 1);
-    kernel_trace_add_call(&trace, 39, 1);
-    kernel_trace_add_call(&trace, 11, 0);
-    kernel_trace_add_call(&trace, 12, 0);
-    scope_log_resolve(&log);
-    expect(t,
-           trace.rows[0].scope == 0 && trace.rows[1].scope == 0 && trace.rows[2].scope == NO_SCOPE &&
-               trace.rows[3].scope == 1 && strcmp(trace.rows[2].name, "stray") == 0,
-           "kernels/scopes and order", "the first is %s", trace.rows[0].name);
-    expect(t, fabs(records[0].seconds - 7e-6) < 1e-12 && fabs(records[1].seconds - 5e-7) < 1e-12,
-           "kernels/time of a scope", "%g and %g", records[0].seconds, records[1].seconds);
-    KernelTotals totals = profiler_kernel_totals(&trace);
-    expect(t, fabs(totals.busy - 9e-6) < 1e-12 && fabs(totals.gaps - 2e-6) < 1e-12 && totals.unscoped == 1,
-           "kernels/totals", "busy %g, gaps %g, %zu", totals.busy, totals.gaps, totals.unscoped);
-
-    Text list = {NULL, 0, 0}, summary = {NULL, 0, 0};
-    char index[8], direction[16], layer[8], op[32], shapes[32], kernel[32], grid[32], block[32];
-    int registers, shared, lines = 0;
-    double start, microseconds;
-    profiler_put_kernels(&list, &log, &trace);
-    profiler_put_kernel_totals(&summary, &log, &trace);
-    const char* line = strchr(list.text, '\n') + 1;
-    int fields = sscanf(line, "%7s %15s %7s %31s %31s %31s %31s %31s %d %d %lf %lf", index, direction, layer, op,
-                        shapes, kernel, grid, block, &registers, &shared, &start, &microseconds);
-    char* read = xprintf("%d %s %s %s %s %s %s %s %s %d %d %.2f %.2f", fields, index, direction, layer, op, shapes,
-                         kernel, grid, block, registers, shared, start, microseconds);
-    expect(t, strcmp(read, "12 0 forward 3 matmul_forward N=64,IC=16 product 8x2x1 256x1x1 40 1024 0.00 4.00") == 0,
-           "kernels/a row", "%s", read);
-    for (const char* c = list.text; *c; c++) lines += *c == '\n';
-    const char* total = "total: 4 launches, 0.009 ms in kernels, 0.002 ms in gaps between them, 1 without a scope\n";
-    expect(t, lines == 6 && strcmp(list.text + list.length - strlen(total), total) == 0, "kernels/last line", "%d: %s",
-           lines, list.text);
-    expect(t, strstr(summary.text, "\nproduct ") && strstr(summary.text, "44.4%"), "kernels/by kernel", "%s",
-           summary.text);
-    free(list.text), free(summary.text), free(read);
-    kernel_trace_free(&trace);
 }
 
 // ---------------------------------------------------------------------------------------------------------
@@ -926,9 +916,9 @@ int main(void) {
     Tests t = {0, 0, 0};
     device_set_threads(1);  // a fork knows nothing of its parent's threads
     test_split(&t);
-    test_kernel_names(&t);
-    test_kernels(&t);
     test_sampler(&t);
+    test_nucleus(&t);
+    test_windows(&t);
     test_config(&t);
     test_settings(&t);
     test_overflow(&t);

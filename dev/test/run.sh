@@ -41,6 +41,10 @@ skip() { # name, reason
 
 run base "$build/test_base"
 run data "$build/test_data"
+run bpe "$build/test_bpe"
+if "${PYTHON:-python3}" -c 'import tokenizers' 2>/dev/null; then
+    run check_bpe "${PYTHON:-python3}" dev/test/check_bpe.py "$build/test_bpe" ../shared/data/gpt2-bpe 1
+else skip check_bpe "${PYTHON:-python3} has no tokenizers library (pip install tokenizers)"; fi
 run prefetch "$build/test_prefetch"
 if [ -x "$build/test_prefetch_tsan" ]; then
     # ThreadSanitizer needs addresses where it expects them.
@@ -48,6 +52,10 @@ if [ -x "$build/test_prefetch_tsan" ]; then
     run prefetch_tsan ${fixed:-} "$build/test_prefetch_tsan"
 elif [ "${build##*/}" != san ]; then skip prefetch_tsan "this compiler has no ThreadSanitizer"; fi
 run run "$build/test_run"
+run llmc_files "$build/test_llmc_files"
+run choices "$build/test_choices"
+run profile "$build/test_profile"
+[ "${build##*/}" != san ] || run fuzz "$build/test_fuzz" --inputs 100000 --seconds 240
 run ops "$build/ops" test
 if [ -x "$build/ops_double" ]; then
     run ops_double "$build/ops_double" test
@@ -58,10 +66,21 @@ fi
 run gpt2 "$build/test_gpt2"
 run bert "$build/test_bert"
 run cli bash dev/test/cli.sh "$gpt2"
+run generate bash dev/test/generate.sh "$gpt2"
+run llmc_files_sh bash dev/test/llmc_files.sh "$gpt2" "$build/test_llmc_files"
+run choices_sh bash dev/test/choices.sh "$gpt2"
+if [ ! -d ../shared/data/gpt2-bpe ]; then skip check_generate "../shared/data/gpt2-bpe is not there"
+elif "${PYTHON:-python3}" -c 'import torch, transformers, tokenizers' 2>/dev/null; then
+    run check_generate "${PYTHON:-python3}" dev/reference/check_generate.py "$gpt2" ../shared/data/gpt2-bpe
+else skip check_generate "${PYTHON:-python3} has no torch, transformers and tokenizers (pip install them)"; fi
 run cli_bert bash dev/test/cli_bert.sh "$bert"
 run prepare bash dev/test/prepare.sh "$gpt2"
+run profile_scripts bash dev/test/profile_scripts.sh
+[ "${build##*/}" = san ] || run page python3 dev/test/page.py
 run resume bash dev/test/resume.sh "$gpt2"
 run resume_bert bash dev/test/resume.sh "$bert"
+run profile_gpt2 bash dev/test/profile.sh "$gpt2"
+run profile_bert bash dev/test/profile.sh "$bert"
 run order "$build/test_order"
 run ranks_start bash dev/test/ranks_start.sh "$build/test_comm_plain" "$build/test_comm"
 run ranks bash dev/test/ranks.sh "$gpt2"

@@ -1,6 +1,7 @@
 /* From token ids back to text, for samples: GPT-2's byte-level tokenizer as its files describe it.
  *
- * A directory holds tokenizer.json, or vocab.json (encoder.json in older releases). A token is spelled there in
+ * A directory holds tokenizer.json, or vocab.json (encoder.json in older releases), or llm.c's list of tokens, which are
+ * bytes as they are. In the others a token is spelled there in
  * GPT-2's byte alphabet, one character for each byte: printable Latin-1 stands for itself, the 68 other bytes
  * are U+0100 and up. Special tokens and tokens with any other character stand for their own text.
  *
@@ -9,6 +10,7 @@
 #define LLMC_TOKENIZER_H
 
 #include "../base/json.h"
+#include "llmc_files.h"
 
 enum { TOKENIZER_MAX_FILE = 100000000, TOKENIZER_MAX_ID = 1 << 24, BYTE_ALPHABET_END = 256 + 68 };
 
@@ -105,6 +107,32 @@ static inline int tokenizer_is_byte_level(const JsonNode* part, const char* list
     return 0;
 }
 
+// tokenizer.json (is_whole), or only the vocabulary.
+static inline void tokenizer_add_json(Tokenizer* t, const char* file, int is_whole) {
+    Json json;
+    json_load(&json, file, TOKENIZER_MAX_FILE);
+    if (!is_whole) {
+        tokenizer_add_vocabulary(t, json.root, file);
+    } else {
+        if (!tokenizer_is_byte_level(json_get(json.root, "decoder"), "decoders") &&
+            !tokenizer_is_byte_level(json_get(json.root, "pre_tokenizer"), "pretokenizers"))
+            die(USAGE, "%s: is not a byte-level tokenizer as GPT-2's; use a model and data made with one", file);
+        tokenizer_add_vocabulary(t, json_get(json_get(json.root, "model"), "vocab"), file);
+        tokenizer_add_special(t, json_get(json.root, "added_tokens"), file);
+    }
+    json_free(&json);
+}
+
+// llm.c's list.
+static inline void tokenizer_add_list(Tokenizer* t, const char* file) {
+    LlmcTokens list;
+    llmc_tokens_read(&list, file);
+    for (int id = list.count - 1; id >= 0; id--)  // the greatest first, which makes room for all
+        tokenizer_put(t, id, list.text + list.start[id], llmc_token_length(&list, id));
+    if (list.end_of_text >= 0) t->end_of_text = list.end_of_text;
+    llmc_tokens_free(&list);
+}
+
 static inline void tokenizer_free(Tokenizer* t) {
     free(t->token);
     free(t->bytes.text);
@@ -114,7 +142,7 @@ static inline void tokenizer_free(Tokenizer* t) {
 // Returns 0, or -1 where `directory` holds no tokenizer. Ends with USAGE where it holds a damaged one, or one that
 // does not work on bytes.
 static inline int tokenizer_open(Tokenizer* t, const char* directory) {
-    static const char* const names[] = {"tokenizer.json", "vocab.json", "encoder.json"};
+    static const char* const names[] = {"tokenizer.json", "vocab.json", "encoder.json", "gpt2_tokenizer.bin"};
     memset(t, 0, sizeof(*t));
     t->end_of_text = -1;
     for (size_t i = 0; i < COUNT_OF(names); i++) {
@@ -123,18 +151,8 @@ static inline int tokenizer_open(Tokenizer* t, const char* directory) {
             free(file);
             continue;
         }
-        Json json;
-        json_load(&json, file, TOKENIZER_MAX_FILE);
-        if (i > 0) {
-            tokenizer_add_vocabulary(t, json.root, file);
-        } else {
-            if (!tokenizer_is_byte_level(json_get(json.root, "decoder"), "decoders") &&
-                !tokenizer_is_byte_level(json_get(json.root, "pre_tokenizer"), "pretokenizers"))
-                die(USAGE, "%s: is not a byte-level tokenizer as GPT-2's; use a model and data made with one", file);
-            tokenizer_add_vocabulary(t, json_get(json_get(json.root, "model"), "vocab"), file);
-            tokenizer_add_special(t, json_get(json.root, "added_tokens"), file);
-        }
-        json_free(&json);
+        if (i + 1 < COUNT_OF(names)) tokenizer_add_json(t, file, i == 0);
+        else tokenizer_add_list(t, file);
         free(file);
         return 0;
     }
@@ -163,7 +181,7 @@ static inline int tokenizer_copy_file(const char* from, const char* to) {
 static inline int tokenizer_copy_files(const char* directory_from, const char* directory_to) {
     static const char* const names[] = {
         "vocab.json",   "merges.txt", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json",
-        "encoder.json", "vocab.bpe",  "vocab.txt"};
+        "encoder.json", "vocab.bpe",  "vocab.txt",      "gpt2_tokenizer.bin"};
     int bad = 0;
     for (size_t i = 0; i < COUNT_OF(names) && !bad; i++) {
         char *from = xprintf("%s/%s", directory_from, names[i]), *to = xprintf("%s/%s", directory_to, names[i]);

@@ -16,6 +16,7 @@
 #include "../base/rounding.h"
 #include "device.h"
 #include "loss_scale.h"
+#include "outliers.h"
 #ifdef __CUDACC__
 #include "device.cuh"
 #endif
@@ -63,7 +64,7 @@ typedef struct {
 typedef struct {
     real gradient;  // what gradients are multiplied by
     real step_size, root_scale;
-    int is_finite;  // 0: the step is left out
+    int is_taken;  // 0: the step is left out
 } AdamWStep;
 
 // The flat buffers of a model or a shard of them, all of the same layout, and what the norm has left on the device.
@@ -88,7 +89,7 @@ HOST_DEVICE static inline AdamWStep adamw_step(double norm, double scale, int64_
     step.gradient = (real)((h.max_norm > 0 && norm > h.max_norm ? h.max_norm / norm : 1) / scale);
     step.step_size = (real)(h.lr / (1 - pow(h.beta1, t)));
     step.root_scale = (real)(1 / sqrt(1 - pow(h.beta2, t)));
-    step.is_finite = isfinite(norm) != 0;
+    step.is_taken = isfinite(norm) != 0;
     return step;
 }
 
@@ -98,18 +99,27 @@ static inline OptimizerSettings lamb_without_lr(OptimizerSettings h) {
     return h;
 }
 
-// What becomes known with the norm of a step's gradients, and what that takes. Both pointers lie where the ops run.
+// What becomes known with the norm of a step's gradients, and what that takes. All pointers lie where the ops run.
 typedef struct {
     LossScale* loss_scale;  // moves
     AdamWStep* step;        // [1] on 16 bytes
     LossScaleRule rule;
     OptimizerSettings settings;
+    Outliers* outliers;  // moves; NULL: nothing is judged
+    OutlierLimits limits;
+    const real* losses[OUTLIER_LOSSES];  // [1] each, whose sum is the step's loss; NULL: none
 } AfterNorm;
 
 // The norm is that of gradients that carry the loss scale; it is divided out.
 HOST_DEVICE static inline void after_norm(AfterNorm a, real* norm) {
     loss_scale_update(a.loss_scale, norm, a.rule);
     *a.step = adamw_step((double)*norm, (double)a.loss_scale->applied, a.loss_scale->updates, a.settings);
+    if (!a.outliers) return;
+    double loss = 0;
+    for (int i = 0; i < OUTLIER_LOSSES; i++) loss += a.losses[i] ? (double)*a.losses[i] : 0;
+    if (!outliers_judge(a.outliers, a.limits, loss, (double)*norm) || !a.step->is_taken) return;
+    a.step->is_taken = 0;
+    a.loss_scale->updates--;  // the optimizer's count is of the updates that were made
 }
 
 // Random bits for the rounding of the four neighbouring elements 4 * group .. 4 * group + 3 of the flat buffer.

@@ -1,6 +1,6 @@
 /* What a GPU really ran: kernels, copies and fills with their times, from CUPTI's activity records, each with the number
- * of the scope that launched it. That number travels as an external correlation id, so the helper kernels of a library
- * carry it too.
+ * of the scope that launched it and the moment when the host had launched it. The number travels as an external
+ * correlation id, so the helper kernels of a library carry it too.
  *
  * No build and no run depends on CUPTI: without its header this is compiled out, and its library is looked for when a
  * trace begins. Where it is missing, of another version, or held by another tool, one line says so and nothing is
@@ -20,29 +20,36 @@
 #endif
 #endif
 
+// No number of a scope.
 #define NO_SCOPE SIZE_MAX
 
 // A kernel; or a copy or fill, which have no grid.
 typedef struct {
-    char* name;    // short; owned
-    size_t scope;  // as pushed when it was launched, or NO_SCOPE
+    char *name, *full;  // short, and with all arguments; owned
+    size_t scope;       // as pushed when it was launched, or NO_SCOPE
     uint32_t correlation;
+    int stream;
     uint64_t start, end;  // nanoseconds
+    uint64_t issued;      // when the call that launched it returned, on the same clock; 0: not known
     int grid[3], block[3];
     int registers, shared_bytes;
 } TracedLaunch;
 
-// The number of the scope in which a call of the API was made.
+// What is known of the call of the API with this number: the scope in which it was made, or when it returned.
 typedef struct {
     uint32_t correlation;
-    size_t scope;
+    uint64_t value;
 } TracedCall;
+
+typedef struct {
+    TracedCall* call;
+    size_t count, capacity;
+} TracedCalls;
 
 typedef struct KernelTrace {
     TracedLaunch* rows;  // in order of execution after kernel_trace_collect()
     size_t count, capacity;
-    TracedCall* calls;
-    size_t call_count, call_capacity;
+    TracedCalls scopes, returns;
     size_t lost;           // launches that CUPTI could not record
     pthread_mutex_t lock;  // CUPTI hands records over on a thread of its own
     struct Cupti* cupti;   // NULL: nothing is traced
@@ -89,13 +96,13 @@ static inline void kernel_trace_add(KernelTrace* t, const TracedLaunch* launch) 
     t->rows[t->count++] = *launch;
 }
 
-static inline void kernel_trace_add_call(KernelTrace* t, uint32_t correlation, size_t scope) {
-    if (t->call_count == t->call_capacity) {
-        t->call_capacity = t->call_capacity ? 2 * t->call_capacity : 1024;
-        t->calls = (TracedCall*)xrealloc(t->calls, t->call_capacity * sizeof *t->calls);
+static inline void traced_calls_add(TracedCalls* c, uint32_t correlation, uint64_t value) {
+    if (c->count == c->capacity) {
+        c->capacity = c->capacity ? 2 * c->capacity : 1024;
+        c->call = (TracedCall*)xrealloc(c->call, c->capacity * sizeof *c->call);
     }
-    TracedCall call = {correlation, scope};
-    t->calls[t->call_count++] = call;
+    TracedCall call = {correlation, value};
+    c->call[c->count++] = call;
 }
 
 static inline int traced_call_ascending(const void* a, const void* b) {
@@ -109,22 +116,29 @@ static inline int traced_launch_ascending(const void* a, const void* b) {
     return (x->correlation > y->correlation) - (x->correlation < y->correlation);
 }
 
-// Give every launch the scope of the call that made it, and put them in the order in which they ran.
+// What is known of a call in the sorted list; `otherwise` where nothing is.
+static inline uint64_t traced_calls_find(const TracedCalls* c, uint32_t correlation, uint64_t otherwise) {
+    TracedCall key = {correlation, 0}, *call = NULL;
+    if (c->count) call = (TracedCall*)bsearch(&key, c->call, c->count, sizeof key, traced_call_ascending);
+    return call ? call->value : otherwise;
+}
+
+// Give every launch what is known of the call that made it, and put them in the order in which they ran.
 static inline void kernel_trace_join(KernelTrace* t) {
-    if (t->call_count) qsort(t->calls, t->call_count, sizeof *t->calls, traced_call_ascending);
+    if (t->scopes.count) qsort(t->scopes.call, t->scopes.count, sizeof(TracedCall), traced_call_ascending);
+    if (t->returns.count) qsort(t->returns.call, t->returns.count, sizeof(TracedCall), traced_call_ascending);
     for (size_t i = 0; i < t->count; i++) {
-        TracedCall key = {t->rows[i].correlation, NO_SCOPE}, *call = NULL;
-        if (t->call_count)
-            call = (TracedCall*)bsearch(&key, t->calls, t->call_count, sizeof *t->calls, traced_call_ascending);
-        if (call) t->rows[i].scope = call->scope;
+        TracedLaunch* row = &t->rows[i];
+        row->scope = (size_t)traced_calls_find(&t->scopes, row->correlation, NO_SCOPE);
+        row->issued = traced_calls_find(&t->returns, row->correlation, 0);
     }
     if (t->count) qsort(t->rows, t->count, sizeof *t->rows, traced_launch_ascending);
 }
 
 // Forget what was recorded.
 static inline void kernel_trace_clear(KernelTrace* t) {
-    for (size_t i = 0; i < t->count; i++) free(t->rows[i].name);
-    t->count = t->call_count = t->lost = 0;
+    for (size_t i = 0; i < t->count; i++) free(t->rows[i].name), free(t->rows[i].full);
+    t->count = t->scopes.count = t->returns.count = t->lost = 0;
 }
 
 #ifdef LLMC_CUPTI
@@ -134,6 +148,7 @@ static inline void kernel_trace_clear(KernelTrace* t) {
 // Its functions, found at run time.
 struct Cupti {
     decltype(&cuptiGetVersion) version;
+    decltype(&cuptiGetTimestamp) now;
     decltype(&cuptiGetResultString) describe;
     decltype(&cuptiSubscribe) subscribe;
     decltype(&cuptiUnsubscribe) unsubscribe;
@@ -174,9 +189,10 @@ static inline void cupti_take_kernel(TracedLaunch* row, const CuptiKernel* r) {
     int status;
     const char* name = r->name ? r->name : "unnamed";
     char* full = strncmp(name, "_Z", 2) == 0 ? abi::__cxa_demangle(name, NULL, NULL, &status) : NULL;
-    row->name = kernel_name_short(full ? full : name);
+    row->full = xprintf("%s", full ? full : name);
+    row->name = kernel_name_short(row->full);
     free(full);
-    row->correlation = r->correlationId, row->start = r->start, row->end = r->end;
+    row->correlation = r->correlationId, row->start = r->start, row->end = r->end, row->stream = (int)r->streamId;
     row->grid[0] = r->gridX, row->grid[1] = r->gridY, row->grid[2] = r->gridZ;
     row->block[0] = r->blockX, row->block[1] = r->blockY, row->block[2] = r->blockZ;
     row->registers = r->registersPerThread;
@@ -188,20 +204,26 @@ static inline void cupti_take_copy(TracedLaunch* row, const CuptiCopy* r) {
                        : r->copyKind == CUPTI_ACTIVITY_MEMCPY_KIND_DTOH ? "copy_to_host"
                                                                         : "copy";
     row->name = xprintf("%s_%lluB", kind, (unsigned long long)r->bytes);
-    row->correlation = r->correlationId, row->start = r->start, row->end = r->end;
+    row->correlation = r->correlationId, row->start = r->start, row->end = r->end, row->stream = (int)r->streamId;
 }
 
 static inline void cupti_take_fill(TracedLaunch* row, const CuptiFill* r) {
     row->name = xprintf("fill_%lluB", (unsigned long long)r->bytes);
-    row->correlation = r->correlationId, row->start = r->start, row->end = r->end;
+    row->correlation = r->correlationId, row->start = r->start, row->end = r->end, row->stream = (int)r->streamId;
 }
 
 static inline void cupti_take_record(KernelTrace* t, const CUpti_Activity* record) {
-    TracedLaunch row = {NULL, NO_SCOPE};
+    TracedLaunch row;
+    memset(&row, 0, sizeof row);
     if (record->kind == CUPTI_ACTIVITY_KIND_EXTERNAL_CORRELATION) {
         const CUpti_ActivityExternalCorrelation* r = (const CUpti_ActivityExternalCorrelation*)record;
         if (r->externalKind == CUPTI_EXTERNAL_CORRELATION_KIND_CUSTOM0)
-            kernel_trace_add_call(t, r->correlationId, (size_t)(r->externalId - 1));
+            traced_calls_add(&t->scopes, r->correlationId, r->externalId - 1);
+        return;
+    }
+    if (record->kind == CUPTI_ACTIVITY_KIND_RUNTIME || record->kind == CUPTI_ACTIVITY_KIND_DRIVER) {
+        const CUpti_ActivityAPI* r = (const CUpti_ActivityAPI*)record;
+        traced_calls_add(&t->returns, r->correlationId, r->end);
         return;
     }
     if (record->kind == CUPTI_ACTIVITY_KIND_CONCURRENT_KERNEL) cupti_take_kernel(&row, (const CuptiKernel*)record);
@@ -212,7 +234,7 @@ static inline void cupti_take_record(KernelTrace* t, const CUpti_Activity* recor
         kernel_trace_add(t, &row);
     } else {  // CUPTI has no times for it
         t->lost++;
-        free(row.name);
+        free(row.name), free(row.full);
     }
 }
 
@@ -266,6 +288,7 @@ static inline int cupti_bind(struct Cupti* c, void* library) {
         const char* name;
         void* slot;
     } symbols[] = {{"cuptiGetVersion", &c->version},
+                   {"cuptiGetTimestamp", &c->now},
                    {"cuptiGetResultString", &c->describe},
                    {"cuptiSubscribe", &c->subscribe},
                    {"cuptiUnsubscribe", &c->unsubscribe},
@@ -292,6 +315,13 @@ static inline void kernel_trace_collect(KernelTrace* t) {
     pthread_mutex_lock(&t->lock);
     kernel_trace_join(t);
     pthread_mutex_unlock(&t->lock);
+}
+
+// Nanoseconds on the clock of the records.
+static inline uint64_t kernel_trace_now(const KernelTrace* t) {
+    uint64_t now = 0;
+    t->cupti->now(&now);
+    return now;
 }
 
 // What is launched from here on belongs to this scope, until the pop.
@@ -372,6 +402,7 @@ static inline int kernel_trace_start(KernelTrace* t, Context* ctx) {
 
 static inline void kernel_trace_stop(KernelTrace* t) { (void)t; }
 static inline void kernel_trace_collect(KernelTrace* t) { kernel_trace_join(t); }
+static inline uint64_t kernel_trace_now(const KernelTrace* t) { return (void)t, (uint64_t)0; }
 static inline void kernel_trace_push(KernelTrace* t, size_t scope) { (void)t, (void)scope; }
 static inline void kernel_trace_pop(KernelTrace* t) { (void)t; }
 #endif
@@ -379,9 +410,8 @@ static inline void kernel_trace_pop(KernelTrace* t) { (void)t; }
 // Forget everything, after kernel_trace_stop().
 static inline void kernel_trace_free(KernelTrace* t) {
     kernel_trace_clear(t);
-    free(t->rows), free(t->calls);
-    t->rows = NULL, t->calls = NULL;
-    t->capacity = t->call_capacity = 0;
+    free(t->rows), free(t->scopes.call), free(t->returns.call);
+    memset(t, 0, sizeof *t);
 }
 
 #endif

@@ -19,29 +19,29 @@
 typedef struct {
     const char* op;  // the launcher's name
     Direction direction;
-    int layer;        // -1 outside the blocks
-    char shapes[64];  // "N=256 IC=768 OC=3072"
-    double flops;     // as the op's header counts them
-    double bytes;     // that must be moved at least: every operand once
-    double start, seconds;
+    int layer;              // -1 outside the blocks
+    char shapes[64];        // "N=256 IC=768 OC=3072"
+    double flops;           // as the op's header counts them
+    double bytes;           // that must be moved at least: every operand once
+    double start, seconds;  // on the CPU without those of scopes inside
+    size_t outer;           // the scope around it, or NO_SCOPE
 #ifdef __CUDACC__
     cudaEvent_t began, ended;  // until the log is resolved; NULL where kernels are traced
 #endif
 } ScopeRecord;
 
-// The records of the launches since it was attached to a context, in order of execution.
+// The records of the launches since it was attached to a context, in order of execution. scope_log_open() first.
 typedef struct ScopeLog {
     ScopeRecord* records;
     size_t count, capacity;
+    size_t open;         // the innermost open scope, or NO_SCOPE
     KernelTrace* trace;  // NULL: kernels are not traced
 } ScopeLog;
 
 typedef struct {
     Context* ctx;  // NULL: nobody listens
-    size_t index;  // of the record; NOT_LOGGED if only a tool listens
+    size_t index;  // of the record; NO_SCOPE if only a tool listens
 } Scope;
-
-#define NOT_LOGGED SIZE_MAX
 
 static inline const char* direction_name(Direction direction) {
     static const char* const names[DIRECTIONS] = {"forward", "backward", "optimizer", "communication"};
@@ -90,6 +90,18 @@ static inline void scope_move(Context* ctx, Direction direction, int layer) {
 // ---------------------------------------------------------------------------------------------------------
 // What the trainer and the launchers call
 
+// An empty log, of kernels too where there is a trace (NULL: there is none); scope_log_close() frees it.
+static inline void scope_log_open(ScopeLog* log, KernelTrace* trace) {
+    memset(log, 0, sizeof *log);
+    log->open = NO_SCOPE;
+    log->trace = trace;
+}
+
+static inline void scope_log_close(ScopeLog* log) {
+    free(log->records);
+    memset(log, 0, sizeof *log);
+}
+
 // From here on launches belong to this optimizer step; -1: to none (validation, sampling).
 static inline void scope_step(Context* ctx, int64_t step) {
 #ifdef __CUDACC__
@@ -115,7 +127,7 @@ static inline void scope_at(Context* ctx, Direction direction, int layer) {
 
 __attribute__((format(printf, 5, 6))) static inline Scope scope_open(Context* ctx, const char* op, double flops,
                                                                      double bytes, const char* shapes, ...) {
-    Scope scope = {NULL, NOT_LOGGED};
+    Scope scope = {NULL, NO_SCOPE};
     ScopeLog* log = ctx->scope_log;
     char text[64];
 #ifdef __CUDACC__
@@ -150,6 +162,8 @@ __attribute__((format(printf, 5, 6))) static inline Scope scope_open(Context* ct
     r->flops = flops;
     r->bytes = bytes;
     r->seconds = 0;
+    r->outer = log->open;
+    log->open = scope.index;
     r->start = now_seconds();
 #ifdef __CUDACC__
     r->began = r->ended = NULL;
@@ -167,13 +181,16 @@ __attribute__((format(printf, 5, 6))) static inline Scope scope_open(Context* ct
 static inline void scope_close(const Scope* scope) {
     Context* ctx = scope->ctx;
     if (!ctx) return;
-    if (scope->index != NOT_LOGGED) {
+    if (scope->index != NO_SCOPE) {
         ScopeRecord* r = &ctx->scope_log->records[scope->index];
+        ctx->scope_log->open = r->outer;
 #ifdef __CUDACC__
         if (ctx->scope_log->trace) kernel_trace_pop(ctx->scope_log->trace);
         else cudaCheck(cudaEventRecord(r->ended, ctx->stream));
 #else
-        r->seconds = now_seconds() - r->start;
+        double seconds = now_seconds() - r->start;
+        r->seconds += seconds;
+        if (r->outer != NO_SCOPE) ctx->scope_log->records[r->outer].seconds -= seconds;
 #endif
     }
 #ifdef __CUDACC__
@@ -181,37 +198,23 @@ static inline void scope_close(const Scope* scope) {
 #endif
 }
 
-// From the start of a scope's first kernel to the end of its last.
-static inline void scope_log_take_trace(ScopeLog* log) {
-    const KernelTrace* t = log->trace;
-    for (size_t i = 0; i < t->count; i++) {
-        if (t->rows[i].scope >= log->count) continue;
-        ScopeRecord* r = &log->records[t->rows[i].scope];
-        double start = 1e-9 * (double)(t->rows[i].start - t->rows[0].start);
-        double end = 1e-9 * (double)(t->rows[i].end - t->rows[0].start);
-        if (r->seconds == 0) r->start = start;
-        r->seconds = fmax(r->seconds, end - r->start);
-    }
-}
-
-// Call before the records' seconds are read. On the GPU it waits for the launches and turns their events, or what was
-// traced since the trace was cleared, into times.
+// Call before the records' times are read. On the GPU it waits for the launches; where kernels are traced, the times are
+// those of the trace, else it turns the records' events into times, from the first scope's beginning on.
 static inline void scope_log_resolve(ScopeLog* log) {
-    if (log->trace) {
-        kernel_trace_collect(log->trace);
-        scope_log_take_trace(log);
-    }
+    if (log->trace) kernel_trace_collect(log->trace);
 #ifdef __CUDACC__
-    for (size_t i = 0; i < log->count; i++) {
+    for (size_t i = 0; i < log->count && !log->trace; i++) {
         ScopeRecord* r = &log->records[i];
-        float milliseconds;
-        if (!r->ended) continue;
+        float start, milliseconds;
         cudaCheck(cudaEventSynchronize(r->ended));
+        cudaCheck(cudaEventElapsedTime(&start, log->records[0].began, r->began));
         cudaCheck(cudaEventElapsedTime(&milliseconds, r->began, r->ended));
-        cudaCheck(cudaEventDestroy(r->began));
-        cudaCheck(cudaEventDestroy(r->ended));
+        r->start = 1e-3 * (double)start;
         r->seconds = 1e-3 * (double)milliseconds;
-        r->began = r->ended = NULL;
+    }
+    for (size_t i = 0; i < log->count && !log->trace; i++) {
+        cudaCheck(cudaEventDestroy(log->records[i].began));
+        cudaCheck(cudaEventDestroy(log->records[i].ended));
     }
 #endif
 }

@@ -87,7 +87,7 @@ __global__ void __launch_bounds__(ADAMW_THREADS, STORAGE == ADAMW_ROUNDED ? 4 : 
     Vector<real> g = load128_streaming(a.grads + i), m = load128(a.m + i), v = load128(a.v + i);
     Vector<real> p = adamw_load<STORAGE>(a, i);
     AdamWStep step = adamw_load_step(a);
-    if (!step.is_finite) return;
+    if (!step.is_taken) return;
 
     int s = adamw_span_at(spans, count, first);
     ParamSpan span = spans[s];
@@ -169,7 +169,7 @@ static inline void adamw_update(AdamWState a, size_t elements, const ParamSpan* 
     }
     Scope scope = scope_open(ctx, "adamw_update", ADAMW_UPDATE_FLOPS(elements), ADAMW_UPDATE_BYTES(elements, 0),
                              "n=%zu", elements);
-    if (a.step->is_finite) {
+    if (a.step->is_taken) {
         AdamWCoefficients c = adamw_coefficients(h);
         // Spans differ in size by five orders of magnitude: threads share equal blocks instead.
         ParamSpan* block = (ParamSpan*)device_scratch(ctx, blocks * sizeof *block);

@@ -157,7 +157,7 @@ __global__ void __launch_bounds__(ADAMW_THREADS)
     lamb_moments_kernel(real* ratio, LambSquares* tensors, LambSquares* squares, unsigned* arrivals, AdamWState a,
                         const ParamSpan* spans, int count, AdamWCoefficients c, real weight_decay) {
     AdamWStep step = adamw_load_step(a);
-    if (!step.is_finite) return;
+    if (!step.is_taken) return;
     LambBlock b = lamb_block(spans, count);
     real decay = weight_decay * b.decay, squares_p = 0, squares_u = 0;
 #pragma unroll 2
@@ -207,7 +207,7 @@ __global__ void __launch_bounds__(ADAMW_THREADS)
     lamb_apply_kernel(AdamWState a, const real* ratio, const ParamSpan* spans, int count, AdamWCoefficients c,
                       real weight_decay, real lr, uint64_t rounding) {
     AdamWStep step = adamw_load_step(a);
-    if (!step.is_finite) return;
+    if (!step.is_taken) return;
     LambBlock b = lamb_block(spans, count);
     real decay = weight_decay * b.decay, length = lr * ratio[b.span];
 #pragma unroll 2
@@ -432,7 +432,7 @@ static inline void lamb_update(AdamWState a, size_t elements, const ParamSpan* s
     CHECK(!a.master && count > 0);
     Scope scope =
         scope_open(ctx, "lamb_update", LAMB_UPDATE_FLOPS(elements), LAMB_UPDATE_BYTES(elements, 0), "n=%zu", elements);
-    if (a.step->is_finite) {
+    if (a.step->is_taken) {
         LambBlock* block = lamb_cut(elements, spans, count, blocks, ctx);
         double* sums = (double*)(block + blocks);
         lamb_run_moments(sums, block, a, spans, count, blocks, h);
@@ -448,7 +448,7 @@ static inline void lamb_moments(double* squares, int tensors, AdamWState a, size
     Scope scope = scope_open(ctx, "lamb_moments", LAMB_MOMENTS_FLOPS(elements), LAMB_MOMENTS_BYTES(elements, 0),
                              "n=%zu", elements);
     memset(squares, 0, 2 * (size_t)tensors * sizeof *squares);
-    if (count > 0 && a.step->is_finite) {
+    if (count > 0 && a.step->is_taken) {
         LambBlock* block = lamb_cut(elements, spans, count, blocks, ctx);
         double* sums = (double*)(block + blocks);
         lamb_run_moments(sums, block, a, spans, count, blocks, h);
@@ -467,7 +467,7 @@ static inline void lamb_apply(AdamWState a, size_t elements, const double* squar
     if (!count) return;
     Scope scope =
         scope_open(ctx, "lamb_apply", LAMB_APPLY_FLOPS(elements), LAMB_APPLY_BYTES(elements, 0), "n=%zu", elements);
-    if (a.step->is_finite) {
+    if (a.step->is_taken) {
         LambBlock* block = lamb_cut(elements, spans, count, blocks, ctx);
         double* sums = (double*)(block + blocks);
         for (int s = 0; s < count; s++) memcpy(sums + 2 * s, squares + 2 * spans[s].tensor, 2 * sizeof *sums);

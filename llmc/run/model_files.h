@@ -3,10 +3,12 @@
  * A file holds logical shapes: rows of padding are left out, and matrices that a model's files keep as [in, out] are
  * transposed on the way. A rank's shard of the optimizer lies as it is in a file of its own. Loading is strict: a tensor
  * that is missing, unknown, or of another shape or a type that is no floating type ends the program with its name, unless
- * FileRules let it pass. */
+ * FileRules let it pass. Weights may also be in a checkpoint of llm.c (a file whose name ends with .bin): it holds the
+ * table's tensors without their names, in the table's order but for layers, and matrices as they are in memory. */
 #ifndef LLMC_MODEL_FILES_H
 #define LLMC_MODEL_FILES_H
 
+#include "../data/llmc_files.h"
 #include "../data/safetensors.h"
 #include "../device/host_view.h"
 #include "tensors.h"
@@ -162,6 +164,47 @@ static inline int tensors_may_lack(const FileRules* rules, const Tensor* t) {
     return 0;
 }
 
+// The tensors of a checkpoint of llm.c as entries under the table's names, so that they are read as those of any file.
+static inline void tensors_open_llmc(SafeTensors* file, const char* path, const TensorTable* table) {
+    LlmcWeights w;
+    llmc_weights_open(&w, path);
+    memset(file, 0, sizeof *file);
+    file->file = w.file, file->fd = w.fd;
+    file->tensors = (SafeTensor*)xcalloc((size_t)table->count, sizeof(SafeTensor));
+    for (int i = 0, layer = -1, outer = 0, inner = 0; i < table->count; i++) {
+        const Tensor* t = &table->tensors[i];
+        if (t->layer != layer) inner = 0;
+        layer = t->layer;
+        int* kind = layer < 0 ? &outer : &inner;  // the next one of those that are in layers, or are not
+        while (*kind < LLMC_KINDS && w.kind[*kind].in_layers != (layer >= 0)) ++*kind;
+        if (*kind == LLMC_KINDS || layer >= w.L) continue;  // the model has more tensors
+        const LlmcKind* k = &w.kind[(*kind)++];
+        SafeTensor* e = &file->tensors[file->count++];
+        e->name = t->name;
+        e->dtype = w.is_bfloat16 ? "BF16" : "F32";
+        e->element_size = w.is_bfloat16 ? 2 : 4;
+        e->ndim = k->ndim;
+        e->shape[0] = k->shape[0], e->shape[1] = k->shape[1];
+        e->elements = k->shape[0] * k->shape[1];
+        e->begin = k->begin + (uint64_t)max_int(layer, 0) * k->bytes;
+        e->end = e->begin + e->elements * (uint64_t)e->element_size;
+    }
+    if (file->count != llmc_weights_count(&w))
+        die(USAGE, "%s: holds %d tensors, of which this model has %d; the file is of another model", path,
+            llmc_weights_count(&w), file->count);
+    qsort(file->tensors, (size_t)file->count, sizeof(SafeTensor), safetensors_compare_name);
+}
+
+static inline int tensors_are_llmc(const char* path) { return name_ends_with(path, ".bin"); }
+
+// Open a file of weights. Returns how it holds the matrices that the table calls TRANSPOSED.
+static inline FileLayout tensors_open(SafeTensors* file, const char* path, const TensorTable* table) {
+    int is_llmc = tensors_are_llmc(path);
+    if (is_llmc) tensors_open_llmc(file, path, table);
+    else safetensors_open(file, path);
+    return is_llmc ? AS_IN_MEMORY : TRANSPOSED;
+}
+
 // Elements first .. first + n - 1 of a tensor as it lies in memory, from its entry in a file. Of a matrix that the file
 // has turned, only the rows that they touch are read.
 static inline void tensor_read(const SafeTensors* file, const SafeTensor* entry, const Tensor* t, size_t first,
@@ -186,14 +229,16 @@ static inline void tensor_read(const SafeTensors* file, const SafeTensor* entry,
 static inline void tensors_read_range(const char* path, const TensorTable* table, const TensorPart* parts, int count,
                                       FlatRange range, const FileRules* rules, Text* lacking, Context* ctx) {
     SafeTensors file;
-    safetensors_open(&file, path);
+    FileLayout layout = tensors_open(&file, path, table);
     char* used = (char*)xcalloc((size_t)file.count, 1);
     for (int p = 0; p < count; p++) {
         HostView view = host_view_open(parts[p].device, range.size, parts[p].type);
         if (rules && rules->may_lack_count) host_view_read(ctx, &view);
         else memset(view.values, 0, range.size * sizeof(real));
         for (int i = 0; i < table->count; i++) {
-            const Tensor* t = &table->tensors[i];
+            Tensor in_file = table->tensors[i];
+            const Tensor* t = &in_file;
+            if (t->file == TRANSPOSED) in_file.file = layout;
             const SafeTensor* entry = tensors_file_entry(&file, parts[p].prefix, t, rules);
             uint64_t shape[2];
             int ndim = tensor_file_shape(t, shape);

@@ -28,6 +28,8 @@ typedef struct {
     real* norm;             // [1] of the last step's gradients, unscaled, before clipping
     LossScale* loss_scale;  // [1] where the ops run
     LossScaleRule rule;
+    Outliers* outliers;  // [1] where the ops run
+    OutlierLimits limits;
     AdamWStep* step;   // [1] where the ops run: what the last norm has settled
     ParamSpan* spans;  // [spans_of_model], where the ops run, of which span_count lie in the shard
     int span_count, lamb_blocks, spans_of_model;
@@ -68,6 +70,19 @@ static inline LossScale optimizer_loss_scale(const Optimizer* o, Context* ctx) {
     return state;
 }
 
+// What the judging of outliers goes on from.
+static inline void optimizer_set_outliers(Optimizer* o, const Outliers* state, OutlierLimits limits, Context* ctx) {
+    o->limits = limits;
+    device_upload(ctx, o->outliers, state, sizeof *state);
+    device_synchronize(ctx);
+}
+
+static inline Outliers optimizer_outliers(const Optimizer* o, Context* ctx) {
+    Outliers state;
+    device_download(ctx, &state, o->outliers, sizeof state);
+    return state;
+}
+
 // What the kind is to take as one piece: for LAMB every tensor, for AdamW all neighbours of equal decay. The padding
 // between tensors is zero with zero gradients: it stays zero. Returns the number of spans.
 static inline int optimizer_spans(ParamSpan* spans, const TensorTable* table, OptimizerKind kind) {
@@ -100,6 +115,8 @@ static inline void optimizer_init_shard(Optimizer* o, const TensorTable* table, 
     o->norm = o->v + n + (o->master ? n : 0);
     o->loss_scale = (LossScale*)device_alloc(ctx, sizeof(LossScale), "optimizer");
     o->step = (AdamWStep*)device_alloc(ctx, sizeof(AdamWStep), "optimizer");
+    o->outliers = (Outliers*)device_alloc(ctx, sizeof(Outliers), "optimizer");
+    o->limits.loss = o->limits.norm = 0;
     optimizer_set_loss_scale(o, unscaled, fixed, ctx);
     size_t bytes = (size_t)table->count * sizeof(ParamSpan);
     ParamSpan *all = (ParamSpan*)xmalloc(bytes), *spans = (ParamSpan*)xmalloc(bytes);
@@ -132,6 +149,7 @@ static inline void optimizer_free(Optimizer* o) {
     device_free(o->m, ((o->master ? 3 : 2) * o->shard.size + 1) * sizeof(real));
     device_free(o->loss_scale, sizeof(LossScale));
     device_free(o->step, sizeof(AdamWStep));
+    device_free(o->outliers, sizeof(Outliers));
     device_free(o->spans, (size_t)o->spans_of_model * sizeof(ParamSpan));
     if (o->squares) device_free(o->squares, 2 * (size_t)o->spans_of_model * sizeof(double));
     memset(o, 0, sizeof *o);
@@ -165,12 +183,15 @@ static inline void optimizer_step_shard(Optimizer* o, AdamWState state, AfterNor
 }
 
 // `grads`, of the whole flat buffer, carry the loss scale that the backward pass read at &o->loss_scale->scale. They are
-// summed over the ranks, at least in the shard. NULL for `r`: there is one rank.
+// summed over the ranks, at least in the shard, like the losses, which only the judging of outliers reads (NULL: there are
+// none). NULL for `r`: there is one rank.
 static inline void optimizer_step(Optimizer* o, floatX* params, const real* grads, OptimizerSettings settings,
-                                  Reduction* r, Context* ctx) {
+                                  const real* const losses[OUTLIER_LOSSES], Reduction* r, Context* ctx) {
     size_t begin = o->shard.begin, n = o->shard.size;
     AdamWState state = {params + begin, o->master, o->m, o->v, grads + begin, o->step, begin};
     AfterNorm after = {o->loss_scale, o->step, o->rule, o->kind == LAMB ? lamb_without_lr(settings) : settings};
+    if (outliers_are_judged(o->limits)) after.outliers = o->outliers, after.limits = o->limits;
+    for (int i = 0; i < OUTLIER_LOSSES; i++) after.losses[i] = losses ? losses[i] : NULL;
     scope_at(ctx, OPTIMIZER, -1);
     if (o->squares) {
         optimizer_step_shard(o, state, after, settings, r, ctx);

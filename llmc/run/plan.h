@@ -72,7 +72,7 @@ static inline MemoryPlan plan_make(const TensorTable* table, const TensorTable* 
     if (u.ranks > 1 && u.sums.narrow) reduction_cut(&sums, table, u.sums.bucket_mib * 1048576);
     MemoryPlan plan = {{{"parameters", table->elements * sizeof(floatX) + exact},
                         {"gradients", table->elements * sizeof(real) + reduction_narrow_bytes(&sums)},
-                        {"optimizer", optimizer + sizeof(LossScale) + sizeof(AdamWStep)},
+                        {"optimizer", optimizer + sizeof(LossScale) + sizeof(AdamWStep) + sizeof(Outliers)},
                         {"activations", acts->elements * sizeof(floatX) + stats->elements * sizeof(real)},
                         {"batch", batch},
                         {"scratch", device_scratch_size(scratch)},

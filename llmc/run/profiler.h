@@ -1,16 +1,26 @@
-/* What a step spends its time on: the launchers' scopes of some steps added up by op and, on a GPU with CUPTI, the
- * kernels of the newest step, one by one and added up.
+/* What a step spends its time on. A profiled run takes so many steps of warm-up, then as many plain steps as profiled ones,
+ * which say what profiling costs, then the profiled ones; the report is of the one in the middle of these by its time,
+ * with the extremes of all.
  *
- * The trainer puts profiler_begin_step() and profiler_end_step() around steps, then calls profiler_report(). */
+ * Rows are kernels where CUPTI traces them, else ops: on the GPU between two events, on the CPU by the host's clock.
+ *
+ * steps.h puts profiler_begin_step() and profiler_end_step() around steps and tells the times of plain ones. */
 #ifndef LLMC_PROFILER_H
 #define LLMC_PROFILER_H
 
+#include <sys/resource.h>
+
 #include "../base/rng.h"
 #include "../device/host_view.h"
-#include "../device/scope.h"
 #include "../ops/matmul.h"
+#include "comm.h"
+#include "plan.h"
+#include "profile_files.h"
 
 #ifdef __CUDACC__
+#define GPU_BUILD 1
+// Whether products run in 16 bits or may be rounded to TF32.
+#define PROFILER_HALF(ctx) (sizeof(floatX) == 2 || (ctx)->tf32)
 // Dense peak FLOP/s of the matrix units in the type that is built, by the vendor's data sheets; 0 for a GPU that is not
 // in the table.
 static inline double profiler_known_peak(void) {
@@ -28,25 +38,28 @@ static inline double profiler_known_peak(void) {
     return 0;
 }
 enum { PEAK_SIZE = 8192, PEAK_REPEATS = 6 };
+#define COPY_BYTES ((size_t)1 << 30)
 #else
+#define GPU_BUILD 0
+#define PROFILER_HALF(ctx) 0
 static inline double profiler_known_peak(void) { return 0; }
 enum { PEAK_SIZE = 768, PEAK_REPEATS = 6 };
+#define COPY_BYTES ((size_t)1 << 27)
 #endif
 
-// The FLOP/s that a step is reported against: the hardware's peak where it is known, else those of a square matmul, the
-// best of a few.
-static inline double profiler_peak_flops(Context* ctx) {
+// FLOP/s of a square matmul, the best of a few.
+static inline double profiler_matmul_flops(Context* ctx) {
     const double limit = 0.1;  // seconds: enough, also where a build is slow
     size_t n = (size_t)PEAK_SIZE * PEAK_SIZE;
     double best = INFINITY, began = now_seconds();
-    if (profiler_known_peak() > 0) return profiler_known_peak();
-    floatX* a = (floatX*)device_alloc(ctx, 3 * n * sizeof(floatX), "peak measurement");
+    floatX* a = (floatX*)device_alloc(ctx, 3 * n * sizeof(floatX), "measurement");
     HostView view = host_view_open(a, 2 * n, VIEW_FLOATX);
     Affine w = {a + n, NULL};
     for (size_t i = 0; i < 2 * n; i++) view.values[i] = (real)(rng_uniform((uint32_t)i * 2654435761u) - 0.5);
     host_view_write(ctx, &view);
     host_view_close(&view);
     for (int i = 0; i < PEAK_REPEATS && (i == 0 || now_seconds() - began < limit); i++) {
+        device_synchronize(ctx);
         double start = now_seconds();
         matmul_forward(a + 2 * n, a, w, PEAK_SIZE, PEAK_SIZE, PEAK_SIZE, SET, ctx);
         device_synchronize(ctx);
@@ -56,187 +69,390 @@ static inline double profiler_peak_flops(Context* ctx) {
     return MATMUL_FLOPS(PEAK_SIZE, PEAK_SIZE, PEAK_SIZE) / best;
 }
 
+// The FLOP/s that a step's mfu is of: the hardware's peak where it is known.
+static inline double profiler_peak_flops(Context* ctx) {
+    return profiler_known_peak() > 0 ? profiler_known_peak() : profiler_matmul_flops(ctx);
+}
+
+// ---------------------------------------------------------------------------------------------------------
+// Ceilings
+
+// Copy `bytes`, where the ops run, with all that it has.
+static inline void profiler_copy(char* to, const char* from, size_t bytes, Context* ctx) {
+#ifdef __CUDACC__
+    cudaCheck(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice, ctx->stream));
+#else
+    const size_t piece = 1 << 20;
+    (void)ctx;
+#pragma omp parallel for schedule(static)
+    for (size_t at = 0; at < bytes; at += piece) memcpy(to + at, from + at, min_size(piece, bytes - at));
+#endif
+}
+
+// Bytes a second that a large copy reads and writes, the best of a few.
+static inline double profiler_copy_bytes(Context* ctx) {
+    size_t bytes = min_size(COPY_BYTES, device_memory_available() / 8);
+    double best = INFINITY;
+    char* a = (char*)device_alloc(ctx, 2 * bytes, "measurement");
+    for (int i = 0; i < 5; i++) {
+        device_synchronize(ctx);
+        double start = now_seconds();
+        profiler_copy(a + bytes, a, bytes, ctx);
+        device_synchronize(ctx);
+        if (i > 0) best = fmin(best, now_seconds() - start);  // the first one meets fresh pages
+    }
+    device_free(a, 2 * bytes);
+    return 2 * (double)bytes / best;
+}
+
+// Seconds that a launch takes at least, work or none: one of many small fills on the GPU, a parallel region on the CPU.
+static inline double profiler_launch_seconds(Context* ctx) {
+    enum { LAUNCHES = 500 };
+    double best = INFINITY;
+    for (int i = 0; i < 5; i++) {
+        device_synchronize(ctx);
+        double start = now_seconds();
+        for (int k = 0; k < LAUNCHES; k++) {
+#ifdef __CUDACC__
+            cudaCheck(cudaMemsetAsync(ctx->cublaslt_workspace, 0, 256, ctx->stream));
+#else
+            int threads = 0;
+#pragma omp parallel reduction(+ : threads)
+            threads += 1;
+            CHECK(threads > 0);
+#endif
+        }
+        device_synchronize(ctx);
+        best = fmin(best, (now_seconds() - start) / LAUNCHES);
+    }
+    return best;
+}
+
+static inline Ceilings profiler_measure_ceilings(Context* ctx) {
+    Ceilings c = {profiler_matmul_flops(ctx), profiler_copy_bytes(ctx), profiler_launch_seconds(ctx)};
+    return c;
+}
+
+// From a file that a profile has written: {"flops": FLOP/s, "bytes": byte/s, "launch_us": microseconds}, also inside of
+// "ceilings".
+static inline Ceilings profiler_read_ceilings(const char* path) {
+    Json json;
+    json_load(&json, path, (size_t)16 << 20);
+    const JsonNode* node = json_get(json.root, "ceilings");
+    if (!node) node = json.root;
+    Ceilings c = {json_get_double(node, "flops", path), json_get_double(node, "bytes", path),
+                  1e-6 * json_get_double(node, "launch_us", path)};
+    if (!(c.flops > 0 && c.bytes > 0 && c.launch > 0))
+        die(USAGE, "%s: flops, bytes and launch_us must all be above 0", path);
+    json_free(&json);
+    return c;
+}
+
+// ---------------------------------------------------------------------------------------------------------
+// Steps
+
 typedef struct {
+    int warmup, count;  // steps before, and of each kind; count 0: nothing is profiled
+    int64_t first;      // the run's first step, from 0
+    Ceilings ceilings;
+    const char* ceilings_from;
     ScopeLog log;
     KernelTrace trace;
-    int steps;
-    double seconds, began;  // of all steps, from their first launch to the end of their work; when the newest began
+    int is_tracing, taken, plain_count;
+    ProfileStep* steps;  // [count], of which `taken` are there
+    double* plain;       // [count] seconds, of which `plain_count`
+    double began;        // the newest step, by the host's clock
+    uint64_t began_traced;
 } Profiler;
 
-static inline void profiler_begin_step(Profiler* p, Context* ctx) {
+typedef enum { STAGE_NONE, STAGE_PLAIN, STAGE_PROFILED } ProfilerStage;
+
+// Before the first step, number `first`. `ceilings`: "measure", or a file.
+static inline void profiler_open(Profiler* p, int warmup, int count, const char* ceilings, int64_t first,
+                                 Context* ctx) {
+    memset(p, 0, sizeof *p);
+    p->warmup = warmup, p->count = count, p->first = first;
+    if (!count) return;
+    p->ceilings_from = ceilings;
+    p->ceilings = strcmp(ceilings, "measure") == 0 ? profiler_measure_ceilings(ctx) : profiler_read_ceilings(ceilings);
+    p->steps = (ProfileStep*)xcalloc((size_t)count, sizeof *p->steps);
+    p->plain = (double*)xcalloc((size_t)count, sizeof *p->plain);
+}
+
+static inline ProfilerStage profiler_stage(const Profiler* p, int64_t step) {
+    int64_t i = step - p->first - p->warmup;
+    if (i < 0 || i >= 2 * (int64_t)p->count) return STAGE_NONE;
+    return i < p->count ? STAGE_PLAIN : STAGE_PROFILED;
+}
+
+// Step number `step`, from 0, took so long.
+static inline void profiler_step_took(Profiler* p, int64_t step, double seconds) {
+    if (profiler_stage(p, step) == STAGE_PLAIN && p->plain_count < p->count) p->plain[p->plain_count++] = seconds;
+}
+
+static inline void profiler_begin_step(Profiler* p, int64_t step, Context* ctx) {
+    if (profiler_stage(p, step) != STAGE_PROFILED) return;
     device_synchronize(ctx);
-    if (p->steps++ == 0 && kernel_trace_start(&p->trace, ctx) == 0) p->log.trace = &p->trace;
-    if (p->log.trace) kernel_trace_collect(p->log.trace);  // what ran between the steps, which is of no interest
-    kernel_trace_clear(&p->trace);
+    if (p->taken == 0) p->is_tracing = kernel_trace_start(&p->trace, ctx) == 0;
+    scope_log_open(&p->log, p->is_tracing ? &p->trace : NULL);
+    if (p->is_tracing) {
+        kernel_trace_collect(&p->trace);  // what ran between the steps, which is of no interest
+        kernel_trace_clear(&p->trace);
+        p->began_traced = kernel_trace_now(&p->trace);
+    }
     ctx->scope_log = &p->log;
     p->began = now_seconds();
 }
 
-static inline void profiler_end_step(Profiler* p, Context* ctx) {
+// Returns 1 after the last one.
+static inline int profiler_end_step(Profiler* p, int64_t step, Context* ctx) {
+    if (profiler_stage(p, step) != STAGE_PROFILED) return 0;
     device_synchronize(ctx);
-    p->seconds += now_seconds() - p->began;
+    double seconds = now_seconds() - p->began;
+    uint64_t ended = p->is_tracing ? kernel_trace_now(&p->trace) : 0;
+    ProfileStep* s = &p->steps[p->taken];
     ctx->scope_log = NULL;
     scope_log_resolve(&p->log);
-}
-
-// ---------------------------------------------------------------------------------------------------------
-// By op
-
-typedef struct {
-    const char *op, *kernel;  // kernel: NULL where it is the op's total
-    Direction direction;
-    size_t calls;
-    double seconds, flops, bytes;
-} OpTotal;
-
-static inline int op_total_descending(const void* a, const void* b) {
-    double x = ((const OpTotal*)a)->seconds, y = ((const OpTotal*)b)->seconds;
-    return (x < y) - (x > y);
-}
-
-// The total of an op (and kernel) in a direction among the first *count; a new one if there is none yet.
-static inline OpTotal* op_total_of(OpTotal* totals, size_t* count, Direction direction, const char* op,
-                                   const char* kernel) {
-    size_t k = 0;
-    while (k < *count && (totals[k].direction != direction || strcmp(totals[k].op, op) != 0 ||
-                          (kernel && strcmp(totals[k].kernel, kernel) != 0)))
-        k++;
-    if (k == *count) {
-        OpTotal fresh = {op, kernel, direction, 0, 0, 0, 0};
-        totals[(*count)++] = fresh;
+    if (p->is_tracing && p->trace.count) {
+        uint64_t first = p->trace.rows[0].start;
+        profile_take(s, &p->log, PROFILER_HALF(ctx));
+        s->before = 1e-9 * (double)((int64_t)first - (int64_t)p->began_traced);
+        s->after = 1e-9 * (double)((int64_t)ended - (int64_t)first) - profile_span(s);
+    } else {
+        if (p->log.count) p->began = p->log.records[0].start - p->began;
+        profile_take(s, &p->log, PROFILER_HALF(ctx));
+#ifndef __CUDACC__
+        s->before = p->began;
+        s->after = seconds - s->before - profile_span(s);
+#endif
     }
-    return &totals[k];
-}
-
-// Print one row an op and direction, for an average step. Rates are of the work that the op headers count. The last row
-// but one is the time outside all ops: data, the host's own work, gaps between kernels.
-static inline void profiler_print_ops(FILE* out, const Profiler* p) {
-    OpTotal* totals = (OpTotal*)xcalloc(p->log.count + 1, sizeof *totals);
-    size_t count = 0;
-    double inside = 0, steps = p->steps, seconds = p->seconds;
-    for (size_t i = 0; i < p->log.count; i++) {
-        const ScopeRecord* r = &p->log.records[i];
-        OpTotal* t = op_total_of(totals, &count, r->direction, r->op, NULL);
-        t->calls++;
-        t->seconds += r->seconds;
-        t->flops += r->flops;
-        t->bytes += r->bytes;
-        inside += r->seconds;
-    }
-    qsort(totals, count, sizeof *totals, op_total_descending);
-    fprintf(out, "%-28s %-13s %6s %10s %7s %9s %8s\n", "op", "direction", "calls", "ms", "share", "GFLOP/s", "GB/s");
-    for (size_t k = 0; k < count; k++) {
-        const OpTotal* t = &totals[k];
-        fprintf(out, "%-28s %-13s %6.4g %10.3f %6.1f%% %9.1f %8.1f\n", t->op, direction_name(t->direction),
-                (double)t->calls / steps, 1e3 * t->seconds / steps, 100 * t->seconds / seconds,
-                t->seconds > 0 ? 1e-9 * t->flops / t->seconds : 0, t->seconds > 0 ? 1e-9 * t->bytes / t->seconds : 0);
-    }
-    fprintf(out, "%-28s %-13s %6s %10.3f %6.1f%%\n", "outside ops", "", "", 1e3 * (seconds - inside) / steps,
-            100 * (seconds - inside) / seconds);
-    fprintf(out, "%-28s %-13s %6s %10.3f %6.1f%%\n", "step", "", "", 1e3 * seconds / steps, 100.0);
-    free(totals);
-}
-
-// ---------------------------------------------------------------------------------------------------------
-// By kernel
-
-// What the launches of a step add up to.
-typedef struct {
-    double busy, gaps;  // seconds in kernels, and between one's end and the next one's start
-    size_t unscoped;    // launches outside every scope
-} KernelTotals;
-
-static inline KernelTotals profiler_kernel_totals(const KernelTrace* trace) {
-    KernelTotals totals = {0, 0, 0};
-    uint64_t end = trace->count ? trace->rows[0].start : 0;  // of what ran so far
-    for (size_t i = 0; i < trace->count; i++) {
-        const TracedLaunch* row = &trace->rows[i];
-        totals.busy += 1e-9 * (double)(row->end - row->start);
-        if (row->start > end) totals.gaps += 1e-9 * (double)(row->start - end);
-        if (row->end > end) end = row->end;
-        totals.unscoped += row->scope == NO_SCOPE;
-    }
-    return totals;
-}
-
-static inline void profiler_put_totals(Text* t, const KernelTrace* trace) {
-    KernelTotals totals = profiler_kernel_totals(trace);
-    text_printf(t, "total: %zu launches, %.3f ms in kernels, %.3f ms in gaps between them, %zu without a scope",
-                trace->count, 1e3 * totals.busy, 1e3 * totals.gaps, totals.unscoped);
-    if (trace->lost) text_printf(t, ", %zu not recorded", trace->lost);
-    text_printf(t, "\n");
-}
-
-// "96x32x1", or "-" for what has none.
-static inline const char* profiler_dimensions(char text[40], const int d[3]) {
-    if (d[0]) snprintf(text, 40, "%dx%dx%d", d[0], d[1], d[2]);
-    else snprintf(text, 40, "-");
-    return text;
-}
-
-// Append the launches in order of execution, a row each, columns without spaces inside, then what they add up to.
-static inline void profiler_put_kernels(Text* t, const ScopeLog* log, const KernelTrace* trace) {
-    text_printf(t, "%-5s %-13s %5s %-26s %-34s %-56s %14s %10s %4s %7s %11s %9s\n", "index", "direction", "layer", "op",
-                "shapes", "kernel", "grid", "block", "regs", "shared", "start_us", "us");
-    for (size_t i = 0; i < trace->count; i++) {
-        const TracedLaunch* row = &trace->rows[i];
-        const ScopeRecord* r = row->scope < log->count ? &log->records[row->scope] : NULL;
-        char shapes[sizeof r->shapes] = "-", layer[16] = "-", grid[40], block[40];
-        if (r && r->shapes[0]) memcpy(shapes, r->shapes, sizeof shapes);
-        for (char* c = shapes; *c; c++)
-            if (*c == ' ') *c = ',';
-        if (r && r->layer >= 0) snprintf(layer, sizeof layer, "%d", r->layer);
-        text_printf(t, "%-5zu %-13s %5s %-26s %-34s %-56s %14s %10s %4d %7d %11.2f %9.2f\n", i,
-                    r ? direction_name(r->direction) : "-", layer, r ? r->op : "-", shapes, row->name,
-                    profiler_dimensions(grid, row->grid), profiler_dimensions(block, row->block), row->registers,
-                    row->shared_bytes, 1e-3 * (double)(row->start - trace->rows[0].start),
-                    1e-3 * (double)(row->end - row->start));
-    }
-    profiler_put_totals(t, trace);
-}
-
-// Append one row a kernel, op and direction of the newest step, the longest first.
-static inline void profiler_put_kernel_totals(Text* t, const ScopeLog* log, const KernelTrace* trace) {
-    OpTotal* totals = (OpTotal*)xcalloc(trace->count + 1, sizeof *totals);
-    double busy = profiler_kernel_totals(trace).busy;
-    size_t count = 0;
-    for (size_t i = 0; i < trace->count; i++) {
-        const TracedLaunch* row = &trace->rows[i];
-        const ScopeRecord* r = row->scope < log->count ? &log->records[row->scope] : NULL;
-        OpTotal* total = op_total_of(totals, &count, r ? r->direction : FORWARD, r ? r->op : "-", row->name);
-        total->calls++;
-        total->seconds += 1e-9 * (double)(row->end - row->start);
-    }
-    qsort(totals, count, sizeof *totals, op_total_descending);
-    text_printf(t, "%-56s %-28s %-13s %6s %10s %7s\n", "kernel", "op", "direction", "calls", "ms", "share");
-    for (size_t k = 0; k < count; k++)
-        text_printf(t, "%-56s %-28s %-13s %6zu %10.3f %6.1f%%\n", totals[k].kernel, totals[k].op,
-                    direction_name(totals[k].direction), totals[k].calls, 1e3 * totals[k].seconds,
-                    100 * totals[k].seconds / busy);
-    profiler_put_totals(t, trace);
-    free(totals);
-}
-
-// ---------------------------------------------------------------------------------------------------------
-
-// Print what the profiled steps spent their time on, and write the newest one's kernels to `directory`/kernels.txt ("":
-// do not). Ends the profile.
-static inline void profiler_report(FILE* out, Profiler* p, const char* directory) {
-    if (p->steps) profiler_print_ops(out, p);
-    if (p->log.trace) {
-        Text kernels = {NULL, 0, 0}, totals = {NULL, 0, 0};
-        char* path = xprintf("%s/kernels.txt", directory);
-        profiler_put_kernels(&kernels, &p->log, &p->trace);
-        profiler_put_kernel_totals(&totals, &p->log, &p->trace);
-        fputs(totals.text, out);
-        if (*directory && write_file(path, kernels.text, kernels.length) != 0)
-            warn("%s: cannot be written: %s", path, strerror(errno));
-        free(kernels.text), free(totals.text), free(path);
+    s->seconds = seconds;
+    for (size_t i = 0; i < s->count; i++) profile_set_roof(&s->rows[i], &p->ceilings);
+    scope_log_close(&p->log);
+    if (++p->taken < p->count) return 0;
+    if (p->is_tracing) {
         kernel_trace_stop(&p->trace);
         kernel_trace_free(&p->trace);
     }
-    free(p->log.records);
+    return 1;
+}
+
+static inline void profiler_close(Profiler* p) {
+    for (int i = 0; i < p->taken; i++) profile_step_free(&p->steps[i]);
+    free(p->steps), free(p->plain);
     memset(p, 0, sizeof *p);
+}
+
+// ---------------------------------------------------------------------------------------------------------
+// The report
+
+// What the report says of the run.
+typedef struct {
+    const char* out;  // the run's directory; "": no files
+    const char* mode;
+    const MemoryPlan* plan;
+    double flops;  // of the model in a step
+    Comm* comm;
+} ProfiledRun;
+
+// How this program was started, as one would type it (caller frees).
+static inline char* profiler_command(void) {
+    Text t = {NULL, 0, 0};
+    FILE* f = fopen("/proc/self/cmdline", "r");
+    char bytes[4096];
+    size_t n = f ? fread(bytes, 1, sizeof bytes - 1, f) : 0;
+    bytes[n] = '\0';
+    for (const char* word = bytes; word < bytes + n; word += strlen(word) + 1) {
+        int plain =
+            *word && !word[strspn(word, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_./=,:@%+-")];
+        text_printf(&t, plain ? "%s%s" : "%s'%s'", word == bytes ? "" : " ", word);
+    }
+    if (f) fclose(f);
+    return t.text ? t.text : xprintf("unknown");
+}
+
+// Name of the GPU, or of the processor and the threads used (caller frees).
+static inline char* profiler_machine(void) {
+#ifdef __CUDACC__
+    struct cudaDeviceProp properties;
+    int device;
+    cudaCheck(cudaGetDevice(&device));
+    cudaCheck(cudaGetDeviceProperties(&properties, device));
+    return xprintf("%s", properties.name);
+#else
+    char line[256] = "";
+    const char* name = "unknown processor";
+    FILE* f = fopen("/proc/cpuinfo", "r");
+    while (f && fgets(line, sizeof line, f))
+        if (text_begins(line, "model name") && strchr(line, ':')) {
+            line[strcspn(line, "\n")] = '\0';
+            name = strchr(line, ':') + 2;
+            break;
+        }
+    if (f) fclose(f);
+    return xprintf("%s, %d threads", name, device_threads());
+#endif
+}
+
+static inline void profiler_facts(ProfileReport* r, const Profiler* p, const ProfiledRun* run, size_t middle) {
+    double plain = r->times.plain, profiled = r->times.profiled;
+    int64_t first = p->first + p->warmup + p->count + 1;
+    int is_gpu = GPU_BUILD;
+    report_fact(r, is_gpu ? "GPU" : "CPU", profiler_machine());
+    report_fact(r, "precision", xprintf("%s", FLOATX_NAME));
+    report_fact(r, "mode", xprintf("%s", run->mode));
+    report_fact(r, "rank", xprintf("%d of %d", run->comm->rank, run->comm->size));
+    report_fact(r, "times",
+                xprintf("%s", p->is_tracing ? "of kernels, from CUPTI's activity records"
+                              : is_gpu      ? "of ops, between CUDA events (no kernels: CUPTI does not trace)"
+                                            : "of ops, by the host's clock"));
+    report_fact(r, "step",
+                xprintf("%lld, the one in the middle of %lld to %lld by time; %d of warm-up and %d plain before",
+                        (long long)(first + (int64_t)middle), (long long)first, (long long)(first + p->count - 1),
+                        p->warmup, p->count));
+    report_fact(r, "ceilings",
+                xprintf("%.4g TFLOP/s (matmul of %d), %.4g GB/s (copy), %.3g us a launch, %s%s",
+                        1e-12 * p->ceilings.flops, PEAK_SIZE, 1e-9 * p->ceilings.bytes, 1e6 * p->ceilings.launch,
+                        strcmp(p->ceilings_from, "measure") ? "from " : "",
+                        strcmp(p->ceilings_from, "measure") ? p->ceilings_from : "measured at the start"));
+    if (!isnan(plain))
+        report_fact(r, "cost",
+                    xprintf("%.3f ms profiled, %.3f ms plain: %+.1f %%", 1e3 * profiled, 1e3 * plain,
+                            100 * (profiled / plain - 1)));
+    report_fact(r, "work",
+                xprintf("%.4g TFLOP by the model's formula over all ranks, %.4g TFLOP/s in a plain step",
+                        1e-12 * run->flops, 1e-12 * run->flops / (isnan(plain) ? profiled : plain)));
+    if (r->accounting.communication > 0)
+        report_fact(r, "overlap",
+                    xprintf("%.1f %% of %.3f ms of communication run beside other work",
+                            100 * r->accounting.hidden / r->accounting.communication,
+                            1e3 * r->accounting.communication));
+}
+
+// What was planned, what was allocated, what is used.
+static inline void profiler_table_memory(Table* t, const MemoryPlan* plan, const Context* ctx) {
+    static const TableColumn columns[] = {
+        {"category", TABLE_TEXT, 0, 0}, {"planned_mib", TABLE_NUMBER, 1, 0}, {"allocated_mib", TABLE_NUMBER, 1, 0}};
+    const double MiB = 1048576;
+    double together = 0, peak;
+    table_open(t, "memory", "Memory", columns, COUNT_OF(columns));
+    for (int i = 0; i < PLAN_PARTS; i++) {
+        size_t held = strcmp(plan->part[i].name, "scratch") == 0 ? ctx->scratch_bytes : 0;
+        for (int k = 0; k < MEMORY_CATEGORIES && ctx->memory[k].name; k++)
+            if (strcmp(ctx->memory[k].name, plan->part[i].name) == 0) held = ctx->memory[k].bytes;
+        table_text(t, plan->part[i].name);
+        table_number(t, (double)plan->part[i].bytes / MiB);
+        table_number(t, held ? (double)held / MiB : (double)NAN);
+        together += (double)held;
+    }
+    table_text(t, "together");
+    table_number(t, (double)plan_bytes(plan) / MiB);
+    table_number(t, together / MiB);
+#ifdef __CUDACC__
+    size_t available, all;
+    cudaCheck(cudaMemGetInfo(&available, &all));
+    peak = (double)(all - available);
+    table_text(t, "used on the device");
+#else
+    struct rusage usage;
+    getrusage(RUSAGE_SELF, &usage);
+    peak = 1024 * (double)usage.ru_maxrss;
+    table_text(t, "peak of the process");
+#endif
+    table_number(t, (double)NAN);
+    table_number(t, peak / MiB);
+    t->note = xprintf(
+        "Everything is allocated before the first step ends; the last line counts what the driver, libraries and "
+        "this report take too.");
+}
+
+// A rank's step in a few numbers.
+typedef struct {
+    double span, own, communication, hidden, host;
+} RankStep;
+
+// The ranks side by side, and which of them the others wait for. A collective call.
+static inline void profiler_compare_ranks(ProfileReport* r, const ProfiledRun* run) {
+    static const TableColumn columns[] = {
+        {"rank", TABLE_NUMBER, 0, 0},           {"span_ms", TABLE_NUMBER, 3, 0},
+        {"own_ms", TABLE_NUMBER, 3, 0},         {"communication_ms", TABLE_NUMBER, 3, 0},
+        {"hidden_percent", TABLE_NUMBER, 1, 0}, {"late_host_ms", TABLE_NUMBER, 3, 0}};
+    const Accounting* a = &r->accounting;
+    int size = run->comm->size, slowest = 0, fastest = 0;
+    if (size == 1) return;
+    RankStep mine = {a->span, a->kernels - a->communication + a->gap[GAP_HOST], a->communication, a->hidden,
+                     a->gap[GAP_HOST]};
+    RankStep* all = (RankStep*)xmalloc((size_t)size * sizeof *all);
+    Table* t = report_table(r);
+    comm_gather(run->comm, all, &mine, sizeof mine);
+    table_open(t, "ranks", "The ranks", columns, COUNT_OF(columns));
+    for (int i = 0; i < size; i++) {
+        table_number(t, i);
+        table_number(t, 1e3 * all[i].span);
+        table_number(t, 1e3 * all[i].own);
+        table_number(t, 1e3 * all[i].communication);
+        table_number(t, all[i].communication > 0 ? 100 * all[i].hidden / all[i].communication : (double)NAN);
+        table_number(t, 1e3 * all[i].host);
+        if (all[i].own > all[slowest].own) slowest = i;
+        if (all[i].own < all[fastest].own) fastest = i;
+    }
+    t->note =
+        xprintf("own_ms: a rank's rows but communication, and the gaps in which its host is late: what the others wait "
+                "for. The slowest is rank %d, %.1f %% slower than rank %d.",
+                slowest, 100 * (all[slowest].own / all[fastest].own - 1), fastest);
+    report_fact(r, "slowest",
+                xprintf("rank %d, whose own work takes %.3f ms; the fastest, rank %d, takes %.3f ms", slowest,
+                        1e3 * all[slowest].own, fastest, 1e3 * all[fastest].own));
+    free(all);
+}
+
+static inline void profiler_fill_report(ProfileReport* r, Profiler* p, const ProfiledRun* run, const Context* ctx) {
+    size_t middle = profile_middle_step(p->steps, (size_t)p->taken);
+    ProfileStep* step = &p->steps[middle];
+    memset(r, 0, sizeof *r);
+    profile_compare_steps(step, p->steps, (size_t)p->taken);
+    r->title = profiler_command();
+    r->step = step, r->ceilings = p->ceilings, r->flops = run->flops, r->rank = run->comm->rank;
+    r->accounting = profile_account(step);
+    r->times.plain = median_of(p->plain, (size_t)p->plain_count), r->times.profiled = step->seconds;
+    profiler_facts(r, p, run, middle);
+    r->losses = profile_losses(step, &p->ceilings, 5, &r->loss_count);
+    double span = r->accounting.span;
+    profile_table_accounting(report_table(r), step, &r->accounting, r->times);
+    profile_table_directions(report_table(r), step, span);
+    profile_table_kinds(report_table(r), step, span);
+    profile_table_layers(report_table(r), step, span);
+    profile_table_ops(report_table(r), step, span);
+    profile_table_kernel_names(report_table(r), step, span);
+    profile_table_kernels(report_table(r), step);
+    profile_table_gaps(report_table(r), step);
+    profile_table_steps(report_table(r), p->steps, (size_t)p->taken, p->first + p->warmup + p->count + 1);
+    profiler_table_memory(report_table(r), run->plan, ctx);
+    profiler_compare_ranks(r, run);
+}
+
+// Print what the profiled steps spent their time on, and write all of it to OUT/profile, or to a directory a rank in it. All
+// ranks call it together, after the last profiled step.
+static inline void profiler_report(FILE* out, Profiler* p, const ProfiledRun* run, const Context* ctx) {
+    static const char* const shown[] = {"accounting", "kinds", "ops"};
+    ProfileReport r;
+    Text t = {NULL, 0, 0};
+    profiler_fill_report(&r, p, run, ctx);
+    for (int i = 0; i < r.fact_count; i++) text_printf(&t, "%-12s %s\n", r.facts[i].name, r.facts[i].text);
+    for (size_t i = 0; i < COUNT_OF(shown); i++) report_put_table(&t, report_find(&r, shown[i]));
+    text_printf(&t, "\nThe largest losses\n\n");
+    report_put_losses(&t, &r);
+    if (*run->out) {
+        char* directory = run->comm->size == 1 ? xprintf("%s/profile", run->out)
+                                               : xprintf("%s/profile/rank_%d", run->out, run->comm->rank);
+        report_write(&r, directory);
+        text_printf(&t, "\nthe whole profile: %s/profile.txt, and profile.html for a browser\n", directory);
+        free(directory);
+    }
+    if (run->comm->rank == 0) fputs(t.text, out);
+    free(t.text);
+    report_free(&r);
+    profiler_close(p);
 }
 
 #endif

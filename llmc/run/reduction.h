@@ -219,8 +219,12 @@ static inline void reduction_finish(Reduction* r, real* grads, Context* ctx) {
 // Sum a few numbers over the ranks, in place where the ops run, between the ops before and after this call.
 static inline void reduction_sum(Reduction* r, void* values, size_t n, SumType type, Context* ctx) {
     if (reduction_is_alone(r) || n == 0) return;
-    collective_waits_for_ops(&r->collective, &r->ready, ctx);
+    OpsPlace place = reduction_beside(r, -1, ctx);
+    Scope scope = scope_open(ctx, "sum_numbers", 0, (double)(n * (type == SUM_DOUBLE ? sizeof(double) : sizeof(real))),
+                             "n=%zu", n);
     collective_sum(&r->collective, values, n, type);
+    scope_close(&scope);
+    reduction_back(place, ctx);
     collective_mark(&r->collective, &r->done);
     ops_wait_for_collective(ctx, &r->done);
 }

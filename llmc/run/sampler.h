@@ -7,6 +7,7 @@
 typedef struct {
     double temperature;  // 0: always the most likely token
     int top_k;           // 0: all tokens are candidates
+    double top_p;        // of these, the fewest whose probabilities reach it; 0: all of them
 } Sampler;
 
 static inline int sampler_descending(const void* a, const void* b) {
@@ -14,7 +15,17 @@ static inline int sampler_descending(const void* a, const void* b) {
     return (x < y) - (x > y);
 }
 
-// A token from softmax(logits / temperature) over the top_k largest of V logits (of equal ones, the first); `uniform` in
+// How many of the first `count` logits, the largest first, it takes to reach top_p of their probability: at least one.
+static inline int sampler_nucleus(const real* sorted, int count, Sampler sampler) {
+    double total = 0, sum = 0;
+    int n = 0;
+    for (int i = 0; i < count; i++) total += exp((double)(sorted[i] - sorted[0]) / sampler.temperature);
+    while (n < count && sum < sampler.top_p * total)
+        sum += exp((double)(sorted[n++] - sorted[0]) / sampler.temperature);
+    return max_int(n, 1);  // where a logit is NaN, so is their sum
+}
+
+// A token from softmax(logits / temperature) over the candidates among V logits (of equal ones, the first); `uniform` in
 // (0, 1) decides.
 static inline int sampler_draw(const real* logits, int V, Sampler sampler, double uniform) {
     int best = 0;
@@ -22,13 +33,15 @@ static inline int sampler_draw(const real* logits, int V, Sampler sampler, doubl
         if (logits[i] > logits[best]) best = i;
     if (sampler.temperature <= 0 || sampler.top_k == 1) return best;
     real threshold = -INFINITY;
+    int candidates = sampler.top_k > 0 ? min_int(sampler.top_k, V) : V, has_nucleus = sampler.top_p > 0;
     int ties = V;  // candidates that are as likely as the last of them
-    if (sampler.top_k > 0 && sampler.top_k < V) {
+    if (candidates < V || has_nucleus) {
         real* sorted = (real*)xmalloc((size_t)V * sizeof(real));
         memcpy(sorted, logits, (size_t)V * sizeof(real));
         qsort(sorted, (size_t)V, sizeof(real), sampler_descending);
-        threshold = sorted[sampler.top_k - 1];
-        for (ties = 1; ties < sampler.top_k && sorted[sampler.top_k - 1 - ties] == threshold;) ties++;
+        if (has_nucleus) candidates = sampler_nucleus(sorted, candidates, sampler);
+        threshold = sorted[candidates - 1];
+        for (ties = 1; ties < candidates && sorted[candidates - 1 - ties] == threshold;) ties++;
         free(sorted);
     }
     double total = 0;

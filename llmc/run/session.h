@@ -37,6 +37,7 @@ typedef struct {
     int64_t last;            // the run ends after this step
     int stop;                // what ends it before: a signal's number, or SESSION_TIME_IS_UP; 0: nothing
     LossScale scale;         // of the checkpoint; scale 0: it was not dynamic
+    Outliers outliers;       // of the checkpoint
     Tokenizer tokenizer;
     char* tokenizer_dir;  // NULL: there is no tokenizer
 } Session;
@@ -75,6 +76,8 @@ static inline void session_check_flags(const Settings* s) {
         die(USAGE, "-y 1 and --overwrite 1: one goes on with the run in -o, the other deletes it; leave one out");
     if (s->resume && !*s->out)
         die(USAGE, "-y 1 and -o '': there is nothing to go on from; name the run's directory with -o");
+    if (s->mode != MODE_TRAIN && !s->profile)
+        die(USAGE, "--mode short of train is for --profile, which is not given: such a run trains nothing");
     if (s->override && !s->resume)
         die(USAGE, "--override 1 without -y 1: it is about a run that is resumed; add -y 1 or leave it out");
 }
@@ -158,6 +161,7 @@ static inline void session_find_checkpoint(Session* s, const char* free_to_chang
     s->scale.updates = json_get_int(json.root, "updates", path);
     s->scale.scale = (real)json_get_double_or(json.root, "loss_scale", 0, path);
     s->scale.good = json_get_int_or(json.root, "loss_scale_good_steps", 0, path);
+    s->outliers = outliers_get(json.root, path);
     if (json_has(json.root, "matmul_plans"))
         s->matmul_plans = xprintf("%s", json_get_string(json.root, "matmul_plans", path));
     if (json_get_int(json.root, "step", path) != s->step)
@@ -235,6 +239,19 @@ static inline void session_find_model(const char* source, char** directory, char
     *weights = is_file                    ? xprintf("%s", source)
                : *directory && !is_config ? xprintf("%s/model.safetensors", source)
                                           : NULL;
+}
+
+// The same of a checkpoint of llm.c, a .bin file, which says itself what model it holds: returns the model's sizes, as a
+// descriptor has them (caller frees), or NULL where `source` is something else.
+static inline char* session_find_llmc(const char* source, char** directory, char** weights) {
+    LlmcWeights w;
+    if (!tensors_are_llmc(source) || is_directory(source)) return NULL;
+    llmc_weights_open(&w, source);
+    char* sizes = xprintf("L=%d,C=%d,NH=%d,V=%d,T=%d", w.L, w.C, w.NH, w.V, w.T);
+    llmc_weights_close(&w);
+    *directory = session_directory_of(source);
+    *weights = xprintf("%s", source);
+    return sizes;
 }
 
 // The directory that a run begins with instead of a model (caller frees): its own checkpoint, or the newest whole one of
@@ -319,19 +336,6 @@ static inline void session_show_text(const Session* s, const Text* text) {
     free(path);
 }
 
-// The same of tokens, as text or as numbers where there is no tokenizer.
-static inline void session_show_sample(const Session* s, const int* tokens, int count) {
-    Text text = {NULL, 0, 0};
-    for (int i = 0; i < count; i++) {
-        size_t bytes = 0;
-        const char* piece = s->tokenizer_dir ? tokenizer_decode(&s->tokenizer, tokens[i], &bytes) : NULL;
-        if (piece) text_append(&text, piece, bytes);
-        else text_printf(&text, "%d ", tokens[i]);
-    }
-    session_show_text(s, &text);
-    free(text.text);
-}
-
 // Refuse to go on with other training data than the checkpoint's.
 static inline void session_check_data(const Session* s, uint32_t fingerprint, const char* pattern) {
     if (s->checkpoint && !s->settings->override && s->data != fingerprint)
@@ -397,8 +401,8 @@ static inline UpdateSettings session_update(const Session* session) {
     return update;
 }
 
-// Have the optimizer scale the loss as the settings say, and go on where the checkpoint stood.
-static inline void session_set_loss_scale(const Session* s, Optimizer* o) {
+// Have the optimizer scale the loss and judge steps as the settings say, and go on where the checkpoint stood.
+static inline void session_set_steps(const Session* s, Optimizer* o) {
     const int automatic = strcmp(FLOATX_NAME, "F16") == 0 ? SCALE_DYNAMIC : SCALE_OFF;
     int kind = s->settings->loss_scale == SCALE_AUTO ? automatic : s->settings->loss_scale;
     LossScaleRule rule = {kind == SCALE_DYNAMIC ? LOSS_SCALE_DYNAMIC : LOSS_SCALE_FIXED,
@@ -408,7 +412,9 @@ static inline void session_set_loss_scale(const Session* s, Optimizer* o) {
         state.scale = kind == SCALE_OFF ? 1 : (real)s->settings->loss_scale_start;
         state.good = 0;
     }
+    OutlierLimits limits = {s->settings->loss_outlier, s->settings->norm_outlier};
     optimizer_set_loss_scale(o, state, rule, s->ctx);
+    optimizer_set_outliers(o, &s->outliers, limits, s->ctx);
 }
 
 // The shards that a run's optimizer is in.
@@ -422,7 +428,7 @@ static inline int session_save(Session* s, const TensorTable* table, floatX* par
                                const char* config_json, uint32_t data) {
     const Settings* settings = s->settings;
     int goes_on = settings->checkpoint_every > 0 && s->step != s->last && s->step != settings->stop_after;
-    if (!*settings->out || s->saving->step == s->step) return 0;
+    if (!*settings->out || s->saving->step == s->step || settings->mode != MODE_TRAIN) return 0;
     Text trainer = {NULL, 0, 0}, plans = {NULL, 0, 0};
     Checkpoints c = session_checkpoints(s, table, params, o);
     LossScale scale = optimizer_loss_scale(o, s->ctx);
@@ -437,6 +443,10 @@ static inline int session_save(Session* s, const TensorTable* table, floatX* par
     if (o->rule.kind == LOSS_SCALE_DYNAMIC) {
         json_put_number(&trainer, "loss_scale", (double)scale.scale);
         json_put_integer(&trainer, "loss_scale_good_steps", scale.good);
+    }
+    if (outliers_are_judged(o->limits)) {
+        Outliers outliers = optimizer_outliers(o, s->ctx);
+        outliers_put(&trainer, &outliers);
     }
     matmul_plans_text(s->ctx, &plans);
     json_put_string(&trainer, "matmul_plans", plans.text ? plans.text : "");
@@ -487,8 +497,11 @@ static inline void session_report_nan(const Session* s, int64_t step, const Tens
 
 // The run ends after --steps, else after one epoch of `samples` in steps of `step`.
 static inline void session_set_last(Session* s, uint64_t samples, int step) {
+    const Settings* settings = s->settings;
     int64_t epoch = (int64_t)(samples / (uint64_t)step);
-    s->last = s->settings->steps > 0 ? s->settings->steps : epoch > 0 ? epoch : 1;
+    s->last = settings->steps > 0 ? settings->steps : epoch > 0 ? epoch : 1;
+    int64_t end = settings->stop_after > 0 && settings->stop_after < s->last ? settings->stop_after : s->last;
+    settings_check_profile(settings, end - s->step);
 }
 
 // The learning rates of the run.

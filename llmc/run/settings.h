@@ -18,6 +18,7 @@ typedef struct {
     int64_t warmup;
     double lr, final_fraction, wsd_decay, poly_power;
     double weight_decay, beta1, beta2, eps, clip;
+    double loss_outlier, norm_outlier;
     int master_weights, loss_scale, loss_scale_growth;
     double loss_scale_start;
     double dropout;
@@ -28,21 +29,29 @@ typedef struct {
     int start, ranks, rank, ranks_per_machine, server_port;
     const char *server, *rendezvous;
     double timeout, max_hours;
-    int val_every, val_batches, checkpoint_every, keep, keep_every, async_checkpoint, on_checkpoint_error, profile,
-        threads, autotune, gelu_fusion, tf32, attention;
+    int val_every, val_batches, checkpoint_every, keep, keep_every, async_checkpoint, on_checkpoint_error;
+    int profile, profile_warmup, mode, threads, autotune, gelu_fusion, tf32, attention;
+    const char* ceilings;
 } Settings;
 
 // Values of choices, in the order of their names.
 enum { NAN_STOP, NAN_SKIP };
 enum { CHECKPOINT_ERROR_STOP, CHECKPOINT_ERROR_CONTINUE };
 enum { SCALE_AUTO, SCALE_OFF, SCALE_FIXED, SCALE_DYNAMIC };
+enum { MODE_TRAIN, MODE_BACKWARD, MODE_FORWARD };
+#define MODE_CHOICES "train|backward|forward"
+
+static inline const char* settings_mode_name(int mode) {
+    return mode == MODE_FORWARD ? "forward" : mode == MODE_BACKWARD ? "forward and backward" : "train";
+}
 
 enum { MAX_FLAGS = 96 };
 
 // Flags that belong to a process, not to the run it continues; and flags that may change when a run is resumed.
 #define SETTINGS_OF_PROCESS                                                                                            \
-    "--output --resume --override --overwrite --evaluate --fill --stop-after --threads --profile --ranks-start "       \
-    "--ranks --rank --ranks-per-machine --server --server-port --rendezvous --timeout --max-hours"
+    "--output --resume --override --overwrite --evaluate --fill --stop-after --threads --profile --profile-warmup "    \
+    "--ceilings --mode --ranks-start --ranks --rank --ranks-per-machine --server --server-port --rendezvous "          \
+    "--timeout --max-hours"
 #define SETTINGS_FREE_TO_CHANGE                                                                                        \
     "--val-every --val-batches --checkpoint-every --keep --keep-every --on-nan --recompute --zero --reduce "           \
     "--bucket --async-checkpoint --on-checkpoint-error"
@@ -89,6 +98,8 @@ static inline int settings_rows(Settings* s, Flag* table, int count) {
         {NULL,  "--beta2",          FLAG_REAL,   &s->beta2,            "0.95",   0, 0.999999, NULL, "decay of the second moment", 0},
         {NULL,  "--eps",            FLAG_REAL,   &s->eps,              "1e-8",   0, 1, NULL, "added to the root of the second moment", 0},
         {NULL,  "--clip",           FLAG_REAL,   &s->clip,             "1.0",    0, inf, NULL, "largest norm of all gradients; 0: no clipping", 0},
+        {"-sl", "--loss-outlier",   FLAG_REAL,   &s->loss_outlier,     "0",      0, inf, NULL, "leave an update out where the step's loss is so many standard deviations above those of the 128 steps before; 0: never", 0},
+        {"-sg", "--norm-outlier",   FLAG_REAL,   &s->norm_outlier,     "0",      0, inf, NULL, "the same for the norm of the gradients", 0},
         {"-w",  "--master-weights", FLAG_INT,    &s->master_weights,   "1",      0, 1, NULL, "bf16 and fp16 builds: 1 keeps the weights in fp32 too; 0 saves these 4 bytes a weight and rounds stochastically", 0},
         {NULL,  "--loss-scale",     FLAG_CHOICE, &s->loss_scale,       "auto",   0, 0, "auto|off|fixed|dynamic", "factor on the loss that keeps small gradients from vanishing; auto: dynamic in the fp16 build, else off", 0},
         {NULL,  "--loss-scale-start", FLAG_REAL, &s->loss_scale_start, "65536",  1, 3e38, NULL, "fixed: the factor; dynamic: the first one, halved (down to 1) when gradients overflow, which leaves the step out", 0},
@@ -119,7 +130,10 @@ static inline int settings_rows(Settings* s, Flag* table, int count) {
         {NULL,  "--async-checkpoint", FLAG_INT,  &s->async_checkpoint, "1",      0, 1, NULL, "1: checkpoints are written beside the steps, from a copy in the host's memory; 0: the steps wait", 0},
         {NULL,  "--on-checkpoint-error", FLAG_CHOICE, &s->on_checkpoint_error, "continue", 0, 0, "stop|continue", "when a checkpoint cannot be written; the ones before it stay in both cases", 0},
         {NULL,  "--evaluate",       FLAG_INT,    &s->evaluate,         "0",      0, 1, NULL, "1: print the validation loss of -e (or of -o with -y 1) and end", 0},
-        {NULL,  "--profile",        FLAG_INT,    &s->profile,          "0",      0, 1e6, NULL, "print where the time of the last steps went, op by op, of so many steps; on a GPU also OUT/kernels.txt", 0},
+        {NULL,  "--profile",        FLAG_INT,    &s->profile,          "0",      0, 1000, NULL, "explain where the time of a step goes, from so many of them: OUT/profile", 0},
+        {NULL,  "--profile-warmup", FLAG_INT,    &s->profile_warmup,   "5",      0, 1e6, NULL, "steps before; then come as many plain steps as profiled ones, for comparison, then these", 0},
+        {NULL,  "--ceilings",       FLAG_STRING, &s->ceilings,         "measure", 0, 0, NULL, "of the profile: measure, or a file of measured ones, such as another profile's summary.json", 0},
+        {NULL,  "--mode",           FLAG_CHOICE, &s->mode,             "train",  0, 0, MODE_CHOICES, "how far a profiled step goes; short of train nothing is trained or saved", 0},
         {NULL,  "--autotune",       FLAG_INT,    &s->autotune,         "1",      0, 1, NULL, "GPU: 1 times the candidates of each large matmul once and keeps the choice in -o", 0},
         {"-ge", "--gelu-fusion",    FLAG_INT,    &s->gelu_fusion,      "2",      0, 2, NULL, "GPU: GELU inside the matmul: 0 never, 1 forward, 2 also backward where it is faster", 0},
         {"-f",  "--tf32",           FLAG_INT,    &s->tf32,             "0",      0, 1, NULL, "GPU, fp32 build: 1 lets matmuls and explicit attention round their inputs to TF32", 0},
@@ -128,6 +142,17 @@ static inline int settings_rows(Settings* s, Flag* table, int count) {
     };
     // clang-format on
     return settings_add_rows(table, count, rows, COUNT_OF(rows));
+}
+
+// A run with `left` steps to go can be profiled as asked for, or is refused.
+static inline void settings_check_profile(const Settings* s, int64_t left) {
+    int64_t needs = (int64_t)s->profile_warmup + 2 * (int64_t)s->profile;
+    if (s->profile && !s->evaluate && left < needs)
+        die(USAGE,
+            "--profile %d needs %lld steps (--profile-warmup %d, then as many plain ones as profiled ones), but %lld "
+            "are "
+            "left: raise -x",
+            s->profile, (long long)needs, s->profile_warmup, (long long)left);
 }
 
 // ---------------------------------------------------------------------------------------------------------

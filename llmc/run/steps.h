@@ -6,6 +6,7 @@
 #include "../device/readback.h"
 #include "exact.h"
 #include "optimizer.h"
+#include "plan.h"
 #include "profiler.h"
 #include "session.h"
 
@@ -30,7 +31,7 @@ typedef struct {
     double lr;
     StepWork work;
     StepLosses losses;
-    Readback result;  // losses, gradient norm, the scale that the gradients carried
+    Readback result;  // gradient norm, the scale that the gradients carried, losses, whether the update was left out
 } LaunchedStep;
 
 typedef struct {
@@ -40,9 +41,12 @@ typedef struct {
     const Readback* last;                     // what the next step to be finished began after
     Context* ctx;
     double peak_flops;  // what the hardware can do in a second
+    Profiler profiler;
 } Steps;
 
-static inline void steps_open(Steps* s) {
+// Before anything is written: the file that a profile's ceilings are in has to be sound.
+static inline void steps_open(Steps* s, const Settings* settings) {
+    if (settings->profile && strcmp(settings->ceilings, "measure") != 0) profiler_read_ceilings(settings->ceilings);
     for (size_t i = 0; i < COUNT_OF(s->launched); i++) readback_open(&s->launched[i].result);
     readback_open(&s->clock);
 }
@@ -50,6 +54,7 @@ static inline void steps_open(Steps* s) {
 static inline void steps_close(Steps* s) {
     for (size_t i = 0; i < COUNT_OF(s->launched); i++) readback_close(&s->launched[i].result);
     readback_close(&s->clock);
+    profiler_close(&s->profiler);
 }
 
 // Time between steps, validation for instance, is no step's.
@@ -60,9 +65,12 @@ static inline void steps_restart_clock(Steps* s) {
 
 // Steps begin where the session stands.
 static inline void steps_begin(Steps* s, const Session* session) {
+    const Settings* settings = session->settings;
     s->finished = session->step;
     s->ctx = session->ctx;
     s->peak_flops = profiler_peak_flops(session->ctx);
+    profiler_open(&s->profiler, settings->profile_warmup, settings->profile, settings->ceilings, session->step,
+                  session->ctx);
     steps_restart_clock(s);
 }
 
@@ -93,13 +101,16 @@ static inline OptimizerSettings steps_adamw(const Session* session, double lr) {
     return adamw;
 }
 
-// The backward pass of a step's last micro-batch has been launched: sum gradients and losses over the ranks, update.
+// All of a step's micro-batches have been launched: sum gradients and losses over the ranks, update, as far as --mode goes.
 static inline void steps_update(const Session* session, StepModel m, StepLosses losses, Optimizer* o, Reduction* r,
                                 double lr) {
     Context* ctx = session->ctx;
-    reduction_finish(r, m.grads, ctx);
+    int mode = session->settings->mode;
+    if (mode != MODE_FORWARD) reduction_finish(r, m.grads, ctx);
     for (int i = 0; i < losses.count; i++) reduction_sum(r, losses.values[i], 1, SUM_REAL, ctx);
-    optimizer_step(o, m.params, m.grads, steps_adamw(session, lr), r, ctx);
+    if (mode != MODE_TRAIN) return;
+    const real* all[OUTLIER_LOSSES] = {losses.values[0], losses.count > 1 ? losses.values[1] : NULL};
+    optimizer_step(o, m.params, m.grads, steps_adamw(session, lr), all, r, ctx);
     exact_share(m.exact, m.table, m.params, o->master, r, ctx);
     collective_check(&r->collective);
 }
@@ -118,11 +129,15 @@ static inline void steps_end_launch(const Session* session) {
 static inline void steps_launched(Steps* s, Session* session, double lr, StepWork work, StepLosses losses,
                                   const Optimizer* o) {
     LaunchedStep* launched = &s->launched[session->step % (int64_t)COUNT_OF(s->launched)];
-    const real* results[STEP_LOSSES + 2] = {o->norm, &o->loss_scale->applied};
-    for (int i = 0; i < losses.count; i++) results[2 + i] = losses.values[i];
-    readback_start(session->ctx, &launched->result, results, 2 + losses.count);
+    const real* results[STEP_LOSSES + 3] = {o->norm, &o->loss_scale->applied};
+    int count = 2;
+    for (int i = 0; i < losses.count; i++) results[count++] = losses.values[i];
+    if (outliers_are_judged(o->limits)) results[count++] = &o->outliers->left_out;
+    readback_start(session->ctx, &launched->result, results, count);
     launched->lr = lr;
     launched->work = work;
+    if (session->settings->mode == MODE_FORWARD)
+        launched->work.flops /= 3;  // the backward pass is the other two thirds
     launched->losses = losses;
     launched->step = ++session->step;
     session_share_plans(session);
@@ -156,9 +171,11 @@ static inline void steps_finish_one(Steps* s, const Session* session, Log* log, 
     double seconds = readback_seconds(s->last, &done->result);
     for (int i = 0; i < done->losses.count; i++) loss += (double)done->result.values[2 + i];
     int overflow = steps_is_overflow(o->rule, loss, norm, scale);
+    int is_outlier = outliers_are_judged(o->limits) && done->result.values[2 + done->losses.count] != 0;
     int is_scaled = o->rule.kind == LOSS_SCALE_DYNAMIC || scale != 1;
     Text extra = {NULL, 0, 0};
     steps_extra(&extra, done, seconds);
+    if (is_outlier) json_put_bool(&extra, "left_out", 1);
     LogStep line = {done->step,
                     session->last,
                     loss,
@@ -168,13 +185,32 @@ static inline void steps_finish_one(Steps* s, const Session* session, Log* log, 
                     done->work.tokens / seconds,
                     done->work.flops / seconds / s->peak_flops,
                     is_scaled ? scale : 0,
-                    overflow ? "gradients overflowed: update left out, loss scale lowered" : NULL,
+                    overflow     ? "gradients overflowed: update left out, loss scale lowered"
+                    : is_outlier ? "an outlier: update left out"
+                                 : NULL,
                     extra.text};
     s->last = &done->result;
     s->finished = done->step;
+    profiler_step_took(&s->profiler, done->step - 1, seconds);
     if (!isfinite(norm) && !overflow) session_report_nan(session, done->step, table, grads, loss, norm);
     log_step(log, &line);
     free(extra.text);
+}
+
+// Around launch_step(), where --profile may want to see the step. The second returns 1 where the step's results have to be
+// read at once, and reports after the last profiled step. `flops`: of the model in the step.
+static inline void steps_profile_begin(Steps* s, const Session* session) {
+    profiler_begin_step(&s->profiler, session->step, session->ctx);
+}
+
+static inline int steps_profile_end(Steps* s, const Session* session, const MemoryPlan* plan, Comm* comm) {
+    int64_t step = session->step - 1;
+    const LaunchedStep* launched = &s->launched[step % (int64_t)COUNT_OF(s->launched)];
+    ProfiledRun run = {session->settings->out, settings_mode_name(session->settings->mode), plan, launched->work.flops,
+                       comm};
+    int stage = profiler_stage(&s->profiler, step), is_last = profiler_end_step(&s->profiler, step, session->ctx);
+    if (is_last) profiler_report(stdout, &s->profiler, &run, session->ctx);
+    return stage != STAGE_NONE;
 }
 
 // Finish all steps but the last `lag`.

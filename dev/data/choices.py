@@ -1,0 +1,141 @@
+"""What the preparation of multiple-choice sets shares: the command line, the encoding, and llm.c's evaluation file.
+
+The file: a header of 256 int32 (magic 20240522, version 1, number of examples, bytes of the longest), then each example as
+uint16: 65535, its bytes, its number, the label, the number of endings, and context and endings as a length and its tokens.
+A number of bytes or of an example that is above 65,535 has only its low 16 bits there. Readers that go by the lengths, as
+this project's does, need neither; llm.c itself reads sets of four endings below these limits.
+"""
+import argparse
+import json
+import os
+import struct
+import sys
+from array import array
+
+from documents import Parser, UserError, positive, temporary_of
+from prepare_gpt2 import Vocabulary, make_tokenizer
+
+MAGIC, VERSION, BEGIN = 20240522, 1, 65535
+BATCH = 256  # examples that are encoded together
+
+
+def parse(description, add_options, arguments):
+    parser = Parser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False)
+    parser.add_argument("--local", required=True, metavar="FILE", help="the examples")
+    parser.add_argument("--vocab", required=True, metavar="DIR", help="directory of the tokenizer")
+    parser.add_argument("--out", required=True, metavar="FILE.bin", help="the set; logs take their name from its name")
+    parser.add_argument("--limit", type=positive, metavar="N", help="the first N examples only")
+    add_options(parser)
+    options = parser.parse_args(arguments)
+    if not os.path.isfile(options.local):
+        raise UserError(f"{options.local}: no such file (--local)")
+    if not os.path.isdir(options.vocab):
+        raise UserError(f"{options.vocab}: no such directory (--vocab)")
+    return options
+
+
+def read_lines(path):
+    """(number from 1, line) of a text file."""
+    try:
+        with open(path, encoding="utf-8", newline="\n") as f:
+            for number, line in enumerate(f, 1):
+                yield number, line.rstrip("\n")
+    except UnicodeDecodeError as e:
+        raise UserError(f"{path}: is not UTF-8 text ({e.reason})")
+    except OSError as e:
+        raise UserError(f"{path}: cannot be read: {e.strerror}")
+
+
+def read_jsonl(path):
+    """(where, object) of each line."""
+    for number, line in read_lines(path):
+        if not line.strip():
+            continue
+        where = f"{path}: line {number}"
+        try:
+            example = json.loads(line)
+        except ValueError as e:
+            raise UserError(f"{where} is not JSON: {e}")
+        if not isinstance(example, dict):
+            raise UserError(f"{where} is not an object")
+        yield where, example
+
+
+def text_of(example, key, where):
+    value = example.get(key)
+    if not isinstance(value, str):
+        raise UserError(f"{where}: its {key!r} is not a string")
+    return value
+
+
+def words_of(number, label, texts):
+    """One example; texts are the tokens of the context and of each ending."""
+    words = array("H", [BEGIN, 0, number & 0xFFFF, label, len(texts) - 1])
+    for tokens in texts:
+        words.append(len(tokens))
+        words.extend(tokens)
+    words[1] = 2 * len(words) & 0xFFFF
+    return words
+
+
+def encode(tokenizer, vocabulary, batch, number):
+    """[(context, endings, label)] -> one example after the other; `number` is that of the first."""
+    texts = [text for context, endings, _ in batch for text in (context, *endings)]
+    texts = [text.encode("utf-8", "replace").decode("utf-8") for text in texts]  # halves of surrogate pairs
+    encodings = iter(tokenizer.encode_batch(texts, add_special_tokens=False))
+    for i, (_, endings, label) in enumerate(batch, number):
+        tokens = [next(encodings).ids for _ in range(1 + len(endings))]
+        tokens[0] = tokens[0] or [vocabulary.end_of_text]  # something must come before an ending
+        if len(endings) > 65535 or max(map(len, tokens)) > 65535 or not all(tokens):
+            raise UserError(f"example {i}: its texts, or their number, are too many or empty for the file's format")
+        yield words_of(i, label, tokens)
+
+
+def batches(examples, limit):
+    batch = []
+    for number, example in enumerate(examples, 1):
+        batch.append(example)
+        if len(batch) == BATCH or number == limit:
+            yield batch
+            batch = []
+        if number == limit:
+            return
+    if batch:
+        yield batch
+
+
+def write_set(f, options, examples):
+    vocabulary = Vocabulary(options.vocab)
+    if vocabulary.size > BEGIN:
+        raise UserError(f"{options.vocab}: {vocabulary.size} tokens; the file's format holds numbers below {BEGIN}")
+    tokenizer = make_tokenizer(vocabulary.text)
+    count = longest = most = 0
+    f.write(b"\0" * 1024)
+    for batch in batches(examples, options.limit):
+        for words in encode(tokenizer, vocabulary, batch, count):
+            count, longest, most = count + 1, max(longest, 2 * len(words)), max(most, words[4])
+            if sys.byteorder == "big":
+                words.byteswap()
+            f.write(words.tobytes())
+    if count == 0:
+        raise UserError(f"{options.local}: no examples in it")
+    f.seek(0)
+    f.write(struct.pack("<4i", MAGIC, VERSION, count, longest))
+    return f"{count} examples of {'up to ' if most > 1 else ''}{most} ending{'s' if most > 1 else ''}"
+
+
+def write(options, examples):
+    """Encode (context, endings, label) of an iterable and write the set, complete or not at all."""
+    folder = os.path.dirname(options.out) or "."
+    os.makedirs(folder, exist_ok=True)
+    temporary = temporary_of(folder, os.path.basename(options.out))
+    try:
+        with open(temporary, "wb") as f:
+            what = write_set(f, options, examples)
+            f.flush()
+            os.fsync(f.fileno())
+        os.replace(temporary, options.out)
+    finally:
+        if os.path.exists(temporary):
+            os.remove(temporary)
+    print(f"{options.out}: {what}")

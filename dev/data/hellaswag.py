@@ -1,0 +1,75 @@
+#!/usr/bin/env python3
+"""HellaSwag as llm.c's evaluation file, without a network.
+
+    hellaswag.py --local FILE --vocab DIR --out hellaswag_val.bin
+
+Needs Python 3.8 or later and the package `tokenizers`. --vocab is a directory as for prepare_gpt2.py. FILE is one of
+
+  hellaswag_val.jsonl   one example a line: "ctx", "endings" (any number), "label"
+  plain text            six lines an example: context, label, four endings
+
+An ending is encoded with a space before it, apart from its context. Contexts are taken as they stand, as llm.c does from
+"ctx". --lm-eval makes them from a line of jsonl as lm-evaluation-harness does: the activity, a colon, "ctx_a" and "ctx_b"
+with a capital letter, and no text in brackets, in endings neither; plain text has mostly been made so already.
+"""
+import re
+import sys
+
+from choices import parse, read_jsonl, read_lines, text_of, write
+from documents import UserError, run
+
+
+def without_brackets(text):
+    return re.sub(r"\[.*?\]", "", text.strip().replace(" [title]", ". ")).replace("  ", " ")
+
+
+def label_of(value, endings, where):
+    text = str(value).strip()
+    if not re.fullmatch(r"\d{1,5}", text) or int(text) >= len(endings):
+        raise UserError(f"{where}: its label is {text!r}, but there are {len(endings)} endings, from 0 on")
+    return int(text)
+
+
+def from_jsonl(path, lm_eval):
+    for where, example in read_jsonl(path):
+        endings = example.get("endings")
+        if not isinstance(endings, list) or not endings or not all(isinstance(e, str) for e in endings):
+            raise UserError(f"{where}: its 'endings' are not a list of strings")
+        if lm_eval:
+            activity, a, b = (text_of(example, key, where) for key in ("activity_label", "ctx_a", "ctx_b"))
+            context = without_brackets(f"{activity}: {a} {b.capitalize()}")
+            endings = [without_brackets(e) for e in endings]
+        else:
+            context = text_of(example, "ctx", where)
+        yield context, [f" {e}" for e in endings], label_of(example.get("label"), endings, where)
+
+
+def from_text(path):
+    lines = []
+    for number, line in read_lines(path):
+        lines.append(line)
+        if len(lines) < 6:
+            continue
+        context, label, *endings = lines
+        yield context, [f" {e}" for e in endings], label_of(label, endings, f"{path}: line {number - 4}")
+        lines = []
+    if lines:
+        raise UserError(f"{path}: its last example has {len(lines)} lines, not 6")
+
+
+def examples(options):
+    for _, line in read_lines(options.local):
+        if line.lstrip().startswith("{"):
+            return from_jsonl(options.local, options.lm_eval)
+        if options.lm_eval:
+            raise UserError(f"{options.local}: --lm-eval needs the fields of a .jsonl file")
+        return from_text(options.local)
+    return iter(())
+
+
+def add_options(parser):
+    parser.add_argument("--lm-eval", action="store_true", help="contexts as lm-evaluation-harness makes them")
+
+
+if __name__ == "__main__":
+    sys.exit(run(lambda a: parse(__doc__, add_options, a), lambda o: write(o, examples(o)), sys.argv[1:]))

@@ -1,0 +1,268 @@
+"""Where the text of a preparation comes from: files, a file from the net, or a data set of the Hugging Face hub.
+
+A source has settings(), by flag, that say what its text is, and batches(position): ([(piece of text, whether it begins a
+document)], (the position behind it, the fraction of all that is done there or None)), from a position on that it has
+given before, or from the beginning (None). Positions go through JSON. `title` is what errors call it.
+
+What was tried how: data sets were streamed from directories of parquet and jsonl files and from a stand-in for the hub on the
+same machine, files from a server on the same machine, with their connections cut; not from the hub itself.
+"""
+import hashlib
+import json
+import os
+import urllib.error
+import urllib.parse
+import urllib.request
+
+from documents import Unreachable, UserError, read_documents, read_text
+from work import Progress
+
+BATCH_CHARACTERS = 1 << 18  # of text for one task of a worker
+BATCH_PIECES = 4096
+ROWS = 64  # of a data set that are read at a time
+TIMEOUT = 60  # seconds without an answer
+COPY_BYTES = 1 << 20
+
+# What is known by a short name: repository, configuration, split, column.
+DATASETS = {
+    "fineweb": ("HuggingFaceFW/fineweb", "sample-10BT", "train", "text"),
+    "fineweb-edu": ("HuggingFaceFW/fineweb-edu", "sample-10BT", "train", "text"),
+    "tinystories": ("roneneldan/TinyStories", "", "train", "text"),
+    "wikipedia": ("wikimedia/wikipedia", "20231101.en", "train", "text"),
+}
+# The same of single files: address, sha256.
+FILES = {
+    "tinyshakespeare": (
+        "https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt",
+        "86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed",
+    ),
+}
+
+
+# Of the libraries below `datasets`, which have errors of their own for a net that does not answer.
+NETWORK_LIBRARIES = {"aiohttp", "httpcore", "httpx", "requests", "urllib3"}
+
+
+def is_of_network(e):
+    return isinstance(e, (ConnectionError, TimeoutError)) or type(e).__module__.split(".")[0] in NETWORK_LIBRARIES
+
+
+def one_line(e, most=300):
+    text = " ".join(str(e).split()) or type(e).__name__
+    return text if len(text) <= most else text[:most] + " ..."
+
+
+class Batch:
+    """Pieces of text until they are work enough for a worker."""
+
+    def __init__(self):
+        self.pieces, self.characters = [], 0
+
+    def add(self, piece):
+        self.pieces.append(piece)
+        self.characters += len(piece[0])
+
+    def is_full(self):
+        return self.characters >= BATCH_CHARACTERS or len(self.pieces) >= BATCH_PIECES
+
+
+# ----------------------------------------------------------------------------------------------------------
+# Files
+
+
+class Files:
+    """A position is the number of pieces before it: reading them again is nothing beside encoding them."""
+
+    def __init__(self, options):
+        self.options, self.paths, self.title = options, options.local, options.local[0]
+
+    def settings(self):
+        stats = [(os.path.abspath(path), os.stat(path)) for path in self.paths]
+        return {"--local": [[path, stat.st_size, stat.st_mtime_ns] for path, stat in stats]}
+
+    def open(self, work):
+        pass
+
+    def batches(self, position):
+        sizes = [os.path.getsize(path) for path in self.paths]
+        total, before, count, batch = max(1, sum(sizes)), 0, 0, Batch()
+        for path, size in zip(self.paths, sizes):
+            try:
+                raw = open(path, "rb")
+            except OSError as e:
+                raise UserError(f"{path}: cannot be read: {e.strerror}")
+            with raw:
+                for piece in read_documents(path, raw, self.options):
+                    count += 1
+                    if position is not None and count <= position:
+                        continue
+                    batch.add(piece)
+                    if batch.is_full():
+                        done = before + (size if raw.closed else raw.tell())
+                        yield batch.pieces, (count, min(1, done / total))
+                        batch = Batch()
+            before += size
+        if batch.pieces:
+            yield batch.pieces, (count, 1)
+
+
+class Download(Files):
+    """A file by its address, kept in the work's folder while that is needed."""
+
+    def __init__(self, options, url, sha256):
+        self.options, self.url, self.title, self.sha256 = options, url, url, sha256 and sha256.lower()
+        if urllib.parse.urlsplit(url).scheme not in ("http", "https"):
+            raise UserError(f"--url {url}: must begin with http:// or https://")
+        name = os.path.basename(urllib.parse.urlsplit(url).path)
+        self.name = "download-" + "".join(c if c.isalnum() or c in "._-" else "_" for c in name)
+
+    def settings(self):
+        return {"--url": self.url, "--sha256": self.sha256}
+
+    def open(self, work):
+        path = work.path(self.name)
+        self.paths = [path]
+        if not os.path.exists(path):
+            digest = self._fetch(path + ".tmp")
+            if self.sha256 not in (None, digest):
+                raise UserError(
+                    f"{self.url}: has the sha256 {digest}, not {self.sha256}; it is not the file that was meant"
+                )
+            os.replace(path + ".tmp", path)
+            work.save()
+
+    def _fetch(self, path):
+        digest, done, progress = hashlib.sha256(), 0, Progress("download")
+        try:
+            with urllib.request.urlopen(self.url, timeout=TIMEOUT) as answer, open(path, "wb") as f:
+                length = answer.headers.get("Content-Length")
+                total = int(length) if length and length.isdigit() else None
+                while True:
+                    data = answer.read(COPY_BYTES)
+                    if not data:
+                        break
+                    f.write(data)
+                    digest.update(data)
+                    done += len(data)
+                    progress.show(done / total if total else None, f"{done / 1e6:.1f} MB")
+        except urllib.error.HTTPError as e:
+            raise UserError(f"{self.url}: cannot be had: {e.code} {one_line(e.reason)}")
+        except (urllib.error.URLError, OSError, ValueError) as e:
+            if getattr(e, "filename", None) == path:
+                raise
+            raise Unreachable(f"{self.url}: cannot be had: {one_line(getattr(e, 'reason', e))}")
+        progress.end()
+        if total is not None and done != total:
+            raise Unreachable(f"{self.url}: ended after {done} of {total} bytes; try again")
+        return digest.hexdigest()
+
+
+# ----------------------------------------------------------------------------------------------------------
+# Data sets of the hub
+
+
+class Dataset:
+    """Streamed, in its own order. A position holds what the library needs to find its place again, and beside it the number of
+    documents, from which another version of the library finds it more slowly."""
+
+    def __init__(self, options):
+        self.options, self.spec, self.title = options, options.dataset, f"--dataset {options.dataset}"
+        parts = self.spec.split(":")
+        if len(parts) > 4 or not parts[0]:
+            raise UserError(f"{self.title}: is not NAME[:CONFIG[:SPLIT[:COLUMN]]]")
+        usual = DATASETS.get(parts[0].lower(), (parts[0], "", "train", "text"))
+        given = parts[1:] + [""] * (4 - len(parts))
+        self.name, self.config, self.split, self.column = usual[:1] + tuple(g or u for g, u in zip(given, usual[1:]))
+
+    def settings(self):
+        return {"--dataset": [self.name, self.config, self.split, self.column], "--revision": self.options.revision}
+
+    def open(self, work):
+        os.environ.setdefault("USE_TORCH", "0")  # which would only be imported
+        try:
+            import datasets
+        except ImportError:
+            raise UserError("--dataset needs the Python package 'datasets'; install it with: pip install datasets")
+        datasets.utils.logging.set_verbosity_error()
+        datasets.utils.logging.disable_progress_bar()
+        self.library = datasets
+
+    def _revision(self, position):
+        """The commit that is read: data sets change, and one that is read in two parts must not."""
+        if position is not None:
+            return position["revision"]
+        if os.path.isdir(self.name):
+            return None
+        import huggingface_hub
+
+        return huggingface_hub.HfApi().dataset_info(self.name, revision=self.options.revision, timeout=TIMEOUT).sha
+
+    def _load(self, position):
+        try:
+            revision = self._revision(position)
+            stream = self.library.load_dataset(
+                self.name, self.config or None, split=self.split, streaming=True, revision=revision
+            )
+            columns = stream.column_names or list(next(iter(stream)))
+        except StopIteration:
+            raise UserError(f"{self.title}: its split {self.split!r} is empty")
+        except Exception as e:
+            kind = Unreachable if is_of_network(e) else UserError
+            raise kind(f"{self.title}: cannot be opened: {one_line(e)}")
+        if self.column not in columns:
+            raise UserError(f"{self.title}: has no column {self.column!r}; there are {', '.join(columns)}")
+        stream = stream.select_columns([self.column])
+        if position is not None:
+            if position["stream"] is not None and position["library"] == self.library.__version__:
+                stream.load_state_dict(position["stream"])
+            else:
+                stream = stream.skip(position["documents"])
+        return stream, revision
+
+    def _position(self, stream, documents, revision):
+        try:
+            state = json.loads(json.dumps(stream.state_dict()))
+        except (AttributeError, TypeError):
+            state = None
+        return {"documents": documents, "stream": state, "library": self.library.__version__, "revision": revision}
+
+    def _documents_in_all(self, stream):
+        return getattr((getattr(stream.info, "splits", None) or {}).get(self.split), "num_examples", None) or None
+
+    def batches(self, position):
+        stream, revision = self._load(position)
+        total, documents = self._documents_in_all(stream), position["documents"] if position else 0
+        rows, batch = iter(stream.iter(ROWS)), Batch()
+        while True:
+            try:
+                texts = next(rows, {self.column: None})[self.column]
+            except Exception as e:  # a connection lost, a file that is not what it should be
+                raise Unreachable(f"{self.title}: reading ended after {documents} documents: {one_line(e)}")
+            for text in texts or []:
+                documents += 1
+                if text is not None and not isinstance(text, str):
+                    raise UserError(f"{self.title}: {self.column!r} of document {documents} is not a string")
+                for piece in read_text(text or "", self.options):
+                    batch.add(piece)
+            if batch.is_full() or (texts is None and batch.pieces):
+                mark = self._position(stream, documents, revision), documents / total if total else None
+                yield batch.pieces, mark
+                batch = Batch()
+            if texts is None:
+                return
+
+
+def is_file(dataset, name):
+    """Whether a --dataset is this single file."""
+    return dataset is not None and dataset.lower() == name
+
+
+def open_source(options):
+    """The source that the options name."""
+    if options.local is not None:
+        return Files(options)
+    if options.url is not None:
+        return Download(options, options.url, options.sha256)
+    if options.dataset.lower() in FILES:
+        return Download(options, *FILES[options.dataset.lower()])
+    return Dataset(options)

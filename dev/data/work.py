@@ -1,0 +1,286 @@
+"""Preparation as a long job: several processes, a line that says how long it will take, and work that outlives a kill.
+
+What has been encoded lies in OUT/preparation/, in files that only grow, beside state.json, which says how much of them counts
+and where the input stood then. Started again in the same way a preparation cuts the files back to that and goes on; as what
+is encoded depends on the input alone, the result is the same to the last byte. The folder goes when all is done.
+"""
+import collections
+import contextlib
+import fcntl
+import json
+import os
+import shutil
+import signal
+import sys
+import threading
+import time
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+
+from documents import Unreachable, UserError
+
+FOLDER, STATE, LOCK = "preparation", "state.json", "lock"
+COUNTS = "position", "complete", "tokens", "sizes"  # what is known of the work, beside its settings
+
+
+# ----------------------------------------------------------------------------------------------------------
+# Several processes
+
+
+def end_with(parent):
+    """A worker whose parent was killed would wait for work for ever."""
+    while os.getppid() == parent:
+        time.sleep(1)
+    os._exit(1)
+
+
+def start_process(start, arguments):
+    # An interrupt is for the parent to handle.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    threading.Thread(target=end_with, args=(os.getppid(),), daemon=True).start()
+    start(*arguments)
+
+
+def until_failure(batches, failures):
+    """What came before a source was lost is worth encoding."""
+    try:
+        yield from batches
+    except Unreachable as e:
+        failures.append(e)
+
+
+def encode_all(processes, batches, encode_batch, start, arguments):
+    """(result of encode_batch, what came with the batch) in the order of `batches`, which are (batch, what comes with it);
+    start(*arguments) is called once in every process."""
+    if processes == 1:
+        start(*arguments)
+        for batch, mark in batches:
+            yield encode_batch(batch), mark
+        return
+    waiting, failures = collections.deque(), []
+    with ProcessPoolExecutor(processes, initializer=start_process, initargs=(start, arguments)) as pool:
+        try:
+            for batch, mark in until_failure(batches, failures):
+                waiting.append((pool.submit(encode_batch, batch), mark))
+                while waiting and (len(waiting) > 4 * processes or waiting[0][0].done()):
+                    future, mark = waiting.popleft()
+                    yield future.result(), mark
+            while waiting:
+                future, mark = waiting.popleft()
+                yield future.result(), mark
+            if failures:
+                raise failures[0]
+        except BrokenProcessPool:
+            raise Unreachable("a worker process was killed, perhaps for want of memory; fewer --processes need less")
+        finally:
+            for future, _ in waiting:
+                future.cancel()
+
+
+# ----------------------------------------------------------------------------------------------------------
+# Progress
+
+
+def duration(seconds):
+    seconds = int(seconds + 0.5)
+    hours = f"{seconds // 3600}:" if seconds >= 3600 else ""
+    return f"{hours}{seconds // 60 % 60:02d}:{seconds % 60:02d}"
+
+
+class Progress:
+    """How far a stage of the work is, on stderr: tqdm's bar where that is installed and stderr is a terminal, a line of our
+    own that is rewritten on other terminals, and elsewhere a line twice a minute."""
+
+    def __init__(self, what):
+        self.what = what
+        self.begun = self.shown = time.monotonic()
+        self.first = self.bar = None
+        self.tty = sys.stderr.isatty()
+        self.used = False
+
+    def show(self, fraction, text):
+        """`fraction` of the stage is done, or None where that cannot be known. Time left is judged from the fraction that was
+        done when this process showed its first."""
+        now = time.monotonic()
+        if self.first is None and fraction is not None:
+            self.first, self.counted = fraction, now
+        if now - self.shown < (0.5 if self.tty else 30):
+            return
+        self.shown, self.used = now, True
+        if self.tty and fraction is not None and self._show_bar(fraction, text):
+            return
+        line = f"{self.what}: {text}"
+        if fraction is not None:
+            line += f", {100 * fraction:.1f} %"
+            if fraction > self.first:
+                left = (now - self.counted) * (1 - fraction) / (fraction - self.first)
+                line += f", {duration(left)} left"
+        sys.stderr.write(f"\r{line}\033[K" if self.tty else line + "\n")
+        sys.stderr.flush()
+
+    def _show_bar(self, fraction, text):
+        try:
+            import tqdm
+        except ImportError:
+            return False
+        if self.bar is None:
+            form = "{desc}: {percentage:3.0f} %|{bar}| {postfix[0]} [{elapsed}, {remaining} left]"
+            # Some terminals do not know their size; tqdm writes nothing on those.
+            width = shutil.get_terminal_size().columns - 1
+            self.bar = tqdm.tqdm(
+                desc=self.what,
+                total=1.0,
+                initial=self.first,
+                bar_format=form,
+                postfix=[text],
+                leave=False,
+                ncols=width,
+                nrows=24,
+            )
+            self.bar.start_t -= time.monotonic() - self.counted
+        self.bar.postfix[0] = text
+        self.bar.n = min(fraction, 1.0)
+        self.bar.refresh()
+        return True
+
+    def end(self):
+        if self.bar is not None:
+            self.bar.close()
+        elif self.tty and self.used:
+            sys.stderr.write("\r\033[K")
+
+
+# ----------------------------------------------------------------------------------------------------------
+# Work that can be taken up again
+
+
+def write_atomically(path, text):
+    with open(path + ".tmp", "w", encoding="utf-8", newline="\n") as f:
+        f.write(text)
+        f.flush()
+        os.fsync(f.fileno())
+    os.replace(path + ".tmp", path)
+
+
+class Work:
+    """`streams` are the files that grow; the first one holds the tokens. `settings`, by flag, are what their bytes depend on:
+    unfinished work of others is refused."""
+
+    def __init__(self, options, settings, streams):
+        self.options, self.settings = options, json.loads(json.dumps(settings))
+        self.folder = os.path.join(options.out, FOLDER)
+        os.makedirs(self.folder, exist_ok=True)
+        self.lock = open(self.path(LOCK), "w")
+        try:
+            fcntl.lockf(self.lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # of this process alone, not of workers that outlive it
+        except OSError:
+            raise UserError(f"{options.out}: another preparation is writing there; wait for it, or give another --out")
+        state = None if options.restart else self._read_state()
+        if state is None:
+            self._clear()
+        self.is_kept = state is not None  # on the disk, so that the folder stays when this process fails
+        self.done = state or {"position": None, "complete": False, "tokens": 0, "sizes": {name: 0 for name in streams}}
+        self.files = {name: self._open(name, size) for name, size in self.done["sizes"].items()}
+
+    def _read_state(self):
+        path = self.path(STATE)
+        try:
+            with open(path, encoding="utf-8") as f:
+                state = json.load(f)
+            settings, done = state["settings"], {name: state[name] for name in COUNTS}
+        except FileNotFoundError:
+            return None
+        except (ValueError, KeyError, TypeError):
+            raise UserError(f"{path}: is damaged; --restart begins anew")
+        for flag in sorted(set(settings) | set(self.settings)):
+            if settings.get(flag) != self.settings.get(flag):
+                raise UserError(
+                    f"{self.folder}: holds an unfinished preparation with another {flag}; give the same to go on with it, "
+                    "or --restart to give it up"
+                )
+        return done
+
+    def _clear(self):
+        for name in os.listdir(self.folder):
+            if name != LOCK:
+                os.remove(self.path(name))
+
+    def _open(self, name, size):
+        path = self.path(name)
+        f = open(path, "r+b" if os.path.exists(path) else "w+b")
+        if f.seek(0, os.SEEK_END) < size:
+            raise UserError(f"{path}: is shorter than {STATE} says; --restart begins anew")
+        f.truncate(size)
+        f.seek(size)
+        return f
+
+    def path(self, name):
+        return os.path.join(self.folder, name)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, kind, error, _):
+        is_stop = kind is not None and issubclass(kind, (KeyboardInterrupt, Unreachable))
+        if is_stop and self.done["position"] is not None:
+            with contextlib.suppress(OSError):
+                self.save()
+        for f in self.files.values():
+            with contextlib.suppress(OSError):  # of a disk that is full
+                f.close()
+        if not self.is_kept:
+            shutil.rmtree(self.folder, ignore_errors=True)
+        self.lock.close()
+        if is_stop and self.is_kept:
+            text = str(error) or "interrupted"
+            raise kind(f"{text}; {self.what_is_done()}, the same command goes on from there") from None
+
+    def what_is_done(self):
+        return f"{self.done['tokens'] / 1e6:.2f} M tokens are done"
+
+    def encode(self, source, width, encode_batch, start, arguments):
+        """What is not done yet of the source's text, as results of encode_batch, which begin with the number of characters. The
+        caller appends to self.files what belongs there before it asks for the next one. Ends at the end of the source or
+        where there are --limit-tokens, of `width` bytes, at least."""
+        if self.done["position"] is not None:
+            print(f"{self.folder}: {self.what_is_done()}; going on from there", flush=True)
+        if self.done["complete"]:
+            return
+        begun = saved = time.monotonic()
+        progress, limit, characters = Progress("encoding"), self.options.limit_tokens, 0
+        batches = source.batches(self.done["position"])
+        results = encode_all(self.options.processes, batches, encode_batch, start, arguments)
+        with contextlib.closing(batches), contextlib.closing(results):
+            for (read, *result), (position, fraction) in results:
+                yield result
+                sizes = {name: f.tell() for name, f in self.files.items()}
+                tokens = sizes[next(iter(sizes))] // width
+                # At once: an interrupt, which saves, may come at any moment.
+                self.done = {"position": position, "complete": False, "tokens": tokens, "sizes": sizes}
+                characters, now = characters + read, time.monotonic()
+                if limit is not None:
+                    fraction = max(fraction or 0, min(1, tokens / limit))
+                rate = f"{characters / 1e6 / max(now - begun, 1e-3):.1f} M characters/s"
+                progress.show(fraction, f"{tokens / 1e6:.2f} M tokens, {rate}")
+                if limit is not None and tokens >= limit:
+                    break
+                if now - saved >= self.options.save_every:
+                    self.save()
+                    saved = time.monotonic()
+        progress.end()
+        self.done = {**self.done, "complete": True}
+        if time.monotonic() - begun >= self.options.save_every:
+            self.save()
+
+    def save(self):
+        """What has been encoded survives from now on."""
+        for f in self.files.values():
+            f.flush()
+            os.fsync(f.fileno())
+        write_atomically(self.path(STATE), json.dumps({"settings": self.settings, **self.done}))
+        self.is_kept = True
+
+    def finish(self):
+        """All is where it belongs."""
+        self.is_kept = False

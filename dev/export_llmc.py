@@ -1,0 +1,282 @@
+#!/usr/bin/env python3
+"""A Hugging Face directory of GPT-2 as llm.c's files: a checkpoint and the list of tokens.
+
+    export_llmc.py DIR OUT.bin [--version 3|5] [--tokens FILE]
+
+Needs Python 3.8 or later and numpy. DIR holds config.json and model.safetensors, as this project's trainers and
+transformers write them. Version 3 (the default) is float32, which keeps every bit of weights that are stored as F32, F16
+or BF16. Version 5 is bfloat16: each weight is rounded to the nearest of its 8 significant bits, ties to even, as torch
+does; what has been BF16 stays as it is.
+
+The tokens of DIR's tokenizer go to gpt2_tokenizer.bin beside OUT.bin (or to --tokens), where llm.c and this project's
+trainer look for them; a DIR without a tokenizer gives no such file.
+
+The format can hold one kind of model, so others are refused: a head of its own, a hidden size of the MLP that is not
+4 * n_embd, another activation than gelu_new, another epsilon than 1e-5. The vocabulary is padded with rows of zeros to a
+multiple of 128.
+"""
+import argparse
+import json
+import os
+import struct
+import sys
+
+import numpy as np
+
+FAILED, USAGE = 1, 2
+MAGIC_WEIGHTS, MAGIC_TOKENS = 20240326, 20240328
+TOKENS_FILE = "gpt2_tokenizer.bin"
+END_OF_TEXT = "<|endoftext|>"
+DTYPES = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16": "<u2"}
+# The tensors of a block in the order of the file; a matrix of a linear layer is [in, out] in DIR and [out, in] there.
+BLOCK = [
+    ("ln_1.weight", "vector"),
+    ("ln_1.bias", "vector"),
+    ("attn.c_attn.weight", "matrix"),
+    ("attn.c_attn.bias", "vector"),
+    ("attn.c_proj.weight", "matrix"),
+    ("attn.c_proj.bias", "vector"),
+    ("ln_2.weight", "vector"),
+    ("ln_2.bias", "vector"),
+    ("mlp.c_fc.weight", "matrix"),
+    ("mlp.c_fc.bias", "vector"),
+    ("mlp.c_proj.weight", "matrix"),
+    ("mlp.c_proj.bias", "vector"),
+]
+
+
+class UserError(Exception):
+    """Wrong usage or input: one line, exit status 2."""
+
+
+def read_json(path):
+    try:
+        with open(path, encoding="utf-8") as f:
+            return json.load(f)
+    except (OSError, ValueError) as e:
+        raise UserError(f"{path}: cannot be read as JSON: {e}")
+
+
+# ----------------------------------------------------------------------------------------------------------
+# The model
+
+
+class Weights:
+    """The tensors of a safetensors file as float32, by their names with or without "transformer."."""
+
+    def __init__(self, path):
+        self.path = path
+        try:
+            self.bytes = np.memmap(path, dtype=np.uint8, mode="r")
+        except (OSError, ValueError) as e:
+            raise UserError(f"{path}: cannot be read: {e}")
+        try:
+            length = struct.unpack("<Q", self.bytes[:8].tobytes())[0]
+            if length > len(self.bytes) - 8:
+                raise ValueError("it is truncated")
+            self.entries = json.loads(self.bytes[8 : 8 + length].tobytes().decode("utf-8"))
+            self.entries.pop("__metadata__", None)
+        except (struct.error, ValueError, AttributeError) as e:
+            raise UserError(f"{path}: is not a sound safetensors file: {e}")
+        self.data = 8 + length
+
+    def find(self, name):
+        return self.entries.get(name) or self.entries.get(name.replace("transformer.", "", 1))
+
+    def get(self, name, shape):
+        entry = self.find(name)
+        if not entry:
+            raise UserError(f'{self.path}: tensor "{name}" is missing; the file is of another model')
+        try:
+            dtype, found, (begin, end) = DTYPES.get(entry["dtype"]), list(entry["shape"]), entry["data_offsets"]
+        except (KeyError, TypeError, ValueError):
+            raise UserError(f'{self.path}: tensor "{name}": its entry is damaged')
+        if not dtype:
+            raise UserError(f'{self.path}: tensor "{name}": its dtype is {entry["dtype"]}; allowed: {", ".join(DTYPES)}')
+        if found != list(shape):
+            raise UserError(f'{self.path}: tensor "{name}": its shape is {found}, but config.json implies {list(shape)}')
+        if end - begin != int(np.prod(found)) * int(dtype[2]) or not 0 <= begin <= end <= len(self.bytes) - self.data:
+            raise UserError(f'{self.path}: tensor "{name}": its data_offsets are damaged')
+        values = self.bytes[self.data + begin : self.data + end].view(dtype).reshape(found)
+        if entry["dtype"] == "BF16":
+            return (values.astype("<u4") << 16).view("<f4")
+        return values.astype("<f4")
+
+
+def config_number(config, path, key, fallback=None):
+    value = config.get(key)
+    if value is None:
+        value = fallback
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 < value < 1 << 24:
+        raise UserError(f'{path}: key "{key}": {value!r} is not a whole number from 1 to {(1 << 24) - 1}')
+    return value
+
+
+def read_config(path):
+    """(positions, vocabulary, layers, heads, channels) of a model that the format can hold."""
+    config = read_json(path)
+    if not isinstance(config, dict) or config.get("model_type") != "gpt2":
+        raise UserError(f'{path}: key "model_type" is not "gpt2"')
+    keys = ("n_positions", "vocab_size", "n_layer", "n_head", "n_embd")
+    sizes = [config_number(config, path, key) for key in keys]
+    channels = sizes[4]
+    if channels % sizes[3]:
+        raise UserError(f"{path}: {channels} channels cannot be cut into {sizes[3]} heads")
+    if config_number(config, path, "n_inner", 4 * channels) != 4 * channels:
+        raise UserError(f'{path}: key "n_inner": llm.c\'s files hold 4 * n_embd = {4 * channels} only')
+    fixed = {
+        "activation_function": ("gelu_new", "gelu_pytorch_tanh"),
+        "layer_norm_epsilon": (1e-5,),
+        "tie_word_embeddings": (True,),
+        "scale_attn_weights": (True,),
+        "scale_attn_by_inverse_layer_idx": (False,),
+        "add_cross_attention": (False,),
+    }
+    for key, allowed in fixed.items():
+        if config.get(key, allowed[0]) not in allowed:
+            raise UserError(f'{path}: key "{key}": {config[key]!r} cannot be said in llm.c\'s files; only {allowed[0]!r}')
+    return sizes
+
+
+def to_bfloat16(values):
+    """float32 -> bfloat16, as uint16: to nearest, ties to even; a NaN stays one."""
+    bits = np.ascontiguousarray(values).view("<u4")
+    rounded = (bits + 0x7FFF + (bits >> 16 & 1)) >> 16  # the sum cannot wrap but for a NaN
+    return np.where(np.isnan(values), 0x7FC0, rounded).astype("<u2")
+
+
+def write_weights(f, directory, version):
+    sizes = read_config(os.path.join(directory, "config.json"))
+    positions, vocabulary, layers, _, channels = sizes
+    padded = (vocabulary + 127) // 128 * 128
+    weights = Weights(os.path.join(directory, "model.safetensors"))
+
+    def put(values):
+        f.write((to_bfloat16(values) if version == 5 else values).tobytes())
+
+    f.write(struct.pack("<8i", MAGIC_WEIGHTS, version, *sizes, padded).ljust(1024, b"\0"))
+    wte = weights.get("transformer.wte.weight", (vocabulary, channels))
+    if weights.find("lm_head.weight"):
+        head = weights.get("lm_head.weight", (vocabulary, channels))
+        if not np.array_equal(head.view("<u4"), wte.view("<u4")):
+            raise UserError(f"{weights.path}: its lm_head.weight is not its wte.weight; llm.c's files hold one for both")
+    put(wte)
+    put(np.zeros((padded - vocabulary, channels), "<f4"))
+    put(weights.get("transformer.wpe.weight", (positions, channels)))
+    widths = {"c_attn": 3 * channels, "c_fc": 4 * channels}
+    for name, kind in BLOCK:
+        wide = widths.get(name.split(".")[1], channels)
+        narrow = 4 * channels if name == "mlp.c_proj.weight" else channels
+        for layer in range(layers):
+            shape = (narrow, wide) if kind == "matrix" else (wide,)
+            put(weights.get(f"transformer.h.{layer}.{name}", shape).T)
+    put(weights.get("transformer.ln_f.weight", (channels,)))
+    put(weights.get("transformer.ln_f.bias", (channels,)))
+    return f"{layers} layers, {channels} channels, {vocabulary} tokens, {positions} positions, version {version}"
+
+
+# ----------------------------------------------------------------------------------------------------------
+# The tokens
+
+
+def byte_alphabet():
+    """character -> byte: printable Latin-1 stands for itself, the other bytes are U+0100 and up."""
+    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    others = [b for b in range(256) if b not in printable]
+    return {**{chr(b): b for b in printable}, **{chr(256 + i): b for i, b in enumerate(others)}}
+
+
+def read_tokens(directory):
+    """(tokens as bytes, number of the one that ends a text, file), or None where there is no tokenizer."""
+    for name in ("tokenizer.json", "vocab.json", "encoder.json"):
+        path = os.path.join(directory, name)
+        if os.path.exists(path):
+            break
+    else:
+        return None
+    tree, added = read_json(path), []
+    try:
+        if name == "tokenizer.json":
+            kinds = json.dumps([tree.get("decoder"), tree.get("pre_tokenizer")])
+            if '"ByteLevel"' not in kinds:
+                raise UserError(f"{path}: is not a byte-level tokenizer as GPT-2's")
+            added = [(t["content"], t["id"]) for t in tree.get("added_tokens") or []]
+            tree = tree["model"]["vocab"]
+        spelled = list(tree.items())
+    except (AttributeError, KeyError, TypeError):
+        raise UserError(f"{path}: holds no tokens with their ids")
+    alphabet, tokens = byte_alphabet(), {}
+    for token, i in spelled:
+        if all(c in alphabet for c in token):
+            tokens[i] = bytes(alphabet[c] for c in token)
+        else:
+            tokens[i] = token.encode("utf-8")
+    tokens.update((i, token.encode("utf-8")) for token, i in added)
+    if sorted(tokens, key=str) != sorted(range(len(tokens)), key=str):
+        raise UserError(f"{path}: its ids are not 0 .. {len(tokens) - 1}; llm.c's list has no gaps")
+    for i in range(len(tokens)):
+        if not 0 < len(tokens[i]) < 256:
+            raise UserError(f"{path}: token {i} has {len(tokens[i])} bytes; llm.c's list allows 1 to 255")
+    ends = [i for i, token in tokens.items() if token == END_OF_TEXT.encode()]
+    if not ends:
+        raise UserError(f"{path}: has no {END_OF_TEXT}, whose number llm.c's list must give")
+    return [tokens[i] for i in range(len(tokens))], ends[0], path
+
+
+def write_tokens(f, tokens, end_of_text):
+    f.write(struct.pack("<4I", MAGIC_TOKENS, 2, len(tokens), end_of_text).ljust(1024, b"\0"))
+    f.write(b"".join(bytes([len(token)]) + token for token in tokens))
+    return f"{len(tokens)} tokens"
+
+
+# ----------------------------------------------------------------------------------------------------------
+# Command line
+
+
+def write_file(path, write, *arguments):
+    """Complete or not at all."""
+    temporary = f"{path}.tmp"
+    try:
+        with open(temporary, "wb") as f:
+            what = write(f, *arguments)
+            f.flush()
+            os.fsync(f.fileno())
+        os.replace(temporary, path)
+    finally:
+        if os.path.exists(temporary):
+            os.remove(temporary)
+    print(f"{path}: {what}")
+
+
+class Parser(argparse.ArgumentParser):
+    def error(self, message):
+        raise UserError(f"{message}; --help says more")
+
+
+def main(arguments):
+    parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False)
+    parser.add_argument("directory", metavar="DIR", help="Hugging Face directory")
+    parser.add_argument("out", metavar="OUT.bin", help="the checkpoint")
+    parser.add_argument("--version", type=int, choices=(3, 5), default=3, help="3: float32, 5: bfloat16")
+    parser.add_argument("--tokens", metavar="FILE", help=f"the list of tokens (default: {TOKENS_FILE} beside OUT.bin)")
+    options = parser.parse_args(arguments)
+    if not options.out.endswith(".bin"):
+        raise UserError(f"{options.out}: the checkpoint's name must end with .bin, by which trainers know it")
+    found = read_tokens(options.directory)
+    write_file(options.out, write_weights, options.directory, options.version)
+    target = options.tokens or os.path.join(os.path.dirname(options.out), TOKENS_FILE)
+    if found:
+        write_file(target, write_tokens, found[0], found[1])
+    else:
+        print(f"{options.directory}: holds no tokenizer, so {target} is not written")
+
+
+if __name__ == "__main__":
+    try:
+        main(sys.argv[1:])
+    except UserError as e:
+        print(f"error: {e}", file=sys.stderr)
+        sys.exit(USAGE)
+    except OSError as e:
+        print(f"error: {e.filename}: {e.strerror}", file=sys.stderr)
+        sys.exit(FAILED)

@@ -1,0 +1,373 @@
+#!/usr/bin/env python3
+"""Planted faults: does a test fail for each of the one-line faults in dev/mutants.txt?
+
+    dev/mutants.py [--only NAME] [--jobs N]    build and test each fault in a copy of the sources
+    dev/mutants.py --check                     see, in less than a second, that the list still fits the sources
+    dev/mutants.py --list                      names, files, tests
+
+A fault that its tests do not see has survived: the tests have a hole. The sources as they are must pass the same tests
+first, so that a test that fails anyway kills nothing. A fault that does not compile is an error of the list. A test is
+stopped at its first line that begins with FAIL; one that takes ten times as long as without the fault, and a minute,
+has seen it too.
+
+An entry of the list, after an empty line:
+
+    NAME  what is wrong
+    FILE
+    -old line
+    +new line, or no such line: the old one is missing
+    : TEST                          as in TESTS below; several of them are run in order until one fails
+
+Lines that begin with a space, before or after, say where the old line is if it alone does not. Spaces at the ends of
+lines do not count. Builds are without most optimisation, which takes half the time.
+
+Exit status: 0; 1 where a fault survived; 2 where the list, the command line or the sources are wrong.
+"""
+
+import argparse
+import concurrent.futures
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+
+ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+LIST = os.path.join("dev", "mutants.txt")
+LEAST = 30
+MAKE = ["make", "OPT=-O1 -march=native"]
+SHORTEST, FACTOR, LONGEST_BUILD = 60, 10, 900  # limits in seconds, or times the time without a fault
+LARGEST_LOG = 64 << 20  # bytes; who writes more has lost its way
+
+DATA = ["data/builtin/train.bin", "data/builtin/bert/train.bin"]
+# What is built, and what is run. "ops OP" and "grad OP" are one op of the harness.
+TESTS = {
+    "ops": (["build/ops"], ["build/ops", "test"]),
+    "grad": (["build/ops_double"], ["build/ops_double", "grad"]),
+    "base": (["build/test_base"], ["build/test_base"]),
+    "data": (["build/test_data"] + DATA, ["build/test_data"]),
+    "bpe": (["build/test_bpe"], ["build/test_bpe"]),
+    "llmc_files": (["build/profile_page.inc", "build/test_llmc_files"], ["build/test_llmc_files"]),
+    "prefetch": (["build/test_prefetch"] + DATA, ["build/test_prefetch"]),
+    "run": (["build/test_run"] + DATA, ["build/test_run"]),
+    "order": (["build/test_order"], ["build/test_order"]),
+    "gpt2": (["build/test_gpt2"], ["build/test_gpt2"]),
+    "gpt2_double": (["build/test_gpt2_double"], ["build/test_gpt2_double"]),
+    "bert": (["build/test_bert"], ["build/test_bert"]),
+    "bert_double": (["build/test_bert_double"], ["build/test_bert_double"]),
+    "cli": (["train_gpt2"] + DATA, ["bash", "dev/test/cli.sh", "./train_gpt2"]),
+    "cli_bert": (["train_bert"] + DATA, ["bash", "dev/test/cli_bert.sh", "./train_bert"]),
+    "resume": (["train_gpt2"] + DATA, ["bash", "dev/test/resume.sh", "./train_gpt2"]),
+    "resume_bert": (["train_bert"] + DATA, ["bash", "dev/test/resume.sh", "./train_bert"]),
+    "ranks": (["train_gpt2"] + DATA, ["bash", "dev/test/ranks.sh", "./train_gpt2"]),
+}
+
+
+class ListError(Exception):
+    """What is wrong with the list or the sources, in a line."""
+
+
+# ---------------------------------------------------------------------------------------------------------
+# The list
+
+
+class Mutant:
+    def __init__(self, line):
+        self.line = line  # of the list, where the entry begins
+        self.name = self.title = self.path = ""
+        self.context, self.tests = [], []  # context: (mark, text) in the order of the file
+
+    def of(self, mark):
+        return [text for kind, text in self.context if kind == mark]
+
+    def fail(self, what):
+        raise ListError(f"{LIST}:{self.line}: {self.name}: {what}")
+
+    def check_form(self):
+        old, new = self.of("-"), self.of("+")
+        if not re.fullmatch(r"[a-z0-9-]+", self.name) or not self.title:
+            self.fail("begins with a name of small letters, digits and hyphens, two spaces, and what is wrong")
+        if len(old) != 1 or len(new) > 1:
+            self.fail("has one line that begins with '-', and one or none with '+'")
+        if new == old:
+            self.fail("the new line is the old one")
+        if not self.tests:
+            self.fail("names no test")
+        for test in self.tests:
+            name, *op = test.split()
+            if name not in TESTS or len(op) != (name in ("ops", "grad")):
+                self.fail(f"there is no test called '{test}'; there are: ops OP, grad OP, {', '.join(list(TESTS)[2:])}")
+
+    def applied(self, root):
+        """The text of the file with the fault."""
+        try:
+            with open(os.path.join(root, self.path), encoding="utf-8") as f:
+                lines = f.read().split("\n")
+        except OSError as e:
+            self.fail(f"{self.path}: {e.strerror}")
+        there = [text for mark, text in self.context if mark != "+"]
+        stripped = [line.strip() for line in lines]
+        places = [i for i in range(len(lines)) if stripped[i : i + len(there)] == there]
+        if len(places) != 1:
+            self.fail(f"{self.path}: has the old text {len(places)} times, not once: {self.of('-')[0]}")
+        at = places[0] + [mark for mark, _ in self.context if mark != "+"].index("-")
+        indent = lines[at][: len(lines[at]) - len(lines[at].lstrip())]
+        lines[at : at + 1] = [indent + text for text in self.of("+")]
+        return "\n".join(lines)
+
+
+def read_list():
+    with open(os.path.join(ROOT, LIST), encoding="utf-8") as f:
+        lines = f.read().split("\n")
+    mutants, current = [], None
+    for number, line in enumerate(lines, 1):
+        if line.startswith("#"):
+            continue
+        if not line.strip():
+            current = None
+        elif current is None:
+            current = Mutant(number)
+            current.name, _, current.title = line.partition("  ")
+            mutants.append(current)
+        elif not current.path:
+            current.path = line.strip()
+        elif line[0] in " -+":
+            current.context.append((line[0], line[1:].strip()))
+        elif line[0] == ":":
+            current.tests.append(line[1:].strip())
+        else:
+            raise ListError(f"{LIST}:{number}: begins with none of '-', '+', ':' and a space")
+    names = [m.name for m in mutants]
+    for m in mutants:
+        m.check_form()
+        if names.count(m.name) > 1:
+            m.fail("there are two of this name")
+    if len(mutants) < LEAST:
+        raise ListError(f"{LIST}: holds {len(mutants)} faults, fewer than {LEAST}")
+    return mutants
+
+
+# ---------------------------------------------------------------------------------------------------------
+# Processes
+
+
+class Processes:
+    """What runs now, each in a group of its own that ends as one."""
+
+    def __init__(self):
+        self.lock, self.running, self.stopped = threading.Lock(), set(), False
+
+    def end(self, process):
+        for number, patience in ((signal.SIGTERM, 10), (signal.SIGKILL, None)):
+            try:
+                os.killpg(process.pid, number)
+            except ProcessLookupError:
+                pass
+            try:
+                process.wait(patience)
+                if number == signal.SIGTERM:
+                    continue  # the rest of the group may still be there
+            except subprocess.TimeoutExpired:
+                pass
+
+    def stop_all(self):
+        with self.lock:
+            self.stopped = True
+            running = list(self.running)
+        for process in running:
+            self.end(process)
+
+    def run(self, command, folder, log, limit, watch):
+        """The exit status of a command; "FAIL" where `watch` and it printed such a line, "time" where it did not end or stop to print."""
+        environment = dict(os.environ, OMP_WAIT_POLICY="passive", GOMP_SPINCOUNT="0", TMPDIR=os.path.join(folder, "tmp"))
+        with open(log, "wb") as out:
+            with self.lock:
+                if self.stopped:
+                    raise KeyboardInterrupt
+                process = subprocess.Popen(command, cwd=folder, stdin=subprocess.DEVNULL, stdout=out, stderr=out,
+                                           env=environment, start_new_session=True)  # fmt: skip
+                self.running.add(process)
+        try:
+            began = time.monotonic()
+            while process.poll() is None:
+                time.sleep(0.2)
+                if watch and first_failure(log):
+                    return "FAIL"
+                if time.monotonic() - began > limit or os.path.getsize(log) > LARGEST_LOG:
+                    return "time"
+            return process.returncode
+        finally:
+            self.end(process)
+            with self.lock:
+                self.running.discard(process)
+
+
+def first_failure(log):
+    with open(log, encoding="utf-8", errors="replace") as f:
+        for line in f:
+            if line.startswith("FAIL"):
+                return line.strip()
+    return ""
+
+
+def evidence_of(status, log):
+    ended = "did not end in time" if status == "time" else f"exit status {status}"
+    return first_failure(log) or f"{ended}: {last_line(log)}"
+
+
+def last_line(log):
+    with open(log, encoding="utf-8", errors="replace") as f:
+        lines = [line.strip() for line in f if line.strip()]
+    return lines[-1] if lines else "no output"
+
+
+# ---------------------------------------------------------------------------------------------------------
+# Copies of the sources, their tests
+
+
+def copy_sources(folder):
+    """Tracked files and those that git would not ignore: nothing that make writes."""
+    listing = subprocess.run(["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"], cwd=ROOT,
+                             stdout=subprocess.PIPE, stderr=subprocess.PIPE)  # fmt: skip
+    if listing.returncode != 0:
+        raise ListError(f"git ls-files: {listing.stderr.decode().strip()}; the sources must be in a git repository")
+    for name in listing.stdout.decode().split("\0"):
+        source, target = os.path.join(ROOT, name), os.path.join(folder, name)
+        if name and os.path.isfile(source):
+            os.makedirs(os.path.dirname(target), exist_ok=True)
+            shutil.copy2(source, target)
+    os.makedirs(os.path.join(folder, "tmp"))
+
+
+def command_of(test):
+    name, *op = test.split()
+    targets, command = TESTS[name]
+    return targets, command + op
+
+
+class Runner:
+    def __init__(self, work):
+        self.work, self.base = work, os.path.join(work, "base")
+        self.processes, self.limits = Processes(), {}
+
+    def build(self, folder, targets):
+        """What is wrong with the build, or nothing."""
+        log = os.path.join(folder, "tmp", "build.log")
+        status = self.processes.run(MAKE + targets, folder, log, LONGEST_BUILD, False)
+        if status == "time":
+            return f"the build did not end within {LONGEST_BUILD} s"
+        return first_error(log) if status != 0 else ""
+
+    def begin(self, tests):
+        """Build and run all that will be needed, without a fault."""
+        copy_sources(self.base)
+        for test in tests:
+            targets, command = command_of(test)
+            wrong = self.build(self.base, targets)
+            if wrong:
+                raise ListError(f"the sources as they are do not build: {wrong}")
+            log, began = os.path.join(self.base, "tmp", "test.log"), time.monotonic()
+            status = self.processes.run(command, self.base, log, 3600, True)
+            seconds = time.monotonic() - began
+            if status != 0:
+                raise ListError(f"the sources as they are fail '{test}': {evidence_of(status, log)}")
+            self.limits[test] = SHORTEST + FACTOR * seconds
+            print(f"{'passes':9} {'as it is':32} {test:16} {seconds:4.0f} s", flush=True)
+
+    def try_one(self, mutant):
+        """What became of the fault: killed, SURVIVED or ERROR; by which test, how long it took, the evidence."""
+        folder, began = os.path.join(self.work, mutant.name), time.monotonic()
+        shutil.copytree(self.base, folder, symlinks=True)
+        log, result, tried = os.path.join(folder, "tmp", "test.log"), "SURVIVED", []
+        evidence = mutant.title
+        try:
+            with open(os.path.join(folder, mutant.path), "w", encoding="utf-8") as f:
+                f.write(mutant.applied(self.base))
+            for test in mutant.tests:
+                targets, command = command_of(test)
+                wrong = self.build(folder, targets)
+                tried.append(test)
+                if wrong:
+                    result, evidence = "ERROR", f"does not compile: {wrong}"
+                    break
+                status = self.processes.run(command, folder, log, self.limits[test], True)
+                if status == 0:
+                    continue
+                result, tried = "killed", [test]
+                evidence = evidence_of(status, log)
+                break
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+        return result, ", ".join(tried), time.monotonic() - began, evidence
+
+
+def first_error(log):
+    with open(log, encoding="utf-8", errors="replace") as f:
+        lines = [line.strip() for line in f]
+    return next((line for line in lines if " error: " in line or "***" in line), last_line(log))
+
+
+def run_all(mutants, jobs):
+    passed, failed = 0, 0
+    began, work = time.monotonic(), tempfile.mkdtemp(prefix="mutants.")
+    runner = Runner(work)
+    try:
+        runner.begin(sorted({test for m in mutants for test in m.tests}))
+        with concurrent.futures.ThreadPoolExecutor(jobs) as pool:
+            try:
+                waiting = {pool.submit(runner.try_one, m): m for m in mutants}
+                for done in concurrent.futures.as_completed(waiting):
+                    result, tests, seconds, evidence = done.result()
+                    passed, failed = passed + (result == "killed"), failed + (result != "killed")
+                    print(f"{result:9} {waiting[done].name:32} {tests:16} {seconds:4.0f} s  {evidence}", flush=True)
+            except BaseException:
+                for future in waiting:
+                    future.cancel()
+                runner.processes.stop_all()
+                raise
+    finally:
+        runner.processes.stop_all()
+        shutil.rmtree(work, ignore_errors=True)
+    print(f"{time.monotonic() - began:.0f} s with {jobs} at a time")
+    print(f"{passed} passed, {failed} failed")
+    return failed
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0], epilog="The list is dev/mutants.txt.")
+    parser.add_argument("--only", metavar="NAME", action="append", help="this fault alone; may be given again")
+    parser.add_argument("--jobs", metavar="N", type=int, default=1, help="faults at a time; 1 unless given")
+    parser.add_argument("--check", action="store_true", help="only whether the list fits the sources")
+    parser.add_argument("--list", action="store_true", help="print the list")
+    options = parser.parse_args()
+    if options.jobs < 1:
+        parser.error(f"--jobs {options.jobs}: at least 1")
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
+    try:
+        mutants = read_list()
+        chosen = [m for m in mutants if not options.only or m.name in options.only]
+        for name in options.only or []:
+            if name not in [m.name for m in mutants]:
+                parser.error(f"--only {name}: no fault is called so; --list names them")
+        for m in chosen:
+            m.applied(ROOT)
+        if options.list:
+            for m in chosen:
+                print(f"{m.name:32} {m.path:28} {', '.join(m.tests):24} {m.title}")
+        if options.check or options.list:
+            print(f"{len(chosen)} faults fit the sources")
+            return 0
+        return 1 if run_all(chosen, options.jobs) else 0
+    except ListError as e:
+        print(f"error: {e}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        return 130
+
+
+if __name__ == "__main__":
+    sys.exit(main())

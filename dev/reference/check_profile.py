@@ -1,0 +1,99 @@
+#!/usr/bin/env python3
+"""Whether a profile adds up, and agrees with other tools.
+
+    check_profile.py OUT/profile [--overhead PERCENT] [--ncu FILE.csv] [--listing FILE.csv]
+
+Rows and gaps must add up to the step's time within 1 per cent, every row must belong to an op, and no launch may be lost;
+with --overhead the profiled step must not be slower than the plain one by more. --ncu: `ncu --csv --page raw` of one step,
+whose kernels must have the same names as often. --listing: what kernel_list.c wrote of the same program without --profile;
+the ten heaviest kernels must take the same time within 5 per cent, in the median.
+Prints one line "RESULT ..." and a line for each failure; exit status 1 if there is one.
+"""
+import argparse
+import collections
+import csv
+import json
+import pathlib
+import statistics
+import subprocess
+import sys
+
+
+def short(name):
+    """The name without return type and arguments; of a CUTLASS kernel, the argument that tells it apart."""
+    name = name.removeprefix("void ")
+    head = name.split("<")[0].split("(")[0]
+    if head.startswith("cutlass::") and "<" in name:
+        return short(name.split("<", 1)[1].rstrip(">"))
+    return head.split("::")[-1].split(",")[0]
+
+
+def is_kernel(row):
+    return not row["kernel"].startswith(("copy_", "fill_"))
+
+
+def add_up(step):
+    parts = ("kernels_ms", "gap_host_ms", "gap_stream_ms", "gap_kernels_ms", "before_ms", "after_ms")
+    return sum(step[part] or 0 for part in parts) - step["beside_ms"]
+
+
+def demangled(names):
+    lines = subprocess.run(["c++filt"], input="\n".join(names), capture_output=True, text=True, check=True).stdout
+    return lines.split("\n")
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("profile", type=pathlib.Path)
+    parser.add_argument("--overhead", type=float)
+    parser.add_argument("--ncu", type=pathlib.Path)
+    parser.add_argument("--listing", type=pathlib.Path)
+    args = parser.parse_args()
+    step = json.loads((args.profile / "summary.json").read_text())["step"]
+    rows = list(csv.DictReader((args.profile / "kernels.csv").open(newline="")))
+    failures = []
+    total, profiled, plain = add_up(step), step["profiled_ms"], step["plain_ms"]
+    if not abs(total / profiled - 1) <= 0.01:
+        failures.append(f"rows and gaps are {total:.3f} ms, the step is {profiled:.3f} ms")
+    for key in ("unattributed", "lost"):
+        if step[key] != 0:
+            failures.append(f"{step[key]} launches are {key}")
+    overhead = 100 * (profiled / plain - 1)
+    if args.overhead is not None and not overhead <= args.overhead:
+        failures.append(f"profiling makes the step {overhead:.1f} % slower")
+    result = f"RESULT profile rows={len(rows)} rows_and_gaps_ms={total:.3f} profiled_ms={profiled:.3f} plain_ms={plain:.3f} overhead_percent={overhead:.1f}"
+
+    if args.ncu:
+        lines = [line for line in args.ncu.read_text().split("\n") if line.startswith('"')]
+        theirs = collections.Counter(short(r["Kernel Name"]) for r in csv.DictReader(lines) if r["ID"].isdigit())
+        ours = collections.Counter(short(r["full_name"]) for r in rows if is_kernel(r))
+        for name in sorted(ours.keys() | theirs.keys()):
+            if ours[name] != theirs[name]:
+                failures.append(f"{name}: {ours[name]} here, {theirs[name]} of ncu")
+        result += f" ncu_kernels={theirs.total()}"
+
+    if args.listing:
+        times, ours = collections.defaultdict(list), collections.defaultdict(list)
+        lines = [line.split(",", 1) for line in args.listing.read_text().splitlines()]
+        for (nanoseconds, _), name in zip(lines, demangled([line[1] for line in lines])):
+            times[short(name)].append(int(nanoseconds) / 1e3)
+        for row in rows:
+            if is_kernel(row):
+                ours[short(row["full_name"])].append(float(row["us"]))
+        worst = 0
+        for name in sorted(ours, key=lambda name: -sum(ours[name]))[:10]:
+            theirs = statistics.median(times[name]) if times[name] else float("nan")
+            difference = 100 * (statistics.median(ours[name]) / theirs - 1)
+            worst = max(worst, abs(difference))
+            if not abs(difference) <= 5:
+                failures.append(f"{name}: {statistics.median(ours[name]):.2f} us here, {theirs:.2f} us in the plain listing")
+        result += f" listing_worst_percent={worst:.1f}"
+
+    print(result)
+    for failure in failures:
+        print("FAIL", failure)
+    return 1 if failures else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

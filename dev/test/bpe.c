@@ -1,0 +1,548 @@
+/* Tests of byte-level BPE encoding (llmc/data/bpe.h): words, merges, special tokens, bytes that are no UTF-8, the files
+ * of a vocabulary and what is refused. What is wanted here is what `tokenizers` 0.23 says; dev/test/check_bpe.py
+ * compares on megabytes, and asks this program for its side:
+ *
+ *     test_bpe words|text|token DIRECTORY FILE...
+ *
+ * writes for each file, as 32-bit integers, their number and: the lengths of its words in bytes, or its tokens with
+ * special ones as text or as tokens. The speed goes to stderr.
+ *
+ * Without arguments it prints a line a case and `N passed, N failed`; exit status 1 if one failed. */
+#include <ftw.h>
+#include <sys/wait.h>
+
+#include "llmc/data/bpe.h"
+
+typedef struct {
+    int passed, failed;
+    char* directory;  // for files
+} Tests;
+
+static void expect(Tests* t, int good, const char* name) {
+    printf("%s %s\n", good ? "ok  " : "FAIL", name);
+    if (good) t->passed++;
+    else t->failed++;
+}
+
+static char* put(const Tests* t, const char* name, const char* text, size_t n) {
+    char* path = xprintf("%s/%s", t->directory, name);
+    if (write_file(path, text, n) != 0) die(FAILED, "%s: %s", path, strerror(errno));
+    return path;
+}
+
+static void drop(const Tests* t, const char* name) {
+    char* path = xprintf("%s/%s", t->directory, name);
+    unlink(path);
+    free(path);
+}
+
+static int remove_entry(const char* path, const struct stat* st, int type, struct FTW* where) {
+    (void)st, (void)type, (void)where;
+    return remove(path);
+}
+
+// ---------------------------------------------------------------------------------------------------------
+// A small vocabulary: id = byte, then what the merges make in the order of their ids, then added tokens
+
+// A merge that comes twice has its last rank. With those of p, q, r and z a pair that is queued is overtaken.
+static const char* const merges[] = {"\u0120 t", "h e",           "\u0120t he",    "b c",
+                                     "a b",      "a bc",          "ab ab",         "aa aa",
+                                     "a a",      "\u00c3 \u00a9", "\u0120 \u0120", "\u0120\u0120 \u0120\u0120",
+                                     "q r",      "p q",           "z p",           "p qr",
+                                     "a b"};
+static const struct {
+    const char* content;
+    int is_special, is_normalized;
+} added[] = {
+    {"<|endoftext|>", 1, 0}, {"xyz", 0, 1}, {"yz!", 0, 0},    {"xyzx", 0, 1},
+    {"<|end", 0, 0},         {"   ", 0, 1}, {"<|endz", 0, 1}, {"", 0, 0},
+};
+enum { BYTES = 256, FIRST_ADDED = BYTES + COUNT_OF(merges) - 1 };
+
+#define KIND "\"pre_tokenizer\":{\"type\":\"ByteLevel\",\"add_prefix_space\":false,\"use_regex\":true}"
+
+static void append_byte(Text* out, int byte) {
+    int byte_of[BYTE_ALPHABET_END], c = 0;
+    byte_alphabet(byte_of);
+    while (byte_of[c] != byte) c++;
+    char spelling[2] = {(char)(c < 0x80 ? c : 0xC0 | c >> 6), (char)(0x80 | (c & 63))};
+    text_append(out, spelling, c < 0x80 ? 1 : 2);
+}
+
+// {"token": id, ...}, of bytes from `first` on.
+static Text vocabulary_json(int first, const char* more) {
+    Text t = {NULL, 0, 0};
+    int id = BYTES;
+    text_printf(&t, "{");
+    for (int byte = first; byte < BYTES; byte++) {
+        Text name = {NULL, 0, 0};
+        append_byte(&name, byte);
+        json_put_integer(&t, name.text, byte);
+        free(name.text);
+    }
+    for (size_t i = 0; i + 1 < COUNT_OF(merges); i++) {
+        char name[16];
+        size_t left = strcspn(merges[i], " ");
+        snprintf(name, sizeof name, "%.*s%s", (int)left, merges[i], merges[i] + left + 1);
+        json_put_integer(&t, name, id++);
+    }
+    text_printf(&t, "%s}", more);
+    return t;
+}
+
+static void put_vocabulary(const Tests* t, const char* name, const char* more) {
+    Text text = vocabulary_json(0, more);
+    free(put(t, name, text.text, text.length));
+    free(text.text);
+}
+
+static void put_merges(const Tests* t, const char* name, const char* line_end) {
+    Text text = {NULL, 0, 0};
+    text_printf(&text, "#version: 0.2%s", line_end);
+    for (size_t i = 0; i < COUNT_OF(merges); i++) text_printf(&text, "%s%s", merges[i], line_end);
+    free(put(t, name, text.text, text.length));
+    free(text.text);
+}
+
+static Text added_json(void) {
+    static const char* const truth[] = {"false", "true"};
+    Text t = {NULL, 0, 0};
+    for (size_t i = 0; i < COUNT_OF(added); i++)
+        text_printf(&t,
+                    "%s{\"id\":%zu,\"content\":\"%s\",\"special\":%s,\"normalized\":%s,\"single_word\":false,"
+                    "\"lstrip\":false,\"rstrip\":false}",
+                    i ? "," : "", FIRST_ADDED + i, added[i].content, truth[added[i].is_special],
+                    truth[added[i].is_normalized]);
+    return t;
+}
+
+typedef enum { STRINGS, PAIRS } MergeForm;
+
+static void put_tokenizer(const Tests* t, MergeForm form, const char* added_tokens) {
+    Text text = {NULL, 0, 0}, vocabulary = vocabulary_json(0, "");
+    text_printf(&text, "{\"added_tokens\":[%s],\"normalizer\":null," KIND ",\"model\":{\"type\":\"BPE\",\"vocab\":%s,",
+                added_tokens, vocabulary.text);
+    text_printf(&text, "\"merges\":[");
+    for (size_t i = 0; i < COUNT_OF(merges); i++) {
+        int left = (int)strcspn(merges[i], " ");
+        text_printf(&text, i ? ", " : "");
+        if (form == STRINGS) text_printf(&text, "\"%s\"", merges[i]);
+        else text_printf(&text, "[\"%.*s\", \"%s\"]", left, merges[i], merges[i] + left + 1);
+    }
+    text_printf(&text, "]}}");
+    free(put(t, "tokenizer.json", text.text, text.length));
+    free(text.text);
+    free(vocabulary.text);
+}
+
+static void open_bpe(Bpe* b, const Tests* t) {
+    if (bpe_open(b, t->directory) != 0) die(FAILED, "%s: no tokenizer", t->directory);
+}
+
+// The tokens of a text as numbers with a space after each.
+static Text numbers(Bpe* b, const char* text, size_t n, SpecialTokens special) {
+    Text got = {NULL, 0, 0};
+    int* ids;
+    size_t count = bpe_encode(&ids, b, text, n, special);
+    text_append(&got, "", 0);
+    for (size_t i = 0; i < count; i++) text_printf(&got, "%d ", ids[i]);
+    free(ids);
+    return got;
+}
+
+static void expect_tokens(Tests* t, Bpe* b, const char* text, SpecialTokens special, const char* want) {
+    Text got = numbers(b, text, strlen(text), special), name = {NULL, 0, 0};
+    text_printf(&name, "tokens of ");
+    text_json_string(&name, text, strlen(text));
+    text_printf(&name, special == AS_TEXT ? ", special ones as text: %s" : ": %s", got.text);
+    expect(t, strcmp(got.text, want) == 0, name.text);
+    free(got.text);
+    free(name.text);
+}
+
+// ---------------------------------------------------------------------------------------------------------
+// Cases
+
+static void test_words(Tests* t) {
+    static const char* const texts[] = {
+        "Hello| world",
+        "it|'s| we|'re| I|'|VE| you|'ll| he|'d|'m| '|tis| ''|s",
+        "'|r| '|v| '|l",
+        "!'|s| '|s| '",
+        "a| | b|  | c| ",
+        "  \n\n| x|\n",
+        "\t|\t|a| |\u00a0|b|\u3000|\u3000|c",
+        "abc|123|def| 45|.|6| $!?| 7",
+        "it|\u2019|s|'t",
+        "x|\u0301|y| \u4e2d\u6587| \u00bd\u00b2",
+        "\u200b|\xc2\x85|\u1c89|\ua7ce",  // the third is a letter since Unicode 16, the fourth will be one
+    };
+    Bpe b;
+    put_tokenizer(t, STRINGS, "");
+    open_bpe(&b, t);
+    for (size_t i = 0; i < COUNT_OF(texts); i++) {
+        Text whole = {NULL, 0, 0}, got = {NULL, 0, 0}, name = {NULL, 0, 0};
+        for (const char* p = texts[i]; *p; p++) text_append(&whole, p, *p != '|');
+        for (size_t at = 0, n; at < whole.length; at += n) {
+            n = bpe_word(&b, whole.text + at, whole.length - at);
+            text_printf(&got, "%s%.*s", at ? "|" : "", (int)n, whole.text + at);
+        }
+        text_printf(&name, "words: ");
+        text_json_string(&name, got.text, got.length);
+        expect(t, strcmp(got.text, texts[i]) == 0, name.text);
+        free(whole.text);
+        free(got.text);
+        free(name.text);
+    }
+    bpe_free(&b);
+}
+
+static void test_merges(Tests* t) {
+    static const struct {
+        const char *text, *want;
+    } cases[] = {
+        {"", ""},
+        {"abc", "261 "},
+        {"aab", "264 98 "},
+        {"abab", "262 "},
+        {"ababab", "262 260 "},
+        {"aaaaa", "263 97 "},
+        {"aaaaaaaa", "263 263 "},
+        {" the then", "258 258 110 "},
+        {"\u00e9", "265 "},
+        {"zpqr", "270 268 "},
+        {"aabc abcabc", "97 261 32 261 261 "},
+        {"         x", "267 267 32 120 "},
+    };
+    Bpe b;
+    for (int form = STRINGS; form <= PAIRS; form++) {
+        put_tokenizer(t, (MergeForm)form, "");
+        open_bpe(&b, t);
+        for (size_t i = 0; i < COUNT_OF(cases); i++) expect_tokens(t, &b, cases[i].text, AS_TOKEN, cases[i].want);
+        bpe_free(&b);
+    }
+}
+
+#define END_TEXT "60 124 101 110 100 111 102 116 101 120 116 124 62 "
+
+static void test_added(Tests* t) {
+    static const struct {
+        const char *text, *as_token, *as_text;
+    } cases[] = {
+        {"<|endoftext|>", "272 ", END_TEXT},
+        {"a<|endoftext|>b", "97 272 98 ", "97 " END_TEXT "98 "},
+        {"<|endoftext|", "276 111 102 116 101 120 116 124 ", NULL},
+        {"<|end <|endoftext|><|endoftext|>", "276 32 272 272 ", "276 32 " END_TEXT END_TEXT},
+        {"<|endz", "276 122 ", NULL},
+        {"xyzx xyz! wxyz", "275 32 120 274 32 119 273 ", NULL},
+        {"xyzxyzx  <|endoftext|>", "275 121 122 120 266 272 ", "275 121 122 120 32 32 " END_TEXT},
+        {" a    b", "32 97 277 32 98 ", NULL},
+        {"\n \n<|endoftext|> the", "10 32 10 272 258 ", "10 32 10 " END_TEXT "258 "},
+    };
+    Bpe b;
+    Text tokens = added_json();
+    put_tokenizer(t, STRINGS, tokens.text);
+    free(tokens.text);
+    open_bpe(&b, t);
+    for (size_t i = 0; i < COUNT_OF(cases); i++) {
+        expect_tokens(t, &b, cases[i].text, AS_TOKEN, cases[i].as_token);
+        expect_tokens(t, &b, cases[i].text, AS_TEXT, cases[i].as_text ? cases[i].as_text : cases[i].as_token);
+    }
+    bpe_free(&b);
+}
+
+// Each form of the files has the same tokens.
+static void test_files(Tests* t) {
+    static const char* const names[][3] = {{"vocab.json", "merges.txt", "\n"}, {"encoder.json", "vocab.bpe", "\r\n"}};
+    static const char text[] = " the abcab<|endoftext|>";
+    Bpe b;
+    drop(t, "tokenizer.json");
+    expect(t, bpe_open(&b, t->directory) == -1, "no tokenizer");
+    for (size_t i = 0; i < COUNT_OF(names); i++) {
+        put_vocabulary(t, names[i][0], ", \"<|endoftext|>\": 272");
+        put_merges(t, names[i][1], names[i][2]);
+        open_bpe(&b, t);
+        expect_tokens(t, &b, text, AS_TOKEN, "258 32 261 260 272 ");
+        expect_tokens(t, &b, text, AS_TEXT, "258 32 261 260 " END_TEXT);
+        bpe_free(&b);
+        drop(t, names[i][0]);
+        drop(t, names[i][1]);
+    }
+}
+
+// What Python's decode(errors="replace") makes of it.
+static void test_invalid(Tests* t) {
+#define X "\xEF\xBF\xBD"
+    static const struct {
+        const char *text, *want;
+    } cases[] = {
+        {"abc\u00e9\u4e2d\U0001F600", "abc\u00e9\u4e2d\U0001F600"},
+        {"\x80", X},
+        {"a\xFFz", "a" X "z"},
+        {"\xC3", X},
+        {"\xC3(", X "("},
+        {"\xC0\xAF", X X},
+        {"\xE2\x82", X},
+        {"\xE2\x82\x41", X "A"},
+        {"\xE0\x9F\xBF", X X X},
+        {"\xED\xA0\x80", X X X},
+        {"\xF0\x9F\x98", X},
+        {"\xF0\x9F\x98\xF0\x9F\x98\x80", X "\U0001F600"},
+        {"\xF0\x8F\xBF\xBF", X X X X},
+        {"\xF4\x90\x80\x80", X X X X},
+        {"\xF5\x80\x80\x80", X X X X},
+        {"\xE4\xB8\xAD\xE4\xB8", "\u4e2d" X},
+    };
+#undef X
+    Bpe b;
+    put_tokenizer(t, STRINGS, "");
+    open_bpe(&b, t);
+    for (size_t i = 0; i < COUNT_OF(cases); i++) {
+        Text name = {NULL, 0, 0};
+        Text got = numbers(&b, cases[i].text, strlen(cases[i].text), AS_TEXT);
+        Text want = numbers(&b, cases[i].want, strlen(cases[i].want), AS_TEXT);
+        text_printf(&name, "no UTF-8, or some: %s", got.text);
+        expect(t, strcmp(got.text, want.text) == 0, name.text);
+        free(name.text);
+        free(got.text);
+        free(want.text);
+    }
+    // Nothing after the end is looked at: a sanitizer would see it.
+    char* alone = (char*)xmalloc(2);
+    memcpy(alone, "\xF0\x9F", 2);
+    Text got = numbers(&b, alone, 2, AS_TEXT);
+    expect(t, strcmp(got.text, "239 191 189 ") == 0, "a character that the text ends in");
+    free(got.text);
+    free(alone);
+    bpe_free(&b);
+}
+
+// A million equal characters, as one word of letters, of white space, of others and of numbers: in a second, but in an
+// hour where the time grows with the square of a word's length.
+static void test_long_words(Tests* t) {
+    enum { LONG = 1000000 };
+    static const struct {
+        char fill;
+        int every, token;  // of how many characters one token
+    } cases[] = {{'a', 4, 263}, {' ', 4, 267}, {'!', 1, '!'}, {'1', 1, '1'}};
+    char* text = (char*)xmalloc(LONG);
+    Bpe b;
+    put_tokenizer(t, STRINGS, "");
+    open_bpe(&b, t);
+    for (size_t i = 0; i < COUNT_OF(cases); i++) {
+        int* ids;
+        clock_t start = clock();
+        memset(text, cases[i].fill, LONG);
+        size_t count = bpe_encode(&ids, &b, text, LONG, AS_TEXT), bad = 0;
+        double seconds = (double)(clock() - start) / CLOCKS_PER_SEC;
+        for (size_t k = 0; k < count; k++) bad += ids[k] != cases[i].token;
+        char* name = xprintf("%d times '%c': %zu tokens in %.2f s", LONG, cases[i].fill, count, seconds);
+        expect(t, count == (size_t)(LONG / cases[i].every) && bad == 0 && seconds < 60, name);
+        free(name);
+        free(ids);
+    }
+    free(text);
+    bpe_free(&b);
+}
+
+// Random words, more than are remembered: each has the tokens that its merges give, the first time and from then on,
+// and the tokens spell the text.
+static void test_cache(Tests* t) {
+    enum { WORDS = 4 * BPE_CACHE, LONGEST = BPE_CACHED_BYTES + 10 };
+    Bpe b;
+    Tokenizer k;
+    Text text = {NULL, 0, 0}, back = {NULL, 0, 0};
+    int *want = (int*)xmalloc(WORDS * (LONGEST + 1) * sizeof(int)), *ids;
+    size_t count = 0;
+    put_tokenizer(t, STRINGS, "");
+    put_vocabulary(t, "vocab.json", "");
+    open_bpe(&b, t);
+    for (int i = 0; i < WORDS; i++) {
+        uint64_t random = (uint64_t)i * 0x9E3779B97F4A7C15u;
+        size_t n = 1 + (size_t)(random >> 33) % LONGEST, begin = text.length;
+        text_append(&text, " ", 1);
+        for (size_t c = 0; c < n; c++) text_append(&text, &"abcthe"[(random >> (c % 29 * 2 + 1)) % 6], 1);
+        count += bpe_merge(want + count, &b, text.text + begin, text.length - begin);
+    }
+    for (int again = 0; again < 2; again++) {
+        size_t got = bpe_encode(&ids, &b, text.text, text.length, AS_TEXT);
+        expect(t, got == count && memcmp(ids, want, count * sizeof(int)) == 0, again ? "words again" : "words once");
+        if (!again) free(ids);
+    }
+    drop(t, "tokenizer.json");  // the vocabulary alone is enough to decode
+    if (tokenizer_open(&k, t->directory) != 0) die(FAILED, "%s: no tokenizer", t->directory);
+    for (size_t i = 0; i < count; i++) {
+        size_t n;
+        const char* bytes = tokenizer_decode(&k, ids[i], &n);
+        text_append(&back, bytes ? bytes : "", n);
+    }
+    expect(t, back.length == text.length && memcmp(back.text, text.text, text.length) == 0, "tokens spell the text");
+    drop(t, "vocab.json");
+    tokenizer_free(&k);
+    free(ids);
+    free(want);
+    free(text.text);
+    free(back.text);
+    bpe_free(&b);
+}
+
+// ---------------------------------------------------------------------------------------------------------
+// What is refused
+
+static void open_alone(const char* directory) {
+    Bpe b;
+    if (bpe_open(&b, directory) == 0) bpe_free(&b);
+}
+
+// Opening must end with USAGE and one line that names the file and holds `message`.
+static void expect_refused(Tests* t, const char* file, const char* message) {
+    int ends[2], result = 0;
+    char piece[512];
+    Text said = {NULL, 0, 0};
+    fflush(stdout);
+    if (pipe(ends) != 0) die(FAILED, "pipe: %s", strerror(errno));
+    pid_t child = fork();
+    if (child == 0) {
+        dup2(ends[1], STDERR_FILENO);
+        close(ends[0]), close(ends[1]);
+        open_alone(t->directory);
+        exit(DONE);
+    }
+    close(ends[1]);
+    text_append(&said, "", 0);
+    for (ssize_t got; (got = read(ends[0], piece, sizeof piece)) > 0;) text_append(&said, piece, (size_t)got);
+    close(ends[0]);
+    waitpid(child, &result, 0);
+    char* path = xprintf("error: %s/%s: ", t->directory, file);
+    int is_line = said.length > 0 && strchr(said.text, '\n') == said.text + said.length - 1;
+    int good = WIFEXITED(result) && WEXITSTATUS(result) == USAGE && is_line && strstr(said.text, message) &&
+               strncmp(said.text, path, strlen(path)) == 0;
+    char* name = xprintf("refused: %s", message);
+    expect(t, good, name);
+    if (!good) printf("  status %d: %s\n", WIFEXITED(result) ? WEXITSTATUS(result) : -1, said.text);
+    free(name);
+    free(path);
+    free(said.text);
+}
+
+#define WITH_KIND(more) "{" KIND ",\"model\":{" more "}}"
+#define WITH_PRE(pre) "{\"pre_tokenizer\":{" pre "},\"model\":{}}"
+
+typedef struct {
+    const char *text, *message;
+} Refusal;
+
+static void test_refused(Tests* t) {
+    static const Refusal whole[] = {
+        {"{", "not valid JSON"},
+        {"{\"model\":{}}", "key \"pre_tokenizer\""},
+        {WITH_PRE("\"type\":\"Sequence\""), "key \"pre_tokenizer\""},
+        {WITH_PRE("\"type\":\"ByteLevel\",\"add_prefix_space\":true"), "key \"add_prefix_space\""},
+        {WITH_PRE("\"type\":\"ByteLevel\",\"add_prefix_space\":false,\"use_regex\":false"), "key \"use_regex\""},
+        {"{\"normalizer\":{}," KIND "}", "key \"normalizer\""},
+        {WITH_KIND("\"type\":\"Unigram\""), "key \"type\""},
+        {WITH_KIND("\"dropout\":0.1"), "key \"dropout\""},
+        {WITH_KIND("\"ignore_merges\":true"), "key \"ignore_merges\""},
+        {WITH_KIND("\"end_of_word_suffix\":\"</w>\""), "key \"end_of_word_suffix\""},
+        {WITH_KIND("\"continuing_subword_prefix\":\"##\""), "key \"continuing_subword_prefix\""},
+        {WITH_KIND(""), "no object of tokens"},
+        {WITH_KIND("\"vocab\":{\"a\":-1}"), "token \"a\": its id"},
+        {WITH_KIND("\"vocab\":{\"a\":0}"), "no token for the byte 0x"},
+    };
+    static const Refusal model[] = {
+        {"", "no array of merges"},
+        {",\"merges\":[7]", "merge 1 is not two symbols"},
+        {",\"merges\":[\"a b\",\"ab\"]", "merge 2 is not two symbols"},
+        {",\"merges\":[\" b\"]", "merge 1 is not two symbols"},
+        {",\"merges\":[\"a \"]", "merge 1 is not two symbols"},
+        {",\"merges\":[\"a b c\"]", "merge 1 is not two symbols"},
+        {",\"merges\":[[\"a\"]]", "merge 1 is not two symbols"},
+        {",\"merges\":[[\"a\",\"b\",\"c\"]]", "merge 1 is not two symbols"},
+        {",\"merges\":[\"a b\",\"ab q\\n\"]", "merge 2: \"q\\n\" is not in the vocabulary"},
+        {",\"merges\":[\"x y\"]", "merge 1: \"xy\" is not in the vocabulary"},
+    };
+    static const Refusal bad_added[] = {
+        {"{\"id\":300}", "key \"content\": missing"},
+        {"{\"content\":\"q\"}", "token \"q\": its id"},
+        {"{\"id\":300,\"content\":\"q\",\"special\":1}", "key \"special\""},
+        {"{\"id\":300,\"content\":\"q\",\"lstrip\":true}", "token \"q\": has \"lstrip\""},
+    };
+    for (size_t i = 0; i < COUNT_OF(whole); i++) {
+        free(put(t, "tokenizer.json", whole[i].text, strlen(whole[i].text)));
+        expect_refused(t, "tokenizer.json", whole[i].message);
+    }
+    for (size_t i = 0; i < COUNT_OF(model); i++) {
+        Text vocabulary = vocabulary_json(0, "");
+        char* text = xprintf("{" KIND ",\"model\":{\"vocab\":%s%s}}", vocabulary.text, model[i].text);
+        free(put(t, "tokenizer.json", text, strlen(text)));
+        expect_refused(t, "tokenizer.json", model[i].message);
+        free(text);
+        free(vocabulary.text);
+    }
+    for (size_t i = 0; i < COUNT_OF(bad_added); i++) {
+        put_tokenizer(t, STRINGS, bad_added[i].text);
+        expect_refused(t, "tokenizer.json", bad_added[i].message);
+    }
+    drop(t, "tokenizer.json");
+    put_vocabulary(t, "vocab.json", "");
+    expect_refused(t, "vocab.json", "neither merges.txt nor vocab.bpe");
+    free(put(t, "merges.txt", "#version: 0.2\na b\n\nab  c\n", 25));
+    expect_refused(t, "merges.txt", "merge 2 is not two symbols");
+    free(put(t, "merges.txt", "a b\na q", 7));
+    expect_refused(t, "merges.txt", "merge 2: \"aq\" is not in the vocabulary in");
+    Text later = vocabulary_json(1, "");
+    free(put(t, "vocab.json", later.text, later.length));
+    expect_refused(t, "vocab.json", "no token for the byte 0x00");
+    free(later.text);
+}
+
+// ---------------------------------------------------------------------------------------------------------
+
+// The side of this program for dev/test/check_bpe.py.
+static int print_files(const char* mode, const char* directory, char** files, int n) {
+    int is_words = strcmp(mode, "words") == 0;
+    double seconds = 0, bytes = 0;
+    Bpe b;
+    if (bpe_open(&b, directory) != 0) die(USAGE, "%s: holds no tokenizer", directory);
+    for (int i = 0; i < n; i++) {
+        size_t length, found = 0;
+        char* text = read_file(files[i], TOKENIZER_MAX_FILE, &length, USAGE);
+        int* numbers = NULL;
+        double start = now_seconds();
+        if (is_words) {
+            numbers = (int*)xmalloc(length * sizeof(int));
+            for (size_t at = 0; at < length; at += (size_t)numbers[found++])
+                numbers[found] = (int)bpe_word(&b, text + at, length - at);
+        } else {
+            found = bpe_encode(&numbers, &b, text, length, strcmp(mode, "token") == 0 ? AS_TOKEN : AS_TEXT);
+        }
+        seconds += now_seconds() - start, bytes += (double)length;
+        int count = (int)found;
+        fwrite(&count, sizeof count, 1, stdout);
+        fwrite(numbers, sizeof(int), found, stdout);
+        free(numbers);
+        free(text);
+    }
+    fprintf(stderr, "%.1f MB/s\n", bytes / seconds / 1e6);
+    bpe_free(&b);
+    return DONE;
+}
+
+int main(int argc, char** argv) {
+    if (argc >= 4) return print_files(argv[1], argv[2], argv + 3, argc - 3);
+    const char* temporary = getenv("TMPDIR");
+    Tests t = {0, 0, xprintf("%s/test_bpe_XXXXXX", temporary && temporary[0] ? temporary : "/tmp")};
+    if (!mkdtemp(t.directory)) die(FAILED, "%s: cannot be made: %s", t.directory, strerror(errno));
+    test_words(&t);
+    test_merges(&t);
+    test_added(&t);
+    test_files(&t);
+    test_invalid(&t);
+    test_long_words(&t);
+    test_cache(&t);
+    test_refused(&t);
+    nftw(t.directory, remove_entry, 16, FTW_DEPTH | FTW_PHYS);
+    free(t.directory);
+    printf("%d passed, %d failed\n", t.passed, t.failed);
+    return t.failed ? FAILED : DONE;
+}

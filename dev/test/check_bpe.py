@@ -1,0 +1,324 @@
+#!/usr/bin/env python3
+"""Does llmc/data/bpe.h encode as the `tokenizers` library does?
+
+Every character, after one of each class; then 10 MB (MEGABYTES) of mixed text: prose, sources, CJK, emoji, marks, odd
+white space, any characters, long runs, special tokens, and bytes that are no UTF-8, which the library is given as
+Python's decode(errors="replace") has them.
+
+    check_bpe.py TEST_BPE [GPT2_BPE_FOLDER [MEGABYTES]]
+
+TEST_BPE is the built dev/test/bpe.c. Without a folder it looks for ../shared/data/gpt2-bpe; without that, GPT-2's
+vocabulary is left out. Run it at the top of the project. Prints a line a case and `N passed, N failed, N skipped`.
+"""
+
+import array
+import glob
+import os
+import random
+import subprocess
+import sys
+import tempfile
+import time
+
+import tokenizers
+from tokenizers import AddedToken, Tokenizer
+from tokenizers.decoders import ByteLevel as ByteLevelDecoder
+from tokenizers.models import BPE
+from tokenizers.pre_tokenizers import ByteLevel
+from tokenizers.trainers import BpeTrainer
+
+END_OF_TEXT = "<|endoftext|>"
+SPACES = [
+    0x9,
+    0xA,
+    0xB,
+    0xC,
+    0xD,
+    0x20,
+    0x85,
+    0xA0,
+    0x1680,
+    *range(0x2000, 0x200B),
+    0x2028,
+    0x2029,
+    0x202F,
+    0x205F,
+    0x3000,
+]
+counts = {"ok": 0, "FAIL": 0, "skip": 0}
+
+
+def report(kind, text):
+    counts[kind] += 1
+    print(f"{kind:4} {text}", flush=True)
+
+
+# ----------------------------------------------------------------------------------------------------------
+# Mixed text
+
+
+def pieces(rng, size, make):
+    """`size` characters of what make(rng) returns, joined."""
+    found, length = [], 0
+    while length < size:
+        found.append(make(rng))
+        length += len(found[-1])
+    return "".join(found)
+
+
+def one_of(*ranges):
+    def make(rng):
+        first, last = rng.choice(ranges)
+        return "".join(chr(rng.randint(first, last)) for _ in range(rng.randint(1, 6)))
+
+    return make
+
+
+def any_character(rng):
+    c = rng.randrange(0x110000 - 0x800)
+    return chr(c if c < 0xD800 else c + 0x800)
+
+
+def cjk(rng):
+    word = one_of(
+        (0x4E00, 0x9FFF), (0x4E00, 0x5FFF), (0x3041, 0x30FF), (0xAC00, 0xD7A3), (0x3400, 0x4DBF), (0x20000, 0x2A6DF)
+    )
+    return word(rng) + rng.choice(["", "", "、", "。", "，", " ", "\u3000", "「", "１２", "ａ"])
+
+
+def emoji(rng):
+    one = chr(rng.choice([rng.randint(0x1F300, 0x1FAFF), rng.randint(0x2600, 0x27BF), rng.randint(0x1F1E6, 0x1F1FF)]))
+    return one + rng.choice(["", "", " ", "\u200d", "\ufe0f", chr(rng.randint(0x1F3FB, 0x1F3FF)), "!", "a", "\u20e3"])
+
+
+def marked(rng):
+    scripts = one_of(
+        (0x61, 0x7A), (0x391, 0x3C9), (0x410, 0x44F), (0x5D0, 0x5EA), (0x620, 0x64A), (0x904, 0x939), (0xE01, 0xE3A)
+    )
+    marks = one_of(
+        (0x300, 0x36F),
+        (0x5B0, 0x5C7),
+        (0x64B, 0x65F),
+        (0x93A, 0x94D),
+        (0xE47, 0xE4E),
+        (0x1AB0, 0x1ACE),
+        (0x20D0, 0x20F0),
+    )
+    return scripts(rng) + marks(rng) + rng.choice(["", " ", "\u200d", "'s"])
+
+
+def spaced(rng):
+    space = "".join(chr(rng.choice(SPACES)) for _ in range(rng.choice([1, 1, 1, 2, 3, 8])))
+    return space + rng.choice(
+        ["", "a", "1", "!", "'s", "中", "\u0301", "the", " the", "\u200b", "\ufeff", "\u180e", "x" * 9]
+    )
+
+
+def ascii_only(rng):
+    odd = "".join(chr(rng.choice([9, 10, 32, *range(32, 127)])) for _ in range(rng.randint(1, 8)))
+    return odd + rng.choice(["", "'s", "'t", "'re", "'ve", "'m", "'ll", "'d", "'S", "'l", "'r", " '", "''", "’s"])
+
+
+def run_of(rng):
+    one = rng.choice(
+        ["a", " ", "\n", "!", "1", "é", "中", "\u3000", "ab", " a", "'s", "the", "=", "-", "0", "😀", "\u0301"]
+    )
+    return one * rng.choice([1, 2, 3, 10, 100, 1000, rng.randint(1, 100000)]) + rng.choice(["", "x", " ", "\n"])
+
+
+def with_special(rng):
+    return rng.choice(
+        [
+            END_OF_TEXT,
+            END_OF_TEXT,
+            END_OF_TEXT[:-1],
+            "<|",
+            "|>",
+            "endoftext",
+            " ",
+            "  ",
+            "\n",
+            "the",
+            "'s",
+            "中",
+            "xyz",
+            "xyzx",
+            "yz!",
+            "   ",
+        ]
+    )
+
+
+def sources(patterns):
+    """What files hold, one after another for as long as it takes."""
+    paths = sorted(p for pattern in patterns for p in glob.glob(pattern, recursive=True) if os.path.isfile(p))
+    text = "".join(open(p, encoding="utf-8", errors="replace", newline="").read(1 << 20) for p in paths)
+
+    def make(rng):
+        at = rng.randrange(max(1, len(text) - 20000))
+        return text[at : at + 20000]
+
+    return make
+
+
+def damaged(rng, text):
+    """UTF-8 with bytes changed, taken out and put in, and pieces of nothing but bytes."""
+    data = bytearray(text.encode())
+    for _ in range(len(data) // 40):
+        at = rng.randrange(len(data))
+        what = rng.randrange(4)
+        if what == 0:
+            data[at] = rng.randrange(256)
+        elif what == 1:
+            del data[at : at + rng.randint(1, 3)]
+        elif what == 2:
+            data[at:at] = rng.choice(
+                [b"\xed\xa0\x80", b"\xc0\xaf", b"\xf4\x90\x80\x80", b"\xe2\x82", b"\xf0\x9f\x98", b"\xff"]
+            )
+        else:
+            data[at:at] = bytes(rng.randrange(256) for _ in range(rng.randint(1, 12)))
+    return bytes(data)
+
+
+def mixed_text(size):
+    """[(kind, bytes)], of about `size` bytes in all."""
+    rng = random.Random(20240520)
+    prose = sources(
+        ["../shared/data/tinyshakespeare/input.txt", "../shared/data/wikitext-2/*.txt", "README.md", "dev/*.md"]
+    )
+    code = sources(["*.cu", "Makefile", "llmc/**/*", "dev/**/*.c", "dev/**/*.py", "dev/**/*.sh"])
+    kinds = [
+        ("prose", prose),
+        ("sources", code),
+        ("CJK", cjk),
+        ("emoji", emoji),
+        ("marks", marked),
+        ("white space", spaced),
+        ("ASCII", ascii_only),
+        ("any characters", any_character),
+        ("long runs", run_of),
+        ("special tokens", with_special),
+    ]
+    document = int(size) // 70  # characters of 2 bytes or so
+    found = []
+    while sum(len(data) for _, data in found) < size:
+        for name, make in kinds:
+            found.append((name, pieces(rng, document, make).encode()))
+        everything = pieces(
+            rng, document, lambda r: pieces(r, 1 + r.randrange(200), r.choice(kinds[2:8] + kinds[9:])[1])
+        )
+        found.append(("everything", everything.encode()))
+        found.append(("no UTF-8", damaged(rng, everything)))
+    return found
+
+
+# ----------------------------------------------------------------------------------------------------------
+# Comparison
+
+
+def ask(program, mode, folder, documents, work):
+    """What the program says of each document, and its speed."""
+    paths = [os.path.join(work, f"{i}.txt") for i in range(len(documents))]
+    for path, data in zip(paths, documents):
+        with open(path, "wb") as f:
+            f.write(data)
+    done = subprocess.run([program, mode, folder, *paths], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    for path in paths:
+        os.remove(path)
+    if done.returncode != 0:
+        sys.exit(f"FAIL {program} {mode} {folder}: {done.stderr.decode(errors='replace')}")
+    values, found, at = array.array("i", done.stdout), [], 0
+    for _ in documents:
+        found.append(values[at + 1 : at + 1 + values[at]])
+        at += 1 + values[at]
+    return found, done.stderr.decode().split()[0]
+
+
+def compare(name, kinds, got, want, note=""):
+    for kind, g, w in zip(kinds, got, want):
+        if g != w:
+            at = next((i for i, (a, b) in enumerate(zip(g, w)) if a != b), min(len(g), len(w)))
+            places = f"{list(g[at : at + 5])}, not {list(w[at : at + 5])}; {len(g)} and {len(w)} in all"
+            report("FAIL", f"{name}: {kind}: differ at {at}: {places}")
+            return
+    report("ok", f"{name}: {sum(map(len, got))} in {len(got)} documents{note}")
+
+
+def check_words(program, folder, work):
+    """Where words end, for every character after a letter, a number, another character, white space and itself."""
+    split = ByteLevel(add_prefix_space=False).pre_tokenize_str
+    characters = [chr(c) for c in range(0x110000) if not 0xD800 <= c <= 0xDFFF]
+    texts = [
+        "".join(f"a{c}1{c}!{c}\n{c}{c}" for c in characters[i : i + 4096]) for i in range(0, len(characters), 4096)
+    ]
+    got, _ = ask(program, "words", folder, [t.encode() for t in texts], work)
+    # The library spells a word with a character for each byte.
+    want = [array.array("i", [len(word) for word, _ in split(t)]) for t in texts]
+    name = f"words around every character, tokenizers {tokenizers.__version__}"
+    hint = "; where the library has another Unicode version, make the table again: dev/data/unicode_tables.py classes"
+    compare(name + (hint if got != want else ""), [f"U+{4096 * i:04X}.." for i in range(len(texts))], got, want)
+
+
+def check_tokens(name, program, folder, tokenizer, mixed, work):
+    documents, total = [data for _, data in mixed], sum(len(data) for _, data in mixed)
+    for mode in ("text", "token"):
+        got, speed = ask(program, mode, folder, documents, work)
+        tokenizer.encode_special_tokens = mode == "text"
+        encode = getattr(tokenizer, "encode_batch_fast", tokenizer.encode_batch)  # the fast one leaves offsets out
+        want, seconds = [], 0.0
+        for data in documents:
+            texts = [data.decode(errors="replace")]
+            start = time.perf_counter()
+            encoding = encode(texts, add_special_tokens=False)[0]
+            seconds += time.perf_counter() - start
+            want.append(array.array("i", encoding.ids))
+        note = f" of {total / 1e6:.1f} MB; {speed} MB/s, the library {total / seconds / 1e6:.1f}"
+        compare(f"{name}, special tokens as {mode}", [kind for kind, _ in mixed], got, want, note)
+
+
+def own_tokenizer(folder, mixed):
+    """A vocabulary made here, with added tokens of every kind, some of which overlap."""
+    tokenizer = Tokenizer(BPE())
+    tokenizer.pre_tokenizer = ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = ByteLevelDecoder()
+    trainer = BpeTrainer(
+        vocab_size=6000, special_tokens=[END_OF_TEXT], initial_alphabet=ByteLevel.alphabet(), show_progress=False
+    )
+    tokenizer.train_from_iterator((data.decode(errors="replace")[:20000] for _, data in mixed[:12]), trainer)
+    tokenizer.add_special_tokens([AddedToken("<|", normalized=True), "yz!"])
+    tokenizer.add_tokens(
+        ["   ", "xyz", AddedToken("xyzx", normalized=False), AddedToken("中", normalized=False), "the", "'s"]
+    )
+    tokenizer.save(os.path.join(folder, "tokenizer.json"))
+    return Tokenizer.from_file(os.path.join(folder, "tokenizer.json"))
+
+
+def gpt2_tokenizer(folder):
+    tokenizer = Tokenizer(BPE.from_file(os.path.join(folder, "encoder.json"), os.path.join(folder, "vocab.bpe")))
+    tokenizer.pre_tokenizer = ByteLevel(add_prefix_space=False)
+    tokenizer.add_special_tokens([END_OF_TEXT])
+    return tokenizer
+
+
+def main(program, gpt2="../shared/data/gpt2-bpe", megabytes="10"):
+    program = os.path.abspath(program)
+    mixed = mixed_text(float(megabytes) * 1e6)
+    with tempfile.TemporaryDirectory() as work, tempfile.TemporaryDirectory() as own:
+        tokenizer = own_tokenizer(own, mixed)
+        check_words(program, own, work)
+        check_tokens("own vocabulary", program, own, tokenizer, mixed[:24], work)
+        if os.path.isfile("data/builtin/tokenizer.json"):
+            builtin = Tokenizer.from_file("data/builtin/tokenizer.json")
+            check_tokens("bytes as tokens", program, "data/builtin", builtin, mixed[:12], work)
+        else:
+            report("skip", "bytes as tokens: no data/builtin")
+        if os.path.isfile(os.path.join(gpt2, "encoder.json")):
+            check_tokens("GPT-2's vocabulary", program, gpt2, gpt2_tokenizer(gpt2), mixed, work)
+        else:
+            report("skip", f"GPT-2's vocabulary: no {gpt2}/encoder.json")
+    print(f"{counts['ok']} passed, {counts['FAIL']} failed, {counts['skip']} skipped")
+    return 1 if counts["FAIL"] else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))

@@ -1,0 +1,455 @@
+/* Tests of multiple-choice sets: reading them, packing them into micro-batches, and what is counted, against loops that say
+ * plainly what is meant. The model's part is made up here: dev/reference/check_choices.py compares with a real one.
+ *
+ * Prints a line a case and `N passed, N failed`; exit status 1 if one failed. */
+#include <ftw.h>
+#include <sys/wait.h>
+
+#include "llmc/run/choices_evaluation.h"
+
+typedef struct {
+    int passed, failed;
+    char* directory;
+} Tests;
+
+static void expect(Tests* t, int good, const char* name, const char* why) {
+    printf("%s %s%s%s\n", good ? "ok  " : "FAIL", name, good ? "" : ": ", good ? "" : why);
+    if (good) t->passed++;
+    else t->failed++;
+}
+
+// ---------------------------------------------------------------------------------------------------------
+// Files
+
+enum { V = 1000 };
+
+static uint32_t draw(uint32_t a, uint32_t b, uint32_t c) { return philox(a, b, c, 0, 99).v[0]; }
+
+static void put_word(Text* out, size_t word) {
+    uint16_t w = (uint16_t)word;
+    text_append(out, (const char*)&w, sizeof w);
+}
+
+// Token k of a text; text 0 is the context, text 1 the first ending.
+static int token_of(int example, int text, int k) {
+    return (int)(draw((uint32_t)example, (uint32_t)text, (uint32_t)k) % V);
+}
+
+static void put_text(Text* out, int example, int text, int length) {
+    put_word(out, (size_t)length);
+    for (int k = 0; k < length; k++) put_word(out, (size_t)token_of(example, text, k));
+}
+
+static void put_header(Text* out, int32_t count) {
+    int32_t header[256] = {20240522, 1, count, 0};
+    text_append(out, (const char*)header, sizeof header);
+}
+
+static void put_example(Text* out, int example, int label, int endings, const int* lengths) {
+    size_t begin = out->length;
+    put_word(out, 65535);
+    put_word(out, 0);
+    put_word(out, (size_t)example & 65535);
+    put_word(out, (size_t)label);
+    put_word(out, (size_t)endings);
+    for (int text = 0; text <= endings; text++) put_text(out, example, text, lengths[text]);
+    uint16_t bytes = (uint16_t)(out->length - begin);
+    memcpy(out->text + begin + 2, &bytes, 2);
+}
+
+static char* put_file(Tests* t, const char* name, const Text* bytes) {
+    char* path = xprintf("%s/%s", t->directory, name);
+    if (write_file(path, bytes->text, bytes->length) != 0) die(FAILED, "%s: %s", path, strerror(errno));
+    return path;
+}
+
+enum { EXAMPLES = 500, MOST_ENDINGS = 9 };
+
+// What the example of a set for the tests is.
+static int endings_of(int example, int cloze) { return cloze ? 1 : 1 + (int)(draw((uint32_t)example, 100, 0) % 6); }
+static int label_of(int example, int cloze) {
+    return (int)(draw((uint32_t)example, 101, 0) % (uint32_t)endings_of(example, cloze));
+}
+static int length_of(int example, int text) {
+    uint32_t u = draw((uint32_t)example, 102, (uint32_t)text);
+    return text ? 1 + (int)(u % 7) : 1 + (int)(u % 20);
+}
+
+static char* put_set(Tests* t, const char* name, int cloze) {
+    Text out = {NULL, 0, 0};
+    put_header(&out, EXAMPLES);
+    for (int i = 0; i < EXAMPLES; i++) {
+        int lengths[1 + MOST_ENDINGS];
+        for (int text = 0; text <= endings_of(i, cloze); text++) lengths[text] = length_of(i, text);
+        put_example(&out, i, label_of(i, cloze), endings_of(i, cloze), lengths);
+    }
+    char* path = put_file(t, name, &out);
+    free(out.text);
+    return path;
+}
+
+static int is_text(ChoicesText text, int example, int number, int length) {
+    int good = text.length == length;
+    for (int k = 0; good && k < length; k++) good = text.tokens[k] == token_of(example, number, k);
+    return good;
+}
+
+static void test_read(Tests* t) {
+    Choices c;
+    char *path = put_set(t, "some-set_val.bin", 0), name[32];
+    int good = 1;
+    choices_open(&c, path, V);
+    for (int i = 0; i < EXAMPLES; i++) {
+        ChoicesExample e = choices_example(&c, i);
+        good = good && e.label == label_of(i, 0) && e.endings == endings_of(i, 0);
+        ChoicesText text = e.context;
+        for (int k = 0; k <= e.endings; k++, text = choices_next(text)) {
+            good = good && is_text(text, i, k, length_of(i, k));
+            if (k == e.endings) break;
+        }
+    }
+    choices_name(&c, name);
+    expect(t, good && c.count == EXAMPLES && !c.is_cloze, "a set is what was written", "it is not");
+    expect(t, strcmp(name, "some") == 0, "its name", name);
+    choices_close(&c);
+    free(path);
+}
+
+static void test_large(Tests* t) {
+    enum { MANY = 70000 };
+    Choices c;
+    Text out = {NULL, 0, 0};
+    int lengths[] = {2, 1}, good = 1;
+    put_header(&out, MANY);
+    for (int i = 0; i < MANY; i++) put_example(&out, i, 0, 1, lengths);
+    char* path = put_file(t, "many.bin", &out);
+    choices_open(&c, path, V);
+    for (int i = 0; i < MANY; i += 997) good = good && is_text(choices_example(&c, i).context, i, 0, 2);
+    expect(t, good && c.count == MANY && c.is_cloze, "70000 examples, whose numbers wrap",
+           "they are not what was written");
+    choices_close(&c);
+    free(path), free(out.text);
+
+    int long_lengths[] = {30000, 20000, 65535};
+    memset(&out, 0, sizeof out);
+    put_header(&out, 2);
+    put_example(&out, 0, 1, 2, long_lengths);
+    put_example(&out, 1, 0, 1, lengths);
+    path = put_file(t, "long.bin", &out);
+    choices_open(&c, path, V);
+    ChoicesExample e = choices_example(&c, 0);
+    expect(t,
+           is_text(choices_next(choices_next(e.context)), 0, 2, 65535) &&
+               is_text(choices_example(&c, 1).context, 1, 0, 2) && c.longest == 30000 + 65535,
+           "an example of 231,086 bytes", "it is not what was written");
+    choices_close(&c);
+    free(path), free(out.text);
+}
+
+static void open_set(const char* file) {
+    Choices c;
+    choices_open(&c, file, V);
+    choices_close(&c);
+}
+
+static Comm comm_alone(void) {
+    Comm c;
+    memset(&c, 0, sizeof c);
+    c.size = 1;
+    return c;
+}
+
+// In sequences of four tokens.
+static void open_short(const char* file) {
+    Comm alone = comm_alone();
+    ChoicesSets sets = {file, 0, 0, NULL};
+    choices_sets_open(&sets, V, 4, &alone);
+}
+
+static void open_twice(const char* file) {
+    Comm alone = comm_alone();
+    ChoicesSets sets = {xprintf("%s,%s", file, file), 0, 0, NULL};
+    choices_sets_open(&sets, V, 100, &alone);
+}
+
+// Run in a child process, which must end with `status` and one line that holds `message` and the file's name; status -1
+// accepts 0 and USAGE without asking for words.
+static void expect_end(Tests* t, int status, const char* name, const char* message, void (*run)(const char*),
+                       const char* file) {
+    int ends[2], result = 0;
+    char text[4096];
+    size_t n = 0;
+    fflush(stdout);
+    if (pipe(ends) != 0) die(FAILED, "pipe: %s", strerror(errno));
+    pid_t child = fork();
+    if (child == 0) {
+        dup2(ends[1], STDERR_FILENO);
+        close(ends[0]), close(ends[1]);
+        run(file);
+        _exit(DONE);
+    }
+    close(ends[1]);
+    for (ssize_t got; n < sizeof text - 1 && (got = read(ends[0], text + n, sizeof text - 1 - n)) > 0;)
+        n += (size_t)got;
+    close(ends[0]);
+    text[n] = '\0';
+    waitpid(child, &result, 0);
+    int code = WIFEXITED(result) ? WEXITSTATUS(result) : 128 + WTERMSIG(result);
+    int good = status < 0 ? code == DONE || code == USAGE : code == status;
+    if (code == USAGE) good = good && strchr(text, '\n') == text + n - 1 && strstr(text, file);
+    if (message) good = good && strstr(text, message);
+    char* why = xprintf("ended with %d: %s", code, text);
+    if (!good || name) expect(t, good, name ? name : "any damage", why);
+    free(why);
+}
+
+static void test_refused(Tests* t) {
+    // The second example begins at word 512 + 12: the first has a context of 2 tokens and endings of 1 and 1.
+    static const struct {
+        const char* name;
+        int word, value;  // -1: the file as it is
+        int change;       // of its bytes
+        const char* message;
+    } cases[] = {
+        {"magic number", 0, 1, 0, "magic number is"},
+        {"version 2", 2, 2, 0, "version 2, but version 1"},
+        {"no examples", 4, 0, 0, "promises 0 examples"},
+        {"too many examples", 4, 30000, 0, "promises 30000 examples, but 46 bytes"},
+        {"one example more than there is", 4, 3, 0, "promises 3 examples, but 46 bytes"},
+        {"one example less", 4, 1, 0, "22 bytes follow its last example"},
+        {"no begin of an example", 524, 65534, 0, "example 1 begins with 65534 and has the number 1, not with 65535"},
+        {"another number", 526, 7, 0, "example 1 begins with 65535 and has the number 7, not with 65535 and 1"},
+        {"another number of bytes", 513, 22, 0, "example 0: it says that it has 22 bytes, but its texts take 24"},
+        {"a label that there is not", 515, 2, 0, "example 0: its label is 2, but it has 2 endings"},
+        {"no endings", 516, 0, 0, "its label is 1, but it has 0 endings"},
+        {"no context", 517, 0, 0, "example 0: its context has no tokens"},
+        {"an empty ending", 520, 0, 0, "example 0: an ending has no tokens"},
+        {"a text beyond the end", 529, 40, 0, "ends inside example 1 of 2"},
+        {"a token outside the vocabulary", 518, 1000, 0, "example 0: token 1000 is outside the vocabulary of 1000"},
+        {"truncated", -1, 0, -2, "ends inside example 1 of 2"},
+        {"half a word at the end", -1, 0, 1, "1 bytes follow its last example"},
+        {"more at the end", -1, 0, 4, "4 bytes follow its last example"},
+        {"truncated header", -1, 0, -(46 + 1), "too few for the header"},
+        {"empty", -1, 0, -(46 + 1024), "too few for the header"},
+    };
+    int lengths[] = {2, 1, 1, 1};
+    Text good = {NULL, 0, 0};
+    put_header(&good, 2);
+    put_example(&good, 0, 1, 2, lengths);
+    lengths[0] = 1;
+    put_example(&good, 1, 0, 2, lengths);
+    size_t n = good.length;
+    text_append(&good, "\0\0\0\0", 4);
+    for (size_t i = 0; i < COUNT_OF(cases); i++) {
+        char kept[2];
+        size_t at = cases[i].word < 0 ? 0 : 2 * (size_t)cases[i].word;
+        memcpy(kept, good.text + at, 2);
+        uint16_t value = (uint16_t)cases[i].value;
+        if (cases[i].word >= 0) memcpy(good.text + at, &value, 2);
+        good.length = n + (size_t)cases[i].change;
+        char* file = put_file(t, "bad.bin", &good);
+        memcpy(good.text + at, kept, 2);
+        expect_end(t, USAGE, cases[i].name, cases[i].message, open_set, file);
+        free(file);
+    }
+    int failed = t->failed;
+    good.length = n;
+    for (size_t i = 0; i < n; i = i == 16 ? 1024 : i + 1) {
+        char kept = good.text[i];
+        good.text[i] = (char)draw((uint32_t)i, 5, 0);
+        char* file = put_file(t, "bad.bin", &good);
+        good.text[i] = kept;
+        expect_end(t, -1, NULL, NULL, open_set, file);
+        free(file);
+    }
+    expect(t, failed == t->failed, "any byte damaged", "see above");
+    char* file = put_set(t, "short.bin", 0);
+    expect_end(t, USAGE, "an ending that is longer than sequences", "has 7 tokens, but sequences have 4 at most (-t)",
+               open_short, file);
+    expect_end(t, USAGE, "a set twice", "in logs it would be \"short\", as ", open_twice, file);
+    unlink(file);
+    expect_end(t, USAGE, "no such set", "No such file", open_set, file);
+    free(file), free(good.text);
+}
+
+// ---------------------------------------------------------------------------------------------------------
+// Packing
+
+// Micro-batches of all shapes, for one rank and several.
+static const struct { int N, T, ranks; } SHAPES[] = {{28, 28, 1}, {64, 32, 1}, {64, 10, 1}, {9, 7, 2}, {1000, 40, 3}};
+
+// Whether sequence i of the micro-batch is this ending, cut where it must be.
+static int is_packed(const ChoicesEvaluation* e, int i, int example, int ending) {
+    const Documents* d = &e->packed;
+    const ChoicesSequence* s = &e->sequences[i];
+    int C = length_of(example, 0), L = length_of(example, 1 + ending), whole = C + L - 1, length = min_int(whole, e->T);
+    int begin = d->cu_seqlens[i], good = d->cu_seqlens[i + 1] - begin == length && s->count == L;
+    for (int t = 0; good && t < length; t++) {
+        int at = whole - length + t;
+        int token = at < C ? token_of(example, 0, at) : token_of(example, 1 + ending, at - C);
+        good = e->inputs[begin + t] == token && d->document[begin + t] == i && d->position[begin + t] == t;
+    }
+    for (int k = 0; good && k < L; k++)
+        good = e->targets[s->first + k] == token_of(example, 1 + ending, k) &&
+               e->rows[s->first + k] == begin + length - L + k;
+    return good && s->ending == ending && s->endings == endings_of(example, 0) && s->label == label_of(example, 0);
+}
+
+static void test_pack(Tests* t) {
+    Choices c;
+    char* path = put_set(t, "set.bin", 0);
+    choices_open(&c, path, V);
+    for (size_t shape = 0; shape < COUNT_OF(SHAPES); shape++) {
+        int good = 1, seen = 0, wanted = 0;
+        for (int i = 0; i < EXAMPLES; i++) wanted += endings_of(i, 0);
+        for (int rank = 0; rank < SHAPES[shape].ranks; rank++) {
+            ChoicesEvaluation e;
+            choices_begin(&e, &c, SHAPES[shape].N, SHAPES[shape].T, rank, SHAPES[shape].ranks);
+            int example = rank, ending = 0;
+            for (int rows, before = -1; good && (rows = choices_pack(&e)) > 0; before = rows) {
+                int64_t squares = 0;
+                int longest = 0, scored = 0;
+                good = rows <= e.N && e.count == e.packed.count;
+                // Nothing that would have fitted was left for this micro-batch.
+                if (before >= 0) good = good && (before + e.packed.cu_seqlens[1] > e.N);
+                for (int i = 0; good && i < e.count; i++, seen++) {
+                    int length = e.packed.cu_seqlens[i + 1] - e.packed.cu_seqlens[i];
+                    good = is_packed(&e, i, example, ending);
+                    squares += (int64_t)length * length, longest = max_int(longest, length);
+                    scored += e.sequences[i].count;
+                    if (++ending == endings_of(example, 0)) ending = 0, example += SHAPES[shape].ranks;
+                }
+                good = good && squares == e.packed.squares && longest == e.packed.longest && scored == e.scored;
+            }
+            choices_end(&e);
+        }
+        char* name = xprintf("packing: %d rows, sequences of %d, %d ranks", SHAPES[shape].N, SHAPES[shape].T,
+                             SHAPES[shape].ranks);
+        expect(t, good && seen == wanted, name, "a sequence is missing or another");
+        free(name);
+    }
+    choices_close(&c);
+    free(path);
+}
+
+// ---------------------------------------------------------------------------------------------------------
+// Counting
+
+// What the model is to say of a token of an ending: whole numbers, so that ties happen; NaN for one ending of 100.
+static real loss_of(int example, int ending, int k) {
+    uint32_t u = draw((uint32_t)example, 200 + (uint32_t)ending, (uint32_t)k);
+    return u % 100 == 0 ? (real)NAN : (real)(u % 5);
+}
+static int is_right(int example, int k) { return draw((uint32_t)example, 300, (uint32_t)k) % 4 != 0; }
+
+// The same counts without micro-batches.
+static ChoicesSums sums_by_loops(int cloze) {
+    ChoicesSums sums = {EXAMPLES, 0, 0, 0};
+    for (int i = 0; i < EXAMPLES; i++) {
+        int n = endings_of(i, cloze), best = 0, best_norm = 0, all_right = 1;
+        double loss[MOST_ENDINGS], mean[MOST_ENDINGS];
+        for (int ending = 0; ending < n; ending++) {
+            loss[ending] = 0;
+            for (int k = 0; k < length_of(i, 1 + ending); k++) loss[ending] += (double)loss_of(i, ending, k);
+            if (isnan(loss[ending])) loss[ending] = INFINITY;
+            mean[ending] = loss[ending] / length_of(i, 1 + ending);
+        }
+        for (int ending = n - 1; ending >= 0; ending--) {
+            if (loss[ending] <= loss[best]) best = ending;
+            if (mean[ending] <= mean[best_norm]) best_norm = ending;
+        }
+        for (int k = 0; k < length_of(i, 1); k++) all_right = all_right && is_right(i, k);
+        sums.right += n == 1 ? all_right : loss[best] < INFINITY && best == label_of(i, cloze);
+        sums.right_norm += mean[best_norm] < INFINITY && best_norm == label_of(i, cloze);
+        if (n == 1) sums.cloze_loss += loss[0];
+    }
+    return sums;
+}
+
+static void test_score(Tests* t, int cloze) {
+    Choices c;
+    Comm alone = comm_alone();
+    char* path = put_set(t, cloze ? "cloze.bin" : "set.bin", cloze);
+    choices_open(&c, path, V);
+    ChoicesSums want = sums_by_loops(cloze);
+    for (size_t shape = 0; shape < COUNT_OF(SHAPES); shape++) {
+        ChoicesSums got = {0, 0, 0, 0};
+        for (int rank = 0; rank < SHAPES[shape].ranks; rank++) {
+            ChoicesEvaluation e;
+            choices_begin(&e, &c, SHAPES[shape].N, SHAPES[shape].T, rank, SHAPES[shape].ranks);
+            int example = rank, ending = 0;
+            while (choices_pack(&e) > 0) {
+                for (int i = 0; i < e.count; i++) {
+                    const ChoicesSequence* s = &e.sequences[i];
+                    e.right[i] = 0;
+                    for (int k = 0; k < s->count; k++) {
+                        e.losses[s->first + k] = loss_of(example, ending, k);
+                        e.right[i] += (real)is_right(example, k);
+                    }
+                    if (++ending == endings_of(example, cloze)) ending = 0, example += SHAPES[shape].ranks;
+                }
+                choices_score(&e, e.losses, e.right);
+            }
+            got.examples += e.sums.examples, got.right += e.sums.right, got.right_norm += e.sums.right_norm;
+            got.cloze_loss += e.sums.cloze_loss;
+            ChoicesResult r = choices_result(&e, &alone);
+            int shares = r.acc == e.sums.right / e.sums.examples && r.acc_norm == e.sums.right_norm / e.sums.examples &&
+                         r.is_cloze == cloze;
+            if (!shares) expect(t, 0, "shares of the counts", "they are others");
+            choices_end(&e);
+        }
+        char* name = xprintf("%s: %d rows, sequences of %d, %d ranks", cloze ? "clozes" : "choices", SHAPES[shape].N,
+                             SHAPES[shape].T, SHAPES[shape].ranks);
+        char* why = xprintf("%g %g %g %g, not %g %g %g %g", got.examples, got.right, got.right_norm, got.cloze_loss,
+                            want.examples, want.right, want.right_norm, want.cloze_loss);
+        int same_loss = got.cloze_loss == want.cloze_loss || !isfinite(want.cloze_loss);
+        expect(t,
+               got.examples == want.examples && got.right == want.right && got.right_norm == want.right_norm &&
+                   same_loss,
+               name, why);
+        free(name), free(why);
+    }
+    expect(t, want.right > 50 && want.right < 450 && (cloze || want.right != want.right_norm),
+           "counts that say something", "they do not");
+    choices_close(&c);
+    free(path);
+}
+
+// ---------------------------------------------------------------------------------------------------------
+
+static void test_sets(Tests* t) {
+    char *a = put_set(t, "a.bin", 0), *b = put_set(t, "b.bin", 1), *both = xprintf("%s,%s", a, b);
+    Comm alone = comm_alone();
+    ChoicesSets two = {both, 1, 0, NULL}, none = {"", 0, 0, NULL};
+    choices_sets_open(&two, V, 100, &alone);
+    expect(t, two.count == 2 && !two.set[0].is_cloze && two.set[1].is_cloze && two.set[0].crc != two.set[1].crc,
+           "two sets", "they are others");
+    choices_sets_close(&two);
+    choices_sets_open(&none, V, 100, &alone);
+    expect(t, none.count == 0, "no sets", "there is one");
+    choices_sets_close(&none);
+    free(a), free(b), free(both);
+}
+
+static int remove_entry(const char* path, const struct stat* st, int type, struct FTW* where) {
+    (void)st, (void)type, (void)where;
+    return remove(path);
+}
+
+int main(void) {
+    Tests t = {0, 0, NULL};
+    const char* temporary = getenv("TMPDIR");
+    t.directory = xprintf("%s/test_choices_XXXXXX", temporary && *temporary ? temporary : "/tmp");
+    if (!mkdtemp(t.directory)) die(FAILED, "%s: cannot be made: %s", t.directory, strerror(errno));
+    test_read(&t);
+    test_large(&t);
+    test_refused(&t);
+    test_pack(&t);
+    test_score(&t, 0);
+    test_score(&t, 1);
+    test_sets(&t);
+    nftw(t.directory, remove_entry, 16, FTW_DEPTH | FTW_PHYS);
+    free(t.directory);
+    printf("%d passed, %d failed\n", t.passed, t.failed);
+    return t.failed != 0;
+}

@@ -1,0 +1,487 @@
+/* The readers that the fuzzer tries: for each a few valid inputs to begin with, a function that reads what lies in the
+ * directory case/ and checks what it was given, and, where an input holds checksums or counts of itself, one that makes
+ * them right again, so that mutations get past them. */
+#ifndef FUZZ_READERS_H
+#define FUZZ_READERS_H
+
+#include <dirent.h>
+
+#include "fuzz_mutate.h"
+#include "llmc/base/flags.h"
+#include "llmc/base/log.h"
+#include "llmc/data/bpe.h"
+#include "llmc/data/safetensors.h"
+#include "llmc/data/tokenizer.h"
+#include "llmc/data/wordpiece.h"
+
+typedef struct {
+    const char* name;
+    int share;    // of all inputs, in thousandths
+    int batch;    // inputs of a process
+    int answers;  // exit statuses, bit by bit, beside DONE and USAGE
+    int files;    // 1: a run, which keeps its lock to its end; when it is refused its directory must stay as it is
+    size_t most;  // bytes that may be asked for at once; 0: any number
+    void (*seeds)(CaseList* list);
+    void (*read)(void);
+    void (*settle)(Case* c, Draws* d);  // NULL: there is nothing to make right
+} Reader;
+
+#define CASE_DIR "case"
+enum { FUZZ_V = 40, FUZZ_T = 8, ANSWER_NAN = 1 << STOPPED_BY_NAN };
+
+// ---------------------------------------------------------------------------------------------------------
+// Inputs on the disk
+
+static void case_write(const Case* c, const char* directory) {
+    for (int i = 0; i < c->count; i++) {
+        char* path = xprintf("%s/%s", directory, c->file[i].name);
+        int fd = open(path, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
+        if (fd < 0) {
+            char* slash = strrchr(path, '/');
+            *slash = '\0';
+            make_directories(path);
+            *slash = '/';
+            fd = open(path, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
+        }
+        if (fd < 0 || write_all(fd, c->file[i].bytes.text, c->file[i].bytes.length) != 0)
+            fuzz_broken("%s: %s", path, strerror(errno));
+        close(fd);
+        free(path);
+    }
+}
+
+// Add what `directory` holds, and its directories hold, in the order of names; names begin after `prefix` bytes.
+static void case_read(Case* c, const char* directory, size_t prefix) {
+    struct dirent** entries = NULL;
+    int n = scandir(directory, &entries, NULL, alphasort);
+    for (int i = 0; i < n; i++) {
+        char* path = xprintf("%s/%s", directory, entries[i]->d_name);
+        size_t length;
+        if (is_directory(path)) {
+            if (entries[i]->d_name[0] != '.') case_read(c, path, prefix);
+        } else {
+            char* bytes = read_file(path, SIZE_MAX, &length, FAILED);
+            case_add(c, path + prefix, bytes, length);
+            free(bytes);
+        }
+        free(path), free(entries[i]);
+    }
+    free(entries);
+}
+
+// Remove a directory with all that is in it.
+static void remove_tree(const char* directory) {
+    DIR* dir = opendir(directory);
+    for (struct dirent* e = dir ? readdir(dir) : NULL; e; e = readdir(dir)) {
+        if (strcmp(e->d_name, ".") == 0 || strcmp(e->d_name, "..") == 0) continue;
+        if (e->d_type != DT_DIR && unlinkat(dirfd(dir), e->d_name, 0) == 0) continue;
+        char* path = xprintf("%s/%s", directory, e->d_name);
+        if (is_directory(path)) remove_tree(path);
+        free(path);
+    }
+    if (dir) closedir(dir);
+    rmdir(directory);
+}
+
+// A text that ends where the file ends, without a NUL, so that a sanitizer sees what is read behind it.
+static char* read_exactly(const char* path, size_t* n) {
+    char *text = read_file(path, SIZE_MAX, n, USAGE), *exact = (char*)xmalloc(*n);
+    memcpy(exact, text, *n);
+    free(text);
+    return exact;
+}
+
+static void seed_text(CaseList* list, const char* name, const char* text) {
+    case_add(case_new(list), name, text, strlen(text));
+}
+
+// What a writer of the project has written to `path` becomes an input's file.
+static void seed_add_file(Case* c, const char* name, const char* path) {
+    size_t n;
+    char* bytes = read_file(path, SIZE_MAX, &n, FAILED);
+    case_add(c, name, bytes, n);
+    free(bytes);
+    unlink(path);
+}
+
+// The words of a text, one a line, as argv; the caller frees lines and words.
+typedef struct {
+    int count;
+    char *text, **word;
+} Lines;
+
+static Lines lines_read(const char* path) {
+    Lines l = {0, read_file(path, SIZE_MAX, NULL, USAGE), NULL};
+    size_t n = strlen(l.text), capacity = 2;
+    for (size_t i = 0; i < n; i++) capacity += l.text[i] == '\n';
+    l.word = (char**)xcalloc(capacity, sizeof *l.word);
+    for (char *at = l.text, *end; at < l.text + n; at = end + 1) {
+        end = at + strcspn(at, "\n");
+        l.word[l.count++] = at;
+        if (*end == '\0') break;
+        *end = '\0';
+    }
+    return l;
+}
+
+static void lines_free(Lines* l) { free(l->text), free(l->word); }
+
+// ---------------------------------------------------------------------------------------------------------
+// JSON: what was read and is written again reads as the same
+
+static void json_seeds(CaseList* list) {
+    static const char* const texts[] = {
+        "{\"a\": 1, \"b\": [true, false, null], \"c\": {\"d\": \"\\u00e9\\ud83d\\ude00\\n\", \"\": -0.5e-3}}",
+        "[0, -1, 1.5, 1e10, 9223372036854775807, \"x\", [], {}, [[[]]]]",
+        "{\"k0\":0,\"k1\":1,\"k2\":2,\"k3\":3,\"k4\":4,\"k5\":5,\"k6\":6,\"k7\":7,\"k8\":8,\"k9\":9,\"k10\":10,"
+        "\"k11\":11,\"k12\":12,\"k13\":13,\"k14\":14,\"k15\":15,\"k16\":16,\"k17\":17}",
+        " \"text with \\\"quotes\\\" and \xe2\x82\xac\" ",
+        "[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[1]]]]]]]]]]]]]]]]]]]]]]]]]]]]]]]]]]]]]]]]]]]]]]"
+        "]]]]]"
+        "]]]]]]]]]]]]]",
+        "-12.25"};
+    for (size_t i = 0; i < COUNT_OF(texts); i++) seed_text(list, "input.json", texts[i]);
+}
+
+static void json_write(Text* t, const JsonNode* node, int depth) {
+    if (node->key) {
+        text_json_string(t, node->key, node->key_length);
+        text_append(t, ":", 1);
+    }
+    if (node->type == JSON_NULL) text_append(t, "null", 4);
+    if (node->type == JSON_BOOL) text_printf(t, "%s", node->integer ? "true" : "false");
+    if (node->type == JSON_NUMBER && node->is_integer) text_printf(t, "%lld", (long long)node->integer);
+    if (node->type == JSON_NUMBER && !node->is_integer) text_printf(t, "%.17g", node->number);
+    if (node->type == JSON_STRING) text_json_string(t, node->string, node->length);
+    if (node->type != JSON_ARRAY && node->type != JSON_OBJECT) return;
+    size_t count = 0;
+    if (depth >= JSON_MAX_DEPTH) fuzz_broken("%d levels deep", depth);
+    text_append(t, node->type == JSON_ARRAY ? "[" : "{", 1);
+    for (const JsonNode* m = node->first; m; m = m->next) {
+        if (count++) text_append(t, ",", 1);
+        json_write(t, m, depth + 1);
+        for (const JsonNode* other = m->key ? m->next : NULL; other; other = other->next)
+            if (other->key_length == m->key_length && memcmp(other->key, m->key, m->key_length) == 0)
+                fuzz_broken("the key %s occurs twice", m->key);
+    }
+    text_append(t, node->type == JSON_ARRAY ? "]" : "}", 1);
+    if (count != node->count) fuzz_broken("%zu children of %zu", count, node->count);
+}
+
+static void json_read(void) {
+    Json json, again;
+    char error[JSON_ERROR_SIZE];
+    Text first = {NULL, 0, 0}, second = {NULL, 0, 0};
+    size_t n;
+    char* text = read_exactly(CASE_DIR "/input.json", &n);
+    if (json_parse(&json, text, n, error) != 0) die(USAGE, "%s", error);
+    free(text);
+    json_write(&first, json.root, 0);
+    if (json_parse(&again, first.text, first.length, error) != 0)
+        fuzz_broken("written again, it is refused: %s", error);
+    json_write(&second, again.root, 0);
+    if (first.length != second.length || memcmp(first.text, second.text, first.length) != 0)
+        fuzz_broken("written again, it is another");
+    json_free(&json), json_free(&again);
+    free(first.text), free(second.text);
+}
+
+// ---------------------------------------------------------------------------------------------------------
+// log.jsonl, cut back to a step
+
+// Steps first .. first + count - 1, cut back to the one in the middle.
+static void log_seed(CaseList* list, int64_t first, int count) {
+    Log log;
+    Case* c = case_new(list);
+    Text settings = {NULL, 0, 0};
+    char text[32];
+    log_open(&log, "made", -1);
+    text_printf(&settings, "{\"batch\": 4, \"output\": \"out\"}");
+    log_line(&log, &settings);
+    for (int i = 0; i < count; i++) {
+        int64_t step = first + i, steps = first + count;
+        LogStep s = {step, steps, 5.0 - i, 1e-3, i == 3 ? NAN : 1.0, 0.01, 1000, 0, (double)(i % 2), NULL, NULL};
+        log_step(&log, &s);
+        if (i % 2 == 0) log_validation(&log, step, steps, 4.0 - i, "\"accuracy\": 0.25");
+    }
+    log_close(&log);
+    seed_add_file(c, "log.jsonl", "made/log.jsonl");
+    snprintf(text, sizeof text, "%lld\n", (long long)(first + count / 2));
+    case_add(c, "step.txt", text, strlen(text));
+    free(settings.text);
+}
+
+static void log_seeds(CaseList* list) {
+    log_seed(list, 1, 0);
+    log_seed(list, 1, 5);
+    log_seed(list, 1, 10);
+    log_seed(list, INT64_MAX - 4, 3);
+    log_seed(list, (int64_t)1 << 53, 120);  // with a mean
+}
+
+static void log_read(void) {
+    Log log;
+    Text none = {NULL, 0, 0};
+    Json line;
+    char error[JSON_ERROR_SIZE];
+    Lines step = lines_read(CASE_DIR "/step.txt");
+    int64_t last = step.count ? strtoll(step.word[0], NULL, 10) : 0;
+    lines_free(&step);
+    if (last < 0) die(USAGE, "no step");
+    log_open(&log, CASE_DIR, last);
+    text_append(&none, "{}", 2);
+    log_line(&log, &none);
+    log_write_svg(&log, "<fuzz> & \xff");
+    if (log.train.count > 1 && log.train.step[log.train.count - 1] > last) fuzz_broken("a loss behind the last step");
+    log_close(&log);
+    free(none.text);
+    Lines kept = lines_read(CASE_DIR "/log.jsonl");
+    for (int i = 0; i < kept.count; i++) {
+        if (json_parse(&line, kept.word[i], strlen(kept.word[i]), error) != 0) fuzz_broken("line %d: %s", i + 1, error);
+        const JsonNode* number = json_get(line.root, "step");
+        if (number && !(number->is_integer && number->integer <= last))
+            fuzz_broken("line %d is of another step", i + 1);
+        json_free(&line);
+    }
+    if (kept.count == 0) fuzz_broken("the new line is not there");
+    lines_free(&kept);
+}
+
+// ---------------------------------------------------------------------------------------------------------
+// safetensors
+
+static void safetensors_seed(CaseList* list, int metadata, const char* const* dtypes, int count) {
+    SafeTensorsWriter w;
+    const uint64_t shapes[] = {2, 3, 1, 4};
+    char bytes[2 * 3 * 4 * 8];
+    for (size_t i = 0; i < sizeof bytes; i++) bytes[i] = (char)(7 * i);
+    safetensors_writer_create(&w, "made/x");
+    if (metadata) safetensors_writer_metadata(&w, "format", "pt");
+    for (int i = 0; i < count; i++) {
+        char name[32];
+        snprintf(name, sizeof name, "block.%d.weight", i);
+        safetensors_writer_add(&w, name, dtypes[i], i % 5, shapes);
+    }
+    safetensors_writer_begin(&w);
+    for (int i = 0; i < count; i++) {
+        uint64_t n = (uint64_t)safetensors_element_size(dtypes[i]);
+        for (int k = 0; k < i % 5; k++) n *= shapes[k];
+        safetensors_writer_append(&w, bytes, (size_t)n);
+    }
+    if (safetensors_writer_finish(&w) != 0) fuzz_broken("made/x: %s", strerror(errno));
+    seed_add_file(case_new(list), "input.safetensors", "made/x");
+}
+
+static void safetensors_seeds(CaseList* list) {
+    static const char* const dtypes[] = {"F32", "BF16", "F16", "F64", "I64", "U8", "F32", "BOOL"};
+    safetensors_seed(list, 1, dtypes, COUNT_OF(dtypes));
+    safetensors_seed(list, 0, dtypes, 3);
+    safetensors_seed(list, 1, dtypes, 0);
+}
+
+// The data is as long as the header says.
+static void safetensors_settle(Case* c, Draws* d) {
+    (void)d;
+    Text* t = &c->file[0].bytes;
+    Json json;
+    char error[JSON_ERROR_SIZE];
+    uint64_t n = 0, end = 0;
+    memcpy(&n, t->text, t->length < sizeof n ? 0 : sizeof n);
+    if (t->length < sizeof n || n > t->length - sizeof n ||
+        json_parse(&json, t->text + sizeof n, (size_t)n, error) != 0)
+        return;
+    for (const JsonNode* m = json.root->first; m; m = m->next) {
+        const JsonNode* offsets = json_get(m, "data_offsets");
+        const JsonNode* last = offsets && offsets->first ? offsets->first->next : NULL;
+        if (last && last->integer > 0 && (uint64_t)last->integer > end) end = (uint64_t)last->integer;
+    }
+    size_t data = sizeof n + (size_t)n, has = t->length - data;
+    char* zeros = (char*)xcalloc(CASE_LARGEST, 1);
+    if (end <= CASE_LARGEST && end < has) text_splice(t, data + (size_t)end, has - (size_t)end, NULL, 0);
+    if (end <= CASE_LARGEST && end > has) text_splice(t, t->length, 0, zeros, (size_t)end - has);
+    free(zeros);
+    json_free(&json);
+}
+
+static void safetensors_read(void) {
+    SafeTensors file;
+    struct stat info;
+    safetensors_open(&file, CASE_DIR "/input.safetensors");
+    if (stat(CASE_DIR "/input.safetensors", &info) != 0) fuzz_broken("the file is gone");
+    uint64_t total = 0, size = (uint64_t)info.st_size, first = size;
+    for (int i = 0; i < file.count; i++) {
+        const SafeTensor* t = &file.tensors[i];
+        if (t->end > size || t->begin > t->end || t->end - t->begin != t->elements * (uint64_t)t->element_size)
+            fuzz_broken("%s is at %llu", t->name, (unsigned long long)t->begin);
+        const SafeTensor* found = safetensors_find(&file, t->name);
+        if (!found || strcmp(found->name, t->name) != 0) fuzz_broken("%s is not found", t->name);
+        total += t->end - t->begin;
+        if (t->begin < first) first = t->begin;
+        if (t->dtype[0] != 'F' && t->dtype[0] != 'B') continue;
+        if (strcmp(t->dtype, "BOOL") == 0 || t->element_size == 1) continue;
+        real* values = (real*)xmalloc((size_t)t->elements * sizeof(real));
+        safetensors_read_real(&file, t, 0, (size_t)t->elements, values);
+        free(values);
+    }
+    if (total != size - first)
+        fuzz_broken("%llu bytes of tensors in %llu", (unsigned long long)total, (unsigned long long)(size - first));
+    if (safetensors_find(&file, "no such tensor")) fuzz_broken("a tensor that there is not");
+    safetensors_close(&file);
+}
+
+// ---------------------------------------------------------------------------------------------------------
+// Tokenizers
+
+static const char TOKENIZER_JSON[] =
+    "{\"version\":\"1.0\",\"added_tokens\":[{\"id\":9,\"content\":\"<|endoftext|>\",\"special\":true}],"
+    "\"pre_tokenizer\":{\"type\":\"Sequence\",\"pretokenizers\":[{\"type\":\"Split\"},{\"type\":\"ByteLevel\"}]},"
+    "\"decoder\":{\"type\":\"ByteLevel\",\"add_prefix_space\":false},\"model\":{\"type\":\"BPE\",\"vocab\":"
+    "{\"a\":0,\"b\":1,\"\xc4\xa0\":2,\"\xc4\xa0"
+    "ab\":3,\"\xc2\xa1\":4,\"\xe2\x82\xac\":5,\"ab\":6,\"\xc5\x83\":7,\"!\":8},"
+    "\"merges\":[\"a b\",\"\xc4\xa0 ab\"]}}";
+static const char VOCAB_JSON[] =
+    "{\"a\": 0, \"b\": 1, \"c\": 2, \"\xc4\xa0the\": 5, \"<|endoftext|>\": 9, \"\xc4\x8a\": 7}";
+
+static void tokenizer_seeds(CaseList* list) {
+    seed_text(list, "tokenizer.json", TOKENIZER_JSON);
+    seed_text(list, "vocab.json", VOCAB_JSON);
+    seed_text(list, "encoder.json", VOCAB_JSON);
+    Text tokens = {NULL, 0, 0};
+    uint32_t header[LLMC_HEADER_INTS] = {LLMC_MAGIC_TOKENS, 2, 7, 6};
+    text_append(&tokens, (const char*)header, sizeof header);
+    text_printf(&tokens, "\001a\001b\003the\002\xc3\xa9\001 \004 the\015<|endoftext|>");
+    case_add(case_new(list), "gpt2_tokenizer.bin", tokens.text, tokens.length);
+    free(tokens.text);
+    case_add(&list->cases[1], "merges.txt", "#version: 0.2\na b\n\xc4\xa0t h\n", 22);
+}
+
+static void tokenizer_read(void) {
+    Tokenizer t;
+    if (tokenizer_open(&t, CASE_DIR) != 0) die(USAGE, "no tokenizer");
+    size_t total = 0;
+    for (int id = -1; id <= t.size; id += id < 4096 ? 1 : 4096) {
+        size_t n;
+        const char* bytes = tokenizer_decode(&t, id, &n);
+        if (bytes && (id < 0 || id >= t.size || bytes < t.bytes.text || bytes + n > t.bytes.text + t.bytes.length))
+            fuzz_broken("token %d has %zu bytes", id, n);
+        for (size_t i = 0; bytes && i < n; i++) total += (unsigned char)bytes[i];
+    }
+    if (t.end_of_text >= t.size || total == SIZE_MAX) fuzz_broken("the end of text is %d of %d", t.end_of_text, t.size);
+    tokenizer_free(&t);
+}
+
+static const char VOCAB_TXT[] =
+    "[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\na\nb\n##a\n##b\n##ing\nthe\n.\n,\n\xc3\xa9\n\xe4\xb8\xad\n"
+    "##\xe1\x84\x80\nab\n##ab\n!\n1\n##2\n";
+static const char SOME_TEXT[] = "The aab [MASK] b\xc3\xa9"
+                                "bing \xe4\xb8\xad\xe6\x96\x87, \xea\xb0\x80! 12\xcc\x81 [SEP]\xff\xf0\x9f\x98\x80 [";
+
+static void wordpiece_seeds(CaseList* list) {
+    Text bytes = {NULL, 0, 0};
+    int byte_of[BYTE_ALPHABET_END], character_of[256];
+    byte_alphabet(byte_of);
+    for (int c = 0; c < BYTE_ALPHABET_END; c++)
+        if (byte_of[c] >= 0) character_of[byte_of[c]] = c;
+    for (int byte = 0; byte < 256; byte++) {
+        wordpiece_put(&bytes, (uint32_t)character_of[byte]);
+        text_append(&bytes, "\n", 1);
+    }
+    text_printf(&bytes, "[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\n");
+    for (int i = 0; i < 3; i++) {
+        Case* c = case_new(list);
+        case_add(c, "vocab.txt", i == 2 ? bytes.text : VOCAB_TXT, i == 2 ? bytes.length : strlen(VOCAB_TXT));
+        case_add(c, "text.txt", SOME_TEXT, strlen(SOME_TEXT));
+        if (i == 1) case_add(c, "tokenizer_config.json", "{\"do_lower_case\": false}", 24);
+    }
+    free(bytes.text);
+}
+
+static void wordpiece_read(void) {
+    WordPiece w;
+    size_t n;
+    TokenIds ids = {NULL, 0, 0};
+    Text decoded = {NULL, 0, 0};
+    if (wordpiece_open(&w, CASE_DIR, CASE_OF_MODEL) != 0) die(USAGE, "no vocab.txt");
+    char* text = read_exactly(CASE_DIR "/text.txt", &n);
+    wordpiece_encode(&ids, &w, text, n);
+    for (size_t i = 0; i < ids.count; i++)
+        if (ids.id[i] < 0 || ids.id[i] >= w.size) fuzz_broken("token %d of %d", ids.id[i], w.size);
+    if (ids.count > 3 * n) fuzz_broken("%zu tokens of %zu bytes", ids.count, n);
+    wordpiece_decode(&decoded, &w, ids.id, ids.count);
+    free(text), free(ids.id), free(decoded.text);
+    wordpiece_free(&w);
+}
+
+// ---------------------------------------------------------------------------------------------------------
+// Byte-level BPE: the tokens of a text are the text
+
+// A vocabulary of the 256 bytes and what `more` adds, with or without the spaces of JSON that people write.
+static void bpe_vocabulary(Text* t, const char* more) {
+    int byte_of[BYTE_ALPHABET_END];
+    Text spelling = {NULL, 0, 0};
+    byte_alphabet(byte_of);
+    text_printf(t, "{");
+    for (int c = 0; c < BYTE_ALPHABET_END; c++) {
+        if (byte_of[c] < 0) continue;
+        spelling.length = 0;
+        wordpiece_put(&spelling, (uint32_t)c);
+        text_json_string(t, spelling.text, spelling.length);
+        text_printf(t, ": %d, ", byte_of[c]);
+    }
+    text_printf(t, "%s}", more);
+    free(spelling.text);
+}
+
+static void bpe_seeds(CaseList* list) {
+    static const char merges[] = "#version: 0.2\nh e\nt he\n\xc4\xa0 the\n\xc4\xa0 \xc4\xa0\ni n\nin g\n\xc3 \xa9\n";
+    Text vocabulary = {NULL, 0, 0}, whole = {NULL, 0, 0};
+    bpe_vocabulary(&vocabulary, "\"he\": 256, \"the\": 257, \"\xc4\xa0the\": 258, \"\xc4\xa0\xc4\xa0\": 259, \"in\": "
+                                "260, \"ing\": 261, \"<|endoftext|>\": 262");
+    text_printf(&whole,
+                "{\"added_tokens\": [{\"id\": 262, \"content\": \"<|endoftext|>\", \"special\": true, \"normalized\": "
+                "false}, {\"id\": 263, \"content\": \"<x>\"}], \"normalizer\": null, \"pre_tokenizer\": {\"type\": "
+                "\"ByteLevel\", \"add_prefix_space\": false}, \"decoder\": {\"type\": \"ByteLevel\"}, \"model\": "
+                "{\"type\": \"BPE\", \"vocab\": %s, \"merges\": [\"h e\", [\"t\", \"he\"], \"i n\", \"in g\"]}}",
+                vocabulary.text);
+    for (int is_whole = 0; is_whole < 2; is_whole++) {
+        Case* c = case_new(list);
+        if (is_whole) case_add(c, "tokenizer.json", whole.text, whole.length);
+        else case_add(c, "vocab.json", vocabulary.text, vocabulary.length);
+        if (!is_whole) case_add(c, "merges.txt", merges, strlen(merges));
+        case_add(c, "text.txt", SOME_TEXT, strlen(SOME_TEXT));
+    }
+    free(vocabulary.text), free(whole.text);
+}
+
+static void bpe_read(void) {
+    Bpe b;
+    Tokenizer t;
+    size_t n;
+    int* ids;
+    Text repaired = {NULL, 0, 0}, decoded = {NULL, 0, 0};
+    if (bpe_open(&b, CASE_DIR) != 0) die(USAGE, "no tokenizer");
+    if (tokenizer_open(&t, CASE_DIR) != 0) fuzz_broken("text can be encoded, but not decoded");
+    char* text = read_exactly(CASE_DIR "/text.txt", &n);
+    bpe_repair(&repaired, text, n);
+    for (int special = AS_TEXT; special <= AS_TOKEN; special++) {
+        size_t count = bpe_encode(&ids, &b, text, n, (SpecialTokens)special);
+        decoded.length = 0;
+        for (size_t i = 0; i < count; i++) {
+            size_t length;
+            const char* bytes = tokenizer_decode(&t, ids[i], &length);
+            if (!bytes) fuzz_broken("token %d of %d", ids[i], t.size);
+            text_append(&decoded, bytes, length);
+        }
+        // An added token may stand in the place of another one.
+        int is_same = decoded.length == repaired.length &&
+                      (!repaired.length || memcmp(decoded.text, repaired.text, repaired.length) == 0);
+        if (!is_same && !file_exists(CASE_DIR "/tokenizer.json"))
+            fuzz_broken("%zu bytes become %zu tokens of %zu bytes", n, count, decoded.length);
+        free(ids);
+    }
+    free(text), free(repaired.text), free(decoded.text);
+    bpe_free(&b);
+    tokenizer_free(&t);
+}
+
+#endif

@@ -1,0 +1,458 @@
+/* Tests of llm.c's files as the trainer reads them: a checkpoint gives the very parameters and logits that the safetensors
+ * file gives which it was made from, and what is not sound ends with exit status 2 and one line that names the file.
+ *
+ *     ./test_llmc_files                       checkpoints that are written here, one tensor after the other by its name
+ *     ./test_llmc_files same DIR FILE.bin     whether FILE.bin holds the weights and gives the logits of DIR, to the bit
+ *     ./test_llmc_files rounded DIR FILE.bin  the same where DIR's weights are rounded to bfloat16 first
+ *     ./test_llmc_files tokens DIR FILE.bin   whether FILE.bin lists the tokens of DIR's tokenizer
+ *
+ * Prints a line a case and `N passed, N failed`; exit status 1 if one failed. */
+#define NO_MAIN
+#pragma GCC diagnostic ignored "-Wunused-function"  // of the trainer, of which this needs a part
+#include "train_gpt2.cu"
+
+#include <ftw.h>
+#include <sys/wait.h>
+
+typedef struct {
+    int passed, failed;
+    char* directory;
+} Tests;
+
+static void expect(Tests* t, int good, const char* name, const char* why) {
+    printf("%s %s%s%s\n", good ? "ok  " : "FAIL", name, good ? "" : ": ", good ? "" : why);
+    if (good) t->passed++;
+    else t->failed++;
+}
+
+// ---------------------------------------------------------------------------------------------------------
+// Models
+
+typedef struct {
+    Context ctx;
+    Model m;
+    Optimizer o;
+} Bench;
+
+static Bench* bench_open(Config config, const char* weights) {
+    Bench* b = (Bench*)xcalloc(1, sizeof *b);
+    context_init(&b->ctx);
+    model_plan(&b->m, config, 2, min_int(config.T, 24), 0);
+    model_alloc(&b->m, 1, &b->ctx);
+    optimizer_init(&b->o, &b->m.table, ADAMW, WITH_MASTER, &b->ctx);
+    b->m.master = b->o.master;
+    random_weights(&b->m, &b->o, 7, &b->ctx);  // what loading leaves as it is would show
+    if (weights) load_weights(&b->m, &b->o, weights, &b->ctx);
+    return b;
+}
+
+static void bench_close(Bench* b) {
+    optimizer_free(&b->o);
+    model_free(&b->m);
+    matmul_plans_free(&b->ctx);
+    context_free(&b->ctx);
+    free(b);
+}
+
+static Bench* bench_of_directory(const char* directory) {
+    char *path = xprintf("%s/config.json", directory), *weights = xprintf("%s/model.safetensors", directory);
+    Bench* b = bench_open(config_read(path), weights);
+    free(path), free(weights);
+    return b;
+}
+
+static Bench* bench_of_file(const char* file) {
+    char *directory, *weights, *sizes = session_find_llmc(file, &directory, &weights);
+    if (!sizes) die(FAILED, "%s: was not taken for a checkpoint of llm.c", file);
+    Bench* b = bench_open(config_from_descriptor(sizes, 0), weights);
+    free(directory), free(weights), free(sizes);
+    return b;
+}
+
+static void bench_logits(Bench* b) {
+    Model* m = &b->m;
+    int* tokens = (int*)xmalloc(2 * (size_t)m->N * sizeof(int));
+    for (int i = 0; i < 2 * m->N; i++) tokens[i] = (int)(philox((uint32_t)i, 0, 0, 0, 3).v[0] % (uint32_t)m->config.V);
+    device_upload(&b->ctx, m->inputs, tokens, 2 * (size_t)m->N * sizeof(int));
+    evaluate_batch(m, 1, SET, &b->ctx);
+    free(tokens);
+}
+
+static real bfloat16(real x) {
+    float single = (float)x;
+    uint32_t bits;
+    memcpy(&bits, &single, sizeof bits);
+    uint32_t low = bits & 0xFFFF, up = low > 0x8000 || (low == 0x8000 && bits >> 16 & 1);
+    bits = ((bits >> 16) + up) << 16;
+    memcpy(&single, &bits, sizeof single);
+    return (real)single;
+}
+
+static void bench_round(Bench* b) {
+    for (size_t i = 0; i < b->m.table.elements; i++) b->m.params[i] = bfloat16(b->m.params[i]);
+}
+
+static int same_bits(const void* a, const void* b, size_t n) { return memcmp(a, b, n * sizeof(real)) == 0; }
+
+static void expect_same(Tests* t, Bench* a, Bench* b, const char* name) {
+    char *of_parameters = xprintf("%s: parameters", name), *of_logits = xprintf("%s: logits", name);
+    size_t n = a->m.table.elements, logits = (size_t)a->m.N * (size_t)a->m.Vp;
+    int alike = n == b->m.table.elements && a->m.N == b->m.N;
+    expect(t, alike && same_bits(a->m.params, b->m.params, n), of_parameters, "they are not the same bits");
+    if (alike) bench_logits(a), bench_logits(b);
+    expect(t, alike && same_bits(a->m.a.logits, b->m.a.logits, logits) && a->m.a.logits[0] != a->m.a.logits[1],
+           of_logits, "they are not the same bits");
+    free(of_parameters), free(of_logits);
+}
+
+// ---------------------------------------------------------------------------------------------------------
+// Files that are written here
+
+static char* path_in(const Tests* t, const char* name) { return xprintf("%s/%s", t->directory, name); }
+
+static char* put_file(const Tests* t, const char* name, const void* bytes, size_t n) {
+    char* path = path_in(t, name);
+    if (write_file(path, bytes, n) != 0) die(FAILED, "%s: %s", path, strerror(errno));
+    return path;
+}
+
+static void put_values(Text* out, const real* values, size_t n, int version) {
+    for (size_t i = 0; i < n; i++) {
+        float x = (float)(version == 5 ? bfloat16(values[i]) : values[i]);
+        const char* bytes = (const char*)&x;
+        text_append(out, version == 5 ? bytes + 2 : bytes, version == 5 ? 2 : 4);
+    }
+}
+
+static const real* values_of(const Bench* b, const char* name) {
+    for (int i = 0; i < b->m.table.count; i++)
+        if (strcmp(b->m.table.tensors[i].name, name) == 0) return b->m.params + b->m.table.tensors[i].offset;
+    die(FAILED, "no tensor %s", name);
+}
+
+// The model of `b` as a checkpoint of llm.c, with other padding than the model has in memory, and values in it.
+static Text checkpoint_of(const Bench* b, int version, int padded) {
+    const Config* c = &b->m.config;
+    const size_t C = (size_t)c->C;
+    const struct {
+        const char* name;
+        size_t n;
+    } blocks[] = {{"ln_1.weight", C},
+                  {"ln_1.bias", C},
+                  {"attn.c_attn.weight", 3 * C * C},
+                  {"attn.c_attn.bias", 3 * C},
+                  {"attn.c_proj.weight", C * C},
+                  {"attn.c_proj.bias", C},
+                  {"ln_2.weight", C},
+                  {"ln_2.bias", C},
+                  {"mlp.c_fc.weight", 4 * C * C},
+                  {"mlp.c_fc.bias", 4 * C},
+                  {"mlp.c_proj.weight", 4 * C * C},
+                  {"mlp.c_proj.bias", C}};
+    int32_t header[256] = {20240326, version, c->T, c->V, c->L, c->NH, c->C, padded};
+    real* padding = (real*)xmalloc((size_t)(padded - c->V) * C * sizeof(real));
+    for (size_t i = 0; i < (size_t)(padded - c->V) * C; i++) padding[i] = 5;
+    Text out = {NULL, 0, 0};
+    text_append(&out, (const char*)header, sizeof header);
+    put_values(&out, values_of(b, "transformer.wte.weight"), (size_t)c->V * C, version);
+    put_values(&out, padding, (size_t)(padded - c->V) * C, version);
+    put_values(&out, values_of(b, "transformer.wpe.weight"), (size_t)c->T * C, version);
+    for (size_t k = 0; k < COUNT_OF(blocks); k++) {
+        for (int l = 0; l < c->L; l++) {
+            char* name = xprintf("transformer.h.%d.%s", l, blocks[k].name);
+            put_values(&out, values_of(b, name), blocks[k].n, version);
+            free(name);
+        }
+    }
+    put_values(&out, values_of(b, "transformer.ln_f.weight"), C, version);
+    put_values(&out, values_of(b, "transformer.ln_f.bias"), C, version);
+    free(padding);
+    return out;
+}
+
+// Run in a child process, which must end with `status` and one line that holds `message` and the file's name; status -1
+// accepts 0 and USAGE without asking for words.
+static void expect_end(Tests* t, int status, const char* name, const char* message, void (*run)(const char*),
+                       const char* file) {
+    int ends[2], result = 0;
+    char text[4096];
+    size_t n = 0;
+    fflush(stdout);
+    if (pipe(ends) != 0) die(FAILED, "pipe: %s", strerror(errno));
+    pid_t child = fork();
+    if (child == 0) {
+        dup2(ends[1], STDERR_FILENO);
+        close(ends[0]), close(ends[1]);
+        run(file);
+        _exit(DONE);
+    }
+    close(ends[1]);
+    for (ssize_t got; n < sizeof text - 1 && (got = read(ends[0], text + n, sizeof text - 1 - n)) > 0;)
+        n += (size_t)got;
+    close(ends[0]);
+    text[n] = '\0';
+    waitpid(child, &result, 0);
+    int code = WIFEXITED(result) ? WEXITSTATUS(result) : 128 + WTERMSIG(result);
+    int good = status < 0 ? code == DONE || code == USAGE : code == status;
+    if (code == USAGE) good = good && strchr(text, '\n') == text + n - 1 && strstr(text, file);
+    if (message) good = good && strstr(text, message);
+    char* why = xprintf("ended with %d: %s", code, text);
+    if (!good || name) expect(t, good, name ? name : "any damage", why);
+    free(why);
+}
+
+static void open_weights(const char* file) {
+    char *directory, *weights;
+    char* sizes = session_find_llmc(file, &directory, &weights);
+    if (!sizes) die(FAILED, "%s: was not taken for a checkpoint of llm.c", file);
+    free(directory), free(weights), free(sizes);
+}
+
+// With another model's table.
+static void load_as(const char* descriptor, const char* file) {
+    bench_close(bench_open(config_from_descriptor(descriptor, 0), file));
+}
+static void load_untied(const char* file) { load_as("L=2,C=21,NH=3,V=107,T=19,tied=0", file); }
+static void load_fewer_layers(const char* file) { load_as("L=1,C=21,NH=3,V=107,T=19", file); }
+static void load_more_layers(const char* file) { load_as("L=3,C=21,NH=3,V=107,T=19", file); }
+static void load_wider(const char* file) { load_as("L=2,C=24,NH=3,V=107,T=19", file); }
+
+// ---------------------------------------------------------------------------------------------------------
+// Checkpoints
+
+static const char GOLDEN[] = "dev/reference/golden_gpt2_tied";
+
+static void test_weights(Tests* t) {
+    Bench* whole = bench_of_directory(GOLDEN);
+    for (int version = 3; version <= 5; version += 2) {
+        for (int padded = 107; padded <= 128; padded += 21) {
+            Text bytes = checkpoint_of(whole, version, padded);
+            char* file = put_file(t, "model.bin", bytes.text, bytes.length);
+            char* name = xprintf("version %d, %d stored rows", version, padded);
+            Bench* read = bench_of_file(file);
+            if (version == 5) bench_round(whole);
+            expect_same(t, whole, read, name);
+            bench_close(read);
+            free(file), free(name), free(bytes.text);
+        }
+    }
+    bench_close(whole);
+}
+
+// Ranks that share the full-precision copy read only their part.
+static void test_range(Tests* t) {
+    Bench* whole = bench_of_directory(GOLDEN);
+    const TensorTable* table = &whole->m.table;
+    Text bytes = checkpoint_of(whole, 3, 128);
+    char* file = put_file(t, "model.bin", bytes.text, bytes.length);
+    real* part = (real*)xmalloc(table->elements * sizeof(real));
+    int good = 1;
+    for (size_t size = 128; size < table->elements; size *= 3) {
+        FlatRange range = {size, min_size(size, table->elements - size)};
+        TensorPart of_range = {"", part, VIEW_REAL};
+        tensors_read_range(file, table, &of_range, 1, range, NULL, NULL, &whole->ctx);
+        good = good && same_bits(part, whole->m.params + range.begin, range.size);
+    }
+    expect(t, good, "parts of a checkpoint", "they are not the same bits");
+    free(part), free(file), free(bytes.text);
+    bench_close(whole);
+}
+
+static void test_weights_refused(Tests* t) {
+    Bench* whole = bench_of_directory(GOLDEN);
+    Text bytes = checkpoint_of(whole, 3, 128);
+    static const struct {
+        const char* name;
+        int index, value;
+        const char* message;
+    } headers[] = {
+        {"another magic number", 0, 20240520, "magic number is 20240520 where 20240326"},
+        {"version 1", 1, 1, "version 1; 3 (float32) and 5 (bfloat16)"},
+        {"version 4", 1, 4, "version 4;"},
+        {"version 5 with the bytes of 3", 1, 5, "longer than its header says"},
+        {"no positions", 2, 0, "0 positions; allowed: 1.."},
+        {"fewer tokens than none", 3, -1, "-1 tokens; allowed: 1.."},
+        {"too many layers", 4, 1 << 25, "33554432 layers; allowed: 1..16777216"},
+        {"more layers than there are", 4, 3, "truncated, or its header damaged"},
+        {"sizes whose product overflows", 6, 21 << 19, "truncated, or its header damaged"},
+        {"heads that do not fit", 5, 2, "21 channels, which cannot be cut into 2 heads"},
+        {"no padding, as in old versions", 7, 0, "0 tokens with padding; allowed: 1.."},
+        {"less padding than tokens", 7, 106, "107 tokens, but 106 with padding"},
+    };
+    for (size_t i = 0; i < COUNT_OF(headers); i++) {
+        int32_t kept;
+        memcpy(&kept, bytes.text + 4 * headers[i].index, 4);
+        memcpy(bytes.text + 4 * headers[i].index, &headers[i].value, 4);
+        char* file = put_file(t, "bad.bin", bytes.text, bytes.length);
+        memcpy(bytes.text + 4 * headers[i].index, &kept, 4);
+        expect_end(t, USAGE, headers[i].name, headers[i].message, open_weights, file);
+        free(file);
+    }
+    char* file = put_file(t, "bad.bin", bytes.text, bytes.length - 1);
+    expect_end(t, USAGE, "a checkpoint without its last byte", "truncated", open_weights, file);
+    free(put_file(t, "bad.bin", bytes.text, 1023));
+    expect_end(t, USAGE, "a checkpoint without its header", "too few for the header", open_weights, file);
+    free(put_file(t, "bad.bin", "", 0));
+    expect_end(t, USAGE, "an empty checkpoint", "too few for the header", open_weights, file);
+    text_append(&bytes, "", 1);
+    free(put_file(t, "bad.bin", bytes.text, bytes.length--));
+    expect_end(t, USAGE, "a byte after a checkpoint's end", "longer than its header says", open_weights, file);
+    unlink(file);
+    expect_end(t, USAGE, "no checkpoint", "No such file", open_weights, file);
+    free(put_file(t, "bad.bin", bytes.text, bytes.length));
+    expect_end(t, USAGE, "a model with a head of its own", "\"lm_head.weight\" is missing", load_untied, file);
+    expect_end(t, USAGE, "a model of fewer layers", "holds 28 tensors, of which this model has 16", load_fewer_layers,
+               file);
+    expect_end(t, USAGE, "a model of more layers", "\"transformer.h.2.ln_1.weight\" is missing", load_more_layers,
+               file);
+    expect_end(t, USAGE, "a model of more channels", "\"transformer.wte.weight\": its shape is not the [107, 24]",
+               load_wider, file);
+    int failed = t->failed;
+    for (int i = 0; i < 300; i++) {
+        char old = bytes.text[i % 32];
+        bytes.text[i % 32] = (char)philox((uint32_t)i, 0, 0, 0, 5).v[0];
+        free(put_file(t, "bad.bin", bytes.text, bytes.length));
+        bytes.text[i % 32] = old;
+        expect_end(t, -1, NULL, NULL, open_weights, file);
+    }
+    expect(t, t->failed == failed, "300 damaged headers", "see above");
+    free(file), free(bytes.text);
+    bench_close(whole);
+}
+
+// ---------------------------------------------------------------------------------------------------------
+// Tokens
+
+// A list of these bytes after a header.
+static char* put_tokens(const Tests* t, uint32_t version, uint32_t count, uint32_t end_of_text, const char* bytes,
+                        size_t n) {
+    uint32_t header[256] = {20240328, version, count, end_of_text};
+    Text out = {NULL, 0, 0};
+    text_append(&out, (const char*)header, sizeof header);
+    text_append(&out, bytes, n);
+    char* path = put_file(t, "gpt2_tokenizer.bin", out.text, out.length);
+    free(out.text);
+    return path;
+}
+
+static void open_tokens(const char* file) {
+    Tokenizer k;
+    char* directory = session_directory_of(file);
+    if (tokenizer_open(&k, directory) != 0) die(FAILED, "%s: no tokenizer", file);
+    tokenizer_free(&k);
+    free(directory);
+}
+
+static int is_token(const Tokenizer* k, int id, const char* bytes, size_t n) {
+    size_t length;
+    const char* got = tokenizer_decode(k, id, &length);
+    return got && length == n && memcmp(got, bytes, n) == 0;
+}
+
+static void test_tokens(Tests* t) {
+    static const char list[] = "\1a\2\0\xff\15<|endoftext|>\3 is";
+    enum { LIST = sizeof list - 1 };
+    Tokenizer k;
+    char* file = put_tokens(t, 2, 4, 0, list, LIST);
+    expect(t, tokenizer_open(&k, t->directory) == 0 && k.size == 4 && tokenizer_end_of_text(&k) == 0,
+           "a list of tokens, version 2", "its size or its end of text is another");
+    expect(t,
+           is_token(&k, 0, "a", 1) && is_token(&k, 1, "\0\xff", 2) && is_token(&k, 3, " is", 3) &&
+               !is_token(&k, 4, "", 0),
+           "the tokens of a list", "they are others");
+    tokenizer_free(&k);
+    char* copy = path_in(t, "copy");
+    expect(t,
+           make_directories(copy) == 0 && tokenizer_copy_files(t->directory, copy) == 0 &&
+               tokenizer_open(&k, copy) == 0 && k.size == 4,
+           "a copied list", "it is not that list");
+    tokenizer_free(&k);
+    free(copy), free(file);
+    file = put_tokens(t, 1, 4, 0, list, LIST);
+    expect(t, tokenizer_open(&k, t->directory) == 0 && tokenizer_end_of_text(&k) == 2, "a list of tokens, version 1",
+           "its end of text is not the token of that name");
+    tokenizer_free(&k);
+    Text gpt2 = {NULL, 0, 0};
+    for (int i = 0; i < 50257; i++) text_append(&gpt2, "\1x", 2);
+    free(put_tokens(t, 1, 50257, 0, gpt2.text, gpt2.length));
+    expect(t, tokenizer_open(&k, t->directory) == 0 && tokenizer_end_of_text(&k) == 50256,
+           "a list of tokens, version 1, of 50257", "its end of text is not the last one");
+    tokenizer_free(&k);
+    free(gpt2.text);
+
+    free(put_tokens(t, 3, 4, 0, list, LIST));
+    expect_end(t, USAGE, "tokens: version 3", "version 3; 1 and 2", open_tokens, file);
+    free(put_tokens(t, 2, 0, 0, list, LIST));
+    expect_end(t, USAGE, "tokens: none", "0 tokens; allowed: 1..", open_tokens, file);
+    free(put_tokens(t, 2, 1u << 31, 0, list, LIST));
+    expect_end(t, USAGE, "tokens: too many", "2147483648 tokens; allowed", open_tokens, file);
+    free(put_tokens(t, 2, 4000000, 0, list, LIST));
+    expect_end(t, USAGE, "tokens: more than there are bytes", "only 23 bytes follow", open_tokens, file);
+    free(put_tokens(t, 2, 5, 0, list, LIST));
+    expect_end(t, USAGE, "tokens: one more than there are", "ends inside token 4 of 5", open_tokens, file);
+    free(put_tokens(t, 2, 4, 4, list, LIST));
+    expect_end(t, USAGE, "tokens: an end of text that is none", "token 4 of 4 ends a text", open_tokens, file);
+    free(put_tokens(t, 2, 4, 0, list, LIST - 1));
+    expect_end(t, USAGE, "tokens: truncated", "ends inside token 3 of 4", open_tokens, file);
+    free(put_tokens(t, 2, 3, 0, list, LIST));
+    expect_end(t, USAGE, "tokens: trailing bytes", "4 bytes follow its last token", open_tokens, file);
+    free(put_tokens(t, 2, 2, 0, "\1a\0bc", 5));
+    expect_end(t, USAGE, "tokens: an empty one", "token 1 is empty", open_tokens, file);
+    free(put_file(t, "gpt2_tokenizer.bin", list, LIST));
+    expect_end(t, USAGE, "tokens: no header", "too few for the header", open_tokens, file);
+    char zeros[1026] = {0};
+    free(put_file(t, "gpt2_tokenizer.bin", zeros, sizeof zeros));
+    expect_end(t, USAGE, "tokens: another magic number", "magic number is 0 where 20240328", open_tokens, file);
+    free(file);
+}
+
+// ---------------------------------------------------------------------------------------------------------
+
+static void compare_tokens(Tests* t, const char* directory, const char* file) {
+    Tokenizer a, b;
+    memset(&b, 0, sizeof b);
+    b.end_of_text = -1;
+    if (tokenizer_open(&a, directory) != 0) die(USAGE, "%s: holds no tokenizer", directory);
+    tokenizer_add_list(&b, file);
+    int good = a.size == b.size && a.end_of_text == b.end_of_text;
+    for (int i = 0; i < a.size && good; i++) {
+        size_t n;
+        const char* bytes = tokenizer_decode(&a, i, &n);
+        good = bytes && is_token(&b, i, bytes, n);
+    }
+    expect(t, good, "the same tokens", "they are others");
+    tokenizer_free(&a), tokenizer_free(&b);
+}
+
+static int remove_entry(const char* path, const struct stat* st, int type, struct FTW* where) {
+    (void)st, (void)type, (void)where;
+    return remove(path);
+}
+
+int main(int argc, char** argv) {
+    Tests t = {0, 0, NULL};
+    device_set_threads(1);  // OpenMP's threads do not outlive a fork
+    int is_rounded = argc == 4 && strcmp(argv[1], "rounded") == 0;
+    if (argc == 4 && strcmp(argv[1], "tokens") == 0) {
+        compare_tokens(&t, argv[2], argv[3]);
+    } else if (is_rounded || (argc == 4 && strcmp(argv[1], "same") == 0)) {
+        Bench *directory = bench_of_directory(argv[2]), *file = bench_of_file(argv[3]);
+        if (is_rounded) bench_round(directory);
+        expect_same(&t, directory, file, argv[3]);
+        bench_close(directory), bench_close(file);
+    } else if (argc == 1) {
+        const char* temporary = getenv("TMPDIR");
+        t.directory = xprintf("%s/test_llmc_files_XXXXXX", temporary && *temporary ? temporary : "/tmp");
+        if (!mkdtemp(t.directory)) die(FAILED, "%s: cannot be made: %s", t.directory, strerror(errno));
+        test_weights(&t);
+        test_range(&t);
+        test_weights_refused(&t);
+        test_tokens(&t);
+        nftw(t.directory, remove_entry, 16, FTW_DEPTH | FTW_PHYS);
+        free(t.directory);
+    } else {
+        die(USAGE, "usage: test_llmc_files [same|rounded|tokens DIR FILE.bin]");
+    }
+    printf("%d passed, %d failed\n", t.passed, t.failed);
+    return t.failed != 0;
+}

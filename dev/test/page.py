@@ -1,0 +1,289 @@
+#!/usr/bin/env python3
+"""Does the profiler's page (llmc/run/profile.html) work in a browser?
+
+    page.py [PAGE.html...]
+
+Opens the given finished pages in headless Chromium, and four that it makes from the template: a step with two streams,
+one of names that try to break out of the page, one of 4,000 kernels, one of nothing at all. It sorts every column of every
+table, filters, walks through the timeline and the roofline, and takes any line on the console for a failure. Without
+Chromium there is nothing to test; CHROMIUM names one that is not in the PATH.
+"""
+import html
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+
+TEMPLATE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "../../llmc/run/profile.html")
+MARKER = "/*PROFILE*/null"
+
+# Runs before the page's own scripts. A browser without a window promises no frames, so they are timers here.
+LISTEN = """<script>
+const found = [], checks = [];
+window.requestAnimationFrame = (draw) => setTimeout(draw, 0);
+addEventListener("error", (event) => found.push(event.message));
+addEventListener("unhandledrejection", (event) => found.push(String(event.reason)));
+addEventListener("securitypolicyviolation", (event) => found.push("fetches " + event.blockedURI));
+</script>"""
+
+# Runs after them. What is expected is worked out from the data again, not with the page's functions.
+CHECK = r"""<script>
+const check = (name, isGood, detail = "") => checks.push([name, Boolean(isGood), String(detail).slice(0, 200)]);
+const same = (name, got, want) => check(name, JSON.stringify(got) === JSON.stringify(want), `${JSON.stringify(got)}, not ${JSON.stringify(want)}`);
+const all = (selector, root = document) => [...root.querySelectorAll(selector)];
+const none = (x) => x === null || x === undefined;
+const later = () => new Promise((done) => setTimeout(done, 20));
+const key = (element, name) => element.dispatchEvent(new KeyboardEvent("keydown", { key: name, bubbles: true, cancelable: true }));
+const wanted = profile.tables || [], rowsIn = (section) => all("tr[data-row]", section).map((tr) => Number(tr.dataset.row));
+
+function expectedOrder(rows, order, c, isUp) {
+    const collator = new Intl.Collator("en", { numeric: true }), sign = isUp ? 1 : -1;
+    const kind = (x) => (none(x) ? 2 : typeof x === "number" ? 0 : 1);
+    const before = (a, b) => {
+        if (kind(a) === 2 || kind(b) === 2) return kind(a) === kind(b) ? 0 : kind(a) === 2 ? 1 : -1;
+        if (kind(a) !== kind(b)) return sign * (kind(a) - kind(b));
+        return sign * (kind(a) === 0 ? a - b : collator.compare(a, b));
+    };
+    return order.map((row, place) => [row, place]).sort((i, j) => before(rows[i[0]][c], rows[j[0]][c]) || i[1] - j[1]).map(([row]) => row);
+}
+function checkTable(table, section) {
+    const columns = table.columns.map(([name, type], c) => ({ name, type, c }))
+        .filter(({ c }) => !table.rows.length || table.rows.some((row) => !none(row[c])));
+    same(`${table.id}: columns`, all("th", section).map((th) => th.dataset.column), columns.map(({ name }) => name));
+    let order = table.rows.map((_, i) => i);
+    const shows = (name) => {
+        const got = rowsIn(section);
+        check(name, got.length >= Math.min(order.length, 50) && got.every((row, i) => row === order[i]), got.slice(0, 20));
+    };
+    shows(`${table.id}: rows in order`);
+    columns.forEach(({ name, type, c }, place) => {
+        for (const isUp of type === "number" ? [false, true] : [true, false]) {
+            const th = all("th", section)[place];
+            th.querySelector("button").click();
+            order = expectedOrder(table.rows, order, c, isUp);
+            shows(`${table.id}: sorted by ${name}, ${isUp ? "up" : "down"}`);
+            const sorts = all("th", section).map((one) => one.getAttribute("aria-sort"));
+            check(`${table.id}: aria-sort`, sorts.every((sort, i) => sort === (i !== place ? "none" : isUp ? "ascending" : "descending")), sorts);
+        }
+    });
+    const wrong = all("tr[data-row]", section).flatMap((tr) => columns.map(({ c }, place) => [table.rows[tr.dataset.row][c], tr.cells[place]]))
+        .find(([value, td]) => td.children.length !== all("wbr", td).length || (typeof value === "string" && td.textContent !== value));
+    check(`${table.id}: cells`, !wrong, wrong && wrong[0]);
+    const box = section.querySelector(".box");
+    if (order.length > 200) {
+        box.scrollTop = box.scrollHeight;
+        const was = rowsIn(section).length;
+        box.dispatchEvent(new Event("scroll"));
+        check(`${table.id}: more rows when scrolled`, rowsIn(section).length > was);
+    }
+}
+function checkFilters(kernels, section) {
+    const place = (name) => kernels.columns.findIndex(([column]) => column === name);
+    const [direction, layer, words] = ["direction", "layer", "op"].map((name) => section.querySelector(`[data-filter=${name}]`));
+    const set = (control, value) => { control.value = value; control.dispatchEvent(new Event("input")); };
+    const count = () => Number(section.querySelector("output").value.replace(/,/g, "").split(" ")[0]);
+    for (const [name, control] of [["direction", direction], ["layer", layer]]) {
+        for (const option of [...control.options].slice(1, 20)) {
+            set(control, option.value);
+            const left = kernels.rows.filter((row) => (row[place(name)] ?? null) === JSON.parse(option.value)).length;
+            same(`filter ${name} ${option.value}`, [count(), rowsIn(section).length >= Math.min(left, 50)], [left, true]);
+        }
+        set(control, "");
+    }
+    set(words, "MatMul");
+    const left = kernels.rows.filter((row) => ["op", "shapes", "kernel"].some((name) => /matmul/i.test(row[place(name)] ?? ""))).length;
+    same("filter by text", count(), left);
+    section.querySelector(".tools button").click();
+    same("filters off", count(), kernels.rows.length);
+}
+async function checkTimeline(kernels, section) {
+    const canvas = document.querySelector("#timeline canvas"), picked = () => all("tr.picked", section).length;
+    const drawn = async () => { await later(); return canvas.toDataURL(); };
+    const start = await drawn(), blank = document.createElement("canvas");
+    [blank.width, blank.height] = [canvas.width, canvas.height];
+    check("timeline: drawn", canvas.width > 1000 && start !== blank.toDataURL());
+    key(canvas, "+");
+    check("timeline: zooms", start !== (await drawn()));
+    key(canvas, "0");
+    check("timeline: shows all again", start === (await drawn()));
+    key(canvas, ".");
+    same("timeline: details", all("#timeline dt").length, all("th", section).length);
+    same("timeline: marks its row", picked(), 1);
+    for (const name of [",", ".", "Enter", "ArrowLeft", "ArrowRight", "-", "Escape", "0"]) key(canvas, name);
+    check("timeline: as before", start === (await drawn()) && picked() === 0);
+    for (const button of all("#timeline button")) {
+        const was = await drawn() + picked();
+        if (button.dataset.do === "left") all("#timeline button[data-do=in]")[0].click();
+        button.click();
+        if (!/whole|previous/.test(button.dataset.do)) check(`timeline: button ${button.dataset.do}`, was !== (await drawn()) + picked());
+    }
+    canvas.dispatchEvent(new PointerEvent("pointermove", { clientX: 600, clientY: canvas.getBoundingClientRect().top + 70 }));
+    check("timeline: pointer", /under the pointer|picked|longest/.test(document.querySelector("#timeline .details").textContent));
+}
+function checkRoofline(ops) {
+    const at = (row, name) => row[ops.columns.findIndex(([column]) => column === name)];
+    const isDrawn = (row) => {
+        const [gflop, mbyte, ms, rate] = ["gflop", "mbyte", "ms", "tflop_s"].map((name) => at(row, name));
+        return gflop > 1e-20 && mbyte > 0 && mbyte < 1e20 && (none(rate) ? ms > 0 : rate > 0);
+    };
+    const points = all("#roofline .point");
+    same("roofline: points", points.length, ops.rows.filter(isDrawn).length);
+    for (const point of points.slice(0, 50)) {
+        point.focus();
+        check("roofline: label of a point", document.querySelector("#roofline .hover").textContent && point.getAttribute("aria-label"));
+    }
+    const boxes = all("#roofline svg > g:not(.point) text").map((text) => text.getBBox());
+    const isOver = (a, b) => a.x < b.x + b.width - 2 && b.x < a.x + a.width - 2 && a.y < b.y + b.height - 4 && b.y < a.y + a.height - 4;
+    check("roofline: labels apart", !boxes.some((a, i) => boxes.some((b, j) => i < j && isOver(a, b))));
+}
+async function checkPage() {
+    const title = none(profile.title) ? "" : String(profile.title), section = document.getElementById("table-kernels");
+    same("title", document.querySelector("h1").textContent, title);
+    same("facts", all("#facts > div").length, (profile.facts || []).length);
+    same("losses", all("#losses li").map((li) => li.textContent), profile.losses || []);
+    for (const id of ["timeline", "roofline"]) check(`section ${id}`, document.getElementById(id));
+    const kinds = wanted.find((table) => table.id === "kinds");
+    if (kinds) check("section strip", all("#strip .strip span").length > 0);
+    same("tables", all("#tables > section h2").map((h2) => h2.textContent), wanted.map((table) => String(table.title ?? table.id)));
+    const kernels = wanted.find((table) => table.id === "kernels"), ops = wanted.find((table) => table.id === "ops");
+    if (kernels && kernels.rows.length) await checkTimeline(kernels, section);
+    wanted.forEach((table, i) => checkTable(table, all("#tables > section")[i]));
+    if (kernels && kernels.rows.length) checkFilters(kernels, section);
+    if (ops) checkRoofline(ops);
+    dispatchEvent(new Event("beforeprint"));
+    same("all rows are printed", all("tr[data-row]").length, wanted.reduce((sum, table) => sum + table.rows.length, 0));
+    same("white on paper", getComputedStyle(document.body).backgroundColor, "rgb(255, 255, 255)");
+    dispatchEvent(new Event("afterprint"));
+    same("foreign elements", all("img, iframe, object, embed, link[href^=http], script[src]").length, 0);
+    same("scripts", all("script").length, 4);
+    same("requests", performance.getEntriesByType("resource").length, 0);
+    check("no wider than the window", document.documentElement.scrollWidth <= innerWidth, document.documentElement.scrollWidth);
+}
+checkPage().catch((error) => found.push(error.stack)).finally(() => {
+    const result = document.createElement("pre");
+    result.id = "checks";
+    result.textContent = JSON.stringify({ checks, found });
+    document.body.replaceChildren(result);
+});
+</script>"""
+
+
+def table(name, columns, rows):
+    pairs = [column.split(":") for column in columns.split()]
+    types = {"n": "number", "t": "text"}
+    return {"id": name, "title": name, "note": "", "columns": [[c, types[t]] for c, t in pairs], "rows": rows}
+
+
+def a_step(layers):
+    """A step of `layers` layers: forward, backward, a sum of gradients on another stream, an update."""
+    rows, clock = [], 0.0
+    work = {"matmul_forward": (40.0, 300.0, 3.0), "attention_forward": (25.0, 30.0, 2.0), "layernorm_forward": (9.0, 0.1, 0.6)}
+    for direction in ("forward", "backward"):
+        for layer in range(layers) if direction == "forward" else reversed(range(layers)):
+            for op, (us, gflop, mbyte) in work.items():
+                name = op.replace("forward", direction)
+                rows.append([direction, layer, name, "N=64,C=128", name + "_kernel", 7, clock, us, gflop, mbyte])
+                clock += us + 1.5
+            if direction == "backward":
+                rows.append(["communication", layer, "sum_gradients", "n=4096", "ring", 13, clock - 60, 50.0, None, 16.0])
+    rows.append(["optimizer", None, "adamw_update", "n=4096", "adamw_update_kernel", 7, clock, 12.0, 0.1, 0.9])
+    kernels = [[i] + row + [10 * (i % 11), None] for i, row in enumerate(rows)]
+    names = sorted({(row[0], row[2]) for row in rows})
+    ops = []
+    for direction, op in names:
+        of = [row for row in rows if row[2] == op]
+        sums = [sum(row[i] or 0 for row in of) for i in (7, 8, 9)]
+        ops.append([direction, op, of[0][3], sums[0] / 1e3, sums[1] or None, sums[2], sums[1] / sums[0] * 1e3 if sums[1] else None])
+    return {
+        "title": "./train --profile 3", "facts": [["GPU", "one"], ["ranks", 2]], "losses": ["One.", "Two."],
+        "ceilings": {"flops": 7.9e14, "bytes": 4.2e12, "launch_us": 1.4},
+        "tables": [
+            table("kinds", "kind:t ms:n percent:n", [["matmul", 1.5, 60.0], ["attention", 0.8, 32.0], ["idle", 0.2, 8.0]]),
+            table("layers", "layer:n ms:n", [[None, 0.1], [0, 1.0], [1, 1.0]]),
+            table("ops", "direction:t op:t shapes:t ms:n gflop:n mbyte:n tflop_s:n", ops),
+            table("kernels", "index:n direction:t layer:n op:t shapes:t kernel:t stream:n start_us:n us:n gflop:n mbyte:n "
+                  "roof_percent:n grid:t", kernels),
+            table("gaps", "start_us:n us:n cause:t", [[41.5, 1.5, "the host"]]),
+        ],
+    }
+
+
+def cases():
+    yield "step", a_step(3)
+    yield "large", a_step(571)
+    evil = "</script><script>document.title = 1</script><!--<script><img src=x onerror=alert(1)>&amp;\"'`\u2028\u202e"
+    long = "a::very_long<name_of_a_kernel>" * 7
+    texts = [[evil, 1], [long, 2.5], ["item 10", None], ["item 9", "text"], [None, -1e30], ["", 0], ["z" * 200, 1e-9]]
+    yield "hostile", {
+        "title": evil + "t" * 300, "facts": [[evil, evil], [long, None]], "losses": [evil, long], "ceilings": {"flops": None},
+        "tables": [
+            table("kinds", "__proto__:t ms:n", texts),
+            table("ops", "op:t ms:n gflop:n mbyte:n", [[evil, 1, 2, 3], [long, 1, None, 3], ["w", 0, 1, 1], ["m", 1, -1, 1], ["s", 1, 1, 0]]),
+            table("kernels", "op:t us:n layer:n kernel:t", [[evil, 3, 0, long], [long, 0, None, evil], [None, None, None, None]]),
+            table("<b>unknown</b>", "constructor:t mixed:n nothing:t", [row + [None] for row in texts]),
+            table("gaps", "start_us:n us:n", []),
+            table("bare", "", []),
+        ],
+    }
+    yield "empty", {}
+
+
+def run(browser, name, page):
+    """The page's failed checks, and how many passed."""
+    head, body = page.index("<head>") + len("<head>"), page.rindex("</body>")
+    with tempfile.TemporaryDirectory() as folder:
+        path = os.path.join(folder, "page.html")
+        with open(path, "w", encoding="utf-8") as f:
+            f.write(page[:head] + LISTEN + page[head:body] + CHECK + page[body:])
+        command = [browser, "--headless", "--no-sandbox", "--disable-gpu", "--window-size=1280,900", "--enable-logging=stderr",
+               "--blink-settings=preferredColorScheme=0",  # dark, so that what is printed white shows to be so
+              
+                   "--user-data-dir=" + folder, "--virtual-time-budget=60000", "--dump-dom", "file://" + path]
+        try:
+            done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, timeout=300)
+        except subprocess.TimeoutExpired:
+            return [f"{name}: the browser did not end in 300 s"], 0
+    result = re.search(r'<pre id="checks">(.*?)</pre>', done.stdout.decode("utf-8", "replace"), re.S)
+    failed = [f"{name}: console: {line}" for line in done.stderr.decode("utf-8", "replace").splitlines() if "CONSOLE" in line]
+    if not result:
+        return failed + [f"{name}: the checks did not end (browser's status {done.returncode})"], 0
+    result = json.loads(html.unescape(result.group(1)))
+    failed += [f"{name}: {message}" for message in result["found"]]
+    failed += [f"{name}: {what}: {detail}" for what, good, detail in result["checks"] if not good]
+    return failed, sum(good for _, good, _ in result["checks"])
+
+
+def main(paths):
+    browsers = [os.environ.get("CHROMIUM"), "chromium", "chromium-browser", "google-chrome", "google-chrome-stable"]
+    browser = next(filter(None, (shutil.which(name) for name in browsers if name)), None)
+    if not browser:
+        print("skip page: no Chromium found (CHROMIUM=PATH names one)\n0 passed, 0 failed, 1 skipped")
+        return 0
+    with open(TEMPLATE, encoding="utf-8") as f:
+        template = f.read()
+    pages = []
+    for path in paths:
+        with open(path, encoding="utf-8") as f:
+            pages.append((path, f.read()))
+    passed, failed = 0, 0
+    if template.count(MARKER) != 1:
+        print(f"FAIL page: {MARKER} is {template.count(MARKER)} times in the template, not once")
+        failed += 1
+    else:
+        pages += [(name, template.replace(MARKER, json.dumps(data).replace("<", "\\u003c"))) for name, data in cases()]
+    for name, page in pages:
+        wrong, good = run(browser, name, page)
+        for line in wrong[:10]:
+            print("FAIL page", line)
+        if not wrong:
+            print(f"ok   page {name}: {good} checks")
+        passed, failed = passed + good, failed + len(wrong)
+    print(f"{passed} passed, {failed} failed, 0 skipped")
+    return failed > 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,985 @@
+/* Tests of the profiler without a GPU: the records of a step as CUPTI hands them over become rows, roofs, gaps and sums;
+ * tables are read back from every form they are printed in; all files of a report are written and read.
+ * Run from the repository's root. Prints a line a case and `N passed, N failed`; exit status 1 if one failed. */
+#include "llmc/run/profile_files.h"
+
+typedef struct {
+    int passed, failed;
+} Tests;
+
+__attribute__((format(printf, 4, 5))) static void expect(Tests* t, int good, const char* name, const char* format,
+                                                         ...) {
+    printf("%s %s", good ? "ok  " : "FAIL", name);
+    if (good) t->passed++;
+    else t->failed++;
+    if (!good) {
+        va_list args;
+        va_start(args, format);
+        printf(": ");
+        vprintf(format, args);
+        va_end(args);
+    }
+    putchar('\n');
+}
+
+// Frees `got`.
+static void expect_text(Tests* t, const char* name, char* got, const char* want) {
+    expect(t, strcmp(got, want) == 0, name, "got\n%s\nbut want\n%s", got, want);
+    free(got);
+}
+
+static int near_to(double a, double b) { return fabs(a - b) <= 1e-12; }
+
+// ---------------------------------------------------------------------------------------------------------
+// Names of kernels
+
+static void test_names(Tests* t) {
+    static const char* const names[][2] = {
+        {"nvjet_tst_128x256_64x4_1x2_h_bz_coopA_NTN", "nvjet_tst_128x256_64x4_1x2_h_bz_coopA_NTN"},
+        {"sum_forward_kernel(float*, float const*, int, float, int)", "sum_forward_kernel"},
+        {"void attention_forward_kernel<64, (Mask)0, false>(float*, Shape<3>)", "attention_forward_kernel"},
+        {"void cublasLt::splitKreduce_kernel<32, 16, int, float, true>(float const*, int)",
+         "cublasLt::splitKreduce_kernel"},
+        {"void (anonymous namespace)::fill<Pair<int, float> >(int)", "fill"},
+        {"std::enable_if<(4)==(4), void>::type pack<4>(int)", "pack"},
+        {"void cutlass::Kernel2<cutlass_80_tensorop_bf16_s16816gemm_128x64_tn_align8>(Params)",
+         "cutlass_80_tensorop_bf16_s16816gemm_128x64_tn_align8"},
+        {"void cutlass::device_kernel<gemm::Universal<A<1>, B>, int>(Params)", "gemm::Universal"},
+        {"", ""},
+        {"<<", ""},
+        {">>(", ""},
+    };
+    for (size_t i = 0; i < COUNT_OF(names); i++) {
+        char *got = kernel_name_short(names[i][0]), *name = xprintf("names/%s", names[i][1]);
+        expect(t, strcmp(got, names[i][1]) == 0, name, "got %s", got);
+        free(got), free(name);
+    }
+}
+
+static void test_tensor_cores(Tests* t) {
+    static const struct {
+        const char* kernel;
+        int half, want;
+    } cases[] = {
+        {"nvjet_sm90_tst_128x128_64x6_2x1_v_bz_TNT", 1, 1},
+        {"nvjet_sm90_tss_192x192_64x3_1x2_h_bz_splitK_NTN", 1, 0},
+        {"cublasLt::splitKreduce_kernel", 1, 0},
+        {"cutlass_80_simt_sgemm_128x64_tn_align1", 1, 0},
+        {"cutlass_80_tensorop_s1688gemm_128x64", 0, 0},
+        {"attention_forward_flash_kernel", 0, 1},
+        {"attention_forward_softmax_kernel", 1, 0},
+        {"layernorm_forward_kernel", 1, 0},
+        {NULL, 1, -1},
+    };
+    for (size_t i = 0; i < COUNT_OF(cases); i++) {
+        ProfileRow row = profile_row(NULL);
+        char kernel[64], *name = xprintf("tensor cores/%s", cases[i].kernel ? cases[i].kernel : "an op");
+        snprintf(kernel, sizeof kernel, "%s", cases[i].kernel ? cases[i].kernel : "");
+        row.kernel = row.full = cases[i].kernel ? kernel : NULL;
+        int got = profile_tensor_cores(&row, cases[i].half);
+        expect(t, got == cases[i].want, name, "%d", got);
+        free(name);
+    }
+}
+
+// ---------------------------------------------------------------------------------------------------------
+// A step as it was traced
+
+// A double does not hold such nanoseconds.
+#define NOW ((uint64_t)1700000000 * 1000000000)
+
+enum { NO_OP = -1, UNKNOWN = 1 << 30, COMPUTE = 7, COPIES = 13, COLLECTIVES = 20 };
+
+// A flop takes a picosecond, a byte ten, a launch a microsecond.
+static const Ceilings CEILINGS = {1e12, 1e11, 1e-6};
+
+static const struct {
+    const char* op;
+    Direction direction;
+    int layer;
+    const char* shapes;
+    double flops, bytes;
+} OPS[] = {
+    {"batch_load", FORWARD, -1, "B=2 T=8", 0, 64},
+    {"matmul_forward", FORWARD, 0, "N=64 IC=16 OC=32", 4.9e6, 1e5},
+    {"layernorm_forward", FORWARD, 0, "N=64 C=16", 10, 3e5},
+    {"gelu_forward", FORWARD, 1, "n=10", 10, 10},
+    {"matmul_backward_weight", BACKWARD, 1, "N=64 IC=16 OC=32", 9e6, 1.2e6},
+    {"sum_gradients", COMMUNICATION, 1, "n=1000", 0, 1e6},
+    {"adamw_update", OPTIMIZER, -1, "n=1000", 10, 2.5e5},
+    {"readback", OPTIMIZER, -1, "n=3", 0, 12},
+};
+
+// A name that every form of output has to escape in its own way.
+#define EVIL "evil</script><!--|*\\"
+#define EVIL_FULL "void evil<a, \"b\">(</script>\r\n)"
+
+// Nanoseconds from NOW; `issued`: when its launch returned. Not in the order of execution.
+static const struct {
+    const char *name, *full;
+    int op, stream, start, end, issued;
+} LAUNCHES[] = {
+    {"adamw_update_kernel", NULL, 6, COMPUTE, 37500, 40500, UNKNOWN},
+    {"nvjet_product", "nvjet_product", 1, COMPUTE, 3500, 9500, 2500},
+    {"gelu_forward_kernel", "void gelu_forward_kernel<(Gelu)1>(int)", 3, COMPUTE, 20000, 22000, 19500},  // host late
+    {"copy_to_device_64B", NULL, 0, COPIES, 0, 1000, -500},
+    {"cublasLt::splitKreduce_kernel", NULL, 4, COMPUTE, 33000, 35000, 19900},
+    {EVIL, EVIL_FULL, NO_OP, COMPUTE, 22000, 23000, 19600},
+    {"copy_to_host_96B", NULL, NO_OP, COPIES, 26000, 26500, 19650},  // beside two others
+    {"fill_4B", NULL, 1, COMPUTE, 3000, 3500, 1500},
+    {"ncclDevKernel_AllReduce", NULL, 5, COLLECTIVES, 25000, 36800, 19800},
+    {"nvjet_weight", NULL, 4, COMPUTE, 23000, 33000, 19700},
+    {"copy_to_host_12B", NULL, 7, COPIES, 40000, 41500, 20000},
+    {"layernorm_forward_kernel", NULL, 2, COMPUTE, 10000, 14000, 3000},
+};
+
+typedef struct {
+    ScopeRecord records[COUNT_OF(OPS)];
+    KernelTrace trace;
+    ScopeLog log;
+} Traced;
+
+// Without the launch named `without`; the product ends `longer`, the last copy `later` nanoseconds later.
+static void traced_open(Traced* d, const char* without, int longer, int later) {
+    memset(d, 0, sizeof *d);
+    d->log.records = d->records, d->log.count = COUNT_OF(OPS), d->log.trace = &d->trace;
+    d->trace.lost = 3;
+    for (size_t i = 0; i < COUNT_OF(OPS); i++) {
+        ScopeRecord* r = &d->records[i];
+        r->op = OPS[i].op, r->direction = OPS[i].direction, r->layer = OPS[i].layer;
+        r->flops = OPS[i].flops, r->bytes = OPS[i].bytes;
+        snprintf(r->shapes, sizeof r->shapes, "%s", OPS[i].shapes);
+    }
+    for (size_t i = 0; i < COUNT_OF(LAUNCHES); i++) {
+        TracedLaunch row;
+        int is_kernel = strncmp(LAUNCHES[i].name, "copy", 4) != 0 && strncmp(LAUNCHES[i].name, "fill", 4) != 0;
+        int more = strcmp(LAUNCHES[i].name, "nvjet_product") == 0      ? longer
+                   : strcmp(LAUNCHES[i].name, "copy_to_host_12B") == 0 ? later
+                                                                       : 0;
+        if (without && strcmp(LAUNCHES[i].name, without) == 0) continue;
+        memset(&row, 0, sizeof row);
+        row.name = xprintf("%s", LAUNCHES[i].name);
+        row.full = LAUNCHES[i].full ? xprintf("%s", LAUNCHES[i].full) : NULL;
+        row.correlation = (uint32_t)(40 - 3 * i), row.stream = LAUNCHES[i].stream;
+        row.start = NOW + (uint64_t)LAUNCHES[i].start, row.end = NOW + (uint64_t)(LAUNCHES[i].end + more);
+        if (is_kernel) row.grid[0] = 8, row.grid[1] = 2, row.grid[2] = 1, row.block[0] = 256, row.registers = 40;
+        kernel_trace_add(&d->trace, &row);
+        if (LAUNCHES[i].op != NO_OP) traced_calls_add(&d->trace.scopes, row.correlation, (uint64_t)LAUNCHES[i].op);
+        if (LAUNCHES[i].issued != UNKNOWN)
+            traced_calls_add(&d->trace.returns, row.correlation, NOW + (uint64_t)LAUNCHES[i].issued);
+    }
+    traced_calls_add(&d->trace.scopes, 4000, 2);  // calls that launched nothing
+    traced_calls_add(&d->trace.returns, 1, NOW);
+}
+
+static void step_open(ProfileStep* step, const char* without, int longer, int later) {
+    Traced d;
+    traced_open(&d, without, longer, later);
+    scope_log_resolve(&d.log);
+    profile_take(step, &d.log, 1);
+    kernel_trace_free(&d.trace);
+    for (size_t i = 0; i < step->count; i++) profile_set_roof(&step->rows[i], &CEILINGS);
+}
+
+static void test_join(Tests* t) {
+    Traced d;
+    traced_open(&d, NULL, 0, 0);
+    for (int again = 0; again < 2; again++) {  // what is joined may be joined again
+        Text order = {NULL, 0, 0};
+        scope_log_resolve(&d.log);
+        for (size_t i = 0; i < d.trace.count; i++) {
+            const TracedLaunch* row = &d.trace.rows[i];
+            text_printf(&order, "%s %s %lld\n", row->name,
+                        row->scope == NO_SCOPE       ? "-"
+                        : row->scope < COUNT_OF(OPS) ? OPS[row->scope].op
+                                                     : "wrong",
+                        row->issued ? (long long)(row->issued - NOW) : -1);
+        }
+        expect_text(t, again ? "join/again" : "join/order, scopes and launches", order.text,
+                    "copy_to_device_64B batch_load -500\n"
+                    "fill_4B matmul_forward 1500\n"
+                    "nvjet_product matmul_forward 2500\n"
+                    "layernorm_forward_kernel layernorm_forward 3000\n"
+                    "gelu_forward_kernel gelu_forward 19500\n" EVIL " - 19600\n"
+                    "nvjet_weight matmul_backward_weight 19700\n"
+                    "ncclDevKernel_AllReduce sum_gradients 19800\n"
+                    "copy_to_host_96B - 19650\n"
+                    "cublasLt::splitKreduce_kernel matmul_backward_weight 19900\n"
+                    "adamw_update_kernel adamw_update -1\n"
+                    "copy_to_host_12B readback 20000\n");
+    }
+    kernel_trace_clear(&d.trace);
+    expect(t, d.trace.count == 0 && d.trace.lost == 0 && d.trace.scopes.count == 0 && d.trace.returns.count == 0,
+           "join/cleared", "%zu rows are left", d.trace.count);
+    for (int i = 0; i < 3; i++) {  // three that begin at once
+        TracedLaunch row;
+        memset(&row, 0, sizeof row);
+        row.name = xprintf("%d", i), row.correlation = (uint32_t)((i + 1) % 3), row.start = row.end = NOW;
+        kernel_trace_add(&d.trace, &row);
+    }
+    scope_log_resolve(&d.log);
+    expect(t, d.trace.rows[0].name[0] == '2' && d.trace.rows[1].name[0] == '0' && d.trace.rows[2].name[0] == '1',
+           "join/what begins at once is in the order of the calls", "%s first", d.trace.rows[0].name);
+    kernel_trace_free(&d.trace);
+}
+
+static void test_rows(Tests* t) {
+    ProfileStep step;
+    Text rows = {NULL, 0, 0};
+    step_open(&step, NULL, 0, 0);
+    for (size_t i = 0; i < step.count; i++) {
+        const ProfileRow* r = &step.rows[i];
+        const char* roof = profile_roof_name(r->roof);
+        text_printf(&rows, "%-8.8s %s %d, %s %2d from %.0f, %.0f, %.0f: %s, roof %s %.0f, lost %.0f%s\n", r->kernel,
+                    direction_name(r->direction), r->layer, *r->op ? r->op : "-", r->stream, 1e9 * r->start,
+                    1e9 * r->seconds, plain_nan(1e9 * r->issued), profile_kind_name(profile_kind(r)), roof ? roof : "-",
+                    plain_nan(1e9 * r->floor), plain_nan(1e9 * profile_lost(r)), r->is_helper ? ", helper" : "");
+    }
+    expect_text(
+        t, "rows/ops, times, roofs, helpers", rows.text,
+        "copy_to_ forward -1, batch_load 13 from 0, 1000, -500: copy to or from the host, roof - nan, lost nan\n"
+        "fill_4B  forward 0, matmul_forward  7 from 3000, 500, 1500: matmul, roof - 0, lost 500, helper\n"
+        "nvjet_pr forward 0, matmul_forward  7 from 3500, 6000, 2500: matmul, roof compute 4900, lost 1100\n"
+        "layernor forward 0, layernorm_forward  7 from 10000, 4000, 3000: bound by memory, roof memory 3000, lost "
+        "1000\n"
+        "gelu_for forward 1, gelu_forward  7 from 20000, 2000, 19500: launch-bound, roof launch 1000, lost 1000\n"
+        "evil</sc forward -1, -  7 from 22000, 1000, 19600: bound by memory, roof - 0, lost 1000\n"
+        "nvjet_we backward 1, matmul_backward_weight  7 from 23000, 10000, 19700: matmul, roof memory 12000, lost 0\n"
+        "ncclDevK communication 1, sum_gradients 20 from 25000, 11800, 19800: communication, roof - nan, lost nan\n"
+        "copy_to_ forward -1, - 13 from 26000, 500, 19650: bound by memory, roof - 0, lost 500\n"
+        "cublasLt backward 1, matmul_backward_weight  7 from 33000, 2000, 19900: matmul, roof - 0, lost 2000, helper\n"
+        "adamw_up optimizer -1, adamw_update  7 from 37500, 3000, nan: bound by memory, roof memory 2500, lost 500\n"
+        "copy_to_ optimizer -1, readback 13 from 40000, 1500, 20000: copy to or from the host, roof - nan, lost "
+        "nan\n");
+    const ProfileRow *product = &step.rows[2], *fill = &step.rows[1], *evil = &step.rows[5];
+    expect(t, product->flops == 4.9e6 && product->bytes == 1e5 && isnan(fill->flops) && isnan(fill->bytes),
+           "rows/the longest has the op's work", "flops %g and %g", product->flops, fill->flops);
+    expect(t, strcmp(evil->full, EVIL_FULL) == 0 && strcmp(fill->full, "fill_4B") == 0, "rows/full names", "%s",
+           evil->full);
+    expect(t, product->tensor_cores == 1 && step.rows[9].tensor_cores == 0 && step.lost == 3 && isnan(step.before),
+           "rows/tensor cores, lost launches", "%d %d %zu", product->tensor_cores, step.rows[9].tensor_cores,
+           step.lost);
+    profile_step_free(&step);
+}
+
+// kernels - beside + gaps = span, whatever the step.
+static void expect_identity(Tests* t, const char* name, const Accounting* a) {
+    double sum = a->kernels - a->beside + a->gap[GAP_HOST] + a->gap[GAP_STREAM] + a->gap[GAP_SWITCH];
+    expect(t, near_to(sum, a->span), name, "%.15g against %.15g", sum, a->span);
+}
+
+static void test_accounting(Tests* t) {
+    ProfileStep step;
+    Text causes = {NULL, 0, 0};
+    size_t count;
+    step_open(&step, NULL, 0, 0);
+    Accounting a = profile_account(&step);
+    expect(t, near_to(a.kernels, 43300e-9) && near_to(a.span, 41500e-9) && near_to(a.beside, 11000e-9),
+           "accounting/kernels, span, beside", "%g %g %g", a.kernels, a.span, a.beside);
+    expect_identity(t, "accounting/the sum is the span", &a);
+    expect(t,
+           near_to(a.gap[GAP_HOST], 6000e-9) && near_to(a.gap[GAP_STREAM], 2200e-9) &&
+               near_to(a.gap[GAP_SWITCH], 1000e-9),
+           "accounting/gaps by cause", "%g %g %g", a.gap[GAP_HOST], a.gap[GAP_STREAM], a.gap[GAP_SWITCH]);
+    expect(t, a.gaps[GAP_HOST] == 1 && a.gaps[GAP_STREAM] == 2 && a.gaps[GAP_SWITCH] == 1 && a.unscoped == 2,
+           "accounting/counts", "%zu %zu %zu, %zu", a.gaps[GAP_HOST], a.gaps[GAP_STREAM], a.gaps[GAP_SWITCH],
+           a.unscoped);
+    expect(t, near_to(a.communication, 11800e-9) && near_to(a.hidden, 10000e-9), "accounting/hidden communication",
+           "%g of %g", a.hidden, a.communication);
+    ProfileGap* gaps = profile_gaps(&step, &count);
+    for (size_t i = 0; i < count; i++)
+        text_printf(&causes, "%.0f: %.0f, host %.0f, %s, before %s\n", 1e9 * gaps[i].start, 1e9 * gaps[i].seconds,
+                    1e9 * gaps[i].host, profile_gap_name(gaps[i].rest), step.rows[gaps[i].before].kernel);
+    expect_text(t, "accounting/every gap", causes.text,
+                "1000: 2000, host 500, another stream, before fill_4B\n"
+                "9500: 500, host 0, between kernels, before layernorm_forward_kernel\n"
+                "14000: 6000, host 5500, between kernels, before gelu_forward_kernel\n"
+                "36800: 700, host 0, another stream, before adamw_update_kernel\n");
+    free(gaps);
+    profile_step_free(&step);
+}
+
+// Steps of random rows on several streams, as dense or sparse as they come.
+static void test_random_accounting(Tests* t) {
+    enum { ROWS = 60 };
+    uint64_t state = 1;
+    for (int round = 0; round < 20; round++) {
+        Traced d;
+        ProfileStep step;
+        memset(&d, 0, sizeof d);
+        d.log.trace = &d.trace;
+        for (uint32_t i = 0; i < ROWS; i++) {
+            TracedLaunch row;
+            memset(&row, 0, sizeof row);
+            uint64_t r[4];
+            for (int k = 0; k < 4; k++) r[k] = (state = state * 6364136223846793005u + 1442695040888963407u) >> 33;
+            row.name = xprintf("kernel"), row.correlation = i, row.stream = (int)(r[0] % 3);
+            row.start = NOW + r[1] % (round % 2 ? 1000000 : 20000), row.end = row.start + r[2] % 10000;
+            kernel_trace_add(&d.trace, &row);
+            if (r[3] % 4) traced_calls_add(&d.trace.returns, i, row.start - r[3] % 20000);
+        }
+        scope_log_resolve(&d.log);
+        profile_take(&step, &d.log, 0);
+        kernel_trace_free(&d.trace);
+        Accounting a = profile_account(&step);
+        char* name = xprintf("accounting/random step %d", round);
+        expect_identity(t, name, &a);
+        free(name);
+        profile_step_free(&step);
+    }
+    ProfileStep empty;
+    memset(&empty, 0, sizeof empty);
+    Accounting a = profile_account(&empty);
+    expect(t, a.kernels == 0 && a.span == 0 && a.beside == 0, "accounting/a step without rows", "%g", a.span);
+}
+
+// Without a trace rows are ops, by the host's clock; those of a scope inside another are not the outer one's.
+static void test_ops(Tests* t) {
+    Context ctx;
+    ScopeLog log;
+    ProfileStep step;
+    memset(&ctx, 0, sizeof ctx);
+    scope_log_open(&log, NULL);
+    Scope unheard = scope_open(&ctx, "unheard", 0, 0, "n=%d", 1);
+    scope_close(&unheard);
+    ctx.scope_log = &log;
+    scope_at(&ctx, BACKWARD, 3);
+    Scope outer = scope_open(&ctx, "outer", 1, 2, "n=%d", 4), inner = scope_open(&ctx, "inner", 0, 0, "m=%d", 5);
+    usleep(20000);
+    scope_close(&inner), scope_close(&outer);
+    scope_at(&ctx, OPTIMIZER, -1);
+    Scope after = scope_open(&ctx, "after", 0, 0, "%s", "");
+    scope_close(&after);
+    scope_log_resolve(&log);
+    profile_take(&step, &log, 1);
+    expect(t, step.count == 3 && log.open == NO_SCOPE, "ops/as many as scopes", "%zu", step.count);
+    const ProfileRow* r = step.rows;
+    expect(t,
+           strcmp(r[0].op, "outer") == 0 && strcmp(r[0].shapes, "n=4") == 0 && r[0].direction == BACKWARD &&
+               r[0].layer == 3 && r[0].flops == 1 && r[0].bytes == 2 && !r[0].kernel && r[0].stream == -1 &&
+               r[0].tensor_cores == -1 && r[2].direction == OPTIMIZER && r[2].layer == -1,
+           "ops/what they are", "%s %s", r[0].op, r[0].shapes);
+    expect(t,
+           r[1].seconds >= 0.02 && r[0].seconds >= 0 && r[0].start == 0 &&
+               r[0].seconds + r[1].seconds <= r[2].start + 1e-9,
+           "ops/time of a scope inside", "%g %g", r[0].seconds, r[1].seconds);
+    profile_step_free(&step);
+    scope_log_close(&log);
+}
+
+// ---------------------------------------------------------------------------------------------------------
+// Over steps
+
+static void test_steps(Tests* t) {
+    ProfileStep steps[3];
+    step_open(&steps[0], "gelu_forward_kernel", 0, 0);
+    step_open(&steps[1], NULL, 400, 300);
+    step_open(&steps[2], NULL, -1000, 100);
+    expect(t, near_to(profile_span(&steps[1]), 41800e-9), "steps/span", "%g", profile_span(&steps[1]));
+    expect(t,
+           profile_middle_step(steps, 3) == 2 && profile_middle_step(steps, 2) == 0 &&
+               profile_middle_step(steps + 1, 2) == 1 && profile_middle_step(steps, 1) == 0,
+           "steps/the middle one", "%zu", profile_middle_step(steps, 3));
+    profile_compare_steps(&steps[2], steps, 3);
+    const ProfileRow *product = &steps[2].rows[2], *fill = &steps[2].rows[1], *gelu = &steps[2].rows[4],
+                     *reduce = &steps[2].rows[9];
+    expect(t,
+           near_to(product->least, 5000e-9) && near_to(product->median, 6000e-9) && near_to(product->most, 6400e-9) &&
+               near_to(fill->most, 500e-9) && near_to(reduce->least, 2000e-9),
+           "steps/least, median, most", "%g %g %g", product->least, product->median, product->most);
+    expect(t, isnan(gelu->least) && isnan(gelu->median) && isnan(gelu->most), "steps/a row that a step lacks", "%g",
+           gelu->median);
+    ProfileStep same[3] = {steps[1], steps[1], steps[1]};
+    expect(t, profile_middle_step(same, 3) == 1, "steps/the middle of equal ones", "%zu", profile_middle_step(same, 3));
+    double four[] = {4, 1, 3, 2}, one[] = {7};
+    expect(t, median_of(four, 4) == 2.5 && median_of(one, 1) == 7 && isnan(median_of(one, 0)), "steps/median", "%g",
+           four[1]);
+    for (int i = 0; i < 3; i++) profile_step_free(&steps[i]);
+}
+
+// ---------------------------------------------------------------------------------------------------------
+// Tables
+
+// The fields of RFC 4180's CSV, each followed by a byte 1, each record by a byte 2 (caller frees); NULL where the text is
+// no CSV.
+static char* csv_read(const char* c) {
+    Text out = {NULL, 0, 0};
+    int good = 1;
+    while (good && *c) {
+        if (*c == '"') {
+            for (c++; *c && (*c != '"' || c[1] == '"'); c++) {
+                if (*c == '"') c++;
+                text_append(&out, c, 1);
+            }
+            good = *c == '"';
+            c += good;
+        } else {
+            size_t n = strcspn(c, ",\"\r\n");
+            text_append(&out, c, n);
+            c += n;
+        }
+        text_append(&out, "\1", 1);
+        if (*c == ',') c++;
+        else if (c[0] == '\r' && c[1] == '\n') c += 2, text_append(&out, "\2", 1);
+        else good = 0;
+    }
+    if (!good) free(out.text);
+    return good ? out.text : NULL;
+}
+
+// What csv_read() has to give back.
+static char* csv_of(const Table* t) {
+    Text out = {NULL, 0, 0};
+    char number[48];
+    for (size_t c = 0; c < t->column_count; c++) text_printf(&out, "%s\1", t->columns[c].name);
+    for (size_t r = 0; r < table_rows(t); r++) {
+        text_append(&out, "\2", 1);
+        for (size_t c = 0; c < t->column_count; c++) text_printf(&out, "%s\1", table_cell(t, r, c, number));
+    }
+    text_append(&out, "\2", 1);
+    return out.text;
+}
+
+static void expect_csv(Tests* t, const char* name, const char* csv, const Table* table) {
+    char *got = csv_read(csv), *want = csv_of(table);
+    expect(t, got && strcmp(got, want) == 0, name, "%s", csv);
+    free(got), free(want);
+}
+
+// Whether the node is this table: its strings and all its cells.
+static int json_is_table(const JsonNode* node, const Table* t) {
+    char number[48];
+    if (!node || strcmp(json_get_string(node, "id", "table"), t->id) != 0 ||
+        strcmp(json_get_string(node, "title", "table"), t->title) != 0 ||
+        strcmp(json_get_string(node, "note", "table"), t->note ? t->note : "") != 0)
+        return 0;
+    const JsonNode* columns = json_need(node, "columns", JSON_ARRAY, "table");
+    const JsonNode* rows = json_need(node, "rows", JSON_ARRAY, "table");
+    const JsonNode* column = columns->first;
+    if (columns->count != t->column_count || rows->count != table_rows(t)) return 0;
+    for (size_t c = 0; c < t->column_count; c++, column = column->next) {
+        int is_number = t->columns[c].type == TABLE_NUMBER;
+        if (column->count != 2 || strcmp(column->first->string, t->columns[c].name) != 0 ||
+            strcmp(column->first->next->string, is_number ? "number" : "text") != 0)
+            return 0;
+    }
+    size_t r = 0;
+    for (const JsonNode* row = rows->first; row; row = row->next, r++) {
+        const JsonNode* cell = row->first;
+        if (row->count != t->column_count) return 0;
+        for (size_t c = 0; c < t->column_count; c++, cell = cell->next) {
+            const char* want = table_cell(t, r, c, number);
+            JsonType type = !*want ? JSON_NULL : t->columns[c].type == TABLE_NUMBER ? JSON_NUMBER : JSON_STRING;
+            if (cell->type != type || (type != JSON_NULL && strcmp(cell->string, want) != 0)) return 0;
+        }
+    }
+    return 1;
+}
+
+static void expect_json_table(Tests* t, const char* name, const Table* table) {
+    Text text = {NULL, 0, 0};
+    Json json;
+    char error[JSON_ERROR_SIZE];
+    table_put_json(&text, table);
+    int parsed = json_parse(&json, text.text, text.length, error) == 0;
+    expect(t, parsed && json_is_table(json.root, table), name, "%s: %s", error, text.text);
+    if (parsed) json_free(&json);
+    free(text.text);
+}
+
+static void test_table(Tests* t) {
+    static const TableColumn columns[] = {{"op", TABLE_TEXT, 0, 0},
+                                          {"milliseconds", TABLE_NUMBER, 1, 0},
+                                          {"name", TABLE_TEXT, 0, 1},
+                                          {"n", TABLE_NUMBER, 0, 0},
+                                          {"shapes", TABLE_TEXT, 0, 0}};
+    Table table;
+    Text text = {NULL, 0, 0}, spaced = {NULL, 0, 0}, csv = {NULL, 0, 0}, markdown = {NULL, 0, 0};
+    table_open(&table, "id", "A \"title\"", columns, COUNT_OF(columns));
+    table.note = xprintf("A note\nof two lines.");
+    table_put_text(&text, &table, 0);
+    expect_text(t, "table/no rows", text.text, "op  milliseconds  n  shapes\n");
+    expect_json_table(t, "table/JSON of no rows", &table);
+    table_text(&table, "matmul"), table_number(&table, 1234.56), table_text(&table, "f<a, b>(\"c\")");
+    table_number(&table, -7), table_text(&table, "N=1 C=2");
+    table_text(&table, NULL), table_number(&table, (double)NAN), table_text(&table, "line\r\nbreak");
+    table_number(&table, INFINITY), table_text(&table, "");
+    table_text(&table, "a_b|c"), table_number(&table, 0), table_text(&table, NULL);
+    table_number(&table, 123456), table_text(&table, "`x` \\ *<y>");
+    expect(t, table_rows(&table) == 3, "table/rows", "%zu", table_rows(&table));
+
+    memset(&text, 0, sizeof text);
+    table_put_text(&text, &table, 0);
+    expect_text(t, "table/text, a word a cell", text.text,
+                "op      milliseconds       n  shapes\n"
+                "matmul        1234.6      -7  N=1,C=2\n"
+                "-                  -       -  -\n"
+                "a_b|c            0.0  123456  `x`,\\,*<y>\n");
+    table_put_text(&spaced, &table, 1);
+    expect(t, strstr(spaced.text, "-7  N=1 C=2\n") != NULL, "table/text with its spaces", "%s", spaced.text);
+    table_put_csv(&csv, &table);
+    expect_csv(t, "table/CSV read back", csv.text, &table);
+    expect(t, strstr(csv.text, "n,shapes\r\nmatmul,1234.6,\"f<a, b>(\"\"c\"\")\",-7,N=1 C=2\r\n,,") != NULL,
+           "table/CSV as it is written", "%s", csv.text);
+    table_put_markdown(&markdown, &table);
+    expect_text(t, "table/Markdown", markdown.text,
+                "| op | milliseconds | n | shapes |\n"
+                "|---|---:|---:|---|\n"
+                "| matmul | 1234.6 | -7 | N=1 C=2 |\n"
+                "|  |  |  |  |\n"
+                "| a\\_b\\|c | 0.0 | 123456 | \\`x\\` \\\\ \\*\\<y> |\n");
+    expect_json_table(t, "table/JSON read back", &table);
+    free(spaced.text), free(csv.text);
+    table_free(&table);
+}
+
+static const TableCell* table_at(const Table* t, size_t row, const char* column) {
+    if (row >= table_rows(t)) die(FAILED, "table %s has only %zu rows", t->id, table_rows(t));
+    for (size_t c = 0; c < t->column_count; c++)
+        if (strcmp(t->columns[c].name, column) == 0) return &t->cells[row * t->column_count + c];
+    die(FAILED, "table %s has no column %s", t->id, column);
+}
+
+// The first row whose cell in `column` is this text; -1: none.
+static int table_find(const Table* t, const char* column, const char* text) {
+    for (size_t r = 0; r < table_rows(t); r++) {
+        const char* cell = table_at(t, r, column)->text;
+        if (cell && strcmp(cell, text) == 0) return (int)r;
+    }
+    return -1;
+}
+
+static double table_sum(const Table* t, const char* column) {
+    double sum = 0;
+    for (size_t r = 0; r < table_rows(t); r++)
+        if (!isnan(table_at(t, r, column)->number)) sum += table_at(t, r, column)->number;
+    return sum;
+}
+
+// ---------------------------------------------------------------------------------------------------------
+// A report
+
+enum { RANK = 3 };
+#define TITLE "./program -o 'a b</script><!--<script>' \"\xC3\xA9\""
+
+static void report_open(ProfileReport* r, ProfileStep steps[2]) {
+    memset(r, 0, sizeof *r);
+    for (int i = 0; i < 2; i++) step_open(&steps[i], NULL, 0, 100 * i);
+    steps[0].seconds = 42e-6, steps[0].before = 0.2e-6, steps[0].after = 0.3e-6;
+    profile_compare_steps(&steps[0], steps, 2);
+    r->title = xprintf("%s", TITLE);
+    r->step = &steps[0], r->ceilings = CEILINGS, r->flops = 2e7, r->rank = RANK;
+    r->accounting = profile_account(r->step);
+    r->times.plain = (double)NAN, r->times.profiled = steps[0].seconds;
+    report_fact(r, "GPU", xprintf("one | <b>\n"));
+    report_fact(r, "step", xprintf("1 of 2"));
+    r->losses = profile_losses(r->step, &CEILINGS, 5, &r->loss_count);
+    double span = r->accounting.span;
+    profile_table_accounting(report_table(r), r->step, &r->accounting, r->times);
+    profile_table_directions(report_table(r), r->step, span);
+    profile_table_kinds(report_table(r), r->step, span);
+    profile_table_layers(report_table(r), r->step, span);
+    profile_table_ops(report_table(r), r->step, span);
+    profile_table_kernel_names(report_table(r), r->step, span);
+    profile_table_kernels(report_table(r), r->step);
+    profile_table_gaps(report_table(r), r->step);
+    profile_table_steps(report_table(r), steps, 2, 8);
+}
+
+static void report_end(ProfileReport* r, ProfileStep steps[2]) {
+    report_free(r);
+    for (int i = 0; i < 2; i++) profile_step_free(&steps[i]);
+}
+
+// Every way to add rows up counts each of them once.
+static void test_sums(Tests* t, const ProfileReport* r) {
+    static const char* const ids[] = {"directions", "kinds", "layers", "ops", "kernel_names"};
+    for (size_t i = 0; i < COUNT_OF(ids); i++) {
+        const Table* table = report_find(r, ids[i]);
+        int has_lost = strcmp(ids[i], "kernel_names") != 0;
+        char* name = xprintf("sums/%s", ids[i]);
+        double ms = table_sum(table, "ms"), lost = has_lost ? table_sum(table, "lost_ms") : 7.6e-3;
+        double rows = table_sum(table, strcmp(ids[i], "ops") ? "rows" : "kernels");
+        expect(t, fabs(ms - 43.3e-3) < 1e-9 && fabs(lost - 7.6e-3) < 1e-9 && rows == 12, name, "%g, lost %g, %g", ms,
+               lost, rows);
+        free(name);
+    }
+    const Table* layers = report_find(r, "layers");
+    double by_direction = table_sum(layers, "forward_ms") + table_sum(layers, "backward_ms") +
+                          table_sum(layers, "optimizer_ms") + table_sum(layers, "communication_ms");
+    expect(t,
+           fabs(by_direction - 43.3e-3) < 1e-9 && isnan(table_at(layers, 0, "layer")->number) &&
+               table_at(layers, 1, "layer")->number == 0 && table_at(layers, 2, "layer")->number == 1,
+           "sums/layers in order, by direction", "%g", by_direction);
+    const Table* gaps = report_find(r, "gaps");
+    expect(t, fabs(table_sum(gaps, "us") - 9.2) < 1e-9, "sums/gaps", "%g", table_sum(gaps, "us"));
+}
+
+static void test_groups(Tests* t, const ProfileReport* r) {
+    static const struct {
+        const char* kind;
+        double rows, ns, lost;
+    } kinds[] = {{"matmul", 4, 18500, 3600},
+                 {"communication", 1, 11800, NAN},
+                 {"bound by memory", 4, 8500, 3000},
+                 {"copy to or from the host", 2, 2500, NAN},
+                 {"launch-bound", 1, 2000, 1000}};
+    static const char* const causes[] = {"another stream", "between kernels", "the host", "another stream"};
+    const Table *table = report_find(r, "kinds"), *ops = report_find(r, "ops"), *gaps = report_find(r, "gaps");
+    for (size_t i = 0; i < COUNT_OF(kinds); i++) {
+        double lost = table_at(table, i, "lost_ms")->number, rows = table_at(table, i, "rows")->number;
+        const char* kind = table_at(table, i, "kind")->text;
+        char* name = xprintf("groups/%s", kinds[i].kind);
+        expect(t,
+               strcmp(kind, kinds[i].kind) == 0 && rows == kinds[i].rows &&
+                   fabs(1e6 * table_at(table, i, "ms")->number - kinds[i].ns) < 1e-6 &&
+                   (isnan(lost) ? isnan(kinds[i].lost) : fabs(1e6 * lost - kinds[i].lost) < 1e-6),
+               name, "%s: %g rows", kind, rows);
+        free(name);
+    }
+    int weight = table_find(ops, "op", "matmul_backward_weight"), none = -1;
+    for (size_t i = 0; i < table_rows(ops); i++)
+        if (!table_at(ops, i, "op")->text) none = (int)i;
+    CHECK(weight >= 0 && none >= 0);
+    expect(t,
+           table_at(ops, (size_t)weight, "calls")->number == 1 &&
+               table_at(ops, (size_t)weight, "kernels")->number == 2 &&
+               fabs(table_at(ops, (size_t)weight, "gflop")->number - 0.009) < 1e-9 &&
+               fabs(table_at(ops, (size_t)weight, "roof_percent")->number - 100) < 1e-9 &&
+               fabs(table_at(ops, (size_t)weight, "tflop_s")->number - 0.75) < 1e-9,
+           "groups/an op with a helper", "%g %% of the roof", table_at(ops, (size_t)weight, "roof_percent")->number);
+    expect(t, table_at(ops, (size_t)none, "kernels")->number == 2 && !table_at(ops, (size_t)none, "roof")->text,
+           "groups/rows in no scope", "%g", table_at(ops, (size_t)none, "kernels")->number);
+    for (size_t i = 0; i < COUNT_OF(causes); i++) {
+        const char* cause = table_at(gaps, i, "cause")->text;
+        char* name = xprintf("groups/gap %zu waits for %s", i, causes[i]);
+        expect(t, strcmp(cause, causes[i]) == 0, name, "%s", cause);
+        free(name);
+    }
+    const Table* accounting = report_find(r, "accounting");
+    expect(t,
+           table_rows(accounting) == 9 && strstr(accounting->note, "2 rows are in no scope; 3 launches") &&
+               table_find(accounting, "what", "step, plain (median)") < 0,
+           "groups/accounting", "%zu lines; %s", table_rows(accounting), accounting->note);
+}
+
+static void test_same(Tests* t) {
+    ProfileRow a = profile_row(NULL), b = a;
+    a.op = b.op = "op", a.layer = 1, b.layer = 2;
+    snprintf(a.shapes, sizeof a.shapes, "N=1"), snprintf(b.shapes, sizeof b.shapes, "N=1");
+    int same =
+        profile_is_same(&a, &b, BY_OP) && profile_is_same(&a, &b, BY_KERNEL) && !profile_is_same(&a, &b, BY_LAYER);
+    snprintf(b.shapes, sizeof b.shapes, "N=2");
+    same &= !profile_is_same(&a, &b, BY_OP) && profile_is_same(&a, &b, BY_KERNEL);
+    snprintf(b.shapes, sizeof b.shapes, "N=1");
+    b.direction = BACKWARD;
+    same &= !profile_is_same(&a, &b, BY_OP) && !profile_is_same(&a, &b, BY_DIRECTION);
+    expect(t, same, "groups/an op is one by direction, name and shapes", "not so");
+}
+
+static void test_losses(Tests* t, const ProfileReport* r) {
+    static const struct {
+        double ns;
+        const char* says;
+    } want[] = {{6000, "the host is late, the longest time before gelu_forward_kernel"},
+                {2200, "between one stream's work and another's"},
+                {2000, "1 call in 0.012 ms. At the 100 GB/s of a copy its operands take 0.012 ms to move. 0.002 ms of "
+                       "it are 1 rows that help"},
+                {1800, "communication beside which nothing else runs, of 0.012 ms in all"},
+                {1600, "forward matmul_forward N=64 IC=16 OC=32, 1 call"}};
+    expect(t, r->loss_count == COUNT_OF(want), "losses/five", "%zu", r->loss_count);
+    for (size_t i = 0; i < COUNT_OF(want) && i < r->loss_count; i++) {
+        char* name = xprintf("losses/%zu", i + 1);
+        expect(t, fabs(1e9 * r->losses[i].seconds - want[i].ns) < 1e-6 && strstr(r->losses[i].sentence, want[i].says),
+               name, "%s", r->losses[i].sentence);
+        free(name);
+    }
+    size_t few, all;
+    ProfileLoss *first = profile_losses(r->step, &CEILINGS, 2, &few),
+                *every = profile_losses(r->step, &CEILINGS, 100, &all);
+    int sorted = all == 10;  // seven ops less the one that loses nothing and has no helper, and four others
+    for (size_t i = 1; i < all; i++) sorted &= every[i].seconds <= every[i - 1].seconds && every[i].seconds > 0;
+    expect(t, few == 2 && sorted, "losses/sorted, as many as asked for", "%zu and %zu", few, all);
+    for (size_t i = 0; i < few; i++) free(first[i].sentence);
+    for (size_t i = 0; i < all; i++) free(every[i].sentence);
+    free(first), free(every);
+}
+
+// ---------------------------------------------------------------------------------------------------------
+// Files
+
+static char scratch[] = "/tmp/llmc_profile_XXXXXX";
+
+// A file of the report (caller frees).
+static char* file_of(const char* directory, const char* name) {
+    char* path = xprintf("%s/%s", directory, name);
+    char* text = read_file(path, (size_t)1 << 24, NULL, FAILED);
+    free(path);
+    return text;
+}
+
+static Json json_of(Tests* t, const char* name, const char* text) {
+    Json json;
+    char error[JSON_ERROR_SIZE];
+    int bad = json_parse(&json, text, strlen(text), error);
+    expect(t, !bad, name, "%s", error);
+    if (bad) die(FAILED, "%s: %s", name, error);
+    return json;
+}
+
+static void test_summary(Tests* t, const char* text) {
+    static const struct {
+        const char* name;
+        double value;
+    } members[] = {{"span_ms", 41.5e-3},
+                   {"kernels_ms", 43.3e-3},
+                   {"beside_ms", 11e-3},
+                   {"gap_host_ms", 6e-3},
+                   {"gap_stream_ms", 2.2e-3},
+                   {"gap_kernels_ms", 1e-3},
+                   {"before_ms", 2e-4},
+                   {"after_ms", 3e-4},
+                   {"profiled_ms", 42e-3},
+                   {"communication_ms", 11.8e-3},
+                   {"hidden_ms", 10e-3},
+                   {"flops", 2e7},
+                   {"rows", 12},
+                   {"unattributed", 2},
+                   {"lost", 3}};
+    Json json = json_of(t, "summary/is JSON", text);
+    const JsonNode* step = json_need(json.root, "step", JSON_OBJECT, "summary.json");
+    const JsonNode* ceilings = json_need(json.root, "ceilings", JSON_OBJECT, "summary.json");
+    for (size_t i = 0; i < COUNT_OF(members); i++) {
+        double got = json_get_double(step, members[i].name, "summary.json");
+        char* name = xprintf("summary/%s", members[i].name);
+        expect(t, near_to(got, members[i].value), name, "%.15g", got);
+        free(name);
+    }
+    expect(t, json_get(step, "plain_ms") && !json_has(step, "plain_ms"), "summary/what is not known is null", "%s",
+           text);
+    expect(t,
+           json_get_double(ceilings, "flops", "") == 1e12 && json_get_double(ceilings, "bytes", "") == 1e11 &&
+               near_to(json_get_double(ceilings, "launch_us", ""), 1),
+           "summary/ceilings", "%s", text);
+    expect(t, strcmp(json_get_string(json.root, "title", ""), TITLE) == 0, "summary/title", "%s", text);
+    json_free(&json);
+}
+
+typedef struct {
+    double lane, start, end;
+} Bar;
+
+static int bar_ascending(const void* a, const void* b) {
+    const Bar *x = (const Bar*)a, *y = (const Bar*)b;
+    if (x->lane != y->lane) return x->lane < y->lane ? -1 : 1;
+    if (x->start != y->start) return x->start < y->start ? -1 : 1;
+    return (x->end > y->end) - (x->end < y->end);
+}
+
+static void test_trace(Tests* t, const char* text) {
+    Json json = json_of(t, "trace/is JSON", text);
+    const JsonNode* events = json_need(json.root, "traceEvents", JSON_ARRAY, "trace.json");
+    Bar* bars = (Bar*)xmalloc(events->count * sizeof *bars);
+    size_t n = 0, kernels = 0, named = 0, ranks = 0, overlaps = 0;
+    double seconds = 0;
+    for (const JsonNode* e = events->first; e; e = e->next) {
+        const char* phase = json_get_string(e, "ph", "trace.json");
+        ranks += json_get_int(e, "pid", "trace.json") == RANK;
+        named += strcmp(phase, "M") == 0 && strcmp(json_get_string(e, "name", "trace.json"), "thread_name") == 0;
+        if (strcmp(phase, "X") != 0) continue;
+        double start = json_get_double(e, "ts", "trace.json"), length = json_get_double(e, "dur", "trace.json");
+        Bar bar = {json_get_double(e, "tid", "trace.json"), start, start + length};
+        bars[n++] = bar;
+        if (!json_get(e, "cat")) continue;
+        kernels++, seconds += length;
+    }
+    qsort(bars, n, sizeof *bars, bar_ascending);
+    for (size_t i = 1; i < n; i++)
+        overlaps += bars[i].lane == bars[i - 1].lane && bars[i].start < bars[i - 1].end - 1e-6;
+    expect(t, ranks == events->count, "trace/the rank is the process", "%zu of %zu", ranks, events->count);
+    expect(t, kernels == 12 && fabs(seconds - 43.3) < 1e-6, "trace/all rows", "%zu, %g us", kernels, seconds);
+    expect(t, named == 5, "trace/lanes have names", "%zu", named);
+    expect(t, overlaps == 0 && n > kernels, "trace/nothing overlaps in a lane", "%zu of %zu do", overlaps, n);
+    free(bars);
+    json_free(&json);
+}
+
+static void test_page(Tests* t, const char* page, const ProfileReport* r) {
+    char* empty = read_file("llmc/run/profile.html", (size_t)1 << 24, NULL, FAILED);
+    const char* place = strstr(empty, PROFILE_PLACE);
+    expect(t, place && !strstr(place + 1, PROFILE_PLACE), "page/one place for the data", "%s",
+           place ? "several" : "none");
+    CHECK(place);
+    size_t before = (size_t)(place - empty), after = strlen(place + strlen(PROFILE_PLACE)), n = strlen(page);
+    CHECK(n > before + after);
+    expect(t, memcmp(page, empty, before) == 0 && strcmp(page + n - after, place + strlen(PROFILE_PLACE)) == 0,
+           "page/the rest is the page without data", "%zu bytes", n);
+    char* data = xprintf("%.*s", (int)(n - before - after), page + before);
+    expect(t, !strstr(data, "</") && !strstr(data, "<!--"), "page/nothing ends the script", "%s",
+           strstr(data, "</") ? strstr(data, "</") : strstr(data, "<!--"));
+    Json json = json_of(t, "page/the data is JSON", data);
+    const JsonNode *losses = json_need(json.root, "losses", JSON_ARRAY, "page"),
+                   *tables = json_need(json.root, "tables", JSON_ARRAY, "page"),
+                   *facts = json_need(json.root, "facts", JSON_ARRAY, "page");
+    expect(t,
+           strcmp(json_get_string(json.root, "title", "page"), TITLE) == 0 && losses->count == 5 && facts->count == 2 &&
+               strcmp(facts->first->first->next->string, "one | <b>\n") == 0,
+           "page/title, facts, losses", "%zu losses", losses->count);
+    int same = tables->count == (size_t)r->table_count, i = 0;
+    for (const JsonNode* table = tables->first; same && table; table = table->next)
+        same = json_is_table(table, &r->tables[i++]);
+    expect(t, same, "page/every table, cell by cell", "table %d", i);
+    json_free(&json);
+    free(empty), free(data);
+}
+
+// Words of a line up to its end.
+static size_t words_of(const char* line) {
+    size_t words = 0;
+    for (const char* c = line; *c && *c != '\n'; c++) words += *c != ' ' && (c == line || c[-1] == ' ');
+    return words;
+}
+
+static void test_texts(Tests* t, const char* text, const char* markdown, const ProfileReport* r) {
+    size_t missing = 0, bad = 0;
+    for (int i = 0; i < r->table_count; i++)
+        missing += !strstr(text, r->tables[i].title) || !strstr(markdown, r->tables[i].title);
+    for (size_t i = 0; i < r->loss_count; i++)
+        missing += !strstr(text, r->losses[i].sentence) || !strstr(markdown, r->losses[i].sentence);
+    expect(t, missing == 0 && strncmp(text, TITLE "\n", strlen(TITLE) + 1) == 0, "texts/all is there", "%zu are not",
+           missing);
+    const char* line = strstr(text, "\nindex ");
+    for (int i = 0; line && i < 13; i++, line = strchr(line + 1, '\n')) bad += words_of(line + 1) != 24;
+    expect(t, line && bad == 0, "texts/a word a cell", "%zu lines have not", bad);
+    line = strstr(markdown, "\n| index ");
+    for (int i = 0; line && i < 14; i++, line = strchr(line + 1, '\n')) {
+        size_t bars = 0;
+        for (const char* c = line + 1; *c != '\n'; c++) {
+            if (*c == '\\') c++;
+            else bars += *c == '|';
+        }
+        bad += bars != 25;
+    }
+    expect(t,
+           line && bad == 0 && strstr(markdown, "evil\\</script>\\<!--\\|\\*\\\\\\\\") == NULL &&
+               strstr(markdown, "evil\\</script>\\<!--\\|\\*\\\\") != NULL,
+           "texts/Markdown has as many cells everywhere", "%zu lines have not", bad);
+}
+
+// What report_write() says on stderr (caller frees).
+static char* said_by_write(const ProfileReport* r, const char* directory) {
+    char* path = xprintf("%s/said", scratch);
+    int kept = dup(2), file = open(path, O_WRONLY | O_CREAT | O_TRUNC, 0600);
+    CHECK(kept >= 0 && file >= 0);
+    fflush(stderr);
+    dup2(file, 2);
+    report_write(r, directory);
+    fflush(stderr);
+    dup2(kept, 2);
+    close(kept), close(file);
+    free(path);
+    return file_of(scratch, "said");
+}
+
+static void test_refused_files(Tests* t, const ProfileReport* r) {
+    char *blocker = xprintf("%s/said", scratch), *below = xprintf("%s/said/profile", scratch);
+    char *full = xprintf("%s/full", scratch), *link = xprintf("%s/full/trace.json", scratch);
+    char *taken = xprintf("%s/full/profile.md", scratch), *csv = xprintf("%s/full/kernels.csv", scratch);
+    CHECK(write_file(blocker, "", 0) == 0 && make_directories(taken) == 0 && symlink("/dev/full", link) == 0);
+    char *want = xprintf("warning: %s: cannot be made: Not a directory; the profile is not written\n", below),
+         *got = said_by_write(r, below);
+    expect_text(t, "files/a directory that cannot be made", got, want);
+    free(want);
+    want = xprintf("warning: %s: cannot be written: Is a directory\n"
+                   "warning: %s: cannot be written: No space left on device\n",
+                   taken, link);
+    got = said_by_write(r, full);
+    expect_text(t, "files/two that cannot be written", got, want);
+    expect(t, file_exists(csv), "files/the others are there", "%s is not", csv);
+    free(want), free(blocker), free(below), free(full), free(link), free(taken), free(csv);
+}
+
+static void test_files(Tests* t, const ProfileReport* r) {
+    static const char* const names[] = {"profile.txt", "profile.md",   "summary.json",
+                                        "trace.json",  "profile.html", "kernels.csv"};
+    char *directory = xprintf("%s/out/profile", scratch), *files[COUNT_OF(names)];
+    for (int again = 0; again < 2; again++) {
+        char* said = said_by_write(r, directory);
+        expect_text(t, again ? "files/written again" : "files/written", said, "");
+    }
+    for (size_t i = 0; i < COUNT_OF(names); i++) files[i] = file_of(directory, names[i]);
+    test_texts(t, files[0], files[1], r);
+    test_summary(t, files[2]);
+    test_trace(t, files[3]);
+    test_page(t, files[4], r);
+    expect_csv(t, "files/kernels.csv read back", files[5], report_find(r, "kernels"));
+    expect(t, strstr(files[5], ",\"void evil<a, \"\"b\"\">(</script>\r\n)\"\r\n") != NULL,
+           "files/full names in the CSV", "%s", files[5]);
+    for (size_t i = 0; i < COUNT_OF(names); i++) free(files[i]);
+    free(directory);
+    test_refused_files(t, r);
+}
+
+// The files of a step of ops, as the CPU has them.
+static void test_files_of_ops(Tests* t) {
+    ScopeRecord records[2];
+    ScopeLog log;
+    ProfileStep step;
+    ProfileReport r;
+    memset(records, 0, sizeof records), memset(&r, 0, sizeof r);
+    records[0].op = "matmul_forward", records[1].op = "adamw_update";
+    records[0].start = 5, records[0].seconds = 2e-6, records[1].start = 5 + 3e-6, records[1].seconds = 1e-6;
+    records[1].direction = OPTIMIZER, records[0].layer = records[1].layer = -1;
+    scope_log_open(&log, NULL);
+    log.records = records, log.count = 2;
+    profile_take(&step, &log, 0);
+    for (size_t i = 0; i < step.count; i++) profile_set_roof(&step.rows[i], &CEILINGS);
+    r.title = xprintf("ops"), r.step = &step, r.accounting = profile_account(&step);
+    profile_table_kernels(report_table(&r), &step);
+    char *directory = xprintf("%s/ops", scratch), *said = said_by_write(&r, directory);
+    expect_text(t, "files/of ops", said, "");
+    char *trace = file_of(directory, "trace.json"), *csv = file_of(directory, "kernels.csv");
+    Json json = json_of(t, "files/trace of ops", trace);
+    expect(t, strstr(trace, "\"name\": \"ops\"") && strstr(trace, "\"name\": \"adamw_update\""), "files/a lane of ops",
+           "%s", trace);
+    expect(t, near_to(r.accounting.gap[GAP_HOST], 1e-6) && near_to(r.accounting.kernels, 3e-6),
+           "files/between ops the host is at work", "%g", r.accounting.gap[GAP_HOST]);
+    expect_csv(t, "files/CSV of ops", csv, &r.tables[0]);
+    json_free(&json);
+    free(directory), free(trace), free(csv);
+    report_free(&r);
+    profile_step_free(&step);
+}
+
+static void remove_scratch(void) {
+    char* command = xprintf("rm -rf '%s'", scratch);
+    if (system(command) != 0) warn("%s: cannot be removed", scratch);
+    free(command);
+}
+
+int main(void) {
+    Tests t = {0, 0};
+    ProfileReport r;
+    ProfileStep steps[2];
+    CHECK(mkdtemp(scratch));
+    test_names(&t);
+    test_tensor_cores(&t);
+    test_join(&t);
+    test_rows(&t);
+    test_accounting(&t);
+    test_random_accounting(&t);
+    test_ops(&t);
+    test_steps(&t);
+    test_table(&t);
+    report_open(&r, steps);
+    test_sums(&t, &r);
+    test_groups(&t, &r);
+    test_same(&t);
+    test_losses(&t, &r);
+    test_files(&t, &r);
+    test_files_of_ops(&t);
+    report_end(&r, steps);
+    remove_scratch();
+    printf("%d passed, %d failed\n", t.passed, t.failed);
+    return t.failed != 0;
+}

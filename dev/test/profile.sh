@@ -1,0 +1,212 @@
+#!/bin/bash
+# A trainer with --profile: what it writes, what it refuses, and that it trains what it trains without.
+#
+#     bash dev/test/profile.sh PROGRAM          from the repository's root; with mpirun also on two ranks
+#
+# Ends with `N passed, N failed, N skipped`; exit status 1 if one failed.
+set -u
+PROGRAM=${1:-}
+. "$(dirname "$0")/shell.sh"
+
+# Quickstart's model, for sums of times, but where a sanitizer slows it; a smaller one for the rest.
+model="-e L=4,C=128,NH=4,T=64 -b 8 -v 0 -s 0 -n 0"
+is_sanitized && model="-e L=4,C=64,NH=2,T=32 -b 4 -v 0 -s 0 -n 0"
+small="-e L=2,C=16,NH=2,T=16 -b 2 -d 64 --dropout 0.1 -l 1e-2 -v 0 -s 0"
+files='profile.txt profile.md profile.html summary.json trace.json kernels.csv'
+
+# A number of OUT's step.
+number() { # OUT NAME
+    sed -nE 's/.*"step": (\{.*)/\1/p' "$1/summary.json" | sed -nE "s/.*\"$2\": ([-+0-9.e]+).*/\1/p"
+}
+
+# Why not all files of a profile are in DIRECTORY, or nothing.
+lacks() { # DIRECTORY
+    local file
+    for file in $files; do [ -s "$1/$file" ] || echo "$1/$file is missing or empty"; done
+    find "$1" -mindepth 1 | grep -vE "/($(echo "$files" | sed 's/\./\\./g; s/ /|/g'))\$" | sed 's/$/ should not be there/'
+}
+
+# The directions of the rows, in order, each once.
+directions() { tr -d '\r' <"$1/kernels.csv" | sed 1d | cut -d, -f2 | uniq | sort -u | tr '\n' ' '; }
+
+# Why standard output or one of a profile's texts does not have PATTERN, or nothing.
+says() { # FILE PATTERN
+    grep -Eq -- "$2" "$1" || echo "${1#"$work"/} does not say '$2'"
+}
+
+# ---------------------------------------------------------------------------------------------------------
+# The report
+
+# A busy machine may stop the program between two ops: then they do not add up, but not five times.
+why='no attempt'
+for ((attempt = 0; attempt < 5 && ${#why} > 0; attempt++)); do
+    run $model -x 9 --profile 2 -o whole --overwrite 1
+    why=$(ended_with 0)
+    [ -z "$why" ] || break
+    rows=$(number whole/profile kernels_ms) step=$(number whole/profile profiled_ms)
+    echo "rows $rows ms, step $step ms profiled, $(number whole/profile plain_ms) ms plain"
+    why=$(awk -v rows="${rows:-0}" -v step="${step:-1}" 'BEGIN {d = rows / step - 1; if (d < -0.03 || d > 0.03) print "the rows take " rows " ms of " step}')
+done
+verdict 'the rows add up to the step, within 3 %' "$why"
+verdict 'all files' "$(lacks whole/profile)"
+unattributed=$(number whole/profile unattributed) lost=$(number whole/profile lost) count=$(number whole/profile rows)
+[ "$unattributed $lost" = '0 0' ] && why= || why="'$unattributed' rows are in no scope, '$lost' were lost"
+[ "$(sed 1d whole/profile/kernels.csv | wc -l)" = "$count" ] || why="kernels.csv has not $count rows"
+verdict 'every row belongs to an op' "$why"
+[ "$(directions whole/profile)" = 'backward forward optimizer ' ] && why= || why="rows are of: $(directions whole/profile)"
+verdict 'rows of every direction' "$why"
+why=$(says "$work/stdout" '^The largest losses$')$(says "$work/stdout" '^5\. [0-9.]+ ms, ')$(says "$work/stdout" '^the whole profile: whole/profile/profile.txt')
+why+=$(says whole/profile/profile.txt '^step +(8|9), the one in the middle of 8 to 9 by time; 5 of warm-up and 2 plain before$')
+why+=$(says whole/profile/profile.md '^## By layer$')
+[ "$(head -n 1 whole/profile/profile.txt)" = "$PROGRAM $model -x 9 --profile 2 -o whole --overwrite 1" ] || why+='the command is another'
+verdict 'what it says' "$why"
+why=
+for pattern in 'layer 3' '"ops"' '"pid": 0, '; do why+=$(says whole/profile/trace.json "$pattern"); done
+grep -q '/\*PROFILE\*/null' whole/profile/profile.html && why+='the page has no data'
+why+=$(says whole/profile/profile.html '"title": "[^"]*--profile 2')
+verdict 'the trace and the page' "$why"
+if command -v python3 >/dev/null; then
+    python3 - whole/profile >python.out 2>&1 <<'EOF'
+import csv, json, sys
+folder = sys.argv[1]
+step = json.load(open(folder + "/summary.json"))["step"]
+rows = list(csv.DictReader(open(folder + "/kernels.csv", newline="")))
+assert abs(sum(float(r["us"]) for r in rows) - 1e3 * step["kernels_ms"]) < 0.01 * len(rows), "the rows are another sum"
+lanes = {}
+for event in json.load(open(folder + "/trace.json"))["traceEvents"]:
+    if event["ph"] == "X": lanes.setdefault(event["tid"], []).append((event["ts"], event["ts"] + event["dur"]))
+for lane, bars in lanes.items():
+    bars.sort()
+    assert all(b[0] >= a[1] - 0.003 for a, b in zip(bars, bars[1:])), "bars overlap in lane %s" % lane
+page = open(folder + "/profile.html").read()
+data, _ = json.JSONDecoder().raw_decode(page, page.index('{"title"'))
+assert any(t["id"] == "kernels" and len(t["rows"]) == len(rows) for t in data["tables"]), "the page has other rows"
+EOF
+    [ $? -eq 0 ] && why= || why=$(tail -n 1 python.out)
+    verdict 'the files as another reader sees them' "$why"
+else skip 'the files as another reader sees them' 'python3 was not found'; fi
+
+# ---------------------------------------------------------------------------------------------------------
+# What it must not change
+
+run $small -x 12 -o plain
+why=$(ended_with 0)
+run $small -x 12 --profile 3 -o profiled
+why=${why:-$(ended_with 0)}
+cmp -s plain/model.safetensors profiled/model.safetensors || why=${why:-'model.safetensors differs'}
+losses() { sed 's/, "ms".*//' "$1/log.jsonl" | grep '"loss"'; }
+cmp -s <(losses plain) <(losses profiled) || why=${why:-'the losses differ'}
+[ "$(losses profiled | wc -l)" -eq 12 ] || why=${why:-'not 12 losses in log.jsonl'}
+verdict 'training gives the same bits' "$why"
+
+for mode in forward backward; do
+    run $small -x 9 --profile 2 --mode $mode -m 3 -o "mode_$mode"
+    why=$(ended_with 0)$(lacks "mode_$mode/profile")
+    [ $mode = forward ] && want='forward ' || want='backward forward '
+    [ "$(directions "mode_$mode/profile")" = "$want" ] || why+="rows are of: $(directions "mode_$mode/profile")"
+    ! find "mode_$mode" -name '*.safetensors' | grep -q . || why+='a checkpoint was written'
+    verdict "--mode $mode: neither an optimizer's rows nor a checkpoint" "$why"
+done
+why=$(says mode_forward/profile/profile.txt '^mode +forward$')$(says mode_backward/profile/profile.txt '^mode +forward and backward$')
+verdict 'the mode is said' "$why"
+
+# ---------------------------------------------------------------------------------------------------------
+# Ways to start
+
+run $small -x 4 --profile 2 --profile-warmup 0 -o warm
+verdict '--profile-warmup 0' "$(ended_with 0)$(says warm/profile/profile.txt '^step +[34], the one in the middle of 3 to 4 by time; 0 of warm-up and 2 plain')"
+run $small -x 3 --profile 1 --profile-warmup 1 --ceilings warm/profile/summary.json -o given
+ceilings() { grep '^"ceilings"' "$1/profile/summary.json" | grep -o '[0-9.e+-]*[0-9]' | xargs printf '%.9g '; }
+why=$(ended_with 0)$(says given/profile/profile.txt '^ceilings .* from warm/profile/summary.json$')
+[ "$(ceilings warm | wc -w)" = 3 ] && [ "$(ceilings warm)" = "$(ceilings given)" ] || why+='the ceilings are others'
+verdict '--ceilings of another profile' "$why"
+echo '{"flops": 2e12, "bytes": 3e10, "launch_us": 4}' >plain.json
+run $small -x 3 --profile 1 --profile-warmup 1 --ceilings plain.json -o numbers
+verdict '--ceilings of a file with three numbers' "$(ended_with 0)$(says numbers/profile/profile.txt '^ceilings +2 TFLOP/s .*, 30 GB/s .*, 4 us a launch')"
+
+run $small -x 6 --stop-after 2 -o resumed
+run -y 1 --profile 1 --profile-warmup 2 -o resumed
+why=$(ended_with 0)$(lacks resumed/profile)$(says resumed/profile/profile.txt '^step +6, the one in the middle of 6 to 6')
+run $small -x 6 -o straight
+cmp -s straight/model.safetensors resumed/model.safetensors || why+='model.safetensors differs'
+verdict '-y 1 with --profile' "$why"
+
+before=$(find "$work" -name 'profile*' | sort)
+run $small -x 3 --profile 1 --profile-warmup 1 -o ''
+why=$(ended_with 0)$(says "$work/stdout" '^The largest losses$')
+[ "$before" = "$(find "$work" -name 'profile*' | sort)" ] || why+='files were written'
+! grep -q 'whole profile' "$work/stdout" || why+='files are named'
+verdict "-o '': printed, no files" "$why"
+mkdir blocked && : >blocked/profile
+run $small -x 3 --profile 1 --profile-warmup 1 -o blocked
+why=$(ended_with 0)
+[ "$(cat "$work/stderr")" = 'warning: blocked/profile: cannot be made: Not a directory; the profile is not written' ] || why+="stderr: $(head -n 2 "$work/stderr" | tr '\n' ' ')"
+[ -s blocked/model.safetensors ] || why+='nothing was trained'
+verdict 'a profile that cannot be written: a warning, and training goes on' "$why"
+
+# ---------------------------------------------------------------------------------------------------------
+# Refused, before anything is written
+
+run $small -x 2 -o "$box/kept"
+verdict 'a run to be kept' "$(ended_with 0)"
+refused 'too few steps' 2 '--profile 2 needs 9 steps .*8 are left' $small -x 8 --profile 2 -o "$box/new"
+refused 'too few steps until --stop-after' 2 '--profile 2 needs 9 steps .*5 are left' $small -x 20 --stop-after 5 --profile 2 -o "$box/new"
+refused 'too few steps left' 2 '--profile 1 needs 3 steps .*2 are left' -y 1 -x 4 --override 1 --profile 1 --profile-warmup 1 -o "$box/kept"
+refused '--mode without --profile' 2 '--mode .*--profile' $small -x 8 --mode forward -o "$box/new"
+refused 'an unknown --mode' 2 "--mode: 'inference' .*allowed: train" $small -x 9 --profile 2 --mode inference -o "$box/new"
+refused 'a negative --profile' 2 '--profile' $small -x 9 --profile -1 -o "$box/new"
+bad() { # NAME PATTERN: of the file bad.json
+    refused "ceilings: $1" 2 "$2" $small -x 3 --profile 1 --profile-warmup 1 --ceilings bad.json --overwrite 1 -o "$box/kept"
+}
+bad 'no such file' 'bad.json: cannot be read: No such file'
+echo '{"flops": 1e12, "bytes": ' >bad.json
+bad 'no JSON' 'bad.json: is not valid JSON: line 2'
+echo '{"ceilings": {"flops": 1e12, "bytes": 1e11}}' >bad.json
+bad 'a number is missing' 'bad.json: key "launch_us": missing'
+echo '{"flops": 1e12, "bytes": "many", "launch_us": 1}' >bad.json
+bad 'a number is a string' 'bad.json: key "bytes": is a string'
+echo '{"flops": 1e12, "bytes": 0, "launch_us": 1}' >bad.json
+bad 'a rate of 0' 'bad.json: flops, bytes and launch_us must all be above 0'
+
+# ---------------------------------------------------------------------------------------------------------
+# Ranks
+
+if ! command -v mpirun >/dev/null || ! ldd "$PROGRAM" | grep -q libmpi; then
+    skip 'two ranks' 'mpirun was not found, or this build knows no MPI'
+    finish
+    exit
+fi
+export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 OMPI_MCA_mpi_yield_when_idle=1
+is_sanitized && export LSAN_OPTIONS="suppressions=$OLDPWD/dev/test/mpi.supp:fast_unwind_on_malloc=0:print_suppressions=0"
+ranks() { # FLAG...
+    timeout --foreground 180 mpirun --oversubscribe --bind-to none -np 2 "$PROGRAM" "$@" </dev/null >"$work/stdout" 2>"$work/stderr"
+    status=$?
+}
+ranks $small -x 12 -o plain2
+why=$(ended_with 0)
+ranks $small -x 12 --profile 3 -o profiled2
+why=${why:-$(ended_with 0)}
+cmp -s plain2/model.safetensors profiled2/model.safetensors || why=${why:-'model.safetensors differs'}
+verdict 'two ranks: the same bits' "$why"
+verdict 'two ranks: a profile of each' "$(lacks profiled2/profile/rank_0)$(lacks profiled2/profile/rank_1)"
+why=
+for rank in 0 1; do
+    text=profiled2/profile/rank_$rank/profile.txt
+    why+=$(says $text "^rank +$rank of 2\$")$(says $text '^The ranks$')$(says $text 'The slowest is rank [01], [0-9.]+ % slower than rank [01]\.$')
+    why+=$(says $text '^slowest +rank [01], whose own work takes')$(says $text '^overlap +[0-9.]+ % of')
+    why+=$(says profiled2/profile/rank_$rank/trace.json "\"pid\": $rank, ")
+    case "$(directions profiled2/profile/rank_$rank)" in
+        *'communication '*) ;;
+        *) why+="rows of rank $rank are of: $(directions profiled2/profile/rank_$rank)" ;;
+    esac
+    [ "$(number profiled2/profile/rank_$rank unattributed)" = 0 ] || why+="rank $rank has rows in no scope"
+done
+[ "$(sed -n '/^The ranks$/,/^$/p' profiled2/profile/rank_0/profile.txt)" = "$(sed -n '/^The ranks$/,/^$/p' profiled2/profile/rank_1/profile.txt)" ] || why+='the ranks name another slowest'
+verdict 'two ranks: side by side, the slowest named' "$why"
+[ "$(grep -c '^The largest losses$' "$work/stdout")" = 1 ] && why= || why='not printed once'
+verdict 'two ranks: rank 0 prints' "$why$(says "$work/stdout" '^slowest +rank [01]')"
+for mode in forward backward; do
+    ranks $small -x 3 --profile 1 --profile-warmup 1 --mode $mode -z 1 -o "both_$mode"
+    verdict "two ranks: --mode $mode" "$(ended_with 0)$(lacks "both_$mode/profile/rank_1")"
+done
+finish

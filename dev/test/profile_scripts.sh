@@ -1,0 +1,344 @@
+#!/usr/bin/env bash
+# Comparing profiles: scripts/profile_diff.py and scripts/profile_reference.{py,sh}, on small profiles made here.
+#
+#     bash dev/test/profile_scripts.sh          from the repository's root
+#
+# PYTHON names the interpreter (default python3); only its standard library is used. No GPU and no trainer is needed:
+# where profile_reference.sh would run trainers, stand-ins write the made profiles.
+set -u
+PROGRAM=$(command -v "${PYTHON:-python3}") || { echo "skip profile_scripts: no python3"; echo "0 passed, 0 failed, 1 skipped"; exit 0; }
+root=$PWD
+. "$(dirname "$0")/shell.sh"
+diff=$root/scripts/profile_diff.py reference=$root/scripts/profile_reference.py
+export PYTHONDONTWRITEBYTECODE=1
+
+# ---------------------------------------------------------------------------------------------------------
+# Made profiles
+
+# Begin a profile: kernels.csv with its head line, summary.json. Its command is "a made step".
+profile() { # FOLDER PLAIN_MS SPAN_MS [FACTS]
+    mkdir -p "$1"
+    echo "index,direction,layer,op,shapes,kernel,stream,grid,block,registers,shared_bytes,start_us,us,min_us,median_us,max_us,gflop,mbyte,tflop_s,gb_s,tensor_cores,roof,roof_percent,lost_us,full_name" >"$1/kernels.csv"
+    printf '{"title": "a made step", "facts": [["GPU", "Made Up 9000"]%s], "ceilings": {"flops": 1e14, "bytes": 1e12, "launch_us": 2},
+        "step": {"span_ms": %s, "kernels_ms": 9, "beside_ms": 0, "gap_host_ms": 0.5, "gap_stream_ms": 0.25, "gap_kernels_ms": 0.25, "plain_ms": %s, "profiled_ms": 11, "flops": 1e9}}\n' \
+        "${4:-}" "$3" "$2" >"$1/summary.json"
+    into=$1/kernels.csv
+}
+# A row; its median is US, the shown step's time twice that. A helper has no work.
+row() { # DIRECTION LAYER OP SHAPES KERNEL US [helper]
+    local work=1.5,2.5
+    [ "${7:-}" != helper ] || work=,
+    printf '0,%s,%s,%s,%s,%s,7,"1x1x1",32x1x1,24,0,0.00,%d,1,%s,9,%s,1,1,yes,memory,50,1,"void %s<int, 2>(float*, ""x"")"\n' \
+        "$1" "$2" "$3" "$4" "$5" $((2 * $6)) "$6" "$work" "$5" >>"$into"
+}
+
+# BERT with two layers: a copy, 27 kernels and a fill; C is 1024 unless another is given.
+bert_profile() { # FOLDER [C]
+    local C=${2:-1024} layer
+    profile "$1" 1.5 1.4 ', ["commit", "abcdef1"]'
+    row forward "" batch_load "rows=512 sequences=4" copy_to_device_8848B 1
+    row forward "" widen_forward "n=6144" widen_forward_kernel 1
+    row forward "" embedding_layernorm_forward "N=512 C=$C" embedding_layernorm_forward_kernel 6
+    for layer in 0 1; do
+        row forward $layer matmul_forward "N=512 IC=$C OC=$((3 * C))" nvjet_a 9
+        row forward $layer attention_forward "N=512 sequences=4 NH=16 HS=64" attention_draw_by_query_kernel 3 helper
+        row forward $layer attention_forward "N=512 sequences=4 NH=16 HS=64" attention_forward_hopper_kernel 6
+        row forward $layer residual_layernorm_forward "N=512 C=$C" layernorm_forward_kernel 4
+        row forward $layer matmul_gelu_forward "N=512 IC=$C OC=$((4 * C))" nvjet_b 10
+        row forward $layer residual_layernorm_forward "N=512 C=$C" layernorm_forward_kernel 5
+    done
+    row forward "" gather_forward "M=76 C=$C" gather_forward_kernel 2
+    row forward "" gather_forward "M=4 C=$C" gather_forward_kernel 2
+    row backward "" classifier_backward "N=76 V=30522 Vp=30592" classifier_backward_kernel 8
+    for layer in 1 0; do
+        row backward $layer residual_layernorm_backward "N=512 C=$C" layernorm_backward_kernel 10
+        row backward $layer matmul_gelu_backward_input "N=512 IC=$((4 * C)) OC=$C" nvjet_c 11
+        row backward $layer residual_layernorm_backward "N=512 C=$C" layernorm_backward_kernel 12
+    done
+    row backward "" gather_backward "M=76 N=512 C=$C" fill_1048576B 1 helper
+    row backward "" embedding_backward "N=512 C=$C" embedding_backward_kernel 12
+    row optimizer "" lamb_update "n=59181056" lamb_moments_kernel 300
+    row optimizer "" lamb_update "n=59181056" lamb_apply_kernel 200 helper
+}
+
+# A block of GPT-2 without its attention output, both passes: 6 kernels and a fill in the first.
+gpt2_block() { # N C LAYER
+    row forward "$3" matmul_forward "N=$1 IC=$2 OC=$((3 * $2))" fill_4B 1 helper
+    row forward "$3" matmul_forward "N=$1 IC=$2 OC=$((3 * $2))" nvjet_bias 20
+    row forward "$3" attention_forward "N=$1 sequences=2 NH=12 HS=64" attention_forward_hopper_kernel 30
+    row forward "$3" residual_layernorm_forward "N=$1 C=$2" layernorm_forward_kernel 4
+    row forward "$3" matmul_gelu_forward "N=$1 IC=$2 OC=$((4 * $2))" nvjet_gelu 40
+    row forward "$3" matmul_forward "N=$1 IC=$((4 * $2)) OC=$2" nvjet_bias 50
+    row forward "$3" residual_layernorm_forward "N=$1 C=$2" layernorm_forward_kernel 6
+    [ "$mode" != forward ] || return 0
+    row backward "$3" matmul_backward_weight "N=$1 IC=$2 OC=$((3 * $2))" matmul_backward_bias_kernel 7 helper
+    row backward "$3" attention_backward "N=$1 sequences=2 NH=12 HS=64" attention_backward_hopper_kernel 70
+}
+gpt2_profile() { # FOLDER LAYERS N C PLAIN_MS [FACTS]
+    local layer
+    profile "$1" "$5" 123.4 "${6:-}"
+    row forward "" embedding_forward "N=$3 C=$4" embedding_forward_kernel 3
+    for ((layer = 0; layer < $2; layer++)); do gpt2_block "$3" "$4" $layer; done
+    row forward "" matmul_forward "N=$3 IC=$4 OC=50304" nvjet_head 60
+    [ "$mode" = forward ] || row backward "" classifier_backward "N=$3 V=50257 Vp=50304" classifier_backward_kernel 8
+    [ "$mode" != train ] || row optimizer "" global_norm_forward "n=1000" global_norm_forward_kernel 9
+    [ "$mode" != train ] || row optimizer "" adamw_update "n=1000" adamw_update_kernel 11
+}
+
+# ---------------------------------------------------------------------------------------------------------
+# profile_diff.py
+
+# A, and B with another kernel in layer 1, a second kernel in layer 0, an op less and one more.
+profile a/profile 10 9.5
+row forward 0 matmul_forward "N=8 C=4" nvjet_one 1000
+row forward 1 matmul_forward "N=8 C=4" nvjet_one 1000
+row backward "" gelu_backward "n=8" gelu_backward_kernel 500
+row optimizer "" adamw_update "n=9" adamw_update_kernel 250
+profile b/profile 11 9.0
+row forward 0 matmul_forward "N=8 C=4" fill_4B 10 helper
+row forward 0 matmul_forward "N=8 C=4" nvjet_one 1500
+row forward 1 matmul_forward "N=8 C=4" nvjet_two 1000
+row backward "" dropout_backward "n=8" dropout_backward_kernel 125
+row optimizer "" adamw_update "n=9" adamw_update_kernel 250
+
+# Why the last run's output lacks one of the given lines (spaces count as one), or nothing.
+lacks() { # FILE LINE...
+    local file=$1 line
+    shift
+    for line in "$@"; do
+        tr -s ' -' <"$file" | grep -qxF -- "$(tr -s ' -' <<<"$line")" || { echo "no line '$line' in: $(head -c 3000 "$file")"; return; }
+    done
+}
+says() { # NAME LINE...: the last run ended well and said so
+    local name=$1 why
+    shift
+    why=$(ended_with 0)
+    verdict "$name" "${why:-$(lacks "$work/stdout" "$@")}"
+}
+
+run "$diff" a b
+cat >expected <<'TEXT'
+Two profiles
+A: a/profile: a made step
+B: b/profile: a made step
+
+The step, ms
+                                 A       B  difference     of A
+step, not profiled          10.000  11.000      +1.000  +10.0 %
+step, profiled              11.000  11.000      +0.000   +0.0 %
+first kernel to last         9.500   9.000      -0.500   -5.3 %
+in kernels                   9.000   9.000      +0.000   +0.0 %
+of them beside others        0.000   0.000      +0.000
+gaps: waiting for the host   0.500   0.500      +0.000   +0.0 %
+gaps: waiting for a stream   0.250   0.250      +0.000   +0.0 %
+gaps: between kernels        0.250   0.250      +0.000   +0.0 %
+kernels, copies, fills           4       5          +1
+
+By op
+direction  op                calls A  calls B  kernels A  kernels B   ms A   ms B  difference     of A
+forward    matmul_forward          2        2          2          3  2.000  2.510      +0.510  +25.5 %
+backward   gelu_backward           1        0          1          0  0.500             -0.500           only in A
+backward   dropout_backward        0        1          0          1         0.125      +0.125           only in B
+optimizer  adamw_update            1        1          1          1  0.250  0.250      +0.000   +0.0 %
+
+Kernels by layer, where their number differs
+direction  layer    A    B  difference
+forward    0        1    2          +1
+
+Kernels that changed
+direction  op              shapes   only in A  only in B  layers
+forward    matmul_forward  N=8 C=4  -          fill_4B         1
+forward    matmul_forward  N=8 C=4  nvjet_one  nvjet_two       1
+TEXT
+why=$(ended_with 0)
+verdict 'diff: the whole page' "${why:-$(command diff expected "$work/stdout" | head -n 5)}"
+cp "$work/stdout" page
+run "$diff" a/profile b/profile
+verdict 'diff: folders of profiles and of runs are the same' "$(command diff page "$work/stdout" | head -n 3)"
+run "$diff" a a
+says 'diff: a profile and itself' 'The same number in every layer.' 'The same kernels wherever an op has the same shapes in both.' \
+    'forward matmul_forward 2 2 2 2 2.000 2.000 +0.000 +0.0 %'
+run "$diff" a b --markdown
+says 'diff: Markdown' '# Two profiles' '## By op' '| direction | layer | A | B | difference |' '| --------- | ----- | --: | --: | ---------: |' \
+    '| forward | 0 | 1 | 2 | +1 |' '| backward | dropout_backward | 0 | 1 | 0 | 1 | | 0.125 | +0.125 | | only in B |'
+bert_profile bert/profile
+run "$diff" bert bert
+says 'diff: helpers are no calls' 'forward attention_forward 2 2 4 4 0.018 0.018 +0.000 +0.0 %' 'optimizer lamb_update 1 1 2 2 0.500 0.500 +0.000 +0.0 %'
+run "$diff" a bert
+says 'diff: facts that differ' 'commit - abcdef1'
+
+mkdir -p ranks/profile && cp -r a/profile ranks/profile/rank_0 && cp -r b/profile ranks/profile/rank_1
+run "$diff" a ranks
+says 'diff: rank 0 of several' 'B: ranks/profile/rank_0: a made step' 'The same number in every layer.'
+run "$diff" ranks/profile ranks --rank 1
+says 'diff: rank 1' 'A: ranks/profile/rank_1: a made step' 'forward matmul_forward 2 2 3 3 2.510 2.510 +0.000 +0.0 %'
+
+limit() { # NAME STATUS LINE ARGUMENTS...
+    local name=$1 why
+    run "$diff" "${@:4}"
+    why=$(ended_with "$2")
+    verdict "$name" "${why:-$(lacks "$work/stdout" "$3")}"
+}
+limit 'diff: 10 % slower is above 5 %' 1 'step, not profiled: 10.000 ms in A, 11.000 ms in B, +10.00 %: above 5 %' a b --fail-above 5
+limit 'diff: 10 % slower is not above 10.5 %' 0 'step, not profiled: 10.000 ms in A, 11.000 ms in B, +10.00 %: not above 10.5 %' a b --fail-above 10.5
+limit 'diff: faster is not above 0 %' 0 'step, not profiled: 11.000 ms in A, 10.000 ms in B, -9.09 %: not above 0 %' b a --fail-above 0
+cp -r b unplain && sed -i 's/"plain_ms": 11, //' unplain/profile/summary.json
+limit 'diff: without plain times spans are compared' 0 'first kernel to last: 9.500 ms in A, 9.000 ms in B, -5.26 %: not above 1 %' a unplain --fail-above 1
+
+# NAME PATTERN ARGUMENTS...: refused with status 2 and one line
+wrong() {
+    local name=$1 pattern=$2
+    shift 2
+    run "$@"
+    verdict "$name" "$(ended_with_error 2 "$pattern")"
+}
+damaged() { # NAME PATTERN FILE SED...: a copy of b, one of its files changed
+    rm -rf damaged && cp -r b damaged && sed -i "${@:4}" "damaged/profile/$3"
+    wrong "diff: $1" "$2" "$diff" a damaged
+}
+wrong 'diff: no folder' '^error: nowhere: there is no such folder' "$diff" nowhere b
+mkdir -p empty/profile
+wrong 'diff: no profile' '^error: empty: has no kernels.csv.*--profile 5 -o empty' "$diff" a empty
+wrong 'diff: no such rank' '^error: a: has no kernels.csv of rank 3' "$diff" a b --rank 3
+wrong 'diff: --rank x' '^error: argument --rank: .*x' "$diff" a b --rank x
+wrong 'diff: --fail-above x' '^error: argument --fail-above: .*x' "$diff" a b --fail-above x
+wrong 'diff: --fail-above -1' '^error: argument --fail-above: ' "$diff" a b --fail-above -1
+wrong 'diff: --fail-above nan' '^error: argument --fail-above: .*nan' "$diff" a b --fail-above nan
+wrong 'diff: one profile' '^error: .*required: B' "$diff" a
+wrong 'diff: unknown flag' '^error: .*--better' "$diff" a b --better
+damaged 'a column is missing' "damaged/profile/kernels.csv: .*no column 'gflop'" kernels.csv 1s/gflop/flop/
+damaged 'no number' "kernels.csv, line 3: us is 'many', which is not a number" kernels.csv '3s/,3000,/,many,/'
+damaged 'infinite' "kernels.csv, line 3: us is 'inf'" kernels.csv '3s/,3000,/,inf,/'
+damaged 'no time' 'kernels.csv, line 3: us is empty' kernels.csv '3s/,3000,/,,/'
+damaged 'cells are missing' 'kernels.csv, line 4: has not as many cells' kernels.csv '4s/,memory,.*//'
+damaged 'an open quote' 'kernels.csv: is not a table' kernels.csv '$s/"$//'
+damaged 'no rows' 'kernels.csv: lists no kernels' kernels.csv '2,$d'
+damaged 'an empty file' "kernels.csv: .*no column 'direction'" kernels.csv d
+damaged 'no JSON' 'summary.json: is not JSON' summary.json 1s/{//
+damaged 'no step' "summary.json: has no object 'step'" summary.json s/step/stop/
+damaged 'a step without time' "summary.json: 'step' has no span_ms above 0" summary.json 's/"span_ms": 9.0/"span_ms": 0/'
+rm -rf damaged && cp -r b damaged && rm damaged/profile/summary.json
+wrong 'diff: no summary' '^error: damaged/profile/summary.json: No such file' "$diff" a damaged
+
+# ---------------------------------------------------------------------------------------------------------
+# profile_reference.py
+
+made=$work/made pages=$work/pages
+mkdir -p "$pages"
+bert_profile "$made/bert_two_layers/profile"
+mode=train
+gpt2_profile "$made/gpt2_124m/profile" 12 2048 768 20
+for mode in forward backward train; do gpt2_profile "$made/transformer_$mode/profile" 32 2048 2560 100 ", [\"mode\", \"$mode\"]"; done
+mode=train
+gpt2_profile "$made/transformer_train_fp32/profile" 32 2048 2560 1000 ', ["mode", "train"], ["precision", "fp32"]'
+
+run "$reference" "$made" --pages "$pages" --commit 1234567
+says 'pages: all written' "wrote $pages/profile_bert_two_layers.md" "wrote $pages/profile_gpt2_124m.md" "wrote $pages/profile_transformer_2_6b.md"
+shows() { # NAME PAGE LINE...
+    local name=$1 page=$pages/$2
+    verdict "pages: $name" "$(lacks "$page" "${@:3}")"
+}
+shows 'how BERT was run' profile_bert_two_layers.md '| GPU | Made Up 9000 |' '| command | a made step |' '| commit | abcdef1 |'
+shows 'how GPT-2 was run, with --commit' profile_gpt2_124m.md '| command | a made step |' '| commit | 1234567 |'
+shows "the transformer's runs differ" profile_transformer_2_6b.md '| GPU | all | Made Up 9000 |' '| mode | forward + backward | backward |' '| precision | train, fp32 | fp32 |'
+shows "BERT's directions" profile_bert_two_layers.md '# BERT with two layers: 265 published kernels, 26 of ours' '| forward | 87 | 16 | 1 | 0.086 |' \
+    '| backward | 126 | 8 | 1 | 0.087 |' '| optimizer | 52 | 2 | 0 | 0.500 |' '| total | 265 | 26 | 2 | 0.673 |'
+shows "BERT's layers" profile_bert_two_layers.md '| forward | outside | 31 | 4 | 7.8 |' '| forward | 0 | 28 | 6 | 4.7 |' '| backward | 1 | 43 | 3 | 14.3 |' '| optimizer | outside | 52 | 2 | 26.0 |'
+fused() { # DIRECTION PART PUBLISHED OURS: of BERT's page
+    verdict "pages: BERT, $1, $2: $3 are $4" "$(tr -s ' ' <"$pages/profile_bert_two_layers.md" | grep -q "^| $1 | $2 | $3 | $4 |" || echo "its lines: $(grep "| $2 " "$pages/profile_bert_two_layers.md" | tr -s ' ')")"
+}
+fused forward 'query, key, value' 6 1
+fused forward attention 10 2
+fused forward 'residual, layer norm 1' 3 1
+fused forward 'attention mask' 3 0
+fused forward embedding 9 1
+fused forward 'masked token head' 5 1
+fused forward 'next sentence head' 7 1
+fused backward 'residual, layer norm 2' 4 1
+fused backward 'MLP out, GELU' 5 1
+fused backward loss 7 1
+fused optimizer optimizer 52 2
+layer_norms() { grep "residual, layer norm $1 " "$pages/profile_bert_two_layers.md" | tr -s ' ' | cut -d '|' -f 6 | tr -d ' \n'; }
+verdict 'pages: the residual additions of both passes in their places' "$([ "$(layer_norms 1) $(layer_norms 2)" = '4.012.0 5.010.0' ] || echo "$(layer_norms 1) and $(layer_norms 2) us, not 4.012.0 and 5.010.0")"
+shows 'recommenders' profile_bert_two_layers.md '| DLRM | 117 | 609 | 62 | 788 | 572 |' '| NCF | 38 | 149 | 7 | 194 | 122 |' '| BERT, two layers | 87 | 126 | 52 | 265 | 20 |'
+
+shows "GPT-2's ranges" profile_gpt2_124m.md '| forward | gpt2_forward | 147 + 13 | 74 + 12 | 347.63 | 345.75 | 1.88 | 86437 | 937.5 |' \
+    '| backward | gpt2_backward_and_reduce | 284 + 80 | 25 + 0 | 642.38 | 641.55 | 0.93 | 160387 | 466.0 |' \
+    '| gradient norm | gpt2_calculate_grad_norm | 2 + 2 | 1 + 0 | 2.74 | 2.67 | 0.01 | | |' '| AdamW | gpt2_update | 16 + 0 | 1 + 0 | 18.12 | 15.94 | 0.01 | | |' \
+    '| together | | 449 + 95 | 101 + 12 | | 1005.91 | 2.83 | | |'
+shows "GPT-2's tasks" profile_gpt2_124m.md '| forward | products | 49 | 37 | 66671 | 690.0 |' '| forward | attention | 60 | 12 | 17218 | 180.0 |' \
+    '| forward | copies and fills | 13 | 12 | 5.1 | 6.0 |' '| backward | bias gradients | 48 | 12 | 1505 | 42.0 |' '| backward | loss | 1 | 1 | 2244 | 4.0 |'
+shows "GPT-2's layers" profile_gpt2_124m.md '| 6 | 12 + 1 | 6 + 1 | 5731 | 75.5 | 23 + 6 | 2 + 0 | 9576 | 38.5 |'
+shows "the transformer's steps" profile_transformer_2_6b.md '| forward | 844.7 | 100.0 | 8.4 | 14.19 | 10.76 | 16.8 | 107.6 | 6.4 |' \
+    '| forward + backward | 2580.6 | 100.0 | 25.8 | 42.58 | 32.27 | 16.5 | 322.7 | 19.6 |' '| train, fp32 | 2758.1 | 1000.0 | 2.8 | 42.58 | 32.27 | 15.4 | 32.3 | 2.1 |'
+shows "the transformer's kinds" profile_transformer_2_6b.md '| train | matrix products | 867 | 161 | 2311.2 | 3.84 |' '| train | optimizer | 1304 | 2 | 173.8 | 0.02 |' '| forward | together | 1832 | 226 | 852.1 | 4.89 |'
+range() { # NAME CELLS...: of the forward + backward column of ours, and what theirs say
+    verdict "pages: range $1" "$(tr -s ' ' <"$pages/profile_transformer_2_6b.md" | grep -qF "| $1 | $2 |" || echo "its line: $(grep -F "$1 " "$pages/profile_transformer_2_6b.md" | tr -s ' ')")"
+}
+range 'forward_pass' '844.6 | 842.8 | 843.7 | 4.895 | 4.895 | 4.895 | 4.895'
+range '. attention_sublayer' '273.9 | 196.1 | 163.8 | 1.760 | 1.760'
+range '. . attention projections' '29.6 | 12.1 | 11.9 | 0.672 | 0.672'
+range '. . rope encoding' '69.1 | 55.7 | 55.7 | | | | | ours has learned positions, added with the token'"'"'s'
+range '. ffn_sublayer' '113.3 | 42.8 | 43.4 | 3.072'
+range '. lm_head' '1.5 | 0.5 | 0.2 | 0.060'
+range 'loss_computation' '| 3.3 | 3.1 | | 0.008'
+range 'backward_pass' '| 1734.5 | 1732.5 | | 2.464'
+range 'optimizer_step' '| | 178.8 | | | 0.020'
+verdict 'pages: both sizes are said' "$(tr '\n' ' ' <"$pages/profile_transformer_2_6b.md" | grep -q 'has 3.41 billion parameters.*Ours has 2.57 billion' || echo 'not found')"
+verdict 'pages: no line of text is too long' "$(grep -v '^|' "$pages"/*.md | sed 's/^[^:]*://' | awk 'length > 120' | head -n 1)"
+
+wrong 'pages: no runs' '^error: nowhere: there is no such folder' "$reference" nowhere
+wrong 'pages: none of the runs' '^error: empty: has none of the runs bert_two_layers' "$reference" empty --pages "$pages"
+wrong 'pages: nowhere to write' '^error: .*nowhere/profile_bert_two_layers.md: No such file' "$reference" "$made" --pages nowhere
+mkdir -p other && bert_profile other/bert_two_layers/profile 768
+wrong 'pages: another model' 'bert_two_layers/profile: is of 2 layers, 768 wide, where the set-up has 2, 1024 wide' "$reference" other --pages "$pages"
+rm -rf other && mkdir other && cp -r "$made/transformer_train" other/gpt2_124m
+wrong 'pages: more layers' 'gpt2_124m/profile: is of 32 layers, 2560 wide, where the set-up has 12, 768 wide' "$reference" other --pages "$pages"
+rm -rf other && mkdir -p other/pages && cp -r "$made/transformer_forward" other
+run "$reference" other --pages other/pages
+says 'pages: what is left out is said' 'left out: other has no bert_two_layers' 'left out: other has no transformer_train' 'wrote other/pages/profile_transformer_2_6b.md'
+verdict 'pages: one mode alone' "$(lacks other/pages/profile_transformer_2_6b.md '| forward | 844.7 | 100.0 | 8.4 | 14.19 | 10.76 | 16.8 | 107.6 | 6.4 |')"
+
+# ---------------------------------------------------------------------------------------------------------
+# profile_reference.sh, with stand-ins for make, the trainers and numpy
+
+tree=$work/tree
+mkdir -p "$tree/dev" "$tree/bin" "$tree/build/fp32" "$tree/results"
+cp -r "$root/scripts" "$tree" && cp -r "$root/dev/reference" "$tree/dev"
+printf '#!/bin/sh\nexit 0\n' >"$tree/bin/make"
+cp "$tree/bin/make" "$tree/bin/numpy"
+cat >"$tree/train_gpt2cu" <<TRAINER
+#!/bin/bash
+while [ \$# -gt 1 ]; do [ "\$1" != -o ] || out=\$2; shift; done
+name=\$(basename "\$out")
+[ "\$name" != "\${BROKEN:-}" ] || { echo "error: broken on purpose"; exit 1; }
+mkdir -p "\$out/ckpt/00000030" && touch "\$out/model.safetensors" "\$out/log.jsonl" && cp -r "$made/\$name/profile" "\$out"
+TRAINER
+chmod +x "$tree"/bin/* "$tree/train_gpt2cu"
+cp "$tree/train_gpt2cu" "$tree/train_bertcu" && cp "$tree/train_gpt2cu" "$tree/build/fp32/train_gpt2cu"
+reference_sh() {
+    PATH="$tree/bin:$PATH" PYTHON=$tree/bin/numpy GPU_CHECK_COMMIT=7654321 timeout 120 bash "$tree/scripts/profile_reference.sh" "$@" >"$work/stdout" 2>"$work/stderr"
+    status=$?
+}
+for mode in forward backward; do cp -r "$made/transformer_$mode" "$made/transformer_${mode}_fp32"; done
+reference_sh --fp32 --pages results
+says 'sh: every run and page' 'wrote results/profile_bert_two_layers.md' 'wrote results/profile_gpt2_124m.md' 'wrote results/profile_transformer_2_6b.md'
+says 'sh: the commands are shown' './train_bertcu -e L=2,C=1024,NH=16,T=512,V=30522 -b 4 -t 128 -i out/profile_reference/sentences.bin --optimizer lamb --dropout 0.1 --short-sequences 0 -v 0 -s 0 -n 0 -x 20 --profile 5 --overwrite 1 -o out/profile_reference/bert_two_layers' \
+    './train_gpt2cu -e L=32,C=2560,NH=32,V=10000,T=512,tied=0 -b 4 -t 512 --mode backward -v 0 -s 0 -n 0 -x 20 --profile 5 --overwrite 1 -o out/profile_reference/transformer_backward'
+kept=$(cd "$tree/out/profile_reference/gpt2_124m" && echo *)
+verdict 'sh: only profile and log are kept' "$([ "$kept" = 'log.jsonl profile' ] || echo "$kept")"
+verdict 'sh: the commit is named' "$(lacks "$tree/results/profile_gpt2_124m.md" '| commit | 7654321 |')"
+BROKEN=gpt2_124m reference_sh --only 'bert gpt2' --out other_out --pages results
+verdict 'sh: a run that fails is shown, the others go on' "$(ended_with 1)$(lacks "$work/stdout" 'FAIL gpt2_124m: no profile; the end of other_out/gpt2_124m.log:' 'error: broken on purpose' \
+    'left out: other_out has no gpt2_124m' 'wrote results/profile_bert_two_layers.md')"
+reference_sh --only 'bert llama'
+verdict 'sh: an unknown set-up' "$(ended_with_error 2 'error: --only llama: is none of bert, gpt2, transformer')"
+reference_sh --faster
+verdict 'sh: an unknown flag' "$([ "$status" = 2 ] && [ "$(wc -l <"$work/stderr")" = 1 ] || echo "status $status: $(cat "$work/stderr")")"
+printf 'import sys\nsys.exit(2)\n' >"$tree/scripts/profile_reference.py"
+reference_sh --only gpt2
+verdict 'sh: pages that cannot be made' "$(ended_with 1)"
+printf '#!/bin/sh\necho no rule; exit 2\n' >"$tree/bin/make"
+reference_sh --only gpt2
+verdict 'sh: a build that fails' "$(ended_with 1)$(lacks "$work/stderr" 'no rule' 'error: make train_gpt2cu train_bertcu data/builtin/train.bin failed; the whole log is out/profile_reference/build.log')"
+finish

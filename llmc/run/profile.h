@@ -1,0 +1,336 @@
+/* What a profiled step is made of: every launch with the op that made it, its work, the roof that its time is measured
+ * against, the gaps between launches, and what all of that adds up to. Nothing here prints (profile_tables.h) or
+ * measures (profiler.h).
+ *
+ * A row is a kernel, a copy or a fill on the GPU, and an op on the CPU or where kernels cannot be traced. The work of an
+ * op, which its header counts, belongs to its longest row; the others are its helpers, and all of their time counts as
+ * lost.
+ *
+ * The roof: work takes no less than its flops at the measured rate of a large matmul, its bytes at the measured rate of a
+ * copy, and the shortest launch. The largest of the three binds and is the row's floor; time above it is lost. Operands
+ * that are still in a cache can beat the roof of memory: such rows show more than 100 %, and lose nothing. */
+#ifndef LLMC_PROFILE_H
+#define LLMC_PROFILE_H
+
+#include "../device/scope.h"
+
+typedef enum { ROOF_NONE, ROOF_COMPUTE, ROOF_MEMORY, ROOF_LAUNCH } Roof;
+
+// What a row's time is spent on, by its op and its roof.
+typedef enum { KIND_MATMUL, KIND_ATTENTION, KIND_MEMORY, KIND_LAUNCH, KIND_COMMUNICATION, KIND_COPY, KINDS } Kind;
+
+typedef struct {
+    double flops, bytes;  // a second
+    double launch;        // seconds
+} Ceilings;
+
+typedef struct {
+    Direction direction;
+    int layer;       // -1 outside the blocks
+    const char* op;  // "" where the launch was in no scope
+    char shapes[64];
+    char *kernel, *full;  // owned; NULL: the row is the whole op
+    int stream;           // -1: not known
+    int grid[3], block[3];
+    int registers, shared_bytes;
+    double start, seconds;       // from the beginning of the step's first row
+    double issued;               // when the host had launched it, on the same clock; NaN: not known
+    double least, median, most;  // seconds over the profiled steps; NaN where another step lacks the row
+    int is_helper;
+    double flops, bytes;  // of the op; NaN in helpers
+    int tensor_cores;     // 1, 0; -1: not known
+    Roof roof;
+    double floor;  // seconds; NaN: it has no roof (communication, copies to and from the host)
+} ProfileRow;
+
+typedef struct {
+    ProfileRow* rows;  // in order of execution
+    size_t count;
+    double seconds;        // of the step, by the host's clock, from its first launch to the end of its work
+    double before, after;  // its first row, its last: seconds in which the host begins and waits; NaN: not known
+    size_t lost;           // launches that could not be recorded
+} ProfileStep;
+
+// What a gap between rows waits for.
+typedef enum { GAP_HOST, GAP_STREAM, GAP_SWITCH, GAPS } Gap;
+
+// kernels - beside + all gaps = span.
+typedef struct {
+    double kernels;    // seconds of all rows added up
+    double beside;     // of them beside other rows
+    double gap[GAPS];  // in which nothing runs
+    double span;       // from the beginning of the first row to the end of the last
+    size_t gaps[GAPS], unscoped;
+    double communication, hidden;  // seconds of communication, and of them beside rows of another kind
+} Accounting;
+
+// ---------------------------------------------------------------------------------------------------------
+// Rows
+
+static inline int text_begins(const char* text, const char* with) { return strncmp(text, with, strlen(with)) == 0; }
+
+// Whether a kernel's products run on the matrix units. `half`: the build computes in 16 bits, or fp32 may be rounded to
+// TF32. Libraries say "simt" in the names of kernels that do without.
+static inline int profile_tensor_cores(const ProfileRow* r, int half) {
+    static const char* const ours[] = {"attention_forward_hopper", "attention_backward_hopper",
+                                       "attention_forward_flash", "attention_backward_query", "attention_backward_key"};
+    static const char* const others[] = {"nvjet", "cutlass", "gemm", "xmma"};
+    if (!r->kernel) return -1;
+    for (size_t i = 0; i < COUNT_OF(ours); i++)
+        if (text_begins(r->kernel, ours[i])) return 1;
+    if (strstr(r->full, "simt") || strstr(r->full, "splitK")) return 0;
+    for (size_t i = 0; i < COUNT_OF(others); i++)
+        if (strstr(r->full, others[i])) return half;
+    return 0;
+}
+
+static inline int profile_is_copy(const ProfileRow* r) {
+    return strcmp(r->op, "batch_load") == 0 || strcmp(r->op, "readback") == 0;
+}
+
+static inline Kind profile_kind(const ProfileRow* r) {
+    if (r->direction == COMMUNICATION) return KIND_COMMUNICATION;
+    if (profile_is_copy(r)) return KIND_COPY;
+    if (r->roof == ROOF_LAUNCH) return KIND_LAUNCH;
+    if (text_begins(r->op, "matmul")) return KIND_MATMUL;
+    if (text_begins(r->op, "attention")) return KIND_ATTENTION;
+    return KIND_MEMORY;
+}
+
+// The roof that binds a row, and its floor.
+static inline void profile_set_roof(ProfileRow* r, const Ceilings* c) {
+    r->roof = ROOF_NONE;
+    r->floor = (double)NAN;
+    if (r->direction == COMMUNICATION || profile_is_copy(r)) return;
+    r->floor = 0;
+    if (r->is_helper || !*r->op) return;
+    double compute = r->flops / c->flops, memory = r->bytes / c->bytes;
+    r->floor = fmax(c->launch, fmax(compute, memory));
+    r->roof = r->floor == compute ? ROOF_COMPUTE : r->floor == memory ? ROOF_MEMORY : ROOF_LAUNCH;
+}
+
+// Seconds above the floor; NaN without one.
+static inline double profile_lost(const ProfileRow* r) {
+    return isnan(r->floor) ? (double)NAN : fmax(0, r->seconds - r->floor);
+}
+
+// A row of the scope `r` (NULL: none).
+static inline ProfileRow profile_row(const ScopeRecord* r) {
+    ProfileRow row;
+    memset(&row, 0, sizeof row);
+    row.op = "";
+    row.layer = row.stream = -1;
+    row.issued = row.least = row.median = row.most = (double)NAN;
+    row.flops = row.bytes = (double)NAN;
+    row.tensor_cores = -1;
+    if (!r) return row;
+    row.direction = r->direction, row.layer = r->layer, row.op = r->op;
+    memcpy(row.shapes, r->shapes, sizeof row.shapes);
+    row.start = r->start, row.seconds = r->seconds;
+    row.flops = r->flops, row.bytes = r->bytes;
+    return row;
+}
+
+// The number of each row's scope is in scopes[]: all rows but a scope's longest are helpers, and have no work.
+static inline void profile_find_helpers(ProfileStep* step, const size_t* scopes, size_t scope_count) {
+    size_t* longest = (size_t*)xmalloc((scope_count + 1) * sizeof *longest);
+    for (size_t s = 0; s < scope_count; s++) longest[s] = SIZE_MAX;
+    for (size_t i = 0; i < step->count; i++) {
+        if (scopes[i] >= scope_count) continue;
+        size_t* best = &longest[scopes[i]];
+        if (*best == SIZE_MAX || step->rows[i].seconds > step->rows[*best].seconds) *best = i;
+    }
+    for (size_t i = 0; i < step->count; i++) {
+        ProfileRow* row = &step->rows[i];
+        row->is_helper = scopes[i] < scope_count && longest[scopes[i]] != i;
+        if (row->is_helper) row->flops = row->bytes = (double)NAN;
+    }
+    free(longest);
+}
+
+// Rows of what was traced; takes the names out of the trace.
+static inline void profile_take_trace(ProfileStep* step, const ScopeLog* log) {
+    KernelTrace* t = log->trace;
+    size_t* scopes = (size_t*)xmalloc((t->count + 1) * sizeof *scopes);
+    for (size_t i = 0; i < t->count; i++) {
+        TracedLaunch* launch = &t->rows[i];
+        ProfileRow* row = &step->rows[i];
+        int64_t first = (int64_t)t->rows[0].start;
+        *row = profile_row(launch->scope < log->count ? &log->records[launch->scope] : NULL);
+        scopes[i] = launch->scope;
+        row->kernel = launch->name, row->full = launch->full ? launch->full : xprintf("%s", launch->name);
+        launch->name = launch->full = NULL;
+        row->stream = launch->stream;
+        memcpy(row->grid, launch->grid, sizeof row->grid);
+        memcpy(row->block, launch->block, sizeof row->block);
+        row->registers = launch->registers, row->shared_bytes = launch->shared_bytes;
+        row->start = 1e-9 * (double)((int64_t)launch->start - first);
+        row->seconds = 1e-9 * (double)(launch->end - launch->start);
+        if (launch->issued) row->issued = 1e-9 * (double)((int64_t)launch->issued - first);
+    }
+    profile_find_helpers(step, scopes, log->count);
+    free(scopes);
+}
+
+// The rows of a step, from its resolved log.
+static inline void profile_take(ProfileStep* step, const ScopeLog* log, int half) {
+    memset(step, 0, sizeof *step);
+    step->before = step->after = (double)NAN;
+    step->count = log->trace ? log->trace->count : log->count;
+    step->rows = (ProfileRow*)xcalloc(step->count, sizeof *step->rows);
+    if (log->trace) {
+        step->lost = log->trace->lost;
+        profile_take_trace(step, log);
+    }
+    for (size_t i = 0; i < step->count && !log->trace; i++) {
+        step->rows[i] = profile_row(&log->records[i]);
+        step->rows[i].start -= log->records[0].start;
+#ifndef __CUDACC__
+        step->rows[i].issued = step->rows[i].start;  // to launch is to run
+#endif
+    }
+    for (size_t i = 0; i < step->count; i++) step->rows[i].tensor_cores = profile_tensor_cores(&step->rows[i], half);
+}
+
+static inline void profile_step_free(ProfileStep* step) {
+    for (size_t i = 0; i < step->count; i++) free(step->rows[i].kernel), free(step->rows[i].full);
+    free(step->rows);
+    memset(step, 0, sizeof *step);
+}
+
+// ---------------------------------------------------------------------------------------------------------
+// Over steps
+
+static inline double profile_span(const ProfileStep* step) {
+    double end = 0;
+    for (size_t i = 0; i < step->count; i++) end = fmax(end, step->rows[i].start + step->rows[i].seconds);
+    return end;
+}
+
+static inline int double_ascending(const void* a, const void* b) {
+    double x = *(const double*)a, y = *(const double*)b;
+    return (x > y) - (x < y);
+}
+
+// Sorts the values.
+static inline double median_of(double* values, size_t n) {
+    if (n == 0) return (double)NAN;
+    qsort(values, n, sizeof *values, double_ascending);
+    return n % 2 ? values[n / 2] : 0.5 * (values[n / 2 - 1] + values[n / 2]);
+}
+
+// The step in the middle when they are sorted by span: of an even number the earlier one.
+static inline size_t profile_middle_step(const ProfileStep* steps, size_t count) {
+    for (size_t i = 0; i < count; i++) {
+        size_t shorter = 0;
+        double span = profile_span(&steps[i]);
+        for (size_t k = 0; k < count; k++) {
+            double other = profile_span(&steps[k]);
+            shorter += other < span || (other == span && k < i);
+        }
+        if (shorter == (count - 1) / 2) return i;
+    }
+    return 0;
+}
+
+static inline int profile_same_place(const ProfileRow* a, const ProfileRow* b) {
+    return a->direction == b->direction && a->layer == b->layer && strcmp(a->op, b->op) == 0;
+}
+
+// The row of `step` that is to it what rows[i] is to its own step: as many rows of the same direction, layer and op are
+// before it. NULL if there is none.
+static inline const ProfileRow* profile_counterpart(const ProfileStep* step, const ProfileRow* rows, size_t i) {
+    size_t before = 0;
+    for (size_t k = 0; k < i; k++) before += profile_same_place(&rows[k], &rows[i]);
+    for (size_t k = 0; k < step->count; k++)
+        if (profile_same_place(&step->rows[k], &rows[i]) && before-- == 0) return &step->rows[k];
+    return NULL;
+}
+
+// Fill in, for the rows of one step, the extremes and the median of all.
+static inline void profile_compare_steps(ProfileStep* chosen, const ProfileStep* steps, size_t count) {
+    double* seconds = (double*)xmalloc((count + 1) * sizeof *seconds);
+    for (size_t i = 0; i < chosen->count; i++) {
+        size_t found = 0;
+        for (size_t s = 0; s < count; s++) {
+            const ProfileRow* other =
+                &steps[s] == chosen ? &chosen->rows[i] : profile_counterpart(&steps[s], chosen->rows, i);
+            if (other) seconds[found++] = other->seconds;
+        }
+        if (found < count) continue;
+        chosen->rows[i].median = median_of(seconds, found);
+        chosen->rows[i].least = seconds[0], chosen->rows[i].most = seconds[found - 1];
+    }
+    free(seconds);
+}
+
+// ---------------------------------------------------------------------------------------------------------
+// Accounting
+
+// A stretch of a step in which nothing runs, before rows[before].
+typedef struct {
+    double start, seconds;
+    double host;  // of them until the host had launched what comes next; the rest is `rest`'s
+    Gap rest;
+    size_t before;
+} ProfileGap;
+
+// The gaps of a step (caller frees), in order of time.
+static inline ProfileGap* profile_gaps(const ProfileStep* step, size_t* count) {
+    ProfileGap* gaps = (ProfileGap*)xmalloc((step->count + 1) * sizeof *gaps);
+    double end = 0;       // of what ran so far
+    int last_stream = 0;  // and where that was
+    *count = 0;
+    for (size_t i = 0; i < step->count; i++) {
+        const ProfileRow* row = &step->rows[i];
+        double gap = row->start - end, late = row->issued - end;
+        if (i > 0 && gap > 0) {
+            ProfileGap g = {end, gap, isnan(late) ? 0 : fmin(gap, fmax(0, late)),
+                            row->stream == last_stream ? GAP_SWITCH : GAP_STREAM, i};
+            gaps[(*count)++] = g;
+        }
+        if (row->start + row->seconds > end) end = row->start + row->seconds, last_stream = row->stream;
+    }
+    return gaps;
+}
+
+// Seconds of rows[i] in which a row of another kind than communication runs.
+static inline double profile_hidden(const ProfileStep* step, size_t i) {
+    const ProfileRow* row = &step->rows[i];
+    double hidden = 0, to = row->start;  // what is counted so far; rows are in order of their beginnings
+    for (size_t k = 0; k < step->count; k++) {
+        const ProfileRow* other = &step->rows[k];
+        if (other->direction == COMMUNICATION) continue;
+        double begin = fmax(to, other->start), end = fmin(row->start + row->seconds, other->start + other->seconds);
+        if (end > begin) hidden += end - begin, to = end;
+    }
+    return hidden;
+}
+
+static inline Accounting profile_account(const ProfileStep* step) {
+    Accounting a;
+    size_t count;
+    ProfileGap* gaps = profile_gaps(step, &count);
+    memset(&a, 0, sizeof a);
+    a.span = profile_span(step);
+    a.beside = -a.span;
+    for (size_t i = 0; i < count; i++) {
+        double rest = gaps[i].seconds - gaps[i].host;
+        a.gap[GAP_HOST] += gaps[i].host, a.gap[gaps[i].rest] += rest;
+        a.gaps[gaps[i].host > rest ? GAP_HOST : gaps[i].rest]++;
+        a.beside += gaps[i].seconds;
+    }
+    for (size_t i = 0; i < step->count; i++) {
+        const ProfileRow* row = &step->rows[i];
+        a.kernels += row->seconds;
+        a.unscoped += !*row->op;
+        if (row->direction != COMMUNICATION) continue;
+        a.communication += row->seconds;
+        a.hidden += profile_hidden(step, i);
+    }
+    a.beside = fmax(0, a.beside + a.kernels);  // rounding may leave less than nothing
+    free(gaps);
+    return a;
+}
+
+#endif

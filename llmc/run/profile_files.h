@@ -1,0 +1,282 @@
+/* The files of a profile's report, all in one directory:
+ *
+ *     profile.txt    everything, aligned                    profile.md     the same in Markdown
+ *     kernels.csv    a line a row, with full names          summary.json   what scripts compare: ceilings, the step's time
+ *     trace.json     for chrome://tracing and Perfetto      profile.html   one page that needs no network
+ *
+ * The page is llmc/run/profile.html, which the Makefile turns into the bytes that are included here. */
+#ifndef LLMC_PROFILE_FILES_H
+#define LLMC_PROFILE_FILES_H
+
+#include "profile_tables.h"
+
+// What the page has in place of its data.
+#define PROFILE_PLACE "/*PROFILE*/null"
+
+enum { PROFILE_FACTS = 16, PROFILE_TABLES = 12 };
+
+typedef struct {
+    char* title;  // owned, like the facts' texts
+    struct {
+        const char* name;
+        char* text;
+    } facts[PROFILE_FACTS];
+    Table tables[PROFILE_TABLES];
+    int fact_count, table_count;
+    ProfileLoss* losses;
+    size_t loss_count;
+    const ProfileStep* step;
+    Ceilings ceilings;
+    Accounting accounting;
+    ProfileTimes times;
+    double flops;  // of the model in a step, as mfu counts them
+    int rank;
+} ProfileReport;
+
+// Takes `text`.
+static inline void report_fact(ProfileReport* r, const char* name, char* text) {
+    CHECK(r->fact_count < PROFILE_FACTS);
+    r->facts[r->fact_count].name = name;
+    r->facts[r->fact_count++].text = text;
+}
+
+static inline Table* report_table(ProfileReport* r) {
+    CHECK(r->table_count < PROFILE_TABLES);
+    return &r->tables[r->table_count++];
+}
+
+static inline void report_free(ProfileReport* r) {
+    for (int i = 0; i < r->fact_count; i++) free(r->facts[i].text);
+    for (int i = 0; i < r->table_count; i++) table_free(&r->tables[i]);
+    for (size_t i = 0; i < r->loss_count; i++) free(r->losses[i].sentence);
+    free(r->losses), free(r->title);
+    memset(r, 0, sizeof *r);
+}
+
+static inline const Table* report_find(const ProfileReport* r, const char* id) {
+    for (int i = 0; i < r->table_count; i++)
+        if (strcmp(r->tables[i].id, id) == 0) return &r->tables[i];
+    return NULL;
+}
+
+// ---------------------------------------------------------------------------------------------------------
+// Text and Markdown
+
+static inline void report_put_table(Text* out, const Table* t) {
+    text_printf(out, "\n%s\n", t->title);
+    if (t->note) text_printf(out, "%s\n", t->note);
+    text_append(out, "\n", 1);
+    table_put_text(out, t, strcmp(t->id, "kernels") != 0);
+}
+
+static inline void report_put_losses(Text* out, const ProfileReport* r) {
+    for (size_t i = 0; i < r->loss_count; i++) text_printf(out, "%zu. %s\n", i + 1, r->losses[i].sentence);
+}
+
+static inline void report_text(Text* out, const ProfileReport* r) {
+    text_printf(out, "%s\n\n", r->title);
+    for (int i = 0; i < r->fact_count; i++) text_printf(out, "%-12s %s\n", r->facts[i].name, r->facts[i].text);
+    text_printf(out, "\nThe largest losses\n\n");
+    report_put_losses(out, r);
+    for (int i = 0; i < r->table_count; i++) report_put_table(out, &r->tables[i]);
+}
+
+static inline void report_markdown(Text* out, const ProfileReport* r) {
+    text_printf(out, "# Profile of a step\n\n    %s\n\n", r->title);
+    for (int i = 0; i < r->fact_count; i++) text_printf(out, "- %s: %s\n", r->facts[i].name, r->facts[i].text);
+    text_printf(out, "\n## The largest losses\n\n");
+    report_put_losses(out, r);
+    for (int i = 0; i < r->table_count; i++) {
+        text_printf(out, "\n## %s\n\n", r->tables[i].title);
+        if (r->tables[i].note) text_printf(out, "%s\n\n", r->tables[i].note);
+        table_put_markdown(out, &r->tables[i]);
+    }
+}
+
+// ---------------------------------------------------------------------------------------------------------
+// JSON
+
+static inline void report_put_facts(Text* out, const ProfileReport* r) {
+    json_put_string(out, "title", r->title);
+    text_printf(out, ",\n\"facts\": [");
+    for (int i = 0; i < r->fact_count; i++) {
+        text_printf(out, "%s[\"%s\", ", i ? ", " : "", r->facts[i].name);
+        text_json_string(out, r->facts[i].text, strlen(r->facts[i].text));
+        text_append(out, "]", 1);
+    }
+    text_printf(out, "],\n\"ceilings\": {");
+    json_put_number(out, "flops", r->ceilings.flops);
+    json_put_number(out, "bytes", r->ceilings.bytes);
+    json_put_number(out, "launch_us", 1e6 * r->ceilings.launch);
+    text_append(out, "}", 1);
+}
+
+static inline void report_summary(Text* out, const ProfileReport* r) {
+    const Accounting* a = &r->accounting;
+    const struct {
+        const char* name;
+        double value;
+    } members[] = {{"span_ms", 1e3 * a->span},
+                   {"kernels_ms", 1e3 * a->kernels},
+                   {"beside_ms", 1e3 * a->beside},
+                   {"gap_host_ms", 1e3 * a->gap[GAP_HOST]},
+                   {"gap_stream_ms", 1e3 * a->gap[GAP_STREAM]},
+                   {"gap_kernels_ms", 1e3 * a->gap[GAP_SWITCH]},
+                   {"before_ms", 1e3 * r->step->before},
+                   {"after_ms", 1e3 * r->step->after},
+                   {"profiled_ms", 1e3 * r->times.profiled},
+                   {"plain_ms", 1e3 * r->times.plain},
+                   {"communication_ms", 1e3 * a->communication},
+                   {"hidden_ms", 1e3 * a->hidden},
+                   {"flops", r->flops},
+                   {"rows", (double)r->step->count},
+                   {"unattributed", (double)a->unscoped},
+                   {"lost", (double)r->step->lost}};
+    text_append(out, "{", 1);
+    report_put_facts(out, r);
+    text_printf(out, ",\n\"step\": {");
+    for (size_t i = 0; i < COUNT_OF(members); i++) json_put_number(out, members[i].name, members[i].value);
+    text_printf(out, "}}\n");
+}
+
+// The page's data. "<" is written so that nothing in it ends the script that it stands in, or begins a comment.
+static inline void report_page_data(Text* out, const ProfileReport* r) {
+    Text plain = {NULL, 0, 0};
+    text_append(&plain, "{", 1);
+    report_put_facts(&plain, r);
+    text_printf(&plain, ",\n\"losses\": [");
+    for (size_t i = 0; i < r->loss_count; i++) {
+        if (i) text_append(&plain, ", ", 2);
+        text_json_string(&plain, r->losses[i].sentence, strlen(r->losses[i].sentence));
+    }
+    text_printf(&plain, "],\n\"tables\": [");
+    for (int i = 0; i < r->table_count; i++) {
+        if (i) text_append(&plain, ",\n", 2);
+        table_put_json(&plain, &r->tables[i]);
+    }
+    text_printf(&plain, "]}");
+    for (size_t i = 0; i < plain.length; i++) {
+        if (plain.text[i] == '<') text_append(out, "\\u003c", 6);
+        else text_append(out, &plain.text[i], 1);
+    }
+    free(plain.text);
+}
+
+static inline void report_page(Text* out, const ProfileReport* r) {
+    static const unsigned char page[] = {
+#include "profile_page.inc"
+        0};
+    const char* text = (const char*)page;
+    const char* place = strstr(text, PROFILE_PLACE);
+    CHECK(place);
+    text_append(out, text, (size_t)(place - text));
+    report_page_data(out, r);
+    place += strlen(PROFILE_PLACE);
+    text_append(out, place, strlen(place));
+}
+
+// Lanes of the trace that are no stream.
+enum { TRACE_DIRECTIONS = 1000, TRACE_LAYERS };
+
+static inline void report_trace_event(Text* out, const ProfileReport* r, int lane, const char* name, double start,
+                                      double end) {
+    text_printf(out, ",\n{\"ph\": \"X\", \"pid\": %d, \"tid\": %d, \"ts\": %.3f, \"dur\": %.3f, \"name\": ", r->rank,
+                lane, 1e6 * start, 1e6 * (end - start));
+    text_json_string(out, name, strlen(name));
+}
+
+static inline void report_trace_lane(Text* out, const ProfileReport* r, int lane, const char* name) {
+    text_printf(out, ",\n{\"ph\": \"M\", \"pid\": %d, \"tid\": %d, \"name\": \"thread_name\", \"args\": {\"name\": ",
+                r->rank, lane);
+    text_json_string(out, name, strlen(name));
+    text_append(out, "}}", 2);
+}
+
+// Bars over rows that follow each other in the same direction, and in the same layer. Rows of several streams run beside
+// each other, bars do not: one begins where the one before it has ended.
+static inline void report_trace_bars(Text* out, const ProfileReport* r, int lane) {
+    const ProfileStep* step = r->step;
+    const ProfileRow* first = NULL;
+    double start = 0, end = 0;
+    for (size_t i = 0; i <= step->count; i++) {
+        const ProfileRow* row = i < step->count ? &step->rows[i] : NULL;
+        if (row && row->direction == COMMUNICATION) continue;  // beside the others
+        int goes_on = row && first && row->direction == first->direction &&
+                      (lane == TRACE_DIRECTIONS || row->layer == first->layer);
+        if (!goes_on && first && end > start && (lane == TRACE_DIRECTIONS || first->layer >= 0)) {
+            char name[32];
+            if (lane == TRACE_DIRECTIONS) snprintf(name, sizeof name, "%s", direction_name(first->direction));
+            else snprintf(name, sizeof name, "layer %d", first->layer);
+            report_trace_event(out, r, lane, name, start, end);
+            text_append(out, "}", 1);
+        }
+        if (!goes_on && row) first = row, start = fmax(end, row->start);
+        if (row) end = fmax(end, row->start + row->seconds);
+    }
+}
+
+static inline void report_trace(Text* out, const ProfileReport* r) {
+    const ProfileStep* step = r->step;
+    unsigned char named[64] = {0};  // streams whose lanes have a name
+    text_printf(out,
+                "{\"displayTimeUnit\": \"ms\", \"traceEvents\": [\n{\"ph\": \"M\", \"pid\": %d, \"name\": "
+                "\"process_name\", \"args\": {\"name\": \"rank %d\"}}",
+                r->rank, r->rank);
+    report_trace_lane(out, r, TRACE_DIRECTIONS, "direction");
+    report_trace_lane(out, r, TRACE_LAYERS, "layer");
+    report_trace_bars(out, r, TRACE_DIRECTIONS);
+    report_trace_bars(out, r, TRACE_LAYERS);
+    for (size_t i = 0; i < step->count; i++) {
+        const ProfileRow* row = &step->rows[i];
+        int lane = row->stream < 0 ? 0 : row->stream;
+        if (lane < (int)sizeof named && !named[lane]) {
+            char name[32];
+            snprintf(name, sizeof name, row->stream < 0 ? "ops" : "stream %d", lane);
+            report_trace_lane(out, r, lane, name);
+            named[lane] = 1;
+        }
+        report_trace_event(out, r, lane, row->kernel ? row->kernel : row->op, row->start, row->start + row->seconds);
+        text_printf(out, ", \"cat\": \"%s\", \"args\": {", *row->op ? row->op : "none");
+        json_put_string(out, "op", row->op);
+        json_put_string(out, "shapes", row->shapes);
+        json_put_integer(out, "layer", row->layer);
+        json_put_number(out, "flops", row->flops);
+        json_put_number(out, "bytes", row->bytes);
+        json_put_number(out, "floor_us", 1e6 * row->floor);
+        text_printf(out, "}}");
+    }
+    text_printf(out, "]}\n");
+}
+
+// ---------------------------------------------------------------------------------------------------------
+// Files
+
+// Write them all to `directory`, which is made. A file that cannot be written is named in a warning.
+static inline void report_write(const ProfileReport* r, const char* directory) {
+    const struct {
+        const char* name;
+        void (*put)(Text*, const ProfileReport*);
+    } files[] = {{"profile.txt", report_text},
+                 {"profile.md", report_markdown},
+                 {"summary.json", report_summary},
+                 {"profile.html", report_page},
+                 {"trace.json", report_trace}};
+    Text csv = {NULL, 0, 0};
+    if (make_directories(directory) != 0) {
+        warn("%s: cannot be made: %s; the profile is not written", directory, strerror(errno));
+        return;
+    }
+    table_put_csv(&csv, report_find(r, "kernels"));
+    for (size_t i = 0; i <= COUNT_OF(files); i++) {
+        Text text = {NULL, 0, 0};
+        if (i < COUNT_OF(files)) files[i].put(&text, r);
+        char* path = xprintf("%s/%s", directory, i < COUNT_OF(files) ? files[i].name : "kernels.csv");
+        const Text* content = i < COUNT_OF(files) ? &text : &csv;
+        if (write_file(path, content->text, content->length) != 0)
+            warn("%s: cannot be written: %s", path, strerror(errno));
+        free(text.text), free(path);
+    }
+    free(csv.text);
+}
+
+#endif

@@ -1,0 +1,505 @@
+#!/usr/bin/env python3
+"""Plots of one or many runs, from their log.jsonl.
+
+    plot.py out/mine                              -> out/mine/plot.png
+    plot.py out/a out/b out/c --x tokens --output compare.svg
+    plot.py out/a out/b --tensorboard out/tb      -> tensorboard --logdir out/tb
+
+A run is its output directory or a log.jsonl. Each quantity that a log has gets a panel, each run a colour: training loss
+(faint, with a running mean), validation loss, HellaSwag and other sets, BERT's two losses and accuracies, speed, gradient
+norm, learning rate. What was no number (null, NaN) is left out and, in the training loss, marked by a cross. Steps that
+come twice count as they came last; a line that a kill has torn is left out. A log may still grow while it is read.
+
+Needs `matplotlib`; for --tensorboard `tensorboard` or `tensorboardX` instead. All numbers of a log go there, also those that
+have no panel; what an earlier export of the same run left in that directory is replaced.
+"""
+import argparse
+import errno
+import glob
+import json
+import math
+import os
+import re
+import sys
+
+FAILED, USAGE = 1, 2
+EVENTS_SUFFIX = ".log"  # of the event files that are written here, so that no others are replaced
+FORMATS = "png", "svg", "pdf"
+
+# Panels from the top left: title, and what is drawn: member of the log, style, name in the panel's own legend. "mean" is
+# faint with a running mean; "median" the same for what has odd values, which may leave the panel; "dots" and "dashed" is
+# what was measured now and then.
+PANELS = [
+    ("Training loss", [("loss", "mean", "")]),
+    ("Validation loss", [("val_loss", "dots", "")]),
+    ("Masked tokens: loss", [("mlm_loss", "mean", "training"), ("val_mlm_loss", "dashed", "validation")]),
+    ("Next sentence: loss", [("nsp_loss", "mean", "training"), ("val_nsp_loss", "dashed", "validation")]),
+    (
+        "Validation accuracy",
+        [("val_mlm_accuracy", "dots", "masked tokens"), ("val_nsp_accuracy", "dashed", "next sentence")],
+    ),
+    ("Sequences per second", [("seq_s", "median", "")]),
+    ("Tokens per second", [("tok_s", "median", "")]),
+    ("Gradient norm", [("grad_norm", "median", "")]),
+    ("Learning rate", [("lr", "line", "")]),
+]
+EVALUATIONS_AFTER = 2  # of these panels there is one for each evaluation set, and for each val_... that has none below
+SET_NAMES = {"hellaswag": "HellaSwag", "lambada": "LAMBADA"}
+MEDIAN_POINTS = 500  # at so many places of a curve the median is taken
+
+
+class UserError(Exception):
+    """Wrong usage or input: one line, exit status 2."""
+
+
+# ----------------------------------------------------------------------------------------------------------
+# Logs
+
+
+class Run:
+    """One log: for every member its values by step, and what the steps took."""
+
+    def __init__(self, path):
+        self.log = os.path.join(path, "log.jsonl") if os.path.isdir(path) else path
+        self.name = path
+        self.members = {}  # name -> {step: value, NaN where it was none}
+        objects = 0
+        try:
+            with open(self.log, encoding="utf-8", errors="replace") as f:
+                self.modified = os.fstat(f.fileno()).st_mtime
+                for line in f:
+                    objects += self._read_line(line)
+        except FileNotFoundError:
+            what = "holds no log.jsonl; -o of the trainer names the directory" if self.log != path else "no such file"
+            raise UserError(f"{path}: {what}")
+        except OSError as e:
+            raise UserError(f"{self.log}: cannot be read: {e.strerror}")
+        if objects == 0 and os.path.getsize(self.log) > 0:
+            raise UserError(f"{self.log}: no line is a JSON object; it is not a log of a run")
+        self._measure()
+
+    def _read_line(self, line):
+        """Whether the line is whole, an object."""
+        try:
+            entry = json.loads(line)
+        except (ValueError, RecursionError):
+            return False
+        if not isinstance(entry, dict):
+            return False
+        step = entry.get("step")
+        if not isinstance(step, int) or isinstance(step, bool) or not 0 <= step < 1 << 53:
+            return True
+        if "loss" in entry and step in self.members.get("loss", {}):
+            self._go_back(step)
+        for key, value in entry.items():
+            if key != "step" and not isinstance(value, (bool, str, list, dict)):
+                self.members.setdefault(key, {})[step] = to_number(value)
+        return True
+
+    def _go_back(self, step):
+        """The run began again before this step: what it did from there on counts no more."""
+        for values in self.members.values():
+            for s in [s for s in values if s >= step]:
+                del values[s]
+
+    def _measure(self):
+        """Tokens and hours at every step, from what single steps took; those that are not in the log took as long."""
+        self.steps, self.tokens, self.hours = [0], [0.0], [0.0]
+        for step in sorted(self.members.get("loss", {})):
+            seconds = self.members.get("ms", {}).get(step, math.nan) / 1e3
+            tokens = self.members.get("tok_s", {}).get(step, math.nan) * seconds
+            if step == 0 or not (math.isfinite(tokens) and seconds >= 0):
+                continue
+            count = step - self.steps[-1]
+            self.steps.append(step)
+            self.tokens.append(self.tokens[-1] + count * tokens)
+            self.hours.append(self.hours[-1] + count * seconds / 3600)
+
+    def series(self, member, since=0):
+        """Steps and values of a member, in order."""
+        values = self.members.get(member, {})
+        steps = sorted(s for s in values if s >= since)
+        return steps, [values[s] for s in steps]
+
+    def has(self, member, since=0):
+        return any(math.isfinite(v) for v in self.series(member, since)[1])
+
+
+def to_number(value):
+    try:
+        number = math.nan if value is None else float(value)
+    except OverflowError:
+        return math.nan
+    return number if math.isfinite(number) else math.nan
+
+
+def give_names(runs):
+    """As much of each path, from its end, as tells the runs apart."""
+    parts = [os.path.normpath(os.path.abspath(os.path.dirname(r.log) or ".")).split(os.sep) for r in runs]
+    files = {r.log for r in runs if os.path.basename(r.log) != "log.jsonl"}
+    parts = [p + [os.path.basename(r.log)] if r.log in files else p for p, r in zip(parts, runs)]
+    for run, mine in zip(runs, parts):
+        depth = 1
+        while depth < len(mine) and sum(p[-depth:] == mine[-depth:] for p in parts) > 1:
+            depth += 1
+        run.name = "/".join(mine[-depth:])
+
+
+def read_runs(paths):
+    runs = []
+    for path in paths:
+        run = Run(path)
+        if any(run.has(member) for member in run.members):
+            runs.append(run)
+        elif len(paths) > 1:
+            print(f"warning: {run.log}: holds no step yet; left out", file=sys.stderr)
+        else:
+            raise UserError(f"{run.log}: holds no step yet")
+    if not runs:
+        raise UserError(f"{paths[0]} and the others: hold no step yet")
+    give_names(runs)
+    return runs
+
+
+# ----------------------------------------------------------------------------------------------------------
+# The picture
+
+
+class Axis:
+    """What lies below: steps, tokens or time."""
+
+    def __init__(self, kind, runs):
+        self.kind = kind
+        for run in runs:
+            if kind != "step" and len(run.steps) < 2:
+                raise UserError(f"{run.log}: has no step with tok_s and ms, which --x {kind} needs; give --x step")
+        longest = max(run.hours[-1] for run in runs)
+        self.unit, self.scale = (
+            ("hours", 1) if longest >= 2 else ("minutes", 60) if longest >= 1 / 30 else ("seconds", 3600)
+        )
+        self.label = {"step": "step", "tokens": "training tokens", "hours": f"{self.unit} of training steps"}[kind]
+
+    def of(self, run, steps):
+        import numpy as np
+
+        if self.kind == "step":
+            return np.array(steps, dtype=float)
+        along = run.tokens if self.kind == "tokens" else [h * self.scale for h in run.hours]
+        return np.interp(steps, run.steps, along)
+
+
+def reach_of(n, window):
+    """Of a running mean, to either side: a twenty-fifth of the run unless told; narrower at its steep beginning."""
+    import numpy as np
+
+    at = np.arange(n)
+    reach = np.minimum(n // 50 if window is None else window // 2, at)
+    return at - reach, np.minimum(at + reach + 1, n)
+
+
+def running_mean(values, window):
+    import numpy as np
+
+    begin, end = reach_of(len(values), window)
+    total = np.concatenate([[0], np.cumsum(values)])
+    return np.arange(len(values)), (total[end] - total[begin]) / (end - begin)
+
+
+def running_median(values, window):
+    import numpy as np
+
+    begin, end = reach_of(len(values), window)
+    places = np.unique(np.linspace(0, len(values) - 1, MEDIAN_POINTS).astype(int))
+    return places, np.array([np.median(values[begin[i] : end[i]]) for i in places])
+
+
+def draw_series(plot, x, y, style, color, options):
+    """Draw one member of one run; returns the values that are numbers."""
+    import numpy as np
+
+    finite = np.isfinite(y)
+    x, y, lost = x[finite], y[finite], x[~finite]
+    if len(lost) and style == "mean":
+        plot.plot(lost, np.full(len(lost), 0.97), "x", color=color, transform=plot.get_xaxis_transform(), clip_on=False)
+    single = "o" if len(y) == 1 else None
+    if style in ("mean", "median"):
+        is_noisy = len(y) >= 100 and options.smooth != 1  # enough points for a mean to say more than they do
+        plot.plot(x, y, color=color, alpha=0.25 if is_noisy else 1, linewidth=0.7 if is_noisy else 1.4, marker=single)
+        if is_noisy:
+            places, smooth = (running_mean if style == "mean" else running_median)(y, options.smooth)
+            plot.plot(x[places], smooth, color=color, linewidth=1.5)
+    elif style == "line":
+        plot.plot(x, y, color=color, linewidth=1.5, marker=single)
+    else:
+        line, marker = ("-", "o") if style == "dots" else ("--", "s")
+        marker = marker if len(y) <= 60 else None
+        plot.plot(x, y, color=color, linestyle=line, linewidth=1.5, marker=marker, markersize=3.5)
+    return y
+
+
+def fit_odd_values(plot, values):
+    """Limits that hold all but a hundredth of the values at either end: one slow step shall not flatten the others."""
+    import numpy as np
+
+    low, high = np.percentile(np.concatenate(values), [1, 99])
+    margin = 0.15 * (high - low) or 0.05 * abs(high) or 1
+    bottom, top = plot.get_ylim()
+    plot.set_ylim(max(bottom, low - margin), min(top, high + margin))
+
+
+def short(value):
+    """1500000 -> 1.5M"""
+    power = 0 if abs(value) < 1000 else min(4, int(math.log10(abs(value)) / 3 + 1e-9))
+    return f"{value / 1000**power:.6g}{['', 'k', 'M', 'B', 'T'][power]}"
+
+
+def draw_panel(plot, panel, runs, colors, axis, options):
+    import numpy as np
+    from matplotlib.lines import Line2D
+
+    title, drawn = panel
+    entries, odd = [], []
+    for member, style, label in drawn:
+        there = [(run, color) for run, color in zip(runs, colors) if run.has(member, options.since)]
+        for run, color in there:
+            steps, values = run.series(member, options.since)
+            seen = draw_series(plot, axis.of(run, steps), np.array(values), style, color, options)
+            odd += [seen] if style == "median" else []
+        if there and label:
+            line, marker = {"dots": ("-", "o"), "dashed": ("--", "s")}.get(style, ("-", None))
+            entries.append(Line2D([], [], color="#666", linestyle=line, marker=marker, markersize=3.5, label=label))
+    plot.set_title(title, fontsize=10, loc="left", fontweight="bold")
+    plot.grid(True, color="#e6e6e6", linewidth=0.7)
+    plot.set_axisbelow(True)
+    plot.tick_params(labelsize=8, color="#999")
+    for side in ("top", "right"):
+        plot.spines[side].set_visible(False)
+    for side in ("left", "bottom"):
+        plot.spines[side].set_color("#999")
+    plot.margins(x=0.02)
+    if odd:
+        fit_odd_values(plot, odd)
+    for along, limits in ((plot.xaxis, plot.get_xlim()), (plot.yaxis, plot.get_ylim())):
+        if max(map(abs, limits)) >= 1e4 or max(map(abs, limits)) < 1e-2:
+            along.set_major_formatter(lambda value, _: short(value))
+    if entries:
+        plot.legend(handles=entries, fontsize=8, frameon=False, handlelength=2.5)
+
+
+def evaluation_panels(members):
+    """Of sets (NAME_acc with NAME_acc_norm, NAME_perplexity), and of validation that no other panel shows."""
+    panels, shown = [], {member for _, drawn in PANELS for member, _, _ in drawn}
+    for member in sorted(members - shown):
+        name, _, kind = member.rpartition("_")
+        title = SET_NAMES.get(name, name)
+        if kind == "acc":
+            panels.append((f"{title} accuracy", [(member, "dots", "acc"), (f"{member}_norm", "dashed", "acc_norm")]))
+        elif kind == "perplexity":
+            panels.append((f"{title} perplexity", [(member, "dots", "")]))
+        elif member.startswith("val_"):
+            panels.append((f"Validation: {member[4:]}", [(member, "dots", "")]))
+    return panels
+
+
+def panels_of(runs, options):
+    """The panels that have something to show: speed in sequences where every run counts them, else in tokens."""
+    speed = "tok_s" if all(run.has("seq_s") for run in runs) else "seq_s"
+    panels = [p for p in PANELS if p[1][0][0] != speed] + [(name, [(name, "mean", "")]) for name in options.also]
+    panels[EVALUATIONS_AFTER:EVALUATIONS_AFTER] = evaluation_panels({m for run in runs for m in run.members})
+    for name in options.also:
+        if not any(run.has(name, options.since) for run in runs):
+            known = sorted({m for run in runs for m in run.members})
+            raise UserError(f"--also {name}: no log has numbers of that name; there are {', '.join(known)}")
+    panels = [p for p in panels if any(run.has(m, options.since) for m, _, _ in p[1] for run in runs)]
+    if not panels:
+        raise UserError(f"--since {options.since}: no log has anything from that step on")
+    return panels
+
+
+def colors_of(count):
+    import matplotlib
+
+    if count <= 10:
+        return [matplotlib.colormaps["tab10"](i) for i in range(count)]
+    return [matplotlib.colormaps["turbo"](0.05 + 0.9 * i / (count - 1)) for i in range(count)]
+
+
+def draw(runs, options):
+    try:
+        import matplotlib
+    except ImportError:
+        raise UserError("the Python package 'matplotlib' is missing; install it with: pip install matplotlib")
+    matplotlib.use("Agg")
+    matplotlib.rcParams["svg.hashsalt"] = "plot"  # the same log gives the same file
+    import matplotlib.pyplot as plt
+    from matplotlib.lines import Line2D
+
+    panels, axis, colors = panels_of(runs, options), Axis(options.x, runs), colors_of(len(runs))
+    columns = len(panels) if len(panels) <= 2 else 2 if len(panels) <= 4 else 3
+    rows = -(-len(panels) // columns)
+    width, name_width = 4.6 * columns, 0.75 + 0.085 * max(len(run.name) for run in runs)
+    legend_columns = max(1, min(len(runs), int(width / name_width)))
+    legend_height = 0.2 * -(-len(runs) // legend_columns) + 0.15
+    height = 3.0 * rows + legend_height
+    figure, plots = plt.subplots(rows, columns, figsize=(width, height), squeeze=False, sharex=True)
+    plots = plots.ravel()
+    for plot, panel in zip(plots, panels):
+        draw_panel(plot, panel, runs, colors, axis, options)
+    for i, plot in enumerate(plots):
+        plot.set_visible(i < len(panels))
+        plot.tick_params(labelbottom=True)
+        if i + columns >= len(panels):
+            plot.set_xlabel(axis.label, fontsize=9)
+    names = [Line2D([], [], color=color, linewidth=2.5) for color in colors]
+    figure.legend(
+        names,
+        [run.name for run in runs],
+        loc="upper center",
+        ncols=legend_columns,
+        frameon=False,
+        fontsize=9,
+        bbox_to_anchor=(0.5, 1),
+    )
+    figure.tight_layout(rect=(0, 0, 1, 1 - legend_height / height), h_pad=1.5, w_pad=1.2)
+    write_picture(figure, options.output)
+    plt.close(figure)
+    print(f"{options.output}: {len(panels)} panels of {len(runs)} {'run' if len(runs) == 1 else 'runs'}")
+
+
+def write_picture(figure, path):
+    """Complete or not at all, as pictures are looked at while runs go on."""
+    kind = path.rsplit(".", 1)[1].lower()
+    undated = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}.get(kind)
+    temporary = f"{path}.tmp{os.getpid()}"
+    try:
+        figure.savefig(temporary, format=kind, dpi=130, metadata=undated)
+        os.replace(temporary, path)
+    except OSError as e:
+        e.filename = path
+        raise
+    finally:
+        if os.path.exists(temporary):
+            os.remove(temporary)
+
+
+# ----------------------------------------------------------------------------------------------------------
+# TensorBoard
+
+
+def event_classes():
+    """(EventFileWriter, Event, Summary) of whichever package is there; both have the same ones."""
+    try:
+        from tensorboard.compat.proto import event_pb2, summary_pb2
+        from tensorboard.summary.writer.event_file_writer import EventFileWriter
+    except ImportError:
+        try:
+            from tensorboardX.event_file_writer import EventFileWriter
+            from tensorboardX.proto import event_pb2, summary_pb2
+        except ImportError:
+            raise UserError(
+                "--tensorboard needs the Python package 'tensorboard'; install it with: pip install tensorboard"
+            )
+    return EventFileWriter, event_pb2.Event, summary_pb2.Summary
+
+
+def export_events(run, folder, since):
+    """Every number of a log, at the time when its step ended if the run went on without a break until its last line."""
+    writer_class, event_class, summary_class = event_classes()
+    os.makedirs(folder, exist_ok=True)
+    for path in glob.glob(os.path.join(glob.escape(folder), "events.out.tfevents.*" + EVENTS_SUFFIX)):
+        os.remove(path)
+    writer = writer_class(folder, filename_suffix=EVENTS_SUFFIX)
+    begun, count = run.modified - 3600 * run.hours[-1], 0
+    by_step = {}
+    for member in run.members:
+        for step, value in zip(*run.series(member, since)):
+            if math.isfinite(value):
+                by_step.setdefault(step, []).append((member, value))
+    passed = 0
+    for step in sorted(by_step):
+        while passed + 1 < len(run.steps) and run.steps[passed + 1] <= step:
+            passed += 1
+        values = [summary_class.Value(tag=member, simple_value=value) for member, value in by_step[step]]
+        time = begun + 3600 * run.hours[passed]
+        writer.add_event(event_class(wall_time=time, step=step, summary=summary_class(value=values)))
+        count += len(values)
+    writer.close()
+    return count
+
+
+def export(runs, options):
+    for run in runs:
+        folder = os.path.join(options.tensorboard, run.name)
+        count = export_events(run, folder, options.since)
+        print(f"{folder}: {count} scalars of {len(run.members)} names")
+
+
+# ----------------------------------------------------------------------------------------------------------
+# Command line
+
+
+class Parser(argparse.ArgumentParser):
+    def error(self, message):
+        raise UserError(f"{message}; --help lists the options")
+
+
+def whole_number(least):
+    def parse(text):
+        if not re.fullmatch(r"\d{1,15}", text) or int(text) < least:
+            raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from {least}")
+        return int(text)
+
+    return parse
+
+
+def parse(arguments):
+    parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False)
+    parser.add_argument("runs", nargs="+", metavar="RUN", help="a run's output directory, or its log.jsonl")
+    parser.add_argument("--output", metavar="FILE", help=".png, .svg or .pdf (default: plot.png beside the first log)")
+    parser.add_argument(
+        "--x", choices=("step", "tokens", "hours"), default="step", help="what lies below (default: step)"
+    )
+    parser.add_argument("--since", type=whole_number(0), default=0, metavar="STEP", help="leave out what came before")
+    parser.add_argument(
+        "--smooth",
+        type=whole_number(1),
+        metavar="N",
+        help="steps in a running mean (default: a 25th of the run); 1: none",
+    )
+    parser.add_argument(
+        "--also", action="append", default=[], metavar="MEMBER", help="one more panel, of this member of the log"
+    )
+    parser.add_argument(
+        "--tensorboard",
+        metavar="DIR",
+        help="export to TensorBoard, DIR/RUN each; plots only where --output is given too",
+    )
+    options = parser.parse_args(arguments)
+    if options.output is not None and options.output.rpartition(".")[2].lower() not in FORMATS:
+        raise UserError(f"--output {options.output}: must end in .{', .'.join(FORMATS)}")
+    return options
+
+
+def main(arguments):
+    try:
+        options = parse(arguments)
+        runs = read_runs(options.runs)
+        if options.tensorboard is not None:
+            export(runs, options)
+        if options.output is not None or options.tensorboard is None:
+            options.output = options.output or os.path.join(os.path.dirname(runs[0].log), "plot.png")
+            draw(runs, options)
+    except UserError as e:
+        print("error: " + " ".join(str(e).split()), file=sys.stderr)
+        return USAGE
+    except OSError as e:
+        print(f"error: {e.filename or options.output}: cannot be written: {e.strerror}", file=sys.stderr)
+        return FAILED if e.errno in (errno.ENOSPC, errno.EIO) else USAGE
+    except KeyboardInterrupt:
+        print("error: interrupted", file=sys.stderr)
+        return FAILED
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

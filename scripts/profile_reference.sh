@@ -1,0 +1,88 @@
+#!/usr/bin/env bash
+# The set-ups of published profiles with our trainers on one GPU: builds them, runs each with --profile, and writes the
+# pages that put both side by side (scripts/profile_reference.py): dev/results/profile_*.md.
+#
+#     bash scripts/profile_reference.sh [--only "bert gpt2 transformer"] [--fp32] [--out FOLDER] [--pages FOLDER]
+#
+#   --only     set-ups to run: BERT with two layers, GPT-2 124M, the "2.7B" transformer in three modes; default all.
+#              Pages are made of all runs that lie in FOLDER, earlier ones too
+#   --fp32     the transformer's modes in fp32 too, which its published profile is in
+#   --out      where the runs go (default out/profile_reference): profile/ and log.jsonl of each are kept
+#   --pages    where the pages go (default dev/results)
+#
+# Needs nvcc, a GPU of 80 GB and, where the transformer's last checkpoint is written, 40 GB of disk for a minute. BERT's
+# sentences are made by PYTHON (default python3), which must have numpy. GPU_CHECK_COMMIT names the sources where git
+# cannot; else the first line of .commit. Exit status 0 only if every run and the pages were made.
+set -u
+cd "$(dirname "$0")/.."
+only="bert gpt2 transformer" precisions=bf16 out=out/profile_reference pages=dev/results
+usage="usage: profile_reference.sh [--only 'bert gpt2 transformer'] [--fp32] [--out FOLDER] [--pages FOLDER]"
+while [ $# -gt 0 ]; do
+    case $1 in
+        --only) only=${2:?$usage}; shift 2 ;;
+        --fp32) precisions="bf16 fp32"; shift ;;
+        --out) out=${2:?$usage}; shift 2 ;;
+        --pages) pages=${2:?$usage}; shift 2 ;;
+        --help) sed -n '2,/^set/s/^# \{0,1\}//p' "$0"; exit 0 ;;
+        *) echo "$usage" >&2; exit 2 ;;
+    esac
+done
+for name in $only; do
+    case $name in
+        bert | gpt2 | transformer) ;;
+        *) echo "error: --only $name: is none of bert, gpt2, transformer" >&2; exit 2 ;;
+    esac
+done
+python=${PYTHON:-python3} failed=0
+commit=${GPU_CHECK_COMMIT:-$(git rev-parse --short HEAD 2>/dev/null || head -n 1 .commit 2>/dev/null)}
+mkdir -p "$out" "$pages" || exit 1
+
+give_up() { echo "error: $1" >&2; exit 1; }
+build() { # make's arguments
+    make -s "$@" >"$out/build.log" 2>&1 && return
+    tail -n 20 "$out/build.log" >&2
+    give_up "make $* failed; the whole log is $out/build.log"
+}
+# Enough steps for matmuls to be chosen and clocks to settle, then the profiled ones, then some to compare them with.
+common=(-v 0 -s 0 -n 0 -x 20 --profile 5 --overwrite 1)
+profile() { # name, command...
+    local name=$1
+    shift
+    set -- "$@" "${common[@]}" -o "$out/$name"
+    echo "$*"
+    rm -rf "${out:?}/$name"
+    if ! "$@" >"$out/$name.log" 2>&1 || [ ! -f "$out/$name/profile/kernels.csv" ]; then
+        failed=1
+        echo "FAIL $name: no profile; the end of $out/$name.log:"
+        tail -n 5 "$out/$name.log"
+        rm -rf "${out:?}/$name"
+    fi
+    # The model that a run leaves is of no use.
+    find "$out" -mindepth 2 -maxdepth 2 -path "$out/$name/*" ! -name profile ! -name log.jsonl -exec rm -rf {} +
+}
+
+build train_gpt2cu train_bertcu data/builtin/train.bin
+[[ $precisions$only != *fp32*transformer* ]] || build PRECISION=fp32 build/fp32/train_gpt2cu
+for name in $only; do
+    case $name in
+        bert)
+            "$python" -c 'import numpy' 2>/dev/null || give_up "$python has no numpy; PYTHON=... names one that has"
+            "$python" dev/reference/make_sentences.py "$out/sentences.bin" --shortest 128 || exit 1
+            profile bert_two_layers ./train_bertcu -e L=2,C=1024,NH=16,T=512,V=30522 -b 4 -t 128 \
+                -i "$out/sentences.bin" --optimizer lamb --dropout 0.1 --short-sequences 0
+            ;;
+        gpt2) profile gpt2_124m ./train_gpt2cu -e d12 -b 64 -t 1024 ;;
+        transformer)
+            for precision in $precisions; do
+                trainer=./train_gpt2cu end=
+                [ $precision = bf16 ] || trainer=build/$precision/train_gpt2cu end=_$precision
+                for mode in forward backward train; do
+                    profile transformer_$mode$end "$trainer" -e L=32,C=2560,NH=32,V=10000,T=512,tied=0 -b 4 -t 512 \
+                        --mode $mode
+                done
+            done
+            ;;
+    esac
+done
+python3 scripts/profile_reference.py "$out" --pages "$pages" --commit "${commit:-not recorded}" || failed=1
+exit $failed
