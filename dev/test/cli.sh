@@ -206,16 +206,20 @@ verdict 'NaN: skip goes on' "$why"
 # ---------------------------------------------------------------------------------------------------------
 # Loss scaling
 
-run "${TINY[@]}" -x 5 --loss-scale dynamic --loss-scale-start 3e38 -o "$box/overflow"
+# How large the gradients are, and with it which steps overflow after the first, follows the corpus: each step's scale is
+# held against the one before.
+run "${TINY[@]}" -x 8 --loss-scale dynamic --loss-scale-start 3e38 -o "$box/overflow"
 why=$(ended_with 0)
 [ -n "$why" ] || [ ! -s "$work/stderr" ] || why="stderr is not empty: $(head -n 1 "$work/stderr")"
-grep -q '^step 1/5 .*norm inf .*gradients overflowed: update left out' "$work/stdout" || why=${why:-'no word of the overflow'}
-[ "$(grep -c overflowed "$work/stdout")" -eq 1 ] || why=${why:-'not one step left out'}
-grep -Eq '^\{"step": 1, "loss": [0-9.]+, .*"grad_norm": null, .*"loss_scale": 3[0-9.]*e\+38\}$' "$box/overflow/log.jsonl" ||
-    why=${why:-'step 1 is not logged with its scale'}
-grep -Eq '^\{"step": 2, "loss": [0-9.]+, .*"grad_norm": [0-9.]+, .*"loss_scale": 1\.5[0-9]*e\+38\}$' "$box/overflow/log.jsonl" ||
-    why=${why:-'step 2 has not half the scale'}
-grep -q '"updates": 4, "loss_scale": [0-9.e+]*, "loss_scale_good_steps": 4' "$box/overflow/ckpt/00000005/trainer.json" ||
+grep -q '^step 1/8 .*norm inf .*gradients overflowed: update left out' "$work/stdout" || why=${why:-'no word of the overflow'}
+overflows=$(grep -c overflowed "$work/stdout")
+wrong=$(sed -nE 's/.*"grad_norm": (null|[0-9.]+), .*"loss_scale": ([0-9.e+]+)\}$/\1 \2/p' "$box/overflow/log.jsonl" |
+    awk -v overflows="$overflows" 'BEGIN { scale = 3e38 }
+        { if ($2 / scale < 0.999 || $2 / scale > 1.001) printf "step %d has scale %s; ", NR, $2 }
+        $1 == "null" { scale /= 2; nulls++ }
+        END { if (NR != 8 || nulls != overflows) printf "%d steps logged, %d of them overflows", NR, nulls }')
+why=${why:-$wrong}
+grep -q "\"updates\": $((8 - overflows)), \"loss_scale\": [0-9.e+]*, \"loss_scale_good_steps\": [0-9]" "$box/overflow/ckpt/00000008/trainer.json" ||
     why=${why:-'the checkpoint does not hold the scale and the number of updates'}
 verdict 'loss scale: an overflow halves it and leaves the step out' "$why"
 run "${TINY[@]}" -x 6 --loss-scale dynamic --loss-scale-start 64 --loss-scale-growth 2 -o "$box/growth"
