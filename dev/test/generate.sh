@@ -70,7 +70,9 @@ equal 'all that make 1' "$(text "${G[@]}" --top-p 1)" "$(text "${G[@]}")"
 different 'other seeds' "$(text "${G[@]}" --seed 1)" "$(text "${G[@]}" --seed 2)"
 different 'temperatures' "$(text "${G[@]}" --temperature 0.5)" "$(text "${G[@]}" --temperature 2)"
 different 'few candidates, all' "$(text "${G[@]}" --top-p 0.5)" "$(text "${G[@]}")"
-different 'what is said depends on the prompt' "$(text "${G[@]}" --prompt 'int (' | tail -c 40)" "$(text "${G[@]}" --prompt 'for (' | tail -c 40)"
+# A small model forgets its prompt soon, and which prompts lead to the same text follows the corpus: not all of ten do.
+texts=$(for prompt in a e r s t '(' ' ' '#' '/' ';'; do text "${G[@]}" --prompt "$prompt" | tail -c +2 | md5sum; done | sort -u | wc -l)
+verdict 'what is said depends on the prompt' "$([ "$texts" -gt 1 ] || echo 'all of ten texts are the same')"
 equal 'two threads' "$(OMP_NUM_THREADS=2 text "${G[@]}" --prompt 'int ')" "$(text "${G[@]}" --prompt 'int ')"
 equal 'a run that is gone on from' "$(text -y 1 -o "$box/tied" --generate 50 --temperature 0 --prompt 'int ')" "$greedy"
 
