@@ -484,7 +484,7 @@ static void test_parts(Tests* t, const char* directory) {
 
 static Config tiny_config(double dropout) {
     Config c = config_from_descriptor("L=2,C=36,NH=3,V=53,T=19,F=100", 0);
-    c.hidden_dropout = c.attention_dropout = dropout;
+    c.hidden_dropout = c.attention_dropout = c.classifier_dropout = dropout;
     c.init_range = 0.2;  // far from zero, so that every path of the gradient matters
     return c;
 }
@@ -725,13 +725,25 @@ static void test_memory(Tests* t) {
 // Finite differences of the whole model: sharp in the double build, so it runs only there
 
 #ifdef REAL_DOUBLE
-static void test_finite_differences(Tests* t, double dropout, Gelu gelu, int next) {
+// Targets of a task in place of masks.
+static void tiny_targets(MlmBatch* b, Task task) {
+    b->masked = 0;
+    for (int s = 0; s < b->count; s++)
+        for (int k = 0; k < (task == TASK_ANSWER ? 2 : 1); k++)
+            batch_mask(b, b->cu_seqlens[s], task == TASK_ANSWER ? 1 + s + 3 * k : s % 3);
+}
+
+static void test_finite_differences(Tests* t, double dropout, Gelu gelu, int next, Task task) {
+    static const char* const names[] = {"masked loss", "classes", "answers"};
     Config config = tiny_config(dropout);
     config.gelu = gelu;
     config.next = next;
+    config.task = task;
+    config.outputs = task == TASK_CLASSIFY ? 3 : task == TASK_ANSWER ? 2 : 0;
     Bench* b = bench_open(config, TINY_COUNT, TINY_T, TINY_COUNT * TINY_T, 0, 7);
     Model* m = &b->m;
     tiny_batch(&b->batch, 0, TINY_COUNT);
+    if (task) tiny_targets(&b->batch, task);
     for (int k = 0; k < m->table.count; k++) {  // biases and layernorms away from their 0 and 1
         const Tensor* tensor = &m->table.tensors[k];
         for (size_t i = tensor->offset; i < tensor->offset + tensor_elements(tensor); i++)
@@ -763,7 +775,7 @@ static void test_finite_differences(Tests* t, double dropout, Gelu gelu, int nex
     }
     char name[192];
     snprintf(name, sizeof name, "finite differences, dropout %g, %s, %s (worst in %s)", dropout,
-             gelu == GELU_TANH ? "tanh" : "erf", next ? "both losses" : "masked loss", where);
+             gelu == GELU_TANH ? "tanh" : "erf", next ? "both losses" : names[task], where);
     report(t, worst <= tolerance, name, worst, tolerance);
     free(analytic);
     bench_close(b);
@@ -838,9 +850,12 @@ int main(int argc, char** argv) {
     test_ops(&t);
     test_memory(&t);
 #ifdef REAL_DOUBLE
-    test_finite_differences(&t, 0.15, GELU_ERF, 1);
-    test_finite_differences(&t, 0, GELU_TANH, 1);
-    test_finite_differences(&t, 0.15, GELU_ERF, 0);
+    test_finite_differences(&t, 0.15, GELU_ERF, 1, TASK_PRETRAIN);
+    test_finite_differences(&t, 0, GELU_TANH, 1, TASK_PRETRAIN);
+    test_finite_differences(&t, 0.15, GELU_ERF, 0, TASK_PRETRAIN);
+    test_finite_differences(&t, 0.15, GELU_ERF, 0, TASK_CLASSIFY);
+    test_finite_differences(&t, 0, GELU_TANH, 0, TASK_CLASSIFY);
+    test_finite_differences(&t, 0.15, GELU_ERF, 0, TASK_ANSWER);
 #endif
     printf("%d passed, %d failed\n", t.passed, t.failed);
     return t.failed != 0;

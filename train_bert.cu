@@ -1,4 +1,5 @@
-/* Pre-train BERT, from scratch or from a Hugging Face directory, on the CPU (gcc) or the GPU (nvcc): one source.
+/* Pre-train BERT, from scratch or from a Hugging Face directory, or fine-tune it to classify texts or to find answers in
+ * them, on the CPU (gcc) or the GPU (nvcc): one source.
  *
  * Read it from top to bottom: the model's configuration, its tables of tensors, the forward pass, the backward pass,
  * then the settings and main(). A transformer block is two lists of ops, forward_block() and backward_block(); each
@@ -34,6 +35,8 @@
 #include "llmc/run/session.h"         // where a run stands, checkpoints, resume
 #include "llmc/run/settings.h"        // flags that all trainers share
 #include "llmc/run/steps.h"           // steps launched ahead, their results
+#include "llmc/run/task_head.h"       // what fine-tuning puts on the encoder
+#include "llmc/run/tasks.h"           // its examples and scores
 #include "llmc/run/tensors.h"         // one table for tensors
 
 // ---------------------------------------------------------------------------------------------------------
@@ -51,6 +54,7 @@ typedef struct {
     Affine transform, lnt;  // before the decoder, whose weight is `word`
     floatX* decoder_bias;   // [Vp]
     Affine pooler, next;    // what says whether the second segment follows the first
+    Affine output;          // of a task, instead of all heads above
     const real *ln0_exact, *lnt_exact;
     BlockParams* h;
 } Params;
@@ -64,15 +68,14 @@ typedef struct {
     real *word, *position, *type;
     AffineGradient ln0, transform, lnt;
     real* decoder_bias;
-    AffineGradient pooler, next;
+    AffineGradient pooler, next, output;
     BlockGradients* h;
 } Gradients;
 
 // Symbols of the tables' dimensions; ONE_DIM ends the shape of a vector.
 // clang-format off
 enum { ONE_DIM, DIM_V, DIM_VP, DIM_T, DIM_TYPES, DIM_C, DIM_3C, DIM_F, DIM_N, DIM_NH, DIM_M, DIM_S, DIM_NEXT,
-       DIM_LOSSES, DIMS };
-
+       DIM_LOSSES, DIM_K, DIM_KP, DIM_ROWS, DIM_OUT, DIMS };
 
 static const TensorRow EMBEDDING_ROWS[] = {
     // name in files                                             field                               shape                 stored           initial values  decay
@@ -107,11 +110,20 @@ static const TensorRow HEAD_ROWS[] = {
     {"cls.predictions.transform.LayerNorm.weight",                 offsetof(Params, lnt.w),            {DIM_C},            OWN,     0,      INIT_ONE,       0, AS_IN_MEMORY, offsetof(Params, lnt_exact)},
     {"cls.predictions.transform.LayerNorm.bias",                   offsetof(Params, lnt.b),            {DIM_C},            OWN,     0,      INIT_ZERO,      0},
 };
-static const TensorRow NEXT_ROWS[] = {  // only with next-sentence prediction
+static const TensorRow POOLER_ROWS[] = {  // only with next-sentence prediction and where texts are classified
     {"bert.pooler.dense.weight",                                   offsetof(Params, pooler.w),         {DIM_C, DIM_C},     OWN,     0,      INIT_NORMAL,    1},
     {"bert.pooler.dense.bias",                                     offsetof(Params, pooler.b),         {DIM_C},            OWN,     0,      INIT_ZERO,      0},
+};
+static const TensorRow NEXT_ROWS[] = {  // only with next-sentence prediction
     {"cls.seq_relationship.weight",                                offsetof(Params, next.w),           {DIM_NEXT, DIM_C},  OWN,     0,      INIT_NORMAL,    1},
     {"cls.seq_relationship.bias",                                  offsetof(Params, next.b),           {DIM_NEXT},         OWN,     0,      INIT_ZERO,      0},
+};
+static const TensorRow TASK_ROWS[][2] = {  // in the order of tasks, instead of all heads above
+    {{NULL}},
+    {{"classifier.weight",                                         offsetof(Params, output.w),         {DIM_K, DIM_C},     OWN,     DIM_KP, INIT_NORMAL,    1},
+     {"classifier.bias",                                           offsetof(Params, output.b),         {DIM_K},            OWN,     DIM_KP, INIT_ZERO,      0}},
+    {{"qa_outputs.weight",                                         offsetof(Params, output.w),         {DIM_K, DIM_C},     OWN,     DIM_KP, INIT_NORMAL,    1},
+     {"qa_outputs.bias",                                           offsetof(Params, output.b),         {DIM_K},            OWN,     DIM_KP, INIT_ZERO,      0}},
 };
 // clang-format on
 
@@ -141,15 +153,19 @@ typedef struct {
     int L, NH, C, F, V, T, types;  // T: positions, the longest sequence the model knows
     int padding;                   // the token that stands for none, whose embedding is not trained; -1: there is none
     int next;                      // 1: next-sentence prediction
+    Task task;
+    int outputs;  // of a task: classes, or the two ends of an answer
     Gelu gelu;
     double eps, init_range;
-    double hidden_dropout, attention_dropout;
+    double hidden_dropout, attention_dropout, classifier_dropout;
 } Config;
 
 typedef struct {
     Config config;
-    int B, T, N, M, S;  // the largest micro-batch: B rows of T tokens; N tokens, M of them masked, in S sequences
-    int Vp;             // stored rows of the vocabulary
+    // The largest micro-batch: B rows of T tokens; N tokens in S sequences; M rows with logits: the masked tokens, for a
+    // task the sequences, or all tokens.
+    int B, T, N, M, S;
+    int Vp;  // stored rows of the vocabulary
     int recompute;
     TensorTable table;  // of the parameters; gradients and moments lie the same way
     floatX* params;
@@ -160,6 +176,7 @@ typedef struct {
     floatX* acts_buffer;
     real* stats_buffer;
     Acts a;
+    TaskHead head;
     ExactParameters exact;
     Reduction* reduction;    // NULL: one rank
     const real* master;      // the parameters in full precision; NULL: there are none
@@ -207,7 +224,7 @@ static void forward_block(Model* m, int l, const Sequences* s, Context* ctx) {
 }
 
 // Up to the last block's layernorm [N, C].
-static void forward(Model* m, const MlmInput* in, Context* ctx) {
+static void forward_encoder(Model* m, const MlmInput* in, Context* ctx) {
     const Config* c = &m->config;
     const Sequences* s = &in->sequences;
     EmbeddingNorm start = {{m->p.word, m->p.position, m->p.type},
@@ -242,6 +259,20 @@ static void forward_next(Model* m, const MlmInput* in, Context* ctx) {
     int S = in->sequences.count, C = m->config.C;
     gather_forward(m->a.first, input_of(m, m->config.L), in->sequences.cu_seqlens, S, C, ctx);
     matmul_forward(m->a.pooled, m->a.first, m->p.pooler, S, C, C, SET, ctx);
+}
+
+static Dropout task_dropout(Model* m, const MlmInput* in) {
+    const Sequences* s = task_first_rows(&m->head, in);
+    double p = m->config.classifier_dropout;
+    return m->training ? dropout_make(p, m->seed, m->step, 0, SITE_DROPOUT_POOLED, s) : dropout_none(s);
+}
+
+// Up to the logits of all heads.
+static void forward(Model* m, const MlmInput* in, Context* ctx) {
+    forward_encoder(m, in, ctx);
+    if (m->config.task) task_forward(&m->head, input_of(m, m->config.L), in, task_dropout(m, in), ctx);
+    else forward_masked(m, in, ctx);
+    if (m->config.next) forward_next(m, in, ctx);
 }
 
 // ---------------------------------------------------------------------------------------------------------
@@ -332,18 +363,20 @@ static void backward(Model* m, const MlmInput* in, Mode mode, Context* ctx) {
     Rows rows = {s->rows, c->C};
 
     scope_at(ctx, BACKWARD, -1);
-    backward_masked(m, in, mode, ctx);
+    if (c->task) task_backward(&m->head, m->a.dx, input_of(m, c->L), in, task_dropout(m, in), mode, ctx);
+    else backward_masked(m, in, mode, ctx);
     if (c->next) backward_next(m, in, mode, ctx);
     for (int l = c->L - 1; l >= 0; l--) backward_block(m, l, s, mode, ctx);
     scope_at(ctx, BACKWARD, -1);
     layernorm_dropout_backward(m->a.dx, m->g.ln0, m->a.dx, m->a.embedded, m->a.ln0_stats, m->p.ln0.w, rows,
                                dropout_at(m, s, 0, SITE_DROPOUT_EMBEDDING), mode, ctx);
-    // The decoder has already written the word embedding's gradient.
-    embedding_backward(dtables, m->a.dx, in->tokens, in->types, s, sizes, dropout_none(s), ADD, mode, ctx);
+    // The decoder, where there is one, has already written the word embedding's gradient.
+    embedding_backward(dtables, m->a.dx, in->tokens, in->types, s, sizes, dropout_none(s), c->task ? mode : ADD, mode,
+                       ctx);
 }
 
 // ---------------------------------------------------------------------------------------------------------
-// Losses: the mean over masked tokens, and with next-sentence prediction the mean over sequences too
+// Losses: the mean over masked tokens, and with next-sentence prediction the mean over sequences too; or a task's
 
 static NextSentenceLoss next_loss(const Model* m, const MlmInput* in, MlmScales scales) {
     NextSentenceLoss loss = {m->a.next_logits, &m->a.loss[1], &m->a.right[1],
@@ -358,12 +391,14 @@ static void evaluate_batch(Model* m, const MlmInput* in, MlmScales scales, Mode 
     ClassifierLosses losses = {m->a.losses, &m->a.loss[0], scales.masked, mode};
     m->training = 0;
     forward(m, in, ctx);
-    forward_masked(m, in, ctx);
+    if (m->config.task) {
+        task_loss(&m->head, in, scales.masked, NULL, FORWARD, mode, ctx);
+        return;
+    }
     classifier_forward(losses, m->a.logits, in->masked_targets, M, m->config.V, m->Vp, ctx);
     accuracy_forward(&m->a.right[0], m->a.logits, in->masked_targets, M, m->config.V, m->Vp, mode, ctx);
-    if (!m->config.next) return;
-    forward_next(m, in, ctx);
-    next_sentence_forward(next_loss(m, in, scales), m->a.pooled, m->p.next, S, m->config.C, mode, ctx);
+    if (m->config.next)
+        next_sentence_forward(next_loss(m, in, scales), m->a.pooled, m->p.next, S, m->config.C, mode, ctx);
 }
 
 // The losses with dropout, and with the gradients of all parameters, *m->loss_scale times too large, which `mode` writes
@@ -374,10 +409,9 @@ static void train_batch(Model* m, const MlmInput* in, uint64_t step, MlmScales s
     m->training = 1;
     m->step = step;
     forward(m, in, ctx);
-    forward_masked(m, in, ctx);
-    if (m->config.next) forward_next(m, in, ctx);
     scope_at(ctx, BACKWARD, -1);
-    classifier_backward(losses, m->a.logits, in->masked_targets, m->loss_scale, M, m->config.V, m->Vp, ctx);
+    if (m->config.task) task_loss(&m->head, in, scales.masked, m->loss_scale, BACKWARD, mode, ctx);
+    else classifier_backward(losses, m->a.logits, in->masked_targets, m->loss_scale, M, m->config.V, m->Vp, ctx);
     if (m->config.next)
         next_sentence_backward(m->a.pooled, m->g.next, m->g.pooler.b, next_loss(m, in, scales), m->p.next, S,
                                m->config.C, mode, ctx);
@@ -395,11 +429,31 @@ static void model_plan(Model* m, Config config, int B, int T, int M, int S, int 
     m->B = B, m->T = T, m->N = B * T, m->M = M, m->S = S;
     m->Vp = (int)round_up((size_t)config.V, 128);
     m->recompute = recompute;
-    int dims[DIMS] = {1,         config.V, m->Vp, config.T, config.types, config.C, 3 * config.C, config.F, m->N,
-                      config.NH, M,        S,     2,        STEP_LOSSES};
+    int is_task = config.task != TASK_PRETRAIN, Kp = task_stored_outputs(config.outputs), masked = is_task ? 0 : M;
+    int dims[DIMS] = {1,
+                      config.V,
+                      m->Vp,
+                      config.T,
+                      config.types,
+                      config.C,
+                      3 * config.C,
+                      config.F,
+                      m->N,
+                      config.NH,
+                      masked,
+                      S,
+                      2,
+                      STEP_LOSSES,
+                      config.outputs,
+                      Kp,
+                      M,
+                      is_task ? Kp : m->Vp};
     tensors_add(&m->table, EMBEDDING_ROWS, COUNT_OF(EMBEDDING_ROWS), dims, -1);
     for (int l = 0; l < config.L; l++) tensors_add(&m->table, BLOCK_ROWS, COUNT_OF(BLOCK_ROWS), dims, l);
-    tensors_add(&m->table, HEAD_ROWS, COUNT_OF(HEAD_ROWS), dims, -1);
+    if (!is_task) tensors_add(&m->table, HEAD_ROWS, COUNT_OF(HEAD_ROWS), dims, -1);
+    if (config.next || config.task == TASK_CLASSIFY)
+        tensors_add(&m->table, POOLER_ROWS, COUNT_OF(POOLER_ROWS), dims, -1);
+    if (is_task) tensors_add(&m->table, TASK_ROWS[config.task], COUNT_OF(TASK_ROWS[0]), dims, -1);
     if (config.next) tensors_add(&m->table, NEXT_ROWS, COUNT_OF(NEXT_ROWS), dims, -1);
     tensors_finish(&m->table);
 
@@ -423,7 +477,7 @@ static void model_plan(Model* m, Config config, int B, int T, int M, int S, int 
         {"transform_pre", offsetof(Acts, transform_pre), {DIM_M, DIM_C}},
         {"transform",     offsetof(Acts, transform),     {DIM_M, DIM_C}},
         {"lnt",           offsetof(Acts, lnt),           {DIM_M, DIM_C}},
-        {"logits",        offsetof(Acts, logits),        {DIM_M, DIM_VP}},
+        {"logits",        offsetof(Acts, logits),        {DIM_ROWS, DIM_OUT}},
         {"first",         offsetof(Acts, first),         {DIM_S, DIM_C}},
         {"pooled",        offsetof(Acts, pooled),        {DIM_S, DIM_C}},
         {"dx",            offsetof(Acts, dx),            {DIM_N, DIM_C}},
@@ -448,7 +502,7 @@ static void model_plan(Model* m, Config config, int B, int T, int M, int S, int 
         {"lnt_mean",      offsetof(Acts, lnt_stats.mean),      {DIM_M}},
         {"lnt_rstd",      offsetof(Acts, lnt_stats.rstd),      {DIM_M}},
         {"next_logits",   offsetof(Acts, next_logits),         {DIM_S, DIM_NEXT}},
-        {"losses",        offsetof(Acts, losses),              {DIM_M}},
+        {"losses",        offsetof(Acts, losses),              {DIM_ROWS}},
         {"loss",          offsetof(Acts, loss),                {DIM_LOSSES}},
         {"right",         offsetof(Acts, right),               {DIM_LOSSES}},
     };
@@ -469,8 +523,8 @@ static MemoryPlan model_memory(const Model* m, UpdateSettings update, const Cont
     AttentionShape shape = {c->NH, c->C / c->NH, FULL, dropout_make(c->attention_dropout, 0, 0, 0, 0, NULL)};
     EmbeddingSizes tables = {m->Vp, c->T, c->types, c->C, c->padding};
     StepSizes step = {shape, tables, m->N, m->S, m->T, m->S, m->M, c->F, next_sentence_scratch_bytes(m->S, c->C)};
-    return plan_make(&m->table, &m->acts_table, &m->stats_table, update,
-                     mlm_loader_ints(m->N, m->M, m->S) * sizeof(int), &step, ctx);
+    size_t ints = mlm_loader_ints(m->N, m->M, m->S) + task_head_ints(c->task, m->S);
+    return plan_make(&m->table, &m->acts_table, &m->stats_table, update, ints * sizeof(int), &step, ctx);
 }
 
 static void model_alloc(Model* m, uint64_t seed, Context* ctx) {
@@ -488,6 +542,9 @@ static void model_alloc(Model* m, uint64_t seed, Context* ctx) {
     tensors_bind(&m->table, m->grads, sizeof(real), &m->g, m->g.h, sizeof(BlockGradients));
     tensors_bind(&m->acts_table, m->acts_buffer, sizeof(floatX), &m->a, m->a.h, sizeof(BlockActs));
     tensors_bind(&m->stats_table, m->stats_buffer, sizeof(real), &m->a, m->a.h, sizeof(BlockActs));
+    TaskLayers layers = {m->p.pooler, m->p.output, m->g.pooler, m->g.output};
+    TaskBuffers buffers = {m->a.first, m->a.pooled, m->a.dfirst, m->a.logits, m->a.losses, &m->a.loss[0]};
+    task_head_open(&m->head, c->task, c->outputs, c->C, m->S, layers, buffers, ctx);
 }
 
 static void model_forget_plan(Model* m) {
@@ -495,6 +552,7 @@ static void model_forget_plan(Model* m) {
 }
 
 static void model_free(Model* m) {
+    task_head_close(&m->head);
     exact_close(&m->exact, &m->table);
     device_free(m->params, m->table.elements * sizeof(floatX));
     device_free(m->grads, m->table.elements * sizeof(real));
@@ -540,7 +598,7 @@ static void config_check(const Config* c, const char* source) {
 static Config config_from_descriptor(const char* text, int data_V) {
     static const char* const published[][2] = {{"bert-base", "L=12,NH=12,C=768,V=30522,T=512"},
                                                {"bert-large", "L=24,NH=16,C=1024,V=30522,T=512"}};
-    Config c = {4, 4, 128, 0, data_V, 128, 2, 0, 1, GELU_ERF, 1e-12, 0.02, 0, 0};
+    Config c = {4, 4, 128, 0, data_V, 128, 2, 0, 1, TASK_PRETRAIN, 0, GELU_ERF, 1e-12, 0.02, 0, 0, 0};
     const ConfigSize sizes[] = {{"L", &c.L}, {"C", &c.C}, {"NH", &c.NH}, {"V", &c.V}, {"T", &c.T}, {"F", &c.F}};
     const char* expanded = text;
     for (size_t i = 0; i < COUNT_OF(published); i++)
@@ -566,7 +624,10 @@ static Config config_read(const char* path) {
     config_expect(json.root, "position_embedding_type", "absolute", path);
     c.gelu = config_gelu(json.root, "hidden_act", "gelu", path);
     config_rows_read(&c, CONFIG_ROWS, COUNT_OF(CONFIG_ROWS), json.root, path);
-    c.next = 1;
+    c.classifier_dropout = json_get_double_or(json.root, "classifier_dropout", c.hidden_dropout, path);
+    if (!(c.classifier_dropout >= 0 && c.classifier_dropout < 1))
+        die(USAGE, "%s: key \"classifier_dropout\": %g is out of range; allowed: 0..1", path, c.classifier_dropout);
+    c.next = 1, c.task = TASK_PRETRAIN, c.outputs = 0;
     config_check(&c, path);
     json_free(&json);
     return c;
@@ -577,12 +638,17 @@ static Config config_read(const char* path) {
 static void load_weights(Model* m, const Optimizer* o, const char* path, Context* ctx) {
     static const char* const ignored[] = {
         "embeddings.position_ids", "predictions.decoder.weight", "predictions.decoder.bias", "pooler.dense.weight",
-        "pooler.dense.bias",       "seq_relationship.weight",    "seq_relationship.bias"};
+        "pooler.dense.bias",       "seq_relationship.weight",                               // without next sentences
+        "seq_relationship.bias",   "predictions.bias",           "transform.dense.weight",  // for a task
+        "transform.dense.bias",    "transform.LayerNorm.weight", "transform.LayerNorm.bias", "LayerNorm.gamma",
+        "LayerNorm.beta",          "classifier.weight",          "classifier.bias",          "qa_outputs.weight",
+        "qa_outputs.bias"};
     static const char* const aliases[][2] = {{"LayerNorm.weight", "LayerNorm.gamma"},
                                              {"LayerNorm.bias", "LayerNorm.beta"},
                                              {"cls.predictions.bias", "cls.predictions.decoder.bias"}};
-    static const char* const may_lack[] = {"bert.pooler.", "cls."};
-    FileRules rules = {"bert.", ignored, m->config.next ? 3 : 7, aliases, COUNT_OF(aliases), may_lack, 2};
+    static const char* const may_lack[] = {"bert.pooler.", "cls.", "classifier.", "qa_outputs."};
+    int passed_over = m->config.next ? 3 : m->config.task ? (int)COUNT_OF(ignored) : 7;
+    FileRules rules = {"bert.", ignored, passed_over, aliases, COUNT_OF(aliases), may_lack, COUNT_OF(may_lack)};
     TensorPart part = {"", m->params, VIEW_FLOATX}, master = {"", o->master, VIEW_REAL};
     Text lacking = {NULL, 0, 0};
     tensors_read(path, &m->table, &part, 1, &rules, &lacking, ctx);
@@ -607,15 +673,15 @@ static void random_weights(Model* m, const Optimizer* o, uint64_t seed, Context*
 // Settings
 
 // llmc/run/settings.h and llmc/run/mlm_settings.h have all but the model.
-static const char FREE_TO_CHANGE[] = SETTINGS_FREE_TO_CHANGE " --sample-every";
+static const char FREE_TO_CHANGE[] = SETTINGS_FREE_TO_CHANGE " --sample-every" TASK_FREE_TO_CHANGE;
 
-static int settings_flags(Settings* shared, MlmSettings* mlm, Flag* table) {
+static int settings_flags(Settings* shared, MlmSettings* mlm, TaskSettings* task, Flag* table) {
     // clang-format off
     const Flag rows[] = {
         {"-e",  "--model",  FLAG_STRING, &shared->model, "L=4,C=128,NH=4,T=128", 0, 0, NULL, "Hugging Face directory, .safetensors file, config.json (from scratch), bert-base|bert-large, or sizes L= C= NH= V= T= F=", 0},
     };
     // clang-format on
-    int count = mlm_settings_rows(mlm, table, settings_rows(shared, table, 0));
+    int count = task_settings_rows(task, table, mlm_settings_rows(mlm, table, settings_rows(shared, table, 0)));
     count = settings_add_rows(table, count, rows, COUNT_OF(rows));
     settings_default(table, count, "--batch", "8");
     settings_default(table, count, "--schedule", "linear");
@@ -632,6 +698,7 @@ static int settings_flags(Settings* shared, MlmSettings* mlm, Flag* table) {
 typedef struct {
     Settings settings;
     MlmSettings mlm;
+    TaskSettings task;
     Flag flags[MAX_FLAGS];
     Session session;
     Context ctx;
@@ -642,6 +709,8 @@ typedef struct {
     Optimizer optimizer;
     MlmRecipe recipe;
     MlmSource data;
+    TaskData examples;  // of a task, instead of sentences
+    int has_val;
     WordPiece words;  // size 0: there is no vocabulary
     int micro_steps;  // micro-batches of a step on this rank
     Steps steps;
@@ -651,9 +720,16 @@ typedef struct {
 static volatile sig_atomic_t stop_signal;
 static void on_signal(int number) { stop_signal = number; }
 
-static void config_write(Text* t, const Config* c) {
+static void config_write(Text* t, const Config* c, const LabelNames* names) {
+    static const char* const of_task[] = {"BertForMaskedLM", "BertForSequenceClassification",
+                                          "BertForQuestionAnswering"};
     text_printf(t, "{\"architectures\": [\"%s\"], \"model_type\": \"bert\"",
-                c->next ? "BertForPreTraining" : "BertForMaskedLM");
+                c->next ? "BertForPreTraining" : of_task[c->task]);
+    if (c->task == TASK_CLASSIFY) {
+        json_put_number(t, "classifier_dropout", c->classifier_dropout);
+        json_put_string(t, "problem_type", "single_label_classification");
+        task_write_names(t, names, c->outputs);
+    }
     json_put_string(t, "hidden_act", c->gelu == GELU_TANH ? "gelu_new" : "gelu");
     config_rows_write(t, c, CONFIG_ROWS, COUNT_OF(CONFIG_ROWS));
     json_put_string(t, "dtype", safetensors_dtype_name(FLOATX_NAME));
@@ -687,25 +763,52 @@ static char* run_plan(Run* r, const char* source, const char* data_dir) {
     Config config =
         directory ? config_read(path) : config_from_descriptor(s->model, r->words.size ? r->words.size : 30522);
     if (!directory && r->words.size) config.padding = r->words.pad;
+    if (directory) task_find_names(&r->examples.names, path);
     free(directory), free(path);
 
-    if (s->dropout >= 0) config.hidden_dropout = config.attention_dropout = s->dropout;
-    config.next = r->mlm.next_sentence;
+    if (s->dropout >= 0) config.hidden_dropout = config.attention_dropout = config.classifier_dropout = s->dropout;
+    config.task = (Task)r->task.task;
+    config.outputs = task_outputs(&r->task, &r->examples.names);
+    config.next = r->mlm.next_sentence && !config.task;
     int T = s->T ? s->T : config.T;
     if (T > config.T) die(USAGE, "-t %d: the model knows %d positions; choose at most that", T, config.T);
-    MlmRecipe recipe = r->recipe = mlm_settings_recipe(&r->mlm, T);
+    MlmRecipe recipe = r->recipe = config.task ? task_recipe(config.task) : mlm_settings_recipe(&r->mlm, T);
+    int M = s->B * (config.task == TASK_ANSWER ? T : recipe.max_predictions);
     r->micro_steps = session_micro_steps(&r->session, s->B, T);
-    model_plan(&r->model, config, s->B, T, s->B * recipe.max_predictions, s->B * recipe.pack, s->recompute);
+    model_plan(&r->model, config, s->B, T, M, s->B * recipe.pack, s->recompute);
     return weights;
+}
+
+// Of training or validation data; 0 where there is none.
+static uint32_t data_fingerprint(const Run* r, int is_val) {
+    if (r->task.task) return examples_fingerprint(is_val ? &r->examples.val : &r->examples.train);
+    if (is_val && !r->has_val) return 0;
+    return mlm_fingerprint(is_val ? &r->data.val : &r->data.train);
 }
 
 // All ranks are about to train the same.
 static void run_check_ranks(const Run* r) {
     Text config = {NULL, 0, 0};
-    config_write(&config, &r->model.config);
-    session_check_ranks(&r->session, config.text, mlm_fingerprint(&r->data.train),
-                        r->data.has_val ? mlm_fingerprint(&r->data.val) : 0);
+    config_write(&config, &r->model.config, &r->examples.names);
+    session_check_ranks(&r->session, config.text, data_fingerprint(r, 0), data_fingerprint(r, 1));
     free(config.text);
+}
+
+// Open what is trained and validated on. Returns the sequences of an epoch.
+static uint64_t run_open_data(Run* r, const char* train, const char* val) {
+    const Settings* s = &r->settings;
+    const Config* c = &r->model.config;
+    if (c->task) {
+        task_data_open(&r->examples, &r->task, s->evaluate ? NULL : train, val, &r->words, c->outputs, c->V, r->model.T,
+                       r->comm.rank == 0);
+        r->data.examples = &r->examples.train, r->data.seed = (uint64_t)s->seed, r->data.shuffle = s->shuffle;
+        r->has_val = r->examples.has_val;
+        return (uint64_t)r->examples.train.count;
+    }
+    mlm_source_open(&r->data, train, val, c->V, (uint64_t)s->seed);
+    mlm_check_words(&r->data.train, &r->words);
+    r->has_val = r->data.has_val;
+    return mlm_sequences(&r->data.train);
 }
 
 // Check and open everything that the run needs. Nothing is written before all of it was found sound.
@@ -714,14 +817,16 @@ static void run_open(Run* r, int argc, char** argv) {
     Session* session = &r->session;
     Model* m = &r->model;
     char *train_pattern, *val_pattern;
-    int flag_count = settings_flags(s, &r->mlm, r->flags);
+    int flag_count = settings_flags(s, &r->mlm, &r->task, r->flags);
     flags_parse(r->flags, flag_count, argc, argv,
                 "./train_bert [flags]   (none: a small model on the built-in corpus)");
     const int fills = *r->mlm.fill != '\0';
     if (fills) s->evaluate = 1;  // nothing is written either
     session_join(s, &r->comm);
     session_open(session, s, r->flags, flag_count, FREE_TO_CHANGE, &r->comm, &r->ctx);
-    session_find_data(session, "data/builtin/bert/train.bin", &train_pattern, &val_pattern);
+    task_check_settings(&r->task, s, &r->mlm);
+    if (r->task.task) task_find_data(session, &train_pattern, &val_pattern);
+    else session_find_data(session, "data/builtin/bert/train.bin", &train_pattern, &val_pattern);
     char *data_dir = fills ? NULL : session_directory_of(train_pattern),
          *source = session_find_start(session, "--phase2", r->mlm.phase2);
     char* weights = run_plan(r, source, data_dir);
@@ -732,12 +837,11 @@ static void run_open(Run* r, int argc, char** argv) {
 
     mlm_source_alloc(&r->data, r->recipe, m->B, m->T, r->micro_steps, &r->ctx);
     if (!fills) {
-        mlm_source_open(&r->data, train_pattern, val_pattern, m->config.V, (uint64_t)s->seed);
-        mlm_check_words(&r->data.train, &r->words);
-        if (s->evaluate && !r->data.has_val) die(USAGE, "--evaluate 1 needs validation data; name it with -j");
-        session_check_data(session, mlm_fingerprint(&r->data.train), train_pattern);
+        uint64_t epoch = run_open_data(r, train_pattern, val_pattern);
+        if (s->evaluate && !r->has_val) die(USAGE, "--evaluate 1 needs validation data; name it with -j");
+        if (epoch) session_check_data(session, data_fingerprint(r, 0), train_pattern);
         run_check_ranks(r);
-        session_set_last(session, mlm_sequences(&r->data.train), m->B * r->comm.size * r->micro_steps);
+        session_set_last(session, epoch, m->B * r->comm.size * r->micro_steps);
     }
 
     model_alloc(m, (uint64_t)s->seed, &r->ctx);
@@ -759,6 +863,7 @@ static void run_close(Run* r) {
     model_free(&r->model);
     optimizer_free(&r->optimizer);
     mlm_source_close(&r->data);
+    task_data_close(&r->examples);
     wordpiece_free(&r->words);
     log_close(&r->log);
     session_close(&r->session);
@@ -768,8 +873,22 @@ static void run_close(Run* r) {
     comm_close(&r->comm);
 }
 
+// Scores on all held-out examples, of which each rank takes its share.
+static TaskScore validate_task(Run* r) {
+    Model* m = &r->model;
+    TaskEvaluation e;
+    task_evaluation_begin(&e, &r->examples, &r->data.batches[0], m->B, &r->comm);
+    m->training = 0;
+    while (task_evaluation_next(&e)) {
+        MlmInput in = mlm_load(&r->data.loader, e.batch, &r->ctx);
+        forward(m, &in, &r->ctx);
+        task_evaluation_take(&e, &m->head, &r->ctx);
+    }
+    return task_evaluation_end(&e, r->task.predictions, &r->comm);
+}
+
 // Means over held-out text, of which each rank takes its share.
-static MlmEvaluation validate(Run* r) {
+static MlmEvaluation validate_masked(Run* r) {
     Model* m = &r->model;
     MlmBatch* batch = &r->data.batches[0];
     MlmScales scales = {1, 1};
@@ -786,6 +905,19 @@ static MlmEvaluation validate(Run* r) {
     return mlm_evaluation(sums, m->config.next, &r->comm);
 }
 
+// Log it, or without a log print it.
+static void validate(Run* r, Log* log) {
+    if (r->task.task) {
+        TaskScore score = validate_task(r);
+        if (log) task_score_log(log, &r->session, score);
+        else task_score_print(score);
+        return;
+    }
+    MlmEvaluation e = validate_masked(r);
+    if (log) mlm_evaluation_log(log, &r->session, e);
+    else mlm_evaluation_print(e);
+}
+
 // Have the model fill in the batch's only sequence, as text.
 static Text fill(Run* r, const MlmBatch* batch) {
     Model* m = &r->model;
@@ -794,7 +926,6 @@ static Text fill(Run* r, const MlmBatch* batch) {
     Text text = {NULL, 0, 0};
     m->training = 0;
     forward(m, &in, &r->ctx);
-    forward_masked(m, &in, &r->ctx);
     host_view_read(&r->ctx, &logits);
     fill_show(&text, &r->words, batch, logits.values, m->config.V, m->Vp);
     host_view_close(&logits);
@@ -814,9 +945,9 @@ static void sample(Run* r) {
 static int save(Run* r) {
     Text config = {NULL, 0, 0};
     reduction_wait(&r->reduction, REDUCTION_LAST, &r->ctx);  // the other ranks' parameters are on their way
-    config_write(&config, &r->model.config);
-    int result = session_save(&r->session, &r->model.table, r->model.params, &r->optimizer, config.text,
-                              mlm_fingerprint(&r->data.train));
+    config_write(&config, &r->model.config, &r->examples.names);
+    int result =
+        session_save(&r->session, &r->model.table, r->model.params, &r->optimizer, config.text, data_fingerprint(r, 0));
     free(config.text);
     return result;
 }
@@ -827,6 +958,7 @@ static StepWork step_work(const Run* r, MlmCounts counts) {
     const Config* c = &r->model.config;
     double C = c->C, layers = 6 * (4 * C * C + 2 * C * c->F) * counts.tokens + 12 * C * counts.squares;
     double heads = 6 * (c->V * C + C * C) * counts.masked + (c->next ? 6 * C * C * counts.sequences : 0);
+    if (c->task) heads = 6 * C * (c->task == TASK_CLASSIFY ? C * counts.sequences : c->outputs * counts.tokens);
     StepWork work = {r->model.B * r->comm.size * r->micro_steps, counts.sequences, counts.tokens,
                      c->L * layers + heads};
     return work;
@@ -836,7 +968,7 @@ static StepWork step_work(const Run* r, MlmCounts counts) {
 static void launch_step(Run* r, const Schedule* schedule) {
     Model* m = &r->model;
     Session* session = &r->session;
-    StepLosses losses = {r->mlm.next_sentence ? 2 : 1, {&m->a.loss[0], &m->a.loss[1]}, {"mlm_loss", "nsp_loss"}};
+    StepLosses losses = {m->config.next ? 2 : 1, {&m->a.loss[0], &m->a.loss[1]}, {"mlm_loss", "nsp_loss"}};
     double lr = schedule_at(schedule, session->step);
     scope_step(&r->ctx, session->step + 1);
     mlm_source_build(&r->data, r->settings.overfit ? 0 : session->samples, m->B, r->comm.rank, r->comm.size);
@@ -872,7 +1004,7 @@ static void answer(Run* r) {
         free(text.text);
         return;
     }
-    mlm_evaluation_print(validate(r));
+    validate(r, NULL);
 }
 
 int main(int argc, char** argv) {
@@ -891,24 +1023,24 @@ int main(int argc, char** argv) {
     }
     session_begin(session, &r->log);
     steps_begin(&r->steps, session);
-    steps_print_start(&r->steps, session, m->table.parameters, r->data.train.text.files.tokens,
-                      (double)m->N * r->comm.size * r->micro_steps);
+    uint64_t tokens = r->task.task ? r->examples.train.begin[r->examples.train.count] : r->data.train.text.files.tokens;
+    steps_print_start(&r->steps, session, m->table.parameters, tokens, (double)m->N * r->comm.size * r->micro_steps);
     plan_print(stdout, &r->plan);
 
     Schedule schedule = session_schedule(session);
     int64_t last = s->stop_after > 0 && s->stop_after < session->last ? s->stop_after : session->last;
-    if (session->step == 0 && r->data.has_val && s->val_every > 0) mlm_evaluation_log(&r->log, session, validate(r));
+    if (session->step == 0 && r->has_val && s->val_every > 0) validate(r, &r->log);
     steps_restart_clock(&r->steps);
     while (session->step < last && !session_must_stop(session, (int)stop_signal)) {
         steps_profile_begin(&r->steps, session);
         launch_step(r, &schedule);
         int profile = steps_profile_end(&r->steps, session, &r->plan, &r->comm);
-        int validation = r->data.has_val && session_is_due(session, s->val_every, 1);
-        int text = r->data.has_val && session_is_due(session, r->mlm.sample_every, 1);
+        int validation = r->has_val && session_is_due(session, s->val_every, 1);
+        int text = r->has_val && !r->task.task && session_is_due(session, r->mlm.sample_every, 1);
         int checkpoint = session_checkpoint_is_due(session);
         int lag = profile || validation || text || checkpoint || session->step == last ? 0 : READBACK_LAG;
         finish_steps(r, lag);
-        if (validation) mlm_evaluation_log(&r->log, session, validate(r));
+        if (validation) validate(r, &r->log);
         if (text && r->comm.rank == 0) sample(r);
         if (checkpoint) save(r);
         if (validation || text || checkpoint) steps_restart_clock(&r->steps);

@@ -29,6 +29,8 @@
 #include "ops/narrow.h"
 #include "ops/next_sentence.h"
 #include "ops/outliers.h"
+#include "ops/span.h"
+#include "ops/tanh.h"
 #include "ops/widen.h"
 
 typedef struct {
@@ -53,6 +55,8 @@ static const OpRow TABLE[] = {
     {"attention", test_attention, grad_attention, bench_attention},
     {"attention_decode", test_attention_decode, NULL, bench_attention_decode},
     {"classifier", test_classifier, grad_classifier, bench_classifier},
+    {"span", test_span, grad_span, bench_span},
+    {"tanh", test_tanh, grad_tanh, bench_tanh},
     {"embedding", test_embedding, grad_embedding, bench_embedding},
     {"gelu", test_gelu, grad_gelu, bench_gelu},
     {"matmul", test_matmul, grad_matmul, bench_matmul},

@@ -1,13 +1,15 @@
 #!/usr/bin/env python3
-"""Write what the tokenizers ask of characters, as the `tokenizers` library answers it.
+"""Write what is asked of characters: the tokenizers' part as the `tokenizers` library answers it.
 
     unicode_tables.py >llmc/data/unicode.h                      what BERT's text normalization does to each
     unicode_tables.py classes >llmc/data/unicode_classes.h      letter, number or space, for GPT-2's pattern
+    unicode_tables.py lower >llmc/data/unicode_lower.h          lower case as Python's, for the score of answers
 
 Left out of the first: CJK compatibility ideographs, and the characters that become two which are not Hangul (vowel
 signs of Indic scripts and of Balinese, mostly); they stay as they are. Hangul syllables follow a formula.
 """
 import sys
+import unicodedata
 
 from tokenizers.normalizers import BertNormalizer
 from tokenizers.pre_tokenizers import BertPreTokenizer, ByteLevel
@@ -68,6 +70,18 @@ CLASSES_TAIL = """    // clang-format on
 }
 
 #endif"""
+
+LOWER_HEAD = """/* Characters in lower case, accents kept, as Python's str.lower() has them (Unicode {version}). Made by
+ * dev/data/unicode_tables.py; do not edit.
+ *
+ * It leaves U+0130, the one that becomes two, as it is, and U+03A3 is U+03C3 wherever it stands. */
+#ifndef LLMC_UNICODE_LOWER_H
+#define LLMC_UNICODE_LOWER_H
+
+#include "unicode.h"
+
+static inline uint32_t unicode_lower(uint32_t c) {{
+    // clang-format off"""
 
 
 def ranges(characters):
@@ -186,6 +200,10 @@ def write_normalization():
     print_table("shift", "UnicodeShift", [(hex(c), n, step, delta) for c, n, step, delta in shifts(folded)])
     print("    // clang-format on")
     print("    if (unicode_is_mark(c)) return 0;")
+    print_search()
+
+
+def print_search():
     print("    for (size_t i = 0; i < sizeof(shift) / sizeof(shift[0]) && shift[i].first <= c; i++) {")
     print("        uint32_t away = c - shift[i].first, step = shift[i].step;")
     print("        int is_one = away % step == 0 && away / step < shift[i].count;")
@@ -193,8 +211,19 @@ def write_normalization():
     print("    }\n    return c;\n}\n\n#endif")
 
 
+def write_lower():
+    characters = (chr(c) for c in range(0x110000) if not 0xD800 <= c <= 0xDFFF)
+    pairs = {ord(c): ord(c.lower()) for c in characters if len(c.lower()) == 1 and c.lower() != c}
+    print(LOWER_HEAD.format(version=unicodedata.unidata_version))
+    print_table("shift", "UnicodeShift", [(hex(c), n, step, delta) for c, n, step, delta in shifts(pairs)])
+    print("    // clang-format on")
+    print_search()
+
+
 if __name__ == "__main__":
     if sys.argv[1:] == ["classes"]:
         write_classes()
+    elif sys.argv[1:] == ["lower"]:
+        write_lower()
     else:
         write_normalization()

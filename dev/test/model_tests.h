@@ -117,8 +117,8 @@ static void report_ops(Tests* t, const char* what, const LoggedStep* s, Directio
 // full precision, whose attention takes as many as there are sequences. Every op has launched something.
 static void report_kernels(Tests* t, const char* what, const LoggedStep* s, const ProfileStep* step,
                            Direction direction, int layer, int want) {
-    int kernels = 0, ops = 0, without = 0;
-    if (sizeof(floatX) == sizeof(real)) return;
+    int kernels = 0, ops = 0, without = 0, is_full_precision = sizeof(floatX) == sizeof(real);
+    if (is_full_precision) return;
     for (size_t i = 0; i < step->count; i++) {
         const ProfileRow* row = &step->rows[i];
         if (row->direction != direction || row->layer != layer || !*row->op) continue;

@@ -54,6 +54,11 @@ elif [ "${build##*/}" != san ]; then skip prefetch_tsan "this compiler has no Th
 run run "$build/test_run"
 run llmc_files "$build/test_llmc_files"
 run choices "$build/test_choices"
+run squad "$build/test_squad"
+if [ ! -f ../shared/data/squad-xquad/xquad.en.json ]; then skip check_squad "../shared/data/squad-xquad is not there"
+elif "${PYTHON:-python3}" -c 'import tokenizers' 2>/dev/null; then
+    run check_squad "${PYTHON:-python3}" dev/test/check_squad.py "$build/test_squad"
+else skip check_squad "${PYTHON:-python3} has no tokenizers library (pip install tokenizers)"; fi
 run profile "$build/test_profile"
 [ "${build##*/}" != san ] || run fuzz "$build/test_fuzz" --inputs 100000 --seconds 240
 run ops "$build/ops" test
@@ -74,6 +79,7 @@ elif "${PYTHON:-python3}" -c 'import torch, transformers, tokenizers' 2>/dev/nul
     run check_generate "${PYTHON:-python3}" dev/reference/check_generate.py "$gpt2" ../shared/data/gpt2-bpe
 else skip check_generate "${PYTHON:-python3} has no torch, transformers and tokenizers (pip install them)"; fi
 run cli_bert bash dev/test/cli_bert.sh "$bert"
+run tasks bash dev/test/tasks.sh "$bert"
 run prepare bash dev/test/prepare.sh "$gpt2"
 run profile_scripts bash dev/test/profile_scripts.sh
 [ "${build##*/}" = san ] || run page python3 dev/test/page.py

@@ -42,9 +42,9 @@ typedef struct {
 // ---------------------------------------------------------------------------------------------------------
 // Losses in memory
 
-// What is not finite is left out of the plot.
+// What is not finite is left out of the plot, and steps of a damaged log that no run makes: the axes are of doubles.
 static inline void log_series_add(LogSeries* s, int64_t step, double value) {
-    if (!isfinite((float)value)) return;
+    if (!isfinite((float)value) || step < 0 || step > (int64_t)1 << 53) return;
     if (s->count == s->capacity) {
         s->capacity = s->capacity ? 2 * s->capacity : 256;
         s->step = (int64_t*)xrealloc(s->step, s->capacity * sizeof(int64_t));
@@ -110,8 +110,9 @@ static inline void log_open(Log* log, const char* out_dir, int64_t resume_step) 
     free(path);
 }
 
+// Also of a log that is zero: it was never opened.
 static inline void log_close(Log* log) {
-    if (log->fd >= 0) close(log->fd);
+    if (log->directory && log->fd >= 0) close(log->fd);
     free(log->directory);
     free(log->train.step);
     free(log->train.value);

@@ -22,7 +22,8 @@ enum {
     SITE_SAMPLE = 6,
     SITE_ROUNDING = 7,
     SITE_PAIR = 8,
-    SITE_MASK = 9
+    SITE_MASK = 9,
+    SITE_DROPOUT_POOLED = 10
 };
 
 typedef struct {

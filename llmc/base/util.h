@@ -40,14 +40,23 @@ enum { DONE = 0, FAILED = 1, USAGE = 2, STOPPED_BY_NAN = 3, LOST_PEER = 4 };
 // ---------------------------------------------------------------------------------------------------------
 // Errors
 
-// Print "error: <message>" on stderr and end with `status`. The message names the thing, then the remedy.
+// One line on stderr. A message may quote a file: what would break the line, or steer a terminal, is shown as "?".
+__attribute__((format(printf, 2, 0))) static inline void print_message(const char* kind, const char* format,
+                                                                       va_list args) {
+    char* text = NULL;
+    fflush(stdout);
+    int n = vasprintf(&text, format, args);
+    for (int i = 0; i < n; i++)
+        if ((unsigned char)text[i] < ' ' || text[i] == 127) text[i] = '?';
+    fprintf(stderr, "%s: %s\n", kind, n < 0 ? format : text);  // no memory: at least what it is about
+    if (n >= 0) free(text);
+}
+
+// Print "error: <message>" and end with `status`. The message names the thing, then the remedy.
 __attribute__((format(printf, 2, 3), noreturn)) static inline void die(int status, const char* format, ...) {
     va_list args;
     va_start(args, format);
-    fflush(stdout);
-    fputs("error: ", stderr);
-    vfprintf(stderr, format, args);
-    fputc('\n', stderr);
+    print_message("error", format, args);
     va_end(args);
     exit(status);
 }
@@ -55,10 +64,7 @@ __attribute__((format(printf, 2, 3), noreturn)) static inline void die(int statu
 __attribute__((format(printf, 1, 2))) static inline void warn(const char* format, ...) {
     va_list args;
     va_start(args, format);
-    fflush(stdout);
-    fputs("warning: ", stderr);
-    vfprintf(stderr, format, args);
-    fputc('\n', stderr);
+    print_message("warning", format, args);
     va_end(args);
 }
 

@@ -33,17 +33,35 @@ typedef struct {
     size_t longest;    // bytes of the longest token
 } WordPiece;
 
+// Bytes begin .. end - 1 of a text.
+typedef struct {
+    uint32_t begin, end;
+} TextSpan;
+
+// Zero-initialise it; set `has_origins` before the first token to learn where in the text each comes from.
 typedef struct {
     int* id;
     size_t count, capacity;
+    int has_origins;
+    TextSpan* origin;  // [count]
 } TokenIds;
 
-static inline void token_ids_add(TokenIds* t, int id) {
+// A token that comes from bytes begin .. end - 1.
+static inline void token_ids_add_from(TokenIds* t, int id, size_t begin, size_t end) {
     if (t->count == t->capacity) {
         t->capacity = 2 * t->capacity + 64;
-        t->id = (int*)xrealloc(t->id, t->capacity * sizeof(int));
+        t->id = (int*)xrealloc(t->id, t->capacity * sizeof *t->id);
+        if (t->has_origins) t->origin = (TextSpan*)xrealloc(t->origin, t->capacity * sizeof *t->origin);
     }
+    if (t->has_origins) t->origin[t->count].begin = (uint32_t)begin, t->origin[t->count].end = (uint32_t)end;
     t->id[t->count++] = id;
+}
+
+static inline void token_ids_add(TokenIds* t, int id) { token_ids_add_from(t, id, 0, 0); }
+
+static inline void token_ids_free(TokenIds* t) {
+    free(t->id), free(t->origin);
+    memset(t, 0, sizeof *t);
 }
 
 // ---------------------------------------------------------------------------------------------------------
@@ -179,11 +197,36 @@ static inline void wordpiece_put(Text* word, uint32_t c) {
     text_append(word, bytes, n);
 }
 
+// A word as it is looked up, and for each of its bytes, where that is wanted, the character of the text it comes from.
+typedef struct {
+    Text text;
+    TextSpan* origin;  // [text.length]
+    size_t capacity;
+} WordPieceWord;
+
+static inline void wordpiece_add(const TokenIds* out, WordPieceWord* word, uint32_t c, size_t begin, size_t end) {
+    size_t i = word->text.length;
+    wordpiece_put(&word->text, c);
+    if (!out->has_origins) return;
+    if (word->text.length > word->capacity) {
+        word->capacity = 2 * word->text.length + 64;
+        word->origin = (TextSpan*)xrealloc(word->origin, word->capacity * sizeof *word->origin);
+    }
+    for (; i < word->text.length; i++) word->origin[i].begin = (uint32_t)begin, word->origin[i].end = (uint32_t)end;
+}
+
+// A token of bytes begin .. end - 1 of the word.
+static inline void wordpiece_add_token(TokenIds* out, const WordPieceWord* word, int id, size_t begin, size_t end) {
+    if (out->has_origins) token_ids_add_from(out, id, word->origin[begin].begin, word->origin[end - 1].end);
+    else token_ids_add(out, id);
+}
+
 // Cut one word into tokens, and empty it.
-static inline void wordpiece_cut(TokenIds* out, const WordPiece* w, Text* word) {
-    size_t n = word->length, before = out->count, characters = 0;
-    for (size_t i = 0; i < n; i++) characters += (word->text[i] & 0xC0) != 0x80;
-    word->length = 0;
+static inline void wordpiece_cut(TokenIds* out, const WordPiece* w, WordPieceWord* word) {
+    const char* text = word->text.text;
+    size_t n = word->text.length, before = out->count, characters = 0;
+    for (size_t i = 0; i < n; i++) characters += (text[i] & 0xC0) != 0x80;
+    word->text.length = 0;
     if (n == 0) return;
     int is_known = characters <= WORDPIECE_MAX_CHARACTERS;
     char* piece = (char*)xmalloc(n + 2);
@@ -191,48 +234,52 @@ static inline void wordpiece_cut(TokenIds* out, const WordPiece* w, Text* word) 
     for (size_t start = 0, end; start < n && is_known; start = end) {
         size_t prefix = start ? 2 : 0;
         int id = -1;
-        memcpy(piece + 2, word->text + start, n - start);
+        memcpy(piece + 2, text + start, n - start);
         for (end = start + min_size(n - start, w->longest); end > start; end--) {
-            int is_inside = end < n && (word->text[end] & 0xC0) == 0x80;  // of a character
+            int is_inside = end < n && (text[end] & 0xC0) == 0x80;  // of a character
             if (!is_inside && (id = wordpiece_id(w, piece + 2 - prefix, end - start + prefix)) >= 0) break;
         }
         is_known = id >= 0;
-        if (is_known) token_ids_add(out, id);
+        if (is_known) wordpiece_add_token(out, word, id, start, end);
     }
     free(piece);
     if (is_known) return;
     out->count = before;
-    token_ids_add(out, w->unk);
+    wordpiece_add_token(out, word, w->unk, 0, n);
 }
 
-static inline void wordpiece_put_alone(TokenIds* out, const WordPiece* w, Text* word, uint32_t c) {
+static inline void wordpiece_add_alone(TokenIds* out, const WordPiece* w, WordPieceWord* word, uint32_t c, size_t begin,
+                                       size_t end) {
     wordpiece_cut(out, w, word);
-    wordpiece_put(word, c);
+    wordpiece_add(out, word, c, begin, end);
     wordpiece_cut(out, w, word);
 }
 
-// Text without special tokens.
-static inline void wordpiece_encode_plain(TokenIds* out, const WordPiece* w, const char* text, size_t n) {
-    Text word = {NULL, 0, 0};
-    for (size_t i = 0, bytes; i < n; i += bytes) {
-        uint32_t c = wordpiece_character(text + i, n - i, &bytes), hangul = c - 0xAC00;
+// Bytes begin .. end - 1 of a text, which hold no special tokens.
+static inline void wordpiece_encode_plain(TokenIds* out, const WordPiece* w, const char* text, size_t begin,
+                                          size_t end) {
+    WordPieceWord word;
+    memset(&word, 0, sizeof word);
+    for (size_t i = begin, next; i < end; i = next) {
+        uint32_t c = wordpiece_character(text + i, end - i, &next), hangul = c - 0xAC00;
+        next += i;
         if (unicode_is_removed(c)) continue;
         if (unicode_is_space(c)) {
             wordpiece_cut(out, w, &word);
         } else if (unicode_is_ideograph(c)) {
-            wordpiece_put_alone(out, w, &word, c);
+            wordpiece_add_alone(out, w, &word, c, i, next);
         } else if (w->letter_case == UNCASED && hangul < 11172) {  // a syllable, taken apart
-            wordpiece_put(&word, 0x1100 + hangul / 588);
-            wordpiece_put(&word, 0x1161 + hangul / 28 % 21);
-            if (hangul % 28) wordpiece_put(&word, 0x11A7 + hangul % 28);
+            wordpiece_add(out, &word, 0x1100 + hangul / 588, i, next);
+            wordpiece_add(out, &word, 0x1161 + hangul / 28 % 21, i, next);
+            if (hangul % 28) wordpiece_add(out, &word, 0x11A7 + hangul % 28, i, next);
         } else {
             if (w->letter_case == UNCASED) c = unicode_fold(c);
-            if (c && unicode_is_punctuation(c)) wordpiece_put_alone(out, w, &word, c);
-            else if (c) wordpiece_put(&word, c);
+            if (c && unicode_is_punctuation(c)) wordpiece_add_alone(out, w, &word, c, i, next);
+            else if (c) wordpiece_add(out, &word, c, i, next);
         }
     }
     wordpiece_cut(out, w, &word);
-    free(word.text);
+    free(word.text.text), free(word.origin);
 }
 
 // The special token that `text` begins with, -1 for none.
@@ -248,15 +295,16 @@ static inline int wordpiece_special_at(const WordPiece* w, const char* text, siz
 
 // The tokens of a text, added to `out`; [CLS] and [SEP] are for the caller to add.
 static inline void wordpiece_encode(TokenIds* out, const WordPiece* w, const char* text, size_t n) {
+    CHECK(!out->has_origins || n <= UINT32_MAX);
     for (size_t i = 0, begin = 0; i <= n; i++) {
         int id = wordpiece_special_at(w, text + i, n - i);
         if (id < 0 && i < n) continue;
         if (w->is_bytes)
-            for (; begin < i; begin++) token_ids_add(out, (unsigned char)text[begin]);
-        else wordpiece_encode_plain(out, w, text + begin, i - begin);
+            for (; begin < i; begin++) token_ids_add_from(out, (unsigned char)text[begin], begin, begin + 1);
+        else wordpiece_encode_plain(out, w, text, begin, i);
         if (i == n) break;
-        token_ids_add(out, id);
         begin = i + (size_t)w->token[id].length;
+        token_ids_add_from(out, id, i, begin);
         i = begin - 1;
     }
 }

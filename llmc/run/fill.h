@@ -19,7 +19,7 @@ static inline void fill_find_words(WordPiece* words, Session* s, const char* mod
 
 // Make `text`, which holds [MASK], the only sequence of a batch with room for T tokens. What is asked for has no target.
 static inline void fill_batch(MlmBatch* b, const WordPiece* words, const char* text, int T, int V) {
-    TokenIds ids = {NULL, 0, 0};
+    TokenIds ids = {NULL, 0, 0, 0, NULL};
     if (words->size == 0)
         die(USAGE, "--fill '%.80s': there is no vocab.txt to read it with; put the model's into its directory", text);
     if (words->size > V)

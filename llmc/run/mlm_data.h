@@ -1,10 +1,10 @@
 /* The data of a masked language model's run: sentences to train on, sentences to validate on if there are any, and their
- * batches on the way to where the ops run. While a step's micro-batches are used, a thread draws and masks those of the
- * step after it. */
+ * batches on the way to where the ops run; or a task's examples in their place. While a step's micro-batches are used, a
+ * thread draws and masks those of the step after it. */
 #ifndef LLMC_MLM_DATA_H
 #define LLMC_MLM_DATA_H
 
-#include "../data/batch_mlm.h"
+#include "../data/examples.h"
 #include "../data/wordpiece.h"
 #include "../device/staging.h"
 #include "comm.h"
@@ -14,10 +14,10 @@
 // A micro-batch where the ops run: real tokens only, one sequence after the other.
 typedef struct {
     Sequences sequences;
-    int masked;                 // positions whose token is to be predicted
+    int masked;                 // positions whose token is to be predicted; of examples: targets
     const int *tokens, *types;  // [rows]
     const int* masked_rows;     // [masked] their rows, ascending
-    const int* masked_targets;  // [masked] the tokens that were there
+    const int* masked_targets;  // [masked] the tokens that were there; of examples: the targets, sequence by sequence
     const int* next_labels;     // [sequences] 0: the second segment follows the first, 1: it is a random one
 } MlmInput;
 
@@ -96,6 +96,9 @@ typedef struct {
     int T;
     MlmData train, val;
     int has_train, has_val;
+    const Examples* examples;  // to train on instead; NULL: none
+    uint64_t seed;             // of their order
+    int shuffle;               // 0: they stay in the order of their file
     // The micro-batches of a step on this rank. All are there before the first is used, so that what they hold together
     // can be counted.
     MlmBatch* batches;
@@ -171,8 +174,14 @@ static inline void* mlm_source_work(void* data) {
     for (uint64_t job; prefetch_take(&d->ahead, &job); prefetch_done(&d->ahead)) {
         for (int i = 0; i < d->micro_steps; i++) {
             uint64_t before = (uint64_t)(i * d->share.ranks + d->share.rank) * (uint64_t)d->share.B;
-            mlm_batch_read(&d->next[i], &d->train, d->share.start + before, d->share.B, &d->error);
-            d->next[i].first = mlm_count(&d->train, d->share.start, before);
+            MlmBatch* b = &d->next[i];
+            uint64_t index = d->share.start + before;
+            if (d->examples) {
+                examples_batch_read(b, d->examples, d->seed, d->shuffle, index, d->share.B, (int64_t)before);
+                continue;
+            }
+            mlm_batch_read(b, &d->train, index, d->share.B, &d->error);
+            b->first = mlm_count(&d->train, d->share.start, before);
         }
     }
     return NULL;

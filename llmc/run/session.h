@@ -129,6 +129,13 @@ static inline void session_refuse_foreign(const char* out) {
     }
 }
 
+// A count that a checkpoint's trainer.json has under `key`.
+static inline int64_t session_count(int64_t n, int64_t most, const char* key, const char* file) {
+    if (n < 0 || n > most)
+        die(USAGE, "%s: key \"%s\": is %lld; allowed: 0..%lld", file, key, (long long)n, (long long)most);
+    return n;
+}
+
 // With -y 1, go on from the newest whole checkpoint in s->out: its settings enter s->flags; those of the list
 // `free_to_change` may be given anew. Without, refuse a directory that holds checkpoints.
 static inline void session_find_checkpoint(Session* s, const char* free_to_change) {
@@ -152,20 +159,24 @@ static inline void session_find_checkpoint(Session* s, const char* free_to_chang
     char* path = xprintf("%s/trainer.json", s->checkpoint);
     Json json;
     json_load(&json, path, (size_t)1 << 20);
+    if (json_get_int(json.root, "step", path) != s->step)
+        die(USAGE, "%s: key \"step\": is not that of its directory; restore the directory's name", path);
     settings_restore(s->flags, s->flag_count, json_get(json.root, "settings"), SETTINGS_OF_PROCESS, free_to_change,
                      s->settings->override, path);
-    s->samples = (uint64_t)json_get_int(json.root, "samples", path);
+    s->samples = (uint64_t)session_count(json_get_int(json.root, "samples", path), INT64_MAX, "samples", path);
     s->data = (uint32_t)json_get_int(json.root, "train_data_fingerprint", path);
     // With --override another -b may mean another step.
-    if (!s->settings->override) s->step_sequences = json_get_int_or(json.root, "step_sequences", 0, path);
-    s->scale.updates = json_get_int(json.root, "updates", path);
-    s->scale.scale = (real)json_get_double_or(json.root, "loss_scale", 0, path);
-    s->scale.good = json_get_int_or(json.root, "loss_scale_good_steps", 0, path);
+    int64_t sequences = json_get_int_or(json.root, "step_sequences", 0, path);
+    if (!s->settings->override) s->step_sequences = session_count(sequences, INT_MAX, "step_sequences", path);
+    s->scale.updates = session_count(json_get_int(json.root, "updates", path), s->step, "updates", path);
+    double scale = json_get_double_or(json.root, "loss_scale", 0, path);
+    if (!(scale >= 0 && scale <= 3e38)) die(USAGE, "%s: key \"loss_scale\": is %g; allowed: 0..3e38", path, scale);
+    s->scale.scale = (real)scale;
+    int64_t good = json_get_int_or(json.root, "loss_scale_good_steps", 0, path);
+    s->scale.good = session_count(good, s->step, "loss_scale_good_steps", path);
     s->outliers = outliers_get(json.root, path);
     if (json_has(json.root, "matmul_plans"))
         s->matmul_plans = xprintf("%s", json_get_string(json.root, "matmul_plans", path));
-    if (json_get_int(json.root, "step", path) != s->step)
-        die(USAGE, "%s: key \"step\": is not that of its directory; restore the directory's name", path);
     json_free(&json);
     free(path);
 }
@@ -495,11 +506,11 @@ static inline void session_report_nan(const Session* s, int64_t step, const Tens
     free(good), free(what);
 }
 
-// The run ends after --steps, else after one epoch of `samples` in steps of `step`.
+// The run ends after --steps, else after --epochs of `samples` in steps of `step`.
 static inline void session_set_last(Session* s, uint64_t samples, int step) {
     const Settings* settings = s->settings;
-    int64_t epoch = (int64_t)(samples / (uint64_t)step);
-    s->last = settings->steps > 0 ? settings->steps : epoch > 0 ? epoch : 1;
+    int64_t all = (int64_t)(settings->epochs * (double)samples / step);
+    s->last = settings->steps > 0 ? settings->steps : all > 0 ? all : 1;
     int64_t end = settings->stop_after > 0 && settings->stop_after < s->last ? settings->stop_after : s->last;
     settings_check_profile(settings, end - s->step);
 }

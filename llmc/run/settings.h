@@ -14,6 +14,7 @@ typedef struct {
     int resume, override, overwrite, evaluate;
     int B, T;
     int64_t total_batch, steps, stop_after;
+    double epochs;
     int optimizer, schedule;
     int64_t warmup;
     double lr, final_fraction, wsd_decay, poly_power;
@@ -84,7 +85,8 @@ static inline int settings_rows(Settings* s, Flag* table, int count) {
         {"-b",  "--batch",          FLAG_INT,    &s->B,                "4",      1, 65536, NULL, "sequences in a micro-batch on each rank", 0},
         {"-t",  "--seq-len",        FLAG_INT,    &s->T,                "0",      0, 1 << 20, NULL, "tokens in a sequence; 0: all that the model allows", 0},
         {"-d",  "--total-batch",    FLAG_SIZE,   &s->total_batch,      "0",      0, 1e12, NULL, "tokens in an optimizer step over all ranks and micro-batches; 0: one micro-batch a rank", 0},
-        {"-x",  "--steps",          FLAG_SIZE,   &s->steps,            "-1",     -1, 1e12, NULL, "optimizer steps; -1: one epoch; 0: print settings, tensors and memory plan", 0},
+        {"-x",  "--steps",          FLAG_SIZE,   &s->steps,            "-1",     -1, 1e12, NULL, "optimizer steps; -1: as many as --epochs takes; 0: print settings, tensors and memory plan", 0},
+        {NULL,  "--epochs",         FLAG_REAL,   &s->epochs,           "1",      1e-6, 1e6, NULL, "passes over the training data, where --steps is -1", 0},
         {NULL,  "--stop-after",     FLAG_SIZE,   &s->stop_after,       "0",      0, 1e12, NULL, "stop, saved, after this step without changing the schedule; 0: off", 0},
         {NULL,  "--optimizer",      FLAG_CHOICE, &s->optimizer,        "adamw",  0, 0, "adamw|lamb", "rule of the update; lamb scales it tensor by tensor, for very large batches", 0},
         {"-k",  "--schedule",       FLAG_CHOICE, &s->schedule,         "cosine", 0, 0, SCHEDULE_CHOICES, "shape of the learning rate", 0},

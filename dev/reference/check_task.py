@@ -1,0 +1,212 @@
+#!/usr/bin/env python3
+"""Fine-tune the same model on the same examples by train_bert and by transformers, and compare.
+
+    make train_bert
+    python3 dev/reference/check_task.py classify --vocab VOCAB.txt
+    python3 dev/reference/check_task.py answer --vocab VOCAB.txt --squad SQUAD.json
+
+A small BERT of random weights is made by transformers, with its head, and without dropout. Both train it with AdamW for
+--steps steps on examples in the order of the file: a set of labelled sentences that is made here, or SQuAD's questions.
+Examples are tokenized here by the tokenizers library, cut into windows and padded. Shown: the largest difference of the
+losses of a step, which is to be at most --tolerance; and how transformers scores the model that train_bert saved, on
+held-out examples, against what train_bert says of it.
+"""
+
+import argparse
+import json
+import os
+import random
+import re
+import subprocess
+import sys
+
+import torch
+from transformers import BertConfig, BertForQuestionAnswering, BertForSequenceClassification, BertTokenizerFast
+from transformers.utils import logging
+
+GOOD = "good great fine lovely superb nice happy bright".split()
+BAD = "bad awful poor ugly dull sad grim dark".split()
+OTHER = "the a film plot actor scene was is very really this that and with for of".split()
+LR, DECAY, EPS = 1e-3, 0.01, 1e-6
+
+
+def sentences(count, seed):
+    """Labelled sentences of which one word tells the label; every third is a pair, whose second sentence tells it."""
+    draw = random.Random(seed)
+    made = []
+    for i in range(count):
+        label = draw.randrange(2)
+        words = [draw.choice(OTHER) for _ in range(draw.randrange(3, 12))]
+        words.insert(draw.randrange(len(words) + 1), draw.choice(GOOD if label else BAD))
+        first = " ".join(draw.choice(OTHER) for _ in range(draw.randrange(2, 9)))
+        made.append((label, first, " ".join(words)))
+    return made
+
+
+def classify_features(path, tokenizer, T):
+    features = []
+    for line in open(path, encoding="utf-8"):
+        label, a, b = line.rstrip("\n").split("\t")
+        f = tokenizer(a, b, truncation=True, max_length=T)
+        features.append((f["input_ids"], f["token_type_ids"], [int(label)]))
+    return features
+
+
+def answer_features(path, tokenizer, T):
+    """Windows that share T // 3 tokens, with the answer's first and last token; [CLS] twice where one does not hold all of it.
+
+    They are cut here: tokenizers 0.23.2 leaves out windows of long texts when it truncates with a stride."""
+    features = []
+    cls, sep = tokenizer.cls_token_id, tokenizer.sep_token_id
+    for article in json.load(open(path, encoding="utf-8"))["data"]:
+        for paragraph in article["paragraphs"]:
+            context = tokenizer(paragraph["context"], add_special_tokens=False, return_offsets_mapping=True)
+            ids, offsets = context["input_ids"], context["offset_mapping"]
+            for qa in paragraph["qas"]:
+                begin = qa["answers"][0]["answer_start"]
+                end = begin + len(qa["answers"][0]["text"])
+                question = [cls] + tokenizer(qa["question"], add_special_tokens=False)["input_ids"] + [sep]
+                room = T - len(question) - 1
+                for first in range(0, len(ids), room - T // 3):
+                    last = min(first + room, len(ids))
+                    label = [0, 0]
+                    if offsets[first][0] <= begin and offsets[last - 1][1] >= end:
+                        label = [max(t for t in range(first, last) if offsets[t][0] <= begin),
+                                 min(t for t in range(first, last) if offsets[t][1] >= end)]
+                        label = [t - first + len(question) for t in label]
+                    types = [0] * len(question) + [1] * (last - first + 1)
+                    features.append((question + ids[first:last] + [sep], types, label))
+                    if last == len(ids):
+                        break
+    return features
+
+
+def padded(batch):
+    longest = max(len(ids) for ids, _, _ in batch)
+    rows = lambda k, fill: torch.tensor([f[k] + [fill] * (longest - len(f[k])) for f in batch])
+    mask = torch.tensor([[1] * len(ids) + [0] * (longest - len(ids)) for ids, _, _ in batch])
+    return {"input_ids": rows(0, 0), "token_type_ids": rows(1, 0), "attention_mask": mask}
+
+
+def with_labels(task, batch):
+    labels = torch.tensor([f[2] for f in batch])
+    if task == "classify":
+        return {**padded(batch), "labels": labels[:, 0]}
+    return {**padded(batch), "start_positions": labels[:, 0], "end_positions": labels[:, 1]}
+
+
+def train(task, model, features, B, steps):
+    """The losses of each step. Questions go one by one: transformers would let an answer begin in the padding of a batch."""
+    plain = [p for n, p in model.named_parameters() if n.endswith("bias") or "LayerNorm" in n]
+    decayed = [p for n, p in model.named_parameters() if not (n.endswith("bias") or "LayerNorm" in n)]
+    groups = [{"params": decayed, "weight_decay": DECAY}, {"params": plain, "weight_decay": 0.0}]
+    optimizer = torch.optim.AdamW(groups, lr=LR, betas=(0.9, 0.999), eps=EPS)
+    losses = []
+    model.train()
+    for step in range(steps):
+        batch = [features[i % len(features)] for i in range(step * B, (step + 1) * B)]
+        parts = [batch] if task == "classify" else [[feature] for feature in batch]
+        optimizer.zero_grad()
+        losses.append(0.0)
+        for part in parts:
+            loss = model(**with_labels(task, part)).loss / len(parts)
+            loss.backward()
+            losses[-1] += loss.item()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+    return losses
+
+
+def evaluate(task, model, features):
+    """Mean loss over examples, and for classes the share that is right."""
+    total, right = 0.0, 0
+    model.eval()
+    with torch.no_grad():
+        for feature in features:
+            out = model(**with_labels(task, [feature]))
+            total += out.loss.item()
+            right += task == "classify" and int(out.logits.argmax()) == feature[2][0]
+    return total / len(features), right / len(features)
+
+
+def run(command, cwd):
+    done = subprocess.run(command, cwd=cwd, capture_output=True, text=True)
+    if done.returncode:
+        sys.exit(f"{' '.join(command)}\n{done.stdout[-2000:]}{done.stderr[-2000:]}")
+    return done.stdout
+
+
+def squad_part(path, out, first, count):
+    """A file of `count` articles from number `first` on."""
+    whole = json.load(open(path, encoding="utf-8"))
+    json.dump({"version": "1.1", "data": whole["data"][first : first + count]}, open(out, "w", encoding="utf-8"))
+
+
+def main():
+    parser = argparse.ArgumentParser(description="Compare fine-tuning with transformers.")
+    parser.add_argument("task", choices=["classify", "answer"])
+    parser.add_argument("--program", default="./train_bert")
+    parser.add_argument("--vocab", required=True)
+    parser.add_argument("--squad", help="SQuAD's JSON (answer)")
+    parser.add_argument("--work", default="/tmp/check_task")
+    parser.add_argument("--steps", type=int, default=50)
+    parser.add_argument("--batch", type=int, default=8)
+    parser.add_argument("--length", type=int, default=128)
+    parser.add_argument("--tolerance", type=float, default=1e-4, help="of a step's loss (default: 1e-4)")
+    args = parser.parse_args()
+    if args.task == "answer" and not args.squad:
+        parser.error("answer: name SQuAD's JSON with --squad")
+    logging.disable_progress_bar()
+    torch.manual_seed(1)
+    os.makedirs(args.work, exist_ok=True)
+    start, out = os.path.join(args.work, "start"), os.path.join(args.work, "out")
+    tokenizer = BertTokenizerFast(args.vocab, do_lower_case=True)
+    config = BertConfig(vocab_size=len(tokenizer), hidden_size=64, num_hidden_layers=2, num_attention_heads=4,
+                        intermediate_size=256, max_position_embeddings=512, hidden_dropout_prob=0.0,
+                        attention_probs_dropout_prob=0.0, attn_implementation="eager")
+    kind = BertForSequenceClassification if args.task == "classify" else BertForQuestionAnswering
+    kind(config).save_pretrained(start)
+    with open(args.vocab, "rb") as f, open(os.path.join(start, "vocab.txt"), "wb") as to:
+        to.write(f.read())
+
+    suffix = "tsv" if args.task == "classify" else "json"
+    files = [os.path.abspath(os.path.join(args.work, f"{part}.{suffix}")) for part in ("train", "val")]
+    for i, path in enumerate(files):
+        if args.task == "answer":
+            squad_part(args.squad, path, 4 * i, 4)
+            continue
+        with open(path, "w", encoding="utf-8") as f:
+            f.writelines("\t".join(map(str, row)) + "\n" for row in sentences(2000 if i == 0 else 400, i))
+    of_file = classify_features if args.task == "classify" else answer_features
+    features = [of_file(path, tokenizer, args.length) for path in files]
+
+    flags = ["--task", args.task, "-t", str(args.length), "--stride", str(args.length // 3)]
+    run([os.path.abspath(args.program), "-e", start, "-i", files[0], "-o", out, "--overwrite", "1", "-b", str(args.batch),
+         "-x", str(args.steps), "--shuffle", "0", "-l", str(LR), "-k", "constant", "-c", str(DECAY), "--beta2", "0.999",
+         "--eps", str(EPS), "-v", "0", "-n", "0", "--dropout", "0"] + flags, None)
+    ours = [json.loads(line) for line in open(os.path.join(out, "log.jsonl"), encoding="utf-8")]
+    ours = [line["loss"] for line in ours if "loss" in line and "step" in line]
+    theirs = train(args.task, kind.from_pretrained(start, attn_implementation="eager"), features[0], args.batch,
+                   args.steps)
+    worst = max(abs(a - b) for a, b in zip(ours, theirs))
+    print(f"{args.steps} steps: loss {theirs[0]:.6f} to {theirs[-1]:.6f}, largest difference {worst:.2e}")
+
+    model, info = kind.from_pretrained(out, output_loading_info=True, attn_implementation="eager")
+    strange = [f"{what}: {sorted(info[what])}" for what in ("missing_keys", "unexpected_keys", "mismatched_keys") if info[what]]
+    if strange:
+        sys.exit(f"{out}: {strange[0]}")
+    said = run([os.path.abspath(args.program), "-e", out, "-j", files[1], "--evaluate", "1", "-b", str(args.batch)] + flags,
+               None)
+    loss, right = evaluate(args.task, model, features[1])
+    our_loss = float(re.search(r"val loss ([0-9.]+)", said)[1])
+    print(f"held out, {len(features[1])} sequences: loss {loss:.6f}, train_bert says {said.strip()}")
+    failed = worst > args.tolerance or len(ours) != args.steps or abs(loss - our_loss) > args.tolerance
+    if args.task == "classify":
+        accuracy = float(re.search(r"accuracy ([0-9.]+)", said)[1])
+        print(f"transformers: accuracy {right:.6f}")
+        failed |= abs(accuracy - right) > 1.01 / len(features[1])
+    sys.exit(1 if failed else 0)
+
+
+if __name__ == "__main__":
+    main()

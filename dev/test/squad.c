@@ -1,0 +1,780 @@
+/* Tests of questions about texts: the windows that a file becomes, what is taken for the answer, and how it is scored.
+ *
+ *     ./test_squad                                        on small files that are written here
+ *     ./test_squad windows VOCABULARY FILE T STRIDE QUESTION train|evaluate
+ *     ./test_squad answer VOCABULARY FILE T STRIDE PREDICTIONS.json
+ *     ./test_squad score VOCABULARY FILE PREDICTIONS.json
+ *     ./test_squad normalize TEXTS.json
+ *
+ * The others are for dev/test/check_squad.py: a line for each window; what made-up logits answer; a line for each
+ * answer in a file of them; texts as they are compared. VOCABULARY is a directory with vocab.txt, QUESTION the most
+ * tokens of a question.
+ *
+ * Prints a line a case and `N passed, N failed, 0 skipped`; exit status 1 if one failed. */
+#include <ftw.h>
+#include <sys/wait.h>
+
+#include "llmc/base/rng.h"
+#include "llmc/data/squad.h"
+
+typedef struct {
+    int passed, failed;
+    char* directory;
+    WordPiece words;
+} Tests;
+
+static void expect(Tests* t, int good, const char* name, const char* why) {
+    printf("%s %s%s%s\n", good ? "ok  " : "FAIL", name, good ? "" : ": ", good ? "" : why);
+    if (good) t->passed++;
+    else t->failed++;
+}
+
+static char* put_file(const Tests* t, const char* name, const char* bytes, size_t n) {
+    char* path = xprintf("%s/%s", t->directory, name);
+    if (write_file(path, bytes, n) != 0) die(FAILED, "%s: %s", path, strerror(errno));
+    return path;
+}
+
+static SquadSettings settings_of(int T, int stride, SquadUse use) {
+    SquadSettings settings = {T, stride, 4, 3, use};
+    return settings;
+}
+
+// ---------------------------------------------------------------------------------------------------------
+// A vocabulary
+
+static const char VOCABULARY[] =
+    "[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\na\nb\nc\nd\ne\nf\ng\nh\ni\nj\ncafe\n##s\n.\n?\n\xe4\xb8\xad\n"
+    "\xe1\x84\x80\n##\xe1\x85\xa1\n##\xe1\x84\x82\n##\xe1\x85\xa1\xe1\x84\x82\n";
+enum { CLS = 2, SEP = 3, A = 5, B, C, D, E, F, G, H, I, J, CAFE, S, STOP, WHAT };
+
+// The tokens of a text with the bytes they come from, as "token@begin-end" with a space between.
+static void expect_origins(Tests* t, const WordPiece* words, const char* text, size_t n, const char* want) {
+    TokenIds ids, plain;
+    Text got = {NULL, 0, 0};
+    memset(&ids, 0, sizeof ids);
+    memset(&plain, 0, sizeof plain);
+    ids.has_origins = 1;
+    wordpiece_encode(&ids, words, text, n);
+    wordpiece_encode(&plain, words, text, n);
+    text_append(&got, "", 0);
+    for (size_t i = 0; i < ids.count; i++) {
+        size_t length;
+        const char* token = wordpiece_token(words, ids.id[i], &length);
+        text_printf(&got, "%s%.*s@%u-%u", i ? " " : "", (int)length, token, ids.origin[i].begin, ids.origin[i].end);
+    }
+    int same = ids.count == plain.count && !plain.origin && memcmp(ids.id, plain.id, ids.count * sizeof(int)) == 0;
+    expect(t, same && strcmp(got.text, want) == 0, want, got.text);
+    free(got.text);
+    token_ids_free(&ids), token_ids_free(&plain);
+}
+
+static void test_origins(Tests* t) {
+    static const struct {
+        const char *text, *want;
+    } cases[] = {
+        {" a  cafes.", "a@1-2 cafe@4-8 ##s@8-9 .@9-10"},
+        // Composed and decomposed; what is removed belongs to a token only inside it.
+        {"Caf\xc3\xa9s", "cafe@0-5 ##s@5-6"},
+        {"cafe\xcc\x81s cafe\xcc\x81", "cafe@0-4 ##s@6-7 cafe@8-12"},
+        {"\xe2\x80\x8b"
+         "ca\xc2\xad"
+         "fe\xe2\x80\x8b",
+         "cafe@3-9"},
+        {"a\xe4\xb8\xad\xe4\xb8\xad"
+         "b",
+         "a@0-1 \xe4\xb8\xad@1-4 \xe4\xb8\xad@4-7 b@7-8"},
+        {"a[SEP]b [sep]", "a@0-1 [SEP]@1-6 b@6-7 [UNK]@8-9 [UNK]@9-12 [UNK]@12-13"},
+        {"zz cafezz a", "[UNK]@0-2 [UNK]@3-9 a@10-11"},
+        // Syllables in parts: both tokens come from all of it.
+        {"\xea\xb0\x80", "\xe1\x84\x80@0-3 ##\xe1\x85\xa1@0-3"},
+        {"\xea\xb0\x80\xeb\x82\x98", "\xe1\x84\x80@0-3 ##\xe1\x85\xa1\xe1\x84\x82@0-6 ##\xe1\x85\xa1@3-6"},
+    };
+    for (size_t i = 0; i < COUNT_OF(cases); i++)
+        expect_origins(t, &t->words, cases[i].text, strlen(cases[i].text), cases[i].want);
+    Text bytes = {NULL, 0, 0};
+    int byte_of[BYTE_ALPHABET_END];
+    byte_alphabet(byte_of);
+    for (int byte = 0; byte < 256; byte++)
+        for (int c = 0; c < BYTE_ALPHABET_END; c++)
+            if (byte_of[c] == byte) wordpiece_put(&bytes, (uint32_t)c), text_append(&bytes, "\n", 1);
+    text_printf(&bytes, "[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\n");
+    char* folder = xprintf("%s/bytes", t->directory);
+    WordPiece words;
+    if (make_directories(folder) != 0) die(FAILED, "%s: %s", folder, strerror(errno));
+    free(put_file(t, "bytes/vocab.txt", bytes.text, bytes.length));
+    if (wordpiece_open(&words, folder, CASE_OF_MODEL) != 0 || !words.is_bytes) die(FAILED, "%s: no bytes", folder);
+    expect_origins(t, &words, "A\xc3[MASK]b", 9, "A@0-1 \xc3\x83@1-2 [MASK]@2-8 b@8-9");
+    wordpiece_free(&words);
+    free(folder), free(bytes.text);
+}
+
+// ---------------------------------------------------------------------------------------------------------
+// Files
+
+// A file of one question about a context; `rest` are further members of the question.
+static char* put_question(const Tests* t, const char* context, const char* question, const char* rest) {
+    Text out = {NULL, 0, 0};
+    text_printf(&out, "{\"version\": \"1.1\", \"data\": [{\"title\": \"\", \"paragraphs\": [{\"context\": \"%s\", ",
+                context);
+    text_printf(&out, "\"qas\": [{\"id\": \"q\", \"question\": \"%s\"%s}]}]}]}\n", question, rest);
+    char* path = put_file(t, "questions.json", out.text, out.length);
+    free(out.text);
+    return path;
+}
+
+// Windows as "tokens second first last", one after the other.
+static void expect_windows(Tests* t, const char* name, const char* context, const char* question, const char* rest,
+                           SquadSettings settings, const char* want) {
+    Squad s;
+    Examples e;
+    Text got = {NULL, 0, 0};
+    char* path = put_question(t, context, question, rest);
+    squad_open(&s, &e, path, &t->words, settings);
+    text_append(&got, "", 0);
+    for (int i = 0; i < e.count; i++) {
+        text_printf(&got, i ? ", " : "");
+        for (size_t k = e.begin[i]; k < e.begin[i + 1]; k++) {
+            size_t n;
+            const char* token = wordpiece_token(&t->words, e.tokens[k], &n);
+            text_printf(&got, "%.*s ", (int)n, token);
+        }
+        text_printf(&got, "%d %d %d", e.second[i], e.label[2 * i], e.label[2 * i + 1]);
+    }
+    expect(t, e.targets == 2 && s.windows == e.count && strcmp(got.text, want) == 0, name, got.text);
+    squad_close(&s), examples_close(&e);
+    free(got.text), free(path);
+}
+
+#define GOLD(start, text) "{\"answer_start\": " start ", \"text\": \"" text "\"}"
+#define ANSWER(start, text) ", \"answers\": [" GOLD(start, text) "]"
+
+static void test_windows(Tests* t) {
+    SquadSettings two = settings_of(11, 2, SQUAD_TRAIN);
+    expect_windows(t, "one window", "a b c", "d e?", ANSWER("2", "b c"), two, "[CLS] d e ? [SEP] a b c [SEP] 5 6 7");
+    expect_windows(t, "windows share two tokens", "a b c d e f g", "h ?", ANSWER("4", "c d"),
+                   settings_of(10, 2, SQUAD_TRAIN),
+                   "[CLS] h ? [SEP] a b c d e [SEP] 4 6 7, [CLS] h ? [SEP] d e f g [SEP] 4 0 0");
+    expect_windows(t, "the last window ends where the context does", "a b c d e f g h", "h ?", ANSWER("12", "g h"),
+                   settings_of(10, 2, SQUAD_TRAIN),
+                   "[CLS] h ? [SEP] a b c d e [SEP] 4 0 0, [CLS] h ? [SEP] d e f g h [SEP] 4 7 8");
+    expect_windows(t, "windows share nothing", "a b c d e f", "h i j ?", ANSWER("0", "a"),
+                   settings_of(10, 0, SQUAD_TRAIN),
+                   "[CLS] h i j ? [SEP] a b c [SEP] 6 6 6, [CLS] h i j ? [SEP] d e f [SEP] 6 0 0");
+    expect_windows(t, "an answer in two windows, in one as its last token", "a b c d e f g", "h ?", ANSWER("8", "e"),
+                   settings_of(10, 2, SQUAD_TRAIN),
+                   "[CLS] h ? [SEP] a b c d e [SEP] 4 8 8, [CLS] h ? [SEP] d e f g [SEP] 4 5 5");
+    expect_windows(t, "a question that is too long", "a b", "c d e f g h", ANSWER("0", "a b"), two,
+                   "[CLS] c d e f [SEP] a b [SEP] 6 6 7");
+    expect_windows(t, "no question", "a b", "", ANSWER("0", "a"), two, "[CLS] [SEP] a b [SEP] 2 2 2");
+    expect_windows(t, "a context without tokens", " \\u200b", "a", ANSWER("0", " "), two, "[CLS] a [SEP] [SEP] 3 0 0");
+    expect_windows(t, "answer_start counts characters", "\\u4e2d\xe4\xb8\xad\\ud83d\\ude00 caf\xc3\xa9 a", "b",
+                   ANSWER("4", "caf\\u00e9"), settings_of(12, 1, SQUAD_TRAIN),
+                   "[CLS] b [SEP] \xe4\xb8\xad \xe4\xb8\xad [UNK] cafe a [SEP] 3 6 6");
+    expect_windows(t, "an answer that is part of a word", "a cafes b", "c", ANSWER("3", "afe"), two,
+                   "[CLS] c [SEP] a cafe ##s b [SEP] 3 4 4");
+    expect_windows(t, "an answer in white space", "a b c", "c", ANSWER("1", " b "), two,
+                   "[CLS] c [SEP] a b c [SEP] 3 3 5");
+    expect_windows(t, "tokens of one character", "a \\uac00 b", "c", ANSWER("2", "\\uac00"), two,
+                   "[CLS] c [SEP] a \xe1\x84\x80 ##\xe1\x85\xa1 b [SEP] 3 4 5");
+    expect_windows(t, "the first of several answers", "a b c", "d",
+                   ", \"answers\": [" GOLD("4", "c") ", " GOLD("0", "a") "]", two, "[CLS] d [SEP] a b c [SEP] 3 5 5");
+    expect_windows(t, "no answer", "a b c", "d", ", \"answers\": [], \"is_impossible\": true", two,
+                   "[CLS] d [SEP] a b c [SEP] 3 0 0");
+    expect_windows(t, "evaluation of a question without labels", "a b c", "d", ", \"answers\": null",
+                   settings_of(11, 2, SQUAD_EVALUATE), "[CLS] d [SEP] a b c [SEP] 3 0 0");
+    expect_windows(t, "an answer that goes on behind the context", "a b c", "d", ANSWER("4", "c\\u0000"),
+                   settings_of(11, 2, SQUAD_EVALUATE), "[CLS] d [SEP] a b c [SEP] 3 0 0");
+    expect_windows(t, "evaluation with a misplaced answer", "a b c", "d", ANSWER("2", "c"),
+                   settings_of(11, 2, SQUAD_EVALUATE), "[CLS] d [SEP] a b c [SEP] 3 0 0");
+}
+
+// ---------------------------------------------------------------------------------------------------------
+// What is refused
+
+// Run `f` in a child, which must end with `status` (-1: 0 or USAGE) and one line of stderr that holds `message`.
+static void expect_end(Tests* t, int status, const char* name, const char* message, void (*f)(Tests*, const char*),
+                       const char* path) {
+    int to[2], ended;
+    char text[4096];
+    size_t n = 0;
+    fflush(stdout);
+    if (pipe(to) != 0) die(FAILED, "pipe: %s", strerror(errno));
+    pid_t child = fork();
+    if (child == 0) {
+        dup2(to[1], 2);
+        close(to[0]), close(to[1]);
+        f(t, path);
+        _exit(0);
+    }
+    close(to[1]);
+    for (ssize_t got; n < sizeof text - 1 && (got = read(to[0], text + n, sizeof text - 1 - n)) > 0;) n += (size_t)got;
+    text[n] = '\0';
+    close(to[0]);
+    waitpid(child, &ended, 0);
+    int code = WIFEXITED(ended) ? WEXITSTATUS(ended) : 256;
+    int is_line = n > 1 && strchr(text, '\n') == text + n - 1;
+    if (status < 0) {
+        int good = code == 0 || (code == USAGE && is_line);
+        if (!good) expect(t, 0, name, text);
+        return;
+    }
+    char* why = xprintf("status %d, \"%s\"", code, text);
+    expect(t, code == status && (n == 0 ? !message : is_line && message && strstr(text, message)), name, why);
+    free(why);
+}
+
+static void open_to(Tests* t, const char* path, SquadUse use) {
+    Squad s;
+    Examples e;
+    squad_open(&s, &e, path, &t->words, settings_of(11, 2, use));
+    squad_warn(&s);
+    squad_score(&s);
+    squad_close(&s), examples_close(&e);
+}
+
+static void open_training(Tests* t, const char* path) { open_to(t, path, SQUAD_TRAIN); }
+static void open_evaluation(Tests* t, const char* path) { open_to(t, path, SQUAD_EVALUATE); }
+
+static void open_short(Tests* t, const char* path) {
+    Squad s;
+    Examples e;
+    squad_open(&s, &e, path, &t->words, settings_of(9, 2, SQUAD_TRAIN));
+}
+
+static void open_negative(Tests* t, const char* path) {
+    Squad s;
+    Examples e;
+    squad_open(&s, &e, path, &t->words, settings_of(11, -1, SQUAD_TRAIN));
+}
+
+static void write_nowhere(Tests* t, const char* path) {
+    Squad s;
+    Examples e;
+    squad_open(&s, &e, path, &t->words, settings_of(11, 2, SQUAD_EVALUATE));
+    squad_write(&s, "/nowhere/predictions.json");
+}
+
+// Text before and after the members of a question with the id q.
+#define BEFORE "{\"data\": [{\"paragraphs\": [{\"context\": \"a b c\", \"qas\": [{\"id\": \"q\", \"question\": \"d\""
+#define AFTER "}]}]}]}"
+#define NEXT(id) "}, {\"id\": \"" id "\", \"question\": \"e\""
+#define POSSIBLE ", \"is_impossible\": false"
+#define IMPOSSIBLE ", \"answers\": [], \"is_impossible\": true"
+
+static void test_refused(Tests* t) {
+    static const struct {
+        const char *name, *text, *message;
+    } files[] = {
+        {"an empty file", "", "is not valid JSON"},
+        {"no object", "[]", "key \"data\": missing"},
+        {"no data", "{\"version\": \"1.1\"}", "key \"data\": missing; an array is needed"},
+        {"data that are no array", "{\"data\": {}}", "key \"data\": is an object, but an array is needed"},
+        {"empty data", "{\"data\": []}", "has no questions"},
+        {"no paragraphs", "{\"data\": [{\"paragraphs\": []}, {\"paragraphs\": []}]}", "has no questions"},
+        {"no questions", "{\"data\": [{\"paragraphs\": [{\"context\": \"a\", \"qas\": []}]}]}", "has no questions"},
+        {"an article that is a string", "{\"data\": [\"a\"]}", "data[0]: key \"paragraphs\": missing"},
+        {"a paragraph that is null", "{\"data\": [{\"paragraphs\": []}, {\"paragraphs\": [null]}]}",
+         "data[1].paragraphs[0]: key \"context\": missing"},
+        {"a context that is a number", "{\"data\": [{\"paragraphs\": [{\"context\": 1}]}]}",
+         "\"context\": is a number"},
+        {"no qas", "{\"data\": [{\"paragraphs\": [{\"context\": \"a\"}]}]}", "paragraphs[0]: key \"qas\": missing"},
+        {"no id", "{\"data\": [{\"paragraphs\": [{\"context\": \"a\", \"qas\": [{}]}]}]}",
+         "qas[0]: key \"id\": missing"},
+        {"an id that is a number", "{\"data\": [{\"paragraphs\": [{\"context\": \"a\", \"qas\": [{\"id\": 1}]}]}]}",
+         "key \"id\": is a number, but a string"},
+        {"no question", "{\"data\": [{\"paragraphs\": [{\"context\": \"a\", \"qas\": [{\"id\": \"x\\ny\"}]}]}]}",
+         "question \"x\\ny\": key \"question\": missing"},
+        {"answers that are an object", BEFORE ", \"answers\": {\"text\": [\"a\"]}" AFTER,
+         "question \"q\": key \"answers\": is an object"},
+        {"an answer that is a string", BEFORE ", \"answers\": [\"a\"]" AFTER, "key \"text\": missing"},
+        {"an answer without a place", BEFORE ", \"answers\": [{\"text\": \"a\"}]" AFTER,
+         "key \"answer_start\": missing"},
+        {"an empty answer", BEFORE ANSWER("0", "") AFTER, "an answer is empty"},
+        {"a place that is negative", BEFORE ANSWER("-1", "a") AFTER,
+         "question \"q\": key \"answer_start\": is -1, but the context has 5 characters"},
+        {"a place behind the context", BEFORE ANSWER("5", "a") AFTER, "is 5, but the context has 5"},
+        {"a place beyond all numbers", BEFORE ANSWER("99999999999999999999", "a") AFTER, "a whole number is needed"},
+        {"a place that is a fraction", BEFORE ANSWER("0.5", "a") AFTER, "a whole number is needed"},
+        {"a place that is a string", BEFORE ANSWER("\"0\"", "a") AFTER, "\"answer_start\": is a string"},
+        {"is_impossible that is a string", BEFORE ", \"is_impossible\": \"no\"" AFTER,
+         "\"is_impossible\": is a string"},
+        {"impossible, but answered", BEFORE ANSWER("0", "a") ", \"is_impossible\": true" AFTER,
+         "is_impossible is true, but there are answers"},
+        {"possible, but not answered", BEFORE ", \"answers\": []" POSSIBLE AFTER,
+         "is_impossible is false, but there is no answer"},
+        {"an id twice", BEFORE ANSWER("0", "a") NEXT("r") ANSWER("0", "a") NEXT("q") ANSWER("0", "a") AFTER,
+         "two questions have the id \"q\""},
+        {"no UTF-8", BEFORE ANSWER("0", "\xff") AFTER, "byte 0xff is not valid UTF-8"},
+        {"nothing to train on", BEFORE ANSWER("0", "b") AFTER, "none of its 1 questions"},
+    };
+    for (size_t i = 0; i < COUNT_OF(files); i++) {
+        char* path = put_file(t, "bad.json", files[i].text, strlen(files[i].text));
+        expect_end(t, USAGE, files[i].name, files[i].message, open_training, path);
+        free(path);
+    }
+    Text deep = {NULL, 0, 0};
+    text_printf(&deep, "{\"data\": ");
+    for (int i = 0; i < 100000; i++) text_append(&deep, "[", 1);
+    char* path = put_file(t, "bad.json", deep.text, deep.length);
+    expect_end(t, USAGE, "brackets in brackets", "levels deep", open_training, path);
+    free(deep.text), free(path);
+
+    char* good = put_question(t, "a b c", "d", ANSWER("0", "a"));
+    expect_end(t, DONE, "a good file", NULL, open_training, good);
+    expect_end(t, USAGE, "sequences that are too short", "sequences of 9 tokens (-t) do not hold", open_short, good);
+    expect_end(t, USAGE, "less than nothing shared", "share -1 tokens", open_negative, good);
+    expect_end(t, FAILED, "a folder that is not there", "/nowhere/predictions.json: cannot be written", write_nowhere,
+               good);
+    free(good);
+    char* none = xprintf("%s/none.json", t->directory);
+    expect_end(t, USAGE, "no file", "none.json: cannot be read", open_training, none);
+    free(none);
+
+    // clang-format off
+    static const char odd[] =
+        BEFORE ANSWER("0", "b") NEXT("r") ANSWER("2", "c") NEXT("s") NEXT("t") ANSWER("4", "c") AFTER;
+    // clang-format on
+    path = put_file(t, "odd.json", odd, sizeof odd - 1);
+    for (SquadUse use = SQUAD_EVALUATE; use <= SQUAD_TRAIN; use = (SquadUse)(use + 1)) {
+        Squad s;
+        Examples e;
+        squad_open(&s, &e, path, &t->words, settings_of(11, 2, use));
+        int is_training = use == SQUAD_TRAIN;
+        expect(t, s.questions == 4 && s.misplaced == 2 && s.unanswered == 1 && e.count == (is_training ? 1 : 4),
+               is_training ? "what is left to train on" : "what is evaluated", "another number of questions");
+        expect(t,
+               e.group[e.count - 1] == 3 && s.first_misplaced &&
+                   strstr(s.first_misplaced, "question \"q\" has \"a\" there, not \"b\""),
+               "the first misplaced answer", s.first_misplaced);
+        squad_close(&s), examples_close(&e);
+    }
+    free(path);
+    static const char misplaced[] = BEFORE ANSWER("0", "b") AFTER;
+    path = put_file(t, "odd.json", misplaced, sizeof misplaced - 1);
+    expect_end(t, DONE, "a warning for misplaced answers", "of 1 questions 1 have an answer that is not where",
+               open_evaluation, path);
+    free(path);
+    static const char unanswered[] = BEFORE AFTER;
+    path = put_file(t, "odd.json", unanswered, sizeof unanswered - 1);
+    expect_end(t, DONE, "a warning for questions without answers",
+               "1 have neither answers nor is_impossible, and are not scored", open_evaluation, path);
+    free(path);
+}
+
+// Whatever bytes are changed, cut off or put in: no crash, and one line if it is refused.
+static void test_damaged(Tests* t) {
+    static const char whole[] = BEFORE ANSWER("0", "a b") POSSIBLE NEXT("r") IMPOSSIBLE AFTER;
+    static const char pieces[] = "\"{}[]:,0-19eE.\\un \xc3\xa9\xff";
+    int failed = t->failed;
+    for (uint32_t i = 0; i < 600; i++) {
+        char bytes[sizeof whole];
+        Philox r = philox(i, 0, 0, 0, 6);
+        size_t n = sizeof whole - 1, at = r.v[0] % n;
+        memcpy(bytes, whole, sizeof whole);
+        bytes[at] = pieces[r.v[1] % (sizeof pieces - 1)];
+        if (i % 5 == 0) n = at;
+        if (i % 5 == 1) memmove(bytes + at, bytes + at + 1, --n - at);
+        char* path = put_file(t, "bad.json", bytes, n);
+        expect_end(t, -1, "a damaged file", NULL, i % 2 ? open_training : open_evaluation, path);
+        free(path);
+    }
+    expect(t, t->failed == failed, "600 damaged files", "see above");
+}
+
+// ---------------------------------------------------------------------------------------------------------
+// Answers
+
+enum { ROOM = 16 };
+
+// Set start and end logits of a window's tokens, [ROOM, 3]: the third column is not to be looked at.
+static void set_logits(real* logits, const double* start, const double* end, int n) {
+    for (int t = 0; t < ROOM; t++) {
+        logits[3 * t] = t < n ? (real)start[t] : (real)1000;
+        logits[3 * t + 1] = t < n ? (real)end[t] : (real)1000;
+        logits[3 * t + 2] = (real)1000;
+    }
+}
+
+static void expect_answer(Tests* t, const char* name, const Squad* s, const char* want) {
+    size_t n;
+    const char* answer = squad_answer(s, 0, &n);
+    char* got = answer ? xprintf("\"%.*s\"", (int)n, answer) : xprintf("nothing");
+    char* quoted = want ? xprintf("\"%s\"", want) : xprintf("nothing");
+    expect(t, strcmp(got, quoted) == 0, name, got);
+    free(got), free(quoted);
+}
+
+// The example has [CLS] d [SEP] a b, c d, e [SEP]: the context is at 3 .. 9.
+#define CONTEXT "a b, c d, e"
+enum { LENGTH = 11, CONTEXT_AT = 3 };
+
+static void test_answer(Tests* t, int is_v2) {
+    const double nan_value = (double)NAN;
+    static const double flat[LENGTH] = {0};
+    double start[LENGTH], end[LENGTH];
+    real logits[3 * ROOM];
+    Squad s;
+    Examples e;
+    char* path = put_question(t, CONTEXT, "d", is_v2 ? ", \"answers\": [], \"is_impossible\": true" : ANSWER("2", "b"));
+    squad_open(&s, &e, path, &t->words, settings_of(ROOM, 2, SQUAD_EVALUATE));
+    expect(t, e.count == 1 && examples_length(&e, 0) == LENGTH && s.is_v2 == is_v2, "one window", "it is another");
+    expect_answer(t, "nothing seen", &s, NULL);
+#define TAKE(name, want)                                                                                               \
+    do {                                                                                                               \
+        squad_begin(&s);                                                                                               \
+        set_logits(logits, start, end, LENGTH);                                                                        \
+        squad_take(&s, &e, 0, logits, 3);                                                                              \
+        expect_answer(t, name, &s, want);                                                                              \
+    } while (0)
+#define RESET() (memcpy(start, flat, sizeof start), memcpy(end, flat, sizeof end))
+    RESET();
+    TAKE("equal scores: the first one", "a");
+    RESET(), start[4] = 2, end[6] = 2;
+    TAKE("three tokens", "b, c");
+    RESET(), start[4] = 3, end[7] = 3, end[5] = 2;
+    TAKE("not four", "b,");
+    RESET(), start[6] = 6, end[4] = 5;
+    TAKE("no end before the start", "c");
+    RESET(), start[1] = 9, end[1] = 9, start[2] = end[2] = 9, start[10] = end[10] = 9, start[9] = 1;
+    TAKE("nothing outside the context", "e");
+    RESET(), start[9] = end[9] = 1;
+    TAKE("the last token", "e");
+    RESET(), start[3] = nan_value, start[5] = nan_value, end[6] = nan_value, start[7] = end[7] = 1;
+    TAKE("NaN is not the best", "d");
+    for (int i = 0; i < LENGTH; i++) start[i] = nan_value;
+    TAKE("nothing but NaN", "");
+    RESET(), start[0] = 2, end[0] = 2, start[6] = end[6] = 2;
+    TAKE("as good as none", "c");
+    start[0] = 2.5;
+    TAKE(is_v2 ? "none is better" : "none is no answer in v1.1", is_v2 ? "" : "c");
+    size_t n;
+    double* sums = squad_answers(&s, &n);
+    expect(t, n == 5 && sums[0] == 4 && sums[1] == 4.5 && sums[2] == 1 && sums[3] == 3 && sums[4] == 3,
+           "what ranks add up", "it is something else");
+    squad_close(&s), examples_close(&e);
+    free(path);
+}
+
+// A context of two windows: [CLS] h ? [SEP] a b c d e [SEP], [CLS] h ? [SEP] d e f g [SEP].
+static void test_answer_windows(Tests* t) {
+    real logits[2][3 * ROOM];
+    double start[2][10] = {{0}}, end[2][10] = {{0}};
+    Squad s;
+    Examples e;
+    char* path = put_question(t, "a b c d e f g", "h ?", ", \"answers\": [], \"is_impossible\": true");
+    squad_open(&s, &e, path, &t->words, settings_of(10, 2, SQUAD_EVALUATE));
+    start[0][5] = 1, end[0][5] = 1, start[1][6] = 1, end[1][7] = 2, start[0][0] = 9, start[1][0] = 1;
+    set_logits(logits[0], start[0], end[0], 10), set_logits(logits[1], start[1], end[1], 9);
+    for (int order = 0; order < 2; order++) {
+        squad_begin(&s);
+        squad_take(&s, &e, order, logits[order], 3);
+        expect_answer(t, order ? "the second window" : "the first window", &s, order ? "f g" : "");
+        squad_take(&s, &e, !order, logits[!order], 3);
+        expect_answer(t, "both windows", &s, "f g");
+        expect(t, s.answer[0].null_score == 1 && s.answer[0].score == 3 && s.answer[0].example == 2,
+               "the least of none, the best of all", "another one");
+    }
+    squad_close(&s), examples_close(&e);
+    free(path);
+}
+
+static void test_write(Tests* t) {
+    static const char file[] =
+        "{\"data\": [{\"paragraphs\": [{\"context\": \"a \\\"b\\\" caf\\u00e9\", \"qas\": [{\"id\": \"x\", "
+        "\"question\": \"d\"}, {\"id\": \"y\\n\", \"question\": \"d\"}, {\"id\": \"z\", \"question\": \"d\"}]}]}]}";
+    real logits[3 * ROOM] = {0};
+    Squad s;
+    Examples e;
+    char *path = put_file(t, "three.json", file, sizeof file - 1), *out = xprintf("%s/predictions.json", t->directory);
+    squad_open(&s, &e, path, &t->words, settings_of(ROOM, 2, SQUAD_EVALUATE));
+    squad_write(&s, out);
+    char* text = read_file(out, 1000, NULL, FAILED);
+    expect(t, strcmp(text, "{}\n") == 0, "predictions of nothing", text);
+    free(text);
+    squad_take(&s, &e, 0, logits, 3);
+    logits[3 * 4] = logits[3 * 6 + 1] = 1;
+    squad_take(&s, &e, 1, logits, 3);
+    squad_write(&s, out);
+    text = read_file(out, 1000, NULL, FAILED);
+    expect(t, strcmp(text, "{\n\"x\": \"a\",\n\"y\\n\": \"\\\"b\\\"\"\n}\n") == 0, "predictions", text);
+    char* temporary = xprintf("%s.tmp", out);
+    expect(t, !file_exists(temporary), "nothing else is left", temporary);
+    SquadScore score = squad_score(&s);
+    expect(t, score.all.questions == 0 && score.all.f1 == 0, "nothing to score", "there is");
+    free(text), free(temporary), free(path), free(out);
+    squad_close(&s), examples_close(&e);
+}
+
+// ---------------------------------------------------------------------------------------------------------
+// Scores
+
+static void test_normalize(Tests* t) {
+    static const struct {
+        const char *text, *want;
+    } cases[] = {
+        {"", ""},
+        {"The  cat's\t\"pyjamas\"!", "cats pyjamas"},
+        {"a an the", ""},
+        {"A.An(the)", "aanthe"},
+        {"an apple a day, the end", "apple day end"},
+        {"theatre banana a1 1a a_b", "theatre banana a1 1a ab"},
+        {"a-b the-", "ab"},
+        {"\xc3\x89"
+         "COLE the\xc2\xa0\xc3\xa9t\xc3\xa9 \xe3\x80\x80",
+         "\xc3\xa9"
+         "cole \xc3\xa9t\xc3\xa9"},
+        {"x\x1c"
+         "a\x1f"
+         "y\x0b\x0c\xc2\x85z\xe2\x80\xa8w",
+         "x y z w"},
+        // An accent that stands apart is no letter; typographic quotes are no ASCII punctuation.
+        {"a\xcc\x81 b", "\xcc\x81 b"},
+        {"e\xcc\x81"
+         "a b",
+         "e\xcc\x81 b"},
+        {"\xe2\x80\x9cthe\xe2\x80\x9d \xe2\x80\x98"
+         "a b",
+         "\xe2\x80\x9c \xe2\x80\x9d \xe2\x80\x98 b"},
+        {"the\xe4\xb8\xad a \xe4\xb8\xad", "the\xe4\xb8\xad \xe4\xb8\xad"},
+        {"the\xf0\x9f\x98\x80"
+         "an",
+         "\xf0\x9f\x98\x80"},
+        {"\xc4\xb0"
+         "A",
+         "i\xcc\x87"},
+        {"\xce\x9f\xce\x94\xce\x9f\xce\xa3 \xcf\x82", "\xce\xbf\xce\xb4\xce\xbf\xcf\x83 \xcf\x83"},
+        {"\xff", "\xef\xbf\xbd"},
+        {"$1.50 + 2", "150 2"},
+    };
+    Text out = {NULL, 0, 0};
+    for (size_t i = 0; i < COUNT_OF(cases); i++) {
+        squad_normalize(&out, cases[i].text, strlen(cases[i].text));
+        char* name = xprintf("normalized: \"%s\"", cases[i].want);
+        expect(t, strcmp(out.text, cases[i].want) == 0, name, out.text);
+        free(name);
+    }
+    free(out.text);
+}
+
+static void test_match(Tests* t) {
+    static const struct {
+        const char *answer, *gold;
+        double exact, f1, f1_v2;
+    } cases[] = {
+        {"a b c", "the b, c", 1, 1, 1}, {"b c", "c b", 0, 1, 1}, {"b b c", "b c c", 0, 2.0 / 3, 2.0 / 3},
+        {"b", "b c d e", 0, 0.4, 0.4},  {"b", "c", 0, 0, 0},     {"", "b", 0, 0, 0},
+        {"the", "b", 0, 0, 0},          {"the", "!", 1, 0, 1},   {"bc b", "b", 0, 2.0 / 3, 2.0 / 3},
+    };
+    for (size_t i = 0; i < COUNT_OF(cases); i++) {
+        Text a = {NULL, 0, 0}, b = {NULL, 0, 0};
+        squad_normalize(&a, cases[i].answer, strlen(cases[i].answer));
+        squad_normalize(&b, cases[i].gold, strlen(cases[i].gold));
+        SquadMatch old = squad_match(&a, &b, 0), two = squad_match(&a, &b, 1);
+        char* name = xprintf("\"%s\" for \"%s\"", cases[i].answer, cases[i].gold);
+        char* why = xprintf("%g %g %g", old.exact, old.f1, two.f1);
+        expect(t,
+               old.exact == cases[i].exact && two.exact == old.exact && fabs(old.f1 - cases[i].f1) < 1e-15 &&
+                   fabs(two.f1 - cases[i].f1_v2) < 1e-15,
+               name, why);
+        free(name), free(why), free(a.text), free(b.text);
+    }
+}
+
+static void test_score(Tests* t) {
+    // clang-format off
+    static const char file[] =
+        BEFORE POSSIBLE ", \"answers\": [" GOLD("2", "b") ", " GOLD("2", "b c") "]"
+        NEXT("r") IMPOSSIBLE
+        NEXT("s") POSSIBLE ANSWER("0", "a")
+        NEXT("t") ANSWER("0", "a")
+        NEXT("u") ", \"answers\": [" GOLD("0", "a") ", " GOLD("2", "b") "]" AFTER;
+    // clang-format on
+    static const struct {
+        const char *name, *answer[3];
+        double all[2], answerable[2], impossible[2];
+    } cases[] = {
+        {"all right", {"b c", "", ""}, {100, 100}, {100, 100}, {100, 100}},
+        {"the second gold answer is the better one", {"x b c", "", ""}, {200.0 / 3, 280.0 / 3}, {50, 90}, {100, 100}},
+        {"an answer where there is none", {"b", "b", ""}, {200.0 / 3, 200.0 / 3}, {100, 100}, {0, 0}},
+        {"articles are as good as none", {"b", "the", "the"}, {100, 100}, {100, 100}, {100, 100}},
+    };
+    Squad s;
+    Examples e;
+    char* path = put_file(t, "scores.json", file, sizeof file - 1);
+    squad_open(&s, &e, path, &t->words, settings_of(ROOM, 2, SQUAD_EVALUATE));
+    for (size_t i = 0; i < COUNT_OF(cases); i++) {
+        SquadScore score;
+        memset(&score, 0, sizeof score);
+        for (int q = 0; q < 3; q++) squad_score_add(&score, &s, q, cases[i].answer[q], strlen(cases[i].answer[q]));
+        squad_score_end(&score);
+        const SquadShare *a = &score.all, *b = &score.answerable, *c = &score.impossible;
+        char* why = xprintf("%g %g, %g %g, %g %g", a->exact, a->f1, b->exact, b->f1, c->exact, c->f1);
+        int good = a->questions == 3 && b->questions == 2 && c->questions == 1;
+        good = good && fabs(a->exact - cases[i].all[0]) < 1e-12 && fabs(a->f1 - cases[i].all[1]) < 1e-12;
+        good = good && fabs(b->exact - cases[i].answerable[0]) < 1e-12 && fabs(b->f1 - cases[i].answerable[1]) < 1e-12;
+        good = good && c->exact == cases[i].impossible[0] && c->f1 == cases[i].impossible[1];
+        expect(t, good, cases[i].name, why);
+        free(why);
+    }
+    // A gold answer of which nothing is left is none.
+    SquadMatch none = squad_judge(&s, 3, "", 0), other = squad_judge(&s, 4, "", 0);
+    expect(t, none.exact == 1 && none.f1 == 1 && other.exact == 0 && other.f1 == 0, "gold answers that are articles",
+           "another score");
+    // Only what was seen counts.
+    real logits[3 * ROOM] = {0};
+    logits[3 * 4] = logits[3 * 4 + 1] = 1;
+    squad_take(&s, &e, 0, logits, 3);
+    SquadScore score = squad_score(&s);
+    expect(t, score.all.questions == 1 && score.all.exact == 100 && score.impossible.questions == 0,
+           "one question of five", "another score");
+    squad_close(&s), examples_close(&e);
+    free(path);
+}
+
+// ---------------------------------------------------------------------------------------------------------
+// For check_squad.py
+
+static int number_of(const char* text) {
+    char* end;
+    long value = strtol(text, &end, 10);
+    if (*end || end == text || value < 0 || value > 1 << 20) die(USAGE, "%s: is no number up to 2^20", text);
+    return (int)value;
+}
+
+static void show_windows(const Squad* s, const Examples* e) {
+    for (int i = 0; i < e->count; i++) {
+        const SquadParagraph* p = &s->paragraph[s->question[e->group[i]].paragraph];
+        const TextSpan* origin = s->tokens.origin + p->first_token + s->window[i];
+        printf("%d %d %d %d\t", e->group[i], e->second[i], e->label[2 * i], e->label[2 * i + 1]);
+        for (size_t k = e->begin[i]; k < e->begin[i + 1]; k++) printf("%d ", e->tokens[k]);
+        printf("\t");
+        for (int k = 0; k < examples_length(e, i) - 1 - e->second[i]; k++)
+            printf("%u %u ", origin[k].begin, origin[k].end);
+        printf("\n");
+    }
+}
+
+// A number that any program can make up: 23 bits of a product.
+static real made_up(int example, int position, int end) {
+    uint32_t at = ((uint32_t)example * 512 + (uint32_t)position) * 2 + (uint32_t)end;
+    uint32_t bits = at * 2654435761u;
+    bits = (bits ^ bits >> 15) * 2246822519u;
+    return (real)(bits >> 9) + (position == 0 ? (real)(1 << 22) : 0);
+}
+
+static void answer_all(Squad* s, const Examples* e, int T) {
+    real* logits = (real*)xmalloc(2 * (size_t)T * sizeof(real));
+    for (int i = 0; i < e->count; i++) {
+        for (int t = 0; t < T; t++) logits[2 * t] = made_up(i, t, 0), logits[2 * t + 1] = made_up(i, t, 1);
+        squad_take(s, e, i, logits, 2);
+    }
+    free(logits);
+}
+
+static void show_score(const SquadScore* score) {
+    const SquadShare* share[] = {&score->all, &score->answerable, &score->impossible};
+    for (size_t i = 0; i < COUNT_OF(share); i++)
+        printf("%d %.17g %.17g\n", share[i]->questions, share[i]->exact, share[i]->f1);
+}
+
+static void score_file(const Squad* s, const char* path) {
+    Json json;
+    SquadScore score;
+    memset(&score, 0, sizeof score);
+    json_load(&json, path, SQUAD_MAX_FILE);
+    for (int i = 0; i < s->questions; i++) {
+        char* id = xprintf("%.*s", (int)s->question[i].id.length, s->text.text + s->question[i].id.begin);
+        const JsonNode* answer = json_get(json.root, id);
+        if (answer) {
+            SquadMatch match = squad_judge(s, i, answer->string, answer->length);
+            squad_score_add(&score, s, i, answer->string, answer->length);
+            printf("%.17g %.17g\n", match.exact, match.f1);
+        }
+        free(id);
+    }
+    squad_score_end(&score);
+    show_score(&score);
+    json_free(&json);
+}
+
+static int normalize_all(const char* path) {
+    Json json;
+    Text out = {NULL, 0, 0}, line = {NULL, 0, 0};
+    json_load(&json, path, SQUAD_MAX_FILE);
+    for (const JsonNode* text = json.root->first; text; text = text->next) {
+        squad_normalize(&out, text->string, text->length);
+        line.length = 0;
+        text_json_string(&line, out.text, out.length);
+        puts(line.text);
+    }
+    free(out.text), free(line.text);
+    json_free(&json);
+    return 0;
+}
+
+static int check(int argc, char** argv) {
+    int shows = argc == 8 && strcmp(argv[1], "windows") == 0, answers = argc == 7 && strcmp(argv[1], "answer") == 0;
+    if (argc == 3 && strcmp(argv[1], "normalize") == 0) return normalize_all(argv[2]);
+    if (!shows && !answers && (argc != 5 || strcmp(argv[1], "score") != 0))
+        die(USAGE,
+            "usage: test_squad [windows VOCABULARY FILE T STRIDE QUESTION train|evaluate | answer VOCABULARY FILE T "
+            "STRIDE PREDICTIONS.json | score VOCABULARY FILE PREDICTIONS.json | normalize TEXTS.json]");
+    SquadSettings settings = {384, 128, 64, 30, SQUAD_EVALUATE};
+    if (shows || answers) settings.T = number_of(argv[4]), settings.stride = number_of(argv[5]);
+    if (shows)
+        settings.most_question = number_of(argv[6]),
+        settings.use = strcmp(argv[7], "train") == 0 ? SQUAD_TRAIN : SQUAD_EVALUATE;
+    WordPiece words;
+    Squad s;
+    Examples e;
+    if (wordpiece_open(&words, argv[2], CASE_OF_MODEL) != 0) die(USAGE, "%s: holds no vocab.txt", argv[2]);
+    double start = now_seconds();
+    squad_open(&s, &e, argv[3], &words, settings);
+    fprintf(stderr, "%d questions, %d windows, %zu tokens: %.2f s\n", s.questions, e.count, e.begin[e.count],
+            now_seconds() - start);
+    squad_warn(&s);
+    if (shows) show_windows(&s, &e);
+    else if (answers) {
+        answer_all(&s, &e, settings.T);
+        squad_write(&s, argv[6]);
+        SquadScore score = squad_score(&s);
+        show_score(&score);
+    } else score_file(&s, argv[4]);
+    squad_close(&s), examples_close(&e), wordpiece_free(&words);
+    return 0;
+}
+
+// ---------------------------------------------------------------------------------------------------------
+
+static int remove_entry(const char* path, const struct stat* st, int type, struct FTW* where) {
+    (void)st, (void)type, (void)where;
+    return remove(path);
+}
+
+int main(int argc, char** argv) {
+    if (argc > 1) return check(argc, argv);
+    Tests t;
+    memset(&t, 0, sizeof t);
+    const char* temporary = getenv("TMPDIR");
+    t.directory = xprintf("%s/test_squad_XXXXXX", temporary && *temporary ? temporary : "/tmp");
+    if (!mkdtemp(t.directory)) die(FAILED, "%s: cannot be made: %s", t.directory, strerror(errno));
+    free(put_file(&t, "vocab.txt", VOCABULARY, sizeof VOCABULARY - 1));
+    if (wordpiece_open(&t.words, t.directory, CASE_OF_MODEL) != 0) die(FAILED, "%s: no vocabulary", t.directory);
+    test_origins(&t);
+    test_windows(&t);
+    test_refused(&t);
+    test_damaged(&t);
+    test_answer(&t, 0);
+    test_answer(&t, 1);
+    test_answer_windows(&t);
+    test_write(&t);
+    test_normalize(&t);
+    test_match(&t);
+    test_score(&t);
+    wordpiece_free(&t.words);
+    nftw(t.directory, remove_entry, 16, FTW_DEPTH | FTW_PHYS);
+    free(t.directory);
+    printf("%d passed, %d failed, 0 skipped\n", t.passed, t.failed);
+    return t.failed != 0;
+}

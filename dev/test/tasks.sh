@@ -1,0 +1,202 @@
+#!/usr/bin/env bash
+# Fine-tuning: classes of texts, and answers in contexts, from files to scores.
+#
+#     bash dev/test/tasks.sh PROGRAM          train_bert, from the repository's root
+#
+# Ends with `N passed, N failed, N skipped`; exit status 1 if one failed.
+set -u
+PROGRAM=${1:-}
+. "$(dirname "$0")/shell.sh"
+python=${PYTHON:-python3}
+
+# Examples lie beside the built-in vocabulary, whose tokens are bytes.
+d=$work/tasks
+mkdir "$d"
+cp data/builtin/bert/vocab.txt data/builtin/bert/tokenizer_config.json "$d"
+RUN=(-n 0 -l 3e-3 -u 10)
+SMALL=(-e L=1,C=32,NH=2,T=64 "${RUN[@]}")
+field() { sed -nE "s/.*\"$1\": ([0-9.e+-]+).*/\\1/p" "$2" | tail -n 1; }  # NAME LOG
+at_least() { awk -v x="$1" -v least="$2" 'BEGIN { exit !(x != "" && x >= least) }'; }
+
+# ---------------------------------------------------------------------------------------------------------
+# Classes: letters of the first, second or last third of the alphabet
+
+texts() { # COUNT SEED: label and text
+    awk -v count="$1" -v seed="$2" 'BEGIN {
+        srand(seed)
+        split("low middle top", name, " ")
+        for (i = 0; i < count; i++) {
+            class = int(3 * rand())
+            text = ""
+            for (n = 5 + int(20 * rand()); n > 0; n--) text = text substr("abcdefghijklmnopqrstuvwx", 8 * class + 1 + int(8 * rand()), 1)
+            print name[class + 1] "\t" text
+        }
+    }'
+}
+texts 600 1 >"$d/train.tsv"
+texts 150 2 >"$d/val.tsv"
+CLASSIFY=(--task classify "${SMALL[@]}")  # and the files, --labels and -b
+TRAIN=("${CLASSIFY[@]}" --labels 3 -i "$d/train.tsv")
+run "${TRAIN[@]}" -b 16 --epochs 4 -v 50 -o "$box/classes"
+why=$(ended_with 0)
+[ -n "$why" ] || [ ! -s "$work/stderr" ] || why="stderr is not empty: $(head -n 1 "$work/stderr")"
+[ "$(grep -c '"loss"' "$box/classes/log.jsonl")" -eq 150 ] || why=${why:-'four epochs of 600 examples are not 150 steps of 16'}
+accuracy=$(field val_accuracy "$box/classes/log.jsonl") f1=$(field val_f1 "$box/classes/log.jsonl")
+at_least "$accuracy" 0.95 && at_least "$f1" 0.95 || why=${why:-"accuracy '$accuracy', F1 '$f1', not 0.95"}
+verdict 'three classes are learnt' "$why"
+why=
+grep -q '"BertForSequenceClassification"' "$box/classes/config.json" || why='another architecture'
+grep -q '"id2label": {"0": "low", "1": "middle", "2": "top"}, "label2id": {"low": 0, "middle": 1, "top": 2}' "$box/classes/config.json" ||
+    why=${why:-'no names of classes'}
+[ -s "$box/classes/vocab.txt" ] || why=${why:-'no vocabulary'}
+verdict 'the saved model names its classes' "$why"
+
+# The names are the model's now; 0 labels are as many as it has.
+run --task classify -e "$box/classes" -j "$d/val.tsv" --evaluate 1 -b 7 --predictions "$work/said.tsv"
+why=$(ended_with 0)
+grep -Eq "^val loss [0-9.]+ \| accuracy ${accuracy}[.0-9]*, F1 ${f1}[.0-9]* \(150 examples\)$" "$work/stdout" ||
+    why=${why:-"'$(cat "$work/stdout")', not accuracy $accuracy and F1 $f1"}
+verdict '--evaluate 1 of the saved model, in other batches' "$why"
+why=
+[ "$(head -n 1 "$work/said.tsv")" = $'prediction\tname\tprobability' ] || why='no header'
+right=$(paste <(cut -f 1 "$d/val.tsv") <(tail -n +2 "$work/said.tsv" | cut -f 2) | awk '$1 == $2 { n++ } END { printf "%.6f", n / NR }')
+awk -v a="$right" -v b="$accuracy" 'BEGIN { exit !(a - b < 1e-5 && b - a < 1e-5) }' || why=${why:-"$right of them are right, not $accuracy"}
+verdict '--predictions' "$why"
+run --task classify --labels 3 -e "$box/classes" -i "$d/train.tsv" -j "$d/val.tsv" --evaluate 1
+verdict '--labels as the model has' "$(ended_with 0)"
+
+run "${TRAIN[@]}" -b 16 -x 30 --stop-after 13 -v 0 -o "$box/stopped"
+run "${TRAIN[@]}" -b 16 -x 30 -y 1 -v 0 -o "$box/stopped"
+why=$(ended_with 0)
+run "${TRAIN[@]}" -b 16 -x 30 -v 0 -o "$box/straight" --threads 2
+cmp -s "$box/stopped/ckpt/00000030/optimizer.safetensors" "$box/straight/ckpt/00000030/optimizer.safetensors" ||
+    why=${why:-'stopped and resumed is not straight with two threads'}
+verdict 'classify: stopped and resumed, another number of threads' "$why"
+run "${TRAIN[@]}" -b 16 -x 30 --dropout 0.3 -v 0 -o "$box/dropout"
+why=$(ended_with 0)
+cmp -s "$box/dropout/model.safetensors" "$box/straight/model.safetensors" && why=${why:-'dropout changes nothing'}
+verdict 'classify: dropout' "$why"
+# What is accumulated over micro-batches is the mean over the step's examples, however it is cut.
+run "${TRAIN[@]}" -x 3 -b 8 -d $((16 * 64)) -v 0 -o "$box/micro"
+run "${TRAIN[@]}" -x 3 -b 16 -v 0 -o "$box/whole"
+why=
+for step in 1 2 3; do
+    a=$(sed -nE "s/^\{\"step\": $step, \"loss\": ([0-9.]+).*/\1/p" "$box/micro/log.jsonl")
+    b=$(sed -nE "s/^\{\"step\": $step, \"loss\": ([0-9.]+).*/\1/p" "$box/whole/log.jsonl")
+    awk -v a="$a" -v b="$b" 'BEGIN { exit !(a != "" && (a - b) ^ 2 < 1e-9) }' || why="step $step: losses '$a' and '$b'"
+done
+verdict 'classify: two micro-batches' "$why"
+
+# Forms of files that hold the same.
+FORM=("${CLASSIFY[@]}" --labels 3 -b 16 -v 0)
+run "${FORM[@]}" -i "$d/train.tsv" -x 4 -o "$box/plain"
+same() { # NAME FILE
+    run "${FORM[@]}" -i "$2" -x 4 -o "$box/form" --overwrite 1
+    local why
+    why=$(ended_with 0)
+    cmp -s "$box/form/model.safetensors" "$box/plain/model.safetensors" || why=${why:-'another model'}
+    verdict "form: $1" "$why"
+}
+{ echo $'index\tsentence\tlabel\tnote'; awk -F '\t' '{ print NR "\t" $2 "\t" $1 "\tx" }' "$d/train.tsv"; } >"$d/header.tsv"
+same 'a header' "$d/header.tsv"
+sed 's/$/\r/; 5s/$/\n/' "$d/train.tsv" >"$d/crlf.tsv"
+same 'CRLF, an empty line' "$d/crlf.tsv"
+printf %s "$(cat "$d/train.tsv")" >"$d/no-newline.tsv"
+same 'no newline at the end' "$d/no-newline.tsv"
+sed 's/^low/0/; s/^middle/1/; s/^top/2/' "$d/train.tsv" >"$d/numbers.tsv"
+same 'numbers' "$d/numbers.tsv"
+awk -F '\t' '{ print $1 "\t" $2 "\tzzz" }' "$d/train.tsv" >"$d/pairs.tsv"
+accepted 'form: pairs' "${FORM[@]}" -i "$d/pairs.tsv" -x 2 -o ''
+awk -F '\t' '{ print $1 "\t" $2 $2 $2 $2 $2 "\t" $2 $2 $2 $2 }' "$d/train.tsv" >"$d/long.tsv"
+accepted 'form: pairs that are too long' "${FORM[@]}" -i "$d/long.tsv" -x 2 -o ''
+
+# ---------------------------------------------------------------------------------------------------------
+# Answers: the word that begins with a capital letter and ends with a digit
+
+if "$python" -c '' 2>/dev/null; then
+    "$python" - "$d" <<'END'
+import json, random, sys
+
+def made(count, seed):
+    draw, paragraphs = random.Random(seed), []
+    for i in range(count):
+        words = ["".join(draw.choice("abcdefgh") for _ in range(draw.randrange(2, 6))) for _ in range(draw.randrange(4, 24))]
+        at = draw.randrange(len(words))
+        words[at] = draw.choice("ABCD") + words[at] + draw.choice("1234")
+        qa = {"id": f"{seed}-{i}", "question": "which?", "answers": [{"text": words[at], "answer_start": len(" ".join(words[:at] + [""]))}]}
+        paragraphs.append({"context": " ".join(words), "qas": [qa]})
+    return {"version": "1.1", "data": [{"title": "words", "paragraphs": paragraphs}]}
+
+for name, count, seed in (("train", 600, 1), ("val", 60, 2)):
+    json.dump(made(count, seed), open(f"{sys.argv[1]}/{name}.json", "w"))
+END
+    ANSWER=(--task answer -e L=1,C=32,NH=2,T=128 -i "$d/train.json" --stride 16 -b 16 "${RUN[@]}")
+    run "${ANSWER[@]}" --epochs 4 -v 1000 -o "$box/answers"
+    why=$(ended_with 0)
+    exact=$(field val_exact_match "$box/answers/log.jsonl") f1=$(field val_f1 "$box/answers/log.jsonl")
+    at_least "$exact" 80 && at_least "$f1" 80 || why=${why:-"exact match '$exact', F1 '$f1', not 80"}
+    grep -q '"BertForQuestionAnswering"' "$box/answers/config.json" || why=${why:-'another architecture'}
+    verdict 'answers are learnt' "$why"
+    run --task answer -e "$box/answers" -j "$d/val.json" --evaluate 1 --stride 16 -b 5 --predictions "$work/said.json"
+    why=$(ended_with 0)
+    right=$("$python" - "$d/val.json" "$work/said.json" <<'END'
+import json, sys
+
+said = json.load(open(sys.argv[2]))
+gold = {qa["id"]: qa["answers"][0]["text"] for p in json.load(open(sys.argv[1]))["data"][0]["paragraphs"] for qa in p["qas"]}
+assert said.keys() == gold.keys()
+print(f"{100 * sum(said[i].lower() == gold[i].lower() for i in gold) / len(gold):.4f}")
+END
+    )
+    grep -Eq "exact match $right, F1 [0-9.]+ \(60 questions\)$" "$work/stdout" || why=${why:-"'$(cat "$work/stdout")', but $right are right"}
+    verdict 'answer: --evaluate 1, --predictions' "$why"
+    run "${ANSWER[@]}" -x 20 -v 0 --stop-after 9 -o "$box/answer-stopped"
+    run "${ANSWER[@]}" -x 20 -v 0 -y 1 -o "$box/answer-stopped"
+    why=$(ended_with 0)
+    run "${ANSWER[@]}" -x 20 -v 0 -o "$box/answer-straight" --threads 2
+    cmp -s "$box/answer-stopped/ckpt/00000020/optimizer.safetensors" "$box/answer-straight/ckpt/00000020/optimizer.safetensors" ||
+        why=${why:-'stopped and resumed is not straight with two threads'}
+    verdict 'answer: stopped and resumed, another number of threads' "$why"
+else skip answers "$python does not run"; fi
+
+# ---------------------------------------------------------------------------------------------------------
+# Refusals
+
+# NAME PATTERN FLAG...; with three labels and the examples from above, or without any of these.
+r() { refused "refused: $1" 2 "$2" "${TRAIN[@]}" -x 1 -o "$box/new" "${@:3}"; }
+any() { refused "refused: $1" 2 "$2" -n 0 -x 1 -o "$box/new" "${@:3}"; }
+small() { any "$1" "$2" -e L=1,C=32,NH=2,T=64 "${@:3}"; }
+bad() { # NAME PATTERN TEXT
+    printf '%b' "$3" >"$d/bad.tsv"
+    small "$1" "bad.tsv: $2" --task classify --labels 3 -i "$d/bad.tsv"
+}
+small 'no examples'            '--task: needs -i'                               --task classify
+small 'nothing to evaluate'    '--evaluate 1 needs validation data; name it with -j' --task classify --evaluate 1
+small '--labels without a task' '--labels 2: is for --task classify'            --labels 2
+small '--labels 1'             '--labels 1: there are at least two'             --task classify --labels 1 -i "$d/train.tsv"
+small '--task of another name' '--task: .*pretrain\|classify\|answer'           --task regress
+small 'no such file'           "$d/none.tsv: "                                  --task classify -i "$d/none.tsv"
+small 'too few labels'         'line [0-9]+: "[a-z]+" is one more label than --labels 2' --task classify --labels 2 -i "$d/train.tsv"
+small 'too few names'          'train.tsv: has 3 different labels, not the 4 of --labels; ' --task classify --labels 4 -i "$d/train.tsv"
+r '--predictions without an evaluation' '--predictions x: is for --evaluate 1'  --predictions x
+r '--fill'                     '--fill: is for --task pretrain'                 --fill 'a [MASK]'
+r '-t 7'                       '-t 7: .* 8 tokens at least'                     -t 7
+mkdir "$d/alone" && cp "$d/train.tsv" "$d/alone"
+small 'no vocabulary'          '--task: there is no vocab.txt'                  --task classify --labels 3 -i "$d/alone/train.tsv"
+bad 'an empty file'            'holds no labelled text'                         ''
+bad 'no tab'                   'line 2 has 1 field with tabs .* needs 2'        '0\ta\n1 b\n'
+bad 'not a pair'               'line 2 has 2 fields .* needs 3'                 '0\ta\tb\n1\tc\n'
+bad 'a header without text'    'line 1 has a column for labels, but none called text' 'label\tnothing\n0\ta\n'
+printf 'left\ta\nlow\tb\n' >"$d/bad.tsv"
+r 'another name'               'bad.tsv: line 1: the label "left" is neither a number from 0 to 2 .* such as low' -j "$d/bad.tsv"
+printf '0\ta\n3\tb\n' >"$d/bad.tsv"
+r 'a number too large'         'bad.tsv: line 2: the label "3" is neither'      -j "$d/bad.tsv"
+any 'more labels than the model' 'classifier.weight": its shape is not the \[4, 32\]' -e "$box/classes" --task classify --labels 4 -i "$d/numbers.tsv"
+printf '{"data": 3}' >"$d/bad.json"
+any 'no SQuAD'                 'bad.json: key "data"'                           -e L=1,C=32,NH=2,T=256 --task answer -i "$d/bad.json"
+cp "$d/train.tsv" "$d/changed.tsv"
+run "${FORM[@]}" -i "$d/changed.tsv" -x 3 --stop-after 2 -o "$box/other"
+echo $'low\tb' >>"$d/changed.tsv"
+refused 'refused: other examples on the way' 2 'changed.tsv: is not the data that .* was trained on' \
+    "${FORM[@]}" -i "$d/changed.tsv" -x 3 -y 1 -o "$box/other"
+finish

@@ -1,0 +1,116 @@
+/* Examples for a task: sequences of tokens, [CLS] A [SEP] or [CLS] A [SEP] B [SEP], and what is to be said of each. They
+ * are in memory, and become batches: for training in a seeded order of every epoch, for evaluation as they come. */
+#ifndef LLMC_EXAMPLES_H
+#define LLMC_EXAMPLES_H
+
+#include "batch_mlm.h"
+
+// Of an example: one, the number of its class; or two, the first and the last position of the answer in the sequence.
+enum { EXAMPLE_MOST_TARGETS = 2 };
+
+typedef struct {
+    int count;
+    size_t* begin;  // [count + 1] first token of each
+    int* tokens;    // [begin[count]]
+    int* second;    // [count] position where segment B begins; the sequence's length where there is none
+    int* label;     // [count, 2] class and 0, or first and last position
+    int* group;     // [count] what it is a part of, ascending: of a window its question; else its own number
+    int targets;    // that an example has: 1 or 2
+    size_t room, token_room;
+} Examples;
+
+static inline void examples_open(Examples* e, int targets) {
+    memset(e, 0, sizeof *e);
+    e->targets = targets;
+}
+
+static inline void examples_close(Examples* e) {
+    free(e->begin), free(e->tokens), free(e->second), free(e->label), free(e->group);
+    memset(e, 0, sizeof *e);
+}
+
+static inline int examples_length(const Examples* e, int i) { return (int)(e->begin[i + 1] - e->begin[i]); }
+
+// Append a sequence of n tokens whose second segment begins at position `second`.
+static inline void examples_add(Examples* e, const int* tokens, int n, int second, int label0, int label1, int group) {
+    size_t at = e->count ? e->begin[e->count] : 0;
+    if ((size_t)e->count + 1 >= e->room) {
+        e->room = 2 * e->room + 1024;
+        e->begin = (size_t*)xrealloc(e->begin, (e->room + 1) * sizeof *e->begin);
+        e->second = (int*)xrealloc(e->second, e->room * sizeof(int));
+        e->label = (int*)xrealloc(e->label, 2 * e->room * sizeof(int));
+        e->group = (int*)xrealloc(e->group, e->room * sizeof(int));
+    }
+    if (at + (size_t)n > e->token_room) {
+        e->token_room = 2 * e->token_room + (size_t)n + 65536;
+        e->tokens = (int*)xrealloc(e->tokens, e->token_room * sizeof(int));
+    }
+    memcpy(e->tokens + at, tokens, (size_t)n * sizeof(int));
+    e->begin[e->count] = at;
+    e->second[e->count] = second;
+    e->label[2 * e->count] = label0, e->label[2 * e->count + 1] = label1;
+    e->group[e->count] = group;
+    e->begin[++e->count] = at + (size_t)n;
+}
+
+// CRC-32 of all that is trained on.
+static inline uint32_t examples_fingerprint(const Examples* e) {
+    Crc32 table;
+    size_t n = (size_t)e->count;
+    crc32_init(&table);
+    uint32_t crc = crc32_update(&table, 0, e->tokens, e->count ? e->begin[n] * sizeof(int) : 0);
+    crc = crc32_update(&table, crc, e->second, n * sizeof(int));
+    return crc32_update(&table, crc, e->label, 2 * n * sizeof(int));
+}
+
+// ---------------------------------------------------------------------------------------------------------
+// Batches. What is masked elsewhere are targets here: a class at the sequence's first row, or two positions.
+
+// The batch, which has room, without any sequence; `first` is the number of the first one in its step.
+static inline void examples_batch_begin(MlmBatch* b, int64_t first) {
+    b->count = b->rows = b->max_length = b->masked = 0;
+    b->squares = 0;
+    b->first = first;
+    b->cu_seqlens[0] = 0;
+}
+
+static inline void examples_batch_add(MlmBatch* b, const Examples* e, int i) {
+    const int *tokens = e->tokens + e->begin[i], length = examples_length(e, i), second = e->second[i];
+    CHECK(b->masked + e->targets <= b->masked_room);
+    mlm_batch_append(b, tokens, (uint32_t)second, 0);
+    mlm_batch_append(b, tokens + second, (uint32_t)(length - second), 1);
+    for (int k = 0; k < e->targets; k++) {
+        b->masked_rows[b->masked] = b->cu_seqlens[b->count];
+        b->masked_targets[b->masked++] = e->label[2 * i + k];
+    }
+    b->next_labels[b->count++] = -1;
+    b->cu_seqlens[b->count] = b->rows;
+    b->max_length = max_int(b->max_length, length);
+    b->squares += (int64_t)length * length;
+}
+
+// Examples index .. index + B - 1, counted over all epochs, each of which has an order of its own where `shuffle` is 1.
+static inline void examples_batch_read(MlmBatch* b, const Examples* e, uint64_t seed, int shuffle, uint64_t index,
+                                       int B, int64_t first) {
+    uint64_t n = (uint64_t)e->count;
+    examples_batch_begin(b, first);
+    for (uint64_t i = index; i < index + (uint64_t)B; i++) {
+        uint64_t at = shuffle ? rng_permute(i % n, n, rng_stream(seed, i / n, 0, SITE_SHUFFLE)) : i % n;
+        examples_batch_add(b, e, (int)at);
+    }
+}
+
+// The next examples for evaluation, B at most, from number *next on; of all groups those of one rank of `ranks`. Returns
+// how many there are, 0 where all are done; `number` [B] says which.
+static inline int examples_batch_next(MlmBatch* b, int* number, const Examples* e, int* next, int B, int rank,
+                                      int ranks) {
+    examples_batch_begin(b, 0);
+    for (; *next < e->count && b->count < B; ++*next) {
+        if (e->group[*next] % ranks != rank) continue;
+        number[b->count] = *next;
+        examples_batch_add(b, e, *next);
+    }
+    return b->count;
+}
+
+#endif
