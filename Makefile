@@ -51,7 +51,7 @@ HAS_CC := $(shell command -v $(CC) 2>/dev/null)
 # Programs
 
 # Test programs of the CPU build; ops and the double builds come besides.
-TESTS := gpt2 bert base data llmc_files choices squad bpe prefetch run profile order comm comm_plain
+TESTS := gpt2 bert base data llmc_files choices squad examples bpe prefetch run profile order comm comm_plain
 
 # The trainers are linked at the top, where people look for them; variants stay in their build folder.
 TOP  := $(if $(DEBUG)$(SANITIZE)$(BLAS),$(B)/)

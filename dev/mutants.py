@@ -52,6 +52,8 @@ TESTS = {
     "data": (["build/test_data"] + DATA, ["build/test_data"]),
     "bpe": (["build/test_bpe"], ["build/test_bpe"]),
     "llmc_files": (["build/profile_page.inc", "build/test_llmc_files"], ["build/test_llmc_files"]),
+    "examples": (["build/profile_page.inc", "build/test_examples"], ["build/test_examples"]),
+    "squad": (["build/profile_page.inc", "build/test_squad"], ["build/test_squad"]),
     "prefetch": (["build/test_prefetch"] + DATA, ["build/test_prefetch"]),
     "run": (["build/test_run"] + DATA, ["build/test_run"]),
     "order": (["build/test_order"], ["build/test_order"]),

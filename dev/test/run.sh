@@ -54,6 +54,7 @@ elif [ "${build##*/}" != san ]; then skip prefetch_tsan "this compiler has no Th
 run run "$build/test_run"
 run llmc_files "$build/test_llmc_files"
 run choices "$build/test_choices"
+run examples "$build/test_examples"
 run squad "$build/test_squad"
 if [ ! -f ../shared/data/squad-xquad/xquad.en.json ]; then skip check_squad "../shared/data/squad-xquad is not there"
 elif "${PYTHON:-python3}" -c 'import tokenizers' 2>/dev/null; then

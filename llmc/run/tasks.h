@@ -260,7 +260,7 @@ static inline void task_write_classes(const TaskEvaluation* e, const char* path)
 // From each rank's share; `predictions`: where to write them, empty for nowhere.
 static inline TaskScore task_evaluation_end(TaskEvaluation* e, const char* predictions, const Comm* comm) {
     TaskData* d = e->data;
-    TaskScore score = {e->loss, 0, 0, d->val.count, d->task};
+    TaskScore score = {e->loss, 0, 0, (double)d->val.count, d->task};
     comm_sum_counts(comm, &score.loss, 1);
     score.loss /= d->val.count;
     if (d->task == TASK_ANSWER) {

@@ -1,0 +1,211 @@
+/* Tests of a task's examples: labelled text as it is read, cut and put into batches, against loops that say plainly what is
+ * meant; and the scores of classes against counts by hand.
+ *
+ * Prints a line a case and `N passed, N failed`; exit status 1 if one failed. */
+#include <ftw.h>
+
+#include "llmc/run/tasks.h"
+
+typedef struct {
+    int passed, failed;
+    char* directory;
+} Tests;
+
+static void expect(Tests* t, int good, const char* name) {
+    printf("%s %s\n", good ? "ok  " : "FAIL", name);
+    if (good) t->passed++;
+    else t->failed++;
+}
+
+static char* put_file(Tests* t, const char* name, const char* text) {
+    char* path = xprintf("%s/%s", t->directory, name);
+    if (write_file(path, text, strlen(text)) != 0) die(FAILED, "%s: cannot be written", path);
+    return path;
+}
+
+enum { CLS = 2, SEP = 3, FIRST_LETTER = 5 };
+
+// Words of one letter, a .. z, after the special tokens.
+static void open_words(Tests* t, WordPiece* words) {
+    Text vocab = {NULL, 0, 0};
+    text_printf(&vocab, "[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\n");
+    for (char c = 'a'; c <= 'z'; c++) text_printf(&vocab, "%c\n", c);
+    free(put_file(t, "vocab.txt", vocab.text));
+    free(vocab.text);
+    if (wordpiece_open(words, t->directory, UNCASED) != 0) die(FAILED, "%s: no vocabulary", t->directory);
+}
+
+// Whether example i is these words, "|" standing for [SEP], with this second segment and label.
+static int is_example(const Examples* e, int i, const char* want, int second, int label) {
+    const int* tokens = e->tokens + e->begin[i];
+    int n = examples_length(e, i), length = (int)strlen(want), same = n == length + 1 && tokens[0] == CLS;
+    for (int k = 0; k < length && same; k++)
+        same = tokens[k + 1] == (want[k] == '|' ? SEP : FIRST_LETTER + want[k] - 'a');
+    return same && e->second[i] == second && e->label[2 * i] == label;
+}
+
+// ---------------------------------------------------------------------------------------------------------
+// Files
+
+static void test_files(Tests* t, const WordPiece* words) {
+    LabelNames names = {NULL, 0};
+    Examples e;
+    char* path = put_file(t, "single.tsv", "1\ta b c\n\n0\tx\"y\r\n2\ta b c d e f g h i j k l\n");
+    labelled_read(&e, path, words, &names, 3, 8);
+    expect(t, e.count == 3 && is_example(&e, 0, "abc|", 5, 1), "a text");
+    expect(t, examples_length(&e, 1) == 5 && e.tokens[e.begin[1] + 2] == 1, "a quotation mark is a character");
+    expect(t, is_example(&e, 2, "abcdef|", 8, 2), "a text that is cut");
+    expect(t, e.group[0] == 0 && e.group[2] == 2 && e.targets == 1, "each is a group of its own");
+    examples_close(&e), free(path);
+
+    // Room for 7 tokens of both: 3 and 4 where both are longer than half, the longer first text or not.
+    path = put_file(t, "pairs.tsv",
+                    "0\ta b\tc d\n0\ta b c d e f\tx y\n0\ta b\tu v w x y z\n0\ta b c d e f\tu v w x y\n"
+                    "0\ta b c d e\tu v w x y z\n0\ta b c d e\tv w x y z\n");
+    labelled_read(&e, path, words, &names, 2, 10);
+    expect(t, is_example(&e, 0, "ab|cd|", 4, 0), "a pair");
+    expect(t, is_example(&e, 1, "abcde|xy|", 7, 0), "a pair whose first text is cut");
+    expect(t, is_example(&e, 2, "ab|uvwxy|", 4, 0), "a pair whose second text is cut");
+    expect(t, is_example(&e, 3, "abcd|uvw|", 6, 0), "both are cut, the first is longer");
+    expect(t, is_example(&e, 4, "abc|uvwx|", 5, 0), "both are cut, the second is longer");
+    expect(t, is_example(&e, 5, "abc|vwxy|", 5, 0), "both are cut, equally long");
+    examples_close(&e), free(path);
+
+    path = put_file(t, "header.tsv", "id\thypothesis\tgold_label\tpremise\n7\tb c\tno\ta\n8\te\tyes\td\n");
+    labelled_find_names(&names, path, 2);
+    labelled_read(&e, path, words, &names, 2, 16);
+    expect(t, names.count == 2 && strcmp(names.name[0], "no") == 0, "names in the order of their bytes");
+    expect(t, is_example(&e, 0, "a|bc|", 3, 0) && is_example(&e, 1, "d|e|", 3, 1), "columns by their names");
+    examples_close(&e), free(path);
+    path = put_file(t, "question.tsv", "sentence\tquestion\tlabel\na\tb\tyes\n");
+    labelled_read(&e, path, words, &names, 2, 16);
+    expect(t, is_example(&e, 0, "b|a|", 3, 1), "a question comes before its sentence");
+    examples_close(&e), free(path);
+    label_names_free(&names);
+    path = put_file(t, "numbers.tsv", "0\ta\n1\tb\n");
+    labelled_find_names(&names, path, 3);
+    expect(t, names.count == 0, "numbers have no names");
+    free(path);
+}
+
+// ---------------------------------------------------------------------------------------------------------
+// Batches
+
+enum { COUNT = 23, BATCH = 5, T = 8 };
+
+// Example i has i % 5 + 3 tokens, and belongs to group i / 2.
+static void make_examples(Examples* e, int targets) {
+    examples_open(e, targets);
+    for (int i = 0; i < COUNT; i++) {
+        int tokens[T], n = i % 5 + 3;
+        for (int k = 0; k < n; k++) tokens[k] = 100 * i + k;
+        examples_add(e, tokens, n, n - i % 2, i, i + 1, i / 2);
+    }
+}
+
+static int batch_is(const MlmBatch* b, const Examples* e, int s, int i) {
+    int begin = b->cu_seqlens[s], n = examples_length(e, i), same = b->cu_seqlens[s + 1] - begin == n;
+    for (int k = 0; k < n && same; k++)
+        same = b->tokens[begin + k] == 100 * i + k && b->types[begin + k] == (k >= e->second[i]) &&
+               b->sequence[begin + k] == s && b->position[begin + k] == k;
+    for (int k = 0; k < e->targets && same; k++)
+        same = b->masked_targets[e->targets * s + k] == i + k && b->masked_rows[e->targets * s + k] == begin;
+    return same;
+}
+
+static void test_batches(Tests* t, int targets) {
+    Examples e;
+    MlmBatch b;
+    int order[2][COUNT], seen[2][COUNT] = {{0}}, differ = 0, whole = 1, same = 1;
+    make_examples(&e, targets);
+    mlm_batch_alloc(&b, BATCH, T, targets);
+    for (int i = 0; i < 2 * COUNT; i++) {
+        examples_batch_read(&b, &e, 42, 1, (uint64_t)i, 1, 3);
+        int which = b.tokens[0] / 100;
+        order[i / COUNT][i % COUNT] = which;
+        seen[i / COUNT][which]++;
+        same &= b.count == 1 && b.first == 3 && b.masked == targets && batch_is(&b, &e, 0, which);
+    }
+    for (int i = 0; i < COUNT; i++) differ += order[0][i] != order[1][i], whole &= seen[0][i] == 1 && seen[1][i] == 1;
+    expect(t, same, "a batch of one");
+    expect(t, whole && differ > COUNT / 2, "every epoch has all examples, in an order of its own");
+    examples_batch_read(&b, &e, 42, 1, COUNT - 2, BATCH, 0);
+    same = b.count == BATCH && b.masked == BATCH * targets;
+    int64_t squares = 0;
+    for (int s = 0; s < BATCH; s++) {
+        int i = s < 2 ? order[0][COUNT - 2 + s] : order[1][s - 2], n = examples_length(&e, i);
+        same &= batch_is(&b, &e, s, i);
+        squares += n * n;
+    }
+    expect(t, same && b.squares == squares && b.rows == b.cu_seqlens[BATCH], "a batch over the end of an epoch");
+    examples_batch_read(&b, &e, 42, 0, COUNT + 4, 2, 0);
+    expect(t, batch_is(&b, &e, 0, 4) && batch_is(&b, &e, 1, 5), "--shuffle 0: as in the file");
+
+    int times[COUNT] = {0}, rank_of[COUNT], together = 1;
+    for (int rank = 0; rank < 3; rank++)
+        for (int next = 0, number[BATCH]; examples_batch_next(&b, number, &e, &next, BATCH, rank, 3) > 0;)
+            for (int s = 0; s < b.count; s++) {
+                times[number[s]]++, rank_of[number[s]] = rank;
+                together &= batch_is(&b, &e, s, number[s]);
+            }
+    for (int i = 0; i < COUNT; i++)
+        together &= times[i] == 1 && (i == 0 || e.group[i] != e.group[i - 1] || rank_of[i] == rank_of[i - 1]);
+    expect(t, together, "three ranks evaluate every example once, groups together");
+    uint32_t before = examples_fingerprint(&e);
+    e.label[2 * COUNT - 2]++;
+    expect(t, examples_fingerprint(&e) != before, "the fingerprint has the labels");
+    mlm_batch_free(&b);
+    examples_close(&e);
+}
+
+// ---------------------------------------------------------------------------------------------------------
+// Scores
+
+static TaskScore score_of(const int* labels, const int* said, int n, int K) {
+    TaskData d;
+    TaskEvaluation e;
+    TaskScore score = {0, 0, 0, 0, TASK_CLASSIFY};
+    double prediction[16];
+    const int token = CLS;
+    memset(&d, 0, sizeof d), memset(&e, 0, sizeof e);
+    examples_open(&d.val, 1);
+    for (int i = 0; i < n; i++) examples_add(&d.val, &token, 1, 1, labels[i], 0, i), prediction[i] = said[i] + 1;
+    d.labels = K, e.data = &d, e.said = prediction;
+    task_score_classes(&score, &e);
+    examples_close(&d.val);
+    return score;
+}
+
+static void test_scores(Tests* t) {
+    const int labels[6] = {0, 1, 1, 1, 0, 1}, said[6] = {0, 1, 0, 1, 1, 1};
+    TaskScore two = score_of(labels, said, 6, 2);
+    expect(t, fabs(two.first - 4.0 / 6) < 1e-12 && fabs(two.f1 - 6.0 / 8) < 1e-12, "F1 of class 1: 3 of 4 and 4");
+    const int many[5] = {0, 0, 2, 2, 2}, answers[5] = {0, 2, 2, 2, 1};
+    TaskScore three = score_of(many, answers, 5, 9);
+    double f1 = (2.0 / 3 + 0 + 4.0 / 6) / 3;  // class 1 is said, but never right; classes from 3 on do not occur
+    expect(t, fabs(three.first - 3.0 / 5) < 1e-12 && fabs(three.f1 - f1) < 1e-12, "mean F1 of the classes that occur");
+    const real x[6] = {1, 9, 2, 9, 0, 9};
+    double sum = exp(1.0) + exp(2.0) + 1;
+    expect(t, fabs(task_cross_entropy(x, 3, 2, 1) - (log(sum) - 2)) < 1e-6, "cross-entropy, logits that lie apart");
+    expect(t, task_cross_entropy(x, 3, 2, 3) == 0, "a target that is none");
+}
+
+static int remove_one(const char* path, const struct stat* s, int kind, struct FTW* f) {
+    return (void)s, (void)kind, (void)f, remove(path);
+}
+
+int main(void) {
+    char directory[] = "/tmp/test_examples.XXXXXX";
+    Tests t = {0, 0, directory};
+    WordPiece words;
+    if (!mkdtemp(directory)) die(FAILED, "%s: %s", directory, strerror(errno));
+    open_words(&t, &words);
+    test_files(&t, &words);
+    test_batches(&t, 1);
+    test_batches(&t, 2);
+    test_scores(&t);
+    wordpiece_free(&words);
+    nftw(directory, remove_one, 8, FTW_DEPTH | FTW_PHYS);
+    printf("%d passed, %d failed, 0 skipped\n", t.passed, t.failed);
+    return t.failed != 0;
+}
