@@ -7,6 +7,7 @@
 #     build    programs in three precisions              ops      kernels against their references
 #     e2e      train_gpt2cu from end to end              train    the same beside transformers
 #     bert     train_bertcu, both of that                bench bert_bench    speed, beside PyTorch's
+#     tasks    train_bertcu fine-tuned, also beside transformers
 #     san      the ops under compute-sanitizer           tools    our ranges in ncu
 #     profile  the reports of --profile, beside ncu and a plain listing of kernels
 #     ranks    all GPUs together: speed, the same result, killed ranks, checkpoints. Not among "all of them"
@@ -23,8 +24,8 @@
 #   PYTHON             an interpreter with PyTorch and transformers (default python3)
 set -u
 cd "$(dirname "$0")/.."
-usage="usage: gpu_check.sh [--part 'build ops e2e train bert san tools profile bench bert_bench ranks'] [--out FOLDER]"
-parts="build ops e2e train bert san tools profile bench bert_bench" out=out/gpu_check
+usage="usage: gpu_check.sh [--part 'build ops e2e train bert tasks san tools profile bench bert_bench ranks'] [--out FOLDER]"
+parts="build ops e2e train bert tasks san tools profile bench bert_bench" out=out/gpu_check
 while [ $# -gt 0 ]; do
     case $1 in
         --part) parts=${2:?$usage}; shift 2 ;;
@@ -264,6 +265,20 @@ for part in $parts; do
             finish
             results compare_autocast_bert
             results compare_final_bert
+            ;;
+        tasks)
+            tests tasks bash dev/test/tasks.sh build/fp32/train_bertcu
+            # The same examples and first weights for both: fp32 against transformers, then CPU against GPU with dropout.
+            for task in classify answer; do
+                work=$out/task_$task
+                case $task in classify) suffix=tsv more=(--labels 2) ;; *) suffix=json more=(--stride 42) ;; esac
+                check "transformers $task" "$python" dev/reference/check_task.py $task --program build/fp32/train_bertcu --work "$work"
+                say "$(grep steps: "$(log_of "transformers $task")")"
+                same_training "${task}_" ./train_bert build/fp32/train_bertcu ./train_bertcu 7 -e "$work/start" --task $task \
+                    -i "$work/train.$suffix" "${more[@]}" -t 128 -b 8 -x 20 -l 1e-3 --dropout 0.1
+                forget "${task}_bf16" "task_$task/out"
+                rm -rf "$work/start"
+            done
             ;;
         san)
             # The ops at their test sizes under each tool, some at a time. cuBLASLt's own kernels are not ours to check: memcheck,

@@ -2,14 +2,15 @@
 """Fine-tune the same model on the same examples by train_bert and by transformers, and compare.
 
     make train_bert
-    python3 dev/reference/check_task.py classify --vocab VOCAB.txt
-    python3 dev/reference/check_task.py answer --vocab VOCAB.txt --squad SQUAD.json
+    python3 dev/reference/check_task.py classify
+    python3 dev/reference/check_task.py answer [--vocab VOCAB.txt --squad SQUAD.json]
 
 A small BERT of random weights is made by transformers, with its head, and without dropout. Both train it with AdamW for
---steps steps on examples in the order of the file: a set of labelled sentences that is made here, or SQuAD's questions.
-Examples are tokenized here by the tokenizers library, cut into windows and padded. Shown: the largest difference of the
-losses of a step, which is to be at most --tolerance; and how transformers scores the model that train_bert saved, on
-held-out examples, against what train_bert says of it.
+--steps steps on examples in the order of the file: sentences with labels, or questions, which are made here, or SQuAD's
+questions. Examples are tokenized here by the tokenizers library, cut into windows and padded. Shown: the largest
+difference of the losses of a step, which is to be at most --tolerance; and how transformers scores the model that
+train_bert saved, on held-out examples, against what train_bert says of it. Versions it was run with: torch 2.11,
+transformers 5.17.
 """
 
 import argparse
@@ -41,6 +42,19 @@ def sentences(count, seed):
         first = " ".join(draw.choice(OTHER) for _ in range(draw.randrange(2, 9)))
         made.append((label, first, " ".join(words)))
     return made
+
+
+def questions(count, seed):
+    """SQuAD's JSON; an answer is two words that nothing else says, in contexts of up to three windows."""
+    draw, paragraphs = random.Random(seed), []
+    for i in range(count):
+        words = [draw.choice(OTHER) for _ in range(draw.randrange(10, 250))]
+        at = draw.randrange(len(words))
+        words[at:at] = [draw.choice(GOOD), draw.choice(BAD)]
+        answer = {"text": " ".join(words[at : at + 2]), "answer_start": len(" ".join(words[:at] + [""]))}
+        qa = {"id": f"{seed}-{i}", "question": "what was the scene", "answers": [answer]}
+        paragraphs.append({"context": " ".join(words), "qas": [qa]})
+    return {"version": "1.1", "data": [{"title": "made", "paragraphs": paragraphs}]}
 
 
 def classify_features(path, tokenizer, T):
@@ -146,36 +160,43 @@ def main():
     parser = argparse.ArgumentParser(description="Compare fine-tuning with transformers.")
     parser.add_argument("task", choices=["classify", "answer"])
     parser.add_argument("--program", default="./train_bert")
-    parser.add_argument("--vocab", required=True)
-    parser.add_argument("--squad", help="SQuAD's JSON (answer)")
+    parser.add_argument("--vocab", help="vocab.txt of an uncased model (default: the words of what is made here)")
+    parser.add_argument("--squad", help="SQuAD's JSON, for answer, with --vocab")
     parser.add_argument("--work", default="/tmp/check_task")
     parser.add_argument("--steps", type=int, default=50)
     parser.add_argument("--batch", type=int, default=8)
     parser.add_argument("--length", type=int, default=128)
     parser.add_argument("--tolerance", type=float, default=1e-4, help="of a step's loss (default: 1e-4)")
     args = parser.parse_args()
-    if args.task == "answer" and not args.squad:
-        parser.error("answer: name SQuAD's JSON with --squad")
+    if args.squad and not args.vocab:
+        parser.error("--squad: needs --vocab")
     logging.disable_progress_bar()
     torch.manual_seed(1)
     os.makedirs(args.work, exist_ok=True)
     start, out = os.path.join(args.work, "start"), os.path.join(args.work, "out")
-    tokenizer = BertTokenizerFast(args.vocab, do_lower_case=True)
+    os.makedirs(start, exist_ok=True)
+    special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+    words = open(args.vocab, encoding="utf-8").read() if args.vocab else "\n".join(special + GOOD + BAD + OTHER + ["what"])
+    vocab = os.path.join(start, "vocab.txt")
+    with open(vocab, "w", encoding="utf-8") as f:
+        f.write(words)
+    tokenizer = BertTokenizerFast(vocab, do_lower_case=True)
     config = BertConfig(vocab_size=len(tokenizer), hidden_size=64, num_hidden_layers=2, num_attention_heads=4,
                         intermediate_size=256, max_position_embeddings=512, hidden_dropout_prob=0.0,
                         attention_probs_dropout_prob=0.0, attn_implementation="eager")
     kind = BertForSequenceClassification if args.task == "classify" else BertForQuestionAnswering
     kind(config).save_pretrained(start)
-    with open(args.vocab, "rb") as f, open(os.path.join(start, "vocab.txt"), "wb") as to:
-        to.write(f.read())
 
     suffix = "tsv" if args.task == "classify" else "json"
     files = [os.path.abspath(os.path.join(args.work, f"{part}.{suffix}")) for part in ("train", "val")]
     for i, path in enumerate(files):
-        if args.task == "answer":
+        if args.squad:
             squad_part(args.squad, path, 4 * i, 4)
             continue
         with open(path, "w", encoding="utf-8") as f:
+            if args.task == "answer":
+                json.dump(questions(200 if i == 0 else 50, i), f)
+                continue
             f.writelines("\t".join(map(str, row)) + "\n" for row in sentences(2000 if i == 0 else 400, i))
     of_file = classify_features if args.task == "classify" else answer_features
     features = [of_file(path, tokenizer, args.length) for path in files]

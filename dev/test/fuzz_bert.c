@@ -1,15 +1,24 @@
 /* The readers of the BERT trainer, for fuzz.c. */
 #include "fuzz.h"
 
+#include "llmc/run/mlm_data.h"
 #include "llmc/run/profiler.h"
 
 // What the machine can do is measured in half a second, which is long here.
 #define profiler_peak_flops(ctx) ((void)(ctx), 1e12)
+// Each micro-batch of a step takes memory of its own: for millions of them that takes seconds.
+#define mlm_source_alloc(d, recipe, B, T, micro_steps, ctx)                                                            \
+    do {                                                                                                               \
+        if ((micro_steps) > 1 << 14) die(USAGE, "-d: %d micro-batches are more than are tried here", micro_steps);     \
+        (mlm_source_alloc)(d, recipe, B, T, micro_steps, ctx);                                                         \
+    } while (0)
 #define main bert_main
 #include "train_bert.cu"
 #undef main
 
-static int fuzz_flags(Run* r) { return settings_flags(&r->settings, &r->mlm, r->flags); }
+static int fuzz_flags(Run* r) { return settings_flags(&r->settings, &r->mlm, &r->task, r->flags); }
+
+static void fuzz_validate(Run* r) { validate(r, NULL); }
 
 #include "fuzz_trainer.h"
 

@@ -23,8 +23,8 @@ static void shards_seeds(CaseList* list) {
 }
 
 // The count is that of the file again.
-static void shards_settle(Case* c, Draws* d) {
-    (void)d;
+static void shards_settle(Case* c, int outermost) {
+    (void)outermost;
     Text* t = &c->file[0].bytes;
     if (t->length < SHARD_HEADER_BYTES) return;
     int32_t magic;
@@ -82,8 +82,8 @@ static void sentences_seeds(CaseList* list) {
 }
 
 // The number of tokens is what the file's size leaves for them.
-static void sentences_settle(Case* c, Draws* d) {
-    (void)d;
+static void sentences_settle(Case* c, int outermost) {
+    (void)outermost;
     Text* t = &c->file[0].bytes;
     if (t->length < SHARD_HEADER_BYTES) return;
     int32_t header[11];
@@ -155,9 +155,9 @@ static void choices_seeds(CaseList* list) {
 }
 
 // The number and the bytes of each example are right, as far as lengths lead from one to the next.
-static void choices_settle(Case* c, Draws* d) {
+static void choices_settle(Case* c, int outermost) {
     Text* t = &c->file[0].bytes;
-    (void)d;
+    (void)outermost;
     if (t->length < SHARD_HEADER_BYTES) return;
     size_t n = (t->length - SHARD_HEADER_BYTES) / 2, at = 0;
     uint16_t* w = (uint16_t*)xmalloc(2 * n);

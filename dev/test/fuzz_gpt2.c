@@ -13,6 +13,8 @@ static int fuzz_flags(Run* r) {
     return settings_flags(&r->settings, &r->generate, &r->choices, &r->doc_mask, r->flags);
 }
 
+static void fuzz_validate(Run* r) { validate(r); }
+
 #include "fuzz_trainer.h"
 
 const FuzzTrainer FUZZ_GPT2 = FUZZ_TRAINER;

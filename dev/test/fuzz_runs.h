@@ -5,6 +5,7 @@
 #include <sys/wait.h>
 
 #include "fuzz_binary.h"
+#include "fuzz_tasks.h"
 #include "llmc/run/checkpoint.h"
 #include "llmc/run/profiler.h"
 
@@ -42,6 +43,7 @@ static void command_line_seeds(CaseList* list) {
          "-e\nL=1,C=8,NH=2,T=16,V=64\n-b\n2\n--nsp\n0\n--max-predictions\n2\n--mask-fraction\n0.2\n--pack\n4\n"},
         {"bert.txt",
          "-e\nbert-base\n--optimizer\nlamb\n-k\npoly\n--poly-power\n0.5\n--loss-mean\nmicro\n-d\n65536\n-b\n8\n"},
+        {"bert.txt", "--task\nclassify\n--labels\n3\n-i\ntexts.tsv\n--epochs\n2\n-e\nL=1,C=8,NH=2,T=16,V=64\n-b\n2\n"},
         {"bert.txt",
          "--whole-word-masking\n1\n--static-masking\n10\n--short-sequences\n0\n--fill\na [MASK]\n--phase2\nout\n"},
     };
@@ -283,10 +285,10 @@ static void checkpoint_seeds(CaseList* list) {
     trainer_make(0);
     made[0] = trainer_take();
     c = case_new(list);
-    case_take(c, &made[0], "", "gpt2/");
-    c = case_new(list);
     case_take(c, &made[0], "ckpt/00000002", "gpt2/ckpt/00000002");
     case_take(c, &made[0], "log.jsonl", "gpt2/log.jsonl");
+    c = case_new(list);
+    case_take(c, &made[0], "", "gpt2/");
     trainer_make(0);
     trainer_run_apart(gpt2_shards, GPT2_DATA TINY "-o made -y 1");
     unlink("made/ckpt/00000002/optimizer.safetensors");
@@ -311,14 +313,14 @@ static void checkpoint_seal(CaseFile* manifest, size_t n) {
 }
 
 // The manifest of a directory of the input vouches for its files, or for itself alone.
-static void checkpoint_settle_one(Case* c, const char* directory, int all) {
+static void checkpoint_settle_one(Case* c, const char* directory, int outermost) {
     const size_t n = strlen(directory), last = strlen("\"crc32\": \"00000000\"}\n");
     char* name = xprintf("%smanifest.json", directory);
     CaseFile* manifest = case_find(c, name);
     Text t = {NULL, 0, 0};
     free(name);
     if (!manifest) return;
-    if (!all) {
+    if (outermost) {
         if (manifest->bytes.length > last) checkpoint_seal(manifest, manifest->bytes.length - last);
         return;
     }
@@ -335,11 +337,10 @@ static void checkpoint_settle_one(Case* c, const char* directory, int all) {
     free(t.text);
 }
 
-static void checkpoint_settle(Case* c, Draws* d) {
-    int all = !one_in(d, 6);
-    checkpoint_settle_one(c, "gpt2/ckpt/00000001/", all);
-    checkpoint_settle_one(c, "gpt2/ckpt/00000002/", all);
-    checkpoint_settle_one(c, "bert/ckpt/00000002/", all);
+static void checkpoint_settle(Case* c, int outermost) {
+    checkpoint_settle_one(c, "gpt2/ckpt/00000001/", outermost);
+    checkpoint_settle_one(c, "gpt2/ckpt/00000002/", outermost);
+    checkpoint_settle_one(c, "bert/ckpt/00000002/", outermost);
 }
 
 static void checkpoint_read(void) {
@@ -353,7 +354,7 @@ static void checkpoint_read(void) {
 // clang-format off
 static const Reader READERS[] = {
     // name           share batch answers     files most           seeds               read                settle
-    {"json",            160, 1000, 0,          0, (size_t)16 << 20, json_seeds,         json_read,          NULL},
+    {"json",            120, 1000, 0,          0, (size_t)16 << 20, json_seeds,         json_read,          NULL},
     {"log",              50,  500, 0,          0, (size_t)64 << 20, log_seeds,          log_read,           NULL},
     {"command_line",     80,  100, 0,          0, 0,                command_line_seeds, command_line_read,  NULL},
     {"descriptor",       30,  500, 0,          0, (size_t)16 << 20, descriptor_seeds,   descriptor_read,    NULL},
@@ -364,10 +365,12 @@ static const Reader READERS[] = {
     {"llmc",             30, 1000, 0,          0, (size_t)16 << 20, llmc_seeds,         llmc_read,          NULL},
     {"tokenizer",        70,  500, 0,          0, (size_t)1 << 30,  tokenizer_seeds,    tokenizer_read,     NULL},
     {"bpe",              50,  200, 0,          0, (size_t)1 << 30,  bpe_seeds,          bpe_read,           NULL},
-    {"wordpiece",        60,  500, 0,          0, (size_t)64 << 20, wordpiece_seeds,    wordpiece_read,     NULL},
+    {"wordpiece",        30,  500, 0,          0, (size_t)64 << 20, wordpiece_seeds,    wordpiece_read,     NULL},
     {"shards",           50,  500, 0,          0, (size_t)16 << 20, shards_seeds,       shards_read_case,   shards_settle},
     {"sentences",        50,  500, 0,          0, (size_t)64 << 20, sentences_seeds,    sentences_read_case, sentences_settle},
     {"choices",          40,  500, 0,          0, (size_t)64 << 20, choices_seeds,      choices_read_case,  choices_settle},
+    {"labelled",         30,  500, 0,          0, (size_t)64 << 20, labelled_seeds,     labelled_read_case, NULL},
+    {"squad",            40,  500, 0,          0, (size_t)64 << 20, squad_seeds,        squad_read_case,    NULL},
     {"config",           60,  500, 0,          0, (size_t)16 << 20, config_seeds,       config_read_case,   NULL},
     {"model",            30,   50, ANSWER_NAN, 1, 0,                model_seeds,        model_read,         NULL},
     {"checkpoint",       40,   50, ANSWER_NAN, 1, 0,                checkpoint_seeds,   checkpoint_read,    checkpoint_settle},

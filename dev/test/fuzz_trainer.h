@@ -1,5 +1,6 @@
-/* What the fuzzer needs of a trainer, from the trainer's own source, which is included before this. fuzz_flags() is the
- * source's: it appends the trainer's flags to r->flags and returns their number. */
+/* What the fuzzer needs of a trainer, from the trainer's own source, which is included before this. Two functions
+ * are the source's: fuzz_flags() appends the trainer's flags to r->flags and returns their number, fuzz_validate() looks
+ * at held-out data. */
 #ifndef FUZZ_TRAINER_H
 #define FUZZ_TRAINER_H
 
@@ -132,7 +133,7 @@ static void fuzz_evaluate(int argc, char** argv) {
     Run* r = (Run*)xcalloc(1, sizeof *r);
     run_open(r, argc, argv);
     fuzz_check_plan(r);
-    validate(r);
+    fuzz_validate(r);
     run_close(r);
     free(r);
 }

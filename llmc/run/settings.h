@@ -50,9 +50,9 @@ enum { MAX_FLAGS = 96 };
 
 // Flags that belong to a process, not to the run it continues; and flags that may change when a run is resumed.
 #define SETTINGS_OF_PROCESS                                                                                            \
-    "--output --resume --override --overwrite --evaluate --fill --stop-after --threads --profile --profile-warmup "    \
-    "--ceilings --mode --ranks-start --ranks --rank --ranks-per-machine --server --server-port --rendezvous "          \
-    "--timeout --max-hours"
+    "--output --resume --override --overwrite --evaluate --generate --fill --stop-after --threads --profile "          \
+    "--profile-warmup --ceilings --mode --ranks-start --ranks --rank --ranks-per-machine --server --server-port "      \
+    "--rendezvous --timeout --max-hours"
 #define SETTINGS_FREE_TO_CHANGE                                                                                        \
     "--val-every --val-batches --checkpoint-every --keep --keep-every --on-nan --recompute --zero --reduce "           \
     "--bucket --async-checkpoint --on-checkpoint-error"

@@ -229,7 +229,8 @@ static inline void tcp_place_write(const TcpPlace* place, const char* file, ino_
 static inline int tcp_place_read(TcpPlace* place, const char* file) {
     int fd = open(file, O_RDONLY | O_CLOEXEC);
     int good = fd >= 0 && pread_all(fd, place, sizeof *place, 0) == 0 && memcmp(place->magic, TCP_MAGIC, 8) == 0 &&
-               place->names >= 0 && place->names <= TCP_NAMES;
+               place->names >= 0 && place->names <= TCP_NAMES && place->port >= 1 && place->ports >= 1 &&
+               place->ports <= 65536 && place->port <= 65536 - place->ports;
     if (fd >= 0) close(fd);
     for (int i = 0; good && i < place->names; i++) place->name[i][TCP_NAME_SIZE - 1] = '\0';
     return good;
