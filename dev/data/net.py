@@ -10,6 +10,7 @@ same machine, files from a server on the same machine, with their connections cu
 import hashlib
 import json
 import os
+import socket
 import urllib.error
 import urllib.parse
 import urllib.request
@@ -44,7 +45,12 @@ NETWORK_LIBRARIES = {"aiohttp", "httpcore", "httpx", "requests", "urllib3"}
 
 
 def is_of_network(e):
-    return isinstance(e, (ConnectionError, TimeoutError)) or type(e).__module__.split(".")[0] in NETWORK_LIBRARIES
+    """Whether the net did not answer: libraries change (httpx2 came after httpx), but what they stumble over stays."""
+    if type(e).__module__.split(".")[0] in NETWORK_LIBRARIES:
+        return True
+    while e and not isinstance(e, (ConnectionError, TimeoutError, socket.gaierror)):
+        e = e.__cause__ or e.__context__
+    return e is not None
 
 
 def one_line(e, most=300):

@@ -82,6 +82,10 @@ else skip check_generate "${PYTHON:-python3} has no torch, transformers and toke
 run cli_bert bash dev/test/cli_bert.sh "$bert"
 run tasks bash dev/test/tasks.sh "$bert"
 run prepare bash dev/test/prepare.sh "$gpt2"
+if [ "${build##*/}" != san ]; then
+    run net_data bash dev/test/net_data.sh
+    run plot bash dev/test/plot.sh
+fi
 run profile_scripts bash dev/test/profile_scripts.sh
 [ "${build##*/}" = san ] || run page python3 dev/test/page.py
 run resume bash dev/test/resume.sh "$gpt2"
