@@ -204,6 +204,17 @@ grep -qi 'nan\b' <(tail -n +2 "$box/nan-skip/log.jsonl") && why=${why:-'log.json
 verdict 'NaN: skip goes on' "$why"
 
 # ---------------------------------------------------------------------------------------------------------
+# Data: without learning, losses differ by the sequences alone
+
+losses() { sed -nE 's/^\{"step": [0-9]+, "loss": ([0-9.]+),.*/\1/p' "$1/log.jsonl" | sort -u | wc -l; }
+run "${TINY[@]}" -x 4 -l 0 -o "$box/still"
+[ "$(losses "$box/still")" -eq 4 ] && why= || why="$(losses "$box/still") different losses in 4 steps"
+verdict 'every step takes other sequences' "$why"
+run "${TINY[@]}" -x 4 -l 0 --overfit 1 -o "$box/overfit"
+[ "$(losses "$box/overfit")" -eq 1 ] && why= || why="$(losses "$box/overfit") different losses in 4 steps"
+verdict '--overfit takes the same ones' "$why"
+
+# ---------------------------------------------------------------------------------------------------------
 # Loss scaling
 
 # How large the gradients are, and with it which steps overflow after the first, follows the corpus: each step's scale is

@@ -335,6 +335,25 @@ static void test_settings(Tests* t) {
 }
 
 // ---------------------------------------------------------------------------------------------------------
+// Settings on their way to the optimizer
+
+static void test_update_settings(Tests* t) {
+    Settings s;
+    Session session;
+    memset(&s, 0, sizeof s), memset(&session, 0, sizeof session);
+    s.beta1 = 0.1, s.beta2 = 0.2, s.eps = 0.3, s.weight_decay = 0.4, s.clip = 0.5, s.lr = 0.6;
+    session.settings = &s;
+    OptimizerSettings o = steps_adamw(&session, 0.7);  // the schedule's rate, not the peak
+    int same = o.lr == 0.7 && o.beta1 == 0.1 && o.beta2 == 0.2 && o.eps == 0.3 && o.weight_decay == 0.4;
+    expect(t, same && o.max_norm == 0.5, "update/settings", "lr %g, betas %g %g, eps %g, decay %g, clip %g", o.lr,
+           o.beta1, o.beta2, o.eps, o.weight_decay, o.max_norm);
+    uint64_t rounding = o.rounding;
+    session.step = 1;
+    expect(t, steps_adamw(&session, 0.7).rounding != rounding, "update/rounding draws anew in every step",
+           "it does not");
+}
+
+// ---------------------------------------------------------------------------------------------------------
 // Which steps the loss scale explains
 
 static void test_overflow(Tests* t) {
@@ -921,6 +940,7 @@ int main(void) {
     test_windows(&t);
     test_config(&t);
     test_settings(&t);
+    test_update_settings(&t);
     test_overflow(&t);
     test_master(&t);
     test_publish(&t, "/dev/shm");
