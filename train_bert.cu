@@ -523,7 +523,8 @@ static MemoryPlan model_memory(const Model* m, UpdateSettings update, const Cont
     AttentionShape shape = {c->NH, c->C / c->NH, FULL, dropout_make(c->attention_dropout, 0, 0, 0, 0, NULL)};
     EmbeddingSizes tables = {m->Vp, c->T, c->types, c->C, c->padding};
     StepSizes step = {shape, tables, m->N, m->S, m->T, m->S, m->M, c->F, next_sentence_scratch_bytes(m->S, c->C)};
-    size_t ints = mlm_loader_ints(m->N, m->M, m->S) + task_head_ints(c->task, m->S);
+    int targets = c->task == TASK_ANSWER ? SPAN_ENDS * m->S : m->M;
+    size_t ints = mlm_loader_ints(m->N, targets, m->S) + task_head_ints(c->task, m->S);
     return plan_make(&m->table, &m->acts_table, &m->stats_table, update, ints * sizeof(int), &step, ctx);
 }
 
@@ -619,7 +620,7 @@ static Config config_from_descriptor(const char* text, int data_V) {
 static Config config_read(const char* path) {
     Json json;
     Config c;
-    json_load(&json, path, (size_t)1 << 20);
+    json_load(&json, path, CONFIG_MAX_FILE);
     config_expect(json.root, "model_type", "bert", path);
     config_expect(json.root, "position_embedding_type", "absolute", path);
     c.gelu = config_gelu(json.root, "hidden_act", "gelu", path);
@@ -763,12 +764,12 @@ static char* run_plan(Run* r, const char* source, const char* data_dir) {
     Config config =
         directory ? config_read(path) : config_from_descriptor(s->model, r->words.size ? r->words.size : 30522);
     if (!directory && r->words.size) config.padding = r->words.pad;
-    if (directory) task_find_names(&r->examples.names, path);
+    if (directory) r->examples.classes = task_find_names(&r->examples.names, path);
     free(directory), free(path);
 
     if (s->dropout >= 0) config.hidden_dropout = config.attention_dropout = config.classifier_dropout = s->dropout;
     config.task = (Task)r->task.task;
-    config.outputs = task_outputs(&r->task, &r->examples.names);
+    config.outputs = task_outputs(&r->task, r->examples.classes);
     config.next = r->mlm.next_sentence && !config.task;
     int T = s->T ? s->T : config.T;
     if (T > config.T) die(USAGE, "-t %d: the model knows %d positions; choose at most that", T, config.T);

@@ -163,7 +163,7 @@ def main():
     parser.add_argument("--vocab", help="vocab.txt of an uncased model (default: the words of what is made here)")
     parser.add_argument("--squad", help="SQuAD's JSON, for answer, with --vocab")
     parser.add_argument("--work", default="/tmp/check_task")
-    parser.add_argument("--steps", type=int, default=50)
+    parser.add_argument("--steps", type=int, default=300)
     parser.add_argument("--batch", type=int, default=8)
     parser.add_argument("--length", type=int, default=128)
     parser.add_argument("--tolerance", type=float, default=1e-4, help="of a step's loss (default: 1e-4)")

@@ -77,6 +77,10 @@ static void test_files(Tests* t, const WordPiece* words) {
     expect(t, names.count == 2 && strcmp(names.name[0], "no") == 0, "names in the order of their bytes");
     expect(t, is_example(&e, 0, "a|bc|", 3, 0) && is_example(&e, 1, "d|e|", 3, 1), "columns by their names");
     examples_close(&e), free(path);
+    path = put_file(t, "mark.tsv", "\xEF\xBB\xBFno\ta\nyes\tb\n");
+    labelled_read(&e, path, words, &names, 2, 16);
+    expect(t, e.count == 2 && is_example(&e, 0, "a|", 3, 0), "a byte order mark");
+    examples_close(&e), free(path);
     path = put_file(t, "question.tsv", "sentence\tquestion\tlabel\na\tb\tyes\n");
     labelled_read(&e, path, words, &names, 2, 16);
     expect(t, is_example(&e, 0, "b|a|", 3, 1), "a question comes before its sentence");

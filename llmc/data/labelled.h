@@ -3,7 +3,7 @@
  *   a line     label <tab> text [<tab> second text], UTF-8; a line without anything in it is passed over
  *   a header   a first line with a field "label" or "gold_label" names the columns instead: that one, then text, text_a,
  *              sentence, sentence1, question, question1 or premise, and where there are pairs text_b, sentence2,
- *              question2 or hypothesis, or sentence beside question. All other columns are passed over
+ *              question2 or hypothesis, or beside question sentence, text, passage or context. All others are passed over
  *   a label    the class's number from 0, or its name. Names are those of the model, where it has them; else those of
  *              the training data in the order of their bytes
  *
@@ -43,6 +43,22 @@ static inline int label_names_find(const LabelNames* n, const char* text, size_t
     return -1;
 }
 
+static inline int label_names_compare(const void* a, const void* b) {
+    return strcmp(*(const char* const*)a, *(const char* const*)b);
+}
+
+// Whether no name is there twice.
+static inline int label_names_differ(const LabelNames* n) {
+    size_t count = (size_t)n->count;
+    int differ = 1;
+    char** sorted = (char**)xmalloc(count * sizeof(char*));
+    memcpy(sorted, n->name, count * sizeof(char*));
+    qsort(sorted, count, sizeof(char*), label_names_compare);
+    for (size_t i = 1; i < count; i++) differ &= strcmp(sorted[i], sorted[i - 1]) != 0;
+    free(sorted);
+    return differ;
+}
+
 // A whole number below `labels`, -1 where the text is anything else.
 static inline int label_number(const char* text, size_t length, int labels) {
     int64_t value = 0;
@@ -65,7 +81,7 @@ typedef struct {
 typedef struct {
     const char* path;
     char* text;
-    size_t size, at;
+    size_t size, begin, at;
     int line;           // number of the last line
     int label, a, b;    // columns; b -1: there are no pairs
     int least, header;  // fields of a line, at least; 1: the first line is a header
@@ -102,7 +118,7 @@ static inline int labelled_split(Labelled* l, Field field[LABELLED_COLUMNS]) {
 static inline void labelled_read_header(Labelled* l) {
     static const char* const columns[][2] = {
         {" text text_a sentence sentence1 question1 premise ", " text_b sentence2 question2 hypothesis "},
-        {" question ", " sentence "}};
+        {" question ", " sentence text passage context "}};
     Field field[LABELLED_COLUMNS];
     int count = labelled_split(l, field), found[2][2] = {{-1, -1}, {-1, -1}}, label = -1;
     l->label = 0, l->a = 1, l->b = count > 2 ? 2 : -1, l->least = count > 2 ? 3 : 2;
@@ -114,7 +130,7 @@ static inline void labelled_read_header(Labelled* l) {
     }
     l->header = label >= 0;
     if (!l->header) {
-        l->at = 0, l->line = 0;
+        l->at = l->begin, l->line = 0;
         return;
     }
     int kind = found[1][0] >= 0;  // a question with a sentence: that is no pair of its own without the question
@@ -131,6 +147,8 @@ static inline void labelled_open(Labelled* l, const char* path) {
     memset(l, 0, sizeof *l);
     l->path = path;
     l->text = read_file(path, LABELLED_MAX_FILE, &l->size, USAGE);
+    if (l->size >= 3 && memcmp(l->text, "\xEF\xBB\xBF", 3) == 0) l->begin = 3;  // a byte order mark
+    l->at = l->begin;
     labelled_read_header(l);
 }
 
@@ -146,10 +164,6 @@ static inline int labelled_next(Labelled* l, Field field[LABELLED_COLUMNS]) {
 // ---------------------------------------------------------------------------------------------------------
 // Examples
 
-static inline int label_names_compare(const void* a, const void* b) {
-    return strcmp(*(const char* const*)a, *(const char* const*)b);
-}
-
 // Take the names of the classes from training data, at most `labels`; none where all labels are numbers below that.
 static inline void labelled_find_names(LabelNames* names, const char* path, int labels) {
     Labelled l;
@@ -158,6 +172,9 @@ static inline void labelled_find_names(LabelNames* names, const char* path, int 
     labelled_open(&l, path);
     while (labelled_next(&l, field)) {
         Field label = field[l.label];
+        for (size_t i = 0, n; i < label.length; i += n)  // what config.json can hold
+            if ((n = utf8_sequence(label.text + i, label.length - i)) == 0)
+                die(USAGE, "%s: line %d: the label is not UTF-8", path, l.line);
         if (label.length == 0 || label_names_find(names, label.text, label.length) >= 0) continue;
         if (label_number(label.text, label.length, labels) < 0) are_numbers = 0;
         if (names->count == labels)
@@ -202,13 +219,16 @@ static inline void labelled_read(Examples* e, const char* path, const WordPiece*
                                  int labels, int T) {
     Labelled l;
     Field field[LABELLED_COLUMNS];
+    int has_numbers = 0;  // among the names: then a number is no other class's
+    for (int i = 0; i < names->count; i++)
+        has_numbers |= label_number(names->name[i], strlen(names->name[i]), 1 << 30) >= 0;
     examples_open(e, 1);
     labelled_open(&l, path);
     while (labelled_next(&l, field)) {
         const Field none = {NULL, 0};
         Field label = field[l.label];
         int number = label_names_find(names, label.text, label.length);
-        if (number < 0) number = label_number(label.text, label.length, labels);
+        if (number < 0 && !has_numbers) number = label_number(label.text, label.length, labels);
         if (number < 0)
             die(USAGE,
                 "%s: line %d: the label \"%.*s\" is neither a number from 0 to %d (--labels) nor one of the model's "

@@ -283,7 +283,7 @@ static inline void squad_open(Squad* s, Examples* e, const char* path, const Wor
     if (settings.T - 3 - settings.most_question <= settings.stride)
         die(USAGE,
             "sequences of %d tokens (-t) do not hold questions of %d, 3 special tokens and more than the %d that two "
-            "windows share",
+            "windows share (--stride)",
             settings.T, settings.most_question, settings.stride);
     memset(s, 0, sizeof *s);
     s->file = xprintf("%s", path);

@@ -9,6 +9,7 @@
 typedef enum { CONFIG_INT, CONFIG_REAL, CONFIG_BOOL, CONFIG_TOKEN } ConfigType;
 
 #define CONFIG_NEEDED NAN             // as a fallback: the key must be there
+#define CONFIG_MAX_FILE ((size_t)1 << 26)  // bytes; names of classes may be many
 #define CONFIG_NO_FIELD ((size_t)-1)  // as a field: the value must be min = max, nothing else is supported
 
 typedef struct {

@@ -10,6 +10,7 @@
 #include "../data/labelled.h"
 #include "../data/squad.h"
 #include "../device/host_view.h"
+#include "config.h"
 #include "session.h"
 #include "task_head.h"
 
@@ -46,11 +47,11 @@ static inline void task_check_settings(const TaskSettings* t, const Settings* s,
         die(USAGE, "--predictions %s: is for --evaluate 1 of --task classify or answer", t->predictions);
 }
 
-// Outputs of the head: those asked for, else those that the model has names for.
-static inline int task_outputs(const TaskSettings* t, const LabelNames* names) {
+// Outputs of the head: those asked for, else as many as the model has classes, if it has any.
+static inline int task_outputs(const TaskSettings* t, int classes) {
     if (t->task == TASK_PRETRAIN) return 0;
     if (t->task == TASK_ANSWER) return SPAN_ENDS;
-    return t->labels ? t->labels : names->count > 1 ? names->count : 2;
+    return t->labels ? t->labels : classes > 1 ? classes : 2;
 }
 
 // A row of a batch is a sequence, with one target or two.
@@ -72,20 +73,28 @@ static inline void task_find_data(const Session* session, char** train, char** v
 // ---------------------------------------------------------------------------------------------------------
 // Names of classes, as a model's config.json has them: {"id2label": {"0": "no", ...}}
 
-// From the file, into names that are empty. They stay so where it has none, and where one is missing.
-static inline void task_find_names(LabelNames* names, const char* path) {
+// From the file, into names that are empty. They stay so where it has none, where one is missing or there twice, and where
+// they only number the classes: LABEL_0, LABEL_1, ... Returns how many classes it has, 0 where it does not say.
+static inline int task_find_names(LabelNames* names, const char* path) {
     Json json;
-    json_load(&json, path, (size_t)1 << 20);
+    int are_numbers = 1;
+    json_load(&json, path, CONFIG_MAX_FILE);
     const JsonNode* all = json_has(json.root, "id2label") ? json_need(json.root, "id2label", JSON_OBJECT, path) : NULL;
     for (size_t i = 0; all && i < all->count; i++) {
         char key[32];
         snprintf(key, sizeof key, "%zu", i);
         const char* name = json_get_string_or(all, key, "", path);
-        if (*name) label_names_add(names, name, strlen(name));
+        char plain[32];
+        snprintf(plain, sizeof plain, "LABEL_%zu", i);
+        are_numbers &= strcmp(name, plain) == 0;
         if (!*name || i >= TASK_MOST_LABELS) break;
+        label_names_add(names, name, strlen(name));
     }
-    if (all && (size_t)names->count < all->count) label_names_free(names);
+    if (all && ((size_t)names->count < all->count || are_numbers || !label_names_differ(names)))
+        label_names_free(names);
+    int classes = all ? (int)min_size(all->count, TASK_MOST_LABELS) : 0;
     json_free(&json);
+    return classes;
 }
 
 static inline void task_write_names(Text* t, const LabelNames* names, int labels) {
@@ -110,6 +119,7 @@ static inline void task_write_names(Text* t, const LabelNames* names, int labels
 typedef struct {
     Task task;
     int labels;
+    int classes;  // that the model has had, 0 if it has none
     Examples train, val;
     Squad train_questions, val_questions;
     LabelNames names;
@@ -285,6 +295,9 @@ static inline void task_score_log(Log* log, const Session* session, TaskScore s)
     log_put(&t, s.task == TASK_ANSWER ? "val_exact_match" : "val_accuracy", s.first, 6);
     log_put(&t, "val_f1", s.f1, 6);
     log_validation(log, session->step, session->last, s.loss, t.text);
+    log_print_step(session->step, session->last);
+    if (s.task == TASK_ANSWER) printf("exact match %.2f, F1 %.2f\n", s.first, s.f1);
+    else printf("accuracy %.4f, F1 %.4f\n", s.first, s.f1);
     free(t.text);
 }
 
