@@ -8,9 +8,9 @@
 // CONFIG_TOKEN is the number of a token, which may be null: -1.
 typedef enum { CONFIG_INT, CONFIG_REAL, CONFIG_BOOL, CONFIG_TOKEN } ConfigType;
 
-#define CONFIG_NEEDED NAN             // as a fallback: the key must be there
+#define CONFIG_NEEDED NAN                  // as a fallback: the key must be there
 #define CONFIG_MAX_FILE ((size_t)1 << 26)  // bytes; names of classes may be many
-#define CONFIG_NO_FIELD ((size_t)-1)  // as a field: the value must be min = max, nothing else is supported
+#define CONFIG_NO_FIELD ((size_t)-1)       // as a field: the value must be min = max, nothing else is supported
 
 typedef struct {
     const char* key;

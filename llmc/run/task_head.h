@@ -11,10 +11,10 @@
 #define LLMC_TASK_HEAD_H
 
 #include "../ops/classifier.h"
+#include "../ops/classifier_span.h"
 #include "../ops/dropout.h"
 #include "../ops/gather.h"
 #include "../ops/matmul.h"
-#include "../ops/classifier_span.h"
 #include "../ops/tanh.h"
 #include "mlm_data.h"
 
