@@ -215,11 +215,17 @@ run "${TINY[@]}" -x 4 -l 0 --overfit 1 -o "$box/overfit"
 verdict '--overfit takes the same ones' "$why"
 
 # ---------------------------------------------------------------------------------------------------------
-# Loss scaling
+# Loss scaling, on one token again and again, whose gradient is large: that of the corpus changes with every commit
 
-# How large the gradients are, and with it which steps overflow after the first, follows the corpus: each step's scale is
-# held against the one before.
-run "${TINY[@]}" -x 8 --loss-scale dynamic --loss-scale-start 3e38 -o "$box/overflow"
+shard() { # MAGIC VERSION COUNT BYTES-OF-TOKENS
+    little_endian 4 "$1"; little_endian 4 "$2"; little_endian 4 "$3"
+    head -c 1012 /dev/zero
+    head -c "$4" /dev/zero
+}
+shard 20240520 1 2000 4000 >"$work/same.bin"
+SAME=("${TINY[@]}" -i "$work/same.bin")
+# The first step overflows; of each later one the scale is held against the one before.
+run "${SAME[@]}" -x 8 --loss-scale dynamic --loss-scale-start 3e38 -o "$box/overflow"
 why=$(ended_with 0)
 [ -n "$why" ] || [ ! -s "$work/stderr" ] || why="stderr is not empty: $(head -n 1 "$work/stderr")"
 grep -q '^step 1/8 .*norm inf .*gradients overflowed: update left out' "$work/stdout" || why=${why:-'no word of the overflow'}
@@ -233,12 +239,12 @@ why=${why:-$wrong}
 grep -q "\"updates\": $((8 - overflows)), \"loss_scale\": [0-9.e+]*, \"loss_scale_good_steps\": [0-9]" "$box/overflow/ckpt/00000008/trainer.json" ||
     why=${why:-'the checkpoint does not hold the scale and the number of updates'}
 verdict 'loss scale: an overflow halves it and leaves the step out' "$why"
-run "${TINY[@]}" -x 6 --loss-scale dynamic --loss-scale-start 64 --loss-scale-growth 2 -o "$box/growth"
+run "${SAME[@]}" -x 6 --loss-scale dynamic --loss-scale-start 64 --loss-scale-growth 2 -o "$box/growth"
 why=$(ended_with 0)
 scales=$(sed -nE 's/.*"loss_scale": ([0-9]+)\}$/\1/p' "$box/growth/log.jsonl" | tr '\n' ' ')
 [ "$scales" = '64 64 128 128 256 256 ' ] || why=${why:-"scales: $scales"}
 verdict 'loss scale: doubles after good steps' "$why"
-run "${TINY[@]}" -x 2 --loss-scale fixed --loss-scale-start 3e38 -o "$box/fixed"
+run "${SAME[@]}" -x 2 --loss-scale fixed --loss-scale-start 3e38 -o "$box/fixed"
 verdict 'loss scale: a fixed one that overflows stops the run' "$(ended_with_error 3 'step 1: loss [0-9.]+, gradient norm inf')"
 run "${SIZES[@]}" -l 1e38 -x 4 "${QUIET[@]}" --loss-scale dynamic -o "$box/scaled-nan"
 verdict 'loss scale: a loss that is NaN still stops the run' "$(ended_with_error 3 'step 2: loss nan.*checkpoint(:| is) none')"
@@ -246,11 +252,6 @@ verdict 'loss scale: a loss that is NaN still stops the run' "$(ended_with_error
 # ---------------------------------------------------------------------------------------------------------
 # Token shards
 
-shard() { # MAGIC VERSION COUNT BYTES-OF-TOKENS
-    little_endian 4 "$1"; little_endian 4 "$2"; little_endian 4 "$3"
-    head -c 1012 /dev/zero
-    head -c "$4" /dev/zero
-}
 d=$box/data
 mkdir "$d"
 shard 20240520 1 100 200 >"$d/good.bin"
