@@ -2,8 +2,8 @@
  * Prints a line a case and `N passed, N failed`; exit status 1 if one failed. Give a word to run what it names. */
 #include <signal.h>
 #include <sys/resource.h>
-#include <sys/wait.h>
 
+#include "child.h"
 #include "llmc/base/flags.h"
 #include "llmc/base/json.h"
 #include "llmc/base/log.h"
@@ -34,30 +34,6 @@ __attribute__((format(printf, 4, 5))) static void expect(Tests* t, int good, con
 
 static void expect_text(Tests* t, const char* name, const char* got, const char* want) {
     expect(t, strcmp(got, want) == 0, name, "got\n%s\nwanted\n%s", got, want);
-}
-
-// Run `body` in a child, whose exit status comes back and whose stdout and stderr are appended to `output`.
-static int in_child(Text* output, void (*body)(void* state), void* state) {
-    int ends[2], status = -1;
-    char bytes[4096];
-    fflush(stdout);
-    if (pipe(ends) != 0) die(FAILED, "pipe: %s", strerror(errno));
-    pid_t child = fork();
-    if (child < 0) die(FAILED, "fork: %s", strerror(errno));
-    if (child == 0) {
-        dup2(ends[1], 1);
-        dup2(ends[1], 2);
-        close(ends[0]);
-        close(ends[1]);
-        body(state);
-        exit(0);
-    }
-    close(ends[1]);
-    text_append(output, "", 0);
-    for (ssize_t n; (n = read(ends[0], bytes, sizeof(bytes))) > 0;) text_append(output, bytes, (size_t)n);
-    close(ends[0]);
-    waitpid(child, &status, 0);
-    return WIFEXITED(status) ? WEXITSTATUS(status) : 1000 + WTERMSIG(status);
 }
 
 // ---------------------------------------------------------------------------------------------------------
@@ -365,7 +341,7 @@ static void test_json_lookup(Tests* t) {
     for (size_t i = 0; i < COUNT_OF(cases); i++) {
         Text output = {NULL, 0, 0};
         char* name = xprintf("json/look up %s", cases[i].key);
-        int status = in_child(&output, look_up, (void*)cases[i].key);
+        int status = in_child(&output, SAID_ANYWHERE, look_up, (void*)cases[i].key);
         expect(t, status == cases[i].status && strcmp(output.text, cases[i].output) == 0, name, "status %d, '%s'",
                status, output.text);
         free(name);
@@ -483,14 +459,14 @@ static void test_flags(Tests* t) {
     for (size_t i = 0; i < COUNT_OF(cases); i++) {
         Text output = {NULL, 0, 0};
         char* name = xprintf("flags/'%s'", cases[i].line);
-        int status = in_child(&output, parse_flags, (void*)cases[i].line);
+        int status = in_child(&output, SAID_ANYWHERE, parse_flags, (void*)cases[i].line);
         int same = !cases[i].output || strcmp(output.text, cases[i].output) == 0;
         expect(t, status == cases[i].status && same, name, "status %d, output\n%s", status, output.text);
         free(name);
         free(output.text);
     }
     Text output = {NULL, 0, 0};
-    int status = in_child(&output, parse_flags, (void*)"--help");
+    int status = in_child(&output, SAID_ANYWHERE, parse_flags, (void*)"--help");
     size_t longest = 0, rows = 0;
     for (const char* line = output.text; *line; line += strcspn(line, "\n") + 1) {
         longest = longest < strcspn(line, "\n") ? strcspn(line, "\n") : longest;
@@ -499,7 +475,7 @@ static void test_flags(Tests* t) {
     expect(t, status == 0 && longest <= 120 && rows == FLAG_ROWS + 1 && strstr(output.text, ">= 0"), "flags/--help",
            "status %d, %zu columns, %zu rows:\n%s", status, longest, rows, output.text);
     output.length = 0;
-    status = in_child(&output, parse_flags, (void*)long_text);
+    status = in_child(&output, SAID_ANYWHERE, parse_flags, (void*)long_text);
     expect(t, status == 0 && strstr(output.text, "xxxxxxxx\""), "flags/long text", "%s", output.text);
     free(output.text);
 }
@@ -703,7 +679,7 @@ static void test_log(Tests* t) {
     char *run = xprintf("%s/a/b", root), *full = xprintf("%s/full", root), *small = xprintf("%s/small", root);
     Text output = {NULL, 0, 0};
 
-    int status = in_child(&output, log_and_resume, run);
+    int status = in_child(&output, SAID_ANYWHERE, log_and_resume, run);
     char* text = read_text(run, "log.jsonl");
     expect(t, status == 0, "log/a run and its resumption", "status %d: %s", status, output.text);
     expect_text(
@@ -729,7 +705,7 @@ static void test_log(Tests* t) {
     text = read_text(run, "log.jsonl.tmp");
     expect_text(t, "log/no file left over", text, "(no such file)");
     free(text);
-    status = in_child(&output, log_open_only, run);
+    status = in_child(&output, SAID_ANYWHERE, log_open_only, run);
     text = read_text(run, "log.jsonl");
     expect_text(t, "log/a new run begins a new file", text, "");
     free(text);
@@ -737,12 +713,12 @@ static void test_log(Tests* t) {
     char* link_path = xprintf("%s/log.jsonl", full);
     if (mkdir(full, 0777) != 0 || symlink("/dev/full", link_path) != 0) die(FAILED, "%s: %s", full, strerror(errno));
     output.length = 0;
-    status = in_child(&output, log_to_full_disk, full);
+    status = in_child(&output, SAID_ANYWHERE, log_to_full_disk, full);
     const char* warning = strstr(output.text, "warning: ");
     expect(t, status == 0 && warning && !strstr(warning + 1, "warning: ") && strstr(output.text, "step   3/300"),
            "log/full disk warns once", "status %d:\n%s", status, output.text);
     output.length = 0;
-    status = in_child(&output, log_to_small_disk, small);
+    status = in_child(&output, SAID_ANYWHERE, log_to_small_disk, small);
     text = read_text(small, "log.jsonl");
     expect(t,
            status == 0 && strlen(text) > 0 && text[strlen(text) - 1] == '\n' &&
@@ -752,11 +728,11 @@ static void test_log(Tests* t) {
 
     char* below_file = xprintf("%s/log.jsonl/x", run);
     output.length = 0;
-    status = in_child(&output, log_open_only, below_file);
+    status = in_child(&output, SAID_ANYWHERE, log_open_only, below_file);
     expect(t, status == USAGE && strstr(output.text, "log.jsonl/x/log.jsonl: cannot be written: Not a directory; give"),
            "log/unwritable directory", "status %d: %s", status, output.text);
     output.length = 0;
-    status = in_child(&output, log_without_file, NULL);
+    status = in_child(&output, SAID_ANYWHERE, log_without_file, NULL);
     expect(t, status == 0 && strstr(output.text, "step   1/300"), "log/no directory", "status %d: %s", status,
            output.text);
 

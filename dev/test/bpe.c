@@ -8,10 +8,9 @@
  * special ones as text or as tokens. The speed goes to stderr.
  *
  * Without arguments it prints a line a case and `N passed, N failed`; exit status 1 if one failed. */
-#include <ftw.h>
-#include <sys/wait.h>
 
 #include "llmc/data/bpe.h"
+#include "child.h"
 
 typedef struct {
     int passed, failed;
@@ -34,11 +33,6 @@ static void drop(const Tests* t, const char* name) {
     char* path = xprintf("%s/%s", t->directory, name);
     unlink(path);
     free(path);
-}
-
-static int remove_entry(const char* path, const struct stat* st, int type, struct FTW* where) {
-    (void)st, (void)type, (void)where;
-    return remove(path);
 }
 
 // ---------------------------------------------------------------------------------------------------------
@@ -396,30 +390,14 @@ static void open_alone(const char* directory) {
 
 // Opening must end with USAGE and one line that names the file and holds `message`.
 static void expect_refused(Tests* t, const char* file, const char* message) {
-    int ends[2], result = 0;
-    char piece[512];
     Text said = {NULL, 0, 0};
-    fflush(stdout);
-    if (pipe(ends) != 0) die(FAILED, "pipe: %s", strerror(errno));
-    pid_t child = fork();
-    if (child == 0) {
-        dup2(ends[1], STDERR_FILENO);
-        close(ends[0]), close(ends[1]);
-        open_alone(t->directory);
-        exit(DONE);
-    }
-    close(ends[1]);
-    text_append(&said, "", 0);
-    for (ssize_t got; (got = read(ends[0], piece, sizeof piece)) > 0;) text_append(&said, piece, (size_t)got);
-    close(ends[0]);
-    waitpid(child, &result, 0);
+    int code = end_of(open_alone, t->directory, &said);
     char* path = xprintf("error: %s/%s: ", t->directory, file);
-    int is_line = said.length > 0 && strchr(said.text, '\n') == said.text + said.length - 1;
-    int good = WIFEXITED(result) && WEXITSTATUS(result) == USAGE && is_line && strstr(said.text, message) &&
+    int good = code == USAGE && is_one_line(&said) && strstr(said.text, message) &&
                strncmp(said.text, path, strlen(path)) == 0;
     char* name = xprintf("refused: %s", message);
     expect(t, good, name);
-    if (!good) printf("  status %d: %s\n", WIFEXITED(result) ? WEXITSTATUS(result) : -1, said.text);
+    if (!good) printf("  status %d: %s\n", code, said.text);
     free(name);
     free(path);
     free(said.text);
@@ -541,7 +519,7 @@ int main(int argc, char** argv) {
     test_long_words(&t);
     test_cache(&t);
     test_refused(&t);
-    nftw(t.directory, remove_entry, 16, FTW_DEPTH | FTW_PHYS);
+    remove_directory(t.directory);
     free(t.directory);
     printf("%d passed, %d failed\n", t.passed, t.failed);
     return t.failed ? FAILED : DONE;

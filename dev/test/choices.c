@@ -2,9 +2,8 @@
  * plainly what is meant. The model's part is made up here: dev/reference/check_choices.py compares with a real one.
  *
  * Prints a line a case and `N passed, N failed`; exit status 1 if one failed. */
-#include <ftw.h>
-#include <sys/wait.h>
 
+#include "child.h"
 #include "llmc/run/choices_evaluation.h"
 
 typedef struct {
@@ -176,29 +175,8 @@ static void open_twice(const char* file) {
 // accepts 0 and USAGE without asking for words.
 static void expect_end(Tests* t, int status, const char* name, const char* message, void (*run)(const char*),
                        const char* file) {
-    int ends[2], result = 0;
-    char text[4096];
-    size_t n = 0;
-    fflush(stdout);
-    if (pipe(ends) != 0) die(FAILED, "pipe: %s", strerror(errno));
-    pid_t child = fork();
-    if (child == 0) {
-        dup2(ends[1], STDERR_FILENO);
-        close(ends[0]), close(ends[1]);
-        run(file);
-        _exit(DONE);
-    }
-    close(ends[1]);
-    for (ssize_t got; n < sizeof text - 1 && (got = read(ends[0], text + n, sizeof text - 1 - n)) > 0;)
-        n += (size_t)got;
-    close(ends[0]);
-    text[n] = '\0';
-    waitpid(child, &result, 0);
-    int code = WIFEXITED(result) ? WEXITSTATUS(result) : 128 + WTERMSIG(result);
-    int good = status < 0 ? code == DONE || code == USAGE : code == status;
-    if (code == USAGE) good = good && strchr(text, '\n') == text + n - 1 && strstr(text, file);
-    if (message) good = good && strstr(text, message);
-    char* why = xprintf("ended with %d: %s", code, text);
+    char* why;
+    int good = ends_with(status, message, run, file, &why);
     if (!good || name) expect(t, good, name ? name : "any damage", why);
     free(why);
 }
@@ -431,11 +409,6 @@ static void test_sets(Tests* t) {
     free(a), free(b), free(both);
 }
 
-static int remove_entry(const char* path, const struct stat* st, int type, struct FTW* where) {
-    (void)st, (void)type, (void)where;
-    return remove(path);
-}
-
 int main(void) {
     Tests t = {0, 0, NULL};
     const char* temporary = getenv("TMPDIR");
@@ -448,7 +421,7 @@ int main(void) {
     test_score(&t, 0);
     test_score(&t, 1);
     test_sets(&t);
-    nftw(t.directory, remove_entry, 16, FTW_DEPTH | FTW_PHYS);
+    remove_directory(t.directory);
     free(t.directory);
     printf("%d passed, %d failed\n", t.passed, t.failed);
     return t.failed != 0;

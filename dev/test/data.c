@@ -2,8 +2,6 @@
  * and bad files end with exit status 2 and one line that names them.
  *
  * Prints `ok   name`, `skip name: why` or `FAIL name: why`, then the counts; exit status 1 after a failure. */
-#include <ftw.h>
-#include <sys/wait.h>
 
 #include "../../llmc/data/batch_lm.h"
 #include "../../llmc/data/batch_mlm.h"
@@ -13,6 +11,7 @@
 
 #define main builtin_corpus_main
 #include "../data/builtin_corpus.c"
+#include "child.h"
 #undef main
 
 typedef struct {
@@ -49,39 +48,17 @@ static char* put_file(Test* t, const char* name, const void* bytes, size_t n) {
     return path;
 }
 
-static int remove_entry(const char* path, const struct stat* st, int type, struct FTW* where) {
-    (void)st, (void)type, (void)where;
-    return remove(path);
-}
-
 // Run in a child process: it must end with `status`, and print one line that holds `message` if it is not NULL.
 // Status -1 accepts 0 and USAGE: any file must lead to one of them.
 static void expect_end(Test* t, int status, const char* message, void (*run)(const char*), const char* argument) {
-    int ends[2], result = 0;
-    char text[4096];
-    size_t n = 0;
-    fflush(stdout);
-    if (pipe(ends) != 0) die(FAILED, "pipe: %s", strerror(errno));
-    pid_t child = fork();
-    if (child == 0) {
-        dup2(ends[1], STDERR_FILENO);
-        close(ends[0]);
-        close(ends[1]);
-        run(argument);
-        exit(DONE);
-    }
-    close(ends[1]);
-    for (ssize_t got; n < sizeof(text) - 1 && (got = read(ends[0], text + n, sizeof(text) - 1 - n)) > 0;)
-        n += (size_t)got;
-    close(ends[0]);
-    text[n] = '\0';
-    waitpid(child, &result, 0);
-    int code = WIFEXITED(result) ? WEXITSTATUS(result) : 128 + WTERMSIG(result);
+    Text said = {NULL, 0, 0};
+    int code = end_of(run, argument, &said);
     int expected = status < 0 ? code == DONE || code == USAGE : code == status;
-    if (!expected) fail(t, "%s ended with %d, not %d: %s", argument, code, status, text);
-    if (message && !strstr(text, message)) fail(t, "%s: no \"%s\" in: %s", argument, message, text);
-    if (message && !strstr(text, argument)) fail(t, "%s: is not named in: %s", argument, text);
-    if (code == USAGE && strchr(text, '\n') != text + n - 1) fail(t, "%s: not one line: %s", argument, text);
+    if (!expected) fail(t, "%s ended with %d, not %d: %s", argument, code, status, said.text);
+    if (message && !strstr(said.text, message)) fail(t, "%s: no \"%s\" in: %s", argument, message, said.text);
+    if (message && !strstr(said.text, argument)) fail(t, "%s: is not named in: %s", argument, said.text);
+    if (code == USAGE && !is_one_line(&said)) fail(t, "%s: not one line: %s", argument, said.text);
+    free(said.text);
 }
 
 // ---------------------------------------------------------------------------------------------------------
@@ -1564,7 +1541,7 @@ int main(int argc, char** argv) {
         t.failed += t.bad;
         t.skipped += !t.bad && t.skip;
         free(t.skip);
-        nftw(t.directory, remove_entry, 16, FTW_DEPTH | FTW_PHYS);
+        remove_directory(t.directory);
         free(t.directory);
     }
     printf("%d passed, %d failed, %d skipped\n", t.passed, t.failed, t.skipped);

@@ -2,8 +2,7 @@
  * meant; and the scores of classes against counts by hand.
  *
  * Prints a line a case and `N passed, N failed`; exit status 1 if one failed. */
-#include <ftw.h>
-
+#include "child.h"
 #include "llmc/run/tasks.h"
 
 typedef struct {
@@ -194,10 +193,6 @@ static void test_scores(Tests* t) {
     expect(t, task_cross_entropy(x, 3, 2, 3) == 0, "a target that is none");
 }
 
-static int remove_one(const char* path, const struct stat* s, int kind, struct FTW* f) {
-    return (void)s, (void)kind, (void)f, remove(path);
-}
-
 int main(void) {
     char directory[] = "/tmp/test_examples.XXXXXX";
     Tests t = {0, 0, directory};
@@ -209,7 +204,7 @@ int main(void) {
     test_batches(&t, 2);
     test_scores(&t);
     wordpiece_free(&words);
-    nftw(directory, remove_one, 8, FTW_DEPTH | FTW_PHYS);
+    remove_directory(directory);
     printf("%d passed, %d failed, 0 skipped\n", t.passed, t.failed);
     return t.failed != 0;
 }

@@ -9,10 +9,8 @@
  * Prints a line a case and `N passed, N failed`; exit status 1 if one failed. */
 #define NO_MAIN
 #pragma GCC diagnostic ignored "-Wunused-function"  // of the trainer, of which this needs a part
+#include "child.h"
 #include "train_gpt2.cu"
-
-#include <ftw.h>
-#include <sys/wait.h>
 
 typedef struct {
     int passed, failed;
@@ -174,29 +172,8 @@ static Text checkpoint_of(const Bench* b, int version, int padded) {
 // accepts 0 and USAGE without asking for words.
 static void expect_end(Tests* t, int status, const char* name, const char* message, void (*run)(const char*),
                        const char* file) {
-    int ends[2], result = 0;
-    char text[4096];
-    size_t n = 0;
-    fflush(stdout);
-    if (pipe(ends) != 0) die(FAILED, "pipe: %s", strerror(errno));
-    pid_t child = fork();
-    if (child == 0) {
-        dup2(ends[1], STDERR_FILENO);
-        close(ends[0]), close(ends[1]);
-        run(file);
-        _exit(DONE);
-    }
-    close(ends[1]);
-    for (ssize_t got; n < sizeof text - 1 && (got = read(ends[0], text + n, sizeof text - 1 - n)) > 0;)
-        n += (size_t)got;
-    close(ends[0]);
-    text[n] = '\0';
-    waitpid(child, &result, 0);
-    int code = WIFEXITED(result) ? WEXITSTATUS(result) : 128 + WTERMSIG(result);
-    int good = status < 0 ? code == DONE || code == USAGE : code == status;
-    if (code == USAGE) good = good && strchr(text, '\n') == text + n - 1 && strstr(text, file);
-    if (message) good = good && strstr(text, message);
-    char* why = xprintf("ended with %d: %s", code, text);
+    char* why;
+    int good = ends_with(status, message, run, file, &why);
     if (!good || name) expect(t, good, name ? name : "any damage", why);
     free(why);
 }
@@ -424,11 +401,6 @@ static void compare_tokens(Tests* t, const char* directory, const char* file) {
     tokenizer_free(&a), tokenizer_free(&b);
 }
 
-static int remove_entry(const char* path, const struct stat* st, int type, struct FTW* where) {
-    (void)st, (void)type, (void)where;
-    return remove(path);
-}
-
 int main(int argc, char** argv) {
     Tests t = {0, 0, NULL};
     device_set_threads(1);  // OpenMP's threads do not outlive a fork
@@ -448,7 +420,7 @@ int main(int argc, char** argv) {
         test_range(&t);
         test_weights_refused(&t);
         test_tokens(&t);
-        nftw(t.directory, remove_entry, 16, FTW_DEPTH | FTW_PHYS);
+        remove_directory(t.directory);
         free(t.directory);
     } else {
         die(USAGE, "usage: test_llmc_files [same|rounded|tokens DIR FILE.bin]");

@@ -2,9 +2,8 @@
  * batch, hands on what is wrong with the data, and ends. Built with -fsanitize=thread too.
  *
  * Prints a line a case and `N passed, N failed`; exit status 1 if one failed. */
-#include <ftw.h>
-#include <sys/wait.h>
 
+#include "child.h"
 #include "llmc/run/lm_data.h"
 #include "llmc/run/mlm_data.h"
 
@@ -17,31 +16,6 @@ static void expect(Tests* t, int good, const char* name) {
     printf("%s %s\n", good ? "ok  " : "FAIL", name);
     if (good) t->passed++;
     else t->failed++;
-}
-
-static int remove_entry(const char* path, const struct stat* st, int type, struct FTW* where) {
-    (void)st, (void)type, (void)where;
-    return remove(path);
-}
-
-// Run in a child process. Returns its status; *message: what it wrote on stderr (caller frees).
-static int end_of(void (*run)(const char*), const char* argument, Text* message) {
-    int ends[2], result = 0;
-    char piece[512];
-    fflush(stdout);
-    if (pipe(ends) != 0) die(FAILED, "pipe: %s", strerror(errno));
-    pid_t child = fork();
-    if (child == 0) {
-        dup2(ends[1], STDERR_FILENO);
-        close(ends[0]), close(ends[1]);
-        run(argument);
-        exit(DONE);
-    }
-    close(ends[1]);
-    for (ssize_t got; (got = read(ends[0], piece, sizeof piece)) > 0;) text_append(message, piece, (size_t)got);
-    close(ends[0]);
-    waitpid(child, &result, 0);
-    return WIFEXITED(result) ? WEXITSTATUS(result) : 128 + WTERMSIG(result);
 }
 
 // ---------------------------------------------------------------------------------------------------------
@@ -383,7 +357,7 @@ int main(void) {
     test_masked(&t);
     test_masked_bad_token(&t);
     test_ends(&t);
-    nftw(t.directory, remove_entry, 16, FTW_DEPTH | FTW_PHYS);
+    remove_directory(t.directory);
     free(t.directory);
     printf("%d passed, %d failed\n", t.passed, t.failed);
     return t.failed != 0;

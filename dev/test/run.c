@@ -4,7 +4,6 @@
  * Prints a line a case and `N passed, N failed`; exit status 1 if one failed. */
 #include <pthread.h>
 #include <sys/mount.h>
-#include <sys/wait.h>
 
 // Ranks of these tests are processes that share a piece of memory.
 #include "llmc/run/comm.h"
@@ -59,6 +58,7 @@ __attribute__((noreturn)) static inline void test_exit(const Comm* comm, int sta
     exit(status);
 }
 
+#include "child.h"
 #include "llmc/run/checkpoint.h"
 #include "llmc/run/config.h"
 #include "llmc/run/generate.h"
@@ -260,23 +260,10 @@ static void refuse_descriptor(const char* text) {
 
 // What `body` says on stderr in a process of its own, which must end with USAGE (caller frees); NULL if it does not.
 static char* refusal(void (*body)(const char*), const char* text) {
-    int ends[2], status;
-    char got[2048];
-    fflush(stdout);
-    if (pipe(ends) != 0) die(FAILED, "pipe: %s", strerror(errno));
-    pid_t child = fork();
-    if (child == 0) {
-        dup2(ends[1], 2);
-        body(text);
-        _exit(DONE);
-    }
-    close(ends[1]);
-    size_t n = 0;
-    for (ssize_t m; n < sizeof got - 1 && (m = read(ends[0], got + n, sizeof got - 1 - n)) > 0;) n += (size_t)m;
-    got[n] = '\0';
-    close(ends[0]);
-    waitpid(child, &status, 0);
-    return WIFEXITED(status) && WEXITSTATUS(status) == USAGE ? xprintf("%s", got) : NULL;
+    Text got = {NULL, 0, 0};
+    if (end_of(body, text, &got) == USAGE) return got.text;
+    free(got.text);
+    return NULL;
 }
 
 static void expect_refusal(Tests* t, const char* name, void (*body)(const char*), const char* text, const char* want) {

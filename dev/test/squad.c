@@ -11,11 +11,10 @@
  * tokens of a question.
  *
  * Prints a line a case and `N passed, N failed, 0 skipped`; exit status 1 if one failed. */
-#include <ftw.h>
-#include <sys/wait.h>
 
-#include "llmc/base/rng.h"
 #include "llmc/data/squad.h"
+#include "child.h"
+#include "llmc/base/rng.h"
 
 typedef struct {
     int passed, failed;
@@ -192,36 +191,33 @@ static void test_windows(Tests* t) {
 // ---------------------------------------------------------------------------------------------------------
 // What is refused
 
+typedef struct {
+    void (*f)(Tests*, const char*);
+    Tests* t;
+    const char* path;
+} SquadCall;
+
+static void squad_call(void* state) {
+    SquadCall* c = (SquadCall*)state;
+    c->f(c->t, c->path);
+}
+
 // Run `f` in a child, which must end with `status` (-1: 0 or USAGE) and one line of stderr that holds `message`.
 static void expect_end(Tests* t, int status, const char* name, const char* message, void (*f)(Tests*, const char*),
                        const char* path) {
-    int to[2], ended;
-    char text[4096];
-    size_t n = 0;
-    fflush(stdout);
-    if (pipe(to) != 0) die(FAILED, "pipe: %s", strerror(errno));
-    pid_t child = fork();
-    if (child == 0) {
-        dup2(to[1], 2);
-        close(to[0]), close(to[1]);
-        f(t, path);
-        _exit(0);
-    }
-    close(to[1]);
-    for (ssize_t got; n < sizeof text - 1 && (got = read(to[0], text + n, sizeof text - 1 - n)) > 0;) n += (size_t)got;
-    text[n] = '\0';
-    close(to[0]);
-    waitpid(child, &ended, 0);
-    int code = WIFEXITED(ended) ? WEXITSTATUS(ended) : 256;
-    int is_line = n > 1 && strchr(text, '\n') == text + n - 1;
+    SquadCall call = {f, t, path};
+    Text said = {NULL, 0, 0};
+    int code = in_child(&said, SAID_ON_STDERR, squad_call, &call), is_line = is_one_line(&said);
     if (status < 0) {
         int good = code == 0 || (code == USAGE && is_line);
-        if (!good) expect(t, 0, name, text);
+        if (!good) expect(t, 0, name, said.text);
+        free(said.text);
         return;
     }
-    char* why = xprintf("status %d, \"%s\"", code, text);
-    expect(t, code == status && (n == 0 ? !message : is_line && message && strstr(text, message)), name, why);
-    free(why);
+    char* why = xprintf("status %d, \"%s\"", code, said.text);
+    expect(t, code == status && (said.length == 0 ? !message : is_line && message && strstr(said.text, message)), name,
+           why);
+    free(why), free(said.text);
 }
 
 static void open_to(Tests* t, const char* path, SquadUse use) {
@@ -747,11 +743,6 @@ static int check(int argc, char** argv) {
 
 // ---------------------------------------------------------------------------------------------------------
 
-static int remove_entry(const char* path, const struct stat* st, int type, struct FTW* where) {
-    (void)st, (void)type, (void)where;
-    return remove(path);
-}
-
 int main(int argc, char** argv) {
     if (argc > 1) return check(argc, argv);
     Tests t;
@@ -773,7 +764,7 @@ int main(int argc, char** argv) {
     test_match(&t);
     test_score(&t);
     wordpiece_free(&t.words);
-    nftw(t.directory, remove_entry, 16, FTW_DEPTH | FTW_PHYS);
+    remove_directory(t.directory);
     free(t.directory);
     printf("%d passed, %d failed, 0 skipped\n", t.passed, t.failed);
     return t.failed != 0;
