@@ -134,6 +134,9 @@ same_training() { # prefix of runs, CPU build, fp32 build, bf16 build, steps bef
     expect_same "${p}bf16 resumed equals straight" "${p}bf16" "${p}bf16_resumed"
     forget "$p"{cpu,fp32,fp32_again,bf16_again,bf16_resumed}
 }
+count_gpus() { # those that CUDA_VISIBLE_DEVICES leaves
+    if [ -n "${CUDA_VISIBLE_DEVICES:-}" ]; then tr , '\n' <<<"$CUDA_VISIBLE_DEVICES"; else nvidia-smi -L; fi | wc -l
+}
 at_least() { # number, limit, what: the gate
     if awk "BEGIN {exit !(${1:-0} >= $2)}"; then ok "$3"; else bad "$3"; fi
 }
@@ -458,7 +461,7 @@ print("\n".join(r["Kernel Name"] for r in rows))' <"$out/$name.csv" >"$out/$name
             else
                 say "skip without CUPTI: $(tail -n 1 "$out/profile_none.log")"
             fi
-            gpus=$(nvidia-smi -L | wc -l)
+            gpus=$(count_gpus)
             if [ "$gpus" -gt 1 ]; then
                 export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
                 check "profile of $gpus ranks" mpirun -np "$gpus" --bind-to none ./train_gpt2cu -e d12 -b 64 -t 1024 -z 1 -x 20 --profile 5 $quiet -o "$out/profile_ranks"
@@ -473,7 +476,7 @@ print("\n".join(r["Kernel Name"] for r in rows))' <"$out/$name.csv" >"$out/$name
             ;;
         ranks)
             # One process a GPU. `launch` starts as many as it is told, on the first GPUs.
-            gpus=$(nvidia-smi -L | wc -l)
+            gpus=$(count_gpus)
             export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
             launch() { # ranks, command...
                 if [ "$1" = 1 ]; then "${@:2}"; else mpirun -np "$1" --bind-to none --oversubscribe "${@:2}"; fi
