@@ -131,6 +131,9 @@ static void report_kernels(Tests* t, const char* what, const LoggedStep* s, cons
     char* name = xprintf("%s: %d kernels of layer %d, %s, and %d ops without any", what, kernels, layer,
                          direction_name(direction), without);
     report(t, kernels == want && without == 0, name, kernels, want);
+    for (size_t i = 0; i < step->count && kernels != want; i++)
+        if (step->rows[i].direction == direction && step->rows[i].layer == layer)
+            printf("     %s %s: %s\n", step->rows[i].op, step->rows[i].shapes, step->rows[i].full);
     free(name);
 }
 

@@ -24,6 +24,9 @@ static inline HostView host_view_open(void* device, size_t n, ViewType type) {
 
 static inline void host_view_close(HostView* v) { free(v->values); }
 
+// Fewer values than this are converted before threads of a busy machine have come together.
+enum { HOST_VIEW_SMALL = 1 << 18 };
+
 // Device to host.
 static inline void host_view_read(Context* ctx, HostView* v) {
     if (v->type == VIEW_REAL || sizeof(floatX) == sizeof(real)) {
@@ -32,7 +35,7 @@ static inline void host_view_read(Context* ctx, HostView* v) {
     }
     floatX* narrow = (floatX*)xmalloc(v->n * sizeof(floatX));
     device_download(ctx, narrow, v->device, v->n * sizeof(floatX));
-#pragma omp parallel for
+#pragma omp parallel for if (v->n >= HOST_VIEW_SMALL)
     for (size_t i = 0; i < v->n; i++) v->values[i] = (real)(float)narrow[i];
     free(narrow);
 }
@@ -43,7 +46,7 @@ static inline void host_view_write(Context* ctx, const HostView* v) {
         device_upload(ctx, v->device, v->values, v->n * sizeof(real));
     } else {
         floatX* narrow = (floatX*)xmalloc(v->n * sizeof(floatX));
-#pragma omp parallel for
+#pragma omp parallel for if (v->n >= HOST_VIEW_SMALL)
         for (size_t i = 0; i < v->n; i++) narrow[i] = (floatX)(float)v->values[i];
         device_upload(ctx, v->device, narrow, v->n * sizeof(floatX));
         device_synchronize(ctx);

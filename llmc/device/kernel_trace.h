@@ -145,7 +145,11 @@ static inline void kernel_trace_clear(KernelTrace* t) {
 // ---------------------------------------------------------------------------------------------------------
 // CUPTI
 
-// Its functions, found at run time.
+// CUPTI clears a buffer before it writes into it, in the middle of a step. Small ones, whose pages have been touched before,
+// cost that step microseconds, and 4 MiB of fresh pages a millisecond.
+enum { CUPTI_BUFFER_BYTES = 256 << 10, CUPTI_SPARES = 64 };
+
+// Its functions, found at run time, and the memory that it writes to.
 struct Cupti {
     decltype(&cuptiGetVersion) version;
     decltype(&cuptiGetTimestamp) now;
@@ -160,7 +164,14 @@ struct Cupti {
     decltype(&cuptiActivityGetNumDroppedRecords) dropped;
     decltype(&cuptiActivityPushExternalCorrelationId) push;
     decltype(&cuptiActivityPopExternalCorrelationId) pop;
+    decltype(&cuptiGetCallbackName) call_name;
+    // Record calls of one function, or no longer. NULL: this CUPTI records all functions or none.
+    CUptiResult(CUPTIAPI* runtime_call)(CUpti_CallbackId, uint8_t);
+    CUptiResult(CUPTIAPI* driver_call)(CUpti_CallbackId, uint8_t);
     CUpti_SubscriberHandle subscriber;
+    uint8_t* spare[CUPTI_SPARES];  // buffers to be used again
+    int spares;
+    pthread_mutex_t spare_lock;
 };
 
 #if CUPTI_API_VERSION >= 130000
@@ -171,8 +182,6 @@ typedef CUpti_ActivityKernel9 CuptiKernel;
 typedef CUpti_ActivityMemcpy5 CuptiCopy;  // later ones only append fields
 typedef CUpti_ActivityMemset4 CuptiFill;
 
-enum { CUPTI_BUFFER_BYTES = 4 << 20 };
-
 // The trace that runs. CUPTI's callbacks are given nothing of ours, so this has to be found without an argument.
 static inline KernelTrace** kernel_trace_running(void) {
     static KernelTrace* running;
@@ -180,9 +189,16 @@ static inline KernelTrace** kernel_trace_running(void) {
 }
 
 static inline void CUPTIAPI cupti_wants_buffer(uint8_t** buffer, size_t* bytes, size_t* most_records) {
+    KernelTrace* t = *kernel_trace_running();
     *bytes = CUPTI_BUFFER_BYTES;
-    *buffer = (uint8_t*)xmalloc(*bytes);
+    *buffer = NULL;
     *most_records = 0;  // as many as fit
+    if (t) {
+        pthread_mutex_lock(&t->cupti->spare_lock);
+        if (t->cupti->spares) *buffer = t->cupti->spare[--t->cupti->spares];
+        pthread_mutex_unlock(&t->cupti->spare_lock);
+    }
+    if (!*buffer) *buffer = (uint8_t*)xmalloc(*bytes);
 }
 
 static inline void cupti_take_kernel(TracedLaunch* row, const CuptiKernel* r) {
@@ -248,19 +264,47 @@ static inline void CUPTIAPI cupti_gives_buffer(CUcontext context, uint32_t strea
         while (t->cupti->next(buffer, valid, &record) == CUPTI_SUCCESS) cupti_take_record(t, record);
         if (t->cupti->dropped(context, stream, &lost) == CUPTI_SUCCESS) t->lost += lost;
         pthread_mutex_unlock(&t->lock);
+        pthread_mutex_lock(&t->cupti->spare_lock);
+        if (t->cupti->spares < CUPTI_SPARES) t->cupti->spare[t->cupti->spares++] = buffer, buffer = NULL;
+        pthread_mutex_unlock(&t->cupti->spare_lock);
     }
     free(buffer);
 }
 
 static inline void CUPTIAPI cupti_calls_back(void*, CUpti_CallbackDomain, CUpti_CallbackId, const void*) {}
 
-// Apply `change`, which is enable or disable, to all that is recorded. Correlation ids come only beside calls of the API.
-static inline CUptiResult cupti_change(CUptiResult(CUPTIAPI* change)(CUpti_ActivityKind)) {
-    static const CUpti_ActivityKind kinds[] = {
-        CUPTI_ACTIVITY_KIND_EXTERNAL_CORRELATION, CUPTI_ACTIVITY_KIND_RUNTIME, CUPTI_ACTIVITY_KIND_DRIVER,
-        CUPTI_ACTIVITY_KIND_CONCURRENT_KERNEL,    CUPTI_ACTIVITY_KIND_MEMCPY,  CUPTI_ACTIVITY_KIND_MEMSET};
+// Record, or no longer, the calls that launch something: correlation ids come beside calls of the API only. The others
+// would cost the host time and tell nothing.
+static inline CUptiResult cupti_record_calls(const struct Cupti* c, int on) {
+    const struct {
+        CUpti_CallbackDomain domain;
+        CUpti_CallbackId count;
+        CUptiResult(CUPTIAPI* record)(CUpti_CallbackId, uint8_t);
+    } apis[] = {{CUPTI_CB_DOMAIN_RUNTIME_API, CUPTI_RUNTIME_TRACE_CBID_SIZE, c->runtime_call},
+                {CUPTI_CB_DOMAIN_DRIVER_API, CUPTI_DRIVER_TRACE_CBID_SIZE, c->driver_call}};
     CUptiResult result = CUPTI_SUCCESS;
-    for (size_t i = 0; i < COUNT_OF(kinds) && result == CUPTI_SUCCESS; i++) result = change(kinds[i]);
+    if (!c->runtime_call || !c->driver_call) {
+        result = (on ? c->enable : c->disable)(CUPTI_ACTIVITY_KIND_RUNTIME);
+        return result == CUPTI_SUCCESS ? (on ? c->enable : c->disable)(CUPTI_ACTIVITY_KIND_DRIVER) : result;
+    }
+    for (size_t i = 0; i < COUNT_OF(apis); i++)
+        for (CUpti_CallbackId id = 1; id < apis[i].count && result == CUPTI_SUCCESS; id++) {
+            const char* name = NULL;
+            if (c->call_name(apis[i].domain, id, &name) != CUPTI_SUCCESS || !name) continue;
+            if (strstr(name, "Launch") || strstr(name, "Memcpy") || strstr(name, "Memset"))
+                result = apis[i].record(id, (uint8_t)on);
+        }
+    return result;
+}
+
+// Record all that a trace is made of, or no longer.
+static inline CUptiResult cupti_record(const struct Cupti* c, int on) {
+    static const CUpti_ActivityKind kinds[] = {CUPTI_ACTIVITY_KIND_EXTERNAL_CORRELATION,
+                                               CUPTI_ACTIVITY_KIND_CONCURRENT_KERNEL, CUPTI_ACTIVITY_KIND_MEMCPY,
+                                               CUPTI_ACTIVITY_KIND_MEMSET};
+    CUptiResult result = cupti_record_calls(c, on);
+    for (size_t i = 0; i < COUNT_OF(kinds) && result == CUPTI_SUCCESS; i++)
+        result = (on ? c->enable : c->disable)(kinds[i]);
     return result;
 }
 
@@ -299,12 +343,17 @@ static inline int cupti_bind(struct Cupti* c, void* library) {
                    {"cuptiActivityGetNextRecord", &c->next},
                    {"cuptiActivityGetNumDroppedRecords", &c->dropped},
                    {"cuptiActivityPushExternalCorrelationId", &c->push},
-                   {"cuptiActivityPopExternalCorrelationId", &c->pop}};
+                   {"cuptiActivityPopExternalCorrelationId", &c->pop},
+                   {"cuptiGetCallbackName", &c->call_name}};
     for (size_t i = 0; i < COUNT_OF(symbols); i++) {
         void* symbol = dlsym(library, symbols[i].name);
         if (!symbol) return -1;
         memcpy(symbols[i].slot, &symbol, sizeof symbol);
     }
+    void* symbol = dlsym(library, "cuptiActivityEnableRuntimeApi");
+    memcpy(&c->runtime_call, &symbol, sizeof symbol);
+    symbol = dlsym(library, "cuptiActivityEnableDriverApi");
+    memcpy(&c->driver_call, &symbol, sizeof symbol);
     return 0;
 }
 
@@ -335,11 +384,12 @@ static inline void kernel_trace_pop(KernelTrace* t) { t->cupti->pop(CUPTI_EXTERN
 static inline void kernel_trace_stop(KernelTrace* t) {
     struct Cupti* c = t->cupti;
     if (!c) return;
-    cupti_change(c->disable);
+    cupti_record(c, 0);
     c->flush(CUPTI_ACTIVITY_FLAG_FLUSH_FORCED);
     if (c->subscriber) c->unsubscribe(c->subscriber);
     *kernel_trace_running() = NULL;
-    pthread_mutex_destroy(&t->lock);
+    for (int i = 0; i < c->spares; i++) free(c->spare[i]);
+    pthread_mutex_destroy(&t->lock), pthread_mutex_destroy(&c->spare_lock);
     free(c);
     t->cupti = NULL;
 }
@@ -371,14 +421,15 @@ static inline int kernel_trace_start(KernelTrace* t, Context* ctx) {
         free(c);
         return -1;
     }
-    pthread_mutex_init(&t->lock, NULL);
+    pthread_mutex_init(&t->lock, NULL), pthread_mutex_init(&c->spare_lock, NULL);
     t->cupti = c;
     *kernel_trace_running() = t;
     CUptiResult result = c->subscribe(&c->subscriber, cupti_calls_back, NULL);
     if (result == CUPTI_SUCCESS) result = c->callbacks(cupti_wants_buffer, cupti_gives_buffer);
-    if (result == CUPTI_SUCCESS) result = cupti_change(c->enable);
+    if (result == CUPTI_SUCCESS) result = cupti_record(c, 1);
     const char* why = NULL;
-    if (result != CUPTI_SUCCESS) c->describe(result, &why);
+    if (result == CUPTI_ERROR_MULTIPLE_SUBSCRIBERS_NOT_SUPPORTED) why = "another tool profiles this process";
+    else if (result != CUPTI_SUCCESS) c->describe(result, &why);
     else if (!kernel_trace_works(t, ctx)) why = "a test gave no record";
     if (result == CUPTI_SUCCESS && !why) return 0;
     warn("CUPTI: %s: %s", why ? why : "unknown error", without);

@@ -4,7 +4,7 @@
  *
  * A row is a kernel, a copy or a fill on the GPU, and an op on the CPU or where kernels cannot be traced. The work of an
  * op, which its header counts, belongs to its longest row; the others are its helpers, and all of their time counts as
- * lost.
+ * lost, but for what the longest row's floor has left over: of an op that passes twice over memory each pass is a part.
  *
  * The roof: work takes no less than its flops at the measured rate of a large matmul, its bytes at the measured rate of a
  * copy, and the shortest launch. The largest of the three binds and is the row's floor; time above it is lost. Operands
@@ -36,6 +36,7 @@ typedef struct {
     double start, seconds;       // from the beginning of the step's first row
     double issued;               // when the host had launched it, on the same clock; NaN: not known
     double least, median, most;  // seconds over the profiled steps; NaN where another step lacks the row
+    size_t scope;                // rows of one op have the same; NO_SCOPE: of none
     int is_helper;
     double flops, bytes;  // of the op; NaN in helpers
     int tensor_cores;     // 1, 0; -1: not known
@@ -109,6 +110,24 @@ static inline void profile_set_roof(ProfileRow* r, const Ceilings* c) {
     r->roof = r->floor == compute ? ROOF_COMPUTE : r->floor == memory ? ROOF_MEMORY : ROOF_LAUNCH;
 }
 
+// The roofs of a step's rows.
+static inline void profile_set_roofs(ProfileStep* step, const Ceilings* c) {
+    for (size_t i = 0; i < step->count; i++) profile_set_roof(&step->rows[i], c);
+    for (size_t i = 0; i < step->count; i++) {
+        ProfileRow* longest = &step->rows[i];
+        double over = longest->floor - longest->seconds;  // NaN without a floor
+        if (longest->is_helper || longest->scope == NO_SCOPE || !(over > 0)) continue;
+        longest->floor = longest->seconds;
+        for (size_t k = 0; k < step->count; k++) {
+            ProfileRow* row = &step->rows[k];
+            if (row->scope != longest->scope || !row->is_helper) continue;
+            row->floor = fmin(row->seconds, over);
+            over -= row->floor;
+        }
+        longest->floor += over;
+    }
+}
+
 // Seconds above the floor; NaN without one.
 static inline double profile_lost(const ProfileRow* r) {
     return isnan(r->floor) ? (double)NAN : fmax(0, r->seconds - r->floor);
@@ -120,6 +139,7 @@ static inline ProfileRow profile_row(const ScopeRecord* r) {
     memset(&row, 0, sizeof row);
     row.op = "";
     row.layer = row.stream = -1;
+    row.scope = NO_SCOPE;
     row.issued = row.least = row.median = row.most = (double)NAN;
     row.flops = row.bytes = (double)NAN;
     row.tensor_cores = -1;
@@ -131,18 +151,18 @@ static inline ProfileRow profile_row(const ScopeRecord* r) {
     return row;
 }
 
-// The number of each row's scope is in scopes[]: all rows but a scope's longest are helpers, and have no work.
-static inline void profile_find_helpers(ProfileStep* step, const size_t* scopes, size_t scope_count) {
+// All rows of a scope but its longest are helpers, and have no work.
+static inline void profile_find_helpers(ProfileStep* step, size_t scope_count) {
     size_t* longest = (size_t*)xmalloc((scope_count + 1) * sizeof *longest);
     for (size_t s = 0; s < scope_count; s++) longest[s] = SIZE_MAX;
     for (size_t i = 0; i < step->count; i++) {
-        if (scopes[i] >= scope_count) continue;
-        size_t* best = &longest[scopes[i]];
+        if (step->rows[i].scope >= scope_count) continue;
+        size_t* best = &longest[step->rows[i].scope];
         if (*best == SIZE_MAX || step->rows[i].seconds > step->rows[*best].seconds) *best = i;
     }
     for (size_t i = 0; i < step->count; i++) {
         ProfileRow* row = &step->rows[i];
-        row->is_helper = scopes[i] < scope_count && longest[scopes[i]] != i;
+        row->is_helper = row->scope < scope_count && longest[row->scope] != i;
         if (row->is_helper) row->flops = row->bytes = (double)NAN;
     }
     free(longest);
@@ -151,13 +171,12 @@ static inline void profile_find_helpers(ProfileStep* step, const size_t* scopes,
 // Rows of what was traced; takes the names out of the trace.
 static inline void profile_take_trace(ProfileStep* step, const ScopeLog* log) {
     KernelTrace* t = log->trace;
-    size_t* scopes = (size_t*)xmalloc((t->count + 1) * sizeof *scopes);
     for (size_t i = 0; i < t->count; i++) {
         TracedLaunch* launch = &t->rows[i];
         ProfileRow* row = &step->rows[i];
         int64_t first = (int64_t)t->rows[0].start;
         *row = profile_row(launch->scope < log->count ? &log->records[launch->scope] : NULL);
-        scopes[i] = launch->scope;
+        row->scope = launch->scope;
         row->kernel = launch->name, row->full = launch->full ? launch->full : xprintf("%s", launch->name);
         launch->name = launch->full = NULL;
         row->stream = launch->stream;
@@ -168,8 +187,7 @@ static inline void profile_take_trace(ProfileStep* step, const ScopeLog* log) {
         row->seconds = 1e-9 * (double)(launch->end - launch->start);
         if (launch->issued) row->issued = 1e-9 * (double)((int64_t)launch->issued - first);
     }
-    profile_find_helpers(step, scopes, log->count);
-    free(scopes);
+    profile_find_helpers(step, log->count);
 }
 
 // The rows of a step, from its resolved log.

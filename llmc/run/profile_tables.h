@@ -28,7 +28,7 @@ static inline const char* profile_gap_name(Gap gap) {
 typedef struct {
     const ProfileRow* row;                               // the first of them; of a group by op, one that has work
     size_t rows, calls;                                  // calls: of the op, which may be several rows
-    double seconds, flops, bytes, floor, lost, helpers;  // helpers: seconds in them
+    double seconds, flops, bytes, floor, lost, helpers;  // helpers: what is lost in them
     double by_direction[DIRECTIONS];                     // seconds
     int has_floor;
 } ProfileGroup;
@@ -74,9 +74,10 @@ static inline ProfileGroup* profile_group(const ProfileStep* step, Grouping grou
         g->rows++;
         g->seconds += row->seconds;
         g->by_direction[row->direction] += row->seconds;
-        if (row->is_helper) g->helpers += row->seconds;
-        else g->calls++, g->flops += row->flops, g->bytes += row->bytes;
-        if (!isnan(row->floor)) g->has_floor = 1, g->floor += row->floor, g->lost += profile_lost(row);
+        if (!row->is_helper) g->calls++, g->flops += row->flops, g->bytes += row->bytes;
+        if (isnan(row->floor)) continue;
+        g->has_floor = 1, g->floor += row->floor, g->lost += profile_lost(row);
+        if (row->is_helper) g->helpers += profile_lost(row);
     }
     qsort(groups, *count, sizeof *groups, grouping == BY_LAYER ? profile_layer_ascending : profile_group_descending);
     return groups;
@@ -390,7 +391,7 @@ static inline ProfileLoss* profile_losses(const ProfileStep* step, const Ceiling
     ProfileGroup* groups = profile_group(step, BY_OP, &ops);
     ProfileLoss* losses = (ProfileLoss*)xcalloc(ops + 4, sizeof *losses);
     for (size_t k = 0; k < ops; k++)
-        if (groups[k].lost > 0) losses[n++] = profile_loss_of_op(&groups[k], c, a.span);
+        if (groups[k].lost > 1e-12) losses[n++] = profile_loss_of_op(&groups[k], c, a.span);
     double exposed = a.communication - a.hidden;
     const ProfileRow* late = profile_latest(step);
     const ProfileLoss others[] = {

@@ -40,7 +40,7 @@ typedef struct {
     Readback clock;                           // no values: a moment between steps
     const Readback* last;                     // what the next step to be finished began after
     Context* ctx;
-    double peak_flops;  // what the hardware can do in a second
+    double peak_flops;  // what the hardware of all ranks can do in a second
     Profiler profiler;
 } Steps;
 
@@ -68,7 +68,7 @@ static inline void steps_begin(Steps* s, const Session* session) {
     const Settings* settings = session->settings;
     s->finished = session->step;
     s->ctx = session->ctx;
-    s->peak_flops = profiler_peak_flops(session->ctx);
+    s->peak_flops = profiler_peak_flops(session->ctx) * session->comm->size;
     profiler_open(&s->profiler, settings->profile_warmup, settings->profile, settings->ceilings, session->step,
                   session->ctx);
     steps_restart_clock(s);
@@ -81,7 +81,8 @@ static inline void steps_print_start(const Steps* s, const Session* session, siz
            parameters, session->checkpoint ? session->checkpoint : session->settings->model,
            (unsigned long long)data_tokens, tokens, (long long)session->step + 1, (long long)session->last,
            device_threads());
-    printf("mfu is of %.4g TFLOP/s, %s\n", 1e-12 * s->peak_flops,
+    printf("mfu is of %.4g TFLOP/s%s, %s\n", 1e-12 * s->peak_flops / session->comm->size,
+           session->comm->size > 1 ? " a rank" : "",
            profiler_known_peak() > 0 ? "the data sheet's peak" : "measured on a large matmul");
 }
 
