@@ -18,6 +18,7 @@
 #   GPU_CHECK_BERT_DATA    files of prepare_bert.py for BERT to train on, a glob; the built-in corpus where unset
 #   GPU_CHECK_OPS      ops that part san runs, "gelu gather"; all where unset
 #   GPU_CHECK_SAN_SECONDS    that a tool may take with one op (default 560)
+#   GPU_CHECK_RANKS    pieces of part ranks: "scaling curves kills checkpoints"; all where unset
 #   GPU_CHECK_TORCH_BERT    another BERT training step in PyTorch for part bert_bench, a script and its flags: it is also given
 #                      -B batch -T length, and prints a line "RESULT ... ms=..." as dev/reference/bert.py does
 #   GPU_CHECK_COMMIT   what the sources are, where git cannot say it; else the first line of .commit
@@ -101,11 +102,23 @@ expect_near() { # name, run, run, tol: losses of all steps
     say "RESULT $1 steps=$(column "$out/$2/log.jsonl" loss | wc -l) max_loss_difference=$worst tol=$4"
     if awk "BEGIN {exit !($worst <= $4)}"; then ok "$1"; else bad "$1"; fi
 }
-expect_same() { # name, run, run: weights, moments and master weights, bit for bit
-    local file a b
-    for file in model.safetensors optimizer.safetensors; do
-        a=$(find "$out/$2" -name $file | sort | tail -n 1) b=$(find "$out/$3" -name $file | sort | tail -n 1)
-        if [ -z "$a" ] || [ -z "$b" ] || ! cmp -s "$a" "$b"; then bad "$1: $file differs"; return; fi
+whole() { # run: the directories of its whole checkpoints, the newest last
+    find "$out/$1/ckpt" -maxdepth 1 -name '*[0-9]' 2>/dev/null | sort
+}
+step_of() { # run: that its newest checkpoint is of; 0 where there is none
+    local newest
+    newest=$(whole "$1" | tail -n 1)
+    echo $((10#0${newest##*/}))
+}
+expect_same() { # name, run, run: weights, moments and master weights of the newest checkpoints, bit for bit
+    local file a b files
+    a=$(whole "$2" | tail -n 1) b=$(whole "$3" | tail -n 1)
+    # With -z 1 each rank has a file of the optimizer's state.
+    files=$(find "${a:-/dev/null}" -name '*.safetensors' -printf '%f\n' | sort)
+    if [[ $files != *model.* || $files != *optimizer* ]]; then bad "$1: $2 has no checkpoint of model and optimizer"; return; fi
+    if [ "$files" != "$(find "${b:-/dev/null}" -name '*.safetensors' -printf '%f\n' | sort)" ]; then bad "$1: $3 has other files"; return; fi
+    for file in $files; do
+        if ! cmp -s "$a/$file" "$b/$file"; then bad "$1: $file differs"; return; fi
     done
     ok "$1"
 }
@@ -508,70 +521,141 @@ print("\n".join(r["Kernel Name"] for r in rows))' <"$out/$name.csv" >"$out/$name
                     done
                 done
             }
-            scaling d12 64 1024 35 ./train_gpt2cu -e d12
-            scaling d48 16 1024 20 ./train_gpt2cu -e d48
-            "$python" dev/reference/make_sentences.py "$out/sentences.bin" --shortest 128 >/dev/null
-            scaling bert-large 256 128 30 ./train_bertcu -e bert-large -i "$out/sentences.bin" --optimizer lamb --dropout 0.1 --short-sequences 0
-            rm -f "$out/sentences.bin"
+            ranks_scaling() {
+                scaling d12 64 1024 35 ./train_gpt2cu -e d12
+                scaling d48 16 1024 20 ./train_gpt2cu -e d48
+                "$python" dev/reference/make_sentences.py "$out/sentences.bin" --shortest 128 >/dev/null
+                scaling bert-large 256 128 30 ./train_bertcu -e bert-large -i "$out/sentences.bin" --optimizer lamb --dropout 0.1 --short-sequences 0
+                rm -f "$out/sentences.bin"
+            }
 
             # The same sequences in every step, whatever the number of ranks: bf16 rounds sums of other orders, by some 1e-3 in a loss
-            # (part e2e measures the same for micro-batches); and twice the same bits.
-            curve="-e d12 -b 16 -t 1024 -d 65536 -x 20 -n 10 -l 6e-4 -u 10 -v 0 -s 0 --overwrite 1 ${GPU_CHECK_DATA:+-i $GPU_CHECK_DATA}"
-            for n in 1 2 4; do
-                [ $n -gt "$gpus" ] || check "curve of $n" launch $n ./train_gpt2cu $curve -z 1 -o "$out/curve_$n"
-                [ $n = 1 ] || [ $n -gt "$gpus" ] || expect_near "losses of $n ranks against one" curve_$n curve_1 5e-3
-                [ $n = 1 ] || [ $n -gt "$gpus" ] || check "$n ranks: weights_hash in the log at each checkpoint" [ "$(grep -c weights_hash "$out/curve_$n/log.jsonl")" = 2 ]
-            done
-            check "curve again" launch "$gpus" ./train_gpt2cu $curve -z 1 -o "$out/curve_again" --autotune 0
-            check "curve once more" launch "$gpus" ./train_gpt2cu $curve -z 1 -o "$out/curve_more" --autotune 0
-            expect_same "$gpus ranks repeat bit for bit" curve_again curve_more
-            check "curve to step 10" launch "$gpus" ./train_gpt2cu $curve -z 1 -o "$out/curve_stopped" --autotune 0 --stop-after 10
-            check "curve from step 10" launch "$gpus" ./train_gpt2cu -y 1 -z 1 -o "$out/curve_stopped"
-            expect_same "$gpus ranks resumed equal straight" curve_stopped curve_more
-            forget curve_{1,2,4,again,more,stopped}
+            # (part e2e measures the same for micro-batches); and twice the same bits. At a low rate: at 6e-4 after 10 steps of warm-up
+            # the run itself leaps (norms of 14 and 31 after step 10), which makes differences of 0.3 out of those of 1e-4 before.
+            ranks_curves() {
+                local n curve=(-e d12 -b 16 -t 1024 -d 65536 -x 20 -n 10 -l 1e-4 -u 20 -v 0 -s 0 --overwrite 1)
+                [ -z "${GPU_CHECK_DATA:-}" ] || curve+=(-i "$GPU_CHECK_DATA")
+                for n in 1 2 4; do
+                    [ $n -le "$gpus" ] || continue
+                    check "curve of $n" launch $n ./train_gpt2cu "${curve[@]}" -z 1 -o "$out/curve_$n"
+                    [ $n -gt 1 ] || continue
+                    expect_near "losses of $n ranks against one" curve_$n curve_1 5e-3
+                    check "$n ranks: weights_hash in the log at each checkpoint" [ "$(grep -c weights_hash "$out/curve_$n/log.jsonl")" = 2 ]
+                done
+                check "curve again" launch "$gpus" ./train_gpt2cu "${curve[@]}" -z 1 -o "$out/curve_again" --autotune 0
+                check "curve once more" launch "$gpus" ./train_gpt2cu "${curve[@]}" -z 1 -o "$out/curve_more" --autotune 0
+                expect_same "$gpus ranks repeat bit for bit" curve_again curve_more
+                check "curve to step 10" launch "$gpus" ./train_gpt2cu "${curve[@]}" -z 1 -o "$out/curve_stopped" --autotune 0 --stop-after 10
+                check "curve from step 10" launch "$gpus" ./train_gpt2cu -y 1 -z 1 -o "$out/curve_stopped"
+                expect_same "$gpus ranks resumed equal straight" curve_stopped curve_more
+                forget curve_{1,2,4,again,more,stopped}
+            }
 
-            # One of the ranks is killed at a moment of chance: the others end and name it, the run goes on from a whole checkpoint
-            # and comes to the losses of a run that nobody disturbed.
-            small="-e L=4,C=256,NH=4,V=257,T=256 -b 4 -x 400 -n 20 -v 0 -s 0 -z 1 --autotune 0"
-            check "undisturbed" launch "$gpus" ./train_gpt2cu $small --overwrite 1 -o "$out/undisturbed"
-            rm -rf "$out/disturbed"
+            await() { # seconds, command...: until it succeeds, while $running, a launch in the background, runs
+                local end=$((SECONDS + $1))
+                shift
+                until "$@"; do
+                    kill -0 "$running" 2>/dev/null && [ $SECONDS -lt $end ] || return 1
+                    sleep 0.05
+                done
+            }
+            # Kill a rank of $running by chance. Counts in `named` if the others name that very process, in `late` if after 60 s not
+            # all have ended.
             named=0 late=0
-            for ((i = 0; i < 10; i++)); do
-                launch "$gpus" ./train_gpt2cu $small -y 1 -o "$out/disturbed" >"$out/disturbed_$i.log" 2>&1 &
-                sleep "$(awk "BEGIN {srand($RANDOM); print 4 + 3 * rand()}")"
-                victim=$(pgrep -x train_gpt2cu | shuf -n 1)
-                killed=$SECONDS
+            kill_one() { # log
+                local launcher ranks victim i
+                launcher=$(pgrep -d , -P "$running")
+                ranks=$(pgrep -x train_gpt2cu -P "$running${launcher:+,$launcher}")
+                victim=$(shuf -n 1 <<<"$ranks")
                 [ -z "$victim" ] || kill -KILL "$victim"
-                wait
-                [ $((SECONDS - killed)) -le 60 ] || late=$((late + 1))
-                ! grep -Eq 'rank [0-9]+ of [0-9]+ .*is gone' "$out/disturbed_$i.log" || named=$((named + 1))
-            done
-            check "disturbed, to its end" launch "$gpus" ./train_gpt2cu -y 1 -o "$out/disturbed"
-            say "RESULT killed times=10 named=$named later_than_60_s=$late damaged=$(grep -hc damaged "$out"/disturbed_*.log | paste -sd+ | bc)"
-            expect_same "killed ten times, equal to undisturbed" disturbed undisturbed
-            forget disturbed undisturbed
+                for ((i = 0; i < 600; i++)); do
+                    kill -0 "$running" $ranks 2>/dev/null || break
+                    sleep 0.1
+                done
+                if [ "$i" = 600 ]; then
+                    late=$((late + 1))
+                    kill -KILL "$running" ${launcher//,/ } $ranks 2>/dev/null
+                fi
+                wait "$running"
+                if grep -Eqs "rank [0-9]+ of $gpus \(.*, process ${victim:-none}\) is gone" "$1"; then named=$((named + 1)); else say "     $1 does not name process ${victim:-none}"; fi
+            }
 
-            # What a checkpoint of 1558M costs the steps.
-            for async in 0 1; do
-                check "d48 saved, --async-checkpoint $async" launch "$gpus" ./train_gpt2cu -e d48 -b 8 -t 1024 -x 24 -n 8 -nk 1 -v 0 -s 0 -z 1 --autotune 0 --async-checkpoint $async --overwrite 1 -o "$out/saved_$async"
-                grep -h checkpoint_ms "$out/saved_$async/log.jsonl" | sed "s/^/RESULT d48_checkpoint async=$async /" | tee -a "$report"
-            done
-            rm -rf "$out"/saved_{0,1}
+            # One of the ranks is killed at a moment of chance while they train: the others end and name it, the run goes on from a
+            # whole checkpoint and comes to the bits of a run that nobody disturbed. It has no end of its own, so that every kill
+            # finds it at work however fast the machine is.
+            ranks_kills() {
+                local small="-e L=4,C=256,NH=4,V=257,T=256 -b 4 -x 100000 -k constant -n 50 -nk 3 -v 0 -s 0 -z 1 --autotune 0" i log steps damaged
+                rm -rf "$out"/disturbed "$out"/disturbed_?.log
+                named=0 late=0
+                for ((i = 0; i < 10; i++)); do
+                    log=$out/disturbed_$i.log
+                    launch "$gpus" ./train_gpt2cu $small -y 1 -o "$out/disturbed" >"$log" 2>&1 &
+                    running=$!
+                    await 60 grep -qs '^step ' "$log" && sleep "$(awk "BEGIN {srand($RANDOM); print 0.3 + 1.7 * rand()}")"
+                    kill_one "$log"
+                done
+                steps=$(($(step_of disturbed) + 50))
+                check "disturbed, to its end" launch "$gpus" ./train_gpt2cu -y 1 -o "$out/disturbed" --stop-after $steps
+                check "undisturbed" launch "$gpus" ./train_gpt2cu $small --overwrite 1 -o "$out/undisturbed" --stop-after $steps
+                damaged=$(cat "$out"/disturbed_?.log "$(log_of "disturbed, to its end")" | grep -c 'damaged\|not used')
+                say "RESULT killed times=10 named=$named later_than_60_s=$late damaged=$damaged steps=$steps"
+                check "named by the others, ten times" [ $named = 10 ]
+                check "within 60 s all have ended, ten times" [ $late = 0 ]
+                check "killed ten times, no checkpoint damaged" [ "$damaged" = 0 ]
+                expect_same "killed ten times, equal to undisturbed" disturbed undisturbed
+                forget disturbed undisturbed
+            }
 
-            # A rank killed while the checkpoint after step 16 is written in the background: the run goes on from step 8.
-            launch "$gpus" ./train_gpt2cu -e d48 -b 8 -t 1024 -x 2000 -n 8 -nk 2 -v 0 -s 0 -z 1 --autotune 0 --overwrite 1 -o "$out/cut" >"$out/cut.log" 2>&1 &
-            for ((i = 0; i < 3000; i++)); do
-                [ -d "$out/cut/ckpt/00000008" ] && ls -d "$out"/cut/ckpt/*.tmp >/dev/null 2>&1 && break
-                sleep 0.05
+            # What a run's first checkpoint cost. Between the line of the step that it is of and its own, log.jsonl has the steps that
+            # ran while it was written; only the terminal says how much of checkpoint_ms was waiting for its end. With --async-checkpoint
+            # the rest is the copy and, the first time, pinning the host's memory for it.
+            checkpoint_cost() { # run, name of its log, what it is called in the report
+                local log=$out/$1/log.jsonl step waited beside
+                step=$(grep -sm 1 checkpoint_ms "$log" | sed -nE 's/^\{"step": ([0-9]+),.*/\1/p')
+                if [ -z "$step" ]; then bad "$2: no checkpoint in $log"; return; fi
+                waited=$(sed -nE "s/^checkpoint of step $step: .* lost [0-9.]+ ms, ([0-9.]+) of them waiting.*/\1/p" "$(log_of "$2")")
+                beside=$(column <(sed "1,/\"step\": $step, \"loss\"/d; /\"step\": $step, \"checkpoint_ms\"/q" "$log") ms | sort -n |
+                    awk '{a[NR] = $1} END {print "steps_beside=" NR " median_ms=" (NR ? a[int((NR + 1) / 2)] : "none") " largest_ms=" (NR ? a[NR] : "none")}')
+                say "RESULT $3 step=$step $(sed -nE 's/^.*"checkpoint_ms": ([^,]+), "checkpoint_write_s": ([^,]+), "checkpoint_gb_s": ([^,}]+).*/checkpoint_ms=\1 write_s=\2 gb_s=\3/p' "$log" | head -n 1)" \
+                    "waited_ms=${waited:-0} $beside before_median_ms=$(median_ms <(sed "/\"step\": $step, \"loss\"/q" "$log"))"
+            }
+
+            # What a checkpoint of 1558M costs the steps: written while they wait, and beside them. 120 steps take 20 s, in which the
+            # first is written before the second begins. While that one is written a rank is killed: the run goes on from the first.
+            ranks_checkpoints() {
+                local d48="-e d48 -b 8 -t 1024 -x 2000 -v 0 -s 0 -z 1 --autotune 0 --overwrite 1" status step
+                local waits="d48 saved, --async-checkpoint 0" goes_on="d48 saved, --async-checkpoint 1" cut="d48 killed while it wrote"
+                rm -rf "$out"/saved_{0,1}
+                check "$waits" launch "$gpus" ./train_gpt2cu $d48 -n 20 --stop-after 20 --async-checkpoint 0 -o "$out/saved_0"
+                checkpoint_cost saved_0 "$waits" "d48_checkpoint async=0"
+                rm -rf "$out/saved_0"
+
+                writes_another() { [ -n "$(whole saved_1)" ] && compgen -G "$out/saved_1/ckpt/*.tmp/optimizer*" >/dev/null; }
+                launch "$gpus" ./train_gpt2cu $d48 -n 120 -nk 2 --async-checkpoint 1 -o "$out/saved_1" >"$(log_of "$goes_on")" 2>&1 &
+                running=$! named=0 late=0
+                await 150 writes_another
+                status=$?
+                kill_one "$(log_of "$goes_on")"
+                judge "$goes_on" $status
+                checkpoint_cost saved_1 "$goes_on" "d48_checkpoint async=1"
+                step=$(step_of saved_1)
+                say "RESULT d48_cut complete=$(whole saved_1 | wc -l) newest=$step unfinished=$(find "$out/saved_1/ckpt" -name '*.tmp' | wc -l) named=$named later_than_60_s=$late"
+                check "$cut: unfinished" [ "$(find "$out/saved_1/ckpt" -name '*.tmp' | wc -l)" = 1 ]
+                check "$cut: named by the others, all ended" [ "$named $late" = "1 0" ]
+                check "$cut: resumed" launch "$gpus" ./train_gpt2cu -y 1 -o "$out/saved_1" --stop-after $((step + 3))
+                if [ "$step" -gt 0 ] && grep -q "^step *$((step + 1))/" "$(log_of "$cut: resumed")" && ! grep -q 'damaged\|not used' "$(log_of "$cut: resumed")"
+                then ok "$cut: from the newest whole checkpoint"; else bad "$cut: from the newest whole checkpoint"; fi
+                rm -rf "$out/saved_1"
+            }
+
+            for piece in ${GPU_CHECK_RANKS:-scaling curves kills checkpoints}; do
+                piece_started=$SECONDS
+                case $piece in
+                    scaling | curves | kills | checkpoints) if [ "$gpus" -gt 1 ]; then "ranks_$piece"; else say "skip $piece: one GPU"; fi ;;
+                    *) bad "no piece of part ranks is called $piece" ;;
+                esac
+                say "ranks, $piece: $((SECONDS - piece_started)) s"
             done
-            kill -KILL "$(pgrep -x train_gpt2cu | shuf -n 1)"
-            wait
-            newest=$(ls "$out/cut/ckpt" | grep -v tmp | tail -n 1)
-            say "RESULT d48_cut complete=$(ls "$out/cut/ckpt" | grep -vc tmp) newest=$newest unfinished=$(ls "$out/cut/ckpt" | grep -c tmp)"
-            check "d48 killed while it wrote: resumed" launch "$gpus" ./train_gpt2cu -y 1 -o "$out/cut" --stop-after $((10#${newest:-0} + 3))
-            if grep -q '^step *'$((10#${newest:-0} + 1))/ "$(log_of "d48 killed while it wrote: resumed")" && ! grep -q damaged "$(log_of "d48 killed while it wrote: resumed")"
-            then ok "d48 killed while it wrote: from the newest whole checkpoint"; else bad "d48 killed while it wrote: from the newest whole checkpoint"; fi
-            rm -rf "$out/cut"
             ;;
         *) bad "no part is called $part" ;;
     esac

@@ -165,7 +165,7 @@ struct Cupti {
     decltype(&cuptiActivityPushExternalCorrelationId) push;
     decltype(&cuptiActivityPopExternalCorrelationId) pop;
     decltype(&cuptiGetCallbackName) call_name;
-    // Record calls of one function, or no longer. NULL: this CUPTI records all functions or none.
+    // Whether calls of one function are recorded. NULL: this CUPTI records all functions or none.
     CUptiResult(CUPTIAPI* runtime_call)(CUpti_CallbackId, uint8_t);
     CUptiResult(CUPTIAPI* driver_call)(CUpti_CallbackId, uint8_t);
     CUpti_SubscriberHandle subscriber;
@@ -180,6 +180,7 @@ typedef CUpti_ActivityKernel10 CuptiKernel;
 typedef CUpti_ActivityKernel9 CuptiKernel;
 #endif
 typedef CUpti_ActivityMemcpy5 CuptiCopy;  // later ones only append fields
+typedef CUpti_ActivityMemcpyPtoP4 CuptiPeerCopy;
 typedef CUpti_ActivityMemset4 CuptiFill;
 
 // The trace that runs. CUPTI's callbacks are given nothing of ours, so this has to be found without an argument.
@@ -223,6 +224,12 @@ static inline void cupti_take_copy(TracedLaunch* row, const CuptiCopy* r) {
     row->correlation = r->correlationId, row->start = r->start, row->end = r->end, row->stream = (int)r->streamId;
 }
 
+// From one GPU to another.
+static inline void cupti_take_peer_copy(TracedLaunch* row, const CuptiPeerCopy* r) {
+    row->name = xprintf("copy_to_peer_%lluB", (unsigned long long)r->bytes);
+    row->correlation = r->correlationId, row->start = r->start, row->end = r->end, row->stream = (int)r->streamId;
+}
+
 static inline void cupti_take_fill(TracedLaunch* row, const CuptiFill* r) {
     row->name = xprintf("fill_%lluB", (unsigned long long)r->bytes);
     row->correlation = r->correlationId, row->start = r->start, row->end = r->end, row->stream = (int)r->streamId;
@@ -244,6 +251,7 @@ static inline void cupti_take_record(KernelTrace* t, const CUpti_Activity* recor
     }
     if (record->kind == CUPTI_ACTIVITY_KIND_CONCURRENT_KERNEL) cupti_take_kernel(&row, (const CuptiKernel*)record);
     else if (record->kind == CUPTI_ACTIVITY_KIND_MEMCPY) cupti_take_copy(&row, (const CuptiCopy*)record);
+    else if (record->kind == CUPTI_ACTIVITY_KIND_MEMCPY2) cupti_take_peer_copy(&row, (const CuptiPeerCopy*)record);
     else if (record->kind == CUPTI_ACTIVITY_KIND_MEMSET) cupti_take_fill(&row, (const CuptiFill*)record);
     else return;
     if (row.end) {
@@ -273,39 +281,37 @@ static inline void CUPTIAPI cupti_gives_buffer(CUcontext context, uint32_t strea
 
 static inline void CUPTIAPI cupti_calls_back(void*, CUpti_CallbackDomain, CUpti_CallbackId, const void*) {}
 
-// Record, or no longer, the calls that launch something: correlation ids come beside calls of the API only. The others
-// would cost the host time and tell nothing.
-static inline CUptiResult cupti_record_calls(const struct Cupti* c, int on) {
+// Apply `change`, which is enable or disable, to all that is recorded. Correlation ids come only beside calls of the API.
+static inline CUptiResult cupti_change(CUptiResult(CUPTIAPI* change)(CUpti_ActivityKind)) {
+    static const CUpti_ActivityKind kinds[] = {CUPTI_ACTIVITY_KIND_EXTERNAL_CORRELATION,
+                                               CUPTI_ACTIVITY_KIND_RUNTIME,
+                                               CUPTI_ACTIVITY_KIND_DRIVER,
+                                               CUPTI_ACTIVITY_KIND_CONCURRENT_KERNEL,
+                                               CUPTI_ACTIVITY_KIND_MEMCPY,
+                                               CUPTI_ACTIVITY_KIND_MEMCPY2,
+                                               CUPTI_ACTIVITY_KIND_MEMSET};
+    CUptiResult result = CUPTI_SUCCESS;
+    for (size_t i = 0; i < COUNT_OF(kinds) && result == CUPTI_SUCCESS; i++) result = change(kinds[i]);
+    return result;
+}
+
+// Leave out the calls that launch nothing: each that is recorded costs the host time. Returns 0 where this CUPTI has no such
+// choice.
+static inline int cupti_leave_out_calls(const struct Cupti* c) {
     const struct {
         CUpti_CallbackDomain domain;
         CUpti_CallbackId count;
         CUptiResult(CUPTIAPI* record)(CUpti_CallbackId, uint8_t);
     } apis[] = {{CUPTI_CB_DOMAIN_RUNTIME_API, CUPTI_RUNTIME_TRACE_CBID_SIZE, c->runtime_call},
                 {CUPTI_CB_DOMAIN_DRIVER_API, CUPTI_DRIVER_TRACE_CBID_SIZE, c->driver_call}};
-    CUptiResult result = CUPTI_SUCCESS;
-    if (!c->runtime_call || !c->driver_call) {
-        result = (on ? c->enable : c->disable)(CUPTI_ACTIVITY_KIND_RUNTIME);
-        return result == CUPTI_SUCCESS ? (on ? c->enable : c->disable)(CUPTI_ACTIVITY_KIND_DRIVER) : result;
-    }
+    if (!c->runtime_call || !c->driver_call) return 0;
     for (size_t i = 0; i < COUNT_OF(apis); i++)
-        for (CUpti_CallbackId id = 1; id < apis[i].count && result == CUPTI_SUCCESS; id++) {
+        for (CUpti_CallbackId id = 1; id < apis[i].count; id++) {
             const char* name = NULL;
             if (c->call_name(apis[i].domain, id, &name) != CUPTI_SUCCESS || !name) continue;
-            if (strstr(name, "Launch") || strstr(name, "Memcpy") || strstr(name, "Memset"))
-                result = apis[i].record(id, (uint8_t)on);
+            if (!strstr(name, "Launch") && !strstr(name, "Memcpy") && !strstr(name, "Memset")) apis[i].record(id, 0);
         }
-    return result;
-}
-
-// Record all that a trace is made of, or no longer.
-static inline CUptiResult cupti_record(const struct Cupti* c, int on) {
-    static const CUpti_ActivityKind kinds[] = {CUPTI_ACTIVITY_KIND_EXTERNAL_CORRELATION,
-                                               CUPTI_ACTIVITY_KIND_CONCURRENT_KERNEL, CUPTI_ACTIVITY_KIND_MEMCPY,
-                                               CUPTI_ACTIVITY_KIND_MEMSET};
-    CUptiResult result = cupti_record_calls(c, on);
-    for (size_t i = 0; i < COUNT_OF(kinds) && result == CUPTI_SUCCESS; i++)
-        result = (on ? c->enable : c->disable)(kinds[i]);
-    return result;
+    return 1;
 }
 
 // The library by its name, beside cuBLASLt, or where toolkits keep it. NULL if there is none.
@@ -384,7 +390,7 @@ static inline void kernel_trace_pop(KernelTrace* t) { t->cupti->pop(CUPTI_EXTERN
 static inline void kernel_trace_stop(KernelTrace* t) {
     struct Cupti* c = t->cupti;
     if (!c) return;
-    cupti_record(c, 0);
+    cupti_change(c->disable);
     c->flush(CUPTI_ACTIVITY_FLAG_FLUSH_FORCED);
     if (c->subscriber) c->unsubscribe(c->subscriber);
     *kernel_trace_running() = NULL;
@@ -394,13 +400,30 @@ static inline void kernel_trace_stop(KernelTrace* t) {
     t->cupti = NULL;
 }
 
-// Whether a fill comes out of CUPTI with the scope in which it was made.
+__global__ void kernel_trace_probe_kernel(void) {}
+
+// Whether a fill and a kernel come out of CUPTI with the scope in which they were launched.
 static inline int kernel_trace_works(KernelTrace* t, Context* ctx) {
+    kernel_trace_clear(t);
     kernel_trace_push(t, 1);
     cudaCheck(cudaMemsetAsync(ctx->cublaslt_workspace, 0, 256, ctx->stream));
+    kernel_trace_probe_kernel<<<1, 32, 0, ctx->stream>>>();
     kernel_trace_pop(t);
     kernel_trace_collect(t);
-    return t->count > 0 && t->rows[0].scope == 1;
+    int good = t->count == 2;
+    for (size_t i = 0; i < t->count; i++) good = good && t->rows[i].scope == 1 && t->rows[i].issued;
+    return good;
+}
+
+// Begin to record, if possible without the calls that launch nothing. Returns whether that works.
+static inline int kernel_trace_enable(KernelTrace* t, CUptiResult* result, Context* ctx) {
+    const struct Cupti* c = t->cupti;
+    *result = cupti_change(c->enable);
+    if (*result != CUPTI_SUCCESS) return 0;
+    if (cupti_leave_out_calls(c) && kernel_trace_works(t, ctx)) return 1;
+    cupti_change(c->disable);
+    *result = cupti_change(c->enable);  // all calls again
+    return *result == CUPTI_SUCCESS && kernel_trace_works(t, ctx);
 }
 
 // Begin to record. Returns 0, or -1 after a line that says why nothing is.
@@ -426,12 +449,12 @@ static inline int kernel_trace_start(KernelTrace* t, Context* ctx) {
     *kernel_trace_running() = t;
     CUptiResult result = c->subscribe(&c->subscriber, cupti_calls_back, NULL);
     if (result == CUPTI_SUCCESS) result = c->callbacks(cupti_wants_buffer, cupti_gives_buffer);
-    if (result == CUPTI_SUCCESS) result = cupti_record(c, 1);
+    int works = result == CUPTI_SUCCESS && kernel_trace_enable(t, &result, ctx);
     const char* why = NULL;
     if (result == CUPTI_ERROR_MULTIPLE_SUBSCRIBERS_NOT_SUPPORTED) why = "another tool profiles this process";
     else if (result != CUPTI_SUCCESS) c->describe(result, &why);
-    else if (!kernel_trace_works(t, ctx)) why = "a test gave no record";
-    if (result == CUPTI_SUCCESS && !why) return 0;
+    else if (!works) why = "a test gave no record";
+    if (works) return 0;
     warn("CUPTI: %s: %s", why ? why : "unknown error", without);
     kernel_trace_stop(t);
     kernel_trace_clear(t);
