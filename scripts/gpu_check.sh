@@ -18,6 +18,7 @@
 #   GPU_CHECK_BERT_DATA    files of prepare_bert.py for BERT to train on, a glob; the built-in corpus where unset
 #   GPU_CHECK_OPS      ops that part san runs, "gelu gather"; all where unset
 #   GPU_CHECK_SAN_SECONDS    that a tool may take with one op (default 560)
+#   GPU_CHECK_PROFILE  pieces of part profile: "gpt2 bert published tools"; all where unset
 #   GPU_CHECK_RANKS    pieces of part ranks: "scaling curves kills checkpoints"; all where unset
 #   GPU_CHECK_TORCH_BERT    another BERT training step in PyTorch for part bert_bench, a script and its flags: it is also given
 #                      -B batch -T length, and prints a line "RESULT ... ms=..." as dev/reference/bert.py does
@@ -440,55 +441,68 @@ print("\n".join(r["Kernel Name"] for r in rows))' <"$out/$name.csv" >"$out/$name
                 sed 's/^/     /' "$out/profile_$1/profile/profile.txt" | sed -n '1,/^     By kernel/p' | cut -c 1-200 | tee -a "$report"
                 forget "profile_$1"
             }
-            reported gpt2_124m ./train_gpt2cu -e d12 -b 64 -t 1024
-            train ./train_gpt2cu plain_gpt2_124m -e d12 -b 64 -t 1024 -x 65
-            say "RESULT profile_off size=d12 ms=$(median_ms "$out/plain_gpt2_124m/log.jsonl") with_profile_ms=$(median_ms "$out/profile_gpt2_124m/log.jsonl")"
-            forget plain_gpt2_124m
-            mkdir -p "$out/full_128"
-            check full_128 "$python" dev/reference/make_sentences.py "$out/full_128/train.bin" --shortest 128
-            reported bert_large_phase1 ./train_bertcu -e bert-large -b 256 -t 128 -i "$out/full_128/train.bin" --optimizer lamb --dropout 0.1 --short-sequences 0
-            check "published set-ups" env PYTHON="$python" bash scripts/profile_reference.sh --out "$out/published" --pages "$out/reports"
-            for run in "$out"/published/*/profile; do explained "published $(basename "$(dirname "$run")")" "$run"; done
-
-            # The same step in ncu, which sees kernels only, and in a listing that is not ours; untimed choices are the same ones.
-            # Kernels are as long as the clock lets them be: both runs begin on a GPU that has been idle, and are compared at the same steps.
-            same="-e L=4,C=768,NH=12,V=50257,T=1024 -b 16 -t 1024 --autotune 0"
-            sleep 5
-            train ./train_gpt2cu profile_same $same -x 15 --profile 5
-            check ncu_step ncu --clock-control none --cache-control none --nvtx --nvtx-include "step 12/" --metrics gpu__time_duration.sum --csv --page raw \
-                --log-file "$out/ncu_step.csv" ./train_gpt2cu $same -x 12 $quiet -o ""
-            check kernel_list gcc -shared -fPIC dev/reference/kernel_list.c -o "$out/kernel_list.so" -I/usr/local/cuda/include -L/usr/local/cuda/extras/CUPTI/lib64 -L/usr/local/cuda/lib64 -lcupti
-            sleep 5
-            check plain_listing env KERNEL_LIST="$out/kernel_list.csv" CUDA_INJECTION64_PATH="$PWD/$out/kernel_list.so" ./train_gpt2cu $same -x 15 $quiet -o ""
-            explained "profile_same and ncu" "$out/profile_same/profile" --ncu "$out/ncu_step.csv"
-            explained "profile_same and a plain listing" "$out/profile_same/profile" --listing "$out/kernel_list.csv"
-            forget profile_same
-            tiny="-e L=4,C=256,NH=4,V=257,T=256 -b 4 -x 12 --profile 2 --autotune 0"
-            check "profile under ncu" ncu --clock-control none --metrics gpu__time_duration.sum --launch-count 20 ./train_gpt2cu $tiny $quiet -o "$out/profile_ncu"
-            check "profile beside another tool" env KERNEL_LIST=/dev/null CUDA_INJECTION64_PATH="$PWD/$out/kernel_list.so" ./train_gpt2cu $tiny $quiet -o "$out/profile_other"
-            for name in "profile under ncu" "profile beside another tool"; do
-                check "$name: a line says so" grep -Eq '^warning: (CUPTI: )?another tool profiles this process' "$(log_of "$name")"
+            profile_gpt2() {
+                reported gpt2_124m ./train_gpt2cu -e d12 -b 64 -t 1024
+                train ./train_gpt2cu plain_gpt2_124m -e d12 -b 64 -t 1024 -x 65
+                say "RESULT profile_off size=d12 ms=$(median_ms "$out/plain_gpt2_124m/log.jsonl") with_profile_ms=$(median_ms "$out/profile_gpt2_124m/log.jsonl")"
+                forget plain_gpt2_124m
+            }
+            profile_bert() {
+                mkdir -p "$out/full_128"
+                check full_128 "$python" dev/reference/make_sentences.py "$out/full_128/train.bin" --shortest 128
+                reported bert_large_phase1 ./train_bertcu -e bert-large -b 256 -t 128 -i "$out/full_128/train.bin" --optimizer lamb --dropout 0.1 --short-sequences 0
+                rm -rf "$out/full_128"
+            }
+            profile_published() {
+                check "published set-ups" env PYTHON="$python" bash scripts/profile_reference.sh --out "$out/published" --pages "$out/reports"
+                for run in "$out"/published/*/profile; do explained "published $(basename "$(dirname "$run")")" "$run" --overhead 10; done
+            }
+            profile_tools() {
+                # The same step in ncu, which sees kernels only, and in a listing that is not ours; untimed choices are the same ones.
+                # Kernels are as long as the clock lets them be: both runs begin on a GPU that has been idle, and are compared at the same steps.
+                same="-e L=4,C=768,NH=12,V=50257,T=1024 -b 16 -t 1024 --autotune 0"
+                sleep 5
+                train ./train_gpt2cu profile_same $same -x 15 --profile 5
+                check ncu_step ncu --clock-control none --cache-control none --nvtx --nvtx-include "step 12/" --metrics gpu__time_duration.sum --csv --page raw \
+                    --log-file "$out/ncu_step.csv" ./train_gpt2cu $same -x 12 $quiet -o ""
+                check kernel_list gcc -shared -fPIC dev/reference/kernel_list.c -o "$out/kernel_list.so" -I/usr/local/cuda/include -L/usr/local/cuda/extras/CUPTI/lib64 -L/usr/local/cuda/lib64 -lcupti
+                sleep 5
+                check plain_listing env KERNEL_LIST="$out/kernel_list.csv" CUDA_INJECTION64_PATH="$PWD/$out/kernel_list.so" ./train_gpt2cu $same -x 15 $quiet -o ""
+                explained "profile_same and ncu" "$out/profile_same/profile" --ncu "$out/ncu_step.csv"
+                explained "profile_same and a plain listing" "$out/profile_same/profile" --listing "$out/kernel_list.csv"
+                forget profile_same
+                tiny="-e L=4,C=256,NH=4,V=257,T=256 -b 4 -x 12 --profile 2 --autotune 0"
+                check "profile under ncu" ncu --clock-control none --metrics gpu__time_duration.sum --launch-count 20 ./train_gpt2cu $tiny $quiet -o "$out/profile_ncu"
+                check "profile beside another tool" env KERNEL_LIST=/dev/null CUDA_INJECTION64_PATH="$PWD/$out/kernel_list.so" ./train_gpt2cu $tiny $quiet -o "$out/profile_other"
+                for name in "profile under ncu" "profile beside another tool"; do
+                    check "$name: a line says so" grep -Eq '^warning: (CUPTI: )?another tool profiles this process' "$(log_of "$name")"
+                done
+                # CUPTI's library out of sight, where this may be done.
+                hide='for f in $(find / -xdev -name "libcupti.so*" -type f 2>/dev/null); do mount --bind /dev/null "$f" || exit 9; done; exec "$@"'
+                if unshare -m bash -c "$hide" _ ./train_gpt2cu $tiny $quiet -o "$out/profile_none" >"$out/profile_none.log" 2>&1; then
+                    check "without CUPTI a line says so" grep -q '^warning: CUPTI .* is not found' "$out/profile_none.log"
+                    check "without CUPTI ops are timed" grep -q '^times .*of ops, between CUDA events' "$out/profile_none.log"
+                else
+                    say "skip without CUPTI: $(tail -n 1 "$out/profile_none.log")"
+                fi
+                gpus=$(count_gpus)
+                if [ "$gpus" -gt 1 ]; then
+                    export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
+                    check "profile of $gpus ranks" mpirun -np "$gpus" --bind-to none ./train_gpt2cu -e d12 -b 64 -t 1024 -z 1 -x 20 --profile 5 $quiet -o "$out/profile_ranks"
+                    for ((i = 0; i < gpus; i++)); do explained "rank $i of $gpus" "$out/profile_ranks/profile/rank_$i"; done
+                    grep -E '^(overlap|slowest) ' "$(log_of "profile of $gpus ranks")" | tee -a "$report"
+                    cp "$out/profile_ranks/profile/rank_0/profile.txt" "$out/reports/gpt2_124m_${gpus}_ranks.txt"
+                    forget profile_ranks
+                else
+                    say "skip ranks: one GPU"
+                fi
+            }
+            for piece in ${GPU_CHECK_PROFILE:-gpt2 bert published tools}; do
+                case $piece in
+                    gpt2 | bert | published | tools) profile_$piece ;;
+                    *) bad "GPU_CHECK_PROFILE=$piece is none of gpt2, bert, published, tools" ;;
+                esac
             done
-            # CUPTI's library out of sight, where this may be done.
-            hide='for f in $(find / -xdev -name "libcupti.so*" -type f 2>/dev/null); do mount --bind /dev/null "$f" || exit 9; done; exec "$@"'
-            if unshare -m bash -c "$hide" _ ./train_gpt2cu $tiny $quiet -o "$out/profile_none" >"$out/profile_none.log" 2>&1; then
-                check "without CUPTI a line says so" grep -q '^warning: CUPTI .* is not found' "$out/profile_none.log"
-                check "without CUPTI ops are timed" grep -q '^times .*of ops, between CUDA events' "$out/profile_none.log"
-            else
-                say "skip without CUPTI: $(tail -n 1 "$out/profile_none.log")"
-            fi
-            gpus=$(count_gpus)
-            if [ "$gpus" -gt 1 ]; then
-                export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
-                check "profile of $gpus ranks" mpirun -np "$gpus" --bind-to none ./train_gpt2cu -e d12 -b 64 -t 1024 -z 1 -x 20 --profile 5 $quiet -o "$out/profile_ranks"
-                for ((i = 0; i < gpus; i++)); do explained "rank $i of $gpus" "$out/profile_ranks/profile/rank_$i"; done
-                grep -E '^(overlap|slowest) ' "$(log_of "profile of $gpus ranks")" | tee -a "$report"
-                cp "$out/profile_ranks/profile/rank_0/profile.txt" "$out/reports/gpt2_124m_${gpus}_ranks.txt"
-                forget profile_ranks
-            else
-                say "skip ranks: one GPU"
-            fi
-            rm -rf "$out/full_128"
             ;;
         ranks)
             # One process a GPU. `launch` starts as many as it is told, on the first GPUs.
