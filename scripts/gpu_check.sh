@@ -627,7 +627,7 @@ print("\n".join(r["Kernel Name"] for r in rows))' <"$out/$name.csv" >"$out/$name
                 local log=$out/$1/log.jsonl step waited beside
                 step=$(grep -sm 1 checkpoint_ms "$log" | sed -nE 's/^\{"step": ([0-9]+),.*/\1/p')
                 if [ -z "$step" ]; then bad "$2: no checkpoint in $log"; return; fi
-                waited=$(sed -nE "s/^checkpoint of step $step: .* lost [0-9.]+ ms, ([0-9.]+) of them waiting.*/\1/p" "$(log_of "$2")")
+                waited=$(sed -nE "s/^.*\"step\": $step, .*\"checkpoint_wait_ms\": ([0-9.e+-]+).*/\1/p" "$log" | head -n 1)
                 beside=$(column <(sed "1,/\"step\": $step, \"loss\"/d; /\"step\": $step, \"checkpoint_ms\"/q" "$log") ms | sort -n |
                     awk '{a[NR] = $1} END {print "steps_beside=" NR " median_ms=" (NR ? a[int((NR + 1) / 2)] : "none") " largest_ms=" (NR ? a[NR] : "none")}')
                 say "RESULT $3 step=$step $(sed -nE 's/^.*"checkpoint_ms": ([^,]+), "checkpoint_write_s": ([^,]+), "checkpoint_gb_s": ([^,}]+).*/checkpoint_ms=\1 write_s=\2 gb_s=\3/p' "$log" | head -n 1)" \

@@ -118,7 +118,7 @@ log_lines() { # PATTERN COUNT
 }
 log_lines "^\{\"step\": [1-5], \"loss\": $NUMBER, \"lr\": $NUMBER, \"grad_norm\": $NUMBER, \"ms\": $NUMBER, \"tok_s\": $NUMBER, \"mfu\": $NUMBER\}\$" 5
 log_lines "^\{\"step\": [0245], \"val_loss\": $NUMBER\}\$" 4
-log_lines "^\{\"step\": [245], \"checkpoint_ms\": $NUMBER, \"checkpoint_write_s\": $NUMBER, \"checkpoint_gb_s\": $NUMBER\}\$" 3
+log_lines "^\{\"step\": [245], \"checkpoint_ms\": $NUMBER, \"checkpoint_write_s\": $NUMBER, \"checkpoint_gb_s\": $NUMBER, \"checkpoint_wait_ms\": $NUMBER\}\$" 3
 log_lines '^\{"train-data": .*"steps": 5, .*\}$' 1
 [ "$(wc -l <"$o/log.jsonl")" -eq 13 ] || why=${why:-'other lines'}
 head -n 1 "$o/log.jsonl" | grep -q '"train-data"' || why=${why:-'the first line does not hold the settings'}

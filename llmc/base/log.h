@@ -2,9 +2,9 @@
  *
  * log.jsonl holds one JSON object a line. Lines without "step" describe the run (its settings); the others are
  * {"step", "loss", "lr", "grad_norm", "ms", "tok_s", "mfu"}, with "loss_scale" where the loss is scaled, and
- * {"step", "val_loss"}, and {"step", "checkpoint_ms", "checkpoint_write_s", "checkpoint_gb_s"} when a checkpoint of that
- * step is on the disk: what the steps lost by it, how long it was written and how fast, with "weights_hash" where several
- * ranks were found to hold the same weights. A line is one write(), so that a killed run leaves whole lines; what is not
+ * {"step", "val_loss"}, and {"step", "checkpoint_ms", "checkpoint_write_s", "checkpoint_gb_s", "checkpoint_wait_ms"} when a
+ * checkpoint of that step is on the disk: what the run lost by it, how long it was written and how fast, and what of the
+ * loss was waiting for the end of the writing, with "weights_hash" where several ranks were found to hold the same weights. A line is one write(), so that a killed run leaves whole lines; what is not
  * finite is null. A resumed run cuts the file back to the step of its checkpoint and goes on behind it. A disk that is full
  * costs log lines and one warning, not the run.
  *

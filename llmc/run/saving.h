@@ -192,6 +192,7 @@ static inline void saving_report(const Saving* s) {
     log_put(&t, "checkpoint_ms", 1e3 * s->lost, 6);
     log_put(&t, "checkpoint_write_s", seconds, 6);
     log_put(&t, "checkpoint_gb_s", 1e-9 * bytes / seconds, 4);
+    log_put(&t, "checkpoint_wait_ms", 1e3 * s->waited, 6);
     if (ranks > 1) {
         char hash[16];
         snprintf(hash, sizeof hash, "%08x", s->all[0].weights);
