@@ -764,7 +764,7 @@ static char* run_plan(Run* r, const char* source, const char* data_dir) {
     Config config =
         directory ? config_read(path) : config_from_descriptor(s->model, r->words.size ? r->words.size : 30522);
     if (!directory && r->words.size) config.padding = r->words.pad;
-    if (directory) r->examples.classes = task_find_names(&r->examples.names, path);
+    if (directory) r->examples.classes = task_find_names(&r->examples.names, path, (Task)r->task.task);
     free(directory), free(path);
 
     if (s->dropout >= 0) config.hidden_dropout = config.attention_dropout = config.classifier_dropout = s->dropout;
@@ -821,6 +821,7 @@ static void run_open(Run* r, int argc, char** argv) {
     int flag_count = settings_flags(s, &r->mlm, &r->task, r->flags);
     flags_parse(r->flags, flag_count, argc, argv,
                 "./train_bert [flags]   (none: a small model on the built-in corpus)");
+    task_default_batches(&r->task, s, r->flags, flag_count);
     const int fills = *r->mlm.fill != '\0';
     if (fills) s->evaluate = 1;  // nothing is written either
     session_join(s, &r->comm);
@@ -874,11 +875,11 @@ static void run_close(Run* r) {
     comm_close(&r->comm);
 }
 
-// Scores on all held-out examples, of which each rank takes its share.
+// Scores on held-out examples, of which each rank takes its share.
 static TaskScore validate_task(Run* r) {
     Model* m = &r->model;
     TaskEvaluation e;
-    task_evaluation_begin(&e, &r->examples, &r->data.batches[0], m->B, &r->comm);
+    task_evaluation_begin(&e, &r->examples, &r->data.batches[0], m->B, r->settings.val_batches, &r->comm);
     m->training = 0;
     while (task_evaluation_next(&e)) {
         MlmInput in = mlm_load(&r->data.loader, e.batch, &r->ctx);

@@ -24,15 +24,18 @@ def is_left_out(c):
     return 0xF900 <= c <= 0xFAFF or (len(small) > 1 and small.strip() != chr(c) and not 0xAC00 <= c <= 0xD7A3)
 
 
-def differences(program, folder, lines, is_lower):
-    """The lines for which the program's tokens are others than the library's."""
+def differences(program, folder, lines, is_lower, whole=False):
+    """The lines for which the program's tokens are others than the library's. `whole`: it reads the library's tokenizer.json."""
+    library = BertWordPieceTokenizer(os.path.join(folder, "vocab.txt"), lowercase=is_lower)
     with tempfile.TemporaryDirectory() as work:
         path = os.path.join(work, "lines")
         with open(path, "w", encoding="utf-8", newline="\n") as f:
             f.write("\n".join(lines))
         command = [program, "wordpiece", folder, "uncased" if is_lower else "cased", path]
+        if whole:
+            library.save(os.path.join(work, "tokenizer.json"))
+            command[2:4] = [work, "model"]
         got = subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout.decode().split("\n")
-    library = BertWordPieceTokenizer(os.path.join(folder, "vocab.txt"), lowercase=is_lower)
     want = library.encode_batch(lines, add_special_tokens=False)
     return [line for line, g, w in zip(lines, got, want) if [int(i) for i in g.split()] != w.ids]
 
@@ -62,6 +65,7 @@ def main(program, vocabulary=None, *files):
         for is_lower in (True, False):
             name = f"{os.path.basename(file)}, {'uncased' if is_lower else 'cased'}"
             good &= report(name, lines, differences(program, vocabulary, lines, is_lower))
+            good &= report(f"{name}, tokenizer.json", lines, differences(program, vocabulary, lines, is_lower, True))
     return 0 if good else 1
 
 

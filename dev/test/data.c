@@ -1301,6 +1301,82 @@ static void test_wordpiece_words(Test* t) {
     free(path);
 }
 
+// tokenizer.json, part by part; NULL: what serves.
+typedef struct {
+    const char *added, *normalizer, *splitter, *model, *message;
+} WordPieceJson;
+
+static void put_wordpiece_json(Test* t, WordPieceJson p) {
+    Text text = {NULL, 0, 0};
+    text_printf(&text, "{\"added_tokens\": [%s], \"normalizer\": {%s}, \"pre_tokenizer\": {%s}, \"model\": {%s}}",
+                p.added
+                    ? p.added
+                    : "{\"id\": 4, \"content\": \"[MASK]\", \"lstrip\": false}, {\"id\": 3, \"content\": \"[SEP]\"}, "
+                      "{\"id\": 2, \"content\": \"[CLS]\"}, {\"id\": 1, \"content\": \"[UNK]\"}, "
+                      "{\"id\": 0, \"content\": \"[PAD]\"}",
+                p.normalizer ? p.normalizer
+                             : "\"type\": \"BertNormalizer\", \"lowercase\": true, \"strip_accents\": null, "
+                               "\"clean_text\": true, \"handle_chinese_chars\": true",
+                p.splitter ? p.splitter : "\"type\": \"BertPreTokenizer\"",
+                p.model ? p.model
+                        : "\"type\": \"WordPiece\", \"unk_token\": \"[UNK]\", \"continuing_subword_prefix\": \"##\", "
+                          "\"max_input_chars_per_word\": 100, \"vocab\": {\"##s\": 7, \"[PAD]\": 0, \"[UNK]\": 1, "
+                          "\"[CLS]\": 2, \"[SEP]\": 3, \"[MASK]\": 4, \"the\": 5, \"Caf\u00e9\": 6, \"cafe\": 8}");
+    free(put_file(t, "tokenizer.json", text.text, text.length));
+    free(text.text);
+}
+
+static void test_wordpiece_json(Test* t) {
+    static const WordPieceJson cases[] = {
+        {NULL, "\"type\": \"Sequence\"", NULL, NULL, "normalizer's \"type\" is \"Sequence\"; only \"BertNormalizer\""},
+        {NULL, "\"type\": \"BertNormalizer\"", NULL, NULL, "key \"lowercase\": missing"},
+        {NULL, "\"type\": \"BertNormalizer\", \"lowercase\": true, \"strip_accents\": false", NULL, NULL,
+         "\"strip_accents\" is false; only true"},
+        {NULL, "\"type\": \"BertNormalizer\", \"lowercase\": false, \"strip_accents\": true", NULL, NULL,
+         "\"strip_accents\" is true; only false"},
+        {NULL, "\"type\": \"BertNormalizer\", \"lowercase\": true, \"clean_text\": false", NULL, NULL,
+         "\"clean_text\""},
+        {NULL, "\"type\": \"BertNormalizer\", \"lowercase\": true, \"handle_chinese_chars\": false", NULL, NULL,
+         "\"handle_chinese_chars\" is false"},
+        {NULL, NULL, "\"type\": \"Whitespace\"", NULL, "pre_tokenizer's \"type\" is \"Whitespace\""},
+        {NULL, NULL, NULL, "\"type\": \"BPE\"", "model's \"type\" is \"BPE\"; only \"WordPiece\""},
+        {NULL, NULL, NULL, "\"unk_token\": \"<unk>\"", "\"unk_token\" is \"<unk>\""},
+        {NULL, NULL, NULL, "\"unk_token\": \"[UNK]\", \"continuing_subword_prefix\": \"@\"", "prefix\" is \"@\""},
+#define WORDPIECE_MODEL "\"unk_token\": \"[UNK]\", \"continuing_subword_prefix\": \"##\", "
+        {NULL, NULL, NULL, WORDPIECE_MODEL "\"max_input_chars_per_word\": 9", "\"max_input_chars_per_word\" is 9"},
+        {NULL, NULL, NULL, WORDPIECE_MODEL "\"vocab\": []", "key \"vocab\": is an array"},
+        {NULL, NULL, NULL, WORDPIECE_MODEL "\"vocab\": {}", "has no [PAD]"},
+        {NULL, NULL, NULL, WORDPIECE_MODEL "\"vocab\": {\"a\": -1}", "token \"a\": its id is not a whole number"},
+        {NULL, NULL, NULL, WORDPIECE_MODEL "\"vocab\": {\"a\": 0, \"b\": 2}", "token \"b\": its id 2 is not below"},
+        {NULL, NULL, NULL, WORDPIECE_MODEL "\"vocab\": {\"a\": 0, \"b\": 0}", "token \"b\": its id 0 is also"},
+        {"{\"id\": 9, \"content\": \"<x>\"}", NULL, NULL, NULL, "added token <x> with the id 9 cannot be read"},
+        {"{\"id\": 3, \"content\": \"[MASK]\"}", NULL, NULL, NULL, "added token [MASK] with the id 3"},
+        {"{\"id\": 4, \"content\": \"[MASK]\", \"lstrip\": true}", NULL, NULL, NULL, "[MASK]'s \"lstrip\" is true"},
+        {"{\"id\": 4, \"content\": \"[MASK]\"}", NULL, NULL, NULL, "has no added token [PAD]"},
+    };
+    const WordPieceJson sound = {NULL, NULL, NULL, NULL, NULL};
+    const WordPieceJson cased = {NULL, "\"type\": \"BertNormalizer\", \"lowercase\": false", NULL, NULL, NULL};
+    WordPiece w;
+    put_wordpiece_json(t, sound);
+    EXPECT(t, wordpiece_open(&w, t->directory, CASE_OF_MODEL) == 0 && w.letter_case == UNCASED && !w.is_bytes);
+    EXPECT(t, w.size == 9 && w.mask == 4 && wordpiece_id(&w, "##s", 3) == 7 && w.longest == 6);
+    expect_words(t, &w, "The Caf\xc3\xa9s[MASK]x", "the cafe ##s [MASK] [UNK]");
+    wordpiece_free(&w);
+    put_wordpiece_json(t, cased);
+    EXPECT(t, wordpiece_open(&w, t->directory, CASE_OF_MODEL) == 0 && w.letter_case == CASED);
+    expect_words(t, &w, "The Caf\xc3\xa9s the", "[UNK] Caf\xc3\xa9 ##s the");
+    wordpiece_free(&w);
+    for (size_t i = 0; i < COUNT_OF(cases); i++) {
+        put_wordpiece_json(t, cases[i]);
+        expect_end(t, USAGE, cases[i].message, open_wordpiece, t->directory);
+    }
+    free(put_file(t, "tokenizer.json", "[1]", 3));
+    expect_end(t, USAGE, "key \"model\": missing", open_wordpiece, t->directory);
+    free(put_file(t, "vocab.txt", "[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\nx", 33));  // which comes first
+    EXPECT(t, wordpiece_open(&w, t->directory, CASE_OF_MODEL) == 0 && w.size == 6);
+    wordpiece_free(&w);
+}
+
 // ---------------------------------------------------------------------------------------------------------
 // The built-in corpus
 
@@ -1440,13 +1516,15 @@ static void test_corpus_refused(Test* t) {
     expect_end(t, USAGE, "too few", build_corpus_of_nothing, t->directory);
 }
 
-// The tokens of every line of a file, for dev/test/check_wordpiece.py: VOCABULARY_FOLDER cased|uncased FILE.
+// The tokens of every line of a file, for dev/test/check_wordpiece.py: VOCABULARY_FOLDER cased|uncased|model FILE.
 static int print_wordpieces(char** arguments) {
     WordPiece w;
     TokenIds ids = {NULL, 0, 0};
     size_t n;
-    if (wordpiece_open(&w, arguments[0], strcmp(arguments[1], "cased") == 0 ? CASED : UNCASED) != 0)
-        die(USAGE, "%s: holds no vocab.txt", arguments[0]);
+    LetterCase letter_case = strcmp(arguments[1], "cased") == 0     ? CASED
+                             : strcmp(arguments[1], "uncased") == 0 ? UNCASED
+                                                                    : CASE_OF_MODEL;
+    if (wordpiece_open(&w, arguments[0], letter_case) != 0) die(USAGE, "%s: holds no vocabulary", arguments[0]);
     char* text = read_file(arguments[2], TOKENIZER_MAX_FILE, &n, USAGE);
     for (size_t i = 0, begin = 0; i <= n; i++) {
         if (i < n && text[i] != '\n') continue;
@@ -1521,6 +1599,7 @@ int main(int argc, char** argv) {
         {"tokenizer/refused", test_tokenizer_refused},
         {"tokenizer/copy", test_tokenizer_copy},
         {"wordpiece/words", test_wordpiece_words},
+        {"wordpiece/json", test_wordpiece_json},
         {"builtin_corpus/files", test_corpus},
         {"builtin_corpus/lines", test_corpus_lines},
         {"builtin_corpus/refused", test_corpus_refused},

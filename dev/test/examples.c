@@ -46,11 +46,36 @@ static int is_example(const Examples* e, int i, const char* want, int second, in
 // ---------------------------------------------------------------------------------------------------------
 // Files
 
+// Files without labels, for a model whose classes have these names.
+static void test_unlabelled(Tests* t, const WordPiece* words, const LabelNames* names) {
+    Examples e;
+    char* path = put_file(t, "texts.tsv", "a b\n\nno\n0\n");
+    labelled_read(&e, path, words, names, 2, 16, 1);
+    expect(t, e.count == 3 && is_example(&e, 0, "ab|", 4, -1) && e.label[2] == -1, "lines of a text");
+    examples_close(&e), free(path);
+    path = put_file(t, "header-alone.tsv", "sentence\na b\n");
+    labelled_read(&e, path, words, names, 2, 16, 1);
+    expect(t, e.count == 1 && is_example(&e, 0, "ab|", 4, -1), "a header of one column");
+    examples_close(&e), free(path);
+    path = put_file(t, "header-pairs.tsv", "index\tsentence2\tsentence1\n0\tb\ta\n");
+    labelled_read(&e, path, words, names, 2, 16, 1);
+    expect(t, e.count == 1 && is_example(&e, 0, "a|b|", 3, -1), "a header without labels, of a pair");
+    examples_close(&e), free(path);
+    path = put_file(t, "odd.tsv", "no\ttext\n1\tsentence\n");
+    labelled_read(&e, path, words, names, 2, 16, 1);
+    expect(t, e.count == 2 && e.label[0] == 0 && e.label[2] == 1, "a text that is a column's name, after a label");
+    examples_close(&e), free(path);
+    path = put_file(t, "both.tsv", "label\ttext\nyes\ta\n");
+    labelled_read(&e, path, words, names, 2, 16, 1);
+    expect(t, e.count == 1 && is_example(&e, 0, "a|", 3, 1), "labels that need not be there");
+    examples_close(&e), free(path);
+}
+
 static void test_files(Tests* t, const WordPiece* words) {
     LabelNames names = {NULL, 0};
     Examples e;
     char* path = put_file(t, "single.tsv", "1\ta b c\n\n0\tx\"y\r\n2\ta b c d e f g h i j k l\n");
-    labelled_read(&e, path, words, &names, 3, 8);
+    labelled_read(&e, path, words, &names, 3, 8, 0);
     expect(t, e.count == 3 && is_example(&e, 0, "abc|", 5, 1), "a text");
     expect(t, examples_length(&e, 1) == 5 && e.tokens[e.begin[1] + 2] == 1, "a quotation mark is a character");
     expect(t, is_example(&e, 2, "abcdef|", 8, 2), "a text that is cut");
@@ -61,7 +86,7 @@ static void test_files(Tests* t, const WordPiece* words) {
     path = put_file(t, "pairs.tsv",
                     "0\ta b\tc d\n0\ta b c d e f\tx y\n0\ta b\tu v w x y z\n0\ta b c d e f\tu v w x y\n"
                     "0\ta b c d e\tu v w x y z\n0\ta b c d e\tv w x y z\n");
-    labelled_read(&e, path, words, &names, 2, 10);
+    labelled_read(&e, path, words, &names, 2, 10, 0);
     expect(t, is_example(&e, 0, "ab|cd|", 4, 0), "a pair");
     expect(t, is_example(&e, 1, "abcde|xy|", 7, 0), "a pair whose first text is cut");
     expect(t, is_example(&e, 2, "ab|uvwxy|", 4, 0), "a pair whose second text is cut");
@@ -72,23 +97,52 @@ static void test_files(Tests* t, const WordPiece* words) {
 
     path = put_file(t, "header.tsv", "id\thypothesis\tgold_label\tpremise\n7\tb c\tno\ta\n8\te\tyes\td\n");
     labelled_find_names(&names, path, 2);
-    labelled_read(&e, path, words, &names, 2, 16);
+    labelled_read(&e, path, words, &names, 2, 16, 0);
     expect(t, names.count == 2 && strcmp(names.name[0], "no") == 0, "names in the order of their bytes");
     expect(t, is_example(&e, 0, "a|bc|", 3, 0) && is_example(&e, 1, "d|e|", 3, 1), "columns by their names");
     examples_close(&e), free(path);
     path = put_file(t, "mark.tsv", "\xEF\xBB\xBFno\ta\nyes\tb\n");
-    labelled_read(&e, path, words, &names, 2, 16);
+    labelled_read(&e, path, words, &names, 2, 16, 0);
     expect(t, e.count == 2 && is_example(&e, 0, "a|", 3, 0), "a byte order mark");
     examples_close(&e), free(path);
     path = put_file(t, "question.tsv", "sentence\tquestion\tlabel\na\tb\tyes\n");
-    labelled_read(&e, path, words, &names, 2, 16);
+    labelled_read(&e, path, words, &names, 2, 16, 0);
     expect(t, is_example(&e, 0, "b|a|", 3, 1), "a question comes before its sentence");
     examples_close(&e), free(path);
+    test_unlabelled(t, words, &names);
     label_names_free(&names);
     path = put_file(t, "numbers.tsv", "0\ta\n1\tb\n");
     labelled_find_names(&names, path, 3);
     expect(t, names.count == 0, "numbers have no names");
     free(path);
+}
+
+// For lengths around all that matters, the tokens that each text of a pair keeps: those of `tokenizers` 0.23, which cuts
+// each text to T tokens first.
+static void test_truncation(Tests* t, const WordPiece* words) {
+    int same = 1, count = 0;
+    for (int T = 8; T < 20; T++)
+        for (int n1 = 0; n1 < T + 8; n1++)
+            for (int n2 = 0; n2 < T + 8; n2++) {
+                char a[64], b[64];
+                Examples e;
+                for (int i = 0; i < n1; i++) a[2 * i] = 'a', a[2 * i + 1] = ' ';
+                for (int i = 0; i < n2; i++) b[2 * i] = 'b', b[2 * i + 1] = ' ';
+                Field first = {a, 2 * (size_t)n1}, second = {b, 2 * (size_t)n2};
+                examples_open(&e, 1);
+                labelled_add(&e, words, first, second, T, 0);
+                int room = T - 3, is_swapped = min_int(n1, T) > min_int(n2, T);
+                int small = is_swapped ? min_int(n2, T) : min_int(n1, T), large = small;
+                if (small <= room) large = max_int(small, room - small);
+                large = min_int(large, is_swapped ? n1 : n2);
+                if (small + large > room) small = room / 2, large = small + room % 2;
+                int want1 = n1 + n2 <= room ? n1 : is_swapped ? large : small;
+                int want2 = n1 + n2 <= room ? n2 : is_swapped ? small : large;
+                same &= e.second[0] == want1 + 2 && examples_length(&e, 0) == want1 + want2 + 3;
+                examples_close(&e);
+                count++;
+            }
+    expect(t, same && count > 5000, "pairs of all lengths are cut as `tokenizers` cuts them");
 }
 
 // ---------------------------------------------------------------------------------------------------------
@@ -114,6 +168,17 @@ static int batch_is(const MlmBatch* b, const Examples* e, int s, int i) {
     for (int k = 0; k < e->targets && same; k++)
         same = b->masked_targets[e->targets * s + k] == i + k && b->masked_rows[e->targets * s + k] == begin;
     return same;
+}
+
+// The first whole groups of two.
+static void test_first(Tests* t) {
+    static const int want[][2] = {{0, COUNT}, {1, 2}, {2, 2}, {3, 2}, {4, 4}, {22, 22}, {23, 23}, {99, 23}};
+    Examples e;
+    int good = 1;
+    make_examples(&e, 1);
+    for (size_t i = 0; i < COUNT_OF(want); i++) good &= examples_first(&e, (uint64_t)want[i][0]) == want[i][1];
+    expect(t, good, "the first examples are whole groups");
+    examples_close(&e);
 }
 
 static void test_batches(Tests* t, int targets) {
@@ -146,7 +211,7 @@ static void test_batches(Tests* t, int targets) {
 
     int times[COUNT] = {0}, rank_of[COUNT], together = 1;
     for (int rank = 0; rank < 3; rank++)
-        for (int next = 0, number[BATCH]; examples_batch_next(&b, number, &e, &next, BATCH, rank, 3) > 0;)
+        for (int next = 0, number[BATCH]; examples_batch_next(&b, number, &e, &next, COUNT, BATCH, rank, 3) > 0;)
             for (int s = 0; s < b.count; s++) {
                 times[number[s]]++, rank_of[number[s]] = rank;
                 together &= batch_is(&b, &e, s, number[s]);
@@ -167,13 +232,13 @@ static void test_batches(Tests* t, int targets) {
 static TaskScore score_of(const int* labels, const int* said, int n, int K) {
     TaskData d;
     TaskEvaluation e;
-    TaskScore score = {0, 0, 0, 0, TASK_CLASSIFY};
+    TaskScore score = {0, 0, 0, 0, 0, TASK_CLASSIFY};
     double prediction[16];
     const int token = CLS;
     memset(&d, 0, sizeof d), memset(&e, 0, sizeof e);
     examples_open(&d.val, 1);
     for (int i = 0; i < n; i++) examples_add(&d.val, &token, 1, 1, labels[i], 0, i), prediction[i] = said[i] + 1;
-    d.labels = K, e.data = &d, e.said = prediction;
+    d.labels = K, e.data = &d, e.said = prediction, e.count = n;
     task_score_classes(&score, &e);
     examples_close(&d.val);
     return score;
@@ -200,6 +265,8 @@ int main(void) {
     if (!mkdtemp(directory)) die(FAILED, "%s: %s", directory, strerror(errno));
     open_words(&t, &words);
     test_files(&t, &words);
+    test_truncation(&t, &words);
+    test_first(&t);
     test_batches(&t, 1);
     test_batches(&t, 2);
     test_scores(&t);

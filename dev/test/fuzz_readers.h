@@ -373,6 +373,15 @@ static const char VOCAB_TXT[] =
 static const char SOME_TEXT[] = "The aab [MASK] b\xc3\xa9"
                                 "bing \xe4\xb8\xad\xe6\x96\x87, \xea\xb0\x80! 12\xcc\x81 [SEP]\xff\xf0\x9f\x98\x80 [";
 
+static const char WORDPIECE_JSON[] =
+    "{\"added_tokens\": [{\"id\": 0, \"content\": \"[PAD]\", \"lstrip\": false}, {\"id\": 1, \"content\": \"[UNK]\"}, "
+    "{\"id\": 2, \"content\": \"[CLS]\"}, {\"id\": 3, \"content\": \"[SEP]\"}, {\"id\": 4, \"content\": \"[MASK]\"}], "
+    "\"normalizer\": {\"type\": \"BertNormalizer\", \"clean_text\": true, \"strip_accents\": null, \"lowercase\": "
+    "true}, "
+    "\"pre_tokenizer\": {\"type\": \"BertPreTokenizer\"}, \"model\": {\"type\": \"WordPiece\", \"unk_token\": "
+    "\"[UNK]\", \"continuing_subword_prefix\": \"##\", \"max_input_chars_per_word\": 100, \"vocab\": {\"[PAD]\": 0, "
+    "\"[UNK]\": 1, \"[CLS]\": 2, \"[SEP]\": 3, \"[MASK]\": 4, \"the\": 5, \"ab\": 7, \"a\": 6, \"##\\u00e9\": 8}}}";
+
 static void wordpiece_seeds(CaseList* list) {
     Text bytes = {NULL, 0, 0};
     int byte_of[BYTE_ALPHABET_END], character_of[256];
@@ -390,6 +399,9 @@ static void wordpiece_seeds(CaseList* list) {
         case_add(c, "text.txt", SOME_TEXT, strlen(SOME_TEXT));
         if (i == 1) case_add(c, "tokenizer_config.json", "{\"do_lower_case\": false}", 24);
     }
+    Case* c = case_new(list);
+    case_add(c, "tokenizer.json", WORDPIECE_JSON, strlen(WORDPIECE_JSON));
+    case_add(c, "text.txt", SOME_TEXT, strlen(SOME_TEXT));
     free(bytes.text);
 }
 

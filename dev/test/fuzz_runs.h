@@ -370,6 +370,7 @@ static const Reader READERS[] = {
     {"sentences",        50,  500, 0,          0, (size_t)64 << 20, sentences_seeds,    sentences_read_case, sentences_settle},
     {"choices",          40,  500, 0,          0, (size_t)64 << 20, choices_seeds,      choices_read_case,  choices_settle},
     {"labelled",         30,  500, 0,          0, (size_t)64 << 20, labelled_seeds,     labelled_read_case, NULL},
+    {"unlabelled",       30,  500, 0,          0, (size_t)64 << 20, unlabelled_seeds,   unlabelled_read_case, NULL},
     {"squad",            40,  500, 0,          0, (size_t)64 << 20, squad_seeds,        squad_read_case,    NULL},
     {"config",           60,  500, 0,          0, (size_t)16 << 20, config_seeds,       config_read_case,   NULL},
     {"model",            30,   50, ANSWER_NAN, 1, 0,                model_seeds,        model_read,         NULL},

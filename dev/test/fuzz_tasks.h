@@ -20,8 +20,8 @@ static WordPiece task_words(void) {
     return w;
 }
 
-// Sequences of tokens, each with a class or with two positions in it, also as a batch.
-static void examples_check(const Examples* e, const WordPiece* w) {
+// Sequences of tokens, each with a class from `least` on or with two positions in it, also as a batch.
+static void examples_check(const Examples* e, const WordPiece* w, int least) {
     MlmBatch b;
     for (int i = 0; i < e->count; i++) {
         const int *label = e->label + 2 * i, *tokens = e->tokens + e->begin[i];
@@ -31,7 +31,7 @@ static void examples_check(const Examples* e, const WordPiece* w) {
         for (int k = 0; k < n; k++)
             if (tokens[k] < 0 || tokens[k] >= w->size) fuzz_broken("token %d of %d", tokens[k], w->size);
         for (int k = 0; k < e->targets; k++)
-            if (label[k] < 0 || label[k] >= most || (k && label[k] < label[0]))
+            if (label[k] < least || label[k] >= most || (k && label[k] < label[0]))
                 fuzz_broken("example %d is labelled %d", i, label[k]);
     }
     mlm_batch_alloc(&b, 2, TASK_T, e->targets);
@@ -54,8 +54,25 @@ static void labelled_read_case(void) {
     Examples e;
     LabelNames names = {NULL, 0};
     labelled_find_names(&names, path, TASK_LABELS);
-    labelled_read(&e, path, &w, &names, TASK_LABELS, TASK_T);
-    examples_check(&e, &w);
+    labelled_read(&e, path, &w, &names, TASK_LABELS, TASK_T, 0);
+    examples_check(&e, &w, 0);
+    examples_close(&e), label_names_free(&names), wordpiece_free(&w);
+}
+
+// Texts that need no labels.
+static void unlabelled_seeds(CaseList* list) {
+    labelled_seeds(list);
+    task_seed(list, "texts.txt", "The aab\n\nab 12 ab\r\nthe\n");
+    task_seed(list, "texts.txt", "id\tsentence1\tsentence2\nx\tthe\ta\ny\tab\tb\n");
+}
+
+static void unlabelled_read_case(void) {
+    WordPiece w = task_words();
+    Examples e;
+    LabelNames names = {NULL, 0};
+    label_names_add(&names, "yes", 3);
+    labelled_read(&e, CASE_DIR "/texts.txt", &w, &names, TASK_LABELS, TASK_T, 1);
+    examples_check(&e, &w, -1);
     examples_close(&e), label_names_free(&names), wordpiece_free(&w);
 }
 
@@ -98,7 +115,7 @@ static void squad_read_case(void) {
         Examples e;
         squad_open(&s, &e, CASE_DIR "/questions.json", &w, settings);
         squad_warn(&s);
-        examples_check(&e, &w);
+        examples_check(&e, &w, 0);
         squad_check_answers(&s, &e);
         squad_close(&s), examples_close(&e);
     }

@@ -113,7 +113,7 @@ static void report_ops(Tests* t, const char* what, const LoggedStep* s, Directio
     free(ops.text), free(name);
 }
 
-// Kernels of a layer in one direction: neither fills and copies, nor those that sum what a library has cut in parts. Not in
+// Kernels of a layer in one direction: neither fills and copies, nor those that cuBLASLt puts beside its products. Not in
 // full precision, whose attention takes as many as there are sequences. Every op has launched something.
 static void report_kernels(Tests* t, const char* what, const LoggedStep* s, const ProfileStep* step,
                            Direction direction, int layer, int want) {
@@ -122,7 +122,7 @@ static void report_kernels(Tests* t, const char* what, const LoggedStep* s, cons
     for (size_t i = 0; i < step->count; i++) {
         const ProfileRow* row = &step->rows[i];
         if (row->direction != direction || row->layer != layer || !*row->op) continue;
-        kernels += row->grid[0] && !strstr(row->full, "reduc");
+        kernels += row->grid[0] && !strstr(row->full, "cublasLt::");
         ops += !row->is_helper;
     }
     for (size_t i = 0; i < s->log.count; i++)

@@ -8,20 +8,7 @@
 
 typedef enum { SUM_REAL, SUM_DOUBLE, SUM_BF16 } SumType;
 typedef enum { OPS, COLLECTIVES, SIDES } Side;
-typedef enum {
-    DO_RECORD,
-    DO_WAIT,
-    DO_BACKWARD,
-    DO_NORM,
-    DO_UPDATE,
-    DO_FORWARD,
-    DO_SUM,
-    DO_SUM_TO,
-    DO_BROADCAST,
-    DO_PEERS_SUM,
-    DO_PEERS_SHARE,
-    DO_SETTLE
-} Doing;
+typedef enum { DO_RECORD, DO_WAIT, DO_BACKWARD, DO_NORM, DO_UPDATE, DO_FORWARD, DO_SUM, DO_SUM_TO, DO_BROADCAST } Doing;
 
 typedef struct {
     int recorded;  // how often its record has been put into a queue
@@ -34,7 +21,6 @@ typedef struct {
     void* values;  // and n of them, in what unit `doing` has
     size_t n;
     int root, layer, step;
-    size_t begin;  // peers: of this rank's part
 } Task;
 
 enum { MOST_TASKS = 4096 };
@@ -45,7 +31,7 @@ typedef struct {
 } Queue;
 
 // Where a wait is made: what is left out is named by it.
-typedef enum { NOWHERE, IN_READY, IN_FINISH, IN_SUM, IN_SHARE, IN_WAIT, IN_SETTLE, SITES } Site;
+typedef enum { NOWHERE, IN_READY, IN_FINISH, IN_SUM, IN_SHARE, IN_WAIT, SITES } Site;
 
 typedef struct {
     Queue queues[SIDES];
@@ -53,8 +39,6 @@ typedef struct {
     Side side_of_wait;
     Site left_out;
     Side side_left_out;
-    int copies;  // 1: by copies of peers, else by sums of NCCL's kind
-    int shared;  // buckets shared since the first
 } World;
 
 typedef struct {
@@ -71,22 +55,19 @@ static void put(Side side, Task task) {
 }
 
 static void put_wait(Side side, const Mark* mark) {
-    Task wait = {DO_WAIT, mark, mark->recorded, NULL, 0, 0, 0, 0, 0};
+    Task wait = {DO_WAIT, mark, mark->recorded, NULL, 0, 0, 0, 0};
     if (the_world.site == the_world.left_out && side == the_world.side_left_out) return;
     put(side, wait);
 }
 
 static void put_record(Side side, Mark* mark) {
-    Task record = {DO_RECORD, mark, ++mark->recorded, NULL, 0, 0, 0, 0, 0};
+    Task record = {DO_RECORD, mark, ++mark->recorded, NULL, 0, 0, 0, 0};
     put(side, record);
 }
 
 static void mark_open(Mark* m) { m->recorded = 0; }
 static void mark_close(Mark* m) { (void)m; }
-static void collective_open(Collective* c, Comm* comm, int copies) {
-    c->comm = comm;
-    the_world.copies = copies;
-}
+static void collective_open(Collective* c, Comm* comm) { c->comm = comm; }
 static void collective_close(Collective* c) { (void)c; }
 static void collective_begin(void) {}
 static void collective_end(void) {}
@@ -98,41 +79,20 @@ static void collective_waits_for_ops(Collective* c, Mark* m, Context* ctx) {
 static void collective_mark(Collective* c, Mark* m) { (void)c, put_record(COLLECTIVES, m); }
 static void ops_wait_for_collective(Context* ctx, Mark* m) { (void)ctx, put_wait(OPS, m); }
 static void collective_sum(Collective* c, void* values, size_t n, SumType type) {
-    Task task = {DO_SUM, NULL, 0, values, n, 0, 0, 0, 0};
+    Task task = {DO_SUM, NULL, 0, values, n, 0, 0, 0};
     (void)c;
     CHECK(type == SUM_REAL);
     put(COLLECTIVES, task);
 }
 static void collective_sum_to(Collective* c, void* values, size_t n, SumType type, int root) {
-    Task task = {DO_SUM_TO, NULL, 0, values, n, root, 0, 0, 0};
+    Task task = {DO_SUM_TO, NULL, 0, values, n, root, 0, 0};
     (void)c;
     CHECK(type == SUM_REAL);
     put(COLLECTIVES, task);
 }
 static void collective_broadcast(Collective* c, void* bytes, size_t n, int root) {
-    Task task = {DO_BROADCAST, NULL, 0, bytes, n / sizeof(floatX), root, 0, 0, 0};
+    Task task = {DO_BROADCAST, NULL, 0, bytes, n / sizeof(floatX), root, 0, 0};
     (void)c, put(COLLECTIVES, task);
-}
-static int collective_peers_see(Collective* c, void* buffer, size_t bytes) {
-    return (void)c, (void)buffer, (void)bytes, the_world.copies ? 0 : -1;
-}
-static void collective_peers_sum(Collective* c, int buffer, size_t begin, size_t n, int all) {
-    Task task = {DO_PEERS_SUM, NULL, all, NULL, n, 0, 0, 0, 0};
-    (void)c, (void)buffer;
-    task.begin = begin;
-    put(COLLECTIVES, task);
-}
-static void collective_peers_share(Collective* c, int buffer, size_t begin, size_t bytes, int first) {
-    Task task = {DO_PEERS_SHARE, NULL, 0, NULL, 0, 0, 0, 0, 0};
-    (void)c, (void)buffer, (void)begin, (void)bytes;
-    the_world.shared = first ? 0 : the_world.shared + 1;
-    task.number = the_world.shared;
-    put(COLLECTIVES, task);
-}
-static void collective_peers_settle(Collective* c) {
-    Task task = {DO_SETTLE, NULL, 0, NULL, 0, 0, 0, 0, 0};
-    (void)c;
-    if (the_world.left_out != IN_SETTLE) put(COLLECTIVES, task);
 }
 
 #include "../../llmc/run/reduction.h"
@@ -160,10 +120,6 @@ typedef struct {
     real norm;       // 7 s, summed 14 s, from the summed gradients
     int wrong, zero;
     FlatRange shard;
-    const Reduction* reduction;
-    char* is_mine;  // [elements] what this rank has summed for both, since both settled
-    int is_due;     // the other has summed the rest
-    int shared;     // bucket whose parameters are on their way; -1: none
 } Toy;
 
 static void toy_open(Toy* toy, int zero) {
@@ -176,12 +132,11 @@ static void toy_open(Toy* toy, int zero) {
     tensors_finish(&toy->table);
     toy->grads = (real*)xcalloc(toy->table.elements, sizeof(real));
     toy->params = (floatX*)xcalloc(toy->table.elements, sizeof(floatX));
-    toy->is_mine = (char*)xcalloc(toy->table.elements, 1);
-    toy->zero = zero, toy->shared = -1;
+    toy->zero = zero;
 }
 
 static void toy_close(Toy* toy) {
-    free(toy->grads), free(toy->params), free(toy->is_mine);
+    free(toy->grads), free(toy->params);
     tensors_free(&toy->table);
 }
 
@@ -192,30 +147,10 @@ static FlatRange toy_layer(const Toy* toy, int layer) {
     return range;
 }
 
-// What copies bring to pass: this rank's part of a sum at once, what the other does when both have settled.
-static void toy_do_peers(Toy* toy, const Task* t) {
-    if (t->doing == DO_PEERS_SHARE) toy->shared = t->number;
-    for (size_t i = t->begin; t->doing == DO_PEERS_SUM && i < t->begin + t->n; i++)
-        toy->grads[i] *= 2, toy->is_mine[i] = 1;
-    if (t->doing == DO_PEERS_SUM) toy->is_due = t->number;
-    if (t->doing != DO_SETTLE) return;
-    for (size_t i = 0; toy->is_due && i < toy->table.elements; i++)
-        if (!toy->is_mine[i]) toy->grads[i] *= 2;
-    memset(toy->is_mine, 0, toy->table.elements);
-    if (toy->shared >= 0) {
-        const Bucket* b = &toy->reduction->buckets[toy->shared];
-        for (size_t i = b->begin; i < b->end; i++)
-            if (i < toy->shard.begin || i >= toy->shard.begin + toy->shard.size)
-                toy->params[i] = toy->params[toy->shard.begin];
-    }
-    toy->is_due = 0, toy->shared = -1;
-}
-
 static void toy_do(Toy* toy, const Task* t) {
     FlatRange part = t->doing == DO_UPDATE || t->doing == DO_NORM ? toy->shard : toy_layer(toy, t->layer);
     if (t->doing == DO_SUM || (t->doing == DO_SUM_TO && t->root == ME))
         for (size_t i = 0; i < t->n; i++) ((real*)t->values)[i] *= 2;
-    if (t->doing >= DO_PEERS_SUM) toy_do_peers(toy, t);
     if (t->doing == DO_BROADCAST && t->root != ME)  // the other rank is as far as this one's parameters tell
         for (size_t i = 0; i < t->n; i++) ((floatX*)t->values)[i] = toy->params[toy->shard.begin];
     if (t->doing == DO_BACKWARD)
@@ -230,7 +165,7 @@ static void toy_do(Toy* toy, const Task* t) {
 }
 
 static void toy_put(Doing doing, int layer, int step) {
-    Task task = {doing, NULL, 0, NULL, 0, 0, layer, step, 0};
+    Task task = {doing, NULL, 0, NULL, 0, 0, layer, step};
     put(OPS, task);
 }
 
@@ -297,7 +232,7 @@ static int run_queues(Toy* toy, uint64_t chance) {
 }
 
 // How many of a number of orders give a wrong result where a kind of wait is left out.
-static int wrong_orders(int zero, int copies, double bucket_mib, Site left_out, Side side) {
+static int wrong_orders(int zero, double bucket_mib, Site left_out, Side side) {
     int wrong = 0;
     for (uint64_t chance = 0; chance < 64; chance++) {
         static Context ctx;
@@ -310,9 +245,9 @@ static int wrong_orders(int zero, int copies, double bucket_mib, Site left_out, 
         the_world.left_out = left_out, the_world.side_left_out = side;
         context_init(&ctx);
         toy_open(&toy, zero);
-        ReductionSettings settings = {zero, 0, copies, bucket_mib};
+        ReductionSettings settings = {zero, 0, bucket_mib};
         reduction_open(&r, &comm, &toy.table, settings, &ctx);
-        toy.shard = r.shard, toy.reduction = &r;
+        toy.shard = r.shard;
         toy_launch(&toy, &r, &ctx);
         wrong += run_queues(&toy, chance) > 0;
         reduction_close(&r);
@@ -327,30 +262,29 @@ int main(void) {
         const char* name;
         Site site;
         Side side;
-        int zero_only, copies_only;
+        int zero_only;
     } waits[] = {
-        {"a bucket's sum waits for the backward pass", IN_READY, COLLECTIVES, 0, 0},
-        {"the norm waits for the buckets' sums", IN_FINISH, OPS, 0, 0},
-        {"the norm's sum waits for the norm", IN_SUM, COLLECTIVES, 0, 0},
-        {"the update waits for the norm's sum", IN_SUM, OPS, 0, 0},
-        {"parameters are shared after the update", IN_SHARE, COLLECTIVES, 1, 0},
-        {"the forward pass waits for parameters", IN_WAIT, OPS, 1, 0},
-        {"copies are waited for", IN_SETTLE, COLLECTIVES, 0, 1},
+        {"a bucket's sum waits for the backward pass", IN_READY, COLLECTIVES, 0},
+        {"the norm waits for the buckets' sums", IN_FINISH, OPS, 0},
+        {"the norm's sum waits for the norm", IN_SUM, COLLECTIVES, 0},
+        {"the update waits for the norm's sum", IN_SUM, OPS, 0},
+        {"parameters are shared after the update", IN_SHARE, COLLECTIVES, 1},
+        {"the forward pass waits for parameters", IN_WAIT, OPS, 1},
     };
     Tests t = {0, 0};
-    for (int way = 0; way < 8; way++) {
-        int zero = way & 1, large = way >> 1 & 1, copies = way >> 2;
-        double bucket = large ? 1.5 * 96 * 5 * sizeof(real) / 1048576 : 0;
-        char* run = xprintf("-z %d, buckets of %s%s", zero, large ? "two layers" : "a layer", copies ? ", copies" : "");
-        expect(&t, wrong_orders(zero, copies, bucket, NOWHERE, OPS) == 0, run, "right in every order");
-        for (size_t i = 0; i < COUNT_OF(waits); i++) {
-            if ((waits[i].zero_only && !zero) || (waits[i].copies_only && !copies)) continue;
-            char* what = xprintf("wrong unless %s", waits[i].name);
-            expect(&t, wrong_orders(zero, copies, bucket, waits[i].site, waits[i].side) > 0, run, what);
-            free(what);
+    for (int zero = 0; zero < 2; zero++)
+        for (int large = 0; large < 2; large++) {
+            double bucket = large ? 1.5 * 96 * 5 * sizeof(real) / 1048576 : 0;
+            char* run = xprintf("-z %d, buckets of %s", zero, large ? "two layers" : "a layer");
+            expect(&t, wrong_orders(zero, bucket, NOWHERE, OPS) == 0, run, "right in every order");
+            for (size_t i = 0; i < COUNT_OF(waits); i++) {
+                if (waits[i].zero_only && !zero) continue;
+                char* what = xprintf("wrong unless %s", waits[i].name);
+                expect(&t, wrong_orders(zero, bucket, waits[i].site, waits[i].side) > 0, run, what);
+                free(what);
+            }
+            free(run);
         }
-        free(run);
-    }
     printf("%d passed, %d failed\n", t.passed, t.failed);
     return t.failed > 0;
 }

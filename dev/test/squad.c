@@ -351,11 +351,21 @@ static void test_refused(Tests* t) {
     expect_end(t, DONE, "a warning for misplaced answers", "of 1 questions 1 have an answer that is not where",
                open_evaluation, path);
     free(path);
-    static const char unanswered[] = BEFORE AFTER;
+    static const char unanswered[] = BEFORE NEXT("r") ANSWER("0", "a") AFTER;
     path = put_file(t, "odd.json", unanswered, sizeof unanswered - 1);
     expect_end(t, DONE, "a warning for questions without answers",
-               "1 have neither answers nor is_impossible, and are not scored", open_evaluation, path);
+               "of 2 questions 1 have neither answers nor is_impossible, and are not scored", open_evaluation, path);
     free(path);
+    Squad s;
+    Examples e;
+    const real logits[2 * 16] = {0};
+    char* asked = xprintf("{\"version\": \"v2.0\", %s", BEFORE NEXT("r") AFTER + 1);
+    path = put_file(t, "asked.json", asked, strlen(asked));
+    squad_open(&s, &e, path, &t->words, settings_of(11, 2, SQUAD_EVALUATE));
+    squad_take(&s, &e, 1, logits, 2);
+    expect(t, s.is_v2 && s.unanswered == 2 && e.count == 2 && !squad_is_known(&s, 1) && squad_answered(&s) == 1,
+           "v2.0 by its version, without answers", path);
+    squad_close(&s), examples_close(&e), free(path), free(asked);
 }
 
 // Whatever bytes are changed, cut off or put in: no crash, and one line if it is refused.

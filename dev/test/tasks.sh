@@ -65,12 +65,36 @@ verdict '--predictions' "$why"
 run --task classify --labels 3 -e "$box/classes" -i "$d/train.tsv" -j "$d/val.tsv" --evaluate 1
 verdict '--labels as the model has' "$(ended_with 0)"
 
+# The first 3 micro-batches of 7; without -m there are more than the 20 of other validations.
+SAID=(--task classify -e "$box/classes" --evaluate 1 -b 7)
+run "${SAID[@]}" -j "$d/val.tsv" -m 3 --predictions "$work/few.tsv"
+why=$(ended_with 0)
+cmp -s "$work/few.tsv" <(head -n 22 "$work/said.tsv") || why=${why:-'other predictions, or not 21 of them'}
+right=$(paste <(cut -f 1 "$d/val.tsv") <(tail -n +2 "$work/few.tsv" | cut -f 2) | head -n 21 | awk '$1 == $2 { n++ } END { printf "%.6f", n / NR }')
+grep -q " accuracy $right, .*(21 examples)$" "$work/stdout" || why=${why:-"'$(cat "$work/stdout")', but $right of 21 are right"}
+verdict 'classify: -m' "$why"
+
+# The same texts without their classes.
+unlabelled() { # NAME FILE
+    local why
+    run "${SAID[@]}" -j "$2" --predictions "$work/unlabelled.tsv"
+    why=$(ended_with 0)
+    [ "$(cat "$work/stdout")" = 'nothing to compare with: the class is predicted of 150 texts' ] || why=${why:-"said '$(cat "$work/stdout")'"}
+    cmp -s "$work/unlabelled.tsv" "$work/said.tsv" || why=${why:-'other predictions'}
+    verdict "no labels: $1" "$why"
+}
+cut -f 2 "$d/val.tsv" >"$d/texts.tsv"
+{ echo $'index\tsentence'; awk '{ print NR "\t" $1 }' "$d/texts.tsv"; } >"$d/index.tsv"
+unlabelled 'lines of text' "$d/texts.tsv"
+unlabelled 'a header' "$d/index.tsv"
+
 run "${TRAIN[@]}" -b 16 -x 30 --stop-after 13 -v 0 -o "$box/stopped"
 run "${TRAIN[@]}" -b 16 -x 30 -y 1 -v 0 -o "$box/stopped"
 why=$(ended_with 0)
 run "${TRAIN[@]}" -b 16 -x 30 -v 0 -o "$box/straight" --threads 2
 cmp -s "$box/stopped/ckpt/00000030/optimizer.safetensors" "$box/straight/ckpt/00000030/optimizer.safetensors" ||
     why=${why:-'stopped and resumed is not straight with two threads'}
+grep -q '"val-batches": 0,' "$box/stopped/ckpt/00000030/trainer.json" || why=${why:-'not validated on all examples'}
 verdict 'classify: stopped and resumed, another number of threads' "$why"
 run "${TRAIN[@]}" -b 16 -x 30 --dropout 0.3 -v 0 -o "$box/dropout"
 why=$(ended_with 0)
@@ -150,6 +174,67 @@ END
     )
     grep -Eq "exact match $right, F1 [0-9.]+ \(60 questions\)$" "$work/stdout" || why=${why:-"'$(cat "$work/stdout")', but $right are right"}
     verdict 'answer: --evaluate 1, --predictions' "$why"
+
+    # The first 4 micro-batches of 5 windows, of which the last question may have more.
+    SAYS=(--task answer -e "$box/answers" --evaluate 1 --stride 16 -b 5)
+    run "${SAYS[@]}" -j "$d/val.json" -m 4 --predictions "$work/few.json"
+    why=$(ended_with 0)
+    few=$("$python" - "$d/val.json" "$work/said.json" "$work/few.json" <<'END'
+import json, sys
+
+all, few = (json.load(open(path)) for path in sys.argv[2:])
+assert list(few.items()) == list(all.items())[: len(few)] and 10 < len(few) <= 20
+gold = {qa["id"]: qa["answers"][0]["text"] for p in json.load(open(sys.argv[1]))["data"][0]["paragraphs"] for qa in p["qas"]}
+print(f"{100 * sum(few[i].lower() == gold[i].lower() for i in few) / len(few):.4f}, F1 [0-9.]+ \\({len(few)} questions\\)")
+END
+    )
+    [ -n "$few" ] && grep -Eq "exact match $few$" "$work/stdout" || why=${why:-"'$(cat "$work/stdout")', not $few"}
+    verdict 'answer: -m' "$why"
+
+    # The same questions without their answers.
+    "$python" - "$d/val.json" "$d/asked.json" <<'END'
+import json, sys
+
+data = json.load(open(sys.argv[1]))
+for p in data["data"][0]["paragraphs"]:
+    for qa in p["qas"]:
+        del qa["answers"]
+json.dump(data, open(sys.argv[2], "w"))
+END
+    run "${SAYS[@]}" -j "$d/asked.json" --predictions "$work/asked.json"
+    why=$(ended_with 0)
+    [ -n "$why" ] || [ ! -s "$work/stderr" ] || why="stderr is not empty: $(head -n 1 "$work/stderr")"
+    [ "$(cat "$work/stdout")" = 'nothing to compare with: the answer is predicted of 60 questions' ] || why=${why:-"said '$(cat "$work/stdout")'"}
+    cmp -s "$work/asked.json" "$work/said.json" || why=${why:-'other predictions'}
+    verdict 'answer: no answers' "$why"
+    refused 'refused: no answers, no --predictions' 2 'asked.json: has no answers to compare with' "${SAYS[@]}" -j "$d/asked.json"
+
+    # A model's directory whose tokenizer is in tokenizer.json alone; beside the examples there is none.
+    mkdir "$d/apart"
+    cp "$d/train.tsv" "$d/val.tsv" "$d/apart"
+    cp -r "$box/classes" "$d/whole"
+    rm "$d/whole/vocab.txt" "$d/whole/tokenizer_config.json"
+    "$python" - "$box/classes/vocab.txt" "$d/whole/tokenizer.json" <<'END'
+import json, sys
+
+vocabulary = {token: i for i, token in enumerate(open(sys.argv[1], encoding="utf-8", newline="\n").read().split("\n")[:-1])}
+added = [{"id": vocabulary[t], "content": t, "special": True} for t in ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")]
+model = {"type": "WordPiece", "unk_token": "[UNK]", "continuing_subword_prefix": "##", "max_input_chars_per_word": 100, "vocab": vocabulary}
+normalizer = {"type": "BertNormalizer", "clean_text": True, "handle_chinese_chars": True, "strip_accents": None, "lowercase": False}
+json.dump({"added_tokens": added, "normalizer": normalizer, "pre_tokenizer": {"type": "BertPreTokenizer"}, "model": model}, open(sys.argv[2], "w"))
+END
+    run --task classify -e "$d/whole" -j "$d/apart/val.tsv" --evaluate 1 -b 7 --predictions "$work/whole.tsv"
+    why=$(ended_with 0)
+    cmp -s "$work/whole.tsv" "$work/said.tsv" || why=${why:-'other predictions'}
+    verdict 'tokenizer.json alone' "$why"
+    run --task classify -e "$d/whole" -i "$d/apart/train.tsv" "${RUN[@]}" -b 16 -x 1 -v 0 -o "$box/whole-tuned"
+    why=$(ended_with 0)
+    cmp -s "$box/whole-tuned/tokenizer.json" "$d/whole/tokenizer.json" || why=${why:-'is not beside the model'}
+    verdict 'tokenizer.json is saved with the model' "$why"
+    sed -i 's/"WordPiece"/"Unigram"/' "$d/whole/tokenizer.json"
+    refused 'refused: tokenizer.json of another kind' 2 'whole/tokenizer.json: the model.s "type" is "Unigram"; only "WordPiece"' \
+        --task classify -e "$d/whole" -j "$d/apart/val.tsv" --evaluate 1
+
     run "${ANSWER[@]}" -x 20 -v 0 --stop-after 9 -o "$box/answer-stopped"
     run "${ANSWER[@]}" -x 20 -v 0 -y 1 -o "$box/answer-stopped"
     why=$(ended_with 0)
@@ -172,6 +257,18 @@ bad() { # NAME PATTERN TEXT
 }
 small 'no examples'            '--task: needs -i'                               --task classify
 small 'nothing to evaluate'    '--evaluate 1 needs validation data; name it with -j' --task classify --evaluate 1
+says() { any "$1" "$2" --task classify -e "$box/classes" --evaluate 1 "${@:3}"; }
+says '--predictions nowhere'   '--predictions .*/none/said: cannot be written: No such file' -j "$d/none.tsv" --predictions "$work/none/said"
+says '--predictions onto a directory' "--predictions $work: is there, and not a regular file" -j "$d/none.tsv" --predictions "$work"
+echo old >"$box/old"
+says '--predictions is left alone' 'none.tsv: cannot be read'                   -j "$d/none.tsv" --predictions "$box/old"
+says '--predictions is not begun' 'none.tsv: cannot be read'                    -j "$d/none.tsv" --predictions "$box/young"
+says 'no labels, no --predictions' 'texts.tsv: line 1 has 1 field with tabs'    -j "$d/texts.tsv"
+{ head -n 3 "$d/texts.tsv"; echo $'low\tb'; } >"$d/mixed.tsv"
+says 'labels later on'         'mixed.tsv: line 4 has 2 fields .* line 1 is a text without a label' -j "$d/mixed.tsv" --predictions "$box/young"
+cp -r "$box/classes" "$d/regression"
+sed -i 's/"single_label_classification"/"regression"/' "$d/regression/config.json"
+any 'a model that does not classify' 'regression/config.json: key "problem_type": is "regression", but this trainer reads "single_label_cl' -e "$d/regression" --task classify -i "$d/train.tsv"
 small '--labels without a task' '--labels 2: is for --task classify'            --labels 2
 small '--labels 1'             '--labels 1: there are at least two'             --task classify --labels 1 -i "$d/train.tsv"
 small '--task of another name' '--task: .*pretrain\|classify\|answer'           --task regress

@@ -100,17 +100,50 @@ static inline void examples_batch_read(MlmBatch* b, const Examples* e, uint64_t 
     }
 }
 
-// The next examples for evaluation, B at most, from number *next on; of all groups those of one rank of `ranks`. Returns
-// how many there are, 0 where all are done; `number` [B] says which.
-static inline int examples_batch_next(MlmBatch* b, int* number, const Examples* e, int* next, int B, int rank,
-                                      int ranks) {
+// How many of the first examples are `most` at most and whole groups, but one group in any case. 0: no limit.
+static inline int examples_first(const Examples* e, uint64_t most) {
+    if (most == 0 || most >= (uint64_t)e->count) return e->count;
+    int n = (int)most;
+    while (n > 0 && e->group[n] == e->group[n - 1]) n--;
+    if (n == 0)
+        while (n < e->count && e->group[n] == e->group[0]) n++;
+    return n;
+}
+
+// Of the first `count` examples the next ones for evaluation, B at most, from number *next on; of all groups those of one
+// rank of `ranks`. Returns how many there are, 0 where all are done; `number` [B] says which.
+static inline int examples_batch_next(MlmBatch* b, int* number, const Examples* e, int* next, int count, int B,
+                                      int rank, int ranks) {
     examples_batch_begin(b, 0);
-    for (; *next < e->count && b->count < B; ++*next) {
+    for (; *next < count && b->count < B; ++*next) {
         if (e->group[*next] % ranks != rank) continue;
         number[b->count] = *next;
         examples_batch_add(b, e, *next);
     }
     return b->count;
+}
+
+// ---------------------------------------------------------------------------------------------------------
+// Predictions: a file that is there whole or not at all
+
+// End with USAGE where it could not be written. What is there stays as it is, and nothing is left.
+static inline void predictions_check(const char* path) {
+    struct stat found;
+    char* temporary = xprintf("%s.tmp", path);
+    int is_there = stat(path, &found) == 0, was_there = access(temporary, F_OK) == 0;
+    if (is_there && !S_ISREG(found.st_mode)) die(USAGE, "--predictions %s: is there, and not a regular file", path);
+    int fd = is_there && access(path, W_OK) != 0 ? -1 : open(temporary, O_WRONLY | O_CREAT | O_CLOEXEC, 0666);
+    if (fd < 0) die(USAGE, "--predictions %s: cannot be written: %s", path, strerror(errno));
+    close(fd);
+    if (!was_there) unlink(temporary);
+    free(temporary);
+}
+
+static inline void predictions_write(const char* path, const Text* t) {
+    char* temporary = xprintf("%s.tmp", path);
+    if (write_file(temporary, t->text, t->length) != 0 || rename(temporary, path) != 0)
+        die(FAILED, "%s: cannot be written: %s", path, strerror(errno));
+    free(temporary);
 }
 
 #endif

@@ -6,10 +6,13 @@
  *              question2 or hypothesis, or beside question sentence, text, passage or context. All others are passed over
  *   a label    the class's number from 0, or its name. Names are those of the model, where it has them; else those of
  *              the training data in the order of their bytes
+ *   no labels  where only predictions are wanted, the file may be lines of one text without a tab, or begin with a header
+ *              that names a text and no label
  *
  * Nothing is quoted: a quotation mark is a character like others. Texts become [CLS] A [SEP] or [CLS] A [SEP] B [SEP].
  * What is too long for T tokens is cut at its end, of a pair the longer text first, as Hugging Face's `tokenizers` cuts
- * it (longest_first). */
+ * it (longest_first): where the room for both is odd, the second text has one token more than the first, unless the first
+ * is longer and the second below T tokens. */
 #ifndef LLMC_LABELLED_H
 #define LLMC_LABELLED_H
 
@@ -83,7 +86,7 @@ typedef struct {
     char* text;
     size_t size, begin, at;
     int line;           // number of the last line
-    int label, a, b;    // columns; b -1: there are no pairs
+    int label, a, b;    // columns; label -1: there are no labels; b -1: there are no pairs
     int least, header;  // fields of a line, at least; 1: the first line is a header
 } Labelled;
 
@@ -114,8 +117,9 @@ static inline int labelled_split(Labelled* l, Field field[LABELLED_COLUMNS]) {
     return count;
 }
 
-// Find the columns that a header names, if the first line is one.
-static inline void labelled_read_header(Labelled* l) {
+// Find the columns that a header names, if the first line is one. With NULL `names` there are labels. Else there may be
+// none, and a first line that begins with a number or one of the names is no header without them.
+static inline void labelled_read_header(Labelled* l, const LabelNames* names) {
     static const char* const columns[][2] = {
         {" text text_a sentence sentence1 question1 premise ", " text_b sentence2 question2 hypothesis "},
         {" question ", " sentence text passage context "}};
@@ -128,12 +132,16 @@ static inline void labelled_read_header(Labelled* l) {
             for (int k = 0; k < 2; k++)
                 if (field_is(field[i], columns[kind][k])) found[kind][k] = i;
     }
-    l->header = label >= 0;
+    int kind = found[1][0] >= 0;  // a question with a sentence: that is no pair of its own without the question
+    int begins_with_label = count > 1 && names &&
+                            (label_number(field[0].text, field[0].length, 1 << 30) >= 0 ||
+                             label_names_find(names, field[0].text, field[0].length) >= 0);
+    l->header = label >= 0 || (names && !begins_with_label && found[kind][0] >= 0);
     if (!l->header) {
+        if (names && count == 1) l->label = -1, l->a = 0, l->least = 1;
         l->at = l->begin, l->line = 0;
         return;
     }
-    int kind = found[1][0] >= 0;  // a question with a sentence: that is no pair of its own without the question
     l->label = label, l->a = found[kind][0], l->b = found[kind][1];
     if (l->a < 0)
         die(USAGE,
@@ -143,13 +151,14 @@ static inline void labelled_read_header(Labelled* l) {
     l->least = max_int(l->label, max_int(l->a, l->b)) + 1;
 }
 
-static inline void labelled_open(Labelled* l, const char* path) {
+// `names`: of the classes, where the file may be without labels; else NULL.
+static inline void labelled_open(Labelled* l, const char* path, const LabelNames* names) {
     memset(l, 0, sizeof *l);
     l->path = path;
     l->text = read_file(path, LABELLED_MAX_FILE, &l->size, USAGE);
     if (l->size >= 3 && memcmp(l->text, "\xEF\xBB\xBF", 3) == 0) l->begin = 3;  // a byte order mark
     l->at = l->begin;
-    labelled_read_header(l);
+    labelled_read_header(l, names);
 }
 
 // Split the next line that is not empty, which has to have all columns. Returns 0 at the end of the file.
@@ -158,6 +167,9 @@ static inline int labelled_next(Labelled* l, Field field[LABELLED_COLUMNS]) {
     if (count > 0 && count < l->least)
         die(USAGE, "%s: line %d has %d field%s with tabs between them; it needs %d%s", l->path, l->line, count,
             count == 1 ? "" : "s", l->least, l->header ? "" : ", a label and what line 1 has after its own");
+    if (count > 1 && l->label < 0 && !l->header)
+        die(USAGE, "%s: line %d has %d fields with tabs between them, but line 1 is a text without a label", l->path,
+            l->line, count);
     return count > 0;
 }
 
@@ -169,7 +181,7 @@ static inline void labelled_find_names(LabelNames* names, const char* path, int 
     Labelled l;
     Field field[LABELLED_COLUMNS];
     int are_numbers = 1;
-    labelled_open(&l, path);
+    labelled_open(&l, path, NULL);
     while (labelled_next(&l, field)) {
         Field label = field[l.label];
         for (size_t i = 0, n; i < label.length; i += n)  // what config.json can hold
@@ -195,8 +207,10 @@ static inline void labelled_add(Examples* e, const WordPiece* words, Field a, Fi
     TokenIds first = {NULL, 0, 0, 0, NULL}, second = {NULL, 0, 0, 0, NULL}, all = {NULL, 0, 0, 0, NULL};
     wordpiece_encode(&first, words, a.text, a.length);
     if (b.text) wordpiece_encode(&second, words, b.text, b.length);
-    // Both are cut to half the room where both are longer; else the longer one gives way.
+    // Both are cut to half the room where both are longer; else the longer one gives way. Which one is longer is told of
+    // their first T tokens.
     size_t room = (size_t)T - (b.text ? 3 : 2), half = room / 2;
+    first.count = min_size(first.count, (size_t)T), second.count = min_size(second.count, (size_t)T);
     if (first.count + second.count > room) {
         size_t shorter = min_size(first.count, second.count);
         size_t kept = min_size(shorter, half), rest = room - kept;
@@ -214,22 +228,23 @@ static inline void labelled_add(Examples* e, const WordPiece* words, Field a, Fi
     free(first.id), free(second.id), free(all.id);
 }
 
-// Read a file of texts with one of `labels` classes, as sequences of at most T >= 8 tokens.
+// Read a file of texts with one of `labels` classes, as sequences of at most T >= 8 tokens. `may_lack` 1: it may be
+// without labels, and the class of all examples is -1 then.
 static inline void labelled_read(Examples* e, const char* path, const WordPiece* words, const LabelNames* names,
-                                 int labels, int T) {
+                                 int labels, int T, int may_lack) {
     Labelled l;
     Field field[LABELLED_COLUMNS];
     int has_numbers = 0;  // among the names: then a number is no other class's
     for (int i = 0; i < names->count; i++)
         has_numbers |= label_number(names->name[i], strlen(names->name[i]), 1 << 30) >= 0;
     examples_open(e, 1);
-    labelled_open(&l, path);
+    labelled_open(&l, path, may_lack ? names : NULL);
     while (labelled_next(&l, field)) {
         const Field none = {NULL, 0};
-        Field label = field[l.label];
-        int number = label_names_find(names, label.text, label.length);
-        if (number < 0 && !has_numbers) number = label_number(label.text, label.length, labels);
-        if (number < 0)
+        Field label = l.label >= 0 ? field[l.label] : none;
+        int number = l.label >= 0 ? label_names_find(names, label.text, label.length) : -1;
+        if (number < 0 && l.label >= 0 && !has_numbers) number = label_number(label.text, label.length, labels);
+        if (number < 0 && l.label >= 0)
             die(USAGE,
                 "%s: line %d: the label \"%.*s\" is neither a number from 0 to %d (--labels) nor one of the model's "
                 "names%s%s",
@@ -237,7 +252,7 @@ static inline void labelled_read(Examples* e, const char* path, const WordPiece*
                 names->count ? names->name[0] : "");
         labelled_add(e, words, field[l.a], l.b >= 0 ? field[l.b] : none, T, number);
     }
-    if (e->count == 0) die(USAGE, "%s: holds no labelled text", path);
+    if (e->count == 0) die(USAGE, "%s: holds no %stext", path, l.label < 0 ? "" : "labelled ");
     free(l.text);
 }
 

@@ -4,8 +4,8 @@
  *   {"data": [{"paragraphs": [{"context": "...", "qas": [{"id": "...", "question": "...", "is_impossible": false,
  *       "answers": [{"answer_start": 34, "text": "308"}, ...]}, ...]}, ...]}, ...]}
  *
- * answer_start counts characters (code points). Where any question has is_impossible, the file is of v2.0: a model may
- * say that a question has no answer, and scores are those of that version. Other members are passed over. A few answers
+ * answer_start counts characters (code points). Where any question has is_impossible, or "version" is "v2.0", the file is
+ * of v2.0: a model may say that a question has no answer, and scores are those of that version. Other members are passed over. A few answers
  * of the published files are not where answer_start says: such a question is evaluated, but not trained on. One with
  * neither answers nor is_impossible is answered, but neither scored nor trained on.
  *
@@ -291,6 +291,8 @@ static inline void squad_open(Squad* s, Examples* e, const char* path, const Wor
     s->tokens.has_origins = 1;
     examples_open(e, 2);
     json_load(&json, path, SQUAD_MAX_FILE);
+    const JsonNode* version = json_get(json.root, "version");
+    s->is_v2 = version && version->type == JSON_STRING && strcmp(version->string, "v2.0") == 0;
     for (const JsonNode* a = json_need(json.root, "data", JSON_ARRAY, path)->first; a; a = a->next, article++) {
         char* place = xprintf("%s: data[%lld]", path, (long long)article);
         int64_t number = 0;
@@ -325,13 +327,20 @@ static inline void squad_warn(const Squad* s) {
     if (s->misplaced)
         warn("%s: of %d questions %d have an answer that is not where answer_start says%s; the first: %s", s->file,
              s->questions, s->misplaced, trains ? ", and are left out" : "", s->first_misplaced);
-    if (s->unanswered)
+    if (s->unanswered && s->unanswered < s->questions)
         warn("%s: of %d questions %d have neither answers nor is_impossible, and are %s", s->file, s->questions,
              s->unanswered, trains ? "left out" : "not scored");
 }
 
 // ---------------------------------------------------------------------------------------------------------
 // Answers
+
+// How many questions have an answer, which may be none.
+static inline int squad_answered(const Squad* s) {
+    int count = 0;
+    for (int i = 0; i < s->questions; i++) count += s->answer[i].example != 0;
+    return count;
+}
 
 // What the model says of an example: position t of its sequence starts the answer with logit logits[t * stride] and
 // ends it with logits[t * stride + 1]. Of equal scores the first one counts, and NaN is never the best.
@@ -381,7 +390,6 @@ static inline const char* squad_answer(const Squad* s, int question, size_t* len
 // Write {"id": "answer", ...} of all questions that were seen.
 static inline void squad_write(const Squad* s, const char* path) {
     Text t = {NULL, 0, 0};
-    char* temporary = xprintf("%s.tmp", path);
     for (int i = 0; i < s->questions; i++) {
         size_t n;
         const char* answer = squad_answer(s, i, &n);
@@ -392,9 +400,8 @@ static inline void squad_write(const Squad* s, const char* path) {
         text_json_string(&t, answer, n);
     }
     text_printf(&t, t.length ? "\n}\n" : "{}\n");
-    if (write_file(temporary, t.text, t.length) != 0 || rename(temporary, path) != 0)
-        die(FAILED, "%s: cannot be written: %s", path, strerror(errno));
-    free(temporary), free(t.text);
+    predictions_write(path, &t);
+    free(t.text);
 }
 
 // ---------------------------------------------------------------------------------------------------------
@@ -435,13 +442,17 @@ static inline void squad_share_end(SquadShare* share) {
     share->f1 = 100.0 * share->f1 / share->questions;
 }
 
+// Does the file say what the answer is, or that there is none?
+static inline int squad_is_known(const Squad* s, int question) {
+    return s->question[question].gold_count > 0 || s->question[question].is_impossible;
+}
+
 // Add what a text is worth as the answer to a question, if the file knows the answer.
 static inline void squad_score_add(SquadScore* score, const Squad* s, int question, const char* text, size_t n) {
-    const SquadQuestion* q = &s->question[question];
-    if (q->gold_count == 0 && !q->is_impossible) return;
+    if (!squad_is_known(s, question)) return;
     SquadMatch match = squad_judge(s, question, text, n);
     squad_share_add(&score->all, match);
-    squad_share_add(q->is_impossible ? &score->impossible : &score->answerable, match);
+    squad_share_add(s->question[question].is_impossible ? &score->impossible : &score->answerable, match);
 }
 
 static inline void squad_score_end(SquadScore* score) {

@@ -1,6 +1,7 @@
 /* Text to the tokens of a WordPiece vocabulary and back, as the tokenizer of BERT does it.
  *
- * vocab.txt has one token a line; its number is its id. A text is cleaned of control characters and, for an uncased
+ * vocab.txt has one token a line; its number is its id. Where there is none, tokenizer.json has the vocabulary, and must
+ * say of the rest what is said here. A text is cleaned of control characters and, for an uncased
  * vocabulary, taken to lower case without accents; split at white space, around punctuation and CJK ideographs; and each
  * word is cut from its left into the longest tokens that there are, those after the first spelled "##...". A word that
  * cannot be cut so, or has more than 100 characters, is [UNK]. [PAD], [UNK], [CLS], [SEP] and [MASK] in a text stand for
@@ -18,7 +19,8 @@
 
 enum { WORDPIECE_MAX_CHARACTERS = 100 };
 
-// Whether a text is folded to lower case: what tokenizer_config.json beside vocab.txt says (if nothing: UNCASED), or given.
+// Whether a text is folded to lower case: what tokenizer_config.json beside vocab.txt says (if nothing: UNCASED), or
+// tokenizer.json; or given.
 typedef enum { CASE_OF_MODEL, CASED, UNCASED } LetterCase;
 
 typedef struct {
@@ -26,7 +28,7 @@ typedef struct {
     int pad, unk, cls, sep, mask;
     LetterCase letter_case;  // CASED or UNCASED
     int is_bytes;
-    char* text;        // vocab.txt
+    char* text;        // their spellings
     TokenText* token;  // [size] into `text`
     int* slot;         // [slots] a hash table of ids, -1 for none
     uint32_t slots;    // a power of 2
@@ -93,8 +95,7 @@ static inline const char* wordpiece_token(const WordPiece* w, int id, size_t* le
 
 static inline int wordpiece_special(const WordPiece* w, const char* name, const char* path) {
     int id = wordpiece_id(w, name, strlen(name));
-    if (id < 0)
-        die(USAGE, "%s: has no %s, which a model of masked text needs; give the model's own vocab.txt", path, name);
+    if (id < 0) die(USAGE, "%s: has no %s, which a model of masked text needs; give the model's own file", path, name);
     return id;
 }
 
@@ -129,39 +130,145 @@ static inline void wordpiece_free(WordPiece* w) {
     memset(w, 0, sizeof(*w));
 }
 
-// Returns 0, or -1 where `directory` holds no vocab.txt. Ends with USAGE where that cannot serve.
-static inline int wordpiece_open(WordPiece* w, const char* directory, LetterCase letter_case) {
-    char *path = xprintf("%s/vocab.txt", directory), *config = xprintf("%s/tokenizer_config.json", directory);
-    memset(w, 0, sizeof(*w));
-    if (file_exists(path)) {
-        size_t n;
-        int lines = 0;
-        w->text = read_file(path, TOKENIZER_MAX_FILE, &n, USAGE);
-        for (size_t i = 0; i < n; i++) lines += w->text[i] == '\n' || i + 1 == n;
-        w->token = (TokenText*)xmalloc((size_t)lines * sizeof(TokenText));
-        for (w->slots = 64; w->slots < 2 * (uint32_t)lines;) w->slots *= 2;
-        w->slot = (int*)xmalloc(w->slots * sizeof(int));
-        memset(w->slot, -1, w->slots * sizeof(int));
-        for (size_t i = 0; i < n; w->size++) {
-            const char* line_end = (const char*)memchr(w->text + i, '\n', n - i);
-            size_t end = line_end ? (size_t)(line_end - w->text) : n, length = end - i;
-            if (length > 0 && w->text[end - 1] == '\r') length--;
-            w->token[w->size].start = i;
-            w->token[w->size].length = (int)length;
-            w->slot[wordpiece_slot(w, w->text + i, length)] = w->size;
-            if (length > w->longest) w->longest = length;
-            i = end + 1;
-        }
-        w->pad = wordpiece_special(w, "[PAD]", path);
-        w->unk = wordpiece_special(w, "[UNK]", path);
-        w->cls = wordpiece_special(w, "[CLS]", path);
-        w->sep = wordpiece_special(w, "[SEP]", path);
-        w->mask = wordpiece_special(w, "[MASK]", path);
-        w->is_bytes = wordpiece_of_bytes(w);
-        w->letter_case = letter_case == CASE_OF_MODEL ? wordpiece_case_of(config) : letter_case;
+// The tokens of vocab.txt.
+static inline void wordpiece_read_lines(WordPiece* w, const char* path) {
+    size_t n;
+    int lines = 0;
+    w->text = read_file(path, TOKENIZER_MAX_FILE, &n, USAGE);
+    for (size_t i = 0; i < n; i++) lines += w->text[i] == '\n' || i + 1 == n;
+    w->token = (TokenText*)xmalloc((size_t)lines * sizeof(TokenText));
+    for (size_t i = 0; i < n; w->size++) {
+        const char* line_end = (const char*)memchr(w->text + i, '\n', n - i);
+        size_t end = line_end ? (size_t)(line_end - w->text) : n, length = end - i;
+        if (length > 0 && w->text[end - 1] == '\r') length--;
+        w->token[w->size].start = i;
+        w->token[w->size].length = (int)length;
+        i = end + 1;
     }
-    free(path);
-    free(config);
+}
+
+// A string of tokenizer.json that can only be `value`.
+static inline void wordpiece_expect(const JsonNode* part, const char* key, const char* value, const char* of,
+                                    const char* path) {
+    const char* is = json_get_string(part, key, path);
+    if (strcmp(is, value) != 0)
+        die(USAGE, "%s: the %s's \"%s\" is \"%s\"; only \"%s\" can be read", path, of, key, is, value);
+}
+
+static inline void wordpiece_expect_bool(const JsonNode* part, const char* key, int value, const char* of,
+                                         const char* path) {
+    if (json_get_bool_or(part, key, value, path) != value)
+        die(USAGE, "%s: the %s's \"%s\" is %s; only %s can be read", path, of, key, value ? "false" : "true",
+            value ? "true" : "false");
+}
+
+// The letter case of tokenizer.json, whose normalizer must be what this file describes.
+static inline LetterCase wordpiece_read_normalizer(const JsonNode* root, const char* path) {
+    const char* of = "normalizer";
+    const JsonNode* part = json_need(root, of, JSON_OBJECT, path);
+    wordpiece_expect(part, "type", "BertNormalizer", of, path);
+    int is_lower = json_get_bool(part, "lowercase", path);
+    wordpiece_expect_bool(part, "clean_text", 1, of, path);
+    wordpiece_expect_bool(part, "handle_chinese_chars", 1, of, path);
+    wordpiece_expect_bool(part, "strip_accents", is_lower, of, path);
+    return is_lower ? UNCASED : CASED;
+}
+
+// The tokens of tokenizer.json.
+static inline void wordpiece_read_vocabulary(WordPiece* w, const JsonNode* root, const char* path) {
+    const JsonNode *model = json_need(root, "model", JSON_OBJECT, path), *m;
+    if (json_has(model, "type")) wordpiece_expect(model, "type", "WordPiece", "model", path);  // old files do not say
+    wordpiece_expect(model, "unk_token", "[UNK]", "model", path);
+    wordpiece_expect(model, "continuing_subword_prefix", "##", "model", path);
+    int64_t most = json_get_int_or(model, "max_input_chars_per_word", WORDPIECE_MAX_CHARACTERS, path);
+    if (most != WORDPIECE_MAX_CHARACTERS)
+        die(USAGE, "%s: the model's \"max_input_chars_per_word\" is %lld; only %d can be read", path, (long long)most,
+            (int)WORDPIECE_MAX_CHARACTERS);
+    const JsonNode* vocabulary = json_need(model, "vocab", JSON_OBJECT, path);
+    Text text = {NULL, 0, 0};
+    w->token = (TokenText*)xmalloc(max_size(vocabulary->count, 1) * sizeof(TokenText));
+    for (size_t i = 0; i < vocabulary->count; i++) w->token[i].length = -1;
+    for (m = vocabulary->first; m; m = m->next) {
+        int id = tokenizer_id(m, path, m->key);
+        if ((size_t)id >= vocabulary->count || w->token[id].length >= 0)
+            die(USAGE, "%s: token \"%s\": its id %d is %s", path, m->key, id,
+                (size_t)id < vocabulary->count ? "also another token's" : "not below the number of tokens");
+        w->token[id].start = text.length;
+        w->token[id].length = (int)m->key_length;
+        text_append(&text, m->key, m->key_length);
+    }
+    text_append(&text, "", 0);
+    w->text = text.text, w->size = (int)vocabulary->count;
+}
+
+// What tokenizer.json takes as a token wherever it stands in a text: no more and no less than the five that are here.
+static inline void wordpiece_check_added(const WordPiece* w, const JsonNode* root, const char* path) {
+    static const char* const flags[] = {"single_word", "lstrip", "rstrip", "normalized"};
+    const int ids[] = {w->pad, w->unk, w->cls, w->sep, w->mask};
+    unsigned found = 0;
+    for (const JsonNode* m = json_need(root, "added_tokens", JSON_ARRAY, path)->first; m; m = m->next) {
+        const char* content = json_get_string(m, "content", path);
+        int id = tokenizer_id(json_get(m, "id"), path, content), k = 0;
+        char* of = xprintf("added token %s", content);
+        while (k < (int)COUNT_OF(ids) && ids[k] != id) k++;
+        if (k == (int)COUNT_OF(ids) || wordpiece_id(w, content, strlen(content)) != id)
+            die(USAGE,
+                "%s: %s with the id %d cannot be read; only [PAD], [UNK], [CLS], [SEP] and [MASK] can, with the "
+                "ids that they have in \"vocab\"",
+                path, of, id);
+        for (size_t i = 0; i < COUNT_OF(flags); i++) wordpiece_expect_bool(m, flags[i], 0, of, path);
+        found |= 1u << k;
+        free(of);
+    }
+    for (size_t k = 0; k < COUNT_OF(ids); k++) {
+        size_t length;
+        const char* name = wordpiece_token(w, ids[k], &length);
+        if (!(found >> k & 1)) die(USAGE, "%s: has no added token %.*s", path, (int)length, name);
+    }
+}
+
+// Everything that follows from the tokens.
+static inline void wordpiece_index(WordPiece* w, const char* path) {
+    for (w->slots = 64; w->slots < 2 * (uint32_t)w->size;) w->slots *= 2;
+    w->slot = (int*)xmalloc(w->slots * sizeof(int));
+    memset(w->slot, -1, w->slots * sizeof(int));
+    for (int id = 0; id < w->size; id++) {
+        size_t length = (size_t)w->token[id].length;
+        w->slot[wordpiece_slot(w, w->text + w->token[id].start, length)] = id;
+        if (length > w->longest) w->longest = length;
+    }
+    w->pad = wordpiece_special(w, "[PAD]", path);
+    w->unk = wordpiece_special(w, "[UNK]", path);
+    w->cls = wordpiece_special(w, "[CLS]", path);
+    w->sep = wordpiece_special(w, "[SEP]", path);
+    w->mask = wordpiece_special(w, "[MASK]", path);
+    w->is_bytes = wordpiece_of_bytes(w);
+}
+
+// Returns 0, or -1 where `directory` holds neither vocab.txt nor tokenizer.json. Ends with USAGE where that cannot serve.
+static inline int wordpiece_open(WordPiece* w, const char* directory, LetterCase letter_case) {
+    char *lines = xprintf("%s/vocab.txt", directory), *whole = xprintf("%s/tokenizer.json", directory);
+    memset(w, 0, sizeof(*w));
+    if (file_exists(lines)) {
+        char* config = xprintf("%s/tokenizer_config.json", directory);
+        wordpiece_read_lines(w, lines);
+        wordpiece_index(w, lines);
+        w->letter_case = letter_case == CASE_OF_MODEL ? wordpiece_case_of(config) : letter_case;
+        free(config);
+    } else if (file_exists(whole)) {
+        Json json;
+        json_load(&json, whole, TOKENIZER_MAX_FILE);
+        wordpiece_read_vocabulary(w, json.root, whole);
+        wordpiece_index(w, whole);
+        LetterCase of_model = wordpiece_read_normalizer(json.root, whole);
+        const JsonNode* splitter = json_need(json.root, "pre_tokenizer", JSON_OBJECT, whole);
+        wordpiece_expect(splitter, "type", "BertPreTokenizer", "pre_tokenizer", whole);
+        wordpiece_check_added(w, json.root, whole);
+        w->letter_case = letter_case == CASE_OF_MODEL ? of_model : letter_case;
+        json_free(&json);
+    }
+    free(lines);
+    free(whole);
     return w->size > 0 ? 0 : -1;
 }
 

@@ -119,12 +119,15 @@ static inline void device_set_matmul(Context* ctx, int autotune, const char* cac
 #endif
 }
 
-// From now on new shapes of matmuls take cuBLASLt's first choice, untimed: whoever resumes makes the same choices.
-static inline void device_stop_autotune(Context* ctx) {
+// Whether new shapes of matmuls are timed from now on; else they take cuBLASLt's first choice, and whoever resumes makes the
+// same choices. Returns what was before.
+static inline int device_set_autotune(Context* ctx, int on) {
 #ifdef __CUDACC__
-    ctx->autotune = 0;
+    int before = ctx->autotune;
+    ctx->autotune = on;
+    return before;
 #else
-    (void)ctx;
+    return (void)ctx, (void)on, 0;
 #endif
 }
 

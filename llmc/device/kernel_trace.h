@@ -164,10 +164,6 @@ struct Cupti {
     decltype(&cuptiActivityGetNumDroppedRecords) dropped;
     decltype(&cuptiActivityPushExternalCorrelationId) push;
     decltype(&cuptiActivityPopExternalCorrelationId) pop;
-    decltype(&cuptiGetCallbackName) call_name;
-    // Whether calls of one function are recorded. NULL: this CUPTI records all functions or none.
-    CUptiResult(CUPTIAPI* runtime_call)(CUpti_CallbackId, uint8_t);
-    CUptiResult(CUPTIAPI* driver_call)(CUpti_CallbackId, uint8_t);
     CUpti_SubscriberHandle subscriber;
     uint8_t* spare[CUPTI_SPARES];  // buffers to be used again
     int spares;
@@ -180,7 +176,6 @@ typedef CUpti_ActivityKernel10 CuptiKernel;
 typedef CUpti_ActivityKernel9 CuptiKernel;
 #endif
 typedef CUpti_ActivityMemcpy5 CuptiCopy;  // later ones only append fields
-typedef CUpti_ActivityMemcpyPtoP4 CuptiPeerCopy;
 typedef CUpti_ActivityMemset4 CuptiFill;
 
 // The trace that runs. CUPTI's callbacks are given nothing of ours, so this has to be found without an argument.
@@ -224,12 +219,6 @@ static inline void cupti_take_copy(TracedLaunch* row, const CuptiCopy* r) {
     row->correlation = r->correlationId, row->start = r->start, row->end = r->end, row->stream = (int)r->streamId;
 }
 
-// From one GPU to another.
-static inline void cupti_take_peer_copy(TracedLaunch* row, const CuptiPeerCopy* r) {
-    row->name = xprintf("copy_to_peer_%lluB", (unsigned long long)r->bytes);
-    row->correlation = r->correlationId, row->start = r->start, row->end = r->end, row->stream = (int)r->streamId;
-}
-
 static inline void cupti_take_fill(TracedLaunch* row, const CuptiFill* r) {
     row->name = xprintf("fill_%lluB", (unsigned long long)r->bytes);
     row->correlation = r->correlationId, row->start = r->start, row->end = r->end, row->stream = (int)r->streamId;
@@ -251,7 +240,6 @@ static inline void cupti_take_record(KernelTrace* t, const CUpti_Activity* recor
     }
     if (record->kind == CUPTI_ACTIVITY_KIND_CONCURRENT_KERNEL) cupti_take_kernel(&row, (const CuptiKernel*)record);
     else if (record->kind == CUPTI_ACTIVITY_KIND_MEMCPY) cupti_take_copy(&row, (const CuptiCopy*)record);
-    else if (record->kind == CUPTI_ACTIVITY_KIND_MEMCPY2) cupti_take_peer_copy(&row, (const CuptiPeerCopy*)record);
     else if (record->kind == CUPTI_ACTIVITY_KIND_MEMSET) cupti_take_fill(&row, (const CuptiFill*)record);
     else return;
     if (row.end) {
@@ -283,35 +271,12 @@ static inline void CUPTIAPI cupti_calls_back(void*, CUpti_CallbackDomain, CUpti_
 
 // Apply `change`, which is enable or disable, to all that is recorded. Correlation ids come only beside calls of the API.
 static inline CUptiResult cupti_change(CUptiResult(CUPTIAPI* change)(CUpti_ActivityKind)) {
-    static const CUpti_ActivityKind kinds[] = {CUPTI_ACTIVITY_KIND_EXTERNAL_CORRELATION,
-                                               CUPTI_ACTIVITY_KIND_RUNTIME,
-                                               CUPTI_ACTIVITY_KIND_DRIVER,
-                                               CUPTI_ACTIVITY_KIND_CONCURRENT_KERNEL,
-                                               CUPTI_ACTIVITY_KIND_MEMCPY,
-                                               CUPTI_ACTIVITY_KIND_MEMCPY2,
-                                               CUPTI_ACTIVITY_KIND_MEMSET};
+    static const CUpti_ActivityKind kinds[] = {
+        CUPTI_ACTIVITY_KIND_EXTERNAL_CORRELATION, CUPTI_ACTIVITY_KIND_RUNTIME, CUPTI_ACTIVITY_KIND_DRIVER,
+        CUPTI_ACTIVITY_KIND_CONCURRENT_KERNEL,    CUPTI_ACTIVITY_KIND_MEMCPY,  CUPTI_ACTIVITY_KIND_MEMSET};
     CUptiResult result = CUPTI_SUCCESS;
     for (size_t i = 0; i < COUNT_OF(kinds) && result == CUPTI_SUCCESS; i++) result = change(kinds[i]);
     return result;
-}
-
-// Leave out the calls that launch nothing: each that is recorded costs the host time. Returns 0 where this CUPTI has no such
-// choice.
-static inline int cupti_leave_out_calls(const struct Cupti* c) {
-    const struct {
-        CUpti_CallbackDomain domain;
-        CUpti_CallbackId count;
-        CUptiResult(CUPTIAPI* record)(CUpti_CallbackId, uint8_t);
-    } apis[] = {{CUPTI_CB_DOMAIN_RUNTIME_API, CUPTI_RUNTIME_TRACE_CBID_SIZE, c->runtime_call},
-                {CUPTI_CB_DOMAIN_DRIVER_API, CUPTI_DRIVER_TRACE_CBID_SIZE, c->driver_call}};
-    if (!c->runtime_call || !c->driver_call) return 0;
-    for (size_t i = 0; i < COUNT_OF(apis); i++)
-        for (CUpti_CallbackId id = 1; id < apis[i].count; id++) {
-            const char* name = NULL;
-            if (c->call_name(apis[i].domain, id, &name) != CUPTI_SUCCESS || !name) continue;
-            if (!strstr(name, "Launch") && !strstr(name, "Memcpy") && !strstr(name, "Memset")) apis[i].record(id, 0);
-        }
-    return 1;
 }
 
 // The library by its name, beside cuBLASLt, or where toolkits keep it. NULL if there is none.
@@ -349,18 +314,20 @@ static inline int cupti_bind(struct Cupti* c, void* library) {
                    {"cuptiActivityGetNextRecord", &c->next},
                    {"cuptiActivityGetNumDroppedRecords", &c->dropped},
                    {"cuptiActivityPushExternalCorrelationId", &c->push},
-                   {"cuptiActivityPopExternalCorrelationId", &c->pop},
-                   {"cuptiGetCallbackName", &c->call_name}};
+                   {"cuptiActivityPopExternalCorrelationId", &c->pop}};
     for (size_t i = 0; i < COUNT_OF(symbols); i++) {
         void* symbol = dlsym(library, symbols[i].name);
         if (!symbol) return -1;
         memcpy(symbols[i].slot, &symbol, sizeof symbol);
     }
-    void* symbol = dlsym(library, "cuptiActivityEnableRuntimeApi");
-    memcpy(&c->runtime_call, &symbol, sizeof symbol);
-    symbol = dlsym(library, "cuptiActivityEnableDriverApi");
-    memcpy(&c->driver_call, &symbol, sizeof symbol);
     return 0;
+}
+
+__global__ void kernel_trace_lead_kernel(uint64_t nanoseconds) {
+    uint64_t began, now;
+    asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(began));
+    do asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(now));
+    while (now - began < nanoseconds);
 }
 
 // Take what CUPTI has recorded of everything launched so far, which is waited for.
@@ -386,6 +353,27 @@ static inline void kernel_trace_push(KernelTrace* t, size_t scope) {
 
 static inline void kernel_trace_pop(KernelTrace* t) { t->cupti->pop(CUPTI_EXTERNAL_CORRELATION_KIND_CUSTOM0, NULL); }
 
+// Keep the device busy for so long: what is launched after it can all be there before the first of it runs, as it is where
+// the host is steps ahead. What waits for the host then does so in earnest.
+static inline void kernel_trace_lead(uint64_t nanoseconds, Context* ctx) {
+    kernel_trace_lead_kernel<<<1, 1, 0, ctx->stream>>>(nanoseconds);
+    cudaCheck(cudaGetLastError());
+}
+
+// Take that kernel, collected with all else, out of the rows. Returns when it ended; 0 where it is not found.
+static inline uint64_t kernel_trace_take_lead(KernelTrace* t) {
+    uint64_t end = 0;
+    for (size_t i = 0; i < t->count && !end; i++) {
+        TracedLaunch* row = &t->rows[i];
+        if (strcmp(row->name, "kernel_trace_lead_kernel") != 0) continue;
+        end = row->end;
+        free(row->name), free(row->full);
+        memmove(row, row + 1, (t->count - i - 1) * sizeof *row);
+        t->count--;
+    }
+    return end;
+}
+
 // End the trace; what was collected stays until kernel_trace_clear().
 static inline void kernel_trace_stop(KernelTrace* t) {
     struct Cupti* c = t->cupti;
@@ -400,30 +388,16 @@ static inline void kernel_trace_stop(KernelTrace* t) {
     t->cupti = NULL;
 }
 
-__global__ void kernel_trace_probe_kernel(void) {}
-
 // Whether a fill and a kernel come out of CUPTI with the scope in which they were launched.
 static inline int kernel_trace_works(KernelTrace* t, Context* ctx) {
-    kernel_trace_clear(t);
     kernel_trace_push(t, 1);
     cudaCheck(cudaMemsetAsync(ctx->cublaslt_workspace, 0, 256, ctx->stream));
-    kernel_trace_probe_kernel<<<1, 32, 0, ctx->stream>>>();
+    kernel_trace_lead_kernel<<<1, 1, 0, ctx->stream>>>(0);
     kernel_trace_pop(t);
     kernel_trace_collect(t);
     int good = t->count == 2;
     for (size_t i = 0; i < t->count; i++) good = good && t->rows[i].scope == 1 && t->rows[i].issued;
     return good;
-}
-
-// Begin to record, if possible without the calls that launch nothing. Returns whether that works.
-static inline int kernel_trace_enable(KernelTrace* t, CUptiResult* result, Context* ctx) {
-    const struct Cupti* c = t->cupti;
-    *result = cupti_change(c->enable);
-    if (*result != CUPTI_SUCCESS) return 0;
-    if (cupti_leave_out_calls(c) && kernel_trace_works(t, ctx)) return 1;
-    cupti_change(c->disable);
-    *result = cupti_change(c->enable);  // all calls again
-    return *result == CUPTI_SUCCESS && kernel_trace_works(t, ctx);
 }
 
 // Begin to record. Returns 0, or -1 after a line that says why nothing is.
@@ -449,12 +423,12 @@ static inline int kernel_trace_start(KernelTrace* t, Context* ctx) {
     *kernel_trace_running() = t;
     CUptiResult result = c->subscribe(&c->subscriber, cupti_calls_back, NULL);
     if (result == CUPTI_SUCCESS) result = c->callbacks(cupti_wants_buffer, cupti_gives_buffer);
-    int works = result == CUPTI_SUCCESS && kernel_trace_enable(t, &result, ctx);
+    if (result == CUPTI_SUCCESS) result = cupti_change(c->enable);
     const char* why = NULL;
     if (result == CUPTI_ERROR_MULTIPLE_SUBSCRIBERS_NOT_SUPPORTED) why = "another tool profiles this process";
     else if (result != CUPTI_SUCCESS) c->describe(result, &why);
-    else if (!works) why = "a test gave no record";
-    if (works) return 0;
+    else if (!kernel_trace_works(t, ctx)) why = "a test gave no record";
+    if (!why) return 0;
     warn("CUPTI: %s: %s", why ? why : "unknown error", without);
     kernel_trace_stop(t);
     kernel_trace_clear(t);
@@ -477,6 +451,8 @@ static inline int kernel_trace_start(KernelTrace* t, Context* ctx) {
 static inline void kernel_trace_stop(KernelTrace* t) { (void)t; }
 static inline void kernel_trace_collect(KernelTrace* t) { kernel_trace_join(t); }
 static inline uint64_t kernel_trace_now(const KernelTrace* t) { return (void)t, (uint64_t)0; }
+static inline void kernel_trace_lead(uint64_t nanoseconds, Context* ctx) { (void)nanoseconds, (void)ctx; }
+static inline uint64_t kernel_trace_take_lead(KernelTrace* t) { return (void)t, (uint64_t)0; }
 static inline void kernel_trace_push(KernelTrace* t, size_t scope) { (void)t, (void)scope; }
 static inline void kernel_trace_pop(KernelTrace* t) { (void)t; }
 #endif

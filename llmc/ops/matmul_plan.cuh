@@ -5,7 +5,7 @@
  *
  * With ctx->autotune the library's candidates, those for the range's largest N, are timed on the first call's own operands,
  * and for GELU also the way without the epilogue; else its first choice is taken. A run switches it off after its first
- * step (device_stop_autotune): what comes later does not depend on which N came first, and a checkpoint holds all that
+ * step (device_set_autotune): what comes later does not depend on which N came first, and a checkpoint holds all that
  * was timed. Choices can be written down (ctx->autotune_cache, matmul_plans_text) and used again (matmul_plans_load): one
  * line each, valid for the same GPU, library and type. */
 #ifndef LLMC_MATMUL_PLAN_CUH

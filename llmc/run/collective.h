@@ -1,5 +1,4 @@
-/* Sums and copies over the ranks of what lies where the ops run: by NCCL on GPUs, by MPI on the CPU. What is large can go
- * another way, by the copy engines of a machine's GPUs (peers.h).
+/* Sums and copies over the ranks of what lies where the ops run: by NCCL on GPUs, by MPI on the CPU.
  *
  * They run beside the ops, on a stream of their own, and marks keep the two in order: a mark is a moment of one of them
  * that the other waits for. On the CPU everything is done when the call returns, and marks say nothing.
@@ -9,12 +8,13 @@
 #ifndef LLMC_COLLECTIVE_H
 #define LLMC_COLLECTIVE_H
 
-#include "../device/device.h"
-#include "peers.h"
+#include "comm.h"
 
 #if defined(__CUDACC__) && defined(USE_NCCL)
 #include <nccl.h>
 #endif
+
+#include "../device/device.h"
 
 typedef enum { SUM_REAL, SUM_DOUBLE, SUM_BF16 } SumType;
 
@@ -32,7 +32,6 @@ typedef struct {
     cudaStream_t stream;
 #ifdef USE_NCCL
     ncclComm_t nccl;
-    Peers peers;
 #endif
 #endif
 } Collective;
@@ -68,8 +67,8 @@ static inline void nccl_check(ncclResult_t status, const char* call, const char*
             ncclGetErrorString(status));
 }
 
-// Each rank's GPU is the current one. `copies`: what is large goes by copy engines where that is possible.
-static inline void collective_open(Collective* c, Comm* comm, int copies) {
+// Each rank's GPU is the current one.
+static inline void collective_open(Collective* c, Comm* comm) {
     ncclUniqueId id;
     memset(c, 0, sizeof *c);
     c->comm = comm;
@@ -83,13 +82,11 @@ static inline void collective_open(Collective* c, Comm* comm, int copies) {
     int least, greatest;
     cudaCheck(cudaDeviceGetStreamPriorityRange(&least, &greatest));
     cudaCheck(cudaStreamCreateWithPriority(&c->stream, cudaStreamNonBlocking, greatest));
-    if (copies) peers_open(&c->peers, comm, c->stream);
 }
 
 static inline void collective_close(Collective* c) {
     if (c->comm->size == 1) return;
     cudaCheck(cudaStreamSynchronize(c->stream));
-    peers_close(&c->peers);
     ncclCheck(ncclCommDestroy(c->nccl));
     cudaCheck(cudaStreamDestroy(c->stream));
 }
@@ -125,24 +122,6 @@ static inline void collective_broadcast(Collective* c, void* bytes, size_t n, in
     ncclCheck(ncclBroadcast(bytes, bytes, n, ncclUint8, root, c->nccl, c->stream));
 }
 
-// The number by which peers.h knows this buffer, the same on all ranks; -1: it goes by NCCL.
-static inline int collective_peers_see(Collective* c, void* buffer, size_t bytes) {
-    return peers_see(&c->peers, buffer, bytes);
-}
-
-// The part [begin, begin + n) of this rank becomes the sum over all, the others' parts theirs; with `all` every rank gets all
-// sums. They are there after collective_peers_settle().
-static inline void collective_peers_sum(Collective* c, int buffer, size_t begin, size_t n, int all) {
-    peers_sum(&c->peers, buffer, begin, n, all);
-}
-
-// Bytes of this rank's buffer to all; `first` of several such calls in a row.
-static inline void collective_peers_share(Collective* c, int buffer, size_t begin, size_t bytes, int first) {
-    peers_share(&c->peers, buffer, begin, bytes, first);
-}
-
-static inline void collective_peers_settle(Collective* c) { peers_settle(&c->peers); }
-
 #else
 // ---------------------------------------------------------------------------------------------------------
 // CPU, and builds whose ranks nothing joins: nothing runs beside anything
@@ -158,20 +137,9 @@ static inline void collective_check(const Collective* c) { (void)c; }
 static inline void collective_begin(void) {}
 static inline void collective_end(void) {}
 static inline void collective_close(Collective* c) { (void)c; }
-static inline int collective_peers_see(Collective* c, void* buffer, size_t bytes) {
-    return (void)c, (void)buffer, (void)bytes, -1;
-}
-static inline void collective_peers_sum(Collective* c, int buffer, size_t begin, size_t n, int all) {
-    (void)c, (void)buffer, (void)begin, (void)n, (void)all;
-}
-static inline void collective_peers_share(Collective* c, int buffer, size_t begin, size_t bytes, int first) {
-    (void)c, (void)buffer, (void)begin, (void)bytes, (void)first;
-}
-static inline void collective_peers_settle(Collective* c) { (void)c; }
 
 #if !defined(__CUDACC__) && defined(USE_MPI)
-static inline void collective_open(Collective* c, Comm* comm, int copies) {
-    (void)copies;
+static inline void collective_open(Collective* c, Comm* comm) {
     c->comm = comm;
     if (comm->size > 1 && !comm->is_mpi)
         die(USAGE, "on the CPU ranks are joined by MPI: start them with mpirun (-pi env, tcp and fs are for GPUs)");
@@ -221,8 +189,7 @@ static inline void collective_broadcast(Collective* c, void* bytes, size_t n, in
 }
 
 #else  // one rank
-static inline void collective_open(Collective* c, Comm* comm, int copies) {
-    (void)copies;
+static inline void collective_open(Collective* c, Comm* comm) {
     memset(c, 0, sizeof *c);
     c->comm = comm;
     if (comm->size == 1) return;

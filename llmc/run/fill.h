@@ -21,9 +21,12 @@ static inline void fill_find_words(WordPiece* words, Session* s, const char* mod
 static inline void fill_batch(MlmBatch* b, const WordPiece* words, const char* text, int T, int V) {
     TokenIds ids = {NULL, 0, 0, 0, NULL};
     if (words->size == 0)
-        die(USAGE, "--fill '%.80s': there is no vocab.txt to read it with; put the model's into its directory", text);
+        die(USAGE,
+            "--fill '%.80s': there is no vocab.txt or tokenizer.json to read it with; put the model's into its "
+            "directory",
+            text);
     if (words->size > V)
-        die(USAGE, "--fill '%.80s': vocab.txt has %d tokens, but the model %d; put the model's own there", text,
+        die(USAGE, "--fill '%.80s': the vocabulary has %d tokens, but the model %d; put the model's own there", text,
             words->size, V);
     token_ids_add(&ids, words->cls);
     wordpiece_encode(&ids, words, text, strlen(text));

@@ -2,6 +2,10 @@
  * which say what profiling costs, then the profiled ones; the report is of the one in the middle of these by its time,
  * with the extremes of all.
  *
+ * In a run the host is ahead of the GPU. Profiled steps are apart from each other, so each begins with a kernel that does
+ * nothing, behind which the host gets ahead; the step is what comes after it. Where plain steps take longer than that, they
+ * wait for the host, and the report says so.
+ *
  * Rows are kernels where CUPTI traces them, else ops: on the GPU between two events, on the CPU by the host's clock.
  *
  * steps.h puts profiler_begin_step() and profiler_end_step() around steps and tells the times of plain ones. */
@@ -37,7 +41,7 @@ static inline double profiler_known_peak(void) {
         if (strstr(properties.name, known[i].name)) return sizeof(floatX) == 2 ? known[i].half : known[i].tf32;
     return 0;
 }
-enum { PEAK_SIZE = 8192, PEAK_REPEATS = 6 };
+enum { PEAK_SIZE = 8192, PEAK_REPEATS = 60 };
 #define COPY_BYTES ((size_t)1 << 30)
 #else
 #define GPU_BUILD 0
@@ -47,10 +51,11 @@ enum { PEAK_SIZE = 768, PEAK_REPEATS = 6 };
 #define COPY_BYTES ((size_t)1 << 27)
 #endif
 
-// FLOP/s of a square matmul, the best of a few.
+// FLOP/s of a square matmul, the best of a few, by the library's own choice: to time others would heat the GPU.
 static inline double profiler_matmul_flops(Context* ctx) {
     const double limit = 0.1;  // seconds: enough, also where a build is slow
     size_t n = (size_t)PEAK_SIZE * PEAK_SIZE;
+    int autotune = device_set_autotune(ctx, 0);
     double best = INFINITY, began = 0;
     floatX* a = (floatX*)device_alloc(ctx, 3 * n * sizeof(floatX), "measurement");
     HostView view = host_view_open(a, 2 * n, VIEW_FLOATX);
@@ -63,9 +68,10 @@ static inline double profiler_matmul_flops(Context* ctx) {
         double start = now_seconds();
         matmul_forward(a + 2 * n, a, w, PEAK_SIZE, PEAK_SIZE, PEAK_SIZE, SET, ctx);
         device_synchronize(ctx);
-        if (i < 0) began = now_seconds();  // the first one also chooses its algorithm
+        if (i < 0) began = now_seconds();  // the first one loads its kernel
         else best = fmin(best, now_seconds() - start);
     }
+    device_set_autotune(ctx, autotune);
     device_free(a, 3 * n * sizeof(floatX));
     return MATMUL_FLOPS(PEAK_SIZE, PEAK_SIZE, PEAK_SIZE) / best;
 }
@@ -152,6 +158,8 @@ static inline Ceilings profiler_read_ceilings(const char* path) {
 // ---------------------------------------------------------------------------------------------------------
 // Steps
 
+#define PROFILER_LEAD 5e-3  // seconds in which the host gets ahead of a GPU before a profiled step
+
 typedef struct {
     int warmup, count;  // steps before, and of each kind; count 0: nothing is profiled
     int64_t first;      // the run's first step, from 0
@@ -163,7 +171,6 @@ typedef struct {
     ProfileStep* steps;  // [count], of which `taken` are there
     double* plain;       // [count] seconds, of which `plain_count`
     double began;        // the newest step, by the host's clock
-    uint64_t began_traced;
 } Profiler;
 
 typedef enum { STAGE_NONE, STAGE_PLAIN, STAGE_PROFILED } ProfilerStage;
@@ -199,7 +206,7 @@ static inline void profiler_begin_step(Profiler* p, int64_t step, Context* ctx) 
     if (p->is_tracing) {
         kernel_trace_collect(&p->trace);  // what ran between the steps, which is of no interest
         kernel_trace_clear(&p->trace);
-        p->began_traced = kernel_trace_now(&p->trace);
+        kernel_trace_lead((uint64_t)(1e9 * PROFILER_LEAD), ctx);
     }
     ctx->scope_log = &p->log;
     p->began = now_seconds();
@@ -214,11 +221,13 @@ static inline int profiler_end_step(Profiler* p, int64_t step, Context* ctx) {
     ProfileStep* s = &p->steps[p->taken];
     ctx->scope_log = NULL;
     scope_log_resolve(&p->log);
-    if (p->is_tracing && p->trace.count) {
+    uint64_t began = p->is_tracing ? kernel_trace_take_lead(&p->trace) : 0;
+    if (p->is_tracing && p->trace.count && began) {
         uint64_t first = p->trace.rows[0].start;
         profile_take(s, &p->log, PROFILER_HALF(ctx));
-        s->before = 1e-9 * (double)((int64_t)first - (int64_t)p->began_traced);
+        s->before = 1e-9 * (double)((int64_t)first - (int64_t)began);
         s->after = 1e-9 * (double)((int64_t)ended - (int64_t)first) - profile_span(s);
+        seconds = 1e-9 * (double)(ended - began);
     } else {
         if (p->log.count) p->began = p->log.records[0].start - p->began;
         profile_take(s, &p->log, PROFILER_HALF(ctx));
@@ -316,6 +325,11 @@ static inline void profiler_facts(ProfileReport* r, const Profiler* p, const Pro
                         1e-12 * p->ceilings.flops, PEAK_SIZE, 1e-9 * p->ceilings.bytes, 1e6 * p->ceilings.launch,
                         strcmp(p->ceilings_from, "measure") ? "from " : "",
                         strcmp(p->ceilings_from, "measure") ? p->ceilings_from : "measured at the start"));
+    if (!isnan(plain) && p->is_tracing && plain > 1.1 * profiled)
+        report_fact(r, "host",
+                    xprintf("plain steps take %.3f ms longer than this one, before which the host got ahead: they wait "
+                            "for it",
+                            1e3 * (plain - profiled)));
     if (!isnan(plain))
         report_fact(r, "cost",
                     xprintf("%.3f ms profiled, %.3f ms plain: %+.1f %%", 1e3 * profiled, 1e3 * plain,

@@ -12,8 +12,7 @@
  * A shard is a contiguous part of the flat buffer, cut without regard to tensors: any number of ranks, tensors of any
  * size. With ZeRO-1 a bucket's parts go to those who own them; without, the sum goes to all.
  *
- * Sums are of real, or with `narrow` of gradients rounded to bf16 before, which halves the bytes. With `copies` they go by
- * the copy engines of the machine's GPUs (peers.h), and each rank adds up its part of every bucket. */
+ * Sums are of real, or with `narrow` of gradients rounded to bf16 before, which halves the bytes. */
 #ifndef LLMC_REDUCTION_H
 #define LLMC_REDUCTION_H
 
@@ -33,14 +32,13 @@ typedef struct {
 
 typedef struct {
     Collective collective;
-    int zero;          // 1: ZeRO-1
-    int is_unsettled;  // sums are on their way by copies
-    int is_open;       // gradients of this micro-step are to be summed as they become ready
-    FlatRange shard;   // of this rank; all elements without ZeRO-1
-    size_t elements;   // of the flat buffer
-    Bucket* buckets;   // in the order of the buffer
-    int count, sent;   // buckets; those that this step has sent, from the back
-    Bf16* narrow;      // [elements of the largest bucket]; NULL: sums are of real
+    int zero;         // 1: ZeRO-1
+    int is_open;      // gradients of this micro-step are to be summed as they become ready
+    FlatRange shard;  // of this rank; all elements without ZeRO-1
+    size_t elements;  // of the flat buffer
+    Bucket* buckets;  // in the order of the buffer
+    int count, sent;  // buckets; those that this step has sent, from the back
+    Bf16* narrow;     // [elements of the largest bucket]; NULL: sums are of real
     Mark ready, done;
 } Reduction;
 
@@ -72,7 +70,6 @@ static inline size_t reduction_layer_begin(const TensorTable* table, int layer) 
 typedef struct {
     int zero;           // 1: ZeRO-1
     int narrow;         // 1: in bf16
-    int copies;         // 1: by copy engines, where all GPUs are on one machine
     double bucket_mib;  // of gradients in a bucket, at least
 } ReductionSettings;
 
@@ -110,7 +107,7 @@ static inline size_t reduction_narrow_bytes(const Reduction* r) {
 static inline void reduction_open(Reduction* r, Comm* comm, const TensorTable* table, ReductionSettings settings,
                                   Context* ctx) {
     memset(r, 0, sizeof *r);
-    collective_open(&r->collective, comm, settings.copies && !settings.narrow);
+    collective_open(&r->collective, comm);
     r->elements = table->elements;
     r->zero = settings.zero && comm->size > 1;
     r->shard = r->zero ? shard_of(table->elements, comm->rank, comm->size) : tensors_whole(table);
@@ -179,33 +176,18 @@ static inline void reduction_sum_gradients(Reduction* r, real* grads, size_t n, 
     if (type == SUM_BF16 && is_ours) narrow_back(grads, r->narrow, n, SET, ctx);
 }
 
-// What this rank adds up of a bucket: of its shard, or, where all have everything, its part of the bucket itself.
-static inline FlatRange reduction_own_part(const Reduction* r, const Bucket* b) {
-    const Comm* comm = r->collective.comm;
-    if (r->zero) return reduction_part(r, comm->rank, b->begin, b->end);
-    FlatRange part = shard_of(b->end - b->begin, comm->rank, comm->size);
-    part.begin += b->begin;
-    return part;
-}
-
 static inline void reduction_send(Reduction* r, const Bucket* b, real* grads, Context* ctx) {
     OpsPlace place = reduction_beside(r, b->layer, ctx);
     size_t n = b->end - b->begin;
     Scope scope = scope_open(ctx, "sum_gradients", 0, (double)n * sizeof(real), "n=%zu", n);
-    int buffer = collective_peers_see(&r->collective, grads, r->elements * sizeof(real));
-    int is_group = r->zero && !r->narrow && buffer < 0;  // the narrow buffer serves one sum at a time
+    int is_group = r->zero && !r->narrow;  // the narrow buffer serves one sum at a time
     if (is_group) collective_begin();
-    for (int rank = 0; r->zero && buffer < 0 && rank < r->collective.comm->size; rank++) {
+    for (int rank = 0; r->zero && rank < r->collective.comm->size; rank++) {
         FlatRange part = reduction_part(r, rank, b->begin, b->end);
         reduction_sum_gradients(r, grads + part.begin, part.size, rank, ctx);
     }
     if (is_group) collective_end();
-    if (!r->zero && buffer < 0) reduction_sum_gradients(r, grads + b->begin, n, -1, ctx);
-    if (buffer >= 0) {
-        FlatRange part = reduction_own_part(r, b);
-        collective_peers_sum(&r->collective, buffer, part.begin, part.size, !r->zero);
-        r->is_unsettled = 1;
-    }
+    if (!r->zero) reduction_sum_gradients(r, grads + b->begin, n, -1, ctx);
     scope_close(&scope);
     reduction_back(place, ctx);
 }
@@ -230,8 +212,6 @@ static inline void reduction_finish(Reduction* r, real* grads, Context* ctx) {
     reduction_ready(r, -1, grads, ctx);
     CHECK(r->sent == r->count);
     r->is_open = 0;
-    if (r->is_unsettled) collective_peers_settle(&r->collective);
-    r->is_unsettled = 0;
     collective_mark(&r->collective, &r->done);
     ops_wait_for_collective(ctx, &r->done);
 }
@@ -254,17 +234,8 @@ static inline void reduction_share(Reduction* r, floatX* params, Context* ctx) {
     if (reduction_is_alone(r) || !r->zero) return;
     OpsPlace place = reduction_beside(r, -1, ctx);
     Scope scope = scope_open(ctx, "share_parameters", 0, (double)r->elements * sizeof(floatX), "n=%zu", r->elements);
-    int buffer = collective_peers_see(&r->collective, params, r->elements * sizeof(floatX));
     for (int i = 0; i < r->count; i++) {
         Bucket* b = &r->buckets[i];
-        if (buffer >= 0) {
-            FlatRange part = reduction_own_part(r, b);
-            collective_peers_share(&r->collective, buffer, part.begin * sizeof(floatX), part.size * sizeof(floatX),
-                                   i == 0);
-            collective_peers_settle(&r->collective);
-            collective_mark(&r->collective, &b->shared);
-            continue;
-        }
         collective_begin();
         for (int rank = 0; rank < r->collective.comm->size; rank++) {
             FlatRange part = reduction_part(r, rank, b->begin, b->end);

@@ -408,7 +408,7 @@ static inline UpdateSettings session_update(const Session* session) {
                              s->master_weights ? WITH_MASTER : NO_MASTER,
                              session->comm->rank,
                              session->comm->size,
-                             {s->zero, s->reduce, s->copies, s->bucket}};
+                             {s->zero, s->reduce, s->bucket}};
     return update;
 }
 

@@ -142,7 +142,7 @@ static inline void steps_launched(Steps* s, Session* session, double lr, StepWor
     launched->losses = losses;
     launched->step = ++session->step;
     session_share_plans(session);
-    device_stop_autotune(session->ctx);
+    device_set_autotune(session->ctx, 0);
     session->samples += (uint64_t)work.samples;
 }
 
@@ -211,7 +211,7 @@ static inline int steps_profile_end(Steps* s, const Session* session, const Memo
                        comm};
     int stage = profiler_stage(&s->profiler, step), is_last = profiler_end_step(&s->profiler, step, session->ctx);
     if (is_last) profiler_report(stdout, &s->profiler, &run, session->ctx);
-    return stage != STAGE_NONE;
+    return stage == STAGE_PROFILED;
 }
 
 // Finish all steps but the last `lag`.

@@ -3,7 +3,9 @@
  *   classify   labelled text (data/labelled.h). accuracy; F1 of class 1 where there are two classes, else the mean of the F1 of
  *              all classes that are labels or predictions; loss: mean cross-entropy
  *   answer     questions about contexts (data/squad.h). exact match and F1 in per cent, over questions, as the official script
- *              has them; loss: mean cross-entropy of both ends, over windows */
+ *              has them; loss: mean cross-entropy of both ends, over windows
+ *
+ * Held-out data may lack classes or answers where only predictions are wanted; what has them is scored. */
 #ifndef LLMC_TASKS_H
 #define LLMC_TASKS_H
 
@@ -31,10 +33,20 @@ static inline int task_settings_rows(TaskSettings* s, Flag* table, int count) {
         {NULL,  "--task",               FLAG_CHOICE, &s->task,            "pretrain", 0, 0, "pretrain|classify|answer", "what is learnt: masked tokens; the class of each text in a file of tab-separated values; the span of a context that answers a question, in SQuAD's JSON", 0},
         {NULL,  "--labels",             FLAG_INT,    &s->labels,          "0",      0, TASK_MOST_LABELS, NULL, "classify: number of classes; 0: as many as the model has, else 2", 0},
         {NULL,  "--stride",             FLAG_INT,    &s->stride,          "128",    0, 1 << 20, NULL, "answer: tokens that neighbouring windows of a long context share", 0},
-        {NULL,  "--predictions",        FLAG_STRING, &s->predictions,     "",       0, 0, NULL, "with --evaluate 1: the file that is to say what the model makes of each example of -j", 0},
+        {NULL,  "--predictions",        FLAG_STRING, &s->predictions,     "",       0, 0, NULL, "with --evaluate 1: the file that is to say what the model makes of each example of -j, which then needs no labels or answers", 0},
     };
     // clang-format on
+    Flag* batches = flags_find(table, count, "--val-batches", strlen("--val-batches"));
+    CHECK(batches);
+    batches->help = "micro-batches of a validation at most; 0: all, which a task has where this is not given";
     return settings_add_rows(table, count, rows, COUNT_OF(rows));
+}
+
+// A task is validated on all examples, unless the user says otherwise. For the flags as they are given, before those of a
+// run that is resumed.
+static inline void task_default_batches(const TaskSettings* t, Settings* s, Flag* table, int count) {
+    const Flag* batches = flags_find(table, count, "--val-batches", strlen("--val-batches"));
+    if (t->task && !batches->is_set) s->val_batches = 0;
 }
 
 // Refuse flags that cannot be meant together.
@@ -74,11 +86,13 @@ static inline void task_find_data(const Session* session, char** train, char** v
 // Names of classes, as a model's config.json has them: {"id2label": {"0": "no", ...}}
 
 // From the file, into names that are empty. They stay so where it has none, where one is missing or there twice, and where
-// they only number the classes: LABEL_0, LABEL_1, ... Returns how many classes it has, 0 where it does not say.
-static inline int task_find_names(LabelNames* names, const char* path) {
+// they only number the classes: LABEL_0, LABEL_1, ... Returns how many classes it has, 0 where it does not say. A model
+// whose classes are something else is refused where the task is to classify.
+static inline int task_find_names(LabelNames* names, const char* path, Task task) {
     Json json;
     int are_numbers = 1;
     json_load(&json, path, CONFIG_MAX_FILE);
+    if (task == TASK_CLASSIFY) config_expect(json.root, "problem_type", "single_label_classification", path);
     const JsonNode* all = json_has(json.root, "id2label") ? json_need(json.root, "id2label", JSON_OBJECT, path) : NULL;
     for (size_t i = 0; all && i < all->count; i++) {
         char key[32];
@@ -130,7 +144,7 @@ static inline void task_data_read(TaskData* d, const TaskSettings* s, const char
                                   const WordPiece* words, int T, int says) {
     Examples* e = is_val ? &d->val : &d->train;
     if (d->task == TASK_CLASSIFY) {
-        labelled_read(e, path, words, &d->names, d->labels, T);
+        labelled_read(e, path, words, &d->names, d->labels, T, is_val && *s->predictions);
         return;
     }
     SquadSettings squad = {T, s->stride, TASK_MOST_QUESTION, TASK_MOST_ANSWER, is_val ? SQUAD_EVALUATE : SQUAD_TRAIN};
@@ -138,6 +152,8 @@ static inline void task_data_read(TaskData* d, const TaskSettings* s, const char
     squad_open(questions, e, path, words, squad);
     if (says) squad_warn(questions);
     if (e->count == 0) die(USAGE, "%s: holds no question that can be learnt from", path);
+    if (is_val && questions->unanswered == questions->questions && !*s->predictions)
+        die(USAGE, "%s: has no answers to compare with; --evaluate 1 --predictions FILE says those of the model", path);
 }
 
 // Read the files as sequences of at most T tokens; either path may be NULL. d->names may hold the model's names. What is odd
@@ -145,10 +161,13 @@ static inline void task_data_read(TaskData* d, const TaskSettings* s, const char
 static inline void task_data_open(TaskData* d, const TaskSettings* s, const char* train, const char* val,
                                   const WordPiece* words, int labels, int V, int T, int says) {
     d->task = (Task)s->task, d->labels = labels;
+    if (*s->predictions && says) predictions_check(s->predictions);
     if (!words->size)
-        die(USAGE, "--task: there is no vocab.txt to read texts with; put the model's into its directory (-e)");
+        die(USAGE, "--task: there is no vocab.txt or tokenizer.json to read texts with; put the model's into its "
+                   "directory (-e)");
     if (words->size > V)
-        die(USAGE, "--task: vocab.txt has %d tokens, but the model %d; put the model's own there", words->size, V);
+        die(USAGE, "--task: the vocabulary has %d tokens, but the model %d; put the model's own into its directory",
+            words->size, V);
     if (T < TASK_MIN_LENGTH) die(USAGE, "-t %d: a task's sequences have %d tokens at least", T, (int)TASK_MIN_LENGTH);
     if (d->names.count != labels) label_names_free(&d->names);
     if (d->task == TASK_CLASSIFY && train && !d->names.count) labelled_find_names(&d->names, train, labels);
@@ -170,24 +189,29 @@ static inline void task_data_close(TaskData* d) {
 
 // accuracy and F1 in 0 .. 1; exact match and F1 in per cent.
 typedef struct {
-    double loss, first, f1, examples;
+    double loss, first, f1, examples;  // examples or questions that were scored
+    int said;                          // those that were predicted
     Task task;
 } TaskScore;
 
-// Of all held-out examples, each of which one rank looks at.
+// Of held-out examples, each of which one rank looks at.
 typedef struct {
     TaskData* data;
     MlmBatch* batch;
+    int count;          // the first examples of the data, which are evaluated
     int next, *number;  // of examples; [B] those of the batch
     int B, rank, ranks;
-    double *said, *sure;  // [examples] the predicted class + 1, and its probability
-    double loss;
+    double *said, *sure;   // [examples] the predicted class + 1, and its probability
+    double loss, targets;  // the sum over examples whose class or answer the data has, and how many these are
 } TaskEvaluation;
 
-static inline void task_evaluation_begin(TaskEvaluation* e, TaskData* data, MlmBatch* batch, int B, const Comm* comm) {
+// `batches`: micro-batches of B, at most; 0: all. Questions are whole: what has no room is left out with all its windows.
+static inline void task_evaluation_begin(TaskEvaluation* e, TaskData* data, MlmBatch* batch, int B, int batches,
+                                         const Comm* comm) {
     size_t n = (size_t)data->val.count;
     memset(e, 0, sizeof *e);
     e->data = data, e->batch = batch, e->B = B, e->rank = comm->rank, e->ranks = comm->size;
+    e->count = examples_first(&data->val, (uint64_t)batches * (uint64_t)B);
     e->number = (int*)xmalloc((size_t)B * sizeof(int));
     e->said = (double*)xcalloc(2 * n, sizeof(double));
     e->sure = e->said + n;
@@ -196,7 +220,7 @@ static inline void task_evaluation_begin(TaskEvaluation* e, TaskData* data, MlmB
 
 // Fill the batch with this rank's next examples. Returns 0 where there are none left.
 static inline int task_evaluation_next(TaskEvaluation* e) {
-    return examples_batch_next(e->batch, e->number, &e->data->val, &e->next, e->B, e->rank, e->ranks) > 0;
+    return examples_batch_next(e->batch, e->number, &e->data->val, &e->next, e->count, e->B, e->rank, e->ranks) > 0;
 }
 
 // Minus the logarithm of a target's probability among n logits that lie `step` apart; 0 where it is none of them.
@@ -220,9 +244,11 @@ static inline void task_evaluation_take(TaskEvaluation* e, const TaskHead* h, Co
         int i = e->number[s], row = is_answer ? b->cu_seqlens[s] : s, length = examples_length(examples, i), best = 0;
         const real* x = logits.values + (size_t)row * (size_t)Kp;
         const int* label = examples->label + 2 * i;
+        int is_known = is_answer ? squad_is_known(&e->data->val_questions, examples->group[i]) : label[0] >= 0;
+        e->targets += is_known;
         if (is_answer) {
             squad_take(&e->data->val_questions, examples, i, x, Kp);
-            for (int end = 0; end < SPAN_ENDS; end++)
+            for (int end = 0; end < SPAN_ENDS && is_known; end++)
                 e->loss += task_cross_entropy(x + end, length, Kp, label[end]) / SPAN_ENDS;
             continue;
         }
@@ -237,7 +263,7 @@ static inline void task_evaluation_take(TaskEvaluation* e, const TaskHead* h, Co
 
 // F1 of each class from how often it is right, said and true; 0 where it is never right.
 static inline void task_score_classes(TaskScore* score, const TaskEvaluation* e) {
-    int n = e->data->val.count, K = e->data->labels, classes = 0;
+    int n = e->count, K = e->data->labels, classes = 0;
     double *right = (double*)xcalloc(3 * (size_t)K, sizeof(double)), *said = right + K, *is = said + K, all = 0, f1 = 0;
     for (int i = 0; i < n; i++) {
         int label = e->data->val.label[2 * i], prediction = (int)e->said[i] - 1;
@@ -258,21 +284,21 @@ static inline void task_score_classes(TaskScore* score, const TaskEvaluation* e)
 static inline void task_write_classes(const TaskEvaluation* e, const char* path) {
     Text t = {NULL, 0, 0};
     text_printf(&t, "prediction\tname\tprobability\n");
-    for (int i = 0; i < e->data->val.count; i++) {
+    for (int i = 0; i < e->count; i++) {
         int k = (int)e->said[i] - 1;
         if (e->data->names.count) text_printf(&t, "%d\t%s\t%.6f\n", k, e->data->names.name[k], e->sure[i]);
         else text_printf(&t, "%d\tLABEL_%d\t%.6f\n", k, k, e->sure[i]);
     }
-    if (write_file(path, t.text, t.length) != 0) die(FAILED, "%s: cannot be written: %s", path, strerror(errno));
+    predictions_write(path, &t);
     free(t.text);
 }
 
 // From each rank's share; `predictions`: where to write them, empty for nowhere.
 static inline TaskScore task_evaluation_end(TaskEvaluation* e, const char* predictions, const Comm* comm) {
     TaskData* d = e->data;
-    TaskScore score = {e->loss, 0, 0, (double)d->val.count, d->task};
-    comm_sum_counts(comm, &score.loss, 1);
-    score.loss /= d->val.count;
+    double sums[2] = {e->loss, e->targets};
+    comm_sum_counts(comm, sums, 2);
+    TaskScore score = {sums[0] / sums[1], 0, 0, sums[1], e->count, d->task};
     if (d->task == TASK_ANSWER) {
         Squad* s = &d->val_questions;
         size_t count;
@@ -280,10 +306,11 @@ static inline TaskScore task_evaluation_end(TaskEvaluation* e, const char* predi
         comm_sum_counts(comm, answers, count);
         SquadShare all = squad_score(s).all;
         score.first = all.exact, score.f1 = all.f1, score.examples = all.questions;
+        score.said = squad_answered(s);
         if (*predictions && comm->rank == 0) squad_write(s, predictions);
     } else {
         comm_sum_counts(comm, e->said, 2 * (size_t)d->val.count);
-        task_score_classes(&score, e);
+        if (score.examples > 0) task_score_classes(&score, e);
         if (*predictions && comm->rank == 0) task_write_classes(e, predictions);
     }
     free(e->number), free(e->said);
@@ -302,7 +329,11 @@ static inline void task_score_log(Log* log, const Session* session, TaskScore s)
 }
 
 static inline void task_score_print(TaskScore s) {
-    if (s.task == TASK_ANSWER)
+    if (s.examples == 0)
+        printf("nothing to compare with: %s is predicted of %d %s\n",
+               s.task == TASK_ANSWER ? "the answer" : "the class", s.said,
+               s.task == TASK_ANSWER ? "questions" : "texts");
+    else if (s.task == TASK_ANSWER)
         printf("val loss %.6f | exact match %.4f, F1 %.4f (%.0f questions)\n", s.loss, s.first, s.f1, s.examples);
     else printf("val loss %.6f | accuracy %.6f, F1 %.6f (%.0f examples)\n", s.loss, s.first, s.f1, s.examples);
 }
