@@ -18,7 +18,7 @@
 #   GPU_CHECK_BERT_DATA    files of prepare_bert.py for BERT to train on, a glob; the built-in corpus where unset
 #   GPU_CHECK_OPS      ops that part san runs, "gelu gather"; all where unset
 #   GPU_CHECK_SAN_SECONDS    that a tool may take with one op (default 560)
-#   GPU_CHECK_PROFILE  pieces of part profile: "gpt2 bert published tools"; all where unset
+#   GPU_CHECK_PROFILE  pieces of part profile: "gpt2 bert published tools ranks"; all where unset
 #   GPU_CHECK_RANKS    pieces of part ranks: "scaling curves kills checkpoints"; all where unset
 #   GPU_CHECK_TORCH_BERT    another BERT training step in PyTorch for part bert_bench, a script and its flags: it is also given
 #                      -B batch -T length, and prints a line "RESULT ... ms=..." as dev/reference/bert.py does
@@ -485,6 +485,8 @@ print("\n".join(r["Kernel Name"] for r in rows))' <"$out/$name.csv" >"$out/$name
                 else
                     say "skip without CUPTI: $(tail -n 1 "$out/profile_none.log")"
                 fi
+            }
+            profile_ranks() {
                 gpus=$(count_gpus)
                 if [ "$gpus" -gt 1 ]; then
                     export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
@@ -497,10 +499,10 @@ print("\n".join(r["Kernel Name"] for r in rows))' <"$out/$name.csv" >"$out/$name
                     say "skip ranks: one GPU"
                 fi
             }
-            for piece in ${GPU_CHECK_PROFILE:-gpt2 bert published tools}; do
+            for piece in ${GPU_CHECK_PROFILE:-gpt2 bert published tools ranks}; do
                 case $piece in
-                    gpt2 | bert | published | tools) profile_$piece ;;
-                    *) bad "GPU_CHECK_PROFILE=$piece is none of gpt2, bert, published, tools" ;;
+                    gpt2 | bert | published | tools | ranks) profile_$piece ;;
+                    *) bad "no piece of part profile is called $piece" ;;
                 esac
             done
             ;;
@@ -514,7 +516,7 @@ print("\n".join(r["Kernel Name"] for r in rows))' <"$out/$name.csv" >"$out/$name
             step_ms() { sed -nE 's/^step .*\| ([0-9.]+) ms \|.*/\1/p' "$(log_of "$1")" | tail -n +6 | sort -n | awk '{a[NR] = $1} END {print a[int((NR + 1) / 2)]}'; }
             # Name, sequences a GPU, tokens a sequence, steps, the command. Linear is what the GPUs do each on its own, at the same time.
             scaling() { # name, batch, T, steps, command...
-                local name=$1 batch=$2 T=$3 steps=$4 i n zero ms alone=() sum=0
+                local name=$1 batch=$2 T=$3 steps=$4 i n way ms alone=()
                 shift 4
                 for ((i = 0; i < gpus; i++)); do
                     CUDA_VISIBLE_DEVICES=$i "$@" -b "$batch" -t "$T" -x "$steps" $quiet -o "" >"$(log_of "$name alone $i")" 2>&1 &
@@ -523,15 +525,15 @@ print("\n".join(r["Kernel Name"] for r in rows))' <"$out/$name.csv" >"$out/$name
                 for ((i = 0; i < gpus; i++)); do alone[i]=$(step_ms "$name alone $i"); done
                 say "RESULT ranks_alone run=$name B=$batch T=$T ms=$(paste -sd, <(printf '%s\n' "${alone[@]}"))"
                 for ((n = 2; n <= gpus; n *= 2)); do
-                    for zero in 0 1; do
-                        check "$name on $n GPUs, -z $zero" launch "$n" "$@" -b "$batch" -t "$T" -x "$steps" -z $zero $quiet -o ""
-                        ms=$(step_ms "$name on $n GPUs, -z $zero")
+                    for way in "-z 0" "-z 1" "-z 0 --reduce bf16"; do
+                        check "$name on $n GPUs, $way" launch "$n" "$@" -b "$batch" -t "$T" -x "$steps" $way $quiet -o ""
+                        ms=$(step_ms "$name on $n GPUs, $way")
                         local slowest mean
                         slowest=$(printf '%s\n' "${alone[@]:0:n}" | sort -n | tail -n 1)
                         mean=$(printf '%s\n' "${alone[@]:0:n}" | awk '{s += 1 / $1} END {print NR / s}')
-                        say "RESULT ranks run=$name ranks=$n zero=$zero B=$batch T=$T ms=${ms:-none} tok_s=$(awk "BEGIN {print int($n * $batch * $T / ${ms:-1e9} * 1000)}")" \
+                        say "RESULT ranks run=$name ranks=$n flags='$way' B=$batch T=$T ms=${ms:-none} tok_s=$(awk "BEGIN {print int($n * $batch * $T / ${ms:-1e9} * 1000)}")" \
                             "of_linear=$(awk "BEGIN {printf \"%.4f\", $mean / ${ms:-1e9}}") of_slowest=$(awk "BEGIN {printf \"%.4f\", $slowest / ${ms:-1e9}}")"
-                        if [ "$n" = 4 ]; then at_least "$(awk "BEGIN {print $mean / ${ms:-1e9}}")" 0.97 "$name on $n GPUs, -z $zero: 97 % of linear"; fi
+                        if [ "$n" = 4 ]; then at_least "$(awk "BEGIN {print $mean / ${ms:-1e9}}")" 0.97 "$name on $n GPUs, $way: 97 % of linear"; fi
                     done
                 done
             }
