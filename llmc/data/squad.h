@@ -5,9 +5,9 @@
  *       "answers": [{"answer_start": 34, "text": "308"}, ...]}, ...]}, ...]}, ...]}
  *
  * answer_start counts characters (code points). Where any question has is_impossible, or "version" is "v2.0", the file is
- * of v2.0: a model may say that a question has no answer, and scores are those of that version. Other members are passed over. A few answers
- * of the published files are not where answer_start says: such a question is evaluated, but not trained on. One with
- * neither answers nor is_impossible is answered, but neither scored nor trained on.
+ * of v2.0: a model may say that a question has no answer, and scores are those of that version. Other members are
+ * passed over. A few answers of the published files are not where answer_start says: such a question is evaluated, but
+ * not trained on. One with neither answers nor is_impossible is answered, but neither scored nor trained on.
  *
  * A question becomes windows, [CLS] question [SEP] part of the context [SEP], of at most T tokens, with the first
  * `most_question` tokens of the question. Windows of a context share `stride` tokens, as Hugging Face's `tokenizers`
