@@ -822,6 +822,7 @@ static void run_open(Run* r, int argc, char** argv) {
     flags_parse(r->flags, flag_count, argc, argv,
                 "./train_bert [flags]   (none: a small model on the built-in corpus)");
     task_default_batches(&r->task, s, r->flags, flag_count);
+    fill_check_flag(r->flags, flag_count);
     const int fills = *r->mlm.fill != '\0';
     if (fills) s->evaluate = 1;  // nothing is written either
     session_join(s, &r->comm);
@@ -895,10 +896,11 @@ static MlmEvaluation validate_masked(Run* r) {
     MlmBatch* batch = &r->data.batches[0];
     MlmScales scales = {1, 1};
     MlmSums sums = {{0}, {0}, 0, 0};
-    uint64_t batches = session_val_batches(&r->session, mlm_sequences(&r->data.val), m->B);
+    uint64_t rows = mlm_sequences(&r->data.val), B = (uint64_t)m->B;
+    uint64_t batches = session_val_batches(&r->session, rows + B - 1, m->B);  // the last one may be smaller
     uint64_t rank = (uint64_t)r->comm.rank, ranks = (uint64_t)r->comm.size;
     for (uint64_t i = rank; i < batches; i += ranks) {
-        mlm_batch_build(batch, &r->data.val, i * (uint64_t)m->B, m->B);
+        mlm_batch_build(batch, &r->data.val, i * B, (int)min_size(B, rows - i * B));
         MlmInput in = mlm_load(&r->data.loader, batch, &r->ctx);
         evaluate_batch(m, &in, scales, i == rank ? SET : ADD, &r->ctx);
         sums.masked += batch->masked, sums.sequences += batch->count;

@@ -87,6 +87,12 @@ why=$(ended_with 0)
 logged=$(sed -n 's/.*"val_loss": \([0-9.]\{6\}\).*/\1/p' "$o/log.jsonl" | tail -n 1)
 grep -q "^val loss $logged.*masked tokens: .* % right | next sentence: " "$work/stdout" || why=${why:-"val loss $(cat "$work/stdout"), logged $logged"}
 verdict '--evaluate 1' "$why"
+# -m 0 is all held-out sequences, however many make a micro-batch.
+of_all() { run -e "$o" --evaluate 1 -m 0 -b "$1" -o ''; sed -nE 's/^val loss ([0-9.]{7}).*/\1/p' "$work/stdout"; }
+eight=$(of_all 8) more=$(of_all 999)
+why=
+[ -n "$eight" ] && [ "$eight" = "$more" ] || why="$eight by 8, $more by 999"
+verdict '-m 0 is all, by any -b' "$why"
 accepted '--nsp 0'                 "${SIZES[@]}" -x 2 -v 2 -m 1 -s 2 -o "$box/plain" --nsp 0
 why=
 grep -q '"architectures": \["BertForMaskedLM"\]' "$box/plain/config.json" || why='not BertForMaskedLM'
@@ -122,6 +128,7 @@ refused '--phase2 with another model' 2 'leave -e out' --phase2 "$box/phase1" -e
 run --phase2 "$box/phase1" -t 32 -x 4 -u 2 -v 0 -s 0 -n 0 -o "$box/phase2" --optimizer lamb --stop-after 2
 why=$(ended_with 0)
 grep -q ' steps 1 to 4 ' "$work/stdout" || why=${why:-'it does not begin at step 1'}
+grep -q "^[0-9]* parameters, $box/phase1/ckpt/" "$work/stdout" || why=${why:-'what it begins with is not named'}
 run -y 1 -o "$box/phase2"
 why=${why:-$(ended_with 0)}
 run --phase2 "$box/phase1" -t 32 -x 4 -u 2 -v 0 -s 0 -n 0 -o "$box/phase2-straight" --optimizer lamb
@@ -140,6 +147,7 @@ why=$(ended_with 0)
 verdict '--fill' "$why"
 run -y 1 -o "$o" --fill '[MASK]'
 verdict '--fill, -y 1' "$(ended_with 0)"
+refused '--fill of an unset variable' 2 "--fill '': is empty" --fill '' -o "$box/new"
 refused '--fill without a mask' 2 "holds no \[MASK\]" -e "$o" --fill 'main'
 refused '--fill, too long'      2 'has 20 tokens .*at most 16' -e "$o" --fill 'abcdefghijklmnopq[MASK]'
 refused '--fill without a model' 2 '--fill needs a trained model' --fill 'a[MASK]'
@@ -174,6 +182,14 @@ refused 'data: a vocabulary that does not fit' 2 'vocabulary of 261 tokens.*does
 cp data/builtin/bert/val.bin "$d/words.bin" && printf '\003' | dd of="$d/words.bin" bs=1 seek=40 conv=notrunc status=none
 refused 'data: validation with another vocabulary' 2 'words.bin: was made with another vocabulary' "${TINY[@]}" -x 2 -o "$box/new" -j "$d/words.bin"
 refused 'data: of other words than the model' 2 '\[MASK\] being 259, .*\[MASK\] being 260' -v 0 -s 0 -x 1 -o "$box/new" -e "$o" -i "$d/words.bin"
+# The same size and special tokens: a hash in the header tells.
+cp data/builtin/bert/val.bin "$d/hash.bin" && printf '\001' | dd of="$d/hash.bin" bs=1 seek=44 conv=notrunc status=none
+refused 'data: of other words than the model, as many' 2 'hash.bin: was made with another vocabulary than this vocab.txt, though both have 261' -v 0 -s 0 -x 1 -o "$box/new" -e "$o" -i "$d/hash.bin"
+cp data/builtin/bert/val.bin "$d/hash2.bin" && printf '\002' | dd of="$d/hash2.bin" bs=1 seek=44 conv=notrunc status=none
+refused 'data: files of two vocabularies' 2 'hash2.bin: was made with another vocabulary than .*hash.bin' "${TINY[@]}" -x 1 -o "$box/new" -i "$d/hash*.bin"
+cp "$d/words.bin" "$d/bits.bin" && printf '\004' | dd of="$d/bits.bin" bs=1 seek=40 conv=notrunc status=none
+printf '\020' | dd of="$d/bits.bin" bs=1 seek=$(($(wc -c <"$d/bits.bin") - 8)) conv=notrunc status=none
+refused 'data: other tokens that continue words' 2 'bits.bin: was made with another vocabulary' "${TINY[@]}" -x 1 -o "$box/new" -j "$d/bits.bin"
 refused 'no masks, -x 0' 2 'max-predictions 0: at least one' "${TINY[@]}" -x 0 --max-predictions 0
 refused 'data: no such file' 2 'none.bin: no file matches' "${TINY[@]}" -o "$box/new" -i "$d/none.bin"
 

@@ -1,7 +1,9 @@
 /* Files of tokenized sentences and documents, from which pairs of sentences are drawn.
  *
  *   256 x int32       header: [0] magic 20261121, [1] version, [2] tokens, [3] sentences, [4] documents,
- *                     [5] vocabulary size V, ids of [6] [PAD], [7] [UNK], [8] [CLS], [9] [SEP], [10] [MASK]; zeros
+ *                     [5] vocabulary size V, ids of [6] [PAD], [7] [UNK], [8] [CLS], [9] [SEP], [10] [MASK],
+ *                     [11], [12] low and high half of the vocabulary's hash, 0 where it is not told: FNV-1a, 64 bits, of
+ *                     all tokens in the order of ids, a newline after each; zeros
  *   tokens            uint16 (version 1) or uint32 (version 2); zero bytes up to a multiple of 4
  *   sentences + 1     uint32: where each sentence's tokens begin, then the number of tokens
  *   documents + 1     uint32: the first sentence of each document, then the number of sentences
@@ -26,6 +28,7 @@ enum {
 typedef struct {
     uint32_t tokens, sentences, documents;
     int V, pad, unk, cls, sep, mask;
+    uint64_t hash;  // of the vocabulary; 0: not told
 } SentencesHeader;
 
 typedef struct {
@@ -53,6 +56,7 @@ static inline SentencesHeader sentences_header_from(const int32_t* h) {
     SentencesHeader r;
     r.tokens = (uint32_t)h[2], r.sentences = (uint32_t)h[3], r.documents = (uint32_t)h[4];
     r.V = h[5], r.pad = h[6], r.unk = h[7], r.cls = h[8], r.sep = h[9], r.mask = h[10];
+    r.hash = (uint32_t)h[11] | (uint64_t)(uint32_t)h[12] << 32;
     return r;
 }
 
@@ -115,9 +119,21 @@ static inline int sentences_read_starts(uint32_t* starts, const Shard* file, uin
     return is_sound;
 }
 
-static inline int sentences_same_vocabulary(const SentencesHeader* a, const SentencesHeader* b) {
+// The bitmap of tokens that continue a word (caller frees).
+static inline uint32_t* sentences_read_continues(const Shard* file, const SentencesHeader* h) {
+    size_t bytes = (size_t)(4 * sentences_words(h->V));
+    uint32_t* continues = (uint32_t*)xmalloc(bytes);
+    sentences_pread(file, continues, bytes,
+                    sentences_tokens_end(file) + 4 * ((uint64_t)h->sentences + h->documents + 2));
+    return continues;
+}
+
+// Of two files: their headers, and their bitmaps, which tell most vocabularies apart where no hash does.
+static inline int sentences_same_vocabulary(const SentencesHeader* a, const SentencesHeader* b,
+                                            const uint32_t* continues_a, const uint32_t* continues_b) {
     return a->V == b->V && a->pad == b->pad && a->unk == b->unk && a->cls == b->cls && a->sep == b->sep &&
-           a->mask == b->mask;
+           a->mask == b->mask && (a->hash == b->hash || !a->hash || !b->hash) &&
+           memcmp(continues_a, continues_b, (size_t)(4 * sentences_words(a->V))) == 0;
 }
 
 static inline void sentences_open(Sentences* s, const char* pattern) {
@@ -126,10 +142,12 @@ static inline void sentences_open(Sentences* s, const char* pattern) {
     uint64_t begins = 0, documents = 0, used = 0;
     for (int f = 0; f < s->files.count; f++) {
         SentencesHeader h = sentences_header(&s->files.shard[f]), *v = &s->vocabulary;
-        if (f == 0) *v = h;
-        if (!sentences_same_vocabulary(&h, v))
+        uint32_t* continues = sentences_read_continues(&s->files.shard[f], &h);
+        if (f == 0) *v = h, s->continues = continues;
+        if (!sentences_same_vocabulary(&h, v, continues, s->continues))
             die(USAGE, "%s: was made with another vocabulary than %s; make all files of a data set with one vocabulary",
                 s->files.shard[f].path, s->files.shard[0].path);
+        if (f > 0) free(continues);
         begins += (uint64_t)h.sentences + 1;
         documents += h.documents;
     }
@@ -156,11 +174,6 @@ static inline void sentences_open(Sentences* s, const char* pattern) {
                 "%s: where its sentences and documents begin is not in order; the file is damaged, make it again",
                 file->path);
     }
-    const Shard* file = &s->files.shard[0];
-    size_t bytes = (size_t)(4 * sentences_words(s->vocabulary.V));
-    s->continues = (uint32_t*)xmalloc(bytes);
-    uint64_t at = sentences_tokens_end(file) + 4 * ((uint64_t)s->vocabulary.sentences + s->vocabulary.documents + 2);
-    sentences_pread(file, s->continues, bytes, at);
 }
 
 static inline void sentences_close(Sentences* s) {
@@ -210,6 +223,7 @@ static inline int sentences_write(const char* path, SentencesHeader h, const int
     header[1] = width == 2 ? SENTENCES_VERSION_UINT16 : SENTENCES_VERSION_UINT32;
     header[2] = (int32_t)h.tokens, header[3] = (int32_t)h.sentences, header[4] = (int32_t)h.documents, header[5] = h.V;
     header[6] = h.pad, header[7] = h.unk, header[8] = h.cls, header[9] = h.sep, header[10] = h.mask;
+    header[11] = (int32_t)(uint32_t)h.hash, header[12] = (int32_t)(uint32_t)(h.hash >> 32);
     char* raw = (char*)xcalloc(bytes, 1);
     if (width == 4) memcpy(raw, tokens, bytes);
     for (size_t i = 0; i < h.tokens && width == 2; i++) {

@@ -17,6 +17,13 @@ static inline void fill_find_words(WordPiece* words, Session* s, const char* mod
             s->tokenizer_dir = xprintf("%s", places[i]);
 }
 
+// Ends with USAGE where --fill is given and empty, as an unset variable of a shell is: that is no wish to train.
+static inline void fill_check_flag(Flag* table, int count) {
+    const Flag* flag = flags_find(table, count, "--fill", strlen("--fill"));
+    if (flag->is_set && !**(const char* const*)flag->value)
+        die(USAGE, "--fill '': is empty; give a text that holds [MASK]");
+}
+
 // Make `text`, which holds [MASK], the only sequence of a batch with room for T tokens. What is asked for has no target.
 static inline void fill_batch(MlmBatch* b, const WordPiece* words, const char* text, int T, int V) {
     TokenIds ids = {NULL, 0, 0, 0, NULL};

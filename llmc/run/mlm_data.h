@@ -142,7 +142,8 @@ static inline void mlm_source_open(MlmSource* d, const char* train_pattern, cons
     if (!val_pattern) return;
     mlm_open(&d->val, val_pattern, d->T, d->recipe, 0);
     mlm_check_vocabulary(&d->val, V);
-    if (!sentences_same_vocabulary(&d->train.text.vocabulary, &d->val.text.vocabulary))
+    if (!sentences_same_vocabulary(&d->train.text.vocabulary, &d->val.text.vocabulary, d->train.text.continues,
+                                   d->val.text.continues))
         die(USAGE, "%s: was made with another vocabulary than %s; prepare both with one vocab.txt",
             d->val.text.files.shard[0].path, d->train.text.files.shard[0].path);
     d->has_val = 1;
@@ -151,12 +152,27 @@ static inline void mlm_source_open(MlmSource* d, const char* train_pattern, cons
 // Ends with USAGE unless the data was made with these words; without any there is nothing to compare.
 static inline void mlm_check_words(const MlmData* d, const WordPiece* words) {
     const SentencesHeader* v = &d->text.vocabulary;
-    if (words->size && (words->size != v->V || words->pad != v->pad || words->cls != v->cls || words->sep != v->sep ||
-                        words->mask != v->mask))
+    uint64_t hash = 14695981039346656037u;  // FNV-1a
+    int differs = 0;
+    if (words->size == 0) return;
+    if (words->size != v->V || words->pad != v->pad || words->cls != v->cls || words->sep != v->sep ||
+        words->mask != v->mask)
         die(USAGE,
             "%s: was made with a vocabulary of %d tokens, [MASK] being %d, which is not the vocab.txt of %d tokens, "
             "[MASK] being %d; prepare the data with the model's own vocab.txt",
             d->text.files.shard[0].path, v->V, v->mask, words->size, words->mask);
+    for (int id = 0; id < words->size; id++) {
+        size_t length;
+        const char* token = wordpiece_token(words, id, &length);
+        for (size_t i = 0; i <= length; i++) hash = (hash ^ (uint8_t)(i < length ? token[i] : '\n')) * 1099511628211u;
+        int is_piece = length > 2 && memcmp(token, "##", 2) == 0;
+        differs |= !words->is_bytes && is_piece != sentences_continues(&d->text, id);
+    }
+    if (differs || words->unk != v->unk || (v->hash && v->hash != hash))
+        die(USAGE,
+            "%s: was made with another vocabulary than this vocab.txt, though both have %d tokens; prepare the data "
+            "with the model's own vocab.txt",
+            d->text.files.shard[0].path, v->V);
 }
 
 static inline void mlm_source_close(MlmSource* d) {

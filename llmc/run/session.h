@@ -29,6 +29,7 @@ typedef struct {
     char* matmul_plans;  // those of the checkpoint; NULL: there is none, or it has none
 
     char* checkpoint;        // the directory the run goes on from; NULL: a new run
+    char* started;           // the directory of another run that this one began with; NULL: none
     int64_t step;            // optimizer steps done
     uint64_t samples;        // sequences trained on
     int64_t step_sequences;  // sequences in a step over all ranks; 0: not known yet
@@ -267,13 +268,14 @@ static inline char* session_find_llmc(const char* source, char** directory, char
 
 // The directory that a run begins with instead of a model (caller frees): its own checkpoint, or the newest whole one of
 // the run in the directory `other` ("": none); NULL where there is neither.
-static inline char* session_find_start(const Session* s, const char* flag, const char* other) {
+static inline char* session_find_start(Session* s, const char* flag, const char* other) {
     int64_t step;
     if (s->checkpoint) return xprintf("%s", s->checkpoint);
     char* found = *other ? checkpoint_find(other, &step, s->comm) : NULL;
     if (*other && !found) die(USAGE, "%s %s: holds no whole checkpoint; name the directory of a run", flag, other);
     if (found && flags_find(s->flags, s->flag_count, "--model", strlen("--model"))->is_set & FLAG_IS_GIVEN)
         die(USAGE, "%s %s: the model is that run's; leave -e out", flag, other);
+    if (found) s->started = xprintf("%s", found);
     return found;
 }
 
@@ -537,7 +539,7 @@ static inline void session_close(Session* s) {
     if (s->saving) saving_close(s->saving);
     free(s->saving);
     if (s->tokenizer_dir) tokenizer_free(&s->tokenizer);
-    free(s->tokenizer_dir), free(s->checkpoint), free(s->matmul_cache), free(s->matmul_plans);
+    free(s->tokenizer_dir), free(s->checkpoint), free(s->started), free(s->matmul_cache), free(s->matmul_plans);
     flags_free(s->flags, s->flag_count);
 }
 

@@ -78,7 +78,10 @@ static inline void steps_begin(Steps* s, const Session* session) {
 static inline void steps_print_start(const Steps* s, const Session* session, size_t parameters, uint64_t data_tokens,
                                      double tokens) {
     printf("%zu parameters, %s | %llu training tokens, %.0f a step | steps %lld to %lld | %d CPU threads | ",
-           parameters, session->checkpoint ? session->checkpoint : session->settings->model,
+           parameters,
+           session->checkpoint ? session->checkpoint
+           : session->started  ? session->started
+                               : session->settings->model,
            (unsigned long long)data_tokens, tokens, (long long)session->step + 1, (long long)session->last,
            device_threads());
     printf("mfu is of %.4g TFLOP/s%s, %s\n", 1e-12 * s->peak_flops / session->comm->size,
