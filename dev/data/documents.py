@@ -5,6 +5,7 @@ Options that the readers use: `text_key`; `read_plain` and `read_document`, func
 """
 import argparse
 import bz2
+import codecs
 import gzip
 import io
 import json
@@ -34,12 +35,12 @@ class Unreachable(Exception):
 def read_wiki(stream, options):
     lines, opened = [], 0
     for number, line in enumerate(stream, 1):
-        if line.startswith("<doc "):
+        if line.lstrip().startswith("<doc "):
             if opened:
                 raise UserError(f"the <doc> of line {opened} is not closed before line {number}")
             lines, opened = [], number
             title = re.search(r'title="(.*)"', line)
-        elif line.rstrip() == "</doc>":
+        elif line.strip() == "</doc>":
             if not opened:
                 raise UserError(f"line {number}: </doc> without <doc>")
             if options.drop_titles and title and lines and lines[0].strip() == title.group(1):
@@ -99,9 +100,12 @@ class Forward(io.RawIOBase):
 
 def read_stream(binary, name, options):
     binary = io.BufferedReader(binary)
-    start = binary.peek(256)[:256].lstrip()
-    text = io.TextIOWrapper(binary, encoding="utf-8")
-    if re.search(r"\.(jsonl|ndjson)(\.(gz|xz|bz2))?$", name):
+    start = binary.peek(256)[:256]
+    start = start[len(codecs.BOM_UTF8) * start.startswith(codecs.BOM_UTF8) :].lstrip()
+    text = io.TextIOWrapper(binary, encoding="utf-8-sig")  # a byte order mark is no text
+    name = re.sub(r"\.(gz|xz|bz2)$", "", os.path.basename(name))
+    # WikiExtractor --json names its files wiki_00; with a name of its own, code.json say, a file is what it seems.
+    if re.search(r"\.(jsonl|ndjson)$", name) or ("." not in name and start.startswith(b'{"')):
         yield from read_jsonl(text, options)
     elif start.startswith(b"<doc "):
         yield from read_wiki(text, options)

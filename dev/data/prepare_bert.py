@@ -13,7 +13,7 @@ Input files, told apart by their names and first bytes, in the order given:
   plain text      one document a file, cut into sentences here; with --lines one sentence a line, and a blank line
                   between documents
   WikiExtractor   one document for each <doc ...> ... </doc>; a first line that repeats the title is left out
-  *.jsonl         one document a line, under the key "text" (--text-key)
+  *.jsonl         one document a line, under the key "text" (--text-key); so are WikiExtractor's files of --json
 Each may be compressed (.gz .xz .bz2), and a .tar archive, compressed or not, is read as the files in it, in
 the order of the archive.
 
@@ -37,7 +37,8 @@ Written are train_000000.bin ... and val_000000.bin ..., cut between documents, 
 for the trainer and for `transformers`. Earlier ones in the output directory are replaced when all else is done.
 Format of a file, all little-endian:
   256 x int32      magic 20261121, version, tokens, sentences, documents, vocabulary size V,
-                   ids of [PAD] [UNK] [CLS] [SEP] [MASK], zeros
+                   ids of [PAD] [UNK] [CLS] [SEP] [MASK], low and high half of the vocabulary's hash (FNV-1a of
+                   64 bits, of all tokens in the order of their ids with a newline after each), zeros
   tokens           uint16 (version 1) or, where V > 65536, uint32 (version 2); zeros up to a multiple of 4 bytes
   sentences + 1    uint32: where each sentence's tokens begin, then the number of tokens
   documents + 1    uint32: the first sentence of each document, then the number of sentences
@@ -174,15 +175,25 @@ def train_vocabulary(options, source):
                     break
         progress.end()
 
-    tokenizer = make_tokenizer(SPECIAL, options.cased)
-    trainer = trainers.WordPieceTrainer(
-        vocab_size=options.train_vocab, min_frequency=2, special_tokens=SPECIAL, show_progress=sys.stderr.isatty()
-    )
-    os.environ["TOKENIZERS_PARALLELISM"] = "true"
-    tokenizer.train_from_iterator(texts(), trainer)
-    os.environ["TOKENIZERS_PARALLELISM"] = "false"
-    # The library numbers tokens by chance; sorted they are the same in every run.
-    return SPECIAL + sorted(set(tokenizer.get_vocab()) - set(SPECIAL))
+    def train(size, first):
+        tokenizer = make_tokenizer(SPECIAL, options.cased)
+        trainer = trainers.WordPieceTrainer(
+            vocab_size=size, min_frequency=2, special_tokens=first, show_progress=sys.stderr.isatty()
+        )
+        os.environ["TOKENIZERS_PARALLELISM"] = "true"
+        tokenizer.train_from_iterator(texts(), trainer)
+        os.environ["TOKENIZERS_PARALLELISM"] = "false"
+        return set(tokenizer.get_vocab())
+
+    # Of pairs as frequent the library merges the one with the smaller numbers, and numbers the characters that continue
+    # words by chance. So they are found first, in a vocabulary of nothing else, and given numbers: the same in every run.
+    letters = train(0, SPECIAL)
+    if len(letters) > options.train_vocab:
+        raise UserError(
+            f"--train-vocab {options.train_vocab}: the characters of this text alone take {len(letters)} tokens; give more"
+        )
+    tokens = train(options.train_vocab, SPECIAL + sorted(t for t in letters if t.startswith("##")))
+    return SPECIAL + sorted(tokens - set(SPECIAL))
 
 
 # ----------------------------------------------------------------------------------------------------------
@@ -286,6 +297,14 @@ def running_sum(numbers):
         yield total
 
 
+def hash_of(vocabulary):
+    """FNV-1a, 64 bits: it tells the trainer whether a file was made with its vocab.txt."""
+    value = 14695981039346656037
+    for byte in "".join(token + "\n" for token in vocabulary).encode():
+        value = (value ^ byte) * 1099511628211 % (1 << 64)
+    return value
+
+
 def write_file(path, spool, documents, sentences, tokens, vocabulary, width):
     """Ranges [begin, end) of documents, and of the sentences and tokens in them."""
     n = [r[1] - r[0] for r in (tokens, sentences, documents)]
@@ -295,7 +314,8 @@ def write_file(path, spool, documents, sentences, tokens, vocabulary, width):
         if token.startswith("##") and len(token) > 2:
             continues[i // 32] |= 1 << i % 32
     with open(path, "wb") as f:
-        header = struct.pack("<2i3I6i", MAGIC, 1 if width == 2 else 2, *n, len(vocabulary), *special)
+        version = 1 if width == 2 else 2
+        header = struct.pack("<2i3I6iQ", MAGIC, version, *n, len(vocabulary), *special, hash_of(vocabulary))
         f.write(header.ljust(1024, b"\0"))
         spool.file.seek(tokens[0] * width)
         left = n[0] * width
