@@ -62,7 +62,7 @@ static void test_tensor_cores(Tests* t) {
         int half, want;
     } cases[] = {
         {"nvjet_sm90_tst_128x128_64x6_2x1_v_bz_TNT", 1, 1},
-        {"nvjet_sm90_tss_192x192_64x3_1x2_h_bz_splitK_NTN", 1, 0},
+        {"nvjet_sm90_tss_192x192_64x3_1x2_h_bz_coopB_splitK_NTN", 1, 1},
         {"cublasLt::splitKreduce_kernel", 1, 0},
         {"cutlass_80_simt_sgemm_128x64_tn_align1", 1, 0},
         {"cutlass_80_tensorop_s1688gemm_128x64", 0, 0},

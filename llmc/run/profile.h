@@ -71,7 +71,7 @@ typedef struct {
 static inline int text_begins(const char* text, const char* with) { return strncmp(text, with, strlen(with)) == 0; }
 
 // Whether a kernel's products run on the matrix units. `half`: the build computes in 16 bits, or fp32 may be rounded to
-// TF32. Libraries say "simt" in the names of kernels that do without.
+// TF32. Libraries say "simt" in the names of kernels that do without, and what adds up the parts of a sum is no product.
 static inline int profile_tensor_cores(const ProfileRow* r, int half) {
     static const char* const ours[] = {"attention_forward_hopper", "attention_backward_hopper",
                                        "attention_forward_flash", "attention_backward_query", "attention_backward_key"};
@@ -79,7 +79,7 @@ static inline int profile_tensor_cores(const ProfileRow* r, int half) {
     if (!r->kernel) return -1;
     for (size_t i = 0; i < COUNT_OF(ours); i++)
         if (text_begins(r->kernel, ours[i])) return 1;
-    if (strstr(r->full, "simt") || strstr(r->full, "splitK")) return 0;
+    if (strstr(r->full, "simt") || strstr(r->full, "splitKreduce")) return 0;
     for (size_t i = 0; i < COUNT_OF(others); i++)
         if (strstr(r->full, others[i])) return half;
     return 0;
