@@ -329,6 +329,10 @@ rm "$m/config.json"
 refused 'model: no config.json' 2 "$m/config.json: " "${MODEL[@]}"
 fresh_model && rm "$m/model.safetensors"
 refused 'model: no model.safetensors' 2 "$m/model.safetensors: " "${MODEL[@]}"
+touch "$m/model.safetensors.index.json"
+refused 'model: weights in several files' 2 "index.json: its weights are not in one model.safetensors; .*from_pretrained..$m" "${MODEL[@]}"
+fresh_model && rm "$m/model.safetensors" && touch "$m/pytorch_model.bin"
+refused 'model: weights of PyTorch' 2 'pytorch_model.bin: its weights are not in one model.safetensors' "${MODEL[@]}"
 
 config() { # NAME PATTERN SED-SCRIPT
     fresh_model
