@@ -174,7 +174,7 @@ static inline void test_lamb(Harness* h) {
     array_download(after);
     for (int s = 0; s < count; s++) {
         double before = 0, direction = 0, moved = 0;
-        char what[32];
+        char what[48];
         snprintf(what, sizeof what, "length of span %d's step", s);
         for (size_t i = LAMB_SPANS[s].offset; i < LAMB_SPANS[s].offset + LAMB_SPANS[s].size; i++) {
             double d = (double)after.host[i] - (double)after.initial[i];
