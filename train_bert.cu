@@ -882,7 +882,7 @@ static TaskScore validate_task(Run* r) {
     TaskEvaluation e;
     task_evaluation_begin(&e, &r->examples, &r->data.batches[0], m->B, r->settings.val_batches, &r->comm);
     m->training = 0;
-    while (task_evaluation_next(&e)) {
+    while (!stop_signal && task_evaluation_next(&e)) {
         MlmInput in = mlm_load(&r->data.loader, e.batch, &r->ctx);
         forward(m, &in, &r->ctx);
         task_evaluation_take(&e, &m->head, &r->ctx);
@@ -899,7 +899,7 @@ static MlmEvaluation validate_masked(Run* r) {
     uint64_t rows = mlm_sequences(&r->data.val), B = (uint64_t)m->B;
     uint64_t batches = session_val_batches(&r->session, rows + B - 1, m->B);  // the last one may be smaller
     uint64_t rank = (uint64_t)r->comm.rank, ranks = (uint64_t)r->comm.size;
-    for (uint64_t i = rank; i < batches; i += ranks) {
+    for (uint64_t i = rank; i < batches && !stop_signal; i += ranks) {
         mlm_batch_build(batch, &r->data.val, i * B, (int)min_size(B, rows - i * B));
         MlmInput in = mlm_load(&r->data.loader, batch, &r->ctx);
         evaluate_batch(m, &in, scales, i == rank ? SET : ADD, &r->ctx);
@@ -909,16 +909,16 @@ static MlmEvaluation validate_masked(Run* r) {
     return mlm_evaluation(sums, m->config.next, &r->comm);
 }
 
-// Log it, or without a log print it.
+// Log it, or without a log print it. A signal to any rank cuts it short, and then there is nothing to tell.
 static void validate(Run* r, Log* log) {
-    if (r->task.task) {
-        TaskScore score = validate_task(r);
-        if (log) task_score_log(log, &r->session, score);
-        else task_score_print(score);
-        return;
-    }
-    MlmEvaluation e = validate_masked(r);
-    if (log) mlm_evaluation_log(log, &r->session, e);
+    TaskScore score = {0};
+    MlmEvaluation e = {0};
+    if (r->task.task) score = validate_task(r);
+    else e = validate_masked(r);
+    if (comm_any(&r->comm, stop_signal != 0)) return;
+    if (r->task.task && log) task_score_log(log, &r->session, score);
+    else if (r->task.task) task_score_print(score);
+    else if (log) mlm_evaluation_log(log, &r->session, e);
     else mlm_evaluation_print(e);
 }
 
@@ -1000,6 +1000,7 @@ static void finish_steps(Run* r, int lag) {
 
 // --fill or --evaluate: print and end.
 static void answer(Run* r) {
+    signal(SIGINT, SIG_DFL), signal(SIGTERM, SIG_DFL);  // nothing is written that has to be whole
     if (*r->mlm.fill) {
         MlmBatch* batch = &r->data.batches[0];
         fill_batch(batch, &r->words, r->mlm.fill, r->model.T, r->model.config.V);

@@ -715,19 +715,23 @@ static void run_close(Run* r) {
     comm_close(&r->comm);
 }
 
-// Over held-out text, of which each rank takes its share.
-static double validate(Run* r) {
+// On held-out text, of which each rank takes its share: log the loss, or without a log print it. A signal to any rank cuts
+// it short, and then there is nothing to tell.
+static void validate(Run* r, Log* log) {
     Model* m = &r->model;
     uint64_t batches = session_val_batches(&r->session, batch_lm_windows(&r->data.val), m->B);
     uint64_t rank = (uint64_t)r->comm.rank, ranks = (uint64_t)r->comm.size;
     double scale = 1.0 / ((double)batches * m->N), loss = 0;
-    for (uint64_t i = rank; i < batches; i += ranks) {
+    for (uint64_t i = rank; i < batches && !stop_signal; i += ranks) {
         lm_data_load(m->inputs, m->targets, &m->documents, &r->data, &r->data.val, i * (uint64_t)m->B, &r->ctx);
         evaluate_batch(m, scale, i == rank ? SET : ADD, &r->ctx);
+        comm_progress(&r->comm, r->session.step);
     }
     if (rank < batches) loss = model_loss(m, &r->ctx);
     comm_sum_counts(&r->comm, &loss, 1);
-    return loss;
+    if (comm_any(&r->comm, stop_signal != 0)) return;
+    if (log) log_validation(log, r->session.step, r->session.last, loss, NULL);
+    else printf("val loss %.6f\n", plain_nan(loss));
 }
 
 // Count a micro-batch of endings, whose sequences are `s`. Only the rows that are scored go on to the head.
@@ -741,27 +745,29 @@ static void evaluate_endings(Model* m, ChoicesEvaluation* e, const Sequences* s,
     choices_take(e, m->a.losses, m->a.logits, m->targets, m->config.V, m->Vp, ctx);
 }
 
-// On one of the multiple-choice sets, of whose examples each rank takes its share.
-static ChoicesResult validate_choices(Run* r, const Choices* set) {
+// The same on one of the multiple-choice sets, of whose examples each rank takes its share.
+static void validate_choices(Run* r, const Choices* set, Log* log) {
     Model* m = &r->model;
     ChoicesEvaluation e;
     choices_begin(&e, set, m->N, m->T, r->comm.rank, r->comm.size);
     choices_alloc(&e, &r->ctx);
-    for (Sequences s; choices_load(&e, m->inputs, m->targets, &s, &r->ctx);) {
+    for (Sequences s; !stop_signal && choices_load(&e, m->inputs, m->targets, &s, &r->ctx);) {
         evaluate_endings(m, &e, &s, &r->ctx);
         comm_progress(&r->comm, r->session.step);
     }
     ChoicesResult result = choices_result(&e, &r->comm);
     choices_free(&e);
     choices_end(&e);
-    return result;
+    if (comm_any(&r->comm, stop_signal != 0)) return;
+    if (log) choices_log(log, r->session.step, r->session.last, set, result);
+    else choices_print(set, result);
 }
 
 // --evaluate 1: of the data and of all sets.
 static void evaluate(Run* r) {
-    if (r->data.has_val) printf("val loss %.6f\n", validate(r));
-    for (int i = 0; i < r->choices.count; i++)
-        choices_print(&r->choices.set[i], validate_choices(r, &r->choices.set[i]));
+    signal(SIGINT, SIG_DFL), signal(SIGTERM, SIG_DFL);  // nothing is written that has to be whole
+    if (r->data.has_val) validate(r, NULL);
+    for (int i = 0; i < r->choices.count; i++) validate_choices(r, &r->choices.set[i], NULL);
 }
 
 // Logits of the token after a window, in the first row of m->a.logits. Of a window that goes on from the one of the call
@@ -890,8 +896,7 @@ int main(int argc, char** argv) {
 
     Schedule schedule = session_schedule(session);
     int64_t last = s->stop_after > 0 && s->stop_after < session->last ? s->stop_after : session->last;
-    if (session->step == 0 && r->data.has_val && s->val_every > 0)
-        log_validation(&r->log, 0, session->last, validate(r), NULL);
+    if (session->step == 0 && r->data.has_val && s->val_every > 0) validate(r, &r->log);
     steps_restart_clock(&r->steps);
     while (session->step < last && !session_must_stop(session, (int)stop_signal)) {
         steps_profile_begin(&r->steps, session);
@@ -903,10 +908,8 @@ int main(int argc, char** argv) {
         int checkpoint = session_checkpoint_is_due(session);
         int lag = profile || validation || choices || text || checkpoint || session->step == last ? 0 : READBACK_LAG;
         finish_steps(r, lag);
-        if (validation) log_validation(&r->log, session->step, session->last, validate(r), NULL);
-        for (int i = 0; choices && i < r->choices.count; i++)
-            choices_log(&r->log, session->step, session->last, &r->choices.set[i],
-                        validate_choices(r, &r->choices.set[i]));
+        if (validation) validate(r, &r->log);
+        for (int i = 0; choices && i < r->choices.count; i++) validate_choices(r, &r->choices.set[i], &r->log);
         if (text && r->comm.rank == 0) sample(r);
         if (checkpoint) save(r);
         if (validation || choices || text || checkpoint) steps_restart_clock(&r->steps);

@@ -18,6 +18,6 @@ cd "${SLURM_SUBMIT_DIR:-.}"
 trainer=${1:?"name the trainer and its flags"}
 shift
 out=out flags=("$@")
-for ((i = 0; i < $#; i++)); do [ "${flags[i]}" != -o ] || out=${flags[i + 1]}; done
-if [ -d "$out/ckpt" ]; then exec srun "$trainer" -y 1 -o "$out"; fi
-exec srun "$trainer" "$@"
+for ((i = 0; i < $#; i++)); do [[ ! ${flags[i]} =~ ^(-o|--output)$ ]] || out=${flags[i + 1]}; done
+if compgen -G "$out/ckpt/*[0-9]" >/dev/null; then exec srun "$trainer" -y 1 -o "$out"; fi
+exec srun "$trainer" "$@" -y 1  # ended before its first checkpoint, a run has left nothing to go on from

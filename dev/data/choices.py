@@ -37,9 +37,9 @@ def parse(description, add_options, arguments):
 def read_lines(path):
     """(number from 1, line) of a text file."""
     try:
-        with open(path, encoding="utf-8", newline="\n") as f:
+        with open(path, encoding="utf-8-sig", newline="\n") as f:
             for number, line in enumerate(f, 1):
-                yield number, line.rstrip("\n")
+                yield number, line.rstrip("\r\n")
     except UnicodeDecodeError as e:
         raise UserError(f"{path}: is not UTF-8 text ({e.reason})")
     except OSError as e:

@@ -258,6 +258,6 @@ def run(parse, prepare, arguments):
         print("error: " + " ".join(str(e).split()), file=sys.stderr)
         return FAILED
     except KeyboardInterrupt as e:
-        print(f"error: {str(e) or 'interrupted; nothing was written'}", file=sys.stderr)
-        return FAILED
+        print(f"error: {str(e) or 'interrupted; nothing was written'}", file=sys.stderr, flush=True)
+        os._exit(FAILED)  # an ordinary end waits for the other processes, which the same signal may have ended
     return 0

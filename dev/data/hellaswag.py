@@ -53,12 +53,14 @@ def from_text(path):
         context, label, *endings = lines
         yield context, [f" {e}" for e in endings], label_of(label, endings, f"{path}: line {number - 4}")
         lines = []
-    if lines:
+    if any(lines):  # blank lines at the end are none
         raise UserError(f"{path}: its last example has {len(lines)} lines, not 6")
 
 
 def examples(options):
     for _, line in read_lines(options.local):
+        if not line.strip():
+            continue
         if line.lstrip().startswith("{"):
             return from_jsonl(options.local, options.lm_eval)
         if options.lm_eval:

@@ -41,6 +41,11 @@ want='65535 40 0 1 4 1 97 2 32 98 3 32 99 100 2 32 101 2 32 102 '
 [ "$(words "$work/six.bin")" = "$want" ] || fail 'six lines' "$(words "$work/six.bin")"
 [ "$(od -An -td4 -w16 -N 16 "$work/six.bin" | tr -s ' ')" = ' 20240522 1 1 40' ] || fail 'its header' 'it is another'
 printf '%s\n' '{"ctx": "a", "endings": ["b", "cd", "e", "f"], "label": 1, "ind": 5}' >"$work/six.jsonl"
+sed 's/$/\r/' "$work/six.txt" >"$work/crlf.txt" && printf '\n' >>"$work/crlf.txt"
+prepared 'six lines, ends of Windows' hellaswag "$work/crlf.txt" --out "$work/crlf.bin"
+why=
+cmp -s "$work/six.bin" "$work/crlf.bin" || why='another set'
+verdict 'six lines, ends of Windows: the same set' "$why"
 prepared 'jsonl' hellaswag "$work/six.jsonl" --out "$work/jsonl.bin"
 cmp -s "$work/six.bin" "$work/jsonl.bin" || fail 'jsonl' 'not the same as from six lines'
 printf '%s\n' '{"ctx": "", "endings": ["b"], "label": "0"}' '{"ctx": "a", "endings": ["b", "c", "d", "e", "f", "g"], "label": 5}' >"$work/any.jsonl"

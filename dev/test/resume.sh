@@ -187,6 +187,11 @@ for state in 'no such directory' 'no checkpoints'; do
     grep -q '^warning: .*none.*starting afresh' "$work/stderr" || why=${why:-'no word of starting afresh'}
     verdict "$state: starts afresh" "${why:-$(same_run "$work/none" "$straight" $last)}"
 done
+# Not so by a command that only knows where the run is: the default model would take its place.
+find "$work/none" -type f ! -name log.jsonl -delete
+rm -rf "$work/none/ckpt"
+run -y 1 -o "$work/none"
+verdict 'no checkpoints, and nothing said of what to begin' "$(ended_with_error 2 "-y 1: the run in $work/none has no whole checkpoint; .*-e and -i")"
 
 # ---------------------------------------------------------------------------------------------------------
 # Signals and kills: a run long enough to be hit
@@ -216,6 +221,23 @@ for signal in TERM INT; do
     verdict "SIG$signal saves and ends" "$why"
     same "SIG$signal, resumed" "$out" "$long" $end -y 1
 done
+
+# A signal while held-out text is read: nothing is logged of it, and the step before it is saved.
+out=$work/cut
+: >"$work/stdout"
+"$PROGRAM" "${MODEL[@]}" -x 120 -v 1 -m 0 -n 0 -o "$out" </dev/null >"$work/stdout" 2>"$work/stderr" &
+pid=$!
+until grep -q '^step *1/' "$work/stdout" || ! kill -0 $pid 2>/dev/null; do sleep 0.002; done
+sleep 0.05
+kill -TERM $pid 2>/dev/null
+t0=${EPOCHREALTIME/[.,]/}
+wait $pid
+status=$?
+why=$(ended_with 0)
+[ $((${EPOCHREALTIME/[.,]/} - t0)) -lt 3000000 ] || why=${why:-'it took more than three seconds'}
+grep -q '^stopped by signal 15 after step [0-9]*, saved' "$work/stdout" || why=${why:-"$(tail -n 1 "$work/stdout")"}
+[ "$(grep -c 'val loss' "$work/stdout")" -le "$(grep -c '^step .* lr ' "$work/stdout")" ] || why=${why:-'half a validation was told'}
+verdict 'SIGTERM during validation saves and ends' "$why"
 
 # How long a process lives before its first step, and how long 20 steps with checkpoints take, in ms.
 milliseconds() { local t=${EPOCHREALTIME/[.,]/}; echo $((t / 1000)); }

@@ -282,6 +282,7 @@ mkdir "$d/alone" && cp "$d/train.tsv" "$d/alone"
 small 'no vocabulary'          '--task: there is no vocab.txt'                  --task classify --labels 3 -i "$d/alone/train.tsv"
 bad 'an empty file'            'holds no labelled text'                         ''
 bad 'no tab'                   'line 2 has 1 field with tabs .* needs 2'        '0\ta\n1 b\n'
+bad 'a tab in a text'            'line 2 has 3 fields .* a label and what line 1 has after its own are 2' '0\ta\n1\tb\tc\n'
 bad 'not a pair'               'line 2 has 2 fields .* needs 3'                 '0\ta\tb\n1\tc\n'
 bad 'a header without text'    'line 1 has a column for labels, but none called text' 'label\tnothing\n0\ta\n'
 printf 'left\ta\nlow\tb\n' >"$d/bad.tsv"

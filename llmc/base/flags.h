@@ -141,6 +141,11 @@ static inline Flag* flags_find(Flag* rows, int count, const char* name, size_t n
     return NULL;
 }
 
+// Whether the command line has it.
+static inline int flag_is_given(Flag* rows, int count, const char* name) {
+    return (flags_find(rows, count, name, strlen(name))->is_set & FLAG_IS_GIVEN) != 0;
+}
+
 static inline void flags_free(Flag* rows, int count) {
     for (int i = 0; i < count; i++) {
         if (!(rows[i].is_set & FLAG_IS_COPY)) continue;

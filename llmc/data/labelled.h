@@ -167,6 +167,10 @@ static inline int labelled_next(Labelled* l, Field field[LABELLED_COLUMNS]) {
     if (count > 0 && count < l->least)
         die(USAGE, "%s: line %d has %d field%s with tabs between them; it needs %d%s", l->path, l->line, count,
             count == 1 ? "" : "s", l->least, l->header ? "" : ", a label and what line 1 has after its own");
+    if (count > l->least && l->label >= 0 && !l->header)
+        die(USAGE,
+            "%s: line %d has %d fields with tabs between them, but a label and what line 1 has after its own are %d",
+            l->path, l->line, count, l->least);
     if (count > 1 && l->label < 0 && !l->header)
         die(USAGE, "%s: line %d has %d fields with tabs between them, but line 1 is a text without a label", l->path,
             l->line, count);

@@ -318,6 +318,18 @@ static inline int checkpoint_verify(const char* dir, const Comm* comm) {
     return bad ? -1 : 0;
 }
 
+// Ends with USAGE where `out` is a run's that has no whole checkpoint: the command that asks to go on with it does not say
+// what to begin anew, and the default model would take its place.
+static inline void checkpoint_refuse_default(const char* out, const Comm* comm) {
+    char* log = xprintf("%s/log.jsonl", out);
+    if (file_exists(log))
+        checkpoint_die(comm, USAGE,
+                       "-y 1: the run in %s has no whole checkpoint; say with -e and -i what to begin anew, or choose "
+                       "another -o",
+                       out);
+    free(log);
+}
+
 // The newest checkpoint of OUT that is whole; the damaged ones after it are named. Returns its directory (caller
 // frees) and its step, or NULL if there is none; the same on every rank, as rank 0 sees it.
 static inline char* checkpoint_find(const char* out, int64_t* step, const Comm* comm) {

@@ -147,7 +147,9 @@ static inline Window generation_window(Generation* g) {
 // Add a token that is drawn from these logits.
 static inline void generation_draw(Generation* g, const real* logits) {
     double uniform = rng_uniform(philox((uint32_t)g->count, 0, 0, 0, g->key).v[0]);
-    g->tokens[g->count++] = sampler_draw(logits, g->V, g->sampler, uniform);
+    int drawn = sampler_draw(logits, g->V, g->sampler, uniform);
+    if (isnan((double)logits[drawn])) die(FAILED, "the model's logits are not numbers, so there is no next token");
+    g->tokens[g->count++] = drawn;
 }
 
 // The text so far, as numbers where there is no tokenizer.

@@ -154,6 +154,9 @@ static inline void session_find_checkpoint(Session* s, const char* free_to_chang
     if (!resume) return;
     s->checkpoint = checkpoint_find(s->settings->out, &s->step, s->comm);
     if (!s->checkpoint) {
+        int is_said =
+            flag_is_given(s->flags, s->flag_count, "--model") | flag_is_given(s->flags, s->flag_count, "--train-data");
+        if (!is_said) checkpoint_refuse_default(s->settings->out, s->comm);
         if (s->comm->rank == 0) warn("%s: there is no usable checkpoint to resume from; starting afresh", s->out);
         return;
     }
@@ -273,7 +276,7 @@ static inline char* session_find_start(Session* s, const char* flag, const char*
     if (s->checkpoint) return xprintf("%s", s->checkpoint);
     char* found = *other ? checkpoint_find(other, &step, s->comm) : NULL;
     if (*other && !found) die(USAGE, "%s %s: holds no whole checkpoint; name the directory of a run", flag, other);
-    if (found && flags_find(s->flags, s->flag_count, "--model", strlen("--model"))->is_set & FLAG_IS_GIVEN)
+    if (found && flag_is_given(s->flags, s->flag_count, "--model"))
         die(USAGE, "%s %s: the model is that run's; leave -e out", flag, other);
     if (found) s->started = xprintf("%s", found);
     return found;
@@ -531,8 +534,8 @@ static inline void session_end(const Session* s, int failed) {
     if (s->stop == SESSION_TIME_IS_UP) printf("stopped by --max-hours after step %lld%s\n", (long long)s->step, saved);
     else if (s->stop) printf("stopped by signal %d after step %lld%s\n", s->stop, (long long)s->step, saved);
     if (failed)
-        die(FAILED, "%s: the state after step %lld could not be saved; make room there, then go on with -y 1", s->out,
-            (long long)s->step);
+        die(FAILED, "%s: the state after step %lld could not be saved; make room there, then go on with -y 1",
+            s->settings->out, (long long)s->step);
 }
 
 static inline void session_close(Session* s) {
