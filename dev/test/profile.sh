@@ -84,6 +84,29 @@ assert any(t["id"] == "kernels" and len(t["rows"]) == len(rows) for t in data["t
 EOF
     [ $? -eq 0 ] && why= || why=$(tail -n 1 python.out)
     verdict 'the files as another reader sees them' "$why"
+
+    # A step of 10 ms, of which rows and gaps are 9.95, with other numbers where they are given.
+    checked() { # NAME STATUS PATTERN NUMBERS [FLAG...]
+        mkdir -p made && cp whole/profile/kernels.csv made
+        python3 - "$4" >made/summary.json <<'EOF'
+import json, sys
+step = {"kernels_ms": 10, "beside_ms": 1, "gap_host_ms": 0.5, "gap_stream_ms": 0.25, "gap_kernels_ms": 0.2, "before_ms": 0.01,
+        "after_ms": 0.04, "profiled_ms": 10, "plain_ms": 9.9, "unattributed": 0, "lost": 0}
+print(json.dumps({"step": step | json.loads(sys.argv[1])}))
+EOF
+        python3 "$OLDPWD/dev/reference/check_profile.py" made "${@:5}" >python.out 2>&1
+        [ $? -eq "$2" ] && why=$(says "$PWD/python.out" "$3") || why=$(tail -n 1 python.out)
+        verdict "check_profile.py: $1" "$why"
+    }
+    checked 'what adds up' 0 'rows_and_gaps_ms=9.950 profiled_ms=10.000 plain_ms=9.900 overhead_percent=1.0' '{}' --overhead 2
+    checked 'too slow' 1 'FAIL profiling makes the step 1.0 % slower' '{}' --overhead 0.5
+    checked 'rows lack what before and after have' 1 'FAIL rows and gaps are 9.850 ms, the step is 10.000 ms' '{"kernels_ms": 9.9, "before_ms": 0.05, "after_ms": 0.1}'
+    checked '25 us of a step of 1 ms' 0 profiled_ms=1.000 '{"kernels_ms": 1.025, "profiled_ms": 1}'
+    checked '35 us of a step of 1 ms' 1 'FAIL rows and gaps' '{"kernels_ms": 1.015, "profiled_ms": 1}'
+    checked 'a step that ends before its rows' 1 'FAIL after_ms is -0.050' '{"kernels_ms": 10.1, "after_ms": -0.05}'
+    checked 'no clock before the rows' 0 profiled_ms=10.000 '{"before_ms": null, "after_ms": null}'
+    checked 'no plain step' 0 'profiled_ms=10.000$' '{"plain_ms": null}'
+    checked 'no plain step to compare with' 1 'FAIL there is no plain step' '{"plain_ms": null}' --overhead 10
 else skip 'the files as another reader sees them' 'python3 was not found'; fi
 
 # ---------------------------------------------------------------------------------------------------------
