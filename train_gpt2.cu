@@ -909,7 +909,7 @@ int main(int argc, char** argv) {
                         validate_choices(r, &r->choices.set[i]));
         if (text && r->comm.rank == 0) sample(r);
         if (checkpoint) save(r);
-        if (validation || choices || text || checkpoint) steps_restart_clock(&r->steps);
+        if (profile || validation || choices || text || checkpoint) steps_restart_clock(&r->steps);
     }
     finish_steps(r, 0);
     int failed = save(r) != 0 || session_finish_save(session) != 0;

@@ -1,7 +1,7 @@
 /* Tests of the profiler without a GPU: the records of a step as CUPTI hands them over become rows, roofs, gaps and sums;
  * tables are read back from every form they are printed in; all files of a report are written and read.
  * Run from the repository's root. Prints a line a case and `N passed, N failed`; exit status 1 if one failed. */
-#include "llmc/run/profile_files.h"
+#include "llmc/run/profiler.h"
 
 typedef struct {
     int passed, failed;
@@ -707,6 +707,24 @@ static void test_losses(Tests* t, const ProfileReport* r) {
 }
 
 // ---------------------------------------------------------------------------------------------------------
+// A profiler after its last step
+
+static void test_stages(Tests* t) {
+    Profiler p;
+    Text stages = {NULL, 0, 0};
+    memset(&p, 0, sizeof p);
+    p.warmup = 1, p.count = 2, p.first = 10, p.plain = (double*)xcalloc(2, sizeof *p.plain);
+    for (int64_t step = 9; step < 17; step++) {
+        profiler_step_took(&p, step, (double)step);
+        text_printf(&stages, "%d%s ", profiler_stage(&p, step), profiler_reads_at_once(&p, step) ? "!" : "");
+    }
+    expect_text(t, "stages/read at once: from the last plain step on", stages.text, "0 0 1 1! 2! 2! 0 0 ");
+    expect(t, p.plain_count == 2 && p.plain[0] == 11 && p.plain[1] == 12, "stages/times of plain steps", "%d",
+           p.plain_count);
+    profiler_close(&p);
+}
+
+// ---------------------------------------------------------------------------------------------------------
 // Files
 
 static char scratch[] = "/tmp/llmc_profile_XXXXXX";
@@ -977,6 +995,7 @@ int main(void) {
     test_groups(&t, &r);
     test_same(&t);
     test_losses(&t, &r);
+    test_stages(&t);
     test_files(&t, &r);
     test_files_of_ops(&t);
     report_end(&r, steps);

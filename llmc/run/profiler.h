@@ -8,7 +8,8 @@
  *
  * Rows are kernels where CUPTI traces them, else ops: on the GPU between two events, on the CPU by the host's clock.
  *
- * steps.h puts profiler_begin_step() and profiler_end_step() around steps and tells the times of plain ones. */
+ * steps.h puts profiler_prepare_step(), profiler_begin_step() and profiler_end_step() around steps and tells the times of
+ * plain ones. */
 #ifndef LLMC_PROFILER_H
 #define LLMC_PROFILER_H
 
@@ -193,14 +194,31 @@ static inline ProfilerStage profiler_stage(const Profiler* p, int64_t step) {
     return i < p->count ? STAGE_PLAIN : STAGE_PROFILED;
 }
 
+// Whether this step's results have to be read before the next is launched: no step is in flight when a profiled one begins,
+// and the plain ones are all finished when the report is made.
+static inline int profiler_reads_at_once(const Profiler* p, int64_t step) {
+    return profiler_stage(p, step) == STAGE_PROFILED || profiler_stage(p, step + 1) == STAGE_PROFILED;
+}
+
 // Step number `step`, from 0, took so long.
 static inline void profiler_step_took(Profiler* p, int64_t step, double seconds) {
     if (profiler_stage(p, step) == STAGE_PLAIN && p->plain_count < p->count) p->plain[p->plain_count++] = seconds;
 }
 
-static inline void profiler_begin_step(Profiler* p, int64_t step, Context* ctx) {
-    if (profiler_stage(p, step) != STAGE_PROFILED) return;
+// Wait for everything that was launched, on the collectives' stream too.
+static inline void profiler_wait(Context* ctx) {
+#ifdef __CUDACC__
+    (void)ctx;
+    cudaCheck(cudaDeviceSynchronize());
+#else
     device_synchronize(ctx);
+#endif
+}
+
+// Returns 1 where this step is to be profiled, for which all is ready then, and the idle kernel is launched.
+static inline int profiler_prepare_step(Profiler* p, int64_t step, Context* ctx) {
+    if (profiler_stage(p, step) != STAGE_PROFILED) return 0;
+    profiler_wait(ctx);
     if (p->taken == 0) p->is_tracing = kernel_trace_start(&p->trace, ctx) == 0;
     scope_log_open(&p->log, p->is_tracing ? &p->trace : NULL);
     if (p->is_tracing) {
@@ -208,6 +226,11 @@ static inline void profiler_begin_step(Profiler* p, int64_t step, Context* ctx) 
         kernel_trace_clear(&p->trace);
         kernel_trace_lead((uint64_t)(1e9 * PROFILER_LEAD), ctx);
     }
+    return 1;
+}
+
+// Before the first launch of a step that is prepared.
+static inline void profiler_begin_step(Profiler* p, Context* ctx) {
     ctx->scope_log = &p->log;
     p->began = now_seconds();
 }
@@ -215,7 +238,7 @@ static inline void profiler_begin_step(Profiler* p, int64_t step, Context* ctx) 
 // Returns 1 after the last one.
 static inline int profiler_end_step(Profiler* p, int64_t step, Context* ctx) {
     if (profiler_stage(p, step) != STAGE_PROFILED) return 0;
-    device_synchronize(ctx);
+    profiler_wait(ctx);
     double seconds = now_seconds() - p->began;
     uint64_t ended = p->is_tracing ? kernel_trace_now(&p->trace) : 0;
     ProfileStep* s = &p->steps[p->taken];
