@@ -228,7 +228,7 @@ verdict 'two ranks: a profile of each' "$(lacks profiled2/profile/rank_0)$(lacks
 why=
 for rank in 0 1; do
     text=profiled2/profile/rank_$rank/profile.txt
-    why+=$(says $text "^rank +$rank of 2\$")$(says $text '^The ranks$')$(says $text 'The slowest is rank [01], [0-9.]+ % slower than rank [01]\.$')
+    why+=$(says $text "^rank +$rank of 2\$")$(says $text '^The ranks$')$(says $text "^step .* by the slowest rank's time;")$(says $text 'The slowest is rank [01], [0-9.]+ % slower than rank [01]\.$')
     why+=$(says $text '^slowest +rank [01], whose own work takes')$(says $text '^overlap +[0-9.]+ % of')
     why+=$(says profiled2/profile/rank_$rank/trace.json "\"pid\": $rank, ")
     case "$(directions profiled2/profile/rank_$rank)" in
@@ -237,6 +237,8 @@ for rank in 0 1; do
     esac
     [ "$(number profiled2/profile/rank_$rank unattributed)" = 0 ] || why+="rank $rank has rows in no scope"
 done
+steps=$(cat profiled2/profile/rank_?/profile.txt | grep '^step .* in the middle of' | sort -u | wc -l)
+[ "$steps" = 1 ] || why+='the ranks report different steps'
 [ "$(sed -n '/^The ranks$/,/^$/p' profiled2/profile/rank_0/profile.txt)" = "$(sed -n '/^The ranks$/,/^$/p' profiled2/profile/rank_1/profile.txt)" ] || why+='the ranks name another slowest'
 verdict 'two ranks: side by side, the slowest named' "$why"
 [ "$(grep -c '^The largest losses$' "$work/stdout")" = 1 ] && why= || why='not printed once'

@@ -212,8 +212,12 @@ static inline void steps_profile_begin(Steps* s, const Session* session) {
 static inline int steps_profile_end(Steps* s, const Session* session, const MemoryPlan* plan, Comm* comm) {
     int64_t step = session->step - 1;
     const LaunchedStep* launched = &s->launched[step % (int64_t)COUNT_OF(s->launched)];
-    ProfiledRun run = {session->settings->out, settings_mode_name(session->settings->mode), plan, launched->work.flops,
-                       comm};
+    ProfiledRun run = {session->settings->out,
+                       settings_mode_name(session->settings->mode),
+                       plan,
+                       launched->work.flops,
+                       comm,
+                       READBACK_LAG > 0 && session->settings->zero && comm->size > 1};
     int at_once = profiler_reads_at_once(&s->profiler, step);
     if (profiler_end_step(&s->profiler, step, session->ctx)) profiler_report(stdout, &s->profiler, &run, session->ctx);
     return at_once;
