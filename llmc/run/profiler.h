@@ -540,6 +540,7 @@ static inline void profiler_report(FILE* out, Profiler* p, const ProfiledRun* ru
     free(t.text);
     report_free(&r);
     profiler_close(p);
+    comm_barrier(run->comm);  // else the next step would wait for a rank that still writes
 }
 
 #endif
