@@ -1048,7 +1048,7 @@ int main(int argc, char** argv) {
         if (validation) validate(r, &r->log);
         if (text && r->comm.rank == 0) sample(r);
         if (checkpoint) save(r);
-        if (validation || text || checkpoint) steps_restart_clock(&r->steps);
+        if (profile || validation || text || checkpoint) steps_restart_clock(&r->steps);
     }
     finish_steps(r, 0);
     int failed = save(r) != 0 || session_finish_save(session) != 0;

@@ -912,7 +912,7 @@ int main(int argc, char** argv) {
         for (int i = 0; choices && i < r->choices.count; i++) validate_choices(r, &r->choices.set[i], &r->log);
         if (text && r->comm.rank == 0) sample(r);
         if (checkpoint) save(r);
-        if (validation || choices || text || checkpoint) steps_restart_clock(&r->steps);
+        if (profile || validation || choices || text || checkpoint) steps_restart_clock(&r->steps);
     }
     finish_steps(r, 0);
     int failed = save(r) != 0 || session_finish_save(session) != 0;

@@ -1,7 +1,7 @@
 /* Tests of the profiler without a GPU: the records of a step as CUPTI hands them over become rows, roofs, gaps and sums;
- * tables are read back from every form they are printed in; all files of a report are written and read.
+ * profiled steps that are made by hand become a report's facts; tables are read back from every form they are printed in; all files of a report are written and read.
  * Run from the repository's root. Prints a line a case and `N passed, N failed`; exit status 1 if one failed. */
-#include "llmc/run/profile_files.h"
+#include "llmc/run/profiler.h"
 
 typedef struct {
     int passed, failed;
@@ -376,10 +376,14 @@ static void test_steps(Tests* t) {
     step_open(&steps[1], NULL, 400, 300);
     step_open(&steps[2], NULL, -1000, 100);
     expect(t, near_to(profile_span(&steps[1]), 41800e-9), "steps/span", "%g", profile_span(&steps[1]));
+    const double spans[] = {5, 8, 6}, same[] = {7, 7, 7}, ranks[] = {1, 2, 3, 2.5, 9, 1};
     expect(t,
-           profile_middle_step(steps, 3) == 2 && profile_middle_step(steps, 2) == 0 &&
-               profile_middle_step(steps + 1, 2) == 1 && profile_middle_step(steps, 1) == 0,
-           "steps/the middle one", "%zu", profile_middle_step(steps, 3));
+           profiler_middle(spans, 1, 3) == 2 && profiler_middle(spans, 1, 2) == 0 &&
+               profiler_middle(spans + 1, 1, 2) == 1 && profiler_middle(spans, 1, 1) == 0,
+           "steps/the middle one", "%zu", profiler_middle(spans, 1, 3));
+    expect(t, profiler_middle(same, 1, 3) == 1, "steps/the middle of equal ones", "%zu", profiler_middle(same, 1, 3));
+    expect(t, profiler_middle(ranks, 2, 3) == 2, "steps/the middle one by the slowest rank's time", "%zu",
+           profiler_middle(ranks, 2, 3));
     profile_compare_steps(&steps[2], steps, 3);
     const ProfileRow *product = &steps[2].rows[2], *fill = &steps[2].rows[1], *gelu = &steps[2].rows[4],
                      *reduce = &steps[2].rows[9];
@@ -389,8 +393,6 @@ static void test_steps(Tests* t) {
            "steps/least, median, most", "%g %g %g", product->least, product->median, product->most);
     expect(t, isnan(gelu->least) && isnan(gelu->median) && isnan(gelu->most), "steps/a row that a step lacks", "%g",
            gelu->median);
-    ProfileStep same[3] = {steps[1], steps[1], steps[1]};
-    expect(t, profile_middle_step(same, 3) == 1, "steps/the middle of equal ones", "%zu", profile_middle_step(same, 3));
     double four[] = {4, 1, 3, 2}, one[] = {7};
     expect(t, median_of(four, 4) == 2.5 && median_of(one, 1) == 7 && isnan(median_of(one, 0)), "steps/median", "%g",
            four[1]);
@@ -707,6 +709,177 @@ static void test_losses(Tests* t, const ProfileReport* r) {
 }
 
 // ---------------------------------------------------------------------------------------------------------
+// A profiler after its last step
+
+typedef struct {
+    Profiler profiler;
+    ProfileStep steps[3];
+    double plain[3];
+    Comm comm;
+    MemoryPlan plan;
+    Context ctx;
+    ProfiledRun run;
+    ProfileReport report;
+} Filled;
+
+// What the report says under this name; "" where it says nothing.
+static const char* fact_of(const ProfileReport* r, const char* name) {
+    for (int i = 0; i < r->fact_count; i++)
+        if (strcmp(r->facts[i].name, name) == 0) return r->facts[i].text;
+    return "";
+}
+
+// Three steps of 42 us each, of which the last is in the middle, after plain ones of 44 us. It ends with 1.6 us in which
+// parameters are shared, 1.1 of them alone.
+static void filled_open(Filled* f) {
+    memset(f, 0, sizeof *f);
+    step_open(&f->steps[0], "gelu_forward_kernel", 0, 0);
+    step_open(&f->steps[1], NULL, 400, 300);
+    step_open(&f->steps[2], NULL, -1000, 100);
+    for (int i = 0; i < 3; i++) f->steps[i].seconds = 42e-6;
+    ProfileRow* last = &f->steps[2].rows[f->steps[2].count - 1];
+    last->direction = COMMUNICATION, last->op = "share_parameters";
+    f->plain[0] = 44e-6, f->plain[1] = 60e-6, f->plain[2] = 43e-6;
+    Profiler* p = &f->profiler;
+    p->warmup = 5, p->count = p->taken = p->plain_count = 3, p->first = 100, p->is_tracing = 1;
+    p->steps = f->steps, p->plain = f->plain, p->ceilings = CEILINGS, p->ceilings_from = "measure";
+    f->comm.size = 1;
+    for (int i = 0; i < PLAN_PARTS; i++) f->plan.part[i].name = "nothing";
+    f->plan.part[0].name = "parameters", f->plan.part[0].bytes = (size_t)3 << 20;
+    f->plan.part[1].name = "scratch", f->plan.part[1].bytes = (size_t)1 << 20;
+    f->ctx.memory[0].name = "parameters", f->ctx.memory[0].bytes = (size_t)2 << 20;
+    f->ctx.scratch_bytes = (size_t)5 << 20;
+    ProfiledRun run = {"", "train", &f->plan, 2.1e6, &f->comm, 1};
+    f->run = run;
+}
+
+static const char* filled_fact(Filled* f, const char* name) {
+    report_free(&f->report);
+    profiler_fill_report(&f->report, &f->profiler, &f->run, &f->ctx);
+    return fact_of(&f->report, name);
+}
+
+static void filled_close(Filled* f) {
+    report_free(&f->report);
+    for (int i = 0; i < 3; i++) profile_step_free(&f->steps[i]);
+}
+
+static void expect_fact(Tests* t, const char* title, Filled* f, const char* name, const char* want) {
+    const char* got = filled_fact(f, name);
+    expect(t, strcmp(got, want) == 0, title, "%s '%s', not '%s'", name, got, want);
+}
+
+static void test_facts(Tests* t) {
+    Filled f;
+    filled_open(&f);
+    expect_fact(t, "facts/the step, from 1", &f, "step",
+                "111, the one in the middle of 109 to 111 by time; 5 of warm-up and 3 plain before");
+    expect_fact(t, "facts/what profiling costs, against the median", &f, "cost",
+                "0.042 ms profiled, 0.044 ms plain: -4.5 %");
+    expect_fact(t, "facts/work", &f, "work",
+                "2.1e-06 TFLOP by the model's formula over all ranks, 0.04773 TFLOP/s in a plain step");
+    expect_fact(t, "facts/sharing is not in the overlap", &f, "overlap",
+                "84.7 % of 0.012 ms of communication run beside other work");
+    expect_fact(t, "facts/sharing", &f, "sharing",
+                "0.002 ms of share_parameters, which a run has beside the next step's forward pass and a profiled step "
+                "at its end: not in the overlap");
+    f.run.shares_ahead = 0;
+    expect_fact(t, "facts/sharing that waits is in the overlap", &f, "overlap",
+                "78.4 % of 0.013 ms of communication run beside other work");
+    expect_fact(t, "facts/no sharing ahead", &f, "sharing", "");
+
+    expect_fact(t, "facts/plain steps that are hardly longer", &f, "host", "");
+    f.plain[0] = f.plain[1] = f.plain[2] = 50e-6;
+    expect_fact(t, "facts/plain steps that wait for the host", &f, "host",
+                "plain steps take 0.008 ms longer than this one, before which the host got ahead: they wait for it");
+    for (size_t i = 0; i < f.steps[2].count; i++) f.steps[2].rows[i].issued = (double)NAN;
+    expect_fact(t, "facts/no gap waits for the host", &f, "host", "");
+
+    f.profiler.plain_count = 0;
+    expect_fact(t, "facts/no plain step, no cost", &f, "cost", "");
+    expect_fact(t, "facts/no plain step, no word of one", &f, "work",
+                "2.1e-06 TFLOP by the model's formula over all ranks, 0.05 TFLOP/s in this step");
+    filled_close(&f);
+
+    char* costs[] = {profiler_cost(0.96, 1, 1, 0), profiler_cost(0.99, 1, 1, 0), profiler_cost(0.96, 1, 0, 0),
+                     profiler_cost(0.8, 1, 1, 1)};
+    const char* power = strstr(costs[0], "-4.0 %; steps one after another keep the GPU at its power limit");
+    expect(t, power && !strchr(costs[1], ';') && !strchr(costs[2], ';') && !strchr(costs[3], ';'),
+           "facts/why it costs less than nothing", "%s", costs[0]);
+    for (size_t i = 0; i < COUNT_OF(costs); i++) free(costs[i]);
+}
+
+static void test_stages(Tests* t) {
+    Profiler p;
+    Text stages = {NULL, 0, 0};
+    memset(&p, 0, sizeof p);
+    p.warmup = 1, p.count = 2, p.first = 10, p.plain = (double*)xcalloc(2, sizeof *p.plain);
+    for (int64_t step = 9; step < 17; step++) {
+        profiler_step_took(&p, step, (double)step);
+        text_printf(&stages, "%d%s ", profiler_stage(&p, step), profiler_reads_at_once(&p, step) ? "!" : "");
+    }
+    expect_text(t, "stages/read at once: from the last plain step on", stages.text, "0 0 1 1! 2! 2! 0 0 ");
+    expect(t, p.plain_count == 2 && p.plain[0] == 11 && p.plain[1] == 12, "stages/times of plain steps", "%d",
+           p.plain_count);
+    profiler_close(&p);
+}
+
+static void test_memory(Tests* t) {
+    Filled f;
+    filled_open(&f);
+    filled_fact(&f, "step");
+    const Table* memory = report_find(&f.report, "memory");
+    static const char* const names[] = {"parameters", "scratch", "together"};
+    static const double planned[] = {3, 1, 4}, held[] = {2, 5, 7};
+    for (size_t i = 0; i < COUNT_OF(names); i++) {
+        int at = table_find(memory, "category", names[i]);
+        char* name = xprintf("memory/%s", names[i]);
+        CHECK(at >= 0);
+        expect(t,
+               table_at(memory, (size_t)at, "planned_mib")->number == planned[i] &&
+                   table_at(memory, (size_t)at, "allocated_mib")->number == held[i],
+               name, "%g of %g", table_at(memory, (size_t)at, "allocated_mib")->number,
+               table_at(memory, (size_t)at, "planned_mib")->number);
+        free(name);
+    }
+    struct rusage usage;
+    getrusage(RUSAGE_SELF, &usage);
+    double peak = table_at(memory, table_rows(memory) - 1, "allocated_mib")->number, now = usage.ru_maxrss / 1024.;
+    expect(t, peak > 0.5 * now && peak <= now, "memory/peak, in MiB", "%g", peak);
+    filled_close(&f);
+}
+
+static void test_ranks(Tests* t) {
+    Filled f;
+    filled_open(&f);
+    filled_fact(&f, "step");
+    RankStep all[3];
+    all[0] = all[1] = all[2] = profiler_rank_step(&f.steps[2], &f.report.accounting, &f.run);
+    expect(t,
+           near_to(all[0].own, 35000e-9) && near_to(all[0].span, 41600e-9) && near_to(all[0].host, 6000e-9) &&
+               near_to(all[0].communication, 11800e-9) && near_to(all[0].hidden, 10000e-9) &&
+               near_to(all[0].shared, 1600e-9),
+           "ranks/a rank in numbers", "own %g, %g of %g hidden, %g shared", all[0].own, all[0].hidden,
+           all[0].communication, all[0].shared);
+    all[1].own = 42e-6, all[2].own = 30e-6;
+    profiler_table_ranks(&f.report, all, 3);
+    const Table* ranks = report_find(&f.report, "ranks");
+    expect(t,
+           table_rows(ranks) == 3 && fabs(table_at(ranks, 1, "own_ms")->number - 0.042) < 1e-9 &&
+               fabs(table_at(ranks, 0, "late_host_ms")->number - 0.006) < 1e-9 &&
+               fabs(table_at(ranks, 0, "hidden_percent")->number - 100 * 10 / 11.8) < 1e-9,
+           "ranks/side by side", "%g", table_at(ranks, 1, "own_ms")->number);
+    expect(t,
+           strstr(ranks->note, "The slowest is rank 1, 40.0 % slower than rank 2.") &&
+               strstr(ranks->note, "communication_ms is without share_parameters. "),
+           "ranks/the note", "%s", ranks->note);
+    const char* slowest = fact_of(&f.report, "slowest");
+    expect(t, strcmp(slowest, "rank 1, whose own work takes 0.042 ms; the fastest, rank 2, takes 0.030 ms") == 0,
+           "ranks/the slowest", "%s", slowest);
+    filled_close(&f);
+}
+
+// ---------------------------------------------------------------------------------------------------------
 // Files
 
 static char scratch[] = "/tmp/llmc_profile_XXXXXX";
@@ -977,6 +1150,10 @@ int main(void) {
     test_groups(&t, &r);
     test_same(&t);
     test_losses(&t, &r);
+    test_stages(&t);
+    test_facts(&t);
+    test_memory(&t);
+    test_ranks(&t);
     test_files(&t, &r);
     test_files_of_ops(&t);
     report_end(&r, steps);

@@ -84,6 +84,29 @@ assert any(t["id"] == "kernels" and len(t["rows"]) == len(rows) for t in data["t
 EOF
     [ $? -eq 0 ] && why= || why=$(tail -n 1 python.out)
     verdict 'the files as another reader sees them' "$why"
+
+    # A step of 10 ms, of which rows and gaps are 9.95, with other numbers where they are given.
+    checked() { # NAME STATUS PATTERN NUMBERS [FLAG...]
+        mkdir -p made && cp whole/profile/kernels.csv made
+        python3 - "$4" >made/summary.json <<'EOF'
+import json, sys
+step = {"kernels_ms": 10, "beside_ms": 1, "gap_host_ms": 0.5, "gap_stream_ms": 0.25, "gap_kernels_ms": 0.2, "before_ms": 0.01,
+        "after_ms": 0.04, "profiled_ms": 10, "plain_ms": 9.9, "unattributed": 0, "lost": 0}
+print(json.dumps({"step": step | json.loads(sys.argv[1])}))
+EOF
+        python3 "$OLDPWD/dev/reference/check_profile.py" made "${@:5}" >python.out 2>&1
+        [ $? -eq "$2" ] && why=$(says "$PWD/python.out" "$3") || why=$(tail -n 1 python.out)
+        verdict "check_profile.py: $1" "$why"
+    }
+    checked 'what adds up' 0 'rows_and_gaps_ms=9.950 profiled_ms=10.000 plain_ms=9.900 overhead_percent=1.0' '{}' --overhead 2
+    checked 'too slow' 1 'FAIL profiling makes the step 1.0 % slower' '{}' --overhead 0.5
+    checked 'rows lack what before and after have' 1 'FAIL rows and gaps are 9.850 ms, the step is 10.000 ms' '{"kernels_ms": 9.9, "before_ms": 0.05, "after_ms": 0.1}'
+    checked '25 us of a step of 1 ms' 0 profiled_ms=1.000 '{"kernels_ms": 1.025, "profiled_ms": 1}'
+    checked '35 us of a step of 1 ms' 1 'FAIL rows and gaps' '{"kernels_ms": 1.015, "profiled_ms": 1}'
+    checked 'a step that ends before its rows' 1 'FAIL after_ms is -0.050' '{"kernels_ms": 10.1, "after_ms": -0.05}'
+    checked 'no clock before the rows' 0 profiled_ms=10.000 '{"before_ms": null, "after_ms": null}'
+    checked 'no plain step' 0 'profiled_ms=10.000$' '{"plain_ms": null}'
+    checked 'no plain step to compare with' 1 'FAIL there is no plain step' '{"plain_ms": null}' --overhead 10
 else skip 'the files as another reader sees them' 'python3 was not found'; fi
 
 # ---------------------------------------------------------------------------------------------------------
@@ -98,6 +121,23 @@ losses() { sed 's/, "ms".*//' "$1/log.jsonl" | grep '"loss"'; }
 cmp -s <(losses plain) <(losses profiled) || why=${why:-'the losses differ'}
 [ "$(losses profiled | wc -l)" -eq 12 ] || why=${why:-'not 12 losses in log.jsonl'}
 verdict 'training gives the same bits' "$why"
+
+# The times of the profiled step 7 and of step 8 are less than so many milliseconds, or so many plain ones.
+took() { # OUT MOST TIMES
+    sed -nE 's/.*"step": ([0-9]+).*"ms": ([0-9.]+).*/\1 \2/p' "$1/log.jsonl" | awk -v most="$2" -v times="$3" '
+        $1 == 6 {plain = $2}
+        $1 == 7 || $1 == 8 {n++; if ($2 > most && $2 > times * plain) print "step " $1 " took " $2 " ms, a plain one " plain}
+        END {if (n != 2) print "no times in log.jsonl"}'
+}
+# Writing the report takes many such steps. A busy machine may stop the program in any, but not five times.
+why='no attempt'
+for ((attempt = 0; attempt < 5 && ${#why} > 0; attempt++)); do
+    run $small -x 9 --profile 1 -o after --overwrite 1
+    why=$(ended_with 0)
+    [ -z "$why" ] || break
+    why=$(took after 0 8)
+done
+verdict 'the report is in no step, by log.jsonl' "$why"
 
 for mode in forward backward; do
     run $small -x 9 --profile 2 --mode $mode -m 3 -o "mode_$mode"
@@ -192,7 +232,7 @@ verdict 'two ranks: a profile of each' "$(lacks profiled2/profile/rank_0)$(lacks
 why=
 for rank in 0 1; do
     text=profiled2/profile/rank_$rank/profile.txt
-    why+=$(says $text "^rank +$rank of 2\$")$(says $text '^The ranks$')$(says $text 'The slowest is rank [01], [0-9.]+ % slower than rank [01]\.$')
+    why+=$(says $text "^rank +$rank of 2\$")$(says $text '^The ranks$')$(says $text "^step .* by the slowest rank's time;")$(says $text 'The slowest is rank [01], [0-9.]+ % slower than rank [01]\.$')
     why+=$(says $text '^slowest +rank [01], whose own work takes')$(says $text '^overlap +[0-9.]+ % of')
     why+=$(says profiled2/profile/rank_$rank/trace.json "\"pid\": $rank, ")
     case "$(directions profiled2/profile/rank_$rank)" in
@@ -201,10 +241,17 @@ for rank in 0 1; do
     esac
     [ "$(number profiled2/profile/rank_$rank unattributed)" = 0 ] || why+="rank $rank has rows in no scope"
 done
+steps=$(cat profiled2/profile/rank_?/profile.txt | grep '^step .* in the middle of' | sort -u | wc -l)
+[ "$steps" = 1 ] || why+='the ranks report different steps'
 [ "$(sed -n '/^The ranks$/,/^$/p' profiled2/profile/rank_0/profile.txt)" = "$(sed -n '/^The ranks$/,/^$/p' profiled2/profile/rank_1/profile.txt)" ] || why+='the ranks name another slowest'
 verdict 'two ranks: side by side, the slowest named' "$why"
 [ "$(grep -c '^The largest losses$' "$work/stdout")" = 1 ] && why= || why='not printed once'
 verdict 'two ranks: rank 0 prints' "$why$(says "$work/stdout" '^slowest +rank [01]')"
+mkdir -p late/profile/rank_1 && mkfifo late/profile/rank_1/profile.txt
+{ sleep 4 && timeout 60 cat late/profile/rank_1/profile.txt >late.txt; } &
+ranks $small -x 9 --profile 1 -o late
+wait
+verdict 'two ranks: a rank whose report takes seconds is in no step' "$(ended_with 0)$(took late 1000 8)$(says late.txt '^The ranks$')"
 for mode in forward backward; do
     ranks $small -x 3 --profile 1 --profile-warmup 1 --mode $mode -z 1 -o "both_$mode"
     verdict "two ranks: --mode $mode" "$(ended_with 0)$(lacks "both_$mode/profile/rank_1")"

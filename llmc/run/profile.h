@@ -237,20 +237,6 @@ static inline double median_of(double* values, size_t n) {
     return n % 2 ? values[n / 2] : 0.5 * (values[n / 2 - 1] + values[n / 2]);
 }
 
-// The step in the middle when they are sorted by span: of an even number the earlier one.
-static inline size_t profile_middle_step(const ProfileStep* steps, size_t count) {
-    for (size_t i = 0; i < count; i++) {
-        size_t shorter = 0;
-        double span = profile_span(&steps[i]);
-        for (size_t k = 0; k < count; k++) {
-            double other = profile_span(&steps[k]);
-            shorter += other < span || (other == span && k < i);
-        }
-        if (shorter == (count - 1) / 2) return i;
-    }
-    return 0;
-}
-
 static inline int profile_same_place(const ProfileRow* a, const ProfileRow* b) {
     return a->direction == b->direction && a->layer == b->layer && strcmp(a->op, b->op) == 0;
 }

@@ -1,14 +1,14 @@
 /* What a step spends its time on. A profiled run takes so many steps of warm-up, then as many plain steps as profiled ones,
- * which say what profiling costs, then the profiled ones; the report is of the one in the middle of these by its time,
- * with the extremes of all.
+ * which say what profiling costs, then the profiled ones; the report is of the one in the middle of these by its time, with
+ * several ranks by the slowest one's, so that all report the same; with the extremes of all.
  *
  * In a run the host is ahead of the GPU. Profiled steps are apart from each other, so each begins with a kernel that does
- * nothing, behind which the host gets ahead; the step is what comes after it. Where plain steps take longer than that, they
- * wait for the host, and the report says so.
+ * nothing, behind which the host gets ahead; the step is what comes after it, up to the end of all that it launched.
  *
  * Rows are kernels where CUPTI traces them, else ops: on the GPU between two events, on the CPU by the host's clock.
  *
- * steps.h puts profiler_begin_step() and profiler_end_step() around steps and tells the times of plain ones. */
+ * steps.h puts profiler_prepare_step(), profiler_begin_step() and profiler_end_step() around steps and tells the times of
+ * plain ones. */
 #ifndef LLMC_PROFILER_H
 #define LLMC_PROFILER_H
 
@@ -193,14 +193,31 @@ static inline ProfilerStage profiler_stage(const Profiler* p, int64_t step) {
     return i < p->count ? STAGE_PLAIN : STAGE_PROFILED;
 }
 
+// Whether this step's results have to be read before the next is launched: no step is in flight when a profiled one begins,
+// and the plain ones are all finished when the report is made.
+static inline int profiler_reads_at_once(const Profiler* p, int64_t step) {
+    return profiler_stage(p, step) == STAGE_PROFILED || profiler_stage(p, step + 1) == STAGE_PROFILED;
+}
+
 // Step number `step`, from 0, took so long.
 static inline void profiler_step_took(Profiler* p, int64_t step, double seconds) {
     if (profiler_stage(p, step) == STAGE_PLAIN && p->plain_count < p->count) p->plain[p->plain_count++] = seconds;
 }
 
-static inline void profiler_begin_step(Profiler* p, int64_t step, Context* ctx) {
-    if (profiler_stage(p, step) != STAGE_PROFILED) return;
+// Wait for everything that was launched, on the collectives' stream too.
+static inline void profiler_wait(Context* ctx) {
+#ifdef __CUDACC__
+    (void)ctx;
+    cudaCheck(cudaDeviceSynchronize());
+#else
     device_synchronize(ctx);
+#endif
+}
+
+// Returns 1 where this step is to be profiled, for which all is ready then, and the idle kernel is launched.
+static inline int profiler_prepare_step(Profiler* p, int64_t step, Context* ctx) {
+    if (profiler_stage(p, step) != STAGE_PROFILED) return 0;
+    profiler_wait(ctx);
     if (p->taken == 0) p->is_tracing = kernel_trace_start(&p->trace, ctx) == 0;
     scope_log_open(&p->log, p->is_tracing ? &p->trace : NULL);
     if (p->is_tracing) {
@@ -208,6 +225,11 @@ static inline void profiler_begin_step(Profiler* p, int64_t step, Context* ctx) 
         kernel_trace_clear(&p->trace);
         kernel_trace_lead((uint64_t)(1e9 * PROFILER_LEAD), ctx);
     }
+    return 1;
+}
+
+// Before the first launch of a step that is prepared.
+static inline void profiler_begin_step(Profiler* p, Context* ctx) {
     ctx->scope_log = &p->log;
     p->began = now_seconds();
 }
@@ -215,7 +237,7 @@ static inline void profiler_begin_step(Profiler* p, int64_t step, Context* ctx) 
 // Returns 1 after the last one.
 static inline int profiler_end_step(Profiler* p, int64_t step, Context* ctx) {
     if (profiler_stage(p, step) != STAGE_PROFILED) return 0;
-    device_synchronize(ctx);
+    profiler_wait(ctx);
     double seconds = now_seconds() - p->began;
     uint64_t ended = p->is_tracing ? kernel_trace_now(&p->trace) : 0;
     ProfileStep* s = &p->steps[p->taken];
@@ -263,7 +285,51 @@ typedef struct {
     const MemoryPlan* plan;
     double flops;  // of the model in a step
     Comm* comm;
+    int shares_ahead;  // parameters go to the other ranks while the next step's forward pass runs
 } ProfiledRun;
+
+// The step in the middle by the slowest rank's span, of spans [ranks][count]: of an even number the earlier one.
+static inline size_t profiler_middle(const double* spans, int ranks, size_t count) {
+    double* slowest = (double*)xcalloc(count + 1, sizeof *slowest);
+    size_t middle = 0;
+    for (size_t i = 0; i < count * (size_t)ranks; i++) slowest[i % count] = fmax(slowest[i % count], spans[i]);
+    for (size_t i = 0; i < count; i++) {
+        size_t shorter = 0;
+        for (size_t k = 0; k < count; k++) shorter += slowest[k] < slowest[i] || (slowest[k] == slowest[i] && k < i);
+        if (shorter == (count - 1) / 2) middle = i;
+    }
+    free(slowest);
+    return middle;
+}
+
+// The step that all ranks report. A collective call.
+static inline size_t profiler_middle_step(const Profiler* p, const Comm* comm) {
+    size_t count = (size_t)p->taken;
+    double* mine = (double*)xmalloc(count * sizeof *mine);
+    double* all = (double*)xmalloc((size_t)comm->size * count * sizeof *all);
+    for (size_t i = 0; i < count; i++) mine[i] = profile_span(&p->steps[i]);
+    comm_gather(comm, all, mine, count * sizeof *mine);
+    size_t middle = profiler_middle(all, comm->size, count);
+    free(mine), free(all);
+    return middle;
+}
+
+// A rank's step in a few numbers, in seconds. `communication` is without `shared`, which a run hides beside its next step.
+typedef struct {
+    double span, own, communication, hidden, shared, host;
+} RankStep;
+
+static inline RankStep profiler_rank_step(const ProfileStep* step, const Accounting* a, const ProfiledRun* run) {
+    RankStep r = {a->span,         a->kernels - a->communication + a->gap[GAP_HOST], a->communication, a->hidden, 0,
+                  a->gap[GAP_HOST]};
+    for (size_t i = 0; run->shares_ahead && i < step->count; i++) {
+        const ProfileRow* row = &step->rows[i];
+        if (row->direction != COMMUNICATION || strcmp(row->op, "share_parameters") != 0) continue;
+        r.shared += row->seconds;
+        r.communication -= row->seconds, r.hidden -= profile_hidden(step, i);
+    }
+    return r;
+}
 
 // How this program was started, as one would type it (caller frees).
 static inline char* profiler_command(void) {
@@ -304,8 +370,19 @@ static inline char* profiler_machine(void) {
 #endif
 }
 
-static inline void profiler_facts(ProfileReport* r, const Profiler* p, const ProfiledRun* run, size_t middle) {
+// What profiling costs, and why where that is less than nothing (caller frees). `waits`: plain steps wait for the host.
+static inline char* profiler_cost(double profiled, double plain, int is_gpu, int waits) {
+    double cost = profiled / plain - 1;
+    return xprintf("%.3f ms profiled, %.3f ms plain: %+.1f %%%s", 1e3 * profiled, 1e3 * plain, 100 * cost,
+                   is_gpu && !waits && cost < -0.02 ? "; steps one after another keep the GPU at its power limit, and "
+                                                      "profiled ones pause"
+                                                    : "");
+}
+
+static inline void profiler_facts(ProfileReport* r, const Profiler* p, const ProfiledRun* run, size_t middle,
+                                  const RankStep* mine) {
     double plain = r->times.plain, profiled = r->times.profiled;
+    int waits = p->is_tracing && plain > 1.1 * profiled && mine->host > 0.01 * mine->span;
     int64_t first = p->first + p->warmup + p->count + 1;
     int is_gpu = GPU_BUILD;
     report_fact(r, is_gpu ? "GPU" : "CPU", profiler_machine());
@@ -317,31 +394,32 @@ static inline void profiler_facts(ProfileReport* r, const Profiler* p, const Pro
                               : is_gpu      ? "of ops, between CUDA events (no kernels: CUPTI does not trace)"
                                             : "of ops, by the host's clock"));
     report_fact(r, "step",
-                xprintf("%lld, the one in the middle of %lld to %lld by time; %d of warm-up and %d plain before",
+                xprintf("%lld, the one in the middle of %lld to %lld by %stime; %d of warm-up and %d plain before",
                         (long long)(first + (int64_t)middle), (long long)first, (long long)(first + p->count - 1),
-                        p->warmup, p->count));
+                        run->comm->size > 1 ? "the slowest rank's " : "", p->warmup, p->count));
     report_fact(r, "ceilings",
                 xprintf("%.4g TFLOP/s (matmul of %d), %.4g GB/s (copy), %.3g us a launch, %s%s",
                         1e-12 * p->ceilings.flops, PEAK_SIZE, 1e-9 * p->ceilings.bytes, 1e6 * p->ceilings.launch,
                         strcmp(p->ceilings_from, "measure") ? "from " : "",
                         strcmp(p->ceilings_from, "measure") ? p->ceilings_from : "measured at the start"));
-    if (!isnan(plain) && p->is_tracing && plain > 1.1 * profiled)
+    if (waits)
         report_fact(r, "host",
                     xprintf("plain steps take %.3f ms longer than this one, before which the host got ahead: they wait "
                             "for it",
                             1e3 * (plain - profiled)));
-    if (!isnan(plain))
-        report_fact(r, "cost",
-                    xprintf("%.3f ms profiled, %.3f ms plain: %+.1f %%", 1e3 * profiled, 1e3 * plain,
-                            100 * (profiled / plain - 1)));
+    if (!isnan(plain)) report_fact(r, "cost", profiler_cost(profiled, plain, is_gpu, waits));
     report_fact(r, "work",
-                xprintf("%.4g TFLOP by the model's formula over all ranks, %.4g TFLOP/s in a plain step",
-                        1e-12 * run->flops, 1e-12 * run->flops / (isnan(plain) ? profiled : plain)));
-    if (r->accounting.communication > 0)
+                xprintf("%.4g TFLOP by the model's formula over all ranks, %.4g TFLOP/s in %s step", 1e-12 * run->flops,
+                        1e-12 * run->flops / (isnan(plain) ? profiled : plain), isnan(plain) ? "this" : "a plain"));
+    if (mine->communication > 0)
         report_fact(r, "overlap",
                     xprintf("%.1f %% of %.3f ms of communication run beside other work",
-                            100 * r->accounting.hidden / r->accounting.communication,
-                            1e3 * r->accounting.communication));
+                            100 * mine->hidden / mine->communication, 1e3 * mine->communication));
+    if (mine->shared > 0)
+        report_fact(r, "sharing",
+                    xprintf("%.3f ms of share_parameters, which a run has beside the next step's forward pass and a "
+                            "profiled step at its end: not in the overlap",
+                            1e3 * mine->shared));
 }
 
 // What was planned, what was allocated, what is used.
@@ -381,25 +459,14 @@ static inline void profiler_table_memory(Table* t, const MemoryPlan* plan, const
         "this report take too.");
 }
 
-// A rank's step in a few numbers.
-typedef struct {
-    double span, own, communication, hidden, host;
-} RankStep;
-
-// The ranks side by side, and which of them the others wait for. A collective call.
-static inline void profiler_compare_ranks(ProfileReport* r, const ProfiledRun* run) {
+// The ranks side by side, and which of them the others wait for.
+static inline void profiler_table_ranks(ProfileReport* r, const RankStep* all, int size) {
     static const TableColumn columns[] = {
         {"rank", TABLE_NUMBER, 0, 0},           {"span_ms", TABLE_NUMBER, 3, 0},
         {"own_ms", TABLE_NUMBER, 3, 0},         {"communication_ms", TABLE_NUMBER, 3, 0},
         {"hidden_percent", TABLE_NUMBER, 1, 0}, {"late_host_ms", TABLE_NUMBER, 3, 0}};
-    const Accounting* a = &r->accounting;
-    int size = run->comm->size, slowest = 0, fastest = 0;
-    if (size == 1) return;
-    RankStep mine = {a->span, a->kernels - a->communication + a->gap[GAP_HOST], a->communication, a->hidden,
-                     a->gap[GAP_HOST]};
-    RankStep* all = (RankStep*)xmalloc((size_t)size * sizeof *all);
     Table* t = report_table(r);
-    comm_gather(run->comm, all, &mine, sizeof mine);
+    int slowest = 0, fastest = 0;
     table_open(t, "ranks", "The ranks", columns, COUNT_OF(columns));
     for (int i = 0; i < size; i++) {
         table_number(t, i);
@@ -411,18 +478,19 @@ static inline void profiler_compare_ranks(ProfileReport* r, const ProfiledRun* r
         if (all[i].own > all[slowest].own) slowest = i;
         if (all[i].own < all[fastest].own) fastest = i;
     }
-    t->note =
-        xprintf("own_ms: a rank's rows but communication, and the gaps in which its host is late: what the others wait "
-                "for. The slowest is rank %d, %.1f %% slower than rank %d.",
-                slowest, 100 * (all[slowest].own / all[fastest].own - 1), fastest);
+    t->note = xprintf(
+        "The same step of all. own_ms: a rank's rows but communication, and the gaps in which its host is late: "
+        "what the others wait for. %sThe slowest is rank %d, %.1f %% slower than rank %d.",
+        all[0].shared > 0 ? "communication_ms is without share_parameters. " : "", slowest,
+        100 * (all[slowest].own / all[fastest].own - 1), fastest);
     report_fact(r, "slowest",
                 xprintf("rank %d, whose own work takes %.3f ms; the fastest, rank %d, takes %.3f ms", slowest,
                         1e3 * all[slowest].own, fastest, 1e3 * all[fastest].own));
-    free(all);
 }
 
+// Collective calls, as all ranks report the same step.
 static inline void profiler_fill_report(ProfileReport* r, Profiler* p, const ProfiledRun* run, const Context* ctx) {
-    size_t middle = profile_middle_step(p->steps, (size_t)p->taken);
+    size_t middle = profiler_middle_step(p, run->comm);
     ProfileStep* step = &p->steps[middle];
     memset(r, 0, sizeof *r);
     profile_compare_steps(step, p->steps, (size_t)p->taken);
@@ -430,7 +498,8 @@ static inline void profiler_fill_report(ProfileReport* r, Profiler* p, const Pro
     r->step = step, r->ceilings = p->ceilings, r->flops = run->flops, r->rank = run->comm->rank;
     r->accounting = profile_account(step);
     r->times.plain = median_of(p->plain, (size_t)p->plain_count), r->times.profiled = step->seconds;
-    profiler_facts(r, p, run, middle);
+    RankStep mine = profiler_rank_step(step, &r->accounting, run);
+    profiler_facts(r, p, run, middle, &mine);
     r->losses = profile_losses(step, &p->ceilings, 5, &r->loss_count);
     double span = r->accounting.span;
     profile_table_accounting(report_table(r), step, &r->accounting, r->times);
@@ -443,7 +512,10 @@ static inline void profiler_fill_report(ProfileReport* r, Profiler* p, const Pro
     profile_table_gaps(report_table(r), step);
     profile_table_steps(report_table(r), p->steps, (size_t)p->taken, p->first + p->warmup + p->count + 1);
     profiler_table_memory(report_table(r), run->plan, ctx);
-    profiler_compare_ranks(r, run);
+    RankStep* all = (RankStep*)xmalloc((size_t)run->comm->size * sizeof *all);
+    comm_gather(run->comm, all, &mine, sizeof mine);
+    if (run->comm->size > 1) profiler_table_ranks(r, all, run->comm->size);
+    free(all);
 }
 
 // Print what the profiled steps spent their time on, and write all of it to OUT/profile, or to a directory a rank in it. All
@@ -468,6 +540,7 @@ static inline void profiler_report(FILE* out, Profiler* p, const ProfiledRun* ru
     free(t.text);
     report_free(&r);
     profiler_close(p);
+    comm_barrier(run->comm);  // else the next step would wait for a rank that still writes
 }
 
 #endif

@@ -202,19 +202,25 @@ static inline void steps_finish_one(Steps* s, const Session* session, Log* log, 
 }
 
 // Around launch_step(), where --profile may want to see the step. The second returns 1 where the step's results have to be
-// read at once, and reports after the last profiled step. `flops`: of the model in the step.
+// read at once and the clock has to begin anew after it, and reports after the last profiled step.
 static inline void steps_profile_begin(Steps* s, const Session* session) {
-    profiler_begin_step(&s->profiler, session->step, session->ctx);
+    if (!profiler_prepare_step(&s->profiler, session->step, session->ctx)) return;
+    steps_restart_clock(s);  // what prepares a step is not part of it
+    profiler_begin_step(&s->profiler, session->ctx);
 }
 
 static inline int steps_profile_end(Steps* s, const Session* session, const MemoryPlan* plan, Comm* comm) {
     int64_t step = session->step - 1;
     const LaunchedStep* launched = &s->launched[step % (int64_t)COUNT_OF(s->launched)];
-    ProfiledRun run = {session->settings->out, settings_mode_name(session->settings->mode), plan, launched->work.flops,
-                       comm};
-    int stage = profiler_stage(&s->profiler, step), is_last = profiler_end_step(&s->profiler, step, session->ctx);
-    if (is_last) profiler_report(stdout, &s->profiler, &run, session->ctx);
-    return stage == STAGE_PROFILED;
+    ProfiledRun run = {session->settings->out,
+                       settings_mode_name(session->settings->mode),
+                       plan,
+                       launched->work.flops,
+                       comm,
+                       READBACK_LAG > 0 && session->settings->zero && comm->size > 1};
+    int at_once = profiler_reads_at_once(&s->profiler, step);
+    if (profiler_end_step(&s->profiler, step, session->ctx)) profiler_report(stdout, &s->profiler, &run, session->ctx);
+    return at_once;
 }
 
 // Finish all steps but the last `lag`.
