@@ -397,6 +397,32 @@ static void test_steps(Tests* t) {
     for (int i = 0; i < 3; i++) profile_step_free(&steps[i]);
 }
 
+// Each row is another's counterpart, in steps of so many rows that to look for each of them would take minutes.
+static void test_long_steps(Tests* t) {
+    enum { ROWS = 100000 };
+    static char* const ops[] = {"forward", "backward", "update"};
+    ProfileStep steps[2];
+    size_t wrong = 0;
+    double began = now_seconds();
+    for (int s = 0; s < 2; s++) {
+        memset(&steps[s], 0, sizeof steps[s]);
+        steps[s].count = ROWS;
+        steps[s].rows = (ProfileRow*)xcalloc(ROWS, sizeof *steps[s].rows);
+        for (int i = 0; i < ROWS; i++) {
+            int k = s && i % 2 ? i - 1 : s && i + 1 < ROWS ? i + 1 : i;  // neighbours, of other places, change places
+            ProfileRow* row = &steps[s].rows[i];
+            *row = profile_row(NULL);
+            row->op = ops[k % 3], row->layer = k % 7, row->start = i, row->seconds = k + s;
+        }
+    }
+    profile_compare_steps(&steps[0], steps, 2);
+    for (int i = 0; i < ROWS; i++)
+        wrong += steps[0].rows[i].least != i || steps[0].rows[i].median != i + 0.5 || steps[0].rows[i].most != i + 1;
+    expect(t, wrong == 0, "steps/many rows", "%zu have another counterpart", wrong);
+    expect(t, now_seconds() - began < 10, "steps/many rows, in seconds", "%g s", now_seconds() - began);
+    for (int s = 0; s < 2; s++) profile_step_free(&steps[s]);
+}
+
 // ---------------------------------------------------------------------------------------------------------
 // Tables
 
@@ -971,6 +997,7 @@ int main(void) {
     test_random_accounting(&t);
     test_ops(&t);
     test_steps(&t);
+    test_long_steps(&t);
     test_table(&t);
     report_open(&r, steps);
     test_sums(&t, &r);

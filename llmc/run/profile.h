@@ -251,35 +251,54 @@ static inline size_t profile_middle_step(const ProfileStep* steps, size_t count)
     return 0;
 }
 
-static inline int profile_same_place(const ProfileRow* a, const ProfileRow* b) {
-    return a->direction == b->direction && a->layer == b->layer && strcmp(a->op, b->op) == 0;
+// By direction, layer and op.
+static inline int profile_compare_places(const ProfileRow* a, const ProfileRow* b) {
+    if (a->direction != b->direction) return a->direction < b->direction ? -1 : 1;
+    if (a->layer != b->layer) return a->layer < b->layer ? -1 : 1;
+    return strcmp(a->op, b->op);
 }
 
-// The row of `step` that is to it what rows[i] is to its own step: as many rows of the same direction, layer and op are
-// before it. NULL if there is none.
-static inline const ProfileRow* profile_counterpart(const ProfileStep* step, const ProfileRow* rows, size_t i) {
-    size_t before = 0;
-    for (size_t k = 0; k < i; k++) before += profile_same_place(&rows[k], &rows[i]);
-    for (size_t k = 0; k < step->count; k++)
-        if (profile_same_place(&step->rows[k], &rows[i]) && before-- == 0) return &step->rows[k];
-    return NULL;
+// Those of one place in the order of execution.
+static inline int profile_place_ascending(const void* a, const void* b) {
+    const ProfileRow *x = *(const ProfileRow*const*)a, *y = *(const ProfileRow*const*)b;
+    int order = profile_compare_places(x, y);
+    return order ? order : (x > y) - (x < y);
+}
+
+// The rows of a step by their places (caller frees).
+static inline const ProfileRow** profile_by_place(const ProfileStep* step) {
+    const ProfileRow** sorted = (const ProfileRow**)xmalloc((step->count + 1) * sizeof *sorted);
+    for (size_t i = 0; i < step->count; i++) sorted[i] = &step->rows[i];
+    qsort(sorted, step->count, sizeof *sorted, profile_place_ascending);
+    return sorted;
+}
+
+// seconds[i * stride]: of the row of `other` that is to it what rows[i] is to `step`: as many rows of the same direction,
+// layer and op are before it. NaN if there is none.
+static inline void profile_counterparts(double* seconds, size_t stride, const ProfileStep* step,
+                                        const ProfileStep* other) {
+    const ProfileRow **mine = profile_by_place(step), **theirs = profile_by_place(other);
+    for (size_t i = 0, k = 0; i < step->count; i++) {
+        while (k < other->count && profile_compare_places(theirs[k], mine[i]) < 0) k++;
+        int is_there = k < other->count && profile_compare_places(theirs[k], mine[i]) == 0;
+        seconds[(size_t)(mine[i] - step->rows) * stride] = is_there ? theirs[k++]->seconds : (double)NAN;
+    }
+    free(mine), free(theirs);
 }
 
 // Fill in, for the rows of one step, the extremes and the median of all.
 static inline void profile_compare_steps(ProfileStep* chosen, const ProfileStep* steps, size_t count) {
-    double* seconds = (double*)xmalloc((count + 1) * sizeof *seconds);
+    double* all = (double*)xmalloc((chosen->count * count + 1) * sizeof *all);
+    for (size_t s = 0; s < count; s++) profile_counterparts(all + s, count, chosen, &steps[s]);
     for (size_t i = 0; i < chosen->count; i++) {
+        double* seconds = all + i * count;
         size_t found = 0;
-        for (size_t s = 0; s < count; s++) {
-            const ProfileRow* other =
-                &steps[s] == chosen ? &chosen->rows[i] : profile_counterpart(&steps[s], chosen->rows, i);
-            if (other) seconds[found++] = other->seconds;
-        }
+        while (found < count && !isnan(seconds[found])) found++;
         if (found < count) continue;
-        chosen->rows[i].median = median_of(seconds, found);
-        chosen->rows[i].least = seconds[0], chosen->rows[i].most = seconds[found - 1];
+        chosen->rows[i].median = median_of(seconds, count);
+        chosen->rows[i].least = seconds[0], chosen->rows[i].most = seconds[count - 1];
     }
-    free(seconds);
+    free(all);
 }
 
 // ---------------------------------------------------------------------------------------------------------
