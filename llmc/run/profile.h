@@ -52,7 +52,7 @@ typedef struct {
     size_t lost;           // launches that could not be recorded
 } ProfileStep;
 
-// What a gap between rows waits for.
+// What a gap between rows waits for. Between ops, where kernels are not traced, it is not known: GAP_SWITCH.
 typedef enum { GAP_HOST, GAP_STREAM, GAP_SWITCH, GAPS } Gap;
 
 // kernels - beside + all gaps = span.
@@ -84,6 +84,9 @@ static inline int profile_tensor_cores(const ProfileRow* r, int half) {
         if (strstr(r->full, others[i])) return half;
     return 0;
 }
+
+// Whether rows are ops.
+static inline int profile_is_of_ops(const ProfileStep* step) { return step->count && !step->rows[0].kernel; }
 
 static inline int profile_is_copy(const ProfileRow* r) {
     return strcmp(r->op, "batch_load") == 0 || strcmp(r->op, "readback") == 0;
@@ -203,9 +206,6 @@ static inline void profile_take(ProfileStep* step, const ScopeLog* log, int half
     for (size_t i = 0; i < step->count && !log->trace; i++) {
         step->rows[i] = profile_row(&log->records[i]);
         step->rows[i].start -= log->records[0].start;
-#ifndef __CUDACC__
-        step->rows[i].issued = step->rows[i].start;  // to launch is to run
-#endif
     }
     for (size_t i = 0; i < step->count; i++) step->rows[i].tensor_cores = profile_tensor_cores(&step->rows[i], half);
 }
@@ -315,8 +315,8 @@ typedef struct {
 // The gaps of a step (caller frees), in order of time.
 static inline ProfileGap* profile_gaps(const ProfileStep* step, size_t* count) {
     ProfileGap* gaps = (ProfileGap*)xmalloc((step->count + 1) * sizeof *gaps);
-    double end = 0;       // of what ran so far
-    int last_stream = 0;  // and where that was
+    double end = 0;                                            // of what ran so far
+    int last_stream = step->count ? step->rows[0].stream : 0;  // and where that was
     *count = 0;
     for (size_t i = 0; i < step->count; i++) {
         const ProfileRow* row = &step->rows[i];
