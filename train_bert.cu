@@ -231,10 +231,11 @@ static void forward_encoder(Model* m, const MlmInput* in, Context* ctx) {
                            norm_of(m->p.ln0, m->p.ln0_exact),
                            (real)c->eps,
                            dropout_at(m, s, 0, SITE_DROPOUT_EMBEDDING)};
+    EmbeddingSizes sizes = {m->Vp, c->T, c->types, c->C, c->padding};
     scope_at(ctx, FORWARD, -1);
     reduction_wait(m->reduction, 0, ctx);
     exact_update(&m->exact, &m->table, m->params, m->master, m->reduction, ctx);
-    embedding_layernorm_forward(m->a.ln0, m->a.embedded, m->a.ln0_stats, in->tokens, in->types, start, s, c->C, ctx);
+    embedding_layernorm_forward(m->a.ln0, m->a.embedded, m->a.ln0_stats, in->tokens, in->types, start, s, sizes, ctx);
     for (int l = 0; l < c->L; l++) {
         reduction_wait(m->reduction, l + 1, ctx);  // the block's last op reads parameters of the next
         forward_block(m, l, s, ctx);

@@ -193,10 +193,11 @@ static void forward_block(Model* m, int l, const Sequences* s, Context* ctx) {
 static void forward(Model* m, const int* inputs, const Sequences* s, Context* ctx) {
     const Config* c = &m->config;
     Embeddings tables = {m->p.wte, m->p.wpe, NULL};
+    EmbeddingSizes sizes = {m->Vp, c->T, 0, c->C, -1};
     scope_at(ctx, FORWARD, -1);
     reduction_wait(m->reduction, 0, ctx);
     exact_update(&m->exact, &m->table, m->params, m->master, m->reduction, ctx);
-    embedding_forward(m->a.embedded, inputs, NULL, tables, s, c->C, dropout_at(m, s, 0, SITE_DROPOUT_EMBEDDING), ctx);
+    embedding_forward(m->a.embedded, inputs, NULL, tables, s, sizes, dropout_at(m, s, 0, SITE_DROPOUT_EMBEDDING), ctx);
     layernorm_forward(m->a.h[0].ln1, m->a.h[0].ln1_stats, m->a.embedded, norm_of(m->p.h[0].ln1, m->p.h[0].ln1_exact),
                       s->rows, c->C, (real)c->eps, ctx);
     for (int l = 0; l < c->L; l++) {

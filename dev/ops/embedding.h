@@ -20,7 +20,7 @@ typedef struct {
 static void embedding_run_forward(void* state) {
     EmbeddingCase* e = (EmbeddingCase*)state;
     Embeddings tables = {e->word.device, e->position.device, e->sizes.types ? e->type.device : NULL};
-    embedding_forward(e->x.device, e->tokens, e->types, tables, &e->s, e->sizes.C, e->dropout, e->ctx);
+    embedding_forward(e->x.device, e->tokens, e->types, tables, &e->s, e->sizes, e->dropout, e->ctx);
 }
 
 static void embedding_run_layernorm(void* state) {
@@ -30,7 +30,7 @@ static void embedding_run_layernorm(void* state) {
                            (real)1e-12,
                            e->dropout};
     Moments stats = {e->mean.device_real, e->rstd.device_real};
-    embedding_layernorm_forward(e->x.device, e->e.device, stats, e->tokens, e->types, layer, &e->s, e->sizes.C, e->ctx);
+    embedding_layernorm_forward(e->x.device, e->e.device, stats, e->tokens, e->types, layer, &e->s, e->sizes, e->ctx);
 }
 
 static void embedding_run_backward(void* state) {
@@ -208,6 +208,21 @@ static void test_embedding_lists(Harness* h) {
     }
 }
 
+// More tokens than the position table has rows, fewer than the word table; all of a table is written where it is SET.
+static void test_embedding_bytes(Harness* h, Mode word_mode, Mode mode) {
+    static const int lengths[] = {4, 4, 2};
+    const EmbeddingSizes sizes = {19, 5, 2, 48, -1};
+    const double C = 48, words = word_mode == ADD ? 2 * 10 : 19, others = mode == ADD ? 2 * (5 + 2) : 5 + 2;
+    case_begin(h, "embedding/bytes %s %s", mode_name(word_mode), mode_name(mode));
+    EmbeddingCase e = embedding_case(h, lengths, COUNT_OF(lengths), sizes, 0, word_mode, mode);
+    expect_bytes(h, "embedding_forward", embedding_run_forward, &e, (10 + 5 + 2 + 10) * C * sizeof(floatX));
+    expect_bytes(h, "embedding_layernorm_forward", embedding_run_layernorm, &e,
+                 (10 + 5 + 2 + 2 * 10) * C * sizeof(floatX) + 2 * 10 * sizeof(real));
+    expect_bytes(h, "embedding_backward", embedding_run_backward, &e,
+                 10 * C * sizeof(floatX) + (words + others) * C * sizeof(real));
+    case_end(h);
+}
+
 static void test_embedding(Harness* h) {
     static const int lengths[][3] = {{1, 0, 0}, {17, 1, 77}, {30, 30, 30}};
     static const int widths[] = {1, 33, 48, 768, 1024, 1600};
@@ -231,6 +246,7 @@ static void test_embedding(Harness* h) {
                                          variant ? 0.3 : 0);
 
     test_embedding_lists(h);
+    for (int k = 0; k < 4; k++) test_embedding_bytes(h, k % 2 ? ADD : SET, k / 2 ? ADD : SET);
 }
 
 static double embedding_loss_of(const EmbeddingCase* e) {
@@ -292,13 +308,13 @@ static void bench_embedding(Harness* h) {
         e.s = resident_sequences(h, e.s);
         double seconds = bench_seconds(h, embedding_run_forward, &e);
         bench_report(h, "embedding_forward", shapes, seconds, EMBEDDING_FORWARD_FLOPS(N, C),
-                     EMBEDDING_FORWARD_BYTES(N, C));
+                     EMBEDDING_FORWARD_BYTES(N, sizes));
         seconds = bench_seconds(h, embedding_run_layernorm, &e);
         bench_report(h, "embedding_layernorm", shapes, seconds, EMBEDDING_LAYERNORM_FORWARD_FLOPS(N, C),
-                     EMBEDDING_LAYERNORM_FORWARD_BYTES(N, C));
+                     EMBEDDING_LAYERNORM_FORWARD_BYTES(N, sizes));
         seconds = bench_seconds(h, embedding_run_backward, &e);
         bench_report(h, "embedding_backward", shapes, seconds, EMBEDDING_BACKWARD_FLOPS(N, C),
-                     EMBEDDING_BACKWARD_BYTES(N, C));
+                     EMBEDDING_BACKWARD_BYTES(N, sizes, ADD, ADD));
         case_free(h);
     }
 }

@@ -21,6 +21,7 @@
 
 #include "../../llmc/base/rng.h"
 #include "../../llmc/device/device.h"
+#include "../../llmc/device/scope.h"
 
 #define CANARY_BYTES 256
 #define CANARY_VALUE 0xC5
@@ -463,6 +464,19 @@ static inline void expect_within(Harness* h, const char* what, double got, doubl
 static inline void expect_true(Harness* h, const char* what, int condition) {
     h->comparisons++;
     if (!condition) case_fail(h, "%s does not hold", what);
+}
+
+// What the op says it moves at least, in the scope that run(state) opens.
+static inline void expect_bytes(Harness* h, const char* op, void (*run)(void* state), void* state, double want) {
+    ScopeLog log;
+    scope_log_open(&log, NULL);
+    h->ctx.scope_log = &log;
+    run(state);
+    h->ctx.scope_log = NULL;
+    scope_log_resolve(&log);
+    expect_true(h, "a scope", log.count > 0 && strcmp(log.records[0].op, op) == 0);
+    expect_within(h, op, log.count ? log.records[0].bytes : 0, want, 0);
+    scope_log_close(&log);
 }
 
 // run(state) must give the same bits in every array for any number of threads; on the GPU, in every run. Each run

@@ -294,6 +294,27 @@ static void test_matmul_rows(Harness* h) {
 
 #endif
 
+// Weight gradients are of full precision, whatever the operands are.
+static void test_matmul_bytes(Harness* h, Mode mode) {
+    const double x = 3 * 5, w = 7 * 5, y = 3 * 7, again = mode == ADD;
+    MatmulShape s = {3, 5, 7};
+    case_begin(h, "matmul/bytes %s", mode_name(mode));
+    MatmulCase m = matmul_case(h, s, mode);
+    m.y = output(h, m.dy.n, mode);
+    m.dx = output(h, m.x.n, mode);
+    m.dw = output(h, m.w.n, mode);
+    m.d.w = m.dw.device_real;
+    expect_bytes(h, "matmul_forward", matmul_run_forward, &m, (x + w + y + again * y) * sizeof(floatX));
+    expect_bytes(h, "matmul_backward_input", matmul_run_backward_input, &m, (x + w + y + again * x) * sizeof(floatX));
+    expect_bytes(h, "matmul_backward_weight", matmul_run_backward_weight, &m,
+                 (x + y) * sizeof(floatX) + (w + again * w) * sizeof(real));
+    m.pre = input(h, m.dy.n, 1.0);
+    expect_bytes(h, "matmul_gelu_forward", matmul_run_gelu_forward, &m, (x + w + 2 * y) * sizeof(floatX));
+    m.pre = input(h, m.x.n, 1.0);
+    expect_bytes(h, "matmul_gelu_backward_input", matmul_run_gelu_backward_input, &m, (2 * x + w + y) * sizeof(floatX));
+    case_end(h);
+}
+
 static void test_matmul(Harness* h) {
     static const MatmulShape shapes[] = {
         {1, 1, 1},       {1, 48, 33},     {77, 48, 144},   {77, 33, 1},     {5, 300, 97},
@@ -317,6 +338,7 @@ static void test_matmul(Harness* h) {
             h->ctx.gelu_fusion = 2;
 #endif
         }
+    for (int k = 0; k < 2; k++) test_matmul_bytes(h, k ? ADD : SET);
 #ifdef __CUDACC__
     test_matmul_autotune(h);
     test_matmul_rows(h);
@@ -405,20 +427,32 @@ typedef struct {
 } MatmulBench;
 
 static void bench_matmul_row(Harness* h, MatmulCase* m, const char* how, void (*run)(void*), const char* name,
-                             const char* shapes) {
+                             double bytes, const char* shapes) {
     char label[64];
     MatmulShape s = m->s;
     snprintf(label, sizeof label, "%s%s", name, how);
-    bench_report(h, label, shapes, bench_seconds(h, run, m), MATMUL_FLOPS(s.N, s.IC, s.OC),
-                 MATMUL_BYTES(s.N, s.IC, s.OC));
+    bench_report(h, label, shapes, bench_seconds(h, run, m), MATMUL_FLOPS(s.N, s.IC, s.OC), bytes);
+}
+
+// Forward with GELU for gelu = 1, backward for -1.
+static void bench_matmul_gelu(Harness* h, MatmulCase* m, int gelu, const char* how, const char* shapes) {
+    MatmulShape s = m->s;
+    if (gelu > 0)
+        bench_matmul_row(h, m, how, matmul_run_gelu_forward, "gelu_forward", MATMUL_GELU_FORWARD_BYTES(s.N, s.IC, s.OC),
+                         shapes);
+    if (gelu < 0)
+        bench_matmul_row(h, m, how, matmul_run_gelu_backward_input, "gelu_backward_input",
+                         MATMUL_GELU_BACKWARD_INPUT_BYTES(s.N, s.IC, s.OC), shapes);
 }
 
 static void bench_matmul_all(Harness* h, MatmulCase* m, int gelu, const char* how, const char* shapes) {
-    bench_matmul_row(h, m, how, matmul_run_forward, "forward", shapes);
-    bench_matmul_row(h, m, how, matmul_run_backward_input, "backward_input", shapes);
-    bench_matmul_row(h, m, how, matmul_run_backward_weight, "backward_weight", shapes);
-    if (gelu > 0) bench_matmul_row(h, m, how, matmul_run_gelu_forward, "gelu_forward", shapes);
-    if (gelu < 0) bench_matmul_row(h, m, how, matmul_run_gelu_backward_input, "gelu_backward_input", shapes);
+    MatmulShape s = m->s;
+    bench_matmul_row(h, m, how, matmul_run_forward, "forward", MATMUL_FORWARD_BYTES(s.N, s.IC, s.OC, m->mode), shapes);
+    bench_matmul_row(h, m, how, matmul_run_backward_input, "backward_input",
+                     MATMUL_BACKWARD_INPUT_BYTES(s.N, s.IC, s.OC, m->mode), shapes);
+    bench_matmul_row(h, m, how, matmul_run_backward_weight, "backward_weight",
+                     MATMUL_BACKWARD_WEIGHT_BYTES(s.N, s.IC, s.OC, m->mode), shapes);
+    bench_matmul_gelu(h, m, gelu, how, shapes);
 }
 
 #ifdef __CUDACC__
@@ -444,12 +478,9 @@ static void bench_matmul_ways(Harness* h, MatmulCase* m, int gelu, const char* s
         m->dbias = NULL;
         matmul_plans_free(&h->ctx);
         if (way < 2) bench_matmul_all(h, m, gelu, WAYS[way], shapes);
-        else if (gelu > 0) bench_matmul_row(h, m, WAYS[way], matmul_run_gelu_forward, "gelu_forward", shapes);
-        else if (gelu < 0)
-            bench_matmul_row(h, m, WAYS[way], matmul_run_gelu_backward_input, "gelu_backward_input", shapes);
+        else bench_matmul_gelu(h, m, gelu, WAYS[way], shapes);
         m->dbias = dbias;
-        if (gelu < 0 && way > 0)
-            bench_matmul_row(h, m, WITH_BIAS[way], matmul_run_gelu_backward_input, "gelu_backward_input", shapes);
+        if (gelu < 0 && way > 0) bench_matmul_gelu(h, m, gelu, WITH_BIAS[way], shapes);
     }
     m->kind = GELU_TANH;
     h->ctx.autotune = 0;

@@ -133,11 +133,27 @@ function checkRoofline(ops) {
     same("roofline: points", points.length, ops.rows.filter(isDrawn).length);
     for (const point of points.slice(0, 50)) {
         point.focus();
-        check("roofline: label of a point", document.querySelector("#roofline .hover").textContent && point.getAttribute("aria-label"));
+        const words = document.querySelector("#roofline .hover").textContent, label = point.getAttribute("aria-label");
+        check("roofline: label of a point", words && label);
+        const values = /^[a-z_]+ /.test(words) ? words.trim().split(" ").slice(1) : [];
+        check("roofline: whole values in a label", values.every((value) => label.split(/,? /).includes(value)), words);
     }
     const boxes = all("#roofline svg > g:not(.point) text").map((text) => text.getBBox());
     const isOver = (a, b) => a.x < b.x + b.width - 2 && b.x < a.x + a.width - 2 && a.y < b.y + b.height - 4 && b.y < a.y + a.height - 4;
     check("roofline: labels apart", !boxes.some((a, i) => boxes.some((b, j) => i < j && isOver(a, b))));
+}
+// The parts are in per cent of the step, as in the table, and say that it is all of it.
+function checkStrip(kinds, step) {
+    const strip = document.getElementById("strip"), at = (row, name) => row[kinds.columns.findIndex(([column]) => column === name)];
+    const parts = all(".legend li", strip).map((item) => parseFloat(item.textContent.match(/([0-9.]+) %$/)[1]));
+    const isNear = (a, b) => Math.abs(a - b) < 0.06;
+    const us = 1e3 * step.span_ms, head = strip.querySelector("h2 .soft").textContent.match(/([0-9.]+) (s|ms|µs)$/);
+    check("strip: the step's time", Math.abs(head[1] * { s: 1e6, ms: 1e3, "µs": 1 }[head[2]] / us - 1) < 0.005, head[0]);
+    const shares = kinds.rows.filter((row) => at(row, "ms") > 0).map((row) => at(row, "percent"));
+    check("strip: as in the table", shares.every((share, i) => isNear(parts[i], share)), parts);
+    const sum = parts.reduce((a, b) => a + b, 0), all_ms = step.span_ms + step.beside_ms;
+    check("strip: the parts are the step", Math.abs(sum - 100 * all_ms / step.span_ms) < 0.06 * parts.length, sum);
+    same("strip: what is beside is said", Boolean(strip.querySelector(".note")), step.beside_ms >= 0.0005 * step.span_ms);
 }
 async function checkPage() {
     const title = none(profile.title) ? "" : String(profile.title), section = document.getElementById("table-kernels");
@@ -147,6 +163,7 @@ async function checkPage() {
     for (const id of ["timeline", "roofline"]) check(`section ${id}`, document.getElementById(id));
     const kinds = wanted.find((table) => table.id === "kinds");
     if (kinds) check("section strip", all("#strip .strip span").length > 0);
+    if (profile.step) checkStrip(kinds, profile.step);
     same("tables", all("#tables > section h2").map((h2) => h2.textContent), wanted.map((table) => String(table.title ?? table.id)));
     const kernels = wanted.find((table) => table.id === "kernels"), ops = wanted.find((table) => table.id === "ops");
     if (kernels && kernels.rows.length) await checkTimeline(kernels, section);
@@ -185,7 +202,7 @@ def a_step(layers):
         for layer in range(layers) if direction == "forward" else reversed(range(layers)):
             for op, (us, gflop, mbyte) in work.items():
                 name = op.replace("forward", direction)
-                rows.append([direction, layer, name, "N=64,C=128", name + "_kernel", 7, clock, us, gflop, mbyte])
+                rows.append([direction, layer, name, f"N=64 tokens={us}1234567 sequences={us}7654321 NH=16", name + "_kernel", 7, clock, us, gflop, mbyte])
                 clock += us + 1.5
             if direction == "backward":
                 rows.append(["communication", layer, "sum_gradients", "n=4096", "ring", 13, clock - 60, 50.0, None, 16.0])
@@ -200,8 +217,9 @@ def a_step(layers):
     return {
         "title": "./train --profile 3", "facts": [["GPU", "one"], ["ranks", 2]], "losses": ["One.", "Two."],
         "ceilings": {"flops": 7.9e14, "bytes": 4.2e12, "launch_us": 1.4},
+        "step": {"span_ms": 2.4, "beside_ms": 0.1, "idle_ms": 0.2},
         "tables": [
-            table("kinds", "kind:t ms:n percent:n", [["matmul", 1.5, 60.0], ["attention", 0.8, 32.0], ["idle", 0.2, 8.0]]),
+            table("kinds", "kind:t ms:n percent:n", [["matmul", 1.5, 62.5], ["attention", 0.8, 33.3]]),
             table("layers", "layer:n ms:n", [[None, 0.1], [0, 1.0], [1, 1.0]]),
             table("ops", "direction:t op:t shapes:t ms:n gflop:n mbyte:n tflop_s:n", ops),
             table("kernels", "index:n direction:t layer:n op:t shapes:t kernel:t stream:n start_us:n us:n gflop:n mbyte:n "

@@ -399,6 +399,32 @@ static void test_steps(Tests* t) {
     for (int i = 0; i < 3; i++) profile_step_free(&steps[i]);
 }
 
+// Each row is another's counterpart, in steps of so many rows that to look for each of them would take minutes.
+static void test_long_steps(Tests* t) {
+    enum { ROWS = 100000 };
+    static char* const ops[] = {"forward", "backward", "update"};
+    ProfileStep steps[2];
+    size_t wrong = 0;
+    double began = now_seconds();
+    for (int s = 0; s < 2; s++) {
+        memset(&steps[s], 0, sizeof steps[s]);
+        steps[s].count = ROWS;
+        steps[s].rows = (ProfileRow*)xcalloc(ROWS, sizeof *steps[s].rows);
+        for (int i = 0; i < ROWS; i++) {
+            int k = s && i % 2 ? i - 1 : s && i + 1 < ROWS ? i + 1 : i;  // neighbours, of other places, change places
+            ProfileRow* row = &steps[s].rows[i];
+            *row = profile_row(NULL);
+            row->op = ops[k % 3], row->layer = k % 7, row->start = i, row->seconds = k + s;
+        }
+    }
+    profile_compare_steps(&steps[0], steps, 2);
+    for (int i = 0; i < ROWS; i++)
+        wrong += steps[0].rows[i].least != i || steps[0].rows[i].median != i + 0.5 || steps[0].rows[i].most != i + 1;
+    expect(t, wrong == 0, "steps/many rows", "%zu have another counterpart", wrong);
+    expect(t, now_seconds() - began < 10, "steps/many rows, in seconds", "%g s", now_seconds() - began);
+    for (int s = 0; s < 2; s++) profile_step_free(&steps[s]);
+}
+
 // ---------------------------------------------------------------------------------------------------------
 // Tables
 
@@ -658,6 +684,9 @@ static void test_groups(Tests* t, const ProfileReport* r) {
         expect(t, strcmp(cause, causes[i]) == 0, name, "%s", cause);
         free(name);
     }
+    const char* above = "Above 100 %: operands were still in a cache";
+    expect(t, strstr(ops->note, above) && strstr(report_find(r, "kernels")->note, above), "groups/above a roof", "%s",
+           ops->note);
     const Table* accounting = report_find(r, "accounting");
     expect(t,
            table_rows(accounting) == 9 && strstr(accounting->note, "2 rows are in no scope; 3 launches") &&
@@ -688,7 +717,9 @@ static void test_losses(Tests* t, const ProfileReport* r) {
                 {1800, "communication beside which nothing else runs, of 0.012 ms in all"},
                 {1600,
                  "forward matmul_forward N=64 IC=16 OC=32, 1 call in 0.007 ms. At the 1 TFLOP/s of a large matmul "
-                 "its arithmetic takes 0.005 ms. 0.001 ms of it are 1 rows that help"},
+                 "its arithmetic takes 0.005 ms. Of the loss 0.001 ms are 1 row that helps the longest: fuse it; the "
+                 "longest itself "
+                 "loses 0.001 ms. Look at its tiles, "},
                 {1500, "launches in no scope"}};
     expect(t, r->loss_count == COUNT_OF(want), "losses/five", "%zu", r->loss_count);
     for (size_t i = 0; i < COUNT_OF(want) && i < r->loss_count; i++) {
@@ -700,12 +731,56 @@ static void test_losses(Tests* t, const ProfileReport* r) {
     size_t few, all;
     ProfileLoss *first = profile_losses(r->step, &CEILINGS, 2, &few),
                 *every = profile_losses(r->step, &CEILINGS, 100, &all);
+    const char* untidy = "";
+    for (size_t i = 0; i < all; i++) {
+        const char* says = every[i].sentence;
+        if (strstr(says, "  ") || strstr(says, " ,") || strstr(says, "1 rows") || says[strlen(says) - 1] != '.')
+            untidy = says;
+    }
+    expect(t, !*untidy, "losses/tidy sentences", "'%s'", untidy);
     int sorted = all == 9;  // seven ops less the two that lose nothing, and four others
     for (size_t i = 1; i < all; i++) sorted &= every[i].seconds <= every[i - 1].seconds && every[i].seconds > 0;
     expect(t, few == 2 && sorted, "losses/sorted, as many as asked for", "%zu and %zu", few, all);
     for (size_t i = 0; i < few; i++) free(first[i].sentence);
     for (size_t i = 0; i < all; i++) free(every[i].sentence);
     free(first), free(every);
+}
+
+// Two calls of an op that lose all in their helpers, and two that do not.
+static void test_losses_of_helpers(Tests* t) {
+    static const struct {
+        const char* name;
+        double longest, helper;  // microseconds
+        const char* says;
+    } cases[] = {
+        {"helpers alone", 100, 30,
+         " Of the loss 0.060 ms are 2 rows that help the longest: fuse them; the longest itself loses "
+         "0.000 ms."},
+        {"both", 120, 30,
+         " Of the loss 0.060 ms are 2 rows that help the longest: fuse them; the longest itself loses 0.040 ms. "
+         "Look at its accesses; then fuse it with a neighbour, to move less."},
+        {"the longest alone", 200, 5, " to move. Look at its accesses; then fuse it with a neighbour, to move less."}};
+    for (size_t i = 0; i < COUNT_OF(cases); i++) {
+        ScopeRecord scope;
+        ProfileRow rows[4];
+        ProfileStep step = {rows, 4, 0, 0, 0, 0};
+        size_t count;
+        memset(&scope, 0, sizeof scope);
+        scope.op = "op", scope.bytes = 1e7;  // 100 microseconds
+        for (int k = 0; k < 4; k++) {
+            rows[k] = profile_row(&scope);
+            rows[k].scope = (size_t)k / 2, rows[k].is_helper = k % 2;
+            rows[k].seconds = 1e-6 * (k % 2 ? cases[i].helper : cases[i].longest);
+            rows[k].start = k ? rows[k - 1].start + rows[k - 1].seconds : 0;
+        }
+        profile_set_roofs(&step, &CEILINGS);
+        ProfileLoss* losses = profile_losses(&step, &CEILINGS, 1, &count);
+        size_t length = strlen(losses[0].sentence), end = strlen(cases[i].says);
+        char* name = xprintf("losses/%s", cases[i].name);
+        expect(t, count == 1 && length > end && strcmp(losses[0].sentence + length - end, cases[i].says) == 0, name,
+               "%s", losses[0].sentence);
+        free(losses[0].sentence), free(losses), free(name);
+    }
 }
 
 // ---------------------------------------------------------------------------------------------------------
@@ -1116,8 +1191,25 @@ static void test_files_of_ops(Tests* t) {
     Json json = json_of(t, "files/trace of ops", trace);
     expect(t, strstr(trace, "\"name\": \"ops\"") && strstr(trace, "\"name\": \"adamw_update\""), "files/a lane of ops",
            "%s", trace);
-    expect(t, near_to(r.accounting.gap[GAP_HOST], 1e-6) && near_to(r.accounting.kernels, 3e-6),
-           "files/between ops the host is at work", "%g", r.accounting.gap[GAP_HOST]);
+    expect(t, near_to(r.accounting.gap[GAP_SWITCH], 1e-6) && near_to(r.accounting.kernels, 3e-6),
+           "files/between ops is no waiting for the host", "%g", r.accounting.gap[GAP_SWITCH]);
+    ProfileTimes times = {NAN, NAN};
+    Table accounting, gaps;
+    size_t count;
+    profile_table_accounting(&accounting, &step, &r.accounting, times), profile_table_gaps(&gaps, &step);
+    expect(t,
+           table_find(&accounting, "what", "+ gaps: between ops") == 2 && table_rows(&accounting) == 4 &&
+               table_find(&gaps, "cause", "between ops") == 0,
+           "files/gaps between ops", "%zu lines", table_rows(&accounting));
+    table_free(&accounting), table_free(&gaps);
+    ProfileLoss* losses = profile_losses(&step, &CEILINGS, 5, &count);
+    int of_ops = count == 1;  // the matmul
+    for (size_t i = 0; i < count; i++) {
+        of_ops &= !strstr(losses[i].sentence, "nothing runs");
+        free(losses[i].sentence);
+    }
+    free(losses);
+    expect(t, of_ops, "files/what is between ops is no loss", "%zu losses", count);
     expect_csv(t, "files/CSV of ops", csv, &r.tables[0]);
     json_free(&json);
     free(directory), free(trace), free(csv);
@@ -1144,6 +1236,7 @@ int main(void) {
     test_random_accounting(&t);
     test_ops(&t);
     test_steps(&t);
+    test_long_steps(&t);
     test_table(&t);
     report_open(&r, steps);
     test_sums(&t, &r);
@@ -1154,6 +1247,7 @@ int main(void) {
     test_facts(&t);
     test_memory(&t);
     test_ranks(&t);
+    test_losses_of_helpers(&t);
     test_files(&t, &r);
     test_files_of_ops(&t);
     report_end(&r, steps);

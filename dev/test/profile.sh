@@ -65,6 +65,10 @@ for pattern in 'layer 3' '"ops"' '"pid": 0, '; do why+=$(says whole/profile/trac
 grep -q '/\*PROFILE\*/null' whole/profile/profile.html && why+='the page has no data'
 why+=$(says whole/profile/profile.html '"title": "[^"]*--profile 2')
 verdict 'the trace and the page' "$why"
+why=$(says whole/profile/profile.txt '^\+ gaps: between ops ')
+! grep -q 'waiting for the host\|the host is late' whole/profile/profile.txt || why+='the CPU waits for the host'
+! grep -q ' $' whole/profile/profile.txt || why+='a line ends with a space'
+verdict 'gaps between ops are what they are called' "$why"
 if command -v python3 >/dev/null; then
     python3 - whole/profile >python.out 2>&1 <<'EOF'
 import csv, json, sys
@@ -81,6 +85,8 @@ for lane, bars in lanes.items():
 page = open(folder + "/profile.html").read()
 data, _ = json.JSONDecoder().raw_decode(page, page.index('{"title"'))
 assert any(t["id"] == "kernels" and len(t["rows"]) == len(rows) for t in data["tables"]), "the page has other rows"
+part = data["step"]
+assert abs(part["span_ms"] - step["span_ms"]) < 1e-6 and abs(step["kernels_ms"] - part["beside_ms"] + part["idle_ms"] - part["span_ms"]) < 1e-3, "the page's step is another"
 EOF
     [ $? -eq 0 ] && why= || why=$(tail -n 1 python.out)
     verdict 'the files as another reader sees them' "$why"

@@ -52,13 +52,24 @@ typedef struct {
     Dropout dropout;  // of the result
 } EmbeddingNorm;
 
-// Word and position vectors only; a type table is a few rows that stay in a cache.
+// Flops of word and position vectors only. Of a table as many rows as there are tokens are read, at most all of them: the
+// rest of the reads, of rows that other tokens have too, are a cache's. A gradient that is added to is read and written
+// so; SET writes every row.
+#define EMBEDDING_ROWS(N, rows) ((double)min_int(N, rows))
+#define EMBEDDING_GRADIENT_ROWS(N, rows, mode) ((mode) == ADD ? 2 * EMBEDDING_ROWS(N, rows) : (double)(rows))
 #define EMBEDDING_FORWARD_FLOPS(N, C) (1.0 * (N) * (C))
+#define EMBEDDING_FORWARD_BYTES(N, z)                                                                                  \
+    ((EMBEDDING_ROWS(N, (z).V) + EMBEDDING_ROWS(N, (z).T) + EMBEDDING_ROWS(N, (z).types) + (N)) * (z).C *              \
+     sizeof(floatX))
 #define EMBEDDING_LAYERNORM_FORWARD_FLOPS(N, C) (10.0 * (N) * (C))
-#define EMBEDDING_LAYERNORM_FORWARD_BYTES(N, C) (4.0 * (N) * (C) * sizeof(floatX) + 2.0 * (N) * sizeof(real))
+#define EMBEDDING_LAYERNORM_FORWARD_BYTES(N, z)                                                                        \
+    (EMBEDDING_FORWARD_BYTES(N, z) + 1.0 * (N) * (z).C * sizeof(floatX) + 2.0 * (N) * sizeof(real))
 #define EMBEDDING_BACKWARD_FLOPS(N, C) (2.0 * (N) * (C))
-#define EMBEDDING_FORWARD_BYTES(N, C) (3.0 * (N) * (C) * sizeof(floatX))
-#define EMBEDDING_BACKWARD_BYTES(N, C) ((N) * (C) * (sizeof(floatX) + 4.0 * sizeof(real)))
+#define EMBEDDING_BACKWARD_BYTES(N, z, word_mode, mode)                                                                \
+    (1.0 * (N) * (z).C * sizeof(floatX) +                                                                              \
+     (EMBEDDING_GRADIENT_ROWS(N, (z).V, word_mode) + EMBEDDING_GRADIENT_ROWS(N, (z).T, mode) +                         \
+      EMBEDDING_GRADIENT_ROWS(N, (z).types, mode)) *                                                                   \
+         (z).C * sizeof(real))
 
 // ---------------------------------------------------------------------------------------------------------
 // References
@@ -156,11 +167,11 @@ static void embedding_forward_launch(floatX* x, const int* tokens, const int* ty
 }
 
 static inline void embedding_forward(floatX* x, const int* tokens, const int* types, Embeddings e, const Sequences* s,
-                                     int C, Dropout dropout, Context* ctx) {
-    const int WIDTH = Vector<floatX>::SIZE;
+                                     EmbeddingSizes sizes, Dropout dropout, Context* ctx) {
+    const int WIDTH = Vector<floatX>::SIZE, C = sizes.C;
     DropoutRows rows = {dropout, s->sequence, s->position, s->first};
     Scope scope = scope_open(ctx, "embedding_forward", EMBEDDING_FORWARD_FLOPS(s->rows, C),
-                             EMBEDDING_FORWARD_BYTES(s->rows, C), "N=%d C=%d", s->rows, C);
+                             EMBEDDING_FORWARD_BYTES(s->rows, sizes), "N=%d C=%d", s->rows, C);
     int vectors = rows_are_vectors<floatX>(C), dropped = dropout.threshold != 0;
     if (vectors && dropped) embedding_forward_launch<WIDTH, 1>(x, tokens, types, e, s, C, rows, ctx);
     else if (vectors) embedding_forward_launch<WIDTH, 0>(x, tokens, types, e, s, C, rows, ctx);
@@ -204,9 +215,9 @@ static inline void embedding_row(floatX* y, const int* tokens, const int* types,
 }
 
 static inline void embedding_forward(floatX* x, const int* tokens, const int* types, Embeddings e, const Sequences* s,
-                                     int C, Dropout dropout, Context* ctx) {
-    int N = s->rows;
-    Scope scope = scope_open(ctx, "embedding_forward", EMBEDDING_FORWARD_FLOPS(N, C), EMBEDDING_FORWARD_BYTES(N, C),
+                                     EmbeddingSizes sizes, Dropout dropout, Context* ctx) {
+    int N = s->rows, C = sizes.C;
+    Scope scope = scope_open(ctx, "embedding_forward", EMBEDDING_FORWARD_FLOPS(N, C), EMBEDDING_FORWARD_BYTES(N, sizes),
                              "N=%d C=%d", N, C);
 #pragma omp parallel for
     for (int n = 0; n < N; n++) {
@@ -218,11 +229,12 @@ static inline void embedding_forward(floatX* x, const int* tokens, const int* ty
 }
 
 static inline void embedding_layernorm_forward(floatX* x, floatX* e, Moments stats, const int* tokens, const int* types,
-                                               EmbeddingNorm layer, const Sequences* s, int C, Context* ctx) {
-    int N = s->rows;
+                                               EmbeddingNorm layer, const Sequences* s, EmbeddingSizes sizes,
+                                               Context* ctx) {
+    int N = s->rows, C = sizes.C;
     CHECK(N > 0 && C > 0);
     Scope scope = scope_open(ctx, "embedding_layernorm_forward", EMBEDDING_LAYERNORM_FORWARD_FLOPS(N, C),
-                             EMBEDDING_LAYERNORM_FORWARD_BYTES(N, C), "N=%d C=%d", N, C);
+                             EMBEDDING_LAYERNORM_FORWARD_BYTES(N, sizes), "N=%d C=%d", N, C);
 #pragma omp parallel for schedule(static)
     for (int n = 0; n < N; n++) {
         size_t row = (size_t)n * (size_t)C;
@@ -242,8 +254,8 @@ static inline void embedding_backward(EmbeddingGradients d, const floatX* dx, co
                                       const Sequences* s, EmbeddingSizes sizes, Dropout dropout, Mode word_mode,
                                       Mode mode, Context* ctx) {
     int N = s->rows, C = sizes.C;
-    Scope scope = scope_open(ctx, "embedding_backward", EMBEDDING_BACKWARD_FLOPS(N, C), EMBEDDING_BACKWARD_BYTES(N, C),
-                             "N=%d C=%d", N, C);
+    Scope scope = scope_open(ctx, "embedding_backward", EMBEDDING_BACKWARD_FLOPS(N, C),
+                             EMBEDDING_BACKWARD_BYTES(N, sizes, word_mode, mode), "N=%d C=%d", N, C);
     CHECK(s->max_length <= sizes.T);
     if (word_mode == SET) embedding_zero(d.word, sizes.V, C);
     if (mode == SET) embedding_zero(d.position, sizes.T, C);

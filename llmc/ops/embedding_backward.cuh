@@ -379,8 +379,8 @@ static inline void embedding_backward(EmbeddingGradients d, const floatX* dx, co
     const int WIDTH = Vector<floatX>::SIZE;
     int N = s->rows, C = sizes.C, vectors = rows_are_vectors<floatX>(C), dropped = dropout.threshold != 0;
     DropoutRows rows = {dropout, s->sequence, s->position, s->first};
-    Scope scope = scope_open(ctx, "embedding_backward", EMBEDDING_BACKWARD_FLOPS(N, C), EMBEDDING_BACKWARD_BYTES(N, C),
-                             "N=%d C=%d", N, C);
+    Scope scope = scope_open(ctx, "embedding_backward", EMBEDDING_BACKWARD_FLOPS(N, C),
+                             EMBEDDING_BACKWARD_BYTES(N, sizes, word_mode, mode), "N=%d C=%d", N, C);
     CHECK(s->max_length <= sizes.T);
     if (word_mode == SET) embedding_zero(d.word, sizes.V, C, ctx);
     if (mode == SET && d.type && sizes.types > EMBEDDING_TYPES) embedding_zero(d.type, sizes.types, C, ctx);

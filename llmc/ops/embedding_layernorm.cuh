@@ -102,12 +102,14 @@ static inline void embedding_layernorm_start(floatX* x, floatX* e, Moments stats
 }
 
 static inline void embedding_layernorm_forward(floatX* x, floatX* e, Moments stats, const int* tokens, const int* types,
-                                               EmbeddingNorm layer, const Sequences* s, int C, Context* ctx) {
+                                               EmbeddingNorm layer, const Sequences* s, EmbeddingSizes sizes,
+                                               Context* ctx) {
     constexpr int W = Vector<floatX>::SIZE;
+    int C = sizes.C;
     CHECK(s->rows > 0 && C > 0);
     if (C > EMBEDDING_LONGEST) die(USAGE, "embedding of %d channels: at most %d fit on the GPU", C, EMBEDDING_LONGEST);
     Scope scope = scope_open(ctx, "embedding_layernorm_forward", EMBEDDING_LAYERNORM_FORWARD_FLOPS(s->rows, C),
-                             EMBEDDING_LAYERNORM_FORWARD_BYTES(s->rows, C), "N=%d C=%d", s->rows, C);
+                             EMBEDDING_LAYERNORM_FORWARD_BYTES(s->rows, sizes), "N=%d C=%d", s->rows, C);
     int vectors = rows_are_vectors<floatX>(C);
     if (!vectors && C <= 8 * WARP) embedding_layernorm_start<1, 8, WARP>(x, e, stats, tokens, types, layer, s, C, ctx);
     else if (!vectors) embedding_layernorm_start<1, 32, 512>(x, e, stats, tokens, types, layer, s, C, ctx);

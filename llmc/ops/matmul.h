@@ -27,16 +27,22 @@
 #include "../device/activation.h"
 #include "../device/scope.h"
 
-#define MATMUL_FLOPS(N, IC, OC) (2.0 * (double)(N) * (double)(IC) * (double)(OC))
 // The gradient of a bias, and how it is to be written.
 typedef struct {
     real* b;  // NULL: not wanted
     Mode mode;
 } BiasGradient;
 
-// Every operand once; an output that is added to is read too.
-#define MATMUL_BYTES(N, IC, OC)                                                                                        \
-    (((double)(N) * (double)(IC) + (double)(OC) * (double)(IC) + (double)(N) * (double)(OC)) * sizeof(floatX))
+// Every operand once, in the type that it has; an output that is added to is also read. With GELU its input is one more,
+// written forward and read in the backward pass. Not counted: biases and their gradients, and what is read twice.
+#define MATMUL_FLOPS(N, IC, OC) (2.0 * (double)(N) * (double)(IC) * (double)(OC))
+#define MATMUL_FORWARD_BYTES(N, IC, OC, mode)                                                                          \
+    ((1.0 * (N) * (IC) + 1.0 * (OC) * (IC) + ((mode) == ADD ? 2.0 : 1.0) * (N) * (OC)) * sizeof(floatX))
+#define MATMUL_GELU_FORWARD_BYTES(N, IC, OC) (MATMUL_FORWARD_BYTES(N, IC, OC, SET) + 1.0 * (N) * (OC) * sizeof(floatX))
+#define MATMUL_BACKWARD_INPUT_BYTES(N, IC, OC, mode) MATMUL_FORWARD_BYTES(N, OC, IC, mode)
+#define MATMUL_GELU_BACKWARD_INPUT_BYTES(N, IC, OC) MATMUL_GELU_FORWARD_BYTES(N, OC, IC)
+#define MATMUL_BACKWARD_WEIGHT_BYTES(N, IC, OC, mode)                                                                  \
+    (1.0 * (N) * ((IC) + (OC)) * sizeof(floatX) + ((mode) == ADD ? 2.0 : 1.0) * (OC) * (IC) * sizeof(real))
 
 // ---------------------------------------------------------------------------------------------------------
 // References
@@ -455,7 +461,7 @@ static inline Product product_backward_input(floatX* dx, const floatX* dy, const
 
 static inline void matmul_forward(floatX* y, const floatX* x, Affine p, int N, int IC, int OC, Mode mode,
                                   Context* ctx) {
-    Scope scope = scope_open(ctx, "matmul_forward", MATMUL_FLOPS(N, IC, OC), MATMUL_BYTES(N, IC, OC),
+    Scope scope = scope_open(ctx, "matmul_forward", MATMUL_FLOPS(N, IC, OC), MATMUL_FORWARD_BYTES(N, IC, OC, mode),
                              "N=%d IC=%d OC=%d", N, IC, OC);
     Product r = product_forward(y, x, p, N, IC, OC);
     r.mode = mode;
@@ -465,7 +471,7 @@ static inline void matmul_forward(floatX* y, const floatX* x, Affine p, int N, i
 
 static inline void matmul_gelu_forward(floatX* y, floatX* pre, const floatX* x, Affine p, int N, int IC, int OC,
                                        Gelu kind, Context* ctx) {
-    Scope scope = scope_open(ctx, "matmul_gelu_forward", MATMUL_FLOPS(N, IC, OC), MATMUL_BYTES(N, IC, OC),
+    Scope scope = scope_open(ctx, "matmul_gelu_forward", MATMUL_FLOPS(N, IC, OC), MATMUL_GELU_FORWARD_BYTES(N, IC, OC),
                              "N=%d IC=%d OC=%d", N, IC, OC);
     Product r = product_forward(pre, x, p, N, IC, OC);
     r.activated = y;
@@ -476,8 +482,8 @@ static inline void matmul_gelu_forward(floatX* y, floatX* pre, const floatX* x, 
 
 static inline void matmul_backward_input(floatX* dx, const floatX* dy, const floatX* w, int N, int IC, int OC,
                                          Mode mode, Context* ctx) {
-    Scope scope = scope_open(ctx, "matmul_backward_input", MATMUL_FLOPS(N, IC, OC), MATMUL_BYTES(N, IC, OC),
-                             "N=%d IC=%d OC=%d", N, IC, OC);
+    Scope scope = scope_open(ctx, "matmul_backward_input", MATMUL_FLOPS(N, IC, OC),
+                             MATMUL_BACKWARD_INPUT_BYTES(N, IC, OC, mode), "N=%d IC=%d OC=%d", N, IC, OC);
     Product r = product_backward_input(dx, dy, w, N, IC, OC);
     r.mode = mode;
     product_run(&r, ctx);
@@ -500,8 +506,8 @@ static inline void matmul_backward_bias(BiasGradient d, const floatX* dy, int N,
 
 static inline void matmul_gelu_backward_input(floatX* dpre, BiasGradient d, const floatX* dy, const floatX* w,
                                               const floatX* pre, int N, int IC, int OC, Gelu kind, Context* ctx) {
-    Scope scope = scope_open(ctx, "matmul_gelu_backward_input", MATMUL_FLOPS(N, IC, OC), MATMUL_BYTES(N, IC, OC),
-                             "N=%d IC=%d OC=%d", N, IC, OC);
+    Scope scope = scope_open(ctx, "matmul_gelu_backward_input", MATMUL_FLOPS(N, IC, OC),
+                             MATMUL_GELU_BACKWARD_INPUT_BYTES(N, IC, OC), "N=%d IC=%d OC=%d", N, IC, OC);
     Product r = product_backward_input(dpre, dy, w, N, IC, OC);
     r.pre = pre;
     r.kind = kind;
@@ -512,8 +518,8 @@ static inline void matmul_gelu_backward_input(floatX* dpre, BiasGradient d, cons
 
 static inline void matmul_backward_weight(AffineGradient d, const floatX* dy, const floatX* x, int N, int IC, int OC,
                                           Mode mode, Context* ctx) {
-    Scope scope = scope_open(ctx, "matmul_backward_weight", MATMUL_FLOPS(N, IC, OC), MATMUL_BYTES(N, IC, OC),
-                             "N=%d IC=%d OC=%d", N, IC, OC);
+    Scope scope = scope_open(ctx, "matmul_backward_weight", MATMUL_FLOPS(N, IC, OC),
+                             MATMUL_BACKWARD_WEIGHT_BYTES(N, IC, OC, mode), "N=%d IC=%d OC=%d", N, IC, OC);
     Product r;
     memset(&r, 0, sizeof r);
     r.M = OC, r.N = IC, r.K = N;

@@ -62,7 +62,7 @@ static inline int matmul_gelu_epilogue(MatmulKey key, const MatmulOperands* o, G
 
 static inline void matmul_forward(floatX* y, const floatX* x, Affine p, int N, int IC, int OC, Mode mode,
                                   Context* ctx) {
-    Scope scope = scope_open(ctx, "matmul_forward", MATMUL_FLOPS(N, IC, OC), MATMUL_BYTES(N, IC, OC),
+    Scope scope = scope_open(ctx, "matmul_forward", MATMUL_FLOPS(N, IC, OC), MATMUL_FORWARD_BYTES(N, IC, OC, mode),
                              "N=%d IC=%d OC=%d", N, IC, OC);
     MatmulOperands o = {p.w, x, y, p.b, NULL, N};
     matmul_product(matmul_key(MATMUL_FORWARD, N, IC, OC, mode, ctx), &o, ctx);
@@ -71,7 +71,7 @@ static inline void matmul_forward(floatX* y, const floatX* x, Affine p, int N, i
 
 static inline void matmul_gelu_forward(floatX* y, floatX* pre, const floatX* x, Affine p, int N, int IC, int OC,
                                        Gelu kind, Context* ctx) {
-    Scope scope = scope_open(ctx, "matmul_gelu_forward", MATMUL_FLOPS(N, IC, OC), MATMUL_BYTES(N, IC, OC),
+    Scope scope = scope_open(ctx, "matmul_gelu_forward", MATMUL_FLOPS(N, IC, OC), MATMUL_GELU_FORWARD_BYTES(N, IC, OC),
                              "N=%d IC=%d OC=%d", N, IC, OC);
     MatmulOperands o = {p.w, x, y, p.b, pre, N};
     MatmulKey key = matmul_key(MATMUL_FORWARD, N, IC, OC, SET, ctx);
@@ -85,8 +85,8 @@ static inline void matmul_gelu_forward(floatX* y, floatX* pre, const floatX* x, 
 
 static inline void matmul_backward_input(floatX* dx, const floatX* dy, const floatX* w, int N, int IC, int OC,
                                          Mode mode, Context* ctx) {
-    Scope scope = scope_open(ctx, "matmul_backward_input", MATMUL_FLOPS(N, IC, OC), MATMUL_BYTES(N, IC, OC),
-                             "N=%d IC=%d OC=%d", N, IC, OC);
+    Scope scope = scope_open(ctx, "matmul_backward_input", MATMUL_FLOPS(N, IC, OC),
+                             MATMUL_BACKWARD_INPUT_BYTES(N, IC, OC, mode), "N=%d IC=%d OC=%d", N, IC, OC);
     MatmulOperands o = {w, dy, dx, NULL, NULL, N};
     matmul_product(matmul_key(MATMUL_BACKWARD_INPUT, N, IC, OC, mode, ctx), &o, ctx);
     scope_close(&scope);
@@ -94,8 +94,8 @@ static inline void matmul_backward_input(floatX* dx, const floatX* dy, const flo
 
 static inline void matmul_gelu_backward_input(floatX* dpre, BiasGradient d, const floatX* dy, const floatX* w,
                                               const floatX* pre, int N, int IC, int OC, Gelu kind, Context* ctx) {
-    Scope scope = scope_open(ctx, "matmul_gelu_backward_input", MATMUL_FLOPS(N, IC, OC), MATMUL_BYTES(N, IC, OC),
-                             "N=%d IC=%d OC=%d", N, IC, OC);
+    Scope scope = scope_open(ctx, "matmul_gelu_backward_input", MATMUL_FLOPS(N, IC, OC),
+                             MATMUL_GELU_BACKWARD_INPUT_BYTES(N, IC, OC), "N=%d IC=%d OC=%d", N, IC, OC);
     MatmulOperands o = {w, dy, dpre, NULL, (floatX*)pre, N};
     MatmulKey key = matmul_key(MATMUL_BACKWARD_INPUT, N, IC, OC, SET, ctx);
     if (ctx->gelu_fusion >= 2 && matmul_gelu_epilogue(key, &o, kind, ctx)) {
@@ -110,8 +110,8 @@ static inline void matmul_gelu_backward_input(floatX* dpre, BiasGradient d, cons
 
 static inline void matmul_backward_weight(AffineGradient d, const floatX* dy, const floatX* x, int N, int IC, int OC,
                                           Mode mode, Context* ctx) {
-    Scope scope = scope_open(ctx, "matmul_backward_weight", MATMUL_FLOPS(N, IC, OC), MATMUL_BYTES(N, IC, OC),
-                             "N=%d IC=%d OC=%d", N, IC, OC);
+    Scope scope = scope_open(ctx, "matmul_backward_weight", MATMUL_FLOPS(N, IC, OC),
+                             MATMUL_BACKWARD_WEIGHT_BYTES(N, IC, OC, mode), "N=%d IC=%d OC=%d", N, IC, OC);
     MatmulOperands o = {x, dy, d.w, NULL, NULL, N};
     matmul_product(matmul_key(MATMUL_BACKWARD_WEIGHT, N, IC, OC, mode, ctx), &o, ctx);
     BiasGradient bias = {d.b, mode};

@@ -52,7 +52,7 @@ typedef struct {
     size_t lost;           // launches that could not be recorded
 } ProfileStep;
 
-// What a gap between rows waits for.
+// What a gap between rows waits for. Between ops, where kernels are not traced, it is not known: GAP_SWITCH.
 typedef enum { GAP_HOST, GAP_STREAM, GAP_SWITCH, GAPS } Gap;
 
 // kernels - beside + all gaps = span.
@@ -84,6 +84,9 @@ static inline int profile_tensor_cores(const ProfileRow* r, int half) {
         if (strstr(r->full, others[i])) return half;
     return 0;
 }
+
+// Whether rows are ops.
+static inline int profile_is_of_ops(const ProfileStep* step) { return step->count && !step->rows[0].kernel; }
 
 static inline int profile_is_copy(const ProfileRow* r) {
     return strcmp(r->op, "batch_load") == 0 || strcmp(r->op, "readback") == 0;
@@ -203,9 +206,6 @@ static inline void profile_take(ProfileStep* step, const ScopeLog* log, int half
     for (size_t i = 0; i < step->count && !log->trace; i++) {
         step->rows[i] = profile_row(&log->records[i]);
         step->rows[i].start -= log->records[0].start;
-#ifndef __CUDACC__
-        step->rows[i].issued = step->rows[i].start;  // to launch is to run
-#endif
     }
     for (size_t i = 0; i < step->count; i++) step->rows[i].tensor_cores = profile_tensor_cores(&step->rows[i], half);
 }
@@ -237,35 +237,54 @@ static inline double median_of(double* values, size_t n) {
     return n % 2 ? values[n / 2] : 0.5 * (values[n / 2 - 1] + values[n / 2]);
 }
 
-static inline int profile_same_place(const ProfileRow* a, const ProfileRow* b) {
-    return a->direction == b->direction && a->layer == b->layer && strcmp(a->op, b->op) == 0;
+// By direction, layer and op.
+static inline int profile_compare_places(const ProfileRow* a, const ProfileRow* b) {
+    if (a->direction != b->direction) return a->direction < b->direction ? -1 : 1;
+    if (a->layer != b->layer) return a->layer < b->layer ? -1 : 1;
+    return strcmp(a->op, b->op);
 }
 
-// The row of `step` that is to it what rows[i] is to its own step: as many rows of the same direction, layer and op are
-// before it. NULL if there is none.
-static inline const ProfileRow* profile_counterpart(const ProfileStep* step, const ProfileRow* rows, size_t i) {
-    size_t before = 0;
-    for (size_t k = 0; k < i; k++) before += profile_same_place(&rows[k], &rows[i]);
-    for (size_t k = 0; k < step->count; k++)
-        if (profile_same_place(&step->rows[k], &rows[i]) && before-- == 0) return &step->rows[k];
-    return NULL;
+// Those of one place in the order of execution.
+static inline int profile_place_ascending(const void* a, const void* b) {
+    const ProfileRow *x = *(const ProfileRow*const*)a, *y = *(const ProfileRow*const*)b;
+    int order = profile_compare_places(x, y);
+    return order ? order : (x > y) - (x < y);
+}
+
+// The rows of a step by their places (caller frees).
+static inline const ProfileRow** profile_by_place(const ProfileStep* step) {
+    const ProfileRow** sorted = (const ProfileRow**)xmalloc((step->count + 1) * sizeof *sorted);
+    for (size_t i = 0; i < step->count; i++) sorted[i] = &step->rows[i];
+    qsort(sorted, step->count, sizeof *sorted, profile_place_ascending);
+    return sorted;
+}
+
+// seconds[i * stride]: of the row of `other` that is to it what rows[i] is to `step`: as many rows of the same direction,
+// layer and op are before it. NaN if there is none.
+static inline void profile_counterparts(double* seconds, size_t stride, const ProfileStep* step,
+                                        const ProfileStep* other) {
+    const ProfileRow **mine = profile_by_place(step), **theirs = profile_by_place(other);
+    for (size_t i = 0, k = 0; i < step->count; i++) {
+        while (k < other->count && profile_compare_places(theirs[k], mine[i]) < 0) k++;
+        int is_there = k < other->count && profile_compare_places(theirs[k], mine[i]) == 0;
+        seconds[(size_t)(mine[i] - step->rows) * stride] = is_there ? theirs[k++]->seconds : (double)NAN;
+    }
+    free(mine), free(theirs);
 }
 
 // Fill in, for the rows of one step, the extremes and the median of all.
 static inline void profile_compare_steps(ProfileStep* chosen, const ProfileStep* steps, size_t count) {
-    double* seconds = (double*)xmalloc((count + 1) * sizeof *seconds);
+    double* all = (double*)xmalloc((chosen->count * count + 1) * sizeof *all);
+    for (size_t s = 0; s < count; s++) profile_counterparts(all + s, count, chosen, &steps[s]);
     for (size_t i = 0; i < chosen->count; i++) {
+        double* seconds = all + i * count;
         size_t found = 0;
-        for (size_t s = 0; s < count; s++) {
-            const ProfileRow* other =
-                &steps[s] == chosen ? &chosen->rows[i] : profile_counterpart(&steps[s], chosen->rows, i);
-            if (other) seconds[found++] = other->seconds;
-        }
+        while (found < count && !isnan(seconds[found])) found++;
         if (found < count) continue;
-        chosen->rows[i].median = median_of(seconds, found);
-        chosen->rows[i].least = seconds[0], chosen->rows[i].most = seconds[found - 1];
+        chosen->rows[i].median = median_of(seconds, count);
+        chosen->rows[i].least = seconds[0], chosen->rows[i].most = seconds[count - 1];
     }
-    free(seconds);
+    free(all);
 }
 
 // ---------------------------------------------------------------------------------------------------------
@@ -282,8 +301,8 @@ typedef struct {
 // The gaps of a step (caller frees), in order of time.
 static inline ProfileGap* profile_gaps(const ProfileStep* step, size_t* count) {
     ProfileGap* gaps = (ProfileGap*)xmalloc((step->count + 1) * sizeof *gaps);
-    double end = 0;       // of what ran so far
-    int last_stream = 0;  // and where that was
+    double end = 0;                                            // of what ran so far
+    int last_stream = step->count ? step->rows[0].stream : 0;  // and where that was
     *count = 0;
     for (size_t i = 0; i < step->count; i++) {
         const ProfileRow* row = &step->rows[i];

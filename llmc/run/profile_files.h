@@ -142,9 +142,14 @@ static inline void report_summary(Text* out, const ProfileReport* r) {
 // The page's data. "<" is written so that nothing in it ends the script that it stands in, or begins a comment.
 static inline void report_page_data(Text* out, const ProfileReport* r) {
     Text plain = {NULL, 0, 0};
+    const Accounting* a = &r->accounting;
     text_append(&plain, "{", 1);
     report_put_facts(&plain, r);
-    text_printf(&plain, ",\n\"losses\": [");
+    text_printf(&plain, ",\n\"step\": {");
+    json_put_number(&plain, "span_ms", 1e3 * a->span);
+    json_put_number(&plain, "beside_ms", 1e3 * a->beside);
+    json_put_number(&plain, "idle_ms", 1e3 * (a->gap[GAP_HOST] + a->gap[GAP_STREAM] + a->gap[GAP_SWITCH]));
+    text_printf(&plain, "},\n\"losses\": [");
     for (size_t i = 0; i < r->loss_count; i++) {
         if (i) text_append(&plain, ", ", 2);
         text_json_string(&plain, r->losses[i].sentence, strlen(r->losses[i].sentence));

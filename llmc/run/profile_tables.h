@@ -89,6 +89,11 @@ static inline double positive(double x) { return x > 0 ? x : (double)NAN; }
 // ---------------------------------------------------------------------------------------------------------
 // Tables
 
+// For notes, which are formats.
+#define PROFILE_ABOVE_ROOF                                                                                             \
+    "Above 100 %%: operands were still in a cache, or a matmul suits the machine better than the large one that the "  \
+    "ceiling is measured with."
+
 // What the profiler knows beyond the rows.
 typedef struct {
     double plain;     // seconds of a step that is not profiled; NaN: there was none
@@ -99,15 +104,16 @@ static inline void profile_table_accounting(Table* t, const ProfileStep* step, c
                                             ProfileTimes times) {
     static const TableColumn columns[] = {
         {"what", TABLE_TEXT, 0, 0}, {"ms", TABLE_NUMBER, 3, 0}, {"percent", TABLE_NUMBER, 1, 0}};
+    int ops = profile_is_of_ops(step);
     const struct {
         const char* what;
         double seconds;
     } lines[] = {
         {"all rows", a->kernels},
         {"- beside other rows", a->beside},
-        {"+ gaps: waiting for the host", a->gap[GAP_HOST]},
-        {"+ gaps: waiting for another stream", a->gap[GAP_STREAM]},
-        {"+ gaps: between kernels of a stream", a->gap[GAP_SWITCH]},
+        {"+ gaps: waiting for the host", ops ? (double)NAN : a->gap[GAP_HOST]},
+        {"+ gaps: waiting for another stream", ops ? (double)NAN : a->gap[GAP_STREAM]},
+        {ops ? "+ gaps: between ops" : "+ gaps: between kernels of a stream", a->gap[GAP_SWITCH]},
         {"= from the first row to the end of the last", a->span},
         {"+ before the first row", step->before},
         {"+ after the last row", step->after},
@@ -221,7 +227,7 @@ static inline void profile_table_ops(Table* t, const ProfileStep* step, double s
     }
     t->note =
         xprintf("Flops and bytes are those of the op's header: every operand once. Per cent of the roof: the time at "
-                "the measured ceiling against the time of all of the op's kernels.");
+                "the measured ceiling against the time of all of the op's kernels. " PROFILE_ABOVE_ROOF);
     free(groups);
 }
 
@@ -292,8 +298,8 @@ static inline void profile_table_kernels(Table* t, const ProfileStep* step) {
         table_number(t, 1e6 * profile_lost(r));
         table_text(t, r->full);
     }
-    t->note =
-        xprintf("An op's work is that of its longest row; its other rows, which help it, show none and count as lost.");
+    t->note = xprintf("An op's work is that of its longest row; its other rows, which help it, show none and count as "
+                      "lost. " PROFILE_ABOVE_ROOF);
 }
 
 static inline void profile_table_gaps(Table* t, const ProfileStep* step) {
@@ -303,17 +309,21 @@ static inline void profile_table_gaps(Table* t, const ProfileStep* step) {
                                           {"before", TABLE_TEXT, 0, 0},
                                           {"index", TABLE_NUMBER, 0, 0}};
     size_t count;
+    int ops = profile_is_of_ops(step);
     ProfileGap* gaps = profile_gaps(step, &count);
     table_open(t, "gaps", "Gaps in which nothing runs", columns, COUNT_OF(columns));
     for (size_t i = 0; i < count; i++) {
         const ProfileRow* before = &step->rows[gaps[i].before];
         table_number(t, 1e6 * gaps[i].start);
         table_number(t, 1e6 * gaps[i].seconds);
-        table_text(t, profile_gap_name(gaps[i].host > 0.5 * gaps[i].seconds ? GAP_HOST : gaps[i].rest));
+        Gap cause = gaps[i].host > 0.5 * gaps[i].seconds ? GAP_HOST : gaps[i].rest;
+        table_text(t, ops ? "between ops" : profile_gap_name(cause));
         table_text(t, before->kernel ? before->kernel : before->op);
         table_number(t, (double)gaps[i].before);
     }
-    t->note = xprintf("The host: it had not launched yet what comes next. Another stream: what ran last was there.");
+    t->note = xprintf(
+        "%s", ops ? "Between ops the program goes on from one to the next; what it waits for there is not known."
+                  : "The host: it had not launched yet what comes next. Another stream: what ran last was there.");
     free(gaps);
 }
 
@@ -350,25 +360,27 @@ static inline ProfileLoss profile_loss_of_op(const ProfileGroup* g, const Ceilin
     const ProfileRow* r = g->row;
     Text t = {NULL, 0, 0};
     ProfileLoss loss = {g->lost, NULL};
-    text_printf(&t, "%.3f ms, %.1f %% of the step: %s %s %s, %zu %s in %.3f ms. ", 1e3 * g->lost, 100 * g->lost / span,
-                direction_name(r->direction), *r->op ? r->op : "launches in no scope", r->shapes, g->calls,
-                g->calls == 1 ? "call" : "calls", 1e3 * g->seconds);
+    size_t helpers = g->rows - g->calls;
+    double own = g->lost - g->helpers;
+    text_printf(&t, "%.3f ms, %.1f %% of the step: %s %s%s%s, %zu %s in %.3f ms.", 1e3 * g->lost, 100 * g->lost / span,
+                direction_name(r->direction), *r->op ? r->op : "launches in no scope", *r->shapes ? " " : "", r->shapes,
+                g->calls, g->calls == 1 ? "call" : "calls", 1e3 * g->seconds);
     if (r->roof == ROOF_COMPUTE)
-        text_printf(&t, "At the %.4g TFLOP/s of a large matmul its arithmetic takes %.3f ms. ", 1e-12 * c->flops,
+        text_printf(&t, " At the %.4g TFLOP/s of a large matmul its arithmetic takes %.3f ms.", 1e-12 * c->flops,
                     1e3 * g->floor);
     if (r->roof == ROOF_MEMORY)
-        text_printf(&t, "At the %.4g GB/s of a copy its operands take %.3f ms to move. ", 1e-9 * c->bytes,
+        text_printf(&t, " At the %.4g GB/s of a copy its operands take %.3f ms to move.", 1e-9 * c->bytes,
                     1e3 * g->floor);
     if (r->roof == ROOF_LAUNCH)
-        text_printf(&t, "Its work is smaller than a launch, of which the shortest takes %.2f us. ", 1e6 * c->launch);
+        text_printf(&t, " Its work is smaller than a launch, of which the shortest takes %.2f us.", 1e6 * c->launch);
     if (g->helpers > 0.1 * g->lost)
-        text_printf(&t, "%.3f ms of it are %zu rows that help the longest one: fuse them. ", 1e3 * g->helpers,
-                    g->rows - g->calls);
-    else if (r->roof == ROOF_COMPUTE)
-        text_printf(&t, "Look at its tiles, at what its epilogue does, and at its algorithm.");
-    else if (r->roof == ROOF_MEMORY)
-        text_printf(&t, "Look at its accesses; then fuse it with a neighbour, to move less.");
-    else if (r->roof == ROOF_LAUNCH) text_printf(&t, "Fuse it with a neighbour, or give it more rows.");
+        text_printf(&t, " Of the loss %.3f ms are %zu %s; the longest itself loses %.3f ms.", 1e3 * g->helpers, helpers,
+                    helpers == 1 ? "row that helps the longest: fuse it" : "rows that help the longest: fuse them",
+                    1e3 * own);
+    Roof roof = own > 0.1 * g->lost ? r->roof : ROOF_NONE;
+    if (roof == ROOF_COMPUTE) text_printf(&t, " Look at its tiles, at what its epilogue does, and at its algorithm.");
+    if (roof == ROOF_MEMORY) text_printf(&t, " Look at its accesses; then fuse it with a neighbour, to move less.");
+    if (roof == ROOF_LAUNCH) text_printf(&t, " Fuse it with a neighbour, or give it more rows.");
     loss.sentence = t.text;
     return loss;
 }
@@ -413,7 +425,9 @@ static inline ProfileLoss* profile_losses(const ProfileStep* step, const Ceiling
                  1e3 * exposed, 100 * exposed / a.span, 1e3 * a.communication)},
     };
     for (size_t i = 0; i < COUNT_OF(others); i++) {
-        if (others[i].seconds > 0 && others[i].sentence) losses[n++] = others[i];
+        // The gaps come first. Between ops nobody knows whether they are losses.
+        int is_known = others[i].sentence && !(profile_is_of_ops(step) && i < GAPS);
+        if (is_known && others[i].seconds > 0) losses[n++] = others[i];
         else free(others[i].sentence);
     }
     qsort(losses, n, sizeof *losses, profile_loss_descending);
