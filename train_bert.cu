@@ -1016,8 +1016,7 @@ static void answer(Run* r) {
 int main(int argc, char** argv) {
     static Run run;
     Run* r = &run;
-    signal(SIGINT, on_signal);
-    signal(SIGTERM, on_signal);
+    signal(SIGINT, on_signal), signal(SIGTERM, on_signal);
     run_open(r, argc, argv);
     Settings* s = &r->settings;
     Session* session = &r->session;

@@ -877,8 +877,7 @@ static void finish_steps(Run* r, int lag) {
 int main(int argc, char** argv) {
     static Run run;
     Run* r = &run;
-    signal(SIGINT, on_signal);
-    signal(SIGTERM, on_signal);
+    signal(SIGINT, on_signal), signal(SIGTERM, on_signal);
     run_open(r, argc, argv);
     Settings* s = &r->settings;
     Session* session = &r->session;
