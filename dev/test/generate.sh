@@ -130,6 +130,12 @@ cp "$box/tied/vocab.json" "$work/bare"
 refused 'a prompt without merges' 2 'vocab.json: has neither merges.txt' -e "$work/bare" --generate 4 --prompt a
 cp "$box/tied"/*.json "$box/tied/merges.txt" "$work/bare"
 refused 'a prompt of another vocabulary' 2 '--prompt: holds token 97 of the tokenizer .* 90 tokens' -e L=1,C=16,NH=2,T=16,V=90 -i "$work/bare/x" --generate 4 --prompt a
+# Weights that are no numbers: all of the file behind its header, whose length is its first number.
+cp -r "$box/tied" "$work/nan"
+header=$((8 + $(od -An -tu8 -N8 "$box/tied/model.safetensors")))
+{ head -c $header "$box/tied/model.safetensors"; tr '\0' '\377' </dev/zero | head -c $(($(wc -c <"$box/tied/model.safetensors") - header)); } >"$work/nan/model.safetensors"
+run -e "$work/nan" --generate 4
+verdict 'logits that are NaN' "$(ended_with_error 1 'logits are not numbers')"
 verdict 'nothing is written' "$([ "$before" = "$(listing "$box")" ] || echo 'files were created or changed')"
 
 # ---------------------------------------------------------------------------------------------------------

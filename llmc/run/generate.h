@@ -68,6 +68,7 @@ typedef struct {
     int hidden;  // tokens at the front that are not shown: the end of the document before
     int begin;   // the window's first token
     int known;   // tokens of the window whose keys and values the model has
+    int is_nan;  // logits were not numbers: the text means nothing
     int T, V, kv_cache;
     Sampler sampler;
     uint64_t key;
@@ -130,7 +131,7 @@ static inline void generation_close(Generation* g) { free(g->tokens); }
 // Begin with the prompt again. Texts of different numbers have their own random numbers, at every step of a run.
 static inline void generation_begin(Generation* g, const Session* session, int number) {
     g->count = g->prompt;
-    g->begin = g->known = 0;
+    g->begin = g->known = g->is_nan = 0;
     g->key = rng_stream((uint64_t)session->settings->seed, (uint64_t)session->step, (uint32_t)number, SITE_SAMPLE);
 }
 
@@ -148,7 +149,7 @@ static inline Window generation_window(Generation* g) {
 static inline void generation_draw(Generation* g, const real* logits) {
     double uniform = rng_uniform(philox((uint32_t)g->count, 0, 0, 0, g->key).v[0]);
     int drawn = sampler_draw(logits, g->V, g->sampler, uniform);
-    if (isnan((double)logits[drawn])) die(FAILED, "the model's logits are not numbers, so there is no next token");
+    g->is_nan |= isnan((double)logits[drawn]) != 0;
     g->tokens[g->count++] = drawn;
 }
 
@@ -166,6 +167,7 @@ static inline Text generation_text(const Generation* g, const Session* session) 
 
 // Print text number `number`; a line separates it from the one before.
 static inline void generation_print(const Generation* g, const Session* session, int number) {
+    if (g->is_nan) die(FAILED, "the model's logits are not numbers, so there is no next token");
     Text text = generation_text(g, session);
     if (number > 0) printf("---\n");
     fwrite(text.text, 1, text.length, stdout);  // bytes of any kind
