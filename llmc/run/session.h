@@ -505,10 +505,11 @@ static inline void session_report_nan(const Session* s, int64_t step, const Tens
     if (stops) {
         fflush(stdout);
         fprintf(stderr, "error: %s; the last good checkpoint: %s; --on-nan skip would go on\n", what, good);
-        comm_exit(s->comm, STOPPED_BY_NAN);
+    } else {
+        warn("%s", what);
     }
-    warn("%s", what);
     free(good), free(what);
+    if (stops) comm_exit(s->comm, STOPPED_BY_NAN);
 }
 
 // The run ends after --steps, else after --epochs of `samples` in steps of `step`.
