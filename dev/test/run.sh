@@ -84,7 +84,7 @@ run tasks bash dev/test/tasks.sh "$bert"
 # Without tinyshakespeare's 300 steps, which the sanitizers make an hour of.
 texts=()
 [ "${build##*/}" != san ] || texts=(none none)
-run prepare bash dev/test/prepare.sh "$gpt2" "${texts[@]}"
+run prepare env TEST_DATA="$build/test_data" bash dev/test/prepare.sh "$gpt2" "${texts[@]}"
 if [ "${build##*/}" != san ]; then
     run net_data bash dev/test/net_data.sh
     run plot bash dev/test/plot.sh
