@@ -305,7 +305,7 @@ static inline size_t profiler_middle(const double* spans, int ranks, size_t coun
 // The step that all ranks report. A collective call.
 static inline size_t profiler_middle_step(const Profiler* p, const Comm* comm) {
     size_t count = (size_t)p->taken;
-    double* mine = (double*)xmalloc(count * sizeof *mine);
+    double* mine = (double*)xcalloc(count + 1, sizeof *mine);
     double* all = (double*)xmalloc((size_t)comm->size * count * sizeof *all);
     for (size_t i = 0; i < count; i++) mine[i] = profile_span(&p->steps[i]);
     comm_gather(comm, all, mine, count * sizeof *mine);
