@@ -823,7 +823,7 @@ static void run_open(Run* r, int argc, char** argv) {
     flags_parse(r->flags, flag_count, argc, argv,
                 "./train_bert [flags]   (none: a small model on the built-in corpus)");
     task_default_batches(&r->task, s, r->flags, flag_count);
-    fill_check_flag(r->flags, flag_count);
+    fill_check_flag(r->mlm.fill, r->flags, flag_count);
     const int fills = *r->mlm.fill != '\0';
     if (fills) s->evaluate = 1;  // nothing is written either
     session_join(s, &r->comm);

@@ -305,17 +305,22 @@ def hash_of(vocabulary):
     return value
 
 
-def write_file(path, spool, documents, sentences, tokens, vocabulary, width):
-    """Ranges [begin, end) of documents, and of the sentences and tokens in them."""
-    n = [r[1] - r[0] for r in (tokens, sentences, documents)]
-    special = [vocabulary.index(t) for t in SPECIAL]
+def about(vocabulary):
+    """What every file says of it: the end of the header, and the words of bits."""
     continues = [0] * ((len(vocabulary) + 31) // 32)
     for i, token in enumerate(vocabulary):
         if token.startswith("##") and len(token) > 2:
             continues[i // 32] |= 1 << i % 32
+    special = [vocabulary.index(t) for t in SPECIAL]
+    return struct.pack("<6iQ", len(vocabulary), *special, hash_of(vocabulary)), continues
+
+
+def write_file(path, spool, documents, sentences, tokens, words, width):
+    """Ranges [begin, end) of documents, and of the sentences and tokens in them; `words`: about() the vocabulary."""
+    n = [r[1] - r[0] for r in (tokens, sentences, documents)]
+    end_of_header, continues = words
     with open(path, "wb") as f:
-        version = 1 if width == 2 else 2
-        header = struct.pack("<2i3I6iQ", MAGIC, version, *n, len(vocabulary), *special, hash_of(vocabulary))
+        header = struct.pack("<2i3I", MAGIC, 1 if width == 2 else 2, *n) + end_of_header
         f.write(header.ljust(1024, b"\0"))
         spool.file.seek(tokens[0] * width)
         left = n[0] * width
@@ -336,13 +341,13 @@ def write_files(options, work, spool, vocabulary, width):
     cut = first_validation_document(spool.sizes, options.val_fraction)
     most = min(options.shard_tokens, FILE_TOKENS - 1)
     names, sentence, token, total = [], 0, 0, sum(spool.sizes)
-    progress = Progress("files")
+    progress, words = Progress("files"), about(vocabulary)
     for prefix, first, end in (("train", 0, cut), ("val", cut, len(spool.sizes))):
         for i, (a, b) in enumerate(cut_files(spool.sizes, first, end, most)):
             names.append(f"{prefix}_{i:06d}.bin")
             sentences, tokens = sentence + sum(spool.counts[a:b]), token + sum(spool.sizes[a:b])
             path = work.path(names[-1])
-            write_file(path, spool, (a, b), (sentence, sentences), (token, tokens), vocabulary, width)
+            write_file(path, spool, (a, b), (sentence, sentences), (token, tokens), words, width)
             sentence, token = sentences, tokens
             progress.show(token / total, f"{len(names)} written")
     progress.end()

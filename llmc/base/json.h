@@ -319,9 +319,7 @@ static inline const JsonNode* json_duplicate(const JsonNode* object) {
     JsonKey* keys = (JsonKey*)xmalloc(object->count * sizeof(JsonKey));
     size_t n = 0;
     for (const JsonNode* m = object->first; m; m = m->next) {
-        uint64_t hash = 0xCBF29CE484222325u;  // FNV-1a
-        for (size_t i = 0; i < m->key_length; i++) hash = (hash ^ (unsigned char)m->key[i]) * 0x100000001B3u;
-        keys[n].hash = hash;
+        keys[n].hash = fnv_update(FNV_START, m->key, m->key_length);
         keys[n++].member = m;
     }
     qsort(keys, n, sizeof(JsonKey), json_compare_keys);

@@ -18,9 +18,8 @@ static inline void fill_find_words(WordPiece* words, Session* s, const char* mod
 }
 
 // Ends with USAGE where --fill is given and empty, as an unset variable of a shell is: that is no wish to train.
-static inline void fill_check_flag(Flag* table, int count) {
-    const Flag* flag = flags_find(table, count, "--fill", strlen("--fill"));
-    if (flag->is_set && !**(const char* const*)flag->value)
+static inline void fill_check_flag(const char* text, Flag* table, int count) {
+    if (!*text && flag_is_given(table, count, "--fill"))
         die(USAGE, "--fill '': is empty; give a text that holds [MASK]");
 }
 

@@ -88,10 +88,9 @@ static inline CommLauncherKind comm_find_launcher(int start) {
     return env ? LAUNCHER_ENV : comm_in_slurm_step() ? LAUNCHER_SLURM : LAUNCHERS;
 }
 
-// Continue a 64-bit FNV-1a hash.
+// Continue a hash with a text, which may be NULL, and what ends it.
 static inline uint64_t comm_hash(uint64_t hash, const char* text) {
-    for (; text && *text; text++) hash = (hash ^ (unsigned char)*text) * 0x100000001B3u;
-    return (hash ^ '/') * 0x100000001B3u;
+    return fnv_update(fnv_update(hash, text, text ? strlen(text) : 0), "/", 1);
 }
 
 // What tells apart the runs that a launcher has started: the same on all ranks of a run. Runs by hand are all the same.
@@ -101,7 +100,7 @@ static inline uint64_t comm_job(CommLauncherKind kind) {
                                                   {"TORCHELASTIC_RUN_ID", "MASTER_PORT"},
                                                   {"SLURM_JOB_ID", "SLURM_STEP_ID"},
                                                   {NULL, NULL}};
-    uint64_t hash = 0xCBF29CE484222325u;
+    uint64_t hash = FNV_START;
     for (int i = 0; i < 2; i++) hash = comm_hash(hash, names[kind][i] ? getenv(names[kind][i]) : NULL);
     return hash;
 }
@@ -113,7 +112,7 @@ static inline uint64_t comm_machine(void) {
     ssize_t got = fd >= 0 ? read(fd, text, sizeof text - 1) : 0;
     if (fd >= 0) close(fd);
     if (got <= 0 && gethostname(text, sizeof text - 1) != 0) text[0] = '\0';
-    return comm_hash(0xCBF29CE484222325u, text);
+    return comm_hash(FNV_START, text);
 }
 
 // The first host of Slurm's list, "node[01-04,7]" or "a,b": rank 0 runs there. Returns whether there is one.

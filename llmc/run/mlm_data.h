@@ -152,7 +152,7 @@ static inline void mlm_source_open(MlmSource* d, const char* train_pattern, cons
 // Ends with USAGE unless the data was made with these words; without any there is nothing to compare.
 static inline void mlm_check_words(const MlmData* d, const WordPiece* words) {
     const SentencesHeader* v = &d->text.vocabulary;
-    uint64_t hash = 14695981039346656037u;  // FNV-1a
+    uint64_t hash = FNV_START;
     int differs = 0;
     if (words->size == 0) return;
     if (words->size != v->V || words->pad != v->pad || words->cls != v->cls || words->sep != v->sep ||
@@ -164,7 +164,7 @@ static inline void mlm_check_words(const MlmData* d, const WordPiece* words) {
     for (int id = 0; id < words->size; id++) {
         size_t length;
         const char* token = wordpiece_token(words, id, &length);
-        for (size_t i = 0; i <= length; i++) hash = (hash ^ (uint8_t)(i < length ? token[i] : '\n')) * 1099511628211u;
+        hash = fnv_update(fnv_update(hash, token, length), "\n", 1);
         int is_piece = length > 2 && memcmp(token, "##", 2) == 0;
         differs |= !words->is_bytes && is_piece != sentences_continues(&d->text, id);
     }

@@ -199,13 +199,13 @@ static inline int tensors_are_llmc(const char* path) { return name_ends_with(pat
 
 // Ends with USAGE where `path`, a directory's model.safetensors, is missing and other files beside it hold the weights.
 static inline void tensors_check_form(const char* path) {
-    static const char* const others[] = {".index.json", "pytorch_model.bin", "pytorch_model.bin.index.json"};
+    static const char* const others[] = {"model.safetensors.index.json", "pytorch_model.bin",
+                                         "pytorch_model.bin.index.json"};
     const char* slash = strrchr(path, '/');
     int length = slash ? (int)(slash - path) : 0;
     if (!slash || strcmp(slash, "/model.safetensors") != 0 || file_exists(path)) return;
     for (size_t i = 0; i < COUNT_OF(others); i++) {
-        char* other =
-            *others[i] == '.' ? xprintf("%s%s", path, others[i]) : xprintf("%.*s/%s", length, path, others[i]);
+        char* other = xprintf("%.*s/%s", length, path, others[i]);
         if (file_exists(other))
             die(USAGE,
                 "%s: its weights are not in one model.safetensors; write them so with transformers: "
@@ -218,9 +218,12 @@ static inline void tensors_check_form(const char* path) {
 // Open a file of weights. Returns how it holds the matrices that the table calls TRANSPOSED.
 static inline FileLayout tensors_open(SafeTensors* file, const char* path, const TensorTable* table) {
     int is_llmc = tensors_are_llmc(path);
-    if (!is_llmc) tensors_check_form(path);
-    if (is_llmc) tensors_open_llmc(file, path, table);
-    else safetensors_open(file, path);
+    if (is_llmc) {
+        tensors_open_llmc(file, path, table);
+    } else {
+        tensors_check_form(path);
+        safetensors_open(file, path);
+    }
     return is_llmc ? AS_IN_MEMORY : TRANSPOSED;
 }
 

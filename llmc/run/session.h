@@ -155,7 +155,7 @@ static inline void session_find_checkpoint(Session* s, const char* free_to_chang
     s->checkpoint = checkpoint_find(s->settings->out, &s->step, s->comm);
     if (!s->checkpoint) {
         int is_said =
-            flag_is_given(s->flags, s->flag_count, "--model") | flag_is_given(s->flags, s->flag_count, "--train-data");
+            flag_is_given(s->flags, s->flag_count, "--model") || flag_is_given(s->flags, s->flag_count, "--train-data");
         if (!is_said) checkpoint_refuse_default(s->settings->out, s->comm);
         if (s->comm->rank == 0) warn("%s: there is no usable checkpoint to resume from; starting afresh", s->out);
         return;

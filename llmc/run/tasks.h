@@ -45,8 +45,7 @@ static inline int task_settings_rows(TaskSettings* s, Flag* table, int count) {
 // A task is validated on all examples, unless the user says otherwise. For the flags as they are given, before those of a
 // run that is resumed.
 static inline void task_default_batches(const TaskSettings* t, Settings* s, Flag* table, int count) {
-    const Flag* batches = flags_find(table, count, "--val-batches", strlen("--val-batches"));
-    if (t->task && !batches->is_set) s->val_batches = 0;
+    if (t->task && !flag_is_given(table, count, "--val-batches")) s->val_batches = 0;
 }
 
 // Refuse flags that cannot be meant together.
