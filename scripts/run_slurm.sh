@@ -19,5 +19,6 @@ trainer=${1:?"name the trainer and its flags"}
 shift
 out=out flags=("$@")
 for ((i = 0; i < $#; i++)); do [[ ! ${flags[i]} =~ ^(-o|--output)$ ]] || out=${flags[i + 1]}; done
+# A run that ended before its first checkpoint has left nothing to go on from.
 if compgen -G "$out/ckpt/*[0-9]" >/dev/null; then exec srun "$trainer" -y 1 -o "$out"; fi
-exec srun "$trainer" "$@" -y 1  # ended before its first checkpoint, a run has left nothing to go on from
+exec srun "$trainer" "$@"

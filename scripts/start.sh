@@ -2,12 +2,12 @@
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 RANKS=${RANKS:-$(nvidia-smi -L | wc -l)} DATA=${DATA:?"name the files to train on: DATA='folder/train_*.bin'"} more=("$@")
 
-# Build the trainers and start RANKS of one; where OUT holds a checkpoint the run goes on instead, without the flags of its beginning.
+# Build the trainers and start RANKS of one; where OUT holds a checkpoint the run goes on instead, without the flags of its
+# beginning. A run that ended before its first one has left nothing to go on from.
 start() { # PROGRAM FLAG...
     local launch=()
     make -s gpu
     [ "$RANKS" -eq 1 ] || launch=(mpirun -np "$RANKS" --bind-to none)
     if compgen -G "$OUT/ckpt/*[0-9]" >/dev/null; then exec "${launch[@]}" "$1" -y 1 -o "$OUT" "${more[@]}"; fi
-    # Ended before its first checkpoint, a run has left nothing to go on from.
-    exec "${launch[@]}" "$@" -y 1 -i "$DATA" -o "$OUT" "${more[@]}"
+    exec "${launch[@]}" "$@" -i "$DATA" -o "$OUT" "${more[@]}"
 }
