@@ -121,6 +121,25 @@ survives "files, GPT-2" "$work/killed" "$work/gpt2" "$python" dev/data/prepare_g
     --local "${mine[@]}" --text-key body --out "$work/killed" --processes 2
 survives "files, BERT" "$work/killed_bert" "$work/bert" "$python" dev/data/prepare_bert.py --vocab "$work/vocab.txt" --shard-tokens 400000 \
     --local "${mine[@]}" --text-key body --out "$work/killed_bert" --processes 2
+# SIGTERM to all of its processes at once, as schedulers send it. An unending wait for workers that are gone is cut short here.
+grouped=(--local "${mine[@]}" --text-key body --out "$work/grouped" --processes 2)
+why='no signal came in time' status=
+for i in 1 2 3; do
+    [ -n "$why" ] || break
+    rm -rf "$work/grouped"
+    setsid timeout -s KILL 30 "$python" dev/data/prepare_gpt2.py --vocab data/builtin --shard-tokens 400000 "${grouped[@]}" --save-every 0 >"$work/stdout" 2>"$work/stderr" &
+    pid=$!
+    until [ -f "$work/grouped/preparation/state.json" ] || ! kill -0 $pid 2>/dev/null; do sleep 0.01; done
+    kill -TERM -- -$pid 2>/dev/null || { wait $pid; continue; }
+    wait $pid
+    status=$?
+    [ $status -eq 0 ] || why=
+done
+[ -n "$why" ] || [ $status -eq 1 ] || why="exit status $status: $(said)"
+[ -n "$why" ] || grep -q '^error: interrupted' "$work/stderr" || why="not told: $(said)"
+gpt2 "${grouped[@]}" || why=${why:-"does not go on: $(said)"}
+verdict "SIGTERM to all processes" "${why:-$(differ "$work/grouped" "$work/gpt2")}"
+
 bert --local "${mine[@]}" --text-key body --train-vocab 400 --out "$work/own"
 survives "a vocabulary of its own" "$work/killed_own" "$work/own" "$python" dev/data/prepare_bert.py --train-vocab 400 --shard-tokens 400000 \
     --local "${mine[@]}" --text-key body --out "$work/killed_own" --processes 1
