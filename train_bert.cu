@@ -792,7 +792,7 @@ static uint32_t data_fingerprint(const Run* r, int is_val) {
 static void run_check_ranks(const Run* r) {
     Text config = {NULL, 0, 0};
     config_write(&config, &r->model.config, &r->examples.names);
-    session_check_ranks(&r->session, config.text, data_fingerprint(r, 0), data_fingerprint(r, 1));
+    session_check_ranks(&r->session, config.text, data_fingerprint(r, 1));
     free(config.text);
 }
 
@@ -858,6 +858,7 @@ static void run_open(Run* r, int argc, char** argv) {
     if (!source) random_weights(m, &r->optimizer, (uint64_t)s->seed, &r->ctx);  // a model's file may lack some
     if (source) session_load(session, source, &m->table, m->params, &r->optimizer);
     else if (weights) load_weights(m, &r->optimizer, weights, &r->ctx);
+    agree_on_weights(&r->comm, &m->table, m->params, &r->ctx);
     exact_share(&m->exact, &m->table, m->params, m->master, m->reduction, &r->ctx);
     free(weights), free(data_dir), free(source), free(train_pattern), free(val_pattern);
 }
@@ -951,8 +952,7 @@ static int save(Run* r) {
     Text config = {NULL, 0, 0};
     reduction_wait(&r->reduction, REDUCTION_LAST, &r->ctx);  // the other ranks' parameters are on their way
     config_write(&config, &r->model.config, &r->examples.names);
-    int result =
-        session_save(&r->session, &r->model.table, r->model.params, &r->optimizer, config.text, data_fingerprint(r, 0));
+    int result = session_save(&r->session, &r->model.table, r->model.params, &r->optimizer, config.text);
     free(config.text);
     return result;
 }
@@ -1027,23 +1027,22 @@ int main(int argc, char** argv) {
         return DONE;
     }
     session_begin(session, &r->log);
-    steps_begin(&r->steps, session);
+    steps_begin(&r->steps, session, &r->reduction);
     uint64_t tokens = r->task.task ? r->examples.train.begin[r->examples.train.count] : r->data.train.text.files.tokens;
     steps_print_start(&r->steps, session, m->table.parameters, tokens, (double)m->N * r->comm.size * r->micro_steps);
     plan_print(stdout, &r->plan);
 
     Schedule schedule = session_schedule(session);
-    int64_t last = s->stop_after > 0 && s->stop_after < session->last ? s->stop_after : session->last;
     if (session->step == 0 && r->has_val && s->val_every > 0) validate(r, &r->log);
     steps_restart_clock(&r->steps);
-    while (session->step < last && !session_must_stop(session, (int)stop_signal)) {
+    while (session->step < session->end && !session_must_stop(session, (int)stop_signal)) {
         steps_profile_begin(&r->steps, session);
         launch_step(r, &schedule);
         int profile = steps_profile_end(&r->steps, session, &r->plan, &r->comm);
         int validation = r->has_val && session_is_due(session, s->val_every, 1);
         int text = r->has_val && !r->task.task && session_is_due(session, r->mlm.sample_every, 1);
         int checkpoint = session_checkpoint_is_due(session);
-        int lag = profile || validation || text || checkpoint || session->step == last ? 0 : READBACK_LAG;
+        int lag = profile || validation || text || checkpoint || session->step == session->end ? 0 : READBACK_LAG;
         finish_steps(r, lag);
         if (validation) validate(r, &r->log);
         if (text && r->comm.rank == 0) sample(r);

@@ -642,8 +642,7 @@ static char* run_plan(Run* r, const char* data_dir) {
 static void run_check_ranks(const Run* r) {
     Text config = {NULL, 0, 0};
     config_write(&config, &r->model.config, session_end_of_text(&r->session, r->model.config.V));
-    session_check_ranks(&r->session, config.text, shards_fingerprint(&r->data.train_shards),
-                        r->data.has_val ? shards_fingerprint(&r->data.val_shards) : 0);
+    session_check_ranks(&r->session, config.text, r->data.has_val ? shards_fingerprint(&r->data.val_shards) : 0);
     free(config.text);
 }
 
@@ -697,6 +696,7 @@ static void run_open(Run* r, int argc, char** argv) {
     if (session->checkpoint) session_load(session, session->checkpoint, &m->table, m->params, &r->optimizer);
     else if (weights) load_weights(m, &r->optimizer, weights, &r->ctx);
     else random_weights(m, &r->optimizer, (uint64_t)s->seed, &r->ctx);
+    agree_on_weights(&r->comm, &m->table, m->params, &r->ctx);
     exact_share(&m->exact, &m->table, m->params, m->master, m->reduction, &r->ctx);
     free(weights), free(data_dir), free(train_pattern), free(val_pattern);
 }
@@ -826,8 +826,7 @@ static int save(Run* r) {
     Text config = {NULL, 0, 0};
     reduction_wait(&r->reduction, REDUCTION_LAST, &r->ctx);  // the other ranks' parameters are on their way
     config_write(&config, &r->model.config, session_end_of_text(&r->session, r->model.config.V));
-    int result = session_save(&r->session, &r->model.table, r->model.params, &r->optimizer, config.text,
-                              shards_fingerprint(&r->data.train_shards));
+    int result = session_save(&r->session, &r->model.table, r->model.params, &r->optimizer, config.text);
     free(config.text);
     return result;
 }
@@ -890,15 +889,14 @@ int main(int argc, char** argv) {
     }
     session_begin(session, &r->log);
 
-    steps_begin(&r->steps, session);
+    steps_begin(&r->steps, session, &r->reduction);
     steps_print_start(&r->steps, session, m->table.parameters, r->data.train_shards.tokens, step_work(r).tokens);
     plan_print(stdout, &r->plan);
 
     Schedule schedule = session_schedule(session);
-    int64_t last = s->stop_after > 0 && s->stop_after < session->last ? s->stop_after : session->last;
     if (session->step == 0 && r->data.has_val && s->val_every > 0) validate(r, &r->log);
     steps_restart_clock(&r->steps);
-    while (session->step < last && !session_must_stop(session, (int)stop_signal)) {
+    while (session->step < session->end && !session_must_stop(session, (int)stop_signal)) {
         steps_profile_begin(&r->steps, session);
         launch_step(r, &schedule);
         int profile = steps_profile_end(&r->steps, session, &r->plan, &r->comm);
@@ -906,7 +904,8 @@ int main(int argc, char** argv) {
         int choices = r->choices.count > 0 && session_is_due(session, r->choices.every, 1);
         int text = session_is_due(session, r->generate.sample_every, 1);
         int checkpoint = session_checkpoint_is_due(session);
-        int lag = profile || validation || choices || text || checkpoint || session->step == last ? 0 : READBACK_LAG;
+        int lag =
+            profile || validation || choices || text || checkpoint || session->step == session->end ? 0 : READBACK_LAG;
         finish_steps(r, lag);
         if (validation) validate(r, &r->log);
         for (int i = 0; choices && i < r->choices.count; i++) validate_choices(r, &r->choices.set[i], &r->log);

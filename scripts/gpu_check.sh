@@ -514,25 +514,41 @@ print("\n".join(r["Kernel Name"] for r in rows))' <"$out/$name.csv" >"$out/$name
                 if [ "$1" = 1 ]; then "${@:2}"; else mpirun -np "$1" --bind-to none --oversubscribe "${@:2}"; fi
             }
             step_ms() { sed -nE 's/^step .*\| ([0-9.]+) ms \|.*/\1/p' "$(log_of "$1")" | tail -n +6 | sort -n | awk '{a[NR] = $1} END {print a[int((NR + 1) / 2)]}'; }
+            # What the GPUs do meanwhile, five times a second; sampled NAME says it: means over the samples at work, and in how
+            # many of these the power limit held the clock down.
+            sample() {
+                nvidia-smi --query-gpu=power.draw,clocks.sm,clocks_event_reasons.sw_power_cap,utilization.gpu --format=csv,noheader,nounits -lms 200 >"$out/power.csv" 2>/dev/null &
+                sampler=$!
+            }
+            sampled() {
+                kill "$sampler" 2>/dev/null
+                wait "$sampler" 2>/dev/null
+                awk -F', *' '$4 > 90 && $1 > 300 {n++; w += $1; mhz += $2; capped += $3 == "Active"} END {if (n) printf "watts=%.0f mhz=%.0f capped=%.2f", w / n, mhz / n, capped / n; else printf "watts=none"}' "$out/power.csv"
+                rm -f "$out/power.csv"
+            }
             # Name, sequences a GPU, tokens a sequence, steps, the command. Linear is what the GPUs do each on its own, at the same time.
             scaling() { # name, batch, T, steps, command...
-                local name=$1 batch=$2 T=$3 steps=$4 i n way ms alone=()
+                local name=$1 batch=$2 T=$3 steps=$4 i n way ms power alone=()
                 shift 4
+                sample
                 for ((i = 0; i < gpus; i++)); do
                     CUDA_VISIBLE_DEVICES=$i "$@" -b "$batch" -t "$T" -x "$steps" $quiet -o "" >"$(log_of "$name alone $i")" 2>&1 &
                 done
-                wait
+                wait $(jobs -p | grep -vx "$sampler")
+                power=$(sampled)
                 for ((i = 0; i < gpus; i++)); do alone[i]=$(step_ms "$name alone $i"); done
-                say "RESULT ranks_alone run=$name B=$batch T=$T ms=$(paste -sd, <(printf '%s\n' "${alone[@]}"))"
+                say "RESULT ranks_alone run=$name B=$batch T=$T ms=$(paste -sd, <(printf '%s\n' "${alone[@]}")) $power"
                 for ((n = 2; n <= gpus; n *= 2)); do
-                    for way in "-z 0" "-z 1" "-z 0 --reduce bf16"; do
+                    for way in "-z 0" "-z 1" "-z 0 --reduce bf16" "-z 1 --reduce bf16"; do
+                        sample
                         check "$name on $n GPUs, $way" launch "$n" "$@" -b "$batch" -t "$T" -x "$steps" $way $quiet -o ""
+                        power=$(sampled)
                         ms=$(step_ms "$name on $n GPUs, $way")
                         local slowest mean
                         slowest=$(printf '%s\n' "${alone[@]:0:n}" | sort -n | tail -n 1)
                         mean=$(printf '%s\n' "${alone[@]:0:n}" | awk '{s += 1 / $1} END {print NR / s}')
                         say "RESULT ranks run=$name ranks=$n flags='$way' B=$batch T=$T ms=${ms:-none} tok_s=$(awk "BEGIN {print int($n * $batch * $T / ${ms:-1e9} * 1000)}")" \
-                            "of_linear=$(awk "BEGIN {printf \"%.4f\", $mean / ${ms:-1e9}}") of_slowest=$(awk "BEGIN {printf \"%.4f\", $slowest / ${ms:-1e9}}")"
+                            "of_linear=$(awk "BEGIN {printf \"%.4f\", $mean / ${ms:-1e9}}") of_slowest=$(awk "BEGIN {printf \"%.4f\", $slowest / ${ms:-1e9}}") $power"
                         if [ "$n" = 4 ]; then at_least "$(awk "BEGIN {print $mean / ${ms:-1e9}}")" 0.97 "$name on $n GPUs, $way: 97 % of linear"; fi
                     done
                 done

@@ -158,7 +158,7 @@ static Run* fuzz_steps(int argc, char** argv, int64_t steps, int limit) {
     fuzz_check_plan(r);
     fuzz_check_session(r);
     session_begin(session, &r->log);
-    steps_begin(&r->steps, session);
+    steps_begin(&r->steps, session, &r->reduction);
     Schedule schedule = session_schedule(session);
     int64_t last = session->last < session->step + steps ? session->last : session->step + steps;
     if ((int64_t)r->model.N * r->micro_steps > limit) last = session->step;

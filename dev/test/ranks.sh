@@ -120,6 +120,10 @@ launch 2 -y 1 -o kept
 why=$(ended_with 0)
 grep -q '"step": 20' kept/log.jsonl || why=${why:-'the run did not end'}
 verdict 'the size of a step outlives the number of ranks' "$why"
+launch 2 -y 1 --override 1 -x 30 -o kept
+why=$(ended_with 0)
+grep -q '"step_sequences": 8' kept/ckpt/00000030/trainer.json || why=${why:-"$(grep -o '"step_sequences": [0-9]*' kept/ckpt/00000030/trainer.json)"}
+verdict '--override 1 of other flags leaves it as it is' "$why"
 launch 3 -y 1 --stop-after 20 -o kept
 launch 3 $model -b 2 -x 20 -v 0 -s 0 -n 0 -o kept3 --stop-after 10
 launch 2 -y 1 -o kept3
@@ -279,8 +283,24 @@ fi
 # ---------------------------------------------------------------------------------------------------------
 # Ranks that disagree
 
-timeout --foreground 60 mpirun --oversubscribe --bind-to none -np 1 "$PROGRAM" $common -b 2 -o '' : -np 1 "$PROGRAM" ${common/-l 1e-3/-l 2e-3} -b 2 -o '' </dev/null >"$work/stdout" 2>"$work/stderr"
-status=$?
-grep -q 'disagree about the settings.*lr' "$work/stderr" && [ $status -eq 2 ] && why= || why="status $status, stderr: $(head -n 3 "$work/stderr" | tr '\n' ' ')"
-verdict 'ranks with other settings are refused' "$why"
+# Refused where rank 1 is started with other flags, or elsewhere: disagree NAME PATTERN "FLAG... OF RANK 0" "FLAG... OF RANK 1" [DIRECTORY OF RANK 1]
+disagree() {
+    local why=
+    timeout --foreground 60 mpirun --oversubscribe --bind-to none -np 1 "$PROGRAM" $3 : -np 1 -wdir "${5:-$work}" "$PROGRAM" $4 </dev/null >"$work/stdout" 2>"$work/stderr"
+    status=$?
+    grep -q "ranks 0 and 1 disagree about $2" "$work/stderr" && [ $status -eq 2 ] || why="status $status, stderr: $(head -n 3 "$work/stderr" | tr '\n' ' ')"
+    verdict "ranks that disagree are refused: $1" "$why"
+}
+here="$common -b 2 -o one"
+disagree 'settings' "the settings.*--lr 0.001' / '--lr 0.002'" "$common -b 2 -o new" "${common/-l 1e-3/-l 2e-3} -b 2 -o new"
+disagree '-y' 'the settings.*--resume' "-y 1 -o one" "$here"
+disagree '--overwrite' 'the settings.*--overwrite' "$here" "$here --overwrite 1"
+disagree '--evaluate' 'the settings.*--evaluate' "$common -b 2 -o new" "$common -b 2 -o new --evaluate 1"
+disagree '--stop-after' 'the settings.*--stop-after' "$common -b 2 -o new" "$common -b 2 -o new --stop-after 3"
+mkdir elsewhere elsewhere/data && cp -r data/builtin elsewhere/data
+run $common -b 2 -o elsewhere/one --seed 7
+for zero in 0 1; do
+    begins="${common#"$model"} -z $zero -b 2 -e one -o $work/new"
+    disagree "weights, -z $zero" 'the weights' "$begins" "$begins" "$work/elsewhere"
+done
 finish

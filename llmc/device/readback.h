@@ -44,6 +44,12 @@ static inline void readback_start(Context* ctx, Readback* r, const real* const* 
     scope_close(&scope);
 }
 
+static inline int readback_has_arrived(const Readback* r) {
+    cudaError_t state = cudaEventQuery(r->arrived);
+    if (state != cudaErrorNotReady) cudaCheck(state);
+    return state == cudaSuccess;
+}
+
 // Wait until they are in r->values.
 static inline void readback_wait(Readback* r) { cudaCheck(cudaEventSynchronize(r->arrived)); }
 
@@ -65,6 +71,11 @@ static inline void readback_start(Context* ctx, Readback* r, const real* const* 
     CHECK(count <= READBACK_LIMIT);
     for (int i = 0; i < count; i++) r->values[i] = *sources[i];
     r->arrived = now_seconds();
+}
+
+static inline int readback_has_arrived(const Readback* r) {
+    (void)r;
+    return 1;
 }
 
 static inline void readback_wait(Readback* r) { (void)r; }

@@ -9,6 +9,7 @@
 #include "../base/log.h"
 #include "../data/shards.h"
 #include "../ops/matmul.h"
+#include "agreement.h"
 #include "comm.h"
 #include "saving.h"
 #include "settings.h"
@@ -33,9 +34,10 @@ typedef struct {
     int64_t step;            // optimizer steps done
     uint64_t samples;        // sequences trained on
     int64_t step_sequences;  // sequences in a step over all ranks; 0: not known yet
-    uint32_t data;           // fingerprint of the training data of the checkpoint
+    uint32_t data;           // fingerprint of the training data, of the checkpoint's until session_check_data()
     Saving* saving;          // what is being saved, from session_begin() on
     int64_t last;            // the run ends after this step
+    int64_t end;             // this process after this one, at the latest: --stop-after, or the run's last
     int stop;                // what ends it before: a signal's number, or SESSION_TIME_IS_UP; 0: nothing
     LossScale scale;         // of the checkpoint; scale 0: it was not dynamic
     Outliers outliers;       // of the checkpoint
@@ -50,25 +52,11 @@ static inline void session_join(const Settings* s, Comm* comm) {
     comm_init(comm, &c);
 }
 
-// Before anything is written: end with USAGE where ranks were started with other settings, builds, models (as config.json
-// has them) or data.
-static inline void session_check_ranks(const Session* s, const char* config_json, uint32_t data, uint32_t val_data) {
-    Text settings = {NULL, 0, 0};
-    char value[FLAG_TEXT_SIZE], fingerprints[48];
-    if (s->comm->size == 1) return;
-    for (int i = 0; i < s->flag_count; i++) {
-        const Flag* row = &s->flags[i];
-        if (settings_listed(SETTINGS_OF_PROCESS, row->long_name)) continue;
-        flags_format_value(row, value, sizeof value);
-        text_printf(&settings, "%s %s\n", row->long_name,
-                    row->type == FLAG_STRING ? *(const char* const*)row->value : value);
-    }
-    snprintf(fingerprints, sizeof fingerprints, "training %08x\nvalidation %08x", data, val_data);
-    comm_check_same(s->comm, "the settings", settings.text);
-    comm_check_same(s->comm, "the type of the build", FLOATX_NAME);
-    comm_check_same(s->comm, "the model", config_json);
-    comm_check_same(s->comm, "the data's fingerprint", fingerprints);
-    free(settings.text);
+// Before anything is written: all ranks are about to train the same model (as config.json has it) on the same data, with
+// settings that may be a checkpoint's by now.
+static inline void session_check_ranks(const Session* s, const char* config_json, uint32_t val_data) {
+    agree_on_flags(s->comm, s->flags, s->flag_count);
+    agree_on_model(s->comm, config_json, s->data, val_data);
 }
 
 // Flags that cannot be meant together, named both.
@@ -171,7 +159,8 @@ static inline void session_find_checkpoint(Session* s, const char* free_to_chang
     s->data = (uint32_t)json_get_int(json.root, "train_data_fingerprint", path);
     // With --override another -b may mean another step.
     int64_t sequences = json_get_int_or(json.root, "step_sequences", 0, path);
-    if (!s->settings->override) s->step_sequences = session_count(sequences, INT_MAX, "step_sequences", path);
+    int is_other = s->settings->override && flag_is_given(s->flags, s->flag_count, "--batch");
+    if (!is_other) s->step_sequences = session_count(sequences, INT_MAX, "step_sequences", path);
     s->scale.updates = session_count(json_get_int(json.root, "updates", path), s->step, "updates", path);
     double scale = json_get_double_or(json.root, "loss_scale", 0, path);
     if (!(scale >= 0 && scale <= 3e38)) die(USAGE, "%s: key \"loss_scale\": is %g; allowed: 0..3e38", path, scale);
@@ -195,6 +184,7 @@ static inline void session_open(Session* s, const Settings* settings, Flag* flag
     s->began = now_seconds();
     // One rank speaks for all; errors are each rank's own.
     if (comm->rank > 0 && !freopen("/dev/null", "w", stdout)) die(FAILED, "/dev/null: %s", strerror(errno));
+    agree_on_flags(comm, flags, flag_count);  // before they say what the ranks do together
     device_choose(comm->local_rank);
     context_init(ctx);
     device_set_threads(settings->threads);
@@ -353,10 +343,11 @@ static inline void session_show_text(const Session* s, const Text* text) {
 }
 
 // Refuse to go on with other training data than the checkpoint's.
-static inline void session_check_data(const Session* s, uint32_t fingerprint, const char* pattern) {
+static inline void session_check_data(Session* s, uint32_t fingerprint, const char* pattern) {
     if (s->checkpoint && !s->settings->override && s->data != fingerprint)
         die(USAGE, "%s: is not the data that %s was trained on; restore it, or add --override 1", pattern,
             s->checkpoint);
+    s->data = fingerprint;
 }
 
 // From here on the run writes: take OUT, open the log with the settings as its first line, delete what --overwrite says.
@@ -441,7 +432,7 @@ static inline int session_shards(const Session* s, const TensorTable* table, con
 // Save the state after s->step steps, which all launches so far make, unless that was done; in the background where the run
 // goes on. Returns 0, or -1 after a warning. All ranks call it.
 static inline int session_save(Session* s, const TensorTable* table, floatX* params, Optimizer* o,
-                               const char* config_json, uint32_t data) {
+                               const char* config_json) {
     const Settings* settings = s->settings;
     int goes_on = settings->checkpoint_every > 0 && s->step != s->last && s->step != settings->stop_after;
     if (!*settings->out || s->saving->step == s->step || settings->mode != MODE_TRAIN) return 0;
@@ -451,7 +442,7 @@ static inline int session_save(Session* s, const TensorTable* table, floatX* par
     text_printf(&trainer, "{");
     json_put_integer(&trainer, "step", s->step);
     json_put_integer(&trainer, "samples", (int64_t)s->samples);
-    json_put_integer(&trainer, "train_data_fingerprint", (int64_t)data);
+    json_put_integer(&trainer, "train_data_fingerprint", (int64_t)s->data);
     json_put_integer(&trainer, "step_sequences", s->step_sequences);
     json_put_integer(&trainer, "ranks", s->comm->size);
     json_put_integer(&trainer, "shards", session_shards(s, table, o));
@@ -517,8 +508,8 @@ static inline void session_set_last(Session* s, uint64_t samples, int step) {
     const Settings* settings = s->settings;
     int64_t all = (int64_t)(settings->epochs * (double)samples / step);
     s->last = settings->steps > 0 ? settings->steps : all > 0 ? all : 1;
-    int64_t end = settings->stop_after > 0 && settings->stop_after < s->last ? settings->stop_after : s->last;
-    settings_check_profile(settings, end - s->step);
+    s->end = settings->stop_after > 0 && settings->stop_after < s->last ? settings->stop_after : s->last;
+    settings_check_profile(settings, s->end - s->step);
 }
 
 // The learning rates of the run.

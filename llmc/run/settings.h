@@ -152,8 +152,7 @@ static inline void settings_check_profile(const Settings* s, int64_t left) {
     if (s->profile && !s->evaluate && left < needs)
         die(USAGE,
             "--profile %d needs %lld steps (--profile-warmup %d, then as many plain ones as profiled ones), but %lld "
-            "are "
-            "left: raise -x",
+            "are left: raise -x",
             s->profile, (long long)needs, s->profile_warmup, (long long)left);
 }
 

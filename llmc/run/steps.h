@@ -40,6 +40,7 @@ typedef struct {
     Readback clock;                           // no values: a moment between steps
     const Readback* last;                     // what the next step to be finished began after
     Context* ctx;
+    const Reduction* reduction;
     double peak_flops;  // what the hardware of all ranks can do in a second
     Profiler profiler;
 } Steps;
@@ -64,10 +65,11 @@ static inline void steps_restart_clock(Steps* s) {
 }
 
 // Steps begin where the session stands.
-static inline void steps_begin(Steps* s, const Session* session) {
+static inline void steps_begin(Steps* s, const Session* session, const Reduction* reduction) {
     const Settings* settings = session->settings;
     s->finished = session->step;
     s->ctx = session->ctx;
+    s->reduction = reduction;
     s->peak_flops = profiler_peak_flops(session->ctx) * session->comm->size;
     profiler_open(&s->profiler, settings->profile_warmup, settings->profile, settings->ceilings, session->step,
                   session->ctx);
@@ -163,13 +165,24 @@ static inline int steps_is_overflow(LossScaleRule rule, double loss, double norm
     return !isfinite(norm) && isfinite(loss) && rule.kind == LOSS_SCALE_DYNAMIC && scale > LOSS_SCALE_FLOOR;
 }
 
+// Wait for a step's results, which come when the other ranks have done theirs; an error that NCCL meets on the way would
+// keep them for ever.
+static inline void steps_await(const Steps* s, const Session* session, Readback* result) {
+    const struct timespec moment = {0, 100000};
+    comm_wait_begin(session->comm);
+    while (session->comm->size > 1 && !readback_has_arrived(result)) {
+        collective_check(&s->reduction->collective);
+        nanosleep(&moment, NULL);
+    }
+    readback_wait(result);
+    comm_wait_end(session->comm);
+}
+
 // Wait for the oldest step, log it, and see to it that its numbers are numbers.
 static inline void steps_finish_one(Steps* s, const Session* session, Log* log, const TensorTable* table,
                                     const real* grads, const Optimizer* o) {
     LaunchedStep* done = &s->launched[s->finished % (int64_t)COUNT_OF(s->launched)];
-    comm_wait_begin(session->comm);  // a step ends when the other ranks have done theirs
-    readback_wait(&done->result);
-    comm_wait_end(session->comm);
+    steps_await(s, session, &done->result);
     comm_progress(session->comm, done->step);
     double loss = 0, norm = (double)done->result.values[0], scale = (double)done->result.values[1];
     double seconds = readback_seconds(s->last, &done->result);
