@@ -39,6 +39,11 @@ else
     echo "skip nvcc: not found"
 fi
 
+# --- the fuzzer, which make san alone builds
+for source in dev/test/fuzz*.c; do
+    if gcc -std=c11 $flags -fsyntax-only "$source"; then ok; else fail "$source does not compile"; fi
+done
+
 # --- includes go down only: run > ops > device > base, and run > data > base
 allowed() {
     case $1 in

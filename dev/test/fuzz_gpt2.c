@@ -13,7 +13,7 @@ static int fuzz_flags(Run* r) {
     return settings_flags(&r->settings, &r->generate, &r->choices, &r->doc_mask, r->flags);
 }
 
-static void fuzz_validate(Run* r) { validate(r); }
+static void fuzz_validate(Run* r) { validate(r, NULL); }
 
 #include "fuzz_trainer.h"
 
