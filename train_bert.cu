@@ -760,6 +760,7 @@ static char* run_plan(Run* r, const char* source, const char* data_dir) {
     if (s->dropout >= 0) config.hidden_dropout = config.attention_dropout = config.classifier_dropout = s->dropout;
     config.task = (Task)r->task.task;
     config.outputs = task_outputs(&r->task, r->examples.classes);
+    if (config.task == TASK_CLASSIFY && weights) task_check_labels(weights, config.outputs);
     config.next = r->mlm.next_sentence && !config.task;
     int T = s->T ? s->T : config.T;
     if (T > config.T) die(USAGE, "-t %d: the model knows %d positions; choose at most that", T, config.T);
