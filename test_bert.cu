@@ -721,6 +721,39 @@ static void test_memory(Tests* t) {
     }
 }
 
+// What only evaluates takes what the plan says, which is neither gradients nor moments, and finds the same losses.
+static void test_forward_alone(Tests* t, Task task) {
+    const UpdateSettings settings = {LAMB, WITH_MASTER, 0, 1};
+    const int levels[2] = {RECOMPUTE_NOTHING, FORWARD_ALONE};
+    const MlmScales ones = {1, 1};
+    Config config = config_from_descriptor("L=3,C=36,NH=3,V=53,T=19,F=100", 0);
+    enum { B = 4, T = 17, MASKED = 3 };
+    MemoryPlan plans[2];
+    real losses[2][2] = {{0}};
+    config.task = task, config.outputs = task == TASK_PRETRAIN ? 0 : 2, config.next = task == TASK_PRETRAIN;
+    for (int i = 0; i < 2; i++) {
+        int tokens[T], types[T] = {0};
+        Bench* b = bench_open_with(config, B, T, task == TASK_ANSWER ? B * T : B * MASKED, levels[i], 3, LAMB);
+        plans[i] = model_memory(&b->m, settings, &b->ctx);
+        for (int s = 0; s < B; s++) {
+            for (int k = 0; k < T; k++) tokens[k] = (7 * s + 3 * k) % 53;
+            batch_add(&b->batch, tokens, types, T, s % 2);
+            for (int k = 0; k < (task == TASK_PRETRAIN ? MASKED : task == TASK_ANSWER ? SPAN_ENDS : 1); k++)
+                batch_mask(&b->batch, s * T + 2 + k, (s + k) % (task == TASK_CLASSIFY ? 2 : T));
+        }
+        b->in = mlm_load(&b->loader, &b->batch, &b->ctx);
+        evaluate_batch(&b->m, &b->in, ones, SET, &b->ctx);
+        device_download(&b->ctx, losses[i], b->m.a.loss, (config.next ? 2 : 1) * sizeof(real));
+        if (i == 1) report_forward_alone(t, &plans[1], &plans[0]);
+        if (i == 1 && task == TASK_PRETRAIN) report_memory(t, "memory of a forward pass alone", &plans[i], &b->ctx);
+        bench_close(b);
+    }
+    char* name = xprintf("a forward pass alone: task %d, losses %g and %g", (int)task, (double)losses[1][0],
+                         (double)losses[1][1]);
+    report(t, memcmp(losses[0], losses[1], sizeof losses[0]) == 0 && losses[0][0] > 0, name, 0, 0);
+    free(name);
+}
+
 // ---------------------------------------------------------------------------------------------------------
 // Finite differences of the whole model: sharp in the double build, so it runs only there
 
@@ -850,6 +883,7 @@ int main(int argc, char** argv) {
     test_counts(&t);
     test_ops(&t);
     test_memory(&t);
+    for (int task = TASK_PRETRAIN; task <= TASK_ANSWER; task++) test_forward_alone(&t, (Task)task);
 #ifdef REAL_DOUBLE
     test_finite_differences(&t, 0.15, GELU_ERF, 1, TASK_PRETRAIN);
     test_finite_differences(&t, 0, GELU_TANH, 1, TASK_PRETRAIN);

@@ -601,6 +601,33 @@ static void test_memory(Tests* t) {
         }
 }
 
+// What only evaluates takes what the plan says, which is neither gradients nor moments, and finds the same losses.
+static void test_forward_alone(Tests* t, int tied) {
+    const UpdateSettings settings = {ADAMW, WITH_MASTER, 0, 1};
+    const int levels[2] = {RECOMPUTE_NOTHING, FORWARD_ALONE};
+    Config config = tiny_config(tied, 0.15);
+    MemoryPlan plans[2];
+    real* losses[2];
+    int N = 0;
+    for (int i = 0; i < 2; i++) {
+        Bench* b = (Bench*)xcalloc(1, sizeof *b);
+        bench_open(b, config, 4, 13, levels[i], 3);
+        N = b->m.N;
+        plans[i] = model_memory(&b->m, settings, &b->ctx);
+        int* tokens = (int*)xmalloc(2 * (size_t)N * sizeof(int));
+        random_tokens(tokens, 2 * N, config.V, 5);
+        bench_batch(b, tokens, tokens + N);
+        evaluate_batch(&b->m, 1, SET, &b->ctx);
+        losses[i] = device_values(&b->ctx, b->m.a.losses, (size_t)N, VIEW_REAL);
+        if (i == 1) report_memory(t, "memory of a forward pass alone", &plans[i], &b->ctx);
+        if (i == 1) report_forward_alone(t, &plans[1], &plans[0]);
+        bench_close(b);
+        free(b), free(tokens);
+    }
+    report_bits(t, losses[1], losses[0], (size_t)N, tied, "a forward pass alone gives");
+    free(losses[0]), free(losses[1]);
+}
+
 // ---------------------------------------------------------------------------------------------------------
 // Finite differences of the whole model: sharp in the double build, so it runs only there
 
@@ -695,6 +722,7 @@ int main(int argc, char** argv) {
     test_no_master(&t);
     for (int recompute = 0; recompute <= 2; recompute += 2) test_ops(&t, recompute);
     test_memory(&t);
+    for (int tied = 0; tied < 2; tied++) test_forward_alone(&t, tied);
 #ifdef REAL_DOUBLE
     test_finite_differences(&t, 1, 0.15, GELU_TANH);
     test_finite_differences(&t, 0, 0.15, GELU_TANH);

@@ -75,7 +75,7 @@ typedef struct {
 // Symbols of the tables' dimensions; ONE_DIM ends the shape of a vector.
 // clang-format off
 enum { ONE_DIM, DIM_V, DIM_VP, DIM_T, DIM_TYPES, DIM_C, DIM_3C, DIM_F, DIM_N, DIM_NH, DIM_M, DIM_S, DIM_NEXT,
-       DIM_LOSSES, DIM_K, DIM_KP, DIM_ROWS, DIM_OUT, DIMS };
+       DIM_LOSSES, DIM_K, DIM_KP, DIM_ROWS, DIM_OUT, DIM_DN, DIMS };
 
 static const TensorRow EMBEDDING_ROWS[] = {
     // name in files                                             field                               shape                 stored           initial values  decay
@@ -430,25 +430,12 @@ static void model_plan(Model* m, Config config, int B, int T, int M, int S, int 
     m->B = B, m->T = T, m->N = B * T, m->M = M, m->S = S;
     m->Vp = (int)round_up((size_t)config.V, 128);
     m->recompute = recompute;
+    m->table.fixed = recompute >= FORWARD_ALONE;
     int is_task = config.task != TASK_PRETRAIN, Kp = task_stored_outputs(config.outputs), masked = is_task ? 0 : M;
-    int dims[DIMS] = {1,
-                      config.V,
-                      m->Vp,
-                      config.T,
-                      config.types,
-                      config.C,
-                      3 * config.C,
-                      config.F,
-                      m->N,
-                      config.NH,
-                      masked,
-                      S,
-                      2,
-                      STEP_LOSSES,
-                      config.outputs,
-                      Kp,
-                      M,
-                      is_task ? Kp : m->Vp};
+    // clang-format off
+    int dims[DIMS] = {1, config.V, m->Vp, config.T, config.types, config.C, 3 * config.C, config.F, m->N, config.NH, masked, S, 2,
+                      STEP_LOSSES, config.outputs, Kp, M, is_task ? Kp : m->Vp, m->table.fixed ? 0 : m->N};
+    // clang-format on
     tensors_add(&m->table, EMBEDDING_ROWS, COUNT_OF(EMBEDDING_ROWS), dims, -1);
     for (int l = 0; l < config.L; l++) tensors_add(&m->table, BLOCK_ROWS, COUNT_OF(BLOCK_ROWS), dims, l);
     if (!is_task) tensors_add(&m->table, HEAD_ROWS, COUNT_OF(HEAD_ROWS), dims, -1);
@@ -458,17 +445,18 @@ static void model_plan(Model* m, Config config, int B, int T, int M, int S, int 
     if (config.next) tensors_add(&m->table, NEXT_ROWS, COUNT_OF(NEXT_ROWS), dims, -1);
     tensors_finish(&m->table);
 
-    // What the backward pass recomputes needs one buffer for all layers.
-    Placement gelu = recompute >= 1 ? SHARED : OWN, norm = recompute >= 2 ? SHARED : OWN;
+    // What the backward pass recomputes needs one buffer for all layers; without that pass all does.
+    Placement gelu = recompute >= RECOMPUTE_GELU ? SHARED : OWN, norm = recompute >= RECOMPUTE_NORMS ? SHARED : OWN,
+              kept = recompute >= FORWARD_ALONE ? SHARED : OWN;
     // clang-format off
     const TensorRow block_acts[] = {
-        {"h.%d.qkv",      offsetof(BlockActs, qkv),      {DIM_N, DIM_3C}},
-        {"h.%d.att",      offsetof(BlockActs, att),      {DIM_N, DIM_C}},
-        {"h.%d.mid",      offsetof(BlockActs, mid),      {DIM_N, DIM_C}},
+        {"h.%d.qkv",      offsetof(BlockActs, qkv),      {DIM_N, DIM_3C}, kept},
+        {"h.%d.att",      offsetof(BlockActs, att),      {DIM_N, DIM_C}, kept},
+        {"h.%d.mid",      offsetof(BlockActs, mid),      {DIM_N, DIM_C}, kept},
         {"h.%d.ln1",      offsetof(BlockActs, ln1),      {DIM_N, DIM_C}, norm},
-        {"h.%d.fc_pre",   offsetof(BlockActs, fc_pre),   {DIM_N, DIM_F}},
+        {"h.%d.fc_pre",   offsetof(BlockActs, fc_pre),   {DIM_N, DIM_F}, kept},
         {"h.%d.fc",       offsetof(BlockActs, fc),       {DIM_N, DIM_F}, gelu},
-        {"h.%d.out",      offsetof(BlockActs, out),      {DIM_N, DIM_C}},
+        {"h.%d.out",      offsetof(BlockActs, out),      {DIM_N, DIM_C}, kept},
         {"h.%d.ln2",      offsetof(BlockActs, ln2),      {DIM_N, DIM_C}, norm},
     };
     const TensorRow outer_acts[] = {
@@ -481,21 +469,21 @@ static void model_plan(Model* m, Config config, int B, int T, int M, int S, int 
         {"logits",        offsetof(Acts, logits),        {DIM_ROWS, DIM_OUT}},
         {"first",         offsetof(Acts, first),         {DIM_S, DIM_C}},
         {"pooled",        offsetof(Acts, pooled),        {DIM_S, DIM_C}},
-        {"dx",            offsetof(Acts, dx),            {DIM_N, DIM_C}},
-        {"dbranch",       offsetof(Acts, dbranch),       {DIM_N, DIM_C}},
-        {"dfc",           offsetof(Acts, dfc),           {DIM_N, DIM_F}},
-        {"dqkv",          offsetof(Acts, dqkv),          {DIM_N, DIM_3C}},
-        {"datt",          offsetof(Acts, datt),          {DIM_N, DIM_C}},
+        {"dx",            offsetof(Acts, dx),            {DIM_DN, DIM_C}},
+        {"dbranch",       offsetof(Acts, dbranch),       {DIM_DN, DIM_C}},
+        {"dfc",           offsetof(Acts, dfc),           {DIM_DN, DIM_F}},
+        {"dqkv",          offsetof(Acts, dqkv),          {DIM_DN, DIM_3C}},
+        {"datt",          offsetof(Acts, datt),          {DIM_DN, DIM_C}},
         {"dlnt",          offsetof(Acts, dlnt),          {DIM_M, DIM_C}},
         {"dmasked",       offsetof(Acts, dmasked),       {DIM_M, DIM_C}},
         {"dfirst",        offsetof(Acts, dfirst),        {DIM_S, DIM_C}},
     };
     const TensorRow block_stats[] = {
-        {"h.%d.ln1_mean", offsetof(BlockActs, ln1_stats.mean), {DIM_N}},
-        {"h.%d.ln1_rstd", offsetof(BlockActs, ln1_stats.rstd), {DIM_N}},
-        {"h.%d.ln2_mean", offsetof(BlockActs, ln2_stats.mean), {DIM_N}},
-        {"h.%d.ln2_rstd", offsetof(BlockActs, ln2_stats.rstd), {DIM_N}},
-        {"h.%d.lse",      offsetof(BlockActs, lse),            {DIM_NH, DIM_N}},
+        {"h.%d.ln1_mean", offsetof(BlockActs, ln1_stats.mean), {DIM_N}, kept},
+        {"h.%d.ln1_rstd", offsetof(BlockActs, ln1_stats.rstd), {DIM_N}, kept},
+        {"h.%d.ln2_mean", offsetof(BlockActs, ln2_stats.mean), {DIM_N}, kept},
+        {"h.%d.ln2_rstd", offsetof(BlockActs, ln2_stats.rstd), {DIM_N}, kept},
+        {"h.%d.lse",      offsetof(BlockActs, lse),            {DIM_NH, DIM_N}, kept},
     };
     const TensorRow outer_stats[] = {
         {"ln0_mean",      offsetof(Acts, ln0_stats.mean),      {DIM_N}},
@@ -518,7 +506,7 @@ static void model_plan(Model* m, Config config, int B, int T, int M, int S, int 
     tensors_finish(&m->stats_table);
 }
 
-// What training takes, before anything is allocated.
+// What the run takes, before anything is allocated.
 static MemoryPlan model_memory(const Model* m, UpdateSettings update, const Context* ctx) {
     const Config* c = &m->config;
     AttentionShape shape = {c->NH, c->C / c->NH, FULL, dropout_make(c->attention_dropout, 0, 0, 0, 0, NULL)};
@@ -533,7 +521,7 @@ static void model_alloc(Model* m, uint64_t seed, Context* ctx) {
     const Config* c = &m->config;
     m->seed = seed;
     m->params = (floatX*)device_alloc(ctx, m->table.elements * sizeof(floatX), "parameters");
-    m->grads = (real*)device_alloc(ctx, m->table.elements * sizeof(real), "gradients");
+    m->grads = (real*)device_alloc(ctx, tensors_updated(&m->table).size * sizeof(real), "gradients");
     m->acts_buffer = (floatX*)device_alloc(ctx, m->acts_table.elements * sizeof(floatX), "activations");
     m->stats_buffer = (real*)device_alloc(ctx, m->stats_table.elements * sizeof(real), "activations");
     m->p.h = (BlockParams*)xcalloc((size_t)c->L, sizeof(BlockParams));
@@ -557,7 +545,7 @@ static void model_free(Model* m) {
     task_head_close(&m->head);
     exact_close(&m->exact, &m->table);
     device_free(m->params, m->table.elements * sizeof(floatX));
-    device_free(m->grads, m->table.elements * sizeof(real));
+    device_free(m->grads, tensors_updated(&m->table).size * sizeof(real));
     device_free(m->acts_buffer, m->acts_table.elements * sizeof(floatX));
     device_free(m->stats_buffer, m->stats_table.elements * sizeof(real));
     free(m->p.h), free(m->g.h), free(m->a.h);
@@ -651,10 +639,10 @@ static void load_weights(Model* m, const Optimizer* o, const char* path, Context
     static const char* const may_lack[] = {"bert.pooler.", "cls.", "classifier.", "qa_outputs."};
     int passed_over = m->config.next ? 3 : m->config.task ? (int)COUNT_OF(ignored) : 7;
     FileRules rules = {"bert.", ignored, passed_over, aliases, COUNT_OF(aliases), may_lack, COUNT_OF(may_lack)};
-    TensorPart part = {"", m->params, VIEW_FLOATX}, master = {"", o->master, VIEW_REAL};
+    TensorPart part = {"", m->params, VIEW_FLOATX};
     Text lacking = {NULL, 0, 0};
     tensors_read(path, &m->table, &part, 1, &rules, &lacking, ctx);
-    if (o->master) tensors_read_range(path, &m->table, &master, 1, o->shard, &rules, NULL, ctx);
+    exact_read_master(&m->exact, &m->table, o, path, &rules, ctx);
     if (lacking.length) printf("%s: lacks what is initialised instead: %s\n", path, lacking.text);
     free(lacking.text);
 }
@@ -666,6 +654,7 @@ static void random_weights(Model* m, const Optimizer* o, uint64_t seed, Context*
     // The word embedding is the first tensor.
     if (c->padding >= 0) memset(view.values + (size_t)c->padding * (size_t)c->C, 0, (size_t)c->C * sizeof(real));
     optimizer_write_weights(o, &view, ctx);
+    exact_update(&m->exact, &m->table, m->params, NULL, NULL, ctx);  // of fixed parameters, unless a file has them
     host_view_close(&view);
 }
 
@@ -771,13 +760,14 @@ static char* run_plan(Run* r, const char* source, const char* data_dir) {
     if (s->dropout >= 0) config.hidden_dropout = config.attention_dropout = config.classifier_dropout = s->dropout;
     config.task = (Task)r->task.task;
     config.outputs = task_outputs(&r->task, r->examples.classes);
+    if (config.task == TASK_CLASSIFY && weights) task_check_labels(weights, config.outputs);
     config.next = r->mlm.next_sentence && !config.task;
     int T = s->T ? s->T : config.T;
     if (T > config.T) die(USAGE, "-t %d: the model knows %d positions; choose at most that", T, config.T);
     MlmRecipe recipe = r->recipe = config.task ? task_recipe(config.task) : mlm_settings_recipe(&r->mlm, T);
     int M = s->B * (config.task == TASK_ANSWER ? T : recipe.max_predictions);
     r->micro_steps = session_micro_steps(&r->session, s->B, T);
-    model_plan(&r->model, config, s->B, T, M, s->B * recipe.pack, s->recompute);
+    model_plan(&r->model, config, s->B, T, M, s->B * recipe.pack, s->evaluate ? FORWARD_ALONE : s->recompute);
     return weights;
 }
 
@@ -856,7 +846,7 @@ static void run_open(Run* r, int argc, char** argv) {
     m->master = r->optimizer.master;
     steps_open(&r->steps, s);
     if (!source) random_weights(m, &r->optimizer, (uint64_t)s->seed, &r->ctx);  // a model's file may lack some
-    if (source) session_load(session, source, &m->table, m->params, &r->optimizer);
+    if (source) session_load(session, source, &m->table, m->params, &m->exact, &r->optimizer);
     else if (weights) load_weights(m, &r->optimizer, weights, &r->ctx);
     agree_on_weights(&r->comm, &m->table, m->params, &r->ctx);
     exact_share(&m->exact, &m->table, m->params, m->master, m->reduction, &r->ctx);

@@ -60,7 +60,7 @@ typedef struct {
 } Gradients;
 
 // Symbols of the tables' dimensions; ONE_DIM ends the shape of a vector.
-enum { ONE_DIM, DIM_V, DIM_VP, DIM_T, DIM_C, DIM_3C, DIM_F, DIM_N, DIM_NH, DIMS };
+enum { ONE_DIM, DIM_V, DIM_VP, DIM_T, DIM_C, DIM_3C, DIM_F, DIM_N, DIM_NH, DIM_DN, DIMS };
 
 // clang-format off
 static const TensorRow EMBEDDING_ROWS[] = {
@@ -345,43 +345,47 @@ static void model_plan(Model* m, Config config, int B, int T, int recompute) {
     m->B = B, m->T = T, m->N = B * T;
     m->Vp = (int)round_up((size_t)config.V, 128);
     m->recompute = recompute;
-    int dims[DIMS] = {1, config.V, m->Vp, config.T, config.C, 3 * config.C, config.F, m->N, config.NH};
+    m->table.fixed = recompute >= FORWARD_ALONE;
+    int dims[DIMS] = {
+        1, config.V, m->Vp, config.T, config.C, 3 * config.C, config.F, m->N, config.NH, m->table.fixed ? 0 : m->N};
     tensors_add(&m->table, EMBEDDING_ROWS, COUNT_OF(EMBEDDING_ROWS), dims, -1);
     for (int l = 0; l < config.L; l++) tensors_add(&m->table, BLOCK_ROWS, COUNT_OF(BLOCK_ROWS), dims, l);
     tensors_add(&m->table, FINAL_ROWS, COUNT_OF(FINAL_ROWS), dims, -1);
     if (!config.tied) tensors_add(&m->table, HEAD_ROWS, COUNT_OF(HEAD_ROWS), dims, -1);
     tensors_finish(&m->table);
 
-    // What the backward pass recomputes needs one buffer for all layers.
-    Placement gelu = recompute >= 1 ? SHARED : OWN, norm = recompute >= 2 ? SHARED : OWN;
+    // What the backward pass recomputes needs one buffer for all layers; without that pass all does but what texts go on
+    // from, the keys and values.
+    Placement gelu = recompute >= RECOMPUTE_GELU ? SHARED : OWN, norm = recompute >= RECOMPUTE_NORMS ? SHARED : OWN,
+              kept = recompute >= FORWARD_ALONE ? SHARED : OWN;
     // clang-format off
     const TensorRow block_acts[] = {
         {"h.%d.ln1",      offsetof(BlockActs, ln1),      {DIM_N, DIM_C}, norm},
         {"h.%d.qkv",      offsetof(BlockActs, qkv),      {DIM_N, DIM_3C}},
-        {"h.%d.att",      offsetof(BlockActs, att),      {DIM_N, DIM_C}},
-        {"h.%d.mid",      offsetof(BlockActs, mid),      {DIM_N, DIM_C}},
+        {"h.%d.att",      offsetof(BlockActs, att),      {DIM_N, DIM_C}, kept},
+        {"h.%d.mid",      offsetof(BlockActs, mid),      {DIM_N, DIM_C}, kept},
         {"h.%d.ln2",      offsetof(BlockActs, ln2),      {DIM_N, DIM_C}, norm},
-        {"h.%d.fc_pre",   offsetof(BlockActs, fc_pre),   {DIM_N, DIM_F}},
+        {"h.%d.fc_pre",   offsetof(BlockActs, fc_pre),   {DIM_N, DIM_F}, kept},
         {"h.%d.fc",       offsetof(BlockActs, fc),       {DIM_N, DIM_F}, gelu},
-        {"h.%d.out",      offsetof(BlockActs, out),      {DIM_N, DIM_C}},
+        {"h.%d.out",      offsetof(BlockActs, out),      {DIM_N, DIM_C}, kept},
     };
     const TensorRow outer_acts[] = {
         {"embedded",      offsetof(Acts, embedded),      {DIM_N, DIM_C}},
         {"lnf",           offsetof(Acts, lnf),           {DIM_N, DIM_C}},
         {"logits",        offsetof(Acts, logits),        {DIM_N, DIM_VP}},
-        {"dx",            offsetof(Acts, dx),            {DIM_N, DIM_C}},
-        {"dbranch",       offsetof(Acts, dbranch),       {DIM_N, DIM_C}},
-        {"dln",           offsetof(Acts, dln),           {DIM_N, DIM_C}},
-        {"dfc",           offsetof(Acts, dfc),           {DIM_N, DIM_F}},
-        {"dqkv",          offsetof(Acts, dqkv),          {DIM_N, DIM_3C}},
-        {"datt",          offsetof(Acts, datt),          {DIM_N, DIM_C}},
+        {"dx",            offsetof(Acts, dx),            {DIM_DN, DIM_C}},
+        {"dbranch",       offsetof(Acts, dbranch),       {DIM_DN, DIM_C}},
+        {"dln",           offsetof(Acts, dln),           {DIM_DN, DIM_C}},
+        {"dfc",           offsetof(Acts, dfc),           {DIM_DN, DIM_F}},
+        {"dqkv",          offsetof(Acts, dqkv),          {DIM_DN, DIM_3C}},
+        {"datt",          offsetof(Acts, datt),          {DIM_DN, DIM_C}},
     };
     const TensorRow block_stats[] = {
-        {"h.%d.ln1_mean", offsetof(BlockActs, ln1_stats.mean), {DIM_N}},
-        {"h.%d.ln1_rstd", offsetof(BlockActs, ln1_stats.rstd), {DIM_N}},
-        {"h.%d.ln2_mean", offsetof(BlockActs, ln2_stats.mean), {DIM_N}},
-        {"h.%d.ln2_rstd", offsetof(BlockActs, ln2_stats.rstd), {DIM_N}},
-        {"h.%d.lse",      offsetof(BlockActs, lse),            {DIM_NH, DIM_N}},
+        {"h.%d.ln1_mean", offsetof(BlockActs, ln1_stats.mean), {DIM_N}, kept},
+        {"h.%d.ln1_rstd", offsetof(BlockActs, ln1_stats.rstd), {DIM_N}, kept},
+        {"h.%d.ln2_mean", offsetof(BlockActs, ln2_stats.mean), {DIM_N}, kept},
+        {"h.%d.ln2_rstd", offsetof(BlockActs, ln2_stats.rstd), {DIM_N}, kept},
+        {"h.%d.lse",      offsetof(BlockActs, lse),            {DIM_NH, DIM_N}, kept},
     };
     const TensorRow outer_stats[] = {
         {"lnf_mean",      offsetof(Acts, lnf_stats.mean),      {DIM_N}},
@@ -404,7 +408,7 @@ static void model_plan(Model* m, Config config, int B, int T, int recompute) {
 static size_t batch_ints(const Model* m) { return 2 * (size_t)m->N + 2; }
 static size_t layout_ints(const Model* m) { return (size_t)m->B + 1 + 2 * (size_t)m->N; }
 
-// What training takes, before anything is allocated.
+// What the run takes, before anything is allocated.
 static MemoryPlan model_memory(const Model* m, UpdateSettings update, const Context* ctx) {
     const Config* c = &m->config;
     AttentionShape shape = {c->NH, c->C / c->NH, CAUSAL, dropout_make(c->attention_dropout, 0, 0, 0, 0, NULL)};
@@ -421,7 +425,7 @@ static void model_alloc(Model* m, uint64_t seed, Context* ctx) {
     const Config* c = &m->config;
     m->seed = seed;
     m->params = (floatX*)device_alloc(ctx, m->table.elements * sizeof(floatX), "parameters");
-    m->grads = (real*)device_alloc(ctx, m->table.elements * sizeof(real), "gradients");
+    m->grads = (real*)device_alloc(ctx, tensors_updated(&m->table).size * sizeof(real), "gradients");
     m->acts_buffer = (floatX*)device_alloc(ctx, m->acts_table.elements * sizeof(floatX), "activations");
     m->stats_buffer = (real*)device_alloc(ctx, m->stats_table.elements * sizeof(real), "activations");
     m->inputs = (int*)device_alloc(ctx, batch_ints(m) * sizeof(int), "batch");
@@ -451,7 +455,7 @@ static void model_forget_plan(Model* m) {
 static void model_free(Model* m) {
     exact_close(&m->exact, &m->table);
     device_free(m->params, m->table.elements * sizeof(floatX));
-    device_free(m->grads, m->table.elements * sizeof(real));
+    device_free(m->grads, tensors_updated(&m->table).size * sizeof(real));
     device_free(m->acts_buffer, m->acts_table.elements * sizeof(floatX));
     device_free(m->stats_buffer, m->stats_table.elements * sizeof(real));
     device_free(m->inputs, batch_ints(m) * sizeof(int));
@@ -532,9 +536,9 @@ static Config config_read(const char* path) {
 static void load_weights(Model* m, const Optimizer* o, const char* path, Context* ctx) {
     static const char* const ignored[] = {".attn.bias", ".attn.masked_bias", "lm_head.weight"};
     FileRules rules = {"transformer.", ignored, m->config.tied ? 3 : 2, NULL, 0, NULL, 0};
-    TensorPart part = {"", m->params, VIEW_FLOATX}, master = {"", o->master, VIEW_REAL};
+    TensorPart part = {"", m->params, VIEW_FLOATX};
     tensors_read(path, &m->table, &part, 1, &rules, NULL, ctx);
-    if (o->master) tensors_read_range(path, &m->table, &master, 1, o->shard, &rules, NULL, ctx);
+    exact_read_master(&m->exact, &m->table, o, path, &rules, ctx);
 }
 
 static void random_weights(Model* m, const Optimizer* o, uint64_t seed, Context* ctx) {
@@ -542,6 +546,7 @@ static void random_weights(Model* m, const Optimizer* o, uint64_t seed, Context*
     HostView view = host_view_open(m->params, m->table.elements, VIEW_FLOATX);
     tensors_init(&m->table, view.values, seed, std, std / sqrt(2.0 * m->config.L));
     optimizer_write_weights(o, &view, ctx);
+    exact_update(&m->exact, &m->table, m->params, NULL, NULL, ctx);  // of fixed parameters, unless a file has them
     host_view_close(&view);
 }
 
@@ -632,7 +637,7 @@ static char* run_plan(Run* r, const char* data_dir) {
     int T = s->T ? s->T : config.T;
     if (T > config.T) die(USAGE, "-t %d: the model knows %d positions; choose at most that", T, config.T);
     r->micro_steps = session_micro_steps(&r->session, s->B, T);
-    model_plan(&r->model, config, s->B, T, s->recompute);
+    model_plan(&r->model, config, s->B, T, s->evaluate ? FORWARD_ALONE : s->recompute);
     r->model.doc_mask = r->doc_mask;
     r->model.for_choices = *r->choices.files != '\0';
     return weights;
@@ -693,7 +698,7 @@ static void run_open(Run* r, int argc, char** argv) {
     m->loss_scale = &r->optimizer.loss_scale->scale;
     m->master = r->optimizer.master;
     steps_open(&r->steps, s);
-    if (session->checkpoint) session_load(session, session->checkpoint, &m->table, m->params, &r->optimizer);
+    if (session->checkpoint) session_load(session, session->checkpoint, &m->table, m->params, &m->exact, &r->optimizer);
     else if (weights) load_weights(m, &r->optimizer, weights, &r->ctx);
     else random_weights(m, &r->optimizer, (uint64_t)s->seed, &r->ctx);
     agree_on_weights(&r->comm, &m->table, m->params, &r->ctx);
@@ -735,13 +740,14 @@ static void validate(Run* r, Log* log) {
     else printf("val loss %.6f\n", plain_nan(loss));
 }
 
-// Count a micro-batch of endings, whose sequences are `s`. Only the rows that are scored go on to the head.
+// Count a micro-batch of endings, whose sequences are `s`. Only the rows that are scored go on to the head;
+// they take the place of the embeddings, which have been read.
 static void evaluate_endings(Model* m, ChoicesEvaluation* e, const Sequences* s, Context* ctx) {
     ClassifierLosses losses = {m->a.losses, m->a.loss, 1, SET};
     m->training = 0;
     forward(m, m->inputs, s, ctx);
-    gather_forward(m->a.dln, m->a.lnf, e->device_rows, e->scored, m->config.C, ctx);
-    forward_head(m, m->a.dln, e->scored, ctx);
+    gather_forward(m->a.embedded, m->a.lnf, e->device_rows, e->scored, m->config.C, ctx);
+    forward_head(m, m->a.embedded, e->scored, ctx);
     classifier_forward(losses, m->a.logits, m->targets, e->scored, m->config.V, m->Vp, ctx);
     choices_take(e, m->a.losses, m->a.logits, m->targets, m->config.V, m->Vp, ctx);
 }

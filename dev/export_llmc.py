@@ -9,7 +9,7 @@ or BF16. Version 5 is bfloat16: each weight is rounded to the nearest of its 8 s
 does; what has been BF16 stays as it is.
 
 The tokens of DIR's tokenizer go to gpt2_tokenizer.bin beside OUT.bin (or to --tokens), where llm.c and this project's
-trainer look for them; a DIR without a tokenizer gives no such file.
+trainer look for them; a DIR without a tokenizer gives no such file, and none of another model may be there.
 
 The format can hold one kind of model, so others are refused: a head of its own, a hidden size of the MLP that is not
 4 * n_embd, another activation than gelu_new, another epsilon than 1e-5. The vocabulary is padded with rows of zeros to a
@@ -263,8 +263,13 @@ def main(arguments):
     if not options.out.endswith(".bin"):
         raise UserError(f"{options.out}: the checkpoint's name must end with .bin, by which trainers know it")
     found = read_tokens(options.directory)
-    write_file(options.out, write_weights, options.directory, options.version)
     target = options.tokens or os.path.join(os.path.dirname(options.out), TOKENS_FILE)
+    if not found and os.path.exists(target):
+        raise UserError(
+            f"{target}: would be taken for the tokens of {options.out}, but {options.directory} holds no tokenizer; "
+            "remove it, or choose another directory for OUT.bin"
+        )
+    write_file(options.out, write_weights, options.directory, options.version)
     if found:
         write_file(target, write_tokens, found[0], found[1])
     else:

@@ -8,6 +8,7 @@ What was tried how: data sets were streamed from directories of parquet and json
 same machine, files from a server on the same machine, with their connections cut; not from the hub itself.
 """
 import hashlib
+import http.client
 import json
 import os
 import socket
@@ -117,9 +118,14 @@ class Download(Files):
 
     def __init__(self, options, url, sha256):
         self.options, self.url, self.title, self.sha256 = options, url, url, sha256 and sha256.lower()
-        if urllib.parse.urlsplit(url).scheme not in ("http", "https"):
+        try:
+            parts = urllib.parse.urlsplit(url)
+            parts.port  # which is looked at only here
+        except ValueError as e:
+            raise UserError(f"--url {url}: is no address: {one_line(e)}")
+        if parts.scheme not in ("http", "https"):
             raise UserError(f"--url {url}: must begin with http:// or https://")
-        name = os.path.basename(urllib.parse.urlsplit(url).path)
+        name = os.path.basename(parts.path)
         self.name = "download-" + "".join(c if c.isalnum() or c in "._-" else "_" for c in name)
 
     def settings(self):
@@ -127,7 +133,7 @@ class Download(Files):
 
     def open(self, work):
         path = work.path(self.name)
-        self.paths = [path]
+        self.paths, self.work = [path], work
         if not os.path.exists(path):
             digest = self._fetch(path + ".tmp")
             if self.sha256 not in (None, digest):
@@ -136,6 +142,13 @@ class Download(Files):
                 )
             os.replace(path + ".tmp", path)
             work.save()
+
+    def batches(self, position):
+        try:
+            yield from super().batches(position)
+        except UserError:  # it would be the same the next time; what is there by then may be what was meant
+            self.work.forget()
+            raise
 
     def _fetch(self, path):
         digest, done, progress = hashlib.sha256(), 0, Progress("download")
@@ -153,7 +166,9 @@ class Download(Files):
                     progress.show(done / total if total else None, f"{done / 1e6:.1f} MB")
         except urllib.error.HTTPError as e:
             raise UserError(f"{self.url}: cannot be had: {e.code} {one_line(e.reason)}")
-        except (urllib.error.URLError, OSError, ValueError) as e:
+        except http.client.InvalidURL as e:
+            raise UserError(f"{self.url}: is no address: {one_line(e)}")
+        except (urllib.error.URLError, http.client.HTTPException, OSError, ValueError) as e:
             if getattr(e, "filename", None) == path:
                 raise
             raise Unreachable(f"{self.url}: cannot be had: {one_line(getattr(e, 'reason', e))}")

@@ -223,6 +223,8 @@ class Work:
 
     def __exit__(self, kind, error, _):
         is_stop = kind is not None and issubclass(kind, (KeyboardInterrupt, Unreachable))
+        if kind is not None and issubclass(kind, UserError) and self.done["tokens"] == 0:
+            self.forget()
         if is_stop and self.done["position"] is not None:
             with contextlib.suppress(OSError):
                 self.save()
@@ -283,4 +285,8 @@ class Work:
 
     def finish(self):
         """All is where it belongs."""
+        self.is_kept = False
+
+    def forget(self):
+        """Nothing is left to go on from."""
         self.is_kept = False

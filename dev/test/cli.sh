@@ -94,6 +94,14 @@ published() { # NAME TENSORS PARAMETERS
     verdict "-x 0, $1" "$why"
 }
 published d12 148 124439808
+for what in '--generate 1' '--evaluate 1'; do
+    # shellcheck disable=SC2086
+    run -e d12 -x 0 -t 16 -b 1 $what
+    why=$(ended_with 0)
+    total=$(sed -nE 's/^memory plan of forward passes alone: parameters 474\.8 MiB, optimizer 0\.0 MiB, .*together ([0-9]+)\..*/\1/p' "$work/stdout")
+    [ "${total:-9999}" -lt 520 ] || why=${why:-"the plan is ${total:-not that of forward passes}"}
+    verdict "-x 0, d12 $what" "$why"
+done
 published d24 292 354823168
 published d36 436 774030080
 published d48 580 1557611200
@@ -531,6 +539,16 @@ else
     why=$(ended_with_error 2 'needs [0-9.]+ MiB, but [0-9.]+ MiB are available.*-b')
     [ "$before" = "$(listing "$box")" ] || why=${why:-'files were created or changed'}
     verdict 'too little memory: seen before the start' "$why"
+    # Weights of 100 MiB, and 300 MiB of gradients and moments, which only training has.
+    (ulimit -v 320000; "$PROGRAM" -e L=8,C=512,NH=8,V=512,T=16 -x 1 --threads 1 -o "$box/new" </dev/null >"$work/stdout" 2>"$work/stderr")
+    status=$?
+    verdict 'too little memory: to train' "$(ended_with_error 2 'needs [0-9.]+ MiB, but .*-r 2')"
+    for what in '--generate 3' '--evaluate 1 -m 1'; do
+        # shellcheck disable=SC2086
+        (ulimit -v 320000; "$PROGRAM" -e L=8,C=512,NH=8,V=512,T=16 $what --threads 1 </dev/null >"$work/stdout" 2>"$work/stderr")
+        status=$?
+        verdict "too little memory to train, enough for $what" "$(ended_with 0)"
+    done
     (ulimit -v 58000; "$PROGRAM" -x 1 -v 0 -s 0 --threads 1 -o "$box/new" </dev/null >"$work/stdout" 2>"$work/stderr")
     status=$?
     if [ $status -eq 0 ] || [ $status -eq 127 ]; then

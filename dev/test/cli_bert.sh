@@ -50,6 +50,11 @@ published bert-base 206 110106428
 published bert-large 398 336226108
 published bert-base 202 109514298 --nsp 0
 
+run -e bert-base -x 0 -b 1 --evaluate 1
+why=$(ended_with 0)
+grep -q '^memory plan of forward passes alone: parameters 420\.2 MiB, optimizer 0\.0 MiB, ' "$work/stdout" || why=${why:-'another plan'}
+verdict '-x 0, bert-base --evaluate 1' "$why"
+
 run --help
 why=$(ended_with 0)
 for flag in -i -j -e -o -y -b -t -d -x -k -l -u -q -c -r -w -a -v -m -s -n -nk -nm --fill --phase2 --pack --optimizer --nsp; do

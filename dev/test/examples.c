@@ -51,7 +51,8 @@ static void test_unlabelled(Tests* t, const WordPiece* words, const LabelNames* 
     Examples e;
     char* path = put_file(t, "texts.tsv", "a b\n\nno\n0\n");
     labelled_read(&e, path, words, names, 2, 16, 1);
-    expect(t, e.count == 3 && is_example(&e, 0, "ab|", 4, -1) && e.label[2] == -1, "lines of a text");
+    expect(t, e.count == 4 && is_example(&e, 0, "ab|", 4, -1) && is_example(&e, 1, "|", 2, -1) && e.label[4] == -1,
+           "lines of a text, one of them empty");
     examples_close(&e), free(path);
     path = put_file(t, "header-alone.tsv", "sentence\na b\n");
     labelled_read(&e, path, words, names, 2, 16, 1);

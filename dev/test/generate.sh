@@ -86,6 +86,11 @@ cp "$work/stdout" "$work/text"
 printf 'void f(' >"$work/prompt"
 run "${G[@]}" --prompt-file "$work/prompt" --temperature 0
 verdict '--prompt-file' "$(ended_with 0)$(cmp -s "$work/stdout" "$work/text" || echo 'another text than with --prompt')"
+printf 'void f(' >"$work/prompt"
+run "${G[@]}" --prompt-file <(printf 'void '; sleep 0.1; printf 'f(') --temperature 0
+verdict '--prompt-file from a pipe, in two parts' "$(ended_with 0)$(cmp -s "$work/stdout" "$work/text" || echo 'another text than with --prompt')"
+"$PROGRAM" "${G[@]}" --prompt-file /dev/stdin --temperature 0 <"$work/prompt" 2>&1 >"$work/stdout" | head -n 1 >"$work/stderr"
+verdict '--prompt-file from standard input' "$(cmp -s "$work/stdout" "$work/text" || echo "another text than with --prompt: $(cat "$work/stderr")")"
 printf 'a\377\0b' >"$work/prompt"
 accepted 'a prompt that is no UTF-8' "${G[@]}" --prompt-file "$work/prompt"
 
@@ -124,6 +129,7 @@ f '--kv-cache 2'               "--kv-cache: '2' "                         --gene
 f 'two prompts'                '--prompt and --prompt-file: '             --generate 4 --prompt a --prompt-file b
 f 'no such file'               "$work/none: cannot be read"               --generate 4 --prompt-file "$work/none"
 : >"$work/empty"
+f 'a directory'                "$box/tied: cannot be read: Is a directory" --generate 4 --prompt-file "$box/tied"
 f 'an empty file'              "--prompt-file $work/empty: is empty"      --generate 4 --prompt-file "$work/empty"
 refused 'a prompt without a tokenizer' 2 '--prompt: there is no tokenizer .*merges.txt' -e "$work/bare" --generate 4 --prompt a
 cp "$box/tied/vocab.json" "$work/bare"

@@ -140,4 +140,8 @@ printf '{"<|endoftext|>": 0, "%0300d": 1}\n' 0 >"$model/vocab.json"
 export_refused 'a token that is too long' 'token 1 has 300 bytes' "$model" "$box/x.bin"
 export_refused 'another version' '--version' "$golden" "$box/x.bin" --version 4
 export_refused 'another name' 'must end with .bin' "$golden" "$box/x.pt"
+# Tokens of a model that was there before would be read as those of one without any.
+mkdir "$work/older" && : >"$work/older/gpt2_tokenizer.bin"
+export_refused 'the tokens of another model' 'older/gpt2_tokenizer.bin: would be taken for the tokens of .*holds no tokenizer' "$golden" "$work/older/model.bin"
+verdict 'export refused: nothing is written beside them' "$([ "$(ls "$work/older")" = gpt2_tokenizer.bin ] || ls "$work/older")"
 finish

@@ -57,12 +57,26 @@ static void report_memory(Tests* t, const char* what, const MemoryPlan* plan, co
         else planned += want;
         snprintf(name, sizeof name, "%s: %s, %zu bytes of %zu planned", what, plan->part[i].name, got, want);
         // Scratch is planned for the largest blocks that a product may be cut into, and for as many blocks of threads as a
-        // GPU may hold and a batch of other lengths may need: more than a step takes, but not twice as much.
-        report(t, is_scratch ? got > 0 && got <= want && want <= 2 * got : got == want, name, 0, 0);
+        // GPU may hold and a batch of other lengths may need: more than a step takes, but not twice as much. It is that of
+        // a step where only the forward pass is run, too.
+        int is_near = got <= want && (plan->forward_alone || (got > 0 && want <= 2 * got));
+        report(t, is_scratch ? is_near : got == want, name, 0, 0);
     }
     for (int k = 0; k < MEMORY_CATEGORIES; k++) counted += ctx->memory[k].bytes;
     snprintf(name, sizeof name, "%s: nothing else, %zu bytes of %zu planned", what, counted, planned);
     report(t, counted == planned, name, 0, 0);
+}
+
+// The plan of a forward pass alone has the parameters as training has them, and hardly more.
+static void report_forward_alone(Tests* t, const MemoryPlan* alone, const MemoryPlan* training) {
+    enum { PLAN_PARAMETERS, PLAN_GRADIENTS, PLAN_STATE, PLAN_ACTIVATIONS };
+    int good = alone->part[PLAN_PARAMETERS].bytes == training->part[PLAN_PARAMETERS].bytes &&
+               alone->part[PLAN_GRADIENTS].bytes == 0 &&
+               16 * alone->part[PLAN_STATE].bytes < training->part[PLAN_STATE].bytes &&
+               3 * alone->part[PLAN_ACTIVATIONS].bytes < 2 * training->part[PLAN_ACTIVATIONS].bytes;
+    char* name = xprintf("a forward pass alone: %zu bytes, training %zu", plan_bytes(alone), plan_bytes(training));
+    report(t, good, name, 0, 0);
+    free(name);
 }
 
 // ---------------------------------------------------------------------------------------------------------

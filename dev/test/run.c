@@ -659,10 +659,53 @@ static void load_rank(Comm comm, int how) {
     tiny_open(&t, tiny_out, 6, !(how & WHOLE), comm.rank, comm.size);
     char* dir = checkpoint_find(tiny_out, &step, &comm);
     if (!dir || step != (how & 255)) _exit(77);
-    checkpoint_load(&t.c, dir);
+    checkpoint_load(&t.c, NULL, dir);
     if (!tiny_is(&t, 5)) _exit(78);
     free(dir);
     tiny_close(&t);
+}
+
+// Load it where nothing is updated: the weights, and of the master weights those of two tensors that have copies.
+static void load_copies(Comm comm, int how) {
+    Tiny t, want;
+    int64_t step;
+    ExactParameters exact;
+    const int copied[] = {0, 1};
+    size_t at = 0;
+    memset(&exact, 0, sizeof exact);
+    tiny_open(&t, tiny_out, 6, 0, comm.rank, comm.size);
+    tiny_open(&want, "", 5, 0, 0, 1);
+    t.table.fixed = 1, t.optimizer.shard = tensors_updated(&t.table);
+    exact.copies = (real*)xcalloc(t.table.elements, sizeof(real));
+    for (size_t i = 0; i < COUNT_OF(copied); i++) {
+        Tensor* tensor = &t.table.tensors[copied[i]];
+        tensor->exact = 1, tensor->exact_offset = at;
+        at += round_up(tensor->size, TENSOR_ALIGNMENT);
+    }
+    char* dir = checkpoint_find(tiny_out, &step, &comm);
+    if (!dir) _exit(how);
+    checkpoint_load(&t.c, &exact, dir);
+    if (!tiny_is(&t, 5)) _exit(78);  // no moments are here to be compared
+    for (size_t i = 0; i < COUNT_OF(copied); i++) {
+        const Tensor* tensor = &t.table.tensors[copied[i]];
+        const real* master = want.values[3] + tensor->offset;
+        if (memcmp(exact.copies + tensor->exact_offset, master, tensor->size * sizeof(real)) != 0) _exit(79);
+    }
+    tiny_close(&t), tiny_close(&want);
+    free(dir), free(exact.copies);
+}
+
+static void test_copies(Tests* t) {
+    for (int sharded = 0; sharded <= 1; sharded++) {
+        int wrote, read;
+        char* name = xprintf("checkpoint/%s, read where nothing is updated", sharded ? "shards" : "whole");
+        tiny_begin();
+        free(in_ranks(3, save_rank, 7 | (sharded ? 0 : WHOLE), DONE, &wrote));
+        char* said = in_ranks(1, load_copies, 77, DONE, &read);
+        expect(t, wrote && read, name, "wrote %d, read %d, %s", wrote, read, said);
+        tiny_end();
+        free(name), free(said);
+    }
 }
 
 static void test_elastic(Tests* t) {
@@ -698,8 +741,8 @@ static void refuse_shards(const char* how) {
     }
     // The weights have the names of another table too, and come first.
     const TensorPart part = {"m.", t.optimizer.m, VIEW_REAL, NULL};
-    if (strcmp(how, "another table") == 0) checkpoint_read_shards(&t.c, dir, 3, &part);
-    checkpoint_load(&t.c, dir);
+    if (strcmp(how, "another table") == 0) checkpoint_read_shards(&t.c, dir, 3, &part, t.optimizer.shard);
+    checkpoint_load(&t.c, NULL, dir);
 }
 
 static void test_shards(Tests* t) {
@@ -932,6 +975,7 @@ int main(void) {
     test_master(&t);
     test_publish(&t, "/dev/shm");
     test_elastic(&t);
+    test_copies(&t);
     test_shards(&t);
     test_background(&t);
     test_waiting(&t);

@@ -88,6 +88,19 @@ cut -f 2 "$d/val.tsv" >"$d/texts.tsv"
 unlabelled 'lines of text' "$d/texts.tsv"
 unlabelled 'a header' "$d/index.tsv"
 
+# A prediction for every line, also for an empty one.
+sed '1s/$/\n/;70s/$/\n\r/' "$d/texts.tsv" >"$d/gaps.tsv"
+run "${SAID[@]}" -j "$d/gaps.tsv" --predictions "$work/gaps.tsv"
+why=$(ended_with 0)
+cmp -s <(sed '3d;73d' "$work/gaps.tsv") "$work/said.tsv" || why=${why:-'not those of the lines'}
+[ "$(sed -n '3p;73p' "$work/gaps.tsv" | uniq | wc -l)" -eq 1 ] || why=${why:-'empty texts are not alike'}
+verdict 'no labels: empty lines' "$why"
+sed '70s/$/\n/' "$d/index.tsv" >"$d/gap.tsv"
+refused 'no labels: an empty line below a header of columns' 2 'gap.tsv: line 71 has 1 field ' "${SAID[@]}" -j "$d/gap.tsv" --predictions "$work/gap.tsv"
+sed '70s/$/\n/' "$d/val.tsv" >"$d/gap.tsv"
+refused 'predictions: an empty line among labels' 2 'gap.tsv: line 71 has 1 field ' "${SAID[@]}" -j "$d/gap.tsv" --predictions "$work/gap.tsv"
+accepted 'no predictions: an empty line among labels' "${SAID[@]}" -j "$d/gap.tsv"
+
 run "${TRAIN[@]}" -b 16 -x 30 --stop-after 13 -v 0 -o "$box/stopped"
 run "${TRAIN[@]}" -b 16 -x 30 -y 1 -v 0 -o "$box/stopped"
 why=$(ended_with 0)
@@ -289,7 +302,7 @@ printf 'left\ta\nlow\tb\n' >"$d/bad.tsv"
 r 'another name'               'bad.tsv: line 1: the label "left" is neither a number from 0 to 2 .* such as low' -j "$d/bad.tsv"
 printf '0\ta\n3\tb\n' >"$d/bad.tsv"
 r 'a number too large'         'bad.tsv: line 2: the label "3" is neither'      -j "$d/bad.tsv"
-any 'more labels than the model' 'classifier.weight": its shape is not the \[4, 32\]' -e "$box/classes" --task classify --labels 4 -i "$d/numbers.tsv"
+any 'more labels than the model' 'its classifier has 3 classes, not the 4 of --labels; give --labels 3, or ' -e "$box/classes" --task classify --labels 4 -i "$d/numbers.tsv"
 printf '1\ta\n2\tb\n' >"$d/numbered.tsv"
 run "${CLASSIFY[@]}" --labels 2 -b 2 -x 1 -v 0 -i "$d/numbered.tsv" -o "$box/numbered"
 printf '0\ta\n' >"$d/bad.tsv"

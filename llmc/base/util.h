@@ -244,6 +244,27 @@ static inline char* read_file(const char* path, size_t limit, size_t* length, in
     return text;
 }
 
+// The same of anything that can be read to its end, a pipe too.
+static inline char* read_to_end(const char* path, size_t limit, size_t* length, int status) {
+    size_t n = 0, room = 0;
+    ssize_t got = 1;
+    char* text = NULL;
+    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    while (fd >= 0 && got != 0) {
+        if (n == room) text = (char*)xrealloc(text, (room = 2 * room + 65536) + 1);
+        got = read(fd, text + n, room - n);
+        if (got < 0 && errno == EINTR) continue;
+        if (got < 0) break;
+        n += (size_t)got;
+        if (n > limit) die(status, "%s: more than the %zu bytes that are expected of such a file", path, limit);
+    }
+    if (fd < 0 || got < 0) die(status, "%s: cannot be read: %s", path, strerror(errno));
+    close(fd);
+    text[n] = '\0';
+    *length = n;
+    return text;
+}
+
 // Write all bytes at the file's position. Returns 0, or -1 with errno.
 static inline int write_all(int fd, const void* bytes, size_t n) {
     const char* p = (const char*)bytes;

@@ -7,7 +7,8 @@
  *   a label    the class's number from 0, or its name. Names are those of the model, where it has them; else those of
  *              the training data in the order of their bytes
  *   no labels  where only predictions are wanted, the file may be lines of one text without a tab, or begin with a header
- *              that names a text and no label
+ *              that names a text and no label. Then every line counts, so that predictions are those of the lines: an
+ *              empty one is an empty text, or where a line has several columns refused
  *
  * Nothing is quoted: a quotation mark is a character like others. Texts become [CLS] A [SEP] or [CLS] A [SEP] B [SEP].
  * What is too long for T tokens is cut at its end, of a pair the longer text first, as Hugging Face's `tokenizers` cuts
@@ -88,6 +89,7 @@ typedef struct {
     int line;           // number of the last line
     int label, a, b;    // columns; label -1: there are no labels; b -1: there are no pairs
     int least, header;  // fields of a line, at least; 1: the first line is a header
+    int has_empty;      // 1: an empty line has one field without anything in it; 0: it is passed over
 } Labelled;
 
 static inline int field_is(Field f, const char* names) {
@@ -97,7 +99,7 @@ static inline int field_is(Field f, const char* names) {
     return 0;
 }
 
-// Split the next line that is not empty. Returns its fields, 0 at the end of the file.
+// Split the next line. Returns its fields, 0 at the end of the file.
 static inline int labelled_split(Labelled* l, Field field[LABELLED_COLUMNS]) {
     int count = 0;
     while (l->at < l->size && count == 0) {
@@ -106,7 +108,7 @@ static inline int labelled_split(Labelled* l, Field field[LABELLED_COLUMNS]) {
         l->at = (size_t)(end - l->text) + 1;
         l->line++;
         if (end > begin && end[-1] == '\r') end--;
-        if (begin == end) continue;
+        if (begin == end && !l->has_empty) continue;
         for (const char* p = begin; p <= end && count < LABELLED_COLUMNS;) {
             const char* tab = (const char*)memchr(p, '\t', (size_t)(end - p));
             Field f = {p, (size_t)((tab ? tab : end) - p)};
@@ -151,17 +153,18 @@ static inline void labelled_read_header(Labelled* l, const LabelNames* names) {
     l->least = max_int(l->label, max_int(l->a, l->b)) + 1;
 }
 
-// `names`: of the classes, where the file may be without labels; else NULL.
+// `names`: of the classes, where predictions are wanted and the file may be without labels; else NULL.
 static inline void labelled_open(Labelled* l, const char* path, const LabelNames* names) {
     memset(l, 0, sizeof *l);
     l->path = path;
     l->text = read_file(path, LABELLED_MAX_FILE, &l->size, USAGE);
     if (l->size >= 3 && memcmp(l->text, "\xEF\xBB\xBF", 3) == 0) l->begin = 3;  // a byte order mark
     l->at = l->begin;
+    l->has_empty = names != NULL;
     labelled_read_header(l, names);
 }
 
-// Split the next line that is not empty, which has to have all columns. Returns 0 at the end of the file.
+// Split the next line, which has to have all columns. Returns 0 at the end of the file.
 static inline int labelled_next(Labelled* l, Field field[LABELLED_COLUMNS]) {
     int count = labelled_split(l, field);
     if (count > 0 && count < l->least)

@@ -18,8 +18,7 @@
 
 #include "../data/tokenizer.h"
 #include "comm.h"
-#include "model_files.h"
-#include "optimizer.h"
+#include "exact.h"
 
 typedef struct {
     const char* out;  // the run's directory
@@ -471,9 +470,10 @@ static inline int checkpoint_shards(const char* dir) {
 }
 
 // Read a range of one part from shards, which must be those of the whole buffer one after the other.
-static inline void checkpoint_read_shards(const Checkpoints* c, const char* dir, int shards, const TensorPart* part) {
+static inline void checkpoint_read_shards(const Checkpoints* c, const char* dir, int shards, const TensorPart* part,
+                                          FlatRange range) {
     char name[CHECKPOINT_NAME];
-    HostView view = host_view_open(part->device, c->optimizer->shard.size, part->type);
+    HostView view = host_view_open(part->device, range.size, part->type);
     size_t at = 0;
     for (int r = 0; r < shards; r++) {
         SafeTensors file;
@@ -485,7 +485,7 @@ static inline void checkpoint_read_shards(const Checkpoints* c, const char* dir,
             die(USAGE, "%s: begins at element %zu, where %zu comes next; it is not rank %d's shard", path, held.begin,
                 at, r);
         at += held.size;
-        tensors_read_shard(&file, held, part, c->optimizer->shard, view.values);
+        tensors_read_shard(&file, held, part, range, view.values);
         safetensors_close(&file);
         free(path);
     }
@@ -508,8 +508,11 @@ static inline void checkpoint_check_master(const Checkpoints* c, const char* pat
     free(name);
 }
 
-// Read weights and this rank's range of the moments of a verified checkpoint, whichever ranks have written it.
-static inline void checkpoint_load(const Checkpoints* c, const char* dir) {
+// Read weights and this rank's range of the moments of a verified checkpoint, whichever ranks have written it. Of fixed
+// parameters there are no moments, and of the master weights only `exact` is read, which others may leave NULL.
+static inline void checkpoint_load(const Checkpoints* c, const ExactParameters* exact, const char* dir) {
+    static const char* const all[] = {""};
+    const FileRules other_parts = {NULL, all, 1};
     int shards = checkpoint_shards(dir);
     char name[CHECKPOINT_NAME];
     checkpoint_optimizer_name(name, shards > 0, 0, shards);
@@ -519,8 +522,16 @@ static inline void checkpoint_load(const Checkpoints* c, const char* dir) {
     int count = checkpoint_optimizer_parts(c, parts);
     tensors_read(model, c->table, &weights, 1, NULL, NULL, c->ctx);
     if (file_exists(moments)) checkpoint_check_master(c, moments);
-    for (int p = 0; p < count && shards; p++) checkpoint_read_shards(c, dir, shards, &parts[p]);
+    for (int p = 0; p < count && shards; p++) checkpoint_read_shards(c, dir, shards, &parts[p], c->optimizer->shard);
     if (!shards) tensors_read_range(moments, c->table, parts, count, c->optimizer->shard, NULL, NULL, c->ctx);
+    int reads_exact = c->table->fixed && c->optimizer->master && exact->copies;
+    if (reads_exact && !shards) exact_read(exact, c->table, moments, "master.", &other_parts, c->ctx);
+    for (int i = 0; reads_exact && shards && i < c->table->count; i++) {
+        const Tensor* t = &c->table->tensors[i];
+        const TensorPart part = {"master.", exact->copies + t->exact_offset, VIEW_REAL};
+        const FlatRange range = {t->offset, t->size};
+        if (t->exact) checkpoint_read_shards(c, dir, shards, &part, range);
+    }
     free(model), free(moments);
 }
 

@@ -1,10 +1,14 @@
 /* The parameters that the forward pass reads in full precision (TensorRow.exact): their copies (ops/widen.h), and the
- * pointers to them. Where floatX is full precision there are no copies: the pointers are to the parameters themselves. */
+ * pointers to them. Where floatX is full precision there are no copies: the pointers are to the parameters themselves.
+ *
+ * They are those of the master weights, or without these of the parameters. A run whose parameters are fixed keeps no master
+ * weights: it reads the copies alone from the file that has them. */
 #ifndef LLMC_EXACT_H
 #define LLMC_EXACT_H
 
 #include "../ops/widen.h"
-#include "reduction.h"
+#include "model_files.h"
+#include "optimizer.h"
 
 typedef struct {
     real* copies;      // [table.exact_elements]; NULL: none needed
@@ -39,12 +43,32 @@ static inline void exact_open(ExactParameters* e, const TensorTable* table, floa
     free(spans);
 }
 
-// Before a forward pass: bring the copies up to date, of the master weights if there are any. Where those are sharded
-// exact_share() has done so. NULL for `r`: there is one rank.
+// Read the copies from a file that has them as part `prefix`.
+static inline void exact_read(const ExactParameters* e, const TensorTable* table, const char* path, const char* prefix,
+                              const FileRules* rules, Context* ctx) {
+    for (int i = 0; e->copies && i < table->count; i++) {
+        const Tensor* t = &table->tensors[i];
+        TensorPart part = {prefix, e->copies + t->exact_offset, VIEW_REAL};
+        FlatRange range = {t->offset, t->size};
+        if (t->exact) tensors_read_range(path, table, &part, 1, range, rules, NULL, ctx);
+    }
+}
+
+// From a model's file, into the master weights if there are any: as far as this optimizer has them, or just the copies.
+static inline void exact_read_master(const ExactParameters* e, const TensorTable* table, const Optimizer* o,
+                                     const char* path, const FileRules* rules, Context* ctx) {
+    TensorPart master = {"", o->master, VIEW_REAL};
+    if (!o->master) return;
+    if (table->fixed) exact_read(e, table, path, "", rules, ctx);
+    else tensors_read_range(path, table, &master, 1, o->shard, rules, NULL, ctx);
+}
+
+// Before a forward pass: bring the copies up to date, of the master weights if there are any. Of fixed parameters they were
+// read, and where master weights are sharded exact_share() has made them. NULL for `r`: there is one rank.
 static inline void exact_update(const ExactParameters* e, const TensorTable* table, const floatX* params,
                                 const real* master, Reduction* r, Context* ctx) {
     int is_sharded = r && r->zero;
-    if (!e->copies || (is_sharded && master)) return;
+    if (!e->copies || ((is_sharded || table->fixed) && master)) return;
     if (is_sharded) reduction_wait(r, REDUCTION_LAST, ctx);
     widen_forward(e->copies, params, master, e->spans, e->count, table->exact_elements, ctx);
 }

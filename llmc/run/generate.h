@@ -37,7 +37,7 @@ static inline int generate_rows(GenerateSettings* s, Flag* table, int count) {
         {NULL,  "--generate",       FLAG_INT,    &s->generate,         "0",      0, 1e8, NULL, "do not train: print texts of so many new tokens by the model of -e, or of -o with -y 1", 0},
         {NULL,  "--samples",        FLAG_INT,    &s->samples,          "1",      1, 1e6, NULL, "texts that --generate prints, each with random numbers of its own", 0},
         {NULL,  "--prompt",         FLAG_STRING, &s->prompt,           "",       0, 0, NULL, "what samples and texts begin with; empty: with the start of a document", 0},
-        {NULL,  "--prompt-file",    FLAG_STRING, &s->prompt_file,      "",       0, 0, NULL, "the same, from a file, to its last byte", 0},
+        {NULL,  "--prompt-file",    FLAG_STRING, &s->prompt_file,      "",       0, 0, NULL, "the same, from a file or a pipe, to its last byte", 0},
         {NULL,  "--temperature",    FLAG_REAL,   &s->temperature,      "1.0",    0, 100, NULL, "of samples; 0: always the most likely token", 0},
         {NULL,  "--top-k",          FLAG_INT,    &s->top_k,            "0",      0, 1e9, NULL, "samples draw from the k most likely tokens; 0: from all", 0},
         {NULL,  "--top-p",          FLAG_REAL,   &s->top_p,            "0",      0, 1, NULL, "of these, from the fewest most likely ones whose probabilities add up to p; 0: from all", 0},
@@ -88,7 +88,7 @@ static inline int* generation_read_prompt(const GenerateSettings* s, const Sessi
     int* ids;
     Bpe bpe;
     if (!*s->prompt && !*s->prompt_file) return NULL;
-    char* text = *s->prompt ? NULL : read_file(s->prompt_file, MOST_BYTES, &length, USAGE);
+    char* text = *s->prompt ? NULL : read_to_end(s->prompt_file, MOST_BYTES, &length, USAGE);
     if (length == 0) die(USAGE, "--prompt-file %s: is empty; leave it out to begin a document", s->prompt_file);
     if (!session->tokenizer_dir || bpe_open(&bpe, session->tokenizer_dir) != 0)
         die(USAGE,

@@ -45,7 +45,7 @@ typedef struct {
 } UpdateSettings;
 
 static inline FlatRange update_shard(const TensorTable* table, UpdateSettings u) {
-    return u.sums.zero ? shard_of(table->elements, u.rank, u.ranks) : tensors_whole(table);
+    return u.sums.zero && !table->fixed ? shard_of(table->elements, u.rank, u.ranks) : tensors_updated(table);
 }
 
 static inline size_t optimizer_buffers(MasterWeights master) {
@@ -135,7 +135,7 @@ static inline void optimizer_init_shard(Optimizer* o, const TensorTable* table, 
 
 static inline void optimizer_init(Optimizer* o, const TensorTable* table, OptimizerKind kind, MasterWeights master,
                                   Context* ctx) {
-    optimizer_init_shard(o, table, kind, master, tensors_whole(table), ctx);
+    optimizer_init_shard(o, table, kind, master, tensors_updated(table), ctx);
 }
 
 // Join the other ranks, and keep this rank's part of the state.

@@ -19,7 +19,8 @@ typedef struct {
         const char* name;
         size_t bytes;
     } part[PLAN_PARTS];
-    size_t available;  // bytes, when the plan was made
+    size_t available;   // bytes, when the plan was made
+    int forward_alone;  // no backward pass follows
 } MemoryPlan;
 
 // What a training step is at most; fewer rows, and shorter sequences, never need more.
@@ -69,15 +70,16 @@ static inline MemoryPlan plan_make(const TensorTable* table, const TensorTable* 
     optimizer += (size_t)count * (sizeof *spans + (held < table->elements ? 2 * sizeof(double) : 0));
     Reduction sums;
     memset(&sums, 0, sizeof sums);
-    if (u.ranks > 1 && u.sums.narrow) reduction_cut(&sums, table, u.sums.bucket_mib * 1048576);
+    if (u.ranks > 1 && u.sums.narrow && !table->fixed) reduction_cut(&sums, table, u.sums.bucket_mib * 1048576);
     MemoryPlan plan = {{{"parameters", table->elements * sizeof(floatX) + exact},
-                        {"gradients", table->elements * sizeof(real) + reduction_narrow_bytes(&sums)},
+                        {"gradients", tensors_updated(table).size * sizeof(real) + reduction_narrow_bytes(&sums)},
                         {"optimizer", optimizer + sizeof(LossScale) + sizeof(AdamWStep) + sizeof(Outliers)},
                         {"activations", acts->elements * sizeof(floatX) + stats->elements * sizeof(real)},
                         {"batch", batch},
                         {"scratch", device_scratch_size(scratch)},
                         {"workspace", device_workspace_bytes() + (u.ranks > 1 ? COLLECTIVE_BYTES : 0)}},
-                       device_memory_available() + device_workspace_bytes()};
+                       device_memory_available() + device_workspace_bytes(),
+                       table->fixed};
     free(spans), free(sums.buckets);
     return plan;
 }
@@ -92,7 +94,7 @@ static inline int plan_fits(MemoryPlan plan) { return plan_bytes(&plan) <= plan.
 
 static inline void plan_print(FILE* out, const MemoryPlan* plan) {
     const double MiB = 1048576;
-    fprintf(out, "memory plan: ");
+    fprintf(out, "memory plan%s: ", plan->forward_alone ? " of forward passes alone" : "");
     for (int i = 0; i < PLAN_PARTS; i++)
         if (plan->part[i].bytes) fprintf(out, "%s %.1f MiB, ", plan->part[i].name, (double)plan->part[i].bytes / MiB);
     fprintf(out, "together %.1f MiB; %.1f MiB are available\n", (double)plan_bytes(plan) / MiB,
@@ -112,8 +114,9 @@ __attribute__((noreturn)) static inline void plan_show(const Flag* flags, int fl
 __attribute__((noreturn)) static inline void plan_refuse(const MemoryPlan* plan, int fits) {
     char* advice = fits ? xprintf("the largest micro-batch that fits is -b %d", fits)
                         : xprintf("not even -b 1 fits: choose a smaller model or a shorter -t");
-    die(USAGE, "the run needs %.1f MiB, but %.1f MiB are available; %s (-r 2 saves memory too, -x 0 prints the plan)",
-        (double)plan_bytes(plan) / 1048576, (double)plan->available / 1048576, advice);
+    die(USAGE, "the run needs %.1f MiB, but %.1f MiB are available; %s (%s-x 0 prints the plan)",
+        (double)plan_bytes(plan) / 1048576, (double)plan->available / 1048576, advice,
+        plan->forward_alone ? "" : "-r 2 saves memory too, ");
 }
 
 #endif

@@ -109,13 +109,13 @@ static inline void reduction_open(Reduction* r, Comm* comm, const TensorTable* t
     memset(r, 0, sizeof *r);
     collective_open(&r->collective, comm);
     r->elements = table->elements;
-    r->zero = settings.zero && comm->size > 1;
-    r->shard = r->zero ? shard_of(table->elements, comm->rank, comm->size) : tensors_whole(table);
+    r->zero = settings.zero && comm->size > 1 && !table->fixed;
+    r->shard = r->zero ? shard_of(table->elements, comm->rank, comm->size) : tensors_updated(table);
     if (comm->size == 1) return;
     reduction_cut(r, table, settings.bucket_mib * 1048576);
     mark_open(&r->ready), mark_open(&r->done);
     for (int i = 0; i < r->count; i++) mark_open(&r->buckets[i].shared);
-    if (settings.narrow) r->narrow = (Bf16*)device_alloc(ctx, reduction_narrow_bytes(r), "gradients");
+    if (settings.narrow && !table->fixed) r->narrow = (Bf16*)device_alloc(ctx, reduction_narrow_bytes(r), "gradients");
 }
 
 static inline void reduction_close(Reduction* r) {

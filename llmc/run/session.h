@@ -393,9 +393,9 @@ static inline void session_share_plans(Session* s) {
 
 // Take weights and moments from a whole checkpoint.
 static inline void session_load(const Session* s, const char* checkpoint, const TensorTable* table, floatX* params,
-                                Optimizer* o) {
+                                const ExactParameters* exact, Optimizer* o) {
     Checkpoints c = session_checkpoints(s, table, params, o);
-    checkpoint_load(&c, checkpoint);
+    checkpoint_load(&c, exact, checkpoint);
 }
 
 static inline UpdateSettings session_update(const Session* session) {

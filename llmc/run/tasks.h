@@ -65,6 +65,23 @@ static inline int task_outputs(const TaskSettings* t, int classes) {
     return t->labels ? t->labels : classes > 1 ? classes : 2;
 }
 
+// End with USAGE where the model's file has a classifier of another number of classes.
+static inline void task_check_labels(const char* weights, int outputs) {
+    SafeTensors file;
+    if (tensors_are_llmc(weights)) return;  // which has none
+    tensors_check_form(weights);
+    safetensors_open(&file, weights);
+    const SafeTensor* classifier = safetensors_find(&file, "classifier.weight");
+    int classes = classifier && classifier->ndim == 2 ? (int)classifier->shape[0] : outputs;
+    if (classes != outputs)
+        die(USAGE,
+            "%s: its classifier has %d classes, not the %d of --labels; give --labels %d, or begin with a model that "
+            "has "
+            "no classifier yet",
+            weights, classes, outputs, classes);
+    safetensors_close(&file);
+}
+
 // A row of a batch is a sequence, with one target or two.
 static inline MlmRecipe task_recipe(Task task) {
     MlmRecipe recipe = {task == TASK_ANSWER ? SPAN_ENDS : 1, 0, 0, 0, 0, 1, 0};

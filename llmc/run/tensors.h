@@ -55,6 +55,7 @@ typedef struct {
     size_t elements;        // of the flat buffer, padding included
     size_t parameters;      // logical elements
     size_t exact_elements;  // of the copies in full precision
+    int fixed;              // 1: parameters that nothing updates, which have neither gradients nor moments
 } TensorTable;
 
 // A part of the flat buffer, in whole groups of TENSOR_ALIGNMENT elements: what one rank holds where ranks share.
@@ -67,6 +68,16 @@ static inline FlatRange tensors_whole(const TensorTable* table) {
     FlatRange shard = {0, table->elements};
     return shard;
 }
+
+// What an update reaches: all, or of parameters that are fixed nothing.
+static inline FlatRange tensors_updated(const TensorTable* table) {
+    FlatRange shard = {0, table->fixed ? 0 : table->elements};
+    return shard;
+}
+
+// Levels of --recompute, and the one beyond them: no backward pass follows. Then nothing is kept for it, and the
+// parameters are fixed.
+enum { RECOMPUTE_NOTHING, RECOMPUTE_GELU, RECOMPUTE_NORMS, FORWARD_ALONE };
 
 // Append `count` rows for `layer` (-1: outside the layers), sizes taken from dims[symbol].
 static inline void tensors_add(TensorTable* table, const TensorRow* rows, int count, const int* dims, int layer) {
