@@ -1,7 +1,7 @@
 /* Tests of the profiler without a GPU: the records of a step as CUPTI hands them over become rows, roofs, gaps and sums;
  * profiled steps that are made by hand become a report's facts; tables are read back from every form they are printed in; all files of a report are written and read.
  * Run from the repository's root. Prints a line a case and `N passed, N failed`; exit status 1 if one failed. */
-#include "llmc/run/profiler.h"
+#include "llmc/run/profiler_report.h"
 
 typedef struct {
     int passed, failed;
@@ -844,6 +844,22 @@ static void expect_fact(Tests* t, const char* title, Filled* f, const char* name
     expect(t, strcmp(got, want) == 0, title, "%s '%s', not '%s'", name, got, want);
 }
 
+static void test_words(Tests* t) {
+    static const char* const words[][2] = {{"-o", "-o"},
+                                           {"", "''"},
+                                           {"a b\\c", "'a b\\c'"},
+                                           {"it's", "$'it\\'s'"},
+                                           {"a\\b\n'", "$'a\\\\b\\012\\''"},
+                                           {"\xC3\xA9", "'\xC3\xA9'"}};
+    for (size_t i = 0; i < COUNT_OF(words); i++) {
+        Text text = {NULL, 0, 0};
+        char* name = xprintf("words/as one types %s", words[i][1]);
+        profiler_put_word(&text, words[i][0]);
+        expect_text(t, name, text.text, words[i][1]);
+        free(name);
+    }
+}
+
 static void test_facts(Tests* t) {
     Filled f;
     filled_open(&f);
@@ -1176,7 +1192,7 @@ static void test_files_of_ops(Tests* t) {
     ProfileStep step;
     ProfileReport r;
     memset(records, 0, sizeof records), memset(&r, 0, sizeof r);
-    records[0].op = "matmul_forward", records[1].op = "adamw_update";
+    records[0].op = "matmul_forward", records[1].op = "adamw\"update";
     records[0].start = 5, records[0].seconds = 2e-6, records[1].start = 5 + 3e-6, records[1].seconds = 1e-6;
     records[1].direction = OPTIMIZER, records[0].layer = records[1].layer = -1;
     scope_log_open(&log, NULL);
@@ -1189,8 +1205,8 @@ static void test_files_of_ops(Tests* t) {
     expect_text(t, "files/of ops", said, "");
     char *trace = file_of(directory, "trace.json"), *csv = file_of(directory, "kernels.csv");
     Json json = json_of(t, "files/trace of ops", trace);
-    expect(t, strstr(trace, "\"name\": \"ops\"") && strstr(trace, "\"name\": \"adamw_update\""), "files/a lane of ops",
-           "%s", trace);
+    expect(t, strstr(trace, "\"name\": \"ops\"") && strstr(trace, "\"cat\": \"adamw\\\"update\""),
+           "files/a lane of ops", "%s", trace);
     expect(t, near_to(r.accounting.gap[GAP_SWITCH], 1e-6) && near_to(r.accounting.kernels, 3e-6),
            "files/between ops is no waiting for the host", "%g", r.accounting.gap[GAP_SWITCH]);
     ProfileTimes times = {NAN, NAN};
@@ -1244,6 +1260,7 @@ int main(void) {
     test_same(&t);
     test_losses(&t, &r);
     test_stages(&t);
+    test_words(&t);
     test_facts(&t);
     test_memory(&t);
     test_ranks(&t);

@@ -100,7 +100,9 @@ static inline void report_put_facts(Text* out, const ProfileReport* r) {
     json_put_string(out, "title", r->title);
     text_printf(out, ",\n\"facts\": [");
     for (int i = 0; i < r->fact_count; i++) {
-        text_printf(out, "%s[\"%s\", ", i ? ", " : "", r->facts[i].name);
+        text_printf(out, "%s[", i ? ", " : "");
+        text_json_string(out, r->facts[i].name, strlen(r->facts[i].name));
+        text_append(out, ", ", 2);
         text_json_string(out, r->facts[i].text, strlen(r->facts[i].text));
         text_append(out, "]", 1);
     }
@@ -241,7 +243,8 @@ static inline void report_trace(Text* out, const ProfileReport* r) {
             named[lane] = 1;
         }
         report_trace_event(out, r, lane, row->kernel ? row->kernel : row->op, row->start, row->start + row->seconds);
-        text_printf(out, ", \"cat\": \"%s\", \"args\": {", *row->op ? row->op : "none");
+        json_put_string(out, "cat", *row->op ? row->op : "none");
+        text_printf(out, ", \"args\": {");
         json_put_string(out, "op", row->op);
         json_put_string(out, "shapes", row->shapes);
         json_put_integer(out, "layer", row->layer);

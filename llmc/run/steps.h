@@ -7,7 +7,7 @@
 #include "exact.h"
 #include "optimizer.h"
 #include "plan.h"
-#include "profiler.h"
+#include "profiler_report.h"
 #include "session.h"
 
 enum { STEP_LOSSES = 2 };
