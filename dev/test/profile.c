@@ -947,12 +947,15 @@ static void test_ranks(Tests* t) {
     RankStep all[3];
     all[0] = all[1] = all[2] = profiler_rank_step(&f.steps[2], &f.report.accounting, &f.run);
     expect(t,
-           near_to(all[0].own, 35000e-9) && near_to(all[0].span, 41600e-9) && near_to(all[0].host, 6000e-9) &&
+           near_to(all[0].own, 38700e-9) && near_to(all[0].span, 41600e-9) && near_to(all[0].host, 6000e-9) &&
                near_to(all[0].communication, 11800e-9) && near_to(all[0].hidden, 10000e-9) &&
                near_to(all[0].shared, 1600e-9),
            "ranks/a rank in numbers", "own %g, %g of %g hidden, %g shared", all[0].own, all[0].hidden,
            all[0].communication, all[0].shared);
-    all[1].own = 42e-6, all[2].own = 30e-6;
+    f.steps[2].before = 500e-9;
+    all[0] = profiler_rank_step(&f.steps[2], &f.report.accounting, &f.run);
+    expect(t, near_to(all[0].own, 39200e-9), "ranks/what is before the first row is its own", "%g", all[0].own);
+    all[0].own = 35e-6, all[1].own = 42e-6, all[2].own = 30e-6;
     profiler_table_ranks(&f.report, all, 3);
     const Table* ranks = report_find(&f.report, "ranks");
     expect(t,
@@ -968,6 +971,29 @@ static void test_ranks(Tests* t) {
     expect(t, strcmp(slowest, "rank 1, whose own work takes 0.042 ms; the fastest, rank 2, takes 0.030 ms") == 0,
            "ranks/the slowest", "%s", slowest);
     filled_close(&f);
+}
+
+// Ops on the CPU: communication that ends together, before which one rank has shorter ops and longer gaps.
+static void test_rank_of_ops(Tests* t) {
+    Comm comm;
+    memset(&comm, 0, sizeof comm);
+    ProfiledRun run = {"", "train", NULL, 0, &comm, 0};
+    RankStep rank[2];
+    for (int i = 0; i < 2; i++) {
+        ProfileStep step;
+        memset(&step, 0, sizeof step);
+        step.rows = (ProfileRow*)xcalloc(3, sizeof *step.rows), step.count = 3, step.before = 1e-6;
+        for (int k = 0; k < 3; k++) step.rows[k] = profile_row(NULL);
+        step.rows[0].seconds = i ? 2e-6 : 4e-6;
+        step.rows[1].start = i ? 6e-6 : 4e-6, step.rows[1].seconds = 1e-6;
+        step.rows[2].start = i ? 7e-6 : 5e-6, step.rows[2].seconds = i ? 1e-6 : 3e-6;
+        step.rows[2].direction = COMMUNICATION;
+        Accounting a = profile_account(&step);
+        rank[i] = profiler_rank_step(&step, &a, &run);
+        profile_step_free(&step);
+    }
+    expect(t, near_to(rank[0].own, 6e-6) && near_to(rank[1].own, 8e-6), "ranks/gaps between ops are a rank's own",
+           "%g and %g", rank[0].own, rank[1].own);
 }
 
 // ---------------------------------------------------------------------------------------------------------
@@ -1264,6 +1290,7 @@ int main(void) {
     test_facts(&t);
     test_memory(&t);
     test_ranks(&t);
+    test_rank_of_ops(&t);
     test_losses_of_helpers(&t);
     test_files(&t, &r);
     test_files_of_ops(&t);

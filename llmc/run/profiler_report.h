@@ -46,13 +46,16 @@ static inline size_t profiler_middle_step(const Profiler* p, const Comm* comm) {
     return middle;
 }
 
-// A rank's step in a few numbers, in seconds. `communication` is without `shared`, which a run hides beside its next step.
+// A rank's step in a few numbers, in seconds. `own`: all of it up to the end of its last row but communication beside which
+// nothing else runs; other ranks may wait for it, also while it launches its first row or is between two. `communication` is
+// without `shared`, which a run hides beside its next step.
 typedef struct {
     double span, own, communication, hidden, shared, host;
 } RankStep;
 
 static inline RankStep profiler_rank_step(const ProfileStep* step, const Accounting* a, const ProfiledRun* run) {
-    RankStep r = {a->span,         a->kernels - a->communication + a->gap[GAP_HOST], a->communication, a->hidden, 0,
+    double before = step->before > 0 ? step->before : 0;  // also where it is not known
+    RankStep r = {a->span,         before + a->span - (a->communication - a->hidden), a->communication, a->hidden, 0,
                   a->gap[GAP_HOST]};
     for (size_t i = 0; run->shares_ahead && i < step->count; i++) {
         const ProfileRow* row = &step->rows[i];
@@ -229,8 +232,8 @@ static inline void profiler_table_ranks(ProfileReport* r, const RankStep* all, i
         if (all[i].own < all[fastest].own) fastest = i;
     }
     t->note = xprintf(
-        "The same step of all. own_ms: a rank's rows but communication, and the gaps in which its host is late: "
-        "what the others wait for. %sThe slowest is rank %d, %.1f %% slower than rank %d.",
+        "The same step of all. own_ms: all of it but communication beside which nothing else runs, with what is before "
+        "its first row: what the others wait for. %sThe slowest is rank %d, %.1f %% slower than rank %d.",
         all[0].shared > 0 ? "communication_ms is without share_parameters. " : "", slowest,
         100 * (all[slowest].own / all[fastest].own - 1), fastest);
     report_fact(r, "slowest",
