@@ -1211,6 +1211,47 @@ static void test_files(Tests* t, const ProfileReport* r) {
     test_refused_files(t, r);
 }
 
+// What there is of these files below `out` after the ranks of a run have cleared it (caller frees).
+static char* left_in(const char* out, const char* const* names, size_t count, int ranks) {
+    Text left = {NULL, 0, 0};
+    for (size_t i = 0; i < count; i++) {
+        char *path = xprintf("%s/profile/%s", out, names[i]), *slash = strrchr(path, '/');
+        *slash = '\0';
+        CHECK(make_directories(path) == 0);
+        *slash = '/';
+        CHECK(file_exists(path) || write_file(path, "x", 1) == 0);
+        free(path);
+    }
+    for (int again = 0; again < 2; again++) report_clear(out, ranks);
+    for (size_t i = 0; i < count; i++) {
+        char *path = xprintf("%s/profile/%s", out, names[i]), *slash = strrchr(path, '/');
+        if (file_exists(path)) text_printf(&left, "%s ", names[i]);
+        *slash = '\0';
+        if (!file_exists(path)) text_printf(&left, "!%s ", names[i]);
+        free(path);
+    }
+    text_append(&left, "", 0);
+    return left.text;
+}
+
+static void test_clear(Tests* t) {
+    static const char* const names[] = {
+        "profile.txt",       "kernels.csv",         "notes.txt",   "rank_0/profile.txt", "rank_1/profile.html",
+        "rank_2/trace.json", "rank_3/summary.json", "rank_3/mine", "rank_04/profile.md", "rank_x/profile.md"};
+    char *out = xprintf("%s/cleared", scratch), *link = xprintf("%s/profile/rank_7", out);
+    char* elsewhere = xprintf("%s/profile/rank_x", out);
+    expect_text(t, "clear/one rank after four", left_in(out, names, COUNT_OF(names), 1),
+                "profile.txt kernels.csv notes.txt !rank_0/profile.txt !rank_1/profile.html !rank_2/trace.json "
+                "rank_3/mine rank_04/profile.md rank_x/profile.md ");
+    CHECK(symlink(elsewhere, link) == 0);
+    expect_text(t, "clear/two ranks after one and four; what a link leads to stays",
+                left_in(out, names, COUNT_OF(names), 2),
+                "notes.txt rank_0/profile.txt rank_1/profile.html !rank_2/trace.json rank_3/mine rank_04/profile.md "
+                "rank_x/profile.md ");
+    report_clear(link, 1);  // where there is no such directory
+    free(out), free(link), free(elsewhere);
+}
+
 // The files of a step of ops, as the CPU has them.
 static void test_files_of_ops(Tests* t) {
     ScopeRecord records[2];
@@ -1293,6 +1334,7 @@ int main(void) {
     test_rank_of_ops(&t);
     test_losses_of_helpers(&t);
     test_files(&t, &r);
+    test_clear(&t);
     test_files_of_ops(&t);
     report_end(&r, steps);
     remove_scratch();

@@ -253,6 +253,16 @@ steps=$(cat profiled2/profile/rank_?/profile.txt | grep '^step .* in the middle 
 verdict 'two ranks: side by side, the slowest named' "$why"
 [ "$(grep -c '^The largest losses$' "$work/stdout")" = 1 ] && why= || why='not printed once'
 verdict 'two ranks: rank 0 prints' "$why$(says "$work/stdout" '^slowest +rank [01]')"
+cp -r profiled2 shared && : >shared/profile/rank_1/notes
+run $small -x 3 --profile 1 --profile-warmup 1 -o shared --overwrite 1
+why=$(ended_with 0)
+[ "$(find shared/profile -path '*rank*' | sort | tr '\n' ' ')" = 'shared/profile/rank_1 shared/profile/rank_1/notes ' ] || why+="there are $(find shared/profile -path '*rank*' | tr '\n' ' ')"
+rm -r shared/profile/rank_1
+verdict 'one rank: removes what two have left, and nothing else' "${why:-$(lacks shared/profile)}"
+ranks $small -x 3 --profile 1 --profile-warmup 1 -o shared --overwrite 1
+why=$(ended_with 0)
+[ "$(ls shared/profile | tr '\n' ' ')" = 'rank_0 rank_1 ' ] || why+="there are $(ls shared/profile | tr '\n' ' ')"
+verdict 'two ranks: remove what one has left' "$why$(lacks shared/profile/rank_0)$(lacks shared/profile/rank_1)"
 mkdir -p late/profile/rank_1 && mkfifo late/profile/rank_1/profile.txt
 { sleep 4 && timeout 60 cat late/profile/rank_1/profile.txt >late.txt; } &
 ranks $small -x 9 --profile 1 -o late

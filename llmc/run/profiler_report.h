@@ -283,8 +283,8 @@ static inline void profiler_report(FILE* out, Profiler* p, const ProfiledRun* ru
     text_printf(&t, "\nThe largest losses\n\n");
     report_put_losses(&t, &r);
     if (*run->out) {
-        char* directory = run->comm->size == 1 ? xprintf("%s/profile", run->out)
-                                               : xprintf("%s/profile/rank_%d", run->out, run->comm->rank);
+        char* directory = report_directory(run->out, run->comm->rank, run->comm->size);
+        report_clear(run->out, run->comm->size);
         report_write(&r, directory);
         text_printf(&t, "\nthe whole profile: %s/profile.txt, and profile.html for a browser\n", directory);
         free(directory);
