@@ -874,6 +874,12 @@ static void test_facts(Tests* t) {
     expect_fact(t, "facts/sharing", &f, "sharing",
                 "0.002 ms of share_parameters, which a run has beside the next step's forward pass and a profiled step "
                 "at its end: not in the overlap");
+    f.profiler.count = 7;
+    expect_fact(
+        t, "facts/the step of a run that was stopped", &f, "step",
+        "115, the one in the middle of 113 to 115 by time; 5 of warm-up and 7 plain before; the run was stopped "
+        "before the others");
+    f.profiler.count = 3;
     f.run.shares_ahead = 0;
     expect_fact(t, "facts/sharing that waits is in the overlap", &f, "overlap",
                 "78.4 % of 0.013 ms of communication run beside other work");

@@ -231,6 +231,13 @@ static inline void profiler_begin_step(Profiler* p, Context* ctx) {
     p->began = now_seconds();
 }
 
+// After the last step that was profiled.
+static inline void profiler_end_trace(Profiler* p) {
+    if (!p->is_tracing) return;
+    kernel_trace_stop(&p->trace);
+    kernel_trace_free(&p->trace);
+}
+
 // Returns 1 after the last one.
 static inline int profiler_end_step(Profiler* p, int64_t step, Context* ctx) {
     if (profiler_stage(p, step) != STAGE_PROFILED) return 0;
@@ -259,10 +266,7 @@ static inline int profiler_end_step(Profiler* p, int64_t step, Context* ctx) {
     profile_set_roofs(s, &p->ceilings);
     scope_log_close(&p->log);
     if (++p->taken < p->count) return 0;
-    if (p->is_tracing) {
-        kernel_trace_stop(&p->trace);
-        kernel_trace_free(&p->trace);
-    }
+    profiler_end_trace(p);
     return 1;
 }
 

@@ -147,9 +147,10 @@ static inline void profiler_facts(ProfileReport* r, const Profiler* p, const Pro
                               : is_gpu      ? "of ops, between CUDA events (no kernels: CUPTI does not trace)"
                                             : "of ops, by the host's clock"));
     report_fact(r, "step",
-                xprintf("%lld, the one in the middle of %lld to %lld by %stime; %d of warm-up and %d plain before",
-                        (long long)(first + (int64_t)middle), (long long)first, (long long)(first + p->count - 1),
-                        run->comm->size > 1 ? "the slowest rank's " : "", p->warmup, p->count));
+                xprintf("%lld, the one in the middle of %lld to %lld by %stime; %d of warm-up and %d plain before%s",
+                        (long long)(first + (int64_t)middle), (long long)first, (long long)(first + p->taken - 1),
+                        run->comm->size > 1 ? "the slowest rank's " : "", p->warmup, p->count,
+                        p->taken < p->count ? "; the run was stopped before the others" : ""));
     report_fact(r, "ceilings",
                 xprintf("%.4g TFLOP/s (matmul of %d), %.4g GB/s (copy), %.3g us a launch, %s%s",
                         1e-12 * p->ceilings.flops, PEAK_SIZE, 1e-9 * p->ceilings.bytes, 1e6 * p->ceilings.launch,
@@ -294,6 +295,20 @@ static inline void profiler_report(FILE* out, Profiler* p, const ProfiledRun* ru
     report_free(&r);
     profiler_close(p);
     comm_barrier(run->comm);  // else the next step would wait for a rank that still writes
+}
+
+// The run ends. Where that cuts its profile short, say so in a line, and report the steps that are there. A collective call.
+static inline void profiler_stop(FILE* out, Profiler* p, const ProfiledRun* run, const Context* ctx) {
+    if (p->count == 0) return;
+    if (run->comm->rank == 0)
+        fprintf(out, "the run was stopped after %d of %d profiled steps: %s\n", p->taken, p->count,
+                p->taken ? "the profile is of these" : "there is no profile");
+    if (p->taken == 0) {
+        profiler_close(p);
+        return;
+    }
+    profiler_end_trace(p);
+    profiler_report(out, p, run, ctx);
 }
 
 #endif
