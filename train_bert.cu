@@ -1028,7 +1028,7 @@ int main(int argc, char** argv) {
     while (session->step < session->end && !session_must_stop(session, (int)stop_signal)) {
         steps_profile_begin(&r->steps, session);
         launch_step(r, &schedule);
-        int profile = steps_profile_end(&r->steps, session, &r->plan, &r->comm);
+        int profile = steps_profile_end(&r->steps, session, &r->plan);
         int validation = r->has_val && session_is_due(session, s->val_every, 1);
         int text = r->has_val && !r->task.task && session_is_due(session, r->mlm.sample_every, 1);
         int checkpoint = session_checkpoint_is_due(session);
@@ -1042,7 +1042,7 @@ int main(int argc, char** argv) {
     finish_steps(r, 0);
     int failed = save(r) != 0 || session_finish_save(session) != 0;
     log_write_svg(&r->log, "BERT training");
-    session_end(session, failed);
+    steps_end(&r->steps, session, &r->plan, failed);
     run_close(r);
     return DONE;
 }

@@ -905,7 +905,7 @@ int main(int argc, char** argv) {
     while (session->step < session->end && !session_must_stop(session, (int)stop_signal)) {
         steps_profile_begin(&r->steps, session);
         launch_step(r, &schedule);
-        int profile = steps_profile_end(&r->steps, session, &r->plan, &r->comm);
+        int profile = steps_profile_end(&r->steps, session, &r->plan);
         int validation = r->data.has_val && session_is_due(session, s->val_every, 1);
         int choices = r->choices.count > 0 && session_is_due(session, r->choices.every, 1);
         int text = session_is_due(session, r->generate.sample_every, 1);
@@ -922,7 +922,7 @@ int main(int argc, char** argv) {
     finish_steps(r, 0);
     int failed = save(r) != 0 || session_finish_save(session) != 0;
     log_write_svg(&r->log, "GPT-2 training");
-    session_end(session, failed);
+    steps_end(&r->steps, session, &r->plan, failed);
     run_close(r);
     return DONE;
 }

@@ -1,7 +1,7 @@
 /* Tests of the profiler without a GPU: the records of a step as CUPTI hands them over become rows, roofs, gaps and sums;
  * profiled steps that are made by hand become a report's facts; tables are read back from every form they are printed in; all files of a report are written and read.
  * Run from the repository's root. Prints a line a case and `N passed, N failed`; exit status 1 if one failed. */
-#include "llmc/run/profiler.h"
+#include "llmc/run/profiler_report.h"
 
 typedef struct {
     int passed, failed;
@@ -844,6 +844,22 @@ static void expect_fact(Tests* t, const char* title, Filled* f, const char* name
     expect(t, strcmp(got, want) == 0, title, "%s '%s', not '%s'", name, got, want);
 }
 
+static void test_words(Tests* t) {
+    static const char* const words[][2] = {{"-o", "-o"},
+                                           {"", "''"},
+                                           {"a b\\c", "'a b\\c'"},
+                                           {"it's", "$'it\\'s'"},
+                                           {"a\\b\n'", "$'a\\\\b\\012\\''"},
+                                           {"\xC3\xA9", "'\xC3\xA9'"}};
+    for (size_t i = 0; i < COUNT_OF(words); i++) {
+        Text text = {NULL, 0, 0};
+        char* name = xprintf("words/as one types %s", words[i][1]);
+        profiler_put_word(&text, words[i][0]);
+        expect_text(t, name, text.text, words[i][1]);
+        free(name);
+    }
+}
+
 static void test_facts(Tests* t) {
     Filled f;
     filled_open(&f);
@@ -858,6 +874,12 @@ static void test_facts(Tests* t) {
     expect_fact(t, "facts/sharing", &f, "sharing",
                 "0.002 ms of share_parameters, which a run has beside the next step's forward pass and a profiled step "
                 "at its end: not in the overlap");
+    f.profiler.count = 7;
+    expect_fact(
+        t, "facts/the step of a run that was stopped", &f, "step",
+        "115, the one in the middle of 113 to 115 by time; 5 of warm-up and 7 plain before; the run was stopped "
+        "before the others");
+    f.profiler.count = 3;
     f.run.shares_ahead = 0;
     expect_fact(t, "facts/sharing that waits is in the overlap", &f, "overlap",
                 "78.4 % of 0.013 ms of communication run beside other work");
@@ -931,12 +953,15 @@ static void test_ranks(Tests* t) {
     RankStep all[3];
     all[0] = all[1] = all[2] = profiler_rank_step(&f.steps[2], &f.report.accounting, &f.run);
     expect(t,
-           near_to(all[0].own, 35000e-9) && near_to(all[0].span, 41600e-9) && near_to(all[0].host, 6000e-9) &&
+           near_to(all[0].own, 38700e-9) && near_to(all[0].span, 41600e-9) && near_to(all[0].host, 6000e-9) &&
                near_to(all[0].communication, 11800e-9) && near_to(all[0].hidden, 10000e-9) &&
                near_to(all[0].shared, 1600e-9),
            "ranks/a rank in numbers", "own %g, %g of %g hidden, %g shared", all[0].own, all[0].hidden,
            all[0].communication, all[0].shared);
-    all[1].own = 42e-6, all[2].own = 30e-6;
+    f.steps[2].before = 500e-9;
+    all[0] = profiler_rank_step(&f.steps[2], &f.report.accounting, &f.run);
+    expect(t, near_to(all[0].own, 39200e-9), "ranks/what is before the first row is its own", "%g", all[0].own);
+    all[0].own = 35e-6, all[1].own = 42e-6, all[2].own = 30e-6;
     profiler_table_ranks(&f.report, all, 3);
     const Table* ranks = report_find(&f.report, "ranks");
     expect(t,
@@ -952,6 +977,29 @@ static void test_ranks(Tests* t) {
     expect(t, strcmp(slowest, "rank 1, whose own work takes 0.042 ms; the fastest, rank 2, takes 0.030 ms") == 0,
            "ranks/the slowest", "%s", slowest);
     filled_close(&f);
+}
+
+// Ops on the CPU: communication that ends together, before which one rank has shorter ops and longer gaps.
+static void test_rank_of_ops(Tests* t) {
+    Comm comm;
+    memset(&comm, 0, sizeof comm);
+    ProfiledRun run = {"", "train", NULL, 0, &comm, 0};
+    RankStep rank[2];
+    for (int i = 0; i < 2; i++) {
+        ProfileStep step;
+        memset(&step, 0, sizeof step);
+        step.rows = (ProfileRow*)xcalloc(3, sizeof *step.rows), step.count = 3, step.before = 1e-6;
+        for (int k = 0; k < 3; k++) step.rows[k] = profile_row(NULL);
+        step.rows[0].seconds = i ? 2e-6 : 4e-6;
+        step.rows[1].start = i ? 6e-6 : 4e-6, step.rows[1].seconds = 1e-6;
+        step.rows[2].start = i ? 7e-6 : 5e-6, step.rows[2].seconds = i ? 1e-6 : 3e-6;
+        step.rows[2].direction = COMMUNICATION;
+        Accounting a = profile_account(&step);
+        rank[i] = profiler_rank_step(&step, &a, &run);
+        profile_step_free(&step);
+    }
+    expect(t, near_to(rank[0].own, 6e-6) && near_to(rank[1].own, 8e-6), "ranks/gaps between ops are a rank's own",
+           "%g and %g", rank[0].own, rank[1].own);
 }
 
 // ---------------------------------------------------------------------------------------------------------
@@ -1169,6 +1217,47 @@ static void test_files(Tests* t, const ProfileReport* r) {
     test_refused_files(t, r);
 }
 
+// What there is of these files below `out` after the ranks of a run have cleared it (caller frees).
+static char* left_in(const char* out, const char* const* names, size_t count, int ranks) {
+    Text left = {NULL, 0, 0};
+    for (size_t i = 0; i < count; i++) {
+        char *path = xprintf("%s/profile/%s", out, names[i]), *slash = strrchr(path, '/');
+        *slash = '\0';
+        CHECK(make_directories(path) == 0);
+        *slash = '/';
+        CHECK(file_exists(path) || write_file(path, "x", 1) == 0);
+        free(path);
+    }
+    for (int again = 0; again < 2; again++) report_clear(out, ranks);
+    for (size_t i = 0; i < count; i++) {
+        char *path = xprintf("%s/profile/%s", out, names[i]), *slash = strrchr(path, '/');
+        if (file_exists(path)) text_printf(&left, "%s ", names[i]);
+        *slash = '\0';
+        if (!file_exists(path)) text_printf(&left, "!%s ", names[i]);
+        free(path);
+    }
+    text_append(&left, "", 0);
+    return left.text;
+}
+
+static void test_clear(Tests* t) {
+    static const char* const names[] = {
+        "profile.txt",       "kernels.csv",         "notes.txt",   "rank_0/profile.txt", "rank_1/profile.html",
+        "rank_2/trace.json", "rank_3/summary.json", "rank_3/mine", "rank_04/profile.md", "rank_x/profile.md"};
+    char *out = xprintf("%s/cleared", scratch), *link = xprintf("%s/profile/rank_7", out);
+    char* elsewhere = xprintf("%s/profile/rank_x", out);
+    expect_text(t, "clear/one rank after four", left_in(out, names, COUNT_OF(names), 1),
+                "profile.txt kernels.csv notes.txt !rank_0/profile.txt !rank_1/profile.html !rank_2/trace.json "
+                "rank_3/mine rank_04/profile.md rank_x/profile.md ");
+    CHECK(symlink(elsewhere, link) == 0);
+    expect_text(t, "clear/two ranks after one and four; what a link leads to stays",
+                left_in(out, names, COUNT_OF(names), 2),
+                "notes.txt rank_0/profile.txt rank_1/profile.html !rank_2/trace.json rank_3/mine rank_04/profile.md "
+                "rank_x/profile.md ");
+    report_clear(link, 1);  // where there is no such directory
+    free(out), free(link), free(elsewhere);
+}
+
 // The files of a step of ops, as the CPU has them.
 static void test_files_of_ops(Tests* t) {
     ScopeRecord records[2];
@@ -1176,7 +1265,7 @@ static void test_files_of_ops(Tests* t) {
     ProfileStep step;
     ProfileReport r;
     memset(records, 0, sizeof records), memset(&r, 0, sizeof r);
-    records[0].op = "matmul_forward", records[1].op = "adamw_update";
+    records[0].op = "matmul_forward", records[1].op = "adamw\"update";
     records[0].start = 5, records[0].seconds = 2e-6, records[1].start = 5 + 3e-6, records[1].seconds = 1e-6;
     records[1].direction = OPTIMIZER, records[0].layer = records[1].layer = -1;
     scope_log_open(&log, NULL);
@@ -1189,8 +1278,8 @@ static void test_files_of_ops(Tests* t) {
     expect_text(t, "files/of ops", said, "");
     char *trace = file_of(directory, "trace.json"), *csv = file_of(directory, "kernels.csv");
     Json json = json_of(t, "files/trace of ops", trace);
-    expect(t, strstr(trace, "\"name\": \"ops\"") && strstr(trace, "\"name\": \"adamw_update\""), "files/a lane of ops",
-           "%s", trace);
+    expect(t, strstr(trace, "\"name\": \"ops\"") && strstr(trace, "\"cat\": \"adamw\\\"update\""),
+           "files/a lane of ops", "%s", trace);
     expect(t, near_to(r.accounting.gap[GAP_SWITCH], 1e-6) && near_to(r.accounting.kernels, 3e-6),
            "files/between ops is no waiting for the host", "%g", r.accounting.gap[GAP_SWITCH]);
     ProfileTimes times = {NAN, NAN};
@@ -1244,11 +1333,14 @@ int main(void) {
     test_same(&t);
     test_losses(&t, &r);
     test_stages(&t);
+    test_words(&t);
     test_facts(&t);
     test_memory(&t);
     test_ranks(&t);
+    test_rank_of_ops(&t);
     test_losses_of_helpers(&t);
     test_files(&t, &r);
+    test_clear(&t);
     test_files_of_ops(&t);
     report_end(&r, steps);
     remove_scratch();

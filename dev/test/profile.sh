@@ -190,6 +190,26 @@ why=$(ended_with 0)
 [ -s blocked/model.safetensors ] || why+='nothing was trained'
 verdict 'a profile that cannot be written: a warning, and training goes on' "$why"
 
+# A run that gets SIGTERM when step N is logged.
+terminated() { # N FLAG...
+    "$PROGRAM" "${@:2}" </dev/null >"$work/stdout" 2>"$work/stderr" &
+    local pid=$!
+    until grep -q "^{\"step\": $1, " "${@: -1}/log.jsonl" 2>/dev/null || ! kill -0 $pid 2>/dev/null; do sleep 0.01; done
+    kill -TERM $pid
+    wait $pid
+    status=$?
+}
+terminated 3 $model -x 400 --profile 100 -o soon
+why=$(ended_with 0)$(says "$work/stdout" '^the run was stopped after 0 of 100 profiled steps: there is no profile$')
+[ ! -e soon/profile ] || why+='there is one'
+verdict 'a signal before the first profiled step: no profile, and a line' "$why$(says "$work/stdout" '^stopped by signal 15 after step [0-9]+, saved$')"
+terminated 63 $model -x 400 --profile 60 --profile-warmup 0 -o cut
+taken=$(sed -nE 's/^the run was stopped after ([0-9]+) of 60 profiled steps: the profile is of these$/\1/p' "$work/stdout")
+why=$(ended_with 0)$(lacks cut/profile)
+why+=$(says cut/profile/profile.txt "^step .* in the middle of 61 to $((60 + ${taken:-0})) by time; 0 of warm-up and 60 plain before; the run was stopped before the others\$")
+why+=$(says "$work/stdout" '^The largest losses$')$(says "$work/stdout" "^stopped by signal 15 after step $((60 + ${taken:-0})), saved\$")
+verdict 'a signal between profiled steps: a profile of those' "$why"
+
 # ---------------------------------------------------------------------------------------------------------
 # Refused, before anything is written
 
@@ -253,6 +273,16 @@ steps=$(cat profiled2/profile/rank_?/profile.txt | grep '^step .* in the middle 
 verdict 'two ranks: side by side, the slowest named' "$why"
 [ "$(grep -c '^The largest losses$' "$work/stdout")" = 1 ] && why= || why='not printed once'
 verdict 'two ranks: rank 0 prints' "$why$(says "$work/stdout" '^slowest +rank [01]')"
+cp -r profiled2 shared && : >shared/profile/rank_1/notes
+run $small -x 3 --profile 1 --profile-warmup 1 -o shared --overwrite 1
+why=$(ended_with 0)
+[ "$(find shared/profile -path '*rank*' | sort | tr '\n' ' ')" = 'shared/profile/rank_1 shared/profile/rank_1/notes ' ] || why+="there are $(find shared/profile -path '*rank*' | tr '\n' ' ')"
+rm -r shared/profile/rank_1
+verdict 'one rank: removes what two have left, and nothing else' "${why:-$(lacks shared/profile)}"
+ranks $small -x 3 --profile 1 --profile-warmup 1 -o shared --overwrite 1
+why=$(ended_with 0)
+[ "$(ls shared/profile | tr '\n' ' ')" = 'rank_0 rank_1 ' ] || why+="there are $(ls shared/profile | tr '\n' ' ')"
+verdict 'two ranks: remove what one has left' "$why$(lacks shared/profile/rank_0)$(lacks shared/profile/rank_1)"
 mkdir -p late/profile/rank_1 && mkfifo late/profile/rank_1/profile.txt
 { sleep 4 && timeout 60 cat late/profile/rank_1/profile.txt >late.txt; } &
 ranks $small -x 9 --profile 1 -o late

@@ -8,6 +8,8 @@
 #ifndef LLMC_PROFILE_FILES_H
 #define LLMC_PROFILE_FILES_H
 
+#include <dirent.h>
+
 #include "profile_tables.h"
 
 // What the page has in place of its data.
@@ -100,7 +102,9 @@ static inline void report_put_facts(Text* out, const ProfileReport* r) {
     json_put_string(out, "title", r->title);
     text_printf(out, ",\n\"facts\": [");
     for (int i = 0; i < r->fact_count; i++) {
-        text_printf(out, "%s[\"%s\", ", i ? ", " : "", r->facts[i].name);
+        text_printf(out, "%s[", i ? ", " : "");
+        text_json_string(out, r->facts[i].name, strlen(r->facts[i].name));
+        text_append(out, ", ", 2);
         text_json_string(out, r->facts[i].text, strlen(r->facts[i].text));
         text_append(out, "]", 1);
     }
@@ -241,7 +245,8 @@ static inline void report_trace(Text* out, const ProfileReport* r) {
             named[lane] = 1;
         }
         report_trace_event(out, r, lane, row->kernel ? row->kernel : row->op, row->start, row->start + row->seconds);
-        text_printf(out, ", \"cat\": \"%s\", \"args\": {", *row->op ? row->op : "none");
+        json_put_string(out, "cat", *row->op ? row->op : "none");
+        text_printf(out, ", \"args\": {");
         json_put_string(out, "op", row->op);
         json_put_string(out, "shapes", row->shapes);
         json_put_integer(out, "layer", row->layer);
@@ -256,32 +261,66 @@ static inline void report_trace(Text* out, const ProfileReport* r) {
 // ---------------------------------------------------------------------------------------------------------
 // Files
 
+typedef struct {
+    const char* name;
+    void (*put)(Text*, const ProfileReport*);
+} ReportFile;
+
+static inline void report_csv(Text* out, const ProfileReport* r) { table_put_csv(out, report_find(r, "kernels")); }
+
+static const ReportFile REPORT_FILES[] = {{"profile.txt", report_text},     {"profile.md", report_markdown},
+                                          {"summary.json", report_summary}, {"profile.html", report_page},
+                                          {"trace.json", report_trace},     {"kernels.csv", report_csv}};
+
+// Remove the files of a report in `directory`, and no others.
+static inline void report_remove(const char* directory) {
+    for (size_t i = 0; i < COUNT_OF(REPORT_FILES); i++) {
+        char* path = xprintf("%s/%s", directory, REPORT_FILES[i].name);
+        struct stat st;
+        if (lstat(path, &st) == 0 && S_ISREG(st.st_mode) && unlink(path) != 0 && errno != ENOENT)
+            warn("%s: is of an earlier profile and cannot be removed: %s", path, strerror(errno));
+        free(path);
+    }
+}
+
+// Where a rank of so many keeps its report in a run's directory (caller frees).
+static inline char* report_directory(const char* out, int rank, int ranks) {
+    return ranks == 1 ? xprintf("%s/profile", out) : xprintf("%s/profile/rank_%d", out, rank);
+}
+
+// Remove what a profile of another number of ranks has left there. Any rank may do that, as none of this run writes there.
+static inline void report_clear(const char* out, int ranks) {
+    char* directory = report_directory(out, 0, 1);
+    DIR* d = opendir(directory);
+    if (d && ranks > 1) report_remove(directory);
+    for (struct dirent* entry; d && (entry = readdir(d));) {
+        int rank = -1;
+        if (sscanf(entry->d_name, "rank_%9d", &rank) != 1 || rank < 0 || (ranks > 1 && rank < ranks)) continue;
+        char *name = xprintf("rank_%d", rank), *path = xprintf("%s/%s", directory, name);
+        struct stat st;
+        if (strcmp(entry->d_name, name) == 0 && lstat(path, &st) == 0 && S_ISDIR(st.st_mode)) {
+            report_remove(path);
+            rmdir(path);  // unless there is something else in it
+        }
+        free(name), free(path);
+    }
+    if (d) closedir(d);
+    free(directory);
+}
+
 // Write them all to `directory`, which is made. A file that cannot be written is named in a warning.
 static inline void report_write(const ProfileReport* r, const char* directory) {
-    const struct {
-        const char* name;
-        void (*put)(Text*, const ProfileReport*);
-    } files[] = {{"profile.txt", report_text},
-                 {"profile.md", report_markdown},
-                 {"summary.json", report_summary},
-                 {"profile.html", report_page},
-                 {"trace.json", report_trace}};
-    Text csv = {NULL, 0, 0};
     if (make_directories(directory) != 0) {
         warn("%s: cannot be made: %s; the profile is not written", directory, strerror(errno));
         return;
     }
-    table_put_csv(&csv, report_find(r, "kernels"));
-    for (size_t i = 0; i <= COUNT_OF(files); i++) {
+    for (size_t i = 0; i < COUNT_OF(REPORT_FILES); i++) {
         Text text = {NULL, 0, 0};
-        if (i < COUNT_OF(files)) files[i].put(&text, r);
-        char* path = xprintf("%s/%s", directory, i < COUNT_OF(files) ? files[i].name : "kernels.csv");
-        const Text* content = i < COUNT_OF(files) ? &text : &csv;
-        if (write_file(path, content->text, content->length) != 0)
-            warn("%s: cannot be written: %s", path, strerror(errno));
+        char* path = xprintf("%s/%s", directory, REPORT_FILES[i].name);
+        REPORT_FILES[i].put(&text, r);
+        if (write_file(path, text.text, text.length) != 0) warn("%s: cannot be written: %s", path, strerror(errno));
         free(text.text), free(path);
     }
-    free(csv.text);
 }
 
 #endif

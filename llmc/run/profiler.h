@@ -12,14 +12,11 @@
 #ifndef LLMC_PROFILER_H
 #define LLMC_PROFILER_H
 
-#include <sys/resource.h>
-
+#include "../base/json.h"
 #include "../base/rng.h"
 #include "../device/host_view.h"
 #include "../ops/matmul.h"
-#include "comm.h"
-#include "plan.h"
-#include "profile_files.h"
+#include "profile.h"
 
 #ifdef __CUDACC__
 #define GPU_BUILD 1
@@ -234,6 +231,13 @@ static inline void profiler_begin_step(Profiler* p, Context* ctx) {
     p->began = now_seconds();
 }
 
+// After the last step that was profiled.
+static inline void profiler_end_trace(Profiler* p) {
+    if (!p->is_tracing) return;
+    kernel_trace_stop(&p->trace);
+    kernel_trace_free(&p->trace);
+}
+
 // Returns 1 after the last one.
 static inline int profiler_end_step(Profiler* p, int64_t step, Context* ctx) {
     if (profiler_stage(p, step) != STAGE_PROFILED) return 0;
@@ -262,10 +266,7 @@ static inline int profiler_end_step(Profiler* p, int64_t step, Context* ctx) {
     profile_set_roofs(s, &p->ceilings);
     scope_log_close(&p->log);
     if (++p->taken < p->count) return 0;
-    if (p->is_tracing) {
-        kernel_trace_stop(&p->trace);
-        kernel_trace_free(&p->trace);
-    }
+    profiler_end_trace(p);
     return 1;
 }
 
@@ -273,274 +274,6 @@ static inline void profiler_close(Profiler* p) {
     for (int i = 0; i < p->taken; i++) profile_step_free(&p->steps[i]);
     free(p->steps), free(p->plain);
     memset(p, 0, sizeof *p);
-}
-
-// ---------------------------------------------------------------------------------------------------------
-// The report
-
-// What the report says of the run.
-typedef struct {
-    const char* out;  // the run's directory; "": no files
-    const char* mode;
-    const MemoryPlan* plan;
-    double flops;  // of the model in a step
-    Comm* comm;
-    int shares_ahead;  // parameters go to the other ranks while the next step's forward pass runs
-} ProfiledRun;
-
-// The step in the middle by the slowest rank's span, of spans [ranks][count]: of an even number the earlier one.
-static inline size_t profiler_middle(const double* spans, int ranks, size_t count) {
-    double* slowest = (double*)xcalloc(count + 1, sizeof *slowest);
-    size_t middle = 0;
-    for (size_t i = 0; i < count * (size_t)ranks; i++) slowest[i % count] = fmax(slowest[i % count], spans[i]);
-    for (size_t i = 0; i < count; i++) {
-        size_t shorter = 0;
-        for (size_t k = 0; k < count; k++) shorter += slowest[k] < slowest[i] || (slowest[k] == slowest[i] && k < i);
-        if (shorter == (count - 1) / 2) middle = i;
-    }
-    free(slowest);
-    return middle;
-}
-
-// The step that all ranks report. A collective call.
-static inline size_t profiler_middle_step(const Profiler* p, const Comm* comm) {
-    size_t count = (size_t)p->taken;
-    double* mine = (double*)xcalloc(count + 1, sizeof *mine);
-    double* all = (double*)xmalloc((size_t)comm->size * count * sizeof *all);
-    for (size_t i = 0; i < count; i++) mine[i] = profile_span(&p->steps[i]);
-    comm_gather(comm, all, mine, count * sizeof *mine);
-    size_t middle = profiler_middle(all, comm->size, count);
-    free(mine), free(all);
-    return middle;
-}
-
-// A rank's step in a few numbers, in seconds. `communication` is without `shared`, which a run hides beside its next step.
-typedef struct {
-    double span, own, communication, hidden, shared, host;
-} RankStep;
-
-static inline RankStep profiler_rank_step(const ProfileStep* step, const Accounting* a, const ProfiledRun* run) {
-    RankStep r = {a->span,         a->kernels - a->communication + a->gap[GAP_HOST], a->communication, a->hidden, 0,
-                  a->gap[GAP_HOST]};
-    for (size_t i = 0; run->shares_ahead && i < step->count; i++) {
-        const ProfileRow* row = &step->rows[i];
-        if (row->direction != COMMUNICATION || strcmp(row->op, "share_parameters") != 0) continue;
-        r.shared += row->seconds;
-        r.communication -= row->seconds, r.hidden -= profile_hidden(step, i);
-    }
-    return r;
-}
-
-// How this program was started, as one would type it (caller frees).
-static inline char* profiler_command(void) {
-    Text t = {NULL, 0, 0};
-    FILE* f = fopen("/proc/self/cmdline", "r");
-    char bytes[4096];
-    size_t n = f ? fread(bytes, 1, sizeof bytes - 1, f) : 0;
-    bytes[n] = '\0';
-    for (const char* word = bytes; word < bytes + n; word += strlen(word) + 1) {
-        int plain =
-            *word && !word[strspn(word, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_./=,:@%+-")];
-        text_printf(&t, plain ? "%s%s" : "%s'%s'", word == bytes ? "" : " ", word);
-    }
-    if (f) fclose(f);
-    return t.text ? t.text : xprintf("unknown");
-}
-
-// Name of the GPU, or of the processor and the threads used (caller frees).
-static inline char* profiler_machine(void) {
-#ifdef __CUDACC__
-    struct cudaDeviceProp properties;
-    int device;
-    cudaCheck(cudaGetDevice(&device));
-    cudaCheck(cudaGetDeviceProperties(&properties, device));
-    return xprintf("%s", properties.name);
-#else
-    char line[256] = "";
-    const char* name = "unknown processor";
-    FILE* f = fopen("/proc/cpuinfo", "r");
-    while (f && fgets(line, sizeof line, f))
-        if (text_begins(line, "model name") && strchr(line, ':')) {
-            line[strcspn(line, "\n")] = '\0';
-            name = strchr(line, ':') + 2;
-            break;
-        }
-    if (f) fclose(f);
-    return xprintf("%s, %d threads", name, device_threads());
-#endif
-}
-
-// What profiling costs, and why where that is less than nothing (caller frees). `waits`: plain steps wait for the host.
-static inline char* profiler_cost(double profiled, double plain, int is_gpu, int waits) {
-    double cost = profiled / plain - 1;
-    return xprintf("%.3f ms profiled, %.3f ms plain: %+.1f %%%s", 1e3 * profiled, 1e3 * plain, 100 * cost,
-                   is_gpu && !waits && cost < -0.02 ? "; steps one after another keep the GPU at its power limit, and "
-                                                      "profiled ones pause"
-                                                    : "");
-}
-
-static inline void profiler_facts(ProfileReport* r, const Profiler* p, const ProfiledRun* run, size_t middle,
-                                  const RankStep* mine) {
-    double plain = r->times.plain, profiled = r->times.profiled;
-    int waits = p->is_tracing && plain > 1.1 * profiled && mine->host > 0.01 * mine->span;
-    int64_t first = p->first + p->warmup + p->count + 1;
-    int is_gpu = GPU_BUILD;
-    report_fact(r, is_gpu ? "GPU" : "CPU", profiler_machine());
-    report_fact(r, "precision", xprintf("%s", FLOATX_NAME));
-    report_fact(r, "mode", xprintf("%s", run->mode));
-    report_fact(r, "rank", xprintf("%d of %d", run->comm->rank, run->comm->size));
-    report_fact(r, "times",
-                xprintf("%s", p->is_tracing ? "of kernels, from CUPTI's activity records"
-                              : is_gpu      ? "of ops, between CUDA events (no kernels: CUPTI does not trace)"
-                                            : "of ops, by the host's clock"));
-    report_fact(r, "step",
-                xprintf("%lld, the one in the middle of %lld to %lld by %stime; %d of warm-up and %d plain before",
-                        (long long)(first + (int64_t)middle), (long long)first, (long long)(first + p->count - 1),
-                        run->comm->size > 1 ? "the slowest rank's " : "", p->warmup, p->count));
-    report_fact(r, "ceilings",
-                xprintf("%.4g TFLOP/s (matmul of %d), %.4g GB/s (copy), %.3g us a launch, %s%s",
-                        1e-12 * p->ceilings.flops, PEAK_SIZE, 1e-9 * p->ceilings.bytes, 1e6 * p->ceilings.launch,
-                        strcmp(p->ceilings_from, "measure") ? "from " : "",
-                        strcmp(p->ceilings_from, "measure") ? p->ceilings_from : "measured at the start"));
-    if (waits)
-        report_fact(r, "host",
-                    xprintf("plain steps take %.3f ms longer than this one, before which the host got ahead: they wait "
-                            "for it",
-                            1e3 * (plain - profiled)));
-    if (!isnan(plain)) report_fact(r, "cost", profiler_cost(profiled, plain, is_gpu, waits));
-    report_fact(r, "work",
-                xprintf("%.4g TFLOP by the model's formula over all ranks, %.4g TFLOP/s in %s step", 1e-12 * run->flops,
-                        1e-12 * run->flops / (isnan(plain) ? profiled : plain), isnan(plain) ? "this" : "a plain"));
-    if (mine->communication > 0)
-        report_fact(r, "overlap",
-                    xprintf("%.1f %% of %.3f ms of communication run beside other work",
-                            100 * mine->hidden / mine->communication, 1e3 * mine->communication));
-    if (mine->shared > 0)
-        report_fact(r, "sharing",
-                    xprintf("%.3f ms of share_parameters, which a run has beside the next step's forward pass and a "
-                            "profiled step at its end: not in the overlap",
-                            1e3 * mine->shared));
-}
-
-// What was planned, what was allocated, what is used.
-static inline void profiler_table_memory(Table* t, const MemoryPlan* plan, const Context* ctx) {
-    static const TableColumn columns[] = {
-        {"category", TABLE_TEXT, 0, 0}, {"planned_mib", TABLE_NUMBER, 1, 0}, {"allocated_mib", TABLE_NUMBER, 1, 0}};
-    const double MiB = 1048576;
-    double together = 0, peak;
-    table_open(t, "memory", "Memory", columns, COUNT_OF(columns));
-    for (int i = 0; i < PLAN_PARTS; i++) {
-        size_t held = strcmp(plan->part[i].name, "scratch") == 0 ? ctx->scratch_bytes : 0;
-        for (int k = 0; k < MEMORY_CATEGORIES && ctx->memory[k].name; k++)
-            if (strcmp(ctx->memory[k].name, plan->part[i].name) == 0) held = ctx->memory[k].bytes;
-        table_text(t, plan->part[i].name);
-        table_number(t, (double)plan->part[i].bytes / MiB);
-        table_number(t, held ? (double)held / MiB : (double)NAN);
-        together += (double)held;
-    }
-    table_text(t, "together");
-    table_number(t, (double)plan_bytes(plan) / MiB);
-    table_number(t, together / MiB);
-#ifdef __CUDACC__
-    size_t available, all;
-    cudaCheck(cudaMemGetInfo(&available, &all));
-    peak = (double)(all - available);
-    table_text(t, "used on the device");
-#else
-    struct rusage usage;
-    getrusage(RUSAGE_SELF, &usage);
-    peak = 1024 * (double)usage.ru_maxrss;
-    table_text(t, "peak of the process");
-#endif
-    table_number(t, (double)NAN);
-    table_number(t, peak / MiB);
-    t->note = xprintf(
-        "Everything is allocated before the first step ends; the last line counts what the driver, libraries and "
-        "this report take too.");
-}
-
-// The ranks side by side, and which of them the others wait for.
-static inline void profiler_table_ranks(ProfileReport* r, const RankStep* all, int size) {
-    static const TableColumn columns[] = {
-        {"rank", TABLE_NUMBER, 0, 0},           {"span_ms", TABLE_NUMBER, 3, 0},
-        {"own_ms", TABLE_NUMBER, 3, 0},         {"communication_ms", TABLE_NUMBER, 3, 0},
-        {"hidden_percent", TABLE_NUMBER, 1, 0}, {"late_host_ms", TABLE_NUMBER, 3, 0}};
-    Table* t = report_table(r);
-    int slowest = 0, fastest = 0;
-    table_open(t, "ranks", "The ranks", columns, COUNT_OF(columns));
-    for (int i = 0; i < size; i++) {
-        table_number(t, i);
-        table_number(t, 1e3 * all[i].span);
-        table_number(t, 1e3 * all[i].own);
-        table_number(t, 1e3 * all[i].communication);
-        table_number(t, all[i].communication > 0 ? 100 * all[i].hidden / all[i].communication : (double)NAN);
-        table_number(t, 1e3 * all[i].host);
-        if (all[i].own > all[slowest].own) slowest = i;
-        if (all[i].own < all[fastest].own) fastest = i;
-    }
-    t->note = xprintf(
-        "The same step of all. own_ms: a rank's rows but communication, and the gaps in which its host is late: "
-        "what the others wait for. %sThe slowest is rank %d, %.1f %% slower than rank %d.",
-        all[0].shared > 0 ? "communication_ms is without share_parameters. " : "", slowest,
-        100 * (all[slowest].own / all[fastest].own - 1), fastest);
-    report_fact(r, "slowest",
-                xprintf("rank %d, whose own work takes %.3f ms; the fastest, rank %d, takes %.3f ms", slowest,
-                        1e3 * all[slowest].own, fastest, 1e3 * all[fastest].own));
-}
-
-// Collective calls, as all ranks report the same step.
-static inline void profiler_fill_report(ProfileReport* r, Profiler* p, const ProfiledRun* run, const Context* ctx) {
-    size_t middle = profiler_middle_step(p, run->comm);
-    ProfileStep* step = &p->steps[middle];
-    memset(r, 0, sizeof *r);
-    profile_compare_steps(step, p->steps, (size_t)p->taken);
-    r->title = profiler_command();
-    r->step = step, r->ceilings = p->ceilings, r->flops = run->flops, r->rank = run->comm->rank;
-    r->accounting = profile_account(step);
-    r->times.plain = median_of(p->plain, (size_t)p->plain_count), r->times.profiled = step->seconds;
-    RankStep mine = profiler_rank_step(step, &r->accounting, run);
-    profiler_facts(r, p, run, middle, &mine);
-    r->losses = profile_losses(step, &p->ceilings, 5, &r->loss_count);
-    double span = r->accounting.span;
-    profile_table_accounting(report_table(r), step, &r->accounting, r->times);
-    profile_table_directions(report_table(r), step, span);
-    profile_table_kinds(report_table(r), step, span);
-    profile_table_layers(report_table(r), step, span);
-    profile_table_ops(report_table(r), step, span);
-    profile_table_kernel_names(report_table(r), step, span);
-    profile_table_kernels(report_table(r), step);
-    profile_table_gaps(report_table(r), step);
-    profile_table_steps(report_table(r), p->steps, (size_t)p->taken, p->first + p->warmup + p->count + 1);
-    profiler_table_memory(report_table(r), run->plan, ctx);
-    RankStep* all = (RankStep*)xmalloc((size_t)run->comm->size * sizeof *all);
-    comm_gather(run->comm, all, &mine, sizeof mine);
-    if (run->comm->size > 1) profiler_table_ranks(r, all, run->comm->size);
-    free(all);
-}
-
-// Print what the profiled steps spent their time on, and write all of it to OUT/profile, or to a directory a rank in it. All
-// ranks call it together, after the last profiled step.
-static inline void profiler_report(FILE* out, Profiler* p, const ProfiledRun* run, const Context* ctx) {
-    static const char* const shown[] = {"accounting", "kinds", "ops"};
-    ProfileReport r;
-    Text t = {NULL, 0, 0};
-    profiler_fill_report(&r, p, run, ctx);
-    for (int i = 0; i < r.fact_count; i++) text_printf(&t, "%-12s %s\n", r.facts[i].name, r.facts[i].text);
-    for (size_t i = 0; i < COUNT_OF(shown); i++) report_put_table(&t, report_find(&r, shown[i]));
-    text_printf(&t, "\nThe largest losses\n\n");
-    report_put_losses(&t, &r);
-    if (*run->out) {
-        char* directory = run->comm->size == 1 ? xprintf("%s/profile", run->out)
-                                               : xprintf("%s/profile/rank_%d", run->out, run->comm->rank);
-        report_write(&r, directory);
-        text_printf(&t, "\nthe whole profile: %s/profile.txt, and profile.html for a browser\n", directory);
-        free(directory);
-    }
-    if (run->comm->rank == 0) fputs(t.text, out);
-    free(t.text);
-    report_free(&r);
-    profiler_close(p);
-    comm_barrier(run->comm);  // else the next step would wait for a rank that still writes
 }
 
 #endif

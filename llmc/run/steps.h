@@ -7,7 +7,7 @@
 #include "exact.h"
 #include "optimizer.h"
 #include "plan.h"
-#include "profiler.h"
+#include "profiler_report.h"
 #include "session.h"
 
 enum { STEP_LOSSES = 2 };
@@ -222,18 +222,35 @@ static inline void steps_profile_begin(Steps* s, const Session* session) {
     profiler_begin_step(&s->profiler, session->ctx);
 }
 
-static inline int steps_profile_end(Steps* s, const Session* session, const MemoryPlan* plan, Comm* comm) {
-    int64_t step = session->step - 1;
-    const LaunchedStep* launched = &s->launched[step % (int64_t)COUNT_OF(s->launched)];
+static inline ProfiledRun steps_profiled(const Steps* s, const Session* session, const MemoryPlan* plan) {
+    const int64_t count = (int64_t)COUNT_OF(s->launched);
+    const LaunchedStep* newest = &s->launched[(session->step + count - 1) % count];  // of none: one without work
     ProfiledRun run = {session->settings->out,
                        settings_mode_name(session->settings->mode),
                        plan,
-                       launched->work.flops,
-                       comm,
-                       READBACK_LAG > 0 && session->settings->zero && comm->size > 1};
+                       newest->work.flops,
+                       session->comm,
+                       READBACK_LAG > 0 && session->settings->zero && session->comm->size > 1};
+    return run;
+}
+
+static inline int steps_profile_end(Steps* s, const Session* session, const MemoryPlan* plan) {
+    int64_t step = session->step - 1;
     int at_once = profiler_reads_at_once(&s->profiler, step);
-    if (profiler_end_step(&s->profiler, step, session->ctx)) profiler_report(stdout, &s->profiler, &run, session->ctx);
+    if (profiler_end_step(&s->profiler, step, session->ctx)) {
+        ProfiledRun run = steps_profiled(s, session, plan);
+        profiler_report(stdout, &s->profiler, &run, session->ctx);
+    }
     return at_once;
+}
+
+// After the last save: what there is of a profile that was not completed, and how the run ended.
+static inline void steps_end(Steps* s, const Session* session, const MemoryPlan* plan, int failed) {
+    if (session->stop) {
+        ProfiledRun run = steps_profiled(s, session, plan);
+        profiler_stop(stdout, &s->profiler, &run, session->ctx);
+    }
+    session_end(session, failed);
 }
 
 // Finish all steps but the last `lag`.
