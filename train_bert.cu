@@ -878,6 +878,7 @@ static TaskScore validate_task(Run* r) {
         MlmInput in = mlm_load(&r->data.loader, e.batch, &r->ctx);
         forward(m, &in, &r->ctx);
         task_evaluation_take(&e, &m->head, &r->ctx);
+        steps_evaluating(&r->log, &r->session, "validation", e.next, e.count);
     }
     return task_evaluation_end(&e, r->task.predictions, &r->comm);
 }
@@ -896,6 +897,7 @@ static MlmEvaluation validate_masked(Run* r) {
         MlmInput in = mlm_load(&r->data.loader, batch, &r->ctx);
         evaluate_batch(m, &in, scales, i == rank ? SET : ADD, &r->ctx);
         sums.masked += batch->masked, sums.sequences += batch->count;
+        steps_evaluating(&r->log, &r->session, "validation", (double)(i + ranks), (double)batches);
     }
     if (rank < batches) mlm_sums_read(&sums, m->a.loss, m->a.right, &r->ctx);
     return mlm_evaluation(sums, m->config.next, &r->comm);

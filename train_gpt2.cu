@@ -731,7 +731,7 @@ static void validate(Run* r, Log* log) {
     for (uint64_t i = rank; i < batches && !stop_signal; i += ranks) {
         lm_data_load(m->inputs, m->targets, &m->documents, &r->data, &r->data.val, i * (uint64_t)m->B, &r->ctx);
         evaluate_batch(m, scale, i == rank ? SET : ADD, &r->ctx);
-        comm_progress(&r->comm, r->session.step);
+        steps_evaluating(&r->log, &r->session, "validation", (double)(i + ranks), (double)batches);
     }
     if (rank < batches) loss = model_loss(m, &r->ctx);
     comm_sum_counts(&r->comm, &loss, 1);
@@ -760,7 +760,7 @@ static void validate_choices(Run* r, const Choices* set, Log* log) {
     choices_alloc(&e, &r->ctx);
     for (Sequences s; !stop_signal && choices_load(&e, m->inputs, m->targets, &s, &r->ctx);) {
         evaluate_endings(m, &e, &s, &r->ctx);
-        comm_progress(&r->comm, r->session.step);
+        steps_evaluating(&r->log, &r->session, set->file, e.example, set->count);
     }
     ChoicesResult result = choices_result(&e, &r->comm);
     choices_free(&e);

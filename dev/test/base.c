@@ -828,6 +828,34 @@ static void test_svg(Tests* t) {
     }
 }
 
+static void test_log_progress(Tests* t) {
+    static const struct {
+        double done, all, now;
+        const char* want;
+    } seen[] = {{1, 5, 100, ""},
+                {2, 5, 100.4, ""},  // what is over soon is not told of
+                {3, 5, 102, "\rset: 60.0 %, 00:02 left\033[K"},
+                {4, 5, 102.3, ""},  // not so often
+                {5, 5, 103, "\r\033[K"},
+                {5, 5, 103, ""},
+                {1, 9, 110, ""},  // another stage, which another one follows before its end
+                {2, 9, 120, "\rset: 22.2 %, 01:10 left\033[K"},
+                {0, 4, 121, ""},
+                {1, 4, 122, "\rset: 25.0 %, 00:03 left\033[K"},
+                {6, 4, 123, "\r\033[K"}};
+    LogProgress p;
+    memset(&p, 0, sizeof p);
+    for (size_t i = 0; i < COUNT_OF(seen); i++) {
+        char *text = NULL, *name = xprintf("log/progress, %zu", i);
+        size_t size = 0;
+        FILE* out = open_memstream(&text, &size);
+        log_progress(&p, out, "set", seen[i].done, seen[i].all, seen[i].now);
+        fclose(out);
+        expect(t, strcmp(text, seen[i].want) == 0, name, "'%s'", text);
+        free(text), free(name);
+    }
+}
+
 int main(int argc, char** argv) {
     Tests t = {0, 0, argc > 1 ? argv[1] : NULL};
     test_json_good(&t);
@@ -843,6 +871,7 @@ int main(int argc, char** argv) {
     test_schedule(&t);
     test_log(&t);
     test_log_formats(&t);
+    test_log_progress(&t);
     test_svg(&t);
     printf("%d passed, %d failed\n", t.passed, t.failed);
     return t.failed != 0;

@@ -189,6 +189,16 @@ why=$(ended_with 0)
 grep -Eq '^val loss [0-9]\.[0-9]+$' "$work/stdout" || why=${why:-'no line: val loss'}
 [ "$before" = "$(listing "$box")" ] || why=${why:-'files were created or changed'}
 verdict '--evaluate 1' "$why"
+if command -v script >/dev/null; then  # which gives a terminal
+    # As slow as it takes: a second at least on any machine.
+    script -qec "$PROGRAM -e L=6,C=256,NH=4,T=256 --evaluate 1 -m 12 --threads 1" /dev/null </dev/null >"$work/stdout"
+    why=
+    grep -Eq 'validation: [0-9.]+ %, [0-9:]+ left' "$work/stdout" || why='no progress'
+    tail -n 1 "$work/stdout" | grep -aq $'\r\033\[Kval loss ' || why=${why:-'the line of progress stays'}
+    verdict '--evaluate 1 at a terminal' "$why"
+else
+    skip '--evaluate 1 at a terminal' 'there is no program script'
+fi
 accepted '--overwrite 1 on a used output' "${TINY[@]}" -x 1 -o "$box/off" --overwrite 1
 
 # ---------------------------------------------------------------------------------------------------------

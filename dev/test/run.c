@@ -208,6 +208,37 @@ static void test_nucleus(Tests* t) {
     expect(t, token >= 0 && token < 3, "sampler/top p of NaN", "token %d", token);
 }
 
+// Where a setting changes nothing any more, or is met exactly: of four equal logits each has a quarter, without rounding.
+static void test_sampler_bounds(Tests* t) {
+    static const real equal[4] = {2, 2, 2, 2};
+    for (int quarters = 1; quarters <= 4; quarters++) {
+        Sampler exact = {1, 0, 0.25 * quarters};
+        int seen[4] = {0, 0, 0, 0}, good = 1;
+        char* name = xprintf("sampler/top p of exactly %d quarters", quarters);
+        for (int k = 0; k < DRAWS; k++) seen[sampler_draw(equal, 4, exact, (k + 0.5) / DRAWS)]++;
+        for (int i = 0; i < 4; i++) good &= (seen[i] > 0) == (i < quarters);
+        expect(t, good, name, "%d %d %d %d", seen[0], seen[1], seen[2], seen[3]);
+        free(name);
+    }
+    static const Sampler alike[][2] = {{{1, 0, 1}, {1, 0, 0}},          // p of 1
+                                       {{0.7, 3, 1}, {0.7, 3, 0}},      // the same in the first three
+                                       {{1, V, 0.5}, {1, 0, 0.5}},      // all of them
+                                       {{1, V + 1, 0.5}, {1, 0, 0.5}},  // more than there are
+                                       {{1, 1 << 30, 0}, {1, 0, 0}},    // without p
+                                       {{0, V + 1, 0.5}, {0, 0, 0}},    // the most likely
+                                       {{0, 0, 1}, {1e-6, 0, 1}}};      // nearly that
+    for (size_t i = 0; i < COUNT_OF(alike); i++) {
+        double share[V], same[V];
+        char* name = xprintf("sampler/settings that are alike, %zu", i);
+        draw_many(share, alike[i][0]);
+        draw_many(same, alike[i][1]);
+        expect(t, memcmp(share, same, sizeof share) == 0, name, "%g %g", share[1], same[1]);
+        free(name);
+    }
+    Sampler greedy = {0, 0, 0.25};
+    expect(t, sampler_draw(equal, 4, greedy, 0.999) == 0, "sampler/temperature 0 of equal ones", "not the first");
+}
+
 // Which positions are computed for each token of a text: without the cache the whole window, with it the last alone, but
 // after the window has moved; the windows are the same.
 static void test_windows(Tests* t) {
@@ -967,6 +998,7 @@ int main(void) {
     test_split(&t);
     test_sampler(&t);
     test_nucleus(&t);
+    test_sampler_bounds(&t);
     test_windows(&t);
     test_config(&t);
     test_settings(&t);

@@ -20,6 +20,14 @@ typedef struct {
     size_t count, capacity;
 } LogSeries;
 
+// How far a stage is, on a terminal's line that is written over.
+typedef struct {
+    int is_on;            // a stage has begun
+    int is_shown;         // the line is there
+    double first, begun;  // what was done when the stage was first seen, and when that was
+    double last, at;      // what was done when it was last seen, and when the line was last written
+} LogProgress;
+
 typedef struct {
     char* directory;  // NULL: terminal only
     int fd;           // of log.jsonl, or -1
@@ -28,6 +36,7 @@ typedef struct {
     double started;   // when the first step of this process began
     int64_t first;    // that step, 0 before it
     LogSeries train, validation;
+    LogProgress progress;
 } Log;
 
 // One optimizer step, counted from 1, of `steps`. mfu is a fraction; NaN or 0 where it is not known.
@@ -170,6 +179,27 @@ static inline void log_format_duration(char out[32], double seconds) {
     if (s >= 86400) snprintf(out, 32, "%lldd %02lld:%02lld h", s / 86400, s / 3600 % 24, s / 60 % 60);
     else if (s >= 3600) snprintf(out, 32, "%lld:%02lld:%02lld", s / 3600, s / 60 % 60, s % 60);
     else snprintf(out, 32, "%02lld:%02lld", s / 60, s % 60);
+}
+
+// At `now` so much of `all` is done; less than before is a stage that begins, all is its end. Says nothing of what is over
+// in half a second, and then twice a second.
+static inline void log_progress(LogProgress* p, FILE* out, const char* what, double done, double all, double now) {
+    char left[32];
+    if (!p->is_on || done < p->last) {
+        LogProgress begins = {1, p->is_shown, done, now, done, now};
+        *p = begins;
+    }
+    p->last = done;
+    if (done >= all) {
+        if (p->is_shown) fprintf(out, "\r\033[K"), fflush(out);
+        p->is_on = p->is_shown = 0;
+        return;
+    }
+    if (now - p->at < 0.5 || done <= p->first) return;
+    log_format_duration(left, (now - p->begun) * (all - done) / (done - p->first));
+    fprintf(out, "\r%s: %.1f %%, %s left\033[K", what, 100 * done / all, left);
+    fflush(out);
+    p->at = now, p->is_shown = 1;
 }
 
 // "step   12/300", as wide for every step.

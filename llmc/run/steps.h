@@ -25,6 +25,13 @@ typedef struct {
     const char* names[STEP_LOSSES];
 } StepLosses;
 
+// So much of an evaluation is done: a sign to the other ranks, and of rank 0 one to a user at a terminal.
+static inline void steps_evaluating(Log* log, const Session* s, const char* what, double done, double all) {
+    comm_progress(s->comm, s->step);
+    if (s->comm->rank == 0 && isatty(STDERR_FILENO))
+        log_progress(&log->progress, stderr, what, done, all, now_seconds());
+}
+
 // A step whose results are not read yet.
 typedef struct {
     int64_t step;  // its number, from 1
