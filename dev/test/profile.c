@@ -421,6 +421,16 @@ static void test_long_steps(Tests* t) {
     for (int i = 0; i < ROWS; i++)
         wrong += steps[0].rows[i].least != i || steps[0].rows[i].median != i + 0.5 || steps[0].rows[i].most != i + 1;
     expect(t, wrong == 0, "steps/many rows", "%zu have another counterpart", wrong);
+    wrong = 0;
+    for (size_t i = 0; i < ROWS; i++) {  // pairs: of a floor of 9 the longer row takes 5, its helper 3, which leaves 1
+        ProfileRow* row = &steps[0].rows[i];
+        row->scope = (i / 2 + 17) % (ROWS / 2), row->is_helper = i % 2 == 0;
+        row->seconds = row->is_helper ? 3 : 5;
+        row->flops = 9e12, row->bytes = 0;
+    }
+    profile_set_roofs(&steps[0], &CEILINGS);
+    for (size_t i = 0; i < ROWS; i++) wrong += !near_to(steps[0].rows[i].floor, i % 2 ? 6 : 3);
+    expect(t, wrong == 0, "steps/floors of many rows", "%zu are others", wrong);
     expect(t, now_seconds() - began < 10, "steps/many rows, in seconds", "%g s", now_seconds() - began);
     for (int s = 0; s < 2; s++) profile_step_free(&steps[s]);
 }
@@ -601,7 +611,7 @@ static void report_open(ProfileReport* r, ProfileStep steps[2]) {
     r->times.plain = (double)NAN, r->times.profiled = steps[0].seconds;
     report_fact(r, "GPU", xprintf("one | <b>\n"));
     report_fact(r, "step", xprintf("1 of 2"));
-    r->losses = profile_losses(r->step, &CEILINGS, 5, &r->loss_count);
+    r->losses = profile_losses(r->step, &CEILINGS, 0, 5, &r->loss_count);
     double span = r->accounting.span;
     profile_table_accounting(report_table(r), r->step, &r->accounting, r->times);
     profile_table_directions(report_table(r), r->step, span);
@@ -729,8 +739,8 @@ static void test_losses(Tests* t, const ProfileReport* r) {
         free(name);
     }
     size_t few, all;
-    ProfileLoss *first = profile_losses(r->step, &CEILINGS, 2, &few),
-                *every = profile_losses(r->step, &CEILINGS, 100, &all);
+    ProfileLoss *first = profile_losses(r->step, &CEILINGS, 0, 2, &few),
+                *every = profile_losses(r->step, &CEILINGS, 0, 100, &all);
     const char* untidy = "";
     for (size_t i = 0; i < all; i++) {
         const char* says = every[i].sentence;
@@ -774,7 +784,7 @@ static void test_losses_of_helpers(Tests* t) {
             rows[k].start = k ? rows[k - 1].start + rows[k - 1].seconds : 0;
         }
         profile_set_roofs(&step, &CEILINGS);
-        ProfileLoss* losses = profile_losses(&step, &CEILINGS, 1, &count);
+        ProfileLoss* losses = profile_losses(&step, &CEILINGS, 0, 1, &count);
         size_t length = strlen(losses[0].sentence), end = strlen(cases[i].says);
         char* name = xprintf("losses/%s", cases[i].name);
         expect(t, count == 1 && length > end && strcmp(losses[0].sentence + length - end, cases[i].says) == 0, name,
@@ -844,6 +854,13 @@ static void expect_fact(Tests* t, const char* title, Filled* f, const char* name
     expect(t, strcmp(got, want) == 0, title, "%s '%s', not '%s'", name, got, want);
 }
 
+static void expect_loss(Tests* t, const char* title, Filled* f, const char* want) {
+    int found = 0;
+    filled_fact(f, "step");
+    for (size_t i = 0; i < f->report.loss_count; i++) found += strcmp(f->report.losses[i].sentence, want) == 0;
+    expect(t, found == 1, title, "no loss '%s'", want);
+}
+
 static void test_words(Tests* t) {
     static const char* const words[][2] = {{"-o", "-o"},
                                            {"", "''"},
@@ -880,7 +897,13 @@ static void test_facts(Tests* t) {
         "115, the one in the middle of 113 to 115 by time; 5 of warm-up and 7 plain before; the run was stopped "
         "before the others");
     f.profiler.count = 3;
+    expect_loss(t, "facts/sharing ahead is no loss", &f,
+                "0.002 ms, 4.3 % of the step: communication beside which nothing "
+                "else runs, of 0.012 ms in all without share_parameters.");
     f.run.shares_ahead = 0;
+    expect_loss(t, "facts/sharing that waits is one", &f,
+                "0.003 ms, 7.0 % of the step: communication beside which nothing "
+                "else runs, of 0.013 ms in all.");
     expect_fact(t, "facts/sharing that waits is in the overlap", &f, "overlap",
                 "78.4 % of 0.013 ms of communication run beside other work");
     expect_fact(t, "facts/no sharing ahead", &f, "sharing", "");
@@ -1291,7 +1314,7 @@ static void test_files_of_ops(Tests* t) {
                table_find(&gaps, "cause", "between ops") == 0,
            "files/gaps between ops", "%zu lines", table_rows(&accounting));
     table_free(&accounting), table_free(&gaps);
-    ProfileLoss* losses = profile_losses(&step, &CEILINGS, 5, &count);
+    ProfileLoss* losses = profile_losses(&step, &CEILINGS, 0, 5, &count);
     int of_ops = count == 1;  // the matmul
     for (size_t i = 0; i < count; i++) {
         of_ops &= !strstr(losses[i].sentence, "nothing runs");

@@ -63,6 +63,7 @@ typedef struct {
     double span;       // from the beginning of the first row to the end of the last
     size_t gaps[GAPS], unscoped;
     double communication, hidden;  // seconds of communication, and of them beside rows of another kind
+    double shared, shared_hidden;  // of them share_parameters, which a run may have beside its next step
 } Accounting;
 
 // ---------------------------------------------------------------------------------------------------------
@@ -113,22 +114,31 @@ static inline void profile_set_roof(ProfileRow* r, const Ceilings* c) {
     r->roof = r->floor == compute ? ROOF_COMPUTE : r->floor == memory ? ROOF_MEMORY : ROOF_LAUNCH;
 }
 
-// The roofs of a step's rows.
+// The roofs of a step's rows. What the longest row of a scope leaves of its floor goes to the others, in their order, and
+// what they leave of it back.
 static inline void profile_set_roofs(ProfileStep* step, const Ceilings* c) {
-    for (size_t i = 0; i < step->count; i++) profile_set_roof(&step->rows[i], c);
+    size_t scopes = 0;
+    for (size_t i = 0; i < step->count; i++)
+        if (step->rows[i].scope != NO_SCOPE) scopes = max_size(scopes, step->rows[i].scope + 1);
+    double* over = (double*)xcalloc(scopes + 1, sizeof *over);
     for (size_t i = 0; i < step->count; i++) {
-        ProfileRow* longest = &step->rows[i];
-        double over = longest->floor - longest->seconds;  // NaN without a floor
-        if (longest->is_helper || longest->scope == NO_SCOPE || !(over > 0)) continue;
-        longest->floor = longest->seconds;
-        for (size_t k = 0; k < step->count; k++) {
-            ProfileRow* row = &step->rows[k];
-            if (row->scope != longest->scope || !row->is_helper) continue;
-            row->floor = fmin(row->seconds, over);
-            over -= row->floor;
-        }
-        longest->floor += over;
+        ProfileRow* row = &step->rows[i];
+        profile_set_roof(row, c);
+        if (row->is_helper || row->scope == NO_SCOPE || !(row->floor > row->seconds)) continue;
+        over[row->scope] = row->floor - row->seconds;
+        row->floor = row->seconds;
     }
+    for (size_t i = 0; i < step->count; i++) {
+        ProfileRow* row = &step->rows[i];
+        if (!row->is_helper || row->scope == NO_SCOPE || !(over[row->scope] > 0)) continue;
+        row->floor = fmin(row->seconds, over[row->scope]);
+        over[row->scope] -= row->floor;
+    }
+    for (size_t i = 0; i < step->count; i++) {
+        ProfileRow* row = &step->rows[i];
+        if (!row->is_helper && row->scope != NO_SCOPE && over[row->scope] > 0) row->floor += over[row->scope];
+    }
+    free(over);
 }
 
 // Seconds above the floor; NaN without one.
@@ -348,8 +358,9 @@ static inline Accounting profile_account(const ProfileStep* step) {
         a.kernels += row->seconds;
         a.unscoped += !*row->op;
         if (row->direction != COMMUNICATION) continue;
-        a.communication += row->seconds;
-        a.hidden += profile_hidden(step, i);
+        double hidden = profile_hidden(step, i);
+        a.communication += row->seconds, a.hidden += hidden;
+        if (strcmp(row->op, "share_parameters") == 0) a.shared += row->seconds, a.shared_hidden += hidden;
     }
     a.beside = fmax(0, a.beside + a.kernels);  // rounding may leave less than nothing
     free(gaps);

@@ -397,14 +397,17 @@ static inline const ProfileRow* profile_latest(const ProfileStep* step) {
 }
 
 // What costs the step most, the largest first (caller frees the list and its sentences); *count of them, `most` at most.
-static inline ProfileLoss* profile_losses(const ProfileStep* step, const Ceilings* c, size_t most, size_t* count) {
+// `shares_ahead`: a run has share_parameters beside its next step.
+static inline ProfileLoss* profile_losses(const ProfileStep* step, const Ceilings* c, int shares_ahead, size_t most,
+                                          size_t* count) {
     size_t ops, n = 0;
     Accounting a = profile_account(step);
     ProfileGroup* groups = profile_group(step, BY_OP, &ops);
     ProfileLoss* losses = (ProfileLoss*)xcalloc(ops + 4, sizeof *losses);
     for (size_t k = 0; k < ops; k++)
         if (groups[k].lost > 1e-12) losses[n++] = profile_loss_of_op(&groups[k], c, a.span);
-    double exposed = a.communication - a.hidden;
+    double communication = a.communication - (shares_ahead ? a.shared : 0);
+    double exposed = communication - a.hidden + (shares_ahead ? a.shared_hidden : 0);
     const ProfileRow* late = profile_latest(step);
     const ProfileLoss others[] = {
         {a.gap[GAP_HOST],
@@ -421,8 +424,9 @@ static inline ProfileLoss* profile_losses(const ProfileStep* step, const Ceiling
              "one drains and the next starts. Fewer, longer kernels have fewer.",
              1e3 * a.gap[GAP_SWITCH], 100 * a.gap[GAP_SWITCH] / a.span, a.gaps[GAP_SWITCH])},
         {exposed,
-         xprintf("%.3f ms, %.1f %% of the step: communication beside which nothing else runs, of %.3f ms in all.",
-                 1e3 * exposed, 100 * exposed / a.span, 1e3 * a.communication)},
+         xprintf("%.3f ms, %.1f %% of the step: communication beside which nothing else runs, of %.3f ms in all%s.",
+                 1e3 * exposed, 100 * exposed / a.span, 1e3 * communication,
+                 communication < a.communication ? " without share_parameters" : "")},
     };
     for (size_t i = 0; i < COUNT_OF(others); i++) {
         // The gaps come first. Between ops nobody knows whether they are losses.

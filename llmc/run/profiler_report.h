@@ -55,14 +55,14 @@ typedef struct {
 
 static inline RankStep profiler_rank_step(const ProfileStep* step, const Accounting* a, const ProfiledRun* run) {
     double before = step->before > 0 ? step->before : 0;  // also where it is not known
-    RankStep r = {a->span,         before + a->span - (a->communication - a->hidden), a->communication, a->hidden, 0,
+    double own = before + a->span - (a->communication - a->hidden);
+    int ahead = run->shares_ahead;
+    RankStep r = {a->span,
+                  own,
+                  a->communication - (ahead ? a->shared : 0),
+                  a->hidden - (ahead ? a->shared_hidden : 0),
+                  ahead ? a->shared : 0,
                   a->gap[GAP_HOST]};
-    for (size_t i = 0; run->shares_ahead && i < step->count; i++) {
-        const ProfileRow* row = &step->rows[i];
-        if (row->direction != COMMUNICATION || strcmp(row->op, "share_parameters") != 0) continue;
-        r.shared += row->seconds;
-        r.communication -= row->seconds, r.hidden -= profile_hidden(step, i);
-    }
     return r;
 }
 
@@ -254,7 +254,7 @@ static inline void profiler_fill_report(ProfileReport* r, Profiler* p, const Pro
     r->times.plain = median_of(p->plain, (size_t)p->plain_count), r->times.profiled = step->seconds;
     RankStep mine = profiler_rank_step(step, &r->accounting, run);
     profiler_facts(r, p, run, middle, &mine);
-    r->losses = profile_losses(step, &p->ceilings, 5, &r->loss_count);
+    r->losses = profile_losses(step, &p->ceilings, run->shares_ahead, 5, &r->loss_count);
     double span = r->accounting.span;
     profile_table_accounting(report_table(r), step, &r->accounting, r->times);
     profile_table_directions(report_table(r), step, span);

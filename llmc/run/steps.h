@@ -52,8 +52,10 @@ typedef struct {
     Profiler profiler;
 } Steps;
 
-// Before anything is written: the file that a profile's ceilings are in has to be sound.
+// Before anything is written: there have to be steps to profile, and the file that the ceilings are in has to be sound.
 static inline void steps_open(Steps* s, const Settings* settings) {
+    if (settings->profile && settings->evaluate)
+        die(USAGE, "--profile %d is of training steps; --evaluate, --generate and --fill take none", settings->profile);
     if (settings->profile && strcmp(settings->ceilings, "measure") != 0) profiler_read_ceilings(settings->ceilings);
     for (size_t i = 0; i < COUNT_OF(s->launched); i++) readback_open(&s->launched[i].result);
     readback_open(&s->clock);
