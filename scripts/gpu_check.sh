@@ -37,7 +37,7 @@ while [ $# -gt 0 ]; do
     esac
 done
 python=${PYTHON:-python3}
-mkdir -p "$out"
+mkdir -p "$out" && out=$(cd "$out" && pwd)
 report=$out/gpu_check.txt
 passed=0 failed=0
 say() { echo "$*" | tee -a "$report"; }
@@ -455,7 +455,11 @@ print("\n".join(r["Kernel Name"] for r in rows))' <"$out/$name.csv" >"$out/$name
             }
             profile_published() {
                 check "published set-ups" env PYTHON="$python" bash scripts/profile_reference.sh --out "$out/published" --pages "$out/reports"
-                for run in "$out"/published/*/profile; do explained "published $(basename "$(dirname "$run")")" "$run" --overhead 10; done
+                for run in "$out"/published/*/profile; do
+                    name=$(basename "$(dirname "$run")")
+                    explained "published $name" "$run" --overhead 10
+                    for file in profile.txt profile.md; do cp "$run/$file" "$out/reports/$name.${file#*.}"; done
+                done
             }
             profile_tools() {
                 # The same step in ncu, which sees kernels only, and in a listing that is not ours; untimed choices are the same ones.
@@ -467,13 +471,13 @@ print("\n".join(r["Kernel Name"] for r in rows))' <"$out/$name.csv" >"$out/$name
                     --log-file "$out/ncu_step.csv" ./train_gpt2cu $same -x 12 $quiet -o ""
                 check kernel_list gcc -shared -fPIC dev/reference/kernel_list.c -o "$out/kernel_list.so" -I/usr/local/cuda/include -L/usr/local/cuda/extras/CUPTI/lib64 -L/usr/local/cuda/lib64 -lcupti
                 sleep 5
-                check plain_listing env KERNEL_LIST="$out/kernel_list.csv" CUDA_INJECTION64_PATH="$PWD/$out/kernel_list.so" ./train_gpt2cu $same -x 15 $quiet -o ""
+                check plain_listing env KERNEL_LIST="$out/kernel_list.csv" CUDA_INJECTION64_PATH="$out/kernel_list.so" ./train_gpt2cu $same -x 15 $quiet -o ""
                 explained "profile_same and ncu" "$out/profile_same/profile" --ncu "$out/ncu_step.csv"
                 explained "profile_same and a plain listing" "$out/profile_same/profile" --listing "$out/kernel_list.csv"
                 forget profile_same
                 tiny="-e L=4,C=256,NH=4,V=257,T=256 -b 4 -x 12 --profile 2 --autotune 0"
                 check "profile under ncu" ncu --clock-control none --metrics gpu__time_duration.sum --launch-count 20 ./train_gpt2cu $tiny $quiet -o "$out/profile_ncu"
-                check "profile beside another tool" env KERNEL_LIST=/dev/null CUDA_INJECTION64_PATH="$PWD/$out/kernel_list.so" ./train_gpt2cu $tiny $quiet -o "$out/profile_other"
+                check "profile beside another tool" env KERNEL_LIST=/dev/null CUDA_INJECTION64_PATH="$out/kernel_list.so" ./train_gpt2cu $tiny $quiet -o "$out/profile_other"
                 for name in "profile under ncu" "profile beside another tool"; do
                     check "$name: a line says so" grep -Eq '^warning: (CUPTI: )?another tool profiles this process' "$(log_of "$name")"
                 done
