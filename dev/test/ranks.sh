@@ -202,7 +202,7 @@ done
 newest=$(ls disturbed/ckpt | grep -v tmp | tail -n 1)
 steps=$((10#${newest:-0} + 30))
 echo "$steps steps"
-launch 4 -y 1 -o disturbed --stop-after $steps
+launch 4 $model -b 2 -v 0 -s 0 $endless -y 1 -o disturbed --stop-after $steps  # named in full: a slow machine may have saved nothing
 why=${why:-$(ended_with 0)}
 launch 4 $model -b 2 -v 0 -s 0 $endless -o undisturbed --stop-after $steps
 why=${why:-$(ended_with 0)}

@@ -7,7 +7,7 @@
 # exit status 1 if one failed.
 set -u
 [ -x "${1:-}" ] || { echo "usage: bash $0 TEST_COMM [TEST_COMM_MPI]" >&2; exit 2; }
-plain=$(realpath "$1") mpi=
+plain=$(realpath "$1") mpi= here=$(realpath "$(dirname "$0")")
 [ -z "${2:-}" ] || mpi=$(realpath "$2")
 export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 LC_ALL=C
 # This shell may itself run under a launcher.
@@ -35,6 +35,7 @@ port=$((10000 + RANDOM % 10000))
 # Sanitizers slow things down.
 slack=0
 grep -qE '__(tsan|asan)_init' "$plain" && slack=3000
+[ -z "$mpi" ] || export LSAN_OPTIONS="suppressions=$here/mpi.supp:fast_unwind_on_malloc=0:print_suppressions=0"
 
 # Begin rank R of a start, its output going to files: begin R [VAR=VALUE...] COMMAND...
 began=()
