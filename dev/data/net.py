@@ -146,8 +146,9 @@ class Download(Files):
     def batches(self, position):
         try:
             yield from super().batches(position)
-        except UserError:  # it would be the same the next time; what is there by then may be what was meant
-            self.work.forget()
+        except UserError as e:  # of what was fetched it would be the same the next time; a disk's error may pass
+            if getattr(e.__context__, "errno", None) is None:
+                self.work.forget()
             raise
 
     def _fetch(self, path):

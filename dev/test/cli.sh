@@ -189,6 +189,7 @@ why=$(ended_with 0)
 grep -Eq '^val loss [0-9]\.[0-9]+$' "$work/stdout" || why=${why:-'no line: val loss'}
 [ "$before" = "$(listing "$box")" ] || why=${why:-'files were created or changed'}
 verdict '--evaluate 1' "$why"
+refused '--evaluate 1 -y 1 without a run' 2 'new: holds no whole checkpoint; ' -y 1 --evaluate 1 -m 1 -o "$box/new"
 if command -v script >/dev/null; then  # which gives a terminal
     # As slow as it takes: a second at least on any machine.
     script -qec "$PROGRAM -e L=6,C=256,NH=4,T=256 --evaluate 1 -m 12 --threads 1" /dev/null </dev/null >"$work/stdout"

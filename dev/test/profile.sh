@@ -200,7 +200,7 @@ terminated() { # N FLAG...
     status=$?
 }
 terminated 3 $model -x 400 --profile 100 -o soon
-why=$(ended_with 0)$(says "$work/stdout" '^the run was stopped after 0 of 100 profiled steps: there is no profile$')
+why=$(ended_with 0)$(says "$work/stdout" '^the run was stopped after 0 of 100 profiled steps: there is no new profile$')
 [ ! -e soon/profile ] || why+='there is one'
 verdict 'a signal before the first profiled step: no profile, and a line' "$why$(says "$work/stdout" '^stopped by signal 15 after step [0-9]+, saved$')"
 terminated 63 $model -x 400 --profile 60 --profile-warmup 0 -o cut

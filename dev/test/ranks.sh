@@ -124,11 +124,23 @@ launch 2 -y 1 --override 1 -x 30 -o kept
 why=$(ended_with 0)
 grep -q '"step_sequences": 8' kept/ckpt/00000030/trainer.json || why=${why:-"$(grep -o '"step_sequences": [0-9]*' kept/ckpt/00000030/trainer.json)"}
 verdict '--override 1 of other flags leaves it as it is' "$why"
-launch 3 -y 1 --stop-after 20 -o kept
+run -y 1 --override 1 -d 0 -x 31 -o kept
+why=$(ended_with 0)
+grep -q '"step_sequences": 2' kept/ckpt/00000031/trainer.json || why=${why:-"$(grep -o '"step_sequences": [0-9]*' kept/ckpt/00000031/trainer.json)"}
+verdict '--override 1 -d 0 makes it one micro-batch' "$why"
 launch 3 $model -b 2 -x 20 -v 0 -s 0 -n 0 -o kept3 --stop-after 10
 launch 2 -y 1 -o kept3
 grep -q 'sequences in a step' "$work/stderr" && why= || why="stderr: $(head -n 3 "$work/stderr" | tr '\n' ' ')"
 verdict 'a step that cannot be shared is refused' "$why"
+run -y 1 --evaluate 1 -m 3 -o kept3
+why=$(ended_with 0) loss=$(grep '^val loss' "$work/stdout")
+launch 2 -y 1 --evaluate 1 -m 3 -o kept3
+why=${why:-$(ended_with 0)}
+[ "$(grep '^val loss' "$work/stdout")" = "$loss" ] || why=${why:-"$loss alone, $(grep '^val loss' "$work/stdout") of two"}
+verdict 'but what it has learnt is measured by any number of ranks' "$why"
+launch 2 $model -x 0 -z 1 --evaluate 1 --reduce bf16
+why=$(ended_with 0)$(grep 'memory plan' "$work/stdout" | grep -E 'gradients|optimizer [^0]|optimizer 0[.][^0]')
+verdict 'nothing is shared where nothing is trained' "$why"
 
 # ---------------------------------------------------------------------------------------------------------
 # Ends

@@ -91,12 +91,12 @@ static inline void collective_close(Collective* c) {
     cudaCheck(cudaStreamDestroy(c->stream));
 }
 
-// Errors that NCCL has met since: to be called now and then.
+// Errors that NCCL has met since: to be called now and then. Mostly another rank is gone, which the watch can name.
 static inline void collective_check(const Collective* c) {
     ncclResult_t status;
     if (c->comm->size == 1) return;
     ncclCheck(ncclCommGetAsyncError(c->nccl, &status));
-    ncclCheck(status);
+    if (status != ncclSuccess && status != ncclInProgress) comm_lost(c->comm, ncclGetErrorString(status));
 }
 
 static inline ncclDataType_t collective_type(SumType type) {

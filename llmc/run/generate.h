@@ -10,6 +10,8 @@
 #ifndef LLMC_GENERATE_H
 #define LLMC_GENERATE_H
 
+#include <signal.h>
+
 #include "../base/rng.h"
 #include "../data/bpe.h"
 #include "sampler.h"
@@ -80,15 +82,34 @@ typedef struct {
     int count, known;
 } Window;
 
+// The bytes of the prompt's file (caller frees), which rank 0 reads for all: a pipe has them once. It may be long in coming,
+// and the user may think better of it: signals end the program meanwhile.
+static inline char* generation_read_file(const char* path, const Comm* comm, size_t* length) {
+    enum { MOST_BYTES = 1 << 28 };
+    char* text = NULL;
+    *length = 0;
+    if (comm->rank == 0) {
+        void (*on_interrupt)(int) = signal(SIGINT, SIG_DFL);
+        void (*on_end)(int) = signal(SIGTERM, SIG_DFL);
+        comm_wait_begin(comm);
+        text = read_to_end(path, MOST_BYTES, length, USAGE);
+        comm_wait_end(comm);
+        signal(SIGINT, on_interrupt), signal(SIGTERM, on_end);
+    }
+    comm_broadcast(comm, length, sizeof *length);
+    if (comm->rank > 0) text = (char*)xcalloc(*length + 1, 1);
+    comm_broadcast(comm, text, *length);
+    return text;
+}
+
 // The tokens of the prompt (caller frees), at least one; NULL where there is no prompt.
 static inline int* generation_read_prompt(const GenerateSettings* s, const Session* session, int V, int* count) {
-    enum { MOST_BYTES = 1 << 28 };
     const char* flag = *s->prompt_file ? "--prompt-file" : "--prompt";
     size_t length = strlen(s->prompt);
     int* ids;
     Bpe bpe;
     if (!*s->prompt && !*s->prompt_file) return NULL;
-    char* text = *s->prompt ? NULL : read_to_end(s->prompt_file, MOST_BYTES, &length, USAGE);
+    char* text = *s->prompt ? NULL : generation_read_file(s->prompt_file, session->comm, &length);
     if (length == 0) die(USAGE, "--prompt-file %s: is empty; leave it out to begin a document", s->prompt_file);
     if (!session->tokenizer_dir || bpe_open(&bpe, session->tokenizer_dir) != 0)
         die(USAGE,

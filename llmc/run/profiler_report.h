@@ -302,7 +302,7 @@ static inline void profiler_stop(FILE* out, Profiler* p, const ProfiledRun* run,
     if (p->count == 0) return;
     if (run->comm->rank == 0)
         fprintf(out, "the run was stopped after %d of %d profiled steps: %s\n", p->taken, p->count,
-                p->taken ? "the profile is of these" : "there is no profile");
+                p->taken ? "the profile is of these" : "there is no new profile");
     if (p->taken == 0) {
         profiler_close(p);
         return;

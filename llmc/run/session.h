@@ -141,6 +141,10 @@ static inline void session_find_checkpoint(Session* s, const char* free_to_chang
     if (*s->out && !earlier) session_refuse_foreign(s->out);
     if (!resume) return;
     s->checkpoint = checkpoint_find(s->settings->out, &s->step, s->comm);
+    if (!s->checkpoint && s->settings->evaluate)
+        die(USAGE,
+            "%s: holds no whole checkpoint; name the directory of a run with -o, or a model with -e and without -y",
+            s->settings->out);
     if (!s->checkpoint) {
         int is_said =
             flag_is_given(s->flags, s->flag_count, "--model") || flag_is_given(s->flags, s->flag_count, "--train-data");
@@ -157,9 +161,10 @@ static inline void session_find_checkpoint(Session* s, const char* free_to_chang
                      s->settings->override, path);
     s->samples = (uint64_t)session_count(json_get_int(json.root, "samples", path), INT64_MAX, "samples", path);
     s->data = (uint32_t)json_get_int(json.root, "train_data_fingerprint", path);
-    // With --override another -b may mean another step.
+    // With --override another -b or -d may mean another step.
     int64_t sequences = json_get_int_or(json.root, "step_sequences", 0, path);
-    int is_other = s->settings->override && flag_is_given(s->flags, s->flag_count, "--batch");
+    int is_other = s->settings->override && (flag_is_given(s->flags, s->flag_count, "--batch") ||
+                                             flag_is_given(s->flags, s->flag_count, "--total-batch"));
     if (!is_other) s->step_sequences = session_count(sequences, INT_MAX, "step_sequences", path);
     s->scale.updates = session_count(json_get_int(json.root, "updates", path), s->step, "updates", path);
     double scale = json_get_double_or(json.root, "loss_scale", 0, path);
@@ -273,9 +278,10 @@ static inline char* session_find_start(Session* s, const char* flag, const char*
 }
 
 // The micro-batches of B sequences of T tokens that each rank takes for a step: of --total-batch tokens, else of as many
-// sequences as the run has had from its start, else one.
+// sequences as the run has had from its start, else one; and one where nothing is trained.
 static inline int session_micro_steps(Session* s, int B, int T) {
     int64_t total_batch = s->settings->total_batch, ranks = s->comm->size, micro_tokens = (int64_t)B * T * ranks;
+    if (s->settings->evaluate) total_batch = s->step_sequences = 0;
     if ((int64_t)B * T > 1 << 30)
         die(USAGE, "-b %d: more than 2^30 tokens in a micro-batch of -t %d; make large steps with -d", B, T);
     if (total_batch % micro_tokens != 0)

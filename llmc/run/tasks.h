@@ -75,9 +75,8 @@ static inline void task_check_labels(const char* weights, int outputs) {
     int classes = classifier && classifier->ndim == 2 ? (int)classifier->shape[0] : outputs;
     if (classes != outputs)
         die(USAGE,
-            "%s: its classifier has %d classes, not the %d of --labels; give --labels %d, or begin with a model that "
-            "has "
-            "no classifier yet",
+            "%s: its classifier has %d classes, not the %d of --labels, or else of config.json; give --labels %d, or "
+            "begin with a model that has no classifier yet",
             weights, classes, outputs, classes);
     safetensors_close(&file);
 }
@@ -110,10 +109,13 @@ static inline int task_find_names(LabelNames* names, const char* path, Task task
     json_load(&json, path, CONFIG_MAX_FILE);
     if (task == TASK_CLASSIFY) config_expect(json.root, "problem_type", "single_label_classification", path);
     const JsonNode* all = json_has(json.root, "id2label") ? json_need(json.root, "id2label", JSON_OBJECT, path) : NULL;
-    for (size_t i = 0; all && i < all->count; i++) {
+    // There may be 65,536, mostly in order: each is looked for behind the one before, and only then among all.
+    const JsonNode* next = all ? all->first : NULL;
+    for (size_t i = 0; all && i < all->count; i++, next = next ? next->next : NULL) {
         char key[32];
         snprintf(key, sizeof key, "%zu", i);
-        const char* name = json_get_string_or(all, key, "", path);
+        int is_next = next && next->type == JSON_STRING && strcmp(next->key, key) == 0;
+        const char* name = is_next ? next->string : json_get_string_or(all, key, "", path);
         char plain[32];
         snprintf(plain, sizeof plain, "LABEL_%zu", i);
         are_numbers &= strcmp(name, plain) == 0;
