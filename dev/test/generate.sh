@@ -91,7 +91,6 @@ run "${G[@]}" --prompt-file <(printf 'void '; sleep 0.1; printf 'f(') --temperat
 verdict '--prompt-file from a pipe, in two parts' "$(ended_with 0)$(cmp -s "$work/stdout" "$work/text" || echo 'another text than with --prompt')"
 "$PROGRAM" "${G[@]}" --prompt-file /dev/stdin --temperature 0 <"$work/prompt" 2>&1 >"$work/stdout" | head -n 1 >"$work/stderr"
 verdict '--prompt-file from standard input' "$(cmp -s "$work/stdout" "$work/text" || echo "another text than with --prompt: $(cat "$work/stderr")")"
-printf 'a\377\0b' >"$work/prompt"
 mkfifo "$work/fifo"
 timeout -k 5 1 "$PROGRAM" "${G[@]}" --prompt-file "$work/fifo" >"$work/stdout" 2>"$work/stderr"
 status=$?
@@ -101,6 +100,7 @@ if command -v mpirun >/dev/null && ldd "$PROGRAM" | grep -q libmpi && ! is_sanit
         <"$work/prompt" >"$work/stdout" 2>"$work/stderr"
     verdict 'standard input of mpirun is for all ranks' "$(cmp -s "$work/stdout" "$work/text" || echo "another text than of one: $(head -n 1 "$work/stderr")")"
 else skip 'standard input of mpirun' 'no mpirun, or a build without MPI or with sanitizers'; fi
+printf 'a\377\0b' >"$work/prompt"
 accepted 'a prompt that is no UTF-8' "${G[@]}" --prompt-file "$work/prompt"
 
 run "${G[@]}" --samples 3 --prompt 'int'
