@@ -260,6 +260,8 @@ while [ $killed -lt $kills ] && [ -z "$why" ] && [ $n -lt $((10 * kills)) ]; do
     kill -KILL $pid 2>/dev/null
     { wait $pid; } 2>/dev/null
     status=$?
+    # LeakSanitizer looks at a process from another, which may hold the lock a moment longer.
+    is_sanitized && [ -e "$out/.lock" ] && flock -w 10 "$out/.lock" true
     grep -v 'starting afresh' "$work/stderr" | grep -q . && why="stderr: $(grep -v 'starting afresh' "$work/stderr" | head -n 1)"
     if [ $status -eq 137 ]; then
         killed=$((killed + 1))

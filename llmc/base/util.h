@@ -258,7 +258,11 @@ static inline char* read_to_end(const char* path, size_t limit, size_t* length, 
         n += (size_t)got;
         if (n > limit) die(status, "%s: more than the %zu bytes that are expected of such a file", path, limit);
     }
-    if (fd < 0 || got < 0) die(status, "%s: cannot be read: %s", path, strerror(errno));
+    if (fd < 0 || got < 0) {
+        int error = errno;
+        free(text);
+        die(status, "%s: cannot be read: %s", path, strerror(error));
+    }
     close(fd);
     text[n] = '\0';
     *length = n;
