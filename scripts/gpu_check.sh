@@ -518,8 +518,8 @@ print("\n".join(r["Kernel Name"] for r in rows))' <"$out/$name.csv" >"$out/$name
                 if [ "$1" = 1 ]; then "${@:2}"; else mpirun -np "$1" --bind-to none --oversubscribe "${@:2}"; fi
             }
             step_ms() { sed -nE 's/^step .*\| ([0-9.]+) ms \|.*/\1/p' "$(log_of "$1")" | tail -n +6 | sort -n | awk '{a[NR] = $1} END {print a[int((NR + 1) / 2)]}'; }
-            # What the GPUs do meanwhile, five times a second; sampled NAME says it: means over the samples at work, and in how
-            # many of these the power limit held the clock down.
+            # What the GPUs do from sample to sampled, five times a second. The latter prints means over the samples at work, and in
+            # what part of these the power limit held the clock down.
             sample() {
                 nvidia-smi --query-gpu=power.draw,clocks.sm,clocks_event_reasons.sw_power_cap,utilization.gpu --format=csv,noheader,nounits -lms 200 >"$out/power.csv" 2>/dev/null &
                 sampler=$!

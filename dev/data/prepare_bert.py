@@ -395,7 +395,7 @@ def prepare(options):
         for name, text in texts.items():
             write_atomically(work.path(name), text + "\n")
         publish(work.folder, options.out, names + list(texts))
-        work.finish()
+        work.forget()
     print(
         f"{options.out}: {len(spool.sizes)} documents, {len(spool.lengths)} sentences; training: {train_documents} "
         f"documents, {train_tokens} tokens; validation: {len(spool.sizes) - train_documents} documents, "

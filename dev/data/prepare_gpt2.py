@@ -347,7 +347,7 @@ def prepare(options, vocabulary):
         publish(work.folder, options.out, names)
         if not os.path.samefile(options.vocab, options.out):
             copy_tokenizer(vocabulary, options.out)
-        work.finish()
+        work.forget()
     print(
         f"{options.out}: {len(starts)} documents, {train[1] - train[0]} training tokens, "
         f"{val[1] - val[0]} validation tokens, {len(names)} shards, vocabulary of {vocabulary.size}"

@@ -283,10 +283,6 @@ class Work:
         write_atomically(self.path(STATE), json.dumps({"settings": self.settings, **self.done}))
         self.is_kept = True
 
-    def finish(self):
-        """All is where it belongs."""
-        self.is_kept = False
-
     def forget(self):
-        """Nothing is left to go on from."""
+        """Nothing is left to go on from: all is where it belongs, or what was fetched is refused."""
         self.is_kept = False
