@@ -19,7 +19,7 @@
 #   GPU_CHECK_OPS      ops that part san runs, "gelu gather"; all where unset
 #   GPU_CHECK_SAN_SECONDS    that a tool may take with one op (default 560)
 #   GPU_CHECK_PROFILE  pieces of part profile: "gpt2 bert published tools ranks"; all where unset
-#   GPU_CHECK_RANKS    pieces of part ranks: "scaling curves kills checkpoints"; all where unset
+#   GPU_CHECK_RANKS    pieces of part ranks: "scaling phase1 curves kills checkpoints"; all where unset
 #   GPU_CHECK_TORCH_BERT    another BERT training step in PyTorch for part bert_bench, a script and its flags: it is also given
 #                      -B batch -T length, and prints a line "RESULT ... ms=..." as dev/reference/bert.py does
 #   GPU_CHECK_COMMIT   what the sources are, where git cannot say it; else the first line of .commit
@@ -530,38 +530,45 @@ print("\n".join(r["Kernel Name"] for r in rows))' <"$out/$name.csv" >"$out/$name
                 awk -F', *' '$4 > 90 && $1 > 300 {n++; w += $1; mhz += $2; capped += $3 == "Active"} END {if (n) printf "watts=%.0f mhz=%.0f capped=%.2f", w / n, mhz / n, capped / n; else printf "watts=none"}' "$out/power.csv"
                 rm -f "$out/power.csv"
             }
-            # Name, sequences a GPU, tokens a sequence, steps, the command. Linear is what the GPUs do each on its own, at the same time.
-            scaling() { # name, batch, T, steps, command...
-                local name=$1 batch=$2 T=$3 steps=$4 i n way ms power alone=()
-                shift 4
+            # Linear is what the GPUs do each on its own, at the same time. Where a step has several micro-batches all GPUs work together,
+            # and gradients are summed in full: a sum is a small part of such a step.
+            scaling() { # name, sequences a GPU, tokens a sequence, micro-batches, steps, command...
+                local name=$1 batch=$2 T=$3 micro=$4 steps=$5 first=2 i n way ms power alone=() ways=("-z 0" "-z 1" "-z 0 --reduce bf16" "-z 1 --reduce bf16")
+                shift 5
+                [ "$micro" = 1 ] || first=$gpus ways=("-z 0" "-z 1")
                 sample
                 for ((i = 0; i < gpus; i++)); do
-                    CUDA_VISIBLE_DEVICES=$i "$@" -b "$batch" -t "$T" -x "$steps" $quiet -o "" >"$(log_of "$name alone $i")" 2>&1 &
+                    CUDA_VISIBLE_DEVICES=$i "$@" -b "$batch" -t "$T" -d $((batch * T * micro)) -x "$steps" $quiet -o "" >"$(log_of "$name alone $i")" 2>&1 &
                 done
                 wait $(jobs -p | grep -vx "$sampler")
                 power=$(sampled)
                 for ((i = 0; i < gpus; i++)); do alone[i]=$(step_ms "$name alone $i"); done
-                say "RESULT ranks_alone run=$name B=$batch T=$T ms=$(paste -sd, <(printf '%s\n' "${alone[@]}")) $power"
-                for ((n = 2; n <= gpus; n *= 2)); do
-                    for way in "-z 0" "-z 1" "-z 0 --reduce bf16" "-z 1 --reduce bf16"; do
+                say "RESULT ranks_alone run=$name B=$batch T=$T micro_batches=$micro ms=$(paste -sd, <(printf '%s\n' "${alone[@]}")) $power"
+                for ((n = first; n <= gpus; n *= 2)); do
+                    for way in "${ways[@]}"; do
                         sample
-                        check "$name on $n GPUs, $way" launch "$n" "$@" -b "$batch" -t "$T" -x "$steps" $way $quiet -o ""
+                        check "$name on $n GPUs, $way" launch "$n" "$@" -b "$batch" -t "$T" -d $((n * batch * T * micro)) -x "$steps" $way $quiet -o ""
                         power=$(sampled)
                         ms=$(step_ms "$name on $n GPUs, $way")
                         local slowest mean
                         slowest=$(printf '%s\n' "${alone[@]:0:n}" | sort -n | tail -n 1)
                         mean=$(printf '%s\n' "${alone[@]:0:n}" | awk '{s += 1 / $1} END {print NR / s}')
-                        say "RESULT ranks run=$name ranks=$n flags='$way' B=$batch T=$T ms=${ms:-none} tok_s=$(awk "BEGIN {print int($n * $batch * $T / ${ms:-1e9} * 1000)}")" \
+                        say "RESULT ranks run=$name ranks=$n flags='$way' B=$batch T=$T micro_batches=$micro ms=${ms:-none} tok_s=$(awk "BEGIN {print int($n * $batch * $T * $micro / ${ms:-1e9} * 1000)}")" \
                             "of_linear=$(awk "BEGIN {printf \"%.4f\", $mean / ${ms:-1e9}}") of_slowest=$(awk "BEGIN {printf \"%.4f\", $slowest / ${ms:-1e9}}") $power"
                         if [ "$n" = 4 ]; then at_least "$(awk "BEGIN {print $mean / ${ms:-1e9}}")" 0.97 "$name on $n GPUs, $way: 97 % of linear"; fi
                     done
                 done
             }
             ranks_scaling() {
-                scaling d12 64 1024 35 ./train_gpt2cu -e d12
-                scaling d48 16 1024 20 ./train_gpt2cu -e d48
+                scaling d12 64 1024 1 35 ./train_gpt2cu -e d12
+                scaling d48 16 1024 1 20 ./train_gpt2cu -e d48
+                scaling_bert_large bert-large 1 30
+            }
+            # As scripts/run_bert_large_phase1.sh trains: 64 K sequences a step, of which a GPU takes 256 at a time.
+            ranks_phase1() { scaling_bert_large phase1 $((65536 / (256 * gpus))) 7; }
+            scaling_bert_large() { # name, micro-batches, steps
                 "$python" dev/reference/make_sentences.py "$out/sentences.bin" --shortest 128 >/dev/null
-                scaling bert-large 256 128 30 ./train_bertcu -e bert-large -i "$out/sentences.bin" --optimizer lamb --dropout 0.1 --short-sequences 0
+                scaling "$1" 256 128 "$2" "$3" ./train_bertcu -e bert-large -i "$out/sentences.bin" --optimizer lamb --dropout 0.1 --short-sequences 0
                 rm -f "$out/sentences.bin"
             }
 
@@ -684,10 +691,10 @@ print("\n".join(r["Kernel Name"] for r in rows))' <"$out/$name.csv" >"$out/$name
                 rm -rf "$out/saved_1"
             }
 
-            for piece in ${GPU_CHECK_RANKS:-scaling curves kills checkpoints}; do
+            for piece in ${GPU_CHECK_RANKS:-scaling phase1 curves kills checkpoints}; do
                 piece_started=$SECONDS
                 case $piece in
-                    scaling | curves | kills | checkpoints) if [ "$gpus" -gt 1 ]; then "ranks_$piece"; else say "skip $piece: one GPU"; fi ;;
+                    scaling | phase1 | curves | kills | checkpoints) if [ "$gpus" -gt 1 ]; then "ranks_$piece"; else say "skip $piece: one GPU"; fi ;;
                     *) bad "no piece of part ranks is called $piece" ;;
                 esac
                 say "ranks, $piece: $((SECONDS - piece_started)) s"
