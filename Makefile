@@ -113,6 +113,11 @@ $(B)/%_double: dev/%.cu Makefile $(B)/command
 $(B)/test_comm_plain: dev/test/comm.c Makefile $(B)/command
 	$(COMPILE) -UUSE_MPI $< -o $@ $(LIBS)
 
+# Trainers whose collectives come as late as they may.
+$(B)/late/train_%: train_%.cu Makefile $(B)/command build/profile_page.inc
+	@mkdir -p $(@D)
+	$(COMPILE) -MF $(B)/late_$*.d -include dev/test/late.h $< -o $@ $(LIBS)
+
 # Without OpenMP, whose synchronisation ThreadSanitizer does not see.
 $(B)/test_prefetch_tsan: dev/test/prefetch.c Makefile $(B)/command
 	$(CC) -x c -std=c11 $(CPP) -O1 -g -fsanitize=thread $(WARN) -Wno-unknown-pragmas $< -o $@ $(LIBS)
@@ -183,7 +188,7 @@ quickstart-bert: needed
 	@echo "log, loss plot and a Hugging Face model directory: out/quickstart-bert"
 
 test: needed
-	@$(MAKE) --no-print-directory cpu $(addprefix $(B)/test_,$(TESTS) gpt2_double bert_double) $(B)/ops $(B)/ops_double
+	@$(MAKE) --no-print-directory cpu $(addprefix $(B)/test_,$(TESTS) gpt2_double bert_double) $(addprefix $(B)/late/train_,gpt2 bert) $(B)/ops $(B)/ops_double
 	-@$(MAKE) --no-print-directory $(B)/test_prefetch_tsan 2>/dev/null
 	@bash dev/test/run.sh $(B) $(GPT2) $(BERT)
 
@@ -202,7 +207,7 @@ bench: $(B)/ops
 	$(B)/ops bench $(OP)
 
 san:
-	@$(MAKE) --no-print-directory SANITIZE=1 cpu $(addprefix build/san/test_,$(TESTS) fuzz) build/san/ops
+	@$(MAKE) --no-print-directory SANITIZE=1 cpu $(addprefix build/san/test_,$(TESTS) fuzz) $(addprefix build/san/late/train_,gpt2 bert) build/san/ops
 	@bash dev/test/run.sh build/san build/san/train_gpt2 build/san/train_bert
 
 mutants:

@@ -237,7 +237,7 @@ static void forward_encoder(Model* m, const MlmInput* in, Context* ctx) {
     exact_update(&m->exact, &m->table, m->params, m->master, m->reduction, ctx);
     embedding_layernorm_forward(m->a.ln0, m->a.embedded, m->a.ln0_stats, in->tokens, in->types, start, s, sizes, ctx);
     for (int l = 0; l < c->L; l++) {
-        reduction_wait(m->reduction, l + 1, ctx);  // the block's last op reads parameters of the next
+        reduction_wait(m->reduction, l, ctx);
         forward_block(m, l, s, ctx);
     }
     scope_at(ctx, FORWARD, -1);

@@ -66,6 +66,8 @@ TESTS = {
     "resume": (["train_gpt2"] + DATA, ["bash", "dev/test/resume.sh", "./train_gpt2"]),
     "resume_bert": (["train_bert"] + DATA, ["bash", "dev/test/resume.sh", "./train_bert"]),
     "ranks": (["train_gpt2"] + DATA, ["bash", "dev/test/ranks.sh", "./train_gpt2"]),
+    "late": (["train_gpt2", "build/late/train_gpt2"] + DATA, ["bash", "dev/test/late.sh", "./train_gpt2", "build/late/train_gpt2"]),
+    "late_bert": (["train_bert", "build/late/train_bert"] + DATA, ["bash", "dev/test/late.sh", "./train_bert", "build/late/train_bert"]),
 }
 
 

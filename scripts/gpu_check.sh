@@ -574,9 +574,10 @@ print("\n".join(r["Kernel Name"] for r in rows))' <"$out/$name.csv" >"$out/$name
 
             # The same sequences in every step, whatever the number of ranks: bf16 rounds sums of other orders, by some 1e-3 in a loss
             # (part e2e measures the same for micro-batches); and twice the same bits. At a low rate: at 6e-4 after 10 steps of warm-up
-            # the run itself leaps (norms of 14 and 31 after step 10), which makes differences of 0.3 out of those of 1e-4 before.
+            # the run itself leaps (norms of 14 and 31 after step 10), which makes differences of 0.3 out of those of 1e-4 before; and
+            # with the same matmul algorithms in all of them.
             ranks_curves() {
-                local n curve=(-e d12 -b 16 -t 1024 -d 65536 -x 20 -n 10 -l 1e-4 -u 20 -v 0 -s 0 --overwrite 1)
+                local n curve=(-e d12 -b 16 -t 1024 -d 65536 -x 20 -n 10 -l 1e-4 -u 20 -v 0 -s 0 --overwrite 1 --autotune 0)
                 [ -z "${GPU_CHECK_DATA:-}" ] || curve+=(-i "$GPU_CHECK_DATA")
                 for n in 1 2 4; do
                     [ $n -le "$gpus" ] || continue
@@ -585,10 +586,10 @@ print("\n".join(r["Kernel Name"] for r in rows))' <"$out/$name.csv" >"$out/$name
                     expect_near "losses of $n ranks against one" curve_$n curve_1 5e-3
                     check "$n ranks: weights_hash in the log at each checkpoint" [ "$(grep -c weights_hash "$out/curve_$n/log.jsonl")" = 2 ]
                 done
-                check "curve again" launch "$gpus" ./train_gpt2cu "${curve[@]}" -z 1 -o "$out/curve_again" --autotune 0
-                check "curve once more" launch "$gpus" ./train_gpt2cu "${curve[@]}" -z 1 -o "$out/curve_more" --autotune 0
+                check "curve again" launch "$gpus" ./train_gpt2cu "${curve[@]}" -z 1 -o "$out/curve_again"
+                check "curve once more" launch "$gpus" ./train_gpt2cu "${curve[@]}" -z 1 -o "$out/curve_more"
                 expect_same "$gpus ranks repeat bit for bit" curve_again curve_more
-                check "curve to step 10" launch "$gpus" ./train_gpt2cu "${curve[@]}" -z 1 -o "$out/curve_stopped" --autotune 0 --stop-after 10
+                check "curve to step 10" launch "$gpus" ./train_gpt2cu "${curve[@]}" -z 1 -o "$out/curve_stopped" --stop-after 10
                 check "curve from step 10" launch "$gpus" ./train_gpt2cu -y 1 -z 1 -o "$out/curve_stopped"
                 expect_same "$gpus ranks resumed equal straight" curve_stopped curve_more
                 forget curve_{1,2,4,again,more,stopped}

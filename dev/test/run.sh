@@ -99,6 +99,8 @@ run order "$build/test_order"
 run ranks_start bash dev/test/ranks_start.sh "$build/test_comm_plain" "$build/test_comm"
 run ranks bash dev/test/ranks.sh "$gpt2"
 run ranks_bert bash dev/test/ranks.sh "$bert"
+run late bash dev/test/late.sh "$gpt2" "$build/late/train_gpt2"
+run late_bert bash dev/test/late.sh "$bert" "$build/late/train_bert"
 command -v nvidia-smi >/dev/null || skip gpu "this machine has no NVIDIA GPU"
 
 if [ "$skipped" -gt 0 ]; then echo "$passed passed, $failed failed, $skipped skipped"
