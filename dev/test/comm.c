@@ -6,6 +6,7 @@
  * leave the judgement to the script. R and S say which rank does what the mode is about, and for how long. */
 #include "llmc/run/comm.h"
 #include "llmc/base/flags.h"
+#include "llmc/data/safetensors.h"
 
 typedef struct {
     CommSettings start;
@@ -97,6 +98,27 @@ static void act_steps(const Comm* comm, double seconds) {
     }
 }
 
+// Read a file ten times, so slowly that it takes these seconds.
+static void act_slow_reads(double seconds) {
+    enum { N = 1000 };
+    const uint64_t shape[] = {N};
+    static float values[N];
+    static real got[N];
+    SafeTensorsWriter writer;
+    SafeTensors file;
+    char* path = xprintf("reads_%d.safetensors", (int)getpid());
+    safetensors_writer_create(&writer, path);
+    safetensors_writer_add(&writer, "x", "F32", 1, shape);
+    safetensors_writer_begin(&writer);
+    safetensors_writer_append(&writer, values, sizeof values);
+    CHECK(safetensors_writer_finish(&writer) == 0);
+    safetensors_open(&file, path);
+    unlink(path);
+    for (int i = 0; i < 10; i++) sleep_seconds(seconds / 10), safetensors_read_real(&file, &file.tensors[0], 0, N, got);
+    safetensors_close(&file);
+    free(path);
+}
+
 int main(int argc, char** argv) {
     Part part;
     Comm comm;
@@ -162,6 +184,10 @@ int main(int argc, char** argv) {
         act_steps(&comm, 0.3);
         if (is_the_one)
             for (int i = 0; i < 10; i++) sleep_seconds(part.seconds / 10), comm_progress(&comm, 100 + i);
+        act_steps(&comm, 0.1);
+    } else if (strcmp(mode, "reads") == 0) {
+        act_steps(&comm, 0.3);
+        if (is_the_one) act_slow_reads(part.seconds);
         act_steps(&comm, 0.1);
     } else if (strcmp(mode, "behind") == 0) {
         // All wait, but one for something else than the others.

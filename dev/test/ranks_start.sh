@@ -341,6 +341,11 @@ busy() {
     finish
     statuses 0 0
 }
+reads() {
+    start env 2 reads --rank 1 --seconds 5 --timeout 2
+    finish
+    statuses 0 0
+}
 behind() {
     start env 3 behind --rank 2 --timeout 2
     finish
@@ -375,6 +380,7 @@ aside 'all stopped, for longer than the timeout' all_stopped
 aside 'rank 0 hangs' hangs_0
 aside 'rank 3 hangs' hangs_3
 aside 'a rank is at work for longer than the timeout' busy
+aside 'a rank reads a file for longer than the timeout' reads
 aside 'one rank waits for something else' behind
 aside 'all wait for each other' nobody
 aside 'rank 0 ends later' apart_0

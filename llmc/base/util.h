@@ -122,6 +122,14 @@ static inline double now_seconds(void) {
     return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
 }
 
+// What the main thread calls after each piece of a long read. Others may wait for this process and take it for hanging, so who
+// starts it with others sets this (run/comm.h); NULL: it is alone.
+static void (*on_progress)(void);
+
+static inline void show_progress(void) {
+    if (on_progress) on_progress();
+}
+
 // ---------------------------------------------------------------------------------------------------------
 // Text that grows
 

@@ -273,6 +273,7 @@ static inline void safetensors_read_real(const SafeTensors* st, const SafeTensor
         size_t m = min_size(n - done, SAFETENSORS_CHUNK);
         safetensors_read_bytes(st, t, (first + done) * size, m * size, bytes);
         safetensors_convert(out + done, bytes, m, t->dtype);
+        show_progress();
     }
     free(bytes);
 }

@@ -46,6 +46,11 @@ static inline void comm_wait_end(const Comm* comm) { watch_wait_end(comm->watch)
 // giving one (or waiting itself) is taken for hanging. Any thread.
 static inline void comm_progress(const Comm* comm, int64_t step) { watch_progress(comm->watch, step); }
 
+static Watch* comm_watch;  // of this process; NULL: it is alone
+
+// What reads a long file knows no ranks: its on_progress.
+static inline void comm_show_progress(void) { watch_sign(comm_watch); }
+
 // A connection or MPI reports that another rank is no longer there. The watch knows which, and ends this process; only
 // if it finds nobody to name does this.
 __attribute__((noreturn)) static inline void comm_lost(const Comm* comm, const char* what) {
@@ -247,6 +252,7 @@ static inline void comm_init(Comm* comm, const CommSettings* settings) {
         comm_connect(comm, &plan, &plan.place, 1u << TCP_WATCH | (comm->is_mpi ? 0 : 1u << TCP_DATA));
         comm_introduce(comm, plan.local_rank);
         comm->watch = watch_start(comm->rank, comm->size, comm->links + TCP_WATCH, TCP_LINKS, comm->who, comm->timeout);
+        comm_watch = comm->watch, on_progress = comm_show_progress;
     }
     free((char*)plan.file);
 }
@@ -261,6 +267,7 @@ static inline void comm_close(Comm* comm) {
         comm_wait_end(comm);
     }
 #endif
+    on_progress = NULL;
     if (comm->watch) watch_stop(comm->watch);
     for (int i = 0; comm->links && i < comm->size * TCP_LINKS; i++)
         if (i % TCP_LINKS == TCP_DATA && comm->links[i] >= 0) close(comm->links[i]);

@@ -232,7 +232,7 @@ static inline int tcp_place_read(TcpPlace* place, const char* file) {
                place->names >= 0 && place->names <= TCP_NAMES && place->port >= 1 && place->ports >= 1 &&
                place->ports <= 65536 && place->port <= 65536 - place->ports;
     if (fd >= 0) close(fd);
-    for (int i = 0; good && i < place->names; i++) place->name[i][TCP_NAME_SIZE - 1] = '\0';
+    for (int i = 0; good && i < TCP_NAMES; i++) place->name[i][TCP_NAME_SIZE - 1] = '\0';
     return good;
 }
 

@@ -103,11 +103,14 @@ static inline void watch_wait_end(Watch* w) {
     watch_store(&w->waiting_since, -1);
 }
 
-// A sign that work goes on, at this step. Any thread.
+// A sign that work goes on. Any thread.
+static inline void watch_sign(Watch* w) { watch_store(&w->sign_at, watch_now(w)); }
+
+// The same, at this step.
 static inline void watch_progress(Watch* w, int64_t step) {
     if (!w) return;
     watch_store(&w->step, step);
-    watch_store(&w->sign_at, watch_now(w));
+    watch_sign(w);
 }
 
 // What this rank says of itself.
