@@ -1,6 +1,10 @@
 /* Collectives that come as late as they may: included before a trainer (make's build/late), this takes the place of
- * llmc/run/collective.h on the CPU. What the trainer hands to the collectives is kept in a queue until it waits for it. Who
- * forgets to wait computes with numbers of the step before, and dev/test/late.sh sees it. */
+ * llmc/run/collective.h on the CPU. What the trainer hands to the collectives is kept in a queue until it waits for it, or for
+ * what was put there later. A forward pass or a checkpoint that does not wait has parameters of the step before, and
+ * dev/test/late.sh sees it.
+ *
+ * Only for runs in which all ranks do the same: where one takes a sample, or validates more batches than another, it alone
+ * waits, and MPI never ends. */
 #ifndef LLMC_LATE_H
 #define LLMC_LATE_H
 

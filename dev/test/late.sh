@@ -6,7 +6,8 @@
 #
 # Ends with `N passed, N failed, N skipped`; exit status 1 if one failed.
 set -u
-PROGRAM=${1:-} late=$(realpath "${2:-}")
+[ -x "${2:-}" ] || { echo "usage: bash $0 PROGRAM LATE (a trainer and its late build, from the repository's root)" >&2; exit 2; }
+PROGRAM=$1 late=$(realpath "$2")
 . "$(dirname "$0")/shell.sh"
 if ! command -v mpirun >/dev/null; then
     skip late 'mpirun was not found'
@@ -28,7 +29,8 @@ launch() { # PROGRAM FLAG...
 # Checkpoints are reported when they are written, between any two steps.
 numbers() { grep -oE '"(loss|val_loss|grad_norm)": [^,}]+' "$1/log.jsonl"; grep -oE '"weights_hash": [^,}]+' "$1/log.jsonl"; }
 
-# Buckets of a layer or of two; validations and checkpoints come between steps, micro-batches within them.
+# All ranks do the same, as late.h demands: no samples, and as many validation batches on each. Buckets of a layer or of two;
+# validations and checkpoints come between steps, micro-batches within them.
 common="-e L=4,C=16,NH=2,T=16 -t 16 -b 2 -d 128 -x 8 --dropout 0.1 -l 1e-2 -v 3 -m 2 -s 0 -n 2 -nk 0"
 for way in "-z 0 --bucket 0" "-z 1 --bucket 0" "-z 1 --bucket 0 --optimizer lamb" "-z 1 --bucket 0.02"; do
     launch "$PROGRAM" $common $way -o now --overwrite 1

@@ -104,7 +104,9 @@ static inline void watch_wait_end(Watch* w) {
 }
 
 // A sign that work goes on. Any thread.
-static inline void watch_sign(Watch* w) { watch_store(&w->sign_at, watch_now(w)); }
+static inline void watch_sign(Watch* w) {
+    if (w) watch_store(&w->sign_at, watch_now(w));
+}
 
 // The same, at this step.
 static inline void watch_progress(Watch* w, int64_t step) {
