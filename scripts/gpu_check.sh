@@ -19,7 +19,8 @@
 #   GPU_CHECK_OPS      ops that part san runs, "gelu gather"; all where unset
 #   GPU_CHECK_SAN_SECONDS    that a tool may take with one op (default 560)
 #   GPU_CHECK_PROFILE  pieces of part profile: "gpt2 bert published tools ranks"; all where unset
-#   GPU_CHECK_RANKS    pieces of part ranks: "scaling phase1 curves kills checkpoints"; all where unset
+#   GPU_CHECK_RANKS    pieces of part ranks: "d12 d48 bert_large phase1 curves kills checkpoints"; all where unset, which
+#                      with four GPUs is more than ten minutes
 #   GPU_CHECK_TORCH_BERT    another BERT training step in PyTorch for part bert_bench, a script and its flags: it is also given
 #                      -B batch -T length, and prints a line "RESULT ... ms=..." as dev/reference/bert.py does
 #   GPU_CHECK_COMMIT   what the sources are, where git cannot say it; else the first line of .commit
@@ -517,7 +518,9 @@ print("\n".join(r["Kernel Name"] for r in rows))' <"$out/$name.csv" >"$out/$name
             launch() { # ranks, command...
                 if [ "$1" = 1 ]; then "${@:2}"; else mpirun -np "$1" --bind-to none --oversubscribe "${@:2}"; fi
             }
-            step_ms() { sed -nE 's/^step .*\| ([0-9.]+) ms \|.*/\1/p' "$(log_of "$1")" | tail -n +6 | sort -n | awk '{a[NR] = $1} END {print a[int((NR + 1) / 2)]}'; }
+            # Mean of the last two thirds of a run's steps. Not their median: at the power limit steps swing by 10 % within a second, few of
+            # them long, and it takes them ten seconds to settle (dev/LOG.md).
+            step_ms() { sed -nE 's/^step .*\| ([0-9.]+) ms \|.*/\1/p' "$(log_of "$1")" | awk '{a[NR] = $1} END {for (i = int(NR / 3) + 1; i <= NR; i++) {s += a[i]; n++} if (n) printf "%.1f", s / n}'; }
             # What the GPUs do from sample to sampled, five times a second. The latter prints means over the samples at work, and in
             # what part of these the power limit held the clock down.
             sample() {
@@ -559,11 +562,10 @@ print("\n".join(r["Kernel Name"] for r in rows))' <"$out/$name.csv" >"$out/$name
                     done
                 done
             }
-            ranks_scaling() {
-                scaling d12 64 1024 1 35 ./train_gpt2cu -e d12
-                scaling d48 16 1024 1 20 ./train_gpt2cu -e d48
-                scaling_bert_large bert-large 1 30
-            }
+            # Runs of half a minute.
+            ranks_d12() { scaling d12 64 1024 1 240 ./train_gpt2cu -e d12; }
+            ranks_d48() { scaling d48 16 1024 1 84 ./train_gpt2cu -e d48; }
+            ranks_bert_large() { scaling_bert_large bert-large 1 200; }
             # As scripts/run_bert_large_phase1.sh trains: 64 K sequences a step (whole micro-batches: a little less on three GPUs), of which
             # a GPU takes 256 at a time.
             ranks_phase1() { scaling_bert_large phase1 $((65536 / (256 * gpus))) 8; }
@@ -693,10 +695,10 @@ print("\n".join(r["Kernel Name"] for r in rows))' <"$out/$name.csv" >"$out/$name
                 rm -rf "$out/saved_1"
             }
 
-            for piece in ${GPU_CHECK_RANKS:-scaling phase1 curves kills checkpoints}; do
+            for piece in ${GPU_CHECK_RANKS:-d12 d48 bert_large phase1 curves kills checkpoints}; do
                 piece_started=$SECONDS
                 case $piece in
-                    scaling | phase1 | curves | kills | checkpoints) if [ "$gpus" -gt 1 ]; then "ranks_$piece"; else say "skip $piece: one GPU"; fi ;;
+                    d12 | d48 | bert_large | phase1 | curves | kills | checkpoints) if [ "$gpus" -gt 1 ]; then "ranks_$piece"; else say "skip $piece: one GPU"; fi ;;
                     *) bad "no piece of part ranks is called $piece" ;;
                 esac
                 say "ranks, $piece: $((SECONDS - piece_started)) s"

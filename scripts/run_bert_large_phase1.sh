@@ -5,7 +5,8 @@
 #
 # Needs: sentences as dev/data/prepare_bert.py writes them, train_* and val_* files; GPUs of 80 GB for -b 256.
 # Goes on where it stopped when started again; phase 2 is run_bert_large_phase2.sh. Reached: on one GPU
-# its steps are as fast as dev/BENCH.md says ("BERT-large on the GPU"); not run on several yet.
+# its steps are as fast as dev/BENCH.md says ("BERT-large on the GPU"); on two, with as many
+# micro-batches as eight have, 100 % of linear ("Several GPUs").
 set -eu
 . "$(dirname "$0")/start.sh"
 OUT=${OUT:-out/bert_large_phase1} BATCH=${BATCH:-256}
