@@ -6,7 +6,7 @@
 # PYTHON names the interpreter (default python3), which needs the tokenizers library; where it has transformers too, they
 # count the same. Ends with `N passed, N failed, N skipped`; exit status 1 if one failed.
 set -u
-PROGRAM=${1:-} python=${PYTHON:-python3} root=$PWD
+PROGRAM=${1:-} python=${PYTHON:-python3}
 . "$(dirname "$0")/shell.sh"
 
 if ! "$python" -c 'import tokenizers' 2>/dev/null; then
@@ -120,16 +120,14 @@ for flags in '-b 1' '-b 64' '-b 4 --threads 2'; do
     grep -E '^(hellaswag|lambada)' "$work/stdout" | cmp -s - "$work/figures" || why=${why:-"$(grep hella "$work/stdout"), not $(grep hella "$work/figures")"}
     verdict "the same with $flags" "$why"
 done
-if command -v mpirun >/dev/null && ldd "$PROGRAM" | grep -q libmpi; then
-    export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 OMPI_MCA_mpi_yield_when_idle=1
-    is_sanitized && export LSAN_OPTIONS="suppressions=$root/dev/test/mpi.supp:fast_unwind_on_malloc=0:print_suppressions=0"
+if prepare_ranks; then
     timeout --foreground 180 mpirun --oversubscribe --bind-to none -np 2 "$PROGRAM" -e "$work/model" --evaluate 1 -m 1 \
         --choices "$sets" </dev/null >"$work/stdout" 2>"$work/stderr"
     status=$?
     why=$(ended_with 0)
     grep -E '^(hellaswag|lambada)' "$work/stdout" | cmp -s - "$work/figures" || why=${why:-'other figures'}
     verdict 'the same on two ranks' "$why"
-else skip 'the same on two ranks' 'no mpirun, or a build that knows no MPI'; fi
+else skip 'the same on two ranks' "$why"; fi
 if "$python" -c 'import transformers, torch' 2>/dev/null; then
     compared() { # NAME SET T FILE
         read -r acc second < <(sed -nE "s/^${2%_*} acc ([0-9.]+), [a-z_]+ ([0-9.]+) .*/\1 \2/p" "$4")

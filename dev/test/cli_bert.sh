@@ -7,7 +7,7 @@
 set -u
 PROGRAM=${1:-}
 . "$(dirname "$0")/shell.sh"
-golden=$OLDPWD/dev/reference/golden_bert
+golden=$root/dev/reference/golden_bert
 
 o=$box/out
 SIZES=(-e L=1,C=16,NH=2,T=16)

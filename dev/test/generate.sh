@@ -95,11 +95,12 @@ mkfifo "$work/fifo"
 timeout -k 5 1 "$PROGRAM" "${G[@]}" --prompt-file "$work/fifo" >"$work/stdout" 2>"$work/stderr"
 status=$?
 verdict 'SIGTERM while a pipe keeps it waiting' "$([ $status -eq 124 ] || echo "status $status")"
-if command -v mpirun >/dev/null && ldd "$PROGRAM" | grep -q libmpi && ! is_sanitized; then
-    OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 mpirun --oversubscribe --bind-to none -np 2 "$PROGRAM" "${G[@]}" --prompt-file /dev/stdin --temperature 0 \
+if is_sanitized; then skip 'standard input of mpirun' 'with sanitizers'
+elif prepare_ranks; then
+    mpirun --oversubscribe --bind-to none -np 2 "$PROGRAM" "${G[@]}" --prompt-file /dev/stdin --temperature 0 \
         <"$work/prompt" >"$work/stdout" 2>"$work/stderr"
     verdict 'standard input of mpirun is for all ranks' "$(cmp -s "$work/stdout" "$work/text" || echo "another text than of one: $(head -n 1 "$work/stderr")")"
-else skip 'standard input of mpirun' 'no mpirun, or a build without MPI or with sanitizers'; fi
+else skip 'standard input of mpirun' "$why"; fi
 printf 'a\377\0b' >"$work/prompt"
 accepted 'a prompt that is no UTF-8' "${G[@]}" --prompt-file "$work/prompt"
 

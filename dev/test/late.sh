@@ -9,18 +9,7 @@ set -u
 [ -x "${2:-}" ] || { echo "usage: bash $0 PROGRAM LATE (a trainer and its late build, from the repository's root)" >&2; exit 2; }
 PROGRAM=$1 late=$(realpath "$2")
 . "$(dirname "$0")/shell.sh"
-if ! command -v mpirun >/dev/null; then
-    skip late 'mpirun was not found'
-    finish
-    exit
-fi
-if ! ldd "$PROGRAM" | grep -q libmpi; then
-    skip late 'this build knows no MPI'
-    finish
-    exit
-fi
-export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 OMPI_MCA_mpi_yield_when_idle=1
-is_sanitized && export LSAN_OPTIONS="suppressions=$OLDPWD/dev/test/mpi.supp:fast_unwind_on_malloc=0:print_suppressions=0"
+prepare_ranks || { skip late "$why"; finish; exit; }
 
 launch() { # PROGRAM FLAG...
     timeout --foreground 120 mpirun --oversubscribe --bind-to none -np 2 "$@" </dev/null >"$work/stdout" 2>"$work/stderr"

@@ -7,9 +7,9 @@
 # from a checkpoint of llm.c leaves. Ends with `N passed, N failed, N skipped`; exit status 1 if one failed.
 set -u
 PROGRAM=${1:-} python=${PYTHON:-python3}
-test=$(realpath "${2:-build/test_llmc_files}") root=$PWD
-golden=$root/dev/reference/golden_gpt2_tied
+test=$(realpath "${2:-build/test_llmc_files}")
 . "$(dirname "$0")/shell.sh"
+golden=$root/dev/reference/golden_gpt2_tied
 
 if ! "$python" -c 'import numpy' 2>/dev/null; then
     skip export_llmc "$python has no numpy (pip install numpy)"

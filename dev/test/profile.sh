@@ -100,7 +100,7 @@ step = {"kernels_ms": 10, "beside_ms": 1, "gap_host_ms": 0.5, "gap_stream_ms": 0
         "after_ms": 0.04, "profiled_ms": 10, "plain_ms": 9.9, "unattributed": 0, "lost": 0}
 print(json.dumps({"step": step | json.loads(sys.argv[1])}))
 EOF
-        python3 "$OLDPWD/dev/reference/check_profile.py" made "${@:5}" >python.out 2>&1
+        python3 "$root/dev/reference/check_profile.py" made "${@:5}" >python.out 2>&1
         [ $? -eq "$2" ] && why=$(says "$PWD/python.out" "$3") || why=$(tail -n 1 python.out)
         verdict "check_profile.py: $1" "$why"
     }
@@ -238,13 +238,7 @@ bad 'a rate of 0' 'bad.json: flops, bytes and launch_us must all be above 0'
 # ---------------------------------------------------------------------------------------------------------
 # Ranks
 
-if ! command -v mpirun >/dev/null || ! ldd "$PROGRAM" | grep -q libmpi; then
-    skip 'two ranks' 'mpirun was not found, or this build knows no MPI'
-    finish
-    exit
-fi
-export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 OMPI_MCA_mpi_yield_when_idle=1
-is_sanitized && export LSAN_OPTIONS="suppressions=$OLDPWD/dev/test/mpi.supp:fast_unwind_on_malloc=0:print_suppressions=0"
+prepare_ranks || { skip 'two ranks' "$why"; finish; exit; }
 ranks() { # FLAG...
     timeout --foreground 180 mpirun --oversubscribe --bind-to none -np 2 "$PROGRAM" "$@" </dev/null >"$work/stdout" 2>"$work/stderr"
     status=$?

@@ -7,7 +7,6 @@
 # where profile_reference.sh would run trainers, stand-ins write the made profiles.
 set -u
 PROGRAM=$(command -v "${PYTHON:-python3}") || { echo "skip profile_scripts: no python3"; echo "0 passed, 0 failed, 1 skipped"; exit 0; }
-root=$PWD
 . "$(dirname "$0")/shell.sh"
 diff=$root/scripts/profile_diff.py reference=$root/scripts/profile_reference.py
 export PYTHONDONTWRITEBYTECODE=1

@@ -14,18 +14,7 @@ case ${PROGRAM##*/} in
     train_bert*) model="-e L=3,C=16,NH=2,T=16 -t 16" ;;
     *) model="-e L=3,C=16,NH=2,T=16" ;;
 esac
-if ! command -v mpirun >/dev/null; then
-    skip ranks 'mpirun was not found'
-    finish
-    exit
-fi
-if ! ldd "$PROGRAM" | grep -q libmpi; then
-    skip ranks 'this build knows no MPI'
-    finish
-    exit
-fi
-export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 OMPI_MCA_mpi_yield_when_idle=1
-is_sanitized && export LSAN_OPTIONS="suppressions=$OLDPWD/dev/test/mpi.supp:fast_unwind_on_malloc=0:print_suppressions=0"
+prepare_ranks || { skip ranks "$why"; finish; exit; }
 # Sequences that a step takes are the same for any number of ranks; each layer is a bucket of its own. Not at a high rate:
 # AdamW makes steps of the rate's size of gradients that are 0 but for rounding, as those of the keys' biases are, and
 # rounding is where numbers of ranks differ.

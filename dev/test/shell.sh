@@ -21,7 +21,7 @@ case $PROGRAM in /*) ;; *) PROGRAM=$PWD/$PROGRAM ;; esac
 export OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive GOMP_SPINCOUNT=0 LC_ALL=C
 is_sanitized() { grep -q __asan_init "$PROGRAM"; }
 
-work=$(mktemp -d) || exit 1
+root=$PWD work=$(mktemp -d) || exit 1
 mounted=
 cleanup() {
     cd /
@@ -38,6 +38,16 @@ mkdir "$work/data" && cp -r data/builtin "$work/data" && cd "$work" || exit 1
 run() {
     timeout --foreground 120 "$PROGRAM" "$@" </dev/null >"$work/stdout" 2>"$work/stderr"
     status=$?
+}
+
+# From now on mpirun can start PROGRAM. Fails where it cannot, and $why says why.
+prepare_ranks() {
+    why=
+    command -v mpirun >/dev/null || why='mpirun was not found'
+    ldd "$PROGRAM" | grep -q libmpi || why=${why:-'this build knows no MPI'}
+    export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 OMPI_MCA_mpi_yield_when_idle=1
+    ! is_sanitized || export LSAN_OPTIONS="suppressions=$root/dev/test/mpi.supp:fast_unwind_on_malloc=0:print_suppressions=0"
+    [ -z "$why" ]
 }
 
 # Why the last run did not end as it should, or nothing.
