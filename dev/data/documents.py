@@ -259,5 +259,5 @@ def run(parse, prepare, arguments):
         return FAILED
     except KeyboardInterrupt as e:
         print(f"error: {str(e) or 'interrupted; nothing was written'}", file=sys.stderr, flush=True)
-        os._exit(FAILED)  # an ordinary end waits for the other processes, which the same signal may have ended
+        os._exit(FAILED)  # an ordinary end waits for threads of libraries, which may be in the middle of something
     return 0

@@ -8,14 +8,15 @@ import collections
 import contextlib
 import fcntl
 import json
+import multiprocessing
+import multiprocessing.connection
 import os
+import queue
 import shutil
 import signal
 import sys
 import threading
 import time
-from concurrent.futures import ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
 
 from documents import Unreachable, UserError
 
@@ -27,19 +28,100 @@ COUNTS = "position", "complete", "tokens", "sizes"  # what is known of the work,
 # Several processes
 
 
-def end_with(parent):
-    """A worker whose parent was killed would wait for work for ever."""
-    while os.getppid() == parent:
-        time.sleep(1)
-    os._exit(1)
+SIGNALS = signal.SIGINT, signal.SIGTERM
 
 
-def start_process(start, arguments):
+def receive(given, batches):
+    """Takes what comes at once, so that the parent does not wait for a worker that is busy."""
+    with contextlib.suppress(EOFError, OSError):
+        while True:
+            batches.put(given.recv())
+    os._exit(1)  # without its parent a worker has nothing to do
+
+
+def serve(given, answers, parents, encode_batch, start, arguments):
+    """A worker's life."""
+    for pipe in parents:
+        pipe.close()  # the parent's ends, forked along: they are to end with the parent
     # An interrupt is for the parent to handle.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    threading.Thread(target=end_with, args=(os.getppid(),), daemon=True).start()
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
     start(*arguments)
+    batches = queue.SimpleQueue()
+    threading.Thread(target=receive, args=(given, batches), daemon=True).start()
+    while True:
+        answers.send(encode_batch(batches.get()))
+
+
+class Workers:
+    """Processes that encode batches in turn. Each has pipes of its own, which end with it: one that is killed is noticed
+    wherever it was, also in the middle of an answer. (The pools of the standard library then wait for the rest.)"""
+
+    def __init__(self, count, encode_batch, start, arguments):
+        self.processes, self.given, self.answers = [], [], []
+        self.received = [collections.deque() for _ in range(count)]
+        self.gave = self.took = 0
+        signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)  # until all are there to be ended
+        try:
+            for _ in range(count):
+                (theirs, given), (answers, their_answers) = multiprocessing.Pipe(False), multiprocessing.Pipe(False)
+                self.given.append(given)
+                self.answers.append(answers)
+                with theirs, their_answers:
+                    parents = self.given + self.answers
+                    life = theirs, their_answers, parents, encode_batch, start, arguments
+                    process = multiprocessing.Process(target=serve, args=life, daemon=True)
+                    process.start()
+                self.processes.append(process)
+        finally:
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        for process in self.processes:
+            process.kill()  # it has nothing to lose
+            process.join()
+        for pipe in self.given + self.answers:
+            pipe.close()
+
+    def _lost(self, turn):
+        process = self.processes[turn]
+        process.join()
+        if process.exitcode > 0:
+            return RuntimeError("a worker process failed, with the error above")
+        return Unreachable("a worker process was killed, perhaps for want of memory; fewer --processes need less")
+
+    def give(self, batch):
+        turn = self.gave % len(self.processes)
+        self.gave += 1
+        try:
+            self.given[turn].send(batch)
+        except OSError:
+            raise self._lost(turn) from None
+
+    def _receive(self, seconds):
+        """Whatever has come within these seconds (None: at least something), from anyone: none is to wait for another."""
+        for pipe in multiprocessing.connection.wait(self.answers, seconds):
+            turn = self.answers.index(pipe)
+            try:
+                self.received[turn].append(pipe.recv())
+            except (EOFError, OSError):
+                raise self._lost(turn) from None
+
+    def has_answered(self):
+        """Whether take() need not wait for the oldest batch that it has not given back."""
+        self._receive(0)
+        return len(self.received[self.took % len(self.processes)]) > 0
+
+    def take(self):
+        received = self.received[self.took % len(self.processes)]
+        self.took += 1
+        while not received:
+            self._receive(None)
+        return received.popleft()
 
 
 def until_failure(batches, failures):
@@ -58,24 +140,18 @@ def encode_all(processes, batches, encode_batch, start, arguments):
         for batch, mark in batches:
             yield encode_batch(batch), mark
         return
-    waiting, failures = collections.deque(), []
-    with ProcessPoolExecutor(processes, initializer=start_process, initargs=(start, arguments)) as pool:
-        try:
-            for batch, mark in until_failure(batches, failures):
-                waiting.append((pool.submit(encode_batch, batch), mark))
-                while waiting and (len(waiting) > 4 * processes or waiting[0][0].done()):
-                    future, mark = waiting.popleft()
-                    yield future.result(), mark
-            while waiting:
-                future, mark = waiting.popleft()
-                yield future.result(), mark
-            if failures:
-                raise failures[0]
-        except BrokenProcessPool:
-            raise Unreachable("a worker process was killed, perhaps for want of memory; fewer --processes need less")
-        finally:
-            for future, _ in waiting:
-                future.cancel()
+    marks, failures = collections.deque(), []
+    # Forked before the source is opened, whose libraries have threads.
+    with Workers(processes, encode_batch, start, arguments) as workers:
+        for batch, mark in until_failure(batches, failures):
+            workers.give(batch)
+            marks.append(mark)
+            while marks and (len(marks) > 4 * processes or workers.has_answered()):
+                yield workers.take(), marks.popleft()
+        while marks:
+            yield workers.take(), marks.popleft()
+    if failures:
+        raise failures[0]
 
 
 # ----------------------------------------------------------------------------------------------------------

@@ -193,6 +193,30 @@ status=$? why=
 gpt2 "${long[@]}" || why="${why:-does not go on: $(said)}"
 verdict "a worker that is killed" "${why:-$(differ "$work/stopped" "$work/gpt2")}"
 
+# The same in the middle of an answer, of which the rest never comes.
+timeout -s KILL 60 "$python" - >"$work/stdout" 2>&1 <<'END'
+import os, signal, sys, threading, time
+sys.path.insert(0, "dev/data")
+from documents import Unreachable
+from work import encode_all
+
+def encode(batch):
+    if batch == 0:
+        time.sleep(3)  # the parent waits for this one first
+    if batch == 1:
+        threading.Timer(1.5, os.kill, (os.getpid(), signal.SIGKILL)).start()
+        return bytes(50 << 20)  # more than any pipe holds
+    return batch
+
+try:
+    for result, mark in encode_all(2, ((i, i) for i in range(20)), encode, int, ()):
+        print(len(result) if isinstance(result, bytes) else result)
+except Unreachable as e:
+    print(e)
+END
+status=$?
+verdict "a worker that is killed while it answers" "$([ $status -eq 0 ] && tail -n 1 "$work/stdout" | grep -q '^a worker process was killed' || echo "exit status $status: $(tail -n 1 "$work/stdout")")"
+
 # The first tokens only: as many as were asked for, the same as of all; whole documents for BERT.
 tokens() { cat "$@" | wc -c; }
 head_of() { for f in "$@"; do tail -c +1025 "$f"; done; }

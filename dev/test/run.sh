@@ -5,7 +5,7 @@
 #
 # A test prints "ok ...", "FAIL ..." or "skip ..." lines and ends with "N passed, N failed[, N skipped]". Only failures,
 # skips and the totals are shown; the whole output is in BUILD_FOLDER/test_logs. A test that ends with a failing status
-# or without its totals counts as one failure more.
+# or without its totals counts as one failure more. TEST_LIMIT: seconds after which a test is ended, where nobody is there to do it.
 set -u
 # Threads that wait give the core away: the machine may be busy, and results do not depend on it.
 export OMP_WAIT_POLICY=passive GOMP_SPINCOUNT=0
@@ -17,7 +17,7 @@ passed=0 failed=0 skipped=0
 run() { # name, command...
     local name=$1 log=$logs/$1.log start=$SECONDS
     shift
-    "$@" >"$log" 2>&1
+    ${TEST_LIMIT:+timeout -k 10 "$TEST_LIMIT"} "$@" >"$log" 2>&1
     local status=$? totals p f s
     totals=$(grep -E '^[0-9]+ passed, [0-9]+ failed' "$log" | tail -n 1)
     p=$(echo "$totals" | sed -nE 's/^([0-9]+) passed.*/\1/p')
