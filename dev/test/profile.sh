@@ -220,6 +220,7 @@ refused 'too few steps until --stop-after' 2 '--profile 2 needs 9 steps .*5 are 
 refused 'too few steps left' 2 '--profile 1 needs 3 steps .*2 are left' -y 1 -x 4 --override 1 --profile 1 --profile-warmup 1 -o "$box/kept"
 refused '--profile where nothing is trained' 2 '--profile 1 is of training steps' -e "$box/kept" --evaluate 1 --profile 1 -o "$box/new"
 refused '--mode without --profile' 2 '--mode .*--profile' $small -x 8 --mode forward -o "$box/new"
+refused '--ceilings without --profile' 2 '--ceilings .*--profile' $small -x 8 --ceilings bad.json -o "$box/new"
 refused 'an unknown --mode' 2 "--mode: 'inference' .*allowed: train" $small -x 9 --profile 2 --mode inference -o "$box/new"
 refused 'a negative --profile' 2 '--profile' $small -x 9 --profile -1 -o "$box/new"
 bad() { # NAME PATTERN: of the file bad.json

@@ -67,6 +67,8 @@ static inline void session_check_flags(const Settings* s) {
         die(USAGE, "-y 1 and -o '': there is nothing to go on from; name the run's directory with -o");
     if (s->mode != MODE_TRAIN && !s->profile)
         die(USAGE, "--mode short of train is for --profile, which is not given: such a run trains nothing");
+    if (!s->profile && strcmp(s->ceilings, "measure") != 0)
+        die(USAGE, "--ceilings %s: is for --profile, which is not given", s->ceilings);
     if (s->override && !s->resume)
         die(USAGE, "--override 1 without -y 1: it is about a run that is resumed; add -y 1 or leave it out");
 }
