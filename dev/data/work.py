@@ -17,6 +17,7 @@ import signal
 import sys
 import threading
 import time
+import traceback
 
 from documents import Unreachable, UserError
 
@@ -33,10 +34,15 @@ SIGNALS = signal.SIGINT, signal.SIGTERM
 
 def receive(given, batches):
     """Takes what comes at once, so that the parent does not wait for a worker that is busy."""
-    with contextlib.suppress(EOFError, OSError):
+    try:
         while True:
             batches.put(given.recv())
-    os._exit(1)  # without its parent a worker has nothing to do
+    except (EOFError, OSError):
+        pass  # without its parent a worker has nothing to do
+    except BaseException:  # for want of memory, say
+        traceback.print_exc()
+    finally:
+        os._exit(1)
 
 
 def serve(given, answers, parents, encode_batch, start, arguments):
@@ -50,8 +56,9 @@ def serve(given, answers, parents, encode_batch, start, arguments):
     start(*arguments)
     batches = queue.SimpleQueue()
     threading.Thread(target=receive, args=(given, batches), daemon=True).start()
-    while True:
-        answers.send(encode_batch(batches.get()))
+    with contextlib.suppress(BrokenPipeError):
+        while True:
+            answers.send(encode_batch(batches.get()))
 
 
 class Workers:
@@ -90,8 +97,8 @@ class Workers:
     def _lost(self, turn):
         process = self.processes[turn]
         process.join()
-        if process.exitcode > 0:
-            return RuntimeError("a worker process failed, with the error above")
+        if (process.exitcode or 0) > 0:  # None: not known, where the system collects processes itself
+            return Unreachable("a worker process failed, with the error above")
         return Unreachable("a worker process was killed, perhaps for want of memory; fewer --processes need less")
 
     def give(self, batch):
