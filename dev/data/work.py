@@ -32,11 +32,11 @@ COUNTS = "position", "complete", "tokens", "sizes"  # what is known of the work,
 SIGNALS = signal.SIGINT, signal.SIGTERM
 
 
-def receive(given, batches):
+def receive(pipe, batches):
     """Takes what comes at once, so that the parent does not wait for a worker that is busy."""
     try:
         while True:
-            batches.put(given.recv())
+            batches.put(pipe.recv())
     except (EOFError, OSError):
         pass  # without its parent a worker has nothing to do
     except BaseException:  # for want of memory, say
@@ -45,40 +45,39 @@ def receive(given, batches):
         os._exit(1)
 
 
-def serve(given, answers, parents, encode_batch, start, arguments):
+def serve(pipe, parents_ends, encode_batch, start, arguments):
     """A worker's life."""
-    for pipe in parents:
-        pipe.close()  # the parent's ends, forked along: they are to end with the parent
+    for end in parents_ends:
+        end.close()  # forked along, though they are to end with the parent
     # An interrupt is for the parent to handle.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
     start(*arguments)
     batches = queue.SimpleQueue()
-    threading.Thread(target=receive, args=(given, batches), daemon=True).start()
+    threading.Thread(target=receive, args=(pipe, batches), daemon=True).start()
     with contextlib.suppress(BrokenPipeError):
         while True:
-            answers.send(encode_batch(batches.get()))
+            pipe.send(encode_batch(batches.get()))
 
 
 class Workers:
-    """Processes that encode batches in turn. Each has pipes of its own, which end with it: one that is killed is noticed
-    wherever it was, also in the middle of an answer. (The pools of the standard library then wait for the rest.)"""
+    """Processes that encode batches. Each has a pipe of its own, which ends with it: one that is killed is noticed wherever it
+    was, also in the middle of an answer. (The pools of the standard library then wait for the rest.)"""
 
     def __init__(self, count, encode_batch, start, arguments):
-        self.processes, self.given, self.answers = [], [], []
-        self.received = [collections.deque() for _ in range(count)]
-        self.gave = self.took = 0
-        signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)  # until all are there to be ended
+        self.pipes, self.processes = [], []
+        self.order = collections.deque()  # which worker has which batch, from the oldest that was not taken
+        self.waiting = [0] * count  # batches that a worker has not answered
+        self.answers = [collections.deque() for _ in range(count)]  # that were not taken
         try:
+            signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)  # until all are there to be ended
             for _ in range(count):
-                (theirs, given), (answers, their_answers) = multiprocessing.Pipe(False), multiprocessing.Pipe(False)
-                self.given.append(given)
-                self.answers.append(answers)
-                with theirs, their_answers:
-                    parents = self.given + self.answers
-                    life = theirs, their_answers, parents, encode_batch, start, arguments
-                    process = multiprocessing.Process(target=serve, args=life, daemon=True)
+                mine, theirs = multiprocessing.Pipe()
+                self.pipes.append(mine)
+                with theirs:
+                    its_arguments = theirs, list(self.pipes), encode_batch, start, arguments
+                    process = multiprocessing.Process(target=serve, args=its_arguments, daemon=True)
                     process.start()
                 self.processes.append(process)
         finally:
@@ -91,44 +90,46 @@ class Workers:
         for process in self.processes:
             process.kill()  # it has nothing to lose
             process.join()
-        for pipe in self.given + self.answers:
+        for pipe in self.pipes:
             pipe.close()
 
-    def _lost(self, turn):
-        process = self.processes[turn]
+    def _lost(self, worker):
+        process = self.processes[worker]
         process.join()
         if (process.exitcode or 0) > 0:  # None: not known, where the system collects processes itself
             return Unreachable("a worker process failed, with the error above")
         return Unreachable("a worker process was killed, perhaps for want of memory; fewer --processes need less")
 
     def give(self, batch):
-        turn = self.gave % len(self.processes)
-        self.gave += 1
+        worker = self.waiting.index(min(self.waiting))
+        self.order.append(worker)
+        self.waiting[worker] += 1
         try:
-            self.given[turn].send(batch)
+            self.pipes[worker].send(batch)
         except OSError:
-            raise self._lost(turn) from None
+            raise self._lost(worker) from None
 
     def _receive(self, seconds):
         """Whatever has come within these seconds (None: at least something), from anyone: none is to wait for another."""
-        for pipe in multiprocessing.connection.wait(self.answers, seconds):
-            turn = self.answers.index(pipe)
+        for pipe in multiprocessing.connection.wait(self.pipes, seconds):
+            worker = self.pipes.index(pipe)
             try:
-                self.received[turn].append(pipe.recv())
+                self.answers[worker].append(pipe.recv())
             except (EOFError, OSError):
-                raise self._lost(turn) from None
+                raise self._lost(worker) from None
+            self.waiting[worker] -= 1
 
     def has_answered(self):
-        """Whether take() need not wait for the oldest batch that it has not given back."""
+        """Whether take() need not wait."""
         self._receive(0)
-        return len(self.received[self.took % len(self.processes)]) > 0
+        return len(self.answers[self.order[0]]) > 0
 
     def take(self):
-        received = self.received[self.took % len(self.processes)]
-        self.took += 1
-        while not received:
+        """What became of the oldest batch that was not taken."""
+        answers = self.answers[self.order.popleft()]
+        while not answers:
             self._receive(None)
-        return received.popleft()
+        return answers.popleft()
 
 
 def until_failure(batches, failures):
@@ -148,7 +149,7 @@ def encode_all(processes, batches, encode_batch, start, arguments):
             yield encode_batch(batch), mark
         return
     marks, failures = collections.deque(), []
-    # Forked before the source is opened, whose libraries have threads.
+    # Forked before the first batch is asked for: reading a data set starts threads.
     with Workers(processes, encode_batch, start, arguments) as workers:
         for batch, mark in until_failure(batches, failures):
             workers.give(batch)
