@@ -23,13 +23,11 @@ from documents import Unreachable, UserError
 
 FOLDER, STATE, LOCK = "preparation", "state.json", "lock"
 COUNTS = "position", "complete", "tokens", "sizes"  # what is known of the work, beside its settings
+SIGNALS = signal.SIGINT, signal.SIGTERM
 
 
 # ----------------------------------------------------------------------------------------------------------
 # Several processes
-
-
-SIGNALS = signal.SIGINT, signal.SIGTERM
 
 
 def receive(pipe, batches):
@@ -67,7 +65,7 @@ class Workers:
 
     def __init__(self, count, encode_batch, start, arguments):
         self.pipes, self.processes = [], []
-        self.order = collections.deque()  # which worker has which batch, from the oldest that was not taken
+        self.given = collections.deque()  # (worker, mark) of the batches that were not taken, from the oldest
         self.waiting = [0] * count  # batches that a worker has not answered
         self.answers = [collections.deque() for _ in range(count)]  # that were not taken
         try:
@@ -100,9 +98,9 @@ class Workers:
             return Unreachable("a worker process failed, with the error above")
         return Unreachable("a worker process was killed, perhaps for want of memory; fewer --processes need less")
 
-    def give(self, batch):
+    def give(self, batch, mark):
         worker = self.waiting.index(min(self.waiting))
-        self.order.append(worker)
+        self.given.append((worker, mark))
         self.waiting[worker] += 1
         try:
             self.pipes[worker].send(batch)
@@ -122,14 +120,14 @@ class Workers:
     def has_answered(self):
         """Whether take() need not wait."""
         self._receive(0)
-        return len(self.answers[self.order[0]]) > 0
+        return len(self.answers[self.given[0][0]]) > 0
 
     def take(self):
-        """What became of the oldest batch that was not taken."""
-        answers = self.answers[self.order.popleft()]
-        while not answers:
+        """What became of the oldest batch that was not taken, and its mark."""
+        worker, mark = self.given.popleft()
+        while not self.answers[worker]:
             self._receive(None)
-        return answers.popleft()
+        return self.answers[worker].popleft(), mark
 
 
 def until_failure(batches, failures):
@@ -148,16 +146,15 @@ def encode_all(processes, batches, encode_batch, start, arguments):
         for batch, mark in batches:
             yield encode_batch(batch), mark
         return
-    marks, failures = collections.deque(), []
+    failures = []
     # Forked before the first batch is asked for: reading a data set starts threads.
     with Workers(processes, encode_batch, start, arguments) as workers:
         for batch, mark in until_failure(batches, failures):
-            workers.give(batch)
-            marks.append(mark)
-            while marks and (len(marks) > 4 * processes or workers.has_answered()):
-                yield workers.take(), marks.popleft()
-        while marks:
-            yield workers.take(), marks.popleft()
+            workers.give(batch, mark)
+            while workers.given and (len(workers.given) > 4 * processes or workers.has_answered()):
+                yield workers.take()
+        while workers.given:
+            yield workers.take()
     if failures:
         raise failures[0]
 

@@ -5,7 +5,8 @@
 #
 # A test prints "ok ...", "FAIL ..." or "skip ..." lines and ends with "N passed, N failed[, N skipped]". Only failures,
 # skips and the totals are shown; the whole output is in BUILD_FOLDER/test_logs. A test that ends with a failing status
-# or without its totals counts as one failure more. TEST_LIMIT: seconds after which a test is ended, where nobody is there to do it.
+# or without its totals counts as one failure more. TEST_LIMIT: seconds after which a test is ended, where nobody is there
+# to do it.
 set -u
 # Threads that wait give the core away: the machine may be busy, and results do not depend on it.
 export OMP_WAIT_POLICY=passive GOMP_SPINCOUNT=0
