@@ -212,9 +212,9 @@ def add_common_options(parser):
     parser.add_argument("--sha256", metavar="HEX", help="what the file of --url must have")
     parser.add_argument("--limit-tokens", type=positive, metavar="N", help="stop there")
     parser.add_argument("--shard-tokens", type=positive, default=100_000_000, metavar="N", help="default: 100 million")
-    cores = min(os.cpu_count() or 1, 64)  # more than one process can read for
+    cores = min(os.cpu_count() or 1, 256)  # each takes three file descriptors of often 1,024
     parser.add_argument(
-        "--processes", type=positive, default=cores, metavar="N", help="default: one a core, 64 at most"
+        "--processes", type=positive, default=cores, metavar="N", help="default: all cores, 256 at most"
     )
     parser.add_argument(
         "--save-every", type=seconds, default=30, metavar="S", help="seconds, for a restart (default: 30)"

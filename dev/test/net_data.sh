@@ -193,29 +193,53 @@ status=$? why=
 gpt2 "${long[@]}" || why="${why:-does not go on: $(said)}"
 verdict "a worker that is killed" "${why:-$(differ "$work/stopped" "$work/gpt2")}"
 
-# The same in the middle of an answer, of which the rest never comes: the parent is stopped until the worker is gone.
-timeout -s KILL 60 "$python" - >"$work/stdout" 2>&1 <<'END'
+# Moments that no kill from outside meets for certain. The parent is stopped until the worker that answers is gone; the rest
+# of a half answer never comes.
+timeout -s KILL 60 "$python" - >"$work/moments" 2>&1 <<'END'
 import os, signal, subprocess, sys
 sys.path.insert(0, "dev/data")
 from documents import Unreachable
 from work import encode_all
 
-def encode(batch):
-    if batch == 1:
-        command = "sleep 1; kill -KILL $0; sleep 0.3; kill -CONT $1"
-        subprocess.Popen(["sh", "-c", command, str(os.getpid()), str(os.getppid())])
-        os.kill(os.getppid(), signal.SIGSTOP)
-        return bytes(50 << 20)  # more than any pipe holds
-    return batch
+signal.signal(signal.SIGTERM, signal.default_int_handler)  # as in a preparation
 
-try:
-    for result, mark in encode_all(2, ((i, i) for i in range(20)), encode, int, ()):
-        print(mark)
-except Unreachable as e:
-    print(e)
+def run(name, encode=len):
+    try:
+        for result, mark in encode_all(2, ((name * (mark == 3), mark) for mark in range(20)), encode, int, ()):
+            pass
+    except Unreachable as e:
+        print(f"{name}: {e}", flush=True)
+
+def stop_parent(batch):
+    if not batch:
+        return 0
+    command = "sleep 1; kill -KILL $0; sleep 0.3; kill -CONT $1"
+    subprocess.Popen(["sh", "-c", command, str(os.getpid()), str(os.getppid())])
+    os.kill(os.getppid(), signal.SIGSTOP)
+    return bytes(50 << 20)  # more than any pipe holds
+
+class Unreadable(str):
+    def __mul__(self, times):
+        return Unreadable(self) if times else ""
+    def __reduce__(self):
+        return exec, ("raise MemoryError",)
+
+run("answers", stop_parent)
+run("encodes", ord)
+run(Unreadable("receives"))
+os.register_at_fork(after_in_child=lambda: os.kill(os.getpid(), signal.SIGTERM))
+run("begins")
 END
-status=$?
-verdict "a worker that is killed while it answers" "$([ $status -eq 0 ] && tail -n 1 "$work/stdout" | grep -q '^a worker process was killed' || echo "exit status $status: $(tail -n 1 "$work/stdout")")"
+echo "moments: exit status $?" >>"$work/moments"
+moment() { # NAME PATTERN: of a line that is there once
+    verdict "$1" "$([ "$(grep -Ec "$2" "$work/moments")" -eq 1 ] || tail -n 3 "$work/moments")"
+}
+moment "a worker that is killed while it answers" '^answers: a worker process was killed'
+moment "a worker that fails" '^encodes: a worker process failed, with the error above$'
+moment "a worker that fails as it receives" '^receives: a worker process failed, with the error above$'
+moment "a worker that is told to end as it begins" '^begins: a worker process was killed'
+moment "none of them hangs" '^moments: exit status 0$'
+verdict "an interrupt is the parent's alone" "$(grep KeyboardInterrupt "$work/moments")"
 
 # The first tokens only: as many as were asked for, the same as of all; whole documents for BERT.
 tokens() { cat "$@" | wc -c; }
