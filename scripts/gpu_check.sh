@@ -19,8 +19,8 @@
 #   GPU_CHECK_OPS      ops that part san runs, "gelu gather"; all where unset
 #   GPU_CHECK_SAN_SECONDS    that a tool may take with one op (default 560)
 #   GPU_CHECK_PROFILE  pieces of part profile: "gpt2 bert published tools ranks"; all where unset
-#   GPU_CHECK_RANKS    pieces of part ranks: "d12 d48 bert_large phase1 curves kills checkpoints"; all where unset, which
-#                      with four GPUs is more than ten minutes
+#   GPU_CHECK_RANKS    pieces of part ranks: "d12 d48 bert_large 124M 1558M phase1 curves kills checkpoints"; all where
+#                      unset, which with four GPUs is more than ten minutes
 #   GPU_CHECK_TORCH_BERT    another BERT training step in PyTorch for part bert_bench, a script and its flags: it is also given
 #                      -B batch -T length, and prints a line "RESULT ... ms=..." as dev/reference/bert.py does
 #   GPU_CHECK_COMMIT   what the sources are, where git cannot say it; else the first line of .commit
@@ -519,7 +519,7 @@ print("\n".join(r["Kernel Name"] for r in rows))' <"$out/$name.csv" >"$out/$name
                 if [ "$1" = 1 ]; then "${@:2}"; else mpirun -np "$1" --bind-to none --oversubscribe "${@:2}"; fi
             }
             # Mean of the last two thirds of a run's steps. Not their median: at the power limit steps swing by 10 % within a second, few of
-            # them long, and it takes them ten seconds to settle (dev/LOG.md).
+            # them long, and it takes them some seconds to settle (dev/LOG.md).
             step_ms() { sed -nE 's/^step .*\| ([0-9.]+) ms \|.*/\1/p' "$(log_of "$1")" | awk '{a[NR] = $1} END {for (i = int(NR / 3) + 1; i <= NR; i++) {s += a[i]; n++} if (n) printf "%.1f", s / n}'; }
             # What the GPUs do from sample to sampled, five times a second. The latter prints means over the samples at work, and in
             # what part of these the power limit held the clock down.
@@ -533,11 +533,15 @@ print("\n".join(r["Kernel Name"] for r in rows))' <"$out/$name.csv" >"$out/$name
                 awk -F', *' '$4 > 90 && $1 > 300 {n++; w += $1; mhz += $2; capped += $3 == "Active"} END {if (n) printf "watts=%.0f mhz=%.0f capped=%.2f", w / n, mhz / n, capped / n; else printf "watts=none"}' "$out/power.csv"
                 rm -f "$out/power.csv"
             }
-            # Linear is what the GPUs do each on its own, at the same time. Where a step has several micro-batches all GPUs work together,
-            # and gradients are summed in full: a sum is a small part of such a step.
+            # Linear is what the GPUs do each on its own, at the same time, with the same matmul algorithms as together. Sums run beside
+            # the backward pass (--bucket 16) or after it, at once; which is faster depends on the model. Where a step has several
+            # micro-batches all GPUs work together, with the default of --bucket: a sum is a small part of such a step.
             scaling() { # name, sequences a GPU, tokens a sequence, micro-batches, steps, command...
-                local name=$1 batch=$2 T=$3 micro=$4 steps=$5 first=2 i n way ms power alone=() ways=("-z 0" "-z 1" "-z 0 --reduce bf16" "-z 1 --reduce bf16")
+                local name=$1 batch=$2 T=$3 micro=$4 steps=$5 first=2 i n way ms power of_linear best mean slowest alone=() ways=()
                 shift 5
+                set -- "$@" --autotune 0
+                for way in "-z 0" "-z 1"; do ways+=("$way --bucket 16" "$way --bucket 1000000"); done
+                ways+=("-z 1 --reduce bf16")
                 [ "$micro" = 1 ] || first=$gpus ways=("-z 0" "-z 1")
                 sample
                 for ((i = 0; i < gpus; i++)); do
@@ -548,26 +552,30 @@ print("\n".join(r["Kernel Name"] for r in rows))' <"$out/$name.csv" >"$out/$name
                 for ((i = 0; i < gpus; i++)); do alone[i]=$(step_ms "$name alone $i"); done
                 say "RESULT ranks_alone run=$name B=$batch T=$T micro_batches=$micro ms=$(paste -sd, <(printf '%s\n' "${alone[@]}")) $power"
                 for ((n = first; n <= gpus; n *= 2)); do
+                    slowest=$(printf '%s\n' "${alone[@]:0:n}" | sort -n | tail -n 1)
+                    mean=$(printf '%s\n' "${alone[@]:0:n}" | awk '{s += 1 / $1} END {print NR / s}')
+                    best=0
                     for way in "${ways[@]}"; do
                         sample
                         check "$name on $n GPUs, $way" launch "$n" "$@" -b "$batch" -t "$T" -d $((n * batch * T * micro)) -x "$steps" $way $quiet -o ""
                         power=$(sampled)
                         ms=$(step_ms "$name on $n GPUs, $way")
-                        local slowest mean
-                        slowest=$(printf '%s\n' "${alone[@]:0:n}" | sort -n | tail -n 1)
-                        mean=$(printf '%s\n' "${alone[@]:0:n}" | awk '{s += 1 / $1} END {print NR / s}')
+                        of_linear=$(awk "BEGIN {printf \"%.4f\", $mean / ${ms:-1e9}}")
+                        best=$(awk "BEGIN {print ($of_linear > $best ? $of_linear : $best)}")
                         say "RESULT ranks run=$name ranks=$n flags='$way' B=$batch T=$T micro_batches=$micro ms=${ms:-none} tok_s=$(awk "BEGIN {print int($n * $batch * $T * $micro / ${ms:-1e9} * 1000)}")" \
-                            "of_linear=$(awk "BEGIN {printf \"%.4f\", $mean / ${ms:-1e9}}") of_slowest=$(awk "BEGIN {printf \"%.4f\", $slowest / ${ms:-1e9}}") $power"
-                        if [ "$n" = 4 ]; then at_least "$(awk "BEGIN {print $mean / ${ms:-1e9}}")" 0.97 "$name on $n GPUs, $way: 97 % of linear"; fi
+                            "of_linear=$of_linear of_slowest=$(awk "BEGIN {printf \"%.4f\", $slowest / ${ms:-1e9}}") $power"
                     done
+                    if [ "$n" = 4 ]; then at_least "$best" 0.97 "$name on $n GPUs: 97 % of linear"; fi
                 done
             }
-            # Runs of half a minute.
-            ranks_d12() { scaling d12 64 1024 1 240 ./train_gpt2cu -e d12; }
-            ranks_d48() { scaling d48 16 1024 1 84 ./train_gpt2cu -e d48; }
-            ranks_bert_large() { scaling_bert_large bert-large 1 200; }
-            # As scripts/run_bert_large_phase1.sh trains: 64 K sequences a step (whole micro-batches: a little less on three GPUs), of which
-            # a GPU takes 256 at a time.
+            # Runs of 17 seconds, of steps of one micro-batch: nothing costs more, as all gradients are summed after each.
+            ranks_d12() { scaling d12 64 1024 1 160 ./train_gpt2cu -e d12; }
+            ranks_d48() { scaling d48 16 1024 1 56 ./train_gpt2cu -e d48; }
+            ranks_bert_large() { scaling_bert_large bert-large 1 140; }
+            # As scripts/run_gpt2_124M.sh, run_gpt2_1558M.sh and run_bert_large_phase1.sh train: half a million tokens, a million tokens,
+            # 64 K sequences a step (whole micro-batches: a little less on three GPUs).
+            ranks_124M() { scaling 124M 64 1024 $((524288 / (65536 * gpus))) $((30 * gpus)) ./train_gpt2cu -e d12; }
+            ranks_1558M() { scaling 1558M 16 1024 $((1048576 / (16384 * gpus))) $((2 * gpus)) ./train_gpt2cu -e d48; }
             ranks_phase1() { scaling_bert_large phase1 $((65536 / (256 * gpus))) 8; }
             scaling_bert_large() { # name, micro-batches, steps
                 "$python" dev/reference/make_sentences.py "$out/sentences.bin" --shortest 128 >/dev/null
@@ -695,10 +703,10 @@ print("\n".join(r["Kernel Name"] for r in rows))' <"$out/$name.csv" >"$out/$name
                 rm -rf "$out/saved_1"
             }
 
-            for piece in ${GPU_CHECK_RANKS:-d12 d48 bert_large phase1 curves kills checkpoints}; do
+            for piece in ${GPU_CHECK_RANKS:-d12 d48 bert_large 124M 1558M phase1 curves kills checkpoints}; do
                 piece_started=$SECONDS
                 case $piece in
-                    d12 | d48 | bert_large | phase1 | curves | kills | checkpoints) if [ "$gpus" -gt 1 ]; then "ranks_$piece"; else say "skip $piece: one GPU"; fi ;;
+                    d12 | d48 | bert_large | 124M | 1558M | phase1 | curves | kills | checkpoints) if [ "$gpus" -gt 1 ]; then "ranks_$piece"; else say "skip $piece: one GPU"; fi ;;
                     *) bad "no piece of part ranks is called $piece" ;;
                 esac
                 say "ranks, $piece: $((SECONDS - piece_started)) s"

@@ -18,10 +18,10 @@ launch() { # PROGRAM FLAG...
 # Checkpoints are reported when they are written, between any two steps.
 numbers() { grep -oE '"(loss|val_loss|grad_norm)": [^,}]+' "$1/log.jsonl"; grep -oE '"weights_hash": [^,}]+' "$1/log.jsonl"; }
 
-# All ranks do the same, as late.h demands: no samples, and as many validation batches on each. Buckets of a layer or of two;
-# validations and checkpoints come between steps, micro-batches within them.
+# All ranks do the same, as late.h demands: no samples, and as many validation batches on each. Buckets of a layer, of two or
+# of all; validations and checkpoints come between steps, micro-batches within them.
 common="-e L=4,C=16,NH=2,T=16 -t 16 -b 2 -d 128 -x 8 --dropout 0.1 -l 1e-2 -v 3 -m 2 -s 0 -n 2 -nk 0"
-for way in "-z 0 --bucket 0" "-z 1 --bucket 0" "-z 1 --bucket 0 --optimizer lamb" "-z 1 --bucket 0.02"; do
+for way in "-z 0 --bucket 0" "-z 1 --bucket 0" "-z 1 --bucket 0 --optimizer lamb" "-z 1 --bucket 0.02" "-z 1 --bucket 1"; do
     launch "$PROGRAM" $common $way -o now --overwrite 1
     why=$(ended_with 0)
     launch "$late" $common $way -o late --overwrite 1

@@ -232,7 +232,7 @@ static int run_queues(Toy* toy, uint64_t chance) {
 }
 
 // How many of a number of orders give a wrong result where a kind of wait is left out.
-static int wrong_orders(int zero, double bucket_mib, Site left_out, Side side) {
+static int wrong_orders(ReductionSettings settings, Site left_out, Side side) {
     int wrong = 0;
     for (uint64_t chance = 0; chance < 64; chance++) {
         static Context ctx;
@@ -244,8 +244,7 @@ static int wrong_orders(int zero, double bucket_mib, Site left_out, Side side) {
         comm.rank = ME, comm.size = 2;
         the_world.left_out = left_out, the_world.side_left_out = side;
         context_init(&ctx);
-        toy_open(&toy, zero);
-        ReductionSettings settings = {zero, 0, bucket_mib};
+        toy_open(&toy, settings.zero);
         reduction_open(&r, &comm, &toy.table, settings, &ctx);
         toy.shard = r.shard;
         toy_launch(&toy, &r, &ctx);
@@ -262,29 +261,51 @@ int main(void) {
         const char* name;
         Site site;
         Side side;
+        int whole;  // where gradients are summed at once: 1, in buckets: 0; -1: both
         int zero_only;
     } waits[] = {
-        {"a bucket's sum waits for the backward pass", IN_READY, COLLECTIVES, 0},
-        {"the norm waits for the buckets' sums", IN_FINISH, OPS, 0},
-        {"the norm's sum waits for the norm", IN_SUM, COLLECTIVES, 0},
-        {"the update waits for the norm's sum", IN_SUM, OPS, 0},
-        {"parameters are shared after the update", IN_SHARE, COLLECTIVES, 1},
-        {"the forward pass waits for parameters", IN_WAIT, OPS, 1},
+        {"a bucket's sum waits for the backward pass", IN_READY, COLLECTIVES, 0, 0},
+        {"the sum waits for the backward pass", IN_FINISH, COLLECTIVES, 1, 0},
+        {"the norm waits for the sums", IN_FINISH, OPS, -1, 0},
+        {"the norm's sum waits for the norm", IN_SUM, COLLECTIVES, -1, 0},
+        {"the update waits for the norm's sum", IN_SUM, OPS, -1, 0},
+        {"parameters are shared after the update", IN_SHARE, COLLECTIVES, -1, 1},
+        {"the forward pass waits for parameters", IN_WAIT, OPS, -1, 1},
+    };
+    static const struct {
+        const char* name;
+        double bucket_mib;
+        int is_near, whole;
+    } ways[] = {
+        {"buckets of a layer", 0, 0, 0},
+        {"buckets of two layers", 1.5 * 96 * 5 * sizeof(real) / 1048576, 0, 0},
+        {"all at once", 1, 0, 1},
+        {"GPUs near each other", BUCKET_AUTO, 1, 1},
     };
     Tests t = {0, 0};
     for (int zero = 0; zero < 2; zero++)
-        for (int large = 0; large < 2; large++) {
-            double bucket = large ? 1.5 * 96 * 5 * sizeof(real) / 1048576 : 0;
-            char* run = xprintf("-z %d, buckets of %s", zero, large ? "two layers" : "a layer");
-            expect(&t, wrong_orders(zero, bucket, NOWHERE, OPS) == 0, run, "right in every order");
+        for (size_t way = 0; way < COUNT_OF(ways); way++) {
+            ReductionSettings settings = {zero, 0, ways[way].bucket_mib, ways[way].is_near};
+            char* run = xprintf("-z %d, %s", zero, ways[way].name);
+            expect(&t, wrong_orders(settings, NOWHERE, OPS) == 0, run, "right in every order");
             for (size_t i = 0; i < COUNT_OF(waits); i++) {
                 if (waits[i].zero_only && !zero) continue;
+                if (waits[i].whole >= 0 && waits[i].whole != ways[way].whole) continue;
                 char* what = xprintf("wrong unless %s", waits[i].name);
-                expect(&t, wrong_orders(zero, bucket, waits[i].site, waits[i].side) > 0, run, what);
+                expect(&t, wrong_orders(settings, waits[i].site, waits[i].side) > 0, run, what);
                 free(what);
             }
             free(run);
         }
+    // What is large, or whose GPUs are far apart, is summed in buckets.
+    TensorTable table;
+    memset(&table, 0, sizeof table);
+    table.elements = (size_t)(WHOLE_BYTES / sizeof(real));
+    ReductionSettings near_by = {0, 0, BUCKET_AUTO, 1}, far_apart = {0, 0, BUCKET_AUTO, 0};
+    expect(&t, reduction_is_whole(&table, near_by), "2 GiB of gradients", "at once where GPUs are near");
+    expect(&t, !reduction_is_whole(&table, far_apart), "2 GiB of gradients", "in buckets where they are not");
+    table.elements++;
+    expect(&t, !reduction_is_whole(&table, near_by), "more than 2 GiB of gradients", "in buckets");
     printf("%d passed, %d failed\n", t.passed, t.failed);
     return t.failed > 0;
 }

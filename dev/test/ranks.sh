@@ -80,10 +80,18 @@ for zero in 0 1; do
     launch 2 -y 1 -o "stopped$zero"
     case_is "2 ranks, -z $zero: stopped and resumed, the same bits" "${why:-$(ended_with 0)}" "$(same "stopped$zero" "z$zero.2")"
 done
+for zero in 0 1; do
+    launch 4 ${common/--bucket 0/--bucket 1} -b 2 -z $zero -o "whole$zero"
+    why=$(ended_with 0)
+    grep -q 'summed after the backward pass' "$work/stdout" || why=${why:-"stdout: $(head -n 1 "$work/stdout")"}
+    case_is "4 ranks, -z $zero, summed at once: as one rank" "$why" "$(near "whole$zero" one)"
+done
 launch 3 $model -d 192 -x 6 -b 2 -v 0 -s 0 -n 0 -z 1 -o three
 verdict '3 ranks, -z 1' "$(ended_with 0)"
 launch 2 $common -b 2 -z 1 --reduce bf16 -o narrow
 verdict '2 ranks, sums in bf16' "$(ended_with 0)"
+launch 2 ${common/--bucket 0/--bucket 1} -b 2 -z 1 --reduce bf16 -o narrow_whole
+case_is '2 ranks, sums in bf16 at once: the same bits' "$(ended_with 0)" "$(same narrow_whole narrow)"
 [ -z "$(near narrow one)" ] && why='bf16 changed nothing' || why=
 verdict 'sums in bf16 are rounded' "$why"
 run $common -b 2 --optimizer lamb -o lamb1

@@ -84,6 +84,26 @@ static inline void collective_open(Collective* c, Comm* comm) {
     cudaCheck(cudaStreamCreateWithPriority(&c->stream, cudaStreamNonBlocking, greatest));
 }
 
+// Whether the ranks' GPUs are all in this machine and each reaches the others' memory over NVLink: only there do GPUs have
+// atomics in each other's memory. Where a process sees fewer GPUs than there are ranks this is not known, and the answer
+// no. The same on all ranks.
+static inline int collective_is_near(const Comm* comm) {
+    int devices = 0, mine = 0, atomics, all_near = comm->size > 1;
+    int is_near =
+        comm->local_size == comm->size && cudaGetDeviceCount(&devices) == cudaSuccess && devices >= comm->size;
+    if (is_near) cudaCheck(cudaGetDevice(&mine));
+    for (int other = 0; is_near && other < comm->size; other++) {
+        if (other == mine) continue;
+        cudaCheck(cudaDeviceGetP2PAttribute(&atomics, cudaDevP2PAttrNativeAtomicSupported, mine, other));
+        is_near = atomics;
+    }
+    int* answers = (int*)xcalloc((size_t)comm->size, sizeof *answers);
+    comm_gather(comm, answers, &is_near, sizeof is_near);
+    for (int r = 0; r < comm->size; r++) all_near = all_near && answers[r];
+    free(answers);
+    return all_near;
+}
+
 static inline void collective_close(Collective* c) {
     if (c->comm->size == 1) return;
     cudaCheck(cudaStreamSynchronize(c->stream));
@@ -134,6 +154,7 @@ static inline void collective_waits_for_ops(Collective* c, Mark* m, Context* ctx
 static inline void collective_mark(Collective* c, Mark* m) { (void)c, (void)m; }
 static inline void ops_wait_for_collective(Context* ctx, Mark* m) { (void)ctx, (void)m; }
 static inline void collective_check(const Collective* c) { (void)c; }
+static inline int collective_is_near(const Comm* comm) { return (void)comm, 0; }
 static inline void collective_begin(void) {}
 static inline void collective_end(void) {}
 static inline void collective_close(Collective* c) { (void)c; }

@@ -70,7 +70,7 @@ static inline MemoryPlan plan_make(const TensorTable* table, const TensorTable* 
     optimizer += (size_t)count * (sizeof *spans + (held < table->elements ? 2 * sizeof(double) : 0));
     Reduction sums;
     memset(&sums, 0, sizeof sums);
-    if (u.ranks > 1 && u.sums.narrow && !table->fixed) reduction_cut(&sums, table, u.sums.bucket_mib * 1048576);
+    if (u.ranks > 1 && u.sums.narrow && !table->fixed) reduction_cut(&sums, table, u.sums);
     MemoryPlan plan = {{{"parameters", table->elements * sizeof(floatX) + exact},
                         {"gradients", tensors_updated(table).size * sizeof(real) + reduction_narrow_bytes(&sums)},
                         {"optimizer", optimizer + sizeof(LossScale) + sizeof(AdamWStep) + sizeof(Outliers)},

@@ -5,7 +5,7 @@
  * become ready from the buffer's end on; what belongs to no layer and lies before them, the embeddings, is ready last.
  *
  *   backward     layer by layer    reduction_ready()   a bucket is summed, beside the ops that follow
- *   update       before it         reduction_finish()  waits for the sums
+ *   update       before it         reduction_finish()  waits for the sums, or sums the whole buffer at once
  *                after it          reduction_share()   ZeRO-1: parameters to all, bucket by bucket from the front
  *   forward      before each layer reduction_wait()    for its parameters
  *
@@ -33,12 +33,13 @@ typedef struct {
 typedef struct {
     Collective collective;
     int zero;         // 1: ZeRO-1
-    int is_open;      // gradients of this micro-step are to be summed as they become ready
+    int is_open;      // gradients of this micro-step are to be summed
+    int is_whole;     // all of them at once, when all are there
     FlatRange shard;  // of this rank; all elements without ZeRO-1
     size_t elements;  // of the flat buffer
     Bucket* buckets;  // in the order of the buffer
     int count, sent;  // buckets; those that this step has sent, from the back
-    Bf16* narrow;     // [elements of the largest bucket]; NULL: sums are of real
+    Bf16* narrow;     // [elements that are summed at once, at most]; NULL: sums are of real
     Mark ready, done;
 } Reduction;
 
@@ -70,18 +71,35 @@ static inline size_t reduction_layer_begin(const TensorTable* table, int layer) 
 typedef struct {
     int zero;           // 1: ZeRO-1
     int narrow;         // 1: in bf16
-    double bucket_mib;  // of gradients in a bucket, at least
+    double bucket_mib;  // of gradients in a bucket, at least; BUCKET_AUTO
+    int is_near;        // collective_is_near()
 } ReductionSettings;
 
-// Cut the buffer, from its end: whole layers until a bucket has `bytes` of gradients, and what lies before the first layer.
-static inline void reduction_cut(Reduction* r, const TensorTable* table, double bytes) {
+// BUCKET_AUTO: buckets of BUCKET_MIB, but the whole buffer at once where GPUs are near each other and gradients at most
+// WHOLE_BYTES. There a sum takes so little that waiting for it costs less than what it takes from the ops beside it
+// (dev/BENCH.md, "Several GPUs").
+#define BUCKET_AUTO (-1)
+#define BUCKET_MIB 16
+#define WHOLE_BYTES 2147483648.0
+
+static inline int reduction_is_whole(const TensorTable* table, ReductionSettings settings) {
+    double bytes = (double)table->elements * sizeof(real);
+    if (settings.bucket_mib < 0) return settings.is_near && bytes <= WHOLE_BYTES;
+    return bytes <= settings.bucket_mib * 1048576;
+}
+
+// Cut the buffer, from its end: whole layers until a bucket has as much as settings say, and what lies before the first
+// layer. Parameters are shared by buckets also where gradients are summed at once.
+static inline void reduction_cut(Reduction* r, const TensorTable* table, ReductionSettings settings) {
+    r->is_whole = reduction_is_whole(table, settings);
+    double mib = r->is_whole || settings.bucket_mib < 0 ? BUCKET_MIB : settings.bucket_mib;
     int layers = 0;
     for (int i = 0; i < table->count; i++) layers = max_int(layers, table->tensors[i].layer + 1);
     r->buckets = (Bucket*)xcalloc((size_t)layers + 1, sizeof(Bucket));
     size_t end = table->elements;
     for (int l = layers - 1; l >= -1; l--) {
         size_t begin = l < 0 ? 0 : reduction_layer_begin(table, l);
-        if (l >= 0 && (double)((end - begin) * sizeof(real)) < bytes) continue;
+        if (l >= 0 && (double)((end - begin) * sizeof(real)) < mib * 1048576) continue;
         if (begin == end) continue;
         Bucket* b = &r->buckets[r->count++];
         b->begin = begin, b->end = end, b->layer = l;
@@ -98,7 +116,7 @@ static inline size_t reduction_narrow_bytes(const Reduction* r) {
     size_t largest = 0;
     for (int i = 0; i < r->count; i++) {
         size_t n = r->buckets[i].end - r->buckets[i].begin;
-        largest = n > largest ? n : largest;
+        largest = r->is_whole ? largest + n : max_size(n, largest);
     }
     return largest * sizeof(Bf16);
 }
@@ -112,7 +130,7 @@ static inline void reduction_open(Reduction* r, Comm* comm, const TensorTable* t
     r->zero = settings.zero && comm->size > 1 && !table->fixed;
     r->shard = r->zero ? shard_of(table->elements, comm->rank, comm->size) : tensors_updated(table);
     if (comm->size == 1) return;
-    reduction_cut(r, table, settings.bucket_mib * 1048576);
+    reduction_cut(r, table, settings);
     mark_open(&r->ready), mark_open(&r->done);
     for (int i = 0; i < r->count; i++) mark_open(&r->buckets[i].shared);
     if (settings.narrow && !table->fixed) r->narrow = (Bf16*)device_alloc(ctx, reduction_narrow_bytes(r), "gradients");
@@ -159,40 +177,40 @@ static inline void reduction_back(OpsPlace place, Context* ctx) {
     scope_at(ctx, place.direction, place.layer);
 }
 
-// Sum n gradients over the ranks, in place: on all of them, or on rank `root` alone where that is not -1.
-static inline void reduction_sum_gradients(Reduction* r, real* grads, size_t n, int root, Context* ctx) {
-    int is_ours = root < 0 || root == r->collective.comm->rank;
-    void* values = grads;
+// Sum gradients begin .. end - 1, which those of `layer` complete, over the ranks, in place: with ZeRO-1 each part on the
+// rank whose shard it is in, else on all of them.
+static inline void reduction_send(Reduction* r, size_t begin, size_t end, int layer, real* grads, Context* ctx) {
+    OpsPlace place = reduction_beside(r, layer, ctx);
+    size_t n = end - begin, size = sizeof(real);
+    char* values = (char*)(grads + begin);
     SumType type = SUM_REAL;
-    if (n == 0) return;
-    if (r->narrow) narrow_forward(r->narrow, grads, n, ctx);
-#ifdef __CUDACC__
-    if (r->narrow) values = r->narrow, type = SUM_BF16;
-#else  // MPI knows no bf16: what was rounded is summed in full
-    if (r->narrow) narrow_back(grads, r->narrow, n, SET, ctx);
-#endif
-    if (root < 0) collective_sum(&r->collective, values, n, type);
-    else collective_sum_to(&r->collective, values, n, type, root);
-    if (type == SUM_BF16 && is_ours) narrow_back(grads, r->narrow, n, SET, ctx);
-}
-
-static inline void reduction_send(Reduction* r, const Bucket* b, real* grads, Context* ctx) {
-    OpsPlace place = reduction_beside(r, b->layer, ctx);
-    size_t n = b->end - b->begin;
+    FlatRange ours = {begin, n};
     Scope scope = scope_open(ctx, "sum_gradients", 0, (double)n * sizeof(real), "n=%zu", n);
-    int is_group = r->zero && !r->narrow;  // the narrow buffer serves one sum at a time
-    if (is_group) collective_begin();
-    for (int rank = 0; r->zero && rank < r->collective.comm->size; rank++) {
-        FlatRange part = reduction_part(r, rank, b->begin, b->end);
-        reduction_sum_gradients(r, grads + part.begin, part.size, rank, ctx);
+    if (r->narrow) narrow_forward(r->narrow, grads + begin, n, ctx);
+#ifdef __CUDACC__
+    if (r->narrow) values = (char*)r->narrow, type = SUM_BF16, size = sizeof(Bf16);
+#else  // MPI knows no bf16: what was rounded is summed in full
+    if (r->narrow) narrow_back(grads + begin, r->narrow, n, SET, ctx);
+#endif
+    if (r->zero) {
+        collective_begin();
+        for (int rank = 0; rank < r->collective.comm->size; rank++) {
+            FlatRange part = reduction_part(r, rank, begin, end);
+            if (rank == r->collective.comm->rank) ours = part;
+            if (part.size)
+                collective_sum_to(&r->collective, values + (part.begin - begin) * size, part.size, type, rank);
+        }
+        collective_end();
+    } else {
+        collective_sum(&r->collective, values, n, type);
     }
-    if (is_group) collective_end();
-    if (!r->zero) reduction_sum_gradients(r, grads + b->begin, n, -1, ctx);
+    if (type == SUM_BF16 && ours.size)
+        narrow_back(grads + ours.begin, r->narrow + (ours.begin - begin), ours.size, SET, ctx);
     scope_close(&scope);
     reduction_back(place, ctx);
 }
 
-// A step's last micro-batch begins: from now on gradients are summed as they become ready.
+// A step's last micro-batch begins: its gradients are to be summed.
 static inline void reduction_begin(Reduction* r) {
     if (reduction_is_alone(r)) return;
     r->is_open = 1;
@@ -201,16 +219,20 @@ static inline void reduction_begin(Reduction* r) {
 
 // The backward pass is through with `layer` and all behind it.
 static inline void reduction_ready(Reduction* r, int layer, real* grads, Context* ctx) {
-    if (reduction_is_alone(r) || !r->is_open) return;
-    for (; r->sent < r->count && r->buckets[r->count - 1 - r->sent].layer >= layer; r->sent++)
-        reduction_send(r, &r->buckets[r->count - 1 - r->sent], grads, ctx);
+    if (reduction_is_alone(r) || !r->is_open || r->is_whole) return;
+    for (; r->sent < r->count && r->buckets[r->count - 1 - r->sent].layer >= layer; r->sent++) {
+        const Bucket* b = &r->buckets[r->count - 1 - r->sent];
+        reduction_send(r, b->begin, b->end, b->layer, grads, ctx);
+    }
 }
 
 // The backward pass is through: ops launched from now on find the sums.
 static inline void reduction_finish(Reduction* r, real* grads, Context* ctx) {
     if (reduction_is_alone(r)) return;
+    CHECK(r->is_open);
     reduction_ready(r, -1, grads, ctx);
-    CHECK(r->sent == r->count);
+    if (r->is_whole) reduction_send(r, 0, r->elements, -1, grads, ctx);
+    CHECK(r->is_whole || r->sent == r->count);
     r->is_open = 0;
     collective_mark(&r->collective, &r->done);
     ops_wait_for_collective(ctx, &r->done);

@@ -114,7 +114,7 @@ static inline int settings_rows(Settings* s, Flag* table, int count) {
         {NULL,  "--on-nan",         FLAG_CHOICE, &s->on_nan,           "stop",   0, 0, "stop|skip", "when loss or gradients are not finite (the update is left out in both cases)", 0},
         {"-z",  "--zero",           FLAG_INT,    &s->zero,             "0",      0, 1, NULL, "ranks: 1 gives each a shard of the optimizer's state (ZeRO-1)", 0},
         {NULL,  "--reduce",         FLAG_CHOICE, &s->reduce,           "fp32",   0, 0, "fp32|bf16", "ranks: type in which gradients are summed; bf16 halves what is sent and rounds it", 0},
-        {NULL,  "--bucket",         FLAG_REAL,   &s->bucket,           "16",     0, 1e6, NULL, "ranks: MiB of gradients that are summed at once while the backward pass goes on, at least; 0: layer by layer", 0},
+        {NULL,  "--bucket",         FLAG_REAL,   &s->bucket,           "-1",     -1, 1e6, NULL, "ranks: MiB of gradients that are summed at once while the backward pass goes on, at least; 0: layer by layer; as many as there are: after it; -1: after it where GPUs are joined by NVLink and gradients take 2 GiB at most, else 16", 0},
         {"-pi", "--ranks-start",    FLAG_CHOICE, &s->start,            "auto",   0, 0, COMM_START_CHOICES, "how ranks find each other: mpirun, the environment (torchrun, Slurm), -ps, or a shared directory -pf", 0},
         {"-pn", "--ranks",          FLAG_INT,    &s->ranks,            "-1",     -1, 65536, NULL, "tcp, fs: processes of the run; -1: from the environment", 0},
         {"-pr", "--rank",           FLAG_INT,    &s->rank,             "-1",     -1, 65535, NULL, "tcp, fs: number of this process from 0; -1: from the environment", 0},
