@@ -259,7 +259,7 @@ static void backward_block(Model* m, int l, const Sequences* s, Mode mode, Conte
     dbranch = branch_gradient(m, s, l, SITE_DROPOUT_ATTENTION_OUT);
     matmul_backward_weight(dattproj, dbranch, a->att, N, C, C, mode, ctx);
     matmul_backward_input(m->a.datt, dbranch, p->attproj.w, N, C, C, SET, ctx);
-    // Sums over the ranks run beside attention, which makes do with the multiprocessors that are free: matmuls would not.
+    // Buckets are summed beside attention, which makes do with the multiprocessors that are free: matmuls would not.
     reduction_ready(m->reduction, l + 1, m->grads, ctx);
     attention_backward(m->a.dqkv, m->a.datt, a->qkv, a->att, a->lse, sequences_parts(s), attention_at(m, s, l), ctx);
     if (m->recompute >= 2)

@@ -600,10 +600,14 @@ print("\n".join(r["Kernel Name"] for r in rows))' <"$out/$name.csv" >"$out/$name
                 check "curve again" launch "$gpus" ./train_gpt2cu "${curve[@]}" -z 1 -o "$out/curve_again"
                 check "curve once more" launch "$gpus" ./train_gpt2cu "${curve[@]}" -z 1 -o "$out/curve_more"
                 expect_same "$gpus ranks repeat bit for bit" curve_again curve_more
+                # Two numbers have one sum, in whatever order.
+                check "curve in bf16, sums beside" launch 2 ./train_gpt2cu "${curve[@]}" -z 1 --reduce bf16 --bucket 16 -o "$out/curve_beside"
+                check "curve in bf16, sums after" launch 2 ./train_gpt2cu "${curve[@]}" -z 1 --reduce bf16 --bucket 1000000 -o "$out/curve_after"
+                expect_same "2 ranks in bf16, sums beside and after the backward pass: the same bits" curve_beside curve_after
                 check "curve to step 10" launch "$gpus" ./train_gpt2cu "${curve[@]}" -z 1 -o "$out/curve_stopped" --stop-after 10
                 check "curve from step 10" launch "$gpus" ./train_gpt2cu -y 1 -z 1 -o "$out/curve_stopped"
                 expect_same "$gpus ranks resumed equal straight" curve_stopped curve_more
-                forget curve_{1,2,4,again,more,stopped}
+                forget curve_{1,2,4,again,more,beside,after,stopped}
             }
 
             await() { # seconds, command...: until it succeeds, while $running, a launch in the background, runs

@@ -24,7 +24,6 @@ typedef struct {
     Flag* flags;
     int flag_count;
     Context* ctx;
-    int is_near;         // collective_is_near()
     int is_locked;       // OUT/.lock is this process's
     int shares_plans;    // all ranks have rank 0's chosen algorithms
     char* matmul_cache;  // file of the GPU's chosen algorithms; NULL: none
@@ -194,7 +193,6 @@ static inline void session_open(Session* s, const Settings* settings, Flag* flag
     if (comm->rank > 0 && !freopen("/dev/null", "w", stdout)) die(FAILED, "/dev/null: %s", strerror(errno));
     agree_on_flags(comm, flags, flag_count);  // before they say what the ranks do together
     device_choose(comm->local_rank);
-    s->is_near = collective_is_near(comm);
     context_init(ctx);
     device_set_threads(settings->threads);
     if (!settings->evaluate && settings->steps != 0) session_lock(s, 0);
@@ -408,13 +406,14 @@ static inline void session_load(const Session* s, const char* checkpoint, const 
     checkpoint_load(&c, exact, checkpoint);
 }
 
+// What the settings say of updates. All ranks call it.
 static inline UpdateSettings session_update(const Session* session) {
     const Settings* s = session->settings;
     UpdateSettings update = {(OptimizerKind)s->optimizer,
                              s->master_weights ? WITH_MASTER : NO_MASTER,
                              session->comm->rank,
                              session->comm->size,
-                             {s->zero, s->reduce, s->bucket, session->is_near}};
+                             {s->zero, s->reduce, s->bucket, collective_is_near(session->comm)}};
     return update;
 }
 
