@@ -306,6 +306,24 @@ int main(void) {
     expect(&t, !reduction_is_whole(&table, far_apart), "2 GiB of gradients", "in buckets where they are not");
     table.elements++;
     expect(&t, !reduction_is_whole(&table, near_by), "more than 2 GiB of gradients", "in buckets");
+    // Three layers of 12 MiB.
+    const int dims[] = {0, 3, 1 << 20};
+    const TensorRow inner = {"h.%d", 0, {1, 2}};
+    memset(&table, 0, sizeof table);
+    for (int l = 0; l < 3; l++) tensors_add(&table, &inner, 1, dims, l);
+    tensors_finish(&table);
+    for (int whole = 0; whole < 2; whole++) {
+        Reduction cut;
+        memset(&cut, 0, sizeof cut);
+        reduction_cut(&cut, &table, whole ? near_by : far_apart);
+        char* run = xprintf("36 MiB of gradients, %s", whole ? "at once" : "in buckets");
+        expect(&t, cut.count == 2, run, "parameters are shared in two parts");
+        size_t most = whole ? table.elements : cut.buckets[1].end - cut.buckets[1].begin;
+        expect(&t, cut.buckets[1].layer == 1 && reduction_narrow_bytes(&cut) == most * sizeof(Bf16), run,
+               "so much of it in bf16");
+        free(run), free(cut.buckets);
+    }
+    tensors_free(&table);
     printf("%d passed, %d failed\n", t.passed, t.failed);
     return t.failed > 0;
 }

@@ -83,7 +83,7 @@ done
 for zero in 0 1; do
     launch 4 ${common/--bucket 0/--bucket 1} -b 2 -z $zero -o "whole$zero"
     why=$(ended_with 0)
-    grep -q 'summed after the backward pass' "$work/stdout" || why=${why:-"stdout: $(head -n 1 "$work/stdout")"}
+    grep -q 'gradients summed at once' "$work/stdout" || why=${why:-"stdout: $(head -n 1 "$work/stdout")"}
     case_is "4 ranks, -z $zero, summed at once: as one rank" "$why" "$(near "whole$zero" one)"
 done
 launch 3 $model -d 192 -x 6 -b 2 -v 0 -s 0 -n 0 -z 1 -o three

@@ -85,23 +85,25 @@ static inline void collective_open(Collective* c, Comm* comm) {
 }
 
 // Whether the ranks' GPUs are all in this machine and each reaches the others' memory over NVLink: only there do GPUs have
-// atomics in each other's memory. Where a process sees fewer GPUs than there are ranks this is not known, and the answer
-// no. The same on all ranks.
+// atomics in each other's memory. Where a process does not see the others' GPUs this is not known, and the answer no. The
+// same on all ranks, which call it together.
 static inline int collective_is_near(const Comm* comm) {
-    int devices = 0, mine = 0, atomics, all_near = comm->size > 1;
-    int is_near =
-        comm->local_size == comm->size && cudaGetDeviceCount(&devices) == cudaSuccess && devices >= comm->size;
-    if (is_near) cudaCheck(cudaGetDevice(&mine));
-    for (int other = 0; is_near && other < comm->size; other++) {
-        if (other == mine) continue;
-        cudaCheck(cudaDeviceGetP2PAttribute(&atomics, cudaDevP2PAttrNativeAtomicSupported, mine, other));
+    int seen = 0, mine = -1, atomics;
+    int* all = (int*)xcalloc((size_t)comm->size, sizeof *all);
+    int is_near = comm->size > 1 && comm->local_size == comm->size && cudaGetDeviceCount(&seen) == cudaSuccess;
+    if (is_near && seen >= comm->size) cudaCheck(cudaGetDevice(&mine));
+    comm_gather(comm, all, &mine, sizeof mine);
+    for (int r = 0; r < comm->size; r++) {
+        if (r == comm->rank) continue;
+        is_near = is_near && mine >= 0 && all[r] >= 0 && all[r] != mine;  // each may know its own GPU as 0
+        if (!is_near) break;
+        cudaCheck(cudaDeviceGetP2PAttribute(&atomics, cudaDevP2PAttrNativeAtomicSupported, mine, all[r]));
         is_near = atomics;
     }
-    int* answers = (int*)xcalloc((size_t)comm->size, sizeof *answers);
-    comm_gather(comm, answers, &is_near, sizeof is_near);
-    for (int r = 0; r < comm->size; r++) all_near = all_near && answers[r];
-    free(answers);
-    return all_near;
+    comm_gather(comm, all, &is_near, sizeof is_near);
+    for (int r = 0; r < comm->size; r++) is_near = is_near && all[r];
+    free(all);
+    return is_near;
 }
 
 static inline void collective_close(Collective* c) {

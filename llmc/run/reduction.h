@@ -1,5 +1,6 @@
-/* Data parallelism: gradients of all ranks become one sum while the backward pass goes on, and with ZeRO-1 each rank keeps
- * and updates a shard of the optimizer's state and hands its parameters to the others while the next forward pass goes on.
+/* Data parallelism: gradients of all ranks become one sum, while the backward pass goes on or at its end, and with ZeRO-1
+ * each rank keeps and updates a shard of the optimizer's state and hands its parameters to the others while the next
+ * forward pass goes on.
  *
  * The flat buffer is cut into buckets of neighbouring layers. The backward pass ends with the first layer, so buckets
  * become ready from the buffer's end on; what belongs to no layer and lies before them, the embeddings, is ready last.

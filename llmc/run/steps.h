@@ -95,9 +95,9 @@ static inline void steps_print_start(const Steps* s, const Session* session, siz
                                : session->settings->model,
            (unsigned long long)data_tokens, tokens, (long long)session->step + 1, (long long)session->last,
            device_threads());
-    if (session->comm->size > 1)
-        printf("%d ranks, gradients summed %s the backward pass | ", session->comm->size,
-               s->reduction->is_whole ? "after" : "beside");
+    if (session->comm->size > 1 && session->settings->mode != MODE_FORWARD)
+        printf("%d ranks, gradients summed %s | ", session->comm->size,
+               s->reduction->is_whole ? "at once" : "bucket by bucket");
     printf("mfu is of %.4g TFLOP/s%s, %s\n", 1e-12 * s->peak_flops / session->comm->size,
            session->comm->size > 1 ? " a rank" : "",
            profiler_known_peak() > 0 ? "the data sheet's peak" : "measured on a large matmul");
