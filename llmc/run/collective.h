@@ -88,22 +88,20 @@ static inline void collective_open(Collective* c, Comm* comm) {
 // atomics in each other's memory. Where a process does not see the others' GPUs this is not known, and the answer no. The
 // same on all ranks, which call it together.
 static inline int collective_is_near(const Comm* comm) {
-    int seen = 0, mine = -1, atomics;
+    int seen = 0, mine = -1, is_near = comm->local_size == comm->size;
+    if (comm->size == 1) return 0;
     int* all = (int*)xcalloc((size_t)comm->size, sizeof *all);
-    int is_near = comm->size > 1 && comm->local_size == comm->size && cudaGetDeviceCount(&seen) == cudaSuccess;
-    if (is_near && seen >= comm->size) cudaCheck(cudaGetDevice(&mine));
+    if (cudaGetDeviceCount(&seen) == cudaSuccess && seen >= comm->size) cudaCheck(cudaGetDevice(&mine));
     comm_gather(comm, all, &mine, sizeof mine);
-    for (int r = 0; r < comm->size; r++) {
+    for (int r = 0; is_near && r < comm->size; r++) {
+        int atomics = 0;
         if (r == comm->rank) continue;
-        is_near = is_near && mine >= 0 && all[r] >= 0 && all[r] != mine;  // each may know its own GPU as 0
-        if (!is_near) break;
-        cudaCheck(cudaDeviceGetP2PAttribute(&atomics, cudaDevP2PAttrNativeAtomicSupported, mine, all[r]));
+        if (mine >= 0 && all[r] >= 0 && all[r] != mine)  // each may know its own GPU as 0
+            cudaCheck(cudaDeviceGetP2PAttribute(&atomics, cudaDevP2PAttrNativeAtomicSupported, mine, all[r]));
         is_near = atomics;
     }
-    comm_gather(comm, all, &is_near, sizeof is_near);
-    for (int r = 0; r < comm->size; r++) is_near = is_near && all[r];
     free(all);
-    return is_near;
+    return !comm_any(comm, !is_near);
 }
 
 static inline void collective_close(Collective* c) {

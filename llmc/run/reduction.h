@@ -231,8 +231,8 @@ static inline void reduction_ready(Reduction* r, int layer, real* grads, Context
 static inline void reduction_finish(Reduction* r, real* grads, Context* ctx) {
     if (reduction_is_alone(r)) return;
     CHECK(r->is_open);
-    reduction_ready(r, -1, grads, ctx);
     if (r->is_whole) reduction_send(r, 0, r->elements, -1, grads, ctx);
+    else reduction_ready(r, -1, grads, ctx);
     CHECK(r->is_whole || r->sent == r->count);
     r->is_open = 0;
     collective_mark(&r->collective, &r->done);
