@@ -24,27 +24,31 @@ CPP    := -D_GNU_SOURCE -I. -Ibuild $(MPI_CPP) $(if $(BLAS),-DUSE_BLAS) -MMD -MP
 LIBS   := $(if $(BLAS),-lopenblas) $(MPI_LIBS) -pthread -lm
 COMPILE = $(CC) -x c -std=c11 $(CPP) $(CFLAGS) $(WARN)
 
-# The GPU build. ARCH: the GPUs that are here, else those that this nvcc knows of sm_80, sm_90a and sm_100, and PTX for later ones.
+# The GPU build. ARCH: the GPUs that are here, else those that this nvcc knows of sm_80, sm_90a and sm_100. PTX for later
+# GPUs (PTX=80) is added where neither ARCH nor a GPU says which they are: it takes a quarter of a build.
 NVCC   ?= nvcc
 HAS_NVCC := $(shell command -v $(NVCC) 2>/dev/null)
 PRECISION ?= bf16
 FOUND  := $(sort $(subst .,,$(if $(HAS_NVCC),$(shell nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2>/dev/null))))
 ARCH   ?= $(if $(FOUND),$(FOUND:90=90a),$(if $(HAS_NVCC),$(filter $(subst compute_,,$(shell $(NVCC) --list-gpu-arch)),80) 90a $(filter $(subst compute_,,$(shell $(NVCC) --list-gpu-arch)),100)))
+PTX    ?= $(if $(FOUND)$(filter command environment,$(firstword $(origin ARCH))),,80)
 # CUPTI's header, where the toolkit keeps it apart; without it --profile lists no kernels.
 CUPTI  := $(if $(HAS_NVCC),$(wildcard $(dir $(realpath $(HAS_NVCC)))../extras/CUPTI/include))
 # NCCL, likewise: what joins the ranks of the GPU build.
 NCCL_H := $(if $(filter 0,$(NCCL)),,$(if $(HAS_NVCC),$(firstword $(wildcard $(addsuffix /nccl.h,$(NCCL_HOME)/include $(dir $(realpath $(HAS_NVCC)))../include /usr/include)))))
-GENCODE = $(foreach a,$(ARCH),-gencode=arch=compute_$(a),code=sm_$(a)) $(if $(FOUND),,-gencode=arch=compute_80,code=compute_80)
-NVFLAGS = -std=c++17 $(if $(DEBUG),-O1 -g -G,-O3) $(GENCODE) -lineinfo -D_GNU_SOURCE $(if $(DEBUG),,$(if $(filter 90a,$(ARCH)),-DHAS_SM90A)) -DPRECISION_$(shell echo $(PRECISION) | tr a-z A-Z) -I. -Ibuild $(addprefix -I,$(CUPTI)) \
+GENCODE = $(foreach a,$(ARCH),-gencode=arch=compute_$(a),code=sm_$(a)) $(foreach a,$(PTX),-gencode=arch=compute_$(a),code=compute_$(a))
+# -O2 applies to host code: device code is always compiled with -O3. ptxas uses all cores and makes the same code; nvcc's
+# own --split-compile would make other code.
+NVFLAGS = -std=c++17 $(if $(DEBUG),-O1 -g -G,-O2) $(GENCODE) -lineinfo -D_GNU_SOURCE $(if $(DEBUG),,$(if $(filter 90a,$(ARCH)),-DHAS_SM90A)) -DPRECISION_$(shell echo $(PRECISION) | tr a-z A-Z) -I. -Ibuild $(addprefix -I,$(CUPTI)) \
           $(MPI_CPP) $(if $(NCCL_H),-DUSE_NCCL $(addsuffix /include,$(addprefix -I,$(NCCL_HOME)))) \
           -Xcompiler -march=$(MARCH),-fopenmp,-ffp-contract=off,-fno-math-errno,-Wall,-Wextra,-Wno-missing-field-initializers,-Wno-unknown-pragmas,-Wno-string-compare \
-          -Xptxas -warn-spills -diag-suppress 177 -MMD -MP
+          -Xptxas -warn-spills,-split-compile=0 -diag-suppress 177 -MMD -MP
 NVLIBS := -lcublasLt $(if $(NCCL_H),$(addsuffix /lib,$(addprefix -L,$(NCCL_HOME))) -lnccl) $(MPI_LIBS) -lgomp
 G      := $(B)/$(PRECISION)
 
 HAS_CC := $(shell command -v $(CC) 2>/dev/null)
 .DEFAULT_GOAL := $(if $(HAS_CC),all,help)
-.PHONY: all cpu gpu absent help setup quickstart quickstart-bert test check ops grad bench san mutants clean needed always
+.PHONY: all cpu gpu absent help setup quickstart quickstart-bert test check ops grad bench san mutants cubins clean needed always
 .DELETE_ON_ERROR:
 
 # ---------------------------------------------------------------------------------------------------------
@@ -57,12 +61,13 @@ TESTS := gpt2 bert base data llmc_files choices squad examples bpe prefetch run 
 TOP  := $(if $(DEBUG)$(SANITIZE)$(BLAS),$(B)/)
 GPT2 := $(TOP)train_gpt2
 BERT := $(TOP)train_bert
+TUNE := $(TOP)finetune_bert
 
 all: cpu gpu
 
-cpu: $(GPT2) $(BERT) data/builtin/train.bin data/builtin/bert/train.bin
+cpu: $(GPT2) $(BERT) $(TUNE) data/builtin/train.bin data/builtin/bert/train.bin
 
-gpu: $(if $(HAS_NVCC),train_gpt2cu train_bertcu)
+gpu: $(if $(HAS_NVCC),train_gpt2cu train_bertcu finetune_bertcu)
 
 # What is not there is said, not missed: everything else is built.
 all: absent
@@ -78,22 +83,38 @@ $(B)/command $(G)/command: always
 	@echo '$(COMMAND)' | cmp -s - $@ || echo '$(COMMAND)' >$@
 
 # The page of --profile, as the numbers of its bytes: C11 cannot include a file as text.
-build/profile_page.inc: llmc/run/profile.html
+build/profile_page.inc: llmc/profile/page.html
 	@mkdir -p $(@D)
 	@od -An -v -tu1 $< | sed 's/\([0-9]\{1,\}\)/\1,/g' >$@
 
-$(GPT2) $(BERT) $(B)/test_gpt2 $(B)/test_bert $(B)/test_gpt2_double $(B)/test_bert_double $(B)/test_run $(B)/test_profile $(B)/test_llmc_files $(addprefix $(G)/,train_gpt2cu train_bertcu test_gpt2cu test_bertcu) train_gpt2cu train_bertcu: build/profile_page.inc
+$(GPT2) $(BERT) $(TUNE) $(B)/test_gpt2 $(B)/test_bert $(B)/test_gpt2_double $(B)/test_bert_double $(B)/test_run $(B)/test_profile $(B)/test_llmc_files $(addprefix $(G)/,train_gpt2cu train_bertcu finetune_bertcu test_gpt2cu test_bertcu) train_gpt2cu train_bertcu finetune_bertcu: build/profile_page.inc
 
-train_gpt2cu train_bertcu: %cu: %.cu Makefile $(G)/command
+train_gpt2cu train_bertcu finetune_bertcu: %cu: %.cu Makefile $(G)/command
 	$(NVCC) $(NVFLAGS) -MF $(G)/$@.d $< -o $@ $(NVLIBS)
 
-$(addprefix $(G)/,train_gpt2cu train_bertcu test_gpt2cu test_bertcu): $(G)/%cu: %.cu Makefile $(G)/command
+$(addprefix $(G)/,train_gpt2cu train_bertcu finetune_bertcu test_gpt2cu test_bertcu): $(G)/%cu: %.cu Makefile $(G)/command
 	$(NVCC) $(NVFLAGS) -MF $@.d $< -o $@ $(NVLIBS)
+
+# The machine code of every program, architecture and precision, for dev/compare_sass.py. A warning is an error, a spilled
+# register and a wgmma product that ptxas serializes included. `make cubins CUBINS=FOLDER` puts them elsewhere.
+CUBINS ?= build/cubins
+CUBIN_FILES := $(foreach p,$(patsubst %.cu,%,$(wildcard train_gpt2.cu train_bert.cu finetune_bert.cu)),$(foreach a,80 90a 100,$(foreach r,bf16 fp16 fp32,$(CUBINS)/$p.$a.$r.cubin)))
+cubins: $(CUBIN_FILES)
+$(CUBIN_FILES): override ARCH = $(word 2,$(subst ., ,$(@F)))
+$(CUBIN_FILES): override PTX =
+$(CUBIN_FILES): override PRECISION = $(word 3,$(subst ., ,$(@F)))
+$(CUBIN_FILES): build/profile_page.inc Makefile
+	@mkdir -p $(@D)
+	$(NVCC) $(NVFLAGS) -MF $@.d -cubin $(firstword $(subst ., ,$(@F))).cu -o $@ >$@.log 2>&1; \
+	status=$$?; cat $@.log; [ $$status = 0 ] && ! grep -qiE 'warning|spill|serialized' $@.log || { rm -f $@; exit 1; }
 
 $(G)/opscu: dev/ops.cu Makefile $(G)/command
 	$(NVCC) $(NVFLAGS) -MF $@.d $< -o $@ $(NVLIBS)
 
-$(GPT2) $(BERT): $(TOP)%: %.cu Makefile $(B)/command
+# finetune_bert takes the encoder of train_bert.cu and leaves its heads unused.
+$(TUNE) $(B)/test_bert $(B)/test_bert_double: WARN += -Wno-unused-function
+
+$(GPT2) $(BERT) $(TUNE): $(TOP)%: %.cu Makefile $(B)/command
 	$(COMPILE) -MF $(B)/$*.d $< -o $@ $(LIBS)
 
 $(B)/test_gpt2 $(B)/test_bert: $(B)/%: %.cu Makefile $(B)/command
@@ -135,12 +156,12 @@ $(B)/test_%: dev/test/%.c Makefile $(B)/command
 $(B)/builtin_corpus: dev/data/builtin_corpus.c Makefile $(B)/command
 	$(COMPILE) $< -o $@ $(LIBS)
 
--include $(wildcard $(B)/*.d $(G)/*.d)
+-include $(wildcard $(B)/*.d $(G)/*.d $(CUBINS)/*.d)
 
 # ---------------------------------------------------------------------------------------------------------
 # Data: the project's own sources and documentation as bytes
 
-CORPUS := $(wildcard Makefile README.md LICENSE *.cu llmc/*/*.h dev/*.cu dev/*.md dev/*.sh dev/*/*.h dev/*/*.c dev/*/*.py dev/*/*.sh scripts/*)
+CORPUS := $(wildcard Makefile README.md LICENSE *.cu llmc/*/*.h llmc/*/*/*.h dev/*.cu dev/*.md dev/*.sh dev/*/*.h dev/*/*.c dev/*/*.py dev/*/*.sh scripts/*)
 
 data/builtin/train.bin: $(CORPUS) | $(B)/builtin_corpus
 	mkdir -p $(@D)
@@ -150,6 +171,13 @@ data/builtin/train.bin: $(CORPUS) | $(B)/builtin_corpus
 data/builtin/bert/train.bin: data/builtin/train.bin | $(B)/builtin_corpus
 	@[ -f $@ ] || $(B)/builtin_corpus . data/builtin
 	@touch $@
+
+# What tests train on does not follow the sources: made by dev/test/text.c, the same bytes every time.
+TEST_CORPUS := build/test_corpus/builtin/train.bin
+$(TEST_CORPUS): $(B)/test_text $(B)/builtin_corpus
+	rm -rf build/test_corpus/text && mkdir -p build/test_corpus/text
+	$(B)/test_text build/test_corpus/text
+	$(B)/builtin_corpus build/test_corpus/text $(@D)
 
 # ---------------------------------------------------------------------------------------------------------
 # What people type
@@ -164,9 +192,10 @@ help:
 	@echo "make ops           ops against their references;  make grad: against finite differences"
 	@echo "make bench         time of every op (OP=matmul for one)"
 	@echo "make san           tests under AddressSanitizer and UBSan"
-	@echo "make mutants       half an hour: does a test fail for each of the faults in dev/mutants.txt? (JOBS=2: two at a time)"
+	@echo "make mutants       an hour or more: does a test fail for each of the faults in dev/mutants.txt? (JOBS=2: two at a time)"
+	@echo "make cubins        GPU machine code of every program, architecture and precision, for dev/compare_sass.py"
 	@echo "make clean         remove what was built (data and runs stay)"
-	@echo "variables:         CC MARCH DEBUG=1 SANITIZE=1 BLAS=1 MPI=0 NCCL=0"
+	@echo "variables:         CC MARCH ARCH PTX PRECISION DEBUG=1 SANITIZE=1 BLAS=1 MPI=0 NCCL=0"
 
 setup:
 	@bash dev/setup.sh
@@ -188,9 +217,9 @@ quickstart-bert: needed
 	@echo "log, loss plot and a Hugging Face model directory: out/quickstart-bert"
 
 test: needed
-	@$(MAKE) --no-print-directory cpu $(addprefix $(B)/test_,$(TESTS) gpt2_double bert_double) $(addprefix $(B)/late/train_,gpt2 bert) $(B)/ops $(B)/ops_double
+	@$(MAKE) --no-print-directory $(GPT2) $(BERT) $(TUNE) $(TEST_CORPUS) $(addprefix $(B)/test_,$(TESTS) gpt2_double bert_double) $(addprefix $(B)/late/train_,gpt2 bert) $(B)/ops $(B)/ops_double
 	-@$(MAKE) --no-print-directory $(B)/test_prefetch_tsan 2>/dev/null
-	@bash dev/test/run.sh $(B) $(GPT2) $(BERT)
+	@bash dev/test/run.sh $(B) $(GPT2) $(BERT) $(TUNE)
 
 check:
 	@bash dev/check.sh
@@ -207,11 +236,11 @@ bench: $(B)/ops
 	$(B)/ops bench $(OP)
 
 san:
-	@$(MAKE) --no-print-directory SANITIZE=1 cpu $(addprefix build/san/test_,$(TESTS) fuzz) $(addprefix build/san/late/train_,gpt2 bert) build/san/ops
-	@bash dev/test/run.sh build/san build/san/train_gpt2 build/san/train_bert
+	@$(MAKE) --no-print-directory SANITIZE=1 build/san/train_gpt2 build/san/train_bert build/san/finetune_bert $(TEST_CORPUS) $(addprefix build/san/test_,$(TESTS) fuzz) $(addprefix build/san/late/train_,gpt2 bert) build/san/ops
+	@bash dev/test/run.sh build/san build/san/train_gpt2 build/san/train_bert build/san/finetune_bert
 
 mutants:
 	@python3 dev/mutants.py --jobs $(or $(JOBS),1)
 
 clean:
-	rm -rf build train_gpt2 train_gpt2cu train_bert train_bertcu
+	rm -rf build train_gpt2 train_gpt2cu train_bert train_bertcu finetune_bert finetune_bertcu

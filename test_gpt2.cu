@@ -20,8 +20,8 @@ static void bench_open(Bench* b, Config config, int B, int T, int recompute, uin
     context_init(&b->ctx);
     model_plan(&b->m, config, B, T, recompute);
     model_alloc(&b->m, seed, &b->ctx);
-    optimizer_init(&b->o, &b->m.table, ADAMW, WITH_MASTER, &b->ctx);
-    b->m.master = b->o.master;
+    optimizer_init(&b->o, &b->m.buffers.table, ADAMW, WITH_MASTER, &b->ctx);
+    b->m.buffers.master = b->o.master;
     random_weights(&b->m, &b->o, seed, &b->ctx);
 }
 
@@ -33,8 +33,8 @@ static void bench_close(Bench* b) {
 }
 
 static void bench_batch(Bench* b, const int* inputs, const int* targets) {
-    device_upload(&b->ctx, b->m.inputs, inputs, (size_t)b->m.N * sizeof(int));
-    device_upload(&b->ctx, b->m.targets, targets, (size_t)b->m.N * sizeof(int));
+    device_upload(&b->ctx, b->m.in.inputs, inputs, (size_t)b->m.N * sizeof(int));
+    device_upload(&b->ctx, b->m.in.targets, targets, (size_t)b->m.N * sizeof(int));
     device_synchronize(&b->ctx);
 }
 
@@ -49,7 +49,7 @@ static void golden_tokens(const SafeTensors* file, const char* name, int* out, s
     const SafeTensor* entry = safetensors_find(file, name);
     if (!entry || entry->elements != n || strcmp(entry->dtype, "I32") != 0)
         die(FAILED, "golden file: \"%s\" is missing or of another size", name);
-    safetensors_read_bytes(file, entry, 0, n * sizeof(int), out);
+    safetensors_read_bytes(entry, 0, n * sizeof(int), out);
 }
 
 // Logits, loss, the gradient of every tensor and ten AdamW steps, as transformers and torch computed them in float64.
@@ -80,7 +80,7 @@ static void test_golden(Tests* t, const char* directory) {
 
     size_t V = (size_t)config.V, N = (size_t)m->N;
     real *want = (real*)xmalloc(N * V * sizeof(real)), *got = (real*)xmalloc(N * V * sizeof(real)), loss;
-    evaluate_batch(m, 1.0 / (double)N, SET, &b->ctx);
+    evaluate_batch(m, m->B, 1.0 / (double)N, SET, &b->ctx);
     double evaluated = model_loss(m, &b->ctx), error;
     real* logits = device_values(&b->ctx, m->a.logits, N * (size_t)m->Vp, VIEW_FLOATX);
     for (size_t i = 0; i < N; i++) memcpy(got + i * V, logits + i * (size_t)m->Vp, V * sizeof(real));
@@ -95,9 +95,9 @@ static void test_golden(Tests* t, const char* directory) {
     report(t, error <= tolerance, name, error, tolerance);
 
     train_batch(m, 0, 0, 1.0 / (double)N, SET, &b->ctx);
-    real* grads = device_values(&b->ctx, m->grads, m->table.elements, VIEW_REAL);
-    for (int i = 0; i < m->table.count; i++) {
-        const Tensor* tensor = &m->table.tensors[i];
+    real* grads = device_values(&b->ctx, m->buffers.grads, m->buffers.table.elements, VIEW_REAL);
+    for (int i = 0; i < m->buffers.table.count; i++) {
+        const Tensor* tensor = &m->buffers.table.tensors[i];
         size_t n = tensor_elements(tensor);
         uint64_t shape[2];
         real *reference = (real*)xmalloc(n * sizeof(real)), *turned = (real*)xmalloc(n * sizeof(real));
@@ -118,7 +118,7 @@ static void test_golden(Tests* t, const char* directory) {
         OptimizerSettings adamw = {1e-3, 0.9, 0.95, 1e-8, 0.1, 1.0, 0};
         train_batch(m, (uint64_t)step, 0, 1.0 / (double)N, SET, &b->ctx);
         losses[step] = (real)model_loss(m, &b->ctx);
-        optimizer_step(&b->o, m->params, m->grads, adamw, NULL, NULL, &b->ctx);
+        optimizer_step(&b->o, m->buffers.params, m->buffers.grads, adamw, NULL, NULL, &b->ctx);
         real* norm = device_values(&b->ctx, b->o.norm, 1, VIEW_REAL);
         norms[step] = *norm;
         free(norm);
@@ -133,7 +133,7 @@ static void test_golden(Tests* t, const char* directory) {
     report(t, error <= tolerance, name, error, tolerance);
 
     double stray = 0;  // rows of padding must never be touched; wte is the first tensor
-    real* params = device_values(&b->ctx, m->params, m->table.elements, VIEW_FLOATX);
+    real* params = device_values(&b->ctx, m->buffers.params, m->buffers.table.elements, VIEW_FLOATX);
     for (size_t i = V * (size_t)config.C; i < (size_t)m->Vp * (size_t)config.C; i++)
         stray = fmax(stray, fabs((double)params[i]));
     free(params);
@@ -177,7 +177,7 @@ static real* gradients(Config config, int B, int micro_batches, int recompute, i
 #ifdef _OPENMP
     omp_set_num_threads(before);
 #endif
-    real* result = device_values(&b->ctx, m->grads, m->table.elements, VIEW_REAL);
+    real* result = device_values(&b->ctx, m->buffers.grads, m->buffers.table.elements, VIEW_REAL);
     bench_close(b);
     free(b);
     return result;
@@ -194,7 +194,7 @@ static void test_equalities(Tests* t, int tied) {
     Config config = tiny_config(tied, 0.15);
     Model plan;
     model_plan(&plan, config, 4, 13, 0);
-    size_t n = plan.table.elements;
+    size_t n = plan.buffers.table.elements;
     real* plain = gradients(config, 4, 1, 0, 2);
     for (int recompute = 1; recompute <= 2; recompute++) {
         real* other = gradients(config, 4, 1, recompute, 2);
@@ -215,7 +215,7 @@ static void test_equalities(Tests* t, int tied) {
                 : "untied: accumulation over 4 micro-batches equals one batch",
            error, tolerance);
     free(cut), free(plain);
-    model_forget_plan(&plan);
+    model_buffers_free_tables(&plan.buffers);
 }
 
 // Training from scratch begins as GPT-2 did: N(0, 0.02), projections onto the residual stream N(0, 0.02 / sqrt(2 L)),
@@ -224,9 +224,9 @@ static void test_initial_values(Tests* t, int tied) {
     Bench* b = (Bench*)xcalloc(1, sizeof *b);
     bench_open(b, config_from_descriptor(tied ? "L=3,C=96,NH=3,V=257,T=64" : "L=3,C=96,NH=3,V=257,T=64,tied=0", 0), 1,
                1, 0, 4);
-    real* params = device_values(&b->ctx, b->m.params, b->m.table.elements, VIEW_FLOATX);
-    for (int k = 0; k < b->m.table.count; k++) {
-        const Tensor* tensor = &b->m.table.tensors[k];
+    real* params = device_values(&b->ctx, b->m.buffers.params, b->m.buffers.table.elements, VIEW_FLOATX);
+    for (int k = 0; k < b->m.buffers.table.count; k++) {
+        const Tensor* tensor = &b->m.buffers.table.tensors[k];
         const real* w = params + tensor->offset;
         size_t n = tensor_elements(tensor);
         int is_bias = strstr(tensor->name, ".bias") != NULL, is_norm = strstr(tensor->name, ".ln_") != NULL;
@@ -246,6 +246,36 @@ static void test_initial_values(Tests* t, int tied) {
     free(b);
 }
 
+static void test_epsilon(Tests* t) {
+    enum { B = 2, T = 13, N = B * T };
+    const double eps = 0.5, tolerance = sizeof(floatX) == sizeof(real) ? 1e-5 : 2e-2;
+    Config config = tiny_config(1, 0);
+    Bench* b = (Bench*)xcalloc(1, sizeof *b);
+    int tokens[2 * N], C = config.C;
+    config.eps = eps;
+    bench_open(b, config, B, T, 0, 5);
+    Acts* a = &b->m.a;
+    random_tokens(tokens, 2 * N, config.V, 9);
+    bench_batch(b, tokens, tokens + N);
+    evaluate_batch(&b->m, b->m.B, 1.0 / N, SET, &b->ctx);
+    const struct {
+        const char* name;
+        floatX* x;
+        real* rstd;
+    } norms[] = {{"the first layernorm", a->embedded, a->h[0].ln1_stats.rstd},
+                 {"ln_2", a->h[0].mid, a->h[0].ln2_stats.rstd},
+                 {"ln_1", a->h[0].out, a->h[1].ln1_stats.rstd},
+                 {"ln_f", a->h[1].out, a->lnf_stats.rstd}};
+    for (size_t i = 0; i < COUNT_OF(norms); i++) {
+        double error = epsilon_error(&b->ctx, norms[i].x, norms[i].rstd, N, C, eps);
+        char* name = xprintf("epsilon of %s", norms[i].name);
+        report(t, error <= tolerance, name, error, tolerance);
+        free(name);
+    }
+    bench_close(b);
+    free(b);
+}
+
 static void test_counts(Tests* t) {
     static const struct {
         const char* name;
@@ -255,12 +285,70 @@ static void test_counts(Tests* t) {
     for (size_t i = 0; i < COUNT_OF(sizes); i++) {
         Model m;
         model_plan(&m, config_from_descriptor(sizes[i].name, 0), 1, 1, 0);
-        int same = m.table.count == sizes[i].tensors && m.table.parameters == sizes[i].parameters, aligned = 1;
-        for (int k = 0; k < m.table.count; k++) aligned &= m.table.tensors[k].offset % TENSOR_ALIGNMENT == 0;
+        int same = m.buffers.table.count == sizes[i].tensors && m.buffers.table.parameters == sizes[i].parameters,
+            aligned = 1;
+        for (int k = 0; k < m.buffers.table.count; k++)
+            aligned &= m.buffers.table.tensors[k].offset % TENSOR_ALIGNMENT == 0;
         report(t, same && aligned, sizes[i].name, !same, 0);
-        report_decay(t, &m.table);
-        model_forget_plan(&m);
+        report_decay(t, &m.buffers.table);
+        model_buffers_free_tables(&m.buffers);
     }
+}
+
+// ---------------------------------------------------------------------------------------------------------
+// Dropout by the rates of config.json, drawn by (seed, step, layer, site)
+
+enum { DROPOUT_B = 3, DROPOUT_T = 13, DROPOUT_N = DROPOUT_B * DROPOUT_T, DROPOUT_FIRST = 5 };
+
+// The activations of a step's sequences first .. first + B - 1; in evaluation all rates are 0.
+static void check_dropout(Tests* t, Bench* b, uint64_t seed, uint64_t step, int first, int training) {
+    const double embedding = training ? 0.1 : 0, attention = training ? 0.3 : 0, residual = training ? 0.6 : 0;
+    Model* m = &b->m;
+    int layout[DROPOUT_B + 1 + 2 * DROPOUT_N], C = m->config.C;
+    Sequences on_device = lm_input_sequences(&m->in, m->B, first), s = on_device;
+    sequences_uniform(layout, layout + DROPOUT_B + 1, layout + DROPOUT_B + 1 + DROPOUT_N, DROPOUT_B, DROPOUT_T);
+    s.sequence = layout + DROPOUT_B + 1, s.position = s.sequence + DROPOUT_N;
+    char* what = training ? xprintf("dropout, step %d", (int)step) : xprintf("evaluation after step %d", (int)step);
+    char* name = xprintf("%s, embeddings", what);
+    report_dropped(t, name, m->a.embedded, NULL, C, dropout_make(embedding, seed, step, 0, SITE_DROPOUT_EMBEDDING, &s),
+                   &b->ctx);
+    free(name);
+    for (int l = 0; l < m->config.L; l++) {
+        const BlockActs* a = &m->a.h[l];
+        AttentionShape shape = {m->config.NH, C / m->config.NH, CAUSAL,
+                                dropout_make(attention, seed, step, l, SITE_DROPOUT_ATTENTION, &on_device)};
+        name = xprintf("%s, layer %d, attention", what, l);
+        report_attention(t, name, a->att, a->qkv, &on_device, shape, &b->ctx);
+        free(name), name = xprintf("%s, layer %d, behind attention", what, l);
+        report_dropped(t, name, a->mid, residual_into(m, l), C,
+                       dropout_make(residual, seed, step, l, SITE_DROPOUT_ATTENTION_OUT, &s), &b->ctx);
+        free(name), name = xprintf("%s, layer %d, behind the MLP", what, l);
+        report_dropped(t, name, a->out, a->mid, C, dropout_make(residual, seed, step, l, SITE_DROPOUT_MLP_OUT, &s),
+                       &b->ctx);
+        free(name);
+    }
+    free(what);
+}
+
+static void test_dropout(Tests* t) {
+    const uint64_t seed = 7 | (uint64_t)3 << 40;
+    Config config =
+        config_of("{\"model_type\": \"gpt2\", \"n_layer\": 2, \"n_head\": 3, \"n_embd\": 48, \"n_positions\": 19, "
+                  "\"vocab_size\": 53, "
+                  "\"initializer_range\": 0.2, \"embd_pdrop\": 0.1, \"attn_pdrop\": 0.3, \"resid_pdrop\": 0.6}");
+    int tokens[2 * DROPOUT_N];
+    Bench* b = (Bench*)xcalloc(1, sizeof *b);
+    bench_open(b, config, DROPOUT_B, DROPOUT_T, 0, seed);
+    random_tokens(tokens, 2 * DROPOUT_N, config.V, 9);
+    bench_batch(b, tokens, tokens + DROPOUT_N);
+    for (uint64_t step = 2; step < 4; step++) {
+        train_batch(&b->m, step, DROPOUT_FIRST, 1.0 / DROPOUT_N, SET, &b->ctx);
+        check_dropout(t, b, seed, step, DROPOUT_FIRST, 1);
+    }
+    evaluate_batch(&b->m, b->m.B, 1.0 / DROPOUT_N, SET, &b->ctx);
+    check_dropout(t, b, seed, 3, 0, 0);
+    bench_close(b);
+    free(b);
 }
 
 // ---------------------------------------------------------------------------------------------------------
@@ -280,11 +368,11 @@ static real* document_gradients(Config config, const int* tokens, int rows, int 
     Bench* b = (Bench*)xcalloc(1, sizeof *b);
     bench_open(b, config, rows, DOCUMENT_T, 0, 5);
     Model* m = &b->m;
-    size_t ints = documents_ints(m->N), n = m->table.elements;
+    size_t ints = documents_ints(m->N), n = m->buffers.table.elements;
     int *host = (int*)xmalloc(ints * sizeof(int)), *device = (int*)device_alloc(&b->ctx, ints * sizeof(int), "batch");
     Documents found, placed;
     documents_place(&found, host, m->N), documents_place(&placed, device, m->N);
-    m->doc_mask = mask;
+    m->in.doc_mask = mask;
     for (int row = 0; row < DOCUMENT_B; row += rows) {
         const int* inputs = tokens + row * DOCUMENT_T;
         documents_find(&found, inputs, rows, DOCUMENT_T, END_OF_TEXT);
@@ -300,11 +388,11 @@ static real* document_gradients(Config config, const int* tokens, int rows, int 
                        found.cu_seqlens,
                        NULL,
                        1};
-        m->documents = s;
+        m->in.documents = s;
         bench_batch(b, inputs, inputs + DOCUMENT_N);
         train_batch(m, 3, row, 1.0 / DOCUMENT_N, row == 0 ? SET : ADD, &b->ctx);
     }
-    real* result = device_values(&b->ctx, m->grads, n, VIEW_REAL);
+    real* result = device_values(&b->ctx, m->buffers.grads, n, VIEW_REAL);
     result = (real*)xrealloc(result, (n + 1) * sizeof(real));
     result[n] = (real)model_loss(m, &b->ctx);
     free(host), device_free(device, ints * sizeof(int));
@@ -322,12 +410,12 @@ static real* documents_alone(Config config, const int* tokens) {
         Bench* b = (Bench*)xcalloc(1, sizeof *b);
         bench_open(b, config, 1, end - begin, 0, 5);
         Model* m = &b->m;
-        size_t n = m->table.elements;
-        for (int i = 0; i < m->N; i++) m->layout[2 + m->N + i] += begin % DOCUMENT_T;
+        size_t n = m->buffers.table.elements;
+        for (int i = 0; i < m->N; i++) m->in.layout[2 + m->N + i] += begin % DOCUMENT_T;
         bench_batch(b, tokens + begin, tokens + DOCUMENT_N + begin);
         train_batch(m, 3, 0, 1.0 / DOCUMENT_N, SET, &b->ctx);
         if (!sums) sums = (real*)xcalloc(n + 1, sizeof(real));
-        for (size_t i = 0; i < n; i++) sums[i] += m->grads[i];
+        for (size_t i = 0; i < n; i++) sums[i] += m->buffers.grads[i];
         sums[n] += (real)model_loss(m, &b->ctx);
         bench_close(b);
         free(b);
@@ -342,8 +430,8 @@ static void test_documents(Tests* t, int tied) {
     Model plan;
     int tokens[2 * DOCUMENT_N], plain[2 * DOCUMENT_N];
     model_plan(&plan, config, 1, 1, 0);
-    size_t n = plan.table.elements + 1;
-    model_forget_plan(&plan);
+    size_t n = plan.buffers.table.elements + 1;
+    model_buffers_free_tables(&plan.buffers);
     document_tokens(tokens, config.V);
     random_tokens(plain, 2 * DOCUMENT_N, config.V - 1, 9);  // none begins inside a row
     real *apart = document_gradients(config, tokens, DOCUMENT_B, 1),
@@ -387,11 +475,11 @@ static Bench* overfit_open(MasterWeights master, double scale, LossScaleKind kin
     bench_open(b, config, 2, 13, 0, 5);
     if (master == NO_MASTER) {
         optimizer_free(&b->o);
-        optimizer_init(&b->o, &b->m.table, ADAMW, master, &b->ctx);
-        b->m.master = b->o.master;
+        optimizer_init(&b->o, &b->m.buffers.table, ADAMW, master, &b->ctx);
+        b->m.buffers.master = b->o.master;
     }
     optimizer_set_loss_scale(&b->o, state, rule, &b->ctx);
-    b->m.loss_scale = &b->o.loss_scale->scale;
+    b->m.buffers.loss_scale = &b->o.loss_scale->scale;
     random_tokens(tokens, COUNT_OF(tokens), config.V, 9);
     bench_batch(b, tokens, tokens + b->m.N);
     return b;
@@ -408,16 +496,16 @@ static double overfit_step(Bench* b, int step, double planted) {
     OptimizerSettings adamw = {1e-2, 0.9, 0.95, 1e-8, 0.1, 1.0, rng_stream(5, (uint64_t)step, 0, SITE_ROUNDING)};
     real value = (real)planted;
     train_batch(m, (uint64_t)step, 0, 1.0 / m->N, SET, &b->ctx);
-    if (planted != 0) device_upload(&b->ctx, m->grads + m->table.elements / 2, &value, sizeof value);
-    optimizer_step(&b->o, m->params, m->grads, adamw, NULL, NULL, &b->ctx);
+    if (planted != 0) device_upload(&b->ctx, m->buffers.grads + m->buffers.table.elements / 2, &value, sizeof value);
+    optimizer_step(&b->o, m->buffers.params, m->buffers.grads, adamw, NULL, NULL, &b->ctx);
     return model_loss(m, &b->ctx);
 }
 
 // The parameters and the moments, `n` numbers; free() them.
 static real* overfit_state(Bench* b, size_t* n) {
-    size_t elements = b->m.table.elements, more = optimizer_buffers(WITH_MASTER) * elements;
+    size_t elements = b->m.buffers.table.elements, more = optimizer_buffers(WITH_MASTER) * elements;
     *n = elements + more;
-    real *params = device_values(&b->ctx, b->m.params, elements, VIEW_FLOATX),
+    real *params = device_values(&b->ctx, b->m.buffers.params, elements, VIEW_FLOATX),
          *rest = device_values(&b->ctx, b->o.m, more, VIEW_REAL);
     params = (real*)xrealloc(params, *n * sizeof(real));
     memcpy(params + elements, rest, more * sizeof(real));
@@ -473,8 +561,8 @@ static void test_loss_scaling(Tests* t) {
         scale = state.updates ? scale : scale / 2;
         skipped++;
     } while (!state.updates && skipped < 50);
-    real* params = device_values(&b->ctx, b->m.params, b->m.table.elements, VIEW_FLOATX);
-    int finite = isfinite(loss) && tensors_first_not_finite(&b->m.table, params) < 0;
+    real* params = device_values(&b->ctx, b->m.buffers.params, b->m.buffers.table.elements, VIEW_FLOATX);
+    int finite = isfinite(loss) && tensors_first_not_finite(&b->m.buffers.table, params) < 0;
     report(t, finite && skipped > 0 && skipped < 50 && state.scale == (real)scale,
            "a loss scale that is too large comes down by itself, steps left out", skipped, 50);
     free(params);
@@ -486,7 +574,7 @@ static void test_no_master(Tests* t) {
     Bench *with = overfit_open(WITH_MASTER, 1, LOSS_SCALE_FIXED, 0),
           *b = overfit_open(NO_MASTER, 1, LOSS_SCALE_FIXED, 0);
     Bench* again = overfit_open(NO_MASTER, 1, LOSS_SCALE_FIXED, 0);
-    size_t elements = b->m.table.elements;
+    size_t elements = b->m.buffers.table.elements;
     double first = 0, last = 0, exact = 0;
     for (int step = 0; step < 40; step++) {
         last = overfit_step(b, step, 0);
@@ -494,8 +582,8 @@ static void test_no_master(Tests* t) {
         overfit_step(again, step, 0);
         if (step == 0) first = last;
     }
-    real* params = device_values(&b->ctx, b->m.params, elements, VIEW_FLOATX);
-    real* other = device_values(&again->ctx, again->m.params, elements, VIEW_FLOATX);
+    real* params = device_values(&b->ctx, b->m.buffers.params, elements, VIEW_FLOATX);
+    real* other = device_values(&again->ctx, again->m.buffers.params, elements, VIEW_FLOATX);
     report(t, b->o.master == NULL && memcmp(params, other, elements * sizeof(real)) == 0,
            "without master weights two runs give the same bits", 0, 0);
     report(t, last < first / 2 && fabs(last - exact) < first / 10, "and the loss falls as it does with them",
@@ -533,18 +621,19 @@ static void test_ops(Tests* t, int recompute) {
     for (int again = 0; again < 2; again++) {
         if (again) logged_begin(&logged, &b->ctx);
         train_batch(m, 0, 0, 1.0 / m->N, SET, &b->ctx);
-        optimizer_step(&b->o, m->params, m->grads, adamw, NULL, NULL, &b->ctx);
+        optimizer_step(&b->o, m->buffers.params, m->buffers.grads, adamw, NULL, NULL, &b->ctx);
     }
     logged_end(&logged, &b->ctx);
     for (int layer = 0; layer < LAYERS; layer++) {
         report_ops(t, what, &logged, FORWARD, layer, forward_ops);
         report_ops(t, what, &logged, BACKWARD, layer, recompute ? recomputing_ops : backward_ops);
     }
-    int widens = exact_bytes(&m->table) > 0, want = OUTSIDE + widens + LAYERS * (A_LAYER + (recompute ? 3 : 0));
+    int widens = fp32_copies_bytes(&m->buffers.table) > 0,
+        want = OUTSIDE + widens + LAYERS * (A_LAYER + (recompute ? 3 : 0));
     report(t, logged.log.count == (size_t)want, "and as many ops in the whole step", (double)logged.log.count, want);
     if (logged.is_tracing) {
         ProfileStep step;
-        profile_take(&step, &logged.log, 1);
+        profile_from_log(&step, &logged.log, 1);
         report_kernels(t, what, &logged, &step, FORWARD, MIDDLE, 7);
         // An op is one kernel, but for two that sum a bias apart, and attention, which is two.
         report_kernels(t, what, &logged, &step, BACKWARD, MIDDLE, 14 + (recompute ? 3 : 0));
@@ -591,10 +680,10 @@ static void test_memory(Tests* t) {
             random_tokens(tokens, 2 * m->N, m->config.V, 5);
             bench_batch(b, tokens, tokens + m->N);
             train_batch(m, 0, 0, 1.0 / m->N, SET, &b->ctx);
-            optimizer_step(&b->o, m->params, m->grads, adamw, NULL, NULL, &b->ctx);
+            optimizer_step(&b->o, m->buffers.params, m->buffers.grads, adamw, NULL, NULL, &b->ctx);
             device_synchronize(&b->ctx);
             snprintf(name, sizeof name, "memory of B=%d T=%d C=%d%s", m->B, m->T, m->config.C,
-                     path == EXPLICIT ? ", explicit attention" : "");
+                     path == MATERIALIZED ? ", explicit attention" : "");
             report_memory(t, name, &plan, &b->ctx);
             bench_close(b);
             free(b), free(tokens);
@@ -604,7 +693,7 @@ static void test_memory(Tests* t) {
 // What only evaluates takes what the plan says, which is neither gradients nor moments, and finds the same losses.
 static void test_forward_alone(Tests* t, int tied) {
     const UpdateSettings settings = {ADAMW, WITH_MASTER, 0, 1};
-    const int levels[2] = {RECOMPUTE_NOTHING, FORWARD_ALONE};
+    const int levels[2] = {RECOMPUTE_NOTHING, FORWARD_ONLY};
     Config config = tiny_config(tied, 0.15);
     MemoryPlan plans[2];
     real* losses[2];
@@ -617,7 +706,7 @@ static void test_forward_alone(Tests* t, int tied) {
         int* tokens = (int*)xmalloc(2 * (size_t)N * sizeof(int));
         random_tokens(tokens, 2 * N, config.V, 5);
         bench_batch(b, tokens, tokens + N);
-        evaluate_batch(&b->m, 1, SET, &b->ctx);
+        evaluate_batch(&b->m, b->m.B, 1, SET, &b->ctx);
         losses[i] = device_values(&b->ctx, b->m.a.losses, (size_t)N, VIEW_REAL);
         if (i == 1) report_memory(t, "memory of a forward pass alone", &plans[i], &b->ctx);
         if (i == 1) report_forward_alone(t, &plans[1], &plans[0]);
@@ -638,32 +727,32 @@ static void test_finite_differences(Tests* t, int tied, double dropout, Gelu gel
     Bench* b = (Bench*)xcalloc(1, sizeof *b);
     bench_open(b, config, 2, 13, 0, 7);
     Model* m = &b->m;
-    random_tokens(m->inputs, 2 * m->N, config.V, 21);
-    for (size_t i = 0; i < m->table.elements; i++)  // biases and layernorms away from their 0 and 1
-        if (m->params[i] == 0 || m->params[i] == 1) m->params[i] += 0.1 * rng_normal(11, i);
+    random_tokens(m->in.inputs, 2 * m->N, config.V, 21);
+    for (size_t i = 0; i < m->buffers.table.elements; i++)  // biases and layernorms away from their 0 and 1
+        if (m->buffers.params[i] == 0 || m->buffers.params[i] == 1) m->buffers.params[i] += 0.1 * rng_normal(11, i);
     memset(m->p.wte + (size_t)config.V * (size_t)config.C, 0,
            (size_t)(m->Vp - config.V) * (size_t)config.C * sizeof(real));
     if (!tied)
         memset(m->p.head + (size_t)config.V * (size_t)config.C, 0,
                (size_t)(m->Vp - config.V) * (size_t)config.C * sizeof(real));
     train_batch(m, 3, 0, 1.0 / m->N, SET, &b->ctx);
-    real* analytic = (real*)xmalloc(m->table.elements * sizeof(real));
-    memcpy(analytic, m->grads, m->table.elements * sizeof(real));
+    real* analytic = (real*)xmalloc(m->buffers.table.elements * sizeof(real));
+    memcpy(analytic, m->buffers.grads, m->buffers.table.elements * sizeof(real));
     double worst = 0;
     const char* where = "";
     const double tolerance = 1e-8, h = 1e-5;
-    for (int k = 0; k < m->table.count; k++) {
-        const Tensor* tensor = &m->table.tensors[k];
+    for (int k = 0; k < m->buffers.table.count; k++) {
+        const Tensor* tensor = &m->buffers.table.tensors[k];
         for (int sample = 0; sample < 12; sample++) {
             size_t i = tensor->offset + philox((uint32_t)k, (uint32_t)sample, 0, 0, 77).v[0] % tensor_elements(tensor);
-            real kept = m->params[i];
-            m->params[i] = kept + h;
+            real kept = m->buffers.params[i];
+            m->buffers.params[i] = kept + h;
             train_batch(m, 3, 0, 1.0 / m->N, SET, &b->ctx);
             double above = model_loss(m, &b->ctx);
-            m->params[i] = kept - h;
+            m->buffers.params[i] = kept - h;
             train_batch(m, 3, 0, 1.0 / m->N, SET, &b->ctx);
             double below = model_loss(m, &b->ctx);
-            m->params[i] = kept;
+            m->buffers.params[i] = kept;
             double error = fabs((above - below) / (2 * h) - analytic[i]) / fmax(1, fabs(analytic[i]));
             if (!(error <= worst)) worst = error, where = tensor->name;
         }
@@ -691,7 +780,7 @@ static int write_logits(const char* directory, const char* out) {
     int* tokens = (int*)xmalloc(2 * (size_t)m->N * sizeof(int));
     random_tokens(tokens, 2 * m->N, config.V, 3);
     bench_batch(b, tokens, tokens + m->N);
-    evaluate_batch(m, 1, SET, &b->ctx);
+    evaluate_batch(m, m->B, 1, SET, &b->ctx);
     real* logits = device_values(&b->ctx, m->a.logits, (size_t)m->N * (size_t)m->Vp, VIEW_FLOATX);
     uint64_t shape[3] = {B, (uint64_t)m->T, (uint64_t)config.V};
     SafeTensorsWriter w;
@@ -709,15 +798,18 @@ static int write_logits(const char* directory, const char* out) {
 }
 
 int main(int argc, char** argv) {
-    Tests t = {0, 0};
+    Tests t;
+    tests_open(&t);
     if (argc == 4 && strcmp(argv[1], "logits") == 0) return write_logits(argv[2], argv[3]);
     if (argc != 1) die(USAGE, "usage: test_gpt2 [logits DIR OUT.safetensors]");
     test_golden(&t, "dev/reference/golden_gpt2_tied");
     test_golden(&t, "dev/reference/golden_gpt2_untied");
     for (int tied = 0; tied < 2; tied++) test_equalities(&t, tied);
+    test_dropout(&t);
     for (int tied = 0; tied < 2; tied++) test_documents(&t, tied);
     for (int tied = 0; tied < 2; tied++) test_initial_values(&t, tied);
     test_counts(&t);
+    test_epsilon(&t);
     test_loss_scaling(&t);
     test_no_master(&t);
     for (int recompute = 0; recompute <= 2; recompute += 2) test_ops(&t, recompute);
@@ -728,6 +820,5 @@ int main(int argc, char** argv) {
     test_finite_differences(&t, 0, 0.15, GELU_TANH);
     test_finite_differences(&t, 1, 0, GELU_ERF);
 #endif
-    printf("%d passed, %d failed\n", t.passed, t.failed);
-    return t.failed != 0;
+    return tests_close(&t);
 }

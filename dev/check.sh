@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# What can be said of the sources in seconds: every header compiles alone (gcc as C11, g++ as C++17, nvcc where present),
-# includes go down only, sizes stay within their budgets, forbidden words are absent, the formatting is clang-format's.
+# Check the sources without running them, in seconds (minutes with nvcc): every header compiles alone (gcc as C11, g++ as
+# C++17, nvcc if present), includes go down only, files and functions stay within their budgets, forbidden words are absent,
+# and the formatting is clang-format's. Ends with the size of llmc/ by folder and "N passed, N failed".
 set -u
 cd "$(dirname "$0")/.."
 passed=0 failed=0
@@ -28,7 +29,7 @@ each() { # suffix, headers, command...
     bad=$(printf '%s\n' $list | xargs -P "$(nproc)" -I{} bash -c 'alone "$@"' _ "$@" {})
     if [ -n "$bad" ]; then echo "$bad"; failed=$((failed + 1)); else passed=$((passed + $(wc -w <<<"$list"))); fi
 }
-make -s build/profile_page.inc || exit 1  # which a header includes
+make -s build/profile_page.inc || exit 1  # a header includes it
 flags="-D_GNU_SOURCE -I. -Ibuild -fopenmp -Wall -Wextra -Wno-missing-field-initializers -Werror"
 each .c "$plain" gcc -std=c11 -Wc++-compat $flags -fsyntax-only
 each .c "$plain" gcc -std=c11 -DREAL_DOUBLE $flags -fsyntax-only
@@ -39,51 +40,80 @@ else
     echo "skip nvcc: not found"
 fi
 
-# --- the fuzzer, which make san alone builds
+# --- the fuzzer, which only `make san` builds
 for source in dev/test/fuzz*.c; do
     if gcc -std=c11 $flags -fsyntax-only "$source"; then ok; else fail "$source does not compile"; fi
 done
 
-# --- includes go down only: run > ops > device > base, and run > data > base
+# --- includes go down only: a folder may include itself and the folders listed here
 allowed() {
     case $1 in
-        run) echo "run ops device data base" ;;
-        ops) echo "device base" ;;
+        run) echo "run profile checkpoint optim dist model ops device data base" ;;
+        profile) echo "profile optim dist ops device base" ;;
+        checkpoint) echo "checkpoint optim dist model device data base" ;;
+        optim) echo "optim dist model ops device base" ;;
+        dist) echo "dist model ops device base" ;;
+        model) echo "model device data base" ;;
+        ops) echo "device base" ;;  # and the parts of the same op, below
         device) echo "device base" ;;
         data) echo "data base" ;;
         base) echo "base" ;;
     esac
 }
+room() { local path=${1#llmc/}; echo "${path%%/*}"; }  # of a header's path
+op() { local path=${1#llmc/ops/}; echo "${path%%/*}"; } # its folder or its file below ops/
 for header in $headers; do
-    folder=$(basename "$(dirname "$header")")
+    folder=$(room "$header")
     while read -r included; do
-        case $included in ../*) target=${included#../}; target=${target%%/*} ;; *) target=$folder ;; esac
-        # An op's header may include its own parts (attention.h: attention_flash.cuh), no other op.
-        own=$(basename "$header"); own=${own%%[_.]*}
-        if [[ " $(allowed "$folder") " == *" $target "* ]] || [[ $target == ops && $included == "$own"* ]]; then ok
+        [ "$included" != profile_page.inc ] || continue  # generated
+        target=$(room "$included")
+        # An op's header may include its own parts (attention/attention.h: attention/flash.cuh) and ops/common, no other op.
+        if [[ " $(allowed "$folder") " == *" $target "* ]] ||
+            [[ $folder == ops && $target == ops && ($(op "$included") == "$(op "$header")" || $(op "$included") == common) ]]; then ok
         else fail "$header includes $included: $folder may not include $target"; fi
     done < <(sed -nE 's/^#include "([^"]+)".*/\1/p' "$header")
     if gcc -fpreprocessed -dD -E -P "$header" 2>/dev/null | sed 's/"[^"]*"//g' | grep -qiE 'gpt2|bert'; then fail "$header names a model"; else ok; fi
 done
 
-# --- budgets
+# --- budgets. They are not raised: what outgrows one is split, or moved to where it belongs.
 lines() { wc -l <"$1"; }
-for header in $headers; do
-    case $header in *.cuh) most=800 ;; *) most=550 ;; esac
-    if [ "$(lines "$header")" -le $most ]; then ok; else fail "$header has $(lines "$header") lines, more than $most"; fi
-done
-budget() { # file, function, lines
-    local n
-    n=$(awk -v name="$2" '$0 ~ "^[a-z].* " name "\\(" && /\{$/ {n = NR} n && /^}/ {print NR - n + 1; exit}' "$1")
-    if [ -n "$n" ] && [ "$n" -le "$3" ]; then ok; else fail "$1: $2 has ${n:-no} lines, the budget is $3"; fi
+most_lines() { # file, lines
+    if [ "$(lines "$1")" -le "$2" ]; then ok; else fail "$1 has $(lines "$1") lines, more than $2"; fi
 }
-for trainer in train_gpt2.cu train_bert.cu; do
-    case $trainer in train_gpt2.cu) most=930 ;; *) most=1060 ;; esac  # BERT has four heads
-    if [ "$(lines $trainer)" -le $most ]; then ok; else fail "$trainer has $(lines $trainer) lines, more than $most"; fi
-    budget $trainer main 150
-    budget $trainer forward_block 25
-    budget $trainer backward_block 40
+# Tables that dev/data/unicode_tables.py writes: as long as Unicode makes them.
+generated_headers="llmc/data/text/unicode.h llmc/data/text/unicode_classes.h llmc/data/text/unicode_lower.h llmc/data/text/unicode_strip.h"
+generated_functions="unicode_class unicode_fold unicode_strip unicode_lower"
+# Device kernels that may be longer: layernorm_backward_kernel has not been split yet.
+long_kernels="layernorm_backward_kernel"
+# Functions with more than 8 parameters. This number only goes down, to 10.
+most_wide_functions=29
+for header in $headers; do
+    [[ " $generated_headers " == *" $header "* ]] || most_lines "$header" 450
 done
+# The goal is 750 lines a trainer and 450 for finetune_bert.cu. These numbers only go down.
+most_lines train_gpt2.cu 790
+most_lines train_bert.cu 905
+most_lines finetune_bert.cu 465
+if command -v python3 >/dev/null; then
+    code="$headers $(ls ./*.cu | sed 's,^\./,,') $(find dev -name '*.h' -o -name '*.cu' -o -name '*.c')"
+    long=$(python3 dev/functions.py --lines 120 $(printf -- '--except %s ' $generated_functions $long_kernels) $code)
+    if [ -z "$long" ]; then ok; else fail "functions of more than 120 lines:"; echo "$long"; fi
+    wide=$(python3 dev/functions.py --parameters 8 $code)
+    count=$(grep -c . <<<"$wide")
+    if [ "$count" -le $most_wide_functions ]; then ok
+    else fail "$count functions have more than 8 parameters, more than $most_wide_functions:"; echo "$wide"; fi
+    block() { # file, function, lines
+        local n
+        n=$(python3 dev/functions.py "$1" | awk -v name="$2()" '$NF == name {print $1}')
+        if [ -n "$n" ] && [ "$n" -le "$3" ]; then ok; else fail "$1: $2 has ${n:-no} lines, the budget is $3"; fi
+    }
+    for trainer in train_gpt2.cu train_bert.cu; do
+        block $trainer forward_block 25
+        block $trainer backward_block 40
+    done
+else
+    echo "skip lengths of functions: python3 was not found"
+fi
 
 # --- words that must not appear
 sources="$headers $(ls ./*.cu) $(find dev $(ls -d scripts 2>/dev/null) -name '*.h' -o -name '*.cu' -o -name '*.c' -o -name '*.py' -o -name '*.sh' | grep -v dev/check.sh)"
@@ -98,6 +128,10 @@ banned "fast math" 'Ofast|[^o]-ffast-math'
 banned "numbered kernels" 'kernel_?[0-9]+\b'
 banned "work left undone" '\b(TODO|FIXME|XXX)\b'
 banned "restrict or bool in a header" '\b__restrict|\brestrict\b|\bbool [a-z]+[,)]'
+# CUDA 12.4 must be enough: newer functions stand between #if CUDART_VERSION >= and #else or #endif.
+late=$(awk 'FNR == 1 || /^#(else|elif|endif)/ {newer = 0} /^#if CUDART_VERSION >= / {newer = 1}
+    /cudaGetDriverEntryPointByVersion/ && !newer {print FILENAME ":" FNR ":" $0}' $headers ./*.cu)
+if [ -z "$late" ]; then ok; else fail "needs CUDA 12.5:"; echo "$late"; fi
 
 # --- formatting
 if command -v clang-format >/dev/null; then
@@ -108,8 +142,14 @@ else
     echo "skip clang-format: not found"
 fi
 
-# --- the planted faults of `make mutants` fit the sources
+# --- the planted faults of `make mutants` still fit the sources
 if ! command -v python3 >/dev/null; then echo "skip mutants: python3 was not found"
 elif faults=$(python3 dev/mutants.py --check 2>&1); then ok; else fail "$faults"; fi
+# --- size of the library, generated tables included
+for folder in llmc/*/; do
+    files=$(grep "^$folder" <<<"$headers")
+    printf '%-18s %6d lines in %3d headers\n' "$folder" "$(cat $files | wc -l)" "$(wc -w <<<"$files")"
+done
+printf '%-18s %6d lines in %3d headers\n' llmc/ "$(cat $headers | wc -l)" "$(wc -w <<<"$headers")"
 echo "$passed passed, $failed failed"
 [ "$failed" -eq 0 ]

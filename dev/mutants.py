@@ -5,23 +5,23 @@
     dev/mutants.py --check                     see, in less than a second, that the list still fits the sources
     dev/mutants.py --list                      names, files, tests
 
-A fault that its tests do not see has survived: the tests have a hole. The sources as they are must pass the same tests
-first, so that a test that fails anyway kills nothing. A fault that does not compile is an error of the list. A test is
-stopped at its first line that begins with FAIL; one that takes ten times as long as without the fault, and a minute,
-has seen it too.
+A fault survives if one of its tests does not detect it: the tests have a hole. The unchanged sources must pass the same
+tests first, so that a test that always fails kills nothing. A fault that does not compile is an error in the list. A test
+is stopped at its first line that begins with FAIL. A test that takes ten times as long as without the fault, and at least
+a minute, has detected it too.
 
 An entry of the list, after an empty line:
 
     NAME  what is wrong
     FILE
     -old line
-    +new line, or no such line: the old one is missing
-    : TEST                          as in TESTS below; several of them are run in order until one fails
+    +new line                       without it the old line is deleted
+    : TEST                          a key of TESTS below; if there are several, each must fail
 
-Lines that begin with a space, before or after, say where the old line is if it alone does not. Spaces at the ends of
-lines do not count. Builds are without most optimisation, which takes half the time.
+Lines that begin with a space, before or after, are context to locate an old line that is not unique. Spaces at the ends
+of lines do not count. Builds use -O1, which takes half the time.
 
-Exit status: 0; 1 where a fault survived; 2 where the list, the command line or the sources are wrong.
+Exit status: 0; 1 if a fault survived; 2 if the list, the command line or the sources are wrong.
 """
 
 import argparse
@@ -40,14 +40,15 @@ ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 LIST = os.path.join("dev", "mutants.txt")
 LEAST = 30
 MAKE = ["make", "OPT=-O1 -march=native"]
-SHORTEST, FACTOR, LONGEST_BUILD = 60, 10, 900  # limits in seconds, or times the time without a fault
-LARGEST_LOG = 64 << 20  # bytes; who writes more has lost its way
+SHORTEST, FACTOR, LONGEST_BUILD = 60, 10, 900  # limits in seconds; FACTOR: times the time without a fault
+LARGEST_LOG = 64 << 20  # bytes; a program that writes more is in a loop
 
-DATA = ["data/builtin/train.bin", "data/builtin/bert/train.bin"]
-# What is built, and what is run. "ops OP" and "grad OP" are one op of the harness.
+DATA = ["build/test_corpus/builtin/train.bin"]
+# What is built and what is run. "ops OP" and "grad OP": one op of the harness.
 TESTS = {
     "ops": (["build/ops"], ["build/ops", "test"]),
     "grad": (["build/ops_double"], ["build/ops_double", "grad"]),
+    "text": (["build/test_text"] + DATA, ["bash", "dev/test/text.sh", "build/test_text"]),
     "base": (["build/test_base"], ["build/test_base"]),
     "data": (["build/test_data"] + DATA, ["build/test_data"]),
     "bpe": (["build/test_bpe"], ["build/test_bpe"]),
@@ -56,15 +57,24 @@ TESTS = {
     "squad": (["build/profile_page.inc", "build/test_squad"], ["build/test_squad"]),
     "prefetch": (["build/test_prefetch"] + DATA, ["build/test_prefetch"]),
     "run": (["build/test_run"] + DATA, ["build/test_run"]),
+    "profile": (["build/profile_page.inc", "build/test_profile"], ["build/test_profile"]),
     "order": (["build/test_order"], ["build/test_order"]),
     "gpt2": (["build/test_gpt2"], ["build/test_gpt2"]),
     "gpt2_double": (["build/test_gpt2_double"], ["build/test_gpt2_double"]),
     "bert": (["build/test_bert"], ["build/test_bert"]),
     "bert_double": (["build/test_bert_double"], ["build/test_bert_double"]),
+    "tokenizer_files": (["train_gpt2", "train_bert", "finetune_bert"] + DATA, ["bash", "dev/test/tokenizer_files.sh", "./train_gpt2", "./train_bert"]),
     "cli": (["train_gpt2"] + DATA, ["bash", "dev/test/cli.sh", "./train_gpt2"]),
     "cli_bert": (["train_bert"] + DATA, ["bash", "dev/test/cli_bert.sh", "./train_bert"]),
+    "losses": (["train_gpt2"] + DATA, ["bash", "dev/test/losses.sh", "./train_gpt2"]),
+    "losses_bert": (["train_bert", "finetune_bert"] + DATA, ["bash", "dev/test/losses.sh", "./train_bert"]),
+    "model_dir": (["train_gpt2", "train_bert", "finetune_bert"] + DATA, ["bash", "dev/test/model_dir.sh", "./train_gpt2", "./train_bert"]),
+    "flags": (["train_gpt2"] + DATA, ["bash", "dev/test/flags.sh", "./train_gpt2"]),
+    "flags_bert": (["train_bert"] + DATA, ["bash", "dev/test/flags.sh", "./train_bert"]),
+    "tasks": (["finetune_bert"] + DATA, ["bash", "dev/test/tasks.sh", "./finetune_bert"]),
     "resume": (["train_gpt2"] + DATA, ["bash", "dev/test/resume.sh", "./train_gpt2"]),
     "resume_bert": (["train_bert"] + DATA, ["bash", "dev/test/resume.sh", "./train_bert"]),
+    "run_dir": (["train_gpt2"] + DATA, ["bash", "dev/test/run_dir.sh", "./train_gpt2"]),
     "ranks": (["train_gpt2"] + DATA, ["bash", "dev/test/ranks.sh", "./train_gpt2"]),
     "late": (["train_gpt2", "build/late/train_gpt2"] + DATA, ["bash", "dev/test/late.sh", "./train_gpt2", "build/late/train_gpt2"]),
     "late_bert": (["train_bert", "build/late/train_bert"] + DATA, ["bash", "dev/test/late.sh", "./train_bert", "build/late/train_bert"]),
@@ -72,7 +82,7 @@ TESTS = {
 
 
 class ListError(Exception):
-    """What is wrong with the list or the sources, in a line."""
+    """An error in the list or the sources, as one line."""
 
 
 # ---------------------------------------------------------------------------------------------------------
@@ -81,7 +91,7 @@ class ListError(Exception):
 
 class Mutant:
     def __init__(self, line):
-        self.line = line  # of the list, where the entry begins
+        self.line = line  # line of the list where the entry begins
         self.name = self.title = self.path = ""
         self.context, self.tests = [], []  # context: (mark, text) in the order of the file
 
@@ -94,9 +104,9 @@ class Mutant:
     def check_form(self):
         old, new = self.of("-"), self.of("+")
         if not re.fullmatch(r"[a-z0-9-]+", self.name) or not self.title:
-            self.fail("begins with a name of small letters, digits and hyphens, two spaces, and what is wrong")
+            self.fail("must begin with a name of small letters, digits and hyphens, two spaces, and what is wrong")
         if len(old) != 1 or len(new) > 1:
-            self.fail("has one line that begins with '-', and one or none with '+'")
+            self.fail("must have one line that begins with '-', and at most one with '+'")
         if new == old:
             self.fail("the new line is the old one")
         if not self.tests:
@@ -160,7 +170,7 @@ def read_list():
 
 
 class Processes:
-    """What runs now, each in a group of its own that ends as one."""
+    """The running commands, each in its own process group."""
 
     def __init__(self):
         self.lock, self.running, self.stopped = threading.Lock(), set(), False
@@ -174,7 +184,7 @@ class Processes:
             try:
                 process.wait(patience)
                 if number == signal.SIGTERM:
-                    continue  # the rest of the group may still be there
+                    continue  # the rest of the group may still exist
             except subprocess.TimeoutExpired:
                 pass
 
@@ -186,7 +196,8 @@ class Processes:
             self.end(process)
 
     def run(self, command, folder, log, limit, watch):
-        """The exit status of a command; "FAIL" where `watch` and it printed such a line, "time" where it did not end or stop to print."""
+        """The exit status of a command; "FAIL" if `watch` is set and it printed such a line, "time" if it did not end in time or
+        printed too much."""
         environment = dict(os.environ, OMP_WAIT_POLICY="passive", GOMP_SPINCOUNT="0", TMPDIR=os.path.join(folder, "tmp"))
         with open(log, "wb") as out:
             with self.lock:
@@ -234,7 +245,7 @@ def last_line(log):
 
 
 def copy_sources(folder):
-    """Tracked files and those that git would not ignore: nothing that make writes."""
+    """Tracked files and untracked ones that git does not ignore: nothing that make writes."""
     listing = subprocess.run(["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"], cwd=ROOT,
                              stdout=subprocess.PIPE, stderr=subprocess.PIPE)  # fmt: skip
     if listing.returncode != 0:
@@ -259,7 +270,7 @@ class Runner:
         self.processes, self.limits = Processes(), {}
 
     def build(self, folder, targets):
-        """What is wrong with the build, or nothing."""
+        """The error of the build, or nothing."""
         log = os.path.join(folder, "tmp", "build.log")
         status = self.processes.run(MAKE + targets, folder, log, LONGEST_BUILD, False)
         if status == "time":
@@ -267,46 +278,44 @@ class Runner:
         return first_error(log) if status != 0 else ""
 
     def begin(self, tests):
-        """Build and run all that will be needed, without a fault."""
+        """Build and run all needed tests without a fault."""
         copy_sources(self.base)
         for test in tests:
             targets, command = command_of(test)
             wrong = self.build(self.base, targets)
             if wrong:
-                raise ListError(f"the sources as they are do not build: {wrong}")
+                raise ListError(f"the unchanged sources do not build: {wrong}")
             log, began = os.path.join(self.base, "tmp", "test.log"), time.monotonic()
             status = self.processes.run(command, self.base, log, 3600, True)
             seconds = time.monotonic() - began
             if status != 0:
-                raise ListError(f"the sources as they are fail '{test}': {evidence_of(status, log)}")
+                raise ListError(f"the unchanged sources fail '{test}': {evidence_of(status, log)}")
             self.limits[test] = SHORTEST + FACTOR * seconds
-            print(f"{'passes':9} {'as it is':32} {test:16} {seconds:4.0f} s", flush=True)
+            print(f"{'passes':9} {'unchanged':32} {test:16} {seconds:4.0f} s", flush=True)
 
     def try_one(self, mutant):
-        """What became of the fault: killed, SURVIVED or ERROR; by which test, how long it took, the evidence."""
+        """The result for the fault: killed, SURVIVED or ERROR; the deciding tests, seconds, and the evidence."""
         folder, began = os.path.join(self.work, mutant.name), time.monotonic()
         shutil.copytree(self.base, folder, symlinks=True)
-        log, result, tried = os.path.join(folder, "tmp", "test.log"), "SURVIVED", []
-        evidence = mutant.title
+        log, blind, evidence = os.path.join(folder, "tmp", "test.log"), [], ""
         try:
             with open(os.path.join(folder, mutant.path), "w", encoding="utf-8") as f:
                 f.write(mutant.applied(self.base))
             for test in mutant.tests:
                 targets, command = command_of(test)
                 wrong = self.build(folder, targets)
-                tried.append(test)
                 if wrong:
-                    result, evidence = "ERROR", f"does not compile: {wrong}"
-                    break
+                    return "ERROR", test, time.monotonic() - began, f"does not compile: {wrong}"
                 status = self.processes.run(command, folder, log, self.limits[test], True)
                 if status == 0:
-                    continue
-                result, tried = "killed", [test]
-                evidence = evidence_of(status, log)
-                break
+                    blind.append(test)
+                else:
+                    evidence = evidence or evidence_of(status, log)
         finally:
             shutil.rmtree(folder, ignore_errors=True)
-        return result, ", ".join(tried), time.monotonic() - began, evidence
+        if blind:
+            return "SURVIVED", ", ".join(blind), time.monotonic() - began, mutant.title
+        return "killed", ", ".join(mutant.tests), time.monotonic() - began, evidence
 
 
 def first_error(log):
@@ -343,9 +352,9 @@ def run_all(mutants, jobs):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0], epilog="The list is dev/mutants.txt.")
-    parser.add_argument("--only", metavar="NAME", action="append", help="this fault alone; may be given again")
-    parser.add_argument("--jobs", metavar="N", type=int, default=1, help="faults at a time; 1 unless given")
-    parser.add_argument("--check", action="store_true", help="only whether the list fits the sources")
+    parser.add_argument("--only", metavar="NAME", action="append", help="only this fault; may be repeated")
+    parser.add_argument("--jobs", metavar="N", type=int, default=1, help="faults at a time (default 1)")
+    parser.add_argument("--check", action="store_true", help="only check that the list fits the sources")
     parser.add_argument("--list", action="store_true", help="print the list")
     options = parser.parse_args()
     if options.jobs < 1:

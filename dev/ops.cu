@@ -14,6 +14,8 @@
 #include "ops/adamw.h"
 #include "ops/attention.h"
 #include "ops/attention_decode.h"
+#include "ops/cast_bf16.h"
+#include "ops/cast_to_fp32.h"
 #include "ops/classifier.h"
 #include "ops/dropout.h"
 #include "ops/embedding.h"
@@ -26,12 +28,11 @@
 #include "ops/loss_scale.h"
 #include "ops/matmul.h"
 #include "ops/matmul_epilogue.h"
-#include "ops/narrow.h"
 #include "ops/next_sentence.h"
 #include "ops/outliers.h"
 #include "ops/span.h"
+#include "ops/squared_error.h"
 #include "ops/tanh.h"
-#include "ops/widen.h"
 
 typedef struct {
     const char* op;
@@ -50,12 +51,14 @@ static const OpRow TABLE[] = {
     {"global_norm", test_global_norm, NULL, bench_global_norm},
     {"loss_scale", test_loss_scale, NULL, NULL},
     {"outliers", test_outliers, NULL, NULL},
-    {"widen", test_widen, NULL, bench_widen},
-    {"narrow", test_narrow, NULL, bench_narrow},
+    {"cast_to_fp32", test_cast_to_fp32, NULL, bench_cast_to_fp32},
+    {"cast_bf16", test_cast_bf16, NULL, bench_cast_bf16},
     {"attention", test_attention, grad_attention, bench_attention},
+    {"attention_documents", test_attention_documents, NULL, NULL},
     {"attention_decode", test_attention_decode, NULL, bench_attention_decode},
     {"classifier", test_classifier, grad_classifier, bench_classifier},
     {"span", test_span, grad_span, bench_span},
+    {"squared_error", test_squared_error, grad_squared_error, NULL},
     {"tanh", test_tanh, grad_tanh, bench_tanh},
     {"embedding", test_embedding, grad_embedding, bench_embedding},
     {"gelu", test_gelu, grad_gelu, bench_gelu},

@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
-# Our trainer and PyTorch (dev/reference/gpt2.py) in turn on the same GPU, in the same call.
+# Compare the speed of our trainer and PyTorch (dev/reference/gpt2.py), in turn on the same GPU.
 #
 #     bash scripts/compare_peers.sh [--rounds N] [SIZE:BATCH ...]        default: --rounds 2 d12:64 d48:16
 #
-# PYTHON names an interpreter that has PyTorch with CUDA (default python3). One round is ours, then PyTorch's, so that a
-# GPU that grows warm slows both. Prints "RESULT name key=value ..." for each run and the ratio of the last round; both
-# times are the median step in milliseconds, T=1024, bf16. Ours has data loading and log on, and its first 5 steps, in
-# which matmuls are timed and chosen, left out. Exit status 0 only if every run gave a time.
+# PYTHON is an interpreter that has PyTorch with CUDA (default python3). Each round runs ours, then PyTorch's, so that a
+# warming GPU slows both. Prints "RESULT name key=value ..." for each run and the ratio of the last round. Both times are
+# the median step in milliseconds, T=1024, bf16. Ours includes data loading and logging, but not the first 5 steps, which
+# choose matmul algorithms. Exit status 0 only if every run gave a time.
 set -u
 cd "$(dirname "$0")/.."
 rounds=2 cases=()
@@ -15,7 +15,7 @@ while [ $# -gt 0 ]; do
         --rounds) rounds=${2:?--rounds needs a number}; shift 2 ;;
         d*:*) cases+=("$1"); shift ;;
         --help) sed -n '2,/^set/s/^# \{0,1\}//p' "$0"; exit 0 ;;
-        *) echo "usage: compare_peers.sh [--rounds N] [SIZE:BATCH ...]; --help tells more" >&2; exit 2 ;;
+        *) echo "usage: compare_peers.sh [--rounds N] [SIZE:BATCH ...]; see --help" >&2; exit 2 ;;
     esac
 done
 [ ${#cases[@]} -gt 0 ] || cases=(d12:64 d48:16)
@@ -23,7 +23,7 @@ python=${PYTHON:-python3} steps=55 failed=0 ours='' theirs=''
 work=$(mktemp -d) || exit 1
 trap 'rm -rf "$work"' EXIT
 [ -x ./train_gpt2cu ] || { echo "error: ./train_gpt2cu is not built; run make on a machine with nvcc" >&2; exit 2; }
-"$python" -c 'import torch' 2>/dev/null || { echo "error: $python has no PyTorch; name one that has: PYTHON=..." >&2; exit 2; }
+"$python" -c 'import torch' 2>/dev/null || { echo "error: $python has no PyTorch; set PYTHON=... to an interpreter that has it" >&2; exit 2; }
 
 field() { sed -nE "s/.* $2=([^ ]+).*/\1/p" <<<"$1"; }
 column() { # log.jsonl, key: its values in the steps after the fifth

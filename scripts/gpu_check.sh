@@ -1,34 +1,39 @@
 #!/usr/bin/env bash
-# What only a GPU can show: builds on the machine it runs on, tests every kernel against its reference, the trainer end to
-# end, training beside PyTorch, the sanitizers, the profiler, and measures. Each part fits ten minutes.
+# The checks that need a GPU: build on this machine, test every kernel against its reference and the trainers end to end,
+# compare training with PyTorch, run the sanitizers and the profiler, and benchmark. Each part takes at most ten minutes.
 #
-#     bash scripts/gpu_check.sh [--part PARTS] [--out FOLDER]      PARTS: "build bert", say; without it all of them:
+#     bash scripts/gpu_check.sh [--part PARTS] [--out FOLDER]      PARTS: "build bert", for example. Without it:
+#                                                                  all parts except flags and ranks
 #
 #     build    programs in three precisions              ops      kernels against their references
-#     e2e      train_gpt2cu from end to end              train    the same beside transformers
-#     bert     train_bertcu, both of that                bench bert_bench    speed, beside PyTorch's
-#     tasks    train_bertcu fine-tuned, also beside transformers
-#     san      the ops under compute-sanitizer           tools    our ranges in ncu
-#     profile  the reports of --profile, beside ncu and a plain listing of kernels
-#     ranks    all GPUs together: speed, the same result, killed ranks, checkpoints. Not among "all of them"
+#     e2e      train_gpt2cu end to end                   train    the same compared with transformers
+#     bert     train_bertcu end to end and compared      bench bert_bench    speed, compared with PyTorch
+#     tasks    finetune_bertcu, also compared with transformers
+#     san      the ops under compute-sanitizer           tools    our NVTX ranges in ncu
+#     scratch  scratch memory of attention's backward pass, planned and used
+#     flags    the effect of every flag, those of the GPU build too
+#     profile  the reports of --profile, compared with ncu and a plain listing of kernels
+#     ranks    all GPUs together: speed, equal results, killed ranks, checkpoints
 #
-# Writes FOLDER/gpu_check.txt (default out/gpu_check): "RESULT name key=value ..." for every figure, "N passed, N failed"
-# at its end, and the whole logs beside it. Exit status 0 only if everything passed. From the environment:
-#   GPU_CHECK_DATA     shards of GPT-2 tokens to train on, a glob; the built-in corpus where unset
-#   GPU_CHECK_BERT_DATA    files of prepare_bert.py for BERT to train on, a glob; the built-in corpus where unset
-#   GPU_CHECK_OPS      ops that part san runs, "gelu gather"; all where unset
-#   GPU_CHECK_SAN_SECONDS    that a tool may take with one op (default 560)
-#   GPU_CHECK_PROFILE  pieces of part profile: "gpt2 bert published tools ranks"; all where unset
-#   GPU_CHECK_RANKS    pieces of part ranks: "d12 d48 bert_large 124M 1558M phase1 curves kills checkpoints"; all where
-#                      unset, which with four GPUs is more than ten minutes
-#   GPU_CHECK_TORCH_BERT    another BERT training step in PyTorch for part bert_bench, a script and its flags: it is also given
-#                      -B batch -T length, and prints a line "RESULT ... ms=..." as dev/reference/bert.py does
-#   GPU_CHECK_COMMIT   what the sources are, where git cannot say it; else the first line of .commit
+# Writes FOLDER/gpu_check.txt (default out/gpu_check) with "RESULT name key=value ..." for every figure and "N passed, N
+# failed" at its end; the full logs are in the same folder. Exit status 0 only if everything passed. Environment:
+#   GPU_CHECK_DATA     a glob of shards of GPT-2 tokens to train on (default: the test corpus)
+#   GPU_CHECK_BERT_DATA    a glob of files of prepare_bert.py for BERT to train on (default: the test corpus)
+#   GPU_CHECK_OPS      ops for part san, "gelu gather" for example (default: all)
+#   GPU_CHECK_BEFORE   folders with other builds of train_gpt2cu and train_bertcu for part scratch to compare with: of
+#                      another commit, or built with NVCC="nvcc -DHOPPER_SUMS_PLACE=SUMS_OF_BLOCKS"
+#   GPU_CHECK_SAN_SECONDS    limit for one tool on one op (default 560)
+#   GPU_CHECK_PROFILE  pieces of part profile (default: "gpt2 bert published tools ranks")
+#   GPU_CHECK_RANKS    pieces of part ranks (default: "d12 d48 bert_large 124M 1558M phase1 curves kills checkpoints",
+#                      which take more than ten minutes on four GPUs)
+#   GPU_CHECK_TORCH_BERT    another BERT training step in PyTorch for part bert_bench: a script and its flags. It also gets
+#                      -B batch -T length and prints a line "RESULT ... ms=..." as dev/reference/bert.py does
+#   GPU_CHECK_COMMIT   name of the sources if git cannot tell (default: the first line of .commit)
 #   PYTHON             an interpreter with PyTorch and transformers (default python3)
 set -u
 cd "$(dirname "$0")/.."
-usage="usage: gpu_check.sh [--part 'build ops e2e train bert tasks san tools profile bench bert_bench ranks'] [--out FOLDER]"
-parts="build ops e2e train bert tasks san tools profile bench bert_bench" out=out/gpu_check
+usage="usage: gpu_check.sh [--part 'build ops e2e train bert tasks san scratch tools profile bench bert_bench flags ranks'] [--out FOLDER]"
+parts="build ops e2e train bert tasks san scratch tools profile bench bert_bench" out=out/gpu_check
 while [ $# -gt 0 ]; do
     case $1 in
         --part) parts=${2:?$usage}; shift 2 ;;
@@ -37,6 +42,8 @@ while [ $# -gt 0 ]; do
         *) echo "$usage" >&2; exit 2 ;;
     esac
 done
+# Losses are compared on the test corpus, because the built-in corpus changes.
+gpt2_text=build/test_corpus/builtin/train.bin bert_text=build/test_corpus/builtin/bert/train.bin
 python=${PYTHON:-python3}
 mkdir -p "$out" && out=$(cd "$out" && pwd)
 report=$out/gpu_check.txt
@@ -45,14 +52,14 @@ say() { echo "$*" | tee -a "$report"; }
 ok() { passed=$((passed + 1)); say "ok   $*"; }
 bad() { failed=$((failed + 1)); say "FAIL $*"; }
 log_of() { echo "$out/$(tr -c 'A-Za-z0-9_\n' _ <<<"$1").log"; }
-judge() { # name, status: of the command whose log has that name
+judge() { # name, exit status of the command with that log
     if [ "$2" = 0 ]; then ok "$1"; else bad "$1 (the end of its log follows)"; tail -n 12 "$(log_of "$1")" | tee -a "$report"; return 1; fi
 }
 check() { # name, command...: passes if the command does
     "${@:2}" >"$(log_of "$1")" 2>&1
     judge "$1" $?
 }
-# Where nothing is timed, commands run two at a time: begin some, then finish them all.
+# Commands that are not timed run two at a time: begin several, then finish them all.
 begun=()
 begin() { # name, command...: check it, later
     while [ "$(jobs -rp | wc -l)" -ge 2 ]; do wait -n; done
@@ -71,7 +78,7 @@ finish() {
     done
     begun=()
 }
-totals() { # add the totals of a test program's log
+totals() { # add up the totals in a test program's log
     local p f
     p=$(grep -E '^[0-9]+ passed, [0-9]+ failed' "$out/$1.log" | tail -n 1 | sed -nE 's/^([0-9]+) passed.*/\1/p')
     f=$(grep -E '^[0-9]+ passed, [0-9]+ failed' "$out/$1.log" | tail -n 1 | sed -nE 's/.* ([0-9]+) failed.*/\1/p')
@@ -79,19 +86,19 @@ totals() { # add the totals of a test program's log
     say "$1: ${p:-0} passed, ${f:-0} failed"
     grep '^FAIL' "$out/$1.log" | head -n 20 | tee -a "$report"
 }
-tests() { # name, command...: a program that counts its own tests
+tests() { # name, command...: a program that prints its own totals
     local name=$1
     shift
     "$@" >"$out/$name.log" 2>&1 || { grep -qE '^[0-9]+ passed, [0-9]+ failed' "$out/$name.log" || { bad "$name ended early"; tail -n 5 "$out/$name.log" | tee -a "$report"; }; }
     totals "$name"
 }
 results() { grep '^RESULT' "$(log_of "$1")" | tee -a "$report"; }
-column() { # log.jsonl, key: its values, a step a line
+column() { # log.jsonl, key: its values, one step per line
     sed -nE "s/.*\"step\": [0-9]+, \"loss\".*/&/; s/.*\"$2\": ([0-9.eE+-]+).*/\1/p" <(grep '"loss": [0-9]' "$1")
 }
 median_ms() { column "$1" ms | tail -n +6 | sort -n | awk '{a[NR] = $1} END {print a[int((NR + 1) / 2)]}'; }
 quiet="-v 0 -s 0 -n 0 --overwrite 1"
-train() { # build, name, flags...: a run into $out/name, which its log names
+train() { # build, name, flags...: a run into $out/name
     check "run $2" "$1" "${@:3}" $quiet -o "$out/$2"
 }
 begin_train() { # the same, later
@@ -104,10 +111,10 @@ expect_near() { # name, run, run, tol: losses of all steps
     say "RESULT $1 steps=$(column "$out/$2/log.jsonl" loss | wc -l) max_loss_difference=$worst tol=$4"
     if awk "BEGIN {exit !($worst <= $4)}"; then ok "$1"; else bad "$1"; fi
 }
-whole() { # run: the directories of its whole checkpoints, the newest last
+whole() { # run: the directories of its complete checkpoints, newest last
     find "$out/$1/ckpt" -maxdepth 1 -name '*[0-9]' 2>/dev/null | sort
 }
-step_of() { # run: that its newest checkpoint is of; 0 where there is none
+step_of() { # run: step of its newest checkpoint, 0 without one
     local newest
     newest=$(whole "$1" | tail -n 1)
     echo $((10#0${newest##*/}))
@@ -115,7 +122,7 @@ step_of() { # run: that its newest checkpoint is of; 0 where there is none
 expect_same() { # name, run, run: weights, moments and master weights of the newest checkpoints, bit for bit
     local file a b files
     a=$(whole "$2" | tail -n 1) b=$(whole "$3" | tail -n 1)
-    # With -z 1 each rank has a file of the optimizer's state.
+    # With -z 1 each rank writes a file of optimizer state.
     files=$(find "${a:-/dev/null}" -name '*.safetensors' -printf '%f\n' | sort)
     if [[ $files != *model.* || $files != *optimizer* ]]; then bad "$1: $2 has no checkpoint of model and optimizer"; return; fi
     if [ "$files" != "$(find "${b:-/dev/null}" -name '*.safetensors' -printf '%f\n' | sort)" ]; then bad "$1: $3 has other files"; return; fi
@@ -124,11 +131,11 @@ expect_same() { # name, run, run: weights, moments and master weights of the new
     done
     ok "$1"
 }
-forget() { # runs: their weights; the logs stay
+forget() { # runs: delete their weights, keep the logs
     local run
     for run; do rm -rf "$out/$run/ckpt" "$out/$run"/*.safetensors; done
 }
-explained() { # name, profile, flags of check_profile.py: it adds up
+explained() { # name, profile, flags of check_profile.py: the profile adds up
     check "explained $1" "$python" dev/reference/check_profile.py "${@:2}"
     results "explained $1"
 }
@@ -149,10 +156,10 @@ same_training() { # prefix of runs, CPU build, fp32 build, bf16 build, steps bef
     expect_same "${p}bf16 resumed equals straight" "${p}bf16" "${p}bf16_resumed"
     forget "$p"{cpu,fp32,fp32_again,bf16_again,bf16_resumed}
 }
-count_gpus() { # those that CUDA_VISIBLE_DEVICES leaves
+count_gpus() { # of CUDA_VISIBLE_DEVICES, if it is set
     if [ -n "${CUDA_VISIBLE_DEVICES:-}" ]; then tr , '\n' <<<"$CUDA_VISIBLE_DEVICES"; else nvidia-smi -L; fi | wc -l
 }
-at_least() { # number, limit, what: the gate
+at_least() { # number, limit, name
     if awk "BEGIN {exit !(${1:-0} >= $2)}"; then ok "$3"; else bad "$3"; fi
 }
 bert_large() { # name, batch, flags...: its step without a file written; sets ms and seq_s
@@ -174,12 +181,12 @@ for part in $parts; do
     started=$SECONDS
     case $part in
         build)
-            check build_cpu make -s -j "$(nproc)" cpu
-            # One make for each precision: which one is a variable of the Makefile.
+            check build_cpu make -s -j "$(nproc)" cpu "$gpt2_text"
+            # One make per precision, which is a variable of the Makefile.
             for precision in bf16 fp32 fp16; do
                 case $precision in
-                    bf16) more="build/bf16/test_bertcu train_gpt2cu train_bertcu" ;;
-                    fp32) more="build/fp32/test_bertcu build/fp32/train_bertcu" ;;
+                    bf16) more="build/bf16/test_bertcu train_gpt2cu train_bertcu finetune_bertcu" ;;
+                    fp32) more="build/fp32/test_bertcu build/fp32/train_bertcu build/fp32/finetune_bertcu" ;;
                     fp16) more= ;;
                 esac
                 make -s -j 6 PRECISION=$precision build/$precision/{opscu,test_gpt2cu,train_gpt2cu} $more \
@@ -198,17 +205,18 @@ for part in $parts; do
         e2e)
             for precision in fp32 bf16 fp16; do tests gpt2_$precision build/$precision/test_gpt2cu; done
             fp32=build/fp32/train_gpt2cu bf16=./train_gpt2cu
-            small="-e L=4,C=128,NH=4,V=257,T=256 -b 4 -x 20 --dropout 0.1"
+            small="-i $gpt2_text -e L=4,C=128,NH=4,V=257,T=256 -b 4 -x 20 --dropout 0.1"
             same_training "" ./train_gpt2 $fp32 $bf16 10 $small
 
-            # Where two ways differ in rounding only, fp32 losses differ by some 1e-7, and AdamW, which divides small
-            # gradients by their own size, makes of that 1e-6 within 20 steps. bf16 rounds each activation to 1 part in
-            # 512: two ways drift apart as bf16 and fp32 do, some 1e-3 (compare_autocast.py measures that).
+            # Two ways that differ only in rounding differ by about 1e-7 in fp32 losses. AdamW divides small gradients
+            # by their own size and turns that into 1e-6 within 20 steps. bf16 rounds each activation to 1 part in 512,
+            # so two ways drift apart like bf16 and fp32, by about 1e-3 (compare_autocast.py measures that).
             near_fp32=1e-5 near_bf16=5e-3
-            many="-e L=4,C=128,NH=4,V=257,T=256 -d 16384 -x 20 --dropout 0.1"
-            # Channels of 124M, so that the kernels are those of a real run. --autotune 0: the same algorithms in all of them.
-            wide="-e L=2,C=768,NH=12,V=257,T=1024 -b 4 -x 8 --dropout 0.1 --autotune 0"
-            begin_train $bf16 bf16_explicit $small --attention explicit
+            many="-i $gpt2_text -e L=4,C=128,NH=4,V=257,T=256 -d 16384 -x 20 --dropout 0.1"
+            # 124M's channels, so that the kernels are those of a real run. --autotune 0: the same algorithms in all
+            # runs.
+            wide="-i $gpt2_text -e L=2,C=768,NH=12,V=257,T=1024 -b 4 -x 8 --dropout 0.1 --autotune 0"
+            begin_train $bf16 bf16_explicit $small --attention materialized
             for precision in fp32 bf16; do
                 begin_train ${!precision} ${precision}_1x64 $many -b 64
                 begin_train ${!precision} ${precision}_4x16 $many -b 16
@@ -229,8 +237,8 @@ for part in $parts; do
                 expect_near epilogue_recompute_$r bf16_epilogue_recompute_0 bf16_epilogue_recompute_$r $near_bf16
             done
 
-            # Large enough for timed matmul algorithms: a resumed run takes those of its checkpoint and times none anew.
-            plans="-e L=2,C=768,NH=12,V=257,T=1024 -b 8 -x 8 -v 0 -s 0 -n 0 --overwrite 1"
+            # Large enough for timed matmul algorithms: a resumed run uses those of its checkpoint and times none.
+            plans="-i $gpt2_text -e L=2,C=768,NH=12,V=257,T=1024 -b 8 -x 8 -v 0 -s 0 -n 0 --overwrite 1"
             rm -rf "$out"/plans*
             check plans_first_4 ./train_gpt2cu $plans --stop-after 4 -o "$out/plans"
             mkdir -p "$out/plans_straight" && mv "$out/plans/matmul_plans.txt" "$out/plans_straight"
@@ -238,6 +246,27 @@ for part in $parts; do
             check plans_resumed ./train_gpt2cu -y 1 -o "$out/plans"
             if cmp -s "$out/plans/model.safetensors" "$out/plans_straight/model.safetensors" && [ ! -e "$out/plans/matmul_plans.txt" ]
             then ok "resumed with the checkpoint's matmul algorithms"; else bad "resumed with the checkpoint's matmul algorithms"; fi
+            # One long document among 300 of about 400 tokens, with dropout: one thread for each pair of a row and a
+            # position in the longest sequence would be too many.
+            "$python" - "$out/documents.bin" <<'END'
+import array, random, sys
+random.seed(5)
+tokens = []
+while len(tokens) < 2 * 131072 + 1:
+    many = 20000 if len(tokens) % 131072 < 800 else random.randint(1, 800)
+    tokens += [256] + [random.choice(b"etaoin shrdlu") for _ in range(many)]
+del tokens[2 * 131072 + 1 :]
+header = [20240520, 1, len(tokens)] + [0] * 253
+open(sys.argv[1], "wb").write(array.array("i", header).tobytes() + array.array("H", tokens).tobytes())
+END
+            documents="-i $out/documents.bin -e L=2,C=128,NH=16,V=257,T=8192 -t 8192 -b 16 --doc-mask 1 --dropout 0.1 -x 2"
+            train $fp32 documents_fp32 $documents
+            train $bf16 documents_bf16 $documents
+            train $bf16 documents_bf16_again $documents
+            expect_near "documents at T=8192, bf16 against fp32" documents_bf16 documents_fp32 $near_bf16
+            check "documents at T=8192 repeat" diff <(column "$out/documents_bf16/log.jsonl" loss) <(column "$out/documents_bf16_again/log.jsonl" loss)
+            rm -f "$out/documents.bin"
+            forget documents_{fp32,bf16,bf16_again}
             forget bf16 bf16_explicit {fp32,bf16}_{1x64,4x16} plans plans_straight \
                 {bf16,fp32,bf16_epilogue}_recompute_{0,1,2}
             ;;
@@ -245,9 +274,9 @@ for part in $parts; do
             if [ -n "${GPU_CHECK_DATA:-}" ]; then
                 text=(-i "$GPU_CHECK_DATA" -e d12 -b 16 -t 1024) shard=$(compgen -G "$GPU_CHECK_DATA" | head -n 1)
             else
-                text=(-e L=6,C=384,NH=6,T=256 -b 32) shard=data/builtin/train.bin
+                text=(-i "$gpt2_text" -e L=6,C=384,NH=6,T=256 -b 32) shard=$gpt2_text
             fi
-            # fp16 loses small gradients without its loss scaling: within 1 % of bf16 after 200 steps of real text.
+            # fp16 loses small gradients without loss scaling. With it: within 1 % of bf16 after 200 steps of real text.
             for precision in bf16 fp16; do
                 train build/$precision/train_gpt2cu text_$precision "${text[@]}" -x 200 -l 6e-4 -u 20
                 forget text_$precision
@@ -258,8 +287,8 @@ for part in $parts; do
             if awk "BEGIN {d = $fp16 - $bf16; if (d < 0) d = -d; exit !($bf16 > 0 && $fp16 > 0 && d <= 0.01 * $bf16)}"
             then ok fp16_against_bf16; else bad fp16_against_bf16; fi
 
-            # Both start from the same fp32 weights. With warm-up: without it the loss leaps at step 9, and PyTorch's own
-            # fp32 is 8e-4 from its fp64 there.
+            # Both start from the same fp32 weights. With warm-up: without it the loss jumps at step 9, where PyTorch's
+            # fp32 differs from its own fp64 by 8e-4.
             check compare_fp32 "$python" dev/reference/compare_autocast.py build/fp32/train_gpt2cu --tokens "$shard" --seeds 1 \
                 --warmup 20 --exact 1e-4
             results compare_fp32
@@ -270,13 +299,13 @@ for part in $parts; do
             ;;
         bert)
             for precision in fp32 bf16; do tests bert_$precision build/$precision/test_bertcu; done
-            same_training bert_ ./train_bert build/fp32/train_bertcu ./train_bertcu 5 -e L=4,C=128,NH=4,T=64 -b 8 -x 10 --dropout 0.1
+            same_training bert_ ./train_bert build/fp32/train_bertcu ./train_bertcu 5 -i "$bert_text" -e L=4,C=128,NH=4,T=64 -b 8 -x 10 --dropout 0.1
             forget bert_bf16
 
-            # BERT-base, dropout off, on the batches that ours draws.
+            # BERT-base without dropout, on the batches that our trainer draws.
             compare() { # name, flags...
                 begin "$1" "$python" dev/reference/compare_autocast.py ./train_bertcu --bert --dump build/bf16/test_bertcu \
-                    --tokens "${GPU_CHECK_BERT_DATA:-data/builtin/bert/train.bin}" --layers 12 --channels 768 --heads 12 -t 128 -b 32 "${@:2}"
+                    --tokens "${GPU_CHECK_BERT_DATA:-$bert_text}" --layers 12 --channels 768 --heads 12 -t 128 -b 32 "${@:2}"
             }
             compare compare_autocast_bert --steps 50 --seeds 3 --ratio 2
             compare compare_final_bert --steps 200 --warmup 20 --final 0.01 --losses "$out/compare_final_bert.txt"
@@ -285,33 +314,36 @@ for part in $parts; do
             results compare_final_bert
             ;;
         tasks)
-            tests tasks bash dev/test/tasks.sh build/fp32/train_bertcu
-            # The same examples and first weights for both: fp32 against transformers, then CPU against GPU with dropout.
+            tests tasks bash dev/test/tasks.sh build/fp32/finetune_bertcu
+            # The same examples and initial weights for both: fp32 against transformers, then CPU against GPU with
+            # dropout.
             for task in classify answer; do
                 work=$out/task_$task
                 case $task in classify) suffix=tsv more=(--labels 2) ;; *) suffix=json more=(--stride 42) ;; esac
-                check "transformers $task" "$python" dev/reference/check_task.py $task --program build/fp32/train_bertcu --work "$work"
+                check "transformers $task" "$python" dev/reference/check_task.py $task --program build/fp32/finetune_bertcu --work "$work"
                 say "$(grep steps: "$(log_of "transformers $task")")"
-                same_training "${task}_" ./train_bert build/fp32/train_bertcu ./train_bertcu 7 -e "$work/start" --task $task \
+                same_training "${task}_" ./finetune_bert build/fp32/finetune_bertcu ./finetune_bertcu 7 -e "$work/start" --task $task \
                     -i "$work/train.$suffix" "${more[@]}" -t 128 -b 8 -x 20 -l 1e-3 --dropout 0.1
                 forget "${task}_bf16" "task_$task/out"
                 rm -rf "$work/start"
             done
             ;;
         san)
-            # The ops at their test sizes under each tool, some at a time. cuBLASLt's own kernels are not ours to check: memcheck,
-            # which asks nothing of them but to stay inside their operands, sees all of matmul, the others only our kernels.
-            # What these read is filled by the test, or cleared by device_scratch(), before cuBLASLt writes to it: initcheck,
-            # which cannot see that, knows it as initialised. racecheck ends with an error of its own where cuBLASLt runs:
-            # it sees matmul_epilogue, our kernels without the products.
-            ops="attention layernorm dropout gather gelu classifier embedding adamw lamb loss_scale global_norm next_sentence accuracy widen narrow matmul matmul_epilogue"
+            # The ops at their test sizes under each tool, several at a time. cuBLASLt's kernels are not ours to check:
+            # memcheck checks all of matmul, because it only tests that accesses stay inside the operands; the other
+            # tools check only our kernels. The memory that those read is filled by the test or cleared by
+            # device_scratch() before cuBLASLt writes to it, so initcheck, which cannot see cuBLASLt's stores, counts it
+            # as initialised. racecheck fails by itself on cuBLASLt: it runs matmul_epilogue, our kernels without the
+            # products.
+            ops="attention attention_documents layernorm dropout gather gelu classifier embedding adamw lamb loss_scale global_norm next_sentence accuracy cast_to_fp32 cast_bf16 matmul matmul_epilogue"
             names=()
             for tool in memcheck racecheck initcheck synccheck; do
                 for op in ${GPU_CHECK_OPS:-$ops}; do
                     [ "$tool $op" = "racecheck matmul" ] || names+=("$tool $op")
                 done
             done
-            # initcheck does not see what cuBLASLt's kernels store through the copy engine, so it cannot judge who reads it.
+            # initcheck does not see stores of cuBLASLt's kernels through the copy engine, so it cannot judge kernels
+            # that read them.
             san() {
                 local which=  # kernels
                 [ "$1" = initcheck ] && which="--kernel-name-exclude kernel_substring=_softmax_kernel"
@@ -327,12 +359,38 @@ for part in $parts; do
                 if [ "$status" = 0 ]; then ok "$name"; else bad "$name ended with $status"; tail -n 12 "$out/${name/ /_}.log" | tee -a "$report"; fi
             done
             ;;
+        scratch)
+            # The memory plan's line and a profiled run's "scratch", planned and used, in MiB. GPT-2 124M takes 211 MiB
+            # for the sums of all heads and 39 in slots of blocks; BERT's phase 1 takes 6 and once took 198 that it
+            # never used.
+            scratch_of() { # name, folder, trainer, flags...
+                check "scratch of $1" "$2/$3" "${@:4}" -x 12 --profile 2 $quiet -o "$out/scratch"
+                say "RESULT scratch run='$1' $(sed -nE 's/^scratch +([0-9.]+) +([0-9.]+).*/planned_mib=\1 taken_mib=\2/p' "$out/scratch/profile/profile.txt")" \
+                    "ms=$(median_ms "$out/scratch/log.jsonl") $(grep -E '^attention_backward_hopper' "$out/scratch/profile/profile.txt" | head -n 1)"
+                say "$("$2/$3" "${@:4}" -x 0 | grep '^memory plan')"
+                forget scratch
+            }
+            mkdir -p "$out/full_128"
+            check full_128 "$python" dev/reference/make_sentences.py "$out/full_128/train.bin" --shortest 128
+            for folder in . ${GPU_CHECK_BEFORE:-}; do
+                scratch_of "GPT-2 124M, -b 64, $folder" "$folder" train_gpt2cu -e d12 -b 64 -t 1024
+                scratch_of "GPT-2 124M, -b 8, heads divided, $folder" "$folder" train_gpt2cu -e d12 -b 8 -t 1024
+                scratch_of "BERT-large phase 1, $folder" "$folder" train_bertcu -e bert-large -b 256 -t 128 -i "$out/full_128/train.bin" \
+                    --optimizer lamb --dropout 0.1 --short-sequences 0
+                scratch_of "BERT-large phase 2, $folder" "$folder" train_bertcu -e bert-large -b 64 -t 512 --optimizer lamb --dropout 0.1
+            done
+            rm -rf "$out/full_128"
+            ;;
+        flags)
+            tests flags_gpt2 bash dev/test/flags.sh ./train_gpt2cu
+            tests flags_bert bash dev/test/flags.sh ./train_bertcu
+            ;;
         tools)
-            # Our ranges choose what ncu measures: the kernels of one layer's forward pass in one step, and no others.
+            # ncu selects by our NVTX ranges: exactly the kernels of one layer's forward pass in one step.
             tiny="-e L=4,C=256,NH=4,V=257,T=256 -b 4 -x 3 --autotune 0 -v 0 -s 0 -n 0"
             for range in "step 2" "step 2/forward/layer 2" "step 2/backward/layer 2"; do
                 name=ncu_$(tr -d ' ' <<<"${range//\//_}")
-                # One range alone needs a slash to be looked for among nested ones.
+                # A single name needs a slash to match a nested range.
                 filter=$range
                 [[ $range == */* ]] || filter=$range/
                 rm -f "$out/$name.csv"
@@ -358,7 +416,7 @@ print("\n".join(r["Kernel Name"] for r in rows))' <"$out/$name.csv" >"$out/$name
             grep -E "^RESULT|GFLOP|GB/s" "$(log_of bench_ops)" | tee -a "$report"
             if check bench_attention "$python" dev/reference/bench_attention.py; then
                 results bench_attention
-                # Ours and PyTorch's in one line a shape, TFLOP/s forward/backward.
+                # Ours and PyTorch's in one line per shape, TFLOP/s forward/backward.
                 sed -nE 's/^attention_(forward|backward) +B=([0-9]+) T=([0-9]+) NH=([0-9]+) HS=([0-9]+) (CAUSAL|FULL) p=0 +[0-9.]+ us .*\) +([0-9.]+) GFLOP.*/B=\2 H=\4 T=\3 D=\5 mask=\L\6\E|ours|\1|\7/p' "$(log_of bench_ops)" |
                     awk -F'|' '{print $1 "|" $2 "|" $3 "|" $4 / 1000}' >"$out/attention.txt"
                 sed -nE 's/^RESULT attention peer=([a-z0-9]+) (B=.* mask=[a-z]+) .*forward_tflops=([0-9.]+) .*backward_tflops=([0-9.]+)/\2|\1|forward|\3\n\2|\1|backward|\4/p' \
@@ -375,14 +433,14 @@ print("\n".join(r["Kernel Name"] for r in rows))' <"$out/$name.csv" >"$out/$name
                 if grep -q "$gate .*at_least_fa2=yes" "$out/attention_compare.txt"; then ok "attention at least as fast as FlashAttention-2"
                 else bad "attention at least as fast as FlashAttention-2"; fi
             fi
-            # Size, batch, and the tokens a second that it must reach.
+            # Size, batch and the tokens/s to reach.
             for size in "d12 64 580000" "d24 32 0" "d36 16 0" "d48 16 51000"; do
                 read -r model batch gate <<<"$size"
                 train ./train_gpt2cu "train_$model" -e "$model" -b "$batch" -t 1024 -x 55 --profile 5
                 ms=$(median_ms "$out/train_$model/log.jsonl")
                 speed=$(awk "BEGIN {print int($batch * 1024 / ${ms:-1e9} * 1000)}")
-                profile=$(sed -n '/^Where the time/,/^the whole profile/p' "$(log_of "run train_$model")")
-                rest=$(awk '/^= from the first row/ {all = $(NF - 1)} /^By op/ {exit} /^(matmul|attention) +[0-9]/ {part += $3} END {printf "%.2f", all - part}' <<<"$profile")
+                profile=$(sed -n '/^Where the step/,/^whole profile/p' "$(log_of "run train_$model")")
+                rest=$(awk '/^= start of the first row/ {all = $(NF - 1)} /^By op/ {exit} /^(matmul|attention) +[0-9]/ {part += $3} END {printf "%.2f", all - part}' <<<"$profile")
                 say "RESULT train_gpt2cu size=$model B=$batch T=1024 ms=$ms tok_s=$speed mfu=$(sed -nE "s/.*\"ms\": $ms,.*\"mfu\": ([0-9.]+).*/\1/p" "$out/train_$model/log.jsonl" | head -n 1) other_ms=$rest"
                 say "$profile"
                 if [ "$gate" -gt 0 ]; then
@@ -394,17 +452,17 @@ print("\n".join(r["Kernel Name"] for r in rows))' <"$out/$name.csv" >"$out/$name
             ;;
         bert_bench)
             bert_recipe="--optimizer lamb --dropout 0.1 --short-sequences 0"
-            sentences() { # folder, flags...: text whose sequences have chosen lengths
+            sentences() { # folder, flags...: text with chosen sequence lengths
                 mkdir -p "$out/$1"
                 check "$1" "$python" dev/reference/make_sentences.py "$out/$1/train.bin" "${@:2}"
             }
-            beside() { # name, script and flags...: PyTorch's step beside ours, at $batch and $T
+            against() { # name, script and flags...: PyTorch's step compared with ours, at $batch and $T
                 check "$1" timeout 240 "$python" "${@:2}"
                 results "$1"
                 say "RESULT compare size=large B=$batch T=$T peer=$1 torch_ms_over_ours=$(sed -nE 's/^RESULT .* ms=([0-9.]+) .*/\1/p' "$(log_of "$1")" |
                     awk "{print \$1 / ${full_ms:-1e9}}")"
             }
-            # Batch, length, and the full sequences a second that it must reach.
+            # Batch, length and the full sequences/s to reach.
             for shape in "256 128 1850" "64 512 420"; do
                 read -r batch T gate <<<"$shape"
                 sentences full_$T --shortest "$T"
@@ -415,12 +473,12 @@ print("\n".join(r["Kernel Name"] for r in rows))' <"$out/$name.csv" >"$out/$name
                 bert_large varied_$T "$batch" -t "$T" -i "$out/varied_$T/train.bin" --pack 2
                 say "RESULT varied_over_full T=$T ratio=$(awk "BEGIN {print $seq_s / ($full + 1e-9)}")"
                 at_least "$seq_s" "1.25 * $full + 1e-9" "lengths from T/2 to T: 1.25 times the rate of full ones, T=$T"
-                beside torch_bert_$T dev/reference/bert.py -b "$batch" -t "$T"
+                against torch_bert_$T dev/reference/bert.py -b "$batch" -t "$T"
                 if [ -n "${GPU_CHECK_TORCH_BERT:-}" ]; then
-                    beside other_torch_bert_$T $GPU_CHECK_TORCH_BERT -B "$batch" -T "$T"
+                    against other_torch_bert_$T $GPU_CHECK_TORCH_BERT -B "$batch" -T "$T"
                 fi
             done
-            # The step whose kernels others have counted: two layers of BERT-large.
+            # The published step whose kernels are counted: two layers of BERT-large.
             train ./train_bertcu bert_kernels -e L=2,C=1024,NH=16,T=512,V=30522 -b 4 -t 128 -i "$out/full_128/train.bin" $bert_recipe -x 40 --profile 3
             ms=$(median_ms "$out/bert_kernels/log.jsonl")
             read -r kernels fills copies < <(awk -F, 'NR == 1 {next} $6 ~ /^copy_/ {copies++; next} $6 ~ /^fill_/ {fills++; next} {kernels++}
@@ -433,12 +491,13 @@ print("\n".join(r["Kernel Name"] for r in rows))' <"$out/$name.csv" >"$out/$name
             rm -rf "$out"/{full,varied}_{128,512}
             ;;
         profile)
-            # The reports of --profile: they add up, agree with other tools, and say so where CUPTI is not theirs.
+            # The reports of --profile add up and agree with other tools; a warning says so if CUPTI is missing or in
+            # use.
             mkdir -p "$out/reports"
-            reported() { # name, command...: a profiled run whose report is kept
+            reported() { # name, command...: a profiled run; its report is kept
                 train "${@:2:1}" "profile_$1" "${@:3}" -x 65 --profile 5
                 explained "profile_$1" "$out/profile_$1/profile" --overhead 10
-                for file in profile.txt profile.md profile.html; do cp "$out/profile_$1/profile/$file" "$out/reports/$1.${file#*.}"; done
+                for file in profile.txt profile.html; do cp "$out/profile_$1/profile/$file" "$out/reports/$1.${file#*.}"; done
                 sed 's/^/     /' "$out/profile_$1/profile/profile.txt" | sed -n '1,/^     By kernel/p' | cut -c 1-200 | tee -a "$report"
                 forget "profile_$1"
             }
@@ -459,12 +518,13 @@ print("\n".join(r["Kernel Name"] for r in rows))' <"$out/$name.csv" >"$out/$name
                 for run in "$out"/published/*/profile; do
                     name=$(basename "$(dirname "$run")")
                     explained "published $name" "$run" --overhead 10
-                    for file in profile.txt profile.md; do cp "$run/$file" "$out/reports/$name.${file#*.}"; done
+                    cp "$run/profile.txt" "$out/reports/$name.txt"
                 done
             }
             profile_tools() {
-                # The same step in ncu, which sees kernels only, and in a listing that is not ours; untimed choices are the same ones.
-                # Kernels are as long as the clock lets them be: both runs begin on a GPU that has been idle, and are compared at the same steps.
+                # The same step in ncu, which sees only kernels, and in a listing by another tool; without --autotune
+                # the matmul algorithms are the same. Kernel times depend on the clock, so both runs begin on an idle
+                # GPU and are compared at the same steps.
                 same="-e L=4,C=768,NH=12,V=50257,T=1024 -b 16 -t 1024 --autotune 0"
                 sleep 5
                 train ./train_gpt2cu profile_same $same -x 15 --profile 5
@@ -478,15 +538,15 @@ print("\n".join(r["Kernel Name"] for r in rows))' <"$out/$name.csv" >"$out/$name
                 forget profile_same
                 tiny="-e L=4,C=256,NH=4,V=257,T=256 -b 4 -x 12 --profile 2 --autotune 0"
                 check "profile under ncu" ncu --clock-control none --metrics gpu__time_duration.sum --launch-count 20 ./train_gpt2cu $tiny $quiet -o "$out/profile_ncu"
-                check "profile beside another tool" env KERNEL_LIST=/dev/null CUDA_INJECTION64_PATH="$out/kernel_list.so" ./train_gpt2cu $tiny $quiet -o "$out/profile_other"
-                for name in "profile under ncu" "profile beside another tool"; do
+                check "profile under another tool" env KERNEL_LIST=/dev/null CUDA_INJECTION64_PATH="$out/kernel_list.so" ./train_gpt2cu $tiny $quiet -o "$out/profile_other"
+                for name in "profile under ncu" "profile under another tool"; do
                     check "$name: a line says so" grep -Eq '^warning: (CUPTI: )?another tool profiles this process' "$(log_of "$name")"
                 done
-                # CUPTI's library out of sight, where this may be done.
+                # Without CUPTI's library, if this shell may hide it.
                 hide='for f in $(find / -xdev -name "libcupti.so*" -type f 2>/dev/null); do mount --bind /dev/null "$f" || exit 9; done; exec "$@"'
                 if unshare -m bash -c "$hide" _ ./train_gpt2cu $tiny $quiet -o "$out/profile_none" >"$out/profile_none.log" 2>&1; then
                     check "without CUPTI a line says so" grep -q '^warning: CUPTI .* is not found' "$out/profile_none.log"
-                    check "without CUPTI ops are timed" grep -q '^times .*of ops, between CUDA events' "$out/profile_none.log"
+                    check "without CUPTI ops are timed" grep -q '^times .*of ops, by CUDA events' "$out/profile_none.log"
                 else
                     say "skip without CUPTI: $(tail -n 1 "$out/profile_none.log")"
                 fi
@@ -512,17 +572,17 @@ print("\n".join(r["Kernel Name"] for r in rows))' <"$out/$name.csv" >"$out/$name
             done
             ;;
         ranks)
-            # One process a GPU. `launch` starts as many as it is told, on the first GPUs.
+            # One process per GPU. `launch` starts the given number on the first GPUs.
             gpus=$(count_gpus)
             export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
             launch() { # ranks, command...
                 if [ "$1" = 1 ]; then "${@:2}"; else mpirun -np "$1" --bind-to none --oversubscribe "${@:2}"; fi
             }
-            # Mean of the last two thirds of a run's steps. Not their median: at the power limit steps swing by 10 % within a second, few of
-            # them long, and it takes them some seconds to settle (dev/LOG.md).
+            # Mean of the last two thirds of a run's steps. Not their median: at the power limit step times vary by 10 %
+            # within a second, few of them long, and take some seconds to settle (dev/LOG.md).
             step_ms() { sed -nE 's/^step .*\| ([0-9.]+) ms \|.*/\1/p' "$(log_of "$1")" | awk '{a[NR] = $1} END {for (i = int(NR / 3) + 1; i <= NR; i++) {s += a[i]; n++} if (n) printf "%.1f", s / n}'; }
-            # What the GPUs do from sample to sampled, five times a second. The latter prints means over the samples at work, and in
-            # what part of these the power limit held the clock down.
+            # `sample` records the GPUs' power and clocks five times a second. `sampled` stops that and prints the means
+            # over busy samples, and the fraction of them in which the power limit lowered the clock.
             sample() {
                 nvidia-smi --query-gpu=power.draw,clocks.sm,clocks_event_reasons.sw_power_cap,utilization.gpu --format=csv,noheader,nounits -lms 200 >"$out/power.csv" 2>/dev/null &
                 sampler=$!
@@ -533,9 +593,10 @@ print("\n".join(r["Kernel Name"] for r in rows))' <"$out/$name.csv" >"$out/$name
                 awk -F', *' '$4 > 90 && $1 > 300 {n++; w += $1; mhz += $2; capped += $3 == "Active"} END {if (n) printf "watts=%.0f mhz=%.0f capped=%.2f", w / n, mhz / n, capped / n; else printf "watts=none"}' "$out/power.csv"
                 rm -f "$out/power.csv"
             }
-            # Linear is what the GPUs do each on its own, at the same time, with the same matmul algorithms as together. Sums run beside
-            # the backward pass (--bucket 16) or after it, at once; which is faster depends on the model. Where a step has several
-            # micro-batches all GPUs work together, with the default of --bucket: a sum is a small part of such a step.
+            # Linear speed: all GPUs run at the same time, each on its own, with the same matmul algorithms as together.
+            # The all-reduce overlaps with the backward pass (--bucket 16) or runs once after it; which is faster
+            # depends on the model. Steps of several micro-batches run on all GPUs with the default --bucket: the
+            # all-reduce is a small part.
             scaling() { # name, sequences a GPU, tokens a sequence, micro-batches, steps, command...
                 local name=$1 batch=$2 T=$3 micro=$4 steps=$5 first=2 i n way ms power of_linear best mean slowest alone=() ways=()
                 shift 5
@@ -568,12 +629,14 @@ print("\n".join(r["Kernel Name"] for r in rows))' <"$out/$name.csv" >"$out/$name
                     if [ "$n" -ge 4 ]; then at_least "$best" 0.97 "$name on $n GPUs: 97 % of linear"; fi
                 done
             }
-            # Runs of 17 seconds, of steps of one micro-batch: nothing costs more, as all gradients are summed after each.
+            # Runs of 17 seconds with one micro-batch per step, the most expensive case: all gradients are summed after
+            # each.
             ranks_d12() { scaling d12 64 1024 1 160 ./train_gpt2cu -e d12; }
             ranks_d48() { scaling d48 16 1024 1 56 ./train_gpt2cu -e d48; }
             ranks_bert_large() { scaling_bert_large bert-large 1 140; }
-            # As scripts/run_gpt2_124M.sh, run_gpt2_1558M.sh and run_bert_large_phase1.sh train: half a million tokens, a million tokens,
-            # 64 K sequences a step, or as many as whole micro-batches make. On eight GPUs 124M's step is one micro-batch.
+            # As in scripts/run_gpt2_124M.sh, run_gpt2_1558M.sh and run_bert_large_phase1.sh: half a million tokens, a
+            # million tokens, 64 K sequences per step, rounded to whole micro-batches. On eight GPUs 124M's step is one
+            # micro-batch.
             ranks_124M() { [ "$gpus" -ge 8 ] && say "skip 124M: as d12" || scaling 124M 64 1024 $((524288 / (65536 * gpus))) $((30 * gpus)) ./train_gpt2cu -e d12; }
             ranks_1558M() { scaling 1558M 16 1024 $((1048576 / (16384 * gpus))) $((2 * gpus)) ./train_gpt2cu -e d48; }
             ranks_phase1() { scaling_bert_large phase1 $((65536 / (256 * gpus))) 8; }
@@ -583,13 +646,12 @@ print("\n".join(r["Kernel Name"] for r in rows))' <"$out/$name.csv" >"$out/$name
                 rm -f "$out/sentences.bin"
             }
 
-            # The same sequences in every step, whatever the number of ranks: bf16 rounds sums of other orders, by some 1e-3 in a loss
-            # (part e2e measures the same for micro-batches); and twice the same bits. At a low rate: at 6e-4 after 10 steps of warm-up
-            # the run itself leaps (norms of 14 and 31 after step 10), which makes differences of 0.3 out of those of 1e-4 before; and
-            # with the same matmul algorithms in all of them.
+            # Every step has the same sequences for any number of ranks. Sums of another order round differently in
+            # bf16, by about 1e-3 in a loss (part e2e measures the same for micro-batches). Two equal runs give the same
+            # bits. The learning rate is low: at 6e-4 after 10 warm-up steps the run itself jumps (norms of 14 and 31
+            # after step 10), which turns differences of 1e-4 into 0.3. All runs use the same matmul algorithms.
             ranks_curves() {
-                local n way curve=(-e d12 -b 16 -t 1024 -d 65536 -x 20 -n 10 -l 1e-4 -u 20 -v 0 -s 0 --overwrite 1 --autotune 0)
-                [ -z "${GPU_CHECK_DATA:-}" ] || curve+=(-i "$GPU_CHECK_DATA")
+                local n way curve=(-i "${GPU_CHECK_DATA:-$gpt2_text}" -e d12 -b 16 -t 1024 -d 65536 -x 20 -n 10 -l 1e-4 -u 20 -v 0 -s 0 --overwrite 1 --autotune 0)
                 for n in 1 2 4; do
                     [ $n -le "$gpus" ] || continue
                     check "curve of $n" launch $n ./train_gpt2cu "${curve[@]}" -z 1 -o "$out/curve_$n"
@@ -600,22 +662,22 @@ print("\n".join(r["Kernel Name"] for r in rows))' <"$out/$name.csv" >"$out/$name
                 check "curve again" launch "$gpus" ./train_gpt2cu "${curve[@]}" -z 1 -o "$out/curve_again"
                 check "curve once more" launch "$gpus" ./train_gpt2cu "${curve[@]}" -z 1 -o "$out/curve_more"
                 expect_same "$gpus ranks repeat bit for bit" curve_again curve_more
-                # Two numbers have one sum, in whatever order.
+                # The sum of two numbers does not depend on their order.
                 for way in "-z 0" "-z 1" "-z 1 --reduce bf16"; do
-                    check "curve of 2, $way, sums beside" launch 2 ./train_gpt2cu "${curve[@]}" $way --bucket 16 -o "$out/curve_beside"
-                    check "curve of 2, $way, sums after" launch 2 ./train_gpt2cu "${curve[@]}" $way --bucket 1000000 -o "$out/curve_after"
-                    expect_same "2 ranks, $way, sums beside and after the backward pass: the same bits" curve_beside curve_after
+                    check "curve of 2, $way, overlapped" launch 2 ./train_gpt2cu "${curve[@]}" $way --bucket 16 -o "$out/curve_overlapped"
+                    check "curve of 2, $way, after it" launch 2 ./train_gpt2cu "${curve[@]}" $way --bucket 1000000 -o "$out/curve_after"
+                    expect_same "2 ranks, $way, gradient sums overlapped with or after the backward pass: the same bits" curve_overlapped curve_after
                 done
-                # What is joined by NVLink, by the driver and by the trainer.
+                # Whether the GPUs are joined by NVLink, by the driver and by the trainer.
                 nvidia-smi nvlink --status 2>/dev/null | grep -q 'Link 0: [0-9]' && way='at once' || way='bucket by bucket'
                 check "gradients summed $way by default" grep -q "gradients summed $way" "$(log_of "curve of 2")"
                 check "curve to step 10" launch "$gpus" ./train_gpt2cu "${curve[@]}" -z 1 -o "$out/curve_stopped" --stop-after 10
                 check "curve from step 10" launch "$gpus" ./train_gpt2cu -y 1 -z 1 -o "$out/curve_stopped"
                 expect_same "$gpus ranks resumed equal straight" curve_stopped curve_more
-                forget curve_{1,2,4,again,more,beside,after,stopped}
+                forget curve_{1,2,4,again,more,overlapped,after,stopped}
             }
 
-            await() { # seconds, command...: until it succeeds, while $running, a launch in the background, runs
+            await() { # seconds, command...: until it succeeds, as long as $running, a launch in the background, runs
                 local end=$((SECONDS + $1))
                 shift
                 until "$@"; do
@@ -623,8 +685,8 @@ print("\n".join(r["Kernel Name"] for r in rows))' <"$out/$name.csv" >"$out/$name
                     sleep 0.05
                 done
             }
-            # Kill a rank of $running by chance. Counts in `named` if the others name that very process, in `late` if after 60 s not
-            # all have ended.
+            # Kill a random rank of $running. Counts in `named` if the others name that process, in `late` if not all
+            # have ended after 60 s.
             named=0 late=0
             kill_one() { # log
                 local launcher ranks victim i
@@ -644,9 +706,9 @@ print("\n".join(r["Kernel Name"] for r in rows))' <"$out/$name.csv" >"$out/$name
                 if grep -Eqs "rank [0-9]+ of $gpus \(.*, process ${victim:-none}\) is gone" "$1"; then named=$((named + 1)); else say "     $1 does not name process ${victim:-none}"; fi
             }
 
-            # One of the ranks is killed at a moment of chance while they train: the others end and name it, the run goes on from a
-            # whole checkpoint and comes to the bits of a run that nobody disturbed. It has no end of its own, so that every kill
-            # finds it at work however fast the machine is.
+            # Kill a random rank at a random moment of training: the others end and name it, the run resumes from a
+            # complete checkpoint and reaches the same bits as an undisturbed run. The run has no end of its own, so
+            # that every kill finds it running on any machine.
             ranks_kills() {
                 local small="-e L=4,C=256,NH=4,V=257,T=256 -b 4 -x 100000 -k constant -n 50 -nk 3 -v 0 -s 0 -z 1 --autotune 0" i log steps damaged
                 rm -rf "$out"/disturbed "$out"/disturbed_?.log
@@ -670,45 +732,46 @@ print("\n".join(r["Kernel Name"] for r in rows))' <"$out/$name.csv" >"$out/$name
                 forget disturbed undisturbed
             }
 
-            # What a run's first checkpoint cost. Between the line of the step that it is of and its own, log.jsonl has the steps that
-            # ran while it was written; only the terminal says how much of checkpoint_ms was waiting for its end. With --async-checkpoint
-            # the rest is the copy and, the first time, pinning the host's memory for it.
-            checkpoint_cost() { # run, name of its log, what it is called in the report
-                local log=$out/$1/log.jsonl step waited beside
+            # The cost of a run's first checkpoint. The steps that ran while it was written are in log.jsonl between the
+            # line of its step and its own. checkpoint_wait_ms is the part of checkpoint_ms spent waiting for the end of
+            # a write. With --async-checkpoint the rest is the copy and, the first time, pinning host memory for it.
+            checkpoint_cost() { # run, name of its log, its name in the report
+                local log=$out/$1/log.jsonl step waited during
                 step=$(grep -sm 1 checkpoint_ms "$log" | sed -nE 's/^\{"step": ([0-9]+),.*/\1/p')
                 if [ -z "$step" ]; then bad "$2: no checkpoint in $log"; return; fi
                 waited=$(sed -nE "s/^.*\"step\": $step, .*\"checkpoint_wait_ms\": ([0-9.e+-]+).*/\1/p" "$log" | head -n 1)
-                beside=$(column <(sed "1,/\"step\": $step, \"loss\"/d; /\"step\": $step, \"checkpoint_ms\"/q" "$log") ms | sort -n |
-                    awk '{a[NR] = $1} END {print "steps_beside=" NR " median_ms=" (NR ? a[int((NR + 1) / 2)] : "none") " largest_ms=" (NR ? a[NR] : "none")}')
+                during=$(column <(sed "1,/\"step\": $step, \"loss\"/d; /\"step\": $step, \"checkpoint_ms\"/q" "$log") ms | sort -n |
+                    awk '{a[NR] = $1} END {print "steps_during=" NR " median_ms=" (NR ? a[int((NR + 1) / 2)] : "none") " largest_ms=" (NR ? a[NR] : "none")}')
                 say "RESULT $3 step=$step $(sed -nE 's/^.*"checkpoint_ms": ([^,]+), "checkpoint_write_s": ([^,]+), "checkpoint_gb_s": ([^,}]+).*/checkpoint_ms=\1 write_s=\2 gb_s=\3/p' "$log" | head -n 1)" \
-                    "waited_ms=${waited:-0} $beside before_median_ms=$(median_ms <(sed "/\"step\": $step, \"loss\"/q" "$log"))"
+                    "waited_ms=${waited:-0} $during before_median_ms=$(median_ms <(sed "/\"step\": $step, \"loss\"/q" "$log"))"
             }
 
-            # What a checkpoint of 1558M costs the steps: written while they wait, and beside them. 120 steps take 20 s, in which the
-            # first is written before the second begins. While that one is written a rank is killed: the run goes on from the first.
+            # The cost of a 1558M checkpoint, written while the steps wait and in the background. 120 steps take 20 s,
+            # in which the first checkpoint is complete before the second begins. A rank is killed while the second is
+            # written; the run resumes from the first.
             ranks_checkpoints() {
                 local d48="-e d48 -b 8 -t 1024 -x 2000 -v 0 -s 0 -z 1 --autotune 0 --overwrite 1" status step
-                local waits="d48 saved, --async-checkpoint 0" goes_on="d48 saved, --async-checkpoint 1" cut="d48 killed while it wrote"
+                local waits="d48 saved, --async-checkpoint 0" background="d48 saved, --async-checkpoint 1" cut="d48 killed while it wrote"
                 rm -rf "$out"/saved_{0,1}
                 check "$waits" launch "$gpus" ./train_gpt2cu $d48 -n 20 --stop-after 20 --async-checkpoint 0 -o "$out/saved_0"
                 checkpoint_cost saved_0 "$waits" "d48_checkpoint async=0"
                 rm -rf "$out/saved_0"
 
                 writes_another() { [ -n "$(whole saved_1)" ] && compgen -G "$out/saved_1/ckpt/*.tmp/optimizer*" >/dev/null; }
-                launch "$gpus" ./train_gpt2cu $d48 -n 120 -nk 2 --async-checkpoint 1 -o "$out/saved_1" >"$(log_of "$goes_on")" 2>&1 &
+                launch "$gpus" ./train_gpt2cu $d48 -n 120 -nk 2 --async-checkpoint 1 -o "$out/saved_1" >"$(log_of "$background")" 2>&1 &
                 running=$! named=0 late=0
                 await 150 writes_another
                 status=$?
-                kill_one "$(log_of "$goes_on")"
-                judge "$goes_on" $status
-                checkpoint_cost saved_1 "$goes_on" "d48_checkpoint async=1"
+                kill_one "$(log_of "$background")"
+                judge "$background" $status
+                checkpoint_cost saved_1 "$background" "d48_checkpoint async=1"
                 step=$(step_of saved_1)
                 say "RESULT d48_cut complete=$(whole saved_1 | wc -l) newest=$step unfinished=$(find "$out/saved_1/ckpt" -name '*.tmp' | wc -l) named=$named later_than_60_s=$late"
                 check "$cut: unfinished" [ "$(find "$out/saved_1/ckpt" -name '*.tmp' | wc -l)" = 1 ]
                 check "$cut: named by the others, all ended" [ "$named $late" = "1 0" ]
                 check "$cut: resumed" launch "$gpus" ./train_gpt2cu -y 1 -o "$out/saved_1" --stop-after $((step + 3))
                 if [ "$step" -gt 0 ] && grep -q "^step *$((step + 1))/" "$(log_of "$cut: resumed")" && ! grep -q 'damaged\|not used' "$(log_of "$cut: resumed")"
-                then ok "$cut: from the newest whole checkpoint"; else bad "$cut: from the newest whole checkpoint"; fi
+                then ok "$cut: from the newest complete checkpoint"; else bad "$cut: from the newest complete checkpoint"; fi
                 rm -rf "$out/saved_1"
             }
 

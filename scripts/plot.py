@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Plots of one or many runs, from their log.jsonl.
+"""Plot one or more runs from their log.jsonl.
 
     plot.py out/mine                              -> out/mine/plot.png
     plot.py out/a out/b out/c --x tokens --output compare.svg
@@ -7,11 +7,11 @@
 
 A run is its output directory or a log.jsonl. Each quantity that a log has gets a panel, each run a colour: training loss
 (faint, with a running mean), validation loss, HellaSwag and other sets, BERT's two losses and accuracies, speed, gradient
-norm, learning rate. What was no number (null, NaN) is left out and, in the training loss, marked by a cross. Steps that
-come twice count as they came last; a line that a kill has torn is left out. A log may still grow while it is read.
+norm, learning rate. Values that are not numbers (null, NaN) are skipped and, in the training loss, marked by a cross. Of
+a repeated step the last line counts; an incomplete line is skipped. A log may still grow while it is read.
 
-Needs `matplotlib`; for --tensorboard `tensorboard` or `tensorboardX` instead. All numbers of a log go there, also those that
-have no panel; what an earlier export of the same run left in that directory is replaced.
+Needs `matplotlib`; for --tensorboard `tensorboard` or `tensorboardX` instead. TensorBoard gets all numbers of a log, also
+those without a panel; an earlier export of the same run in that directory is replaced.
 """
 import argparse
 import errno
@@ -23,12 +23,12 @@ import re
 import sys
 
 FAILED, USAGE = 1, 2
-EVENTS_SUFFIX = ".log"  # of the event files that are written here, so that no others are replaced
+EVENTS_SUFFIX = ".log"  # of our event files, so that no others are replaced
 FORMATS = "png", "svg", "pdf"
 
-# Panels from the top left: title, and what is drawn: member of the log, style, name in the panel's own legend. "mean" is
-# faint with a running mean; "median" the same for what has odd values, which may leave the panel; "dots" and "dashed" is
-# what was measured now and then.
+# Panels from the top left: title and what is drawn: member of the log, style, name in the panel's own legend. "mean": faint
+# with a running mean. "median": the same with a running median, and outliers may leave the panel. "dots" and "dashed":
+# measured only at some steps.
 PANELS = [
     ("Training loss", [("loss", "mean", "")]),
     ("Validation loss", [("val_loss", "dots", "")]),
@@ -57,7 +57,7 @@ class UserError(Exception):
 
 
 class Run:
-    """One log: for every member its values by step, and what the steps took."""
+    """One log: the values of every member by step, and the times of the steps."""
 
     def __init__(self, path):
         self.log = os.path.join(path, "log.jsonl") if os.path.isdir(path) else path
@@ -79,7 +79,7 @@ class Run:
         self._measure()
 
     def _read_line(self, line):
-        """Whether the line is whole, an object."""
+        """Whether the line is a complete object."""
         try:
             entry = json.loads(line)
         except (ValueError, RecursionError):
@@ -97,13 +97,13 @@ class Run:
         return True
 
     def _go_back(self, step):
-        """The run began again before this step: what it did from there on counts no more."""
+        """The run restarted before this step: drop everything from there on."""
         for values in self.members.values():
             for s in [s for s in values if s >= step]:
                 del values[s]
 
     def _measure(self):
-        """Tokens and hours at every step, from what single steps took; those that are not in the log took as long."""
+        """Tokens and hours at every step, summed over steps; steps missing in the log count like their neighbours."""
         self.steps, self.tokens, self.hours = [0], [0.0], [0.0]
         for step in sorted(self.members.get("loss", {})):
             seconds = self.members.get("ms", {}).get(step, math.nan) / 1e3
@@ -134,7 +134,7 @@ def to_number(value):
 
 
 def give_names(runs):
-    """As much of each path, from its end, as tells the runs apart."""
+    """The shortest end of each path that tells the runs apart."""
     parts = [os.path.normpath(os.path.abspath(os.path.dirname(r.log) or ".")).split(os.sep) for r in runs]
     files = {r.log for r in runs if os.path.basename(r.log) != "log.jsonl"}
     parts = [p + [os.path.basename(r.log)] if r.log in files else p for p, r in zip(parts, runs)]
@@ -166,7 +166,7 @@ def read_runs(paths):
 
 
 class Axis:
-    """What lies below: steps, tokens or time."""
+    """The x axis: steps, tokens or time."""
 
     def __init__(self, kind, runs):
         self.kind = kind
@@ -189,7 +189,7 @@ class Axis:
 
 
 def reach_of(n, window):
-    """Of a running mean, to either side: a twenty-fifth of the run unless told; narrower at its steep beginning."""
+    """Half width of the running mean: 1/25 of the run by default; narrower at its steep beginning."""
     import numpy as np
 
     at = np.arange(n)
@@ -238,7 +238,7 @@ def draw_series(plot, x, y, style, color, options):
 
 
 def fit_odd_values(plot, values):
-    """Limits that hold all but a hundredth of the values at either end: one slow step shall not flatten the others."""
+    """Limits that hold all but a hundredth of the values at either end: one slow step must not flatten the others."""
     import numpy as np
 
     low, high = np.percentile(np.concatenate(values), [1, 99])
@@ -302,7 +302,7 @@ def evaluation_panels(members):
 
 
 def panels_of(runs, options):
-    """The panels that have something to show: speed in sequences where every run counts them, else in tokens."""
+    """The panels with data: speed in sequences/s if every run logs them, else in tokens/s."""
     speed = "tok_s" if all(run.has("seq_s") for run in runs) else "seq_s"
     panels = [p for p in PANELS if p[1][0][0] != speed] + [(name, [(name, "mean", "")]) for name in options.also]
     panels[EVALUATIONS_AFTER:EVALUATIONS_AFTER] = evaluation_panels({m for run in runs for m in run.members})
@@ -367,7 +367,7 @@ def draw(runs, options):
 
 
 def write_picture(figure, path):
-    """Complete or not at all, as pictures are looked at while runs go on."""
+    """Write the whole file or nothing, because plots are viewed during a run."""
     kind = path.rsplit(".", 1)[1].lower()
     undated = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}.get(kind)
     temporary = f"{path}.tmp{os.getpid()}"
@@ -387,7 +387,7 @@ def write_picture(figure, path):
 
 
 def event_classes():
-    """(EventFileWriter, Event, Summary) of whichever package is there; both have the same ones."""
+    """(EventFileWriter, Event, Summary) of whichever package is installed; both have the same interface."""
     try:
         from tensorboard.compat.proto import event_pb2, summary_pb2
         from tensorboard.summary.writer.event_file_writer import EventFileWriter
@@ -403,7 +403,7 @@ def event_classes():
 
 
 def export_events(run, folder, since):
-    """Every number of a log, at the time when its step ended if the run went on without a break until its last line."""
+    """Every number of a log, with the wall time of its step, assuming that the run had no pause."""
     writer_class, event_class, summary_class = event_classes()
     os.makedirs(folder, exist_ok=True)
     for path in glob.glob(os.path.join(glob.escape(folder), "events.out.tfevents.*" + EVENTS_SUFFIX)):
@@ -455,7 +455,7 @@ def whole_number(least):
 def parse(arguments):
     parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False)
     parser.add_argument("runs", nargs="+", metavar="RUN", help="a run's output directory, or its log.jsonl")
-    parser.add_argument("--output", metavar="FILE", help=".png, .svg or .pdf (default: plot.png beside the first log)")
+    parser.add_argument("--output", metavar="FILE", help=".png, .svg or .pdf (default: plot.png in the folder of the first log)")
     parser.add_argument(
         "--x", choices=("step", "tokens", "hours"), default="step", help="what lies below (default: step)"
     )

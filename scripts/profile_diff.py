@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""Compare two profiles that the trainers wrote with --profile: where a step gained or lost time, which kernels changed.
+"""Compare two profiles that the trainers wrote with --profile: where a step became slower or faster, and which kernels changed.
 
     python3 scripts/profile_diff.py A B [--markdown] [--rank R] [--fail-above PERCENT]
 
 A and B are folders with kernels.csv and summary.json (OUT/profile), or the OUT that holds such a folder. Times by op
-are medians over the profiled steps; "+" is time that B takes more, "-" what it saves. Exit status: 0; 1 where
---fail-above is given and B's step is slower than A's by more than that; 2 for wrong usage or files that cannot be read.
+are medians over the profiled steps; "+" means that B takes longer. Exit status: 0; 1 if --fail-above is given and B's
+step is slower than A's by more than that; 2 for wrong usage or files that cannot be read.
 """
 
 import argparse
@@ -29,7 +29,7 @@ def die(message):
 
 
 class Parser(argparse.ArgumentParser):
-    """One line for what is wrong with a command line."""
+    """Prints one line about a wrong command line."""
 
     def error(self, message):
         die(f"{message}; --help tells more")
@@ -42,7 +42,7 @@ Profile = collections.namedtuple("Profile", "folder rows title facts step")
 
 
 def find_folder(folder, rank):
-    """The folder with kernels.csv that `folder` means: of one rank's run, or of rank `rank` of a run with several."""
+    """The folder with kernels.csv in or below `folder`; of a run with several ranks, that of rank `rank`."""
     for inner in ("", "profile"):
         for of_rank in ("", f"rank_{rank}"):
             if not of_rank and rank: continue
@@ -94,13 +94,14 @@ def read_profile(folder, rank=0):
     step = summary.get("step") if isinstance(summary, dict) else None
     if not isinstance(step, dict): die(f"{path}: has no object 'step'")
     step = {key: value for key, value in step.items() if isinstance(value, (int, float)) and math.isfinite(value)}
+    if "beside_ms" in step: step["overlap_ms"] = step.pop("beside_ms")  # its name in older profiles
     if step.get("span_ms", 0) <= 0: die(f"{path}: 'step' has no span_ms above 0")
     facts = [(str(f[0]), str(f[1])) for f in summary.get("facts") or [] if isinstance(f, list) and len(f) == 2]
     return Profile(folder, read_rows(os.path.join(folder, "kernels.csv")), str(summary.get("title", "")), facts, step)
 
 
 def is_move(row):
-    """Whether a row is a copy or a fill and no kernel."""
+    """Whether a row is a copy or a fill, not a kernel."""
     return re.match(r"(copy|fill)_", row["kernel"]) is not None
 
 
@@ -112,7 +113,7 @@ def number(value, digits=3, sign=False):
 
 
 class Page:
-    """Lines of text, or of Markdown that is as easy to read."""
+    """Lines of text or of readable Markdown."""
 
     def __init__(self, markdown):
         self.markdown, self.lines = markdown, []
@@ -132,7 +133,7 @@ class Page:
         self.lines += textwrap.wrap(text, 120, break_long_words=False, break_on_hyphens=False)
 
     def table(self, columns, rows):
-        """Columns whose names end in ">" are aligned to the right, and that sign is left out."""
+        """A ">" at the end of a column's name aligns it to the right and is not printed."""
         right = [column.endswith(">") for column in columns]
         cells = [[column.rstrip(">") for column in columns]] + [[str(cell) for cell in row] for row in rows]
         if self.markdown:
@@ -157,7 +158,7 @@ def write_page(path, page):
 # What differs
 
 TOTALS = {"plain_ms": "step, not profiled", "profiled_ms": "step, profiled", "span_ms": "first kernel to last",
-          "kernels_ms": "in kernels", "beside_ms": "of them beside others", "gap_host_ms": "gaps: waiting for the host",
+          "kernels_ms": "in kernels", "overlap_ms": "of them overlapping", "gap_host_ms": "gaps: waiting for the host",
           "gap_stream_ms": "gaps: waiting for a stream", "gap_kernels_ms": "gaps: between kernels"}
 
 
@@ -165,7 +166,7 @@ def put_facts(page, a, b):
     facts = [dict(profile.facts) for profile in (a, b)]
     names = [name for name in dict.fromkeys([*facts[0], *facts[1]]) if facts[0].get(name) != facts[1].get(name)]
     if not names: return
-    page.heading("How they were made, where that differs")
+    page.heading("Differences in the set-up")
     page.table(["", "A", "B"], [[name, facts[0].get(name, "-"), facts[1].get(name, "-")] for name in names])
 
 
@@ -189,7 +190,7 @@ def by_op(rows):
 
 
 def calls(rows):
-    """How often an op was called: in each call one row carries the op's work, if that is known."""
+    """Number of calls of an op: in each call one row carries the op's work, if it is known."""
     return sum(row["gflop"] is not None or row["mbyte"] is not None for row in rows) or len(rows)
 
 
@@ -224,7 +225,7 @@ def put_layers(page, a, b):
 
 
 def put_names(page, a, b):
-    """Kernels that others took the place of: of the same op in the same layer, with the same shapes."""
+    """Kernels replaced by others: same op, layer and shapes."""
     names = [collections.defaultdict(collections.Counter) for _ in range(2)]
     for profile, found in zip((a, b), names):
         for row in profile.rows:
@@ -242,8 +243,8 @@ def put_names(page, a, b):
 
 
 def judge(a, b, limit):
-    """Print whether B's step is slower than A's by more than `limit` per cent; returns whether it is. Compared is what
-    both know: the step without the profiler's own cost, if possible."""
+    """Print and return whether B's step is slower than A's by more than `limit` per cent. Compares steps without
+    profiling if both have them."""
     key = "plain_ms" if a.step.get("plain_ms", 0) > 0 and b.step.get("plain_ms", 0) > 0 else "span_ms"
     slower = 100 * (b.step[key] / a.step[key] - 1)
     print(f"\n{TOTALS[key]}: {a.step[key]:.3f} ms in A, {b.step[key]:.3f} ms in B, {slower:+.2f} %: "

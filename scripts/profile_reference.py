@@ -1,12 +1,11 @@
 #!/usr/bin/env python3
-"""Write the pages that put our profiles beside published ones: the same set-ups, their kernels and times and ours.
+"""Write the pages that compare our profiles with published ones of the same set-ups.
 
     python3 scripts/profile_reference.py RUNS [--pages FOLDER] [--commit NAME]
 
-RUNS holds the outputs of the runs that scripts/profile_reference.sh makes: bert_two_layers, gpt2_124m,
-transformer_forward, transformer_backward, transformer_train, and the last three with _fp32 where they were made. A
-set-up without a run is left out, which is said. FOLDER is dev/results unless given. --commit is what the pages name
-where the profiles do not.
+RUNS holds the outputs of the runs of scripts/profile_reference.sh: bert_two_layers, gpt2_124m, transformer_forward,
+transformer_backward, transformer_train, and optionally the last three with _fp32. A set-up without a run is skipped with
+a message. FOLDER defaults to dev/results. --commit is the version that the pages name if the profiles do not.
 """
 
 import collections
@@ -92,13 +91,13 @@ def counted(names):
 
 
 def kernel_label(kernel):
-    """Of a library's product only who made it; other kernels by their names."""
+    """The name of a kernel; for a library's matmul only the library."""
     product = re.match(r"nvjet|cutlass|sm\d+_xmma|\w*gemm", kernel)
     return f"product ({product[0]})" if product else kernel.split("::")[-1]
 
 
 def check_setup(profile, layers, channels):
-    """Refuse a profile of another model than the page is about."""
+    """Refuse a profile of another model than the page's."""
     found = {row["layer"] for row in profile.rows} - {""}
     widths = {size["C"] for size in map(sizes, profile.rows) if "C" in size}
     if found == {str(i) for i in range(layers)} and widths == {channels}: return
@@ -107,8 +106,8 @@ def check_setup(profile, layers, channels):
 
 
 def put_run(page, profiles, commit):
-    """How ours were run: the command, which is a profile's title, and what it states else, once where all agree.
-    `profiles` by the runs' names."""
+    """How ours were run: the command (a profile's title) and its other facts, once if all runs agree. `profiles` is keyed by
+    the runs' names."""
     facts = {run: dict([("command", profile.title or "not recorded")] + profile.facts)
              for run, profile in profiles.items()}
     names = list(dict.fromkeys(name for run in facts.values() for name in run))
@@ -162,7 +161,7 @@ BERT_HOW = {
 def bert_part_outside(row):
     op, size = row["op"], sizes(row)
     if row["direction"] in ("optimizer", "communication"): return row["direction"]
-    if op.startswith("widen"): return "layer norm weights in fp32"
+    if op.startswith("cast_to_fp32"): return "layer norm weights in fp32"
     if "embedding" in op or op == "layernorm_dropout_backward": return "embedding"
     if op.startswith(("classifier", "accuracy")): return "loss"
     if op.startswith("next_sentence") or size.get("M", size.get("N")) == BERT_SEQUENCES: return "next sentence head"
@@ -170,7 +169,7 @@ def bert_part_outside(row):
 
 
 def put_bert_parts(page, theirs, ours, layer, directions):
-    """What is fused where: the parts of a layer, or those outside the layers, with the kernels on both sides."""
+    """Which ops are fused: the parts of a layer, or those outside the layers, with the kernels of both sides."""
     order = BERT_BLOCK if layer else BERT_OUTSIDE
     rows = []
     for direction in directions:
@@ -258,7 +257,7 @@ GPT2_TASKS = ((r"\[CUDA|copy_|fill_", "copies and fills"), (r"matmul_backward_bi
 
 
 def gpt2_task(name):
-    """What a kernel or an op is for, by its name: both programs have the same ops."""
+    """The purpose of a kernel or an op by its name; both programs have the same ops."""
     return next(task for pattern, task in GPT2_TASKS if re.search(pattern, name))
 
 
@@ -273,7 +272,7 @@ def gpt2_phase(row):
 
 
 def read_nvprof():
-    """By range and activity: how often, and how long in all."""
+    """Count and total time by range and activity."""
     found = collections.defaultdict(dict)
     for row in published("gpt2_nvprof.csv"):
         found[row["range"]][row["activity"]] = Cost(int(row["count"]), float(row["ms"]))
@@ -281,8 +280,8 @@ def read_nvprof():
 
 
 def their_pass(found, phase):
-    """Of one pass of a phase the host's time and the activities. What only the first step does is left out: fills of
-    the optimizer's buffers, copies of weights."""
+    """The host's time and the activities of one pass of a phase, without what only the first step does: fills of the
+    optimizer's buffers and copies of weights."""
     activities = dict(found[GPT2_RANGES[phase]])
     host = activities.pop("host")
     if phase == "AdamW": activities = {name: cost for name, cost in activities.items() if name.startswith("adamw")}
@@ -316,7 +315,7 @@ def their_layer(found, layer):
 
 
 def launches(counts):
-    """Kernels + copies and fills, of pairs of a name and how often."""
+    """Kernels + copies and fills, from pairs of name and count."""
     counts = list(counts)
     moves = sum(n for name, n in counts if gpt2_task(name) == "copies and fills")
     return f"{sum(n for _, n in counts) - moves:.0f} + {moves:.0f}"
@@ -342,7 +341,7 @@ def gpt2_flops(sequences):
 
 
 class Gpt2:
-    """Both profiles, and the microseconds a sequence that a millisecond of each is."""
+    """Both profiles, each with the microseconds per sequence that one of its milliseconds stands for."""
 
     def __init__(self, profile):
         check_setup(profile, GPT2_LAYERS, GPT2_CHANNELS)
@@ -478,7 +477,7 @@ def transformer_parameters():
 
 
 def row_ranges(row, part):
-    """The names of all ranges that hold a row of ours."""
+    """The names of all ranges that contain our row."""
     if row["direction"] == "optimizer": return ["optimizer_step"]
     if row["op"].startswith("classifier"): return ["loss_computation"]
     if row["direction"] == "backward": return ["backward_pass"]
@@ -531,7 +530,7 @@ class Transformer:
 
 
 def step_ms(profile):
-    """The step without the profiler's cost where that was measured."""
+    """The time of a step without profiling, if it was measured."""
     return profile.step["plain_ms"] if profile.step.get("plain_ms", 0) > 0 else profile.step["span_ms"]
 
 

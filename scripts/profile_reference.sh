@@ -1,18 +1,18 @@
 #!/usr/bin/env bash
-# The set-ups of published profiles with our trainers on one GPU: builds them, runs each with --profile, and writes the
-# pages that put both side by side (scripts/profile_reference.py): dev/results/profile_*.md.
+# Run the set-ups of published profiles with our trainers on one GPU: build, run each with --profile, and write pages that
+# compare both (scripts/profile_reference.py): dev/results/profile_*.md.
 #
 #     bash scripts/profile_reference.sh [--only "bert gpt2 transformer"] [--fp32] [--out FOLDER] [--pages FOLDER]
 #
 #   --only     set-ups to run: BERT with two layers, GPT-2 124M, the "2.7B" transformer in three modes; default all.
-#              Pages are made of all runs that lie in FOLDER, earlier ones too
-#   --fp32     the transformer's modes in fp32 too, which its published profile is in
-#   --out      where the runs go (default out/profile_reference): profile/ and log.jsonl of each are kept
-#   --pages    where the pages go (default dev/results)
+#              Pages are written for all runs in the folder of --out, earlier ones too
+#   --fp32     the transformer's modes in fp32 too, the precision of its published profile
+#   --out      folder for the runs (default out/profile_reference): profile/ and log.jsonl of each are kept
+#   --pages    folder for the pages (default dev/results)
 #
-# Needs nvcc, a GPU of 80 GB and, where the transformer's last checkpoint is written, 40 GB of disk for a minute. BERT's
-# sentences are made by PYTHON (default python3), which must have numpy. GPU_CHECK_COMMIT names the sources where git
-# cannot; else the first line of .commit. Exit status 0 only if every run and the pages were made.
+# Needs nvcc, a GPU of 80 GB and, for the transformer's last checkpoint, 40 GB of disk for a minute. PYTHON (default
+# python3), which must have numpy, writes BERT's sentences. GPU_CHECK_COMMIT names the sources if git cannot tell (default:
+# the first line of .commit). Exit status 0 only if every run succeeded and the pages were written.
 set -u
 cd "$(dirname "$0")/.."
 only="bert gpt2 transformer" precisions=bf16 out=out/profile_reference pages=dev/results
@@ -30,7 +30,7 @@ done
 for name in $only; do
     case $name in
         bert | gpt2 | transformer) ;;
-        *) echo "error: --only $name: is none of bert, gpt2, transformer" >&2; exit 2 ;;
+        *) echo "error: --only $name: allowed are bert, gpt2, transformer" >&2; exit 2 ;;
     esac
 done
 python=${PYTHON:-python3} failed=0
@@ -43,7 +43,7 @@ build() { # make's arguments
     tail -n 20 "$out/build.log" >&2
     give_up "make $* failed; the whole log is $out/build.log"
 }
-# Enough steps for matmuls to be chosen and clocks to settle, then the profiled ones, then some to compare them with.
+# Enough steps to choose matmul algorithms and for clocks to settle, then profiled ones, then some to compare with.
 common=(-v 0 -s 0 -n 0 -x 20 --profile 5 --overwrite 1)
 profile() { # name, command...
     local name=$1
@@ -57,7 +57,7 @@ profile() { # name, command...
         tail -n 5 "$out/$name.log"
         rm -rf "${out:?}/$name"
     fi
-    # The model that a run leaves is of no use.
+    # The trained model is not needed.
     find "$out" -mindepth 2 -maxdepth 2 -path "$out/$name/*" ! -name profile ! -name log.jsonl -exec rm -rf {} +
 }
 
@@ -66,7 +66,7 @@ build train_gpt2cu train_bertcu data/builtin/train.bin
 for name in $only; do
     case $name in
         bert)
-            "$python" -c 'import numpy' 2>/dev/null || give_up "$python has no numpy; PYTHON=... names one that has"
+            "$python" -c 'import numpy' 2>/dev/null || give_up "$python has no numpy; set PYTHON=... to an interpreter that has it"
             "$python" dev/reference/make_sentences.py "$out/sentences.bin" --shortest 128 || exit 1
             profile bert_two_layers ./train_bertcu -e L=2,C=1024,NH=16,T=512,V=30522 -b 4 -t 128 \
                 -i "$out/sentences.bin" --optimizer lamb --dropout 0.1 --short-sequences 0

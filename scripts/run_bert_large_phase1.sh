@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
-# BERT-large, phase 1 of the published recipe: sequences of 128, LAMB, 64 K sequences a step, 7,038 steps.
+# BERT-large, phase 1 of the published recipe: sequences of 128, LAMB, 64 K sequences per step, 7,038 steps.
 #
 #     RANKS=8 DATA='data/books/train_*.bin' bash scripts/run_bert_large_phase1.sh [flags]
 #
 # Needs: sentences as dev/data/prepare_bert.py writes them, train_* and val_* files; GPUs of 80 GB for -b 256.
-# Goes on where it stopped when started again; phase 2 is run_bert_large_phase2.sh. Reached: on one GPU
-# its steps are as fast as dev/BENCH.md says ("BERT-large on the GPU"); on two, with as many
-# micro-batches as eight have, 100 % of linear ("Several GPUs").
+# Started again, it resumes where it stopped; phase 2 is run_bert_large_phase2.sh. Measured: the
+# step on one GPU (dev/BENCH.md, "BERT-large on the GPU"); two GPUs, with as many micro-batches as eight would have, reach
+# 100 % of linear ("Several GPUs").
 set -eu
 . "$(dirname "$0")/start.sh"
 OUT=${OUT:-out/bert_large_phase1} BATCH=${BATCH:-256}

@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
-# BERT-large, phase 2: sequences of 512, 32 K sequences a step, 1,563 steps, from phase 1's weights and moments.
+# BERT-large, phase 2: sequences of 512, 32 K sequences per step, 1,563 steps, from phase 1's weights and moments.
 #
 #     RANKS=8 DATA='data/books/train_*.bin' PHASE1=out/bert_large_phase1 bash scripts/run_bert_large_phase2.sh [flags]
 #
-# Needs: what phase 1 needed, and its run.
-# Goes on where it stopped when started again. Reached: on one GPU
-# its steps are as fast as dev/BENCH.md says ("BERT-large on the GPU"); not run on several yet.
+# Needs: the data of phase 1 and its run.
+# Started again, it resumes where it stopped. Measured: the step on one GPU (dev/BENCH.md, "BERT-large on the
+# GPU"). Not run on several GPUs yet.
 set -eu
 . "$(dirname "$0")/start.sh"
 OUT=${OUT:-out/bert_large_phase2} BATCH=${BATCH:-64}

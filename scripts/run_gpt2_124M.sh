@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
-# GPT-2 124M from scratch on all GPUs of a machine: 0.5 million tokens a step, as published for GPT-3's size of that name.
+# GPT-2 124M from scratch on all GPUs of a machine: 0.5 million tokens per step, as published for the smallest GPT-3.
 #
 #     RANKS=8 DATA='data/web/train_*.bin' bash scripts/run_gpt2_124M.sh [flags]
 #
 # Needs: tokens in GPT-2's vocabulary (dev/data/prepare_gpt2.py makes them from text), train_* and val_* shards; GPUs of
-# 80 GB for -b 64, else a smaller BATCH; mpirun where RANKS is above 1.
-# Goes on where it stopped when started again. Reached: its steps are as fast as dev/BENCH.md says ("Several GPUs"); it was not
-# run to its end yet.
+# 80 GB for -b 64, else a smaller BATCH; mpirun if RANKS is above 1.
+# Started again, it resumes where it stopped. Measured: its steps (dev/BENCH.md, "Several GPUs"). Not run to its
+# end yet.
 set -eu
 . "$(dirname "$0")/start.sh"
 OUT=${OUT:-out/gpt2_124M} BATCH=${BATCH:-64}

@@ -5,8 +5,8 @@
 #
 # Needs: the same folder at the same path on all machines (a shared file system), with the trainer built for their GPUs;
 # ssh from here to each without a password; the same Open MPI on all. HOSTS: machines with their numbers of GPUs.
-# IFACE, where machines have several networks: the one that all share.
-# Reached: not run on several machines yet; on one, dev/BENCH.md, "Several GPUs".
+# IFACE, if machines have several networks: the interface that all share.
+# Not run on several machines yet; for one machine see dev/BENCH.md, "Several GPUs".
 set -eu
 cd "$(dirname "$0")/.."
 HOSTS=${HOSTS:?"name the machines and their GPUs: HOSTS=node1:8,node2:8"} TRAINER=${TRAINER:-./train_gpt2cu}

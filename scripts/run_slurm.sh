@@ -6,19 +6,19 @@
 #SBATCH --cpus-per-task=12
 #SBATCH --time=24:00:00
 #SBATCH --signal=TERM@180
-# Any of the runs under Slurm: one task a GPU; ranks find each other by Slurm's environment, so no MPI is needed.
+# Any of the runs under Slurm: one task per GPU. Ranks find each other by Slurm's environment, without MPI.
 #
 #     sbatch scripts/run_slurm.sh ./train_gpt2cu -i 'data/web/train_*.bin' -e d12 -b 64 -d 524288 -o out/run ...
 #
 # Needs: the repository on a file system that all nodes see, with the trainer built for their GPUs. The lines above are for
-# two nodes of eight GPUs. Three minutes before the time is up the run saves and ends; submitted again it goes on.
-# Reached: not run on a cluster yet.
+# two nodes of eight GPUs. Three minutes before the time limit the run saves and ends; submitted again, it resumes.
+# Not run on a cluster yet.
 set -eu
 cd "${SLURM_SUBMIT_DIR:-.}"
 trainer=${1:?"name the trainer and its flags"}
 shift
 out=out flags=("$@")
 for ((i = 0; i < $#; i++)); do [[ ! ${flags[i]} =~ ^(-o|--output)$ ]] || out=${flags[i + 1]}; done
-# A run that ended before its first checkpoint has left nothing to go on from.
+# A run that ended before its first checkpoint starts again.
 if compgen -G "$out/ckpt/*[0-9]" >/dev/null; then exec srun "$trainer" -y 1 -o "$out"; fi
 exec srun "$trainer" "$@"

@@ -1,9 +1,9 @@
-# What the runs on all GPUs of a machine share; each sources it with its own flags in "$@".
+# Shared by the runs on all GPUs of a machine; each sources it with its own flags in "$@".
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 RANKS=${RANKS:-$(nvidia-smi -L | wc -l)} DATA=${DATA:?"name the files to train on: DATA='folder/train_*.bin'"} more=("$@")
 
-# Build the trainers and start RANKS of one; where OUT holds a checkpoint the run goes on instead, without the flags of its
-# beginning. A run that ended before its first one has left nothing to go on from.
+# Build the trainers and start RANKS processes of one. If OUT holds a checkpoint, the run resumes with the settings stored
+# there; a run that ended before its first checkpoint starts again.
 start() { # PROGRAM FLAG...
     local launch=()
     make -s gpu

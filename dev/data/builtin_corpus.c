@@ -13,7 +13,7 @@
  * validation: that divides a file into documents of training and of validation by turns. */
 #include <dirent.h>
 
-#include "../../llmc/data/sentences.h"
+#include "llmc/data/mlm/sentences.h"
 
 enum { BYTE_PAD = 256, BYTE_UNK, BYTE_CLS, BYTE_SEP, BYTE_MASK, BYTE_VOCABULARY };
 enum { END_OF_TEXT = 256, BLOCK = 2048, VALIDATION_EVERY = 10, FILE_LIMIT = 16 << 20 };

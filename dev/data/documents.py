@@ -64,7 +64,7 @@ def read_text(text, options):
     except UnicodeEncodeError:
         text = text.encode("utf-8", "replace").decode("utf-8")  # half of a surrogate pair
     if text:
-        yield from options.read_document(io.StringIO(text), options)
+        yield from options.read_document(io.StringIO(text.replace("\r\n", "\n")), options)
 
 
 def read_jsonl(stream, options):
@@ -98,11 +98,30 @@ class Forward(io.RawIOBase):
         return len(data)
 
 
+class Lines(io.RawIOBase):
+    """Bytes whose lines end with LF alone: a CR right before one is dropped, any other CR is kept."""
+
+    def __init__(self, binary):
+        super().__init__()
+        self.binary, self.held = binary, b""
+
+    def readable(self):
+        return True
+
+    def readinto(self, buffer):
+        data = self.binary.read(len(buffer) - len(self.held))
+        whole = (self.held + data).replace(b"\r\n", b"\n")
+        self.held = b"\r" if data and whole.endswith(b"\r") else b""  # what follows decides
+        whole = whole[: len(whole) - len(self.held)]
+        buffer[: len(whole)] = whole
+        return len(whole) if whole or not data else self.readinto(buffer)
+
+
 def read_stream(binary, name, options):
-    binary = io.BufferedReader(binary)
+    binary = io.BufferedReader(Lines(binary))
     start = binary.peek(256)[:256]
     start = start[len(codecs.BOM_UTF8) * start.startswith(codecs.BOM_UTF8) :].lstrip()
-    text = io.TextIOWrapper(binary, encoding="utf-8-sig")  # a byte order mark is no text
+    text = io.TextIOWrapper(binary, encoding="utf-8-sig", newline="\n")  # a byte order mark is no text
     name = re.sub(r"\.(gz|xz|bz2)$", "", os.path.basename(name))
     # WikiExtractor --json names its files wiki_00; with a name of its own, code.json say, a file is what it seems.
     if re.search(r"\.(jsonl|ndjson)$", name) or ("." not in name and start.startswith(b'{"')):

@@ -2,8 +2,8 @@
 #ifndef DEV_OPS_ACCURACY_H
 #define DEV_OPS_ACCURACY_H
 
-#include "../../llmc/ops/accuracy.h"
 #include "harness.h"
+#include "llmc/ops/accuracy.h"
 
 // Every third target is the largest of its row, every seventh is ignored.
 static inline void test_accuracy_random(Harness* h) {

@@ -2,8 +2,8 @@
 #ifndef DEV_OPS_ADAMW_H
 #define DEV_OPS_ADAMW_H
 
-#include "../../llmc/ops/adamw.h"
 #include "harness.h"
+#include "llmc/ops/adamw.h"
 
 // Two spans that decay, two that do not, pads between them and at the end; the second needs several blocks.
 static const ParamSpan ADAMW_SPANS[] = {{0, 100, 1}, {128, 40000, 1}, {40192, 33, 0}, {40320, 1, 0}};
@@ -85,8 +85,9 @@ static inline void adamw_run(void* state) {
 // ---------------------------------------------------------------------------------------------------------
 // Shards of the flat buffers, as ranks own them
 
-// A cut after 128 elements leaves one of the first tensor; the next two lie side by side with it where no vector begins,
-// as biases do; one of many blocks; one of a single element; one of a block and a few more. The last 128 are padding.
+// A cut after 128 elements leaves one element of the first tensor for the next rank. The next two tensors follow it
+// directly, at offsets where no vector begins, like biases. Then come one of many blocks, one of a single element, and
+// one of a block and a few more. The last 128 elements are padding.
 static const ParamSpan SHARDED_SPANS[] = {{0, 129, 1, 1, 0, 0},     {129, 1, 0, 0, 0, 0},   {130, 33, 0, 1, 0, 0},
                                           {256, 40000, 1, 1, 0, 0}, {40320, 1, 1, 1, 0, 0}, {40448, 16417, 0, 1, 0, 0}};
 #define SHARDED_SIZE 57088
@@ -165,8 +166,8 @@ typedef struct {
     int precision, least, largest;  // bits of the significand; exponents of the smallest normal number and the largest
 } NarrowType;
 
-static const NarrowType NARROW_TYPES[] = {{"bf16", round_randomly_to_bf16, 8, -126, 127},
-                                          {"fp16", round_randomly_to_fp16, 11, -14, 15}};
+static const NarrowType CAST_BF16_TYPES[] = {{"bf16", round_randomly_to_bf16, 8, -126, 127},
+                                             {"fp16", round_randomly_to_fp16, 11, -14, 15}};
 
 static inline double narrow_value(const NarrowType* type, uint16_t bits) {
     int stored = type->precision - 1, exponent = (bits & 0x7fff) >> stored, rest = bits & ((1 << stored) - 1);
@@ -193,8 +194,8 @@ static inline void test_rounding(Harness* h) {
     static const float VALUES[] = {1.0f,   1.001f, -3.14159f, 1.9999f,  1e-3f,     6.2e-5f, 6.1e-5f, -2.3e-7f, 1e-7f,
                                    -3e-8f, 1e-9f,  1234.567f, 65000.3f, -65504.0f, 0.0f,    -0.0f,   1e-39f,   1e30f};
     enum { DRAWS = 100000 };
-    for (size_t i = 0; i < COUNT_OF(NARROW_TYPES); i++) {
-        const NarrowType* type = &NARROW_TYPES[i];
+    for (size_t i = 0; i < COUNT_OF(CAST_BF16_TYPES); i++) {
+        const NarrowType* type = &CAST_BF16_TYPES[i];
         case_begin(h, "adamw/rounding to %s", type->name);
         for (size_t k = 0; k < COUNT_OF(VALUES); k++) {
             float x = VALUES[k];
@@ -236,14 +237,15 @@ static inline void test_rounding(Harness* h) {
 
 // The kernel without master weights, against the reference and the functions above.
 static inline void test_adamw_rounded(Harness* h) {
-    const NarrowType* type = &NARROW_TYPES[strcmp(FLOATX_NAME, "F16") == 0];
+    const NarrowType* type = &CAST_BF16_TYPES[strcmp(FLOATX_NAME, "F16") == 0];
     enum { KEYS = 64 };
     case_begin(h, "adamw/update without master weights");
     AdamWCase* k = adamw_case(h, ADAMW_SIZE, ADAMW_SPANS, (int)COUNT_OF(ADAMW_SPANS));
     k->has_master = 0;
     double *want = (double*)case_memory(h, k->p.n * sizeof(double)), excess = 0, variance = 0;
     real *p = copy_of(h, k->p), *m = copy_of(h, k->m), *v = copy_of(h, k->v), *before = NULL;
-    adamw_update_ref(p, m, v, k->g.host, k->norm, 1, 1, k->spans, k->count, k->h);
+    AdamWRefState reference = {p, m, v, k->g.host};
+    adamw_update_ref(reference, k->norm, 1, 1, k->spans, k->count, k->h);
     for (size_t i = 0; i < k->p.n; i++) want[i] = (double)p[i];
     size_t far = 0, as_keyed = 0, changed = 0;
     for (uint64_t key = 1; key <= KEYS; key++) {
@@ -292,7 +294,8 @@ static inline void test_adamw(Harness* h) {
             k->update = STEPS[i];
             k->h.max_norm = clipped ? 1 : 0;
             real *p = copy_of(h, k->p), *m = copy_of(h, k->m), *v = copy_of(h, k->v);
-            adamw_update_ref(p, m, v, k->g.host, k->norm, 1, STEPS[i], k->spans, k->count, k->h);
+            AdamWRefState reference = {p, m, v, k->g.host};
+            adamw_update_ref(reference, k->norm, 1, STEPS[i], k->spans, k->count, k->h);
             Array written[] = {k->p, k->m, k->v, k->master};
             expect_same_for_any_threads(h, "update", adamw_run, k, written, 4);
             expect_close(h, "params", k->p, p, tolerance(1e-6));

@@ -1,10 +1,12 @@
 /* Cases of attention: unequal lengths, odd head sizes, both masks, dropout, large scores, packed against alone. On the
- * GPU every case runs explicitly and as flash (which is explicit too where flash cannot be), and the two are compared. */
+ * GPU every case runs as materialized and as flash attention (which falls back to materialized). Both are compared. */
 #ifndef DEV_OPS_ATTENTION_H
 #define DEV_OPS_ATTENTION_H
 
-#include "../../llmc/ops/attention.h"
+#include "attention_scratch.h"
+#include "batched_product.h"
 #include "harness.h"
+#include "llmc/ops/attention/attention.h"
 
 typedef struct {
     Array out, lse, qkv, dqkv, dout;
@@ -58,14 +60,14 @@ typedef struct {
     real *out, *lse, *dqkv;
 } AttentionTruth;
 
-// One way of the launchers against the references. With inputs of size 1 a score is right to a few 1e-7, and what is made from it
-// is an average of numbers near 1; a gradient adds about as many of them as there are queries, and is a product of
-// two operands of the inputs' scale. Tensor cores cut off what falls below the largest term's last bit instead of
-// rounding it, which lse shows.
+// Compares one path of the launchers with the references. With inputs of size 1 a score is correct to a few 1e-7. What
+// is computed from it is an average of numbers near 1. A gradient adds about as many of these as there are queries, and
+// is a product of two operands of the inputs' scale. Tensor cores truncate what falls below the largest term's last bit
+// instead of rounding it, which shows in lse.
 static void attention_check_path(Harness* h, AttentionCase* a, const AttentionTruth* want, AttentionPath path,
                                  double tol) {
     char what[4][32];
-    const char* name = !HAS_DEVICE_MEMORY ? "" : path == FLASH ? "flash " : "explicit ";
+    const char* name = !HAS_DEVICE_MEMORY ? "" : path == FLASH ? "flash " : "materialized ";
     snprintf(what[0], sizeof what[0], "%sforward", name);
     snprintf(what[1], sizeof what[1], "%sbackward", name);
     snprintf(what[2], sizeof what[2], "%sout", name);
@@ -119,9 +121,10 @@ static real* attention_gradient_magnitude(Harness* h, const AttentionCase* a, do
     return sums;
 }
 
-// Flash against explicit, from the results of both. Each rounds P, ds and what it stores once to floatX: three times
-// that apart, counting that the comparison itself allows for one. fp16 is not relative any more far below 1.
-static void attention_check_paths(Harness* h, AttentionCase* a, const real* explicit_out, double tol) {
+// Compares the results of flash and materialized attention. Each rounds P, ds and what it stores to floatX once each.
+// The results may be three such roundings apart, of which the comparison itself allows one. Far below 1, fp16's error
+// is no longer relative.
+static void attention_check_paths(Harness* h, AttentionCase* a, const real* materialized_out, double tol) {
     double unit = sizeof(floatX) == sizeof(real) ? 0 : array_rounding(a->out), floor = 1e-2;
     AttentionCase positive = *a;
     size_t C = (size_t)(a->shape.NH * a->shape.HS);
@@ -132,16 +135,16 @@ static void attention_check_paths(Harness* h, AttentionCase* a, const real* expl
         if (i % (3 * C) >= 2 * C) positive.qkv.host[i] = (real)fabs((double)positive.qkv.host[i]);
     attention_forward_ref(magnitude, lse, positive.qkv.host, &a->s, a->shape);
     for (size_t i = 0; i < a->out.n; i++) magnitude[i] = (real)fmax(magnitude[i], floor);
-    expect_close_to_sum(h, "flash out against explicit", a->out, explicit_out, magnitude,
+    expect_close_to_sum(h, "flash out against materialized", a->out, materialized_out, magnitude,
                         3 * unit + tolerance(3 * tol));
 
     real* flash = copy_of(h, a->dqkv);
-    device_set_attention(a->ctx, EXPLICIT);
+    device_set_attention(a->ctx, MATERIALIZED);
     attention_run_backward(a);  // from what flash's forward pass left
     device_set_attention(a->ctx, FLASH);
     magnitude = attention_gradient_magnitude(h, a, unit > 0 ? tolerance(3 * tol) / unit : 1);
     for (size_t i = 0; i < a->dqkv.n; i++) magnitude[i] = (real)fmax(magnitude[i], floor);
-    expect_close_to_sum(h, "explicit dqkv against flash", a->dqkv, flash, magnitude, 3 * unit + tolerance(3 * tol));
+    expect_close_to_sum(h, "materialized dqkv against flash", a->dqkv, flash, magnitude, 3 * unit + tolerance(3 * tol));
 }
 
 // A sequence among others gives the same bits as the same sequence alone.
@@ -169,11 +172,11 @@ static void attention_check(Harness* h, AttentionCase* a, double tol) {
     attention_forward_ref(want.out, want.lse, a->qkv.host, &a->s, a->shape);
     attention_backward_ref(want.dqkv, a->dout.host, a->qkv.host, &a->s, a->shape);
     if (HAS_DEVICE_MEMORY) {
-        attention_check_path(h, a, &want, EXPLICIT, tol);
+        attention_check_path(h, a, &want, MATERIALIZED, tol);
         attention_check_packing(h, a);
-        real* explicit_out = copy_of(h, a->out);
+        real* materialized_out = copy_of(h, a->out);
         attention_check_path(h, a, &want, FLASH, tol);
-        attention_check_paths(h, a, explicit_out, tol);
+        attention_check_paths(h, a, materialized_out, tol);
         attention_run_backward(a);
         array_download(a->dqkv);
     } else {
@@ -181,140 +184,6 @@ static void attention_check(Harness* h, AttentionCase* a, double tol) {
     }
     attention_check_packing(h, a);
 }
-
-#ifdef __CUDACC__
-
-// Batches of products, by cuBLASLt and by the kernel for what it cannot do: a head of rows times another's transpose, in
-// fp32, and the transpose of that times rows, in floatX. Each element against its sum of products.
-static void test_batched_product(Harness* h, int T, int NH, int HS) {
-    enum { WAYS = 2 };
-    size_t C = (size_t)(NH * HS), width = round_up((size_t)T, 8), pairs = (size_t)NH * (size_t)T * width;
-    case_begin(h, "attention/batched product T=%d NH=%d HS=%d", T, NH, HS);
-    Array qkv = input(h, (size_t)T * 3 * C, 1.0), weights = input(h, pairs, 1.0);
-    BatchMatrix q = {qkv.device, {cublaslt_type(), CUBLAS_OP_N, (int64_t)(3 * C), HS}}, k = q, w = q;
-    k.p = qkv.device + C;
-    k.lies.op = CUBLAS_OP_T;
-    w.p = weights.device;
-    w.lies.op = CUBLAS_OP_T, w.lies.row = (int64_t)width, w.lies.next = (int64_t)((size_t)T * width);
-    for (int plain = 0; plain < WAYS; plain++) {
-        Array s = output(h, pairs, SET), o = output(h, (size_t)T * C, SET);
-        real *want = copy_of(h, s), *sum = copy_of(h, s), *want_o = copy_of(h, o), *sum_o = copy_of(h, o);
-        for (int head = 0; head < NH; head++)
-            for (int m = 0; m < T; m++) {
-                for (int n = 0; n < T; n++) {
-                    size_t to = ((size_t)head * (size_t)T + (size_t)m) * width + (size_t)n;
-                    double total = 0, magnitude = 0;
-                    for (int i = 0; i < HS; i++) {
-                        double product = (double)qkv.host[(size_t)m * 3 * C + (size_t)(head * HS + i)] *
-                                         (double)qkv.host[(size_t)n * 3 * C + C + (size_t)(head * HS + i)];
-                        total += product, magnitude += fabs(product);
-                    }
-                    want[to] = (real)(0.5 * total), sum[to] = (real)(0.5 * magnitude);
-                }
-                for (int i = 0; i < HS; i++) {
-                    double total = 0, magnitude = 0;
-                    for (int l = 0; l < T; l++) {
-                        double product =
-                            (double)weights.host[((size_t)head * (size_t)T + (size_t)l) * width + (size_t)m] *
-                            (double)qkv.host[(size_t)l * 3 * C + (size_t)(head * HS + i)];
-                        total += product, magnitude += fabs(product);
-                    }
-                    size_t to = (size_t)m * C + (size_t)(head * HS + i);
-                    want_o[to] = (real)(0.5 * total), sum_o[to] = (real)(0.5 * magnitude);
-                }
-            }
-        BatchMatrix c = {s.device_real, {CUDA_R_32F, CUBLAS_OP_N, (int64_t)width, w.lies.next}};
-        BatchMatrix d = {o.device, {cublaslt_type(), CUBLAS_OP_N, (int64_t)C, HS}};
-        BatchKey c_key = batch_key(&c, &q, &k, T, T, HS, NH, &h->ctx);
-        BatchKey d_key = batch_key(&d, &w, &q, T, HS, T, NH, &h->ctx);
-        if (plain) {
-            batched_product_plain(c.p, q.p, k.p, &c_key, 0.5f, &h->ctx);
-            batched_product_plain(d.p, w.p, q.p, &d_key, 0.5f, &h->ctx);
-        } else {
-            batched_product(c, q, k, T, T, HS, NH, 0.5f, &h->ctx);
-            batched_product(d, w, q, T, HS, T, NH, 0.5f, &h->ctx);
-        }
-        // Columns past T are nobody's: they must still hold what they held.
-        array_download(s);
-        for (size_t i = 0; i < pairs; i++)
-            if ((int)(i % width) >= T) {
-                if (!isnan(s.host[i])) case_fail(h, "padding column %zu was written", i);
-                s.host[i] = want[i] = 0, sum[i] = 1;
-            }
-        for (size_t i = 0; i < pairs; i++)
-            if (!(fabs((double)s.host[i] - (double)want[i]) <= tolerance(1e-6) * fmax(1e-6, sum[i])))
-                case_fail(h, "%s: element %zu is %.9g, expected %.9g", plain ? "kernel" : "cuBLASLt", i,
-                          (double)s.host[i], (double)want[i]);
-        expect_close_to_sum(h, plain ? "rows by the kernel" : "rows", o, want_o, sum_o, tolerance(1e-6));
-    }
-    case_end(h);
-}
-
-#endif
-
-// The decisions themselves: how many pairs are kept, wherever a key lies among the eight of a draw, and that neighbours'
-// decisions are each their own.
-static void test_attention_keep(Harness* h, double p) {
-    enum { SEQUENCES = 2, HEADS = 2, QUERIES = 64, KEYS = 512, PLACES = 8 };
-    case_begin(h, "attention/share of kept pairs p=%g", p);
-    Dropout d = dropout_make(p, 42, 7, 3, SITE_DROPOUT_ATTENTION, NULL);
-    double kept[PLACES] = {0}, both[PLACES] = {0}, n = SEQUENCES * HEADS * QUERIES * (KEYS / PLACES), q = 1 - p;
-    for (uint32_t b = 0; b < SEQUENCES; b++)
-        for (int head = 0; head < HEADS; head++)
-            for (int query = 0; query < QUERIES; query++)
-                for (int key = 0; key < KEYS; key++) {
-                    int next = key - key % PLACES + (key + 1) % PLACES;  // the last one's neighbour is the first
-                    double keep = attention_keep_ref(d, b, head, query, key);
-                    kept[key % PLACES] += keep > 0;
-                    both[key % PLACES] += keep > 0 && attention_keep_ref(d, b, head, query, next) > 0;
-                }
-    for (int i = 0; i < PLACES; i++) {
-        if (!(fabs(kept[i] / n - q) <= 4 * sqrt(p * q / n)))
-            case_fail(h, "of keys %d, 8 + %d, .. %g are kept, not %g", i, i, kept[i] / n, q);
-        if (!(fabs(both[i] / n - q * q) <= 4 * sqrt(q * q * (1 - q * q) / n)))
-            case_fail(h, "keys %d and %d are both kept in %g of all draws, not %g", i, (i + 1) % PLACES, both[i] / n,
-                      q * q);
-    }
-    uint32_t threshold = dropout_threshold_attention(d);
-    expect_true(h, "threshold of 16 bits", fabs((double)threshold / 65536 - p) <= 1.0 / (1 << 17));
-    d.threshold = 0xffffffff;
-    expect_true(h, "the largest threshold drops all", dropout_threshold_attention(d) == 65536);
-    case_end(h);
-}
-
-#ifdef ATTENTION_FLASH
-
-// The bits that kernels draw into scratch against the definition, in both forms, for the pairs that the mask lets through.
-static void test_attention_bits(Harness* h, Mask mask, double p) {
-    enum { NH = 3, COUNT = 5 };
-    static const int lengths[COUNT] = {130, 1, 300, 17, 128};
-    case_begin(h, "attention/bits %s p=%g", mask == CAUSAL ? "CAUSAL" : "FULL", p);
-    Sequences s = sequences_of(h, lengths, COUNT, 5);
-    AttentionShape shape = {NH, 64, mask, dropout_make(p, 42, 7, 3, SITE_DROPOUT_ATTENTION, NULL)};
-    size_t bytes = draw_bytes(s.rows, s.max_length, NH), blocks = (size_t)draw_blocks_of_columns(s.max_length);
-    uint32_t *bits = (uint32_t*)case_memory(h, bytes), *scratch = (uint32_t*)device_scratch(&h->ctx, bytes);
-    AttentionDraw z = draw_arguments(scratch, &s, shape);
-    for (int by_key = 0; by_key < 2; by_key++) {
-        if (by_key) draw_by_key(z, &h->ctx);
-        else draw_by_query(z, &h->ctx);
-        device_download(&h->ctx, bits, scratch, bytes);
-        size_t wrong = 0;
-        for (int b = 0; b < COUNT; b++)
-            for (int head = 0; head < NH; head++)
-                for (int query = 0; query < lengths[b]; query++)
-                    for (int key = 0; key < attention_visible(mask, query, lengths[b]); key++) {
-                        int row = s.cu_seqlens[b] + (by_key ? key : query), column = by_key ? query : key;
-                        size_t block = (size_t)head * blocks + (size_t)column / 128;
-                        uint32_t word = bits[(block * (size_t)s.rows + (size_t)row) * 4 + (size_t)column % 128 / 32];
-                        int keep = attention_keep_ref(shape.dropout, (uint32_t)(s.first + b), head, query, key) > 0;
-                        wrong += (int)(word >> (column % 32) & 1) != keep;
-                    }
-        expect_true(h, by_key ? "bits by key" : "bits by query", wrong == 0);
-    }
-    case_end(h);
-}
-
-#endif
 
 static void test_attention(Harness* h) {
     static const struct {
@@ -373,8 +242,8 @@ static void test_attention(Harness* h) {
     attention_check(h, &large, 3e-4);
     case_end(h);
 
-    for (int path = FLASH; path <= (HAS_DEVICE_MEMORY ? EXPLICIT : FLASH); path++) {
-        case_begin(h, "attention/forward a NaN is not hidden%s", path == EXPLICIT ? ", explicit" : "");
+    for (int path = FLASH; path <= (HAS_DEVICE_MEMORY ? MATERIALIZED : FLASH); path++) {
+        case_begin(h, "attention/forward a NaN is not hidden%s", path == MATERIALIZED ? ", materialized" : "");
         device_set_attention(&h->ctx, (AttentionPath)path);
         AttentionCase nan_case = attention_case(h, &length, 1, 2, 16, CAUSAL, 0, 1.0);
         nan_case.qkv.host[20 * 3 * 32] = (real)NAN;  // head 0 of query 20
@@ -392,15 +261,65 @@ static void test_attention(Harness* h) {
     device_set_attention(&h->ctx, FLASH);
     test_attention_keep(h, 0.1);
     test_attention_keep(h, 0.5);
+    static const int mixed[] = {130, 1, 300, 17, 128, 0, 8, 33, 0}, equal[] = {257, 257, 257};
+    int documents[1024], lengths[300], count = attention_documents(documents, COUNT_OF(documents), 16, 8192);
+    for (int i = 0; i < (int)COUNT_OF(lengths); i++) lengths[i] = i;
+    for (int form = 0; form < 2; form++)
+        for (int mask = CAUSAL; mask <= FULL; mask++) {
+            test_attention_draws(h, "mixed", mixed, COUNT_OF(mixed), (DrawForm)form, (Mask)mask);
+            test_attention_draws(h, "equal", equal, COUNT_OF(equal), (DrawForm)form, (Mask)mask);
+            test_attention_draws(h, "all lengths", lengths, COUNT_OF(lengths), (DrawForm)form, (Mask)mask);
+            test_attention_draws(h, "documents", documents, count, (DrawForm)form, (Mask)mask);
+        }
+    test_attention_grid(h);
+    test_attention_scratch(h);
 #ifdef ATTENTION_FLASH
-    test_attention_bits(h, CAUSAL, 0.1);
-    test_attention_bits(h, FULL, 0.5);
+    static const int bits[][5] = {{130, 1, 300, 17, 128}, {129, 129, 129, 129, 129}, {0, 513, 0, 8, 33}};
+    for (size_t i = 0; i < COUNT_OF(bits); i++) {
+        test_attention_bits(h, bits[i], CAUSAL, 0.1);
+        test_attention_bits(h, bits[i], FULL, 0.5);
+    }
 #endif
 #ifdef __CUDACC__
     test_batched_product(h, 17, 3, 33);
     test_batched_product(h, 77, 2, 64);
     test_batched_product(h, 1, 1, 1);
 #endif
+}
+
+// Documents with dropout, at a length where one thread for each pair of a row's tokens would be too many: -t 8192 -b 16
+// --doc-mask 1 and 16 heads. The CPU takes as many documents of another length.
+static void test_attention_documents(Harness* h) {
+    enum { B = 16, T = HAS_DEVICE_MEMORY ? 8192 : 128, NH = 16, HS = 8, C = NH * HS };
+    int lengths[1024], count = attention_documents(lengths, COUNT_OF(lengths), B, T);
+    case_begin(h, "attention_documents/B=%d T=%d NH=%d documents=%d", B, T, NH, count);
+    AttentionCase a = attention_case(h, lengths, count, NH, HS, CAUSAL, 0.1, 1.0);
+    a.s.is_numbered_by_row = 1;
+    expect_true(h, "documents are many", count * NH >= 4096);
+    attention_run_forward(&a);
+    attention_run_backward(&a);
+    array_download(a.out), array_download(a.dqkv);
+    for (int b = 0; b < count; b += 20) {
+        if (lengths[b] > T / 8) continue;  // the references take their time
+        size_t first = (size_t)a.s.cu_seqlens[b];
+        AttentionCase alone = attention_case(h, &lengths[b], 1, NH, HS, CAUSAL, 0, 1.0);
+        alone.s.first = a.s.first + (int)first;
+        alone.shape.dropout = a.shape.dropout;
+        memcpy(alone.qkv.host, a.qkv.host + first * 3 * C, alone.qkv.n * sizeof(real));
+        memcpy(alone.dout.host, a.dout.host + first * C, alone.dout.n * sizeof(real));
+        array_upload(alone.qkv), array_upload(alone.dout);
+        real *out = copy_of(h, alone.out), *lse = copy_of(h, alone.lse), *dqkv = copy_of(h, alone.dqkv);
+        attention_forward_ref(out, lse, alone.qkv.host, &alone.s, alone.shape);
+        attention_backward_ref(dqkv, alone.dout.host, alone.qkv.host, &alone.s, alone.shape);
+        attention_run_forward(&alone);
+        attention_run_backward(&alone);
+        double rounding = attention_rounding(&alone);
+        expect_close(h, "out", alone.out, out, tolerance(1e-5) + rounding);
+        expect_close(h, "dqkv", alone.dqkv, dqkv, tolerance(3e-5) + 3 * rounding);
+        expect_equal(h, "out of a document alone", alone.out, a.out.host + first * C);
+        expect_equal(h, "dqkv of a document alone", alone.dqkv, a.dqkv.host + first * 3 * C);
+    }
+    case_end(h);
 }
 
 static double attention_loss_of(const AttentionCase* a) {
@@ -455,7 +374,7 @@ static void bench_attention_case(Harness* h, AttentionBench b) {
     double pairs = attention_pairs(&a.s, a.shape.mask);
     a.s = resident_sequences(h, a.s);
     snprintf(shapes, sizeof shapes, "B=%d T=%d NH=%d HS=%d %s p=%g%s", b.B, b.T, b.NH, b.HS,
-             b.mask == CAUSAL ? "CAUSAL" : "FULL", b.p, b.path == EXPLICIT ? " explicit" : "");
+             b.mask == CAUSAL ? "CAUSAL" : "FULL", b.p, b.path == MATERIALIZED ? " materialized" : "");
     device_set_attention(a.ctx, b.path);
     double seconds = bench_seconds(h, attention_run_forward, &a);
     bench_report(h, "attention_forward", shapes, seconds, ATTENTION_FORWARD_FLOPS(pairs, b.NH, b.HS),
@@ -474,12 +393,12 @@ static void bench_attention(Harness* h) {
                                           {4, 1024, 12, 64, FULL, 0, FLASH},
                                           {4, 1024, 12, 64, CAUSAL, 0.1, FLASH}};
     static const AttentionBench device[] = {
-        {32, 1024, 12, 64, CAUSAL, 0, FLASH},   {64, 1024, 12, 64, CAUSAL, 0, FLASH},
-        {16, 1024, 25, 64, CAUSAL, 0, FLASH},   {32, 1024, 12, 64, CAUSAL, 0.1, FLASH},
-        {256, 128, 16, 64, FULL, 0, FLASH},     {256, 128, 16, 64, FULL, 0.1, FLASH},
-        {64, 512, 16, 64, FULL, 0, FLASH},      {64, 512, 16, 64, FULL, 0.1, FLASH},
-        {8, 4096, 16, 128, CAUSAL, 0, FLASH},   {8, 1024, 12, 64, CAUSAL, 0, FLASH},
-        {8, 1024, 12, 64, CAUSAL, 0, EXPLICIT}, {8, 1024, 12, 64, CAUSAL, 0.1, EXPLICIT},
+        {32, 1024, 12, 64, CAUSAL, 0, FLASH},       {64, 1024, 12, 64, CAUSAL, 0, FLASH},
+        {16, 1024, 25, 64, CAUSAL, 0, FLASH},       {32, 1024, 12, 64, CAUSAL, 0.1, FLASH},
+        {256, 128, 16, 64, FULL, 0, FLASH},         {256, 128, 16, 64, FULL, 0.1, FLASH},
+        {64, 512, 16, 64, FULL, 0, FLASH},          {64, 512, 16, 64, FULL, 0.1, FLASH},
+        {8, 4096, 16, 128, CAUSAL, 0, FLASH},       {8, 1024, 12, 64, CAUSAL, 0, FLASH},
+        {8, 1024, 12, 64, CAUSAL, 0, MATERIALIZED}, {8, 1024, 12, 64, CAUSAL, 0.1, MATERIALIZED},
     };
     if (HAS_DEVICE_MEMORY)
         for (size_t i = 0; i < COUNT_OF(device); i++) bench_attention_case(h, device[i]);

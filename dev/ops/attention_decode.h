@@ -1,9 +1,10 @@
-/* attention_decode: test and bench. What it computes is also a row of attention_forward(): on the CPU with the same bits. */
+/* attention_decode: test and benchmark. Its result is also a row of attention_forward(), on the CPU with the same
+ * bits. */
 #ifndef DEV_OPS_ATTENTION_DECODE_H
 #define DEV_OPS_ATTENTION_DECODE_H
 
-#include "../../llmc/ops/attention_decode.h"
 #include "harness.h"
+#include "llmc/ops/attention/decode.h"
 
 typedef struct {
     Array qkv, out;
@@ -25,8 +26,8 @@ static inline void decode_run(void* state) {
     attention_decode(d->out.device, d->qkv.device, d->position, d->NH, d->HS, d->ctx);
 }
 
-// Against the last row of attention over all rows. Where floatX is short, that one rounds P and itself, and the row from
-// the launcher is rounded too.
+// Compares with the last row of attention over all rows. If floatX is a 16-bit type, attention_forward() rounds P and
+// its result, and the row from attention_decode() is rounded too.
 static inline void decode_check_forward(Harness* h, DecodeCase* d, double scale, double tol) {
     int length = d->position + 1;
     size_t C = (size_t)d->NH * (size_t)d->HS;

@@ -2,8 +2,8 @@
 #ifndef DEV_OPS_CLASSIFIER_H
 #define DEV_OPS_CLASSIFIER_H
 
-#include "../../llmc/ops/classifier.h"
 #include "harness.h"
+#include "llmc/ops/classifier/classifier.h"
 
 typedef struct {
     Array losses, sum, logits;
@@ -15,8 +15,8 @@ typedef struct {
     Context* ctx;
 } ClassifierCase;
 
-static ClassifierLosses classifier_losses(const ClassifierCase* c, real* each, real* sum) {
-    ClassifierLosses losses = {each, sum, c->scale, c->mode};
+static Losses classifier_losses(const ClassifierCase* c, real* each, real* sum) {
+    Losses losses = {each, sum, c->scale, c->mode};
     return losses;
 }
 
@@ -80,7 +80,7 @@ static void classifier_check_sum(Harness* h, ClassifierCase* c, const char* what
 // up to `scale`. In fp16, what lies below the smallest normal number is right to the spacing of those that follow it.
 static void classifier_check(Harness* h, ClassifierCase* c, double tol) {
     real *each = copy_of(h, c->losses), *sum = copy_of(h, c->sum), before = *sum;
-    ClassifierLosses losses = classifier_losses(c, each, sum);
+    Losses losses = classifier_losses(c, each, sum);
     real* dlogits = copy_of(h, c->logits);
     real* magnitude = copy_of(h, c->logits);
     const real factor = (real)c->scale * (c->loss_scale.n ? c->loss_scale.host[0] : 1);

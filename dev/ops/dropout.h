@@ -2,8 +2,8 @@
 #ifndef DEV_OPS_DROPOUT_H
 #define DEV_OPS_DROPOUT_H
 
-#include "../../llmc/ops/dropout.h"
 #include "harness.h"
+#include "llmc/ops/dropout.h"
 
 typedef struct {
     Array x, y, dy, dx;

@@ -2,8 +2,8 @@
 #ifndef DEV_OPS_EMBEDDING_H
 #define DEV_OPS_EMBEDDING_H
 
-#include "../../llmc/ops/embedding.h"
 #include "harness.h"
+#include "llmc/ops/embedding/embedding.h"
 
 typedef struct {
     Array x, word, position, type;      // forward
@@ -26,17 +26,16 @@ static void embedding_run_forward(void* state) {
 static void embedding_run_layernorm(void* state) {
     EmbeddingCase* e = (EmbeddingCase*)state;
     EmbeddingNorm layer = {{e->word.device, e->position.device, e->sizes.types ? e->type.device : NULL},
-                           {e->w.device_real, e->b.device},
+                           {NULL, e->b.device, e->w.device_real},
                            (real)1e-12,
                            e->dropout};
-    Moments stats = {e->mean.device_real, e->rstd.device_real};
+    LayerNormStats stats = {e->mean.device_real, e->rstd.device_real};
     embedding_layernorm_forward(e->x.device, e->e.device, stats, e->tokens, e->types, layer, &e->s, e->sizes, e->ctx);
 }
 
 static void embedding_run_backward(void* state) {
     EmbeddingCase* e = (EmbeddingCase*)state;
-    EmbeddingGradients d = {e->dword.device_real, e->dposition.device_real,
-                            e->sizes.types ? e->dtype.device_real : NULL};
+    EmbeddingGrads d = {e->dword.device_real, e->dposition.device_real, e->sizes.types ? e->dtype.device_real : NULL};
     embedding_backward(d, e->dx.device, e->tokens, e->types, &e->s, e->sizes, e->dropout, e->word_mode, e->mode,
                        e->ctx);
 }
@@ -75,17 +74,19 @@ static EmbeddingCase embedding_case(Harness* h, const int* lengths, int count, E
 }
 
 static void embedding_forward_reference(const EmbeddingCase* e, real* x) {
-    embedding_forward_ref(x, e->tokens, e->types, e->word.host, e->position.host, e->sizes.types ? e->type.host : NULL,
-                          &e->s, e->sizes.C, e->dropout);
+    EmbeddingInputs in = {e->tokens, e->types, &e->s};
+    EmbeddingRefTables tables = {e->word.host, e->position.host, e->sizes.types ? e->type.host : NULL};
+    embedding_forward_ref(x, in, tables, e->sizes.C, e->dropout);
 }
 
 static void embedding_backward_reference(const EmbeddingCase* e, real* dword, real* dposition, real* dtype) {
     int C = e->sizes.C;
     int padding = e->sizes.padding;
-    embedding_backward_ref(dword, e->dx.host, e->tokens, e->sizes.V, padding, &e->s, C, e->dropout, e->word_mode);
-    embedding_backward_ref(dposition, e->dx.host, e->s.position, e->sizes.T, -1, &e->s, C, e->dropout, e->mode);
-    if (e->types)
-        embedding_backward_ref(dtype, e->dx.host, e->types, e->sizes.types, -1, &e->s, C, e->dropout, e->mode);
+    EmbeddingRefIndex word = {e->tokens, e->sizes.V, padding}, position = {e->s.position, e->sizes.T, -1};
+    EmbeddingRefIndex type = {e->types, e->sizes.types, -1};
+    embedding_backward_ref(dword, e->dx.host, word, &e->s, C, e->dropout, e->word_mode);
+    embedding_backward_ref(dposition, e->dx.host, position, &e->s, C, e->dropout, e->mode);
+    if (e->types) embedding_backward_ref(dtype, e->dx.host, type, &e->s, C, e->dropout, e->mode);
 }
 
 // What the gradients of the tables are relative to, the sums of absolute values.
@@ -103,8 +104,9 @@ static void embedding_magnitudes(EmbeddingCase* e, real* dword, real* dposition,
     free(sizes_of_dx);
 }
 
-// A sum of three numbers rounds twice; a row of a gradient table takes up to 16,000 numbers near 1, whose partial sums near
-// 100 are rounded as often: of the sum of absolute values that is less than 1e-7, and of a few numbers a few roundings.
+// A sum of three numbers rounds twice. A row of a gradient table adds up to 16,000 numbers near 1, with as many
+// roundings of partial sums near 100. The error is less than 1e-7 of the sum of absolute values. For few numbers it is
+// a few roundings.
 static void embedding_check(Harness* h, EmbeddingCase* e) {
     real* x = copy_of(h, e->x);
     real* dword = copy_of(h, e->dword);
@@ -130,11 +132,14 @@ static void test_embedding_layernorm(Harness* h, const int* lengths, int count, 
     EmbeddingCase e = embedding_case(h, lengths, count, sizes, p, SET, SET);
     real *x = copy_of(h, e.x), *sum = copy_of(h, e.e), *mean = copy_of(h, e.mean), *rstd = copy_of(h, e.rstd);
     Array written[] = {e.x, e.e, e.mean, e.rstd};
-    embedding_forward_ref(sum, e.tokens, e.types, e.word.host, e.position.host, types ? e.type.host : NULL, &e.s, C,
-                          dropout_make(0, 0, 0, 0, 0, &e.s));
+    EmbeddingInputs in = {e.tokens, e.types, &e.s};
+    EmbeddingRefTables tables = {e.word.host, e.position.host, types ? e.type.host : NULL};
+    EmbeddingRefNorm norm = {e.w.host, e.b.host, 1e-12};
+    LayerNormStats stats = {mean, rstd};
+    embedding_forward_ref(sum, in, tables, C, dropout_make(0, 0, 0, 0, 0, &e.s));
     expect_same_for_any_threads(h, "layernorm", embedding_run_layernorm, &e, written, 4);
     expect_close(h, "e", e.e, sum, tolerance(3e-7));
-    embedding_layernorm_forward_ref(x, e.e.host, mean, rstd, e.w.host, e.b.host, &e.s, C, 1e-12, e.dropout);
+    embedding_layernorm_forward_ref(x, e.e.host, stats, norm, &e.s, C, e.dropout);
     expect_close(h, "mean", e.mean, mean, tolerance(1e-6));
     // One channel: the variance is 0, and what is left of it is multiplied by 1e6, as is its rounding.
     if (C > 1) expect_close(h, "rstd", e.rstd, rstd, tolerance(2e-6));

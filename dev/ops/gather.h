@@ -2,8 +2,8 @@
 #ifndef DEV_OPS_GATHER_H
 #define DEV_OPS_GATHER_H
 
-#include "../../llmc/ops/gather.h"
 #include "harness.h"
+#include "llmc/ops/gather.h"
 
 typedef struct {
     Array x, y, dy, dx;

@@ -2,8 +2,8 @@
 #ifndef DEV_OPS_GELU_H
 #define DEV_OPS_GELU_H
 
-#include "../../llmc/ops/gelu.h"
 #include "harness.h"
+#include "llmc/ops/gelu.h"
 
 typedef struct {
     Array y, x, dy;

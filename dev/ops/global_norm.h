@@ -2,8 +2,8 @@
 #ifndef DEV_OPS_GLOBAL_NORM_H
 #define DEV_OPS_GLOBAL_NORM_H
 
-#include "../../llmc/ops/global_norm.h"
 #include "harness.h"
+#include "llmc/ops/global_norm.h"
 
 typedef struct {
     Array g, norm;

@@ -19,9 +19,9 @@
 
 #include <float.h>
 
-#include "../../llmc/base/rng.h"
-#include "../../llmc/device/device.h"
-#include "../../llmc/device/scope.h"
+#include "llmc/base/rng.h"
+#include "llmc/device/device.h"
+#include "llmc/device/scope.h"
 
 #define CANARY_BYTES 256
 #define CANARY_VALUE 0xC5
@@ -43,8 +43,7 @@ typedef struct {
 #ifdef __CUDACC__
     floatX* seen;  // host copies of what the device buffers held at the last transfer
     real* seen_real;
-    int*
-        rounded;  // 1: the numbers in `host` come from the floatX buffer, 0: from the real one, 2: no launcher wrote either
+    int* rounded;  // source of the numbers in `host`: 1: floatX buffer, 0: real one, 2: no launcher wrote either
 #endif
 } Array;
 
@@ -73,8 +72,8 @@ typedef struct {
     void* flush;  // GPU: what is read between timed runs, so that they find no operand in the L2
 } Harness;
 
-// The tolerance for the type that is built: `single` is meant for float, on the CPU and the GPU, and is 1e-5 at most but
-// where a case says why; double is 1e8 times finer. What floatX adds is the comparison's business: array_rounding.
+// The tolerance for the type of the build. `single` is for float on the CPU and the GPU. It is at most 1e-5, unless a
+// case explains why not. For double the tolerance is 1e8 times smaller. array_rounding() accounts for floatX.
 static inline double tolerance(double single) { return sizeof(real) == sizeof(double) ? 1e-8 * single : single; }
 
 static inline const char* mode_name(Mode mode) { return mode == SET ? "SET" : "ADD"; }

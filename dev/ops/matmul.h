@@ -5,8 +5,8 @@
 
 #include <float.h>
 
-#include "../../llmc/ops/matmul.h"
 #include "harness.h"
+#include "llmc/ops/matmul/matmul.h"
 
 typedef struct {
     int N, IC, OC;
@@ -15,8 +15,8 @@ typedef struct {
 typedef struct {
     MatmulShape s;
     Array x, w, b, y, pre, dx, dw, db, dy;  // of which a case fills what it needs
-    Affine p;
-    AffineGradient d;
+    Linear p;
+    LinearGrads d;
     real* dbias;  // of the layer before GELU; NULL: not wanted
     Gelu kind;
     Mode mode;
@@ -40,7 +40,7 @@ static void matmul_run_backward_input(void* state) {
 
 static void matmul_run_gelu_backward_input(void* state) {
     MatmulCase* m = (MatmulCase*)state;
-    BiasGradient d = {m->dbias, m->mode};
+    BiasGrad d = {m->dbias, m->mode};
     matmul_gelu_backward_input(m->dx.device, d, m->dy.device, m->w.device, m->pre.device, m->s.N, m->s.IC, m->s.OC,
                                m->kind, m->ctx);
 }
@@ -120,7 +120,7 @@ static void test_matmul_gelu_forward(Harness* h, MatmulShape s, Gelu kind, const
     expect_same_for_any_threads(h, "y and pre", matmul_run_gelu_forward, &m, both, 2);
     expect_close_to_sum(h, "pre", m.pre, want_pre, sum, matmul_tolerance(s.IC) + array_rounding(m.pre));
     for (size_t i = 0; i < m.y.n; i++) want[i] = (real)gelu_exact(m.pre.host[i], kind);
-    // Of the launcher's own pre: 3e-7 as in device/activation.h. An epilogue sees pre unrounded, and |gelu'| < 1.13.
+    // For the launcher's own pre: 3e-7 as in ops/common/activation.h. An epilogue uses unrounded pre; |gelu'| < 1.13.
     expect_close(h, "y", m.y, want, tolerance(5e-7) + 1.4 * array_rounding(m.y) + matmul_epilogue_error(m.y));
     case_end(h);
 }
@@ -205,7 +205,7 @@ static void test_matmul_gelu(Harness* h, MatmulShape s, Gelu kind, const char* w
 
 #ifdef __CUDACC__
 
-// Choices that were timed and written down are found again, in the file and as text, and give the same bits.
+// MultipleChoice that were timed and written down are found again, in the file and as text, and give the same bits.
 static void test_matmul_autotune(Harness* h) {
     MatmulShape s = {2048, 1024, 1024};
     char path[] = "/tmp/ops-autotune-XXXXXX";
@@ -459,13 +459,13 @@ static void bench_matmul_all(Harness* h, MatmulCase* m, int gelu, const char* ho
 
 static void matmul_run_backward_bias(void* state) {
     MatmulCase* m = (MatmulCase*)state;
-    BiasGradient d = {m->d.b, m->mode};
+    BiasGrad d = {m->d.b, m->mode};
     matmul_backward_bias(d, m->dy.device, m->s.N, m->s.OC, m->ctx);
 }
 
-// cuBLASLt's first choice, then the fastest of its candidates, then that without GELU in the epilogue, then GELU_ERF; in
-// the backward pass the last three with the bias gradient too. The weight gradient without the bias gradient, which has a
-// row of its own.
+// Benchmarks cuBLASLt's first choice, the fastest of its candidates, the same without GELU in the epilogue, and
+// GELU_ERF; in the backward pass the last three include the bias gradient. The weight gradient is without the bias
+// gradient, which has its own row.
 static void bench_matmul_ways(Harness* h, MatmulCase* m, int gelu, const char* shapes) {
     static const char* const WAYS[] = {" first choice", " tuned", " tuned, no fusion", " tuned, ERF"};
     static const char* const WITH_BIAS[] = {"", " dbias tuned", " dbias no fusion", " dbias ERF"};

@@ -1,5 +1,5 @@
-/* Cases of what follows a product on the GPU, without the products: cuBLASLt's kernels bring compute-sanitizer's racecheck
- * down, so it sees our own here. */
+/* Cases of the kernels that follow a product on the GPU, without the products. cuBLASLt's kernels crash
+ * compute-sanitizer's racecheck, so it checks only our own kernels here. */
 #ifndef DEV_OPS_MATMUL_EPILOGUE_H
 #define DEV_OPS_MATMUL_EPILOGUE_H
 
@@ -24,7 +24,7 @@ static void test_matmul_epilogue_bias(Harness* h, int N, int OC, Mode mode) {
 
 static void matmul_epilogue_run_gelu(void* state) {
     MatmulCase* m = (MatmulCase*)state;
-    BiasGradient d = {m->dbias, m->mode};
+    BiasGrad d = {m->dbias, m->mode};
     // In place, and the case runs it more than once: from the same start each time.
     cudaCheck(cudaMemcpyAsync(m->dx.device, m->dy.device, m->dy.n * sizeof(floatX), cudaMemcpyDeviceToDevice,
                               m->ctx->stream));

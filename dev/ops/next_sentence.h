@@ -2,8 +2,8 @@
 #ifndef DEV_OPS_NEXT_SENTENCE_H
 #define DEV_OPS_NEXT_SENTENCE_H
 
-#include "../../llmc/ops/next_sentence.h"
 #include "harness.h"
+#include "llmc/ops/next_sentence.h"
 
 typedef struct {
     Array pre, w, b, logits, loss, right, dw, db, dbias;
@@ -43,20 +43,20 @@ static inline NextSentenceLoss next_sentence_host(const NextSentenceCase* k, rea
 
 static inline void next_sentence_run_forward(void* state) {
     NextSentenceCase* k = (NextSentenceCase*)state;
-    Affine p = {k->w.device, k->b.device};
+    Linear p = {k->w.device, k->b.device};
     next_sentence_forward(next_sentence_device(k), k->pre.device, p, k->S, k->C, k->mode, k->ctx);
 }
 
 static inline void next_sentence_run_backward(void* state) {
     NextSentenceCase* k = (NextSentenceCase*)state;
-    Affine p = {k->w.device, k->b.device};
-    AffineGradient d = {k->dw.device_real, k->db.device_real};
+    Linear p = {k->w.device, k->b.device};
+    LinearGrads d = {k->dw.device_real, k->db.device_real};
     next_sentence_backward(k->pre.device, d, k->dbias.device_real, next_sentence_device(k), p, k->S, k->C, k->mode,
                            k->ctx);
 }
 
-// What each result is the sum of, in absolute values: an error of the logits reaches a gradient a quarter as large at most.
-// What fp16 stores below its smallest normal number is right to the spacing of those that follow it.
+// The sum of absolute values behind each result. An error of the logits reaches a gradient a quarter as large at most.
+// What fp16 stores below its smallest normal number is correct to the spacing of the numbers that follow it.
 typedef struct {
     real *logits, *loss, *dpre, *dw, *db, *dbias;
 } NextSentenceMagnitudes;

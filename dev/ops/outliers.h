@@ -31,7 +31,7 @@ static inline void outliers_check(Harness* h, const char* name, double mean, dou
     static const Outliers none = {{{0}, 0}, {{0}, 0}, 0};
     OutlierWindow window = none.loss;
     double values[OUTLIER_STEPS], worst = 0;
-    int entered = 0, wrong = 0, left_out = 0, near = 0;
+    int entered = 0, wrong = 0, skipped = 0, near = 0;
     case_begin(h, "outliers/judge %s", name);
     GlobalNormCase* k = global_norm_case(h, 1);  // one gradient is its own norm
     Array losses = input(h, 2, 1.0);
@@ -51,12 +51,12 @@ static inline void outliers_check(Harness* h, const char* name, double mean, dou
         global_norm_run(k);
         device_download(&h->ctx, &step, k->after.step, sizeof step);
         device_download(&h->ctx, &scale, k->after.loss_scale, sizeof scale);
-        left_out += want;
+        skipped += want;
         if (fabs(score - limit) < 1e-6 * limit) near++;
-        wrong += step.is_taken == want || scale.updates != i + 1 - left_out;
+        wrong += step.is_taken == want || scale.updates != i + 1 - skipped;
         if (isfinite(x)) values[entered++] = x;
     }
-    expect_true(h, "some are left out, most are not", left_out >= 5 && left_out <= OUTLIER_STEPS / 20);
+    expect_true(h, "some are left out, most are not", skipped >= 5 && skipped <= OUTLIER_STEPS / 20);
     expect_true(h, "scores within 1e-9", worst < 1e-9);
     expect_true(h, "none is at the limit", near == 0);
     expect_true(h, "the same as in long double", wrong == 0);

@@ -2,8 +2,8 @@
 #ifndef DEV_OPS_SPAN_H
 #define DEV_OPS_SPAN_H
 
-#include "../../llmc/ops/classifier_span.h"
 #include "harness.h"
+#include "llmc/ops/classifier/span.h"
 
 typedef struct {
     Array each, sum, logits, loss_scale;
@@ -14,8 +14,8 @@ typedef struct {
     Context* ctx;
 } SpanCase;
 
-static inline ClassifierLosses span_losses(const SpanCase* k, real* each, real* sum) {
-    ClassifierLosses losses = {each, sum, 0.25, k->mode};
+static inline Losses span_losses(const SpanCase* k, real* each, real* sum) {
+    Losses losses = {each, sum, 0.25, k->mode};
     return losses;
 }
 

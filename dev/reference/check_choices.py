@@ -1,4 +1,4 @@
-"""acc and acc_norm of a GPT-2 directory on a multiple-choice set by transformers, as llmc/run/choices_evaluation.h counts.
+"""acc and acc_norm of a GPT-2 directory on a multiple-choice set by transformers, as llmc/run/multiple_choice.h counts.
 
     python3 dev/reference/check_choices.py MODEL_DIR SET.bin T [ACC ACC_NORM]
 

@@ -5,7 +5,7 @@
 
 Rows and gaps must add up to the step's time within 1 per cent, or 30 us, which a launch before the first row and the
 host's wait after the last one may take; neither of these may be less than nothing. Every row must belong to an op, and
-no launch may be lost; with --overhead the profiled step must not be slower than the plain one by more. --ncu: `ncu --csv
+no launch may be dropped; with --overhead the profiled step must not be slower than the plain one by more. --ncu: `ncu --csv
 --page raw` of one step, whose kernels must have the same names as often. --listing: what kernel_list.c wrote of the same program without --profile,
 step after step; the ten heaviest kernels must take the same time within 5 per cent. A GPU lowers its clock after some steps
 at full load, which a profiled run does not keep up: compared is each launch of the step where it was fastest.
@@ -37,7 +37,7 @@ def is_kernel(row):
 def add_up(step):
     """Not of before_ms and after_ms, which are what is left of the step's time: with them every sum is right."""
     parts = ("kernels_ms", "gap_host_ms", "gap_stream_ms", "gap_kernels_ms")
-    return sum(step[part] for part in parts) - step["beside_ms"]
+    return sum(step[part] for part in parts) - step["overlap_ms"]
 
 
 def demangled(names):
@@ -61,7 +61,7 @@ def main():
     for key in ("before_ms", "after_ms"):
         if step[key] is not None and step[key] < -0.001:
             failures.append(f"{key} is {step[key]:.3f}: the step ends before its rows do, or begins after them")
-    for key in ("unattributed", "lost"):
+    for key in ("unattributed", "dropped"):
         if step[key] != 0:
             failures.append(f"{step[key]} launches are {key}")
     result = f"RESULT profile rows={len(rows)} rows_and_gaps_ms={total:.3f} profiled_ms={profiled:.3f}"

@@ -1,15 +1,16 @@
 #!/usr/bin/env python3
-"""Fine-tune the same model on the same examples by train_bert and by transformers, and compare.
+"""Fine-tune the same model on the same examples by finetune_bert and by transformers, and compare.
 
-    make train_bert
+    make finetune_bert
     python3 dev/reference/check_task.py classify
+    python3 dev/reference/check_task.py regress
     python3 dev/reference/check_task.py answer [--vocab VOCAB.txt --squad SQUAD.json]
 
 A small BERT of random weights is made by transformers, with its head, and without dropout. Both train it with AdamW for
---steps steps on examples in the order of the file: sentences with labels, or questions, which are made here, or SQuAD's
-questions. Examples are tokenized here by the tokenizers library, cut into windows and padded. Shown: the largest
+--steps steps on examples in the order of the file: sentences with labels, or with numbers in STS-B's columns, or
+questions, which are made here, or SQuAD's questions. Examples are tokenized here by the tokenizers library, cut into windows and padded. Shown: the largest
 difference of the losses of a step, which is to be at most --tolerance; and how transformers scores the model that
-train_bert saved, on held-out examples, against what train_bert says of it. Versions it was run with: torch 2.11,
+finetune_bert saved, on held-out examples, against what finetune_bert reports of it. Versions it was run with: torch 2.11,
 transformers 5.17.
 """
 
@@ -44,6 +45,17 @@ def sentences(count, seed):
     return made
 
 
+def rated(count, seed):
+    """Lines of STS-B's columns: pairs of sentences, whose score counts the good and the bad words."""
+    draw = random.Random(seed)
+    lines = ["index genre filename year old_index source1 source2 sentence1 sentence2 score".split()]
+    for i in range(count):
+        parts = [[draw.choice(OTHER + GOOD + BAD) for _ in range(draw.randrange(3, 12))] for _ in range(2)]
+        score = sum((w in GOOD) - (w in BAD) for part in parts for w in part) / 4
+        lines.append([i, "main", "made", 2012, i, "none", "none", *map(" ".join, parts), f"{score:.3f}"])
+    return lines
+
+
 def questions(count, seed):
     """SQuAD's JSON; an answer is two words that nothing else says, in contexts of up to three windows."""
     draw, paragraphs = random.Random(seed), []
@@ -63,6 +75,15 @@ def classify_features(path, tokenizer, T):
         label, a, b = line.rstrip("\n").split("\t")
         f = tokenizer(a, b, truncation=True, max_length=T)
         features.append((f["input_ids"], f["token_type_ids"], [int(label)]))
+    return features
+
+
+def regress_features(path, tokenizer, T):
+    features = []
+    for line in list(open(path, encoding="utf-8"))[1:]:
+        *_, a, b, score = line.rstrip("\n").split("\t")
+        f = tokenizer(a, b, truncation=True, max_length=T)
+        features.append((f["input_ids"], f["token_type_ids"], [float(score)]))
     return features
 
 
@@ -104,7 +125,7 @@ def padded(batch):
 
 def with_labels(task, batch):
     labels = torch.tensor([f[2] for f in batch])
-    if task == "classify":
+    if task != "answer":
         return {**padded(batch), "labels": labels[:, 0]}
     return {**padded(batch), "start_positions": labels[:, 0], "end_positions": labels[:, 1]}
 
@@ -119,7 +140,7 @@ def train(task, model, features, B, steps):
     model.train()
     for step in range(steps):
         batch = [features[i % len(features)] for i in range(step * B, (step + 1) * B)]
-        parts = [batch] if task == "classify" else [[feature] for feature in batch]
+        parts = [batch] if task != "answer" else [[feature] for feature in batch]
         optimizer.zero_grad()
         losses.append(0.0)
         for part in parts:
@@ -132,15 +153,16 @@ def train(task, model, features, B, steps):
 
 
 def evaluate(task, model, features):
-    """Mean loss over examples, and for classes the share that is right."""
-    total, right = 0.0, 0
+    """Mean loss over examples, for classes the share that is right, and for numbers those predicted."""
+    total, right, numbers = 0.0, 0, []
     model.eval()
     with torch.no_grad():
         for feature in features:
             out = model(**with_labels(task, [feature]))
             total += out.loss.item()
             right += task == "classify" and int(out.logits.argmax()) == feature[2][0]
-    return total / len(features), right / len(features)
+            numbers += [float(out.logits)] if task == "regress" else []
+    return total / len(features), right / len(features), numbers
 
 
 def run(command, cwd):
@@ -158,8 +180,8 @@ def squad_part(path, out, first, count):
 
 def main():
     parser = argparse.ArgumentParser(description="Compare fine-tuning with transformers.")
-    parser.add_argument("task", choices=["classify", "answer"])
-    parser.add_argument("--program", default="./train_bert")
+    parser.add_argument("task", choices=["classify", "regress", "answer"])
+    parser.add_argument("--program", default="./finetune_bert")
     parser.add_argument("--vocab", help="vocab.txt of an uncased model (default: the words of what is made here)")
     parser.add_argument("--squad", help="SQuAD's JSON, for answer, with --vocab")
     parser.add_argument("--work", default="/tmp/check_task")
@@ -184,10 +206,12 @@ def main():
     config = BertConfig(vocab_size=len(tokenizer), hidden_size=64, num_hidden_layers=2, num_attention_heads=4,
                         intermediate_size=256, max_position_embeddings=512, hidden_dropout_prob=0.0,
                         attention_probs_dropout_prob=0.0, attn_implementation="eager")
-    kind = BertForSequenceClassification if args.task == "classify" else BertForQuestionAnswering
+    if args.task == "regress":
+        config.num_labels, config.problem_type = 1, "regression"
+    kind = BertForQuestionAnswering if args.task == "answer" else BertForSequenceClassification
     kind(config).save_pretrained(start)
 
-    suffix = "tsv" if args.task == "classify" else "json"
+    suffix = "json" if args.task == "answer" else "tsv"
     files = [os.path.abspath(os.path.join(args.work, f"{part}.{suffix}")) for part in ("train", "val")]
     for i, path in enumerate(files):
         if args.squad:
@@ -197,11 +221,14 @@ def main():
             if args.task == "answer":
                 json.dump(questions(200 if i == 0 else 50, i), f)
                 continue
-            f.writelines("\t".join(map(str, row)) + "\n" for row in sentences(2000 if i == 0 else 400, i))
-    of_file = classify_features if args.task == "classify" else answer_features
+            made = rated if args.task == "regress" else sentences
+            f.writelines("\t".join(map(str, row)) + "\n" for row in made(2000 if i == 0 else 400, i))
+    of_file = {"classify": classify_features, "regress": regress_features, "answer": answer_features}[args.task]
     features = [of_file(path, tokenizer, args.length) for path in files]
 
-    flags = ["--task", args.task, "-t", str(args.length), "--stride", str(args.length // 3)]
+    predictions = os.path.join(args.work, "predictions")
+    flags = ["--task", "answer" if args.task == "answer" else "classify", "-t", str(args.length)]
+    flags += ["--stride", str(args.length // 3)]
     run([os.path.abspath(args.program), "-e", start, "-i", files[0], "-o", out, "--overwrite", "1", "-b", str(args.batch),
          "-x", str(args.steps), "--shuffle", "0", "-l", str(LR), "-k", "constant", "-c", str(DECAY), "--beta2", "0.999",
          "--eps", str(EPS), "-v", "0", "-n", "0", "--dropout", "0"] + flags, None)
@@ -216,16 +243,23 @@ def main():
     strange = [f"{what}: {sorted(info[what])}" for what in ("missing_keys", "unexpected_keys", "mismatched_keys") if info[what]]
     if strange:
         sys.exit(f"{out}: {strange[0]}")
-    said = run([os.path.abspath(args.program), "-e", out, "-j", files[1], "--evaluate", "1", "-b", str(args.batch)] + flags,
-               None)
-    loss, right = evaluate(args.task, model, features[1])
+    said = run([os.path.abspath(args.program), "-e", out, "-j", files[1], "--evaluate", "1", "-b", str(args.batch),
+                "--predictions", predictions] + flags, None)
+    loss, right, numbers = evaluate(args.task, model, features[1])
     our_loss = float(re.search(r"val loss ([0-9.]+)", said)[1])
-    print(f"held out, {len(features[1])} sequences: loss {loss:.6f}, train_bert says {said.strip()}")
+    print(f"held out, {len(features[1])} sequences: loss {loss:.6f}, finetune_bert reports {said.strip()}")
     failed = worst > args.tolerance or len(ours) != args.steps or abs(loss - our_loss) > args.tolerance
     if args.task == "classify":
         accuracy = float(re.search(r"accuracy ([0-9.]+)", said)[1])
         print(f"transformers: accuracy {right:.6f}")
         failed |= abs(accuracy - right) > 1.01 / len(features[1])
+    if args.task == "regress":
+        ours, actual = [float(x) for x in list(open(predictions))[1:]], [f[2][0] for f in features[1]]
+        worst = max(abs(a - b) for a, b in zip(ours, numbers))
+        pearson = float(torch.corrcoef(torch.tensor([numbers, actual], dtype=torch.double))[0, 1])
+        print(f"transformers: largest difference of a prediction {worst:.2e}, Pearson {pearson:.6f}")
+        failed |= len(ours) != len(numbers) or worst > args.tolerance
+        failed |= abs(pearson - float(re.search(r"Pearson ([0-9.]+)", said)[1])) > args.tolerance
     sys.exit(1 if failed else 0)
 
 

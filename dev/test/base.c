@@ -1,36 +1,15 @@
 /* Tests of llmc/base: the JSON reader and writer, flags, random numbers, schedules, the log.
- * Prints a line a case and `N passed, N failed`; exit status 1 if one failed. Give a word to run what it names. */
+ * Prints a line per case and `N passed, N failed`; exit status 1 if one failed. With an argument, only cases whose name
+ * contains it. */
 #include <signal.h>
 #include <sys/resource.h>
 
-#include "child.h"
+#include "dev/test/tests.h"
 #include "llmc/base/flags.h"
 #include "llmc/base/json.h"
 #include "llmc/base/log.h"
 #include "llmc/base/rng.h"
 #include "llmc/base/schedule.h"
-
-typedef struct {
-    int passed, failed;
-    const char* only;  // run the cases whose name contains this
-} Tests;
-
-__attribute__((format(printf, 4, 5))) static void expect(Tests* t, int good, const char* name, const char* format,
-                                                         ...) {
-    if (t->only && !strstr(name, t->only)) return;
-    if (good) {
-        t->passed++;
-        printf("ok   %s\n", name);
-        return;
-    }
-    va_list args;
-    va_start(args, format);
-    t->failed++;
-    printf("FAIL %s: ", name);
-    vprintf(format, args);
-    putchar('\n');
-    va_end(args);
-}
 
 static void expect_text(Tests* t, const char* name, const char* got, const char* want) {
     expect(t, strcmp(got, want) == 0, name, "got\n%s\nwanted\n%s", got, want);
@@ -48,7 +27,7 @@ static int parse(Json* json, const char* text, size_t n, char* error) {
     return result;
 }
 
-// The tree written again, canonical, to compare with.
+// Write the tree in a canonical form, for comparison.
 static void write_tree(Text* t, const JsonNode* node) {
     if (node->key) {
         text_json_string(t, node->key, node->key_length);
@@ -157,9 +136,9 @@ static void test_json_bad(Tests* t) {
         {"[\"a\\", "line 1 column 4: unknown escape in a string"},
         {"\"\\x41\"", "line 1 column 2: unknown escape in a string"},
         {"\"\\'\"", "line 1 column 2: unknown escape in a string"},
-        {"\"\\u12\"", "line 1 column 2: \\u wants four hexadecimal digits"},
-        {"\"\\u12G4\"", "line 1 column 2: \\u wants four hexadecimal digits"},
-        {"\"\\u", "line 1 column 2: \\u wants four hexadecimal digits"},
+        {"\"\\u12\"", "line 1 column 2: \\u needs four hexadecimal digits"},
+        {"\"\\u12G4\"", "line 1 column 2: \\u needs four hexadecimal digits"},
+        {"\"\\u", "line 1 column 2: \\u needs four hexadecimal digits"},
         {"\"\\ud800\"", "line 1 column 2: half of a surrogate pair"},
         {"\"\\ud800x\"", "line 1 column 2: half of a surrogate pair"},
         {"\"\\ud800\\n\"", "line 1 column 2: half of a surrogate pair"},
@@ -213,7 +192,7 @@ static void test_json_depth(Tests* t) {
     }
 }
 
-// No prefix and no one-byte change of a good text may do more than be refused.
+// Every prefix and every one-byte change of a valid text is parsed or refused, without a crash.
 static void test_json_mutations(Tests* t) {
     static const char text[] = "{\"a\\u00e9\\ud83d\\ude00\": [1, -2.5e+3, true, null, {}], \"\xC3\xA9\": \"\\n\\\"x\"}";
     static const char bytes[] = "\"\\[]{},:0-.eu \n\xFF\xC3";
@@ -341,7 +320,7 @@ static void test_json_lookup(Tests* t) {
     for (size_t i = 0; i < COUNT_OF(cases); i++) {
         Text output = {NULL, 0, 0};
         char* name = xprintf("json/look up %s", cases[i].key);
-        int status = in_child(&output, SAID_ANYWHERE, look_up, (void*)cases[i].key);
+        int status = run_in_child(&output, STDOUT_AND_STDERR, look_up, (void*)cases[i].key);
         expect(t, status == cases[i].status && strcmp(output.text, cases[i].output) == 0, name, "status %d, '%s'",
                status, output.text);
         free(name);
@@ -363,21 +342,24 @@ enum { FLAG_ROWS = 7 };
 
 static void make_rows(Flag* rows, Settings* s) {
     const Flag table[FLAG_ROWS] = {
-        {"-b", "--batch", FLAG_INT, &s->batch, "4", 1, 4096, NULL, "sequences in a micro-batch", 0},
-        {"-i", "--train-data", FLAG_STRING, &s->data, "", 0, 0, NULL, "training tokens: a file or a glob of shards", 0},
-        {"-o", "--out", FLAG_STRING, &s->out, "out", 0, 0, NULL, "directory to write to", 0},
-        {"-l", "--learning-rate", FLAG_REAL, &s->lr, "3e-4", 0, INFINITY, NULL, "peak learning rate", 0},
-        {NULL, "--dropout", FLAG_REAL, &s->dropout, "0", 0, 0.99, NULL,
+        {"-b", "--batch", FLAG_INT, &s->batch, "4", 1, 4096, NULL, SCOPE_RUN, TOPIC_NONE, "sequences in a micro-batch"},
+        {"-i", "--train-data", FLAG_STRING, &s->data, "", 0, 0, NULL, SCOPE_RUN, TOPIC_NONE,
+         "training tokens: a file or a glob of shards"},
+        {"-o", "--out", FLAG_STRING, &s->out, "out", 0, 0, NULL, SCOPE_RUN, TOPIC_NONE, "directory to write to"},
+        {"-l", "--learning-rate", FLAG_REAL, &s->lr, "3e-4", 0, INFINITY, NULL, SCOPE_RUN, TOPIC_NONE,
+         "peak learning rate"},
+        {NULL, "--dropout", FLAG_REAL, &s->dropout, "0", 0, 0.99, NULL, SCOPE_RUN, TOPIC_NONE,
          "probability of dropping an element of the embeddings, the attention and the residual branches; 0 switches "
-         "dropout off, also where the model's configuration asks for it",
-         0},
-        {NULL, "--seed", FLAG_SIZE, &s->seed, "1337", -INFINITY, INFINITY, NULL, "of everything random", 0},
-        {"-k", "--schedule", FLAG_CHOICE, &s->schedule, "cosine", 0, 0, SCHEDULE_CHOICES, "of the learning rate", 0},
+         "dropout off, also where the model's configuration asks for it"},
+        {NULL, "--seed", FLAG_SIZE, &s->seed, "1337", -INFINITY, INFINITY, NULL, SCOPE_RUN, TOPIC_NONE,
+         "of everything random"},
+        {"-k", "--schedule", FLAG_CHOICE, &s->schedule, "cosine", 0, 0, SCHEDULE_CHOICES, SCOPE_RUN, TOPIC_NONE,
+         "of the learning rate"},
     };
     memcpy(rows, table, sizeof(table));
 }
 
-// Parse a command line given in one string and print what came out.
+// Parse a command line given in one string and print the result.
 static void parse_flags(void* state) {
     char* line = xprintf("program %s", (const char*)state);
     char* argv[16];
@@ -450,6 +432,13 @@ static void test_flags(Tests* t) {
         {"--learn 1", 2, "error: unknown flag '--learn'; did you mean --learning-rate? All flags: --help\n"},
         {"-batch=3", 2, "error: unknown flag '-batch=3'; did you mean --batch? All flags: --help\n"},
         {"--colour red", 2, "error: unknown flag '--colour'; all flags: --help\n"},
+        {"--batch-size 4", 2, "error: unknown flag '--batch-size'; did you mean --batch? All flags: --help\n"},
+        {"--larning-rate 1", 2,
+         "error: unknown flag '--larning-rate'; did you mean --learning-rate? All flags: --help\n"},
+        {"-batch_sise 4", 2, "error: unknown flag '-batch_sise'; did you mean --batch? All flags: --help\n"},
+        {"--learning-rates 1", 2,
+         "error: unknown flag '--learning-rates'; did you mean --learning-rate? All flags: --help\n"},
+        {"--block-size 4", 2, "error: unknown flag '--block-size'; all flags: --help\n"},
         {"-bz 5", 2, "error: unknown flag '-bz'; all flags: --help\n"},
         {"-", 2, "error: unknown flag '-'; all flags: --help\n"},
         {"--", 2, "error: unknown flag '--'; all flags: --help\n"},
@@ -459,23 +448,23 @@ static void test_flags(Tests* t) {
     for (size_t i = 0; i < COUNT_OF(cases); i++) {
         Text output = {NULL, 0, 0};
         char* name = xprintf("flags/'%s'", cases[i].line);
-        int status = in_child(&output, SAID_ANYWHERE, parse_flags, (void*)cases[i].line);
+        int status = run_in_child(&output, STDOUT_AND_STDERR, parse_flags, (void*)cases[i].line);
         int same = !cases[i].output || strcmp(output.text, cases[i].output) == 0;
         expect(t, status == cases[i].status && same, name, "status %d, output\n%s", status, output.text);
         free(name);
         free(output.text);
     }
     Text output = {NULL, 0, 0};
-    int status = in_child(&output, SAID_ANYWHERE, parse_flags, (void*)"--help");
+    int status = run_in_child(&output, STDOUT_AND_STDERR, parse_flags, (void*)"--help");
     size_t longest = 0, rows = 0;
     for (const char* line = output.text; *line; line += strcspn(line, "\n") + 1) {
         longest = longest < strcspn(line, "\n") ? strcspn(line, "\n") : longest;
         rows += line[0] == ' ' && line[8] == '-';
     }
-    expect(t, status == 0 && longest <= 120 && rows == FLAG_ROWS + 1 && strstr(output.text, ">= 0"), "flags/--help",
+    expect(t, status == 0 && longest <= 100 && rows == FLAG_ROWS + 1 && strstr(output.text, ">= 0"), "flags/--help",
            "status %d, %zu columns, %zu rows:\n%s", status, longest, rows, output.text);
     output.length = 0;
-    status = in_child(&output, SAID_ANYWHERE, parse_flags, (void*)long_text);
+    status = run_in_child(&output, STDOUT_AND_STDERR, parse_flags, (void*)long_text);
     expect(t, status == 0 && strstr(output.text, "xxxxxxxx\""), "flags/long text", "%s", output.text);
     free(output.text);
 }
@@ -493,7 +482,7 @@ static void test_flags_saved(Tests* t) {
     expect(t, flags_set(&rows[0], "0", error) == -1 && s.batch == 7, "flags/set out of range", "%d", s.batch);
     expect_text(t, "flags/set says why", error, "-b --batch: '0' is out of range; allowed: 1..4096");
 
-    // A saved run's settings come back as they were, whatever type they have.
+    // Saved settings of every type are restored unchanged.
     static const char saved[] = "{\"batch\": 64, \"train-data\": \"a b\", \"out\": \"o\", \"learning-rate\": 0.00012, "
                                 "\"dropout\": 0, \"seed\": -5, \"schedule\": \"poly\"}";
     for (int again = 0; again < 2; again++) {
@@ -520,7 +509,7 @@ static void test_flags_saved(Tests* t) {
 // Random numbers: every run's weights, order of data and masks follow from them, so they must never change
 
 static void test_philox(Tests* t) {
-    // Counters, key, result: the known answers that Philox's authors publish with their library, Random123.
+    // Counters, key, result: the known answers published with Random123, the library of Philox's authors.
     static const struct {
         uint32_t counter[4];
         uint64_t key;
@@ -540,6 +529,15 @@ static void test_philox(Tests* t) {
         char* name = xprintf("philox/known answer %zu", i);
         expect(t, memcmp(got.v, cases[i].want, sizeof got.v) == 0, name, "%08x %08x %08x %08x", got.v[0], got.v[1],
                got.v[2], got.v[3]);
+        free(name);
+    }
+    // Each seed, step, layer and site has its own stream; all their bits matter.
+    const uint64_t high = (uint64_t)1 << 40, key = rng_stream(1, 2, 3, 4);
+    const uint64_t others[] = {rng_stream(9, 2, 3, 4),        rng_stream(1 | high, 2, 3, 4), rng_stream(1, 9, 3, 4),
+                               rng_stream(1, 2 | high, 3, 4), rng_stream(1, 2, 9, 4),        rng_stream(1, 2, 3, 9)};
+    for (size_t i = 0; i < COUNT_OF(others); i++) {
+        char* name = xprintf("streams/what names them, %zu", i);
+        expect(t, (uint32_t)others[i] != (uint32_t)key && others[i] >> 32 != key >> 32, name, "the same key");
         free(name);
     }
 }
@@ -626,7 +624,7 @@ static void log_and_resume(void* state) {
     const char* directory = (const char*)state;
     Log log;
     Text header = {NULL, 0, 0};
-    log_open(&log, directory, -1);
+    log_open(&log, directory, NULL, -1);
     text_printf(&header, "{\"batch\": 4}");
     log_line(&log, &header);
     run_steps(&log, 1, 6);
@@ -635,7 +633,7 @@ static void log_and_resume(void* state) {
     log_close(&log);
     free(header.text);
 
-    log_open(&log, directory, 3);
+    log_open(&log, directory, NULL, 3);
     CHECK(log.train.count == 2 && log.train.step[1] == 3 && log.validation.count == 1);
     run_steps(&log, 4, 4);
     CHECK(log.train.count == 3 && log.validation.count == 2);
@@ -645,12 +643,12 @@ static void log_and_resume(void* state) {
 
 static void log_to_full_disk(void* state) {
     Log log;
-    log_open(&log, (const char*)state, -1);
+    log_open(&log, (const char*)state, NULL, -1);
     run_steps(&log, 1, 3);
     log_close(&log);
 }
 
-// Files may grow to 200 bytes: the second line goes in by half, and has to come out again.
+// Files may grow to 200 bytes: half of the second line is written, and must be removed again.
 static void log_to_small_disk(void* state) {
     struct rlimit limit = {200, 200};
     signal(SIGXFSZ, SIG_IGN);
@@ -660,14 +658,33 @@ static void log_to_small_disk(void* state) {
 
 static void log_open_only(void* state) {
     Log log;
-    log_open(&log, (const char*)state, -1);
+    log_open(&log, (const char*)state, NULL, -1);
     log_close(&log);
+}
+
+// The directory is moved after the first step, and another one takes its place.
+static void log_of_moved(void* state) {
+    const char* directory = (const char*)state;
+    char *moved = xprintf("%s.moved", directory), *other = xprintf("%s/.lock", directory);
+    RunLock lock = {NULL, 0, 0};
+    Log log;
+    if (make_directories(directory) != 0) die(FAILED, "%s: %s", directory, strerror(errno));
+    run_lock_take(&lock, directory, O_CREAT);
+    log_open(&log, directory, &lock, -1);
+    run_steps(&log, 1, 1);
+    if (rename(directory, moved) != 0 || make_directories(directory) != 0 || write_file(other, "", 0) != 0)
+        die(FAILED, "%s: %s", directory, strerror(errno));
+    run_steps(&log, 2, 3);
+    log_write_svg(&log, "not written");
+    log_close(&log);
+    run_lock_close(&lock);
+    free(moved), free(other);
 }
 
 static void log_without_file(void* state) {
     Log log;
     (void)state;
-    log_open(&log, "", 5);
+    log_open(&log, "", NULL, 5);
     run_steps(&log, 1, 1);
     log_write_svg(&log, "not written");
     log_close(&log);
@@ -679,7 +696,7 @@ static void test_log(Tests* t) {
     char *run = xprintf("%s/a/b", root), *full = xprintf("%s/full", root), *small = xprintf("%s/small", root);
     Text output = {NULL, 0, 0};
 
-    int status = in_child(&output, SAID_ANYWHERE, log_and_resume, run);
+    int status = run_in_child(&output, STDOUT_AND_STDERR, log_and_resume, run);
     char* text = read_text(run, "log.jsonl");
     expect(t, status == 0, "log/a run and its resumption", "status %d: %s", status, output.text);
     expect_text(
@@ -705,7 +722,7 @@ static void test_log(Tests* t) {
     text = read_text(run, "log.jsonl.tmp");
     expect_text(t, "log/no file left over", text, "(no such file)");
     free(text);
-    status = in_child(&output, SAID_ANYWHERE, log_open_only, run);
+    status = run_in_child(&output, STDOUT_AND_STDERR, log_open_only, run);
     text = read_text(run, "log.jsonl");
     expect_text(t, "log/a new run begins a new file", text, "");
     free(text);
@@ -713,12 +730,12 @@ static void test_log(Tests* t) {
     char* link_path = xprintf("%s/log.jsonl", full);
     if (mkdir(full, 0777) != 0 || symlink("/dev/full", link_path) != 0) die(FAILED, "%s: %s", full, strerror(errno));
     output.length = 0;
-    status = in_child(&output, SAID_ANYWHERE, log_to_full_disk, full);
+    status = run_in_child(&output, STDOUT_AND_STDERR, log_to_full_disk, full);
     const char* warning = strstr(output.text, "warning: ");
     expect(t, status == 0 && warning && !strstr(warning + 1, "warning: ") && strstr(output.text, "step   3/300"),
            "log/full disk warns once", "status %d:\n%s", status, output.text);
     output.length = 0;
-    status = in_child(&output, SAID_ANYWHERE, log_to_small_disk, small);
+    status = run_in_child(&output, STDOUT_AND_STDERR, log_to_small_disk, small);
     text = read_text(small, "log.jsonl");
     expect(t,
            status == 0 && strlen(text) > 0 && text[strlen(text) - 1] == '\n' &&
@@ -726,13 +743,27 @@ static void test_log(Tests* t) {
            "log/full disk leaves whole lines", "status %d:\n%s\n%s", status, text, output.text);
     free(text);
 
+    char *here = xprintf("%s/here", root), *moved = xprintf("%s.moved", here);
+    output.length = 0;
+    status = run_in_child(&output, STDOUT_AND_STDERR, log_of_moved, here);
+    text = read_text(moved, "log.jsonl");
+    const char* newline = strchr(text, '\n');
+    expect(t, status == 0 && newline && !newline[1] && !strstr(output.text, "warning"), "log/a directory that is moved",
+           "status %d: %s\n%s", status, output.text, text);
+    free(text);
+    text = read_text(here, "log.jsonl");
+    char* plot = read_text(here, "loss.svg");
+    expect(t, strcmp(text, "(no such file)") == 0 && strcmp(plot, "(no such file)") == 0,
+           "log/another run's directory in its place", "%.100s %.100s", text, plot);
+    free(text), free(plot), free(here), free(moved);
+
     char* below_file = xprintf("%s/log.jsonl/x", run);
     output.length = 0;
-    status = in_child(&output, SAID_ANYWHERE, log_open_only, below_file);
+    status = run_in_child(&output, STDOUT_AND_STDERR, log_open_only, below_file);
     expect(t, status == USAGE && strstr(output.text, "log.jsonl/x/log.jsonl: cannot be written: Not a directory; give"),
            "log/unwritable directory", "status %d: %s", status, output.text);
     output.length = 0;
-    status = in_child(&output, SAID_ANYWHERE, log_without_file, NULL);
+    status = run_in_child(&output, STDOUT_AND_STDERR, log_without_file, NULL);
     expect(t, status == 0 && strstr(output.text, "step   1/300"), "log/no directory", "status %d: %s", status,
            output.text);
 
@@ -749,7 +780,7 @@ static void test_log_formats(Tests* t) {
     } counts[] = {
         {0, "0"}, {999, "999"}, {1000, "1,000"}, {-1234567, "-1,234,567"}, {INT64_MAX, "9,223,372,036,854,775,807"}};
     for (size_t i = 0; i < COUNT_OF(counts); i++) {
-        log_format_count(out, counts[i].n);
+        format_count(out, counts[i].n);
         expect_text(t, "log/count", out, counts[i].text);
     }
     static const struct {
@@ -758,7 +789,7 @@ static void test_log_formats(Tests* t) {
     } times[] = {{0, "00:00"},      {24.4, "00:24"},        {3599.6, "1:00:00"},
                  {3723, "1:02:03"}, {183840, "2d 03:04 h"}, {NAN, "00:00"}};
     for (size_t i = 0; i < COUNT_OF(times); i++) {
-        log_format_duration(out, times[i].seconds);
+        format_duration(out, times[i].seconds);
         expect_text(t, "log/duration", out, times[i].text);
     }
 }
@@ -799,7 +830,7 @@ static void test_svg(Tests* t) {
         "a million steps", "huge losses", "tiny losses",          "validations", "late start"};
     static const int64_t lengths[] = {0, 1, 0, 0, 300, 300, 1000000, 50, 1, 300, 300};
     for (int k = 0; k < (int)COUNT_OF(names); k++) {
-        LogSeries train, validation;
+        LossCurve train, validation;
         Text text = {NULL, 0, 0};
         memset(&train, 0, sizeof(train));
         memset(&validation, 0, sizeof(validation));
@@ -809,13 +840,13 @@ static void test_svg(Tests* t) {
                    loss = k == 4 ? 3.25 : 3 + 8 * exp(-5.0 * (double)i / (double)n) + noise;
             if (k == 7) loss = i % 7 == 0 ? 1e300 : i % 5 == 0 ? 3e38 : i % 3 == 0 ? -INFINITY : loss;
             if (k == 8) loss = 1e-30;
-            log_series_add(&train, i + (k == 10 ? 100000 : 0), loss);
+            loss_curve_add(&train, i + (k == 10 ? 100000 : 0), loss);
             if (k != 8 && i % (k == 9 ? 1 : 20) == 0)
-                log_series_add(&validation, i + (k == 10 ? 100000 : 0), loss + 0.2);
+                loss_curve_add(&validation, i + (k == 10 ? 100000 : 0), loss + 0.2);
         }
-        if (k == 2) log_series_add(&validation, 0, 10.8);
-        if (k == 3) log_series_add(&train, 1, NAN);
-        log_svg(&text, &train, &validation, "a < b & \"c\" > \xC3\xA9 \xFF \x01");
+        if (k == 2) loss_curve_add(&validation, 0, 10.8);
+        if (k == 3) loss_curve_add(&train, 1, NAN);
+        loss_svg(&text, &train, &validation, "a < b & \"c\" > \xC3\xA9 \xFF \x01");
         const char* fault = svg_fault(text.text);
         char* name = xprintf("svg/%s", names[k]);
         expect(t, !fault && text.length < 120000, name, "%s, %zu bytes", fault ? fault : "too large", text.length);
@@ -857,7 +888,9 @@ static void test_log_progress(Tests* t) {
 }
 
 int main(int argc, char** argv) {
-    Tests t = {0, 0, argc > 1 ? argv[1] : NULL};
+    Tests t;
+    tests_open(&t);
+    t.only = argc > 1 ? argv[1] : NULL;
     test_json_good(&t);
     test_json_bad(&t);
     test_json_depth(&t);
@@ -873,6 +906,5 @@ int main(int argc, char** argv) {
     test_log_formats(&t);
     test_log_progress(&t);
     test_svg(&t);
-    printf("%d passed, %d failed\n", t.passed, t.failed);
-    return t.failed != 0;
+    return tests_close(&t);
 }

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Does llmc/data/bpe.h encode as the `tokenizers` library does?
+"""Does llmc/data/text/bpe.h encode as the `tokenizers` library does?
 
 Every character, after one of each class; then 10 MB (MEGABYTES) of mixed text: prose, sources, CJK, emoji, marks, odd
 white space, any characters, long runs, special tokens, and bytes that are no UTF-8, which the library is given as
@@ -184,9 +184,9 @@ def mixed_text(size):
     """[(kind, bytes)], of about `size` bytes in all."""
     rng = random.Random(20240520)
     prose = sources(
-        ["../shared/data/tinyshakespeare/input.txt", "../shared/data/wikitext-2/*.txt", "README.md", "dev/*.md"]
+        ["../shared/data/tinyshakespeare/input.txt", "../shared/data/wikitext-2/*.txt", "build/test_corpus/text/*.md"]
     )
-    code = sources(["*.cu", "Makefile", "llmc/**/*", "dev/**/*.c", "dev/**/*.py", "dev/**/*.sh"])
+    code = sources(["build/test_corpus/text/*.c"])
     kinds = [
         ("prose", prose),
         ("sources", code),
@@ -307,11 +307,11 @@ def main(program, gpt2="../shared/data/gpt2-bpe", megabytes="10"):
         tokenizer = own_tokenizer(own, mixed)
         check_words(program, own, work)
         check_tokens("own vocabulary", program, own, tokenizer, mixed[:24], work)
-        if os.path.isfile("data/builtin/tokenizer.json"):
-            builtin = Tokenizer.from_file("data/builtin/tokenizer.json")
-            check_tokens("bytes as tokens", program, "data/builtin", builtin, mixed[:12], work)
+        if os.path.isfile("build/test_corpus/builtin/tokenizer.json"):
+            builtin = Tokenizer.from_file("build/test_corpus/builtin/tokenizer.json")
+            check_tokens("bytes as tokens", program, "build/test_corpus/builtin", builtin, mixed[:12], work)
         else:
-            report("skip", "bytes as tokens: no data/builtin")
+            report("skip", "bytes as tokens: no build/test_corpus")
         if os.path.isfile(os.path.join(gpt2, "encoder.json")):
             check_tokens("GPT-2's vocabulary", program, gpt2, gpt2_tokenizer(gpt2), mixed, work)
         else:

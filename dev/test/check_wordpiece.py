@@ -1,17 +1,21 @@
 #!/usr/bin/env python3
-"""Does llmc/data/wordpiece.h tokenize as the `tokenizers` library does?
+"""Does llmc/data/text/wordpiece.h tokenize as the `tokenizers` library does?
 
-Every character below U+20000, inside a word and alone, with a vocabulary that tells all of them apart; then whole
-files with a vocabulary of words.
+Every character below U+20000, inside a word and alone, with a vocabulary that tells all of them apart; odd lines (accents
+composed and decomposed, combining marks, CJK, mixtures); then whole files with a vocabulary of words. Each with all
+that tokenizer_config.json and the normalizer of tokenizer.json may say of case, accents and ideographs.
 
     check_wordpiece.py TEST_DATA [VOCABULARY_FOLDER FILE...]
 
-TEST_DATA is the built dev/test/data.c. Characters that llmc/data/unicode.h names as left out are not compared.
+TEST_DATA is the built dev/test/data.c. Characters that llmc/data/text/unicode.h names as left out are not compared.
 """
+import json
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
+import unicodedata
 
 from tokenizers import BertWordPieceTokenizer
 from tokenizers.normalizers import BertNormalizer
@@ -19,25 +23,60 @@ from tokenizers.normalizers import BertNormalizer
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 
 
+# Bases, marks and whole pieces that odd lines are made of.
+BASES = "aAeEiIoOuUcCnNsSzZyYøØıςΣαΩгИйæÆßſ中国가각ㄱ1-"
+MARKS = [0x300, 0x301, 0x302, 0x303, 0x304, 0x306, 0x307, 0x308, 0x30A, 0x30C, 0x323, 0x327, 0x328, 0x345, 0x483, 0x5B0, 0x64B]
+PIECES = (
+    ["İstanbul", "ISTANBUL", "ΑΣΣ", "Ὀδυσσεύς", "ᾼ", "ᾳ", "Ǆungla", "ǅ", "ﬁne", "K", "Å", "Ω", "Ａｂ", "①", "Việt Nam", "Łódź", "Ђорђе"]
+    + ["東京tower", "中\u0301国", "abc中def", "㐀㐁", "日本語です", "カタカナ", "한국어", "각", "ㄱㄴ", "한中한", "\U00020000\U0002a6df"]
+    + ["e\u200d\u0301", "e\u00ad\u0301", "\u0301", "\u0301a", "a\u0301\u0301\u0323", "é.è!ê", "naïve-café's", "[MASK]É", "É[SEP]中"]
+)
+
+
+def odd_lines():
+    """The same lines on every machine, each several words; NFC and NFD of whatever has both."""
+    words = list(PIECES)
+    for k, base in enumerate(BASES):
+        words += [base + chr(m) for m in MARKS[k % 3 :: 3]] + ["x" + base + chr(MARKS[k % len(MARKS)]) + "Y"]
+    words += [unicodedata.normalize(form, w) for w in words for form in ("NFC", "NFD")]
+    words = list(dict.fromkeys(w for w in words if not any(is_left_out(ord(c)) for c in w)))
+    lines = [" ".join(words[i : i + 3]) for i in range(0, len(words), 2)] + ["".join(words[i::97]) for i in range(97)]
+    return lines
+
+
 def is_left_out(c):
     small = BertNormalizer(lowercase=True).normalize_str(chr(c))
     return 0xF900 <= c <= 0xFAFF or (len(small) > 1 and small.strip() != chr(c) and not 0xAC00 <= c <= 0xD7A3)
 
 
-def differences(program, folder, lines, is_lower, whole=False):
-    """The lines for which the program's tokens are others than the library's. `whole`: it reads the library's tokenizer.json."""
-    library = BertWordPieceTokenizer(os.path.join(folder, "vocab.txt"), lowercase=is_lower)
+RULES = [(lower, accents, chinese) for lower in (True, False) for accents in (None, True, False) for chinese in (True, False)]
+
+
+def differences(program, folder, lines, rules, whole=False):
+    """The lines for which the program's tokens are others than the library's. `whole`: it reads the library's tokenizer.json,
+    else vocab.txt and tokenizer_config.json."""
+    lower, accents, chinese = rules
+    vocabulary = os.path.join(folder, "vocab.txt")
+    library = BertWordPieceTokenizer(vocabulary, lowercase=lower, strip_accents=accents, handle_chinese_chars=chinese)
     with tempfile.TemporaryDirectory() as work:
         path = os.path.join(work, "lines")
         with open(path, "w", encoding="utf-8", newline="\n") as f:
             f.write("\n".join(lines))
-        command = [program, "wordpiece", folder, "uncased" if is_lower else "cased", path]
         if whole:
             library.save(os.path.join(work, "tokenizer.json"))
-            command[2:4] = [work, "model"]
+        else:
+            shutil.copy(vocabulary, work)
+            keys = {"do_lower_case": lower, "strip_accents": accents, "tokenize_chinese_chars": chinese}
+            with open(os.path.join(work, "tokenizer_config.json"), "w", encoding="utf-8") as f:
+                json.dump(keys, f)
+        command = [program, "wordpiece", work, path]
         got = subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout.decode().split("\n")
     want = library.encode_batch(lines, add_special_tokens=False)
     return [line for line, g, w in zip(lines, got, want) if [int(i) for i in g.split()] != w.ids]
+
+
+def name_of(rules):
+    return "lower {}, strip_accents {}, chinese {}".format(*("null" if r is None else str(r).lower() for r in rules))
 
 
 def report(name, lines, different):
@@ -55,17 +94,21 @@ def main(program, vocabulary=None, *files):
         tokens = {chr(c) for c in characters if c > 32 and not chr(c).isspace()}
         with open(os.path.join(folder, "vocab.txt"), "w", encoding="utf-8", newline="\n") as f:
             f.write("\n".join(SPECIAL + sorted(tokens) + ["##" + t for t in sorted(tokens)]) + "\n")
-        lines = [f"a{chr(c)}b {chr(c)}" for c in characters]
-        good &= report("characters, cased", lines, differences(program, folder, lines, False))
-        lines = [f"a{chr(c)}b {chr(c)}" for c in characters if not is_left_out(c)]
-        good &= report("characters, uncased", lines, differences(program, folder, lines, True))
+        for rules in [(True, True, True), (True, False, True), (False, True, True), (False, False, True)]:
+            lines = [f"a{chr(c)}b {chr(c)}" for c in characters if not rules[1] or not is_left_out(c)]
+            good &= report(f"characters, {name_of(rules)}", lines, differences(program, folder, lines, rules))
+        lines = odd_lines()
+        for rules in RULES:
+            for whole in (False, True):
+                name = f"odd lines, {name_of(rules)}{', tokenizer.json' if whole else ''}"
+                good &= report(name, lines, differences(program, folder, lines, rules, whole))
     for file in files:
         with open(file, encoding="utf-8", newline="\n") as f:
             lines = f.read().split("\n")
-        for is_lower in (True, False):
-            name = f"{os.path.basename(file)}, {'uncased' if is_lower else 'cased'}"
-            good &= report(name, lines, differences(program, vocabulary, lines, is_lower))
-            good &= report(f"{name}, tokenizer.json", lines, differences(program, vocabulary, lines, is_lower, True))
+        for rules in [(True, None, True), (False, None, True)]:
+            name = f"{os.path.basename(file)}, {name_of(rules)}"
+            good &= report(name, lines, differences(program, vocabulary, lines, rules))
+            good &= report(f"{name}, tokenizer.json", lines, differences(program, vocabulary, lines, rules, True))
     return 0 if good else 1
 
 

@@ -1,21 +1,10 @@
-/* Tests of multiple-choice sets: reading them, packing them into micro-batches, and what is counted, against loops that say
- * plainly what is meant. The model's part is made up here: dev/reference/check_choices.py compares with a real one.
+/* Tests of multiple-choice sets: reading, packing into micro-batches, and counting, compared with plain loops. The
+ * model's outputs are made up; dev/reference/check_choices.py compares with a real model.
  *
- * Prints a line a case and `N passed, N failed`; exit status 1 if one failed. */
+ * Prints a line per case and `N passed, N failed`; exit status 1 if one failed. */
 
-#include "child.h"
-#include "llmc/run/choices_evaluation.h"
-
-typedef struct {
-    int passed, failed;
-    char* directory;
-} Tests;
-
-static void expect(Tests* t, int good, const char* name, const char* why) {
-    printf("%s %s%s%s\n", good ? "ok  " : "FAIL", name, good ? "" : ": ", good ? "" : why);
-    if (good) t->passed++;
-    else t->failed++;
-}
+#include "dev/test/tests.h"
+#include "llmc/run/multiple_choice.h"
 
 // ---------------------------------------------------------------------------------------------------------
 // Files
@@ -56,15 +45,9 @@ static void put_example(Text* out, int example, int label, int endings, const in
     memcpy(out->text + begin + 2, &bytes, 2);
 }
 
-static char* put_file(Tests* t, const char* name, const Text* bytes) {
-    char* path = xprintf("%s/%s", t->directory, name);
-    if (write_file(path, bytes->text, bytes->length) != 0) die(FAILED, "%s: %s", path, strerror(errno));
-    return path;
-}
-
 enum { EXAMPLES = 500, MOST_ENDINGS = 9 };
 
-// What the example of a set for the tests is.
+// The properties of an example of the tests' set.
 static int endings_of(int example, int cloze) { return cloze ? 1 : 1 + (int)(draw((uint32_t)example, 100, 0) % 6); }
 static int label_of(int example, int cloze) {
     return (int)(draw((uint32_t)example, 101, 0) % (uint32_t)endings_of(example, cloze));
@@ -82,51 +65,51 @@ static char* put_set(Tests* t, const char* name, int cloze) {
         for (int text = 0; text <= endings_of(i, cloze); text++) lengths[text] = length_of(i, text);
         put_example(&out, i, label_of(i, cloze), endings_of(i, cloze), lengths);
     }
-    char* path = put_file(t, name, &out);
+    char* path = put_file(t, name, out.text, out.length);
     free(out.text);
     return path;
 }
 
-static int is_text(ChoicesText text, int example, int number, int length) {
+static int is_text(MultipleChoiceText text, int example, int number, int length) {
     int good = text.length == length;
     for (int k = 0; good && k < length; k++) good = text.tokens[k] == token_of(example, number, k);
     return good;
 }
 
 static void test_read(Tests* t) {
-    Choices c;
+    MultipleChoice c;
     char *path = put_set(t, "some-set_val.bin", 0), name[32];
     int good = 1;
-    choices_open(&c, path, V);
+    multiple_choice_open(&c, path, V);
     for (int i = 0; i < EXAMPLES; i++) {
-        ChoicesExample e = choices_example(&c, i);
+        MultipleChoiceExample e = multiple_choice_example(&c, i);
         good = good && e.label == label_of(i, 0) && e.endings == endings_of(i, 0);
-        ChoicesText text = e.context;
-        for (int k = 0; k <= e.endings; k++, text = choices_next(text)) {
+        MultipleChoiceText text = e.context;
+        for (int k = 0; k <= e.endings; k++, text = multiple_choice_next(text)) {
             good = good && is_text(text, i, k, length_of(i, k));
             if (k == e.endings) break;
         }
     }
-    choices_name(&c, name);
+    multiple_choice_name(&c, name);
     expect(t, good && c.count == EXAMPLES && !c.is_cloze, "a set is what was written", "it is not");
     expect(t, strcmp(name, "some") == 0, "its name", name);
-    choices_close(&c);
+    multiple_choice_close(&c);
     free(path);
 }
 
 static void test_large(Tests* t) {
     enum { MANY = 70000 };
-    Choices c;
+    MultipleChoice c;
     Text out = {NULL, 0, 0};
     int lengths[] = {2, 1}, good = 1;
     put_header(&out, MANY);
     for (int i = 0; i < MANY; i++) put_example(&out, i, 0, 1, lengths);
-    char* path = put_file(t, "many.bin", &out);
-    choices_open(&c, path, V);
-    for (int i = 0; i < MANY; i += 997) good = good && is_text(choices_example(&c, i).context, i, 0, 2);
+    char* path = put_file(t, "many.bin", out.text, out.length);
+    multiple_choice_open(&c, path, V);
+    for (int i = 0; i < MANY; i += 997) good = good && is_text(multiple_choice_example(&c, i).context, i, 0, 2);
     expect(t, good && c.count == MANY && c.is_cloze, "70000 examples, whose numbers wrap",
            "they are not what was written");
-    choices_close(&c);
+    multiple_choice_close(&c);
     free(path), free(out.text);
 
     int long_lengths[] = {30000, 20000, 65535};
@@ -134,25 +117,25 @@ static void test_large(Tests* t) {
     put_header(&out, 2);
     put_example(&out, 0, 1, 2, long_lengths);
     put_example(&out, 1, 0, 1, lengths);
-    path = put_file(t, "long.bin", &out);
-    choices_open(&c, path, V);
-    ChoicesExample e = choices_example(&c, 0);
+    path = put_file(t, "long.bin", out.text, out.length);
+    multiple_choice_open(&c, path, V);
+    MultipleChoiceExample e = multiple_choice_example(&c, 0);
     expect(t,
-           is_text(choices_next(choices_next(e.context)), 0, 2, 65535) &&
-               is_text(choices_example(&c, 1).context, 1, 0, 2) && c.longest == 30000 + 65535,
+           is_text(multiple_choice_next(multiple_choice_next(e.context)), 0, 2, 65535) &&
+               is_text(multiple_choice_example(&c, 1).context, 1, 0, 2) && c.longest == 30000 + 65535,
            "an example of 231,086 bytes", "it is not what was written");
-    choices_close(&c);
+    multiple_choice_close(&c);
     free(path), free(out.text);
 }
 
 static void open_set(const char* file) {
-    Choices c;
-    choices_open(&c, file, V);
-    choices_close(&c);
+    MultipleChoice c;
+    multiple_choice_open(&c, file, V);
+    multiple_choice_close(&c);
 }
 
-static Comm comm_alone(void) {
-    Comm c;
+static ProcessGroup group_alone(void) {
+    ProcessGroup c;
     memset(&c, 0, sizeof c);
     c.size = 1;
     return c;
@@ -160,24 +143,24 @@ static Comm comm_alone(void) {
 
 // In sequences of four tokens.
 static void open_short(const char* file) {
-    Comm alone = comm_alone();
-    ChoicesSets sets = {file, 0, 0, NULL};
-    choices_sets_open(&sets, V, 4, &alone);
+    ProcessGroup alone = group_alone();
+    MultipleChoiceSets sets = {file, 0, 0, NULL};
+    multiple_choice_sets_open(&sets, V, 4, &alone);
 }
 
 static void open_twice(const char* file) {
-    Comm alone = comm_alone();
-    ChoicesSets sets = {xprintf("%s,%s", file, file), 0, 0, NULL};
-    choices_sets_open(&sets, V, 100, &alone);
+    ProcessGroup alone = group_alone();
+    MultipleChoiceSets sets = {xprintf("%s,%s", file, file), 0, 0, NULL};
+    multiple_choice_sets_open(&sets, V, 100, &alone);
 }
 
-// Run in a child process, which must end with `status` and one line that holds `message` and the file's name; status -1
-// accepts 0 and USAGE without asking for words.
+// Run in a child process, which must end with `status` and one line that contains `message` and the file's name. Status
+// -1 accepts 0 and USAGE with any message.
 static void expect_end(Tests* t, int status, const char* name, const char* message, void (*run)(const char*),
                        const char* file) {
     char* why;
     int good = ends_with(status, message, run, file, &why);
-    if (!good || name) expect(t, good, name ? name : "any damage", why);
+    if (!good || name) expect(t, good, name ? name : "any damage", "%s", why);
     free(why);
 }
 
@@ -190,14 +173,14 @@ static void test_refused(Tests* t) {
         const char* message;
     } cases[] = {
         {"magic number", 0, 1, 0, "magic number is"},
-        {"version 2", 2, 2, 0, "version 2, but version 1"},
-        {"no examples", 4, 0, 0, "promises 0 examples"},
-        {"too many examples", 4, 30000, 0, "promises 30000 examples, but 46 bytes"},
-        {"one example more than there is", 4, 3, 0, "promises 3 examples, but 46 bytes"},
+        {"version 2", 2, 2, 0, "version 2, but only version 1"},
+        {"no examples", 4, 0, 0, "gives 0 examples"},
+        {"too many examples", 4, 30000, 0, "gives 30000 examples, but 46 bytes"},
+        {"one example more than there is", 4, 3, 0, "gives 3 examples, but 46 bytes"},
         {"one example less", 4, 1, 0, "22 bytes follow its last example"},
         {"no begin of an example", 524, 65534, 0, "example 1 begins with 65534 and has the number 1, not with 65535"},
         {"another number", 526, 7, 0, "example 1 begins with 65535 and has the number 7, not with 65535 and 1"},
-        {"another number of bytes", 513, 22, 0, "example 0: it says that it has 22 bytes, but its texts take 24"},
+        {"another number of bytes", 513, 22, 0, "example 0: its header gives 22 bytes, but its texts take 24"},
         {"a label that there is not", 515, 2, 0, "example 0: its label is 2, but it has 2 endings"},
         {"no endings", 516, 0, 0, "its label is 1, but it has 0 endings"},
         {"no context", 517, 0, 0, "example 0: its context has no tokens"},
@@ -225,7 +208,7 @@ static void test_refused(Tests* t) {
         uint16_t value = (uint16_t)cases[i].value;
         if (cases[i].word >= 0) memcpy(good.text + at, &value, 2);
         good.length = n + (size_t)cases[i].change;
-        char* file = put_file(t, "bad.bin", &good);
+        char* file = put_file(t, "bad.bin", good.text, good.length);
         memcpy(good.text + at, kept, 2);
         expect_end(t, USAGE, cases[i].name, cases[i].message, open_set, file);
         free(file);
@@ -235,7 +218,7 @@ static void test_refused(Tests* t) {
     for (size_t i = 0; i < n; i = i == 16 ? 1024 : i + 1) {
         char kept = good.text[i];
         good.text[i] = (char)draw((uint32_t)i, 5, 0);
-        char* file = put_file(t, "bad.bin", &good);
+        char* file = put_file(t, "bad.bin", good.text, good.length);
         good.text[i] = kept;
         expect_end(t, -1, NULL, NULL, open_set, file);
         free(file);
@@ -256,10 +239,10 @@ static void test_refused(Tests* t) {
 // Micro-batches of all shapes, for one rank and several.
 static const struct { int N, T, ranks; } SHAPES[] = {{28, 28, 1}, {64, 32, 1}, {64, 10, 1}, {9, 7, 2}, {1000, 40, 3}};
 
-// Whether sequence i of the micro-batch is this ending, cut where it must be.
-static int is_packed(const ChoicesEvaluation* e, int i, int example, int ending) {
+// Whether sequence i of the micro-batch is this ending, truncated if necessary.
+static int is_packed(const MultipleChoiceEvaluation* e, int i, int example, int ending) {
     const Documents* d = &e->packed;
-    const ChoicesSequence* s = &e->sequences[i];
+    const MultipleChoiceSequence* s = &e->sequences[i];
     int C = length_of(example, 0), L = length_of(example, 1 + ending), whole = C + L - 1, length = min_int(whole, e->T);
     int begin = d->cu_seqlens[i], good = d->cu_seqlens[i + 1] - begin == length && s->count == L;
     for (int t = 0; good && t < length; t++) {
@@ -274,21 +257,21 @@ static int is_packed(const ChoicesEvaluation* e, int i, int example, int ending)
 }
 
 static void test_pack(Tests* t) {
-    Choices c;
+    MultipleChoice c;
     char* path = put_set(t, "set.bin", 0);
-    choices_open(&c, path, V);
+    multiple_choice_open(&c, path, V);
     for (size_t shape = 0; shape < COUNT_OF(SHAPES); shape++) {
         int good = 1, seen = 0, wanted = 0;
         for (int i = 0; i < EXAMPLES; i++) wanted += endings_of(i, 0);
         for (int rank = 0; rank < SHAPES[shape].ranks; rank++) {
-            ChoicesEvaluation e;
-            choices_begin(&e, &c, SHAPES[shape].N, SHAPES[shape].T, rank, SHAPES[shape].ranks);
+            MultipleChoiceEvaluation e;
+            multiple_choice_begin(&e, &c, SHAPES[shape].N, SHAPES[shape].T, rank, SHAPES[shape].ranks);
             int example = rank, ending = 0;
-            for (int rows, before = -1; good && (rows = choices_pack(&e)) > 0; before = rows) {
+            for (int rows, before = -1; good && (rows = multiple_choice_pack(&e)) > 0; before = rows) {
                 int64_t squares = 0;
                 int longest = 0, scored = 0;
                 good = rows <= e.N && e.count == e.packed.count;
-                // Nothing that would have fitted was left for this micro-batch.
+                // No ending that would have fitted in the micro-batch before was moved to this one.
                 if (before >= 0) good = good && (before + e.packed.cu_seqlens[1] > e.N);
                 for (int i = 0; good && i < e.count; i++, seen++) {
                     int length = e.packed.cu_seqlens[i + 1] - e.packed.cu_seqlens[i];
@@ -299,21 +282,21 @@ static void test_pack(Tests* t) {
                 }
                 good = good && squares == e.packed.squares && longest == e.packed.longest && scored == e.scored;
             }
-            choices_end(&e);
+            multiple_choice_end(&e);
         }
         char* name = xprintf("packing: %d rows, sequences of %d, %d ranks", SHAPES[shape].N, SHAPES[shape].T,
                              SHAPES[shape].ranks);
         expect(t, good && seen == wanted, name, "a sequence is missing or another");
         free(name);
     }
-    choices_close(&c);
+    multiple_choice_close(&c);
     free(path);
 }
 
 // ---------------------------------------------------------------------------------------------------------
 // Counting
 
-// What the model is to say of a token of an ending: whole numbers, so that ties happen; NaN for one ending of 100.
+// The made-up loss of a token of an ending: an integer, so that ties happen; NaN for one ending in 100.
 static real loss_of(int example, int ending, int k) {
     uint32_t u = draw((uint32_t)example, 200 + (uint32_t)ending, (uint32_t)k);
     return u % 100 == 0 ? (real)NAN : (real)(u % 5);
@@ -321,8 +304,8 @@ static real loss_of(int example, int ending, int k) {
 static int is_right(int example, int k) { return draw((uint32_t)example, 300, (uint32_t)k) % 4 != 0; }
 
 // The same counts without micro-batches.
-static ChoicesSums sums_by_loops(int cloze) {
-    ChoicesSums sums = {EXAMPLES, 0, 0, 0};
+static MultipleChoiceSums sums_by_loops(int cloze) {
+    MultipleChoiceSums sums = {EXAMPLES, 0, 0, 0};
     for (int i = 0; i < EXAMPLES; i++) {
         int n = endings_of(i, cloze), best = 0, best_norm = 0, all_right = 1;
         double loss[MOST_ENDINGS], mean[MOST_ENDINGS];
@@ -337,59 +320,59 @@ static ChoicesSums sums_by_loops(int cloze) {
             if (mean[ending] <= mean[best_norm]) best_norm = ending;
         }
         for (int k = 0; k < length_of(i, 1); k++) all_right = all_right && is_right(i, k);
-        sums.right += n == 1 ? all_right : loss[best] < INFINITY && best == label_of(i, cloze);
-        sums.right_norm += mean[best_norm] < INFINITY && best_norm == label_of(i, cloze);
+        sums.correct += n == 1 ? all_right : loss[best] < INFINITY && best == label_of(i, cloze);
+        sums.correct_norm += mean[best_norm] < INFINITY && best_norm == label_of(i, cloze);
         if (n == 1) sums.cloze_loss += loss[0];
     }
     return sums;
 }
 
 static void test_score(Tests* t, int cloze) {
-    Choices c;
-    Comm alone = comm_alone();
+    MultipleChoice c;
+    ProcessGroup alone = group_alone();
     char* path = put_set(t, cloze ? "cloze.bin" : "set.bin", cloze);
-    choices_open(&c, path, V);
-    ChoicesSums want = sums_by_loops(cloze);
+    multiple_choice_open(&c, path, V);
+    MultipleChoiceSums want = sums_by_loops(cloze);
     for (size_t shape = 0; shape < COUNT_OF(SHAPES); shape++) {
-        ChoicesSums got = {0, 0, 0, 0};
+        MultipleChoiceSums got = {0, 0, 0, 0};
         for (int rank = 0; rank < SHAPES[shape].ranks; rank++) {
-            ChoicesEvaluation e;
-            choices_begin(&e, &c, SHAPES[shape].N, SHAPES[shape].T, rank, SHAPES[shape].ranks);
+            MultipleChoiceEvaluation e;
+            multiple_choice_begin(&e, &c, SHAPES[shape].N, SHAPES[shape].T, rank, SHAPES[shape].ranks);
             int example = rank, ending = 0;
-            while (choices_pack(&e) > 0) {
+            while (multiple_choice_pack(&e) > 0) {
                 for (int i = 0; i < e.count; i++) {
-                    const ChoicesSequence* s = &e.sequences[i];
-                    e.right[i] = 0;
+                    const MultipleChoiceSequence* s = &e.sequences[i];
+                    e.correct[i] = 0;
                     for (int k = 0; k < s->count; k++) {
                         e.losses[s->first + k] = loss_of(example, ending, k);
-                        e.right[i] += (real)is_right(example, k);
+                        e.correct[i] += (real)is_right(example, k);
                     }
                     if (++ending == endings_of(example, cloze)) ending = 0, example += SHAPES[shape].ranks;
                 }
-                choices_score(&e, e.losses, e.right);
+                multiple_choice_score(&e, e.losses, e.correct);
             }
-            got.examples += e.sums.examples, got.right += e.sums.right, got.right_norm += e.sums.right_norm;
+            got.examples += e.sums.examples, got.correct += e.sums.correct, got.correct_norm += e.sums.correct_norm;
             got.cloze_loss += e.sums.cloze_loss;
-            ChoicesResult r = choices_result(&e, &alone);
-            int shares = r.acc == e.sums.right / e.sums.examples && r.acc_norm == e.sums.right_norm / e.sums.examples &&
-                         r.is_cloze == cloze;
+            MultipleChoiceResult r = multiple_choice_result(&e, &alone);
+            int shares = r.acc == e.sums.correct / e.sums.examples &&
+                         r.acc_norm == e.sums.correct_norm / e.sums.examples && r.is_cloze == cloze;
             if (!shares) expect(t, 0, "shares of the counts", "they are others");
-            choices_end(&e);
+            multiple_choice_end(&e);
         }
         char* name = xprintf("%s: %d rows, sequences of %d, %d ranks", cloze ? "clozes" : "choices", SHAPES[shape].N,
                              SHAPES[shape].T, SHAPES[shape].ranks);
-        char* why = xprintf("%g %g %g %g, not %g %g %g %g", got.examples, got.right, got.right_norm, got.cloze_loss,
-                            want.examples, want.right, want.right_norm, want.cloze_loss);
+        char* why = xprintf("%g %g %g %g, not %g %g %g %g", got.examples, got.correct, got.correct_norm, got.cloze_loss,
+                            want.examples, want.correct, want.correct_norm, want.cloze_loss);
         int same_loss = got.cloze_loss == want.cloze_loss || !isfinite(want.cloze_loss);
         expect(t,
-               got.examples == want.examples && got.right == want.right && got.right_norm == want.right_norm &&
+               got.examples == want.examples && got.correct == want.correct && got.correct_norm == want.correct_norm &&
                    same_loss,
-               name, why);
+               name, "%s", why);
         free(name), free(why);
     }
-    expect(t, want.right > 50 && want.right < 450 && (cloze || want.right != want.right_norm),
+    expect(t, want.correct > 50 && want.correct < 450 && (cloze || want.correct != want.correct_norm),
            "counts that say something", "they do not");
-    choices_close(&c);
+    multiple_choice_close(&c);
     free(path);
 }
 
@@ -397,23 +380,22 @@ static void test_score(Tests* t, int cloze) {
 
 static void test_sets(Tests* t) {
     char *a = put_set(t, "a.bin", 0), *b = put_set(t, "b.bin", 1), *both = xprintf("%s,%s", a, b);
-    Comm alone = comm_alone();
-    ChoicesSets two = {both, 1, 0, NULL}, none = {"", 0, 0, NULL};
-    choices_sets_open(&two, V, 100, &alone);
+    ProcessGroup alone = group_alone();
+    MultipleChoiceSets two = {both, 1, 0, NULL}, none = {"", 0, 0, NULL};
+    multiple_choice_sets_open(&two, V, 100, &alone);
     expect(t, two.count == 2 && !two.set[0].is_cloze && two.set[1].is_cloze && two.set[0].crc != two.set[1].crc,
            "two sets", "they are others");
-    choices_sets_close(&two);
-    choices_sets_open(&none, V, 100, &alone);
+    multiple_choice_sets_close(&two);
+    multiple_choice_sets_open(&none, V, 100, &alone);
     expect(t, none.count == 0, "no sets", "there is one");
-    choices_sets_close(&none);
+    multiple_choice_sets_close(&none);
     free(a), free(b), free(both);
 }
 
 int main(void) {
-    Tests t = {0, 0, NULL};
-    const char* temporary = getenv("TMPDIR");
-    t.directory = xprintf("%s/test_choices_XXXXXX", temporary && *temporary ? temporary : "/tmp");
-    if (!mkdtemp(t.directory)) die(FAILED, "%s: cannot be made: %s", t.directory, strerror(errno));
+    Tests t;
+    tests_open(&t);
+    t.directory = make_scratch_directory("test_choices");
     test_read(&t);
     test_large(&t);
     test_refused(&t);
@@ -421,8 +403,5 @@ int main(void) {
     test_score(&t, 0);
     test_score(&t, 1);
     test_sets(&t);
-    remove_directory(t.directory);
-    free(t.directory);
-    printf("%d passed, %d failed\n", t.passed, t.failed);
-    return t.failed != 0;
+    return tests_close(&t);
 }

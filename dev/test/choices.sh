@@ -83,7 +83,7 @@ prepare_refused '--limit 0'          '--limit'                            lambad
 # ---------------------------------------------------------------------------------------------------------
 # The trainer: a text's next words against those of another place, and clozes
 
-"$python" - "$root/LICENSE" "$work" <<'EOP'
+"$python" - "$root/build/test_corpus/text/000.md" "$work" <<'EOP'
 import json, random, sys
 words = [w[:8] for w in open(sys.argv[1], encoding="utf-8").read().split()]
 random.seed(1)
@@ -143,7 +143,7 @@ else skip 'transformers count the same' "$python has no transformers"; fi
 TINY=(-e L=1,C=16,NH=2,T=16 -v 0 -s 0 -n 0 -o "$box/new")
 refused '-h without sets' 2 '-h 5: needs --choices' "${TINY[@]}" -h 5
 refused 'no such set' 2 "$box/none.bin: cannot be read" "${TINY[@]}" --choices "$box/none.bin"
-refused 'data for a set' 2 'train.bin: is no multiple-choice set: its magic number' "${TINY[@]}" --choices data/builtin/train.bin
+refused 'data for a set' 2 'train.bin: is not a multiple-choice set: its magic number' "${TINY[@]}" --choices data/builtin/train.bin
 refused 'a set for data' 2 'is a multiple-choice evaluation set' "${TINY[@]}" -i "$work/six.bin"
 refused 'endings that do not fit' 2 'one of its endings has .* tokens, but sequences have 3 at most' "${TINY[@]}" -t 3 --choices "$work/hellaswag_val.bin"
 finish

@@ -1,10 +1,10 @@
 #!/bin/bash
-# The command line of train_gpt2 and what it says to bad input:
+# The command line of train_gpt2 and its errors for bad input:
 #
 #     bash dev/test/cli.sh PROGRAM          from the repository's root
 #
-# A refusal is one line on stderr that says what, where and what to do, the right exit status, and nothing created
-# or changed. Ends with `N passed, N failed, N skipped`; exit status 1 if one failed.
+# A refusal is one line on stderr with the problem, its place and the remedy, and the right exit status; no file is
+# created or changed. Ends with `N passed, N failed, N skipped`; exit status 1 if one failed.
 set -u
 PROGRAM=${1:-}
 . "$(dirname "$0")/shell.sh"
@@ -21,7 +21,10 @@ o=$box/out
 f() { refused "flags: $1" 2 "$2" "${TINY[@]}" -o "$o" "${@:3}"; }
 f 'unknown'                       "unknown flag '-zz'.*--help"                     -zz 1
 f 'unknown, near miss'            'did you mean --dropout'                         --droput 0.1
-f 'a word that is no flag'        "'hello' is not a flag"                          hello
+f 'unknown, from other trainers'  "'--batch-size'; did you mean --batch\?"         --batch-size 4
+f 'unknown, close to another one' "'--larning-rate'; did you mean --lr\?"          --larning-rate 1
+f 'unknown, one dash'             "'-lr'; did you mean --lr\?"                     -lr 1
+f 'a word that is not a flag'     "'hello' is not a flag"                          hello
 f '-b x'                          "-b --batch: 'x' .*allowed: 1\.\."               -b x
 f '-b 0'                          "-b --batch: '0' .*allowed: 1\.\."               -b 0
 f '-b -3'                         "-b --batch: '-3' "                              -b -3
@@ -35,19 +38,21 @@ f '-l -1'                         "-l --lr: '-1' is out of range"               
 f '-l 1e999'                      "-l --lr: '1e999' "                              -l 1e999
 f '-l 1e-400'                     "-l --lr: '1e-400' is out of range"              -l 1e-400
 f '-l 0x10'                       "-l --lr: '0x10' "                               -l 0x10
-f '-k that is no choice'          '-k --schedule: .*cosine\|linear\|constant'      -k cosin
+f '--eps 0'                       "--eps: '0' is out of range; allowed: 1.17549435e-38\.\.1" --eps 0
+f '--eps below the normal floats' "--eps: '1e-46' is out of range"                 --eps 1e-46
+f '-k, an unknown choice'         '-k --schedule: .*cosine\|linear\|constant'      -k cosin
 f '-r 3'                          "-r --recompute: '3' .*0\.\.2"                   -r 3
 f '--dropout 1'                   "--dropout: '1' "                                --dropout 1
 f 'without a value, at the end'   '-b needs a value'                               -b
-f 'without a value, before one'   '-b needs a value'                               -b -t 8
+f 'without a value, before a flag'  '-b needs a value'                               -b -t 8
 f 'twice'                         'batch is given twice'                           -b 2 -b 2
 f 'twice, short and long'         'batch is given twice'                           -b 2 --batch=2
-f '-d that is no multiple'        '-d 100: .*multiple of the 64 tokens'            -d 100
+f '-d that is not a multiple'     '-d 100: .*multiple of the 64 tokens'            -d 100
 f '-t above the model'            '-t 17: the model knows 16 positions'            -t 17
 refused 'flags: micro-batch above 2^30 tokens' 2 '2\^30 tokens' -e L=1,C=16,NH=2,T=1048576 -b 65536 -o "$o"
 f '-y 1 and --overwrite 1'        '-y 1 and --overwrite 1'                         -y 1 --overwrite 1
 f '--override 1 without -y 1'     '--override 1 without -y 1'                      --override 1
-f '--loss-scale that is no choice' '--loss-scale: .*auto\|off\|fixed\|dynamic'     --loss-scale 1024
+f '--loss-scale, an unknown choice' '--loss-scale: .*auto\|off\|fixed\|dynamic'     --loss-scale 1024
 f '--loss-scale-start 0.5'        "--loss-scale-start: '0.5' .*1\.\."              --loss-scale-start 0.5
 f '-w 2'                          "-w --master-weights: '2' .*0\.\.1"              -w 2
 f '-d of too many sequences'      '-d 1000000000000: 62500000000 sequences'        -d 1000000000000
@@ -60,6 +65,8 @@ why=$(ended_with 0)
 for flag in -i -j -e -o -y -b -t -d -x -k -l -u -q -c -r -w -a -v -m -s -g -n -nk -nm --help; do
     grep -Eq -- "^ +$flag " "$work/stdout" || why="$flag is missing"
 done
+awk 'length > 100 { exit 1 }' "$work/stdout" || why=${why:-'lines of more than 100 columns'}
+grep -qx 'Optimization' "$work/stdout" || why=${why:-'not by topic'}
 cp "$work/stdout" "$work/help"
 verdict '--help' "$why"
 
@@ -89,7 +96,7 @@ published() { # NAME TENSORS PARAMETERS
     why=$(ended_with 0)
     [ -n "$why" ] || grep -q "^$2 tensors, $3 parameters$" "$work/stdout" || why="not $2 tensors, $3 parameters"
     [ -n "$why" ] || grep -q '^memory plan: ' "$work/stdout" || why='no memory plan'
-    [ -n "$why" ] || [ "$(grep -c ' transformer\.' "$work/stdout")" -eq "$2" ] || why='the table is not whole'
+    [ -n "$why" ] || [ "$(grep -c ' transformer\.' "$work/stdout")" -eq "$2" ] || why='the table is incomplete'
     [ -n "$why" ] || [ "$before" = "$(listing "$box")" ] || why='files were created or changed'
     verdict "-x 0, $1" "$why"
 }
@@ -107,12 +114,12 @@ published d36 436 774030080
 published d48 580 1557611200
 
 # ---------------------------------------------------------------------------------------------------------
-# What a run shows and leaves behind
+# Output and files of a run
 
 run "${SIZES[@]}" -x 5 -v 2 -m 2 -s 5 -g 8 -n 2 -o "$o"
 why=$(ended_with 0)
 [ -n "$why" ] || [ ! -s "$work/stderr" ] || why="stderr is not empty: $(head -n 1 "$work/stderr")"
-[ "$(grep -Ec "$STEP" "$work/stdout")" -eq 5 ] || why=${why:-'not a line a step'}
+[ "$(grep -Ec "$STEP" "$work/stdout")" -eq 5 ] || why=${why:-'not one line per step'}
 [ "$(grep -c '^step [0-9]*/5 | val loss [0-9.]*$' "$work/stdout")" -eq 4 ] || why=${why:-'no validation at 0, 2, 4 and 5'}
 grep -q '^[0-9]* parameters, .* training tokens, 64 a step.* steps 1 to 5 ' "$work/stdout" || why=${why:-'no line about the run'}
 grep -q '^memory plan: ' "$work/stdout" || why=${why:-'no memory plan'}
@@ -142,31 +149,17 @@ why=
 for file in config.json model.safetensors vocab.json merges.txt tokenizer.json log.jsonl loss.svg sample.txt; do
     [ -s "$o/$file" ] || why="$file is missing"
 done
-grep -q '^<svg ' "$o/loss.svg" && tail -n 1 "$o/loss.svg" | grep -q '^</svg>$' || why=${why:-'loss.svg is no picture'}
+grep -q '^<svg ' "$o/loss.svg" && tail -n 1 "$o/loss.svg" | grep -q '^</svg>$' || why=${why:-'loss.svg is not an SVG picture'}
 [ "$(ls "$o/ckpt" | tr '\n' ' ')" = '00000004 00000005 ' ] || why=${why:-"checkpoints: $(ls "$o/ckpt" | tr '\n' ' ')"}
 find "$o" -name '*.tmp' | grep -q . && why=${why:-'a .tmp was left'}
 verdict 'files of a run' "$why"
 
-# One line of log.jsonl for each step: its learning rate, its loss.
-column() { sed -n "s/^{\"step\": [0-9]*, .*\"$2\": \([^,}]*\).*/\1/p" "$1/log.jsonl" | tr '\n' ' '; }
-run "${TINY[@]}" -x 4 -u 2 -l 4e-4 -o "$box/warm"
-why=$(ended_with 0)
-rates=$(column "$box/warm" lr)
-[ "$rates" = '0.0002 0.0004 0.0004 0.0004 ' ] || why=${why:-"learning rates: $rates"}
-verdict 'warm-up of two steps' "$why"
-for dropout in 0 0.5; do
-    run "${TINY[@]}" -x 3 -l 0 -a 1 --dropout $dropout -o "$box/dropout$dropout"
-    why=$(ended_with 0)
-    distinct=$(column "$box/dropout$dropout" loss | tr ' ' '\n' | grep . | sort -u | wc -l)
-    [ "$distinct" -eq $([ $dropout = 0 ] && echo 1 || echo 3) ] || why=${why:-"$distinct different losses in three steps"}
-    verdict "masks of three steps on one batch, --dropout $dropout" "$why"
-done
 run "${SIZES[@]}" -x 1 -v 0 -s 1 -g 3000 -n 0 -o "$box/nul"
 why=$(ended_with 0)
 zeros() { tr -dc '\0' <"$1" | wc -c; }
-[ "$(zeros "$box/nul/sample.txt")" -gt 0 ] || why=${why:-'the sample has no NUL: this test says nothing'}
-[ "$(zeros "$work/stdout")" -eq "$(zeros "$box/nul/sample.txt")" ] || why=${why:-'the terminal shows another sample than sample.txt'}
-verdict 'a sample with NUL bytes is shown whole' "$why"
+[ "$(zeros "$box/nul/sample.txt")" -gt 0 ] || why=${why:-'the sample has no NUL: this test checks nothing'}
+[ "$(zeros "$work/stdout")" -eq "$(zeros "$box/nul/sample.txt")" ] || why=${why:-'the terminal does not show the sample of sample.txt'}
+verdict 'a sample with NUL bytes is printed completely' "$why"
 
 refused 'output: used, without -y or --overwrite' 2 "$o.*-y 1 .*--overwrite 1" "${TINY[@]}" -x 1 -o "$o"
 run "${TINY[@]}" -x 3 -o "$box/off"
@@ -186,16 +179,47 @@ verdict "-o '' writes nothing" "$why"
 
 run -e "$o" --evaluate 1 -m 2
 why=$(ended_with 0)
-grep -Eq '^val loss [0-9]\.[0-9]+$' "$work/stdout" || why=${why:-'no line: val loss'}
+grep -Eq '^val loss [0-9]\.[0-9]+ \| 2 of [0-9]+ micro-batches, 8 of [0-9]+ sequences; -m 0 takes all$' "$work/stdout" ||
+    why=${why:-'no line with the val loss and the number of micro-batches'}
 [ "$before" = "$(listing "$box")" ] || why=${why:-'files were created or changed'}
 verdict '--evaluate 1' "$why"
-refused '--evaluate 1 -y 1 without a run' 2 'new: holds no whole checkpoint; ' -y 1 --evaluate 1 -m 1 -o "$box/new"
-if command -v script >/dev/null; then  # which gives a terminal
-    # As slow as it takes: a second at least on any machine.
+
+# On all held-out text, whose last micro-batch is smaller, and without the built-in corpus.
+mkdir "$work/alone" && cp "$PROGRAM" "$work/alone/trainer"
+{
+    little_endian 4 20240520; little_endian 4 1; little_endian 4 500
+    head -c 1012 /dev/zero
+    tail -c +1025 data/builtin/val.bin | head -c 1000
+} >"$work/alone/some.bin"
+of_all() { # -b FLAG...: loss
+    (cd "$work/alone" && ./trainer -e "$o" --evaluate 1 -j some.bin -m 0 -b "$@" >"$work/stdout" 2>"$work/stderr" </dev/null)
+    sed -nE 's/^val loss ([0-9.]+).*/\1/p' "$work/stdout"
+}
+for documents in 0 1; do
+    why= one=$(of_all 31 --doc-mask $documents)
+    grep -q '| all 1 micro-batches, 31 sequences$' "$work/stdout" || why="'$(head -n 1 "$work/stdout" "$work/stderr")'"
+    for b in 4 7 50; do
+        other=$(of_all $b --doc-mask $documents)
+        awk -v a="$one" -v b="$other" 'BEGIN { exit !(a > 1 && (a - b) ^ 2 < 9e-12) }' || why=${why:-"-b 31 '$one', -b $b '$other'"}
+    done
+    grep -q '31 sequences$' "$work/stdout" || why=${why:-'-b above the number of sequences: other sequences'}
+    verdict "--evaluate 1 -j -m 0: the mean of all windows, --doc-mask $documents" "$why"
+done
+# With the smallest --eps, elements that never have a gradient remain finite: here the positions beyond -t.
+for optimizer in adamw lamb; do
+    run "${TINY[@]}" -t 8 -x 3 --optimizer $optimizer --eps 1.17549435e-38 -o "$work/eps" --overwrite 1
+    why=$(ended_with 0)
+    run -e "$work/eps" -t 16 --evaluate 1 -m 1
+    grep -Eq '^val loss [0-9]+\.[0-9]+ ' "$work/stdout" || why=${why:-"'$(cat "$work/stdout")'"}
+    verdict "--eps, the smallest, $optimizer" "$why"
+done
+refused '--evaluate 1 -y 1 without a run' 2 'new: has no complete checkpoint; ' -y 1 --evaluate 1 -m 1 -o "$box/new"
+if command -v script >/dev/null; then  # script provides a terminal
+    # Slow enough to take at least a second on any machine.
     script -qec "$PROGRAM -e L=6,C=256,NH=4,T=256 --evaluate 1 -m 12 --threads 1" /dev/null </dev/null >"$work/stdout"
     why=
     grep -Eq 'validation: [0-9.]+ %, [0-9:]+ left' "$work/stdout" || why='no progress'
-    tail -n 1 "$work/stdout" | grep -aq $'\r\033\[Kval loss ' || why=${why:-'the line of progress stays'}
+    tail -n 1 "$work/stdout" | grep -aq $'\r\033\[Kval loss ' || why=${why:-'the progress line remains'}
     verdict '--evaluate 1 at a terminal' "$why"
 else
     skip '--evaluate 1 at a terminal' 'there is no program script'
@@ -209,32 +233,22 @@ BLOWN=("${SIZES[@]}" -l 1e38 -x 4)
 run "${BLOWN[@]}" -v 0 -s 0 -n 1 -o "$box/nan"
 why=$(ended_with_error 3 'step 2: .*gradient of transformer\.[a-z0-9_.]+; .*nan/ckpt/00000001.*--on-nan skip')
 [ -n "$why" ] || [ "$(ls "$box/nan/ckpt")" = 00000001 ] || why="checkpoints: $(ls "$box/nan/ckpt" | tr '\n' ' ')"
-verdict 'NaN: stop names step, tensor and the last good checkpoint' "$why"
+verdict 'NaN: stop reports the step, the tensor and the last good checkpoint' "$why"
 run "${BLOWN[@]}" "${QUIET[@]}" -o "$box/nan-none"
 verdict 'NaN: stop with no checkpoint' "$(ended_with_error 3 'step 2: .*checkpoint(:| is) none')"
 run "${BLOWN[@]}" -o "$box/nan-skip" --on-nan skip -v 2 -m 1 -s 4 -g 4
 why=$(ended_with 0)
-[ "$(grep -c '^warning: step [234]: ' "$work/stderr")" -eq 3 ] || why=${why:-'not a warning for each step left out'}
-[ "$(wc -l <"$work/stderr")" -eq 3 ] || why=${why:-'other lines on stderr'}
-grep -q '^{"step": 4, "loss": null, ' "$box/nan-skip/log.jsonl" || why=${why:-'the log does not say null'}
+[ "$(grep -c '^warning: step [234]: loss ' "$work/stderr")" -eq 3 ] || why=${why:-'not a warning for each skipped update'}
+[ "$(grep -c '^warning: step [24]: the validation loss is nan$' "$work/stderr")" -eq 2 ] || why=${why:-'not a warning for each validation'}
+[ "$(wc -l <"$work/stderr")" -eq 5 ] || why=${why:-'other lines on stderr'}
+grep -q '^{"step": 4, "loss": null, ' "$box/nan-skip/log.jsonl" || why=${why:-'the log has no null'}
 grep -q -- '-nan' "$work/stdout" "$work/stderr" && why=${why:-'a NaN was printed with a sign'}
-grep -qi 'nan\b' <(tail -n +2 "$box/nan-skip/log.jsonl") && why=${why:-'log.jsonl holds nan, which is no JSON'}
+grep -qi 'nan\b' <(tail -n +2 "$box/nan-skip/log.jsonl") && why=${why:-'log.jsonl contains nan, which is not valid JSON'}
 [ "$(ls "$box/nan-skip/ckpt")" = 00000004 ] || why=${why:-'the run was not saved at its end'}
-verdict 'NaN: skip goes on' "$why"
+verdict 'NaN: skip continues' "$why"
 
 # ---------------------------------------------------------------------------------------------------------
-# Data: without learning, losses differ by the sequences alone
-
-losses() { sed -nE 's/^\{"step": [0-9]+, "loss": ([0-9.]+),.*/\1/p' "$1/log.jsonl" | sort -u | wc -l; }
-run "${TINY[@]}" -x 4 -l 0 -o "$box/still"
-[ "$(losses "$box/still")" -eq 4 ] && why= || why="$(losses "$box/still") different losses in 4 steps"
-verdict 'every step takes other sequences' "$why"
-run "${TINY[@]}" -x 4 -l 0 --overfit 1 -o "$box/overfit"
-[ "$(losses "$box/overfit")" -eq 1 ] && why= || why="$(losses "$box/overfit") different losses in 4 steps"
-verdict '--overfit takes the same ones' "$why"
-
-# ---------------------------------------------------------------------------------------------------------
-# Loss scaling, on one token again and again, whose gradient is large: that of the corpus changes with every commit
+# Loss scaling, on a single repeated token, whose gradient is large
 
 shard() { # MAGIC VERSION COUNT BYTES-OF-TOKENS
     little_endian 4 "$1"; little_endian 4 "$2"; little_endian 4 "$3"
@@ -243,11 +257,11 @@ shard() { # MAGIC VERSION COUNT BYTES-OF-TOKENS
 }
 shard 20240520 1 2000 4000 >"$work/same.bin"
 SAME=("${TINY[@]}" -i "$work/same.bin")
-# The first step overflows; of each later one the scale is held against the one before.
+# The first step overflows; each later scale is compared with the previous one.
 run "${SAME[@]}" -x 8 --loss-scale dynamic --loss-scale-start 3e38 -o "$box/overflow"
 why=$(ended_with 0)
 [ -n "$why" ] || [ ! -s "$work/stderr" ] || why="stderr is not empty: $(head -n 1 "$work/stderr")"
-grep -q '^step 1/8 .*norm inf .*gradients overflowed: update left out' "$work/stdout" || why=${why:-'no word of the overflow'}
+grep -q '^step 1/8 .*norm inf .*gradients overflowed: update skipped' "$work/stdout" || why=${why:-'no message about the overflow'}
 overflows=$(grep -c overflowed "$work/stdout")
 wrong=$(sed -nE 's/.*"grad_norm": (null|[0-9.]+), .*"loss_scale": ([0-9.e+]+)\}$/\1 \2/p' "$box/overflow/log.jsonl" |
     awk -v overflows="$overflows" 'BEGIN { scale = 3e38 }
@@ -256,8 +270,8 @@ wrong=$(sed -nE 's/.*"grad_norm": (null|[0-9.]+), .*"loss_scale": ([0-9.e+]+)\}$
         END { if (NR != 8 || nulls != overflows) printf "%d steps logged, %d of them overflows", NR, nulls }')
 why=${why:-$wrong}
 grep -q "\"updates\": $((8 - overflows)), \"loss_scale\": [0-9.e+]*, \"loss_scale_good_steps\": [0-9]" "$box/overflow/ckpt/00000008/trainer.json" ||
-    why=${why:-'the checkpoint does not hold the scale and the number of updates'}
-verdict 'loss scale: an overflow halves it and leaves the step out' "$why"
+    why=${why:-'the checkpoint lacks the scale or the number of updates'}
+verdict 'loss scale: an overflow halves it and skips the update' "$why"
 run "${SAME[@]}" -x 6 --loss-scale dynamic --loss-scale-start 64 --loss-scale-growth 2 -o "$box/growth"
 why=$(ended_with 0)
 scales=$(sed -nE 's/.*"loss_scale": ([0-9]+)\}$/\1/p' "$box/growth/log.jsonl" | tr '\n' ' ')
@@ -290,7 +304,7 @@ mkdir "$d/directory.bin"
 bad_data() { # NAME FILE PATTERN
     refused "data: $1" 2 "$d/$2: .*$3" "${TINY[@]}" -x 2 -o "$box/new" -i "$d/$2"
 }
-accepted 'data: a sound shard'  "${TINY[@]}" -x 2 -b 1 -o '' -i "$d/good.bin"
+accepted 'data: a valid shard'  "${TINY[@]}" -x 2 -b 1 -o '' -i "$d/good.bin"
 bad_data 'empty'                        empty.bin        'is empty'
 bad_data 'ends inside the header'       half-header.bin  'truncated'
 bad_data 'truncated'                    truncated.bin    'truncated'
@@ -341,17 +355,17 @@ m=$box/model
 MODEL=(-v 0 -s 0 -n 0 -x 1 -o "$box/new" -e "$m")
 fresh_model() { rm -rf "$m" && cp -r "$good" "$m"; }
 fresh_model
-accepted 'model: sound' -v 0 -s 0 -x 1 -o '' -e "$m"
-accepted 'model: sound, by its .safetensors file' -v 0 -s 0 -x 1 -o '' -e "$m/model.safetensors"
+accepted 'model: valid' -v 0 -s 0 -x 1 -o '' -e "$m"
+accepted 'model: valid, by its .safetensors file' -v 0 -s 0 -x 1 -o '' -e "$m/model.safetensors"
 refused 'model: -t above it' 2 '-t 17: the model knows 16 positions' "${MODEL[@]}" -t 17
 rm "$m/config.json"
 refused 'model: no config.json' 2 "$m/config.json: " "${MODEL[@]}"
 fresh_model && rm "$m/model.safetensors"
 refused 'model: no model.safetensors' 2 "$m/model.safetensors: " "${MODEL[@]}"
 touch "$m/model.safetensors.index.json"
-refused 'model: weights in several files' 2 "index.json: its weights are not in one model.safetensors; .*from_pretrained..$m" "${MODEL[@]}"
+refused 'model: an empty index of shards' 2 "index.json: .*not valid JSON" "${MODEL[@]}"
 fresh_model && rm "$m/model.safetensors" && touch "$m/pytorch_model.bin"
-refused 'model: weights of PyTorch' 2 'pytorch_model.bin: its weights are not in one model.safetensors' "${MODEL[@]}"
+refused 'model: weights of PyTorch' 2 'pytorch_model.bin: holds weights as PyTorch writes them; .*AutoModelForCausalLM' "${MODEL[@]}"
 
 config() { # NAME PATTERN SED-SCRIPT
     fresh_model
@@ -480,7 +494,7 @@ fi
 mkdir "$box/blocked" && : >"$box/blocked/ckpt"
 refused 'output: ckpt is a file' 2 "$box/blocked/ckpt.*-o" "${TINY[@]}" -x 1 -o "$box/blocked"
 
-# Somebody else's model is not replaced, whether or not the run is to be resumed.
+# A foreign model is never replaced, with or without -y 1.
 foreign=$box/foreign
 cp -r "$good" "$foreign"
 for resume in 0 1; do
@@ -492,7 +506,7 @@ for resume in 0 1; do
 done
 accepted 'output: a foreign model, --overwrite 1' "${TINY[@]}" -x 1 --overwrite 1 -o "$foreign"
 
-# Two processes: the second is refused while the first lives, and only then.
+# Two processes: the second is refused as long as the first one lives.
 shared=$box/shared
 : >"$work/first"
 "$PROGRAM" "${SIZES[@]}" -v 0 -s 0 -n 50 -nk 0 -x 1000000 -o "$shared" </dev/null >"$work/first" 2>&1 &
@@ -508,11 +522,11 @@ kill -KILL $pid
 { wait $pid; } 2>/dev/null
 accepted 'output: free again after SIGKILL' -y 1 --stop-after 50 -o "$shared"
 
-# Saving fails: one error at the end, the checkpoint before it stays, and no half of one is left.
+# A failed save: one error at the end; the previous checkpoint remains, and no partial one.
 failed_to_save() { # NAME OUT PATTERN
     local why
     why=$(ended_with_error 1 "$3" warnings)
-    grep -q "^warning: $2/ckpt/0000000[0-9]: .*could not be saved" "$work/stderr" || why=${why:-'no warning names the checkpoint'}
+    grep -q "^warning: $2/ckpt/0000000[0-9]: .*could not be saved" "$work/stderr" || why=${why:-'no warning with the checkpoint'}
     [ "$(ls "$2/ckpt" | tr '\n' ' ')" = '00000002 ' ] || why=${why:-"checkpoints: $(ls "$2/ckpt" | tr '\n' ' ')"}
     find "$2" -name '*.tmp' | grep -q . && why=${why:-'a .tmp was left'}
     verdict "$1" "$why"
@@ -521,7 +535,7 @@ accepted 'a run to resume' "${TINY[@]}" -x 4 --stop-after 2 -o "$box/limit"
 (trap '' XFSZ; ulimit -f 40; "$PROGRAM" -y 1 -o "$box/limit" </dev/null >"$work/stdout" 2>"$work/stderr")
 status=$?
 failed_to_save 'write failure (ulimit -f)' "$box/limit" '00000004|limit'
-accepted 'write failure: resumed when there is room' -y 1 -o "$box/limit"
+accepted 'write failure: resumed after making room' -y 1 -o "$box/limit"
 
 mkdir "$work/small"
 if [ "$(id -u)" -eq 0 ] && mount -t tmpfs -o size=360k none "$work/small" 2>/dev/null; then
@@ -532,7 +546,7 @@ if [ "$(id -u)" -eq 0 ] && mount -t tmpfs -o size=360k none "$work/small" 2>/dev
     run -y 1 -o "$work/small/out"
     failed_to_save 'full disk' "$work/small/out" '00000004|small/out'
     rm "$work/small/filler"
-    accepted 'full disk: resumed when there is room' -y 1 -o "$work/small/out"
+    accepted 'full disk: resumed after making room' -y 1 -o "$work/small/out"
     head -c 1000000 /dev/zero >"$work/small/filler" 2>/dev/null
     run "${TINY[@]}" -x 1 -o "$work/small/new"
     verdict 'full disk: from the first byte' "$(ended_with_error 1 "$work/small/new" warnings)"
@@ -549,7 +563,7 @@ else
     status=$?
     why=$(ended_with_error 2 'needs [0-9.]+ MiB, but [0-9.]+ MiB are available.*-b')
     [ "$before" = "$(listing "$box")" ] || why=${why:-'files were created or changed'}
-    verdict 'too little memory: seen before the start' "$why"
+    verdict 'too little memory: detected before the start' "$why"
     # Weights of 100 MiB, and 300 MiB of gradients and moments, which only training has.
     (ulimit -v 320000; "$PROGRAM" -e L=8,C=512,NH=8,V=512,T=16 -x 1 --threads 1 -o "$box/new" </dev/null >"$work/stdout" 2>"$work/stderr")
     status=$?

@@ -1,5 +1,5 @@
 #!/bin/bash
-# The command line of train_bert and what it says to bad input, where it differs from train_gpt2 (cli.sh):
+# The command line of train_bert and its errors for bad input, where they differ from train_gpt2 (cli.sh):
 #
 #     bash dev/test/cli_bert.sh PROGRAM          from the repository's root
 #
@@ -19,7 +19,7 @@ STEP='^step +[0-9]+/[0-9]+ \| loss [0-9.]+ \| lr [0-9.e+-]+ \| norm [0-9.]+ \| [
 
 f() { refused "flags: $1" 2 "$2" "${TINY[@]}" -o "$o" "${@:3}"; }
 f 'unknown'                   "unknown flag '-zz'.*--help"                   -zz 1
-f '-g is no flag here'        "unknown flag '-g'"                            -g 8
+f '-g, a flag of GPT-2'       "unknown flag '-g'"                            -g 8
 f '--max-predictions 0'       '--max-predictions 0: at least one'            --max-predictions 0
 f '--max-predictions -2'      "--max-predictions: '-2'"                      --max-predictions -2
 f '-t 7'                      'sequences of 7 tokens are too short.*-t'      -t 7
@@ -29,11 +29,12 @@ f '--mask-fraction 0'         "--mask-fraction: '0'"                         --m
 f '--pack 0'                  "--pack: '0'"                                  --pack 0
 f '--optimizer sgd'           '--optimizer: .*adamw\|lamb'                   --optimizer sgd
 f '--loss-mean sum'           '--loss-mean: .*micro\|global'                 --loss-mean sum
-f '--phase2 of no run'        "--phase2 $box/none: holds no whole checkpoint" --phase2 "$box/none"
-f '-d that is no multiple'    '-d 100: .*multiple of the 128 tokens'         -d 100
+f '--phase2 of no run'        "--phase2 $box/none: has no complete checkpoint" --phase2 "$box/none"
+f '-d that is not a multiple' '-d 100: .*multiple of the 128 tokens'         -d 100
 e() { refused "descriptor: $1" 2 "$2" -v 0 -s 0 -o "$o" -e "$3"; }
 e 'no such size'              '-e bert-huge: '                               bert-huge
-e 'unknown key'               '-e L=1,tied=1: '                              L=1,tied=1
+e 'unknown key'               '-e L=1,D=1: '                                 L=1,D=1
+e 'neither tied nor untied'   '-e L=1,tied=2: '                              L=1,tied=2
 e 'no layers'                 '"num_hidden_layers": 0 .*1\.\.4096'           L=0
 e 'heads do not fit'          '15 channels cannot be cut into 2 heads'       L=1,C=15,NH=2
 published() { # NAME TENSORS PARAMETERS FLAG...
@@ -60,17 +61,18 @@ why=$(ended_with 0)
 for flag in -i -j -e -o -y -b -t -d -x -k -l -u -q -c -r -w -a -v -m -s -n -nk -nm --fill --phase2 --pack --optimizer --nsp; do
     grep -Eq -- "^ +(-[a-z]+[, ]+)?$flag[ ,]" "$work/stdout" || why=${why:-"$flag is missing"}
 done
+awk 'length > 100 { exit 1 }' "$work/stdout" || why=${why:-'lines of more than 100 columns'}
 verdict '--help' "$why"
 
 # ---------------------------------------------------------------------------------------------------------
-# What a run shows and leaves behind
+# Output and files of a run
 
 run "${SIZES[@]}" -x 5 -v 2 -m 2 -s 5 -n 2 -o "$o"
 why=$(ended_with 0)
 [ -n "$why" ] || [ ! -s "$work/stderr" ] || why="stderr is not empty: $(head -n 1 "$work/stderr")"
-[ "$(grep -Ec "$STEP" "$work/stdout")" -eq 5 ] || why=${why:-'not a line a step'}
+[ "$(grep -Ec "$STEP" "$work/stdout")" -eq 5 ] || why=${why:-'not one line per step'}
 [ "$(grep -c '^step [0-9]*/5 | val loss [0-9.]*$' "$work/stdout")" -eq 4 ] || why=${why:-'no validation at 0, 2, 4 and 5'}
-grep -q '^[0-9]* parameters, .* training tokens, 128 a step.* steps 1 to 5 ' "$work/stdout" || why=${why:-'no line about the run'}
+grep -q '^[0-9]* parameters, .* training tokens, at most 128 a step.* steps 1 to 5 ' "$work/stdout" || why=${why:-'no line about the run'}
 grep -q '^sample after step 5:$' "$work/stdout" || why=${why:-'no sample at the end'}
 grep -aq '\[MASK\]' "$o/sample.txt" || why=${why:-'no masks in the sample'}
 verdict 'stdout of a run' "$why"
@@ -86,32 +88,38 @@ done
 grep -q '"architectures": \["BertForPreTraining"\]' "$o/config.json" || why=${why:-'not BertForPreTraining'}
 verdict 'files of a run' "$why"
 
-# The validation loss of the saved model is the one that was logged.
+# The saved model has the validation loss that was logged.
 run -y 1 -o "$o" --evaluate 1
 why=$(ended_with 0)
 logged=$(sed -n 's/.*"val_loss": \([0-9.]\{6\}\).*/\1/p' "$o/log.jsonl" | tail -n 1)
-grep -q "^val loss $logged.*masked tokens: .* % right | next sentence: " "$work/stdout" || why=${why:-"val loss $(cat "$work/stdout"), logged $logged"}
+grep -q "^val loss $logged.*masked tokens: .* % correct | next sentence: " "$work/stdout" || why=${why:-"val loss $(cat "$work/stdout"), logged $logged"}
 verdict '--evaluate 1' "$why"
-# -m 0 is all held-out sequences, however many make a micro-batch.
+# -m 0 takes all held-out sequences, whatever -b is.
 of_all() { run -e "$o" --evaluate 1 -m 0 -b "$1" -o ''; sed -nE 's/^val loss ([0-9.]+).*/\1/p' "$work/stdout"; }
 eight=$(of_all 8) more=$(of_all 999)
 why=$(awk -v a="$eight" -v b="$more" 'BEGIN {if (a == "" || b == "" || (a - b) ^ 2 > 4e-10) print a " by 8, " b " by 999"}')
-verdict '-m 0 is all, by any -b' "$why"
+verdict '-m 0 takes all, with any -b' "$why"
+moved() { # NAME PATTERN FLAG...: train_bert itself is given a task
+    "$PROGRAM" "${@:3}" </dev/null >"$work/stdout" 2>"$work/stderr"
+    status=$?
+    verdict "$1" "$(ended_with_error 2 "$2")"
+}
+moved 'flags: fine-tuning is another program' '--task: is a flag of ./finetune_bert; run: ./finetune_bert --task answer' -o '' --task answer
+moved 'flags: --task=classify' 'run: ./finetune_bert --task classify' --task=classify
 accepted '--nsp 0'                 "${SIZES[@]}" -x 2 -v 2 -m 1 -s 2 -o "$box/plain" --nsp 0
 why=
 grep -q '"architectures": \["BertForMaskedLM"\]' "$box/plain/config.json" || why='not BertForMaskedLM'
-grep -q 'nsp' <(tail -n 2 "$box/plain/log.jsonl") && why=${why:-'its log speaks of next sentences'}
+grep -q 'nsp' <(tail -n 2 "$box/plain/log.jsonl") && why=${why:-'its log has losses of next sentences'}
 run -e "$box/plain" -x 1 -v 0 -s 0 -o ''
 why=${why:-$(ended_with 0)}
-grep -q 'lacks what is initialised instead: bert.pooler.dense.weight, .*cls.seq_relationship.bias$' "$work/stdout" || why=${why:-'what it lacks is not named'}
-verdict 'a BertForMaskedLM is completed' "$why"
+grep -q 'lacks what is initialised instead: bert.pooler.dense.weight, .*cls.seq_relationship.bias$' "$work/stdout" || why=${why:-'the missing tensors are not reported'}
+verdict 'a BertForMaskedLM: missing heads are initialised' "$why"
 accepted 'a BertForPreTraining without its head' -e "$o" -x 1 -v 1 -m 1 -s 0 -o '' --nsp 0
 accepted 'LAMB, whole words, static masks' "${TINY[@]}" -x 3 -o '' --optimizer lamb --whole-word-masking 1 --static-masking 2
 accepted 'several sequences a row' "${SIZES[@]}" -t 16 -x 3 -v 3 -m 1 -s 3 -o '' --pack 3
 accepted 'the published mean, four micro-batches' "${TINY[@]}" -b 2 -d 128 -x 3 -o '' --loss-mean micro
-accepted '--overfit 1' "${TINY[@]}" -x 3 -a 1 -o ''
 
-# However a step is cut, global means are those of the whole: losses agree in 6 digits.
+# Global means do not depend on how a step is split: losses agree in 6 digits.
 cut_losses() { # SEQUENCES-IN-A-MICRO-BATCH
     run "${TINY[@]}" -b "$1" -d 128 -x 8 -l 1e-2 --dropout 0.1 -o "$box/cut$1"
     sed -nE 's/.*"loss": ([0-9.]{6}).*/\1/p' "$box/cut$1/log.jsonl" | tr '\n' ' '
@@ -131,29 +139,29 @@ accepted 'phase 1' -e L=1,C=16,NH=2,T=32 -t 16 -x 6 -v 0 -s 0 -n 0 -o "$box/phas
 refused '--phase2 with another model' 2 'leave -e out' --phase2 "$box/phase1" -e L=9 -t 32 -x 4 -o "$box/new"
 run --phase2 "$box/phase1" -t 32 -x 4 -u 2 -v 0 -s 0 -n 0 -o "$box/phase2" --optimizer lamb --stop-after 2
 why=$(ended_with 0)
-grep -q ' steps 1 to 4 ' "$work/stdout" || why=${why:-'it does not begin at step 1'}
-grep -q "^[0-9]* parameters, $box/phase1/ckpt/" "$work/stdout" || why=${why:-'what it begins with is not named'}
+grep -q ' steps 1 to 4 ' "$work/stdout" || why=${why:-'it does not start at step 1'}
+grep -q "^[0-9]* parameters, $box/phase1/ckpt/" "$work/stdout" || why=${why:-'the start checkpoint is not reported'}
 run -y 1 -o "$box/phase2"
 why=${why:-$(ended_with 0)}
 run --phase2 "$box/phase1" -t 32 -x 4 -u 2 -v 0 -s 0 -n 0 -o "$box/phase2-straight" --optimizer lamb
-cmp -s "$box/phase2/model.safetensors" "$box/phase2-straight/model.safetensors" || why=${why:-'resumed, it is another model'}
+cmp -s "$box/phase2/model.safetensors" "$box/phase2-straight/model.safetensors" || why=${why:-'the resumed run has another model'}
 run -e "$box/phase1" -t 32 -x 4 -u 2 -v 0 -s 0 -n 0 -o "$box/afresh" --optimizer lamb
-cmp -s "$box/afresh/model.safetensors" "$box/phase2-straight/model.safetensors" && why=${why:-'the moments were not taken'}
+cmp -s "$box/afresh/model.safetensors" "$box/phase2-straight/model.safetensors" && why=${why:-'the moments were not loaded'}
 verdict 'phase 2' "$why"
 
 # ---------------------------------------------------------------------------------------------------------
-# Filling in
+# Fill-mask
 
 run -e "$o" --fill 'ma[MASK]n(voi[MASK])'
 why=$(ended_with 0)
 [ "$(head -n 1 "$work/stdout")" = 'ma[MASK]n(voi[MASK])' ] || why=${why:-"the text is $(head -n 1 "$work/stdout")"}
-[ "$(wc -l <"$work/stdout")" -ge 4 ] || why=${why:-'not a line of guesses for each mask'}
+[ "$(wc -l <"$work/stdout")" -ge 4 ] || why=${why:-'not a line of predictions for each mask'}
 verdict '--fill' "$why"
 run -y 1 -o "$o" --fill '[MASK]'
 verdict '--fill, -y 1' "$(ended_with 0)"
 refused '--fill of an unset variable' 2 "--fill '': is empty" --fill '' -o "$box/new"
-refused '--fill without a mask' 2 "holds no \[MASK\]" -e "$o" --fill 'main'
-refused '--fill, too long'      2 'has 20 tokens .*at most 16' -e "$o" --fill 'abcdefghijklmnopq[MASK]'
+refused '--fill without a mask' 2 "contains no \[MASK\]" -e "$o" --fill 'main'
+refused '--fill, too long'      2 'has 20 tokens .*maximum is 16' -e "$o" --fill 'abcdefghijklmnopq[MASK]'
 refused '--fill without a model' 2 '--fill needs a trained model' --fill 'a[MASK]'
 refused '--fill without a vocabulary' 2 'no vocab.txt' -e "$golden" --fill 'a [MASK]'
 
@@ -182,15 +190,15 @@ bad_data 'token shards without sentences' tokens.bin     'without sentences.*pre
 bad_data 'another version'               version.bin     'version 3'
 bad_data 'one document, --nsp 1'         one.bin         'one document.*--nsp 0'
 accepted 'data: one document, --nsp 0' "${TINY[@]}" -b 1 -x 1 -o '' -i "$d/one.bin" --nsp 0
-refused 'data: a vocabulary that does not fit' 2 'vocabulary of 261 tokens.*does not fit.* 260' -v 0 -s 0 -x 1 -o "$box/new" -e L=1,C=16,NH=2,T=16,V=260
+refused 'data: a vocabulary that does not fit' 2 'vocabulary of 261 tokens.*larger than.* 260' -v 0 -s 0 -x 1 -o "$box/new" -e L=1,C=16,NH=2,T=16,V=260
 cp data/builtin/bert/val.bin "$d/words.bin" && printf '\003' | dd of="$d/words.bin" bs=1 seek=40 conv=notrunc status=none
 refused 'data: validation with another vocabulary' 2 'words.bin: was made with another vocabulary' "${TINY[@]}" -x 2 -o "$box/new" -j "$d/words.bin"
-refused 'data: of other words than the model' 2 '\[MASK\] being 259, .*\[MASK\] being 260' -v 0 -s 0 -x 1 -o "$box/new" -e "$o" -i "$d/words.bin"
-# The same size and special tokens: a hash in the header tells.
+refused 'data: of another vocabulary than the model' 2 '\[MASK\] being 259, .*\[MASK\] being 260' -v 0 -s 0 -x 1 -o "$box/new" -e "$o" -i "$d/words.bin"
+# The same size and special tokens: only the hash in the header differs.
 cp data/builtin/bert/val.bin "$d/hash.bin" && printf '\001' | dd of="$d/hash.bin" bs=1 seek=44 conv=notrunc status=none
-refused 'data: of other words than the model, as many' 2 'hash.bin: was made with another vocabulary than this vocab.txt, though both have 261' -v 0 -s 0 -x 1 -o "$box/new" -e "$o" -i "$d/hash.bin"
+refused 'data: of another vocabulary of the same size' 2 'hash.bin: was made with another vocabulary than this vocab.txt, though both have 261' -v 0 -s 0 -x 1 -o "$box/new" -e "$o" -i "$d/hash.bin"
 cp data/builtin/bert/val.bin "$d/hash2.bin" && printf '\002' | dd of="$d/hash2.bin" bs=1 seek=44 conv=notrunc status=none
-refused 'data: files of two vocabularies' 2 'hash2.bin: was made with another vocabulary than .*hash.bin' "${TINY[@]}" -x 1 -o "$box/new" -i "$d/hash*.bin"
+refused 'data: files of two vocabularies' 2 'hash2.bin: its vocabulary differs from that of .*hash.bin' "${TINY[@]}" -x 1 -o "$box/new" -i "$d/hash*.bin"
 cp "$d/words.bin" "$d/bits.bin" && printf '\004' | dd of="$d/bits.bin" bs=1 seek=40 conv=notrunc status=none
 printf '\020' | dd of="$d/bits.bin" bs=1 seek=$(($(wc -c <"$d/bits.bin") - 8)) conv=notrunc status=none
 refused 'data: other tokens that continue words' 2 'bits.bin: was made with another vocabulary' "${TINY[@]}" -x 1 -o "$box/new" -j "$d/bits.bin"
@@ -206,7 +214,7 @@ cp "$o"/{config.json,model.safetensors,vocab.txt} "$good"
 config() { # NAME PATTERN SED-SCRIPT
     rm -rf "$m" && cp -r "$good" "$m"
     sed "$3" "$good/config.json" >"$m/config.json"
-    cmp -s "$good/config.json" "$m/config.json" && { fail "config.json: $1" 'this test changed nothing'; return; }
+    cmp -s "$good/config.json" "$m/config.json" && { fail "config.json: $1" 'the sed script changed nothing'; return; }
     refused "config.json: $1" 2 "config.json: .*$2" -v 0 -s 0 -n 0 -x 1 -o "$box/new" -e "$m"
 }
 key() { echo "key \"$1\""; }
@@ -216,7 +224,7 @@ config 'no layers'                 "$(key num_hidden_layers)"            's/"num
 config 'hidden_size missing'       "$(key hidden_size)"                  's/"hidden_size": 16, //'
 config 'heads that do not fit'     '3 heads'                             's/"num_attention_heads": 2/"num_attention_heads": 3/'
 config 'relative positions'        "$(key position_embedding_type)"      's/}$/, "position_embedding_type": "relative_key"}/'
-config 'untied'                    "$(key tie_word_embeddings).*true"    's/}$/, "tie_word_embeddings": false}/'
+config 'tie_word_embeddings a number' "$(key tie_word_embeddings)"       's/"tie_word_embeddings": true/"tie_word_embeddings": 1/'
 config 'a decoder'                 "$(key is_decoder).*false"            's/}$/, "is_decoder": true}/'
 config 'one token type'            "$(key type_vocab_size)"              's/"type_vocab_size": 2/"type_vocab_size": 1/'
 config 'dropout above 1'           "$(key hidden_dropout_prob)"          's/"hidden_dropout_prob": 0/"hidden_dropout_prob": 1.5/'
@@ -224,7 +232,7 @@ config 'padding beyond the vocabulary' "$(key pad_token_id)"             's/"pad
 config 'negative padding'          "$(key pad_token_id)"                 's/"pad_token_id": 256/"pad_token_id": -1/'
 rm -rf "$m" && cp -r "$good" "$m" && sed -i 's/"pad_token_id": 256/"pad_token_id": null/' "$m/config.json"
 accepted 'config.json: no padding' -v 0 -s 0 -n 0 -x 1 -o "$box/unpadded" -e "$m"
-verdict 'config.json: no padding is written as null' "$(grep -q '"pad_token_id": null' "$box/unpadded/config.json" || echo 'it is not')"
+verdict 'config.json: no padding, written as null' "$(grep -q '"pad_token_id": null' "$box/unpadded/config.json" || echo 'it is not')"
 rm -rf "$m" && cp -r "$good" "$m" && sed -i 's/"num_hidden_layers": 1/"num_hidden_layers": 2/' "$m/config.json"
 accepted 'config.json alone: a model from scratch' -v 0 -s 0 -n 0 -x 1 -o '' -e "$m/config.json"
 cp "$m/config.json" "$m/other_config.json"

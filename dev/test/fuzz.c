@@ -4,16 +4,16 @@
  *     build/san/test_fuzz --reader json --seed 7             one reader, other draws
  *     build/san/test_fuzz --reader json --replay INPUT       one input: a directory with its files, or a file
  *
- * Inputs are made from a few valid ones (fuzz_mutate.h); number n of a reader is a function of (seed, reader, n). Before
- * them, everything in dev/test/corpus/READER/ is read, where each input that was ever a failure is kept.
+ * Inputs are made from a few valid ones (fuzz_mutate.h); number n of a reader is a function of (seed, reader, n).
+ * Before them, everything in dev/test/corpus/READER/ is read, where each input that was ever a failure is kept.
  *
- * A reader must take an input, and what it makes of it must be sound, or refuse it: with a documented exit status, after
- * lines that begin with "warning: " and one that begins with "error: ", leaving the files of a run as they were. All else
- * is a failure: a signal, a sanitizer's report, an internal check, a file left open, more memory than such a file can
- * need, or five seconds.
+ * A reader must take an input, and what it makes of it must be sound, or refuse it: with a documented exit status,
+ * after lines that begin with "warning: " and one that begins with "error: ", leaving the files of a run as they were.
+ * All else is a failure: a signal, a sanitizer's report, an internal check, a file left open, more memory than such a
+ * file can need, or five seconds.
  *
- * A child process reads many inputs, because a fork takes longer than most readers do: where the reader ends the program,
- * it returns here by longjmp. What it has left behind (memory, descriptors, threads) ends with the child. */
+ * A child process reads many inputs, because a fork takes longer than most readers do: where the reader ends the
+ * program, it returns here by longjmp. Its memory, descriptors and threads end with the child. */
 #include "fuzz.h"
 
 #include <dirent.h>
@@ -110,7 +110,8 @@ void* fuzz_realloc(void* old, size_t n) {
     return realloc(old, n);
 }
 
-// Memory that a freed block is kept from must not add up over a child's many inputs; what a refused input leaves is no leak.
+// Memory that a freed block is kept from must not add up over a child's many inputs; what a refused input leaves is no
+// leak.
 const char* __asan_default_options(void);
 const char* __asan_default_options(void) { return "detect_leaks=0:quarantine_size_mb=16:allocator_may_return_null=1"; }
 
@@ -217,8 +218,8 @@ static Case input_make(const Fuzz* fuzz, const Progress* p, int64_t n) {
     return c;
 }
 
-// An input of the corpus: a directory with all of its files; or one file, which stands in the first valid input that has
-// one of its name, which is the end of newline_in_activation.bert.json or updates_below_zero.trainer.json.
+// An input of the corpus: a directory with all of its files; or one file, which stands in the first valid input that
+// has one of its name, which is the end of newline_in_activation.bert.json or updates_below_zero.trainer.json.
 static Case input_load(const Progress* p, const char* path) {
     Case c;
     c.count = 0;
@@ -259,8 +260,8 @@ static char* input_keep(const Fuzz* fuzz, const Reader* reader, const Case* c) {
 // ---------------------------------------------------------------------------------------------------------
 // Children
 
-// As fork(). The child's stdout goes nowhere, its stderr to memory. A sanitizer still writes to descriptor 2, which is the
-// file `report`, now empty.
+// As fork(). The child's stdout goes nowhere, its stderr to memory. A sanitizer still writes to descriptor 2, which is
+// the file `report`, now empty.
 static pid_t child_fork(const Reader* reader, Told* told, int report) {
     const struct rlimit none = {0, 0};
     fflush(stdout);
@@ -415,12 +416,12 @@ int main(int argc, char** argv) {
     memset(&fuzz, 0, sizeof fuzz);
     // clang-format off
     Flag flags[] = {
-        {NULL, "--inputs",  FLAG_SIZE,   &fuzz.inputs,  "5000", 0, 1e12, NULL, "mutated inputs, over all readers", 0},
-        {NULL, "--seconds", FLAG_REAL,   &fuzz.seconds, "1e9",  0, 1e9, NULL, "begin no more inputs after this time", 0},
-        {NULL, "--seed",    FLAG_SIZE,   &fuzz.seed,    "1",    0, 9e15, NULL, "of all draws", 0},
-        {NULL, "--reader",  FLAG_STRING, &fuzz.reader,  "",     0, 0, NULL, "only this one; empty: all", 0},
-        {NULL, "--replay",  FLAG_STRING, &fuzz.replay,  "",     0, 0, NULL, "with --reader: only this input, a file or a directory", 0},
-        {NULL, "--corpus",  FLAG_STRING, &fuzz.corpus,  "dev/test/corpus", 0, 0, NULL, "where inputs that were failures are", 0},
+        {NULL, "--inputs",  FLAG_SIZE,   &fuzz.inputs,  "5000", 0, 1e12, NULL, SCOPE_RUN, TOPIC_NONE, "mutated inputs, over all readers"},
+        {NULL, "--seconds", FLAG_REAL,   &fuzz.seconds, "1e9",  0, 1e9, NULL, SCOPE_RUN, TOPIC_NONE, "begin no more inputs after this time"},
+        {NULL, "--seed",    FLAG_SIZE,   &fuzz.seed,    "1",    0, 9e15, NULL, SCOPE_RUN, TOPIC_NONE, "of all draws"},
+        {NULL, "--reader",  FLAG_STRING, &fuzz.reader,  "",     0, 0, NULL, SCOPE_RUN, TOPIC_NONE, "only this one; empty: all"},
+        {NULL, "--replay",  FLAG_STRING, &fuzz.replay,  "",     0, 0, NULL, SCOPE_RUN, TOPIC_NONE, "with --reader: only this input, a file or a directory"},
+        {NULL, "--corpus",  FLAG_STRING, &fuzz.corpus,  "dev/test/corpus", 0, 0, NULL, SCOPE_RUN, TOPIC_NONE, "where inputs that were failures are"},
     };
     // clang-format on
     Progress progress[COUNT_OF(READERS)];

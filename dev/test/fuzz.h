@@ -1,5 +1,5 @@
-/* What the parts of the fuzzer share: what a reader under test calls instead of ending the process or taking memory, and
- * what the two trainers, each a source of its own, give it to read with. Include it before everything else. */
+/* What the parts of the fuzzer share: what a reader under test calls instead of ending the process or taking memory,
+ * and what the two trainers, each a source of its own, give it to read with. Include it before everything else. */
 #ifndef FUZZ_H
 #define FUZZ_H
 

@@ -1,8 +1,8 @@
 /* The readers of the BERT trainer, for fuzz.c. */
 #include "fuzz.h"
 
+#include "llmc/profile/profiler.h"
 #include "llmc/run/mlm_data.h"
-#include "llmc/run/profiler.h"
 
 // What the machine can do is measured in half a second, which is long here.
 #define profiler_peak_flops(ctx) ((void)(ctx), 1e12)
@@ -16,9 +16,9 @@
 #include "train_bert.cu"
 #undef main
 
-static int fuzz_flags(Run* r) { return settings_flags(&r->settings, &r->mlm, &r->task, r->flags); }
+static int fuzz_flags(Trainer* t) { return settings_flags(t, t->run.flags); }
 
-static void fuzz_validate(Run* r) { validate(r, NULL); }
+static void fuzz_validate(Trainer* t) { validate(t, NULL); }
 
 #include "fuzz_trainer.h"
 

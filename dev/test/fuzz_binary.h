@@ -3,10 +3,10 @@
 #define FUZZ_BINARY_H
 
 #include "fuzz_readers.h"
-#include "llmc/data/batch_lm.h"
-#include "llmc/data/batch_mlm.h"
-#include "llmc/data/choices.h"
-#include "llmc/data/llmc_files.h"
+#include "llmc/data/files/llmc_files.h"
+#include "llmc/data/lm/batch_lm.h"
+#include "llmc/data/mlm/batch_mlm.h"
+#include "llmc/data/tasks/multiple_choice.h"
 
 // ---------------------------------------------------------------------------------------------------------
 // Token shards: whatever is read without an error is a token
@@ -103,7 +103,7 @@ static void sentences_check(const MlmBatch* b, const MlmData* d) {
             fuzz_broken("row %d: token %d of %d", i, b->tokens[i], V);
     for (int i = 0; i < b->masked; i++)
         if (b->masked_rows[i] <= (i ? b->masked_rows[i - 1] : -1) || b->masked_rows[i] >= b->rows ||
-            b->masked_targets[i] < 0 || b->masked_targets[i] >= V)
+            b->targets[i] < 0 || b->targets[i] >= V)
             fuzz_broken("mask %d is in row %d of %d", i, b->masked_rows[i], b->rows);
     if (b->cu_seqlens[b->count] != b->rows || b->max_length > d->T) fuzz_broken("%d rows", b->rows);
 }
@@ -134,13 +134,13 @@ static void sentences_read_case(void) {
 // ---------------------------------------------------------------------------------------------------------
 // Multiple-choice sets: every example is inside the file, and of tokens
 
-static void choices_seeds(CaseList* list) {
+static void multiple_choice_seeds(CaseList* list) {
     for (int endings = 1; endings <= 4; endings += 3) {
-        int32_t header[SHARD_HEADER_INTS] = {SHARD_MAGIC_EVALUATION, CHOICES_VERSION, 5};
+        int32_t header[SHARD_HEADER_INTS] = {SHARD_MAGIC_EVALUATION, MULTIPLE_CHOICE_VERSION, 5};
         Text t = {NULL, 0, 0};
         text_append(&t, (const char*)header, sizeof header);
         for (uint16_t i = 0; i < 5; i++) {
-            uint16_t words[128] = {CHOICES_BEGIN, 0, i, (uint16_t)(i % endings), (uint16_t)endings};
+            uint16_t words[128] = {MULTIPLE_CHOICE_BEGIN, 0, i, (uint16_t)(i % endings), (uint16_t)endings};
             size_t n = 5;
             for (uint16_t text = 0; text <= endings; text++) {
                 words[n++] = (uint16_t)(1 + (i + text) % 5);
@@ -155,7 +155,7 @@ static void choices_seeds(CaseList* list) {
 }
 
 // The number and the bytes of each example are right, as far as lengths lead from one to the next.
-static void choices_settle(Case* c, int outermost) {
+static void multiple_choice_settle(Case* c, int outermost) {
     Text* t = &c->file[0].bytes;
     (void)outermost;
     if (t->length < SHARD_HEADER_BYTES) return;
@@ -166,21 +166,21 @@ static void choices_settle(Case* c, int outermost) {
         size_t end = at + 5;
         for (int text = 0; text <= w[at + 4] && end < n; text++) end += 1 + (size_t)w[end];
         if (end > n) break;
-        w[at] = CHOICES_BEGIN, w[at + 1] = (uint16_t)(2 * (end - at)), w[at + 2] = i;
+        w[at] = MULTIPLE_CHOICE_BEGIN, w[at + 1] = (uint16_t)(2 * (end - at)), w[at + 2] = i;
         at = end;
     }
     memcpy(t->text + SHARD_HEADER_BYTES, w, 2 * n);
     free(w);
 }
 
-static void choices_read_case(void) {
-    Choices c;
-    choices_open(&c, CASE_DIR "/input.bin", FUZZ_V);
+static void multiple_choice_read_case(void) {
+    MultipleChoice c;
+    multiple_choice_open(&c, CASE_DIR "/input.bin", FUZZ_V);
     for (int i = 0; i < c.count; i++) {
-        ChoicesExample e = choices_example(&c, i);
-        ChoicesText text = e.context;
+        MultipleChoiceExample e = multiple_choice_example(&c, i);
+        MultipleChoiceText text = e.context;
         if (e.label >= e.endings) fuzz_broken("example %d: ending %d of %d", i, e.label, e.endings);
-        for (int ending = 0;; ending++, text = choices_next(text)) {
+        for (int ending = 0;; ending++, text = multiple_choice_next(text)) {
             int length = e.context.length + (ending ? text.length : 0);
             if (text.length < 1 || (ending && (length > c.longest || text.length > c.longest_ending)))
                 fuzz_broken("example %d has %d tokens, the longest %d", i, length, c.longest);
@@ -189,7 +189,7 @@ static void choices_read_case(void) {
             if (ending == e.endings) break;
         }
     }
-    choices_close(&c);
+    multiple_choice_close(&c);
 }
 
 // ---------------------------------------------------------------------------------------------------------

@@ -1,7 +1,7 @@
 /* The readers of the GPT-2 trainer, for fuzz.c. */
 #include "fuzz.h"
 
-#include "llmc/run/profiler.h"
+#include "llmc/profile/profiler.h"
 
 // What the machine can do is measured in half a second, which is long here.
 #define profiler_peak_flops(ctx) ((void)(ctx), 1e12)
@@ -9,11 +9,9 @@
 #include "train_gpt2.cu"
 #undef main
 
-static int fuzz_flags(Run* r) {
-    return settings_flags(&r->settings, &r->generate, &r->choices, &r->doc_mask, r->flags);
-}
+static int fuzz_flags(Trainer* t) { return settings_flags(t, t->run.flags); }
 
-static void fuzz_validate(Run* r) { validate(r, NULL); }
+static void fuzz_validate(Trainer* t) { validate(t, NULL); }
 
 #include "fuzz_trainer.h"
 

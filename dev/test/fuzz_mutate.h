@@ -1,8 +1,8 @@
 /* Inputs of the fuzzer and how they are spoiled.
  *
- * An input is a few files with names. Each mutation draws one of them and damages it as its kind suggests: bytes anywhere,
- * JSON value by value, text line by line, a safetensors file in its header. Splices take pieces of another input. Every
- * draw comes from one stream, so that the input is a function of (seed, reader, number). */
+ * An input is a few files with names. Each mutation draws one of them and damages it as its kind suggests: bytes
+ * anywhere, JSON value by value, text line by line, a safetensors file in its header. Splices take pieces of another
+ * input. Every draw comes from one stream, so that the input is a function of (seed, reader, number). */
 #ifndef FUZZ_MUTATE_H
 #define FUZZ_MUTATE_H
 
@@ -116,8 +116,8 @@ static inline size_t draw_place(Draws* d, size_t n) {
     return n ? least + draw_below(d, min_size(n - least, most)) : 0;
 }
 
-// An integer of 1, 2, 4 or 8 bytes becomes one of the borders of its range or of the file's size, or that which is before
-// it, or moves a little.
+// An integer of 1, 2, 4 or 8 bytes becomes one of the borders of its range or of the file's size, or that which is
+// before it, or moves a little.
 static inline void mutate_integer(Text* t, Draws* d) {
     size_t width = (size_t)1 << draw_below(d, 4), at = draw_place(d, t->length);
     if (t->length < width) return;

@@ -9,10 +9,10 @@
 #include "fuzz_mutate.h"
 #include "llmc/base/flags.h"
 #include "llmc/base/log.h"
-#include "llmc/data/bpe.h"
-#include "llmc/data/safetensors.h"
-#include "llmc/data/tokenizer.h"
-#include "llmc/data/wordpiece.h"
+#include "llmc/data/files/safetensors.h"
+#include "llmc/data/text/bpe.h"
+#include "llmc/data/text/tokenizer.h"
+#include "llmc/data/text/wordpiece.h"
 
 typedef struct {
     const char* name;
@@ -191,7 +191,7 @@ static void log_seed(CaseList* list, int64_t first, int count) {
     Case* c = case_new(list);
     Text settings = {NULL, 0, 0};
     char text[32];
-    log_open(&log, "made", -1);
+    log_open(&log, "made", NULL, -1);
     text_printf(&settings, "{\"batch\": 4, \"output\": \"out\"}");
     log_line(&log, &settings);
     for (int i = 0; i < count; i++) {
@@ -224,7 +224,7 @@ static void log_read(void) {
     int64_t last = step.count ? strtoll(step.word[0], NULL, 10) : 0;
     lines_free(&step);
     if (last < 0) die(USAGE, "no step");
-    log_open(&log, CASE_DIR, last);
+    log_open(&log, CASE_DIR, NULL, last);
     text_append(&none, "{}", 2);
     log_line(&log, &none);
     log_write_svg(&log, "<fuzz> & \xff");
@@ -317,7 +317,7 @@ static void safetensors_read(void) {
         if (t->dtype[0] != 'F' && t->dtype[0] != 'B') continue;
         if (strcmp(t->dtype, "BOOL") == 0 || t->element_size == 1) continue;
         real* values = (real*)xmalloc((size_t)t->elements * sizeof(real));
-        safetensors_read_real(&file, t, 0, (size_t)t->elements, values);
+        safetensors_read_real(t, 0, (size_t)t->elements, values);
         free(values);
     }
     if (total != size - first)

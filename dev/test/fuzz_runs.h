@@ -6,8 +6,8 @@
 
 #include "fuzz_binary.h"
 #include "fuzz_tasks.h"
-#include "llmc/run/checkpoint.h"
-#include "llmc/run/profiler.h"
+#include "llmc/checkpoint/resume.h"
+#include "llmc/profile/profiler.h"
 
 // Either trainer's file, "gpt2..." or "bert...", whichever the input has.
 static const FuzzTrainer* case_trainer(const char* name, char path[64]) {
@@ -31,7 +31,7 @@ static void command_line_seeds(CaseList* list) {
          "-n\n0\n-nk\n3\n-nm\n100\n--seed\n1\n--on-nan\nskip\n--doc-mask\n1\n"},
         {"gpt2.txt",
          "-s\n0\n-g\n64\n--temperature\n0.8\n--top-k\n40\n-a\n1\n--shuffle\n0\n--beta1\n0.8\n--eps=1e-9\n"
-         "--clip\n0\n-w\n0\n--loss-scale\nfixed\n--loss-scale-start\n1024\n-ge\n1\n-f\n1\n--attention\nexplicit\n"},
+         "--clip\n0\n-w\n0\n--loss-scale\nfixed\n--loss-scale-start\n1024\n-ge\n1\n-f\n1\n--attention\nmaterialized\n"},
         {"gpt2.txt", "--generate\n16\n--samples\n3\n--prompt\nHello\n--top-p\n0.9\n--kv-cache\n0\n-sl\n3\n-sg\n4.5\n"},
         {"gpt2.txt",
          "--profile\n3\n--profile-warmup\n1\n--mode\nforward\n--ceilings\nx.json\n-h\n10\n--choices\na,b\n"},
@@ -121,22 +121,22 @@ static void ranks_read(void) {
 // Where rank 0 is, as it says in a shared directory
 
 static void place_seeds(CaseList* list) {
-    TcpPlace place;
-    memset(&place, 0, sizeof place);
-    memcpy(place.magic, TCP_MAGIC, 8);
-    place.key = 77, place.machine = 5, place.port = 29500, place.ports = 1;
-    tcp_add_name(&place, "node0");
-    tcp_add_name(&place, "10.0.0.1");
-    case_add(case_new(list), "place.bin", (const char*)&place, sizeof place);
+    Endpoint endpoint;
+    memset(&endpoint, 0, sizeof endpoint);
+    memcpy(endpoint.magic, TCP_MAGIC, 8);
+    endpoint.key = 77, endpoint.machine = 5, endpoint.port = 29500, endpoint.ports = 1;
+    endpoint_add_name(&endpoint, "node0");
+    endpoint_add_name(&endpoint, "10.0.0.1");
+    case_add(case_new(list), "place.bin", (const char*)&endpoint, sizeof endpoint);
 }
 
 static void place_read(void) {
-    TcpPlace place;
-    if (!tcp_place_read(&place, CASE_DIR "/place.bin")) die(USAGE, "no place");
-    for (int i = 0; i < place.names; i++)
-        if (strlen(place.name[i]) >= TCP_NAME_SIZE) fuzz_broken("name %d does not end", i);
-    if (place.port < 1 || place.ports < 1 || place.port > 65536 - place.ports)
-        fuzz_broken("%d ports from %d on", place.ports, place.port);
+    Endpoint endpoint;
+    if (!endpoint_read(&endpoint, CASE_DIR "/place.bin")) die(USAGE, "no place");
+    for (int i = 0; i < endpoint.names; i++)
+        if (strlen(endpoint.name[i]) >= ENDPOINT_NAME_SIZE) fuzz_broken("name %d does not end", i);
+    if (endpoint.port < 1 || endpoint.ports < 1 || endpoint.port > 65536 - endpoint.ports)
+        fuzz_broken("%d ports from %d on", endpoint.ports, endpoint.port);
 }
 
 // ---------------------------------------------------------------------------------------------------------
@@ -148,7 +148,7 @@ static void ceilings_seeds(CaseList* list) {
 }
 
 static void ceilings_read(void) {
-    Ceilings c = profiler_read_ceilings(CASE_DIR "/input.json");
+    MeasuredPeaks c = profiler_read_peaks(CASE_DIR "/input.json");
     if (!(c.flops > 0 && c.bytes > 0 && c.launch > 0)) fuzz_broken("ceilings %g %g %g", c.flops, c.bytes, c.launch);
 }
 
@@ -368,7 +368,7 @@ static const Reader READERS[] = {
     {"wordpiece",        30,  500, 0,          0, (size_t)64 << 20, wordpiece_seeds,    wordpiece_read,     NULL},
     {"shards",           50,  500, 0,          0, (size_t)16 << 20, shards_seeds,       shards_read_case,   shards_settle},
     {"sentences",        50,  500, 0,          0, (size_t)64 << 20, sentences_seeds,    sentences_read_case, sentences_settle},
-    {"choices",          40,  500, 0,          0, (size_t)64 << 20, choices_seeds,      choices_read_case,  choices_settle},
+    {"choices",          40,  500, 0,          0, (size_t)64 << 20, multiple_choice_seeds,      multiple_choice_read_case,  multiple_choice_settle},
     {"labelled",         30,  500, 0,          0, (size_t)64 << 20, labelled_seeds,     labelled_read_case, NULL},
     {"unlabelled",       30,  500, 0,          0, (size_t)64 << 20, unlabelled_seeds,   unlabelled_read_case, NULL},
     {"squad",            40,  500, 0,          0, (size_t)64 << 20, squad_seeds,        squad_read_case,    NULL},

@@ -3,8 +3,8 @@
 #define FUZZ_TASKS_H
 
 #include "fuzz_readers.h"
-#include "llmc/data/labelled.h"
-#include "llmc/data/squad.h"
+#include "llmc/data/tasks/labelled.h"
+#include "llmc/data/tasks/squad.h"
 
 enum { TASK_T = 16, TASK_LABELS = 3 };
 

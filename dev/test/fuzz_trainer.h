@@ -1,6 +1,6 @@
-/* What the fuzzer needs of a trainer, from the trainer's own source, which is included before this. Two functions
- * are the source's: fuzz_flags() appends the trainer's flags to r->flags and returns their number, fuzz_validate() looks
- * at held-out data. */
+/* What the fuzzer needs of a trainer, from the trainer's own source, which is included before this. Two functions are
+ * the source's: fuzz_flags() appends the trainer's flags to r->run.flags and returns their number, fuzz_validate() looks at
+ * held-out data. */
 #ifndef FUZZ_TRAINER_H
 #define FUZZ_TRAINER_H
 
@@ -26,37 +26,39 @@ static void fuzz_config(const char* path) {
 }
 
 // Every value is in its row's range, and what a run would save of them is read back as the same.
-static void fuzz_check_flags(const Run* r, int count) {
-    Run* again = (Run*)xcalloc(1, sizeof *again);
+static void fuzz_check_flags(const Trainer* r, int count) {
+    Trainer* again = (Trainer*)xcalloc(1, sizeof *again);
     Text first = {NULL, 0, 0}, second = {NULL, 0, 0};
     Json json;
     char error[JSON_ERROR_SIZE];
     for (int i = 0; i < count; i++) {
-        const Flag* row = &r->flags[i];
+        const Flag* row = &r->run.flags[i];
         double x = row->type == FLAG_INT    ? (double)*(const int*)row->value
                    : row->type == FLAG_SIZE ? (double)*(const int64_t*)row->value
                    : row->type == FLAG_REAL ? *(const double*)row->value
                                             : row->min;
         if (!(x >= row->min && x <= row->max)) fuzz_broken("%s is %g", row->long_name, x);
     }
-    flags_to_json(&first, r->flags, count);
+    flags_to_json(&first, r->run.flags, count);
     if (json_parse(&json, first.text, first.length, error) != 0) fuzz_broken("the settings are no JSON: %s", error);
     int again_count = fuzz_flags(again);
     char* no_argv[] = {NULL, NULL};
-    flags_parse(again->flags, again_count, 1, no_argv, "");
-    settings_restore(again->flags, again_count, json.root, "", "", 0, "settings");
-    flags_to_json(&second, again->flags, again_count);
+    flags_parse(again->run.flags, again_count, 1, no_argv, "");
+    for (int i = 0; i < again_count; i++) again->run.flags[i].scope = SCOPE_RUN;  // so that all are read back
+    settings_restore(again->run.flags, again_count, json.root, 0, "settings");
+    flags_to_json(&second, again->run.flags, again_count);
     // Of a string that is no UTF-8, JSON has another one.
     if (!strstr(first.text, "\\ufffd") && strcmp(first.text, second.text) != 0)
         fuzz_broken("saved as %s, read as %s", first.text, second.text);
     json_free(&json);
-    flags_free(again->flags, again_count);
+    flags_free(again->run.flags, again_count);
     free(first.text), free(second.text), free(again);
 }
 
 // The number of a model's elements is what doubles make of its shapes, which do not overflow.
-static void fuzz_check_plan(const Run* r) {
-    const TensorTable* tables[] = {&r->model.table, &r->model.acts_table, &r->model.stats_table};
+static void fuzz_check_plan(const Trainer* r) {
+    const TensorTable* tables[] = {&r->model.buffers.table, &r->model.buffers.acts_table,
+                                   &r->model.buffers.stats_table};
     for (size_t k = 0; k < COUNT_OF(tables); k++) {
         double elements = 0;
         for (int i = 0; i < tables[k]->count; i++) {
@@ -69,7 +71,7 @@ static void fuzz_check_plan(const Run* r) {
     }
 }
 
-static const Run* fuzz_planned;
+static const Trainer* fuzz_planned;
 static void fuzz_check_planned(void) { fuzz_check_plan(fuzz_planned); }
 
 static int fuzz_is_of_ranks(const char* name) {
@@ -82,14 +84,14 @@ static int fuzz_is_of_ranks(const char* name) {
 // The flags, then the settings, tensors and memory of the run that they ask for; a run of several ranks would wait for
 // the others.
 static void fuzz_command_line(int argc, char** argv) {
-    Run *parsed = (Run*)xcalloc(1, sizeof *parsed), *run = (Run*)xcalloc(1, sizeof *run);
+    Trainer *parsed = (Trainer*)xcalloc(1, sizeof *parsed), *run = (Trainer*)xcalloc(1, sizeof *run);
     char **again = (char**)xmalloc(((size_t)argc + 3) * sizeof *again), x[] = "-x", zero[] = "0";
     int count = fuzz_flags(parsed), n = 0, is_alone = 1;
-    flags_parse(parsed->flags, count, argc, argv, "fuzz");
+    flags_parse(parsed->run.flags, count, argc, argv, "fuzz");
     fuzz_check_flags(parsed, count);
     for (int i = 0; i < argc; i++) {
         size_t length = strcspn(argv[i], "=");
-        Flag* row = i > 0 ? flags_find(parsed->flags, count, argv[i], length) : NULL;
+        Flag* row = i > 0 ? flags_find(parsed->run.flags, count, argv[i], length) : NULL;
         if (row && fuzz_is_of_ranks(argv[i])) is_alone = 0;
         if (row && strcmp(row->long_name, "--steps") == 0) {
             if (argv[i][length] != '=') i++;
@@ -102,48 +104,48 @@ static void fuzz_command_line(int argc, char** argv) {
     if (is_alone) {
         fuzz_planned = run;
         fuzz_when_done = fuzz_check_planned;
-        run_open(run, n, again);
+        trainer_open(run, n, again);
         fuzz_broken("-x 0 did not end");
     }
-    flags_free(parsed->flags, count);
+    flags_free(parsed->run.flags, count);
     free(parsed), free(run), free(again);
 }
 
 static void fuzz_ranks(int argc, char** argv) {
-    Run* r = (Run*)xcalloc(1, sizeof *r);
-    const Settings* s = &r->settings;
-    CommPlan plan;
-    flags_parse(r->flags, fuzz_flags(r), argc, argv, "fuzz");
-    CommSettings c = {s->start,  s->rank,        s->ranks,      s->ranks_per_machine,
-                      s->server, s->server_port, s->rendezvous, s->timeout};
-    comm_plan(&plan, &c);
-    const TcpPlace* place = &plan.place;
-    int has_place = !plan.file && (plan.start == START_ENV || plan.start == START_TCP);
+    Trainer* r = (Trainer*)xcalloc(1, sizeof *r);
+    const Settings* s = &r->run.settings;
+    Rendezvous plan;
+    flags_parse(r->run.flags, fuzz_flags(r), argc, argv, "fuzz");
+    RendezvousSettings c = {s->start,  s->rank,        s->ranks,      s->ranks_per_machine,
+                            s->server, s->server_port, s->rendezvous, s->timeout};
+    rendezvous_plan(&plan, &c);
+    const Endpoint* e = &plan.endpoint;
+    int has_endpoint = !plan.file && (plan.start == START_ENV || plan.start == START_TCP);
     if (plan.size < 0 || plan.rank < 0 ||
         (plan.start != START_AUTO && plan.start != START_MPI && plan.rank >= plan.size))
         fuzz_broken("rank %d of %d", plan.rank, plan.size);
-    if (has_place && (place->port < 1 || place->port + place->ports > 65536 || place->ports < 1 || place->names != 1))
-        fuzz_broken("%d names, ports %d to %d", place->names, place->port, place->port + place->ports - 1);
+    if (has_endpoint && (e->port < 1 || e->port + e->ports > 65536 || e->ports < 1 || e->names != 1))
+        fuzz_broken("%d names, ports %d to %d", e->names, e->port, e->port + e->ports - 1);
     free((char*)plan.file);
     free(r);
 }
 
 // Weights, tokenizer and configuration of a model, on the data of one validation.
 static void fuzz_evaluate(int argc, char** argv) {
-    Run* r = (Run*)xcalloc(1, sizeof *r);
-    run_open(r, argc, argv);
+    Trainer* r = (Trainer*)xcalloc(1, sizeof *r);
+    trainer_open(r, argc, argv);
     fuzz_check_plan(r);
     fuzz_validate(r);
-    run_close(r);
+    trainer_close(r);
     free(r);
 }
 
-static void fuzz_check_session(const Run* r) {
-    const Session* s = &r->session;
-    int64_t rows = (int64_t)r->model.B * r->micro_steps;
+static void fuzz_check_session(const Trainer* r) {
+    const Session* s = &r->run.session;
+    int64_t rows = (int64_t)r->model.B * r->run.micro_steps;
     if ((int64_t)s->samples < 0 || s->step < 0) fuzz_broken("%lld samples", (long long)s->samples);
-    if (r->micro_steps < 1 || rows != s->step_sequences)
-        fuzz_broken("%d micro-batches of %d make %lld sequences", r->micro_steps, r->model.B,
+    if (r->run.micro_steps < 1 || rows != s->step_sequences)
+        fuzz_broken("%d micro-batches of %d make %lld sequences", r->run.micro_steps, r->model.B,
                     (long long)s->step_sequences);
     if (!(s->scale.scale >= 0) || !isfinite((double)s->scale.scale) || s->scale.good < 0 || s->scale.updates < 0)
         fuzz_broken("loss scale %g, %lld updates", (double)s->scale.scale, (long long)s->scale.updates);
@@ -151,51 +153,53 @@ static void fuzz_check_session(const Run* r) {
 
 // As main() does, without the matmul that measures the machine; `steps` of them, and a checkpoint after each if that is
 // what the flags say.
-static Run* fuzz_steps(int argc, char** argv, int64_t steps, int limit) {
-    Run* r = (Run*)xcalloc(1, sizeof *r);
-    Session* session = &r->session;
-    run_open(r, argc, argv);
+static Trainer* fuzz_steps(int argc, char** argv, int64_t steps, int limit) {
+    Trainer* r = (Trainer*)xcalloc(1, sizeof *r);
+    Session* session = &r->run.session;
+    trainer_open(r, argc, argv);
     fuzz_check_plan(r);
     fuzz_check_session(r);
-    session_begin(session, &r->log);
-    steps_begin(&r->steps, session, &r->reduction);
-    Schedule schedule = session_schedule(session);
+    session_begin(session, &r->run.log);
+    steps_begin(&r->run.steps, session, &r->run.grad_sync);
+    r->run.schedule = session_schedule(session);
     int64_t last = session->last < session->step + steps ? session->last : session->step + steps;
-    if ((int64_t)r->model.N * r->micro_steps > limit) last = session->step;
+    if ((int64_t)r->model.N * r->run.micro_steps > limit) last = session->step;
     while (session->step < last) {
-        launch_step(r, &schedule);
-        finish_steps(r, 0);
-        if (steps > 1 && session_checkpoint_is_due(session) && save(r) != 0) fuzz_broken("a checkpoint was not saved");
+        train_step(r);
+        run_end_step(&r->run, &r->model.buffers, 1);
+        if (steps > 1 && r->run.checkpoint_is_due && run_save(&r->run, &r->model.buffers, config_text(r)) != 0)
+            fuzz_broken("a checkpoint was not saved");
     }
     return r;
 }
 
 static void fuzz_train(int argc, char** argv, int64_t steps, int limit) {
-    Run* r = fuzz_steps(argc, argv, steps, limit);
-    if (steps > 1 && session_finish_save(&r->session) != 0) fuzz_broken("a checkpoint was not saved");
-    run_close(r);
+    Trainer* r = fuzz_steps(argc, argv, steps, limit);
+    if (steps > 1 && session_finish_save(&r->run.session) != 0) fuzz_broken("a checkpoint was not saved");
+    trainer_close(r);
     free(r);
 }
 
 // What two ranks with -z 1 would save of the optimizer of this run.
 static void fuzz_write_shards(int argc, char** argv, const char* directory) {
-    Run* r = fuzz_steps(argc, argv, 0, 0);
-    Checkpoints c = session_checkpoints(&r->session, &r->model.table, r->model.params, &r->optimizer);
-    size_t half = round_up(r->model.table.elements / 2, TENSOR_ALIGNMENT);
+    Trainer* r = fuzz_steps(argc, argv, 0, 0);
+    Checkpoints c =
+        session_checkpoints(&r->run.session, &r->model.buffers.table, r->model.buffers.params, &r->run.optimizer);
+    size_t half = round_up(r->model.buffers.table.elements / 2, TENSOR_ALIGNMENT);
     FileDigest digest;
     for (int rank = 0; rank < 2; rank++) {
-        FlatRange range = {rank ? half : 0, rank ? r->model.table.elements - half : half};
+        FlatRange range = {rank ? half : 0, rank ? r->model.buffers.table.elements - half : half};
         char name[CHECKPOINT_NAME], *path;
         TensorPart parts[3];
         int count = checkpoint_optimizer_parts(&c, parts);
         for (int p = 0; p < count; p++) parts[p].device = (real*)parts[p].device + range.begin;
         checkpoint_optimizer_name(name, 1, rank, 2);
         path = xprintf("%s/%s", directory, name);
-        if (tensors_write_shard(path, &r->model.table, parts, count, range, &digest, &r->ctx) != 0)
+        if (tensors_write_shard(path, &r->model.buffers.table, parts, count, range, &digest, &r->run.ctx) != 0)
             fuzz_broken("%s: %s", path, strerror(errno));
         free(path);
     }
-    run_close(r);
+    trainer_close(r);
     free(r);
 }
 

@@ -1,6 +1,6 @@
 #!/bin/bash
-# Texts by --generate and samples while training: the same with the cache and without, also beyond the positions that the
-# model knows; what a prompt may be; what is refused.
+# Texts by --generate and samples while training: equal with and without the KV cache, also beyond the model's positions;
+# kinds of prompts; refusals.
 #
 #     bash dev/test/generate.sh PROGRAM          from the repository's root
 #
@@ -13,13 +13,13 @@ QUIET=(-v 0 -s 0 -n 0)
 T=24
 accepted 'a tied model'    -e L=2,C=32,NH=2,T=$T        -b 8 -x 40 -l 5e-3 "${QUIET[@]}" -o "$box/tied"
 accepted 'an untied model' -e L=3,C=24,NH=3,T=$T,tied=0 -b 8 -x 40 -l 5e-3 "${QUIET[@]}" -o "$box/untied"
-mv data away  # texts need no data
+mv data away  # --generate needs no data
 before=$(listing "$box")
 
 # ---------------------------------------------------------------------------------------------------------
-# With the cache and without
+# With and without the KV cache
 
-# What FLAG... writes, which must be the same without the cache, in $work/text.
+# The output of FLAG..., which must be the same without the cache, in $work/text.
 same() { # NAME FLAG...
     local why
     run "${@:2}" --kv-cache 0
@@ -28,7 +28,7 @@ same() { # NAME FLAG...
     run "${@:2}" --kv-cache 1
     why=${why:-$(ended_with 0)}
     [ -n "$why" ] || [ -s "$work/text" ] || why='no text'
-    [ -n "$why" ] || cmp -s "$work/text" "$work/stdout" || why='another text with the cache'
+    [ -n "$why" ] || cmp -s "$work/text" "$work/stdout" || why='the cache changes the text'
     verdict "the cache: $1" "$why"
 }
 long='static inline int min_int(int a, int b) { return a < b ? a : b; }'
@@ -44,7 +44,7 @@ for model in tied untied; do
     done
 done
 same 'up to the last position' -e "$box/tied" --prompt 'int main' --generate $((T - 8))
-same 'one beyond it'           -e "$box/tied" --prompt 'int main' --generate $((T - 7))
+same 'one position beyond'      -e "$box/tied" --prompt 'int main' --generate $((T - 7))
 same 'sequences of 3 tokens'   -e "$box/tied" -t 3 --generate 30
 same 'sequences of 1 token'    -e "$box/tied" -t 1 --generate 30
 same 'a prompt of T - 1'       -e "$box/tied" --prompt 'return 0; // 3456 890 23' --generate 9
@@ -64,24 +64,24 @@ G=(-e "$box/tied" --generate 50)
 
 greedy=$(text "${G[@]}" --temperature 0 --prompt 'int ')
 equal 'temperature 0: the seed changes nothing' "$(text "${G[@]}" --temperature 0 --prompt 'int ' --seed 7)" "$greedy"
-equal 'the most likely of one' "$(text "${G[@]}" --top-k 1 --prompt 'int ')" "$greedy"
-equal 'the fewest that reach hardly anything' "$(text "${G[@]}" --top-p 1e-9 --prompt 'int ')" "$greedy"
-equal 'all that make 1' "$(text "${G[@]}" --top-p 1)" "$(text "${G[@]}")"
-different 'other seeds' "$(text "${G[@]}" --seed 1)" "$(text "${G[@]}" --seed 2)"
-different 'temperatures' "$(text "${G[@]}" --temperature 0.5)" "$(text "${G[@]}" --temperature 2)"
-different 'few candidates, all' "$(text "${G[@]}" --top-p 0.5)" "$(text "${G[@]}")"
-# A small model forgets its prompt soon, and which prompts lead to the same text follows the corpus: not all of ten do.
+equal '--top-k 1 is greedy' "$(text "${G[@]}" --top-k 1 --prompt 'int ')" "$greedy"
+equal 'a tiny --top-p is greedy' "$(text "${G[@]}" --top-p 1e-9 --prompt 'int ')" "$greedy"
+equal '--top-p 1 is all tokens' "$(text "${G[@]}" --top-p 1)" "$(text "${G[@]}")"
+different 'two seeds' "$(text "${G[@]}" --seed 1)" "$(text "${G[@]}" --seed 2)"
+different 'two temperatures' "$(text "${G[@]}" --temperature 0.5)" "$(text "${G[@]}" --temperature 2)"
+different '--top-p 0.5 and all tokens' "$(text "${G[@]}" --top-p 0.5)" "$(text "${G[@]}")"
+# A small model soon forgets its prompt: some of ten prompts lead to the same text, but not all.
 texts=$(for prompt in a e r s t '(' ' ' '#' '/' ';'; do text "${G[@]}" --prompt "$prompt" | tail -c +2 | md5sum; done | sort -u | wc -l)
-verdict 'what is said depends on the prompt' "$([ "$texts" -gt 1 ] || echo 'all of ten texts are the same')"
+verdict 'the text depends on the prompt' "$([ "$texts" -gt 1 ] || echo 'all of ten texts are the same')"
 equal 'two threads' "$(OMP_NUM_THREADS=2 text "${G[@]}" --prompt 'int ')" "$(text "${G[@]}" --prompt 'int ')"
-equal 'a run that is gone on from' "$(text -y 1 -o "$box/tied" --generate 50 --temperature 0 --prompt 'int ')" "$greedy"
+equal 'the model of -y 1' "$(text -y 1 -o "$box/tied" --generate 50 --temperature 0 --prompt 'int ')" "$greedy"
 
 run "${G[@]}" --prompt 'void f(' --temperature 0
 why=$(ended_with 0)
-[ "$(head -c 7 "$work/stdout")" = 'void f(' ] || why=${why:-'the prompt is not at the front'}
+[ "$(head -c 7 "$work/stdout")" = 'void f(' ] || why=${why:-'the text does not start with the prompt'}
 grep -Eq '^50 tokens in [0-9.]+ s: [0-9.]+ tokens/s$' "$work/stderr" || why=${why:-"no speed: $(cat "$work/stderr")"}
 [ "$(wc -l <"$work/stderr")" -eq 1 ] || why=${why:-'more than one line on stderr'}
-verdict 'the prompt, the speed' "$why"
+verdict 'the text starts with the prompt; the speed on stderr' "$why"
 cp "$work/stdout" "$work/text"
 printf 'void f(' >"$work/prompt"
 run "${G[@]}" --prompt-file "$work/prompt" --temperature 0
@@ -94,20 +94,20 @@ verdict '--prompt-file from standard input' "$(cmp -s "$work/stdout" "$work/text
 mkfifo "$work/fifo"
 timeout -k 5 1 "$PROGRAM" "${G[@]}" --prompt-file "$work/fifo" >"$work/stdout" 2>"$work/stderr"
 status=$?
-verdict 'SIGTERM while a pipe keeps it waiting' "$([ $status -eq 124 ] || echo "status $status")"
+verdict 'SIGTERM while it waits for a pipe' "$([ $status -eq 124 ] || echo "status $status")"
 if is_sanitized; then skip 'standard input of mpirun' 'with sanitizers'
 elif prepare_ranks; then
     mpirun --oversubscribe --bind-to none -np 2 "$PROGRAM" "${G[@]}" --prompt-file /dev/stdin --temperature 0 \
         <"$work/prompt" >"$work/stdout" 2>"$work/stderr"
-    verdict 'standard input of mpirun is for all ranks' "$(cmp -s "$work/stdout" "$work/text" || echo "another text than of one: $(head -n 1 "$work/stderr")")"
+    verdict 'standard input of mpirun reaches all ranks' "$(cmp -s "$work/stdout" "$work/text" || echo "another text than of one: $(head -n 1 "$work/stderr")")"
 else skip 'standard input of mpirun' "$why"; fi
 printf 'a\377\0b' >"$work/prompt"
-accepted 'a prompt that is no UTF-8' "${G[@]}" --prompt-file "$work/prompt"
+accepted 'a prompt that is not UTF-8' "${G[@]}" --prompt-file "$work/prompt"
 
 run "${G[@]}" --samples 3 --prompt 'int'
 why=$(ended_with 0)
 csplit -s -f "$work/part" "$work/stdout" '/^---$/' '/^---$/' || why=${why:-'not three texts'}
-[ "$(cat "$work/part00")" = "$(text "${G[@]}" --prompt 'int')" ] || why=${why:-'the first is not that of --samples 1'}
+[ "$(cat "$work/part00")" = "$(text "${G[@]}" --prompt 'int')" ] || why=${why:-'the first differs from that of --samples 1'}
 for part in 01 02; do sed -i 1d "$work/part$part"; done
 cmp -s "$work/part00" "$work/part01" && why=${why:-'the first two are the same'}
 cmp -s "$work/part01" "$work/part02" && why=${why:-'the last two are the same'}
@@ -116,7 +116,7 @@ verdict '--samples 3' "$why"
 run "${G[@]}" --prompt "$long"
 why=$(ended_with 0)
 grep -Eq '^warning: the prompt has [0-9]+ tokens; the model sees the last 23 of them' "$work/stderr" || why=${why:-'no warning'}
-[ "$(head -c 23 "$work/stdout")" = "$(tail -c 23 <<<"$long$greedy" >/dev/null; printf %s "${long: -23}")" ] || why=${why:-'not its end is at the front'}
+[ "$(head -c 23 "$work/stdout")" = "$(tail -c 23 <<<"$long$greedy" >/dev/null; printf %s "${long: -23}")" ] || why=${why:-'the text does not start with its end'}
 verdict 'a prompt that is too long' "$why"
 
 run -e L=1,C=16,NH=2,T=16,V=300 --generate 20
@@ -126,13 +126,13 @@ grep -q '^warning: .*random weights' "$work/stderr" || why=${why:-'no warning ab
 verdict 'without a tokenizer, without weights' "$why"
 
 # ---------------------------------------------------------------------------------------------------------
-# What is refused, and that nothing was written
+# Refusals, which write nothing
 
 mkdir "$work/bare" && cp "$box/tied"/{config.json,model.safetensors} "$work/bare"
 f() { refused "flags: $1" 2 "$2" -e "$box/tied" -o "$box/new" "${@:3}"; }
 f '--generate -1'              "--generate: '-1' "                        --generate -1
 f '--samples 0'                "--samples: '0' "                          --generate 4 --samples 0
-f '--samples without texts'    '--samples 2: is for --generate'           --samples 2
+f '--samples without texts'    '--samples 2: needs --generate'           --samples 2
 f '--generate and --evaluate'  '--generate 4 and --evaluate 1: '          --generate 4 --evaluate 1
 f '--top-p 1.5'                "--top-p: '1.5' "                          --generate 4 --top-p 1.5
 f '--kv-cache 2'               "--kv-cache: '2' "                         --generate 4 --kv-cache 2
@@ -141,17 +141,21 @@ f 'no such file'               "$work/none: cannot be read"               --gene
 : >"$work/empty"
 f 'a directory'                "$box/tied: cannot be read: Is a directory" --generate 4 --prompt-file "$box/tied"
 f 'an empty file'              "--prompt-file $work/empty: is empty"      --generate 4 --prompt-file "$work/empty"
-refused 'a prompt without a tokenizer' 2 '--prompt: there is no tokenizer .*merges.txt' -e "$work/bare" --generate 4 --prompt a
+refused 'a prompt without a tokenizer' 2 '--prompt: no tokenizer .*merges.txt' -e "$work/bare" --generate 4 --prompt a
 cp "$box/tied/vocab.json" "$work/bare"
-refused 'a prompt without merges' 2 'vocab.json: has neither merges.txt' -e "$work/bare" --generate 4 --prompt a
+refused 'a prompt without merges' 2 'vocab.json: neither merges.txt' -e "$work/bare" --generate 4 --prompt a
 cp "$box/tied"/*.json "$box/tied/merges.txt" "$work/bare"
-refused 'a prompt of another vocabulary' 2 '--prompt: holds token 97 of the tokenizer .* 90 tokens' -e L=1,C=16,NH=2,T=16,V=90 -i "$work/bare/x" --generate 4 --prompt a
-# Weights that are no numbers: all of the file behind its header, whose length is its first number.
+refused 'a prompt of another vocabulary' 2 '--prompt: contains token 97 of the tokenizer .* 90 tokens' -e L=1,C=16,NH=2,T=16,V=90 -i "$work/bare/x" --generate 4 --prompt a
+# NaN weights: all of the file after its header, whose length is its first number.
 cp -r "$box/tied" "$work/nan"
 header=$((8 + $(od -An -tu8 -N8 "$box/tied/model.safetensors")))
 { head -c $header "$box/tied/model.safetensors"; tr '\0' '\377' </dev/zero | head -c $(($(wc -c <"$box/tied/model.safetensors") - header)); } >"$work/nan/model.safetensors"
 run -e "$work/nan" --generate 4
-verdict 'logits that are NaN' "$(ended_with_error 1 'logits are not numbers')"
+verdict 'weights that are NaN' "$(ended_with_error 3 'model.safetensors: tensor ".*": holds values that are not finite')"
+# Finite weights that overflow, 2^127 each.
+{ head -c $header "$box/tied/model.safetensors"; tr '\0' '\177' </dev/zero | head -c $(($(wc -c <"$box/tied/model.safetensors") - header)); } >"$work/nan/model.safetensors"
+run -e "$work/nan" --generate 4
+verdict 'logits that are NaN' "$(ended_with_error 3 '--generate: the model.s logits are not finite')"
 verdict 'nothing is written' "$([ "$before" = "$(listing "$box")" ] || echo 'files were created or changed')"
 
 # ---------------------------------------------------------------------------------------------------------
@@ -162,9 +166,9 @@ for cache in 0 1; do
     accepted "samples of a run, --kv-cache $cache" -e L=2,C=32,NH=2,T=$T -b 4 -x 8 -v 0 -s 4 -g 60 -n 0 --prompt 'if (' --kv-cache $cache -o "$box/run$cache"
     cp "$work/stdout" "$work/run$cache"
 done
-verdict 'samples of a run: the same' "$(cmp "$box/run0/sample.txt" "$box/run1/sample.txt" 2>&1)"
-verdict 'samples of a run: begin with the prompt' "$([ "$(grep -ac '^if (' "$work/run1")" -ge 2 ] || echo 'they do not')"
+verdict 'samples of a run: equal with and without the cache' "$(cmp "$box/run0/sample.txt" "$box/run1/sample.txt" 2>&1)"
+verdict 'samples of a run: start with the prompt' "$([ "$(grep -ac '^if (' "$work/run1")" -ge 2 ] || echo 'they do not')"
 verdict 'samples change no weights' "$(cmp "$box/run0/model.safetensors" "$box/run1/model.safetensors" 2>&1)"
-accepted 'a run goes on with another prompt' -y 1 -o "$box/run1" --prompt 'for (' --top-p 0.9
+accepted 'a resumed run may change the prompt' -y 1 -o "$box/run1" --prompt 'for (' --top-p 0.9
 
 finish

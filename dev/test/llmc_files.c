@@ -1,27 +1,16 @@
-/* Tests of llm.c's files as the trainer reads them: a checkpoint gives the very parameters and logits that the safetensors
- * file gives which it was made from, and what is not sound ends with exit status 2 and one line that names the file.
+/* Tests of reading llm.c's files: a checkpoint gives exactly the parameters and logits of the safetensors file that it
+ * was made from, and invalid files end with exit status 2 and one line that names the file.
  *
- *     ./test_llmc_files                       checkpoints that are written here, one tensor after the other by its name
- *     ./test_llmc_files same DIR FILE.bin     whether FILE.bin holds the weights and gives the logits of DIR, to the bit
- *     ./test_llmc_files rounded DIR FILE.bin  the same where DIR's weights are rounded to bfloat16 first
+ *     ./test_llmc_files                       checkpoints written here, one tensor after the other by its name
+ *     ./test_llmc_files same DIR FILE.bin     whether FILE.bin has the weights and gives the logits of DIR, to the bit
+ *     ./test_llmc_files rounded DIR FILE.bin  the same with DIR's weights rounded to bfloat16 first
  *     ./test_llmc_files tokens DIR FILE.bin   whether FILE.bin lists the tokens of DIR's tokenizer
  *
- * Prints a line a case and `N passed, N failed`; exit status 1 if one failed. */
+ * Prints a line per case and `N passed, N failed`; exit status 1 if one failed. */
 #define NO_MAIN
 #pragma GCC diagnostic ignored "-Wunused-function"  // of the trainer, of which this needs a part
-#include "child.h"
+#include "dev/test/tests.h"
 #include "train_gpt2.cu"
-
-typedef struct {
-    int passed, failed;
-    char* directory;
-} Tests;
-
-static void expect(Tests* t, int good, const char* name, const char* why) {
-    printf("%s %s%s%s\n", good ? "ok  " : "FAIL", name, good ? "" : ": ", good ? "" : why);
-    if (good) t->passed++;
-    else t->failed++;
-}
 
 // ---------------------------------------------------------------------------------------------------------
 // Models
@@ -37,8 +26,8 @@ static Bench* bench_open(Config config, const char* weights) {
     context_init(&b->ctx);
     model_plan(&b->m, config, 2, min_int(config.T, 24), 0);
     model_alloc(&b->m, 1, &b->ctx);
-    optimizer_init(&b->o, &b->m.table, ADAMW, WITH_MASTER, &b->ctx);
-    b->m.master = b->o.master;
+    optimizer_init(&b->o, &b->m.buffers.table, ADAMW, WITH_MASTER, &b->ctx);
+    b->m.buffers.master = b->o.master;
     random_weights(&b->m, &b->o, 7, &b->ctx);  // what loading leaves as it is would show
     if (weights) load_weights(&b->m, &b->o, weights, &b->ctx);
     return b;
@@ -71,8 +60,8 @@ static void bench_logits(Bench* b) {
     Model* m = &b->m;
     int* tokens = (int*)xmalloc(2 * (size_t)m->N * sizeof(int));
     for (int i = 0; i < 2 * m->N; i++) tokens[i] = (int)(philox((uint32_t)i, 0, 0, 0, 3).v[0] % (uint32_t)m->config.V);
-    device_upload(&b->ctx, m->inputs, tokens, 2 * (size_t)m->N * sizeof(int));
-    evaluate_batch(m, 1, SET, &b->ctx);
+    device_upload(&b->ctx, m->in.inputs, tokens, 2 * (size_t)m->N * sizeof(int));
+    evaluate_batch(m, m->B, 1, SET, &b->ctx);
     free(tokens);
 }
 
@@ -87,16 +76,17 @@ static real bfloat16(real x) {
 }
 
 static void bench_round(Bench* b) {
-    for (size_t i = 0; i < b->m.table.elements; i++) b->m.params[i] = bfloat16(b->m.params[i]);
+    for (size_t i = 0; i < b->m.buffers.table.elements; i++) b->m.buffers.params[i] = bfloat16(b->m.buffers.params[i]);
 }
 
 static int same_bits(const void* a, const void* b, size_t n) { return memcmp(a, b, n * sizeof(real)) == 0; }
 
 static void expect_same(Tests* t, Bench* a, Bench* b, const char* name) {
     char *of_parameters = xprintf("%s: parameters", name), *of_logits = xprintf("%s: logits", name);
-    size_t n = a->m.table.elements, logits = (size_t)a->m.N * (size_t)a->m.Vp;
-    int alike = n == b->m.table.elements && a->m.N == b->m.N;
-    expect(t, alike && same_bits(a->m.params, b->m.params, n), of_parameters, "they are not the same bits");
+    size_t n = a->m.buffers.table.elements, logits = (size_t)a->m.N * (size_t)a->m.Vp;
+    int alike = n == b->m.buffers.table.elements && a->m.N == b->m.N;
+    expect(t, alike && same_bits(a->m.buffers.params, b->m.buffers.params, n), of_parameters,
+           "they are not the same bits");
     if (alike) bench_logits(a), bench_logits(b);
     expect(t, alike && same_bits(a->m.a.logits, b->m.a.logits, logits) && a->m.a.logits[0] != a->m.a.logits[1],
            of_logits, "they are not the same bits");
@@ -104,15 +94,7 @@ static void expect_same(Tests* t, Bench* a, Bench* b, const char* name) {
 }
 
 // ---------------------------------------------------------------------------------------------------------
-// Files that are written here
-
-static char* path_in(const Tests* t, const char* name) { return xprintf("%s/%s", t->directory, name); }
-
-static char* put_file(const Tests* t, const char* name, const void* bytes, size_t n) {
-    char* path = path_in(t, name);
-    if (write_file(path, bytes, n) != 0) die(FAILED, "%s: %s", path, strerror(errno));
-    return path;
-}
+// Files written here
 
 static void put_values(Text* out, const real* values, size_t n, int version) {
     for (size_t i = 0; i < n; i++) {
@@ -123,8 +105,9 @@ static void put_values(Text* out, const real* values, size_t n, int version) {
 }
 
 static const real* values_of(const Bench* b, const char* name) {
-    for (int i = 0; i < b->m.table.count; i++)
-        if (strcmp(b->m.table.tensors[i].name, name) == 0) return b->m.params + b->m.table.tensors[i].offset;
+    for (int i = 0; i < b->m.buffers.table.count; i++)
+        if (strcmp(b->m.buffers.table.tensors[i].name, name) == 0)
+            return b->m.buffers.params + b->m.buffers.table.tensors[i].offset;
     die(FAILED, "no tensor %s", name);
 }
 
@@ -168,13 +151,13 @@ static Text checkpoint_of(const Bench* b, int version, int padded) {
     return out;
 }
 
-// Run in a child process, which must end with `status` and one line that holds `message` and the file's name; status -1
-// accepts 0 and USAGE without asking for words.
+// Run in a child process, which must end with `status` and one line that contains `message` and the file's name. Status
+// -1 accepts 0 and USAGE with any message.
 static void expect_end(Tests* t, int status, const char* name, const char* message, void (*run)(const char*),
                        const char* file) {
     char* why;
     int good = ends_with(status, message, run, file, &why);
-    if (!good || name) expect(t, good, name ? name : "any damage", why);
+    if (!good || name) expect(t, good, name ? name : "any damage", "%s", why);
     free(why);
 }
 
@@ -219,7 +202,7 @@ static void test_weights(Tests* t) {
 // Ranks that share the full-precision copy read only their part.
 static void test_range(Tests* t) {
     Bench* whole = bench_of_directory(GOLDEN);
-    const TensorTable* table = &whole->m.table;
+    const TensorTable* table = &whole->m.buffers.table;
     Text bytes = checkpoint_of(whole, 3, 128);
     char* file = put_file(t, "model.bin", bytes.text, bytes.length);
     real* part = (real*)xmalloc(table->elements * sizeof(real));
@@ -228,7 +211,7 @@ static void test_range(Tests* t) {
         FlatRange range = {size, min_size(size, table->elements - size)};
         TensorPart of_range = {"", part, VIEW_REAL};
         tensors_read_range(file, table, &of_range, 1, range, NULL, NULL, &whole->ctx);
-        good = good && same_bits(part, whole->m.params + range.begin, range.size);
+        good = good && same_bits(part, whole->m.buffers.params + range.begin, range.size);
     }
     expect(t, good, "parts of a checkpoint", "they are not the same bits");
     free(part), free(file), free(bytes.text);
@@ -243,16 +226,16 @@ static void test_weights_refused(Tests* t) {
         int index, value;
         const char* message;
     } headers[] = {
-        {"another magic number", 0, 20240520, "magic number is 20240520 where 20240326"},
+        {"another magic number", 0, 20240520, "magic number is 20240520, not 20240326"},
         {"version 1", 1, 1, "version 1; 3 (float32) and 5 (bfloat16)"},
         {"version 4", 1, 4, "version 4;"},
         {"version 5 with the bytes of 3", 1, 5, "longer than its header says"},
         {"no positions", 2, 0, "0 positions; allowed: 1.."},
         {"fewer tokens than none", 3, -1, "-1 tokens; allowed: 1.."},
         {"too many layers", 4, 1 << 25, "33554432 layers; allowed: 1..16777216"},
-        {"more layers than there are", 4, 3, "truncated, or its header damaged"},
-        {"sizes whose product overflows", 6, 21 << 19, "truncated, or its header damaged"},
-        {"heads that do not fit", 5, 2, "21 channels, which cannot be cut into 2 heads"},
+        {"more layers than there are", 4, 3, "truncated, or its header is damaged"},
+        {"sizes whose product overflows", 6, 21 << 19, "truncated, or its header is damaged"},
+        {"heads that do not fit", 5, 2, "21 channels, which cannot be divided into 2 heads"},
         {"no padding, as in old versions", 7, 0, "0 tokens with padding; allowed: 1.."},
         {"less padding than tokens", 7, 106, "107 tokens, but 106 with padding"},
     };
@@ -339,11 +322,13 @@ static void test_tokens(Tests* t) {
            "the tokens of a list", "they are others");
     tokenizer_free(&k);
     char* copy = path_in(t, "copy");
+    TokenizerFiles kept;
+    tokenizer_files_read(&kept, t->directory);
     expect(t,
-           make_directories(copy) == 0 && tokenizer_copy_files(t->directory, copy) == 0 &&
-               tokenizer_open(&k, copy) == 0 && k.size == 4,
+           make_directories(copy) == 0 && tokenizer_files_write(&kept, copy) == 0 && tokenizer_open(&k, copy) == 0 &&
+               k.size == 4,
            "a copied list", "it is not that list");
-    tokenizer_free(&k);
+    tokenizer_free(&k), tokenizer_files_free(&kept);
     free(copy), free(file);
     file = put_tokens(t, 1, 4, 0, list, LIST);
     expect(t, tokenizer_open(&k, t->directory) == 0 && tokenizer_end_of_text(&k) == 2, "a list of tokens, version 1",
@@ -368,7 +353,7 @@ static void test_tokens(Tests* t) {
     free(put_tokens(t, 2, 5, 0, list, LIST));
     expect_end(t, USAGE, "tokens: one more than there are", "ends inside token 4 of 5", open_tokens, file);
     free(put_tokens(t, 2, 4, 4, list, LIST));
-    expect_end(t, USAGE, "tokens: an end of text that is none", "token 4 of 4 ends a text", open_tokens, file);
+    expect_end(t, USAGE, "tokens: an end of text that is none", "token 4 of 4 as the end of text", open_tokens, file);
     free(put_tokens(t, 2, 4, 0, list, LIST - 1));
     expect_end(t, USAGE, "tokens: truncated", "ends inside token 3 of 4", open_tokens, file);
     free(put_tokens(t, 2, 3, 0, list, LIST));
@@ -379,7 +364,7 @@ static void test_tokens(Tests* t) {
     expect_end(t, USAGE, "tokens: no header", "too few for the header", open_tokens, file);
     char zeros[1026] = {0};
     free(put_file(t, "gpt2_tokenizer.bin", zeros, sizeof zeros));
-    expect_end(t, USAGE, "tokens: another magic number", "magic number is 0 where 20240328", open_tokens, file);
+    expect_end(t, USAGE, "tokens: another magic number", "magic number is 0, not 20240328", open_tokens, file);
     free(file);
 }
 
@@ -402,7 +387,8 @@ static void compare_tokens(Tests* t, const char* directory, const char* file) {
 }
 
 int main(int argc, char** argv) {
-    Tests t = {0, 0, NULL};
+    Tests t;
+    tests_open(&t);
     device_set_threads(1);  // OpenMP's threads do not outlive a fork
     int is_rounded = argc == 4 && strcmp(argv[1], "rounded") == 0;
     if (argc == 4 && strcmp(argv[1], "tokens") == 0) {
@@ -413,18 +399,13 @@ int main(int argc, char** argv) {
         expect_same(&t, directory, file, argv[3]);
         bench_close(directory), bench_close(file);
     } else if (argc == 1) {
-        const char* temporary = getenv("TMPDIR");
-        t.directory = xprintf("%s/test_llmc_files_XXXXXX", temporary && *temporary ? temporary : "/tmp");
-        if (!mkdtemp(t.directory)) die(FAILED, "%s: cannot be made: %s", t.directory, strerror(errno));
+        t.directory = make_scratch_directory("test_llmc_files");
         test_weights(&t);
         test_range(&t);
         test_weights_refused(&t);
         test_tokens(&t);
-        remove_directory(t.directory);
-        free(t.directory);
     } else {
         die(USAGE, "usage: test_llmc_files [same|rounded|tokens DIR FILE.bin]");
     }
-    printf("%d passed, %d failed\n", t.passed, t.failed);
-    return t.failed != 0;
+    return tests_close(&t);
 }

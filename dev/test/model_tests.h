@@ -2,9 +2,7 @@
 #ifndef DEV_MODEL_TESTS_H
 #define DEV_MODEL_TESTS_H
 
-typedef struct {
-    int passed, failed;
-} Tests;
+#include "dev/test/tests.h"
 
 static void report(Tests* t, int ok, const char* name, double error, double tolerance) {
     printf("%s %s  err=%.3g tol=%.3g\n", ok ? "ok  " : "FAIL", name, error, tolerance);
@@ -33,6 +31,22 @@ static real* device_values(Context* ctx, void* device, size_t n, ViewType type) 
     return copy;
 }
 
+// A large epsilon in config.json is that of every layernorm: each row's rstd is 1 / sqrt(variance + epsilon).
+static double epsilon_error(Context* ctx, floatX* x, real* rstd, int rows, int C, double eps) {
+    real *values = device_values(ctx, x, (size_t)rows * (size_t)C, VIEW_FLOATX),
+         *got = device_values(ctx, rstd, (size_t)rows, VIEW_REAL);
+    double worst = 0;
+    for (int n = 0; n < rows; n++) {
+        const real* row = values + (size_t)n * (size_t)C;
+        double mean = 0, variance = 0;
+        for (int c = 0; c < C; c++) mean += (double)row[c] / C;
+        for (int c = 0; c < C; c++) variance += ((double)row[c] - mean) * ((double)row[c] - mean) / C;
+        worst = fmax(worst, fabs((double)got[n] * sqrt(variance + eps) - 1));
+    }
+    free(values), free(got);
+    return worst;
+}
+
 // Weight decay is for matrices: not for biases and layernorms, which are the vectors.
 static void report_decay(Tests* t, const TensorTable* table) {
     const char* wrong = NULL;
@@ -43,12 +57,12 @@ static void report_decay(Tests* t, const TensorTable* table) {
     free(name);
 }
 
-// What the plan says of each kind of memory against what was allocated for a model, its optimizer and a batch, and against
-// the scratch of the steps that were run.
+// What the plan says of each kind of memory against what was allocated for a model, its optimizer and a batch, and
+// against the scratch of the steps that were run.
 static void report_memory(Tests* t, const char* what, const MemoryPlan* plan, const Context* ctx) {
     size_t planned = 0, counted = 0;
     char name[192];
-    for (int i = 0; i < PLAN_PARTS; i++) {
+    for (int i = 0; i < MEMORY_PLAN_PARTS; i++) {
         size_t want = plan->part[i].bytes, got = 0;
         int is_scratch = strcmp(plan->part[i].name, "scratch") == 0;
         for (int k = 0; k < MEMORY_CATEGORIES && ctx->memory[k].name; k++)
@@ -56,10 +70,10 @@ static void report_memory(Tests* t, const char* what, const MemoryPlan* plan, co
         if (is_scratch) got = ctx->scratch_bytes;
         else planned += want;
         snprintf(name, sizeof name, "%s: %s, %zu bytes of %zu planned", what, plan->part[i].name, got, want);
-        // Scratch is planned for the largest blocks that a product may be cut into, and for as many blocks of threads as a
-        // GPU may hold and a batch of other lengths may need: more than a step takes, but not twice as much. It is that of
-        // a step where only the forward pass is run, too.
-        int is_near = got <= want && (plan->forward_alone || (got > 0 && want <= 2 * got));
+        // Scratch is planned for the largest blocks that a product may be cut into, and for as many blocks of threads
+        // as a GPU may hold and a batch of other lengths may need: more than a step takes, but not twice as much. It is
+        // that of a step where only the forward pass is run, too.
+        int is_near = got <= want && (plan->forward_only || (got > 0 && want <= 2 * got));
         report(t, is_scratch ? is_near : got == want, name, 0, 0);
     }
     for (int k = 0; k < MEMORY_CATEGORIES; k++) counted += ctx->memory[k].bytes;
@@ -74,7 +88,8 @@ static void report_forward_alone(Tests* t, const MemoryPlan* alone, const Memory
                alone->part[PLAN_GRADIENTS].bytes == 0 &&
                16 * alone->part[PLAN_STATE].bytes < training->part[PLAN_STATE].bytes &&
                3 * alone->part[PLAN_ACTIVATIONS].bytes < 2 * training->part[PLAN_ACTIVATIONS].bytes;
-    char* name = xprintf("a forward pass alone: %zu bytes, training %zu", plan_bytes(alone), plan_bytes(training));
+    char* name =
+        xprintf("a forward pass alone: %zu bytes, training %zu", memory_plan_bytes(alone), memory_plan_bytes(training));
     report(t, good, name, 0, 0);
     free(name);
 }
@@ -127,8 +142,8 @@ static void report_ops(Tests* t, const char* what, const LoggedStep* s, Directio
     free(ops.text), free(name);
 }
 
-// Kernels of a layer in one direction: neither fills and copies, nor those that cuBLASLt puts beside its products. Not in
-// full precision, whose attention takes as many as there are sequences. Every op has launched something.
+// Kernels of a layer in one direction: neither fills and copies, nor those that cuBLASLt puts beside its products. Not
+// in full precision, whose attention launches one kernel per sequence. Every op has launched something.
 static void report_kernels(Tests* t, const char* what, const LoggedStep* s, const ProfileStep* step,
                            Direction direction, int layer, int want) {
     int kernels = 0, ops = 0, without = 0, is_full_precision = sizeof(floatX) == sizeof(real);
@@ -151,10 +166,54 @@ static void report_kernels(Tests* t, const char* what, const LoggedStep* s, cons
     free(name);
 }
 
+// ---------------------------------------------------------------------------------------------------------
+// Dropout: what a model drops, by which rate and which stream
+
+// The configuration that this text of a config.json says.
+static Config config_of(const char* json) {
+    char path[] = "/tmp/llmc_config_XXXXXX";
+    int fd = mkstemp(path);
+    size_t n = strlen(json);
+    if (fd < 0 || write(fd, json, n) != (ssize_t)n || close(fd) != 0) die(FAILED, "%s: %s", path, strerror(errno));
+    Config config = config_read(path);
+    unlink(path);
+    return config;
+}
+
+// `sum` [N, C] is x, or 0 where x is NULL, and what dropout `d` has left of something that is nowhere 0. Where it
+// drops, that is x; elsewhere it is not, but for what is lost where floatX is short. d.sequences is the host's.
+static void report_dropped(Tests* t, const char* what, floatX* sum, floatX* x, int C, Dropout d, Context* ctx) {
+    const Sequences* s = d.sequences;
+    size_t n = (size_t)s->rows * (size_t)C, kept = 0, lost = 0, not_dropped = 0;
+    real *got = device_values(ctx, sum, n, VIEW_FLOATX), *before = x ? device_values(ctx, x, n, VIEW_FLOATX) : NULL;
+    for (size_t i = 0; i < n; i++) {
+        int row = (int)(i / (size_t)C), is_x = got[i] == (before ? before[i] : 0);
+        int is_kept = dropout_factor_ref(d, s->sequence[row], s->position[row], (int)(i % (size_t)C)) != 0;
+        kept += (size_t)is_kept, lost += (size_t)(is_kept && is_x), not_dropped += (size_t)(!is_kept && !is_x);
+    }
+    size_t most = sizeof(floatX) == sizeof(real) ? 0 : n / 20;
+    char* name = xprintf("%s: %zu of %zu are kept", what, kept, n);
+    report(t, not_dropped == 0 && lost <= most, name, (double)(not_dropped + lost), (double)most);
+    free(name), free(got), free(before);
+}
+
+// `out` [N, C] is what attention in this shape makes of qkv; the sequences `s` are on the device.
+static void report_attention(Tests* t, const char* what, floatX* out, const floatX* qkv, const Sequences* s,
+                             AttentionShape shape, Context* ctx) {
+    size_t n = (size_t)s->rows * (size_t)(shape.NH * shape.HS), rows = (size_t)s->rows * (size_t)shape.NH;
+    floatX* again = (floatX*)device_alloc(ctx, n * sizeof(floatX), "batch");
+    real* lse = (real*)device_alloc(ctx, rows * sizeof(real), "batch");
+    attention_forward(again, lse, qkv, s, shape, ctx);
+    real *got = device_values(ctx, out, n, VIEW_FLOATX), *want = device_values(ctx, again, n, VIEW_FLOATX);
+    report(t, memcmp(got, want, n * sizeof(real)) == 0, what, largest_error(got, want, n), 0);
+    device_free(again, n * sizeof(floatX)), device_free(lse, rows * sizeof(real));
+    free(got), free(want);
+}
+
 static void golden_values(const SafeTensors* file, const char* name, real* out, size_t n) {
     const SafeTensor* entry = safetensors_find(file, name);
     if (!entry || entry->elements != n) die(FAILED, "golden file: \"%s\" is missing or of another size", name);
-    safetensors_read_real(file, entry, 0, n, out);
+    safetensors_read_real(entry, 0, n, out);
 }
 
 #endif

@@ -24,7 +24,7 @@ finish() { echo "$passed passed, $failed failed, $skipped skipped"; [ "$failed" 
 unset http_proxy https_proxy HTTP_PROXY HTTPS_PROXY all_proxy ALL_PROXY
 export HF_HOME=$work/hf HF_HUB_DISABLE_TELEMETRY=1 no_proxy=127.0.0.1
 
-gpt2() { "$python" dev/data/prepare_gpt2.py --vocab data/builtin --shard-tokens 400000 "$@" >"$work/stdout" 2>"$work/stderr"; }
+gpt2() { "$python" dev/data/prepare_gpt2.py --vocab build/test_corpus/builtin --shard-tokens 400000 "$@" >"$work/stdout" 2>"$work/stderr"; }
 bert() { "$python" dev/data/prepare_bert.py --shard-tokens 400000 "$@" >"$work/stdout" 2>"$work/stderr"; }
 said() { tail -n 1 "$work/stderr"; }
 
@@ -100,7 +100,7 @@ mkdir -p "$work/srv/files" "$work/jsonl"
 "$python" - "$work" <<'END'
 import json, random, sys
 random.seed(7)
-words = open("README.md", encoding="utf-8").read().split()
+words = open("build/test_corpus/text/000.md", encoding="utf-8").read().split()
 documents = [" ".join(random.choices(words, k=random.choice([1, 20, 300, 900])) + ["é漢🙂"] * random.randrange(3)) for _ in range(1300)]
 documents[17] = documents[640] = ""
 documents[18] = "A line.\n\n\nAnother one. And a third!\n" * 40
@@ -117,7 +117,7 @@ gpt2 --local "${mine[@]}" --text-key body --out "$work/gpt2" || fail "prepare_gp
 bert --local "${mine[@]}" --text-key body --vocab "$work/vocab.txt" --out "$work/bert" || fail "prepare_bert" "$(said)"
 
 # Long preparations that are killed.
-survives "files, GPT-2" "$work/killed" "$work/gpt2" "$python" dev/data/prepare_gpt2.py --vocab data/builtin --shard-tokens 400000 \
+survives "files, GPT-2" "$work/killed" "$work/gpt2" "$python" dev/data/prepare_gpt2.py --vocab build/test_corpus/builtin --shard-tokens 400000 \
     --local "${mine[@]}" --text-key body --out "$work/killed" --processes 2
 survives "files, BERT" "$work/killed_bert" "$work/bert" "$python" dev/data/prepare_bert.py --vocab "$work/vocab.txt" --shard-tokens 400000 \
     --local "${mine[@]}" --text-key body --out "$work/killed_bert" --processes 2
@@ -127,7 +127,7 @@ why='no signal came in time' status=
 for i in 1 2 3; do
     [ -n "$why" ] || break
     rm -rf "$work/grouped"
-    setsid timeout -s KILL 30 "$python" dev/data/prepare_gpt2.py --vocab data/builtin --shard-tokens 400000 "${grouped[@]}" --save-every 0 >"$work/stdout" 2>"$work/stderr" &
+    setsid timeout -s KILL 30 "$python" dev/data/prepare_gpt2.py --vocab build/test_corpus/builtin --shard-tokens 400000 "${grouped[@]}" --save-every 0 >"$work/stdout" 2>"$work/stderr" &
     pid=$!
     until [ -f "$work/grouped/preparation/state.json" ] || ! kill -0 $pid 2>/dev/null; do sleep 0.01; done
     kill -TERM -- -$pid 2>/dev/null || { wait $pid; continue; }
@@ -146,7 +146,7 @@ survives "a vocabulary of its own" "$work/killed_own" "$work/own" "$python" dev/
 
 # One that goes on only as it began, and not twice at a time.
 long=(--local "${mine[@]}" --text-key body --out "$work/stopped" --processes 1)
-killed "$work/stopped" "$python" dev/data/prepare_gpt2.py --vocab data/builtin --shard-tokens 400000 "${long[@]}"
+killed "$work/stopped" "$python" dev/data/prepare_gpt2.py --vocab build/test_corpus/builtin --shard-tokens 400000 "${long[@]}"
 why=
 gpt2 "${long[@]}" --limit-tokens 5000 && why="taken up with --limit-tokens"
 [ "$(wc -l <"$work/stderr")" -eq 1 ] && grep -q 'another --limit-tokens' "$work/stderr" || why="${why:-not one line that names the flag: $(said)}"
@@ -171,7 +171,7 @@ gpt2 "${long[@]}" --restart
 same "--restart begins anew" "$work/stopped" "$work/gpt2"
 
 # SIGTERM saves what there is.
-"$python" dev/data/prepare_gpt2.py --vocab data/builtin --shard-tokens 400000 "${long[@]}" --save-every 0 >"$work/stdout" 2>"$work/stderr" &
+"$python" dev/data/prepare_gpt2.py --vocab build/test_corpus/builtin --shard-tokens 400000 "${long[@]}" --save-every 0 >"$work/stdout" 2>"$work/stderr" &
 pid=$!
 until [ -f "$work/stopped/preparation/state.json" ] || ! kill -0 $pid 2>/dev/null; do sleep 0.01; done
 kill -TERM $pid
@@ -183,7 +183,7 @@ gpt2 "${long[@]}" && grep -q 'going on from there' "$work/stdout" || why="${why:
 verdict "SIGTERM saves" "${why:-$(differ "$work/stopped" "$work/gpt2")}"
 
 # A worker that is killed, by the system for want of memory perhaps, ends the preparation with a line.
-"$python" dev/data/prepare_gpt2.py --vocab data/builtin --shard-tokens 400000 "${long[@]}" --processes 2 --save-every 0 >"$work/stdout" 2>"$work/stderr" &
+"$python" dev/data/prepare_gpt2.py --vocab build/test_corpus/builtin --shard-tokens 400000 "${long[@]}" --processes 2 --save-every 0 >"$work/stdout" 2>"$work/stderr" &
 pid=$!
 until [ -f "$work/stopped/preparation/state.json" ] || ! kill -0 $pid 2>/dev/null; do sleep 0.01; done
 pkill -KILL -n -P $pid
@@ -319,7 +319,7 @@ for kind in tqdm own; do
     PYTHONPATH=$work/$kind "$python" - "${mine[@]}" "$work/$kind/out" >"$work/stdout" 2>&1 <<'END'
 import pty, sys
 command = [sys.executable, "dev/data/prepare_gpt2.py", "--local"] + sys.argv[1:-1] * 4
-command += ["--text-key", "body", "--vocab", "data/builtin", "--out", sys.argv[-1], "--processes", "1"]
+command += ["--text-key", "body", "--vocab", "build/test_corpus/builtin", "--out", sys.argv[-1], "--processes", "1"]
 sys.exit(pty.spawn(command) >> 8)
 END
     pattern='M tokens.*[0-9]+:[0-9]+ left'
@@ -370,7 +370,7 @@ END
 parquet=$hub/roneneldan/TinyStories
 gpt2 --dataset "$work/jsonl:::body" --out "$work/data_jsonl" --processes 3 || fail "jsonl" "$(said)"
 same "a directory of jsonl files" "$work/data_jsonl" "$work/gpt2"
-survives "a directory of parquet files" "$work/data_parquet" "$work/gpt2" "$python" dev/data/prepare_gpt2.py --vocab data/builtin --shard-tokens 400000 \
+survives "a directory of parquet files" "$work/data_parquet" "$work/gpt2" "$python" dev/data/prepare_gpt2.py --vocab build/test_corpus/builtin --shard-tokens 400000 \
     --dataset "$parquet" --out "$work/data_parquet" --processes 2
 
 refused "no such column" 2 "no column 'story'; there are id, text" gpt2 --dataset "$parquet:::story"
@@ -379,7 +379,7 @@ refused "a column of numbers" 2 "'id' of document 1 is not a string" gpt2 --data
 
 # The library of the state is another one: the documents are counted instead.
 long=(--dataset "$parquet" --out "$work/other" --processes 1)
-killed "$work/other" "$python" dev/data/prepare_gpt2.py --vocab data/builtin --shard-tokens 400000 "${long[@]}"
+killed "$work/other" "$python" dev/data/prepare_gpt2.py --vocab build/test_corpus/builtin --shard-tokens 400000 "${long[@]}"
 sed -i -E 's/"library": "[^"]*"/"library": "0.1"/' "$work/other/preparation/state.json"
 grep -q '"library": "0.1"' "$work/other/preparation/state.json" || fail "another library" "no state"
 gpt2 "${long[@]}" || fail "another library" "$(said)"

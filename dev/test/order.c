@@ -1,24 +1,26 @@
-/* Gradients are summed and parameters shared beside the ops, and marks alone keep the two in order. Here both sides are
- * queues of things to do, which run in whatever order the marks allow: the collectives as early or as late as they may, or
- * by chance. The result must be right each time; with any one kind of wait left out it must be wrong at least once.
+/* Gradients are summed and parameters broadcast on a stream stream, overlapped with the ops; only events keep the two streams
+ * in order. Here both streams are queues of tasks, which run in any order that the events allow: collectives as early or as
+ * late as possible, or at random. The result must be right in every order. Without any one kind of wait it must be wrong in
+ * at least one.
  *
- * This file takes the place of llmc/run/collective.h, so that the order under test is that of llmc/run/reduction.h. */
-#define LLMC_COLLECTIVE_H
-#include "../../llmc/run/comm.h"
+ * This file replaces llmc/dist/collectives.h, so that the order under test is that of llmc/dist/grad_sync.h. */
+#define LLMC_DIST_COLLECTIVES_H
+#include "dev/test/tests.h"
+#include "llmc/dist/process_group.h"
 
 typedef enum { SUM_REAL, SUM_DOUBLE, SUM_BF16 } SumType;
-typedef enum { OPS, COLLECTIVES, SIDES } Side;
-typedef enum { DO_RECORD, DO_WAIT, DO_BACKWARD, DO_NORM, DO_UPDATE, DO_FORWARD, DO_SUM, DO_SUM_TO, DO_BROADCAST } Doing;
+typedef enum { OPS, COLLECTIVES, STREAMS } Stream;
+typedef enum { RECORD, WAIT, BACKWARD_PASS, NORM, UPDATE, FORWARD_PASS, ALL_REDUCE, REDUCE, BROADCAST } TaskKind;
 
 typedef struct {
-    int recorded;  // how often its record has been put into a queue
-} Mark;
+    int recorded;  // how often it was recorded so far
+} StreamEvent;
 
 typedef struct {
-    Doing doing;
-    const Mark* mark;
-    int number;    // of the mark's record
-    void* values;  // and n of them, in what unit `doing` has
+    TaskKind kind;
+    const StreamEvent* event;
+    int number;    // of the event's recording
+    void* values;  // [n]
     size_t n;
     int root, layer, step;
 } Task;
@@ -30,86 +32,75 @@ typedef struct {
     int count, done;
 } Queue;
 
-// Where a wait is made: what is left out is named by it.
-typedef enum { NOWHERE, IN_READY, IN_FINISH, IN_SUM, IN_SHARE, IN_WAIT, SITES } Site;
+// The function that makes a wait, to skip the waits of one.
+typedef enum { NOWHERE, IN_READY, IN_FINISH, IN_ALL_REDUCE, IN_BROADCAST, IN_WAIT } Site;
 
 typedef struct {
-    Queue queues[SIDES];
+    Queue queues[STREAMS];
     Site site;
-    Side side_of_wait;
-    Site left_out;
-    Side side_left_out;
+    Site skipped;  // waits of this function, on this stream, are not made
+    Stream skipped_stream;
 } World;
 
 typedef struct {
-    Comm* comm;
+    ProcessGroup* group;
     World* world;
-} Collective;
+} Collectives;
 
-static World the_world;  // what stands for the GPU
+static World the_world;  // the GPU's stand-in
 
-static void put(Side side, Task task) {
-    Queue* q = &the_world.queues[side];
+static void put(Stream stream, Task task) {
+    Queue* q = &the_world.queues[stream];
     CHECK(q->count < MOST_TASKS);
     q->tasks[q->count++] = task;
 }
 
-static void put_wait(Side side, const Mark* mark) {
-    Task wait = {DO_WAIT, mark, mark->recorded, NULL, 0, 0, 0, 0};
-    if (the_world.site == the_world.left_out && side == the_world.side_left_out) return;
-    put(side, wait);
+static void put_wait(Stream stream, const StreamEvent* event) {
+    Task wait = {WAIT, event, event->recorded, NULL, 0, 0, 0, 0};
+    if (the_world.site == the_world.skipped && stream == the_world.skipped_stream) return;
+    put(stream, wait);
 }
 
-static void put_record(Side side, Mark* mark) {
-    Task record = {DO_RECORD, mark, ++mark->recorded, NULL, 0, 0, 0, 0};
-    put(side, record);
+static void put_record(Stream stream, StreamEvent* event) {
+    Task record = {RECORD, event, ++event->recorded, NULL, 0, 0, 0, 0};
+    put(stream, record);
 }
 
-static void mark_open(Mark* m) { m->recorded = 0; }
-static void mark_close(Mark* m) { (void)m; }
-static void collective_open(Collective* c, Comm* comm) { c->comm = comm; }
-static void collective_close(Collective* c) { (void)c; }
-static void collective_begin(void) {}
-static void collective_end(void) {}
-static void collective_waits_for_ops(Collective* c, Mark* m, Context* ctx) {
+static void stream_event_open(StreamEvent* m) { m->recorded = 0; }
+static void stream_event_close(StreamEvent* m) { (void)m; }
+static void collectives_open(Collectives* c, ProcessGroup* group) { c->group = group; }
+static void collectives_close(Collectives* c) { (void)c; }
+static void collectives_begin(void) {}
+static void collectives_end(void) {}
+static void collectives_wait_for_ops(Collectives* c, StreamEvent* m, Context* ctx) {
     (void)c, (void)ctx;
     put_record(OPS, m);
     put_wait(COLLECTIVES, m);
 }
-static void collective_mark(Collective* c, Mark* m) { (void)c, put_record(COLLECTIVES, m); }
-static void ops_wait_for_collective(Context* ctx, Mark* m) { (void)ctx, put_wait(OPS, m); }
-static void collective_sum(Collective* c, void* values, size_t n, SumType type) {
-    Task task = {DO_SUM, NULL, 0, values, n, 0, 0, 0};
+static void collectives_record_event(Collectives* c, StreamEvent* m) { (void)c, put_record(COLLECTIVES, m); }
+static void ops_wait_for_collectives(Context* ctx, StreamEvent* m) { (void)ctx, put_wait(OPS, m); }
+static void all_reduce(Collectives* c, void* values, size_t n, SumType type) {
+    Task task = {ALL_REDUCE, NULL, 0, values, n, 0, 0, 0};
     (void)c;
     CHECK(type == SUM_REAL);
     put(COLLECTIVES, task);
 }
-static void collective_sum_to(Collective* c, void* values, size_t n, SumType type, int root) {
-    Task task = {DO_SUM_TO, NULL, 0, values, n, root, 0, 0};
+static void reduce(Collectives* c, void* values, size_t n, SumType type, int root) {
+    Task task = {REDUCE, NULL, 0, values, n, root, 0, 0};
     (void)c;
     CHECK(type == SUM_REAL);
     put(COLLECTIVES, task);
 }
-static void collective_broadcast(Collective* c, void* bytes, size_t n, int root) {
-    Task task = {DO_BROADCAST, NULL, 0, bytes, n / sizeof(floatX), root, 0, 0};
+static void broadcast(Collectives* c, void* bytes, size_t n, int root) {
+    Task task = {BROADCAST, NULL, 0, bytes, n / sizeof(floatX), root, 0, 0};
     (void)c, put(COLLECTIVES, task);
 }
 
-#include "../../llmc/run/reduction.h"
-
-typedef struct {
-    int passed, failed;
-} Tests;
-
-static void expect(Tests* t, int good, const char* run, const char* what) {
-    printf("%s %s: %s\n", good ? "ok  " : "FAIL", run, what);
-    if (good) t->passed++;
-    else t->failed++;
-}
+#include "llmc/dist/grad_sync.h"
 
 // ---------------------------------------------------------------------------------------------------------
-// A model of layers, whose gradients and parameters are numbers that tell of their step. This is rank 1 of two that hold
-// the same, so a sum is the double.
+// A model whose gradients and parameters are numbers that encode the step. This is rank 1 of two with the same gradients,
+// so a sum is the double.
 
 enum { LAYERS = 4, STEPS = 3, ME = 1 };
 
@@ -140,7 +131,7 @@ static void toy_close(Toy* toy) {
     tensors_free(&toy->table);
 }
 
-// The elements of a layer; -1: those before the layers; LAYERS: those behind them.
+// The elements of a layer; -1: those before the layers; LAYERS: those after them.
 static FlatRange toy_layer(const Toy* toy, int layer) {
     const Tensor* t = &toy->table.tensors[layer + 1];
     FlatRange range = {t->offset, (layer == LAYERS ? toy->table.elements : t[1].offset) - t->offset};
@@ -148,182 +139,193 @@ static FlatRange toy_layer(const Toy* toy, int layer) {
 }
 
 static void toy_do(Toy* toy, const Task* t) {
-    FlatRange part = t->doing == DO_UPDATE || t->doing == DO_NORM ? toy->shard : toy_layer(toy, t->layer);
-    if (t->doing == DO_SUM || (t->doing == DO_SUM_TO && t->root == ME))
+    FlatRange part = t->kind == UPDATE || t->kind == NORM ? toy->shard : toy_layer(toy, t->layer);
+    if (t->kind == ALL_REDUCE || (t->kind == REDUCE && t->root == ME))
         for (size_t i = 0; i < t->n; i++) ((real*)t->values)[i] *= 2;
-    if (t->doing == DO_BROADCAST && t->root != ME)  // the other rank is as far as this one's parameters tell
+    if (t->kind == BROADCAST && t->root != ME)  // the other rank is at the step of this one's parameters
         for (size_t i = 0; i < t->n; i++) ((floatX*)t->values)[i] = toy->params[toy->shard.begin];
-    if (t->doing == DO_BACKWARD)
+    if (t->kind == BACKWARD_PASS)
         for (size_t i = 0; i < part.size; i++) toy->grads[part.begin + i] = (real)(10 * t->step);
-    for (size_t i = 0; t->doing == DO_NORM && i < part.size; i++)
+    for (size_t i = 0; t->kind == NORM && i < part.size; i++)
         toy->wrong += toy->grads[part.begin + i] != (real)(20 * t->step);
-    if (t->doing == DO_NORM) toy->norm = (real)(7 * t->step);
-    if (t->doing == DO_UPDATE) toy->wrong += toy->norm != (real)(14 * t->step);
-    for (size_t i = 0; t->doing == DO_UPDATE && i < part.size; i++) toy->params[part.begin + i] = (floatX)t->step;
-    for (size_t i = 0; t->doing == DO_FORWARD && i < part.size; i++)
+    if (t->kind == NORM) toy->norm = (real)(7 * t->step);
+    if (t->kind == UPDATE) toy->wrong += toy->norm != (real)(14 * t->step);
+    for (size_t i = 0; t->kind == UPDATE && i < part.size; i++) toy->params[part.begin + i] = (floatX)t->step;
+    for (size_t i = 0; t->kind == FORWARD_PASS && i < part.size; i++)
         toy->wrong += toy->params[part.begin + i] != (floatX)(t->step - 1);
 }
 
-static void toy_put(Doing doing, int layer, int step) {
-    Task task = {doing, NULL, 0, NULL, 0, 0, layer, step};
+static void toy_put(TaskKind kind, int layer, int step) {
+    Task task = {kind, NULL, 0, NULL, 0, 0, layer, step};
     put(OPS, task);
 }
 
-// Put the steps of a run into the queues, as the trainers launch them.
-static void toy_launch(Toy* toy, Reduction* r, Context* ctx) {
+// Enqueue the steps of a run, as the trainers launch them.
+static void toy_launch(Toy* toy, GradSync* r, Context* ctx) {
     World* w = &the_world;
     for (int step = 1; step <= STEPS; step++) {
         w->site = IN_WAIT;
         for (int l = -1; l <= LAYERS; l++) {
-            reduction_wait(r, l < LAYERS ? l : REDUCTION_LAST, ctx);
-            toy_put(DO_FORWARD, l, step);
+            grad_sync_wait(r, l < LAYERS ? l : GRAD_SYNC_LAST, ctx);
+            toy_put(FORWARD_PASS, l, step);
         }
-        reduction_begin(r);
+        grad_sync_begin(r);
         w->site = IN_READY;
-        toy_put(DO_BACKWARD, LAYERS, step);
+        toy_put(BACKWARD_PASS, LAYERS, step);
         for (int l = LAYERS - 1; l >= 0; l--) {
-            toy_put(DO_BACKWARD, l, step);
-            reduction_ready(r, l, toy->grads, ctx);
+            toy_put(BACKWARD_PASS, l, step);
+            grad_sync_ready(r, l, toy->grads, ctx);
         }
-        toy_put(DO_BACKWARD, -1, step);
-        reduction_ready(r, -1, toy->grads, ctx);
+        toy_put(BACKWARD_PASS, -1, step);
+        grad_sync_ready(r, -1, toy->grads, ctx);
         w->site = IN_FINISH;
-        reduction_finish(r, toy->grads, ctx);
-        toy_put(DO_NORM, 0, step);
-        w->site = IN_SUM;
-        reduction_sum(r, &toy->norm, 1, SUM_REAL, ctx);
+        grad_sync_finish(r, toy->grads, ctx);
+        toy_put(NORM, 0, step);
+        w->site = IN_ALL_REDUCE;
+        grad_sync_all_reduce(r, &toy->norm, 1, SUM_REAL, ctx);
         w->site = NOWHERE;
-        toy_put(DO_UPDATE, 0, step);
-        w->site = IN_SHARE;
-        reduction_share(r, toy->params, ctx);
+        toy_put(UPDATE, 0, step);
+        w->site = IN_BROADCAST;
+        broadcast_params(r, toy->params, ctx);
     }
 }
 
-static int is_recorded(const Mark* mark, int number) {
-    for (int side = 0; side < SIDES; side++) {
-        const Queue* q = &the_world.queues[side];
+static int is_recorded(const StreamEvent* event, int number) {
+    for (int stream = 0; stream < STREAMS; stream++) {
+        const Queue* q = &the_world.queues[stream];
         for (int i = 0; i < q->done; i++)
-            if (q->tasks[i].doing == DO_RECORD && q->tasks[i].mark == mark && q->tasks[i].number >= number) return 1;
+            if (q->tasks[i].kind == RECORD && q->tasks[i].event == event && q->tasks[i].number >= number) return 1;
     }
     return number == 0;
 }
 
-static int step_of(Toy* toy, Side side) {
-    Queue* q = &the_world.queues[side];
+static int step_of(Toy* toy, Stream stream) {
+    Queue* q = &the_world.queues[stream];
     if (q->done == q->count) return 0;
     const Task* t = &q->tasks[q->done];
-    if (t->doing == DO_WAIT && !is_recorded(t->mark, t->number)) return 0;
-    if (t->doing != DO_WAIT && t->doing != DO_RECORD) toy_do(toy, t);
+    if (t->kind == WAIT && !is_recorded(t->event, t->number)) return 0;
+    if (t->kind != WAIT && t->kind != RECORD) toy_do(toy, t);
     q->done++;
     return 1;
 }
 
-// Run all that is in the queues; `chance` 0: ops as early as they may, 1: collectives, else by chance. Returns how many
-// numbers were wrong.
-static int run_queues(Toy* toy, uint64_t chance) {
+// Run all tasks in the queues. `seed` 0: ops as early as possible, 1: collectives as early as possible, else at random.
+// Returns how many numbers were wrong.
+static int run_queues(Toy* toy, uint64_t seed) {
     Queue* q = the_world.queues;
     toy->wrong = 0;
     for (uint32_t n = 0; q[OPS].done < q[OPS].count || q[COLLECTIVES].done < q[COLLECTIVES].count; n++) {
-        int first = chance < 2 ? (int)chance : (int)(philox(n, 0, 0, 0, chance).v[0] & 1);
-        int went_on = step_of(toy, (Side)first) || step_of(toy, (Side)!first);
-        CHECK(went_on);
+        int first = seed < 2 ? (int)seed : (int)(philox(n, 0, 0, 0, seed).v[0] & 1);
+        int progressed = step_of(toy, (Stream)first) || step_of(toy, (Stream)!first);
+        CHECK(progressed);
     }
     return toy->wrong;
 }
 
-// How many of a number of orders give a wrong result where a kind of wait is left out.
-static int wrong_orders(ReductionSettings settings, Site left_out, Side side) {
+// Of 64 orders, how many give a wrong result without one kind of wait?
+static int wrong_orders(GradSyncSettings settings, Site skipped, Stream stream) {
     int wrong = 0;
-    for (uint64_t chance = 0; chance < 64; chance++) {
+    for (uint64_t seed = 0; seed < 64; seed++) {
         static Context ctx;
         Toy toy;
-        Reduction r;
-        Comm comm;
+        GradSync r;
+        ProcessGroup group;
         memset(&the_world, 0, sizeof the_world);
-        memset(&comm, 0, sizeof comm);
-        comm.rank = ME, comm.size = 2;
-        the_world.left_out = left_out, the_world.side_left_out = side;
+        memset(&group, 0, sizeof group);
+        group.rank = ME, group.size = 2;
+        the_world.skipped = skipped, the_world.skipped_stream = stream;
         context_init(&ctx);
         toy_open(&toy, settings.zero);
-        reduction_open(&r, &comm, &toy.table, settings, &ctx);
+        grad_sync_open(&r, &group, &toy.table, settings, &ctx);
         toy.shard = r.shard;
         toy_launch(&toy, &r, &ctx);
-        wrong += run_queues(&toy, chance) > 0;
-        reduction_close(&r);
+        wrong += run_queues(&toy, seed) > 0;
+        grad_sync_close(&r);
         toy_close(&toy);
         context_free(&ctx);
     }
     return wrong;
 }
 
-int main(void) {
+// Every way to sum gradients: right in every order, and wrong without each of the waits.
+static void test_orders(Tests* t) {
     static const struct {
         const char* name;
         Site site;
-        Side side;
-        int whole;  // where gradients are summed at once: 1, in buckets: 0; -1: both
+        Stream stream;
+        int at_once;  // this wait is made if gradients are summed at once: 1, in buckets: 0; -1: both
         int zero_only;
     } waits[] = {
-        {"a bucket's sum waits for the backward pass", IN_READY, COLLECTIVES, 0, 0},
-        {"the sum waits for the backward pass", IN_FINISH, COLLECTIVES, 1, 0},
-        {"the norm waits for the sums", IN_FINISH, OPS, -1, 0},
-        {"the norm's sum waits for the norm", IN_SUM, COLLECTIVES, -1, 0},
-        {"the update waits for the norm's sum", IN_SUM, OPS, -1, 0},
-        {"parameters are shared after the update", IN_SHARE, COLLECTIVES, -1, 1},
+        {"a bucket's all-reduce waits for the backward pass", IN_READY, COLLECTIVES, 0, 0},
+        {"the all-reduce waits for the backward pass", IN_FINISH, COLLECTIVES, 1, 0},
+        {"the norm waits for the summed gradients", IN_FINISH, OPS, -1, 0},
+        {"the norm's all-reduce waits for the norm", IN_ALL_REDUCE, COLLECTIVES, -1, 0},
+        {"the update waits for the summed norm", IN_ALL_REDUCE, OPS, -1, 0},
+        {"parameters are broadcast after the update", IN_BROADCAST, COLLECTIVES, -1, 1},
         {"the forward pass waits for parameters", IN_WAIT, OPS, -1, 1},
     };
     static const struct {
         const char* name;
         double bucket_mib;
-        int is_near, whole;
+        int has_p2p, at_once;
     } ways[] = {
         {"buckets of a layer", 0, 0, 0},
         {"buckets of two layers", 1.5 * 96 * 5 * sizeof(real) / 1048576, 0, 0},
         {"all at once", 1, 0, 1},
-        {"GPUs near each other", BUCKET_AUTO, 1, 1},
+        {"GPUs with NVLink", BUCKET_AUTO, 1, 1},
     };
-    Tests t = {0, 0};
     for (int zero = 0; zero < 2; zero++)
         for (size_t way = 0; way < COUNT_OF(ways); way++) {
-            ReductionSettings settings = {zero, 0, ways[way].bucket_mib, ways[way].is_near};
-            char* run = xprintf("-z %d, %s", zero, ways[way].name);
-            expect(&t, wrong_orders(settings, NOWHERE, OPS) == 0, run, "right in every order");
+            GradSyncSettings settings = {zero, 0, ways[way].bucket_mib, ways[way].has_p2p};
+            char* name = xprintf("-z %d, %s: right in every order", zero, ways[way].name);
+            expect_that(t, wrong_orders(settings, NOWHERE, OPS) == 0, name);
+            free(name);
             for (size_t i = 0; i < COUNT_OF(waits); i++) {
                 if (waits[i].zero_only && !zero) continue;
-                if (waits[i].whole >= 0 && waits[i].whole != ways[way].whole) continue;
-                char* what = xprintf("wrong unless %s", waits[i].name);
-                expect(&t, wrong_orders(settings, waits[i].site, waits[i].side) > 0, run, what);
-                free(what);
+                if (waits[i].at_once >= 0 && waits[i].at_once != ways[way].at_once) continue;
+                name = xprintf("-z %d, %s: wrong unless %s", zero, ways[way].name, waits[i].name);
+                expect_that(t, wrong_orders(settings, waits[i].site, waits[i].stream) > 0, name);
+                free(name);
             }
-            free(run);
         }
-    // What is large, or whose GPUs are far apart, is summed in buckets.
+}
+
+// Large models, and GPUs without NVLink, use buckets.
+static void test_buckets(Tests* t) {
     TensorTable table;
     memset(&table, 0, sizeof table);
-    table.elements = (size_t)(WHOLE_BYTES / sizeof(real));
-    ReductionSettings near_by = {0, 0, BUCKET_AUTO, 1}, far_apart = {0, 0, BUCKET_AUTO, 0};
-    expect(&t, reduction_is_whole(&table, near_by), "2 GiB of gradients", "at once where GPUs are near");
-    expect(&t, !reduction_is_whole(&table, far_apart), "2 GiB of gradients", "in buckets where they are not");
+    table.elements = (size_t)(AT_ONCE_BYTES / sizeof(real));
+    GradSyncSettings nvlink = {0, 0, BUCKET_AUTO, 1}, no_nvlink = {0, 0, BUCKET_AUTO, 0};
+    expect_that(t, grad_sync_at_once(&table, nvlink), "2 GiB of gradients: at once with NVLink");
+    expect_that(t, !grad_sync_at_once(&table, no_nvlink), "2 GiB of gradients: in buckets without");
     table.elements++;
-    expect(&t, !reduction_is_whole(&table, near_by), "more than 2 GiB of gradients", "in buckets");
+    expect_that(t, !grad_sync_at_once(&table, nvlink), "more than 2 GiB of gradients: in buckets");
     // Three layers of 12 MiB.
     const int dims[] = {0, 3, 1 << 20};
     const TensorRow inner = {"h.%d", 0, {1, 2}};
     memset(&table, 0, sizeof table);
     for (int l = 0; l < 3; l++) tensors_add(&table, &inner, 1, dims, l);
     tensors_finish(&table);
-    for (int whole = 0; whole < 2; whole++) {
-        Reduction cut;
+    for (int at_once = 0; at_once < 2; at_once++) {
+        GradSync cut;
         memset(&cut, 0, sizeof cut);
-        reduction_cut(&cut, &table, whole ? near_by : far_apart);
-        char* run = xprintf("36 MiB of gradients, %s", whole ? "at once" : "in buckets");
-        expect(&t, cut.count == 2, run, "parameters are shared in two parts");
-        size_t most = whole ? table.elements : cut.buckets[1].end - cut.buckets[1].begin;
-        expect(&t, cut.buckets[1].layer == 1 && reduction_narrow_bytes(&cut) == most * sizeof(Bf16), run,
-               "so much of it in bf16");
-        free(run), free(cut.buckets);
+        grad_sync_cut(&cut, &table, at_once ? nvlink : no_nvlink);
+        const char* how = at_once ? "at once" : "in buckets";
+        char* name = xprintf("36 MiB of gradients, %s: parameters are broadcast in two buckets", how);
+        expect_that(t, cut.count == 2, name);
+        free(name);
+        size_t most = at_once ? table.elements : cut.buckets[1].end - cut.buckets[1].begin;
+        name = xprintf("36 MiB of gradients, %s: room for as many in bf16", how);
+        expect_that(t, cut.buckets[1].layer == 1 && grad_sync_bf16_bytes(&cut) == most * sizeof(Bf16), name);
+        free(name), free(cut.buckets);
     }
     tensors_free(&table);
-    printf("%d passed, %d failed\n", t.passed, t.failed);
-    return t.failed > 0;
+}
+
+int main(void) {
+    Tests t;
+    tests_open(&t);
+    test_orders(&t);
+    test_buckets(&t);
+    return tests_close(&t);
 }

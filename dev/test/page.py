@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""Does the profiler's page (llmc/run/profile.html) work in a browser?
+"""Test the profiler's page (llmc/profile/page.html) in a browser.
 
     page.py [PAGE.html...]
 
-Opens the given finished pages in headless Chromium, and four that it makes from the template: a step with two streams,
-one of names that try to break out of the page, one of 4,000 kernels, one of nothing at all. It sorts every column of every
-table, filters, walks through the timeline and the roofline, and takes any line on the console for a failure. Without
-Chromium there is nothing to test; CHROMIUM names one that is not in the PATH.
+Opens the given finished pages in headless Chromium, and four made from the template: a step with two streams, one with
+names that try to break out of the page, one with 4,000 kernels, and an empty one. Sorts every column of every table,
+filters, and steps through the timeline and the roofline; any line on the console is a failure. Skips without Chromium;
+CHROMIUM names one outside the PATH.
 """
 import html
 import json
@@ -17,7 +17,7 @@ import subprocess
 import sys
 import tempfile
 
-TEMPLATE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "../../llmc/run/profile.html")
+TEMPLATE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "../../llmc/profile/page.html")
 MARKER = "/*PROFILE*/null"
 
 # Runs before the page's own scripts. A browser without a window promises no frames, so they are timers here.
@@ -151,9 +151,9 @@ function checkStrip(kinds, step) {
     check("strip: the step's time", Math.abs(head[1] * { s: 1e6, ms: 1e3, "µs": 1 }[head[2]] / us - 1) < 0.005, head[0]);
     const shares = kinds.rows.filter((row) => at(row, "ms") > 0).map((row) => at(row, "percent"));
     check("strip: as in the table", shares.every((share, i) => isNear(parts[i], share)), parts);
-    const sum = parts.reduce((a, b) => a + b, 0), all_ms = step.span_ms + step.beside_ms;
+    const sum = parts.reduce((a, b) => a + b, 0), all_ms = step.span_ms + step.overlap_ms;
     check("strip: the parts are the step", Math.abs(sum - 100 * all_ms / step.span_ms) < 0.06 * parts.length, sum);
-    same("strip: what is beside is said", Boolean(strip.querySelector(".note")), step.beside_ms >= 0.0005 * step.span_ms);
+    same("strip: overlap is mentioned", Boolean(strip.querySelector(".note")), step.overlap_ms >= 0.0005 * step.span_ms);
 }
 async function checkPage() {
     const title = none(profile.title) ? "" : String(profile.title), section = document.getElementById("table-kernels");
@@ -217,13 +217,13 @@ def a_step(layers):
     return {
         "title": "./train --profile 3", "facts": [["GPU", "one"], ["ranks", 2]], "losses": ["One.", "Two."],
         "ceilings": {"flops": 7.9e14, "bytes": 4.2e12, "launch_us": 1.4},
-        "step": {"span_ms": 2.4, "beside_ms": 0.1, "idle_ms": 0.2},
+        "step": {"span_ms": 2.4, "overlap_ms": 0.1, "idle_ms": 0.2},
         "tables": [
             table("kinds", "kind:t ms:n percent:n", [["matmul", 1.5, 62.5], ["attention", 0.8, 33.3]]),
             table("layers", "layer:n ms:n", [[None, 0.1], [0, 1.0], [1, 1.0]]),
             table("ops", "direction:t op:t shapes:t ms:n gflop:n mbyte:n tflop_s:n", ops),
             table("kernels", "index:n direction:t layer:n op:t shapes:t kernel:t stream:n start_us:n us:n gflop:n mbyte:n "
-                  "roof_percent:n grid:t", kernels),
+                  "roofline_percent:n grid:t", kernels),
             table("gaps", "start_us:n us:n cause:t", [[41.5, 1.5, "the host"]]),
         ],
     }

@@ -1,22 +1,11 @@
-/* Tests of reading ahead (llmc/run/prefetch.h, lm_data.h, mlm_data.h) and of what ranks read: the thread changes no
- * batch, hands on what is wrong with the data, and ends. Built with -fsanitize=thread too.
+/* Tests of reading ahead (llmc/run/prefetch.h, lm_data.h, mlm_data.h) and of what ranks read: the thread does not
+ * change batches, reports errors in the data, and ends. Also built with -fsanitize=thread.
  *
- * Prints a line a case and `N passed, N failed`; exit status 1 if one failed. */
+ * Prints a line per case and `N passed, N failed`; exit status 1 if one failed. */
 
-#include "child.h"
+#include "dev/test/tests.h"
 #include "llmc/run/lm_data.h"
 #include "llmc/run/mlm_data.h"
-
-typedef struct {
-    int passed, failed;
-    char* directory;  // for files
-} Tests;
-
-static void expect(Tests* t, int good, const char* name) {
-    printf("%s %s\n", good ? "ok  " : "FAIL", name);
-    if (good) t->passed++;
-    else t->failed++;
-}
 
 // ---------------------------------------------------------------------------------------------------------
 // Language models: two files of WINDOWS windows together, whose tokens count up from 1; 0 begins a document
@@ -43,8 +32,8 @@ static void open_windows(LmData* d, const char* pattern, int shuffle, int ranks,
     lm_data_open(d, pattern, pattern, B, T, V, 5, shuffle, ranks, end_of_text, ctx);
 }
 
-// One rank's whole step: micro-batches of B sequences, numbers (i * ranks + rank) * B .. from `start` on. Adds one to
-// seen [windows of the step] for each sequence as it stands in the whole order. Returns 0 where a batch is not it.
+// Read the step of one rank: micro-batches of B sequences, numbers (i * ranks + rank) * B .. from `start` on. Adds one
+// to seen [windows of the step] for each sequence, by its place in the whole order. Returns 0 if a batch differs.
 static int take_step(LmData* d, const BatchLm* order, uint64_t start, int micro_steps, int rank, int ranks, int* seen,
                      Context* ctx) {
     int inputs[B * T], targets[B * T], right = 1;
@@ -62,7 +51,7 @@ static int take_step(LmData* d, const BatchLm* order, uint64_t start, int micro_
     return right && documents.count == 0;
 }
 
-// The ranks together take every sequence of every step once, and so every window of an epoch, wherever a run goes on.
+// Together the ranks read every sequence of every step once, and so every window of an epoch, also in a resumed run.
 static void test_slices(Tests* t) {
     char *pattern = put_windows(t->directory), *name;
     for (int ranks = 1; ranks <= 4; ranks++)
@@ -94,13 +83,13 @@ static void test_slices(Tests* t) {
                 for (int i = 0; i < EPOCHS * WINDOWS; i++) right &= windows[i / WINDOWS][i % WINDOWS] == 1;
                 name = xprintf("%d ranks, %d micro-batches a step%s: every sequence once", ranks, micro_steps,
                                shuffle == SHUFFLED ? ", shuffled" : "");
-                expect(t, right, name);
+                expect_that(t, right, name);
                 free(name), free(seen);
             }
     free(pattern);
 }
 
-// Jumps, the same batch again, and validation in between: what is loaded is what was asked for.
+// Jumps, repeated batches, and validation in between: the loaded batch is always the requested one.
 static void test_jumps(Tests* t) {
     char* pattern = put_windows(t->directory);
     int inputs[B * T], targets[B * T], want[2 * B * T], right = 1;
@@ -120,7 +109,7 @@ static void test_jumps(Tests* t) {
         right &= memcmp(inputs, want, sizeof inputs) == 0 && memcmp(targets, want + B * T, sizeof targets) == 0;
         if (from == &d.val) sample -= 3 * B;
     }
-    expect(t, right, "jumps, repetitions and validation load what a plain reader reads");
+    expect_that(t, right, "jumps, repetitions and validation load what a plain reader reads");
     lm_data_close(&d);
     context_free(&ctx);
     free(pattern);
@@ -156,13 +145,13 @@ static void test_documents(Tests* t) {
         most = max_int(most, s.count);
         right &= squares == s.squares && longest == s.max_length;
     }
-    expect(t, right && most > 4, "documents are cut at their first token and at the end of a row");
+    expect_that(t, right && most > 4, "documents are cut at their first token and at the end of a row");
     lm_data_close(&d);
     context_free(&ctx);
     free(path);
 }
 
-// The token that is out of range is in window number 8 in the order of the file.
+// The token out of range is in window 8 in the order of the file.
 static void load_bad_token(const char* path) {
     int inputs[B * T], targets[B * T];
     Sequences documents;
@@ -194,15 +183,15 @@ static void stop_before_bad_token(const char* path) {
 static void test_bad_token(Tests* t) {
     char* path = put_tokens(t->directory, "bad.bin", 1, T * WINDOWS + 1, 8 * T + 2, V + 3);
     Text text = {NULL, 0, 0};
-    int status = end_of(load_bad_token, path, &text);
+    int status = exit_status_of(load_bad_token, path, &text);
     char* message = xprintf("0 2 4 6 8 error: %s: token %d at position %d is outside the vocabulary of %d; ", path,
                             V + 3, 8 * T + 2, V);
-    expect(t, status == USAGE && text.text && strncmp(text.text, message, strlen(message)) == 0,
-           "a token out of range ends the run where its batch is used, with its own message");
+    expect_that(t, status == USAGE && text.text && strncmp(text.text, message, strlen(message)) == 0,
+                "a token out of range ends the run where its batch is used, with its own message");
     free(text.text), free(message);
     Text other = {NULL, 0, 0};
-    status = end_of(stop_before_bad_token, path, &other);
-    expect(t, status == DONE && other.length == 0, "one that was only read ahead does not");
+    status = exit_status_of(stop_before_bad_token, path, &other);
+    expect_that(t, status == DONE && other.length == 0, "one that was only read ahead does not");
     free(other.text), free(path);
 }
 
@@ -237,8 +226,7 @@ static int same_batch(const MlmBatch* a, const MlmBatch* b) {
     return a->count == b->count && a->rows == b->rows && a->masked == b->masked && a->first == b->first &&
            memcmp(a->tokens, b->tokens, rows) == 0 && memcmp(a->types, b->types, rows) == 0 &&
            memcmp(a->cu_seqlens, b->cu_seqlens, count) == 0 && memcmp(a->masked_rows, b->masked_rows, masked) == 0 &&
-           memcmp(a->masked_targets, b->masked_targets, masked) == 0 &&
-           memcmp(a->next_labels, b->next_labels, count) == 0;
+           memcmp(a->targets, b->targets, masked) == 0 && memcmp(a->next_targets, b->next_targets, count) == 0;
 }
 
 static void test_masked(Tests* t) {
@@ -271,11 +259,11 @@ static void test_masked(Tests* t) {
             mlm_source_close(&d);
             context_free(&ctx);
         }
-    expect(t, right, "masked batches: jumps, repetitions and validation load what a plain reader reads");
+    expect_that(t, right, "masked batches: jumps, repetitions and validation load what a plain reader reads");
     free(path);
 }
 
-// Within these epochs a sequence meets the planted token. Read at once or ahead, the message is the same.
+// Within these epochs a sequence contains the planted token. The message is the same with and without reading ahead.
 static void build_bad_token(const char* path) {
     MlmSource d;
     Context ctx;
@@ -297,11 +285,12 @@ static void build_bad_token_at_once(const char* path) {
 static void test_masked_bad_token(Tests* t) {
     char* path = put_documents(t->directory, 100, MLM_V);
     Text ahead = {NULL, 0, 0}, plain = {NULL, 0, 0};
-    int status = end_of(build_bad_token, path, &ahead), other = end_of(build_bad_token_at_once, path, &plain);
-    expect(t,
-           status == USAGE && other == USAGE && strcmp(ahead.text, plain.text) == 0 &&
-               strstr(ahead.text, "token 400 at position 100 is outside its vocabulary of 400") != NULL,
-           "masked batches: a token out of range ends the run with the reader's message");
+    int status = exit_status_of(build_bad_token, path, &ahead),
+        other = exit_status_of(build_bad_token_at_once, path, &plain);
+    expect_that(t,
+                status == USAGE && other == USAGE && strcmp(ahead.text, plain.text) == 0 &&
+                    strstr(ahead.text, "token 400 at position 100 is outside the file's vocabulary of 400") != NULL,
+                "masked batches: a token out of range ends the run with the reader's message");
     free(ahead.text), free(plain.text), free(path);
 }
 
@@ -312,7 +301,7 @@ static volatile sig_atomic_t handled;
 static pthread_t handler;
 static void on_signal(int number) { handled = number, handler = pthread_self(); }
 
-// Opened and closed at any moment of its work; signals are not its own.
+// The thread can be stopped at any moment; it handles no signals.
 static void test_ends(Tests* t) {
     char* pattern = put_windows(t->directory);
     int inputs[B * T], targets[B * T], mine = 1;
@@ -328,7 +317,7 @@ static void test_ends(Tests* t) {
         for (int k = 0; k < i % 4; k++)
             lm_data_load(inputs, targets, &documents, &d, &d.train, (uint64_t)(2 * B * k), &ctx);
         if (i == 150) {
-            // While this thread would not take a signal, the other does not either.
+            // While this thread blocks a signal, the other one must not handle it.
             pthread_sigmask(SIG_BLOCK, &one, &before);
             kill(getpid(), SIGUSR1);
             usleep(20000);
@@ -340,16 +329,15 @@ static void test_ends(Tests* t) {
         context_free(&ctx);
     }
     signal(SIGUSR1, SIG_DFL);
-    expect(t, 1, "the thread ends whenever it is told to");
-    expect(t, mine, "signals are the trainer's");
+    expect_that(t, 1, "the thread ends whenever it is asked to");
+    expect_that(t, mine, "signals are handled by the trainer's thread");
     free(pattern);
 }
 
 int main(void) {
-    Tests t = {0, 0, NULL};
-    const char* temporary = getenv("TMPDIR");
-    t.directory = xprintf("%s/test_prefetch_XXXXXX", temporary && temporary[0] ? temporary : "/tmp");
-    if (!mkdtemp(t.directory)) die(FAILED, "%s: cannot be made: %s", t.directory, strerror(errno));
+    Tests t;
+    tests_open(&t);
+    t.directory = make_scratch_directory("test_prefetch");
     test_slices(&t);
     test_jumps(&t);
     test_documents(&t);
@@ -357,8 +345,5 @@ int main(void) {
     test_masked(&t);
     test_masked_bad_token(&t);
     test_ends(&t);
-    remove_directory(t.directory);
-    free(t.directory);
-    printf("%d passed, %d failed\n", t.passed, t.failed);
-    return t.failed != 0;
+    return tests_close(&t);
 }

@@ -21,10 +21,10 @@ if ! "$python" -c 'import tokenizers' 2>/dev/null; then
     finish
 fi
 
-# Two documents with the built-in corpus's own byte tokenizer: every byte a token, one separator before each document.
+# Two documents with the test corpus's own byte tokenizer: every byte a token, one separator before each document.
 printf 'first document\n' >"$work/a.txt"
 printf 'second, with \xc3\xa9\n' >"$work/b.txt"
-if "$python" dev/data/prepare_gpt2.py --local "$work/a.txt" "$work/b.txt" --vocab data/builtin --val-tokens 4 \
+if "$python" dev/data/prepare_gpt2.py --local "$work/a.txt" "$work/b.txt" --vocab build/test_corpus/builtin --val-tokens 4 \
     --out "$work/bytes" >"$work/log" 2>&1; then
     got=$(cat "$work"/bytes/val_*.bin "$work"/bytes/train_*.bin | wc -c)
     want=$((2 * 1024 + 2 * (2 + 15 + 16)))
@@ -32,9 +32,28 @@ if "$python" dev/data/prepare_gpt2.py --local "$work/a.txt" "$work/b.txt" --voca
 else
     fail "bytes as tokens" "$(tail -n 1 "$work/log")"
 fi
-if "$python" dev/data/prepare_gpt2.py --local "$work/none.txt" --vocab data/builtin --out "$work/x" >/dev/null 2>"$work/log"; then
+if "$python" dev/data/prepare_gpt2.py --local "$work/none.txt" --vocab build/test_corpus/builtin --out "$work/x" >/dev/null 2>"$work/log"; then
     fail "missing input" "accepted"
 elif [ "$(wc -l <"$work/log")" -eq 1 ]; then ok "missing input is one line"; else fail "missing input" "more than one line"; fi
+
+# A CR right before an LF is no text, any other one is: in a file, also where it is read in pieces, and in JSON.
+"$python" - "$work" <<'END'
+import json, sys
+
+text = "a\r\nb\rc\n" + "x\r\n" * 70000 + "\r\rend\r"
+for i in (1, 2):
+    open(f"{sys.argv[1]}/cr{i}.txt", "w", newline="").write(text)
+    open(f"{sys.argv[1]}/cr{i}.jsonl", "w", newline="").write(json.dumps({"text": text}) + "\r\n")
+    open(f"{sys.argv[1]}/lf{i}.txt", "w", newline="").write(text.replace("\r\n", "\n"))
+END
+why=
+for kind in cr1.txt cr1.jsonl lf1.txt; do
+    "$python" dev/data/prepare_gpt2.py --local "$work/$kind" "$work/${kind/1/2}" --vocab build/test_corpus/builtin --val-tokens 4 --out "$work/$kind.out" >"$work/log" 2>&1 || why=$(tail -n 1 "$work/log")
+    got=$(cat "$work/$kind.out"/*.bin | wc -c)
+    [ "$got" -eq $((2 * 1024 + 2 * 2 * (1 + 6 + 140000 + 6))) ] || why=${why:-"$kind: $got bytes in the shards"}
+    cat "$work/$kind.out"/*.bin | cmp -s - <(cat "$work/cr1.txt.out"/*.bin) || why=${why:-"$kind: other tokens"}
+done
+if [ -z "$why" ]; then ok "CRs"; else fail "CRs" "$why"; fi
 
 # Sentences for BERT: what is in the files is what was in the text, whichever way it is marked.
 show=${TEST_DATA:-build/test_data}
@@ -68,23 +87,23 @@ else
     sentences "sentences: JSON that says it is something else" '[UNK] " [UNK] " [UNK] " the cat. " [UNK]\n\n' --local "$work/3.mask" "${given[@]}"
     sentences "sentences: a file for each document" 'the cat. sat\n\nit sat!\nthe cats\n\n[ mask ]\n\n' --local "$work/lines.txt" --lines \
         --vocab "$work/vocab.txt" --val-fraction 0 --shard-tokens 1 --processes 2
-    if "$python" dev/data/prepare_gpt2.py --local "$work/a.txt" --vocab data/builtin --out "$work/bert" >/dev/null 2>"$work/log"; then
+    if "$python" dev/data/prepare_gpt2.py --local "$work/a.txt" --vocab build/test_corpus/builtin --out "$work/bert" >/dev/null 2>"$work/log"; then
         fail "a folder of another kind" "taken over"
     elif [ "$(wc -l <"$work/log")" -eq 1 ] && grep -q 'another --out' "$work/log"; then ok "a folder of another kind is left alone"
     else fail "a folder of another kind" "$(tail -n 1 "$work/log")"; fi
     if [ "$(ls "$work"/bert/*.bin | wc -l)" -eq 3 ]; then ok "three files"; else fail "three files" "$(ls "$work/bert" | tr '\n' ' ')"; fi
-    if "$python" dev/data/prepare_bert.py --local README.md --train-vocab 400 --out "$work/own" --lines >"$work/log" 2>&1 &&
+    if "$python" dev/data/prepare_bert.py --local build/test_corpus/text/000.md --train-vocab 400 --out "$work/own" --lines >"$work/log" 2>&1 &&
         [ "$(wc -l <"$work/own/vocab.txt")" -eq 400 ] && [ "$(head -n 5 "$work/own/vocab.txt" | tr '\n' ' ')" = "[PAD] [UNK] [CLS] [SEP] [MASK] " ]; then
         ok "a vocabulary of 400"
     else fail "a vocabulary of 400" "$(tail -n 1 "$work/log")"; fi
     # The same in every run: the library numbers by chance what decides between pairs as frequent.
     for again in 1 2 3; do
-        RAYON_NUM_THREADS=$again "$python" dev/data/prepare_bert.py --local README.md dev/*.md --train-vocab 1000 --out "$work/again$again" --lines >/dev/null 2>"$work/log"
+        RAYON_NUM_THREADS=$again "$python" dev/data/prepare_bert.py --local build/test_corpus/text/00*.md --train-vocab 1000 --out "$work/again$again" --lines >/dev/null 2>"$work/log"
     done
     if [ "$(cat "$work"/again?/vocab.txt | wc -l)" = 3000 ] && [ "$(md5sum <"$work/again1/vocab.txt")" = "$(md5sum <"$work/again2/vocab.txt")" ] &&
         cmp -s "$work/again1/train_000000.bin" "$work/again3/train_000000.bin"
     then ok "the same vocabulary, three times"; else fail "the same vocabulary" "$(diff "$work"/again[12]/vocab.txt | head -n 3 | tr '\n' ' ')"; fi
-    if "$python" dev/data/prepare_bert.py --local README.md --train-vocab 40 --out "$work/x" --lines >/dev/null 2>"$work/log"; then
+    if "$python" dev/data/prepare_bert.py --local build/test_corpus/text/000.md --train-vocab 40 --out "$work/x" --lines >/dev/null 2>"$work/log"; then
         fail "a vocabulary smaller than the text's characters" "accepted"
     elif [ "$(wc -l <"$work/log")" -eq 1 ] && grep -q 'characters of this text alone take' "$work/log"; then ok "a vocabulary smaller than the text's characters"
     else fail "a vocabulary smaller than the text's characters" "$(tail -n 1 "$work/log")"; fi
@@ -106,7 +125,7 @@ else
         fail "one document for two sides" "accepted"
     elif [ "$(wc -l <"$work/log")" -eq 1 ] && grep -q 'cannot be divided' "$work/log"; then ok "one document cannot be divided"
     else fail "one document for two sides" "$(tail -n 1 "$work/log")"; fi
-    "$python" dev/test/check_wordpiece.py "$show" "$work/own" README.md dev/LOG.md >"$work/log" 2>&1 || echo "FAIL check_wordpiece: see above" >>"$work/log"
+    "$python" dev/test/check_wordpiece.py "$show" "$work/own" build/test_corpus/text/00[01].md >"$work/log" 2>&1 || echo "FAIL check_wordpiece: see above" >>"$work/log"
     cat "$work/log"
     passed=$((passed + $(grep -c '^ok' "$work/log"))) failed=$((failed + $(grep -c '^FAIL' "$work/log")))
 fi

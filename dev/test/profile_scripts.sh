@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# Comparing profiles: scripts/profile_diff.py and scripts/profile_reference.{py,sh}, on small profiles made here.
+# Tests of scripts/profile_diff.py and scripts/profile_reference.{py,sh}, on small made-up profiles.
 #
 #     bash dev/test/profile_scripts.sh          from the repository's root
 #
-# PYTHON names the interpreter (default python3); only its standard library is used. No GPU and no trainer is needed:
-# where profile_reference.sh would run trainers, stand-ins write the made profiles.
+# PYTHON names the interpreter (default python3); only its standard library is used. Needs no GPU and no trainer: stand-ins
+# for the trainers write the profiles for profile_reference.sh.
 set -u
 PROGRAM=$(command -v "${PYTHON:-python3}") || { echo "skip profile_scripts: no python3"; echo "0 passed, 0 failed, 1 skipped"; exit 0; }
 . "$(dirname "$0")/shell.sh"
@@ -12,18 +12,18 @@ diff=$root/scripts/profile_diff.py reference=$root/scripts/profile_reference.py
 export PYTHONDONTWRITEBYTECODE=1
 
 # ---------------------------------------------------------------------------------------------------------
-# Made profiles
+# Made-up profiles
 
-# Begin a profile: kernels.csv with its head line, summary.json. Its command is "a made step".
+# Begin a profile: kernels.csv with its header, summary.json. Its command is "a made step".
 profile() { # FOLDER PLAIN_MS SPAN_MS [FACTS]
     mkdir -p "$1"
-    echo "index,direction,layer,op,shapes,kernel,stream,grid,block,registers,shared_bytes,start_us,us,min_us,median_us,max_us,gflop,mbyte,tflop_s,gb_s,tensor_cores,roof,roof_percent,lost_us,full_name" >"$1/kernels.csv"
+    echo "index,direction,layer,op,shapes,kernel,stream,grid,block,registers,shared_bytes,start_us,us,min_us,median_us,max_us,gflop,mbyte,tflop_s,gb_s,tensor_cores,bound,roofline_percent,lost_us,full_name" >"$1/kernels.csv"
     printf '{"title": "a made step", "facts": [["GPU", "Made Up 9000"]%s], "ceilings": {"flops": 1e14, "bytes": 1e12, "launch_us": 2},
-        "step": {"span_ms": %s, "kernels_ms": 9, "beside_ms": 0, "gap_host_ms": 0.5, "gap_stream_ms": 0.25, "gap_kernels_ms": 0.25, "plain_ms": %s, "profiled_ms": 11, "flops": 1e9}}\n' \
+        "step": {"span_ms": %s, "kernels_ms": 9, "overlap_ms": 0, "gap_host_ms": 0.5, "gap_stream_ms": 0.25, "gap_kernels_ms": 0.25, "plain_ms": %s, "profiled_ms": 11, "flops": 1e9}}\n' \
         "${4:-}" "$3" "$2" >"$1/summary.json"
     into=$1/kernels.csv
 }
-# A row; its median is US, the shown step's time twice that. A helper has no work.
+# A row with median US; the reported step took twice that. A helper has no work.
 row() { # DIRECTION LAYER OP SHAPES KERNEL US [helper]
     local work=1.5,2.5
     [ "${7:-}" != helper ] || work=,
@@ -31,7 +31,7 @@ row() { # DIRECTION LAYER OP SHAPES KERNEL US [helper]
         "$1" "$2" "$3" "$4" "$5" $((2 * $6)) "$6" "$work" "$5" >>"$into"
 }
 
-# BERT with two layers: a copy, 27 kernels and a fill; C is 1024 unless another is given.
+# BERT with two layers: a copy, 27 kernels and a fill; C defaults to 1024.
 bert_profile() { # FOLDER [C]
     local C=${2:-1024} layer
     profile "$1" 1.5 1.4 ', ["commit", "abcdef1"]'
@@ -87,7 +87,7 @@ gpt2_profile() { # FOLDER LAYERS N C PLAIN_MS [FACTS]
 # ---------------------------------------------------------------------------------------------------------
 # profile_diff.py
 
-# A, and B with another kernel in layer 1, a second kernel in layer 0, an op less and one more.
+# A, and B with a different kernel in layer 1, a second kernel in layer 0, one op removed and one added.
 profile a/profile 10 9.5
 row forward 0 matmul_forward "N=8 C=4" nvjet_one 1000
 row forward 1 matmul_forward "N=8 C=4" nvjet_one 1000
@@ -100,7 +100,7 @@ row forward 1 matmul_forward "N=8 C=4" nvjet_two 1000
 row backward "" dropout_backward "n=8" dropout_backward_kernel 125
 row optimizer "" adamw_update "n=9" adamw_update_kernel 250
 
-# Why the last run's output lacks one of the given lines (spaces count as one), or nothing.
+# Print the first of the given lines that the last output lacks (several spaces count as one).
 lacks() { # FILE LINE...
     local file=$1 line
     shift
@@ -127,7 +127,7 @@ step, not profiled          10.000  11.000      +1.000  +10.0 %
 step, profiled              11.000  11.000      +0.000   +0.0 %
 first kernel to last         9.500   9.000      -0.500   -5.3 %
 in kernels                   9.000   9.000      +0.000   +0.0 %
-of them beside others        0.000   0.000      +0.000
+of them overlapping          0.000   0.000      +0.000
 gaps: waiting for the host   0.500   0.500      +0.000   +0.0 %
 gaps: waiting for a stream   0.250   0.250      +0.000   +0.0 %
 gaps: between kernels        0.250   0.250      +0.000   +0.0 %
@@ -258,7 +258,7 @@ fused backward 'MLP out, GELU' 5 1
 fused backward loss 7 1
 fused optimizer optimizer 52 2
 layer_norms() { grep "residual, layer norm $1 " "$pages/profile_bert_two_layers.md" | tr -s ' ' | cut -d '|' -f 6 | tr -d ' \n'; }
-verdict 'pages: the residual additions of both passes in their places' "$([ "$(layer_norms 1) $(layer_norms 2)" = '4.012.0 5.010.0' ] || echo "$(layer_norms 1) and $(layer_norms 2) us, not 4.012.0 and 5.010.0")"
+verdict 'pages: the residual additions of both passes are assigned correctly' "$([ "$(layer_norms 1) $(layer_norms 2)" = '4.012.0 5.010.0' ] || echo "$(layer_norms 1) and $(layer_norms 2) us, not 4.012.0 and 5.010.0")"
 shows 'recommenders' profile_bert_two_layers.md '| DLRM | 117 | 609 | 62 | 788 | 572 |' '| NCF | 38 | 149 | 7 | 194 | 122 |' '| BERT, two layers | 87 | 126 | 52 | 265 | 20 |'
 
 shows "GPT-2's ranges" profile_gpt2_124m.md '| forward | gpt2_forward | 147 + 13 | 74 + 12 | 347.63 | 345.75 | 1.88 | 86437 | 937.5 |' \
@@ -283,7 +283,7 @@ range '. lm_head' '1.5 | 0.5 | 0.2 | 0.060'
 range 'loss_computation' '| 3.3 | 3.1 | | 0.008'
 range 'backward_pass' '| 1734.5 | 1732.5 | | 2.464'
 range 'optimizer_step' '| | 178.8 | | | 0.020'
-verdict 'pages: both sizes are said' "$(tr '\n' ' ' <"$pages/profile_transformer_2_6b.md" | grep -q 'has 3.41 billion parameters.*Ours has 2.57 billion' || echo 'not found')"
+verdict 'pages: both sizes are mentioned' "$(tr '\n' ' ' <"$pages/profile_transformer_2_6b.md" | grep -q 'has 3.41 billion parameters.*Ours has 2.57 billion' || echo 'not found')"
 verdict 'pages: no line of text is too long' "$(grep -v '^|' "$pages"/*.md | sed 's/^[^:]*://' | awk 'length > 120' | head -n 1)"
 
 wrong 'pages: no runs' '^error: nowhere: there is no such folder' "$reference" nowhere
@@ -328,15 +328,15 @@ kept=$(cd "$tree/out/profile_reference/gpt2_124m" && echo *)
 verdict 'sh: only profile and log are kept' "$([ "$kept" = 'log.jsonl profile' ] || echo "$kept")"
 verdict 'sh: the commit is named' "$(lacks "$tree/results/profile_gpt2_124m.md" '| commit | 7654321 |')"
 BROKEN=gpt2_124m reference_sh --only 'bert gpt2' --out other_out --pages results
-verdict 'sh: a run that fails is shown, the others go on' "$(ended_with 1)$(lacks "$work/stdout" 'FAIL gpt2_124m: no profile; the end of other_out/gpt2_124m.log:' 'error: broken on purpose' \
+verdict 'sh: a failed run is reported, the others continue' "$(ended_with 1)$(lacks "$work/stdout" 'FAIL gpt2_124m: no profile; the end of other_out/gpt2_124m.log:' 'error: broken on purpose' \
     'left out: other_out has no gpt2_124m' 'wrote results/profile_bert_two_layers.md')"
 reference_sh --only 'bert llama'
-verdict 'sh: an unknown set-up' "$(ended_with_error 2 'error: --only llama: is none of bert, gpt2, transformer')"
+verdict 'sh: an unknown set-up' "$(ended_with_error 2 'error: --only llama: allowed are bert, gpt2, transformer')"
 reference_sh --faster
 verdict 'sh: an unknown flag' "$([ "$status" = 2 ] && [ "$(wc -l <"$work/stderr")" = 1 ] || echo "status $status: $(cat "$work/stderr")")"
 printf 'import sys\nsys.exit(2)\n' >"$tree/scripts/profile_reference.py"
 reference_sh --only gpt2
-verdict 'sh: pages that cannot be made' "$(ended_with 1)"
+verdict 'sh: pages that cannot be written' "$(ended_with 1)"
 printf '#!/bin/sh\necho no rule; exit 2\n' >"$tree/bin/make"
 reference_sh --only gpt2
 verdict 'sh: a build that fails' "$(ended_with 1)$(lacks "$work/stderr" 'no rule' 'error: make train_gpt2cu train_bertcu data/builtin/train.bin failed; the whole log is out/profile_reference/build.log')"

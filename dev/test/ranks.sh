@@ -1,6 +1,6 @@
 #!/bin/bash
-# Several ranks train what one trains: the same losses and weights, the same bits every time, over interruptions and other
-# numbers of ranks; and they end well when one of them does not.
+# Several ranks train the same model as one rank: the same losses and weights, and the same bits every time, also when a run is
+# interrupted or the number of ranks changes. And if one rank fails, the others end as promised.
 #
 #     bash dev/test/ranks.sh PROGRAM [SEED]   from the repository's root; needs mpirun, and python3 to compare weights
 #
@@ -15,12 +15,12 @@ case ${PROGRAM##*/} in
     *) model="-e L=3,C=16,NH=2,T=16" ;;
 esac
 prepare_ranks || { skip ranks "$why"; finish; exit; }
-# Sequences that a step takes are the same for any number of ranks; each layer is a bucket of its own. Not at a high rate:
-# AdamW makes steps of the rate's size of gradients that are 0 but for rounding, as those of the keys' biases are, and
-# rounding is where numbers of ranks differ.
+# A step takes the same sequences for any number of ranks; each layer is a bucket of its own. The learning rate is low: some
+# gradients are 0 apart from rounding, as those of the keys' biases. AdamW turns them into updates as large as the learning
+# rate, and rounding depends on the number of ranks.
 common="$model -d 128 -x 20 --dropout 0.1 -l 1e-3 -u 3 -q 0.1 -c 0.1 -v 10 -m 4 -s 0 -n 0 --bucket 0"
 
-# Start RANKS of the trainer; as run().
+# Like run(), with RANKS ranks.
 launch() { # RANKS FLAG...
     local ranks=$1
     shift
@@ -29,7 +29,7 @@ launch() { # RANKS FLAG...
 }
 losses() { grep -E '"(loss|val_loss)"' "$1/log.jsonl" | sed -nE 's/.*"(loss|val_loss)": ([0-9.eE+-]+).*/\2/p'; }
 
-# Why the losses or weights of two runs are further apart than 1e-5, or nothing.
+# Print why the losses or weights of two runs differ by more than 1e-5, or nothing.
 near() { # OUT REFERENCE
     paste <(losses "$1") <(losses "$2") | awk '
         NF != 2 {print "not the same number of losses"; exit}
@@ -48,7 +48,7 @@ elif not worst[0] <= 1e-5: print("%s is %g away" % (worst[1], worst[0]))
 EOF
 }
 
-# Why two runs are not the same bits, or nothing.
+# Print why two runs do not have the same bits, or nothing.
 same() { # OUT REFERENCE
     local file
     for file in "$1"/ckpt/00000020/*.safetensors; do
@@ -70,7 +70,7 @@ for zero in 0 1; do
     for ranks in 2 4; do
         name="$ranks ranks, -z $zero"
         launch $ranks $common -b 2 -z $zero -o "z$zero.$ranks"
-        case_is "$name: as one rank" "$(ended_with 0)" "$(near "z$zero.$ranks" one)"
+        case_is "$name: like one rank" "$(ended_with 0)" "$(near "z$zero.$ranks" one)"
         launch $ranks $common -b 2 -z $zero -o "again$zero.$ranks"
         case_is "$name: the same bits again" "$(ended_with 0)" "$(same "again$zero.$ranks" "z$zero.$ranks")"
     done
@@ -84,19 +84,19 @@ for zero in 0 1; do
     launch 4 ${common/--bucket 0/--bucket 1} -b 2 -z $zero -o "whole$zero"
     why=$(ended_with 0)
     grep -q 'gradients summed at once' "$work/stdout" || why=${why:-"stdout: $(head -n 1 "$work/stdout")"}
-    case_is "4 ranks, -z $zero, summed at once: as one rank" "$why" "$(near "whole$zero" one)"
+    case_is "4 ranks, -z $zero, all-reduced at once: like one rank" "$why" "$(near "whole$zero" one)"
 done
 launch 3 $model -d 192 -x 6 -b 2 -v 0 -s 0 -n 0 -z 1 -o three
 verdict '3 ranks, -z 1' "$(ended_with 0)"
 launch 2 $common -b 2 -z 1 --reduce bf16 -o narrow
-verdict '2 ranks, sums in bf16' "$(ended_with 0)"
+verdict '2 ranks, all-reduce in bf16' "$(ended_with 0)"
 launch 2 ${common/--bucket 0/--bucket 1} -b 2 -z 1 --reduce bf16 -o narrow_whole
-case_is '2 ranks, sums in bf16 at once: the same bits' "$(ended_with 0)" "$(same narrow_whole narrow)"
+case_is '2 ranks, all-reduce in bf16 at once: the same bits' "$(ended_with 0)" "$(same narrow_whole narrow)"
 [ -z "$(near narrow one)" ] && why='bf16 changed nothing' || why=
-verdict 'sums in bf16 are rounded' "$why"
+verdict 'all-reduce in bf16 rounds the gradients' "$why"
 run $common -b 2 --optimizer lamb -o lamb1
 launch 4 $common -b 2 --optimizer lamb -z 1 -o lamb4
-case_is '4 ranks, -z 1, LAMB: as one rank' "$(ended_with 0)" "$(near lamb4 lamb1)"
+case_is '4 ranks, -z 1, LAMB: like one rank' "$(ended_with 0)" "$(near lamb4 lamb1)"
 
 # Elastic: 4 ranks, then 2, 1, 4, five steps each.
 for zero in 0 1; do
@@ -111,33 +111,33 @@ for zero in 0 1; do
     why=${why:-$(ended_with 0)}
     case_is "elastic from -z $zero: 4, 2, 1, 4 ranks" "$why" "$(near "elastic$zero" one)"
 done
-# Without -d the step's size is that of the first start.
+# Without -d a resumed run keeps its step's size.
 launch 4 $model -b 2 -x 20 -v 0 -s 0 -n 0 -o kept --stop-after 10
 launch 2 -y 1 -o kept
 why=$(ended_with 0)
 grep -q '"step": 20' kept/log.jsonl || why=${why:-'the run did not end'}
-verdict 'the size of a step outlives the number of ranks' "$why"
+verdict 'a step keeps its size if the number of ranks changes' "$why"
 launch 2 -y 1 --override 1 -x 30 -o kept
 why=$(ended_with 0)
 grep -q '"step_sequences": 8' kept/ckpt/00000030/trainer.json || why=${why:-"$(grep -o '"step_sequences": [0-9]*' kept/ckpt/00000030/trainer.json)"}
-verdict '--override 1 of other flags leaves it as it is' "$why"
+verdict '--override 1 of other flags keeps it too' "$why"
 run -y 1 --override 1 -d 0 -x 31 -o kept
 why=$(ended_with 0)
 grep -q '"step_sequences": 2' kept/ckpt/00000031/trainer.json || why=${why:-"$(grep -o '"step_sequences": [0-9]*' kept/ckpt/00000031/trainer.json)"}
-verdict '--override 1 -d 0 makes it one micro-batch' "$why"
+verdict '--override 1 -d 0 makes a step one micro-batch' "$why"
 launch 3 $model -b 2 -x 20 -v 0 -s 0 -n 0 -o kept3 --stop-after 10
 launch 2 -y 1 -o kept3
 grep -q 'sequences in a step' "$work/stderr" && why= || why="stderr: $(head -n 3 "$work/stderr" | tr '\n' ' ')"
-verdict 'a step that cannot be shared is refused' "$why"
+verdict 'a step that cannot be split between the ranks is refused' "$why"
 run -y 1 --evaluate 1 -m 3 -o kept3
 why=$(ended_with 0) loss=$(grep '^val loss' "$work/stdout")
 launch 2 -y 1 --evaluate 1 -m 3 -o kept3
 why=${why:-$(ended_with 0)}
 why=${why:-$(awk -v alone="${loss#val loss }" -v two="$(sed -n 's/^val loss //p' "$work/stdout")" 'BEGIN {d = alone - two; if (two == "" || d > 1e-5 || d < -1e-5) print alone " alone, " two " of two"}')}
-verdict 'but what it has learnt is measured by any number of ranks' "$why"
+verdict 'but any number of ranks can evaluate the model' "$why"
 launch 2 $model -x 0 -z 1 --evaluate 1 --reduce bf16
 why=$(ended_with 0)$(grep 'memory plan' "$work/stdout" | grep -E 'gradients|optimizer [^0]|optimizer 0[.][^0]')
-verdict 'nothing is shared where nothing is trained' "$why"
+verdict 'without training, no memory for gradients or optimizer state' "$why"
 
 # ---------------------------------------------------------------------------------------------------------
 # Ends
@@ -151,8 +151,8 @@ begin() { # OUT FLAG...
         "$work/$out" "$PROGRAM" $model -b 2 -v 0 -s 0 -o "$out" "$@" </dev/null >"$work/stdout" 2>"$work/stderr" &
     long=$!
 }
-# Wait for $long to end. mpirun itself can hang for good where a rank dies while it connects to it (Open MPI 4.1): where all
-# ranks of OUT have ended, it is ended too, and that is no failure.
+# Wait for $long to end. mpirun itself can hang for ever if a rank dies while it connects to mpirun (Open MPI 4.1): if all ranks
+# of OUT have ended, mpirun is killed, and that is no failure.
 await_end() { # OUT
     local i child alive=0
     for ((i = 0; i < 600; i++)); do
@@ -168,7 +168,7 @@ await_end() { # OUT
     wait $long
     status=$?
 }
-# begin() of a run without an end, and wait for a checkpoint.
+# begin() an endless run, and wait for a checkpoint.
 begin_long() { # OUT FLAG...
     local out=$1 i
     begin "$@" -x 100000 -n 5
@@ -186,12 +186,12 @@ for victim in 0 2; do
     [ $((SECONDS - start)) -le 20 ] || why="it took $((SECONDS - start)) s"
     grep -Eq "rank $victim of 4 .*is gone" "$work/stderr" || why=${why:-"no line names rank $victim: $(tail -n 4 "$work/stderr" | tr '\n' ' ')"}
     [ $status -ne 0 ] || why=${why:-'mpirun ended with 0'}
-    verdict "rank $victim is killed: named, and all end" "$why"
+    verdict "rank $victim is killed: all end, and name it" "$why"
     launch 2 -y 1 -o "killed$victim" --stop-after 8
     verdict "after that: resumed" "$(ended_with 0)"
 done
-# Ten times, at any moment: the run comes to the bits of one that nobody disturbed, from whole checkpoints. It has no end of
-# its own, so that every kill finds it at work however fast the machine is; the other takes as many steps as this one took.
+# Ten kills at random moments: the run ends with the bits of an undisturbed one, and every checkpoint it resumes from is whole.
+# It is endless, so that each kill finds it at work even on a fast machine; the undisturbed run makes as many steps.
 echo "seed $seed"
 endless="-x 1000000 -n 20 -z 1 --dropout 0.1"
 why=
@@ -224,7 +224,7 @@ begin_long signal
 kill -TERM "$(cat signal.child.3)"
 await_end signal
 why=$(ended_with 0)
-grep -q 'stopped by signal' "$work/stdout" || why=${why:-'nothing is said of the signal'}
+grep -q 'stopped by signal' "$work/stdout" || why=${why:-'the signal is not reported'}
 newest=$(ls signal/ckpt | grep -v tmp | tail -n 1)
 grep -q "\"step\": $((10#$newest))," signal/log.jsonl && [ "$(tail -n 1 signal/log.jsonl | grep -c "\"step\": $((10#$newest))")" -eq 1 ] || why=${why:-"the newest checkpoint, $newest, is not the last step's"}
 verdict 'SIGTERM to one rank: all end with 0, saved' "$why"
@@ -238,13 +238,13 @@ verdict '-x 0: all end with 0' "$(ended_with 0)"
 launch 2 $model -b 2 -x 20 -l 1e30 --clip 0 -v 0 -s 0 -o ''
 why=$(ended_with 3)
 [ "$(grep -c '^error: step' "$work/stderr")" -eq 1 ] || why=${why:-"not one line of it: $(grep -m 3 '^error' "$work/stderr" | tr '\n' ' ')"}
-verdict 'numbers that are none: all end with 3, one line' "$why"
+verdict 'numbers that are not finite: all end with 3, one line' "$why"
 case ${PROGRAM##*/} in train_gpt2*)
     launch 2 $model -b 2 -x 3 -v 0 -s 2 -g 100000 --timeout 1 -o ''
     verdict 'a sample longer than the timeout: nobody hangs' "$(ended_with 0)" ;;
 esac
 
-# Two machines, which are network namespaces on a bridge, with a rank each; then the second one's cable is cut.
+# Two machines, which are network namespaces on a bridge, with one rank each; then the second one is disconnected.
 machines="llmc$$"
 forget_machines() {
     ip netns del "${machines}0" 2>/dev/null
@@ -283,7 +283,7 @@ else
     forget_machines
     [ $((SECONDS - start)) -le 20 ] || why=${why:-"it took $((SECONDS - start)) s"}
     for i in 0 1; do
-        grep -q "rank $i of 2 .*has not answered" "$work/stderr" || why=${why:-"nobody names rank $i: $(tail -n 4 "$work/stderr" | tr '\n' ' ')"}
+        grep -q "rank $i of 2 .*has not answered" "$work/stderr" || why=${why:-"no line names rank $i: $(tail -n 4 "$work/stderr" | tr '\n' ' ')"}
     done
     [ $status -eq 4 ] || why=${why:-"exit status $status"}
     verdict 'two machines, a cable cut: each names the other, status 4' "$why"
@@ -292,7 +292,7 @@ fi
 # ---------------------------------------------------------------------------------------------------------
 # Ranks that disagree
 
-# Refused where rank 1 is started with other flags, or elsewhere: disagree NAME PATTERN "FLAG... OF RANK 0" "FLAG... OF RANK 1" [DIRECTORY OF RANK 1]
+# Refused if rank 1 is started with other flags, or in another directory: disagree NAME PATTERN "FLAG... OF RANK 0" "FLAG... OF RANK 1" [DIRECTORY OF RANK 1]
 disagree() {
     local why=
     timeout --foreground 60 mpirun --oversubscribe --bind-to none -np 1 "$PROGRAM" $3 : -np 1 -wdir "${5:-$work}" "$PROGRAM" $4 </dev/null >"$work/stdout" 2>"$work/stderr"
@@ -310,6 +310,6 @@ mkdir elsewhere elsewhere/data && cp -r data/builtin elsewhere/data
 run $common -b 2 -o elsewhere/one --seed 7
 for zero in 0 1; do
     begins="${common#"$model"} -z $zero -b 2 -e one -o $work/new"
-    disagree "weights, -z $zero" 'the weights' "$begins" "$begins" "$work/elsewhere"
+    disagree "weights, -z $zero" 'the initial weights' "$begins" "$begins" "$work/elsewhere"
 done
 finish

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# How ranks start, agree and notice each other's end:
+# How ranks start, compare settings, and notice that another rank is lost:
 #
 #     bash dev/test/ranks_start.sh TEST_COMM [TEST_COMM_MPI]          from the repository's root
 #
@@ -10,7 +10,7 @@ set -u
 plain=$(realpath "$1") mpi= here=$(realpath "$(dirname "$0")")
 [ -z "${2:-}" ] || mpi=$(realpath "$2")
 export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 LC_ALL=C
-# This shell may itself run under a launcher.
+# This script may itself run under a launcher.
 for name in $(compgen -e | grep -E '^(OMPI_COMM|PMI|SLURM|TORCHELASTIC|RANK$|WORLD_SIZE$|LOCAL_RANK$|MASTER_)'); do unset "$name"; done
 
 passed=0 failed=0 skipped=0
@@ -30,14 +30,14 @@ trap cleanup EXIT
 trap 'exit 1' INT TERM HUP PIPE
 cd "$work" && mkdir shared || exit 1
 
-# A port for each start, below those that the system gives to connections.
+# A port for each start, below the system's ephemeral ports.
 port=$((10000 + RANDOM % 10000))
 # Sanitizers slow things down.
 slack=0
 grep -qE '__(tsan|asan)_init' "$plain" && slack=3000
 [ -z "$mpi" ] || export LSAN_OPTIONS="suppressions=$here/mpi.supp:fast_unwind_on_malloc=0:print_suppressions=0"
 
-# Begin rank R of a start, its output going to files: begin R [VAR=VALUE...] COMMAND...
+# Start rank R, with its output in files: begin R [VAR=VALUE...] COMMAND...
 began=()
 begin() {
     local r=$1
@@ -46,7 +46,7 @@ begin() {
     began[r]=$!
 }
 
-# Wait for all that have begun; their exit statuses go to `status`, the seconds since `since` to `took`.
+# Wait for all ranks that were started; their exit statuses go to `status`, the milliseconds since mark() to `took`.
 status=()
 finish() {
     local r
@@ -61,7 +61,7 @@ finish() {
 mark() { marked=$(date +%s%N); }
 since() { echo $((($(date +%s%N) - marked) / 1000000)); }
 
-# The ranks of one start in the way WAY: start WAY N [FLAG...]
+# Start N ranks with the method WAY: start WAY N [FLAG...]
 start() {
     local way=$1 n=$2 r
     shift 2
@@ -79,7 +79,7 @@ start() {
     done
 }
 
-# Wait until each of these ranks 0 (mode steps) says that all have begun, and some steps more.
+# Wait until each of these ranks 0 (mode steps) has printed that all ranks have begun, and for some steps more.
 have_begun() {
     local r i
     for r; do
@@ -88,11 +88,11 @@ have_begun() {
     sleep 0.5
 }
 
-# Why these statuses were not met, or nothing: statuses 4 4 137 4
+# Print why the exit statuses are not these, or nothing: statuses 4 4 137 4
 statuses() {
     [ "${status[*]}" = "$*" ] || echo "exit statuses ${status[*]} where $* are promised; stderr: $(cat err.* | tail -n 4)"
 }
-# Why not each of the ranks has printed exactly one line that matches: lines PATTERN RANK...
+# Print which rank has not printed exactly one line that matches, or nothing: lines PATTERN RANK...
 lines() {
     local pattern=$1 r
     shift
@@ -102,16 +102,16 @@ lines() {
         return
     done
 }
-# Why it took longer or shorter than so many milliseconds.
+# Print why the time is not between so many milliseconds, or nothing: within LEAST MOST
 within() { [ "$took" -ge "$1" ] && [ "$took" -le $(($2 + slack)) ] || echo "it took $took ms where $1 to $2 are promised"; }
-# The first complaint of several.
+# The first reason of several.
 first() { local why; for why; do [ -z "$why" ] || { echo "$why"; return; }; done; }
 
 # ---------------------------------------------------------------------------------------------------------
-# Starting and agreeing
+# Starting
 
 "$plain" collectives >out.0 2>err.0
-verdict 'alone' "$([ "$(tail -n 1 out.0)" = '1 ranks: 16 passed, 0 failed' ] || cat out.0 err.0)"
+verdict 'one rank' "$([ "$(tail -n 1 out.0)" = '1 ranks: 16 passed, 0 failed' ] || cat out.0 err.0)"
 for way in env slurm tcp fs; do
     for n in 2 4; do
         start $way $n collectives
@@ -123,9 +123,9 @@ verdict 'the shared directory is left empty' "$(ls -A shared)"
 head -c 4000 /dev/urandom >shared/rank0-0000000000000000
 start fs 3 who -pg 2
 finish
-verdict 'who is who' "$([ "$(cat out.? | tr '\n' ';')" = 'rank 0 of 3, local 0 of 3;rank 1 of 3, local 1 of 3;rank 2 of 3, local 0 of 3;' ] || cat out.* err.*)"
+verdict 'local ranks' "$([ "$(cat out.? | tr '\n' ';')" = 'rank 0 of 3, local 0 of 3;rank 1 of 3, local 1 of 3;rank 2 of 3, local 0 of 3;' ] || cat out.* err.*)"
 
-# What a dead run has left must not be taken for rank 0.
+# The file that a dead run left must not be mistaken for rank 0's.
 start fs 2 steps --seconds 20 --timeout 2
 sleep 0.01
 for _ in {1..100}; do [ -n "$(ls shared | grep -v 0000000000000000)" ] && break; sleep 0.01; done
@@ -135,7 +135,7 @@ start fs 2 collectives
 finish
 verdict 'fs after a run that was killed' "$(statuses 0 0)"
 
-# torchrun listens on MASTER_PORT itself: whoever answers there is not rank 0.
+# torchrun itself listens on MASTER_PORT: what answers there is not rank 0.
 port=$((port + 16))
 rm -f out.* err.*
 for r in 0 1; do
@@ -145,7 +145,7 @@ done
 finish
 verdict 'torchrun below mpirun' "$(statuses 0 0)"
 
-# Two runs that would like the same ports, of 2 and of 3 ranks: who does not know a run's key belongs to the other one.
+# Two runs, of 2 and of 3 ranks, on the same ports: the key tells their ranks apart.
 port=$((port + 16))
 rm -f out.* err.*
 side_by_side() { # N RANK
@@ -160,7 +160,7 @@ sleep 0.3
 side_by_side 3 0
 side_by_side 2 1
 finish
-verdict 'two runs side by side' "$(statuses 0 0 0 0 0)"
+verdict 'two runs on the same ports' "$(statuses 0 0 0 0 0)"
 
 if grep -q ' lo$' /proc/net/if_inet6 2>/dev/null; then
     port=$((port + 16))
@@ -172,7 +172,7 @@ else
     skip 'IPv6' 'this machine has no ::1'
 fi
 
-# Strangers: one that says nothing, one that speaks another protocol, and many that come and go.
+# Other connections: one that sends nothing, one of another protocol, and many that open and close.
 start tcp 2 collectives --timeout 20 >/dev/null
 kill -STOP "${began[1]}"
 sleep 0.1
@@ -182,7 +182,7 @@ for _ in {1..80}; do : <>/dev/tcp/localhost/$port; done 2>/dev/null
 kill -CONT "${began[1]}"
 finish
 exec 7>&- 8>&-
-verdict 'strangers are turned away' "$(first "$(statuses 0 0)" "$(within 0 8000)")"
+verdict 'connections of other programs do no harm' "$(first "$(statuses 0 0)" "$(within 0 8000)")"
 
 start env 4 disagree --rank 3
 finish
@@ -240,15 +240,15 @@ port=$((port + 16))
 rm -f out.* err.*
 for r in 0 1; do begin $r "$plain" who -ps localhost:$port -pn $((3 - r)) -pr $r; done
 finish
-verdict 'two numbers of ranks' "$(first "$(statuses 2 2)" "$(lines 'disagree about their number: rank 0 .* was told 3, rank 1 .* 2' 0 1)")"
+verdict 'two numbers of ranks' "$(first "$(statuses 2 2)" "$(lines 'disagree about their number: rank 0 .* expects 3, rank 1 .* 2' 0 1)")"
 
-# Missing ranks are named, on all sides.
+# All ranks that did start name the missing ones.
 port=$((port + 16))
 rm -f out.* err.*
 mark
 for r in 0 2; do begin $r "$plain" who -ps localhost:$port -pn 4 -pr $r --timeout 1; done
 finish
-verdict 'missing ranks' "$(first "$(statuses 1 1)" "$(lines "ranks 1 and 3 of 4 did not come to rank 0 \(localhost port $port\) within 1 s" 0 2)" "$(within 1000 3500)")"
+verdict 'missing ranks' "$(first "$(statuses 1 1)" "$(lines "ranks 1 and 3 of 4 did not connect to rank 0 \(localhost port $port\) within 1 s" 0 2)" "$(within 1000 3500)")"
 port=$((port + 16))
 rm -f out.* err.*
 begin 0 "$plain" who -ps localhost:$port -pn 2 -pr 1 --timeout 1
@@ -269,17 +269,17 @@ for r in 2 0; do
     verdict "rank $r killed" "$(first "$(statuses "${expected[@]}")" "$(lines "^error: rank $r of 4 \(.*, process [0-9]+\) is gone: its connection broke; step [0-9]+$" "${others[@]}")" "$(within 300 2000)")"
     start fs 4 crash_wait --rank $r
     finish
-    verdict "rank $r killed while others wait elsewhere" "$(first "$(statuses "${expected[@]}")" "$(lines "^error: rank $r of 4 .* is gone" "${others[@]}")" "$(within 300 2000)")"
+    verdict "rank $r killed while others wait outside a collective" "$(first "$(statuses "${expected[@]}")" "$(lines "^error: rank $r of 4 .* is gone" "${others[@]}")" "$(within 300 2000)")"
     start tcp 4 die --rank $r
     finish
     expected[r]=1
-    verdict "rank $r dies" "$(first "$(statuses "${expected[@]}")" "$(lines "^error: rank $r of 4 .* ended with an error \(exit status 1\)" "${others[@]}")" "$(lines 'a part that dies' $r)" "$(within 300 2500)")"
+    verdict "rank $r dies" "$(first "$(statuses "${expected[@]}")" "$(lines "^error: rank $r of 4 .* ended with an error \(exit status 1\)" "${others[@]}")" "$(lines 'an error of one rank' $r)" "$(within 300 2500)")"
 done
 start env 4 die_all
 finish
-verdict 'all die of the same' "$(first "$(statuses 2 2 2 2)" "$(lines '^error: the same on all ranks$' 0 1 2 3)")"
+verdict 'all end with the same error' "$(first "$(statuses 2 2 2 2)" "$(lines '^error: the same on all ranks$' 0 1 2 3)")"
 
-# The slow cases, side by side: each in a folder of its own.
+# The slow cases run at the same time, each in its own folder.
 side=()
 aside() { # NAME FUNCTION
     side+=("$1")
@@ -306,7 +306,7 @@ stopped() { # RANK
     wait "${began[$1]}"
     status[$1]=$?
     began=()
-    # Woken, it reads that the others have given it up.
+    # When it continues, it reads the verdict.
     first "$(statuses "${expected[@]}")" "$(lines "^error: rank $1 of 4 .* has not answered for 5 s; step [0-9]+$" 0 1 2 3)" "$(within 3900 8000)"
 }
 stopped_0() { stopped 0; }
@@ -342,7 +342,7 @@ busy() {
     statuses 0 0
 }
 reads() {
-    # Written here: a rank that waits for a busy disk shows no sign.
+    # The script writes the file: a rank that waits for a busy disk shows no progress.
     local header='{"x":{"dtype":"F32","shape":[1000],"data_offsets":[0,4000]}}'
     { printf "\\$(printf %o ${#header})\0\0\0\0\0\0\0%s" "$header"; head -c 4000 /dev/zero; } >values.safetensors
     start env 2 reads --rank 1 --seconds 5 --timeout 2
@@ -357,7 +357,7 @@ behind() {
 nobody() {
     start env 3 behind --rank 7 --timeout 2
     finish
-    first "$(statuses 4 4 4)" "$(lines '^error: no rank goes on at step [0-9]+: all 3 have waited 2 s for each other' 0 1 2)"
+    first "$(statuses 4 4 4)" "$(lines '^error: no rank makes progress at step [0-9]+: all 3 have waited 2 s for each other' 0 1 2)"
 }
 apart() {
     start env 3 apart --rank "$1" --seconds 2
@@ -384,7 +384,7 @@ aside 'rank 0 hangs' hangs_0
 aside 'rank 3 hangs' hangs_3
 aside 'a rank is at work for longer than the timeout' busy
 aside 'a rank reads a file for longer than the timeout' reads
-aside 'one rank waits for something else' behind
+aside 'one rank waits in another collective' behind
 aside 'all wait for each other' nobody
 aside 'rank 0 ends later' apart_0
 aside 'rank 2 ends later' apart_2
@@ -395,7 +395,7 @@ side_names=("${side[@]}")
 for i in "${!side_names[@]}"; do verdict "${side_names[i]}" "$(cat "side.$((i + 1))/why" 2>&1)"; done
 
 # ---------------------------------------------------------------------------------------------------------
-# Two machines whose cable is cut
+# Two machines are disconnected
 
 a=llmc$$a b=llmc$$b
 if ! ip netns add $a 2>/dev/null; then
@@ -417,7 +417,7 @@ else
     mark
     ip -n $b link set v1 down
     finish
-    # In this order: tcp, env, fs; of each, two ranks on one side of the cable and one on the other.
+    # In this order: tcp, env, fs; of each, two ranks on one machine and one on the other.
     verdict 'a cable is cut' "$(first "$(statuses 4 4 4 4 4 4 4 4 4)" "$(lines '^error: rank 2 of 3 .* has not answered for 3 s; step [0-9]+$' 0 1 3 4 6 7)" \
         "$(lines '^error: rank 0 of 3 .* has not answered for 3 s; step [0-9]+$' 2 5 8)" "$(within 1900 6000)")"
 fi
@@ -430,7 +430,7 @@ if [ -z "$mpi" ]; then
 elif ! command -v mpirun >/dev/null; then
     skip 'mpirun' 'mpirun was not found'
 else
-    # Each rank under a shell that notes its exit status and keeps its stderr apart.
+    # Each rank runs under a shell that records its exit status and stderr.
     cat >rank.sh <<'END'
 r=$OMPI_COMM_WORLD_RANK
 trap '' TERM
@@ -444,20 +444,20 @@ END
         shift
         rm -f out.* err.* status.*
         mark
-        # Time for the shells to note what became of their ranks.
+        # Leave the shells time to record the exit statuses.
         timeout 60 mpirun --oversubscribe --mca odls_base_sigkill_timeout 2 -np "$n" bash rank.sh "$mpi" "$@" >out.mpi 2>mpirun.err </dev/null
         took=$(since)
         status=()
         for ((r = 0; r < n; r++)); do status[r]=$(cat status.$r 2>/dev/null || echo none); done
     }
     "$mpi" collectives >out.0 2>err.0
-    verdict 'a build with MPI, alone' "$([ "$(tail -n 1 out.0)" = '1 ranks: 16 passed, 0 failed' ] || cat out.0 err.0)"
+    verdict 'a build with MPI, one rank' "$([ "$(tail -n 1 out.0)" = '1 ranks: 16 passed, 0 failed' ] || cat out.0 err.0)"
     for n in 1 2 4; do
         start_mpi $n collectives
         verdict "mpirun, $n ranks" "$(first "$(statuses $(yes 0 | head -n $n))" "$(grep -q "^$n ranks: $((16 * n)) passed, 0 failed" out.mpi || cat out.mpi)")"
     done
     start_mpi 2 who -pi mpi
-    verdict 'mpirun, who is who' "$([ "$(sort out.mpi | tr '\n' ';')" = 'rank 0 of 2, local 0 of 2;rank 1 of 2, local 1 of 2;' ] || cat out.mpi)"
+    verdict 'mpirun, local ranks' "$([ "$(sort out.mpi | tr '\n' ';')" = 'rank 0 of 2, local 0 of 2;rank 1 of 2, local 1 of 2;' ] || cat out.mpi)"
     start_mpi 3 disagree --rank 1
     verdict 'mpirun, ranks that disagree' "$(first "$(statuses 2 2 2)" "$(lines "^error: ranks 0 and 1 disagree about settings: '--lr 0.0003' / '--lr 0.001'$" 0 1 2)")"
     start_mpi 3 apart --rank 2 --seconds 2

@@ -1,5 +1,5 @@
 #!/bin/bash
-# Stopping, killing and resuming a trainer must not change what comes out, bit for bit:
+# Stopping, killing and resuming a trainer must not change the result by a bit:
 #
 #     bash dev/test/resume.sh PROGRAM [SEED]          from the repository's root
 #
@@ -15,16 +15,16 @@ esac
 seed=${2:-$(date +%s)}
 RANDOM=$seed
 
-# Dropout, four micro-batches a step, warm-up, decay and shuffling: all that could depend on where a run stands.
+# Dropout, four micro-batches a step, warm-up, decay and shuffling: all that could depend on a run's position.
 MODEL=(-e L=2,C=16,NH=2,T=16 -b 2 -d 128 --dropout 0.1 -l 1e-2 -u 3 -q 0.1 -c 0.1 -s 0)
 SHORT=("${MODEL[@]}" -x 20 -v 5 -m 2 -n 0)
 last=00000020
 
-# What the losses of a run were: its log without times.
+# A run's losses: its log without times.
 losses() { grep '"loss"' "$1/log.jsonl" | sed 's/, "ms".*//'; }
 validations() { grep '"val_loss"' "$1/log.jsonl"; }
 
-# Why the run in OUT is not that in REFERENCE after the same step, or nothing.
+# Print why the run in OUT differs from that in REFERENCE after the same step, or nothing.
 same_run() { # OUT REFERENCE STEP
     local file
     for file in model optimizer; do
@@ -68,7 +68,7 @@ same 'loss scale 65536' "$work/scale65536" "$straight" $last "${SHORT[@]}" --los
 same 'loss scale 64 and more' "$work/scale64" "$straight" $last "${SHORT[@]}" --loss-scale dynamic --loss-scale-start 64 --loss-scale-growth 3
 run "${MODEL[@]}" --seed 7 -x 20 -v 0 -n 0 -o "$work/seed"
 cmp -s "$work/seed/model.safetensors" "$straight/model.safetensors"
-verdict 'another seed gives another model' "$([ $? -eq 1 ] || echo 'the models are equal: the comparisons say nothing')"
+verdict 'another seed gives another model' "$([ $? -eq 1 ] || echo 'the models are equal: the comparisons prove nothing')"
 
 # One micro-batch of 8 sequences against four of 2: the same sums in another order, so close, not equal.
 billionths() { # DECIMAL below 100
@@ -130,8 +130,8 @@ why=$(ended_with 0)
 cmp -s "$work/again/model.safetensors" "$straight/model.safetensors" && why=${why:-'it changed nothing'}
 verdict '--override 1' "$why"
 
-# A dynamic loss scale: its value, the steps since it changed and the updates made go on where they stood. The first scale
-# overflows, so that there are fewer updates than steps; the second run stops between two growths.
+# A dynamic loss scale: its value, the steps since it changed and the number of updates are resumed. The first scale overflows,
+# so that there are fewer updates than steps; the second run stops between two increases.
 scales() { sed -nE 's/.*"loss_scale": ([^,}]*)[,}].*/\1/p' "$1/log.jsonl" | tr '\n' ' '; }
 scaled() { # NAME MIDDLE FLAG...
     local name=$1 middle=$2 why
@@ -157,10 +157,10 @@ run "${MODEL[@]}" -x 180 -v 0 -n 0 -sl 0.3 -sg 0.3 --stop-after 140 -o "$work/ou
 run -y 1 -o "$work/outliers-half"
 why=${why:-$(ended_with 0)}
 why=${why:-$(same_run "$work/outliers-half" "$work/outliers" 00000180)}
-left=$(grep -c '"left_out": true' "$work/outliers/log.jsonl")
-[ "$left" -ge 1 ] && [ "$left" -le 50 ] || why=${why:-"$left steps were left out"}
-[ "$(grep '"left_out": true' "$work/outliers/log.jsonl" | head -n 1 | sed -E 's/.*"step": ([0-9]+).*/\1/')" -gt 128 ] || why=${why:-'one was judged before the window was full'}
-verdict 'outliers are left out, also after a resume' "$why"
+left=$(grep -c '"skipped": true' "$work/outliers/log.jsonl")
+[ "$left" -ge 1 ] && [ "$left" -le 50 ] || why=${why:-"$left steps were skipped"}
+[ "$(grep '"skipped": true' "$work/outliers/log.jsonl" | head -n 1 | sed -E 's/.*"step": ([0-9]+).*/\1/')" -gt 128 ] || why=${why:-'one was judged before the window was full'}
+verdict 'outliers are skipped, also after a resume' "$why"
 rm -rf "$work/outliers" "$work/outliers-half"
 
 cp $data "$work/data.bin"
@@ -178,20 +178,20 @@ run "${MODEL[@]}" -x 6 -v 0 -n 2 -nk 0 -o "$work/keep-all"
 kept=$(ls "$work/keep-all/ckpt" | tr '\n' ' ')
 verdict 'retention, -nk 0' "$([ "$kept" = '00000002 00000004 00000006 ' ] || echo "kept: $kept")"
 
-# Started afresh where there is nothing to resume.
+# With nothing to resume, a new run starts.
 for state in 'no such directory' 'no checkpoints'; do
     rm -rf "$work/none"
     [ "$state" = 'no such directory' ] || mkdir -p "$work/none/ckpt"
     run "${SHORT[@]}" -y 1 -o "$work/none"
     why=$(ended_with 0)
-    grep -q '^warning: .*none.*starting afresh' "$work/stderr" || why=${why:-'no word of starting afresh'}
-    verdict "$state: starts afresh" "${why:-$(same_run "$work/none" "$straight" $last)}"
+    grep -q '^warning: .*none.*starting a new run' "$work/stderr" || why=${why:-'no word of starting a new run'}
+    verdict "$state: a new run starts" "${why:-$(same_run "$work/none" "$straight" $last)}"
 done
-# Not so by a command that only knows where the run is: the default model would take its place.
+# But not from a command that only gives -o: the default model would replace the run's.
 find "$work/none" -type f ! -name log.jsonl -delete
 rm -rf "$work/none/ckpt"
 run -y 1 -o "$work/none"
-verdict 'no checkpoints, and nothing said of what to begin' "$(ended_with_error 2 "-y 1: the run in $work/none has no whole checkpoint; .*-e and -i")"
+verdict 'no checkpoints, and no model or data given' "$(ended_with_error 2 "-y 1: the run in $work/none has no whole checkpoint; .*-e and -i")"
 
 # ---------------------------------------------------------------------------------------------------------
 # Signals and kills: a run long enough to be hit
@@ -222,7 +222,7 @@ for signal in TERM INT; do
     same "SIG$signal, resumed" "$out" "$long" $end -y 1
 done
 
-# A signal while held-out text is read: nothing is logged of it, and the step before it is saved.
+# A signal during validation: the validation is not logged, and the step before it is saved.
 out=$work/cut
 : >"$work/stdout"
 "$PROGRAM" "${MODEL[@]}" -x 120 -v 1 -m 0 -n 0 -o "$out" </dev/null >"$work/stdout" 2>"$work/stderr" &
@@ -246,7 +246,7 @@ t1=$(milliseconds); run "${LONG[@]}" -n 1 --stop-after 20 -o "$work/time20"
 t2=$(milliseconds)
 start=$((t1 - t0)) window=$((t2 - t1 - (t1 - t0) + 20))
 
-# Kill OUT's run after a random time, over and over; a run that reaches its end is compared and begun anew.
+# Kill OUT's run after a random time, again and again; a run that reaches its end is compared and started again.
 kills=30
 is_sanitized && kills=8
 killed=0 torn=0 ended=0 why= n=0
@@ -260,9 +260,9 @@ while [ $killed -lt $kills ] && [ -z "$why" ] && [ $n -lt $((10 * kills)) ]; do
     kill -KILL $pid 2>/dev/null
     { wait $pid; } 2>/dev/null
     status=$?
-    # LeakSanitizer looks at a process from another, which may hold the lock a moment longer.
+    # LeakSanitizer inspects a process from another one, which may hold the lock a moment longer.
     is_sanitized && [ -e "$out/.lock" ] && flock -w 10 "$out/.lock" true
-    grep -v 'starting afresh' "$work/stderr" | grep -q . && why="stderr: $(grep -v 'starting afresh' "$work/stderr" | head -n 1)"
+    grep -v 'starting a new run' "$work/stderr" | grep -q . && why="stderr: $(grep -v 'starting a new run' "$work/stderr" | head -n 1)"
     if [ $status -eq 137 ]; then
         killed=$((killed + 1))
         find "$out" -name '*.tmp' 2>/dev/null | grep -q . && torn=$((torn + 1))
@@ -281,7 +281,7 @@ fi
 [ -z "$why" ] || why="$why (after $killed kills, seed $seed)"
 verdict "killed $killed times (SIGKILL), $torn of them while a checkpoint was written, seed $seed" "$why"
 
-# Killed after the rename that commits a checkpoint and before OUT shows it.
+# Killed after the rename that commits a checkpoint and before its model is copied to OUT.
 out=$work/unshown
 run "${MODEL[@]}" -x 20 -v 5 -m 2 -n 10 -o "$out"
 cp "$out/ckpt/00000010/model.safetensors" "$work/older" && rm "$out/model.safetensors" && mv "$work/older" "$out/model.safetensors"
@@ -341,24 +341,24 @@ all_damaged
 run "${SHORT[@]}" -y 1 -o "$sick"
 why=$(ended_with 0)
 [ "$(grep -c '^warning: .*optimizer.safetensors: .*not used' "$work/stderr")" -eq 3 ] || why=${why:-'not all are named'}
-grep -q '^warning: .*starting afresh' "$work/stderr" || why=${why:-'no word of starting afresh'}
+grep -q '^warning: .*starting a new run' "$work/stderr" || why=${why:-'no word of starting a new run'}
 [ "$(ls "$sick/ckpt" | grep -c damaged)" -eq 3 ] || why=${why:-'not all are kept'}
-verdict 'damaged: all, starts afresh and keeps them' "${why:-$(same_run "$sick" "$straight" $last)}"
+verdict 'damaged: all; a new run starts and keeps them' "${why:-$(same_run "$sick" "$straight" $last)}"
 
-# Killed after they were set aside and before the first save: what is left is still the run's own.
+# Killed after they were renamed and before the first save: OUT still belongs to the run.
 all_damaged
 for step in 05 10 15; do mv "$sick/ckpt/000000$step" "$sick/ckpt/000000$step.damaged"; done
 run "${SHORT[@]}" -o "$sick"
-verdict 'damaged: all set aside, refused without -y' "$(ended_with_error 2 "$sick/.*--overwrite 1")"
+verdict 'damaged: all renamed, refused without -y' "$(ended_with_error 2 "$sick/.*--overwrite 1")"
 run "${SHORT[@]}" -y 1 -o "$sick"
 why=$(ended_with 0)
-verdict 'damaged: all set aside, starts afresh' "${why:-$(same_run "$sick" "$straight" $last)}"
+verdict 'damaged: all renamed, a new run starts' "${why:-$(same_run "$sick" "$straight" $last)}"
 run "${SHORT[@]}" --overwrite 1 -o "$sick"
 why=$(ended_with 0)
 [ "$(ls "$sick/ckpt" | tr '\n' ' ')" = "$last " ] || why=${why:-"left: $(ls "$sick/ckpt" | tr '\n' ' ')"}
 verdict 'damaged: --overwrite 1 deletes them too' "$why"
 
-# A damaged checkpoint of a later step must not push out the good ones.
+# A damaged checkpoint of a later step must not cause good ones to be deleted.
 all_damaged
 run "${MODEL[@]}" -x 20 -v 5 -m 2 -y 1 -n 1 -nk 1 --stop-after 5 -o "$sick"
 run -y 1 -o "$sick"
@@ -366,14 +366,14 @@ why=$(ended_with 0)
 grep -q ' steps 6 to 20 ' "$work/stdout" || why=${why:-'it did not go on from step 5'}
 verdict 'damaged: later ones do not count for -nk' "${why:-$(same_run "$sick" "$straight" $last)}"
 
-# A checkpoint that cannot be written leaves the one before it.
+# If a checkpoint cannot be written, the one before it stays.
 again
 (trap '' XFSZ; ulimit -f 60; "$PROGRAM" -y 1 -o "$work/again" </dev/null >"$work/stdout" 2>"$work/stderr")
 status=$?
 why=$(ended_with 1)
 grep -q '^warning: .*ckpt/00000020: .*could not be saved' "$work/stderr" || why=${why:-'no warning names the checkpoint'}
 [ "$(ls "$work/again/ckpt")" = 00000010 ] || why=${why:-"checkpoints: $(ls "$work/again/ckpt" | tr '\n' ' ')"}
-verdict 'a write failure leaves the checkpoint before it' "$why"
+verdict 'after a write failure the checkpoint before it stays' "$why"
 same 'a write failure, resumed' "$work/again" "$straight" $last -y 1
 
 finish

@@ -1,17 +1,65 @@
 /* Tests of llmc/run: drawing tokens, configuration rows, showing a checkpoint where there are no hard links, what
- * ranks read of a step's sequences, and checkpoints: of any number of ranks, written in the background, kept, and not
- * written.
- * Prints a line a case and `N passed, N failed`; exit status 1 if one failed. */
+ * ranks read of a step's sequences, and checkpoints: of any number of ranks, written in the background, kept, not
+ * written, and in a directory that another run has taken.
+ * Prints a line per case and `N passed, N failed`; exit status 1 if one failed. */
+#include <errno.h>
 #include <pthread.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/file.h>
 #include <sys/mount.h>
+#include <unistd.h>
 
-// Ranks of these tests are processes that share a piece of memory.
-#include "llmc/run/comm.h"
-#define comm_gather test_gather
-#define comm_broadcast test_broadcast
-#define comm_barrier test_barrier
-#define comm_any test_any
-#define comm_exit test_exit
+// The code under test calls the disk through these functions, which record the call and may act in between. A path is
+// recorded from "/ckpt" on, or from its last slash.
+static char disk_events[1 << 14];
+static void (*on_disk_event)(const char* event);
+
+static void disk_event(const char* what, const char* path) {
+    const char *ckpt = strstr(path, "/ckpt"), *slash = strrchr(path, '/');
+    size_t n = strlen(disk_events);
+    snprintf(disk_events + n, sizeof disk_events - n, "%s %s\n", what, ckpt ? ckpt : slash ? slash + 1 : path);
+    if (on_disk_event) on_disk_event(disk_events + n);
+}
+
+static void disk_event_of(const char* what, int fd) {
+    char link[64], path[4096];
+    snprintf(link, sizeof link, "/proc/self/fd/%d", fd);
+    ssize_t n = readlink(link, path, sizeof path - 1);
+    path[n > 0 ? n : 0] = '\0';
+    disk_event(what, path);
+}
+
+static int test_fsync(int fd) {
+    int result = fsync(fd), why = errno;
+    disk_event_of("fsync", fd);
+    errno = why;
+    return result;
+}
+
+static int test_rename(const char* from, const char* to) {
+    int result = rename(from, to), why = errno;
+    disk_event("rename", from);
+    errno = why;
+    return result;
+}
+
+static int test_flock(int fd, int how) {
+    if (how & LOCK_SH) disk_event_of("flock", fd);
+    return flock(fd, how);
+}
+
+#define fsync test_fsync
+#define rename test_rename
+#define flock test_flock
+
+// Ranks of these tests are processes with shared memory.
+#include "llmc/dist/process_group.h"
+#define group_gather test_gather
+#define group_broadcast test_broadcast
+#define group_barrier test_barrier
+#define group_any test_any
+#define group_exit test_exit
 
 enum { TEST_RANKS = 4, TEST_BYTES = 1 << 16 };
 
@@ -22,69 +70,50 @@ typedef struct {
 
 static TestRanks* test_ranks;
 
-static inline void test_barrier(const Comm* comm) {
-    if (comm->size > 1) pthread_barrier_wait(&test_ranks->barrier);
+static inline void test_barrier(const ProcessGroup* group) {
+    if (group->size > 1) pthread_barrier_wait(&test_ranks->barrier);
 }
 
-static inline void test_gather(const Comm* comm, void* all, const void* mine, size_t bytes) {
-    CHECK(bytes <= TEST_BYTES && comm->size <= TEST_RANKS);
-    if (comm->size == 1) {
+static inline void test_gather(const ProcessGroup* group, void* all, const void* mine, size_t bytes) {
+    CHECK(bytes <= TEST_BYTES && group->size <= TEST_RANKS);
+    if (group->size == 1) {
         memcpy(all, mine, bytes);
         return;
     }
-    memcpy(test_ranks->bytes[comm->rank], mine, bytes);
-    test_barrier(comm);
-    for (int r = 0; r < comm->size; r++) memcpy((char*)all + (size_t)r * bytes, test_ranks->bytes[r], bytes);
-    test_barrier(comm);
+    memcpy(test_ranks->bytes[group->rank], mine, bytes);
+    test_barrier(group);
+    for (int r = 0; r < group->size; r++) memcpy((char*)all + (size_t)r * bytes, test_ranks->bytes[r], bytes);
+    test_barrier(group);
 }
 
-static inline void test_broadcast(const Comm* comm, void* data, size_t bytes) {
-    char* all = (char*)xmalloc((size_t)comm->size * bytes);
-    test_gather(comm, all, data, bytes);
+static inline void test_broadcast(const ProcessGroup* group, void* data, size_t bytes) {
+    char* all = (char*)xmalloc((size_t)group->size * bytes);
+    test_gather(group, all, data, bytes);
     memcpy(data, all, bytes);
     free(all);
 }
 
-static inline int test_any(const Comm* comm, int flag) {
+static inline int test_any(const ProcessGroup* group, int flag) {
     int all[TEST_RANKS], any = 0;
-    test_gather(comm, all, &flag, sizeof flag);
-    for (int r = 0; r < comm->size; r++) any = any || all[r];
+    test_gather(group, all, &flag, sizeof flag);
+    for (int r = 0; r < group->size; r++) any = any || all[r];
     return any;
 }
 
-__attribute__((noreturn)) static inline void test_exit(const Comm* comm, int status) {
+__attribute__((noreturn)) static inline void test_exit(const ProcessGroup* group, int status) {
     fflush(stdout);
-    test_barrier(comm);
+    test_barrier(group);
     exit(status);
 }
 
-#include "child.h"
-#include "llmc/run/checkpoint.h"
-#include "llmc/run/config.h"
+#include "dev/test/tests.h"
+#include "llmc/checkpoint/resume.h"
+#include "llmc/model/config.h"
+#include "llmc/profile/profiler.h"
 #include "llmc/run/generate.h"
 #include "llmc/run/mlm_data.h"
-#include "llmc/run/profiler.h"
 #include "llmc/run/settings.h"
 #include "llmc/run/steps.h"
-
-typedef struct {
-    int passed, failed, skipped;
-} Tests;
-
-__attribute__((format(printf, 4, 5))) static void expect(Tests* t, int good, const char* name, const char* format,
-                                                         ...) {
-    printf("%s %s", good ? "ok  " : "FAIL", name);
-    if (good) t->passed++;
-    else t->failed++;
-    if (!good) {
-        va_list args;
-        va_start(args, format);
-        printf(": ");
-        vprintf(format, args);
-        va_end(args);
-    }
-    putchar('\n');
-}
 
 // ---------------------------------------------------------------------------------------------------------
 // Sampler
@@ -92,7 +121,7 @@ __attribute__((format(printf, 4, 5))) static void expect(Tests* t, int good, con
 enum { V = 7, DRAWS = 100000 };
 static const real LOGITS[V] = {(real)0.5, (real)2, (real)-1, (real)1.5, (real)-30, (real)0, (real)1};
 
-// How often each token comes out for uniforms spread evenly over (0, 1).
+// The share of each token for uniforms spread evenly over (0, 1).
 static void draw_many(double share[V], Sampler sampler) {
     for (int i = 0; i < V; i++) share[i] = 0;
     for (int k = 0; k < DRAWS; k++) {
@@ -130,7 +159,7 @@ static void test_sampler(Tests* t) {
         int seen = 0;
         draw_many(share, sampler);
         for (int i = 0; i < V; i++) seen += share[i] > 0;
-        // The least likely of the seven has e^-30: it is a candidate that is never drawn.
+        // The least likely of the seven has e^-30: a candidate that is never drawn.
         double error = share_error(share, 1, top_k);
         expect(t, seen == min_int(top_k, V - 1) && error <= tolerance, name, "%d tokens were drawn, error %g", seen,
                error);
@@ -162,14 +191,15 @@ static void test_sampler(Tests* t) {
     expect(t, sampler_draw(one, 1, plain, 0.999999) == 0, "sampler/one token", "not token 0");
 }
 
-// The seven from the most likely on are 1 3 6 0 5 2 4; what they add up to decides how many are candidates.
+// The seven in the order of their probability are 1 3 6 0 5 2 4; their cumulative sum decides how many are candidates.
 static void test_nucleus(Tests* t) {
     static const int order[V] = {1, 3, 6, 0, 5, 2, 4};
     double p[V], share[V], total = 0, sum = 0;
     for (int i = 0; i < V; i++) total += p[i] = exp((double)LOGITS[order[i]]);
     for (int n = 1; n <= V - 1; n++) {
         sum += p[n - 1] / total;
-        // Just reached by n tokens; a little more needs one token more, but for the last but one, beyond which is e^-30.
+        // Just reached by n tokens; a little more needs one token more, but for the last but one, beyond which is
+        // e^-30.
         for (int beyond = 0; beyond < 2; beyond++) {
             Sampler sampler = {1, 0, fmin(1, sum + (beyond ? 1e-9 : -1e-9))};
             int want = min_int(n + beyond, V - 1), seen = 0;
@@ -208,7 +238,8 @@ static void test_nucleus(Tests* t) {
     expect(t, token >= 0 && token < 3, "sampler/top p of NaN", "token %d", token);
 }
 
-// Where a setting changes nothing any more, or is met exactly: of four equal logits each has a quarter, without rounding.
+// Where a setting changes nothing any more, or is met exactly: of four equal logits each has a quarter, without
+// rounding.
 static void test_sampler_bounds(Tests* t) {
     static const real equal[4] = {2, 2, 2, 2};
     for (int quarters = 1; quarters <= 4; quarters++) {
@@ -239,8 +270,8 @@ static void test_sampler_bounds(Tests* t) {
     expect(t, sampler_draw(equal, 4, greedy, 0.999) == 0, "sampler/temperature 0 of equal ones", "not the first");
 }
 
-// Which positions are computed for each token of a text: without the cache the whole window, with it the last alone, but
-// after the window has moved; the windows are the same.
+// Which positions are computed for each token of a text: without the cache the whole window, with it the last alone,
+// but after the window has moved; the windows are the same.
 static void test_windows(Tests* t) {
     for (int T = 1; T <= 17; T += 4) {
         int tokens[100], calls = 0, good = 1;
@@ -253,8 +284,9 @@ static void test_windows(Tests* t) {
             Window a = generation_window(&with), b = generation_window(&without);
             int least = with.count <= T ? with.count : T - max_int(T / 4, 1) + 1;
             good &= a.tokens == b.tokens && a.count == b.count && a.tokens + a.count == tokens + with.count;
-            good &= a.count <= T && a.count >= least && b.known == 0 && (a.known == 0 || a.known == a.count - 1);
-            calls += a.known == 0;
+            good &=
+                a.count <= T && a.count >= least && b.past_len == 0 && (a.past_len == 0 || a.past_len == a.count - 1);
+            calls += a.past_len == 0;
         }
         char* name = xprintf("generation/windows, T %d", T);
         int moves = (99 - T + max_int(T / 4, 1) - 1) / max_int(T / 4, 1);
@@ -289,10 +321,10 @@ static void refuse_descriptor(const char* text) {
     config_rows_check(&sizes, ROWS, COUNT_OF(ROWS), "source");
 }
 
-// What `body` says on stderr in a process of its own, which must end with USAGE (caller frees); NULL if it does not.
+// The output of `body` on stderr in a child process, which must end with USAGE (caller frees); NULL if it does not.
 static char* refusal(void (*body)(const char*), const char* text) {
     Text got = {NULL, 0, 0};
-    if (end_of(body, text, &got) == USAGE) return got.text;
+    if (exit_status_of(body, text, &got) == USAGE) return got.text;
     free(got.text);
     return NULL;
 }
@@ -313,11 +345,11 @@ static void test_config(Tests* t) {
 }
 
 // ---------------------------------------------------------------------------------------------------------
-// Settings: strings that differ only behind what is printed of other values
+// Settings: long strings that differ only after the part that other values need
 
 static void restore(const char* saved_tail) {
     const char* value;
-    Flag row = {"-o", "--out", FLAG_STRING, &value, "", 0, 0, NULL, "", 0};
+    Flag row = {"-o", "--out", FLAG_STRING, &value, "", 0, 0, NULL, SCOPE_RUN, TOPIC_NONE, ""};
     char long_text[401], program[] = "program", name[] = "-o", error[JSON_ERROR_SIZE];
     char* argv[] = {program, name, long_text};
     Json json;
@@ -326,7 +358,7 @@ static void restore(const char* saved_tail) {
     char* saved = xprintf("{\"out\": \"%.399s%s\"}", long_text, saved_tail);
     flags_parse(&row, 1, 3, argv, "");
     if (json_parse(&json, saved, strlen(saved), error) != 0) die(FAILED, "%s", error);
-    settings_restore(&row, 1, json.root, "", "", 0, "file");
+    settings_restore(&row, 1, json.root, 0, "file");
     die(USAGE, "the same");
 }
 
@@ -343,13 +375,75 @@ static void restore_and_count(const char* saved_tail) {
     close(ends[1]);
     while (read(ends[0], &c, 1) == 1) n++;
     waitpid(child, &status, 0);
-    die(USAGE, "%s", n > 800 ? "both are named in full" : "the same");
+    die(USAGE, "%s", n > 800 ? "both are printed in full" : "the same");
+}
+
+// A flag of each scope, given as 1 where `given` says so and else 0 by default; the checkpoint has 2 for all.
+static void restore_scopes(int values[4], const char* given, int override) {
+    const char* const saved = "{\"run\": 2, \"free\": 2, \"process\": 2, \"rank\": 2}";
+    Flag rows[] = {
+        {NULL, "--run", FLAG_INT, &values[0], "0", 0, 9, NULL, SCOPE_RUN, TOPIC_NONE, ""},
+        {NULL, "--free", FLAG_INT, &values[1], "0", 0, 9, NULL, SCOPE_FREE, TOPIC_NONE, ""},
+        {NULL, "--process", FLAG_INT, &values[2], "0", 0, 9, NULL, SCOPE_PROCESS, TOPIC_NONE, ""},
+        {NULL, "--rank", FLAG_INT, &values[3], "0", 0, 9, NULL, SCOPE_RANK, TOPIC_NONE, ""},
+    };
+    char *argv[5] = {(char*)"program"}, error[JSON_ERROR_SIZE];
+    int argc = 1;
+    Json json;
+    for (size_t i = 0; i < COUNT_OF(rows); i++)
+        if (given[i] == '1') argv[argc++] = xprintf("%s=1", rows[i].long_name);
+    flags_parse(rows, COUNT_OF(rows), argc, argv, "");
+    if (json_parse(&json, saved, strlen(saved), error) != 0) die(FAILED, "%s", error);
+    settings_restore(rows, COUNT_OF(rows), json.root, override, "file");
+    json_free(&json);
+    while (argc > 1) free(argv[--argc]);
+}
+
+static void restore_contradiction(const char* given) {
+    int values[4];
+    restore_scopes(values, given, 0);
+    die(USAGE, "it was taken");
+}
+
+static void test_scopes(Tests* t) {
+    static const struct {
+        const char *name, *given;
+        int override, values[4];
+    } cases[] = {
+        {"settings/restored by scope", "0000", 0, {2, 2, 0, 0}},
+        {"settings/flags that may change", "0111", 0, {2, 1, 1, 1}},
+        {"settings/--override", "1111", 1, {1, 1, 1, 1}},
+    };
+    for (size_t i = 0; i < COUNT_OF(cases); i++) {
+        int values[4];
+        restore_scopes(values, cases[i].given, cases[i].override);
+        expect(t, memcmp(values, cases[i].values, sizeof values) == 0, cases[i].name, "%d %d %d %d", values[0],
+               values[1], values[2], values[3]);
+    }
+    expect_refusal(t, "settings/a flag that contradicts the run", restore_contradiction, "1000",
+                   "error: --run 1 contradicts the run that is resumed (file has 2); leave it out, or add --override "
+                   "1\n");
+}
+
+// The name that earlier versions saved.
+static void test_old_choice(Tests* t) {
+    static const char saved[] = "{\"attention\": \"explicit\"}";
+    int attention = -1;
+    Flag row = {NULL, "--attention",        FLAG_CHOICE, &attention, "flash", 0,
+                0,    "flash|materialized", SCOPE_RUN,   TOPIC_NONE, ""};
+    char *argv[] = {(char*)"program"}, error[JSON_ERROR_SIZE];
+    Json json;
+    flags_parse(&row, 1, 1, argv, "");
+    if (json_parse(&json, saved, strlen(saved), error) != 0) die(FAILED, "%s", error);
+    settings_restore(&row, 1, json.root, 0, "file");
+    json_free(&json);
+    expect(t, attention == 1, "settings/--attention explicit of an earlier version", "%d", attention);
 }
 
 static void test_settings(Tests* t) {
     expect_refusal(t, "settings/equal long strings", restore_and_count, "x", "error: the same\n");
     expect_refusal(t, "settings/long strings that differ at their end", restore_and_count, "y",
-                   "error: both are named in full\n");
+                   "error: both are printed in full\n");
 }
 
 // ---------------------------------------------------------------------------------------------------------
@@ -361,14 +455,43 @@ static void test_update_settings(Tests* t) {
     memset(&s, 0, sizeof s), memset(&session, 0, sizeof session);
     s.beta1 = 0.1, s.beta2 = 0.2, s.eps = 0.3, s.weight_decay = 0.4, s.clip = 0.5, s.lr = 0.6;
     session.settings = &s;
-    OptimizerSettings o = steps_adamw(&session, 0.7);  // the schedule's rate, not the peak
+    OptimizerSettings o = optimizer_settings(&session, 0.7);  // the schedule's rate, not the peak
     int same = o.lr == 0.7 && o.beta1 == 0.1 && o.beta2 == 0.2 && o.eps == 0.3 && o.weight_decay == 0.4;
     expect(t, same && o.max_norm == 0.5, "update/settings", "lr %g, betas %g %g, eps %g, decay %g, clip %g", o.lr,
            o.beta1, o.beta2, o.eps, o.weight_decay, o.max_norm);
     uint64_t rounding = o.rounding;
     session.step = 1;
-    expect(t, steps_adamw(&session, 0.7).rounding != rounding, "update/rounding draws anew in every step",
+    expect(t, optimizer_settings(&session, 0.7).rounding != rounding, "update/rounding draws anew in every step",
            "it does not");
+}
+
+// ---------------------------------------------------------------------------------------------------------
+// Initial values
+
+// Every tensor has its own stream for every seed; all 64 bits of the seed matter.
+static void test_streams(Tests* t) {
+    static const TensorRow rows[] = {{"a", 0, {0, 0}, OWN, 0, INIT_NORMAL},
+                                     {"b", 0, {0, 0}, OWN, 0, INIT_NORMAL},
+                                     {"c", 0, {0, 0}, OWN, 0, INIT_NORMAL_RESIDUAL}};
+    const uint64_t seeds[] = {1, 2, 1 | (uint64_t)1 << 40};
+    enum { N = 5, TENSORS = COUNT_OF(rows), STREAMS = COUNT_OF(seeds) * TENSORS };
+    const int dims[] = {N, 1};
+    real values[STREAMS][N];
+    TensorTable table;
+    memset(&table, 0, sizeof table);
+    tensors_add(&table, rows, TENSORS, dims, -1);
+    tensors_finish(&table);
+    real* params = (real*)xmalloc(table.elements * sizeof(real));
+    for (int i = 0; i < STREAMS; i++) {
+        tensors_init(&table, params, seeds[i / TENSORS], 1, 1);
+        memcpy(values[i], params + table.tensors[i % TENSORS].offset, sizeof values[i]);
+    }
+    int same = 0;
+    for (int i = 0; i < STREAMS; i++)
+        for (int k = 0; k < i; k++) same += memcmp(values[i], values[k], sizeof values[i]) == 0;
+    expect(t, same == 0, "init/tensors and seeds differ", "%d pairs of streams are the same", same);
+    free(params);
+    tensors_free(&table);
 }
 
 // ---------------------------------------------------------------------------------------------------------
@@ -396,7 +519,7 @@ static void test_overflow(Tests* t) {
 }
 
 // ---------------------------------------------------------------------------------------------------------
-// Master weights: a checkpoint that has them is of another run than one that has not
+// Master weights: a checkpoint with them belongs to another run than one without
 
 static char master_file[] = "/tmp/llmc_master_XXXXXX";
 
@@ -439,9 +562,9 @@ static void test_master(Tests* t) {
     int fd = mkstemp(master_file);
     if (fd < 0) die(FAILED, "%s: %s", master_file, strerror(errno));
     close(fd);
-    char* has = xprintf("error: %s: holds master weights, which this run has not; go on with -w 1 and the same build\n",
+    char* has = xprintf("error: %s: holds master weights, but this run has none; resume with -w 1 and the same build\n",
                         master_file);
-    char* wants = xprintf("error: %s: holds no master weights; go on with -w 0 and the same build\n", master_file);
+    char* wants = xprintf("error: %s: holds no master weights; resume with -w 0 and the same build\n", master_file);
     expect_refusal(t, "master weights/in both", refuse_master, "11", "error: taken\n");
     expect_refusal(t, "master weights/in neither", refuse_master, "00", "error: taken\n");
     expect_refusal(t, "master weights/in the checkpoint only", refuse_master, "10", has);
@@ -459,8 +582,7 @@ static void test_publish(Tests* t, const char* other) {
     if (!mkdtemp(out)) die(FAILED, "%s: %s", out, strerror(errno));
     char* dir = xprintf("%s/llmc_run_%d", other, (int)getpid());
     if (mkdir(dir, 0777) != 0 || stat(out, &here) != 0 || stat(dir, &there) != 0 || here.st_dev == there.st_dev) {
-        printf("skip publish/another file system: %s is none that can be written\n", other);
-        t->skipped++;
+        skip_case(t, "publish/another file system", "%s cannot be written", other);
     } else {
         enum { BYTES = (1 << 20) + 12345 };  // more than one piece
         char *from = xprintf("%s/model.safetensors", dir), *to = xprintf("%s/model.safetensors", out);
@@ -468,19 +590,19 @@ static void test_publish(Tests* t, const char* other) {
         size_t n = 0;
         for (int i = 0; i < BYTES; i++) bytes[i] = (char)(i * 31 >> 3);
         if (write_file(from, bytes, BYTES) != 0) die(FAILED, "%s: %s", from, strerror(errno));
-        int result = checkpoint_publish(out, dir);
+        int result = checkpoint_publish(NULL, out, dir);
         char* got = file_exists(to) ? read_file(to, BYTES, &n, FAILED) : NULL;
         expect(t, result == 0 && n == BYTES && memcmp(got, bytes, BYTES) == 0 && !file_exists(tmp),
                "publish/another file system", "result %d, %zu bytes", result, n);
         free(got), free(from), free(to), free(tmp), free(bytes);
     }
-    checkpoint_remove(dir);
-    checkpoint_remove(out);
+    checkpoint_remove(NULL, dir);
+    checkpoint_remove(NULL, out);
     free(dir);
 }
 
 // ---------------------------------------------------------------------------------------------------------
-// Sequences by rank: whichever number of ranks shares a step, its micro-batches one after the other are the same
+// Sequences by rank: the micro-batches of a step, one after the other, are the same for any number of ranks
 
 enum { STEP_ROWS = 16, SPLIT_T = 48, SPLIT_MASKS = 8 };
 
@@ -493,13 +615,13 @@ static Text split_stream(int ranks, int B, int pack) {
     int micro_steps = STEP_ROWS / (ranks * B);
     context_init(&ctx);
     mlm_source_alloc(&data, recipe, B, SPLIT_T, micro_steps, &ctx);
-    mlm_source_open(&data, "data/builtin/bert/train.bin", NULL, 261, 11);
+    mlm_source_open(&data, "build/test_corpus/builtin/bert/train.bin", NULL, 261, 11);
     for (uint64_t step = 0; step < 2; step++)
         for (int part = 0; part < micro_steps * ranks; part++) {
             mlm_source_build(&data, step * STEP_ROWS, B, part % ranks, ranks);
             const MlmBatch* b = &data.batches[part / ranks];
             for (int s = 0; s < b->count; s++) {
-                text_printf(&all, "%lld %d:", (long long)b->first + s, b->next_labels[s]);
+                text_printf(&all, "%lld %d:", (long long)b->first + s, b->next_targets[s]);
                 for (int i = b->cu_seqlens[s]; i < b->cu_seqlens[s + 1]; i++) text_printf(&all, " %d", b->tokens[i]);
                 text_append(&all, "\n", 1);
             }
@@ -525,7 +647,8 @@ static void test_split(Tests* t) {
 }
 
 // ---------------------------------------------------------------------------------------------------------
-// Checkpoints of a small model: a matrix as it is, turned ones, a vector, rows of padding, a group, gaps between tensors
+// Checkpoints of a small model: a matrix as it is, turned ones, a vector, rows of padding, a group, gaps between
+// tensors
 
 static const TensorRow TINY_ROWS[] = {{"plain", 0, {1, 2}, OWN, 3, INIT_ZERO, 1, AS_IN_MEMORY},
                                       {"vector", 0, {1, 0}, OWN, 0, INIT_ZERO, 0, AS_IN_MEMORY},
@@ -542,11 +665,11 @@ typedef struct {
     Optimizer optimizer;
     Context ctx;
     Checkpoints c;
-    Comm comm;
-    Saving saving;
+    ProcessGroup group;
+    CheckpointWriter writer;
 } Tiny;
 
-// Where rank `rank` of `ranks` begins: at uneven places, and of 4 the third has nothing.
+// Where the shard of rank `rank` of `ranks` begins: shards are uneven, and the third of 4 is empty.
 static size_t tiny_cut(const TensorTable* table, int rank, int ranks) {
     size_t groups = table->elements / TENSOR_ALIGNMENT;
     if (rank == ranks) return table->elements;
@@ -577,18 +700,18 @@ static void tiny_open(Tiny* t, const char* out, int seed, int sharded, int rank,
     t->optimizer.shard = shard;
     Checkpoints c = {out, &t->table, (floatX*)t->mine[0], &t->optimizer, NULL, 0, 0, &t->ctx};
     t->c = c;
-    t->comm.rank = rank, t->comm.size = ranks;
-    saving_open(&t->saving, &t->comm, NULL, 0, -1);
+    t->group.rank = rank, t->group.size = ranks;
+    writer_open(&t->writer, &t->group, NULL, 0, -1);
 }
 
 static void tiny_close(Tiny* t) {
-    saving_close(&t->saving);
+    writer_close(&t->writer);
     for (int p = 0; p < TINY_PARTS; p++) free(t->values[p]), free(t->mine[p]);
     tensors_free(&t->table);
     context_free(&t->ctx);
 }
 
-// Whether what this rank holds is its part of `seed`'s state.
+// Whether this rank has its part of `seed`'s state.
 static int tiny_is(const Tiny* t, int seed) {
     Tiny want;
     tiny_open(&want, "", seed, 0, 0, 1);
@@ -601,11 +724,11 @@ static int tiny_is(const Tiny* t, int seed) {
 }
 
 static int tiny_save(Tiny* t, int64_t step, int background) {
-    int result = saving_begin(&t->saving, &t->c, step, "{\"config\": 1}\n", "{\"step\": 1}\n", background);
+    int result = writer_begin(&t->writer, &t->c, step, "{\"config\": 1}\n", "{\"step\": 1}\n", background);
     // From here on the state may change.
     for (int p = 0; p < TINY_PARTS; p++)
         memset(t->mine[p], 0x7f, (p == 0 ? t->table.elements : t->optimizer.shard.size) * sizeof(real));
-    while (result == 0 && t->saving.phase != SAVING_NOTHING) result = saving_poll(&t->saving);
+    while (result == 0 && t->writer.phase != WRITER_IDLE) result = writer_poll(&t->writer);
     return result;
 }
 
@@ -618,15 +741,15 @@ static void tiny_begin(void) {
 
 static void tiny_end(void) {
     char* ckpt = xprintf("%s/ckpt", tiny_out);
-    checkpoint_of_kind(tiny_out, ".tmp", DELETE_THEM);
-    checkpoint_delete_all(tiny_out);
-    checkpoint_remove(ckpt);
-    checkpoint_remove(tiny_out);
+    checkpoint_of_kind(NULL, tiny_out, ".tmp", DELETE_THEM);
+    checkpoint_delete_all(NULL, tiny_out);
+    checkpoint_remove(NULL, ckpt);
+    checkpoint_remove(NULL, tiny_out);
     free(ckpt);
 }
 
-// `body` in `ranks` processes, whose exit statuses must be `want`. Returns what they say on stderr (caller frees).
-static char* in_ranks(int ranks, void (*body)(Comm, int), int argument, int want, int* good) {
+// Run `body` in `ranks` processes, whose exit statuses must be `want`. Returns their output on stderr (caller frees).
+static char* in_ranks(int ranks, void (*body)(ProcessGroup, int), int argument, int want, int* good) {
     int ends[2], status;
     pid_t children[TEST_RANKS];
     pthread_barrierattr_t shared;
@@ -640,12 +763,12 @@ static char* in_ranks(int ranks, void (*body)(Comm, int), int argument, int want
     pthread_barrier_init(&test_ranks->barrier, &shared, (unsigned)ranks);
     for (int r = 0; r < ranks; r++) {
         if ((children[r] = fork()) != 0) continue;
-        Comm comm;
-        memset(&comm, 0, sizeof comm);
-        comm.rank = r, comm.size = ranks;
+        ProcessGroup group;
+        memset(&group, 0, sizeof group);
+        group.rank = r, group.size = ranks;
         alarm(60);
         dup2(ends[1], 2);
-        body(comm, argument);
+        body(group, argument);
         _exit(DONE);
     }
     close(ends[1]);
@@ -668,27 +791,28 @@ enum {
 };
 
 // Save seed 5's state as step `how` & 255.
-static void save_rank(Comm comm, int how) {
+static void save_rank(ProcessGroup group, int how) {
     Tiny t;
-    int away = how & NO_SHARED_DISK && comm.rank == comm.size - 1;
+    int away = how & NO_SHARED_DISK && group.rank == group.size - 1;
     char* elsewhere = xprintf("%s/elsewhere", tiny_out);
-    tiny_open(&t, away ? elsewhere : tiny_out, 5, !(how & WHOLE), comm.rank, comm.size);
-    if (how & OTHER_WEIGHTS && comm.rank == 1) t.mine[0][3] += 1;
-    t.saving.stop_on_error = (how & STOP) != 0;
-    t.saving.has_warned = how & NO_MEMORY && comm.rank == 1;  // as it is after the warning that there is none
+    tiny_open(&t, away ? elsewhere : tiny_out, 5, !(how & WHOLE), group.rank, group.size);
+    if (how & OTHER_WEIGHTS && group.rank == 1) t.mine[0][3] += 1;
+    t.writer.stop_on_error = (how & STOP) != 0;
+    t.writer.has_warned = how & NO_MEMORY && group.rank == 1;  // as it is after the warning that there is none
     int result = tiny_save(&t, how & 255, how & BACKGROUND);
-    if (t.saving.saved != (result == 0 ? how & 255 : -1)) _exit(99);
+    if (t.writer.saved != (result == 0 ? how & 255 : -1)) _exit(99);
     tiny_close(&t);
     free(elsewhere);
     if (result != 0) _exit(77);
 }
 
 // Find and load it, every rank its shard.
-static void load_rank(Comm comm, int how) {
+static void load_rank(ProcessGroup group, int how) {
     Tiny t;
     int64_t step = -1;
-    tiny_open(&t, tiny_out, 6, !(how & WHOLE), comm.rank, comm.size);
-    char* dir = checkpoint_find(tiny_out, &step, &comm);
+    int held;
+    tiny_open(&t, tiny_out, 6, !(how & WHOLE), group.rank, group.size);
+    char* dir = checkpoint_find(tiny_out, &step, &held, &group);
     if (!dir || step != (how & 255)) _exit(77);
     checkpoint_load(&t.c, NULL, dir);
     if (!tiny_is(&t, 5)) _exit(78);
@@ -697,48 +821,49 @@ static void load_rank(Comm comm, int how) {
 }
 
 // Whether the copies of the table's tensors are of these values.
-static int copies_are(const ExactParameters* e, const TensorTable* table, const real* values) {
+static int copies_are(const Fp32Copies* e, const TensorTable* table, const real* values) {
     int same = 1;
     for (int i = 0; i < table->count; i++) {
         const Tensor* tensor = &table->tensors[i];
-        if (!tensor->exact) continue;
-        same &= memcmp(e->copies + tensor->exact_offset, values + tensor->offset, tensor->size * sizeof(real)) == 0;
+        if (!tensor->fp32_copy) continue;
+        same &= memcmp(e->copies + tensor->fp32_offset, values + tensor->offset, tensor->size * sizeof(real)) == 0;
     }
     return same;
 }
 
 // Load it where nothing is updated: the weights, and of the master weights those of two tensors that have copies. Then
 // the same from its model's file, whose values a forward pass must leave as they are.
-static void load_copies(Comm comm, int how) {
+static void load_copies(ProcessGroup group, int how) {
     Tiny t, want;
     int64_t step;
-    WidenSpan spans[2];
-    ExactParameters exact = {NULL, spans, COUNT_OF(spans)};
+    int held;
+    CastSpan spans[2];
+    Fp32Copies copies = {NULL, spans, COUNT_OF(spans)};
     const int copied[] = {0, 1};
     size_t at = 0;
-    tiny_open(&t, tiny_out, 6, 0, comm.rank, comm.size);
+    tiny_open(&t, tiny_out, 6, 0, group.rank, group.size);
     tiny_open(&want, "", 5, 0, 0, 1);
     t.table.fixed = 1, t.optimizer.shard = tensors_updated(&t.table);
-    exact.copies = (real*)xcalloc(t.table.elements, sizeof(real));
+    copies.copies = (real*)xcalloc(t.table.elements, sizeof(real));
     for (size_t i = 0; i < COUNT_OF(copied); i++) {
         Tensor* tensor = &t.table.tensors[copied[i]];
-        tensor->exact = 1, tensor->exact_offset = at;
-        WidenSpan span = {tensor->offset, at, tensor->size};
+        tensor->fp32_copy = 1, tensor->fp32_offset = at;
+        CastSpan span = {tensor->offset, at, tensor->size};
         spans[i] = span;
         at += round_up(tensor->size, TENSOR_ALIGNMENT);
     }
-    char* dir = checkpoint_find(tiny_out, &step, &comm);
+    char* dir = checkpoint_find(tiny_out, &step, &held, &group);
     if (!dir) _exit(how);
-    checkpoint_load(&t.c, &exact, dir);
+    checkpoint_load(&t.c, &copies, dir);
     if (!tiny_is(&t, 5)) _exit(78);  // no moments are here to be compared
-    if (!copies_are(&exact, &t.table, want.values[3])) _exit(79);
+    if (!copies_are(&copies, &t.table, want.values[3])) _exit(79);
     char* model = xprintf("%s/model.safetensors", dir);
-    exact_read_master(&exact, &t.table, &t.optimizer, model, NULL, &t.ctx);
-    t.table.exact_elements = at;
-    exact_update(&exact, &t.table, t.c.params, t.optimizer.master, NULL, &t.ctx);
-    if (!copies_are(&exact, &t.table, want.values[0])) _exit(80);
+    fp32_copies_read_master(&copies, &t.table, &t.optimizer, model, NULL, &t.ctx);
+    t.table.fp32_elements = at;
+    fp32_copies_update(&copies, &t.table, t.c.params, t.optimizer.master, NULL, &t.ctx);
+    if (!copies_are(&copies, &t.table, want.values[0])) _exit(80);
     tiny_close(&t), tiny_close(&want);
-    free(dir), free(model), free(exact.copies);
+    free(dir), free(model), free(copies.copies);
 }
 
 static void test_copies(Tests* t) {
@@ -769,7 +894,7 @@ static void test_elastic(Tests* t) {
     }
 }
 
-// The step whose checkpoint three sharded ranks wrote, spoiled as `how` says, must be refused.
+// A checkpoint written by three sharded ranks and damaged according to `how` must be refused.
 static void refuse_shards(const char* how) {
     char *dir = checkpoint_path(tiny_out, 7), *second = xprintf("%s/optimizer-00001-of-00003.safetensors", dir);
     char* first = xprintf("%s/optimizer-00000-of-00003.safetensors", dir);
@@ -794,12 +919,11 @@ static void refuse_shards(const char* how) {
 static void test_shards(Tests* t) {
     static const char* const cases[][2] = {
         {"missing", "optimizer-00001-of-00003.safetensors: is missing; all 3 shards are needed\n"},
-        {"doubled",
-         "optimizer-00001-of-00003.safetensors: begins at element 0, where 896 comes next; it is not rank 1's "
-         "shard\n"},
-        {"two kinds", "beside another optimizer's files; one must go\n"},
+        {"doubled", "optimizer-00001-of-00003.safetensors: begins at element 0, but 896 comes next; it is not rank 1's "
+                    "shard\n"},
+        {"two kinds", "next to another optimizer's files; remove one of them\n"},
         {"master",
-         "optimizer-00000-of-00003.safetensors: holds master weights, which this run has not; go on with -w 1 "
+         "optimizer-00000-of-00003.safetensors: holds master weights, but this run has none; resume with -w 1 "
          "and the same build\n"},
         {"another table", "optimizer-00000-of-00003.safetensors: is a shard of another model's optimizer\n"},
         {"all gone", "00000007: optimizer.safetensors is missing\n"}};
@@ -824,7 +948,7 @@ static int same_checkpoint(const char* a, const char* b) {
         if (e->d_name[0] == '.') continue;
         char *x = xprintf("%s/%s", a, e->d_name), *y = xprintf("%s/%s", b, e->d_name);
         FileDigest p = {0, 0}, q = {1, 1};
-        same = checkpoint_digest(x, &p.bytes, &p.crc, NULL) == 0 && checkpoint_digest(y, &q.bytes, &q.crc, NULL) == 0 &&
+        same = checkpoint_digest(x, &p.bytes, &p.crc) == 0 && checkpoint_digest(y, &q.bytes, &q.crc) == 0 &&
                p.bytes == q.bytes && p.crc == q.crc;
         files++;
         free(x), free(y);
@@ -848,7 +972,7 @@ static void test_background(Tests* t) {
     }
 }
 
-// A rank that has no memory for a snapshot holds up all of them; a checkpoint holds up the next one.
+// A rank without memory for a snapshot makes all ranks wait; a checkpoint makes the next one wait.
 static void test_waiting(Tests* t) {
     Tiny tiny;
     int good;
@@ -860,13 +984,13 @@ static void test_waiting(Tests* t) {
     expect(t, good && !*said && same_checkpoint(a, b), "checkpoint/a rank without memory for a snapshot", "%s", said);
     tiny_end(), tiny_begin();
     tiny_open(&tiny, tiny_out, 5, 0, 0, 1);
-    int first = saving_begin(&tiny.saving, &tiny.c, 1, "", "", 1), busy = tiny.saving.phase == SAVING_FILES;
-    int second = saving_begin(&tiny.saving, &tiny.c, 2, "", "", 1), one = checkpoint_list(tiny_out, &steps);
-    int saved = (int)tiny.saving.saved;
+    int first = writer_begin(&tiny.writer, &tiny.c, 1, "", "", 1), busy = tiny.writer.phase == WRITER_FILES;
+    int second = writer_begin(&tiny.writer, &tiny.c, 2, "", "", 1), one = checkpoint_list(tiny_out, &steps);
+    int saved = (int)tiny.writer.saved;
     free(steps);
-    int last = saving_finish(&tiny.saving), both = checkpoint_list(tiny_out, &steps);
+    int last = writer_finish(&tiny.writer), both = checkpoint_list(tiny_out, &steps);
     free(steps);
-    expect(t, !first && !second && !last && busy && saved == 1 && one >= 1 && both == 2 && tiny.saving.saved == 2,
+    expect(t, !first && !second && !last && busy && saved == 1 && one >= 1 && both == 2 && tiny.writer.saved == 2,
            "checkpoint/one waits for the one before", "%d %d %d, busy %d, %d then %d", first, second, last, busy, one,
            both);
     tiny_close(&tiny);
@@ -874,7 +998,7 @@ static void test_waiting(Tests* t) {
     free(said), free(a), free(b);
 }
 
-// What several ranks find wrong, all of them alike, with one line.
+// Errors on several ranks end all of them in the same way, with one line.
 static void test_ranks_fail(Tests* t) {
     int good, fine, loads;
     tiny_begin();
@@ -884,7 +1008,7 @@ static void test_ranks_fail(Tests* t) {
     char* said = in_ranks(3, save_rank, 2 | BACKGROUND | NO_SHARED_DISK, 77, &good);
     char* want =
         xprintf("warning: %s: the checkpoint could not be saved (rank 2: find rank 0's directory: -o must be on "
-                "a shared file system: No such file or directory); the checkpoints before it are untouched\n",
+                "a shared file system: No such file or directory); earlier checkpoints are untouched\n",
                 new_one);
     expect(t, fine && good && strcmp(said, want) == 0 && !file_exists(tmp) && !file_exists(new_one),
            "checkpoint/a rank cannot write", "%d %d %s", fine, good, said);
@@ -920,8 +1044,8 @@ static void test_ranks_fail(Tests* t) {
     free(said), free(want), free(shard), free(old), free(new_one), free(tmp);
 }
 
-// Save seed 5's state as these steps with -nk `keep` and, if `spoil` is a step, cut its model short before the last. Returns
-// the steps that are left as text (caller frees).
+// Save seed 5's state as these steps with -nk `keep` and, if `spoil` is a step, cut its model short before the last.
+// Returns the steps that are left as text (caller frees).
 static char* kept_steps(int keep, int every, int count, int spoil) {
     Text left = {NULL, 0, 0};
     int64_t* steps;
@@ -957,13 +1081,174 @@ static void test_retention(Tests* t) {
     for (size_t i = 0; i < COUNT_OF(cases); i++) {
         char* name = xprintf("checkpoint/kept with %s", cases[i].name);
         char* left = kept_steps(cases[i].keep, cases[i].every, cases[i].count, cases[i].spoil);
-        // What is not whole is not counted: in the last case step 2 is the second that is.
+        // Incomplete checkpoints do not count: in the last case step 2 is the second complete one.
         expect(t, strcmp(left, cases[i].left) == 0, name, "left: %s", left);
         free(name), free(left);
     }
 }
 
-// On a file system of so few KiB that only one checkpoint has room, in a process of its own.
+// ---------------------------------------------------------------------------------------------------------
+// The disk operations of a checkpoint, also when another run takes the directory
+
+// Whether `event` comes before `other` (NULL: at all), which is there.
+static int disk_saw(const char* event, const char* other) {
+    const char *first = strstr(disk_events, event), *then = other ? strstr(disk_events, other) : NULL;
+    return first && (!other || (then && first < then));
+}
+
+// A power cut at any time leaves a checkpoint complete or absent: the rename comes after everything in the directory
+// has been flushed, and is itself flushed.
+static void test_flushed(Tests* t) {
+    static const char* const files[] = {"model.safetensors", "optimizer.safetensors", "config.json", "trainer.json",
+                                        "manifest.json"};
+    const char *directory = "fsync /ckpt/00000001.tmp\n", *commit = "rename /ckpt/00000001.tmp\n";
+    Tiny tiny;
+    tiny_begin();
+    tiny_open(&tiny, tiny_out, 5, 0, 0, 1);
+    disk_events[0] = '\0';
+    int saved = tiny_save(&tiny, 1, 0), flushed = disk_saw(directory, commit);
+    for (size_t i = 0; i < COUNT_OF(files); i++) {
+        char* event = xprintf("fsync /ckpt/00000001.tmp/%s\n", files[i]);
+        flushed = flushed && disk_saw(event, directory);
+        free(event);
+    }
+    flushed = flushed && disk_saw(commit, "fsync /ckpt\n");
+    expect(t, saved == 0 && flushed, "checkpoint/flushed before and after it appears", "%d, %s", saved, disk_events);
+    tiny_close(&tiny);
+    tiny_end();
+}
+
+static const char* replace_at;  // the event after which another run's directory is in the place of OUT
+
+static void put(const char* path, const char* text) {
+    char *file = xprintf("%s/%s", tiny_out, path), *slash = strrchr(file, '/');
+    *slash = '\0';
+    if (make_directories(file) != 0) die(USAGE, "%s: %s", file, strerror(errno));
+    *slash = '/';
+    if (write_file(file, text, strlen(text)) != 0) die(USAGE, "%s: %s", file, strerror(errno));
+    free(file);
+}
+
+static const char* const theirs[] = {".lock",       "model.safetensors",   "model.safetensors.tmp",
+                                     "config.json", "ckpt/00000001/notes", "ckpt/00000002.tmp/notes"};
+
+static void replace_out(const char* event) {
+    if (strcmp(event, replace_at) != 0) return;
+    char* moved = xprintf("%s.moved", tiny_out);
+    on_disk_event = NULL;
+    if (rename(tiny_out, moved) != 0) die(USAGE, "%s: %s", moved, strerror(errno));
+    for (size_t i = 0; i < COUNT_OF(theirs); i++) put(theirs[i], "theirs");
+    if (strncmp(event, "fsync", 5) != 0) put("ckpt/00000002/model.safetensors", "of their checkpoint");
+    free(moved);
+}
+
+// Save two steps while OUT is replaced at the event, then delete the first.
+static void save_replaced(const char* event) {
+    Tiny tiny;
+    RunLock lock = {NULL, 0, 0};
+    char* old = checkpoint_path(tiny_out, 1);
+    tiny_open(&tiny, tiny_out, 5, 0, 0, 1);
+    run_lock_take(&lock, tiny_out, O_CREAT);
+    tiny.c.lock = &lock;
+    int first = tiny_save(&tiny, 1, 0);
+    replace_at = event, on_disk_event = replace_out;
+    int second = tiny_save(&tiny, 2, 0);
+    checkpoint_delete(&lock, old);
+    die(USAGE, "saved %d %d", first, second);
+}
+
+static int replaced_entries;
+
+static int count_entry(const char* path, const struct stat* st, int kind, struct FTW* walk) {
+    (void)path, (void)st, (void)kind, (void)walk;
+    replaced_entries++;
+    return 0;
+}
+
+// Before the commit the run ends; after it the session detects it. Nothing is written in between.
+static void test_replaced(Tests* t) {
+    static const struct {
+        const char *name, *event, *says;
+        int status;
+    } cases[] = {
+        {"while it is written", "fsync /ckpt/00000002.tmp/model.safetensors\n", "nothing more is written", FAILED},
+        {"before the commit", "fsync /ckpt/00000002.tmp\n", "nothing more is written", FAILED},
+        {"after the commit", "rename /ckpt/00000002.tmp\n", "error: saved 0 0\n", USAGE},
+        {"before the model is shown", "fsync model.safetensors.tmp\n", "error: saved 0 0\n", USAGE},
+        {"before others are deleted", "rename config.json.tmp\n", "error: saved 0 0\n", USAGE},
+    };
+    for (size_t i = 0; i < COUNT_OF(cases); i++) {
+        Text said = {NULL, 0, 0};
+        size_t n;
+        char* name = xprintf("checkpoint/another run's directory %s", cases[i].name);
+        tiny_begin();
+        char* moved = xprintf("%s.moved", tiny_out);
+        int status = exit_status_of(save_replaced, cases[i].event, &said), intact = 1;
+        for (size_t k = 0; k < COUNT_OF(theirs) && intact; k++) {
+            char* path = xprintf("%s/%s", tiny_out, theirs[k]);
+            char* text = file_exists(path) ? read_file(path, 100, &n, FAILED) : xprintf("%s", "");
+            intact = strcmp(text, "theirs") == 0;
+            free(path), free(text);
+        }
+        replaced_entries = 0;
+        nftw(tiny_out, count_entry, 8, FTW_PHYS);
+        int entries = 10 + 2 * (strncmp(cases[i].event, "fsync", 5) != 0);
+        expect(t,
+               status == cases[i].status && intact && replaced_entries == entries && is_one_line(&said) &&
+                   strstr(said.text, cases[i].says),
+               name, "status %d, intact %d, %d entries of %d, %s", status, intact, replaced_entries, entries,
+               said.text);
+        remove_directory(tiny_out), remove_directory(moved);
+        free(said.text), free(name), free(moved);
+    }
+}
+
+// The newest checkpoint is deleted, and a newer one appears, between listing and locking.
+static void retire_newest(const char* event) {
+    if (strcmp(event, "flock /ckpt/00000002\n") != 0) return;
+    on_disk_event = NULL;
+    char *gone = checkpoint_path(tiny_out, 2), *here = checkpoint_path(tiny_out, 3);
+    char* hidden = xprintf("%s/ckpt/hidden", tiny_out);
+    checkpoint_delete(NULL, gone);
+    if (rename(hidden, here) != 0) die(FAILED, "%s: %s", here, strerror(errno));
+    free(gone), free(here), free(hidden);
+}
+
+static void test_held(Tests* t) {
+    Tiny tiny;
+    int held, saved = 0;
+    int64_t step = -1, *steps;
+    tiny_begin();
+    tiny_open(&tiny, tiny_out, 5, 0, 0, 1);
+    tiny.c.keep = 1;
+    saved += tiny_save(&tiny, 1, 0);
+    char* found = checkpoint_find(tiny_out, &step, &held, NULL);
+    saved += tiny_save(&tiny, 2, 0);
+    int both = checkpoint_list(tiny_out, &steps);
+    free(steps);
+    int whole = found && checkpoint_verify(found, NULL) == 0;
+    close(held);
+    saved += tiny_save(&tiny, 3, 0);
+    int one = checkpoint_list(tiny_out, &steps);
+    expect(t, saved == 0 && both == 2 && whole && one == 1 && steps[0] == 3, "checkpoint/one that is read stays",
+           "saved %d, %d beside a reader, whole %d, then %d", saved, both, whole, one);
+    free(steps), free(found);
+
+    char *third = checkpoint_path(tiny_out, 3), *hidden = xprintf("%s/ckpt/hidden", tiny_out);
+    if (rename(third, hidden) != 0) die(FAILED, "%s: %s", hidden, strerror(errno));
+    saved += tiny_save(&tiny, 2, 0);
+    on_disk_event = retire_newest;
+    found = checkpoint_find(tiny_out, &step, &held, NULL);
+    on_disk_event = NULL;
+    expect(t, saved == 0 && found && step == 3 && held >= 0, "checkpoint/one that goes before it is held",
+           "saved %d, step %lld", saved, (long long)step);
+    if (held >= 0) close(held);
+    free(third), free(hidden), free(found);
+    tiny_close(&tiny);
+    tiny_end();
+}
+
+// On a file system so small that only one checkpoint fits, in a child process.
 static void fill_disk(const char* how) {
     Tiny t;
     struct stat st;
@@ -1008,7 +1293,8 @@ static void test_full_disk(Tests* t) {
 }
 
 int main(void) {
-    Tests t = {0, 0, 0};
+    Tests t;
+    tests_open(&t);
     device_set_threads(1);  // a fork knows nothing of its parent's threads
     test_split(&t);
     test_sampler(&t);
@@ -1017,7 +1303,10 @@ int main(void) {
     test_windows(&t);
     test_config(&t);
     test_settings(&t);
+    test_scopes(&t);
+    test_old_choice(&t);
     test_update_settings(&t);
+    test_streams(&t);
     test_overflow(&t);
     test_master(&t);
     test_publish(&t, "/dev/shm");
@@ -1028,7 +1317,9 @@ int main(void) {
     test_waiting(&t);
     test_ranks_fail(&t);
     test_retention(&t);
+    test_flushed(&t);
+    test_replaced(&t);
+    test_held(&t);
     test_full_disk(&t);
-    printf("%d passed, %d failed, %d skipped\n", t.passed, t.failed, t.skipped);
-    return t.failed != 0;
+    return tests_close(&t);
 }

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Run every test that this machine can run and add up what they report.
 #
-#     bash dev/test/run.sh BUILD_FOLDER GPT2_TRAINER BERT_TRAINER
+#     bash dev/test/run.sh BUILD_FOLDER TRAIN_GPT2 TRAIN_BERT FINETUNE_BERT
 #
 # A test prints "ok ...", "FAIL ..." or "skip ..." lines and ends with "N passed, N failed[, N skipped]". Only failures,
 # skips and the totals are shown; the whole output is in BUILD_FOLDER/test_logs. A test that ends with a failing status
@@ -10,7 +10,12 @@
 set -u
 # Threads that wait give the core away: the machine may be busy, and results do not depend on it.
 export OMP_WAIT_POLICY=passive GOMP_SPINCOUNT=0
-build=$1 gpt2=$2 bert=$3
+build=$1 gpt2=$2 bert=$3 tune=$4
+# Tests in Python run in build/venv, which is made where it can be, unless PYTHON names an interpreter.
+if [ -z "${PYTHON:-}" ]; then
+    bash dev/test/venv.sh build/venv
+    [ ! -x build/venv/bin/python ] || export PYTHON=$PWD/build/venv/bin/python
+fi
 logs=$build/test_logs
 mkdir -p "$logs"
 passed=0 failed=0 skipped=0
@@ -40,6 +45,7 @@ skip() { # name, reason
     skipped=$((skipped + 1))
 }
 
+run text bash dev/test/text.sh "$build/test_text"
 run base "$build/test_base"
 run data "$build/test_data"
 run bpe "$build/test_bpe"
@@ -73,6 +79,8 @@ fi
 run gpt2 "$build/test_gpt2"
 run bert "$build/test_bert"
 run cli bash dev/test/cli.sh "$gpt2"
+run losses bash dev/test/losses.sh "$gpt2"
+run flags bash dev/test/flags.sh "$gpt2"
 run generate bash dev/test/generate.sh "$gpt2"
 run llmc_files_sh bash dev/test/llmc_files.sh "$gpt2" "$build/test_llmc_files"
 run choices_sh bash dev/test/choices.sh "$gpt2"
@@ -81,7 +89,12 @@ elif "${PYTHON:-python3}" -c 'import torch, transformers, tokenizers' 2>/dev/nul
     run check_generate "${PYTHON:-python3}" dev/reference/check_generate.py "$gpt2" ../shared/data/gpt2-bpe
 else skip check_generate "${PYTHON:-python3} has no torch, transformers and tokenizers (pip install them)"; fi
 run cli_bert bash dev/test/cli_bert.sh "$bert"
-run tasks bash dev/test/tasks.sh "$bert"
+run losses_bert bash dev/test/losses.sh "$bert"
+run model_dir bash dev/test/model_dir.sh "$gpt2" "$bert"
+run flags_bert bash dev/test/flags.sh "$bert"
+run flags_tune bash dev/test/flags.sh "$tune"
+run tasks bash dev/test/tasks.sh "$tune"
+run tokenizer_files bash dev/test/tokenizer_files.sh "$gpt2" "$bert"
 # Without tinyshakespeare's 300 steps, which the sanitizers make an hour of.
 texts=()
 [ "${build##*/}" != san ] || texts=(none none)
@@ -94,6 +107,8 @@ run profile_scripts bash dev/test/profile_scripts.sh
 [ "${build##*/}" = san ] || run page python3 dev/test/page.py
 run resume bash dev/test/resume.sh "$gpt2"
 run resume_bert bash dev/test/resume.sh "$bert"
+run run_dir bash dev/test/run_dir.sh "$gpt2"
+run run_dir_bert bash dev/test/run_dir.sh "$bert" short
 run profile_gpt2 bash dev/test/profile.sh "$gpt2"
 run profile_bert bash dev/test/profile.sh "$bert"
 run order "$build/test_order"

@@ -14,7 +14,7 @@ finish() {
 }
 
 [ -x "$PROGRAM" ] || { echo "usage: bash $0 PROGRAM (a trainer, from the repository's root)" >&2; exit 2; }
-[ -f data/builtin/train.bin ] || { echo "data/builtin/train.bin is missing; run make first" >&2; exit 2; }
+[ -f build/test_corpus/builtin/train.bin ] || { echo "build/test_corpus is missing; run make build/test_corpus/builtin/train.bin first" >&2; exit 2; }
 case $PROGRAM in /*) ;; *) PROGRAM=$PWD/$PROGRAM ;; esac
 
 # One thread, unless a case asks for more, and none that spins: the machine may have little to give.
@@ -31,12 +31,24 @@ cleanup() {
 trap cleanup EXIT
 trap 'exit 1' INT TERM HUP PIPE
 
-# Runs take place beside a copy of the built-in corpus, which a make at the same time would change under them.
-mkdir "$work/data" && cp -r data/builtin "$work/data" && cd "$work" || exit 1
+# Runs take place where the built-in corpus is a copy of the tests' own, which is the same whatever the sources say.
+mkdir "$work/data" && cp -r build/test_corpus/builtin "$work/data" && cd "$work" || exit 1
+
+# The command of PROGRAM with these flags; those of a task are for the finetune_bert beside it, which writes no samples (-s).
+set_command() {
+    command=("$PROGRAM" "$@")
+    [[ " $* " == *" --task "* ]] || return 0
+    command=("${PROGRAM/%train_bert*/finetune_bert${PROGRAM##*train_bert}}")
+    while [ $# -gt 0 ]; do
+        if [ "$1" = -s ]; then shift; else command+=("$1"); fi
+        shift
+    done
+}
 
 # A trainer's run: stdout and stderr go to files, the exit status to $status (124 where it did not end).
 run() {
-    timeout --foreground 120 "$PROGRAM" "$@" </dev/null >"$work/stdout" 2>"$work/stderr"
+    set_command "$@"
+    timeout --foreground 120 "${command[@]}" </dev/null >"$work/stdout" 2>"$work/stderr"
     status=$?
 }
 

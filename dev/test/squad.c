@@ -1,4 +1,4 @@
-/* Tests of questions about texts: the windows that a file becomes, what is taken for the answer, and how it is scored.
+/* Tests of question answering: the windows made from a file, the choice of the answer, and its score.
  *
  *     ./test_squad                                        on small files that are written here
  *     ./test_squad windows VOCABULARY FILE T STRIDE QUESTION train|evaluate
@@ -10,29 +10,13 @@
  * answer in a file of them; texts as they are compared. VOCABULARY is a directory with vocab.txt, QUESTION the most
  * tokens of a question.
  *
- * Prints a line a case and `N passed, N failed, 0 skipped`; exit status 1 if one failed. */
+ * Prints a line per case and `N passed, N failed, 0 skipped`; exit status 1 if one failed. */
 
-#include "llmc/data/squad.h"
-#include "child.h"
+#include "llmc/data/tasks/squad.h"
+#include "dev/test/tests.h"
 #include "llmc/base/rng.h"
 
-typedef struct {
-    int passed, failed;
-    char* directory;
-    WordPiece words;
-} Tests;
-
-static void expect(Tests* t, int good, const char* name, const char* why) {
-    printf("%s %s%s%s\n", good ? "ok  " : "FAIL", name, good ? "" : ": ", good ? "" : why);
-    if (good) t->passed++;
-    else t->failed++;
-}
-
-static char* put_file(const Tests* t, const char* name, const char* bytes, size_t n) {
-    char* path = xprintf("%s/%s", t->directory, name);
-    if (write_file(path, bytes, n) != 0) die(FAILED, "%s: %s", path, strerror(errno));
-    return path;
-}
+static WordPiece words;  // the vocabulary of the tests
 
 static SquadSettings settings_of(int T, int stride, SquadUse use) {
     SquadSettings settings = {T, stride, 4, 3, use};
@@ -47,7 +31,7 @@ static const char VOCABULARY[] =
     "\xe1\x84\x80\n##\xe1\x85\xa1\n##\xe1\x84\x82\n##\xe1\x85\xa1\xe1\x84\x82\n";
 enum { CLS = 2, SEP = 3, A = 5, B, C, D, E, F, G, H, I, J, CAFE, S, STOP, WHAT };
 
-// The tokens of a text with the bytes they come from, as "token@begin-end" with a space between.
+// The tokens of a text with the bytes that they come from, as "token@begin-end" separated by spaces.
 static void expect_origins(Tests* t, const WordPiece* words, const char* text, size_t n, const char* want) {
     TokenIds ids, plain;
     Text got = {NULL, 0, 0};
@@ -73,7 +57,7 @@ static void test_origins(Tests* t) {
         const char *text, *want;
     } cases[] = {
         {" a  cafes.", "a@1-2 cafe@4-8 ##s@8-9 .@9-10"},
-        // Composed and decomposed; what is removed belongs to a token only inside it.
+        // Composed and decomposed characters. Removed characters belong to a token only inside it.
         {"Caf\xc3\xa9s", "cafe@0-5 ##s@5-6"},
         {"cafe\xcc\x81s cafe\xcc\x81", "cafe@0-4 ##s@6-7 cafe@8-12"},
         {"\xe2\x80\x8b"
@@ -85,12 +69,12 @@ static void test_origins(Tests* t) {
          "a@0-1 \xe4\xb8\xad@1-4 \xe4\xb8\xad@4-7 b@7-8"},
         {"a[SEP]b [sep]", "a@0-1 [SEP]@1-6 b@6-7 [UNK]@8-9 [UNK]@9-12 [UNK]@12-13"},
         {"zz cafezz a", "[UNK]@0-2 [UNK]@3-9 a@10-11"},
-        // Syllables in parts: both tokens come from all of it.
+        // Parts of a syllable: both tokens come from the whole syllable.
         {"\xea\xb0\x80", "\xe1\x84\x80@0-3 ##\xe1\x85\xa1@0-3"},
         {"\xea\xb0\x80\xeb\x82\x98", "\xe1\x84\x80@0-3 ##\xe1\x85\xa1\xe1\x84\x82@0-6 ##\xe1\x85\xa1@3-6"},
     };
     for (size_t i = 0; i < COUNT_OF(cases); i++)
-        expect_origins(t, &t->words, cases[i].text, strlen(cases[i].text), cases[i].want);
+        expect_origins(t, &words, cases[i].text, strlen(cases[i].text), cases[i].want);
     Text bytes = {NULL, 0, 0};
     int byte_of[BYTE_ALPHABET_END];
     byte_alphabet(byte_of);
@@ -129,13 +113,13 @@ static void expect_windows(Tests* t, const char* name, const char* context, cons
     Examples e;
     Text got = {NULL, 0, 0};
     char* path = put_question(t, context, question, rest);
-    squad_open(&s, &e, path, &t->words, settings);
+    squad_open(&s, &e, path, &words, settings);
     text_append(&got, "", 0);
     for (int i = 0; i < e.count; i++) {
         text_printf(&got, i ? ", " : "");
         for (size_t k = e.begin[i]; k < e.begin[i + 1]; k++) {
             size_t n;
-            const char* token = wordpiece_token(&t->words, e.tokens[k], &n);
+            const char* token = wordpiece_token(&words, e.tokens[k], &n);
             text_printf(&got, "%.*s ", (int)n, token);
         }
         text_printf(&got, "%d %d %d", e.second[i], e.label[2 * i], e.label[2 * i + 1]);
@@ -182,7 +166,7 @@ static void test_windows(Tests* t) {
                    "[CLS] d [SEP] a b c [SEP] 3 0 0");
     expect_windows(t, "evaluation of a question without labels", "a b c", "d", ", \"answers\": null",
                    settings_of(11, 2, SQUAD_EVALUATE), "[CLS] d [SEP] a b c [SEP] 3 0 0");
-    expect_windows(t, "an answer that goes on behind the context", "a b c", "d", ANSWER("4", "c\\u0000"),
+    expect_windows(t, "an answer that ends after the context", "a b c", "d", ANSWER("4", "c\\u0000"),
                    settings_of(11, 2, SQUAD_EVALUATE), "[CLS] d [SEP] a b c [SEP] 3 0 0");
     expect_windows(t, "evaluation with a misplaced answer", "a b c", "d", ANSWER("2", "c"),
                    settings_of(11, 2, SQUAD_EVALUATE), "[CLS] d [SEP] a b c [SEP] 3 0 0");
@@ -191,63 +175,51 @@ static void test_windows(Tests* t) {
 // ---------------------------------------------------------------------------------------------------------
 // What is refused
 
-typedef struct {
-    void (*f)(Tests*, const char*);
-    Tests* t;
-    const char* path;
-} SquadCall;
-
-static void squad_call(void* state) {
-    SquadCall* c = (SquadCall*)state;
-    c->f(c->t, c->path);
-}
-
-// Run `f` in a child, which must end with `status` (-1: 0 or USAGE) and one line of stderr that holds `message`.
-static void expect_end(Tests* t, int status, const char* name, const char* message, void (*f)(Tests*, const char*),
+// Run f(path) in a child process, which must end with `status` (-1: 0 or USAGE) and one line on stderr with `message`.
+static void expect_end(Tests* t, int status, const char* name, const char* message, void (*f)(const char*),
                        const char* path) {
-    SquadCall call = {f, t, path};
     Text said = {NULL, 0, 0};
-    int code = in_child(&said, SAID_ON_STDERR, squad_call, &call), is_line = is_one_line(&said);
+    int code = exit_status_of(f, path, &said), is_line = is_one_line(&said);
     if (status < 0) {
         int good = code == 0 || (code == USAGE && is_line);
-        if (!good) expect(t, 0, name, said.text);
+        if (!good) expect(t, 0, name, "%s", said.text);
         free(said.text);
         return;
     }
     char* why = xprintf("status %d, \"%s\"", code, said.text);
     expect(t, code == status && (said.length == 0 ? !message : is_line && message && strstr(said.text, message)), name,
-           why);
+           "%s", why);
     free(why), free(said.text);
 }
 
-static void open_to(Tests* t, const char* path, SquadUse use) {
+static void open_to(const char* path, SquadUse use) {
     Squad s;
     Examples e;
-    squad_open(&s, &e, path, &t->words, settings_of(11, 2, use));
+    squad_open(&s, &e, path, &words, settings_of(11, 2, use));
     squad_warn(&s);
     squad_score(&s);
     squad_close(&s), examples_close(&e);
 }
 
-static void open_training(Tests* t, const char* path) { open_to(t, path, SQUAD_TRAIN); }
-static void open_evaluation(Tests* t, const char* path) { open_to(t, path, SQUAD_EVALUATE); }
+static void open_training(const char* path) { open_to(path, SQUAD_TRAIN); }
+static void open_evaluation(const char* path) { open_to(path, SQUAD_EVALUATE); }
 
-static void open_short(Tests* t, const char* path) {
+static void open_short(const char* path) {
     Squad s;
     Examples e;
-    squad_open(&s, &e, path, &t->words, settings_of(9, 2, SQUAD_TRAIN));
+    squad_open(&s, &e, path, &words, settings_of(9, 2, SQUAD_TRAIN));
 }
 
-static void open_negative(Tests* t, const char* path) {
+static void open_negative(const char* path) {
     Squad s;
     Examples e;
-    squad_open(&s, &e, path, &t->words, settings_of(11, -1, SQUAD_TRAIN));
+    squad_open(&s, &e, path, &words, settings_of(11, -1, SQUAD_TRAIN));
 }
 
-static void write_nowhere(Tests* t, const char* path) {
+static void write_nowhere(const char* path) {
     Squad s;
     Examples e;
-    squad_open(&s, &e, path, &t->words, settings_of(11, 2, SQUAD_EVALUATE));
+    squad_open(&s, &e, path, &words, settings_of(11, 2, SQUAD_EVALUATE));
     squad_write(&s, "/nowhere/predictions.json");
 }
 
@@ -318,7 +290,8 @@ static void test_refused(Tests* t) {
 
     char* good = put_question(t, "a b c", "d", ANSWER("0", "a"));
     expect_end(t, DONE, "a good file", NULL, open_training, good);
-    expect_end(t, USAGE, "sequences that are too short", "sequences of 9 tokens (-t) do not hold", open_short, good);
+    expect_end(t, USAGE, "sequences that are too short", "sequences of 9 tokens (-t) have no room for", open_short,
+               good);
     expect_end(t, USAGE, "less than nothing shared", "share -1 tokens", open_negative, good);
     expect_end(t, FAILED, "a folder that is not there", "/nowhere/predictions.json: cannot be written", write_nowhere,
                good);
@@ -335,7 +308,7 @@ static void test_refused(Tests* t) {
     for (SquadUse use = SQUAD_EVALUATE; use <= SQUAD_TRAIN; use = (SquadUse)(use + 1)) {
         Squad s;
         Examples e;
-        squad_open(&s, &e, path, &t->words, settings_of(11, 2, use));
+        squad_open(&s, &e, path, &words, settings_of(11, 2, use));
         int is_training = use == SQUAD_TRAIN;
         expect(t, s.questions == 4 && s.misplaced == 2 && s.unanswered == 1 && e.count == (is_training ? 1 : 4),
                is_training ? "what is left to train on" : "what is evaluated", "another number of questions");
@@ -348,27 +321,27 @@ static void test_refused(Tests* t) {
     free(path);
     static const char misplaced[] = BEFORE ANSWER("0", "b") AFTER;
     path = put_file(t, "odd.json", misplaced, sizeof misplaced - 1);
-    expect_end(t, DONE, "a warning for misplaced answers", "of 1 questions 1 have an answer that is not where",
+    expect_end(t, DONE, "a warning for misplaced answers", "of 1 questions, 1 have an answer that is not at",
                open_evaluation, path);
     free(path);
     static const char unanswered[] = BEFORE NEXT("r") ANSWER("0", "a") AFTER;
     path = put_file(t, "odd.json", unanswered, sizeof unanswered - 1);
     expect_end(t, DONE, "a warning for questions without answers",
-               "of 2 questions 1 have neither answers nor is_impossible, and are not scored", open_evaluation, path);
+               "of 2 questions, 1 have neither answers nor is_impossible and are not scored", open_evaluation, path);
     free(path);
     Squad s;
     Examples e;
     const real logits[2 * 16] = {0};
     char* asked = xprintf("{\"version\": \"v2.0\", %s", BEFORE NEXT("r") AFTER + 1);
     path = put_file(t, "asked.json", asked, strlen(asked));
-    squad_open(&s, &e, path, &t->words, settings_of(11, 2, SQUAD_EVALUATE));
+    squad_open(&s, &e, path, &words, settings_of(11, 2, SQUAD_EVALUATE));
     squad_take(&s, &e, 1, logits, 2);
     expect(t, s.is_v2 && s.unanswered == 2 && e.count == 2 && !squad_is_known(&s, 1) && squad_answered(&s) == 1,
            "v2.0 by its version, without answers", path);
     squad_close(&s), examples_close(&e), free(path), free(asked);
 }
 
-// Whatever bytes are changed, cut off or put in: no crash, and one line if it is refused.
+// Whatever bytes are changed, removed or inserted: no crash, and one line if the file is refused.
 static void test_damaged(Tests* t) {
     static const char whole[] = BEFORE ANSWER("0", "a b") POSSIBLE NEXT("r") IMPOSSIBLE AFTER;
     static const char pieces[] = "\"{}[]:,0-19eE.\\un \xc3\xa9\xff";
@@ -393,7 +366,7 @@ static void test_damaged(Tests* t) {
 
 enum { ROOM = 16 };
 
-// Set start and end logits of a window's tokens, [ROOM, 3]: the third column is not to be looked at.
+// Set the start and end logits of a window's tokens, [ROOM, 3]; the third column must not be read.
 static void set_logits(real* logits, const double* start, const double* end, int n) {
     for (int t = 0; t < ROOM; t++) {
         logits[3 * t] = t < n ? (real)start[t] : (real)1000;
@@ -423,7 +396,7 @@ static void test_answer(Tests* t, int is_v2) {
     Squad s;
     Examples e;
     char* path = put_question(t, CONTEXT, "d", is_v2 ? ", \"answers\": [], \"is_impossible\": true" : ANSWER("2", "b"));
-    squad_open(&s, &e, path, &t->words, settings_of(ROOM, 2, SQUAD_EVALUATE));
+    squad_open(&s, &e, path, &words, settings_of(ROOM, 2, SQUAD_EVALUATE));
     expect(t, e.count == 1 && examples_length(&e, 0) == LENGTH && s.is_v2 == is_v2, "one window", "it is another");
     expect_answer(t, "nothing seen", &s, NULL);
 #define TAKE(name, want)                                                                                               \
@@ -469,7 +442,7 @@ static void test_answer_windows(Tests* t) {
     Squad s;
     Examples e;
     char* path = put_question(t, "a b c d e f g", "h ?", ", \"answers\": [], \"is_impossible\": true");
-    squad_open(&s, &e, path, &t->words, settings_of(10, 2, SQUAD_EVALUATE));
+    squad_open(&s, &e, path, &words, settings_of(10, 2, SQUAD_EVALUATE));
     start[0][5] = 1, end[0][5] = 1, start[1][6] = 1, end[1][7] = 2, start[0][0] = 9, start[1][0] = 1;
     set_logits(logits[0], start[0], end[0], 10), set_logits(logits[1], start[1], end[1], 9);
     for (int order = 0; order < 2; order++) {
@@ -493,7 +466,7 @@ static void test_write(Tests* t) {
     Squad s;
     Examples e;
     char *path = put_file(t, "three.json", file, sizeof file - 1), *out = xprintf("%s/predictions.json", t->directory);
-    squad_open(&s, &e, path, &t->words, settings_of(ROOM, 2, SQUAD_EVALUATE));
+    squad_open(&s, &e, path, &words, settings_of(ROOM, 2, SQUAD_EVALUATE));
     squad_write(&s, out);
     char* text = read_file(out, 1000, NULL, FAILED);
     expect(t, strcmp(text, "{}\n") == 0, "predictions of nothing", text);
@@ -534,7 +507,7 @@ static void test_normalize(Tests* t) {
          "a\x1f"
          "y\x0b\x0c\xc2\x85z\xe2\x80\xa8w",
          "x y z w"},
-        // An accent that stands apart is no letter; typographic quotes are no ASCII punctuation.
+        // A combining accent is not a letter; typographic quotes are not ASCII punctuation.
         {"a\xcc\x81 b", "\xcc\x81 b"},
         {"e\xcc\x81"
          "a b",
@@ -582,7 +555,7 @@ static void test_match(Tests* t) {
         expect(t,
                old.exact == cases[i].exact && two.exact == old.exact && fabs(old.f1 - cases[i].f1) < 1e-15 &&
                    fabs(two.f1 - cases[i].f1_v2) < 1e-15,
-               name, why);
+               name, "%s", why);
         free(name), free(why), free(a.text), free(b.text);
     }
 }
@@ -608,7 +581,7 @@ static void test_score(Tests* t) {
     Squad s;
     Examples e;
     char* path = put_file(t, "scores.json", file, sizeof file - 1);
-    squad_open(&s, &e, path, &t->words, settings_of(ROOM, 2, SQUAD_EVALUATE));
+    squad_open(&s, &e, path, &words, settings_of(ROOM, 2, SQUAD_EVALUATE));
     for (size_t i = 0; i < COUNT_OF(cases); i++) {
         SquadScore score;
         memset(&score, 0, sizeof score);
@@ -620,14 +593,14 @@ static void test_score(Tests* t) {
         good = good && fabs(a->exact - cases[i].all[0]) < 1e-12 && fabs(a->f1 - cases[i].all[1]) < 1e-12;
         good = good && fabs(b->exact - cases[i].answerable[0]) < 1e-12 && fabs(b->f1 - cases[i].answerable[1]) < 1e-12;
         good = good && c->exact == cases[i].impossible[0] && c->f1 == cases[i].impossible[1];
-        expect(t, good, cases[i].name, why);
+        expect(t, good, cases[i].name, "%s", why);
         free(why);
     }
-    // A gold answer of which nothing is left is none.
+    // A gold answer that normalizes to nothing does not count.
     SquadMatch none = squad_judge(&s, 3, "", 0), other = squad_judge(&s, 4, "", 0);
     expect(t, none.exact == 1 && none.f1 == 1 && other.exact == 0 && other.f1 == 0, "gold answers that are articles",
            "another score");
-    // Only what was seen counts.
+    // Only questions that were seen count.
     real logits[3 * ROOM] = {0};
     logits[3 * 4] = logits[3 * 4 + 1] = 1;
     squad_take(&s, &e, 0, logits, 3);
@@ -661,7 +634,7 @@ static void show_windows(const Squad* s, const Examples* e) {
     }
 }
 
-// A number that any program can make up: 23 bits of a product.
+// A pseudo-random number that check_squad.py computes too: 23 bits of a product.
 static real made_up(int example, int position, int end) {
     uint32_t at = ((uint32_t)example * 512 + (uint32_t)position) * 2 + (uint32_t)end;
     uint32_t bits = at * 2654435761u;
@@ -756,12 +729,10 @@ static int check(int argc, char** argv) {
 int main(int argc, char** argv) {
     if (argc > 1) return check(argc, argv);
     Tests t;
-    memset(&t, 0, sizeof t);
-    const char* temporary = getenv("TMPDIR");
-    t.directory = xprintf("%s/test_squad_XXXXXX", temporary && *temporary ? temporary : "/tmp");
-    if (!mkdtemp(t.directory)) die(FAILED, "%s: cannot be made: %s", t.directory, strerror(errno));
+    tests_open(&t);
+    t.directory = make_scratch_directory("test_squad");
     free(put_file(&t, "vocab.txt", VOCABULARY, sizeof VOCABULARY - 1));
-    if (wordpiece_open(&t.words, t.directory, CASE_OF_MODEL) != 0) die(FAILED, "%s: no vocabulary", t.directory);
+    if (wordpiece_open(&words, t.directory, CASE_OF_MODEL) != 0) die(FAILED, "%s: no vocabulary", t.directory);
     test_origins(&t);
     test_windows(&t);
     test_refused(&t);
@@ -773,9 +744,6 @@ int main(int argc, char** argv) {
     test_normalize(&t);
     test_match(&t);
     test_score(&t);
-    wordpiece_free(&t.words);
-    remove_directory(t.directory);
-    free(t.directory);
-    printf("%d passed, %d failed, 0 skipped\n", t.passed, t.failed);
-    return t.failed != 0;
+    wordpiece_free(&words);
+    return tests_close(&t);
 }

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Fine-tuning: classes of texts, and answers in contexts, from files to scores.
 #
-#     bash dev/test/tasks.sh PROGRAM          train_bert, from the repository's root
+#     bash dev/test/tasks.sh PROGRAM          finetune_bert, from the repository's root
 #
 # Ends with `N passed, N failed, N skipped`; exit status 1 if one failed.
 set -u
@@ -71,7 +71,7 @@ run "${SAID[@]}" -j "$d/val.tsv" -m 3 --predictions "$work/few.tsv"
 why=$(ended_with 0)
 cmp -s "$work/few.tsv" <(head -n 22 "$work/said.tsv") || why=${why:-'other predictions, or not 21 of them'}
 right=$(paste <(cut -f 1 "$d/val.tsv") <(tail -n +2 "$work/few.tsv" | cut -f 2) | head -n 21 | awk '$1 == $2 { n++ } END { printf "%.6f", n / NR }')
-grep -q " accuracy $right, .*(21 examples)$" "$work/stdout" || why=${why:-"'$(cat "$work/stdout")', but $right of 21 are right"}
+grep -q " accuracy $right, .*(21 of 150 examples; -m 0 takes all)$" "$work/stdout" || why=${why:-"'$(cat "$work/stdout")', but $right of 21 are right"}
 verdict 'classify: -m' "$why"
 
 # The same texts without their classes.
@@ -113,6 +113,14 @@ run "${TRAIN[@]}" -b 16 -x 30 --dropout 0.3 -v 0 -o "$box/dropout"
 why=$(ended_with 0)
 cmp -s "$box/dropout/model.safetensors" "$box/straight/model.safetensors" && why=${why:-'dropout changes nothing'}
 verdict 'classify: dropout' "$why"
+
+# A run is resumed by the program that began it.
+finetune=$PROGRAM PROGRAM=${PROGRAM/finetune_bert/train_bert}
+refused 'train_bert resumes no fine-tuning' 2 'is a checkpoint of finetune_bert; resume it with that program' -y 1 -o "$box/stopped"
+run -e L=1,C=32,NH=2,T=64 -x 2 -v 0 -s 0 -n 0 -o "$box/pretrained"
+PROGRAM=$finetune
+refused 'finetune_bert resumes no pre-training' 2 'is a checkpoint of train_bert; resume it with that program' -y 1 -o "$box/pretrained"
+
 # What is accumulated over micro-batches is the mean over the step's examples, however it is cut.
 run "${TRAIN[@]}" -x 3 -b 8 -d $((16 * 64)) -v 0 -o "$box/micro"
 run "${TRAIN[@]}" -x 3 -b 16 -v 0 -o "$box/whole"
@@ -146,6 +154,67 @@ awk -F '\t' '{ print $1 "\t" $2 "\tzzz" }' "$d/train.tsv" >"$d/pairs.tsv"
 accepted 'form: pairs' "${FORM[@]}" -i "$d/pairs.tsv" -x 2 -o ''
 awk -F '\t' '{ print $1 "\t" $2 $2 $2 $2 $2 "\t" $2 $2 $2 $2 }' "$d/train.tsv" >"$d/long.tsv"
 accepted 'form: pairs that are too long' "${FORM[@]}" -i "$d/long.tsv" -x 2 -o ''
+
+# ---------------------------------------------------------------------------------------------------------
+# Numbers: how many of a pair's letters are a, less how many are b, in STS-B's columns
+
+rated() { # COUNT SEED
+    awk -v count="$1" -v seed="$2" 'BEGIN {
+        srand(seed)
+        print "index\tgenre\tfilename\tyear\told_index\tsource1\tsource2\tsentence1\tsentence2\tscore"
+        for (i = 0; i < count; i++) {
+            score = 0
+            text[1] = text[2] = ""
+            for (k = 1; k < 3; k++)
+                for (n = 3 + int(6 * rand()); n > 0; n--) {
+                    letter = substr("abcdef", 1 + int(6 * rand()), 1)
+                    text[k] = text[k] letter
+                    score += (letter == "a") - (letter == "b")
+                }
+            print i "\tmain\tmade\t2012\t" i "\tnone\tnone\t" text[1] "\t" text[2] "\t" score / 2
+        }
+    }' | sed 's/$/\r/'
+}
+rated 600 1 >"$d/rated.tsv"
+rated 100 2 >"$d/rated-val.tsv"
+RATE=(--task classify --labels 1 "${SMALL[@]}" -i "$d/rated.tsv" -b 16)
+run "${RATE[@]}" -j "$d/rated-val.tsv" --epochs 5 -v 1000 -o "$box/rated"
+why=$(ended_with 0)
+pearson=$(field val_pearson "$box/rated/log.jsonl")
+at_least "$pearson" 0.9 && at_least "$(field val_spearman "$box/rated/log.jsonl")" 0.9 || why=${why:-"Pearson '$pearson', Spearman '$(field val_spearman "$box/rated/log.jsonl")', not 0.9"}
+grep -q '"problem_type": "regression", "id2label": {"0": "LABEL_0"}' "$box/rated/config.json" || why=${why:-'no "regression" in config.json'}
+grep -Eq 'training tokens, about (3|2)[0-9][0-9] a step' "$work/stdout" || why=${why:-"tokens of a step: $(grep -o '[a-z]* [0-9]* a step' "$work/stdout")"}
+verdict 'numbers are learnt' "$why"
+RATED=(--task classify -e "$box/rated" --evaluate 1 -b 7 --predictions "$work/rated")
+run "${RATED[@]}" -j "$d/rated-val.tsv"
+why=$(ended_with 0)
+grep -Eq "^val loss [0-9.]+ \| Pearson ${pearson}[.0-9]*, Spearman [0-9.]+ \(100 examples\)$" "$work/stdout" || why=${why:-"'$(cat "$work/stdout")'"}
+loss=$(paste <(tail -n +2 "$d/rated-val.tsv" | cut -f 10) <(tail -n +2 "$work/rated") | awk '{ s += ($1 - $2) ^ 2 } END { printf "%.4f", s / NR }')
+awk -v a="$loss" -v b="$(sed -nE 's/^val loss ([0-9.]+).*/\1/p' "$work/stdout")" 'BEGIN { exit !((a - b) ^ 2 < 1e-7) }' ||
+    why=${why:-"the predictions' mean squared error is $loss: '$(cat "$work/stdout")'"}
+verdict 'numbers: --evaluate 1, --predictions' "$why"
+cp "$work/rated" "$work/rated-said"
+cut -f -9 "$d/rated-val.tsv" >"$d/rated-test.tsv"
+run "${RATED[@]}" -j "$d/rated-test.tsv"
+why=$(ended_with 0)
+[ "$(cat "$work/stdout")" = 'nothing to compare with: the number is predicted of 100 texts' ] || why=${why:-"said '$(cat "$work/stdout")'"}
+cmp -s "$work/rated" "$work/rated-said" || why=${why:-'other predictions'}
+verdict 'numbers: a file without scores' "$why"
+run "${RATE[@]}" -x 12 --stop-after 5 -v 0 -o "$box/rated-stopped"
+run "${RATE[@]}" -x 12 -y 1 -v 0 -o "$box/rated-stopped"
+why=$(ended_with 0)
+run "${RATE[@]}" -x 12 -v 0 -o "$box/rated-straight" --threads 2
+cmp -s "$box/rated-stopped/ckpt/00000012/optimizer.safetensors" "$box/rated-straight/ckpt/00000012/optimizer.safetensors" ||
+    why=${why:-'stopped and resumed is not straight with two threads'}
+verdict 'numbers: stopped and resumed, another number of threads' "$why"
+# num_labels by hand, without the names that transformers writes.
+cp -r "$box/rated" "$d/by-hand"
+sed -i 's/"id2label": {"0": "LABEL_0"}, "label2id": {"LABEL_0": 0}/"num_labels": 1/' "$d/by-hand/config.json"
+run --task classify -e "$d/by-hand" -i "$d/rated.tsv" -b 16 -x 1 -v 0 -n 0 -o "$box/by-hand"
+why=$(ended_with 0)
+grep -q '"num_labels": 1' "$d/by-hand/config.json" || why=${why:-'this test says nothing'}
+grep -q '"problem_type": "regression"' "$box/by-hand/config.json" || why=${why:-'is no regression'}
+verdict 'numbers: num_labels 1' "$why"
 
 # ---------------------------------------------------------------------------------------------------------
 # Answers: the word that begins with a capital letter and ends with a digit
@@ -198,11 +267,19 @@ import json, sys
 all, few = (json.load(open(path)) for path in sys.argv[2:])
 assert list(few.items()) == list(all.items())[: len(few)] and 10 < len(few) <= 20
 gold = {qa["id"]: qa["answers"][0]["text"] for p in json.load(open(sys.argv[1]))["data"][0]["paragraphs"] for qa in p["qas"]}
-print(f"{100 * sum(few[i].lower() == gold[i].lower() for i in few) / len(few):.4f}, F1 [0-9.]+ \\({len(few)} questions\\)")
+print(f"{100 * sum(few[i].lower() == gold[i].lower() for i in few) / len(few):.4f}, F1 [0-9.]+ \\({len(few)} of 60 questions; -m 0 takes all\\)")
 END
     )
     [ -n "$few" ] && grep -Eq "exact match $few$" "$work/stdout" || why=${why:-"'$(cat "$work/stdout")', not $few"}
     verdict 'answer: -m' "$why"
+
+    # Where 128 shared tokens do not fit, fewer are shared, unless the user asks for them.
+    run --task answer -e L=1,C=32,NH=2,T=128 -i "$d/train.json" "${RUN[@]}" -b 16 -x 1 -v 0 -o ''
+    why=$(ended_with 0)
+    grep -q '^--stride 30 instead of 128, which does not fit -t 128$' "$work/stdout" || why=${why:-"said '$(head -n 1 "$work/stdout")'"}
+    verdict 'answer: --stride is lowered' "$why"
+    refused 'refused: --stride that does not fit' 2 'sequences of 128 tokens .* the 128 that two windows share' \
+        --task answer -e L=1,C=32,NH=2,T=128 -i "$d/train.json" --stride 128 -o "$box/new"
 
     # The same questions without their answers.
     "$python" - "$d/val.json" "$d/asked.json" <<'END'
@@ -270,9 +347,11 @@ bad() { # NAME PATTERN TEXT
 }
 small 'no examples'            '--task: needs -i'                               --task classify
 small 'nothing to evaluate'    '--evaluate 1 needs validation data; name it with -j' --task classify --evaluate 1
+any 'no classifier to evaluate' '-e L=1,C=32,NH=2,T=64: has no classifier.weight, so it would be evaluated with random' --task classify --evaluate 1 -e L=1,C=32,NH=2,T=64 -j "$d/val.tsv"
+any 'no head for answers to evaluate' 'classes/model.safetensors: has no qa_outputs.weight' --task answer --evaluate 1 -e "$box/classes" -j "$d/none.json"
 says() { any "$1" "$2" --task classify -e "$box/classes" --evaluate 1 "${@:3}"; }
 says '--predictions nowhere'   '--predictions .*/none/said: cannot be written: No such file' -j "$d/none.tsv" --predictions "$work/none/said"
-says '--predictions onto a directory' "--predictions $work: is there, and not a regular file" -j "$d/none.tsv" --predictions "$work"
+says '--predictions onto a directory' "--predictions $work: exists and is not a regular file" -j "$d/none.tsv" --predictions "$work"
 echo old >"$box/old"
 says '--predictions is left alone' 'none.tsv: cannot be read'                   -j "$d/none.tsv" --predictions "$box/old"
 says '--predictions is not begun' 'none.tsv: cannot be read'                    -j "$d/none.tsv" --predictions "$box/young"
@@ -282,18 +361,20 @@ says 'labels later on'         'mixed.tsv: line 4 has 2 fields .* line 1 is a te
 cp -r "$box/classes" "$d/regression"
 sed -i 's/"single_label_classification"/"regression"/' "$d/regression/config.json"
 any 'a model that does not classify' 'regression/config.json: key "problem_type": is "regression", but this trainer reads "single_label_cl' -e "$d/regression" --task classify -i "$d/train.tsv"
-small '--labels without a task' '--labels 2: is for --task classify'            --labels 2
-small '--labels 1'             '--labels 1: there are at least two'             --task classify --labels 1 -i "$d/train.tsv"
-small '--task of another name' '--task: .*pretrain\|classify\|answer'           --task regress
+small '--labels for answers'    '--labels 2: is for --task classify'            --task answer --labels 2
+small '--labels 1, names'      'train.tsv: line 1: the label "[a-z]+" is not a number, which --labels 1 takes; if line 1 is a header' --task classify --labels 1 -i "$d/train.tsv"
+printf '1e15\tx\n-1e16\tx\n' >"$d/large.tsv"
+small '--labels 1, too large'  'large.tsv: line 2: the label "-1e16" is not a number, which --labels 1 takes' --task classify --labels 1 -i "$d/large.tsv"
+small '--task of another name' '--task: .*classify\|answer'                     --task regress
 small 'no such file'           "$d/none.tsv: "                                  --task classify -i "$d/none.tsv"
 small 'too few labels'         'line [0-9]+: "[a-z]+" is one more label than --labels 2' --task classify --labels 2 -i "$d/train.tsv"
 small 'too few names'          'train.tsv: has 3 different labels, not the 4 of --labels; ' --task classify --labels 4 -i "$d/train.tsv"
 r '--predictions without an evaluation' '--predictions x: is for --evaluate 1'  --predictions x
-r '--fill'                     '--fill: is for --task pretrain'                 --fill 'a [MASK]'
+r '--fill'                     "unknown flag '--fill'"                         --fill 'a [MASK]'
 r '-t 7'                       '-t 7: .* 8 tokens at least'                     -t 7
 mkdir "$d/alone" && cp "$d/train.tsv" "$d/alone"
 small 'no vocabulary'          '--task: there is no vocab.txt'                  --task classify --labels 3 -i "$d/alone/train.tsv"
-bad 'an empty file'            'holds no labelled text'                         ''
+bad 'an empty file'            'contains no labelled text'                         ''
 bad 'no tab'                   'line 2 has 1 field with tabs .* needs 2'        '0\ta\n1 b\n'
 bad 'a tab in a text'            'line 2 has 3 fields .* a label and what line 1 has after its own are 2' '0\ta\n1\tb\tc\n'
 bad 'not a pair'               'line 2 has 2 fields .* needs 3'                 '0\ta\tb\n1\tc\n'
@@ -307,7 +388,14 @@ printf '1\ta\n2\tb\n' >"$d/numbered.tsv"
 run "${CLASSIFY[@]}" --labels 2 -b 2 -x 1 -v 0 -i "$d/numbered.tsv" -o "$box/numbered"
 printf '0\ta\n' >"$d/bad.tsv"
 any 'a number where names are numbers' 'bad.tsv: line 1: the label "0" is neither' -e "$box/numbered" --task classify --evaluate 1 -j "$d/bad.tsv"
-bad 'a label that is not UTF-8' 'line 2: the label is not UTF-8'                'a\tx\nb\xe9\tx\n'
+bad 'a label that is not UTF-8' 'line 2: is not UTF-8 \(byte 2 of the line\)'    'a\tx\nb\xe9\tx\n'
+bad 'a text that is not UTF-8' 'line 2: is not UTF-8 \(byte 3 of the line\)'     '0\tx\n1\t\xe9\n'
+bad 'a doubled header'         'line 1 names two columns, 2 \("text"\) and 3 \("text"\), for the same' 'label\ttext\ttext\n0\ta\tb\n'
+bad 'two headers for the label' 'line 1 names two columns, 1 \("label"\) and 2 \("score"\), for the same' 'label\tscore\ttext\n0\t1\tb\n'
+bad 'a header of other names'  'line 1: the label "polarity" is not a number, as all others are; .* label and text' 'polarity\treview\n0\ta\n1\tb\n'
+bad 'a header of other names, all classes' 'line 1: the label "polarity" is not a number, as all others are' 'polarity\treview\n0\ta\n1\tb\n2\tc\n'
+bad 'a header of other names, names of classes' 'line 4: "z" is one more label than --labels 3 allows; if line 1 is a header' 'mood\treview\nx\ta\ny\tb\nz\tc\nx\td\n'
+bad 'a line that is none of CoLA' 'line 2 is not source, label \(0 or 1\), mark and sentence' 'gj04\t1\t\ta\ngj04\t2\t*\ta\n'
 printf '0\ta\n1\tb\n' >"$d/two.tsv"
 run "${CLASSIFY[@]}" --labels 65536 -b 2 -x 1 -v 0 -i "$d/two.tsv" -o "$box/most"
 accepted 'the most labels, read again' --task classify -e "$box/most" --evaluate 1 -j "$d/two.tsv"

@@ -1,41 +1,76 @@
-/* Command line flags as rows of a table: the same rows parse, check, print --help and are saved with a run.
+/* Command line flags as rows of a table. The same rows parse the command line, check it, print --help by topic, and are
+ * saved with a run.
  *
  *     int batch;
  *     Flag rows[] = {
- *         {"-b", "--batch", FLAG_INT, &batch, "4", 1, 65536, NULL, "sequences in a micro-batch", 0},
+ *         {"-b", "--batch", FLAG_INT, &batch, "4", 1, 65536, NULL, SCOPE_RUN, TOPIC_BATCH, "Sequences per micro-batch."},
  *     };
  *     flags_parse(rows, COUNT_OF(rows), argc, argv, "./train_gpt2 [flags]");
  *
- * `-b 4`, `--batch 4` and `--batch=4` are the same. A mistake ends the program with status 2 before anything is
- * done, in one line that names the flag, what was given and what is allowed. */
-#ifndef LLMC_FLAGS_H
-#define LLMC_FLAGS_H
+ * `-b 4`, `--batch 4` and `--batch=4` are the same. A mistake ends the program with status 2 before it does anything,
+ * in one line with the flag, the value given and the values allowed. */
+#ifndef LLMC_BASE_FLAGS_H
+#define LLMC_BASE_FLAGS_H
 
 #include <limits.h>
 
-#include "json.h"
+#include "llmc/base/json.h"
 
 typedef enum { FLAG_INT, FLAG_SIZE, FLAG_REAL, FLAG_STRING, FLAG_CHOICE } FlagType;
+
+// How far a flag's value must agree: with the checkpoint when a run is resumed, and between the ranks of a run.
+typedef enum {
+    SCOPE_RUN,      // part of the run: restored from the checkpoint, and a contradicting flag is refused
+    SCOPE_FREE,     // restored from the checkpoint, but a flag may change it
+    SCOPE_PROCESS,  // of this process, not of the run that it continues: never restored
+    SCOPE_RANK,     // the same, and ranks may differ in it
+} FlagScope;
+
+// Headings of --help, in their order.
+typedef enum {
+    TOPIC_NONE,
+    TOPIC_MODEL,
+    TOPIC_DATA,
+    TOPIC_RUN,
+    TOPIC_BATCH,
+    TOPIC_OPTIMIZATION,
+    TOPIC_MASKING,
+    TOPIC_TASK,
+    TOPIC_VALIDATION,
+    TOPIC_SAMPLES,
+    TOPIC_CHECKPOINTS,
+    TOPIC_RANKS,
+    TOPIC_PROFILE,
+    TOPIC_DEVICE,
+    TOPICS
+} FlagTopic;
+
+static const char* const FLAG_TOPICS[TOPICS] = {
+    NULL,           "Model",         "Data",        "Run and output", "Batch and memory",
+    "Optimization", "Masked tokens", "Fine-tuning", "Validation",     "Samples and generated text",
+    "Checkpoints",  "Ranks",         "Profile",     "GPU and CPU"};
 
 typedef struct {
     const char* flag;       // "-b", or NULL
     const char* long_name;  // "--batch"
     FlagType type;
     void* value;               // int*, int64_t*, double*, const char**; int* for the index of a choice
-    const char* default_text;  // parsed like what a user gives
+    const char* default_text;  // parsed like a user's value
     double min, max;           // of numbers, inclusive; -INFINITY and INFINITY for no bound
     const char* choices;       // "a|b|c", else NULL
+    FlagScope scope;
+    FlagTopic topic;
     const char* help;
-    int is_set;  // 0 in the table; see below
+    int is_set;  // omitted in the table, so 0; see below
 } Flag;
 
-// Bits of is_set: the user gave it; its string is a copy that flags_free() frees.
+// Bits of is_set: FLAG_IS_GIVEN: on the command line. FLAG_IS_COPY: its string is a copy that flags_free() frees.
 enum { FLAG_IS_GIVEN = 1, FLAG_IS_COPY = 2, FLAG_TEXT_SIZE = 256, FLAG_ERROR_SIZE = 512 };
 
 // ---------------------------------------------------------------------------------------------------------
 // One row
 
-// What may be given: "1..8", ">= 0", "cosine|linear".
+// The allowed values: "1..8", ">= 0", "cosine|linear".
 static inline void flags_format_range(const Flag* row, char* out, size_t n) {
     if (row->type == FLAG_STRING || row->type == FLAG_CHOICE) {
         snprintf(out, n, "%s", row->type == FLAG_CHOICE ? row->choices : "text");
@@ -51,7 +86,7 @@ static inline void flags_format_range(const Flag* row, char* out, size_t n) {
     else snprintf(out, n, "any number");
 }
 
-// The value as text that flags_set() reads back as the same value.
+// The value as text, from which flags_set() reads the same value.
 static inline void flags_format_value(const Flag* row, char* out, size_t n) {
     char digits[32];
     if (row->type == FLAG_INT) snprintf(out, n, "%d", *(const int*)row->value);
@@ -80,7 +115,7 @@ static inline int flags_complain(const Flag* row, const char* text, const char* 
     return -1;
 }
 
-// Parse `text` into the row's value; a string is kept by its pointer. Returns 0, or -1 with the value untouched.
+// Parse `text` into the row's value; a string is not copied. Returns 0, or -1 with the value unchanged.
 static inline int flags_assign(Flag* row, const char* text, char error[FLAG_ERROR_SIZE]) {
     if (row->type == FLAG_STRING) {
         *(const char**)row->value = text;
@@ -95,11 +130,11 @@ static inline int flags_assign(Flag* row, const char* text, char error[FLAG_ERRO
         }
         *(int*)row->value = index;
     } else if (row->type == FLAG_REAL) {
-        // The set of characters leaves out what strtod would also take: nan, inf, hexadecimal, white space.
+        // The set of characters excludes what strtod also accepts: nan, inf, hexadecimal, white space.
         char* end = NULL;
         errno = 0;
         double x = strtod(text, &end);
-        int is_beyond = errno == ERANGE;  // infinite, or so small that it would become 0
+        int is_beyond = errno == ERANGE;  // overflow, or an underflow to 0
         if (*text == '\0' || *end != '\0' || text[strspn(text, "+-.eE0123456789")] != '\0')
             return flags_complain(row, text, "is not a number", error);
         if (is_beyond || !(x >= row->min && x <= row->max)) return flags_complain(row, text, "is out of range", error);
@@ -119,7 +154,7 @@ static inline int flags_assign(Flag* row, const char* text, char error[FLAG_ERRO
     return 0;
 }
 
-// Give the row a value from elsewhere (a saved run), as text that is copied. Returns 0, or -1 with `error`.
+// Set the row's value from text that is copied, as of a saved run. Returns 0, or -1 with `error`.
 static inline int flags_set(Flag* row, const char* text, char error[FLAG_ERROR_SIZE]) {
     if (row->type != FLAG_STRING) return flags_assign(row, text, error);
     char* copy = xprintf("%s", text);
@@ -141,7 +176,7 @@ static inline Flag* flags_find(Flag* rows, int count, const char* name, size_t n
     return NULL;
 }
 
-// Whether the command line has it.
+// Whether the command line has this flag.
 static inline int flag_is_given(Flag* rows, int count, const char* name) {
     return (flags_find(rows, count, name, strlen(name))->is_set & FLAG_IS_GIVEN) != 0;
 }
@@ -174,7 +209,7 @@ static inline void flags_to_json(Text* t, const Flag* rows, int count) {
     text_append(t, "}", 1);
 }
 
-// "batch                4", a line a row.
+// "batch                4", one line per row.
 static inline void flags_print_values(const Flag* rows, int count) {
     for (int i = 0; i < count; i++) {
         char value[FLAG_TEXT_SIZE];
@@ -184,54 +219,60 @@ static inline void flags_print_values(const Flag* rows, int count) {
     }
 }
 
-// Print `help` from column `indent` on, broken between words before column 120.
-static inline void flags_print_wrapped(const char* help, int indent) {
-    int column = indent;
-    while (*help) {
-        int word = (int)strcspn(help, " ");
-        if (column > indent && column + 1 + word > 120) {
-            printf("\n%*s", indent, "");
-            column = indent;
-        } else if (column > indent) {
-            putchar(' ');
-            column++;
-        }
-        printf("%.*s", word, help);
-        column += word;
-        help += word;
-        help += strspn(help, " ");
-    }
-    putchar('\n');
+// Print a word after what ends before `column`, on a new line from column `indent` on where it would cross column 100.
+// Returns the new column.
+static inline int flags_print_word(const char* word, int length, int column, int indent) {
+    int breaks = column > indent && column + 1 + length > 100;
+    if (breaks) printf("\n%*s", indent, "");
+    else if (column > indent) putchar(' ');
+    printf("%.*s", length, word);
+    return (breaks ? indent : column + (column > indent)) + length;
 }
 
+// The table by topic: flag, long name, default, and the help text followed by the allowed range in brackets.
 static inline void flags_print_help(const Flag* rows, int count, const char* usage_line) {
-    // A column is as wide as its widest entry, within reason.
-    static const char* const heads[] = {"flag", "long name", "default", "allowed"};
-    static const int limits[] = {6, 24, 24, 34};
+    // A column is as wide as its widest entry, within reason; after a longer entry the help text starts on a new line.
+    static const char* const heads[] = {"flag", "long name", "default"};
+    static const int limits[] = {6, 22, 9};
     char range[FLAG_TEXT_SIZE];
-    int width[4];
-    for (int c = 0; c < 4; c++) {
+    int width[3];
+    for (int c = 0; c < 3; c++) {
         width[c] = (int)strlen(heads[c]);
         for (int i = 0; i < count; i++) {
-            flags_format_range(&rows[i], range, sizeof(range));
-            const char* cells[4] = {rows[i].flag ? rows[i].flag : "", rows[i].long_name, rows[i].default_text, range};
+            const char* cells[3] = {rows[i].flag ? rows[i].flag : "", rows[i].long_name, rows[i].default_text};
             width[c] = max_int(width[c], min_int((int)strlen(cells[c]), limits[c]));
         }
     }
-    int indent = 2 + width[0] + 2 + width[1] + 2 + width[2] + 2 + width[3] + 2;
+    int indent = 2 + width[0] + 2 + width[1] + 2 + width[2] + 2;
     printf("usage: %s\n\n", usage_line);
-    printf("  %-*s  %-*s  %-*s  %s\n", width[0], heads[0], width[1], heads[1], width[2], heads[2], heads[3]);
-    for (int i = 0; i < count; i++) {
-        flags_format_range(&rows[i], range, sizeof(range));
-        int used = printf("  %-*s  %-*s  %-*s  %-*s  ", width[0], rows[i].flag ? rows[i].flag : "", width[1],
-                          rows[i].long_name, width[2], rows[i].default_text, width[3], range);
-        if (used > indent) printf("\n%*s", indent, "");
-        flags_print_wrapped(rows[i].help, indent);
+    printf("  %-*s  %-*s  %-*s  effect [allowed values]\n", width[0], heads[0], width[1], heads[1], width[2], heads[2]);
+    printf("  %-*s  %-*sPrint this table and exit.\n", width[0], "", indent - width[0] - 4, "--help");
+    for (int topic = TOPIC_NONE; topic < TOPICS; topic++) {
+        int shown = 0;
+        for (int i = 0; i < count; i++) {
+            const Flag* row = &rows[i];
+            if ((int)row->topic != topic) continue;
+            if (!shown++ && FLAG_TOPICS[topic]) printf("\n%s\n", FLAG_TOPICS[topic]);
+            int column = printf("  %-*s  %-*s  %-*s", width[0], row->flag ? row->flag : "", width[1], row->long_name,
+                                width[2], row->default_text);
+            if (column + 2 > indent) printf("\n%*s", indent, "");
+            else printf("  ");
+            column = indent;
+            for (const char* word = row->help; *word; word += strspn(word, " ")) {
+                int length = (int)strcspn(word, " ");
+                column = flags_print_word(word, length, column, indent);
+                word += length;
+            }
+            range[0] = '[';
+            flags_format_range(row, range + 1, sizeof range - 2);
+            strcat(range, "]");
+            if (row->type != FLAG_STRING) flags_print_word(range, (int)strlen(range), column, indent);
+            putchar('\n');
+        }
     }
-    printf("  %-*s  %-*sprint this table and end\n", width[0], "", indent - width[0] - 4, "--help");
 }
 
-// Letters to insert, delete or replace to come from a[0..n) to b (at most 63 letters of each).
+// Edit distance of a[0..n) and b: letters to insert, delete or replace (of at most 63 letters each).
 static inline int flags_distance(const char* a, size_t n, const char* b) {
     int row[64];
     size_t m = min_size(strlen(b), 63);
@@ -249,17 +290,60 @@ static inline int flags_distance(const char* a, size_t n, const char* b) {
     return row[m];
 }
 
-// The long name that `name` was probably meant to be, or NULL.
-static inline const char* flags_nearest(const Flag* rows, int count, const char* name, size_t n) {
+// Names that other trainers have for the flags.
+// clang-format off
+static const char* const FLAGS_ELSEWHERE[][2] = {
+    {"batch-size", "--batch"}, {"micro-batch-size", "--batch"}, {"per-device-train-batch-size", "--batch"},
+    {"train-batch-size", "--batch"}, {"global-batch-size", "--total-batch"}, {"learning-rate", "--lr"},
+    {"num-train-epochs", "--epochs"}, {"max-steps", "--steps"}, {"max-iters", "--steps"}, {"train-iters", "--steps"},
+    {"warmup-steps", "--warmup"}, {"warmup-iters", "--warmup"}, {"lr-scheduler-type", "--schedule"},
+    {"adam-beta1", "--beta1"}, {"adam-beta2", "--beta2"}, {"adam-epsilon", "--eps"}, {"epsilon", "--eps"},
+    {"max-grad-norm", "--clip"}, {"grad-clip", "--clip"}, {"seq-length", "--seq-len"}, {"sequence-length", "--seq-len"},
+    {"max-seq-length", "--seq-len"}, {"max-length", "--seq-len"}, {"block-size", "--seq-len"},
+    {"model-name-or-path", "--model"}, {"output-dir", "--output"}, {"out-dir", "--output"},
+    {"train-file", "--train-data"}, {"validation-file", "--val-data"}, {"eval-steps", "--val-every"},
+    {"eval-interval", "--val-every"}, {"eval-iters", "--val-batches"}, {"save-steps", "--checkpoint-every"},
+    {"save-total-limit", "--keep"}, {"resume-from-checkpoint", "--resume"}};
+// clang-format on
+
+// Whether the user's `name` is closer than *distance to the name `candidate`. Leading dashes do not count; - and _ are
+// the same.
+static inline int flags_is_nearer(const char* name, size_t n, const char* candidate, int* distance) {
+    char plain[64];
+    size_t length = 0;
+    while (n > 0 && *name == '-') name++, n--;
+    for (size_t i = 0; i < n && length < sizeof plain; i++) plain[length++] = name[i] == '_' ? '-' : name[i];
+    int is_start = length > 1 && strncmp(candidate, plain, length) == 0;
+    int is = is_start ? candidate[length] != '\0' : flags_distance(plain, length, candidate);
+    if (is >= *distance) return 0;
+    *distance = is;
+    return 1;
+}
+
+// The long name that the user probably meant by `name`, or NULL.
+static inline const char* flags_nearest(Flag* rows, int count, const char* name, size_t n) {
     const char* best = NULL;
-    int best_distance = n < 7 ? 2 : 3;
-    if (name[0] != '-' || n < 4) return NULL;
-    for (int i = 0; i < count; i++) {
-        int starts_it = strncmp(rows[i].long_name, name, n) == 0;
-        int distance = starts_it ? 0 : flags_distance(name, n, rows[i].long_name);
-        if (distance < best_distance) best = rows[i].long_name, best_distance = distance;
+    int best_distance = n < 4 ? 1 : n < 7 ? 2 : 3;
+    if (name[0] != '-' || n < 3) return NULL;
+    for (int i = 0; i < count; i++)
+        if (flags_is_nearer(name, n, rows[i].long_name + 2, &best_distance)) best = rows[i].long_name;
+    for (size_t i = 0; i < COUNT_OF(FLAGS_ELSEWHERE); i++) {
+        const char* ours = FLAGS_ELSEWHERE[i][1];
+        if (flags_find(rows, count, ours, strlen(ours)) &&
+            flags_is_nearer(name, n, FLAGS_ELSEWHERE[i][0], &best_distance))
+            best = ours;
     }
     return best;
+}
+
+// End with USAGE where the command line has a flag that is another program's.
+static inline void flags_refuse_moved(int argc, char** argv, const char* long_name, const char* program) {
+    size_t n = strlen(long_name);
+    for (int i = 1; i < argc; i++)
+        if (strncmp(argv[i], long_name, n) == 0 && (argv[i][n] == '\0' || argv[i][n] == '=')) {
+            const char* value = argv[i][n] ? argv[i] + n + 1 : i + 1 < argc ? argv[i + 1] : "";
+            die(USAGE, "%s: is a flag of %s; run: %s %s %s [flags]", long_name, program, program, long_name, value);
+        }
 }
 
 // Every row gets its default and then what the user gave. Ends the program on --help and on any mistake.
@@ -293,7 +377,7 @@ static inline void flags_parse(Flag* rows, int count, int argc, char** argv, con
         if (row->is_set) die(USAGE, "%s is given twice ('%.80s' is the second); give it once", row->long_name, name);
         if (name[n] == '=') text = name + n + 1;
         else if (i + 1 < argc) text = argv[++i];
-        // A flag where a value should be is a forgotten value, also for text, which could be anything.
+        // A flag in place of a value means that the value is missing, also for text.
         if (text && name[n] != '=' && flags_find(rows, count, text, strcspn(text, "="))) text = NULL;
         if (!text) {
             char range[FLAG_TEXT_SIZE];

@@ -1,16 +1,18 @@
-/* JSON: a strict reader (RFC 8259) into a tree, and the few functions that write it.
+/* JSON: a strict reader (RFC 8259) that builds a tree, and look-ups in it. json_write.h writes JSON.
  *
- * Strict means: one value and nothing after it, no trailing commas, no NaN or Infinity, no number beyond a
- * double's range, valid UTF-8, no half surrogate pairs, no key twice in an object, at most 64 levels deep.
- * What is read here (configurations, vocabularies, the header of a safetensors file) decides what a run does,
- * so that a file which two readers could understand in two ways is refused, with line and column.
+ * Strict means: one value and nothing after it, no trailing commas, no NaN or Infinity, no number beyond the range of a
+ * double, valid UTF-8, no lone surrogates, no duplicate keys, at most 64 levels deep. The files read here
+ * (configurations, vocabularies, safetensors headers) decide what a run does, so a file that two readers could
+ * understand in two ways is refused, with line and column.
  *
- * A tree lives in memory owned by Json: nodes point at one another and at strings, and all go with json_free().
- * A file of n bytes takes up to n bytes for strings and about 50 n for nodes: callers limit n. */
-#ifndef LLMC_JSON_H
-#define LLMC_JSON_H
+ * The tree lives in memory owned by Json: nodes point at one another and at strings, and json_free() frees them all. A
+ * file of n bytes takes up to n bytes for strings and about 50 n for nodes: callers limit n. */
+#ifndef LLMC_BASE_JSON_H
+#define LLMC_BASE_JSON_H
 
-#include "util.h"
+#include "llmc/base/json_write.h"
+#include "llmc/base/utf8.h"
+#include "llmc/base/util.h"
 
 enum { JSON_MAX_DEPTH = 64, JSON_ERROR_SIZE = 160 };
 
@@ -18,22 +20,22 @@ typedef enum { JSON_NULL, JSON_BOOL, JSON_NUMBER, JSON_STRING, JSON_ARRAY, JSON_
 
 typedef struct JsonNode {
     JsonType type;
-    int is_integer;   // a number written without fraction and exponent that fits `integer`
-    const char* key;  // of an object's member, else NULL; NUL-terminated, but may hold NULs inside
+    int is_integer;   // a number without fraction or exponent that fits `integer`
+    const char* key;  // of a member of an object, else NULL; NUL-terminated, but may contain NULs
     size_t key_length;
-    const char* string;  // a string's bytes (UTF-8, NUL-terminated) or a number as it was written, else NULL
+    const char* string;  // the bytes of a string (UTF-8, NUL-terminated), or a number as written; else NULL
     size_t length;
     double number;
-    int64_t integer;         // of an integer; 0 or 1 of a bool
+    int64_t integer;         // value of an integer; 0 or 1 for a bool
     size_t count;            // children of an array or object
-    size_t offset;           // in the text, of the value (of the key, for a member)
+    size_t offset;           // in the text: of the value, or of the key for a member
     struct JsonNode* first;  // child: for (node = array->first; node; node = node->next)
     struct JsonNode* next;   // in the parent
 } JsonNode;
 
 typedef struct JsonBlock {
     struct JsonBlock* next;
-    size_t used, capacity;  // nodes, which follow this header
+    size_t used, capacity;  // in nodes; they follow this header
 } JsonBlock;
 
 typedef struct {
@@ -53,99 +55,18 @@ static inline void json_free(Json* json) {
     json->root = NULL;
 }
 
-// Bytes of the valid UTF-8 sequence at `s` (1 to 4), 0 where there is none. n >= 1 bytes are readable.
-static inline size_t utf8_sequence(const char* s, size_t n) {
-    const unsigned char* p = (const unsigned char*)s;
-    if (p[0] < 0x80) return 1;
-    if (p[0] < 0xC2 || p[0] > 0xF4) return 0;
-    size_t need = p[0] < 0xE0 ? 2 : p[0] < 0xF0 ? 3 : 4;
-    if (n < need) return 0;
-    for (size_t i = 1; i < need; i++)
-        if ((p[i] & 0xC0) != 0x80) return 0;
-    // Longer than necessary, a surrogate, or above U+10FFFF.
-    if ((p[0] == 0xE0 && p[1] < 0xA0) || (p[0] == 0xED && p[1] > 0x9F)) return 0;
-    if ((p[0] == 0xF0 && p[1] < 0x90) || (p[0] == 0xF4 && p[1] > 0x8F)) return 0;
-    return need;
-}
-
-// ---------------------------------------------------------------------------------------------------------
-// Writing
-
-// A string in quotes. Bytes that are no UTF-8 (a model's sample, an odd file name) become U+FFFD.
-static inline void text_json_string(Text* t, const char* s, size_t n) {
-    text_append(t, "\"", 1);
-    for (size_t i = 0; i < n;) {
-        unsigned char c = (unsigned char)s[i];
-        size_t bytes = utf8_sequence(s + i, n - i);
-        if (bytes == 0) text_append(t, "\\ufffd", 6);
-        else if (c == '"' || c == '\\') text_printf(t, "\\%c", c);
-        else if (c == '\n') text_append(t, "\\n", 2);
-        else if (c == '\t') text_append(t, "\\t", 2);
-        else if (c < 0x20) text_printf(t, "\\u%04x", c);
-        else text_append(t, s + i, bytes);
-        i += bytes ? bytes : 1;
-    }
-    text_append(t, "\"", 1);
-}
-
-// The shortest digits that read back as the same double; whole numbers below 2^53 as such.
-static inline void format_number(char out[32], double x) {
-    if (floor(x) == x && fabs(x) < 9007199254740992.0) {
-        snprintf(out, 32, "%.0f", x);
-        return;
-    }
-    for (int digits = 15; digits <= 17; digits++) {
-        snprintf(out, 32, "%.*g", digits, x);
-        if (strtod(out, NULL) == x) return;
-    }
-}
-
-// A number; JSON knows no NaN and no infinity: both become null.
-static inline void text_json_number(Text* t, double x) {
-    char digits[32] = "null";
-    if (isfinite(x)) format_number(digits, x);
-    text_append(t, digits, strlen(digits));
-}
-
-// Members of an object that is being written, `{` first and `}` last by the caller; commas come by themselves.
-static inline void json_put_key(Text* t, const char* key) {
-    if (t->length && t->text[t->length - 1] != '{') text_append(t, ", ", 2);
-    text_json_string(t, key, strlen(key));
-    text_append(t, ": ", 2);
-}
-
-static inline void json_put_number(Text* t, const char* key, double x) {
-    json_put_key(t, key);
-    text_json_number(t, x);
-}
-
-static inline void json_put_integer(Text* t, const char* key, int64_t x) {
-    json_put_key(t, key);
-    text_printf(t, "%lld", (long long)x);
-}
-
-static inline void json_put_bool(Text* t, const char* key, int truth) {
-    json_put_key(t, key);
-    text_printf(t, "%s", truth ? "true" : "false");
-}
-
-static inline void json_put_string(Text* t, const char* key, const char* s) {
-    json_put_key(t, key);
-    text_json_string(t, s, strlen(s));
-}
-
 // ---------------------------------------------------------------------------------------------------------
 // Reading
 
 typedef struct {
     const char* text;
     size_t n, at;
-    char* string_end;  // where the next string goes; each takes less room than it had in the text
+    char* string_end;  // where the next string goes; a string is shorter here than in the text
     Json* json;
     char* error;
 } JsonParser;
 
-// Note what is wrong at byte `at`. Always -1, so that callers can return it.
+// Store what is wrong at byte `at`. Always returns -1, so that callers can return it.
 __attribute__((format(printf, 3, 4))) static inline int json_fail(JsonParser* p, size_t at, const char* format, ...) {
     size_t line = 1, column = 1;
     for (size_t i = 0; i < at; i++) {
@@ -173,7 +94,7 @@ static inline JsonNode* json_new_node(Json* json) {
     return node;
 }
 
-// The next byte that is no white space, not consumed; -1 at the end.
+// The next byte that is not white space, without consuming it; -1 at the end.
 static inline int json_peek(JsonParser* p) {
     while (p->at < p->n) {
         char c = p->text[p->at];
@@ -183,7 +104,7 @@ static inline int json_peek(JsonParser* p) {
     return -1;
 }
 
-// The four digits of a \u escape at `at`; -1 where they are not there.
+// The value of the four hexadecimal digits of a \u escape at `at`; -1 if they are not there.
 static inline int json_hex4(const JsonParser* p, size_t at) {
     if (at + 4 > p->n) return -1;
     int code = 0;
@@ -196,7 +117,7 @@ static inline int json_hex4(const JsonParser* p, size_t at) {
     return code;
 }
 
-// The escape whose backslash is at p->at, decoded to *out.
+// Decode the escape whose backslash is at p->at to *out.
 static inline int json_escape(JsonParser* p, char** out) {
     static const char names[] = "\"\\/bfnrt", values[] = "\"\\/\b\f\n\r\t";
     size_t start = p->at;
@@ -209,7 +130,7 @@ static inline int json_escape(JsonParser* p, char** out) {
     }
     if (c != 'u') return json_fail(p, start, "unknown escape in a string");
     int code = json_hex4(p, p->at + 2);
-    if (code < 0) return json_fail(p, start, "\\u wants four hexadecimal digits");
+    if (code < 0) return json_fail(p, start, "\\u needs four hexadecimal digits");
     p->at += 6;
     if (code >= 0xD800 && code <= 0xDFFF) {
         int paired = code <= 0xDBFF && p->at + 1 < p->n && p->text[p->at] == '\\' && p->text[p->at + 1] == 'u';
@@ -218,14 +139,11 @@ static inline int json_escape(JsonParser* p, char** out) {
         code = 0x10000 + ((code - 0xD800) << 10) + (low - 0xDC00);
         p->at += 6;
     }
-    int bytes = code < 0x80 ? 1 : code < 0x800 ? 2 : code < 0x10000 ? 3 : 4;
-    static const unsigned char lead[] = {0, 0x00, 0xC0, 0xE0, 0xF0};
-    *(*out)++ = (char)(lead[bytes] | code >> (6 * (bytes - 1)));
-    for (int i = bytes - 2; i >= 0; i--) *(*out)++ = (char)(0x80 | (code >> (6 * i) & 0x3F));
+    *out += utf8_encode(*out, (uint32_t)code);
     return 0;
 }
 
-// The string whose opening quote is at p->at.
+// Read the string whose opening quote is at p->at.
 static inline int json_string(JsonParser* p, const char** string, size_t* length) {
     size_t start = p->at++;
     char* out = p->string_end;
@@ -239,7 +157,7 @@ static inline int json_string(JsonParser* p, const char** string, size_t* length
             continue;
         }
         if (c < 0x20) return json_fail(p, p->at, "control character 0x%02x in a string; it must be escaped", c);
-        size_t bytes = utf8_sequence(p->text + p->at, p->n - p->at);
+        size_t bytes = utf8_length(p->text + p->at, p->n - p->at);
         if (bytes == 0) return json_fail(p, p->at, "byte 0x%02x is not valid UTF-8", c);
         for (size_t i = 0; i < bytes; i++) *out++ = p->text[p->at++];
     }
@@ -306,8 +224,8 @@ static inline int json_compare_keys(const void* left, const void* right) {
     return order ? order : a->member->offset < b->member->offset ? -1 : 1;
 }
 
-// A member whose key an earlier one has, or NULL. Sorted by hash: a vocabulary of 50,257 keys takes a few
-// milliseconds, and keys made to collide cost no more than a sort of strings.
+// A member with the key of an earlier one, or NULL. Large objects are sorted by hash: a vocabulary of 50,257 keys takes
+// a few milliseconds, and keys made to collide cost no more than a sort of strings.
 static inline const JsonNode* json_duplicate(const JsonNode* object) {
     const JsonNode* found = NULL;
     if (object->count <= 16) {
@@ -332,7 +250,7 @@ static inline const JsonNode* json_duplicate(const JsonNode* object) {
 
 static inline int json_value(JsonParser* p, JsonNode* node, int depth);
 
-// The array or object whose opening bracket is at p->at.
+// Read the array or object whose opening bracket is at p->at.
 static inline int json_children(JsonParser* p, JsonNode* node, int depth) {
     size_t start = p->at;
     int is_object = p->text[p->at++] == '{', close = is_object ? '}' : ']';
@@ -394,8 +312,8 @@ static inline int json_value(JsonParser* p, JsonNode* node, int depth) {
     return json_fail(p, p->at, "expected a value");
 }
 
-// Read `n` bytes of text, which need not end with NUL and are not needed afterwards. Returns 0, or -1 with
-// "line L column C: what" in `error` and nothing to free.
+// Read `n` bytes of text, which need no NUL at the end and may be freed afterwards. Returns 0, or -1 with "line L
+// column C: what" in `error` and nothing to free.
 static inline int json_parse(Json* out, const char* text, size_t n, char error[JSON_ERROR_SIZE]) {
     memset(out, 0, sizeof(*out));
     error[0] = '\0';
@@ -410,7 +328,7 @@ static inline int json_parse(Json* out, const char* text, size_t n, char error[J
     return bad;
 }
 
-// Read a file of at most `limit` bytes; dies where it cannot be read or is no JSON.
+// Read a file of at most `limit` bytes; dies if it cannot be read or is not JSON.
 static inline void json_load(Json* out, const char* path, size_t limit) {
     size_t n;
     char error[JSON_ERROR_SIZE];
@@ -420,14 +338,14 @@ static inline void json_load(Json* out, const char* path, size_t limit) {
 }
 
 // ---------------------------------------------------------------------------------------------------------
-// Looking things up
+// Look-ups
 
 static inline const char* json_type_name(JsonType type) {
     static const char* const names[] = {"null", "true or false", "a number", "a string", "an array", "an object"};
     return names[type];
 }
 
-// The member `key`, NULL where there is none or `object` is none. Walks the list: for objects of a few keys.
+// The member `key`, NULL if there is none or `object` is not an object. Walks the list: for objects with few keys.
 static inline const JsonNode* json_get(const JsonNode* object, const char* key) {
     size_t n = strlen(key);
     if (!object || object->type != JSON_OBJECT) return NULL;
@@ -436,7 +354,7 @@ static inline const JsonNode* json_get(const JsonNode* object, const char* key) 
     return NULL;
 }
 
-// The member `key`, which must be there and of this type; dies naming the file and the key.
+// The member `key`, which must exist and have this type; else dies naming the file and the key.
 static inline const JsonNode* json_need(const JsonNode* object, const char* key, JsonType type, const char* file) {
     const JsonNode* m = json_get(object, key);
     if (!m) die(USAGE, "%s: key \"%s\": missing; %s is needed", file, key, json_type_name(type));
@@ -445,7 +363,7 @@ static inline const JsonNode* json_need(const JsonNode* object, const char* key,
     return m;
 }
 
-// Is `key` there, and not null? Optional settings are written both ways.
+// Whether `key` exists and is not null. Files write optional settings both ways.
 static inline int json_has(const JsonNode* object, const char* key) {
     const JsonNode* m = json_get(object, key);
     return m && m->type != JSON_NULL;
@@ -471,7 +389,7 @@ static inline int json_get_bool(const JsonNode* object, const char* key, const c
     return (int)json_need(object, key, JSON_BOOL, file)->integer;
 }
 
-// The same for optional keys: absent or null gives `fallback`, another type dies as above.
+// The same for optional keys: `fallback` if absent or null; another type dies as above.
 static inline const char* json_get_string_or(const JsonNode* object, const char* key, const char* fallback,
                                              const char* file) {
     return json_has(object, key) ? json_get_string(object, key, file) : fallback;

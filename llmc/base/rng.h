@@ -1,17 +1,17 @@
-/* Random numbers without state: Philox4x32-10, keyed by what the number is for.
+/* Random numbers without state: Philox4x32-10, keyed by the purpose of the number.
  *
- * A stream is named by (seed, step, layer, site); an element of a stream by up to four counters. The CPU and
- * the GPU, one rank and many, packed and unpacked batches draw the same numbers, in any order; nothing has to
- * be saved for the backward pass or for a resumed run.
+ * (seed, step, layer, site) identifies a stream, up to four counters an element of it. The CPU and the GPU, one rank
+ * and many, packed and unpacked batches draw the same numbers, in any order. Nothing has to be saved for the backward
+ * pass or for a resumed run.
  *
  * Philox: Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011. */
-#ifndef LLMC_RNG_H
-#define LLMC_RNG_H
+#ifndef LLMC_BASE_RNG_H
+#define LLMC_BASE_RNG_H
 
-#include "sequences.h"
-#include "util.h"
+#include "llmc/base/sequences.h"
+#include "llmc/base/util.h"
 
-// What a stream is for. The values are part of the contract: changing one changes every run.
+// The purpose of a stream. The values are part of the contract: changing one changes every run.
 enum {
     SITE_INIT = 0,
     SITE_DROPOUT_EMBEDDING = 1,
@@ -33,7 +33,7 @@ typedef struct {
 HOST_DEVICE static inline Philox philox(uint32_t c0, uint32_t c1, uint32_t c2, uint32_t c3, uint64_t key) {
     uint32_t k0 = (uint32_t)key, k1 = (uint32_t)(key >> 32);
     for (int round = 0; round < 10; round++) {
-#ifdef __CUDA_ARCH__  // of a 64-bit product nvcc makes a third more instructions
+#ifdef __CUDA_ARCH__  // for a 64-bit product nvcc generates a third more instructions
         uint32_t a = 0xD2511F53u * c0, a_high = __umulhi(0xD2511F53u, c0);
         uint32_t b = 0xCD9E8D57u * c2, b_high = __umulhi(0xCD9E8D57u, c2);
 #else
@@ -67,9 +67,9 @@ static inline double rng_normal(uint64_t key, uint64_t i) {
     return sqrt(-2.0 * log(rng_uniform(r.v[0]))) * cos(6.283185307179586 * rng_uniform(r.v[1]));
 }
 
-// A seeded permutation of 0 .. n - 1 by random access: where index i goes. A four-round Feistel network over
-// the next even number of bits, walked until it lands inside (Black and Rogaway, "Ciphers with arbitrary
-// finite domains", 2002); fewer than four steps on average, no memory, so any rank and any resumed run agrees.
+// Element i of a seeded permutation of 0 .. n - 1. A four-round Feistel network over the next even number of bits,
+// applied until the result is below n (cycle walking: Black and Rogaway, "Ciphers with arbitrary finite domains",
+// 2002): fewer than four times on average. It needs no memory, so all ranks and resumed runs agree.
 static inline uint64_t rng_permute(uint64_t i, uint64_t n, uint64_t key) {
     int half = 1;
     while (half < 32 && (uint64_t)1 << (2 * half) < n) half++;
@@ -89,13 +89,13 @@ static inline uint64_t rng_permute(uint64_t i, uint64_t n, uint64_t key) {
 // ---------------------------------------------------------------------------------------------------------
 // Dropout masks
 
-// Inverted dropout: an element is kept with probability 1 - p and then scaled by 1 / (1 - p).
-// Passed by value; p = 0 gives threshold 0 and scale 1, which keeps everything.
+// Inverted dropout: an element is kept with probability 1 - p and then scaled by 1 / (1 - p). Passed by value. p = 0
+// gives threshold 0 and scale 1, which keeps everything.
 typedef struct {
     uint64_t key;        // of the stream (seed, step, layer, site)
     uint32_t threshold;  // an element is kept if its random bits are >= threshold
     float scale;
-    const Sequences* sequences;  // masks are keyed by (sequence, position), not by row: packing cannot change them
+    const Sequences* sequences;  // masks are keyed by (sequence, position), not by row: packing does not change them
 } Dropout;
 
 static inline Dropout dropout_make(double p, uint64_t seed, uint64_t step, int layer, int site,
@@ -110,21 +110,21 @@ static inline Dropout dropout_make(double p, uint64_t seed, uint64_t step, int l
 
 static inline Dropout dropout_none(const Sequences* sequences) { return dropout_make(0, 0, 0, 0, 0, sequences); }
 
-// Random bits for the four neighbouring channels 4 * group .. 4 * group + 3 of one token.
-// `sequence` counts over the whole step: Sequences.first + local index.
+// Random bits for four neighbouring channels 4 * group .. 4 * group + 3 of one token. `sequence` is counted over the
+// whole step: Sequences.first + local index.
 HOST_DEVICE static inline Philox dropout_bits_hidden(Dropout d, uint32_t sequence, uint32_t position, uint32_t group) {
     return philox(group, position, sequence, 0, d.key);
 }
 
-// Random bits for the eight neighbouring keys 8 * group .. 8 * group + 7 of one attention row: 16 bits a key, because
+// Random bits for eight neighbouring keys 8 * group .. 8 * group + 7 of one attention row: 16 bits per key, because
 // there are many more of these decisions than of all others.
 HOST_DEVICE static inline Philox dropout_bits_attention(Dropout d, uint32_t sequence, uint32_t head, uint32_t query,
                                                         uint32_t group) {
     return philox(group, query, sequence, 1 + head, d.key);
 }
 
-// Such a key is kept if its bits are >= this, the threshold rounded to 16 bits: p is right to 2^-17, and so what is
-// kept, times the scale, is right to a relative 2^-17 / (1 - p), below 1e-5 for the usual p. 65536 drops everything.
+// A key is kept if its bits are >= this, the threshold rounded to 16 bits. p is exact to 2^-17, so the expected kept
+// value times the scale is exact to a relative 2^-17 / (1 - p), below 1e-5 for the usual p. 65536 drops everything.
 HOST_DEVICE static inline uint32_t dropout_threshold_attention(Dropout d) {
     return (uint32_t)(((uint64_t)d.threshold + 0x8000) >> 16);
 }

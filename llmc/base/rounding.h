@@ -1,16 +1,15 @@
 /* Stochastic rounding of floats to bf16 and fp16: to one of the two neighbours, with a probability that makes the
  * expected result equal to the number.
  *
- * A parameter that is kept in 8 or 11 bits loses every update smaller than half of its last bit when it is rounded to
- * nearest; rounded like this, small updates count on average. A number that the type can hold comes out as it is,
- * whatever the random bits are. What lies beyond the largest number of the type becomes infinite, as it does when
- * rounded to nearest; NaN stays NaN.
+ * With rounding to nearest, a parameter kept in 8 or 11 bits loses every update smaller than half of its last bit; with
+ * stochastic rounding, small updates count on average. A number that the type can represent stays unchanged for any
+ * random bits. Numbers beyond the largest of the type become infinite, as with rounding to nearest; NaN stays NaN.
  *
  * Functions take 32 uniform random bits and return the bits of the result, so that the CPU and the GPU round alike. */
-#ifndef LLMC_ROUNDING_H
-#define LLMC_ROUNDING_H
+#ifndef LLMC_BASE_ROUNDING_H
+#define LLMC_BASE_ROUNDING_H
 
-#include "util.h"
+#include "llmc/base/util.h"
 
 HOST_DEVICE static inline uint32_t float_bits(float x) {
     uint32_t bits;
@@ -18,7 +17,7 @@ HOST_DEVICE static inline uint32_t float_bits(float x) {
     return bits;
 }
 
-// bf16 is the upper half of a float: what the lower half and 16 random bits carry over is the rounding.
+// bf16 is the upper half of a float: the carry out of the lower half plus 16 random bits is the rounding.
 HOST_DEVICE static inline uint16_t round_randomly_to_bf16(float x, uint32_t random) {
     uint32_t bits = float_bits(x);
     if ((bits & 0x7fffffffu) > 0x7f800000u) return (uint16_t)(bits >> 16 | 0x40u);
@@ -26,7 +25,7 @@ HOST_DEVICE static inline uint16_t round_randomly_to_bf16(float x, uint32_t rand
     return (uint16_t)((bits + (random & 0xffffu)) >> 16);
 }
 
-// fp16 has 13 bits less behind the point, and exponents from -14 on; below 2^-14 its numbers are multiples of 2^-24.
+// fp16 has 13 fraction bits fewer, and exponents from -14 on; below 2^-14 its numbers are multiples of 2^-24.
 HOST_DEVICE static inline uint16_t round_randomly_to_fp16(float x, uint32_t random) {
     uint32_t bits = float_bits(x), sign = bits >> 16 & 0x8000u, size = bits & 0x7fffffffu;
     if (size > 0x7f800000u) return (uint16_t)(sign | 0x7e00u);

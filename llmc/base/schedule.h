@@ -2,8 +2,8 @@
  *
  * Step s counts from 0, S = `total` steps, W = `warmup` of them, p = `peak`, f = final_fraction * p.
  *
- *   warm-up   s < W:  p * (s + 1) / W                          the first step is not wasted, step W - 1 has the peak
- *   after it, with r = (s - W) / (S - W):
+ *   warm-up   s < W:  p * (s + 1) / W                          step 0 is above 0, step W - 1 has the peak
+ *   then, with r = (s - W) / (S - W):
  *   cosine    f + (p - f) * (1 + cos(pi r)) / 2                Loshchilov and Hutter, "SGDR", 2016
  *   linear    f + (p - f) * (1 - r)
  *   constant  p
@@ -15,12 +15,12 @@
  *   poly      f + (p - f) * (1 - s / S)^power                  s / S counts the warm-up, so that the rate drops at
  *                                                              its end: NVIDIA's BERT recipe, power 0.5, f = 0
  *
- * All but constant are f from s = S on; the last step that is made, S - 1, is one step short of it, as in llm.c
- * and nanoGPT. */
-#ifndef LLMC_SCHEDULE_H
-#define LLMC_SCHEDULE_H
+ * All but constant are f from s = S on; the last step of a run, S - 1, is one step before that, as in llm.c and
+ * nanoGPT. */
+#ifndef LLMC_BASE_SCHEDULE_H
+#define LLMC_BASE_SCHEDULE_H
 
-#include "util.h"
+#include "llmc/base/util.h"
 
 typedef enum { SCHEDULE_COSINE, SCHEDULE_LINEAR, SCHEDULE_CONSTANT, SCHEDULE_WSD, SCHEDULE_POLY } ScheduleKind;
 
@@ -33,7 +33,7 @@ typedef struct {
     int64_t warmup, total;
     double final_fraction;
     double power;           // poly
-    double decay_fraction;  // wsd; llm.c has 0.2
+    double decay_fraction;  // wsd; 0.2 in llm.c
 } Schedule;
 
 static inline double schedule_at(const Schedule* s, int64_t step) {

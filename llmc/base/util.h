@@ -1,9 +1,9 @@
-/* Small things that everything else uses: exit codes, fatal errors, checked memory and files, checksums.
+/* Basics for everything else: exit status, fatal errors, checked memory and files, growing arrays, checksums.
  *
- * Every user error ends through die(): one line that says what, where and what to do, and an exit status
- * that scripts can rely on. Nothing here knows about tensors or devices. */
-#ifndef LLMC_UTIL_H
-#define LLMC_UTIL_H
+ * Every user error ends in die(): one line with what, where and what to do, and an exit status that scripts can rely
+ * on. Nothing here knows about tensors or devices. */
+#ifndef LLMC_BASE_UTIL_H
+#define LLMC_BASE_UTIL_H
 
 #include <errno.h>
 #include <fcntl.h>
@@ -40,7 +40,7 @@ enum { DONE = 0, FAILED = 1, USAGE = 2, STOPPED_BY_NAN = 3, LOST_PEER = 4 };
 // ---------------------------------------------------------------------------------------------------------
 // Errors
 
-// One line on stderr. A message may quote a file: what would break the line, or steer a terminal, is shown as "?".
+// One line on stderr. A message may quote a file: control characters become "?".
 __attribute__((format(printf, 2, 0))) static inline void print_message(const char* kind, const char* format,
                                                                        va_list args) {
     char* text = NULL;
@@ -48,7 +48,7 @@ __attribute__((format(printf, 2, 0))) static inline void print_message(const cha
     int n = vasprintf(&text, format, args);
     for (int i = 0; i < n; i++)
         if ((unsigned char)text[i] < ' ' || text[i] == 127) text[i] = '?';
-    fprintf(stderr, "%s: %s\n", kind, n < 0 ? format : text);  // no memory: at least what it is about
+    fprintf(stderr, "%s: %s\n", kind, n < 0 ? format : text);  // out of memory: at least the format
     if (n >= 0) free(text);
 }
 
@@ -68,7 +68,7 @@ __attribute__((format(printf, 1, 2))) static inline void warn(const char* format
     va_end(args);
 }
 
-// For what only a bug in this project can cause; users' mistakes go through die() with a remedy.
+// For conditions that only a bug in this project can violate. Users' mistakes go to die() with a remedy.
 #define CHECK(condition)                                                                                               \
     do {                                                                                                               \
         if (!(condition)) die(FAILED, "%s:%d: internal check failed: %s", __FILE__, __LINE__, #condition);             \
@@ -95,7 +95,7 @@ static inline void* xrealloc(void* old, size_t bytes) {
     return p;
 }
 
-// A formatted string of its own; the caller frees it.
+// A newly allocated formatted string (caller frees).
 __attribute__((format(printf, 1, 2))) static inline char* xprintf(const char* format, ...) {
     va_list args;
     char* text = NULL;
@@ -112,26 +112,37 @@ static inline size_t max_size(size_t a, size_t b) { return a > b ? a : b; }
 static inline int min_int(int a, int b) { return a < b ? a : b; }
 static inline int max_int(int a, int b) { return a > b ? a : b; }
 
-// For printing: the sign of a NaN means nothing.
+// For printing: NaN without its sign, which has no meaning.
 static inline double plain_nan(double x) { return isnan(x) ? (double)NAN : x; }
 
-// Seconds on a clock that never jumps.
+// 1234567 -> 1,234,567
+static inline void format_count(char out[32], int64_t n) {
+    char digits[24];
+    int length = snprintf(digits, sizeof(digits), "%lld", (long long)n), at = 0;
+    for (int i = 0; i < length; i++) {
+        out[at++] = digits[i];
+        if (digits[i] != '-' && i + 1 < length && (length - 1 - i) % 3 == 0) out[at++] = ',';
+    }
+    out[at] = '\0';
+}
+
+// Seconds on a monotonic clock.
 static inline double now_seconds(void) {
     struct timespec t;
     clock_gettime(CLOCK_MONOTONIC, &t);
     return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
 }
 
-// What the main thread calls after each piece of a long read. Others may wait for this process and take it for hanging, so who
-// starts it with others sets this (run/comm.h); NULL: it is alone.
-static void (*on_progress)(void);
-
-static inline void show_progress(void) {
-    if (on_progress) on_progress();
-}
-
 // ---------------------------------------------------------------------------------------------------------
-// Text that grows
+// Arrays and text that grow
+
+// Make room for `needed` elements of `size` bytes. Returns the array, which may have moved. The capacity doubles, so
+// that adding elements one at a time costs constant time for each. Start with NULL and a capacity of 0.
+static inline void* array_reserve(void* array, size_t* capacity, size_t needed, size_t size) {
+    if (needed <= *capacity) return array;
+    *capacity = max_size(max_size(needed, 2 * *capacity), 16);
+    return xrealloc(array, *capacity * size);
+}
 
 // A growing, always NUL-terminated string. Zero-initialise it; free `text` when done.
 typedef struct {
@@ -140,10 +151,8 @@ typedef struct {
 } Text;
 
 static inline void text_append(Text* t, const char* bytes, size_t n) {
-    if (t->length + n + 1 > t->capacity) {
-        t->capacity = 2 * (t->length + n + 1);
-        t->text = (char*)xrealloc(t->text, t->capacity);
-    }
+    CHECK(n < PTRDIFF_MAX);
+    t->text = (char*)array_reserve(t->text, &t->capacity, t->length + n + 1, 1);
     if (n) memcpy(t->text + t->length, bytes, n);
     t->length += n;
     t->text[t->length] = '\0';
@@ -163,8 +172,8 @@ __attribute__((format(printf, 2, 3))) static inline void text_printf(Text* t, co
 // ---------------------------------------------------------------------------------------------------------
 // Checksums
 
-// CRC-32 (the one of zlib and PNG: polynomial 0xEDB88320), continued from `crc`; start with 0.
-// Eight bytes a step through eight tables, about 1.5 GB/s: checkpoints are verified at disk speed.
+// CRC-32 (as in zlib and PNG: polynomial 0xEDB88320), continued from `crc`; start with 0. Eight bytes per step through
+// eight tables, about 1.5 GB/s: checkpoints are verified at disk speed.
 typedef struct {
     uint32_t table[8][256];
 } Crc32;
@@ -192,7 +201,7 @@ static inline uint32_t crc32_update(const Crc32* c, uint32_t crc, const void* by
     return ~crc;
 }
 
-// FNV-1a of 64 bits, continued from `hash`; start with FNV_START. Quick for a few bytes, and the same in every run.
+// FNV-1a, 64 bits, continued from `hash`; start with FNV_START. Fast for a few bytes, and the same in every run.
 #define FNV_START 0xCBF29CE484222325u
 
 static inline uint64_t fnv_update(uint64_t hash, const char* bytes, size_t n) {
@@ -201,7 +210,7 @@ static inline uint64_t fnv_update(uint64_t hash, const char* bytes, size_t n) {
 }
 
 // ---------------------------------------------------------------------------------------------------------
-// Files
+// Files. O_NONBLOCK has no effect on a regular file, but a FIFO in its place becomes an error instead of a wait.
 
 static inline int file_exists(const char* path) { return access(path, F_OK) == 0; }
 
@@ -219,7 +228,7 @@ static inline int make_directories(const char* path) {
         char end = *p;
         *p = '\0';
         if (mkdir(copy, 0777) != 0) {
-            int why = errno == EEXIST ? ENOTDIR : errno;  // what stands there is a file, unless:
+            int why = errno == EEXIST ? ENOTDIR : errno;  // there is a file, unless:
             if (!is_directory(copy)) result = -1, errno = why;
         }
         *p = end;
@@ -229,10 +238,20 @@ static inline int make_directories(const char* path) {
     return result;
 }
 
-// The whole of a text file, NUL-terminated (caller frees), its length in *length (may be NULL).
-// Dies with `status` where it cannot be read or is larger than `limit` bytes.
+// Open a regular file for reading. Returns -1 with errno if it cannot be opened or is not a regular file.
+static inline int open_file(const char* path) {
+    struct stat st;
+    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+    if (fd < 0 || (fstat(fd, &st) == 0 && S_ISREG(st.st_mode))) return fd;
+    close(fd);
+    errno = EINVAL;
+    return -1;
+}
+
+// The contents of a file, NUL-terminated (caller frees); its length in *length (may be NULL). Dies with `status` if it
+// cannot be read or is larger than `limit` bytes.
 static inline char* read_file(const char* path, size_t limit, size_t* length, int status) {
-    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
     struct stat st;
     if (fd < 0 || fstat(fd, &st) != 0) die(status, "%s: cannot be read: %s", path, strerror(errno));
     if (!S_ISREG(st.st_mode)) die(status, "%s: is not a regular file", path);
@@ -252,15 +271,15 @@ static inline char* read_file(const char* path, size_t limit, size_t* length, in
     return text;
 }
 
-// The same of anything that can be read to its end, a pipe too.
+// The same for anything that can be read to its end, such as a pipe.
 static inline char* read_to_end(const char* path, size_t limit, size_t* length, int status) {
-    size_t n = 0, room = 0;
+    size_t n = 0, capacity = 0;
     ssize_t got = 1;
     char* text = NULL;
     int fd = open(path, O_RDONLY | O_CLOEXEC);
     while (fd >= 0 && got != 0) {
-        if (n == room) text = (char*)xrealloc(text, (room = 2 * room + 65536) + 1);
-        got = read(fd, text + n, room - n);
+        text = (char*)array_reserve(text, &capacity, n + 65536, 1);
+        got = read(fd, text + n, capacity - n - 1);
         if (got < 0 && errno == EINTR) continue;
         if (got < 0) break;
         n += (size_t)got;
@@ -290,7 +309,7 @@ static inline int write_all(int fd, const void* bytes, size_t n) {
     return 0;
 }
 
-// Read exactly n bytes at `offset`. Returns 0, or -1 (errno 0: the file ends before).
+// Read exactly n bytes at `offset`. Returns 0, or -1 with errno (0: the file ends early).
 static inline int pread_all(int fd, void* bytes, size_t n, uint64_t offset) {
     char* p = (char*)bytes;
     while (n) {
@@ -307,7 +326,7 @@ static inline int pread_all(int fd, void* bytes, size_t n, uint64_t offset) {
 
 // Create or replace a file, flushed to the disk. Returns 0, or -1 with errno.
 static inline int write_file(const char* path, const void* bytes, size_t n) {
-    int fd = open(path, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
+    int fd = open(path, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC | O_NONBLOCK, 0666);
     if (fd < 0) return -1;
     int bad = write_all(fd, bytes, n) != 0 || fsync(fd) != 0;
     int saved = errno;
@@ -319,10 +338,12 @@ static inline int write_file(const char* path, const void* bytes, size_t n) {
 // Create or replace `to` with the bytes of `from`, flushed to the disk. Returns 0, or -1 with errno.
 static inline int copy_file(const char* from, const char* to) {
     enum { COPY_BYTES = 1 << 20 };
-    int in = open(from, O_RDONLY | O_CLOEXEC);
-    int out = in < 0 ? -1 : open(to, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
+    int in = open_file(from);
+    int out = in < 0 ? -1 : open(to, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC | O_NONBLOCK, 0666);
     int bad = in < 0 || out < 0, saved = errno;
     char* bytes = (char*)xmalloc(COPY_BYTES);
+    // The kernel copies, or shares blocks if the file system can. The loop copies the rest.
+    while (!bad && copy_file_range(in, NULL, out, NULL, 1 << 30, 0) > 0) continue;
     for (ssize_t got = 1; got != 0 && !bad;) {
         got = read(in, bytes, COPY_BYTES);
         if (got > 0) bad = write_all(out, bytes, (size_t)got) != 0;

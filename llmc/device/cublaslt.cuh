@@ -1,22 +1,22 @@
-/* cuBLASLt: what the products of all ops need, and products of batches of matrices.
+/* cuBLASLt: the code shared by the matmuls of all ops, and strided batched matmuls.
  *
  *   C[i] [M, N] = alpha A[i] [M, K] B[i] [K, N],   i < batch
  *
- * All are row-major. The rows of a matrix, and the matrices of a batch, may lie any number of elements apart, so the
- * heads of an attention are multiplied where they are. cuBLASLt is asked once for each shape; the answer depends on
- * strides and not on where the operands lie, so a product has the same bits wherever it stands in a batch.
- * Numerics: sums in fp32 (fp32 inputs in TF32 only with ctx->tf32). Where an algorithm splits a sum, it adds the parts
- * in fp32 in a fixed order, so the same call gives the same bits. */
-#ifndef LLMC_CUBLASLT_CUH
-#define LLMC_CUBLASLT_CUH
+ * All matrices are row-major. Row strides and batch strides are arbitrary, so attention heads are multiplied in place.
+ * cuBLASLt's heuristic is called once per shape. It sees strides but no addresses, so a product has the same bits at
+ * any position in a batch.
+ * Numerics: sums in fp32 (fp32 inputs in TF32 only with ctx->tf32). Split-K algorithms add the partial sums in fp32 in
+ * a fixed order, so the same call gives the same bits. */
+#ifndef LLMC_DEVICE_CUBLASLT_CUH
+#define LLMC_DEVICE_CUBLASLT_CUH
 
-#include "device.cuh"
+#include "llmc/device/cuda_utils.cuh"
 
 #ifdef __CUDACC__
 #include <type_traits>
 
 // ---------------------------------------------------------------------------------------------------------
-// Descriptions
+// Descriptors
 
 static inline cudaDataType_t cublaslt_type(void) {
     return sizeof(floatX) == 4 ? CUDA_R_32F : std::is_same<floatX, __nv_bfloat16>::value ? CUDA_R_16BF : CUDA_R_16F;
@@ -31,7 +31,7 @@ static inline void cublaslt_set(cublasLtMatmulDesc_t operation, cublasLtMatmulDe
     cublasCheck(cublasLtMatmulDescSetAttribute(operation, name, &value, sizeof value));
 }
 
-// The largest power of two, 256 at most, that divides x.
+// The largest power of two that divides x, at most 256.
 static inline int alignment_of(size_t x) {
     int alignment = 256;
     while (x % (size_t)alignment) alignment /= 2;
@@ -40,15 +40,15 @@ static inline int alignment_of(size_t x) {
 
 static inline int pointer_alignment(const void* p) { return alignment_of((size_t)(uintptr_t)p); }
 
-// What an algorithm is wanted for.
+// The problem that an algorithm is chosen for.
 typedef struct {
     cublasLtMatmulDesc_t operation;
     cublasLtMatrixLayout_t a, b, d;
     uint32_t align_a, align_b, align_d;  // bytes
-    uint32_t reduction;                  // how the parts of a split sum may be added
+    uint32_t reduction;                  // the allowed split-K reduction schemes
 } CublasltProblem;
 
-// What cuBLASLt proposes, best guess first; *count is 0 where it has nothing.
+// Get the heuristic's algorithms, best estimate first. *count is 0 if cuBLASLt supports none.
 static inline cublasStatus_t cublaslt_propose(int* count, cublasLtMatmulHeuristicResult_t* results, int limit,
                                               const CublasltProblem* p, Context* ctx) {
     cublasLtMatmulPreference_t preference;
@@ -74,7 +74,7 @@ static inline cublasStatus_t cublaslt_propose(int* count, cublasLtMatmulHeuristi
                                                            preference, limit, results, &found);
     cublasCheck(cublasLtMatmulPreferenceDestroy(preference));
     *count = 0;
-    // INVALID_VALUE is what it says of an epilogue that it has for even shapes only.
+    // The heuristic returns INVALID_VALUE for an epilogue that cuBLASLt supports for even shapes only.
     if (status == CUBLAS_STATUS_NOT_SUPPORTED || status == CUBLAS_STATUS_INVALID_VALUE) return CUBLAS_STATUS_SUCCESS;
     for (int i = 0; status == CUBLAS_STATUS_SUCCESS && i < found; i++)
         if (results[i].state == CUBLAS_STATUS_SUCCESS && results[i].workspaceSize <= CUBLASLT_WORKSPACE_BYTES)
@@ -83,49 +83,54 @@ static inline cublasStatus_t cublaslt_propose(int* count, cublasLtMatmulHeuristi
 }
 
 // ---------------------------------------------------------------------------------------------------------
-// Batches
+// Batched matmuls
 
-// How the matrices of an operand lie: elements from a stored row to the next one, and from a matrix to the next one.
+// The layout of an operand, with the strides between stored rows and between matrices in elements.
 typedef struct {
-    int64_t type, op;  // cudaDataType_t; CUBLAS_OP_T: what is stored is the transpose
+    int64_t type, op;  // cudaDataType_t; CUBLAS_OP_T: the transpose is stored
     int64_t row, next;
 } BatchLayout;
 
-// One operand; the first matrix begins at p.
+// One operand; p is the first matrix.
 typedef struct {
     void* p;
-    BatchLayout lies;
+    BatchLayout layout;
 } BatchMatrix;
 
-// All that a choice depends on. Nothing but int64_t: keys are compared as bytes.
+// C [M, N] = A [M, K] B [K, N], `batch` times.
+typedef struct {
+    int M, N, K, batch;
+} BatchSize;
+
+// Everything that the choice of an algorithm depends on. All fields are int64_t, because keys are compared as bytes.
 typedef struct {
     BatchLayout c, a, b;
     int64_t M, N, K, batch, compute;
 } BatchKey;
 
 typedef struct {
-    BatchKey key;  // batch 0: the place is free
+    BatchKey key;  // batch 0: the entry is free
     cublasLtMatmulDescOpaque_t operation;
     cublasLtMatrixLayoutOpaque_t c, a, b;
     cublasLtMatmulAlgo_t algorithm;
-    int usable;  // 0: cuBLASLt has nothing for this shape
+    int usable;  // 0: cuBLASLt does not support this shape
 } BatchPlan;
 
 enum { BATCH_PLANS = 4096 };
 
-// A hash table: a plan lies at its key's place or behind it. It starts afresh when three quarters are taken.
+// A hash table with linear probing. It is cleared when it is three quarters full.
 struct BatchPlans {
     int count;
     BatchPlan plan[BATCH_PLANS];
 };
 
-// What every row of every matrix is aligned to, if the array is that they lie in.
+// The alignment in bytes of every row of every matrix, provided that the first row has it.
 static inline uint32_t batch_alignment(BatchLayout x) {
     int64_t size = x.type == CUDA_R_32F ? 4 : 2;
     return (uint32_t)min_int(alignment_of((size_t)(x.row * size)), alignment_of((size_t)(x.next * size)));
 }
 
-// A row-major matrix is its transpose, column-major.
+// To cuBLASLt, which is column-major, a row-major matrix is its transpose.
 static inline void batch_describe(cublasLtMatrixLayoutOpaque_t* layout, BatchLayout x, int64_t rows, int64_t columns,
                                   int64_t batch) {
     int32_t count = (int32_t)batch;
@@ -137,7 +142,7 @@ static inline void batch_describe(cublasLtMatrixLayoutOpaque_t* layout, BatchLay
         cublasLtMatrixLayoutSetAttribute(layout, CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET, &x.next, sizeof x.next));
 }
 
-// Fill in a plan whose key is set. C^T = B^T A^T: cuBLASLt's first operand is B.
+// Fill in a plan whose key is set. As C^T = B^T A^T, cuBLASLt's first operand is B.
 static inline void batch_plan_make(BatchPlan* plan, Context* ctx) {
     const BatchKey* k = &plan->key;
     cublasCheck(cublasLtMatmulDescInit(&plan->operation, (cublasComputeType_t)k->compute, CUDA_R_32F));
@@ -179,7 +184,7 @@ static inline BatchPlan* batch_plan(const BatchKey* key, Context* ctx) {
     return &plans->plan[at];
 }
 
-// For shapes that cuBLASLt has nothing for. A thread computes one element of C.
+// The fallback for shapes that cuBLASLt does not support. Each thread computes one element of C.
 template <typename T>
 __global__ void batched_product_kernel(T* c, const floatX* a, const floatX* b, BatchKey z, float alpha) {
     int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x, n = i % z.N, m = i / z.N % z.M, matrix = i / z.N / z.M;
@@ -203,20 +208,20 @@ static inline void batched_product_plain(void* c, const void* a, const void* b, 
     cudaCheck(cudaGetLastError());
 }
 
-static inline BatchKey batch_key(const BatchMatrix* c, const BatchMatrix* a, const BatchMatrix* b, int M, int N, int K,
-                                 int batch, Context* ctx) {
-    BatchKey key = {c->lies, a->lies, b->lies, M, N, K, batch, cublaslt_compute(ctx->tf32)};
-    CHECK(M > 0 && N > 0 && K > 0 && batch > 0 && c->lies.op == CUBLAS_OP_N);
-    CHECK((uintptr_t)c->p % batch_alignment(c->lies) == 0);
-    CHECK((uintptr_t)a->p % batch_alignment(a->lies) == 0);
-    CHECK((uintptr_t)b->p % batch_alignment(b->lies) == 0);
+static inline BatchKey batch_key(const BatchMatrix* c, const BatchMatrix* a, const BatchMatrix* b, BatchSize n,
+                                 Context* ctx) {
+    BatchKey key = {c->layout, a->layout, b->layout, n.M, n.N, n.K, n.batch, cublaslt_compute(ctx->tf32)};
+    CHECK(n.M > 0 && n.N > 0 && n.K > 0 && n.batch > 0 && c->layout.op == CUBLAS_OP_N);
+    CHECK((uintptr_t)c->p % batch_alignment(c->layout) == 0);
+    CHECK((uintptr_t)a->p % batch_alignment(a->layout) == 0);
+    CHECK((uintptr_t)b->p % batch_alignment(b->layout) == 0);
     return key;
 }
 
 // A and B are floatX; C is floatX or float.
-static inline void batched_product(BatchMatrix c, BatchMatrix a, BatchMatrix b, int M, int N, int K, int batch,
-                                   float alpha, Context* ctx) {
-    BatchKey key = batch_key(&c, &a, &b, M, N, K, batch, ctx);
+static inline void batched_product(BatchMatrix c, BatchMatrix a, BatchMatrix b, BatchSize n, float alpha,
+                                   Context* ctx) {
+    BatchKey key = batch_key(&c, &a, &b, n, ctx);
     BatchPlan* plan = batch_plan(&key, ctx);
     float beta = 0;
     if (plan->usable)

@@ -1,14 +1,14 @@
-/* The seam between CPU and GPU: the context that every op receives, memory, and the modes of the ops.
+/* The device layer for CPU and GPU: the context that every op receives, memory, and the modes of the ops.
  *
- * The CPU build (gcc, or g++) takes floatX = real and ordinary memory; the CUDA build gives the same names
- * their GPU meaning. Nothing above this folder asks which of the two it is compiled for. */
+ * The CPU build (gcc or g++) uses floatX = real and ordinary memory. The CUDA build gives the same names their
+ * GPU meaning. Models and trainers do not test which of the two they are compiled for. */
 #ifndef LLMC_DEVICE_H
 #define LLMC_DEVICE_H
 
 #include <sys/mman.h>
 #include <sys/resource.h>
 
-#include "../base/util.h"
+#include "llmc/base/run_lock.h"
 #ifdef _OPENMP
 #include <omp.h>
 #endif
@@ -35,92 +35,95 @@ typedef real floatX;
 #endif
 #endif
 
-// How an op writes its output: over what is there, or added to it.
+// How an op writes its output: overwrite the buffer, or add to it.
 typedef enum { SET, ADD } Mode;
-// Which keys a query may see inside its own sequence.
+// The keys that a query attends to within its own sequence.
 typedef enum { CAUSAL, FULL } Mask;
-// The two GELUs in use: GPT-2's tanh form, and the erf form that BERT's "gelu" means.
+// The two forms of GELU: GPT-2 uses the tanh approximation, BERT's "gelu" is the erf form.
 typedef enum { GELU_TANH, GELU_ERF } Gelu;
-// How attention is computed on the GPU: in tiles that stay on the chip, or step by step with all scores in memory.
-typedef enum { FLASH, EXPLICIT } AttentionPath;
-// Part of a step that a launch belongs to.
+// How attention is computed on the GPU: in tiles kept on chip, or step by step with all scores in memory.
+typedef enum { FLASH, MATERIALIZED } AttentionPath;
+// The part of a step that a launch belongs to.
 typedef enum { FORWARD, BACKWARD, OPTIMIZER, COMMUNICATION, DIRECTIONS } Direction;
 
-// The weight and bias of a linear layer (w [OC, IC], b [OC] or NULL) or of a layernorm (w [C], b [C]).
+// A linear layer: w [OC, IC], b [OC] or NULL.
 typedef struct {
     floatX* w;
     floatX* b;
-} Affine;
+} Linear;
 
-// Of a layernorm, as its forward pass reads them: the weights in full precision (ops/widen.h says why).
+// A layernorm: w and b [C]. The forward pass reads w in full precision (see ops/cast_to_fp32.h for the reason).
 typedef struct {
-    const real* w;
-    const floatX* b;
-} Norm;
+    floatX *w, *b;
+    const real* w_fp32;
+} LayerNorm;
 
-static inline Norm norm_of(Affine p, const real* exact_w) {
-    Norm norm = {exact_w, p.b};
-    return norm;
-}
-
-// Their gradients. Gradients of parameters are kept in full precision: they are sums over all tokens of a step, and
-// reading and writing them costs little beside the products that make them.
+// The gradients of a linear layer. Parameter gradients are kept in full precision because they are sums over all
+// tokens of a step. Reading and writing them costs little compared with the matmuls that compute them.
 typedef struct {
     real* w;
     real* b;
-} AffineGradient;
+} LinearGrads;
+
+// The tensor tables bind LayerNorm and LayerNormGrads with the same field offsets.
+typedef struct {
+    real *w, *b, *unused;
+} LayerNormGrads;
 
 // Per-row statistics that layernorm keeps for its backward pass: [N] each.
 typedef struct {
     real* mean;
     real* rstd;  // 1 / sqrt(variance + eps)
-} Moments;
+} LayerNormStats;
 
 #define MEMORY_CATEGORIES 8
 
-// What every op receives last. Zero-initialise it, then context_init().
+// The last argument of every op. Zero-initialise it, then call context_init().
 typedef struct {
-    Direction direction;         // set by the trainer through scope_at(), read by launchers' scopes
+    Direction direction;         // set by the trainer with scope_at(), read by the launchers' scopes
     int layer;                   // -1 outside the blocks
-    struct ScopeLog* scope_log;  // NULL: nobody listens
-    void* scratch;               // of one launch at a time; grows to the largest request of the first step
+    struct ScopeLog* scope_log;  // NULL: nothing is recorded
+    void* scratch;               // used by one launch at a time; grows to the largest request of the first step
     size_t scratch_bytes;
     struct {
         const char* name;
         size_t bytes;
-    } memory[MEMORY_CATEGORIES];  // what was allocated, by category
+    } memory[MEMORY_CATEGORIES];  // allocated bytes by category
 #ifdef __CUDACC__
     cudaStream_t stream;  // all launches of a rank go here, in order
     cublasLtHandle_t cublaslt;
     void* cublaslt_workspace;
     unsigned* arrivals;       // [DEVICE_ARRIVALS] counters, all 0 between launches (last_to_arrive)
-    void* encode_tensor_map;  // the driver's function, looked up when first needed (hopper.cuh)
+    void* encode_tensor_map;  // the driver function, looked up on first use (hopper.cuh)
     int multiprocessors;
     int capability;                    // 90 for sm_90
-    struct MatmulPlans* matmul_plans;  // made when first needed; matmul_plans_free() before context_free()
-    int autotune;                      // 1: time cuBLASLt's candidates at each first use; 0: take its first choice
-    const char* autotune_cache;        // file of the choices; NULL: none
+    struct MatmulPlans* matmul_plans;  // created on first use; call matmul_plans_free() before context_free()
+    int autotune;                      // 1: time cuBLASLt's candidates on first use; 0: take its first choice
+    const char* autotune_cache;        // file with the chosen algorithms; NULL: none
+    RunLock* autotune_lock;            // lock of the cache file's directory
     int gelu_fusion;                   // GELU in matmul epilogues: 0 never, 1 forward, 2 forward and backward
-    int tf32;                          // 1: fp32 products may round their inputs to TF32
-    AttentionPath attention;           // as asked for; what flash cannot do is done explicitly
-    struct BatchPlans* batch_plans;    // made when first needed (cublaslt.cuh)
-    int tool;                          // whether an NVTX tool listens: 0 nobody has asked yet, 1 yes, -1 no
-    int ranges;                        // bits of the NVTX ranges that are open (scope.h)
+    int tf32;                          // 1: fp32 matmuls may round their inputs to TF32
+    AttentionPath attention;           // as requested; cases that flash does not support are materialized
+    struct BatchPlans* batch_plans;    // created on first use (cublaslt.cuh)
+    int tool;                          // whether an NVTX tool is attached: 0 not checked yet, 1 yes, -1 no
+    int ranges;                        // bits of the open NVTX ranges (scope.h)
 #endif
 } Context;
 
-// How the GPU's matmuls are chosen (Context's fields say what the numbers mean); `cache` is a file and outlives the
-// context. The CPU has one matmul.
-static inline void device_set_matmul(Context* ctx, int autotune, const char* cache, int gelu_fusion, int tf32) {
+// Set how the GPU's matmul algorithms are chosen. Context documents the values. `cache` is a file name; it and `lock`
+// must outlive the context. The CPU has only one matmul.
+static inline void device_set_matmul(Context* ctx, int autotune, const char* cache, RunLock* lock, int gelu_fusion,
+                                     int tf32) {
 #ifdef __CUDACC__
-    ctx->autotune = autotune, ctx->autotune_cache = cache, ctx->gelu_fusion = gelu_fusion, ctx->tf32 = tf32;
+    ctx->autotune = autotune, ctx->autotune_cache = cache, ctx->autotune_lock = lock;
+    ctx->gelu_fusion = gelu_fusion, ctx->tf32 = tf32;
 #else
-    (void)ctx, (void)autotune, (void)cache, (void)gelu_fusion, (void)tf32;
+    (void)ctx, (void)autotune, (void)cache, (void)lock, (void)gelu_fusion, (void)tf32;
 #endif
 }
 
-// Whether new shapes of matmuls are timed from now on; else they take cuBLASLt's first choice, and whoever resumes makes the
-// same choices. Returns what was before.
+// Turn the timing of new matmul shapes on or off. Off, they take cuBLASLt's first choice, so a resumed run makes the
+// same choices. Returns the previous setting.
 static inline int device_set_autotune(Context* ctx, int on) {
 #ifdef __CUDACC__
     int before = ctx->autotune;
@@ -131,7 +134,7 @@ static inline int device_set_autotune(Context* ctx, int on) {
 #endif
 }
 
-// The CPU has one attention.
+// The CPU has only one attention path.
 static inline void device_set_attention(Context* ctx, AttentionPath path) {
 #ifdef __CUDACC__
     ctx->attention = path;
@@ -140,7 +143,7 @@ static inline void device_set_attention(Context* ctx, AttentionPath path) {
 #endif
 }
 
-// Threads that a launch uses. Results never depend on it.
+// The number of threads that a launch uses. Results never depend on it.
 static inline int device_threads(void) {
 #ifdef _OPENMP
     return omp_get_max_threads();
@@ -149,7 +152,7 @@ static inline int device_threads(void) {
 #endif
 }
 
-// Use so many from now on; 0 leaves it to the system.
+// Set the number of threads; 0 keeps the system's default.
 static inline void device_set_threads(int threads) {
 #ifdef _OPENMP
     if (threads > 0) omp_set_num_threads(threads);
@@ -174,7 +177,7 @@ static inline void device_count_memory(Context* ctx, size_t bytes, const char* c
     ctx->memory[i].bytes += bytes;
 }
 
-// "n" of a line "key n" of a file, or of a file that holds one number (`key` NULL); 0 if there is none.
+// The number n in a file's line "key n", or in a file that holds a single number (`key` NULL); 0 if there is none.
 static inline size_t memory_figure(const char* path, const char* key) {
     FILE* f = fopen(path, "r");
     char line[256];
@@ -189,8 +192,8 @@ static inline size_t memory_figure(const char* path, const char* key) {
     return found;
 }
 
-// Bytes that a container may still take by its control group's files; SIZE_MAX where it has no limit. Cached files count
-// as used there, but go when memory is needed: they are what the keys of `stat` name.
+// Bytes that a container may still allocate, from its control group's files; SIZE_MAX if it has no limit. The group
+// counts the page cache as used, but the kernel evicts it when memory is needed. The keys in `stat` give its size.
 static inline size_t memory_of_group(const char* limit_file, const char* used_file, const char* stat,
                                      const char* inactive, const char* active) {
     size_t limit = memory_figure(limit_file, NULL), used = memory_figure(used_file, NULL);
@@ -199,8 +202,8 @@ static inline size_t memory_of_group(const char* limit_file, const char* used_fi
     return limit == 0 ? SIZE_MAX : limit - min_size(limit, used);
 }
 
-// Bytes that the host can still give: what the kernel calls available, less where the container (cgroup 2 or 1) or a ulimit
-// allows less.
+// Bytes that the host can still allocate: the kernel's MemAvailable, or less if the container (cgroup v2 or v1) or a
+// ulimit sets a lower limit.
 static inline size_t host_memory_available(void) {
     size_t available = 1024 * memory_figure("/proc/meminfo", "MemAvailable:");
     if (!available) available = (size_t)sysconf(_SC_PHYS_PAGES) * (size_t)sysconf(_SC_PAGESIZE);
@@ -220,7 +223,7 @@ static inline size_t host_memory_available(void) {
 // ---------------------------------------------------------------------------------------------------------
 // GPU
 
-// Check what an API call returned; `what` says in words what was tried.
+// Check the status that an API call returned.
 #define cudaCheck(call) cuda_check((call), #call, __FILE__, __LINE__)
 #define cublasCheck(call) cublas_check((call), #call, __FILE__, __LINE__)
 
@@ -239,11 +242,11 @@ static inline void cublas_check(cublasStatus_t status, const char* call, const c
         die(FAILED, "%s:%d: %s: %s", file, line, call, cublasLtGetStatusString(status));
 }
 
-// Use this one of the machine's GPUs from now on; to be called before context_init(). A machine without GPUs is left to that.
+// Select one of the machine's GPUs. Call this before context_init(), which reports a machine without GPUs.
 static inline void device_choose(int number) {
     int devices = 0;
     if (cudaGetDeviceCount(&devices) != cudaSuccess || devices == 0) return;
-    if (devices == 1) return;  // a launcher may show each process its own GPU alone
+    if (devices == 1) return;  // a launcher may make only one GPU visible to each process
     if (number >= devices)
         die(USAGE, "%d processes want a GPU each on this machine, which has %d; start at most so many", number + 1,
             devices);
@@ -252,7 +255,7 @@ static inline void device_choose(int number) {
 
 enum { CUBLASLT_WORKSPACE_BYTES = 64 << 20, DEVICE_ARRIVALS = 8192 };
 
-// What context_init() takes.
+// Device memory that context_init() allocates.
 static inline size_t device_workspace_bytes(void) {
     return CUBLASLT_WORKSPACE_BYTES + DEVICE_ARRIVALS * sizeof(unsigned);
 }
@@ -291,11 +294,11 @@ static inline void context_free(Context* ctx) {
     cudaCheck(cudaStreamDestroy(ctx->stream));
 }
 
-// Zero-filled memory where the ops run, counted under `category` (a string that outlives the context).
+// Allocate zero-filled device memory, counted under `category` (a string that must outlive the context).
 static inline void* device_alloc(Context* ctx, size_t bytes, const char* category) {
     void* p;
     cudaCheck(cudaMalloc(&p, bytes ? bytes : 1));
-    cudaCheck(cudaMemsetAsync(p, 0, bytes, ctx->stream));  // in order with the uploads that follow
+    cudaCheck(cudaMemsetAsync(p, 0, bytes, ctx->stream));  // ordered before the uploads that follow
     device_count_memory(ctx, bytes, category);
     return p;
 }
@@ -305,25 +308,26 @@ static inline void device_free(void* p, size_t bytes) {
     cudaCheck(cudaFree(p));
 }
 
-// What device_scratch() takes for a request.
+// Bytes that device_scratch() allocates for a request.
 static inline size_t device_scratch_size(size_t bytes) { return round_up(bytes, (size_t)1 << 20); }
 
-// Scratch of at least `bytes` for the running launch; its contents do not survive the launch. Growing waits for the
-// launches before it; that happens in the first step, and where a later batch is the largest so far.
+// Scratch of at least `bytes` for the current launch. Its contents do not survive the launch. Growing it waits for all
+// earlier launches. This happens in the first step, and when a later batch is the largest so far.
 static inline void* device_scratch(Context* ctx, size_t bytes) {
     if (bytes > ctx->scratch_bytes) {
         cudaCheck(cudaStreamSynchronize(ctx->stream));
         cudaCheck(cudaFree(ctx->scratch));
         ctx->scratch_bytes = device_scratch_size(bytes);
         cudaCheck(cudaMalloc(&ctx->scratch, ctx->scratch_bytes));
-        // Whole words are read where only some bits count (attention_dropout.cuh): those have a value too.
+        // attention_dropout.cuh reads whole words of which it uses only some bits: initialize the other bits too.
         cudaCheck(cudaMemsetAsync(ctx->scratch, 0, ctx->scratch_bytes, ctx->stream));
     }
     return ctx->scratch;
 }
 
-// Copies between host memory and the memory where the ops run, after everything launched so far. The download is
-// complete on return; an upload from pageable memory has left the host's buffer on return.
+// Copies between host and device memory, ordered after everything launched so far. A download is complete on return.
+// An upload may still read the host memory after it returns. If that memory changes or is freed before the next
+// device_synchronize(), use staging.h.
 static inline void device_upload(Context* ctx, void* device, const void* host, size_t bytes) {
     cudaCheck(cudaMemcpyAsync(device, host, bytes, cudaMemcpyHostToDevice, ctx->stream));
 }
@@ -336,7 +340,7 @@ static inline void device_download(Context* ctx, void* host, const void* device,
 // Wait for everything launched so far.
 static inline void device_synchronize(Context* ctx) { cudaCheck(cudaStreamSynchronize(ctx->stream)); }
 
-// Bytes that can still be allocated where the ops run.
+// Bytes that can still be allocated on the device.
 static inline size_t device_memory_available(void) {
     size_t available, total;
     cudaCheck(cudaMemGetInfo(&available, &total));
@@ -354,8 +358,8 @@ static inline void context_init(Context* ctx) {
     ctx->layer = -1;
 }
 
-// Zero-filled memory where the ops run, counted under `category` (a string that outlives the context).
-// Page-aligned; large blocks ask for huge pages, which saves TLB misses in the matmuls.
+// Allocate zero-filled device memory, counted under `category` (a string that must outlive the context).
+// The memory is page-aligned. Large blocks request huge pages, which saves TLB misses in the matmuls.
 static inline void* device_alloc(Context* ctx, size_t bytes, const char* category) {
     size_t size = round_up(bytes ? bytes : 1, 4096);
     void* p = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
@@ -371,11 +375,11 @@ static inline void device_free(void* p, size_t bytes) {
     if (p) munmap(p, round_up(bytes ? bytes : 1, 4096));
 }
 
-// What context_init() takes, and device_scratch() for a request.
+// Bytes that context_init() allocates, and those that device_scratch() allocates for a request.
 static inline size_t device_workspace_bytes(void) { return 0; }
 static inline size_t device_scratch_size(size_t bytes) { return round_up(bytes, 4096); }
 
-// Scratch of at least `bytes` for the running launch; its contents do not survive the launch.
+// Scratch of at least `bytes` for the current launch. Its contents do not survive the launch.
 static inline void* device_scratch(Context* ctx, size_t bytes) {
     if (bytes > ctx->scratch_bytes) {
         free(ctx->scratch);
@@ -392,7 +396,7 @@ static inline void context_free(Context* ctx) {
     ctx->scratch_bytes = 0;
 }
 
-// Copies between host memory and the memory where the ops run.
+// Copies between host and device memory.
 static inline void device_upload(Context* ctx, void* device, const void* host, size_t bytes) {
     (void)ctx;
     memcpy(device, host, bytes);
@@ -405,7 +409,7 @@ static inline void device_download(Context* ctx, void* host, const void* device,
 
 static inline void device_synchronize(Context* ctx) { (void)ctx; }
 
-// Bytes that can still be allocated where the ops run.
+// Bytes that can still be allocated on the device.
 static inline size_t device_memory_available(void) { return host_memory_available(); }
 #endif
 

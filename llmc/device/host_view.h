@@ -1,9 +1,9 @@
-/* The values of a buffer of the device as full-precision numbers on the host, for initialising, loading, saving and
- * testing. On the CPU a view is the buffer itself and costs nothing; on the GPU it is a copy. */
-#ifndef LLMC_HOST_VIEW_H
-#define LLMC_HOST_VIEW_H
+/* The values of a device buffer as full-precision numbers on the host, for initialization, loading, saving and
+ * testing. On the CPU a view is the buffer itself and costs nothing. On the GPU it is a copy. */
+#ifndef LLMC_DEVICE_HOST_VIEW_H
+#define LLMC_DEVICE_HOST_VIEW_H
 
-#include "device.h"
+#include "llmc/device/device.h"
 
 typedef enum { VIEW_REAL, VIEW_FLOATX } ViewType;
 
@@ -16,7 +16,7 @@ typedef struct {
 
 #ifdef __CUDACC__
 
-// Space for the values of `device`; what it holds is undefined until they are read or set.
+// Host memory for the values of `device`. Its contents are undefined until they are read or set.
 static inline HostView host_view_open(void* device, size_t n, ViewType type) {
     HostView v = {(real*)xmalloc(n * sizeof(real)), n, device, type};
     return v;
@@ -24,10 +24,10 @@ static inline HostView host_view_open(void* device, size_t n, ViewType type) {
 
 static inline void host_view_close(HostView* v) { free(v->values); }
 
-// Fewer values than this are converted before threads of a busy machine have come together.
+// Below this many values, converting with one thread takes less time than starting the threads on a busy machine.
 enum { HOST_VIEW_SMALL = 1 << 18 };
 
-// Device to host.
+// Copy from device to host.
 static inline void host_view_read(Context* ctx, HostView* v) {
     if (v->type == VIEW_REAL || sizeof(floatX) == sizeof(real)) {
         device_download(ctx, v->values, v->device, v->n * sizeof(real));
@@ -40,7 +40,7 @@ static inline void host_view_read(Context* ctx, HostView* v) {
     free(narrow);
 }
 
-// Host to device, rounded to nearest where the device's type is narrower.
+// Copy from host to device, rounded to nearest if the device's type is narrower.
 static inline void host_view_write(Context* ctx, const HostView* v) {
     if (v->type == VIEW_REAL || sizeof(floatX) == sizeof(real)) {
         device_upload(ctx, v->device, v->values, v->n * sizeof(real));

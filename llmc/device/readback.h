@@ -1,11 +1,12 @@
-/* A few numbers on their way from the device to the host. The copies are ordered after everything launched before them,
- * and the host need not wait until it wants the values: a step's loss can be read while the next step runs. */
-#ifndef LLMC_READBACK_H
-#define LLMC_READBACK_H
+/* Asynchronous copies of a few numbers from the device to the host. The copies are ordered after everything launched
+ * before them. The host waits only when it needs the values: it can read a step's loss while the next step runs. */
+#ifndef LLMC_DEVICE_READBACK_H
+#define LLMC_DEVICE_READBACK_H
 
-#include "scope.h"
+#include "llmc/device/scope.h"
 
-// Steps that may be launched before the first of them is read: none where launching is computing.
+// Number of later steps that may be launched before a step's results are read. On the CPU it is 0, because a launch
+// computes its results immediately.
 #ifdef __CUDACC__
 enum { READBACK_LAG = 1 };
 #else
@@ -18,7 +19,7 @@ typedef struct {
 #ifdef __CUDACC__
     cudaEvent_t arrived;
 #else
-    double arrived;  // now_seconds() then
+    double arrived;  // now_seconds() at the time of the copy
 #endif
 } Readback;
 
@@ -34,7 +35,7 @@ static inline void readback_close(Readback* r) {
     cudaCheck(cudaEventDestroy(r->arrived));
 }
 
-// Start to bring `count` numbers of the device, replacing what was brought before.
+// Start copying `count` numbers from the device. They replace the previous values.
 static inline void readback_start(Context* ctx, Readback* r, const real* const* sources, int count) {
     Scope scope = scope_open(ctx, "readback", 0, (double)((size_t)count * sizeof(real)), "n=%d", count);
     CHECK(count <= READBACK_LIMIT);
@@ -46,15 +47,15 @@ static inline void readback_start(Context* ctx, Readback* r, const real* const* 
 
 static inline int readback_has_arrived(const Readback* r) {
     cudaError_t state = cudaEventQuery(r->arrived);
-    if (state == cudaErrorNotReady) cudaGetLastError();  // it is no error of a later call
+    if (state == cudaErrorNotReady) cudaGetLastError();  // clear it, so that no later call returns it
     else cudaCheck(state);
     return state == cudaSuccess;
 }
 
-// Wait until they are in r->values.
+// Wait until the numbers are in r->values.
 static inline void readback_wait(Readback* r) { cudaCheck(cudaEventSynchronize(r->arrived)); }
 
-// Time between the arrivals of two that have been waited for, where the ops run: the host may look at both much later.
+// Time on the device between two completed readbacks. It does not depend on when the host reads them.
 static inline double readback_seconds(const Readback* from, const Readback* to) {
     float ms;
     cudaCheck(cudaEventElapsedTime(&ms, from->arrived, to->arrived));
@@ -81,7 +82,7 @@ static inline int readback_has_arrived(const Readback* r) {
 
 static inline void readback_wait(Readback* r) { (void)r; }
 
-// Time between the arrivals of two that have been waited for.
+// Time between two completed readbacks.
 static inline double readback_seconds(const Readback* from, const Readback* to) { return to->arrived - from->arrived; }
 
 #endif

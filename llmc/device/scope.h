@@ -1,17 +1,17 @@
-/* What every launcher opens: which part of the step it belongs to, what it does, on which shapes, and how much
- * work that is. One description feeds the profiler here and NVTX on the GPU, so every tool shows the same names.
+/* Scopes: every launcher opens one. It records the part of the step, the op, its shapes and the amount of work. The
+ * same description goes to the profiler and, on the GPU, to NVTX, so every tool shows the same names.
  *
  *     Scope scope = scope_open(ctx, "layernorm_forward", LAYERNORM_FORWARD_FLOPS(N, C), bytes, "N=%d C=%d", N, C);
  *     ... the work ...
  *     scope_close(&scope);
  *
- * Nothing is formatted or stored unless ctx->scope_log is set or, on the GPU, an NVTX tool listens. Tools see nested
- * ranges: step 12 / backward / layer 3 / layernorm_backward N=65536 C=768. On the GPU the times in the log are there after
- * scope_log_resolve(): those of the launched kernels where the log has a trace, else of the stream between two events. */
-#ifndef LLMC_SCOPE_H
-#define LLMC_SCOPE_H
+ * Nothing is formatted or stored unless ctx->scope_log is set or, on the GPU, an NVTX tool is attached. Tools see
+ * nested ranges: step 12 / backward / layer 3 / layernorm_backward N=65536 C=768. On the GPU, scope_log_resolve() fills
+ * in the times of the log: kernel times if the log has a trace, otherwise the time between two events on the stream. */
+#ifndef LLMC_DEVICE_SCOPE_H
+#define LLMC_DEVICE_SCOPE_H
 
-#include "kernel_trace.h"
+#include "llmc/device/trace.h"
 #ifdef __CUDACC__
 #include <nvtx3/nvToolsExt.h>
 #endif
@@ -21,16 +21,16 @@ typedef struct {
     Direction direction;
     int layer;              // -1 outside the blocks
     char shapes[64];        // "N=256 IC=768 OC=3072"
-    double flops;           // as the op's header counts them
-    double bytes;           // that must be moved at least: every operand once
-    double start, seconds;  // on the CPU without those of scopes inside
-    size_t outer;           // the scope around it, or NO_SCOPE
+    double flops;           // as counted in the op's header
+    double bytes;           // minimum memory traffic: every operand once
+    double start, seconds;  // on the CPU, seconds exclude nested scopes
+    size_t outer;           // the enclosing scope, or NO_SCOPE
 #ifdef __CUDACC__
-    cudaEvent_t began, ended;  // until the log is resolved; NULL where kernels are traced
+    cudaEvent_t began, ended;  // valid until the log is resolved; NULL if kernels are traced
 #endif
 } ScopeRecord;
 
-// The records of the launches since it was attached to a context, in order of execution. scope_log_open() first.
+// The launches since the log was attached to a context, in execution order. Call scope_log_open() first.
 typedef struct ScopeLog {
     ScopeRecord* records;
     size_t count, capacity;
@@ -39,8 +39,8 @@ typedef struct ScopeLog {
 } ScopeLog;
 
 typedef struct {
-    Context* ctx;  // NULL: nobody listens
-    size_t index;  // of the record; NO_SCOPE if only a tool listens
+    Context* ctx;  // NULL: nothing is recorded
+    size_t index;  // of the record; NO_SCOPE if only an NVTX tool is attached
 } Scope;
 
 static inline const char* direction_name(Direction direction) {
@@ -50,12 +50,12 @@ static inline const char* direction_name(Direction direction) {
 
 #ifdef __CUDACC__
 // ---------------------------------------------------------------------------------------------------------
-// NVTX ranges around the launchers': a tool is asked for once, and without one nothing more is done.
+// NVTX ranges around those of the launchers. Whether a tool is attached is checked once; without one, nothing is done.
 
 enum { RANGE_STEP = 1, RANGE_DIRECTION = 2, RANGE_LAYER = 4 };
 
 static inline int scope_tool_listens(Context* ctx) {
-    if (ctx->tool == 0) ctx->tool = nvtxDomainCreateA("llmc") ? 1 : -1;  // NULL where there is no tool
+    if (ctx->tool == 0) ctx->tool = nvtxDomainCreateA("llmc") ? 1 : -1;  // NULL if no tool is attached
     return ctx->tool > 0;
 }
 
@@ -88,9 +88,9 @@ static inline void scope_move(Context* ctx, Direction direction, int layer) {
 #endif
 
 // ---------------------------------------------------------------------------------------------------------
-// What the trainer and the launchers call
+// Functions for the trainer and the launchers
 
-// An empty log, of kernels too where there is a trace (NULL: there is none); scope_log_close() frees it.
+// Open an empty log. With a trace it records kernels too (NULL: no trace). scope_log_close() frees the log.
 static inline void scope_log_open(ScopeLog* log, KernelTrace* trace) {
     memset(log, 0, sizeof *log);
     log->open = NO_SCOPE;
@@ -102,7 +102,7 @@ static inline void scope_log_close(ScopeLog* log) {
     memset(log, 0, sizeof *log);
 }
 
-// From here on launches belong to this optimizer step; -1: to none (validation, sampling).
+// Following launches belong to this optimizer step; -1: to no step (validation, sampling).
 static inline void scope_step(Context* ctx, int64_t step) {
 #ifdef __CUDACC__
     char name[32];
@@ -116,7 +116,7 @@ static inline void scope_step(Context* ctx, int64_t step) {
 #endif
 }
 
-// From here on launches belong to this direction and layer (-1: outside the blocks).
+// Following launches belong to this direction and layer (-1: outside the blocks).
 static inline void scope_at(Context* ctx, Direction direction, int layer) {
 #ifdef __CUDACC__
     if (scope_tool_listens(ctx)) scope_move(ctx, direction, layer);
@@ -198,8 +198,9 @@ static inline void scope_close(const Scope* scope) {
 #endif
 }
 
-// Call before the records' times are read. On the GPU it waits for the launches; where kernels are traced, the times are
-// those of the trace, else it turns the records' events into times, from the first scope's beginning on.
+// Call this before reading the records' times. On the GPU it waits for the launches. With a kernel trace, the times are
+// those of the trace. Otherwise the records' events are converted to times. A start time is relative to the first
+// scope's start.
 static inline void scope_log_resolve(ScopeLog* log) {
     if (log->trace) kernel_trace_collect(log->trace);
 #ifdef __CUDACC__

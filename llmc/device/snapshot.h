@@ -1,19 +1,19 @@
-/* A moment of some buffers, copied to the host while what comes after it is launched, and a thread that does something with
- * it: the training loop pays for the copy only. On the GPU the copies take their place among the launches, in memory that
- * is pinned once; on the CPU they are made at once. */
-#ifndef LLMC_SNAPSHOT_H
-#define LLMC_SNAPSHOT_H
+/* A snapshot of device buffers, copied to the host while later work is launched, and a background thread that processes
+ * it. The training loop pays only for the copy. On the GPU the copies are asynchronous, ordered on the stream, and go
+ * to memory that is pinned once. On the CPU they are made immediately. */
+#ifndef LLMC_DEVICE_SNAPSHOT_H
+#define LLMC_DEVICE_SNAPSHOT_H
 
 #include <pthread.h>
-#include <signal.h>
 
-#include "device.h"
+#include "llmc/base/thread.h"
+#include "llmc/device/device.h"
 
 enum { SNAPSHOT_BUFFERS = 4 };
 
-// Zero-initialise it; snapshot_open().
+// Zero-initialise it, then call snapshot_open().
 typedef struct {
-    void* copies[SNAPSHOT_BUFFERS];  // NULL where there is nothing to copy
+    void* copies[SNAPSHOT_BUFFERS];  // NULL: nothing to copy
     size_t bytes[SNAPSHOT_BUFFERS];
     int is_open;
 #ifdef __CUDACC__
@@ -26,7 +26,7 @@ typedef struct {
 static inline void* snapshot_alloc(size_t bytes) {
     void* p = NULL;
     if (cudaMallocHost(&p, bytes) == cudaSuccess) return p;
-    cudaGetLastError();  // it is no error of a later call
+    cudaGetLastError();  // clear the error, so that no later call returns it
     return NULL;
 }
 
@@ -42,7 +42,7 @@ static inline void snapshot_close_clock(Snapshot* s) {
     cudaCheck(cudaEventDestroy(s->taken));
 }
 
-// Copy the sources as they are after everything launched so far; what is launched later changes nothing.
+// Copy the sources as they are after everything launched so far. Later launches do not affect the copies.
 static inline void snapshot_take(Snapshot* s, const void* const* sources, Context* ctx) {
     cudaCheck(cudaEventRecord(s->begun, ctx->stream));
     for (int i = 0; i < SNAPSHOT_BUFFERS; i++)
@@ -51,10 +51,10 @@ static inline void snapshot_take(Snapshot* s, const void* const* sources, Contex
     cudaCheck(cudaEventRecord(s->taken, ctx->stream));
 }
 
-// Wait, in any thread, until the copies are there.
+// Wait until the copies are complete. Any thread may call this.
 static inline void snapshot_wait(const Snapshot* s) { cudaCheck(cudaEventSynchronize(s->taken)); }
 
-// How long the launches that came after it were held up, once it has been waited for.
+// How long the copies delayed later launches. Call snapshot_wait() first.
 static inline double snapshot_seconds(const Snapshot* s) {
     float ms;
     cudaCheck(cudaEventElapsedTime(&ms, s->begun, s->taken));
@@ -67,7 +67,7 @@ static inline int snapshot_device(void) {
     return device;
 }
 
-// The thread that calls it may use the GPU that `device` names, as snapshot_device() said in another one.
+// Let the calling thread use the GPU `device`, which another thread got from snapshot_device().
 static inline void snapshot_use_device(int device) { cudaCheck(cudaSetDevice(device)); }
 
 #else
@@ -88,7 +88,7 @@ static inline void snapshot_take(Snapshot* s, const void* const* sources, Contex
 
 static inline void snapshot_wait(const Snapshot* s) { (void)s; }
 
-// The host waited for the copies itself.
+// Always 0: the copies are synchronous, so the caller has already waited for them.
 static inline double snapshot_seconds(const Snapshot* s) {
     (void)s;
     return 0;
@@ -96,7 +96,7 @@ static inline double snapshot_seconds(const Snapshot* s) {
 
 static inline int snapshot_device(void) { return 0; }
 
-// A second team of threads would only take the cores from the one that trains.
+// One thread only: a second OpenMP team would take cores from training.
 static inline void snapshot_use_device(int device) {
     (void)device;
     device_set_threads(1);
@@ -111,8 +111,9 @@ static inline void snapshot_close(Snapshot* s) {
     memset(s, 0, sizeof *s);
 }
 
-// Room for buffers of so many bytes each (0: none). All `ranks` of a machine together take no more than half of what the
-// host has free: the files' pages on their way to the disk need the rest. Returns 0, or -1 where there is not so much.
+// Allocate host buffers of the given sizes (0: none). All `ranks` of a machine together take at most half of the host's
+// available memory. The rest is for the page cache while files are written to disk. Returns 0, or -1 if there is not
+// enough memory.
 static inline int snapshot_open(Snapshot* s, const size_t bytes[SNAPSHOT_BUFFERS], int ranks) {
     size_t total = 0;
     int bad = 0;
@@ -134,16 +135,16 @@ static inline int snapshot_open(Snapshot* s, const size_t bytes[SNAPSHOT_BUFFERS
 }
 
 // ---------------------------------------------------------------------------------------------------------
-// The thread
+// Background thread
 
-// Zero-initialise it; background_start().
+// Zero-initialise it, then call background_start().
 typedef struct {
     pthread_t thread;
     void (*body)(void*);
     void* argument;
     int device;
-    int is_running;  // to be joined
-    int is_done;     // read through background_is_done()
+    int is_running;  // the thread must be joined
+    int is_done;     // read it with background_is_done()
 } Background;
 
 static inline void* background_main(void* argument) {
@@ -154,15 +155,10 @@ static inline void* background_main(void* argument) {
     return NULL;
 }
 
-// Have `body(argument)` run beside this thread; where no thread can be had, here and now.
+// Run `body(argument)` in a background thread. If no thread can be created, run it synchronously.
 static inline void background_start(Background* b, void (*body)(void*), void* argument) {
-    sigset_t all, before;
     b->body = body, b->argument = argument, b->device = snapshot_device(), b->is_done = 0;
-    // Signals are for the thread that trains.
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before);
-    b->is_running = pthread_create(&b->thread, NULL, background_main, b) == 0;
-    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    b->is_running = thread_start(&b->thread, background_main, b) == 0;
     if (b->is_running) return;
     body(argument);
     b->is_done = 1;
@@ -170,7 +166,7 @@ static inline void background_start(Background* b, void (*body)(void*), void* ar
 
 static inline int background_is_done(const Background* b) { return __atomic_load_n(&b->is_done, __ATOMIC_ACQUIRE); }
 
-// Wait for its end.
+// Wait until the thread ends.
 static inline void background_join(Background* b) {
     if (b->is_running) pthread_join(b->thread, NULL);
     b->is_running = 0;

@@ -1,10 +1,10 @@
-/* Data on its way from the host to the device, ahead of the launches that read it: it is made in pinned memory, so its copy
- * takes its place among the launches and the host goes on at once. Of two buffers one is filled while the other one's copy
- * may still wait for its turn; the host is held up only where it is two copies ahead. */
-#ifndef LLMC_STAGING_H
-#define LLMC_STAGING_H
+/* Double-buffered uploads of data, ahead of the launches that read it. The data is produced in pinned memory, so its
+ * copy is asynchronous, ordered on the stream, and the host continues immediately. The host fills one buffer while the
+ * copy from the other may still be pending. It waits only if it is two copies ahead. */
+#ifndef LLMC_DEVICE_STAGING_H
+#define LLMC_DEVICE_STAGING_H
 
-#include "scope.h"
+#include "llmc/device/scope.h"
 
 enum { STAGING_BUFFERS = 2 };
 
@@ -13,7 +13,7 @@ typedef struct {
     size_t bytes;  // of each
     int next;      // the buffer to fill
 #ifdef __CUDACC__
-    cudaEvent_t sent[STAGING_BUFFERS];  // its copy has left the buffer
+    cudaEvent_t sent[STAGING_BUFFERS];  // recorded after the buffer's copy
 #endif
 } Staging;
 
@@ -28,7 +28,7 @@ static inline void staging_open(Staging* s, size_t bytes) {
     }
 }
 
-// After the copies.
+// Waits for pending copies.
 static inline void staging_close(Staging* s) {
     for (int i = 0; i < STAGING_BUFFERS; i++) {
         cudaCheck(cudaEventSynchronize(s->sent[i]));
@@ -37,13 +37,13 @@ static inline void staging_close(Staging* s) {
     }
 }
 
-// The buffer to fill.
+// Returns the buffer to fill, and waits if its previous copy is still pending.
 static inline void* staging_begin(Staging* s) {
     cudaCheck(cudaEventSynchronize(s->sent[s->next]));
     return s->buffers[s->next];
 }
 
-// All that is to be sent from it is on its way.
+// Call this after all copies from the buffer were launched.
 static inline void staging_end(Staging* s, Context* ctx) {
     cudaCheck(cudaEventRecord(s->sent[s->next], ctx->stream));
     s->next = (s->next + 1) % STAGING_BUFFERS;
@@ -69,5 +69,13 @@ static inline void staging_end(Staging* s, Context* ctx) {
 }
 
 #endif
+
+// Upload data that may change or be freed as soon as this returns. `bytes` must not exceed the size of a buffer.
+static inline void staging_upload(Staging* s, void* device, const void* host, size_t bytes, Context* ctx) {
+    CHECK(bytes <= s->bytes);
+    void* buffer = memcpy(staging_begin(s), host, bytes);
+    device_upload(ctx, device, buffer, bytes);
+    staging_end(s, ctx);
+}
 
 #endif

@@ -1,20 +1,20 @@
-/* How often the most likely class is the right one.
+/* Accuracy: the number of rows whose most likely class is the correct one.
  *
- *   right [1] = (SET) or += (ADD) the number of rows n where logits[n, targets[n]] is the largest of
- *               logits[n, 0 .. V - 1], the first of equal ones
+ *   correct [1] = (SET) or += (ADD) the number of rows n where logits[n, targets[n]] is the largest of
+ *               logits[n, 0 .. V - 1]; the first of equal ones wins
  *
- * Shapes: logits [N, Vp] floatX, targets [N], right real. A target below 0 is ignored: such a row does not count. The
- * columns V .. Vp - 1 are padding and not looked at. Numerics: comparisons and whole numbers; exact. A row with a NaN
- * does not count. */
-#ifndef LLMC_ACCURACY_H
-#define LLMC_ACCURACY_H
+ * Shapes: logits [N, Vp] floatX, targets [N], correct real. A row with a target below 0 is ignored and does not count.
+ * Columns V .. Vp - 1 are padding and are not read. Numerics: comparisons and integers; exact. A row with a NaN does
+ * not count. */
+#ifndef LLMC_OPS_ACCURACY_H
+#define LLMC_OPS_ACCURACY_H
 
-#include "../device/scope.h"
+#include "llmc/device/scope.h"
 
 #define ACCURACY_FORWARD_FLOPS(N, V) (1.0 * (N) * (V))
 #define ACCURACY_FORWARD_BYTES(N, V) (1.0 * (N) * (V) * sizeof(floatX))
 
-static inline void accuracy_forward_ref(real* right, const real* logits, const int* targets, int N, int V, int Vp,
+static inline void accuracy_forward_ref(real* correct, const real* logits, const int* targets, int N, int V, int Vp,
                                         Mode mode) {
     int count = 0;
     for (int n = 0; n < N; n++) {
@@ -23,17 +23,17 @@ static inline void accuracy_forward_ref(real* right, const real* logits, const i
         for (int v = 0; v < V && !beaten; v++) beaten = v < target ? !(x[v] < x[target]) : !(x[v] <= x[target]);
         count += !beaten;
     }
-    *right = (real)count + (mode == ADD ? *right : 0);
+    *correct = (real)count + (mode == ADD ? *correct : 0);
 }
 
 #ifdef __CUDACC__
 
 enum { ACCURACY_THREADS = 256 };
 
-// A block a row: is any other logit larger than the target's, or equal to it and before it? The rows that are right are
-// counted in counters[1], which whole numbers leave the same in any order; the last block, by counters[0], takes the
-// count out. Both are 0 before and after.
-__global__ static void accuracy_forward_kernel(real* right, unsigned* counters, const floatX* logits,
+// One block per row checks whether any other logit is larger than the target's, or equal to it and before it.
+// counters[1] counts the correct rows. Integer addition gives the same result in any order. The last block to arrive,
+// according to counters[0], reads and clears the count. Both counters are 0 before and after.
+__global__ static void accuracy_forward_kernel(real* correct, unsigned* counters, const floatX* logits,
                                                const int* targets, int V, int Vp, Mode mode) {
     const floatX* x = logits + (size_t)blockIdx.x * (size_t)Vp;
     int target = targets[blockIdx.x], beaten = target < 0;
@@ -48,22 +48,22 @@ __global__ static void accuracy_forward_kernel(real* right, unsigned* counters, 
     __threadfence();
     if (atomicInc(&counters[0], gridDim.x - 1) != gridDim.x - 1) return;
     __threadfence();
-    *right = (real)atomicExch(&counters[1], 0u) + (mode == ADD ? *right : 0);
+    *correct = (real)atomicExch(&counters[1], 0u) + (mode == ADD ? *correct : 0);
 }
 
-static inline void accuracy_forward(real* right, const floatX* logits, const int* targets, int N, int V, int Vp,
+static inline void accuracy_forward(real* correct, const floatX* logits, const int* targets, int N, int V, int Vp,
                                     Mode mode, Context* ctx) {
     Scope scope = scope_open(ctx, "accuracy_forward", ACCURACY_FORWARD_FLOPS(N, V), ACCURACY_FORWARD_BYTES(N, V),
                              "N=%d V=%d", N, V);
-    accuracy_forward_kernel<<<(unsigned)N, ACCURACY_THREADS, 0, ctx->stream>>>(right, ctx->arrivals, logits, targets, V,
-                                                                               Vp, mode);
+    accuracy_forward_kernel<<<(unsigned)N, ACCURACY_THREADS, 0, ctx->stream>>>(correct, ctx->arrivals, logits, targets,
+                                                                               V, Vp, mode);
     cudaCheck(cudaGetLastError());
     scope_close(&scope);
 }
 
 #else
 
-static inline void accuracy_forward(real* right, const floatX* logits, const int* targets, int N, int V, int Vp,
+static inline void accuracy_forward(real* correct, const floatX* logits, const int* targets, int N, int V, int Vp,
                                     Mode mode, Context* ctx) {
     Scope scope = scope_open(ctx, "accuracy_forward", ACCURACY_FORWARD_FLOPS(N, V), ACCURACY_FORWARD_BYTES(N, V),
                              "N=%d V=%d", N, V);
@@ -74,7 +74,7 @@ static inline void accuracy_forward(real* right, const floatX* logits, const int
         accuracy_forward_ref(&one, logits + (size_t)n * (size_t)Vp, targets + n, 1, V, Vp, SET);
         count += one != 0;
     }
-    *right = (real)count + (mode == ADD ? *right : 0);
+    *correct = (real)count + (mode == ADD ? *correct : 0);
     scope_close(&scope);
 }
 

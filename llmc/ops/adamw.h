@@ -1,4 +1,4 @@
-/* AdamW: the optimizer's update of every parameter, with clipping of the gradient built in.
+/* AdamW: the optimizer's update of every parameter, with built-in gradient clipping.
  *
  *   g = grads * min(1, max_norm / norm) / scale                   norm of grads / scale;  max_norm 0: no clipping
  *   p = p * (1 - lr * weight_decay * decay)                       decay: 1 or 0, by span
@@ -6,37 +6,40 @@
  *   v = beta2 * v + (1 - beta2) * g * g
  *   p = p - lr / (1 - beta1^t) * m / (sqrt(v) / sqrt(1 - beta2^t) + eps)          t: the number of this update
  *
- *   update     params (and master), m, v [flat buffer] in place, from grads [same layout] and step [1]: what is the same
- *              for all elements, as adamw_step() works it out where the ops run, once the norm is known (global_norm.h)
+ *   update     params (and master), m, v [flat buffer] in place, from grads [same layout] and step [1]. step holds the
+ *              values that are the same for all elements. adamw_step() computes it on the device after the norm
+ *              (global_norm.h).
  *
- * spans      the pieces of the flat buffer that are parameters; what lies between them is not touched. A shard gives its
- *            own (device/adam.h), and its elements get the same bits as in the whole: on the GPU no FMA is left to the
- *            compiler, which might choose otherwise in another copy of a loop.
- * dtypes     params floatX; master, m, v, grads and step real; the step is worked out in double.
- * numerics   elementwise in real, one pass, bound by memory. Where floatX is narrower than real, the master copy is
- *            updated and params is its rounding to nearest; without a master, params itself is the sum, rounded
- *            stochastically (base/rounding.h) with random bits that depend on h.rounding and the element's place in the
- *            flat buffer alone: every rank and every launch draws the same.
- * NaN        a norm that is not finite updates nothing at all: the trainer's policy reads the norm later.
+ * spans      the ranges of the flat buffer that are parameters. The gaps between them are not touched. A shard passes
+ *            its own spans (ops/common/adam.h), and its elements get the same bits as in the whole buffer. To ensure
+ *            this, GPU code writes every FMA explicitly: the compiler might contract two copies of a loop differently.
+ * dtypes     params floatX; master, m, v, grads and step real; the step is computed in double.
+ * numerics   elementwise in real, one pass, memory-bound. If floatX is narrower than real, the master copy is updated
+ *            and params is the master rounded to nearest. Without a master, the updated value is rounded stochastically
+ *            to params (base/rounding.h). The random bits depend only on h.rounding and the element's position in the
+ *            flat buffer, so every rank and every launch draws the same bits.
+ * NaN        if the norm is not finite, nothing is updated. The trainer reads the norm later and applies its policy.
  * source     Loshchilov and Hutter, arXiv 1711.05101, in the form of torch.optim.AdamW. */
-#ifndef LLMC_ADAMW_H
-#define LLMC_ADAMW_H
+#ifndef LLMC_OPS_ADAMW_H
+#define LLMC_OPS_ADAMW_H
 
-#include "../device/adam.h"
-#include "../device/scope.h"
+#include "llmc/device/scope.h"
+#include "llmc/ops/common/adam.h"
 
 #define ADAMW_BLOCK 16384
 
 #define ADAMW_UPDATE_FLOPS(n) (15.0 * (double)(n))
-// Read grads, m, v and the parameters, write all but grads; `master`: the number of copies in full precision, 0 or 1.
+// Reads grads, m, v and the parameters, writes all but grads. `master`: the number of full-precision copies, 0 or 1.
 #define ADAMW_UPDATE_BYTES(n, master)                                                                                  \
     ((double)(n) * ((5.0 + 2.0 * (master)) * sizeof(real) + (2.0 - (master)) * sizeof(floatX)))
 
 // ---------------------------------------------------------------------------------------------------------
 // Reference
 
-static inline void adamw_update_ref(real* params, real* m, real* v, const real* grads, double norm, double scale,
-                                    int64_t update, const ParamSpan* spans, int count, OptimizerSettings h) {
+static inline void adamw_update_ref(AdamWRefState a, double norm, double scale, int64_t update, const ParamSpan* spans,
+                                    int count, OptimizerSettings h) {
+    real *params = a.params, *m = a.m, *v = a.v;
+    const real* grads = a.grads;
     if (!isfinite(norm)) return;
     double clip = h.max_norm > 0 && norm > h.max_norm ? h.max_norm / norm : 1;
     for (int s = 0; s < count; s++)
@@ -54,7 +57,7 @@ static inline void adamw_update_ref(real* params, real* m, real* v, const real* 
 
 #ifdef __CUDACC__
 // ---------------------------------------------------------------------------------------------------------
-// GPU: a thread takes four neighbours of the flat buffers.
+// GPU: each thread updates four adjacent elements of the flat buffers.
 
 __device__ inline void adamw_element(real* p, real* m, real* v, real gradient, real shrink, const AdamWStep* step,
                                      const AdamWCoefficients* c) {
@@ -64,7 +67,7 @@ __device__ inline void adamw_element(real* p, real* m, real* v, real gradient, r
     *p = __fmul_rn(*p, shrink) - step->step_size * *m / fmaf(step->root_scale, sqrtf(*v), c->eps);
 }
 
-// The last span that begins at or before element i, or the first span.
+// The last span that begins at or before element i, or the first span if none does.
 __device__ inline int adamw_span_at(const ParamSpan* spans, int count, size_t i) {
     int low = 0, high = count;
     while (high - low > 1) {
@@ -75,10 +78,10 @@ __device__ inline int adamw_span_at(const ParamSpan* spans, int count, size_t i)
     return low;
 }
 
-// Block: ADAMW_THREADS * ADAMW_VECTOR neighbours. Most blocks lie in one span; in the others each element looks for its
-// own, and what lies between spans is not stored.
+// Each block updates ADAMW_THREADS * ADAMW_VECTOR adjacent elements. Most blocks lie within one span. In the other
+// blocks, each element looks up its span, and elements between spans are not stored.
 template <int STORAGE>
-__global__ void __launch_bounds__(ADAMW_THREADS, STORAGE == ADAMW_ROUNDED ? 4 : 0)  // on sm_100 it spills otherwise
+__global__ void __launch_bounds__(ADAMW_THREADS, STORAGE == ADAMW_ROUNDED ? 4 : 0)  // else it spills on sm_100
     adamw_update_kernel(AdamWState a, size_t elements, const ParamSpan* spans, int count, AdamWCoefficients c,
                         real decay_rate, uint64_t rounding) {
     const size_t BLOCK = ADAMW_THREADS * ADAMW_VECTOR;
@@ -119,8 +122,8 @@ static inline void adamw_launch(AdamWState a, size_t elements, const ParamSpan* 
         a, elements, spans, count, adamw_coefficients(h), (real)(h.lr * h.weight_decay), h.rounding);
 }
 
-// `spans` lie where the ops run, in order, without overlaps; `elements` are those of the flat buffers or the shard. With
-// no spans nothing is done.
+// `spans` are on the device, in ascending order, without overlaps. `elements` is the size of the flat buffers or of the
+// shard. Without spans, nothing is done.
 static inline void adamw_update(AdamWState a, size_t elements, const ParamSpan* spans, int count, OptimizerSettings h,
                                 Context* ctx) {
     CHECK(elements % ADAMW_VECTOR == 0 && a.first % ADAMW_VECTOR == 0 && (ADAMW_NARROW || !a.master));
@@ -138,8 +141,8 @@ static inline void adamw_update(AdamWState a, size_t elements, const ParamSpan* 
 // ---------------------------------------------------------------------------------------------------------
 // CPU
 
-// One block; `shrink` is 1 - lr * weight_decay * decay. The square root becomes a vector instruction only with
-// -fno-math-errno (the Makefile's flag; it changes no result): without it this loop takes twice as long.
+// Update one block. `shrink` is 1 - lr * weight_decay * decay. The square root vectorizes only with -fno-math-errno
+// (set in the Makefile; it changes no result). Without this flag the loop takes twice as long.
 
 static inline void adamw_block(real* params, real* m, real* v, const real* grads, size_t n, real shrink,
                                const AdamWStep* step, const AdamWCoefficients* coefficients) {
@@ -157,7 +160,7 @@ static inline void adamw_block(real* params, real* m, real* v, const real* grads
     }
 }
 
-// `spans` lie where the ops run; `elements` are those of the flat buffers or the shard. With no spans nothing is done.
+// `spans` are on the device. `elements` is the size of the flat buffers or the shard. Without spans, nothing is done.
 static inline void adamw_update(AdamWState a, size_t elements, const ParamSpan* spans, int count, OptimizerSettings h,
                                 Context* ctx) {
     CHECK(!a.master);
@@ -171,7 +174,7 @@ static inline void adamw_update(AdamWState a, size_t elements, const ParamSpan* 
                              "n=%zu", elements);
     if (a.step->is_taken) {
         AdamWCoefficients c = adamw_coefficients(h);
-        // Spans differ in size by five orders of magnitude: threads share equal blocks instead.
+        // Span sizes differ by five orders of magnitude. Split them into equal blocks to balance the threads.
         ParamSpan* block = (ParamSpan*)device_scratch(ctx, blocks * sizeof *block);
         size_t filled = 0;
         for (int s = 0; s < count; s++)

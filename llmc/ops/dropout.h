@@ -1,20 +1,20 @@
-/* Dropout of hidden states: y = x * mask / (1 - p), where the mask is drawn again whenever it is needed.
+/* Dropout of hidden states: y = x * mask / (1 - p). The mask is not stored but regenerated when it is needed.
  *
  *   forward    y  [N, C]  from x  [N, C]                 y may be x
  *   backward   dx [N, C]  from dy [N, C], SET or ADD     dx may be dy
  *
  * dtypes     floatX in and out.
- * numerics   one multiplication an element; nothing is accumulated.
- * mask       bits of Philox keyed by (step, layer, site; sequence in the step, position, channel): the row at
- *            which a sequence lies in the batch, the number of ranks and the device do not matter.
+ * numerics   one multiplication per element; nothing is accumulated.
+ * mask       Philox bits keyed by (step, layer, site; sequence in the step, position, channel). The mask does not
+ *            depend on the row of a sequence in the batch, the number of ranks or the device.
  * p = 0      a copy (forward, SET) or an addition (ADD).
- * source     Srivastava et al., JMLR 15 (2014); inverted, as everybody does it now. */
-#ifndef LLMC_DROPOUT_H
-#define LLMC_DROPOUT_H
+ * source     Srivastava et al., JMLR 15 (2014), in the inverted form that is now usual. */
+#ifndef LLMC_OPS_DROPOUT_H
+#define LLMC_OPS_DROPOUT_H
 
-#include "../device/device.cuh"
-#include "../device/dropout_mask.h"
-#include "../device/scope.h"
+#include "llmc/device/cuda_utils.cuh"
+#include "llmc/device/scope.h"
+#include "llmc/ops/common/dropout_mask.h"
 
 #define DROPOUT_FORWARD_FLOPS(N, C) (1.0 * (N) * (C))
 #define DROPOUT_FORWARD_BYTES(N, C) (2.0 * (N) * (C) * sizeof(floatX))
@@ -49,7 +49,7 @@ static inline void dropout_backward_ref(real* dx, const real* dy, int N, int C, 
 
 enum { DROPOUT_THREADS = 256 };
 
-// One thread for W channels of a row: out = in * mask, or out += in * mask. `width` is C / W.
+// One thread per W channels of a row: out = in * mask, or out += in * mask. `width` is C / W.
 template <int W, Mode MODE, int MASKED>
 __global__ void dropout_kernel(floatX* out, const floatX* in, unsigned vectors, unsigned width, DropoutRows d) {
     unsigned i = blockIdx.x * blockDim.x + threadIdx.x;

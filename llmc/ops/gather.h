@@ -1,15 +1,15 @@
-/* Gather: the rows that a head needs, and their gradients back to where they came from.
+/* Gather: copy the rows that a head needs, and scatter their gradients back.
  *
  *   forward    y  [M, C]: y[m] = x[index[m]]           x [.., C]
- *   backward   dx [N, C]: dx[index[m]] = dy[m] (SET: every row not named becomes 0) or += dy[m] (ADD)
+ *   backward   dx [N, C]: dx[index[m]] = dy[m] (SET: all other rows become 0) or += dy[m] (ADD)
  *
- * dtypes     floatX in and out; index is int [M], its entries differ from each other and lie in 0 .. N - 1.
- * numerics   moves; exact. With ADD one addition an element. */
-#ifndef LLMC_GATHER_H
-#define LLMC_GATHER_H
+ * dtypes     floatX in and out; index is int [M] with distinct entries in 0 .. N - 1.
+ * numerics   copies; exact. With ADD, one addition per element. */
+#ifndef LLMC_OPS_GATHER_H
+#define LLMC_OPS_GATHER_H
 
-#include "../device/device.cuh"
-#include "../device/scope.h"
+#include "llmc/device/cuda_utils.cuh"
+#include "llmc/device/scope.h"
 
 #define GATHER_FORWARD_FLOPS(M, C) 0.0
 #define GATHER_FORWARD_BYTES(M, C) (2.0 * (M) * (C) * sizeof(floatX))
@@ -36,7 +36,7 @@ static inline void gather_backward_ref(real* dx, const real* dy, const int* inde
 // ---------------------------------------------------------------------------------------------------------
 // GPU
 
-// One thread for W elements of a row of y. `width` is C / W.
+// One thread per W elements of a row of y. `width` is C / W.
 template <int W>
 __global__ void gather_forward_kernel(floatX* y, const floatX* x, const int* index, unsigned vectors, unsigned width) {
     unsigned i = blockIdx.x * blockDim.x + threadIdx.x;
@@ -45,7 +45,7 @@ __global__ void gather_forward_kernel(floatX* y, const floatX* x, const int* ind
     store_vector(y + (size_t)i * W, load_vector<W>(x + ((size_t)index[row] * width + v) * W));
 }
 
-// One thread for W elements of a row of dy. With SET the rest of dx is 0 already.
+// One thread per W elements of a row of dy. With SET, dx must be zero before the launch.
 template <int W, Mode MODE>
 __global__ void gather_backward_kernel(floatX* dx, const floatX* dy, const int* index, unsigned vectors,
                                        unsigned width) {

@@ -1,21 +1,21 @@
-/* gelu: the activation of a block's MLP, elementwise.
+/* GELU: the elementwise activation of a block's MLP.
  *
  *   forward    y = gelu(x)
  *   backward   dx (SET or ADD) = dy * gelu'(x)
  *
- *   x, y, dx, dy: floatX [n]; kind: GELU_TANH or GELU_ERF (formulas in device/activation.h)
+ *   x, y, dx, dy: floatX [n]; kind: GELU_TANH or GELU_ERF (formulas in ops/common/activation.h)
  *
- * In place is allowed (y == x, dx == dy). In float the absolute error is below 3e-7 max(1, |y|).
- * The trainers fuse gelu into the matmuls around it where they can; this op is for where they cannot.
+ * In-place operation is allowed (y == x, dx == dy). In float the absolute error is below 3e-7 max(1, |y|).
+ * The trainers fuse GELU into the adjacent matmuls where possible, and use this op otherwise.
  * Source: Hendrycks and Gimpel, "Gaussian error linear units", arXiv 1606.08415. */
-#ifndef LLMC_GELU_H
-#define LLMC_GELU_H
+#ifndef LLMC_OPS_GELU_H
+#define LLMC_OPS_GELU_H
 
-#include "../device/activation.h"
-#include "../device/device.cuh"
-#include "../device/scope.h"
+#include "llmc/device/cuda_utils.cuh"
+#include "llmc/device/scope.h"
+#include "llmc/ops/common/activation.h"
 
-#define GELU_FORWARD_FLOPS(n) (25.0 * (double)(n))  // of the tanh form as written here, divisions counted once
+#define GELU_FORWARD_FLOPS(n) (25.0 * (double)(n))  // the tanh form as implemented here; a division counts as one
 #define GELU_BACKWARD_FLOPS(n) (33.0 * (double)(n))
 #define GELU_FORWARD_BYTES(n) (2.0 * (double)(n) * sizeof(floatX))
 #define GELU_BACKWARD_BYTES(n, mode) (((mode) == ADD ? 4.0 : 3.0) * (double)(n) * sizeof(floatX))
@@ -35,7 +35,7 @@ static inline void gelu_backward_ref(real* dx, const real* dy, const real* x, si
 
 enum { GELU_THREADS = 256 };
 
-// One thread for 16 bytes of y; the last one for what is left.
+// One thread per 16 bytes of y. The last thread computes the remainder.
 template <Gelu KIND> __global__ void gelu_forward_kernel(floatX* y, const floatX* x, size_t n) {
     constexpr int W = Vector<floatX>::SIZE;
     size_t i = ((size_t)blockIdx.x * blockDim.x + threadIdx.x) * W;
@@ -50,7 +50,7 @@ template <Gelu KIND> __global__ void gelu_forward_kernel(floatX* y, const floatX
     }
 }
 
-// One thread for 16 bytes of dx; the last one for what is left.
+// One thread per 16 bytes of dx. The last thread computes the remainder.
 template <Gelu KIND, Mode MODE>
 __global__ void gelu_backward_kernel(floatX* dx, const floatX* dy, const floatX* x, size_t n) {
     constexpr int W = Vector<floatX>::SIZE;
@@ -104,7 +104,7 @@ static inline void gelu_backward(floatX* dx, const floatX* dy, const floatX* x, 
 
 #else
 
-// Work is cut into blocks of this many elements. The loops below are inlined with `kind` and `mode` as constants.
+// The number of elements per block of work. The loops below are inlined with constant `kind` and `mode`.
 #define GELU_BLOCK 8192
 
 static inline void gelu_forward_span(floatX* y, const floatX* x, size_t n, Gelu kind) {

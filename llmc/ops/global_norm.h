@@ -1,19 +1,19 @@
-/* The Euclidean norm of a whole gradient, and what it settles: norm = sqrt(sum over i of g[i]^2).
+/* The global gradient norm, and the values that depend on it: norm = sqrt(sum over i of g[i]^2).
  *
- *   forward    norm [1] from g [n]; then after_norm() (device/adam.h), in the same launch: the loss scale moves, norm is
- *              divided by the scale that g carries, and the numbers that all elements of the update share become known
- *   squares    sum [1] = sum over i of g[i]^2, of one rank's shard of the gradient; the ranks' sums are then added
- *   finish     norm [1] = sqrt(sum), and after_norm()
+ *   forward    norm [1] from g [n]. The same launch then calls after_norm() (ops/common/adam.h), which updates the loss
+ *              scale, divides norm by the scale of g, and computes the values that all elements of the update share.
+ *   squares    sum [1] = sum over i of g[i]^2 for one rank's shard of the gradient; the ranks' sums are then added
+ *   finish     norm [1] = sqrt(sum), then after_norm()
  *
  * dtypes     g and norm real, sum double.
- * numerics   squares and sums in double, in blocks of GLOBAL_NORM_BLOCK elements, in an order that depends on n alone,
- *            so threads cannot change a bit. How g is cut into shards changes the norm by no more than the rounding of
- *            these sums. NaN or infinity in g makes the norm NaN or infinite. */
-#ifndef LLMC_GLOBAL_NORM_H
-#define LLMC_GLOBAL_NORM_H
+ * numerics   squares and sums in double, in blocks of GLOBAL_NORM_BLOCK elements. Their order depends only on n, so the
+ *            result has the same bits for any number of threads. Splitting g into shards changes the norm only by the
+ *            rounding of these sums. A NaN or infinity in g makes the norm NaN or infinite. */
+#ifndef LLMC_OPS_GLOBAL_NORM_H
+#define LLMC_OPS_GLOBAL_NORM_H
 
-#include "../device/adam.h"
-#include "../device/scope.h"
+#include "llmc/device/scope.h"
+#include "llmc/ops/common/adam.h"
 
 #define GLOBAL_NORM_BLOCK 16384
 #define GLOBAL_NORM_LANES 16
@@ -31,7 +31,7 @@ static inline void global_norm_forward_ref(real* norm, const real* g, size_t n, 
     after_norm(after, norm);
 }
 
-// By one thread where the ops run.
+// Called by one thread on the device.
 HOST_DEVICE static inline void global_norm_from(real* norm, double sum, AfterNorm after) {
     *norm = (real)sqrt(sum);
     after_norm(after, norm);
@@ -39,13 +39,13 @@ HOST_DEVICE static inline void global_norm_from(real* norm, double sum, AfterNor
 
 #ifdef __CUDACC__
 // ---------------------------------------------------------------------------------------------------------
-// GPU: one sum for each GLOBAL_NORM_BLOCK elements, then the last block to arrive adds those. Which thread adds what
-// depends on n alone.
+// GPU: each block sums GLOBAL_NORM_BLOCK elements, and the last block to arrive adds these sums. The order of all sums
+// depends only on n.
 
 enum { GLOBAL_NORM_THREADS = 512 };
 
-// Block: GLOBAL_NORM_BLOCK elements; its threads take four neighbours at a time. True in one thread of the grid, the
-// last: it has the sum.
+// Each block sums GLOBAL_NORM_BLOCK elements. Its threads load four adjacent elements at a time. Returns true in
+// exactly one thread of the grid, in the last block. In that thread *total is the sum.
 __device__ inline bool global_norm_sum(double* total, double* partial, unsigned* arrivals, const real* g, size_t n) {
     const int VECTORS = GLOBAL_NORM_BLOCK / (4 * GLOBAL_NORM_THREADS);
     size_t start = (size_t)blockIdx.x * GLOBAL_NORM_BLOCK;
@@ -103,7 +103,7 @@ static inline void global_norm_forward(real* norm, const real* g, size_t n, Afte
     scope_close(&scope);
 }
 
-// sum lies where the ops run; g is a shard of n elements, which may be 0.
+// sum is on the device. g is a shard of n elements; n may be 0.
 static inline void global_norm_squares(double* sum, const real* g, size_t n, Context* ctx) {
     Scope scope =
         scope_open(ctx, "global_norm_squares", GLOBAL_NORM_FORWARD_FLOPS(n), GLOBAL_NORM_FORWARD_BYTES(n), "n=%zu", n);
@@ -114,7 +114,7 @@ static inline void global_norm_squares(double* sum, const real* g, size_t n, Con
     scope_close(&scope);
 }
 
-// sum: of the squares of all shards. Every rank that has the same sum comes to the same numbers.
+// sum is the sum of squares over all shards. Ranks with the same sum get the same results.
 static inline void global_norm_finish(real* norm, const double* sum, AfterNorm after, Context* ctx) {
     Scope scope = scope_open(ctx, "global_norm_finish", 0, sizeof(double) + sizeof(real), "n=1");
     global_norm_finish_kernel<<<1, 1, 0, ctx->stream>>>(norm, sum, after);
@@ -126,7 +126,7 @@ static inline void global_norm_finish(real* norm, const double* sum, AfterNorm a
 // ---------------------------------------------------------------------------------------------------------
 // CPU
 
-// Sum of squares of n elements in a fixed order that vectorises: lane k takes the elements k, k + lanes, ...
+// Sum of squares of n elements in a fixed order that vectorizes: lane k adds the elements k, k + lanes, ...
 static inline double global_norm_block(const real* g, size_t n) {
     double lane[GLOBAL_NORM_LANES] = {0}, sum = 0;
     size_t i = 0;
@@ -159,7 +159,7 @@ static inline void global_norm_forward(real* norm, const real* g, size_t n, Afte
     scope_close(&scope);
 }
 
-// sum lies where the ops run; g is a shard of n elements, which may be 0.
+// sum is on the device. g is a shard of n elements; n may be 0.
 static inline void global_norm_squares(double* sum, const real* g, size_t n, Context* ctx) {
     Scope scope =
         scope_open(ctx, "global_norm_squares", GLOBAL_NORM_FORWARD_FLOPS(n), GLOBAL_NORM_FORWARD_BYTES(n), "n=%zu", n);
@@ -167,7 +167,7 @@ static inline void global_norm_squares(double* sum, const real* g, size_t n, Con
     scope_close(&scope);
 }
 
-// sum: of the squares of all shards. Every rank that has the same sum comes to the same numbers.
+// sum is the sum of squares over all shards. Ranks with the same sum get the same results.
 static inline void global_norm_finish(real* norm, const double* sum, AfterNorm after, Context* ctx) {
     Scope scope = scope_open(ctx, "global_norm_finish", 0, sizeof(double) + sizeof(real), "n=1");
     global_norm_from(norm, *sum, after);

@@ -1,29 +1,29 @@
-/* Next-sentence prediction after the pooler's product: tanh, a linear layer of two classes, softmax and cross-entropy,
- * with all of their gradients, in one pass over rows that are few and short.
+/* The next-sentence prediction head after the pooler's matmul: tanh, a linear layer with two classes, softmax and
+ * cross-entropy, with all of their gradients, in one launch. The rows are few and short.
  *
  *   t[s, c]      = tanh(pre[s, c])
  *   logits[s, k] = sum over c of t[s, c] w[k, c], + b[k]                                     k = 0, 1
  *   loss  (SET or ADD) = scale * sum over s of (log(sum over k of exp(logits[s, k])) - logits[s, labels[s]])
- *   right (SET or ADD) = number of s whose label has the largest logit, of equal ones the first
+ *   right (SET or ADD) = number of s whose label has the largest logit; the first of equal ones wins
  *   backward, with factor = scale * loss_scale[0] (loss_scale NULL: scale):
  *   dlogits[s, k] = factor * (softmax(logits[s])[k] - [k == labels[s]])
  *   dpre[s, c]    = (sum over k of dlogits[s, k] w[k, c]) * (1 - t[s, c]^2)                   written over pre
- *   dbias[c] (SET or ADD) = sum over s of dpre[s, c]                          of the pooler's bias, which made pre
+ *   dbias[c] (SET or ADD) = sum over s of dpre[s, c]                          for the pooler's bias, part of pre
  *   dw[k, c], db[k] (SET or ADD) = sum over s of dlogits[s, k] t[s, c], and of dlogits[s, k]
  *
- * Shapes: pre [S, C], w [2, C], b [2] floatX; labels [S] int; logits [S, 2], loss [1], right [1], loss_scale [1], dw [2, C],
- * db [2], dbias [C] real. A label is 0 or 1; below 0 it is ignored: loss 0, gradients 0, never right. The losses are never
- * scaled by loss_scale, which lies where the ops run.
- * Numerics: all in real, sums over s of losses in double; t and dpre are not rounded to floatX before they are summed. Two
- * classes have opposite gradients, so one is computed: softmax of the class that is wrong, from the difference of the
- * logits, which loses no digits where the prediction is sure. A NaN in pre makes its loss NaN.
- * Source: Devlin et al., "BERT: Pre-training of deep bidirectional transformers", 2018, section 3.1; the definitions. */
-#ifndef LLMC_NEXT_SENTENCE_H
-#define LLMC_NEXT_SENTENCE_H
+ * Shapes: pre [S, C], w [2, C], b [2] floatX; labels [S] int; logits [S, 2], loss [1], right [1], loss_scale [1],
+ * dw [2, C], db [2], dbias [C] real. A label is 0 or 1; a label below 0 is ignored: loss 0, gradients 0, never right.
+ * loss_scale is on the device. It never scales the losses.
+ * Numerics: all in real, but the losses are summed over s in double. t and dpre are not rounded to floatX before they
+ * are summed. The two classes have opposite gradients, so only one is computed: the softmax of the wrong class, from
+ * the difference of the logits. This loses no digits for confident predictions. A NaN in pre makes its loss NaN.
+ * Source: Devlin et al., "BERT: Pre-training of deep bidirectional transformers", 2018, section 3.1; definitions. */
+#ifndef LLMC_OPS_NEXT_SENTENCE_H
+#define LLMC_OPS_NEXT_SENTENCE_H
 
-#include "../device/device.cuh"
-#include "../device/scope.h"
-#include "../device/vector_math.h"
+#include "llmc/device/cuda_utils.cuh"
+#include "llmc/device/scope.h"
+#include "llmc/ops/common/vector_math.h"
 
 // A tanh counts as twenty operations.
 #define NEXT_SENTENCE_FORWARD_FLOPS(S, C) (24.0 * (S) * (C))
@@ -53,7 +53,7 @@ static inline Scope next_sentence_scope(Context* ctx, Direction direction, int S
 // ---------------------------------------------------------------------------------------------------------
 // References
 
-// d_losses (may be NULL): [S, 2] the gradient of the sum of the losses by the logits.
+// d_losses (may be NULL): [S, 2], the gradient of the sum of the losses with respect to the logits.
 static inline void next_sentence_forward_ref(NextSentenceLoss out, double* d_losses, const real* pre, const real* w,
                                              const real* b, int S, int C, Mode mode) {
     double loss = 0, right = 0;
@@ -107,7 +107,8 @@ static inline void next_sentence_backward_ref(real* pre, real* dw, real* db, rea
 // ---------------------------------------------------------------------------------------------------------
 // CPU and GPU
 
-// Of one sequence: its loss, that loss's gradient by logit 0 (that by logit 1 is its negative), 1 where it is right.
+// The terms of one sequence: its loss, the gradient of the loss with respect to logit 0 (that of logit 1 is its
+// negative), and 1 if the prediction is right.
 typedef struct {
     real loss, gradient, right;
 } NextSentenceTerms;
@@ -115,7 +116,7 @@ typedef struct {
 HOST_DEVICE static inline NextSentenceTerms next_sentence_terms(real x0, real x1, int label) {
     NextSentenceTerms r = {0, 0, 0};
     if (label < 0) return r;
-    real margin = label ? x1 - x0 : x0 - x1;  // of the right class over the other
+    real margin = label ? x1 - x0 : x0 - x1;  // the correct class's logit minus the other's
     real e = real_exp(margin < 0 ? margin : -margin), wrong = (margin < 0 ? 1 : e) / (1 + e);
     r.loss = (margin < 0 ? -margin : 0) + (real)log1p(e);
     r.gradient = label ? wrong : -wrong;
@@ -125,37 +126,37 @@ HOST_DEVICE static inline NextSentenceTerms next_sentence_terms(real x0, real x1
 
 #ifdef __CUDACC__
 // ---------------------------------------------------------------------------------------------------------
-// GPU: one kernel. A block takes a few sequences, a thread the same columns of all of them; the last block to arrive adds
-// what the blocks have left in scratch, in their order. pre is read twice, the second time near by: its tanh costs less
-// than keeping it would.
+// GPU: one kernel. Each block processes a few sequences, and each thread the same columns of all of them. The last
+// block to arrive adds the partial results that the blocks stored in scratch, in block order. pre is read twice, the
+// second time from cache. Recomputing its tanh costs less than storing it.
 
 enum {
     NEXT_SENTENCE_THREADS = 512,
-    NEXT_SENTENCE_MOST = 8,     // sequences of a block
-    NEXT_SENTENCE_BLOCKS = 16,  // as long as these do
+    NEXT_SENTENCE_MOST = 8,     // maximum number of sequences per block
+    NEXT_SENTENCE_BLOCKS = 16,  // maximum number of blocks, unless S exceeds the product of both
 };
 
 typedef struct {
     const floatX* pre;
     floatX* dpre;  // may be pre
-    Affine p;
-    AffineGradient d;
+    Linear p;
+    LinearGrads d;
     real* dbias;
     NextSentenceLoss out;
-    int S, C, each, add;  // each: sequences of a block
+    int S, C, each, add;  // each: sequences per block
     unsigned* arrivals;
-    float* terms;    // [3, S] losses, right or not, gradients by logit 0
+    float* terms;    // [3, S] losses, right (0 or 1), gradients of logit 0
     float* columns;  // [blocks, 2, C] sums for dw[0] and dbias
 } NextSentenceTask;
 
-// The block's sequences in one column; those it lacks are 0.
+// Load one column of the block's sequences; sequences beyond `count` are 0.
 __device__ inline void next_sentence_column(float* x, const floatX* pre, int C, int c, int count) {
 #pragma unroll
     for (int i = 0; i < NEXT_SENTENCE_MOST; i++)
         x[i] = i < count ? to_float(pre[(size_t)i * (size_t)C + (size_t)c]) : 0;
 }
 
-// Logits and terms of the block's sequences; the factored gradients by logit 0 go to `d`.
+// Compute the logits and terms of the block's sequences. `d` receives the gradients of logit 0, multiplied by factor.
 __device__ inline void next_sentence_block(float* d, const NextSentenceTask& k, int first, int count) {
     __shared__ float2 partial[NEXT_SENTENCE_THREADS / WARP][NEXT_SENTENCE_MOST];
     const floatX* pre = k.pre + (size_t)first * (size_t)k.C;
@@ -200,7 +201,7 @@ __device__ inline void next_sentence_block(float* d, const NextSentenceTask& k, 
     __syncthreads();
 }
 
-// dpre of the block's sequences, and their part of the sums of each column.
+// Compute dpre of the block's sequences, and their partial sums for each column.
 __device__ inline void next_sentence_gradient(const float* d, const NextSentenceTask& k, int first, int count) {
     size_t C = (size_t)k.C;
     float* columns = k.columns + 2 * blockIdx.x * C;
@@ -220,7 +221,7 @@ __device__ inline void next_sentence_gradient(const float* d, const NextSentence
     }
 }
 
-// The sum over all sequences of one of the terms, for one warp.
+// The sum of one of the terms over all sequences, computed by one warp.
 __device__ inline double next_sentence_sum(const float* terms, int S) {
     double sum = 0;
     for (int s = (int)threadIdx.x % WARP; s < S; s += WARP) sum += (double)terms[s];
@@ -229,7 +230,7 @@ __device__ inline double next_sentence_sum(const float* terms, int S) {
 
 __device__ inline void next_sentence_put(real* to, double x, int add) { *to = (real)(add ? (double)*to + x : x); }
 
-// Block: k.each sequences.
+// Each block processes k.each sequences.
 template <int BACKWARD>
 __global__ void __launch_bounds__(NEXT_SENTENCE_THREADS) next_sentence_kernel(NextSentenceTask k) {
     __shared__ float d[NEXT_SENTENCE_MOST];
@@ -263,7 +264,7 @@ __global__ void __launch_bounds__(NEXT_SENTENCE_THREADS) next_sentence_kernel(Ne
     }
 }
 
-// Scratch that any launch takes at most, for S sequences at most.
+// The maximum scratch of any launch with at most S sequences.
 static inline size_t next_sentence_scratch_bytes(int S, int C) {
     int blocks = min_int(S, max_int(NEXT_SENTENCE_BLOCKS, (S + NEXT_SENTENCE_MOST - 1) / NEXT_SENTENCE_MOST));
     return (3 * (size_t)S + 2 * (size_t)blocks * (size_t)C) * sizeof(float);
@@ -280,7 +281,7 @@ template <int BACKWARD> static inline void next_sentence_start(NextSentenceTask 
     cudaCheck(cudaGetLastError());
 }
 
-static inline void next_sentence_forward(NextSentenceLoss out, const floatX* pre, Affine p, int S, int C, Mode mode,
+static inline void next_sentence_forward(NextSentenceLoss out, const floatX* pre, Linear p, int S, int C, Mode mode,
                                          Context* ctx) {
     Scope scope = next_sentence_scope(ctx, FORWARD, S, C, mode);
     NextSentenceTask k = {pre, NULL, p, {NULL, NULL}, NULL, out, S, C, 0, mode == ADD};
@@ -288,7 +289,7 @@ static inline void next_sentence_forward(NextSentenceLoss out, const floatX* pre
     scope_close(&scope);
 }
 
-static inline void next_sentence_backward(floatX* pre, AffineGradient d, real* dbias, NextSentenceLoss out, Affine p,
+static inline void next_sentence_backward(floatX* pre, LinearGrads d, real* dbias, NextSentenceLoss out, Linear p,
                                           int S, int C, Mode mode, Context* ctx) {
     Scope scope = next_sentence_scope(ctx, BACKWARD, S, C, mode);
     NextSentenceTask k = {pre, pre, p, d, dbias, out, S, C, 0, mode == ADD};
@@ -298,12 +299,12 @@ static inline void next_sentence_backward(floatX* pre, AffineGradient d, real* d
 
 #else
 // ---------------------------------------------------------------------------------------------------------
-// CPU: first a work item is a sequence, then a block of columns. The order of every sum depends on the shapes alone.
+// CPU: parallel over sequences first, then over blocks of columns. The order of every sum depends only on the shapes.
 
 enum { NEXT_SENTENCE_LANES = 16, NEXT_SENTENCE_COLUMNS = 256 };
 
-// Logits of one sequence. Its tanh is left in `t` (may be pre) unless NULL.
-static inline void next_sentence_row(real* logits, floatX* t, const floatX* pre, Affine p, int C) {
+// Compute the logits of one sequence. Its tanh is stored in `t` (may be pre) unless `t` is NULL.
+static inline void next_sentence_row(real* logits, floatX* t, const floatX* pre, Linear p, int C) {
     double sum[2] = {(double)p.b[0], (double)p.b[1]};
     for (int c0 = 0; c0 < C; c0 += NEXT_SENTENCE_COLUMNS) {
         int n = min_int(NEXT_SENTENCE_COLUMNS, C - c0);
@@ -323,8 +324,9 @@ static inline void next_sentence_row(real* logits, floatX* t, const floatX* pre,
     logits[0] = (real)sum[0], logits[1] = (real)sum[1];
 }
 
-// Logits, loss and number of right predictions. d [S]: the factored gradients by logit 0; t: as in next_sentence_row().
-static inline void next_sentence_rows(real* d, NextSentenceLoss out, floatX* t, const floatX* pre, Affine p, int S,
+// Compute the logits, the loss and the number of right predictions. d [S]: the gradients of logit 0, multiplied by
+// factor; t: as in next_sentence_row().
+static inline void next_sentence_rows(real* d, NextSentenceLoss out, floatX* t, const floatX* pre, Linear p, int S,
                                       int C, Mode mode) {
     double loss = 0, right = 0, factor = out.scale * (out.loss_scale ? (double)*out.loss_scale : 1);
 #pragma omp parallel for schedule(static)
@@ -342,10 +344,10 @@ static inline void next_sentence_rows(real* d, NextSentenceLoss out, floatX* t, 
     *out.right = (real)(right + (mode == ADD ? (double)*out.right : 0));
 }
 
-// Scratch that any launch takes, for S sequences.
+// The scratch of any launch with S sequences.
 static inline size_t next_sentence_scratch_bytes(int S, int C) { return (void)C, (size_t)S * sizeof(real); }
 
-static inline void next_sentence_forward(NextSentenceLoss out, const floatX* pre, Affine p, int S, int C, Mode mode,
+static inline void next_sentence_forward(NextSentenceLoss out, const floatX* pre, Linear p, int S, int C, Mode mode,
                                          Context* ctx) {
     Scope scope = next_sentence_scope(ctx, FORWARD, S, C, mode);
     real* d = (real*)device_scratch(ctx, next_sentence_scratch_bytes(S, C));
@@ -353,7 +355,7 @@ static inline void next_sentence_forward(NextSentenceLoss out, const floatX* pre
     scope_close(&scope);
 }
 
-static inline void next_sentence_backward(floatX* pre, AffineGradient d, real* dbias, NextSentenceLoss out, Affine p,
+static inline void next_sentence_backward(floatX* pre, LinearGrads d, real* dbias, NextSentenceLoss out, Linear p,
                                           int S, int C, Mode mode, Context* ctx) {
     Scope scope = next_sentence_scope(ctx, BACKWARD, S, C, mode);
     real* dlogit = (real*)device_scratch(ctx, next_sentence_scratch_bytes(S, C));
@@ -369,7 +371,7 @@ static inline void next_sentence_backward(floatX* pre, AffineGradient d, real* d
         const floatX *w0 = p.w + c0, *w1 = w0 + C;
         real *dw0 = d.w + c0, *dw1 = dw0 + C, *db_pre = dbias + c0;
         for (int s = 0; s < S; s++) {
-            floatX* x = pre + (size_t)s * (size_t)C + (size_t)c0;  // holds tanh here
+            floatX* x = pre + (size_t)s * (size_t)C + (size_t)c0;  // holds the tanh of pre here
             for (int j = 0; j < n; j++) {
                 real t = x[j];
                 dw[j] += (double)(dlogit[s] * t);

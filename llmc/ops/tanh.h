@@ -1,19 +1,19 @@
-/* tanh, elementwise: the activation of a pooler.
+/* tanh: the elementwise activation of the pooler.
  *
  *   forward    y = tanh(x)                   y may be x
- *   backward   dx = dy * (1 - y^2)           dx may be dy; from y, so that x need not be kept
+ *   backward   dx = dy * (1 - y^2)           dx may be dy; computed from y, so x need not be kept
  *
  *   x, y, dx, dy: floatX [n]
  *
- * Numerics: one rounding to floatX; in float the relative error is below 1e-6 forward, and 1 - y^2 has the absolute
- * error of the y that was kept.
+ * Numerics: one rounding to floatX. In float the relative error of the forward pass is below 1e-6, and 1 - y^2 has the
+ * absolute error of the stored y.
  * Source: the definition. */
-#ifndef LLMC_TANH_H
-#define LLMC_TANH_H
+#ifndef LLMC_OPS_TANH_H
+#define LLMC_OPS_TANH_H
 
-#include "../device/device.cuh"
-#include "../device/scope.h"
-#include "../device/vector_math.h"
+#include "llmc/device/cuda_utils.cuh"
+#include "llmc/device/scope.h"
+#include "llmc/ops/common/vector_math.h"
 
 #define TANH_FORWARD_FLOPS(n) (20.0 * (double)(n))
 #define TANH_BACKWARD_FLOPS(n) (3.0 * (double)(n))
@@ -32,7 +32,7 @@ static inline void tanh_backward_ref(real* dx, const real* dy, const real* y, si
 
 enum { TANH_THREADS = 256 };
 
-// One element a thread: these tensors are small.
+// One element per thread, because these tensors are small.
 __global__ static void tanh_forward_kernel(floatX* y, const floatX* x, size_t n) {
     size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x;
     if (i < n) y[i] = from_float<floatX>(real_tanh(to_float(x[i])));

@@ -1,21 +1,20 @@
-/* Texts that a model writes: a prompt, to which one token after the other is added.
+/* Text generation: a prompt is extended by one token after the other.
  *
- * To find a token the model computes the positions of the text that are new. Of the earlier ones it needs the keys and
- * values, and these are still where they were computed: in its layers' activations. So a token costs one position.
+ * For each token the model computes only the new positions. The keys and values of earlier positions are still in its
+ * layers' activations (the KV cache), so that a token costs one position.
  *
- * The model knows T positions, and position 0 is the first token of a window. A text that grows beyond T moves the window on
- * by T / 4 at once, and all tokens in it are computed again at their new positions; then T / 4 tokens cost one position
- * each again. So a token sees at least 3 T / 4 of those before it. Without the cache every token costs the whole window,
- * and the tokens are the same. */
-#ifndef LLMC_GENERATE_H
-#define LLMC_GENERATE_H
+ * The model has T positions; position 0 is the first token of a window. When a text exceeds T tokens, the window moves
+ * by T / 4 and all of its tokens are computed again at their new positions; the next T / 4 tokens cost one position
+ * each again. So a token sees at least 3 T / 4 of its predecessors. Without the cache every token costs the whole
+ * window; the tokens are the same. */
+#ifndef LLMC_RUN_GENERATE_H
+#define LLMC_RUN_GENERATE_H
 
-#include <signal.h>
-
-#include "../base/rng.h"
-#include "../data/bpe.h"
-#include "sampler.h"
-#include "session.h"
+#include "llmc/base/process.h"
+#include "llmc/base/rng.h"
+#include "llmc/data/text/bpe.h"
+#include "llmc/run/sampler.h"
+#include "llmc/run/vocabulary.h"
 
 typedef struct {
     int sample_every, sample_tokens;  // while training
@@ -25,110 +24,116 @@ typedef struct {
     int top_k, kv_cache;
 } GenerateSettings;
 
-// None of them changes what is trained.
-#define GENERATE_FREE_TO_CHANGE                                                                                        \
-    " --sample-every --sample-tokens --generate --samples --prompt --prompt-file --temperature --top-k --top-p "       \
-    "--kv-cache"
-
 // Append the rows of these settings. Returns the new count.
 static inline int generate_rows(GenerateSettings* s, Flag* table, int count) {
     // clang-format off
     const Flag rows[] = {
-        {"-s",  "--sample-every",   FLAG_INT,    &s->sample_every,     "500",    0, 1e9, NULL, "steps between samples, and one at the end; 0: never", 0},
-        {"-g",  "--sample-tokens",  FLAG_INT,    &s->sample_tokens,    "128",    1, 1e6, NULL, "tokens of a sample", 0},
-        {NULL,  "--generate",       FLAG_INT,    &s->generate,         "0",      0, 1e8, NULL, "do not train: print texts of so many new tokens by the model of -e, or of -o with -y 1", 0},
-        {NULL,  "--samples",        FLAG_INT,    &s->samples,          "1",      1, 1e6, NULL, "texts that --generate prints, each with random numbers of its own", 0},
-        {NULL,  "--prompt",         FLAG_STRING, &s->prompt,           "",       0, 0, NULL, "what samples and texts begin with; empty: with the start of a document", 0},
-        {NULL,  "--prompt-file",    FLAG_STRING, &s->prompt_file,      "",       0, 0, NULL, "the same, from a file or a pipe, to its last byte", 0},
-        {NULL,  "--temperature",    FLAG_REAL,   &s->temperature,      "1.0",    0, 100, NULL, "of samples; 0: always the most likely token", 0},
-        {NULL,  "--top-k",          FLAG_INT,    &s->top_k,            "0",      0, 1e9, NULL, "samples draw from the k most likely tokens; 0: from all", 0},
-        {NULL,  "--top-p",          FLAG_REAL,   &s->top_p,            "0",      0, 1, NULL, "of these, from the fewest most likely ones whose probabilities add up to p; 0: from all", 0},
-        {NULL,  "--kv-cache",       FLAG_INT,    &s->kv_cache,         "1",      0, 1, NULL, "0: compute all positions for every token of a sample, for comparison", 0},
+        {"-s", "--sample-every",  FLAG_INT,    &s->sample_every,  "500", 0, 1e9, NULL, SCOPE_FREE,    TOPIC_SAMPLES,
+         "Steps between samples, and one at the end. 0: never."},
+        {"-g", "--sample-tokens", FLAG_INT,    &s->sample_tokens, "128", 1, 1e6, NULL, SCOPE_FREE,    TOPIC_SAMPLES,
+         "Tokens per sample."},
+        {NULL, "--generate",      FLAG_INT,    &s->generate,      "0",   0, 1e8, NULL, SCOPE_PROCESS, TOPIC_SAMPLES,
+         "Do not train: print texts of this many new tokens by the model of -e, or of -o with -y 1. 0: off."},
+        {NULL, "--samples",       FLAG_INT,    &s->samples,       "1",   1, 1e6, NULL, SCOPE_FREE,    TOPIC_SAMPLES,
+         "Texts that --generate prints, each with its own random numbers."},
+        {NULL, "--prompt",        FLAG_STRING, &s->prompt,        "",    0, 0,   NULL, SCOPE_FREE,    TOPIC_SAMPLES,
+         "Beginning of samples and texts. Empty: the start of a document."},
+        {NULL, "--prompt-file",   FLAG_STRING, &s->prompt_file,   "",    0, 0,   NULL, SCOPE_FREE,    TOPIC_SAMPLES,
+         "The same, from a file or a pipe, to its last byte."},
+        {NULL, "--temperature",   FLAG_REAL,   &s->temperature,   "1.0", 0, 100, NULL, SCOPE_FREE,    TOPIC_SAMPLES,
+         "Sampling temperature. 0: always the most likely token."},
+        {NULL, "--top-k",         FLAG_INT,    &s->top_k,         "0",   0, 1e9, NULL, SCOPE_FREE,    TOPIC_SAMPLES,
+         "Sample from the k most likely tokens. 0: from all."},
+        {NULL, "--top-p",         FLAG_REAL,   &s->top_p,         "0",   0, 1,   NULL, SCOPE_FREE,    TOPIC_SAMPLES,
+         "Of these, sample from the fewest most likely ones whose probabilities add up to p. 0: from all."},
+        {NULL, "--kv-cache",      FLAG_INT,    &s->kv_cache,      "1",   0, 1,   NULL, SCOPE_FREE,    TOPIC_SAMPLES,
+         "0: recompute all positions for every token of a sample, for comparison."},
     };
     // clang-format on
     return settings_add_rows(table, count, rows, COUNT_OF(rows));
 }
 
-// Refuse flags that cannot be meant together. Returns whether the run trains; where it only writes texts, it is one that
-// trains and saves nothing (s->evaluate).
+// Refuse flags that contradict each other. Returns whether the run trains; with --generate it neither trains nor saves
+// (s->evaluate).
 static inline int generate_check(const GenerateSettings* g, Settings* s) {
     if (*g->prompt && *g->prompt_file) die(USAGE, "--prompt and --prompt-file: both give the prompt; leave one out");
     if (g->samples > 1 && !g->generate)
-        die(USAGE, "--samples %d: is for --generate, which is not given; say with it how many tokens a text gets",
-            g->samples);
+        die(USAGE, "--samples %d: needs --generate, the number of tokens of a text", g->samples);
     if (g->generate && s->evaluate)
-        die(USAGE, "--generate %d and --evaluate 1: one writes texts, the other measures; leave one out", g->generate);
+        die(USAGE, "--generate %d and --evaluate 1: one prints texts, the other a loss; leave one out", g->generate);
     if (g->generate) s->evaluate = 1;
     return !g->generate;
 }
 
-// A text in the making.
+// A text that is being generated.
 typedef struct {
     int* tokens;
     int count;  // so far; the first `prompt` of them are the prompt
     int prompt;
-    int hidden;  // tokens at the front that are not shown: the end of the document before
-    int begin;   // the window's first token
-    int known;   // tokens of the window whose keys and values the model has
-    int is_nan;  // logits were not numbers: the text means nothing
+    int hidden;      // tokens at the front that are not printed: the end of the previous document
+    int begin;       // first token of the window
+    int past_len;    // tokens of the window whose keys and values are cached
+    int not_finite;  // the logits were not finite: the text is meaningless
     int T, V, kv_cache;
     Sampler sampler;
     uint64_t key;
+    int64_t written;  // new tokens of the texts that are printed
 } Generation;
 
-// What the model is to find next: the logits after the last of `count` tokens, of which it has computed `known`.
+// Input of the next forward pass, which computes the logits after the last of `count` tokens; the keys and values of
+// the first `past_len` are cached.
 typedef struct {
     const int* tokens;
-    int count, known;
+    int count, past_len;
 } Window;
 
-// The bytes of the prompt's file (caller frees), which rank 0 reads for all: a pipe has them once. It may be long in coming,
-// and the user may think better of it: signals end the program meanwhile.
-static inline char* generation_read_file(const char* path, const Comm* comm, size_t* length) {
+// The bytes of the prompt's file (caller frees). Rank 0 reads it for all, because a pipe can be read only once. A pipe
+// may block for long, so signals end the program meanwhile.
+static inline char* generation_read_file(const char* path, const ProcessGroup* group, size_t* length) {
     enum { MOST_BYTES = 1 << 28 };
     char* text = NULL;
     *length = 0;
-    if (comm->rank == 0) {
-        void (*on_interrupt)(int) = signal(SIGINT, SIG_DFL);
-        void (*on_end)(int) = signal(SIGTERM, SIG_DFL);
-        comm_wait_begin(comm);
+    if (group->rank == 0) {
+        StopHandler on_stop = process_on_stop(SIG_DFL);
+        group_wait_begin(group);
         text = read_to_end(path, MOST_BYTES, length, USAGE);
-        comm_wait_end(comm);
-        signal(SIGINT, on_interrupt), signal(SIGTERM, on_end);
+        group_wait_end(group);
+        process_on_stop(on_stop);
     }
-    comm_broadcast(comm, length, sizeof *length);
-    if (comm->rank > 0) text = (char*)xcalloc(*length + 1, 1);
-    comm_broadcast(comm, text, *length);
+    group_broadcast(group, length, sizeof *length);
+    if (group->rank > 0) text = (char*)xcalloc(*length + 1, 1);
+    group_broadcast(group, text, *length);
     return text;
 }
 
-// The tokens of the prompt (caller frees), at least one; NULL where there is no prompt.
+// The tokens of the prompt (caller frees), at least one; NULL without a prompt.
 static inline int* generation_read_prompt(const GenerateSettings* s, const Session* session, int V, int* count) {
     const char* flag = *s->prompt_file ? "--prompt-file" : "--prompt";
     size_t length = strlen(s->prompt);
     int* ids;
     Bpe bpe;
     if (!*s->prompt && !*s->prompt_file) return NULL;
-    char* text = *s->prompt ? NULL : generation_read_file(s->prompt_file, session->comm, &length);
-    if (length == 0) die(USAGE, "--prompt-file %s: is empty; leave it out to begin a document", s->prompt_file);
-    if (!session->tokenizer_dir || bpe_open(&bpe, session->tokenizer_dir) != 0)
+    char* text = *s->prompt ? NULL : generation_read_file(s->prompt_file, session->group, &length);
+    if (length == 0) die(USAGE, "--prompt-file %s: is empty; leave it out to start a document", s->prompt_file);
+    if (!session->tokenizer_files.directory || bpe_open(&bpe, session->tokenizer_files.directory) != 0)
         die(USAGE,
-            "%s: there is no tokenizer to read it with; put tokenizer.json, or vocab.json and merges.txt, into the "
+            "%s: no tokenizer to encode it with; put tokenizer.json, or vocab.json and merges.txt, into the "
             "directory of the model",
             flag);
     size_t n = bpe_encode(&ids, &bpe, text ? text : s->prompt, length, AS_TOKEN);
     for (size_t i = 0; i < n; i++)
         if (ids[i] >= V)
             die(USAGE,
-                "%s: holds token %d of the tokenizer in %s, but the model has %d tokens; put the model's own there",
-                flag, ids[i], session->tokenizer_dir, V);
+                "%s: contains token %d of the tokenizer in %s, but the model has %d tokens; put the model's own there",
+                flag, ids[i], session->tokenizer_files.directory, V);
     *count = (int)n;
     bpe_free(&bpe);
     free(text);
     return ids;
 }
 
-// Read the prompt, after generate_check(), for a model of V tokens that knows T positions and has the cache only where `can_cache`.
+// Read the prompt, after generate_check(), for a model of V tokens and T positions that can cache keys and values if
+// `can_cache`.
 static inline void generation_open(Generation* g, const GenerateSettings* s, const Session* session, int T, int V,
                                    int can_cache) {
     int most = max_int(T - 1, 1), *prompt;
@@ -138,7 +143,7 @@ static inline void generation_open(Generation* g, const GenerateSettings* s, con
     prompt = generation_read_prompt(s, session, V, &g->prompt);
     if (!prompt) g->prompt = g->hidden = 1;
     int dropped = max_int(g->prompt - most, 0);
-    if (dropped && session->comm->rank == 0)
+    if (dropped && session->group->rank == 0)
         warn("the prompt has %d tokens; the model sees the last %d of them, one less than -t", g->prompt, most);
     g->prompt -= dropped;
     g->tokens = (int*)xmalloc(((size_t)g->prompt + (size_t)max_int(s->sample_tokens, s->generate)) * sizeof(int));
@@ -149,59 +154,69 @@ static inline void generation_open(Generation* g, const GenerateSettings* s, con
 
 static inline void generation_close(Generation* g) { free(g->tokens); }
 
-// Begin with the prompt again. Texts of different numbers have their own random numbers, at every step of a run.
+// Start again from the prompt. Each text number, and each step of a run, has its own random numbers.
 static inline void generation_begin(Generation* g, const Session* session, int number) {
     g->count = g->prompt;
-    g->begin = g->known = g->is_nan = 0;
+    g->begin = g->past_len = g->not_finite = 0;
     g->key = rng_stream((uint64_t)session->settings->seed, (uint64_t)session->step, (uint32_t)number, SITE_SAMPLE);
 }
 
 static inline Window generation_window(Generation* g) {
     if (g->count - g->begin > g->T) {
         g->begin += max_int(g->T / 4, 1);
-        g->known = 0;
+        g->past_len = 0;
     }
-    Window w = {g->tokens + g->begin, g->count - g->begin, g->known};
-    if (g->kv_cache) g->known = w.count;
+    Window w = {g->tokens + g->begin, g->count - g->begin, g->past_len};
+    if (g->kv_cache) g->past_len = w.count;
     return w;
 }
 
-// Add a token that is drawn from these logits.
+// Draw the next token from these logits and append it.
 static inline void generation_draw(Generation* g, const real* logits) {
     double uniform = rng_uniform(philox((uint32_t)g->count, 0, 0, 0, g->key).v[0]);
-    int drawn = sampler_draw(logits, g->V, g->sampler, uniform);
-    g->is_nan |= isnan((double)logits[drawn]) != 0;
-    g->tokens[g->count++] = drawn;
+    for (int v = 0; v < g->V; v++) g->not_finite |= !isfinite((double)logits[v]);
+    g->tokens[g->count++] = sampler_draw(logits, g->V, g->sampler, uniform);
 }
 
-// The text so far, as numbers where there is no tokenizer.
+// The text so far, or its tokens as numbers without a tokenizer.
 static inline Text generation_text(const Generation* g, const Session* session) {
     Text text = {NULL, 0, 0};
     for (int i = g->hidden; i < g->count; i++) {
         size_t bytes = 0;
-        const char* piece = session->tokenizer_dir ? tokenizer_decode(&session->tokenizer, g->tokens[i], &bytes) : NULL;
+        const char* piece =
+            session->tokenizer_files.directory ? tokenizer_decode(&session->tokenizer, g->tokens[i], &bytes) : NULL;
         if (piece) text_append(&text, piece, bytes);
         else text_printf(&text, "%d ", g->tokens[i]);
     }
     return text;
 }
 
-// Print text number `number`; a line separates it from the one before.
-static inline void generation_print(const Generation* g, const Session* session, int number) {
-    if (g->is_nan) die(FAILED, "the model's logits are not numbers, so there is no next token");
+// Print text number `number`, after a line that separates it from the previous one.
+static inline void generation_print(Generation* g, const Session* session, int number) {
+    if (g->not_finite)
+        die(STOPPED_BY_NAN,
+            "--generate: the model's logits are not finite; take an earlier checkpoint or another model");
     Text text = generation_text(g, session);
     if (number > 0) printf("---\n");
     fwrite(text.text, 1, text.length, stdout);  // bytes of any kind
     printf("\n");
     fflush(stdout);
     free(text.text);
+    g->written += g->count - g->prompt;
 }
 
-// Say on stderr, which is not the texts', how fast they came.
-static inline void generation_print_speed(const Session* session, int64_t tokens, double seconds) {
-    if (session->comm->rank == 0)
-        fprintf(stderr, "%lld tokens in %.2f s: %.1f tokens/s\n", (long long)tokens, seconds,
-                (double)tokens / fmax(seconds, 1e-9));
+// What the model has written so far in training: print it, and keep it in OUT/sample.txt.
+static inline void generation_show(const Generation* g, const Session* session) {
+    Text text = generation_text(g, session);
+    session_show_text(session, &text);
+    free(text.text);
+}
+
+// Print the speed to stderr; stdout has the texts alone.
+static inline void generation_print_speed(const Generation* g, const Session* session, double seconds) {
+    if (session->group->rank == 0)
+        fprintf(stderr, "%lld tokens in %.2f s: %.1f tokens/s\n", (long long)g->written, seconds,
+                (double)g->written / fmax(seconds, 1e-9));
 }
 
 #endif

@@ -1,37 +1,37 @@
-/* The data of a masked language model's run: sentences to train on, sentences to validate on if there are any, and their
- * batches on the way to where the ops run; or a task's examples in their place. While a step's micro-batches are used, a
- * thread draws and masks those of the step after it. */
-#ifndef LLMC_MLM_DATA_H
-#define LLMC_MLM_DATA_H
+/* The data of a masked language model's run: sentences for training, optional sentences for validation, or a task's
+ * examples in their place, and their batches on the way to the device. While a step uses its micro-batches, a thread
+ * draws and masks those of the next step. */
+#ifndef LLMC_RUN_MLM_DATA_H
+#define LLMC_RUN_MLM_DATA_H
 
-#include "../data/examples.h"
-#include "../data/wordpiece.h"
-#include "../device/staging.h"
-#include "comm.h"
-#include "mlm_settings.h"
-#include "prefetch.h"
+#include "llmc/data/tasks/examples.h"
+#include "llmc/data/text/wordpiece.h"
+#include "llmc/device/staging.h"
+#include "llmc/dist/process_group.h"
+#include "llmc/run/mlm_settings.h"
+#include "llmc/run/prefetch.h"
 
-// A micro-batch where the ops run: real tokens only, one sequence after the other.
+// A micro-batch on the device: the sequences one after the other, without padding.
 typedef struct {
     Sequences sequences;
-    int masked;                 // positions whose token is to be predicted; of examples: targets
+    int masked;                 // number of tokens to predict; of examples: of targets
     const int *tokens, *types;  // [rows]
-    const int* masked_rows;     // [masked] their rows, ascending
-    const int* masked_targets;  // [masked] the tokens that were there; of examples: the targets, sequence by sequence
-    const int* next_labels;     // [sequences] 0: the second segment follows the first, 1: it is a random one
+    const int* masked_rows;     // [masked] their rows, in ascending order
+    const int* targets;         // [masked] the original tokens; of examples: the targets, sequence by sequence
+    const int* next_targets;    // [sequences] 0: the second segment follows the first, 1: it is a random one
 } MlmInput;
 
-// The way there, for one micro-batch at a time.
+// Uploads one micro-batch at a time.
 typedef struct {
     Staging staging;
     int* device;
-    size_t ints;  // that there is room for
+    size_t ints;  // capacity
 } MlmLoader;
 
-// Every array begins on 16 bytes.
+// Every array starts at a multiple of 16 bytes.
 static inline size_t mlm_loader_room(size_t n) { return round_up(n, 4); }
 
-// What a loader for micro-batches of these sizes takes where the ops run, in ints.
+// Device memory of a loader for micro-batches of these sizes, in ints.
 static inline size_t mlm_loader_ints(int rows, int masked, int sequences) {
     return 4 * mlm_loader_room((size_t)rows) + 2 * mlm_loader_room((size_t)masked) +
            2 * mlm_loader_room((size_t)sequences + 1);
@@ -48,11 +48,15 @@ static inline void mlm_loader_close(MlmLoader* l) {
     device_free(l->device, l->ints * sizeof(int));
 }
 
-// Bring a batch to the device; it is there for what is launched after this, until the next one is loaded. The batch itself
-// must stay until then.
+// Upload a batch to the device for all later launches, until the next one is loaded. The caller must keep the batch
+// until then.
 static inline MlmInput mlm_load(MlmLoader* l, const MlmBatch* b, Context* ctx) {
-    MlmInput in = {{b->rows, b->count, b->max_length, b->squares, (int)b->first, NULL, NULL, NULL, b->cu_seqlens},
-                   b->masked};
+    MlmInput in;
+    memset(&in, 0, sizeof in);
+    in.sequences.rows = b->rows, in.sequences.count = b->count, in.sequences.first = (int)b->first;
+    in.sequences.max_length = b->max_length, in.sequences.squares = b->squares;
+    in.sequences.host_cu_seqlens = b->cu_seqlens;
+    in.masked = b->masked;
     const size_t rows = (size_t)b->rows, masked = (size_t)b->masked, count = (size_t)b->count;
     const struct {
         const int* from;
@@ -64,8 +68,8 @@ static inline MlmInput mlm_load(MlmLoader* l, const MlmBatch* b, Context* ctx) {
                  {b->position, rows, &in.sequences.position},
                  {b->cu_seqlens, count + 1, &in.sequences.cu_seqlens},
                  {b->masked_rows, masked, &in.masked_rows},
-                 {b->masked_targets, masked, &in.masked_targets},
-                 {b->next_labels, count, &in.next_labels}};
+                 {b->targets, masked, &in.targets},
+                 {b->next_targets, count, &in.next_targets}};
     scope_at(ctx, FORWARD, -1);
     Scope scope = scope_open(ctx, "batch_load", 0, (double)((4 * rows + 2 * masked + 2 * count) * sizeof(int)),
                              "rows=%d sequences=%d masked=%d", b->rows, b->count, b->masked);
@@ -84,8 +88,9 @@ static inline MlmInput mlm_load(MlmLoader* l, const MlmBatch* b, Context* ctx) {
 }
 
 // ---------------------------------------------------------------------------------------------------------
+// Batches of a step
 
-// What a rank takes for a step: micro-batches of B rows, the first of them from row number `start` + rank * B on.
+// A rank's part of a step: micro-batches of B rows, the first one starting with row number `start` + rank * B.
 typedef struct {
     uint64_t start;
     int B, rank, ranks;
@@ -96,15 +101,15 @@ typedef struct {
     int T;
     MlmData train, val;
     int has_train, has_val;
-    const Examples* examples;  // to train on instead; NULL: none
-    uint64_t seed;             // of their order
-    int shuffle;               // 0: they stay in the order of their file
-    // The micro-batches of a step on this rank. All are there before the first is used, so that what they hold together
-    // can be counted.
+    const Examples* examples;  // train on these instead; NULL: none
+    uint64_t seed;             // of the order of the examples
+    int shuffle;               // 0: in the order of their file
+    // The micro-batches of a step on this rank. All are ready before the first is used, so that their tokens can be
+    // counted.
     MlmBatch* batches;
     int micro_steps;
     MlmLoader loader;
-    // Those of the next step, which belong to the thread while it makes them.
+    // Those of the next step, which belong to the thread while it works on them.
     Prefetch ahead;
     int is_ahead;  // the thread runs
     MlmBatch* next;
@@ -112,12 +117,12 @@ typedef struct {
     ReadError error;
 } MlmSource;
 
-// What the micro-batches of a step hold over all ranks.
+// What the micro-batches of a step contain, over all ranks.
 typedef struct {
     double sequences, tokens, squares, masked;
 } MlmCounts;
 
-// Make room for steps of `micro_steps` micro-batches of B rows of T tokens.
+// Allocate for steps of `micro_steps` micro-batches of B rows of T tokens.
 static inline void mlm_source_alloc(MlmSource* d, MlmRecipe recipe, int B, int T, int micro_steps, Context* ctx) {
     memset(d, 0, sizeof *d);
     d->recipe = recipe;
@@ -132,8 +137,8 @@ static inline void mlm_source_alloc(MlmSource* d, MlmRecipe recipe, int B, int T
     mlm_loader_open(&d->loader, B * T, B * recipe.max_predictions, B * max_int(1, recipe.pack), ctx);
 }
 
-// Open both patterns (val_pattern may be NULL), whose tokens must be below V. Validation data has the same masks whenever
-// and wherever it is looked at.
+// Open both patterns (val_pattern may be NULL), whose tokens must be below V. The masks of validation data are always
+// the same.
 static inline void mlm_source_open(MlmSource* d, const char* train_pattern, const char* val_pattern, int V,
                                    uint64_t seed) {
     mlm_open(&d->train, train_pattern, d->T, d->recipe, seed);
@@ -149,7 +154,7 @@ static inline void mlm_source_open(MlmSource* d, const char* train_pattern, cons
     d->has_val = 1;
 }
 
-// Ends with USAGE unless the data was made with these words; without any there is nothing to compare.
+// Ends with USAGE if the data was made with another vocabulary. Without `words` there is nothing to compare.
 static inline void mlm_check_words(const MlmData* d, const WordPiece* words) {
     const SentencesHeader* v = &d->text.vocabulary;
     uint64_t hash = FNV_START;
@@ -184,7 +189,7 @@ static inline void mlm_source_close(MlmSource* d) {
     if (d->has_val) mlm_close(&d->val);
 }
 
-// The thread that works ahead. It is one thread: it has the time of a whole step.
+// The thread that prepares the next step. One thread suffices: it has the time of a whole step.
 static inline void* mlm_source_work(void* data) {
     MlmSource* d = (MlmSource*)data;
     for (uint64_t job; prefetch_take(&d->ahead, &job); prefetch_done(&d->ahead)) {
@@ -203,7 +208,7 @@ static inline void* mlm_source_work(void* data) {
     return NULL;
 }
 
-// Have the thread make d->next, which waits for what it makes already.
+// Let the thread prepare d->next, after the job it is working on.
 static inline void mlm_source_ask(MlmSource* d, MlmShare share) {
     if (d->ahead.asked > 0) prefetch_wait(&d->ahead, d->ahead.asked - 1);
     free(d->error.message);
@@ -212,10 +217,12 @@ static inline void mlm_source_ask(MlmSource* d, MlmShare share) {
     prefetch_ask(&d->ahead);
 }
 
-// Build this rank's micro-batches of B rows for the step that begins with row number `start`. They are ready where it
-// is the step after the last one; else, as where a run begins, they are made now.
+// Build this rank's micro-batches of B rows for the step that starts with row number `start`. For the step after the
+// last one they are ready; otherwise, as at the start of a run, they are made now.
 static inline void mlm_source_build(MlmSource* d, uint64_t start, int B, int rank, int ranks) {
-    MlmShare share = {start, B, rank, ranks}, after = share;
+    MlmShare share, after;
+    share.start = start, share.B = B, share.rank = rank, share.ranks = ranks;
+    after = share;
     if (!d->is_ahead) prefetch_open(&d->ahead, mlm_source_work, d);
     d->is_ahead = 1;
     int is_ready = d->ahead.asked > 0 && d->share.start == start && d->share.B == B && d->share.rank == rank &&
@@ -230,24 +237,25 @@ static inline void mlm_source_build(MlmSource* d, uint64_t start, int B, int ran
     mlm_source_ask(d, after);
 }
 
-// After mlm_source_build().
-static inline MlmCounts mlm_source_count(const MlmSource* d, const Comm* comm) {
+// Count the sequences and tokens of the step, after mlm_source_build().
+static inline MlmCounts mlm_source_count(const MlmSource* d, const ProcessGroup* group) {
     MlmCounts counts = {0, 0, 0, 0};
     for (int i = 0; i < d->micro_steps; i++) {
         const MlmBatch* b = &d->batches[i];
         counts.sequences += b->count, counts.tokens += b->rows, counts.masked += b->masked;
         counts.squares += (double)b->squares;
     }
-    comm_sum_counts(comm, &counts.sequences, sizeof counts / sizeof counts.sequences);
+    group_sum_counts(group, &counts.sequences, sizeof counts / sizeof counts.sequences);
     return counts;
 }
 
-// What the sums of a micro-batch's losses are multiplied by.
+// Factors on the summed losses of a micro-batch.
 typedef struct {
     double masked, next;
 } MlmScales;
 
-// The mean of a step's losses is that of its `parts` micro-batches' means, or that of all that it holds.
+// The loss of a step is the mean of its `parts` micro-batches' means (--loss-mean micro), or the mean over the step
+// (global).
 static inline MlmScales mlm_scales(LossMean mean, const MlmBatch* batch, MlmCounts step, int parts) {
     MlmScales micro = {1.0 / parts / batch->masked, 1.0 / parts / batch->count};
     MlmScales global = {1 / step.masked, 1 / step.sequences};

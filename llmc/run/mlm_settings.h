@@ -1,9 +1,9 @@
-/* Settings of a run that predicts masked tokens: how sequences are drawn and masked, and what is shown of it. */
-#ifndef LLMC_MLM_SETTINGS_H
-#define LLMC_MLM_SETTINGS_H
+/* Settings of a masked language model's run: how sequences are drawn and masked, and which samples are shown. */
+#ifndef LLMC_RUN_MLM_SETTINGS_H
+#define LLMC_RUN_MLM_SETTINGS_H
 
-#include "../data/batch_mlm.h"
-#include "settings.h"
+#include "llmc/data/mlm/batch_mlm.h"
+#include "llmc/run/settings.h"
 
 // In the order of the flag's choices.
 typedef enum { MEAN_MICRO, MEAN_GLOBAL } LossMean;
@@ -19,20 +19,43 @@ typedef struct {
 static inline int mlm_settings_rows(MlmSettings* s, Flag* table, int count) {
     // clang-format off
     const Flag rows[] = {
-        {NULL,  "--loss-mean",          FLAG_CHOICE, &s->loss_mean,       "global", 0, 0, "micro|global", "of a step: micro is the mean of its micro-batches' means, as published; global the mean over all its masked tokens, however it is cut", 0},
-        {NULL,  "--nsp",                FLAG_INT,    &s->next_sentence,   "1",      0, 1, NULL, "1: also predict whether the second segment follows the first", 0},
-        {NULL,  "--max-predictions",    FLAG_INT,    &s->max_predictions, "-1",     -1, 1 << 20, NULL, "most masked tokens in a sequence; -1: as many as --mask-fraction of -t are", 0},
-        {NULL,  "--mask-fraction",      FLAG_REAL,   &s->mask_fraction,   "0.15",   1e-6, 1, NULL, "of a sequence's tokens, to be predicted", 0},
-        {NULL,  "--whole-word-masking", FLAG_INT,    &s->whole_words,     "0",      0, 1, NULL, "1: the pieces of a word are masked together", 0},
-        {NULL,  "--static-masking",     FLAG_INT,    &s->static_masks,    "0",      0, 1e6, NULL, "draw pairs and masks anew in so many epochs, then repeat them; 0: always anew", 0},
-        {NULL,  "--short-sequences",    FLAG_REAL,   &s->short_fraction,  "0.1",    0, 1, NULL, "of the sequences, made shorter than -t on purpose", 0},
-        {NULL,  "--pack",               FLAG_INT,    &s->pack,            "1",      1, 64, NULL, "most sequences in a row of -t tokens", 0},
-        {NULL,  "--phase2",             FLAG_STRING, &s->phase2,          "",       0, 0, NULL, "directory of another run: begin with its newest weights and moments instead of -e, at step 0, with any -t", 0},
-        {"-s",  "--sample-every",       FLAG_INT,    &s->sample_every,    "500",    0, 1e9, NULL, "steps between looks at how a held-out sequence is filled in, and one at the end; 0: never", 0},
-        {NULL,  "--fill",               FLAG_STRING, &s->fill,            "",       0, 0, NULL, "print this text with its [MASK]s filled in by -e (or by -o with -y 1) and end", 0},
+        {NULL, "--loss-mean",          FLAG_CHOICE, &s->loss_mean,       "global", 0,   0,       "micro|global", SCOPE_RUN, TOPIC_MASKING,
+         "Loss of a step. micro: mean of its micro-batches' means, as published; global: mean over all its masked "
+         "tokens, however they are split."},
+        {NULL, "--nsp",                FLAG_INT,    &s->next_sentence,   "1",      0,   1,       NULL,   SCOPE_RUN,     TOPIC_MASKING,
+         "1: also predict whether the second segment follows the first."},
+        {NULL, "--max-predictions",    FLAG_INT,    &s->max_predictions, "-1",     -1,  1 << 20, NULL,   SCOPE_RUN,     TOPIC_MASKING,
+         "Maximum masked tokens per sequence. -1: --mask-fraction of -t."},
+        {NULL, "--mask-fraction",      FLAG_REAL,   &s->mask_fraction,   "0.15",   1e-6, 1,      NULL,   SCOPE_RUN,     TOPIC_MASKING,
+         "Fraction of a sequence's tokens to predict."},
+        {NULL, "--whole-word-masking", FLAG_INT,    &s->whole_words,     "0",      0,   1,       NULL,   SCOPE_RUN,     TOPIC_MASKING,
+         "1: mask all pieces of a word together."},
+        {NULL, "--static-masking",     FLAG_INT,    &s->static_masks,    "0",      0,   1e6,     NULL,   SCOPE_RUN,     TOPIC_MASKING,
+         "Draw new pairs and masks for this many epochs, then repeat them. 0: always new ones."},
+        {NULL, "--short-sequences",    FLAG_REAL,   &s->short_fraction,  "0.1",    0,   1,       NULL,   SCOPE_RUN,     TOPIC_MASKING,
+         "Fraction of sequences made shorter than -t on purpose."},
+        {NULL, "--pack",               FLAG_INT,    &s->pack,            "1",      1,   64,      NULL,   SCOPE_RUN,     TOPIC_MASKING,
+         "Maximum sequences in a row of -t tokens."},
+        {NULL, "--phase2",             FLAG_STRING, &s->phase2,          "",       0,   0,       NULL,   SCOPE_RUN,     TOPIC_RUN,
+         "Directory of another run: start from its newest weights and moments instead of -e, at step 0, with any -t."},
+        {"-s", "--sample-every",       FLAG_INT,    &s->sample_every,    "500",    0,   1e9,     NULL,   SCOPE_FREE,    TOPIC_SAMPLES,
+         "Steps between samples, which fill in a held-out sequence, and one at the end. 0: never."},
+        {NULL, "--fill",               FLAG_STRING, &s->fill,            "",       0,   0,       NULL,   SCOPE_PROCESS, TOPIC_SAMPLES,
+         "Print this text with its [MASK]s filled in by -e (or by -o with -y 1) and exit."},
     };
     // clang-format on
     return settings_add_rows(table, count, rows, COUNT_OF(rows));
+}
+
+// Give the rows that have them BERT's published defaults, and its micro-batch. Returns the count.
+static inline int mlm_default_settings(Flag* table, int count) {
+    settings_default(table, count, "--batch", "8");
+    settings_default(table, count, "--schedule", "linear");
+    settings_default(table, count, "--final-lr", "0");
+    settings_default(table, count, "--weight-decay", "0.01");
+    settings_default(table, count, "--beta2", "0.999");
+    settings_default(table, count, "--eps", "1e-6");
+    return count;
 }
 
 // For sequences of T tokens.
@@ -40,8 +63,12 @@ static inline MlmRecipe mlm_settings_recipe(const MlmSettings* s, int T) {
     int most = *s->fill                  ? T
                : s->max_predictions >= 0 ? s->max_predictions
                                          : max_int(1, (int)rint(s->mask_fraction * T));
-    MlmRecipe recipe = {min_int(most, T), s->mask_fraction, s->whole_words,   s->next_sentence,
-                        s->static_masks,  s->pack,          s->short_fraction};
+    MlmRecipe recipe;
+    memset(&recipe, 0, sizeof recipe);
+    recipe.max_predictions = min_int(most, T);
+    recipe.mask_fraction = s->mask_fraction, recipe.short_fraction = s->short_fraction;
+    recipe.whole_words = s->whole_words, recipe.next_sentence = s->next_sentence;
+    recipe.static_masks = s->static_masks, recipe.pack = s->pack;
     if (!*s->fill) mlm_check_recipe(recipe, T);
     return recipe;
 }

@@ -1,23 +1,20 @@
-/* A thread that works ahead: it makes what the trainer will ask for next while the trainer is busy with something else.
+/* A thread that prepares the trainer's next batches while the trainer is busy.
  *
- * Jobs are numbered from 0 and done one after the other. The trainer asks for them and waits for each before it uses
- * what the job has made; the thread takes them, does them, and says so. What job number n is about, and where its
- * result goes, lies in memory that both know: it belongs to the thread from prefetch_ask() until prefetch_wait() has
- * returned, else to the trainer. What is wrong with the data is the trainer's to report (ReadError), and signals are
- * its own.
+ * Jobs are numbered from 0 and done in order. The trainer asks for a job, and waits for it before it uses the result.
+ * The job's parameters and result are in memory that both share: it belongs to the thread from prefetch_ask() until
+ * prefetch_wait() returns, and otherwise to the trainer. The trainer reports errors in the data (ReadError) and handles
+ * signals.
  *
  *     trainer                                       thread
  *     prefetch_open(&p, work, data);                while (prefetch_take(&p, &job)) {
  *     uint64_t job = prefetch_ask(&p);                  make job number `job`
  *     prefetch_wait(&p, job);                           prefetch_done(&p);
  *     prefetch_close(&p);                           } */
-#ifndef LLMC_PREFETCH_H
-#define LLMC_PREFETCH_H
+#ifndef LLMC_RUN_PREFETCH_H
+#define LLMC_RUN_PREFETCH_H
 
-#include <pthread.h>
-#include <signal.h>
-
-#include "../base/util.h"
+#include "llmc/base/thread.h"
+#include "llmc/base/util.h"
 
 typedef struct {
     pthread_t thread;
@@ -27,20 +24,16 @@ typedef struct {
     int stops;
 } Prefetch;
 
-// Start a thread that runs work(data). Signals are left to the threads that there are.
+// Start a thread that runs work(data), with all signals masked.
 static inline void prefetch_open(Prefetch* p, void* (*work)(void*), void* data) {
-    sigset_t all, before;
     memset(p, 0, sizeof *p);
     pthread_mutex_init(&p->lock, NULL);
     pthread_cond_init(&p->changed, NULL);
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before);
-    int bad = pthread_create(&p->thread, NULL, work, data);
-    pthread_sigmask(SIG_SETMASK, &before, NULL);
-    if (bad) die(FAILED, "a thread that reads ahead cannot be started: %s", strerror(bad));
+    int bad = thread_start(&p->thread, work, data);
+    if (bad) die(FAILED, "cannot start the thread that reads ahead: %s", strerror(bad));
 }
 
-// Let the running job come to its end and leave the others undone.
+// Let the running job finish and drop the others.
 static inline void prefetch_close(Prefetch* p) {
     pthread_mutex_lock(&p->lock);
     p->stops = 1;
@@ -60,7 +53,7 @@ static inline uint64_t prefetch_ask(Prefetch* p) {
     return job;
 }
 
-// Wait until this job, which was asked for, is done.
+// Wait until this job is done.
 static inline void prefetch_wait(Prefetch* p, uint64_t job) {
     pthread_mutex_lock(&p->lock);
     CHECK(job < p->asked);
@@ -68,17 +61,17 @@ static inline void prefetch_wait(Prefetch* p, uint64_t job) {
     pthread_mutex_unlock(&p->lock);
 }
 
-// For the thread: wait for its next job. Returns 0 when it is to end.
+// For the thread: wait for the next job. Returns 0 if the thread must end.
 static inline int prefetch_take(Prefetch* p, uint64_t* job) {
     pthread_mutex_lock(&p->lock);
     while (!p->stops && p->done == p->asked) pthread_cond_wait(&p->changed, &p->lock);
     *job = p->done;
-    int goes_on = !p->stops;
+    int has_job = !p->stops;
     pthread_mutex_unlock(&p->lock);
-    return goes_on;
+    return has_job;
 }
 
-// For the thread: the job it has taken is done.
+// For the thread: its current job is done.
 static inline void prefetch_done(Prefetch* p) {
     pthread_mutex_lock(&p->lock);
     p->done++;

@@ -1,0 +1,106 @@
+/* cast_to_fp32: test and bench. */
+#ifndef DEV_OPS_CAST_TO_FP32_H
+#define DEV_OPS_CAST_TO_FP32_H
+
+#include "harness.h"
+#include "llmc/ops/cast_to_fp32.h"
+
+typedef struct {
+    Array params, master, copies;
+    CastSpan* spans;
+    int has_master;
+    size_t begin, n;  // of a shard
+    Context* ctx;
+} CastToFp32Case;
+
+static inline void cast_to_fp32_run(void* state) {
+    CastToFp32Case* k = (CastToFp32Case*)state;
+    cast_to_fp32(k->copies.device_real, k->params.device, k->has_master ? k->master.device_real : NULL, k->spans, 3,
+                 1000, k->ctx);
+}
+
+static inline void cast_to_fp32_run_shard(void* state) {
+    CastToFp32Case* k = (CastToFp32Case*)state;
+    cast_to_fp32_shard(k->copies.device_real, k->master.device_real + k->begin, k->begin, k->n, k->spans, 3, 1000,
+                       k->ctx);
+}
+
+// Spans of one element, of fewer than a block's threads and of more; what no span names stays.
+static inline void test_cast_to_fp32(Harness* h) {
+    static const CastSpan SPANS[] = {{0, 700, 1}, {128, 0, 199}, {400, 200, 500}};
+    for (int has_master = 0; has_master < 2; has_master++) {
+        case_begin(h, "cast_to_fp32/forward of %s", has_master ? "master weights" : "parameters");
+        CastToFp32Case* k = (CastToFp32Case*)case_memory(h, sizeof *k);
+        k->params = input(h, 900, 1), k->master = input(h, 900, 1), k->copies = output(h, 800, SET);
+        for (size_t i = 0; i < 900; i++) k->master.host[i] = (real)(1 + 1e-4 * (double)i);  // floatX holds few of these
+        array_upload_real(k->master);
+        k->spans = (CastSpan*)int_array(h, COUNT_OF(SPANS) * (sizeof(CastSpan) / sizeof(int)));
+        memcpy(k->spans, SPANS, sizeof SPANS);
+        k->has_master = has_master, k->ctx = &h->ctx;
+        real* want = copy_of(h, k->copies);
+        cast_to_fp32_ref(want, k->params.host, has_master ? k->master.host : NULL, SPANS, 3);
+        expect_same_for_any_threads(h, "forward", cast_to_fp32_run, k, &k->copies, 1);
+        expect_equal(h, "copies", k->copies, want);
+        case_end(h);
+    }
+
+    // Each shard's copies, added up, are those of the whole: shards without any, with a part of a span, with all.
+    static const size_t ENDS[][4] = {
+        {1024, 1024, 1024, 1024}, {0, 128, 512, 1024}, {256, 256, 640, 1024}, {128, 256, 384, 1024}};
+    for (size_t c = 0; c < COUNT_OF(ENDS); c++) {
+        case_begin(h, "cast_to_fp32/forward of shards that end at %zu, %zu, %zu", ENDS[c][0], ENDS[c][1], ENDS[c][2]);
+        CastToFp32Case* k = (CastToFp32Case*)case_memory(h, sizeof *k);
+        k->master = input(h, 1024, 1), k->copies = output(h, 800, SET);
+        k->spans = (CastSpan*)int_array(h, COUNT_OF(SPANS) * (sizeof(CastSpan) / sizeof(int)));
+        memcpy(k->spans, SPANS, sizeof SPANS);
+        k->ctx = &h->ctx;
+        real *want = copy_of(h, k->copies), *sum = (real*)case_memory(h, 800 * sizeof(real));
+        real* untouched = copy_of(h, k->copies);
+        cast_to_fp32_ref(want, NULL, k->master.host, SPANS, 3);
+        for (int i = 0; i < 4; k->begin = ENDS[c][i++]) {
+            k->n = ENDS[c][i] - k->begin;
+            real* part = copy_of(h, k->copies);
+            cast_to_fp32_shard_ref(part, k->master.host + k->begin, k->begin, k->n, SPANS, 3);
+            expect_same_for_any_threads(h, "forward", cast_to_fp32_run_shard, k, &k->copies, 1);
+            expect_equal(h, "copies", k->copies, part);
+            for (size_t j = 0; j < 800; j++) sum[j] += part[j];
+        }
+        for (size_t j = 0; j < 800; j++)
+            if (memcmp(&want[j], &untouched[j], sizeof(real)) == 0) sum[j] = untouched[j];
+        expect_true(h, "the sum", memcmp(sum, want, 800 * sizeof(real)) == 0);
+        case_end(h);
+    }
+}
+
+typedef struct {
+    Array params, master, copies;
+    CastSpan* spans;
+    int count;
+    Context* ctx;
+} CastToFp32Bench;
+
+static inline void cast_to_fp32_run_bench(void* state) {
+    CastToFp32Bench* k = (CastToFp32Bench*)state;
+    cast_to_fp32(k->copies.device_real, k->params.device, k->master.device_real, k->spans, k->count, k->copies.n,
+                 k->ctx);
+}
+
+// The layernorms of BERT-large, as far apart as its smallest tensors allow.
+static inline void bench_cast_to_fp32(Harness* h) {
+    enum { COUNT = 50, C = 1024, APART = 128 * C };
+    CastSpan spans[COUNT];
+    CastToFp32Bench k;
+    char shapes[64];
+    case_begin(h, "cast_to_fp32 bench");
+    for (size_t s = 0; s < COUNT; s++) spans[s].from = s * APART, spans[s].to = s * C, spans[s].size = C;
+    k.params = input(h, (size_t)COUNT * APART, 1), k.master = input(h, (size_t)COUNT * APART, 1);
+    k.copies = output(h, (size_t)COUNT * C, SET);
+    k.spans = (CastSpan*)resident_ints(h, (const int*)spans, COUNT * (sizeof(CastSpan) / sizeof(int)));
+    k.count = COUNT, k.ctx = &h->ctx;
+    snprintf(shapes, sizeof shapes, "n=%zu in %d tensors", k.copies.n, k.count);
+    bench_report(h, "cast_to_fp32", shapes, bench_seconds(h, cast_to_fp32_run_bench, &k), 0,
+                 CAST_TO_FP32_FORWARD_BYTES(k.copies.n));
+    case_free(h);
+}
+
+#endif

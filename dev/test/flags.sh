@@ -1,0 +1,387 @@
+#!/bin/bash
+# Every flag of a trainer has the effect that its row in a table describes, and giving its default has none.
+#
+#     bash dev/test/flags.sh PROGRAM [FLAG...]   from the repository's root; FLAG: only these, by long name
+#
+# Flags and defaults come from --help: a flag without a row fails, and so does a row without a flag. Each row takes three
+# runs: without the flag, with its default, with another value. The first two must be equal in all output but times. The
+# row's observable must differ in the third as the row says. Ends with `N passed, N failed, N skipped`; exit status 1 if
+# one failed.
+set -u
+PROGRAM=${1:-}
+. "$(dirname "$0")/shell.sh"
+shift
+only=("$@")
+
+case ${PROGRAM##*/} in train_bert*) trainer=bert ;; finetune_bert*) trainer=tune ;; *) trainer=gpt2 ;; esac
+# Of finetune_bert the flags that the other trainers lack.
+[ $trainer != tune ] || [ ${#only[@]} -gt 0 ] || only=(--task --labels --stride --predictions)
+case ${PROGRAM##*/} in *cu) is_gpu=1 ;; *) is_gpu= ;; esac
+
+# From --help: the long names in order, and for each the short name and the default.
+declare -a names
+declare -A long default
+"$PROGRAM" --help >"$work/help" || { echo "$PROGRAM --help fails" >&2; exit 1; }
+while IFS=$'\t' read -r short name value; do
+    names+=("$name") long[$name]=$name default[$name]=$value
+    long[$short]=$name
+done < <(awk '
+    function cell(from, to) { s = substr($0, from, to - from); gsub(/^ +| +$/, "", s); return s }
+    function word(at, words) { split(substr($0, at), words, " "); return substr($0, at, 1) == " " ? "" : words[1] }
+    /^  flag / { n = index($0, "long name"); d = index($0, "default"); next }
+    d && substr($0, n, 2) == "--" && cell(n, d) != "--help" {
+        printf "%s\t%s\t%s\n", cell(1, n) == "" ? "none" : cell(1, n), cell(n, d), word(d)
+    }' "$work/help")
+[ ${#names[@]} -gt 50 ] || fail 'the flags in --help' "only ${#names[@]} were found"
+
+# ---------------------------------------------------------------------------------------------------------
+# Observables, in a run's directory
+
+each() { sed -nE '/^\{"step"/s/.*"'"$1"'": ([^,}]+).*/\1/p' out/log.jsonl; }  # the values of NAME in log.jsonl
+nth() { each "$1" | sed -n "$2p"; }  # the value of NAME that is number N
+steps_of() { sed -nE 's/^\{"step": ([0-9]+), "'"$1"'".*/\1/p' out/log.jsonl; }  # the steps whose lines begin with NAME
+checkpoints() { ls out/ckpt | sed 's/^0*//'; }
+weights() { cksum <out/model.safetensors; }
+says() { cat stdout stderr | grep -aoE -- "$1"; }  # the parts of the output that match PATTERN
+config() { grep -oE "\"$1\": [^,}]+" out/config.json; }
+count() { "$@" | sort -u | wc -l; }  # different lines
+sequences() { # in each step
+    sed -nE 's/.*"ms": ([^,]+).*"seq_s": ([^,}]+).*/\1 \2/p' out/log.jsonl | awk '{ printf "%.0f\n", $1 * $2 / 1000 }'
+}
+memory() { says "$1 [0-9.]+ MiB" | grep -oE "[0-9.]+"; }  # MiB of the plan
+text() { tr -d '\n' <stdout; }
+skipped() { sed -nE '/"skipped": true/s/^\{"step": ([0-9]+).*/\1/p' out/log.jsonl; }  # steps
+results() { cat status; each loss; each grad_norm; weights; }
+speed() { awk '{ print 1 / ($1 + 0.001) }' cpu; }  # 1 / seconds of processor time, which does not depend on the load
+
+# All output but times. A profile consists of times.
+strip_times() {
+    sed -E -e 's/ \| [0-9.]+ ms \|.*//; s/ \| mfu is of .*//; s/; [0-9.]+ MiB are available//' \
+        -e '/^checkpoint of step /d; s/[0-9.]+ s: [0-9.]+ tokens.s//; s/ GB at [0-9.e+-]+ GB.s$/ GB/' \
+        -e '/"checkpoint_ms"/d; s/"(ms|tok_s|mfu|seq_s)": [^,}]+//g' "$@"
+}
+everything() {
+    cat status
+    [ -d out/profile ] || strip_times stdout
+    strip_times stderr
+    [ ! -f out/log.jsonl ] || strip_times out/log.jsonl
+    find . -path '*/profile/*' -print -o -name matmul_plans.txt -print -o \
+        -type f ! -name stdout ! -name stderr ! -name log.jsonl ! -name command ! -name cpu -exec cksum {} + | sort
+}
+
+observed() { (cd "$1" && eval "$2" 2>/dev/null | tr '\n' ' ' | sed 's/ $//'); }  # RUN OBSERVABLE
+
+# ---------------------------------------------------------------------------------------------------------
+# Runs: each in its own directory, shared by all rows that need it
+
+declare -A run_of
+declare -a runs=()
+model=L=1,C=16,NH=2,T=16
+base="-e $model -x 4 -v 0 -m 2 -n 0"
+[ $trainer = tune ] || base="$base -s 0"
+[ -z "$is_gpu" ] || base="$base --autotune 0"
+
+# The run of a row with the flag at "--flag=value" or, with "--flag", absent; $dir is its directory. Of the row's other
+# flags, @from=DIR: start with a copy of that directory; @ranks: on two ranks; @limit=N: no file above N KiB;
+# @end=SECONDS: end it after that time. The value @none removes a flag of the base.
+need() { # FLAG[=VALUE] OTHERS
+    local -A flag=()
+    local -a words=() commands=()
+    local chosen=$1 name word start= limit=60 prepare=
+    read -ra words <<<"$base $2"
+    set -- "${words[@]}"
+    while [ $# -gt 0 ]; do
+        word=$1
+        shift
+        case $word in
+            @from=*) prepare+="cp -r in/${word#*=}/. .; " ;;
+            @limit=*) prepare+="trap '' XFSZ; ulimit -f ${word#*=}; " ;;
+            @end=*) limit=${word#*=} ;;
+            @ranks) start='mpirun --oversubscribe --bind-to none -np 2' ;;
+            *) flag[${long[$word]:-$word}]=$1 && shift ;;
+        esac
+    done
+    unset "flag[${chosen%%=*}]"
+    [[ $chosen != *=* ]] || flag[${chosen%%=*}]=${chosen#*=}
+    for name in $(printf '%s\n' "${!flag[@]}" | sort); do
+        [ "${flag[$name]}" = @none ] || commands+=("$name=${flag[$name]}")
+    done
+    local key="timeout --foreground $limit $start ${PROGRAM@Q} ${commands[*]@Q}"
+    dir=${run_of["$prepare$key"]:-}
+    if [ -z "$dir" ]; then
+        dir=$work/runs/$((${#runs[@]} + 1))
+        run_of["$prepare$key"]=$dir
+        mkdir "$dir"
+        echo "ln -s '$work/data' '$work/in' .; $prepare
+            { time $key </dev/null >stdout 2>stderr; } 2>cpu
+            echo \$? >status" >"$dir/command"
+        runs+=("$dir")
+    fi
+}
+
+# ---------------------------------------------------------------------------------------------------------
+# Rows
+
+# For AFTER: $is if N times $is is less than $was.
+less() { awk -v is="$is" -v was="$was" -v n="$1" 'BEGIN { print is != "" && n * is < was ? is : "less" }'; }
+
+declare -A has_row
+flags=() without=() with=() changed=() values=() observables=() before=() after=() keeps=()
+# With the default, OBSERVABLE matches the pattern BEFORE; with VALUE it differs and matches AFTER, in which $was and $is
+# are its two values. AFTER "=": it does not differ. KEEPS: another observable, which VALUE does not change.
+row() { # FLAG OTHERS VALUE OBSERVABLE BEFORE AFTER [KEEPS]
+    has_row[$1]=1
+    [ -n "${default[$1]+set}" ] || { fail "$1" 'has a row, but --help does not list it'; return; }
+    [ ${#only[@]} -eq 0 ] || [[ " ${only[*]} " == *" $1 "* ]] || return
+    flags+=("$1") values+=("$3") observables+=("$4") before+=("$5") after+=("$6") keeps+=("${7:-:}")
+    need "$1" "$2" && without+=("$dir")
+    need "$1=${default[$1]}" "$2" && with+=("$dir")
+    need "$1=$3" "$2" && changed+=("$dir")
+}
+# For a flag that acts in GPU builds alone: other builds accept it without effect.
+row_gpu() { if [ -n "$is_gpu" ]; then row "$@"; else row "$1" "$2" "$3" results '*' '='; fi; }
+# For a flag that needs two ranks.
+row_ranks() {
+    has_row[$1]=1
+    [ -z "$has_ranks" ] || row "$1" "@ranks -x 1 $2" "${@:3}"
+}
+
+has_ranks=
+mkdir runs in
+prepare_ranks
+[ -z "$is_gpu" ] || [ "$(nvidia-smi -L | wc -l)" -gt 1 ] || why=${why:-'this machine has one GPU'}
+[ -n "$why" ] && skip 'flags of several ranks' "$why" || has_ranks=1
+[ -n "$is_gpu" ] || skip 'effects of flags that act on GPUs alone' 'this is a trainer for the CPU'
+
+# ---------------------------------------------------------------------------------------------------------
+# Inputs of rows: a run that stopped after two steps, a profile, data
+
+bytes() { # N: the whole numbers on a line of stdin, in N bytes each
+    printf '%b' "$(awk -v n="$1" '{
+        for (i = 1; i <= NF; i++) for (b = 0; b < n; b++) { printf "\\0%03o", $i % 256; $i = int($i / 256) }
+    }')"
+}
+zeros() { head -c "$1" /dev/zero; }
+small_gpt2() { # 640 tokens to predict; 256 ends a text
+    echo 20240520 1 641 | bytes 4
+    zeros 1012
+    awk 'BEGIN { for (i = 0; i < 641; i++) printf "%d ", i % 7 ? i * i % 251 : 256 }' | bytes 2
+}
+small_bert() { # four documents of 10 to 18 tokens in three sentences; tokens from 128 on continue a word
+    local all=4294967295
+    echo 20261121 1 60 12 4 261 256 257 258 259 260 | bytes 4
+    zeros 980
+    awk 'BEGIN { for (i = 0; i < 60; i++) printf "%d ", i * i % 251 }' | bytes 2
+    echo 0 3 6 10 15 20 24 30 36 42 48 54 60 0 3 6 9 12 0 0 0 0 $all $all $all $all 0 | bytes 4
+}
+prepared() { # NAME FLAG...
+    "$PROGRAM" "${@:2}" </dev/null >"$work/stdout" 2>"$work/stderr" || fail "$1" "$(tail -n 1 "$work/stderr")"
+}
+mkdir -p in/started in/small
+if [ $trainer != tune ]; then
+prepared 'a run to resume' -e $model -x 4 -v 0 -s 0 -n 2 --stop-after 2 -o in/started/out
+prepared 'a profile' -e $model -x 3 -v 0 -s 0 -n 0 --profile 1 --profile-warmup 1 -o in/profiled
+small_$trainer >in/small/train.bin
+fi
+echo static >in/prompt
+cp data/builtin/bert/vocab.txt in
+for i in 1 2 3 4 5 6 7 8 9 10; do printf '%d\ttext%d\n' $((i % 2)) $i; done >in/texts.tsv
+[ $trainer != tune ] || prepared 'a classifier' --task classify -e $model -i in/texts.tsv -x 1 -v 0 -n 0 -o in/classifier
+context=$(printf 'word %.0s' {1..120})
+echo "{\"data\": [{\"paragraphs\": [{\"context\": \"$context\", \"qas\": [{\"id\": \"1\", \"question\": \"what?\",
+    \"answers\": [{\"text\": \"word\", \"answer_start\": 5}]}]}]}]}" >in/answers.json
+{ # one example of four endings
+    echo 20240522 1 1 40 | bytes 4
+    zeros 1008
+    echo 65535 40 0 1 4 1 97 2 32 98 3 32 99 100 2 32 101 2 32 102 | bytes 2
+} >in/set.bin
+greedy() { "$PROGRAM" -e in/started/out --generate 60 --prompt i --top-k 1 2>/dev/null </dev/null | tr -d '\n'; }
+
+# ---------------------------------------------------------------------------------------------------------
+# The table. Rates are those of steps 0 to 3 of 4, by the formulas in llmc/base/schedule.h
+
+D() { echo "${default[$1]:-0}"; }  # of a number
+tokens=$((16 * $(D --batch)))
+linear() { # FINAL_LR: the rates of 4 steps that fall to it
+    awk -v p="$(D --lr)" -v q="$1" 'BEGIN {
+        for (i = 0; i < 4; i++) printf "%s%.9g", i ? " " : "", p * (q + (1 - q) * (1 - i / 4))
+    }'
+}
+shard_tokens() { od -An -td4 -j 8 -N 4 "$1" | tr -d ' '; }
+case $trainer in
+    gpt2) builtin=data/builtin V=257 schedule=linear layers=n_layer ;;
+    bert | tune) builtin=data/builtin/bert V=261 schedule=cosine layers=num_hidden_layers ;;
+esac
+small="-e $model,V=$V -i in/small/train.bin -b 1"
+profile='-x 8 --profile 1'
+rendezvous='-pn 2 -pr 1 --timeout 1'
+
+# flag, others, value, observable, with the default, with the value, keeps
+row --train-data '' $builtin/val.bin "says '[0-9]+ training tokens'" \
+    "$(shard_tokens $builtin/train.bin) *" "$(shard_tokens $builtin/val.bin) *"
+row --val-data '-v 2' $builtin/train.bin 'each val_loss' '*' '*' 'each loss'
+row --output '' other 'ls -d out other' out other 'says "loss [0-9.]+"'
+row --resume '@from=started' 1 'cat status; steps_of loss' '2 1 2' '0 1 2 3 4'
+row --override '@from=started -y 1 -l 1e-2 -k constant' 1 'cat status; each lr' '2 0.0003*' '0 0.0003 * 0.01 0.01'
+row --overwrite '@from=started' 1 'cat status; steps_of loss' '2 1 2' '0 1 2 3 4'
+row --batch '' 3 "says '[0-9]+ a step'" "$tokens a step" '48 a step'
+row --seq-len '' 8 "says '[0-9]+ a step'" "$tokens a step" "$((tokens / 2)) a step"
+row --total-batch '' $((2 * tokens)) "says '[0-9]+ a step'" "$tokens a step" "$((2 * tokens)) a step"
+row --steps "$small" 3 'steps_of loss | tail -n 1' '[1-9]*' 3
+row --epochs "$small -x @none" 2 'steps_of loss | tail -n 1' '[1-9]*' '$((2 * was))'
+row --stop-after '-k linear -q 0' 2 'each lr; checkpoints' '0.0003 0.000225 0.00015 7.5e-05 4' '0.0003 0.000225 2'
+row --optimizer '' lamb 'nth loss 2; weights' '*' '*' 'nth loss 1; each lr'
+row --schedule '-q 0.5' $schedule 'each lr' '*' '*' 'nth lr 1'
+row --schedule '-q 0.5' constant 'each lr' '*' '0.0003 0.0003 0.0003 0.0003' 'nth loss 1'
+row --schedule '-q 0 --poly-power 2' poly 'each lr' '*' '0.0003 0.00016875 7.5e-05 1.875e-05'
+row --schedule '-q 0 --wsd-decay 0.5' wsd 'each lr' '*' '0.0003 0.0003 0.0003 8.78679*e-05'
+row --lr '-k constant' 6e-4 'each lr' '0.0003 *' '0.0006 0.0006 0.0006 0.0006' 'nth loss 1'
+row --warmup '-k constant' 2 'each lr' '0.0003 *' '0.00015 0.0003 0.0003 0.0003' 'nth loss 1'
+row --final-lr '-k linear' 0.5 'each lr' "$(linear "$(D --final-lr)")" "$(linear 0.5)" 'nth loss 1'
+row --wsd-decay '-k wsd -q 0' 0.5 'each lr' '0.0003 0.0003 0.0003 0.0003' '0.0003 0.0003 0.0003 8.78679*e-05'
+row --poly-power '-k poly -q 0' 2 'each lr' '0.0003 0.000225 0.00015 7.5e-05' '0.0003 0.00016875 7.5e-05 1.875e-05'
+row --weight-decay '-l 1e-2' 0.5 'weights; each loss' '*' '*' 'nth loss 1; nth grad_norm 1'
+row --beta1 '-l 1e-2' 0.5 'nth loss 3; nth loss 4' '*' '*' 'nth loss 1; nth grad_norm 1'
+row --beta2 '-l 1e-2' 0.5 'nth loss 3; nth loss 4' '*' '*' 'nth loss 1; nth grad_norm 1'
+row --eps '-l 1e-2' 0.1 'nth loss 2; nth loss 3' '*' '*' 'nth loss 1; nth grad_norm 1'
+row --clip '-l 1e-2' 1e-6 'nth loss 2; nth loss 3' '*' '*' 'nth loss 1; nth grad_norm 1'
+row --loss-outlier '-x 160 -l 0' 0.001 'skipped | head -n 1' '' '@(129|1[3-6][0-9])'
+row --norm-outlier '-x 160 -l 0' 0.001 'skipped | head -n 1' '' '@(129|1[3-6][0-9])'
+row --loss-scale '' fixed 'count each loss_scale; each loss_scale | head -n 1' 0 '1 65536'
+row --loss-scale '' off 'each loss_scale' '' =
+row --loss-scale-start '--loss-scale fixed' 1024 'each loss_scale' '65536 65536 65536 65536' '1024 1024 1024 1024'
+row --loss-scale-growth '--loss-scale dynamic' 2 'each loss_scale' \
+    '65536 65536 65536 65536' '65536 65536 131072 131072'
+row --dropout '-v 4' 0.5 'each loss' '*' '*' 'nth val_loss 1'
+row --recompute '-e L=3,C=32,NH=2,T=32 -x 1 -b 32' 1 'memory activations' '*' '$(less 1)' 'each loss; each grad_norm'
+row --recompute '-e L=3,C=32,NH=2,T=32 -x 1 -b 32' 2 'memory activations' '*' '$(less 1)' 'each loss; each grad_norm'
+row --overfit '-l 0' 1 'count each loss' 4 1 'nth loss 1'
+row --shuffle '-l 0' 0 'each loss' '*' '*' 'each lr'
+row --seed '-l 0' 7 'each loss; weights' '*' '*' 'each lr'
+row --on-nan '-l 1e38' skip 'cat status; checkpoints' '3' '0 4'
+row --val-every '' 2 'steps_of val_loss' '0 4' '0 2 4' 'each loss'
+row --val-batches '-v 4' 1 'each val_loss' '*' '*' 'each loss'
+row --checkpoint-every '' 2 checkpoints 4 '2 4' 'each loss; weights'
+row --keep '-n 1' 1 checkpoints '3 4' 4 weights
+row --keep-every '-n 1 --keep 1 -x 5' 2 checkpoints 5 '2 4 5' weights
+row --async-checkpoint '-b 32 -x 90 -n 10' 0 'each checkpoint_wait_ms | sed "\$d" | grep -cx 0' \
+    '[1-9]' 0 'each loss; weights'
+row --on-checkpoint-error '@limit=48 -n 2 --async-checkpoint 0' stop 'cat status; says "step 4/4"' \
+    '1 step 4/4' 1 'checkpoints'
+row --max-hours '' 1e-9 'says "stopped by --max-hours after step 0"; steps_of loss' '1 2 3 4' 'stopped*'
+row --evaluate '' 1 'ls -d out; says "^val loss [0-9.]+"' out 'val loss*'
+row --profile '' 1 'cat status; ls out/profile' 0 2 'ls -d data'
+row --profile '-x 8' 1 'ls -d out/profile' '' out/profile 'each loss; weights'
+row --profile-warmup "$profile" 2 "says '[0-9]+ warm-up'" \
+    "$(D --profile-warmup) warm-up" '2 warm-up' 'each loss'
+row --ceilings "$profile" in/profiled/profile/summary.json \
+    "says '^ceilings.*' | grep -o 'measured at the start\|in/profiled.*'" 'measured at the start' 'in/profiled/*'
+row --mode "$profile" forward 'says "^mode .*"; checkpoints' '* train 8' '* forward'
+row --threads '' 2 "says '[0-9]+ CPU threads'" '1 CPU threads' '2 CPU threads' 'each loss; weights'
+row --model '-x 1 -b 1 -t 8' L=2,C=8,NH=1 "config $layers" '* 4' '* 2'
+row_gpu --master-weights '' 0 'memory optimizer' '*' '$(less 1)'
+row_gpu --autotune '' 0 'ls out/matmul_plans.txt' out/matmul_plans.txt ''
+row_gpu --gelu-fusion '-e L=1,C=128,NH=2,T=64 -b 16 -x 8 --profile 1' 0 'cut -d, -f 1-4 out/profile/kernels.csv' \
+    '*' '*'
+row_gpu --tf32 '-e L=1,C=128,NH=2,T=64 -b 16' 1 'each loss' '*' '*'
+row_gpu --attention '-e L=1,C=128,NH=2,T=64 -b 16' materialized 'memory scratch; each loss' '*' '*'
+
+# Rendezvous: the message of rank 1 of 2 that waits for rank 0, at an unused address or in a directory.
+row --ranks-start '-x 0' env 'cat status; says "^error: -pi env"' 0 '2 error: -pi env'
+row --ranks '-pr 1 -pf . --timeout 1' 3 'says "^error: .*" | grep -oE "[-]pn is missing|rank 1 of [0-9]"' \
+    '-pn is missing' 'rank 1 of 3'
+row --rank '-pn 2 -pf . --timeout 1' 1 'says "^error: .*" | grep -oE "[-]pr is missing|rank 1 of [0-9]"' \
+    '-pr is missing' 'rank 1 of 2'
+row --server "$rendezvous" 192.0.2.1 'says "needs the address|192.0.2.1 port [0-9]+"' \
+    'needs the address' '192.0.2.1 port 29500'
+row --server-port "$rendezvous -ps 192.0.2.1" 777 'says "192.0.2.1 port [0-9]+"' '192.0.2.1 port 29500' '192.0.2.1 port 777'
+row --rendezvous "$rendezvous" in 'says "needs the address|in/rank0-"' 'needs the address' in/rank0-
+row --timeout '@end=5 -pn 2 -pr 1 -pf .' 1 'cat status' 124 1
+row_ranks --ranks-per-machine '' 1 results '*' '='
+row_ranks --zero "-e L=2,C=64,NH=2,T=16" 1 'memory optimizer' '*' '$(less 1)' 'nth loss 1'
+row_ranks --reduce '' bf16 'nth grad_norm 1; weights' '*' '*' 'nth loss 1'
+row_ranks --bucket '' 1000 'says "gradients summed [a-z ]+"' \
+    'gradients summed bucket by bucket*' 'gradients summed at once*' 'nth loss 1'
+
+if [ $trainer = gpt2 ]; then
+    write='-e in/started/out --generate 60'
+    row --doc-mask "$small -b 8" 1 'each loss; each grad_norm' '*' '*' 'each lr'
+    row --sample-every '' 2 "says 'sample after step [0-9]+'" \
+        'sample after step 4' 'sample after step 2 sample after step 4'
+    row --sample-tokens '-s 4' 3 'wc -c <out/sample.txt' '[1-9][0-9][0-9]*' '$(less 2)' 'each loss'
+    row --generate '-e in/started/out' 5 'ls -d out; says "^[0-9]+ tokens in"' out '5 tokens in'
+    row --samples "$write" 3 'grep -acx -e --- stdout; says "^[0-9]+ tokens"' '0 60 tokens' '2 180 tokens'
+    row --prompt "$write" static 'grep -ac ^static stdout' 0 1
+    row --prompt-file "$write" in/prompt 'grep -ac ^static stdout' 0 1
+    row --temperature "$write --prompt i" 0 'text | cksum' '*' "$(greedy | cksum)"
+    row --top-k "$write --prompt i" 1 'text | cksum' '*' "$(greedy | cksum)"
+    row --top-p "$write --prompt i" 1e-9 'text | cksum' '*' "$(greedy | cksum)"
+    row --kv-cache '-e L=2,C=64,NH=2,T=256,V=257 --generate 250' 0 speed '[0-9]*' '$(less 3)' text
+    row --hellaswag '--choices in/set.bin' 2 'steps_of set_acc' '' '2 4' 'each loss'
+    row --choices '--evaluate 1' in/set.bin 'says "^set acc [0-9.]+"' '' 'set acc *' 'says "val loss .*"'
+elif [ $trainer = bert ]; then
+    lines="-e L=1,C=16,NH=2,T=64,V=261 -i in/small/train.bin -b 1"  # each of its four documents is a sequence
+    row --loss-mean "$lines -d 128 --mask-fraction 0.5" micro 'each loss; each grad_norm' '*' '*' 'each lr'
+    row --nsp '' 0 'count each nsp_loss' 4 0
+    row --max-predictions '' 1 'each loss' '*' '*' 'each lr'
+    row --mask-fraction '' 0.5 'each loss' '*' '*' 'each lr'
+    row --whole-word-masking "$small -b 8" 1 'each loss' '*' '*' 'each lr'
+    row --static-masking "$lines -b 4 -l 0 --shuffle 0" 1 'count each loss' 4 1
+    row --short-sequences '' 0.9 'each loss' '*' '*' sequences
+    row --pack "$lines" 3 sequences '1 1 1 1' '@(1 3|3 1) @(1 3|3 1)' 'each lr'
+    row --phase2 '-e @none -x 2 -b 1 -t 16' in/started/out "says '\| steps 1 to 2|in/started/out/ckpt/0*2 '" \
+        '| steps 1 to 2' 'in/started/out/ckpt/00000002 *'
+    row --sample-every '' 2 "says 'sample after step [0-9]+'" \
+        'sample after step 4' 'sample after step 2 sample after step 4'
+    row --fill '-e in/started/out' 'a[MASK]c' 'ls -d out; text' 'out *' 'a*c*'
+fi
+if [ $trainer = tune ]; then
+    class='--task classify -i in/texts.tsv -j in/texts.tsv'
+    row --task '-i in/texts.tsv' answer 'cat status; config problem_type' '0 "problem_type": "single_label_classification"' 2
+    row --labels "$class" 3 "grep -o 'LABEL_[0-9]' out/config.json | sort -u" \
+        'LABEL_0 LABEL_1' 'LABEL_0 LABEL_1 LABEL_2'
+    row --stride '--task answer -i in/answers.json -e L=1,C=16,NH=2,T=256 -x @none -b 1' 16 \
+        'steps_of loss | tail -n 1' '[1-9]*' '$(less 1)'
+    row --predictions "$class -e in/classifier --evaluate 1" said.tsv 'wc -l <said.tsv' '' '[1-9]*' 'says "val loss .*"'
+fi
+
+# ---------------------------------------------------------------------------------------------------------
+# Run all, then judge the rows
+
+export TIMEFORMAT=%U
+printf '%s\n' "${runs[@]}" | xargs -P "$(($(nproc) + 1))" -I{} bash -c 'cd {} && . ./command'
+
+changes() { # RUN OTHER: the first line in which their output differs
+    diff <(cd "$1" && everything) <(cd "$2" && everything) | grep -a -m1 '^[<>]' | cut -c 1-200
+}
+# An empty --fill, as from an unset shell variable, is refused: it does not ask for training.
+is_refused() { [ "${flags[$1]}" = --fill ] && [ "$(cat "${with[$1]}/status")" = 2 ]; }
+judge() { # INDEX: why the row does not hold, or nothing
+    local observable=${observables[$1]} was is kept_was kept_is pattern
+    local given="its default, ${default[${flags[$1]}]:-empty}, given"
+    grep -ls 'Sanitizer\|runtime error' "${without[$1]}/stderr" "${with[$1]}/stderr" "${changed[$1]}/stderr" && return
+    pattern=$(changes "${without[$1]}" "${with[$1]}")
+    [ -z "$pattern" ] || is_refused "$1" || { echo "$given, changes the run: $pattern"; return; }
+    was=$(observed "${without[$1]}" "$observable") is=$(observed "${changed[$1]}" "$observable")
+    # shellcheck disable=SC2053
+    [[ $was == ${before[$1]} ]] || { echo "without it '$observable' is '$was', not '${before[$1]}'"; return; }
+    # A failed run has less output, which could pass for the effect.
+    if [[ $observable != *status* && $(cat "${without[$1]}/status") = 0 && $(cat "${changed[$1]}/status") != 0 ]]; then
+        echo "${values[$1]} ends with status $(cat "${changed[$1]}/status"): $(tail -n 1 "${changed[$1]}/stderr")"
+        return
+    fi
+    case ${after[$1]} in
+        =) [ "$is" = "$was" ] || echo "${values[$1]} changes '$observable' from '$was' to '$is'"; return ;;
+        *'$'*) pattern=$(eval "echo \"${after[$1]}\"") ;;
+        *) pattern=${after[$1]} ;;
+    esac
+    [ "$is" != "$was" ] || { echo "${values[$1]} changes nothing: '$observable' stays '$was'"; return; }
+    # shellcheck disable=SC2053
+    [[ $is == $pattern ]] || { echo "with ${values[$1]} '$observable' is '$is', not '$pattern'"; return; }
+    kept_was=$(observed "${without[$1]}" "${keeps[$1]}") kept_is=$(observed "${changed[$1]}" "${keeps[$1]}")
+    [ "$kept_was" = "$kept_is" ] || echo "${values[$1]} changes '${keeps[$1]}' from '$kept_was' to '$kept_is'"
+}
+for i in "${!flags[@]}"; do verdict "${flags[i]} ${values[i]}" "$(judge "$i")"; done
+[ $trainer != tune ] || names=("${only[@]}")
+for name in "${names[@]}"; do [ -n "${has_row[$name]:-}" ] || fail "$name" 'has no row in the table'; done
+finish

@@ -1,0 +1,81 @@
+/* The lock on a run's directory OUT: only one process may write there.
+ *
+ * The lock is held on the file OUT/.lock and ends with the process. It belongs to that file, not to its path: after
+ * `rm -rf OUT` or `mv OUT elsewhere` the old process still holds it, and a new one can train in a new OUT. So every
+ * write below OUT calls run_lock_check() first, and again right before each rename or deletion. */
+#ifndef LLMC_BASE_RUN_LOCK_H
+#define LLMC_BASE_RUN_LOCK_H
+
+#include <sys/file.h>
+
+#include "llmc/base/util.h"
+
+// Zero: there is nothing to check, as in a run without -o.
+typedef struct {
+    char* path;   // OUT/.lock; NULL: not taken
+    int fd;       // open until run_lock_close()
+    int is_lost;  // OUT is no longer this run's; any thread may set it
+} RunLock;
+
+// The message of a run, once, when run_lock_check() has failed. Its argument is OUT.
+#define RUN_LOCK_LOST                                                                                                  \
+    "%s: was moved, deleted or replaced while the run wrote there; nothing more is written; go on with -y 1 and -o "   \
+    "where its checkpoints are now"
+
+// Whether `path` still names the file or directory that is open as `fd`.
+static inline int is_open_file(int fd, const char* path) {
+    struct stat held, there;
+    return fstat(fd, &held) == 0 && stat(path, &there) == 0 && held.st_dev == there.st_dev &&
+           held.st_ino == there.st_ino;
+}
+
+// Take OUT/.lock. `create` is O_CREAT, or 0 to take it only if it exists, which changes nothing on the disk. The file
+// is never deleted: otherwise another process could hold a lock on a file that no one else can see.
+static inline void run_lock_take(RunLock* l, const char* out, int create) {
+    struct stat st;
+    char* path = xprintf("%s/.lock", out);
+    int fd = open(path, O_RDWR | O_CLOEXEC | O_NONBLOCK | create, 0666);
+    if (fd < 0 && (create || (errno != ENOENT && errno != ENOTDIR && errno != ENAMETOOLONG)))
+        die(errno == ENOSPC ? FAILED : USAGE, "%s: cannot be opened for writing: %s; give another directory with -o",
+            path, strerror(errno));
+    if (fd < 0) {
+        free(path);
+        return;
+    }
+    if (fstat(fd, &st) != 0 || !S_ISREG(st.st_mode))
+        die(USAGE, "%s: is not a regular file; give another directory with -o", path);
+    if (flock(fd, LOCK_EX | LOCK_NB) != 0) {
+        if (errno == EWOULDBLOCK)
+            die(USAGE, "%s: another process is training there; wait until it ends, or give another directory with -o",
+                out);
+        warn("%s: cannot be locked: %s; make sure that no other process trains there", path, strerror(errno));
+    }
+    l->path = path, l->fd = fd;
+}
+
+// The same for a rank that writes to an OUT whose lock rank 0 holds: it only checks. If it cannot see OUT/.lock, it
+// cannot write there anyway.
+static inline void run_lock_follow(RunLock* l, const char* out) {
+    char* path = xprintf("%s/.lock", out);
+    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+    if (fd >= 0) l->path = path, l->fd = fd;
+    else free(path);
+}
+
+// Check that OUT is still this run's directory. Returns 0, or -1 with errno, then in all later calls too. `l` may be
+// NULL.
+static inline int run_lock_check(RunLock* l) {
+    if (!l || !l->path) return 0;
+    if (!__atomic_load_n(&l->is_lost, __ATOMIC_ACQUIRE) && is_open_file(l->fd, l->path)) return 0;
+    __atomic_store_n(&l->is_lost, 1, __ATOMIC_RELEASE);
+    errno = ESTALE;
+    return -1;
+}
+
+static inline void run_lock_close(RunLock* l) {
+    if (l->path) close(l->fd);
+    free(l->path);
+    memset(l, 0, sizeof *l);
+}
+
+#endif

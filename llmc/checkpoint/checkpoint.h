@@ -1,0 +1,84 @@
+/* Checkpoints: complete or absent, whenever the process is killed, and verified before they are used.
+ *
+ *   OUT/ckpt/00000120/   config.json, model.safetensors, tokenizer files: a Hugging Face directory
+ *                        optimizer.safetensors: the moments, and the master weights if there are any; or, if each rank
+ *                        keeps a shard of them, optimizer-00002-of-00004.safetensors from each (counted from 0)
+ *                        trainer.json: step, position in the data, settings
+ *                        manifest.json: size and CRC-32 of every other file, and of itself
+ *   OUT/                 the newest model: copies of the same files, which anybody may edit
+ *
+ * A checkpoint is written as 00000120.tmp, every file and the directory are flushed, then it is renamed: the rename is the
+ * commit. Older checkpoints are deleted only after that. A checkpoint that is found damaged when a run is resumed is kept
+ * for its owner as 00000120.damaged. A reader locks the checkpoint that it reads, so that it is not deleted meanwhile. Any
+ * number of ranks can resume from either kind of optimizer files. All ranks see one file system.
+ *
+ * This file: what a checkpoint holds. manifest.h: its manifest. directory.h: the directories of OUT. resume.h: find, verify
+ * and load. writer.h: save, all ranks together, while the run continues. */
+#ifndef LLMC_CHECKPOINT_CHECKPOINT_H
+#define LLMC_CHECKPOINT_CHECKPOINT_H
+
+#include "llmc/base/run_lock.h"
+#include "llmc/data/text/tokenizer_files.h"
+#include "llmc/dist/process_group.h"
+#include "llmc/model/shard_files.h"
+#include "llmc/optim/fp32_copies.h"
+
+enum { CHECKPOINT_NAME = 64, CHECKPOINT_WHY = 1024 };
+
+// A run's checkpoints: where they are, what they hold and which of them stay.
+typedef struct {
+    const char* out;  // the run's directory
+    const TensorTable* table;
+    floatX* params;
+    Optimizer* optimizer;
+    const TokenizerFiles* tokenizer;  // copied into each; NULL: none
+    int keep;                         // newest checkpoints that stay; 0 = all
+    int keep_every;                   // those of steps that are multiples of it stay for good; 0 = none
+    Context* ctx;
+    RunLock* lock;  // of `out`; NULL: there is none
+} Checkpoints;
+
+// ---------------------------------------------------------------------------------------------------------
+// Ranks; a `group` of NULL stands for one rank
+
+static inline int checkpoint_rank(const ProcessGroup* group) { return group ? group->rank : 0; }
+static inline int checkpoint_ranks(const ProcessGroup* group) { return group ? group->size : 1; }
+
+// `bytes` of every rank, in the order of ranks, to all: all[ranks][bytes].
+static inline void checkpoint_gather(const ProcessGroup* group, void* all, const void* mine, size_t bytes) {
+    if (checkpoint_ranks(group) > 1) group_gather(group, all, mine, bytes);
+    else memcpy(all, mine, bytes);
+}
+
+// End all ranks, which all call this; rank 0 prints the reason.
+__attribute__((format(printf, 3, 4), noreturn)) static inline void checkpoint_die(const ProcessGroup* group, int status,
+                                                                                  const char* format, ...) {
+    va_list args;
+    char line[CHECKPOINT_WHY];
+    va_start(args, format);
+    vsnprintf(line, sizeof line, format, args);
+    va_end(args);
+    if (checkpoint_ranks(group) == 1) die(status, "%s", line);
+    if (group->rank == 0) fprintf(stderr, "error: %s\n", line);
+    group_exit(group, status);
+}
+
+// ---------------------------------------------------------------------------------------------------------
+// The optimizer's files
+
+// The buffers that are saved with the optimizer. Returns their number.
+static inline int checkpoint_optimizer_parts(const Checkpoints* c, TensorPart parts[3]) {
+    const TensorPart all[] = {{"m.", c->optimizer->m, VIEW_REAL},
+                              {"v.", c->optimizer->v, VIEW_REAL},
+                              {"master.", c->optimizer->master, VIEW_REAL}};
+    memcpy(parts, all, sizeof all);
+    return c->optimizer->master ? 3 : 2;
+}
+
+// The file of rank `rank` of `ranks` if the state is `sharded`, else the file that holds all of it.
+static inline void checkpoint_optimizer_name(char name[CHECKPOINT_NAME], int sharded, int rank, int ranks) {
+    if (sharded) snprintf(name, CHECKPOINT_NAME, "optimizer-%05d-of-%05d.safetensors", rank, ranks);
+    else snprintf(name, CHECKPOINT_NAME, "optimizer.safetensors");
+}
+
+#endif

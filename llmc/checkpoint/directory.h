@@ -1,0 +1,211 @@
+/* The directories of a run: OUT, which shows the newest model's files for others to use, and OUT/ckpt with the checkpoints.
+ * Which are there, which stay, and how they are removed. `lock` is that of OUT (base/run_lock.h). */
+#ifndef LLMC_CHECKPOINT_DIRECTORY_H
+#define LLMC_CHECKPOINT_DIRECTORY_H
+
+#include "llmc/checkpoint/manifest.h"
+
+// ---------------------------------------------------------------------------------------------------------
+// Checkpoints in OUT/ckpt
+
+// Remove a directory below OUT, whose lock is `lock`, and the plain files in it. Returns 0, or -1 with errno.
+static inline int checkpoint_remove(RunLock* lock, const char* path) {
+    DIR* dir = run_lock_check(lock) == 0 ? opendir(path) : NULL;
+    if (!dir) return errno == ENOENT ? 0 : -1;
+    for (struct dirent* e = readdir(dir); e; e = readdir(dir))
+        if (strcmp(e->d_name, ".") != 0 && strcmp(e->d_name, "..") != 0) unlinkat(dirfd(dir), e->d_name, 0);
+    closedir(dir);
+    return run_lock_check(lock) == 0 ? rmdir(path) : -1;
+}
+
+// The step in the name of a checkpoint's directory, which ends with `kind`: "", ".tmp" or ".damaged"; -1 if a run gives no
+// such name.
+static inline int64_t checkpoint_step(const char* name, const char* kind) {
+    char given[64];
+    int64_t step = strtoll(name, NULL, 10);
+    snprintf(given, sizeof given, "%08lld%s", (long long)step, kind);
+    return step >= 0 && strcmp(name, given) == 0 ? step : -1;
+}
+
+typedef enum { COUNT_THEM, DELETE_THEM } CheckpointUse;
+
+// Count or delete the directories of OUT/ckpt of a kind: ".tmp" or ".damaged". To count them no `lock` is needed (NULL).
+// Returns their number.
+static inline int checkpoint_of_kind(RunLock* lock, const char* out, const char* kind, CheckpointUse use) {
+    char* path = xprintf("%s/ckpt", out);
+    DIR* dir = opendir(path);
+    int count = 0;
+    for (struct dirent* e = dir ? readdir(dir) : NULL; e; e = readdir(dir)) {
+        if (checkpoint_step(e->d_name, kind) < 0) continue;
+        char* found = xprintf("%s/%s", path, e->d_name);
+        if (use == DELETE_THEM) checkpoint_remove(lock, found);
+        free(found);
+        count++;
+    }
+    if (dir) closedir(dir);
+    free(path);
+    return count;
+}
+
+static inline int checkpoint_ascending(const void* a, const void* b) {
+    int64_t x = *(const int64_t*)a, y = *(const int64_t*)b;
+    return (x > y) - (x < y);
+}
+
+// The steps of the complete checkpoints in OUT/ckpt, ascending, into *steps (caller frees). Returns their number.
+static inline int checkpoint_list(const char* out, int64_t** steps) {
+    char* path = xprintf("%s/ckpt", out);
+    DIR* dir = opendir(path);
+    int count = 0, capacity = 16;
+    *steps = (int64_t*)xmalloc((size_t)capacity * sizeof(int64_t));
+    for (struct dirent* e = dir ? readdir(dir) : NULL; e; e = readdir(dir)) {
+        int64_t step = checkpoint_step(e->d_name, "");
+        if (step < 0) continue;
+        if (count == capacity) *steps = (int64_t*)xrealloc(*steps, (size_t)(capacity *= 2) * sizeof(int64_t));
+        (*steps)[count++] = step;
+    }
+    if (dir) closedir(dir);
+    free(path);
+    qsort(*steps, (size_t)count, sizeof(int64_t), checkpoint_ascending);
+    return count;
+}
+
+static inline char* checkpoint_path(const char* out, int64_t step) {
+    return xprintf("%s/ckpt/%08lld", out, (long long)step);
+}
+
+// Lock a checkpoint's directory, so that it is not deleted while it is read; a file system may lack such locks. Returns a
+// descriptor, which holds the lock; -1 if the directory was deleted or is being deleted.
+static inline int checkpoint_hold(const char* dir) {
+    int fd = open(dir, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    if (fd < 0 || ((flock(fd, LOCK_SH | LOCK_NB) == 0 || errno != EWOULDBLOCK) && is_open_file(fd, dir))) return fd;
+    close(fd);
+    return -1;
+}
+
+// checkpoint_list(), with a lock on the newest: *held. A run may delete that one in between, but only after it has saved a
+// newer one.
+static inline int checkpoint_list_held(const char* out, int64_t** steps, int* held) {
+    enum { TRIES = 16 };
+    int count = 0;
+    *held = -1;
+    for (int i = 0; i < TRIES && *held < 0; i++) {
+        free(*steps);
+        count = checkpoint_list(out, steps);
+        char* newest = checkpoint_path(out, count ? (*steps)[count - 1] : 0);
+        *held = count ? checkpoint_hold(newest) : -1;
+        free(newest);
+        if (!count) break;
+    }
+    return count;
+}
+
+// ---------------------------------------------------------------------------------------------------------
+// OUT
+
+// Create OUT and check that checkpoints can be written there, before the first step is computed.
+static inline void run_directory_prepare(const char* out) {
+    char* path = xprintf("%s/ckpt", out);
+    if (make_directories(path) != 0 || access(path, W_OK) != 0)
+        die(errno == ENOSPC ? FAILED : USAGE, "%s: cannot be written: %s; give another directory with -o", path,
+            strerror(errno));
+    free(path);
+}
+
+// Refuse to replace a model in OUT that is not from a checkpoint there: it is not this program's.
+static inline void run_directory_refuse_foreign(const char* out) {
+    static const char* const names[] = {"model.safetensors", "config.json"};
+    for (size_t i = 0; i < COUNT_OF(names); i++) {
+        char* path = xprintf("%s/%s", out, names[i]);
+        if (file_exists(path))
+            die(USAGE,
+                "%s: belongs to a model that is not from a run of this program; choose another -o, or --overwrite 1 "
+                "(without -y) replaces it",
+                path);
+        free(path);
+    }
+}
+
+// Copy the files of a checkpoint that make up the model to OUT. No links: who edits a link to a checkpoint's file edits the
+// checkpoint. Each copy appears by a rename, so a reader never sees half a file. Returns 0, or -1 with errno.
+static inline int checkpoint_publish(RunLock* lock, const char* out, const char* dir) {
+    DIR* d = opendir(dir);
+    int bad = !d;
+    for (struct dirent* e = d ? readdir(d) : NULL; e && !bad; e = readdir(d)) {
+        const char* name = e->d_name;
+        if (name[0] == '.' || strncmp(name, "optimizer", strlen("optimizer")) == 0 ||
+            strcmp(name, "trainer.json") == 0 || strcmp(name, "manifest.json") == 0)
+            continue;
+        char *from = xprintf("%s/%s", dir, name), *to = xprintf("%s/%s", out, name), *tmp = xprintf("%s.tmp", to);
+        bad = run_lock_check(lock) != 0;
+        if (!bad) unlink(tmp);  // left by a killed run; older versions linked the checkpoint's file
+        bad = bad || copy_file(from, tmp) != 0 || run_lock_check(lock) != 0 || rename(tmp, to) != 0;
+        int why = errno;
+        if (bad && run_lock_check(lock) == 0) unlink(tmp);
+        errno = why;
+        free(from), free(to), free(tmp);
+    }
+    int saved = errno;
+    if (d) closedir(d);
+    errno = saved;
+    return bad ? -1 : 0;
+}
+
+// Delete a checkpoint, unless somebody reads it (checkpoint_hold): then a later call deletes it. A failure only leaves files
+// behind.
+static inline void checkpoint_delete(RunLock* lock, const char* dir) {
+    char* gone = xprintf("%s.tmp", dir);
+    int fd = open(dir, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    int is_read = fd >= 0 && flock(fd, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK;
+    if (!is_read) checkpoint_remove(lock, gone);
+    // Renamed first: a checkpoint that is being deleted must not look complete.
+    if (!is_read && run_lock_check(lock) == 0 && rename(dir, gone) == 0) checkpoint_remove(lock, gone);
+    if (fd >= 0) close(fd);
+    free(gone);
+}
+
+// `step` is saved: delete what -nk and -nm do not keep. A checkpoint that is not whole does not count as kept.
+static inline void checkpoint_retire(const Checkpoints* c, int64_t step) {
+    int64_t* steps;
+    int count = checkpoint_list(c->out, &steps), whole = 0;
+    while (count > 0 && steps[count - 1] > step) count--;
+    for (int i = count - 1; i >= 0 && c->keep > 0; i--) {
+        char* dir = checkpoint_path(c->out, steps[i]);
+        int stays = whole < c->keep || (c->keep_every > 0 && steps[i] % c->keep_every == 0);
+        if (whole < c->keep) whole += checkpoint_is_whole(dir);
+        if (!stays) checkpoint_delete(c->lock, dir);
+        free(dir);
+    }
+    free(steps);
+}
+
+// Clean OUT when a run starts, before its first save: delete what a killed process left half written, rename the
+// checkpoints after `step`, which were all found damaged, and copy the model of the one that is resumed (NULL: none).
+static inline void checkpoint_clean(RunLock* lock, const char* out, const char* checkpoint, int64_t step) {
+    int64_t* steps;
+    checkpoint_of_kind(lock, out, ".tmp", DELETE_THEM);
+    for (int i = checkpoint_list(out, &steps) - 1; i >= 0 && steps[i] > step; i--) {
+        char *dir = checkpoint_path(out, steps[i]), *aside = xprintf("%s.damaged", dir);
+        checkpoint_remove(lock, aside);
+        if (run_lock_check(lock) == 0 && rename(dir, aside) == 0) printf("%s: is damaged; kept as %s\n", dir, aside);
+        else warn("%s: is damaged and cannot be renamed: %s; move it elsewhere", dir, strerror(errno));
+        free(dir), free(aside);
+    }
+    free(steps);
+    if (checkpoint && checkpoint_publish(lock, out, checkpoint) != 0)
+        warn("%s: the model of %s could not be copied there: %s", out, checkpoint, strerror(errno));
+}
+
+// Delete every checkpoint of OUT.
+static inline void checkpoint_delete_all(RunLock* lock, const char* out) {
+    int64_t* steps;
+    checkpoint_of_kind(lock, out, ".damaged", DELETE_THEM);
+    for (int i = checkpoint_list(out, &steps) - 1; i >= 0; i--) {
+        char* dir = checkpoint_path(out, steps[i]);
+        if (checkpoint_remove(lock, dir) != 0) die(FAILED, "%s: cannot be deleted: %s", dir, strerror(errno));
+        free(dir);
+    }
+    free(steps);
+}
+
+#endif

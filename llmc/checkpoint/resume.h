@@ -1,0 +1,201 @@
+/* Resuming: find the newest whole checkpoint, verify it with all ranks, and load it, whichever ranks have written it. */
+#ifndef LLMC_CHECKPOINT_RESUME_H
+#define LLMC_CHECKPOINT_RESUME_H
+
+#include "llmc/checkpoint/directory.h"
+
+// ---------------------------------------------------------------------------------------------------------
+// Verify
+
+// What a rank found when it checked its share of a checkpoint.
+typedef struct {
+    int32_t sees, bad;  // the directory is there; the manifest or a file is damaged
+    uint32_t manifest;
+    char why[CHECKPOINT_WHY];
+} CheckpointFinding;
+
+// Check this rank's share of the files, every `ranks`th, against the manifest.
+static inline CheckpointFinding checkpoint_examine(const char* dir, const ProcessGroup* group) {
+    int rank = checkpoint_rank(group), ranks = checkpoint_ranks(group);
+    CheckpointFinding found;
+    CheckpointManifest m;
+    memset(&found, 0, sizeof found);
+    found.sees = is_directory(dir);
+    found.bad = checkpoint_manifest_open(&m, dir, found.why) != 0;
+    found.manifest = m.crc;
+    int i = 0;
+    for (const JsonNode* f = m.files ? m.files->first : NULL; f && !found.bad; f = f->next) {
+        if (i++ % ranks != rank) continue;
+        char *file = xprintf("%s/%s", dir, json_get_string(f, "name", m.path)), wanted[16];
+        FileDigest digest = {0, 0};
+        found.bad = 1;
+        if (checkpoint_digest(file, &digest.bytes, &digest.crc) != 0) {
+            snprintf(found.why, CHECKPOINT_WHY, "%s: cannot be read: %s", file, strerror(errno));
+        } else {
+            snprintf(wanted, sizeof wanted, "%08x", digest.crc);
+            found.bad = digest.bytes != (uint64_t)json_get_int(f, "bytes", m.path) ||
+                        strcmp(wanted, json_get_string(f, "crc32", m.path)) != 0;
+            if (found.bad)
+                snprintf(found.why, CHECKPOINT_WHY, "%s: damaged (its size or checksum is not that of %s)", file,
+                         m.path);
+        }
+        free(file);
+    }
+    checkpoint_manifest_close(&m);
+    return found;
+}
+
+// Check every file of a checkpoint against its manifest, each rank a share of them. Returns 0, or -1 after a warning that
+// names the file; the same on every rank.
+static inline int checkpoint_verify(const char* dir, const ProcessGroup* group) {
+    int ranks = checkpoint_ranks(group), bad = 0;
+    CheckpointFinding mine = checkpoint_examine(dir, group);
+    CheckpointFinding* all = (CheckpointFinding*)xmalloc((size_t)ranks * sizeof *all);
+    checkpoint_gather(group, all, &mine, sizeof mine);
+    for (int r = 1; r < ranks; r++)
+        if (all[0].sees && (!all[r].sees || all[r].manifest != all[0].manifest))
+            checkpoint_die(
+                group, USAGE,
+                "%s: rank %d does not see what rank 0 sees there; -o must be on a file system that all share", dir, r);
+    for (int r = 0; r < ranks && !bad; r++) {
+        bad = all[r].bad;
+        if (bad && checkpoint_rank(group) == 0) warn("%s; this checkpoint is not used", all[r].why);
+    }
+    free(all);
+    return bad ? -1 : 0;
+}
+
+// ---------------------------------------------------------------------------------------------------------
+// Find
+
+// Ends with USAGE if `out` belongs to a run that has no whole checkpoint: a command that only resumes does not say which
+// model to start with, and the default model would replace the run's.
+static inline void checkpoint_refuse_default(const char* out, const ProcessGroup* group) {
+    char* log = xprintf("%s/log.jsonl", out);
+    if (file_exists(log))
+        checkpoint_die(
+            group, USAGE,
+            "-y 1: the run in %s has no whole checkpoint; give -e and -i to start anew, or choose another -o", out);
+    free(log);
+}
+
+// The newest whole checkpoint of OUT, after warnings that name the damaged ones after it. Returns its directory (caller
+// frees) and its step, or NULL if there is none; the same on every rank, as rank 0 sees it. Rank 0 locks it until *held is
+// closed; -1: not locked.
+static inline char* checkpoint_find(const char* out, int64_t* step, int* held, const ProcessGroup* group) {
+    int64_t *steps = NULL, count = 0;
+    char* found = NULL;
+    *held = -1;
+    if (checkpoint_rank(group) == 0) count = checkpoint_list_held(out, &steps, held);
+    if (checkpoint_ranks(group) > 1) {
+        group_broadcast(group, &count, sizeof count);
+        if (!steps) steps = (int64_t*)xcalloc((size_t)count, sizeof *steps);
+        group_broadcast(group, steps, (size_t)count * sizeof *steps);
+    }
+    for (int64_t i = count - 1; i >= 0 && !found; i--) {
+        char* dir = checkpoint_path(out, steps[i]);
+        if (checkpoint_rank(group) == 0 && i < count - 1) *held = checkpoint_hold(dir);
+        if (checkpoint_verify(dir, group) == 0) {
+            found = dir;
+            *step = steps[i];
+        } else {
+            free(dir);
+            if (*held >= 0) close(*held);
+            *held = -1;
+        }
+    }
+    free(steps);
+    return found;
+}
+
+// ---------------------------------------------------------------------------------------------------------
+// Load
+
+// The number of shards that hold a directory's optimizer state; 0 if one file holds it. Ends with USAGE if there are files
+// of both kinds, or of two numbers of shards.
+static inline int checkpoint_shards(const char* dir) {
+    int shards = -1;
+    DIR* d = opendir(dir);
+    if (!d) die(USAGE, "%s: cannot be read: %s", dir, strerror(errno));
+    for (struct dirent* e = readdir(d); e; e = readdir(d)) {
+        int rank, ranks = 0;
+        char name[CHECKPOINT_NAME];
+        int is_shard = sscanf(e->d_name, "optimizer-%5d-of-%5d", &rank, &ranks) == 2;
+        checkpoint_optimizer_name(name, is_shard, is_shard ? rank : 0, ranks);
+        if (strcmp(name, e->d_name) != 0) continue;
+        if (shards >= 0 && shards != ranks)
+            die(USAGE, "%s: holds %s next to another optimizer's files; remove one of them", dir, name);
+        shards = ranks;
+    }
+    closedir(d);
+    if (shards < 0) die(USAGE, "%s: optimizer.safetensors is missing", dir);
+    return shards;
+}
+
+// Read a range of one part from shards, which together must hold the whole buffer, in order.
+static inline void checkpoint_read_shards(const Checkpoints* c, const char* dir, int shards, const TensorPart* part,
+                                          FlatRange range) {
+    char name[CHECKPOINT_NAME];
+    HostView view = host_view_open(part->device, range.size, part->type);
+    size_t at = 0;
+    for (int r = 0; r < shards; r++) {
+        SafeTensors file;
+        checkpoint_optimizer_name(name, 1, r, shards);
+        char* path = xprintf("%s/%s", dir, name);
+        if (!file_exists(path)) die(USAGE, "%s: is missing; all %d shards are needed", path, shards);
+        FlatRange held = tensors_open_shard(&file, path, c->table);
+        if (held.size > 0 && held.begin != at)
+            die(USAGE, "%s: begins at element %zu, but %zu comes next; it is not rank %d's shard", path, held.begin, at,
+                r);
+        at += held.size;
+        tensors_read_shard(&file, held, part, range, view.values);
+        safetensors_close(&file);
+        free(path);
+    }
+    if (at != c->table->elements)
+        die(USAGE, "%s: its %d shards end after %zu of %zu elements", dir, shards, at, c->table->elements);
+    host_view_write(c->ctx, &view);
+    host_view_close(&view);
+}
+
+// A run cannot gain or lose master weights: copied from rounded weights they would have other values.
+static inline void checkpoint_check_master(const Checkpoints* c, const char* path) {
+    SafeTensors file;
+    char* name = xprintf("master.%s", c->table->tensors[0].name);
+    safetensors_open(&file, path);
+    int has = safetensors_find(&file, name) || safetensors_find(&file, "master"), wants = c->optimizer->master != NULL;
+    if (has && !wants)
+        die(USAGE, "%s: holds master weights, but this run has none; resume with -w 1 and the same build", path);
+    if (wants && !has) die(USAGE, "%s: holds no master weights; resume with -w 0 and the same build", path);
+    safetensors_close(&file);
+    free(name);
+}
+
+// Read the weights and this rank's range of the moments from a verified checkpoint. Fixed parameters have no moments, and
+// of their master weights only the fp32 `copies` are read, which may be NULL otherwise.
+static inline void checkpoint_load(const Checkpoints* c, const Fp32Copies* copies, const char* dir) {
+    static const char* const all[] = {""};
+    const FileRules other_parts = {NULL, all, 1};
+    int shards = checkpoint_shards(dir);
+    char name[CHECKPOINT_NAME];
+    checkpoint_optimizer_name(name, shards > 0, 0, shards);
+    char *model = xprintf("%s/model.safetensors", dir), *moments = xprintf("%s/%s", dir, name);
+    const TensorPart weights = {"", c->params, VIEW_FLOATX};
+    TensorPart parts[3];
+    int count = checkpoint_optimizer_parts(c, parts);
+    tensors_read(model, c->table, &weights, 1, NULL, NULL, c->ctx);
+    if (file_exists(moments)) checkpoint_check_master(c, moments);
+    for (int p = 0; p < count && shards; p++) checkpoint_read_shards(c, dir, shards, &parts[p], c->optimizer->shard);
+    if (!shards) tensors_read_range(moments, c->table, parts, count, c->optimizer->shard, NULL, NULL, c->ctx);
+    int reads_copies = c->table->fixed && c->optimizer->master && copies->copies;
+    if (reads_copies && !shards) fp32_copies_read(copies, c->table, moments, "master.", &other_parts, c->ctx);
+    for (int i = 0; reads_copies && shards && i < c->table->count; i++) {
+        const Tensor* t = &c->table->tensors[i];
+        const TensorPart part = {"master.", copies->copies + t->fp32_offset, VIEW_REAL};
+        const FlatRange range = {t->offset, t->size};
+        if (t->fp32_copy) checkpoint_read_shards(c, dir, shards, &part, range);
+    }
+    free(model), free(moments);
+}
+
+#endif

@@ -1,0 +1,379 @@
+/* Saving a checkpoint while the run continues. The step loop pays for a snapshot (device/snapshot.h); a thread of each rank
+ * writes that rank's part: rank 0 the model, the settings and an optimizer state that is not sharded, every rank its shard
+ * of one that is. The main threads poll their threads at the same steps, so that all ranks learn in the same step that
+ * every file is on the disk, or that one could not be written. Only then rank 0 commits: manifest, flush, rename. One
+ * checkpoint is written at a time.
+ *
+ * Several ranks compare a hash of their weights; if they differ, the run ends. */
+#ifndef LLMC_CHECKPOINT_WRITER_H
+#define LLMC_CHECKPOINT_WRITER_H
+
+#include "llmc/base/log.h"
+#include "llmc/checkpoint/directory.h"
+#include "llmc/device/snapshot.h"
+
+typedef enum { WRITER_IDLE, WRITER_FILES, WRITER_COMMIT } WriterPhase;
+
+// A rank's state, which all ranks exchange.
+typedef struct {
+    int32_t done, error;  // errno of the first failure; 0: none so far
+    int32_t is_shard;     // its optimizer's state is not all of it
+    int32_t no_snapshot;  // its step loop must wait until the files are written
+    int32_t is_lost;      // OUT is no longer this run's
+    uint32_t weights;     // CRC-32 of its parameters
+    FileDigest shard;
+    char task[96];  // that failed
+} WriterShare;
+
+// Zero-initialise it, then writer_open(). The main thread does not read what the thread writes before the thread has ended.
+typedef struct {
+    const ProcessGroup* group;  // NULL: alone
+    Log* log;                   // NULL: nothing is reported
+    int stop_on_error;
+    int64_t saved;  // step of the newest checkpoint; -1: none
+
+    WriterPhase phase;
+    Checkpoints c;  // of the checkpoint that is being written, as all that follows
+    int64_t step;   // its step, or that of the last one; -1: there was none, or it failed
+    int sharded;    // every rank writes a shard of the optimizer's state
+    char *dir, *tmp, *config, *trainer;
+    TensorPart weights, moments[3];
+    int moment_count;
+
+    Snapshot snapshot;
+    int has_warned;  // that there is no memory for a snapshot
+    int is_taken;    // the snapshot is written, not the buffers
+    Background thread;
+    WriterShare mine, *all;                // [ranks]
+    FileDigest model, optimizer, *shards;  // [ranks]
+    char* warning;                         // what failed after the commit; NULL: nothing
+    double began, ended;                   // times of the writing
+    double lost, waited;                   // seconds that the step loop lost; of that, waiting for the end of writing
+} CheckpointWriter;
+
+static inline void writer_open(CheckpointWriter* w, const ProcessGroup* group, Log* log, int stop_on_error,
+                               int64_t saved) {
+    w->group = group, w->log = log, w->stop_on_error = stop_on_error, w->saved = w->step = saved;
+    w->all = (WriterShare*)xcalloc((size_t)checkpoint_ranks(group), sizeof(WriterShare));
+    w->shards = (FileDigest*)xcalloc((size_t)checkpoint_ranks(group), sizeof(FileDigest));
+}
+
+// ---------------------------------------------------------------------------------------------------------
+// The threads
+
+// If `bad` and if this is the first failure, record the task and errno. Returns `bad`.
+static inline int writer_fails(CheckpointWriter* w, int bad, const char* task) {
+    if (bad && !w->mine.error) {
+        w->mine.error = errno ? errno : EIO;
+        w->mine.is_lost = run_lock_check(w->c.lock) != 0;
+        snprintf(w->mine.task, sizeof w->mine.task, "%s", task);
+    }
+    return bad;
+}
+
+static inline int writer_write_text(CheckpointWriter* w, const char* name, const char* text) {
+    char *path = xprintf("%s/%s", w->tmp, name), *task = xprintf("write %s", name);
+    int bad = writer_fails(w, run_lock_check(w->c.lock) != 0 || write_file(path, text, strlen(text)) != 0, task);
+    free(path), free(task);
+    return bad;
+}
+
+// CRC-32 of a buffer of `elements` elements.
+static inline uint32_t checkpoint_weights_hash(const TensorPart* part, size_t elements, Context* ctx) {
+    enum { PIECE = 1 << 20 };  // elements
+    Crc32 table;
+    uint32_t crc = 0;
+    crc32_init(&table);
+    void* space = xmalloc(PIECE * sizeof(real));
+    for (size_t at = 0, n; at < elements; at += n) {
+        n = min_size(elements - at, PIECE);
+        crc = crc32_update(&table, crc, tensor_part_elements(part, at, n, space, ctx), n * tensor_part_element(part));
+    }
+    free(space);
+    return crc;
+}
+
+// Write this rank's file of the optimizer state: a shard, or on rank 0 all of it.
+static inline void writer_write_optimizer(CheckpointWriter* w) {
+    const Checkpoints* c = &w->c;
+    int rank = checkpoint_rank(w->group);
+    char name[CHECKPOINT_NAME];
+    if (!w->sharded && rank > 0) return;
+    checkpoint_optimizer_name(name, w->sharded, rank, checkpoint_ranks(w->group));
+    char *path = xprintf("%s/%s", w->tmp, name), *task = xprintf("write %s", name);
+    int bad = run_lock_check(c->lock);
+    if (!bad && w->sharded)
+        bad = tensors_write_shard(path, c->table, w->moments, w->moment_count, c->optimizer->shard, &w->mine.shard,
+                                  c->ctx);
+    else if (!bad) bad = tensors_write(path, c->table, w->moments, w->moment_count, &w->optimizer, c->ctx);
+    // Rank 0 has made the directory before any rank's thread began.
+    if (bad && errno == ENOENT && rank > 0)
+        writer_fails(w, 1, "find rank 0's directory: -o must be on a shared file system");
+    writer_fails(w, bad, task);
+    free(path), free(task);
+}
+
+// All files are written: add the manifest, check that all files are there, and rename the directory.
+static inline void writer_commit(CheckpointWriter* w) {
+    const Checkpoints* c = &w->c;
+    int ranks = checkpoint_ranks(w->group), bad = 0, known = 0;
+    CheckpointFile* files = (CheckpointFile*)xcalloc((size_t)ranks + 1, sizeof *files);
+    char* parent = xprintf("%s/ckpt", c->out);
+    snprintf(files[known].name, CHECKPOINT_NAME, "model.safetensors");
+    files[known++].digest = w->model;
+    for (int r = 0; r < (w->sharded ? ranks : 1); r++) {
+        checkpoint_optimizer_name(files[known].name, w->sharded, r, ranks);
+        files[known++].digest = w->sharded ? w->shards[r] : w->optimizer;
+    }
+    bad = run_lock_check(c->lock) != 0 || checkpoint_write_manifest(w->tmp, files, known) != 0;
+    writer_fails(w, bad, "write manifest.json");
+    for (int i = 0; i < known && !bad; i++) {
+        struct stat st;
+        char* path = xprintf("%s/%s", w->tmp, files[i].name);
+        errno = 0;
+        bad = stat(path, &st) != 0 || (uint64_t)st.st_size != files[i].digest.bytes;
+        if (writer_fails(w, bad, "find all files that were written")) bad = 1;
+        free(path);
+    }
+    if (!bad) bad = writer_fails(w, sync_directory(w->tmp) != 0, "flush its directory");
+    // A directory of that name is a damaged checkpoint that checkpoint_clean() could not rename.
+    if (!bad) bad = writer_fails(w, checkpoint_remove(c->lock, w->dir) != 0, "replace an earlier one");
+    if (!bad) bad = writer_fails(w, run_lock_check(c->lock) != 0 || rename(w->tmp, w->dir) != 0, "rename it");
+    if (!bad) bad = writer_fails(w, sync_directory(parent) != 0, "flush the directory above it");
+    if (!bad && checkpoint_publish(c->lock, c->out, w->dir) != 0)
+        w->warning =
+            xprintf("%s: the newest model could not be copied there: %s; it is in %s", c->out, strerror(errno), w->dir);
+    if (!bad && checkpoint_is_whole(w->dir)) checkpoint_retire(c, w->step);
+    else if (!bad && !w->warning)
+        w->warning = xprintf("%s: is not whole, though it was just written; no earlier checkpoint is deleted", w->dir);
+    free(files), free(parent);
+}
+
+static inline void writer_write_thread(void* argument) {
+    CheckpointWriter* w = (CheckpointWriter*)argument;
+    const Checkpoints* c = &w->c;
+    if (w->is_taken) snapshot_wait(&w->snapshot);
+    if (checkpoint_rank(w->group) == 0) {
+        char* model = xprintf("%s/model.safetensors", w->tmp);
+        int bad =
+            run_lock_check(c->lock) != 0 || tensors_write(model, c->table, &w->weights, 1, &w->model, c->ctx) != 0;
+        writer_fails(w, bad, "write model.safetensors");
+        free(model);
+    }
+    if (!w->mine.error) writer_write_optimizer(w);
+    if (checkpoint_rank(w->group) == 0 && !w->mine.error) {
+        int bad = writer_write_text(w, "config.json", w->config) || writer_write_text(w, "trainer.json", w->trainer);
+        if (!bad && c->tokenizer) {
+            bad = run_lock_check(c->lock) != 0 || tokenizer_files_write(c->tokenizer, w->tmp) != 0;
+            writer_fails(w, bad, "write the tokenizer");
+        }
+    }
+    if (checkpoint_ranks(w->group) > 1)
+        w->mine.weights = checkpoint_weights_hash(&w->weights, c->table->elements, c->ctx);
+    else if (!w->mine.error) writer_commit(w);
+    w->ended = now_seconds();
+}
+
+static inline void writer_commit_thread(void* argument) {
+    CheckpointWriter* w = (CheckpointWriter*)argument;
+    writer_commit(w);
+    w->ended = now_seconds();
+}
+
+// ---------------------------------------------------------------------------------------------------------
+// The main threads: all ranks call these at the same places
+
+// Report a written checkpoint on the terminal and in log.jsonl: the step loop's lost time in ms, the time until it was on
+// the disk, and the speed of that.
+static inline void writer_report(const CheckpointWriter* w) {
+    int ranks = checkpoint_ranks(w->group);
+    double bytes = (double)w->model.bytes + (double)w->optimizer.bytes, seconds = w->ended - w->began;
+    Text t = {NULL, 0, 0};
+    for (int r = 0; r < ranks && w->sharded; r++) bytes += (double)w->shards[r].bytes;
+    if (checkpoint_rank(w->group) > 0 || !w->log) return;
+    printf("checkpoint of step %lld: %.3g GB in %.3g s, %.3g GB/s; the steps lost %.1f ms", (long long)w->step,
+           1e-9 * bytes, seconds, 1e-9 * bytes / seconds, 1e3 * w->lost);
+    if (w->waited > 0) printf(", %.1f of them waiting for its end", 1e3 * w->waited);
+    printf("\n");
+    fflush(stdout);
+    text_append(&t, "{", 1);
+    json_put_integer(&t, "step", w->step);
+    log_put(&t, "checkpoint_ms", 1e3 * w->lost, 6);
+    log_put(&t, "checkpoint_write_s", seconds, 6);
+    log_put(&t, "checkpoint_gb_s", 1e-9 * bytes / seconds, 4);
+    log_put(&t, "checkpoint_wait_ms", 1e3 * w->waited, 6);
+    if (ranks > 1) {
+        char hash[16];
+        snprintf(hash, sizeof hash, "%08x", w->all[0].weights);
+        json_put_string(&t, "weights_hash", hash);
+    }
+    text_append(&t, "}", 1);
+    log_line(w->log, &t);
+    free(t.text);
+}
+
+// The checkpoint is written, or rank `failed` could not write. Returns 0; or -1 after a warning, if
+// --on-checkpoint-error does not stop the run.
+static inline int writer_end(CheckpointWriter* w, int failed) {
+    int is_first = checkpoint_rank(w->group) == 0, ranks = checkpoint_ranks(w->group);
+    w->phase = WRITER_IDLE;
+    if (failed >= 0 && w->all[failed].is_lost) checkpoint_die(w->group, FAILED, RUN_LOCK_LOST, w->c.out);
+    if (w->is_taken) {
+        snapshot_wait(&w->snapshot);
+        w->lost += snapshot_seconds(&w->snapshot);
+    }
+    if (failed < 0) {
+        w->saved = w->step;
+        if (w->warning && run_lock_check(w->c.lock) == 0) warn("%s", w->warning);
+        writer_report(w);
+    } else if (is_first) {
+        const WriterShare* why = &w->all[failed];
+        char* who = ranks > 1 ? xprintf("rank %d: ", failed) : xprintf("%s", "");
+        checkpoint_remove(w->c.lock, w->tmp);
+        warn("%s: the checkpoint could not be saved (%s%s: %s); earlier checkpoints are untouched", w->dir, who,
+             why->task, strerror(why->error));
+        free(who);
+    }
+    if (failed >= 0 && w->stop_on_error)
+        checkpoint_die(w->group, FAILED, "%s: could not be saved, and --on-checkpoint-error stop ends the run", w->dir);
+    if (failed >= 0) w->step = -1;
+    free(w->dir), free(w->tmp), free(w->config), free(w->trainer), free(w->warning);
+    w->dir = w->tmp = w->config = w->trainer = w->warning = NULL;
+    return failed < 0 ? 0 : -1;
+}
+
+// The first rank that failed, or -1.
+static inline int writer_failed_rank(const CheckpointWriter* w) {
+    for (int r = 0; r < checkpoint_ranks(w->group); r++)
+        if (w->all[r].error) return r;
+    return -1;
+}
+
+static inline void writer_compare_weights(const CheckpointWriter* w) {
+    for (int r = 1; r < checkpoint_ranks(w->group); r++) {
+        if (w->all[r].weights == w->all[0].weights) continue;
+        if (checkpoint_rank(w->group) == 0) checkpoint_remove(w->c.lock, w->tmp);
+        checkpoint_die(w->group, FAILED,
+                       "step %lld: rank %d holds other weights than rank 0 (%08x and %08x); the ranks have diverged",
+                       (long long)w->step, r, w->all[r].weights, w->all[0].weights);
+    }
+}
+
+// Take note of what the threads have written. Called every step. Returns 0, or -1 after a warning if the checkpoint has
+// just failed.
+static inline int writer_poll(CheckpointWriter* w) {
+    int ranks = checkpoint_ranks(w->group), is_done = w->phase != WRITER_IDLE && background_is_done(&w->thread);
+    WriterShare mine;
+    if (w->phase == WRITER_IDLE || (ranks == 1 && !is_done)) return 0;
+    memset(&mine, 0, sizeof mine);
+    checkpoint_gather(w->group, w->all, is_done ? &w->mine : &mine, sizeof mine);
+    for (int r = 0; r < ranks; r++)
+        if (!w->all[r].done) return 0;
+    background_join(&w->thread);
+    int failed = writer_failed_rank(w);
+    if (failed >= 0 || ranks == 1 || w->phase == WRITER_COMMIT) return writer_end(w, failed);
+    writer_compare_weights(w);
+    w->phase = WRITER_COMMIT;
+    for (int r = 0; r < ranks; r++) w->shards[r] = w->all[r].shard;
+    if (checkpoint_rank(w->group) == 0) background_start(&w->thread, writer_commit_thread, w);
+    return 0;
+}
+
+// Wait until the checkpoint is written, if there is one. Returns 0, or -1 after a warning if it failed.
+static inline int writer_finish(CheckpointWriter* w) {
+    double began = now_seconds();
+    int result = 0;
+    while (w->phase != WRITER_IDLE) {
+        const struct timespec moment = {0, 1000000};
+        if (checkpoint_ranks(w->group) == 1) background_join(&w->thread);
+        else nanosleep(&moment, NULL);
+        double now = now_seconds();
+        w->lost += now - began, w->waited += now - began;
+        began = now;
+        result = writer_poll(w);
+    }
+    return result;
+}
+
+// Take the snapshot. Returns whether there is memory for one.
+static inline int writer_snapshot(CheckpointWriter* w) {
+    const Checkpoints* c = &w->c;
+    int writes = w->sharded || checkpoint_rank(w->group) == 0;
+    const void* sources[SNAPSHOT_BUFFERS] = {c->params};
+    size_t bytes[SNAPSHOT_BUFFERS] = {c->table->elements * sizeof(floatX)};
+    for (int i = 0; i < w->moment_count && writes; i++) {
+        sources[1 + i] = w->moments[i].device;
+        bytes[1 + i] = c->optimizer->shard.size * sizeof(real);
+    }
+    if (!w->snapshot.is_open && !w->has_warned &&
+        snapshot_open(&w->snapshot, bytes, w->group ? max_int(1, w->group->local_size) : 1) != 0) {
+        double total = 0;
+        for (int i = 0; i < SNAPSHOT_BUFFERS; i++) total += (double)bytes[i];
+        char* who = checkpoint_ranks(w->group) > 1 ? xprintf("rank %d: ", w->group->rank) : xprintf("%s", "");
+        warn("%sthe host has no %.2f GB to spare for a snapshot; each checkpoint stops the run until it is written",
+             who, 1e-9 * total);
+        free(who);
+        w->has_warned = 1;
+    }
+    if (!w->snapshot.is_open) return 0;
+    CHECK(memcmp(bytes, w->snapshot.bytes, sizeof bytes) == 0);
+    snapshot_take(&w->snapshot, sources, c->ctx);
+    w->weights.host = w->snapshot.copies[0];
+    for (int i = 0; i < w->moment_count; i++) w->moments[i].host = w->snapshot.copies[1 + i];
+    return 1;
+}
+
+// Create the directory to write to. A missing OUT is not created: it was moved or deleted. Returns 0, or -1 with errno.
+static inline int writer_make_directory(const CheckpointWriter* w) {
+    char* parent = xprintf("%s/ckpt", w->c.out);
+    int bad = checkpoint_remove(w->c.lock, w->tmp) != 0 || (mkdir(parent, 0777) != 0 && errno != EEXIST) ||
+              mkdir(w->tmp, 0777) != 0;
+    int why = errno;
+    free(parent);
+    errno = why;
+    return bad ? -1 : 0;
+}
+
+// Save the state after `step` steps, as it is after everything launched so far. With `background` this returns as soon as
+// the state may change again, and writer_poll() and writer_finish() return how it ended. Returns 0, or -1 after a warning
+// that gives the reason; then no earlier checkpoint was touched and no incomplete one is visible.
+static inline int writer_begin(CheckpointWriter* w, const Checkpoints* c, int64_t step, const char* config_json,
+                               const char* trainer_json, int background) {
+    int bad = writer_finish(w), waits = !background;
+    double began = now_seconds();
+    (void)bad;  // writer_finish() has reported the earlier checkpoint
+    w->c = *c, w->step = step;
+    w->dir = checkpoint_path(c->out, step), w->tmp = xprintf("%s.tmp", w->dir);
+    w->config = xprintf("%s", config_json), w->trainer = xprintf("%s", trainer_json);
+    TensorPart weights = {"", c->params, VIEW_FLOATX, NULL};
+    w->weights = weights;
+    w->moment_count = checkpoint_optimizer_parts(c, w->moments);
+    w->lost = w->waited = 0;
+    memset(&w->mine, 0, sizeof w->mine);
+    memset(&w->model, 0, sizeof w->model), memset(&w->optimizer, 0, sizeof w->optimizer);
+    if (checkpoint_rank(w->group) == 0) writer_fails(w, writer_make_directory(w) != 0, "create its directory");
+    w->mine.is_shard = c->optimizer->shard.size < c->table->elements;
+    checkpoint_gather(w->group, w->all, &w->mine, sizeof w->mine);
+    w->sharded = w->is_taken = 0;
+    for (int r = 0; r < checkpoint_ranks(w->group); r++) w->sharded = w->sharded || w->all[r].is_shard;
+    if (writer_failed_rank(w) >= 0) return writer_end(w, writer_failed_rank(w));
+    w->is_taken = background && writer_snapshot(w);
+    w->mine.no_snapshot = background && !w->is_taken;
+    checkpoint_gather(w->group, w->all, &w->mine, sizeof w->mine);
+    for (int r = 0; r < checkpoint_ranks(w->group); r++) waits = waits || w->all[r].no_snapshot;
+    w->mine.done = 1;  // the others see this once the thread has ended
+    w->began = now_seconds();
+    w->phase = WRITER_FILES;
+    background_start(&w->thread, writer_write_thread, w);
+    w->lost = now_seconds() - began;
+    return waits ? writer_finish(w) : 0;
+}
+
+static inline void writer_close(CheckpointWriter* w) {
+    writer_finish(w);
+    snapshot_close(&w->snapshot);
+    free(w->all), free(w->shards);
+    memset(w, 0, sizeof *w);
+}
+
+#endif

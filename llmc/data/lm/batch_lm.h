@@ -1,0 +1,123 @@
+/* Batches for next-token prediction: windows of T + 1 tokens; the inputs are the first T, the targets the last T.
+ *
+ * A shard of n tokens has (n - 1) / T windows with stride T: every target is used once in an epoch, and no window
+ * crosses from one file to the next. The order is a seeded permutation of all windows, new in every epoch, or the order
+ * of the files. The position of a run is one number, the running number of a sequence over all epochs and ranks:
+ * nothing else has to be saved, and any number of ranks sees the same sequences. */
+#ifndef LLMC_DATA_LM_BATCH_LM_H
+#define LLMC_DATA_LM_BATCH_LM_H
+
+#include "llmc/base/rng.h"
+#include "llmc/data/files/shards.h"
+
+enum { IN_ORDER = 0, SHUFFLED = 1 };
+
+typedef struct {
+    const Shards* shards;
+    int B, T;
+    int V;  // all tokens are below
+    uint64_t seed;
+    int shuffle;      // IN_ORDER or SHUFFLED
+    uint64_t* first;  // [shards->count + 1] number of windows before each shard; the last is the total
+} BatchLm;
+
+static inline uint64_t batch_lm_windows(const BatchLm* b) { return b->first[b->shards->count]; }
+
+// Ends with USAGE if a shard is too short for one window. `shards` must outlive the reader.
+static inline void batch_lm_init(BatchLm* b, const Shards* shards, int B, int T, int V, uint64_t seed, int shuffle) {
+    CHECK(B > 0 && T > 0 && V > 0);
+    b->shards = shards;
+    b->B = B;
+    b->T = T;
+    b->V = V;
+    b->seed = seed;
+    b->shuffle = shuffle;
+    b->first = (uint64_t*)xcalloc((size_t)shards->count + 1, sizeof(uint64_t));
+    for (int i = 0; i < shards->count; i++) {
+        uint64_t tokens = shards->shard[i].tokens, windows = (tokens - 1) / (uint64_t)T;
+        if (windows == 0)
+            die(USAGE,
+                "%s: %llu tokens are too few for one sequence of %d tokens and its last target; "
+                "use a shorter sequence (-t) or more data",
+                shards->shard[i].path, (unsigned long long)tokens, T);
+        b->first[i + 1] = b->first[i] + windows;
+    }
+}
+
+static inline void batch_lm_free(BatchLm* b) {
+    free(b->first);
+    memset(b, 0, sizeof(*b));
+}
+
+// The window of sequence number `sample`.
+static inline uint64_t batch_lm_window(const BatchLm* b, uint64_t sample) {
+    uint64_t windows = batch_lm_windows(b), epoch = sample / windows, i = sample % windows;
+    return b->shuffle == SHUFFLED ? rng_permute(i, windows, rng_stream(b->seed, epoch, 0, SITE_SHUFFLE)) : i;
+}
+
+// Read sequences sample .. sample + B - 1: inputs [B, T] and targets [B, T]. After the last window the next epoch
+// begins, also inside a batch. Errors in the data go to `error`; with NULL they end the program.
+static inline void batch_lm_read(const BatchLm* b, uint64_t sample, int* inputs, int* targets, ReadError* error) {
+    size_t T = (size_t)b->T;
+    int* window = (int*)xmalloc((T + 1) * sizeof(int));
+    for (size_t row = 0; row < (size_t)b->B; row++) {
+        uint64_t w = batch_lm_window(b, sample + row);
+        int low = 0, high = b->shards->count - 1;  // the last shard whose first window is not after w
+        while (low < high) {
+            int middle = low + (high - low + 1) / 2;
+            if (b->first[middle] <= w) low = middle;
+            else high = middle - 1;
+        }
+        uint64_t offset = (w - b->first[low]) * (uint64_t)T;
+        shards_read(b->shards, low, offset, T + 1, window, error);
+        for (size_t t = 0; t <= T; t++)
+            if ((uint32_t)window[t] >= (uint32_t)b->V)
+                read_failed(error, USAGE,
+                            "%s: token %u at position %llu is outside the vocabulary of %d; prepare the data with the "
+                            "model's own tokenizer, or choose a model with a larger vocabulary",
+                            b->shards->shard[low].path, (uint32_t)window[t], (unsigned long long)(offset + t), b->V);
+        memcpy(inputs + row * T, window, T * sizeof(int));
+        memcpy(targets + row * T, window + 1, T * sizeof(int));
+    }
+    free(window);
+}
+
+// ---------------------------------------------------------------------------------------------------------
+// Documents inside a batch
+
+// The documents of N = B * T rows. No document crosses the end of a sequence of T.
+typedef struct {
+    int count, longest;
+    int64_t squares;           // sum of the squared lengths
+    int *document, *position;  // [N] of each row: its document, 0 .. count - 1, and its position in the document
+    int* cu_seqlens;           // [N + 1] rows before each document; the last one, [count], is N
+} Documents;
+
+// The number of ints in the three arrays, which lie one after the other.
+static inline size_t documents_ints(int N) { return 3 * (size_t)N + 1; }
+
+// Place the arrays at `ints`.
+static inline void documents_place(Documents* d, int* ints, int N) {
+    d->document = ints;
+    d->position = ints + N;
+    d->cu_seqlens = ints + 2 * (size_t)N;
+}
+
+// Find the documents in inputs [B, T]: one begins at the start of each sequence and at each token `end_of_text`, which
+// is the first token of a document in the files.
+static inline void documents_find(Documents* d, const int* inputs, int B, int T, int end_of_text) {
+    d->count = d->longest = 0;
+    d->squares = 0;
+    for (int row = 0, length = 0; row < B * T; row++) {
+        int begins = row % T == 0 || inputs[row] == end_of_text;
+        length = begins ? 1 : length + 1;
+        if (begins) d->cu_seqlens[d->count++] = row;
+        d->document[row] = d->count - 1;
+        d->position[row] = length - 1;
+        d->squares += 2 * length - 1;
+        d->longest = max_int(d->longest, length);
+    }
+    d->cu_seqlens[d->count] = B * T;
+}
+
+#endif

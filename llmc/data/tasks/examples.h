@@ -1,0 +1,147 @@
+/* Examples of a task: sequences of tokens, [CLS] A [SEP] or [CLS] A [SEP] B [SEP], with targets. They are held in
+ * memory and become batches: for training in a seeded order of each epoch, for evaluation in their own order. */
+#ifndef LLMC_DATA_TASKS_EXAMPLES_H
+#define LLMC_DATA_TASKS_EXAMPLES_H
+
+#include "llmc/data/mlm/batch_mlm.h"
+
+// An example has one target, the number of its class; or two, the first and the last position of the answer.
+enum { EXAMPLE_MOST_TARGETS = 2 };
+
+typedef struct {
+    int count;
+    size_t* begin;  // [count + 1] first token of each
+    int* tokens;    // [begin[count]]
+    int* second;    // [count] position where segment B begins; the length of the sequence if there is none
+    int* label;     // [count, 2] class and 0, or first and last position
+    int* group;     // [count] what it belongs to, ascending: the question of a window; else its own number
+    int targets;    // of an example: 1 or 2
+    size_t capacity, token_capacity;
+} Examples;
+
+static inline void examples_open(Examples* e, int targets) {
+    memset(e, 0, sizeof *e);
+    e->targets = targets;
+}
+
+static inline void examples_close(Examples* e) {
+    free(e->begin), free(e->tokens), free(e->second), free(e->label), free(e->group);
+    memset(e, 0, sizeof *e);
+}
+
+static inline int examples_length(const Examples* e, int i) { return (int)(e->begin[i + 1] - e->begin[i]); }
+
+// Append a sequence of n tokens whose second segment begins at position `second`.
+static inline void examples_add(Examples* e, const int* tokens, int n, int second, int label0, int label1, int group) {
+    size_t at = e->count ? e->begin[e->count] : 0;
+    size_t need = (size_t)e->count + 2, before = e->capacity;  // one more for the end of the last example
+    e->begin = (size_t*)array_reserve(e->begin, &e->capacity, need, sizeof(size_t));
+    if (e->capacity > before) {
+        e->second = (int*)xrealloc(e->second, e->capacity * sizeof(int));
+        e->label = (int*)xrealloc(e->label, 2 * e->capacity * sizeof(int));
+        e->group = (int*)xrealloc(e->group, e->capacity * sizeof(int));
+    }
+    e->tokens = (int*)array_reserve(e->tokens, &e->token_capacity, at + (size_t)n, sizeof(int));
+    memcpy(e->tokens + at, tokens, (size_t)n * sizeof(int));
+    e->begin[e->count] = at;
+    e->second[e->count] = second;
+    e->label[2 * e->count] = label0, e->label[2 * e->count + 1] = label1;
+    e->group[e->count] = group;
+    e->begin[++e->count] = at + (size_t)n;
+}
+
+// CRC-32 of everything that is trained on.
+static inline uint32_t examples_fingerprint(const Examples* e) {
+    Crc32 table;
+    size_t n = (size_t)e->count;
+    crc32_init(&table);
+    uint32_t crc = crc32_update(&table, 0, e->tokens, e->count ? e->begin[n] * sizeof(int) : 0);
+    crc = crc32_update(&table, crc, e->second, n * sizeof(int));
+    return crc32_update(&table, crc, e->label, 2 * n * sizeof(int));
+}
+
+// ---------------------------------------------------------------------------------------------------------
+// Batches. Targets are in the place of the masked tokens: a class at the first row of the sequence, or two positions.
+
+// Empty the batch. `first` is the number of its first sequence in the step.
+static inline void examples_batch_begin(MlmBatch* b, int64_t first) {
+    b->count = b->rows = b->max_length = b->masked = 0;
+    b->squares = 0;
+    b->first = first;
+    b->cu_seqlens[0] = 0;
+}
+
+static inline void examples_batch_add(MlmBatch* b, const Examples* e, int i) {
+    const int *tokens = e->tokens + e->begin[i], length = examples_length(e, i), second = e->second[i];
+    CHECK(b->masked + e->targets <= b->masked_room);
+    mlm_batch_append(b, tokens, (uint32_t)second, 0);
+    mlm_batch_append(b, tokens + second, (uint32_t)(length - second), 1);
+    for (int k = 0; k < e->targets; k++) {
+        b->masked_rows[b->masked] = b->cu_seqlens[b->count];
+        b->targets[b->masked++] = e->label[2 * i + k];
+    }
+    b->next_targets[b->count++] = -1;
+    b->cu_seqlens[b->count] = b->rows;
+    b->max_length = max_int(b->max_length, length);
+    b->squares += (int64_t)length * length;
+}
+
+// Examples index .. index + B - 1, counted over all epochs. With `shuffle` every epoch has an order of its own.
+static inline void examples_batch_read(MlmBatch* b, const Examples* e, uint64_t seed, int shuffle, uint64_t index,
+                                       int B, int64_t first) {
+    uint64_t n = (uint64_t)e->count;
+    examples_batch_begin(b, first);
+    for (uint64_t i = index; i < index + (uint64_t)B; i++) {
+        uint64_t at = shuffle ? rng_permute(i % n, n, rng_stream(seed, i / n, 0, SITE_SHUFFLE)) : i % n;
+        examples_batch_add(b, e, (int)at);
+    }
+}
+
+// The number of first examples that make whole groups and are at most `most` (0: no limit), but at least one group.
+static inline int examples_first(const Examples* e, uint64_t most) {
+    if (most == 0 || most >= (uint64_t)e->count) return e->count;
+    int n = (int)most;
+    while (n > 0 && e->group[n] == e->group[n - 1]) n--;
+    if (n == 0)
+        while (n < e->count && e->group[n] == e->group[0]) n++;
+    return n;
+}
+
+// The next examples for evaluation, at most B, among the first `count` from number *next on, of the groups of one rank
+// of `ranks`. Returns how many there are, 0 after the last, and their numbers in number [B].
+static inline int examples_batch_next(MlmBatch* b, int* number, const Examples* e, int* next, int count, int B,
+                                      int rank, int ranks) {
+    examples_batch_begin(b, 0);
+    for (; *next < count && b->count < B; ++*next) {
+        if (e->group[*next] % ranks != rank) continue;
+        number[b->count] = *next;
+        examples_batch_add(b, e, *next);
+    }
+    return b->count;
+}
+
+// ---------------------------------------------------------------------------------------------------------
+// Predictions: a file that is complete or absent
+
+// End with USAGE if the file could not be written. Changes nothing on the disk.
+static inline void predictions_check(const char* path) {
+    struct stat found;
+    char* temporary = xprintf("%s.tmp", path);
+    int is_there = stat(path, &found) == 0, was_there = access(temporary, F_OK) == 0;
+    if (is_there && !S_ISREG(found.st_mode)) die(USAGE, "--predictions %s: exists and is not a regular file", path);
+    int fd =
+        is_there && access(path, W_OK) != 0 ? -1 : open(temporary, O_WRONLY | O_CREAT | O_CLOEXEC | O_NONBLOCK, 0666);
+    if (fd < 0) die(USAGE, "--predictions %s: cannot be written: %s", path, strerror(errno));
+    close(fd);
+    if (!was_there) unlink(temporary);
+    free(temporary);
+}
+
+static inline void predictions_write(const char* path, const Text* t) {
+    char* temporary = xprintf("%s.tmp", path);
+    if (write_file(temporary, t->text, t->length) != 0 || rename(temporary, path) != 0)
+        die(FAILED, "%s: cannot be written: %s", path, strerror(errno));
+    free(temporary);
+}
+
+#endif

@@ -1,0 +1,84 @@
+/* Matrix products of one warp on tensor cores (mma.sync, sm_80) and the instructions that feed them. One PTX instruction
+ * per function; addresses are of shared memory.
+ *
+ * Fragments of m16n8k16, lane = 4 g + t. The result c: c[0], c[1] are row g, columns 2t and 2t + 1; c[2], c[3] are row
+ * g + 8. The left operand a is four words of two elements: (g, 2t), (g + 8, 2t), (g, 2t + 8), (g + 8, 2t + 8). So two
+ * neighbouring c tiles, rounded and packed, are one left operand.
+ * Source: PTX ISA, sections on mma.m16n8k16, ldmatrix, stmatrix, cp.async and ex2. */
+#ifndef LLMC_DEVICE_PTX_MMA_CUH
+#define LLMC_DEVICE_PTX_MMA_CUH
+
+#include "llmc/device/cuda_utils.cuh"
+
+#if defined(__CUDACC__) && (defined(PRECISION_BF16) || defined(PRECISION_FP16))
+
+// mma.sync.m16n8k16: c [16, 8] += a [16, 16] b [16, 8]. Operands are floatX, sums fp32.
+__device__ inline void mma_m16n8k16(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
+#ifdef PRECISION_BF16
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+#else
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+#endif
+        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
+// ldmatrix.x4: four 8 x 8 matrices of 16-bit elements. Lanes 0-7, 8-15, 16-23 and 24-31 give the addresses of their rows.
+__device__ inline void ldmatrix_x4(uint32_t (&x)[4], uint32_t address) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3])
+                 : "r"(address)
+                 : "memory");
+}
+
+// ldmatrix.x4.trans: the same, each matrix transposed.
+__device__ inline void ldmatrix_x4_trans(uint32_t (&x)[4], uint32_t address) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3])
+                 : "r"(address)
+                 : "memory");
+}
+
+// stmatrix.x4 (sm_90): the inverse of ldmatrix_x4().
+__device__ inline void stmatrix_x4(uint32_t address, const uint32_t (&x)[4]) {
+    asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1,%2,%3,%4};" ::"r"(address), "r"(x[0]), "r"(x[1]),
+                 "r"(x[2]), "r"(x[3])
+                 : "memory");
+}
+
+// cp.async.cg: start copying 16 bytes to shared memory, past the L1 cache. Zeros unless `exists`.
+__device__ inline void cp_async_cg_16(uint32_t shared, const void* global, int exists) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared), "l"(global), "r"(exists ? 16 : 0)
+                 : "memory");
+}
+
+// cp.async.ca: start copying 8 bytes to shared memory. Zeros unless `exists`.
+__device__ inline void cp_async_ca_8(uint32_t shared, const void* global, int exists) {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 8, %2;" ::"r"(shared), "l"(global), "r"(exists ? 8 : 0)
+                 : "memory");
+}
+
+// cp.async.wait_all: wait for this thread's copies. A barrier must follow before other threads read them.
+__device__ inline void cp_async_wait_all(void) { asm volatile("cp.async.wait_all;" ::: "memory"); }
+
+// ex2.approx.ftz: 2^x; 0 for -infinity and for results below the normal numbers.
+__device__ inline float ex2_approx(float x) {
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+
+// cvt.rn.bf16x2 or cvt.rn.f16x2: two numbers, rounded to floatX, in one word.
+__device__ inline uint32_t pack_floatx2(float low, float high) {
+    uint32_t bits;
+#ifdef PRECISION_BF16
+    __nv_bfloat162 pair = __floats2bfloat162_rn(low, high);
+#else
+    __half2 pair = __floats2half2_rn(low, high);
+#endif
+    memcpy(&bits, &pair, sizeof bits);
+    return bits;
+}
+
+#endif
+#endif

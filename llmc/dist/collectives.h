@@ -1,0 +1,247 @@
+/* Collectives in device memory: NCCL on GPUs, MPI on the CPU.
+ *
+ * They run on a side stream, overlapped with the ops on the main stream. Events keep the two in order: one stream records
+ * an event, the other waits for it. On the CPU a collective is done when the call returns, and events do nothing.
+ *
+ * All ranks make the same calls in the same order. A sum over a given number of ranks is always added in the same order: the
+ * same bits on every rank and every time. */
+#ifndef LLMC_DIST_COLLECTIVES_H
+#define LLMC_DIST_COLLECTIVES_H
+
+#include "llmc/dist/process_group.h"
+
+#if defined(__CUDACC__) && defined(USE_NCCL)
+#include <nccl.h>
+#endif
+
+#include "llmc/device/device.h"
+
+typedef enum { SUM_REAL, SUM_DOUBLE, SUM_BF16 } SumType;
+
+typedef struct {
+#ifdef __CUDACC__
+    cudaEvent_t event;
+#else
+    int unused;
+#endif
+} StreamEvent;
+
+typedef struct {
+    ProcessGroup* group;
+#ifdef __CUDACC__
+    cudaStream_t stream;
+#ifdef USE_NCCL
+    ncclComm_t nccl;
+#endif
+#endif
+} Collectives;
+
+#if defined(__CUDACC__) && defined(USE_NCCL)
+// ---------------------------------------------------------------------------------------------------------
+// GPU
+
+#define COLLECTIVES_BYTES ((size_t)512 << 20)  // about what NCCL allocates for itself
+
+static inline void stream_event_open(StreamEvent* e) {
+    cudaCheck(cudaEventCreateWithFlags(&e->event, cudaEventDisableTiming));
+}
+static inline void stream_event_close(StreamEvent* e) { cudaCheck(cudaEventDestroy(e->event)); }
+
+// Collectives launched from now on begin after all ops that were launched so far.
+static inline void collectives_wait_for_ops(Collectives* c, StreamEvent* e, Context* ctx) {
+    cudaCheck(cudaEventRecord(e->event, ctx->stream));
+    cudaCheck(cudaStreamWaitEvent(c->stream, e->event, 0));
+}
+
+// Record an event after the collectives that were launched so far.
+static inline void collectives_record_event(Collectives* c, StreamEvent* e) {
+    cudaCheck(cudaEventRecord(e->event, c->stream));
+}
+
+// Ops launched from now on begin after that event.
+static inline void ops_wait_for_collectives(Context* ctx, StreamEvent* e) {
+    cudaCheck(cudaStreamWaitEvent(ctx->stream, e->event, 0));
+}
+
+#define ncclCheck(call) nccl_check((call), #call, __FILE__, __LINE__)
+
+static inline void nccl_check(ncclResult_t status, const char* call, const char* file, int line) {
+    if (status != ncclSuccess && status != ncclInProgress)
+        die(FAILED, "%s:%d: %s: %s; set NCCL_DEBUG=WARN in the environment for details", file, line, call,
+            ncclGetErrorString(status));
+}
+
+// Start the collectives of all ranks. Each rank has made its GPU the current one.
+static inline void collectives_open(Collectives* c, ProcessGroup* group) {
+    ncclUniqueId id;
+    memset(c, 0, sizeof *c);
+    c->group = group;
+    if (group->size == 1) return;
+    if (group->rank == 0) ncclCheck(ncclGetUniqueId(&id));
+    group_broadcast(group, &id, sizeof id);
+    group_wait_begin(group);
+    ncclCheck(ncclCommInitRank(&c->nccl, group->size, id, group->rank));
+    group_wait_end(group);
+    // A higher priority than the main stream's, so that collectives do not wait behind ops that were launched earlier.
+    int least, greatest;
+    cudaCheck(cudaDeviceGetStreamPriorityRange(&least, &greatest));
+    cudaCheck(cudaStreamCreateWithPriority(&c->stream, cudaStreamNonBlocking, greatest));
+}
+
+// Whether all ranks' GPUs are in this machine and joined by NVLink: only over NVLink do GPUs have atomics in each other's
+// memory. If a process does not see the others' GPUs this is unknown, and the answer is no. All ranks call it together and
+// get the same answer.
+static inline int has_p2p(const ProcessGroup* group) {
+    int seen = 0, mine = -1, has_all = group->local_size == group->size;
+    if (group->size == 1) return 0;
+    int* all = (int*)xcalloc((size_t)group->size, sizeof *all);
+    if (cudaGetDeviceCount(&seen) == cudaSuccess && seen >= group->size) cudaCheck(cudaGetDevice(&mine));
+    group_gather(group, all, &mine, sizeof mine);
+    for (int r = 0; has_all && r < group->size; r++) {
+        int atomics = 0;
+        if (r == group->rank) continue;
+        if (mine >= 0 && all[r] >= 0 && all[r] != mine)  // each may know its own GPU as 0
+            cudaCheck(cudaDeviceGetP2PAttribute(&atomics, cudaDevP2PAttrNativeAtomicSupported, mine, all[r]));
+        has_all = atomics;
+    }
+    free(all);
+    return !group_any(group, !has_all);
+}
+
+static inline void collectives_close(Collectives* c) {
+    if (c->group->size == 1) return;
+    cudaCheck(cudaStreamSynchronize(c->stream));
+    ncclCheck(ncclCommDestroy(c->nccl));
+    cudaCheck(cudaStreamDestroy(c->stream));
+}
+
+// Check for asynchronous errors of NCCL; called now and then. Usually another rank is gone, and the heartbeat names it.
+static inline void collectives_check(const Collectives* c) {
+    ncclResult_t status;
+    if (c->group->size == 1) return;
+    ncclCheck(ncclCommGetAsyncError(c->nccl, &status));
+    if (status != ncclSuccess && status != ncclInProgress) group_lost(c->group, ncclGetErrorString(status));
+}
+
+static inline ncclDataType_t collectives_type(SumType type) {
+    return type == SUM_REAL ? ncclFloat32 : type == SUM_DOUBLE ? ncclFloat64 : ncclBfloat16;
+}
+
+// The collectives between these two are one launch.
+static inline void collectives_begin(void) { ncclCheck(ncclGroupStart()); }
+static inline void collectives_end(void) { ncclCheck(ncclGroupEnd()); }
+
+// Sum n values over the ranks, in place, on every rank.
+static inline void all_reduce(Collectives* c, void* values, size_t n, SumType type) {
+    ncclCheck(ncclAllReduce(values, values, n, collectives_type(type), ncclSum, c->nccl, c->stream));
+}
+
+// The same on rank `root` alone; the others keep theirs.
+static inline void reduce(Collectives* c, void* values, size_t n, SumType type, int root) {
+    ncclCheck(ncclReduce(values, values, n, collectives_type(type), ncclSum, root, c->nccl, c->stream));
+}
+
+// n bytes of rank `root`, to all.
+static inline void broadcast(Collectives* c, void* bytes, size_t n, int root) {
+    ncclCheck(ncclBroadcast(bytes, bytes, n, ncclUint8, root, c->nccl, c->stream));
+}
+
+#else
+// ---------------------------------------------------------------------------------------------------------
+// CPU, and builds without NCCL or MPI: nothing overlaps
+
+#define COLLECTIVES_BYTES ((size_t)0)  // of device memory that they allocate
+
+static inline void stream_event_open(StreamEvent* e) { (void)e; }
+static inline void stream_event_close(StreamEvent* e) { (void)e; }
+static inline void collectives_wait_for_ops(Collectives* c, StreamEvent* e, Context* ctx) {
+    (void)c, (void)e, (void)ctx;
+}
+static inline void collectives_record_event(Collectives* c, StreamEvent* e) { (void)c, (void)e; }
+static inline void ops_wait_for_collectives(Context* ctx, StreamEvent* e) { (void)ctx, (void)e; }
+static inline void collectives_check(const Collectives* c) { (void)c; }
+static inline int has_p2p(const ProcessGroup* group) { return (void)group, 0; }
+static inline void collectives_begin(void) {}
+static inline void collectives_end(void) {}
+static inline void collectives_close(Collectives* c) { (void)c; }
+
+#if !defined(__CUDACC__) && defined(USE_MPI)
+static inline void collectives_open(Collectives* c, ProcessGroup* group) {
+    c->group = group;
+    if (group->size > 1 && !group->is_mpi)
+        die(USAGE,
+            "on the CPU gradients are summed by MPI: start the ranks with mpirun (-pi env, tcp and fs are for GPUs)");
+}
+
+// MPI counts in int: longer buffers are sent in pieces.
+enum { COLLECTIVES_PIECE = 1 << 28 };
+
+#define mpiCheck(call) group_mpi_check(c->group, (call), #call)
+
+static inline MPI_Datatype collectives_type(SumType type) {
+    CHECK(type != SUM_BF16);
+    return type == SUM_DOUBLE || sizeof(real) == sizeof(double) ? MPI_DOUBLE : MPI_FLOAT;
+}
+
+// Sum n values over the ranks, in place, on every rank.
+static inline void all_reduce(Collectives* c, void* values, size_t n, SumType type) {
+    MPI_Datatype kind = collectives_type(type);
+    size_t size = kind == MPI_DOUBLE ? sizeof(double) : sizeof(float);
+    group_wait_begin(c->group);
+    for (size_t i = 0; i < n; i += COLLECTIVES_PIECE)
+        mpiCheck(MPI_Allreduce(MPI_IN_PLACE, (char*)values + i * size, (int)min_size(n - i, COLLECTIVES_PIECE), kind,
+                               MPI_SUM, MPI_COMM_WORLD));
+    group_wait_end(c->group);
+}
+
+// The same on rank `root` alone; the others keep theirs.
+static inline void reduce(Collectives* c, void* values, size_t n, SumType type, int root) {
+    MPI_Datatype kind = collectives_type(type);
+    size_t size = kind == MPI_DOUBLE ? sizeof(double) : sizeof(float);
+    int is_root = c->group->rank == root;
+    group_wait_begin(c->group);
+    for (size_t i = 0; i < n; i += COLLECTIVES_PIECE) {
+        char* piece = (char*)values + i * size;
+        mpiCheck(MPI_Reduce(is_root ? MPI_IN_PLACE : piece, piece, (int)min_size(n - i, COLLECTIVES_PIECE), kind,
+                            MPI_SUM, root, MPI_COMM_WORLD));
+    }
+    group_wait_end(c->group);
+}
+
+// n bytes of rank `root`, to all.
+static inline void broadcast(Collectives* c, void* bytes, size_t n, int root) {
+    group_wait_begin(c->group);
+    for (size_t i = 0; i < n; i += COLLECTIVES_PIECE)
+        mpiCheck(MPI_Bcast((char*)bytes + i, (int)min_size(n - i, COLLECTIVES_PIECE), MPI_BYTE, root, MPI_COMM_WORLD));
+    group_wait_end(c->group);
+}
+
+#else  // one rank
+static inline void collectives_open(Collectives* c, ProcessGroup* group) {
+    memset(c, 0, sizeof *c);
+    c->group = group;
+    if (group->size == 1) return;
+#ifdef __CUDACC__
+    die(USAGE, "this program was built without NCCL, so it runs on one GPU; install libnccl-dev and build again");
+#else
+    die(USAGE,
+        "this program was built without MPI, so it runs as one process; make setup installs MPI, then build again");
+#endif
+}
+
+static inline void all_reduce(Collectives* c, void* values, size_t n, SumType type) {
+    (void)values, (void)n, (void)type;
+    CHECK(c->group->size == 1);
+}
+static inline void reduce(Collectives* c, void* values, size_t n, SumType type, int root) {
+    (void)values, (void)n, (void)type, (void)root;
+    CHECK(c->group->size == 1);
+}
+static inline void broadcast(Collectives* c, void* bytes, size_t n, int root) {
+    (void)bytes, (void)n, (void)root;
+    CHECK(c->group->size == 1);
+}
+#endif
+#endif
+
+#endif

@@ -1,0 +1,262 @@
+/* Tensors of a table, to and from safetensors files under their Hugging Face names and layouts.
+ *
+ * A file holds logical shapes: rows of padding are not stored, and matrices that a model's files keep as [in, out] are
+ * transposed when they are read and written. Loading is strict: a tensor that is missing, unknown, or of another shape or a
+ * type that is no floating type ends the program with its name, unless FileRules allow it. So does a value that is not
+ * finite. Weights may also be a checkpoint of llm.c (weight_files.h). */
+#ifndef LLMC_MODEL_MODEL_FILES_H
+#define LLMC_MODEL_MODEL_FILES_H
+
+#include "llmc/device/host_view.h"
+#include "llmc/model/weight_files.h"
+
+// A flat buffer on the device that is laid out by the table. It is stored in its own type, under the table's names with a
+// prefix ("m." for a first moment).
+typedef struct {
+    const char* prefix;
+    void* device;
+    ViewType type;
+    const void* host;  // a copy of the buffer, which is written instead; NULL: none
+} TensorPart;
+
+// Size and checksum of a written file.
+typedef struct {
+    uint64_t bytes;
+    uint32_t crc;  // CRC-32
+} FileDigest;
+
+// Deviations that are allowed in a file of another program: names without their first part ("transformer."), tensors that
+// are not needed, older names, and missing tensors, which keep the values that they have.
+typedef struct {
+    const char* optional_prefix;  // NULL: none
+    const char* const* ignored;   // endings of names
+    int ignored_count;
+    const char* const (*aliases)[2];  // an ending of names, and what may be there instead
+    int alias_count;
+    int preferred_count;          // the first aliases, which are read even if the file has the first name too
+    const char* const* may_lack;  // beginnings of names
+    int may_lack_count;
+} FileRules;
+
+// ---------------------------------------------------------------------------------------------------------
+// Layouts
+
+static inline size_t tensor_elements(const Tensor* t) { return (size_t)t->shape[0] * (size_t)t->shape[1]; }
+
+// The shape in the file. Returns the number of dimensions.
+static inline int tensor_file_shape(const Tensor* t, uint64_t shape[2]) {
+    int swap = t->file == TRANSPOSED;
+    shape[0] = (uint64_t)t->shape[swap];
+    shape[1] = (uint64_t)t->shape[!swap];
+    return t->ndim;
+}
+
+enum { TRANSPOSE_TILE = 64 };
+
+// out[j, i] = in[i, j] for in [rows, cols].
+static inline void transpose(real* out, const real* in, int rows, int cols) {
+#pragma omp parallel for schedule(static)
+    for (int i0 = 0; i0 < rows; i0 += TRANSPOSE_TILE)
+        for (int j0 = 0; j0 < cols; j0 += TRANSPOSE_TILE)
+            for (int i = i0; i < min_int(rows, i0 + TRANSPOSE_TILE); i++)
+                for (int j = j0; j < min_int(cols, j0 + TRANSPOSE_TILE); j++)
+                    out[(size_t)j * (size_t)rows + (size_t)i] = in[(size_t)i * (size_t)cols + (size_t)j];
+}
+
+// Likewise for 16-bit elements.
+static inline void transpose_halves(uint16_t* out, const uint16_t* in, int rows, int cols) {
+#pragma omp parallel for schedule(static)
+    for (int i0 = 0; i0 < rows; i0 += TRANSPOSE_TILE)
+        for (int j0 = 0; j0 < cols; j0 += TRANSPOSE_TILE)
+            for (int i = i0; i < min_int(rows, i0 + TRANSPOSE_TILE); i++)
+                for (int j = j0; j < min_int(cols, j0 + TRANSPOSE_TILE); j++)
+                    out[(size_t)j * (size_t)rows + (size_t)i] = in[(size_t)i * (size_t)cols + (size_t)j];
+}
+
+// ---------------------------------------------------------------------------------------------------------
+// Write
+
+static inline const char* tensor_part_dtype(const TensorPart* part) {
+    return part->type == VIEW_FLOATX ? FLOATX_NAME : safetensors_real_dtype();
+}
+
+static inline size_t tensor_part_element(const TensorPart* part) {
+    return part->type == VIEW_FLOATX ? sizeof(floatX) : sizeof(real);
+}
+
+// n elements of the part's buffer from `first` on, in the buffer's type: in its copy, or downloaded to `space`.
+static inline const void* tensor_part_elements(const TensorPart* part, size_t first, size_t n, void* space,
+                                               Context* ctx) {
+    size_t size = tensor_part_element(part);
+    if (part->host) return (const char*)part->host + first * size;
+    device_download(ctx, space, (const char*)part->device + first * size, n * size);
+    return space;
+}
+
+static inline int tensors_close(SafeTensorsWriter* w, FileDigest* digest) {
+    int result = safetensors_writer_finish(w);
+    digest->bytes = w->bytes;
+    digest->crc = w->crc;
+    return result;
+}
+
+// Write all parts to one file. Returns 0 and the file's digest, or -1 with errno; the file is then incomplete.
+static inline int tensors_write(const char* path, const TensorTable* table, const TensorPart* parts, int count,
+                                FileDigest* digest, Context* ctx) {
+    SafeTensorsWriter w;
+    size_t largest = 0;
+    safetensors_writer_create(&w, path);
+    // transformers refuses a file without the name of the framework whose layout it has.
+    safetensors_writer_metadata(&w, "format", "pt");
+    for (int p = 0; p < count; p++) {
+        for (int i = 0; i < table->count; i++) {
+            const Tensor* t = &table->tensors[i];
+            char name[128];
+            uint64_t shape[2];
+            snprintf(name, sizeof name, "%s%s", parts[p].prefix, t->name);
+            safetensors_writer_add(&w, name, tensor_part_dtype(&parts[p]), tensor_file_shape(t, shape), shape);
+            if (tensor_elements(t) > largest) largest = tensor_elements(t);
+        }
+    }
+    safetensors_writer_begin(&w);
+    void *space = xmalloc(largest * sizeof(real)), *turned = xmalloc(largest * sizeof(real));
+    for (int p = 0; p < count && !w.error; p++) {
+        size_t size = tensor_part_element(&parts[p]);
+        for (int i = 0; i < table->count && !w.error; i++) {
+            const Tensor* t = &table->tensors[i];
+            const void* values = tensor_part_elements(&parts[p], t->offset, tensor_elements(t), space, ctx);
+            if (t->file == TRANSPOSED) {
+                if (size == sizeof(real)) transpose((real*)turned, (const real*)values, t->shape[0], t->shape[1]);
+                else transpose_halves((uint16_t*)turned, (const uint16_t*)values, t->shape[0], t->shape[1]);
+                values = turned;
+            }
+            safetensors_writer_append(&w, values, size * tensor_elements(t));
+        }
+    }
+    free(space), free(turned);
+    return tensors_close(&w, digest);
+}
+
+// ---------------------------------------------------------------------------------------------------------
+// Read
+
+// The file's entry for this tensor: under its name, an older one, or either without the optional prefix; NULL if there is
+// none.
+static inline const SafeTensor* tensors_file_entry(const SafeTensors* file, const char* prefix, const Tensor* t,
+                                                   const FileRules* rules) {
+    char name[128];
+    snprintf(name, sizeof name, "%s%s", prefix, t->name);
+    const SafeTensor* entry = safetensors_find(file, name);
+    size_t n = rules && rules->optional_prefix ? strlen(rules->optional_prefix) : 0;
+    if (!n || strncmp(t->name, rules->optional_prefix, n) != 0) n = 0;
+    if (!entry && n) entry = safetensors_find(file, t->name + n);
+    for (int i = 0; rules && i < rules->alias_count && (!entry || i < rules->preferred_count); i++) {
+        const char* const* alias = rules->aliases[i];
+        if (!name_ends_with(t->name, alias[0])) continue;
+        snprintf(name, sizeof name, "%.*s%s", (int)(strlen(t->name) - strlen(alias[0])), t->name, alias[1]);
+        const SafeTensor* other = safetensors_find(file, name);
+        if (!other && n) other = safetensors_find(file, name + n);
+        if (other) entry = other;
+    }
+    return entry;
+}
+
+static inline int tensors_may_lack(const FileRules* rules, const Tensor* t) {
+    for (int i = 0; rules && i < rules->may_lack_count; i++)
+        if (strncmp(t->name, rules->may_lack[i], strlen(rules->may_lack[i])) == 0) return 1;
+    return 0;
+}
+
+// Read elements first .. first + n - 1 of a tensor, in the order of memory, from its entry in a file. Of a matrix that the
+// file holds transposed only the rows with these elements are read.
+static inline void tensor_read(const SafeTensor* entry, const Tensor* t, size_t first, size_t n, real* out) {
+    if (t->file != TRANSPOSED) {
+        safetensors_read_real(entry, first, n, out);
+        return;
+    }
+    size_t cols = (size_t)t->shape[1], row = first / cols, rows = (first + n + cols - 1) / cols - row;
+    real* turned = (real*)xmalloc(2 * rows * cols * sizeof(real));  // [cols, rows], then [rows, cols]
+    if (rows == (size_t)t->shape[0]) safetensors_read_real(entry, 0, rows * cols, turned);
+    else
+        for (size_t j = 0; j < cols; j++)
+            safetensors_read_real(entry, j * (size_t)t->shape[0] + row, rows, turned + j * rows);
+    transpose(turned + rows * cols, turned, (int)cols, (int)rows);
+    memcpy(out, turned + rows * cols + first - row * cols, n * sizeof(real));
+    free(turned);
+}
+
+// End with STOPPED_BY_NAN if one of n values that were read of a part's tensor is not finite: no result would mean
+// anything. A second moment may be infinite, because the square of a large gradient is; its element is no longer updated.
+static inline void tensor_check_finite(const SafeTensor* entry, const TensorPart* part, const real* values, size_t n) {
+    int bad = 0, may_overflow = strcmp(part->prefix, "v.") == 0;
+#pragma omp parallel for schedule(static) reduction(| : bad)
+    for (size_t i = 0; i < n; i++)
+        bad |= !(values[i] - values[i] == 0) && !(may_overflow && values[i] == (real)INFINITY);
+    if (bad)
+        die(STOPPED_BY_NAN,
+            "%s: tensor \"%s\": holds values that are not finite (NaN or infinity); take an earlier checkpoint or "
+            "another model",
+            entry->file, entry->name);
+}
+
+// Read the elements `range` of the table's flat buffer, for all parts, from one file; padding is set to zero. `rules` may be
+// NULL; the names of tensors that the file lacks by these rules are appended to `lacking`, if that is not NULL.
+static inline void tensors_read_range(const char* path, const TensorTable* table, const TensorPart* parts, int count,
+                                      FlatRange range, const FileRules* rules, Text* lacking, Context* ctx) {
+    SafeTensors file;
+    FileLayout layout = tensors_open(&file, path, table);
+    char* used = (char*)xcalloc((size_t)file.count, 1);
+    for (int p = 0; p < count; p++) {
+        HostView view = host_view_open(parts[p].device, range.size, parts[p].type);
+        if (rules && rules->may_lack_count) host_view_read(ctx, &view);
+        else memset(view.values, 0, range.size * sizeof(real));
+        for (int i = 0; i < table->count; i++) {
+            Tensor in_file = table->tensors[i];
+            const Tensor* t = &in_file;
+            if (t->file == TRANSPOSED) in_file.file = layout;
+            const SafeTensor* entry = tensors_file_entry(&file, parts[p].prefix, t, rules);
+            uint64_t shape[2];
+            int ndim = tensor_file_shape(t, shape);
+            if (!entry && tensors_may_lack(rules, t)) {
+                if (lacking) text_printf(lacking, "%s%s", lacking->length ? ", " : "", t->name);
+                continue;
+            }
+            if (!entry)
+                die(USAGE, "%s: tensor \"%s%s\" is missing; the file is of another model", file.file, parts[p].prefix,
+                    t->name);
+            if (entry->ndim != ndim || entry->shape[0] != shape[0] || (ndim == 2 && entry->shape[1] != shape[1])) {
+                char expected[64];
+                snprintf(expected, sizeof expected, ndim == 2 ? "[%d, %d]" : "[%d]", (int)shape[0], (int)shape[1]);
+                die(USAGE, "%s: tensor \"%s\": its shape is not the %s that config.json implies", entry->file,
+                    entry->name, expected);
+            }
+            used[entry - file.tensors] = 1;
+            size_t from = t->offset > range.begin ? t->offset : range.begin;
+            size_t to = min_size(t->offset + tensor_elements(t), range.begin + range.size);
+            if (from >= to) continue;
+            tensor_read(entry, t, from - t->offset, to - from, view.values + from - range.begin);
+            tensor_check_finite(entry, &parts[p], view.values + from - range.begin, to - from);
+        }
+        host_view_write(ctx, &view);
+        host_view_close(&view);
+    }
+    for (int i = 0; i < file.count; i++) {
+        const SafeTensor* entry = &file.tensors[i];
+        int known = used[i];
+        for (int k = 0; rules && k < rules->ignored_count && !known; k++)
+            known = name_ends_with(entry->name, rules->ignored[k]);
+        if (!known)
+            die(USAGE, "%s: tensor \"%s\" is not part of this model; the file is of another model", entry->file,
+                entry->name);
+    }
+    free(used);
+    safetensors_close(&file);
+}
+
+// Likewise for parts that hold the whole buffer.
+static inline void tensors_read(const char* path, const TensorTable* table, const TensorPart* parts, int count,
+                                const FileRules* rules, Text* lacking, Context* ctx) {
+    tensors_read_range(path, table, parts, count, tensors_whole(table), rules, lacking, ctx);
+}
+
+#endif

@@ -1,0 +1,147 @@
+/* Open a model's weights: model.safetensors, the shards of a large model, or a checkpoint of llm.c (a file whose name ends
+ * with .bin). Whichever it is, its tensors are entries of a SafeTensors. */
+#ifndef LLMC_MODEL_WEIGHT_FILES_H
+#define LLMC_MODEL_WEIGHT_FILES_H
+
+#include "llmc/data/files/llmc_files.h"
+#include "llmc/data/files/safetensors_index.h"
+#include "llmc/model/tensors.h"
+
+static inline int name_ends_with(const char* name, const char* ending) {
+    size_t n = strlen(name), m = strlen(ending);
+    return n >= m && strcmp(name + n - m, ending) == 0;
+}
+
+// Open a checkpoint of llm.c: its tensors become entries under the table's names, so that they are read like those of any
+// other file. It holds the table's tensors without names, in the table's order apart from the order of layers.
+static inline void tensors_open_llmc(SafeTensors* file, const char* path, const TensorTable* table) {
+    LlmcWeights w;
+    llmc_weights_open(&w, path);
+    memset(file, 0, sizeof *file);
+    file->file = w.file, file->fd = w.fd;
+    file->tensors = (SafeTensor*)xcalloc((size_t)table->count, sizeof(SafeTensor));
+    for (int i = 0, layer = -1, outer = 0, inner = 0; i < table->count; i++) {
+        const Tensor* t = &table->tensors[i];
+        if (t->layer != layer) inner = 0;
+        layer = t->layer;
+        int* kind = layer < 0 ? &outer : &inner;  // the next kind inside layers, or outside
+        while (*kind < LLMC_KINDS && w.kind[*kind].in_layers != (layer >= 0)) ++*kind;
+        if (*kind == LLMC_KINDS || layer >= w.L) continue;  // the model has more tensors
+        const LlmcKind* k = &w.kind[(*kind)++];
+        SafeTensor* e = &file->tensors[file->count++];
+        e->name = t->name;
+        e->dtype = w.is_bfloat16 ? "BF16" : "F32";
+        e->element_size = w.is_bfloat16 ? 2 : 4;
+        e->ndim = k->ndim;
+        e->shape[0] = k->shape[0], e->shape[1] = k->shape[1];
+        e->elements = k->shape[0] * k->shape[1];
+        e->begin = k->begin + (uint64_t)max_int(layer, 0) * k->bytes;
+        e->end = e->begin + e->elements * (uint64_t)e->element_size;
+        e->file = file->file, e->fd = file->fd;
+    }
+    if (file->count != llmc_weights_count(&w))
+        die(USAGE, "%s: holds %d tensors, of which this model has %d; the file is of another model", path,
+            llmc_weights_count(&w), file->count);
+    qsort(file->tensors, (size_t)file->count, sizeof(SafeTensor), safetensors_compare_name);
+}
+
+static inline int tensors_are_llmc(const char* path) { return name_ends_with(path, ".bin"); }
+
+// How to write a model of transformers as safetensors: with the class that its config.json names, because another class
+// drops heads, or adds random ones that look like trained ones.
+static inline char* tensors_recipe(const char* directory) {
+    static const char* const automatic[][2] = {{"ForSequenceClassification", "AutoModelForSequenceClassification"},
+                                               {"ForQuestionAnswering", "AutoModelForQuestionAnswering"},
+                                               {"ForPreTraining", "AutoModelForPreTraining"},
+                                               {"ForMaskedLM", "AutoModelForMaskedLM"},
+                                               {"LMHeadModel", "AutoModelForCausalLM"},
+                                               {"BertModel", "AutoModel"},
+                                               {"GPT2Model", "AutoModel"}};
+    Json json;
+    char* config = xprintf("%s/config.json", directory);
+    json_load(&json, config, (size_t)1 << 26);
+    const JsonNode *all = json_get(json.root, "architectures"), *first = all ? all->first : NULL;
+    const char* name = all && all->type == JSON_ARRAY && first && first->type == JSON_STRING ? first->string : "";
+    const char *letters = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_", *class_name = name;
+    for (size_t i = 0; i < COUNT_OF(automatic); i++)
+        if (name_ends_with(name, automatic[i][0])) class_name = automatic[i][1];
+    char* recipe = *name && strspn(name, letters) == strlen(name)
+                       ? xprintf("transformers.%s.from_pretrained(\"%s\").save_pretrained(NEW), and copy the "
+                                 "tokenizer's files to NEW",
+                                 class_name, directory)
+                       : xprintf("from_pretrained() and save_pretrained() of the model's class, which config.json does "
+                                 "not name");
+    json_free(&json);
+    free(config);
+    return recipe;
+}
+
+// Open the weights at `path`. If it is a directory's model.safetensors and missing, the shards in the same directory are
+// opened instead, as transformers does. Ends with USAGE if there are only PyTorch's own files.
+static inline void weights_open(SafeTensors* file, const char* path) {
+    static const char* const pickled[] = {"pytorch_model.bin", "pytorch_model.bin.index.json"};
+    const char* slash = strrchr(path, '/');
+    if (!slash || strcmp(slash, "/model.safetensors") != 0 || file_exists(path)) {
+        safetensors_open(file, path);
+        return;
+    }
+    char *directory = xprintf("%.*s", (int)(slash - path), path), *index = xprintf("%s/" SAFETENSORS_INDEX, directory);
+    for (size_t i = 0; i < COUNT_OF(pickled) && !file_exists(index); i++) {
+        char* other = xprintf("%s/%s", directory, pickled[i]);
+        if (file_exists(other))
+            die(USAGE, "%s: holds weights as PyTorch writes them; write model.safetensors with transformers: %s", other,
+                tensors_recipe(directory));
+        free(other);
+    }
+    if (file_exists(index)) safetensors_open_index(file, index);
+    else safetensors_open(file, path);  // reports that it is missing
+    free(directory), free(index);
+}
+
+// Open a file of weights of either kind. Returns its layout of the matrices that the table marks TRANSPOSED.
+static inline FileLayout tensors_open(SafeTensors* file, const char* path, const TensorTable* table) {
+    int is_llmc = tensors_are_llmc(path);
+    if (is_llmc) tensors_open_llmc(file, path, table);
+    else weights_open(file, path);
+    return is_llmc ? AS_IN_MEMORY : TRANSPOSED;
+}
+
+// Whether tensors of one file have different values.
+static inline int tensors_differ(const SafeTensor* a, const SafeTensor* b) {
+    enum { PIECE = 1 << 16 };  // elements
+    int differ = a->elements != b->elements;
+    real *x = (real*)xmalloc(2 * PIECE * sizeof(real)), *y = x + PIECE;
+    for (uint64_t at = 0; !differ && at < a->elements; at += PIECE) {
+        size_t n = min_size(a->elements - at, PIECE);
+        safetensors_read_real(a, at, n, x), safetensors_read_real(b, at, n, y);
+        for (size_t i = 0; i < n; i++) differ |= x[i] != y[i];
+    }
+    free(x);
+    return differ;
+}
+
+// config.json ties the head to the embedding: does the file agree, with no head or one of the same values? As in
+// transformers, a head with other values is loaded untied. `pairs`: the embedding, which may lack the prefix, and the
+// head; then other tensors and what is read instead of them. If `warns`, this rank warns of those that differ.
+static inline int weights_tie(const char* path, const char* prefix, const char* const (*pairs)[2], int count,
+                              int warns) {
+    SafeTensors file;
+    int is_tied = 1;
+    if (tensors_are_llmc(path)) return 1;  // it has no head
+    weights_open(&file, path);
+    for (int i = 0; i < count; i++) {
+        char* whole = xprintf("%s%s", prefix, pairs[i][0]);
+        const SafeTensor *a = safetensors_find(&file, whole), *b = safetensors_find(&file, pairs[i][1]);
+        if (!a) a = safetensors_find(&file, pairs[i][0]);
+        free(whole);
+        if (!a || !b || !tensors_differ(a, b)) continue;
+        if (i == 0) is_tied = 0;
+        if (warns)
+            warn("%s: tensor \"%s\" differs from \"%s\", to which config.json ties it; it is loaded untied", b->file,
+                 b->name, a->name);
+    }
+    safetensors_close(&file);
+    return is_tied;
+}
+
+#endif

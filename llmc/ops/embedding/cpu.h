@@ -1,0 +1,94 @@
+/* embedding.h on the CPU. Forward: threads share rows. Backward: threads share blocks of EMBEDDING_BLOCK channels, and
+ * each block adds all rows in order, so the sums do not depend on the number of threads. */
+#include "llmc/ops/embedding/embedding.h"  // before the guard: it includes this file
+
+#ifndef LLMC_OPS_EMBEDDING_CPU_H
+#define LLMC_OPS_EMBEDDING_CPU_H
+
+#ifndef __CUDACC__
+
+// The launches need no scratch.
+static inline size_t embedding_scratch_bytes(int N, int sequences, int T, EmbeddingSizes sizes) {
+    return (void)N, (void)sequences, (void)T, (void)sizes, 0;
+}
+
+enum { EMBEDDING_BLOCK = 32 };  // two cache lines of floats, and a multiple of dropout's groups of four
+
+// x[c] *= keep for the channels from .. to - 1 of row n. x points to channel `from`, a multiple of four.
+static inline void embedding_drop(real* x, Dropout d, const Sequences* s, int n, int from, int to) {
+    for (int c = from; c < to; c += 4) {
+        Philox r =
+            dropout_bits_hidden(d, (uint32_t)(s->first + s->sequence[n]), (uint32_t)s->position[n], (uint32_t)c / 4);
+        for (int i = 0; i < min_int(4, to - c); i++) x[c - from + i] *= r.v[i] >= d.threshold ? (real)d.scale : 0;
+    }
+}
+
+// y = the sum of row n's vectors.
+static inline void embedding_row(floatX* y, EmbeddingInputs in, Embeddings e, int n, int C) {
+    const floatX* word = e.word + (size_t)in.tokens[n] * (size_t)C;
+    const floatX* position = e.position + (size_t)in.s->position[n] * (size_t)C;
+    const floatX* type = e.type ? e.type + (size_t)in.types[n] * (size_t)C : NULL;
+    for (int c = 0; c < C; c++) y[c] = word[c] + position[c];
+    for (int c = 0; type && c < C; c++) y[c] += type[c];
+}
+
+static inline void embedding_forward_rows(floatX* x, EmbeddingInputs in, Embeddings e, int C, Dropout dropout,
+                                          Context* ctx) {
+    (void)ctx;
+    int N = in.s->rows;
+#pragma omp parallel for
+    for (int n = 0; n < N; n++) {
+        floatX* y = x + (size_t)n * (size_t)C;
+        embedding_row(y, in, e, n, C);
+        if (dropout.threshold) embedding_drop(y, dropout, in.s, n, 0, C);
+    }
+}
+
+static inline void embedding_layernorm_forward_rows(floatX* x, floatX* e, LayerNormStats stats, EmbeddingInputs in,
+                                                    EmbeddingNorm layer, int C, Context* ctx) {
+    (void)ctx;
+    int N = in.s->rows;
+#pragma omp parallel for schedule(static)
+    for (int n = 0; n < N; n++) {
+        size_t row = (size_t)n * (size_t)C;
+        embedding_row(e + row, in, layer.tables, n, C);
+        layernorm_row(x + row, stats.mean + n, stats.rstd + n, e + row, layer.norm, (size_t)C, layer.eps);
+        if (layer.dropout.threshold) embedding_drop(x + row, layer.dropout, in.s, n, 0, C);
+    }
+}
+
+static inline void embedding_zero(real* table, int rows, int C) {
+#pragma omp parallel for
+    for (int i = 0; i < rows; i++) memset(table + (size_t)i * (size_t)C, 0, (size_t)C * sizeof *table);
+}
+
+static inline void embedding_backward_tables(EmbeddingGrads d, const floatX* dx, EmbeddingInputs in,
+                                             EmbeddingSizes sizes, Dropout dropout, Mode word_mode, Mode mode,
+                                             Context* ctx) {
+    (void)ctx;
+    const Sequences* s = in.s;
+    const int *tokens = in.tokens, *types = in.types;
+    int N = s->rows, C = sizes.C;
+    if (word_mode == SET) embedding_zero(d.word, sizes.V, C);
+    if (mode == SET) embedding_zero(d.position, sizes.T, C);
+    if (mode == SET && d.type) embedding_zero(d.type, sizes.types, C);
+#pragma omp parallel for schedule(dynamic)
+    for (int from = 0; from < C; from += EMBEDDING_BLOCK) {
+        int count = min_int(EMBEDDING_BLOCK, C - from);
+        for (int n = 0; n < N; n++) {
+            real g[EMBEDDING_BLOCK];
+            real* word = d.word + (size_t)tokens[n] * (size_t)C + (size_t)from;
+            real* position = d.position + (size_t)s->position[n] * (size_t)C + (size_t)from;
+            memcpy(g, dx + (size_t)n * (size_t)C + (size_t)from, (size_t)count * sizeof *g);
+            if (dropout.threshold) embedding_drop(g, dropout, s, n, from, from + count);
+            for (int c = 0; c < count && tokens[n] != sizes.padding; c++) word[c] += g[c];
+            for (int c = 0; c < count; c++) position[c] += g[c];
+            if (!d.type) continue;
+            real* type = d.type + (size_t)types[n] * (size_t)C + (size_t)from;
+            for (int c = 0; c < count; c++) type[c] += g[c];
+        }
+    }
+}
+
+#endif
+#endif

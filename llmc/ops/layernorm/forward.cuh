@@ -1,0 +1,140 @@
+/* layernorm.h's forward kernel and how its variant is chosen; team.cuh explains the teams. */
+#include "llmc/ops/layernorm/layernorm.h"  // before the guard: it includes this file
+
+#ifndef LLMC_OPS_LAYERNORM_FORWARD_CUH
+#define LLMC_OPS_LAYERNORM_FORWARD_CUH
+
+#include "llmc/ops/layernorm/team.cuh"
+
+#ifdef __CUDACC__
+
+// What precedes the normalization.
+typedef enum { LAYERNORM_ALONE, LAYERNORM_RESIDUAL, LAYERNORM_RESIDUAL_DROPOUT } LayerNormBranch;
+
+typedef struct {
+    floatX *y, *r;
+    LayerNormStats stats;
+    const floatX* x;
+    LayerNormArgs p;
+    int N, C;
+    float inverse_C, eps;
+    DropoutRows dropout;
+} LayerNormForward;
+
+HOST_DEVICE static constexpr int layernorm_forward_threads(int team) { return team == WARP ? 256 : team; }
+
+// Minimum resident blocks per multiprocessor; 0: no bound. Without a bound ptxas aims at 64 registers on sm_80, and in
+// fp32. These kernels need more, so it spills.
+HOST_DEVICE static constexpr int layernorm_forward_residents(int W, int E, int team, LayerNormBranch branch) {
+    int tight = branch == LAYERNORM_RESIDUAL_DROPOUT && E == 32 && (W == 4 || (W == 8 && LAYERNORM_ARCH < 900));
+    return tight ? (W == 4 ? 512 : 768) / layernorm_forward_threads(team) : 0;
+}
+
+// One team per row.
+template <int W, int E, int TEAM, LayerNormBranch BRANCH>
+__global__ void __launch_bounds__(layernorm_forward_threads(TEAM), layernorm_forward_residents(W, E, TEAM, BRANCH))
+    layernorm_forward_kernel(LayerNormForward a) {
+    constexpr int VECTORS = E / W;
+    int row = (int)(blockIdx.x * (blockDim.x / TEAM) + threadIdx.x / TEAM), first = (int)(threadIdx.x % TEAM) * W;
+    if (row >= a.N) return;  // only whole warps return: a block-wide team always has a row
+    size_t start = (size_t)row * (size_t)a.C;
+    Vector<floatX, W> x[VECTORS] = {}, branch[VECTORS] = {};
+    float v[E], sum = 0, squares = 0;
+#pragma unroll
+    for (int i = 0; i < VECTORS; i++) {
+        int c = first + i * TEAM * W;
+        if (c < a.C) x[i] = load_vector<W>(a.x + start + c);
+        if (BRANCH != LAYERNORM_ALONE && c < a.C) branch[i] = load_vector<W>(a.r + start + c);
+    }
+    DropoutPlace place = {0, 0};
+    if (BRANCH == LAYERNORM_RESIDUAL_DROPOUT) place = dropout_place(a.dropout, row);
+#pragma unroll
+    for (int i = 0; i < VECTORS; i++) {
+        int c = first + i * TEAM * W;
+        if constexpr (BRANCH != LAYERNORM_ALONE) {
+            float old[W], more[W];
+            to_floats(old, x[i]);
+            to_floats(more, branch[i]);
+            if (BRANCH == LAYERNORM_RESIDUAL_DROPOUT) dropout_multiply<W>(more, a.dropout.dropout, place, c);
+#pragma unroll
+            for (int k = 0; k < W; k++) old[k] += more[k];
+            x[i] = from_floats<floatX, W>(old);  // normalize the rounded value that the backward pass reads from r
+            if (c < a.C) store_vector(a.r + start + c, x[i]);
+        }
+        to_floats(v + i * W, x[i]);
+#pragma unroll
+        for (int k = 0; k < W; k++) sum += v[i * W + k];  // 0 beyond the row
+    }
+    float mean = team_sum<TEAM>(make_float2(sum, 0), 0).x * a.inverse_C;
+#pragma unroll
+    for (int i = 0; i < VECTORS; i++)
+#pragma unroll
+        for (int k = 0; k < W; k++) {
+            float d = first + i * TEAM * W < a.C ? v[i * W + k] - mean : 0;
+            squares += d * d;
+        }
+    float rstd = rsqrtf(team_sum<TEAM>(make_float2(squares, 0), 1).x * a.inverse_C + a.eps);
+#pragma unroll
+    for (int i = 0; i < VECTORS; i++) {
+        int c = first + i * TEAM * W;
+        if (c >= a.C) break;
+        float w[W], b[W];
+        load_reals<W>(w, a.p.w + c);
+        to_floats(b, load_vector<W>(a.p.b + c));
+#pragma unroll
+        for (int k = 0; k < W; k++) w[k] = (v[i * W + k] - mean) * rstd * w[k] + b[k];
+        store_vector(a.y + start + c, from_floats<floatX, W>(w));
+    }
+    if (first == 0) {
+        a.stats.mean[row] = mean;
+        a.stats.rstd[row] = rstd;
+    }
+}
+
+template <int W, int E, int TEAM, LayerNormBranch BRANCH>
+static inline void layernorm_forward_start(LayerNormForward a, Context* ctx) {
+    constexpr int threads = layernorm_forward_threads(TEAM);
+    layernorm_forward_kernel<W, E, TEAM, BRANCH>
+        <<<blocks_for((size_t)a.N, threads / TEAM), threads, 0, ctx->stream>>>(a);
+    cudaCheck(cudaGetLastError());
+}
+
+template <LayerNormBranch BRANCH> static inline void layernorm_forward_choose(LayerNormForward a, Context* ctx) {
+    constexpr int W = Vector<floatX>::SIZE;
+    layernorm_check_size(a.N, a.C);
+    if (!rows_are_vectors<floatX>(a.C)) {
+        if (a.C <= 8 * WARP) layernorm_forward_start<1, 8, WARP, BRANCH>(a, ctx);
+        else layernorm_forward_start<1, 32, 512, BRANCH>(a, ctx);
+    } else if (a.C <= 8 * WARP) layernorm_forward_start<W, 8, WARP, BRANCH>(a, ctx);
+    else if (a.C <= 24 * WARP) layernorm_forward_start<W, 24, WARP, BRANCH>(a, ctx);
+    else if (a.C <= 32 * WARP) layernorm_forward_start<W, 32, WARP, BRANCH>(a, ctx);
+    else if (a.C <= 64 * WARP) layernorm_forward_start<W, 64, WARP, BRANCH>(a, ctx);
+    else if (a.C <= 8 * 512) layernorm_forward_start<W, 8, 512, BRANCH>(a, ctx);
+    else layernorm_forward_start<W, 32, 512, BRANCH>(a, ctx);
+}
+
+COMPILED_IF_CALLED static inline void layernorm_forward_rows(floatX* y, LayerNormStats stats, const floatX* x,
+                                                             LayerNorm p, Rows size, real eps, Context* ctx) {
+    LayerNormForward a = {y, NULL, stats, x, {p.w_fp32, p.b}, size.N, size.C, 1.0f / (float)size.C, (float)eps, {}};
+    layernorm_forward_choose<LAYERNORM_ALONE>(a, ctx);
+}
+
+COMPILED_IF_CALLED static inline void residual_layernorm_forward_rows(floatX* y, ResidualBranch branch,
+                                                                      LayerNormStats stats, const floatX* x,
+                                                                      LayerNorm p, Rows size, real eps, Context* ctx) {
+    LayerNormForward a = {y,
+                          branch.r,
+                          stats,
+                          x,
+                          {p.w_fp32, p.b},
+                          size.N,
+                          size.C,
+                          1.0f / (float)size.C,
+                          (float)eps,
+                          dropout_rows(branch.dropout)};
+    if (branch.dropout.threshold) layernorm_forward_choose<LAYERNORM_RESIDUAL_DROPOUT>(a, ctx);
+    else layernorm_forward_choose<LAYERNORM_RESIDUAL>(a, ctx);
+}
+
+#endif
+#endif

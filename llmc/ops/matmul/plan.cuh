@@ -1,0 +1,429 @@
+/* Plans: the cuBLASLt descriptors and algorithm of a product, made once for each shape and kept in ctx->matmul_plans.
+ *
+ * With sequences of any length the number of rows N differs from step to step. One plan serves a range of N, identified
+ * by the largest N in it. There are four ranges for each doubling of N, so a shape has few plans.
+ *
+ * With ctx->autotune the first call times the library's candidates for the range's largest N on its own operands. For
+ * GELU it also times the product with separate GELU kernels. Without autotuning the library's first choice is taken. A
+ * run turns autotuning off after its first step (device_set_autotune), so later choices do not depend on which N came
+ * first, and a checkpoint holds everything that was timed. Choices can be saved (ctx->autotune_cache,
+ * matmul_plans_text) and loaded (matmul_plans_load), one line each. They are valid for the same GPU, library and
+ * type. */
+#ifndef LLMC_OPS_MATMUL_PLAN_CUH
+#define LLMC_OPS_MATMUL_PLAN_CUH
+
+#include "llmc/device/cublaslt.cuh"
+#include "llmc/ops/matmul/epilogue.cuh"
+#ifdef __CUDACC__
+
+typedef enum { MATMUL_FORWARD, MATMUL_BACKWARD_INPUT, MATMUL_BACKWARD_WEIGHT } MatmulKind;
+
+// D (SET or ADD) = A B in cuBLASLt's column-major terms. `bias` and `aux` (GELU's input) are used only by epilogues
+// that take them.
+typedef struct {
+    const floatX *a, *b;
+    void* d;
+    const floatX* bias;
+    floatX* aux;
+    int N;  // rows
+} MatmulOperands;
+
+// Everything that the choice of an algorithm depends on. All members are int, because keys are compared as bytes.
+typedef struct {
+    int kind, N, IC, OC;  // N: in a plan, the largest of its range
+    int mode, epilogue, tf32;
+    int align_a, align_b, align_d;  // of the pointers, in bytes, at most 256
+} MatmulKey;
+
+typedef struct MatmulPlan {
+    struct MatmulPlan* next;
+    MatmulKey key;
+    cublasLtMatmulDesc_t operation;
+    cublasLtMatrixLayout_t a, b, d;
+    int rows;  // the N that the layouts are set to
+    cublasLtMatmulAlgo_t algorithm;
+    int usable;          // 0: this epilogue does not support this shape, or separate kernels are faster
+    float microseconds;  // measured; 0: not timed
+} MatmulPlan;
+
+struct MatmulPlans {
+    MatmulPlan *first, **end;  // in order of creation: those of the training step come first
+    char machine[320];         // GPU, library version, type: the start of every saved line
+    Text known;                // saved lines that were loaded
+};
+
+enum { MATMUL_CANDIDATES = 32, MATMUL_ROUNDS = 8 };
+#define MATMUL_GAIN 1.06f       // how much faster than the library's first choice another candidate must be
+#define MATMUL_TIMED_FLOPS 4e9  // smaller products take about 10 us; generating text has hundreds of such shapes
+
+static inline int matmul_has_bias(int epilogue) { return (epilogue & CUBLASLT_EPILOGUE_BIAS) != 0; }
+static inline int matmul_has_aux(int epilogue) { return (epilogue & 128) != 0; }  // AUX bit of cublasLtEpilogue_t
+
+static inline void matmul_check(cublasStatus_t status, const MatmulPlan* plan, const char* tried) {
+    static const char* const KINDS[] = {"forward", "backward_input", "backward_weight"};
+    const MatmulKey* k = &plan->key;
+    if (status != CUBLAS_STATUS_SUCCESS)
+        die(FAILED, "matmul %s N=%d IC=%d OC=%d %s, cuBLASLt epilogue %d, operands aligned to %d, %d, %d bytes: %s: %s",
+            KINDS[k->kind], plan->rows, k->IC, k->OC, k->mode == ADD ? "ADD" : "SET", k->epilogue, k->align_a,
+            k->align_b, k->align_d, tried, cublasLtGetStatusString(status));
+}
+
+// Rows and columns of D, column-major.
+static inline int matmul_d_rows(const MatmulKey* k) { return k->kind == MATMUL_FORWARD ? k->OC : k->IC; }
+static inline int matmul_d_columns(const MatmulKey* k) { return k->kind == MATMUL_BACKWARD_WEIGHT ? k->OC : k->N; }
+static inline size_t matmul_d_size(const MatmulKey* k) {
+    return (size_t)matmul_d_rows(k) * (size_t)matmul_d_columns(k);
+}
+
+// The largest N of the range that N belongs to.
+static inline int matmul_range(int N) {
+    int step = 1;
+    while (N > 8 * step) step *= 2;
+    return (int)round_up((size_t)N, (size_t)step);
+}
+
+static inline cublasLtMatrixLayout_t matmul_layout(cudaDataType_t type, int rows, int columns) {
+    cublasLtMatrixLayout_t layout;
+    cublasCheck(cublasLtMatrixLayoutCreate(&layout, type, (uint64_t)rows, (uint64_t)columns, rows));
+    return layout;
+}
+
+static inline void matmul_plan_describe(MatmulPlan* plan) {
+    const MatmulKey* k = &plan->key;
+    cudaDataType_t type = cublaslt_type();
+    cublasCheck(cublasLtMatmulDescCreate(&plan->operation, cublaslt_compute(k->tf32), CUDA_R_32F));
+    cublaslt_set(plan->operation, CUBLASLT_MATMUL_DESC_TRANSA, k->kind == MATMUL_FORWARD ? CUBLAS_OP_T : CUBLAS_OP_N);
+    cublaslt_set(plan->operation, CUBLASLT_MATMUL_DESC_TRANSB,
+                 k->kind == MATMUL_BACKWARD_WEIGHT ? CUBLAS_OP_T : CUBLAS_OP_N);
+    cublaslt_set(plan->operation, CUBLASLT_MATMUL_DESC_EPILOGUE, (cublasLtEpilogue_t)k->epilogue);
+    if (matmul_has_aux(k->epilogue))
+        cublaslt_set(plan->operation, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, (int64_t)matmul_d_rows(k));
+    plan->a = matmul_layout(type, k->IC, k->kind == MATMUL_BACKWARD_WEIGHT ? k->N : k->OC);  // x, or else w
+    plan->b = matmul_layout(type, k->kind == MATMUL_FORWARD ? k->IC : k->OC, k->N);          // x, or else dy
+    plan->d =
+        matmul_layout(k->kind == MATMUL_BACKWARD_WEIGHT ? CUDA_R_32F : type, matmul_d_rows(k), matmul_d_columns(k));
+    plan->rows = k->N;
+}
+
+static inline void matmul_set_rows(MatmulPlan* plan, int N) {
+    uint64_t columns = (uint64_t)N;
+    cublasLtMatrixLayout_t other = plan->key.kind == MATMUL_BACKWARD_WEIGHT ? plan->a : plan->d;
+    if (plan->rows == N) return;
+    cublasCheck(cublasLtMatrixLayoutSetAttribute(plan->b, CUBLASLT_MATRIX_LAYOUT_COLS, &columns, sizeof columns));
+    cublasCheck(cublasLtMatrixLayoutSetAttribute(other, CUBLASLT_MATRIX_LAYOUT_COLS, &columns, sizeof columns));
+    plan->rows = N;
+}
+
+// Prepare the plan for a call with these operands.
+static inline void matmul_point(MatmulPlan* plan, const MatmulOperands* o) {
+    matmul_set_rows(plan, o->N);
+    if (matmul_has_bias(plan->key.epilogue)) cublaslt_set(plan->operation, CUBLASLT_MATMUL_DESC_BIAS_POINTER, o->bias);
+    if (matmul_has_aux(plan->key.epilogue))
+        cublaslt_set(plan->operation, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, o->aux);
+}
+
+static inline cublasStatus_t matmul_launch(const MatmulPlan* plan, const cublasLtMatmulAlgo_t* algorithm,
+                                           const MatmulOperands* o, void* d, Context* ctx) {
+    float one = 1, beta = plan->key.mode == ADD ? 1 : 0;
+    return cublasLtMatmul(ctx->cublaslt, plan->operation, &one, o->a, plan->a, o->b, plan->b, &beta, d, plan->d, d,
+                          plan->d, algorithm, ctx->cublaslt_workspace, CUBLASLT_WORKSPACE_BYTES, ctx->stream);
+}
+
+// The algorithms that cuBLASLt proposes, best guess first. Returns their number, 0 if there are none.
+static inline int matmul_propose(const MatmulPlan* plan, cublasLtMatmulHeuristicResult_t* results, int limit,
+                                 Context* ctx) {
+    const MatmulKey* k = &plan->key;
+    uint32_t reduction = CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;  // split-K keeps its partial sums in fp32
+    if (k->kind == MATMUL_BACKWARD_WEIGHT) reduction |= CUBLASLT_REDUCTION_SCHEME_INPLACE;  // D is fp32 itself
+    CublasltProblem problem = {
+        plan->operation,      plan->a,  plan->b, plan->d, (uint32_t)k->align_a, (uint32_t)k->align_b,
+        (uint32_t)k->align_d, reduction};
+    int count;
+    matmul_check(cublaslt_propose(&count, results, limit, &problem, ctx), plan, "cublasLtMatmulAlgoGetHeuristic");
+    return count;
+}
+
+// ---------------------------------------------------------------------------------------------------------
+// Saving and loading choices
+
+// The start of a line: "GPU version type kind N IC OC mode epilogue tf32 alignments ".
+// The rest is "usable microseconds algorithm".
+static inline void matmul_line_begin(Text* t, const struct MatmulPlans* plans, const MatmulKey* k) {
+    text_printf(t, "%s %d %d %d %d %d %d %d %d %d %d ", plans->machine, k->kind, k->N, k->IC, k->OC, k->mode,
+                k->epilogue, k->tf32, k->align_a, k->align_b, k->align_d);
+}
+
+static inline void matmul_line(Text* t, const struct MatmulPlans* plans, const MatmulPlan* plan) {
+    const unsigned char* bytes = (const unsigned char*)&plan->algorithm;
+    matmul_line_begin(t, plans, &plan->key);
+    text_printf(t, "%d %.2f ", plan->usable, (double)plan->microseconds);
+    for (size_t i = 0; i < sizeof plan->algorithm; i++) text_printf(t, "%02x", bytes[i]);
+    text_append(t, "\n", 1);
+}
+
+// Fill in the plan from a loaded line. Returns 0 if there is no line for it that cuBLASLt accepts.
+static inline int matmul_recall(MatmulPlan* plan, const struct MatmulPlans* plans, Context* ctx) {
+    Text begin = {NULL, 0, 0};
+    matmul_line_begin(&begin, plans, &plan->key);
+    int found = 0;
+    for (const char* at = plans->known.text; at && !found && (at = strstr(at, begin.text)); at++) {
+        char hex[2 * sizeof plan->algorithm + 1];
+        unsigned char* bytes = (unsigned char*)&plan->algorithm;
+        cublasLtMatmulHeuristicResult_t result;
+        if (at != plans->known.text && at[-1] != '\n') continue;
+        static_assert(sizeof hex == 129, "the width in the next line");
+        if (sscanf(at + begin.length, "%d %f %128[0-9a-f]", &plan->usable, &plan->microseconds, hex) != 3 ||
+            strlen(hex) != sizeof hex - 1)
+            continue;
+        for (size_t i = 0; i < sizeof plan->algorithm; i++) {
+            unsigned byte;
+            sscanf(hex + 2 * i, "%2x", &byte);
+            bytes[i] = (unsigned char)byte;
+        }
+        found =
+            !plan->usable || (cublasLtMatmulAlgoCheck(ctx->cublaslt, plan->operation, plan->a, plan->b, plan->d,
+                                                      plan->d, &plan->algorithm, &result) == CUBLAS_STATUS_SUCCESS &&
+                              result.workspaceSize <= CUBLASLT_WORKSPACE_BYTES);
+    }
+    free(begin.text);
+    return found;
+}
+
+static inline struct MatmulPlans* matmul_plans(Context* ctx) {
+    if (ctx->matmul_plans) return ctx->matmul_plans;
+    struct MatmulPlans* plans = (struct MatmulPlans*)xcalloc(1, sizeof *plans);
+    struct cudaDeviceProp properties;
+    int device;
+    cudaCheck(cudaGetDevice(&device));
+    cudaCheck(cudaGetDeviceProperties(&properties, device));
+    for (char* c = properties.name; *c; c++)
+        if (*c == ' ') *c = '_';
+    snprintf(plans->machine, sizeof plans->machine, "%s %zu %s", properties.name, cublasLtGetVersion(), FLOATX_NAME);
+    if (ctx->autotune_cache && file_exists(ctx->autotune_cache)) {
+        size_t length;
+        char* text = read_file(ctx->autotune_cache, (size_t)16 << 20, &length, FAILED);
+        text_append(&plans->known, text, length);
+        free(text);
+    }
+    plans->end = &plans->first;
+    ctx->matmul_plans = plans;
+    return plans;
+}
+
+// Use these choices, the matmul_plans_text of the run being resumed, instead of any loaded before, and time no new
+// ones. If they are for another GPU, library or type, this only prints a warning.
+static inline void matmul_plans_load(Context* ctx, const char* text) {
+    struct MatmulPlans* plans = matmul_plans(ctx);
+    size_t n = strlen(plans->machine);
+    if (*text && (strncmp(text, plans->machine, n) != 0 || text[n] != ' ')) {
+        int words = 0, length = 0;
+        while (text[length] && (text[length] != ' ' || ++words < 3)) length++;
+        warn("the matmul algorithms of the checkpoint are for %.*s (GPU, cuBLASLt, type), not for %s: they are chosen "
+             "anew, and the run will not go on bit for bit",
+             length, text, plans->machine);
+        return;
+    }
+    plans->known.length = 0;
+    text_append(&plans->known, text, strlen(text));
+    ctx->autotune = 0;
+}
+
+// Append a line for every timed choice so far, and for every loaded one for this machine that was not needed yet.
+// Choices that were not timed are not saved, because they would be the same again.
+static inline void matmul_plans_text(Context* ctx, Text* t) {
+    const struct MatmulPlans* plans = matmul_plans(ctx);
+    for (MatmulPlan* p = plans->first; p; p = p->next)
+        if (p->microseconds > 0) matmul_line(t, plans, p);
+    size_t n = strlen(plans->machine);
+    for (const char *line = plans->known.text, *end; line && (end = strchr(line, '\n')); line = end + 1) {
+        int is_needed = 0;
+        for (MatmulPlan* p = plans->first; p && !is_needed; p = p->next) {
+            Text begin = {NULL, 0, 0};
+            matmul_line_begin(&begin, plans, &p->key);
+            is_needed = strncmp(line, begin.text, begin.length) == 0;
+            free(begin.text);
+        }
+        if (!is_needed && strncmp(line, plans->machine, n) == 0 && line[n] == ' ')
+            text_append(t, line, (size_t)(end + 1 - line));
+    }
+}
+
+static inline void matmul_plans_free(Context* ctx) {
+    struct MatmulPlans* plans = ctx->matmul_plans;
+    if (!plans) return;
+    for (MatmulPlan *p = plans->first, *next; p; p = next) {
+        next = p->next;
+        cublasCheck(cublasLtMatmulDescDestroy(p->operation));
+        cublasCheck(cublasLtMatrixLayoutDestroy(p->a));
+        cublasCheck(cublasLtMatrixLayoutDestroy(p->b));
+        cublasCheck(cublasLtMatrixLayoutDestroy(p->d));
+        free(p);
+    }
+    free(plans->known.text);
+    free(plans);
+    ctx->matmul_plans = NULL;
+}
+
+static inline void matmul_plan_save(const MatmulPlan* plan, Context* ctx) {
+    Text line = {NULL, 0, 0};
+    matmul_line(&line, ctx->matmul_plans, plan);
+    int fd = open(ctx->autotune_cache, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC | O_NONBLOCK, 0666);
+    if (fd < 0 || write_all(fd, line.text, line.length) != 0)
+        warn("%s: cannot be written, so matmuls will be timed again next time: %s", ctx->autotune_cache,
+             strerror(errno));
+    if (fd >= 0) close(fd);
+    free(line.text);
+}
+
+// ---------------------------------------------------------------------------------------------------------
+// Choosing an algorithm
+
+// The operands of the plain product that comes before matmul_apply_gelu.
+static inline MatmulOperands matmul_without_gelu(int kind, const MatmulOperands* o) {
+    MatmulOperands plain = *o;
+    if (kind == MATMUL_FORWARD) plain.d = o->aux;
+    plain.aux = NULL;
+    return plain;
+}
+
+static inline float matmul_median(float* x, int n) {
+    for (int i = 1; i < n; i++)
+        for (int j = i; j > 0 && x[j] < x[j - 1]; j--) {
+            float kept = x[j];
+            x[j] = x[j - 1], x[j - 1] = kept;
+        }
+    return x[n / 2];
+}
+
+// Time the candidates and move the fastest to results[0]. They run on the operands of the call that needs the plan.
+// That call comes next and overwrites d; if it adds to d, the candidates write to a buffer of the same size instead.
+// Candidates take turns, so that clock changes affect all of them. Returns microseconds, or 0 if there was no memory
+// for the buffer.
+//
+// Small gains do not count. The products of a step run at the GPU's power limit, and there the library's first choice,
+// with its large tiles, needs less power than many candidates that are slightly faster alone (dev/LOG.md).
+static inline float matmul_time_candidates(const MatmulPlan* plan, const MatmulOperands* o,
+                                           cublasLtMatmulHeuristicResult_t* results, int count, Context* ctx) {
+    const MatmulKey* k = &plan->key;
+    size_t bytes = matmul_d_size(k) * (k->kind == MATMUL_BACKWARD_WEIGHT ? sizeof(real) : sizeof(floatX));
+    void* d = o->d;
+    if (k->mode == ADD) {
+        if (cudaMalloc(&d, bytes) != cudaSuccess) {
+            cudaGetLastError();
+            return 0;
+        }
+        cudaCheck(cudaMemsetAsync(d, 0, bytes, ctx->stream));
+    }
+    cudaEvent_t events[MATMUL_CANDIDATES + 1];
+    float times[MATMUL_CANDIDATES][MATMUL_ROUNDS], best_time = INFINITY;
+    int alive[MATMUL_CANDIDATES], best = 0;
+    for (int i = 0; i <= count; i++) cudaCheck(cudaEventCreate(&events[i]));
+    for (int i = 0; i < count; i++) alive[i] = 1;
+    for (int round = -1; round < MATMUL_ROUNDS; round++) {  // round -1 loads the kernels
+        for (int i = 0; i < count; i++)  // keeps the GPU busy, so that no time includes launch latency
+            if (alive[i] && matmul_launch(plan, &results[i].algo, o, d, ctx) == CUBLAS_STATUS_SUCCESS) break;
+        cudaCheck(cudaEventRecord(events[0], ctx->stream));
+        for (int i = 0; i < count; i++) {
+            if (alive[i]) alive[i] = matmul_launch(plan, &results[i].algo, o, d, ctx) == CUBLAS_STATUS_SUCCESS;
+            cudaCheck(cudaEventRecord(events[i + 1], ctx->stream));
+        }
+        cudaCheck(cudaEventSynchronize(events[count]));
+        for (int i = 0; i < count && round >= 0; i++) {
+            if (!alive[i]) continue;
+            cudaCheck(cudaEventElapsedTime(&times[i][round], events[i], events[i + 1]));
+            best_time = fminf(best_time, times[i][round]);
+        }
+        for (int i = 0; i < count && round == 0; i++) alive[i] = alive[i] && times[i][0] <= 1.3f * best_time;
+    }
+    best_time = INFINITY;
+    for (int i = 0; i < count; i++) {
+        float time = alive[i] ? matmul_median(times[i], MATMUL_ROUNDS) : INFINITY;
+        if (time < best_time) best_time = time, best = i;
+    }
+    float first_time = alive[0] ? matmul_median(times[0], MATMUL_ROUNDS) : INFINITY;
+    if (first_time <= MATMUL_GAIN * best_time) best_time = first_time, best = 0;
+    results[0] = results[best];
+    for (int i = 0; i <= count; i++) cudaCheck(cudaEventDestroy(events[i]));
+    if (d != o->d) cudaCheck(cudaFree(d));
+    return 1000 * best_time;
+}
+
+// The kernels that must follow a product. Without GELU in the epilogue: GELU, or in the backward pass its derivative
+// and the bias gradient. With it: none, or in the backward pass the bias gradient.
+static inline void matmul_finish_gelu(const MatmulKey* k, const MatmulOperands* o, int in_epilogue, Context* ctx) {
+    BiasGrad bias = {(real*)ctx->cublaslt_workspace, SET};  // not read by anyone
+    floatX* d = (floatX*)o->d;
+    if (k->kind == MATMUL_FORWARD && !in_epilogue)
+        matmul_apply_gelu(d, o->aux, matmul_d_size(k), FORWARD, GELU_TANH, ctx);
+    if (k->kind == MATMUL_FORWARD) return;
+    if (in_epilogue) matmul_backward_bias(bias, d, k->N, k->IC, ctx);
+    else matmul_gelu_backward_bias(bias, d, o->aux, k->N, k->IC, GELU_TANH, ctx);
+}
+
+// The time of matmul_finish_gelu() in microseconds. It runs on operands that the call overwrites later.
+static inline float matmul_time_finish(const MatmulKey* k, const MatmulOperands* o, int in_epilogue, Context* ctx) {
+    cudaEvent_t start, stop;
+    float times[MATMUL_ROUNDS];
+    cudaCheck(cudaEventCreate(&start));
+    cudaCheck(cudaEventCreate(&stop));
+    for (int round = 0; round < MATMUL_ROUNDS; round++) {
+        matmul_finish_gelu(k, o, in_epilogue, ctx);  // keeps the GPU busy, so that the time excludes launch latency
+        cudaCheck(cudaEventRecord(start, ctx->stream));
+        matmul_finish_gelu(k, o, in_epilogue, ctx);
+        cudaCheck(cudaEventRecord(stop, ctx->stream));
+        cudaCheck(cudaEventSynchronize(stop));
+        cudaCheck(cudaEventElapsedTime(&times[round], start, stop));
+    }
+    cudaCheck(cudaEventDestroy(start));
+    cudaCheck(cudaEventDestroy(stop));
+    return 1000 * matmul_median(times, MATMUL_ROUNDS);
+}
+
+static inline MatmulPlan* matmul_plan(MatmulKey key, const MatmulOperands* o, Context* ctx);
+
+static inline void matmul_plan_choose(MatmulPlan* plan, const MatmulOperands* o, Context* ctx) {
+    cublasLtMatmulHeuristicResult_t results[MATMUL_CANDIDATES];
+    const MatmulKey* k = &plan->key;
+    int timed = ctx->autotune && 2.0 * k->N * k->IC * k->OC >= MATMUL_TIMED_FLOPS;
+    int count = matmul_propose(plan, results, timed ? MATMUL_CANDIDATES : 1, ctx);
+    plan->usable = count > 0;
+    matmul_point(plan, o);
+    if (timed && count) plan->microseconds = matmul_time_candidates(plan, o, results, count, ctx);
+    if (count) plan->algorithm = results[0].algo;
+    if (timed && count && matmul_has_aux(plan->key.epilogue)) {
+        MatmulOperands plain = matmul_without_gelu(plan->key.kind, o);
+        MatmulKey key = plan->key;
+        key.N = o->N;
+        key.epilogue = plain.bias ? CUBLASLT_EPILOGUE_BIAS : CUBLASLT_EPILOGUE_DEFAULT;
+        MatmulPlan* other = matmul_plan(key, &plain, ctx);
+        if (other->usable && other->microseconds > 0)
+            plan->usable = plan->microseconds + matmul_time_finish(&key, o, 1, ctx) <=
+                           other->microseconds + matmul_time_finish(&key, o, 0, ctx);
+    }
+}
+
+// Returns the plan of a product, and makes it on first use. Fills in the range and the alignments of `key`.
+static inline MatmulPlan* matmul_plan(MatmulKey key, const MatmulOperands* o, Context* ctx) {
+    struct MatmulPlans* plans = matmul_plans(ctx);
+    key.N = matmul_range(o->N);
+    key.align_a = pointer_alignment(o->a);
+    key.align_b = pointer_alignment(o->b);
+    key.align_d = pointer_alignment(o->d);
+    for (MatmulPlan* p = plans->first; p; p = p->next)
+        if (memcmp(&p->key, &key, sizeof key) == 0) return p;
+    MatmulPlan* plan = (MatmulPlan*)xcalloc(1, sizeof *plan);
+    plan->key = key;
+    matmul_plan_describe(plan);
+    if (!matmul_recall(plan, plans, ctx)) {
+        plan->microseconds = 0;
+        matmul_plan_choose(plan, o, ctx);
+        if (plan->microseconds > 0 && ctx->autotune_cache && run_lock_check(ctx->autotune_lock) == 0)
+            matmul_plan_save(plan, ctx);
+    }
+    *plans->end = plan;
+    plans->end = &plan->next;
+    return plan;
+}
+
+#endif
+#endif

@@ -1,0 +1,327 @@
+/* The matrix product of matmul's CPU version: packed and register-blocked, after Goto and van de Geijn, "Anatomy of
+ * high-performance matrix multiplication", ACM TOMS 34 (2008). With USE_BLAS a CBLAS library computes the products. */
+#ifndef LLMC_OPS_MATMUL_PRODUCT_H
+#define LLMC_OPS_MATMUL_PRODUCT_H
+
+#include "llmc/device/device.h"
+#include "llmc/ops/common/activation.h"
+
+#ifndef __CUDACC__
+#ifdef __AVX__
+#include <immintrin.h>
+#endif
+#ifdef USE_BLAS
+#include <cblas.h>
+#endif
+
+// ---------------------------------------------------------------------------------------------------------
+// One product for all directions
+//
+//   C [M, N] (SET or ADD) = A [M, K] B [K, N] + bias; strides can transpose any operand
+//
+// C is divided into blocks, one per task. A task iterates over K in steps of K_BLOCK, over panels in each step, and
+// over strips for each panel. A panel is TILE_COLS columns of B, packed so that each k has TILE_COLS contiguous values.
+// A strip is TILE_ROWS rows of A. A strip times a panel is a tile, whose sums stay in registers for a whole K_BLOCK.
+// The panel stays in the L1 cache; strips come from L2. Between K_BLOCKs the tiles are kept in the task's own buffer.
+// So C is accessed once, after bias and GELU have been applied.
+
+#if defined(__AVX512F__)
+#define VECTOR_BYTES 64
+#define TILE_ROWS 12  // 12 x 2 vectors of sums, 2 of B, 1 of A: 27 of 32 registers
+#define K_BLOCK 128   // a panel, two vectors wide, then fills half of a 32 KiB L1 cache
+#elif defined(__AVX__)
+#define VECTOR_BYTES 32
+#define TILE_ROWS 6  // 6 x 2 vectors of sums: 12 of 16 registers
+#define K_BLOCK 256
+#else
+#define VECTOR_BYTES 16
+#define TILE_ROWS 6
+#define K_BLOCK 256
+#endif
+#define LANES ((int)(VECTOR_BYTES / sizeof(real)))
+#define TILE_COLS (2 * LANES)
+
+typedef real Vector __attribute__((vector_size(VECTOR_BYTES), aligned(sizeof(real)), may_alias));
+
+// a * b + c, rounded once if the CPU has FMA. -ffp-contract=off keeps the compiler from fusing by itself.
+static inline Vector vector_fma(Vector a, Vector b, Vector c) {
+#if defined(__AVX512F__) && defined(REAL_DOUBLE)
+    return (Vector)_mm512_fmadd_pd((__m512d)a, (__m512d)b, (__m512d)c);
+#elif defined(__AVX512F__)
+    return (Vector)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
+#elif defined(__FMA__) && defined(REAL_DOUBLE)
+    return (Vector)_mm256_fmadd_pd((__m256d)a, (__m256d)b, (__m256d)c);
+#elif defined(__FMA__)
+    return (Vector)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c);
+#else
+    return a * b + c;
+#endif
+}
+
+// Copy TILE_COLS values as two vectors. gcc's own memcpy would use smaller pieces.
+static inline void copy_row(real* to, const real* from) {
+    ((Vector*)to)[0] = ((const Vector*)from)[0];
+    ((Vector*)to)[1] = ((const Vector*)from)[1];
+}
+
+// tile [TILE_ROWS, TILE_COLS] (SET or ADD) = a strip of A, whose (i, k) is a[i * a_row + k * a_k], times a panel of B.
+static inline void matmul_tile(real* tile, const real* a, size_t a_row, size_t a_k, const real* b, int k, Mode mode) {
+    const Vector zero = {0};
+    Vector sum[TILE_ROWS][2];
+    for (int i = 0; i < TILE_ROWS; i++) sum[i][0] = sum[i][1] = zero;
+    do {
+        Vector b0 = *(const Vector*)b, b1 = *(const Vector*)(b + LANES);
+        for (int i = 0; i < TILE_ROWS; i++) {
+            Vector ai = a[(size_t)i * a_row] - zero;  // one value in every lane
+            sum[i][0] = vector_fma(ai, b0, sum[i][0]);
+            sum[i][1] = vector_fma(ai, b1, sum[i][1]);
+        }
+        a += a_k;
+        __asm__("" : "+r"(a));  // hides the step from gcc, which would add a loop for a_k = 1 and spill
+        b += TILE_COLS;
+    } while (--k);
+    Vector* t = (Vector*)tile;
+    for (int i = 0; i < TILE_ROWS; i++)
+        for (int j = 0; j < 2; j++) {
+            if (mode == ADD) sum[i][j] += t[2 * i + j];
+            t[2 * i + j] = sum[i][j];
+        }
+}
+
+// One of each pair of strides is 1; `bias`, `activated` and `pre` may be NULL.
+typedef struct {
+    int M, N, K;
+    floatX* c;
+    size_t c_row, c_col;  // C(m, n) is c[m * c_row + n * c_col]
+    const floatX* a;
+    size_t a_row, a_k;  // A(m, k) is a[m * a_row + k * a_k]
+    const floatX* b;
+    size_t b_k, b_col;  // B(k, n) is b[k * b_k + n * b_col]
+    Mode mode;
+    const floatX* bias;  // bias[m] is added to C(m, n)
+    floatX* activated;   // gelu(C), laid out as C
+    const floatX* pre;   // C becomes C * gelu'(pre), laid out as C, where c_col is 1
+    Gelu kind;
+    int block_rows, block_cols;  // a task's block of C: multiples of TILE_ROWS and TILE_COLS
+    int tasks_share_b;  // 1: B is packed once, before the tasks; 0: a task packs the columns that it alone uses
+} Product;
+
+#ifdef USE_BLAS
+
+// CBLAS allocates its own memory.
+static inline size_t product_scratch_bytes(int N, int K, int block_rows, int block_cols, int tasks_share_b) {
+    return (void)N, (void)K, (void)block_rows, (void)block_cols, (void)tasks_share_b, 0;
+}
+
+static inline void product_run(const Product* p, Context* ctx) {
+    (void)ctx;
+    int swapped = p->c_col != 1 || p->bias;  // CBLAS needs a row-major result: if c_row is 1, C^T = B^T A^T
+    const floatX *a = swapped ? p->b : p->a, *b = swapped ? p->a : p->b;
+    size_t a_row = swapped ? p->b_col : p->a_row, a_k = swapped ? p->b_k : p->a_k;
+    size_t b_k = swapped ? p->a_k : p->b_k, b_col = swapped ? p->a_row : p->b_col;
+    int M = swapped ? p->N : p->M, N = swapped ? p->M : p->N;
+#ifdef REAL_DOUBLE
+#define CBLAS_GEMM cblas_dgemm
+#else
+#define CBLAS_GEMM cblas_sgemm
+#endif
+    CBLAS_GEMM(CblasRowMajor, a_k == 1 ? CblasNoTrans : CblasTrans, b_col == 1 ? CblasNoTrans : CblasTrans, M, N, p->K,
+               1, a, max_int((int)(a_k == 1 ? a_row : a_k), a_k == 1 ? p->K : M), b,
+               max_int((int)(b_col == 1 ? b_k : b_col), b_col == 1 ? N : p->K), p->mode == ADD, p->c,
+               max_int((int)(swapped ? p->c_col : p->c_row), N));
+    const floatX* bias = p->bias;
+    if (!bias && !p->activated && !p->pre) return;
+#pragma omp parallel for schedule(static)
+    for (int m = 0; m < M; m++) {
+        size_t at = (size_t)m * (swapped ? p->c_col : p->c_row);
+        for (int n = 0; n < N && bias; n++) p->c[at + (size_t)n] += bias[n];
+        for (int n = 0; n < N && p->pre; n++) p->c[at + (size_t)n] *= gelu_derivative(p->pre[at + (size_t)n], p->kind);
+        for (int n = 0; n < N && p->activated; n++)
+            p->activated[at + (size_t)n] = gelu_value(p->c[at + (size_t)n], p->kind);
+    }
+}
+
+#else
+
+// to[k * width + i] = from[i * stride + k * k_stride] for i < count, 0 for count <= i < width. A tile reads `to` in one
+// stream.
+__attribute__((always_inline)) static inline void matmul_pack(real* to, int width, const floatX* from, size_t stride,
+                                                              size_t k_stride, int count, int k) {
+    if (count < width) memset(to, 0, (size_t)width * (size_t)k * sizeof *to);
+    if (stride == 1 && count == width && width == TILE_COLS)
+        for (int j = 0; j < k; j++) copy_row(to + j * width, from + (size_t)j * k_stride);
+    else if (stride == 1 && count == width)
+        for (int j = 0; j < k; j++) memcpy(to + j * width, from + (size_t)j * k_stride, (size_t)width * sizeof *to);
+    else
+        for (int i = 0; i < count; i++)
+            for (int j = 0; j < k; j++) to[j * width + i] = from[(size_t)i * stride + (size_t)j * k_stride];
+}
+
+// Store rows x cols of a finished tile to c.
+static inline void matmul_store(floatX* c, size_t c_row, size_t c_col, const real* tile, int rows, int cols,
+                                Mode mode) {
+    if (c_col == 1 && cols == TILE_COLS) {
+        for (int i = 0; i < rows; i++)
+            for (int j = 0; j < TILE_COLS; j += LANES) {
+                Vector sum = *(const Vector*)(tile + i * TILE_COLS + j);
+                Vector* to = (Vector*)(c + (size_t)i * c_row + j);
+                if (mode == ADD) sum += *to;
+                *to = sum;
+            }
+    } else if (mode == SET && c_row == 1 && cols == TILE_COLS && rows == TILE_ROWS) {
+        // Interleave pairs of rows first; gcc does that with vector shuffles. Then finish each line of C before the
+        // next. The lines are OC apart and may all map to one set of the cache, which cannot hold them all.
+        real pairs[TILE_ROWS / 2][2 * TILE_COLS];
+        for (int i = 0; i < TILE_ROWS; i += 2)
+            for (int j = 0; j < TILE_COLS; j++) {
+                pairs[i / 2][2 * j] = tile[i * TILE_COLS + j];
+                pairs[i / 2][2 * j + 1] = tile[(i + 1) * TILE_COLS + j];
+            }
+        for (int j = 0; j < TILE_COLS; j++)
+            for (int i = 0; i < TILE_ROWS; i += 2)
+                memcpy(c + (size_t)j * c_col + i, pairs[i / 2] + 2 * j, 2 * sizeof *c);
+    } else {
+        for (int i = 0; i < rows; i++)
+            for (int j = 0; j < cols; j++) {
+                floatX* to = c + (size_t)i * c_row + (size_t)j * c_col;
+                *to = mode == ADD ? *to + tile[i * TILE_COLS + j] : tile[i * TILE_COLS + j];
+            }
+    }
+}
+
+// Apply bias and GELU to the tile whose first element is C(m, n), and store it to C.
+static inline void product_finish(const Product* p, real* tile, int m, int n, int rows, int cols) {
+    size_t at = (size_t)m * p->c_row + (size_t)n * p->c_col;
+    if (p->bias)
+        for (int i = 0; i < rows; i++) {
+            Vector* row = (Vector*)(tile + i * TILE_COLS);
+            row[0] += p->bias[m + i];
+            row[1] += p->bias[m + i];
+        }
+    if (p->pre) {
+        real pre[TILE_ROWS * TILE_COLS] = {0};
+        for (int i = 0; i < rows; i++)
+            if (cols == TILE_COLS) copy_row(pre + i * TILE_COLS, p->pre + at + (size_t)i * p->c_row);
+            else memcpy(pre + i * TILE_COLS, p->pre + at + (size_t)i * p->c_row, (size_t)cols * sizeof *pre);
+        if (p->kind == GELU_ERF)
+            for (int e = 0; e < TILE_ROWS * TILE_COLS; e++) tile[e] *= gelu_derivative(pre[e], GELU_ERF);
+        else
+            for (int e = 0; e < TILE_ROWS * TILE_COLS; e++) tile[e] *= gelu_derivative(pre[e], GELU_TANH);
+    }
+    matmul_store(p->c + at, p->c_row, p->c_col, tile, rows, cols, p->mode);
+    if (p->activated) {
+        if (p->kind == GELU_ERF)
+            for (int e = 0; e < TILE_ROWS * TILE_COLS; e++) tile[e] = gelu_value(tile[e], GELU_ERF);
+        else
+            for (int e = 0; e < TILE_ROWS * TILE_COLS; e++) tile[e] = gelu_value(tile[e], GELU_TANH);
+        matmul_store(p->activated + at, p->c_row, p->c_col, tile, rows, cols, SET);
+    }
+}
+
+// Prefetches a few lines at a time that are needed soon, because the first access of a strip, a panel or a tile would
+// stall: at the last K_BLOCK the lines of C that the tile is stored to; of A, lines of the block `next` with the rows
+// of the same strip; of B, if it is not packed yet, lines of the next panel.
+__attribute__((always_inline)) static inline void product_prefetch(const Product* p, const floatX* next, int m0, int n0,
+                                                                   int k0, int i, int j) {
+    const floatX* c = p->c + (size_t)(m0 + i) * p->c_row + (size_t)(n0 + j) * p->c_col;
+    int rows = min_int(TILE_ROWS, p->M - m0 - i), cols = min_int(TILE_COLS, p->N - n0 - j);
+    if (p->K - k0 <= K_BLOCK) {
+        for (int r = 0; r < rows && p->c_col == 1; r++) __builtin_prefetch(c + (size_t)r * p->c_row, 1);
+        for (int r = 0; r < cols && p->c_col != 1; r++) __builtin_prefetch(c + (size_t)r * p->c_col, 1);
+    }
+    for (int r = 0; r < rows && next && j < K_BLOCK; r++)
+        __builtin_prefetch(next + (size_t)(i + r) * p->a_row + j, 0, 2);
+    if (!p->tasks_share_b && n0 + j + TILE_COLS < p->N) {
+        enum { LINES = 8 };
+        int from = k0 + i / TILE_ROWS * LINES, to = min_int(min_int(p->K, k0 + K_BLOCK), from + LINES);
+        const floatX* b = p->b + (size_t)(n0 + j + TILE_COLS) * p->b_col;
+        for (int r = from; r < to; r++) __builtin_prefetch(b + (size_t)r * p->b_k, 0, 2);
+    }
+}
+
+// Computes the block of C that begins at C(m0, n0). packed_b: all of B, or NULL. own: this thread's buffer.
+static inline void product_task(const Product* p, const real* packed_b, real* own, int m0, int n0) {
+    int rows = min_int(p->block_rows, p->M - m0), cols = min_int(p->block_cols, p->N - n0);
+    size_t padded_n = round_up((size_t)p->N, TILE_COLS);
+    real *own_panel = own, *own_strips = own_panel + TILE_COLS * K_BLOCK;
+    real* tiles = own_strips + (size_t)p->block_rows * K_BLOCK;
+    for (int k0 = 0; k0 < p->K; k0 += K_BLOCK) {
+        int k = min_int(K_BLOCK, p->K - k0);
+        const floatX* a = p->a + (size_t)m0 * p->a_row + (size_t)k0 * p->a_k;
+        // The next block of A: the same rows, or those of the task that this thread will probably take next.
+        const floatX* next = a + K_BLOCK * p->a_k;
+        if (k0 + k == p->K) next = p->a + (size_t)(m0 + p->block_rows * device_threads()) * p->a_row;
+        if (!packed_b || p->a_k != 1 || m0 + p->block_rows * (1 + device_threads()) > p->M) next = NULL;
+        // Rows of A are read in place. Columns are packed, and so is a last strip of fewer rows. Packing takes a few k
+        // at a time: a strip is narrower than a cache line, and the line should stay in the cache for the next strip.
+        enum { STEP = 8 };
+        int first = p->a_k == 1 ? rows / TILE_ROWS * TILE_ROWS : 0;
+        for (int q = 0; q < k; q += STEP)
+            for (int i = first; i < rows; i += TILE_ROWS)
+                matmul_pack(own_strips + i * K_BLOCK + q * TILE_ROWS, TILE_ROWS,
+                            a + (size_t)i * p->a_row + (size_t)q * p->a_k, p->a_row, p->a_k,
+                            min_int(TILE_ROWS, rows - i), min_int(STEP, k - q));
+        real* tile = tiles;
+        for (int j = 0; j < cols; j += TILE_COLS) {
+            const real* panel = own_panel;
+            int width = min_int(TILE_COLS, cols - j);
+            if (packed_b) panel = packed_b + (size_t)k0 * padded_n + (size_t)(n0 + j) * (size_t)k;
+            else
+                matmul_pack(own_panel, TILE_COLS, p->b + (size_t)k0 * p->b_k + (size_t)(n0 + j) * p->b_col, p->b_col,
+                            p->b_k, width, k);
+            for (int i = 0; i < rows; i += TILE_ROWS) {
+                int height = min_int(TILE_ROWS, rows - i);
+                product_prefetch(p, next, m0, n0, k0, i, j);
+                if (p->a_k != 1 || height < TILE_ROWS)
+                    matmul_tile(tile, own_strips + i * K_BLOCK, 1, TILE_ROWS, panel, k, k0 ? ADD : SET);
+                else matmul_tile(tile, a + (size_t)i * p->a_row, p->a_row, 1, panel, k, k0 ? ADD : SET);
+                if (k0 + k == p->K) product_finish(p, tile, m0 + i, n0 + j, height, width);
+                if (p->K > K_BLOCK) tile += TILE_ROWS * TILE_COLS;
+            }
+        }
+    }
+}
+
+// Sizes in elements. Packed: all of B in panels, if tasks share it. Own: a thread's panel, strips and tiles.
+static inline size_t product_packed_size(int N, int K, int tasks_share_b) {
+    return tasks_share_b ? round_up(round_up((size_t)N, TILE_COLS) * (size_t)K, 1024) : 0;
+}
+
+static inline size_t product_own_size(int block_rows, int block_cols) {
+    return round_up((TILE_COLS + (size_t)block_rows) * K_BLOCK + (size_t)block_rows * (size_t)block_cols, 1024);
+}
+
+static inline size_t product_scratch_bytes(int N, int K, int block_rows, int block_cols, int tasks_share_b) {
+    size_t own = (size_t)device_threads() * product_own_size(block_rows, block_cols);
+    return (product_packed_size(N, K, tasks_share_b) + own) * sizeof(real);
+}
+
+static inline void product_run(const Product* p, Context* ctx) {
+    int m_tasks = (p->M + p->block_rows - 1) / p->block_rows, n_tasks = (p->N + p->block_cols - 1) / p->block_cols;
+    int panels = (p->N + TILE_COLS - 1) / TILE_COLS, k_blocks = (p->K + K_BLOCK - 1) / K_BLOCK;
+    size_t packed_size = product_packed_size(p->N, p->K, p->tasks_share_b);
+    size_t own_size = product_own_size(p->block_rows, p->block_cols);
+    real* packed_b = (real*)device_scratch(ctx, (packed_size + (size_t)device_threads() * own_size) * sizeof(real));
+#pragma omp parallel
+    {
+        real* own = packed_b + packed_size + (size_t)device_thread_index() * own_size;
+        if (p->tasks_share_b) {
+#pragma omp for schedule(dynamic)
+            for (int t = 0; t < panels * k_blocks; t++) {
+                int k0 = t / panels * K_BLOCK, n = t % panels * TILE_COLS, k = min_int(K_BLOCK, p->K - k0);
+                matmul_pack(packed_b + (size_t)k0 * (size_t)panels * TILE_COLS + (size_t)n * (size_t)k, TILE_COLS,
+                            p->b + (size_t)k0 * p->b_k + (size_t)n * p->b_col, p->b_col, p->b_k,
+                            min_int(TILE_COLS, p->N - n), k);
+            }
+        }
+#pragma omp for schedule(dynamic)
+        for (int t = 0; t < m_tasks * n_tasks; t++)
+            product_task(p, p->tasks_share_b ? packed_b : NULL, own, t / n_tasks * p->block_rows,
+                         t % n_tasks * p->block_cols);
+    }
+}
+
+#endif
+
+#endif
+#endif

@@ -1,0 +1,206 @@
+/* The optimizer's state and its step over the flat parameter buffer: AdamW or LAMB.
+ *
+ * A step computes the norm of all gradients, adjusts the loss scale, and updates the parameters. The update clips by
+ * the norm and divides by the loss scale. AdamW and LAMB keep the same state. All of it stays on the device, so the
+ * host does not wait. If the norm is not finite, the device skips the update. The trainer's policy reads it later.
+ *
+ * With ZeRO-1, a rank keeps the state of its shard only, and updates only that shard. The sum of squares for the norm,
+ * and LAMB's sums for each tensor, are all-reduced. */
+#ifndef LLMC_OPTIM_OPTIMIZER_H
+#define LLMC_OPTIM_OPTIMIZER_H
+
+#include "llmc/device/host_view.h"
+#include "llmc/dist/grad_sync.h"
+#include "llmc/ops/adamw.h"
+#include "llmc/ops/global_norm.h"
+#include "llmc/ops/lamb/lamb.h"
+
+// Whether to keep master weights in full precision if floatX is narrower.
+typedef enum { NO_MASTER, WITH_MASTER } MasterWeights;
+// LAMB scales AdamW's direction by each tensor's trust ratio. As usual, it scales only tensors with weight decay, not
+// biases and layernorms.
+typedef enum { ADAMW, LAMB } OptimizerKind;
+
+typedef struct {
+    OptimizerKind kind;
+    FlatRange shard;        // of the flat buffer: all of it, or this rank's part
+    real *m, *v;            // [shard.size] first and second moments
+    real* master;           // [shard.size] master weights in full precision; NULL: none, or floatX is full precision
+    real* norm;             // [1] gradient norm of the last step, unscaled, before clipping
+    LossScale* loss_scale;  // [1] on the device
+    LossScaleRule rule;
+    Outliers* outliers;  // [1] on the device
+    OutlierLimits limits;
+    AdamWStep* step;   // [1] on the device: values that follow from the last norm
+    ParamSpan* spans;  // [spans_of_model] on the device; the first span_count are this shard's
+    int span_count, lamb_blocks, spans_of_model;
+    double* squares;  // [2 * spans_of_model] sums over all ranks; NULL if nothing is sharded
+} Optimizer;
+
+// How parameters are updated. Each rank updates all of them, or with ZeRO-1 its own shard.
+typedef struct {
+    OptimizerKind kind;
+    MasterWeights master;
+    int rank, ranks;
+    GradSyncSettings sums;
+} UpdateSettings;
+
+static inline FlatRange update_shard(const TensorTable* table, UpdateSettings u) {
+    return u.sums.zero && !table->fixed ? shard_of(table->elements, u.rank, u.ranks) : tensors_updated(table);
+}
+
+static inline size_t optimizer_buffers(MasterWeights master) {
+    return master == WITH_MASTER && sizeof(floatX) < sizeof(real) ? 3 : 2;
+}
+
+// Bytes of the state for `elements` parameters.
+static inline size_t optimizer_bytes(size_t elements, MasterWeights master) {
+    return (optimizer_buffers(master) * elements + 1) * sizeof(real);
+}
+
+// Set the state from which dynamic loss scaling and the update count continue.
+static inline void optimizer_set_loss_scale(Optimizer* o, LossScale state, LossScaleRule rule, Context* ctx) {
+    o->rule = rule;
+    device_upload(ctx, o->loss_scale, &state, sizeof state);
+    device_synchronize(ctx);
+}
+
+static inline LossScale optimizer_loss_scale(const Optimizer* o, Context* ctx) {
+    LossScale state;
+    device_download(ctx, &state, o->loss_scale, sizeof state);
+    return state;
+}
+
+// Set the state from which outlier detection continues, and its limits.
+static inline void optimizer_set_outliers(Optimizer* o, const Outliers* state, OutlierLimits limits, Context* ctx) {
+    o->limits = limits;
+    device_upload(ctx, o->outliers, state, sizeof *state);
+    device_synchronize(ctx);
+}
+
+static inline Outliers optimizer_outliers(const Optimizer* o, Context* ctx) {
+    Outliers state;
+    device_download(ctx, &state, o->outliers, sizeof state);
+    return state;
+}
+
+// Split the parameters into spans that are updated as one: for LAMB each tensor, for AdamW adjacent tensors of equal
+// weight decay. Padding between tensors is zero with zero gradients, so it stays zero. Returns the number of spans.
+static inline int optimizer_spans(ParamSpan* spans, const TensorTable* table, OptimizerKind kind) {
+    int count = 0;
+    for (int i = 0; i < table->count; i++) {
+        const Tensor* t = &table->tensors[i];
+        size_t next = i + 1 < table->count ? table->tensors[i + 1].offset : table->elements;
+        ParamSpan* last = count ? &spans[count - 1] : NULL;
+        if (kind == LAMB || !last || last->decay != (float)t->decay) {
+            last = &spans[count++];
+            last->offset = t->offset;
+            last->decay = last->trust = (float)t->decay;
+        }
+        last->size = (kind == LAMB ? t->offset + t->size : next) - last->offset;
+    }
+    return count;
+}
+
+// Allocate the state for a shard of the table's tensors. Moments are zero, and the loss is not scaled.
+static inline void optimizer_init_shard(Optimizer* o, const TensorTable* table, OptimizerKind kind,
+                                        MasterWeights master, FlatRange shard, Context* ctx) {
+    const LossScale unscaled = {1, 1, 0, 0};
+    const LossScaleRule fixed = {LOSS_SCALE_FIXED, 0};
+    size_t n = shard.size;
+    o->kind = kind;
+    o->shard = shard;
+    o->m = (real*)device_alloc(ctx, optimizer_bytes(n, master), "optimizer");
+    o->v = o->m + n;
+    o->master = optimizer_buffers(master) == 3 ? o->v + n : NULL;
+    o->norm = o->v + n + (o->master ? n : 0);
+    o->loss_scale = (LossScale*)device_alloc(ctx, sizeof(LossScale), "optimizer");
+    o->step = (AdamWStep*)device_alloc(ctx, sizeof(AdamWStep), "optimizer");
+    o->outliers = (Outliers*)device_alloc(ctx, sizeof(Outliers), "optimizer");
+    o->limits.loss = o->limits.norm = 0;
+    optimizer_set_loss_scale(o, unscaled, fixed, ctx);
+    size_t bytes = (size_t)table->count * sizeof(ParamSpan);
+    ParamSpan *all = (ParamSpan*)xmalloc(bytes), *spans = (ParamSpan*)xmalloc(bytes);
+    o->spans_of_model = optimizer_spans(all, table, kind);
+    o->span_count = adam_clip_spans(spans, all, o->spans_of_model, shard.begin, n);
+    o->lamb_blocks = lamb_number_blocks(spans, o->span_count);
+    bytes = (size_t)o->spans_of_model * sizeof(ParamSpan);
+    o->spans = (ParamSpan*)device_alloc(ctx, bytes, "optimizer");
+    device_upload(ctx, o->spans, spans, (size_t)o->span_count * sizeof(ParamSpan));
+    device_synchronize(ctx);
+    o->squares = NULL;
+    if (n < table->elements)
+        o->squares = (double*)device_alloc(ctx, 2 * (size_t)o->spans_of_model * sizeof(double), "optimizer");
+    free(all), free(spans);
+}
+
+static inline void optimizer_init(Optimizer* o, const TensorTable* table, OptimizerKind kind, MasterWeights master,
+                                  Context* ctx) {
+    optimizer_init_shard(o, table, kind, master, tensors_updated(table), ctx);
+}
+
+// Open gradient synchronisation with the other ranks, and allocate this rank's part of the state.
+static inline void optimizer_join(Optimizer* o, GradSync* r, const TensorTable* table, UpdateSettings u,
+                                  ProcessGroup* group, Context* ctx) {
+    grad_sync_open(r, group, table, u.sums, ctx);
+    optimizer_init_shard(o, table, u.kind, u.master, r->shard, ctx);
+}
+
+static inline void optimizer_free(Optimizer* o) {
+    device_free(o->m, ((o->master ? 3 : 2) * o->shard.size + 1) * sizeof(real));
+    device_free(o->loss_scale, sizeof(LossScale));
+    device_free(o->step, sizeof(AdamWStep));
+    device_free(o->outliers, sizeof(Outliers));
+    device_free(o->spans, (size_t)o->spans_of_model * sizeof(ParamSpan));
+    if (o->squares) device_free(o->squares, 2 * (size_t)o->spans_of_model * sizeof(double));
+    memset(o, 0, sizeof *o);
+}
+
+// Write the view's values to the parameters it covers, and to this rank's part of the master weights if there are any.
+// The view must cover all parameters if the optimizer is sharded.
+static inline void optimizer_write_weights(const Optimizer* o, const HostView* view, Context* ctx) {
+    HostView master = *view;
+    host_view_write(ctx, view);
+    if (!o->master) return;
+    master.device = o->master, master.type = VIEW_REAL;
+    if (o->squares) master.values += o->shard.begin, master.n = o->shard.size;
+    host_view_write(ctx, &master);
+}
+
+// optimizer_step() for a shard.
+static inline void optimizer_step_shard(Optimizer* o, AdamWState state, AfterNorm after, OptimizerSettings settings,
+                                        GradSync* r, Context* ctx) {
+    size_t n = o->shard.size;
+    global_norm_squares(o->squares, state.grads, n, ctx);
+    grad_sync_all_reduce(r, o->squares, 1, SUM_DOUBLE, ctx);
+    global_norm_finish(o->norm, o->squares, after, ctx);
+    if (o->kind == ADAMW) {
+        adamw_update(state, n, o->spans, o->span_count, settings, ctx);
+        return;
+    }
+    lamb_moments(o->squares, o->spans_of_model, state, n, o->spans, o->span_count, o->lamb_blocks, settings, ctx);
+    grad_sync_all_reduce(r, o->squares, 2 * (size_t)o->spans_of_model, SUM_DOUBLE, ctx);
+    lamb_apply(state, n, o->squares, o->spans, o->span_count, o->lamb_blocks, settings, ctx);
+}
+
+// Update the parameters. `grads` is the whole flat buffer, multiplied by the loss scale that the backward pass read at
+// &o->loss_scale->scale. Gradients, at least the shard's, and losses must already be summed over the ranks. Only
+// outlier detection reads `losses` (NULL: none). `r`: NULL for one rank.
+static inline void optimizer_step(Optimizer* o, floatX* params, const real* grads, OptimizerSettings settings,
+                                  const real* const losses[OUTLIER_LOSSES], GradSync* r, Context* ctx) {
+    size_t begin = o->shard.begin, n = o->shard.size;
+    AdamWState state = {params + begin, o->master, o->m, o->v, grads + begin, o->step, begin};
+    AfterNorm after = {o->loss_scale, o->step, o->rule, o->kind == LAMB ? lamb_without_lr(settings) : settings};
+    if (outliers_are_judged(o->limits)) after.outliers = o->outliers, after.limits = o->limits;
+    for (int i = 0; i < OUTLIER_LOSSES; i++) after.losses[i] = losses ? losses[i] : NULL;
+    scope_at(ctx, OPTIMIZER, -1);
+    if (o->squares) {
+        optimizer_step_shard(o, state, after, settings, r, ctx);
+        return;
+    }
+    global_norm_forward(o->norm, grads, n, after, ctx);
+    if (o->kind == LAMB) lamb_update(state, n, o->spans, o->span_count, o->lamb_blocks, settings, ctx);
+    else adamw_update(state, n, o->spans, o->span_count, settings, ctx);
+}
+
+#endif

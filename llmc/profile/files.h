@@ -1,0 +1,319 @@
+/* The files of a profile's report, all in one directory:
+ *
+ *     profile.txt    everything, as aligned text            profile.html   the same as one page that needs no network
+ *     kernels.csv    one line per row, with full names      summary.json   for scripts: peaks, times
+ *     trace.json     for chrome://tracing and Perfetto
+ *
+ * The page is llmc/profile/page.html, which the Makefile turns into the bytes that are included here. */
+#ifndef LLMC_PROFILE_FILES_H
+#define LLMC_PROFILE_FILES_H
+
+#include <dirent.h>
+
+#include "llmc/profile/losses.h"
+
+// The page's data replaces this.
+#define PROFILE_PLACE "/*PROFILE*/null"
+
+enum { PROFILE_FACTS = 16, PROFILE_TABLES = 12 };
+
+typedef struct {
+    char* title;  // owned, like the facts' texts
+    struct {
+        const char* name;
+        char* text;
+    } facts[PROFILE_FACTS];
+    Table tables[PROFILE_TABLES];
+    int fact_count, table_count;
+    ProfileLoss* losses;
+    size_t loss_count;
+    const ProfileStep* step;
+    MeasuredPeaks peaks;
+    Accounting accounting;
+    ProfileTimes times;
+    double flops;  // of the model in a step, as MFU counts them
+    int rank;
+} ProfileReport;
+
+// Takes ownership of `text`.
+static inline void report_fact(ProfileReport* r, const char* name, char* text) {
+    CHECK(r->fact_count < PROFILE_FACTS);
+    r->facts[r->fact_count].name = name;
+    r->facts[r->fact_count++].text = text;
+}
+
+static inline Table* report_table(ProfileReport* r) {
+    CHECK(r->table_count < PROFILE_TABLES);
+    return &r->tables[r->table_count++];
+}
+
+static inline void report_free(ProfileReport* r) {
+    for (int i = 0; i < r->fact_count; i++) free(r->facts[i].text);
+    for (int i = 0; i < r->table_count; i++) table_free(&r->tables[i]);
+    for (size_t i = 0; i < r->loss_count; i++) free(r->losses[i].sentence);
+    free(r->losses), free(r->title);
+    memset(r, 0, sizeof *r);
+}
+
+static inline const Table* report_find(const ProfileReport* r, const char* id) {
+    for (int i = 0; i < r->table_count; i++)
+        if (strcmp(r->tables[i].id, id) == 0) return &r->tables[i];
+    return NULL;
+}
+
+// ---------------------------------------------------------------------------------------------------------
+// Text
+
+static inline void report_put_table(Text* out, const Table* t) {
+    text_printf(out, "\n%s\n", t->title);
+    if (t->note) text_printf(out, "%s\n", t->note);
+    text_append(out, "\n", 1);
+    table_put_text(out, t, strcmp(t->id, "kernels") != 0);
+}
+
+static inline void report_put_losses(Text* out, const ProfileReport* r) {
+    for (size_t i = 0; i < r->loss_count; i++) text_printf(out, "%zu. %s\n", i + 1, r->losses[i].sentence);
+}
+
+static inline void report_text(Text* out, const ProfileReport* r) {
+    text_printf(out, "%s\n\n", r->title);
+    for (int i = 0; i < r->fact_count; i++) text_printf(out, "%-12s %s\n", r->facts[i].name, r->facts[i].text);
+    text_printf(out, "\nThe largest losses\n\n");
+    report_put_losses(out, r);
+    for (int i = 0; i < r->table_count; i++) report_put_table(out, &r->tables[i]);
+}
+
+// ---------------------------------------------------------------------------------------------------------
+// JSON
+
+static inline void report_put_facts(Text* out, const ProfileReport* r) {
+    json_put_string(out, "title", r->title);
+    text_printf(out, ",\n\"facts\": [");
+    for (int i = 0; i < r->fact_count; i++) {
+        text_printf(out, "%s[", i ? ", " : "");
+        text_json_string(out, r->facts[i].name, strlen(r->facts[i].name));
+        text_append(out, ", ", 2);
+        text_json_string(out, r->facts[i].text, strlen(r->facts[i].text));
+        text_append(out, "]", 1);
+    }
+    text_printf(out, "],\n\"ceilings\": {");
+    json_put_number(out, "flops", r->peaks.flops);
+    json_put_number(out, "bytes", r->peaks.bytes);
+    json_put_number(out, "launch_us", 1e6 * r->peaks.launch);
+    text_append(out, "}", 1);
+}
+
+static inline void report_summary(Text* out, const ProfileReport* r) {
+    const Accounting* a = &r->accounting;
+    const struct {
+        const char* name;
+        double value;
+    } members[] = {{"span_ms", 1e3 * a->span},
+                   {"kernels_ms", 1e3 * a->kernels},
+                   {"overlap_ms", 1e3 * a->overlap},
+                   {"gap_host_ms", 1e3 * a->gap[GAP_HOST]},
+                   {"gap_stream_ms", 1e3 * a->gap[GAP_STREAM]},
+                   {"gap_kernels_ms", 1e3 * a->gap[GAP_SWITCH]},
+                   {"before_ms", 1e3 * r->step->before},
+                   {"after_ms", 1e3 * r->step->after},
+                   {"profiled_ms", 1e3 * r->times.profiled},
+                   {"plain_ms", 1e3 * r->times.plain},
+                   {"communication_ms", 1e3 * a->communication},
+                   {"overlapped_ms", 1e3 * a->overlapped},
+                   {"flops", r->flops},
+                   {"rows", (double)r->step->count},
+                   {"unattributed", (double)a->unscoped},
+                   {"dropped", (double)r->step->dropped}};
+    text_append(out, "{", 1);
+    report_put_facts(out, r);
+    text_printf(out, ",\n\"step\": {");
+    for (size_t i = 0; i < COUNT_OF(members); i++) json_put_number(out, members[i].name, members[i].value);
+    text_printf(out, "}}\n");
+}
+
+// The page's data. "<" is escaped, so that nothing in it ends the enclosing script or begins a comment.
+static inline void report_page_data(Text* out, const ProfileReport* r) {
+    Text plain = {NULL, 0, 0};
+    const Accounting* a = &r->accounting;
+    text_append(&plain, "{", 1);
+    report_put_facts(&plain, r);
+    text_printf(&plain, ",\n\"step\": {");
+    json_put_number(&plain, "span_ms", 1e3 * a->span);
+    json_put_number(&plain, "overlap_ms", 1e3 * a->overlap);
+    json_put_number(&plain, "idle_ms", 1e3 * (a->gap[GAP_HOST] + a->gap[GAP_STREAM] + a->gap[GAP_SWITCH]));
+    text_printf(&plain, "},\n\"losses\": [");
+    for (size_t i = 0; i < r->loss_count; i++) {
+        if (i) text_append(&plain, ", ", 2);
+        text_json_string(&plain, r->losses[i].sentence, strlen(r->losses[i].sentence));
+    }
+    text_printf(&plain, "],\n\"tables\": [");
+    for (int i = 0; i < r->table_count; i++) {
+        if (i) text_append(&plain, ",\n", 2);
+        table_put_json(&plain, &r->tables[i]);
+    }
+    text_printf(&plain, "]}");
+    for (size_t i = 0; i < plain.length; i++) {
+        if (plain.text[i] == '<') text_append(out, "\\u003c", 6);
+        else text_append(out, &plain.text[i], 1);
+    }
+    free(plain.text);
+}
+
+static inline void report_page(Text* out, const ProfileReport* r) {
+    static const unsigned char page[] = {
+#include "profile_page.inc"
+        0};
+    const char* text = (const char*)page;
+    const char* place = strstr(text, PROFILE_PLACE);
+    CHECK(place);
+    text_append(out, text, (size_t)(place - text));
+    report_page_data(out, r);
+    place += strlen(PROFILE_PLACE);
+    text_append(out, place, strlen(place));
+}
+
+// Lanes of the trace besides the streams.
+enum { TRACE_DIRECTIONS = 1000, TRACE_LAYERS };
+
+static inline void report_trace_event(Text* out, const ProfileReport* r, int lane, const char* name, double start,
+                                      double end) {
+    text_printf(out, ",\n{\"ph\": \"X\", \"pid\": %d, \"tid\": %d, \"ts\": %.3f, \"dur\": %.3f, \"name\": ", r->rank,
+                lane, 1e6 * start, 1e6 * (end - start));
+    text_json_string(out, name, strlen(name));
+}
+
+static inline void report_trace_lane(Text* out, const ProfileReport* r, int lane, const char* name) {
+    text_printf(out, ",\n{\"ph\": \"M\", \"pid\": %d, \"tid\": %d, \"name\": \"thread_name\", \"args\": {\"name\": ",
+                r->rank, lane);
+    text_json_string(out, name, strlen(name));
+    text_append(out, "}}", 2);
+}
+
+// Bars over consecutive rows of the same direction, or of the same layer too. Rows of several streams overlap, bars do
+// not: each begins when the one before has ended.
+static inline void report_trace_bars(Text* out, const ProfileReport* r, int lane) {
+    const ProfileStep* step = r->step;
+    const ProfileRow* first = NULL;
+    double start = 0, end = 0;
+    for (size_t i = 0; i <= step->count; i++) {
+        const ProfileRow* row = i < step->count ? &step->rows[i] : NULL;
+        if (row && row->direction == COMMUNICATION) continue;  // overlaps with the others
+        int continues = row && first && row->direction == first->direction &&
+                        (lane == TRACE_DIRECTIONS || row->layer == first->layer);
+        if (!continues && first && end > start && (lane == TRACE_DIRECTIONS || first->layer >= 0)) {
+            char name[32];
+            if (lane == TRACE_DIRECTIONS) snprintf(name, sizeof name, "%s", direction_name(first->direction));
+            else snprintf(name, sizeof name, "layer %d", first->layer);
+            report_trace_event(out, r, lane, name, start, end);
+            text_append(out, "}", 1);
+        }
+        if (!continues && row) first = row, start = fmax(end, row->start);
+        if (row) end = fmax(end, row->start + row->seconds);
+    }
+}
+
+static inline void report_trace(Text* out, const ProfileReport* r) {
+    const ProfileStep* step = r->step;
+    unsigned char named[64] = {0};  // streams whose lanes have a name
+    text_printf(out,
+                "{\"displayTimeUnit\": \"ms\", \"traceEvents\": [\n{\"ph\": \"M\", \"pid\": %d, \"name\": "
+                "\"process_name\", \"args\": {\"name\": \"rank %d\"}}",
+                r->rank, r->rank);
+    report_trace_lane(out, r, TRACE_DIRECTIONS, "direction");
+    report_trace_lane(out, r, TRACE_LAYERS, "layer");
+    report_trace_bars(out, r, TRACE_DIRECTIONS);
+    report_trace_bars(out, r, TRACE_LAYERS);
+    for (size_t i = 0; i < step->count; i++) {
+        const ProfileRow* row = &step->rows[i];
+        int lane = row->stream < 0 ? 0 : row->stream;
+        if (lane < (int)sizeof named && !named[lane]) {
+            char name[32];
+            snprintf(name, sizeof name, row->stream < 0 ? "ops" : "stream %d", lane);
+            report_trace_lane(out, r, lane, name);
+            named[lane] = 1;
+        }
+        report_trace_event(out, r, lane, row->kernel ? row->kernel : row->op, row->start, row->start + row->seconds);
+        json_put_string(out, "cat", *row->op ? row->op : "none");
+        text_printf(out, ", \"args\": {");
+        json_put_string(out, "op", row->op);
+        json_put_string(out, "shapes", row->shapes);
+        json_put_integer(out, "layer", row->layer);
+        json_put_number(out, "flops", row->flops);
+        json_put_number(out, "bytes", row->bytes);
+        json_put_number(out, "roofline_us", 1e6 * row->roofline);
+        text_printf(out, "}}");
+    }
+    text_printf(out, "]}\n");
+}
+
+// ---------------------------------------------------------------------------------------------------------
+// Files
+
+typedef struct {
+    const char* name;
+    void (*put)(Text*, const ProfileReport*);
+} ReportFile;
+
+static inline void report_csv(Text* out, const ProfileReport* r) { table_put_csv(out, report_find(r, "kernels")); }
+
+static const ReportFile REPORT_FILES[] = {{"profile.txt", report_text},
+                                          {"summary.json", report_summary},
+                                          {"profile.html", report_page},
+                                          {"trace.json", report_trace},
+                                          {"kernels.csv", report_csv}};
+
+// Remove a report's files, and no others, from `directory`. `lock`, here and below, is the lock of the run's directory.
+static inline void report_remove(RunLock* lock, const char* directory) {
+    for (size_t i = 0; i < COUNT_OF(REPORT_FILES); i++) {
+        char* path = xprintf("%s/%s", directory, REPORT_FILES[i].name);
+        struct stat st;
+        int is_there = run_lock_check(lock) == 0 && lstat(path, &st) == 0 && S_ISREG(st.st_mode);
+        if (is_there && unlink(path) != 0 && errno != ENOENT)
+            warn("%s: belongs to an earlier profile and cannot be removed: %s", path, strerror(errno));
+        free(path);
+    }
+}
+
+// A rank's report directory in the run's directory (caller frees).
+static inline char* report_directory(const char* out, int rank, int ranks) {
+    return ranks == 1 ? xprintf("%s/profile", out) : xprintf("%s/profile/rank_%d", out, rank);
+}
+
+// Remove the reports of an earlier profile with another number of ranks. Any rank may call it: no rank of this run
+// writes to those directories.
+static inline void report_clear(RunLock* lock, const char* out, int ranks) {
+    char* directory = report_directory(out, 0, 1);
+    DIR* d = opendir(directory);
+    if (d && ranks > 1) report_remove(lock, directory);
+    for (struct dirent* entry; d && (entry = readdir(d));) {
+        int rank = -1;
+        if (sscanf(entry->d_name, "rank_%9d", &rank) != 1 || rank < 0 || (ranks > 1 && rank < ranks)) continue;
+        char *name = xprintf("rank_%d", rank), *path = xprintf("%s/%s", directory, name);
+        struct stat st;
+        if (strcmp(entry->d_name, name) == 0 && lstat(path, &st) == 0 && S_ISDIR(st.st_mode)) {
+            report_remove(lock, path);
+            if (run_lock_check(lock) == 0) rmdir(path);  // fails if it holds other files
+        }
+        free(name), free(path);
+    }
+    if (d) closedir(d);
+    free(directory);
+}
+
+// Create `directory` and write all files to it; a warning names each that cannot be written.
+static inline void report_write(const ProfileReport* r, RunLock* lock, const char* directory) {
+    if (run_lock_check(lock) != 0) return;
+    if (make_directories(directory) != 0) {
+        warn("%s: cannot be created: %s; the profile is not written", directory, strerror(errno));
+        return;
+    }
+    for (size_t i = 0; i < COUNT_OF(REPORT_FILES) && run_lock_check(lock) == 0; i++) {
+        Text text = {NULL, 0, 0};
+        char* path = xprintf("%s/%s", directory, REPORT_FILES[i].name);
+        REPORT_FILES[i].put(&text, r);
+        if (write_file(path, text.text, text.length) != 0) warn("%s: cannot be written: %s", path, strerror(errno));
+        free(text.text), free(path);
+    }
+}
+
+#endif

@@ -1,0 +1,300 @@
+/* Measure what a step spends its time on. A profiled run has warm-up steps, then as many plain steps as profiled ones
+ * (they show what profiling costs), then the profiled steps. The report describes the step of median time, with min and
+ * max over all. With several ranks the slowest rank's time counts, so that all ranks report the same step.
+ *
+ * In a normal run the host is ahead of the GPU. Profiled steps are synchronized before and after, so each begins with a
+ * delay kernel that lets the host queue work as it does in a run. The step lasts from the end of that kernel to the end
+ * of everything launched after it.
+ *
+ * Rows are kernels if CUPTI can trace them, else ops: timed by two events on the GPU, by the host's clock on the CPU.
+ *
+ * steps.h calls profiler_prepare_step(), profiler_begin_step() and profiler_end_step() around each step, and
+ * profiler_step_took() with the times of plain ones. */
+#ifndef LLMC_PROFILE_PROFILER_H
+#define LLMC_PROFILE_PROFILER_H
+
+#include "llmc/base/json.h"
+#include "llmc/base/rng.h"
+#include "llmc/device/host_view.h"
+#include "llmc/ops/matmul/matmul.h"
+#include "llmc/profile/rows.h"
+
+#ifdef __CUDACC__
+#define GPU_BUILD 1
+// Whether matmuls compute in 16 bits or may round to TF32.
+#define PROFILER_HALF(ctx) (sizeof(floatX) == 2 || (ctx)->tf32)
+// Dense peak FLOP/s of the tensor cores in the build's type, from the vendor's data sheets; 0 for a GPU that is not in
+// the table.
+static inline double profiler_known_peak(void) {
+    static const struct {
+        const char* name;
+        double half, tf32;
+    } known[] = {{"H100 PCIe", 756e12, 378e12},
+                 {"H100", 989.4e12, 494.7e12},
+                 {"H200", 989.4e12, 494.7e12},
+                 {"A100", 312e12, 156e12}};
+    struct cudaDeviceProp properties;
+    cudaCheck(cudaGetDeviceProperties(&properties, 0));
+    for (size_t i = 0; i < COUNT_OF(known); i++)
+        if (strstr(properties.name, known[i].name)) return sizeof(floatX) == 2 ? known[i].half : known[i].tf32;
+    return 0;
+}
+#define PEAK_SIZES 8192
+enum { PEAK_SIZE = 8192, PEAK_REPEATS = 60 };
+#define PEAK_SECONDS 0.1
+#define PEAK_MOST_SECONDS 0.1
+#define COPY_BYTES ((size_t)1 << 30)
+#else
+#define GPU_BUILD 0
+#define PROFILER_HALF(ctx) 0
+static inline double profiler_known_peak(void) { return 0; }
+#define PEAK_SIZES 384, 512, 768, 1024
+enum { PEAK_SIZE = 1024, PEAK_REPEATS = 1000 };
+#define PEAK_SECONDS 0.2
+#define PEAK_MOST_SECONDS 0.7
+#define COPY_BYTES ((size_t)1 << 27)
+#endif
+
+// The best FLOP/s of repeated square matmuls, with the library's default algorithm: timing others would heat the GPU.
+// On the CPU each size gets the same time. Large products are faster on an idle machine. On a busy one they always lose
+// a core halfway, but a small one sometimes fits into the threads' time slices. If fewer than 5 products come close to
+// the best, the machine is busy and more are measured.
+static inline double profiler_matmul_flops(Context* ctx) {
+    size_t n = (size_t)PEAK_SIZE * PEAK_SIZE;
+    static const int sizes[] = {PEAK_SIZES};
+    int autotune = device_set_autotune(ctx, 0), near_best = 0;
+    double best = 0, began = 0, spent[COUNT_OF(sizes)] = {0};
+    floatX* a = (floatX*)device_alloc(ctx, 3 * n * sizeof(floatX), "measurement");
+    HostView view = host_view_open(a, 2 * n, VIEW_FLOATX);
+    Linear w = {a + n, NULL};
+    for (size_t i = 0; i < 2 * n; i++) view.values[i] = (real)(rng_uniform((uint32_t)i * 2654435761u) - 0.5);
+    host_view_write(ctx, &view);
+    host_view_close(&view);
+    for (int i = -1; i < PEAK_REPEATS; i++) {
+        double most = near_best >= 5 ? PEAK_SECONDS : PEAK_MOST_SECONDS;
+        size_t k = 0;  // the size that has had the least time
+        for (size_t j = 1; j < COUNT_OF(sizes); j++)
+            if (i >= 0 && spent[j] < spent[k]) k = j;
+        int size = sizes[k];
+        if (i > 1 && now_seconds() - began >= most) break;
+        device_synchronize(ctx);
+        double start = now_seconds();
+        matmul_forward(a + 2 * n, a, w, size, size, size, SET, ctx);
+        device_synchronize(ctx);
+        double took = now_seconds() - start, flops = MATMUL_FLOPS(size, size, size) / took;
+        if (i < 0) {  // the first one loads its kernel
+            began = now_seconds();
+            continue;
+        }
+        near_best = flops > 1.03 * best ? 1 : near_best + (flops > 0.97 * best);
+        best = fmax(best, flops);
+        spent[k] += took;
+    }
+    device_set_autotune(ctx, autotune);
+    device_free(a, 3 * n * sizeof(floatX));
+    return best;
+}
+
+// The FLOP/s that MFU is relative to: the hardware's peak if it is known, else the measured one.
+static inline double profiler_peak_flops(Context* ctx) {
+    return profiler_known_peak() > 0 ? profiler_known_peak() : profiler_matmul_flops(ctx);
+}
+
+// ---------------------------------------------------------------------------------------------------------
+// MeasuredPeaks
+
+// Copy `bytes` on the device; a CPU uses all its cores.
+static inline void profiler_copy(char* to, const char* from, size_t bytes, Context* ctx) {
+#ifdef __CUDACC__
+    cudaCheck(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice, ctx->stream));
+#else
+    const size_t piece = 1 << 20;
+    (void)ctx;
+#pragma omp parallel for schedule(static)
+    for (size_t at = 0; at < bytes; at += piece) memcpy(to + at, from + at, min_size(piece, bytes - at));
+#endif
+}
+
+// Bytes per second that a large copy reads and writes, the best of a few.
+static inline double profiler_copy_bytes(Context* ctx) {
+    size_t bytes = min_size(COPY_BYTES, device_memory_available() / 8);
+    double best = INFINITY;
+    char* a = (char*)device_alloc(ctx, 2 * bytes, "measurement");
+    for (int i = 0; i < 5; i++) {
+        device_synchronize(ctx);
+        double start = now_seconds();
+        profiler_copy(a + bytes, a, bytes, ctx);
+        device_synchronize(ctx);
+        if (i > 0) best = fmin(best, now_seconds() - start);  // the first one touches fresh pages
+    }
+    device_free(a, 2 * bytes);
+    return 2 * (double)bytes / best;
+}
+
+// Seconds of the shortest launch: one of many small fills on the GPU, an empty parallel region on the CPU.
+static inline double profiler_launch_seconds(Context* ctx) {
+    enum { LAUNCHES = 500 };
+    double best = INFINITY;
+    for (int i = 0; i < 5; i++) {
+        device_synchronize(ctx);
+        double start = now_seconds();
+        for (int k = 0; k < LAUNCHES; k++) {
+#ifdef __CUDACC__
+            cudaCheck(cudaMemsetAsync(ctx->cublaslt_workspace, 0, 256, ctx->stream));
+#else
+            int threads = 0;
+#pragma omp parallel reduction(+ : threads)
+            threads += 1;
+            CHECK(threads > 0);
+#endif
+        }
+        device_synchronize(ctx);
+        best = fmin(best, (now_seconds() - start) / LAUNCHES);
+    }
+    return best;
+}
+
+static inline MeasuredPeaks profiler_measure_peaks(Context* ctx) {
+    MeasuredPeaks c = {profiler_matmul_flops(ctx), profiler_copy_bytes(ctx), profiler_launch_seconds(ctx)};
+    return c;
+}
+
+// From a profile's summary.json, or a file of {"flops": FLOP/s, "bytes": byte/s, "launch_us": microseconds}.
+static inline MeasuredPeaks profiler_read_peaks(const char* path) {
+    Json json;
+    json_load(&json, path, (size_t)16 << 20);
+    const JsonNode* node = json_get(json.root, "ceilings");
+    if (!node) node = json.root;
+    MeasuredPeaks c = {json_get_double(node, "flops", path), json_get_double(node, "bytes", path),
+                       1e-6 * json_get_double(node, "launch_us", path)};
+    if (!(c.flops > 0 && c.bytes > 0 && c.launch > 0))
+        die(USAGE, "%s: flops, bytes and launch_us must all be above 0", path);
+    json_free(&json);
+    return c;
+}
+
+// ---------------------------------------------------------------------------------------------------------
+// Steps
+
+#define PROFILER_LEAD 5e-3  // seconds of the delay kernel, in which the host queues work before a profiled step
+
+typedef struct {
+    int warmup, count;  // warm-up steps; plain steps, and as many profiled ones. count 0: nothing is profiled
+    int64_t first;      // the run's first step, from 0
+    MeasuredPeaks peaks;
+    const char* peaks_from;
+    ScopeLog log;
+    KernelTrace trace;
+    int is_tracing, taken, plain_count;
+    ProfileStep* steps;  // [count], `taken` of them filled
+    double* plain;       // [count] seconds, `plain_count` of them filled
+    double began;        // when the newest step began, by the host's clock
+} Profiler;
+
+typedef enum { STAGE_NONE, STAGE_PLAIN, STAGE_PROFILED } ProfilerStage;
+
+// Call before the first step, number `first`. `ceilings`: "measure", or a file.
+static inline void profiler_open(Profiler* p, int warmup, int count, const char* ceilings, int64_t first,
+                                 Context* ctx) {
+    memset(p, 0, sizeof *p);
+    p->warmup = warmup, p->count = count, p->first = first;
+    if (!count) return;
+    p->peaks_from = ceilings;
+    p->peaks = strcmp(ceilings, "measure") == 0 ? profiler_measure_peaks(ctx) : profiler_read_peaks(ceilings);
+    p->steps = (ProfileStep*)xcalloc((size_t)count, sizeof *p->steps);
+    p->plain = (double*)xcalloc((size_t)count, sizeof *p->plain);
+}
+
+static inline ProfilerStage profiler_stage(const Profiler* p, int64_t step) {
+    int64_t i = step - p->first - p->warmup;
+    if (i < 0 || i >= 2 * (int64_t)p->count) return STAGE_NONE;
+    return i < p->count ? STAGE_PLAIN : STAGE_PROFILED;
+}
+
+// Whether this step's results must be read before the next step is launched. No step may be in flight when a profiled
+// one begins, and all plain ones must be finished when the report is written.
+static inline int profiler_reads_at_once(const Profiler* p, int64_t step) {
+    return profiler_stage(p, step) == STAGE_PROFILED || profiler_stage(p, step + 1) == STAGE_PROFILED;
+}
+
+// Record that step number `step`, from 0, took so long.
+static inline void profiler_step_took(Profiler* p, int64_t step, double seconds) {
+    if (profiler_stage(p, step) == STAGE_PLAIN && p->plain_count < p->count) p->plain[p->plain_count++] = seconds;
+}
+
+// Wait for all launched work, on the collectives' stream too.
+static inline void profiler_wait(Context* ctx) {
+#ifdef __CUDACC__
+    (void)ctx;
+    cudaCheck(cudaDeviceSynchronize());
+#else
+    device_synchronize(ctx);
+#endif
+}
+
+// Returns 1 if this step is profiled: tracing is ready and the delay kernel launched.
+static inline int profiler_prepare_step(Profiler* p, int64_t step, Context* ctx) {
+    if (profiler_stage(p, step) != STAGE_PROFILED) return 0;
+    profiler_wait(ctx);
+    if (p->taken == 0) p->is_tracing = kernel_trace_start(&p->trace, ctx) == 0;
+    scope_log_open(&p->log, p->is_tracing ? &p->trace : NULL);
+    if (p->is_tracing) {
+        kernel_trace_collect(&p->trace);  // work between the steps, not of interest
+        kernel_trace_clear(&p->trace);
+        kernel_trace_lead((uint64_t)(1e9 * PROFILER_LEAD), ctx);
+    }
+    return 1;
+}
+
+// Call before the first launch of a prepared step.
+static inline void profiler_begin_step(Profiler* p, Context* ctx) {
+    ctx->scope_log = &p->log;
+    p->began = now_seconds();
+}
+
+// Call after the last profiled step.
+static inline void profiler_end_trace(Profiler* p) {
+    if (!p->is_tracing) return;
+    kernel_trace_stop(&p->trace);
+    kernel_trace_free(&p->trace);
+}
+
+// Returns 1 after the last profiled step.
+static inline int profiler_end_step(Profiler* p, int64_t step, Context* ctx) {
+    if (profiler_stage(p, step) != STAGE_PROFILED) return 0;
+    profiler_wait(ctx);
+    double seconds = now_seconds() - p->began;
+    uint64_t ended = p->is_tracing ? kernel_trace_now(&p->trace) : 0;
+    ProfileStep* s = &p->steps[p->taken];
+    ctx->scope_log = NULL;
+    scope_log_resolve(&p->log);
+    uint64_t began = p->is_tracing ? kernel_trace_take_lead(&p->trace) : 0;
+    if (p->is_tracing && p->trace.count && began) {
+        uint64_t first = p->trace.rows[0].start;
+        profile_from_log(s, &p->log, PROFILER_HALF(ctx));
+        s->before = 1e-9 * (double)((int64_t)first - (int64_t)began);
+        s->after = 1e-9 * (double)((int64_t)ended - (int64_t)first) - profile_span(s);
+        seconds = 1e-9 * (double)(ended - began);
+    } else {
+        if (p->log.count) p->began = p->log.records[0].start - p->began;
+        profile_from_log(s, &p->log, PROFILER_HALF(ctx));
+#ifndef __CUDACC__
+        s->before = p->began;
+        s->after = seconds - s->before - profile_span(s);
+#endif
+    }
+    s->seconds = seconds;
+    profile_set_rooflines(s, &p->peaks);
+    scope_log_close(&p->log);
+    if (++p->taken < p->count) return 0;
+    profiler_end_trace(p);
+    return 1;
+}
+
+static inline void profiler_close(Profiler* p) {
+    for (int i = 0; i < p->taken; i++) profile_step_free(&p->steps[i]);
+    free(p->steps), free(p->plain);
+    memset(p, 0, sizeof *p);
+}
+
+#endif

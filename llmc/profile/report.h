@@ -1,0 +1,322 @@
+/* The report of a profiler (profiler.h): facts about the run, tables and losses; what is printed and where the files
+ * go. */
+#ifndef LLMC_PROFILE_REPORT_H
+#define LLMC_PROFILE_REPORT_H
+
+#include <sys/resource.h>
+
+#include "llmc/dist/process_group.h"
+#include "llmc/optim/memory_plan.h"
+#include "llmc/profile/files.h"
+#include "llmc/profile/profiler.h"
+
+// The run that is reported.
+typedef struct {
+    const char* out;  // the run's directory; "": write no files
+    const char* mode;
+    const MemoryPlan* plan;
+    double flops;  // of the model in a step
+    ProcessGroup* group;
+    int broadcast_overlaps;  // updated parameters are broadcast during the next step's forward pass
+    RunLock* lock;           // of `out`
+} ProfiledRun;
+
+// Index of the step whose slowest rank has the median span, of spans [ranks][count]; of an even number, the lower
+// median.
+static inline size_t profiler_median_index(const double* spans, int ranks, size_t count) {
+    double* slowest = (double*)xcalloc(count + 1, sizeof *slowest);
+    size_t median = 0;
+    for (size_t i = 0; i < count * (size_t)ranks; i++) slowest[i % count] = fmax(slowest[i % count], spans[i]);
+    for (size_t i = 0; i < count; i++) {
+        size_t shorter = 0;
+        for (size_t k = 0; k < count; k++) shorter += slowest[k] < slowest[i] || (slowest[k] == slowest[i] && k < i);
+        if (shorter == (count - 1) / 2) median = i;
+    }
+    free(slowest);
+    return median;
+}
+
+// Index of the step that all ranks report. A collective call.
+static inline size_t profiler_median_step(const Profiler* p, const ProcessGroup* group) {
+    size_t count = (size_t)p->taken;
+    double* mine = (double*)xcalloc(count + 1, sizeof *mine);
+    double* all = (double*)xmalloc((size_t)group->size * count * sizeof *all);
+    for (size_t i = 0; i < count; i++) mine[i] = profile_span(&p->steps[i]);
+    group_gather(group, all, mine, count * sizeof *mine);
+    size_t median = profiler_median_index(all, group->size, count);
+    free(mine), free(all);
+    return median;
+}
+
+// A rank's step in seconds. `own`: from the beginning to the end of its last row, without communication that overlaps
+// with nothing. Other ranks may wait for all of it, also for the time before its first row and for gaps.
+// `communication` does not include `broadcast`, which a run overlaps with its next step. `host`: gaps that wait for the
+// host.
+typedef struct {
+    double span, own, communication, overlapped, broadcast, host;
+} RankStep;
+
+static inline RankStep profiler_rank_step(const ProfileStep* step, const Accounting* a, const ProfiledRun* run) {
+    double before = step->before > 0 ? step->before : 0;  // NaN too
+    double own = before + a->span - (a->communication - a->overlapped);
+    RankStep r;
+    r.span = a->span;
+    r.own = own;
+    r.broadcast = run->broadcast_overlaps ? a->broadcast : 0;
+    r.communication = a->communication - r.broadcast;
+    r.overlapped = a->overlapped - (run->broadcast_overlaps ? a->broadcast_overlapped : 0);
+    r.host = a->gap[GAP_HOST];
+    return r;
+}
+
+static inline int is_control(char c) { return (c >= 0 && c < ' ') || c == 127; }
+
+// A word of a command as one would type it, quoted if the shell needs it.
+static inline void profiler_put_word(Text* t, const char* word) {
+    static const char plain[] = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_./=,:@%+-";
+    int escapes = 0;  // needs bash's $'...'
+    if (*word && !word[strspn(word, plain)]) {
+        text_append(t, word, strlen(word));
+        return;
+    }
+    for (const char* c = word; *c; c++) escapes |= *c == '\'' || is_control(*c);
+    text_append(t, escapes ? "$'" : "'", escapes ? 2 : 1);
+    for (; *word; word++) {
+        if (is_control(*word)) text_printf(t, "\\%03o", (unsigned)*word);
+        else text_printf(t, escapes && strchr("'\\", *word) ? "\\%c" : "%c", *word);
+    }
+    text_append(t, "'", 1);
+}
+
+// The command line that started this program (caller frees).
+static inline char* profiler_command(void) {
+    Text t = {NULL, 0, 0}, words = {NULL, 0, 0};
+    FILE* f = fopen("/proc/self/cmdline", "r");
+    char bytes[4096];
+    for (size_t n; f && (n = fread(bytes, 1, sizeof bytes, f)) > 0;) text_append(&words, bytes, n);
+    for (size_t at = 0; at < words.length; at += strlen(words.text + at) + 1) {
+        if (at) text_append(&t, " ", 1);
+        profiler_put_word(&t, words.text + at);
+    }
+    if (f) fclose(f);
+    free(words.text);
+    return t.text ? t.text : xprintf("unknown");
+}
+
+// Name of the GPU, or of the processor with the number of threads (caller frees).
+static inline char* profiler_machine(void) {
+#ifdef __CUDACC__
+    struct cudaDeviceProp properties;
+    int device;
+    cudaCheck(cudaGetDevice(&device));
+    cudaCheck(cudaGetDeviceProperties(&properties, device));
+    return xprintf("%s", properties.name);
+#else
+    char line[256] = "";
+    const char* name = "unknown processor";
+    FILE* f = fopen("/proc/cpuinfo", "r");
+    while (f && fgets(line, sizeof line, f))
+        if (text_begins(line, "model name") && strchr(line, ':')) {
+            line[strcspn(line, "\n")] = '\0';
+            name = strchr(line, ':') + 2;
+            break;
+        }
+    if (f) fclose(f);
+    return xprintf("%s, %d threads", name, device_threads());
+#endif
+}
+
+// What profiling costs; if it costs less than nothing, why (caller frees). `waits`: plain steps wait for the host.
+static inline char* profiler_cost(double profiled, double plain, int is_gpu, int waits) {
+    double cost = profiled / plain - 1;
+    return xprintf("%.3f ms profiled, %.3f ms plain: %+.1f %%%s", 1e3 * profiled, 1e3 * plain, 100 * cost,
+                   is_gpu && !waits && cost < -0.02 ? "; plain steps run at the GPU's power limit, profiled ones "
+                                                      "pause in between"
+                                                    : "");
+}
+
+static inline void profiler_facts(ProfileReport* r, const Profiler* p, const ProfiledRun* run, size_t median,
+                                  const RankStep* mine) {
+    double plain = r->times.plain, profiled = r->times.profiled;
+    int waits = p->is_tracing && plain > 1.1 * profiled && mine->host > 0.01 * mine->span;
+    int64_t first = p->first + p->warmup + p->count + 1;
+    int is_gpu = GPU_BUILD;
+    report_fact(r, is_gpu ? "GPU" : "CPU", profiler_machine());
+    report_fact(r, "precision", xprintf("%s", FLOATX_NAME));
+    report_fact(r, "mode", xprintf("%s", run->mode));
+    report_fact(r, "rank", xprintf("%d of %d", run->group->rank, run->group->size));
+    report_fact(r, "times",
+                xprintf("%s", p->is_tracing ? "of kernels, from CUPTI's activity records"
+                              : is_gpu      ? "of ops, by CUDA events (CUPTI cannot trace kernels)"
+                                            : "of ops, by the host's clock"));
+    report_fact(r, "step",
+                xprintf("%lld, the median of %lld to %lld by %stime, after %d warm-up and %d plain steps%s",
+                        (long long)(first + (int64_t)median), (long long)first, (long long)(first + p->taken - 1),
+                        run->group->size > 1 ? "the slowest rank's " : "", p->warmup, p->count,
+                        p->taken < p->count ? "; the run was stopped before the rest" : ""));
+    report_fact(r, "ceilings",
+                xprintf("%.4g TFLOP/s (matmul of %s%d), %.4g GB/s (copy), %.3g us a launch, %s%s",
+                        1e-12 * p->peaks.flops, is_gpu ? "" : "up to ", PEAK_SIZE, 1e-9 * p->peaks.bytes,
+                        1e6 * p->peaks.launch, strcmp(p->peaks_from, "measure") ? "from " : "",
+                        strcmp(p->peaks_from, "measure") ? p->peaks_from : "measured at the start"));
+    if (waits)
+        report_fact(r, "host",
+                    xprintf("plain steps take %.3f ms longer than this one, for which the host queued work ahead: they "
+                            "wait for the host",
+                            1e3 * (plain - profiled)));
+    if (!isnan(plain)) report_fact(r, "cost", profiler_cost(profiled, plain, is_gpu, waits));
+    report_fact(r, "work",
+                xprintf("%.4g TFLOP over all ranks by the model's formula, %.4g TFLOP/s in %s step", 1e-12 * run->flops,
+                        1e-12 * run->flops / (isnan(plain) ? profiled : plain), isnan(plain) ? "this" : "a plain"));
+    if (mine->communication > 0)
+        report_fact(r, "overlap",
+                    xprintf("%.1f %% of %.3f ms of communication overlap with other work",
+                            100 * mine->overlapped / mine->communication, 1e3 * mine->communication));
+    if (mine->broadcast > 0)
+        report_fact(r, "broadcast",
+                    xprintf("%.3f ms of share_parameters, not in the overlap: a run overlaps it with the next step's "
+                            "forward pass, a profiled step has it at its end",
+                            1e3 * mine->broadcast));
+}
+
+// Memory planned, allocated and used.
+static inline void profiler_table_memory(Table* t, const MemoryPlan* plan, const Context* ctx) {
+    static const TableColumn columns[] = {
+        {"category", TABLE_TEXT, 0, 0}, {"planned_mib", TABLE_NUMBER, 1, 0}, {"allocated_mib", TABLE_NUMBER, 1, 0}};
+    const double MiB = 1048576;
+    double together = 0, peak;
+    table_open(t, "memory", "Memory", columns, COUNT_OF(columns));
+    for (int i = 0; i < MEMORY_PLAN_PARTS; i++) {
+        size_t held = strcmp(plan->part[i].name, "scratch") == 0 ? ctx->scratch_bytes : 0;
+        for (int k = 0; k < MEMORY_CATEGORIES && ctx->memory[k].name; k++)
+            if (strcmp(ctx->memory[k].name, plan->part[i].name) == 0) held = ctx->memory[k].bytes;
+        table_text(t, plan->part[i].name);
+        table_number(t, (double)plan->part[i].bytes / MiB);
+        table_number(t, held ? (double)held / MiB : (double)NAN);
+        together += (double)held;
+    }
+    table_text(t, "together");
+    table_number(t, (double)memory_plan_bytes(plan) / MiB);
+    table_number(t, together / MiB);
+#ifdef __CUDACC__
+    size_t available, all;
+    cudaCheck(cudaMemGetInfo(&available, &all));
+    peak = (double)(all - available);
+    table_text(t, "used on the device");
+#else
+    struct rusage usage;
+    getrusage(RUSAGE_SELF, &usage);
+    peak = 1024 * (double)usage.ru_maxrss;
+    table_text(t, "peak of the process");
+#endif
+    table_number(t, (double)NAN);
+    table_number(t, peak / MiB);
+    t->note = xprintf(
+        "All memory is allocated before the first step ends. The last line includes the driver, libraries and this "
+        "report.");
+}
+
+// All ranks, and which one the others wait for.
+static inline void profiler_table_ranks(ProfileReport* r, const RankStep* all, int size) {
+    static const TableColumn columns[] = {{"rank", TABLE_NUMBER, 0, 0},
+                                          {"span_ms", TABLE_NUMBER, 3, 0},
+                                          {"own_ms", TABLE_NUMBER, 3, 0},
+                                          {"communication_ms", TABLE_NUMBER, 3, 0},
+                                          {"overlapped_percent", TABLE_NUMBER, 1, 0},
+                                          {"host_wait_ms", TABLE_NUMBER, 3, 0}};
+    Table* t = report_table(r);
+    int slowest = 0, fastest = 0;
+    table_open(t, "ranks", "The ranks", columns, COUNT_OF(columns));
+    for (int i = 0; i < size; i++) {
+        table_number(t, i);
+        table_number(t, 1e3 * all[i].span);
+        table_number(t, 1e3 * all[i].own);
+        table_number(t, 1e3 * all[i].communication);
+        table_number(t, all[i].communication > 0 ? 100 * all[i].overlapped / all[i].communication : (double)NAN);
+        table_number(t, 1e3 * all[i].host);
+        if (all[i].own > all[slowest].own) slowest = i;
+        if (all[i].own < all[fastest].own) fastest = i;
+    }
+    t->note = xprintf("The same step on all ranks. own_ms: the time that the others may wait for, from the start of "
+                      "the step to the end "
+                      "of its last row, without communication that overlaps with nothing. %sThe slowest is rank %d, "
+                      "%.1f %% slower than "
+                      "rank %d.",
+                      all[0].broadcast > 0 ? "communication_ms does not include share_parameters. " : "", slowest,
+                      100 * (all[slowest].own / all[fastest].own - 1), fastest);
+    report_fact(r, "slowest",
+                xprintf("rank %d with %.3f ms of its own work; the fastest is rank %d with %.3f ms", slowest,
+                        1e3 * all[slowest].own, fastest, 1e3 * all[fastest].own));
+}
+
+// Makes collective calls: all ranks report the same step.
+static inline void profiler_fill_report(ProfileReport* r, Profiler* p, const ProfiledRun* run, const Context* ctx) {
+    size_t median = profiler_median_step(p, run->group);
+    ProfileStep* step = &p->steps[median];
+    memset(r, 0, sizeof *r);
+    profile_compare_steps(step, p->steps, (size_t)p->taken);
+    r->title = profiler_command();
+    r->step = step, r->peaks = p->peaks, r->flops = run->flops, r->rank = run->group->rank;
+    r->accounting = profile_account(step);
+    r->times.plain = median_of(p->plain, (size_t)p->plain_count), r->times.profiled = step->seconds;
+    RankStep mine = profiler_rank_step(step, &r->accounting, run);
+    profiler_facts(r, p, run, median, &mine);
+    r->losses = profile_losses(step, &p->peaks, run->broadcast_overlaps, 5, &r->loss_count);
+    double span = r->accounting.span;
+    profile_table_accounting(report_table(r), step, &r->accounting, r->times);
+    profile_table_directions(report_table(r), step, span);
+    profile_table_kinds(report_table(r), step, span);
+    profile_table_layers(report_table(r), step, span);
+    profile_table_ops(report_table(r), step, span);
+    profile_table_kernel_names(report_table(r), step, span);
+    profile_table_kernels(report_table(r), step);
+    profile_table_gaps(report_table(r), step);
+    profile_table_steps(report_table(r), p->steps, (size_t)p->taken, p->first + p->warmup + p->count + 1);
+    profiler_table_memory(report_table(r), run->plan, ctx);
+    RankStep* all = (RankStep*)xmalloc((size_t)run->group->size * sizeof *all);
+    group_gather(run->group, all, &mine, sizeof mine);
+    if (run->group->size > 1) profiler_table_ranks(r, all, run->group->size);
+    free(all);
+}
+
+// Print the main tables and write the whole report to OUT/profile, or with several ranks to a directory per rank in it.
+// A collective call, after the last profiled step.
+static inline void profiler_report(FILE* out, Profiler* p, const ProfiledRun* run, const Context* ctx) {
+    static const char* const shown[] = {"accounting", "kinds", "ops"};
+    ProfileReport r;
+    Text t = {NULL, 0, 0};
+    profiler_fill_report(&r, p, run, ctx);
+    for (int i = 0; i < r.fact_count; i++) text_printf(&t, "%-12s %s\n", r.facts[i].name, r.facts[i].text);
+    for (size_t i = 0; i < COUNT_OF(shown); i++) report_put_table(&t, report_find(&r, shown[i]));
+    text_printf(&t, "\nThe largest losses\n\n");
+    report_put_losses(&t, &r);
+    if (*run->out) {
+        char* directory = report_directory(run->out, run->group->rank, run->group->size);
+        report_clear(run->lock, run->out, run->group->size);
+        report_write(&r, run->lock, directory);
+        text_printf(&t, "\nwhole profile: %s/profile.txt; for a browser: profile.html\n", directory);
+        free(directory);
+    }
+    if (run->group->rank == 0) fputs(t.text, out);
+    free(t.text);
+    report_free(&r);
+    profiler_close(p);
+    group_barrier(run->group);  // so that no rank is still writing when the next step begins
+}
+
+// Call at the end of the run. If that cuts the profile short, print a line that says so and report the steps that were
+// profiled. A collective call.
+static inline void profiler_stop(FILE* out, Profiler* p, const ProfiledRun* run, const Context* ctx) {
+    if (p->count == 0) return;
+    if (run->group->rank == 0)
+        fprintf(out, "the run was stopped after %d of %d profiled steps: %s\n", p->taken, p->count,
+                p->taken ? "the profile is of these" : "no profile was written");
+    if (p->taken == 0) {
+        profiler_close(p);
+        return;
+    }
+    profiler_end_trace(p);
+    profiler_report(out, p, run, ctx);
+}
+
+#endif

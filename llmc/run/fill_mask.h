@@ -1,0 +1,110 @@
+/* Fill-mask: what a model predicts for masked tokens. */
+#ifndef LLMC_RUN_FILL_MASK_H
+#define LLMC_RUN_FILL_MASK_H
+
+#include "llmc/data/text/wordpiece.h"
+#include "llmc/run/mlm_data.h"
+#include "llmc/run/session.h"
+
+enum { FILL_MASK_GUESSES = 5 };
+
+// Open the vocabulary of the first of these directories that has one: checkpoint, model, data. words->size is 0 if none
+// has.
+static inline void fill_mask_find_words(WordPiece* words, Session* s, const char* model, const char* data_dir) {
+    const char* places[] = {s->checkpoint, model, data_dir};
+    for (size_t i = 0; i < COUNT_OF(places) && !s->tokenizer_files.directory; i++)
+        if (places[i] && is_directory(places[i]) && wordpiece_open(words, places[i], CASE_OF_MODEL) == 0)
+            tokenizer_files_read(&s->tokenizer_files, places[i]);
+}
+
+// Ends with USAGE if --fill is given and empty, as by an unset shell variable: that does not ask for training.
+static inline void fill_mask_check_flag(const char* text, Flag* table, int count) {
+    if (!*text && flag_is_given(table, count, "--fill")) die(USAGE, "--fill '': is empty; give a text with [MASK]");
+}
+
+// Make `text`, which contains [MASK], the only sequence of a batch with room for T tokens. Its masks have no targets.
+static inline void fill_mask_batch(MlmBatch* b, const WordPiece* words, const char* text, int T, int V) {
+    TokenIds ids = {NULL, 0, 0, 0, NULL};
+    if (words->size == 0)
+        die(USAGE,
+            "--fill '%.80s': no vocab.txt or tokenizer.json to encode it with; put the model's into its "
+            "directory",
+            text);
+    if (words->size > V)
+        die(USAGE, "--fill '%.80s': the vocabulary has %d tokens, but the model %d; put the model's own there", text,
+            words->size, V);
+    token_ids_add(&ids, words->cls);
+    wordpiece_encode(&ids, words, text, strlen(text));
+    token_ids_add(&ids, words->sep);
+    if (ids.count > (size_t)T)
+        die(USAGE, "--fill '%.80s': has %zu tokens with [CLS] and [SEP]; the maximum is %d", text, ids.count, T);
+    b->count = 1, b->rows = b->max_length = (int)ids.count, b->masked = 0, b->first = 0;
+    b->squares = (int64_t)ids.count * (int64_t)ids.count;
+    b->cu_seqlens[0] = 0, b->cu_seqlens[1] = b->rows;
+    b->next_targets[0] = -1;
+    for (int i = 0; i < b->rows; i++) {
+        b->tokens[i] = ids.id[i], b->types[i] = b->sequence[i] = 0, b->position[i] = i;
+        if (ids.id[i] != words->mask) continue;
+        b->masked_rows[b->masked] = i;
+        b->targets[b->masked++] = -1;
+    }
+    if (b->masked == 0) die(USAGE, "--fill '%.80s': contains no [MASK]", text);
+    free(ids.id);
+}
+
+// The most likely tokens of a row of logits, the most likely first, and their probabilities.
+static inline void fill_mask_guess(int* guess, double* probability, const real* logits, int V) {
+    double total = 0;
+    int found = 0;
+    for (int v = 0; v < V; v++) {
+        int k = found < FILL_MASK_GUESSES ? found++ : FILL_MASK_GUESSES;
+        for (; k > 0 && logits[v] > logits[guess[k - 1]]; k--)
+            if (k < FILL_MASK_GUESSES) guess[k] = guess[k - 1];
+        if (k < FILL_MASK_GUESSES) guess[k] = v;
+    }
+    for (int v = 0; v < V; v++) total += exp((double)(logits[v] - logits[guess[0]]));
+    for (int k = 0; k < found; k++) probability[k] = exp((double)(logits[guess[k]] - logits[guess[0]])) / total;
+}
+
+// Tokens as text, or as numbers without a vocabulary.
+static inline void fill_mask_decode(Text* t, const WordPiece* words, const int* tokens, int n) {
+    if (words->size) wordpiece_decode(t, words, tokens, (size_t)n);
+    for (int i = 0; i < n && !words->size; i++) text_printf(t, "%d ", tokens[i]);
+}
+
+// Print the batch's only sequence, first with [MASK] for every masked token, whatever the model saw there, then with
+// the predictions of `logits` [masked, Vp]. For the text of --fill (fill_mask_batch()), omit [CLS] and [SEP] and add
+// the most likely tokens with their probabilities.
+static inline void fill_mask_show(Text* t, const WordPiece* words, const MlmBatch* b, const real* logits, int V,
+                                  int Vp) {
+    int guess[FILL_MASK_GUESSES], *tokens = (int*)xmalloc((size_t)b->rows * sizeof(int)), correct = 0;
+    int is_asked = b->targets[0] < 0;
+    double probability[FILL_MASK_GUESSES];
+    for (int filled = 0; filled < 2; filled++) {
+        memcpy(tokens, b->tokens, (size_t)b->rows * sizeof(int));
+        for (int i = 0; i < b->masked; i++) {
+            fill_mask_guess(guess, probability, logits + (size_t)i * (size_t)Vp, V);
+            tokens[b->masked_rows[i]] = filled || !words->size ? guess[0] : words->mask;
+            correct += filled && guess[0] == b->targets[i];
+        }
+        if (is_asked) fill_mask_decode(t, words, tokens + 1, b->rows - 2);
+        else fill_mask_decode(t, words, tokens, b->rows);
+        text_printf(t, "\n");
+    }
+    if (!is_asked) text_printf(t, "%d of %d correct", correct, b->masked);
+    for (int i = 0; i < b->masked && is_asked; i++) {
+        fill_mask_guess(guess, probability, logits + (size_t)i * (size_t)Vp, V);
+        if (!isfinite(probability[0]))
+            die(STOPPED_BY_NAN,
+                "--fill: the model's logits are not finite; take an earlier checkpoint or another model");
+        for (int k = 0; k < min_int(V, FILL_MASK_GUESSES); k++) {
+            text_printf(t, "%s", k ? ", " : "  ");
+            fill_mask_decode(t, words, &guess[k], 1);
+            text_printf(t, " %.3f", probability[k]);
+        }
+        text_printf(t, "\n");
+    }
+    free(tokens);
+}
+
+#endif

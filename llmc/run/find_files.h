@@ -1,0 +1,74 @@
+/* Paths of the data and of the model, from the flags that name them. Callers free the paths. */
+#ifndef LLMC_RUN_FIND_FILES_H
+#define LLMC_RUN_FIND_FILES_H
+
+#include <glob.h>
+
+#include "llmc/data/files/shards.h"
+#include "llmc/run/session_state.h"
+
+// The directory that holds `path`.
+static inline char* session_directory_of(const char* path) {
+    const char* slash = strrchr(path, '/');
+    return slash ? xprintf("%.*s", (int)(slash - path), path) : xprintf(".");
+}
+
+// The patterns of the training and validation shards. An empty -i selects the built-in corpus, in the working directory
+// or else in the program's. An empty -j selects -i with "train" replaced by "val" at the start of the file name.
+// *val_pattern is NULL without validation data. For an evaluation of -j both are -j.
+static inline void session_find_data(const Session* s, const char* builtin, char** train_pattern, char** val_pattern) {
+    const char *val = s->settings->val_data, *train = s->settings->train_data;
+    char program[4096];
+    if (s->settings->evaluate && *val) train = val;
+    *train_pattern = xprintf("%s", *train ? train : builtin);
+    if (!*train && !file_exists(builtin)) {
+        ssize_t n = readlink("/proc/self/exe", program, sizeof program - 1);
+        program[n > 0 ? n : 0] = '\0';
+        char* directory = session_directory_of(program);
+        free(*train_pattern);
+        *train_pattern = xprintf("%s/%s", directory, builtin);
+        free(directory);
+    }
+    *val_pattern = *val ? xprintf("%s", val) : NULL;
+    const char* slash = strrchr(*train_pattern, '/');
+    const char* name = slash ? slash + 1 : *train_pattern;
+    if (*val || strncmp(name, "train", 5) != 0) return;
+    glob_t found;
+    *val_pattern = xprintf("%.*sval%s", (int)(name - *train_pattern), *train_pattern, name + 5);
+    if (file_exists(*val_pattern)) return;
+    if (glob(*val_pattern, 0, NULL, &found) == 0) {
+        globfree(&found);
+        return;
+    }
+    free(*val_pattern);
+    *val_pattern = NULL;
+}
+
+// A model's directory and weights: of a Hugging Face directory; of a .safetensors file, whose directory has the rest;
+// of a config.json, for a model from scratch, without weights. Both paths are NULL for a descriptor.
+static inline void session_find_model(const char* source, char** directory, char** weights) {
+    const char* slash = strrchr(source, '/');
+    int is_file = strlen(source) > 12 && name_ends_with(source, ".safetensors");
+    int is_config = strcmp(slash ? slash + 1 : source, "config.json") == 0;
+    *directory = is_file || is_config   ? session_directory_of(source)
+                 : is_directory(source) ? xprintf("%s", source)
+                                        : NULL;
+    *weights = is_file                    ? xprintf("%s", source)
+               : *directory && !is_config ? xprintf("%s/model.safetensors", source)
+                                          : NULL;
+}
+
+// The same for a checkpoint of llm.c, a .bin file. Returns the model's sizes as a descriptor, or NULL if `source` is
+// something else.
+static inline char* session_find_llmc(const char* source, char** directory, char** weights) {
+    LlmcWeights w;
+    if (!tensors_are_llmc(source) || is_directory(source)) return NULL;
+    llmc_weights_open(&w, source);
+    char* sizes = xprintf("L=%d,C=%d,NH=%d,V=%d,T=%d", w.L, w.C, w.NH, w.V, w.T);
+    llmc_weights_close(&w);
+    *directory = session_directory_of(source);
+    *weights = xprintf("%s", source);
+    return sizes;
+}
+
+#endif

@@ -1,0 +1,58 @@
+/* Gradients and losses that are not finite: the run ends with one line and STOPPED_BY_NAN, or continues with --on-nan skip.
+ * Weights that are not finite are refused when they are loaded (model_files.h). */
+#ifndef LLMC_RUN_NONFINITE_H
+#define LLMC_RUN_NONFINITE_H
+
+#include "llmc/run/session.h"
+
+// A number is not finite: all ranks call this, and rank 0 prints `what`.
+static inline void session_not_finite(const Session* s, const char* what) {
+    int trains = s->writer != NULL, stops = !trains || s->settings->on_nan == NAN_STOP;
+    if (trains && stops) session_finish_save(s);
+    if (s->group->rank == 0 && !stops) warn("%s", what);
+    if (s->group->rank == 0 && stops) {
+        char* good = trains && s->writer->saved >= 0 ? checkpoint_path(s->out, s->writer->saved) : xprintf("none");
+        fflush(stdout);
+        if (trains)
+            fprintf(stderr, "error: %s; the last good checkpoint: %s; --on-nan skip would continue\n", what, good);
+        else fprintf(stderr, "error: %s; take an earlier checkpoint or another model\n", what);
+        free(good);
+    }
+    if (stops) group_exit(s->group, STOPPED_BY_NAN);
+}
+
+// The optimizer skipped the update of `step` because the gradients were not finite: report the first tensor (in the gradients
+// as they are now).
+static inline void session_report_nan(const Session* s, int64_t step, const TensorTable* table, const real* grads,
+                                      double loss, double norm) {
+    int first = -1;
+    if (s->group->rank == 0) {  // all have the same norm
+        HostView view = host_view_open((void*)grads, table->elements, VIEW_REAL);
+        host_view_read(s->ctx, &view);
+        first = tensors_first_not_finite(table, view.values);
+        host_view_close(&view);
+    }
+    char* what = xprintf("step %lld: loss %g, gradient norm %g, first in the gradient of %s; the update was skipped",
+                         (long long)step, plain_nan(loss), plain_nan(norm),
+                         first >= 0 ? table->tensors[first].name : "no single tensor (their norm overflowed)");
+    session_not_finite(s, what);
+    free(what);
+}
+
+// Check the result of an evaluation, which all ranks have. `what` names it.
+static inline void session_check_finite(const Session* s, const char* what, double value) {
+    if (isfinite(value)) return;
+    char* text = s->writer ? xprintf("step %lld: %s is %g", (long long)s->step, what, plain_nan(value))
+                           : xprintf("%s is %g", what, plain_nan(value));
+    session_not_finite(s, text);
+    free(text);
+}
+
+// Report the validation loss: in the log, or without one on the terminal.
+static inline void session_show_validation(const Session* s, Log* log, double loss, const ValShare* share) {
+    session_check_finite(s, "the validation loss", loss);
+    if (log) log_validation(log, s->step, s->last, loss, NULL);
+    else printf("val loss %.6f", loss), val_share_print(share);
+}
+
+#endif

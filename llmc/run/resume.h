@@ -1,0 +1,121 @@
+/* Resuming: find the checkpoint that a run continues, and take from it settings, position, loss scale, weights and
+ * moments.
+ *
+ * trainer.json in the checkpoint holds all but weights and moments; session_save() (save.h) writes it. */
+#ifndef LLMC_RUN_RESUME_H
+#define LLMC_RUN_RESUME_H
+
+#include <float.h>
+
+#include "llmc/checkpoint/resume.h"
+#include "llmc/run/save.h"
+
+// Check a count from a checkpoint's trainer.json against its range.
+static inline int64_t session_count(int64_t n, int64_t most, const char* key, const char* file) {
+    if (n < 0 || n > most)
+        die(USAGE, "%s: key \"%s\": is %lld; allowed: 0..%lld", file, key, (long long)n, (long long)most);
+    return n;
+}
+
+// With -y 1, find the newest complete checkpoint in s->out and restore s->flags and the state from its trainer.json.
+// Without, refuse a directory that has checkpoints.
+static inline void session_find_checkpoint(Session* s) {
+    int resume = s->settings->resume, earlier = s->earlier = session_count_checkpoints(s->out);
+    if (!resume && earlier)
+        die(USAGE,
+            "%s/ckpt holds %d checkpoint%s of an earlier run; -y 1 resumes it, --overwrite 1 deletes it, or "
+            "choose another -o",
+            s->out, earlier, earlier == 1 ? "" : "s");
+    if (*s->out && !earlier) run_directory_refuse_foreign(s->out);
+    if (!resume) return;
+    s->checkpoint = checkpoint_find(s->settings->out, &s->step, &s->held, s->group);
+    if (!s->checkpoint && s->settings->evaluate)
+        die(USAGE, "%s: has no complete checkpoint; name the directory of a run with -o, or a model with -e without -y",
+            s->settings->out);
+    if (!s->checkpoint) {
+        int is_chosen =
+            flag_is_given(s->flags, s->flag_count, "--model") || flag_is_given(s->flags, s->flag_count, "--train-data");
+        if (!is_chosen) checkpoint_refuse_default(s->settings->out, s->group);
+        if (s->group->rank == 0) warn("%s: no usable checkpoint to resume from; starting a new run", s->out);
+        return;
+    }
+    char* path = xprintf("%s/trainer.json", s->checkpoint);
+    Json json;
+    json_load(&json, path, (size_t)1 << 20);
+    if (json_get_int(json.root, "step", path) != s->step)
+        die(USAGE, "%s: key \"step\": differs from the directory's name; restore that name", path);
+    const JsonNode* settings = json_get(json.root, "settings");
+    // Fine-tuning and pre-training are two programs. Checkpoints of both say "task" from when they were one.
+    const char* task = settings ? json_get_string_or(settings, "task", "pretrain", path) : "pretrain";
+    int is_task = strcmp(task, "pretrain") != 0, has_task = flags_find(s->flags, s->flag_count, "--task", 6) != NULL;
+    if (is_task != has_task)
+        die(USAGE, "%s: is a checkpoint of %s; resume it with that program", s->checkpoint,
+            is_task ? "finetune_bert" : "train_bert");
+    settings_restore(s->flags, s->flag_count, settings, s->settings->override, path);
+    s->samples = (uint64_t)session_count(json_get_int(json.root, "samples", path), INT64_MAX, "samples", path);
+    s->data = (uint32_t)json_get_int(json.root, "train_data_fingerprint", path);
+    // With --override, -b or -d may change the size of a step.
+    int64_t sequences = json_get_int_or(json.root, "step_sequences", 0, path);
+    int is_other = s->settings->override && (flag_is_given(s->flags, s->flag_count, "--batch") ||
+                                             flag_is_given(s->flags, s->flag_count, "--total-batch"));
+    if (!is_other) s->step_sequences = session_count(sequences, INT_MAX, "step_sequences", path);
+    s->scale.updates = session_count(json_get_int(json.root, "updates", path), s->step, "updates", path);
+    double scale = json_get_double_or(json.root, "loss_scale", 0, path);
+    // Up to the largest float: the largest --loss-scale-start, 3e38, becomes 3.00000006e38 as a float.
+    if (!(scale >= 0 && scale <= FLT_MAX))
+        die(USAGE, "%s: key \"loss_scale\": is %g; allowed: 0..%g", path, scale, (double)FLT_MAX);
+    s->scale.scale = (real)scale;
+    int64_t good = json_get_int_or(json.root, "loss_scale_good_steps", 0, path);
+    s->scale.good = session_count(good, s->step, "loss_scale_good_steps", path);
+    s->outliers = outliers_get(json.root, path);
+    if (json_has(json.root, "matmul_plans"))
+        s->matmul_plans = xprintf("%s", json_get_string(json.root, "matmul_plans", path));
+    json_free(&json);
+    free(path);
+}
+
+// The checkpoint that a run starts from instead of a model (caller frees): its own, or the newest complete one of the
+// run in the directory `other` ("": none). NULL if there is neither.
+static inline char* session_find_start(Session* s, const char* flag, const char* other) {
+    int64_t step;
+    if (s->checkpoint) return xprintf("%s", s->checkpoint);
+    char* found = *other ? checkpoint_find(other, &step, &s->held, s->group) : NULL;
+    if (*other && !found) die(USAGE, "%s %s: has no complete checkpoint; name the directory of a run", flag, other);
+    if (found && flag_is_given(s->flags, s->flag_count, "--model"))
+        die(USAGE, "%s %s: the model comes from that run; leave -e out", flag, other);
+    if (found) s->started = xprintf("%s", found);
+    return found;
+}
+
+// Refuse to resume with other training data than the checkpoint's, except for an evaluation.
+static inline void session_check_data(Session* s, uint32_t fingerprint, const char* pattern) {
+    if (s->checkpoint && !s->settings->override && !s->settings->evaluate && s->data != fingerprint)
+        die(USAGE, "%s: is not the data that %s was trained on; restore it, or add --override 1", pattern,
+            s->checkpoint);
+    s->data = fingerprint;
+}
+
+// Set the optimizer's loss scale and outlier limits from the settings, and their state from the checkpoint.
+static inline void session_set_steps(const Session* s, Optimizer* o) {
+    const int automatic = strcmp(FLOATX_NAME, "F16") == 0 ? SCALE_DYNAMIC : SCALE_OFF;
+    int kind = s->settings->loss_scale == SCALE_AUTO ? automatic : s->settings->loss_scale;
+    LossScaleRule rule = {kind == SCALE_DYNAMIC ? LOSS_SCALE_DYNAMIC : LOSS_SCALE_FIXED,
+                          s->settings->loss_scale_growth};
+    LossScale state = s->scale;
+    if (kind != SCALE_DYNAMIC || state.scale == 0) {
+        state.scale = kind == SCALE_OFF ? 1 : (real)s->settings->loss_scale_start;
+        state.good = 0;
+    }
+    OutlierLimits limits = {s->settings->loss_outlier, s->settings->norm_outlier};
+    optimizer_set_loss_scale(o, state, rule, s->ctx);
+    optimizer_set_outliers(o, &s->outliers, limits, s->ctx);
+}
+
+// Load weights and moments from a complete checkpoint.
+static inline void session_load(const Session* s, const char* checkpoint, const TensorTable* table, floatX* params,
+                                const Fp32Copies* fp32_copies, Optimizer* o) {
+    Checkpoints c = session_checkpoints(s, table, params, o);
+    checkpoint_load(&c, fp32_copies, checkpoint);
+}
+
+#endif

@@ -1,0 +1,71 @@
+/* Saving: a checkpoint of the run after the steps that are done. resume.h reads it. */
+#ifndef LLMC_RUN_SAVE_H
+#define LLMC_RUN_SAVE_H
+
+#include "llmc/ops/matmul/matmul.h"
+#include "llmc/run/session_state.h"
+
+// What the functions of checkpoint/ need to know.
+static inline Checkpoints session_checkpoints(const Session* s, const TensorTable* table, floatX* params,
+                                              Optimizer* o) {
+    Checkpoints c;
+    memset(&c, 0, sizeof c);
+    c.out = s->settings->out, c.lock = s->lock, c.ctx = s->ctx;
+    c.table = table, c.params = params, c.optimizer = o;
+    c.tokenizer = &s->tokenizer_files;
+    c.keep = s->settings->keep, c.keep_every = s->settings->keep_every;
+    return c;
+}
+
+// Number of shards of the run's optimizer state.
+static inline int session_shards(const Session* s, const TensorTable* table, const Optimizer* o) {
+    return group_any(s->group, o->shard.size < table->elements) ? s->group->size : 1;
+}
+
+// Save the state after s->step steps, unless it is saved already: the result of all launches so far. Written in the
+// background if more steps follow. Returns 0, or -1 after a warning. All ranks call it.
+static inline int session_save(Session* s, const TensorTable* table, floatX* params, Optimizer* o,
+                               const char* config_json) {
+    const Settings* settings = s->settings;
+    int more = settings->checkpoint_every > 0 && s->step != s->last && s->step != settings->stop_after;
+    if (!*settings->out || s->writer->step == s->step || settings->mode != MODE_TRAIN) return 0;
+    Text trainer = {NULL, 0, 0}, plans = {NULL, 0, 0};
+    Checkpoints c = session_checkpoints(s, table, params, o);
+    LossScale scale = optimizer_loss_scale(o, s->ctx);
+    text_printf(&trainer, "{");
+    json_put_integer(&trainer, "step", s->step);
+    json_put_integer(&trainer, "samples", (int64_t)s->samples);
+    json_put_integer(&trainer, "train_data_fingerprint", (int64_t)s->data);
+    json_put_integer(&trainer, "step_sequences", s->step_sequences);
+    json_put_integer(&trainer, "ranks", s->group->size);
+    json_put_integer(&trainer, "shards", session_shards(s, table, o));
+    json_put_integer(&trainer, "updates", scale.updates);
+    if (o->rule.kind == LOSS_SCALE_DYNAMIC) {
+        json_put_number(&trainer, "loss_scale", (double)scale.scale);
+        json_put_integer(&trainer, "loss_scale_good_steps", scale.good);
+    }
+    if (outliers_are_judged(o->limits)) {
+        Outliers outliers = optimizer_outliers(o, s->ctx);
+        outliers_put(&trainer, &outliers);
+    }
+    matmul_plans_text(s->ctx, &plans);
+    json_put_string(&trainer, "matmul_plans", plans.text ? plans.text : "");
+    json_put_key(&trainer, "settings");
+    flags_to_json(&trainer, s->flags, s->flag_count);
+    text_printf(&trainer, "}\n");
+    int result = writer_begin(s->writer, &c, s->step, config_json, trainer.text, settings->async_checkpoint && more);
+    free(trainer.text), free(plans.text);
+    return result;
+}
+
+// Whether a checkpoint is due after this step. Also polls the previous one, which may still be in writing. All ranks
+// call it once per step.
+static inline int session_checkpoint_is_due(const Session* s) {
+    writer_poll(s->writer);
+    return session_is_due(s, s->settings->checkpoint_every, 0);
+}
+
+// Wait until the last checkpoint is written. Returns 0, or -1 after a warning. All ranks call it.
+static inline int session_finish_save(const Session* s) { return writer_finish(s->writer); }
+
+#endif

@@ -1,0 +1,183 @@
+/* The state of a run apart from its model: where it stands, what it was resumed from, what it writes. The same for
+ * every model. session.h opens, begins and ends it. */
+#ifndef LLMC_RUN_SESSION_STATE_H
+#define LLMC_RUN_SESSION_STATE_H
+
+#include <signal.h>
+
+#include "llmc/base/log.h"
+#include "llmc/checkpoint/writer.h"
+#include "llmc/dist/process_group.h"
+#include "llmc/run/settings.h"
+
+#define SESSION_TOKEN_SCANS "largest_tokens.txt"
+enum { SESSION_TIME_IS_UP = -1, SESSION_LOCK_LOST = -2 };
+
+typedef struct {
+    const Settings* settings;
+    ProcessGroup* group;
+    const char* out;  // settings->out, the run's directory; "" writes nothing, as on all ranks but 0
+    double began;     // now_seconds() when the run was opened
+    Flag* flags;
+    int flag_count;
+    Context* ctx;
+    RunLock* lock;  // of OUT
+    int earlier;    // checkpoints in OUT when the run looked for them
+    int held;       // until session_begin(): protects the checkpoint that is read from being deleted (checkpoint_hold)
+    int shares_plans;    // all ranks use the matmul algorithms that rank 0 chose
+    char* matmul_cache;  // file of the GPU's matmul algorithms; NULL: none
+    char* matmul_plans;  // those of the checkpoint; NULL: none
+
+    char* checkpoint;          // directory of the checkpoint that the run resumes; NULL: a new run
+    char* started;             // directory of another run's checkpoint that this run starts from; NULL: none
+    int64_t step;              // optimizer steps done
+    uint64_t samples;          // sequences trained on
+    int64_t step_sequences;    // sequences in a step, over all ranks; 0: not known yet
+    uint32_t data;             // fingerprint of the training data; until session_check_data() the checkpoint's
+    CheckpointWriter* writer;  // from session_begin() on
+    int64_t last;              // last step of the run
+    int64_t end;               // last step of this process: --stop-after, or the run's last
+    int stop;                  // why it stops earlier: a signal's number, or SESSION_TIME_IS_UP; 0: it does not
+    LossScale scale;           // the checkpoint's; scale 0: not dynamic
+    Outliers outliers;         // the checkpoint's
+    Tokenizer tokenizer;
+    TokenizerFiles tokenizer_files;
+    Text token_scans;  // largest tokens of the data's shards, for OUT (run/vocabulary.h)
+} Session;
+
+// ---------------------------------------------------------------------------------------------------------
+// The run's directory
+
+// Take OUT for this run, unless it has it already.
+static inline void session_lock(Session* s, int create) {
+    if (*s->out && !s->lock->path) run_lock_take(s->lock, s->out, create);
+}
+
+// Number of checkpoints in OUT, damaged ones included.
+static inline int session_count_checkpoints(const char* out) {
+    int64_t* steps = NULL;
+    int count = *out ? checkpoint_list(out, &steps) + checkpoint_of_kind(NULL, out, ".damaged", COUNT_THEM) : 0;
+    free(steps);
+    return count;
+}
+
+// End all ranks with an error: another run has taken OUT.
+__attribute__((noreturn)) static inline void session_lost(const Session* s) {
+    checkpoint_die(s->group, FAILED, RUN_LOCK_LOST, s->settings->out);
+}
+
+// End the run if another one has taken OUT. All ranks call it.
+static inline void session_check_lock(const Session* s) {
+    if (group_any(s->group, run_lock_check(s->lock) != 0)) session_lost(s);
+}
+
+// Write a file in OUT. If that fails, the run warns and continues.
+static inline void session_write(const Session* s, const char* name, const Text* text) {
+    if (run_lock_check(s->lock) != 0) return;
+    char* path = xprintf("%s/%s", s->out, name);
+    if (write_file(path, text->text, text->length) != 0) warn("%s: cannot be written: %s", path, strerror(errno));
+    free(path);
+}
+
+// Print a sample of the model and write it to OUT/sample.txt.
+static inline void session_show_text(const Session* s, const Text* text) {
+    printf("sample after step %lld:\n---\n", (long long)s->step);
+    fwrite(text->text, 1, text->length, stdout);  // bytes of any kind
+    printf("\n---\n");
+    if (*s->out) session_write(s, "sample.txt", text);
+}
+
+// ---------------------------------------------------------------------------------------------------------
+// What the settings ask for
+
+// Micro-batches per step on each rank, of B sequences of T tokens. A step has --total-batch tokens; without that flag
+// as many sequences as in the resumed run; in a new run one micro-batch per rank. An evaluation has one.
+static inline int session_micro_steps(Session* s, int B, int T) {
+    int64_t total_batch = s->settings->total_batch, ranks = s->group->size, micro_tokens = (int64_t)B * T * ranks;
+    if (s->settings->evaluate) total_batch = s->step_sequences = 0;
+    if ((int64_t)B * T > 1 << 30)
+        die(USAGE, "-b %d: a micro-batch of -t %d has more than 2^30 tokens; use -d for large steps", B, T);
+    if (total_batch % micro_tokens != 0)
+        die(USAGE, "-d %lld: is not a multiple of the %lld tokens of a micro-batch over all ranks (-b x -t x ranks)",
+            (long long)total_batch, (long long)micro_tokens);
+    if (total_batch / T > INT_MAX || B * ranks > INT_MAX)
+        die(USAGE, "-d %lld: %lld sequences of -t %d in a step exceed the maximum of %d", (long long)total_batch,
+            (long long)(total_batch ? total_batch / T : B * ranks), T, INT_MAX);
+    int64_t sequences = total_batch ? total_batch / T : s->step_sequences ? s->step_sequences : B * ranks;
+    if (sequences % (B * ranks) != 0)
+        die(USAGE,
+            "%s: its run has %lld sequences in a step, which %lld ranks of -b %d cannot share; change the number of "
+            "ranks, or give -b or -d with --override 1",
+            s->checkpoint, (long long)sequences, (long long)ranks, B);
+    s->step_sequences = sequences;
+    return (int)(sequences / (B * ranks));
+}
+
+// The run ends after --steps, or after --epochs passes over `samples` sequences, `step` of them per step.
+static inline void session_set_last(Session* s, uint64_t samples, int step) {
+    const Settings* settings = s->settings;
+    int64_t all = (int64_t)(settings->epochs * (double)samples / step);
+    s->last = settings->steps > 0 ? settings->steps : all > 0 ? all : 1;
+    s->end = settings->stop_after > 0 && settings->stop_after < s->last ? settings->stop_after : s->last;
+    settings_check_profile(settings, s->end - s->step);
+}
+
+// The learning-rate schedule of the run.
+static inline Schedule session_schedule(const Session* session) {
+    const Settings* s = session->settings;
+    Schedule schedule;
+    memset(&schedule, 0, sizeof schedule);
+    schedule.kind = (ScheduleKind)s->schedule;
+    schedule.peak = s->lr;
+    schedule.warmup = s->warmup;
+    schedule.total = session->last;
+    schedule.final_fraction = s->final_fraction;
+    schedule.power = s->poly_power;
+    schedule.decay_fraction = s->wsd_decay;
+    return schedule;
+}
+
+// How the optimizer updates: rule, master weights, sharding. All ranks call it.
+static inline UpdateSettings session_update(const Session* session) {
+    const Settings* s = session->settings;
+    GradSyncSettings sums = {s->zero, s->reduce, s->bucket, has_p2p(session->group)};
+    UpdateSettings update;
+    memset(&update, 0, sizeof update);
+    update.kind = (OptimizerKind)s->optimizer;
+    update.master = s->master_weights ? WITH_MASTER : NO_MASTER;
+    update.rank = session->group->rank, update.ranks = session->group->size;
+    update.sums = sums;
+    return update;
+}
+
+// ---------------------------------------------------------------------------------------------------------
+// After each step
+
+// Whether something is due now: after every `every` steps (0: never), and after the run's last with `at_end`.
+static inline int session_is_due(const Session* s, int every, int at_end) {
+    return every > 0 && (s->step % every == 0 || (at_end && s->step == s->last));
+}
+
+// The same before the first step of this process, for a result that log.jsonl has under `key`: due only if the log
+// lacks it, as in a new run or after a signal interrupted it. All ranks call it.
+static inline int session_is_missing(const Session* s, const Log* log, int every, const char* key) {
+    return group_any(s->group, s->group->rank == 0 && session_is_due(s, every, 1) && !log_has(log, key));
+}
+
+// Whether all ranks stop now: one received a signal (0: this one did not), or --max-hours are over. Ends the run if
+// another one has taken OUT.
+static inline int session_must_stop(Session* s, int signal) {
+    double hours = (now_seconds() - s->began) / 3600, most = s->settings->max_hours;
+    int stop = signal ? signal : most > 0 && hours >= most ? SESSION_TIME_IS_UP : 0;
+    if (run_lock_check(s->lock) != 0) stop = SESSION_LOCK_LOST;
+    int* stops = (int*)xmalloc((size_t)s->group->size * sizeof *stops);
+    group_gather(s->group, stops, &stop, sizeof stop);
+    for (int r = 0; r < s->group->size; r++) {
+        if (stops[r] == SESSION_LOCK_LOST) session_lost(s);
+        if (!s->stop) s->stop = stops[r];
+    }
+    free(stops);
+    return s->stop != 0;
+}
+
+#endif

@@ -1,0 +1,50 @@
+/* The held-out sequences that a validation measures: the first ones, in at most --val-batches micro-batches of B; the
+ * last one may be smaller. The result is the mean over these sequences. If all are measured, B changes it only by
+ * rounding. */
+#ifndef LLMC_RUN_VAL_SHARE_H
+#define LLMC_RUN_VAL_SHARE_H
+
+#include "llmc/dist/process_group.h"
+#include "llmc/run/settings.h"
+
+typedef struct {
+    uint64_t B, samples, batches;       // to measure
+    uint64_t all_samples, all_batches;  // in the data
+    // This rank's current micro-batch, from val_share_next().
+    uint64_t first;  // its first sequence
+    int count;       // number of its sequences; 0: this rank has had no micro-batch
+    int mode;        // how its loss is written: SET for the rank's first, then ADD
+    uint64_t next, ranks;
+} ValShare;
+
+// Divide `samples` sequences into micro-batches of B. This rank takes every ranks-th micro-batch.
+static inline ValShare val_share(const Settings* s, uint64_t samples, int B, const ProcessGroup* group) {
+    uint64_t most = (uint64_t)s->val_batches;
+    ValShare v;
+    memset(&v, 0, sizeof v);
+    v.B = (uint64_t)B, v.samples = v.all_samples = samples;
+    v.batches = v.all_batches = (samples + v.B - 1) / v.B;
+    if (most > 0 && v.batches > most) v.batches = most, v.samples = most * v.B;
+    v.mode = SET, v.next = (uint64_t)group->rank, v.ranks = (uint64_t)group->size;
+    return v;
+}
+
+// Advance to this rank's next micro-batch. Returns 0 after the last one.
+static inline int val_share_next(ValShare* v) {
+    if (v->next >= v->batches) return 0;
+    if (v->count) v->mode = ADD;
+    v->first = v->next * v->B;
+    v->count = (int)(v->samples - v->first < v->B ? v->samples - v->first : v->B);
+    v->next += v->ranks;
+    return 1;
+}
+
+// Print the end of the result's line.
+static inline void val_share_print(const ValShare* v) {
+    unsigned long long n = v->batches, all = v->all_batches, samples = v->samples, all_samples = v->all_samples;
+    if (n == all) printf(" | all %llu micro-batches, %llu sequences\n", all, all_samples);
+    else
+        printf(" | %llu of %llu micro-batches, %llu of %llu sequences; -m 0 takes all\n", n, all, samples, all_samples);
+}
+
+#endif

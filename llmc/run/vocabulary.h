@@ -1,0 +1,106 @@
+/* The vocabulary of a language model's run: find its tokenizer, and check that the model has every token of the data.
+ * */
+#ifndef LLMC_RUN_VOCABULARY_H
+#define LLMC_RUN_VOCABULARY_H
+
+#include "llmc/base/process.h"
+#include "llmc/data/lm/token_scan.h"
+#include "llmc/run/lm_data.h"
+#include "llmc/run/session.h"
+
+enum { VOCABULARY_MAX_FILE = 1 << 26 };  // bytes of OUT/largest_tokens.txt
+
+// Open the tokenizer of the first of these directories that has one: checkpoint, model, data. Reads all of its files
+// now, because the directory may be gone when the run saves.
+static inline void session_find_tokenizer(Session* s, const char* model, const char* data_dir) {
+    const char* places[] = {s->checkpoint, model, data_dir};
+    for (size_t i = 0; i < COUNT_OF(places) && !s->tokenizer_files.directory; i++)
+        if (places[i] && is_directory(places[i]) && tokenizer_open(&s->tokenizer, places[i]) == 0)
+            tokenizer_files_read(&s->tokenizer_files, places[i]);
+}
+
+// The token that separates documents: the tokenizer's, or without one the last of V, as in GPT-2's vocabulary.
+static inline int session_end_of_text(const Session* s, int V) {
+    int id = s->tokenizer_files.directory ? tokenizer_end_of_text(&s->tokenizer) : -1;
+    return id >= 0 && id < V ? id : V - 1;
+}
+
+// Whether the shards' directory has the run's tokenizer and that tokenizer fits the model.
+static inline int vocabulary_is_beside(const Session* s, const Shards* shards, int V) {
+    char* directory = session_directory_of(shards->pattern);
+    int is_beside = s->tokenizer.size <= V && tokenizer_files_match(&s->tokenizer_files, directory);
+    free(directory);
+    return is_beside;
+}
+
+// Scan the shards, distributed over the ranks, except those that the file of an earlier scan, `known`, has. Adds the
+// bytes read to *bytes and the results to s->token_scans.
+static inline TokenScan* vocabulary_scan(Session* s, const Shards* shards, const char* known, double* bytes) {
+    const int ranks = s->group->size;
+    const size_t n = (size_t)shards->count;
+    TokenScan *mine = (TokenScan*)xcalloc(n, sizeof *mine), *all = (TokenScan*)xcalloc(n * (size_t)ranks, sizeof *all);
+    for (size_t i = 0; i < n && s->group->rank == 0; i++) {
+        mine[i] = token_scan_begin(&shards->shard[i]);
+        if (known) token_scan_recall(&mine[i], known);
+    }
+    group_broadcast(s->group, mine, n * sizeof *mine);
+    for (size_t i = 0; i < n; i++) {
+        if (mine[i].is_known) continue;
+        *bytes += (double)mine[i].bytes;
+        if ((int)(i % (size_t)ranks) == s->group->rank) token_scan_read(&mine[i], &shards->shard[i]);
+    }
+    checkpoint_gather(s->group, all, mine, n * sizeof *mine);
+    for (size_t i = 0; i < n; i++) {
+        mine[i] = all[(i % (size_t)ranks) * n + i];
+        token_scan_write(&s->token_scans, &mine[i]);
+    }
+    free(all);
+    return mine;
+}
+
+// Ends with USAGE if a token of the shards is not below V. Returns the largest token.
+static inline uint32_t vocabulary_check_shards(Session* s, const Shards* shards, int V, const char* known,
+                                               double* bytes) {
+    uint32_t largest = 0;
+    TokenScan* scan = vocabulary_scan(s, shards, known, bytes);
+    for (int i = 0; i < shards->count; i++) {
+        if (scan[i].largest >= (uint32_t)V)
+            checkpoint_die(s->group, USAGE,
+                           "%s: token %u at position %llu is outside the vocabulary of %d; prepare the data with the "
+                           "model's own tokenizer, or choose a model with a larger vocabulary",
+                           shards->shard[i].path, scan[i].largest, (unsigned long long)scan[i].position, V);
+        largest = scan[i].largest > largest ? scan[i].largest : largest;
+    }
+    free(scan);
+    return largest;
+}
+
+// Before step 0: end with USAGE if the training or validation data has a token that the model does not have. Data next
+// to the run's tokenizer need not be scanned; for other data OUT keeps the results (session_begin()). The scan may be
+// long and nothing is written yet, so signals end the program meanwhile. All ranks call it.
+static inline void vocabulary_check(Session* s, const LmData* d, int V) {
+    const Shards* const sets[] = {&d->train_shards, d->has_val ? &d->val_shards : NULL};
+    double bytes = 0, began = now_seconds();
+    uint32_t largest = 0;
+    int shards = 0;
+    if (s->settings->evaluate) return;
+    StopHandler on_stop = process_on_stop(SIG_DFL);
+    char *path = xprintf("%s/%s", s->out, SESSION_TOKEN_SCANS), *known = NULL;
+    if (*s->out && file_exists(path)) known = read_file(path, VOCABULARY_MAX_FILE, NULL, USAGE);
+    for (size_t i = 0; i < COUNT_OF(sets); i++) {
+        if (!sets[i] || !group_any(s->group, !vocabulary_is_beside(s, sets[i], V))) continue;
+        uint32_t most = vocabulary_check_shards(s, sets[i], V, known, &bytes);
+        largest = most > largest ? most : largest;
+        shards += sets[i]->count;
+    }
+    if (bytes > 0) {
+        double gb = 1e-9 * bytes, seconds = fmax(now_seconds() - began, 1e-9);
+        printf("largest token: %u in %d shard%s, the model has %d; scanned %.3g GB at %.3g GB/s\n", largest, shards,
+               shards == 1 ? "" : "s", V, gb, gb / seconds);
+        fflush(stdout);
+    }
+    process_on_stop(on_stop);
+    free(path), free(known);
+}
+
+#endif
