@@ -42,7 +42,7 @@ def main():
     model = model.to(args.device, getattr(torch, args.dtype)).eval()
 
     starts = data["cu_seqlens"].tolist()
-    rows, targets = data["masked_rows"].long(), data["masked_targets"].long()
+    rows, targets = data["masked_rows"].long(), data["targets"].long()
     sums, right = [0.0, 0.0], [0, 0]
     with torch.no_grad():
         for i, (begin, end) in enumerate(zip(starts, starts[1:])):
@@ -53,7 +53,7 @@ def main():
             sums[0] += torch.nn.functional.cross_entropy(logits, wanted, reduction="sum").item()
             right[0] += (logits.argmax(-1) == wanted).sum().item()
             if predicts_next:
-                following, label = out.seq_relationship_logits.float(), data["next_labels"][i : i + 1].long()
+                following, label = out.seq_relationship_logits.float(), data["next_targets"][i : i + 1].long()
                 sums[1] += torch.nn.functional.cross_entropy(following, label, reduction="sum").item()
                 right[1] += (following.argmax(-1) == label).sum().item()
     counts = [len(rows), len(starts) - 1]

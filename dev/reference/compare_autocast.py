@@ -132,9 +132,9 @@ class Bert:
 
     def batches(self):
         d, B = self.drawn, self.a.batch
-        starts, next_labels = d["cu_seqlens"].long(), d["next_labels"].long()
+        starts, next_targets = d["cu_seqlens"].long(), d["next_targets"].long()
         targets = torch.full_like(d["tokens"], IGNORED)
-        targets[d["masked_rows"].long()] = d["masked_targets"]
+        targets[d["masked_rows"].long()] = d["targets"]
         for first in range(0, self.a.steps * B, B):
             lengths = starts[first + 1 : first + B + 1] - starts[first : first + B]
             here = slice(starts[first], starts[first + B])
@@ -147,12 +147,12 @@ class Bert:
 
             inputs = {"input_ids": padded(d["tokens"], 0), "token_type_ids": padded(d["types"], 0)}
             inputs["attention_mask"] = is_real.long()
-            yield inputs, padded(targets, IGNORED), next_labels[first : first + B]
+            yield inputs, padded(targets, IGNORED), next_targets[first : first + B]
 
-    def loss(self, model, inputs, targets, next_labels):
+    def loss(self, model, inputs, targets, next_targets):
         out = model(**inputs)
         masked = cross_entropy(out.prediction_logits.flatten(0, 1).float(), targets.flatten(), ignore_index=IGNORED)
-        return masked + cross_entropy(out.seq_relationship_logits.float(), next_labels)
+        return masked + cross_entropy(out.seq_relationship_logits.float(), next_targets)
 
 
 def train_ours(a, task, model, data, out):
