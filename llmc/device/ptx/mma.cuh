@@ -4,7 +4,7 @@
  * Fragments of m16n8k16, lane = 4 g + t. The result c: c[0], c[1] are row g, columns 2t and 2t + 1; c[2], c[3] are row
  * g + 8. The left operand a is four words of two elements: (g, 2t), (g + 8, 2t), (g, 2t + 8), (g + 8, 2t + 8). So two
  * neighbouring c tiles, rounded and packed, are one left operand.
- * Source: PTX ISA, sections on mma.m16n8k16, ldmatrix, stmatrix, cp.async and ex2. */
+ * Source: PTX ISA, sections on mma.m16n8k16, ldmatrix, stmatrix and cp.async. */
 #ifndef LLMC_DEVICE_PTX_MMA_CUH
 #define LLMC_DEVICE_PTX_MMA_CUH
 
@@ -60,13 +60,6 @@ __device__ inline void cp_async_ca_8(uint32_t shared, const void* global, int ex
 
 // cp.async.wait_all: wait for this thread's copies. A barrier must follow before other threads read them.
 __device__ inline void cp_async_wait_all(void) { asm volatile("cp.async.wait_all;" ::: "memory"); }
-
-// ex2.approx.ftz: 2^x; 0 for -infinity and for results below the normal numbers.
-__device__ inline float ex2_approx(float x) {
-    float y;
-    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-    return y;
-}
 
 // cvt.rn.bf16x2 or cvt.rn.f16x2: two numbers, rounded to floatX, in one word.
 __device__ inline uint32_t pack_floatx2(float low, float high) {

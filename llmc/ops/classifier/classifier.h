@@ -80,13 +80,6 @@ static inline void classifier_backward_ref(Losses losses, real* logits, const in
 
 enum { CLASSIFIER_COPIES_AHEAD = 8, CLASSIFIER_THREADS = 512 };
 
-// exp(x) for x <= 0. The relative error is 2^-22 plus half a rounding of x. Results below 1e-38 become 0.
-__device__ inline float classifier_exp(float x) {
-    float y;
-    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x * 1.44269504f));
-    return y;
-}
-
 // sum: of exp(x - max) over the elements seen so far. NaN and +inf remain in sum as NaN.
 typedef struct {
     float max, sum;
@@ -97,8 +90,8 @@ template <int COUNT> __device__ inline void classifier_add(ClassifierStatistics*
 #pragma unroll
     for (int i = 0; i < COUNT; i++) max = fmaxf(max, x[i]);
 #pragma unroll
-    for (int i = 0; i < COUNT; i++) sum += classifier_exp(x[i] - max);
-    s->sum = s->sum * classifier_exp(s->max - max) + sum;
+    for (int i = 0; i < COUNT; i++) sum += exp_approx(x[i] - max);
+    s->sum = s->sum * exp_approx(s->max - max) + sum;
     s->max = max;
 }
 
@@ -135,7 +128,7 @@ __device__ inline ClassifierStatistics classifier_statistics(Vector<floatX, WIDT
         classifier_add<1>(&s, f);
     }
     float max = block_max(s.max);
-    s.sum = block_sum(s.sum * classifier_exp(s.max - max));
+    s.sum = block_sum(s.sum * exp_approx(s.max - max));
     s.max = max;
     return s;
 }
@@ -216,15 +209,15 @@ __global__ void __launch_bounds__(2 * CLASSIFIER_THREADS)
         if constexpr (STAGED) to_floats(f, staged[i]);
         else to_floats(f, load_vector<WIDTH>(p));
 #pragma unroll
-        for (int k = 0; k < WIDTH; k++) f[k] = factor * classifier_exp(f[k] - s.max);
+        for (int k = 0; k < WIDTH; k++) f[k] = factor * exp_approx(f[k] - s.max);
         store_vector(p, from_floats<floatX, WIDTH>(f));
     }
     for (int v = rest + threadIdx.x; v < Vp; v += threads)
-        x[v] = from_float<floatX>(v < used ? factor * classifier_exp(to_float(x[v]) - s.max) : 0);
+        x[v] = from_float<floatX>(v < used ? factor * exp_approx(to_float(x[v]) - s.max) : 0);
     // The thread that wrote the target's element corrects it.
     int writer = target < rest ? target / WIDTH % threads : (target - rest) % threads;
     if (target >= 0 && (int)threadIdx.x == writer)
-        x[target] = from_float<floatX>(scaled * (classifier_exp(at_target - s.max) / s.sum - 1));
+        x[target] = from_float<floatX>(scaled * (exp_approx(at_target - s.max) / s.sum - 1));
     classifier_add_losses(losses, before);
 }
 

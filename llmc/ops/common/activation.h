@@ -10,6 +10,10 @@
 #include "llmc/device/device.h"
 #include "llmc/ops/common/vector_math.h"
 
+#ifdef __CUDACC__
+#include "llmc/device/cuda_utils.cuh"
+#endif
+
 #if defined(__CUDA_ARCH__) && !defined(REAL_DOUBLE)
 #define GELU_BY_HARDWARE
 #endif
@@ -37,7 +41,9 @@ static inline double gelu_derivative_exact(double x, Gelu kind) {
 #ifdef GELU_BY_HARDWARE
 __device__ inline float gelu_half_erfc(float x) {
     float a = 0.70710678118654752440f * fabsf(x);
-    return a < 4 ? 0.5f * __expf(-erfc_exponent(a)) : 0;
+    float q =
+        0.5f * exp_approx(-erfc_exponent(fminf(a, 4)));  // computed for every a: a select is cheaper than a branch
+    return a < 4 ? q : 0;
 }
 #endif
 
@@ -46,7 +52,7 @@ HOST_DEVICE static inline real gelu_value(real x, Gelu kind) {
 #ifdef GELU_BY_HARDWARE
     if (kind == GELU_TANH) {
         float z = 0.79788456080286535588f * (x + 0.044715f * x * x * x);
-        return __fdividef(x, 1 + __expf(fminf(-2 * z, 80)));
+        return __fdividef(x, 1 + exp_approx(fminf(-2 * z, 80)));
     }
     float q = gelu_half_erfc(x);
     return x * (x < 0 ? q : 1 - q);
@@ -60,11 +66,11 @@ HOST_DEVICE static inline real gelu_derivative(real x, Gelu kind) {
 #ifdef GELU_BY_HARDWARE
     if (kind == GELU_TANH) {
         float z = 0.79788456080286535588f * (x + 0.044715f * x * x * x);
-        float e = __expf(fminf(-2 * z, 80)), s = __fdividef(1, 1 + e);  // tanh(z) = 2 s - 1, its derivative 4 e s^2
+        float e = exp_approx(fminf(-2 * z, 80)), s = __fdividef(1, 1 + e);  // tanh(z) = 2 s - 1, its derivative 4 e s^2
         return s + 2 * x * (e * s * s) * (0.79788456080286535588f * (1 + 3 * 0.044715f * x * x));
     }
     float q = gelu_half_erfc(x);
-    return (x < 0 ? q : 1 - q) + x * (0.39894228040143267794f * __expf(-0.5f * x * x));
+    return (x < 0 ? q : 1 - q) + x * (0.39894228040143267794f * exp_approx(-0.5f * x * x));
 #endif
     if (kind == GELU_ERF)
         return half * (one + real_erf(x * (real)0.70710678118654752440)) +
