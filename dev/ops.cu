@@ -27,6 +27,7 @@
 #include "ops/layernorm.h"
 #include "ops/loss_scale.h"
 #include "ops/matmul.h"
+#include "ops/matmul_bench.h"
 #include "ops/matmul_epilogue.h"
 #include "ops/next_sentence.h"
 #include "ops/outliers.h"

@@ -2,7 +2,7 @@
 #ifndef FUZZ_TASKS_H
 #define FUZZ_TASKS_H
 
-#include "fuzz_readers.h"
+#include "fuzz_tokenizers.h"
 #include "llmc/data/tasks/labelled.h"
 #include "llmc/data/tasks/squad.h"
 
