@@ -188,7 +188,7 @@ help:
 	@echo "make quickstart    set up, build, train a small GPT-2 on the built-in corpus: out/quickstart (3 minutes at most)"
 	@echo "make quickstart-bert   the same for a small BERT, which then fills in masked text: out/quickstart-bert"
 	@echo "make test          set up, build, run every test that this machine can run"
-	@echo "make check         seconds: every header alone, include direction, size budgets, formatting"
+	@echo "make check         seconds: every header alone, include direction, size budgets, formatting, links"
 	@echo "make ops           ops against their references;  make grad: against finite differences"
 	@echo "make bench         time of every op (OP=matmul for one)"
 	@echo "make san           tests under AddressSanitizer and UBSan"
@@ -217,7 +217,7 @@ quickstart-bert: needed
 	@echo "log, loss plot and a Hugging Face model directory: out/quickstart-bert"
 
 test: needed
-	@$(MAKE) --no-print-directory $(GPT2) $(BERT) $(TUNE) $(TEST_CORPUS) $(addprefix $(B)/test_,$(TESTS) gpt2_double bert_double) $(addprefix $(B)/late/train_,gpt2 bert) $(B)/ops $(B)/ops_double
+	@$(MAKE) --no-print-directory $(GPT2) $(BERT) $(TUNE) $(TEST_CORPUS) data/builtin/train.bin data/builtin/bert/train.bin $(addprefix $(B)/test_,$(TESTS) gpt2_double bert_double) $(addprefix $(B)/late/train_,gpt2 bert) $(B)/ops $(B)/ops_double
 	-@$(MAKE) --no-print-directory $(B)/test_prefetch_tsan 2>/dev/null
 	@bash dev/test/run.sh $(B) $(GPT2) $(BERT) $(TUNE)
 

@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Check the sources without running them, in seconds (minutes with nvcc): every header compiles alone (gcc as C11, g++ as
 # C++17, nvcc if present), includes go down only, files and functions stay within their budgets, forbidden words are absent,
-# and the formatting is clang-format's. Ends with the size of llmc/ by folder and "N passed, N failed".
+# the formatting is clang-format's, and links in the documentation lead somewhere. Ends with the size of llmc/ by folder
+# and "N passed, N failed".
 set -u
 cd "$(dirname "$0")/.."
 passed=0 failed=0
@@ -145,6 +146,10 @@ fi
 # --- the planted faults of `make mutants` still fit the sources
 if ! command -v python3 >/dev/null; then echo "skip mutants: python3 was not found"
 elif faults=$(python3 dev/mutants.py --check 2>&1); then ok; else fail "$faults"; fi
+# --- links and names in the documentation
+if ! command -v python3 >/dev/null; then echo "skip links of the documentation: python3 was not found"
+elif ! git rev-parse --git-dir >/dev/null 2>&1; then echo "skip links of the documentation: this is no clone"
+elif broken=$(python3 dev/check_docs.py 2>&1); then ok; else fail "links or names in the documentation:"; echo "$broken"; fi
 # --- size of the library, generated tables included
 for folder in llmc/*/; do
     files=$(grep "^$folder" <<<"$headers")
