@@ -1,6 +1,7 @@
 /* Tests of llmc/base: the JSON reader and writer, flags, random numbers, schedules, the log.
  * Prints a line per case and `N passed, N failed`; exit status 1 if one failed. With an argument, only cases whose name
  * contains it. */
+#include <ctype.h>
 #include <signal.h>
 #include <sys/resource.h>
 
@@ -824,6 +825,20 @@ static const char* svg_fault(const char* text) {
     return depth == 0 ? NULL : "an open tag";
 }
 
+// A colour of the picture, `fill="#...` or `stroke="#...`, that has no replacement in a dark scheme; NULL: all have one.
+static const char* svg_only_light(const char* text, char found[32]) {
+    const char* picture = strstr(text, "</style>");
+    if (!picture) return "no style";
+    for (const char* p = picture; (p = strstr(p, "=\"#")) != NULL; p += 3) {
+        const char* name = p;
+        while (isalpha((unsigned char)name[-1])) name--;
+        snprintf(found, 32, "[%.*s='%.*s']", (int)(p - name), name, (int)strcspn(p + 2, "\""), p + 2);
+        const char* rule = strstr(text, found);
+        if (!rule || rule > picture) return found;
+    }
+    return NULL;
+}
+
 static void test_svg(Tests* t) {
     static const char* const names[] = {
         "no point",        "one point",   "one validation point", "NaN only",    "flat",      "300 steps",
@@ -847,7 +862,9 @@ static void test_svg(Tests* t) {
         if (k == 2) loss_curve_add(&validation, 0, 10.8);
         if (k == 3) loss_curve_add(&train, 1, NAN);
         loss_svg(&text, &train, &validation, "a < b & \"c\" > \xC3\xA9 \xFF \x01");
+        char color[32];
         const char* fault = svg_fault(text.text);
+        if (!fault) fault = svg_only_light(text.text, color);
         char* name = xprintf("svg/%s", names[k]);
         expect(t, !fault && text.length < 120000, name, "%s, %zu bytes", fault ? fault : "too large", text.length);
         if (getenv("SVG_OUT")) {  // to look at them

@@ -130,14 +130,24 @@ static inline double loss_svg_legend(Text* t, double x, const char* name, const 
 // The whole picture, 800 x 480 pixels, as SVG text.
 static inline void loss_svg(Text* t, const LossCurve* train, const LossCurve* validation, const char* title) {
     static const char blue[] = "#2f6fb5", orange[] = "#e2711d";
+    // For readers whose colour scheme is dark, each colour has a replacement.
+    static const char dark[] =
+        "<style>@media (prefers-color-scheme: dark) {\n"
+        "[fill='#fff'] { fill: #0d1117 } [stroke='#fff'] { stroke: #0d1117 } [fill='#222'] { fill: #e6edf3 }\n"
+        "[fill='#444'] { fill: #e6edf3 } [fill='#666'] { fill: #9198a1 } [stroke='#999'] { stroke: #6e7681 }\n"
+        "[stroke='#e9e9e9'] { stroke: #262c36 } [stroke='#2f6fb5'] { stroke: #5ea9f5 }\n"
+        "[fill='#2f6fb5'] { fill: #5ea9f5 } [stroke='#e2711d'] { stroke: #f0883e }\n"
+        "[fill='#e2711d'] { fill: #f0883e } }</style>\n";
     LossAxes a = {80, 760, 76, 424, 0, 1, 0, 1};
     double y_step = loss_svg_fit_axes(&a, train, validation);
     double x_step = fmax(1, loss_svg_tick(a.x_max - a.x_min, a.x_max < 1e5 ? 8 : 5));
     char label[64], style[128];
 
-    text_printf(t, "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"800\" height=\"480\" viewBox=\"0 0 800 480\" "
-                   "font-family=\"system-ui, -apple-system, 'Segoe UI', Helvetica, Arial, sans-serif\">\n"
-                   "<rect width=\"800\" height=\"480\" fill=\"#fff\"/>\n");
+    text_printf(t,
+                "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"800\" height=\"480\" viewBox=\"0 0 800 480\" "
+                "font-family=\"system-ui, -apple-system, 'Segoe UI', Helvetica, Arial, sans-serif\">\n"
+                "%s<rect width=\"800\" height=\"480\" fill=\"#fff\"/>\n",
+                dark);
     loss_svg_text(t, a.left, 32, "font-size=\"17\" font-weight=\"600\" fill=\"#222\"", title);
 
     int decimals = max_int(0, (int)-floor(log10(y_step) + 1e-9)), is_plain = a.y_max < 1e6 && decimals <= 6;
