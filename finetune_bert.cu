@@ -435,7 +435,7 @@ int main(int argc, char** argv) {
     Trainer* t = &trainer;
     Run* r = &t->run;
     const ModelBuffers* buffers = &t->model.encoder.buffers;
-    process_begin(on_signal);
+    process_begin(on_signal, argv);
     trainer_open(t, argc, argv);
     if (r->settings.evaluate) {
         process_on_stop(SIG_DFL);  // a signal may end the process at once: no checkpoint is written

@@ -878,7 +878,7 @@ int main(int argc, char** argv) {
     Run* r = &t->run;
     const Session* session = &r->session;
     const ModelBuffers* buffers = &t->model.buffers;
-    process_begin(on_signal);
+    process_begin(on_signal, argv);
     trainer_open(t, argc, argv);
     if (r->settings.evaluate) {
         evaluate(t);

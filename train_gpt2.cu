@@ -139,6 +139,10 @@ static Dropout dropout_at(const Model* m, const Sequences* s, int layer, int sit
     return m->training ? dropout_make(p, m->seed, m->step, layer, site, s) : dropout_none(s);
 }
 
+static int has_dropout(const Config* c) {
+    return c->embedding_dropout > 0 || c->attention_dropout > 0 || c->residual_dropout > 0;
+}
+
 static AttentionShape attention_at(const Model* m, const Sequences* s, int layer) {
     AttentionShape shape = {m->config.NH, m->config.C / m->config.NH, CAUSAL,
                             dropout_at(m, s, layer, SITE_DROPOUT_ATTENTION)};
@@ -545,7 +549,9 @@ static void validate(Trainer* t, Log* log) {
     }
     if (share.count) loss = model_loss(m, &r->ctx);
     group_sum_counts(&r->group, &loss, 1);
-    if (!group_any(&r->group, stop_signal != 0)) session_show_validation(&r->session, log, loss, &share);
+    if (group_any(&r->group, stop_signal != 0)) return;
+    session_show_validation(&r->session, log, loss, &share);
+    if (!has_dropout(&m->config)) val_entropy_print(&t->data.val_entropy, share.samples, m->T);
 }
 
 // Score a micro-batch of endings with the sequences `s`. The head reads only the scored rows. They overwrite the
@@ -759,7 +765,7 @@ int main(int argc, char** argv) {
     Run* r = &t->run;
     const Session* session = &r->session;
     const ModelBuffers* buffers = &t->model.buffers;
-    process_begin(on_signal);
+    process_begin(on_signal, argv);
     trainer_open(t, argc, argv);
     if (r->settings.evaluate) {
         t->generate.generate ? generate(t) : evaluate(t);

@@ -1,328 +1,378 @@
-/* The corpus that comes with the project: its own sources and documentation, as bytes. No network, no Python.
+/* The corpus that comes with the project: stories about a small world (dev/data/world.h), whose entropy is known, and
+ * an exam about them. The same bytes on every machine. No network, no Python.
  *
- *   builtin_corpus REPO_ROOT OUT_DIR
+ *   builtin_corpus OUT_DIR [SEED [BLOCKS]]          default: seed 1, 100,000 blocks for training
  *
- * Token id = byte, 256 = end of text. A file is a document: token 256, then its bytes; documents are in the
- * order of their paths. Of the resulting row of tokens every tenth block of 2,048 is validation. OUT_DIR gets
- * train.bin and val.bin (token shards) and the files that make GPT-2's byte-level tokenizer of it, with an
- * empty list of merges: vocab.json, merges.txt, tokenizer.json, tokenizer_config.json.
- *
- * OUT_DIR/bert gets the same text as sentences: train.bin and val.bin (files of sentences), vocab.txt and
- * tokenizer_config.json. Token id = byte, then [PAD] [UNK] [CLS] [SEP] [MASK]. A line with its line break is a sentence,
- * but for lines of white space, which are left out; a file is a document. A line that begins in a validation block is
- * validation: that divides a file into documents of training and of validation by turns. */
-#include <dirent.h>
+ * OUT_DIR gets
+ *   train.bin, val.bin    token shards: whole blocks of 64 tokens, then one more end-of-text
+ *   val_entropy.txt       what the generator itself knows of val.bin. First line: tokens of a block, and the mean loss
+ *                         that no model can beat, in nats a token. Then -log p of each block in nats, one a line
+ *   exam.bin              questions as clozes (llmc/data/tasks/multiple_choice.h). No story of the training set begins
+ *                         with the text from the start of the question's story to the answer
+ *   notlast.bin           such questions whose answer is a person or place, but not the last one named before it
+ *   vocab.json, merges.txt, tokenizer.json, tokenizer_config.json   byte-level BPE, in which a word is a token
+ *   bert/train.bin, bert/val.bin   the stories of both as sentences; a story is a document
+ *   bert/exam.bin, bert/notlast.bin   the same questions; an ending is the answer and the rest of its sentence
+ *   bert/vocab.txt, bert/tokenizer_config.json      WordPiece, in which a word is a token */
+#include <ctype.h>
 
-#include "llmc/data/mlm/sentences.h"
+#include "dev/data/corpus_files.h"
+#include "dev/data/world.h"
+#include "llmc/data/tasks/multiple_choice.h"
 
-enum { BYTE_PAD = 256, BYTE_UNK, BYTE_CLS, BYTE_SEP, BYTE_MASK, BYTE_VOCABULARY };
-enum { END_OF_TEXT = 256, BLOCK = 2048, VALIDATION_EVERY = 10, FILE_LIMIT = 16 << 20 };
+enum { TRAIN_BLOCKS = 100000, MOST_BLOCKS = 50000000, VAL_BLOCKS = 2000, EXAM_QUESTIONS = 2000 };
+// Blocks are numbered through; each set has its own part of the numbers.
+static const uint64_t VAL_BEGINS = (uint64_t)1 << 40, EXAM_BEGINS = (uint64_t)1 << 41;
+
+// ---------------------------------------------------------------------------------------------------------
+// Tokens of words
+
+enum { MOST_MERGES = 256, MOST_LETTERS = 16, PAD = 0, UNK, CLS, SEP, MASK, PIECES };
 
 typedef struct {
-    char** path;  // relative to the root
-    size_t count, capacity;
-} Paths;
+    Merge merge[MOST_MERGES];
+    Merges merges;
+    int bare[WORDS], spaced[WORDS];  // without and with a space before; spaced of a punctuation mark is bare
+    int end_of_text;
+} Vocabulary;
 
-typedef struct {
-    int* id;
-    size_t count, capacity;
-} Tokens;
-
-static void paths_add(Paths* p, const char* path) {
-    if (p->count == p->capacity) {
-        p->capacity = 2 * p->capacity + 64;
-        p->path = (char**)xrealloc(p->path, p->capacity * sizeof(char*));
-    }
-    p->path[p->count++] = xprintf("%s", path);
+static int merged(Vocabulary* v, int left, int right) {
+    int i = 0;
+    while (i < v->merges.count && (v->merge[i].left != left || v->merge[i].right != right)) i++;
+    CHECK(i < MOST_MERGES);
+    if (i == v->merges.count) v->merge[v->merges.count++] = (Merge){left, right};
+    return 256 + i;
 }
 
-static void tokens_add(Tokens* t, const int* id, size_t n) {
-    if (t->count + n > t->capacity) {
-        t->capacity = 2 * (t->count + n);
-        t->id = (int*)xrealloc(t->id, t->capacity * sizeof(int));
-    }
-    memcpy(t->id + t->count, id, n * sizeof(int));
-    t->count += n;
-}
-
-static int is_source(const char* name) {
-    static const char* const endings[] = {".cu", ".h", ".c", ".cuh", ".py", ".sh", ".md"};
-    size_t n = strlen(name);
-    if (strcmp(name, "Makefile") == 0 || strcmp(name, "LICENSE") == 0) return 1;
-    for (size_t i = 0; i < COUNT_OF(endings); i++) {
-        size_t m = strlen(endings[i]);
-        if (n > m && strcmp(name + n - m, endings[i]) == 0) return 1;
-    }
-    return 0;
-}
-
-// Directories that runs, builds and references fill: the corpus should not depend on what was run before.
-static int is_generated(const char* path, const char* name) {
-    return strncmp(name, "out", 3) == 0 || strncmp(name, "build", 5) == 0 || strcmp(path, "dev/results") == 0;
-}
-
-typedef enum { THIS_LEVEL, ALL_LEVELS } Depth;
-
-// Add the sources in `directory` (relative to the root, "" is the root itself). Links are not followed.
-static void paths_collect(Paths* p, const char* root, const char* directory, Depth depth) {
-    char* full = xprintf("%s/%s", root, directory);
-    DIR* d = opendir(full);
-    if (!d) die(USAGE, "%s: cannot be listed: %s; give the root of the project", full, strerror(errno));
-    for (struct dirent* entry = readdir(d); entry; entry = readdir(d)) {
-        struct stat st;
-        if (entry->d_name[0] == '.') continue;
-        char* path = xprintf("%s%s%s", directory, directory[0] ? "/" : "", entry->d_name);
-        char* file = xprintf("%s/%s", root, path);
-        if (lstat(file, &st) == 0) {
-            if (S_ISREG(st.st_mode) && is_source(entry->d_name)) paths_add(p, path);
-            if (S_ISDIR(st.st_mode) && depth == ALL_LEVELS && !is_generated(path, entry->d_name))
-                paths_collect(p, root, path, depth);
+// Letters are joined from the left, then the space is. Long words come first, so that in "finds" the merge of "fi" comes
+// before that of "in". The test encodes every word.
+static void vocabulary_make(Vocabulary* v) {
+    memset(v, 0, sizeof *v);
+    v->merges.merge = v->merge;
+    for (size_t length = MOST_LETTERS; length > 0; length--)
+        for (int i = 0; i < WORDS; i++) {
+            if (strlen(WORD[i]) != length) continue;
+            v->bare[i] = (unsigned char)WORD[i][0];
+            for (const char* p = WORD[i] + 1; *p; p++) v->bare[i] = merged(v, v->bare[i], (unsigned char)*p);
+            v->spaced[i] = strchr(".?", WORD[i][0]) ? v->bare[i] : merged(v, ' ', v->bare[i]);
         }
-        free(file);
-        free(path);
-    }
-    closedir(d);
-    free(full);
+    v->end_of_text = 256 + v->merges.count;
 }
 
-static int compare_paths(const void* a, const void* b) { return strcmp(*(char* const*)a, *(char* const*)b); }
-
-static Paths paths_of_project(const char* root) {
-    static const char* const directories[] = {"llmc", "dev", "scripts"};
-    Paths p = {NULL, 0, 0};
-    paths_collect(&p, root, "", THIS_LEVEL);
-    for (size_t i = 0; i < COUNT_OF(directories); i++) {
-        char* full = xprintf("%s/%s", root, directories[i]);
-        if (is_directory(full)) paths_collect(&p, root, directories[i], ALL_LEVELS);
-        free(full);
+// The tokens of words, the first of which may begin a story.
+static void vocabulary_encode(const Vocabulary* v, int* tokens, const int* words, int count, int begins) {
+    for (int i = 0; i < count; i++) {
+        if (words[i] == END_OF_STORY) tokens[i] = v->end_of_text;
+        else tokens[i] = (i ? words[i - 1] == END_OF_STORY : begins) ? v->bare[words[i]] : v->spaced[words[i]];
     }
-    if (p.count == 0) die(USAGE, "%s: holds no sources; give the root of the project", root);
-    qsort(p.path, p.count, sizeof(char*), compare_paths);
-    return p;
 }
 
-static Tokens tokens_of_files(const char* root, const Paths* p) {
-    Tokens t = {NULL, 0, 0};
-    for (size_t i = 0; i < p->count; i++) {
-        char* full = xprintf("%s/%s", root, p->path[i]);
-        size_t n;
-        char* bytes = read_file(full, FILE_LIMIT, &n, FAILED);
-        int* ids = (int*)xmalloc((n + 1) * sizeof(int));
-        ids[0] = END_OF_TEXT;
-        for (size_t k = 0; k < n; k++) ids[k + 1] = (unsigned char)bytes[k];
-        tokens_add(&t, ids, n + 1);
-        free(ids);
-        free(bytes);
-        free(full);
-    }
+// BERT's vocabulary: the special tokens, the words, then the other printable characters, alone and inside words.
+static Text vocabulary_lines(int* count, uint32_t* continues) {
+    Text t = {NULL, 0, 0};
+    text_printf(&t, "[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\n");
+    for (int i = 0; i < WORDS; i++) text_printf(&t, "%s\n", WORD[i]);
+    *count = PIECES + WORDS;
+    for (int inside = 0; inside < 2; inside++)
+        for (char c = '!'; c <= '~'; c++) {
+            int is_word = 0;
+            for (int i = 0; i < WORDS; i++) is_word |= WORD[i][0] == c && !WORD[i][1];
+            if (inside ? !isalnum((unsigned char)c) : is_word) continue;
+            text_printf(&t, inside ? "##%c\n" : "%c\n", c);
+            if (inside) continues[*count / 32] |= 1u << (*count % 32);
+            ++*count;
+        }
     return t;
 }
 
-static int is_validation(size_t position) { return position / BLOCK % VALIDATION_EVERY == VALIDATION_EVERY - 1; }
+// ---------------------------------------------------------------------------------------------------------
+// Exam
 
+// Hashes of the beginnings of all stories of the training set that end with an answer.
 typedef struct {
-    Tokens tokens, begin, first;  // begin: of the sentences among the tokens; first: sentences of the documents
-} SentenceSet;
+    uint64_t* hash;
+    size_t count, capacity;
+} Beginnings;
 
-// Cut the row of tokens into sentences: set[0] for training, set[1] for validation.
-static void sentences_of_tokens(SentenceSet* set, const Tokens* all) {
-    SentenceSet* open_set = NULL;  // whose last document may go on
-    for (size_t i = 0, end; i < all->count; i = end) {
-        int is_blank = 1;
-        end = i + 1;
-        if (all->id[i] == END_OF_TEXT) {
-            open_set = NULL;
-            continue;
+static uint64_t hash_words(const int* words, int count) {
+    uint64_t hash = FNV_START;
+    for (int i = 0; i < count; i++) hash = (hash ^ (uint64_t)words[i]) * 0x9E3779B97F4A7C15u;
+    return hash ^ hash >> 32;
+}
+
+static int story_start(const int* words, int at) {
+    while (words[at - 1] != END_OF_STORY) at--;
+    return at;
+}
+
+static void beginnings_add(Beginnings* b, const Block* block, int T) {
+    for (int i = 1; i < T; i++) {
+        if (!block->is_answer[i]) continue;
+        if (b->count == b->capacity) {
+            b->capacity = 2 * b->capacity + 1024;
+            b->hash = (uint64_t*)xrealloc(b->hash, b->capacity * sizeof *b->hash);
         }
-        while (end < all->count && all->id[end] != END_OF_TEXT && all->id[end - 1] != '\n') end++;
-        for (size_t k = i; k < end; k++)
-            is_blank = is_blank && (all->id[k] == ' ' || (all->id[k] >= 9 && all->id[k] <= 13));
-        if (is_blank) continue;
-        SentenceSet* to = &set[is_validation(i)];
-        int token = (int)to->tokens.count, sentence = (int)to->begin.count;
-        if (to != open_set) tokens_add(&to->first, &sentence, 1);
-        open_set = to;
-        tokens_add(&to->begin, &token, 1);
-        tokens_add(&to->tokens, all->id + i, end - i);
+        int start = story_start(block->words, i);
+        b->hash[b->count++] = hash_words(block->words + start, i + 1 - start);
     }
 }
 
-static int write_sentences(const char* path, SentenceSet* set) {
-    SentencesHeader h = {(uint32_t)set->tokens.count,
-                         (uint32_t)set->begin.count,
-                         (uint32_t)set->first.count,
-                         BYTE_VOCABULARY,
-                         BYTE_PAD,
-                         BYTE_UNK,
-                         BYTE_CLS,
-                         BYTE_SEP,
-                         BYTE_MASK};
-    uint32_t continues[(BYTE_VOCABULARY + 31) / 32] = {0};
-    int tokens = (int)set->tokens.count, sentences = (int)set->begin.count;
-    tokens_add(&set->begin, &tokens, 1);
-    tokens_add(&set->first, &sentences, 1);
-    return sentences_write(path, h, set->tokens.id, (const uint32_t*)set->begin.id, (const uint32_t*)set->first.id,
+static int compare_hashes(const void* a, const void* b) {
+    uint64_t x = *(const uint64_t*)a, y = *(const uint64_t*)b;
+    return (x > y) - (x < y);
+}
+
+// Questions, as the words of a multiple-choice set.
+typedef struct {
+    Text words;
+    int count;
+    double chance;  // sum over the questions of 1 / possible answers
+} Questions;
+
+static void questions_add(Questions* q, const int* context, int context_length, const int* ending, int ending_length,
+                          double chance) {
+    int bytes = 2 * (7 + context_length + ending_length);
+    const int head[] = {MULTIPLE_CHOICE_BEGIN, bytes, q->count & 65535, 0, 1, context_length};
+    Tokens all = {NULL, 0, 0};
+    tokens_add(&all, head, COUNT_OF(head));
+    tokens_add(&all, context, (size_t)context_length);
+    tokens_add(&all, &ending_length, 1);
+    tokens_add(&all, ending, (size_t)ending_length);
+    for (size_t i = 0; i < all.count; i++) {
+        uint16_t word = (uint16_t)all.id[i];
+        text_append(&q->words, (const char*)&word, sizeof word);
+    }
+    free(all.id);
+    q->count++;
+    q->chance += chance;
+}
+
+static int word_class(int word) {
+    return word < THINGS ? PEOPLE : word < PLACES ? THINGS : word < DIGITS ? PLACES : DIGITS;
+}
+
+// Whether the answer at `at` is a person or place, but not the last one named before it.
+static int answer_is_not_last(const int* words, int at) {
+    int kind = word_class(words[at]), last = at - 1;
+    if (kind != PEOPLE && kind != PLACES) return 0;
+    while (words[last] != END_OF_STORY && (words[last] >= DIGITS || word_class(words[last]) != kind)) last--;
+    return words[last] != words[at];
+}
+
+typedef struct {
+    Questions lm, mlm;
+} Exam;
+
+static void exam_add(Exam* e, const Vocabulary* v, const Block* block, int T, int at) {
+    int tokens[256], pieces[256], start = story_start(block->words, at), kind = word_class(block->words[at]);
+    double chance = 1.0 / (kind == PEOPLE ? MOST_PEOPLE : kind == PLACES ? MOST_PLACES : 2 * MOST_EGGS - 1);
+    int asked = at;  // where the answer begins
+    CHECK(T <= 256);
+    while (strcmp(WORD[block->words[asked - 1]], "?") != 0) asked--;
+    vocabulary_encode(v, tokens, block->words, at + 1, 0);
+    questions_add(&e->lm, tokens, asked, tokens + asked, at + 1 - asked, chance);
+    int end = at + 1;  // of the sentence
+    while (strcmp(WORD[block->words[end - 1]], ".") != 0) end++;
+    for (int i = start; i < end; i++) pieces[i - start] = PIECES + block->words[i];
+    questions_add(&e->mlm, pieces, at - start, pieces + at - start, end - at, chance);
+}
+
+static void exams_make(Exam* all, Exam* not_last, const Beginnings* b, const Vocabulary* v, Block* block,
+                       const WorldSize* size, uint64_t seed) {
+    for (uint64_t n = EXAM_BEGINS; all->lm.count < EXAM_QUESTIONS || not_last->lm.count < EXAM_QUESTIONS / 2; n++) {
+        block_make(block, size, seed, n);
+        for (int at = 1; at < size->T; at++) {
+            if (!block->is_answer[at]) continue;
+            int start = story_start(block->words, at);
+            uint64_t hash = hash_words(block->words + start, at + 1 - start);
+            if (bsearch(&hash, b->hash, b->count, sizeof hash, compare_hashes)) continue;
+            if (all->lm.count < EXAM_QUESTIONS) exam_add(all, v, block, size->T, at);
+            if (not_last->lm.count < EXAM_QUESTIONS / 2 && answer_is_not_last(block->words, at))
+                exam_add(not_last, v, block, size->T, at);
+        }
+    }
+}
+
+static int write_questions(const char* path, const Questions* q) {
+    int32_t header[SHARD_HEADER_INTS] = {SHARD_MAGIC_EVALUATION, MULTIPLE_CHOICE_VERSION, q->count};
+    Text t = {NULL, 0, 0};
+    for (const char* p = q->words.text; p < q->words.text + q->words.length;) {
+        uint16_t bytes;
+        memcpy(&bytes, p + sizeof bytes, sizeof bytes);
+        header[3] = max_int(header[3], bytes);
+        p += bytes;
+    }
+    header[MULTIPLE_CHOICE_CHANCE] = (int32_t)(1e6 * q->chance / q->count + 0.5);
+    text_append(&t, (const char*)header, sizeof header);
+    text_append(&t, q->words.text, q->words.length);
+    int bad = write_file(path, t.text, t.length);
+    free(t.text);
+    return bad;
+}
+
+// ---------------------------------------------------------------------------------------------------------
+// Training and validation
+
+typedef struct {
+    Tokens tokens;                      // of the blocks
+    Tokens pieces, sentences, stories;  // BERT's: tokens, where sentences begin, the first sentence of each story
+    double entropy;                     // of all blocks, in nats
+} Set;
+
+static void set_add(Set* s, const Vocabulary* v, const Block* block, int T) {
+    int* tokens = (int*)xmalloc((size_t)T * sizeof(int));
+    vocabulary_encode(v, tokens, block->words, T, 0);
+    tokens_add(&s->tokens, tokens, (size_t)T);
+    free(tokens);
+    s->entropy += block->entropy;
+    for (int i = 1; i < T; i++) {
+        int word = block->words[i], before = block->words[i - 1], piece = PIECES + word;
+        int sentence = (int)s->sentences.count, at = (int)s->pieces.count;
+        if (word == END_OF_STORY) continue;
+        if (before == END_OF_STORY) tokens_add(&s->stories, &sentence, 1);
+        if (before == END_OF_STORY || strchr(".?", WORD[before][0])) tokens_add(&s->sentences, &at, 1);
+        tokens_add(&s->pieces, &piece, 1);
+    }
+}
+
+static int write_sentences(const char* path, Set* s, int V, const uint32_t* continues) {
+    int pieces = (int)s->pieces.count, sentences = (int)s->sentences.count, stories = (int)s->stories.count;
+    SentencesHeader h = {(uint32_t)pieces, (uint32_t)sentences, (uint32_t)stories, V, PAD, UNK, CLS, SEP, MASK, 0};
+    tokens_add(&s->sentences, &pieces, 1);
+    tokens_add(&s->stories, &sentences, 1);
+    return sentences_write(path, h, s->pieces.id, (const uint32_t*)s->sentences.id, (const uint32_t*)s->stories.id,
                            continues);
 }
 
-// The tokenizer's name of a byte: GPT-2 shows printable Latin-1 as itself and the 68 others as U+0100 and up.
-static void append_byte_name(Text* t, int byte) {
-    int character = 0, shifted = 256;
-    for (int b = 0; b <= byte; b++) {
-        int printable = (b >= 33 && b <= 126) || (b >= 161 && b <= 172) || b >= 174;
-        character = printable ? b : shifted++;
-    }
-    if (character < 128) text_printf(t, "%c", character);
-    else text_printf(t, "%c%c", 0xC0 | character >> 6, 0x80 | (character & 63));
-}
+static void set_free(Set* s) { free(s->tokens.id), free(s->pieces.id), free(s->sentences.id), free(s->stories.id); }
 
-static void append_vocabulary(Text* t) {
-    text_printf(t, "{");
-    for (int b = 0; b < 256; b++) {
-        text_printf(t, b == '"' || b == '\\' ? "\"\\" : "\"");
-        append_byte_name(t, b);
-        text_printf(t, "\":%d,", b);
-    }
-    text_printf(t, "\"<|endoftext|>\":%d}", END_OF_TEXT);
-}
+// ---------------------------------------------------------------------------------------------------------
 
-static Text tokenizer_json(void) {
-    Text t = {NULL, 0, 0};
-    text_printf(&t,
-                "{\"version\":\"1.0\",\"truncation\":null,\"padding\":null,\"added_tokens\":[{\"id\":%d,"
-                "\"content\":\"<|endoftext|>\",\"single_word\":false,\"lstrip\":false,\"rstrip\":false,"
-                "\"normalized\":false,\"special\":true}],\"normalizer\":null,",
-                END_OF_TEXT);
-    text_printf(&t, "\"pre_tokenizer\":{\"type\":\"ByteLevel\",\"add_prefix_space\":false,\"trim_offsets\":true,"
-                    "\"use_regex\":true},\"post_processor\":{\"type\":\"ByteLevel\",\"add_prefix_space\":false,"
-                    "\"trim_offsets\":false,\"use_regex\":true},\"decoder\":{\"type\":\"ByteLevel\","
-                    "\"add_prefix_space\":false,\"trim_offsets\":true,\"use_regex\":true},");
-    text_printf(&t, "\"model\":{\"type\":\"BPE\",\"dropout\":null,\"unk_token\":null,"
-                    "\"continuing_subword_prefix\":\"\",\"end_of_word_suffix\":\"\",\"fuse_unk\":false,"
-                    "\"byte_fallback\":false,\"vocab\":");
-    append_vocabulary(&t);
-    text_printf(&t, ",\"merges\":[]}}\n");
-    return t;
-}
-
-// The length is the library's own way to write "no limit": the model's is in its config.json.
-static Text tokenizer_config_json(void) {
-    Text t = {NULL, 0, 0};
-    text_printf(&t, "{\n  \"add_prefix_space\": false,\n  \"bos_token\": \"<|endoftext|>\",\n"
-                    "  \"clean_up_tokenization_spaces\": false,\n  \"eos_token\": \"<|endoftext|>\",\n"
-                    "  \"model_max_length\": 1000000000000000019884624838656,\n"
-                    "  \"tokenizer_class\": \"GPT2Tokenizer\",\n  \"unk_token\": \"<|endoftext|>\"\n}\n");
-    return t;
-}
-
-// One token a line.
-static Text vocabulary_lines(void) {
-    Text t = {NULL, 0, 0};
-    for (int b = 0; b < 256; b++) {
-        append_byte_name(&t, b);
-        text_printf(&t, "\n");
-    }
-    text_printf(&t, "[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\n");
-    return t;
-}
-
-// Every file is written under a temporary name first; the names appear when all of them are complete.
 enum {
     TRAIN,
     VAL,
+    ENTROPY,
+    EXAM,
+    NOT_LAST,
     VOCAB,
     MERGES,
     TOKENIZER,
     TOKENIZER_CONFIG,
-    SENTENCES_TRAIN,
-    SENTENCES_VAL,
-    SENTENCES_VOCAB,
-    SENTENCES_CONFIG,
+    BERT_TRAIN,
+    BERT_VAL,
+    BERT_EXAM,
+    BERT_NOT_LAST,
+    BERT_VOCAB,
+    BERT_CONFIG,
     OUTPUTS
 };
-static const char* const output_names[OUTPUTS] = {"train.bin",      "val.bin",
-                                                  "vocab.json",     "merges.txt",
-                                                  "tokenizer.json", "tokenizer_config.json",
-                                                  "bert/train.bin", "bert/val.bin",
-                                                  "bert/vocab.txt", "bert/tokenizer_config.json"};
+static const char* const OUTPUT[OUTPUTS] = {"train.bin",        "val.bin",        "val_entropy.txt",
+                                            "exam.bin",         "notlast.bin",    "vocab.json",
+                                            "merges.txt",       "tokenizer.json", "tokenizer_config.json",
+                                            "bert/train.bin",   "bert/val.bin",   "bert/exam.bin",
+                                            "bert/notlast.bin", "bert/vocab.txt", "bert/tokenizer_config.json"};
 
-static char* temporary_name(const char* out, int output) {
-    return xprintf("%s/%s.tmp%ld", out, output_names[output], (long)getpid());
-}
-
-static void write_failed(const char* out, const char* name) {
-    int saved = errno;
-    for (int i = 0; i < OUTPUTS; i++) {
-        char* temporary = temporary_name(out, i);
-        unlink(temporary);
-        free(temporary);
-    }
-    die(FAILED, "%s/%s: cannot be written: %s; free space, or choose another directory", out, name, strerror(saved));
-}
-
-static void write_outputs(const char* out, const Tokens* train, const Tokens* val, SentenceSet* set) {
+typedef struct {
+    Vocabulary vocabulary;
+    Set train, val;
+    Exam exam, not_last;
     Text text[OUTPUTS];
-    memset(text, 0, sizeof(text));
-    append_vocabulary(&text[VOCAB]);
-    text_printf(&text[VOCAB], "\n");
-    text_printf(&text[MERGES], "#version: 0.2\n");
-    text[TOKENIZER] = tokenizer_json();
-    text[TOKENIZER_CONFIG] = tokenizer_config_json();
-    text[SENTENCES_VOCAB] = vocabulary_lines();
-    text_printf(&text[SENTENCES_CONFIG], "{\n  \"do_lower_case\": false\n}\n");
-    char* folder = xprintf("%s/bert", out);
-    if (make_directories(folder) != 0)
-        die(USAGE, "%s: the directory cannot be made: %s; choose another one", folder, strerror(errno));
-    for (int i = 0; i < OUTPUTS; i++) {
-        char* temporary = temporary_name(out, i);
-        const Tokens* tokens = i == TRAIN ? train : val;
-        int is_shard = i == TRAIN || i == VAL, is_sentences = i == SENTENCES_TRAIN || i == SENTENCES_VAL;
-        int bad = is_shard       ? shard_write(temporary, tokens->id, tokens->count, 2)
-                  : is_sentences ? write_sentences(temporary, &set[i - SENTENCES_TRAIN])
-                                 : write_file(temporary, text[i].text, text[i].length);
-        if (bad) write_failed(out, output_names[i]);
-        free(temporary);
-        free(text[i].text);
+    uint32_t continues[16];
+    int pieces;  // size of BERT's vocabulary
+} Corpus;
+
+static int write_output(Corpus* c, const char* path, int output) {
+    switch (output) {
+    case TRAIN:
+        return shard_write(path, c->train.tokens.id, c->train.tokens.count, 2);
+    case VAL:
+        return shard_write(path, c->val.tokens.id, c->val.tokens.count, 2);
+    case EXAM:
+        return write_questions(path, &c->exam.lm);
+    case NOT_LAST:
+        return write_questions(path, &c->not_last.lm);
+    case BERT_TRAIN:
+        return write_sentences(path, &c->train, c->pieces, c->continues);
+    case BERT_VAL:
+        return write_sentences(path, &c->val, c->pieces, c->continues);
+    case BERT_EXAM:
+        return write_questions(path, &c->exam.mlm);
+    case BERT_NOT_LAST:
+        return write_questions(path, &c->not_last.mlm);
+    default:
+        return write_file(path, c->text[output].text, c->text[output].length);
     }
-    for (int i = 0; i < OUTPUTS; i++) {
-        char* temporary = temporary_name(out, i);
-        char* name = xprintf("%s/%s", out, output_names[i]);
-        if (rename(temporary, name) != 0) write_failed(out, output_names[i]);
-        free(temporary);
-        free(name);
+}
+
+// All that follows from the seed.
+static void corpus_make(Corpus* c, const WorldSize* size, uint64_t seed, uint64_t blocks) {
+    Beginnings beginnings = {NULL, 0, 0};
+    Text per_block = {NULL, 0, 0};
+    Block block;
+    memset(c, 0, sizeof *c);
+    block_alloc(&block, size);
+    vocabulary_make(&c->vocabulary);
+    const Vocabulary* v = &c->vocabulary;
+    for (uint64_t n = 0; n < blocks; n++) {
+        block_make(&block, size, seed, n);
+        set_add(&c->train, v, &block, size->T);
+        beginnings_add(&beginnings, &block, size->T);
     }
-    if (sync_directory(out) != 0 || sync_directory(folder) != 0) write_failed(out, "");
-    free(folder);
+    for (uint64_t n = 0; n < VAL_BLOCKS; n++) {
+        block_make(&block, size, seed, VAL_BEGINS + n);
+        set_add(&c->val, v, &block, size->T);
+        text_printf(&per_block, "%.9f\n", block.nats);
+    }
+    tokens_add(&c->train.tokens, &v->end_of_text, 1);
+    tokens_add(&c->val.tokens, &v->end_of_text, 1);
+    text_printf(&c->text[ENTROPY], "%d %.6f\n", size->T,
+                (c->train.entropy + c->val.entropy) / (double)(blocks + VAL_BLOCKS) / size->T);
+    text_append(&c->text[ENTROPY], per_block.text, per_block.length);
+    qsort(beginnings.hash, beginnings.count, sizeof *beginnings.hash, compare_hashes);
+    exams_make(&c->exam, &c->not_last, &beginnings, v, &block, size, seed);
+    c->text[VOCAB] = vocab_json(v->merges);
+    c->text[MERGES] = merges_txt(v->merges);
+    c->text[TOKENIZER] = tokenizer_json(v->merges);
+    c->text[TOKENIZER_CONFIG] = tokenizer_config_json();
+    c->text[BERT_VOCAB] = vocabulary_lines(&c->pieces, c->continues);
+    text_printf(&c->text[BERT_CONFIG], "{\n  \"do_lower_case\": false\n}\n");
+    free(per_block.text), free(beginnings.hash);
+    block_free(&block);
+}
+
+static void corpus_free(Corpus* c) {
+    Questions* questions[] = {&c->exam.lm, &c->exam.mlm, &c->not_last.lm, &c->not_last.mlm};
+    for (size_t i = 0; i < COUNT_OF(questions); i++) free(questions[i]->words.text);
+    for (int i = 0; i < OUTPUTS; i++) free(c->text[i].text);
+    set_free(&c->train), set_free(&c->val);
+}
+
+static uint64_t number_argument(const char* text, uint64_t most) {
+    char* end;
+    errno = 0;
+    unsigned long long n = strtoull(text, &end, 10);
+    if (*text < '0' || *text > '9' || *end || errno || n > most)
+        die(USAGE, "%s: is not a number from 0 to %llu", text, (unsigned long long)most);
+    return n;
 }
 
 int main(int argc, char** argv) {
-    if (argc != 3) die(USAGE, "two arguments are needed: builtin_corpus REPO_ROOT OUT_DIR");
-    const char *root = argv[1], *out = argv[2];
-    Paths paths = paths_of_project(root);
-    Tokens all = tokens_of_files(root, &paths), train = {NULL, 0, 0}, val = {NULL, 0, 0};
-    if (all.count <= (size_t)BLOCK * (VALIDATION_EVERY - 1))
-        die(USAGE, "%s: only %zu bytes of sources, too few to cut a validation set from; give the root of the project",
-            root, all.count);
-    for (size_t i = 0; i < all.count; i += BLOCK) {
-        tokens_add(is_validation(i) ? &val : &train, all.id + i, min_size(BLOCK, all.count - i));
+    static Corpus c;
+    if (argc < 2 || argc > 4) die(USAGE, "usage: builtin_corpus OUT_DIR [SEED [BLOCKS]]");
+    uint64_t seed = argc > 2 ? number_argument(argv[2], UINT64_MAX) : 1;
+    uint64_t blocks = argc > 3 ? number_argument(argv[3], MOST_BLOCKS) : TRAIN_BLOCKS;
+    const char* out = argv[1];
+    if (blocks == 0) die(USAGE, "0 blocks: the training set needs one at least");
+    corpus_make(&c, &FULL_WORLD, seed, blocks);
+    output_directories(out);
+    for (int i = 0; i < OUTPUTS; i++) {
+        char* temporary = output_temporary(out, OUTPUT[i]);
+        if (write_output(&c, temporary, i) != 0) output_failed(out, OUTPUT, OUTPUTS, OUTPUT[i]);
+        free(temporary);
     }
-    SentenceSet set[2];
-    memset(set, 0, sizeof(set));
-    sentences_of_tokens(set, &all);
-    write_outputs(out, &train, &val, set);
-    printf("%s: %zu files, %zu tokens for training, %zu for validation, vocabulary of %d\n", out, paths.count,
-           train.count, val.count, END_OF_TEXT + 1);
-    for (size_t i = 0; i < COUNT_OF(set); i++) {
-        printf("%s/%s: %zu documents, %zu sentences, %zu tokens\n", out, output_names[SENTENCES_TRAIN + i],
-               set[i].first.count - 1, set[i].begin.count - 1, set[i].tokens.count);
-        free(set[i].tokens.id);
-        free(set[i].begin.id);
-        free(set[i].first.id);
-    }
-    for (size_t i = 0; i < paths.count; i++) free(paths.path[i]);
-    free(paths.path);
-    free(all.id);
-    free(train.id);
-    free(val.id);
+    output_rename(out, OUTPUT, OUTPUTS);
+    printf("%s: %zu tokens of stories for training, %zu for validation, vocabulary of %d; an exam of %d questions\n",
+           out, c.train.tokens.count, c.val.tokens.count, c.vocabulary.end_of_text + 1, c.exam.lm.count);
+    corpus_free(&c);
     return DONE;
 }

@@ -6,6 +6,7 @@
 #include <sys/resource.h>
 
 #include "dev/test/tests.h"
+#include "llmc/base/cpu_share.h"
 #include "llmc/base/flags.h"
 #include "llmc/base/json.h"
 #include "llmc/base/log.h"
@@ -904,10 +905,74 @@ static void test_log_progress(Tests* t) {
     }
 }
 
+// Control groups in a folder: which files there are, and the threads of 8 CPUs.
+static void test_cpu_share(Tests* t) {
+    static const struct {
+        const char *name, *groups, *file[2], *text[2];  // /proc/self/cgroup; files below /sys/fs/cgroup
+        int threads;
+    } cases[] = {
+        {"none", "0::/a/b\n", {NULL, NULL}, {NULL, NULL}, 8},
+        {"no quota", "0::/a/b\n", {"a/b/cpu.max", NULL}, {"max 100000\n", NULL}, 8},
+        {"two and a half", "0::/a/b\n", {"a/b/cpu.max", NULL}, {"250000 100000\n", NULL}, 2},
+        {"half", "0::/a/b\n", {"a/b/cpu.max", NULL}, {"50000 100000\n", NULL}, 1},
+        {"more than there are", "0::/a/b\n", {"a/b/cpu.max", NULL}, {"9000000 100000\n", NULL}, 8},
+        {"the parent's is smaller",
+         "0::/a/b\n",
+         {"a/b/cpu.max", "a/cpu.max"},
+         {"500000 100000\n", "300000 100000\n"},
+         3},
+        {"the parent's is larger",
+         "0::/a/b\n",
+         {"a/b/cpu.max", "a/cpu.max"},
+         {"300000 100000\n", "500000 100000\n"},
+         3},
+        {"a path that is not there", "0::/x/y\n", {"cpu.max", NULL}, {"400000 100000\n", NULL}, 4},
+        {"not the process's", "0::/a\n", {"b/cpu.max", NULL}, {"100000 100000\n", NULL}, 8},
+        {"version 1",
+         "5:memory:/m\n4:cpu,cpuacct:/a/b\n",
+         {"cpu,cpuacct/a/b/cpu.cfs_quota_us", "cpu,cpuacct/a/b/cpu.cfs_period_us"},
+         {"20000\n", "10000\n"},
+         2},
+        {"version 1, the parent",
+         "4:cpu:/a/b\n0::/\n",
+         {"cpu/a/cpu.cfs_quota_us", "cpu/a/cpu.cfs_period_us"},
+         {"300000\n", "100000\n"},
+         3},
+        {"version 1, no quota",
+         "4:cpu:/a\n",
+         {"cpu/a/cpu.cfs_quota_us", "cpu/a/cpu.cfs_period_us"},
+         {"-1\n", "100000\n"},
+         8},
+        {"version 1, another controller",
+         "4:cpuset:/a\n",
+         {"cpuset/a/cpu.cfs_quota_us", "cpuset/a/cpu.cfs_period_us"},
+         {"100000\n", "100000\n"},
+         8},
+    };
+    for (size_t i = 0; i < COUNT_OF(cases); i++) {
+        char *root = make_scratch_directory("test_base"), *groups = xprintf("%s/groups", root),
+             *name = xprintf("cpu_share/%s", cases[i].name);
+        CHECK(write_file(groups, cases[i].groups, strlen(cases[i].groups)) == 0);
+        for (int k = 0; k < 2 && cases[i].file[k]; k++) {
+            char* path = xprintf("%s/%s", root, cases[i].file[k]);
+            *strrchr(path, '/') = '\0';
+            CHECK(make_directories(path) == 0);
+            path[strlen(path)] = '/';
+            CHECK(write_file(path, cases[i].text[k], strlen(cases[i].text[k])) == 0);
+            free(path);
+        }
+        int threads = cpu_share_threads(cpu_share_quota(groups, root), 8);
+        expect(t, threads == cases[i].threads, name, "%d threads, not %d", threads, cases[i].threads);
+        remove_directory(root);
+        free(root), free(groups), free(name);
+    }
+}
+
 int main(int argc, char** argv) {
     Tests t;
     tests_open(&t);
     t.only = argc > 1 ? argv[1] : NULL;
+    test_cpu_share(&t);
     test_json_good(&t);
     test_json_bad(&t);
     test_json_depth(&t);

@@ -1,4 +1,4 @@
-/* Tests of llmc/data and of the built-in corpus: what is written reads back, batches agree however they are cut,
+/* Tests of llmc/data and of the tests' corpus: what is written reads back, batches agree however they are cut,
  * and bad files end with exit status 2 and one line that names them.
  *
  * Prints `ok   name`, `skip name: why` or `FAIL name: why`, then the counts; exit status 1 after a failure. */
@@ -10,8 +10,8 @@
 #include "llmc/data/text/tokenizer_files.h"
 #include "llmc/data/text/wordpiece.h"
 
-#define main builtin_corpus_main
-#include "../data/builtin_corpus.c"
+#define main byte_corpus_main
+#include "byte_corpus.c"
 #include "dev/test/tests.h"
 #undef main
 
@@ -1454,7 +1454,7 @@ static void test_wordpiece_rules(Tests* t) {
 }
 
 // ---------------------------------------------------------------------------------------------------------
-// The built-in corpus
+// The tests' corpus
 
 // n bytes that identify their place in the file.
 static char corpus_byte(char letter, size_t i) { return (char)(letter + (char)(i / 2000)); }
@@ -1512,25 +1512,19 @@ static void test_corpus_lines(Tests* t) {
 }
 
 static void test_corpus(Tests* t) {
-    static const char* const directories[] = {"llmc/data", "dev/results", "dev/.hidden", "dev/out", "scripts", "data"};
-    for (size_t i = 0; i < COUNT_OF(directories); i++) {
-        char* path = path_in(t, directories[i]);
-        EXPECT(t, make_directories(path) == 0);
-        free(path);
-    }
-    static const char* const skipped[] = {"a.txt", "dev/results/x.md", "dev/.hidden/x.c", "dev/out/x.md",
-                                          ".x.c",  "data/x.md",        "scripts/x.json",  "llmc/data/x.o"};
-    for (size_t i = 0; i < COUNT_OF(skipped); i++) put_text(t, skipped[i], '!', 10);
-    put_text(t, "Makefile", 'M', 6000);
-    put_text(t, "b.cu", 'b', 6000);
-    put_text(t, "llmc/data/l.h", 'l', 10000);
-    put_text(t, "scripts/s.sh", 's', 5);
+    char* folder = path_in(t, "text");
+    EXPECT(t, make_directories(folder) == 0);
+    put_text(t, "text/M.md", 'M', 6000);
+    put_text(t, "text/b.c", 'b', 6000);
+    put_text(t, "text/l.md", 'l', 10000);
+    put_text(t, "text/s.md", 's', 5);
+    put_text(t, "text/.x.md", '!', 10);
     char *out = path_in(t, "result"), *train = path_in(t, "result/train.bin"), *val = path_in(t, "result/val.bin");
-    char* arguments[] = {(char*)"builtin_corpus", t->directory, out, NULL};
+    char* arguments[] = {(char*)"byte_corpus", folder, out, NULL};
     fflush(stdout);
     int saved = dup(STDOUT_FILENO), null = open("/dev/null", O_WRONLY | O_CLOEXEC);
     dup2(null, STDOUT_FILENO);
-    EXPECT(t, builtin_corpus_main(3, arguments) == DONE);
+    EXPECT(t, byte_corpus_main(3, arguments) == DONE);
     fflush(stdout);
     dup2(saved, STDOUT_FILENO);
     close(saved);
@@ -1579,17 +1573,21 @@ static void test_corpus(Tests* t) {
     free(out);
     free(train);
     free(val);
+    free(folder);
 }
 
-static void build_corpus_of_nothing(const char* root) {
-    char* arguments[] = {(char*)"builtin_corpus", (char*)root, (char*)"/nonexistent/out", NULL};
-    builtin_corpus_main(3, arguments);
+static void build_corpus_of_nothing(const char* folder) {
+    char* arguments[] = {(char*)"byte_corpus", (char*)folder, (char*)"/nonexistent/out", NULL};
+    byte_corpus_main(3, arguments);
 }
 
 static void test_corpus_refused(Tests* t) {
-    expect_end(t, USAGE, "holds no sources", build_corpus_of_nothing, t->directory);
-    put_text(t, "a.c", 'a', 100);
-    expect_end(t, USAGE, "too few", build_corpus_of_nothing, t->directory);
+    char* folder = path_in(t, "text");
+    EXPECT(t, make_directories(folder) == 0);
+    expect_end(t, USAGE, "holds no text", build_corpus_of_nothing, folder);
+    put_text(t, "text/a.c", 'a', 100);
+    expect_end(t, USAGE, "too few", build_corpus_of_nothing, folder);
+    free(folder);
 }
 
 // The tokens of every line of a file, for dev/test/check_wordpiece.py: VOCABULARY_FOLDER FILE.
@@ -1674,9 +1672,9 @@ int main(int argc, char** argv) {
         {"wordpiece/words", test_wordpiece_words},
         {"wordpiece/json", test_wordpiece_json},
         {"wordpiece/rules", test_wordpiece_rules},
-        {"builtin_corpus/files", test_corpus},
-        {"builtin_corpus/lines", test_corpus_lines},
-        {"builtin_corpus/refused", test_corpus_refused},
+        {"byte_corpus/files", test_corpus},
+        {"byte_corpus/lines", test_corpus_lines},
+        {"byte_corpus/refused", test_corpus_refused},
         {"shards/scan", test_shards_scan},  // last: children of a process with threads seem to leak
     };
     Tests t;

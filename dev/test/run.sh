@@ -48,6 +48,7 @@ skip() { # name, reason
 run text bash dev/test/text.sh "$build/test_text"
 run base "$build/test_base"
 run data "$build/test_data"
+run world "$build/test_world"
 run bpe "$build/test_bpe"
 if "${PYTHON:-python3}" -c 'import tokenizers' 2>/dev/null; then
     run check_bpe "${PYTHON:-python3}" dev/test/check_bpe.py "$build/test_bpe" ../shared/data/gpt2-bpe 1
@@ -79,6 +80,7 @@ fi
 run gpt2 "$build/test_gpt2"
 run bert "$build/test_bert"
 run cli bash dev/test/cli.sh "$gpt2"
+run threads bash dev/test/threads.sh "$gpt2"
 run losses bash dev/test/losses.sh "$gpt2"
 run flags bash dev/test/flags.sh "$gpt2"
 run generate bash dev/test/generate.sh "$gpt2"

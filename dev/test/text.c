@@ -2,7 +2,7 @@
  *
  *   test_text FOLDER
  *
- * Writes documents 000.md, 001.md, ... into FOLDER; builtin_corpus makes shards of them. A document has a topic, so
+ * Writes documents 000.md, 001.md, ... into FOLDER; byte_corpus makes shards of them. A document has a topic, so
  * its sentences belong together: a title, then paragraphs of one sentence a line. Each sixth is a program, 005.c. Words
  * have frequencies that follow Zipf's law. All choices are integer arithmetic on random numbers from a fixed seed, in
  * an order that the language defines; dev/test/text.sh holds the checksums. */

@@ -4,6 +4,7 @@
 
 #include <signal.h>
 
+#include "llmc/base/cpu_share.h"
 #include "llmc/base/util.h"
 
 typedef void (*StopHandler)(int);
@@ -18,9 +19,11 @@ static inline StopHandler process_on_stop(StopHandler handler) {
     return before;
 }
 
-// To be called first in main. Standard descriptors that are closed are opened on /dev/null: else the first files that
-// the program opens would take their numbers, and its output would go into them.
-static inline void process_begin(StopHandler on_stop) {
+// To be called first in main, with its arguments: the program may start itself again (cpu_share.h). Standard
+// descriptors that are closed are opened on /dev/null: else the first files that the program opens would take their
+// numbers, and its output would go into them.
+static inline void process_begin(StopHandler on_stop, char** argv) {
+    cpu_share_settle(argv);
     int fd = 0;
     while (fd >= 0 && fd <= STDERR_FILENO) fd = open("/dev/null", O_RDWR);
     if (fd >= 0) close(fd);

@@ -10,6 +10,7 @@
 #include "llmc/data/lm/batch_lm.h"
 #include "llmc/device/staging.h"
 #include "llmc/run/prefetch.h"
+#include "llmc/run/val_entropy.h"
 
 enum { LM_AHEAD = 4, LM_MEAN_DOCUMENT = 64 };
 
@@ -25,6 +26,7 @@ typedef struct {
     Shards train_shards, val_shards;
     BatchLm train, val;
     int has_val;
+    ValEntropy val_entropy;
     int end_of_text;  // first token of each document; -1: attention crosses documents
     int* documents;   // on the device: the arrays of Documents for the micro-batch
     Staging staging;  // the arrays of an LmBatch
@@ -93,6 +95,7 @@ static inline void lm_data_open(LmData* d, const char* train_pattern, const char
     d->has_val = val_pattern != NULL;
     if (d->has_val) shards_open(&d->val_shards, val_pattern);
     if (d->has_val) batch_lm_init(&d->val, &d->val_shards, B, T, V, 0, IN_ORDER);
+    if (d->has_val) val_entropy_open(&d->val_entropy, &d->val_shards, T);
     d->stride = (uint64_t)B * (uint64_t)ranks;
     d->end_of_text = end_of_text;
     if (end_of_text >= 0) {
@@ -111,7 +114,7 @@ static inline void lm_data_close(LmData* d) {
     staging_close(&d->staging);
     if (d->documents) device_free(d->documents, documents_ints(d->train.B * d->train.T) * sizeof(int));
     batch_lm_free(&d->train), shards_close(&d->train_shards);
-    if (d->has_val) batch_lm_free(&d->val), shards_close(&d->val_shards);
+    if (d->has_val) batch_lm_free(&d->val), shards_close(&d->val_shards), val_entropy_close(&d->val_entropy);
 }
 
 // Let the thread read the micro-batch that starts with sequence number `sample`.

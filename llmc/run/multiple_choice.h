@@ -253,6 +253,7 @@ static inline void multiple_choice_print(const MultipleChoice* set, MultipleChoi
     char name[32];
     multiple_choice_name(set, name);
     printf("%s acc %.6f, ", name, r.acc);
+    if (set->chance > 0) printf("chance %.6f, ", set->chance);
     if (r.is_cloze) printf("perplexity %.3f", plain_nan(r.perplexity));
     else printf("acc_norm %.6f", r.acc_norm);
     printf(" (%.0f examples)\n", r.examples);

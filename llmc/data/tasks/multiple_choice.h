@@ -1,6 +1,7 @@
 /* Multiple-choice sets, as llm.c writes them: a context, several endings, and the number of the correct one.
  *
- *   256 x int32   header: [0] magic 20240522, [1] version 1, [2] number of examples, [3] bytes of the longest, zeros
+ *   256 x int32   header: [0] magic 20240522, [1] version 1, [2] number of examples, [3] bytes of the longest,
+ *                 [4] accuracy of a guess in millionths, 0 if unknown (an addition of this project), zeros
  *   an example    uint16, little-endian: 65535, its bytes, its number from 0, the label (number of the correct ending),
  *                 the number of endings, then the length and the tokens of the context, and the same for each ending
  *
@@ -14,13 +15,14 @@
 
 #include "llmc/data/files/shards.h"
 
-enum { MULTIPLE_CHOICE_VERSION = 1, MULTIPLE_CHOICE_BEGIN = 65535 };
+enum { MULTIPLE_CHOICE_VERSION = 1, MULTIPLE_CHOICE_BEGIN = 65535, MULTIPLE_CHOICE_CHANCE = 4 };
 #define MULTIPLE_CHOICE_MAX_FILE ((size_t)1 << 31)
 
 typedef struct {
     char* file;
     int count;
     int is_cloze;        // every example is a cloze
+    double chance;       // accuracy of a guess; 0: unknown
     uint16_t* words;     // all examples
     size_t* first;       // [count] index of the word with the label of each example
     int longest;         // most tokens of a context and an ending together
@@ -95,7 +97,7 @@ static inline size_t multiple_choice_check(MultipleChoice* c, int i, size_t at, 
 
 // Read a set of tokens below V. Ends with USAGE if it is invalid.
 static inline void multiple_choice_open(MultipleChoice* c, const char* path, int V) {
-    int32_t header[4];
+    int32_t header[MULTIPLE_CHOICE_CHANCE + 1];
     size_t size, at = 0;
     char* bytes = read_file(path, MULTIPLE_CHOICE_MAX_FILE, &size, USAGE);
     memset(c, 0, sizeof *c);
@@ -113,6 +115,7 @@ static inline void multiple_choice_open(MultipleChoice* c, const char* path, int
             (int)MULTIPLE_CHOICE_VERSION);
     size_t n = (size - SHARD_HEADER_BYTES) / sizeof *c->words;
     c->count = (int)header[2];
+    c->chance = header[MULTIPLE_CHOICE_CHANCE] / 1e6;
     // An example takes at least nine words. So a damaged header cannot make this allocate more than the file justifies.
     if (c->count < 1 || (size_t)c->count > n / 9)
         die(USAGE, "%s: its header gives %d examples, but %zu bytes follow it; the file is truncated or damaged", path,

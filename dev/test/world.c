@@ -1,0 +1,352 @@
+/* Tests of the stories that builtin_corpus writes: a parser recovers the generator's choices from the text, so different
+ * choices are different texts; its probabilities are the generator's; the entropy of a smaller world is the analytic
+ * one; a reader that knows English but not the generator finds the answers; any tokenizer encodes a word as its token;
+ * no question of the exam is answered in the training set.
+ *
+ * Prints a line per case and `N passed, N failed`; exit status 1 if one failed. */
+#define main builtin_corpus_main
+#include "../data/builtin_corpus.c"
+#undef main
+#include "dev/test/tests.h"
+#include "llmc/data/text/bpe.h"
+#include "llmc/data/text/wordpiece.h"
+
+// ---------------------------------------------------------------------------------------------------------
+// The parser
+
+// Read the value of a slot: the number of a word within its class, or -1 if it is not in it.
+static int slot_value(int word, int first, int count) {
+    return word >= first && word < first + count ? word - first : -1;
+}
+
+// Read words as a sentence of this kind. Returns 0 if they are not.
+static int parse_sentence(Sentence* s, Kind kind, const int* words, int count) {
+    int at = 0, value = 0;
+    memset(s, 0, sizeof *s);
+    s->kind = kind;
+    if (kind == END) return count > 0 && words[0] == END_OF_STORY;
+    for (const char* p = TEMPLATES[kind]; *p; p += strspn(p, " "), at++) {
+        size_t length = strcspn(p, " ");
+        if (at >= count || words[at] == END_OF_STORY) return 0;
+        int word = words[at];
+        if (*p != '$' && *p != '*') value = strlen(WORD[word]) == length && memcmp(WORD[word], p, length) == 0 ? 0 : -1;
+        else if (p[1] == 'a') value = s->person = slot_value(word, PEOPLE, MOST_PEOPLE);
+        else if (p[1] == 'b') value = s->receiver = slot_value(word, PEOPLE, MOST_PEOPLE);
+        else if (p[1] == 't') value = s->thing = slot_value(word, THINGS, MOST_THINGS);
+        else if (p[1] == 'p') value = s->place = slot_value(word, PLACES, MOST_PLACES);
+        else if (p[1] == 'n') value = slot_value(word, DIGITS, 2 * MOST_EGGS), s->eggs = value + 1;
+        else value = slot_value(word, DIGITS, 2 * MOST_EGGS), s->more = value + 1;
+        if (value < 0) return 0;
+        p += length;
+    }
+    return 1;
+}
+
+// Whether a template has this slot.
+static int shows(const char* template, char slot) {
+    for (const char* p = template; *p; p++)
+        if ((*p == '$' || *p == '*') && p[1] == slot) return 1;
+    return 0;
+}
+
+// Whether two sentences of a kind are the same text: they agree in what the template shows.
+static int same_text(Sentence a, Sentence b) {
+    const char* t = TEMPLATES[a.kind];
+    return (a.person == b.person || !shows(t, 'a')) && (a.receiver == b.receiver || !shows(t, 'b')) &&
+           (a.thing == b.thing || !shows(t, 't')) && (a.place == b.place || !shows(t, 'p')) &&
+           (a.eggs == b.eggs || !shows(t, 'n')) && (a.more == b.more || !shows(t, 'm'));
+}
+
+enum { MOST_CHOICES = 64 };
+typedef struct {
+    int kind[MOST_CHOICES], index[MOST_CHOICES], count;
+    double nats;  // -log p of the text
+} Parsed;
+
+// Recover the choices of a block's words. Returns 0 if the generator cannot have written them, or in two ways.
+static int parse_block(Parsed* p, const int* words, const WorldSize* size) {
+    Sentence list[MOST_SENTENCES], s, found;
+    World w = world_begin(size);
+    p->count = 0, p->nats = 0;
+    if (words[0] != END_OF_STORY) return 0;
+    for (Choices c = world_choices(&w, size); c.sum > 0; c = world_choices(&w, size)) {
+        int ways = 0, at = size->T - w.room;
+        for (int kind = 0; kind < KINDS; kind++) {
+            if (!c.weights[kind] || !parse_sentence(&s, (Kind)kind, words + at, w.room)) continue;
+            int n = world_sentences(&w, size, (Kind)kind, list);
+            for (int i = 0; i < n; i++)
+                if (same_text(list[i], s)) p->kind[p->count] = kind, p->index[p->count] = i, found = list[i], ways++;
+        }
+        if (ways != 1 || p->count + 1 == MOST_CHOICES) return 0;
+        p->nats -= log(c.weights[p->kind[p->count]]) - log(c.sum) - log(c.counts[p->kind[p->count]]);
+        p->count++;
+        world_apply(&w, found);
+    }
+    for (int at = size->T - w.room; at < size->T; at++)
+        if (words[at] != END_OF_STORY) return 0;
+    return 1;
+}
+
+static void test_parser(Tests* t) {
+    enum { BLOCKS = 100000 };
+    const WorldSize* size = &FULL_WORLD;
+    double worst = 0;
+    Block b;
+    block_alloc(&b, size);
+    for (uint64_t n = 0; n < BLOCKS && !t->is_bad; n++) {
+        World w = world_begin(size);
+        Parsed p;
+        block_make(&b, size, 7, n);
+        if (!parse_block(&p, b.words, size)) fail(t, "block %d is not recovered", (int)n);
+        worst = fmax(worst, fabs(p.nats - b.nats));
+        for (int i = 0; i < p.count; i++) {
+            Sentence list[MOST_SENTENCES];
+            Choices c = world_choices(&w, size);
+            uint32_t drawn = choice_draw(7, n, 2 * (uint32_t)i, c.sum), before = 0;
+            for (int kind = 0; kind < p.kind[i]; kind++) before += c.weights[kind];
+            EXPECT(t, drawn >= before && drawn < before + c.weights[p.kind[i]]);
+            uint32_t count = (uint32_t)world_sentences(&w, size, (Kind)p.kind[i], list);
+            EXPECT(t, (int)choice_draw(7, n, 2 * (uint32_t)i + 1, count) == p.index[i]);
+            world_apply(&w, list[p.index[i]]);
+        }
+    }
+    if (!(worst <= 1e-9)) fail(t, "log-probabilities differ by %g", worst);
+    // A text that is not the generator's: a thing that nobody has is given away.
+    Parsed p;
+    int give[64], answer;
+    Sentence s = {GIVE, 0, 1, 0, 0, 0, 0};
+    for (int i = 0; i < 64; i++) give[i] = END_OF_STORY;
+    sentence_words(s, give + 1, &answer);
+    EXPECT(t, !parse_block(&p, give, size));
+    block_free(&b);
+}
+
+// ---------------------------------------------------------------------------------------------------------
+// Entropy of a world small enough to list all its blocks
+
+static const WorldSize SMALL_WORLD = {50, 2, 1, 2, 1};
+
+typedef struct {
+    double probability, entropy;  // sums over all blocks: p, and -p log p
+    size_t blocks;
+} Listing;
+
+static void list_blocks(Listing* l, World w, double p) {
+    Sentence list[MOST_SENTENCES];
+    Choices c = world_choices(&w, &SMALL_WORLD);
+    if (c.sum == 0) l->probability += p, l->entropy -= p * log(p), l->blocks++;
+    for (int kind = 0; kind < KINDS && c.sum; kind++) {
+        int n = c.weights[kind] ? world_sentences(&w, &SMALL_WORLD, (Kind)kind, list) : 0;
+        for (int i = 0; i < n; i++) {
+            World next = w;
+            world_apply(&next, list[i]);
+            list_blocks(l, next, p * c.weights[kind] / c.sum / n);
+        }
+    }
+}
+
+static void test_entropy(Tests* t) {
+    enum { TOKENS = 10000000 };
+    const WorldSize* size = &SMALL_WORLD;
+    Listing l = {0, 0, 0};
+    double nats = 0, entropy = 0;
+    Block b;
+    list_blocks(&l, world_begin(size), 1);
+    EXPECT(t, fabs(l.probability - 1) < 1e-9 && l.blocks > 1000);
+    block_alloc(&b, size);
+    const int blocks = TOKENS / size->T;
+    for (int n = 0; n < blocks; n++) {
+        block_make(&b, size, 3, (uint64_t)n);
+        nats += b.nats, entropy += b.entropy;
+    }
+    nats /= blocks, entropy /= blocks;
+    printf(
+        "entropy of the small world's %zu blocks: %.6f nats; of 10 million tokens: %.6f (%+.3f %%), %.6f by choices\n",
+        l.blocks, l.entropy, nats, 100 * (nats / l.entropy - 1), entropy);
+    if (!(fabs(nats / l.entropy - 1) <= 1e-3)) fail(t, "%.6f nats a block, not %.6f", nats, l.entropy);
+    if (!(fabs(entropy / l.entropy - 1) <= 1e-3)) fail(t, "%.6f nats by choices, not %.6f", entropy, l.entropy);
+    block_free(&b);
+}
+
+// ---------------------------------------------------------------------------------------------------------
+// Answers, by a reader that takes the text word by word
+
+static int is_word(int word, const char* text) { return word != END_OF_STORY && strcmp(WORD[word], text) == 0; }
+
+// The answer to the question that ends with words [count - 1], from the story before it; -1: nothing says.
+static int read_answer(const int* words, int count) {
+    int place[MOST_PEOPLE], eggs[MOST_PEOPLE], holder[MOST_THINGS], first = 0;
+    for (int i = 0; i < MOST_PEOPLE; i++) place[i] = -1, eggs[i] = -1;
+    for (int i = 0; i < MOST_THINGS; i++) holder[i] = -1;
+    for (int i = 0; i < count - 1; i++) {
+        const int* s = words + first;
+        if (!is_word(words[i], ".") && !is_word(words[i], "?")) continue;
+        first = i + 1;
+        if (is_word(s[1], "goes")) place[s[0]] = s[4];
+        if (is_word(s[1], "takes") || is_word(s[1], "gets")) holder[s[3] - THINGS] = s[0];
+        if (is_word(s[1], "finds")) eggs[s[0]] = DIGITS - 1 + (s[2] - DIGITS + 1) + (s[5] - DIGITS + 1);
+    }
+    int asked = words[count - 2];
+    if (is_word(words[first], "Who")) return holder[asked - THINGS];
+    if (is_word(words[first], "How")) return eggs[asked];
+    if (asked >= THINGS) asked = holder[asked - THINGS];
+    return asked < 0 ? -1 : place[asked];
+}
+
+// The number of words of [0, count) up to the last question mark.
+static int question_end(const int* words, int count) {
+    while (!is_word(words[count - 1], "?")) count--;
+    return count;
+}
+
+static void test_answers(Tests* t) {
+    const WorldSize* size = &FULL_WORLD;
+    int questions = 0;
+    Block b;
+    block_alloc(&b, size);
+    for (uint64_t n = 0; n < 5000; n++) {
+        block_make(&b, size, 11, n);
+        for (int at = 1; at < size->T; at++) {
+            if (!b.is_answer[at]) continue;
+            int start = story_start(b.words, at);
+            if (read_answer(b.words + start, question_end(b.words + start, at - start)) != b.words[at])
+                fail(t, "block %d: the answer at %d is wrong", (int)n, at);
+            questions++;
+        }
+    }
+    EXPECT(t, questions > 15000);
+    block_free(&b);
+}
+
+// ---------------------------------------------------------------------------------------------------------
+// Files
+
+static void expect_same(Tests* t, const int* tokens, size_t count, const int* expected, size_t n) {
+    EXPECT(t, count == n && memcmp(tokens, expected, n * sizeof(int)) == 0);
+}
+
+// The text of a block's words, as BERT's users would write it, or with end-of-text tokens.
+static void append_text(Text* t, const int* words, int count) {
+    for (int i = 0; i < count; i++) {
+        int begins = i == 0 || words[i - 1] == END_OF_STORY;
+        if (words[i] == END_OF_STORY) text_printf(t, "<|endoftext|>");
+        else text_printf(t, "%s%s", begins || strchr(".?", WORD[words[i]][0]) ? "" : " ", WORD[words[i]]);
+    }
+}
+
+static void test_tokenizers(Tests* t) {
+    static Corpus c;
+    const WorldSize* size = &FULL_WORLD;
+    WordPiece words;
+    Block b;
+    Bpe bpe;
+    corpus_make(&c, size, 5, 1);
+    for (int i = VOCAB; i <= BERT_CONFIG; i++) {
+        const char* slash = strrchr(OUTPUT[i], '/');
+        if (c.text[i].text) free(put_file(t, slash ? slash + 1 : OUTPUT[i], c.text[i].text, c.text[i].length));
+    }
+    block_alloc(&b, size);
+    for (int form = 0; form < 2; form++) {  // tokenizer.json, then vocab.json with merges.txt
+        CHECK(bpe_open(&bpe, t->directory) == 0);
+        for (uint64_t n = 0; n < 300; n++) {
+            Text text = {NULL, 0, 0};
+            int expected[64], *ids;
+            block_make(&b, size, 5, n);
+            vocabulary_encode(&c.vocabulary, expected, b.words, size->T, 0);
+            append_text(&text, b.words, size->T);
+            size_t count = bpe_encode(&ids, &bpe, text.text, text.length, AS_TOKEN);
+            expect_same(t, ids, count, expected, (size_t)size->T);
+            free(ids), free(text.text);
+        }
+        bpe_free(&bpe);
+        char* whole = path_in(t, "tokenizer.json");
+        unlink(whole);
+        free(whole);
+    }
+    CHECK(wordpiece_open(&words, t->directory, CASE_OF_MODEL) == 0);
+    EXPECT(t, words.size == c.pieces && words.mask == MASK && words.sep == SEP);
+    for (int i = 0; i < WORDS; i++) {
+        TokenIds ids = {NULL, 0, 0, 0, NULL};
+        int expected = PIECES + i;
+        wordpiece_encode(&ids, &words, WORD[i], strlen(WORD[i]));
+        expect_same(t, ids.id, ids.count, &expected, 1);
+        free(ids.id);
+    }
+    wordpiece_free(&words);
+    block_free(&b);
+    corpus_free(&c);
+}
+
+// The questions' words of a set, whose tokens are one a word.
+static int is_in_training(const Corpus* c, const uint16_t* story, int length) {
+    for (size_t at = 0; at + (size_t)length <= c->train.tokens.count; at++) {
+        int same = 0;
+        while (same < length && c->train.tokens.id[at + (size_t)same] == story[same]) same++;
+        if (same == length) return 1;
+    }
+    return 0;
+}
+
+static void test_exam(Tests* t) {
+    static Corpus c;
+    const WorldSize* size = &FULL_WORLD;
+    int far = 0;
+    corpus_make(&c, size, 6, 3000);
+    for (int which = 0; which < 4; which++) {
+        const Exam* exam = which < 2 ? &c.exam : &c.not_last;
+        MultipleChoice set;
+        char* path = path_in(t, "exam.bin");
+        CHECK(write_questions(path, which % 2 ? &exam->mlm : &exam->lm) == 0);
+        multiple_choice_open(&set, path, which % 2 ? c.pieces : c.vocabulary.end_of_text + 1);
+        EXPECT(t, set.is_cloze && set.count >= 1000 && set.longest <= size->T + 1);
+        EXPECT(t, set.chance > 1.0 / 7 && set.chance < 0.2);
+        for (int i = 0; i < set.count && which % 2; i++) {  // WordPiece's numbers give the words
+            MultipleChoiceText context = multiple_choice_example(&set, i).context,
+                               ending = multiple_choice_next(context);
+            int words[64], n = context.length, last = -1;
+            for (int k = 0; k < n; k++) words[k] = context.tokens[k] - PIECES;
+            int answer = ending.tokens[0] - PIECES;
+            EXPECT(t, ending.length >= 2 && read_answer(words, question_end(words, n)) == answer);
+            for (int k = 0; k < n; k++)
+                if (words[k] < DIGITS && word_class(words[k]) == word_class(answer)) last = words[k];
+            if (which == 3) EXPECT(t, answer < DIGITS && last != answer);
+            else far += answer < DIGITS && last != answer;
+        }
+        multiple_choice_close(&set);
+        free(path);
+    }
+    EXPECT(t, far > 200 && far < EXAM_QUESTIONS);
+    // The stories of the questions, searched for in the training set itself.
+    const uint16_t* word = (const uint16_t*)c.exam.lm.words.text;
+    for (int i = 0; i < 100; i++, word += word[1] / 2) {
+        int end = 6 + word[5], start = end;
+        while (word[start - 1] != c.vocabulary.end_of_text) start--;
+        uint16_t story[64];
+        memcpy(story, word + start, (size_t)(end - start) * sizeof *word);
+        memcpy(story + end - start, word + end + 1, word[end] * sizeof *word);
+        EXPECT(t, !is_in_training(&c, story, end + word[end] - start));
+    }
+    corpus_free(&c);
+}
+
+int main(int argc, char** argv) {
+    static const struct {
+        const char* name;
+        void (*run)(Tests*);
+    } cases[] = {{"world/parser", test_parser},
+                 {"world/entropy", test_entropy},
+                 {"world/answers", test_answers},
+                 {"world/tokenizers", test_tokenizers},
+                 {"world/exam", test_exam}};
+    Tests t;
+    tests_open(&t);
+    t.only = argc > 1 ? argv[1] : NULL;
+    t.directory = make_scratch_directory("test_world");
+    for (size_t i = 0; i < COUNT_OF(cases); i++) {
+        if (t.only && !strstr(cases[i].name, t.only)) continue;
+        case_begin(&t, cases[i].name);
+        cases[i].run(&t);
+        case_end(&t);
+    }
+    return tests_close(&t);
+}

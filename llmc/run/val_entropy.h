@@ -1,0 +1,58 @@
+/* The loss that the generator of held-out data has on it, and the mean that no model can beat. Generated data has them
+ * in a file beside its shard, X_entropy.txt beside X.bin:
+ *
+ *   T BOUND      tokens of a block; the entropy of the text in nats a token, which no model can beat on average
+ *   NATS         for each block of the shard: -log of its probability. One a line
+ *
+ * The shard is blocks of T tokens, each of which begins with end-of-text, and one more end-of-text. So the targets of a
+ * window of T tokens are what is to be known of a block. */
+#ifndef LLMC_RUN_VAL_ENTROPY_H
+#define LLMC_RUN_VAL_ENTROPY_H
+
+#include "llmc/data/files/shards.h"
+
+typedef struct {
+    double bound;     // nats a token
+    double* nats;     // [blocks]
+    uint64_t blocks;  // 0: unknown
+} ValEntropy;
+
+// Read the file beside a data set's only shard. Without it, for sequences of other than its T tokens, or if it lacks a
+// block, nothing is known.
+static inline void val_entropy_open(ValEntropy* e, const Shards* shards, int T) {
+    enum { MOST_BYTES = 1 << 30 };
+    memset(e, 0, sizeof *e);
+    size_t length = strlen(shards->shard[0].path), bytes;
+    uint64_t blocks = (shards->tokens - 1) / (uint64_t)T;
+    if (shards->count > 1 || length < 4) return;
+    char* path = xprintf("%.*s_entropy.txt", (int)length - 4, shards->shard[0].path);
+    if (file_exists(path)) {
+        char *text = read_file(path, MOST_BYTES, &bytes, USAGE), *end = text;
+        int is_mine = strtol(text, &end, 10) == T;
+        e->bound = strtod(end, &end);
+        e->nats = (double*)xmalloc((size_t)blocks * sizeof(double));
+        while (is_mine && e->blocks < blocks) {
+            char* from = end;
+            e->nats[e->blocks] = strtod(from, &end);
+            if (end == from) break;
+            e->blocks++;
+        }
+        if (e->blocks < blocks) e->blocks = 0;
+        free(text);
+    }
+    free(path);
+}
+
+static inline void val_entropy_close(ValEntropy* e) { free(e->nats); }
+
+// Print what is known of the first `samples` sequences, where all is.
+static inline void val_entropy_print(const ValEntropy* e, uint64_t samples, int T) {
+    double sum = 0;
+    if (samples == 0 || samples > e->blocks) return;
+    for (uint64_t i = 0; i < samples; i++) sum += e->nats[i];
+    printf("the generator of this text has a loss of %.4f on it; no model can be below %.4f on average\n",
+           sum / (double)samples / T, e->bound);
+    fflush(stdout);
+}
+
+#endif
