@@ -15,7 +15,7 @@ pid=
 begin() { # COMMAND...
     "$@" "$PROGRAM" -e L=1,C=16,NH=1,T=16 -b 64 -x 1000000 -v 0 -s 0 -n 0 -o '' >"$work/stdout" 2>"$work/stderr" &
     pid=$!
-    for _ in $(seq 300); do
+    for _ in $(seq 1000); do
         grep -q '^step' "$work/stdout" && return
         kill -0 "$pid" 2>/dev/null || return
         sleep 0.1
