@@ -31,6 +31,7 @@
 #include "ops/matmul_epilogue.h"
 #include "ops/next_sentence.h"
 #include "ops/outliers.h"
+#include "ops/quantize.h"
 #include "ops/span.h"
 #include "ops/squared_error.h"
 #include "ops/tanh.h"
@@ -54,6 +55,7 @@ static const OpRow TABLE[] = {
     {"outliers", test_outliers, NULL, NULL},
     {"cast_to_fp32", test_cast_to_fp32, NULL, bench_cast_to_fp32},
     {"cast_bf16", test_cast_bf16, NULL, bench_cast_bf16},
+    {"quantize", test_quantize, NULL, bench_quantize},
     {"attention", test_attention, grad_attention, bench_attention},
     {"attention_documents", test_attention_documents, NULL, NULL},
     {"attention_decode", test_attention_decode, NULL, bench_attention_decode},

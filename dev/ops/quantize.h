@@ -1,0 +1,226 @@
+/* quantize: test and bench (nothing differentiates it). */
+#ifndef DEV_OPS_QUANTIZE_H
+#define DEV_OPS_QUANTIZE_H
+
+#include "harness.h"
+#include "llmc/ops/quantize/quantize.h"
+
+enum { QUANTIZE_FILL = 0xa5 };  // what outputs hold before
+
+typedef struct {
+    Array x;
+    int N, C;
+    QuantizeOutput out;   // where the ops run
+    QuantizeOutput want;  // of the reference, in the host's memory
+    Fp8Stats before;
+    Context* ctx;
+} QuantizeCase;
+
+static inline const char* fp8_name(Fp8Format format) { return format == FP8_E4M3 ? "E4M3" : "E5M2"; }
+
+// Both outputs and the statistics, wanted or not, so that what must not be written is seen too.
+static inline QuantizeCase* quantize_case(Harness* h, int N, int C, double size, real scale, Fp8Format format) {
+    QuantizeCase* k = (QuantizeCase*)case_memory(h, sizeof *k);
+    size_t n = (size_t)N * (size_t)C, transposed = quantize_rows(N) * (size_t)C;
+    real* host_scale = (real*)pinned_memory(h, sizeof *host_scale);
+    Fp8Stats before = {7, 9, float_bits(0.25f * (float)size)};  // ADD: they grow
+    *host_scale = scale;
+    k->N = N, k->C = C, k->ctx = &h->ctx, k->before = before;
+    k->x = input(h, n, size);
+    k->out.scale = k->want.scale = host_scale;
+    k->out.format = k->want.format = format;
+    k->out.y = (uint8_t*)case_block(h, n, ON_DEVICE);
+    k->out.yt = (uint8_t*)case_block(h, transposed, ON_DEVICE);
+    k->out.stats = (Fp8Stats*)case_block(h, sizeof before, ON_DEVICE);
+    k->want.y = (uint8_t*)case_memory(h, n);
+    k->want.yt = (uint8_t*)case_memory(h, transposed);
+    k->want.stats = (Fp8Stats*)case_memory(h, sizeof before);
+    return k;
+}
+
+static inline void quantize_run_case(void* state) {
+    QuantizeCase* k = (QuantizeCase*)state;
+    quantize(k->out, k->x.device, k->N, k->C, k->ctx);
+}
+
+static inline int same_bytes(Harness* h, const uint8_t* device, const uint8_t* want, size_t n) {
+    uint8_t* got = (uint8_t*)case_memory(h, n);
+    device_download(&h->ctx, got, device, n);
+    return memcmp(got, want, n) == 0;
+}
+
+// Equal; of an amax that is NaN the payload is not looked at.
+static inline int same_stats(Fp8Stats a, Fp8Stats b) {
+    int same_amax = a.amax == b.amax || (a.amax > 0x7f800000u && b.amax > 0x7f800000u);
+    return same_amax && a.clipped == b.clipped && a.flushed == b.flushed;
+}
+
+// The launcher against the reference, for any number of threads. `y`, `yt`, `stats`: what is wanted of it.
+static inline void quantize_compare(Harness* h, QuantizeCase* k, int y, int yt, int stats) {
+    size_t n = (size_t)k->N * (size_t)k->C, transposed = quantize_rows(k->N) * (size_t)k->C;
+    QuantizeOutput all = k->out, want = k->want;
+    uint8_t* fill = (uint8_t*)case_memory(h, transposed);
+    memset(fill, QUANTIZE_FILL, transposed);
+    memset(k->want.y, QUANTIZE_FILL, n);
+    memset(k->want.yt, QUANTIZE_FILL, transposed);
+    *k->want.stats = k->before;
+    if (!y) k->out.y = want.y = NULL;
+    if (!yt) k->out.yt = want.yt = NULL;
+    if (!stats) k->out.stats = want.stats = NULL;
+    quantize_ref(want, k->x.host, k->N, k->C);
+    for (int threads = 1; threads <= 4; threads++) {
+        device_upload(&h->ctx, all.y, fill, n);
+        device_upload(&h->ctx, all.yt, fill, transposed);
+        device_upload(&h->ctx, all.stats, &k->before, sizeof k->before);
+        device_synchronize(&h->ctx);
+        int usual = device_threads();
+        device_set_threads(threads);
+        quantize_run_case(k);
+        device_set_threads(usual);
+        Fp8Stats got;
+        device_download(&h->ctx, &got, all.stats, sizeof got);
+        expect_true(h, "y has the reference's bytes", same_bytes(h, all.y, k->want.y, n));
+        expect_true(h, "yt has the reference's bytes", same_bytes(h, all.yt, k->want.yt, transposed));
+        expect_true(h, "amax and the counts are the reference's", same_stats(got, *k->want.stats));
+    }
+    k->out = all;
+}
+
+// Every number of a 16-bit floatX, NaN of both signs included; of a wider one, every number of bf16.
+static inline void quantize_all_values(QuantizeCase* k) {
+    uint16_t* bits = (uint16_t*)xmalloc(65536 * sizeof *bits);
+    for (uint32_t i = 0; i < 65536; i++) {
+        uint32_t wide = i << 16;
+        float value;
+        bits[i] = (uint16_t)i;
+        memcpy(&value, &wide, sizeof value);
+#if defined(__CUDACC__) && defined(PRECISION_FP16)
+        __half half;
+        memcpy((void*)&half, &bits[i], sizeof half);
+        value = __half2float(half);
+#endif
+        k->x.host[i] = (real)value;
+    }
+    array_upload_real(k->x);
+    // A NaN keeps its sign only as bits.
+    if (sizeof(floatX) == sizeof *bits) device_upload(k->ctx, k->x.device, bits, 65536 * sizeof *bits);
+    else if (HAS_DEVICE_MEMORY) device_upload(k->ctx, k->x.device, k->x.host, 65536 * sizeof(floatX));
+    device_synchronize(k->ctx);
+    free(bits);
+}
+
+static inline void test_quantize_values(Harness* h) {
+    static const double SCALES[] = {1.0 / 1048576, 1.0 / 64, 1, 32, 16384, 1.329227995784916e36};  // the last: 2^120
+    for (int format = FP8_E4M3; format <= FP8_E5M2; format++)
+        for (size_t s = 0; s < COUNT_OF(SCALES); s++) {
+            case_begin(h, "quantize/every 16-bit number %s scale=%g", fp8_name((Fp8Format)format), SCALES[s]);
+            QuantizeCase* k = quantize_case(h, 256, 256, 1, (real)SCALES[s], (Fp8Format)format);
+            quantize_all_values(k);
+            quantize_compare(h, k, 1, 1, 1);
+            case_end(h);
+        }
+}
+
+// Both conversions: byte by byte there and back, no neighbour nearer, and bytes worked out by hand.
+static inline void test_fp8_numbers(Harness* h) {
+    static const struct {
+        double x;
+        uint8_t e4m3, e5m2;
+    } HAND[] = {{0.0, 0, 0},
+                {-0.0, 0x80, 0x80},
+                {1, 0x38, 0x3c},
+                {-1.5, 0xbc, 0xbe},
+                {1.0625, 0x38, 0x3c},  // in E4M3 a tie, down to the even one
+                {1.1875, 0x3a, 0x3d},  // in E4M3 a tie, up
+                {1.125, 0x39, 0x3c},   // in E5M2 a tie, down
+                {448, 0x7e, 0x5f},     // the largest of E4M3
+                {449, 0x7e, 0x5f},     // more than the largest
+                {57344, 0x7e, 0x7b},   // the largest of E5M2
+                {-1e30, 0xfe, 0xfb},   // far more
+                {INFINITY, 0x7e, 0x7b},
+                {-INFINITY, 0xfe, 0xfb},
+                {0.015625, 0x08, 0x24},        // 2^-6, the smallest normal number of E4M3
+                {0.001953125, 0x01, 0x18},     // 2^-9, the smallest of E4M3
+                {0.0009765625, 0, 0x14},       // 2^-10, a tie
+                {0.0029296875, 0x02, 0x1a},    // 1.5 times 2^-9, a tie
+                {6.103515625e-05, 0, 0x04},    // 2^-14, the smallest normal number of E5M2
+                {1.52587890625e-05, 0, 0x01},  // 2^-16, the smallest of E5M2
+                {7.62939453125e-06, 0, 0},     // 2^-17, a tie
+                {-7.6293954e-06, 0x80, 0x81},  // a little more
+                {NAN, 0x7f, 0x7f},
+                {-NAN, 0x7f, 0x7f}};
+    for (int f = FP8_E4M3; f <= FP8_E5M2; f++) {
+        Fp8Format format = (Fp8Format)f;
+        int back = 0, farther = 0, top = format == FP8_E4M3 ? 0x7e : 0x7b;
+        case_begin(h, "quantize/numbers of %s", fp8_name(format));
+        for (int byte = 0; byte < 256; byte++) {
+            float x = fp8_to_float((uint8_t)byte, format);
+            int finite = (byte & 0x7f) <= top;
+            back += finite ? fp8_from_float_ref(x, format) != byte || fp8_from_float(x, format) != byte : !(x - x != 0);
+        }
+        for (int i = 0; i < 100000; i++) {
+            float x = (float)ldexp(rng_normal(h->key, (uint64_t)i), i % 40 - 24);
+            int byte = fp8_from_float_ref(x, format), size = byte & 0x7f;
+            double error = fabs((double)fp8_to_float((uint8_t)byte, format) - (double)x);
+            back += fp8_from_float(x, format) != byte;
+            for (int side = -1; side <= 1; side += 2) {
+                if (size + side < 0 || size + side > top) continue;
+                double other = fabs((double)fp8_to_float((uint8_t)(byte + side), format) - (double)x);
+                farther += !(error < other || (error == other && byte % 2 == 0));
+            }
+        }
+        expect_true(h, "every byte comes back, and both conversions agree", back == 0);
+        expect_true(h, "no neighbour is nearer, and of two the even one is taken", farther == 0);
+        for (size_t i = 0; i < COUNT_OF(HAND); i++) {
+            char what[64];
+            uint8_t want = format == FP8_E4M3 ? HAND[i].e4m3 : HAND[i].e5m2;
+            snprintf(what, sizeof what, "%.9g is %#04x", HAND[i].x, want);
+            expect_true(h, what, fp8_from_float_ref((float)HAND[i].x, format) == want);
+            expect_true(h, what, fp8_from_float((float)HAND[i].x, format) == want);
+        }
+        case_end(h);
+    }
+}
+
+static inline void test_quantize(Harness* h) {
+    static const int ROWS[] = {0, 1, 15, 16, 17, 100, 127, 128, 129, 300}, COLUMNS[] = {16, 112, 128, 144, 768};
+    test_fp8_numbers(h);
+    test_quantize_values(h);
+    for (size_t i = 0; i < COUNT_OF(ROWS); i++)
+        for (size_t j = 0; j < COUNT_OF(COLUMNS); j++) {
+            Fp8Format format = (i + j) % 2 ? FP8_E5M2 : FP8_E4M3;
+            case_begin(h, "quantize/N=%d C=%d %s", ROWS[i], COLUMNS[j], fp8_name(format));
+            // About one element in twenty is clipped, and some are flushed.
+            QuantizeCase* k =
+                quantize_case(h, ROWS[i], COLUMNS[j], 1, (real)(format == FP8_E4M3 ? 256 : 32768), format);
+            quantize_compare(h, k, 1, 1, 1);
+            quantize_compare(h, k, 1, 0, 1);
+            quantize_compare(h, k, 0, 1, 0);
+            if (ROWS[i])
+                expect_bytes(h, "quantize", quantize_run_case, k,
+                             (double)ROWS[i] * COLUMNS[j] * ((double)sizeof(floatX) + 2));
+            case_end(h);
+        }
+}
+
+static inline void bench_quantize(Harness* h) {
+    int N = HAS_DEVICE_MEMORY ? 65536 : 4096;
+    static const int COLUMNS[] = {768, 3072};
+    for (size_t j = 0; j < COUNT_OF(COLUMNS); j++) {
+        QuantizeCase* k = quantize_case(h, N, COLUMNS[j], 1, 32, FP8_E4M3);
+        uint8_t* yt = k->out.yt;
+        char shapes[64];
+        snprintf(shapes, sizeof shapes, "N=%d C=%d", N, COLUMNS[j]);
+        bench_report(h, "quantize y yt", shapes, bench_seconds(h, quantize_run_case, k), QUANTIZE_FLOPS(N, COLUMNS[j]),
+                     QUANTIZE_BYTES(N, COLUMNS[j], 2));
+        k->out.yt = NULL;
+        bench_report(h, "quantize y", shapes, bench_seconds(h, quantize_run_case, k), QUANTIZE_FLOPS(N, COLUMNS[j]),
+                     QUANTIZE_BYTES(N, COLUMNS[j], 1));
+        k->out.yt = yt, k->out.y = NULL;
+        bench_report(h, "quantize yt", shapes, bench_seconds(h, quantize_run_case, k), QUANTIZE_FLOPS(N, COLUMNS[j]),
+                     QUANTIZE_BYTES(N, COLUMNS[j], 1));
+        case_free(h);
+    }
+}
+
+#endif

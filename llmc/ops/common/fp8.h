@@ -1,0 +1,73 @@
+/* The two 8-bit floating-point formats: sign, exponent, fraction.
+ *
+ *   E4M3   1 + 4 + 3 bits: largest 448, smallest normal 2^-6, smallest 2^-9; no infinity, NaN 0x7f and 0xff
+ *   E5M2   1 + 5 + 2 bits: largest 57344, smallest normal 2^-14, smallest 2^-16; infinity and NaN as in IEEE 754
+ *
+ * Numbers are rounded to nearest, ties to even. Conversion saturates: what is larger than the largest number, infinity
+ * included, becomes the largest number. NaN becomes 0x7f, whatever its sign, as in CUDA's saturating conversion.
+ * Source: Micikevicius et al., "FP8 formats for deep learning", arXiv 2209.05433. */
+#ifndef LLMC_OPS_COMMON_FP8_H
+#define LLMC_OPS_COMMON_FP8_H
+
+#include "llmc/base/rounding.h"
+
+typedef enum { FP8_E4M3, FP8_E5M2 } Fp8Format;
+
+#define FP8_NAN 0x7f
+
+// What was seen while tensors were converted; quantize.h says how it grows.
+typedef struct {
+    uint64_t clipped, flushed;
+    uint32_t amax;  // float_bits() of the largest absolute value
+} Fp8Stats;
+
+HOST_DEVICE static inline float fp8_largest(Fp8Format format) { return format == FP8_E4M3 ? 448.0f : 57344.0f; }
+
+// Half of the smallest number: it, and what is smaller, is rounded to zero.
+HOST_DEVICE static inline float fp8_half_smallest(Fp8Format format) {
+    return format == FP8_E4M3 ? 1.0f / 1024 : 1.0f / 131072;
+}
+
+static inline int fp8_fraction_bits(Fp8Format format) { return format == FP8_E4M3 ? 3 : 2; }
+
+// The exponent of the smallest normal number.
+static inline int fp8_min_exponent(Fp8Format format) { return format == FP8_E4M3 ? -6 : -14; }
+
+// The definition: the number of steps between 0 and |x|, where a step doubles with every power of two.
+static inline uint8_t fp8_from_float_ref(float x, Fp8Format format) {
+    int fraction = fp8_fraction_bits(format), least = fp8_min_exponent(format);
+    int sign = signbit(x) ? 0x80 : 0;
+    if (isnan(x)) return FP8_NAN;
+    double size = fmin(fabs((double)x), (double)fp8_largest(format));
+    int exponent = size > 0 ? max_int(ilogb(size), least) : least;
+    int steps = (int)rint(ldexp(size, fraction - exponent));  // 2^fraction to 2^(fraction + 1) for a normal number
+    return (uint8_t)(sign | (((exponent - least) << fraction) + steps));
+}
+
+// The same by operations on bits, which the compiler vectorizes. float_bits(x) is shortened with the carry of the
+// rounding. Below the smallest normal number the sum with a power of two does the rounding.
+static inline uint8_t fp8_from_float(float x, Fp8Format format) {
+    uint32_t fraction = (uint32_t)fp8_fraction_bits(format), drop = 23 - fraction;
+    uint32_t bias = (uint32_t)(126 + fp8_min_exponent(format)), bits = float_bits(x), size = bits & 0x7fffffffu;
+    uint32_t steps_bits = (bias + 1 + drop) << 23;  // of the power of two whose last bit is the smallest number
+    float steps_one, absolute;
+    memcpy(&steps_one, &steps_bits, sizeof steps_one);
+    memcpy(&absolute, &size, sizeof absolute);
+    uint32_t normal = ((size + (1u << (drop - 1)) - 1 + (size >> drop & 1)) >> drop) - (bias << fraction);
+    uint32_t small = float_bits(absolute + steps_one) - steps_bits;
+    uint32_t code = size < (bias + 1) << 23 ? small : normal;
+    code = size > float_bits(fp8_largest(format)) ? (format == FP8_E4M3 ? 0x7eu : 0x7bu) : code;
+    return (uint8_t)(size > 0x7f800000u ? FP8_NAN : (bits >> 24 & 0x80u) | code);
+}
+
+// The number that a byte stands for.
+static inline float fp8_to_float(uint8_t byte, Fp8Format format) {
+    int fraction = fp8_fraction_bits(format), least = fp8_min_exponent(format);
+    int code = byte & 0x7f, exponent = max_int(code >> fraction, 1) - 1;
+    float size = (float)ldexp(code - (exponent << fraction), least - fraction + exponent);
+    if (format == FP8_E5M2 && code == 0x7c) size = INFINITY;
+    if (code > (format == FP8_E4M3 ? 0x7e : 0x7c)) size = NAN;
+    return byte & 0x80 ? -size : size;
+}
+
+#endif

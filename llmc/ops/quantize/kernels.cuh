@@ -1,0 +1,143 @@
+/* quantize on the GPU: a block quantizes a tile of 128 rows and 128 columns. A thread takes 4 rows of 16 columns, so
+ * that it has the 4 bytes that are one word of the transpose in its registers. The words meet in shared memory, from
+ * which a warp writes 4 whole lines of 128 bytes of the transpose. */
+#ifndef LLMC_OPS_QUANTIZE_KERNELS_CUH
+#define LLMC_OPS_QUANTIZE_KERNELS_CUH
+
+#include "llmc/device/cuda_utils.cuh"
+#include "llmc/ops/common/launcher.h"
+#include "llmc/ops/quantize/quantize.h"
+
+#ifdef __CUDACC__
+#include <cuda_fp8.h>
+
+enum {
+    QUANTIZE_THREADS = 256,
+    QUANTIZE_TILE = 128,
+    QUANTIZE_ROWS = 4,  // of a thread
+    QUANTIZE_COLUMNS = 16,
+    QUANTIZE_ACROSS = QUANTIZE_TILE / QUANTIZE_COLUMNS,  // threads that share a row
+    QUANTIZE_WORDS = QUANTIZE_TILE / QUANTIZE_ROWS       // of the tile's transpose, in a row
+};
+static_assert(QUANTIZE_THREADS * QUANTIZE_ROWS * QUANTIZE_COLUMNS == QUANTIZE_TILE * QUANTIZE_TILE, "a whole tile");
+
+// What a thread has seen. A tile has 2^14 elements.
+typedef struct {
+    unsigned amax, clipped, flushed;
+} QuantizeSeen;
+
+// 4 adjacent elements as the bytes of a word.
+template <Fp8Format FORMAT> __device__ inline unsigned quantize_word(const float* v, float scale, QuantizeSeen* seen) {
+    const __nv_fp8_interpretation_t KIND = FORMAT == FP8_E4M3 ? __NV_E4M3 : __NV_E5M2;
+    float scaled[4];
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        unsigned bits = __float_as_uint(v[i]) & 0x7fffffffu;
+        scaled[i] = v[i] * scale;
+        seen->amax = max(seen->amax, bits);
+        seen->clipped += fabsf(scaled[i]) > fp8_largest(FORMAT);
+        seen->flushed += bits != 0 && fabsf(scaled[i]) <= fp8_half_smallest(FORMAT);
+    }
+    unsigned low = __nv_cvt_float2_to_fp8x2(make_float2(scaled[0], scaled[1]), __NV_SATFINITE, KIND);
+    unsigned high = __nv_cvt_float2_to_fp8x2(make_float2(scaled[2], scaled[3]), __NV_SATFINITE, KIND);
+    return low | high << 16;
+}
+
+// Rows to columns: byte i of word j becomes byte j of word i.
+__device__ inline void transpose_bytes(unsigned* w) {
+    unsigned a = __byte_perm(w[0], w[1], 0x5140), b = __byte_perm(w[2], w[3], 0x5140);
+    unsigned c = __byte_perm(w[0], w[1], 0x7362), d = __byte_perm(w[2], w[3], 0x7362);
+    w[0] = __byte_perm(a, b, 0x5410);
+    w[1] = __byte_perm(a, b, 0x7632);
+    w[2] = __byte_perm(c, d, 0x5410);
+    w[3] = __byte_perm(c, d, 0x7632);
+}
+
+// Add what the block has seen to the statistics, by integer operations whose order does not matter.
+__device__ inline void quantize_report(Fp8Stats* stats, QuantizeSeen seen) {
+    __shared__ QuantizeSeen block;
+    if (threadIdx.x == 0) block = {0, 0, 0};
+    __syncthreads();
+    seen.amax = __reduce_max_sync(ALL_LANES, seen.amax);
+    seen.clipped = __reduce_add_sync(ALL_LANES, seen.clipped);
+    seen.flushed = __reduce_add_sync(ALL_LANES, seen.flushed);
+    if (threadIdx.x % WARP == 0) {
+        atomicMax(&block.amax, seen.amax);
+        atomicAdd(&block.clipped, seen.clipped);
+        atomicAdd(&block.flushed, seen.flushed);
+    }
+    __syncthreads();
+    if (threadIdx.x) return;
+    atomicMax(&stats->amax, block.amax);
+    if (block.clipped) atomicAdd((unsigned long long*)&stats->clipped, (unsigned long long)block.clipped);
+    if (block.flushed) atomicAdd((unsigned long long*)&stats->flushed, (unsigned long long)block.flushed);
+}
+
+// 16 bytes of a row of the tile's transpose. Rows are shifted against each other so that neither the threads that write
+// words nor those that read 16 bytes meet in a bank of shared memory.
+__device__ inline int quantize_chunk(int column, int chunk) {
+    return column * QUANTIZE_WORDS + 4 * (chunk ^ column / QUANTIZE_COLUMNS);
+}
+
+// One block per tile, columns of tiles first.
+template <Fp8Format FORMAT>
+__global__ void __launch_bounds__(QUANTIZE_THREADS) quantize_kernel(QuantizeOutput out, const floatX* x, int N, int C) {
+    constexpr int W = Vector<floatX>::SIZE, VECTORS = QUANTIZE_COLUMNS / W;
+    __shared__ alignas(16) unsigned turned[QUANTIZE_TILE * QUANTIZE_WORDS];
+    int tiles = (C + QUANTIZE_TILE - 1) / QUANTIZE_TILE;
+    int row0 = (int)(blockIdx.x / tiles) * QUANTIZE_TILE, column0 = (int)(blockIdx.x % tiles) * QUANTIZE_TILE;
+    int across = threadIdx.x % QUANTIZE_ACROSS, down = threadIdx.x / QUANTIZE_ACROSS;
+    int row = row0 + QUANTIZE_ROWS * down, column = column0 + QUANTIZE_COLUMNS * across;
+    float scale = (float)*out.scale;
+    QuantizeSeen seen = {0, 0, 0};
+    Vector<floatX> loaded[QUANTIZE_ROWS][VECTORS] = {};  // outside the tensor: zeros, which leave the statistics alone
+#pragma unroll
+    for (int i = 0; i < QUANTIZE_ROWS; i++)
+#pragma unroll
+        for (int j = 0; j < VECTORS; j++)
+            if (row + i < N && column < C) loaded[i][j] = load128_streaming(x + (size_t)(row + i) * C + column + j * W);
+
+    unsigned words[QUANTIZE_COLUMNS / 4][QUANTIZE_ROWS];
+#pragma unroll
+    for (int i = 0; i < QUANTIZE_ROWS; i++) {
+        float v[QUANTIZE_COLUMNS];
+#pragma unroll
+        for (int j = 0; j < VECTORS; j++) to_floats(v + j * W, loaded[i][j]);
+#pragma unroll
+        for (int j = 0; j < QUANTIZE_COLUMNS / 4; j++) words[j][i] = quantize_word<FORMAT>(v + 4 * j, scale, &seen);
+        if (out.y && row + i < N && column < C)
+            *(uint4*)(out.y + (size_t)(row + i) * C + column) =
+                make_uint4(words[0][i], words[1][i], words[2][i], words[3][i]);
+    }
+    if (out.stats) quantize_report(out.stats, seen);
+    if (!out.yt) return;
+
+#pragma unroll
+    for (int j = 0; j < QUANTIZE_COLUMNS / 4; j++) {
+        transpose_bytes(words[j]);
+#pragma unroll
+        for (int k = 0; k < 4; k++)
+            turned[quantize_chunk(QUANTIZE_COLUMNS * across + 4 * j + k, down / 4) + down % 4] = words[j][k];
+    }
+    __syncthreads();
+    size_t Np = (size_t)(N + QUANTIZE_ALIGNMENT - 1) / QUANTIZE_ALIGNMENT * QUANTIZE_ALIGNMENT;
+    for (int i = threadIdx.x; i < QUANTIZE_TILE * QUANTIZE_TILE / 16; i += QUANTIZE_THREADS) {
+        int at = i / (QUANTIZE_TILE / 16), chunk = i % (QUANTIZE_TILE / 16);
+        if (column0 + at < C && row0 + 16 * chunk < N)
+            *(uint4*)(out.yt + (size_t)(column0 + at) * Np + row0 + 16 * chunk) =
+                *(const uint4*)&turned[quantize_chunk(at, chunk)];
+    }
+}
+
+COMPILED_IF_CALLED static inline void quantize(QuantizeOutput out, const floatX* x, int N, int C, Context* ctx) {
+    if (!N) return;
+    Scope scope = quantize_open(out, x, N, C, ctx);
+    unsigned blocks = blocks_for((size_t)N, QUANTIZE_TILE) * blocks_for((size_t)C, QUANTIZE_TILE);
+    if (out.format == FP8_E4M3) quantize_kernel<FP8_E4M3><<<blocks, QUANTIZE_THREADS, 0, ctx->stream>>>(out, x, N, C);
+    else quantize_kernel<FP8_E5M2><<<blocks, QUANTIZE_THREADS, 0, ctx->stream>>>(out, x, N, C);
+    cudaCheck(cudaGetLastError());
+    scope_close(&scope);
+}
+
+#endif
+#endif
