@@ -20,8 +20,8 @@
 #   GPU_CHECK_DATA     a glob of shards of GPT-2 tokens to train on (default: the test corpus)
 #   GPU_CHECK_BERT_DATA    a glob of files of prepare_bert.py for BERT to train on (default: the test corpus)
 #   GPU_CHECK_OPS      ops for part san, "gelu gather" for example (default: all)
-#   GPU_CHECK_BEFORE   folders with other builds of train_gpt2cu and train_bertcu for part scratch to compare with: of
-#                      another commit, or built with NVCC="nvcc -DHOPPER_SUMS_PLACE=SUMS_OF_BLOCKS"
+#   GPU_CHECK_BEFORE   folders with builds of train_gpt2cu and train_bertcu of other commits for part scratch to compare
+#                      with
 #   GPU_CHECK_SAN_SECONDS    limit for one tool on one op (default 560)
 #   GPU_CHECK_PROFILE  pieces of part profile (default: "gpt2 bert published tools ranks")
 #   GPU_CHECK_RANKS    pieces of part ranks (default: "d12 d48 bert_large 124M 1558M phase1 curves kills checkpoints",
@@ -361,9 +361,8 @@ END
             done
             ;;
         scratch)
-            # The memory plan's line and a profiled run's "scratch", planned and used, in MiB. GPT-2 124M takes 211 MiB
-            # for the sums of all heads and 39 in slots of blocks; BERT's phase 1 takes 6 and once took 198 that it
-            # never used.
+            # The memory plan's line and a profiled run's "scratch", planned and used, in MiB. GPT-2 124M takes 40 MiB
+            # for sums in slots of blocks (211 with sums of all heads); BERT's phase 1 takes none (207 once).
             scratch_of() { # name, folder, trainer, flags...
                 check "scratch of $1" "$2/$3" "${@:4}" -x 12 --profile 2 $quiet -o "$out/scratch"
                 say "RESULT scratch run='$1' $(sed -nE 's/^scratch +([0-9.]+) +([0-9.]+).*/planned_mib=\1 taken_mib=\2/p' "$out/scratch/profile/profile.txt")" \

@@ -171,28 +171,25 @@ static void test_attention_scratch(Harness* h) {
     enum { H200 = 132, SMALL = 7 };
     static const struct {
         int N, sequences, longest, NH, parts, slot_tiles;
-        size_t of_heads, of_blocks;  // bytes
+        size_t bytes;
     } known[] = {
-        {32768, 256, 128, 16, 1, 0, 6316032, 6316032},          // BERT-large, phase 1, -b 256: no sums
-        {65536, 64, 1024, 12, 1, 16, 220800000, 41296896},      // GPT-2 124M, -b 64
-        {32768, 64, 512, 16, 1, 8, 155987968, 22032384},        // BERT-large, phase 2, -b 64
-        {8192, 8, 1024, 12, 4, 0, 27777408, 27777408},          // GPT-2 124M, -b 8: heads are divided among blocks
-        {131072, 260, 8192, 12, 1, 128, 468166848, 291023040},  // documents
+        {32768, 256, 128, 16, 1, 0, 6316032},        // BERT-large, phase 1, -b 256: no sums
+        {65536, 64, 1024, 12, 1, 16, 41296896},      // GPT-2 124M, -b 64
+        {32768, 64, 512, 16, 1, 8, 22032384},        // BERT-large, phase 2, -b 64
+        {8192, 8, 1024, 12, 4, 0, 27777408},         // GPT-2 124M, -b 8: heads are divided among blocks
+        {131072, 260, 8192, 12, 1, 128, 291023040},  // documents
     };
     case_begin(h, "attention/scratch of the backward pass");
-    for (size_t i = 0; i < COUNT_OF(known); i++)
-        for (int place = SUMS_OF_HEADS; place <= SUMS_OF_BLOCKS; place++) {
-            int N = known[i].N, sequences = known[i].sequences, longest = known[i].longest, NH = known[i].NH;
-            int slot_tiles = place == SUMS_OF_BLOCKS ? known[i].slot_tiles : 0;
-            size_t want = place == SUMS_OF_BLOCKS ? known[i].of_blocks : known[i].of_heads;
-            HopperScratch z = hopper_scratch(N, sequences, longest, NH, H200, (SumsPlace)place);
-            size_t bytes = hopper_scratch_bytes(&z);
-            if (z.parts != known[i].parts || z.slot_tiles != slot_tiles || bytes != want)
-                case_fail(h, "N=%d sequences=%d: parts=%d slot_tiles=%d bytes=%zu", N, sequences, z.parts, z.slot_tiles,
-                          bytes);
-            if (hopper_scratch_most(N, sequences, sequences, longest, NH, H200, (SumsPlace)place) != bytes)
-                case_fail(h, "N=%d sequences=%d: the plan is another", N, sequences);
-        }
+    for (size_t i = 0; i < COUNT_OF(known); i++) {
+        int N = known[i].N, sequences = known[i].sequences, longest = known[i].longest, NH = known[i].NH;
+        HopperScratch z = hopper_scratch(N, sequences, longest, NH, H200);
+        size_t bytes = hopper_scratch_bytes(&z);
+        if (z.parts != known[i].parts || z.slot_tiles != known[i].slot_tiles || bytes != known[i].bytes)
+            case_fail(h, "N=%d sequences=%d: parts=%d slot_tiles=%d bytes=%zu", N, sequences, z.parts, z.slot_tiles,
+                      bytes);
+        if (hopper_scratch_most(N, sequences, sequences, longest, NH, H200) != bytes)
+            case_fail(h, "N=%d sequences=%d: the plan is another", N, sequences);
+    }
     // Batches of all kinds of lengths, on a GPU so small that all ways of dividing heads come up.
     int lengths[24], slots = 0, own = 0, none = 0;
     for (uint32_t draw = 0; draw < 4000; draw++) {
@@ -205,8 +202,7 @@ static void test_attention_scratch(Harness* h) {
             longest = max_int(longest, lengths[b]), N += lengths[b];
         }
         if (N == 0) continue;
-        SumsPlace place = (key >> 45) % 3 ? SUMS_OF_BLOCKS : SUMS_OF_HEADS;
-        HopperScratch z = hopper_scratch(N, count, longest, NH, SMALL, place);
+        HopperScratch z = hopper_scratch(N, count, longest, NH, SMALL);
         int blocks = min_int((int)z.heads * z.parts, SMALL), start = 0, stride = hopper_sum_stride(z.slot_tiles, NH);
         unsigned char* taken = (unsigned char*)xcalloc(z.sums + 1, 1);
         for (int b = 0; b < count; start += lengths[b++])
@@ -225,8 +221,7 @@ static void test_attention_scratch(Harness* h) {
         free(taken);
         slots += z.slot_tiles > 0, own += !z.slot_tiles && z.sums, none += !z.sums;
         // Planned with more rows, longer sequences, and a range of numbers of them.
-        if (hopper_scratch_bytes(&z) >
-            hopper_scratch_most(N + 100, max_int(1, count - 3), count + 2, T, NH, SMALL, place))
+        if (hopper_scratch_bytes(&z) > hopper_scratch_most(N + 100, max_int(1, count - 3), count + 2, T, NH, SMALL))
             case_fail(h, "N=%d, %d sequences: %zu bytes, more than planned", N, count, hopper_scratch_bytes(&z));
     }
     expect_true(h, "with slots, without, and no sums at all", slots > 100 && own > 100 && none > 100);

@@ -174,8 +174,7 @@ static inline size_t attention_scratch_bytes(int N, int fewest, int most, int T,
 #ifdef ATTENTION_FLASH
     if (attention_is_flash(shape.HS, ctx)) {
         int is_hopper = HOPPER_BUILD && ctx->capability == 90;
-        size_t hopper =
-            is_hopper ? hopper_scratch_most(N, fewest, most, T, shape.NH, ctx->multiprocessors, HOPPER_SUMS_PLACE) : 0;
+        size_t hopper = is_hopper ? hopper_scratch_most(N, fewest, most, T, shape.NH, ctx->multiprocessors) : 0;
         size_t bits = shape.dropout.threshold ? draw_bytes(N, most, T, shape.NH) : 0;
         return bits + max_size(hopper, flash_row_stats_bytes(N, shape.NH));
     }

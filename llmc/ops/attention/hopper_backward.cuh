@@ -15,7 +15,7 @@
  * gives dout V - delta / scale for the pairs that are kept. For the other pairs dP is reset to -delta / scale.
  *
  * If one block takes all tiles of keys of a head, the head's sums are dead when the block starts its next head. Then
- * one slot of sums per block can replace the sums per head (SUMS_OF_BLOCKS). No thread reads stale sums there. It reads
+ * one slot of sums per block replaces the sums per head. No thread reads stale sums there. It reads
  * and writes its own numbers only, whose place in the slot depends on the tile of queries alone. At a head's first tile
  * of keys it reads nothing. At a later one it reads a tile of queries that it visited, and then stored, at the previous
  * tile of keys. FULL visits all tiles of queries and stores all while keys are left. CAUSAL visits those from k0 on and
@@ -343,8 +343,7 @@ static void hopper_backward_of(floatX* dqkv, const floatX* dout, const floatX* q
                                const Sequences* s, AttentionShape shape, Context* ctx) {
     typedef HopperBackward B;
     int C = shape.NH * shape.HS;
-    HopperScratch r =
-        hopper_scratch(s->rows, s->count, s->max_length, shape.NH, ctx->multiprocessors, HOPPER_SUMS_PLACE);
+    HopperScratch r = hopper_scratch(s->rows, s->count, s->max_length, shape.NH, ctx->multiprocessors);
     int64_t items = (int64_t)r.heads * r.parts;
     CHECK(items < 1 << 30);
     size_t bits_bytes = flash_bits_bytes(s, shape);

@@ -177,16 +177,6 @@ enum {
 // A sequence's first tile of queries. No two sequences share a tile.
 HOST_DEVICE static inline int hopper_first_tile(int start, int sequence) { return start / HOPPER_QUERIES + sequence; }
 
-// Where dQ is summed: in tiles of each head, or in a slot of the block that takes the whole head; the slots fit in L2.
-typedef enum { SUMS_OF_HEADS, SUMS_OF_BLOCKS } SumsPlace;
-
-// The value for launches and for the memory plan. SUMS_OF_BLOCKS saves 180 of 221 MB for GPT-2 124M at -b 64, but it
-// has not run on a GPU yet. To test it, build with nvcc -DHOPPER_SUMS_PLACE=SUMS_OF_BLOCKS and measure with
-// `scripts/gpu_check.sh --part scratch`.
-#ifndef HOPPER_SUMS_PLACE
-#define HOPPER_SUMS_PLACE SUMS_OF_HEADS
-#endif
-
 // Where the sums of a head's tile of queries `tile` are, counted in tiles.
 HOST_DEVICE static inline size_t hopper_sum_at(int slot_tiles, int block, int tile, int start, int sequence, int head,
                                                int NH) {
@@ -205,9 +195,10 @@ typedef struct {
     size_t heads;    // of all sequences: a counter of finished tiles of keys each
 } HopperScratch;
 
-// The scratch for N rows in `sequences` sequences, the longest of `longest` rows.
-static inline HopperScratch hopper_scratch(int N, int sequences, int longest, int NH, int multiprocessors,
-                                           SumsPlace place) {
+// The scratch for N rows in `sequences` sequences, the longest of `longest` rows. dQ is summed in a slot of the block
+// that takes the whole head, or, where that takes less memory or heads are divided, in tiles of each head. GPT-2 124M at
+// -b 64: 41 MB of slots, which stay in L2, instead of 221.
+static inline HopperScratch hopper_scratch(int N, int sequences, int longest, int NH, int multiprocessors) {
     HopperScratch z;
     int64_t heads = (int64_t)sequences * NH, rounds = (heads + multiprocessors - 1) / multiprocessors;
     z.heads = (size_t)heads;
@@ -219,7 +210,7 @@ static inline HopperScratch hopper_scratch(int N, int sequences, int longest, in
     z.slot_tiles = 0, z.sums = z.tiles;
     if (longest <= HOPPER_KEYS) {  // the first tile of keys is the last: dQ is complete in registers
         z.sums = 0;
-    } else if (place == SUMS_OF_BLOCKS && z.parts == 1) {
+    } else if (z.parts == 1) {
         size_t blocks = heads < multiprocessors ? (size_t)heads : (size_t)multiprocessors;
         int tiles = (longest + HOPPER_QUERIES - 1) / HOPPER_QUERIES;
         if (blocks * (size_t)tiles < z.tiles) z.slot_tiles = tiles, z.sums = blocks * (size_t)tiles;
@@ -234,12 +225,11 @@ static inline size_t hopper_scratch_bytes(const HopperScratch* z) {
 // The most scratch that batches of up to N rows take, in `fewest` to `most` sequences of up to T rows. For a given
 // number of sequences the largest batch takes most. Fewer sequences can take more, because heads are then divided among
 // blocks.
-static inline size_t hopper_scratch_most(int N, int fewest, int most, int T, int NH, int multiprocessors,
-                                         SumsPlace place) {
+static inline size_t hopper_scratch_most(int N, int fewest, int most, int T, int NH, int multiprocessors) {
     size_t bytes = 0;
     for (int sequences = fewest; sequences <= most; sequences++) {
         int rows = (int64_t)sequences * T < N ? sequences * T : N;
-        HopperScratch z = hopper_scratch(rows, sequences, T, NH, multiprocessors, place);
+        HopperScratch z = hopper_scratch(rows, sequences, T, NH, multiprocessors);
         bytes = max_size(bytes, hopper_scratch_bytes(&z));
     }
     return bytes;

@@ -90,7 +90,7 @@ __global__ void __launch_bounds__(SPAN_THREADS)
         float logit = to_float(x[(size_t)t * (size_t)Kp]);
         classifier_add<1>(&own, &logit);
     }
-    float max = block_max(own.max), sum = block_sum(own.sum * classifier_exp(own.max - max));
+    float max = block_max(own.max), sum = block_sum(own.sum * exp_approx(own.max - max));
     ClassifierStatistics all = {max, sum};
     float loss = is_used ? classifier_loss_of(all, to_float(x[(size_t)target * (size_t)Kp])) : 0;
     if constexpr (IS_BACKWARD) {
@@ -98,7 +98,7 @@ __global__ void __launch_bounds__(SPAN_THREADS)
         __syncthreads();  // the target's logit has been read
         for (int t = (int)threadIdx.x; t < length; t += SPAN_THREADS) {
             floatX* at = x + (size_t)t * (size_t)Kp;
-            float e = classifier_exp(to_float(*at) - max);
+            float e = exp_approx(to_float(*at) - max);
             *at = from_float<floatX>(!is_used ? 0 : t == target ? scaled * (e / sum - 1) : factor * e);
             for (int c = SPAN_ENDS; k == 0 && c < Kp; c++) at[c] = from_float<floatX>(0);
         }
