@@ -77,6 +77,7 @@ TESTS = {
     "resume": (["train_gpt2"] + DATA, ["bash", "dev/test/resume.sh", "./train_gpt2"]),
     "resume_bert": (["train_bert"] + DATA, ["bash", "dev/test/resume.sh", "./train_bert"]),
     "run_dir": (["train_gpt2"] + DATA, ["bash", "dev/test/run_dir.sh", "./train_gpt2"]),
+    "docs": (["train_gpt2", "train_bert", "finetune_bert", "build/ops", "data/builtin/bert/train.bin"], ["bash", "dev/test/docs.sh", "build"]),
     "ranks": (["train_gpt2"] + DATA, ["bash", "dev/test/ranks.sh", "./train_gpt2"]),
     "late": (["train_gpt2", "build/late/train_gpt2"] + DATA, ["bash", "dev/test/late.sh", "./train_gpt2", "build/late/train_gpt2"]),
     "late_bert": (["train_bert", "build/late/train_bert"] + DATA, ["bash", "dev/test/late.sh", "./train_bert", "build/late/train_bert"]),

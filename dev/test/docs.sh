@@ -17,7 +17,9 @@ trap 'rm -rf "$work"' EXIT
 ok() { passed=$((passed + 1)); printf 'ok   %s\n' "$1"; }
 fail() { failed=$((failed + 1)); printf 'FAIL %s: %s\n' "$1" "$2"; }
 skip() { skipped=$((skipped + 1)); printf 'skip %s: %s\n' "$1" "$2"; }
-export OMP_WAIT_POLICY=passive LC_ALL=C OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 OMPI_MCA_rmaps_base_oversubscribe=1
+# One thread, unless a command asks for more: on a busy machine, two wait for each other.
+export OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive GOMP_SPINCOUNT=0 LC_ALL=C
+export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 OMPI_MCA_rmaps_base_oversubscribe=1
 
 # Blocks of PAGE as files in $work/blocks: NNN.sh, NNN.kind (line, "test" or "read", needed programs), NNN.text.
 cut_blocks() { # PAGE
