@@ -98,12 +98,12 @@ static void forward_task(TaskModel* m, const MlmInput* in, Context* ctx) {
 // Losses
 
 // `mode` sets or adds to m->a.loss, the sum of the losses times `scale`. BACKWARD also replaces the logits by their
-// gradient, multiplied by *loss_scale (NULL: 1).
-static void task_loss(TaskModel* m, const MlmInput* in, double scale, const real* loss_scale, Direction direction,
-                      Mode mode, Context* ctx) {
+// gradient, multiplied by the loss scale.
+static void task_loss(TaskModel* m, const MlmInput* in, double scale, Direction direction, Mode mode, Context* ctx) {
     floatX* logits = m->a.logits;
     Losses losses = {m->a.losses, m->a.loss, scale, mode};
     const Sequences* s = &in->sequences;
+    const real* loss_scale = m->encoder.buffers.loss_scale;
     const int *targets = in->targets, S = s->count, is_forward = direction == FORWARD;
     scope_at(ctx, direction, -1);
     if (m->task == TASK_ANSWER && is_forward) span_forward(losses, logits, targets, s, m->Kp, ctx);
@@ -138,24 +138,11 @@ static void backward_task(TaskModel* m, const MlmInput* in, Mode mode, Context* 
     backward_encoder(e, in, mode, mode, ctx);
 }
 
-// Evaluate a micro-batch without gradients or dropout. `mode` sets or adds to m->a.loss, the summed loss times `scale`.
-static void evaluate_task(TaskModel* m, const MlmInput* in, double scale, Mode mode, Context* ctx) {
-    m->encoder.training = 0;
-    forward_task(m, in, ctx);
-    task_loss(m, in, scale, NULL, FORWARD, mode, ctx);
-}
-
-// Loss and gradients of a micro-batch in step number `step`, with dropout. Gradients are multiplied by *loss_scale.
-static void train_task(TaskModel* m, const MlmInput* in, uint64_t step, double scale, Mode mode, Context* ctx) {
-    m->encoder.training = 1;
-    m->encoder.step = step;
-    forward_task(m, in, ctx);
-    task_loss(m, in, scale, m->encoder.buffers.loss_scale, BACKWARD, mode, ctx);
-    backward_task(m, in, mode, ctx);
-}
-
 // ---------------------------------------------------------------------------------------------------------
 // Memory
+
+// Ints on the device besides the micro-batch: first_rows.
+static size_t task_ints(const TaskModel* m) { return m->task == TASK_CLASSIFY ? 3 * (size_t)m->encoder.S + 1 : 0; }
 
 // Fill the tables for micro-batches of at most B sequences of at most T tokens. Allocates only the tables.
 static void task_plan(TaskModel* m, Config config, Task task, int K, int B, int T, int recompute) {
@@ -182,27 +169,20 @@ static void task_plan(TaskModel* m, Config config, Task task, int K, int B, int 
     tensors_add(&b->acts_table, acts, is_answer ? 1 : COUNT_OF(acts), dims, -1);
     tensors_add(&b->stats_table, stats, COUNT_OF(stats), dims, -1);
     model_buffers_finish_tables(b);
+
+    TensorStructs params = {&m->p, offsetof(TaskParams, p.h), sizeof(BlockParams)},
+                  grads = {&m->g, offsetof(TaskGrads, g.h), sizeof(BlockGrads)},
+                  activations = {&m->a, offsetof(TaskActs, a.h), sizeof(BlockActs)};
+    CHECK(offsetof(TaskParams, output) == offsetof(TaskGrads, output));
+    model_buffers_set_structs(b, params, grads, activations);
+    b->batch_bytes = (mlm_loader_ints(B * T, is_answer ? SPAN_ENDS * B : B, B) + task_ints(m)) * sizeof(int);
 }
 
-static size_t task_ints(const TaskModel* m) { return m->task == TASK_CLASSIFY ? 3 * (size_t)m->encoder.S + 1 : 0; }
-
-// The run's memory, computed before anything is allocated.
-static MemoryPlan task_memory(const TaskModel* m, UpdateSettings update, const Context* ctx) {
-    const Model* e = &m->encoder;
-    StepSizes step = step_sizes(e, 0);
-    size_t ints = mlm_loader_ints(e->N, m->task == TASK_ANSWER ? SPAN_ENDS * e->S : e->M, e->S) + task_ints(m);
-    return memory_plan_make(&e->buffers.table, &e->buffers.acts_table, &e->buffers.stats_table, update,
-                            ints * sizeof(int), &step, ctx);
-}
-
-static void task_alloc(TaskModel* m, uint64_t seed, Context* ctx) {
+// After the buffers are allocated: bind the encoder to them, and allocate what else the head needs.
+static void task_alloc(TaskModel* m, Context* ctx) {
     Model* e = &m->encoder;
     size_t n = task_ints(m);
-    TensorStructs params = {&m->p, NULL, 0}, grads = {&m->g, NULL, 0}, acts = {&m->a, NULL, 0};
-    CHECK(offsetof(TaskParams, output) == offsetof(TaskGrads, output));
-    model_alloc_as(e, params, grads, acts, seed, ctx);
-    m->p.p.h = e->p.h, m->g.g.h = e->g.h, m->a.a.h = e->a.h;
-    e->p = m->p.p, e->g = m->g.g, e->a = m->a.a;  // the encoder's fields, now bound
+    e->p = m->p.p, e->g = m->g.g, e->a = m->a.a;
     if (!n) return;
     int* host = (int*)xmalloc(n * sizeof(int));
     m->ints = (int*)device_alloc(ctx, n * sizeof(int), "batch");
@@ -214,7 +194,6 @@ static void task_alloc(TaskModel* m, uint64_t seed, Context* ctx) {
 
 static void task_free(TaskModel* m) {
     if (m->ints) device_free(m->ints, task_ints(m) * sizeof(int));
-    model_free(&m->encoder);
 }
 
 // Load the encoder of any BERT, with or without heads.
@@ -238,7 +217,8 @@ static void load_task_weights(TaskModel* m, const Optimizer* o, const char* path
                                           "qa_outputs.weight",
                                           "qa_outputs.bias"};
     static const char* const may_lack[] = {"bert.pooler.", "classifier.", "qa_outputs."};
-    load_weights_by(&m->encoder, o, path, ignored, COUNT_OF(ignored), may_lack, COUNT_OF(may_lack), ctx);
+    FileRules rules = {"bert.", ignored, COUNT_OF(ignored), OLD_NAMES, COUNT_OF(OLD_NAMES), 1, may_lack, 3};
+    model_buffers_read(&m->encoder.buffers, o, path, &rules, ctx);
 }
 
 #ifdef FINETUNE_MAIN
@@ -258,42 +238,31 @@ static void on_signal(int number) { stop_signal = number; }
 // ---------------------------------------------------------------------------------------------------------
 // A step
 
-// The work of a step over all ranks, once its micro-batches are built. The FLOP count covers real tokens; attention is
-// counted as if every token attended to its whole sequence.
-static StepWork step_work(const Trainer* t, MlmCounts counts) {
-    const Config* c = &t->model.encoder.config;
-    double C = c->C, heads = t->model.task == TASK_CLASSIFY ? C * counts.sequences : t->model.K * counts.tokens;
-    double layers = 6 * (4 * C * C + 2 * C * c->F) * counts.tokens + 12 * C * counts.squares;
-    StepWork work = {t->model.encoder.B * t->run.group.size * t->run.micro_steps, counts.sequences, counts.tokens,
-                     c->L * layers + 6 * C * heads};
+// The work of a step of `sequences` examples that contains `counts`.
+static StepWork step_work(const TaskModel* m, MlmCounts counts, int sequences) {
+    const Config* c = &m->encoder.config;
+    double head = c->C * (m->task == TASK_CLASSIFY ? counts.sequences : m->K * counts.tokens);
+    StepWork work = {sequences, counts.sequences, counts.tokens,
+                     mlm_encoder_flops(counts, c->L, c->C, c->F) + 6 * head};
     return work;
 }
 
 // One optimizer step. The GPU runs it asynchronously. run_end_step() reads its results and logs them.
-static void train_step(Trainer* t) {
-    Run* r = &t->run;
-    TaskModel* m = &t->model;
-    ModelBuffers* b = &m->encoder.buffers;
+static void train_step(Run* r, TaskModel* m, MlmSource* data) {
+    Model* e = &m->encoder;
     StepLosses losses = {1, {m->a.loss}, {"loss"}};
-    double lr = run_lr(r);
-    scope_step(&r->ctx, r->session.step + 1);
-    mlm_source_build(&t->data, r->settings.overfit ? 0 : r->session.samples, m->encoder.B, r->group.rank,
-                     r->group.size);
-    MlmCounts counts = mlm_source_count(&t->data, &r->group);
-    double scale = 1 / counts.masked;  // the mean over all targets of the step
-    for (int i = 0; i < r->micro_steps; i++) {
-        const MlmBatch* batch = &t->data.batches[i];
-
-        run_begin_micro_batch(r, i);
-        MlmInput in = mlm_load(&t->data.loader, batch, &r->ctx);
-        if (r->settings.mode == MODE_FORWARD) evaluate_task(m, &in, scale, i == 0 ? SET : ADD, &r->ctx);
-        else train_task(m, &in, (uint64_t)r->session.step, scale, i == 0 ? SET : ADD, &r->ctx);
-        run_end_micro_batch(r);
+    MicroBatch b = run_begin_step(r);
+    MlmCounts counts = mlm_source_step(data, b.sample, e->B, &r->group);
+    e->training = b.direction == BACKWARD, e->seed = b.seed, e->step = b.step;
+    while (run_next_micro_batch(r, &b)) {
+        MlmInput in = mlm_load(&data->loader, &data->batches[b.index], &r->ctx);
+        forward_task(m, &in, &r->ctx);
+        task_loss(m, &in, 1 / counts.masked, b.direction, b.mode, &r->ctx);  // the mean over all targets of the step
+        if (b.direction == BACKWARD) backward_task(m, &in, b.mode, &r->ctx);
     }
-    steps_all_reduce(&r->session, b->grads, losses, &r->grad_sync);
-    steps_update(&r->session, run_step_model(b), losses, &r->optimizer, &r->grad_sync, lr);
-    steps_launched(&r->steps, &r->session, lr, step_work(t, counts), losses, &r->optimizer);
-    scope_step(&r->ctx, -1);
+    run_all_reduce(r, losses);
+    run_update(r, losses);
+    run_log(r, losses, step_work(m, counts, run_step_sequences(r)));
 }
 
 // ---------------------------------------------------------------------------------------------------------
@@ -302,124 +271,89 @@ static void train_step(Trainer* t) {
 // Evaluate this rank's share of the held-out examples. Log the scores over all ranks, or print them if `log` is NULL. A
 // signal to any rank ends the validation without a result.
 static void validate(Trainer* t, Log* log) {
-    Run* r = &t->run;
     TaskModel* m = &t->model;
+    Run* r = &t->run;
     TaskEvaluation e;
     TaskOutputs outputs = {m->task, m->K, m->Kp, m->a.logits};
     task_evaluation_begin(&e, &t->examples, &t->data.batches[0], m->encoder.B, r->settings.val_batches, &r->group);
     m->encoder.training = 0;
-    while (!stop_signal && task_evaluation_next(&e)) {
+    while (task_evaluation_next(&e, r, (int)stop_signal)) {
         MlmInput in = mlm_load(&t->data.loader, e.batch, &r->ctx);
         forward_task(m, &in, &r->ctx);
         task_evaluation_take(&e, outputs, &r->ctx);
-        steps_evaluating(&r->log, &r->session, "validation", e.next, e.count);
     }
-    TaskScore score = task_evaluation_end(&e, t->task.predictions, &r->session);
-    if (!group_any(&r->group, stop_signal != 0)) task_score_show(log, &r->session, score);
+    task_evaluation_end(&e, t->task.predictions, &r->session, log);
 }
 
 // ---------------------------------------------------------------------------------------------------------
 // Settings and startup
 
+// The flags. Returns their number.
 static int settings_flags(Trainer* t, Flag* table) {
-    // clang-format off
-    const Flag rows[] = {
-        {"-e", "--model", FLAG_STRING, &t->run.settings.model, "L=4,C=128,NH=4,T=128", 0, 0, NULL, SCOPE_RUN, TOPIC_MODEL,
-         "Pre-trained Hugging Face directory or .safetensors file, or config.json, bert-base|bert-large or sizes L= C= "
-         "NH= V= T= F= tied= for random weights."},
-    };
-    // clang-format on
-    int count = task_settings_rows(&t->task, table, settings_rows(&t->run.settings, table, 0));
-    return mlm_default_settings(table, settings_add_rows(table, count, rows, COUNT_OF(rows)));
+    int count = settings_rows(&t->run.settings, table, "L=4,C=128,NH=4,T=128",
+                              "Pre-trained Hugging Face directory or .safetensors file, or config.json, "
+                              "bert-base|bert-large or sizes L= C= NH= V= T= F= tied= for random weights.");
+    return mlm_default_settings(table, task_settings_rows(&t->task, table, count));
 }
 
-// The model's config.json.
-static Text config_text(const Trainer* t) {
-    const Config* c = &t->model.encoder.config;
-    Text text = {NULL, 0, 0};
-    int classifies = t->model.task == TASK_CLASSIFY;
-    text_printf(&text, "{\"architectures\": [\"%s\"], \"model_type\": \"bert\"",
-                classifies ? "BertForSequenceClassification" : "BertForQuestionAnswering");
-    if (classifies) {
-        json_put_number(&text, "classifier_dropout", c->classifier_dropout);
-        json_put_string(&text, "problem_type", t->model.K == 1 ? "regression" : "single_label_classification");
-        task_write_names(&text, &t->examples.names, t->model.K);
-    }
-    config_write(&text, c);
+// The text of the model's config.json. `names`: of the classes.
+static Text task_config_write(const TaskModel* m, const LabelNames* names) {
+    const Config* c = &m->encoder.config;
+    Text keys = {NULL, 0, 0};
+    if (m->task == TASK_ANSWER) return config_write(c, "BertForQuestionAnswering", NULL);
+    json_put_number(&keys, "classifier_dropout", c->classifier_dropout);
+    json_put_string(&keys, "problem_type", m->K == 1 ? "regression" : "single_label_classification");
+    task_write_names(&keys, names, m->K);
+    Text text = config_write(c, "BertForSequenceClassification", keys.text);
+    free(keys.text);
     return text;
 }
 
-// Find the model and plan its tensors. Returns the path of its weights (the caller frees it), NULL if there are none.
-static char* open_model(Trainer* t, const char* data_dir) {
+// Find the model, and plan its tensors and memory.
+static void open_model(Trainer* t) {
     Run* r = &t->run;
-    Settings* s = &r->settings;
-    char *directory, *weights;
-    session_find_model(r->session.checkpoint ? r->session.checkpoint : s->model, &directory, &weights);
-    fill_mask_find_words(&t->words, &r->session, directory, data_dir);
-    Config config = config_find(directory, s, &t->words);
-    if (directory) t->examples.classes = task_find_names(&t->examples.names, directory, &t->task);
-    int K = task_outputs(&t->task, t->examples.classes);
-    task_check_head(&t->task, s, weights, K);
-    config.next = 0;
-    free(directory);
-    task_plan(&t->model, config, (Task)t->task.task, K, s->B, run_sequence_length(r, config.T),
-              s->evaluate ? FORWARD_ONLY : s->recompute);
-    return weights;
+    const Settings* s = &r->settings;
+    ModelBuffers* buffers = &t->model.encoder.buffers;
+    run_find_model(r, "", "");
+    fill_mask_find_words(&t->words, &r->session, r->directory, r->data_directory);
+    Config config = config_find(r->directory, s, &t->words);
+    if (r->directory) t->examples.classes = task_find_names(&t->examples.names, r->directory, &t->task);
+    int K = task_outputs(&t->task, t->examples.classes), T;
+    task_check_head(&t->task, s, r->weights, K);
+    config.next = 0, T = run_sequence_length(r, config.T);
+    for (BatchSearch search = run_search_batch(r); run_next_batch(r, &search, buffers);)
+        task_plan(&t->model, config, (Task)t->task.task, K, search.B, T, s->evaluate ? FORWARD_ONLY : s->recompute);
 }
 
-// Check that the memory plan fits. If not, report the largest micro-batch that does, and exit.
-static void check_memory(Trainer* t) {
-    Run* r = &t->run;
-    const TaskModel* m = &t->model;
-    const Model* e = &m->encoder;
-    UpdateSettings update = session_update(&r->session);
-    r->plan = task_memory(m, update, &r->ctx);
-    BatchSearch search = run_check_memory(r, &e->buffers.table, e->B);
-    while (batch_search_next(&search)) {
-        TaskModel smaller;
-        task_plan(&smaller, e->config, m->task, m->K, search.B, e->T, e->recompute);
-        search.plan = task_memory(&smaller, update, &r->ctx);
-        model_buffers_free_tables(&smaller.encoder.buffers);
-    }
-}
-
-static void open_data(Trainer* t, const char* train, const char* val) {
+static void open_data(Trainer* t, TaskData* d) {
     Run* r = &t->run;
     const Settings* s = &r->settings;
     const Model* e = &t->model.encoder;
-    task_data_open(&t->examples, &t->task, s->evaluate ? NULL : train, val, &t->words, t->model.K, e->config.V, e->T,
-                   r->group.rank == 0);
-    t->data.examples = &t->examples.train, t->data.seed = (uint64_t)s->seed, t->data.shuffle = s->shuffle;
-    if (s->evaluate && !t->examples.has_val) die(USAGE, "--evaluate 1 needs validation data; name it with -j");
-    if (t->examples.train.count) session_check_data(&r->session, examples_fingerprint(&t->examples.train), train);
-    run_check_ranks(r, config_text(t), examples_fingerprint(&t->examples.val));
-    session_set_last(&r->session, (uint64_t)t->examples.train.count, e->B * r->group.size * r->micro_steps);
+    task_data_open(d, &t->task, s->evaluate ? NULL : r->train_pattern, r->val_pattern, &t->words, t->model.K,
+                   e->config.V, e->T, r->group.rank == 0);
+    t->data.examples = &d->train, t->data.seed = (uint64_t)s->seed, t->data.shuffle = s->shuffle;
+    if (s->evaluate && !d->has_val) die(USAGE, "--evaluate 1 needs validation data; name it with -j");
+    if (d->train.count) session_check_data(&r->session, examples_fingerprint(&d->train), r->train_pattern);
+    run_check_ranks(r, task_config_write(&t->model, &d->names), d->has_val, examples_fingerprint(&d->val));
+    session_set_last(&r->session, (uint64_t)d->train.count);
 }
 
 // Check and open everything that the run needs. Nothing is written until all checks have passed.
 static void trainer_open(Trainer* t, int argc, char** argv) {
     Run* r = &t->run;
-    Settings* s = &r->settings;
     Model* e = &t->model.encoder;
-    char *train, *val;
-    r->flag_count = settings_flags(t, r->flags);
-    flags_parse(r->flags, r->flag_count, argc, argv, "./finetune_bert -e MODEL --task classify|answer -i FILE [flags]");
-    task_default_batches(s, r->flags, r->flag_count);
-    run_join(r);
-    task_check_settings(&t->task, s);
-    task_find_data(&r->session, &train, &val);
-    char *data_dir = session_directory_of(*s->train_data ? s->train_data : train), *weights = open_model(t, data_dir);
-    check_memory(t);
-
+    run_parse(r, settings_flags(t, r->flags), argc, argv,
+              "./finetune_bert -e MODEL --task classify|answer -i FILE [flags]");
+    run_join(r, "");
+    task_check_settings(&t->task, &r->settings);
+    open_model(t);
     mlm_source_alloc(&t->data, task_recipe(t->model.task), e->B, e->T, r->micro_steps, &r->ctx);
-    open_data(t, train, val);
-    task_alloc(&t->model, (uint64_t)s->seed, &r->ctx);
-    run_prepare(r, &e->buffers);
-    if (!r->session.checkpoint) random_weights(e, &r->optimizer, (uint64_t)s->seed, &r->ctx);  // for the head at least
-    if (r->session.checkpoint) run_load_checkpoint(r, &e->buffers, r->session.checkpoint);
-    else if (weights) load_task_weights(&t->model, &r->optimizer, weights, &r->ctx);
-    run_share(r, &e->buffers);
-    free(weights), free(data_dir), free(train), free(val);
+    open_data(t, &t->examples);
+    run_alloc(r, &e->buffers);
+    task_alloc(&t->model, &r->ctx);
+    if (!r->start) random_weights(e, &r->optimizer, (uint64_t)r->settings.seed, &r->ctx);  // for the head at least
+    if (!r->start && r->weights) load_task_weights(&t->model, &r->optimizer, r->weights, &r->ctx);
+    run_share(r);
 }
 
 static void trainer_close(Trainer* t) {
@@ -431,32 +365,24 @@ static void trainer_close(Trainer* t) {
 }
 
 int main(int argc, char** argv) {
-    static Trainer trainer;
-    Trainer* t = &trainer;
+    static Trainer trainer, *t = &trainer;
     Run* r = &t->run;
-    const ModelBuffers* buffers = &t->model.encoder.buffers;
+    const Examples* e = &t->examples.train;
     process_begin(on_signal, argv);
     trainer_open(t, argc, argv);
     if (r->settings.evaluate) {
         process_on_stop(SIG_DFL);  // a signal may end the process at once: no checkpoint is written
         validate(t, NULL);
-        trainer_close(t);
-        return DONE;
+    } else {
+        uint64_t tokens = e->begin[e->count];
+        double step_tokens = (double)tokens / e->count * run_step_sequences(r);
+        if (run_begin(r, tokens, "about ", step_tokens)) validate(t, &r->log);
+        while (run_next_step(r, (int)stop_signal)) {
+            train_step(r, &t->model, &t->data);
+            if (run_end_step(r, 0)) validate(t, &r->log);
+        }
+        run_end(r, "BERT fine-tuning");
     }
-    const Examples* e = &t->examples.train;
-    uint64_t tokens = e->begin[e->count];
-    run_begin(r, buffers, tokens, "about ",
-              (double)tokens / e->count * t->model.encoder.B * r->group.size * r->micro_steps);
-    int val_every = t->examples.has_val ? r->settings.val_every : 0;
-    if (session_is_missing(&r->session, &r->log, val_every, "val_loss")) validate(t, &r->log);
-    while (run_next_step(r, (int)stop_signal)) {
-        train_step(t);
-        int validation = session_is_due(&r->session, val_every, 1);
-        run_end_step(r, buffers, validation);
-        if (validation) validate(t, &r->log);
-        if (r->checkpoint_is_due) run_save(r, buffers, config_text(t));
-    }
-    run_end(r, buffers, config_text(t), "BERT fine-tuning");
     trainer_close(t);
     return DONE;
 }

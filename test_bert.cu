@@ -41,7 +41,8 @@ static Bench* bench_open_with(Config config, int B, int T, int M, int recompute,
     Bench* b = (Bench*)xcalloc(1, sizeof *b);
     context_init(&b->ctx);
     model_plan(&b->m, config, B, T, M, B, recompute);
-    model_alloc(&b->m, seed, &b->ctx);
+    model_buffers_alloc(&b->m.buffers, &b->ctx);
+    b->m.seed = seed;
     optimizer_init(&b->o, &b->m.buffers.table, kind, WITH_MASTER, &b->ctx);
     b->m.buffers.master = b->o.master;
     random_weights(&b->m, &b->o, seed, &b->ctx);
@@ -59,7 +60,9 @@ static Bench* bench_open_task(Config config, Task task, int K, int B, int T, int
     b->is_task = 1;
     context_init(&b->ctx);
     task_plan(&b->task, config, task, K, B, T, recompute);
-    task_alloc(&b->task, seed, &b->ctx);
+    model_buffers_alloc(&m->buffers, &b->ctx);
+    task_alloc(&b->task, &b->ctx);
+    m->seed = seed;
     optimizer_init(&b->o, &m->buffers.table, kind, WITH_MASTER, &b->ctx);
     m->buffers.master = b->o.master;
     random_weights(m, &b->o, seed, &b->ctx);
@@ -100,7 +103,7 @@ static void bench_close(Bench* b) {
     mlm_batch_free(&b->batch);
     optimizer_free(&b->o);
     if (b->is_task) task_free(&b->task);
-    else model_free(&b->m);
+    model_buffers_free(&bench_model(b)->buffers);
     matmul_plans_free(&b->ctx);
     context_free(&b->ctx);
     free(b);
@@ -118,10 +121,22 @@ static MlmScales means(const MlmBatch* b) {
     return scales;
 }
 
-static void bench_train(Bench* b, uint64_t step) {
-    if (b->is_task) train_task(&b->task, &b->in, step, 1.0 / b->batch.masked, SET, &b->ctx);
-    else train_batch(&b->m, &b->in, step, means(&b->batch), SET, &b->ctx);
+// Losses and gradients of the batch in step number `step`.
+static void bench_train_as(Bench* b, uint64_t step, MlmScales scales, Mode mode) {
+    Model* m = bench_model(b);
+    m->training = 1, m->step = step;
+    if (b->is_task) {
+        forward_task(&b->task, &b->in, &b->ctx);
+        task_loss(&b->task, &b->in, scales.masked, BACKWARD, mode, &b->ctx);
+        backward_task(&b->task, &b->in, mode, &b->ctx);
+        return;
+    }
+    forward(m, &b->in, &b->ctx);
+    compute_loss(m, &b->in, scales, BACKWARD, mode, &b->ctx);
+    backward(m, &b->in, mode, &b->ctx);
 }
+
+static void bench_train(Bench* b, uint64_t step) { bench_train_as(b, step, means(&b->batch), SET); }
 
 static const Tensor* tensor_named(const TensorTable* table, const char* name) {
     for (int i = 0; i < table->count; i++)
@@ -558,7 +573,7 @@ static real* gradients(double dropout, int count, int recompute, int threads, He
             for (int i = 0; i < b->batch.rows; i++) batch_mask(&b->batch, i, targets[i]);
         }
         b->in = mlm_load(&b->loader, &b->batch, &b->ctx);
-        train_batch(&b->m, &b->in, 3, scales, first == 0 ? SET : ADD, &b->ctx);
+        bench_train_as(b, 3, scales, first == 0 ? SET : ADD);
     }
 #ifdef _OPENMP
     omp_set_num_threads(before);
@@ -806,7 +821,7 @@ static void test_memory(Tests* t) {
         Bench* b = bench_open_with(config, B, T, M, 0, 3, cases[i].kind);
         device_set_attention(&b->ctx, cases[i].attention);
         UpdateSettings alone = {cases[i].kind, WITH_MASTER, 0, 1};
-        MemoryPlan plan = model_memory(&b->m, alone, &b->ctx);
+        MemoryPlan plan = model_buffers_memory(&b->m.buffers, alone, &b->ctx);
         int *tokens = (int*)xcalloc((size_t)T, sizeof(int)), *types = (int*)xcalloc((size_t)T, sizeof(int));
         for (int s = 0; s < B; s++) {
             batch_add(&b->batch, tokens, types, T, 0);
@@ -840,7 +855,7 @@ static void test_forward_alone(Tests* t, int task) {
         int tokens[T], types[T] = {0};
         Bench* b = pretrains ? bench_open_with(config, B, T, B * MASKED, levels[i], 3, LAMB)
                              : bench_open_task(config, (Task)task, 2, B, T, levels[i], LAMB);
-        plans[i] = pretrains ? model_memory(&b->m, settings, &b->ctx) : task_memory(&b->task, settings, &b->ctx);
+        plans[i] = model_buffers_memory(&bench_model(b)->buffers, settings, &b->ctx);
         for (int s = 0; s < B; s++) {
             for (int k = 0; k < T; k++) tokens[k] = (7 * s + 3 * k) % 53;
             batch_add(&b->batch, tokens, types, T, s % 2);
@@ -849,7 +864,7 @@ static void test_forward_alone(Tests* t, int task) {
         }
         b->in = mlm_load(&b->loader, &b->batch, &b->ctx);
         if (pretrains) evaluate_batch(&b->m, &b->in, ones, SET, &b->ctx);
-        else evaluate_task(&b->task, &b->in, 1, SET, &b->ctx);
+        else forward_task(&b->task, &b->in, &b->ctx), task_loss(&b->task, &b->in, 1, FORWARD, SET, &b->ctx);
         device_download(&b->ctx, losses[i], pretrains ? b->m.a.loss : b->task.a.loss,
                         (pretrains ? 2 : 1) * sizeof(real));
         if (i == 1) report_forward_alone(t, &plans[1], &plans[0]);

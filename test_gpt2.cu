@@ -18,8 +18,10 @@ typedef struct {
 
 static void bench_open(Bench* b, Config config, int B, int T, int recompute, uint64_t seed) {
     context_init(&b->ctx);
-    model_plan(&b->m, config, B, T, recompute);
-    model_alloc(&b->m, seed, &b->ctx);
+    model_plan(&b->m, config, B, T, recompute, 0);
+    model_buffers_alloc(&b->m.buffers, &b->ctx);
+    lm_input_alloc(&b->m.in, B, T, &b->ctx);
+    b->m.seed = seed;
     optimizer_init(&b->o, &b->m.buffers.table, ADAMW, WITH_MASTER, &b->ctx);
     b->m.buffers.master = b->o.master;
     random_weights(&b->m, &b->o, seed, &b->ctx);
@@ -27,9 +29,20 @@ static void bench_open(Bench* b, Config config, int B, int T, int recompute, uin
 
 static void bench_close(Bench* b) {
     optimizer_free(&b->o);
-    model_free(&b->m);
+    lm_input_free(&b->m.in);
+    model_buffers_free(&b->m.buffers);
     matmul_plans_free(&b->ctx);
     context_free(&b->ctx);
+}
+
+// Losses and gradients of the sequences in m->in, which are number first and up of step number `step`.
+static void train_batch(Model* m, uint64_t step, int first, double scale, Mode mode, Context* ctx) {
+    Sequences s = lm_input_sequences(&m->in, m->B, first);
+    m->training = 1, m->step = step;
+    forward(m, m->in.inputs, &s, ctx);
+    forward_head(m, m->a.lnf, s.rows, ctx);
+    compute_loss(m, &s, scale, BACKWARD, mode, ctx);
+    backward(m, m->in.inputs, &s, mode, ctx);
 }
 
 static void bench_batch(Bench* b, const int* inputs, const int* targets) {
@@ -193,7 +206,7 @@ static void report_bits(Tests* t, const real* got, const real* want, size_t n, i
 static void test_equalities(Tests* t, int tied) {
     Config config = tiny_config(tied, 0.15);
     Model plan;
-    model_plan(&plan, config, 4, 13, 0);
+    model_plan(&plan, config, 4, 13, 0, 0);
     size_t n = plan.buffers.table.elements;
     real* plain = gradients(config, 4, 1, 0, 2);
     for (int recompute = 1; recompute <= 2; recompute++) {
@@ -284,7 +297,7 @@ static void test_counts(Tests* t) {
     } sizes[] = {{"d12", 148, 124439808}, {"d24", 292, 354823168}, {"d36", 436, 774030080}, {"d48", 580, 1557611200}};
     for (size_t i = 0; i < COUNT_OF(sizes); i++) {
         Model m;
-        model_plan(&m, config_from_descriptor(sizes[i].name, 0), 1, 1, 0);
+        model_plan(&m, config_from_descriptor(sizes[i].name, 0), 1, 1, 0, 0);
         int same = m.buffers.table.count == sizes[i].tensors && m.buffers.table.parameters == sizes[i].parameters,
             aligned = 1;
         for (int k = 0; k < m.buffers.table.count; k++)
@@ -429,7 +442,7 @@ static void test_documents(Tests* t, int tied) {
     config.C = dropped.C = 48;  // heads of 16 channels, which every kind of attention takes
     Model plan;
     int tokens[2 * DOCUMENT_N], plain[2 * DOCUMENT_N];
-    model_plan(&plan, config, 1, 1, 0);
+    model_plan(&plan, config, 1, 1, 0, 0);
     size_t n = plan.buffers.table.elements + 1;
     model_buffers_free_tables(&plan.buffers);
     document_tokens(tokens, config.V);
@@ -675,7 +688,7 @@ static void test_memory(Tests* t) {
             Model* m = &b->m;
             device_set_attention(&b->ctx, (AttentionPath)path);
             UpdateSettings alone = {ADAMW, WITH_MASTER, 0, 1};
-            MemoryPlan plan = model_memory(m, alone, &b->ctx);
+            MemoryPlan plan = model_buffers_memory(&m->buffers, alone, &b->ctx);
             int* tokens = (int*)xmalloc(2 * (size_t)m->N * sizeof(int));
             random_tokens(tokens, 2 * m->N, m->config.V, 5);
             bench_batch(b, tokens, tokens + m->N);
@@ -702,7 +715,7 @@ static void test_forward_alone(Tests* t, int tied) {
         Bench* b = (Bench*)xcalloc(1, sizeof *b);
         bench_open(b, config, 4, 13, levels[i], 3);
         N = b->m.N;
-        plans[i] = model_memory(&b->m, settings, &b->ctx);
+        plans[i] = model_buffers_memory(&b->m.buffers, settings, &b->ctx);
         int* tokens = (int*)xmalloc(2 * (size_t)N * sizeof(int));
         random_tokens(tokens, 2 * N, config.V, 5);
         bench_batch(b, tokens, tokens + N);

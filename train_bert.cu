@@ -116,6 +116,10 @@ static const TensorRow NEXT_ROWS[] = {  // only with next-sentence prediction
 };
 static const char* const HEAD[][2] = {{"embeddings.word_embeddings.weight", "cls.predictions.decoder.weight"},
                                       {"cls.predictions.bias", "cls.predictions.decoder.bias"}};  // may be tied
+static const char* const OLD_NAMES[][2] = {{"cls.predictions.bias", "cls.predictions.decoder.bias"},
+                                           {"cls.predictions.decoder.bias", "cls.predictions.bias"},
+                                           {"LayerNorm.weight", "LayerNorm.gamma"},
+                                           {"LayerNorm.bias", "LayerNorm.beta"}};  // in files, instead
 // clang-format on
 
 // ---------------------------------------------------------------------------------------------------------
@@ -348,39 +352,31 @@ static void backward(Model* m, const MlmInput* in, Mode mode, Context* ctx) {
 // ---------------------------------------------------------------------------------------------------------
 // Losses: the mean over masked tokens and, with next-sentence prediction, the mean over sequences
 
-static NextSentenceLoss next_loss(const Model* m, const MlmInput* in, MlmScales scales) {
-    NextSentenceLoss loss = {m->a.next_logits, &m->a.loss[1], &m->a.correct[1],
+// The losses of a micro-batch from the outputs of forward(). `mode` sets or adds to m->a.loss, the summed losses times
+// `scales`. FORWARD also counts correct predictions, in m->a.correct. BACKWARD also replaces the outputs by their
+// gradients, multiplied by *m->buffers.loss_scale; `mode` sets or adds to the gradients of the next-sentence head.
+static void compute_loss(Model* m, const MlmInput* in, MlmScales scales, Direction direction, Mode mode, Context* ctx) {
+    Losses losses = {m->a.losses, &m->a.loss[0], scales.masked, mode};
+    NextSentenceLoss next = {m->a.next_logits, &m->a.loss[1], &m->a.correct[1],
                              in->next_targets, scales.next,   m->buffers.loss_scale};
-    return loss;
+    const int *targets = in->targets, M = in->masked, S = in->sequences.count, C = m->config.C, V = m->config.V;
+    scope_at(ctx, direction, -1);
+    if (direction == FORWARD) {
+        classifier_forward(losses, m->a.logits, targets, M, V, m->Vp, ctx);
+        accuracy_forward(&m->a.correct[0], m->a.logits, targets, M, V, m->Vp, mode, ctx);
+        if (m->config.next) next_sentence_forward(next, m->a.pooled, m->p.next, S, C, mode, ctx);
+    } else {
+        classifier_backward(losses, m->a.logits, targets, m->buffers.loss_scale, M, V, m->Vp, ctx);
+        if (m->config.next)
+            next_sentence_backward(m->a.pooled, m->g.next, m->g.pooler.b, next, m->p.next, S, C, mode, ctx);
+    }
 }
 
-// Evaluate a micro-batch, without gradients or dropout. `mode` sets or adds to m->a.loss, the summed losses times
-// `scales`, and m->a.correct, the numbers of correct predictions.
+// Evaluate a micro-batch, without gradients or dropout.
 static void evaluate_batch(Model* m, const MlmInput* in, MlmScales scales, Mode mode, Context* ctx) {
-    int M = in->masked, S = in->sequences.count;
-    Losses losses = {m->a.losses, &m->a.loss[0], scales.masked, mode};
     m->training = 0;
     forward(m, in, ctx);
-    classifier_forward(losses, m->a.logits, in->targets, M, m->config.V, m->Vp, ctx);
-    accuracy_forward(&m->a.correct[0], m->a.logits, in->targets, M, m->config.V, m->Vp, mode, ctx);
-    if (m->config.next)
-        next_sentence_forward(next_loss(m, in, scales), m->a.pooled, m->p.next, S, m->config.C, mode, ctx);
-}
-
-// Losses and gradients of a micro-batch in step number `step`, with dropout. Gradients are multiplied by
-// *m->buffers.loss_scale. `mode` sets or adds to losses and gradients.
-static void train_batch(Model* m, const MlmInput* in, uint64_t step, MlmScales scales, Mode mode, Context* ctx) {
-    int M = in->masked, S = in->sequences.count;
-    Losses losses = {m->a.losses, &m->a.loss[0], scales.masked, mode};
-    m->training = 1;
-    m->step = step;
-    forward(m, in, ctx);
-    scope_at(ctx, BACKWARD, -1);
-    classifier_backward(losses, m->a.logits, in->targets, m->buffers.loss_scale, M, m->config.V, m->Vp, ctx);
-    if (m->config.next)
-        next_sentence_backward(m->a.pooled, m->g.next, m->g.pooler.b, next_loss(m, in, scales), m->p.next, S,
-                               m->config.C, mode, ctx);
-    backward(m, in, mode, ctx);
+    compute_loss(m, in, scales, FORWARD, mode, ctx);
 }
 
 // ---------------------------------------------------------------------------------------------------------
@@ -396,10 +392,8 @@ static void encoder_plan(Model* m, Config config, int B, int T, int M, int S, in
     m->recompute = recompute;
     m->buffers.table.fixed = recompute >= FORWARD_ONLY;
     const int dN = m->buffers.table.fixed ? 0 : m->N;  // rows of activation gradients
-    // clang-format off
-    const int sizes[DIMS] = {1, config.V, m->Vp, config.T, config.types, config.C, 3 * config.C, config.F, m->N, config.NH, M, S, 2,
-                             STEP_LOSSES, dN};
-    // clang-format on
+    const int sizes[DIMS] = {1,         config.V, m->Vp, config.T, config.types, config.C, 3 * config.C, config.F, m->N,
+                             config.NH, M,        S,     2,        STEP_LOSSES,  dN};
     memcpy(dims, sizes, sizeof sizes);
     tensors_add(&m->buffers.table, EMBEDDING_ROWS, COUNT_OF(EMBEDDING_ROWS), dims, -1);
     for (int l = 0; l < config.L; l++) tensors_add(&m->buffers.table, BLOCK_ROWS, COUNT_OF(BLOCK_ROWS), dims, l);
@@ -445,6 +439,16 @@ static void encoder_plan(Model* m, Config config, int B, int T, int M, int S, in
         tensors_add(&m->buffers.acts_table, block_acts, COUNT_OF(block_acts), dims, l);
         tensors_add(&m->buffers.stats_table, block_stats, COUNT_OF(block_stats), dims, l);
     }
+
+    TensorStructs params = {&m->p, offsetof(Params, h), sizeof(BlockParams)},
+                  grads = {&m->g, offsetof(Grads, h), sizeof(BlockGrads)},
+                  activations = {&m->a, offsetof(Acts, h), sizeof(BlockActs)};
+    AttentionShape attention = {config.NH, config.C / config.NH, FULL,
+                                dropout_make(config.attention_dropout, 0, 0, 0, 0, NULL)};
+    EmbeddingSizes embedding = {m->Vp, config.T, config.types, config.C, config.padding};
+    StepSizes step = {attention, embedding, m->N, S, T, B, S, M, config.F, 0};
+    model_buffers_set_structs(&m->buffers, params, grads, activations);
+    m->buffers.step = step, m->buffers.batch_bytes = mlm_loader_ints(m->N, M, S) * sizeof(int);
 }
 
 // Fill the tables: the encoder, then the pre-training heads.
@@ -480,48 +484,9 @@ static void model_plan(Model* m, Config config, int B, int T, int M, int S, int 
     if (config.next) tensors_add(table, NEXT_ROWS, COUNT_OF(NEXT_ROWS), dims, -1);
     tensors_add(acts, head_acts, COUNT_OF(head_acts), dims, -1);
     tensors_add(stats, head_stats, COUNT_OF(head_stats), dims, -1);
+    if (config.tied) model_buffers_tie(&m->buffers, offsetof(Params, decoder.w), offsetof(Params, word));
+    m->buffers.step.other_scratch = next_sentence_scratch_bytes(S, config.C);
     model_buffers_finish_tables(&m->buffers);
-}
-
-// Maximum sizes of a step. `other_scratch`: scratch bytes that the heads need.
-static StepSizes step_sizes(const Model* m, size_t other_scratch) {
-    const Config* c = &m->config;
-    AttentionShape shape = {c->NH, c->C / c->NH, FULL, dropout_make(c->attention_dropout, 0, 0, 0, 0, NULL)};
-    EmbeddingSizes tables = {m->Vp, c->T, c->types, c->C, c->padding};
-    StepSizes step = {shape, tables, m->N, m->S, m->T, m->B, m->S, m->M, c->F, other_scratch};
-    return step;
-}
-
-// The run's memory, computed before anything is allocated.
-static MemoryPlan model_memory(const Model* m, UpdateSettings update, const Context* ctx) {
-    StepSizes step = step_sizes(m, next_sentence_scratch_bytes(m->S, m->config.C));
-    return memory_plan_make(&m->buffers.table, &m->buffers.acts_table, &m->buffers.stats_table, update,
-                            mlm_loader_ints(m->N, m->M, m->S) * sizeof(int), &step, ctx);
-}
-
-// Allocate the model. The structs are m->p, m->g and m->a, or structs that begin with them. Their layers are set here.
-static void model_alloc_as(Model* m, TensorStructs params, TensorStructs grads, TensorStructs acts, uint64_t seed,
-                           Context* ctx) {
-    size_t L = (size_t)m->config.L;
-    m->seed = seed;
-    m->p.h = (BlockParams*)xcalloc(L, sizeof(BlockParams));
-    m->g.h = (BlockGrads*)xcalloc(L, sizeof(BlockGrads));
-    m->a.h = (BlockActs*)xcalloc(L, sizeof(BlockActs));
-    params.layers = m->p.h, params.layer_bytes = sizeof(BlockParams);
-    grads.layers = m->g.h, grads.layer_bytes = sizeof(BlockGrads);
-    acts.layers = m->a.h, acts.layer_bytes = sizeof(BlockActs);
-    model_buffers_alloc(&m->buffers, params, grads, acts, ctx);
-}
-
-static void model_alloc(Model* m, uint64_t seed, Context* ctx) {
-    TensorStructs params = {&m->p, NULL, 0}, grads = {&m->g, NULL, 0}, acts = {&m->a, NULL, 0};
-    model_alloc_as(m, params, grads, acts, seed, ctx);
-    if (m->config.tied) m->p.decoder.w = m->p.word, m->g.decoder.w = m->g.word;
-}
-
-static void model_free(Model* m) {
-    free(m->p.h), free(m->g.h), free(m->a.h);
-    model_buffers_free(&m->buffers);
 }
 
 // ---------------------------------------------------------------------------------------------------------
@@ -529,20 +494,20 @@ static void model_free(Model* m) {
 
 // clang-format off
 static const ConfigRow CONFIG_ROWS[] = {
-    // key                            type         field                               default        allowed
-    {"num_hidden_layers",              CONFIG_INT,  offsetof(Config, L),                 CONFIG_NEEDED, 1, 1 << 12},
-    {"num_attention_heads",            CONFIG_INT,  offsetof(Config, NH),                CONFIG_NEEDED, 1, 1 << 12},
-    {"hidden_size",                    CONFIG_INT,  offsetof(Config, C),                 CONFIG_NEEDED, 1, 1 << 20},
-    {"intermediate_size",              CONFIG_INT,  offsetof(Config, F),                 CONFIG_NEEDED, 1, 1 << 22},
-    {"max_position_embeddings",        CONFIG_INT,  offsetof(Config, T),                 CONFIG_NEEDED, 1, 1 << 20},
-    {"vocab_size",                     CONFIG_INT,  offsetof(Config, V),                 CONFIG_NEEDED, 1, 1 << 24},
+    // key                            type         field                               default        allowed     descriptor
+    {"num_hidden_layers",              CONFIG_INT,  offsetof(Config, L),                 CONFIG_NEEDED, 1, 1 << 12, "L"},
+    {"num_attention_heads",            CONFIG_INT,  offsetof(Config, NH),                CONFIG_NEEDED, 1, 1 << 12, "NH"},
+    {"hidden_size",                    CONFIG_INT,  offsetof(Config, C),                 CONFIG_NEEDED, 1, 1 << 20, "C"},
+    {"intermediate_size",              CONFIG_INT,  offsetof(Config, F),                 CONFIG_NEEDED, 1, 1 << 22, "F"},
+    {"max_position_embeddings",        CONFIG_INT,  offsetof(Config, T),                 CONFIG_NEEDED, 1, 1 << 20, "T"},
+    {"vocab_size",                     CONFIG_INT,  offsetof(Config, V),                 CONFIG_NEEDED, 1, 1 << 24, "V"},
     {"type_vocab_size",                CONFIG_INT,  offsetof(Config, types),             2,             2, 1 << 10},
     {"layer_norm_eps",                 CONFIG_REAL, offsetof(Config, eps),               1e-12,         0, 1},
     {"initializer_range",              CONFIG_REAL, offsetof(Config, init_range),        0.02,          0, 1},
     {"hidden_dropout_prob",            CONFIG_REAL, offsetof(Config, hidden_dropout),    0.1,           0, 0.999},
     {"attention_probs_dropout_prob",   CONFIG_REAL, offsetof(Config, attention_dropout), 0.1,           0, 0.999},
     {"pad_token_id",                   CONFIG_TOKEN, offsetof(Config, padding),          0,             -1, 1 << 24},
-    {"tie_word_embeddings",            CONFIG_BOOL, offsetof(Config, tied),              1,             0, 1},
+    {"tie_word_embeddings",            CONFIG_BOOL, offsetof(Config, tied),              1,             0, 1, "tied"},
     {"is_decoder",                     CONFIG_BOOL, CONFIG_NO_FIELD,                     0,             0, 0},
     {"add_cross_attention",            CONFIG_BOOL, CONFIG_NO_FIELD,                     0,             0, 0},
 };
@@ -561,9 +526,7 @@ static Config config_from_descriptor(const char* text, int data_V) {
     static const ConfigPublished published[] = {{"bert-base", "L=12,NH=12,C=768,V=30522,T=512"},
                                                 {"bert-large", "L=24,NH=16,C=1024,V=30522,T=512"}};
     Config c = {4, 4, 128, 0, data_V, 128, 2, 0, 1, 1, GELU_ERF, 1e-12, 0.02, 0, 0, 0};
-    const ConfigSize sizes[] = {{"L", &c.L}, {"C", &c.C}, {"NH", &c.NH},    {"V", &c.V},
-                                {"T", &c.T}, {"F", &c.F}, {"tied", &c.tied}};
-    config_sizes_find(sizes, COUNT_OF(sizes), &c.tied, published, COUNT_OF(published), text,
+    config_sizes_find(&c, CONFIG_ROWS, COUNT_OF(CONFIG_ROWS), published, COUNT_OF(published), text,
                       "bert-base, bert-large, nor sizes like L=4,C=128,NH=4,T=128");
     if (c.F == 0) c.F = 4 * c.C;
     char* source = xprintf("-e %s", text);
@@ -581,9 +544,7 @@ static Config config_read(const char* path) {
     config_expect(json.root, "position_embedding_type", "absolute", path);
     c.gelu = config_gelu(json.root, "hidden_act", "gelu", path);
     config_rows_read(&c, CONFIG_ROWS, COUNT_OF(CONFIG_ROWS), json.root, path);
-    c.classifier_dropout = json_get_double_or(json.root, "classifier_dropout", c.hidden_dropout, path);
-    if (!(c.classifier_dropout >= 0 && c.classifier_dropout < 1))
-        die(USAGE, "%s: key \"classifier_dropout\": %g is out of range; allowed: 0..1", path, c.classifier_dropout);
+    c.classifier_dropout = config_probability(json.root, "classifier_dropout", c.hidden_dropout, path);
     c.next = 1;
     config_check(&c, path);
     json_free(&json);
@@ -600,47 +561,35 @@ static Config config_find(const char* directory, const Settings* s, const WordPi
     return config;
 }
 
-// Write the end of a config.json, after the keys that depend on the heads.
-static void config_write(Text* t, const Config* c) {
-    json_put_string(t, "hidden_act", c->gelu == GELU_TANH ? "gelu_new" : "gelu");
-    config_rows_write(t, c, CONFIG_ROWS, COUNT_OF(CONFIG_ROWS));
-    json_put_string(t, "dtype", safetensors_dtype_name(FLOATX_NAME));
-    text_printf(t, "}\n");
+// The text of the model's config.json. `keys`: what it says of a task's head; NULL: nothing.
+static Text config_write(const Config* c, const char* architecture, const char* keys) {
+    Text t = {NULL, 0, 0};
+    text_printf(&t, "{\"architectures\": [\"%s\"], \"model_type\": \"bert\"", architecture);
+    if (keys) text_printf(&t, ", %s", keys);
+    json_put_string(&t, "hidden_act", c->gelu == GELU_TANH ? "gelu_new" : "gelu");
+    config_rows_write(&t, c, CONFIG_ROWS, COUNT_OF(CONFIG_ROWS));
+    json_put_string(&t, "dtype", safetensors_dtype_name(FLOATX_NAME));
+    text_printf(&t, "}\n");
+    return t;
 }
 
-// Read the parameters from a file. Tensors in it whose names end with an `ignored` string are skipped. Model tensors
-// whose names begin with a `may_lack` string may be missing in the file: they keep their values and are reported.
-static void load_weights_by(Model* m, const Optimizer* o, const char* path, const char* const* ignored,
-                            int ignored_count, const char* const* may_lack, int may_lack_count, Context* ctx) {
-    static const char* const aliases[][2] = {{"cls.predictions.bias", "cls.predictions.decoder.bias"},
-                                             {"cls.predictions.decoder.bias", "cls.predictions.bias"},
-                                             {"LayerNorm.weight", "LayerNorm.gamma"},
-                                             {"LayerNorm.bias", "LayerNorm.beta"}};
-    FileRules rules = {"bert.", ignored, ignored_count, aliases, COUNT_OF(aliases), 1, may_lack, may_lack_count};
-    Text lacking = {NULL, 0, 0};
-    model_buffers_read(&m->buffers, o, path, &rules, &lacking, ctx);
-    if (lacking.length) printf("%s: lacks what is initialised instead: %s\n", path, lacking.text);
-    free(lacking.text);
-}
-
-// The file may lack all heads, or only the next-sentence head.
+// Read the parameters from a file, which may lack all heads, or only the next-sentence head.
 static void load_weights(Model* m, const Optimizer* o, const char* path, Context* ctx) {
     static const char* const ignored[] = {
         "embeddings.position_ids", "predictions.decoder.weight", "predictions.decoder.bias", "predictions.bias",
         "pooler.dense.weight",     "pooler.dense.bias",          "seq_relationship.weight",  // without an NSP head
         "seq_relationship.bias"};
     static const char* const may_lack[] = {"bert.pooler.", "cls."};
-    load_weights_by(m, o, path, ignored, m->config.next ? 4 : 8, may_lack, COUNT_OF(may_lack), ctx);
+    FileRules rules = {"bert.", ignored, m->config.next ? 4 : 8, OLD_NAMES, COUNT_OF(OLD_NAMES), 1, may_lack, 2};
+    model_buffers_read(&m->buffers, o, path, &rules, ctx);
 }
 
 static void random_weights(Model* m, const Optimizer* o, uint64_t seed, Context* ctx) {
     const Config* c = &m->config;
-    HostView view = host_view_open(m->buffers.params, m->buffers.table.elements, VIEW_FLOATX);
-    tensors_init(&m->buffers.table, view.values, seed, c->init_range, c->init_range);
+    HostView view = model_buffers_init(&m->buffers, seed, c->init_range, c->init_range);
     // The word embedding is the first tensor. The padding token's row starts as zero.
     if (c->padding >= 0) memset(view.values + (size_t)c->padding * (size_t)c->C, 0, (size_t)c->C * sizeof(real));
     model_buffers_write(&m->buffers, o, &view, ctx);
-    host_view_close(&view);
 }
 
 #ifndef NO_MAIN  // tests and finetune_bert.cu include this file for the model only
@@ -649,9 +598,7 @@ typedef struct {
     Run run;  // settings, ranks, optimizer, log: llmc/run/run.h
     Model model;
     MlmSettings mlm;
-    MlmRecipe recipe;
     MlmSource data;
-    int has_val;
     WordPiece words;  // size 0: no vocabulary
 } Trainer;
 
@@ -661,40 +608,31 @@ static void on_signal(int number) { stop_signal = number; }
 // ---------------------------------------------------------------------------------------------------------
 // A step
 
-// The work of a step over all ranks, once its micro-batches are built. The FLOP count covers real tokens; attention is
-// counted as if every token attended to its whole sequence, and the decoder for masked tokens only.
-static StepWork step_work(const Trainer* t, MlmCounts counts) {
-    const Config* c = &t->model.config;
-    double C = c->C, layers = 6 * (4 * C * C + 2 * C * c->F) * counts.tokens + 12 * C * counts.squares;
-    double heads = 6 * (c->V * C + C * C) * counts.masked + (c->next ? 6 * C * C * counts.sequences : 0);
-    StepWork work = {t->model.B * t->run.group.size * t->run.micro_steps, counts.sequences, counts.tokens,
-                     c->L * layers + heads};
+// The work of a step of `sequences` rows that contains `counts`. The decoder is counted for masked tokens only.
+static StepWork step_work(const Config* c, MlmCounts counts, int sequences) {
+    double C = c->C, heads = (c->V * C + C * C) * counts.masked + (c->next ? C * C * counts.sequences : 0);
+    double flops = mlm_encoder_flops(counts, c->L, c->C, c->F) + 6 * heads;
+    StepWork work = {sequences, counts.sequences, counts.tokens, flops};
     return work;
 }
 
 // One optimizer step. The GPU runs it asynchronously. run_end_step() reads its results and logs them.
-static void train_step(Trainer* t) {
-    Run* r = &t->run;
-    Model* m = &t->model;
+static void train_step(Run* r, Model* m, MlmSource* data, LossMean mean) {
     StepLosses losses = {m->config.next ? 2 : 1, {&m->a.loss[0], &m->a.loss[1]}, {"mlm_loss", "nsp_loss"}};
-    double lr = run_lr(r);
-    scope_step(&r->ctx, r->session.step + 1);
-    mlm_source_build(&t->data, r->settings.overfit ? 0 : r->session.samples, m->B, r->group.rank, r->group.size);
-    MlmCounts counts = mlm_source_count(&t->data, &r->group);
-    for (int i = 0; i < r->micro_steps; i++) {
-        const MlmBatch* batch = &t->data.batches[i];
-        MlmScales scales = mlm_scales((LossMean)t->mlm.loss_mean, batch, counts, r->micro_steps * r->group.size);
-        Mode mode = i == 0 ? SET : ADD;
-        run_begin_micro_batch(r, i);
-        MlmInput in = mlm_load(&t->data.loader, batch, &r->ctx);
-        if (r->settings.mode == MODE_FORWARD) evaluate_batch(m, &in, scales, mode, &r->ctx);
-        else train_batch(m, &in, (uint64_t)r->session.step, scales, mode, &r->ctx);  // forward, loss, backward
-        run_end_micro_batch(r);
+    MicroBatch b = run_begin_step(r);
+    MlmCounts counts = mlm_source_step(data, b.sample, m->B, &r->group);
+    m->training = b.direction == BACKWARD, m->seed = b.seed, m->step = b.step;
+    while (run_next_micro_batch(r, &b)) {
+        const MlmBatch* batch = &data->batches[b.index];
+        MlmInput in = mlm_load(&data->loader, batch, &r->ctx);
+        MlmScales scales = mlm_scales(mean, batch, counts, r->micro_steps * r->group.size);
+        forward(m, &in, &r->ctx);
+        compute_loss(m, &in, scales, b.direction, b.mode, &r->ctx);
+        if (b.direction == BACKWARD) backward(m, &in, b.mode, &r->ctx);
     }
-    steps_all_reduce(&r->session, m->buffers.grads, losses, &r->grad_sync);
-    steps_update(&r->session, run_step_model(&m->buffers), losses, &r->optimizer, &r->grad_sync, lr);
-    steps_launched(&r->steps, &r->session, lr, step_work(t, counts), losses, &r->optimizer);
-    scope_step(&r->ctx, -1);
+    run_all_reduce(r, losses);
+    run_update(r, losses);
+    run_log(r, losses, step_work(&m->config, counts, run_step_sequences(r)));
 }
 
 // ---------------------------------------------------------------------------------------------------------
@@ -702,202 +640,109 @@ static void train_step(Trainer* t) {
 
 // Evaluate this rank's share of the held-out text. Log the means over all ranks, or print them if `log` is NULL. A
 // signal to any rank ends the validation without a result.
-static void validate(Trainer* t, Log* log) {
-    Run* r = &t->run;
-    Model* m = &t->model;
-    MlmBatch* batch = &t->data.batches[0];
-    MlmScales scales = {1, 1};
-    MlmSums sums = {{0}, {0}, 0, 0};
-    ValShare share = val_share(&r->settings, mlm_sequences(&t->data.val), m->B, &r->group);
-    while (!stop_signal && val_share_next(&share)) {
-        mlm_batch_build(batch, &t->data.val, share.first, share.count);
-        MlmInput in = mlm_load(&t->data.loader, batch, &r->ctx);
-        evaluate_batch(m, &in, scales, (Mode)share.mode, &r->ctx);
-        sums.masked += batch->masked, sums.sequences += batch->count;
-        steps_evaluating(&r->log, &r->session, "validation", (double)share.next, (double)share.batches);
-    }
-    if (share.count) mlm_sums_read(&sums, m->a.loss, m->a.correct, &r->ctx);
-    MlmEvaluation e = mlm_evaluation(sums, m->config.next, share, &r->session);
-    if (!group_any(&r->group, stop_signal != 0)) mlm_evaluation_show(log, &r->session, e);
+static void validate(Run* r, Model* m, MlmSource* data, Log* log) {
+    MlmScales sums = {1, 1};
+    MlmEvaluation e = mlm_evaluation_begin(r, data, m->B);
+    while (mlm_evaluation_next(&e, r, data, (int)stop_signal))
+        evaluate_batch(m, &e.in, sums, (Mode)e.share.mode, &r->ctx);
+    mlm_evaluation_end(&e, &r->session, log, m->a.loss, m->a.correct, m->config.next);
 }
 
-// Predict the masked tokens of the batch's only sequence. Returns the result as text.
-static Text fill_mask(Trainer* t, const MlmBatch* batch) {
-    Model* m = &t->model;
-    Context* ctx = &t->run.ctx;
-    MlmInput in = mlm_load(&t->data.loader, batch, ctx);
-    HostView logits = host_view_open(m->a.logits, (size_t)in.masked * (size_t)m->Vp, VIEW_FLOATX);
-    Text text = {NULL, 0, 0};
+// Predict the masked tokens of the only sequence of the data's first batch, and show them.
+static void fill_mask(Run* r, Model* m, MlmSource* data, const WordPiece* words) {
+    MlmInput in = mlm_load(&data->loader, &data->batches[0], &r->ctx);
     m->training = 0;
-    forward(m, &in, ctx);
-    host_view_read(ctx, &logits);
-    fill_mask_show(&text, &t->words, batch, logits.values, m->config.V, m->Vp);
-    host_view_close(&logits);
-    return text;
-}
-
-// Show the predictions for the masked tokens of a held-out sequence.
-static void sample(Trainer* t) {
-    MlmBatch* batch = &t->data.batches[0];
-    mlm_batch_build(batch, &t->data.val, 0, 1);
-    Text text = fill_mask(t, batch);
-    session_show_text(&t->run.session, &text);
-    free(text.text);
-}
-
-// --fill or --evaluate: print the result.
-static void evaluate(Trainer* t) {
-    MlmBatch* batch = &t->data.batches[0];
-    process_on_stop(SIG_DFL);  // a signal may end the process at once: no checkpoint is written
-    if (!*t->mlm.fill) {
-        validate(t, NULL);
-        return;
-    }
-    fill_mask_batch(batch, &t->words, t->mlm.fill, t->model.T, t->model.config.V);
-    Text text = fill_mask(t, batch);
-    fwrite(text.text, 1, text.length, stdout);
-    free(text.text);
+    forward(m, &in, &r->ctx);
+    fill_mask_show(&r->session, words, &data->batches[0], m->a.logits, m->config.V, m->Vp);
 }
 
 // ---------------------------------------------------------------------------------------------------------
 // Settings and startup
 
-// The model's flag and this trainer's defaults. llmc/run/ has the other flags.
+// The flags. Returns their number.
 static int settings_flags(Trainer* t, Flag* table) {
-    // clang-format off
-    const Flag rows[] = {
-        {"-e", "--model", FLAG_STRING, &t->run.settings.model, "L=4,C=128,NH=4,T=128", 0, 0, NULL, SCOPE_RUN, TOPIC_MODEL,
-         "Hugging Face directory, .safetensors file, config.json (random weights), bert-base|bert-large, or sizes L= "
-         "C= NH= V= T= F= tied=."},
-    };
-    // clang-format on
-    int count = mlm_settings_rows(&t->mlm, table, settings_rows(&t->run.settings, table, 0));
-    return mlm_default_settings(table, settings_add_rows(table, count, rows, COUNT_OF(rows)));
+    int count = settings_rows(&t->run.settings, table, "L=4,C=128,NH=4,T=128",
+                              "Hugging Face directory, .safetensors file, config.json (random weights), "
+                              "bert-base|bert-large, or sizes L= C= NH= V= T= F= tied=.");
+    return mlm_default_settings(table, mlm_settings_rows(&t->mlm, table, count));
 }
 
-// The model's config.json.
-static Text config_text(const Trainer* t) {
-    const Config* c = &t->model.config;
-    Text text = {NULL, 0, 0};
-    text_printf(&text, "{\"architectures\": [\"%s\"], \"model_type\": \"bert\"",
-                c->next ? "BertForPreTraining" : "BertForMaskedLM");
-    config_write(&text, c);
-    return text;
-}
-
-// Find the model and plan its tensors. Returns the path of its weights (the caller frees it), NULL if there are none.
-// `source`: a checkpoint to load instead of -e.
-static char* open_model(Trainer* t, const char* source, const char* data_dir) {
-    Run* r = &t->run;
-    Settings* s = &r->settings;
-    char *directory, *weights;
-    session_find_model(source ? source : s->model, &directory, &weights);
-    if (*t->mlm.fill && !weights)
+// Find the model, and plan its tensors and memory. Returns how its data is masked.
+static MlmRecipe open_model(Run* r, Model* m, const MlmSettings* s, WordPiece* words) {
+    run_find_model(r, "--phase2", s->phase2);
+    if (*s->fill && !r->weights)
         die(USAGE, "--fill needs a trained model; name it with -e, or its run with -o and -y 1");
-    fill_mask_find_words(&t->words, &r->session, directory, data_dir);
-    Config config = config_find(directory, s, &t->words);
-    free(directory);
-    config.next = t->mlm.next_sentence;
-    if (weights && config.tied) config.tied = weights_tie(weights, "bert.", HEAD, COUNT_OF(HEAD), r->group.rank == 0);
-    int T = run_sequence_length(r, config.T);
-    t->recipe = mlm_settings_recipe(&t->mlm, T);
-    model_plan(&t->model, config, s->B, T, s->B * t->recipe.max_predictions, s->B * t->recipe.pack,
-               s->evaluate ? FORWARD_ONLY : s->recompute);
-    return weights;
+    fill_mask_find_words(words, &r->session, r->directory, r->data_directory);
+    Config c = config_find(r->directory, &r->settings, words);
+    c.next = s->next_sentence;
+    if (r->weights && c.tied) c.tied = weights_tie(r->weights, "bert.", HEAD, COUNT_OF(HEAD), r->group.rank == 0);
+    int T = run_sequence_length(r, c.T), recompute = r->settings.evaluate ? FORWARD_ONLY : r->settings.recompute;
+    MlmRecipe recipe = mlm_settings_recipe(s, T);
+    for (BatchSearch search = run_search_batch(r); run_next_batch(r, &search, &m->buffers);)
+        model_plan(m, c, search.B, T, search.B * recipe.max_predictions, search.B * recipe.pack, recompute);
+    return recipe;
 }
 
-// Check that the memory plan fits. If not, report the largest micro-batch that does, and exit.
-static void check_memory(Trainer* t) {
-    Run* r = &t->run;
-    const Model* m = &t->model;
-    UpdateSettings update = session_update(&r->session);
-    r->plan = model_memory(m, update, &r->ctx);
-    BatchSearch search = run_check_memory(r, &m->buffers.table, m->B);
-    while (batch_search_next(&search)) {
-        Model smaller;
-        model_plan(&smaller, m->config, search.B, m->T, search.B * (m->M / m->B), search.B * (m->S / m->B),
-                   m->recompute);
-        search.plan = model_memory(&smaller, update, &r->ctx);
-        model_buffers_free_tables(&smaller.buffers);
-    }
-}
-
-static void open_data(Trainer* t, const char* train_pattern, const char* val_pattern) {
-    Run* r = &t->run;
-    const Settings* s = &r->settings;
-    mlm_source_open(&t->data, train_pattern, val_pattern, t->model.config.V, (uint64_t)s->seed);
-    mlm_check_words(&t->data.train, &t->words);
-    t->has_val = t->data.has_val, t->data.train.in_order = !s->shuffle;
-    if (s->evaluate && !t->has_val) die(USAGE, "--evaluate 1 needs validation data; name it with -j");
-    session_check_data(&r->session, mlm_fingerprint(&t->data.train), train_pattern);
-    run_check_ranks(r, config_text(t), t->has_val ? mlm_fingerprint(&t->data.val) : 0);
-    session_set_last(&r->session, mlm_sequences(&t->data.train), t->model.B * r->group.size * r->micro_steps);
+static void open_data(Run* r, const Config* c, MlmSource* d, const WordPiece* words) {
+    mlm_source_open(d, r->train_pattern, r->val_pattern, c->V, (uint64_t)r->settings.seed);
+    mlm_check_words(&d->train, words);
+    d->train.in_order = !r->settings.shuffle;
+    if (r->settings.evaluate && !d->has_val) die(USAGE, "--evaluate 1 needs validation data; name it with -j");
+    session_check_data(&r->session, mlm_fingerprint(&d->train), r->train_pattern);
+    Text config = config_write(c, c->next ? "BertForPreTraining" : "BertForMaskedLM", NULL);
+    run_check_ranks(r, config, d->has_val, d->has_val ? mlm_fingerprint(&d->val) : 0);
+    session_set_last(&r->session, mlm_sequences(&d->train));
 }
 
 // Check and open everything that the run needs. Nothing is written until all checks have passed.
 static void trainer_open(Trainer* t, int argc, char** argv) {
     Run* r = &t->run;
-    Settings* s = &r->settings;
     Model* m = &t->model;
-    char *train_pattern, *val_pattern;
-    r->flag_count = settings_flags(t, r->flags);
     flags_refuse_moved(argc, argv, "--task", "./finetune_bert");
-    flags_parse(r->flags, r->flag_count, argc, argv,
-                "./train_bert [flags]   (none: a small model on the built-in corpus)");
-    fill_mask_check_flag(t->mlm.fill, r->flags, r->flag_count);
-    const int fills = *t->mlm.fill != '\0';
-    if (fills) s->evaluate = 1;  // --fill writes no files either
-    run_join(r);
-    session_find_data(&r->session, "data/builtin/bert/train.bin", &train_pattern, &val_pattern);
-    char *data_dir = fills ? NULL : session_directory_of(*s->train_data ? s->train_data : train_pattern),
-         *source = session_find_start(&r->session, "--phase2", t->mlm.phase2),
-         *weights = open_model(t, source, data_dir);
-    check_memory(t);
-
-    mlm_source_alloc(&t->data, t->recipe, m->B, m->T, r->micro_steps, &r->ctx);
-    if (!fills) open_data(t, train_pattern, val_pattern);
-    model_alloc(m, (uint64_t)s->seed, &r->ctx);
-    run_prepare(r, &m->buffers);
-    if (!source) random_weights(m, &r->optimizer, (uint64_t)s->seed, &r->ctx);  // a model's file may lack some
-    if (source) run_load_checkpoint(r, &m->buffers, source);
-    else if (weights) load_weights(m, &r->optimizer, weights, &r->ctx);
-    run_share(r, &m->buffers);
-    free(weights), free(data_dir), free(source), free(train_pattern), free(val_pattern);
+    run_parse(r, settings_flags(t, r->flags), argc, argv,
+              "./train_bert [flags]   (none: a small model on the built-in corpus)");
+    const int fills = fill_mask_check(t->mlm.fill, &r->settings, r->flags, r->flag_count);
+    run_join(r, fills ? NULL : "data/builtin/bert/train.bin");
+    MlmRecipe recipe = open_model(r, m, &t->mlm, &t->words);
+    mlm_source_alloc(&t->data, recipe, m->B, m->T, r->micro_steps, &r->ctx);
+    if (!fills) open_data(r, &m->config, &t->data, &t->words);
+    run_alloc(r, &m->buffers);
+    if (!r->start) random_weights(m, &r->optimizer, (uint64_t)r->settings.seed, &r->ctx);
+    if (!r->start && r->weights) load_weights(m, &r->optimizer, r->weights, &r->ctx);  // the file may lack some
+    run_share(r);
 }
 
 static void trainer_close(Trainer* t) {
-    model_free(&t->model);
     mlm_source_close(&t->data);
     wordpiece_free(&t->words);
     run_close(&t->run);
 }
 
 int main(int argc, char** argv) {
-    static Trainer trainer;
-    Trainer* t = &trainer;
+    static Trainer trainer, *t = &trainer;
     Run* r = &t->run;
-    const Session* session = &r->session;
-    const ModelBuffers* buffers = &t->model.buffers;
+    Model* m = &t->model;
+    MlmSource* data = &t->data;
     process_begin(on_signal, argv);
     trainer_open(t, argc, argv);
-    if (r->settings.evaluate) {
-        evaluate(t);
-        trainer_close(t);
-        return DONE;
+    if (r->settings.evaluate) process_on_stop(SIG_DFL);  // a signal may end the process at once: nothing is saved
+    if (*t->mlm.fill) {
+        fill_mask_batch(&data->batches[0], &t->words, t->mlm.fill, m->T, m->config.V);
+        fill_mask(r, m, data, &t->words);
+    } else if (r->settings.evaluate) {
+        validate(r, m, data, NULL);
+    } else {
+        double most = (double)m->T * run_step_sequences(r);  // tokens in a step
+        if (run_begin(r, data->train.text.files.tokens, "at most ", most)) validate(r, m, data, &r->log);
+        while (run_next_step(r, (int)stop_signal)) {
+            train_step(r, m, data, (LossMean)t->mlm.loss_mean);
+            int text = r->has_val && session_is_due(&r->session, t->mlm.sample_every, 1);
+            if (run_end_step(r, text)) validate(r, m, data, &r->log);
+            if (text) mlm_batch_build(&data->batches[0], &data->val, 0, 1);  // a held-out sequence
+            if (text && r->group.rank == 0) fill_mask(r, m, data, &t->words);
+        }
+        run_end(r, "BERT training");
     }
-    run_begin(r, buffers, t->data.train.text.files.tokens, "at most ",
-              (double)t->model.T * t->model.B * r->group.size * r->micro_steps);
-    if (t->has_val && session_is_missing(session, &r->log, r->settings.val_every, "val_loss")) validate(t, &r->log);
-    while (run_next_step(r, (int)stop_signal)) {
-        train_step(t);
-        int validation = t->has_val && session_is_due(session, r->settings.val_every, 1);
-        int text = t->has_val && session_is_due(session, t->mlm.sample_every, 1);
-        run_end_step(r, buffers, validation || text);
-        if (validation) validate(t, &r->log);
-        if (text && r->group.rank == 0) sample(t);
-        if (r->checkpoint_is_due) run_save(r, buffers, config_text(t));
-    }
-    run_end(r, buffers, config_text(t), "BERT training");
     trainer_close(t);
     return DONE;
 }

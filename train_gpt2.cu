@@ -122,8 +122,7 @@ typedef struct {
     Grads g;
     Acts a;
     LmInput in;
-    int for_choices;  // 1: the memory plan includes multiple-choice sets
-    int past_len;     // positions before row 0 of a forward pass; each layer's qkv holds their keys and values
+    int past_len;  // positions before row 0 of a forward pass; each layer's qkv holds their keys and values
     // Dropout of the current step; training = 0 disables it.
     int training;
     uint64_t seed, step;
@@ -279,29 +278,23 @@ static void backward(Model* m, const int* inputs, const Sequences* s, Mode mode,
 // ---------------------------------------------------------------------------------------------------------
 // Losses
 
-// Evaluate the B sequences in m->in.inputs and m->in.targets, without gradients or dropout. `mode` sets or adds to
-// m->a.loss, which is `scale` times the sum of the token losses.
+// The loss of the sequences `s` from their logits. `mode` sets or adds to m->a.loss, which is `scale` times the sum of
+// the token losses. BACKWARD also replaces the logits by their gradient, multiplied by *m->buffers.loss_scale.
+static void compute_loss(Model* m, const Sequences* s, double scale, Direction direction, Mode mode, Context* ctx) {
+    Losses losses = {m->a.losses, m->a.loss, scale, mode};
+    const int *targets = m->in.targets, N = s->rows, V = m->config.V;
+    scope_at(ctx, direction, -1);
+    if (direction == FORWARD) classifier_forward(losses, m->a.logits, targets, N, V, m->Vp, ctx);
+    else classifier_backward(losses, m->a.logits, targets, m->buffers.loss_scale, N, V, m->Vp, ctx);
+}
+
+// Evaluate the B sequences in m->in, without gradients or dropout.
 static void evaluate_batch(Model* m, int B, double scale, Mode mode, Context* ctx) {
     Sequences s = lm_input_sequences(&m->in, B, 0);
-    Losses losses = {m->a.losses, m->a.loss, scale, mode};
     m->training = 0;
     forward(m, m->in.inputs, &s, ctx);
     forward_head(m, m->a.lnf, s.rows, ctx);
-    classifier_forward(losses, m->a.logits, m->in.targets, s.rows, m->config.V, m->Vp, ctx);
-}
-
-// Like evaluate_batch(), but with dropout and the backward pass. Gradients are multiplied by *m->buffers.loss_scale and
-// written by `mode` too. The micro-batch holds sequences first .. first + B - 1 of step number `step`.
-static void train_batch(Model* m, uint64_t step, int first, double scale, Mode mode, Context* ctx) {
-    Sequences s = lm_input_sequences(&m->in, m->B, first);
-    Losses losses = {m->a.losses, m->a.loss, scale, mode};
-    m->training = 1;
-    m->step = step;
-    forward(m, m->in.inputs, &s, ctx);
-    forward_head(m, m->a.lnf, s.rows, ctx);
-    scope_at(ctx, BACKWARD, -1);
-    classifier_backward(losses, m->a.logits, m->in.targets, m->buffers.loss_scale, s.rows, m->config.V, m->Vp, ctx);
-    backward(m, m->in.inputs, &s, mode, ctx);
+    compute_loss(m, &s, scale, FORWARD, mode, ctx);
 }
 
 // Read m->a.loss. Waits for the device.
@@ -310,20 +303,23 @@ static double model_loss(const Model* m, Context* ctx) { return model_buffers_nu
 // ---------------------------------------------------------------------------------------------------------
 // Memory
 
-// Fill the tables for this configuration and batch size. Allocates only the tables.
-static void model_plan(Model* m, Config config, int B, int T, int recompute) {
+// Fill the tables for this configuration and micro-batches of B sequences of T tokens. `doc_mask`: 1 keeps attention
+// within documents. Allocates only the tables.
+static void model_plan(Model* m, Config config, int B, int T, int recompute, int doc_mask) {
     memset(m, 0, sizeof *m);
     m->config = config;
     m->B = B, m->T = T, m->N = B * T;
     m->Vp = (int)round_up((size_t)config.V, 128);
     m->recompute = recompute;
+    m->in.doc_mask = doc_mask;
     m->buffers.table.fixed = recompute >= FORWARD_ONLY;
     const int dN = m->buffers.table.fixed ? 0 : m->N;  // rows of activation gradients
     int dims[DIMS] = {1, config.V, m->Vp, config.T, config.C, 3 * config.C, config.F, m->N, config.NH, dN};
     tensors_add(&m->buffers.table, EMBEDDING_ROWS, COUNT_OF(EMBEDDING_ROWS), dims, -1);
     for (int l = 0; l < config.L; l++) tensors_add(&m->buffers.table, BLOCK_ROWS, COUNT_OF(BLOCK_ROWS), dims, l);
     tensors_add(&m->buffers.table, FINAL_ROWS, COUNT_OF(FINAL_ROWS), dims, -1);
-    if (!config.tied) tensors_add(&m->buffers.table, HEAD_ROWS, COUNT_OF(HEAD_ROWS), dims, -1);
+    if (config.tied) model_buffers_tie(&m->buffers, offsetof(Params, head), offsetof(Params, wte));
+    else tensors_add(&m->buffers.table, HEAD_ROWS, COUNT_OF(HEAD_ROWS), dims, -1);
 
     // All layers share one buffer for an activation that the backward pass recomputes. Without a backward pass they
     // share all activations but qkv, whose keys and values are the KV cache of text generation.
@@ -372,37 +368,17 @@ static void model_plan(Model* m, Config config, int B, int T, int recompute) {
         tensors_add(&m->buffers.stats_table, block_stats, COUNT_OF(block_stats), dims, l);
     }
     model_buffers_finish_tables(&m->buffers);
-}
 
-// The run's memory, computed before anything is allocated.
-static MemoryPlan model_memory(const Model* m, UpdateSettings update, const Context* ctx) {
-    const Config* c = &m->config;
-    AttentionShape shape = {c->NH, c->C / c->NH, CAUSAL, dropout_make(c->attention_dropout, 0, 0, 0, 0, NULL)};
-    EmbeddingSizes tables = {m->Vp, c->T, 0, c->C, -1};
-    int parts = m->in.doc_mask ? lm_data_planned_documents(m->B, m->N) : m->B;
-    size_t choices = m->for_choices ? multiple_choice_device_bytes(m->N) : 0;
-    StepSizes step = {shape, tables, m->N, m->B, m->T, m->B, parts, m->N, c->F, 0};
-    return memory_plan_make(&m->buffers.table, &m->buffers.acts_table, &m->buffers.stats_table, update,
-                            lm_input_bytes(&m->in, m->B, m->T) + choices, &step, ctx);
-}
-
-static void model_alloc(Model* m, uint64_t seed, Context* ctx) {
-    size_t L = (size_t)m->config.L;
-    m->seed = seed;
-    m->p.h = (BlockParams*)xcalloc(L, sizeof(BlockParams));
-    m->g.h = (BlockGrads*)xcalloc(L, sizeof(BlockGrads));
-    m->a.h = (BlockActs*)xcalloc(L, sizeof(BlockActs));
-    TensorStructs params = {&m->p, m->p.h, sizeof(BlockParams)}, grads = {&m->g, m->g.h, sizeof(BlockGrads)},
-                  acts = {&m->a, m->a.h, sizeof(BlockActs)};
-    model_buffers_alloc(&m->buffers, params, grads, acts, ctx);
-    if (m->config.tied) m->p.head = m->p.wte, m->g.head = m->g.wte;
-    lm_input_alloc(&m->in, m->B, m->T, ctx);
-}
-
-static void model_free(Model* m) {
-    lm_input_free(&m->in);
-    free(m->p.h), free(m->g.h), free(m->a.h);
-    model_buffers_free(&m->buffers);
+    TensorStructs params = {&m->p, offsetof(Params, h), sizeof(BlockParams)},
+                  grads = {&m->g, offsetof(Grads, h), sizeof(BlockGrads)},
+                  activations = {&m->a, offsetof(Acts, h), sizeof(BlockActs)};
+    AttentionShape attention = {config.NH, config.C / config.NH, CAUSAL,
+                                dropout_make(config.attention_dropout, 0, 0, 0, 0, NULL)};
+    EmbeddingSizes embedding = {m->Vp, config.T, 0, config.C, -1};
+    int documents = doc_mask ? lm_data_planned_documents(B, m->N) : B;
+    StepSizes step = {attention, embedding, m->N, B, T, B, documents, m->N, config.F, 0};
+    model_buffers_set_structs(&m->buffers, params, grads, activations);
+    m->buffers.step = step, m->buffers.batch_bytes = lm_input_bytes(&m->in, B, T);
 }
 
 // ---------------------------------------------------------------------------------------------------------
@@ -410,19 +386,19 @@ static void model_free(Model* m) {
 
 // clang-format off
 static const ConfigRow CONFIG_ROWS[] = {
-    // key                             type         field                               default        allowed
-    {"n_layer",                         CONFIG_INT,  offsetof(Config, L),                 CONFIG_NEEDED, 1, 1 << 12},
-    {"n_head",                          CONFIG_INT,  offsetof(Config, NH),                CONFIG_NEEDED, 1, 1 << 12},
-    {"n_embd",                          CONFIG_INT,  offsetof(Config, C),                 CONFIG_NEEDED, 1, 1 << 20},
-    {"n_inner",                         CONFIG_INT,  offsetof(Config, F),                 0,             0, 1 << 22},
-    {"n_positions",                     CONFIG_INT,  offsetof(Config, T),                 CONFIG_NEEDED, 1, 1 << 20},
-    {"vocab_size",                      CONFIG_INT,  offsetof(Config, V),                 CONFIG_NEEDED, 1, 1 << 24},
+    // key                             type         field                               default        allowed     descriptor
+    {"n_layer",                         CONFIG_INT,  offsetof(Config, L),                 CONFIG_NEEDED, 1, 1 << 12, "L"},
+    {"n_head",                          CONFIG_INT,  offsetof(Config, NH),                CONFIG_NEEDED, 1, 1 << 12, "NH"},
+    {"n_embd",                          CONFIG_INT,  offsetof(Config, C),                 CONFIG_NEEDED, 1, 1 << 20, "C"},
+    {"n_inner",                         CONFIG_INT,  offsetof(Config, F),                 0,             0, 1 << 22, "F"},
+    {"n_positions",                     CONFIG_INT,  offsetof(Config, T),                 CONFIG_NEEDED, 1, 1 << 20, "T"},
+    {"vocab_size",                      CONFIG_INT,  offsetof(Config, V),                 CONFIG_NEEDED, 1, 1 << 24, "V"},
     {"layer_norm_epsilon",              CONFIG_REAL, offsetof(Config, eps),               1e-5,          0, 1},
     {"initializer_range",               CONFIG_REAL, offsetof(Config, init_range),        0.02,          0, 1},
     {"embd_pdrop",                      CONFIG_REAL, offsetof(Config, embedding_dropout), 0.1,           0, 0.999},
     {"attn_pdrop",                      CONFIG_REAL, offsetof(Config, attention_dropout), 0.1,           0, 0.999},
     {"resid_pdrop",                     CONFIG_REAL, offsetof(Config, residual_dropout),  0.1,           0, 0.999},
-    {"tie_word_embeddings",             CONFIG_BOOL, offsetof(Config, tied),              1,             0, 1},
+    {"tie_word_embeddings",             CONFIG_BOOL, offsetof(Config, tied),              1,             0, 1, "tied"},
     {"scale_attn_weights",              CONFIG_BOOL, CONFIG_NO_FIELD,                     1,             1, 1},
     {"scale_attn_by_inverse_layer_idx", CONFIG_BOOL, CONFIG_NO_FIELD,                     0,             0, 0},
     {"add_cross_attention",             CONFIG_BOOL, CONFIG_NO_FIELD,                     0,             0, 0},
@@ -442,9 +418,7 @@ static Config config_from_descriptor(const char* text, int data_V) {
                                                 {"d36", "L=36,NH=20,C=1280,V=50257,T=1024"},
                                                 {"d48", "L=48,NH=25,C=1600,V=50257,T=1024"}};
     Config c = {4, 4, 128, 0, data_V, 256, 1, GELU_TANH, 1e-5, 0.02, 0, 0, 0};
-    const ConfigSize sizes[] = {{"L", &c.L}, {"C", &c.C}, {"NH", &c.NH},    {"V", &c.V},
-                                {"T", &c.T}, {"F", &c.F}, {"tied", &c.tied}};
-    config_sizes_find(sizes, COUNT_OF(sizes), &c.tied, published, COUNT_OF(published), text,
+    config_sizes_find(&c, CONFIG_ROWS, COUNT_OF(CONFIG_ROWS), published, COUNT_OF(published), text,
                       "d12, d24, d36, d48, nor sizes like L=4,C=128,NH=4,T=256");
     if (c.F == 0) c.F = 4 * c.C;
     char* source = xprintf("-e %s", text);
@@ -471,18 +445,29 @@ static Config config_read(const char* path) {
 static void load_weights(Model* m, const Optimizer* o, const char* path, Context* ctx) {
     static const char* const ignored[] = {".attn.bias", ".attn.masked_bias", "lm_head.weight"};
     FileRules rules = {"transformer.", ignored, m->config.tied ? 3 : 2, NULL, 0, 0, NULL, 0};
-    model_buffers_read(&m->buffers, o, path, &rules, NULL, ctx);
+    model_buffers_read(&m->buffers, o, path, &rules, ctx);
 }
 
 static void random_weights(Model* m, const Optimizer* o, uint64_t seed, Context* ctx) {
     double std = m->config.init_range;
-    HostView view = host_view_open(m->buffers.params, m->buffers.table.elements, VIEW_FLOATX);
-    tensors_init(&m->buffers.table, view.values, seed, std, std / sqrt(2.0 * m->config.L));
+    HostView view = model_buffers_init(&m->buffers, seed, std, std / sqrt(2.0 * m->config.L));
     model_buffers_write(&m->buffers, o, &view, ctx);
-    host_view_close(&view);
 }
 
 #ifndef NO_MAIN  // tests include this file for the model only
+
+// The text of the model's config.json.
+static Text config_write(const Config* c, int end_of_text) {
+    Text text = {NULL, 0, 0};
+    text_printf(&text, "{\"architectures\": [\"GPT2LMHeadModel\"], \"model_type\": \"gpt2\"");
+    json_put_string(&text, "activation_function", c->gelu == GELU_TANH ? "gelu_new" : "gelu");
+    config_rows_write(&text, c, CONFIG_ROWS, COUNT_OF(CONFIG_ROWS));
+    json_put_integer(&text, "bos_token_id", end_of_text);
+    json_put_integer(&text, "eos_token_id", end_of_text);
+    json_put_string(&text, "dtype", safetensors_dtype_name(FLOATX_NAME));
+    text_printf(&text, "}\n");
+    return text;
+}
 
 typedef struct {
     Run run;  // settings, ranks, optimizer, log: llmc/run/run.h
@@ -500,35 +485,30 @@ static void on_signal(int number) { stop_signal = number; }
 // ---------------------------------------------------------------------------------------------------------
 // A step
 
-static StepWork step_work(const Trainer* t) {
-    const Model* m = &t->model;
+// The work of a step of `sequences` sequences.
+static StepWork step_work(const Model* m, int sequences) {
     const Config* c = &m->config;
     size_t N = m->buffers.table.parameters - (size_t)c->T * (size_t)c->C;  // without position embeddings
-    return lm_step_work(N, 12.0 * c->L * c->C * m->T, m->B * t->run.group.size * t->run.micro_steps, m->T);
+    return lm_step_work(N, 12.0 * c->L * c->C * m->T, sequences, m->T);
 }
 
 // One optimizer step. The GPU runs it asynchronously. run_end_step() reads its results and logs them.
-static void train_step(Trainer* t) {
-    Run* r = &t->run;
-    Model* m = &t->model;
-    StepWork work = step_work(t);
+static void train_step(Run* r, Model* m, LmData* data) {
+    StepWork work = step_work(m, run_step_sequences(r));
     StepLosses losses = {1, {m->a.loss}, {"loss"}};
-    double scale = 1.0 / work.tokens, lr = run_lr(r);
-    scope_step(&r->ctx, r->session.step + 1);
-    for (int i = 0; i < r->micro_steps; i++) {
-        int first = (i * r->group.size + r->group.rank) * m->B;
-        uint64_t sample = (r->settings.overfit ? 0 : r->session.samples) + (uint64_t)first;
-        Mode mode = i == 0 ? SET : ADD;
-        run_begin_micro_batch(r, i);
-        lm_data_load(m->in.inputs, m->in.targets, &m->in.documents, &t->data, &t->data.train, sample, &r->ctx);
-        if (r->settings.mode == MODE_FORWARD) evaluate_batch(m, m->B, scale, mode, &r->ctx);
-        else train_batch(m, (uint64_t)r->session.step, first, scale, mode, &r->ctx);  // forward, loss, backward
-        run_end_micro_batch(r);
+    MicroBatch b = run_begin_step(r);
+    m->training = b.direction == BACKWARD, m->seed = b.seed, m->step = b.step;
+    while (run_next_micro_batch(r, &b)) {
+        lm_data_load(m->in.inputs, m->in.targets, &m->in.documents, data, &data->train, b.sample, &r->ctx);
+        Sequences s = lm_input_sequences(&m->in, m->B, b.first);
+        forward(m, m->in.inputs, &s, &r->ctx);
+        forward_head(m, m->a.lnf, s.rows, &r->ctx);
+        compute_loss(m, &s, 1.0 / work.tokens, b.direction, b.mode, &r->ctx);
+        if (b.direction == BACKWARD) backward(m, m->in.inputs, &s, b.mode, &r->ctx);
     }
-    steps_all_reduce(&r->session, m->buffers.grads, losses, &r->grad_sync);
-    steps_update(&r->session, run_step_model(&m->buffers), losses, &r->optimizer, &r->grad_sync, lr);
-    steps_launched(&r->steps, &r->session, lr, work, losses, &r->optimizer);
-    scope_step(&r->ctx, -1);
+    run_all_reduce(r, losses);
+    run_update(r, losses);
+    run_log(r, losses, work);
 }
 
 // ---------------------------------------------------------------------------------------------------------
@@ -536,22 +516,16 @@ static void train_step(Trainer* t) {
 
 // Evaluate this rank's share of the held-out text. Log the loss over all ranks, or print it if `log` is NULL. A signal
 // to any rank ends the validation without a result.
-static void validate(Trainer* t, Log* log) {
-    Run* r = &t->run;
-    Model* m = &t->model;
-    ValShare share = val_share(&r->settings, batch_lm_windows(&t->data.val), m->B, &r->group);
-    double scale = 1.0 / ((double)share.samples * m->T), loss = 0;
-    while (!stop_signal && val_share_next(&share)) {
-        t->data.val.B = share.count;
-        lm_data_load(m->in.inputs, m->in.targets, &m->in.documents, &t->data, &t->data.val, share.first, &r->ctx);
+static void validate(Run* r, Model* m, LmData* data, Log* log) {
+    ValShare share = val_share(&r->settings, batch_lm_windows(&data->val), m->B, &r->group);
+    double scale = 1.0 / ((double)share.samples * m->T);
+    while (run_next_val(r, &share, (int)stop_signal)) {
+        data->val.B = share.count;
+        lm_data_load(m->in.inputs, m->in.targets, &m->in.documents, data, &data->val, share.first, &r->ctx);
         evaluate_batch(m, share.count, scale, (Mode)share.mode, &r->ctx);
-        steps_evaluating(&r->log, &r->session, "validation", (double)share.next, (double)share.batches);
     }
-    if (share.count) loss = model_loss(m, &r->ctx);
-    group_sum_counts(&r->group, &loss, 1);
-    if (group_any(&r->group, stop_signal != 0)) return;
-    session_show_validation(&r->session, log, loss, &share);
-    if (!has_dropout(&m->config)) val_entropy_print(&t->data.val_entropy, share.samples, m->T);
+    session_show_validation(&r->session, log, share.count ? model_loss(m, &r->ctx) : 0, &share);
+    if (!share.is_stopped && !has_dropout(&m->config)) val_entropy_print(&data->val_entropy, share.samples, m->T);
 }
 
 // Score a micro-batch of endings with the sequences `s`. The head reads only the scored rows. They overwrite the
@@ -567,9 +541,7 @@ static void evaluate_endings(Model* m, MultipleChoiceEvaluation* e, const Sequen
 }
 
 // Like validate(), for one multiple-choice set.
-static void validate_choices(Trainer* t, const MultipleChoice* set, Log* log) {
-    Run* r = &t->run;
-    Model* m = &t->model;
+static void validate_choices(Run* r, Model* m, const MultipleChoice* set, Log* log) {
     MultipleChoiceEvaluation e;
     multiple_choice_evaluation_open(&e, set, m->N, m->T, &r->group, &r->ctx);
     for (Sequences s; !stop_signal && multiple_choice_load(&e, m->in.inputs, m->in.targets, &s, &r->ctx);) {
@@ -579,13 +551,6 @@ static void validate_choices(Trainer* t, const MultipleChoice* set, Log* log) {
     MultipleChoiceResult result = multiple_choice_result(&e, &r->group);
     multiple_choice_evaluation_close(&e);
     if (!group_any(&r->group, stop_signal != 0)) multiple_choice_show(&r->session, log, set, result);
-}
-
-// --evaluate 1: validate on the held-out text and on all multiple-choice sets.
-static void evaluate(Trainer* t) {
-    process_on_stop(SIG_DFL);  // a signal may end the process at once: no checkpoint is written
-    if (t->data.has_val) validate(t, NULL);
-    for (int i = 0; i < t->choices.count; i++) validate_choices(t, &t->choices.set[i], NULL);
 }
 
 // ---------------------------------------------------------------------------------------------------------
@@ -603,156 +568,118 @@ static void predict_next(Model* m, Window w, Context* ctx) {
     forward_head(m, m->a.lnf + (size_t)(rows - 1) * (size_t)m->config.C, 1, ctx);
 }
 
-// Generate text number `number` into t->text: the prompt and up to `tokens` tokens. A signal ends it early.
-static void write_text(Trainer* t, int number, int tokens) {
-    Run* r = &t->run;
-    HostView logits = host_view_open(t->model.a.logits, (size_t)t->model.Vp, VIEW_FLOATX);
-    generation_begin(&t->text, &r->session, number);
+// Generate text number `number`: the prompt and up to `tokens` tokens. A signal ends it early.
+static void write_text(Run* r, Model* m, Generation* g, int number, int tokens) {
+    HostView logits = host_view_open(m->a.logits, (size_t)m->Vp, VIEW_FLOATX);
+    generation_begin(g, &r->session, number);
     for (int i = 0; i < tokens && !stop_signal; i++) {
         group_progress(&r->group, r->session.step);  // the other ranks wait
-        predict_next(&t->model, generation_window(&t->text), &r->ctx);
+        predict_next(m, generation_window(g), &r->ctx);
         host_view_read(&r->ctx, &logits);
-        generation_draw(&t->text, logits.values);
+        generation_draw(g, logits.values);
     }
     host_view_close(&logits);
 }
 
 // Print the model's current continuation of the prompt, and save it in OUT/sample.txt.
-static void sample(Trainer* t) {
-    write_text(t, 0, t->generate.sample_tokens);
-    generation_show(&t->text, &t->run.session);
+static void sample(Run* r, Model* m, Generation* g, int tokens) {
+    write_text(r, m, g, 0, tokens);
+    generation_show(g, &r->session);
 }
 
 // --generate: print the texts and the speed.
-static void generate(Trainer* t) {
+static void generate(Run* r, Model* m, Generation* g, const GenerateSettings* s) {
     double start = now_seconds();
-    for (int number = 0; number < t->generate.samples && !stop_signal; number++) {
-        write_text(t, number, t->generate.generate);
-        generation_print(&t->text, &t->run.session, number);
+    for (int number = 0; number < s->samples && !stop_signal; number++) {
+        write_text(r, m, g, number, s->generate);
+        generation_print(g, &r->session, number);
     }
-    generation_print_speed(&t->text, &t->run.session, now_seconds() - start);
+    generation_print_speed(g, &r->session, now_seconds() - start);
 }
 
 // ---------------------------------------------------------------------------------------------------------
 // Settings and startup
 
-// Flags of this trainer only. llmc/run/ has the others.
+// The flags. Returns their number.
 static int settings_flags(Trainer* t, Flag* table) {
     // clang-format off
     const Flag rows[] = {
-        {"-e", "--model",    FLAG_STRING, &t->run.settings.model, "L=4,C=128,NH=4,T=256", 0, 0, NULL, SCOPE_RUN, TOPIC_MODEL,
-         "Hugging Face directory, .safetensors file, llm.c's .bin, config.json (random weights), d12|d24|d36|d48, or "
-         "sizes L= C= NH= V= T= F= tied=."},
-        {NULL, "--doc-mask", FLAG_INT,    &t->doc_mask,           "0",       0, 1, NULL, SCOPE_RUN, TOPIC_DATA,
+        {NULL, "--doc-mask", FLAG_INT, &t->doc_mask, "0", 0, 1, NULL, SCOPE_RUN, TOPIC_DATA,
          "1: attention stays within a document; documents begin with the end-of-text token. Positions remain those "
          "in the sequence."},
     };
     // clang-format on
-    int count = settings_add_rows(table, settings_rows(&t->run.settings, table, 0), rows, COUNT_OF(rows));
+    int count = settings_rows(&t->run.settings, table, "L=4,C=128,NH=4,T=256",
+                              "Hugging Face directory, .safetensors file, llm.c's .bin, config.json (random weights), "
+                              "d12|d24|d36|d48, or sizes L= C= NH= V= T= F= tied=.");
+    count = settings_add_rows(table, count, rows, COUNT_OF(rows));
     return multiple_choice_rows(&t->choices, table, generate_rows(&t->generate, table, count));
 }
 
-// The model's config.json.
-static Text config_text(const Trainer* t) {
-    const Config* c = &t->model.config;
-    Text text = {NULL, 0, 0};
-    int end_of_text = session_end_of_text(&t->run.session, c->V);
-    text_printf(&text, "{\"architectures\": [\"GPT2LMHeadModel\"], \"model_type\": \"gpt2\"");
-    json_put_string(&text, "activation_function", c->gelu == GELU_TANH ? "gelu_new" : "gelu");
-    config_rows_write(&text, c, CONFIG_ROWS, COUNT_OF(CONFIG_ROWS));
-    json_put_integer(&text, "bos_token_id", end_of_text);
-    json_put_integer(&text, "eos_token_id", end_of_text);
-    json_put_string(&text, "dtype", safetensors_dtype_name(FLOATX_NAME));
-    text_printf(&text, "}\n");
-    return text;
-}
-
-// Find the model and plan its tensors. Returns the path of its weights (caller frees it), NULL to train from scratch.
-static char* open_model(Trainer* t, const char* data_dir) {
-    Run* r = &t->run;
-    Settings* s = &r->settings;
-    const char* source = r->session.checkpoint ? r->session.checkpoint : s->model;
-    char *directory, *weights, *sizes = session_find_llmc(source, &directory, &weights);
-    if (!sizes) session_find_model(source, &directory, &weights);
-    char* path = directory ? xprintf("%s/config.json", directory) : NULL;
-    session_find_tokenizer(&r->session, directory, data_dir);
+// The configuration of the model at r->source.
+static Config find_config(Run* r) {
+    char* sizes = session_find_llmc(r->source, &r->directory, &r->weights);
+    char* path = r->directory && !sizes ? xprintf("%s/config.json", r->directory) : NULL;
+    session_find_tokenizer(&r->session, r->directory, r->data_directory);
     int data_V = r->session.tokenizer.size ? r->session.tokenizer.size : 50257;
-    Config config = directory && !sizes ? config_read(path) : config_from_descriptor(sizes ? sizes : source, data_V);
-    if (weights && config.tied) config.tied = weights_tie(weights, "transformer.", HEAD, 1, r->group.rank == 0);
-    free(directory), free(path), free(sizes);
-    if (s->dropout >= 0) config.embedding_dropout = config.attention_dropout = config.residual_dropout = s->dropout;
-    int T = run_sequence_length(r, config.T);
-    model_plan(&t->model, config, s->B, T, s->evaluate ? FORWARD_ONLY : s->recompute);
-    t->model.in.doc_mask = t->doc_mask;
-    t->model.for_choices = *t->choices.files != '\0';
-    return weights;
+    Config c = path ? config_read(path) : config_from_descriptor(sizes ? sizes : r->source, data_V);
+    if (r->weights && c.tied) c.tied = weights_tie(r->weights, "transformer.", HEAD, 1, r->group.rank == 0);
+    if (r->settings.dropout >= 0) c.embedding_dropout = c.attention_dropout = c.residual_dropout = r->settings.dropout;
+    free(path), free(sizes);
+    return c;
 }
 
-// Check that the memory plan fits. If not, report the largest micro-batch that does, and exit.
-static void check_memory(Trainer* t) {
+// Find the model, and plan its tensors and memory.
+static void open_model(Trainer* t) {
     Run* r = &t->run;
-    const Model* m = &t->model;
-    UpdateSettings update = session_update(&r->session);
-    r->plan = model_memory(m, update, &r->ctx);
-    BatchSearch search = run_check_memory(r, &m->buffers.table, m->B);
-    while (batch_search_next(&search)) {
-        Model smaller;
-        model_plan(&smaller, m->config, search.B, m->T, m->recompute);
-        smaller.in.doc_mask = m->in.doc_mask, smaller.for_choices = m->for_choices;
-        search.plan = model_memory(&smaller, update, &r->ctx);
-        model_buffers_free_tables(&smaller.buffers);
+    Model* m = &t->model;
+    run_find_model(r, "", "");
+    Config config = find_config(r);
+    int T = run_sequence_length(r, config.T), has_cache = attention_decode_takes(config.C / config.NH);
+    generation_open(&t->text, &t->generate, &r->session, T, config.V, has_cache);
+    for (BatchSearch search = run_search_batch(r); run_next_batch(r, &search, &m->buffers);) {
+        model_plan(m, config, search.B, T, r->settings.evaluate ? FORWARD_ONLY : r->settings.recompute, t->doc_mask);
+        if (*t->choices.files) m->buffers.batch_bytes += multiple_choice_device_bytes(m->N);
     }
 }
 
-static void open_data(Trainer* t, const char* train_pattern, const char* val_pattern) {
+static void open_data(Trainer* t) {
     Run* r = &t->run;
-    const Settings* s = &r->settings;
-    const Model* m = &t->model;
-    lm_data_open(&t->data, train_pattern, val_pattern, m->B, m->T, m->config.V, (uint64_t)s->seed,
-                 s->shuffle ? SHUFFLED : IN_ORDER, r->group.size,
-                 m->in.doc_mask ? session_end_of_text(&r->session, m->config.V) : -1, &r->ctx);
-    multiple_choice_sets_open(&t->choices, m->config.V, m->T, &r->group);
-    if (s->evaluate && !t->data.has_val && !t->choices.count)
+    const Config* c = &t->model.config;
+    LmData* d = &t->data;
+    int end_of_text = session_end_of_text(&r->session, c->V);
+    lm_data_open(d, r->train_pattern, r->val_pattern, t->model.B, t->model.T, c->V, (uint64_t)r->settings.seed,
+                 r->settings.shuffle ? SHUFFLED : IN_ORDER, r->group.size, t->doc_mask ? end_of_text : -1, &r->ctx);
+    multiple_choice_sets_open(&t->choices, c->V, t->model.T, &r->group);
+    if (r->settings.evaluate && !d->has_val && !t->choices.count)
         die(USAGE, "--evaluate 1 needs validation data or multiple-choice sets; name them with -j or --choices");
-    session_check_data(&r->session, shards_fingerprint(&t->data.train_shards), train_pattern);
-    run_check_ranks(r, config_text(t), t->data.has_val ? shards_fingerprint(&t->data.val_shards) : 0);
-    vocabulary_check(&r->session, &t->data, m->config.V);
-    session_set_last(&r->session, batch_lm_windows(&t->data.train), m->B * r->group.size * r->micro_steps);
+    session_check_data(&r->session, shards_fingerprint(&d->train_shards), r->train_pattern);
+    run_check_ranks(r, config_write(c, end_of_text), d->has_val, d->has_val ? shards_fingerprint(&d->val_shards) : 0);
+    vocabulary_check(&r->session, d, c->V);
+    session_set_last(&r->session, batch_lm_windows(&d->train));
 }
 
 // Check and open everything that the run needs. Nothing is written until all checks have passed.
 static void trainer_open(Trainer* t, int argc, char** argv) {
     Run* r = &t->run;
-    Settings* s = &r->settings;
     Model* m = &t->model;
-    char *train_pattern, *val_pattern;
-    r->flag_count = settings_flags(t, r->flags);
-    flags_parse(r->flags, r->flag_count, argc, argv,
-                "./train_gpt2 [flags]   (none: a small model on the built-in corpus)");
-    const int trains = generate_check(&t->generate, s);
-    run_join(r);
-    if (!trains) s->B = 1, s->total_batch = 0;  // generation uses one sequence
-    session_find_data(&r->session, "data/builtin/train.bin", &train_pattern, &val_pattern);
-    const char* data = *s->train_data ? s->train_data : trains ? train_pattern : NULL;
-    char *data_dir = data ? session_directory_of(data) : NULL, *weights = open_model(t, data_dir);
-    generation_open(&t->text, &t->generate, &r->session, m->T, m->config.V,
-                    attention_decode_takes(m->config.C / m->config.NH));
-    check_memory(t);
-
-    if (trains) open_data(t, train_pattern, val_pattern);
-    if (!trains && !weights && !r->session.checkpoint)
-        warn("-e %s: has random weights; name a trained model", s->model);
-    model_alloc(m, (uint64_t)s->seed, &r->ctx);
-    run_prepare(r, &m->buffers);
-    if (r->session.checkpoint) run_load_checkpoint(r, &m->buffers, r->session.checkpoint);
-    else if (weights) load_weights(m, &r->optimizer, weights, &r->ctx);
-    else random_weights(m, &r->optimizer, (uint64_t)s->seed, &r->ctx);
-    run_share(r, &m->buffers);
-    free(weights), free(data_dir), free(train_pattern), free(val_pattern);
+    run_parse(r, settings_flags(t, r->flags), argc, argv,
+              "./train_gpt2 [flags]   (none: a small model on the built-in corpus)");
+    const int trains = generate_check(&t->generate, &r->settings);
+    run_join(r, trains ? "data/builtin/train.bin" : NULL);
+    if (!trains) r->settings.B = 1, r->settings.total_batch = 0;  // generation uses one sequence
+    open_model(t);
+    if (trains) open_data(t);
+    else if (!r->weights) warn("-e %s: has random weights; name a trained model", r->source);
+    run_alloc(r, &m->buffers);
+    lm_input_alloc(&m->in, m->B, m->T, &r->ctx);
+    if (!r->start && r->weights) load_weights(m, &r->optimizer, r->weights, &r->ctx);
+    else if (!r->start) random_weights(m, &r->optimizer, (uint64_t)r->settings.seed, &r->ctx);
+    run_share(r);
 }
 
 static void trainer_close(Trainer* t) {
-    model_free(&t->model);
+    lm_input_free(&t->model.in);
     generation_close(&t->text);
     if (!t->generate.generate) lm_data_close(&t->data);
     multiple_choice_sets_close(&t->choices);
@@ -760,36 +687,34 @@ static void trainer_close(Trainer* t) {
 }
 
 int main(int argc, char** argv) {
-    static Trainer trainer;
-    Trainer* t = &trainer;
+    static Trainer trainer, *t = &trainer;
     Run* r = &t->run;
-    const Session* session = &r->session;
-    const ModelBuffers* buffers = &t->model.buffers;
+    Model* m = &t->model;
+    const MultipleChoiceSets* choices = &t->choices;
     process_begin(on_signal, argv);
     trainer_open(t, argc, argv);
-    if (r->settings.evaluate) {
-        t->generate.generate ? generate(t) : evaluate(t);
-        trainer_close(t);
-        return DONE;
+    if (t->generate.generate) {
+        generate(r, m, &t->text, &t->generate);
+    } else if (r->settings.evaluate) {
+        process_on_stop(SIG_DFL);  // a signal may end the process at once: no checkpoint is written
+        if (r->has_val) validate(r, m, &t->data, NULL);
+        for (int i = 0; i < choices->count; i++) validate_choices(r, m, &choices->set[i], NULL);
+    } else {
+        double tokens = step_work(m, run_step_sequences(r)).tokens;
+        if (run_begin(r, t->data.train_shards.tokens, "", tokens)) validate(r, m, &t->data, &r->log);
+        for (int i = 0; r->session.step > 0 && i < choices->count; i++)
+            if (multiple_choice_are_missing(&r->session, &r->log, choices, i))
+                validate_choices(r, m, &choices->set[i], &r->log);
+        while (run_next_step(r, (int)stop_signal)) {
+            train_step(r, m, &t->data);
+            int scores = choices->count > 0 && session_is_due(&r->session, choices->every, 1);
+            int text = session_is_due(&r->session, t->generate.sample_every, 1);
+            if (run_end_step(r, scores || text)) validate(r, m, &t->data, &r->log);
+            for (int i = 0; scores && i < choices->count; i++) validate_choices(r, m, &choices->set[i], &r->log);
+            if (text && r->group.rank == 0) sample(r, m, &t->text, t->generate.sample_tokens);
+        }
+        run_end(r, "GPT-2 training");
     }
-    run_begin(r, buffers, t->data.train_shards.tokens, "", step_work(t).tokens);
-    if (t->data.has_val && session_is_missing(session, &r->log, r->settings.val_every, "val_loss"))
-        validate(t, &r->log);
-    for (int i = 0; session->step > 0 && i < t->choices.count; i++)
-        if (multiple_choice_are_missing(session, &r->log, &t->choices, i))
-            validate_choices(t, &t->choices.set[i], &r->log);
-    while (run_next_step(r, (int)stop_signal)) {
-        train_step(t);
-        int validation = t->data.has_val && session_is_due(session, r->settings.val_every, 1);
-        int choices = t->choices.count > 0 && session_is_due(session, t->choices.every, 1);
-        int text = session_is_due(session, t->generate.sample_every, 1);
-        run_end_step(r, buffers, validation || choices || text);
-        if (validation) validate(t, &r->log);
-        for (int i = 0; choices && i < t->choices.count; i++) validate_choices(t, &t->choices.set[i], &r->log);
-        if (text && r->group.rank == 0) sample(t);
-        if (r->checkpoint_is_due) run_save(r, buffers, config_text(t));
-    }
-    run_end(r, buffers, config_text(t), "GPT-2 training");
     trainer_close(t);
     return DONE;
 }

@@ -91,10 +91,10 @@ most_wide_functions=29
 for header in $headers $(find dev -name '*.h'); do
     [[ " $generated_headers " == *" $header "* ]] || most_lines "$header" 450
 done
-# The goal is 750 lines a trainer and 450 for finetune_bert.cu. These numbers only go down.
-most_lines train_gpt2.cu 790
-most_lines train_bert.cu 905
-most_lines finetune_bert.cu 465
+# These numbers only go down.
+most_lines train_gpt2.cu 750
+most_lines train_bert.cu 750
+most_lines finetune_bert.cu 450
 if command -v python3 >/dev/null; then
     code="$headers $(ls ./*.cu | sed 's,^\./,,') $(find dev -name '*.h' -o -name '*.cu' -o -name '*.c')"
     long=$(python3 dev/functions.py --lines 120 $(printf -- '--except %s ' $generated_functions $long_kernels) $code)

@@ -18,7 +18,9 @@
 
 static int fuzz_flags(Trainer* t) { return settings_flags(t, t->run.flags); }
 
-static void fuzz_validate(Trainer* t) { validate(t, NULL); }
+static void fuzz_validate(Trainer* t) { validate(&t->run, &t->model, &t->data, NULL); }
+
+static void fuzz_step(Trainer* t) { train_step(&t->run, &t->model, &t->data, (LossMean)t->mlm.loss_mean); }
 
 #include "fuzz_trainer.h"
 

@@ -1,6 +1,6 @@
-/* What the fuzzer needs of a trainer, from the trainer's own source, which is included before this. Two functions are
- * the source's: fuzz_flags() appends the trainer's flags to r->run.flags and returns their number, fuzz_validate() looks at
- * held-out data. */
+/* What the fuzzer needs of a trainer, from the trainer's own source, which is included before this. Three functions
+ * are the source's: fuzz_flags() appends the trainer's flags to r->run.flags and returns their number, fuzz_validate() looks at
+ * held-out data, fuzz_step() trains a step. */
 #ifndef FUZZ_TRAINER_H
 #define FUZZ_TRAINER_H
 
@@ -165,10 +165,9 @@ static Trainer* fuzz_steps(int argc, char** argv, int64_t steps, int limit) {
     int64_t last = session->last < session->step + steps ? session->last : session->step + steps;
     if ((int64_t)r->model.N * r->run.micro_steps > limit) last = session->step;
     while (session->step < last) {
-        train_step(r);
-        run_end_step(&r->run, &r->model.buffers, 1);
-        if (steps > 1 && r->run.checkpoint_is_due && run_save(&r->run, &r->model.buffers, config_text(r)) != 0)
-            fuzz_broken("a checkpoint was not saved");
+        fuzz_step(r);
+        run_end_step(&r->run, 1);
+        if (steps > 1 && r->run.checkpoint_is_due && run_save(&r->run) != 0) fuzz_broken("a checkpoint was not saved");
     }
     return r;
 }

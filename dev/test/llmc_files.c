@@ -24,8 +24,9 @@ typedef struct {
 static Bench* bench_open(Config config, const char* weights) {
     Bench* b = (Bench*)xcalloc(1, sizeof *b);
     context_init(&b->ctx);
-    model_plan(&b->m, config, 2, min_int(config.T, 24), 0);
-    model_alloc(&b->m, 1, &b->ctx);
+    model_plan(&b->m, config, 2, min_int(config.T, 24), 0, 0);
+    model_buffers_alloc(&b->m.buffers, &b->ctx);
+    lm_input_alloc(&b->m.in, b->m.B, b->m.T, &b->ctx);
     optimizer_init(&b->o, &b->m.buffers.table, ADAMW, WITH_MASTER, &b->ctx);
     b->m.buffers.master = b->o.master;
     random_weights(&b->m, &b->o, 7, &b->ctx);  // what loading leaves as it is would show
@@ -35,7 +36,8 @@ static Bench* bench_open(Config config, const char* weights) {
 
 static void bench_close(Bench* b) {
     optimizer_free(&b->o);
-    model_free(&b->m);
+    lm_input_free(&b->m.in);
+    model_buffers_free(&b->m.buffers);
     matmul_plans_free(&b->ctx);
     context_free(&b->ctx);
     free(b);

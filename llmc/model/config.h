@@ -15,9 +15,10 @@ typedef enum { CONFIG_INT, CONFIG_REAL, CONFIG_BOOL, CONFIG_TOKEN } ConfigType;
 typedef struct {
     const char* key;
     ConfigType type;
-    size_t field;     // offsetof a double (CONFIG_REAL) or an int (all others)
-    double fallback;  // if the key is absent, or null (except for CONFIG_TOKEN)
-    double min, max;  // inclusive
+    size_t field;      // offsetof a double (CONFIG_REAL) or an int (all others)
+    double fallback;   // if the key is absent, or null (except for CONFIG_TOKEN)
+    double min, max;   // inclusive
+    const char* size;  // its name in a descriptor, such as L; NULL: it has none
 } ConfigRow;
 
 static inline void config_refuse(const ConfigRow* row, double value, const char* source) {
@@ -100,43 +101,46 @@ static inline Gelu config_gelu(const JsonNode* json, const char* key, const char
     return GELU_TANH;
 }
 
-// A size that a descriptor can set.
-typedef struct {
-    const char* name;
-    int* value;
-} ConfigSize;
+// The value of `key`, a probability, or `fallback` if the key is absent.
+static inline double config_probability(const JsonNode* json, const char* key, double fallback, const char* file) {
+    double p = json_get_double_or(json, key, fallback, file);
+    if (!(p >= 0 && p < 1)) die(USAGE, "%s: key \"%s\": %g is out of range; allowed: 0..1", file, key, p);
+    return p;
+}
 
-// A published model: its name, and its sizes as text.
+// A published model: its name, and its sizes as a descriptor.
 typedef struct {
     const char *name, *sizes;
 } ConfigPublished;
 
-// Parse "L=4,C=128,...": integers from 0 to 2^24. Returns 0, or -1 if the text is anything else.
-static inline int config_sizes_read(const ConfigSize* sizes, size_t count, const char* text) {
+// Set the fields that a descriptor "L=4,C=128,..." names to its integers, from 0 to 2^24, and flags to 0 or 1. Returns
+// 0, or -1 if the text is anything else.
+static inline int config_sizes_read(void* config, const ConfigRow* rows, size_t count, const char* text) {
     for (const char* p = text; *p;) {
         size_t n = strcspn(p, "=,"), k = 0;
-        while (k < count && (strlen(sizes[k].name) != n || strncmp(p, sizes[k].name, n) != 0)) k++;
+        while (k < count && (!rows[k].size || strlen(rows[k].size) != n || strncmp(p, rows[k].size, n) != 0)) k++;
         if (k == count || p[n] != '=') return -1;
         const char* digits = p + n + 1;
         size_t length = strspn(digits, "0123456789");
         if (length < 1 || length > 8 || (digits[length] != ',' && digits[length] != '\0')) return -1;
         long value = strtol(digits, NULL, 10);
-        if (value > 1 << 24) return -1;
-        *sizes[k].value = (int)value;
+        if (value > (rows[k].type == CONFIG_BOOL ? 1 : 1 << 24)) return -1;
+        int whole = (int)value;
+        memcpy((char*)config + rows[k].field, &whole, sizeof whole);
         p = digits + length + (digits[length] == ',');
     }
     return 0;
 }
 
-// Read the sizes given with -e: those of a published model, or "L=4,C=128,...". Exits with USAGE if the text is
-// anything else, or if *tied is neither 0 nor 1. `allowed` completes the message.
-static inline void config_sizes_find(const ConfigSize* sizes, size_t count, const int* tied,
+// Set the sizes given with -e in `config`, which has the defaults: those of a published model, or a descriptor. Exits
+// with USAGE if the text is anything else. `allowed` completes the message.
+static inline void config_sizes_find(void* config, const ConfigRow* rows, size_t count,
                                      const ConfigPublished* published, size_t published_count, const char* text,
                                      const char* allowed) {
     const char* expanded = text;
     for (size_t i = 0; i < published_count; i++)
         if (strcmp(text, published[i].name) == 0) expanded = published[i].sizes;
-    if (config_sizes_read(sizes, count, expanded) != 0 || *tied > 1)
+    if (config_sizes_read(config, rows, count, expanded) != 0)
         die(USAGE, "-e %s: is neither a model directory, a .safetensors file, %s (V, F and tied=0|1 may follow)", text,
             allowed);
 }

@@ -6,39 +6,70 @@
 #include "llmc/optim/fp32_copies.h"
 #include "llmc/optim/memory_plan.h"
 
+// A struct that tables are bound to: `outer` for the tensors outside the layers, and one struct of `layer_bytes` per
+// layer, in an array to which the pointer at offset `layers` of `outer` is set.
 typedef struct {
-    TensorTable table;        // of the parameters; gradients and the optimizer's moments have the same layout
-    TensorTable acts_table;   // of the activations in floatX
-    TensorTable stats_table;  // of activations that stay in fp32: statistics, losses
+    void* outer;
+    size_t layers, layer_bytes;
+} TensorStructs;
+
+typedef struct {
+    // Filled by the model's plan.
+    TensorTable table;         // of the parameters; gradients and the optimizer's moments have the same layout
+    TensorTable acts_table;    // of the activations in floatX
+    TensorTable stats_table;   // of activations that stay in fp32: statistics, losses
+    TensorStructs structs[3];  // of parameters, gradients and activations
+    size_t tied, tied_to;      // offsets: the field `tied` of parameters and gradients points where `tied_to` does
+    StepSizes step;            // maximum sizes of a micro-batch
+    size_t batch_bytes;        // bytes of its inputs on the device
+    // Allocated.
     floatX* params;
     real* grads;  // empty if nothing is trained (table.fixed)
     floatX* acts;
     real* stats;
+    void* layers[3];  // of `structs`
     Fp32Copies fp32_copies;
+    // Set by the run.
     GradSync* grad_sync;     // NULL: one rank
     const real* master;      // master weights in full precision; NULL: none
     const real* loss_scale;  // [1] on the device; NULL: 1
 } ModelBuffers;
 
-// The structs that the tables are bound to: one for the tensors outside the layers, and an array of one per layer.
-typedef struct {
-    void *outer, *layers;
-    size_t layer_bytes;
-} TensorStructs;
+// Set the structs that the tables are bound to. Gradient structs have the same layout as parameter structs.
+static inline void model_buffers_set_structs(ModelBuffers* b, TensorStructs params, TensorStructs grads,
+                                             TensorStructs acts) {
+    b->structs[0] = params, b->structs[1] = grads, b->structs[2] = acts;
+}
 
-// Allocate the buffers of the tables, and point the structs' fields to them. Gradient structs have the same layout as
-// parameter structs.
-static inline void model_buffers_alloc(ModelBuffers* b, TensorStructs params, TensorStructs grads, TensorStructs acts,
-                                       Context* ctx) {
+// Tie two fields of the parameters' and gradients' outer structs: `tied` is not in the table, and will point where `to`
+// does.
+static inline void model_buffers_tie(ModelBuffers* b, size_t tied, size_t to) { b->tied = tied, b->tied_to = to; }
+
+// The memory of a run with these tables, computed before anything is allocated.
+static inline MemoryPlan model_buffers_memory(const ModelBuffers* b, UpdateSettings update, const Context* ctx) {
+    return memory_plan_make(&b->table, &b->acts_table, &b->stats_table, update, b->batch_bytes, &b->step, ctx);
+}
+
+// Allocate the buffers of the tables and the layers' structs, and point the structs' fields to the buffers.
+static inline void model_buffers_alloc(ModelBuffers* b, Context* ctx) {
+    const TensorStructs *params = &b->structs[0], *grads = &b->structs[1], *acts = &b->structs[2];
+    size_t L = 0;
     b->params = (floatX*)device_alloc(ctx, b->table.elements * sizeof(floatX), "parameters");
     b->grads = (real*)device_alloc(ctx, tensors_updated(&b->table).size * sizeof(real), "gradients");
     b->acts = (floatX*)device_alloc(ctx, b->acts_table.elements * sizeof(floatX), "activations");
     b->stats = (real*)device_alloc(ctx, b->stats_table.elements * sizeof(real), "activations");
-    tensors_bind(&b->table, b->params, sizeof(floatX), params.outer, params.layers, params.layer_bytes);
-    fp32_copies_open(&b->fp32_copies, &b->table, b->params, params.outer, params.layers, params.layer_bytes, ctx);
-    tensors_bind(&b->table, b->grads, sizeof(real), grads.outer, grads.layers, grads.layer_bytes);
-    tensors_bind(&b->acts_table, b->acts, sizeof(floatX), acts.outer, acts.layers, acts.layer_bytes);
-    tensors_bind(&b->stats_table, b->stats, sizeof(real), acts.outer, acts.layers, acts.layer_bytes);
+    for (int i = 0; i < b->table.count; i++) L = max_size(L, (size_t)(b->table.tensors[i].layer + 1));
+    for (size_t i = 0; i < COUNT_OF(b->structs); i++) {
+        b->layers[i] = xcalloc(L, b->structs[i].layer_bytes);
+        memcpy((char*)b->structs[i].outer + b->structs[i].layers, &b->layers[i], sizeof(void*));
+    }
+    tensors_bind(&b->table, b->params, sizeof(floatX), params->outer, b->layers[0], params->layer_bytes);
+    fp32_copies_open(&b->fp32_copies, &b->table, b->params, params->outer, b->layers[0], params->layer_bytes, ctx);
+    tensors_bind(&b->table, b->grads, sizeof(real), grads->outer, b->layers[1], grads->layer_bytes);
+    tensors_bind(&b->acts_table, b->acts, sizeof(floatX), acts->outer, b->layers[2], acts->layer_bytes);
+    tensors_bind(&b->stats_table, b->stats, sizeof(real), acts->outer, b->layers[2], acts->layer_bytes);
+    for (size_t i = 0; i < 2 && b->tied != b->tied_to; i++)
+        memcpy((char*)b->structs[i].outer + b->tied, (char*)b->structs[i].outer + b->tied_to, sizeof(void*));
 }
 
 // Free only the tables, for a model that was planned but not allocated.
@@ -52,6 +83,7 @@ static inline void model_buffers_free(ModelBuffers* b) {
     device_free(b->grads, tensors_updated(&b->table).size * sizeof(real));
     device_free(b->acts, b->acts_table.elements * sizeof(floatX));
     device_free(b->stats, b->stats_table.elements * sizeof(real));
+    for (size_t i = 0; i < COUNT_OF(b->layers); i++) free(b->layers[i]);
     model_buffers_free_tables(b);
 }
 
@@ -66,20 +98,36 @@ static inline void model_buffers_update_copies(const ModelBuffers* b, Context* c
     fp32_copies_update(&b->fp32_copies, &b->table, b->params, b->master, b->grad_sync, ctx);
 }
 
-// Write host values to all parameters and to the master weights. `values`: a view of b->params, [table.elements].
-static inline void model_buffers_write(const ModelBuffers* b, const Optimizer* o, const HostView* values,
-                                       Context* ctx) {
-    optimizer_write_weights(o, values, ctx);
-    fp32_copies_update(&b->fp32_copies, &b->table, b->params, NULL, NULL, ctx);  // for fixed parameters not in a file
+// After an update: share the new parameters and the fp32 copies among the ranks.
+static inline void model_buffers_share(const ModelBuffers* b, Context* ctx) {
+    fp32_copies_share(&b->fp32_copies, &b->table, b->params, b->master, b->grad_sync, ctx);
 }
 
-// Read the parameters from a model's file, and the master weights if there are any. `lacking` gets the names of missing
-// tensors, if `rules` allows them to be missing (NULL: none may be missing).
+// Draw initial values for all parameters, with these standard deviations (tensors_init()). Returns them as a view of
+// b->params, [table.elements], for model_buffers_write().
+static inline HostView model_buffers_init(const ModelBuffers* b, uint64_t seed, double std, double residual_std) {
+    HostView view = host_view_open(b->params, b->table.elements, VIEW_FLOATX);
+    tensors_init(&b->table, view.values, seed, std, residual_std);
+    return view;
+}
+
+// Write the view's values to all parameters and to the master weights, and close the view.
+static inline void model_buffers_write(const ModelBuffers* b, const Optimizer* o, HostView* view, Context* ctx) {
+    optimizer_write_weights(o, view, ctx);
+    fp32_copies_update(&b->fp32_copies, &b->table, b->params, NULL, NULL, ctx);  // for fixed parameters not in a file
+    host_view_close(view);
+}
+
+// Read the parameters from a model's file, and the master weights if there are any. Tensors that `rules` allows to be
+// missing in the file keep their values and are reported.
 static inline void model_buffers_read(const ModelBuffers* b, const Optimizer* o, const char* path,
-                                      const FileRules* rules, Text* lacking, Context* ctx) {
+                                      const FileRules* rules, Context* ctx) {
     TensorPart part = {"", b->params, VIEW_FLOATX};
-    tensors_read(path, &b->table, &part, 1, rules, lacking, ctx);
+    Text lacking = {NULL, 0, 0};
+    tensors_read(path, &b->table, &part, 1, rules, &lacking, ctx);
     fp32_copies_read_master(&b->fp32_copies, &b->table, o, path, rules, ctx);
+    if (lacking.length) printf("%s: lacks what is initialised instead: %s\n", path, lacking.text);
+    free(lacking.text);
 }
 
 // Read one of the model's fp32 values, such as its loss. Waits for the device.

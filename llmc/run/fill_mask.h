@@ -17,9 +17,12 @@ static inline void fill_mask_find_words(WordPiece* words, Session* s, const char
             tokenizer_files_read(&s->tokenizer_files, places[i]);
 }
 
-// Ends with USAGE if --fill is given and empty, as by an unset shell variable: that does not ask for training.
-static inline void fill_mask_check_flag(const char* text, Flag* table, int count) {
+// Returns whether --fill is given; then the run neither trains nor saves (s->evaluate). Ends with USAGE if it is given and
+// empty, as by an unset shell variable: that does not ask for training.
+static inline int fill_mask_check(const char* text, Settings* s, Flag* table, int count) {
     if (!*text && flag_is_given(table, count, "--fill")) die(USAGE, "--fill '': is empty; give a text with [MASK]");
+    if (*text) s->evaluate = 1;
+    return *text != '\0';
 }
 
 // Make `text`, which contains [MASK], the only sequence of a batch with room for T tokens. Its masks have no targets.
@@ -72,11 +75,11 @@ static inline void fill_mask_decode(Text* t, const WordPiece* words, const int* 
     for (int i = 0; i < n && !words->size; i++) text_printf(t, "%d ", tokens[i]);
 }
 
-// Print the batch's only sequence, first with [MASK] for every masked token, whatever the model saw there, then with
+// Write the batch's only sequence to `t`, first with [MASK] for every masked token, whatever the model saw there, then with
 // the predictions of `logits` [masked, Vp]. For the text of --fill (fill_mask_batch()), omit [CLS] and [SEP] and add
 // the most likely tokens with their probabilities.
-static inline void fill_mask_show(Text* t, const WordPiece* words, const MlmBatch* b, const real* logits, int V,
-                                  int Vp) {
+static inline void fill_mask_write(Text* t, const WordPiece* words, const MlmBatch* b, const real* logits, int V,
+                                   int Vp) {
     int guess[FILL_MASK_GUESSES], *tokens = (int*)xmalloc((size_t)b->rows * sizeof(int)), correct = 0;
     int is_asked = b->targets[0] < 0;
     double probability[FILL_MASK_GUESSES];
@@ -105,6 +108,20 @@ static inline void fill_mask_show(Text* t, const WordPiece* words, const MlmBatc
         text_printf(t, "\n");
     }
     free(tokens);
+}
+
+// Show the predictions for the batch's only sequence, from `logits` [masked, Vp] on the device: those for the text of
+// --fill on the terminal alone, those for a held-out sequence as a sample of the run.
+static inline void fill_mask_show(const Session* s, const WordPiece* words, const MlmBatch* b, floatX* logits, int V,
+                                  int Vp) {
+    HostView view = host_view_open(logits, (size_t)b->masked * (size_t)Vp, VIEW_FLOATX);
+    Text text = {NULL, 0, 0};
+    host_view_read(s->ctx, &view);
+    fill_mask_write(&text, words, b, view.values, V, Vp);
+    host_view_close(&view);
+    if (b->targets[0] < 0) fwrite(text.text, 1, text.length, stdout);
+    else session_show_text(s, &text);
+    free(text.text);
 }
 
 #endif

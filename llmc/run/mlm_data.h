@@ -237,9 +237,10 @@ static inline void mlm_source_build(MlmSource* d, uint64_t start, int B, int ran
     mlm_source_ask(d, after);
 }
 
-// Count the sequences and tokens of the step, after mlm_source_build().
-static inline MlmCounts mlm_source_count(const MlmSource* d, const ProcessGroup* group) {
+// Build the step's micro-batches on this rank, as mlm_source_build() does. Returns what they contain over all ranks.
+static inline MlmCounts mlm_source_step(MlmSource* d, uint64_t start, int B, const ProcessGroup* group) {
     MlmCounts counts = {0, 0, 0, 0};
+    mlm_source_build(d, start, B, group->rank, group->size);
     for (int i = 0; i < d->micro_steps; i++) {
         const MlmBatch* b = &d->batches[i];
         counts.sequences += b->count, counts.tokens += b->rows, counts.masked += b->masked;
@@ -247,6 +248,13 @@ static inline MlmCounts mlm_source_count(const MlmSource* d, const ProcessGroup*
     }
     group_sum_counts(group, &counts.sequences, sizeof counts / sizeof counts.sequences);
     return counts;
+}
+
+// FLOPs of a step in L encoder layers of C channels and F in the MLP. They cover real tokens; attention is counted as if
+// every token attended to its whole sequence.
+static inline double mlm_encoder_flops(MlmCounts counts, int L, int C, int F) {
+    double matmuls = 4.0 * C * C + 2.0 * C * F;
+    return L * (6 * matmuls * counts.tokens + 12.0 * C * counts.squares);
 }
 
 // Factors on the summed losses of a micro-batch.

@@ -48,8 +48,11 @@ static inline void session_check_finite(const Session* s, const char* what, doub
     free(text);
 }
 
-// Report the validation loss: in the log, or without one on the terminal.
+// Add up the ranks' parts of the validation loss and report it: in the log, or without one on the terminal. All ranks
+// call it.
 static inline void session_show_validation(const Session* s, Log* log, double loss, const ValShare* share) {
+    group_sum_counts(s->group, &loss, 1);
+    if (share->is_stopped) return;
     session_check_finite(s, "the validation loss", loss);
     if (log) log_validation(log, s->step, s->last, loss, NULL);
     else printf("val loss %.6f", loss), val_share_print(share);

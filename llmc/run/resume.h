@@ -50,7 +50,9 @@ static inline void session_find_checkpoint(Session* s) {
     int is_task = strcmp(task, "pretrain") != 0, has_task = flags_find(s->flags, s->flag_count, "--task", 6) != NULL;
     if (is_task != has_task)
         die(USAGE, "%s: is a checkpoint of %s; resume it with that program", s->checkpoint,
-            is_task ? "finetune_bert" : "train_bert");
+            is_task                     ? "finetune_bert"
+            : json_has(settings, "nsp") ? "train_bert"
+                                        : "train_gpt2");
     settings_restore(s->flags, s->flag_count, settings, s->settings->override, path);
     s->samples = (uint64_t)session_count(json_get_int(json.root, "samples", path), INT64_MAX, "samples", path);
     s->data = (uint32_t)json_get_int(json.root, "train_data_fingerprint", path);

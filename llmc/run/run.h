@@ -1,13 +1,16 @@
 /* A run: what every trainer has besides its model and its data. A trainer calls the functions in this order:
  *
- *   run_join          after parsing the flags: join the other ranks, open the device, find the checkpoint to resume
- *   run_check_memory  check that the memory plan fits. If not, report the largest micro-batch that does, and exit
- *   run_prepare       make the optimizer, and give the model's buffers what they need from it
+ *   run_parse         parse the flags
+ *   run_join          join the other ranks, open the device, find the checkpoint to resume and the data
+ *   run_find_model    find the model's directory and weights
+ *   run_search_batch  plan the memory. If it does not fit, report the largest micro-batch that does, and exit
+ *   run_check_ranks   check that all ranks train the same model on the same data
+ *   run_alloc         allocate the model's buffers and the optimizer, and load the checkpoint if there is one
  *   run_share         after loading the weights: check that all ranks have the same
  *   run_begin         open the log. From here on the run writes files
- *   run_next_step     is another step due? The trainer launches it: run_lr, run_begin_micro_batch, run_end_micro_batch
+ *   run_next_step     save a checkpoint if one is due. Is another step due? The trainer launches it:
+ *     run_begin_step, run_next_micro_batch, run_all_reduce, run_update, run_log
  *   run_end_step      read and log results. Then the trainer does what else is due, such as validation
- *   run_save          write a checkpoint
  *   run_end           the last results, the last checkpoint, the plot
  *   run_close */
 #ifndef LLMC_RUN_RUN_H
@@ -24,21 +27,50 @@ typedef struct {
     Session session;
     Context ctx;
     ProcessGroup group;
+    char *train_pattern, *val_pattern, *data_directory;  // of the data; NULL: none
+    char* start;                // checkpoint with the weights and moments to start from; NULL: none
+    const char* source;         // `start`, or -e
+    char *directory, *weights;  // of the model in `source`; NULL: none
+    Text config;                // the model's config.json
+    int has_val;
     GradSync grad_sync;
     MemoryPlan plan;
+    ModelBuffers* buffers;
     Optimizer optimizer;
     int micro_steps;  // micro-batches of a step on this rank
     Steps steps;
     Schedule schedule;
+    double lr;  // learning rate of the current step
     Log log;
     int checkpoint_is_due;  // after the step that just ended
     int is_paused;          // exclude the time until the next step from that step
 } Run;
 
-// After parsing the flags: join the other ranks, open the device and find the checkpoint to resume. Writes nothing.
-static inline void run_join(Run* r) {
+// ---------------------------------------------------------------------------------------------------------
+// Start. Nothing is written until run_begin()
+
+// Parse the command line into the rows of r->flags. `usage`: the first line of --help.
+static inline void run_parse(Run* r, int flag_count, int argc, char** argv, const char* usage) {
+    r->flag_count = flag_count;
+    flags_parse(r->flags, flag_count, argc, argv, usage);
+}
+
+// Join the other ranks, open the device, and find the checkpoint to resume, the data and its directory. `builtin`: the
+// data that an empty -i selects; NULL: none, because the run needs no data.
+static inline void run_join(Run* r, const char* builtin) {
     session_join(&r->settings, &r->group);
     session_open(&r->session, &r->settings, r->flags, r->flag_count, &r->group, &r->ctx);
+    if (builtin) session_find_data(&r->session, builtin, &r->train_pattern, &r->val_pattern);
+    const char* data = *r->settings.train_data ? r->settings.train_data : r->train_pattern;
+    r->data_directory = data ? session_directory_of(data) : NULL;
+}
+
+// Find the model to start from: the checkpoint to resume, else the newest checkpoint of the run in the directory
+// `other` ("": none), which the flag `flag` names, else -e.
+static inline void run_find_model(Run* r, const char* flag, const char* other) {
+    r->start = session_find_start(&r->session, flag, other);
+    r->source = r->start ? r->start : r->settings.model;
+    session_find_model(r->source, &r->directory, &r->weights);
 }
 
 // The sequence length: -t, or by default the model's number of positions. Sets r->micro_steps.
@@ -49,126 +81,196 @@ static inline int run_sequence_length(Run* r, int positions) {
     return T;
 }
 
-// Check that all ranks train the same model on the same data. Frees `config`, the text of the model's config.json.
-static inline void run_check_ranks(const Run* r, Text config, uint32_t val_data) {
-    session_check_ranks(&r->session, config.text, val_data);
-    free(config.text);
-}
-
-// A search for the largest micro-batch whose memory plan fits.
+// A search for a micro-batch that fits the memory.
 typedef struct {
-    const MemoryPlan* refused;  // NULL: the plan fits
-    int low, high;
-    int B;            // the size to plan next
-    MemoryPlan plan;  // the plan for B, set by the caller
+    int low, high;  // the largest size that fits is one of these
+    int B;          // the size to plan next
+    UpdateSettings update;
 } BatchSearch;
 
-// r->plan is the plan for micro-batches of B sequences. --steps 0 prints it with the settings and the tensors, and
-// exits. If the plan does not fit, the caller plans each size that batch_search_next() asks for, until that exits.
-static inline BatchSearch run_check_memory(Run* r, const TensorTable* table, int B) {
+// The caller plans the tables for each size that run_next_batch() asks for: that of -b, and if this does not fit, others.
+static inline BatchSearch run_search_batch(const Run* r) {
     BatchSearch search;
     memset(&search, 0, sizeof search);
-    if (r->settings.steps == 0) memory_plan_show(r->flags, r->flag_count, table, &r->plan, &r->group);
-    if (!memory_plan_fits(r->plan)) search.refused = &r->plan, search.high = B;
+    search.high = r->settings.B;
+    search.update = session_update(&r->session);
     return search;
 }
 
-// Returns 1 if the caller must set search->plan to the plan for micro-batches of search->B, 0 if the first plan fits.
-static inline int batch_search_next(BatchSearch* search) {
-    if (!search->refused) return 0;
-    if (search->B && memory_plan_fits(search->plan)) search->low = search->B;
-    else if (search->B) search->high = search->B - 1;
-    if (search->low == search->high) memory_plan_refuse(search->refused, search->low);
+// Returns 1 if the caller must plan `b` for micro-batches of search->B sequences, 0 if the plan for -b fits. If it does
+// not, report the largest size that fits, and exit. --steps 0 prints settings, tensors and plan, and exits.
+static inline int run_next_batch(Run* r, BatchSearch* search, ModelBuffers* b) {
+    if (!search->B) {
+        search->B = search->high;
+        return 1;
+    }
+    MemoryPlan plan = model_buffers_memory(b, search->update, &r->ctx);
+    int fits = memory_plan_fits(plan);
+    if (search->B == r->settings.B) {
+        r->plan = plan;
+        if (r->settings.steps == 0) memory_plan_show(r->flags, r->flag_count, &b->table, &plan, &r->group);
+        if (fits) return 0;
+    }
+    if (fits) search->low = search->B;
+    else search->high = search->B - 1;
+    if (search->low == search->high) memory_plan_refuse(&r->plan, search->low);
+    model_buffers_free_tables(b);
     search->B = (search->low + search->high + 1) / 2;
     return 1;
 }
 
-// After allocating the model: make the optimizer, and give the buffers what they need from it.
-static inline void run_prepare(Run* r, ModelBuffers* b) {
+// Check that all ranks train the same model on the same data. `config`: the text of the model's config.json, which the
+// run keeps. `val`: fingerprint of the validation data; 0: none.
+static inline void run_check_ranks(Run* r, Text config, int has_val, uint32_t val) {
+    r->config = config, r->has_val = has_val;
+    session_check_ranks(&r->session, config.text, val);
+}
+
+// Allocate the model's buffers, make the optimizer, and give the buffers what they need from it. If the run starts from
+// a checkpoint, load its weights and moments; else the caller sets the weights.
+static inline void run_alloc(Run* r, ModelBuffers* b) {
+    r->buffers = b;
+    model_buffers_alloc(b, &r->ctx);
     optimizer_join(&r->optimizer, &r->grad_sync, &b->table, session_update(&r->session), &r->group, &r->ctx);
     session_set_steps(&r->session, &r->optimizer);
     b->grad_sync = &r->grad_sync;
     b->loss_scale = &r->optimizer.loss_scale->scale;
     b->master = r->optimizer.master;
     steps_open(&r->steps, &r->settings);
-}
-
-// Load weights and moments from a complete checkpoint.
-static inline void run_load_checkpoint(Run* r, const ModelBuffers* b, const char* checkpoint) {
-    session_load(&r->session, checkpoint, &b->table, b->params, &b->fp32_copies, &r->optimizer);
+    if (r->start) session_load(&r->session, r->start, &b->table, b->params, &b->fp32_copies, &r->optimizer);
 }
 
 // After loading the weights: check that all ranks have the same, and share the fp32 copies.
-static inline void run_share(Run* r, const ModelBuffers* b) {
-    check_same_weights(&r->group, &b->table, b->params, &r->ctx);
-    fp32_copies_share(&b->fp32_copies, &b->table, b->params, b->master, b->grad_sync, &r->ctx);
+static inline void run_share(Run* r) {
+    check_same_weights(&r->group, &r->buffers->table, r->buffers->params, &r->ctx);
+    model_buffers_share(r->buffers, &r->ctx);
 }
+
+// ---------------------------------------------------------------------------------------------------------
+// Steps
 
 // From here on the run writes files. The first line on the terminal reports the number of training tokens (`tokens`)
 // and of tokens in a step over all ranks (`step_tokens`). `about`: "" if the latter is exact, else "about " or
-// "at most ".
-static inline void run_begin(Run* r, const ModelBuffers* b, uint64_t tokens, const char* about, double step_tokens) {
+// "at most ". Returns 1 if a validation is due that log.jsonl lacks.
+static inline int run_begin(Run* r, uint64_t tokens, const char* about, double step_tokens) {
     session_begin(&r->session, &r->log);
     steps_begin(&r->steps, &r->session, &r->grad_sync);
-    steps_print_start(&r->steps, &r->session, b->table.parameters, tokens, about, step_tokens);
+    steps_print_start(&r->steps, &r->session, r->buffers->table.parameters, tokens, about, step_tokens);
     memory_plan_print(stdout, &r->plan);
     r->schedule = session_schedule(&r->session);
     r->is_paused = 1;
+    return r->has_val && session_is_missing(&r->session, &r->log, r->settings.val_every, "val_loss");
 }
 
-// Whether another step follows. `signal` (0: none) or the time limit ends the run. All ranks call it.
+// Save the model and the optimizer. Returns 0, -1 after a warning.
+static inline int run_save(Run* r) {
+    grad_sync_wait(&r->grad_sync, GRAD_SYNC_LAST, &r->ctx);  // the other ranks' parameters are on their way
+    return session_save(&r->session, &r->buffers->table, r->buffers->params, &r->optimizer, r->config.text);
+}
+
+// Save a checkpoint if one is due. Returns whether another step follows. `signal` (0: none) or the time limit ends the
+// run. All ranks call it.
 static inline int run_next_step(Run* r, int signal) {
+    if (r->checkpoint_is_due) run_save(r);
     if (r->is_paused) steps_restart_clock(&r->steps);
-    r->is_paused = 0;
+    r->checkpoint_is_due = r->is_paused = 0;
     if (r->session.step >= r->session.end || session_must_stop(&r->session, signal)) return 0;
     steps_profile_begin(&r->steps, &r->session);
     return 1;
 }
 
-// The learning rate of the current step.
-static inline double run_lr(const Run* r) { return schedule_at(&r->schedule, r->session.step); }
+// A micro-batch of a step on this rank.
+typedef struct {
+    int index;            // of r->micro_steps
+    int first;            // number of its first sequence in the whole step
+    uint64_t sample;      // number of that sequence in the run's data
+    uint64_t seed, step;  // of dropout
+    Direction direction;  // FORWARD: --mode excludes the backward pass
+    Mode mode;            // how losses and gradients are written: SET for the step's first micro-batch, then ADD
+} MicroBatch;
 
-// Begin micro-batch i of the step on this rank. Gradients are all-reduced during the backward pass of the last one.
-static inline void run_begin_micro_batch(Run* r, int i) {
-    if (i + 1 == r->micro_steps && r->settings.mode != MODE_FORWARD) grad_sync_begin(&r->grad_sync);
-    steps_begin_launch(&r->session);
+// Begin a step. The caller launches its micro-batches in a loop over run_next_micro_batch().
+static inline MicroBatch run_begin_step(Run* r) {
+    MicroBatch micro;
+    memset(&micro, 0, sizeof micro);
+    micro.index = -1;
+    micro.sample = r->settings.overfit ? 0 : r->session.samples;
+    micro.seed = (uint64_t)r->settings.seed, micro.step = (uint64_t)r->session.step;
+    micro.direction = r->settings.mode == MODE_FORWARD ? FORWARD : BACKWARD;
+    r->lr = schedule_at(&r->schedule, r->session.step);
+    scope_step(&r->ctx, r->session.step + 1);
+    return micro;
 }
 
-static inline void run_end_micro_batch(Run* r) { steps_end_launch(&r->session); }
+// Advance to the next micro-batch. Returns 0 after the last one. Gradients are all-reduced during the backward pass of
+// the last one.
+static inline int run_next_micro_batch(Run* r, MicroBatch* micro) {
+    int i = ++micro->index, first = (i * r->group.size + r->group.rank) * r->settings.B;
+    if (i > 0) steps_end_launch(&r->session);
+    if (i == r->micro_steps) return 0;
+    micro->sample += (uint64_t)(first - micro->first);
+    micro->first = first;
+    micro->mode = i == 0 ? SET : ADD;
+    if (i + 1 == r->micro_steps && micro->direction == BACKWARD) grad_sync_begin(&r->grad_sync);
+    steps_begin_launch(&r->session);
+    return 1;
+}
 
-static inline StepModel run_step_model(const ModelBuffers* b) {
-    StepModel model = {&b->table, b->params, b->grads, &b->fp32_copies};
-    return model;
+// Finish the all-reduce of the gradients, and all-reduce the losses.
+static inline void run_all_reduce(Run* r, StepLosses losses) {
+    steps_all_reduce(&r->session, r->buffers->grads, losses, &r->grad_sync);
+}
+
+// Update the parameters, unless --mode excludes it.
+static inline void run_update(Run* r, StepLosses losses) {
+    steps_update(&r->session, r->buffers, losses, &r->optimizer, r->lr);
+}
+
+// Sequences in a step over all ranks.
+static inline int run_step_sequences(const Run* r) { return (int)r->session.step_sequences; }
+
+// The step is launched: start reading its results, which run_end_step() logs.
+static inline void run_log(Run* r, StepLosses losses, StepWork work) {
+    steps_launched(&r->steps, &r->session, r->lr, work, losses, &r->optimizer);
+    scope_step(&r->ctx, -1);
 }
 
 // After launching a step: read and log the results of all steps, or of all but the last. `pauses`: 1 if something other
-// than a step follows, such as validation, which takes time and needs a complete log.
-static inline void run_end_step(Run* r, const ModelBuffers* b, int pauses) {
+// than a step and validation follows, which takes time and needs a complete log. Returns whether a validation is due.
+static inline int run_end_step(Run* r, int pauses) {
     int profile = steps_profile_end(&r->steps, &r->session, &r->plan);
+    int validation = r->has_val && session_is_due(&r->session, r->settings.val_every, 1);
     r->checkpoint_is_due = session_checkpoint_is_due(&r->session);
-    r->is_paused = profile || pauses || r->checkpoint_is_due;
+    r->is_paused = profile || pauses || validation || r->checkpoint_is_due;
     int lag = r->is_paused || r->session.step == r->session.end ? 0 : READBACK_LAG;
-    steps_finish(&r->steps, lag, &r->session, &r->log, &b->table, b->grads, &r->optimizer);
+    steps_finish(&r->steps, lag, &r->session, &r->log, r->buffers, &r->optimizer);
+    return validation;
 }
 
-// Save the model, with `config` as its config.json, and the optimizer. Frees `config`. Returns 0, -1 after a warning.
-static inline int run_save(Run* r, const ModelBuffers* b, Text config) {
-    grad_sync_wait(&r->grad_sync, GRAD_SYNC_LAST, &r->ctx);  // the other ranks' parameters are on their way
-    int result = session_save(&r->session, &b->table, b->params, &r->optimizer, config.text);
-    free(config.text);
-    return result;
+// ---------------------------------------------------------------------------------------------------------
+// Validation
+
+// Advance to this rank's next micro-batch of the validation, and report progress. A `signal` (0: none) ends the loop
+// early, on this rank. Returns 0 after the last one: then share->is_stopped tells whether any rank received a signal.
+// All ranks call it.
+static inline int run_next_val(Run* r, ValShare* share, int signal) {
+    if (share->count) steps_evaluating(&r->log, &r->session, "validation", (double)share->next, (double)share->batches);
+    if (!signal && val_share_next(share)) return 1;
+    share->is_stopped = group_any(&r->group, signal != 0);
+    return 0;
 }
 
 // After the last step: read and log the remaining results, save, draw the plot, and report how the run ended.
-static inline void run_end(Run* r, const ModelBuffers* b, Text config, const char* title) {
-    steps_finish(&r->steps, 0, &r->session, &r->log, &b->table, b->grads, &r->optimizer);
-    int failed = run_save(r, b, config) != 0 || session_finish_save(&r->session) != 0;
+static inline void run_end(Run* r, const char* title) {
+    steps_finish(&r->steps, 0, &r->session, &r->log, r->buffers, &r->optimizer);
+    int failed = run_save(r) != 0 || session_finish_save(&r->session) != 0;
     log_write_svg(&r->log, title);
     steps_end(&r->steps, &r->session, &r->plan, failed);
 }
 
-// Call after the trainer has freed its model and closed its data.
+// Free the model's buffers and everything else of the run.
 static inline void run_close(Run* r) {
+    model_buffers_free(r->buffers);
     steps_close(&r->steps);
     optimizer_free(&r->optimizer);
     log_close(&r->log);
@@ -177,6 +279,8 @@ static inline void run_close(Run* r) {
     grad_sync_close(&r->grad_sync);
     context_free(&r->ctx);
     group_close(&r->group);
+    free(r->train_pattern), free(r->val_pattern), free(r->data_directory);
+    free(r->start), free(r->directory), free(r->weights), free(r->config.text);
 }
 
 #endif

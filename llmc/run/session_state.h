@@ -113,10 +113,10 @@ static inline int session_micro_steps(Session* s, int B, int T) {
     return (int)(sequences / (B * ranks));
 }
 
-// The run ends after --steps, or after --epochs passes over `samples` sequences, `step` of them per step.
-static inline void session_set_last(Session* s, uint64_t samples, int step) {
+// The run ends after --steps, or after --epochs passes over `samples` sequences.
+static inline void session_set_last(Session* s, uint64_t samples) {
     const Settings* settings = s->settings;
-    int64_t all = (int64_t)(settings->epochs * (double)samples / step);
+    int64_t all = (int64_t)(settings->epochs * (double)samples / (double)s->step_sequences);
     s->last = settings->steps > 0 ? settings->steps : all > 0 ? all : 1;
     s->end = settings->stop_after > 0 && settings->stop_after < s->last ? settings->stop_after : s->last;
     settings_check_profile(settings, s->end - s->step);

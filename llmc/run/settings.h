@@ -10,7 +10,7 @@
 #include "llmc/dist/rendezvous.h"
 
 typedef struct {
-    const char *train_data, *val_data, *model, *out;  // the trainer has the row of `model`
+    const char *train_data, *val_data, *model, *out;
     int resume, override, overwrite, evaluate;
     int B, T;
     int64_t total_batch, steps, stop_after;
@@ -55,11 +55,20 @@ static inline int settings_add_rows(Flag* table, int count, const Flag* rows, si
     return count + (int)added;
 }
 
-// Replace the default of a row.
-static inline void settings_default(Flag* table, int count, const char* long_name, const char* text) {
+static inline Flag* settings_find(Flag* table, int count, const char* long_name) {
     Flag* row = flags_find(table, count, long_name, strlen(long_name));
     CHECK(row);
-    row->default_text = text;
+    return row;
+}
+
+// Replace the default of a row.
+static inline void settings_default(Flag* table, int count, const char* long_name, const char* text) {
+    settings_find(table, count, long_name)->default_text = text;
+}
+
+// Replace the help of a row.
+static inline void settings_help(Flag* table, int count, const char* long_name, const char* text) {
+    settings_find(table, count, long_name)->help = text;
 }
 
 // Rows of what is trained: data, run, batch and optimization.
@@ -216,9 +225,11 @@ static inline int settings_running_rows(Settings* s, Flag* table, int count) {
     return settings_add_rows(table, count, rows, COUNT_OF(rows));
 }
 
-// Append the rows of the shared settings. Returns the new count.
-static inline int settings_rows(Settings* s, Flag* table, int count) {
-    return settings_running_rows(s, table, settings_training_rows(s, table, count));
+// Begin a table with the rows of the shared settings. `model`, `model_help`: default and help of -e. Returns their count.
+static inline int settings_rows(Settings* s, Flag* table, const char* model, const char* model_help) {
+    const Flag row = {"-e", "--model", FLAG_STRING, &s->model, model, 0, 0, NULL, SCOPE_RUN, TOPIC_MODEL, model_help};
+    int count = settings_running_rows(s, table, settings_training_rows(s, table, 0));
+    return settings_add_rows(table, count, &row, 1);
 }
 
 // Refuse --profile if the `left` steps of the run are too few for it.

@@ -4,9 +4,7 @@
 #define LLMC_RUN_STEPS_H
 
 #include "llmc/device/readback.h"
-#include "llmc/optim/fp32_copies.h"
-#include "llmc/optim/memory_plan.h"
-#include "llmc/optim/optimizer.h"
+#include "llmc/optim/model_buffers.h"
 #include "llmc/profile/report.h"
 #include "llmc/run/nonfinite.h"
 
@@ -106,14 +104,6 @@ static inline void steps_print_start(const Steps* s, const Session* session, siz
            s->peak_is_measured ? "measured on a large matmul" : "the data sheet's peak");
 }
 
-// The parts of a model that an update reads and writes.
-typedef struct {
-    const TensorTable* table;
-    floatX* params;
-    real* grads;
-    const Fp32Copies* fp32_copies;
-} StepModel;
-
 // Settings of the optimizer's next update.
 static inline OptimizerSettings optimizer_settings(const Session* session, double lr) {
     const Settings* s = session->settings;
@@ -135,14 +125,14 @@ static inline void steps_all_reduce(const Session* session, real* grads, StepLos
 }
 
 // Update the parameters and share them among the ranks, unless --mode excludes the update.
-static inline void steps_update(const Session* session, StepModel m, StepLosses losses, Optimizer* o, GradSync* r,
+static inline void steps_update(const Session* session, const ModelBuffers* b, StepLosses losses, Optimizer* o,
                                 double lr) {
     Context* ctx = session->ctx;
     if (session->settings->mode != MODE_TRAIN) return;
     const real* all[OUTLIER_LOSSES] = {losses.values[0], losses.count > 1 ? losses.values[1] : NULL};
-    optimizer_step(o, m.params, m.grads, optimizer_settings(session, lr), all, r, ctx);
-    fp32_copies_share(m.fp32_copies, m.table, m.params, o->master, r, ctx);
-    collectives_check(&r->collectives);
+    optimizer_step(o, b->params, b->grads, optimizer_settings(session, lr), all, b->grad_sync, ctx);
+    model_buffers_share(b, ctx);
+    collectives_check(&b->grad_sync->collectives);
 }
 
 // Call these around the launches of a micro-batch, in which a host that is too far ahead waits for the device. They do
@@ -202,8 +192,8 @@ static inline void steps_await(const Steps* s, const Session* session, Readback*
 }
 
 // Wait for the oldest step, log it, and check that its loss and norm are finite.
-static inline void steps_finish_one(Steps* s, const Session* session, Log* log, const TensorTable* table,
-                                    const real* grads, const Optimizer* o) {
+static inline void steps_finish_one(Steps* s, const Session* session, Log* log, const ModelBuffers* b,
+                                    const Optimizer* o) {
     LaunchedStep* done = &s->launched[s->finished % (int64_t)COUNT_OF(s->launched)];
     steps_await(s, session, &done->result);
     group_progress(session->group, done->step);
@@ -233,7 +223,7 @@ static inline void steps_finish_one(Steps* s, const Session* session, Log* log, 
     s->last = &done->result;
     s->finished = done->step;
     profiler_step_took(&s->profiler, done->step - 1, seconds);
-    if (!isfinite(norm) && !overflow) session_report_nan(session, done->step, table, grads, loss, norm);
+    if (!isfinite(norm) && !overflow) session_report_nan(session, done->step, &b->table, b->grads, loss, norm);
     log_step(log, &line);
     free(extra.text);
 }
@@ -281,9 +271,9 @@ static inline void steps_end(Steps* s, const Session* session, const MemoryPlan*
 }
 
 // Finish all launched steps but the last `lag`.
-static inline void steps_finish(Steps* s, int lag, const Session* session, Log* log, const TensorTable* table,
-                                const real* grads, const Optimizer* o) {
-    while (session->step - s->finished > lag) steps_finish_one(s, session, log, table, grads, o);
+static inline void steps_finish(Steps* s, int lag, const Session* session, Log* log, const ModelBuffers* b,
+                                const Optimizer* o) {
+    while (session->step - s->finished > lag) steps_finish_one(s, session, log, b, o);
 }
 
 #endif

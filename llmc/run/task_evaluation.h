@@ -4,7 +4,7 @@
 
 #include "llmc/device/host_view.h"
 #include "llmc/ops/squared_error.h"
-#include "llmc/run/nonfinite.h"
+#include "llmc/run/run.h"
 #include "llmc/run/tasks.h"
 
 // How a task's two metrics are reported, in the log and on the terminal.
@@ -37,6 +37,7 @@ typedef struct {
     double *said, *sure;   // [examples] predicted class + 1 or predicted number; probability of the predicted class
     double loss, targets;  // summed loss of the examples whose class or answer is known; their number
     double not_finite;     // number of non-finite logits, over all examples
+    int is_stopped;        // a signal to any rank ended the evaluation early, so it has no result
 } TaskEvaluation;
 
 // `batches`: maximum number of micro-batches of B; 0: all. A question is evaluated with all its windows or skipped.
@@ -52,9 +53,15 @@ static inline void task_evaluation_begin(TaskEvaluation* e, TaskData* data, MlmB
     if (data->task == TASK_ANSWER) squad_begin(&data->val_questions);
 }
 
-// Fill the batch with this rank's next examples. Returns 0 if none are left.
-static inline int task_evaluation_next(TaskEvaluation* e) {
-    return examples_batch_next(e->batch, e->number, &e->data->val, &e->next, e->count, e->B, e->rank, e->ranks) > 0;
+// Fill the batch with this rank's next examples, and report progress. Returns 0 if none are left, or early because of a
+// `signal` (0: none). All ranks call it.
+static inline int task_evaluation_next(TaskEvaluation* e, Run* r, int signal) {
+    if (e->next) steps_evaluating(&r->log, &r->session, "validation", e->next, e->count);
+    if (!signal &&
+        examples_batch_next(e->batch, e->number, &e->data->val, &e->next, e->count, e->B, e->rank, e->ranks) > 0)
+        return 1;
+    e->is_stopped = group_any(&r->group, signal != 0);
+    return 0;
 }
 
 // The cross-entropy of `target` over n logits with stride `step`; 0 if the target is out of range.
@@ -191,33 +198,6 @@ static inline void task_write_classes(const TaskEvaluation* e, const char* path)
     free(t.text);
 }
 
-// Combine the results of all ranks. `predictions`: the file to write predictions to; empty: none.
-static inline TaskScore task_evaluation_end(TaskEvaluation* e, const char* predictions, const Session* session) {
-    TaskData* d = e->data;
-    const ProcessGroup* group = session->group;
-    double sums[3] = {e->loss, e->targets, e->not_finite};
-    group_sum_counts(group, sums, 3);
-    if (sums[2] > 0) session_check_finite(session, "a prediction", NAN);
-    TaskScore score = {sums[0] / sums[1], {0, 0}, sums[1], e->count, d->val.count, task_figures(d->task, d->labels)};
-    if (d->task == TASK_ANSWER) {
-        Squad* s = &d->val_questions;
-        size_t count;
-        double* answers = squad_answers(s, &count);
-        group_sum_counts(group, answers, count);
-        SquadShare all = squad_score(s).all;
-        score.values[0] = all.exact, score.values[1] = all.f1, score.examples = all.questions;
-        score.said = squad_answered(s), score.all = s->questions;
-        if (*predictions && group->rank == 0) squad_write(s, predictions);
-    } else {
-        group_sum_counts(group, e->said, 2 * (size_t)d->val.count);
-        if (score.examples > 0 && d->labels == 1) task_score_numbers(&score, e);
-        else if (score.examples > 0) task_score_classes(&score, e);
-        if (*predictions && group->rank == 0) task_write_classes(e, predictions);
-    }
-    free(e->number), free(e->said);
-    return score;
-}
-
 // "accuracy 0.9, F1 0.8"
 static inline void task_score_put(TaskScore s, int digits) {
     for (int i = 0; i < 2; i++) printf("%s%s %.*f", i ? ", " : "", s.figures->names[i], digits, plain_nan(s.values[i]));
@@ -248,6 +228,33 @@ static inline void task_score_show(Log* log, const Session* session, TaskScore s
     task_score_put(s, s.figures->digits);
     printf("\n");
     free(t.text);
+}
+
+// Combine the results of all ranks, and log or print them. `predictions`: the file to write predictions to; empty: none.
+static inline void task_evaluation_end(TaskEvaluation* e, const char* predictions, const Session* session, Log* log) {
+    TaskData* d = e->data;
+    const ProcessGroup* group = session->group;
+    double sums[3] = {e->loss, e->targets, e->not_finite};
+    group_sum_counts(group, sums, 3);
+    if (sums[2] > 0) session_check_finite(session, "a prediction", NAN);
+    TaskScore score = {sums[0] / sums[1], {0, 0}, sums[1], e->count, d->val.count, task_figures(d->task, d->labels)};
+    if (d->task == TASK_ANSWER) {
+        Squad* s = &d->val_questions;
+        size_t count;
+        double* answers = squad_answers(s, &count);
+        group_sum_counts(group, answers, count);
+        SquadShare all = squad_score(s).all;
+        score.values[0] = all.exact, score.values[1] = all.f1, score.examples = all.questions;
+        score.said = squad_answered(s), score.all = s->questions;
+        if (*predictions && group->rank == 0) squad_write(s, predictions);
+    } else {
+        group_sum_counts(group, e->said, 2 * (size_t)d->val.count);
+        if (score.examples > 0 && d->labels == 1) task_score_numbers(&score, e);
+        else if (score.examples > 0) task_score_classes(&score, e);
+        if (*predictions && group->rank == 0) task_write_classes(e, predictions);
+    }
+    free(e->number), free(e->said);
+    if (!e->is_stopped) task_score_show(log, session, score);
 }
 
 #endif

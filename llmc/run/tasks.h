@@ -51,24 +51,19 @@ static inline int task_settings_rows(TaskSettings* s, Flag* table, int count) {
          "With --evaluate 1: file for the predictions of -j, which then needs no labels or answers."},
     };
     // clang-format on
-    Flag* data = flags_find(table, count, "--train-data", strlen("--train-data"));
-    data->help = "File of examples to train on: tab-separated text for classify, SQuAD's JSON for answer.";
-    Flag* batches = flags_find(table, count, "--val-batches", strlen("--val-batches"));
-    CHECK(batches);
-    batches->help = "Maximum micro-batches per validation, and of --evaluate 1. 0: all, the default of a task.";
+    settings_help(table, count, "--train-data",
+                  "File of examples to train on: tab-separated text for classify, SQuAD's JSON for answer.");
+    settings_help(table, count, "--seed", "Seed of the initial weights, the order of the examples and dropout.");
+    settings_default(table, count, "--val-batches", "0");
     return settings_add_rows(table, count, rows, COUNT_OF(rows));
-}
-
-// By default, a task validates on all examples. Call this with the flags as given, before those of a resumed run are
-// read.
-static inline void task_default_batches(Settings* s, Flag* table, int count) {
-    if (!flag_is_given(table, count, "--val-batches")) s->val_batches = 0;
 }
 
 // Refuse flags that contradict each other.
 static inline void task_check_settings(const TaskSettings* t, const Settings* s) {
     if (t->labels && t->task != TASK_CLASSIFY) die(USAGE, "--labels %d: is for --task classify alone", t->labels);
     if (*t->predictions && !s->evaluate) die(USAGE, "--predictions %s: is for --evaluate 1", t->predictions);
+    if (!*s->train_data && !s->evaluate) die(USAGE, "--task: needs -i, the file of examples to train on");
+    if (!*s->train_data && !*s->val_data) die(USAGE, "--evaluate 1 needs validation data; name it with -j");
 }
 
 // Outputs of the head: start and end for answer. For classify: --labels, else the model's number of classes, else 2.
@@ -104,16 +99,6 @@ static inline void task_check_head(const TaskSettings* t, const Settings* s, con
 static inline MlmRecipe task_recipe(Task task) {
     MlmRecipe recipe = {task == TASK_ANSWER ? SPAN_ENDS : 1, 0, 0, 0, 0, 1, 0};
     return recipe;
-}
-
-// The training and validation files (caller frees). With --evaluate 1, the validation file alone may stand for both.
-static inline void task_find_data(const Session* session, char** train, char** val) {
-    const Settings* s = session->settings;
-    if (!*s->train_data && !s->evaluate) die(USAGE, "--task: needs -i, the file of examples to train on");
-    if (s->evaluate && !*s->train_data && !*s->val_data)
-        die(USAGE, "--evaluate 1 needs validation data; name it with -j");
-    if (*s->train_data) session_find_data(session, "", train, val);
-    else *train = xprintf("%s", s->val_data), *val = xprintf("%s", s->val_data);
 }
 
 // ---------------------------------------------------------------------------------------------------------

@@ -15,6 +15,7 @@ typedef struct {
     int count;       // number of its sequences; 0: this rank has had no micro-batch
     int mode;        // how its loss is written: SET for the rank's first, then ADD
     uint64_t next, ranks;
+    int is_stopped;  // after the last: a signal to any rank ended the validation early, so it has no result
 } ValShare;
 
 // Divide `samples` sequences into micro-batches of B. This rank takes every ranks-th micro-batch.
