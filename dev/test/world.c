@@ -1,7 +1,8 @@
 /* Tests of the stories that builtin_corpus writes: a parser recovers the generator's choices from the text, so different
  * choices are different texts; its probabilities are the generator's; the entropy of a smaller world is the analytic
  * one; a reader that knows English but not the generator finds the answers; any tokenizer encodes a word as its token;
- * no question of the exam is answered in the training set.
+ * no question of the exam is answered in the training set; a
+ * trainer reads the generator's losses.
  *
  * Prints a line per case and `N passed, N failed`; exit status 1 if one failed. */
 #define main builtin_corpus_main
@@ -10,6 +11,7 @@
 #include "dev/test/tests.h"
 #include "llmc/data/text/bpe.h"
 #include "llmc/data/text/wordpiece.h"
+#include "llmc/run/val_entropy.h"
 
 // ---------------------------------------------------------------------------------------------------------
 // The parser
@@ -329,15 +331,49 @@ static void test_exam(Tests* t) {
     corpus_free(&c);
 }
 
+// The file beside the validation shard, as a trainer reads it.
+static void test_val_entropy(Tests* t) {
+    static Corpus c;
+    const WorldSize* size = &FULL_WORLD;
+    double nats = 0;
+    ValEntropy e;
+    Shards s;
+    Block b;
+    corpus_make(&c, size, 9, 2000);
+    char *shard = path_in(t, "val.bin"), *other = path_in(t, "other.bin");
+    free(put_file(t, "val_entropy.txt", c.text[ENTROPY].text, c.text[ENTROPY].length));
+    CHECK(write_output(&c, shard, VAL) == 0 && write_output(&c, other, VAL) == 0);
+    block_alloc(&b, size);
+    for (int n = 0; n < VAL_BLOCKS; n++) block_make(&b, size, 9, VAL_BEGINS + (uint64_t)n), nats += b.nats;
+    shards_open(&s, shard);
+    val_entropy_open(&e, &s, size->T);
+    EXPECT(t, e.blocks == VAL_BLOCKS && s.tokens == (uint64_t)VAL_BLOCKS * 64 + 1);
+    for (int n = 0; n < VAL_BLOCKS && !t->is_bad; n++) nats -= e.nats[n];
+    EXPECT(t, fabs(nats) < 1e-5 && e.bound > 0.26 && e.bound < 0.28);
+    val_entropy_close(&e);
+    val_entropy_open(&e, &s, 2 * size->T);  // a window is two blocks
+    EXPECT(t, e.blocks == 0);
+    val_entropy_close(&e);
+    c.text[ENTROPY].length -= 20;  // a block is missing
+    free(put_file(t, "val_entropy.txt", c.text[ENTROPY].text, c.text[ENTROPY].length));
+    val_entropy_open(&e, &s, size->T);
+    EXPECT(t, e.blocks == 0);
+    val_entropy_close(&e), shards_close(&s);
+    shards_open(&s, other);  // without a file
+    val_entropy_open(&e, &s, size->T);
+    EXPECT(t, e.blocks == 0);
+    val_entropy_close(&e), shards_close(&s);
+    free(shard), free(other);
+    block_free(&b), corpus_free(&c);
+}
+
 int main(int argc, char** argv) {
     static const struct {
         const char* name;
         void (*run)(Tests*);
-    } cases[] = {{"world/parser", test_parser},
-                 {"world/entropy", test_entropy},
-                 {"world/answers", test_answers},
-                 {"world/tokenizers", test_tokenizers},
-                 {"world/exam", test_exam}};
+    } cases[] = {{"world/parser", test_parser},   {"world/entropy", test_entropy},
+                 {"world/answers", test_answers}, {"world/tokenizers", test_tokenizers},
+                 {"world/exam", test_exam},       {"world/val_entropy", test_val_entropy}};
     Tests t;
     tests_open(&t);
     t.only = argc > 1 ? argv[1] : NULL;
