@@ -111,6 +111,10 @@ $(CUBIN_FILES): build/profile_page.inc Makefile
 $(G)/opscu: dev/ops.cu Makefile $(G)/command
 	$(NVCC) $(NVFLAGS) -MF $@.d $< -o $@ $(NVLIBS)
 
+# The products of a step in bf16 and fp8, which only a GPU of sm_89 or later can time.
+$(B)/fp8_products: dev/fp8_products.cu Makefile $(G)/command
+	$(NVCC) $(NVFLAGS) -MF $@.d $< -o $@ -lcublasLt
+
 # finetune_bert takes the encoder of train_bert.cu and leaves its heads unused.
 $(TUNE) $(B)/test_bert $(B)/test_bert_double: WARN += -Wno-unused-function
 

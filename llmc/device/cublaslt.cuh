@@ -43,8 +43,8 @@ static inline int pointer_alignment(const void* p) { return alignment_of((size_t
 // The problem that an algorithm is chosen for.
 typedef struct {
     cublasLtMatmulDesc_t operation;
-    cublasLtMatrixLayout_t a, b, d;
-    uint32_t align_a, align_b, align_d;  // bytes
+    cublasLtMatrixLayout_t a, b, c, d;
+    uint32_t align_a, align_b, align_d;  // bytes; C's is D's
     uint32_t reduction;                  // the allowed split-K reduction schemes
 } CublasltProblem;
 
@@ -70,7 +70,7 @@ static inline cublasStatus_t cublaslt_propose(int* count, cublasLtMatmulHeuristi
         cublasCheck(cublasLtMatmulPreferenceSetAttribute(preference, attributes[i].name, attributes[i].value,
                                                          attributes[i].size));
     int found = 0;
-    cublasStatus_t status = cublasLtMatmulAlgoGetHeuristic(ctx->cublaslt, p->operation, p->a, p->b, p->d, p->d,
+    cublasStatus_t status = cublasLtMatmulAlgoGetHeuristic(ctx->cublaslt, p->operation, p->a, p->b, p->c, p->d,
                                                            preference, limit, results, &found);
     cublasCheck(cublasLtMatmulPreferenceDestroy(preference));
     *count = 0;
@@ -154,6 +154,7 @@ static inline void batch_plan_make(BatchPlan* plan, Context* ctx) {
     CublasltProblem problem = {&plan->operation,
                                &plan->b,
                                &plan->a,
+                               &plan->c,
                                &plan->c,
                                batch_alignment(k->b),
                                batch_alignment(k->a),

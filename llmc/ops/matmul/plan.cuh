@@ -136,7 +136,7 @@ static inline int matmul_propose(const MatmulPlan* plan, cublasLtMatmulHeuristic
     uint32_t reduction = CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;  // split-K keeps its partial sums in fp32
     if (k->kind == MATMUL_BACKWARD_WEIGHT) reduction |= CUBLASLT_REDUCTION_SCHEME_INPLACE;  // D is fp32 itself
     CublasltProblem problem = {
-        plan->operation,      plan->a,  plan->b, plan->d, (uint32_t)k->align_a, (uint32_t)k->align_b,
+        plan->operation,      plan->a,  plan->b, plan->d, plan->d, (uint32_t)k->align_a, (uint32_t)k->align_b,
         (uint32_t)k->align_d, reduction};
     int count;
     matmul_check(cublaslt_propose(&count, results, limit, &problem, ctx), plan, "cublasLtMatmulAlgoGetHeuristic");
