@@ -9,7 +9,7 @@
  *   fast       fp8 with fast accumulation: tensor cores keep the whole sum
  *   promoted   fp8 whose partial sums are added in fp32 registers
  *
- * fp8 operands: x and w E4M3, dy E5M2, power-of-two scales, both stored with the summed index contiguous: cuBLASLt has
+ * fp8 operands: x and w E4M3, dy E5M2, power-of-two scales, which cuBLASLt wants aligned to 16 bytes; both stored with the summed index contiguous: cuBLASLt has
  * no other layout on sm_90. For fc of GPT-2 also gelu(x w^T + b) with its input stored, into E4M3.
  *
  * Each product runs back to back for a fixed time, long enough to reach the power limit, on operands that rotate over
@@ -23,7 +23,14 @@
 #include "llmc/base/rng.h"
 #include "llmc/device/cublaslt.cuh"
 
-enum { SAMPLES = 2048, CANDIDATES = 8, ROTATION_BYTES = 256 << 20, MOST_RUNS = 512, FILL_THREADS = 256 };
+enum {
+    SCALES_APART = 64,
+    SAMPLES = 2048,
+    CANDIDATES = 8,
+    ROTATION_BYTES = 256 << 20,
+    MOST_RUNS = 512,
+    FILL_THREADS = 256
+};
 
 typedef enum { PASS_Y, PASS_DX, PASS_DW } Pass;
 typedef enum { BF16, FAST, PROMOTED } Arithmetic;
@@ -99,7 +106,7 @@ typedef struct {
     Context ctx;
     char* arena;  // the operands of the running product, one set after the other
     size_t arena_bytes;
-    float* scales;        // [5] on the device: of A, B, D, aux; amax of D
+    float* scales;        // [5][SCALES_APART] on the device, of A, B, D and aux; amax of D
     __nv_bfloat16* bias;  // [65536]
     double* samples;      // [4][SAMPLES] on host and device: d, want, aux, want of aux
     void* nvml;           // the device's handle; NULL: no NVML
@@ -250,11 +257,11 @@ static void product_describe(Bench* bench, const Run* run, Product* p) {
     p->d = layout(run->d, p->m, p->n);
     if (fp8) {
         cublaslt_set(p->operation, CUBLASLT_MATMUL_DESC_FAST_ACCUM, (int8_t)(run->arithmetic == FAST));
-        cublaslt_set(p->operation, CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, (void*)&bench->scales[0]);
-        cublaslt_set(p->operation, CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, (void*)&bench->scales[1]);
+        cublaslt_set(p->operation, CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, (void*)(bench->scales));
+        cublaslt_set(p->operation, CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, (void*)(bench->scales + SCALES_APART));
     }
     if (run->d == CUDA_R_8F_E4M3)
-        cublaslt_set(p->operation, CUBLASLT_MATMUL_DESC_D_SCALE_POINTER, (void*)&bench->scales[2]);
+        cublaslt_set(p->operation, CUBLASLT_MATMUL_DESC_D_SCALE_POINTER, (void*)(bench->scales + 2 * SCALES_APART));
     if (has_bias(run)) {
         cublasLtEpilogue_t epilogue = has_gelu(run) ? CUBLASLT_EPILOGUE_GELU_AUX_BIAS : CUBLASLT_EPILOGUE_BIAS;
         cublaslt_set(p->operation, CUBLASLT_MATMUL_DESC_EPILOGUE, epilogue);
@@ -266,7 +273,8 @@ static void product_describe(Bench* bench, const Run* run, Product* p) {
         if (run->aux != run->d)
             cublaslt_set(p->operation, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_DATA_TYPE, (int32_t)run->aux);
         if (run->aux == CUDA_R_8F_E4M3)
-            cublaslt_set(p->operation, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_SCALE_POINTER, (void*)&bench->scales[3]);
+            cublaslt_set(p->operation, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_SCALE_POINTER,
+                         (void*)(bench->scales + 3 * SCALES_APART));
         cublaslt_set(p->operation, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, (void*)bench->arena);
     }
 }
@@ -308,7 +316,9 @@ static void product_fill(Bench* bench, const Run* run, const Product* p) {
     const Layer* l = run->layer;
     int2 w = {l->OC, l->IC}, x = {l->N, l->IC}, dy = {l->N, l->OC};
     int fp8 = run->arithmetic != BF16, turned = fp8 && run->pass == PASS_DW;
-    float scales[4] = {1 / p->a_scale, 1 / p->b_scale, GELU_SCALE, GELU_SCALE};
+    float scales[4 * SCALES_APART] = {1 / p->a_scale};
+    scales[SCALES_APART] = 1 / p->b_scale;
+    scales[2 * SCALES_APART] = scales[3 * SCALES_APART] = GELU_SCALE;
     for (int s = 0; s < p->sets; s++) {
         uint64_t key = 4 * (uint64_t)s;  // and key + 1 for the rows of a tensor
         if (run->pass == PASS_DW) fill(bench, set_a(bench, p, s), p->a_type, l->x, x, turned, p->a_scale, key);
@@ -352,7 +362,7 @@ static float product_choose(Bench* bench, Run* run, Product* p) {
     int count = 0;
     float times[CANDIDATES];
     if (run->d == CUDA_R_8F_E4M3) {
-        cublaslt_set(p->operation, CUBLASLT_MATMUL_DESC_AMAX_D_POINTER, (void*)&bench->scales[4]);
+        cublaslt_set(p->operation, CUBLASLT_MATMUL_DESC_AMAX_D_POINTER, (void*)(bench->scales + 4 * SCALES_APART));
         cublaslt_propose(&count, results, CANDIDATES, &problem, &bench->ctx);
         run->has_amax = count > 0;
         if (!count) cublaslt_set(p->operation, CUBLASLT_MATMUL_DESC_AMAX_D_POINTER, (void*)NULL);
@@ -556,7 +566,7 @@ static void print_errors(Bench* bench) {
                 Run* r = add(&run, &count, pass == PASS_Y ? &y : &dw, (Pass)pass, (Arithmetic)a);
                 r->d = CUDA_R_32F, r->seconds = 0;
                 run_measure(bench, r);
-                printf("%*.4f %%", a == FAST ? 16 : 8, 100 * r->error);
+                printf("%*.4f %%", a == FAST ? 16 : 8, 100 * (r->usable ? r->error : NAN));
             }
         putchar('\n');
     }
@@ -631,7 +641,7 @@ int main(int argc, char** argv) {
         die(FAILED, "this machine has no NVIDIA GPU that CUDA can use");
     context_init(&bench.ctx);
     if (bench.ctx.capability < 89) die(FAILED, "fp8 needs a GPU of compute capability 8.9 or later");
-    cudaCheck(cudaMalloc(&bench.scales, 5 * sizeof *bench.scales));
+    cudaCheck(cudaMalloc(&bench.scales, 5 * SCALES_APART * sizeof *bench.scales));
     cudaCheck(cudaMalloc(&bench.bias, 65536 * sizeof *bench.bias));
     cudaCheck(cudaMallocHost(&bench.samples, 4 * SAMPLES * sizeof *bench.samples));
     fill(&bench, bench.bias, CUDA_R_16BF, WEIGHT, make_int2(65536, 1), 0, 1, 1u << 20);

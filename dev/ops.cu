@@ -19,6 +19,7 @@
 #include "ops/classifier.h"
 #include "ops/dropout.h"
 #include "ops/embedding.h"
+#include "ops/fp8_scales.h"
 #include "ops/gather.h"
 #include "ops/gelu.h"
 #include "ops/global_norm.h"
@@ -56,6 +57,7 @@ static const OpRow TABLE[] = {
     {"cast_to_fp32", test_cast_to_fp32, NULL, bench_cast_to_fp32},
     {"cast_bf16", test_cast_bf16, NULL, bench_cast_bf16},
     {"quantize", test_quantize, NULL, bench_quantize},
+    {"fp8_scales", test_fp8_scales, NULL, NULL},
     {"attention", test_attention, grad_attention, bench_attention},
     {"attention_documents", test_attention_documents, NULL, NULL},
     {"attention_decode", test_attention_decode, NULL, bench_attention_decode},

@@ -1,0 +1,154 @@
+/* fp8_scales: delayed scaling. The scale of each fp8 tensor in the next step, from its largest elements in the last 16.
+ *
+ *   record   history [step % 16, t] = stats[t].amax;  stats[t].amax = 0
+ *   update   amax = max over the 16 steps of history [., t]
+ *            scale[t] = 2^floor(log2(largest(format[t]) / (2 amax))),  inverse [t, 0] = 1 / scale[t]
+ *
+ * Between both, ranks replace the new row of history by its maximum over ranks: they then have the same scales. The
+ * factor 2 leaves room for elements that are larger than those of the last steps. Scales are powers of two, so they
+ * change no bit of a number that stays in the format's range.
+ *
+ * Steps without numbers (0, before the first one) and with an amax that is not finite do not count. Without any other,
+ * the scale stays. So the first step needs scales of its own: let all be 1, run a batch without an update, record it.
+ *
+ * dtypes     history uint32: the bits of floats that are not negative, whose order is that of the floats; scale and
+ *            inverse real, within 2^-126 to 2^126.
+ * shapes     all arrays [count]; history [FP8_HISTORY, count]; inverse [count, FP8_INVERSE_APART], because cuBLASLt
+ *            takes scales that are aligned to 16 bytes only. count may be 0. All are on the device.
+ * numerics   exact: only exponents are computed.
+ * state      history and scale are what a checkpoint has to hold.
+ * source     Micikevicius et al., "FP8 formats for deep learning", arXiv 2209.05433; the window is a design choice. */
+#ifndef LLMC_OPS_FP8_SCALES_H
+#define LLMC_OPS_FP8_SCALES_H
+
+#ifdef __CUDACC__
+#include "llmc/device/cuda_utils.cuh"
+#endif
+#include "llmc/device/scope.h"
+#include "llmc/ops/common/fp8.h"
+#include "llmc/ops/common/launcher.h"
+
+enum { FP8_HISTORY = 16, FP8_SCALE_EXPONENT = 126, FP8_INVERSE_APART = 4 };
+
+typedef struct {
+    int count;  // tensors
+    const Fp8Format* format;
+    Fp8Stats* stats;
+    uint32_t* history;
+    real *scale, *inverse;
+} Fp8Scales;
+
+#define FP8_SCALES_RECORD_BYTES(count) (12.0 * (count))
+#define FP8_SCALES_UPDATE_BYTES(count) ((double)(count) * (4.0 * FP8_HISTORY + sizeof(Fp8Format) + 2 * sizeof(real)))
+
+// ---------------------------------------------------------------------------------------------------------
+// Reference
+
+static inline void fp8_scales_update_ref(Fp8Scales s) {
+    for (int t = 0; t < s.count; t++) {
+        float amax = 0;
+        for (int i = 0; i < FP8_HISTORY; i++) {
+            float seen;
+            memcpy(&seen, &s.history[i * s.count + t], sizeof seen);
+            if (isfinite(seen) && seen > amax) amax = seen;
+        }
+        if (amax == 0) continue;
+        double exponent = floor(log2((double)fp8_largest(s.format[t]) / (2 * (double)amax)));
+        s.scale[t] = (real)exp2(fmin(exponent, FP8_SCALE_EXPONENT));
+        s.inverse[t * FP8_INVERSE_APART] = 1 / s.scale[t];
+    }
+}
+
+// ---------------------------------------------------------------------------------------------------------
+// One tensor, on the CPU and the GPU
+
+HOST_DEVICE static inline void fp8_scales_record_one(Fp8Scales s, int64_t step, int t) {
+    s.history[(size_t)(step % FP8_HISTORY) * (size_t)s.count + (size_t)t] = s.stats[t].amax;
+    s.stats[t].amax = 0;
+}
+
+// 2^exponent
+HOST_DEVICE static inline real fp8_power_of_two(int exponent) {
+    uint32_t bits = (uint32_t)(exponent + 127) << 23;
+    float power;
+    memcpy(&power, &bits, sizeof power);
+    return (real)power;
+}
+
+// The largest number of both formats is 1.75 times a power of two, 2^8 or 2^15. So the quotient's exponent is the
+// difference of the exponents, and one less where the fraction of amax exceeds 0.75.
+HOST_DEVICE static inline void fp8_scales_update_one(Fp8Scales s, int t) {
+    uint32_t amax = 0;
+    for (int i = 0; i < FP8_HISTORY; i++) {
+        uint32_t seen = s.history[(size_t)i * (size_t)s.count + (size_t)t];
+        if (seen < 0x7f800000u && seen > amax) amax = seen;
+    }
+    if (amax == 0) return;
+    int largest = s.format[t] == FP8_E4M3 ? 8 : 15;
+    int exponent = largest - 1 - ((int)(amax >> 23) - 127) - ((amax & 0x7fffffu) > 0x600000u);
+    if (exponent > FP8_SCALE_EXPONENT) exponent = FP8_SCALE_EXPONENT;
+    s.scale[t] = fp8_power_of_two(exponent);
+    s.inverse[t * FP8_INVERSE_APART] = fp8_power_of_two(-exponent);
+}
+
+#ifdef __CUDACC__
+// ---------------------------------------------------------------------------------------------------------
+// GPU: one thread per tensor
+
+enum { FP8_SCALES_THREADS = 128 };
+
+static __global__ void fp8_scales_record_kernel(Fp8Scales s, int64_t step) {
+    int t = blockIdx.x * FP8_SCALES_THREADS + threadIdx.x;
+    if (t < s.count) fp8_scales_record_one(s, step, t);
+}
+
+static __global__ void fp8_scales_update_kernel(Fp8Scales s) {
+    int t = blockIdx.x * FP8_SCALES_THREADS + threadIdx.x;
+    if (t < s.count) fp8_scales_update_one(s, t);
+}
+
+COMPILED_IF_CALLED static inline void fp8_scales_record_run(Fp8Scales s, int64_t step, Context* ctx) {
+    unsigned blocks = blocks_for((size_t)s.count, FP8_SCALES_THREADS);
+    fp8_scales_record_kernel<<<blocks, FP8_SCALES_THREADS, 0, ctx->stream>>>(s, step);
+    cudaCheck(cudaGetLastError());
+}
+
+COMPILED_IF_CALLED static inline void fp8_scales_update_run(Fp8Scales s, Context* ctx) {
+    unsigned blocks = blocks_for((size_t)s.count, FP8_SCALES_THREADS);
+    fp8_scales_update_kernel<<<blocks, FP8_SCALES_THREADS, 0, ctx->stream>>>(s);
+    cudaCheck(cudaGetLastError());
+}
+
+#else
+
+static inline void fp8_scales_record_run(Fp8Scales s, int64_t step, Context* ctx) {
+    (void)ctx;
+    for (int t = 0; t < s.count; t++) fp8_scales_record_one(s, step, t);
+}
+
+static inline void fp8_scales_update_run(Fp8Scales s, Context* ctx) {
+    (void)ctx;
+    for (int t = 0; t < s.count; t++) fp8_scales_update_one(s, t);
+}
+
+#endif
+
+// ---------------------------------------------------------------------------------------------------------
+// Launchers
+
+COMPILED_IF_CALLED static inline void fp8_scales_record(Fp8Scales s, int64_t step, Context* ctx) {
+    CHECK(step >= 0 && s.count >= 0);
+    if (!s.count) return;
+    Scope scope = scope_open(ctx, "fp8_scales_record", 0, FP8_SCALES_RECORD_BYTES(s.count), "n=%d", s.count);
+    fp8_scales_record_run(s, step, ctx);
+    scope_close(&scope);
+}
+
+COMPILED_IF_CALLED static inline void fp8_scales_update(Fp8Scales s, Context* ctx) {
+    if (!s.count) return;
+    Scope scope = scope_open(ctx, "fp8_scales_update", 0, FP8_SCALES_UPDATE_BYTES(s.count), "n=%d", s.count);
+    fp8_scales_update_run(s, ctx);
+    scope_close(&scope);
+}
+
+#endif
