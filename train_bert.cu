@@ -192,18 +192,19 @@ static void forward_block(Model* m, int l, const Sequences* s, Context* ctx) {
     const BlockParams* p = &m->p.h[l];
     BlockActs* a = &m->a.h[l];
     int N = s->rows, C = c->C;
+    Rows rows = {.N = N, .C = C};
     floatX* x = input_of(m, l);
+    ResidualBranch attention = {.r = a->mid, .dropout = dropout_at(m, s, l, SITE_DROPOUT_ATTENTION_OUT)};
+    ResidualBranch mlp = {.r = a->out, .dropout = dropout_at(m, s, l, SITE_DROPOUT_MLP_OUT)};
 
     scope_at(ctx, FORWARD, l);
     matmul_forward(a->qkv, x, p->qkv, N, C, 3 * C, SET, ctx);
     attention_forward(a->att, a->lse, a->qkv, s, attention_at(m, s, l), ctx);
     matmul_forward(a->mid, a->att, p->attproj, N, C, C, SET, ctx);
-    residual_layernorm_forward(a->ln1, a->mid, a->ln1_stats, x, p->ln1, N, C, (real)c->eps,
-                               dropout_at(m, s, l, SITE_DROPOUT_ATTENTION_OUT), ctx);
+    residual_layernorm_forward(a->ln1, attention, a->ln1_stats, x, p->ln1, rows, (real)c->eps, ctx);
     matmul_gelu_forward(a->fc, a->fc_pre, a->ln1, p->fc, N, C, c->F, c->gelu, ctx);
     matmul_forward(a->out, a->fc, p->fcproj, N, c->F, C, SET, ctx);
-    residual_layernorm_forward(a->ln2, a->out, a->ln2_stats, a->ln1, p->ln2, N, C, (real)c->eps,
-                               dropout_at(m, s, l, SITE_DROPOUT_MLP_OUT), ctx);
+    residual_layernorm_forward(a->ln2, mlp, a->ln2_stats, a->ln1, p->ln2, rows, (real)c->eps, ctx);
 }
 
 // Forward pass up to the last block's layernorm [N, C].
@@ -212,10 +213,11 @@ static void forward_encoder(Model* m, const MlmInput* in, Context* ctx) {
     const Sequences* s = &in->sequences;
     EmbeddingNorm start = {
         {m->p.word, m->p.position, m->p.type}, m->p.ln0, (real)c->eps, dropout_at(m, s, 0, SITE_DROPOUT_EMBEDDING)};
+    EmbeddingInputs rows = {.tokens = in->tokens, .types = in->types, .s = s};
     EmbeddingSizes sizes = {m->Vp, c->T, c->types, c->C, c->padding};
     scope_at(ctx, FORWARD, -1);
     model_buffers_update_copies(&m->buffers, ctx);
-    embedding_layernorm_forward(m->a.ln0, m->a.embedded, m->a.ln0_stats, in->tokens, in->types, start, s, sizes, ctx);
+    embedding_layernorm_forward(m->a.ln0, m->a.embedded, m->a.ln0_stats, rows, start, sizes, ctx);
     for (int l = 0; l < c->L; l++) {
         grad_sync_wait(m->buffers.grad_sync, l, ctx);
         forward_block(m, l, s, ctx);
@@ -227,9 +229,10 @@ static void forward_encoder(Model* m, const MlmInput* in, Context* ctx) {
 static void forward_masked(Model* m, const MlmInput* in, Context* ctx) {
     const Config* c = &m->config;
     int M = in->masked, C = c->C;
+    Rows rows = {.N = M, .C = C};
     gather_forward(m->a.masked, input_of(m, c->L), in->masked_rows, M, C, ctx);
     matmul_gelu_forward(m->a.transform, m->a.transform_pre, m->a.masked, m->p.transform, M, C, C, c->gelu, ctx);
-    layernorm_forward(m->a.lnt, m->a.lnt_stats, m->a.transform, m->p.lnt, M, C, (real)c->eps, ctx);
+    layernorm_forward(m->a.lnt, m->a.lnt_stats, m->a.transform, m->p.lnt, rows, (real)c->eps, ctx);
     matmul_forward(m->a.logits, m->a.lnt, m->p.decoder, M, C, m->Vp, SET, ctx);
 }
 
@@ -270,8 +273,10 @@ static void backward_block(Model* m, int l, const Sequences* s, Mode mode, Conte
     const BlockGrads* g = &m->g.h[l];
     BlockActs* a = &m->a.h[l];
     int N = s->rows, C = c->C;
-    Rows rows = {N, C};
+    Rows rows = {.N = N, .C = C};
     floatX *x = input_of(m, l), *dx = m->a.dx;
+    LayerNormInputs ln1 = {.dy = dx, .x = a->mid, .stats = a->ln1_stats, .w = p->ln1.w, .size = rows};
+    LayerNormInputs ln2 = {.dy = dx, .x = a->out, .stats = a->ln2_stats, .w = p->ln2.w, .size = rows};
     // These bias gradients are fused into the layernorm and GELU backward ops.
     LinearGrads dfcproj = {g->fcproj.w, NULL}, dfc = {g->fc.w, NULL}, dattproj = {g->attproj.w, NULL};
     BiasGrad dfc_bias = {g->fc.b, mode};
@@ -279,17 +284,15 @@ static void backward_block(Model* m, int l, const Sequences* s, Mode mode, Conte
     scope_at(ctx, BACKWARD, l);
     if (m->recompute >= RECOMPUTE_GELU) gelu_forward(a->fc, a->fc_pre, (size_t)N * (size_t)c->F, c->gelu, ctx);
     if (m->recompute >= RECOMPUTE_NORMS)
-        layernorm_forward(a->ln1, a->ln1_stats, a->mid, p->ln1, N, C, (real)c->eps, ctx);
-    residual_layernorm_backward(residual_gradient(m, s, l, SITE_DROPOUT_MLP_OUT), g->ln2, dx, a->out, a->ln2_stats,
-                                p->ln2.w, rows, SET, mode, ctx);
+        layernorm_forward(a->ln1, a->ln1_stats, a->mid, p->ln1, rows, (real)c->eps, ctx);
+    residual_layernorm_backward(residual_gradient(m, s, l, SITE_DROPOUT_MLP_OUT), g->ln2, ln2, SET, mode, ctx);
     const floatX* dbranch = branch_gradient(m, s, l, SITE_DROPOUT_MLP_OUT);
     matmul_backward_weight(dfcproj, dbranch, a->fc, N, c->F, C, mode, ctx);
     matmul_gelu_backward_input(m->a.dfc, dfc_bias, dbranch, p->fcproj.w, a->fc_pre, N, c->F, C, c->gelu, ctx);
     matmul_backward_weight(dfc, m->a.dfc, a->ln1, N, C, c->F, mode, ctx);
     matmul_backward_input(dx, m->a.dfc, p->fc.w, N, C, c->F, ADD, ctx);
 
-    residual_layernorm_backward(residual_gradient(m, s, l, SITE_DROPOUT_ATTENTION_OUT), g->ln1, dx, a->mid,
-                                a->ln1_stats, p->ln1.w, rows, SET, mode, ctx);
+    residual_layernorm_backward(residual_gradient(m, s, l, SITE_DROPOUT_ATTENTION_OUT), g->ln1, ln1, SET, mode, ctx);
     dbranch = branch_gradient(m, s, l, SITE_DROPOUT_ATTENTION_OUT);
     matmul_backward_weight(dattproj, dbranch, a->att, N, C, C, mode, ctx);
     matmul_backward_input(m->a.datt, dbranch, p->attproj.w, N, C, C, SET, ctx);
@@ -297,7 +300,7 @@ static void backward_block(Model* m, int l, const Sequences* s, Mode mode, Conte
     grad_sync_ready(m->buffers.grad_sync, l + 1, m->buffers.grads, ctx);
     attention_backward(m->a.dqkv, m->a.datt, a->qkv, a->att, a->lse, s, attention_at(m, s, l), ctx);
     if (m->recompute >= RECOMPUTE_NORMS && l > 0)
-        layernorm_forward(x, a[-1].ln2_stats, a[-1].out, p[-1].ln2, N, C, (real)c->eps, ctx);
+        layernorm_forward(x, a[-1].ln2_stats, a[-1].out, p[-1].ln2, rows, (real)c->eps, ctx);
     matmul_backward_weight(g->qkv, m->a.dqkv, x, N, C, 3 * C, mode, ctx);
     matmul_backward_input(dx, m->a.dqkv, p->qkv.w, N, C, 3 * C, ADD, ctx);
 }
@@ -305,11 +308,11 @@ static void backward_block(Model* m, int l, const Sequences* s, Mode mode, Conte
 // Backpropagate from the gradient of the logits, in m->a.logits, to that of the last block's layernorm, in m->a.dx.
 static void backward_masked(Model* m, const MlmInput* in, Mode mode, Context* ctx) {
     int M = in->masked, C = m->config.C;
-    Rows rows = {M, C};
+    LayerNormInputs lnt = {
+        .dy = m->a.dlnt, .x = m->a.transform, .stats = m->a.lnt_stats, .w = m->p.lnt.w, .size = {.N = M, .C = C}};
     matmul_backward_weight(m->g.decoder, m->a.logits, m->a.lnt, M, C, m->Vp, mode, ctx);
     matmul_backward_input(m->a.dlnt, m->a.logits, m->p.decoder.w, M, C, m->Vp, SET, ctx);
-    layernorm_backward(m->a.dlnt, m->g.lnt, m->a.dlnt, m->a.transform, m->a.lnt_stats, m->p.lnt.w, rows, SET, mode,
-                       ctx);
+    layernorm_backward(m->a.dlnt, m->g.lnt, lnt, SET, mode, ctx);
     gelu_backward(m->a.dlnt, m->a.dlnt, m->a.transform_pre, (size_t)M * (size_t)C, m->config.gelu, SET, ctx);
     matmul_backward_weight(m->g.transform, m->a.dlnt, m->a.masked, M, C, C, mode, ctx);
     matmul_backward_input(m->a.dmasked, m->a.dlnt, m->p.transform.w, M, C, C, SET, ctx);
@@ -332,12 +335,13 @@ static void backward_encoder(Model* m, const MlmInput* in, Mode word_mode, Mode 
     const Sequences* s = &in->sequences;
     EmbeddingGrads dtables = {m->g.word, m->g.position, m->g.type};
     EmbeddingSizes sizes = {m->Vp, c->T, c->types, c->C, c->padding};
-    Rows rows = {s->rows, c->C};
+    EmbeddingInputs rows = {.tokens = in->tokens, .types = in->types, .s = s};
+    LayerNormInputs ln0 = {
+        .dy = m->a.dx, .x = m->a.embedded, .stats = m->a.ln0_stats, .w = m->p.ln0.w, .size = {.N = s->rows, .C = c->C}};
     for (int l = c->L - 1; l >= 0; l--) backward_block(m, l, s, mode, ctx);
     scope_at(ctx, BACKWARD, -1);
-    layernorm_dropout_backward(m->a.dx, m->g.ln0, m->a.dx, m->a.embedded, m->a.ln0_stats, m->p.ln0.w, rows,
-                               dropout_at(m, s, 0, SITE_DROPOUT_EMBEDDING), mode, ctx);
-    embedding_backward(dtables, m->a.dx, in->tokens, in->types, s, sizes, dropout_none(s), word_mode, mode, ctx);
+    layernorm_dropout_backward(m->a.dx, m->g.ln0, ln0, dropout_at(m, s, 0, SITE_DROPOUT_EMBEDDING), mode, ctx);
+    embedding_backward(dtables, m->a.dx, rows, sizes, dropout_none(s), word_mode, mode, ctx);
 }
 
 // Backpropagate from the gradients in m->a.logits and m->a.pooled to all parameters.
@@ -359,6 +363,7 @@ static void compute_loss(Model* m, const MlmInput* in, MlmScales scales, Directi
     Losses losses = {m->a.losses, &m->a.loss[0], scales.masked, mode};
     NextSentenceLoss next = {m->a.next_logits, &m->a.loss[1], &m->a.correct[1],
                              in->next_targets, scales.next,   m->buffers.loss_scale};
+    NextSentenceGrads dnext = {.d = m->g.next, .dbias = m->g.pooler.b};
     const int *targets = in->targets, M = in->masked, S = in->sequences.count, C = m->config.C, V = m->config.V;
     scope_at(ctx, direction, -1);
     if (direction == FORWARD) {
@@ -367,8 +372,7 @@ static void compute_loss(Model* m, const MlmInput* in, MlmScales scales, Directi
         if (m->config.next) next_sentence_forward(next, m->a.pooled, m->p.next, S, C, mode, ctx);
     } else {
         classifier_backward(losses, m->a.logits, targets, m->buffers.loss_scale, M, V, m->Vp, ctx);
-        if (m->config.next)
-            next_sentence_backward(m->a.pooled, m->g.next, m->g.pooler.b, next, m->p.next, S, C, mode, ctx);
+        if (m->config.next) next_sentence_backward(m->a.pooled, dnext, next, m->p.next, S, C, mode, ctx);
     }
 }
 

@@ -161,30 +161,32 @@ static void forward_block(Model* m, int l, const Sequences* s, Context* ctx) {
     floatX *next = last ? m->a.lnf : m->a.h[l + 1].ln1, *qkv = a->qkv + (size_t)m->past_len * 3 * (size_t)C;
     LayerNormStats next_stats = last ? m->a.lnf_stats : m->a.h[l + 1].ln1_stats;
     LayerNorm next_norm = last ? m->p.lnf : p[1].ln1;
+    ResidualBranch attention = {.r = a->mid, .dropout = dropout_at(m, s, l, SITE_DROPOUT_ATTENTION_OUT)};
+    ResidualBranch mlp = {.r = a->out, .dropout = dropout_at(m, s, l, SITE_DROPOUT_MLP_OUT)};
+    Rows rows = {.N = N, .C = C};
 
     scope_at(ctx, FORWARD, l);
     matmul_forward(qkv, a->ln1, p->qkv, N, C, 3 * C, SET, ctx);
     if (m->past_len) attention_decode(a->att, a->qkv, m->past_len, c->NH, C / c->NH, ctx);
     else attention_forward(a->att, a->lse, a->qkv, sequences_parts(s), attention_at(m, s, l), ctx);
     matmul_forward(a->mid, a->att, p->attproj, N, C, C, SET, ctx);
-    residual_layernorm_forward(a->ln2, a->mid, a->ln2_stats, residual_into(m, l), p->ln2, N, C, (real)c->eps,
-                               dropout_at(m, s, l, SITE_DROPOUT_ATTENTION_OUT), ctx);
+    residual_layernorm_forward(a->ln2, attention, a->ln2_stats, residual_into(m, l), p->ln2, rows, (real)c->eps, ctx);
     matmul_gelu_forward(a->fc, a->fc_pre, a->ln2, p->fc, N, C, c->F, c->gelu, ctx);
     matmul_forward(a->out, a->fc, p->fcproj, N, c->F, C, SET, ctx);
-    residual_layernorm_forward(next, a->out, next_stats, a->mid, next_norm, N, C, (real)c->eps,
-                               dropout_at(m, s, l, SITE_DROPOUT_MLP_OUT), ctx);
+    residual_layernorm_forward(next, mlp, next_stats, a->mid, next_norm, rows, (real)c->eps, ctx);
 }
 
 // Forward pass up to the final layernorm, m->a.lnf [N, C].
 static void forward(Model* m, const int* inputs, const Sequences* s, Context* ctx) {
     const Config* c = &m->config;
     Embeddings tables = {m->p.wte, m->p.wpe, NULL};
+    EmbeddingInputs in = {.tokens = inputs, .types = NULL, .s = s};
     EmbeddingSizes sizes = {m->Vp, c->T, 0, c->C, -1};
+    Rows rows = {.N = s->rows, .C = c->C};
     scope_at(ctx, FORWARD, -1);
     model_buffers_update_copies(&m->buffers, ctx);
-    embedding_forward(m->a.embedded, inputs, NULL, tables, s, sizes, dropout_at(m, s, 0, SITE_DROPOUT_EMBEDDING), ctx);
-    layernorm_forward(m->a.h[0].ln1, m->a.h[0].ln1_stats, m->a.embedded, m->p.h[0].ln1, s->rows, c->C, (real)c->eps,
-                      ctx);
+    embedding_forward(m->a.embedded, in, tables, sizes, dropout_at(m, s, 0, SITE_DROPOUT_EMBEDDING), ctx);
+    layernorm_forward(m->a.h[0].ln1, m->a.h[0].ln1_stats, m->a.embedded, m->p.h[0].ln1, rows, (real)c->eps, ctx);
     for (int l = 0; l < c->L; l++) {
         grad_sync_wait(m->buffers.grad_sync, l + 1, ctx);  // the block's last op reads parameters of the next
         forward_block(m, l, s, ctx);
@@ -223,23 +225,24 @@ static void backward_block(Model* m, int l, const Sequences* s, Mode mode, Conte
     const BlockGrads* g = &m->g.h[l];
     BlockActs* a = &m->a.h[l];
     int N = s->rows, C = c->C;
-    Rows rows = {N, C};
+    Rows rows = {.N = N, .C = C};
     // These bias gradients are fused into the layernorm and GELU backward ops.
     LinearGrads dfcproj = {g->fcproj.w, NULL}, dattproj = {g->attproj.w, NULL}, dfc = {g->fc.w, NULL};
     BiasGrad dfc_bias = {g->fc.b, mode};
     floatX* x = residual_into(m, l);
+    LayerNormInputs ln1 = {.dy = m->a.dln, .x = x, .stats = a->ln1_stats, .w = p->ln1.w, .size = rows};
+    LayerNormInputs ln2 = {.dy = m->a.dln, .x = a->mid, .stats = a->ln2_stats, .w = p->ln2.w, .size = rows};
 
     scope_at(ctx, BACKWARD, l);
     if (m->recompute >= RECOMPUTE_GELU) gelu_forward(a->fc, a->fc_pre, (size_t)N * (size_t)c->F, c->gelu, ctx);
     if (m->recompute >= RECOMPUTE_NORMS)
-        layernorm_forward(a->ln2, a->ln2_stats, a->mid, p->ln2, N, C, (real)c->eps, ctx);
+        layernorm_forward(a->ln2, a->ln2_stats, a->mid, p->ln2, rows, (real)c->eps, ctx);
     const floatX* dbranch = branch_gradient(m, s, l, SITE_DROPOUT_MLP_OUT);
     matmul_backward_weight(dfcproj, dbranch, a->fc, N, c->F, C, mode, ctx);
     matmul_gelu_backward_input(m->a.dfc, dfc_bias, dbranch, p->fcproj.w, a->fc_pre, N, c->F, C, c->gelu, ctx);
     matmul_backward_weight(dfc, m->a.dfc, a->ln2, N, C, c->F, mode, ctx);
     matmul_backward_input(m->a.dln, m->a.dfc, p->fc.w, N, C, c->F, SET, ctx);
-    residual_layernorm_backward(residual_gradient(m, s, l, SITE_DROPOUT_ATTENTION_OUT), g->ln2, m->a.dln, a->mid,
-                                a->ln2_stats, p->ln2.w, rows, ADD, mode, ctx);
+    residual_layernorm_backward(residual_gradient(m, s, l, SITE_DROPOUT_ATTENTION_OUT), g->ln2, ln2, ADD, mode, ctx);
 
     dbranch = branch_gradient(m, s, l, SITE_DROPOUT_ATTENTION_OUT);
     matmul_backward_weight(dattproj, dbranch, a->att, N, C, C, mode, ctx);
@@ -247,11 +250,10 @@ static void backward_block(Model* m, int l, const Sequences* s, Mode mode, Conte
     // Overlap the all-reduce of buckets with attention, which tolerates fewer SMs. The matmuls would not.
     grad_sync_ready(m->buffers.grad_sync, l + 1, m->buffers.grads, ctx);
     attention_backward(m->a.dqkv, m->a.datt, a->qkv, a->att, a->lse, sequences_parts(s), attention_at(m, s, l), ctx);
-    if (m->recompute >= RECOMPUTE_NORMS) layernorm_forward(a->ln1, a->ln1_stats, x, p->ln1, N, C, (real)c->eps, ctx);
+    if (m->recompute >= RECOMPUTE_NORMS) layernorm_forward(a->ln1, a->ln1_stats, x, p->ln1, rows, (real)c->eps, ctx);
     matmul_backward_weight(g->qkv, m->a.dqkv, a->ln1, N, C, 3 * C, mode, ctx);
     matmul_backward_input(m->a.dln, m->a.dqkv, p->qkv.w, N, C, 3 * C, SET, ctx);
-    residual_layernorm_backward(residual_gradient(m, s, l - 1, SITE_DROPOUT_MLP_OUT), g->ln1, m->a.dln, x, a->ln1_stats,
-                                p->ln1.w, rows, ADD, mode, ctx);
+    residual_layernorm_backward(residual_gradient(m, s, l - 1, SITE_DROPOUT_MLP_OUT), g->ln1, ln1, ADD, mode, ctx);
 }
 
 // Backpropagate from m->a.logits, which holds the gradient of the logits, to all parameters.
@@ -259,20 +261,22 @@ static void backward(Model* m, const int* inputs, const Sequences* s, Mode mode,
     const Config* c = &m->config;
     int N = s->rows, C = c->C;
     LinearGrads dhead = {m->g.head, NULL};
-    Rows rows = {N, C};
+    Rows rows = {.N = N, .C = C};
+    LayerNormInputs lnf = {
+        .dy = m->a.dln, .x = residual_into(m, c->L), .stats = m->a.lnf_stats, .w = m->p.lnf.w, .size = rows};
     EmbeddingGrads dtables = {m->g.wte, m->g.wpe, NULL};
+    EmbeddingInputs in = {.tokens = inputs, .types = NULL, .s = s};
     EmbeddingSizes sizes = {m->Vp, c->T, 0, C, -1};
 
     scope_at(ctx, BACKWARD, -1);
     matmul_backward_weight(dhead, m->a.logits, m->a.lnf, N, C, m->Vp, mode, ctx);
     matmul_backward_input(m->a.dln, m->a.logits, m->p.head, N, C, m->Vp, SET, ctx);
-    residual_layernorm_backward(residual_gradient(m, s, c->L - 1, SITE_DROPOUT_MLP_OUT), m->g.lnf, m->a.dln,
-                                residual_into(m, c->L), m->a.lnf_stats, m->p.lnf.w, rows, SET, mode, ctx);
+    residual_layernorm_backward(residual_gradient(m, s, c->L - 1, SITE_DROPOUT_MLP_OUT), m->g.lnf, lnf, SET, mode, ctx);
     for (int l = c->L - 1; l >= 0; l--) backward_block(m, l, s, mode, ctx);
     scope_at(ctx, BACKWARD, -1);
     // A tied head has already written the token embedding's gradient.
-    embedding_backward(dtables, m->a.dx, inputs, NULL, s, sizes, dropout_at(m, s, 0, SITE_DROPOUT_EMBEDDING),
-                       c->tied ? ADD : mode, mode, ctx);
+    embedding_backward(dtables, m->a.dx, in, sizes, dropout_at(m, s, 0, SITE_DROPOUT_EMBEDDING), c->tied ? ADD : mode,
+                       mode, ctx);
 }
 
 // ---------------------------------------------------------------------------------------------------------

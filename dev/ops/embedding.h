@@ -17,10 +17,15 @@ typedef struct {
     Context* ctx;
 } EmbeddingCase;
 
+static EmbeddingInputs embedding_inputs(const EmbeddingCase* e) {
+    EmbeddingInputs in = {.tokens = e->tokens, .types = e->types, .s = &e->s};
+    return in;
+}
+
 static void embedding_run_forward(void* state) {
     EmbeddingCase* e = (EmbeddingCase*)state;
     Embeddings tables = {e->word.device, e->position.device, e->sizes.types ? e->type.device : NULL};
-    embedding_forward(e->x.device, e->tokens, e->types, tables, &e->s, e->sizes, e->dropout, e->ctx);
+    embedding_forward(e->x.device, embedding_inputs(e), tables, e->sizes, e->dropout, e->ctx);
 }
 
 static void embedding_run_layernorm(void* state) {
@@ -30,14 +35,13 @@ static void embedding_run_layernorm(void* state) {
                            (real)1e-12,
                            e->dropout};
     LayerNormStats stats = {e->mean.device_real, e->rstd.device_real};
-    embedding_layernorm_forward(e->x.device, e->e.device, stats, e->tokens, e->types, layer, &e->s, e->sizes, e->ctx);
+    embedding_layernorm_forward(e->x.device, e->e.device, stats, embedding_inputs(e), layer, e->sizes, e->ctx);
 }
 
 static void embedding_run_backward(void* state) {
     EmbeddingCase* e = (EmbeddingCase*)state;
     EmbeddingGrads d = {e->dword.device_real, e->dposition.device_real, e->sizes.types ? e->dtype.device_real : NULL};
-    embedding_backward(d, e->dx.device, e->tokens, e->types, &e->s, e->sizes, e->dropout, e->word_mode, e->mode,
-                       e->ctx);
+    embedding_backward(d, e->dx.device, embedding_inputs(e), e->sizes, e->dropout, e->word_mode, e->mode, e->ctx);
 }
 
 // Call after case_begin(). Without token types, `types` in sizes is 0.

@@ -31,7 +31,8 @@ static inline LambCase* lamb_case(Harness* h, size_t n, const ParamSpan* spans, 
 static inline void lamb_run(void* state) {
     LambCase* l = (LambCase*)state;
     AdamWCase* k = l->k;
-    lamb_update(adamw_state(k, lamb_without_lr(k->h)), k->p.n, k->device_spans, k->count, l->blocks, k->h, k->ctx);
+    LambSpans spans = {.spans = k->device_spans, .count = k->count, .blocks = l->blocks, .elements = k->p.n};
+    lamb_update(adamw_state(k, lamb_without_lr(k->h)), spans, k->h, k->ctx);
 }
 
 static inline size_t lamb_bits_changed(Array a, size_t from, size_t to) {
@@ -62,6 +63,11 @@ static inline void lamb_check(Harness* h, LambCase* l, double scale, int64_t upd
     expect_true(h, "pads keep their bits", touched == 0);
 }
 
+static inline LambSpans lamb_spans_of(const AdamWShard* s) {
+    LambSpans spans = {.spans = s->spans, .count = s->count, .blocks = s->blocks, .elements = s->n};
+    return spans;
+}
+
 // The shards' results together: moments bit for bit those of the whole, the rest within the rounding of the sums.
 static inline void test_lamb_shards(Harness* h) {
     const int TENSORS = (int)COUNT_OF(SHARDED_SPANS), SUMS = 2 * TENSORS;
@@ -76,15 +82,17 @@ static inline void test_lamb_shards(Harness* h) {
             LambCase* l = lamb_case(h, SHARDED_SIZE, SHARDED_SPANS, TENSORS);
             AdamWCase* k = l->k;
             size_t bytes = (size_t)SUMS * sizeof(double);
-            double *squares = (double*)case_block(h, bytes, ON_DEVICE), *sum = (double*)case_memory(h, bytes);
+            double *sum_sq = (double*)case_block(h, bytes, ON_DEVICE), *sum = (double*)case_memory(h, bytes);
             double *part = (double*)case_memory(h, bytes), *whole = (double*)case_memory(h, bytes);
             k->has_master = has_master;
             k->h.rounding = rng_stream(7, 1, 0, SITE_ROUNDING);
             AdamWState a = adamw_state(k, lamb_without_lr(k->h));
-            lamb_moments(squares, TENSORS, a, SHARDED_SIZE,
-                         adamw_shards(h, a, k->spans, k->count, &SHARD_CUTS[0])->spans, TENSORS, l->blocks, k->h,
-                         k->ctx);
-            device_download(k->ctx, whole, squares, bytes);
+            LambSpans all = {.spans = adamw_shards(h, a, k->spans, k->count, &SHARD_CUTS[0])->spans,
+                             .count = TENSORS,
+                             .blocks = l->blocks,
+                             .elements = SHARDED_SIZE};
+            lamb_moments(sum_sq, TENSORS, a, all, k->h, k->ctx);
+            device_download(k->ctx, whole, sum_sq, bytes);
             array_restore(k->m), array_restore(k->v);
             lamb_run(l);
             real *p = copy_of(h, k->p), *m = copy_of(h, k->m), *v = copy_of(h, k->v);
@@ -95,10 +103,10 @@ static inline void test_lamb_shards(Harness* h) {
             for (int i = 0; i < cut->shards; i++) {
                 AdamWShard* s = &shard[i];
                 memset(part, 0xff, bytes);
-                device_upload(k->ctx, squares, part, bytes);
+                device_upload(k->ctx, sum_sq, part, bytes);
                 s->blocks = lamb_number_blocks(s->spans, s->count);
-                lamb_moments(squares, TENSORS, s->a, s->n, s->spans, s->count, s->blocks, k->h, k->ctx);
-                device_download(k->ctx, part, squares, bytes);
+                lamb_moments(sum_sq, TENSORS, s->a, lamb_spans_of(s), k->h, k->ctx);
+                device_download(k->ctx, part, sum_sq, bytes);
                 for (int t = 0; t < SUMS; t++) {
                     int here = 0;
                     for (int n = 0; n < s->count; n++) here |= s->spans[n].tensor == t / 2;
@@ -108,10 +116,10 @@ static inline void test_lamb_shards(Harness* h) {
             }
             expect_true(h, "0 for a tensor that lies elsewhere", not_zero == 0);
             for (int t = 0; t < SUMS; t++) expect_within(h, "a tensor's sum", sum[t] / whole[t], 1, bound);
-            device_upload(k->ctx, squares, sum, bytes);
+            device_upload(k->ctx, sum_sq, sum, bytes);
             for (int i = 0; i < cut->shards; i++) {
                 AdamWShard* s = &shard[i];
-                lamb_apply(s->a, s->n, squares, s->spans, s->count, s->blocks, k->h, k->ctx);
+                lamb_apply(s->a, sum_sq, lamb_spans_of(s), k->h, k->ctx);
             }
             expect_equal(h, "m", k->m, m);
             expect_equal(h, "v", k->v, v);

@@ -35,7 +35,14 @@ static inline LayerNormStats layernorm_stats(LayernormCase* k) {
 }
 
 static inline LayerNormRefInputs layernorm_ref_inputs(const LayernormCase* k) {
-    LayerNormRefInputs in = {k->dy.host, k->x.host, k->mean.host, k->rstd.host, k->w.host, k->size};
+    LayerNormRefInputs in = {
+        .dy = k->dy.host, .x = k->x.host, .mean = k->mean.host, .rstd = k->rstd.host, .w = k->w.host, .size = k->size};
+    return in;
+}
+
+static inline LayerNormInputs layernorm_inputs(LayernormCase* k, Array x) {
+    LayerNormInputs in = {
+        .dy = k->dy.device, .x = x.device, .stats = layernorm_stats(k), .w = k->w.device, .size = k->size};
     return in;
 }
 
@@ -73,33 +80,35 @@ static inline LayernormCase* layernorm_case(Harness* h, int N, int C, Mode dx_mo
 
 static inline void layernorm_run_forward(void* state) {
     LayernormCase* k = (LayernormCase*)state;
-    layernorm_forward(k->y.device, layernorm_stats(k), k->x.device, layernorm_norm(k->w, k->b), k->size.N, k->size.C,
+    layernorm_forward(k->y.device, layernorm_stats(k), k->x.device, layernorm_norm(k->w, k->b), k->size,
                       (real)LAYERNORM_EPS, k->ctx);
 }
 
 static inline void layernorm_run_residual(void* state) {
     LayernormCase* k = (LayernormCase*)state;
-    residual_layernorm_forward(k->y.device, k->r.device, layernorm_stats(k), k->x.device, layernorm_norm(k->w, k->b),
-                               k->size.N, k->size.C, (real)LAYERNORM_EPS, k->dropout, k->ctx);
+    ResidualBranch branch = {.r = k->r.device, .dropout = k->dropout};
+    residual_layernorm_forward(k->y.device, branch, layernorm_stats(k), k->x.device, layernorm_norm(k->w, k->b),
+                               k->size, (real)LAYERNORM_EPS, k->ctx);
 }
 
 static inline void layernorm_run_backward(void* state) {
     LayernormCase* k = (LayernormCase*)state;
-    layernorm_backward(k->dx.device, layernorm_grads(k->dw, k->db), k->dy.device, k->x.device, layernorm_stats(k),
-                       k->w.device, k->size, k->dx_mode, k->d_mode, k->ctx);
+    layernorm_backward(k->dx.device, layernorm_grads(k->dw, k->db), layernorm_inputs(k, k->x), k->dx_mode, k->d_mode,
+                       k->ctx);
 }
 
 static inline void layernorm_run_residual_backward(void* state) {
     LayernormCase* k = (LayernormCase*)state;
-    ResidualGrad r = {k->dx.device, k->dbranch.device, k->dbias.device_real, k->dropout};
-    residual_layernorm_backward(r, layernorm_grads(k->dw, k->db), k->dy.device, k->x.device, layernorm_stats(k),
-                                k->w.device, k->size, k->dx_mode, k->d_mode, k->ctx);
+    ResidualGrad r = {
+        .dx = k->dx.device, .dbranch = k->dbranch.device, .dbias = k->dbias.device_real, .dropout = k->dropout};
+    residual_layernorm_backward(r, layernorm_grads(k->dw, k->db), layernorm_inputs(k, k->x), k->dx_mode, k->d_mode,
+                                k->ctx);
 }
 
 static inline void layernorm_run_dropout_backward(void* state) {
     LayernormCase* k = (LayernormCase*)state;
-    layernorm_dropout_backward(k->dx.device, layernorm_grads(k->dw, k->db), k->dy.device, k->x.device,
-                               layernorm_stats(k), k->w.device, k->size, k->dropout, k->d_mode, k->ctx);
+    layernorm_dropout_backward(k->dx.device, layernorm_grads(k->dw, k->db), layernorm_inputs(k, k->x), k->dropout,
+                               k->d_mode, k->ctx);
 }
 
 // What a comparison of dx is relative to: it subtracts terms of the size of rstd * dy * w.
@@ -266,10 +275,9 @@ static inline void test_layernorm_in_place(Harness* h) {
     layernorm_run_forward(k);
     layernorm_run_residual_backward(k);
     real *sum = copy_of(h, k->dx), *dbranch = copy_of(h, k->dbranch), *dbias = copy_of(h, k->dbias);
-    ResidualGrad r = {k->dx.device, k->dy.device, NULL, k->dropout};
+    ResidualGrad r = {.dx = k->dx.device, .dbranch = k->dy.device, .dbias = NULL, .dropout = k->dropout};
     array_restore(k->dx);
-    residual_layernorm_backward(r, layernorm_grads(k->dw, k->db), k->dy.device, k->x.device, layernorm_stats(k),
-                                k->w.device, k->size, ADD, SET, k->ctx);
+    residual_layernorm_backward(r, layernorm_grads(k->dw, k->db), layernorm_inputs(k, k->x), ADD, SET, k->ctx);
     expect_equal(h, "dx", k->dx, sum);
     expect_equal(h, "dbranch", k->dy, dbranch);
     expect_equal(h, "dbias", k->dbias, dbias);
@@ -354,8 +362,8 @@ static inline void grad_layernorm(Harness* h) {
             LayerNormRefInputs in = layernorm_ref_inputs(k);
             in.x = k->r.host;
             if (launcher)
-                layernorm_backward(k->dx.device, layernorm_grads(k->dw, k->db), k->dy.device, k->r.device,
-                                   layernorm_stats(k), k->w.device, k->size, SET, SET, &h->ctx);
+                layernorm_backward(k->dx.device, layernorm_grads(k->dw, k->db), layernorm_inputs(k, k->r), SET, SET,
+                                   &h->ctx);
             else layernorm_backward_ref(k->dx.host, layernorm_ref_grads(k->dw.host, k->db.host), in, SET, SET);
             real* dbranch = copy_of(h, k->dx);
             for (int n = 0; n < N; n++)

@@ -31,14 +31,28 @@ static inline NextSentenceCase* next_sentence_case(Harness* h, int S, int C, Mod
 }
 
 static inline NextSentenceLoss next_sentence_device(const NextSentenceCase* k) {
-    NextSentenceLoss out = {k->logits.device_real,    k->loss.device_real, k->right.device_real, k->labels, k->scale,
-                            k->loss_scale.device_real};
+    NextSentenceLoss out = {.logits = k->logits.device_real,
+                            .loss = k->loss.device_real,
+                            .right = k->right.device_real,
+                            .labels = k->labels,
+                            .scale = k->scale,
+                            .loss_scale = k->loss_scale.device_real};
     return out;
 }
 
 static inline NextSentenceLoss next_sentence_host(const NextSentenceCase* k, real* logits, real* loss, real* right) {
-    NextSentenceLoss out = {logits, loss, right, k->labels, k->scale, k->loss_scale.host};
+    NextSentenceLoss out = {.logits = logits,
+                            .loss = loss,
+                            .right = right,
+                            .labels = k->labels,
+                            .scale = k->scale,
+                            .loss_scale = k->loss_scale.host};
     return out;
+}
+
+static inline NextSentenceGrads next_sentence_grads(real* dw, real* db, real* dbias) {
+    NextSentenceGrads g = {.d = {.w = dw, .b = db}, .dbias = dbias};
+    return g;
 }
 
 static inline void next_sentence_run_forward(void* state) {
@@ -50,9 +64,8 @@ static inline void next_sentence_run_forward(void* state) {
 static inline void next_sentence_run_backward(void* state) {
     NextSentenceCase* k = (NextSentenceCase*)state;
     Linear p = {k->w.device, k->b.device};
-    LinearGrads d = {k->dw.device_real, k->db.device_real};
-    next_sentence_backward(k->pre.device, d, k->dbias.device_real, next_sentence_device(k), p, k->S, k->C, k->mode,
-                           k->ctx);
+    NextSentenceGrads g = next_sentence_grads(k->dw.device_real, k->db.device_real, k->dbias.device_real);
+    next_sentence_backward(k->pre.device, g, next_sentence_device(k), p, k->S, k->C, k->mode, k->ctx);
 }
 
 // The sum of absolute values behind each result. An error of the logits reaches a gradient a quarter as large at most.
@@ -107,8 +120,8 @@ static inline void next_sentence_check(Harness* h, NextSentenceCase* k) {
     expect_close(h, "right of forward", k->right, right, tolerance(1e-6));
 
     memcpy(loss, k->loss.initial, sizeof *loss), memcpy(right, k->right.initial, sizeof *right);
-    next_sentence_backward_ref(dpre, dw, db, dbias, next_sentence_host(k, logits, loss, right), k->w.host, k->b.host,
-                               k->S, k->C, k->mode);
+    next_sentence_backward_ref(dpre, next_sentence_grads(dw, db, dbias), next_sentence_host(k, logits, loss, right),
+                               k->w.host, k->b.host, k->S, k->C, k->mode);
     expect_same_for_any_threads(h, "backward", next_sentence_run_backward, k, outputs, COUNT_OF(outputs));
     expect_close_to_sum(h, "logits", k->logits, logits, size.logits, tolerance(1e-6));
     expect_close_to_sum(h, "loss", k->loss, loss, size.loss, tolerance(1e-6));
@@ -148,7 +161,7 @@ static inline void test_next_sentence_by_hand(Harness* h) {
             array_restore(k->pre), array_restore(k->w), array_restore(k->b), array_restore(k->loss_scale);
             if (is_launcher) next_sentence_run_backward(k);
             else
-                next_sentence_backward_ref(k->pre.host, k->dw.host, k->db.host, k->dbias.host,
+                next_sentence_backward_ref(k->pre.host, next_sentence_grads(k->dw.host, k->db.host, k->dbias.host),
                                            next_sentence_host(k, k->logits.host, k->loss.host, k->right.host),
                                            k->w.host, k->b.host, S, 2, SET);
             array_download(k->loss), array_download(k->logits);
@@ -224,7 +237,7 @@ static inline void grad_next_sentence(Harness* h) {
         next_sentence_loss(&g);
         if (is_launcher) next_sentence_run_backward(k);
         else
-            next_sentence_backward_ref(k->pre.host, k->dw.host, k->db.host, k->dbias.host,
+            next_sentence_backward_ref(k->pre.host, next_sentence_grads(k->dw.host, k->db.host, k->dbias.host),
                                        next_sentence_host(k, k->logits.host, k->loss.host, k->right.host), k->w.host,
                                        k->b.host, k->S, k->C, SET);
         real* dpre = copy_of(h, k->pre);

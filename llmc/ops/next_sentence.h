@@ -41,6 +41,11 @@ typedef struct {
     const real* loss_scale;  // [1]; NULL: 1
 } NextSentenceLoss;
 
+typedef struct {
+    LinearGrads d;  // dw [2, C], db [2]
+    real* dbias;    // [C]
+} NextSentenceGrads;
+
 static inline Scope next_sentence_scope(Context* ctx, Direction direction, int S, int C, Mode mode) {
     int forward = direction == FORWARD;
     CHECK(S > 0 && C > 0);
@@ -75,9 +80,9 @@ static inline void next_sentence_forward_ref(NextSentenceLoss out, double* d_los
     *out.right = (real)(right + (mode == ADD ? (double)*out.right : 0));
 }
 
-// dw [2, C], db [2].
-static inline void next_sentence_backward_ref(real* pre, real* dw, real* db, real* dbias, NextSentenceLoss out,
-                                              const real* w, const real* b, int S, int C, Mode mode) {
+static inline void next_sentence_backward_ref(real* pre, NextSentenceGrads g, NextSentenceLoss out, const real* w,
+                                              const real* b, int S, int C, Mode mode) {
+    real *dw = g.d.w, *db = g.d.b, *dbias = g.dbias;
     double factor = out.scale * (out.loss_scale ? (double)*out.loss_scale : 1);
     double* d = (double*)xmalloc(2 * (size_t)S * sizeof *d);
     next_sentence_forward_ref(out, d, pre, w, b, S, C, mode);
@@ -284,15 +289,16 @@ template <int BACKWARD> static inline void next_sentence_start(NextSentenceTask 
 static inline void next_sentence_forward(NextSentenceLoss out, const floatX* pre, Linear p, int S, int C, Mode mode,
                                          Context* ctx) {
     Scope scope = next_sentence_scope(ctx, FORWARD, S, C, mode);
-    NextSentenceTask k = {pre, NULL, p, {NULL, NULL}, NULL, out, S, C, 0, mode == ADD};
+    NextSentenceTask k = {.pre = pre, .p = p, .out = out, .S = S, .C = C, .add = mode == ADD};
     next_sentence_start<0>(k, ctx);
     scope_close(&scope);
 }
 
-static inline void next_sentence_backward(floatX* pre, LinearGrads d, real* dbias, NextSentenceLoss out, Linear p,
-                                          int S, int C, Mode mode, Context* ctx) {
+static inline void next_sentence_backward(floatX* pre, NextSentenceGrads g, NextSentenceLoss out, Linear p, int S,
+                                          int C, Mode mode, Context* ctx) {
     Scope scope = next_sentence_scope(ctx, BACKWARD, S, C, mode);
-    NextSentenceTask k = {pre, pre, p, d, dbias, out, S, C, 0, mode == ADD};
+    NextSentenceTask k = {
+        .pre = pre, .dpre = pre, .p = p, .d = g.d, .dbias = g.dbias, .out = out, .S = S, .C = C, .add = mode == ADD};
     next_sentence_start<1>(k, ctx);
     scope_close(&scope);
 }
@@ -355,8 +361,9 @@ static inline void next_sentence_forward(NextSentenceLoss out, const floatX* pre
     scope_close(&scope);
 }
 
-static inline void next_sentence_backward(floatX* pre, LinearGrads d, real* dbias, NextSentenceLoss out, Linear p,
-                                          int S, int C, Mode mode, Context* ctx) {
+static inline void next_sentence_backward(floatX* pre, NextSentenceGrads g, NextSentenceLoss out, Linear p, int S,
+                                          int C, Mode mode, Context* ctx) {
+    LinearGrads d = g.d;
     Scope scope = next_sentence_scope(ctx, BACKWARD, S, C, mode);
     real* dlogit = (real*)device_scratch(ctx, next_sentence_scratch_bytes(S, C));
     next_sentence_rows(dlogit, out, pre, pre, p, S, C, mode);
@@ -369,7 +376,7 @@ static inline void next_sentence_backward(floatX* pre, LinearGrads d, real* dbia
         double dw[NEXT_SENTENCE_COLUMNS] = {0}, sums[NEXT_SENTENCE_COLUMNS] = {0};
         int n = min_int(NEXT_SENTENCE_COLUMNS, C - c0);
         const floatX *w0 = p.w + c0, *w1 = w0 + C;
-        real *dw0 = d.w + c0, *dw1 = dw0 + C, *db_pre = dbias + c0;
+        real *dw0 = d.w + c0, *dw1 = dw0 + C, *db_pre = g.dbias + c0;
         for (int s = 0; s < S; s++) {
             floatX* x = pre + (size_t)s * (size_t)C + (size_t)c0;  // holds the tanh of pre here
             for (int j = 0; j < n; j++) {

@@ -34,7 +34,7 @@ typedef struct {
     AdamWStep* step;   // [1] on the device: values that follow from the last norm
     ParamSpan* spans;  // [spans_of_model] on the device; the first span_count are this shard's
     int span_count, lamb_blocks, spans_of_model;
-    double* squares;  // [2 * spans_of_model] sums over all ranks; NULL if nothing is sharded
+    double* sum_sq;  // [2 * spans_of_model] sums over all ranks; NULL if nothing is sharded
 } Optimizer;
 
 // How parameters are updated. Each rank updates all of them, or with ZeRO-1 its own shard.
@@ -128,9 +128,9 @@ static inline void optimizer_init_shard(Optimizer* o, const TensorTable* table, 
     o->spans = (ParamSpan*)device_alloc(ctx, bytes, "optimizer");
     device_upload(ctx, o->spans, spans, (size_t)o->span_count * sizeof(ParamSpan));
     device_synchronize(ctx);
-    o->squares = NULL;
+    o->sum_sq = NULL;
     if (n < table->elements)
-        o->squares = (double*)device_alloc(ctx, 2 * (size_t)o->spans_of_model * sizeof(double), "optimizer");
+        o->sum_sq = (double*)device_alloc(ctx, 2 * (size_t)o->spans_of_model * sizeof(double), "optimizer");
     free(all), free(spans);
 }
 
@@ -152,7 +152,7 @@ static inline void optimizer_free(Optimizer* o) {
     device_free(o->step, sizeof(AdamWStep));
     device_free(o->outliers, sizeof(Outliers));
     device_free(o->spans, (size_t)o->spans_of_model * sizeof(ParamSpan));
-    if (o->squares) device_free(o->squares, 2 * (size_t)o->spans_of_model * sizeof(double));
+    if (o->sum_sq) device_free(o->sum_sq, 2 * (size_t)o->spans_of_model * sizeof(double));
     memset(o, 0, sizeof *o);
 }
 
@@ -163,24 +163,29 @@ static inline void optimizer_write_weights(const Optimizer* o, const HostView* v
     host_view_write(ctx, view);
     if (!o->master) return;
     master.device = o->master, master.type = VIEW_REAL;
-    if (o->squares) master.values += o->shard.begin, master.n = o->shard.size;
+    if (o->sum_sq) master.values += o->shard.begin, master.n = o->shard.size;
     host_view_write(ctx, &master);
+}
+
+static inline LambSpans optimizer_lamb_spans(const Optimizer* o) {
+    LambSpans spans = {.spans = o->spans, .count = o->span_count, .blocks = o->lamb_blocks, .elements = o->shard.size};
+    return spans;
 }
 
 // optimizer_step() for a shard.
 static inline void optimizer_step_shard(Optimizer* o, AdamWState state, AfterNorm after, OptimizerSettings settings,
                                         GradSync* r, Context* ctx) {
     size_t n = o->shard.size;
-    global_norm_squares(o->squares, state.grads, n, ctx);
-    grad_sync_all_reduce(r, o->squares, 1, SUM_DOUBLE, ctx);
-    global_norm_finish(o->norm, o->squares, after, ctx);
+    global_norm_squares(o->sum_sq, state.grads, n, ctx);
+    grad_sync_all_reduce(r, o->sum_sq, 1, SUM_DOUBLE, ctx);
+    global_norm_finish(o->norm, o->sum_sq, after, ctx);
     if (o->kind == ADAMW) {
         adamw_update(state, n, o->spans, o->span_count, settings, ctx);
         return;
     }
-    lamb_moments(o->squares, o->spans_of_model, state, n, o->spans, o->span_count, o->lamb_blocks, settings, ctx);
-    grad_sync_all_reduce(r, o->squares, 2 * (size_t)o->spans_of_model, SUM_DOUBLE, ctx);
-    lamb_apply(state, n, o->squares, o->spans, o->span_count, o->lamb_blocks, settings, ctx);
+    lamb_moments(o->sum_sq, o->spans_of_model, state, optimizer_lamb_spans(o), settings, ctx);
+    grad_sync_all_reduce(r, o->sum_sq, 2 * (size_t)o->spans_of_model, SUM_DOUBLE, ctx);
+    lamb_apply(state, o->sum_sq, optimizer_lamb_spans(o), settings, ctx);
 }
 
 // Update the parameters. `grads` is the whole flat buffer, multiplied by the loss scale that the backward pass read at
@@ -194,12 +199,12 @@ static inline void optimizer_step(Optimizer* o, floatX* params, const real* grad
     if (outliers_are_judged(o->limits)) after.outliers = o->outliers, after.limits = o->limits;
     for (int i = 0; i < OUTLIER_LOSSES; i++) after.losses[i] = losses ? losses[i] : NULL;
     scope_at(ctx, OPTIMIZER, -1);
-    if (o->squares) {
+    if (o->sum_sq) {
         optimizer_step_shard(o, state, after, settings, r, ctx);
         return;
     }
     global_norm_forward(o->norm, grads, n, after, ctx);
-    if (o->kind == LAMB) lamb_update(state, n, o->spans, o->span_count, o->lamb_blocks, settings, ctx);
+    if (o->kind == LAMB) lamb_update(state, optimizer_lamb_spans(o), settings, ctx);
     else adamw_update(state, n, o->spans, o->span_count, settings, ctx);
 }
 

@@ -299,13 +299,21 @@ __device__ __forceinline__ void hopper_backward_consume(floatX* dqkv, float4* su
     }
 }
 
+// What the backward kernel keeps in scratch.
+typedef struct {
+    float4* sums;  // dQ so far, [hopper_sum_at()][warpgroup][4][thread]
+    int* done;     // [sequence, head] counts the finished parts
+    int parts, slot_tiles;
+    const float* statistics;
+} HopperBackwardScratch;
+
 // A block has the producer's warpgroup, then two consumers. Work is (part, sequence, head); a part is some tiles of
-// keys. done[sequence, head] counts the finished ones. sums: dQ so far, [hopper_sum_at()][warpgroup][4][thread].
+// keys.
 template <Mask mask, bool dropped>
 __global__ void __launch_bounds__(HopperBackward::THREADS, 1)
-    attention_backward_hopper_kernel(floatX* dqkv, float4* sums, int* done, int parts, int slot_tiles,
-                                     const float* statistics, const __grid_constant__ CUtensorMap qkv,
-                                     const __grid_constant__ CUtensorMap dout, const __grid_constant__ HopperParams z) {
+    attention_backward_hopper_kernel(floatX* dqkv, HopperBackwardScratch scratch,
+                                     const __grid_constant__ CUtensorMap qkv, const __grid_constant__ CUtensorMap dout,
+                                     const __grid_constant__ HopperParams z) {
 #if HOPPER_CODE
     typedef HopperBackward B;
     extern __shared__ unsigned char hopper_shared[];
@@ -324,12 +332,12 @@ __global__ void __launch_bounds__(HopperBackward::THREADS, 1)
     __syncthreads();
     if (group < 0) {
         warpgroup_reg_dealloc<24>();
-        if (threadIdx.x == 0) hopper_backward_produce_keys<mask>(m, &qkv, parts, z);
-        if (threadIdx.x == WARP) hopper_backward_produce_queries<mask, dropped>(m, statistics, &qkv, &dout, z);
+        if (threadIdx.x == 0) hopper_backward_produce_keys<mask>(m, &qkv, scratch.parts, z);
+        if (threadIdx.x == WARP) hopper_backward_produce_queries<mask, dropped>(m, scratch.statistics, &qkv, &dout, z);
         return;
     }
     warpgroup_reg_alloc<240>();
-    hopper_backward_consume<mask, dropped>(dqkv, sums, done, slot_tiles, m, group, z);
+    hopper_backward_consume<mask, dropped>(dqkv, scratch.sums, scratch.done, scratch.slot_tiles, m, group, z);
 #else
     __trap();
 #endif
@@ -359,11 +367,12 @@ static void hopper_backward_of(floatX* dqkv, const floatX* dout, const floatX* q
     attention_delta_kernel<dropped><<<of_statistics + draw_blocks(draw), DRAW_THREADS, 0, ctx->stream>>>(
         statistics, done, dout, out, lse, (int)of_statistics, z, draw);
     cudaCheck(cudaGetLastError());
+    HopperBackwardScratch scratch = {
+        .sums = (float4*)sums, .done = done, .parts = r.parts, .slot_tiles = r.slot_tiles, .statistics = statistics};
     auto kernel = attention_backward_hopper_kernel<mask, dropped>;
     cudaCheck(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)B::BYTES));
     kernel<<<(unsigned)min_int((int)items, ctx->multiprocessors), B::THREADS, B::BYTES, ctx->stream>>>(
-        dqkv, (float4*)sums, done, r.parts, r.slot_tiles, statistics,
-        tma_tensor_map(qkv, shape.HS, 3 * shape.NH, s->rows, 3 * C, ctx),
+        dqkv, scratch, tma_tensor_map(qkv, shape.HS, 3 * shape.NH, s->rows, 3 * C, ctx),
         tma_tensor_map(dout, shape.HS, shape.NH, s->rows, C, ctx), z);
     cudaCheck(cudaGetLastError());
 }

@@ -156,35 +156,33 @@ static inline void embedding_backward_ref(real* table, const real* dx, Embedding
 // ---------------------------------------------------------------------------------------------------------
 // Launchers
 
-COMPILED_IF_CALLED static inline void embedding_forward(floatX* x, const int* tokens, const int* types, Embeddings e,
-                                                        const Sequences* s, EmbeddingSizes sizes, Dropout dropout,
-                                                        Context* ctx) {
-    EmbeddingInputs in = {tokens, types, s};
-    Scope scope = scope_open(ctx, "embedding_forward", EMBEDDING_FORWARD_FLOPS(s->rows, sizes.C),
-                             EMBEDDING_FORWARD_BYTES(s->rows, sizes), "N=%d C=%d", s->rows, sizes.C);
+COMPILED_IF_CALLED static inline void embedding_forward(floatX* x, EmbeddingInputs in, Embeddings e,
+                                                        EmbeddingSizes sizes, Dropout dropout, Context* ctx) {
+    int N = in.s->rows;
+    Scope scope = scope_open(ctx, "embedding_forward", EMBEDDING_FORWARD_FLOPS(N, sizes.C),
+                             EMBEDDING_FORWARD_BYTES(N, sizes), "N=%d C=%d", N, sizes.C);
     embedding_forward_rows(x, in, e, sizes.C, dropout, ctx);
     scope_close(&scope);
 }
 
 COMPILED_IF_CALLED static inline void embedding_layernorm_forward(floatX* x, floatX* e, LayerNormStats stats,
-                                                                  const int* tokens, const int* types,
-                                                                  EmbeddingNorm layer, const Sequences* s,
+                                                                  EmbeddingInputs in, EmbeddingNorm layer,
                                                                   EmbeddingSizes sizes, Context* ctx) {
-    CHECK(s->rows > 0 && sizes.C > 0);
-    EmbeddingInputs in = {tokens, types, s};
-    Scope scope = scope_open(ctx, "embedding_layernorm_forward", EMBEDDING_LAYERNORM_FORWARD_FLOPS(s->rows, sizes.C),
-                             EMBEDDING_LAYERNORM_FORWARD_BYTES(s->rows, sizes), "N=%d C=%d", s->rows, sizes.C);
+    int N = in.s->rows;
+    CHECK(N > 0 && sizes.C > 0);
+    Scope scope = scope_open(ctx, "embedding_layernorm_forward", EMBEDDING_LAYERNORM_FORWARD_FLOPS(N, sizes.C),
+                             EMBEDDING_LAYERNORM_FORWARD_BYTES(N, sizes), "N=%d C=%d", N, sizes.C);
     embedding_layernorm_forward_rows(x, e, stats, in, layer, sizes.C, ctx);
     scope_close(&scope);
 }
 
-COMPILED_IF_CALLED static inline void embedding_backward(EmbeddingGrads d, const floatX* dx, const int* tokens,
-                                                         const int* types, const Sequences* s, EmbeddingSizes sizes,
-                                                         Dropout dropout, Mode word_mode, Mode mode, Context* ctx) {
-    EmbeddingInputs in = {tokens, types, s};
-    Scope scope = scope_open(ctx, "embedding_backward", EMBEDDING_BACKWARD_FLOPS(s->rows, sizes.C),
-                             EMBEDDING_BACKWARD_BYTES(s->rows, sizes, word_mode, mode), "N=%d C=%d", s->rows, sizes.C);
-    CHECK(s->max_length <= sizes.T);
+COMPILED_IF_CALLED static inline void embedding_backward(EmbeddingGrads d, const floatX* dx, EmbeddingInputs in,
+                                                         EmbeddingSizes sizes, Dropout dropout, Mode word_mode,
+                                                         Mode mode, Context* ctx) {
+    int N = in.s->rows;
+    Scope scope = scope_open(ctx, "embedding_backward", EMBEDDING_BACKWARD_FLOPS(N, sizes.C),
+                             EMBEDDING_BACKWARD_BYTES(N, sizes, word_mode, mode), "N=%d C=%d", N, sizes.C);
+    CHECK(in.s->max_length <= sizes.T);
     embedding_backward_tables(d, dx, in, sizes, dropout, word_mode, mode, ctx);
     scope_close(&scope);
 }

@@ -13,10 +13,10 @@
 typedef struct {
     size_t begin, count;
     int span;
-    double squares_p, squares_u;
+    double sum_sq_p, sum_sq_u;
 } LambBlock;
 
-static inline double lamb_squares(const real* x, size_t n) {
+static inline double lamb_sum_sq(const real* x, size_t n) {
     double lane[LAMB_LANES] = {0}, sum = 0;
     size_t i = 0;
     for (; i + LAMB_LANES <= n; i += LAMB_LANES) {
@@ -31,7 +31,7 @@ static inline double lamb_squares(const real* x, size_t n) {
 static inline void lamb_moments_block(LambBlock* b, AdamWState a, real decay, const AdamWCoefficients* coefficients) {
     AdamWStep k = *a.step;
     AdamWCoefficients c = *coefficients;
-    b->squares_p = b->squares_u = 0;
+    b->sum_sq_p = b->sum_sq_u = 0;
     for (size_t start = b->begin; start < b->begin + b->count; start += LAMB_TILE) {
         real u[LAMB_TILE];
         size_t n = min_size(LAMB_TILE, b->begin + b->count - start);
@@ -44,8 +44,8 @@ static inline void lamb_moments_block(LambBlock* b, AdamWState a, real decay, co
             v[i] = c.beta2 * v[i] + c.beta2_rest * (g * g);
             u[i] = lamb_direction(p[i], m[i], v[i], decay, &k, &c);
         }
-        b->squares_p += lamb_squares(p, n);
-        b->squares_u += lamb_squares(u, n);
+        b->sum_sq_p += lamb_sum_sq(p, n);
+        b->sum_sq_u += lamb_sum_sq(u, n);
     }
 }
 
@@ -61,11 +61,12 @@ static inline void lamb_apply_block(const LambBlock* b, AdamWState a, real decay
 
 // Divides the spans into blocks. Returns them in scratch that the threads share: [blocks], followed by [2 * count] sums
 // of squares.
-static inline LambBlock* lamb_cut(size_t elements, const ParamSpan* spans, int count, int blocks, Context* ctx) {
+static inline LambBlock* lamb_cut(LambSpans l, Context* ctx) {
+    const ParamSpan* spans = l.spans;
     LambBlock* block =
-        (LambBlock*)device_scratch(ctx, (size_t)blocks * sizeof *block + 2 * (size_t)count * sizeof(double));
-    for (int s = 0; s < count; s++) {
-        CHECK(spans[s].offset + spans[s].size <= elements);
+        (LambBlock*)device_scratch(ctx, (size_t)l.blocks * sizeof *block + 2 * (size_t)l.count * sizeof(double));
+    for (int s = 0; s < l.count; s++) {
+        CHECK(spans[s].offset + spans[s].size <= l.elements);
         for (int b = 0; b < lamb_blocks(spans[s].size); b++) {
             LambBlock* to = &block[spans[s].blocks + b];
             size_t start = (size_t)b * LAMB_BLOCK;
@@ -78,79 +79,76 @@ static inline LambBlock* lamb_cut(size_t elements, const ParamSpan* spans, int c
 }
 
 // Update the moments, and write the sums of squares of p and u over span s to sums[2 * s] and sums[2 * s + 1].
-static inline void lamb_run_moments(double* sums, LambBlock* block, AdamWState a, const ParamSpan* spans, int count,
-                                    int blocks, OptimizerSettings h) {
+static inline void lamb_run_moments(double* sums, LambBlock* block, AdamWState a, LambSpans l, OptimizerSettings h) {
+    const ParamSpan* spans = l.spans;
     AdamWCoefficients c = adamw_coefficients(h);
 #pragma omp parallel for schedule(static)
-    for (int b = 0; b < blocks; b++)
+    for (int b = 0; b < l.blocks; b++)
         lamb_moments_block(&block[b], a, (real)(h.weight_decay * spans[block[b].span].decay), &c);
-    for (int s = 0; s < count; s++) {
+    for (int s = 0; s < l.count; s++) {
         sums[2 * s] = sums[2 * s + 1] = 0;
         for (int b = 0; b < lamb_blocks(spans[s].size); b++) {
-            sums[2 * s] += block[spans[s].blocks + b].squares_p;
-            sums[2 * s + 1] += block[spans[s].blocks + b].squares_u;
+            sums[2 * s] += block[spans[s].blocks + b].sum_sq_p;
+            sums[2 * s + 1] += block[spans[s].blocks + b].sum_sq_u;
         }
     }
 }
 
-static inline void lamb_run_apply(const double* sums, const LambBlock* block, AdamWState a, const ParamSpan* spans,
-                                  int blocks, OptimizerSettings h) {
+static inline void lamb_run_apply(const double* sums, const LambBlock* block, AdamWState a, LambSpans l,
+                                  OptimizerSettings h) {
+    const ParamSpan* spans = l.spans;
     AdamWCoefficients c = adamw_coefficients(h);
 #pragma omp parallel for schedule(static)
-    for (int b = 0; b < blocks; b++) {
+    for (int b = 0; b < l.blocks; b++) {
         int s = block[b].span;
         real ratio = lamb_ratio(spans[s].trust, sums[2 * s], sums[2 * s + 1]);
         lamb_apply_block(&block[b], a, (real)(h.weight_decay * spans[s].decay), (real)(h.lr * ratio), &c);
     }
 }
 
-// `spans` is in device memory. `elements` is the size of the flat buffers, `blocks` the result of lamb_number_blocks().
-static inline void lamb_update(AdamWState a, size_t elements, const ParamSpan* spans, int count, int blocks,
-                               OptimizerSettings h, Context* ctx) {
-    CHECK(!a.master && count > 0);
-    Scope scope =
-        scope_open(ctx, "lamb_update", LAMB_UPDATE_FLOPS(elements), LAMB_UPDATE_BYTES(elements, 0), "n=%zu", elements);
+static inline void lamb_update(AdamWState a, LambSpans l, OptimizerSettings h, Context* ctx) {
+    CHECK(!a.master && l.count > 0);
+    Scope scope = scope_open(ctx, "lamb_update", LAMB_UPDATE_FLOPS(l.elements), LAMB_UPDATE_BYTES(l.elements, 0),
+                             "n=%zu", l.elements);
     if (a.step->is_taken) {
-        LambBlock* block = lamb_cut(elements, spans, count, blocks, ctx);
-        double* sums = (double*)(block + blocks);
-        lamb_run_moments(sums, block, a, spans, count, blocks, h);
-        lamb_run_apply(sums, block, a, spans, blocks, h);
+        LambBlock* block = lamb_cut(l, ctx);
+        double* sums = (double*)(block + l.blocks);
+        lamb_run_moments(sums, block, a, l, h);
+        lamb_run_apply(sums, block, a, l, h);
     }
     scope_close(&scope);
 }
 
-// The first half of the update of a shard. spans, blocks and elements are the shard's. count may be 0. squares: [2 *
-// tensors] in device memory.
-static inline void lamb_moments(double* squares, int tensors, AdamWState a, size_t elements, const ParamSpan* spans,
-                                int count, int blocks, OptimizerSettings h, Context* ctx) {
+// The first half of the update of a shard. sum_sq: [2 * tensors] in device memory.
+static inline void lamb_moments(double* sum_sq, int tensors, AdamWState a, LambSpans l, OptimizerSettings h,
+                                Context* ctx) {
     CHECK(!a.master);
-    Scope scope = scope_open(ctx, "lamb_moments", LAMB_MOMENTS_FLOPS(elements), LAMB_MOMENTS_BYTES(elements, 0),
-                             "n=%zu", elements);
-    memset(squares, 0, 2 * (size_t)tensors * sizeof *squares);
-    if (count > 0 && a.step->is_taken) {
-        LambBlock* block = lamb_cut(elements, spans, count, blocks, ctx);
-        double* sums = (double*)(block + blocks);
-        lamb_run_moments(sums, block, a, spans, count, blocks, h);
-        for (int s = 0; s < count; s++) {
-            CHECK(spans[s].tensor < tensors);
-            memcpy(squares + 2 * spans[s].tensor, sums + 2 * s, 2 * sizeof *sums);
+    Scope scope = scope_open(ctx, "lamb_moments", LAMB_MOMENTS_FLOPS(l.elements), LAMB_MOMENTS_BYTES(l.elements, 0),
+                             "n=%zu", l.elements);
+    memset(sum_sq, 0, 2 * (size_t)tensors * sizeof *sum_sq);
+    if (l.count > 0 && a.step->is_taken) {
+        LambBlock* block = lamb_cut(l, ctx);
+        double* sums = (double*)(block + l.blocks);
+        lamb_run_moments(sums, block, a, l, h);
+        for (int s = 0; s < l.count; s++) {
+            CHECK(l.spans[s].tensor < tensors);
+            memcpy(sum_sq + 2 * l.spans[s].tensor, sums + 2 * s, 2 * sizeof *sums);
         }
     }
     scope_close(&scope);
 }
 
-// The second half of the update of the same shard, after lamb_moments(). squares: summed over the ranks.
-static inline void lamb_apply(AdamWState a, size_t elements, const double* squares, const ParamSpan* spans, int count,
-                              int blocks, OptimizerSettings h, Context* ctx) {
+// The second half of the update of the same shard, after lamb_moments(). sum_sq: summed over the ranks.
+static inline void lamb_apply(AdamWState a, const double* sum_sq, LambSpans l, OptimizerSettings h, Context* ctx) {
     CHECK(!a.master);
-    if (!count) return;
-    Scope scope =
-        scope_open(ctx, "lamb_apply", LAMB_APPLY_FLOPS(elements), LAMB_APPLY_BYTES(elements, 0), "n=%zu", elements);
+    if (!l.count) return;
+    Scope scope = scope_open(ctx, "lamb_apply", LAMB_APPLY_FLOPS(l.elements), LAMB_APPLY_BYTES(l.elements, 0), "n=%zu",
+                             l.elements);
     if (a.step->is_taken) {
-        LambBlock* block = lamb_cut(elements, spans, count, blocks, ctx);
-        double* sums = (double*)(block + blocks);
-        for (int s = 0; s < count; s++) memcpy(sums + 2 * s, squares + 2 * spans[s].tensor, 2 * sizeof *sums);
-        lamb_run_apply(sums, block, a, spans, blocks, h);
+        LambBlock* block = lamb_cut(l, ctx);
+        double* sums = (double*)(block + l.blocks);
+        for (int s = 0; s < l.count; s++) memcpy(sums + 2 * s, sum_sq + 2 * l.spans[s].tensor, 2 * sizeof *sums);
+        lamb_run_apply(sums, block, a, l, h);
     }
     scope_close(&scope);
 }

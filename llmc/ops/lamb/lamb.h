@@ -9,7 +9,7 @@
  *
  *   update     params (and master), m, v [flat buffer] in place; the rest as for AdamW (adamw.h), but with a step that
  *              was computed without lr: lamb_without_lr()
- *   moments    for a shard: m and v, and squares [2 * tensors], which has for every tensor of the whole model the sums
+ *   moments    for a shard: m and v, and sum_sq [2 * tensors], which has for every tensor of the whole model the sums
  *              of p^2 and u^2 over its elements in the shard, 0 if it has none. The squares are then summed over ranks
  *   apply      for a shard: p, with the ratios from the summed squares
  *
@@ -17,7 +17,7 @@
  *            own norms. Elements between spans are not changed. Padding rows of a tensor are 0 with zero gradients, so
  *            they stay 0 and add nothing to the norms. lamb_number_blocks() must fill in spans[].blocks, for a shard
  *            after adam_clip_spans().
- * dtypes     params floatX; master, m, v, grads and step real; squares double.
+ * dtypes     params floatX; master, m, v, grads and step real; sum_sq double.
  * numerics   Elementwise in real. The squares of a block of LAMB_BLOCK elements are summed in an order that depends on
  *            the tensor's size alone: on the CPU in double, on the GPU in fp32 over a thread's 64 and then in double.
  *            The sums of blocks are added in double. u is not stored: the second pass recomputes it from m and v, which
@@ -62,6 +62,14 @@ static inline int lamb_number_blocks(ParamSpan* spans, int count) {
     return blocks;
 }
 
+// The tensors that an update reaches, in the flat buffers of the model or of a shard.
+typedef struct {
+    const ParamSpan* spans;  // [count] in device memory, in order and without overlaps
+    int count;               // may be 0 in a shard
+    int blocks;              // the result of lamb_number_blocks()
+    size_t elements;         // size of the flat buffers
+} LambSpans;
+
 // ---------------------------------------------------------------------------------------------------------
 // Reference
 
@@ -72,7 +80,7 @@ static inline void lamb_update_ref(AdamWRefState a, double norm, double scale, i
     if (!isfinite(norm)) return;
     double clip = h.max_norm > 0 && norm > h.max_norm ? h.max_norm / norm : 1, t = (double)update;
     for (int s = 0; s < count; s++) {
-        double *u = (double*)xmalloc(spans[s].size * sizeof *u), squares_p = 0, squares_u = 0;
+        double *u = (double*)xmalloc(spans[s].size * sizeof *u), sum_sq_p = 0, sum_sq_u = 0;
         for (size_t k = 0; k < spans[s].size; k++) {
             size_t i = spans[s].offset + k;
             double g = clip * grads[i] / scale;
@@ -80,12 +88,12 @@ static inline void lamb_update_ref(AdamWRefState a, double norm, double scale, i
             double vi = h.beta2 * v[i] + (1 - h.beta2) * g * g;
             double root = sqrt(vi / (1 - pow(h.beta2, t)));
             u[k] = mi / (1 - pow(h.beta1, t)) / (root + h.eps) + h.weight_decay * spans[s].decay * params[i];
-            squares_p += (double)params[i] * params[i];
-            squares_u += u[k] * u[k];
+            sum_sq_p += (double)params[i] * params[i];
+            sum_sq_u += u[k] * u[k];
             m[i] = (real)mi;
             v[i] = (real)vi;
         }
-        double ratio = spans[s].trust != 0 && squares_p > 0 && squares_u > 0 ? sqrt(squares_p / squares_u) : 1;
+        double ratio = spans[s].trust != 0 && sum_sq_p > 0 && sum_sq_u > 0 ? sqrt(sum_sq_p / sum_sq_u) : 1;
         for (size_t k = 0; k < spans[s].size; k++) {
             size_t i = spans[s].offset + k;
             params[i] = (real)(params[i] - h.lr * ratio * u[k]);
@@ -104,8 +112,8 @@ HOST_DEVICE static inline real lamb_direction(real p, real m, real v, real decay
     return step->step_size * m / (root + c->eps) + decay * p;
 }
 
-HOST_DEVICE static inline real lamb_ratio(float trust, double squares_p, double squares_u) {
-    return (real)(trust != 0 && squares_p > 0 && squares_u > 0 ? sqrt(squares_p / squares_u) : 1);
+HOST_DEVICE static inline real lamb_ratio(float trust, double sum_sq_p, double sum_sq_u) {
+    return (real)(trust != 0 && sum_sq_p > 0 && sum_sq_u > 0 ? sqrt(sum_sq_p / sum_sq_u) : 1);
 }
 
 #ifdef __CUDACC__

@@ -316,24 +316,25 @@ static inline LayerNormBackward layernorm_backward_args(LayerNormTargets to, Lay
     return a;
 }
 
-COMPILED_IF_CALLED static inline void layernorm_backward_plain(floatX* dx, LayerNormGrads d, LayerNormInputs in,
-                                                               Mode dx_mode, Mode d_mode, Context* ctx) {
+COMPILED_IF_CALLED static inline void layernorm_backward_rows(floatX* dx, LayerNormGrads d, LayerNormInputs in,
+                                                              Mode dx_mode, Mode d_mode, Context* ctx) {
     LayerNormTargets to = {{dx, NULL, NULL, dropout_none(NULL)}, {d.w, d.b}, dropout_none(NULL)};
     LayerNormBackward a = layernorm_backward_args(to, in, d_mode);
     if (dx_mode == ADD) layernorm_backward_choose<LAYERNORM_BACKWARD, ADD>(a, ctx);
     else layernorm_backward_choose<LAYERNORM_BACKWARD, SET>(a, ctx);
 }
 
-COMPILED_IF_CALLED static inline void layernorm_backward_dropped(floatX* dx, LayerNormGrads d, LayerNormInputs in,
-                                                                 Dropout dropout, Mode d_mode, Context* ctx) {
+COMPILED_IF_CALLED static inline void layernorm_dropout_backward_rows(floatX* dx, LayerNormGrads d, LayerNormInputs in,
+                                                                      Dropout dropout, Mode d_mode, Context* ctx) {
     LayerNormTargets to = {{dx, NULL, NULL, dropout_none(NULL)}, {d.w, d.b}, dropout};
     LayerNormBackward a = layernorm_backward_args(to, in, d_mode);
     if (dropout.threshold) layernorm_backward_choose<LAYERNORM_BACKWARD_DROPOUT, SET>(a, ctx);
     else layernorm_backward_choose<LAYERNORM_BACKWARD, SET>(a, ctx);
 }
 
-COMPILED_IF_CALLED static inline void layernorm_backward_residual(ResidualGrad r, LayerNormGrads d, LayerNormInputs in,
-                                                                  Mode dx_mode, Mode d_mode, Context* ctx) {
+COMPILED_IF_CALLED static inline void residual_layernorm_backward_rows(ResidualGrad r, LayerNormGrads d,
+                                                                       LayerNormInputs in, Mode dx_mode, Mode d_mode,
+                                                                       Context* ctx) {
     LayerNormTargets to = {r, {d.w, d.b}, dropout_none(NULL)};
     LayerNormBackward a = layernorm_backward_args(to, in, d_mode);
     int add = dx_mode == ADD;

@@ -43,9 +43,12 @@ static inline void residual_layernorm_forward_rows(floatX* y, ResidualBranch bra
     }
 }
 
-// dx of one row; adds the row's part of the weight and bias gradients to dw and db.
-static inline void layernorm_backward_row(floatX* dx, real* dw, real* db, const floatX* dy, const floatX* x, real mean,
-                                          real rstd, const floatX* w, size_t C, Mode dx_mode) {
+// dx of row n, whose output gradient is dy; adds the row's part of the weight and bias gradients to dw and db.
+static inline void layernorm_backward_row(floatX* dx, real* dw, real* db, const floatX* dy, LayerNormInputs in,
+                                          size_t n, Mode dx_mode) {
+    size_t C = (size_t)in.size.C;
+    const floatX *x = in.x + n * C, *w = in.w;
+    real mean = in.stats.mean[n], rstd = in.stats.rstd[n];
     real sums[LAYERNORM_LANES] = {0}, products[LAYERNORM_LANES] = {0};
     size_t whole = C / LAYERNORM_LANES * LAYERNORM_LANES;
     for (size_t c = 0; c < whole; c += LAYERNORM_LANES) {
@@ -121,10 +124,8 @@ static inline size_t layernorm_scratch_bytes(int N, int C, const Context* ctx) {
     return (void)ctx, layernorm_sums_bytes(N, C, 3);
 }
 
-static inline void layernorm_backward_rows(LayerNormTargets to, LayerNormInputs in, Mode dx_mode, Mode d_mode,
-                                           Context* ctx) {
-    const floatX *dy = in.dy, *x = in.x, *w = in.w;
-    LayerNormStats stats = in.stats;
+static inline void layernorm_backward_blocks(LayerNormTargets to, LayerNormInputs in, Mode dx_mode, Mode d_mode,
+                                             Context* ctx) {
     Rows size = in.size;
     ResidualGrad r = to.r;
     int dropped = r.dropout.threshold != 0, branched = dropped || r.dbias;
@@ -137,13 +138,12 @@ static inline void layernorm_backward_rows(LayerNormTargets to, LayerNormInputs 
         real* dw = partial + stride * b;
         memset(dw, 0, stride * sizeof(real));
         for (size_t n = b * LAYERNORM_BLOCK; n < min_size(N, (b + 1) * LAYERNORM_BLOCK); n++) {
-            const floatX* from = dy + n * C;
+            const floatX* from = in.dy + n * C;
             if (to.output.threshold) {  // dx is SET, so its row can hold dropout'(dy) until then
                 layernorm_dropped_row(r.dx + n * C, from, (int)n, size.C, to.output);
                 from = r.dx + n * C;
             }
-            layernorm_backward_row(r.dx + n * C, dw, dw + C, from, x + n * C, stats.mean[n], stats.rstd[n], w, C,
-                                   dx_mode);
+            layernorm_backward_row(r.dx + n * C, dw, dw + C, from, in, n, dx_mode);
             if (branched)
                 residual_gradient_row(dw + 2 * C, dropped ? r.dbranch + n * C : NULL, r.dx + n * C, (int)n, size.C,
                                       r.dropout);
@@ -154,22 +154,22 @@ static inline void layernorm_backward_rows(LayerNormTargets to, LayerNormInputs 
     if (branched) layernorm_add_blocks(r.dbias, partial + 2 * C, blocks, stride, C, d_mode);
 }
 
-static inline void layernorm_backward_plain(floatX* dx, LayerNormGrads d, LayerNormInputs in, Mode dx_mode, Mode d_mode,
-                                            Context* ctx) {
+static inline void layernorm_backward_rows(floatX* dx, LayerNormGrads d, LayerNormInputs in, Mode dx_mode, Mode d_mode,
+                                           Context* ctx) {
     LayerNormTargets to = {{dx, NULL, NULL, dropout_none(NULL)}, {d.w, d.b}, dropout_none(NULL)};
-    layernorm_backward_rows(to, in, dx_mode, d_mode, ctx);
+    layernorm_backward_blocks(to, in, dx_mode, d_mode, ctx);
 }
 
-static inline void layernorm_backward_dropped(floatX* dx, LayerNormGrads d, LayerNormInputs in, Dropout dropout,
-                                              Mode d_mode, Context* ctx) {
+static inline void layernorm_dropout_backward_rows(floatX* dx, LayerNormGrads d, LayerNormInputs in, Dropout dropout,
+                                                   Mode d_mode, Context* ctx) {
     LayerNormTargets to = {{dx, NULL, NULL, dropout_none(NULL)}, {d.w, d.b}, dropout};
-    layernorm_backward_rows(to, in, SET, d_mode, ctx);
+    layernorm_backward_blocks(to, in, SET, d_mode, ctx);
 }
 
-static inline void layernorm_backward_residual(ResidualGrad r, LayerNormGrads d, LayerNormInputs in, Mode dx_mode,
-                                               Mode d_mode, Context* ctx) {
+static inline void residual_layernorm_backward_rows(ResidualGrad r, LayerNormGrads d, LayerNormInputs in, Mode dx_mode,
+                                                    Mode d_mode, Context* ctx) {
     LayerNormTargets to = {r, {d.w, d.b}, dropout_none(NULL)};
-    layernorm_backward_rows(to, in, dx_mode, d_mode, ctx);
+    layernorm_backward_blocks(to, in, dx_mode, d_mode, ctx);
 }
 
 #endif

@@ -161,8 +161,7 @@ static inline void residual_gradient_ref(real* dbranch, real* dbias, const real*
 }
 
 // ---------------------------------------------------------------------------------------------------------
-// Implementations: layernorm_forward_rows(), residual_layernorm_forward_rows() and layernorm_backward_plain(),
-// _dropped(), _residual()
+// Implementations: each launcher's _rows()
 
 #ifdef __CUDACC__
 #include "llmc/ops/layernorm/backward.cuh"
@@ -175,62 +174,54 @@ static inline void residual_gradient_ref(real* dbranch, real* dbias, const real*
 // Launchers
 
 COMPILED_IF_CALLED static inline void layernorm_forward(floatX* y, LayerNormStats stats, const floatX* x, LayerNorm p,
-                                                        int N, int C, real eps, Context* ctx) {
-    CHECK(N > 0 && C > 0);
-    Rows size = {N, C};
-    Scope scope = scope_open(ctx, "layernorm_forward", LAYERNORM_FORWARD_FLOPS(N, C), LAYERNORM_FORWARD_BYTES(N, C),
-                             "N=%d C=%d", N, C);
+                                                        Rows size, real eps, Context* ctx) {
+    CHECK(size.N > 0 && size.C > 0);
+    Scope scope = scope_open(ctx, "layernorm_forward", LAYERNORM_FORWARD_FLOPS(size.N, size.C),
+                             LAYERNORM_FORWARD_BYTES(size.N, size.C), "N=%d C=%d", size.N, size.C);
     layernorm_forward_rows(y, stats, x, p, size, eps, ctx);
     scope_close(&scope);
 }
 
-COMPILED_IF_CALLED static inline void residual_layernorm_forward(floatX* y, floatX* r, LayerNormStats stats,
-                                                                 const floatX* x, LayerNorm p, int N, int C, real eps,
-                                                                 Dropout dropout, Context* ctx) {
-    CHECK(N > 0 && C > 0 && (dropout.threshold == 0 || dropout.sequences->rows == N));
-    Rows size = {N, C};
-    ResidualBranch branch = {r, dropout};
-    Scope scope = scope_open(ctx, "residual_layernorm_forward", RESIDUAL_LAYERNORM_FORWARD_FLOPS(N, C),
-                             RESIDUAL_LAYERNORM_FORWARD_BYTES(N, C), "N=%d C=%d", N, C);
+COMPILED_IF_CALLED static inline void residual_layernorm_forward(floatX* y, ResidualBranch branch, LayerNormStats stats,
+                                                                 const floatX* x, LayerNorm p, Rows size, real eps,
+                                                                 Context* ctx) {
+    CHECK(size.N > 0 && size.C > 0 && (branch.dropout.threshold == 0 || branch.dropout.sequences->rows == size.N));
+    Scope scope = scope_open(ctx, "residual_layernorm_forward", RESIDUAL_LAYERNORM_FORWARD_FLOPS(size.N, size.C),
+                             RESIDUAL_LAYERNORM_FORWARD_BYTES(size.N, size.C), "N=%d C=%d", size.N, size.C);
     residual_layernorm_forward_rows(y, branch, stats, x, p, size, eps, ctx);
     scope_close(&scope);
 }
 
-COMPILED_IF_CALLED static inline void layernorm_backward(floatX* dx, LayerNormGrads d, const floatX* dy,
-                                                         const floatX* x, LayerNormStats stats, const floatX* w,
-                                                         Rows size, Mode dx_mode, Mode d_mode, Context* ctx) {
+COMPILED_IF_CALLED static inline void layernorm_backward(floatX* dx, LayerNormGrads d, LayerNormInputs in, Mode dx_mode,
+                                                         Mode d_mode, Context* ctx) {
+    Rows size = in.size;
     CHECK(size.N > 0 && size.C > 0);
     Scope scope = scope_open(ctx, "layernorm_backward", LAYERNORM_BACKWARD_FLOPS(size.N, size.C),
                              LAYERNORM_BACKWARD_BYTES(size.N, size.C, dx_mode), "N=%d C=%d", size.N, size.C);
-    LayerNormInputs in = {dy, x, stats, w, size};
-    layernorm_backward_plain(dx, d, in, dx_mode, d_mode, ctx);
+    layernorm_backward_rows(dx, d, in, dx_mode, d_mode, ctx);
     scope_close(&scope);
 }
 
-COMPILED_IF_CALLED static inline void layernorm_dropout_backward(floatX* dx, LayerNormGrads d, const floatX* dy,
-                                                                 const floatX* x, LayerNormStats stats, const floatX* w,
-                                                                 Rows size, Dropout dropout, Mode d_mode,
-                                                                 Context* ctx) {
+COMPILED_IF_CALLED static inline void layernorm_dropout_backward(floatX* dx, LayerNormGrads d, LayerNormInputs in,
+                                                                 Dropout dropout, Mode d_mode, Context* ctx) {
+    Rows size = in.size;
     CHECK(size.N > 0 && size.C > 0 && (dropout.threshold == 0 || dropout.sequences->rows == size.N));
     Scope scope = scope_open(ctx, "layernorm_dropout_backward", LAYERNORM_DROPOUT_BACKWARD_FLOPS(size.N, size.C),
                              LAYERNORM_BACKWARD_BYTES(size.N, size.C, SET), "N=%d C=%d", size.N, size.C);
-    LayerNormInputs in = {dy, x, stats, w, size};
-    layernorm_backward_dropped(dx, d, in, dropout, d_mode, ctx);
+    layernorm_dropout_backward_rows(dx, d, in, dropout, d_mode, ctx);
     scope_close(&scope);
 }
 
-COMPILED_IF_CALLED static inline void residual_layernorm_backward(ResidualGrad r, LayerNormGrads d, const floatX* dy,
-                                                                  const floatX* x, LayerNormStats stats,
-                                                                  const floatX* w, Rows size, Mode dx_mode, Mode d_mode,
-                                                                  Context* ctx) {
+COMPILED_IF_CALLED static inline void residual_layernorm_backward(ResidualGrad r, LayerNormGrads d, LayerNormInputs in,
+                                                                  Mode dx_mode, Mode d_mode, Context* ctx) {
+    Rows size = in.size;
     int dropped = r.dropout.threshold != 0;
     CHECK(size.N > 0 && size.C > 0 && (!dropped || r.dropout.sequences->rows == size.N));
     CHECK(dropped || r.dbias || dx_mode == ADD);  // else this is layernorm_backward
     Scope scope =
         scope_open(ctx, "residual_layernorm_backward", RESIDUAL_LAYERNORM_BACKWARD_FLOPS(size.N, size.C, dropped),
                    RESIDUAL_LAYERNORM_BACKWARD_BYTES(size.N, size.C, dx_mode, dropped), "N=%d C=%d", size.N, size.C);
-    LayerNormInputs in = {dy, x, stats, w, size};
-    layernorm_backward_residual(r, d, in, dx_mode, d_mode, ctx);
+    residual_layernorm_backward_rows(r, d, in, dx_mode, d_mode, ctx);
     scope_close(&scope);
 }
 
