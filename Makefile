@@ -2,8 +2,14 @@
 #
 # make            the trainers that this machine can build, and the built-in corpus
 # make DEBUG=1    no optimisation, debug information       SANITIZE=1   AddressSanitizer and UBSan
+# make LINEINFO=1 source lines in GPU code, for ncu and compute-sanitizer; compiles an eighth longer
 # make MARCH=x86-64-v3   another CPU than this one         BLAS=1       matmuls by OpenBLAS, for comparison
 # make MPI=0 NCCL=0      without what joins ranks, though it is there
+
+# As many jobs as cores, unless -j is given. With `clean` among the targets, one after the other.
+ifeq ($(MAKELEVEL)$(filter clean,$(MAKECMDGOALS)),0)
+MAKEFLAGS += -j$(shell nproc)
+endif
 
 COMMA  := ,
 ifeq ($(origin CC),default)
@@ -37,9 +43,9 @@ CUPTI  := $(if $(HAS_NVCC),$(wildcard $(dir $(realpath $(HAS_NVCC)))../extras/CU
 # NCCL, likewise: what joins the ranks of the GPU build.
 NCCL_H := $(if $(filter 0,$(NCCL)),,$(if $(HAS_NVCC),$(firstword $(wildcard $(addsuffix /nccl.h,$(NCCL_HOME)/include $(dir $(realpath $(HAS_NVCC)))../include /usr/include)))))
 GENCODE = $(foreach a,$(ARCH),-gencode=arch=compute_$(a),code=sm_$(a)) $(foreach a,$(PTX),-gencode=arch=compute_$(a),code=compute_$(a))
-# -O2 applies to host code: device code is always compiled with -O3. ptxas uses all cores and makes the same code; nvcc's
+# -O1 applies to host code: device code is always compiled with -O3. ptxas uses all cores and makes the same code; nvcc's
 # own --split-compile would make other code.
-NVFLAGS = -std=c++17 $(if $(DEBUG),-O1 -g -G,-O2) $(GENCODE) -lineinfo -D_GNU_SOURCE $(if $(DEBUG),,$(if $(filter 90a,$(ARCH)),-DHAS_SM90A)) -DPRECISION_$(shell echo $(PRECISION) | tr a-z A-Z) -I. -Ibuild $(addprefix -I,$(CUPTI)) \
+NVFLAGS = -std=c++17 -O1 $(if $(DEBUG),-g -G) $(GENCODE) $(if $(LINEINFO),-lineinfo) -D_GNU_SOURCE $(if $(DEBUG),,$(if $(filter 90a,$(ARCH)),-DHAS_SM90A)) -DPRECISION_$(shell echo $(PRECISION) | tr a-z A-Z) -I. -Ibuild $(addprefix -I,$(CUPTI)) \
           $(MPI_CPP) $(if $(NCCL_H),-DUSE_NCCL $(addsuffix /include,$(addprefix -I,$(NCCL_HOME)))) \
           -Xcompiler -march=$(MARCH),-fopenmp,-ffp-contract=off,-fno-math-errno,-Wall,-Wextra,-Wno-missing-field-initializers,-Wno-unknown-pragmas,-Wno-string-compare \
           -Xptxas -warn-spills,-split-compile=0 -diag-suppress 177 -MMD -MP
@@ -200,7 +206,7 @@ help:
 	@echo "make mutants       an hour or more: does a test fail for each of the faults in dev/mutants.txt? (JOBS=2: two at a time)"
 	@echo "make cubins        GPU machine code of every program, architecture and precision, for dev/compare_sass.py"
 	@echo "make clean         remove what was built (data and runs stay)"
-	@echo "variables:         CC MARCH ARCH PTX PRECISION DEBUG=1 SANITIZE=1 BLAS=1 MPI=0 NCCL=0"
+	@echo "variables:         CC MARCH ARCH PTX PRECISION DEBUG=1 LINEINFO=1 SANITIZE=1 BLAS=1 MPI=0 NCCL=0"
 
 setup:
 	@bash dev/setup.sh
@@ -230,10 +236,10 @@ quickstart-bert: needed
 test: needed
 	@$(MAKE) --no-print-directory $(GPT2) $(BERT) $(TUNE) $(TEST_CORPUS) data/builtin/train.bin data/builtin/bert/train.bin $(addprefix $(B)/test_,$(TESTS) gpt2_double bert_double) $(addprefix $(B)/late/train_,gpt2 bert) $(B)/ops $(B)/ops_double
 	-@$(MAKE) --no-print-directory $(B)/test_prefetch_tsan 2>/dev/null
-	@bash dev/test/run.sh $(B) $(GPT2) $(BERT) $(TUNE)
+	@MAKEFLAGS= bash dev/test/run.sh $(B) $(GPT2) $(BERT) $(TUNE)
 
 check:
-	@bash dev/check.sh
+	@MAKEFLAGS= bash dev/check.sh
 
 ops: $(B)/ops
 	$(B)/ops test $(OP)
@@ -248,10 +254,10 @@ bench: $(B)/ops
 
 san:
 	@$(MAKE) --no-print-directory SANITIZE=1 build/san/train_gpt2 build/san/train_bert build/san/finetune_bert $(TEST_CORPUS) $(addprefix build/san/test_,$(TESTS) fuzz) $(addprefix build/san/late/train_,gpt2 bert) build/san/ops
-	@bash dev/test/run.sh build/san build/san/train_gpt2 build/san/train_bert build/san/finetune_bert
+	@MAKEFLAGS= bash dev/test/run.sh build/san build/san/train_gpt2 build/san/train_bert build/san/finetune_bert
 
 mutants:
-	@python3 dev/mutants.py --jobs $(or $(JOBS),1)
+	@MAKEFLAGS= python3 dev/mutants.py --jobs $(or $(JOBS),1)
 
 clean:
 	rm -rf build train_gpt2 train_gpt2cu train_bert train_bertcu finetune_bert finetune_bertcu

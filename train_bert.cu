@@ -5,11 +5,11 @@
  * a step, then the settings and main(). A transformer block is two lists of ops, forward_block() and backward_block().
  * Each op is a header in llmc/ops/ that holds its formula, a plain C reference and the fast version.
  *
- * There is no padding: a micro-batch packs N tokens of S sequences, each of at most T tokens. The masked-token head
- * reads only the M masked tokens.
+ * No padding: a micro-batch packs N tokens of S sequences. The masked-token head reads only the M masked tokens.
  *
  * B batch size, T maximum sequence length, V vocabulary size (Vp: padded), L layers, NH heads, HS head size,
  * C = NH * HS channels, F channels inside the MLP (4 C). */
+#define ATTENTION_MASK FULL
 #include "llmc/model/config.h"  // config.json as a table
 #include "llmc/ops/accuracy.h"
 #include "llmc/ops/attention/attention.h"
@@ -229,10 +229,9 @@ static void forward_encoder(Model* m, const MlmInput* in, Context* ctx) {
 static void forward_masked(Model* m, const MlmInput* in, Context* ctx) {
     const Config* c = &m->config;
     int M = in->masked, C = c->C;
-    Rows rows = {.N = M, .C = C};
     gather_forward(m->a.masked, input_of(m, c->L), in->masked_rows, M, C, ctx);
     matmul_gelu_forward(m->a.transform, m->a.transform_pre, m->a.masked, m->p.transform, M, C, C, c->gelu, ctx);
-    layernorm_forward(m->a.lnt, m->a.lnt_stats, m->a.transform, m->p.lnt, rows, (real)c->eps, ctx);
+    layernorm_forward(m->a.lnt, m->a.lnt_stats, m->a.transform, m->p.lnt, (Rows){.N = M, .C = C}, (real)c->eps, ctx);
     matmul_forward(m->a.logits, m->a.lnt, m->p.decoder, M, C, m->Vp, SET, ctx);
 }
 
@@ -253,8 +252,7 @@ static void forward(Model* m, const MlmInput* in, Context* ctx) {
 // ---------------------------------------------------------------------------------------------------------
 // Backward. `mode` selects how parameter gradients are written: SET in a step's first micro-batch, ADD in the others.
 
-// Where the gradient of a residual sum is written: to the stream and, through dropout, to the branch of layer l and the
-// bias at its end.
+// Where the gradient of a residual sum goes: to the stream, through dropout to layer l's branch, and to its last bias.
 static ResidualGrad residual_gradient(const Model* m, const Sequences* s, int l, int site) {
     const BlockGrads* g = &m->g.h[l];
     real* dbias = site == SITE_DROPOUT_ATTENTION_OUT ? g->attproj.b : g->fcproj.b;
@@ -524,8 +522,7 @@ static void config_check(const Config* c, const char* source) {
         die(USAGE, "%s: key \"pad_token_id\": %d is not below vocab_size, %d", source, c->padding, c->V);
 }
 
-// A published size: "bert-base" or "bert-large". Or "L=4,C=128,NH=4,V=261,T=128,F=512,tied=1", where V defaults to
-// `data_V` and F to 4 C.
+// "bert-base", "bert-large", or "L=4,C=128,NH=4,V=261,T=128,F=512,tied=1", where V defaults to `data_V` and F to 4 C.
 static Config config_from_descriptor(const char* text, int data_V) {
     static const ConfigPublished published[] = {{"bert-base", "L=12,NH=12,C=768,V=30522,T=512"},
                                                 {"bert-large", "L=24,NH=16,C=1024,V=30522,T=512"}};

@@ -6,6 +6,7 @@
  *
  * B batch size, T sequence length, N = B * T rows, V vocabulary size (Vp: padded), L layers, NH heads, HS head size,
  * C = NH * HS channels, F channels inside the MLP (4 C). */
+#define ATTENTION_MASK CAUSAL
 #include "llmc/model/config.h"  // config.json as a table
 #include "llmc/ops/attention/attention.h"
 #include "llmc/ops/attention/decode.h"

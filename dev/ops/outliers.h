@@ -9,14 +9,14 @@ enum { OUTLIER_STEPS = 400 };
 
 // (x - mean) / deviation of the last OUTLIER_WINDOW of n values; NaN where there are fewer.
 static inline double outlier_score_wanted(const double* values, int n, double x) {
-    long double sum = 0, squares = 0;
+    long double sum = 0, sum_sq = 0;
     if (n < OUTLIER_WINDOW) return (double)NAN;
     for (int i = n - OUTLIER_WINDOW; i < n; i++) sum += values[i];
     for (int i = n - OUTLIER_WINDOW; i < n; i++) {
         long double d = values[i] - sum / OUTLIER_WINDOW;
-        squares += d * d;
+        sum_sq += d * d;
     }
-    return (double)((x - sum / OUTLIER_WINDOW) / sqrtl(squares / OUTLIER_WINDOW));
+    return (double)((x - sum / OUTLIER_WINDOW) / sqrtl(sum_sq / OUTLIER_WINDOW));
 }
 
 // Losses `mean` and a little more or less; now and then one that is far above, one that is far below, or none at all.

@@ -260,12 +260,17 @@ template <Mask mask, bool dropped> struct FlashVariant {
     static constexpr bool DROPPED = dropped;
 };
 
+template <Mask MASK, typename Launch> static void flash_dispatch_mask(AttentionShape shape, Launch launch) {
+    if (shape.mask != MASK) return;
+    if constexpr (attention_compiles(MASK)) {
+        if (shape.dropout.threshold > 0) launch(FlashVariant<MASK, true>());
+        else launch(FlashVariant<MASK, false>());
+    } else die(FAILED, "attention: this program was compiled for the other mask");
+}
+
 template <typename Launch> static void flash_dispatch(AttentionShape shape, Launch launch) {
-    bool dropped = shape.dropout.threshold > 0;
-    if (shape.mask == CAUSAL && dropped) launch(FlashVariant<CAUSAL, true>());
-    else if (shape.mask == CAUSAL) launch(FlashVariant<CAUSAL, false>());
-    else if (dropped) launch(FlashVariant<FULL, true>());
-    else launch(FlashVariant<FULL, false>());
+    flash_dispatch_mask<CAUSAL>(shape, launch);
+    flash_dispatch_mask<FULL>(shape, launch);
 }
 
 #endif

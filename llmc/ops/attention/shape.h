@@ -16,4 +16,16 @@ HOST_DEVICE static inline int attention_visible(Mask mask, int query, int length
     return mask == CAUSAL ? query + 1 : length;
 }
 
+#ifdef __CUDACC__
+// A program whose attention always has the same mask defines ATTENTION_MASK before its includes; nvcc then compiles the
+// fast kernels of this mask only.
+static constexpr bool attention_compiles(Mask mask) {
+#ifdef ATTENTION_MASK
+    return mask == ATTENTION_MASK;
+#else
+    return mask == CAUSAL || mask == FULL;
+#endif
+}
+#endif
+
 #endif

@@ -25,7 +25,7 @@ static inline real layernorm_lanes_sum(const real* lane) {
 }
 
 static inline void layernorm_row(floatX* y, real* mean, real* rstd, const floatX* x, LayerNorm p, size_t C, real eps) {
-    real sums[LAYERNORM_LANES] = {0}, squares[LAYERNORM_LANES] = {0};
+    real sums[LAYERNORM_LANES] = {0}, sum_sq[LAYERNORM_LANES] = {0};
     size_t whole = C / LAYERNORM_LANES * LAYERNORM_LANES;
     for (size_t c = 0; c < whole; c += LAYERNORM_LANES) {
 #pragma omp simd
@@ -35,10 +35,10 @@ static inline void layernorm_row(floatX* y, real* mean, real* rstd, const floatX
     real average = layernorm_lanes_sum(sums) / (real)C;
     for (size_t c = 0; c < whole; c += LAYERNORM_LANES) {
 #pragma omp simd
-        for (size_t k = 0; k < LAYERNORM_LANES; k++) squares[k] += (x[c + k] - average) * (x[c + k] - average);
+        for (size_t k = 0; k < LAYERNORM_LANES; k++) sum_sq[k] += (x[c + k] - average) * (x[c + k] - average);
     }
-    for (size_t c = whole; c < C; c++) squares[c - whole] += (x[c] - average) * (x[c] - average);
-    real scale = (real)(1 / sqrt((double)(layernorm_lanes_sum(squares) / (real)C) + (double)eps));
+    for (size_t c = whole; c < C; c++) sum_sq[c - whole] += (x[c] - average) * (x[c] - average);
+    real scale = (real)(1 / sqrt((double)(layernorm_lanes_sum(sum_sq) / (real)C) + (double)eps));
 #pragma omp simd
     for (size_t c = 0; c < C; c++) y[c] = (x[c] - average) * scale * p.w_fp32[c] + p.b[c];
     *mean = average;

@@ -42,7 +42,7 @@ static inline int outliers_are_judged(OutlierLimits limits) { return limits.loss
 
 // NaN if there is no score. If all values of the window are equal, a larger value has an infinite score.
 HOST_DEVICE static inline double outlier_score(const OutlierWindow* w, double x) {
-    double sum = 0, squares = 0;
+    double sum = 0, sum_sq = 0;
     if (!isfinite(x) || w->count < OUTLIER_WINDOW) return (double)NAN;
         // Not unrolled on the GPU: one thread runs this at the end of a kernel, and low register use matters more.
 #ifdef __CUDA_ARCH__
@@ -53,9 +53,9 @@ HOST_DEVICE static inline double outlier_score(const OutlierWindow* w, double x)
 #ifdef __CUDA_ARCH__
 #pragma unroll 1
 #endif
-    for (int i = 0; i < OUTLIER_WINDOW; i++) squares += (w->value[i] - mean) * (w->value[i] - mean);
+    for (int i = 0; i < OUTLIER_WINDOW; i++) sum_sq += (w->value[i] - mean) * (w->value[i] - mean);
     if (x == mean) return 0;
-    return (x - mean) / sqrt(squares / OUTLIER_WINDOW);
+    return (x - mean) / sqrt(sum_sq / OUTLIER_WINDOW);
 }
 
 HOST_DEVICE static inline void outlier_enter(OutlierWindow* w, double x) {

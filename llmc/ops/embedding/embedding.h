@@ -117,13 +117,13 @@ static inline void embedding_layernorm_forward_ref(real* x, const real* e, Layer
                                                    const Sequences* s, int C, Dropout dropout) {
     for (int n = 0; n < s->rows; n++) {
         size_t row = (size_t)n * (size_t)C;
-        double sum = 0, squares = 0;
+        double sum = 0, sum_sq = 0;
         for (int c = 0; c < C; c++) sum += e[row + (size_t)c];
-        for (int c = 0; c < C; c++) squares += (e[row + (size_t)c] - sum / C) * (e[row + (size_t)c] - sum / C);
+        for (int c = 0; c < C; c++) sum_sq += (e[row + (size_t)c] - sum / C) * (e[row + (size_t)c] - sum / C);
         stats.mean[n] = (real)(sum / C);
-        stats.rstd[n] = (real)(1 / sqrt(squares / C + p.eps));
+        stats.rstd[n] = (real)(1 / sqrt(sum_sq / C + p.eps));
         for (int c = 0; c < C; c++) {
-            double u = (e[row + (size_t)c] - sum / C) / sqrt(squares / C + p.eps);
+            double u = (e[row + (size_t)c] - sum / C) / sqrt(sum_sq / C + p.eps);
             x[row + (size_t)c] = (real)((u * p.w[c] + p.b[c]) * embedding_keep_ref(dropout, s, n, c));
         }
     }

@@ -33,7 +33,7 @@ __global__ void __launch_bounds__(embedding_layernorm_threads(TEAM))
     const floatX* word = layer.tables.word + (size_t)tokens[n] * (size_t)C;
     const floatX* place = layer.tables.position + (size_t)position[n] * (size_t)C;
     const floatX* type = layer.tables.type ? layer.tables.type + (size_t)types[n] * (size_t)C : NULL;
-    float v[E], sum = 0, squares = 0;
+    float v[E], sum = 0, sum_sq = 0;
     Vector<floatX, W> vector[VECTORS] = {};
 #pragma unroll
     for (int i = 0; i < VECTORS; i++) {
@@ -68,9 +68,9 @@ __global__ void __launch_bounds__(embedding_layernorm_threads(TEAM))
 #pragma unroll
         for (int k = 0; k < W; k++) {
             float d = first + i * TEAM * W < C ? v[i * W + k] - mean : 0;
-            squares += d * d;
+            sum_sq += d * d;
         }
-    float rstd = rsqrtf(team_sum<TEAM>(make_float2(squares, 0), 1).x * inverse_C + layer.eps);
+    float rstd = rsqrtf(team_sum<TEAM>(make_float2(sum_sq, 0), 1).x * inverse_C + layer.eps);
     DropoutPlace drop = {0, 0};
     if (DROPPED) drop = dropout_place(dropout, n);
 #pragma unroll

@@ -262,13 +262,12 @@ __global__ void __launch_bounds__(layernorm_backward_threads(TEAM), layernorm_ba
 // The most scratch that a launch for up to N rows takes, with the teams of layernorm_backward_choose(), below, and the
 // number of blocks that layernorm_backward_residents() allows.
 static inline size_t layernorm_scratch_bytes(int N, int C, const Context* ctx) {
-    int E = 8, team = WARP;
-    if (C > 8 * WARP && !rows_are_vectors<floatX>(C)) team = 1024;
+    int E = 24, team = WARP;
+    if (!rows_are_vectors<floatX>(C)) E = 8, team = 1024;
     else if (C > 16 * 256) E = 32, team = 512;
     else if (C > 8 * 256) E = 16, team = 256;
-    else if (C > 32 * WARP) team = 256;
+    else if (C > 32 * WARP) E = 8, team = 256;
     else if (C > 24 * WARP) E = 32;
-    else if (C > 8 * WARP) E = 24;
     int residents = max_int(layernorm_backward_residents(E, team, LAYERNORM_BACKWARD_RESIDUAL),
                             layernorm_backward_residents(E, team, LAYERNORM_BACKWARD_RESIDUAL_DROPOUT));
     size_t rows = (size_t)(layernorm_backward_threads(team) / team);
@@ -295,39 +294,47 @@ static inline void layernorm_backward_start(LayerNormBackward a, Context* ctx) {
 
 template <LayerNormForm FORM, Mode DX_MODE>
 static inline void layernorm_backward_choose(LayerNormBackward a, Context* ctx) {
-    constexpr int W = Vector<floatX>::SIZE;
-    if (!rows_are_vectors<floatX>(a.C)) {
-        if (a.C <= 8 * WARP) return layernorm_backward_start<1, 8, WARP, FORM, DX_MODE>(a, ctx);
-        if constexpr (layernorm_masked(FORM)) return layernorm_backward_start<1, 16, 512, FORM, DX_MODE>(a, ctx);
-        else return layernorm_backward_start<1, 8, 1024, FORM, DX_MODE>(a, ctx);
-    }
-    if (a.C <= 8 * WARP) return layernorm_backward_start<W, 8, WARP, FORM, DX_MODE>(a, ctx);
+    constexpr int W = Vector<floatX>::SIZE, WIDE = sizeof(floatX) == 2 ? 512 : 256;
+    constexpr int ODD_E = layernorm_masked(FORM) ? 16 : 8, ODD_TEAM = layernorm_masked(FORM) ? 512 : 1024;
+    if (!rows_are_vectors<floatX>(a.C)) return layernorm_backward_start<1, ODD_E, ODD_TEAM, FORM, DX_MODE>(a, ctx);
     if (a.C <= 24 * WARP) return layernorm_backward_start<W, 24, WARP, FORM, DX_MODE>(a, ctx);
     if (a.C <= 32 * WARP) return layernorm_backward_start<W, 32, WARP, FORM, DX_MODE>(a, ctx);
     if (a.C <= 8 * 256) return layernorm_backward_start<W, 8, 256, FORM, DX_MODE>(a, ctx);
     if (a.C <= 16 * 256) return layernorm_backward_start<W, 16, 256, FORM, DX_MODE>(a, ctx);
-    layernorm_backward_start<W, 32, sizeof(floatX) == 2 ? 512 : 256, FORM, DX_MODE>(a, ctx);
+    layernorm_backward_start<W, 32, WIDE, FORM, DX_MODE>(a, ctx);
 }
 
 static inline LayerNormBackward layernorm_backward_args(LayerNormTargets to, LayerNormInputs in, Mode d_mode) {
     layernorm_check_size(in.size.N, in.size.C);
     Dropout dropout = to.output.threshold ? to.output : to.r.dropout;
-    LayerNormBackward a = {to, NULL, in.dy, in.x, in.stats, in.w, in.size.N, in.size.C, d_mode, dropout_rows(dropout)};
+    LayerNormBackward a = {.to = to,
+                           .dy = in.dy,
+                           .x = in.x,
+                           .stats = in.stats,
+                           .w = in.w,
+                           .N = in.size.N,
+                           .C = in.size.C,
+                           .d_mode = d_mode,
+                           .dropout = dropout_rows(dropout)};
     return a;
+}
+
+// dx [N, C], which needs no branch.
+static inline LayerNormTargets layernorm_targets(floatX* dx, LayerNormGrads d, Dropout output) {
+    LayerNormTargets to = {.r = {.dx = dx, .dropout = dropout_none(NULL)}, .d = {.w = d.w, .b = d.b}, .output = output};
+    return to;
 }
 
 COMPILED_IF_CALLED static inline void layernorm_backward_rows(floatX* dx, LayerNormGrads d, LayerNormInputs in,
                                                               Mode dx_mode, Mode d_mode, Context* ctx) {
-    LayerNormTargets to = {{dx, NULL, NULL, dropout_none(NULL)}, {d.w, d.b}, dropout_none(NULL)};
-    LayerNormBackward a = layernorm_backward_args(to, in, d_mode);
+    LayerNormBackward a = layernorm_backward_args(layernorm_targets(dx, d, dropout_none(NULL)), in, d_mode);
     if (dx_mode == ADD) layernorm_backward_choose<LAYERNORM_BACKWARD, ADD>(a, ctx);
     else layernorm_backward_choose<LAYERNORM_BACKWARD, SET>(a, ctx);
 }
 
 COMPILED_IF_CALLED static inline void layernorm_dropout_backward_rows(floatX* dx, LayerNormGrads d, LayerNormInputs in,
                                                                       Dropout dropout, Mode d_mode, Context* ctx) {
-    LayerNormTargets to = {{dx, NULL, NULL, dropout_none(NULL)}, {d.w, d.b}, dropout};
-    LayerNormBackward a = layernorm_backward_args(to, in, d_mode);
+    LayerNormBackward a = layernorm_backward_args(layernorm_targets(dx, d, dropout), in, d_mode);
     if (dropout.threshold) layernorm_backward_choose<LAYERNORM_BACKWARD_DROPOUT, SET>(a, ctx);
     else layernorm_backward_choose<LAYERNORM_BACKWARD, SET>(a, ctx);
 }
@@ -335,7 +342,7 @@ COMPILED_IF_CALLED static inline void layernorm_dropout_backward_rows(floatX* dx
 COMPILED_IF_CALLED static inline void residual_layernorm_backward_rows(ResidualGrad r, LayerNormGrads d,
                                                                        LayerNormInputs in, Mode dx_mode, Mode d_mode,
                                                                        Context* ctx) {
-    LayerNormTargets to = {r, {d.w, d.b}, dropout_none(NULL)};
+    LayerNormTargets to = {.r = r, .d = {.w = d.w, .b = d.b}, .output = dropout_none(NULL)};
     LayerNormBackward a = layernorm_backward_args(to, in, d_mode);
     int add = dx_mode == ADD;
     if (r.dropout.threshold && add) layernorm_backward_choose<LAYERNORM_BACKWARD_RESIDUAL_DROPOUT, ADD>(a, ctx);

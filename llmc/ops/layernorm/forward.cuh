@@ -39,7 +39,7 @@ __global__ void __launch_bounds__(layernorm_forward_threads(TEAM), layernorm_for
     if (row >= a.N) return;  // only whole warps return: a block-wide team always has a row
     size_t start = (size_t)row * (size_t)a.C;
     Vector<floatX, W> x[VECTORS] = {}, branch[VECTORS] = {};
-    float v[E], sum = 0, squares = 0;
+    float v[E], sum = 0, sum_sq = 0;
 #pragma unroll
     for (int i = 0; i < VECTORS; i++) {
         int c = first + i * TEAM * W;
@@ -71,9 +71,9 @@ __global__ void __launch_bounds__(layernorm_forward_threads(TEAM), layernorm_for
 #pragma unroll
         for (int k = 0; k < W; k++) {
             float d = first + i * TEAM * W < a.C ? v[i * W + k] - mean : 0;
-            squares += d * d;
+            sum_sq += d * d;
         }
-    float rstd = rsqrtf(team_sum<TEAM>(make_float2(squares, 0), 1).x * a.inverse_C + a.eps);
+    float rstd = rsqrtf(team_sum<TEAM>(make_float2(sum_sq, 0), 1).x * a.inverse_C + a.eps);
 #pragma unroll
     for (int i = 0; i < VECTORS; i++) {
         int c = first + i * TEAM * W;
@@ -102,10 +102,7 @@ static inline void layernorm_forward_start(LayerNormForward a, Context* ctx) {
 template <LayerNormBranch BRANCH> static inline void layernorm_forward_choose(LayerNormForward a, Context* ctx) {
     constexpr int W = Vector<floatX>::SIZE;
     layernorm_check_size(a.N, a.C);
-    if (!rows_are_vectors<floatX>(a.C)) {
-        if (a.C <= 8 * WARP) layernorm_forward_start<1, 8, WARP, BRANCH>(a, ctx);
-        else layernorm_forward_start<1, 32, 512, BRANCH>(a, ctx);
-    } else if (a.C <= 8 * WARP) layernorm_forward_start<W, 8, WARP, BRANCH>(a, ctx);
+    if (!rows_are_vectors<floatX>(a.C)) layernorm_forward_start<1, 32, 512, BRANCH>(a, ctx);
     else if (a.C <= 24 * WARP) layernorm_forward_start<W, 24, WARP, BRANCH>(a, ctx);
     else if (a.C <= 32 * WARP) layernorm_forward_start<W, 32, WARP, BRANCH>(a, ctx);
     else if (a.C <= 64 * WARP) layernorm_forward_start<W, 64, WARP, BRANCH>(a, ctx);

@@ -92,11 +92,11 @@ static inline void layernorm_forward_ref(real* y, real* mean, real* rstd, const 
     int C = size.C;
     for (int n = 0; n < size.N; n++) {
         const real* row = x + (size_t)n * (size_t)C;
-        double sum = 0, squares = 0;
+        double sum = 0, sum_sq = 0;
         for (int c = 0; c < C; c++) sum += row[c];
         double average = sum / C;
-        for (int c = 0; c < C; c++) squares += (row[c] - average) * (row[c] - average);
-        double scale = 1 / sqrt(squares / C + eps);
+        for (int c = 0; c < C; c++) sum_sq += (row[c] - average) * (row[c] - average);
+        double scale = 1 / sqrt(sum_sq / C + eps);
         for (int c = 0; c < C; c++)
             y[(size_t)n * (size_t)C + (size_t)c] = (real)((row[c] - average) * scale * w[c] + b[c]);
         mean[n] = (real)average;
