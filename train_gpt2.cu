@@ -139,10 +139,6 @@ static Dropout dropout_at(const Model* m, const Sequences* s, int layer, int sit
     return m->training ? dropout_make(p, m->seed, m->step, layer, site, s) : dropout_none(s);
 }
 
-static int has_dropout(const Config* c) {
-    return c->embedding_dropout > 0 || c->attention_dropout > 0 || c->residual_dropout > 0;
-}
-
 static AttentionShape attention_at(const Model* m, const Sequences* s, int layer) {
     AttentionShape shape = {m->config.NH, m->config.C / m->config.NH, CAUSAL,
                             dropout_at(m, s, layer, SITE_DROPOUT_ATTENTION)};
@@ -518,6 +514,10 @@ static void train_step(Run* r, Model* m, LmData* data) {
 
 // ---------------------------------------------------------------------------------------------------------
 // Validation
+
+static int has_dropout(const Config* c) {
+    return c->embedding_dropout > 0 || c->attention_dropout > 0 || c->residual_dropout > 0;
+}
 
 // Evaluate this rank's share of the held-out text. Log the loss over all ranks, or print it if `log` is NULL. A signal
 // to any rank ends the validation without a result.
