@@ -73,7 +73,7 @@ TESTS = {
     "model_dir": (["train_gpt2", "train_bert", "finetune_bert"] + DATA, ["bash", "dev/test/model_dir.sh", "./train_gpt2", "./train_bert"]),
     "flags": (["train_gpt2"] + DATA, ["bash", "dev/test/flags.sh", "./train_gpt2"]),
     "flags_bert": (["train_bert"] + DATA, ["bash", "dev/test/flags.sh", "./train_bert"]),
-    "tasks": (["finetune_bert"] + DATA, ["bash", "dev/test/tasks.sh", "./finetune_bert"]),
+    "tasks": (["finetune_bert", "train_bert"] + DATA, ["bash", "dev/test/tasks.sh", "./finetune_bert"]),
     "resume": (["train_gpt2"] + DATA, ["bash", "dev/test/resume.sh", "./train_gpt2"]),
     "resume_bert": (["train_bert"] + DATA, ["bash", "dev/test/resume.sh", "./train_bert"]),
     "run_dir": (["train_gpt2"] + DATA, ["bash", "dev/test/run_dir.sh", "./train_gpt2"]),
