@@ -19,17 +19,21 @@
 #include "ops/classifier.h"
 #include "ops/dropout.h"
 #include "ops/embedding.h"
+#include "ops/embedding_rows.h"
 #include "ops/fp8_scales.h"
 #include "ops/gather.h"
 #include "ops/gelu.h"
 #include "ops/global_norm.h"
 #include "ops/harness.h"
+#include "ops/interaction.h"
 #include "ops/lamb.h"
 #include "ops/layernorm.h"
+#include "ops/linear_bce.h"
 #include "ops/loss_scale.h"
 #include "ops/matmul.h"
 #include "ops/matmul_bench.h"
 #include "ops/matmul_epilogue.h"
+#include "ops/matmul_relu.h"
 #include "ops/next_sentence.h"
 #include "ops/outliers.h"
 #include "ops/quantize.h"
@@ -73,6 +77,10 @@ static const OpRow TABLE[] = {
 #endif
     {"next_sentence", test_next_sentence, grad_next_sentence, bench_next_sentence},
     {"accuracy", test_accuracy, NULL, bench_accuracy},
+    {"interaction", test_interaction, grad_interaction, bench_interaction},
+    {"linear_bce", test_linear_bce, grad_linear_bce, bench_linear_bce},
+    {"embedding_rows", test_embedding_rows, NULL, bench_embedding_rows},
+    {"matmul_relu", test_matmul_relu, NULL, NULL},
     {NULL, NULL, NULL, NULL},
 };
 // clang-format on

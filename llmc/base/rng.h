@@ -23,7 +23,8 @@ enum {
     SITE_ROUNDING = 7,
     SITE_PAIR = 8,
     SITE_MASK = 9,
-    SITE_DROPOUT_POOLED = 10
+    SITE_DROPOUT_POOLED = 10,
+    SITE_DROPOUT_RELU = 11
 };
 
 typedef struct {

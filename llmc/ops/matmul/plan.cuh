@@ -58,6 +58,7 @@ enum { MATMUL_CANDIDATES = 32, MATMUL_ROUNDS = 8 };
 
 static inline int matmul_has_bias(int epilogue) { return (epilogue & CUBLASLT_EPILOGUE_BIAS) != 0; }
 static inline int matmul_has_aux(int epilogue) { return (epilogue & 128) != 0; }  // AUX bit of cublasLtEpilogue_t
+static inline int matmul_has_gelu(int epilogue) { return (epilogue & (32 | 64)) != 0; }  // bits of GELU and DGELU
 
 static inline void matmul_check(cublasStatus_t status, const MatmulPlan* plan, const char* tried) {
     static const char* const KINDS[] = {"forward", "backward_input", "backward_weight"};
@@ -390,7 +391,7 @@ static inline void matmul_plan_choose(MatmulPlan* plan, const MatmulOperands* o,
     matmul_point(plan, o);
     if (timed && count) plan->microseconds = matmul_time_candidates(plan, o, results, count, ctx);
     if (count) plan->algorithm = results[0].algo;
-    if (timed && count && matmul_has_aux(plan->key.epilogue)) {
+    if (timed && count && matmul_has_gelu(plan->key.epilogue)) {
         MatmulOperands plain = matmul_without_gelu(plan->key.kind, o);
         MatmulKey key = plan->key;
         key.N = o->N;

@@ -1,0 +1,151 @@
+/* Multilayer perceptrons as rows of the tables of tensors, and what both recommenders do with their optimizer.
+ *
+ * An MLP of `count` layers has widths width[0] (input) .. width[count]. Every layer here ends with ReLU. A model's last
+ * layer, which has one output, is linear_bce.h's.
+ *
+ * The flat buffers hold the MLPs first, then the embedding tables. Gradients exist for the MLPs only: embedding_rows.h
+ * updates the tables from the gradients of the lookups. */
+#ifndef DEV_RECSYS_MLP_H
+#define DEV_RECSYS_MLP_H
+
+#include "dev/recsys/ops/embedding_rows.h"
+#include "dev/recsys/ops/matmul_relu.h"
+#include "dev/recsys/ops/sgd.h"
+#include "llmc/ops/adamw.h"
+#include "llmc/ops/global_norm.h"
+#include "llmc/optim/model_buffers.h"
+
+enum { MLP_LAYERS = 8, MASK_BITS = 8 * sizeof(floatX) };
+
+typedef struct {
+    int count, width[MLP_LAYERS + 1];
+    float scale;  // 1 / (1 - p) of the dropout after every ReLU
+} Mlp;
+
+typedef struct {
+    floatX *h[MLP_LAYERS], *dz[MLP_LAYERS], *mask[MLP_LAYERS];  // [B, width]; mask: a bit for each element
+} MlpActs;
+
+// ---------------------------------------------------------------------------------------------------------
+// Rows of the tables
+
+// A row whose sizes are numbers: `columns` 0 for a vector.
+static inline void rows_add(TensorTable* table, size_t field, int rows, int columns, Placement placement,
+                            const char* name) {
+    const int dims[] = {1, rows, columns};
+    const TensorRow row = {name, field, {1, columns ? 2 : 0}, placement};
+    tensors_add(table, &row, 1, dims, -1);
+}
+
+// Weights and biases: fields of a Linear array at `field`.
+static inline void mlp_add_params(TensorTable* table, const char* prefix, size_t field, const Mlp* mlp) {
+    char name[64];
+    for (int l = 0; l < mlp->count; l++, field += sizeof(Linear)) {
+        snprintf(name, sizeof name, "%s.%d.weight", prefix, l);
+        rows_add(table, field + offsetof(Linear, w), mlp->width[l + 1], mlp->width[l], OWN, name);
+        snprintf(name, sizeof name, "%s.%d.bias", prefix, l);
+        rows_add(table, field + offsetof(Linear, b), mlp->width[l + 1], 0, OWN, name);
+    }
+}
+
+// Activations: fields of an MlpActs at `field`.
+static inline void mlp_add_acts(TensorTable* table, const char* prefix, size_t field, const Mlp* mlp, int B) {
+    char name[64];
+    for (int l = 0; l < mlp->count; l++, field += sizeof(floatX*)) {
+        snprintf(name, sizeof name, "%s.%d.h", prefix, l);
+        rows_add(table, field + offsetof(MlpActs, h), B, mlp->width[l + 1], OWN, name);
+        snprintf(name, sizeof name, "%s.%d.dz", prefix, l);
+        rows_add(table, field + offsetof(MlpActs, dz), B, mlp->width[l + 1], OWN, name);
+        snprintf(name, sizeof name, "%s.%d.mask", prefix, l);
+        rows_add(table, field + offsetof(MlpActs, mask), B, (mlp->width[l + 1] + MASK_BITS - 1) / MASK_BITS, OWN, name);
+    }
+}
+
+// ---------------------------------------------------------------------------------------------------------
+// Forward and backward
+
+// `dropout` [count].
+static inline void mlp_forward(const Mlp* mlp, const Linear* p, const MlpActs* a, const floatX* x,
+                               const ReluDropout* dropout, int B, Context* ctx) {
+    for (int l = 0; l < mlp->count; l++) {
+        ReluOutput out = {a->h[l], a->mask[l], mlp->scale};
+        matmul_relu_forward(out, l ? a->h[l - 1] : x, p[l], B, mlp->width[l], mlp->width[l + 1], dropout[l], ctx);
+    }
+}
+
+// From a->dz[count - 1], the gradient of what goes into the last ReLU: all weights, the other dz, and the gradient of x
+// (NULL: not wanted). Biases follow: mlp_bias_jobs().
+static inline void mlp_backward(const Mlp* mlp, const Linear* p, const LinearGrads* g, const MlpActs* a,
+                                const floatX* x, floatX* dx, int B, Context* ctx) {
+    for (int l = mlp->count - 1; l >= 0; l--) {
+        LinearGrads weight = {g[l].w, NULL};
+        int IC = mlp->width[l], OC = mlp->width[l + 1];
+        matmul_backward_weight(weight, a->dz[l], l ? a->h[l - 1] : x, B, IC, OC, SET, ctx);
+        if (l) {
+            ReluOutput below = {a->h[l - 1], a->mask[l - 1], mlp->scale};
+            matmul_relu_backward_input(a->dz[l - 1], a->dz[l], p[l].w, below, B, IC, OC, ctx);
+        } else if (dx) {
+            matmul_backward_input(dx, a->dz[0], p[0].w, B, IC, OC, SET, ctx);
+        }
+    }
+}
+
+// Append the bias gradients of the first `layers` layers to `jobs`, which has `count`. Returns the new count.
+static inline int mlp_bias_jobs(BiasJob* jobs, int count, const Mlp* mlp, const LinearGrads* g, const MlpActs* a,
+                                int layers) {
+    for (int l = 0; l < layers; l++) {
+        BiasJob job = {g[l].b, a->dz[l], mlp->width[l + 1]};
+        jobs[count++] = job;
+    }
+    return count;
+}
+
+// ---------------------------------------------------------------------------------------------------------
+// Memory and updates
+
+// Number of elements of the MLPs, whose gradients are stored: all before the tensor `first_table`.
+static inline size_t mlp_elements(const TensorTable* table, int first_table) {
+    return table->tensors[first_table].offset;
+}
+
+// Allocate the buffers of the tables and bind the structs. Gradients: only of the first `elements`.
+static inline void recommender_alloc(ModelBuffers* b, size_t elements, void* params, void* grads, void* acts,
+                                     Context* ctx) {
+    b->params = (floatX*)device_alloc(ctx, b->table.elements * sizeof(floatX), "parameters");
+    b->grads = (real*)device_alloc(ctx, elements * sizeof(real), "gradients");
+    b->acts = (floatX*)device_alloc(ctx, b->acts_table.elements * sizeof(floatX), "activations");
+    b->stats = (real*)device_alloc(ctx, b->stats_table.elements * sizeof(real), "activations");
+    tensors_bind(&b->table, b->params, sizeof(floatX), params, NULL, 0);
+    tensors_bind(&b->table, b->grads, sizeof(real), grads, NULL, 0);
+    tensors_bind(&b->acts_table, b->acts, sizeof(floatX), acts, NULL, 0);
+    tensors_bind(&b->stats_table, b->stats, sizeof(real), acts, NULL, 0);
+}
+
+static inline void recommender_free(ModelBuffers* b, size_t elements) {
+    device_free(b->params, b->table.elements * sizeof(floatX));
+    device_free(b->grads, elements * sizeof(real));
+    device_free(b->acts, b->acts_table.elements * sizeof(floatX));
+    device_free(b->stats, b->stats_table.elements * sizeof(real));
+    model_buffers_free_tables(b);
+}
+
+// The full-precision parameters: the master weights, or the parameters themselves.
+static inline real* recommender_weights(const ModelBuffers* b, const Optimizer* o) {
+    return o->master ? o->master : (real*)b->params;
+}
+
+// A table of `o` whose first element is number `at` of the flat buffers.
+static inline EmbeddingTable recommender_table(const ModelBuffers* b, const Optimizer* o, size_t at, int E) {
+    EmbeddingTable t = {recommender_weights(b, o) + at, b->params + at, o->m + at, o->v + at, E};
+    return t;
+}
+
+// The norm of the MLPs' gradients, and from it the values that all updates of the step share.
+static inline void recommender_norm(const ModelBuffers* b, Optimizer* o, size_t elements, OptimizerSettings h,
+                                    Context* ctx) {
+    AfterNorm after = {o->loss_scale, o->step, o->rule, h};
+    scope_at(ctx, OPTIMIZER, -1);
+    global_norm_forward(o->norm, b->grads, elements, after, ctx);
+}
+
+#endif

@@ -1,0 +1,145 @@
+/* The GPU's part of embedding_rows.h: a stable sort of the lookups by row, then one warp per row. */
+#ifndef DEV_RECSYS_OPS_EMBEDDING_ROWS_CUH
+#define DEV_RECSYS_OPS_EMBEDDING_ROWS_CUH
+
+#include "dev/recsys/ops/embedding_rows.h"
+#include "llmc/ops/embedding/sort.cuh"
+#ifdef __CUDACC__
+
+enum { ROWS_WARPS = 8, ROWS_LOADS = 4 };
+
+static inline RowSegments row_segments_alloc(int N, int rows, Context* ctx) {
+    RowSegments s = {N, rows, N, NULL, NULL, NULL, NULL};
+    s.begin = (int*)device_alloc(ctx, ((size_t)rows + 1) * sizeof(int), "segments");
+    s.sort = device_alloc(ctx, embedding_sort_bytes(rows, N), "segments");
+    return s;
+}
+
+static inline void row_segments_free(RowSegments* s) {
+    device_free(s->begin, ((size_t)s->rows + 1) * sizeof(int));
+    device_free(s->sort, embedding_sort_bytes(s->rows, s->capacity));
+}
+
+// begin[r] = the first position with a key >= r. One thread per position, and one for the end.
+static __global__ void row_segments_begin_kernel(int* begin, const int* key, int N, int rows) {
+    int i = blockIdx.x * blockDim.x + threadIdx.x;
+    if (i > N) return;
+    int after = i ? key[i - 1] : -1, up_to = i < N ? key[i] : rows;
+    for (int r = after + 1; r <= up_to; r++) begin[r] = i;
+}
+
+static inline void row_segments_find(RowSegments* s, const int* index, int N, RowStarts starts, Context* ctx) {
+    Scope scope = scope_open(ctx, "row_segments", 0, 8.0 * N + (starts == WITH_STARTS ? 4.0 * s->rows : 0),
+                             "N=%d rows=%d", N, s->rows);
+    SortCounters none = {NULL, 0};
+    CHECK(N <= s->capacity);
+    SortedRows sorted = embedding_sort(s->sort, none, index, s->rows, N, ctx);
+    s->N = N, s->key = sorted.index, s->source = sorted.row;
+    if (starts == WITH_STARTS) {
+        row_segments_begin_kernel<<<blocks_for((size_t)N + 1, 256), 256, 0, ctx->stream>>>(s->begin, s->key, N,
+                                                                                           s->rows);
+        cudaCheck(cudaGetLastError());
+    }
+    scope_close(&scope);
+}
+
+// sum [4] += columns c .. c + 3 of the gradients of the positions begin .. end - 1, in order. The row ends where the key
+// changes; loads of several gradients are in flight.
+__device__ inline void row_gradient_add(float* sum, RowGradients dx, const int* source, int begin, int end, int c) {
+    for (int i = begin; i < end; i += ROWS_LOADS) {
+        Vector<floatX, 4> x[ROWS_LOADS];
+#pragma unroll
+        for (int k = 0; k < ROWS_LOADS; k++) {
+            const floatX* p = dx.p + (size_t)source[min(i + k, end - 1)] * dx.stride + c;
+            if constexpr (sizeof(floatX) == 2) *(int2*)&x[k] = *(const int2*)p;
+            else *(int4*)&x[k] = *(const int4*)p;
+        }
+#pragma unroll
+        for (int k = 0; k < ROWS_LOADS; k++)
+#pragma unroll
+            for (int j = 0; j < 4; j++)
+                if (i + k < end) sum[j] += to_float(x[k].v[j]);
+    }
+}
+
+// Store four weights, and their rounded copy where there is one.
+__device__ inline void row_store(EmbeddingTable t, size_t at, Vector<real> w) {
+    store128(t.w + at, w);
+    if constexpr (sizeof(floatX) < sizeof(real)) {
+        Vector<floatX, 4> narrow = from_floats<floatX, 4>(w.v);
+        *(int2*)(t.copy + at) = *(const int2*)&narrow;
+    }
+}
+
+// One warp per position. The warp at a row's first position updates the row; a lane has four adjacent columns.
+static __global__ void __launch_bounds__(ROWS_WARPS* WARP)
+    embedding_sgd_kernel(EmbeddingTable t, RowGradients dx, RowSegments s, float lr, const AdamWStep* step) {
+    int lane = threadIdx.x % WARP, i = blockIdx.x * ROWS_WARPS + threadIdx.x / WARP;
+    if (i >= s.N || !step->is_taken) return;
+    int row = s.key[i], end = i + 1;
+    if (i && s.key[i - 1] == row) return;
+    // A lane looks at one of the next WARP positions at a time.
+    for (unsigned same = ALL_LANES; same == ALL_LANES;) {
+        same = __ballot_sync(ALL_LANES, end + lane < s.N && s.key[min(end + lane, s.N - 1)] == row);
+        end += same == ALL_LANES ? WARP : __ffs((int)~same) - 1;
+    }
+    for (int c = 4 * lane; c < t.E; c += 4 * WARP) {
+        size_t at = (size_t)row * t.E + c;
+        Vector<real> w = load128(t.w + at);
+        float sum[4] = {0};
+        row_gradient_add(sum, dx, s.source, i, end, c);
+#pragma unroll
+        for (int j = 0; j < 4; j++) w.v[j] = fmaf(-lr, sum[j], w.v[j]);
+        row_store(t, at, w);
+    }
+}
+
+static inline void embedding_sgd(EmbeddingTable t, RowGradients dx, RowSegments s, double lr, const AdamWStep* step,
+                                 Context* ctx) {
+    Scope scope = scope_open(ctx, "embedding_sgd", 2.0 * s.N * t.E, EMBEDDING_SGD_BYTES(s.N, t.E), "N=%d rows=%d E=%d",
+                             s.N, s.rows, t.E);
+    CHECK(t.E % 4 == 0 && dx.stride % 4 == 0);
+    embedding_sgd_kernel<<<blocks_for((size_t)s.N, ROWS_WARPS), ROWS_WARPS * WARP, 0, ctx->stream>>>(t, dx, s,
+                                                                                                     (float)lr, step);
+    cudaCheck(cudaGetLastError());
+    scope_close(&scope);
+}
+
+// One warp per row of the table; a lane has four adjacent columns.
+static __global__ void __launch_bounds__(ROWS_WARPS* WARP)
+    embedding_adam_kernel(EmbeddingTable t, RowGradients dx, RowSegments s, AdamWCoefficients c, AdamRows rows,
+                          const AdamWStep* step) {
+    int lane = threadIdx.x % WARP, row = blockIdx.x * ROWS_WARPS + threadIdx.x / WARP;
+    if (row >= s.rows || !step->is_taken) return;
+    int begin = s.begin[row], end = s.begin[row + 1];
+    if (rows == LAZY && begin == end) return;
+    for (int at_column = 4 * lane; at_column < t.E; at_column += 4 * WARP) {
+        size_t at = (size_t)row * t.E + at_column;
+        Vector<real> w = load128(t.w + at), m = load128(t.m + at), v = load128(t.v + at);
+        float sum[4] = {0};
+        row_gradient_add(sum, dx, s.source, begin, end, at_column);
+#pragma unroll
+        for (int j = 0; j < 4; j++) {
+            m.v[j] = fmaf(c.beta1, m.v[j], c.beta1_rest * sum[j]);
+            v.v[j] = fmaf(c.beta2_rest, sum[j] * sum[j], c.beta2 * v.v[j]);
+            w.v[j] -= step->step_size * m.v[j] / fmaf(step->root_scale, sqrtf(v.v[j]), c.eps);
+        }
+        store128(t.m + at, m);
+        store128(t.v + at, v);
+        row_store(t, at, w);
+    }
+}
+
+static inline void embedding_adam(EmbeddingTable t, RowGradients dx, RowSegments s, OptimizerSettings h, AdamRows rows,
+                                  const AdamWStep* step, Context* ctx) {
+    Scope scope = scope_open(ctx, rows == DENSE ? "embedding_adam" : "embedding_adam_lazy", 15.0 * s.rows * t.E,
+                             EMBEDDING_ADAM_BYTES(s.N, s.rows, t.E), "N=%d rows=%d E=%d", s.N, s.rows, t.E);
+    CHECK(t.E % 4 == 0 && dx.stride % 4 == 0);
+    embedding_adam_kernel<<<blocks_for((size_t)s.rows, ROWS_WARPS), ROWS_WARPS * WARP, 0, ctx->stream>>>(
+        t, dx, s, adamw_coefficients(h), rows, step);
+    cudaCheck(cudaGetLastError());
+    scope_close(&scope);
+}
+
+#endif
+#endif

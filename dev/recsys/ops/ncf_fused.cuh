@@ -1,0 +1,567 @@
+/* NeuMF's training step on the GPU for the published widths: factors 64, embeddings 128 + 128, layers 256, 128, 64.
+ *
+ * The same sums as the ops of train_ncf.cu's list, with less traffic:
+ *   products    the first layer is linear in its halves, W0 [u | i] = W0u u + W0i i. So every row of both tables is
+ *               multiplied once: user_products [users, 256], item_products [items, 256]
+ *   step        one persistent block per multiprocessor takes tiles of 64 samples through the other layers, forward and
+ *               backward, in shared memory. It writes dz0 [B, 256], the gradient of what goes into the first ReLU, and
+ *               dlogits [B]; its sums of the gradients of W1, W2, ... stay in registers until the end
+ *   rows        S[r] = the sum of dz0 over the samples of row r; G[r] = w_mf * the sum of dlogit times the other factor
+ *   gradients   of an embedding row: S[r] W0u; of W0u: S^T times the table. Both are matmuls over rows, not over samples
+ *   reduce      adds the blocks' partial sums in their order
+ *   adam        all four tables in one launch
+ *
+ * h0 [B, 256] and its gradient never exist. Products are mma.sync of bf16 with fp32 sums; activations, products and S are
+ * rounded to bf16. Deterministic: a block's tiles and rows depend on the shape and the number of multiprocessors only. */
+#ifndef DEV_RECSYS_OPS_NCF_FUSED_CUH
+#define DEV_RECSYS_OPS_NCF_FUSED_CUH
+
+#include "dev/recsys/ops/embedding_rows.h"
+#include "dev/recsys/ops/gmf.h"
+#include "dev/recsys/ops/linear_bce.h"
+#include "dev/recsys/ops/matmul_relu.h"
+#include "llmc/device/cublaslt.cuh"
+#include "llmc/device/ptx/mma.cuh"
+
+#if defined(__CUDACC__) && defined(PRECISION_BF16)
+
+enum {
+    NCF_F = 64,
+    NCF_E = 128,
+    NCF_H0 = 256,
+    NCF_H1 = 128,
+    NCF_H2 = 64,
+    NCF_TILE = 64,  // samples
+    NCF_THREADS = 256,
+    NCF_SKEW = 8,  // elements between rows in shared memory, so that ldmatrix has no bank conflicts
+    NCF_ROW0 = NCF_H0 + NCF_SKEW,
+    NCF_ROW1 = NCF_H1 + NCF_SKEW,
+    NCF_ROW2 = NCF_H2 + NCF_SKEW,
+    // A block's partial sums.
+    NCF_DW1 = 0,
+    NCF_DW2 = NCF_DW1 + NCF_H1 * NCF_H0,
+    NCF_DB1 = NCF_DW2 + NCF_H2 * NCF_H1,
+    NCF_DB2 = NCF_DB1 + NCF_H1,
+    NCF_DW3 = NCF_DB2 + NCF_H2,  // of the part of the last layer that reads the MLP
+    NCF_DB3 = NCF_DW3 + NCF_H2,
+    NCF_PARTIAL = NCF_DB3 + 1,
+    NCF_ROW_PARTIAL = NCF_H0 + NCF_F,  // db0, and the other part of the last layer
+    NCF_ROW_BLOCKS = 8                 // per multiprocessor
+};
+
+// Everything that the kernels read and write, but for the tables' moments.
+typedef struct {
+    const floatX *user_products, *item_products, *mf_user, *mf_item;
+    const floatX *b0, *w1, *b1, *w2, *b2, *w3, *b3;  // w3: last layer, factors first
+    const int *users, *items;
+    const real* labels;
+    ReluDropout dropout[3];
+    float scale;  // of the loss
+    int B;
+    floatX* dz0;
+    float *dlogits, *partial, *row_partial;
+    double* partial_loss;
+} NcfStep;
+
+// Shared memory of the step.
+struct NcfShared {
+    floatX w1[NCF_H1 * NCF_ROW0], w2[NCF_H2 * NCF_ROW1];
+    floatX h0[2][NCF_TILE * NCF_ROW0];  // first the users' products; one of the two is loaded ahead
+    floatX item[NCF_TILE * NCF_ROW0];
+    floatX h1[NCF_TILE * NCF_ROW1];  // then dz1
+    floatX h2[NCF_TILE * NCF_ROW2], dz2[NCF_TILE * NCF_ROW2];
+    float b0[NCF_H0], b1[NCF_H1], b2[NCF_H2], w3[NCF_F + NCF_H2], dlogit[NCF_TILE];
+};
+static_assert(sizeof(NcfShared) <= 227 * 1024, "shared memory of an sm_90 block");
+
+__device__ inline uint32_t ncf_shared(const void* p) { return (uint32_t)__cvta_generic_to_shared(p); }
+
+// ---------------------------------------------------------------------------------------------------------
+// Products of a warp from shared memory: c [16 MT, 8 NT] += a b. `row_...`: elements between stored rows.
+
+// The fragment of the left operand at `p`: 16 rows m, 16 columns k, stored [m][k] or, transposed, [k][m].
+template <bool TRANSPOSED> __device__ inline void ncf_load_a(uint32_t (&a)[4], const floatX* p, int row) {
+    int lane = threadIdx.x % WARP;
+    if constexpr (TRANSPOSED) ldmatrix_x4_trans(a, ncf_shared(p + (lane / 16 * 8 + lane % 8) * row + lane / 8 % 2 * 8));
+    else ldmatrix_x4(a, ncf_shared(p + lane % 16 * row + lane / 16 * 8));
+}
+
+// The fragments of the right operand at `p`: 16 rows k, 2 x 8 columns n, stored [k][n] or, transposed, [n][k].
+template <bool TRANSPOSED> __device__ inline void ncf_load_b(uint32_t (&b)[4], const floatX* p, int row) {
+    int lane = threadIdx.x % WARP;
+    if constexpr (TRANSPOSED) ldmatrix_x4(b, ncf_shared(p + (lane / 16 * 8 + lane % 8) * row + lane / 8 % 2 * 8));
+    else ldmatrix_x4_trans(b, ncf_shared(p + lane % 16 * row + lane / 16 * 8));
+}
+
+template <int MT, int NT, int K, bool A_TRANSPOSED, bool B_TRANSPOSED>
+__device__ inline void ncf_product(float (&c)[MT][NT][4], const floatX* a, int row_a, const floatX* b, int row_b) {
+#pragma unroll 2
+    for (int k = 0; k < K; k += 16) {
+        uint32_t left[MT][4];
+#pragma unroll
+        for (int m = 0; m < MT; m++)
+            ncf_load_a<A_TRANSPOSED>(left[m], a + (A_TRANSPOSED ? k * row_a + m * 16 : m * 16 * row_a + k), row_a);
+#pragma unroll
+        for (int n = 0; n < NT; n += 2) {
+            uint32_t right[4];
+            ncf_load_b<B_TRANSPOSED>(right, b + (B_TRANSPOSED ? n * 8 * row_b + k : k * row_b + n * 8), row_b);
+#pragma unroll
+            for (int m = 0; m < MT; m++) {
+                mma_m16n8k16(c[m][n], left[m], right[0], right[1]);
+                mma_m16n8k16(c[m][n + 1], left[m], right[2], right[3]);
+            }
+        }
+    }
+}
+
+// Call f(row, column, x, y) for pairs of neighbouring columns of c.
+template <int MT, int NT, typename F> __device__ inline void ncf_each_pair(float (&c)[MT][NT][4], F f) {
+    int lane = threadIdx.x % WARP;
+#pragma unroll
+    for (int m = 0; m < MT; m++)
+#pragma unroll
+        for (int n = 0; n < NT; n++)
+#pragma unroll
+            for (int half = 0; half < 2; half++)
+                f(m * 16 + half * 8 + lane / 4, n * 8 + lane % 4 * 2, c[m][n][2 * half], c[m][n][2 * half + 1]);
+}
+
+// ---------------------------------------------------------------------------------------------------------
+// Parts of a tile
+
+// Start loading the products of a tile's users and items.
+__device__ inline void ncf_prefetch(floatX* user, floatX* item, const NcfStep& s, int tile) {
+    int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
+#pragma unroll
+    for (int i = 0; i < NCF_TILE / (NCF_THREADS / WARP); i++) {
+        int row = i * (NCF_THREADS / WARP) + warp, n = min(tile * NCF_TILE + row, s.B - 1);
+        uint32_t at = (uint32_t)((row * NCF_ROW0 + lane * 8) * sizeof(floatX));
+        cp_async_cg_16(ncf_shared(user) + at, s.user_products + (size_t)s.users[n] * NCF_H0 + lane * 8, 1);
+        cp_async_cg_16(ncf_shared(item) + at, s.item_products + (size_t)s.items[n] * NCF_H0 + lane * 8, 1);
+    }
+}
+
+// Eight channels of sample n after ReLU and dropout.
+__device__ inline void ncf_relu_dropout(float (&x)[8], const ReluDropout& d, uint64_t n, int group) {
+    Philox bits = {{0, 0, 0, 0}};
+    if (d.threshold) bits = relu_dropout_bits(d, n, (uint32_t)group);
+#pragma unroll
+    for (int k = 0; k < 8; k++) x[k] = x[k] > 0 && relu_dropout_keeps(d, bits, k) ? x[k] * d.scale : 0;
+}
+
+// h0 = dropout(relu(user + item + b0)) in place of `user`.
+__device__ inline void ncf_first_layer(floatX* user, const floatX* item, const float* b0, const NcfStep& s, int tile) {
+    int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
+#pragma unroll 2
+    for (int i = 0; i < NCF_TILE / (NCF_THREADS / WARP); i++) {
+        int row = i * (NCF_THREADS / WARP) + warp, at = row * NCF_ROW0 + lane * 8;
+        float x[8], y[8];
+        to_floats(x, load128(user + at));
+        to_floats(y, load128(item + at));
+#pragma unroll
+        for (int k = 0; k < 8; k++) x[k] += y[k] + b0[lane * 8 + k];
+        ncf_relu_dropout(x, s.dropout[0], (uint64_t)tile * NCF_TILE + row, lane);
+        store128(user + at, from_floats<floatX>(x));
+    }
+}
+
+// The last layer and the loss: four threads per sample, each with 16 columns of either half. Writes h2 after dropout,
+// dz2 and dlogit; adds the loss and dlogit to the thread's sums.
+__device__ inline void ncf_last_layer(NcfShared& m, const NcfStep& s, int tile, float product, double* loss,
+                                      float* dbias) {
+    int row = threadIdx.x / 4, part = threadIdx.x % 4, n = tile * NCF_TILE + row;
+    const float* w = m.w3 + NCF_F;
+    float x[2][8], sum = product;
+#pragma unroll
+    for (int g = 0; g < 2; g++) {
+        int group = part * 2 + g;
+        floatX* p = m.h2 + row * NCF_ROW2 + group * 8;
+        to_floats(x[g], load128(p));
+        ncf_relu_dropout(x[g], s.dropout[2], (uint64_t)n, group);
+        store128(p, from_floats<floatX>(x[g]));
+#pragma unroll
+        for (int k = 0; k < 8; k++) sum += x[g][k] * w[group * 8 + k];
+    }
+    sum += __shfl_xor_sync(ALL_LANES, sum, 1);
+    sum += __shfl_xor_sync(ALL_LANES, sum, 2);
+    float logit = sum + to_float(*s.b3), d = 0;
+    if (n < s.B) {
+        float y = s.labels[n];
+        d = s.scale * (1 / (1 + expf(-logit)) - y);
+        if (part == 0) {
+            *loss += (double)(fmaxf(logit, 0) - logit * y + log1pf(expf(-fabsf(logit))));
+            *dbias += d;
+            s.dlogits[n] = d;
+        }
+    }
+    if (part == 0) m.dlogit[row] = d;
+#pragma unroll
+    for (int g = 0; g < 2; g++) {
+#pragma unroll
+        for (int k = 0; k < 8; k++) x[g][k] = relu_gradient(d * w[(part * 2 + g) * 8 + k], x[g][k], s.dropout[2].scale);
+        store128(m.dz2 + row * NCF_ROW2 + (part * 2 + g) * 8, from_floats<floatX>(x[g]));
+    }
+}
+
+// This thread's share of the product of the factors with the last layer: 16 of 64 columns of a sample.
+__device__ inline float ncf_factors(const float* w, const NcfStep& s, int tile) {
+    int n = min(tile * NCF_TILE + (int)threadIdx.x / 4, s.B - 1), first = threadIdx.x % 4 * 16;
+    const floatX *u = s.mf_user + (size_t)s.users[n] * NCF_F + first,
+                 *i = s.mf_item + (size_t)s.items[n] * NCF_F + first;
+    Vector<floatX> a[2] = {load128(u), load128(u + 8)}, b[2] = {load128(i), load128(i + 8)};
+    float sum = 0;
+#pragma unroll
+    for (int g = 0; g < 2; g++) {
+        float x[8], y[8];
+        to_floats(x, a[g]);
+        to_floats(y, b[g]);
+#pragma unroll
+        for (int k = 0; k < 8; k++) sum += x[k] * y[k] * w[first + g * 8 + k];
+    }
+    return sum;
+}
+
+__device__ inline void ncf_load_weights(NcfShared& m, const NcfStep& s) {
+    for (int i = threadIdx.x * 8; i < NCF_H1 * NCF_H0; i += NCF_THREADS * 8)
+        store128(m.w1 + i / NCF_H0 * NCF_ROW0 + i % NCF_H0, load128(s.w1 + i));
+    for (int i = threadIdx.x * 8; i < NCF_H2 * NCF_H1; i += NCF_THREADS * 8)
+        store128(m.w2 + i / NCF_H1 * NCF_ROW1 + i % NCF_H1, load128(s.w2 + i));
+    int i = threadIdx.x;
+    m.b0[i] = to_float(s.b0[i]);
+    if (i < NCF_H1) m.b1[i] = to_float(s.b1[i]), m.w3[i] = to_float(s.w3[i]);
+    if (i < NCF_H2) m.b2[i] = to_float(s.b2[i]);
+}
+
+// Add the blocks of dW1, dW2 and the vectors to the block's partial sums. halves [2][2 * H1]: sums of both halves of rows.
+__device__ inline void ncf_store_sums(float (&dw1)[4][8][4], float (&dw2)[2][4][4], const float* halves, float* out) {
+    int warp = threadIdx.x / WARP, c = threadIdx.x;
+    ncf_each_pair(dw1, [&](int row, int column, float x, float y) {
+        float* p = out + NCF_DW1 + (warp / 4 * 64 + row) * NCF_H0 + warp % 4 * 64 + column;
+        p[0] = x, p[1] = y;
+    });
+    ncf_each_pair(dw2, [&](int row, int column, float x, float y) {
+        float* p = out + NCF_DW2 + (warp / 4 * 32 + row) * NCF_H1 + warp % 4 * 32 + column;
+        p[0] = x, p[1] = y;
+    });
+    if (c < NCF_H1) out[NCF_DB1 + c] = halves[c] + halves[NCF_THREADS + c];
+    if (c < NCF_H2) {
+        out[NCF_DW3 + c] = halves[NCF_H1 + c] + halves[NCF_THREADS + NCF_H1 + c];
+        out[NCF_DB2 + c] = halves[NCF_H1 + NCF_H2 + c] + halves[NCF_THREADS + NCF_H1 + NCF_H2 + c];
+    }
+}
+
+// One block per multiprocessor; eight warps share each product as 2 x 4.
+static __global__ void __launch_bounds__(NCF_THREADS, 1) ncf_step_kernel(NcfStep s) {
+    extern __shared__ int4 memory[];
+    NcfShared& m = *(NcfShared*)memory;
+    int warp = threadIdx.x / WARP, wm = warp / 4, wn = warp % 4, buffer = 0;
+    int column = threadIdx.x % NCF_H1, first_row = threadIdx.x / NCF_H1 * (NCF_TILE / 2);
+    float dw1[4][8][4] = {{{0}}}, dw2[2][4][4] = {{{0}}}, db1 = 0, dlast = 0, dbias = 0;
+    double loss = 0;
+    int tiles = (s.B + NCF_TILE - 1) / NCF_TILE;
+    ncf_load_weights(m, s);
+    if ((int)blockIdx.x < tiles) ncf_prefetch(m.h0[0], m.item, s, blockIdx.x);
+
+    for (int tile = blockIdx.x; tile < tiles; tile += gridDim.x, buffer ^= 1) {
+        floatX* h0 = m.h0[buffer];
+        cp_async_wait_all();
+        __syncthreads();
+        ncf_first_layer(h0, m.item, m.b0, s, tile);
+        __syncthreads();
+        if (tile + (int)gridDim.x < tiles) ncf_prefetch(m.h0[buffer ^ 1], m.item, s, tile + gridDim.x);
+        {  // h1 before ReLU, then h1
+            float c[2][4][4] = {{{0}}};
+            ncf_product<2, 4, NCF_H0, false, true>(c, h0 + wm * 32 * NCF_ROW0, NCF_ROW0, m.w1 + wn * 32 * NCF_ROW0,
+                                                   NCF_ROW0);
+            ncf_each_pair(c, [&](int row, int col, float x, float y) {
+                int at = wn * 32 + col;
+                *(uint32_t*)(m.h1 + (wm * 32 + row) * NCF_ROW1 + at) = pack_floatx2(x + m.b1[at], y + m.b1[at + 1]);
+            });
+        }
+        __syncthreads();
+#pragma unroll 2
+        for (int i = threadIdx.x; i < NCF_TILE * NCF_H1 / 8; i += NCF_THREADS) {
+            int row = i / (NCF_H1 / 8), group = i % (NCF_H1 / 8);
+            floatX* p = m.h1 + row * NCF_ROW1 + group * 8;
+            float x[8];
+            to_floats(x, load128(p));
+            ncf_relu_dropout(x, s.dropout[1], (uint64_t)tile * NCF_TILE + row, group);
+            store128(p, from_floats<floatX>(x));
+        }
+        float factors = ncf_factors(m.w3, s, tile);
+        __syncthreads();
+        {
+            float c[2][2][4] = {{{0}}};
+            ncf_product<2, 2, NCF_H1, false, true>(c, m.h1 + wm * 32 * NCF_ROW1, NCF_ROW1, m.w2 + wn * 16 * NCF_ROW1,
+                                                   NCF_ROW1);
+            ncf_each_pair(c, [&](int row, int col, float x, float y) {
+                int at = wn * 16 + col;
+                *(uint32_t*)(m.h2 + (wm * 32 + row) * NCF_ROW2 + at) = pack_floatx2(x + m.b2[at], y + m.b2[at + 1]);
+            });
+        }
+        __syncthreads();
+        ncf_last_layer(m, s, tile, factors, &loss, &dbias);
+        __syncthreads();
+        // Column sums over half of the rows: dW3 for the first 64 threads of a half, db2 for the others.
+#pragma unroll 8
+        for (int i = 0; i < NCF_TILE / 2; i++) {
+            int row = first_row + i, c = column % NCF_H2;
+            dlast += column < NCF_H2 ? m.dlogit[row] * to_float(m.h2[row * NCF_ROW2 + c])
+                                     : to_float(m.dz2[row * NCF_ROW2 + c]);
+        }
+        ncf_product<2, 4, NCF_TILE, true, false>(dw2, m.dz2 + wm * 32, NCF_ROW2, m.h1 + wn * 32, NCF_ROW1);
+        {
+            float c[2][4][4] = {{{0}}};
+            ncf_product<2, 4, NCF_H2, false, false>(c, m.dz2 + wm * 32 * NCF_ROW2, NCF_ROW2, m.w2 + wn * 32, NCF_ROW1);
+            __syncthreads();  // all have read h1
+            ncf_each_pair(c, [&](int row, int col, float x, float y) {
+                floatX* p = m.h1 + (wm * 32 + row) * NCF_ROW1 + wn * 32 + col;
+                float scale = s.dropout[1].scale;
+                *(uint32_t*)p =
+                    pack_floatx2(relu_gradient(x, to_float(p[0]), scale), relu_gradient(y, to_float(p[1]), scale));
+            });
+        }
+        __syncthreads();
+#pragma unroll 8
+        for (int i = 0; i < NCF_TILE / 2; i++) db1 += to_float(m.h1[(first_row + i) * NCF_ROW1 + column]);
+        ncf_product<4, 8, NCF_TILE, true, false>(dw1, m.h1 + wm * 64, NCF_ROW1, h0 + wn * 64, NCF_ROW0);
+        for (int side = 0; side < 2; side++) {
+            float c[2][4][4] = {{{0}}};
+            int first = side * 128 + wn * 32;
+            ncf_product<2, 4, NCF_H1, false, false>(c, m.h1 + wm * 32 * NCF_ROW1, NCF_ROW1, m.w1 + first, NCF_ROW0);
+            ncf_each_pair(c, [&](int row, int col, float x, float y) {
+                int r = wm * 32 + row, n = tile * NCF_TILE + r, at = first + col;
+                const floatX* h = h0 + r * NCF_ROW0 + at;
+                float scale = s.dropout[0].scale;
+                uint32_t both =
+                    pack_floatx2(relu_gradient(x, to_float(h[0]), scale), relu_gradient(y, to_float(h[1]), scale));
+                if (n < s.B) *(uint32_t*)(s.dz0 + (size_t)n * NCF_H0 + at) = both;
+            });
+        }
+    }
+    loss = block_sum(loss);
+    dbias = block_sum(dbias);
+    __syncthreads();
+    float* halves = (float*)m.item;
+    int half = threadIdx.x / NCF_H1;
+    halves[half * NCF_THREADS + column] = db1;
+    halves[half * NCF_THREADS + NCF_H1 + column] = dlast;
+    __syncthreads();
+    float* out = s.partial + (size_t)blockIdx.x * NCF_PARTIAL;
+    ncf_store_sums(dw1, dw2, halves, out);
+    if (threadIdx.x == 0) out[NCF_DB3] = dbias, s.partial_loss[blockIdx.x] = loss;
+}
+
+// ---------------------------------------------------------------------------------------------------------
+// Sums by row
+
+// One table's rows: sums S [rows, 256] of dz0 and G [rows, 64] of the factors' gradients.
+typedef struct {
+    RowSegments segments;
+    const int* others;            // [B] the other id of each sample
+    const floatX *mine, *theirs;  // factors
+    floatX* S;
+    float* G;
+} NcfRows;
+
+// One warp per row of both tables, users first. A lane has eight columns of dz0 and two of the factors. Sums over all
+// samples, db0 and the last layer's, come from the users' rows.
+static __global__ void __launch_bounds__(NCF_THREADS) ncf_rows_kernel(NcfStep s, NcfRows user, NcfRows item) {
+    __shared__ float sums[NCF_THREADS / WARP][NCF_ROW_PARTIAL];
+    int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP, all = user.segments.rows + item.segments.rows;
+    float db0[8] = {0}, dw3[2] = {0};
+    float w[2] = {to_float(s.w3[lane * 2]), to_float(s.w3[lane * 2 + 1])};
+    for (int i = blockIdx.x * (NCF_THREADS / WARP) + warp; i < all; i += gridDim.x * (NCF_THREADS / WARP)) {
+        int is_user = i < user.segments.rows, r = is_user ? i : i - user.segments.rows;
+        // Selecting fields, not the structs, keeps the parameters out of local memory.
+        const int *begins = is_user ? user.segments.begin : item.segments.begin,
+                  *source = is_user ? user.segments.source : item.segments.source,
+                  *others = is_user ? user.others : item.others;
+        const floatX* theirs = is_user ? user.theirs : item.theirs;
+        int begin = begins[r], end = begins[r + 1];
+        float S[8] = {0}, G[2] = {0};
+        for (int k = begin; k < end; k += ROWS_LOADS) {
+            Vector<floatX> x[ROWS_LOADS];
+            __nv_bfloat162 f[ROWS_LOADS];
+            float d[ROWS_LOADS];
+#pragma unroll
+            for (int j = 0; j < ROWS_LOADS; j++) {
+                int n = source[min(k + j, end - 1)];
+                x[j] = load128_streaming(s.dz0 + (size_t)n * NCF_H0 + lane * 8);
+                f[j] = *(const __nv_bfloat162*)(theirs + (size_t)others[n] * NCF_F + lane * 2);
+                d[j] = s.dlogits[n];
+            }
+#pragma unroll
+            for (int j = 0; j < ROWS_LOADS; j++) {
+                if (k + j >= end) break;
+                float values[8];
+                to_floats(values, x[j]);
+#pragma unroll
+                for (int c = 0; c < 8; c++) S[c] += values[c];
+                G[0] += d[j] * __low2float(f[j]), G[1] += d[j] * __high2float(f[j]);
+            }
+        }
+        store128((is_user ? user.S : item.S) + (size_t)r * NCF_H0 + lane * 8, from_floats<floatX>(S));
+        *(float2*)((is_user ? user.G : item.G) + (size_t)r * NCF_F + lane * 2) = make_float2(w[0] * G[0], w[1] * G[1]);
+        if (!is_user) continue;
+        __nv_bfloat162 mine = *(const __nv_bfloat162*)(user.mine + (size_t)r * NCF_F + lane * 2);
+#pragma unroll
+        for (int c = 0; c < 8; c++) db0[c] += S[c];
+        dw3[0] += G[0] * __low2float(mine), dw3[1] += G[1] * __high2float(mine);
+    }
+#pragma unroll
+    for (int c = 0; c < 8; c++) sums[warp][lane * 8 + c] = db0[c];
+    sums[warp][NCF_H0 + lane * 2] = dw3[0], sums[warp][NCF_H0 + lane * 2 + 1] = dw3[1];
+    __syncthreads();
+    for (int c = threadIdx.x; c < NCF_ROW_PARTIAL; c += NCF_THREADS) {
+        float total = 0;
+        for (int k = 0; k < NCF_THREADS / WARP; k++) total += sums[k][c];
+        s.row_partial[(size_t)blockIdx.x * NCF_ROW_PARTIAL + c] = total;
+    }
+}
+
+// Where the sums go.
+typedef struct {
+    real *db0, *dw1, *db1, *dw2, *db2, *dw3, *db3, *loss;
+} NcfSums;
+
+// A thread adds one element of all blocks' partial sums; the last block adds the losses.
+static __global__ void __launch_bounds__(NCF_THREADS)
+    ncf_reduce_kernel(NcfSums out, NcfStep s, int blocks, int row_blocks) {
+    int e = blockIdx.x * NCF_THREADS + threadIdx.x;
+    if (blockIdx.x + 1 == gridDim.x) {
+        double loss = threadIdx.x < blocks ? s.partial_loss[threadIdx.x] : 0;
+        loss = block_sum(loss);
+        if (threadIdx.x == 0) *out.loss = (real)(s.scale * loss);
+        return;
+    }
+    if (e >= NCF_PARTIAL + NCF_ROW_PARTIAL) return;
+    int of_rows = e >= NCF_PARTIAL, count = of_rows ? row_blocks : blocks, k = of_rows ? e - NCF_PARTIAL : e;
+    const float* from = of_rows ? s.row_partial + k : s.partial + k;
+    size_t stride = of_rows ? NCF_ROW_PARTIAL : NCF_PARTIAL;
+    float sum = 0;
+#pragma unroll 8
+    for (int b = 0; b < count; b++) sum += from[(size_t)b * stride];
+    if (of_rows && k < NCF_H0) out.db0[k] = sum;
+    else if (of_rows) out.dw3[k - NCF_H0] = sum;
+    else if (k < NCF_DW2) out.dw1[k] = sum;
+    else if (k < NCF_DB1) out.dw2[k - NCF_DW2] = sum;
+    else if (k < NCF_DB2) out.db1[k - NCF_DB1] = sum;
+    else if (k < NCF_DW3) out.db2[k - NCF_DB2] = sum;
+    else if (k < NCF_DB3) out.dw3[NCF_F + k - NCF_DW3] = sum;
+    else *out.db3 = sum;
+}
+
+// ---------------------------------------------------------------------------------------------------------
+// Adam of all tables
+
+// `g32` or `g16` [n]: the gradient.
+typedef struct {
+    EmbeddingTable table;
+    const float* g32;
+    const floatX* g16;
+    size_t n;
+} NcfAdamJob;
+
+typedef struct {
+    NcfAdamJob job[4];
+    unsigned first_block[5];
+} NcfAdamJobs;
+
+// Each thread updates four adjacent elements of one table.
+static __global__ void __launch_bounds__(NCF_THREADS)
+    ncf_adam_kernel(NcfAdamJobs jobs, AdamWCoefficients c, const AdamWStep* step) {
+    int j = 0;
+    while (blockIdx.x >= jobs.first_block[j + 1]) j++;
+    const NcfAdamJob& job = jobs.job[j];
+    size_t i = 4 * ((size_t)(blockIdx.x - jobs.first_block[j]) * NCF_THREADS + threadIdx.x);
+    if (i >= job.n || !step->is_taken) return;
+    const EmbeddingTable& t = job.table;
+    Vector<real> w = load128(t.w + i), m = load128(t.m + i), v = load128(t.v + i);
+    float g[4];
+    if (job.g32) {
+        *(float4*)g = *(const float4*)(job.g32 + i);
+    } else {
+        Vector<floatX, 4> narrow;
+        *(int2*)&narrow = *(const int2*)(job.g16 + i);
+        to_floats(g, narrow);
+    }
+#pragma unroll
+    for (int k = 0; k < 4; k++) {
+        m.v[k] = fmaf(c.beta1, m.v[k], c.beta1_rest * g[k]);
+        v.v[k] = fmaf(c.beta2_rest, g[k] * g[k], c.beta2 * v.v[k]);
+        w.v[k] -= step->step_size * m.v[k] / fmaf(step->root_scale, sqrtf(v.v[k]), c.eps);
+    }
+    store128(t.m + i, m);
+    store128(t.v + i, v);
+    row_store(t, i, w);
+}
+
+// ---------------------------------------------------------------------------------------------------------
+// Launchers
+
+// C [M, N] = A [M, K] B [K, N]; row: elements between rows, T: stored transposed.
+typedef struct {
+    const void* p;
+    int row;
+    cublasOperation_t op;
+} NcfMatrix;
+
+static inline void ncf_matmul(void* c, int c_row, int c_is_real, NcfMatrix a, NcfMatrix b, BatchSize n, Context* ctx) {
+    double elements = (double)n.M * n.K + (double)n.K * n.N, bytes = c_is_real ? sizeof(real) : sizeof(floatX);
+    Scope scope = scope_open(ctx, "ncf_matmul", 2.0 * n.M * n.N * n.K,
+                             elements * sizeof(floatX) + (double)n.M * n.N * bytes, "M=%d N=%d K=%d", n.M, n.N, n.K);
+    BatchMatrix C = {c, {c_is_real ? CUDA_R_32F : cublaslt_type(), CUBLAS_OP_N, c_row, 0}};
+    BatchMatrix A = {(void*)a.p, {cublaslt_type(), a.op, a.row, 0}},
+                B = {(void*)b.p, {cublaslt_type(), b.op, b.row, 0}};
+    batched_product(C, A, B, n, 1, ctx);
+    scope_close(&scope);
+}
+
+static inline unsigned ncf_row_blocks(const Context* ctx) { return (unsigned)(NCF_ROW_BLOCKS * ctx->multiprocessors); }
+
+static inline void ncf_step(NcfStep s, Context* ctx) {
+    Scope scope = scope_open(ctx, "ncf_step", 6.0 * s.B * (NCF_H0 * NCF_H1 + NCF_H1 * NCF_H2),
+                             (double)s.B * (3.0 * NCF_H0 + 2 * NCF_F) * sizeof(floatX), "B=%d", s.B);
+    CHECK(ctx->multiprocessors <= (int)NCF_THREADS);
+    cudaCheck(
+        cudaFuncSetAttribute(ncf_step_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)sizeof(NcfShared)));
+    ncf_step_kernel<<<(unsigned)ctx->multiprocessors, NCF_THREADS, sizeof(NcfShared), ctx->stream>>>(s);
+    cudaCheck(cudaGetLastError());
+    scope_close(&scope);
+}
+
+static inline void ncf_rows(NcfStep s, NcfRows user, NcfRows item, Context* ctx) {
+    double rows = user.segments.rows + item.segments.rows;
+    Scope scope = scope_open(ctx, "ncf_rows", 2.0 * s.B * (NCF_H0 + 2 * NCF_F),
+                             2.0 * s.B * (NCF_H0 + NCF_F) * sizeof(floatX) +
+                                 rows * (NCF_H0 * sizeof(floatX) + NCF_F * sizeof(float)),
+                             "B=%d rows=%.0f", s.B, rows);
+    ncf_rows_kernel<<<ncf_row_blocks(ctx), NCF_THREADS, 0, ctx->stream>>>(s, user, item);
+    cudaCheck(cudaGetLastError());
+    scope_close(&scope);
+}
+
+static inline void ncf_reduce(NcfSums out, NcfStep s, Context* ctx) {
+    Scope scope =
+        scope_open(ctx, "ncf_reduce", 0, 4.0 * ctx->multiprocessors * NCF_PARTIAL, "blocks=%d", ctx->multiprocessors);
+    ncf_reduce_kernel<<<blocks_for(NCF_PARTIAL + NCF_ROW_PARTIAL, NCF_THREADS) + 1, NCF_THREADS, 0, ctx->stream>>>(
+        out, s, ctx->multiprocessors, (int)ncf_row_blocks(ctx));
+    cudaCheck(cudaGetLastError());
+    scope_close(&scope);
+}
+
+static inline void ncf_adam(NcfAdamJobs jobs, OptimizerSettings h, const AdamWStep* step, Context* ctx) {
+    double n = 0;
+    for (int j = 0; j < 4; j++) {
+        n += (double)jobs.job[j].n;
+        jobs.first_block[j + 1] = jobs.first_block[j] + blocks_for(jobs.job[j].n, 4 * NCF_THREADS);
+    }
+    Scope scope = scope_open(ctx, "ncf_adam", 15 * n, n * (7 * sizeof(real) + sizeof(floatX)), "n=%.0f", n);
+    ncf_adam_kernel<<<jobs.first_block[4], NCF_THREADS, 0, ctx->stream>>>(jobs, adamw_coefficients(h), step);
+    cudaCheck(cudaGetLastError());
+    scope_close(&scope);
+}
+
+#endif
+#endif

@@ -1,0 +1,329 @@
+/* Tests of NeuMF: golden numbers, finite differences (double build), equalities. With a GPU also its speed:
+ *
+ *     test_ncf                  the tests
+ *     test_ncf losses           losses of 20 steps of a middle-sized model, to compare builds
+ *     test_ncf speed            milliseconds and kernels of a step of the published size */
+#include "dev/recsys/train_ncf.cu"
+
+#include "dev/recsys/golden.h"
+#include "dev/recsys/test_recommender.h"
+
+typedef struct {
+    Context ctx;
+    Model m;
+    Optimizer o;
+    Batch batch;
+} Bench;
+
+static const OptimizerSettings PUBLISHED_ADAM = {0.0045, 0.25, 0.5, 1e-8, 0, 0, 0};
+
+static Bench* bench_open(Config config, int B) {
+    Bench* b = (Bench*)xcalloc(1, sizeof *b);
+    context_init(&b->ctx);
+    model_plan(&b->m, config, B);
+    model_alloc(&b->m, &b->ctx);
+    optimizer_init(&b->o, &b->m.buffers.table, ADAMW, WITH_MASTER, &b->ctx);
+    return b;
+}
+
+static void bench_close(Bench* b) {
+    optimizer_free(&b->o);
+    model_free(&b->m);
+    matmul_plans_free(&b->ctx);
+    context_free(&b->ctx);
+    free(b);
+}
+
+static void bench_write(Bench* b, const real* values) {
+    HostView view = host_view_open(b->m.buffers.params, b->m.buffers.table.elements, VIEW_FLOATX);
+    memcpy(view.values, values, view.n * sizeof(real));
+    optimizer_write_weights(&b->o, &view, &b->ctx);
+    host_view_close(&view);
+}
+
+static double bench_loss(Bench* b) {
+    real loss;
+    device_download(&b->ctx, &loss, b->m.a.loss, sizeof loss);
+    return (double)loss;
+}
+
+static void bench_batch(Bench* b, const int* users, const int* items, const real* labels, int B) {
+    size_t n = (size_t)B * sizeof(int);
+    Batch batch = {(int*)on_device(&b->ctx, users, n), (int*)on_device(&b->ctx, items, n),
+                   (real*)on_device(&b->ctx, labels, (size_t)B * sizeof(real)), B, 0};
+    b->batch = batch;
+}
+
+static void test_published_size(Tests* t) {
+    Model m;
+    model_plan(&m, config_published(), 1);
+    expect(t, m.buffers.table.parameters == 31725504 + 107073, "published size", "%zu parameters",
+           m.buffers.table.parameters);
+    model_buffers_free_tables(&m.buffers);
+}
+
+// ---------------------------------------------------------------------------------------------------------
+// The golden case
+
+static Bench* golden_open(void) {
+    enum { B = 10 };
+    Config c = {9, 7, 4, 4, {2, {0, 8, 4}, 1}, 0};
+    Bench* b = bench_open(c, B);
+    const TensorTable* table = &b->m.buffers.table;
+    real* w = (real*)xcalloc(table->elements, sizeof *w);
+    static const char* const names[] = {"mf_user.weight", "mf_item.weight", "mlp_user.weight", "mlp_item.weight",
+                                        "mlp.0.weight",   "mlp.0.bias",     "mlp.1.weight",    "mlp.1.bias",
+                                        "last.weight",    "last.bias"};
+    for (int i = 0; i < (int)COUNT_OF(names); i++) {
+        const Tensor* x = tensor_named(table, names[i]);
+        hash_fill(w, x, 40 + i, x->shape[1]);
+    }
+    bench_write(b, w);
+    int users[B], items[B];
+    real labels[B];
+    for (int n = 0; n < B; n++) users[n] = (4 * n + 1) % 9, items[n] = (3 * n + 2) % 7, labels[n] = n % 5 == 0;
+    bench_batch(b, users, items, labels, B);
+    free(w);
+    return b;
+}
+
+static void test_golden(Tests* t) {
+    Bench* b = golden_open();
+    double loss_tol = loss_tolerance(), norm_tol = norm_tolerance();
+    for (size_t s = 0; s < COUNT_OF(NCF_LOSSES); s++) {
+        train_batch(&b->m, &b->o, &b->batch, s, PUBLISHED_ADAM, &b->ctx);
+        char* name = xprintf("golden: loss after %zu steps of Adam", s);
+        expect_near(t, name, bench_loss(b), NCF_LOSSES[s], loss_tol);
+        free(name);
+        if (s) continue;
+        expect_near(t, "golden: norm of the gradient of mlp.0.weight",
+                    gradient_norm(&b->m.buffers, "mlp.0.weight", &b->ctx), 1.854214e-4, norm_tol * 1.854214e-4 + 5e-11);
+        expect_near(t, "golden: norm of the gradient of last.weight",
+                    gradient_norm(&b->m.buffers, "last.weight", &b->ctx), 1.32446189e-2,
+                    norm_tol * 1.32446189e-2 + 5e-11);
+        // After the first step a table's first moment is (1 - beta1) g.
+        static const struct {
+            int table;
+            double norm;
+        } norms[] = {{MF_USER, 1.0250906e-3}, {MLP_ITEM, 1.849712e-4}};
+        for (size_t i = 0; i < COUNT_OF(norms); i++) {
+            const Tensor* x = tensor_named(&b->m.buffers.table, norms[i].table ? "mlp_item.weight" : "mf_user.weight");
+            real* m = reals_of(&b->ctx, b->o.m + x->offset, x->size);
+            name = xprintf("golden: norm of the gradient of %s", x->name);
+            expect_near(t, name, norm_of(m, x->size) / 0.75, norms[i].norm, norm_tol * norms[i].norm + 5e-11);
+            free(name), free(m);
+        }
+    }
+    bench_close(b);
+}
+
+#ifdef REAL_DOUBLE
+// The first moment after one step, over 1 - beta1, is the gradient: of every tensor, against central differences.
+static void test_finite_differences(Tests* t) {
+    Bench* b = golden_open();
+    real* w = (real*)b->m.buffers.params;
+    size_t n = b->m.buffers.table.elements;
+    real* kept = reals_of(&b->ctx, w, n);
+    train_batch(&b->m, &b->o, &b->batch, 0, PUBLISHED_ADAM, &b->ctx);
+    memcpy(w, kept, n * sizeof *w);
+    for (int k = 0; k < b->m.buffers.table.count; k++) {
+        const Tensor* x = &b->m.buffers.table.tensors[k];
+        double worst = 0;
+        for (size_t i = x->offset; i < x->offset + x->size; i++) {
+            double step = 1e-5, above, below;
+            w[i] = kept[i] + step;
+            forward(&b->m, &b->batch, 0, 0.1, FORWARD, &b->ctx), above = bench_loss(b);
+            w[i] = kept[i] - step;
+            forward(&b->m, &b->batch, 0, 0.1, FORWARD, &b->ctx), below = bench_loss(b);
+            w[i] = kept[i];
+            worst = fmax(worst, fabs((above - below) / (2 * step) - b->o.m[i] / 0.75));
+        }
+        char* name = xprintf("finite differences: %s", x->name);
+        expect_near(t, name, worst, 0, 1e-9);
+        free(name);
+    }
+    free(kept);
+    bench_close(b);
+}
+#endif
+
+// ---------------------------------------------------------------------------------------------------------
+// A middle-sized model of the published widths, with dropout and skewed ids
+
+static Bench* middle_open(double dropout) {
+    enum { B = 1000 };
+    Config c = {300, 70, 64, 128, {3, {0, 256, 128, 64}, 1}, dropout};
+    Bench* b = bench_open(c, B);
+    real* w = (real*)xcalloc(b->m.buffers.table.elements, sizeof *w);
+    random_weights(&b->m, w, 7);
+    bench_write(b, w);
+    b->m.seed = 11;
+    int users[B], items[B];
+    real labels[B];
+    for (int n = 0; n < B; n++) {
+        double u = hash01(1, (uint32_t)n), i = hash01(2, (uint32_t)n);
+        users[n] = (int)(u * u * 300), items[n] = (int)(i * i * 70);
+        labels[n] = (users[n] + items[n]) % 3 == 0;
+    }
+    bench_batch(b, users, items, labels, B);
+    free(w);
+    return b;
+}
+
+static uint64_t middle_steps(double dropout, double* losses) {
+    Bench* b = middle_open(dropout);
+    for (int s = 0; s < 20; s++) {
+        train_batch(&b->m, &b->o, &b->batch, (uint64_t)s, PUBLISHED_ADAM, &b->ctx);
+        losses[s] = bench_loss(b);
+    }
+    uint64_t bits = bits_of(&b->ctx, recommender_weights(&b->m.buffers, &b->o), b->m.buffers.table.elements);
+    bench_close(b);
+    return bits;
+}
+
+static void test_equalities(Tests* t) {
+    double losses[20], again[20], without[20];
+    uint64_t bits = middle_steps(0.5, losses);
+    expect(t, losses[19] < losses[0] - 0.02, "twenty steps learn", "%g, then %g", losses[0], losses[19]);
+    expect_that(t, middle_steps(0.5, again) == bits && memcmp(losses, again, sizeof losses) == 0,
+                "the same bits again");
+    expect_that(t, middle_steps(0, without) != bits && without[1] != losses[1], "dropout changes the loss");
+#ifdef _OPENMP
+    int usual = omp_get_max_threads();
+    omp_set_num_threads(3);
+    expect_that(t, middle_steps(0.5, again) == bits, "the same bits with three threads");
+    omp_set_num_threads(usual);
+#endif
+}
+
+// Rows that no sample looks up: the dense Adam moves them by their moments, the lazy one leaves them.
+static void test_lazy_adam(Tests* t) {
+    double change[2] = {0, 0};
+    for (int lazy = 0; lazy < 2; lazy++) {
+        Bench* b = golden_open();
+        b->m.adam_rows = lazy ? LAZY : DENSE;
+        train_batch(&b->m, &b->o, &b->batch, 0, PUBLISHED_ADAM, &b->ctx);
+        const Tensor* x = tensor_named(&b->m.buffers.table, "mf_user.weight");
+        real* w = recommender_weights(&b->m.buffers, &b->o) + x->offset;
+        real* before = reals_of(&b->ctx, w, x->size);
+        Batch one = b->batch;  // the first sample looks up user 1 only
+        one.B = 1;
+        train_batch(&b->m, &b->o, &one, 1, PUBLISHED_ADAM, &b->ctx);
+        real* after = reals_of(&b->ctx, w, x->size);
+        for (size_t i = 2 * 4; i < x->size; i++) change[lazy] += fabs((double)(after[i] - before[i]));
+        free(before), free(after);
+        bench_close(b);
+    }
+    expect(t, change[DENSE] > 1e-3, "dense Adam moves rows without lookups", "by %g", change[DENSE]);
+    expect(t, change[LAZY] == 0, "lazy Adam does not", "by %g", change[LAZY]);
+}
+
+#ifdef NCF_FUSED
+// The fused step against the list of ops, with the same dropout masks: losses, and all gradients of a first step.
+static void test_fused(Tests* t) {
+    for (int with = 0; with < 2; with++) {
+        Bench *fused = middle_open(with ? 0.5 : 0), *ops = middle_open(with ? 0.5 : 0);
+        double worst = 0;
+        size_t n = fused->m.buffers.table.elements;
+        expect_that(t, fused->m.is_fused, "the published widths are fused");
+        ops->m.is_fused = 0;
+        for (int s = 0; s < 3; s++) {
+            train_batch(&fused->m, &fused->o, &fused->batch, (uint64_t)s, PUBLISHED_ADAM, &fused->ctx);
+            train_batch(&ops->m, &ops->o, &ops->batch, (uint64_t)s, PUBLISHED_ADAM, &ops->ctx);
+            worst = fmax(worst, fabs(bench_loss(fused) - bench_loss(ops)));
+            if (s) continue;
+            real *got = reals_of(&fused->ctx, fused->o.m, n), *want = reals_of(&ops->ctx, ops->o.m, n);
+            for (int k = 0; k < fused->m.buffers.table.count; k++) {
+                const Tensor* x = &fused->m.buffers.table.tensors[k];
+                double error = 0, norm = norm_of(want + x->offset, x->size);
+                for (size_t i = x->offset; i < x->offset + x->size; i++) got[i] -= want[i];
+                error = norm_of(got + x->offset, x->size) / norm;
+                char* name = xprintf("fused: gradient of %s, dropout %g", x->name, with ? 0.5 : 0.0);
+                // Activations are rounded to 8 bits at different places. Of the inputs of a ReLU, 2^-9 lie so close to
+                // zero that their masks differ, in each of three layers: sqrt(3 * 2^-9) of a gradient's norm.
+                double limit = strstr(x->name, "mlp") ? sqrt(3.0 / 512) : 0.02;
+                expect(t, error <= limit, name, "differs by %.3g of its norm, %g", error, norm);
+                free(name);
+            }
+            free(got), free(want);
+        }
+        expect(t, worst <= 3e-3, with ? "fused: losses of three steps, dropout 0.5" : "fused: losses of three steps",
+               "differ by %.3g", worst);
+        bench_close(fused), bench_close(ops);
+    }
+}
+#endif
+
+#ifdef __CUDACC__
+// ---------------------------------------------------------------------------------------------------------
+// Speed
+
+enum { SPEED_BATCHES = 130, SPEED_WARMUP = 20 };
+
+static void speed(void) {
+    enum { B = 1048576 };
+    Bench* b = bench_open(config_published(), B);
+    Context* ctx = &b->ctx;
+    const Config* c = &b->m.config;
+    size_t n = (size_t)B * SPEED_BATCHES;
+    real *w = (real*)xcalloc(b->m.buffers.table.elements, sizeof *w), *labels = (real*)xcalloc(B, sizeof *labels);
+    int *users = (int*)xmalloc(n * sizeof *users), *items = (int*)xmalloc(n * sizeof *items);
+    random_weights(&b->m, w, 7);
+    bench_write(b, w);
+    for (int k = 0; k < B; k++) labels[k] = hash01(2, (uint32_t)k) < 0.2;
+#pragma omp parallel for
+    for (size_t k = 0; k < n; k++) {
+        Philox bits = philox((uint32_t)k, (uint32_t)(k >> 32), 0, 0, 99);
+        users[k] = (int)((uint64_t)bits.v[0] * (uint64_t)c->users >> 32);
+        items[k] = (int)((uint64_t)bits.v[1] * (uint64_t)c->items >> 32);
+    }
+    int *all_users = (int*)on_device(ctx, users, n * sizeof *users),
+        *all_items = (int*)on_device(ctx, items, n * sizeof *items);
+    Batch in = {NULL, NULL, (real*)on_device(ctx, labels, B * sizeof *labels), B, 0};
+    ctx->autotune = 1;
+    cudaEvent_t start, stop;
+    cudaCheck(cudaEventCreate(&start)), cudaCheck(cudaEventCreate(&stop));
+    for (int s = 0; s < SPEED_BATCHES; s++) {
+        in.users = all_users + (size_t)s * B, in.items = all_items + (size_t)s * B;
+        if (s == SPEED_WARMUP) cudaCheck(cudaEventRecord(start, ctx->stream));
+        train_batch(&b->m, &b->o, &in, (uint64_t)s, PUBLISHED_ADAM, ctx);
+    }
+    cudaCheck(cudaEventRecord(stop, ctx->stream));
+    device_synchronize(ctx);
+    float ms;
+    cudaCheck(cudaEventElapsedTime(&ms, start, stop));
+    speed_report("ncf", B, ms / (SPEED_BATCHES - SPEED_WARMUP), bench_loss(b));
+    KernelTrace* trace = speed_kernels_begin(ctx);
+    train_batch(&b->m, &b->o, &in, SPEED_BATCHES, PUBLISHED_ADAM, ctx);
+    speed_kernels_end("ncf", trace);
+    bench_close(b);
+}
+#endif
+
+int main(int argc, char** argv) {
+    static Tests t;
+    if (argc > 1 && strcmp(argv[1], "losses") == 0) {
+        double losses[20];
+        middle_steps(0.5, losses);
+        for (int s = 0; s < 20; s++) printf("ncf loss %d %.9f\n", s, losses[s]);
+        return DONE;
+    }
+#ifdef __CUDACC__
+    if (argc > 1 && strcmp(argv[1], "speed") == 0) {
+        speed();
+        return DONE;
+    }
+#endif
+    tests_open(&t);
+    test_published_size(&t);
+    test_golden(&t);
+#ifdef REAL_DOUBLE
+    test_finite_differences(&t);
+#endif
+    test_equalities(&t);
+    test_lazy_adam(&t);
+#ifdef NCF_FUSED
+    test_fused(&t);
+#endif
+    return tests_close(&t);
+}
