@@ -63,7 +63,7 @@ typedef struct {
     RowSegments users, items;
     ParamSpan* span;  // the MLP as one span of AdamW, on the device
     AdamRows adam_rows;
-    int is_fused;  // 1: the fused step, where the widths are those that it is for
+    int is_fused;  // 1: the fused step, if fused_supports() the widths. Off: its gradients are not close enough yet
     uint64_t seed;
     Params p;
     Grads g;
@@ -117,8 +117,7 @@ static void model_plan(Model* m, Config config, int B) {
     rows_add(stats, offsetof(Acts, losses), B, 0, OWN, "losses");
     rows_add(stats, offsetof(Acts, loss), 1, 0, OWN, "loss");
 #ifdef NCF_FUSED
-    m->is_fused = fused_supports(c);
-    if (m->is_fused) fused_plan(m, acts, stats);
+    if (fused_supports(c)) fused_plan(m, acts, stats);
 #endif
     model_buffers_finish_tables(&m->buffers);
     m->elements = mlp_elements(table, first_table);
