@@ -54,7 +54,7 @@ G      := $(B)/$(PRECISION)
 
 HAS_CC := $(shell command -v $(CC) 2>/dev/null)
 .DEFAULT_GOAL := $(if $(HAS_CC),all,help)
-.PHONY: all cpu gpu absent help setup quickstart quickstart-bert test check ops grad bench san mutants cubins clean needed always recsys-test
+.PHONY: all cpu gpu absent help setup quickstart quickstart-bert test check ops grad bench san mutants cubins clean needed always recsys recsys-test
 .DELETE_ON_ERROR:
 
 # ---------------------------------------------------------------------------------------------------------
@@ -93,7 +93,7 @@ build/profile_page.inc: llmc/profile/page.html
 	@mkdir -p $(@D)
 	@od -An -v -tu1 $< | sed 's/\([0-9]\{1,\}\)/\1,/g' >$@
 
-$(GPT2) $(BERT) $(TUNE) $(B)/test_gpt2 $(B)/test_bert $(B)/test_gpt2_double $(B)/test_bert_double $(B)/test_run $(B)/test_profile $(B)/test_llmc_files $(addprefix $(G)/,train_gpt2cu train_bertcu finetune_bertcu test_gpt2cu test_bertcu) train_gpt2cu train_bertcu finetune_bertcu: build/profile_page.inc
+$(GPT2) $(BERT) $(TUNE) $(B)/test_gpt2 $(B)/test_bert $(B)/test_gpt2_double $(B)/test_bert_double $(B)/test_run $(B)/test_profile $(B)/test_llmc_files $(addprefix $(B)/,train_ncf test_ncf test_ncf_double) $(addprefix $(G)/,train_gpt2cu train_bertcu finetune_bertcu test_gpt2cu test_bertcu train_ncfcu test_ncfcu) train_gpt2cu train_bertcu finetune_bertcu: build/profile_page.inc
 
 train_gpt2cu train_bertcu finetune_bertcu: %cu: %.cu Makefile $(G)/command
 	$(NVCC) $(NVFLAGS) -MF $(G)/$@.d $< -o $@ $(NVLIBS)
@@ -140,7 +140,7 @@ $(B)/%_double: %.cu Makefile $(B)/command
 $(B)/%_double: dev/%.cu Makefile $(B)/command
 	$(COMPILE) -DREAL_DOUBLE $< -o $@ $(LIBS)
 
-# The recommenders (dev/recsys). Their tests, in float and in double.
+# The recommenders (dev/recsys): NeuMF's trainer, and tests in float and in double.
 RECSYS := $(addprefix $(B)/test_,dlrm ncf dlrm_double ncf_double)
 $(B)/test_dlrm $(B)/test_ncf: $(B)/test_%: dev/recsys/test_%.cu Makefile $(B)/command
 	$(COMPILE) $< -o $@ $(LIBS)
@@ -148,7 +148,10 @@ $(B)/test_dlrm $(B)/test_ncf: $(B)/test_%: dev/recsys/test_%.cu Makefile $(B)/co
 $(B)/test_dlrm_double $(B)/test_ncf_double: $(B)/test_%_double: dev/recsys/test_%.cu Makefile $(B)/command
 	$(COMPILE) -DREAL_DOUBLE $< -o $@ $(LIBS)
 
-$(G)/test_dlrmcu $(G)/test_ncfcu: $(G)/%cu: dev/recsys/%.cu Makefile $(G)/command
+$(B)/train_ncf: dev/recsys/train_ncf.cu Makefile $(B)/command
+	$(COMPILE) $< -o $@ $(LIBS)
+
+$(addprefix $(G)/,test_dlrmcu test_ncfcu train_ncfcu): $(G)/%cu: dev/recsys/%.cu Makefile $(G)/command
 	$(NVCC) $(NVFLAGS) -MF $@.d $< -o $@ $(NVLIBS)
 
 # Ranks that find each other without MPI, also where there is one.
@@ -213,7 +216,7 @@ help:
 	@echo "make check         seconds: every header alone, include direction, size budgets, formatting, links"
 	@echo "make ops           ops against their references;  make grad: against finite differences"
 	@echo "make bench         time of every op (OP=matmul for one)"
-	@echo "make recsys-test   the recommenders of dev/recsys: ops and training steps"
+	@echo "make recsys        NeuMF's trainer, dev/recsys;  make recsys-test: tests of the recommenders"
 	@echo "make san           tests under AddressSanitizer and UBSan"
 	@echo "make mutants       an hour or more: does a test fail for each of the faults in dev/mutants.txt? (JOBS=2: two at a time)"
 	@echo "make cubins        GPU machine code of every program, architecture and precision, for dev/compare_sass.py"
@@ -246,7 +249,7 @@ quickstart-bert: needed
 	@echo "log, loss plot and a Hugging Face model directory: out/quickstart-bert"
 
 test: needed
-	@$(MAKE) --no-print-directory $(GPT2) $(BERT) $(TUNE) $(TEST_CORPUS) data/builtin/train.bin data/builtin/bert/train.bin $(addprefix $(B)/test_,$(TESTS) gpt2_double bert_double) $(addprefix $(B)/late/train_,gpt2 bert) $(B)/ops $(B)/ops_double $(RECSYS)
+	@$(MAKE) --no-print-directory $(GPT2) $(BERT) $(TUNE) $(TEST_CORPUS) data/builtin/train.bin data/builtin/bert/train.bin $(addprefix $(B)/test_,$(TESTS) gpt2_double bert_double) $(addprefix $(B)/late/train_,gpt2 bert) $(B)/ops $(B)/ops_double $(RECSYS) $(B)/train_ncf
 	-@$(MAKE) --no-print-directory $(B)/test_prefetch_tsan 2>/dev/null
 	@MAKEFLAGS= bash dev/test/run.sh $(B) $(GPT2) $(BERT) $(TUNE)
 
@@ -268,7 +271,9 @@ san:
 	@$(MAKE) --no-print-directory SANITIZE=1 build/san/train_gpt2 build/san/train_bert build/san/finetune_bert $(TEST_CORPUS) $(addprefix build/san/test_,$(TESTS) fuzz) $(addprefix build/san/late/train_,gpt2 bert) build/san/ops
 	@MAKEFLAGS= bash dev/test/run.sh build/san build/san/train_gpt2 build/san/train_bert build/san/finetune_bert
 
-recsys-test: $(RECSYS) $(B)/ops $(B)/ops_double
+recsys: $(B)/train_ncf $(if $(HAS_NVCC),$(G)/train_ncfcu)
+
+recsys-test: $(RECSYS) $(B)/train_ncf $(B)/ops $(B)/ops_double
 	@bash dev/recsys/test.sh $(B)
 
 mutants:

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Test the recommenders: ops against references and finite differences, both models' training steps.
+# Test the recommenders: ops against references and finite differences, both models' training steps,
+# NeuMF's trainer.
 #
 #     bash dev/recsys/test.sh BUILD_FOLDER
 set -u
@@ -23,5 +24,6 @@ done
 for test in dlrm ncf dlrm_double ncf_double; do
     [ ! -x "$build/test_$test" ] || run "$build/test_$test"
 done
+[ ! -x "$build/train_ncf" ] || run bash dev/recsys/trainer.sh "$build/train_ncf"
 echo "$passed passed, $failed failed"
 [ "$failed" -eq 0 ]

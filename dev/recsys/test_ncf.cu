@@ -3,6 +3,7 @@
  *     test_ncf                  the tests
  *     test_ncf losses           losses of 20 steps of a middle-sized model, to compare builds
  *     test_ncf speed            milliseconds and kernels of a step of the published size */
+#define NO_MAIN
 #include "dev/recsys/train_ncf.cu"
 
 #include "dev/recsys/golden.h"
@@ -21,6 +22,7 @@ static Bench* bench_open(Config config, int B) {
     Bench* b = (Bench*)xcalloc(1, sizeof *b);
     context_init(&b->ctx);
     model_plan(&b->m, config, B);
+    model_buffers_alloc(&b->m.buffers, &b->ctx);
     model_alloc(&b->m, &b->ctx);
     optimizer_init(&b->o, &b->m.buffers.table, ADAMW, WITH_MASTER, &b->ctx);
     return b;
@@ -29,6 +31,7 @@ static Bench* bench_open(Config config, int B) {
 static void bench_close(Bench* b) {
     optimizer_free(&b->o);
     model_free(&b->m);
+    model_buffers_free(&b->m.buffers);
     matmul_plans_free(&b->ctx);
     context_free(&b->ctx);
     free(b);
@@ -298,6 +301,64 @@ static void speed(void) {
 }
 #endif
 
+// ---------------------------------------------------------------------------------------------------------
+// Evaluation
+
+// Scores that are easy to get wrong: equal ones, a NaN, masked rivals.
+static void test_ranks(Tests* t) {
+    enum { RIVALS = 12 };
+    int items[RIVALS + 1];
+    real scores[RIVALS + 1];
+    RankSums constant = {0, 0, 0}, sums = {0, 0, 0};
+    for (int k = 0; k <= RIVALS; k++) items[k] = k, scores[k] = 1;
+    rank_add(&constant, scores, items, RIVALS);
+    expect_that(t, constant.users == 1 && constant.hits == 0 && constant.gain == 0, "a constant model scores 0");
+    for (int k = 1; k <= RIVALS; k++) scores[k] = k <= 2 ? 2 : 0;  // two outrank the held-out item
+    rank_add(&sums, scores, items, RIVALS);
+    expect_near(t, "NDCG of rank 2", sums.gain, log(2) / log(4), 1e-15);
+    items[1] = RIVAL_MASKED;
+    rank_add(&sums, scores, items, RIVALS);
+    expect_near(t, "a masked rival outranks nothing", sums.gain, log(2) / log(4) + log(2) / log(3), 1e-15);
+    scores[0] = (real)NAN;
+    rank_add(&sums, scores, items, RIVALS);
+    expect_that(t, sums.users == 3 && sums.hits == 2, "NaN counts against the model");
+}
+
+// Three users who rated items 0 .. 3 of 8, the last held out.
+static void test_rivals(Tests* t) {
+    const int pair[] = {0, 0, 0, 1, 0, 2, 1, 0, 1, 1, 1, 2, 2, 0, 2, 1, 2, 2}, held_out[] = {3, 3, 3};
+    int unseen = 1, distinct = 1, masked = 0, right = 1, rivals[33];
+    Ratings r = {3, 8, 9, pair, held_out, NULL, NULL, 0, NULL};
+    ratings_index(&r);
+    for (int user = 0; user < 3; user++) {
+        ratings_rivals(&r, user, 4, POOL_UNSEEN, 1, rivals);
+        for (int k = 1; k <= 4; k++) {
+            unseen &= rivals[k] >= 4 && rivals[k] < 8;
+            for (int j = 0; j < k; j++) distinct &= rivals[j] != rivals[k];
+        }
+        ratings_rivals(&r, user, 32, POOL_ALL, 1, rivals);
+        for (int k = 0; k <= 32; k++) {
+            masked += rivals[k] == RIVAL_MASKED;
+            for (int j = 0; j < k; j++) distinct &= rivals[j] != rivals[k] || rivals[k] == RIVAL_MASKED;
+        }
+    }
+    expect_that(t, unseen && distinct, "rivals are distinct, and unseen where asked for");
+    expect(t, masked >= 3 * 25, "of 33 draws from 8 items all but 8 are masked", "%d masked", masked);
+
+    // An epoch of all samples: each pair once as a positive, and with two negatives.
+    enum { N = 27 };
+    int users[N], items[N], positives[9] = {0};
+    real labels[N];
+    HostBatch all = {users, items, labels};
+    ratings_batch(all, &r, 2, 1, 0, 0, N);
+    for (int b = 0; b < N; b++)
+        for (int p = 0; p < 9; p++)
+            positives[p] += labels[b] == 1 && users[b] == pair[2 * p] && items[b] == pair[2 * p + 1];
+    for (int p = 0; p < 9; p++) right &= positives[p] == 1;
+    expect_that(t, right, "each pair is one positive of an epoch");
+    free(r.begin), free(r.seen);
+}
+
 int main(int argc, char** argv) {
     static Tests t;
     if (argc > 1 && strcmp(argv[1], "losses") == 0) {
@@ -320,6 +381,8 @@ int main(int argc, char** argv) {
 #endif
     test_equalities(&t);
     test_lazy_adam(&t);
+    test_ranks(&t);
+    test_rivals(&t);
 #ifdef NCF_FUSED
     test_fused(&t);
 #endif

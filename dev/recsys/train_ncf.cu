@@ -4,18 +4,20 @@
  *   h0 [B, 2 E]  = [mlp_user[u] | mlp_item[i]];  h = MLP(h0)            ReLU and dropout after every layer
  *   logit [B]    = w . [x | h] + b
  *
- * Updates are Adam. Each row of each table is updated in every step, looked up or not, as published; LAZY updates only the
- * rows of the step, which is another optimizer. Gradients of tables are never stored: ops/embedding_rows.h.
+ * Updates are Adam. Each row of each table is updated in every step, looked up or not, as published; --lazy-adam 1 updates
+ * only the rows of the step, which is another optimizer. Gradients of tables are never stored: ops/embedding_rows.h.
  *
- * Read it from top to bottom: configuration, tables of tensors, forward pass, backward pass, a step.
+ * Read it from top to bottom: configuration, tables of tensors, forward pass, backward pass, a step, main.
  * Source: He et al., "Neural Collaborative Filtering", 2017; sizes and initial values as in NVIDIA's
  * DeepLearningExamples. */
 #include "dev/recsys/mlp.h"
+#include "dev/recsys/ncf_data.h"
 #include "dev/recsys/ops/gmf.h"
 #include "dev/recsys/ops/linear_bce.h"
 #ifdef __CUDACC__
 #include "dev/recsys/ops/ncf_fused.cuh"
 #endif
+#include "llmc/run/run.h"
 #if defined(__CUDACC__) && defined(PRECISION_BF16)
 #define NCF_FUSED  // the GPU has a faster list of ops for the published widths
 #endif
@@ -46,14 +48,6 @@ typedef struct {
     floatX *products[2], *sums[2], *dmlp[2];  // users, items: [rows, H0], [rows, H0], [rows, E]
     real *dmf[2], *dlogits, *partial, *row_partial, *partial_loss;
 } Acts;
-
-// A batch on the device. `first`: number of its first sample in the whole step.
-typedef struct {
-    const int *users, *items;  // [B]
-    const real* labels;        // [B]
-    int B;
-    uint64_t first;
-} Batch;
 
 typedef struct {
     Config config;
@@ -121,13 +115,16 @@ static void model_plan(Model* m, Config config, int B) {
 #endif
     model_buffers_finish_tables(&m->buffers);
     m->elements = mlp_elements(table, first_table);
+    // No layers. The pointers to them fall on fields that are bound after them.
+    TensorStructs params = {&m->p, 0, 0}, grads = {&m->g, 0, 0}, activations = {&m->a, 0, 0};
+    model_buffers_set_structs(&m->buffers, params, grads, activations);
 }
 
+// After the buffers are allocated: allocate what else the model needs.
 static void model_alloc(Model* m, Context* ctx) {
     ParamSpan span;
     memset(&span, 0, sizeof span);
     span.size = m->elements;
-    recommender_alloc(&m->buffers, m->elements, &m->p, &m->g, &m->a, ctx);
     m->users = row_segments_alloc(m->B, m->config.users, ctx);
     m->items = row_segments_alloc(m->B, m->config.items, ctx);
     m->span = (ParamSpan*)device_alloc(ctx, sizeof span, "optimizer");
@@ -138,7 +135,6 @@ static void model_alloc(Model* m, Context* ctx) {
 static void model_free(Model* m) {
     row_segments_free(&m->users), row_segments_free(&m->items);
     device_free(m->span, sizeof *m->span);
-    recommender_free(&m->buffers, m->elements);
 }
 
 // Initial values: tables N(0, 0.01), weights of the MLP U with the limit sqrt(6 / (in + out)), the last layer's
@@ -235,3 +231,249 @@ static void train_batch(Model* m, Optimizer* o, const Batch* in, uint64_t step, 
     backward(m, in, ctx);
     update(m, o, h, ctx);
 }
+
+#ifndef NO_MAIN  // tests include this file for the model only
+#ifdef PRECISION_FP16
+#error "the backward pass has no loss scale: build it in bf16 or fp32"
+#endif
+
+typedef struct {
+    Run run;  // settings, ranks, optimizer, log: llmc/run/run.h
+    Model model;
+    Ratings ratings;
+    BatchLoader loader;
+    int negatives, eval_negatives, eval_pool, lazy_adam;
+    uint64_t epoch_steps;
+} Trainer;
+
+static volatile sig_atomic_t stop_signal;
+static void on_signal(int number) { stop_signal = number; }
+
+// ---------------------------------------------------------------------------------------------------------
+// A step
+
+// One optimizer step. The GPU runs it asynchronously. run_end_step() reads its results and logs them.
+static void train_step(Trainer* t) {
+    Run* r = &t->run;
+    Model* m = &t->model;
+    StepLosses losses = {1, {m->a.loss}, {"loss"}};
+    MicroBatch b = run_begin_step(r);
+    uint64_t step = b.sample / (uint64_t)m->B;
+    double flops = 0;
+    int B = m->B;
+    run_next_micro_batch(r, &b);  // the only one
+    batch_begin(&t->loader);
+    ratings_batch(t->loader.host, &t->ratings, t->negatives, b.seed, step / t->epoch_steps,
+                  step % t->epoch_steps * (uint64_t)B, B);
+    Batch batch = batch_upload(&t->loader, B, &r->ctx);
+    train_batch(m, &r->optimizer, &batch, b.step, optimizer_settings(&r->session, r->lr), &r->ctx);
+    run_next_micro_batch(r, &b);
+    for (int l = 0; l < m->config.mlp.count; l++)
+        flops += 6.0 * B * m->config.mlp.width[l] * m->config.mlp.width[l + 1];
+    StepWork work = {B, (double)B, (double)B, flops};  // a sample counts as a token
+    run_log(r, losses, work);
+}
+
+// Rank each user's held-out item among its rivals. Log HR@10 and NDCG@10, or print them if `log` is NULL.
+static void validate(Trainer* t, Log* log) {
+    Run* r = &t->run;
+    Model* m = &t->model;
+    const Ratings* data = &t->ratings;
+    int width = t->eval_negatives + 1, most = m->B / width;
+    int* rivals = (int*)xmalloc((size_t)width * sizeof *rivals * (size_t)most);
+    RankSums sums = {0, 0, 0};
+    for (int user = 0; user < data->users && !stop_signal; user += most) {
+        int count = min_int(most, data->users - user), B = count * width;
+        batch_begin(&t->loader);
+        HostBatch host = t->loader.host;
+        for (int u = 0; u < count; u++)
+            ratings_rivals(data, user + u, t->eval_negatives, (EvalPool)t->eval_pool, (uint64_t)r->settings.seed,
+                           rivals + u * width);
+        for (int k = 0; k < B; k++)
+            host.users[k] = user + k / width, host.items[k] = max_int(rivals[k], 0), host.labels[k] = 0;
+        Batch batch = batch_upload(&t->loader, B, &r->ctx);
+        forward(m, &batch, 0, 1, FORWARD, &r->ctx);
+        HostView logits = host_view_open(m->a.logits, (size_t)B, VIEW_REAL);
+        host_view_read(&r->ctx, &logits);
+        for (int u = 0; u < count; u++) rank_add(&sums, logits.values + u * width, rivals + u * width, width - 1);
+        host_view_close(&logits);
+    }
+    free(rivals);
+    if (stop_signal) return;
+    ranks_show(log, r->session.step, r->session.last, sums, t->eval_negatives, (EvalPool)t->eval_pool);
+}
+
+// ---------------------------------------------------------------------------------------------------------
+// Settings and startup
+
+static int settings_flags(Trainer* t, Flag* table) {
+    // clang-format off
+    const Flag rows[] = {
+        {NULL, "--negatives", FLAG_INT, &t->negatives, "4", 0, 1000, NULL, SCOPE_RUN, TOPIC_DATA,
+         "Negatives per rating, drawn again each epoch."},
+        {NULL, "--lazy-adam", FLAG_INT, &t->lazy_adam, "0", 0, 1, NULL, SCOPE_RUN, TOPIC_OPTIMIZATION,
+         "1: update only the rows that a step looks up. Another optimizer than Adam, which moves all."},
+        {NULL, "--eval-negatives", FLAG_INT, &t->eval_negatives, "99", 1, 100000, NULL, SCOPE_FREE, TOPIC_VALIDATION,
+         "Items that each held-out one is ranked with."},
+        {NULL, "--eval-pool", FLAG_CHOICE, &t->eval_pool, "unseen", 0, 0, POOL_CHOICES, SCOPE_FREE, TOPIC_VALIDATION,
+         "Where they are drawn from: items that the user never rated, or all, with duplicates masked."},
+    };
+    // clang-format on
+    int count = settings_rows(&t->run.settings, table, "F=32,E=64,H=64-32-32",
+                              "published, or sizes: factors F, each of the MLP's two embeddings E, its layers H.");
+    count = settings_add_rows(table, count, rows, COUNT_OF(rows));
+    settings_help(table, count, "--train-data", "Ratings: a file of dev/data/prepare_recsys.py.");
+    settings_help(table, count, "--batch", "Samples per step.");
+    settings_help(table, count, "--evaluate", "1: print HR@10 and NDCG@10 of -o with -y 1, and exit.");
+    settings_default(table, count, "--batch", "1024");
+    settings_default(table, count, "--epochs", "13");
+    settings_default(table, count, "--lr", "1e-3");
+    settings_default(table, count, "--beta2", "0.999");
+    settings_default(table, count, "--clip", "0");  // the norm covers the MLP only
+    settings_default(table, count, "--val-every", "1000");
+    return count;
+}
+
+// The model that -e describes.
+static Config config_from_descriptor(const char* text, const Ratings* data, double dropout) {
+    Config c = {data->users, data->items, 0, 0, {0, {0}, 1}, fmax(dropout, 0)};
+    int end = 0;
+    if (strcmp(text, "published") == 0) {
+        c = config_published();
+        c.users = data->users, c.items = data->items, c.dropout = dropout < 0 ? c.dropout : dropout;
+        return c;
+    }
+    if (sscanf(text, "F=%d,E=%d,H=%n", &c.F, &c.E, &end) != 2 || !end)
+        die(USAGE, "-e %s: is not like F=32,E=64,H=64-32-32", text);
+    for (const char* at = text + end; *at;) {
+        char* next;
+        long width = strtol(at, &next, 10);
+        if (next == at || (*next && *next != '-') || width < 4 || width > 4096 || width % 4 ||
+            c.mlp.count == MLP_LAYERS)
+            die(USAGE, "-e %s: H takes 1 to %d widths, multiples of 4 up to 4096", text, MLP_LAYERS);
+        c.mlp.width[++c.mlp.count] = (int)width;
+        at = *next ? next + 1 : next;
+    }
+    if (c.mlp.count == 0 || c.F < 4 || c.E < 4 || c.F % 4 || c.E % 4 || c.F > 4096 || c.E > 4096)
+        die(USAGE, "-e %s: F and E are multiples of 4 up to 4096, and H names a layer", text);
+    return c;
+}
+
+// The model's config.json.
+static Text config_text(const Trainer* t) {
+    const Config* c = &t->model.config;
+    Text text = {NULL, 0, 0};
+    text_printf(&text, "{\"model_type\": \"neumf\"");
+    json_put_integer(&text, "users", c->users), json_put_integer(&text, "items", c->items);
+    json_put_string(&text, "sizes", t->run.settings.model);
+    json_put_number(&text, "dropout", c->dropout);
+    text_printf(&text, "}\n");
+    return text;
+}
+
+// Refuse flags that this trainer does not implement.
+static void check_flags(Run* r) {
+    // clang-format off
+    static const char* const others[] = {
+        "--val-data", "--val-batches", "--shuffle", "--seq-len", "--total-batch", "--recompute", "--master-weights",
+        "--optimizer", "--weight-decay", "--clip", "--loss-outlier", "--norm-outlier", "--loss-scale",
+        "--loss-scale-start", "--loss-scale-growth", "--mode", "--attention", "--gelu-fusion"};
+    // clang-format on
+    for (size_t i = 0; i < COUNT_OF(others); i++)
+        if (flag_is_given(r->flags, r->flag_count, others[i])) die(USAGE, "%s: train_ncf does not have it", others[i]);
+    if (r->group.size > 1) die(USAGE, "%d ranks: this trainer runs on one", r->group.size);
+    if (!*r->settings.train_data) die(USAGE, "-i is needed: a file of dev/data/prepare_recsys.py");
+}
+
+// Plan the memory before anything is allocated. The run allocates gradients of the tables too; they stay zero.
+static void check_memory(Run* r, const Model* m) {
+    const ModelBuffers* b = &m->buffers;
+    size_t rows = (size_t)m->config.users + (size_t)m->config.items, n = b->table.elements;
+    MemoryPlan plan = {
+        {{"parameters", n * sizeof(floatX)},
+         {"gradients", n * sizeof(real)},
+         {"optimizer", optimizer_bytes(n, WITH_MASTER)},
+         {"activations", b->acts_table.elements * sizeof(floatX) + b->stats_table.elements * sizeof(real)},
+         {"batch", (size_t)m->B * SAMPLE_BYTES},
+         {"segments", (rows + 8 * (size_t)m->B) * sizeof(int)},
+         {"workspace", device_workspace_bytes()}},
+        device_memory_available() + device_workspace_bytes(),
+        0};
+    r->plan = plan;
+    if (r->settings.steps == 0) memory_plan_show(r->flags, r->flag_count, &b->table, &plan, &r->group);
+    if (!memory_plan_fits(plan))
+        die(USAGE,
+            "the run needs %.1f MiB, but %.1f MiB are available; choose a smaller -e or -b (-x 0 prints the plan)",
+            (double)memory_plan_bytes(&plan) / 1048576, (double)plan.available / 1048576);
+}
+
+// Open the ratings, and check them against the settings.
+static void open_data(Trainer* t) {
+    const Settings* s = &t->run.settings;
+    Ratings* data = &t->ratings;
+    ratings_open(data, s->train_data);
+    ratings_check_rivals(data, t->eval_negatives, (EvalPool)t->eval_pool, s->train_data);
+    uint64_t samples = ratings_samples(data, t->negatives);
+    t->epoch_steps = samples / (uint64_t)s->B;  // the last part of a batch is dropped
+    if (!t->epoch_steps) die(USAGE, "-b %d: an epoch has %llu samples", s->B, (unsigned long long)samples);
+    if (s->B <= t->eval_negatives) die(USAGE, "-b %d: must be above --eval-negatives %d", s->B, t->eval_negatives);
+}
+
+// Check and open everything that the run needs. Nothing is written until all checks have passed.
+static void trainer_open(Trainer* t, int argc, char** argv) {
+    Run* r = &t->run;
+    const Settings* s = &r->settings;
+    Model* m = &t->model;
+    run_parse(r, settings_flags(t, r->flags), argc, argv, "train_ncf -i RATINGS.bin [flags]");
+    run_join(r, NULL);
+    check_flags(r);
+    open_data(t);
+    run_find_model(r, "", "");
+    model_plan(m, config_from_descriptor(s->model, &t->ratings, s->dropout), s->B);
+    m->adam_rows = t->lazy_adam ? LAZY : DENSE, m->seed = (uint64_t)s->seed;
+    run_sequence_length(r, 1);
+    check_memory(r, m);
+    session_check_data(&r->session, t->ratings.fingerprint, s->train_data);
+    run_check_ranks(r, config_text(t), 1, t->ratings.fingerprint);
+    session_set_last(&r->session, t->epoch_steps * (uint64_t)s->B);
+    run_alloc(r, &m->buffers);
+    model_alloc(m, &r->ctx);
+    batch_loader_open(&t->loader, s->B, &r->ctx);
+    if (!r->start) {
+        HostView view = host_view_open(m->buffers.params, m->buffers.table.elements, VIEW_FLOATX);
+        memset(view.values, 0, view.n * sizeof *view.values);  // the padding between tensors too
+        random_weights(m, view.values, m->seed);
+        model_buffers_write(&m->buffers, &r->optimizer, &view, &r->ctx);
+    }
+    run_share(r);
+}
+
+static void trainer_close(Trainer* t) {
+    device_synchronize(&t->run.ctx);
+    batch_loader_close(&t->loader);
+    model_free(&t->model);
+    ratings_close(&t->ratings);
+    run_close(&t->run);
+}
+
+int main(int argc, char** argv) {
+    static Trainer trainer, *t = &trainer;
+    Run* r = &t->run;
+    process_begin(on_signal, argv);
+    trainer_open(t, argc, argv);
+    if (r->settings.evaluate) {
+        process_on_stop(SIG_DFL);  // a signal may end the process at once: no checkpoint is written
+        validate(t, NULL);
+    } else {
+        run_begin(r, ratings_samples(&t->ratings, t->negatives), "", t->model.B);
+        if (session_is_missing(&r->session, &r->log, r->settings.val_every, "hr_at_10")) validate(t, &r->log);
+        while (run_next_step(r, (int)stop_signal)) {
+            train_step(t);
+            if (run_end_step(r, 0)) validate(t, &r->log);
+        }
+        run_end(r, "NeuMF training");
+    }
+    trainer_close(t);
+    return DONE;
+}
+#endif

@@ -24,7 +24,9 @@ enum {
     SITE_PAIR = 8,
     SITE_MASK = 9,
     SITE_DROPOUT_POOLED = 10,
-    SITE_DROPOUT_RELU = 11
+    SITE_DROPOUT_RELU = 11,
+    SITE_NEGATIVE = 12,
+    SITE_RIVAL = 13
 };
 
 typedef struct {

@@ -1,0 +1,227 @@
+/* Ratings for NeuMF: the file of dev/data/prepare_recsys.py, the batches of a run, and the held-out items' rivals.
+ *
+ * A sample of an epoch is a positive or one of its negatives: number p of n = pairs * (1 + negatives) is slot
+ * p % (1 + negatives) of pair p / (1 + negatives), slot 0 the positive. A negative's item is drawn uniformly from all items,
+ * positives included, as published. Order and items depend on (seed, epoch, number) only. */
+#ifndef DEV_RECSYS_NCF_DATA_H
+#define DEV_RECSYS_NCF_DATA_H
+
+#include "llmc/base/log.h"
+#include "llmc/base/rng.h"
+#include "llmc/base/util.h"
+#include "llmc/device/staging.h"
+
+enum { RATINGS_MAGIC = 20261123, RATINGS_VERSION = 1, RATINGS_HEADER = 256 };
+
+// The items that a held-out item is ranked with: those that the user never rated, or any.
+typedef enum { POOL_UNSEEN, POOL_ALL } EvalPool;
+#define POOL_CHOICES "unseen|all"
+
+typedef struct {
+    int users, items, pairs;
+    const int *pair, *held_out;  // [pairs, 2] user and item; [users]
+    int *begin, *seen;  // user u's items, held-out one included, ascending: seen[begin[u]] .. seen[begin[u + 1] - 1]
+    uint32_t fingerprint;
+    char* file;
+} Ratings;
+
+static inline int ratings_compare(const void* a, const void* b) { return *(const int*)a - *(const int*)b; }
+
+// The items of each user.
+static inline void ratings_index(Ratings* r) {
+    r->begin = (int*)xcalloc((size_t)r->users + 2, sizeof *r->begin);
+    r->seen = (int*)xmalloc(((size_t)r->pairs + (size_t)r->users) * sizeof *r->seen);
+    for (int p = 0; p < r->pairs; p++) r->begin[r->pair[2 * p] + 2]++;
+    for (int u = 0; u < r->users; u++) r->begin[u + 2] += r->begin[u + 1] + 1;
+    // begin[u + 1] is now where the next item of user u goes.
+    for (int p = 0; p < r->pairs; p++) r->seen[r->begin[r->pair[2 * p] + 1]++] = r->pair[2 * p + 1];
+    for (int u = 0; u < r->users; u++) {
+        r->seen[r->begin[u + 1]++] = r->held_out[u];
+        qsort(r->seen + r->begin[u], (size_t)(r->begin[u + 1] - r->begin[u]), sizeof *r->seen, ratings_compare);
+    }
+}
+
+// Read and check a prepared file.
+static inline void ratings_open(Ratings* r, const char* path) {
+    size_t bytes;
+    Crc32 crc;
+    memset(r, 0, sizeof *r);
+    r->file = read_file(path, (size_t)1 << 33, &bytes, USAGE);
+    const int* header = (const int*)r->file;
+    if (bytes < RATINGS_HEADER * sizeof(int) || header[0] != RATINGS_MAGIC)
+        die(USAGE, "%s: is not a file of ratings; make one with dev/data/prepare_recsys.py", path);
+    if (header[1] != RATINGS_VERSION) die(USAGE, "%s: version %d is not known", path, header[1]);
+    r->users = header[2], r->items = header[3], r->pairs = header[4];
+    if (r->users < 1 || r->items < 1 || r->pairs < 1)
+        die(USAGE, "%s: %d users, %d items, %d pairs: there is nothing to train on", path, r->users, r->items,
+            r->pairs);
+    size_t want = ((size_t)RATINGS_HEADER + 2 * (size_t)r->pairs + (size_t)r->users) * sizeof(int);
+    if (bytes != want) die(USAGE, "%s: has %zu bytes instead of %zu; prepare it again", path, bytes, want);
+    r->pair = header + RATINGS_HEADER, r->held_out = r->pair + 2 * (size_t)r->pairs;
+    for (int p = 0; p < r->pairs; p++) {
+        int user = r->pair[2 * p], item = r->pair[2 * p + 1];
+        if (user < 0 || user >= r->users || item < 0 || item >= r->items)
+            die(USAGE, "%s: pair %d: user %d, item %d; there are %d users and %d items", path, p, user, item, r->users,
+                r->items);
+    }
+    for (int u = 0; u < r->users; u++)
+        if (r->held_out[u] < 0 || r->held_out[u] >= r->items)
+            die(USAGE, "%s: held-out item %d of user %d; there are %d items", path, r->held_out[u], u, r->items);
+    ratings_index(r);
+    crc32_init(&crc);
+    r->fingerprint = crc32_update(&crc, 0, r->file, bytes);
+}
+
+static inline void ratings_close(Ratings* r) { free(r->file), free(r->begin), free(r->seen); }
+
+// Whether the user rated the item, in training or held out.
+static inline int ratings_has(const Ratings* r, int user, int item) {
+    return bsearch(&item, r->seen + r->begin[user], (size_t)(r->begin[user + 1] - r->begin[user]), sizeof item,
+                   ratings_compare) != NULL;
+}
+
+// A number in 0 .. n - 1 from 32 random bits.
+static inline int ratings_below(uint32_t bits, int n) { return (int)((uint64_t)bits * (uint64_t)n >> 32); }
+
+// ---------------------------------------------------------------------------------------------------------
+// Batches
+
+static inline uint64_t ratings_samples(const Ratings* r, int negatives) {
+    return (uint64_t)r->pairs * (uint64_t)(1 + negatives);
+}
+
+// A batch on the device. `first`: number of its first sample in the whole step.
+typedef struct {
+    const int *users, *items;  // [B]
+    const real* labels;        // [B]
+    int B;
+    uint64_t first;
+} Batch;
+
+// A batch on the host, to be filled.
+typedef struct {
+    int *users, *items;  // [B]
+    real* labels;        // [B]
+} HostBatch;
+
+// Uploads batches of at most B samples.
+typedef struct {
+    Staging staging;
+    HostBatch host, device;
+    int B;
+} BatchLoader;
+
+enum { SAMPLE_BYTES = 2 * sizeof(int) + sizeof(real) };
+
+// Split memory of B samples.
+static inline HostBatch batch_split(void* memory, int B) {
+    real* labels = (real*)memory;
+    HostBatch batch = {(int*)(labels + B), (int*)(labels + B) + B, labels};
+    return batch;
+}
+
+static inline void batch_loader_open(BatchLoader* l, int B, Context* ctx) {
+    size_t bytes = (size_t)B * SAMPLE_BYTES;
+    staging_open(&l->staging, bytes);
+    l->device = batch_split(device_alloc(ctx, bytes, "batch"), B);
+    l->B = B;
+}
+
+static inline void batch_loader_close(BatchLoader* l) {
+    staging_close(&l->staging);
+    device_free(l->device.labels, (size_t)l->B * SAMPLE_BYTES);
+}
+
+// Begin a batch: the caller fills l->host.
+static inline void batch_begin(BatchLoader* l) { l->host = batch_split(staging_begin(&l->staging), l->B); }
+
+// Upload the first B samples of l->host.
+static inline Batch batch_upload(BatchLoader* l, int B, Context* ctx) {
+    size_t n = (size_t)B;
+    device_upload(ctx, l->device.users, l->host.users, n * sizeof(int));
+    device_upload(ctx, l->device.items, l->host.items, n * sizeof(int));
+    device_upload(ctx, l->device.labels, l->host.labels, n * sizeof(real));
+    staging_end(&l->staging, ctx);
+    Batch batch = {l->device.users, l->device.items, l->device.labels, B, 0};
+    return batch;
+}
+
+// Set `batch` to samples first .. first + B - 1 of an epoch.
+static inline void ratings_batch(HostBatch batch, const Ratings* r, int negatives, uint64_t seed, uint64_t epoch,
+                                 uint64_t first, int B) {
+    uint64_t n = ratings_samples(r, negatives), order = rng_stream(seed, epoch, 0, SITE_SHUFFLE),
+             drawn = rng_stream(seed, epoch, 0, SITE_NEGATIVE);
+#pragma omp parallel for schedule(static)
+    for (int b = 0; b < B; b++) {
+        uint64_t p = rng_permute(first + (uint64_t)b, n, order), pair = p / (uint64_t)(1 + negatives);
+        int is_positive = p % (uint64_t)(1 + negatives) == 0;
+        batch.users[b] = r->pair[2 * pair];
+        batch.items[b] = is_positive
+                             ? r->pair[2 * pair + 1]
+                             : ratings_below(philox((uint32_t)p, (uint32_t)(p >> 32), 0, 0, drawn).v[0], r->items);
+        batch.labels[b] = (real)is_positive;
+    }
+}
+
+// ---------------------------------------------------------------------------------------------------------
+// Evaluation: rank the held-out item among `count` others, drawn by the seed and fixed for the whole run
+
+enum { RIVAL_MASKED = -1 };  // a duplicate, which outranks nothing
+
+// Set items[0] to the user's held-out item and items[1 .. count] to its rivals: from POOL_UNSEEN distinct items that the
+// user never rated; from POOL_ALL any items, duplicates of others and of the held-out one masked.
+static inline void ratings_rivals(const Ratings* r, int user, int count, EvalPool pool, uint64_t seed, int* items) {
+    uint64_t key = rng_stream(seed, (uint64_t)user, 0, SITE_RIVAL);
+    items[0] = r->held_out[user];
+    int found = 0;
+    for (uint32_t draw = 0; found < count; draw++) {
+        int item = ratings_below(philox(draw, 0, 0, 0, key).v[0], r->items), is_new = 1;
+        for (int k = 0; k <= found && is_new; k++) is_new = items[k] != item;
+        if (pool == POOL_ALL) items[++found] = is_new ? item : RIVAL_MASKED;
+        else if (is_new && !ratings_has(r, user, item)) items[++found] = item;
+    }
+}
+
+// Check that every user has that many unseen items.
+static inline void ratings_check_rivals(const Ratings* r, int count, EvalPool pool, const char* path) {
+    for (int u = 0; u < r->users && pool == POOL_UNSEEN; u++) {
+        int unseen = r->items - (r->begin[u + 1] - r->begin[u]);
+        if (unseen < count)
+            die(USAGE, "--eval-negatives %d: user %d of %s has only %d items that it never rated", count, u, path,
+                unseen);
+    }
+}
+
+typedef struct {
+    double users, hits, gain;  // hits and gain at 10
+} RankSums;
+
+// Add a user: scores[0] is the held-out item's. An equal score counts against it, and so does a NaN.
+static inline void rank_add(RankSums* sums, const real* scores, const int* items, int count) {
+    int above = 0;
+    for (int k = 1; k <= count; k++) above += items[k] != RIVAL_MASKED && !(scores[k] < scores[0]);
+    sums->users++;
+    sums->hits += above < 10;
+    sums->gain += above < 10 ? log(2) / log(above + 2) : 0;
+}
+
+// Print HR@10 and NDCG@10, and with `log` also log them.
+static inline void ranks_show(Log* log, int64_t step, int64_t steps, RankSums sums, int negatives, EvalPool pool) {
+    double hr = sums.hits / sums.users, ndcg = sums.gain / sums.users;
+    const char* name = pool == POOL_ALL ? "all" : "unseen";
+    if (log) {
+        Text line = {NULL, 0, 0};
+        text_append(&line, "{", 1);
+        json_put_integer(&line, "step", step);
+        log_put(&line, "hr_at_10", hr, 6), log_put(&line, "ndcg_at_10", ndcg, 6);
+        json_put_integer(&line, "eval_negatives", negatives);
+        json_put_string(&line, "eval_pool", name);
+        text_append(&line, "}", 1);
+        log_line(log, &line);
+        free(line.text);
+        log_print_step(step, steps);
+    }
+    printf("HR@10 %.4f, NDCG@10 %.4f with %d negatives, pool %s\n", hr, ndcg, negatives, name);
+}
+
+#endif
