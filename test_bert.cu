@@ -66,7 +66,7 @@ static Bench* bench_open_task(Config config, Task task, int K, int B, int T, int
     optimizer_init(&b->o, &m->buffers.table, kind, WITH_MASTER, &b->ctx);
     m->buffers.master = b->o.master;
     random_weights(m, &b->o, seed, &b->ctx);
-    mlm_batch_alloc(&b->batch, B, T, targets);
+    mlm_batch_alloc(&b->batch, B, T, 3);  // tiny_batch() masks up to 3 tokens, before tiny_targets()
     mlm_loader_open(&b->loader, B * T, targets * B, B, &b->ctx);
     return b;
 }
@@ -159,6 +159,7 @@ static void batch_add(MlmBatch* b, const int* tokens, const int* types, int n, i
 }
 
 static void batch_mask(MlmBatch* b, int row, int target) {
+    CHECK(b->masked < b->masked_room);
     b->masked_rows[b->masked] = row;
     b->targets[b->masked++] = target;
 }
