@@ -236,14 +236,14 @@ QUICK := -e L=2,C=64,NH=4,T=64 -b 8 -x 14000 -l 4e-3 -u 100 -q 0.05 -c 0.1 -v 35
 QUICK_BERT := -e L=2,C=64,NH=4,T=72 -b 16 -x 6000 -l 4e-3 -u 200 -v 1500 -s 0 -n 3000
 
 quickstart: needed
-	@$(MAKE) --no-print-directory -j 2 data/builtin/train.bin $(if $(FOUND),train_gpt2cu,$(GPT2))
+	@$(MAKE) --no-print-directory data/builtin/train.bin $(if $(FOUND),train_gpt2cu,$(GPT2))
 	bash -o pipefail -c "$(if $(FOUND),./train_gpt2cu,./$(GPT2)) $(QUICK) -o out/quickstart --overwrite 1 | $$EVERY_500"
 	@echo; echo "A story by the model:"; echo
 	@$(if $(FOUND),./train_gpt2cu,./$(GPT2)) -e out/quickstart --generate 63 --temperature 0.8 2>/dev/null | sed 's/<|endoftext|>.*//'
 	@echo; echo "log, loss plot and a Hugging Face model directory: out/quickstart"
 
 quickstart-bert: needed
-	@$(MAKE) --no-print-directory -j 2 data/builtin/bert/train.bin $(if $(FOUND),train_bertcu,$(BERT))
+	@$(MAKE) --no-print-directory data/builtin/bert/train.bin $(if $(FOUND),train_bertcu,$(BERT))
 	bash -o pipefail -c "$(if $(FOUND),./train_bertcu,./$(BERT)) $(QUICK_BERT) -o out/quickstart-bert --overwrite 1 | $$EVERY_500"
 	$(if $(FOUND),./train_bertcu,./$(BERT)) -e out/quickstart-bert --fill "Anna takes the ball. Tom goes to the park. Who has the ball? [MASK] has the ball. Where is Tom? Tom is in the [MASK]."
 	@echo "log, loss plot and a Hugging Face model directory: out/quickstart-bert"
