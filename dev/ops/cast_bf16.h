@@ -7,7 +7,7 @@
 
 typedef struct {
     Array x;
-    Bf16* y;  // where the ops run
+    Bf16* y;  // in device memory
     Mode mode;
     Context* ctx;
 } CastBf16Case;

@@ -36,8 +36,7 @@ __attribute__((format(printf, 2, 3))) static inline void case_begin(Harness* h, 
     va_start(args, format);
     vsnprintf(h->name, sizeof h->name, format, args);
     va_end(args);
-    h->key = 0xcbf29ce484222325u;
-    for (const char* c = h->name; *c; c++) h->key = (h->key ^ (unsigned char)*c) * 0x100000001b3u;
+    h->key = fnv_update(FNV_START, h->name, strlen(h->name));
     h->drawn = 0;
     h->comparisons = h->bad = 0;
     h->worst = h->worst_tolerance = 0;

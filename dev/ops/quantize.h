@@ -10,7 +10,7 @@ enum { QUANTIZE_FILL = 0xa5 };  // what outputs hold before
 typedef struct {
     Array x;
     int N, C;
-    QuantizeOutput out;   // where the ops run
+    QuantizeOutput out;   // in device memory
     QuantizeOutput want;  // of the reference, in the host's memory
     Fp8Stats before;
     Context* ctx;

@@ -37,12 +37,7 @@ static void bench_close(Bench* b) {
     free(b);
 }
 
-static void bench_write(Bench* b, const real* values) {
-    HostView view = host_view_open(b->m.buffers.params, b->m.buffers.table.elements, VIEW_FLOATX);
-    memcpy(view.values, values, view.n * sizeof(real));
-    optimizer_write_weights(&b->o, &view, &b->ctx);
-    host_view_close(&view);
-}
+static void bench_write(Bench* b, const real* values) { weights_write(&b->m.buffers, &b->o, values, &b->ctx); }
 
 static double bench_loss(Bench* b) {
     real loss;

@@ -59,6 +59,14 @@ static void hash_fill(real* values, const Tensor* t, int id, int columns) {
                 c < columns ? hash_value(id, (uint32_t)(r * columns + c)) : 0;
 }
 
+// Give all parameters, and the optimizer's copies of them, these values.
+static void weights_write(const ModelBuffers* b, const Optimizer* o, const real* values, Context* ctx) {
+    HostView view = host_view_open(b->params, b->table.elements, VIEW_FLOATX);
+    memcpy(view.values, values, view.n * sizeof(real));
+    optimizer_write_weights(o, &view, ctx);
+    host_view_close(&view);
+}
+
 // The norm of a tensor's stored gradient.
 static double gradient_norm(const ModelBuffers* b, const char* name, Context* ctx) {
     const Tensor* t = tensor_named(&b->table, name);
@@ -71,9 +79,7 @@ static double gradient_norm(const ModelBuffers* b, const char* name, Context* ct
 // A checksum of n reals, to compare runs bit for bit.
 static uint64_t bits_of(Context* ctx, const real* device, size_t n) {
     real* x = reals_of(ctx, device, n);
-    uint64_t hash = 0xcbf29ce484222325u;
-    const unsigned char* bytes = (const unsigned char*)x;
-    for (size_t i = 0; i < n * sizeof(real); i++) hash = (hash ^ bytes[i]) * 0x100000001b3u;
+    uint64_t hash = fnv_update(FNV_START, (const char*)x, n * sizeof(real));
     free(x);
     return hash;
 }
