@@ -69,6 +69,7 @@ TESTS = {
     "cli_bert": (["train_bert"] + DATA, ["bash", "dev/test/cli_bert.sh", "./train_bert"]),
     "threads": (["train_gpt2"] + DATA, ["bash", "dev/test/threads.sh", "./train_gpt2"]),
     "losses": (["train_gpt2"] + DATA, ["bash", "dev/test/losses.sh", "./train_gpt2"]),
+    "entropy": (["train_gpt2", "data/builtin/train.bin"] + DATA, ["bash", "dev/test/entropy.sh", "./train_gpt2"]),
     "losses_bert": (["train_bert", "finetune_bert"] + DATA, ["bash", "dev/test/losses.sh", "./train_bert"]),
     "model_dir": (["train_gpt2", "train_bert", "finetune_bert"] + DATA, ["bash", "dev/test/model_dir.sh", "./train_gpt2", "./train_bert"]),
     "flags": (["train_gpt2"] + DATA, ["bash", "dev/test/flags.sh", "./train_gpt2"]),

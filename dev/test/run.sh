@@ -83,6 +83,7 @@ if [ -x "$build/test_dlrm" ]; then run recsys bash dev/recsys/test.sh "$build"; 
 run cli bash dev/test/cli.sh "$gpt2"
 run threads bash dev/test/threads.sh "$gpt2"
 run losses bash dev/test/losses.sh "$gpt2"
+[ "${build##*/}" = san ] || run entropy bash dev/test/entropy.sh "$gpt2"
 run flags bash dev/test/flags.sh "$gpt2"
 run generate bash dev/test/generate.sh "$gpt2"
 run llmc_files_sh bash dev/test/llmc_files.sh "$gpt2" "$build/test_llmc_files"
