@@ -74,8 +74,7 @@ static Dropout pooled_dropout(TaskModel* m, const MlmInput* in) {
     s.cu_seqlens = m->ints, s.sequence = m->ints + e->S + 1, s.position = m->ints + 2 * e->S + 1;
     m->first_rows = s;
     double p = e->config.classifier_dropout;
-    return e->training ? dropout_make(p, e->seed, e->step, 0, SITE_DROPOUT_POOLED, &m->first_rows)
-                       : dropout_none(&m->first_rows);
+    return dropout_of(e->buffers.dropout, p, 0, SITE_DROPOUT_POOLED, &m->first_rows);
 }
 
 static void forward_task(TaskModel* m, const MlmInput* in, Context* ctx) {
@@ -196,8 +195,8 @@ static void task_free(TaskModel* m) {
     if (m->ints) device_free(m->ints, task_ints(m) * sizeof(int));
 }
 
-// Load the encoder of any BERT, with or without heads.
-static void load_task_weights(TaskModel* m, const Optimizer* o, const char* path, Context* ctx) {
+// Weights of the encoder of any BERT, with or without heads.
+static WeightRules task_weight_rules(const Config* c) {
     static const char* const ignored[] = {"embeddings.position_ids",
                                           "predictions.decoder.weight",
                                           "predictions.decoder.bias",
@@ -217,8 +216,10 @@ static void load_task_weights(TaskModel* m, const Optimizer* o, const char* path
                                           "qa_outputs.weight",
                                           "qa_outputs.bias"};
     static const char* const may_lack[] = {"bert.pooler.", "classifier.", "qa_outputs."};
-    FileRules rules = {"bert.", ignored, COUNT_OF(ignored), OLD_NAMES, COUNT_OF(OLD_NAMES), 1, may_lack, 3};
-    model_buffers_read(&m->encoder.buffers, o, path, &rules, ctx);
+    WeightRules rules = weight_rules(c);
+    rules.file.ignored = ignored, rules.file.ignored_count = COUNT_OF(ignored);
+    rules.file.may_lack = may_lack, rules.file.may_lack_count = COUNT_OF(may_lack);
+    return rules;
 }
 
 #ifdef FINETUNE_MAIN
@@ -229,7 +230,6 @@ typedef struct {
     TaskSettings task;
     TaskData examples;
     MlmSource data;
-    WordPiece words;
 } Trainer;
 
 static volatile sig_atomic_t stop_signal;
@@ -242,19 +242,15 @@ static void on_signal(int number) { stop_signal = number; }
 static StepWork step_work(const TaskModel* m, MlmCounts counts, int sequences) {
     const Config* c = &m->encoder.config;
     double head = c->C * (m->task == TASK_CLASSIFY ? counts.sequences : m->K * counts.tokens);
-    StepWork work = {sequences, counts.sequences, counts.tokens,
-                     mlm_encoder_flops(counts, c->L, c->C, c->F) + 6 * head};
-    return work;
+    return (StepWork){sequences, counts.sequences, counts.tokens,
+                      mlm_encoder_flops(counts, c->L, c->C, c->F) + 6 * head};
 }
 
 // One optimizer step. The GPU runs it asynchronously. run_end_step() reads its results and logs them.
 static void train_step(Run* r, TaskModel* m, MlmSource* data) {
-    Model* e = &m->encoder;
     StepLosses losses = {1, {m->a.loss}, {"loss"}};
-    MicroBatch b = run_begin_step(r);
-    MlmCounts counts = mlm_source_step(data, b.sample, e->B, &r->group);
-    e->training = b.direction == BACKWARD, e->seed = b.seed, e->step = b.step;
-    while (run_next_micro_batch(r, &b)) {
+    MlmCounts counts = mlm_source_step(data, run_step_sample(r), m->encoder.B, &r->group);
+    for (MicroBatch b = run_begin_step(r); run_next_micro_batch(r, &b);) {
         MlmInput in = mlm_load(&data->loader, &data->batches[b.index], &r->ctx);
         forward_task(m, &in, &r->ctx);
         task_loss(m, &in, 1 / counts.masked, b.direction, b.mode, &r->ctx);  // the mean over all targets of the step
@@ -276,7 +272,6 @@ static void validate(Trainer* t, Log* log) {
     TaskEvaluation e;
     TaskOutputs outputs = {m->task, m->K, m->Kp, m->a.logits};
     task_evaluation_begin(&e, &t->examples, &t->data.batches[0], m->encoder.B, r->settings.val_batches, &r->group);
-    m->encoder.training = 0;
     while (task_evaluation_next(&e, r, (int)stop_signal)) {
         MlmInput in = mlm_load(&t->data.loader, e.batch, &r->ctx);
         forward_task(m, &in, &r->ctx);
@@ -289,11 +284,12 @@ static void validate(Trainer* t, Log* log) {
 // Settings and startup
 
 // The flags. Returns their number.
-static int settings_flags(Trainer* t, Flag* table) {
-    int count = settings_rows(&t->run.settings, table, "L=4,C=128,NH=4,T=128",
-                              "Pre-trained Hugging Face directory or .safetensors file, or config.json, "
-                              "bert-base|bert-large or sizes L= C= NH= V= T= F= tied= for random weights.");
-    return mlm_default_settings(table, task_settings_rows(&t->task, table, count));
+static int settings_flags(Trainer* t) {
+    int count =
+        settings_rows(&t->run.settings, t->run.flags,
+                      "Pre-trained Hugging Face directory or .safetensors file, "
+                      "or config.json, bert-base|bert-large or sizes L= C= NH= V= T= F= tied= for random weights.");
+    return mlm_default_settings(t->run.flags, task_settings_rows(&t->task, t->run.flags, count));
 }
 
 // The text of the model's config.json. `names`: of the classes.
@@ -315,8 +311,8 @@ static void open_model(Trainer* t) {
     const Settings* s = &r->settings;
     ModelBuffers* buffers = &t->model.encoder.buffers;
     run_find_model(r, "", "");
-    fill_mask_find_words(&t->words, &r->session, r->directory, r->data_directory);
-    Config config = config_find(r->directory, s, &t->words);
+    fill_mask_find_words(&t->data.words, &r->session, r->directory, r->data_directory);
+    Config config = config_find(r->directory, s, &t->data.words);
     if (r->directory) t->examples.classes = task_find_names(&t->examples.names, r->directory, &t->task);
     int K = task_outputs(&t->task, t->examples.classes), T;
     task_check_head(&t->task, s, r->weights, K);
@@ -329,7 +325,7 @@ static void open_data(Trainer* t, TaskData* d) {
     Run* r = &t->run;
     const Settings* s = &r->settings;
     const Model* e = &t->model.encoder;
-    task_data_open(d, &t->task, s->evaluate ? NULL : r->train_pattern, r->val_pattern, &t->words, t->model.K,
+    task_data_open(d, &t->task, s->evaluate ? NULL : r->train_pattern, r->val_pattern, &t->data.words, t->model.K,
                    e->config.V, e->T, r->group.rank == 0);
     t->data.examples = &d->train, t->data.seed = (uint64_t)s->seed, t->data.shuffle = s->shuffle;
     if (s->evaluate && !d->has_val) die(USAGE, "--evaluate 1 needs validation data; name it with -j");
@@ -342,26 +338,14 @@ static void open_data(Trainer* t, TaskData* d) {
 static void trainer_open(Trainer* t, int argc, char** argv) {
     Run* r = &t->run;
     Model* e = &t->model.encoder;
-    run_parse(r, settings_flags(t, r->flags), argc, argv,
-              "./finetune_bert -e MODEL --task classify|answer -i FILE [flags]");
+    run_parse(r, settings_flags(t), argc, argv, "./finetune_bert -e MODEL --task classify|answer -i FILE [flags]");
     run_join(r, "");
     task_check_settings(&t->task, &r->settings);
     open_model(t);
     mlm_source_alloc(&t->data, task_recipe(t->model.task), e->B, e->T, r->micro_steps, &r->ctx);
     open_data(t, &t->examples);
-    run_alloc(r, &e->buffers);
+    run_init_model(r, &e->buffers, task_weight_rules(&e->config));
     task_alloc(&t->model, &r->ctx);
-    if (!r->start) random_weights(e, &r->optimizer, (uint64_t)r->settings.seed, &r->ctx);  // for the head at least
-    if (!r->start && r->weights) load_task_weights(&t->model, &r->optimizer, r->weights, &r->ctx);
-    run_share(r);
-}
-
-static void trainer_close(Trainer* t) {
-    task_free(&t->model);
-    mlm_source_close(&t->data);
-    task_data_close(&t->examples);
-    wordpiece_free(&t->words);
-    run_close(&t->run);
 }
 
 int main(int argc, char** argv) {
@@ -383,7 +367,10 @@ int main(int argc, char** argv) {
         }
         run_end(r, "BERT fine-tuning");
     }
-    trainer_close(t);
+    task_free(&t->model);
+    task_data_close(&t->examples);
+    mlm_source_close(&t->data);
+    run_close(r);
     return DONE;
 }
 #endif

@@ -42,10 +42,11 @@ static Bench* bench_open_with(Config config, int B, int T, int M, int recompute,
     context_init(&b->ctx);
     model_plan(&b->m, config, B, T, M, B, recompute);
     model_buffers_alloc(&b->m.buffers, &b->ctx);
-    b->m.seed = seed;
     optimizer_init(&b->o, &b->m.buffers.table, kind, WITH_MASTER, &b->ctx);
     b->m.buffers.master = b->o.master;
-    random_weights(&b->m, &b->o, seed, &b->ctx);
+    WeightRules rules = weight_rules(&config);
+    model_buffers_init(&b->m.buffers, &b->o, &rules, seed, &b->ctx);
+    b->m.buffers.dropout.seed = seed;
     mlm_batch_alloc(&b->batch, B, T, max_int(1, M / B));
     mlm_loader_open(&b->loader, B * T, M, B, &b->ctx);
     return b;
@@ -62,13 +63,19 @@ static Bench* bench_open_task(Config config, Task task, int K, int B, int T, int
     task_plan(&b->task, config, task, K, B, T, recompute);
     model_buffers_alloc(&m->buffers, &b->ctx);
     task_alloc(&b->task, &b->ctx);
-    m->seed = seed;
     optimizer_init(&b->o, &m->buffers.table, kind, WITH_MASTER, &b->ctx);
     m->buffers.master = b->o.master;
-    random_weights(m, &b->o, seed, &b->ctx);
+    WeightRules rules = weight_rules(&config);
+    model_buffers_init(&m->buffers, &b->o, &rules, seed, &b->ctx);
+    m->buffers.dropout.seed = seed;
     mlm_batch_alloc(&b->batch, B, T, 3);  // tiny_batch() masks up to 3 tokens, before tiny_targets()
     mlm_loader_open(&b->loader, B * T, targets * B, B, &b->ctx);
     return b;
+}
+
+static void bench_load(Bench* b, const char* path) {
+    WeightRules rules = weight_rules(&b->m.config);
+    model_buffers_read(&b->m.buffers, &b->o, path, &rules.file, &b->ctx);
 }
 
 static Model* bench_model(Bench* b) { return b->is_task ? &b->task.encoder : &b->m; }
@@ -124,16 +131,17 @@ static MlmScales means(const MlmBatch* b) {
 // Losses and gradients of the batch in step number `step`.
 static void bench_train_as(Bench* b, uint64_t step, MlmScales scales, Mode mode) {
     Model* m = bench_model(b);
-    m->training = 1, m->step = step;
+    m->buffers.dropout.is_on = 1, m->buffers.dropout.step = step;
     if (b->is_task) {
         forward_task(&b->task, &b->in, &b->ctx);
         task_loss(&b->task, &b->in, scales.masked, BACKWARD, mode, &b->ctx);
         backward_task(&b->task, &b->in, mode, &b->ctx);
-        return;
+    } else {
+        forward(m, &b->in, &b->ctx);
+        compute_loss(m, &b->in, scales, BACKWARD, mode, &b->ctx);
+        backward(m, &b->in, mode, &b->ctx);
     }
-    forward(m, &b->in, &b->ctx);
-    compute_loss(m, &b->in, scales, BACKWARD, mode, &b->ctx);
-    backward(m, &b->in, mode, &b->ctx);
+    m->buffers.dropout.is_on = 0;
 }
 
 static void bench_train(Bench* b, uint64_t step) { bench_train_as(b, step, means(&b->batch), SET); }
@@ -358,7 +366,7 @@ static Bench* golden_open(const char* directory, const SafeTensors* file) {
     char *path = xprintf("%s/config.json", directory), *weights = xprintf("%s/model.safetensors", directory);
     int tokens[GOLDEN_B * GOLDEN_T], types[GOLDEN_B * GOLDEN_T], lengths[GOLDEN_B], next[GOLDEN_B], masked[32][3];
     Bench* b = bench_open(config_read(path), GOLDEN_B, GOLDEN_T, GOLDEN_B * GOLDEN_T, 0, 1);
-    load_weights(&b->m, &b->o, weights, &b->ctx);
+    bench_load(b, weights);
     golden_integers(file, "tokens", tokens, COUNT_OF(tokens));
     golden_integers(file, "types", types, COUNT_OF(types));
     golden_integers(file, "lengths", lengths, COUNT_OF(lengths));
@@ -502,10 +510,10 @@ static void test_parts(Tests* t, const char* directory) {
     for (size_t k = 0; k < COUNT_OF(kinds); k++) {
         Bench *whole = bench_open(config_read(config), 1, 8, 1, 0, 1),
               *part = bench_open(config_read(config), 1, 8, 1, 0, 9);
-        load_weights(&whole->m, &whole->o, weights, &whole->ctx);
+        bench_load(whole, weights);
         real* before = device_values(&part->ctx, part->m.buffers.params, part->m.buffers.table.elements, VIEW_FLOATX);
         write_part(path, whole, kinds[k].head, kinds[k].cut);
-        load_weights(&part->m, &part->o, path, &part->ctx);
+        bench_load(part, path);
         real* want = device_values(&whole->ctx, whole->m.buffers.params, whole->m.buffers.table.elements, VIEW_FLOATX);
         real* got = device_values(&part->ctx, part->m.buffers.params, part->m.buffers.table.elements, VIEW_FLOATX);
         int wrong = 0;
@@ -958,7 +966,7 @@ static int write_batches(const char* pattern, int T, int count, uint64_t seed, c
         char *path = xprintf("%s/config.json", directory), *weights = xprintf("%s/model.safetensors", directory);
         Bench* b = bench_open(config_read(path), 1, T, recipe.max_predictions, 0, 1);
         MlmScales scales = {1.0 / all.masked, 1.0 / count};
-        load_weights(&b->m, &b->o, weights, &b->ctx);
+        bench_load(b, weights);
         for (int i = 0; i < count; i++) {
             mlm_batch_build(&b->batch, &data, (uint64_t)i, 1);
             b->in = mlm_load(&b->loader, &b->batch, &b->ctx);

@@ -21,10 +21,16 @@ static void bench_open(Bench* b, Config config, int B, int T, int recompute, uin
     model_plan(&b->m, config, B, T, recompute, 0);
     model_buffers_alloc(&b->m.buffers, &b->ctx);
     lm_input_alloc(&b->m.in, B, T, &b->ctx);
-    b->m.seed = seed;
     optimizer_init(&b->o, &b->m.buffers.table, ADAMW, WITH_MASTER, &b->ctx);
     b->m.buffers.master = b->o.master;
-    random_weights(&b->m, &b->o, seed, &b->ctx);
+    WeightRules rules = weight_rules(&config);
+    model_buffers_init(&b->m.buffers, &b->o, &rules, seed, &b->ctx);
+    b->m.buffers.dropout.seed = seed;
+}
+
+static void bench_load(Bench* b, const char* path) {
+    WeightRules rules = weight_rules(&b->m.config);
+    model_buffers_read(&b->m.buffers, &b->o, path, &rules.file, &b->ctx);
 }
 
 static void bench_close(Bench* b) {
@@ -38,11 +44,12 @@ static void bench_close(Bench* b) {
 // Losses and gradients of the sequences in m->in, which are number first and up of step number `step`.
 static void train_batch(Model* m, uint64_t step, int first, double scale, Mode mode, Context* ctx) {
     Sequences s = lm_input_sequences(&m->in, m->B, first);
-    m->training = 1, m->step = step;
+    m->buffers.dropout.is_on = 1, m->buffers.dropout.step = step;
     forward(m, m->in.inputs, &s, ctx);
     forward_head(m, m->a.lnf, s.rows, ctx);
     compute_loss(m, &s, scale, BACKWARD, mode, ctx);
     backward(m, m->in.inputs, &s, mode, ctx);
+    m->buffers.dropout.is_on = 0;
 }
 
 static void bench_batch(Bench* b, const int* inputs, const int* targets) {
@@ -84,7 +91,7 @@ static void test_golden(Tests* t, const char* directory) {
     int B = (int)tokens->shape[0], T = (int)tokens->shape[1];
     bench_open(b, config, B, T, 0, 1);
     Model* m = &b->m;
-    load_weights(m, &b->o, weights, &b->ctx);
+    bench_load(b, weights);
     int* ids = (int*)xmalloc(2 * (size_t)m->N * sizeof(int));
     golden_tokens(&file, "tokens", ids, (size_t)m->N);
     golden_tokens(&file, "targets", ids + m->N, (size_t)m->N);
@@ -789,7 +796,7 @@ static int write_logits(const char* directory, const char* out) {
     Bench* b = (Bench*)xcalloc(1, sizeof *b);
     bench_open(b, config, B, min_int(LONGEST, config.T), 0, 1);
     Model* m = &b->m;
-    load_weights(m, &b->o, weights, &b->ctx);
+    bench_load(b, weights);
     int* tokens = (int*)xmalloc(2 * (size_t)m->N * sizeof(int));
     random_tokens(tokens, 2 * m->N, config.V, 3);
     bench_batch(b, tokens, tokens + m->N);

@@ -164,9 +164,6 @@ typedef struct {
     Params p;
     Grads g;
     Acts a;
-    // Dropout of the current step; training = 0 disables it.
-    int training;
-    uint64_t seed, step;
 } Model;
 
 // ---------------------------------------------------------------------------------------------------------
@@ -174,7 +171,7 @@ typedef struct {
 
 static Dropout dropout_at(const Model* m, const Sequences* s, int layer, int site) {
     double p = site == SITE_DROPOUT_ATTENTION ? m->config.attention_dropout : m->config.hidden_dropout;
-    return m->training ? dropout_make(p, m->seed, m->step, layer, site, s) : dropout_none(s);
+    return dropout_of(m->buffers.dropout, p, layer, site, s);
 }
 
 static AttentionShape attention_at(const Model* m, const Sequences* s, int layer) {
@@ -374,9 +371,8 @@ static void compute_loss(Model* m, const MlmInput* in, MlmScales scales, Directi
     }
 }
 
-// Evaluate a micro-batch, without gradients or dropout.
+// Evaluate a micro-batch, without gradients.
 static void evaluate_batch(Model* m, const MlmInput* in, MlmScales scales, Mode mode, Context* ctx) {
-    m->training = 0;
     forward(m, in, ctx);
     compute_loss(m, in, scales, FORWARD, mode, ctx);
 }
@@ -574,23 +570,18 @@ static Text config_write(const Config* c, const char* architecture, const char* 
     return t;
 }
 
-// Read the parameters from a file, which may lack all heads, or only the next-sentence head.
-static void load_weights(Model* m, const Optimizer* o, const char* path, Context* ctx) {
+// Initial values, and what a file of weights may have or lack: all heads, or only the next-sentence head.
+static WeightRules weight_rules(const Config* c) {
     static const char* const ignored[] = {
         "embeddings.position_ids", "predictions.decoder.weight", "predictions.decoder.bias", "predictions.bias",
         "pooler.dense.weight",     "pooler.dense.bias",          "seq_relationship.weight",  // without an NSP head
         "seq_relationship.bias"};
     static const char* const may_lack[] = {"bert.pooler.", "cls."};
-    FileRules rules = {"bert.", ignored, m->config.next ? 4 : 8, OLD_NAMES, COUNT_OF(OLD_NAMES), 1, may_lack, 2};
-    model_buffers_read(&m->buffers, o, path, &rules, ctx);
-}
-
-static void random_weights(Model* m, const Optimizer* o, uint64_t seed, Context* ctx) {
-    const Config* c = &m->config;
-    HostView view = model_buffers_init(&m->buffers, seed, c->init_range, c->init_range);
+    FileRules file = {"bert.", ignored, c->next ? 4 : 8, OLD_NAMES, COUNT_OF(OLD_NAMES), 1, may_lack, 2};
+    WeightRules rules = {.std = c->init_range, .residual_std = c->init_range, .file = file};
     // The word embedding is the first tensor. The padding token's row starts as zero.
-    if (c->padding >= 0) memset(view.values + (size_t)c->padding * (size_t)c->C, 0, (size_t)c->C * sizeof(real));
-    model_buffers_write(&m->buffers, o, &view, ctx);
+    if (c->padding >= 0) rules.zero_begin = (size_t)c->padding * (size_t)c->C, rules.zero_count = (size_t)c->C;
+    return rules;
 }
 
 #ifndef NO_MAIN  // tests and finetune_bert.cu include this file for the model only
@@ -600,7 +591,6 @@ typedef struct {
     Model model;
     MlmSettings mlm;
     MlmSource data;
-    WordPiece words;  // size 0: no vocabulary
 } Trainer;
 
 static volatile sig_atomic_t stop_signal;
@@ -613,17 +603,14 @@ static void on_signal(int number) { stop_signal = number; }
 static StepWork step_work(const Config* c, MlmCounts counts, int sequences) {
     double C = c->C, heads = (c->V * C + C * C) * counts.masked + (c->next ? C * C * counts.sequences : 0);
     double flops = mlm_encoder_flops(counts, c->L, c->C, c->F) + 6 * heads;
-    StepWork work = {sequences, counts.sequences, counts.tokens, flops};
-    return work;
+    return (StepWork){sequences, counts.sequences, counts.tokens, flops};
 }
 
 // One optimizer step. The GPU runs it asynchronously. run_end_step() reads its results and logs them.
 static void train_step(Run* r, Model* m, MlmSource* data, LossMean mean) {
     StepLosses losses = {m->config.next ? 2 : 1, {&m->a.loss[0], &m->a.loss[1]}, {"mlm_loss", "nsp_loss"}};
-    MicroBatch b = run_begin_step(r);
-    MlmCounts counts = mlm_source_step(data, b.sample, m->B, &r->group);
-    m->training = b.direction == BACKWARD, m->seed = b.seed, m->step = b.step;
-    while (run_next_micro_batch(r, &b)) {
+    MlmCounts counts = mlm_source_step(data, run_step_sample(r), m->B, &r->group);
+    for (MicroBatch b = run_begin_step(r); run_next_micro_batch(r, &b);) {
         const MlmBatch* batch = &data->batches[b.index];
         MlmInput in = mlm_load(&data->loader, batch, &r->ctx);
         MlmScales scales = mlm_scales(mean, batch, counts, r->micro_steps * r->group.size);
@@ -649,44 +636,45 @@ static void validate(Run* r, Model* m, MlmSource* data, Log* log) {
     mlm_evaluation_end(&e, &r->session, log, m->a.loss, m->a.correct, m->config.next);
 }
 
-// Predict the masked tokens of the only sequence of the data's first batch, and show them.
-static void fill_mask(Run* r, Model* m, MlmSource* data, const WordPiece* words) {
+// Predict the masked tokens of `text`, or of a held-out sequence if it is NULL, and show them.
+static void fill_mask(Run* r, Model* m, MlmSource* data, const char* text) {
+    if (text) fill_mask_batch(&data->batches[0], &data->words, text, m->T, m->config.V);
+    else mlm_batch_build(&data->batches[0], &data->val, 0, 1);
     MlmInput in = mlm_load(&data->loader, &data->batches[0], &r->ctx);
-    m->training = 0;
     forward(m, &in, &r->ctx);
-    fill_mask_show(&r->session, words, &data->batches[0], m->a.logits, m->config.V, m->Vp);
+    fill_mask_show(&r->session, &data->words, &data->batches[0], m->a.logits, m->config.V, m->Vp);
 }
 
 // ---------------------------------------------------------------------------------------------------------
 // Settings and startup
 
 // The flags. Returns their number.
-static int settings_flags(Trainer* t, Flag* table) {
-    int count = settings_rows(&t->run.settings, table, "L=4,C=128,NH=4,T=128",
-                              "Hugging Face directory, .safetensors file, config.json (random weights), "
-                              "bert-base|bert-large, or sizes L= C= NH= V= T= F= tied=.");
-    return mlm_default_settings(table, mlm_settings_rows(&t->mlm, table, count));
+static int settings_flags(Trainer* t) {
+    int count = settings_rows(&t->run.settings, t->run.flags,
+                              "Hugging Face directory, .safetensors file, config.json "
+                              "(random weights), bert-base|bert-large, or sizes L= C= NH= V= T= F= tied=.");
+    return mlm_default_settings(t->run.flags, mlm_settings_rows(&t->mlm, t->run.flags, count));
 }
 
-// Find the model, and plan its tensors and memory. Returns how its data is masked.
-static MlmRecipe open_model(Run* r, Model* m, const MlmSettings* s, WordPiece* words) {
+// Find the model, plan its tensors and memory, and make room for its batches.
+static void open_model(Run* r, Model* m, const MlmSettings* s, MlmSource* d) {
     run_find_model(r, "--phase2", s->phase2);
     if (*s->fill && !r->weights)
         die(USAGE, "--fill needs a trained model; name it with -e, or its run with -o and -y 1");
-    fill_mask_find_words(words, &r->session, r->directory, r->data_directory);
-    Config c = config_find(r->directory, &r->settings, words);
+    fill_mask_find_words(&d->words, &r->session, r->directory, r->data_directory);
+    Config c = config_find(r->directory, &r->settings, &d->words);
     c.next = s->next_sentence;
     if (r->weights && c.tied) c.tied = weights_tie(r->weights, "bert.", HEAD, COUNT_OF(HEAD), r->group.rank == 0);
     int T = run_sequence_length(r, c.T), recompute = r->settings.evaluate ? FORWARD_ONLY : r->settings.recompute;
     MlmRecipe recipe = mlm_settings_recipe(s, T);
     for (BatchSearch search = run_search_batch(r); run_next_batch(r, &search, &m->buffers);)
         model_plan(m, c, search.B, T, search.B * recipe.max_predictions, search.B * recipe.pack, recompute);
-    return recipe;
+    mlm_source_alloc(d, recipe, m->B, T, r->micro_steps, &r->ctx);
 }
 
-static void open_data(Run* r, const Config* c, MlmSource* d, const WordPiece* words) {
+static void open_data(Run* r, const Config* c, MlmSource* d) {
     mlm_source_open(d, r->train_pattern, r->val_pattern, c->V, (uint64_t)r->settings.seed);
-    mlm_check_words(&d->train, words);
+    mlm_check_words(&d->train, &d->words);
     d->train.in_order = !r->settings.shuffle;
     if (r->settings.evaluate && !d->has_val) die(USAGE, "--evaluate 1 needs validation data; name it with -j");
     session_check_data(&r->session, mlm_fingerprint(&d->train), r->train_pattern);
@@ -698,25 +686,13 @@ static void open_data(Run* r, const Config* c, MlmSource* d, const WordPiece* wo
 // Check and open everything that the run needs. Nothing is written until all checks have passed.
 static void trainer_open(Trainer* t, int argc, char** argv) {
     Run* r = &t->run;
-    Model* m = &t->model;
     flags_refuse_moved(argc, argv, "--task", "./finetune_bert");
-    run_parse(r, settings_flags(t, r->flags), argc, argv,
-              "./train_bert [flags]   (none: a small model on the built-in corpus)");
+    run_parse(r, settings_flags(t), argc, argv, "./train_bert [flags]   (none: a small model on the built-in corpus)");
     const int fills = fill_mask_check(t->mlm.fill, &r->settings, r->flags, r->flag_count);
     run_join(r, fills ? NULL : "data/builtin/bert/train.bin");
-    MlmRecipe recipe = open_model(r, m, &t->mlm, &t->words);
-    mlm_source_alloc(&t->data, recipe, m->B, m->T, r->micro_steps, &r->ctx);
-    if (!fills) open_data(r, &m->config, &t->data, &t->words);
-    run_alloc(r, &m->buffers);
-    if (!r->start) random_weights(m, &r->optimizer, (uint64_t)r->settings.seed, &r->ctx);
-    if (!r->start && r->weights) load_weights(m, &r->optimizer, r->weights, &r->ctx);  // the file may lack some
-    run_share(r);
-}
-
-static void trainer_close(Trainer* t) {
-    mlm_source_close(&t->data);
-    wordpiece_free(&t->words);
-    run_close(&t->run);
+    open_model(r, &t->model, &t->mlm, &t->data);
+    if (!fills) open_data(r, &t->model.config, &t->data);
+    run_init_model(r, &t->model.buffers, weight_rules(&t->model.config));
 }
 
 int main(int argc, char** argv) {
@@ -727,24 +703,21 @@ int main(int argc, char** argv) {
     process_begin(on_signal, argv);
     trainer_open(t, argc, argv);
     if (r->settings.evaluate) process_on_stop(SIG_DFL);  // a signal may end the process at once: nothing is saved
-    if (*t->mlm.fill) {
-        fill_mask_batch(&data->batches[0], &t->words, t->mlm.fill, m->T, m->config.V);
-        fill_mask(r, m, data, &t->words);
-    } else if (r->settings.evaluate) {
-        validate(r, m, data, NULL);
-    } else {
+    if (*t->mlm.fill) fill_mask(r, m, data, t->mlm.fill);
+    else if (r->settings.evaluate) validate(r, m, data, NULL);
+    else {
         double most = (double)m->T * run_step_sequences(r);  // tokens in a step
         if (run_begin(r, data->train.text.files.tokens, "at most ", most)) validate(r, m, data, &r->log);
         while (run_next_step(r, (int)stop_signal)) {
             train_step(r, m, data, (LossMean)t->mlm.loss_mean);
             int text = r->has_val && session_is_due(&r->session, t->mlm.sample_every, 1);
             if (run_end_step(r, text)) validate(r, m, data, &r->log);
-            if (text) mlm_batch_build(&data->batches[0], &data->val, 0, 1);  // a held-out sequence
-            if (text && r->group.rank == 0) fill_mask(r, m, data, &t->words);
+            if (text && r->group.rank == 0) fill_mask(r, m, data, NULL);
         }
         run_end(r, "BERT training");
     }
-    trainer_close(t);
+    mlm_source_close(data);
+    run_close(r);
     return DONE;
 }
 #endif

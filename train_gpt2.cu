@@ -124,9 +124,6 @@ typedef struct {
     Acts a;
     LmInput in;
     int past_len;  // positions before row 0 of a forward pass; each layer's qkv holds their keys and values
-    // Dropout of the current step; training = 0 disables it.
-    int training;
-    uint64_t seed, step;
 } Model;
 
 // ---------------------------------------------------------------------------------------------------------
@@ -136,7 +133,7 @@ static Dropout dropout_at(const Model* m, const Sequences* s, int layer, int sit
     double p = site == SITE_DROPOUT_EMBEDDING   ? m->config.embedding_dropout
                : site == SITE_DROPOUT_ATTENTION ? m->config.attention_dropout
                                                 : m->config.residual_dropout;
-    return m->training ? dropout_make(p, m->seed, m->step, layer, site, s) : dropout_none(s);
+    return dropout_of(m->buffers.dropout, p, layer, site, s);
 }
 
 static AttentionShape attention_at(const Model* m, const Sequences* s, int layer) {
@@ -289,10 +286,9 @@ static void compute_loss(Model* m, const Sequences* s, double scale, Direction d
     else classifier_backward(losses, m->a.logits, targets, m->buffers.loss_scale, N, V, m->Vp, ctx);
 }
 
-// Evaluate the B sequences in m->in, without gradients or dropout.
+// Evaluate the B sequences in m->in, without gradients.
 static void evaluate_batch(Model* m, int B, double scale, Mode mode, Context* ctx) {
     Sequences s = lm_input_sequences(&m->in, B, 0);
-    m->training = 0;
     forward(m, m->in.inputs, &s, ctx);
     forward_head(m, m->a.lnf, s.rows, ctx);
     compute_loss(m, &s, scale, FORWARD, mode, ctx);
@@ -442,17 +438,12 @@ static Config config_read(const char* path) {
     return c;
 }
 
-// Load the parameters from a file, and the master weights too if the optimizer has them.
-static void load_weights(Model* m, const Optimizer* o, const char* path, Context* ctx) {
+// Initial values, and what a file of weights may have or lack.
+static WeightRules weight_rules(const Config* c) {
     static const char* const ignored[] = {".attn.bias", ".attn.masked_bias", "lm_head.weight"};
-    FileRules rules = {"transformer.", ignored, m->config.tied ? 3 : 2, NULL, 0, 0, NULL, 0};
-    model_buffers_read(&m->buffers, o, path, &rules, ctx);
-}
-
-static void random_weights(Model* m, const Optimizer* o, uint64_t seed, Context* ctx) {
-    double std = m->config.init_range;
-    HostView view = model_buffers_init(&m->buffers, seed, std, std / sqrt(2.0 * m->config.L));
-    model_buffers_write(&m->buffers, o, &view, ctx);
+    FileRules file = {.optional_prefix = "transformer.", .ignored = ignored, .ignored_count = c->tied ? 3 : 2};
+    WeightRules rules = {.std = c->init_range, .residual_std = c->init_range / sqrt(2.0 * c->L), .file = file};
+    return rules;
 }
 
 #ifndef NO_MAIN  // tests include this file for the model only
@@ -497,9 +488,7 @@ static StepWork step_work(const Model* m, int sequences) {
 static void train_step(Run* r, Model* m, LmData* data) {
     StepWork work = step_work(m, run_step_sequences(r));
     StepLosses losses = {1, {m->a.loss}, {"loss"}};
-    MicroBatch b = run_begin_step(r);
-    m->training = b.direction == BACKWARD, m->seed = b.seed, m->step = b.step;
-    while (run_next_micro_batch(r, &b)) {
+    for (MicroBatch b = run_begin_step(r); run_next_micro_batch(r, &b);) {
         lm_data_load(m->in.inputs, m->in.targets, &m->in.documents, data, &data->train, b.sample, &r->ctx);
         Sequences s = lm_input_sequences(&m->in, m->B, b.first);
         forward(m, m->in.inputs, &s, &r->ctx);
@@ -537,7 +526,6 @@ static void validate(Run* r, Model* m, LmData* data, Log* log) {
 // embeddings, which are no longer needed.
 static void evaluate_endings(Model* m, MultipleChoiceEvaluation* e, const Sequences* s, Context* ctx) {
     Losses losses = {m->a.losses, m->a.loss, 1, SET};
-    m->training = 0;
     forward(m, m->in.inputs, s, ctx);
     gather_forward(m->a.embedded, m->a.lnf, e->device_rows, e->scored, m->config.C, ctx);
     forward_head(m, m->a.embedded, e->scored, ctx);
@@ -567,7 +555,7 @@ static void predict_next(Model* m, Window w, Context* ctx) {
     int rows = w.count - w.past_len;
     CHECK(w.past_len == 0 || rows == 1);
     Sequences s = lm_input_text(&m->in, w.tokens + w.past_len, rows, w.past_len, ctx);
-    m->training = 0, m->past_len = w.past_len;
+    m->past_len = w.past_len;
     forward(m, m->in.inputs, &s, ctx);
     m->past_len = 0;
     forward_head(m, m->a.lnf + (size_t)(rows - 1) * (size_t)m->config.C, 1, ctx);
@@ -606,7 +594,7 @@ static void generate(Run* r, Model* m, Generation* g, const GenerateSettings* s)
 // Settings and startup
 
 // The flags. Returns their number.
-static int settings_flags(Trainer* t, Flag* table) {
+static int settings_flags(Trainer* t) {
     // clang-format off
     const Flag rows[] = {
         {NULL, "--doc-mask", FLAG_INT, &t->doc_mask, "0", 0, 1, NULL, SCOPE_RUN, TOPIC_DATA,
@@ -614,9 +602,11 @@ static int settings_flags(Trainer* t, Flag* table) {
          "in the sequence."},
     };
     // clang-format on
-    int count = settings_rows(&t->run.settings, table, "L=4,C=128,NH=4,T=256",
+    Flag* table = t->run.flags;
+    int count = settings_rows(&t->run.settings, table,
                               "Hugging Face directory, .safetensors file, llm.c's .bin, config.json (random weights), "
                               "d12|d24|d36|d48, or sizes L= C= NH= V= T= F= tied=.");
+    settings_default(table, count, "--model", "L=4,C=128,NH=4,T=256");
     count = settings_add_rows(table, count, rows, COUNT_OF(rows));
     return multiple_choice_rows(&t->choices, table, generate_rows(&t->generate, table, count));
 }
@@ -668,27 +658,15 @@ static void open_data(Trainer* t) {
 static void trainer_open(Trainer* t, int argc, char** argv) {
     Run* r = &t->run;
     Model* m = &t->model;
-    run_parse(r, settings_flags(t, r->flags), argc, argv,
-              "./train_gpt2 [flags]   (none: a small model on the built-in corpus)");
+    run_parse(r, settings_flags(t), argc, argv, "./train_gpt2 [flags]   (none: a small model on the built-in corpus)");
     const int trains = generate_check(&t->generate, &r->settings);
     run_join(r, trains ? "data/builtin/train.bin" : NULL);
     if (!trains) r->settings.B = 1, r->settings.total_batch = 0;  // generation uses one sequence
     open_model(t);
     if (trains) open_data(t);
     else if (!r->weights) warn("-e %s: has random weights; name a trained model", r->source);
-    run_alloc(r, &m->buffers);
+    run_init_model(r, &m->buffers, weight_rules(&m->config));
     lm_input_alloc(&m->in, m->B, m->T, &r->ctx);
-    if (!r->start && r->weights) load_weights(m, &r->optimizer, r->weights, &r->ctx);
-    else if (!r->start) random_weights(m, &r->optimizer, (uint64_t)r->settings.seed, &r->ctx);
-    run_share(r);
-}
-
-static void trainer_close(Trainer* t) {
-    lm_input_free(&t->model.in);
-    generation_close(&t->text);
-    if (!t->generate.generate) lm_data_close(&t->data);
-    multiple_choice_sets_close(&t->choices);
-    run_close(&t->run);
 }
 
 int main(int argc, char** argv) {
@@ -720,7 +698,11 @@ int main(int argc, char** argv) {
         }
         run_end(r, "GPT-2 training");
     }
-    trainer_close(t);
+    lm_input_free(&m->in);
+    generation_close(&t->text);
+    if (!t->generate.generate) lm_data_close(&t->data);
+    multiple_choice_sets_close(&t->choices);
+    run_close(r);
     return DONE;
 }
 #endif

@@ -8,13 +8,13 @@ Backward and Losses do not count, nor do functions and arrays elsewhere that hol
 begins with a banner, a line of `// -----` followed by `// Title`. Everything else counts, apart from comments, #include
 and lines of fewer than four characters. Lines are compared without indentation, as multisets.
 
-Exit status: 0; 1 if a pair shares more than 20 per cent of the shorter file's counted lines, or more than 5 consecutive
+Exit status: 0; 1 if a pair shares 20 per cent or more of the shorter file's counted lines, or more than 5 consecutive
 ones; 2: wrong usage.
 """
 import collections, itertools, os, re, sys
 
 MODEL = ("Configuration", "Parameters", "Activations", "Forward", "Backward", "Losses")
-MOST_PERCENT, MOST_RUN, SHORTEST = 20, 5, 4
+PERCENT_LIMIT, MOST_RUN, SHORTEST = 20, 5, 4
 DEFAULT = ("train_gpt2.cu", "train_bert.cu", "finetune_bert.cu")
 TABLE = re.compile(r"^\s*(static )?const TensorRow \w+\[\] = \{$")
 
@@ -81,9 +81,9 @@ def main(files):
         shared = sum((multisets[0] & multisets[1]).values())
         shorter = max(1, min(len(lines[a]), len(lines[b])))
         percent = 100 * shared / shorter
-        bad += percent > MOST_PERCENT
+        bad += percent >= PERCENT_LIMIT
         print(f"{a} {b}: {shared} lines shared of {len(lines[a])} and {len(lines[b])}: {percent:.1f} %"
-              + (f", more than {MOST_PERCENT} %" if percent > MOST_PERCENT else ""))
+              + (f", not below {PERCENT_LIMIT} %" if percent >= PERCENT_LIMIT else ""))
         for length, i, j in copied_runs(lines[a], lines[b]):
             bad += 1
             print(f"    {length} consecutive lines: {a}:{i} {b}:{j}")

@@ -263,10 +263,10 @@ static void train_step(Trainer* t) {
     int B = m->B;
     run_next_micro_batch(r, &b);  // the only one
     batch_begin(&t->loader);
-    ratings_batch(t->loader.host, &t->ratings, t->negatives, b.seed, step / t->epoch_steps,
+    ratings_batch(t->loader.host, &t->ratings, t->negatives, m->seed, step / t->epoch_steps,
                   step % t->epoch_steps * (uint64_t)B, B);
     Batch batch = batch_upload(&t->loader, B, &r->ctx);
-    train_batch(m, &r->optimizer, &batch, b.step, optimizer_settings(&r->session, r->lr), &r->ctx);
+    train_batch(m, &r->optimizer, &batch, m->buffers.dropout.step, optimizer_settings(&r->session, r->lr), &r->ctx);
     run_next_micro_batch(r, &b);
     for (int l = 0; l < m->config.mlp.count; l++)
         flops += 6.0 * B * m->config.mlp.width[l] * m->config.mlp.width[l + 1];
@@ -319,12 +319,13 @@ static int settings_flags(Trainer* t, Flag* table) {
          "Where they are drawn from: items that the user never rated, or all, with duplicates masked."},
     };
     // clang-format on
-    int count = settings_rows(&t->run.settings, table, "F=32,E=64,H=64-32-32",
+    int count = settings_rows(&t->run.settings, table,
                               "published, or sizes: factors F, each of the MLP's two embeddings E, its layers H.");
     count = settings_add_rows(table, count, rows, COUNT_OF(rows));
     settings_help(table, count, "--train-data", "Ratings: a file of dev/data/prepare_recsys.py.");
     settings_help(table, count, "--batch", "Samples per step.");
     settings_help(table, count, "--evaluate", "1: print HR@10 and NDCG@10 of -o with -y 1, and exit.");
+    settings_default(table, count, "--model", "F=32,E=64,H=64-32-32");
     settings_default(table, count, "--batch", "1024");
     settings_default(table, count, "--epochs", "13");
     settings_default(table, count, "--lr", "1e-3");

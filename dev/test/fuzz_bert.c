@@ -16,7 +16,12 @@
 #include "train_bert.cu"
 #undef main
 
-static int fuzz_flags(Trainer* t) { return settings_flags(t, t->run.flags); }
+static int fuzz_flags(Trainer* t) { return settings_flags(t); }
+
+static void fuzz_close(Trainer* t) {
+    mlm_source_close(&t->data);
+    run_close(&t->run);
+}
 
 static void fuzz_validate(Trainer* t) { validate(&t->run, &t->model, &t->data, NULL); }
 

@@ -1,6 +1,6 @@
-/* What the fuzzer needs of a trainer, from the trainer's own source, which is included before this. Three functions
+/* What the fuzzer needs of a trainer, from the trainer's own source, which is included before this. Four functions
  * are the source's: fuzz_flags() appends the trainer's flags to r->run.flags and returns their number, fuzz_validate() looks at
- * held-out data, fuzz_step() trains a step. */
+ * held-out data, fuzz_step() trains a step, fuzz_close() frees what trainer_open() allocated. */
 #ifndef FUZZ_TRAINER_H
 #define FUZZ_TRAINER_H
 
@@ -136,7 +136,7 @@ static void fuzz_evaluate(int argc, char** argv) {
     trainer_open(r, argc, argv);
     fuzz_check_plan(r);
     fuzz_validate(r);
-    trainer_close(r);
+    fuzz_close(r);
     free(r);
 }
 
@@ -175,7 +175,7 @@ static Trainer* fuzz_steps(int argc, char** argv, int64_t steps, int limit) {
 static void fuzz_train(int argc, char** argv, int64_t steps, int limit) {
     Trainer* r = fuzz_steps(argc, argv, steps, limit);
     if (steps > 1 && session_finish_save(&r->run.session) != 0) fuzz_broken("a checkpoint was not saved");
-    trainer_close(r);
+    fuzz_close(r);
     free(r);
 }
 
@@ -198,7 +198,7 @@ static void fuzz_write_shards(int argc, char** argv, const char* directory) {
             fuzz_broken("%s: %s", path, strerror(errno));
         free(path);
     }
-    trainer_close(r);
+    fuzz_close(r);
     free(r);
 }
 

@@ -29,8 +29,9 @@ static Bench* bench_open(Config config, const char* weights) {
     lm_input_alloc(&b->m.in, b->m.B, b->m.T, &b->ctx);
     optimizer_init(&b->o, &b->m.buffers.table, ADAMW, WITH_MASTER, &b->ctx);
     b->m.buffers.master = b->o.master;
-    random_weights(&b->m, &b->o, 7, &b->ctx);  // what loading leaves as it is would show
-    if (weights) load_weights(&b->m, &b->o, weights, &b->ctx);
+    WeightRules rules = weight_rules(&b->m.config);
+    model_buffers_init(&b->m.buffers, &b->o, &rules, 7, &b->ctx);  // what loading leaves as it is would show
+    if (weights) model_buffers_read(&b->m.buffers, &b->o, weights, &rules.file, &b->ctx);
     return b;
 }
 

@@ -216,6 +216,7 @@ static char* put_documents(const char* directory, int planted, int value) {
 
 static void open_documents(MlmSource* d, const char* path, int micro_steps, Context* ctx) {
     MlmRecipe recipe = {4, 0.15, 0, 1, 0, 2, 0.1};
+    memset(d, 0, sizeof *d);
     mlm_source_alloc(d, recipe, B, MLM_T, micro_steps, ctx);
     mlm_source_open(d, path, path, MLM_V, 11);
 }

@@ -614,6 +614,7 @@ static Text split_stream(int ranks, int B, int pack) {
     MlmRecipe recipe = {SPLIT_MASKS, 0.15, 0, 1, 0, pack, 0.1};
     int micro_steps = STEP_ROWS / (ranks * B);
     context_init(&ctx);
+    memset(&data, 0, sizeof data);
     mlm_source_alloc(&data, recipe, B, SPLIT_T, micro_steps, &ctx);
     mlm_source_open(&data, "build/test_corpus/builtin/bert/train.bin", NULL, 261, 11);
     for (uint64_t step = 0; step < 2; step++)

@@ -113,6 +113,16 @@ static inline Dropout dropout_make(double p, uint64_t seed, uint64_t step, int l
 
 static inline Dropout dropout_none(const Sequences* sequences) { return dropout_make(0, 0, 0, 0, 0, sequences); }
 
+// What the masks of a step have in common. All zero: no dropout, as in an evaluation.
+typedef struct {
+    int is_on;
+    uint64_t seed, step;
+} DropoutStep;
+
+static inline Dropout dropout_of(DropoutStep d, double p, int layer, int site, const Sequences* sequences) {
+    return d.is_on ? dropout_make(p, d.seed, d.step, layer, site, sequences) : dropout_none(sequences);
+}
+
 // Random bits for four neighbouring channels 4 * group .. 4 * group + 3 of one token. `sequence` is counted over the
 // whole step: Sequences.first + local index.
 HOST_DEVICE static inline Philox dropout_bits_hidden(Dropout d, uint32_t sequence, uint32_t position, uint32_t group) {

@@ -13,6 +13,13 @@ typedef struct {
     size_t layers, layer_bytes;
 } TensorStructs;
 
+// How a new model gets its weights: random values, which those of a file may replace.
+typedef struct {
+    double std, residual_std;       // standard deviations (tensors_init())
+    size_t zero_begin, zero_count;  // elements of the parameters that start as zero
+    FileRules file;
+} WeightRules;
+
 typedef struct {
     // Filled by the model's plan.
     TensorTable table;         // of the parameters; gradients and the optimizer's moments have the same layout
@@ -33,6 +40,7 @@ typedef struct {
     GradSync* grad_sync;     // NULL: one rank
     const real* master;      // master weights in full precision; NULL: none
     const real* loss_scale;  // [1] on the device; NULL: 1
+    DropoutStep dropout;     // of the current step; off outside of steps
 } ModelBuffers;
 
 // Set the structs that the tables are bound to. Gradient structs have the same layout as parameter structs.
@@ -103,19 +111,20 @@ static inline void model_buffers_share(const ModelBuffers* b, Context* ctx) {
     fp32_copies_share(&b->fp32_copies, &b->table, b->params, b->master, b->grad_sync, ctx);
 }
 
-// Draw initial values for all parameters, with these standard deviations (tensors_init()). Returns them as a view of
-// b->params, [table.elements], for model_buffers_write().
-static inline HostView model_buffers_init(const ModelBuffers* b, uint64_t seed, double std, double residual_std) {
-    HostView view = host_view_open(b->params, b->table.elements, VIEW_FLOATX);
-    tensors_init(&b->table, view.values, seed, std, residual_std);
-    return view;
-}
-
-// Write the view's values to all parameters and to the master weights, and close the view.
+// Write the values of a view of b->params, [table.elements], to all parameters and to the master weights. Close the view.
 static inline void model_buffers_write(const ModelBuffers* b, const Optimizer* o, HostView* view, Context* ctx) {
     optimizer_write_weights(o, view, ctx);
     fp32_copies_update(&b->fp32_copies, &b->table, b->params, NULL, NULL, ctx);  // for fixed parameters not in a file
     host_view_close(view);
+}
+
+// Draw initial values for all parameters.
+static inline void model_buffers_init(const ModelBuffers* b, const Optimizer* o, const WeightRules* rules,
+                                      uint64_t seed, Context* ctx) {
+    HostView view = host_view_open(b->params, b->table.elements, VIEW_FLOATX);
+    tensors_init(&b->table, view.values, seed, rules->std, rules->residual_std);
+    memset(view.values + rules->zero_begin, 0, rules->zero_count * sizeof(real));
+    model_buffers_write(b, o, &view, ctx);
 }
 
 // Read the parameters from a model's file, and the master weights if there are any. Tensors that `rules` allows to be

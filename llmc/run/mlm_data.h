@@ -97,6 +97,7 @@ typedef struct {
 } MlmShare;
 
 typedef struct {
+    WordPiece words;  // the vocabulary, set before mlm_source_alloc(); size 0: none
     MlmRecipe recipe;
     int T;
     MlmData train, val;
@@ -124,7 +125,6 @@ typedef struct {
 
 // Allocate for steps of `micro_steps` micro-batches of B rows of T tokens.
 static inline void mlm_source_alloc(MlmSource* d, MlmRecipe recipe, int B, int T, int micro_steps, Context* ctx) {
-    memset(d, 0, sizeof *d);
     d->recipe = recipe;
     d->T = T;
     d->micro_steps = micro_steps;
@@ -185,6 +185,7 @@ static inline void mlm_source_close(MlmSource* d) {
     mlm_loader_close(&d->loader);
     for (int i = 0; i < d->micro_steps; i++) mlm_batch_free(&d->batches[i]), mlm_batch_free(&d->next[i]);
     free(d->batches), free(d->next), free(d->error.message);
+    wordpiece_free(&d->words);
     if (d->has_train) mlm_close(&d->train);
     if (d->has_val) mlm_close(&d->val);
 }

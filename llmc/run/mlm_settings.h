@@ -47,8 +47,9 @@ static inline int mlm_settings_rows(MlmSettings* s, Flag* table, int count) {
     return settings_add_rows(table, count, rows, COUNT_OF(rows));
 }
 
-// Give the rows that have them BERT's published defaults, and its micro-batch. Returns the count.
+// Set the defaults: the published ones, and a small model. Returns the count.
 static inline int mlm_default_settings(Flag* table, int count) {
+    settings_default(table, count, "--model", "L=4,C=128,NH=4,T=128");
     settings_default(table, count, "--batch", "8");
     settings_default(table, count, "--schedule", "linear");
     settings_default(table, count, "--final-lr", "0");

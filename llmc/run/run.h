@@ -5,8 +5,7 @@
  *   run_find_model    find the model's directory and weights
  *   run_search_batch  plan the memory. If it does not fit, report the largest micro-batch that does, and exit
  *   run_check_ranks   check that all ranks train the same model on the same data
- *   run_alloc         allocate the model's buffers and the optimizer, and load the checkpoint if there is one
- *   run_share         after loading the weights: check that all ranks have the same
+ *   run_init_model    allocate the model's buffers and the optimizer, and set the weights
  *   run_begin         open the log. From here on the run writes files
  *   run_next_step     save a checkpoint if one is due. Is another step due? The trainer launches it:
  *     run_begin_step, run_next_micro_batch, run_all_reduce, run_update, run_log
@@ -140,10 +139,20 @@ static inline void run_alloc(Run* r, ModelBuffers* b) {
     if (r->start) session_load(&r->session, r->start, &b->table, b->params, &b->fp32_copies, &r->optimizer);
 }
 
-// After loading the weights: check that all ranks have the same, and share the fp32 copies.
+// After setting the weights: check that all ranks have the same, and share the fp32 copies.
 static inline void run_share(Run* r) {
     check_same_weights(&r->group, &r->buffers->table, r->buffers->params, &r->ctx);
     model_buffers_share(r->buffers, &r->ctx);
+}
+
+// Allocate as run_alloc() does, and set the weights: those of the checkpoint, else those of the model's file, else
+// random values. A file that may lack tensors replaces random values.
+static inline void run_init_model(Run* r, ModelBuffers* b, WeightRules rules) {
+    run_alloc(r, b);
+    if (!r->start && (!r->weights || rules.file.may_lack_count))
+        model_buffers_init(b, &r->optimizer, &rules, (uint64_t)r->settings.seed, &r->ctx);
+    if (!r->start && r->weights) model_buffers_read(b, &r->optimizer, r->weights, &rules.file, &r->ctx);
+    run_share(r);
 }
 
 // ---------------------------------------------------------------------------------------------------------
@@ -184,19 +193,22 @@ typedef struct {
     int index;            // of r->micro_steps
     int first;            // number of its first sequence in the whole step
     uint64_t sample;      // number of that sequence in the run's data
-    uint64_t seed, step;  // of dropout
     Direction direction;  // FORWARD: --mode excludes the backward pass
     Mode mode;            // how losses and gradients are written: SET for the step's first micro-batch, then ADD
 } MicroBatch;
+
+// The number, in the run's data, of the step's first sequence.
+static inline uint64_t run_step_sample(const Run* r) { return r->settings.overfit ? 0 : r->session.samples; }
 
 // Begin a step. The caller launches its micro-batches in a loop over run_next_micro_batch().
 static inline MicroBatch run_begin_step(Run* r) {
     MicroBatch micro;
     memset(&micro, 0, sizeof micro);
     micro.index = -1;
-    micro.sample = r->settings.overfit ? 0 : r->session.samples;
-    micro.seed = (uint64_t)r->settings.seed, micro.step = (uint64_t)r->session.step;
+    micro.sample = run_step_sample(r);
     micro.direction = r->settings.mode == MODE_FORWARD ? FORWARD : BACKWARD;
+    DropoutStep dropout = {micro.direction == BACKWARD, (uint64_t)r->settings.seed, (uint64_t)r->session.step};
+    r->buffers->dropout = dropout;
     r->lr = schedule_at(&r->schedule, r->session.step);
     scope_step(&r->ctx, r->session.step + 1);
     return micro;
@@ -207,7 +219,10 @@ static inline MicroBatch run_begin_step(Run* r) {
 static inline int run_next_micro_batch(Run* r, MicroBatch* micro) {
     int i = ++micro->index, first = (i * r->group.size + r->group.rank) * r->settings.B;
     if (i > 0) steps_end_launch(&r->session);
-    if (i == r->micro_steps) return 0;
+    if (i == r->micro_steps) {
+        r->buffers->dropout.is_on = 0;
+        return 0;
+    }
     micro->sample += (uint64_t)(first - micro->first);
     micro->first = first;
     micro->mode = i == 0 ? SET : ADD;

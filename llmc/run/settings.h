@@ -225,9 +225,9 @@ static inline int settings_running_rows(Settings* s, Flag* table, int count) {
     return settings_add_rows(table, count, rows, COUNT_OF(rows));
 }
 
-// Begin a table with the rows of the shared settings. `model`, `model_help`: default and help of -e. Returns their count.
-static inline int settings_rows(Settings* s, Flag* table, const char* model, const char* model_help) {
-    const Flag row = {"-e", "--model", FLAG_STRING, &s->model, model, 0, 0, NULL, SCOPE_RUN, TOPIC_MODEL, model_help};
+// Begin a table with the rows of the shared settings. `model_help`: help of -e. Returns their count.
+static inline int settings_rows(Settings* s, Flag* table, const char* model_help) {
+    const Flag row = {"-e", "--model", FLAG_STRING, &s->model, "", 0, 0, NULL, SCOPE_RUN, TOPIC_MODEL, model_help};
     int count = settings_running_rows(s, table, settings_training_rows(s, table, 0));
     return settings_add_rows(table, count, &row, 1);
 }
