@@ -93,7 +93,7 @@ build/profile_page.inc: llmc/profile/page.html
 	@mkdir -p $(@D)
 	@od -An -v -tu1 $< | sed 's/\([0-9]\{1,\}\)/\1,/g' >$@
 
-$(GPT2) $(BERT) $(TUNE) $(B)/test_gpt2 $(B)/test_bert $(B)/test_gpt2_double $(B)/test_bert_double $(B)/test_run $(B)/test_profile $(B)/test_llmc_files $(addprefix $(B)/,train_ncf test_ncf test_ncf_double) $(addprefix $(G)/,train_gpt2cu train_bertcu finetune_bertcu test_gpt2cu test_bertcu train_ncfcu test_ncfcu) train_gpt2cu train_bertcu finetune_bertcu: build/profile_page.inc
+$(GPT2) $(BERT) $(TUNE) $(B)/test_gpt2 $(B)/test_bert $(B)/test_gpt2_double $(B)/test_bert_double $(B)/test_run $(B)/test_profile $(B)/test_llmc_files $(addprefix $(B)/,train_dlrm train_ncf test_dlrm test_ncf test_dlrm_double test_ncf_double) $(addprefix $(G)/,train_gpt2cu train_bertcu finetune_bertcu test_gpt2cu test_bertcu train_dlrmcu test_dlrmcu train_ncfcu test_ncfcu) train_gpt2cu train_bertcu finetune_bertcu: build/profile_page.inc
 
 train_gpt2cu train_bertcu finetune_bertcu: %cu: %.cu Makefile $(G)/command
 	$(NVCC) $(NVFLAGS) -MF $(G)/$@.d $< -o $@ $(NVLIBS)
@@ -140,18 +140,19 @@ $(B)/%_double: %.cu Makefile $(B)/command
 $(B)/%_double: dev/%.cu Makefile $(B)/command
 	$(COMPILE) -DREAL_DOUBLE $< -o $@ $(LIBS)
 
-# The recommenders (dev/recsys): NeuMF's trainer, and tests in float and in double.
-RECSYS := $(addprefix $(B)/test_,dlrm ncf dlrm_double ncf_double)
+# The recommenders (dev/recsys): the trainers, and tests in float and in double.
+RECSYS := $(addprefix $(B)/train_,dlrm ncf)
+RECSYS_TESTS := $(addprefix $(B)/test_,dlrm ncf dlrm_double ncf_double)
 $(B)/test_dlrm $(B)/test_ncf: $(B)/test_%: dev/recsys/test_%.cu Makefile $(B)/command
 	$(COMPILE) $< -o $@ $(LIBS)
 
 $(B)/test_dlrm_double $(B)/test_ncf_double: $(B)/test_%_double: dev/recsys/test_%.cu Makefile $(B)/command
 	$(COMPILE) -DREAL_DOUBLE $< -o $@ $(LIBS)
 
-$(B)/train_ncf: dev/recsys/train_ncf.cu Makefile $(B)/command
+$(RECSYS): $(B)/train_%: dev/recsys/train_%.cu Makefile $(B)/command
 	$(COMPILE) $< -o $@ $(LIBS)
 
-$(addprefix $(G)/,test_dlrmcu test_ncfcu train_ncfcu): $(G)/%cu: dev/recsys/%.cu Makefile $(G)/command
+$(addprefix $(G)/,test_dlrmcu test_ncfcu train_dlrmcu train_ncfcu): $(G)/%cu: dev/recsys/%.cu Makefile $(G)/command
 	$(NVCC) $(NVFLAGS) -MF $@.d $< -o $@ $(NVLIBS)
 
 # Ranks that find each other without MPI, also where there is one.
@@ -216,7 +217,7 @@ help:
 	@echo "make check         seconds: every header alone, include direction, size budgets, formatting, links"
 	@echo "make ops           ops against their references;  make grad: against finite differences"
 	@echo "make bench         time of every op (OP=matmul for one)"
-	@echo "make recsys        NeuMF's trainer, dev/recsys;  make recsys-test: tests of the recommenders"
+	@echo "make recsys        DLRM's and NeuMF's trainers, dev/recsys;  make recsys-test: tests of the recommenders"
 	@echo "make san           tests under AddressSanitizer and UBSan"
 	@echo "make mutants       an hour or more: does a test fail for each of the faults in dev/mutants.txt? (JOBS=2: two at a time)"
 	@echo "make cubins        GPU machine code of every program, architecture and precision, for dev/compare_sass.py"
@@ -249,7 +250,7 @@ quickstart-bert: needed
 	@echo "log, loss plot and a Hugging Face model directory: out/quickstart-bert"
 
 test: needed
-	@$(MAKE) --no-print-directory $(GPT2) $(BERT) $(TUNE) $(TEST_CORPUS) data/builtin/train.bin data/builtin/bert/train.bin $(addprefix $(B)/test_,$(TESTS) gpt2_double bert_double) $(addprefix $(B)/late/train_,gpt2 bert) $(B)/ops $(B)/ops_double $(RECSYS) $(B)/train_ncf
+	@$(MAKE) --no-print-directory $(GPT2) $(BERT) $(TUNE) $(TEST_CORPUS) data/builtin/train.bin data/builtin/bert/train.bin $(addprefix $(B)/test_,$(TESTS) gpt2_double bert_double) $(addprefix $(B)/late/train_,gpt2 bert) $(B)/ops $(B)/ops_double $(RECSYS) $(RECSYS_TESTS)
 	-@$(MAKE) --no-print-directory $(B)/test_prefetch_tsan 2>/dev/null
 	@MAKEFLAGS= bash dev/test/run.sh $(B) $(GPT2) $(BERT) $(TUNE)
 
@@ -271,9 +272,9 @@ san:
 	@$(MAKE) --no-print-directory SANITIZE=1 build/san/train_gpt2 build/san/train_bert build/san/finetune_bert $(TEST_CORPUS) $(addprefix build/san/test_,$(TESTS) fuzz) $(addprefix build/san/late/train_,gpt2 bert) build/san/ops
 	@MAKEFLAGS= bash dev/test/run.sh build/san build/san/train_gpt2 build/san/train_bert build/san/finetune_bert
 
-recsys: $(B)/train_ncf $(if $(HAS_NVCC),$(G)/train_ncfcu)
+recsys: $(RECSYS) $(if $(HAS_NVCC),$(addprefix $(G)/,train_dlrmcu train_ncfcu))
 
-recsys-test: $(RECSYS) $(B)/train_ncf $(B)/ops $(B)/ops_double
+recsys-test: $(RECSYS) $(RECSYS_TESTS) $(B)/ops $(B)/ops_double
 	@bash dev/recsys/test.sh $(B)
 
 mutants:

@@ -1,24 +1,37 @@
 #!/usr/bin/env python3
-"""Prepare MovieLens ratings for dev/recsys/train_ncf: leave-one-out, sorted by time.
+"""Prepare data for the recommenders of dev/recsys: ratings for train_ncf, clicks for train_dlrm.
 
     python3 dev/data/prepare_recsys.py u.data --out ratings.bin          # MovieLens 100K: tabs
     python3 dev/data/prepare_recsys.py ratings.dat --out ratings.bin     # MovieLens 1M: "::"
     python3 dev/data/prepare_recsys.py ratings.csv --out ratings.bin     # MovieLens 20M: commas and a header
+    python3 dev/data/prepare_recsys.py day_0 day_1 --format criteo --out clicks.bin --threshold 15 --held-out 200000
 
-Every rating is one positive, whatever its value. Each user's newest one is held out; of equal timestamps the later line of
-the file. A repeated pair of user and item counts once, by its last line. Ids are renumbered from 0 in ascending order.
-
+Ratings: leave-one-out, sorted by time. Every rating is one positive, whatever its value. Each user's newest one is held out;
+of equal timestamps the later line of the file. A repeated pair of user and item counts once, by its last line. Ids are
+renumbered from 0 in ascending order.
 The file: a header of 256 int32 (magic 20261123, version 1, users, items, training pairs), then the training pairs (user,
 item) as int32, ascending by time, then the held-out item of each user as int32.
+
+Clicks: Criteo's lines of tabs: label, 13 integers, 26 categories in hexadecimal. The last --held-out samples are held out,
+the others are for training. A missing integer counts as 0, one below -2 as -2; x becomes ln(x + 3). A missing category is a
+value like others. A value that has fewer than --threshold training samples, or none, has id 0; the others have ids from 1,
+the most frequent first, of equal ones the smaller text. The files are read twice, a line at a time; memory holds the
+values' counts and the categories of --held-out lines.
+The file: a header of 256 int32 (magic 20261124, version 1, tables, numbers, training samples and held-out samples as int64,
+rows of each table), then of each sample the label (int32), the numbers (float32) and the ids (int32).
 """
 import argparse
+import math
 import os
+import struct
 import sys
 from array import array
+from collections import Counter, deque
 
 from documents import USAGE, Parser, UserError, temporary_of
 
-MAGIC, VERSION, HEADER = 20261123, 1, 256
+RATINGS_MAGIC, CLICKS_MAGIC, VERSION, HEADER = 20261123, 20261124, 1, 256
+INTEGERS, CATEGORIES = 13, 26
 
 
 def read_ratings(path):
@@ -62,22 +75,95 @@ def split(ratings):
     return training, held_out, len(items)
 
 
+def write_ratings(out, path):
+    training, held_out, items = split(read_ratings(path))
+    header = array("i", [RATINGS_MAGIC, VERSION, len(held_out), items, len(training) // 2] + [0] * (HEADER - 5))
+    for part in (header, training, held_out):
+        part.tofile(out)
+    return f"{len(held_out)} users, {items} items, {len(training) // 2} training pairs"
+
+
+def read_clicks(paths):
+    """Place, label, integers and categories of every line, as text."""
+    for path in paths:
+        with open(path, encoding="latin-1") as f:
+            for number, line in enumerate(f, 1):
+                fields = line.rstrip("\r\n").split("\t")
+                if len(fields) != 1 + INTEGERS + CATEGORIES:
+                    raise UserError(f"{path}:{number}: has {len(fields)} columns instead of {1 + INTEGERS + CATEGORIES}")
+                if fields[0] not in ("0", "1"):
+                    raise UserError(f"{path}:{number}: label '{fields[0]}' is not 0 or 1")
+                yield f"{path}:{number}", int(fields[0]), fields[1:1 + INTEGERS], fields[1 + INTEGERS:]
+
+
+def count_categories(paths, held_out):
+    """Number of samples, and how often each category's values occur in the training samples."""
+    counts, late, samples = [Counter() for _ in range(CATEGORIES)], deque(), 0
+    for _, _, _, categories in read_clicks(paths):
+        samples += 1
+        late.append(categories)
+        if len(late) > held_out:  # the oldest is a training sample
+            for counter, value in zip(counts, late.popleft()):
+                counter[value] += 1
+    if not samples:
+        raise UserError(f"{paths[0]}: holds no samples")
+    if samples <= held_out:
+        raise UserError(f"--held-out {held_out}: there are {samples} samples, and none would be left to train on")
+    return samples, counts
+
+
+def click_number(text, place):
+    try:
+        return math.log(max(int(text or 0), -2) + 3)
+    except ValueError:
+        raise UserError(f"{place}: '{text}' is not an integer") from None
+
+
+def write_clicks(out, paths, threshold, held_out):
+    samples, counts = count_categories(paths, held_out)
+    ids = []
+    for counter in counts:
+        frequent = sorted((-n, value) for value, n in counter.items() if n >= threshold)
+        ids.append({value: i for i, (_, value) in enumerate(frequent, 1)})
+    counts.clear()
+    rows = [len(table) + 1 for table in ids]
+    header = struct.pack("<4i2q", CLICKS_MAGIC, VERSION, CATEGORIES, INTEGERS, samples - held_out, held_out)
+    out.write((header + struct.pack(f"<{CATEGORIES}i", *rows)).ljust(4 * HEADER, b"\0"))
+    record = struct.Struct(f"<i{INTEGERS}f{CATEGORIES}i")
+    for place, label, integers, categories in read_clicks(paths):
+        numbers = [click_number(text, place) for text in integers]
+        out.write(record.pack(label, *numbers, *(table.get(value, 0) for table, value in zip(ids, categories))))
+    return f"{samples - held_out} training samples, {held_out} held out, {sum(rows)} rows in {CATEGORIES} tables"
+
+
 def main(arguments):
     parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False)
-    parser.add_argument("ratings", metavar="FILE", help="u.data, ratings.dat or ratings.csv")
+    parser.add_argument("files", nargs="+", metavar="FILE", help="u.data, ratings.dat, ratings.csv or Criteo's files")
     parser.add_argument("--out", required=True, metavar="FILE.bin", help="the prepared file")
+    parser.add_argument("--format", choices=("movielens", "criteo"), default="movielens")
+    parser.add_argument("--threshold", type=int, default=1, help="criteo: training samples that a value needs for a row")
+    parser.add_argument("--held-out", type=int, default=200000, help="criteo: samples at the end that are held out")
     options = parser.parse_args(arguments)
-    if not os.path.isfile(options.ratings):
-        raise UserError(f"{options.ratings}: no such file")
-    training, held_out, items = split(read_ratings(options.ratings))
-    header = array("i", [MAGIC, VERSION, len(held_out), items, len(training) // 2] + [0] * (HEADER - 5))
+    if options.threshold < 1 or options.held_out < 0:
+        raise UserError("--threshold is at least 1, --held-out at least 0")
+    if options.format == "movielens" and len(options.files) > 1:
+        raise UserError(f"{options.files[1]}: MovieLens has one file of ratings")
+    for path in options.files:
+        if not os.path.isfile(path):
+            raise UserError(f"{path}: no such file")
     folder, name = os.path.split(options.out)
     temporary = temporary_of(folder or ".", name)
-    with open(temporary, "wb") as f:
-        for part in (header, training, held_out):
-            part.tofile(f)
-    os.replace(temporary, options.out)
-    print(f"{options.out}: {len(held_out)} users, {items} items, {len(training) // 2} training pairs")
+    try:
+        with open(temporary, "wb") as f:
+            if options.format == "criteo":
+                summary = write_clicks(f, options.files, options.threshold, options.held_out)
+            else:
+                summary = write_ratings(f, options.files[0])
+        os.replace(temporary, options.out)
+    except BaseException:
+        os.remove(temporary)
+        raise
+    print(f"{options.out}: {summary}")
 
 
 if __name__ == "__main__":

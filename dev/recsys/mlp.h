@@ -15,12 +15,32 @@
 #include "llmc/ops/global_norm.h"
 #include "llmc/optim/model_buffers.h"
 
-enum { MLP_LAYERS = 8, MASK_BITS = 8 * sizeof(floatX) };
+enum { MLP_LAYERS = 8, MLP_MAX_WIDTH = 4096, MASK_BITS = 8 * sizeof(floatX) };
 
 typedef struct {
     int count, width[MLP_LAYERS + 1];
     float scale;  // 1 / (1 - p) of the dropout after every ReLU
 } Mlp;
+
+// Read layers like 64-32-32 into width[1 ..]: multiples of `multiple`. Returns the end, NULL if there is no such list.
+static inline const char* mlp_parse(Mlp* mlp, const char* text, int multiple) {
+    for (mlp->count = 0;; text++) {
+        char* end;
+        long width = strtol(text, &end, 10);
+        if (end == text || width < multiple || width > MLP_MAX_WIDTH || width % multiple || mlp->count == MLP_LAYERS)
+            return NULL;
+        mlp->width[++mlp->count] = (int)width;
+        text = end;
+        if (*text != '-') return text;
+    }
+}
+
+// Floating-point operations of a forward and a backward pass.
+static inline double mlp_flops(const Mlp* mlp, int B) {
+    double flops = 0;
+    for (int l = 0; l < mlp->count; l++) flops += 6.0 * B * mlp->width[l] * mlp->width[l + 1];
+    return flops;
+}
 
 typedef struct {
     floatX *h[MLP_LAYERS], *dz[MLP_LAYERS], *mask[MLP_LAYERS];  // [B, width]; mask: a bit for each element
@@ -106,27 +126,6 @@ static inline int mlp_bias_jobs(BiasJob* jobs, int count, const Mlp* mlp, const 
 // Number of elements of the MLPs, whose gradients are stored: all before the tensor `first_table`.
 static inline size_t mlp_elements(const TensorTable* table, int first_table) {
     return table->tensors[first_table].offset;
-}
-
-// Allocate the buffers of the tables and bind the structs. Gradients: only of the first `elements`.
-static inline void recommender_alloc(ModelBuffers* b, size_t elements, void* params, void* grads, void* acts,
-                                     Context* ctx) {
-    b->params = (floatX*)device_alloc(ctx, b->table.elements * sizeof(floatX), "parameters");
-    b->grads = (real*)device_alloc(ctx, elements * sizeof(real), "gradients");
-    b->acts = (floatX*)device_alloc(ctx, b->acts_table.elements * sizeof(floatX), "activations");
-    b->stats = (real*)device_alloc(ctx, b->stats_table.elements * sizeof(real), "activations");
-    tensors_bind(&b->table, b->params, sizeof(floatX), params, NULL, 0);
-    tensors_bind(&b->table, b->grads, sizeof(real), grads, NULL, 0);
-    tensors_bind(&b->acts_table, b->acts, sizeof(floatX), acts, NULL, 0);
-    tensors_bind(&b->stats_table, b->stats, sizeof(real), acts, NULL, 0);
-}
-
-static inline void recommender_free(ModelBuffers* b, size_t elements) {
-    device_free(b->params, b->table.elements * sizeof(floatX));
-    device_free(b->grads, elements * sizeof(real));
-    device_free(b->acts, b->acts_table.elements * sizeof(floatX));
-    device_free(b->stats, b->stats_table.elements * sizeof(real));
-    model_buffers_free_tables(b);
 }
 
 // The full-precision parameters: the master weights, or the parameters themselves.

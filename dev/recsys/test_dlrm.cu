@@ -3,6 +3,7 @@
  *     test_dlrm                 the tests
  *     test_dlrm losses          losses of 20 steps of a middle-sized model, to compare builds
  *     test_dlrm speed           milliseconds and kernels of a step of the published size */
+#define NO_MAIN
 #include "dev/recsys/train_dlrm.cu"
 
 #include "dev/recsys/golden.h"
@@ -29,6 +30,7 @@ static Bench* bench_open(Config config, int B) {
     Bench* b = (Bench*)xcalloc(1, sizeof *b);
     context_init(&b->ctx);
     model_plan(&b->m, config, B);
+    model_buffers_alloc(&b->m.buffers, &b->ctx);
     model_alloc(&b->m, &b->ctx);
     optimizer_init(&b->o, &b->m.buffers.table, ADAMW, WITH_MASTER, &b->ctx);
     return b;
@@ -37,6 +39,7 @@ static Bench* bench_open(Config config, int B) {
 static void bench_close(Bench* b) {
     optimizer_free(&b->o);
     model_free(&b->m);
+    model_buffers_free(&b->m.buffers);
     matmul_plans_free(&b->ctx);
     context_free(&b->ctx);
     free(b);
@@ -63,9 +66,9 @@ static void test_published_size(Tests* t) {
 // ---------------------------------------------------------------------------------------------------------
 // The golden case
 
-static Bench* golden_open(void) {
+static Bench* golden_open(Interaction interaction) {
     enum { B = 6, NUMBERS = 5, PADDED = 8, TABLES = 4 };
-    Config c = {NUMBERS, TABLES, {11, 12, 13, 14}, {2, {0, 16, 8}, 1}, {1, {0, 16}, 1}};
+    Config c = {NUMBERS, TABLES, {11, 12, 13, 14}, {2, {0, 16, 8}, 1}, {1, {0, 16}, 1}, interaction};
     Bench* b = bench_open(c, B);
     const TensorTable* table = &b->m.buffers.table;
     real* w = (real*)xcalloc(table->elements, sizeof *w);
@@ -104,7 +107,7 @@ static Bench* golden_open(void) {
 }
 
 static void test_golden(Tests* t) {
-    Bench* b = golden_open();
+    Bench* b = golden_open(ALL_PAIRS);
     const TensorTable* table = &b->m.buffers.table;
     real* before = reals_of(&b->ctx, recommender_weights(&b->m.buffers, &b->o), table->elements);
     double loss_tol = loss_tolerance(), norm_tol = norm_tolerance();
@@ -144,8 +147,8 @@ static void test_golden(Tests* t) {
 
 #ifdef REAL_DOUBLE
 // The update with lr 1 is the negative gradient: of every tensor, against central differences of the loss.
-static void test_finite_differences(Tests* t) {
-    Bench* b = golden_open();
+static void test_finite_differences(Tests* t, Interaction interaction) {
+    Bench* b = golden_open(interaction);
     real *w = (real*)b->m.buffers.params, *kept = reals_of(&b->ctx, w, b->m.buffers.table.elements);
     train_batch(&b->m, &b->o, &b->batch, 1, &b->ctx);
     real* moved = reals_of(&b->ctx, w, b->m.buffers.table.elements);
@@ -162,7 +165,7 @@ static void test_finite_differences(Tests* t) {
             w[i] = kept[i];
             worst = fmax(worst, fabs((above - below) / (2 * step) - (kept[i] - moved[i])));
         }
-        char* name = xprintf("finite differences: %s", x->name);
+        char* name = xprintf("finite differences%s: %s", interaction == ALL_PAIRS ? "" : ", bottom pairs", x->name);
         expect_near(t, name, worst, 0, 1e-9);
         free(name);
     }
@@ -216,11 +219,13 @@ static void test_equalities(Tests* t) {
     double losses[20], again[20];
     uint64_t bits = middle_steps(losses);
     expect(t, losses[19] < losses[0] - 0.02, "twenty steps learn", "%g, then %g", losses[0], losses[19]);
+#ifdef __CUDACC__
     expect_that(t, middle_steps(again) == bits && memcmp(losses, again, sizeof losses) == 0, "the same bits again");
-#ifdef _OPENMP
+#elif defined _OPENMP
     int usual = omp_get_max_threads();
     omp_set_num_threads(3);
-    expect_that(t, middle_steps(again) == bits, "the same bits with three threads");
+    expect_that(t, middle_steps(again) == bits && memcmp(losses, again, sizeof losses) == 0,
+                "the same bits again, with three threads");
     omp_set_num_threads(usual);
 #endif
 }
@@ -273,6 +278,57 @@ static void speed(void) {
 }
 #endif
 
+// ---------------------------------------------------------------------------------------------------------
+// Data and evaluation
+
+// Against the definition: the share of pairs of a positive and a negative in the right order, a tie counting half.
+static void test_auc(Tests* t) {
+    enum { N = 60 };
+    Scored s[N];
+    double right = 0, pairs = 0;
+    for (int i = 0; i < N; i++) s[i].score = (i * 7) % 11, s[i].label = (i * i) % 3 == 1 && i % 4 != 0;
+    for (int i = 0; i < N; i++)
+        for (int k = 0; k < N; k++)
+            if (s[i].label > s[k].label)
+                right += s[i].score > s[k].score ? 1 : s[i].score == s[k].score ? 0.5 : 0, pairs++;
+    expect_near(t, "AUC with ties", area_under_curve(s, N), right / pairs, 1e-15);
+    for (int i = 0; i < N; i++) s[i].score = 3;
+    expect_near(t, "AUC of equal scores", area_under_curve(s, N), 0.5, 0);
+    for (int i = 0; i < N; i++) s[i].score = s[i].label;
+    expect_near(t, "AUC of the labels", area_under_curve(s, N), 1, 0);
+    s[5].score = NAN;
+    expect_that(t, isnan(area_under_curve(s, N)), "AUC with a NaN is NaN");
+    for (int i = 0; i < N; i++) s[i].score = i, s[i].label = 1;
+    expect_that(t, isnan(area_under_curve(s, N)), "AUC without a negative is NaN");
+}
+
+// Generated samples: ids by Zipf's law, numbers of unit variance, labels by the logit.
+static void test_generated(Tests* t) {
+    enum { N = 40000, ROWS = 50 };
+    Clicks c, other;
+    float numbers[CLICK_NUMBERS], again[CLICK_NUMBERS];
+    int ids[CLICK_TABLES], found[ROWS] = {0}, in_range = 1;
+    double logit, excess = 0, squares = 0, worst = 0;
+    clicks_generate(&c, 8, ROWS, N, 1, 5), clicks_generate(&other, 8, ROWS, N, 1, 6);
+    for (int n = 0; n < N; n++) {
+        int label = clicks_sample(&c, (uint64_t)n, numbers, ids, &logit);
+        for (int k = 0; k < 8; k++) in_range &= ids[k] >= 0 && ids[k] < ROWS;
+        found[ids[3] % ROWS]++;
+        excess += label - bce_sigmoid(logit), squares += (double)numbers[7] * (double)numbers[7];
+    }
+    expect_that(t, in_range, "generated ids are in range");
+    for (int id = 0; id < ROWS; id++) {
+        double p = log((id + 2.0) / (id + 1.0)) / log(ROWS + 1.0);
+        worst = fmax(worst, fabs(found[id] - N * p) / sqrt(N * p * (1 - p)));
+    }
+    expect(t, worst < 4.5, "generated ids follow Zipf's law", "%.2f standard deviations", worst);
+    // Variances of a label at most 1/4, of a square of a uniform number 4/5.
+    expect_near(t, "generated labels have the logits' mean", excess / N, 0, 4.5 * 0.5 / sqrt((double)N));
+    expect_near(t, "generated numbers have variance 1", squares / N, 1, 4.5 * sqrt(0.8 / (double)N));
+    clicks_sample(&c, 9, numbers, ids, &logit), clicks_sample(&other, 9, again, ids, &logit);
+    expect_that(t, memcmp(numbers, again, 13 * sizeof *numbers) != 0, "another seed gives other samples");
+}
+
 int main(int argc, char** argv) {
     static Tests t;
     if (argc > 1 && strcmp(argv[1], "losses") == 0) {
@@ -291,8 +347,11 @@ int main(int argc, char** argv) {
     test_published_size(&t);
     test_golden(&t);
 #ifdef REAL_DOUBLE
-    test_finite_differences(&t);
+    test_finite_differences(&t, ALL_PAIRS);
+    test_finite_differences(&t, BOTTOM_PAIRS);
 #endif
-    test_equalities(&t);
+    if (sizeof(real) == sizeof(float)) test_equalities(&t);
+    test_auc(&t);
+    test_generated(&t);
     return tests_close(&t);
 }

@@ -168,9 +168,9 @@ static Bench* middle_open(double dropout) {
     return b;
 }
 
-static uint64_t middle_steps(double dropout, double* losses) {
+static uint64_t middle_steps(double dropout, double* losses, int steps) {
     Bench* b = middle_open(dropout);
-    for (int s = 0; s < 20; s++) {
+    for (int s = 0; s < steps; s++) {
         train_batch(&b->m, &b->o, &b->batch, (uint64_t)s, PUBLISHED_ADAM, &b->ctx);
         losses[s] = bench_loss(b);
     }
@@ -180,16 +180,19 @@ static uint64_t middle_steps(double dropout, double* losses) {
 }
 
 static void test_equalities(Tests* t) {
-    double losses[20], again[20], without[20];
-    uint64_t bits = middle_steps(0.5, losses);
+    double losses[20], again[20], without[2];
+    uint64_t bits = middle_steps(0.5, losses, 20);
     expect(t, losses[19] < losses[0] - 0.02, "twenty steps learn", "%g, then %g", losses[0], losses[19]);
-    expect_that(t, middle_steps(0.5, again) == bits && memcmp(losses, again, sizeof losses) == 0,
+    middle_steps(0, without, 2);
+    expect_that(t, without[1] != losses[1], "dropout changes the loss");
+#ifdef __CUDACC__
+    expect_that(t, middle_steps(0.5, again, 20) == bits && memcmp(losses, again, sizeof losses) == 0,
                 "the same bits again");
-    expect_that(t, middle_steps(0, without) != bits && without[1] != losses[1], "dropout changes the loss");
-#ifdef _OPENMP
+#elif defined _OPENMP
     int usual = omp_get_max_threads();
     omp_set_num_threads(3);
-    expect_that(t, middle_steps(0.5, again) == bits, "the same bits with three threads");
+    expect_that(t, middle_steps(0.5, again, 20) == bits && memcmp(losses, again, sizeof losses) == 0,
+                "the same bits again, with three threads");
     omp_set_num_threads(usual);
 #endif
 }
@@ -358,7 +361,7 @@ int main(int argc, char** argv) {
     static Tests t;
     if (argc > 1 && strcmp(argv[1], "losses") == 0) {
         double losses[20];
-        middle_steps(0.5, losses);
+        middle_steps(0.5, losses, 20);
         for (int s = 0; s < 20; s++) printf("ncf loss %d %.9f\n", s, losses[s]);
         return DONE;
     }
@@ -374,7 +377,7 @@ int main(int argc, char** argv) {
 #ifdef REAL_DOUBLE
     test_finite_differences(&t);
 #endif
-    test_equalities(&t);
+    if (sizeof(real) == sizeof(float)) test_equalities(&t);
     test_lazy_adam(&t);
     test_ranks(&t);
     test_rivals(&t);

@@ -7,30 +7,35 @@
  *   z [B, width]  = [bottom | dot products of all pairs of bottom and the looked-up rows | 0]
  *   logit [B]     = MLP(z)                           ReLU after every layer but the last
  *
- * Updates are SGD without momentum. Gradients of tables are never stored: ops/embedding_rows.h.
+ * Updates are SGD without momentum. Gradients of tables are never stored: ops/embedding_rows.h. --interaction bottom leaves
+ * out the products of two tables' rows, to show what they are worth.
  *
- * Read it from top to bottom: configuration, tables of tensors, forward pass, backward pass, a step.
+ * Read it from top to bottom: configuration, tables of tensors, forward pass, backward pass, a step, main.
  * Source: Naumov et al., arXiv 1906.00091; sizes and initial values as in NVIDIA's DeepLearningExamples. */
+#include "dev/recsys/dlrm_data.h"
 #include "dev/recsys/mlp.h"
 #include "dev/recsys/ops/interaction.h"
 #include "dev/recsys/ops/linear_bce.h"
+#include "dev/recsys/recommender.h"
 
-enum { DLRM_TABLES = 32 };
+// The dot products: of all pairs of vectors, or only those with the bottom MLP's vector.
+typedef enum { ALL_PAIRS, BOTTOM_PAIRS } Interaction;
 
 typedef struct {
     int numbers;  // numerical features; columns of the input are padded to a multiple of 8
-    int tables, rows[DLRM_TABLES];
+    int tables, rows[CLICK_TABLES];
     Mlp bottom, top;  // top without the last layer
+    Interaction interaction;
 } Config;
 
 typedef struct {
     Linear bottom[MLP_LAYERS], top[MLP_LAYERS], last;
-    floatX* tables[DLRM_TABLES];  // adjacent: tables[0] is also one table with all rows
+    floatX* tables[CLICK_TABLES];  // adjacent: tables[0] is also one table with all rows
 } Params;
 
 typedef struct {
     LinearGrads bottom[MLP_LAYERS], top[MLP_LAYERS], last;
-    real* unused[DLRM_TABLES];
+    real* unused[CLICK_TABLES];
 } Grads;
 
 typedef struct {
@@ -39,18 +44,10 @@ typedef struct {
     real *logits, *losses, *loss;
 } Acts;
 
-// A batch on the device. Row numbers count from the first row of the first table.
-typedef struct {
-    const floatX* numbers;  // [B, padded numbers]
-    const int* rows;        // [B, tables]
-    const real* labels;     // [B]
-    int B;
-} Batch;
-
 typedef struct {
     Config config;
     int B, E, all_rows, padded;  // padded: columns of the numbers
-    int first_row[DLRM_TABLES + 1];
+    int first_row[CLICK_TABLES + 1];
     ModelBuffers buffers;
     size_t elements;  // of the MLPs
     RowSegments segments;
@@ -102,17 +99,17 @@ static void model_plan(Model* m, Config config, int B) {
     rows_add(stats, offsetof(Acts, loss), 1, 0, OWN, "loss");
     model_buffers_finish_tables(&m->buffers);
     m->elements = mlp_elements(table, first_table);
+    // No layers. The pointers to them fall on fields that are bound after them.
+    TensorStructs params = {&m->p, 0, 0}, grads = {&m->g, 0, 0}, activations = {&m->a, 0, 0};
+    model_buffers_set_structs(&m->buffers, params, grads, activations);
 }
 
+// After the buffers are allocated: allocate what else the model needs.
 static void model_alloc(Model* m, Context* ctx) {
-    recommender_alloc(&m->buffers, m->elements, &m->p, &m->g, &m->a, ctx);
     m->segments = row_segments_alloc(m->B * m->config.tables, m->all_rows, ctx);
 }
 
-static void model_free(Model* m) {
-    row_segments_free(&m->segments);
-    recommender_free(&m->buffers, m->elements);
-}
+static void model_free(Model* m) { row_segments_free(&m->segments); }
 
 // Initial values: weights N(0, sqrt(2 / (in + out))), biases N(0, sqrt(1 / out)), tables U(-1, 1) / sqrt(rows). Columns
 // of padding are zero and stay zero, because their inputs are.
@@ -155,6 +152,7 @@ static void forward(Model* m, const Batch* in, Direction direction, Context* ctx
     mlp_forward(&c->bottom, m->p.bottom, &m->a.bottom, in->numbers, none, B, ctx);
     interaction_forward(m->a.z, m->a.bottom.h[c->bottom.count - 1], m->p.tables[0], in->rows, interaction_shape(m, B),
                         ctx);
+    if (c->interaction == BOTTOM_PAIRS) interaction_mask(m->a.z, interaction_shape(m, B), ctx);
     mlp_forward(&c->top, m->p.top, &m->a.top, m->a.z, none, B, ctx);
     Losses losses = {m->a.losses, m->a.loss, 1.0 / B, SET};
     LinearBceInput input = {m->a.top.h[last], m->p.last, in->labels};
@@ -170,6 +168,7 @@ static void backward(Model* m, const Batch* in, Context* ctx) {
     BiasJob jobs[BIAS_JOBS];
     scope_at(ctx, BACKWARD, -1);
     mlp_backward(&c->top, m->p.top, m->g.top, &m->a.top, m->a.z, m->a.dz, B, ctx);
+    if (c->interaction == BOTTOM_PAIRS) interaction_mask(m->a.dz, interaction_shape(m, B), ctx);
     InteractionBackward g = {m->a.bottom.dz[bottom], m->a.dvectors,  m->a.dz,
                              m->a.bottom.h[bottom],  m->p.tables[0], in->rows};
     interaction_backward(g, interaction_shape(m, B), ctx);
@@ -198,3 +197,224 @@ static void train_batch(Model* m, Optimizer* o, const Batch* in, double lr, Cont
     backward(m, in, ctx);
     update(m, o, lr, ctx);
 }
+
+#ifndef NO_MAIN  // tests include this file for the model only
+#ifdef PRECISION_FP16
+#error "the backward pass has no loss scale: build it in bf16 or fp32"
+#endif
+
+typedef struct {
+    Run run;  // settings, ranks, optimizer, log: llmc/run/run.h
+    Model model;
+    Clicks clicks;
+    BatchLoader loader;
+    int tables, rows, interaction;
+    int64_t samples, held_out;
+    uint64_t epoch_steps;
+} Trainer;
+
+static volatile sig_atomic_t stop_signal;
+static void on_signal(int number) { stop_signal = number; }
+
+// ---------------------------------------------------------------------------------------------------------
+// A step
+
+// One optimizer step. The GPU runs it asynchronously. run_end_step() reads its results and logs them.
+static void train_step(Trainer* t) {
+    Run* r = &t->run;
+    Model* m = &t->model;
+    StepLosses losses = {1, {m->a.loss}, {"loss"}};
+    MicroBatch b = run_begin_step(r);
+    uint64_t step = b.sample / (uint64_t)m->B, epoch = step / t->epoch_steps;
+    int B = m->B;
+    run_next_micro_batch(r, &b);  // the only one
+    Batch batch =
+        batch_load(&t->loader, &t->clicks, step % t->epoch_steps * (uint64_t)B, B,
+                   rng_stream((uint64_t)r->settings.seed, epoch, 0, SITE_SHUFFLE), m->first_row, NULL, &r->ctx);
+    train_batch(m, &r->optimizer, &batch, r->lr, &r->ctx);
+    run_next_micro_batch(r, &b);
+    double interaction = INTERACTION_FORWARD_FLOPS(interaction_shape(m, B));
+    double flops = mlp_flops(&m->config.bottom, B) + mlp_flops(&m->config.top, B) + 3 * interaction;
+    StepWork work = {B, (double)B, (double)B, flops};  // a sample counts as a token
+    run_log(r, losses, work);
+}
+
+// Score the held-out samples. Log loss and AUC, or print them if `log` is NULL.
+static void validate(Trainer* t, Log* log) {
+    Run* r = &t->run;
+    Model* m = &t->model;
+    const Clicks* data = &t->clicks;
+    double loss = 0, *logits = (double*)xmalloc((size_t)m->B * sizeof *logits);
+    Scored *scores = (Scored*)xmalloc(data->held_out * sizeof *scores),
+           *truth = (Scored*)xmalloc(data->held_out * sizeof *truth);
+    for (uint64_t first = 0; first < data->held_out && !stop_signal; first += (uint64_t)m->B) {
+        int B = (int)min_size((size_t)m->B, (size_t)(data->held_out - first));
+        Batch batch = batch_load(&t->loader, data, data->train + first, B, 0, m->first_row, logits, &r->ctx);
+        forward(m, &batch, FORWARD, &r->ctx);
+        HostView view = host_view_open(m->a.logits, (size_t)B, VIEW_REAL);
+        host_view_read(&r->ctx, &view);
+        for (int b = 0; b < B; b++) {
+            int label = t->loader.host.labels[b] == 1;
+            Scored score = {(double)view.values[b], label}, true_score = {logits[b], label};
+            scores[first + (uint64_t)b] = score, truth[first + (uint64_t)b] = true_score;
+            loss += bce_loss(score.score, label);
+        }
+        host_view_close(&view);
+    }
+    if (!stop_signal) {
+        double auc = area_under_curve(scores, data->held_out), best = area_under_curve(truth, data->held_out);
+        Text extra = {NULL, 0, 0};
+        log_put(&extra, "auc", auc, 8);
+        if (!data->records) log_put(&extra, "true_auc", best, 8);
+        json_put_integer(&extra, "held_out", (int64_t)data->held_out);
+        if (log) log_validation(log, r->session.step, r->session.last, loss / (double)data->held_out, extra.text);
+        printf("AUC %.5f of %llu held-out samples", auc, (unsigned long long)data->held_out);
+        if (data->records) printf("\n");
+        else printf("; the true logit's is %.5f\n", best);
+        free(extra.text);
+    }
+    free(logits), free(scores), free(truth);
+}
+
+// ---------------------------------------------------------------------------------------------------------
+// Settings and startup
+
+static int settings_flags(Trainer* t, Flag* table) {
+    // clang-format off
+    const Flag rows[] = {
+        {NULL, "--interaction", FLAG_CHOICE, &t->interaction, "all", 0, 0, "all|bottom", SCOPE_RUN, TOPIC_MODEL,
+         "Dot products of all pairs of vectors, or only those of the bottom MLP's vector with each table's."},
+        {NULL, "--tables", FLAG_INT, &t->tables, "8", 2, CLICK_TABLES, NULL, SCOPE_RUN, TOPIC_DATA,
+         "Generated data: embedding tables."},
+        {NULL, "--rows", FLAG_INT, &t->rows, "200", 1, INT_MAX - 1, NULL, SCOPE_RUN, TOPIC_DATA,
+         "Generated data: rows of each table."},
+        {NULL, "--samples", FLAG_SIZE, &t->samples, "8000000", 1, 1e15, NULL, SCOPE_RUN, TOPIC_DATA,
+         "Generated data: training samples."},
+        {NULL, "--held-out", FLAG_SIZE, &t->held_out, "200000", 1, 1e9, NULL, SCOPE_RUN, TOPIC_DATA,
+         "Generated data: held-out samples, for the AUC."},
+    };
+    // clang-format on
+    int count =
+        settings_rows(&t->run.settings, table,
+                      "published, or the MLPs' layers. The bottom MLP's last width is that of the tables' rows.");
+    count = settings_add_rows(table, count, rows, COUNT_OF(rows));
+    settings_help(table, count, "--train-data", "Clicks: a file of dev/data/prepare_recsys.py. Empty: generated.");
+    settings_help(table, count, "--batch", "Samples per step.");
+    settings_help(table, count, "--evaluate", "1: print the AUC of -o with -y 1, and exit.");
+    settings_default(table, count, "--model", "bottom=64-16,top=64-32");
+    settings_default(table, count, "--batch", "128");
+    settings_default(table, count, "--lr", "2");
+    settings_default(table, count, "--schedule", "linear");
+    settings_default(table, count, "--warmup", "200");
+    settings_default(table, count, "--final-lr", "0");
+    settings_default(table, count, "--clip", "0");  // the norm covers the MLPs only
+    settings_default(table, count, "--val-every", "10000");
+    return count;
+}
+
+// The model that -e describes.
+static Config config_from_descriptor(const char* text, const Clicks* data, Interaction interaction) {
+    Config c = config_published();
+    if (strcmp(text, "published") != 0) {
+        const char* at = strncmp(text, "bottom=", 7) == 0 ? mlp_parse(&c.bottom, text + 7, 8) : NULL;
+        at = at && strncmp(at, ",top=", 5) == 0 ? mlp_parse(&c.top, at + 5, 8) : NULL;
+        if (!at || *at || c.top.width[c.top.count] > LINEAR_BCE_MAX_C)
+            die(USAGE,
+                "-e %s: is not like bottom=64-16,top=64-32, of 1 to %d widths, multiples of 8 up to %d, the "
+                "last one up to %d",
+                text, MLP_LAYERS, MLP_MAX_WIDTH, LINEAR_BCE_MAX_C);
+    }
+    int64_t all = 0;
+    c.tables = data->tables, c.numbers = data->numbers, c.interaction = interaction;
+    for (int t = 0; t < c.tables; t++) all += c.rows[t] = data->rows[t];
+    if (all > INT_MAX - 1) die(USAGE, "all tables have %lld rows; %d are known", (long long)all, INT_MAX - 1);
+    return c;
+}
+
+// The model's config.json.
+static Text config_text(const Trainer* t) {
+    const Config* c = &t->model.config;
+    Text text = {NULL, 0, 0};
+    text_printf(&text, "{\"model_type\": \"dlrm\"");
+    json_put_integer(&text, "numbers", c->numbers);
+    json_put_string(&text, "sizes", t->run.settings.model);
+    json_put_string(&text, "interaction", c->interaction == ALL_PAIRS ? "all" : "bottom");
+    json_put_key(&text, "rows");
+    for (int k = 0; k < c->tables; k++) text_printf(&text, "%s%d", k ? ", " : "[", c->rows[k]);
+    text_printf(&text, "]}\n");
+    return text;
+}
+
+// Open or generate the samples, and check them against the settings.
+static void open_data(Trainer* t) {
+    static const char* const generated[] = {"--tables", "--rows", "--samples", "--held-out"};
+    Run* r = &t->run;
+    const Settings* s = &r->settings;
+    for (size_t i = 0; i < COUNT_OF(generated) && *s->train_data; i++)
+        if (flag_is_given(r->flags, r->flag_count, generated[i]))
+            die(USAGE, "%s: is of generated data; leave it or -i out", generated[i]);
+    if (*s->train_data) clicks_open(&t->clicks, s->train_data);
+    else clicks_generate(&t->clicks, t->tables, t->rows, t->samples, t->held_out, (uint64_t)s->seed);
+    t->epoch_steps = t->clicks.train / (uint64_t)s->B;  // the last part of a batch is dropped
+    if (!t->epoch_steps) die(USAGE, "-b %d: an epoch has %llu samples", s->B, (unsigned long long)t->clicks.train);
+}
+
+// Check and open everything that the run needs. Nothing is written until all checks have passed.
+static void trainer_open(Trainer* t, int argc, char** argv) {
+    static const char* const adam[] = {"--dropout", "--beta1", "--beta2", "--eps"};
+    Run* r = &t->run;
+    const Settings* s = &r->settings;
+    Model* m = &t->model;
+    run_parse(r, settings_flags(t, r->flags), argc, argv, "train_dlrm [-i CLICKS.bin] [flags]");
+    run_join(r, NULL);
+    recommender_check_flags(r, "train_dlrm", adam, COUNT_OF(adam));
+    open_data(t);
+    run_find_model(r, "", "");
+    model_plan(m, config_from_descriptor(s->model, &t->clicks, (Interaction)t->interaction), s->B);
+    run_sequence_length(r, 1);
+    size_t lookups = (size_t)s->B * (size_t)t->clicks.tables;
+    recommender_check_memory(r, &m->buffers, batch_bytes(s->B, t->clicks.tables, m->padded),
+                             ((size_t)m->all_rows + 4 * lookups) * sizeof(int));
+    session_check_data(&r->session, t->clicks.fingerprint, *s->train_data ? s->train_data : "the generated data");
+    run_check_ranks(r, config_text(t), t->clicks.held_out > 0, t->clicks.fingerprint);
+    session_set_last(&r->session, t->epoch_steps * (uint64_t)s->B);
+    run_alloc(r, &m->buffers);
+    model_alloc(m, &r->ctx);
+    batch_loader_open(&t->loader, s->B, t->clicks.tables, m->padded, &r->ctx);
+    if (!r->start) {
+        HostView view = host_view_open(m->buffers.params, m->buffers.table.elements, VIEW_FLOATX);
+        memset(view.values, 0, view.n * sizeof *view.values);  // the padding between tensors too
+        random_weights(m, view.values, (uint64_t)s->seed);
+        model_buffers_write(&m->buffers, &r->optimizer, &view, &r->ctx);
+    }
+    run_share(r);
+}
+
+static void trainer_close(Trainer* t) {
+    device_synchronize(&t->run.ctx);
+    batch_loader_close(&t->loader);
+    model_free(&t->model);
+    clicks_close(&t->clicks);
+    run_close(&t->run);
+}
+
+int main(int argc, char** argv) {
+    static Trainer trainer, *t = &trainer;
+    Run* r = &t->run;
+    process_begin(on_signal, argv);
+    trainer_open(t, argc, argv);
+    if (r->settings.evaluate) {
+        process_on_stop(SIG_DFL);  // a signal may end the process at once: no checkpoint is written
+        validate(t, NULL);
+    } else {
+        if (run_begin(r, t->clicks.train, "", t->model.B)) validate(t, &r->log);
+        while (run_next_step(r, (int)stop_signal)) {
+            train_step(t);
+            if (run_end_step(r, 0)) validate(t, &r->log);
+        }
+        run_end(r, "DLRM training");
+    }
+    trainer_close(t);
+    return DONE;
+}
+#endif

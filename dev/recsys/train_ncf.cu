@@ -17,7 +17,7 @@
 #ifdef __CUDACC__
 #include "dev/recsys/ops/ncf_fused.cuh"
 #endif
-#include "llmc/run/run.h"
+#include "dev/recsys/recommender.h"
 #if defined(__CUDACC__) && defined(PRECISION_BF16)
 #define NCF_FUSED  // the GPU has a faster list of ops for the published widths
 #endif
@@ -259,7 +259,6 @@ static void train_step(Trainer* t) {
     StepLosses losses = {1, {m->a.loss}, {"loss"}};
     MicroBatch b = run_begin_step(r);
     uint64_t step = b.sample / (uint64_t)m->B;
-    double flops = 0;
     int B = m->B;
     run_next_micro_batch(r, &b);  // the only one
     batch_begin(&t->loader);
@@ -268,9 +267,7 @@ static void train_step(Trainer* t) {
     Batch batch = batch_upload(&t->loader, B, &r->ctx);
     train_batch(m, &r->optimizer, &batch, m->buffers.dropout.step, optimizer_settings(&r->session, r->lr), &r->ctx);
     run_next_micro_batch(r, &b);
-    for (int l = 0; l < m->config.mlp.count; l++)
-        flops += 6.0 * B * m->config.mlp.width[l] * m->config.mlp.width[l + 1];
-    StepWork work = {B, (double)B, (double)B, flops};  // a sample counts as a token
+    StepWork work = {B, (double)B, (double)B, mlp_flops(&m->config.mlp, B)};  // a sample counts as a token
     run_log(r, losses, work);
 }
 
@@ -346,17 +343,13 @@ static Config config_from_descriptor(const char* text, const Ratings* data, doub
     }
     if (sscanf(text, "F=%d,E=%d,H=%n", &c.F, &c.E, &end) != 2 || !end)
         die(USAGE, "-e %s: is not like F=32,E=64,H=64-32-32", text);
-    for (const char* at = text + end; *at;) {
-        char* next;
-        long width = strtol(at, &next, 10);
-        if (next == at || (*next && *next != '-') || width < 4 || width > 4096 || width % 4 ||
-            c.mlp.count == MLP_LAYERS)
-            die(USAGE, "-e %s: H takes 1 to %d widths, multiples of 4 up to 4096", text, MLP_LAYERS);
-        c.mlp.width[++c.mlp.count] = (int)width;
-        at = *next ? next + 1 : next;
-    }
-    if (c.mlp.count == 0 || c.F < 4 || c.E < 4 || c.F % 4 || c.E % 4 || c.F > 4096 || c.E > 4096)
-        die(USAGE, "-e %s: F and E are multiples of 4 up to 4096, and H names a layer", text);
+    const char* rest = mlp_parse(&c.mlp, text + end, 4);
+    if (!rest || *rest)
+        die(USAGE, "-e %s: H takes 1 to %d widths, multiples of 4 up to %d", text, MLP_LAYERS, MLP_MAX_WIDTH);
+    if (c.F < 4 || c.E < 4 || c.F % 4 || c.E % 4 || c.F > MLP_MAX_WIDTH || c.E > MLP_MAX_WIDTH)
+        die(USAGE, "-e %s: F and E are multiples of 4 up to %d", text, MLP_MAX_WIDTH);
+    if (c.F + c.mlp.width[c.mlp.count] > LINEAR_BCE_MAX_C)
+        die(USAGE, "-e %s: F and the last width of H exceed %d together", text, LINEAR_BCE_MAX_C);
     return c;
 }
 
@@ -370,42 +363,6 @@ static Text config_text(const Trainer* t) {
     json_put_number(&text, "dropout", c->dropout);
     text_printf(&text, "}\n");
     return text;
-}
-
-// Refuse flags that this trainer does not implement.
-static void check_flags(Run* r) {
-    // clang-format off
-    static const char* const others[] = {
-        "--val-data", "--val-batches", "--shuffle", "--seq-len", "--total-batch", "--recompute", "--master-weights",
-        "--optimizer", "--weight-decay", "--clip", "--loss-outlier", "--norm-outlier", "--loss-scale",
-        "--loss-scale-start", "--loss-scale-growth", "--mode", "--attention", "--gelu-fusion"};
-    // clang-format on
-    for (size_t i = 0; i < COUNT_OF(others); i++)
-        if (flag_is_given(r->flags, r->flag_count, others[i])) die(USAGE, "%s: train_ncf does not have it", others[i]);
-    if (r->group.size > 1) die(USAGE, "%d ranks: this trainer runs on one", r->group.size);
-    if (!*r->settings.train_data) die(USAGE, "-i is needed: a file of dev/data/prepare_recsys.py");
-}
-
-// Plan the memory before anything is allocated. The run allocates gradients of the tables too; they stay zero.
-static void check_memory(Run* r, const Model* m) {
-    const ModelBuffers* b = &m->buffers;
-    size_t rows = (size_t)m->config.users + (size_t)m->config.items, n = b->table.elements;
-    MemoryPlan plan = {
-        {{"parameters", n * sizeof(floatX)},
-         {"gradients", n * sizeof(real)},
-         {"optimizer", optimizer_bytes(n, WITH_MASTER)},
-         {"activations", b->acts_table.elements * sizeof(floatX) + b->stats_table.elements * sizeof(real)},
-         {"batch", (size_t)m->B * SAMPLE_BYTES},
-         {"segments", (rows + 8 * (size_t)m->B) * sizeof(int)},
-         {"workspace", device_workspace_bytes()}},
-        device_memory_available() + device_workspace_bytes(),
-        0};
-    r->plan = plan;
-    if (r->settings.steps == 0) memory_plan_show(r->flags, r->flag_count, &b->table, &plan, &r->group);
-    if (!memory_plan_fits(plan))
-        die(USAGE,
-            "the run needs %.1f MiB, but %.1f MiB are available; choose a smaller -e or -b (-x 0 prints the plan)",
-            (double)memory_plan_bytes(&plan) / 1048576, (double)plan.available / 1048576);
 }
 
 // Open the ratings, and check them against the settings.
@@ -427,13 +384,15 @@ static void trainer_open(Trainer* t, int argc, char** argv) {
     Model* m = &t->model;
     run_parse(r, settings_flags(t, r->flags), argc, argv, "train_ncf -i RATINGS.bin [flags]");
     run_join(r, NULL);
-    check_flags(r);
+    recommender_check_flags(r, "train_ncf", NULL, 0);
+    if (!*s->train_data) die(USAGE, "-i is needed: a file of dev/data/prepare_recsys.py");
     open_data(t);
     run_find_model(r, "", "");
     model_plan(m, config_from_descriptor(s->model, &t->ratings, s->dropout), s->B);
     m->adam_rows = t->lazy_adam ? LAZY : DENSE, m->seed = (uint64_t)s->seed;
     run_sequence_length(r, 1);
-    check_memory(r, m);
+    size_t rows = (size_t)m->config.users + (size_t)m->config.items;
+    recommender_check_memory(r, &m->buffers, (size_t)s->B * SAMPLE_BYTES, (rows + 8 * (size_t)s->B) * sizeof(int));
     session_check_data(&r->session, t->ratings.fingerprint, s->train_data);
     run_check_ranks(r, config_text(t), 1, t->ratings.fingerprint);
     session_set_last(&r->session, t->epoch_steps * (uint64_t)s->B);

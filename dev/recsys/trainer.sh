@@ -1,19 +1,22 @@
 #!/usr/bin/env bash
-# NeuMF's trainer from outside: data preparation, refusals in one line with status 2, and runs that were stopped, killed or
-# had other threads, which equal the straight one bit for bit.
+# The recommenders' trainers from outside: data preparation, refusals in one line with status 2, and runs that were stopped,
+# killed or had other threads, which equal the straight one bit for bit. Then DLRM's AUC with and without interaction.
 #
-#     bash dev/recsys/trainer.sh TRAIN_NCF
+#     bash dev/recsys/trainer.sh TRAIN_DLRM TRAIN_NCF
 set -u
-trainer=$(realpath "$1") passed=0 failed=0
+export OMP_WAIT_POLICY=passive GOMP_SPINCOUNT=0
+dlrm=$(realpath "$1") ncf=$(realpath "$2") passed=0 failed=0 skipped=0
 here=$PWD work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 ok() { passed=$((passed + 1)); echo "ok   $1"; }
 fail() { failed=$((failed + 1)); echo "FAIL $1"; }
+skip() { skipped=$((skipped + 1)); echo "skip $1"; }
 check() { # what, command...
     local what=$1
     shift
     if "$@"; then ok "$what"; else fail "$what"; fi
 }
+is_sanitized() { grep -q __asan_init "$ncf"; }
 prepare() { python3 "$here/dev/data/prepare_recsys.py" "$@" 2>&1; }
 refused() { # what, part of the message, command...
     local what=$1 part=$2 out status
@@ -23,9 +26,16 @@ refused() { # what, part of the message, command...
     if [ "$status" -eq 2 ] && [ "$(wc -l <<<"$out")" -eq 1 ] && grep -qF -- "$part" <<<"$out"; then ok "$what"
     else fail "$what: status $status: $out"; fi
 }
+limited() { (ulimit -v 1500000 && "$@"); }
+refused_by_plan() { # what, command...
+    if is_sanitized; then skip "$1: AddressSanitizer needs the address space"
+    else refused "$1" "MiB are available" limited "${@:2}"; fi
+}
+put() { printf "$2" | dd of="$1" bs=1 seek="$3" conv=notrunc 2>/dev/null; } # file, bytes, place
+numbers() { od -An -v -t"$2" -j"$3" -N"$4" "$1" | tr -s ' \n' ' '; } # file, type, place, bytes
 cd "$work" || exit 1
 
-# --- data: 60 users, 50 items, 8 ratings each
+# --- ratings: 60 users, 50 items, 8 ratings each
 awk 'BEGIN { for (u = 1; u <= 60; u++) for (k = 0; k < 8; k++)
     print u "\t" (u * 7 + k * k * 3) % 50 + 1 "\t3\t" 1000 + (u * 31 + k * 17) % 400 }' >u.data
 sed 's/\t/::/g' u.data >ratings.dat
@@ -46,64 +56,163 @@ refused "a missing column" "is not user, item, rating and time" prepare columns.
 refused "an empty file of ratings" "holds no ratings" prepare none.data --out x.bin
 refused "no file of ratings" "no such file" prepare nothing.data --out x.bin
 
-# --- refusals
-run() { # a small run; variables before the command replace its settings, exec=exec replaces the shell
-    ${exec:-} "$trainer" -i "${data:-r.bin}" -e "${model:-F=4,E=4,H=8-4}" -b "${batch:-64}" -x 300 -v 50 -n 10 \
+# --- clicks: a line has label, 13 integers, 26 categories. Number i of line n is n + i, but the first is missing, -9 or 5.
+click() { # label, first integer, first category, last category
+    local i line="$1\t$2"
+    for i in {2..13}; do line+="\t$i"; done
+    line+="\t$3"
+    for i in {2..25}; do line+="\tc0ffee$i"; done
+    printf "$line\t$4\n"
+}
+{ click 1 '' aa 1; click 0 -9 bb 2; click 1 5 bb ''; click 0 5 cc 3; click 1 5 dd ''; } >clicks.tsv
+criteo() { prepare "$@" --format criteo; }
+criteo clicks.tsv --out c.bin --held-out 2 --threshold 1 >/dev/null || fail "preparation of clicks"
+record=$((4 * (1 + 13 + 26))) at=1024
+check "header: 26 tables, 13 numbers, 3 and 2 samples; the first table has 2 values and the others" \
+    test "$(numbers c.bin d4 0 36)" = " 20261124 1 26 13 3 0 2 0 3 "
+check "labels" test "$(for n in 0 1 2 3 4; do numbers c.bin d4 $((at + n * record)) 4; done)" = " 1  0  1  0  1 "
+check "ln(x + 3); a missing integer counts as 0, -9 as -2" \
+    test "$(for n in 0 1 2; do numbers c.bin f4 $((at + n * record + 4)) 8; done)" = \
+    " 1.0986123 1.609438  0 1.609438  2.0794415 1.609438 "
+# bb is the most frequent of the training samples. cc and dd are held out only.
+check "ids by frequency, 0 for a value without a training sample" \
+    test "$(for n in 0 1 2 3 4; do numbers c.bin d4 $((at + n * record + 56)) 4; done)" = " 2  1  1  0  0 "
+check "a missing category is a value" \
+    test "$(for n in 0 1 2 3 4; do numbers c.bin d4 $((at + n * record + 156)) 4; done)" = " 2  3  1  0  1 "
+criteo clicks.tsv --out rare.bin --held-out 2 --threshold 2 >/dev/null
+check "--threshold 2 leaves bb" test "$(numbers rare.bin d4 32 4)" = " 2 "
+split -l 2 clicks.tsv day_
+criteo day_aa day_ab day_ac --out days.bin --held-out 2 >/dev/null
+check "three files give the file of one" cmp -s c.bin days.bin
+cut -f 1-39 clicks.tsv >columns.tsv
+refused "a missing column of clicks" "columns.tsv:1: has 39 columns instead of 40" criteo columns.tsv --out x.bin
+sed '2s/^0/7/' clicks.tsv >label.tsv
+refused "a label that is not 0 or 1" "label.tsv:2: label '7'" criteo label.tsv --out x.bin
+sed '3s/5/five/' clicks.tsv >integer.tsv
+refused "an integer that is none" "integer.tsv:3: 'five'" criteo integer.tsv --out x.bin --held-out 1
+refused "an empty file of clicks" "holds no samples" criteo none.data --out x.bin
+refused "more held out than there are" "none would be left" criteo clicks.tsv --out x.bin --held-out 5
+check "refused files leave nothing behind" test -z "$(ls | grep '^x.bin')"
+
+# --- refusals of train_ncf
+run_ncf() { # a small run; variables before the command replace its settings, exec=exec replaces the shell
+    ${exec:-} "$ncf" -i "${data:-r.bin}" -e "${model:-F=4,E=4,H=8-4}" -b "${batch:-64}" -x 300 -v 50 -n 10 \
         --eval-negatives "${rivals:-20}" --eval-pool "${pool:-unseen}" "$@"
 }
 cp r.bin bad.bin
-printf '\377\377\377\177' | dd of=bad.bin bs=1 seek=1028 conv=notrunc 2>/dev/null
+put bad.bin '\377\377\377\177' 1028
 head -c 2000 r.bin >short.bin
 : >empty.bin
-data=bad.bin refused "an item out of range" "pair 0: user" run -o ""
-data=short.bin refused "a file that is cut short" "bytes instead of" run -o ""
-data=empty.bin refused "an empty file" "is not a file of ratings" run -o ""
-refused "no data" "-i is needed" "$trainer" -o ""
-limited() { (ulimit -v 1500000 && run "$@"); }
-model=F=4096,E=4096,H=4096-4096-4096-4096-4096 refused "a model larger than memory" "MiB are available" limited -o ""
-model=F=4 refused "not a model" "is not like" run -o ""
-model=F=4,E=4,H=6 refused "a width that is not a multiple of 4" "multiples of 4" run -o ""
-rivals=45 refused "more rivals than unseen items" "has only" run -o ""
-batch=20 refused "a batch smaller than a user's rivals" "must be above --eval-negatives" run -o ""
-batch=4096 refused "a batch larger than an epoch" "an epoch has" run -o ""
-refused "a flag of other trainers" "does not have it" run -o "" --clip 1
+data=bad.bin refused "an item out of range" "pair 0: user" run_ncf -o ""
+data=short.bin refused "a file that is cut short" "bytes instead of" run_ncf -o ""
+data=empty.bin refused "an empty file" "is not a file of ratings" run_ncf -o ""
+refused "no data" "-i is needed" "$ncf" -o ""
+model=F=256,E=4096,H=4096-4096-4096-4096-4096-256 refused_by_plan "a model larger than memory" run_ncf -o ""
+model=F=256,E=4,H=260 refused "a last layer that is too wide" "exceed 512" run_ncf -o ""
+model=F=4 refused "not a model" "is not like" run_ncf -o ""
+model=F=4,E=4,H=6 refused "a width that is not a multiple of 4" "multiples of 4" run_ncf -o ""
+rivals=45 refused "more rivals than unseen items" "has only" run_ncf -o ""
+batch=20 refused "a batch smaller than a user's rivals" "must be above --eval-negatives" run_ncf -o ""
+batch=4096 refused "a batch larger than an epoch" "an epoch has" run_ncf -o ""
+refused "a flag of other trainers" "does not have it" run_ncf -o "" --clip 1
+
+# --- refusals of train_dlrm
+run_dlrm() {
+    ${exec:-} "$dlrm" -e "${model:-bottom=16-8,top=16}" --tables 4 --rows "${rows:-30}" --samples 8000 --held-out 500 \
+        -b "${batch:-64}" -l 1 -x 300 -v 50 -n 10 "$@"
+}
+of_file() { "$dlrm" -i "$1" -e bottom=8,top=8 -b 2 -l 1 -x 3 -o "" "${@:2}"; }
+check "clicks of a file are trained on" grep -q "AUC 0.*of 2 held-out" <(of_file c.bin)
+# All held-out labels are 1, those for training are not.
+{ head -n 3 clicks.tsv; sed -n '5p;5p' clicks.tsv; } >ones.tsv
+criteo ones.tsv --out ones.bin --held-out 2 >/dev/null
+check "the AUC is that of the held-out samples" grep -qE "AUC -?nan of 2 held-out" <(of_file ones.bin)
+cp c.bin id.bin && put id.bin '\3' $((at + 2 * record + 56))
+cp c.bin negative.bin && put negative.bin '\377\377\377\377' $((at + 4 * record + 156))
+cp c.bin number.bin && put number.bin '\0\0\300\177' $((at + 4))
+head -c $((at + 100)) c.bin >cut.bin
+refused "an id out of range" "sample 2: id 3 of table 0; the table has 3 rows" of_file id.bin
+refused "a negative id" "sample 4: id -1 of table 25" of_file negative.bin
+refused "a NaN among the numbers" "sample 0: label 1, or a number that is not finite" of_file number.bin
+refused "a file of clicks that is cut short" "which are not 3 and 2 samples" of_file cut.bin
+refused "an empty file for train_dlrm" "is not a file of clicks" of_file empty.bin
+refused "ratings for train_dlrm" "is not a file of clicks" of_file r.bin
+refused "no such file of clicks" "cannot be read" of_file nothing.bin
+refused "flags of generated data beside a file" "--rows: is of generated data" of_file c.bin --rows 9
+rows=100000000 refused_by_plan "tables larger than memory" run_dlrm -o ""
+rows=2000000000 refused "more rows than 2^31" "rows; 2147483646 are known" run_dlrm -o ""
+model=bottom=16-9,top=16 refused "a width that is not a multiple of 8" "multiples of 8" run_dlrm -o ""
+model=bottom=16 refused "no top MLP" "is not like" run_dlrm -o ""
+batch=8001 refused "a batch larger than the data" "an epoch has" run_dlrm -o ""
+refused "Adam's flags for SGD" "does not have it" run_dlrm -o "" --beta1 0.8
 
 # --- the same bits
-results() { grep -oE '"step": [0-9]+, "(loss|hr_at_10)": .*' "$1/log.jsonl" | sed -E 's/"(ms|tok_s|mfu)": [^,}]*//g'; }
-same() { # what, directory
-    if cmp -s whole/model.safetensors "$2/model.safetensors" && diff <(results whole) <(results "$2") >/dev/null; then ok "$1"
+results() { grep -oE '"step": [0-9]+, "(loss|val_loss|hr_at_10)": .*' "$1/log.jsonl" | sed -E 's/"(ms|tok_s|mfu)": [^,}]*//g'; }
+same() { # what, directory, directory of the straight run
+    if cmp -s "$3/model.safetensors" "$2/model.safetensors" && diff <(results "$3") <(results "$2") >/dev/null; then ok "$1"
     else fail "$1"; fi
 }
-run -o whole >/dev/null || fail "a run"
-check "300 steps and 7 evaluations are logged" test "$(results whole | wc -l)" -eq 307
-run -o parts --stop-after 125 >/dev/null && run -o parts -y 1 >/dev/null
-same "resumed after 125 steps: the same weights and log" parts
-kills=0
-for at in 35 80 125 170 215; do
-    exec 3< <(exec=exec run -o killed -y 1 2>/dev/null)
-    pid=$!
-    while read -r line <&3; do
-        if [[ $line =~ ^step\ +([0-9]+)/ ]] && [ "${BASH_REMATCH[1]}" -ge $at ]; then break; fi
-    done
-    kill -KILL $pid
-    wait $pid
-    [ $? -ne 137 ] || kills=$((kills + 1))
-    exec 3<&-
-done 2>/dev/null
-check "five SIGKILLs hit the run" test $kills -eq 5
-run -o killed -y 1 >/dev/null 2>&1
-same "five SIGKILLs: the same weights and log" killed
-OMP_NUM_THREADS=3 run -o threads >/dev/null
-same "three threads: the same weights and log" threads
-run -o other --lazy-adam 1 >/dev/null
-check "--lazy-adam 1 is another optimizer" test "$(cksum <whole/model.safetensors)" != "$(cksum <other/model.safetensors)"
+# Kill `run` of $1 as soon as it shows a step that it had not reached before, again and again.
+kill_runs() { # trainer, directory, number of kills
+    local kills=0 n pid line
+    for n in $(seq "$3"); do
+        exec 3< <(exec=exec "run_$1" -o "$2" -y 1 2>/dev/null)
+        pid=$!
+        while read -r line <&3; do
+            if [[ $line =~ ^step\ +([0-9]+)/ ]] && [ "${BASH_REMATCH[1]}" -ge $((n * 290 / $3)) ]; then break; fi
+        done
+        kill -KILL $pid
+        wait $pid
+        [ $? -ne 137 ] || kills=$((kills + 1))
+        exec 3<&-
+        # LeakSanitizer inspects a process from another one, which may hold the lock a moment longer.
+        ! is_sanitized || flock -w 10 "$2/.lock" true
+    done 2>/dev/null
+    [ $kills -eq "$3" ]
+}
+kills=30
+! is_sanitized || kills=5
+for trainer in ncf dlrm; do
+    run=run_$trainer whole=$trainer-whole
+    $run -o $whole >/dev/null || fail "train_$trainer: a run"
+    check "train_$trainer: 300 steps and 7 evaluations are logged" test "$(results $whole | wc -l)" -eq 307
+    $run -o $trainer-parts --stop-after 125 >/dev/null && $run -o $trainer-parts -y 1 >/dev/null
+    same "train_$trainer: resumed after 125 steps: the same weights and log" $trainer-parts $whole
+    check "train_$trainer: $kills SIGKILLs hit the run" kill_runs $trainer $trainer-killed $kills
+    $run -o $trainer-killed -y 1 >/dev/null 2>&1
+    same "train_$trainer: $kills SIGKILLs: the same weights and log" $trainer-killed $whole
+    OMP_NUM_THREADS=3 $run -o $trainer-threads >/dev/null
+    same "train_$trainer: three threads: the same weights and log" $trainer-threads $whole
+    rm -rf $trainer-parts $trainer-killed $trainer-threads
+done
+differs() { # what, trainer, flag...
+    "run_$2" -o other --overwrite 1 "${@:3}" >/dev/null
+    check "$1" test "$(cksum <$2-whole/model.safetensors)" != "$(cksum <other/model.safetensors)"
+}
+differs "--lazy-adam 1 is another optimizer" ncf --lazy-adam 1
+differs "--interaction bottom is another model" dlrm --interaction bottom
+refused "a resumed run keeps its data" "contradicts" run_dlrm -o dlrm-whole -y 1 --seed 9
+run_dlrm -o dlrm-profile --profile 2 >/dev/null
+check "--profile writes a report" grep -q interaction_forward dlrm-profile/profile/kernels.csv
 
 # --- evaluation
-score() { grep -oE 'HR@10 .*' | tail -n 1; }
-last=$(run -o whole -y 1 --evaluate 1 | score)
-logged=$(run -o again | score)
-check "--evaluate 1 gives the last score of the run" test -n "$last" -a "$last" = "$logged"
-pooled=$(pool=all rivals=30 run -o whole -y 1 --evaluate 1 | score)
+score() { grep -oE '(HR@10|AUC) .*' | tail -n 1; }
+for trainer in ncf dlrm; do
+    last=$(run_$trainer -o $trainer-whole -y 1 --evaluate 1 | score)
+    logged=$(run_$trainer -o "" | score)
+    check "train_$trainer: --evaluate 1 gives the last score of the run" test -n "$last" -a "$last" = "$logged"
+done
+pooled=$(pool=all rivals=30 run_ncf -o ncf-whole -y 1 --evaluate 1 | score)
 check "a score names its rivals" grep -q "with 30 negatives, pool all" <<<"$pooled"
-echo "$passed passed, $failed failed"
+
+# --- DLRM within 0.005 of the true logit's AUC, which is between 0.75 and 0.85, and 0.02 above itself without interaction.
+# The same with the default settings: dev/LOG.md.
+auc() { "$dlrm" -o "" --rows 50 --samples 1500000 -l 3 -v 20000 "$@" | score; }
+if is_sanitized; then skip "AUC: too slow under AddressSanitizer"
+else
+    check "AUC of DLRM, of the true logit and without interaction" awk \
+        '{ auc[NR] = $2; best = $NF } END { exit !(NR == 2 && best >= 0.75 && best <= 0.85 &&
+           auc[1] >= best - 0.005 && auc[1] <= best + 0.005 && auc[2] <= auc[1] - 0.02) }' <(auc; auc --interaction bottom)
+fi
+echo "$passed passed, $failed failed, $skipped skipped"
 [ "$failed" -eq 0 ]

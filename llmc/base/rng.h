@@ -26,7 +26,8 @@ enum {
     SITE_DROPOUT_POOLED = 10,
     SITE_DROPOUT_RELU = 11,
     SITE_NEGATIVE = 12,
-    SITE_RIVAL = 13
+    SITE_RIVAL = 13,
+    SITE_CLICK = 14
 };
 
 typedef struct {

@@ -222,6 +222,21 @@ static __global__ void interaction_backward_plain_kernel(InteractionBackward g, 
     }
 }
 
+// A thread clears every blockDim.x-th pair of two tables.
+static __global__ void interaction_mask_kernel(floatX* z, InteractionShape s) {
+    size_t first = (size_t)blockIdx.x * s.width;
+    for (int i = 2; i <= s.tables; i++)
+        for (int k = interaction_masked_begin(s, i) + threadIdx.x; k < interaction_masked_end(s, i); k += blockDim.x)
+            z[first + k] = from_float<floatX>(0.0f);
+}
+
+static inline void interaction_mask(floatX* z, InteractionShape s, Context* ctx) {
+    Scope scope = scope_open(ctx, "interaction_mask", 0, INTERACTION_MASK_BYTES(s), "B=%d tables=%d", s.B, s.tables);
+    interaction_mask_kernel<<<blocks_for((size_t)s.B, 1), 32, 0, ctx->stream>>>(z, s);
+    cudaCheck(cudaGetLastError());
+    scope_close(&scope);
+}
+
 static inline void interaction_forward(floatX* z, const floatX* bottom, const floatX* table, const int* rows,
                                        InteractionShape s, Context* ctx) {
     Scope scope = scope_open(ctx, "interaction_forward", INTERACTION_FORWARD_FLOPS(s), INTERACTION_FORWARD_BYTES(s),

@@ -6,6 +6,8 @@
  *              dbottom = dT_0 where bottom > 0, else 0: bottom is the output of a ReLU
  *              dvectors = dT_1 .. dT_tables: a row for each lookup, which embedding_rows.h sums
  *
+ *   mask       z = 0 at the pairs of two tables, i > j >= 1: without them no two tables interact. Both passes use it
+ *
  * Shapes: bottom, dbottom [B, E], table [all rows, E], rows [B, tables] row numbers in `table`, z, dz [B, width],
  * dvectors [B, tables, E]. All outputs are SET. Vectors are gathered in both passes: keeping them would cost as much.
  * dtypes: floatX; rows int.
@@ -33,6 +35,8 @@ typedef struct {
     ((double)(s).B * ((((s).tables + 1.0) * (s).E + (s).width) * sizeof(floatX) + (s).tables * sizeof(int)))
 #define INTERACTION_BACKWARD_BYTES(s)                                                                                  \
     ((double)(s).B * ((2 * ((s).tables + 1.0) * (s).E + (s).width) * sizeof(floatX) + (s).tables * sizeof(int)))
+
+#define INTERACTION_MASK_BYTES(s) ((double)(s).B * ((s).tables * ((s).tables - 1) / 2) * sizeof(floatX))
 
 // The width of z: the bottom vector and all pairs, rounded up to a multiple of 8 elements.
 static inline int interaction_width(int tables, int E) {
@@ -66,6 +70,10 @@ static inline void interaction_forward_ref(real* z, const real* bottom, const re
         while (out < z + (size_t)(b + 1) * (size_t)s.width) *out++ = 0;
     }
 }
+
+// The first and the end of the columns of z that hold T_i . T_j for 1 <= j < i.
+HOST_DEVICE static inline int interaction_masked_begin(InteractionShape s, int i) { return s.E + i * (i - 1) / 2 + 1; }
+HOST_DEVICE static inline int interaction_masked_end(InteractionShape s, int i) { return s.E + i * (i + 1) / 2; }
 
 // What a backward pass reads and writes, and the same in full precision for the reference.
 typedef struct {
@@ -125,6 +133,16 @@ static inline void interaction_forward(floatX* z, const floatX* bottom, const fl
             }
         while (out < z + (size_t)(b + 1) * (size_t)s.width) *out++ = 0;
     }
+    scope_close(&scope);
+}
+
+static inline void interaction_mask(floatX* z, InteractionShape s, Context* ctx) {
+    Scope scope = scope_open(ctx, "interaction_mask", 0, INTERACTION_MASK_BYTES(s), "B=%d tables=%d", s.B, s.tables);
+#pragma omp parallel for schedule(static)
+    for (int b = 0; b < s.B; b++)
+        for (int i = 2; i <= s.tables; i++)
+            for (int k = interaction_masked_begin(s, i); k < interaction_masked_end(s, i); k++)
+                z[(size_t)b * (size_t)s.width + (size_t)k] = 0;
     scope_close(&scope);
 }
 

@@ -5,7 +5,7 @@
 #include "dev/recsys/ops/linear_bce.h"
 #ifdef __CUDACC__
 
-enum { LINEAR_BCE_WARPS = 16, LINEAR_BCE_BLOCKS = 128, LINEAR_BCE_MAX_C = 512 };
+enum { LINEAR_BCE_WARPS = 16, LINEAR_BCE_BLOCKS = 128 };
 
 // One warp per row; a lane has every WARP-th column, at most K. A block's sums, partial [blocks, 2 C + 1] and
 // partial_loss [blocks], are added in order by the last block.

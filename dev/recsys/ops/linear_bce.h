@@ -21,6 +21,8 @@
 #include "llmc/device/cuda_utils.cuh"
 #endif
 
+enum { LINEAR_BCE_MAX_C = 512 };  // of the GPU's kernel
+
 typedef struct {
     int N, C, relu_begin;
     real relu_scale;

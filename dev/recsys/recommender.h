@@ -1,0 +1,43 @@
+/* What main() of both recommenders needs besides the run layer: what they refuse, and their memory plan. */
+#ifndef DEV_RECSYS_RECOMMENDER_H
+#define DEV_RECSYS_RECOMMENDER_H
+
+#include "llmc/run/run.h"
+
+// Refuse flags that neither recommender implements, and more than one rank. Then refuse those of `others` [count].
+static inline void recommender_check_flags(Run* r, const char* program, const char* const* others, size_t count) {
+    // clang-format off
+    static const char* const neither[] = {
+        "--val-data", "--val-batches", "--shuffle", "--seq-len", "--total-batch", "--recompute", "--master-weights",
+        "--optimizer", "--weight-decay", "--clip", "--loss-outlier", "--norm-outlier", "--loss-scale",
+        "--loss-scale-start", "--loss-scale-growth", "--mode", "--attention", "--gelu-fusion"};
+    // clang-format on
+    for (size_t i = 0; i < COUNT_OF(neither) + count; i++) {
+        const char* name = i < COUNT_OF(neither) ? neither[i] : others[i - COUNT_OF(neither)];
+        if (flag_is_given(r->flags, r->flag_count, name)) die(USAGE, "%s: %s does not have it", name, program);
+    }
+    if (r->group.size > 1) die(USAGE, "%d ranks: this trainer runs on one", r->group.size);
+}
+
+// Plan the memory before anything is allocated. The run allocates gradients and moments of the tables too.
+static inline void recommender_check_memory(Run* r, const ModelBuffers* b, size_t batch, size_t segments) {
+    size_t n = b->table.elements;
+    MemoryPlan plan = {
+        {{"parameters", n * sizeof(floatX)},
+         {"gradients", n * sizeof(real)},
+         {"optimizer", optimizer_bytes(n, WITH_MASTER)},
+         {"activations", b->acts_table.elements * sizeof(floatX) + b->stats_table.elements * sizeof(real)},
+         {"batch", batch},
+         {"segments", segments},
+         {"workspace", device_workspace_bytes()}},
+        device_memory_available() + device_workspace_bytes(),
+        0};
+    r->plan = plan;
+    if (r->settings.steps == 0) memory_plan_show(r->flags, r->flag_count, &b->table, &plan, &r->group);
+    if (!memory_plan_fits(plan))
+        die(USAGE,
+            "the run needs %.1f MiB, but %.1f MiB are available; choose a smaller -e or -b (-x 0 prints the plan)",
+            (double)memory_plan_bytes(&plan) / 1048576, (double)plan.available / 1048576);
+}
+
+#endif
