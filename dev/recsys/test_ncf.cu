@@ -154,6 +154,8 @@ static Bench* middle_open(double dropout) {
     Bench* b = bench_open(c, B);
     real* w = (real*)xcalloc(b->m.buffers.table.elements, sizeof *w);
     random_weights(&b->m, w, 7);
+    // Weights that floatX holds exactly, so that differences are those of a step.
+    for (size_t i = 0; i < b->m.buffers.table.elements; i++) w[i] = (real)(floatX)w[i];
     bench_write(b, w);
     b->m.seed = 11;
     int users[B], items[B];
@@ -219,35 +221,185 @@ static void test_lazy_adam(Tests* t) {
     expect(t, change[LAZY] == 0, "lazy Adam does not", "by %g", change[LAZY]);
 }
 
+// ---------------------------------------------------------------------------------------------------------
+// The same training in fp32 on the host, by the ops' references: what steps with 16-bit activations are measured against
+
+typedef struct {
+    real *w, *g, *m, *v;  // weights, gradients and moments in the model's layout
+    int *users, *items;
+    real *labels, *h[MLP_LAYERS + 1], *dz[MLP_LAYERS + 1], *x, *dx, *logits, *losses;  // h[0]: the first layer's input
+} HostNcf;
+
+// Begin with the weights and the batch of `b`.
+static HostNcf* host_open(Bench* b) {
+    HostNcf* t = (HostNcf*)xcalloc(1, sizeof *t);
+    const Config* c = &b->m.config;
+    size_t n = b->m.buffers.table.elements, B = (size_t)b->batch.B, width = (size_t)(c->F + b->m.H);
+    t->w = reals_of(&b->ctx, recommender_weights(&b->m.buffers, &b->o), n);
+    t->labels = reals_of(&b->ctx, b->batch.labels, B);
+    t->g = (real*)xcalloc(n, sizeof(real)), t->m = (real*)xcalloc(n, sizeof(real)),
+    t->v = (real*)xcalloc(n, sizeof(real));
+    t->x = (real*)xcalloc(B * width, sizeof(real)), t->dx = (real*)xcalloc(B * width, sizeof(real));
+    t->logits = (real*)xcalloc(B, sizeof(real)), t->losses = (real*)xcalloc(B, sizeof(real));
+    t->users = (int*)xmalloc(B * sizeof(int)), t->items = (int*)xmalloc(B * sizeof(int));
+    device_download(&b->ctx, t->users, b->batch.users, B * sizeof(int));
+    device_download(&b->ctx, t->items, b->batch.items, B * sizeof(int));
+    for (int l = 0; l <= c->mlp.count; l++) {
+        t->h[l] = (real*)xcalloc(B * (size_t)c->mlp.width[l], sizeof(real));
+        t->dz[l] = (real*)xcalloc(B * (size_t)c->mlp.width[l], sizeof(real));
+    }
+    return t;
+}
+
+static void host_close(HostNcf* t) {
+    for (int l = 0; l <= MLP_LAYERS; l++) free(t->h[l]), free(t->dz[l]);
+    free(t->w), free(t->g), free(t->m), free(t->v), free(t->x), free(t->dx), free(t->logits), free(t->losses);
+    free(t->users), free(t->items), free(t->labels), free(t);
+}
+
+// Element 0 of layer l's weight or bias in `flat`.
+static real* host_layer(const Bench* b, real* flat, int l, const char* which) {
+    char name[64];
+    snprintf(name, sizeof name, "mlp.%d.%s", l, which);
+    return flat + tensor_named(&b->m.buffers.table, name)->offset;
+}
+
+// Adam of everything.
+static void host_update(const Bench* b, HostNcf* t, uint64_t step, OptimizerSettings h) {
+    double bias1 = 1 - pow(h.beta1, (double)step + 1), bias2 = 1 - pow(h.beta2, (double)step + 1);
+    for (size_t i = 0; i < b->m.buffers.table.elements; i++) {
+        t->m[i] = (real)(h.beta1 * (double)t->m[i] + (1 - h.beta1) * (double)t->g[i]);
+        t->v[i] = (real)(h.beta2 * (double)t->v[i] + (1 - h.beta2) * (double)t->g[i] * (double)t->g[i]);
+        t->w[i] -= (real)(h.lr * ((double)t->m[i] / bias1) / (sqrt((double)t->v[i] / bias2) + h.eps));
+    }
+}
+
+// One step of training. Returns the loss before the update.
+static double host_step(const Bench* b, HostNcf* t, uint64_t step) {
+    const TensorTable* table = &b->m.buffers.table;
+    const Config* c = &b->m.config;
+    const Mlp* mlp = &c->mlp;
+    int B = b->batch.B, F = c->F, E = c->E, H = b->m.H, width = F + H, last = mlp->count;
+    ReluDropout dropout[MLP_LAYERS];
+    real loss, *w[NCF_TABLES], *g[NCF_TABLES];
+    static const char* const names[NCF_TABLES] = {"mf_user.weight", "mf_item.weight", "mlp_user.weight",
+                                                  "mlp_item.weight"};
+    dropouts(dropout, &b->m, step, 0, c->dropout);
+    memset(t->g, 0, table->elements * sizeof(real));
+    for (int k = 0; k < NCF_TABLES; k++)
+        w[k] = t->w + tensor_named(table, names[k])->offset, g[k] = t->g + tensor_named(table, names[k])->offset;
+    for (int k = 0; k < B * 2 * E; k++) {
+        int n = k / (2 * E), e = k % (2 * E);
+        t->h[0][k] = e < E ? w[MLP_USER][t->users[n] * E + e] : w[MLP_ITEM][t->items[n] * E + e - E];
+    }
+    for (int l = 0; l < last; l++) {
+        matmul_forward_ref(t->h[l + 1], t->h[l], host_layer(b, t->w, l, "weight"), host_layer(b, t->w, l, "bias"), B,
+                           mlp->width[l], mlp->width[l + 1], SET);
+        relu_dropout_ref(t->h[l + 1], dropout[l], B, mlp->width[l + 1]);
+    }
+    for (int k = 0; k < B * width; k++) {
+        int n = k / width, f = k % width;
+        t->x[k] = f < F ? w[MF_USER][t->users[n] * F + f] * w[MF_ITEM][t->items[n] * F + f] : t->h[last][n * H + f - F];
+    }
+    size_t last_w = tensor_named(table, "last.weight")->offset, last_b = tensor_named(table, "last.bias")->offset;
+    LinearBceRef r = {t->logits, t->dx,         t->g + last_w, t->g + last_b, NULL,
+                      t->x,      t->w + last_w, t->w + last_b, t->labels};
+    LinearBceShape shape = {B, width, F, (real)mlp->scale};
+    Losses losses = {t->losses, &loss, 1.0 / B, SET};
+    linear_bce_ref(losses, r, shape, BACKWARD);
+    for (int k = 0; k < B * width; k++) {
+        int n = k / width, f = k % width, user = t->users[n] * F + f, item = t->items[n] * F + f;
+        if (f < F) g[MF_USER][user] += t->dx[k] * w[MF_ITEM][item], g[MF_ITEM][item] += t->dx[k] * w[MF_USER][user];
+        else t->dz[last][n * H + f - F] = t->dx[k];
+    }
+    for (int l = last - 1; l >= 0; l--) {
+        int IC = mlp->width[l], OC = mlp->width[l + 1];
+        matmul_backward_weight_ref(host_layer(b, t->g, l, "weight"), host_layer(b, t->g, l, "bias"), t->dz[l + 1],
+                                   t->h[l], B, IC, OC, SET);
+        matmul_backward_input_ref(t->dz[l], t->dz[l + 1], host_layer(b, t->w, l, "weight"), B, IC, OC, SET);
+        if (l) relu_mask_ref(t->dz[l], t->h[l], (real)mlp->scale, (size_t)B * (size_t)IC);
+    }
+    for (int k = 0; k < B * 2 * E; k++) {
+        int n = k / (2 * E), e = k % (2 * E);
+        *(e < E ? &g[MLP_USER][t->users[n] * E + e] : &g[MLP_ITEM][t->items[n] * E + e - E]) += t->dz[0][k];
+    }
+    host_update(b, t, step, PUBLISHED_ADAM);
+    return (double)loss;
+}
+
+// The distance of `gradient`, the first moments after one step, from the host's gradient of a tensor, over its norm.
+static double host_distance(const HostNcf* t, const real* moments, const Tensor* x) {
+    double sum = 0;
+    for (size_t i = x->offset; i < x->offset + x->size; i++) {
+        double d = (double)moments[i] / (1 - PUBLISHED_ADAM.beta1) - (double)t->g[i];
+        sum += d * d;
+    }
+    return sqrt(sum) / norm_of(t->g + x->offset, x->size);
+}
+
+// In fp32 the training step is the host's.
+static void test_host(Tests* t) {
+    Bench* b = middle_open(0.5);
+    HostNcf* host = host_open(b);
+    double worst = 0;
+    for (int s = 0; s < 2; s++) {
+        double want = host_step(b, host, (uint64_t)s);
+        train_batch(&b->m, &b->o, &b->batch, (uint64_t)s, PUBLISHED_ADAM, &b->ctx);
+        worst = fmax(worst, fabs(bench_loss(b) - want));
+        real* moments = reals_of(&b->ctx, b->o.m, b->m.buffers.table.elements);
+        for (int k = 0; k < b->m.buffers.table.count && s == 0; k++) {
+            const Tensor* x = &b->m.buffers.table.tensors[k];
+            char* name = xprintf("host: gradient of %s", x->name);
+            expect_near(t, name, host_distance(host, moments, x), 0, 1e-5);
+            free(name);
+        }
+        free(moments);
+    }
+    expect_near(t, "host: losses of two steps", worst, 0, 1e-5);
+    host_close(host), bench_close(b);
+}
+
 #ifdef NCF_FUSED
-// The fused step against the list of ops, with the same dropout masks: losses, and all gradients of a first step.
+// The fused step may be this much farther from fp32 than the list of ops. It rounds at other places: each half of the first
+// layer's product before they are added, so more inputs of the first ReLU change sign. Both roundings emulated on the CPU,
+// this model, four seeds, with and without dropout: gradients are up to 5 % from fp32 in both, the fused ones up to 1.47 times
+// as far; the mean of ten losses 0.46 to 1.37 times. Losses get room because later steps amplify any difference.
+#define FUSED_GRADIENTS 1.6
+#define FUSED_LOSSES 2.0
+
+// The fused step and the list of ops, with the same dropout masks, against fp32: the gradients of a first step, and the mean
+// difference of the losses of ten steps.
 static void test_fused(Tests* t) {
     for (int with = 0; with < 2; with++) {
-        Bench *fused = middle_open(with ? 0.5 : 0), *ops = middle_open(with ? 0.5 : 0);
-        double worst = 0;
+        double p = with ? 0.5 : 0, fused_loss = 0, ops_loss = 0;
+        Bench *fused = middle_open(p), *ops = middle_open(p);
+        HostNcf* host = host_open(ops);
         size_t n = fused->m.buffers.table.elements;
         fused->m.is_fused = fused_supports(&fused->m.config);
         expect_that(t, fused->m.is_fused, "the fused step supports the published widths");
-        for (int s = 0; s < 20; s++) {
+        for (int s = 0; s < 10; s++) {
+            double want = host_step(ops, host, (uint64_t)s);
             train_batch(&fused->m, &fused->o, &fused->batch, (uint64_t)s, PUBLISHED_ADAM, &fused->ctx);
             train_batch(&ops->m, &ops->o, &ops->batch, (uint64_t)s, PUBLISHED_ADAM, &ops->ctx);
-            worst = fmax(worst, fabs(bench_loss(fused) - bench_loss(ops)));
+            fused_loss += fabs(bench_loss(fused) - want) / 10, ops_loss += fabs(bench_loss(ops) - want) / 10;
             if (s) continue;
-            real *got = reals_of(&fused->ctx, fused->o.m, n), *want = reals_of(&ops->ctx, ops->o.m, n);
+            real *of_fused = reals_of(&fused->ctx, fused->o.m, n), *of_ops = reals_of(&ops->ctx, ops->o.m, n);
             for (int k = 0; k < fused->m.buffers.table.count; k++) {
                 const Tensor* x = &fused->m.buffers.table.tensors[k];
-                double error = 0, norm = norm_of(want + x->offset, x->size);
-                for (size_t i = x->offset; i < x->offset + x->size; i++) got[i] -= want[i];
-                error = norm_of(got + x->offset, x->size) / norm;
-                char* name = xprintf("fused: gradient of %s, dropout %g", x->name, with ? 0.5 : 0.0);
-                expect(t, error <= 0.02, name, "differs by %.3g of its norm, %g", error, norm);
+                double got = host_distance(host, of_fused, x), list = host_distance(host, of_ops, x);
+                // The last bias sums fp32 values: its error is below 1e-4 and says nothing. The other tensors' are above.
+                char* name = xprintf("fused: gradient of %s, dropout %g", x->name, p);
+                expect(t, got <= fmax(FUSED_GRADIENTS * list, 1e-4), name,
+                       "%.4g of its norm from fp32, the list of ops %.4g", got, list);
+                printf("     %s: %.4g of its norm from fp32, the list of ops %.4g\n", x->name, got, list);
                 free(name);
             }
-            free(got), free(want);
+            free(of_fused), free(of_ops);
         }
-        expect(t, worst <= 3e-3, with ? "fused: losses of 20 steps, dropout 0.5" : "fused: losses of 20 steps",
-               "differ by %.3g", worst);
-        bench_close(fused), bench_close(ops);
+        expect(t, fused_loss <= FUSED_LOSSES * ops_loss, with ? "fused: losses, dropout 0.5" : "fused: losses",
+               "%.4g from fp32 on average, the list of ops %.4g", fused_loss, ops_loss);
+        printf("     losses: %.4g from fp32 on average, the list of ops %.4g\n", fused_loss, ops_loss);
+        host_close(host), bench_close(fused), bench_close(ops);
     }
 }
 #endif
@@ -378,6 +530,7 @@ int main(int argc, char** argv) {
     test_finite_differences(&t);
 #endif
     if (sizeof(real) == sizeof(float)) test_equalities(&t);
+    if (sizeof(floatX) == sizeof(float)) test_host(&t);
     test_lazy_adam(&t);
     test_ranks(&t);
     test_rivals(&t);
