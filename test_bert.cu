@@ -163,7 +163,7 @@ static void batch_add(MlmBatch* b, const int* tokens, const int* types, int n, i
     b->next_targets[b->count++] = next_label;
     b->cu_seqlens[b->count] = b->rows = row;
     b->max_length = max_int(b->max_length, n);
-    b->squares += (int64_t)n * n;
+    b->sum_sq_len += (int64_t)n * n;
 }
 
 static void batch_mask(MlmBatch* b, int row, int target) {
@@ -546,7 +546,7 @@ enum { TINY_COUNT = 4, TINY_T = 17 };
 static void tiny_batch(MlmBatch* b, int first, int count) {
     static const int lengths[TINY_COUNT] = {17, 9, 12, 8}, masks[TINY_COUNT] = {3, 1, 2, 1};
     b->count = b->rows = b->masked = b->max_length = 0;
-    b->squares = 0, b->first = first;
+    b->sum_sq_len = 0, b->first = first;
     for (int s = first; s < first + count; s++) {
         int tokens[TINY_T], types[TINY_T];
         for (int i = 0; i < lengths[s]; i++) {

@@ -400,7 +400,7 @@ static real* document_gradients(Config config, const int* tokens, int rows, int 
         Sequences s = {m->N,
                        found.count,
                        found.longest,
-                       found.squares,
+                       found.sum_sq_len,
                        0,
                        placed.cu_seqlens,
                        placed.document,

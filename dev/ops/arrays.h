@@ -298,7 +298,7 @@ static inline Sequences sequences_of(Harness* h, const int* lengths, int count, 
     s.first = first;
     for (int i = 0; i < count; i++) {
         s.rows += lengths[i];
-        s.squares += (int64_t)lengths[i] * lengths[i];
+        s.sum_sq_len += (int64_t)lengths[i] * lengths[i];
         s.max_length = max_int(s.max_length, lengths[i]);
         cu_seqlens[i + 1] = s.rows;
     }

@@ -280,7 +280,7 @@ static void test_pack(Tests* t) {
                     scored += e.sequences[i].count;
                     if (++ending == endings_of(example, 0)) ending = 0, example += SHAPES[shape].ranks;
                 }
-                good = good && squares == e.packed.squares && longest == e.packed.longest && scored == e.scored;
+                good = good && squares == e.packed.sum_sq_len && longest == e.packed.longest && scored == e.scored;
             }
             multiple_choice_end(&e);
         }

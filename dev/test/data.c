@@ -1027,7 +1027,7 @@ static void check_batch(Tests* t, MlmCounts* c, const Made* m, const MlmData* d,
         if (d->recipe.whole_words) EXPECT(t, cut <= 1);
         c->cut_words += cut;
     }
-    EXPECT(t, squares == b->squares);
+    EXPECT(t, squares == b->sum_sq_len);
     c->tokens += b->rows, c->sequences += b->count, c->masked += b->masked;
     free(text), free(is_masked);
 }

@@ -245,7 +245,8 @@ static void test_batches(Tests* t, int targets) {
         same &= batch_is(&b, &e, s, i);
         squares += n * n;
     }
-    expect_that(t, same && b.squares == squares && b.rows == b.cu_seqlens[BATCH], "a batch over the end of an epoch");
+    expect_that(t, same && b.sum_sq_len == squares && b.rows == b.cu_seqlens[BATCH],
+                "a batch over the end of an epoch");
     examples_batch_read(&b, &e, 42, 0, COUNT + 4, 2, 0);
     expect_that(t, batch_is(&b, &e, 0, 4) && batch_is(&b, &e, 1, 5), "--shuffle 0: as in the file");
 
@@ -278,7 +279,7 @@ static TaskScore score_of(const int* labels, const int* said, int n, int K) {
     memset(&d, 0, sizeof d), memset(&e, 0, sizeof e);
     examples_open(&d.val, 1);
     for (int i = 0; i < n; i++) examples_add(&d.val, &token, 1, 1, labels[i], 0, i), prediction[i] = said[i] + 1;
-    d.labels = K, e.data = &d, e.said = prediction, e.count = n;
+    d.labels = K, e.data = &d, e.predicted = prediction, e.count = n;
     task_score_classes(&score, &e);
     examples_close(&d.val);
     return score;
@@ -294,7 +295,7 @@ static TaskScore score_of_numbers(const double* said, const double* actual, int 
     examples_open(&d.val, 1);
     for (int i = 0; i < n; i++)
         examples_add(&d.val, &token, 1, 1, squared_error_bits(actual[i]), 0, i), prediction[i] = said[i];
-    d.labels = 1, e.data = &d, e.said = prediction, e.count = n;
+    d.labels = 1, e.data = &d, e.predicted = prediction, e.count = n;
     task_score_numbers(&score, &e);
     examples_close(&d.val);
     return score;

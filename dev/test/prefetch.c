@@ -143,7 +143,7 @@ static void test_documents(Tests* t) {
             longest = max_int(longest, length);
         }
         most = max_int(most, s.count);
-        right &= squares == s.squares && longest == s.max_length;
+        right &= squares == s.sum_sq_len && longest == s.max_length;
     }
     expect_that(t, right && most > 4, "documents are cut at their first token and at the end of a row");
     lm_data_close(&d);

@@ -12,7 +12,7 @@ typedef struct Sequences {
     int rows;                    // N: tokens of all sequences together
     int count;                   // sequences
     int max_length;              // rows of the longest
-    int64_t squares;             // sum of the squared lengths; attention's work is proportional to it
+    int64_t sum_sq_len;          // sum of the squared lengths; attention's work is proportional to it
     int first;                   // number, in the whole optimizer step over all ranks, of sequence 0
     const int* cu_seqlens;       // [count + 1] sequence s holds the rows cu_seqlens[s] .. cu_seqlens[s + 1] - 1
     const int* sequence;         // [rows] the sequence of each row: 0 .. count - 1

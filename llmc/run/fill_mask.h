@@ -42,7 +42,7 @@ static inline void fill_mask_batch(MlmBatch* b, const WordPiece* words, const ch
     if (ids.count > (size_t)T)
         die(USAGE, "--fill '%.80s': has %zu tokens with [CLS] and [SEP]; the maximum is %d", text, ids.count, T);
     b->count = 1, b->rows = b->max_length = (int)ids.count, b->masked = 0, b->first = 0;
-    b->squares = (int64_t)ids.count * (int64_t)ids.count;
+    b->sum_sq_len = (int64_t)ids.count * (int64_t)ids.count;
     b->cu_seqlens[0] = 0, b->cu_seqlens[1] = b->rows;
     b->next_targets[0] = -1;
     for (int i = 0; i < b->rows; i++) {

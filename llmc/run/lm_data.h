@@ -168,7 +168,7 @@ static inline void lm_data_load(int* inputs, int* targets, Sequences* documents,
         Sequences s;
         memset(&s, 0, sizeof s);
         s.rows = (int)n, s.count = b->documents.count;
-        s.max_length = b->documents.longest, s.squares = b->documents.squares;
+        s.max_length = b->documents.longest, s.sum_sq_len = b->documents.sum_sq_len;
         documents_place(&on_device, d->documents, (int)N);
         s.cu_seqlens = on_device.cu_seqlens, s.sequence = on_device.document, s.position = on_device.position;
         s.host_cu_seqlens = b->documents.cu_seqlens;

@@ -57,7 +57,7 @@ static inline Sequences lm_input_sequences(LmInput* in, int B, int first) {
 static inline Sequences lm_input_text(LmInput* in, const int* tokens, int rows, int past_len, Context* ctx) {
     int cu_seqlens[2] = {0, rows};
     Sequences s = lm_input_sequences(in, 1, 0);
-    s.count = 1, s.rows = s.max_length = rows, s.squares = (int64_t)rows * rows, s.parts = NULL;
+    s.count = 1, s.rows = s.max_length = rows, s.sum_sq_len = (int64_t)rows * rows, s.parts = NULL;
     s.cu_seqlens = in->sample_cu_seqlens, s.position += past_len;
     staging_upload(&in->staging, in->sample_cu_seqlens, cu_seqlens, sizeof cu_seqlens, ctx);
     staging_upload(&in->staging, in->inputs, tokens, (size_t)rows * sizeof(int), ctx);

@@ -54,7 +54,7 @@ static inline MlmInput mlm_load(MlmLoader* l, const MlmBatch* b, Context* ctx) {
     MlmInput in;
     memset(&in, 0, sizeof in);
     in.sequences.rows = b->rows, in.sequences.count = b->count, in.sequences.first = (int)b->first;
-    in.sequences.max_length = b->max_length, in.sequences.squares = b->squares;
+    in.sequences.max_length = b->max_length, in.sequences.sum_sq_len = b->sum_sq_len;
     in.sequences.host_cu_seqlens = b->cu_seqlens;
     in.masked = b->masked;
     const size_t rows = (size_t)b->rows, masked = (size_t)b->masked, count = (size_t)b->count;
@@ -120,7 +120,7 @@ typedef struct {
 
 // What the micro-batches of a step contain, over all ranks.
 typedef struct {
-    double sequences, tokens, squares, masked;
+    double sequences, tokens, sum_sq_len, masked;
 } MlmCounts;
 
 // Allocate for steps of `micro_steps` micro-batches of B rows of T tokens.
@@ -245,7 +245,7 @@ static inline MlmCounts mlm_source_step(MlmSource* d, uint64_t start, int B, con
     for (int i = 0; i < d->micro_steps; i++) {
         const MlmBatch* b = &d->batches[i];
         counts.sequences += b->count, counts.tokens += b->rows, counts.masked += b->masked;
-        counts.squares += (double)b->squares;
+        counts.sum_sq_len += (double)b->sum_sq_len;
     }
     group_sum_counts(group, &counts.sequences, sizeof counts / sizeof counts.sequences);
     return counts;
@@ -255,7 +255,7 @@ static inline MlmCounts mlm_source_step(MlmSource* d, uint64_t start, int B, con
 // every token attended to its whole sequence.
 static inline double mlm_encoder_flops(MlmCounts counts, int L, int C, int F) {
     double matmuls = 4.0 * C * C + 2.0 * C * F;
-    return L * (6 * matmuls * counts.tokens + 12.0 * C * counts.squares);
+    return L * (6 * matmuls * counts.tokens + 12.0 * C * counts.sum_sq_len);
 }
 
 // Factors on the summed losses of a micro-batch.

@@ -123,7 +123,7 @@ static inline void multiple_choice_put(MultipleChoiceEvaluation* e, MultipleChoi
         e->rows[e->scored] = begin + length - ending.length + t;
         e->targets[e->scored++] = ending.tokens[t];
     }
-    d->squares += (int64_t)length * length;
+    d->sum_sq_len += (int64_t)length * length;
     d->longest = max_int(d->longest, length);
     d->cu_seqlens[e->count + 1] = begin + length;
     e->sequences[e->count++] = s;
@@ -133,7 +133,7 @@ static inline void multiple_choice_put(MultipleChoiceEvaluation* e, MultipleChoi
 // Pack the next micro-batch. Returns its rows, 0 if all examples are done.
 static inline int multiple_choice_pack(MultipleChoiceEvaluation* e) {
     e->count = e->scored = e->packed.count = e->packed.longest = e->packed.cu_seqlens[0] = 0;
-    e->packed.squares = 0;
+    e->packed.sum_sq_len = 0;
     while (e->example < e->set->count) {
         MultipleChoiceExample example = multiple_choice_example(e->set, e->example);
         MultipleChoiceText ending = multiple_choice_next(e->ending ? e->text : example.context);
@@ -217,7 +217,7 @@ static inline int multiple_choice_load(MultipleChoiceEvaluation* e, int* inputs,
     Sequences s;
     memset(&s, 0, sizeof s);
     s.rows = rows, s.count = e->count;
-    s.max_length = e->packed.longest, s.squares = e->packed.squares;
+    s.max_length = e->packed.longest, s.sum_sq_len = e->packed.sum_sq_len;
     documents_place(&on_device, e->device_rows + e->N, e->N);
     s.cu_seqlens = on_device.cu_seqlens, s.sequence = on_device.document, s.position = on_device.position;
     s.host_cu_seqlens = e->packed.cu_seqlens;

@@ -23,7 +23,7 @@ static inline const TaskFigures* task_figures(Task task, int labels) {
 
 typedef struct {
     double loss, values[2], examples;  // examples or questions that were scored
-    int said, all;                     // number predicted; number in the data
+    int predicted, all;                // number predicted; number in the data
     const TaskFigures* figures;
 } TaskScore;
 
@@ -34,10 +34,10 @@ typedef struct {
     int count;          // the number of examples to evaluate, the first ones of the data
     int next, *number;  // index of the next example; [B] indices of the batch's examples
     int B, rank, ranks;
-    double *said, *sure;   // [examples] predicted class + 1 or predicted number; probability of the predicted class
-    double loss, targets;  // summed loss of the examples whose class or answer is known; their number
-    double not_finite;     // number of non-finite logits, over all examples
-    int is_stopped;        // a signal to any rank ended the evaluation early, so it has no result
+    double *predicted, *prob;  // [examples] predicted class + 1 or predicted number; probability of the predicted class
+    double loss, targets;      // summed loss of the examples whose class or answer is known; their number
+    double not_finite;         // number of non-finite logits, over all examples
+    int is_stopped;            // a signal to any rank ended the evaluation early, so it has no result
 } TaskEvaluation;
 
 // `batches`: maximum number of micro-batches of B; 0: all. A question is evaluated with all its windows or skipped.
@@ -48,8 +48,8 @@ static inline void task_evaluation_begin(TaskEvaluation* e, TaskData* data, MlmB
     e->data = data, e->batch = batch, e->B = B, e->rank = group->rank, e->ranks = group->size;
     e->count = examples_first(&data->val, (uint64_t)batches * (uint64_t)B);
     e->number = (int*)xmalloc((size_t)B * sizeof(int));
-    e->said = (double*)xcalloc(2 * n, sizeof(double));
-    e->sure = e->said + n;
+    e->predicted = (double*)xcalloc(2 * n, sizeof(double));
+    e->prob = e->predicted + n;
     if (data->task == TASK_ANSWER) squad_begin(&data->val_questions);
 }
 
@@ -106,37 +106,39 @@ static inline void task_evaluation_take(TaskEvaluation* e, TaskOutputs h, Contex
             continue;
         }
         if (h.K == 1) {
-            e->said[i] = (double)*x;
+            e->predicted[i] = (double)*x;
             if (is_known) e->loss += ((double)*x - target) * ((double)*x - target);
             continue;
         }
         for (int k = 1; k < h.K; k++)
             if (x[k] > x[best]) best = k;
-        e->said[i] = best + 1;
-        e->sure[i] = exp(-task_cross_entropy(x, h.K, 1, best));
+        e->predicted[i] = best + 1;
+        e->prob[i] = exp(-task_cross_entropy(x, h.K, 1, best));
         e->loss += task_cross_entropy(x, h.K, 1, label[0]);
     }
     host_view_close(&logits);
 }
 
-// Accuracy and F1. A class's F1 follows from its numbers of correct predictions (`right`), predictions (`said`) and
-// labels (`is`). It is 0 if no prediction is correct.
+// Accuracy and F1. A class's F1 follows from its numbers of correct predictions (`correct`), predictions
+// (`predicted`) and labels (`actual`). It is 0 if no prediction is correct.
 static inline void task_score_classes(TaskScore* score, const TaskEvaluation* e) {
     int n = e->count, K = e->data->labels, classes = 0;
-    double *right = (double*)xcalloc(3 * (size_t)K, sizeof(double)), *said = right + K, *is = said + K, all = 0, f1 = 0;
+    double *correct = (double*)xcalloc(3 * (size_t)K, sizeof(double)), *predicted = correct + K,
+           *actual = predicted + K;
+    double all_correct = 0, f1 = 0;
     for (int i = 0; i < n; i++) {
-        int label = e->data->val.label[2 * i], prediction = (int)e->said[i] - 1;
-        said[prediction]++, is[label]++;
-        right[label] += label == prediction, all += label == prediction;
+        int label = e->data->val.label[2 * i], prediction = (int)e->predicted[i] - 1;
+        predicted[prediction]++, actual[label]++;
+        correct[label] += label == prediction, all_correct += label == prediction;
     }
     for (int k = 0; k < K; k++) {
-        double of_class = right[k] > 0 ? 2 * right[k] / (said[k] + is[k]) : 0;
+        double of_class = correct[k] > 0 ? 2 * correct[k] / (predicted[k] + actual[k]) : 0;
         if (K == 2 && k == 1) score->values[1] = of_class;
-        classes += said[k] + is[k] > 0, f1 += of_class;
+        classes += predicted[k] + actual[k] > 0, f1 += of_class;
     }
     if (K > 2) score->values[1] = f1 / classes;
-    score->values[0] = all / n;
-    free(right);
+    score->values[0] = all_correct / n;
+    free(correct);
 }
 
 // The Pearson correlation of x and y [n]; NaN if either is constant.
@@ -177,8 +179,8 @@ static inline void task_score_numbers(TaskScore* score, const TaskEvaluation* e)
     int n = e->count;
     double *actual = (double*)xmalloc(3 * (size_t)n * sizeof(double)), *ranks = actual + n, *actual_ranks = ranks + n;
     for (int i = 0; i < n; i++) actual[i] = squared_error_target(e->data->val.label[2 * i]);
-    task_rank(ranks, e->said, n), task_rank(actual_ranks, actual, n);
-    score->values[0] = task_correlation(e->said, actual, n);
+    task_rank(ranks, e->predicted, n), task_rank(actual_ranks, actual, n);
+    score->values[0] = task_correlation(e->predicted, actual, n);
     score->values[1] = task_correlation(ranks, actual_ranks, n);
     free(actual);
 }
@@ -189,10 +191,10 @@ static inline void task_write_classes(const TaskEvaluation* e, const char* path)
     int are_numbers = e->data->labels == 1;
     text_printf(&t, are_numbers ? "prediction\n" : "prediction\tname\tprobability\n");
     for (int i = 0; i < e->count; i++) {
-        int k = (int)e->said[i] - 1;
-        if (are_numbers) text_printf(&t, "%.6f\n", e->said[i]);
-        else if (e->data->names.count) text_printf(&t, "%d\t%s\t%.6f\n", k, e->data->names.name[k], e->sure[i]);
-        else text_printf(&t, "%d\tLABEL_%d\t%.6f\n", k, k, e->sure[i]);
+        int k = (int)e->predicted[i] - 1;
+        if (are_numbers) text_printf(&t, "%.6f\n", e->predicted[i]);
+        else if (e->data->names.count) text_printf(&t, "%d\t%s\t%.6f\n", k, e->data->names.name[k], e->prob[i]);
+        else text_printf(&t, "%d\tLABEL_%d\t%.6f\n", k, k, e->prob[i]);
     }
     predictions_write(path, &t);
     free(t.text);
@@ -206,12 +208,12 @@ static inline void task_score_put(TaskScore s, int digits) {
 static inline void task_score_print(TaskScore s) {
     const TaskFigures* f = s.figures;
     if (s.examples == 0) {
-        printf("nothing to compare with: the %s is predicted of %d %s\n", f->predicted, s.said, f->input);
+        printf("nothing to compare with: the %s is predicted of %d %s\n", f->predicted, s.predicted, f->input);
         return;
     }
     printf("val loss %.6f | ", s.loss);
     task_score_put(s, f->digits + 2);
-    if (s.said == s.all) printf(" (%.0f %s)\n", s.examples, f->unit);
+    if (s.predicted == s.all) printf(" (%.0f %s)\n", s.examples, f->unit);
     else printf(" (%.0f of %d %s; -m 0 takes all)\n", s.examples, s.all, f->unit);
 }
 
@@ -245,15 +247,15 @@ static inline void task_evaluation_end(TaskEvaluation* e, const char* prediction
         group_sum_counts(group, answers, count);
         SquadShare all = squad_score(s).all;
         score.values[0] = all.exact, score.values[1] = all.f1, score.examples = all.questions;
-        score.said = squad_answered(s), score.all = s->questions;
+        score.predicted = squad_answered(s), score.all = s->questions;
         if (*predictions && group->rank == 0) squad_write(s, predictions);
     } else {
-        group_sum_counts(group, e->said, 2 * (size_t)d->val.count);
+        group_sum_counts(group, e->predicted, 2 * (size_t)d->val.count);
         if (score.examples > 0 && d->labels == 1) task_score_numbers(&score, e);
         else if (score.examples > 0) task_score_classes(&score, e);
         if (*predictions && group->rank == 0) task_write_classes(e, predictions);
     }
-    free(e->number), free(e->said);
+    free(e->number), free(e->predicted);
     if (!e->is_stopped) task_score_show(log, session, score);
 }
 

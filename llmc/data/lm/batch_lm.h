@@ -88,7 +88,7 @@ static inline void batch_lm_read(const BatchLm* b, uint64_t sample, int* inputs,
 // The documents of N = B * T rows. No document crosses the end of a sequence of T.
 typedef struct {
     int count, longest;
-    int64_t squares;           // sum of the squared lengths
+    int64_t sum_sq_len;        // sum of the squared lengths
     int *document, *position;  // [N] of each row: its document, 0 .. count - 1, and its position in the document
     int* cu_seqlens;           // [N + 1] rows before each document; the last one, [count], is N
 } Documents;
@@ -107,14 +107,14 @@ static inline void documents_place(Documents* d, int* ints, int N) {
 // is the first token of a document in the files.
 static inline void documents_find(Documents* d, const int* inputs, int B, int T, int end_of_text) {
     d->count = d->longest = 0;
-    d->squares = 0;
+    d->sum_sq_len = 0;
     for (int row = 0, length = 0; row < B * T; row++) {
         int begins = row % T == 0 || inputs[row] == end_of_text;
         length = begins ? 1 : length + 1;
         if (begins) d->cu_seqlens[d->count++] = row;
         d->document[row] = d->count - 1;
         d->position[row] = length - 1;
-        d->squares += 2 * length - 1;
+        d->sum_sq_len += 2 * length - 1;
         d->longest = max_int(d->longest, length);
     }
     d->cu_seqlens[d->count] = B * T;

@@ -14,7 +14,7 @@
 // Host arrays with room for B * T rows. They hold only real tokens, one sequence after the other.
 typedef struct {
     int count, rows, max_length, masked;
-    int64_t squares;                            // sum of the squared lengths
+    int64_t sum_sq_len;                         // sum of the squared lengths
     int64_t first;                              // number of its first sequence in the whole step; the caller sets it
     int *tokens, *types, *sequence, *position;  // [rows]
     int* cu_seqlens;                            // [count + 1]
@@ -147,7 +147,7 @@ static inline void mlm_batch_add(MlmBatch* b, const MlmData* d, uint64_t epoch, 
     b->next_targets[b->count++] = p.label;
     b->cu_seqlens[b->count] = b->rows;
     b->max_length = max_int(b->max_length, length);
-    b->squares += (int64_t)length * length;
+    b->sum_sq_len += (int64_t)length * length;
 }
 
 // The row with number `index` over all epochs.
@@ -172,7 +172,7 @@ static inline int64_t mlm_count(const MlmData* d, uint64_t index, uint64_t n) {
 // errors go to `error`; with NULL they end the program.
 static inline void mlm_batch_read(MlmBatch* b, const MlmData* d, uint64_t index, int B, ReadError* error) {
     b->count = b->rows = b->max_length = b->masked = 0;
-    b->squares = b->first = 0;
+    b->sum_sq_len = b->first = 0;
     b->cu_seqlens[0] = 0;
     for (uint64_t i = index; i < index + (uint64_t)B; i++) {
         uint64_t row = mlm_row(d, i), epoch = i / d->rows;

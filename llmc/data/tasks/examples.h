@@ -66,7 +66,7 @@ static inline uint32_t examples_fingerprint(const Examples* e) {
 // Empty the batch. `first` is the number of its first sequence in the step.
 static inline void examples_batch_begin(MlmBatch* b, int64_t first) {
     b->count = b->rows = b->max_length = b->masked = 0;
-    b->squares = 0;
+    b->sum_sq_len = 0;
     b->first = first;
     b->cu_seqlens[0] = 0;
 }
@@ -83,7 +83,7 @@ static inline void examples_batch_add(MlmBatch* b, const Examples* e, int i) {
     b->next_targets[b->count++] = -1;
     b->cu_seqlens[b->count] = b->rows;
     b->max_length = max_int(b->max_length, length);
-    b->squares += (int64_t)length * length;
+    b->sum_sq_len += (int64_t)length * length;
 }
 
 // Examples index .. index + B - 1, counted over all epochs. With `shuffle` every epoch has an order of its own.

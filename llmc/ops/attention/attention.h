@@ -37,7 +37,7 @@
 
 // (query, key) pairs of one head that the mask allows.
 static inline double attention_pairs(const Sequences* s, Mask mask) {
-    return mask == CAUSAL ? 0.5 * (double)(s->squares + s->rows) : (double)s->squares;
+    return mask == CAUSAL ? 0.5 * (double)(s->sum_sq_len + s->rows) : (double)s->sum_sq_len;
 }
 
 static inline Scope attention_scope(Context* ctx, Direction direction, const Sequences* s, AttentionShape shape) {
