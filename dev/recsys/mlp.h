@@ -113,6 +113,7 @@ static inline void mlp_backward(const Mlp* mlp, const Linear* p, const LinearGra
 // Append the bias gradients of the first `layers` layers to `jobs`, which has `count`. Returns the new count.
 static inline int mlp_bias_jobs(BiasJob* jobs, int count, const Mlp* mlp, const LinearGrads* g, const MlpActs* a,
                                 int layers) {
+    CHECK(count + layers <= (int)BIAS_JOBS);
     for (int l = 0; l < layers; l++) {
         BiasJob job = {g[l].b, a->dz[l], mlp->width[l + 1]};
         jobs[count++] = job;

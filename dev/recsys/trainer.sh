@@ -120,7 +120,7 @@ refused "a flag of other trainers" "does not have it" run_ncf -o "" --clip 1
 # --- refusals of train_dlrm
 run_dlrm() {
     ${exec:-} "$dlrm" -e "${model:-bottom=16-8,top=16}" --tables 4 --rows "${rows:-30}" --samples 8000 --held-out 500 \
-        -b "${batch:-64}" -l 1 -x 300 -v 50 -n 10 "$@"
+        -b "${batch:-64}" -l 1 -x "${steps:-300}" -v 50 -n 10 "$@"
 }
 of_file() { "$dlrm" -i "$1" -e bottom=8,top=8 -b 2 -l 1 -x 3 -o "" "${@:2}"; }
 check "clicks of a file are trained on" grep -q "AUC 0.*of 2 held-out" <(of_file c.bin)
@@ -128,6 +128,8 @@ check "clicks of a file are trained on" grep -q "AUC 0.*of 2 held-out" <(of_file
 { head -n 3 clicks.tsv; sed -n '5p;5p' clicks.tsv; } >ones.tsv
 criteo ones.tsv --out ones.bin --held-out 2 >/dev/null
 check "the AUC is that of the held-out samples" grep -qE "AUC -?nan of 2 held-out" <(of_file ones.bin)
+eight=8-8-8-8-8-8-8-8
+check "eight layers in both MLPs" grep -q "^step 2/2" <(model=bottom=$eight,top=$eight steps=2 run_dlrm -o "")
 cp c.bin id.bin && put id.bin '\3' $((at + 2 * record + 56))
 cp c.bin negative.bin && put negative.bin '\377\377\377\377' $((at + 4 * record + 156))
 cp c.bin number.bin && put number.bin '\0\0\300\177' $((at + 4))

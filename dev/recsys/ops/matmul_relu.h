@@ -38,7 +38,7 @@ typedef struct {
     int OC;
 } BiasJob;
 
-enum { BIAS_JOBS = 12 };
+enum { BIAS_JOBS = 16 };  // at least the layers of two MLPs
 
 static inline ReluDropout relu_dropout_make(double p, uint64_t key, uint64_t first) {
     ReluDropout d = {key, first, (uint32_t)(p * 65536 + 0.5), (float)(1 / (1 - p))};
