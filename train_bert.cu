@@ -628,9 +628,9 @@ static void train_step(Run* r, Model* m, MlmSource* data, LossMean mean) {
 
 // Evaluate this rank's share of the held-out text. Log the means over all ranks, or print them if `log` is NULL. A
 // signal to any rank ends the validation without a result.
-static void validate(Run* r, Model* m, MlmSource* data, Log* log) {
+static void validate(Run* r, Model* m, MlmSource* data, const MultipleChoice* set, Log* log) {
     MlmScales sums = {1, 1};
-    MlmEvaluation e = mlm_evaluation_begin(r, data, m->B);
+    MlmEvaluation e = mlm_evaluation_begin(r, data, set, m->B);
     while (mlm_evaluation_next(&e, r, data, (int)stop_signal))
         evaluate_batch(m, &e.in, sums, (Mode)e.share.mode, &r->ctx);
     mlm_evaluation_end(&e, &r->session, log, m->a.loss, m->a.correct, m->config.next);
@@ -691,6 +691,7 @@ static void trainer_open(Trainer* t, int argc, char** argv) {
     const int fills = fill_mask_check(t->mlm.fill, &r->settings, r->flags, r->flag_count);
     run_join(r, fills ? NULL : "data/builtin/bert/train.bin");
     open_model(r, &t->model, &t->mlm, &t->data);
+    if (!fills) mlm_clozes_open(&t->mlm.choices, t->model.config.V, t->model.T, &r->group);
     if (!fills) open_data(r, &t->model.config, &t->data);
     run_init_model(r, &t->model.buffers, weight_rules(&t->model.config));
 }
@@ -700,23 +701,31 @@ int main(int argc, char** argv) {
     Run* r = &t->run;
     Model* m = &t->model;
     MlmSource* data = &t->data;
+    MultipleChoiceSets* choices = &t->mlm.choices;
     process_begin(on_signal, argv);
     trainer_open(t, argc, argv);
     if (r->settings.evaluate) process_on_stop(SIG_DFL);  // a signal may end the process at once: nothing is saved
     if (*t->mlm.fill) fill_mask(r, m, data, t->mlm.fill);
-    else if (r->settings.evaluate) validate(r, m, data, NULL);
-    else {
+    else if (r->settings.evaluate) {
+        validate(r, m, data, NULL, NULL);
+        for (int i = 0; i < choices->count; i++) validate(r, m, data, &choices->set[i], NULL);
+    } else {
         double most = (double)m->T * run_step_sequences(r);  // tokens in a step
-        if (run_begin(r, data->train.text.files.tokens, "at most ", most)) validate(r, m, data, &r->log);
+        if (run_begin(r, data->train.text.files.tokens, "at most ", most)) validate(r, m, data, NULL, &r->log);
+        for (int i = multiple_choice_first_missing(choices, &r->session, &r->log); i < choices->count; i++)
+            validate(r, m, data, &choices->set[i], &r->log);
         while (run_next_step(r, (int)stop_signal)) {
             train_step(r, m, data, (LossMean)t->mlm.loss_mean);
             int text = r->has_val && session_is_due(&r->session, t->mlm.sample_every, 1);
-            if (run_end_step(r, text)) validate(r, m, data, &r->log);
+            int scores = multiple_choice_due(choices, &r->session);
+            if (run_end_step(r, scores || text)) validate(r, m, data, NULL, &r->log);
+            for (int i = 0; i < scores; i++) validate(r, m, data, &choices->set[i], &r->log);
             if (text && r->group.rank == 0) fill_mask(r, m, data, NULL);
         }
         run_end(r, "BERT training");
     }
     mlm_source_close(data);
+    multiple_choice_sets_close(choices);
     run_close(r);
     return DONE;
 }

@@ -511,7 +511,7 @@ static int has_dropout(const Config* c) {
 // Evaluate this rank's share of the held-out text. Log the loss over all ranks, or print it if `log` is NULL. A signal
 // to any rank ends the validation without a result.
 static void validate(Run* r, Model* m, LmData* data, Log* log) {
-    ValShare share = val_share(&r->settings, batch_lm_windows(&data->val), m->B, &r->group);
+    ValShare share = val_share(r->settings.val_batches, batch_lm_windows(&data->val), m->B, &r->group);
     double scale = 1.0 / ((double)share.samples * m->T);
     while (run_next_val(r, &share, (int)stop_signal)) {
         data->val.B = share.count;
@@ -685,15 +685,14 @@ int main(int argc, char** argv) {
     } else {
         double tokens = step_work(m, run_step_sequences(r)).tokens;
         if (run_begin(r, t->data.train_shards.tokens, "", tokens)) validate(r, m, &t->data, &r->log);
-        for (int i = 0; r->session.step > 0 && i < choices->count; i++)
-            if (multiple_choice_are_missing(&r->session, &r->log, choices, i))
-                validate_choices(r, m, &choices->set[i], &r->log);
+        for (int i = multiple_choice_first_missing(choices, &r->session, &r->log); i < choices->count; i++)
+            validate_choices(r, m, &choices->set[i], &r->log);
         while (run_next_step(r, (int)stop_signal)) {
             train_step(r, m, &t->data);
-            int scores = choices->count > 0 && session_is_due(&r->session, choices->every, 1);
+            int scores = multiple_choice_due(choices, &r->session);
             int text = session_is_due(&r->session, t->generate.sample_every, 1);
             if (run_end_step(r, scores || text)) validate(r, m, &t->data, &r->log);
-            for (int i = 0; scores && i < choices->count; i++) validate_choices(r, m, &choices->set[i], &r->log);
+            for (int i = 0; i < scores; i++) validate_choices(r, m, &choices->set[i], &r->log);
             if (text && r->group.rank == 0) sample(r, m, &t->text, t->generate.sample_tokens);
         }
         run_end(r, "GPT-2 training");

@@ -94,6 +94,7 @@ elif "${PYTHON:-python3}" -c 'import torch, transformers, tokenizers' 2>/dev/nul
 else skip check_generate "${PYTHON:-python3} has no torch, transformers and tokenizers (pip install them)"; fi
 run cli_bert bash dev/test/cli_bert.sh "$bert"
 run losses_bert bash dev/test/losses.sh "$bert"
+[ "${build##*/}" = san ] || run exam bash dev/test/exam.sh "$bert"
 run model_dir bash dev/test/model_dir.sh "$gpt2" "$bert"
 run flags_bert bash dev/test/flags.sh "$bert"
 run flags_tune bash dev/test/flags.sh "$tune"

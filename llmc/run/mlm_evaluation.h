@@ -1,4 +1,11 @@
-/* Losses and accuracies of a masked language model on held-out text. */
+/* Losses and accuracies of a masked language model on held-out text, and on a set of clozes
+ * (llmc/data/tasks/multiple_choice.h): does it fill in the first token of the ending? It sees the rest of the ending, and
+ * the context:
+ *
+ *   [CLS] Ben goes to the park . Where is Ben ? Ben is in the [MASK] . [SEP]
+ *
+ * A cloze counts in acc if the model's most likely token of the vocabulary is the correct one; perplexity is exp(mean
+ * loss). */
 #ifndef LLMC_RUN_MLM_EVALUATION_H
 #define LLMC_RUN_MLM_EVALUATION_H
 
@@ -12,7 +19,8 @@ typedef struct {
 } MlmSums;
 
 typedef struct {
-    ValShare share;  // the rows that are measured
+    const MultipleChoice* set;  // of clozes; NULL: held-out text
+    ValShare share;             // the rows, or the clozes, that are measured
     MlmInput in;     // this rank's current micro-batch
     MlmSums sums;    // the counts of this rank's micro-batches so far
     // The result: the sum of losses that training minimises, and means over masked tokens and over sequences.
@@ -21,19 +29,51 @@ typedef struct {
     double next_loss, next_correct;
 } MlmEvaluation;
 
-// Begin an evaluation on the data's validation part, in micro-batches of at most B rows.
-static inline MlmEvaluation mlm_evaluation_begin(const Run* r, const MlmSource* data, int B) {
+// Begin an evaluation on `set`, or if it is NULL on the data's validation part, in micro-batches of at most B rows.
+static inline MlmEvaluation mlm_evaluation_begin(const Run* r, const MlmSource* data, const MultipleChoice* set,
+                                                 int B) {
     MlmEvaluation e;
     memset(&e, 0, sizeof e);
-    e.share = val_share(&r->settings, mlm_sequences(&data->val), B, &r->group);
+    e.set = set;
+    e.share = val_share(set ? 0 : r->settings.val_batches, set ? (uint64_t)set->count : mlm_sequences(&data->val), B,
+                        &r->group);
     return e;
+}
+
+// Open the sets of a run, whose examples must be clozes. A sequence has [CLS] and [SEP] too.
+static inline void mlm_clozes_open(MultipleChoiceSets* s, int V, int T, const ProcessGroup* group) {
+    multiple_choice_sets_open(s, V, T - 3, group);
+    for (int i = 0; i < s->count; i++)
+        if (!s->set[i].is_cloze)
+            die(USAGE, "%s: has examples of several endings; BERT fills in clozes, which have one each",
+                s->set[i].file);
+}
+
+// Append a cloze to the batch, as at most T tokens. If it is too long, its context is cut at the beginning.
+static inline void mlm_batch_add_cloze(MlmBatch* b, MultipleChoiceText context, const SentencesHeader* v, int T) {
+    MultipleChoiceText ending = multiple_choice_next(context);
+    int kept = min_int(context.length, T - 2 - ending.length), masked = b->rows + 1 + kept;
+    b->cu_seqlens[b->count] = b->rows;
+    b->tokens[b->rows] = v->cls;
+    for (int i = 0; i < kept; i++) b->tokens[b->rows + 1 + i] = context.tokens[context.length - kept + i];
+    for (int i = 0; i < ending.length; i++) b->tokens[masked + i] = ending.tokens[i];
+    b->tokens[masked] = v->mask, b->tokens[masked + ending.length] = v->sep;
+    b->masked_rows[b->masked] = masked, b->targets[b->masked++] = ending.tokens[0];
+    mlm_batch_append(b, NULL, (uint32_t)(kept + ending.length + 2), 0);
+    mlm_batch_end(b, -1);
 }
 
 // Load this rank's next micro-batch into e->in. Returns 0 after the last one, or early because of a `signal` (0: none).
 static inline int mlm_evaluation_next(MlmEvaluation* e, Run* r, MlmSource* data, int signal) {
     MlmBatch* batch = &data->batches[0];
     if (!run_next_val(r, &e->share, signal)) return 0;
-    mlm_batch_build(batch, &data->val, e->share.first, e->share.count);
+    if (!e->set) mlm_batch_build(batch, &data->val, e->share.first, e->share.count);
+    else {
+        mlm_batch_begin(batch, 0);
+        for (int i = 0; i < e->share.count; i++)
+            mlm_batch_add_cloze(batch, multiple_choice_example(e->set, (int)e->share.first + i).context,
+                                &data->train.text.vocabulary, data->T);
+    }
     e->in = mlm_load(&data->loader, batch, &r->ctx);
     e->sums.masked += batch->masked, e->sums.sequences += batch->count;
     return 1;
@@ -62,6 +102,12 @@ static inline void mlm_evaluation_show(const MlmEvaluation* e, Log* log, const S
     free(t.text);
 }
 
+static inline void mlm_evaluation_show_clozes(const MlmEvaluation* e, MlmSums sums, Log* log, const Session* s) {
+    MultipleChoiceResult r = {.examples = sums.masked, .acc = sums.correct[0] / sums.masked, .is_cloze = 1};
+    r.perplexity = exp(sums.losses[0] / sums.masked), r.not_finite = !isfinite(sums.losses[0]);
+    if (!e->share.is_stopped) multiple_choice_show(s, log, e->set, r);
+}
+
 // Compute the result over all ranks from this rank's summed losses and correct predictions, [2] each, on the device. Log
 // or print it.
 static inline void mlm_evaluation_end(MlmEvaluation* e, const Session* s, Log* log, const real* losses,
@@ -74,6 +120,10 @@ static inline void mlm_evaluation_end(MlmEvaluation* e, const Session* s, Log* l
     }
     for (int i = 0; i < 2; i++) sums.losses[i] = (double)values[i], sums.correct[i] = (double)values[2 + i];
     group_sum_counts(s->group, (double*)&sums, sizeof sums / sizeof(double));
+    if (e->set) {
+        mlm_evaluation_show_clozes(e, sums, log, s);
+        return;
+    }
     session_check_finite(s, "the validation loss", sums.losses[0] + (has_next ? sums.losses[1] : 0));
     e->masked_loss = sums.losses[0] / sums.masked, e->masked_correct = sums.correct[0] / sums.masked;
     e->has_next = has_next;

@@ -3,7 +3,7 @@
 #define LLMC_RUN_MLM_SETTINGS_H
 
 #include "llmc/data/mlm/batch_mlm.h"
-#include "llmc/run/settings.h"
+#include "llmc/run/multiple_choice.h"
 
 // In the order of the flag's choices.
 typedef enum { MEAN_MICRO, MEAN_GLOBAL } LossMean;
@@ -13,6 +13,7 @@ typedef struct {
     double mask_fraction, short_fraction;
     int sample_every;
     const char *phase2, *fill;
+    MultipleChoiceSets choices;  // clozes: mlm_evaluation.h
 } MlmSettings;
 
 // Append the rows of these settings. Returns the new count.
@@ -44,7 +45,8 @@ static inline int mlm_settings_rows(MlmSettings* s, Flag* table, int count) {
          "Print this text with its [MASK]s filled in by -e (or by -o with -y 1) and exit."},
     };
     // clang-format on
-    return settings_add_rows(table, count, rows, COUNT_OF(rows));
+    count = settings_add_rows(table, count, rows, COUNT_OF(rows));
+    return multiple_choice_rows(&s->choices, table, count);
 }
 
 // Set the defaults: the published ones, and a small model. Returns the count.

@@ -291,13 +291,22 @@ typedef struct {
     MultipleChoice* set;  // [count]
 } MultipleChoiceSets;
 
-// Whether the results of one set are due before the first step of this process (session_is_missing).
-static inline int multiple_choice_are_missing(const Session* session, const Log* log, const MultipleChoiceSets* s,
-                                              int i) {
+// The first set whose results are due before the first step of this process (session_is_missing); those of all later
+// sets are, too. s->count: none.
+static inline int multiple_choice_first_missing(const MultipleChoiceSets* s, const Session* session, const Log* log) {
     char name[32], key[48];
-    multiple_choice_name(&s->set[i], name);
-    snprintf(key, sizeof key, "%s_acc", name);
-    return session_is_missing(session, log, s->every, key);
+    int i = session->step > 0 ? 0 : s->count;
+    for (; i < s->count; i++) {
+        multiple_choice_name(&s->set[i], name);
+        snprintf(key, sizeof key, "%s_acc", name);
+        if (session_is_missing(session, log, s->every, key)) break;
+    }
+    return i;
+}
+
+// The number of sets to evaluate after the step that just ended: all of them or none.
+static inline int multiple_choice_due(const MultipleChoiceSets* s, const Session* session) {
+    return session_is_due(session, s->every, 1) ? s->count : 0;
 }
 
 // Append the rows of the settings. Returns the new count.

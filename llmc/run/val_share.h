@@ -5,7 +5,6 @@
 #define LLMC_RUN_VAL_SHARE_H
 
 #include "llmc/dist/process_group.h"
-#include "llmc/run/settings.h"
 
 typedef struct {
     uint64_t B, samples, batches;       // to measure
@@ -18,9 +17,9 @@ typedef struct {
     int is_stopped;  // after the last: a signal to any rank ended the validation early, so it has no result
 } ValShare;
 
-// Divide `samples` sequences into micro-batches of B. This rank takes every ranks-th micro-batch.
-static inline ValShare val_share(const Settings* s, uint64_t samples, int B, const ProcessGroup* group) {
-    uint64_t most = (uint64_t)s->val_batches;
+// Divide `samples` sequences into micro-batches of B, at most `most` (0: all). This rank takes every ranks-th of them.
+static inline ValShare val_share(int most_batches, uint64_t samples, int B, const ProcessGroup* group) {
+    uint64_t most = (uint64_t)most_batches;
     ValShare v;
     memset(&v, 0, sizeof v);
     v.B = (uint64_t)B, v.samples = v.all_samples = samples;

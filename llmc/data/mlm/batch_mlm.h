@@ -91,6 +91,14 @@ static inline void mlm_batch_free(MlmBatch* b) {
     memset(b, 0, sizeof(*b));
 }
 
+// Empty the batch. `first` is the number of its first sequence in the step.
+static inline void mlm_batch_begin(MlmBatch* b, int64_t first) {
+    b->count = b->rows = b->max_length = b->masked = 0;
+    b->sum_sq_len = 0;
+    b->first = first;
+    b->cu_seqlens[0] = 0;
+}
+
 // Append tokens [n] (NULL: they are already there) to the batch as rows of one type.
 static inline void mlm_batch_append(MlmBatch* b, const int* tokens, uint32_t n, int type) {
     CHECK((int64_t)b->rows + n <= b->room);
@@ -124,6 +132,15 @@ static inline void mlm_batch_mask(MlmBatch* b, const MlmData* d, int begin, int 
     free(word);
 }
 
+// End the sequence whose rows have been appended.
+static inline void mlm_batch_end(MlmBatch* b, int next_target) {
+    int length = b->rows - b->cu_seqlens[b->count];
+    b->next_targets[b->count++] = next_target;
+    b->cu_seqlens[b->count] = b->rows;
+    b->max_length = max_int(b->max_length, length);
+    b->sum_sq_len += (int64_t)length * length;
+}
+
 static inline void mlm_batch_add(MlmBatch* b, const MlmData* d, uint64_t epoch, uint64_t chunk, ReadError* error) {
     MlmDraws draws = mlm_draws(d, epoch, SITE_PAIR, chunk), masks = mlm_draws(d, epoch, SITE_MASK, chunk);
     MlmPair p = mlm_pair(d, chunk, mlm_budget(d, chunk), &draws);
@@ -143,11 +160,7 @@ static inline void mlm_batch_add(MlmBatch* b, const MlmData* d, uint64_t epoch, 
         mlm_batch_append(b, sep, 1, 1);
     }
     mlm_batch_mask(b, d, begin, a_end, b_end, &masks);
-    int length = b->rows - begin;
-    b->next_targets[b->count++] = p.label;
-    b->cu_seqlens[b->count] = b->rows;
-    b->max_length = max_int(b->max_length, length);
-    b->sum_sq_len += (int64_t)length * length;
+    mlm_batch_end(b, p.label);
 }
 
 // The row with number `index` over all epochs.
@@ -171,9 +184,7 @@ static inline int64_t mlm_count(const MlmData* d, uint64_t index, uint64_t n) {
 // inside a batch. The caller sets `first`: mlm_count(d, start, index - start) for a step that begins at `start`. Read
 // errors go to `error`; with NULL they end the program.
 static inline void mlm_batch_read(MlmBatch* b, const MlmData* d, uint64_t index, int B, ReadError* error) {
-    b->count = b->rows = b->max_length = b->masked = 0;
-    b->sum_sq_len = b->first = 0;
-    b->cu_seqlens[0] = 0;
+    mlm_batch_begin(b, 0);
     for (uint64_t i = index; i < index + (uint64_t)B; i++) {
         uint64_t row = mlm_row(d, i), epoch = i / d->rows;
         uint64_t at = row, end = row + 1;

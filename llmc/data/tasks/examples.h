@@ -63,14 +63,6 @@ static inline uint32_t examples_fingerprint(const Examples* e) {
 // ---------------------------------------------------------------------------------------------------------
 // Batches. Targets are in the place of the masked tokens: a class at the first row of the sequence, or two positions.
 
-// Empty the batch. `first` is the number of its first sequence in the step.
-static inline void examples_batch_begin(MlmBatch* b, int64_t first) {
-    b->count = b->rows = b->max_length = b->masked = 0;
-    b->sum_sq_len = 0;
-    b->first = first;
-    b->cu_seqlens[0] = 0;
-}
-
 static inline void examples_batch_add(MlmBatch* b, const Examples* e, int i) {
     const int *tokens = e->tokens + e->begin[i], length = examples_length(e, i), second = e->second[i];
     CHECK(b->masked + e->targets <= b->masked_room);
@@ -80,17 +72,14 @@ static inline void examples_batch_add(MlmBatch* b, const Examples* e, int i) {
         b->masked_rows[b->masked] = b->cu_seqlens[b->count];
         b->targets[b->masked++] = e->label[2 * i + k];
     }
-    b->next_targets[b->count++] = -1;
-    b->cu_seqlens[b->count] = b->rows;
-    b->max_length = max_int(b->max_length, length);
-    b->sum_sq_len += (int64_t)length * length;
+    mlm_batch_end(b, -1);
 }
 
 // Examples index .. index + B - 1, counted over all epochs. With `shuffle` every epoch has an order of its own.
 static inline void examples_batch_read(MlmBatch* b, const Examples* e, uint64_t seed, int shuffle, uint64_t index,
                                        int B, int64_t first) {
     uint64_t n = (uint64_t)e->count;
-    examples_batch_begin(b, first);
+    mlm_batch_begin(b, first);
     for (uint64_t i = index; i < index + (uint64_t)B; i++) {
         uint64_t at = shuffle ? rng_permute(i % n, n, rng_stream(seed, i / n, 0, SITE_SHUFFLE)) : i % n;
         examples_batch_add(b, e, (int)at);
@@ -111,7 +100,7 @@ static inline int examples_first(const Examples* e, uint64_t most) {
 // of `ranks`. Returns how many there are, 0 after the last, and their numbers in number [B].
 static inline int examples_batch_next(MlmBatch* b, int* number, const Examples* e, int* next, int count, int B,
                                       int rank, int ranks) {
-    examples_batch_begin(b, 0);
+    mlm_batch_begin(b, 0);
     for (; *next < count && b->count < B; ++*next) {
         if (e->group[*next] % ranks != rank) continue;
         number[b->count] = *next;
