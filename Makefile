@@ -246,6 +246,7 @@ quickstart: needed
 quickstart-bert: needed
 	@$(MAKE) --no-print-directory data/builtin/bert/train.bin $(if $(FOUND),train_bertcu,$(BERT))
 	bash -o pipefail -c "$(if $(FOUND),./train_bertcu,./$(BERT)) $(QUICK_BERT) -o out/quickstart-bert --overwrite 1 | $$EVERY_500"
+	@echo "a unigram has a loss of $$(cat data/builtin/bert/val_unigram.txt) on the validation words"
 	$(if $(FOUND),./train_bertcu,./$(BERT)) -e out/quickstart-bert --fill "Anna takes the ball. Tom goes to the park. Who has the ball? [MASK] has the ball. Where is Tom? Tom is in the [MASK]."
 	@echo "log, loss plot and a Hugging Face model directory: out/quickstart-bert"
 

@@ -13,7 +13,9 @@
  *   vocab.json, merges.txt, tokenizer.json, tokenizer_config.json   byte-level BPE, in which a word is a token
  *   bert/train.bin, bert/val.bin   the stories of both as sentences; a story is a document
  *   bert/exam.bin, bert/notlast.bin   the same questions; an ending is the answer and the rest of its sentence
- *   bert/vocab.txt, bert/tokenizer_config.json      WordPiece, in which a word is a token */
+ *   bert/vocab.txt, bert/tokenizer_config.json      WordPiece, in which a word is a token
+ *   bert/val_unigram.txt  the mean loss on bert/val.bin, in nats a token, of a model that knows only how frequent each
+ *                         token of bert/train.bin is */
 #include <ctype.h>
 
 #include "dev/data/corpus_files.h"
@@ -235,6 +237,17 @@ static void set_add(Set* s, const Vocabulary* v, const Block* block, int T) {
     }
 }
 
+// The mean loss on `val` of the frequencies of tokens in `train`, one added to each.
+static double unigram_loss(const Set* train, const Set* val, int V) {
+    size_t* counts = (size_t*)xcalloc((size_t)V, sizeof *counts);
+    double nats = 0;
+    for (size_t i = 0; i < train->pieces.count; i++) counts[train->pieces.id[i]]++;
+    for (size_t i = 0; i < val->pieces.count; i++)
+        nats += log(((double)train->pieces.count + V) / (double)(counts[val->pieces.id[i]] + 1));
+    free(counts);
+    return nats / (double)val->pieces.count;
+}
+
 static int write_sentences(const char* path, Set* s, int V, const uint32_t* continues) {
     int pieces = (int)s->pieces.count, sentences = (int)s->sentences.count, stories = (int)s->stories.count;
     SentencesHeader h = {(uint32_t)pieces, (uint32_t)sentences, (uint32_t)stories, V, PAD, UNK, CLS, SEP, MASK, 0};
@@ -264,13 +277,25 @@ enum {
     BERT_NOT_LAST,
     BERT_VOCAB,
     BERT_CONFIG,
+    BERT_UNIGRAM,
     OUTPUTS
 };
-static const char* const OUTPUT[OUTPUTS] = {"train.bin",        "val.bin",        "val_entropy.txt",
-                                            "exam.bin",         "notlast.bin",    "vocab.json",
-                                            "merges.txt",       "tokenizer.json", "tokenizer_config.json",
-                                            "bert/train.bin",   "bert/val.bin",   "bert/exam.bin",
-                                            "bert/notlast.bin", "bert/vocab.txt", "bert/tokenizer_config.json"};
+static const char* const OUTPUT[OUTPUTS] = {"train.bin",
+                                            "val.bin",
+                                            "val_entropy.txt",
+                                            "exam.bin",
+                                            "notlast.bin",
+                                            "vocab.json",
+                                            "merges.txt",
+                                            "tokenizer.json",
+                                            "tokenizer_config.json",
+                                            "bert/train.bin",
+                                            "bert/val.bin",
+                                            "bert/exam.bin",
+                                            "bert/notlast.bin",
+                                            "bert/vocab.txt",
+                                            "bert/tokenizer_config.json",
+                                            "bert/val_unigram.txt"};
 
 typedef struct {
     Vocabulary vocabulary;
@@ -336,6 +361,7 @@ static void corpus_make(Corpus* c, const WorldSize* size, uint64_t seed, uint64_
     c->text[TOKENIZER_CONFIG] = tokenizer_config_json();
     c->text[BERT_VOCAB] = vocabulary_lines(&c->pieces, c->continues);
     text_printf(&c->text[BERT_CONFIG], "{\n  \"do_lower_case\": false\n}\n");
+    text_printf(&c->text[BERT_UNIGRAM], "%.4f\n", unigram_loss(&c->train, &c->val, c->pieces));
     free(per_block.text), free(beginnings.hash);
     block_free(&block);
 }

@@ -367,13 +367,38 @@ static void test_val_entropy(Tests* t) {
     block_free(&b), corpus_free(&c);
 }
 
+// The loss of a unigram, from the words of the blocks themselves.
+static void test_unigram(Tests* t) {
+    enum { BLOCKS = 500 };
+    static Corpus c;
+    const WorldSize* size = &FULL_WORLD;
+    double counts[WORDS] = {0}, total = 0, nats = 0, words = 0;
+    Block b;
+    corpus_make(&c, size, 8, BLOCKS);
+    block_alloc(&b, size);
+    for (uint64_t n = 0; n < BLOCKS; n++) {
+        block_make(&b, size, 8, n);
+        for (int i = 0; i < size->T; i++)
+            if (b.words[i] != END_OF_STORY) counts[b.words[i]]++, total++;
+    }
+    for (uint64_t n = 0; n < VAL_BLOCKS; n++) {
+        block_make(&b, size, 8, VAL_BEGINS + n);
+        for (int i = 0; i < size->T; i++)
+            if (b.words[i] != END_OF_STORY) nats -= log((counts[b.words[i]] + 1) / (total + c.pieces)), words++;
+    }
+    double loss = strtod(c.text[BERT_UNIGRAM].text, NULL);
+    if (!(fabs(loss - nats / words) <= 6e-5)) fail(t, "%.6f nats a word, not %.6f", loss, nats / words);
+    block_free(&b), corpus_free(&c);
+}
+
 int main(int argc, char** argv) {
     static const struct {
         const char* name;
         void (*run)(Tests*);
     } cases[] = {{"world/parser", test_parser},   {"world/entropy", test_entropy},
                  {"world/answers", test_answers}, {"world/tokenizers", test_tokenizers},
-                 {"world/exam", test_exam},       {"world/val_entropy", test_val_entropy}};
+                 {"world/exam", test_exam},       {"world/val_entropy", test_val_entropy},
+                 {"world/unigram", test_unigram}};
     Tests t;
     tests_open(&t);
     t.only = argc > 1 ? argv[1] : NULL;

@@ -21,8 +21,8 @@ typedef struct {
 typedef struct {
     const MultipleChoice* set;  // of clozes; NULL: held-out text
     ValShare share;             // the rows, or the clozes, that are measured
-    MlmInput in;     // this rank's current micro-batch
-    MlmSums sums;    // the counts of this rank's micro-batches so far
+    MlmInput in;                // this rank's current micro-batch
+    MlmSums sums;               // the counts of this rank's micro-batches so far
     // The result: the sum of losses that training minimises, and means over masked tokens and over sequences.
     double loss, masked_loss, masked_correct;
     int has_next;
