@@ -18,7 +18,7 @@
 #include "llmc/ops/gather.h"
 #include "llmc/ops/gelu.h"
 #include "llmc/ops/layernorm/layernorm.h"
-#include "llmc/ops/matmul/matmul.h"
+#include "llmc/ops/linear.h"
 #include "llmc/ops/next_sentence.h"
 #include "llmc/run/fill_mask.h"       // fill-mask: predicts masked tokens
 #include "llmc/run/mlm_data.h"        // sentences, their pairs and masks
@@ -78,19 +78,19 @@ static const TensorRow EMBEDDING_ROWS[] = {
     {"bert.embeddings.LayerNorm.bias",                             offsetof(Params, ln0.b),            {DIM_C},            OWN,     0,      INIT_ZERO,      0},
 };
 static const TensorRow BLOCK_ROWS[] = {
-    {"bert.encoder.layer.%d.attention.self.query.weight",          offsetof(BlockParams, qkv.w),       {DIM_C, DIM_C},     OWN,     0,      INIT_NORMAL,    1},
+    {"bert.encoder.layer.%d.attention.self.query.weight",          offsetof(BlockParams, qkv.w),       {DIM_C, DIM_C},     OWN,     0,      INIT_NORMAL,    1, AS_IN_MEMORY, 0, offsetof(BlockParams, qkv.fp8)},
     {"bert.encoder.layer.%d.attention.self.key.weight",            offsetof(BlockParams, key.w),       {DIM_C, DIM_C},     GROUPED, 0,      INIT_NORMAL,    1},
     {"bert.encoder.layer.%d.attention.self.value.weight",          offsetof(BlockParams, value.w),     {DIM_C, DIM_C},     GROUPED, 0,      INIT_NORMAL,    1},
     {"bert.encoder.layer.%d.attention.self.query.bias",            offsetof(BlockParams, qkv.b),       {DIM_C},            OWN,     0,      INIT_ZERO,      0},
     {"bert.encoder.layer.%d.attention.self.key.bias",              offsetof(BlockParams, key.b),       {DIM_C},            GROUPED, 0,      INIT_ZERO,      0},
     {"bert.encoder.layer.%d.attention.self.value.bias",            offsetof(BlockParams, value.b),     {DIM_C},            GROUPED, 0,      INIT_ZERO,      0},
-    {"bert.encoder.layer.%d.attention.output.dense.weight",        offsetof(BlockParams, attproj.w),   {DIM_C, DIM_C},     OWN,     0,      INIT_NORMAL,    1},
+    {"bert.encoder.layer.%d.attention.output.dense.weight",        offsetof(BlockParams, attproj.w),   {DIM_C, DIM_C},     OWN,     0,      INIT_NORMAL,    1, AS_IN_MEMORY, 0, offsetof(BlockParams, attproj.fp8)},
     {"bert.encoder.layer.%d.attention.output.dense.bias",          offsetof(BlockParams, attproj.b),   {DIM_C},            OWN,     0,      INIT_ZERO,      0},
     {"bert.encoder.layer.%d.attention.output.LayerNorm.weight",    offsetof(BlockParams, ln1.w),       {DIM_C},            OWN,     0,      INIT_ONE,       0, AS_IN_MEMORY, offsetof(BlockParams, ln1.w_fp32)},
     {"bert.encoder.layer.%d.attention.output.LayerNorm.bias",      offsetof(BlockParams, ln1.b),       {DIM_C},            OWN,     0,      INIT_ZERO,      0},
-    {"bert.encoder.layer.%d.intermediate.dense.weight",            offsetof(BlockParams, fc.w),        {DIM_F, DIM_C},     OWN,     0,      INIT_NORMAL,    1},
+    {"bert.encoder.layer.%d.intermediate.dense.weight",            offsetof(BlockParams, fc.w),        {DIM_F, DIM_C},     OWN,     0,      INIT_NORMAL,    1, AS_IN_MEMORY, 0, offsetof(BlockParams, fc.fp8)},
     {"bert.encoder.layer.%d.intermediate.dense.bias",              offsetof(BlockParams, fc.b),        {DIM_F},            OWN,     0,      INIT_ZERO,      0},
-    {"bert.encoder.layer.%d.output.dense.weight",                  offsetof(BlockParams, fcproj.w),    {DIM_C, DIM_F},     OWN,     0,      INIT_NORMAL,    1},
+    {"bert.encoder.layer.%d.output.dense.weight",                  offsetof(BlockParams, fcproj.w),    {DIM_C, DIM_F},     OWN,     0,      INIT_NORMAL,    1, AS_IN_MEMORY, 0, offsetof(BlockParams, fcproj.fp8)},
     {"bert.encoder.layer.%d.output.dense.bias",                    offsetof(BlockParams, fcproj.b),    {DIM_C},            OWN,     0,      INIT_ZERO,      0},
     {"bert.encoder.layer.%d.output.LayerNorm.weight",              offsetof(BlockParams, ln2.w),       {DIM_C},            OWN,     0,      INIT_ONE,       0, AS_IN_MEMORY, offsetof(BlockParams, ln2.w_fp32)},
     {"bert.encoder.layer.%d.output.LayerNorm.bias",                offsetof(BlockParams, ln2.b),       {DIM_C},            OWN,     0,      INIT_ZERO,      0},
@@ -195,12 +195,12 @@ static void forward_block(Model* m, int l, const Sequences* s, Context* ctx) {
     ResidualBranch mlp = {.r = a->out, .dropout = dropout_at(m, s, l, SITE_DROPOUT_MLP_OUT)};
 
     scope_at(ctx, FORWARD, l);
-    matmul_forward(a->qkv, x, p->qkv, N, C, 3 * C, SET, ctx);
+    linear_forward(a->qkv, x, p->qkv, N, C, 3 * C, ctx);
     attention_forward(a->att, a->lse, a->qkv, s, attention_at(m, s, l), ctx);
-    matmul_forward(a->mid, a->att, p->attproj, N, C, C, SET, ctx);
+    linear_forward(a->mid, a->att, p->attproj, N, C, C, ctx);
     residual_layernorm_forward(a->ln1, attention, a->ln1_stats, x, p->ln1, rows, (real)c->eps, ctx);
-    matmul_gelu_forward(a->fc, a->fc_pre, a->ln1, p->fc, N, C, c->F, c->gelu, ctx);
-    matmul_forward(a->out, a->fc, p->fcproj, N, c->F, C, SET, ctx);
+    linear_gelu_forward(a->fc, a->fc_pre, a->ln1, p->fc, N, C, c->F, c->gelu, ctx);
+    linear_forward(a->out, a->fc, p->fcproj, N, c->F, C, ctx);
     residual_layernorm_forward(a->ln2, mlp, a->ln2_stats, a->ln1, p->ln2, rows, (real)c->eps, ctx);
 }
 
@@ -273,7 +273,8 @@ static void backward_block(Model* m, int l, const Sequences* s, Mode mode, Conte
     LayerNormInputs ln1 = {.dy = dx, .x = a->mid, .stats = a->ln1_stats, .w = p->ln1.w, .size = rows};
     LayerNormInputs ln2 = {.dy = dx, .x = a->out, .stats = a->ln2_stats, .w = p->ln2.w, .size = rows};
     // These bias gradients are fused into the layernorm and GELU backward ops.
-    LinearGrads dfcproj = {g->fcproj.w, NULL}, dfc = {g->fc.w, NULL}, dattproj = {g->attproj.w, NULL};
+    LinearGrads dfcproj = linear_weight_only(g->fcproj), dfc = linear_weight_only(g->fc);
+    LinearGrads dattproj = linear_weight_only(g->attproj);
     BiasGrad dfc_bias = {g->fc.b, mode};
 
     scope_at(ctx, BACKWARD, l);
@@ -282,22 +283,22 @@ static void backward_block(Model* m, int l, const Sequences* s, Mode mode, Conte
         layernorm_forward(a->ln1, a->ln1_stats, a->mid, p->ln1, rows, (real)c->eps, ctx);
     residual_layernorm_backward(residual_gradient(m, s, l, SITE_DROPOUT_MLP_OUT), g->ln2, ln2, SET, mode, ctx);
     const floatX* dbranch = branch_gradient(m, s, l, SITE_DROPOUT_MLP_OUT);
-    matmul_backward_weight(dfcproj, dbranch, a->fc, N, c->F, C, mode, ctx);
-    matmul_gelu_backward_input(m->a.dfc, dfc_bias, dbranch, p->fcproj.w, a->fc_pre, N, c->F, C, c->gelu, ctx);
-    matmul_backward_weight(dfc, m->a.dfc, a->ln1, N, C, c->F, mode, ctx);
-    matmul_backward_input(dx, m->a.dfc, p->fc.w, N, C, c->F, ADD, ctx);
+    linear_backward_weight(dfcproj, dbranch, a->fc, N, c->F, C, mode, ctx);
+    linear_gelu_backward_input(m->a.dfc, dfc_bias, dbranch, p->fcproj, a->fc_pre, N, c->F, C, c->gelu, ctx);
+    linear_backward_weight(dfc, m->a.dfc, a->ln1, N, C, c->F, mode, ctx);
+    linear_backward_input(dx, m->a.dfc, p->fc, N, C, c->F, ADD, ctx);
 
     residual_layernorm_backward(residual_gradient(m, s, l, SITE_DROPOUT_ATTENTION_OUT), g->ln1, ln1, SET, mode, ctx);
     dbranch = branch_gradient(m, s, l, SITE_DROPOUT_ATTENTION_OUT);
-    matmul_backward_weight(dattproj, dbranch, a->att, N, C, C, mode, ctx);
-    matmul_backward_input(m->a.datt, dbranch, p->attproj.w, N, C, C, SET, ctx);
+    linear_backward_weight(dattproj, dbranch, a->att, N, C, C, mode, ctx);
+    linear_backward_input(m->a.datt, dbranch, p->attproj, N, C, C, SET, ctx);
     // Overlap the all-reduce of buckets with attention, which tolerates fewer SMs. The matmuls would not.
     grad_sync_ready(m->buffers.grad_sync, l + 1, m->buffers.grads, ctx);
     attention_backward(m->a.dqkv, m->a.datt, a->qkv, a->att, a->lse, s, attention_at(m, s, l), ctx);
     if (m->recompute >= RECOMPUTE_NORMS && l > 0)
         layernorm_forward(x, a[-1].ln2_stats, a[-1].out, p[-1].ln2, rows, (real)c->eps, ctx);
-    matmul_backward_weight(g->qkv, m->a.dqkv, x, N, C, 3 * C, mode, ctx);
-    matmul_backward_input(dx, m->a.dqkv, p->qkv.w, N, C, 3 * C, ADD, ctx);
+    linear_backward_weight(g->qkv, m->a.dqkv, x, N, C, 3 * C, mode, ctx);
+    linear_backward_input(dx, m->a.dqkv, p->qkv, N, C, 3 * C, ADD, ctx);
 }
 
 // Backpropagate from the gradient of the logits, in m->a.logits, to that of the last block's layernorm, in m->a.dx.

@@ -15,7 +15,7 @@
 #include "llmc/ops/gather.h"
 #include "llmc/ops/gelu.h"
 #include "llmc/ops/layernorm/layernorm.h"
-#include "llmc/ops/matmul/matmul.h"
+#include "llmc/ops/linear.h"
 #include "llmc/run/generate.h"         // text generation from a prompt
 #include "llmc/run/lm_input.h"         // token batches on the device
 #include "llmc/run/multiple_choice.h"  // HellaSwag and similar sets
@@ -67,15 +67,15 @@ static const TensorRow EMBEDDING_ROWS[] = {
 static const TensorRow BLOCK_ROWS[] = {
     {"transformer.h.%d.ln_1.weight",          offsetof(BlockParams, ln1.w),      {DIM_C},         OWN, 0,      INIT_ONE,             0, AS_IN_MEMORY, offsetof(BlockParams, ln1.w_fp32)},
     {"transformer.h.%d.ln_1.bias",            offsetof(BlockParams, ln1.b),      {DIM_C},         OWN, 0,      INIT_ZERO,            0},
-    {"transformer.h.%d.attn.c_attn.weight",   offsetof(BlockParams, qkv.w),      {DIM_3C, DIM_C}, OWN, 0,      INIT_NORMAL,          1, TRANSPOSED},
+    {"transformer.h.%d.attn.c_attn.weight",   offsetof(BlockParams, qkv.w),      {DIM_3C, DIM_C}, OWN, 0,      INIT_NORMAL,          1, TRANSPOSED, 0, offsetof(BlockParams, qkv.fp8)},
     {"transformer.h.%d.attn.c_attn.bias",     offsetof(BlockParams, qkv.b),      {DIM_3C},        OWN, 0,      INIT_ZERO,            0},
-    {"transformer.h.%d.attn.c_proj.weight",   offsetof(BlockParams, attproj.w),  {DIM_C, DIM_C},  OWN, 0,      INIT_NORMAL_RESIDUAL, 1, TRANSPOSED},
+    {"transformer.h.%d.attn.c_proj.weight",   offsetof(BlockParams, attproj.w),  {DIM_C, DIM_C},  OWN, 0,      INIT_NORMAL_RESIDUAL, 1, TRANSPOSED, 0, offsetof(BlockParams, attproj.fp8)},
     {"transformer.h.%d.attn.c_proj.bias",     offsetof(BlockParams, attproj.b),  {DIM_C},         OWN, 0,      INIT_ZERO,            0},
     {"transformer.h.%d.ln_2.weight",          offsetof(BlockParams, ln2.w),      {DIM_C},         OWN, 0,      INIT_ONE,             0, AS_IN_MEMORY, offsetof(BlockParams, ln2.w_fp32)},
     {"transformer.h.%d.ln_2.bias",            offsetof(BlockParams, ln2.b),      {DIM_C},         OWN, 0,      INIT_ZERO,            0},
-    {"transformer.h.%d.mlp.c_fc.weight",      offsetof(BlockParams, fc.w),       {DIM_F, DIM_C},  OWN, 0,      INIT_NORMAL,          1, TRANSPOSED},
+    {"transformer.h.%d.mlp.c_fc.weight",      offsetof(BlockParams, fc.w),       {DIM_F, DIM_C},  OWN, 0,      INIT_NORMAL,          1, TRANSPOSED, 0, offsetof(BlockParams, fc.fp8)},
     {"transformer.h.%d.mlp.c_fc.bias",        offsetof(BlockParams, fc.b),       {DIM_F},         OWN, 0,      INIT_ZERO,            0},
-    {"transformer.h.%d.mlp.c_proj.weight",    offsetof(BlockParams, fcproj.w),   {DIM_C, DIM_F},  OWN, 0,      INIT_NORMAL_RESIDUAL, 1, TRANSPOSED},
+    {"transformer.h.%d.mlp.c_proj.weight",    offsetof(BlockParams, fcproj.w),   {DIM_C, DIM_F},  OWN, 0,      INIT_NORMAL_RESIDUAL, 1, TRANSPOSED, 0, offsetof(BlockParams, fcproj.fp8)},
     {"transformer.h.%d.mlp.c_proj.bias",      offsetof(BlockParams, fcproj.b),   {DIM_C},         OWN, 0,      INIT_ZERO,            0},
 };
 static const TensorRow FINAL_ROWS[] = {
@@ -160,13 +160,13 @@ static void forward_block(Model* m, int l, const Sequences* s, Context* ctx) {
     Rows rows = {.N = N, .C = C};
 
     scope_at(ctx, FORWARD, l);
-    matmul_forward(qkv, a->ln1, p->qkv, N, C, 3 * C, SET, ctx);
+    linear_forward(qkv, a->ln1, p->qkv, N, C, 3 * C, ctx);
     if (m->past_len) attention_decode(a->att, a->qkv, m->past_len, c->NH, C / c->NH, ctx);
     else attention_forward(a->att, a->lse, a->qkv, sequences_parts(s), attention_at(m, s, l), ctx);
-    matmul_forward(a->mid, a->att, p->attproj, N, C, C, SET, ctx);
+    linear_forward(a->mid, a->att, p->attproj, N, C, C, ctx);
     residual_layernorm_forward(a->ln2, attention, a->ln2_stats, residual_into(m, l), p->ln2, rows, (real)c->eps, ctx);
-    matmul_gelu_forward(a->fc, a->fc_pre, a->ln2, p->fc, N, C, c->F, c->gelu, ctx);
-    matmul_forward(a->out, a->fc, p->fcproj, N, c->F, C, SET, ctx);
+    linear_gelu_forward(a->fc, a->fc_pre, a->ln2, p->fc, N, C, c->F, c->gelu, ctx);
+    linear_forward(a->out, a->fc, p->fcproj, N, c->F, C, ctx);
     residual_layernorm_forward(next, mlp, next_stats, a->mid, next_norm, rows, (real)c->eps, ctx);
 }
 
@@ -221,7 +221,8 @@ static void backward_block(Model* m, int l, const Sequences* s, Mode mode, Conte
     int N = s->rows, C = c->C;
     Rows rows = {.N = N, .C = C};
     // These bias gradients are fused into the layernorm and GELU backward ops.
-    LinearGrads dfcproj = {g->fcproj.w, NULL}, dattproj = {g->attproj.w, NULL}, dfc = {g->fc.w, NULL};
+    LinearGrads dfcproj = linear_weight_only(g->fcproj), dfc = linear_weight_only(g->fc);
+    LinearGrads dattproj = linear_weight_only(g->attproj);
     BiasGrad dfc_bias = {g->fc.b, mode};
     floatX* x = residual_into(m, l);
     LayerNormInputs ln1 = {.dy = m->a.dln, .x = x, .stats = a->ln1_stats, .w = p->ln1.w, .size = rows};
@@ -232,21 +233,21 @@ static void backward_block(Model* m, int l, const Sequences* s, Mode mode, Conte
     if (m->recompute >= RECOMPUTE_NORMS)
         layernorm_forward(a->ln2, a->ln2_stats, a->mid, p->ln2, rows, (real)c->eps, ctx);
     const floatX* dbranch = branch_gradient(m, s, l, SITE_DROPOUT_MLP_OUT);
-    matmul_backward_weight(dfcproj, dbranch, a->fc, N, c->F, C, mode, ctx);
-    matmul_gelu_backward_input(m->a.dfc, dfc_bias, dbranch, p->fcproj.w, a->fc_pre, N, c->F, C, c->gelu, ctx);
-    matmul_backward_weight(dfc, m->a.dfc, a->ln2, N, C, c->F, mode, ctx);
-    matmul_backward_input(m->a.dln, m->a.dfc, p->fc.w, N, C, c->F, SET, ctx);
+    linear_backward_weight(dfcproj, dbranch, a->fc, N, c->F, C, mode, ctx);
+    linear_gelu_backward_input(m->a.dfc, dfc_bias, dbranch, p->fcproj, a->fc_pre, N, c->F, C, c->gelu, ctx);
+    linear_backward_weight(dfc, m->a.dfc, a->ln2, N, C, c->F, mode, ctx);
+    linear_backward_input(m->a.dln, m->a.dfc, p->fc, N, C, c->F, SET, ctx);
     residual_layernorm_backward(residual_gradient(m, s, l, SITE_DROPOUT_ATTENTION_OUT), g->ln2, ln2, ADD, mode, ctx);
 
     dbranch = branch_gradient(m, s, l, SITE_DROPOUT_ATTENTION_OUT);
-    matmul_backward_weight(dattproj, dbranch, a->att, N, C, C, mode, ctx);
-    matmul_backward_input(m->a.datt, dbranch, p->attproj.w, N, C, C, SET, ctx);
+    linear_backward_weight(dattproj, dbranch, a->att, N, C, C, mode, ctx);
+    linear_backward_input(m->a.datt, dbranch, p->attproj, N, C, C, SET, ctx);
     // Overlap the all-reduce of buckets with attention, which tolerates fewer SMs. The matmuls would not.
     grad_sync_ready(m->buffers.grad_sync, l + 1, m->buffers.grads, ctx);
     attention_backward(m->a.dqkv, m->a.datt, a->qkv, a->att, a->lse, sequences_parts(s), attention_at(m, s, l), ctx);
     if (m->recompute >= RECOMPUTE_NORMS) layernorm_forward(a->ln1, a->ln1_stats, x, p->ln1, rows, (real)c->eps, ctx);
-    matmul_backward_weight(g->qkv, m->a.dqkv, a->ln1, N, C, 3 * C, mode, ctx);
-    matmul_backward_input(m->a.dln, m->a.dqkv, p->qkv.w, N, C, 3 * C, SET, ctx);
+    linear_backward_weight(g->qkv, m->a.dqkv, a->ln1, N, C, 3 * C, mode, ctx);
+    linear_backward_input(m->a.dln, m->a.dqkv, p->qkv, N, C, 3 * C, SET, ctx);
     residual_layernorm_backward(residual_gradient(m, s, l - 1, SITE_DROPOUT_MLP_OUT), g->ln1, ln1, ADD, mode, ctx);
 }
 

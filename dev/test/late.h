@@ -27,7 +27,7 @@ typedef struct {
     Collectives* collectives;
     void* values;
     size_t n;
-    SumType type;
+    ReduceType type;
     int root;
 } LateTask;
 
@@ -43,12 +43,12 @@ static inline void late_put(LateTask task) {
     late.tasks[late.put++ % LATE_MOST] = task;
 }
 
-static inline void all_reduce(Collectives* c, void* values, size_t n, SumType type) {
+static inline void all_reduce(Collectives* c, void* values, size_t n, ReduceType type) {
     LateTask task = {LATE_ALL_REDUCE, c, values, n, type, 0};
     late_put(task);
 }
 
-static inline void reduce(Collectives* c, void* values, size_t n, SumType type, int root) {
+static inline void reduce(Collectives* c, void* values, size_t n, ReduceType type, int root) {
     LateTask task = {LATE_REDUCE, c, values, n, type, root};
     late_put(task);
 }

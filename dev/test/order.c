@@ -8,7 +8,7 @@
 #include "dev/test/tests.h"
 #include "llmc/dist/process_group.h"
 
-typedef enum { SUM_REAL, SUM_DOUBLE, SUM_BF16 } SumType;
+typedef enum { SUM_REAL, SUM_DOUBLE, SUM_BF16 } ReduceType;
 typedef enum { OPS, COLLECTIVES, STREAMS } Stream;
 typedef enum { RECORD, WAIT, BACKWARD_PASS, NORM, UPDATE, FORWARD_PASS, ALL_REDUCE, REDUCE, BROADCAST } TaskKind;
 
@@ -79,13 +79,13 @@ static void collectives_wait_for_ops(Collectives* c, StreamEvent* m, Context* ct
 }
 static void collectives_record_event(Collectives* c, StreamEvent* m) { (void)c, put_record(COLLECTIVES, m); }
 static void ops_wait_for_collectives(Context* ctx, StreamEvent* m) { (void)ctx, put_wait(OPS, m); }
-static void all_reduce(Collectives* c, void* values, size_t n, SumType type) {
+static void all_reduce(Collectives* c, void* values, size_t n, ReduceType type) {
     Task task = {ALL_REDUCE, NULL, 0, values, n, 0, 0, 0};
     (void)c;
     CHECK(type == SUM_REAL);
     put(COLLECTIVES, task);
 }
-static void reduce(Collectives* c, void* values, size_t n, SumType type, int root) {
+static void reduce(Collectives* c, void* values, size_t n, ReduceType type, int root) {
     Task task = {REDUCE, NULL, 0, values, n, root, 0, 0};
     (void)c;
     CHECK(type == SUM_REAL);

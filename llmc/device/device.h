@@ -50,6 +50,7 @@ typedef enum { FORWARD, BACKWARD, OPTIMIZER, COMMUNICATION, DIRECTIONS } Directi
 typedef struct {
     floatX* w;
     floatX* b;
+    struct Fp8Linear* fp8;  // its fp8 operands (ops/linear.h); NULL: its products are in floatX
 } Linear;
 
 // A layernorm: w and b [C]. The forward pass reads w in full precision (see ops/cast_to_fp32.h for the reason).
@@ -63,9 +64,10 @@ typedef struct {
 typedef struct {
     real* w;
     real* b;
+    struct Fp8Linear* fp8;
 } LinearGrads;
 
-// The tensor tables bind LayerNorm and LayerNormGrads with the same field offsets.
+// The tensor tables bind Linear and LinearGrads, LayerNorm and LayerNormGrads with the same field offsets.
 typedef struct {
     real *w, *b, *unused;
 } LayerNormGrads;

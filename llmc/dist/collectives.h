@@ -16,7 +16,7 @@
 
 #include "llmc/device/device.h"
 
-typedef enum { SUM_REAL, SUM_DOUBLE, SUM_BF16 } SumType;
+typedef enum { SUM_REAL, SUM_DOUBLE, SUM_BF16, MAX_UINT32 } ReduceType;
 
 typedef struct {
 #ifdef __CUDACC__
@@ -123,21 +123,25 @@ static inline void collectives_check(const Collectives* c) {
     if (status != ncclSuccess && status != ncclInProgress) group_lost(c->group, ncclGetErrorString(status));
 }
 
-static inline ncclDataType_t collectives_type(SumType type) {
-    return type == SUM_REAL ? ncclFloat32 : type == SUM_DOUBLE ? ncclFloat64 : ncclBfloat16;
+static inline ncclDataType_t collectives_type(ReduceType type) {
+    return type == SUM_REAL     ? ncclFloat32
+           : type == SUM_DOUBLE ? ncclFloat64
+           : type == SUM_BF16   ? ncclBfloat16
+                                : ncclUint32;
 }
 
 // The collectives between these two are one launch.
 static inline void collectives_begin(void) { ncclCheck(ncclGroupStart()); }
 static inline void collectives_end(void) { ncclCheck(ncclGroupEnd()); }
 
-// Sum n values over the ranks, in place, on every rank.
-static inline void all_reduce(Collectives* c, void* values, size_t n, SumType type) {
-    ncclCheck(ncclAllReduce(values, values, n, collectives_type(type), ncclSum, c->nccl, c->stream));
+// The sum or maximum of n values over the ranks, in place, on every rank.
+static inline void all_reduce(Collectives* c, void* values, size_t n, ReduceType type) {
+    ncclRedOp_t op = type == MAX_UINT32 ? ncclMax : ncclSum;
+    ncclCheck(ncclAllReduce(values, values, n, collectives_type(type), op, c->nccl, c->stream));
 }
 
 // The same on rank `root` alone; the others keep theirs.
-static inline void reduce(Collectives* c, void* values, size_t n, SumType type, int root) {
+static inline void reduce(Collectives* c, void* values, size_t n, ReduceType type, int root) {
     ncclCheck(ncclReduce(values, values, n, collectives_type(type), ncclSum, root, c->nccl, c->stream));
 }
 
@@ -178,24 +182,26 @@ enum { COLLECTIVES_PIECE = 1 << 28 };
 
 #define mpiCheck(call) group_mpi_check(c->group, (call), #call)
 
-static inline MPI_Datatype collectives_type(SumType type) {
+static inline MPI_Datatype collectives_type(ReduceType type) {
     CHECK(type != SUM_BF16);
+    if (type == MAX_UINT32) return MPI_UINT32_T;
     return type == SUM_DOUBLE || sizeof(real) == sizeof(double) ? MPI_DOUBLE : MPI_FLOAT;
 }
 
-// Sum n values over the ranks, in place, on every rank.
-static inline void all_reduce(Collectives* c, void* values, size_t n, SumType type) {
+// The sum or maximum of n values over the ranks, in place, on every rank.
+static inline void all_reduce(Collectives* c, void* values, size_t n, ReduceType type) {
     MPI_Datatype kind = collectives_type(type);
+    MPI_Op op = type == MAX_UINT32 ? MPI_MAX : MPI_SUM;
     size_t size = kind == MPI_DOUBLE ? sizeof(double) : sizeof(float);
     group_wait_begin(c->group);
     for (size_t i = 0; i < n; i += COLLECTIVES_PIECE)
         mpiCheck(MPI_Allreduce(MPI_IN_PLACE, (char*)values + i * size, (int)min_size(n - i, COLLECTIVES_PIECE), kind,
-                               MPI_SUM, MPI_COMM_WORLD));
+                               op, MPI_COMM_WORLD));
     group_wait_end(c->group);
 }
 
 // The same on rank `root` alone; the others keep theirs.
-static inline void reduce(Collectives* c, void* values, size_t n, SumType type, int root) {
+static inline void reduce(Collectives* c, void* values, size_t n, ReduceType type, int root) {
     MPI_Datatype kind = collectives_type(type);
     size_t size = kind == MPI_DOUBLE ? sizeof(double) : sizeof(float);
     int is_root = c->group->rank == root;
@@ -229,11 +235,11 @@ static inline void collectives_open(Collectives* c, ProcessGroup* group) {
 #endif
 }
 
-static inline void all_reduce(Collectives* c, void* values, size_t n, SumType type) {
+static inline void all_reduce(Collectives* c, void* values, size_t n, ReduceType type) {
     (void)values, (void)n, (void)type;
     CHECK(c->group->size == 1);
 }
-static inline void reduce(Collectives* c, void* values, size_t n, SumType type, int root) {
+static inline void reduce(Collectives* c, void* values, size_t n, ReduceType type, int root) {
     (void)values, (void)n, (void)type, (void)root;
     CHECK(c->group->size == 1);
 }

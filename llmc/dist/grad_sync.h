@@ -185,7 +185,7 @@ static inline void grad_sync_reduce(GradSync* r, size_t begin, size_t end, int l
     MainStream kept = grad_sync_side_stream(r, layer, ctx);
     size_t n = end - begin, size = sizeof(real);
     char* values = (char*)(grads + begin);
-    SumType type = SUM_REAL;
+    ReduceType type = SUM_REAL;
     FlatRange ours = {begin, n};
     Scope scope = scope_open(ctx, "sum_gradients", 0, (double)n * sizeof(real), "n=%zu", n);
     if (r->bf16) cast_to_bf16(r->bf16, grads + begin, n, ctx);
@@ -240,7 +240,7 @@ static inline void grad_sync_finish(GradSync* r, real* grads, Context* ctx) {
 }
 
 // Sum a few numbers over the ranks, in place on the device, in order with the ops before and after this call.
-static inline void grad_sync_all_reduce(GradSync* r, void* values, size_t n, SumType type, Context* ctx) {
+static inline void grad_sync_all_reduce(GradSync* r, void* values, size_t n, ReduceType type, Context* ctx) {
     if (grad_sync_is_alone(r) || n == 0) return;
     MainStream kept = grad_sync_side_stream(r, -1, ctx);
     Scope scope = scope_open(ctx, "sum_numbers", 0, (double)(n * (type == SUM_DOUBLE ? sizeof(double) : sizeof(real))),

@@ -32,6 +32,7 @@ typedef struct {
     int decay;  // 1: weight decay applies
     FileLayout file;
     size_t fp32_copy;  // offsetof the real* for the fp32 copy (optim/fp32_copies.h); 0: none
+    size_t fp8;        // offsetof the Fp8Linear* of the linear layer whose weight this is (optim/fp8_state.h); 0: none
 } TensorRow;
 
 typedef struct {
@@ -39,6 +40,7 @@ typedef struct {
     size_t field;
     int layer;        // -1: not part of a layer
     int ndim;         // 1 or 2
+    int is_grouped;   // 1: continues the group of the tensor before it
     int shape[2];     // shape[1] is 1 for a vector
     int stored_rows;  // >= shape[0]
     Init init;
@@ -46,6 +48,7 @@ typedef struct {
     FileLayout file;
     size_t offset, size;            // elements in the flat buffer; the size includes rows of padding
     size_t fp32_copy, fp32_offset;  // the row's fp32_copy; elements in the buffer of fp32 copies
+    size_t fp8;                     // the row's
 } Tensor;
 
 // Usage: zero-initialise, tensors_add() rows, tensors_finish(), at the end tensors_free().
@@ -96,6 +99,7 @@ static inline void tensors_add(TensorTable* table, const TensorRow* rows, int co
         t.field = row->field;
         t.layer = layer;
         t.ndim = row->shape[1] ? 2 : 1;
+        t.is_grouped = row->placement == GROUPED;
         t.shape[0] = dims[row->shape[0]];
         t.shape[1] = row->shape[1] ? dims[row->shape[1]] : 1;
         t.stored_rows = row->stored ? dims[row->stored] : t.shape[0];
@@ -113,6 +117,7 @@ static inline void tensors_add(TensorTable* table, const TensorRow* rows, int co
             table->elements = t.offset + t.size;
             table->parameters += (size_t)t.shape[0] * (size_t)t.shape[1];
         }
+        t.fp8 = row->fp8;
         if ((t.fp32_copy = row->fp32_copy) != 0) {
             t.fp32_offset = table->fp32_elements;
             table->fp32_elements += round_up(t.size, TENSOR_ALIGNMENT);

@@ -1,5 +1,6 @@
 /* fp8_scales: delayed scaling. The scale of each fp8 tensor in the next step, from its largest elements in the last 16.
  *
+ *   measure  scale and inverse of tensor t from one amax, before the first step;  measured.amax = 0
  *   record   history [step % 16, t] = stats[t].amax;  stats[t].amax = 0
  *   update   amax = max over the 16 steps of history [., t]
  *            scale[t] = 2^floor(log2(largest(format[t]) / (2 amax))),  inverse [t, 0] = 1 / scale[t]
@@ -9,7 +10,7 @@
  * change no bit of a number that stays in the format's range.
  *
  * Steps without numbers (0, before the first one) and with an amax that is not finite do not count. Without any other,
- * the scale stays. So the first step needs scales of its own: let all be 1, run a batch without an update, record it.
+ * the scale stays. The first step, before which nothing is recorded, measures each tensor just before it is quantized.
  *
  * dtypes     history uint32: the bits of floats that are not negative, whose order is that of the floats; scale and
  *            inverse real, within 2^-126 to 2^126.
@@ -77,18 +78,28 @@ HOST_DEVICE static inline real fp8_power_of_two(int exponent) {
 
 // The largest number of both formats is 1.75 times a power of two, 2^8 or 2^15. So the quotient's exponent is the
 // difference of the exponents, and one less where the fraction of amax exceeds 0.75.
-HOST_DEVICE static inline void fp8_scales_update_one(Fp8Scales s, int t) {
-    uint32_t amax = 0;
-    for (int i = 0; i < FP8_HISTORY; i++) {
-        uint32_t seen = s.history[(size_t)i * (size_t)s.count + (size_t)t];
-        if (seen < 0x7f800000u && seen > amax) amax = seen;
-    }
+HOST_DEVICE static inline void fp8_scales_set_one(Fp8Scales s, uint32_t amax, int t) {
     if (amax == 0) return;
     int largest = s.format[t] == FP8_E4M3 ? 8 : 15;
     int exponent = largest - 1 - ((int)(amax >> 23) - 127) - ((amax & 0x7fffffu) > 0x600000u);
     if (exponent > FP8_SCALE_EXPONENT) exponent = FP8_SCALE_EXPONENT;
     s.scale[t] = fp8_power_of_two(exponent);
     s.inverse[t * FP8_INVERSE_APART] = fp8_power_of_two(-exponent);
+}
+
+HOST_DEVICE static inline void fp8_scales_update_one(Fp8Scales s, int t) {
+    uint32_t amax = 0;
+    for (int i = 0; i < FP8_HISTORY; i++) {
+        uint32_t seen = s.history[(size_t)i * (size_t)s.count + (size_t)t];
+        if (seen < 0x7f800000u && seen > amax) amax = seen;
+    }
+    fp8_scales_set_one(s, amax, t);
+}
+
+// Before the first step: the scale of tensor t from one measurement, which starts anew.
+HOST_DEVICE static inline void fp8_scales_measure_one(Fp8Scales s, Fp8Stats* measured, int t) {
+    fp8_scales_set_one(s, measured->amax < 0x7f800000u ? measured->amax : 0, t);
+    measured->amax = 0;
 }
 
 #ifdef __CUDACC__
@@ -107,6 +118,15 @@ static __global__ void fp8_scales_update_kernel(Fp8Scales s) {
     if (t < s.count) fp8_scales_update_one(s, t);
 }
 
+static __global__ void fp8_scales_measure_kernel(Fp8Scales s, Fp8Stats* measured, int t) {
+    fp8_scales_measure_one(s, measured, t);
+}
+
+COMPILED_IF_CALLED static inline void fp8_scales_measure_run(Fp8Scales s, Fp8Stats* measured, int t, Context* ctx) {
+    fp8_scales_measure_kernel<<<1, 1, 0, ctx->stream>>>(s, measured, t);
+    cudaCheck(cudaGetLastError());
+}
+
 COMPILED_IF_CALLED static inline void fp8_scales_record_run(Fp8Scales s, int64_t step, Context* ctx) {
     unsigned blocks = blocks_for((size_t)s.count, FP8_SCALES_THREADS);
     fp8_scales_record_kernel<<<blocks, FP8_SCALES_THREADS, 0, ctx->stream>>>(s, step);
@@ -120,6 +140,11 @@ COMPILED_IF_CALLED static inline void fp8_scales_update_run(Fp8Scales s, Context
 }
 
 #else
+
+static inline void fp8_scales_measure_run(Fp8Scales s, Fp8Stats* measured, int t, Context* ctx) {
+    (void)ctx;
+    fp8_scales_measure_one(s, measured, t);
+}
 
 static inline void fp8_scales_record_run(Fp8Scales s, int64_t step, Context* ctx) {
     (void)ctx;
@@ -141,6 +166,13 @@ COMPILED_IF_CALLED static inline void fp8_scales_record(Fp8Scales s, int64_t ste
     if (!s.count) return;
     Scope scope = scope_open(ctx, "fp8_scales_record", 0, FP8_SCALES_RECORD_BYTES(s.count), "n=%d", s.count);
     fp8_scales_record_run(s, step, ctx);
+    scope_close(&scope);
+}
+
+COMPILED_IF_CALLED static inline void fp8_scales_measure(Fp8Scales s, Fp8Stats* measured, int t, Context* ctx) {
+    CHECK(t >= 0 && t < s.count);
+    Scope scope = scope_open(ctx, "fp8_scales_measure", 0, FP8_SCALES_RECORD_BYTES(1), "tensor=%d", t);
+    fp8_scales_measure_run(s, measured, t, ctx);
     scope_close(&scope);
 }
 

@@ -85,6 +85,11 @@ static inline MemoryPlan memory_plan_make(const TensorTable* table, const Tensor
     return plan;
 }
 
+static inline void memory_plan_add(MemoryPlan* plan, const char* name, size_t bytes) {
+    for (int i = 0; i < MEMORY_PLAN_PARTS; i++)
+        if (strcmp(plan->part[i].name, name) == 0) plan->part[i].bytes += bytes;
+}
+
 static inline size_t memory_plan_bytes(const MemoryPlan* plan) {
     size_t bytes = 0;
     for (int i = 0; i < MEMORY_PLAN_PARTS; i++) bytes += plan->part[i].bytes;

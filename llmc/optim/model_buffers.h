@@ -4,6 +4,7 @@
 #define LLMC_OPTIM_MODEL_BUFFERS_H
 
 #include "llmc/optim/fp32_copies.h"
+#include "llmc/optim/fp8_state.h"
 #include "llmc/optim/memory_plan.h"
 
 // A struct that tables are bound to: `outer` for the tensors outside the layers, and one struct of `layer_bytes` per
@@ -36,6 +37,7 @@ typedef struct {
     real* stats;
     void* layers[3];  // of `structs`
     Fp32Copies fp32_copies;
+    Fp8State fp8;
     // Set by the run.
     GradSync* grad_sync;     // NULL: one rank
     const real* master;      // master weights in full precision; NULL: none
@@ -55,7 +57,11 @@ static inline void model_buffers_tie(ModelBuffers* b, size_t tied, size_t to) { 
 
 // The memory of a run with these tables, computed before anything is allocated.
 static inline MemoryPlan model_buffers_memory(const ModelBuffers* b, UpdateSettings update, const Context* ctx) {
-    return memory_plan_make(&b->table, &b->acts_table, &b->stats_table, update, b->batch_bytes, &b->step, ctx);
+    MemoryPlan plan =
+        memory_plan_make(&b->table, &b->acts_table, &b->stats_table, update, b->batch_bytes, &b->step, ctx);
+    memory_plan_add(&plan, "parameters", fp8_state_parameter_bytes(&b->fp8));
+    memory_plan_add(&plan, "activations", fp8_state_activation_bytes(&b->fp8));
+    return plan;
 }
 
 // Allocate the buffers of the tables and the layers' structs, and point the structs' fields to the buffers.
@@ -76,6 +82,9 @@ static inline void model_buffers_alloc(ModelBuffers* b, Context* ctx) {
     tensors_bind(&b->table, b->grads, sizeof(real), grads->outer, b->layers[1], grads->layer_bytes);
     tensors_bind(&b->acts_table, b->acts, sizeof(floatX), acts->outer, b->layers[2], acts->layer_bytes);
     tensors_bind(&b->stats_table, b->stats, sizeof(real), acts->outer, b->layers[2], acts->layer_bytes);
+    void* const outers[] = {params->outer, grads->outer};
+    const size_t layer_bytes[] = {params->layer_bytes, grads->layer_bytes};
+    fp8_state_open(&b->fp8, &b->table, outers, b->layers, layer_bytes, ctx);
     for (size_t i = 0; i < 2 && b->tied != b->tied_to; i++)
         memcpy((char*)b->structs[i].outer + b->tied, (char*)b->structs[i].outer + b->tied_to, sizeof(void*));
 }
@@ -87,6 +96,7 @@ static inline void model_buffers_free_tables(ModelBuffers* b) {
 
 static inline void model_buffers_free(ModelBuffers* b) {
     fp32_copies_close(&b->fp32_copies, &b->table);
+    fp8_state_close(&b->fp8);
     device_free(b->params, b->table.elements * sizeof(floatX));
     device_free(b->grads, tensors_updated(&b->table).size * sizeof(real));
     device_free(b->acts, b->acts_table.elements * sizeof(floatX));

@@ -72,6 +72,7 @@ static inline void session_find_checkpoint(Session* s) {
     s->outliers = outliers_get(json.root, path);
     if (json_has(json.root, "matmul_plans"))
         s->matmul_plans = xprintf("%s", json_get_string(json.root, "matmul_plans", path));
+    if (json_has(json.root, "fp8")) s->fp8 = xprintf("%s", json_get_string(json.root, "fp8", path));
     json_free(&json);
     free(path);
 }

@@ -103,6 +103,8 @@ static inline int run_next_batch(Run* r, BatchSearch* search, ModelBuffers* b) {
         search->B = search->high;
         return 1;
     }
+    b->fp8.is_wanted = r->settings.fp8;
+    fp8_state_plan(&b->fp8, &b->table, b->step.N);
     MemoryPlan plan = model_buffers_memory(b, search->update, &r->ctx);
     int fits = memory_plan_fits(plan);
     if (search->B == r->settings.B) {
@@ -136,6 +138,7 @@ static inline void run_alloc(Run* r, ModelBuffers* b) {
     b->loss_scale = &r->optimizer.loss_scale->scale;
     b->master = r->optimizer.master;
     steps_open(&r->steps, &r->settings);
+    fp8_state_set(&b->fp8, r->session.fp8, r->session.checkpoint, &r->ctx);
     if (r->start) session_load(&r->session, r->start, &b->table, b->params, &b->fp32_copies, &r->optimizer);
 }
 
@@ -174,7 +177,7 @@ static inline int run_begin(Run* r, uint64_t tokens, const char* about, double s
 // Save the model and the optimizer. Returns 0, -1 after a warning.
 static inline int run_save(Run* r) {
     grad_sync_wait(&r->grad_sync, GRAD_SYNC_LAST, &r->ctx);  // the other ranks' parameters are on their way
-    return session_save(&r->session, &r->buffers->table, r->buffers->params, &r->optimizer, r->config.text);
+    return session_save(&r->session, r->buffers, &r->optimizer, r->config.text);
 }
 
 // Save a checkpoint if one is due. Returns whether another step follows. `signal` (0: none) or the time limit ends the
@@ -211,6 +214,7 @@ static inline MicroBatch run_begin_step(Run* r) {
     r->buffers->dropout = dropout;
     r->lr = schedule_at(&r->schedule, r->session.step);
     scope_step(&r->ctx, r->session.step + 1);
+    fp8_state_begin_step(&r->buffers->fp8);
     return micro;
 }
 
@@ -234,6 +238,7 @@ static inline int run_next_micro_batch(Run* r, MicroBatch* micro) {
 // Finish the all-reduce of the gradients, and all-reduce the losses.
 static inline void run_all_reduce(Run* r, StepLosses losses) {
     steps_all_reduce(&r->session, r->buffers->grads, losses, &r->grad_sync);
+    fp8_state_end_step(&r->buffers->fp8, r->session.step, &r->grad_sync, &r->ctx);
 }
 
 // Update the parameters, unless --mode excludes it.

@@ -3,6 +3,7 @@
 #define LLMC_RUN_SAVE_H
 
 #include "llmc/ops/matmul/matmul.h"
+#include "llmc/optim/model_buffers.h"
 #include "llmc/run/session_state.h"
 
 // What the functions of checkpoint/ need to know.
@@ -24,13 +25,12 @@ static inline int session_shards(const Session* s, const TensorTable* table, con
 
 // Save the state after s->step steps, unless it is saved already: the result of all launches so far. Written in the
 // background if more steps follow. Returns 0, or -1 after a warning. All ranks call it.
-static inline int session_save(Session* s, const TensorTable* table, floatX* params, Optimizer* o,
-                               const char* config_json) {
+static inline int session_save(Session* s, const ModelBuffers* b, Optimizer* o, const char* config_json) {
     const Settings* settings = s->settings;
     int more = settings->checkpoint_every > 0 && s->step != s->last && s->step != settings->stop_after;
     if (!*settings->out || s->writer->step == s->step || settings->mode != MODE_TRAIN) return 0;
     Text trainer = {NULL, 0, 0}, plans = {NULL, 0, 0};
-    Checkpoints c = session_checkpoints(s, table, params, o);
+    Checkpoints c = session_checkpoints(s, &b->table, b->params, o);
     LossScale scale = optimizer_loss_scale(o, s->ctx);
     text_printf(&trainer, "{");
     json_put_integer(&trainer, "step", s->step);
@@ -38,7 +38,7 @@ static inline int session_save(Session* s, const TensorTable* table, floatX* par
     json_put_integer(&trainer, "train_data_fingerprint", (int64_t)s->data);
     json_put_integer(&trainer, "step_sequences", s->step_sequences);
     json_put_integer(&trainer, "ranks", s->group->size);
-    json_put_integer(&trainer, "shards", session_shards(s, table, o));
+    json_put_integer(&trainer, "shards", session_shards(s, &b->table, o));
     json_put_integer(&trainer, "updates", scale.updates);
     if (o->rule.kind == LOSS_SCALE_DYNAMIC) {
         json_put_number(&trainer, "loss_scale", (double)scale.scale);
@@ -48,6 +48,7 @@ static inline int session_save(Session* s, const TensorTable* table, floatX* par
         Outliers outliers = optimizer_outliers(o, s->ctx);
         outliers_put(&trainer, &outliers);
     }
+    fp8_state_put(&trainer, &b->fp8, s->ctx);
     matmul_plans_text(s->ctx, &plans);
     json_put_string(&trainer, "matmul_plans", plans.text ? plans.text : "");
     json_put_key(&trainer, "settings");

@@ -136,7 +136,8 @@ static inline void session_close(Session* s) {
     run_lock_close(s->lock), free(s->lock);
     tokenizer_free(&s->tokenizer);
     tokenizer_files_free(&s->tokenizer_files);
-    free(s->token_scans.text), free(s->checkpoint), free(s->started), free(s->matmul_cache), free(s->matmul_plans);
+    free(s->token_scans.text), free(s->checkpoint), free(s->started), free(s->matmul_cache), free(s->matmul_plans),
+        free(s->fp8);
     flags_free(s->flags, s->flag_count);
 }
 

@@ -27,6 +27,7 @@ typedef struct {
     int shares_plans;    // all ranks use the matmul algorithms that rank 0 chose
     char* matmul_cache;  // file of the GPU's matmul algorithms; NULL: none
     char* matmul_plans;  // those of the checkpoint; NULL: none
+    char* fp8;           // the checkpoint's state of fp8 scales; NULL: none
 
     char* checkpoint;          // directory of the checkpoint that the run resumes; NULL: a new run
     char* started;             // directory of another run's checkpoint that this run starts from; NULL: none

@@ -47,6 +47,18 @@ static inline Product product_backward_input(floatX* dx, const floatX* dy, const
     return r;
 }
 
+static inline Product product_backward_weight(real* dw, const floatX* dy, const floatX* x, int N, int IC, int OC) {
+    Product r;
+    memset(&r, 0, sizeof r);
+    r.M = OC, r.N = IC, r.K = N;
+    r.c = dw, r.c_row = (size_t)IC, r.c_col = 1;
+    r.a = dy, r.a_row = 1, r.a_k = (size_t)OC;
+    r.b = x, r.b_k = (size_t)IC, r.b_col = 1;
+    r.block_rows = matmul_block(OC, 96, TILE_ROWS), r.block_cols = matmul_block(IC, 1024, TILE_COLS);
+    r.tasks_share_b = 1;
+    return r;
+}
+
 static inline void matmul_forward(floatX* y, const floatX* x, Linear p, int N, int IC, int OC, Mode mode,
                                   Context* ctx) {
     Scope scope = scope_open(ctx, "matmul_forward", MATMUL_FLOPS(N, IC, OC), MATMUL_FORWARD_BYTES(N, IC, OC, mode),
@@ -79,8 +91,9 @@ static inline void matmul_backward_input(floatX* dx, const floatX* dy, const flo
 }
 
 // d.b [OC] (SET or ADD) = the column sums of dy [N, OC].
-static inline void matmul_backward_bias(BiasGrad d, const floatX* dy, int N, int OC) {
+static inline void matmul_backward_bias(BiasGrad d, const floatX* dy, int N, int OC, Context* ctx) {
     enum { COLUMNS = 256 };
+    (void)ctx;
     if (!d.b) return;
 #pragma omp parallel for schedule(static)
     for (int o = 0; o < OC; o += COLUMNS) {
@@ -92,6 +105,15 @@ static inline void matmul_backward_bias(BiasGrad d, const floatX* dy, int N, int
     }
 }
 
+// dpre [N, OC] holds the product and becomes product * gelu'(pre). d.b, if not NULL, gets the column sums of dpre.
+static inline void matmul_gelu_backward_bias(BiasGrad d, floatX* dpre, const floatX* pre, int N, int OC, Gelu kind,
+                                             Context* ctx) {
+    size_t n = (size_t)N * (size_t)OC;
+#pragma omp parallel for schedule(static)
+    for (size_t i = 0; i < n; i++) dpre[i] *= gelu_derivative(pre[i], kind);
+    matmul_backward_bias(d, dpre, N, OC, ctx);
+}
+
 static inline void matmul_gelu_backward_input(floatX* dpre, BiasGrad d, const floatX* dy, const floatX* w,
                                               const floatX* pre, int N, int IC, int OC, Gelu kind, Context* ctx) {
     Scope scope = scope_open(ctx, "matmul_gelu_backward_input", MATMUL_FLOPS(N, IC, OC),
@@ -100,7 +122,7 @@ static inline void matmul_gelu_backward_input(floatX* dpre, BiasGrad d, const fl
     r.pre = pre;
     r.kind = kind;
     product_run(&r, ctx);
-    matmul_backward_bias(d, dpre, N, IC);
+    matmul_backward_bias(d, dpre, N, IC, ctx);
     scope_close(&scope);
 }
 
@@ -108,18 +130,11 @@ static inline void matmul_backward_weight(LinearGrads d, const floatX* dy, const
                                           Mode mode, Context* ctx) {
     Scope scope = scope_open(ctx, "matmul_backward_weight", MATMUL_FLOPS(N, IC, OC),
                              MATMUL_BACKWARD_WEIGHT_BYTES(N, IC, OC, mode), "N=%d IC=%d OC=%d", N, IC, OC);
-    Product r;
-    memset(&r, 0, sizeof r);
-    r.M = OC, r.N = IC, r.K = N;
-    r.c = d.w, r.c_row = (size_t)IC, r.c_col = 1;
-    r.a = dy, r.a_row = 1, r.a_k = (size_t)OC;
-    r.b = x, r.b_k = (size_t)IC, r.b_col = 1;
+    Product r = product_backward_weight(d.w, dy, x, N, IC, OC);
     r.mode = mode;
-    r.block_rows = matmul_block(OC, 96, TILE_ROWS), r.block_cols = matmul_block(IC, 1024, TILE_COLS);
-    r.tasks_share_b = 1;
     product_run(&r, ctx);
     BiasGrad bias = {d.b, mode};
-    matmul_backward_bias(bias, dy, N, OC);
+    matmul_backward_bias(bias, dy, N, OC, ctx);
     scope_close(&scope);
 }
 

@@ -18,7 +18,7 @@
 #ifdef __CUDACC__
 #include "llmc/ops/matmul/plan.cuh"
 
-static inline MatmulKey matmul_key(MatmulKind kind, int N, int IC, int OC, Mode mode, Context* ctx) {
+static inline MatmulKey matmul_key(int kind, int N, int IC, int OC, Mode mode, Context* ctx) {
     MatmulKey key = {kind, N, IC, OC, mode, CUBLASLT_EPILOGUE_DEFAULT, ctx->tf32, 0, 0, 0};
     return key;
 }

@@ -19,6 +19,9 @@
 #include "llmc/device/scope.h"
 #include "llmc/ops/common/activation.h"
 
+// The three products of a linear layer.
+typedef enum { MATMUL_FORWARD, MATMUL_BACKWARD_INPUT, MATMUL_BACKWARD_WEIGHT, MATMUL_PASSES } MatmulPass;
+
 // The gradient of a bias and how to write it.
 typedef struct {
     real* b;  // NULL: not wanted

@@ -1,0 +1,211 @@
+/* What a model needs for fp8 products (ops/linear.h): the table of scales, the operands in fp8, and the pointers to them
+ * in the structs of parameters and gradients. The weights that rows of the table mark (TensorRow.fp8) take part.
+ *
+ * A run that trains calls fp8_state_begin_step() before and fp8_state_end_step() after the micro-batches of a step. In
+ * between, statistics count. Forward passes at other times use the scales and leave the statistics alone. */
+#ifndef LLMC_OPTIM_FP8_STATE_H
+#define LLMC_OPTIM_FP8_STATE_H
+
+#include "llmc/base/json.h"
+#include "llmc/dist/grad_sync.h"
+#include "llmc/ops/linear.h"
+
+typedef struct {
+    int is_wanted;  // --fp8
+    int count;      // linear layers
+    Fp8Linear* linears;
+    Fp8Operands operands;
+    uint8_t* weights;                                  // of all layers, and their transposes
+    size_t weight_bytes, x_bytes, dy_bytes, unpacked;  // elements of each in `unpacked`
+} Fp8State;
+
+// The linear layer that a marked weight belongs to. Rows of a group are one layer (Q, K and V).
+static inline void fp8_layer_size(const TensorTable* table, int i, int* IC, int* OC) {
+    const Tensor* t = &table->tensors[i];
+    *IC = t->shape[1], *OC = t->shape[0];
+    for (int k = i + 1; k < table->count && table->tensors[k].is_grouped && table->tensors[k].ndim == 2; k++)
+        *OC += table->tensors[k].shape[0];
+}
+
+// Sizes of the buffers for micro-batches of up to N rows. Sets everything that does not need memory.
+static inline void fp8_state_plan(Fp8State* s, const TensorTable* table, int N) {
+    size_t Np = quantize_rows(N), most_w = 0;
+    s->count = 0, s->weight_bytes = s->x_bytes = s->dy_bytes = 0;
+    for (int i = 0; i < table->count && s->is_wanted; i++) {
+        int IC, OC;
+        if (!table->tensors[i].fp8) continue;
+        fp8_layer_size(table, i, &IC, &OC);
+        if (IC % QUANTIZE_ALIGNMENT || OC % QUANTIZE_ALIGNMENT)
+            die(USAGE, "--fp8 1: %s is %d x %d; both must be multiples of %d", table->tensors[i].name, OC, IC,
+                QUANTIZE_ALIGNMENT);
+        s->weight_bytes += 2 * (size_t)IC * (size_t)OC;
+        s->x_bytes = max_size(s->x_bytes, Np * (size_t)IC);
+        s->dy_bytes = max_size(s->dy_bytes, Np * (size_t)OC);
+        most_w = max_size(most_w, (size_t)IC * (size_t)OC);
+        s->count++;
+    }
+    if (table->fixed) s->dy_bytes = 0;
+#ifdef __CUDACC__
+    s->unpacked = 0;
+#else
+    s->unpacked = max_size(max_size(s->x_bytes, s->dy_bytes), most_w);
+#endif
+}
+
+static inline size_t fp8_scales_bytes(size_t tensors) {
+    return tensors * (sizeof(Fp8Format) + sizeof(Fp8Stats) + FP8_HISTORY * sizeof(uint32_t) +
+                      (1 + FP8_INVERSE_APART) * sizeof(real));
+}
+
+// Device memory of the plan.
+static inline size_t fp8_state_parameter_bytes(const Fp8State* s) {
+    return s->count ? s->weight_bytes + fp8_scales_bytes((size_t)s->count * FP8_OPERANDS) + sizeof(Fp8Stats) : 0;
+}
+
+static inline size_t fp8_state_activation_bytes(const Fp8State* s) {
+    return 2 * (s->x_bytes + s->dy_bytes + s->unpacked * sizeof(real));
+}
+
+// Refuse builds and GPUs that have no fp8 products.
+static inline void fp8_check_device(const Context* ctx) {
+#ifdef __CUDACC__
+    if (strcmp(FLOATX_NAME, "BF16") != 0) die(USAGE, "--fp8 1 needs the bf16 build: make PRECISION=bf16");
+    if (ctx->capability < 89)
+        die(USAGE, "--fp8 1 needs a GPU of compute capability 8.9 or later; this one has %d.%d", ctx->capability / 10,
+            ctx->capability % 10);
+#endif
+    (void)ctx;
+}
+
+static inline void fp8_scales_alloc(Fp8Scales* s, int count, Context* ctx) {
+    size_t n = (size_t)count;
+    Fp8Format* formats = (Fp8Format*)xcalloc(n, sizeof *formats);
+    real* ones = (real*)xcalloc(n * FP8_INVERSE_APART, sizeof *ones);
+    for (size_t t = 0; t < n; t++) formats[t] = fp8_operand_format((int)t % FP8_OPERANDS);
+    for (size_t i = 0; i < n * FP8_INVERSE_APART; i++) ones[i] = 1;
+    s->count = count;
+    s->format = (const Fp8Format*)device_alloc(ctx, n * sizeof *s->format, "parameters");
+    s->stats = (Fp8Stats*)device_alloc(ctx, n * sizeof *s->stats, "parameters");
+    s->history = (uint32_t*)device_alloc(ctx, n * FP8_HISTORY * sizeof *s->history, "parameters");
+    s->scale = (real*)device_alloc(ctx, n * sizeof *s->scale, "parameters");
+    s->inverse = (real*)device_alloc(ctx, n * FP8_INVERSE_APART * sizeof *s->inverse, "parameters");
+    device_upload(ctx, (void*)s->format, formats, n * sizeof *formats);
+    device_upload(ctx, s->scale, ones, n * sizeof *ones);
+    device_upload(ctx, s->inverse, ones, n * FP8_INVERSE_APART * sizeof *ones);
+    device_synchronize(ctx);
+    free(formats), free(ones);
+}
+
+// Allocate what fp8_state_plan() found, and point the marked fields of parameters and gradients to their layers.
+// `outers` and `layers`: of parameters and of gradients.
+static inline void fp8_state_open(Fp8State* s, const TensorTable* table, void* const outers[2], void* const layers[2],
+                                  const size_t layer_bytes[2], Context* ctx) {
+    Fp8Operands* o = &s->operands;
+    if (!s->count) return;
+    fp8_check_device(ctx);
+    s->linears = (Fp8Linear*)xcalloc((size_t)s->count, sizeof *s->linears);
+    s->weights = (uint8_t*)device_alloc(ctx, s->weight_bytes, "parameters");
+    fp8_scales_alloc(&o->scales, s->count * FP8_OPERANDS, ctx);
+    o->measured = (Fp8Stats*)device_alloc(ctx, sizeof *o->measured, "parameters");
+    o->x = (uint8_t*)device_alloc(ctx, s->x_bytes, "activations");
+    o->xt = (uint8_t*)device_alloc(ctx, s->x_bytes, "activations");
+    o->dy = (uint8_t*)device_alloc(ctx, s->dy_bytes, "activations");
+    o->dyt = (uint8_t*)device_alloc(ctx, s->dy_bytes, "activations");
+    for (int i = 0; i < 2 && s->unpacked; i++)
+        o->unpacked[i] = (real*)device_alloc(ctx, s->unpacked * sizeof(real), "activations");
+    o->calibrates = 1;
+    uint8_t* w = s->weights;
+    for (int i = 0, n = 0; i < table->count; i++) {
+        const Tensor* t = &table->tensors[i];
+        int IC, OC;
+        if (!t->fp8) continue;
+        fp8_layer_size(table, i, &IC, &OC);
+        size_t size = (size_t)IC * (size_t)OC;
+        Fp8Linear linear = {o, n * FP8_OPERANDS, w, w + size};
+        Fp8Linear* to = &s->linears[n++];
+        *to = linear;
+        w += 2 * size;
+        for (int k = 0; k < 2; k++) {
+            char* target = t->layer < 0 ? (char*)outers[k] : (char*)layers[k] + (size_t)t->layer * layer_bytes[k];
+            memcpy(target + t->fp8, &to, sizeof to);
+        }
+    }
+}
+
+static inline void fp8_state_close(Fp8State* s) {
+    Fp8Operands* o = &s->operands;
+    size_t n = (size_t)o->scales.count;
+    if (!s->linears) return;
+    device_free(s->weights, s->weight_bytes);
+    device_free((void*)o->scales.format, n * sizeof *o->scales.format);
+    device_free(o->scales.stats, n * sizeof *o->scales.stats);
+    device_free(o->scales.history, n * FP8_HISTORY * sizeof *o->scales.history);
+    device_free(o->scales.scale, n * sizeof *o->scales.scale);
+    device_free(o->scales.inverse, n * FP8_INVERSE_APART * sizeof *o->scales.inverse);
+    device_free(o->measured, sizeof *o->measured);
+    device_free(o->x, s->x_bytes), device_free(o->xt, s->x_bytes);
+    device_free(o->dy, s->dy_bytes), device_free(o->dyt, s->dy_bytes);
+    for (int i = 0; i < 2 && s->unpacked; i++) device_free(o->unpacked[i], s->unpacked * sizeof(real));
+    free(s->linears);
+}
+
+// ---------------------------------------------------------------------------------------------------------
+// A step
+
+static inline void fp8_state_begin_step(Fp8State* s) { s->operands.records = s->count > 0; }
+
+// After the last micro-batch of step `step` (from 0): the scales of the next step, the same on all ranks.
+static inline void fp8_state_end_step(Fp8State* s, int64_t step, GradSync* r, Context* ctx) {
+    Fp8Operands* o = &s->operands;
+    size_t n = (size_t)o->scales.count;
+    if (!s->count) return;
+    fp8_scales_record(o->scales, step, ctx);
+    grad_sync_all_reduce(r, o->scales.history + (size_t)(step % FP8_HISTORY) * n, n, MAX_UINT32, ctx);
+    fp8_scales_update(o->scales, ctx);
+    o->records = o->calibrates = 0;
+}
+
+// ---------------------------------------------------------------------------------------------------------
+// Checkpoints: the bits of the history and of the scales, 8 hexadecimal digits a number
+
+static inline void fp8_state_put(Text* t, const Fp8State* s, Context* ctx) {
+    const Fp8Scales* scales = &s->operands.scales;
+    size_t n = (size_t)scales->count, recorded = FP8_HISTORY * n;
+    if (!s->count || s->operands.calibrates) return;
+    uint32_t* history = (uint32_t*)xmalloc(recorded * sizeof *history);
+    real* scale = (real*)xmalloc(n * sizeof *scale);
+    Text hex = {NULL, 0, 0};
+    device_download(ctx, history, scales->history, recorded * sizeof *history);
+    device_download(ctx, scale, scales->scale, n * sizeof *scale);
+    for (size_t i = 0; i < recorded; i++) text_printf(&hex, "%08x", history[i]);
+    for (size_t i = 0; i < n; i++) text_printf(&hex, "%08x", float_bits((float)scale[i]));
+    json_put_string(t, "fp8", hex.text);
+    free(history), free(scale), free(hex.text);
+}
+
+// Take up what fp8_state_put() wrote. `hex` NULL: the checkpoint has none.
+static inline void fp8_state_set(Fp8State* s, const char* hex, const char* checkpoint, Context* ctx) {
+    Fp8Scales* scales = &s->operands.scales;
+    size_t n = (size_t)scales->count, recorded = FP8_HISTORY * n;
+    if (!s->count || !hex) return;
+    if (strlen(hex) != 8 * (recorded + n) || strspn(hex, "0123456789abcdef") != strlen(hex))
+        die(USAGE, "%s/trainer.json: key \"fp8\": is not the state of this model's %d fp8 layers", checkpoint,
+            s->count);
+    uint32_t* bits = (uint32_t*)xmalloc((recorded + n) * sizeof *bits);
+    real* scale = (real*)xcalloc(n * (1 + FP8_INVERSE_APART), sizeof *scale);
+    for (size_t i = 0; i < recorded + n; i++) sscanf(hex + 8 * i, "%8x", &bits[i]);
+    for (size_t t = 0; t < n; t++) {
+        float value;
+        memcpy(&value, &bits[recorded + t], sizeof value);
+        scale[t] = (real)value;
+        scale[n + t * FP8_INVERSE_APART] = 1 / scale[t];
+    }
+    device_upload(ctx, scales->history, bits, recorded * sizeof *bits);
+    device_upload(ctx, scales->scale, scale, n * sizeof *scale);
+    device_upload(ctx, scales->inverse, scale + n, n * FP8_INVERSE_APART * sizeof *scale);
+    device_synchronize(ctx);
+    s->operands.calibrates = 0;
+    free(bits), free(scale);
+}
+
+#endif
