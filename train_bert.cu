@@ -193,13 +193,15 @@ static void forward_block(Model* m, int l, const Sequences* s, Context* ctx) {
     floatX* x = input_of(m, l);
     ResidualBranch attention = {.r = a->mid, .dropout = dropout_at(m, s, l, SITE_DROPOUT_ATTENTION_OUT)};
     ResidualBranch mlp = {.r = a->out, .dropout = dropout_at(m, s, l, SITE_DROPOUT_MLP_OUT)};
+    GeluInput gelu = {a->fc_pre, c->gelu};
+    LinearSize fc_size = {N, C, c->F};
 
     scope_at(ctx, FORWARD, l);
     linear_forward(a->qkv, x, p->qkv, N, C, 3 * C, ctx);
     attention_forward(a->att, a->lse, a->qkv, s, attention_at(m, s, l), ctx);
     linear_forward(a->mid, a->att, p->attproj, N, C, C, ctx);
     residual_layernorm_forward(a->ln1, attention, a->ln1_stats, x, p->ln1, rows, (real)c->eps, ctx);
-    linear_gelu_forward(a->fc, a->fc_pre, a->ln1, p->fc, N, C, c->F, c->gelu, ctx);
+    linear_gelu_forward(a->fc, gelu, a->ln1, p->fc, p->fcproj, fc_size, ctx);
     linear_forward(a->out, a->fc, p->fcproj, N, c->F, C, ctx);
     residual_layernorm_forward(a->ln2, mlp, a->ln2_stats, a->ln1, p->ln2, rows, (real)c->eps, ctx);
 }
@@ -275,7 +277,8 @@ static void backward_block(Model* m, int l, const Sequences* s, Mode mode, Conte
     // These bias gradients are fused into the layernorm and GELU backward ops.
     LinearGrads dfcproj = linear_weight_only(g->fcproj), dfc = linear_weight_only(g->fc);
     LinearGrads dattproj = linear_weight_only(g->attproj);
-    BiasGrad dfc_bias = {g->fc.b, mode};
+    GeluInput gelu = {a->fc_pre, c->gelu};
+    LinearSize fcproj_size = {N, c->F, C};
 
     scope_at(ctx, BACKWARD, l);
     if (m->recompute >= RECOMPUTE_GELU) gelu_forward(a->fc, a->fc_pre, (size_t)N * (size_t)c->F, c->gelu, ctx);
@@ -284,7 +287,7 @@ static void backward_block(Model* m, int l, const Sequences* s, Mode mode, Conte
     residual_layernorm_backward(residual_gradient(m, s, l, SITE_DROPOUT_MLP_OUT), g->ln2, ln2, SET, mode, ctx);
     const floatX* dbranch = branch_gradient(m, s, l, SITE_DROPOUT_MLP_OUT);
     linear_backward_weight(dfcproj, dbranch, a->fc, N, c->F, C, mode, ctx);
-    linear_gelu_backward_input(m->a.dfc, dfc_bias, dbranch, p->fcproj, a->fc_pre, N, c->F, C, c->gelu, ctx);
+    linear_gelu_backward_input(m->a.dfc, g->fc, mode, dbranch, p->fcproj, gelu, fcproj_size, ctx);
     linear_backward_weight(dfc, m->a.dfc, a->ln1, N, C, c->F, mode, ctx);
     linear_backward_input(dx, m->a.dfc, p->fc, N, C, c->F, ADD, ctx);
 

@@ -158,6 +158,8 @@ static void forward_block(Model* m, int l, const Sequences* s, Context* ctx) {
     ResidualBranch attention = {.r = a->mid, .dropout = dropout_at(m, s, l, SITE_DROPOUT_ATTENTION_OUT)};
     ResidualBranch mlp = {.r = a->out, .dropout = dropout_at(m, s, l, SITE_DROPOUT_MLP_OUT)};
     Rows rows = {.N = N, .C = C};
+    GeluInput gelu = {a->fc_pre, c->gelu};
+    LinearSize fc_size = {N, C, c->F};
 
     scope_at(ctx, FORWARD, l);
     linear_forward(qkv, a->ln1, p->qkv, N, C, 3 * C, ctx);
@@ -165,7 +167,7 @@ static void forward_block(Model* m, int l, const Sequences* s, Context* ctx) {
     else attention_forward(a->att, a->lse, a->qkv, sequences_parts(s), attention_at(m, s, l), ctx);
     linear_forward(a->mid, a->att, p->attproj, N, C, C, ctx);
     residual_layernorm_forward(a->ln2, attention, a->ln2_stats, residual_into(m, l), p->ln2, rows, (real)c->eps, ctx);
-    linear_gelu_forward(a->fc, a->fc_pre, a->ln2, p->fc, N, C, c->F, c->gelu, ctx);
+    linear_gelu_forward(a->fc, gelu, a->ln2, p->fc, p->fcproj, fc_size, ctx);
     linear_forward(a->out, a->fc, p->fcproj, N, c->F, C, ctx);
     residual_layernorm_forward(next, mlp, next_stats, a->mid, next_norm, rows, (real)c->eps, ctx);
 }
@@ -223,7 +225,8 @@ static void backward_block(Model* m, int l, const Sequences* s, Mode mode, Conte
     // These bias gradients are fused into the layernorm and GELU backward ops.
     LinearGrads dfcproj = linear_weight_only(g->fcproj), dfc = linear_weight_only(g->fc);
     LinearGrads dattproj = linear_weight_only(g->attproj);
-    BiasGrad dfc_bias = {g->fc.b, mode};
+    GeluInput gelu = {a->fc_pre, c->gelu};
+    LinearSize fcproj_size = {N, c->F, C};
     floatX* x = residual_into(m, l);
     LayerNormInputs ln1 = {.dy = m->a.dln, .x = x, .stats = a->ln1_stats, .w = p->ln1.w, .size = rows};
     LayerNormInputs ln2 = {.dy = m->a.dln, .x = a->mid, .stats = a->ln2_stats, .w = p->ln2.w, .size = rows};
@@ -234,7 +237,7 @@ static void backward_block(Model* m, int l, const Sequences* s, Mode mode, Conte
         layernorm_forward(a->ln2, a->ln2_stats, a->mid, p->ln2, rows, (real)c->eps, ctx);
     const floatX* dbranch = branch_gradient(m, s, l, SITE_DROPOUT_MLP_OUT);
     linear_backward_weight(dfcproj, dbranch, a->fc, N, c->F, C, mode, ctx);
-    linear_gelu_backward_input(m->a.dfc, dfc_bias, dbranch, p->fcproj, a->fc_pre, N, c->F, C, c->gelu, ctx);
+    linear_gelu_backward_input(m->a.dfc, g->fc, mode, dbranch, p->fcproj, gelu, fcproj_size, ctx);
     linear_backward_weight(dfc, m->a.dfc, a->ln2, N, C, c->F, mode, ctx);
     linear_backward_input(m->a.dln, m->a.dfc, p->fc, N, C, c->F, SET, ctx);
     residual_layernorm_backward(residual_gradient(m, s, l, SITE_DROPOUT_ATTENTION_OUT), g->ln2, ln2, ADD, mode, ctx);

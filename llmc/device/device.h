@@ -67,6 +67,12 @@ typedef struct {
     struct Fp8Linear* fp8;
 } LinearGrads;
 
+// The gradient of a bias and how to write it.
+typedef struct {
+    real* b;  // NULL: not wanted
+    Mode mode;
+} BiasGrad;
+
 // The tensor tables bind Linear and LinearGrads, LayerNorm and LayerNormGrads with the same field offsets.
 typedef struct {
     real *w, *b, *unused;

@@ -49,7 +49,18 @@ typedef struct Fp8Linear {
     Fp8Operands* shared;
     int row;          // of its x in the table of scales
     uint8_t *w, *wt;  // [OC, IC] and [IC, OC]: its weight as of the last forward pass
+    uint8_t* xt;      // [IC, Np]: its x, kept from a step's forward pass; NULL: the backward pass quantizes x again
 } Fp8Linear;
+
+typedef struct {
+    int N, IC, OC;
+} LinearSize;
+
+// GELU's form and its input [N, C]: an output of the forward pass.
+typedef struct {
+    floatX* pre;
+    Gelu kind;
+} GeluInput;
 
 // The same without the bias, whose gradient another op computes.
 static inline LinearGrads linear_weight_only(LinearGrads d) {
@@ -63,22 +74,38 @@ static inline LinearGrads linear_weight_only(LinearGrads d) {
 static inline Fp8Format fp8_operand_format(int operand) { return operand == FP8_DY ? FP8_E5M2 : FP8_E4M3; }
 
 static inline QuantizeOutput fp8_output(const Fp8Linear* f, int operand, uint8_t* y, uint8_t* yt) {
-    QuantizeOutput out = {y, yt, NULL, f->shared->scales.scale + f->row + operand, fp8_operand_format(operand)};
+    const real* scale = f->shared->scales.scale + f->row + operand;
+    QuantizeOutput out = {y, yt, NULL, scale, fp8_operand_format(operand), {NULL, SET}};
     return out;
 }
 
-// Quantize an operand of [N, C] for the first time in this pass: it is measured.
-COMPILED_IF_CALLED static inline void fp8_quantize(const Fp8Linear* f, int operand, uint8_t* y, uint8_t* yt,
-                                                   const floatX* x, int N, int C, Context* ctx) {
+// Quantize an operand of [N, C] for the first time in a pass: it is measured. `sums`: the gradient of a bias.
+COMPILED_IF_CALLED static inline void fp8_quantize(const Fp8Linear* f, int operand, QuantizeOutput out,
+                                                   QuantizeInput in, int N, int C, Context* ctx) {
     const Fp8Operands* s = f->shared;
-    QuantizeOutput out = fp8_output(f, operand, y, yt);
+    BiasGrad sums = out.sums;
     if (s->calibrates) {
-        out.stats = s->measured;
-        quantize(out, x, N, C, ctx);
+        out.stats = s->measured, out.sums.b = NULL;
+        quantize_input(out, in, N, C, ctx);
         fp8_scales_measure(s->scales, s->measured, f->row + operand, ctx);
     }
-    out.stats = s->records ? s->scales.stats + f->row + operand : NULL;
-    quantize(out, x, N, C, ctx);
+    out.stats = s->records ? s->scales.stats + f->row + operand : NULL, out.sums = sums;
+    quantize_input(out, in, N, C, ctx);
+}
+
+// Quantize the input of layer f, which is the tensor x or computed from it.
+COMPILED_IF_CALLED static inline void fp8_quantize_x(const Fp8Linear* f, QuantizeInput x, int N, int IC, Context* ctx) {
+    Fp8Operands* s = f->shared;
+    fp8_quantize(f, FP8_X, fp8_output(f, FP8_X, s->x, s->records ? f->xt : NULL), x, N, IC, ctx);
+}
+
+// Quantize the gradient of layer f's output.
+COMPILED_IF_CALLED static inline void fp8_quantize_dy(const Fp8Linear* f, QuantizeInput dy, BiasGrad db, int N, int OC,
+                                                      Context* ctx) {
+    Fp8Operands* s = f->shared;
+    QuantizeOutput out = fp8_output(f, FP8_DY, s->dy, s->dyt);
+    out.sums = db;
+    fp8_quantize(f, FP8_DY, out, dy, N, OC, ctx);
 }
 
 static inline const real* fp8_inverse(const Fp8Linear* f, int operand) {
@@ -94,23 +121,42 @@ typedef struct {
     const real *a_inverse, *b_inverse;
     void* d;  // y, dx or dw
     const floatX* bias;
-    int N, IC, OC;
+    LinearSize size;
     Mode mode;
 } Fp8Product;
+
+// Bytes that a product reads and writes: fp8 operands of `a` and `b` elements, d elements of the type `type`.
+#define FP8_PRODUCT_BYTES(a, b, d, mode, type)                                                                         \
+    (1.0 * (a) + 1.0 * (b) + ((mode) == ADD ? 2.0 : 1.0) * (d) * sizeof(type))
+
+static inline Scope fp8_product_open(const Fp8Product* p, Context* ctx) {
+    static const char* const NAMES[] = {"matmul_forward_fp8", "matmul_backward_input_fp8",
+                                        "matmul_backward_weight_fp8"};
+    int N = p->size.N, IC = p->size.IC, OC = p->size.OC;
+    double x = (double)N * IC, y = (double)N * OC, w = (double)IC * OC;
+    double bytes = p->pass == MATMUL_FORWARD          ? FP8_PRODUCT_BYTES(w, x, y, p->mode, floatX)
+                   : p->pass == MATMUL_BACKWARD_INPUT ? FP8_PRODUCT_BYTES(w, y, x, p->mode, floatX)
+                                                      : FP8_PRODUCT_BYTES(x, y, w, p->mode, real);
+    return scope_open(ctx, NAMES[p->pass], MATMUL_FLOPS(N, IC, OC), bytes, "N=%d IC=%d OC=%d", N, IC, OC);
+}
 
 #ifdef __CUDACC__
 
 static inline void fp8_product(const Fp8Operands* s, Fp8Product p, Context* ctx) {
-    MatmulOperands o = {p.a, p.b, p.d, p.bias, NULL, p.N, p.a_inverse, p.b_inverse};
+    int N = p.size.N, IC = p.size.IC, OC = p.size.OC;
+    MatmulOperands o = {p.a, p.b, p.d, p.bias, NULL, N, p.a_inverse, p.b_inverse};
+    Scope scope = fp8_product_open(&p, ctx);
     (void)s;
-    matmul_product(matmul_key(MATMUL_PASSES + p.pass, p.N, p.IC, p.OC, p.mode, ctx), &o, ctx);
+    matmul_product(matmul_key(MATMUL_PASSES + p.pass, N, IC, OC, p.mode, ctx), &o, ctx);
+    scope_close(&scope);
 }
 
 #else
 
-// The numbers [rows, columns] that bytes stand for, or bytes of the transpose, whose rows are `stride` apart.
-static inline void fp8_unpack(real* x, const uint8_t* bytes, size_t rows, size_t columns, size_t stride,
-                              Fp8Format format, const real* inverse) {
+// The numbers [N, C] that bytes stand for, or bytes of the transpose, whose rows are `stride` apart.
+static inline void fp8_unpack(real* x, const uint8_t* bytes, int N, int C, size_t stride, Fp8Format format,
+                              const real* inverse) {
+    size_t rows = (size_t)N, columns = (size_t)C;
     real number[256];
     for (int i = 0; i < 256; i++) number[i] = (real)fp8_to_float((uint8_t)i, format) * *inverse;
 #pragma omp parallel for schedule(static)
@@ -121,24 +167,27 @@ static inline void fp8_unpack(real* x, const uint8_t* bytes, size_t rows, size_t
 
 static inline void fp8_product(const Fp8Operands* s, Fp8Product p, Context* ctx) {
     real *a = s->unpacked[0], *b = s->unpacked[1];
-    size_t N = (size_t)p.N, IC = (size_t)p.IC, OC = (size_t)p.OC, Np = quantize_rows(p.N);
+    int N = p.size.N, IC = p.size.IC, OC = p.size.OC;
+    size_t Np = quantize_rows(N);
+    Linear linear = {a, (floatX*)p.bias, NULL};
+    Scope scope = fp8_product_open(&p, ctx);
     Product r;
     if (p.pass == MATMUL_FORWARD) {
-        Linear linear = {a, (floatX*)p.bias, NULL};
         fp8_unpack(a, p.a, OC, IC, 0, FP8_E4M3, p.a_inverse);
         fp8_unpack(b, p.b, N, IC, 0, FP8_E4M3, p.b_inverse);
-        r = product_forward((floatX*)p.d, b, linear, p.N, p.IC, p.OC);
+        r = product_forward((floatX*)p.d, b, linear, N, IC, OC);
     } else if (p.pass == MATMUL_BACKWARD_INPUT) {
-        fp8_unpack(a, p.a, OC, IC, OC, FP8_E4M3, p.a_inverse);
+        fp8_unpack(a, p.a, OC, IC, (size_t)OC, FP8_E4M3, p.a_inverse);
         fp8_unpack(b, p.b, N, OC, 0, FP8_E5M2, p.b_inverse);
-        r = product_backward_input((floatX*)p.d, b, a, p.N, p.IC, p.OC);
+        r = product_backward_input((floatX*)p.d, b, a, N, IC, OC);
     } else {
         fp8_unpack(a, p.a, N, IC, Np, FP8_E4M3, p.a_inverse);
         fp8_unpack(b, p.b, N, OC, Np, FP8_E5M2, p.b_inverse);
-        r = product_backward_weight((real*)p.d, b, a, p.N, p.IC, p.OC);
+        r = product_backward_weight((real*)p.d, b, a, N, IC, OC);
     }
     r.mode = p.mode;
     product_run(&r, ctx);
+    scope_close(&scope);
 }
 
 #endif
@@ -146,101 +195,91 @@ static inline void fp8_product(const Fp8Operands* s, Fp8Product p, Context* ctx)
 // ---------------------------------------------------------------------------------------------------------
 // Launchers
 
-// Bytes that a product reads and writes: fp8 operands of `a` and `b` elements, d elements of the type `type`.
-#define FP8_PRODUCT_BYTES(a, b, d, mode, type)                                                                         \
-    (1.0 * (a) + 1.0 * (b) + ((mode) == ADD ? 2.0 : 1.0) * (d) * sizeof(type))
-
-static inline Scope fp8_product_open(const Fp8Product* p, Context* ctx) {
-    static const char* const NAMES[] = {"matmul_forward_fp8", "matmul_backward_input_fp8",
-                                        "matmul_backward_weight_fp8"};
-    double x = (double)p->N * p->IC, y = (double)p->N * p->OC, w = (double)p->IC * p->OC;
-    double bytes = p->pass == MATMUL_FORWARD          ? FP8_PRODUCT_BYTES(w, x, y, p->mode, floatX)
-                   : p->pass == MATMUL_BACKWARD_INPUT ? FP8_PRODUCT_BYTES(w, y, x, p->mode, floatX)
-                                                      : FP8_PRODUCT_BYTES(x, y, w, p->mode, real);
-    return scope_open(ctx, NAMES[p->pass], MATMUL_FLOPS(p->N, p->IC, p->OC), bytes, "N=%d IC=%d OC=%d", p->N, p->IC,
-                      p->OC);
-}
-
-COMPILED_IF_CALLED static inline void linear_forward_fp8(floatX* y, const floatX* x, Linear p, int N, int IC, int OC,
+COMPILED_IF_CALLED static inline void linear_forward_fp8(floatX* y, const floatX* x, Linear p, LinearSize z,
                                                          Context* ctx) {
     const Fp8Linear* f = p.fp8;
     Fp8Operands* s = f->shared;
-    fp8_quantize(f, FP8_W, f->w, f->wt, p.w, OC, IC, ctx);
-    if (s->x_of != x) fp8_quantize(f, FP8_X, s->x, NULL, x, N, IC, ctx);
+    QuantizeInput weight = {QUANTIZE_PLAIN, GELU_TANH, p.w, NULL}, input = {QUANTIZE_PLAIN, GELU_TANH, x, NULL};
+    fp8_quantize(f, FP8_W, fp8_output(f, FP8_W, f->w, f->wt), weight, z.OC, z.IC, ctx);
+    if (s->x_of != x) fp8_quantize_x(f, input, z.N, z.IC, ctx);
     s->x_of = NULL;
-    Fp8Product product = {
-        .pass = MATMUL_FORWARD, .a = f->w, .b = s->x, .d = y, .bias = p.b, .N = N, .IC = IC, .OC = OC, .mode = SET};
-    product.a_inverse = fp8_inverse(f, FP8_W), product.b_inverse = fp8_inverse(f, FP8_X);
-    Scope scope = fp8_product_open(&product, ctx);
+    Fp8Product product = {MATMUL_FORWARD, f->w, s->x, fp8_inverse(f, FP8_W), fp8_inverse(f, FP8_X), y, p.b, z, SET};
     fp8_product(s, product, ctx);
-    scope_close(&scope);
 }
 
 COMPILED_IF_CALLED static inline void linear_forward(floatX* y, const floatX* x, Linear p, int N, int IC, int OC,
                                                      Context* ctx) {
-    if (p.fp8) linear_forward_fp8(y, x, p, N, IC, OC, ctx);
+    LinearSize size = {N, IC, OC};
+    if (p.fp8) linear_forward_fp8(y, x, p, size, ctx);
     else matmul_forward(y, x, p, N, IC, OC, SET, ctx);
 }
 
-COMPILED_IF_CALLED static inline void linear_gelu_forward(floatX* y, floatX* pre, const floatX* x, Linear p, int N,
-                                                          int IC, int OC, Gelu kind, Context* ctx) {
-    if (p.fp8) {
-        linear_forward_fp8(pre, x, p, N, IC, OC, ctx);
-        gelu_forward(y, pre, (size_t)N * (size_t)OC, kind, ctx);
-    } else matmul_gelu_forward(y, pre, x, p, N, IC, OC, kind, ctx);
+// `next`: the layer that takes y. If it is fp8, y is written for it alone, in fp8.
+COMPILED_IF_CALLED static inline void linear_gelu_forward(floatX* y, GeluInput gelu, const floatX* x, Linear p,
+                                                          Linear next, LinearSize z, Context* ctx) {
+    if (!p.fp8) {
+        matmul_gelu_forward(y, gelu.pre, x, p, z.N, z.IC, z.OC, gelu.kind, ctx);
+        return;
+    }
+    QuantizeInput activated = {QUANTIZE_GELU, gelu.kind, gelu.pre, NULL};
+    CHECK(next.fp8);
+    linear_forward_fp8(gelu.pre, x, p, z, ctx);
+    fp8_quantize_x(next.fp8, activated, z.N, z.OC, ctx);
+    next.fp8->shared->x_of = y;
 }
 
 COMPILED_IF_CALLED static inline void linear_backward_weight(LinearGrads d, const floatX* dy, const floatX* x, int N,
                                                              int IC, int OC, Mode mode, Context* ctx) {
-    if (!d.fp8) {
+    const Fp8Linear* f = d.fp8;
+    if (!f) {
         matmul_backward_weight(d, dy, x, N, IC, OC, mode, ctx);
         return;
     }
-    const Fp8Linear* f = d.fp8;
     Fp8Operands* s = f->shared;
-    if (s->dy_of != dy) fp8_quantize(f, FP8_DY, s->dy, s->dyt, dy, N, OC, ctx);
+    LinearSize size = {N, IC, OC};
+    BiasGrad db = {d.b, mode};
+    QuantizeInput gradient = {QUANTIZE_PLAIN, GELU_TANH, dy, NULL};
+    if (s->dy_of != dy) fp8_quantize_dy(f, gradient, db, N, OC, ctx);
     s->dy_of = dy;
-    quantize(fp8_output(f, FP8_X, NULL, s->xt), x, N, IC, ctx);
+    const uint8_t* xt = s->records && f->xt ? f->xt : s->xt;
+    if (xt == s->xt) quantize(fp8_output(f, FP8_X, NULL, s->xt), x, N, IC, ctx);
     Fp8Product product = {
-        .pass = MATMUL_BACKWARD_WEIGHT, .a = s->xt, .b = s->dyt, .d = d.w, .N = N, .IC = IC, .OC = OC, .mode = mode};
-    product.a_inverse = fp8_inverse(f, FP8_X), product.b_inverse = fp8_inverse(f, FP8_DY);
-    Scope scope = fp8_product_open(&product, ctx);
+        MATMUL_BACKWARD_WEIGHT, xt, s->dyt, fp8_inverse(f, FP8_X), fp8_inverse(f, FP8_DY), d.w, NULL, size, mode};
     fp8_product(s, product, ctx);
-    BiasGrad bias = {d.b, mode};
-    if (d.b) matmul_backward_bias(bias, dy, N, OC, ctx);
-    scope_close(&scope);
 }
 
-COMPILED_IF_CALLED static inline void linear_backward_input_fp8(floatX* dx, const floatX* dy, const Fp8Linear* f, int N,
-                                                                int IC, int OC, Mode mode, Context* ctx) {
+COMPILED_IF_CALLED static inline void linear_backward_input_fp8(floatX* dx, const floatX* dy, const Fp8Linear* f,
+                                                                LinearSize z, Mode mode, Context* ctx) {
     Fp8Operands* s = f->shared;
     CHECK(s->dy_of == dy);
     s->dy_of = NULL;
     Fp8Product product = {
-        .pass = MATMUL_BACKWARD_INPUT, .a = f->wt, .b = s->dy, .d = dx, .N = N, .IC = IC, .OC = OC, .mode = mode};
-    product.a_inverse = fp8_inverse(f, FP8_W), product.b_inverse = fp8_inverse(f, FP8_DY);
-    Scope scope = fp8_product_open(&product, ctx);
+        MATMUL_BACKWARD_INPUT, f->wt, s->dy, fp8_inverse(f, FP8_W), fp8_inverse(f, FP8_DY), dx, NULL, z, mode};
     fp8_product(s, product, ctx);
-    scope_close(&scope);
 }
 
 COMPILED_IF_CALLED static inline void linear_backward_input(floatX* dx, const floatX* dy, Linear p, int N, int IC,
                                                             int OC, Mode mode, Context* ctx) {
-    if (p.fp8) linear_backward_input_fp8(dx, dy, p.fp8, N, IC, OC, mode, ctx);
+    LinearSize size = {N, IC, OC};
+    if (p.fp8) linear_backward_input_fp8(dx, dy, p.fp8, size, mode, ctx);
     else matmul_backward_input(dx, dy, p.w, N, IC, OC, mode, ctx);
 }
 
-COMPILED_IF_CALLED static inline void linear_gelu_backward_input(floatX* dpre, BiasGrad d, const floatX* dy, Linear p,
-                                                                 const floatX* pre, int N, int IC, int OC, Gelu kind,
-                                                                 Context* ctx) {
-    if (p.fp8) {
-        size_t n = (size_t)N * (size_t)IC;
-        linear_backward_input_fp8(dpre, dy, p.fp8, N, IC, OC, SET, ctx);
-        Scope scope = scope_open(ctx, "gelu_backward_bias", GELU_BACKWARD_FLOPS(n), GELU_BACKWARD_BYTES(n, SET),
-                                 "N=%d C=%d", N, IC);
-        matmul_gelu_backward_bias(d, dpre, pre, N, IC, kind, ctx);
-        scope_close(&scope);
-    } else matmul_gelu_backward_input(dpre, d, dy, p.w, pre, N, IC, OC, kind, ctx);
+// d: the gradients of the layer before GELU, of which d.b is written. If it is fp8, dpre is written for it alone: in fp8,
+// and as floatX still without GELU's derivative.
+COMPILED_IF_CALLED static inline void linear_gelu_backward_input(floatX* dpre, LinearGrads d, Mode mode,
+                                                                 const floatX* dy, Linear p, GeluInput gelu,
+                                                                 LinearSize z, Context* ctx) {
+    BiasGrad db = {d.b, mode};
+    if (!p.fp8) {
+        matmul_gelu_backward_input(dpre, db, dy, p.w, gelu.pre, z.N, z.IC, z.OC, gelu.kind, ctx);
+        return;
+    }
+    QuantizeInput gradient = {QUANTIZE_GELU_BACKWARD, gelu.kind, dpre, gelu.pre};
+    CHECK(d.fp8);
+    linear_backward_input_fp8(dpre, dy, p.fp8, z, SET, ctx);
+    fp8_quantize_dy(d.fp8, gradient, db, z.N, z.IC, ctx);
+    d.fp8->shared->dy_of = dpre;
 }
 
 #endif

@@ -12,11 +12,15 @@
 
 typedef struct {
     int is_wanted;  // --fp8
+    int keeps_x;    // 1: the transposed inputs are kept from the forward pass
     int count;      // linear layers
     Fp8Linear* linears;
     Fp8Operands operands;
-    uint8_t* weights;                                  // of all layers, and their transposes
-    size_t weight_bytes, x_bytes, dy_bytes, unpacked;  // elements of each in `unpacked`
+    uint8_t* weights;  // of all layers, and their transposes
+    uint8_t* kept;     // transposed inputs of all layers; NULL: not kept
+    size_t weight_bytes, kept_bytes, x_bytes, dy_bytes;
+    size_t rows;      // of the largest micro-batch, rounded up
+    size_t unpacked;  // elements of each of operands.unpacked
 } Fp8State;
 
 // The linear layer that a marked weight belongs to. Rows of a group are one layer (Q, K and V).
@@ -29,8 +33,8 @@ static inline void fp8_layer_size(const TensorTable* table, int i, int* IC, int*
 
 // Sizes of the buffers for micro-batches of up to N rows. Sets everything that does not need memory.
 static inline void fp8_state_plan(Fp8State* s, const TensorTable* table, int N) {
-    size_t Np = quantize_rows(N), most_w = 0;
-    s->count = 0, s->weight_bytes = s->x_bytes = s->dy_bytes = 0;
+    size_t Np = s->rows = quantize_rows(N), most_w = 0;
+    s->count = 0, s->weight_bytes = s->kept_bytes = s->x_bytes = s->dy_bytes = 0;
     for (int i = 0; i < table->count && s->is_wanted; i++) {
         int IC, OC;
         if (!table->tensors[i].fp8) continue;
@@ -40,6 +44,7 @@ static inline void fp8_state_plan(Fp8State* s, const TensorTable* table, int N) 
                 QUANTIZE_ALIGNMENT);
         s->weight_bytes += 2 * (size_t)IC * (size_t)OC;
         s->x_bytes = max_size(s->x_bytes, Np * (size_t)IC);
+        s->kept_bytes += s->keeps_x ? Np * (size_t)IC : 0;
         s->dy_bytes = max_size(s->dy_bytes, Np * (size_t)OC);
         most_w = max_size(most_w, (size_t)IC * (size_t)OC);
         s->count++;
@@ -63,7 +68,16 @@ static inline size_t fp8_state_parameter_bytes(const Fp8State* s) {
 }
 
 static inline size_t fp8_state_activation_bytes(const Fp8State* s) {
-    return 2 * (s->x_bytes + s->dy_bytes + s->unpacked * sizeof(real));
+    return s->kept_bytes + 2 * (s->x_bytes + s->dy_bytes + s->unpacked * sizeof(real));
+}
+
+// Scratch for the bias gradients of the widest layer.
+static inline size_t fp8_state_scratch_bytes(const Fp8State* s) {
+#ifdef __CUDACC__
+    return s->count ? quantize_scratch_bytes((int)s->rows, (int)(s->dy_bytes / s->rows)) : 0;
+#else
+    return (void)s, 0;
+#endif
 }
 
 // Refuse builds and GPUs that have no fp8 products.
@@ -114,17 +128,19 @@ static inline void fp8_state_open(Fp8State* s, const TensorTable* table, void* c
     for (int i = 0; i < 2 && s->unpacked; i++)
         o->unpacked[i] = (real*)device_alloc(ctx, s->unpacked * sizeof(real), "activations");
     o->calibrates = 1;
-    uint8_t* w = s->weights;
+    if (s->kept_bytes) s->kept = (uint8_t*)device_alloc(ctx, s->kept_bytes, "activations");
+    uint8_t *w = s->weights, *kept = s->kept;
     for (int i = 0, n = 0; i < table->count; i++) {
         const Tensor* t = &table->tensors[i];
         int IC, OC;
         if (!t->fp8) continue;
         fp8_layer_size(table, i, &IC, &OC);
         size_t size = (size_t)IC * (size_t)OC;
-        Fp8Linear linear = {o, n * FP8_OPERANDS, w, w + size};
+        Fp8Linear linear = {o, n * FP8_OPERANDS, w, w + size, kept};
         Fp8Linear* to = &s->linears[n++];
         *to = linear;
         w += 2 * size;
+        if (kept) kept += s->rows * (size_t)IC;
         for (int k = 0; k < 2; k++) {
             char* target = t->layer < 0 ? (char*)outers[k] : (char*)layers[k] + (size_t)t->layer * layer_bytes[k];
             memcpy(target + t->fp8, &to, sizeof to);
@@ -137,6 +153,7 @@ static inline void fp8_state_close(Fp8State* s) {
     size_t n = (size_t)o->scales.count;
     if (!s->linears) return;
     device_free(s->weights, s->weight_bytes);
+    if (s->kept) device_free(s->kept, s->kept_bytes);
     device_free((void*)o->scales.format, n * sizeof *o->scales.format);
     device_free(o->scales.stats, n * sizeof *o->scales.stats);
     device_free(o->scales.history, n * FP8_HISTORY * sizeof *o->scales.history);

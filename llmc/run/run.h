@@ -103,7 +103,7 @@ static inline int run_next_batch(Run* r, BatchSearch* search, ModelBuffers* b) {
         search->B = search->high;
         return 1;
     }
-    b->fp8.is_wanted = r->settings.fp8;
+    b->fp8.is_wanted = r->settings.fp8, b->fp8.keeps_x = !b->table.fixed && r->settings.recompute == RECOMPUTE_NOTHING;
     fp8_state_plan(&b->fp8, &b->table, b->step.N);
     MemoryPlan plan = model_buffers_memory(b, search->update, &r->ctx);
     int fits = memory_plan_fits(plan);

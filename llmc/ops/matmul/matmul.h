@@ -22,12 +22,6 @@
 // The three products of a linear layer.
 typedef enum { MATMUL_FORWARD, MATMUL_BACKWARD_INPUT, MATMUL_BACKWARD_WEIGHT, MATMUL_PASSES } MatmulPass;
 
-// The gradient of a bias and how to write it.
-typedef struct {
-    real* b;  // NULL: not wanted
-    Mode mode;
-} BiasGrad;
-
 // Every operand counts once, in its own type. ADD also reads the output. GELU adds its input, which the forward pass
 // writes and the backward pass reads. Biases, their gradients and repeated reads are not counted.
 #define MATMUL_FLOPS(N, IC, OC) (2.0 * (double)(N) * (double)(IC) * (double)(OC))

@@ -27,9 +27,35 @@ static inline void quantize_row(uint8_t* y, const floatX* x, size_t count, float
     stats->flushed += flushed;
 }
 
-static inline void quantize(QuantizeOutput out, const floatX* x, int N, int C, Context* ctx) {
+// `count` elements of the tensor that is quantized, from element `at`.
+static inline void quantize_source(floatX* v, QuantizeInput in, size_t at, size_t count) {
+    const floatX* x = in.x + at;
+    if (in.source == QUANTIZE_PLAIN) memcpy(v, x, count * sizeof *v);
+    else if (in.source == QUANTIZE_GELU)
+        for (size_t i = 0; i < count; i++) v[i] = gelu_value(x[i], in.gelu);
+    else
+        for (size_t i = 0; i < count; i++) v[i] = x[i] * gelu_derivative(in.pre[at + i], in.gelu);
+}
+
+// Column sums of the tensor.
+static inline void quantize_sums(BiasGrad sums, QuantizeInput in, int N, int C) {
+#pragma omp parallel for schedule(static)
+    for (int c = 0; c < C; c += QUANTIZE_ALIGNMENT) {
+        double sum[QUANTIZE_ALIGNMENT] = {0};
+        for (int n = 0; n < N; n++) {
+            floatX v[QUANTIZE_ALIGNMENT];
+            quantize_source(v, in, (size_t)n * (size_t)C + (size_t)c, QUANTIZE_ALIGNMENT);
+            for (int j = 0; j < QUANTIZE_ALIGNMENT; j++) sum[j] += (double)v[j];
+        }
+        for (int j = 0; j < QUANTIZE_ALIGNMENT; j++)
+            sums.b[c + j] = (real)(sums.mode == ADD ? sums.b[c + j] + sum[j] : sum[j]);
+    }
+}
+
+static inline void quantize_input(QuantizeOutput out, QuantizeInput in, int N, int C, Context* ctx) {
     if (!N) return;
-    Scope scope = quantize_open(out, x, N, C, ctx);
+    Scope scope = quantize_open(out, in, N, C, ctx);
+    if (out.sums.b) quantize_sums(out.sums, in, N, C);
     size_t rows = (size_t)N, columns = (size_t)C, Np = quantize_rows(N);
     float scale = (float)*out.scale;
     uint64_t clipped = 0, flushed = 0;
@@ -43,8 +69,10 @@ static inline void quantize(QuantizeOutput out, const floatX* x, int N, int C, C
             size_t width = min_size(columns - c, QUANTIZE_COLUMNS);
             for (size_t i = 0; i < height; i++) {
                 size_t at = (n + i) * columns + c;
-                if (out.format == FP8_E4M3) quantize_row(tile[i], x + at, width, scale, FP8_E4M3, &stats);
-                else quantize_row(tile[i], x + at, width, scale, FP8_E5M2, &stats);
+                floatX v[QUANTIZE_COLUMNS];
+                quantize_source(v, in, at, width);
+                if (out.format == FP8_E4M3) quantize_row(tile[i], v, width, scale, FP8_E4M3, &stats);
+                else quantize_row(tile[i], v, width, scale, FP8_E5M2, &stats);
                 if (out.y) memcpy(out.y + at, tile[i], width);
             }
             for (size_t j = 0; j < width && out.yt; j++)

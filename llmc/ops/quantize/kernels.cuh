@@ -1,6 +1,6 @@
 /* quantize on the GPU: a block quantizes a tile of 128 rows and 128 columns. A thread takes 4 rows of 16 columns, so
  * that it has the 4 bytes that are one word of the transpose in its registers. The words meet in shared memory, from
- * which a warp writes 4 whole lines of 128 bytes of the transpose. */
+ * which a warp writes 4 whole lines of 128 bytes of the transpose. A second kernel adds the tiles' column sums. */
 #ifndef LLMC_OPS_QUANTIZE_KERNELS_CUH
 #define LLMC_OPS_QUANTIZE_KERNELS_CUH
 
@@ -79,11 +79,49 @@ __device__ inline int quantize_chunk(int column, int chunk) {
     return column * QUANTIZE_WORDS + 4 * (chunk ^ column / QUANTIZE_COLUMNS);
 }
 
-// One block per tile, columns of tiles first.
-template <Fp8Format FORMAT>
-__global__ void __launch_bounds__(QUANTIZE_THREADS) quantize_kernel(QuantizeOutput out, const floatX* x, int N, int C) {
+// Write the column sums of the tile to partial [tiles, C]. `sum`: of this thread's rows. `shared`: WARPS rows.
+__device__ inline void quantize_tile_sums(float* partial, const float* sum, float* shared, int column0, int C) {
+    constexpr int WARPS = QUANTIZE_THREADS / WARP;
+    int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP, c = threadIdx.x;
+#pragma unroll
+    for (int i = 0; i < QUANTIZE_COLUMNS; i++) {
+        float total = sum[i];
+#pragma unroll
+        for (int apart = QUANTIZE_ACROSS; apart < WARP; apart *= 2) total += __shfl_xor_sync(ALL_LANES, total, apart);
+        if (lane < QUANTIZE_ACROSS) shared[warp * QUANTIZE_TILE + lane * QUANTIZE_COLUMNS + i] = total;
+    }
+    __syncthreads();
+    if (c < QUANTIZE_TILE && column0 + c < C) {
+        float total = 0;
+#pragma unroll
+        for (int w = 0; w < WARPS; w++) total += shared[w * QUANTIZE_TILE + c];
+        partial[(size_t)(blockIdx.x / ((C + QUANTIZE_TILE - 1) / QUANTIZE_TILE)) * C + column0 + c] = total;
+    }
+    __syncthreads();
+}
+
+// sums.b [C] (SET or ADD) = the column sums of partial [tiles, C]. A block takes 32 columns.
+static __global__ void __launch_bounds__(QUANTIZE_THREADS)
+    quantize_sums_kernel(BiasGrad sums, const float* partial, int tiles, int C) {
+    __shared__ float rows[QUANTIZE_THREADS / WARP][WARP];
+    int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP, c = blockIdx.x * WARP + lane;
+    float sum = 0;
+    if (c < C)
+        for (int t = warp; t < tiles; t += QUANTIZE_THREADS / WARP) sum += partial[(size_t)t * C + c];
+    rows[warp][lane] = sum;
+    __syncthreads();
+    if (warp || c >= C) return;
+    for (int w = 1; w < QUANTIZE_THREADS / WARP; w++) sum += rows[w][lane];
+    sums.b[c] = sums.mode == ADD ? sums.b[c] + sum : sum;
+}
+
+// One block per tile, columns of tiles first. `partial`: column sums of the tiles; NULL: not wanted.
+template <Fp8Format FORMAT, QuantizeSource SOURCE, Gelu GELU>
+__global__ void __launch_bounds__(QUANTIZE_THREADS)
+    quantize_kernel(QuantizeOutput out, const floatX* x, const floatX* pre, float* partial, int N, int C) {
     constexpr int W = Vector<floatX>::SIZE, VECTORS = QUANTIZE_COLUMNS / W;
     __shared__ alignas(16) unsigned turned[QUANTIZE_TILE * QUANTIZE_WORDS];
+    float sum[QUANTIZE_COLUMNS] = {0};
     int tiles = (C + QUANTIZE_TILE - 1) / QUANTIZE_TILE;
     int row0 = (int)(blockIdx.x / tiles) * QUANTIZE_TILE, column0 = (int)(blockIdx.x % tiles) * QUANTIZE_TILE;
     int across = threadIdx.x % QUANTIZE_ACROSS, down = threadIdx.x / QUANTIZE_ACROSS;
@@ -103,6 +141,24 @@ __global__ void __launch_bounds__(QUANTIZE_THREADS) quantize_kernel(QuantizeOutp
         float v[QUANTIZE_COLUMNS];
 #pragma unroll
         for (int j = 0; j < VECTORS; j++) to_floats(v + j * W, loaded[i][j]);
+        if constexpr (SOURCE == QUANTIZE_GELU) {
+#pragma unroll
+            for (int j = 0; j < QUANTIZE_COLUMNS; j++) v[j] = gelu_value(v[j], GELU);  // 0 stays 0
+        } else if constexpr (SOURCE == QUANTIZE_GELU_BACKWARD) {
+#pragma unroll
+            for (int j = 0; j < VECTORS; j++) {
+                float at[W];
+                Vector<floatX> before = {};
+                if (row + i < N && column < C) before = load128_streaming(pre + (size_t)(row + i) * C + column + j * W);
+                to_floats(at, before);
+#pragma unroll
+                for (int k = 0; k < W; k++) v[j * W + k] *= gelu_derivative(at[k], GELU);
+            }
+        }
+        if constexpr (FORMAT == FP8_E5M2) {
+#pragma unroll
+            for (int j = 0; j < QUANTIZE_COLUMNS; j++) sum[j] += v[j];
+        }
 #pragma unroll
         for (int j = 0; j < QUANTIZE_COLUMNS / 4; j++) words[j][i] = quantize_word<FORMAT>(v + 4 * j, scale, &seen);
         if (out.y && row + i < N && column < C)
@@ -110,6 +166,7 @@ __global__ void __launch_bounds__(QUANTIZE_THREADS) quantize_kernel(QuantizeOutp
                 make_uint4(words[0][i], words[1][i], words[2][i], words[3][i]);
     }
     if (out.stats) quantize_report(out.stats, seen);
+    if (FORMAT == FP8_E5M2 && partial) quantize_tile_sums(partial, sum, (float*)turned, column0, C);
     if (!out.yt) return;
 
 #pragma unroll
@@ -129,13 +186,39 @@ __global__ void __launch_bounds__(QUANTIZE_THREADS) quantize_kernel(QuantizeOutp
     }
 }
 
-COMPILED_IF_CALLED static inline void quantize(QuantizeOutput out, const floatX* x, int N, int C, Context* ctx) {
-    if (!N) return;
-    Scope scope = quantize_open(out, x, N, C, ctx);
-    unsigned blocks = blocks_for((size_t)N, QUANTIZE_TILE) * blocks_for((size_t)C, QUANTIZE_TILE);
-    if (out.format == FP8_E4M3) quantize_kernel<FP8_E4M3><<<blocks, QUANTIZE_THREADS, 0, ctx->stream>>>(out, x, N, C);
-    else quantize_kernel<FP8_E5M2><<<blocks, QUANTIZE_THREADS, 0, ctx->stream>>>(out, x, N, C);
+// Scratch for the column sums of all tiles.
+static inline size_t quantize_scratch_bytes(int N, int C) {
+    return blocks_for((size_t)N, QUANTIZE_TILE) * (size_t)C * sizeof(float);
+}
+
+template <Fp8Format FORMAT, QuantizeSource SOURCE, Gelu GELU>
+static inline void quantize_start(QuantizeOutput out, QuantizeInput in, int N, int C, Context* ctx) {
+    unsigned down = blocks_for((size_t)N, QUANTIZE_TILE), tiles = down * blocks_for((size_t)C, QUANTIZE_TILE);
+    float* partial = out.sums.b ? (float*)device_scratch(ctx, quantize_scratch_bytes(N, C)) : NULL;
+    quantize_kernel<FORMAT, SOURCE, GELU>
+        <<<tiles, QUANTIZE_THREADS, 0, ctx->stream>>>(out, in.x, in.pre, partial, N, C);
     cudaCheck(cudaGetLastError());
+    if (!partial) return;
+    quantize_sums_kernel<<<blocks_for((size_t)C, WARP), QUANTIZE_THREADS, 0, ctx->stream>>>(out.sums, partial,
+                                                                                            (int)down, C);
+    cudaCheck(cudaGetLastError());
+}
+
+// Activations are E4M3, gradients E5M2; the latter alone have column sums.
+COMPILED_IF_CALLED static inline void quantize_input(QuantizeOutput out, QuantizeInput in, int N, int C, Context* ctx) {
+    int is_erf = in.gelu == GELU_ERF;
+    if (!N) return;
+    CHECK(!out.sums.b || out.format == FP8_E5M2);
+    CHECK(in.source == QUANTIZE_PLAIN || (in.source == QUANTIZE_GELU) == (out.format == FP8_E4M3));
+    Scope scope = quantize_open(out, in, N, C, ctx);
+    if (in.source == QUANTIZE_PLAIN && out.format == FP8_E4M3)
+        quantize_start<FP8_E4M3, QUANTIZE_PLAIN, GELU_TANH>(out, in, N, C, ctx);
+    else if (in.source == QUANTIZE_PLAIN) quantize_start<FP8_E5M2, QUANTIZE_PLAIN, GELU_TANH>(out, in, N, C, ctx);
+    else if (in.source == QUANTIZE_GELU && is_erf)
+        quantize_start<FP8_E4M3, QUANTIZE_GELU, GELU_ERF>(out, in, N, C, ctx);
+    else if (in.source == QUANTIZE_GELU) quantize_start<FP8_E4M3, QUANTIZE_GELU, GELU_TANH>(out, in, N, C, ctx);
+    else if (is_erf) quantize_start<FP8_E5M2, QUANTIZE_GELU_BACKWARD, GELU_ERF>(out, in, N, C, ctx);
+    else quantize_start<FP8_E5M2, QUANTIZE_GELU_BACKWARD, GELU_TANH>(out, in, N, C, ctx);
     scope_close(&scope);
 }
 

@@ -1,20 +1,26 @@
-/* quantize: a tensor in 8 bits and its transpose, in one pass, with what delayed scaling and the reports need.
+/* quantize: a tensor in 8 bits and its transpose, in one pass, with what delayed scaling and the reports need. The pass
+ * can first compute the tensor from what is stored.
  *
- *   y  [N, C]  (SET) = fp8(scale x)       row-major bytes of FP8_E4M3 or FP8_E5M2 (ops/common/fp8.h)
+ *   v  [N, C]        = x                  quantize
+ *                    = gelu(x)            quantize_gelu
+ *                    = x gelu'(pre)       quantize_gelu_backward
+ *   y  [N, C]  (SET) = fp8(scale v)       row-major bytes of FP8_E4M3 or FP8_E5M2 (ops/common/fp8.h)
  *   yt [C, Np] (SET) = the transpose of y; Np is N rounded up to 16, and columns N to Np - 1 are zero
- *   stats (ADD): amax = max(amax, |x|), clipped += elements that are larger than the format's largest number,
+ *   sums.b [C] (SET or ADD) = the column sums of v before it is rounded: the gradient of a bias
+ *   stats (ADD): amax = max(amax, |v|), clipped += elements that are larger than the format's largest number,
  *                flushed += elements that are not zero and become zero
  *
- *   x [N, C] floatX; scale [1] real, a power of two, read on the device; stats on the device
+ *   x, pre [N, C] floatX; scale [1] real, a power of two, read on the device; stats on the device
  *
  * Products in fp8 take both operands with the summed index contiguous and a multiple of 16: y serves one, yt the other.
- * Either may be NULL. So may stats, for tensors of an evaluation.
+ * Either may be NULL. So may sums.b, and stats, for tensors of an evaluation.
  * shapes     C is a multiple of 16; x, y and yt are aligned to 16 bytes. N may be 0: nothing is written.
- * numerics   scale x in fp32, which is exact for a power of two. Rounding is to nearest even, saturating. NaN becomes
+ * numerics   v and scale v in fp32; the scaling is exact for a power of two. Rounding is to nearest even, saturating. NaN becomes
  *            0x7f, counts neither as clipped nor as flushed, and makes amax NaN; infinity makes it infinite.
  * stats      integers: amax is the bits of a float that is not negative, and these are ordered as the floats are. So
  *            the order of elements does not matter, and the same x gives the same bits.
- * bytes      N C (sizeof(floatX) + 1 for each output)
+ * sums       on the GPU in fp32, rows of a tile first, then the tiles in order; on the CPU in double
+ * bytes      N C (sizeof(floatX) for each input + 1 for each output)
  * source     delayed scaling: Micikevicius et al., "FP8 formats for deep learning", arXiv 2209.05433
  *
  * Files: cpu.h for the CPU, kernels.cuh for the GPU. */
@@ -22,7 +28,9 @@
 #define LLMC_OPS_QUANTIZE_QUANTIZE_H
 
 #include "llmc/device/scope.h"
+#include "llmc/ops/common/activation.h"
 #include "llmc/ops/common/fp8.h"
+#include "llmc/ops/common/launcher.h"
 
 #define QUANTIZE_ALIGNMENT 16  // of C and Np
 
@@ -32,10 +40,19 @@ typedef struct {
     Fp8Stats* stats;  // NULL: not wanted
     const real* scale;
     Fp8Format format;
+    BiasGrad sums;  // sums.b NULL: not wanted
 } QuantizeOutput;
 
+// What is quantized.
+typedef enum { QUANTIZE_PLAIN, QUANTIZE_GELU, QUANTIZE_GELU_BACKWARD } QuantizeSource;
+typedef struct {
+    QuantizeSource source;
+    Gelu gelu;
+    const floatX *x, *pre;
+} QuantizeInput;
+
 #define QUANTIZE_FLOPS(N, C) (1.0 * (N) * (C))
-#define QUANTIZE_BYTES(N, C, outputs) (1.0 * (N) * (C) * ((double)sizeof(floatX) + (outputs)))
+#define QUANTIZE_BYTES(N, C, inputs, outputs) (1.0 * (N) * (C) * ((double)sizeof(floatX) * (inputs) + (outputs)))
 
 // Np
 static inline size_t quantize_rows(int N) { return round_up((size_t)N, QUANTIZE_ALIGNMENT); }
@@ -45,6 +62,11 @@ static inline size_t quantize_rows(int N) { return round_up((size_t)N, QUANTIZE_
 
 static inline void quantize_ref(QuantizeOutput out, const real* x, int N, int C) {
     size_t Np = quantize_rows(N);
+    for (size_t c = 0; c < (size_t)C && out.sums.b; c++) {
+        double sum = out.sums.mode == ADD ? out.sums.b[c] : 0;
+        for (size_t n = 0; n < (size_t)N; n++) sum += (double)x[n * (size_t)C + c];
+        out.sums.b[c] = (real)sum;
+    }
     for (size_t n = 0; n < Np; n++)
         for (size_t c = 0; c < (size_t)C; c++) {
             float v = n < (size_t)N ? (float)x[n * (size_t)C + c] : 0, scaled = v * (float)*out.scale;
@@ -60,11 +82,13 @@ static inline void quantize_ref(QuantizeOutput out, const real* x, int N, int C)
 }
 
 // Checks what a launcher was given and opens its scope.
-static inline Scope quantize_open(QuantizeOutput out, const floatX* x, int N, int C, Context* ctx) {
-    int outputs = (out.y != NULL) + (out.yt != NULL);
+static inline Scope quantize_open(QuantizeOutput out, QuantizeInput in, int N, int C, Context* ctx) {
+    static const char* const NAMES[] = {"quantize", "quantize_gelu", "quantize_gelu_backward"};
+    int outputs = (out.y != NULL) + (out.yt != NULL), inputs = in.source == QUANTIZE_GELU_BACKWARD ? 2 : 1;
     CHECK(outputs > 0 && N >= 0 && C > 0 && C % QUANTIZE_ALIGNMENT == 0);
-    CHECK(((uintptr_t)x | (uintptr_t)out.y | (uintptr_t)out.yt) % 16 == 0);
-    return scope_open(ctx, "quantize", QUANTIZE_FLOPS(N, C), QUANTIZE_BYTES(N, C, outputs), "N=%d C=%d", N, C);
+    CHECK(((uintptr_t)in.x | (uintptr_t)in.pre | (uintptr_t)out.y | (uintptr_t)out.yt) % 16 == 0);
+    return scope_open(ctx, NAMES[in.source], QUANTIZE_FLOPS(N, C), QUANTIZE_BYTES(N, C, inputs, outputs), "N=%d C=%d",
+                      N, C);
 }
 
 #ifdef __CUDACC__
@@ -72,5 +96,22 @@ static inline Scope quantize_open(QuantizeOutput out, const floatX* x, int N, in
 #else
 #include "llmc/ops/quantize/cpu.h"
 #endif
+
+COMPILED_IF_CALLED static inline void quantize(QuantizeOutput out, const floatX* x, int N, int C, Context* ctx) {
+    QuantizeInput in = {QUANTIZE_PLAIN, GELU_TANH, x, NULL};
+    quantize_input(out, in, N, C, ctx);
+}
+
+COMPILED_IF_CALLED static inline void quantize_gelu(QuantizeOutput out, const floatX* pre, int N, int C, Gelu gelu,
+                                                    Context* ctx) {
+    QuantizeInput in = {QUANTIZE_GELU, gelu, pre, NULL};
+    quantize_input(out, in, N, C, ctx);
+}
+
+COMPILED_IF_CALLED static inline void quantize_gelu_backward(QuantizeOutput out, const floatX* dy, const floatX* pre,
+                                                             int N, int C, Gelu gelu, Context* ctx) {
+    QuantizeInput in = {QUANTIZE_GELU_BACKWARD, gelu, dy, pre};
+    quantize_input(out, in, N, C, ctx);
+}
 
 #endif
