@@ -29,6 +29,7 @@
 #include "ops/lamb.h"
 #include "ops/layernorm.h"
 #include "ops/linear_bce.h"
+#include "ops/linear.h"
 #include "ops/loss_scale.h"
 #include "ops/matmul.h"
 #include "ops/matmul_bench.h"
@@ -62,6 +63,7 @@ static const OpRow TABLE[] = {
     {"cast_bf16", test_cast_bf16, NULL, bench_cast_bf16},
     {"quantize", test_quantize, NULL, bench_quantize},
     {"fp8_scales", test_fp8_scales, NULL, NULL},
+    {"linear", test_linear, NULL, NULL},
     {"attention", test_attention, grad_attention, bench_attention},
     {"attention_documents", test_attention_documents, NULL, NULL},
     {"attention_decode", test_attention_decode, NULL, bench_attention_decode},

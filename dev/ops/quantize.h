@@ -29,6 +29,7 @@ static inline QuantizeCase* quantize_case(Harness* h, int N, int C, double size,
     k->x = input(h, n, size);
     k->out.scale = k->want.scale = host_scale;
     k->out.format = k->want.format = format;
+    k->out.counts = k->want.counts = 1;
     k->out.y = (uint8_t*)case_block(h, n, ON_DEVICE);
     k->out.yt = (uint8_t*)case_block(h, transposed, ON_DEVICE);
     k->out.stats = (Fp8Stats*)case_block(h, sizeof before, ON_DEVICE);
@@ -212,13 +213,13 @@ static inline void bench_quantize(Harness* h) {
         char shapes[64];
         snprintf(shapes, sizeof shapes, "N=%d C=%d", N, COLUMNS[j]);
         bench_report(h, "quantize y yt", shapes, bench_seconds(h, quantize_run_case, k), QUANTIZE_FLOPS(N, COLUMNS[j]),
-                     QUANTIZE_BYTES(N, COLUMNS[j], 2));
+                     QUANTIZE_BYTES(N, COLUMNS[j], 1, 2));
         k->out.yt = NULL;
         bench_report(h, "quantize y", shapes, bench_seconds(h, quantize_run_case, k), QUANTIZE_FLOPS(N, COLUMNS[j]),
-                     QUANTIZE_BYTES(N, COLUMNS[j], 1));
+                     QUANTIZE_BYTES(N, COLUMNS[j], 1, 1));
         k->out.yt = yt, k->out.y = NULL;
         bench_report(h, "quantize yt", shapes, bench_seconds(h, quantize_run_case, k), QUANTIZE_FLOPS(N, COLUMNS[j]),
-                     QUANTIZE_BYTES(N, COLUMNS[j], 1));
+                     QUANTIZE_BYTES(N, COLUMNS[j], 1, 1));
         case_free(h);
     }
 }

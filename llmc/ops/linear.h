@@ -38,7 +38,8 @@ typedef struct {
     Fp8Scales scales;    // [FP8_OPERANDS * layers]
     Fp8Stats* measured;  // [1], of one tensor before the first step
     int calibrates;      // 1: no scales yet, so every tensor is measured first
-    int records;         // 1: a training step, whose statistics count
+    int records;         // 1: a training step, whose largest elements make the scales
+    int counts;          // 1: a step that also counts clipped and flushed elements
     uint8_t *x, *xt;     // [N, IC] and [IC, Np]
     uint8_t *dy, *dyt;
     const floatX *x_of, *dy_of;  // the tensors whose bytes x, and dy and dyt, are; NULL: none
@@ -75,7 +76,7 @@ static inline Fp8Format fp8_operand_format(int operand) { return operand == FP8_
 
 static inline QuantizeOutput fp8_output(const Fp8Linear* f, int operand, uint8_t* y, uint8_t* yt) {
     const real* scale = f->shared->scales.scale + f->row + operand;
-    QuantizeOutput out = {y, yt, NULL, scale, fp8_operand_format(operand), {NULL, SET}};
+    QuantizeOutput out = {y, yt, NULL, scale, fp8_operand_format(operand), {NULL, SET}, 0};
     return out;
 }
 
@@ -89,7 +90,7 @@ COMPILED_IF_CALLED static inline void fp8_quantize(const Fp8Linear* f, int opera
         quantize_input(out, in, N, C, ctx);
         fp8_scales_measure(s->scales, s->measured, f->row + operand, ctx);
     }
-    out.stats = s->records ? s->scales.stats + f->row + operand : NULL, out.sums = sums;
+    out.stats = s->records ? s->scales.stats + f->row + operand : NULL, out.sums = sums, out.counts = s->counts;
     quantize_input(out, in, N, C, ctx);
 }
 

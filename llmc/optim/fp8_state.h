@@ -169,7 +169,11 @@ static inline void fp8_state_close(Fp8State* s) {
 // ---------------------------------------------------------------------------------------------------------
 // A step
 
-static inline void fp8_state_begin_step(Fp8State* s) { s->operands.records = s->count > 0; }
+// Elements are counted in the first of every 16 steps, because that costs time.
+static inline void fp8_state_begin_step(Fp8State* s, int64_t step) {
+    s->operands.records = s->count > 0;
+    s->operands.counts = step % FP8_HISTORY == 0;
+}
 
 // After the last micro-batch of step `step` (from 0): the scales of the next step, the same on all ranks.
 static inline void fp8_state_end_step(Fp8State* s, int64_t step, GradSync* r, Context* ctx) {

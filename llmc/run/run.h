@@ -214,7 +214,7 @@ static inline MicroBatch run_begin_step(Run* r) {
     r->buffers->dropout = dropout;
     r->lr = schedule_at(&r->schedule, r->session.step);
     scope_step(&r->ctx, r->session.step + 1);
-    fp8_state_begin_step(&r->buffers->fp8);
+    fp8_state_begin_step(&r->buffers->fp8, r->session.step);
     return micro;
 }
 

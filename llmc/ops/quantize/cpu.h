@@ -84,6 +84,8 @@ static inline void quantize_input(QuantizeOutput out, QuantizeInput in, int N, i
     }
     if (out.stats) {
         if (amax > out.stats->amax) out.stats->amax = amax;
+    }
+    if (out.stats && out.counts) {
         out.stats->clipped += clipped;
         out.stats->flushed += flushed;
     }

@@ -1,6 +1,8 @@
-/* quantize on the GPU: a block quantizes a tile of 128 rows and 128 columns. A thread takes 4 rows of 16 columns, so
- * that it has the 4 bytes that are one word of the transpose in its registers. The words meet in shared memory, from
- * which a warp writes 4 whole lines of 128 bytes of the transpose. A second kernel adds the tiles' column sums. */
+/* quantize on the GPU: a block quantizes a tile of 128 rows and 64 columns. A thread takes 4 rows of 8 columns, so that it
+ * has the 4 bytes that are one word of the transpose in its registers. The words meet in shared memory, from which a warp
+ * writes 4 whole lines of 128 bytes of the transpose. A second kernel adds the tiles' column sums.
+ *
+ * Instructions limit the kernels that compute GELU, not memory. So elements are counted only where it is asked for. */
 #ifndef LLMC_OPS_QUANTIZE_KERNELS_CUH
 #define LLMC_OPS_QUANTIZE_KERNELS_CUH
 
@@ -13,34 +15,44 @@
 
 enum {
     QUANTIZE_THREADS = 256,
-    QUANTIZE_TILE = 128,
+    QUANTIZE_TILE_ROWS = 128,
+    QUANTIZE_TILE_COLUMNS = 64,
     QUANTIZE_ROWS = 4,  // of a thread
-    QUANTIZE_COLUMNS = 16,
-    QUANTIZE_ACROSS = QUANTIZE_TILE / QUANTIZE_COLUMNS,  // threads that share a row
-    QUANTIZE_WORDS = QUANTIZE_TILE / QUANTIZE_ROWS       // of the tile's transpose, in a row
+    QUANTIZE_COLUMNS = 8,
+    QUANTIZE_ACROSS = QUANTIZE_TILE_COLUMNS / QUANTIZE_COLUMNS,  // threads that share a row
+    QUANTIZE_WORDS = QUANTIZE_TILE_ROWS / QUANTIZE_ROWS          // of the tile's transpose, in a row
 };
-static_assert(QUANTIZE_THREADS * QUANTIZE_ROWS * QUANTIZE_COLUMNS == QUANTIZE_TILE * QUANTIZE_TILE, "a whole tile");
+static_assert(QUANTIZE_THREADS * QUANTIZE_ROWS * QUANTIZE_COLUMNS == QUANTIZE_TILE_ROWS * QUANTIZE_TILE_COLUMNS,
+              "a whole tile");
 
-// What a thread has seen. A tile has 2^14 elements.
+// What a thread has seen. A tile has 2^13 elements.
 typedef struct {
-    unsigned amax, clipped, flushed;
+    float amax;
+    unsigned clipped, flushed;
 } QuantizeSeen;
 
+// The larger number; NaN if either is NaN.
+__device__ inline float quantize_max(float a, float b) {
+    float larger;
+    asm("max.NaN.f32 %0, %1, %2;" : "=f"(larger) : "f"(a), "f"(b));
+    return larger;
+}
+
 // 4 adjacent elements as the bytes of a word.
-template <Fp8Format FORMAT> __device__ inline unsigned quantize_word(const float* v, float scale, QuantizeSeen* seen) {
+template <Fp8Format FORMAT> __device__ inline unsigned quantize_word(const float* v, float scale) {
     const __nv_fp8_interpretation_t KIND = FORMAT == FP8_E4M3 ? __NV_E4M3 : __NV_E5M2;
-    float scaled[4];
-#pragma unroll
-    for (int i = 0; i < 4; i++) {
-        unsigned bits = __float_as_uint(v[i]) & 0x7fffffffu;
-        scaled[i] = v[i] * scale;
-        seen->amax = max(seen->amax, bits);
-        seen->clipped += fabsf(scaled[i]) > fp8_largest(FORMAT);
-        seen->flushed += bits != 0 && fabsf(scaled[i]) <= fp8_half_smallest(FORMAT);
-    }
-    unsigned low = __nv_cvt_float2_to_fp8x2(make_float2(scaled[0], scaled[1]), __NV_SATFINITE, KIND);
-    unsigned high = __nv_cvt_float2_to_fp8x2(make_float2(scaled[2], scaled[3]), __NV_SATFINITE, KIND);
+    unsigned low = __nv_cvt_float2_to_fp8x2(make_float2(v[0] * scale, v[1] * scale), __NV_SATFINITE, KIND);
+    unsigned high = __nv_cvt_float2_to_fp8x2(make_float2(v[2] * scale, v[3] * scale), __NV_SATFINITE, KIND);
     return low | high << 16;
+}
+
+template <Fp8Format FORMAT> __device__ inline void quantize_count(QuantizeSeen* seen, const float* v, float scale) {
+#pragma unroll
+    for (int i = 0; i < QUANTIZE_COLUMNS; i++) {
+        float size = fabsf(v[i] * scale);
+        seen->clipped += size > fp8_largest(FORMAT);
+        seen->flushed += v[i] != 0 && size <= fp8_half_smallest(FORMAT);
+    }
 }
 
 // Rows to columns: byte i of word j becomes byte j of word i.
@@ -55,14 +67,14 @@ __device__ inline void transpose_bytes(unsigned* w) {
 
 // Add what the block has seen to the statistics, by integer operations whose order does not matter.
 __device__ inline void quantize_report(Fp8Stats* stats, QuantizeSeen seen) {
-    __shared__ QuantizeSeen block;
+    __shared__ struct { unsigned amax, clipped, flushed; } block;
     if (threadIdx.x == 0) block = {0, 0, 0};
     __syncthreads();
-    seen.amax = __reduce_max_sync(ALL_LANES, seen.amax);
+    unsigned amax = __reduce_max_sync(ALL_LANES, __float_as_uint(seen.amax));
     seen.clipped = __reduce_add_sync(ALL_LANES, seen.clipped);
     seen.flushed = __reduce_add_sync(ALL_LANES, seen.flushed);
     if (threadIdx.x % WARP == 0) {
-        atomicMax(&block.amax, seen.amax);
+        atomicMax(&block.amax, amax);
         atomicAdd(&block.clipped, seen.clipped);
         atomicAdd(&block.flushed, seen.flushed);
     }
@@ -79,7 +91,7 @@ __device__ inline int quantize_chunk(int column, int chunk) {
     return column * QUANTIZE_WORDS + 4 * (chunk ^ column / QUANTIZE_COLUMNS);
 }
 
-// Write the column sums of the tile to partial [tiles, C]. `sum`: of this thread's rows. `shared`: WARPS rows.
+// Write the column sums of the tile to partial [tiles, C]. `sum`: of this thread's rows. `shared`: a row for each warp.
 __device__ inline void quantize_tile_sums(float* partial, const float* sum, float* shared, int column0, int C) {
     constexpr int WARPS = QUANTIZE_THREADS / WARP;
     int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP, c = threadIdx.x;
@@ -88,14 +100,15 @@ __device__ inline void quantize_tile_sums(float* partial, const float* sum, floa
         float total = sum[i];
 #pragma unroll
         for (int apart = QUANTIZE_ACROSS; apart < WARP; apart *= 2) total += __shfl_xor_sync(ALL_LANES, total, apart);
-        if (lane < QUANTIZE_ACROSS) shared[warp * QUANTIZE_TILE + lane * QUANTIZE_COLUMNS + i] = total;
+        if (lane < QUANTIZE_ACROSS) shared[warp * QUANTIZE_TILE_COLUMNS + lane * QUANTIZE_COLUMNS + i] = total;
     }
     __syncthreads();
-    if (c < QUANTIZE_TILE && column0 + c < C) {
+    if (c < QUANTIZE_TILE_COLUMNS && column0 + c < C) {
         float total = 0;
 #pragma unroll
-        for (int w = 0; w < WARPS; w++) total += shared[w * QUANTIZE_TILE + c];
-        partial[(size_t)(blockIdx.x / ((C + QUANTIZE_TILE - 1) / QUANTIZE_TILE)) * C + column0 + c] = total;
+        for (int w = 0; w < WARPS; w++) total += shared[w * QUANTIZE_TILE_COLUMNS + c];
+        int tiles = (C + QUANTIZE_TILE_COLUMNS - 1) / QUANTIZE_TILE_COLUMNS;
+        partial[(size_t)(blockIdx.x / tiles) * C + column0 + c] = total;
     }
     __syncthreads();
 }
@@ -115,55 +128,62 @@ static __global__ void __launch_bounds__(QUANTIZE_THREADS)
     sums.b[c] = sums.mode == ADD ? sums.b[c] + sum : sum;
 }
 
+// Elements [row, column...] of a tensor; outside it zeros, which leave the statistics alone.
+__device__ inline void quantize_load(Vector<floatX>* to, const floatX* x, int row, int column, int N, int C) {
+    constexpr int W = Vector<floatX>::SIZE;
+#pragma unroll
+    for (int j = 0; j < QUANTIZE_COLUMNS / W; j++) {
+        to[j] = {};
+        if (row < N && column < C) to[j] = load128_streaming(x + (size_t)row * C + column + j * W);
+    }
+}
+
+__device__ inline void quantize_floats(float* v, const Vector<floatX>* from) {
+    constexpr int W = Vector<floatX>::SIZE;
+#pragma unroll
+    for (int j = 0; j < QUANTIZE_COLUMNS / W; j++) to_floats(v + j * W, from[j]);
+}
+
 // One block per tile, columns of tiles first. `partial`: column sums of the tiles; NULL: not wanted.
 template <Fp8Format FORMAT, QuantizeSource SOURCE, Gelu GELU>
 __global__ void __launch_bounds__(QUANTIZE_THREADS)
     quantize_kernel(QuantizeOutput out, const floatX* x, const floatX* pre, float* partial, int N, int C) {
-    constexpr int W = Vector<floatX>::SIZE, VECTORS = QUANTIZE_COLUMNS / W;
-    __shared__ alignas(16) unsigned turned[QUANTIZE_TILE * QUANTIZE_WORDS];
-    float sum[QUANTIZE_COLUMNS] = {0};
-    int tiles = (C + QUANTIZE_TILE - 1) / QUANTIZE_TILE;
-    int row0 = (int)(blockIdx.x / tiles) * QUANTIZE_TILE, column0 = (int)(blockIdx.x % tiles) * QUANTIZE_TILE;
+    constexpr int VECTORS = QUANTIZE_COLUMNS / Vector<floatX>::SIZE;
+    __shared__ alignas(16) unsigned turned[QUANTIZE_TILE_COLUMNS * QUANTIZE_WORDS];
+    int tiles = (C + QUANTIZE_TILE_COLUMNS - 1) / QUANTIZE_TILE_COLUMNS;
+    int row0 = (int)(blockIdx.x / tiles) * QUANTIZE_TILE_ROWS;
+    int column0 = (int)(blockIdx.x % tiles) * QUANTIZE_TILE_COLUMNS;
     int across = threadIdx.x % QUANTIZE_ACROSS, down = threadIdx.x / QUANTIZE_ACROSS;
     int row = row0 + QUANTIZE_ROWS * down, column = column0 + QUANTIZE_COLUMNS * across;
-    float scale = (float)*out.scale;
+    float scale = (float)*out.scale, sum[QUANTIZE_COLUMNS] = {0};
     QuantizeSeen seen = {0, 0, 0};
-    Vector<floatX> loaded[QUANTIZE_ROWS][VECTORS] = {};  // outside the tensor: zeros, which leave the statistics alone
+    Vector<floatX> loaded[QUANTIZE_ROWS][VECTORS], before[QUANTIZE_ROWS][VECTORS];
 #pragma unroll
-    for (int i = 0; i < QUANTIZE_ROWS; i++)
-#pragma unroll
-        for (int j = 0; j < VECTORS; j++)
-            if (row + i < N && column < C) loaded[i][j] = load128_streaming(x + (size_t)(row + i) * C + column + j * W);
+    for (int i = 0; i < QUANTIZE_ROWS; i++) {
+        quantize_load(loaded[i], x, row + i, column, N, C);
+        if constexpr (SOURCE == QUANTIZE_GELU_BACKWARD) quantize_load(before[i], pre, row + i, column, N, C);
+    }
 
     unsigned words[QUANTIZE_COLUMNS / 4][QUANTIZE_ROWS];
 #pragma unroll
     for (int i = 0; i < QUANTIZE_ROWS; i++) {
-        float v[QUANTIZE_COLUMNS];
+        float v[QUANTIZE_COLUMNS], at[QUANTIZE_COLUMNS];
+        quantize_floats(v, loaded[i]);
+        if constexpr (SOURCE == QUANTIZE_GELU_BACKWARD) quantize_floats(at, before[i]);
 #pragma unroll
-        for (int j = 0; j < VECTORS; j++) to_floats(v + j * W, loaded[i][j]);
-        if constexpr (SOURCE == QUANTIZE_GELU) {
-#pragma unroll
-            for (int j = 0; j < QUANTIZE_COLUMNS; j++) v[j] = gelu_value(v[j], GELU);  // 0 stays 0
-        } else if constexpr (SOURCE == QUANTIZE_GELU_BACKWARD) {
-#pragma unroll
-            for (int j = 0; j < VECTORS; j++) {
-                float at[W];
-                Vector<floatX> before = {};
-                if (row + i < N && column < C) before = load128_streaming(pre + (size_t)(row + i) * C + column + j * W);
-                to_floats(at, before);
-#pragma unroll
-                for (int k = 0; k < W; k++) v[j * W + k] *= gelu_derivative(at[k], GELU);
-            }
+        for (int j = 0; j < QUANTIZE_COLUMNS; j++) {
+            if constexpr (SOURCE == QUANTIZE_GELU) v[j] = gelu_value(v[j], GELU);
+            if constexpr (SOURCE == QUANTIZE_GELU_BACKWARD) v[j] *= gelu_derivative(at[j], GELU);
+            if constexpr (FORMAT == FP8_E5M2) sum[j] += v[j];
+            seen.amax = quantize_max(seen.amax, fabsf(v[j]));
         }
-        if constexpr (FORMAT == FP8_E5M2) {
+        int counts;  // opaque to the compiler, which else makes two copies of everything
+        asm volatile("mov.b32 %0, %1;" : "=r"(counts) : "r"(out.counts));
+        if (counts) quantize_count<FORMAT>(&seen, v, scale);
 #pragma unroll
-            for (int j = 0; j < QUANTIZE_COLUMNS; j++) sum[j] += v[j];
-        }
-#pragma unroll
-        for (int j = 0; j < QUANTIZE_COLUMNS / 4; j++) words[j][i] = quantize_word<FORMAT>(v + 4 * j, scale, &seen);
+        for (int j = 0; j < QUANTIZE_COLUMNS / 4; j++) words[j][i] = quantize_word<FORMAT>(v + 4 * j, scale);
         if (out.y && row + i < N && column < C)
-            *(uint4*)(out.y + (size_t)(row + i) * C + column) =
-                make_uint4(words[0][i], words[1][i], words[2][i], words[3][i]);
+            *(uint2*)(out.y + (size_t)(row + i) * C + column) = make_uint2(words[0][i], words[1][i]);
     }
     if (out.stats) quantize_report(out.stats, seen);
     if (FORMAT == FP8_E5M2 && partial) quantize_tile_sums(partial, sum, (float*)turned, column0, C);
@@ -178,8 +198,8 @@ __global__ void __launch_bounds__(QUANTIZE_THREADS)
     }
     __syncthreads();
     size_t Np = (size_t)(N + QUANTIZE_ALIGNMENT - 1) / QUANTIZE_ALIGNMENT * QUANTIZE_ALIGNMENT;
-    for (int i = threadIdx.x; i < QUANTIZE_TILE * QUANTIZE_TILE / 16; i += QUANTIZE_THREADS) {
-        int at = i / (QUANTIZE_TILE / 16), chunk = i % (QUANTIZE_TILE / 16);
+    for (int i = threadIdx.x; i < QUANTIZE_TILE_ROWS * QUANTIZE_TILE_COLUMNS / 16; i += QUANTIZE_THREADS) {
+        int at = i / (QUANTIZE_TILE_ROWS / 16), chunk = i % (QUANTIZE_TILE_ROWS / 16);
         if (column0 + at < C && row0 + 16 * chunk < N)
             *(uint4*)(out.yt + (size_t)(column0 + at) * Np + row0 + 16 * chunk) =
                 *(const uint4*)&turned[quantize_chunk(at, chunk)];
@@ -188,12 +208,13 @@ __global__ void __launch_bounds__(QUANTIZE_THREADS)
 
 // Scratch for the column sums of all tiles.
 static inline size_t quantize_scratch_bytes(int N, int C) {
-    return blocks_for((size_t)N, QUANTIZE_TILE) * (size_t)C * sizeof(float);
+    return blocks_for((size_t)N, QUANTIZE_TILE_ROWS) * (size_t)C * sizeof(float);
 }
 
 template <Fp8Format FORMAT, QuantizeSource SOURCE, Gelu GELU>
 static inline void quantize_start(QuantizeOutput out, QuantizeInput in, int N, int C, Context* ctx) {
-    unsigned down = blocks_for((size_t)N, QUANTIZE_TILE), tiles = down * blocks_for((size_t)C, QUANTIZE_TILE);
+    unsigned down = blocks_for((size_t)N, QUANTIZE_TILE_ROWS);
+    unsigned tiles = down * blocks_for((size_t)C, QUANTIZE_TILE_COLUMNS);
     float* partial = out.sums.b ? (float*)device_scratch(ctx, quantize_scratch_bytes(N, C)) : NULL;
     quantize_kernel<FORMAT, SOURCE, GELU>
         <<<tiles, QUANTIZE_THREADS, 0, ctx->stream>>>(out, in.x, in.pre, partial, N, C);

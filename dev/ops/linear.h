@@ -1,0 +1,220 @@
+/* linear: fp8 products against sums in double over the operands as stored, and the operands against their tensors.
+ * matmul.h tests the products in floatX. */
+#ifndef DEV_OPS_LINEAR_H
+#define DEV_OPS_LINEAR_H
+
+#include "harness.h"
+#include "llmc/optim/fp8_state.h"
+
+// A layer and the one before it, with GELU between: h = gelu(pre), pre = x w0^T + b0, y = h w1^T + b1.
+typedef struct {
+    LinearSize size[2];
+    Array x, w[2], b[2], pre, h, y, dy, dpre, dx, dw[2], db[2];
+    Linear p[2];
+    LinearGrads d[2];
+    Fp8State state;
+    Gelu gelu;
+    Mode mode;
+    Context* ctx;
+} LinearCase;
+
+static inline LinearCase* linear_case(Harness* h, int N, int C, int F, Mode mode, Gelu gelu, int keeps_x) {
+    LinearCase* k = (LinearCase*)case_memory(h, sizeof *k);
+    LinearSize size[] = {{N, C, F}, {N, F, C}};
+    const int dims[] = {0, C, F};
+    const TensorRow rows[] = {{"w0", offsetof(Linear, w), {2, 1}, OWN, 0, INIT_NORMAL, 0, AS_IN_MEMORY, 0, 8},
+                              {"w1", offsetof(Linear, w), {1, 2}, OWN, 0, INIT_NORMAL, 0, AS_IN_MEMORY, 0, 16}};
+    TensorTable table;
+    struct {
+        void* unused;
+        Fp8Linear* fp8[2];
+    } bound[2];
+    void* const outers[] = {&bound[0], &bound[1]};
+    void* const layers[] = {NULL, NULL};
+    const size_t layer_bytes[] = {0, 0};
+    memset(&table, 0, sizeof table);
+    memset(&k->state, 0, sizeof k->state);
+    memcpy(k->size, size, sizeof size);
+    k->mode = mode, k->gelu = gelu, k->ctx = &h->ctx;
+    k->state.is_wanted = 1, k->state.keeps_x = keeps_x;
+    tensors_add(&table, rows, 2, dims, -1);
+    fp8_state_plan(&k->state, &table, N);
+    fp8_state_open(&k->state, &table, outers, layers, layer_bytes, k->ctx);
+    k->x = input(h, (size_t)N * (size_t)C, 1), k->dy = input(h, (size_t)N * (size_t)C, 1e-4);
+    k->pre = output(h, (size_t)N * (size_t)F, SET), k->h = output(h, (size_t)N * (size_t)F, SET);
+    k->y = output(h, (size_t)N * (size_t)C, SET);
+    k->dpre = output(h, (size_t)N * (size_t)F, SET), k->dx = output(h, (size_t)N * (size_t)C, mode);
+    for (int i = 0; i < 2; i++) {
+        size_t out = (size_t)size[i].OC;
+        k->w[i] = input(h, (size_t)C * (size_t)F, 0.1), k->b[i] = input(h, out, 0.1);
+        k->dw[i] = output(h, (size_t)C * (size_t)F, mode), k->db[i] = output(h, out, mode);
+        Linear p = {k->w[i].device, k->b[i].device, bound[0].fp8[i]};
+        LinearGrads d = {k->dw[i].device_real, k->db[i].device_real, bound[1].fp8[i]};
+        k->p[i] = p, k->d[i] = d;
+    }
+    tensors_free(&table);
+    return k;
+}
+
+// The numbers that stored bytes stand for, [N, C]; of the transpose, rows are `stride` apart.
+static inline real* linear_unpacked(Harness* h, const uint8_t* device, int N, int C, size_t stride, Fp8Format format,
+                                    const real* inverse) {
+    size_t rows = (size_t)N, columns = (size_t)C, n = stride ? columns * stride : rows * columns;
+    uint8_t* bytes = (uint8_t*)case_memory(h, n);
+    real *x = (real*)case_memory(h, rows * columns * sizeof *x), scale;
+    device_download(&h->ctx, bytes, device, n);
+    device_download(&h->ctx, &scale, inverse, sizeof scale);
+    for (size_t r = 0; r < rows; r++)
+        for (size_t c = 0; c < columns; c++)
+            x[r * columns + c] = (real)fp8_to_float(bytes[stride ? c * stride + r : r * columns + c], format) * scale;
+    return x;
+}
+
+// Each number is as near to the tensor's as its format allows: half of its last bit, relative, or of the smallest.
+static inline int linear_is_near(const real* got, const real* want, size_t n, Fp8Format format, double largest) {
+    double last = format == FP8_E4M3 ? 1.0 / 16 : 1.0 / 8, range = format == FP8_E4M3 ? 1.0 / 131072 : 1.0 / 4194304;
+    for (size_t i = 0; i < n; i++)
+        if (!(fabs((double)got[i] - (double)want[i]) <= 1.01 * last * fabs((double)want[i]) + range * largest))
+            return 0;
+    return 1;
+}
+
+static inline double linear_largest(const real* x, size_t n) {
+    double largest = 0;
+    for (size_t i = 0; i < n; i++) largest = fmax(largest, fabs((double)x[i]));
+    return largest;
+}
+
+// Sums of absolute products, for the tolerance.
+static inline real* linear_absolute(Harness* h, const real* x, size_t n) {
+    real* a = (real*)case_memory(h, n * sizeof *a);
+    for (size_t i = 0; i < n; i++) a[i] = (real)fabs((double)x[i]);
+    return a;
+}
+
+// A product against its reference on the numbers in the operands a and b, of na and nb elements.
+static inline void linear_expect(Harness* h, const char* what, MatmulPass pass, Array got, const real* before,
+                                 const real* a, const real* b, const real* bias, LinearSize z, Mode mode) {
+    size_t na = (size_t)(pass == MATMUL_BACKWARD_WEIGHT ? z.N : z.OC) * (size_t)z.IC;
+    size_t nb = (size_t)z.N * (size_t)(pass == MATMUL_FORWARD ? z.IC : z.OC);
+    real *want = (real*)case_memory(h, got.n * sizeof *want), *sum = (real*)case_memory(h, got.n * sizeof *sum);
+    const real *size_a = linear_absolute(h, a, na), *size_b = linear_absolute(h, b, nb);
+    memcpy(want, before, got.n * sizeof *want);
+    if (pass == MATMUL_FORWARD) {
+        matmul_forward_ref(want, b, a, bias, z.N, z.IC, z.OC, SET);
+        matmul_forward_ref(sum, size_b, size_a, NULL, z.N, z.IC, z.OC, SET);
+    } else if (pass == MATMUL_BACKWARD_INPUT) {
+        matmul_backward_input_ref(want, b, a, z.N, z.IC, z.OC, mode);
+        matmul_backward_input_ref(sum, size_b, size_a, z.N, z.IC, z.OC, SET);
+    } else {
+        matmul_backward_weight_ref(want, NULL, b, a, z.N, z.IC, z.OC, mode);
+        matmul_backward_weight_ref(sum, NULL, size_b, size_a, z.N, z.IC, z.OC, SET);
+    }
+    // Tensor cores keep 13 bits or so of a fast sum. What is added to, and the bias, count too.
+    for (size_t i = 0; i < got.n; i++) sum[i] += (real)fabs((double)want[i]) + 1;
+    expect_close_to_sum(h, what, got, want, sum, HAS_DEVICE_MEMORY ? 2e-4 : 1e-6);
+}
+
+static inline void linear_run_forward(void* state) {
+    LinearCase* k = (LinearCase*)state;
+    GeluInput gelu = {k->pre.device, k->gelu};
+    linear_gelu_forward(k->h.device, gelu, k->x.device, k->p[0], k->p[1], k->size[0], k->ctx);
+    linear_forward(k->y.device, k->h.device, k->p[1], k->size[1].N, k->size[1].IC, k->size[1].OC, k->ctx);
+}
+
+static inline void linear_run_backward(void* state) {
+    LinearCase* k = (LinearCase*)state;
+    GeluInput gelu = {k->pre.device, k->gelu};
+    const LinearSize *z0 = &k->size[0], *z1 = &k->size[1];
+    linear_backward_weight(k->d[1], k->dy.device, k->h.device, z1->N, z1->IC, z1->OC, k->mode, k->ctx);
+    linear_gelu_backward_input(k->dpre.device, k->d[0], k->mode, k->dy.device, k->p[1], gelu, *z1, k->ctx);
+    linear_backward_weight(linear_weight_only(k->d[0]), k->dpre.device, k->x.device, z0->N, z0->IC, z0->OC, k->mode,
+                           k->ctx);
+    linear_backward_input(k->dx.device, k->dpre.device, k->p[0], z0->N, z0->IC, z0->OC, k->mode, k->ctx);
+}
+
+// What is in the shared buffers after the last product of each pass belongs to the layer of `z`.
+static inline void linear_check_layer(Harness* h, LinearCase* k, int i, const real* x, Array y) {
+    LinearSize z = k->size[i];
+    const Fp8Linear* f = k->p[i].fp8;
+    const Fp8Operands* s = f->shared;
+    size_t nx = (size_t)z.N * (size_t)z.IC, nw = (size_t)z.IC * (size_t)z.OC;
+    const real* w = linear_unpacked(h, f->w, z.OC, z.IC, 0, FP8_E4M3, fp8_inverse(f, FP8_W));
+    const real* wt = linear_unpacked(h, f->wt, z.OC, z.IC, (size_t)z.OC, FP8_E4M3, fp8_inverse(f, FP8_W));
+    const real* stored = linear_unpacked(h, s->x, z.N, z.IC, 0, FP8_E4M3, fp8_inverse(f, FP8_X));
+    expect_true(h, "the weight's transpose has its numbers", memcmp(w, wt, nw * sizeof *w) == 0);
+    expect_true(h, "the weight is rounded to E4M3",
+                linear_is_near(w, k->w[i].host, nw, FP8_E4M3, linear_largest(k->w[i].host, nw)));
+    expect_true(h, "the input is rounded to E4M3", linear_is_near(stored, x, nx, FP8_E4M3, linear_largest(x, nx)));
+    if (f->xt) {
+        const real* xt = linear_unpacked(h, f->xt, z.N, z.IC, quantize_rows(z.N), FP8_E4M3, fp8_inverse(f, FP8_X));
+        expect_true(h, "the kept transpose has the input's numbers", memcmp(stored, xt, nx * sizeof *xt) == 0);
+    }
+    linear_expect(h, i ? "y" : "pre", MATMUL_FORWARD, y, y.host, w, stored, k->b[i].host, z, SET);
+}
+
+static inline void test_linear_case(Harness* h, int N, int C, int F, Mode mode, Gelu gelu, int keeps_x) {
+    case_begin(h, "linear/fp8 N=%d C=%d F=%d %s %s%s", N, C, F, mode == ADD ? "ADD" : "SET",
+               gelu == GELU_ERF ? "erf" : "tanh", keeps_x ? " kept" : "");
+    LinearCase* k = linear_case(h, N, C, F, mode, gelu, keeps_x);
+    const Fp8Operands* s = &k->state.operands;
+    size_t n = (size_t)N * (size_t)F, nx = (size_t)N * (size_t)C;
+    fp8_state_begin_step(&k->state, 0);
+    GeluInput first = {k->pre.device, gelu};
+    linear_forward_fp8(first.pre, k->x.device, k->p[0], k->size[0], k->ctx);
+    linear_check_layer(h, k, 0, k->x.host, k->pre);
+    linear_run_forward(k);
+    real* activated = (real*)case_memory(h, n * sizeof *activated);
+    for (size_t i = 0; i < n; i++) activated[i] = (real)gelu_exact(k->pre.host[i], gelu);
+    linear_check_layer(h, k, 1, activated, k->y);
+
+    // The gradients: dy of layer 1 is an input, dpre that of layer 0.
+    real *dw0 = copy_of(h, k->dw[0]), *dx = copy_of(h, k->dx);
+    real *db0 = copy_of(h, k->db[0]), *db1 = copy_of(h, k->db[1]);
+    if (!keeps_x) gelu_forward(k->h.device, k->pre.device, n, gelu, k->ctx);
+    linear_run_backward(k);
+    const Fp8Linear* f = k->p[0].fp8;
+    const real* dpre = linear_unpacked(h, s->dy, N, F, 0, FP8_E5M2, fp8_inverse(f, FP8_DY));
+    const real* dpret = linear_unpacked(h, s->dyt, N, F, quantize_rows(N), FP8_E5M2, fp8_inverse(f, FP8_DY));
+    const uint8_t* kept = f->xt ? f->xt : s->xt;
+    const real* xt = linear_unpacked(h, kept, N, C, quantize_rows(N), FP8_E4M3, fp8_inverse(f, FP8_X));
+    const real* wt = linear_unpacked(h, f->wt, F, C, (size_t)F, FP8_E4M3, fp8_inverse(f, FP8_W));
+    real *exact = (real*)case_memory(h, n * sizeof *exact), *sums = (real*)case_memory(h, (size_t)F * sizeof *sums);
+    array_download(k->dpre);
+    memset(sums, 0, (size_t)F * sizeof *sums);
+    for (size_t i = 0; i < n; i++) {
+        exact[i] = (real)((double)k->dpre.host[i] * gelu_derivative_exact(k->pre.host[i], gelu));
+        sums[i % (size_t)F] += (real)fabs((double)exact[i]);
+    }
+    expect_true(h, "dpre's transpose has its numbers", memcmp(dpre, dpret, n * sizeof *dpre) == 0);
+    expect_true(h, "dpre is rounded to E5M2", linear_is_near(dpre, exact, n, FP8_E5M2, linear_largest(exact, n)));
+    linear_expect(h, "dw of layer 0", MATMUL_BACKWARD_WEIGHT, k->dw[0], dw0, xt, dpret, NULL, k->size[0], mode);
+    linear_expect(h, "dx", MATMUL_BACKWARD_INPUT, k->dx, dx, wt, dpre, NULL, k->size[0], mode);
+    matmul_backward_bias_ref(db0, exact, N, F, mode);
+    matmul_backward_bias_ref(db1, k->dy.host, N, C, mode);
+    for (int o = 0; o < F; o++) sums[o] += (real)fabs((double)db0[o]);
+    expect_close_to_sum(h, "db of layer 0", k->db[0], db0, sums, 1e-5);
+    expect_close(h, "db of layer 1", k->db[1], db1, 1e-5);
+    // The largest elements make the scales of the next step.
+    GradSync alone;
+    ProcessGroup group;
+    memset(&alone, 0, sizeof alone), memset(&group, 0, sizeof group);
+    group.size = 1, alone.collectives.group = &group;
+    fp8_state_end_step(&k->state, 0, &alone, k->ctx);
+    real scale;
+    device_download(k->ctx, &scale, s->scales.scale + f->row + FP8_X, sizeof scale);
+    double room = (double)scale * linear_largest(k->x.host, nx);
+    expect_true(h, "the next scale leaves a factor of 2 to 4", room <= 224 && room > 112);
+    fp8_state_close(&k->state);
+    case_end(h);
+}
+
+static inline void test_linear(Harness* h) {
+    if (HAS_DEVICE_MEMORY && strcmp(FLOATX_NAME, "BF16") != 0) return;
+    test_linear_case(h, 64, 128, 512, SET, GELU_TANH, 1);
+    test_linear_case(h, 100, 48, 192, ADD, GELU_ERF, 1);
+    test_linear_case(h, 17, 64, 256, SET, GELU_ERF, 0);
+    test_linear_case(h, 300, 768, 96, ADD, GELU_TANH, 0);
+}
+
+#endif
