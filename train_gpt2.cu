@@ -37,6 +37,7 @@ typedef struct {
     floatX *wte, *wpe;
     LayerNorm lnf;
     floatX* head;  // output matrix [Vp, C]; it is wte if the model ties them
+    struct Fp8Linear* head_fp8;
     BlockParams* h;
 } Params;
 
@@ -52,6 +53,7 @@ typedef struct {
     real *wte, *wpe;
     LayerNormGrads lnf;
     real* head;
+    struct Fp8Linear* head_fp8;
     BlockGrads* h;
 } Grads;
 
@@ -61,7 +63,7 @@ enum { ONE_DIM, DIM_V, DIM_VP, DIM_T, DIM_C, DIM_3C, DIM_F, DIM_N, DIM_NH, DIM_D
 // clang-format off
 static const TensorRow EMBEDDING_ROWS[] = {
     // name in files                         field                              shape                 stored  initial values        decay, layout in files
-    {"transformer.wte.weight",                offsetof(Params, wte),             {DIM_V, DIM_C},  OWN, DIM_VP, INIT_NORMAL,          1},
+    {"transformer.wte.weight",                offsetof(Params, wte),             {DIM_V, DIM_C},  OWN, DIM_VP, INIT_NORMAL,          1, AS_IN_MEMORY, 0, offsetof(Params, head_fp8)},
     {"transformer.wpe.weight",                offsetof(Params, wpe),             {DIM_T, DIM_C},  OWN, 0,      INIT_NORMAL,          1},
 };
 static const TensorRow BLOCK_ROWS[] = {
@@ -83,7 +85,7 @@ static const TensorRow FINAL_ROWS[] = {
     {"transformer.ln_f.bias",                 offsetof(Params, lnf.b),           {DIM_C},         OWN, 0,      INIT_ZERO,            0},
 };
 static const TensorRow HEAD_ROWS[] = {  // only if the head is not tied to wte
-    {"lm_head.weight",                        offsetof(Params, head),            {DIM_V, DIM_C},  OWN, DIM_VP, INIT_NORMAL,          1},
+    {"lm_head.weight",                        offsetof(Params, head),            {DIM_V, DIM_C},  OWN, DIM_VP, INIT_NORMAL,          1, AS_IN_MEMORY, 0, offsetof(Params, head_fp8)},
 };
 static const char* const HEAD[][2] = {{"wte.weight", "lm_head.weight"}};  // tensors that may be tied
 // clang-format on
@@ -192,8 +194,8 @@ static void forward(Model* m, const int* inputs, const Sequences* s, Context* ct
 
 // Compute logits [N, Vp] from rows x [N, C] of the final layernorm.
 static void forward_head(Model* m, const floatX* x, int N, Context* ctx) {
-    Linear head = {m->p.head, NULL};
-    matmul_forward(m->a.logits, x, head, N, m->config.C, m->Vp, SET, ctx);
+    Linear head = {m->p.head, NULL, m->p.head_fp8};
+    linear_forward(m->a.logits, x, head, N, m->config.C, m->Vp, ctx);
 }
 
 // ---------------------------------------------------------------------------------------------------------
@@ -258,7 +260,8 @@ static void backward_block(Model* m, int l, const Sequences* s, Mode mode, Conte
 static void backward(Model* m, const int* inputs, const Sequences* s, Mode mode, Context* ctx) {
     const Config* c = &m->config;
     int N = s->rows, C = c->C;
-    LinearGrads dhead = {m->g.head, NULL};
+    Linear head = {m->p.head, NULL, m->p.head_fp8};
+    LinearGrads dhead = {m->g.head, NULL, m->g.head_fp8};
     Rows rows = {.N = N, .C = C};
     LayerNormInputs lnf = {
         .dy = m->a.dln, .x = residual_into(m, c->L), .stats = m->a.lnf_stats, .w = m->p.lnf.w, .size = rows};
@@ -267,8 +270,8 @@ static void backward(Model* m, const int* inputs, const Sequences* s, Mode mode,
     EmbeddingSizes sizes = {m->Vp, c->T, 0, C, -1};
 
     scope_at(ctx, BACKWARD, -1);
-    matmul_backward_weight(dhead, m->a.logits, m->a.lnf, N, C, m->Vp, mode, ctx);
-    matmul_backward_input(m->a.dln, m->a.logits, m->p.head, N, C, m->Vp, SET, ctx);
+    linear_backward_weight(dhead, m->a.logits, m->a.lnf, N, C, m->Vp, mode, ctx);
+    linear_backward_input(m->a.dln, m->a.logits, head, N, C, m->Vp, SET, ctx);
     residual_layernorm_backward(residual_gradient(m, s, c->L - 1, SITE_DROPOUT_MLP_OUT), m->g.lnf, lnf, SET, mode, ctx);
     for (int l = c->L - 1; l >= 0; l--) backward_block(m, l, s, mode, ctx);
     scope_at(ctx, BACKWARD, -1);

@@ -36,7 +36,7 @@ static inline LinearCase* linear_case(Harness* h, int N, int C, int F, Mode mode
     memset(&k->state, 0, sizeof k->state);
     memcpy(k->size, size, sizeof size);
     k->mode = mode, k->gelu = gelu, k->ctx = &h->ctx;
-    k->state.is_wanted = 1, k->state.keeps_x = keeps_x;
+    k->state.level = 2, k->state.keeps_x = keeps_x;
     tensors_add(&table, rows, 2, dims, -1);
     fp8_state_plan(&k->state, &table, N);
     fp8_state_open(&k->state, &table, outers, layers, layer_bytes, k->ctx);
@@ -159,7 +159,7 @@ static inline void test_linear_case(Harness* h, int N, int C, int F, Mode mode, 
     LinearCase* k = linear_case(h, N, C, F, mode, gelu, keeps_x);
     const Fp8Operands* s = &k->state.operands;
     size_t n = (size_t)N * (size_t)F, nx = (size_t)N * (size_t)C;
-    fp8_state_begin_step(&k->state, 0);
+    fp8_state_begin_step(&k->state);
     GeluInput first = {k->pre.device, gelu};
     linear_forward_fp8(first.pre, k->x.device, k->p[0], k->size[0], k->ctx);
     linear_check_layer(h, k, 0, k->x.host, k->pre);

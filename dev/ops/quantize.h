@@ -29,7 +29,6 @@ static inline QuantizeCase* quantize_case(Harness* h, int N, int C, double size,
     k->x = input(h, n, size);
     k->out.scale = k->want.scale = host_scale;
     k->out.format = k->want.format = format;
-    k->out.counts = k->want.counts = 1;
     k->out.y = (uint8_t*)case_block(h, n, ON_DEVICE);
     k->out.yt = (uint8_t*)case_block(h, transposed, ON_DEVICE);
     k->out.stats = (Fp8Stats*)case_block(h, sizeof before, ON_DEVICE);

@@ -12,10 +12,13 @@
  * as floatX, dw as real. x and w are E4M3, dy is E5M2, which has a wider range. Bias gradients are sums of dy before it
  * is rounded. The tensor cores sum along the contiguous index of both operands, so w, x and dy are also kept transposed.
  *
- *   pass             operands        format            sum
- *   forward          x, w            E4M3 E4M3         fast: all in the tensor cores, which keep about 13 bits
- *   backward input   dy, w^T         E5M2 E4M3         fast
- *   backward weight  dy^T, x^T       E5M2 E4M3         partial sums are added in fp32: this one has N terms
+ *   pass             operands        format        terms of a sum
+ *   forward          x, w            E4M3 E4M3     IC
+ *   backward input   dy, w^T         E5M2 E4M3     OC
+ *   backward weight  dy^T, x^T       E5M2 E4M3     N
+ *
+ * Up to 8192 terms are summed in the tensor cores, which keep about 13 bits ("fast accumulation": rms errors of 0.05 % at
+ * 768 terms, 0.7 % at 65,536). Of longer sums, parts are added in fp32 (0.02 %).
  *
  * shapes     IC and OC are multiples of 16.
  * scales     delayed: from the largest elements of the last steps (fp8_scales.h), one for each operand of each layer.
@@ -39,7 +42,6 @@ typedef struct {
     Fp8Stats* measured;  // [1], of one tensor before the first step
     int calibrates;      // 1: no scales yet, so every tensor is measured first
     int records;         // 1: a training step, whose largest elements make the scales
-    int counts;          // 1: a step that also counts clipped and flushed elements
     uint8_t *x, *xt;     // [N, IC] and [IC, Np]
     uint8_t *dy, *dyt;
     const floatX *x_of, *dy_of;  // the tensors whose bytes x, and dy and dyt, are; NULL: none
@@ -76,7 +78,7 @@ static inline Fp8Format fp8_operand_format(int operand) { return operand == FP8_
 
 static inline QuantizeOutput fp8_output(const Fp8Linear* f, int operand, uint8_t* y, uint8_t* yt) {
     const real* scale = f->shared->scales.scale + f->row + operand;
-    QuantizeOutput out = {y, yt, NULL, scale, fp8_operand_format(operand), {NULL, SET}, 0};
+    QuantizeOutput out = {y, yt, NULL, scale, fp8_operand_format(operand), {NULL, SET}};
     return out;
 }
 
@@ -90,7 +92,7 @@ COMPILED_IF_CALLED static inline void fp8_quantize(const Fp8Linear* f, int opera
         quantize_input(out, in, N, C, ctx);
         fp8_scales_measure(s->scales, s->measured, f->row + operand, ctx);
     }
-    out.stats = s->records ? s->scales.stats + f->row + operand : NULL, out.sums = sums, out.counts = s->counts;
+    out.stats = s->records ? s->scales.stats + f->row + operand : NULL, out.sums = sums;
     quantize_input(out, in, N, C, ctx);
 }
 

@@ -11,9 +11,9 @@
 #include "llmc/ops/linear.h"
 
 typedef struct {
-    int is_wanted;  // --fp8
-    int keeps_x;    // 1: the transposed inputs are kept from the forward pass
-    int count;      // linear layers
+    int level;    // --fp8: 1: the layers' products; 2: also those outside the layers
+    int keeps_x;  // 1: the transposed inputs are kept from the forward pass
+    int count;    // linear layers
     Fp8Linear* linears;
     Fp8Operands operands;
     uint8_t* weights;  // of all layers, and their transposes
@@ -23,10 +23,20 @@ typedef struct {
     size_t unpacked;  // elements of each of operands.unpacked
 } Fp8State;
 
-// The linear layer that a marked weight belongs to. Rows of a group are one layer (Q, K and V).
+// Whether tensor i is the weight of a linear layer in fp8. Of several weights for one field the last is bound: a head that
+// is not tied takes the place of the embedding.
+static inline int fp8_is_weight(const Fp8State* s, const TensorTable* table, int i) {
+    const Tensor* t = &table->tensors[i];
+    if (!t->fp8 || s->level < (t->layer < 0 ? 2 : 1)) return 0;
+    for (int k = i + 1; k < table->count; k++)
+        if (table->tensors[k].fp8 == t->fp8 && table->tensors[k].layer == t->layer) return 0;
+    return 1;
+}
+
+// The size of its layer. Rows of a group are one layer (Q, K and V).
 static inline void fp8_layer_size(const TensorTable* table, int i, int* IC, int* OC) {
     const Tensor* t = &table->tensors[i];
-    *IC = t->shape[1], *OC = t->shape[0];
+    *IC = t->shape[1], *OC = t->stored_rows;
     for (int k = i + 1; k < table->count && table->tensors[k].is_grouped && table->tensors[k].ndim == 2; k++)
         *OC += table->tensors[k].shape[0];
 }
@@ -35,13 +45,13 @@ static inline void fp8_layer_size(const TensorTable* table, int i, int* IC, int*
 static inline void fp8_state_plan(Fp8State* s, const TensorTable* table, int N) {
     size_t Np = s->rows = quantize_rows(N), most_w = 0;
     s->count = 0, s->weight_bytes = s->kept_bytes = s->x_bytes = s->dy_bytes = 0;
-    for (int i = 0; i < table->count && s->is_wanted; i++) {
+    for (int i = 0; i < table->count; i++) {
         int IC, OC;
-        if (!table->tensors[i].fp8) continue;
+        if (!fp8_is_weight(s, table, i)) continue;
         fp8_layer_size(table, i, &IC, &OC);
         if (IC % QUANTIZE_ALIGNMENT || OC % QUANTIZE_ALIGNMENT)
-            die(USAGE, "--fp8 1: %s is %d x %d; both must be multiples of %d", table->tensors[i].name, OC, IC,
-                QUANTIZE_ALIGNMENT);
+            die(USAGE, "--fp8 %d: %s is %d x %d; both must be multiples of %d", s->level, table->tensors[i].name, OC,
+                IC, QUANTIZE_ALIGNMENT);
         s->weight_bytes += 2 * (size_t)IC * (size_t)OC;
         s->x_bytes = max_size(s->x_bytes, Np * (size_t)IC);
         s->kept_bytes += s->keeps_x ? Np * (size_t)IC : 0;
@@ -83,9 +93,9 @@ static inline size_t fp8_state_scratch_bytes(const Fp8State* s) {
 // Refuse builds and GPUs that have no fp8 products.
 static inline void fp8_check_device(const Context* ctx) {
 #ifdef __CUDACC__
-    if (strcmp(FLOATX_NAME, "BF16") != 0) die(USAGE, "--fp8 1 needs the bf16 build: make PRECISION=bf16");
+    if (strcmp(FLOATX_NAME, "BF16") != 0) die(USAGE, "--fp8 needs the bf16 build: make PRECISION=bf16");
     if (ctx->capability < 89)
-        die(USAGE, "--fp8 1 needs a GPU of compute capability 8.9 or later; this one has %d.%d", ctx->capability / 10,
+        die(USAGE, "--fp8 needs a GPU of compute capability 8.9 or later; this one has %d.%d", ctx->capability / 10,
             ctx->capability % 10);
 #endif
     (void)ctx;
@@ -133,7 +143,7 @@ static inline void fp8_state_open(Fp8State* s, const TensorTable* table, void* c
     for (int i = 0, n = 0; i < table->count; i++) {
         const Tensor* t = &table->tensors[i];
         int IC, OC;
-        if (!t->fp8) continue;
+        if (!fp8_is_weight(s, table, i)) continue;
         fp8_layer_size(table, i, &IC, &OC);
         size_t size = (size_t)IC * (size_t)OC;
         Fp8Linear linear = {o, n * FP8_OPERANDS, w, w + size, kept};
@@ -169,11 +179,7 @@ static inline void fp8_state_close(Fp8State* s) {
 // ---------------------------------------------------------------------------------------------------------
 // A step
 
-// Elements are counted in the first of every 16 steps, because that costs time.
-static inline void fp8_state_begin_step(Fp8State* s, int64_t step) {
-    s->operands.records = s->count > 0;
-    s->operands.counts = step % FP8_HISTORY == 0;
-}
+static inline void fp8_state_begin_step(Fp8State* s) { s->operands.records = s->count > 0; }
 
 // After the last micro-batch of step `step` (from 0): the scales of the next step, the same on all ranks.
 static inline void fp8_state_end_step(Fp8State* s, int64_t step, GradSync* r, Context* ctx) {

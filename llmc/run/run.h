@@ -103,7 +103,7 @@ static inline int run_next_batch(Run* r, BatchSearch* search, ModelBuffers* b) {
         search->B = search->high;
         return 1;
     }
-    b->fp8.is_wanted = r->settings.fp8, b->fp8.keeps_x = !b->table.fixed && r->settings.recompute == RECOMPUTE_NOTHING;
+    b->fp8.level = r->settings.fp8, b->fp8.keeps_x = !b->table.fixed && r->settings.recompute == RECOMPUTE_NOTHING;
     fp8_state_plan(&b->fp8, &b->table, b->step.N);
     MemoryPlan plan = model_buffers_memory(b, search->update, &r->ctx);
     int fits = memory_plan_fits(plan);
@@ -214,7 +214,7 @@ static inline MicroBatch run_begin_step(Run* r) {
     r->buffers->dropout = dropout;
     r->lr = schedule_at(&r->schedule, r->session.step);
     scope_step(&r->ctx, r->session.step + 1);
-    fp8_state_begin_step(&r->buffers->fp8, r->session.step);
+    fp8_state_begin_step(&r->buffers->fp8);
     return micro;
 }
 

@@ -15,7 +15,7 @@ typedef enum { FP8_E4M3, FP8_E5M2 } Fp8Format;
 
 #define FP8_NAN 0x7f
 
-// What was seen while tensors were converted; quantize.h says how it grows.
+// What was seen while tensors were converted: elements stored as the largest number and as 0; quantize.h says how it grows.
 typedef struct {
     uint64_t clipped, flushed;
     uint32_t amax;  // float_bits() of the largest absolute value
@@ -23,10 +23,8 @@ typedef struct {
 
 HOST_DEVICE static inline float fp8_largest(Fp8Format format) { return format == FP8_E4M3 ? 448.0f : 57344.0f; }
 
-// Half of the smallest number: it, and what is smaller, is rounded to zero.
-HOST_DEVICE static inline float fp8_half_smallest(Fp8Format format) {
-    return format == FP8_E4M3 ? 1.0f / 1024 : 1.0f / 131072;
-}
+// The byte of the largest number.
+HOST_DEVICE static inline uint8_t fp8_top(Fp8Format format) { return format == FP8_E4M3 ? 0x7e : 0x7b; }
 
 static inline int fp8_fraction_bits(Fp8Format format) { return format == FP8_E4M3 ? 3 : 2; }
 

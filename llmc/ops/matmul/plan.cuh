@@ -53,7 +53,7 @@ struct MatmulPlans {
     Text known;                // saved lines that were loaded
 };
 
-enum { MATMUL_CANDIDATES = 32, MATMUL_ROUNDS = 8 };
+enum { MATMUL_CANDIDATES = 32, MATMUL_ROUNDS = 8, MATMUL_FAST_TERMS = 8192 };
 #define MATMUL_GAIN 1.06f       // how much faster than the library's first choice another candidate must be
 #define MATMUL_TIMED_FLOPS 4e9  // smaller products take about 10 us; generating text has hundreds of such shapes
 
@@ -98,13 +98,14 @@ static inline cublasLtMatrixLayout_t matmul_layout(cudaDataType_t type, int rows
 }
 
 // The operands in fp8, each with the summed index contiguous: cuBLASLt has no other layout on sm_90. The gradient dy is
-// E5M2, the rest is E4M3. Tensor cores keep about 13 bits of a long sum; that is too few where the rows are summed.
+// E5M2, the rest is E4M3. Tensor cores keep about 13 bits of a sum: with fast accumulation of the whole sum, else of parts
+// of it, which are added in fp32. Sums of tokens, and of the vocabulary, are too long for it (dev/fp8_products.cu).
 static inline void matmul_plan_describe_fp8(MatmulPlan* plan) {
     const MatmulKey* k = &plan->key;
     MatmulPass pass = matmul_pass(k);
     int sum = pass == MATMUL_FORWARD ? k->IC : pass == MATMUL_BACKWARD_INPUT ? k->OC : (int)quantize_rows(k->N);
     cublaslt_set(plan->operation, CUBLASLT_MATMUL_DESC_TRANSA, CUBLAS_OP_T);
-    cublaslt_set(plan->operation, CUBLASLT_MATMUL_DESC_FAST_ACCUM, (int8_t)(pass != MATMUL_BACKWARD_WEIGHT));
+    cublaslt_set(plan->operation, CUBLASLT_MATMUL_DESC_FAST_ACCUM, (int8_t)(sum <= MATMUL_FAST_TERMS));
     if (matmul_has_bias(k->epilogue))
         cublaslt_set(plan->operation, CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, (int32_t)cublaslt_type());
     plan->a = matmul_layout(CUDA_R_8F_E4M3, sum, matmul_d_rows(k));

@@ -11,16 +11,16 @@ enum { QUANTIZE_COLUMNS = 256 };  // of a tile
 // A row's `count` elements into y; adds to stats.
 static inline void quantize_row(uint8_t* y, const floatX* x, size_t count, float scale, Fp8Format format,
                                 Fp8Stats* stats) {
-    float largest = fp8_largest(format), half_smallest = fp8_half_smallest(format);
+    uint8_t top = fp8_top(format);
     uint32_t amax = stats->amax, clipped = 0, flushed = 0;
 #pragma omp simd reduction(max : amax) reduction(+ : clipped, flushed)
     for (size_t c = 0; c < count; c++) {
-        float v = (float)x[c], scaled = v * scale, size = fabsf(scaled);
+        float v = (float)x[c];
         uint32_t bits = float_bits(v) & 0x7fffffffu;
         amax = bits > amax ? bits : amax;
-        clipped += size > largest;
-        flushed += (bits != 0) & (size <= half_smallest);
-        y[c] = fp8_from_float(scaled, format);
+        y[c] = fp8_from_float(v * scale, format);
+        clipped += (y[c] & 0x7f) == top;
+        flushed += (y[c] & 0x7f) == 0;
     }
     stats->amax = amax;
     stats->clipped += clipped;
@@ -84,8 +84,6 @@ static inline void quantize_input(QuantizeOutput out, QuantizeInput in, int N, i
     }
     if (out.stats) {
         if (amax > out.stats->amax) out.stats->amax = amax;
-    }
-    if (out.stats && out.counts) {
         out.stats->clipped += clipped;
         out.stats->flushed += flushed;
     }

@@ -1,8 +1,8 @@
-/* quantize on the GPU: a block quantizes a tile of 128 rows and 64 columns. A thread takes 4 rows of 8 columns, so that it
- * has the 4 bytes that are one word of the transpose in its registers. The words meet in shared memory, from which a warp
- * writes 4 whole lines of 128 bytes of the transpose. A second kernel adds the tiles' column sums.
+/* quantize on the GPU: a block quantizes a tile of 128 rows and 8 COLUMNS columns. A thread takes 4 rows of COLUMNS columns,
+ * so that it has the 4 bytes that are one word of the transpose in its registers. The words meet in shared memory, from
+ * which a warp writes 4 whole lines of 128 bytes of the transpose. A second kernel adds the tiles' column sums.
  *
- * Instructions limit the kernels that compute GELU, not memory. So elements are counted only where it is asked for. */
+ * Instructions limit the kernels that compute GELU, not memory. */
 #ifndef LLMC_OPS_QUANTIZE_KERNELS_CUH
 #define LLMC_OPS_QUANTIZE_KERNELS_CUH
 
@@ -16,16 +16,13 @@
 enum {
     QUANTIZE_THREADS = 256,
     QUANTIZE_TILE_ROWS = 128,
-    QUANTIZE_TILE_COLUMNS = 64,
-    QUANTIZE_ROWS = 4,  // of a thread
-    QUANTIZE_COLUMNS = 8,
-    QUANTIZE_ACROSS = QUANTIZE_TILE_COLUMNS / QUANTIZE_COLUMNS,  // threads that share a row
-    QUANTIZE_WORDS = QUANTIZE_TILE_ROWS / QUANTIZE_ROWS          // of the tile's transpose, in a row
+    QUANTIZE_ROWS = 4,                                   // of a thread
+    QUANTIZE_ACROSS = 8,                                 // threads that share a row; each takes COLUMNS of the tile's
+    QUANTIZE_WORDS = QUANTIZE_TILE_ROWS / QUANTIZE_ROWS  // of the tile's transpose, in a row
 };
-static_assert(QUANTIZE_THREADS * QUANTIZE_ROWS * QUANTIZE_COLUMNS == QUANTIZE_TILE_ROWS * QUANTIZE_TILE_COLUMNS,
-              "a whole tile");
+static_assert(QUANTIZE_THREADS * QUANTIZE_ROWS == QUANTIZE_TILE_ROWS * QUANTIZE_ACROSS, "a whole tile");
 
-// What a thread has seen. A tile has 2^13 elements.
+// What a thread has seen. A tile has 2^14 elements at most.
 typedef struct {
     float amax;
     unsigned clipped, flushed;
@@ -46,13 +43,11 @@ template <Fp8Format FORMAT> __device__ inline unsigned quantize_word(const float
     return low | high << 16;
 }
 
-template <Fp8Format FORMAT> __device__ inline void quantize_count(QuantizeSeen* seen, const float* v, float scale) {
-#pragma unroll
-    for (int i = 0; i < QUANTIZE_COLUMNS; i++) {
-        float size = fabsf(v[i] * scale);
-        seen->clipped += size > fp8_largest(FORMAT);
-        seen->flushed += v[i] != 0 && size <= fp8_half_smallest(FORMAT);
-    }
+// The number of bytes of a word that are `byte`, apart from their signs. A byte plus 0x7f has its upper bit set unless it
+// is 0; no carry leaves it.
+// `upper`: the upper bits of the bytes that count.
+__device__ inline unsigned quantize_count(unsigned word, unsigned byte, unsigned upper) {
+    return __popc(~(((word & 0x7f7f7f7fu) ^ byte * 0x01010101u) + 0x7f7f7f7fu) & upper);
 }
 
 // Rows to columns: byte i of word j becomes byte j of word i.
@@ -87,27 +82,28 @@ __device__ inline void quantize_report(Fp8Stats* stats, QuantizeSeen seen) {
 
 // 16 bytes of a row of the tile's transpose. Rows are shifted against each other so that neither the threads that write
 // words nor those that read 16 bytes meet in a bank of shared memory.
-__device__ inline int quantize_chunk(int column, int chunk) {
-    return column * QUANTIZE_WORDS + 4 * (chunk ^ column / QUANTIZE_COLUMNS);
+template <int COLUMNS> __device__ inline int quantize_chunk(int column, int chunk) {
+    return column * QUANTIZE_WORDS + 4 * (chunk ^ column / COLUMNS);
 }
 
 // Write the column sums of the tile to partial [tiles, C]. `sum`: of this thread's rows. `shared`: a row for each warp.
+template <int COLUMNS>
 __device__ inline void quantize_tile_sums(float* partial, const float* sum, float* shared, int column0, int C) {
-    constexpr int WARPS = QUANTIZE_THREADS / WARP;
+    constexpr int WARPS = QUANTIZE_THREADS / WARP, TILE = COLUMNS * QUANTIZE_ACROSS;
     int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP, c = threadIdx.x;
 #pragma unroll
-    for (int i = 0; i < QUANTIZE_COLUMNS; i++) {
+    for (int i = 0; i < COLUMNS; i++) {
         float total = sum[i];
 #pragma unroll
         for (int apart = QUANTIZE_ACROSS; apart < WARP; apart *= 2) total += __shfl_xor_sync(ALL_LANES, total, apart);
-        if (lane < QUANTIZE_ACROSS) shared[warp * QUANTIZE_TILE_COLUMNS + lane * QUANTIZE_COLUMNS + i] = total;
+        if (lane < QUANTIZE_ACROSS) shared[warp * TILE + lane * COLUMNS + i] = total;
     }
     __syncthreads();
-    if (c < QUANTIZE_TILE_COLUMNS && column0 + c < C) {
+    if (c < TILE && column0 + c < C) {
         float total = 0;
 #pragma unroll
-        for (int w = 0; w < WARPS; w++) total += shared[w * QUANTIZE_TILE_COLUMNS + c];
-        int tiles = (C + QUANTIZE_TILE_COLUMNS - 1) / QUANTIZE_TILE_COLUMNS;
+        for (int w = 0; w < WARPS; w++) total += shared[w * TILE + c];
+        int tiles = (C + TILE - 1) / TILE;
         partial[(size_t)(blockIdx.x / tiles) * C + column0 + c] = total;
     }
     __syncthreads();
@@ -129,80 +125,93 @@ static __global__ void __launch_bounds__(QUANTIZE_THREADS)
 }
 
 // Elements [row, column...] of a tensor; outside it zeros, which leave the statistics alone.
+template <int COLUMNS>
 __device__ inline void quantize_load(Vector<floatX>* to, const floatX* x, int row, int column, int N, int C) {
     constexpr int W = Vector<floatX>::SIZE;
 #pragma unroll
-    for (int j = 0; j < QUANTIZE_COLUMNS / W; j++) {
+    for (int j = 0; j < COLUMNS / W; j++) {
         to[j] = {};
         if (row < N && column < C) to[j] = load128_streaming(x + (size_t)row * C + column + j * W);
     }
 }
 
-__device__ inline void quantize_floats(float* v, const Vector<floatX>* from) {
+template <int COLUMNS> __device__ inline void quantize_floats(float* v, const Vector<floatX>* from) {
     constexpr int W = Vector<floatX>::SIZE;
 #pragma unroll
-    for (int j = 0; j < QUANTIZE_COLUMNS / W; j++) to_floats(v + j * W, from[j]);
+    for (int j = 0; j < COLUMNS / W; j++) to_floats(v + j * W, from[j]);
 }
 
 // One block per tile, columns of tiles first. `partial`: column sums of the tiles; NULL: not wanted.
-template <Fp8Format FORMAT, QuantizeSource SOURCE, Gelu GELU>
+template <Fp8Format FORMAT, QuantizeSource SOURCE, Gelu GELU, int COLUMNS>
 __global__ void __launch_bounds__(QUANTIZE_THREADS)
     quantize_kernel(QuantizeOutput out, const floatX* x, const floatX* pre, float* partial, int N, int C) {
-    constexpr int VECTORS = QUANTIZE_COLUMNS / Vector<floatX>::SIZE;
-    __shared__ alignas(16) unsigned turned[QUANTIZE_TILE_COLUMNS * QUANTIZE_WORDS];
-    int tiles = (C + QUANTIZE_TILE_COLUMNS - 1) / QUANTIZE_TILE_COLUMNS;
+    constexpr int VECTORS = COLUMNS / Vector<floatX>::SIZE, TILE = COLUMNS * QUANTIZE_ACROSS;
+    __shared__ alignas(16) unsigned turned[TILE * QUANTIZE_WORDS];
+    int tiles = (C + TILE - 1) / TILE;
     int row0 = (int)(blockIdx.x / tiles) * QUANTIZE_TILE_ROWS;
-    int column0 = (int)(blockIdx.x % tiles) * QUANTIZE_TILE_COLUMNS;
+    int column0 = (int)(blockIdx.x % tiles) * TILE;
     int across = threadIdx.x % QUANTIZE_ACROSS, down = threadIdx.x / QUANTIZE_ACROSS;
-    int row = row0 + QUANTIZE_ROWS * down, column = column0 + QUANTIZE_COLUMNS * across;
-    float scale = (float)*out.scale, sum[QUANTIZE_COLUMNS] = {0};
+    int row = row0 + QUANTIZE_ROWS * down, column = column0 + COLUMNS * across;
+    float scale = (float)*out.scale, sum[COLUMNS] = {0};
     QuantizeSeen seen = {0, 0, 0};
     Vector<floatX> loaded[QUANTIZE_ROWS][VECTORS], before[QUANTIZE_ROWS][VECTORS];
 #pragma unroll
     for (int i = 0; i < QUANTIZE_ROWS; i++) {
-        quantize_load(loaded[i], x, row + i, column, N, C);
-        if constexpr (SOURCE == QUANTIZE_GELU_BACKWARD) quantize_load(before[i], pre, row + i, column, N, C);
+        quantize_load<COLUMNS>(loaded[i], x, row + i, column, N, C);
+        if constexpr (SOURCE == QUANTIZE_GELU_BACKWARD) quantize_load<COLUMNS>(before[i], pre, row + i, column, N, C);
     }
 
-    unsigned words[QUANTIZE_COLUMNS / 4][QUANTIZE_ROWS];
+    unsigned words[COLUMNS / 4][QUANTIZE_ROWS];
 #pragma unroll
     for (int i = 0; i < QUANTIZE_ROWS; i++) {
-        float v[QUANTIZE_COLUMNS], at[QUANTIZE_COLUMNS];
-        quantize_floats(v, loaded[i]);
-        if constexpr (SOURCE == QUANTIZE_GELU_BACKWARD) quantize_floats(at, before[i]);
+        float v[COLUMNS], at[COLUMNS];
+        quantize_floats<COLUMNS>(v, loaded[i]);
+        if constexpr (SOURCE == QUANTIZE_GELU_BACKWARD) quantize_floats<COLUMNS>(at, before[i]);
 #pragma unroll
-        for (int j = 0; j < QUANTIZE_COLUMNS; j++) {
+        for (int j = 0; j < COLUMNS; j++) {
             if constexpr (SOURCE == QUANTIZE_GELU) v[j] = gelu_value(v[j], GELU);
             if constexpr (SOURCE == QUANTIZE_GELU_BACKWARD) v[j] *= gelu_derivative(at[j], GELU);
             if constexpr (FORMAT == FP8_E5M2) sum[j] += v[j];
             seen.amax = quantize_max(seen.amax, fabsf(v[j]));
         }
-        int counts;  // opaque to the compiler, which else makes two copies of everything
-        asm volatile("mov.b32 %0, %1;" : "=r"(counts) : "r"(out.counts));
-        if (counts) quantize_count<FORMAT>(&seen, v, scale);
 #pragma unroll
-        for (int j = 0; j < QUANTIZE_COLUMNS / 4; j++) words[j][i] = quantize_word<FORMAT>(v + 4 * j, scale);
-        if (out.y && row + i < N && column < C)
-            *(uint2*)(out.y + (size_t)(row + i) * C + column) = make_uint2(words[0][i], words[1][i]);
+        for (int j = 0; j < COLUMNS / 4; j++) words[j][i] = quantize_word<FORMAT>(v + 4 * j, scale);
+        // A mask and no branch: with a branch the compiler makes two copies of all that follows.
+        unsigned upper = row + i < N && column < C ? 0x80808080u : 0;
+#pragma unroll
+        for (int j = 0; j < COLUMNS / 4; j++) {
+            seen.clipped += quantize_count(words[j][i], fp8_top(FORMAT), upper);
+            seen.flushed += quantize_count(words[j][i], 0, upper);
+        }
+    }
+    if (out.y && column < C) {
+#pragma unroll
+        for (int i = 0; i < QUANTIZE_ROWS; i++)
+            if (row + i < N) {
+                uint8_t* to = out.y + (size_t)(row + i) * C + column;
+                if constexpr (COLUMNS == 16)
+                    *(uint4*)to = make_uint4(words[0][i], words[1][i], words[2][i], words[3][i]);
+                else *(uint2*)to = make_uint2(words[0][i], words[1][i]);
+            }
     }
     if (out.stats) quantize_report(out.stats, seen);
-    if (FORMAT == FP8_E5M2 && partial) quantize_tile_sums(partial, sum, (float*)turned, column0, C);
+    if (FORMAT == FP8_E5M2 && partial) quantize_tile_sums<COLUMNS>(partial, sum, (float*)turned, column0, C);
     if (!out.yt) return;
 
 #pragma unroll
-    for (int j = 0; j < QUANTIZE_COLUMNS / 4; j++) {
+    for (int j = 0; j < COLUMNS / 4; j++) {
         transpose_bytes(words[j]);
 #pragma unroll
         for (int k = 0; k < 4; k++)
-            turned[quantize_chunk(QUANTIZE_COLUMNS * across + 4 * j + k, down / 4) + down % 4] = words[j][k];
+            turned[quantize_chunk<COLUMNS>(COLUMNS * across + 4 * j + k, down / 4) + down % 4] = words[j][k];
     }
     __syncthreads();
     size_t Np = (size_t)(N + QUANTIZE_ALIGNMENT - 1) / QUANTIZE_ALIGNMENT * QUANTIZE_ALIGNMENT;
-    for (int i = threadIdx.x; i < QUANTIZE_TILE_ROWS * QUANTIZE_TILE_COLUMNS / 16; i += QUANTIZE_THREADS) {
+    for (int i = threadIdx.x; i < QUANTIZE_TILE_ROWS * TILE / 16; i += QUANTIZE_THREADS) {
         int at = i / (QUANTIZE_TILE_ROWS / 16), chunk = i % (QUANTIZE_TILE_ROWS / 16);
         if (column0 + at < C && row0 + 16 * chunk < N)
             *(uint4*)(out.yt + (size_t)(column0 + at) * Np + row0 + 16 * chunk) =
-                *(const uint4*)&turned[quantize_chunk(at, chunk)];
+                *(const uint4*)&turned[quantize_chunk<COLUMNS>(at, chunk)];
     }
 }
 
@@ -213,10 +222,11 @@ static inline size_t quantize_scratch_bytes(int N, int C) {
 
 template <Fp8Format FORMAT, QuantizeSource SOURCE, Gelu GELU>
 static inline void quantize_start(QuantizeOutput out, QuantizeInput in, int N, int C, Context* ctx) {
+    constexpr int COLUMNS = SOURCE == QUANTIZE_GELU_BACKWARD ? 8 : 16;  // it needs more registers
     unsigned down = blocks_for((size_t)N, QUANTIZE_TILE_ROWS);
-    unsigned tiles = down * blocks_for((size_t)C, QUANTIZE_TILE_COLUMNS);
+    unsigned tiles = down * blocks_for((size_t)C, COLUMNS * QUANTIZE_ACROSS);
     float* partial = out.sums.b ? (float*)device_scratch(ctx, quantize_scratch_bytes(N, C)) : NULL;
-    quantize_kernel<FORMAT, SOURCE, GELU>
+    quantize_kernel<FORMAT, SOURCE, GELU, COLUMNS>
         <<<tiles, QUANTIZE_THREADS, 0, ctx->stream>>>(out, in.x, in.pre, partial, N, C);
     cudaCheck(cudaGetLastError());
     if (!partial) return;

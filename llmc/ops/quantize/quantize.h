@@ -7,9 +7,8 @@
  *   y  [N, C]  (SET) = fp8(scale v)       row-major bytes of FP8_E4M3 or FP8_E5M2 (ops/common/fp8.h)
  *   yt [C, Np] (SET) = the transpose of y; Np is N rounded up to 16, and columns N to Np - 1 are zero
  *   sums.b [C] (SET or ADD) = the column sums of v before it is rounded: the gradient of a bias
- *   stats (ADD): amax = max(amax, |v|), and with `counts`
- *                clipped += elements that are larger than the format's largest number,
- *                flushed += elements that are not zero and become zero
+ *   stats (ADD): amax = max(amax, |v|), clipped += elements stored as the format's largest number,
+ *                flushed += elements stored as 0
  *
  *   x, pre [N, C] floatX; scale [1] real, a power of two, read on the device; stats on the device
  *
@@ -42,7 +41,6 @@ typedef struct {
     const real* scale;
     Fp8Format format;
     BiasGrad sums;  // sums.b NULL: not wanted
-    int counts;     // 1: stats count elements too
 } QuantizeOutput;
 
 // What is quantized.
@@ -78,9 +76,9 @@ static inline void quantize_ref(QuantizeOutput out, const real* x, int N, int C)
             if (!out.stats) continue;
             uint32_t size = float_bits(v) & 0x7fffffffu;
             if (size > out.stats->amax) out.stats->amax = size;
-            if (!out.counts) continue;
-            out.stats->clipped += fabsf(scaled) > fp8_largest(out.format);
-            out.stats->flushed += v != 0 && (byte & 0x7f) == 0;
+            if (n >= (size_t)N) continue;
+            out.stats->clipped += (byte & 0x7f) == fp8_top(out.format);
+            out.stats->flushed += (byte & 0x7f) == 0;
         }
 }
 
