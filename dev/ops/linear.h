@@ -205,6 +205,25 @@ static inline void test_linear_case(Harness* h, int N, int C, int F, Mode mode, 
     device_download(k->ctx, &scale, s->scales.scale + f->row + FP8_X, sizeof scale);
     double room = (double)scale * linear_largest(k->x.host, nx);
     expect_true(h, "the next scale leaves a factor of 2 to 4", room <= 224 && room > 112);
+    // Another weight, as after an update; from now on with the scales of the first step.
+    for (size_t i = 0; i < k->w[0].n; i++) k->w[0].host[i] = -k->w[0].host[i];
+    array_upload_real(k->w[0]);
+    linear_forward_fp8(first.pre, k->x.device, k->p[0], k->size[0], k->ctx);
+    k->state.operands.records = 1;  // the check reads the kept transpose
+    linear_forward_fp8(first.pre, k->x.device, k->p[0], k->size[0], k->ctx);
+    linear_check_layer(h, k, 0, k->x.host, k->pre);
+    // Another input outside a step: the backward pass takes this one, not the one that the step kept.
+    k->state.operands.records = 0;
+    for (size_t i = 0; i < nx; i++) k->x.host[i] = -k->x.host[i];
+    array_upload_real(k->x);
+    linear_run_forward(k);
+    gelu_forward(k->h.device, k->pre.device, n, gelu, k->ctx);
+    dw0 = copy_of(h, k->dw[0]);
+    linear_run_backward(k);
+    dpret = linear_unpacked(h, s->dyt, N, F, quantize_rows(N), FP8_E5M2, fp8_inverse(f, FP8_DY));
+    xt = linear_unpacked(h, s->xt, N, C, quantize_rows(N), FP8_E4M3, fp8_inverse(f, FP8_X));
+    expect_true(h, "x is rounded to E4M3", linear_is_near(xt, k->x.host, nx, FP8_E4M3, linear_largest(k->x.host, nx)));
+    linear_expect(h, "dw of another input", MATMUL_BACKWARD_WEIGHT, k->dw[0], dw0, xt, dpret, NULL, k->size[0], mode);
     fp8_state_close(&k->state);
     case_end(h);
 }

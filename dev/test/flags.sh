@@ -256,6 +256,13 @@ row --loss-scale-start '--loss-scale fixed' 1024 'each loss_scale' '65536 65536 
 row --loss-scale-growth '--loss-scale dynamic' 2 'each loss_scale' \
     '65536 65536 65536 65536' '65536 65536 131072 131072'
 row --dropout '-v 4' 0.5 'each loss' '*' '*' 'nth val_loss 1'
+case $PROGRAM in
+    */fp16/* | */fp32/*) row --fp8 '' 1 'cat status' 0 2 ;;
+    *)
+        row --fp8 '' 1 'each loss; memory parameters' '*' '*' 'each lr'
+        [ $trainer != gpt2 ] || row --fp8 '--fp8 1' 2 'each loss; memory parameters' '*' '*' 'each lr'
+        ;;
+esac
 # Without --gelu-fusion, whose GELU is of the input before it is rounded, recomputing changes no bit.
 row --recompute '-e L=3,C=32,NH=2,T=32 -x 1 -b 32 -ge 0' 1 'memory activations' '*' '$(less 1)' 'each loss; each grad_norm'
 row --recompute '-e L=3,C=32,NH=2,T=32 -x 1 -b 32 -ge 0' 2 'memory activations' '*' '$(less 1)' 'each loss; each grad_norm'

@@ -94,6 +94,11 @@ launch 2 ${common/--bucket 0/--bucket 1} -b 2 -z 1 --reduce bf16 -o narrow_whole
 case_is '2 ranks, all-reduce in bf16 at once: the same bits' "$(ended_with 0)" "$(same narrow_whole narrow)"
 [ -z "$(near narrow one)" ] && why='bf16 changed nothing' || why=
 verdict 'all-reduce in bf16 rounds the gradients' "$why"
+launch 2 $common -b 2 -z 1 --fp8 2 -o fp8
+why=$(ended_with 0)
+launch 2 $common -b 2 -z 1 --fp8 2 -o fp8_stopped --stop-after 13
+launch 2 -y 1 -o fp8_stopped
+case_is '2 ranks, fp8: stopped and resumed, the same bits' "${why:-$(ended_with 0)}" "$(same fp8_stopped fp8)"
 run $common -b 2 --optimizer lamb -o lamb1
 launch 4 $common -b 2 --optimizer lamb -z 1 -o lamb4
 case_is '4 ranks, -z 1, LAMB: like one rank' "$(ended_with 0)" "$(near lamb4 lamb1)"

@@ -150,6 +150,19 @@ scaled() { # NAME MIDDLE FLAG...
 scaled 'resumed after an overflow' 10 --loss-scale dynamic --loss-scale-start 3e38 --clip 0
 scaled 'resumed while the loss scale grows' 11 --loss-scale dynamic --loss-scale-start 64 --loss-scale-growth 3
 
+# fp8: the largest elements of 16 steps are part of the checkpoint. Large gradients at the start still count after step 14.
+run "${SHORT[@]}" --fp8 2 -o "$work/fp8"
+why=$(ended_with 0)
+run "${SHORT[@]}" --fp8 2 --stop-after 14 -o "$work/fp8-half"
+run -y 1 -o "$work/fp8-half"
+why=${why:-$(ended_with 0)}
+why=${why:-$(same_run "$work/fp8-half" "$work/fp8" $last)}
+verdict 'resumed with fp8' "$why"
+sed -i 's/"fp8": "./"fp8": "/' "$work/fp8-half/ckpt/$last/trainer.json"
+run -y 1 -o "$work/fp8-half"
+verdict 'an fp8 state that is cut off is refused' "$(ended_with_error 2 'trainer.json: key "fp8": is not the state of')"
+rm -rf "$work/fp8" "$work/fp8-half"
+
 # Outliers: the window of 128 steps is part of the checkpoint.
 run "${MODEL[@]}" -x 180 -v 0 -n 0 -sl 0.3 -sg 0.3 -o "$work/outliers"
 why=$(ended_with 0)

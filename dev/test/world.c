@@ -320,7 +320,7 @@ static void test_exam(Tests* t) {
     EXPECT(t, far > 200 && far < EXAM_QUESTIONS);
     // The stories of the questions, searched for in the training set itself.
     const uint16_t* word = (const uint16_t*)c.exam.lm.words.text;
-    for (int i = 0; i < 100; i++, word += word[1] / 2) {
+    for (int i = 0; i < EXAM_QUESTIONS; i++, word += word[1] / 2) {
         int end = 6 + word[5], start = end;
         while (word[start - 1] != c.vocabulary.end_of_text) start--;
         uint16_t story[64];
