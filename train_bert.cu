@@ -11,6 +11,7 @@
  * C = NH * HS channels, F channels inside the MLP (4 C). */
 #define ATTENTION_MASK FULL
 #include "llmc/model/config.h"  // config.json as a table
+#include "llmc/model/linear.h"
 #include "llmc/ops/accuracy.h"
 #include "llmc/ops/attention/attention.h"
 #include "llmc/ops/classifier/classifier.h"
@@ -18,7 +19,6 @@
 #include "llmc/ops/gather.h"
 #include "llmc/ops/gelu.h"
 #include "llmc/ops/layernorm/layernorm.h"
-#include "llmc/ops/linear.h"
 #include "llmc/ops/next_sentence.h"
 #include "llmc/run/fill_mask.h"       // fill-mask: predicts masked tokens
 #include "llmc/run/mlm_data.h"        // sentences, their pairs and masks

@@ -8,6 +8,7 @@
  * C = NH * HS channels, F channels inside the MLP (4 C). */
 #define ATTENTION_MASK CAUSAL
 #include "llmc/model/config.h"  // config.json as a table
+#include "llmc/model/linear.h"
 #include "llmc/ops/attention/attention.h"
 #include "llmc/ops/attention/decode.h"
 #include "llmc/ops/classifier/classifier.h"
@@ -15,7 +16,6 @@
 #include "llmc/ops/gather.h"
 #include "llmc/ops/gelu.h"
 #include "llmc/ops/layernorm/layernorm.h"
-#include "llmc/ops/linear.h"
 #include "llmc/run/generate.h"         // text generation from a prompt
 #include "llmc/run/lm_input.h"         // token batches on the device
 #include "llmc/run/multiple_choice.h"  // HellaSwag and similar sets

@@ -92,22 +92,27 @@ static inline real* linear_absolute(Harness* h, const real* x, size_t n) {
     return a;
 }
 
-// A product against its reference on the numbers in the operands a and b, of na and nb elements.
+// The operands of a product as numbers: w and x, w and dy, or x and dy.
+typedef struct {
+    const real *a, *b, *bias;
+} LinearOperands;
+
+// A product against its reference on the numbers in its operands.
 static inline void linear_expect(Harness* h, const char* what, MatmulPass pass, Array got, const real* before,
-                                 const real* a, const real* b, const real* bias, LinearSize z, Mode mode) {
+                                 LinearOperands o, LinearSize z, Mode mode) {
     size_t na = (size_t)(pass == MATMUL_BACKWARD_WEIGHT ? z.N : z.OC) * (size_t)z.IC;
     size_t nb = (size_t)z.N * (size_t)(pass == MATMUL_FORWARD ? z.IC : z.OC);
     real *want = (real*)case_memory(h, got.n * sizeof *want), *sum = (real*)case_memory(h, got.n * sizeof *sum);
-    const real *size_a = linear_absolute(h, a, na), *size_b = linear_absolute(h, b, nb);
+    const real *size_a = linear_absolute(h, o.a, na), *size_b = linear_absolute(h, o.b, nb);
     memcpy(want, before, got.n * sizeof *want);
     if (pass == MATMUL_FORWARD) {
-        matmul_forward_ref(want, b, a, bias, z.N, z.IC, z.OC, SET);
+        matmul_forward_ref(want, o.b, o.a, o.bias, z.N, z.IC, z.OC, SET);
         matmul_forward_ref(sum, size_b, size_a, NULL, z.N, z.IC, z.OC, SET);
     } else if (pass == MATMUL_BACKWARD_INPUT) {
-        matmul_backward_input_ref(want, b, a, z.N, z.IC, z.OC, mode);
+        matmul_backward_input_ref(want, o.b, o.a, z.N, z.IC, z.OC, mode);
         matmul_backward_input_ref(sum, size_b, size_a, z.N, z.IC, z.OC, SET);
     } else {
-        matmul_backward_weight_ref(want, NULL, b, a, z.N, z.IC, z.OC, mode);
+        matmul_backward_weight_ref(want, NULL, o.b, o.a, z.N, z.IC, z.OC, mode);
         matmul_backward_weight_ref(sum, NULL, size_b, size_a, z.N, z.IC, z.OC, SET);
     }
     // Tensor cores keep 13 bits or so of a fast sum. What is added to, and the bias, count too.
@@ -150,7 +155,8 @@ static inline void linear_check_layer(Harness* h, LinearCase* k, int i, const re
         const real* xt = linear_unpacked(h, f->xt, z.N, z.IC, quantize_rows(z.N), FP8_E4M3, fp8_inverse(f, FP8_X));
         expect_true(h, "the kept transpose has the input's numbers", memcmp(stored, xt, nx * sizeof *xt) == 0);
     }
-    linear_expect(h, i ? "y" : "pre", MATMUL_FORWARD, y, y.host, w, stored, k->b[i].host, z, SET);
+    LinearOperands operands = {w, stored, k->b[i].host};
+    linear_expect(h, i ? "y" : "pre", MATMUL_FORWARD, y, y.host, operands, z, SET);
 }
 
 static inline void test_linear_case(Harness* h, int N, int C, int F, Mode mode, Gelu gelu, int keeps_x) {
@@ -188,8 +194,9 @@ static inline void test_linear_case(Harness* h, int N, int C, int F, Mode mode, 
     }
     expect_true(h, "dpre's transpose has its numbers", memcmp(dpre, dpret, n * sizeof *dpre) == 0);
     expect_true(h, "dpre is rounded to E5M2", linear_is_near(dpre, exact, n, FP8_E5M2, linear_largest(exact, n)));
-    linear_expect(h, "dw of layer 0", MATMUL_BACKWARD_WEIGHT, k->dw[0], dw0, xt, dpret, NULL, k->size[0], mode);
-    linear_expect(h, "dx", MATMUL_BACKWARD_INPUT, k->dx, dx, wt, dpre, NULL, k->size[0], mode);
+    LinearOperands of_dw = {xt, dpret, NULL}, of_dx = {wt, dpre, NULL};
+    linear_expect(h, "dw of layer 0", MATMUL_BACKWARD_WEIGHT, k->dw[0], dw0, of_dw, k->size[0], mode);
+    linear_expect(h, "dx", MATMUL_BACKWARD_INPUT, k->dx, dx, of_dx, k->size[0], mode);
     matmul_backward_bias_ref(db0, exact, N, F, mode);
     matmul_backward_bias_ref(db1, k->dy.host, N, C, mode);
     for (int o = 0; o < F; o++) sums[o] += (real)fabs((double)db0[o]);
@@ -223,7 +230,8 @@ static inline void test_linear_case(Harness* h, int N, int C, int F, Mode mode, 
     dpret = linear_unpacked(h, s->dyt, N, F, quantize_rows(N), FP8_E5M2, fp8_inverse(f, FP8_DY));
     xt = linear_unpacked(h, s->xt, N, C, quantize_rows(N), FP8_E4M3, fp8_inverse(f, FP8_X));
     expect_true(h, "x is rounded to E4M3", linear_is_near(xt, k->x.host, nx, FP8_E4M3, linear_largest(k->x.host, nx)));
-    linear_expect(h, "dw of another input", MATMUL_BACKWARD_WEIGHT, k->dw[0], dw0, xt, dpret, NULL, k->size[0], mode);
+    LinearOperands of_other = {xt, dpret, NULL};
+    linear_expect(h, "dw of another input", MATMUL_BACKWARD_WEIGHT, k->dw[0], dw0, of_other, k->size[0], mode);
     fp8_state_close(&k->state);
     case_end(h);
 }

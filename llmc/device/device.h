@@ -50,7 +50,7 @@ typedef enum { FORWARD, BACKWARD, OPTIMIZER, COMMUNICATION, DIRECTIONS } Directi
 typedef struct {
     floatX* w;
     floatX* b;
-    struct Fp8Linear* fp8;  // its fp8 operands (ops/linear.h); NULL: its products are in floatX
+    struct Fp8Linear* fp8;  // its fp8 operands (model/linear.h); NULL: its products are in floatX
 } Linear;
 
 // A layernorm: w and b [C]. The forward pass reads w in full precision (see ops/cast_to_fp32.h for the reason).

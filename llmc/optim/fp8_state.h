@@ -1,4 +1,4 @@
-/* What a model needs for fp8 products (ops/linear.h): the table of scales, the operands in fp8, and the pointers to them
+/* What a model needs for fp8 products (model/linear.h): the table of scales, the operands in fp8, and the pointers to them
  * in the structs of parameters and gradients. The weights that rows of the table mark (TensorRow.fp8) take part.
  *
  * A run that trains calls fp8_state_begin_step() before and fp8_state_end_step() after the micro-batches of a step. In
@@ -8,7 +8,7 @@
 
 #include "llmc/base/json.h"
 #include "llmc/dist/grad_sync.h"
-#include "llmc/ops/linear.h"
+#include "llmc/model/linear.h"
 
 typedef struct {
     int level;    // --fp8: 1: the layers' products; 2: also those outside the layers

@@ -1,4 +1,5 @@
-/* Plans: the cuBLASLt descriptors and algorithm of a product, made once for each shape and kept in ctx->matmul_plans.
+/* Plans: the descriptors and the cuBLASLt algorithm of a product, made once for each shape and kept in
+ * ctx->matmul_plans.
  *
  * With sequences of any length the number of rows N differs from step to step. One plan serves a range of N, identified
  * by the largest N in it. There are four ranges for each doubling of N, so a shape has few plans.
@@ -12,40 +13,8 @@
 #ifndef LLMC_OPS_MATMUL_PLAN_CUH
 #define LLMC_OPS_MATMUL_PLAN_CUH
 
-#include "llmc/device/cublaslt.cuh"
-#include "llmc/ops/matmul/epilogue.cuh"
-#include "llmc/ops/quantize/quantize.h"
+#include "llmc/ops/matmul/descriptors.cuh"
 #ifdef __CUDACC__
-
-// D (SET or ADD) = A B in cuBLASLt's column-major terms. `bias` and `aux` (GELU's input) are used only by epilogues
-// that take them.
-typedef struct {
-    const void *a, *b;  // floatX, or fp8
-    void* d;
-    const floatX* bias;
-    floatX* aux;
-    int N;                              // rows
-    const real *a_inverse, *b_inverse;  // fp8: by what a stored number is multiplied, [1] each, on the device
-} MatmulOperands;
-
-// Everything that the choice of an algorithm depends on. All members are int, because keys are compared as bytes.
-typedef struct {
-    int kind, N, IC, OC;  // kind: the MatmulPass, plus MATMUL_PASSES if the operands are fp8; N: in a plan, the largest
-                          // of its range
-    int mode, epilogue, tf32;
-    int align_a, align_b, align_d;  // of the pointers, in bytes, at most 256
-} MatmulKey;
-
-typedef struct MatmulPlan {
-    struct MatmulPlan* next;
-    MatmulKey key;
-    cublasLtMatmulDesc_t operation;
-    cublasLtMatrixLayout_t a, b, d;
-    int rows;  // the N that the layouts are set to
-    cublasLtMatmulAlgo_t algorithm;
-    int usable;          // 0: this epilogue does not support this shape, or separate kernels are faster
-    float microseconds;  // measured; 0: not timed
-} MatmulPlan;
 
 struct MatmulPlans {
     MatmulPlan *first, **end;  // in order of creation: those of the training step come first
@@ -53,137 +22,9 @@ struct MatmulPlans {
     Text known;                // saved lines that were loaded
 };
 
-enum { MATMUL_CANDIDATES = 32, MATMUL_ROUNDS = 8, MATMUL_FAST_TERMS = 8192 };
+enum { MATMUL_CANDIDATES = 32, MATMUL_ROUNDS = 8 };
 #define MATMUL_GAIN 1.06f       // how much faster than the library's first choice another candidate must be
 #define MATMUL_TIMED_FLOPS 4e9  // smaller products take about 10 us; generating text has hundreds of such shapes
-
-static inline int matmul_has_bias(int epilogue) { return (epilogue & CUBLASLT_EPILOGUE_BIAS) != 0; }
-static inline int matmul_has_aux(int epilogue) { return (epilogue & 128) != 0; }  // AUX bit of cublasLtEpilogue_t
-static inline int matmul_has_gelu(int epilogue) { return (epilogue & (32 | 64)) != 0; }  // bits of GELU and DGELU
-
-static inline int matmul_is_fp8(const MatmulKey* k) { return k->kind >= MATMUL_PASSES; }
-static inline MatmulPass matmul_pass(const MatmulKey* k) { return (MatmulPass)(k->kind % MATMUL_PASSES); }
-
-static inline void matmul_check(cublasStatus_t status, const MatmulPlan* plan, const char* tried) {
-    static const char* const KINDS[] = {"forward", "backward_input", "backward_weight"};
-    const MatmulKey* k = &plan->key;
-    if (status != CUBLAS_STATUS_SUCCESS)
-        die(FAILED,
-            "matmul %s%s N=%d IC=%d OC=%d %s, cuBLASLt epilogue %d, operands aligned to %d, %d, %d bytes: %s: %s",
-            KINDS[matmul_pass(k)], !matmul_is_fp8(k) ? "" : " in fp8", plan->rows, k->IC, k->OC,
-            k->mode == ADD ? "ADD" : "SET", k->epilogue, k->align_a, k->align_b, k->align_d, tried,
-            cublasLtGetStatusString(status));
-}
-
-// Rows and columns of D, column-major.
-static inline int matmul_d_rows(const MatmulKey* k) { return matmul_pass(k) == MATMUL_FORWARD ? k->OC : k->IC; }
-static inline int matmul_d_columns(const MatmulKey* k) {
-    return matmul_pass(k) == MATMUL_BACKWARD_WEIGHT ? k->OC : k->N;
-}
-static inline size_t matmul_d_size(const MatmulKey* k) {
-    return (size_t)matmul_d_rows(k) * (size_t)matmul_d_columns(k);
-}
-
-// The largest N of the range that N belongs to.
-static inline int matmul_range(int N) {
-    int step = 1;
-    while (N > 8 * step) step *= 2;
-    return (int)round_up((size_t)N, (size_t)step);
-}
-
-static inline cublasLtMatrixLayout_t matmul_layout(cudaDataType_t type, int rows, int columns) {
-    cublasLtMatrixLayout_t layout;
-    cublasCheck(cublasLtMatrixLayoutCreate(&layout, type, (uint64_t)rows, (uint64_t)columns, rows));
-    return layout;
-}
-
-// The operands in fp8, each with the summed index contiguous: cuBLASLt has no other layout on sm_90. The gradient dy is
-// E5M2, the rest is E4M3. Tensor cores keep about 13 bits of a sum: with fast accumulation of the whole sum, else of parts
-// of it, which are added in fp32. Sums of tokens, and of the vocabulary, are too long for it (dev/fp8_products.cu).
-static inline void matmul_plan_describe_fp8(MatmulPlan* plan) {
-    const MatmulKey* k = &plan->key;
-    MatmulPass pass = matmul_pass(k);
-    int sum = pass == MATMUL_FORWARD ? k->IC : pass == MATMUL_BACKWARD_INPUT ? k->OC : (int)quantize_rows(k->N);
-    cublaslt_set(plan->operation, CUBLASLT_MATMUL_DESC_TRANSA, CUBLAS_OP_T);
-    cublaslt_set(plan->operation, CUBLASLT_MATMUL_DESC_FAST_ACCUM, (int8_t)(sum <= MATMUL_FAST_TERMS));
-    if (matmul_has_bias(k->epilogue))
-        cublaslt_set(plan->operation, CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, (int32_t)cublaslt_type());
-    plan->a = matmul_layout(CUDA_R_8F_E4M3, sum, matmul_d_rows(k));
-    plan->b = matmul_layout(pass == MATMUL_FORWARD ? CUDA_R_8F_E4M3 : CUDA_R_8F_E5M2, sum, matmul_d_columns(k));
-}
-
-static inline void matmul_plan_describe(MatmulPlan* plan) {
-    const MatmulKey* k = &plan->key;
-    MatmulPass pass = matmul_pass(k);
-    cudaDataType_t type = cublaslt_type();
-    cublasCheck(cublasLtMatmulDescCreate(&plan->operation, cublaslt_compute(k->tf32), CUDA_R_32F));
-    cublaslt_set(plan->operation, CUBLASLT_MATMUL_DESC_EPILOGUE, (cublasLtEpilogue_t)k->epilogue);
-    if (matmul_has_aux(k->epilogue))
-        cublaslt_set(plan->operation, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, (int64_t)matmul_d_rows(k));
-    plan->d = matmul_layout(pass == MATMUL_BACKWARD_WEIGHT ? CUDA_R_32F : type, matmul_d_rows(k), matmul_d_columns(k));
-    if (matmul_is_fp8(k)) matmul_plan_describe_fp8(plan);
-    else {
-        cublaslt_set(plan->operation, CUBLASLT_MATMUL_DESC_TRANSA, pass == MATMUL_FORWARD ? CUBLAS_OP_T : CUBLAS_OP_N);
-        cublaslt_set(plan->operation, CUBLASLT_MATMUL_DESC_TRANSB,
-                     pass == MATMUL_BACKWARD_WEIGHT ? CUBLAS_OP_T : CUBLAS_OP_N);
-        plan->a = matmul_layout(type, k->IC, pass == MATMUL_BACKWARD_WEIGHT ? k->N : k->OC);  // x, or else w
-        plan->b = matmul_layout(type, pass == MATMUL_FORWARD ? k->IC : k->OC, k->N);          // x, or else dy
-    }
-    plan->rows = k->N;
-}
-
-static inline void matmul_set_rows(MatmulPlan* plan, int N) {
-    uint64_t columns = (uint64_t)N, sum = quantize_rows(N);
-    int64_t stride = (int64_t)sum;
-    int is_weight = matmul_pass(&plan->key) == MATMUL_BACKWARD_WEIGHT;
-    cublasLtMatrixLayout_t with_rows[] = {plan->b, is_weight ? plan->a : plan->d};
-    if (plan->rows == N) return;
-    for (int i = 0; i < 2; i++)
-        if (is_weight && matmul_is_fp8(&plan->key)) {  // both are transposed and padded
-            cublasCheck(cublasLtMatrixLayoutSetAttribute(with_rows[i], CUBLASLT_MATRIX_LAYOUT_ROWS, &sum, sizeof sum));
-            cublasCheck(
-                cublasLtMatrixLayoutSetAttribute(with_rows[i], CUBLASLT_MATRIX_LAYOUT_LD, &stride, sizeof stride));
-        } else
-            cublasCheck(
-                cublasLtMatrixLayoutSetAttribute(with_rows[i], CUBLASLT_MATRIX_LAYOUT_COLS, &columns, sizeof columns));
-    plan->rows = N;
-}
-
-static inline void matmul_set_scales(MatmulPlan* plan, const MatmulOperands* o) {
-    if (!matmul_is_fp8(&plan->key)) return;
-    cublaslt_set(plan->operation, CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, o->a_inverse);
-    cublaslt_set(plan->operation, CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, o->b_inverse);
-}
-
-// Prepare the plan for a call with these operands.
-static inline void matmul_point(MatmulPlan* plan, const MatmulOperands* o) {
-    matmul_set_rows(plan, o->N);
-    matmul_set_scales(plan, o);
-    if (matmul_has_bias(plan->key.epilogue)) cublaslt_set(plan->operation, CUBLASLT_MATMUL_DESC_BIAS_POINTER, o->bias);
-    if (matmul_has_aux(plan->key.epilogue))
-        cublaslt_set(plan->operation, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, o->aux);
-}
-
-static inline cublasStatus_t matmul_launch(const MatmulPlan* plan, const cublasLtMatmulAlgo_t* algorithm,
-                                           const MatmulOperands* o, void* d, Context* ctx) {
-    float one = 1, beta = plan->key.mode == ADD ? 1 : 0;
-    return cublasLtMatmul(ctx->cublaslt, plan->operation, &one, o->a, plan->a, o->b, plan->b, &beta, d, plan->d, d,
-                          plan->d, algorithm, ctx->cublaslt_workspace, CUBLASLT_WORKSPACE_BYTES, ctx->stream);
-}
-
-// The algorithms that cuBLASLt proposes, best guess first. Returns their number, 0 if there are none.
-static inline int matmul_propose(const MatmulPlan* plan, cublasLtMatmulHeuristicResult_t* results, int limit,
-                                 Context* ctx) {
-    const MatmulKey* k = &plan->key;
-    uint32_t reduction = CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;  // split-K keeps its partial sums in fp32
-    if (matmul_pass(k) == MATMUL_BACKWARD_WEIGHT) reduction |= CUBLASLT_REDUCTION_SCHEME_INPLACE;  // D is fp32 itself
-    CublasltProblem problem = {
-        plan->operation,      plan->a,  plan->b, plan->d, plan->d, (uint32_t)k->align_a, (uint32_t)k->align_b,
-        (uint32_t)k->align_d, reduction};
-    int count;
-    matmul_check(cublaslt_propose(&count, results, limit, &problem, ctx), plan, "cublasLtMatmulAlgoGetHeuristic");
-    return count;
-}
 
 // ---------------------------------------------------------------------------------------------------------
 // Saving and loading choices

@@ -52,7 +52,7 @@ static inline void quantize_sums(BiasGrad sums, QuantizeInput in, int N, int C) 
     }
 }
 
-static inline void quantize_input(QuantizeOutput out, QuantizeInput in, int N, int C, Context* ctx) {
+static inline void quantize(QuantizeOutput out, QuantizeInput in, int N, int C, Context* ctx) {
     if (!N) return;
     Scope scope = quantize_open(out, in, N, C, ctx);
     if (out.sums.b) quantize_sums(out.sums, in, N, C);

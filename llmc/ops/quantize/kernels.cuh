@@ -236,7 +236,7 @@ static inline void quantize_start(QuantizeOutput out, QuantizeInput in, int N, i
 }
 
 // Activations are E4M3, gradients E5M2; the latter alone have column sums.
-COMPILED_IF_CALLED static inline void quantize_input(QuantizeOutput out, QuantizeInput in, int N, int C, Context* ctx) {
+COMPILED_IF_CALLED static inline void quantize(QuantizeOutput out, QuantizeInput in, int N, int C, Context* ctx) {
     int is_erf = in.gelu == GELU_ERF;
     if (!N) return;
     CHECK(!out.sums.b || out.format == FP8_E5M2);

@@ -1,9 +1,9 @@
 /* quantize: a tensor in 8 bits and its transpose, in one pass, with what delayed scaling and the reports need. The pass
  * can first compute the tensor from what is stored.
  *
- *   v  [N, C]        = x                  quantize
- *                    = gelu(x)            quantize_gelu
- *                    = x gelu'(pre)       quantize_gelu_backward
+ *   v  [N, C]        = x                  quantize_plain()
+ *                    = gelu(x)            quantize_gelu()
+ *                    = x gelu'(pre)       quantize_gelu_backward()
  *   y  [N, C]  (SET) = fp8(scale v)       row-major bytes of FP8_E4M3 or FP8_E5M2 (ops/common/fp8.h)
  *   yt [C, Np] (SET) = the transpose of y; Np is N rounded up to 16, and columns N to Np - 1 are zero
  *   sums.b [C] (SET or ADD) = the column sums of v before it is rounded: the gradient of a bias
@@ -32,8 +32,6 @@
 #include "llmc/ops/common/fp8.h"
 #include "llmc/ops/common/launcher.h"
 
-#define QUANTIZE_ALIGNMENT 16  // of C and Np
-
 // Where an fp8 tensor is written and how.
 typedef struct {
     uint8_t *y, *yt;  // NULL: not wanted
@@ -51,11 +49,23 @@ typedef struct {
     const floatX *x, *pre;
 } QuantizeInput;
 
+static inline QuantizeInput quantize_plain(const floatX* x) {
+    QuantizeInput in = {.source = QUANTIZE_PLAIN, .gelu = GELU_TANH, .x = x, .pre = NULL};
+    return in;
+}
+
+static inline QuantizeInput quantize_gelu(const floatX* x, Gelu gelu) {
+    QuantizeInput in = {.source = QUANTIZE_GELU, .gelu = gelu, .x = x, .pre = NULL};
+    return in;
+}
+
+static inline QuantizeInput quantize_gelu_backward(const floatX* x, const floatX* pre, Gelu gelu) {
+    QuantizeInput in = {.source = QUANTIZE_GELU_BACKWARD, .gelu = gelu, .x = x, .pre = pre};
+    return in;
+}
+
 #define QUANTIZE_FLOPS(N, C) (1.0 * (N) * (C))
 #define QUANTIZE_BYTES(N, C, inputs, outputs) (1.0 * (N) * (C) * ((double)sizeof(floatX) * (inputs) + (outputs)))
-
-// Np
-static inline size_t quantize_rows(int N) { return round_up((size_t)N, QUANTIZE_ALIGNMENT); }
 
 // ---------------------------------------------------------------------------------------------------------
 // Reference
@@ -97,22 +107,5 @@ static inline Scope quantize_open(QuantizeOutput out, QuantizeInput in, int N, i
 #else
 #include "llmc/ops/quantize/cpu.h"
 #endif
-
-COMPILED_IF_CALLED static inline void quantize(QuantizeOutput out, const floatX* x, int N, int C, Context* ctx) {
-    QuantizeInput in = {QUANTIZE_PLAIN, GELU_TANH, x, NULL};
-    quantize_input(out, in, N, C, ctx);
-}
-
-COMPILED_IF_CALLED static inline void quantize_gelu(QuantizeOutput out, const floatX* pre, int N, int C, Gelu gelu,
-                                                    Context* ctx) {
-    QuantizeInput in = {QUANTIZE_GELU, gelu, pre, NULL};
-    quantize_input(out, in, N, C, ctx);
-}
-
-COMPILED_IF_CALLED static inline void quantize_gelu_backward(QuantizeOutput out, const floatX* dy, const floatX* pre,
-                                                             int N, int C, Gelu gelu, Context* ctx) {
-    QuantizeInput in = {QUANTIZE_GELU_BACKWARD, gelu, dy, pre};
-    quantize_input(out, in, N, C, ctx);
-}
 
 #endif

@@ -25,11 +25,10 @@
  *            Before the first step (`calibrates`) each tensor is measured first, and then rounded.
  * numerics   the CPU version computes with the same rounded operands, in `real`.
  * source     Micikevicius et al., "FP8 formats for deep learning", arXiv 2209.05433 */
-#ifndef LLMC_OPS_LINEAR_H
-#define LLMC_OPS_LINEAR_H
+#ifndef LLMC_MODEL_LINEAR_H
+#define LLMC_MODEL_LINEAR_H
 
 #include "llmc/ops/fp8_scales.h"
-#include "llmc/ops/gelu.h"
 #include "llmc/ops/matmul/matmul.h"
 #include "llmc/ops/quantize/quantize.h"
 
@@ -89,11 +88,11 @@ COMPILED_IF_CALLED static inline void fp8_quantize(const Fp8Linear* f, int opera
     BiasGrad sums = out.sums;
     if (s->calibrates) {
         out.stats = s->measured, out.sums.b = NULL;
-        quantize_input(out, in, N, C, ctx);
+        quantize(out, in, N, C, ctx);
         fp8_scales_measure(s->scales, s->measured, f->row + operand, ctx);
     }
     out.stats = s->records ? s->scales.stats + f->row + operand : NULL, out.sums = sums;
-    quantize_input(out, in, N, C, ctx);
+    quantize(out, in, N, C, ctx);
 }
 
 // Quantize the input of layer f, which is the tensor x or computed from it.
@@ -202,9 +201,8 @@ COMPILED_IF_CALLED static inline void linear_forward_fp8(floatX* y, const floatX
                                                          Context* ctx) {
     const Fp8Linear* f = p.fp8;
     Fp8Operands* s = f->shared;
-    QuantizeInput weight = {QUANTIZE_PLAIN, GELU_TANH, p.w, NULL}, input = {QUANTIZE_PLAIN, GELU_TANH, x, NULL};
-    fp8_quantize(f, FP8_W, fp8_output(f, FP8_W, f->w, f->wt), weight, z.OC, z.IC, ctx);
-    if (s->x_of != x) fp8_quantize_x(f, input, z.N, z.IC, ctx);
+    fp8_quantize(f, FP8_W, fp8_output(f, FP8_W, f->w, f->wt), quantize_plain(p.w), z.OC, z.IC, ctx);
+    if (s->x_of != x) fp8_quantize_x(f, quantize_plain(x), z.N, z.IC, ctx);
     s->x_of = NULL;
     Fp8Product product = {MATMUL_FORWARD, f->w, s->x, fp8_inverse(f, FP8_W), fp8_inverse(f, FP8_X), y, p.b, z, SET};
     fp8_product(s, product, ctx);
@@ -224,10 +222,9 @@ COMPILED_IF_CALLED static inline void linear_gelu_forward(floatX* y, GeluInput g
         matmul_gelu_forward(y, gelu.pre, x, p, z.N, z.IC, z.OC, gelu.kind, ctx);
         return;
     }
-    QuantizeInput activated = {QUANTIZE_GELU, gelu.kind, gelu.pre, NULL};
     CHECK(next.fp8);
     linear_forward_fp8(gelu.pre, x, p, z, ctx);
-    fp8_quantize_x(next.fp8, activated, z.N, z.OC, ctx);
+    fp8_quantize_x(next.fp8, quantize_gelu(gelu.pre, gelu.kind), z.N, z.OC, ctx);
     next.fp8->shared->x_of = y;
 }
 
@@ -241,11 +238,10 @@ COMPILED_IF_CALLED static inline void linear_backward_weight(LinearGrads d, cons
     Fp8Operands* s = f->shared;
     LinearSize size = {N, IC, OC};
     BiasGrad db = {d.b, mode};
-    QuantizeInput gradient = {QUANTIZE_PLAIN, GELU_TANH, dy, NULL};
-    if (s->dy_of != dy) fp8_quantize_dy(f, gradient, db, N, OC, ctx);
+    if (s->dy_of != dy) fp8_quantize_dy(f, quantize_plain(dy), db, N, OC, ctx);
     s->dy_of = dy;
     const uint8_t* xt = s->records && f->xt ? f->xt : s->xt;
-    if (xt == s->xt) quantize(fp8_output(f, FP8_X, NULL, s->xt), x, N, IC, ctx);
+    if (xt == s->xt) quantize(fp8_output(f, FP8_X, NULL, s->xt), quantize_plain(x), N, IC, ctx);
     Fp8Product product = {
         MATMUL_BACKWARD_WEIGHT, xt, s->dyt, fp8_inverse(f, FP8_X), fp8_inverse(f, FP8_DY), d.w, NULL, size, mode};
     fp8_product(s, product, ctx);
@@ -278,10 +274,9 @@ COMPILED_IF_CALLED static inline void linear_gelu_backward_input(floatX* dpre, L
         matmul_gelu_backward_input(dpre, db, dy, p.w, gelu.pre, z.N, z.IC, z.OC, gelu.kind, ctx);
         return;
     }
-    QuantizeInput gradient = {QUANTIZE_GELU_BACKWARD, gelu.kind, dpre, gelu.pre};
     CHECK(d.fp8);
     linear_backward_input_fp8(dpre, dy, p.fp8, z, SET, ctx);
-    fp8_quantize_dy(d.fp8, gradient, db, z.N, z.IC, ctx);
+    fp8_quantize_dy(d.fp8, quantize_gelu_backward(dpre, gelu.pre, gelu.kind), db, z.N, z.IC, ctx);
     d.fp8->shared->dy_of = dpre;
 }
 
