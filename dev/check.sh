@@ -54,7 +54,7 @@ allowed() {
         checkpoint) echo "checkpoint optim dist model device data base" ;;
         optim) echo "optim dist model ops device base" ;;
         dist) echo "dist model ops device base" ;;
-        model) echo "model device data base" ;;
+        model) echo "model ops device data base" ;;
         ops) echo "device base" ;;  # and the parts of the same op, below
         device) echo "device base" ;;
         data) echo "data base" ;;
