@@ -22,7 +22,7 @@
  *
  * shapes     IC and OC are multiples of 16.
  * scales     delayed: from the largest elements of the last steps (fp8_scales.h), one for each operand of each layer.
- *            Before the first step (`calibrates`) each tensor is measured first, and then rounded.
+ *            In the first steps (`calibrates`) each tensor is measured first, and then rounded.
  * numerics   the CPU version computes with the same rounded operands, in `real`.
  * source     Micikevicius et al., "FP8 formats for deep learning", arXiv 2209.05433 */
 #ifndef LLMC_MODEL_LINEAR_H
@@ -38,8 +38,8 @@ enum { FP8_X, FP8_W, FP8_DY, FP8_OPERANDS };
 // What all fp8 layers share: the table of scales, and the operands of the product that runs.
 typedef struct {
     Fp8Scales scales;    // [FP8_OPERANDS * layers]
-    Fp8Stats* measured;  // [1], of one tensor before the first step
-    int calibrates;      // 1: no scales yet, so every tensor is measured first
+    Fp8Stats* measured;  // [1], of one tensor in the first steps
+    int calibrates;      // 1: too few steps for scales, so every tensor is measured first
     int records;         // 1: a training step, whose largest elements make the scales
     uint8_t *x, *xt;     // [N, IC] and [IC, Np]
     uint8_t *dy, *dyt;

@@ -1,6 +1,6 @@
 /* fp8_scales: delayed scaling. The scale of each fp8 tensor in the next step, from its largest elements in the last 16.
  *
- *   measure  scale and inverse of tensor t from one amax, before the first step;  measured.amax = 0
+ *   measure  scale and inverse of tensor t from one amax, in the first steps;  measured.amax = 0
  *   record   history [step % 16, t] = stats[t].amax;  stats[t].amax = 0
  *   update   amax = max over the 16 steps of history [., t]
  *            scale[t] = 2^floor(log2(largest(format[t]) / (2 amax))),  inverse [t, 0] = 1 / scale[t]
@@ -10,7 +10,7 @@
  * change no bit of a number that stays in the format's range.
  *
  * Steps without numbers (0, before the first one) and with an amax that is not finite do not count. Without any other,
- * the scale stays. The first step, before which nothing is recorded, measures each tensor just before it is quantized.
+ * the scale stays. The first steps, of which little is recorded, measure each tensor just before it is quantized.
  *
  * dtypes     history uint32: the bits of floats that are not negative, whose order is that of the floats; scale and
  *            inverse real, within 2^-126 to 2^126.
@@ -96,7 +96,7 @@ HOST_DEVICE static inline void fp8_scales_update_one(Fp8Scales s, int t) {
     fp8_scales_set_one(s, amax, t);
 }
 
-// Before the first step: the scale of tensor t from one measurement, which starts anew.
+// In the first steps: the scale of tensor t from one measurement, which starts anew.
 HOST_DEVICE static inline void fp8_scales_measure_one(Fp8Scales s, Fp8Stats* measured, int t) {
     fp8_scales_set_one(s, measured->amax < 0x7f800000u ? measured->amax : 0, t);
     measured->amax = 0;

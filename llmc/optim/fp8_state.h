@@ -2,7 +2,10 @@
  * in the structs of parameters and gradients. The weights that rows of the table mark (TensorRow.fp8) take part.
  *
  * A run that trains calls fp8_state_begin_step() before and fp8_state_end_step() after the micro-batches of a step. In
- * between, statistics count. Forward passes at other times use the scales and leave the statistics alone. */
+ * between, statistics count. Forward passes at other times use the scales and leave the statistics alone.
+ *
+ * In the first FP8_HISTORY steps every tensor is measured just before it is quantized: gradients that are zero in the
+ * first steps, below projections that start at zero, would else be quantized without a scale. */
 #ifndef LLMC_OPTIM_FP8_STATE_H
 #define LLMC_OPTIM_FP8_STATE_H
 
@@ -11,9 +14,10 @@
 #include "llmc/model/linear.h"
 
 typedef struct {
-    int level;    // --fp8: 1: the layers' products; 2: also those outside the layers
-    int keeps_x;  // 1: the transposed inputs are kept from the forward pass
-    int count;    // linear layers
+    int level;     // --fp8: 1: the layers' products; 2: also those outside the layers
+    int keeps_x;   // 1: the transposed inputs are kept from the forward pass
+    int count;     // linear layers
+    int recorded;  // steps whose largest elements are known, at most FP8_HISTORY
     Fp8Linear* linears;
     Fp8Operands operands;
     uint8_t* weights;  // of all layers, and their transposes
@@ -59,6 +63,7 @@ static inline void fp8_state_plan(Fp8State* s, const TensorTable* table, int N) 
         most_w = max_size(most_w, (size_t)IC * (size_t)OC);
         s->count++;
     }
+    if (s->level && !s->count) die(USAGE, "--fp8 %d: this model has no products in fp8", s->level);
     if (table->fixed) s->dy_bytes = 0;
 #ifdef __CUDACC__
     s->unpacked = 0;
@@ -189,7 +194,9 @@ static inline void fp8_state_end_step(Fp8State* s, int64_t step, GradSync* r, Co
     fp8_scales_record(o->scales, step, ctx);
     grad_sync_all_reduce(r, o->scales.history + (size_t)(step % FP8_HISTORY) * n, n, MAX_UINT32, ctx);
     fp8_scales_update(o->scales, ctx);
-    o->records = o->calibrates = 0;
+    s->recorded = min_int(s->recorded + 1, FP8_HISTORY);
+    o->records = 0;
+    o->calibrates = s->recorded < FP8_HISTORY;
 }
 
 // ---------------------------------------------------------------------------------------------------------
@@ -198,7 +205,7 @@ static inline void fp8_state_end_step(Fp8State* s, int64_t step, GradSync* r, Co
 static inline void fp8_state_put(Text* t, const Fp8State* s, Context* ctx) {
     const Fp8Scales* scales = &s->operands.scales;
     size_t n = (size_t)scales->count, recorded = FP8_HISTORY * n;
-    if (!s->count || s->operands.calibrates) return;
+    if (!s->count || !s->recorded) return;
     uint32_t* history = (uint32_t*)xmalloc(recorded * sizeof *history);
     real* scale = (real*)xmalloc(n * sizeof *scale);
     Text hex = {NULL, 0, 0};
@@ -216,11 +223,24 @@ static inline void fp8_state_set(Fp8State* s, const char* hex, const char* check
     size_t n = (size_t)scales->count, recorded = FP8_HISTORY * n;
     if (!s->count || !hex) return;
     if (strlen(hex) != 8 * (recorded + n) || strspn(hex, "0123456789abcdef") != strlen(hex))
-        die(USAGE, "%s/trainer.json: key \"fp8\": is not the state of this model's %d fp8 layers", checkpoint,
-            s->count);
+        die(USAGE,
+            "%s/trainer.json: key \"fp8\": is not the state of this model's %d fp8 layers; resume with the --fp8 of "
+            "the "
+            "checkpoint",
+            checkpoint, s->count);
     uint32_t* bits = (uint32_t*)xmalloc((recorded + n) * sizeof *bits);
     real* scale = (real*)xcalloc(n * (1 + FP8_INVERSE_APART), sizeof *scale);
-    for (size_t i = 0; i < recorded + n; i++) sscanf(hex + 8 * i, "%8x", &bits[i]);
+    for (size_t i = 0; i < recorded + n; i++) {
+        char digits[9] = {0};
+        memcpy(digits, hex + 8 * i, 8);
+        bits[i] = (uint32_t)strtoul(digits, NULL, 16);
+    }
+    s->recorded = 0;
+    for (int row = 0; row < FP8_HISTORY; row++) {
+        uint32_t any = 0;
+        for (size_t t = 0; t < n; t++) any |= bits[(size_t)row * n + t];
+        s->recorded += any != 0;
+    }
     for (size_t t = 0; t < n; t++) {
         float value;
         memcpy(&value, &bits[recorded + t], sizeof value);
@@ -231,7 +251,7 @@ static inline void fp8_state_set(Fp8State* s, const char* hex, const char* check
     device_upload(ctx, scales->scale, scale, n * sizeof *scale);
     device_upload(ctx, scales->inverse, scale + n, n * FP8_INVERSE_APART * sizeof *scale);
     device_synchronize(ctx);
-    s->operands.calibrates = 0;
+    s->operands.calibrates = s->recorded < FP8_HISTORY;
     free(bits), free(scale);
 }
 

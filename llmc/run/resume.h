@@ -41,7 +41,7 @@ static inline void session_find_checkpoint(Session* s) {
     }
     char* path = xprintf("%s/trainer.json", s->checkpoint);
     Json json;
-    json_load(&json, path, (size_t)1 << 20);
+    json_load(&json, path, (size_t)16 << 20);  // with --fp8 it has 1.6 KB a layer
     if (json_get_int(json.root, "step", path) != s->step)
         die(USAGE, "%s: key \"step\": differs from the directory's name; restore that name", path);
     const JsonNode* settings = json_get(json.root, "settings");
