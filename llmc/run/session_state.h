@@ -173,11 +173,13 @@ static inline int session_must_stop(Session* s, int signal) {
     if (run_lock_check(s->lock) != 0) stop = SESSION_LOCK_LOST;
     int* stops = (int*)xmalloc((size_t)s->group->size * sizeof *stops);
     group_gather(s->group, stops, &stop, sizeof stop);
+    int is_lost = 0;
     for (int r = 0; r < s->group->size; r++) {
-        if (stops[r] == SESSION_LOCK_LOST) session_lost(s);
+        is_lost |= stops[r] == SESSION_LOCK_LOST;
         if (!s->stop) s->stop = stops[r];
     }
     free(stops);
+    if (is_lost) session_lost(s);
     return s->stop != 0;
 }
 
