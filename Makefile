@@ -278,7 +278,8 @@ bench: $(B)/ops
 	$(B)/ops bench $(OP)
 
 san:
-	@$(MAKE) --no-print-directory SANITIZE=1 build/san/train_gpt2 build/san/train_bert build/san/finetune_bert build/builtin_corpus $(TEST_CORPUS) $(addprefix build/san/test_,$(TESTS) fuzz) $(addprefix build/san/late/train_,gpt2 bert) build/san/ops $(addprefix build/san/,train_dlrm train_ncf test_dlrm test_ncf)
+	@$(MAKE) --no-print-directory build/builtin_corpus
+	@$(MAKE) --no-print-directory SANITIZE=1 build/san/train_gpt2 build/san/train_bert build/san/finetune_bert $(TEST_CORPUS) $(addprefix build/san/test_,$(TESTS) fuzz) $(addprefix build/san/late/train_,gpt2 bert) build/san/ops $(addprefix build/san/,train_dlrm train_ncf test_dlrm test_ncf)
 	@MAKEFLAGS= bash dev/test/run.sh build/san build/san/train_gpt2 build/san/train_bert build/san/finetune_bert
 
 recsys: $(RECSYS) $(if $(HAS_NVCC),$(addprefix $(G)/,train_dlrmcu train_ncfcu))
