@@ -10,15 +10,16 @@
  *
  * In fp8 each operand is scaled, rounded to 8 bits (quantize.h), and multiplied; the product is scaled back and stored
  * as floatX, dw as real. x and w are E4M3, dy is E5M2, which has a wider range. Bias gradients are sums of dy before it
- * is rounded. The tensor cores sum along the contiguous index of both operands, so w, x and dy are also kept transposed.
+ * is rounded. The tensor cores sum along the contiguous index of both operands, so w, x and dy are also kept
+ * transposed.
  *
  *   pass             operands        format        terms of a sum
  *   forward          x, w            E4M3 E4M3     IC
  *   backward input   dy, w^T         E5M2 E4M3     OC
  *   backward weight  dy^T, x^T       E5M2 E4M3     N
  *
- * Up to 8192 terms are summed in the tensor cores, which keep about 13 bits ("fast accumulation": rms errors of 0.05 % at
- * 768 terms, 0.7 % at 65,536). Of longer sums, parts are added in fp32 (0.02 %).
+ * Up to 8192 terms are summed in the tensor cores, which keep about 13 bits ("fast accumulation": rms errors of 0.05
+ * % at 768 terms, 0.7 % at 65,536). Of longer sums, parts are added in fp32 (0.02 %).
  *
  * shapes     IC and OC are multiples of 16.
  * scales     delayed: from the largest elements of the last steps (fp8_scales.h), one for each operand of each layer.
@@ -264,8 +265,8 @@ COMPILED_IF_CALLED static inline void linear_backward_input(floatX* dx, const fl
     else matmul_backward_input(dx, dy, p.w, N, IC, OC, mode, ctx);
 }
 
-// d: the gradients of the layer before GELU, of which d.b is written. If it is fp8, dpre is written for it alone: in fp8,
-// and as floatX still without GELU's derivative.
+// d: the gradients of the layer before GELU, of which d.b is written. If it is fp8, dpre is written for it alone: in
+// fp8, and as floatX still without GELU's derivative.
 COMPILED_IF_CALLED static inline void linear_gelu_backward_input(floatX* dpre, LinearGrads d, Mode mode,
                                                                  const floatX* dy, Linear p, GeluInput gelu,
                                                                  LinearSize z, Context* ctx) {

@@ -1,5 +1,5 @@
-/* What a model needs for fp8 products (model/linear.h): the table of scales, the operands in fp8, and the pointers to them
- * in the structs of parameters and gradients. The weights that rows of the table mark (TensorRow.fp8) take part.
+/* What a model needs for fp8 products (model/linear.h): the table of scales, the operands in fp8, and the pointers to
+ * them in the structs of parameters and gradients. The weights that rows of the table mark (TensorRow.fp8) take part.
  *
  * A run that trains calls fp8_state_begin_step() before and fp8_state_end_step() after the micro-batches of a step. In
  * between, statistics count. Forward passes at other times use the scales and leave the statistics alone.
@@ -27,8 +27,8 @@ typedef struct {
     size_t unpacked;  // elements of each of operands.unpacked
 } Fp8State;
 
-// Whether tensor i is the weight of a linear layer in fp8. Of several weights for one field the last is bound: a head that
-// is not tied takes the place of the embedding.
+// Whether tensor i is the weight of a linear layer in fp8. Of several weights for one field the last is bound: a head
+// that is not tied takes the place of the embedding.
 static inline int fp8_is_weight(const Fp8State* s, const TensorTable* table, int i) {
     const Tensor* t = &table->tensors[i];
     if (!t->fp8 || s->level < (t->layer < 0 ? 2 : 1)) return 0;

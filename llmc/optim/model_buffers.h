@@ -122,7 +122,8 @@ static inline void model_buffers_share(const ModelBuffers* b, Context* ctx) {
     fp32_copies_share(&b->fp32_copies, &b->table, b->params, b->master, b->grad_sync, ctx);
 }
 
-// Write the values of a view of b->params, [table.elements], to all parameters and to the master weights. Close the view.
+// Write the values of a view of b->params, [table.elements], to all parameters and to the master weights. Close the
+// view.
 static inline void model_buffers_write(const ModelBuffers* b, const Optimizer* o, HostView* view, Context* ctx) {
     optimizer_write_weights(o, view, ctx);
     fp32_copies_update(&b->fp32_copies, &b->table, b->params, NULL, NULL, ctx);  // for fixed parameters not in a file

@@ -80,8 +80,9 @@ static inline cublasLtMatrixLayout_t matmul_layout(cudaDataType_t type, int rows
 }
 
 // The operands in fp8, each with the summed index contiguous: cuBLASLt has no other layout on sm_90. The gradient dy is
-// E5M2, the rest is E4M3. Tensor cores keep about 13 bits of a sum: with fast accumulation of the whole sum, else of parts
-// of it, which are added in fp32. Sums of tokens, and of the vocabulary, are too long for it (dev/fp8_products.cu).
+// E5M2, the rest is E4M3. Tensor cores keep about 13 bits of a sum: with fast accumulation of the whole sum, else of
+// parts of it, which are added in fp32. Sums of tokens, and of the vocabulary, are too long for it
+// (dev/fp8_products.cu).
 static inline void matmul_plan_describe_fp8(MatmulPlan* plan) {
     const MatmulKey* k = &plan->key;
     MatmulPass pass = matmul_pass(k);

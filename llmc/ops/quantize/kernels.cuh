@@ -1,6 +1,7 @@
-/* quantize on the GPU: a block quantizes a tile of 128 rows and 8 COLUMNS columns. A thread takes 4 rows of COLUMNS columns,
- * so that it has the 4 bytes that are one word of the transpose in its registers. The words meet in shared memory, from
- * which a warp writes 4 whole lines of 128 bytes of the transpose. A second kernel adds the tiles' column sums.
+/* quantize on the GPU: a block quantizes a tile of 128 rows and 8 COLUMNS columns. A thread takes 4 rows of COLUMNS
+ * columns, so that it has the 4 bytes that are one word of the transpose in its registers. The words meet in shared
+ * memory, from which a warp writes 4 whole lines of 128 bytes of the transpose. A second kernel adds the tiles'
+ * column sums.
  *
  * Instructions limit the kernels that compute GELU, not memory. */
 #ifndef LLMC_OPS_QUANTIZE_KERNELS_CUH
@@ -43,9 +44,8 @@ template <Fp8Format FORMAT> __device__ inline unsigned quantize_word(const float
     return low | high << 16;
 }
 
-// The number of bytes of a word that are `byte`, apart from their signs. A byte plus 0x7f has its upper bit set unless it
-// is 0; no carry leaves it.
-// `upper`: the upper bits of the bytes that count.
+// The number of bytes of a word that are `byte`, apart from their signs. A byte plus 0x7f has its upper bit set
+// unless it is 0; no carry leaves it. `upper`: the upper bits of the bytes that count.
 __device__ inline unsigned quantize_count(unsigned word, unsigned byte, unsigned upper) {
     return __popc(~(((word & 0x7f7f7f7fu) ^ byte * 0x01010101u) + 0x7f7f7f7fu) & upper);
 }

@@ -15,8 +15,9 @@
  * Products in fp8 take both operands with the summed index contiguous and a multiple of 16: y serves one, yt the other.
  * Either may be NULL. So may sums.b, and stats, for tensors of an evaluation.
  * shapes     C is a multiple of 16; x, y and yt are aligned to 16 bytes. N may be 0: nothing is written.
- * numerics   v and scale v in fp32; the scaling is exact for a power of two. Rounding is to nearest even, saturating. NaN becomes
- *            0x7f, counts neither as clipped nor as flushed, and makes amax NaN; infinity makes it infinite.
+ * numerics   v and scale v in fp32; the scaling is exact for a power of two. Rounding is to nearest even, saturating.
+ *            NaN becomes 0x7f, counts neither as clipped nor as flushed, and makes amax NaN; infinity makes it
+ *            infinite.
  * stats      integers: amax is the bits of a float that is not negative, and these are ordered as the floats are. So
  *            the order of elements does not matter, and the same x gives the same bits.
  * sums       on the GPU in fp32, rows of a tile first, then the tiles in order; on the CPU in double
