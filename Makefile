@@ -237,10 +237,10 @@ setup:
 needed:
 	@bash dev/setup.sh --needed
 
-# Two layers of 64 channels, 24,000 steps of 8 blocks. A step's line is shown every 500 steps. The exam's questions are
+# Two layers of 64 channels, 14,000 steps of 8 blocks. A step's line is shown every 500 steps. The exam's questions are
 # answered by the most likely tokens; "notlast" has those whose answer is not the last person or place named.
 export EVERY_500 := awk '!/ tok\/s / || /^step +[0-9]*[05]00\// { print; fflush() }'
-QUICK := -e L=2,C=64,NH=4,T=64 -b 8 -x 24000 -l 4e-3 -u 100 -q 0.05 -c 0.1 -v 6000 -m 100 -h 6000 --choices data/builtin/exam.bin,data/builtin/notlast.bin -s 0 -n 12000
+QUICK := -e L=2,C=64,NH=8,T=64 -b 8 -x 14000 -l 2e-3 -u 100 -q 0.05 -c 0.1 -v 3500 -m 100 -h 3500 --choices data/builtin/exam.bin,data/builtin/notlast.bin -s 0 -n 7000
 # BERT: without next sentences, half of which are pieces of stories that answer no question.
 QUICK_BERT := -e L=2,C=64,NH=4,T=72 -b 8 -x 40000 -l 2e-3 -u 500 --nsp 0 --mask-fraction 0.3 -v 10000 -h 10000 --choices data/builtin/bert/exam.bin,data/builtin/bert/notlast.bin -s 0 -n 20000
 
