@@ -57,7 +57,7 @@ typedef struct {
     RowSegments users, items;
     ParamSpan* span;  // the MLP as one span of AdamW, on the device
     AdamRows adam_rows;
-    int is_fused;  // 1: the fused step, if fused_supports() the widths. Off: its gradients are not close enough yet
+    int is_fused;  // 1: the fused step, if fused_supports() the widths. Off until whole runs have used it
     uint64_t seed;
     Params p;
     Grads g;
