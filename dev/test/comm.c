@@ -2,11 +2,11 @@
  *
  *     test_comm MODE [-pi ..] [-ps ..] [-pf ..] [-pr N] [-pn N] [-pg N] [--timeout S] [--rank R] [--seconds S]
  *
- * Modes: `collectives` checks sums, gathers and broadcasts and prints `N passed, N failed`; the others act out a
- * case, which the script judges. R and S: which rank acts, and for how many seconds. */
+ * Modes: `collectives` checks sums, gathers and broadcasts, of the host and of the device, and prints `N passed, N failed`;
+ * the others act out a case, which the script judges. R and S: which rank acts, and for how many seconds. */
 #include "llmc/base/flags.h"
 #include "llmc/data/files/safetensors.h"
-#include "llmc/dist/process_group.h"
+#include "llmc/dist/collectives.h"
 
 typedef struct {
     RendezvousSettings start;
@@ -86,6 +86,71 @@ static void test_collectives(Tests* t, const ProcessGroup* group) {
     free(all);
 }
 
+// Byte i of what rank `from` sends to rank `to`.
+static unsigned char block_byte(int from, int to, size_t i) {
+    return (unsigned char)(i * 31 + (size_t)from * 101 + (size_t)to * 7 + 1);
+}
+
+// Blocks of `scale` times 0 to 12 bytes, some of them empty, in calls of at most `piece` bytes.
+static void test_all_to_all(Tests* t, ProcessGroup* group, size_t scale, size_t piece) {
+    Collectives c;
+    size_t size = (size_t)group->size, out = 0, in = 0, most = 13 * scale * size;
+    size_t *sent = (size_t*)xcalloc(2 * size, sizeof *sent), *received = sent + size;
+    unsigned char *send = (unsigned char*)xcalloc(most, 1), *receive = (unsigned char*)xcalloc(most + 1, 1);
+    int good = 1;
+    collectives_open(&c, group);
+    c.piece = piece;
+    memset(receive, 0xAA, most + 1);
+    for (int r = 0; r < group->size; r++) {
+        sent[r] = scale * (size_t)((group->rank * 5 + r * 3 + 2) % 13);
+        received[r] = scale * (size_t)((r * 5 + group->rank * 3 + 2) % 13);
+        for (size_t i = 0; i < sent[r]; i++) send[out++] = block_byte(group->rank, r, i);
+    }
+    all_to_all(&c, receive, received, send, sent);
+    for (int r = 0; r < group->size; r++)
+        for (size_t i = 0; i < received[r]; i++) good &= receive[in++] == block_byte(r, group->rank, i);
+    expect(t, good && receive[in] == 0xAA, group, "all-to-all");
+    collectives_close(&c);
+    free(sent), free(send), free(receive);
+}
+
+// Sums, the maximum and broadcasts of the device's collectives. The numbers are integers, which add up exactly in any order.
+static void test_device_sums(Tests* t, ProcessGroup* group) {
+    enum { N = 1000 };
+    real* values = (real*)xmalloc(N * sizeof *values);
+    double numbers[2] = {1.0 + group->rank, 0.5}, all = group->size * (group->size + 1) / 2.0;
+    uint32_t largest[2] = {(uint32_t)group->rank * 1000000000u + 5, 7};
+    Collectives c;
+    int good = 1, last = group->size - 1;
+    if (group->size == 1) return;
+    collectives_open(&c, group);
+    for (int i = 0; i < N; i++) values[i] = (real)(i + group->rank);
+    all_reduce(&c, values, N, SUM_REAL);
+    for (int i = 0; i < N; i++) good &= values[i] == (real)(group->size * i + group->size * last / 2);
+    all_reduce(&c, numbers, 2, SUM_DOUBLE);
+    all_reduce(&c, largest, 2, MAX_UINT32);
+    expect(t, good && numbers[0] == all && numbers[1] == 0.5 * group->size, group, "sums on all ranks");
+    expect(t, largest[0] == (uint32_t)last * 1000000000u + 5 && largest[1] == 7, group, "the maximum");
+    good = 1;
+    for (int root = 0; root < group->size; root++) {
+        for (int i = 0; i < N; i++) values[i] = (real)(i + group->rank);
+        reduce(&c, values, N, SUM_REAL, root);
+        for (int i = 0; i < N; i++)
+            good &=
+                values[i] == (real)(group->rank == root ? group->size * i + group->size * last / 2 : i + group->rank);
+    }
+    expect(t, good, group, "a sum on one rank; the others keep their values");
+    good = 1;
+    for (int root = 0; root < group->size; root++) {
+        for (int i = 0; i < N; i++) values[i] = (real)(i * (group->rank + 1));
+        broadcast(&c, values, N * sizeof *values, root);
+        for (int i = 0; i < N; i++) good &= values[i] == (real)(i * (root + 1));
+    }
+    expect(t, good, group, "broadcasts from each rank");
+    collectives_close(&c);
+    free(values);
+}
+
 // Steps like a trainer's, until the time is over or a signal comes.
 static void act_steps(const ProcessGroup* group, double seconds) {
     int64_t step = 0;
@@ -137,6 +202,11 @@ int main(int argc, char** argv) {
 
     if (strcmp(mode, "collectives") == 0) {
         test_collectives(&t, &group);
+        test_all_to_all(&t, &group, 1, 1000);
+        test_all_to_all(&t, &group, 1, 5);        // several calls of one or two bytes
+        test_all_to_all(&t, &group, 1000, 4001);  // and of many
+        test_all_to_all(&t, &group, 300000, 1 << 30);
+        test_device_sums(&t, &group);
         double totals[2] = {t.passed, t.failed};
         group_sum_counts(&group, totals, 2);
         if (group.rank == 0) printf("%d ranks: %g passed, %g failed\n", group.size, totals[0], totals[1]);

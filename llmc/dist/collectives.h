@@ -1,4 +1,4 @@
-/* Collectives in device memory: NCCL on GPUs, MPI on the CPU.
+/* Collectives in device memory: NCCL on GPUs; on the CPU MPI, or TCP if the ranks were started without it.
  *
  * They run on a side stream, overlapped with the ops on the main stream. Events keep the two in order: one stream records
  * an event, the other waits for it. On the CPU a collective is done when the call returns, and events do nothing.
@@ -33,8 +33,17 @@ typedef struct {
 #ifdef USE_NCCL
     ncclComm_t nccl;
 #endif
+#else
+    size_t piece;  // most bytes of a rank in one MPI_Alltoallv, which counts in int
 #endif
 } Collectives;
+
+// The bytes of one rank's blocks.
+static inline size_t collectives_total(const Collectives* c, const size_t* bytes) {
+    size_t total = 0;
+    for (int r = 0; r < c->group->size; r++) total += bytes[r];
+    return total;
+}
 
 #if defined(__CUDACC__) && defined(USE_NCCL)
 // ---------------------------------------------------------------------------------------------------------
@@ -150,9 +159,22 @@ static inline void broadcast(Collectives* c, void* bytes, size_t n, int root) {
     ncclCheck(ncclBroadcast(bytes, bytes, n, ncclUint8, root, c->nccl, c->stream));
 }
 
+// A block of bytes from each rank to each. In both buffers the blocks lie in the order of ranks without gaps; sizes [ranks].
+static inline void all_to_all(Collectives* c, void* receive, const size_t* receive_bytes, const void* send,
+                              const size_t* send_bytes) {
+    char* to = (char*)receive;
+    const char* from = (const char*)send;
+    ncclCheck(ncclGroupStart());
+    for (int r = 0; r < c->group->size; to += receive_bytes[r], from += send_bytes[r], r++) {
+        if (send_bytes[r]) ncclCheck(ncclSend(from, send_bytes[r], ncclUint8, r, c->nccl, c->stream));
+        if (receive_bytes[r]) ncclCheck(ncclRecv(to, receive_bytes[r], ncclUint8, r, c->nccl, c->stream));
+    }
+    ncclCheck(ncclGroupEnd());
+}
+
 #else
 // ---------------------------------------------------------------------------------------------------------
-// CPU, and builds without NCCL or MPI: nothing overlaps
+// CPU, and GPU builds without NCCL: nothing overlaps
 
 #define COLLECTIVES_BYTES ((size_t)0)  // of device memory that they allocate
 
@@ -169,70 +191,12 @@ static inline void collectives_begin(void) {}
 static inline void collectives_end(void) {}
 static inline void collectives_close(Collectives* c) { (void)c; }
 
-#if !defined(__CUDACC__) && defined(USE_MPI)
-static inline void collectives_open(Collectives* c, ProcessGroup* group) {
-    c->group = group;
-    if (group->size > 1 && !group->is_mpi)
-        die(USAGE,
-            "on the CPU gradients are summed by MPI: start the ranks with mpirun (-pi env, tcp and fs are for GPUs)");
-}
-
-// MPI counts in int: longer buffers are sent in pieces.
-enum { COLLECTIVES_PIECE = 1 << 28 };
-
-#define mpiCheck(call) group_mpi_check(c->group, (call), #call)
-
-static inline MPI_Datatype collectives_type(ReduceType type) {
-    CHECK(type != SUM_BF16);
-    if (type == MAX_UINT32) return MPI_UINT32_T;
-    return type == SUM_DOUBLE || sizeof(real) == sizeof(double) ? MPI_DOUBLE : MPI_FLOAT;
-}
-
-// The sum or maximum of n values over the ranks, in place, on every rank.
-static inline void all_reduce(Collectives* c, void* values, size_t n, ReduceType type) {
-    MPI_Datatype kind = collectives_type(type);
-    MPI_Op op = type == MAX_UINT32 ? MPI_MAX : MPI_SUM;
-    size_t size = kind == MPI_DOUBLE ? sizeof(double) : sizeof(float);
-    group_wait_begin(c->group);
-    for (size_t i = 0; i < n; i += COLLECTIVES_PIECE)
-        mpiCheck(MPI_Allreduce(MPI_IN_PLACE, (char*)values + i * size, (int)min_size(n - i, COLLECTIVES_PIECE), kind,
-                               op, MPI_COMM_WORLD));
-    group_wait_end(c->group);
-}
-
-// The same on rank `root` alone; the others keep theirs.
-static inline void reduce(Collectives* c, void* values, size_t n, ReduceType type, int root) {
-    MPI_Datatype kind = collectives_type(type);
-    size_t size = kind == MPI_DOUBLE ? sizeof(double) : sizeof(float);
-    int is_root = c->group->rank == root;
-    group_wait_begin(c->group);
-    for (size_t i = 0; i < n; i += COLLECTIVES_PIECE) {
-        char* piece = (char*)values + i * size;
-        mpiCheck(MPI_Reduce(is_root ? MPI_IN_PLACE : piece, piece, (int)min_size(n - i, COLLECTIVES_PIECE), kind,
-                            MPI_SUM, root, MPI_COMM_WORLD));
-    }
-    group_wait_end(c->group);
-}
-
-// n bytes of rank `root`, to all.
-static inline void broadcast(Collectives* c, void* bytes, size_t n, int root) {
-    group_wait_begin(c->group);
-    for (size_t i = 0; i < n; i += COLLECTIVES_PIECE)
-        mpiCheck(MPI_Bcast((char*)bytes + i, (int)min_size(n - i, COLLECTIVES_PIECE), MPI_BYTE, root, MPI_COMM_WORLD));
-    group_wait_end(c->group);
-}
-
-#else  // one rank
+#ifdef __CUDACC__  // one rank
 static inline void collectives_open(Collectives* c, ProcessGroup* group) {
     memset(c, 0, sizeof *c);
     c->group = group;
-    if (group->size == 1) return;
-#ifdef __CUDACC__
-    die(USAGE, "this program was built without NCCL, so it runs on one GPU; install libnccl-dev and build again");
-#else
-    die(USAGE,
-        "this program was built without MPI, so it runs as one process; make setup installs MPI, then build again");
-#endif
+    if (group->size > 1)
+        die(USAGE, "this program was built without NCCL, so it runs on one GPU; install libnccl-dev and build again");
 }
 
 static inline void all_reduce(Collectives* c, void* values, size_t n, ReduceType type) {
@@ -247,6 +211,13 @@ static inline void broadcast(Collectives* c, void* bytes, size_t n, int root) {
     (void)bytes, (void)n, (void)root;
     CHECK(c->group->size == 1);
 }
+static inline void all_to_all(Collectives* c, void* receive, const size_t* receive_bytes, const void* send,
+                              const size_t* send_bytes) {
+    (void)receive, (void)receive_bytes, (void)send, (void)send_bytes;
+    CHECK(c->group->size == 1);
+}
+#else
+#include "llmc/dist/collectives_cpu.h"
 #endif
 #endif
 
