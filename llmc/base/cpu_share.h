@@ -3,11 +3,15 @@
  *
  * Threads that wait for others spin, by libgomp's default for milliseconds. On a busy machine they then spin in the time
  * that the awaited thread needs. Both are settings of the environment that libgomp reads when it is loaded, so the
- * program sets them and starts itself again. What the user has set stays. */
+ * program sets them and starts itself again. What the user has set stays.
+ *
+ * Beside other busy processes, fewer threads can be faster: each parallel loop waits for the thread that the system has
+ * paused. ThreadTrial tries that out while a run trains. */
 #ifndef LLMC_BASE_CPU_SHARE_H
 #define LLMC_BASE_CPU_SHARE_H
 
 #include <sched.h>
+#include <sys/resource.h>
 
 #include "llmc/base/util.h"
 
@@ -90,6 +94,64 @@ static inline void cpu_share_settle(char** argv) {
         changed |= setenv("OMP_NUM_THREADS", text, 0) == 0;
     }
     if (changed) execv("/proc/self/exe", argv);  // if that fails, the run is only slower
+}
+
+// A trial compares two windows of at least this many steps and seconds. Trials are this many windows apart.
+enum { TRIAL_STEPS = 4, TRIAL_WINDOWS = 10 };
+#define TRIAL_SECONDS 0.3
+// The machine counts as busy if the system pauses this process's threads more often than this, per second. On an idle
+// machine it pauses them a few times.
+#define BUSY_PAUSES 50.0
+
+typedef struct {
+    int most;       // threads that the run may use
+    int threads;    // in use
+    int before;     // during a trial: the number that it is compared with; else 0
+    int is_upward;  // whether the last trial was of more threads
+    int steps, windows;
+    double work, seconds;  // of this window
+    double rate;           // work per second in the window before the trial
+    double pauses;         // of the process, at the start of this window
+} ThreadTrial;
+
+static inline ThreadTrial thread_trial_begin(int most) {
+    ThreadTrial t;
+    memset(&t, 0, sizeof t);
+    t.most = t.threads = most;
+    return t;
+}
+
+// How often the system has paused a thread of this process to run something else.
+static inline double process_pauses(void) {
+    struct rusage usage;
+    return getrusage(RUSAGE_SELF, &usage) == 0 ? (double)usage.ru_nivcsw : 0;
+}
+
+// The number of threads to try: half as many on a busy machine, or twice as many up to the most. Where both are possible
+// they take turns. 0: none.
+static inline int thread_trial_candidate(ThreadTrial* t, int is_busy) {
+    int fewer = is_busy ? t->threads / 2 : 0;
+    int more = t->threads == t->most ? 0 : t->threads * 2 < t->most ? t->threads * 2 : t->most;
+    t->is_upward = more && !(fewer && t->is_upward);
+    return t->is_upward ? more : fewer;
+}
+
+// A step did `work` in `seconds`, in any unit of work. `pauses`: process_pauses() after it. Returns the number of threads
+// for the steps that follow. Results do not depend on it.
+static inline int thread_trial_next(ThreadTrial* t, double work, double seconds, double pauses) {
+    t->work += work, t->seconds += seconds;
+    if (++t->steps < TRIAL_STEPS || t->seconds < TRIAL_SECONDS) return t->threads;
+    double rate = t->work / t->seconds;
+    int is_busy = pauses - t->pauses > BUSY_PAUSES * t->seconds, candidate = 0;
+    t->steps = 0, t->work = t->seconds = 0, t->pauses = pauses;
+    if (t->before) {
+        if (rate < t->rate) t->threads = t->before;
+        t->before = t->windows = 0;
+    } else if (++t->windows >= TRIAL_WINDOWS) {
+        candidate = thread_trial_candidate(t, is_busy);
+    }
+    if (candidate) t->before = t->threads, t->threads = candidate, t->rate = rate;
+    return t->threads;
 }
 
 #endif

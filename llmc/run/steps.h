@@ -3,6 +3,7 @@
 #ifndef LLMC_RUN_STEPS_H
 #define LLMC_RUN_STEPS_H
 
+#include "llmc/base/cpu_share.h"
 #include "llmc/device/readback.h"
 #include "llmc/optim/model_buffers.h"
 #include "llmc/profile/report.h"
@@ -49,6 +50,7 @@ typedef struct {
     double peak_flops;     // of the hardware of all ranks, per second
     int peak_is_measured;  // 1: the table of data-sheet peaks does not have this device
     Profiler profiler;
+    ThreadTrial threads;  // most 1: the number stays
 } Steps;
 
 // Check --profile before anything is written: there must be steps to profile, and the file of --ceilings must be valid.
@@ -59,6 +61,9 @@ static inline void steps_open(Steps* s, const Settings* settings) {
     if (settings->profile && strcmp(settings->ceilings, "measure") != 0) profiler_read_peaks(settings->ceilings);
     for (size_t i = 0; i < COUNT_OF(s->launched); i++) readback_open(&s->launched[i].result);
     readback_open(&s->clock);
+    // The user's number of threads stays, and a profile measures one number.
+    int is_fixed = settings->threads > 0 || getenv("OMP_NUM_THREADS") || settings->profile;
+    s->threads = thread_trial_begin(READBACK_LAG > 0 || is_fixed ? 1 : device_threads());
 }
 
 static inline void steps_close(Steps* s) {
@@ -223,6 +228,8 @@ static inline void steps_finish_one(Steps* s, const Session* session, Log* log, 
     s->last = &done->result;
     s->finished = done->step;
     profiler_step_took(&s->profiler, done->step - 1, seconds);
+    if (s->threads.most > 1)
+        device_set_threads(thread_trial_next(&s->threads, done->work.tokens, seconds, process_pauses()));
     if (!isfinite(norm) && !overflow) session_report_nan(session, done->step, &b->table, b->grads, loss, norm);
     log_step(log, &line);
     free(extra.text);
