@@ -81,6 +81,7 @@ run gpt2 "$build/test_gpt2"
 run bert "$build/test_bert"
 if [ -x "$build/test_dlrm" ]; then run recsys bash dev/recsys/test.sh "$build" without-ops; fi
 run cli bash dev/test/cli.sh "$gpt2"
+[ "${build##*/}" = san ] || run one_file bash dev/test/one_file.sh "$gpt2"
 run threads bash dev/test/threads.sh "$gpt2"
 run losses bash dev/test/losses.sh "$gpt2"
 [ "${build##*/}" = san ] || run entropy bash dev/test/entropy.sh "$gpt2"
