@@ -461,6 +461,7 @@ static Text config_write(const Config* c, int end_of_text) {
     text_printf(&text, "{\"architectures\": [\"GPT2LMHeadModel\"], \"model_type\": \"gpt2\"");
     json_put_string(&text, "activation_function", c->gelu == GELU_TANH ? "gelu_new" : "gelu");
     config_rows_write(&text, c, CONFIG_ROWS, COUNT_OF(CONFIG_ROWS));
+    json_put_integer(&text, "n_ctx", c->T);  // n_positions under an older name, which some converters read
     json_put_integer(&text, "bos_token_id", end_of_text);
     json_put_integer(&text, "eos_token_id", end_of_text);
     json_put_string(&text, "dtype", safetensors_dtype_name(FLOATX_NAME));

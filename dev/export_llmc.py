@@ -15,7 +15,6 @@ The format can hold one kind of model, so others are refused: a head of its own,
 4 * n_embd, another activation than gelu_new, another epsilon than 1e-5. The vocabulary is padded with rows of zeros to a
 multiple of 128.
 """
-import argparse
 import json
 import os
 import struct
@@ -23,11 +22,10 @@ import sys
 
 import numpy as np
 
-FAILED, USAGE = 1, 2
+from model_dir import END_OF_TEXT, Parser, UserError, Weights, config_expect, config_number, read_json, run, write_file
+
 MAGIC_WEIGHTS, MAGIC_TOKENS = 20240326, 20240328
 TOKENS_FILE = "gpt2_tokenizer.bin"
-END_OF_TEXT = "<|endoftext|>"
-DTYPES = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16": "<u2"}
 # The tensors of a block in the order of the file; a matrix of a linear layer is [in, out] in DIR and [out, in] there.
 BLOCK = [
     ("ln_1.weight", "vector"),
@@ -45,71 +43,8 @@ BLOCK = [
 ]
 
 
-class UserError(Exception):
-    """Wrong usage or input: one line, exit status 2."""
-
-
-def read_json(path):
-    try:
-        with open(path, encoding="utf-8") as f:
-            return json.load(f)
-    except (OSError, ValueError) as e:
-        raise UserError(f"{path}: cannot be read as JSON: {e}")
-
-
 # ----------------------------------------------------------------------------------------------------------
 # The model
-
-
-class Weights:
-    """The tensors of a safetensors file as float32, by their names with or without "transformer."."""
-
-    def __init__(self, path):
-        self.path = path
-        try:
-            self.bytes = np.memmap(path, dtype=np.uint8, mode="r")
-        except (OSError, ValueError) as e:
-            raise UserError(f"{path}: cannot be read: {e}")
-        try:
-            length = struct.unpack("<Q", self.bytes[:8].tobytes())[0]
-            if length > len(self.bytes) - 8:
-                raise ValueError("it is truncated")
-            self.entries = json.loads(self.bytes[8 : 8 + length].tobytes().decode("utf-8"))
-            self.entries.pop("__metadata__", None)
-        except (struct.error, ValueError, AttributeError) as e:
-            raise UserError(f"{path}: is not a sound safetensors file: {e}")
-        self.data = 8 + length
-
-    def find(self, name):
-        return self.entries.get(name) or self.entries.get(name.replace("transformer.", "", 1))
-
-    def get(self, name, shape):
-        entry = self.find(name)
-        if not entry:
-            raise UserError(f'{self.path}: tensor "{name}" is missing; the file is of another model')
-        try:
-            dtype, found, (begin, end) = DTYPES.get(entry["dtype"]), list(entry["shape"]), entry["data_offsets"]
-        except (KeyError, TypeError, ValueError):
-            raise UserError(f'{self.path}: tensor "{name}": its entry is damaged')
-        if not dtype:
-            raise UserError(f'{self.path}: tensor "{name}": its dtype is {entry["dtype"]}; allowed: {", ".join(DTYPES)}')
-        if found != list(shape):
-            raise UserError(f'{self.path}: tensor "{name}": its shape is {found}, but config.json implies {list(shape)}')
-        if end - begin != int(np.prod(found)) * int(dtype[2]) or not 0 <= begin <= end <= len(self.bytes) - self.data:
-            raise UserError(f'{self.path}: tensor "{name}": its data_offsets are damaged')
-        values = self.bytes[self.data + begin : self.data + end].view(dtype).reshape(found)
-        if entry["dtype"] == "BF16":
-            return (values.astype("<u4") << 16).view("<f4")
-        return values.astype("<f4")
-
-
-def config_number(config, path, key, fallback=None):
-    value = config.get(key)
-    if value is None:
-        value = fallback
-    if not isinstance(value, int) or isinstance(value, bool) or not 0 < value < 1 << 24:
-        raise UserError(f'{path}: key "{key}": {value!r} is not a whole number from 1 to {(1 << 24) - 1}')
-    return value
 
 
 def read_config(path):
@@ -132,9 +67,7 @@ def read_config(path):
         "scale_attn_by_inverse_layer_idx": (False,),
         "add_cross_attention": (False,),
     }
-    for key, allowed in fixed.items():
-        if config.get(key, allowed[0]) not in allowed:
-            raise UserError(f'{path}: key "{key}": {config[key]!r} cannot be said in llm.c\'s files; only {allowed[0]!r}')
+    config_expect(config, path, fixed, "llm.c's files")
     return sizes
 
 
@@ -149,7 +82,7 @@ def write_weights(f, directory, version):
     sizes = read_config(os.path.join(directory, "config.json"))
     positions, vocabulary, layers, _, channels = sizes
     padded = (vocabulary + 127) // 128 * 128
-    weights = Weights(os.path.join(directory, "model.safetensors"))
+    weights = Weights(directory, "transformer.")
 
     def put(values):
         f.write((to_bfloat16(values) if version == 5 else values).tobytes())
@@ -233,28 +166,8 @@ def write_tokens(f, tokens, end_of_text):
 # Command line
 
 
-def write_file(path, write, *arguments):
-    """Complete or not at all."""
-    temporary = f"{path}.tmp"
-    try:
-        with open(temporary, "wb") as f:
-            what = write(f, *arguments)
-            f.flush()
-            os.fsync(f.fileno())
-        os.replace(temporary, path)
-    finally:
-        if os.path.exists(temporary):
-            os.remove(temporary)
-    print(f"{path}: {what}")
-
-
-class Parser(argparse.ArgumentParser):
-    def error(self, message):
-        raise UserError(f"{message}; --help says more")
-
-
 def main(arguments):
-    parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False)
+    parser = Parser(__doc__)
     parser.add_argument("directory", metavar="DIR", help="Hugging Face directory")
     parser.add_argument("out", metavar="OUT.bin", help="the checkpoint")
     parser.add_argument("--version", type=int, choices=(3, 5), default=3, help="3: float32, 5: bfloat16")
@@ -277,11 +190,4 @@ def main(arguments):
 
 
 if __name__ == "__main__":
-    try:
-        main(sys.argv[1:])
-    except UserError as e:
-        print(f"error: {e}", file=sys.stderr)
-        sys.exit(USAGE)
-    except OSError as e:
-        print(f"error: {e.filename}: {e.strerror}", file=sys.stderr)
-        sys.exit(FAILED)
+    sys.exit(run(main, sys.argv[1:]))

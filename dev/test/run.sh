@@ -88,6 +88,7 @@ run losses bash dev/test/losses.sh "$gpt2"
 run flags bash dev/test/flags.sh "$gpt2"
 run generate bash dev/test/generate.sh "$gpt2"
 run llmc_files_sh bash dev/test/llmc_files.sh "$gpt2" "$build/test_llmc_files"
+run gguf bash dev/test/gguf.sh "$gpt2" "$bert"
 run choices_sh bash dev/test/choices.sh "$gpt2"
 if [ ! -d ../shared/data/gpt2-bpe ]; then skip check_generate "../shared/data/gpt2-bpe is not there"
 elif "${PYTHON:-python3}" -c 'import torch, transformers, tokenizers' 2>/dev/null; then

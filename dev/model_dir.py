@@ -1,0 +1,158 @@
+"""Hugging Face directories for the scripts that convert or describe them: config.json, the tensors, the command line.
+
+Needs Python 3.8 or later and numpy.
+"""
+import argparse
+import json
+import os
+import struct
+import sys
+
+import numpy as np
+
+FAILED, USAGE = 1, 2
+END_OF_TEXT = "<|endoftext|>"
+DTYPES = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16": "<u2"}
+
+
+class UserError(Exception):
+    """Wrong usage or input: one line, exit status 2."""
+
+
+def read_json(path):
+    try:
+        with open(path, encoding="utf-8") as f:
+            return json.load(f)
+    except (OSError, ValueError) as e:
+        raise UserError(f"{path}: cannot be read as JSON: {e}")
+
+
+# ----------------------------------------------------------------------------------------------------------
+# config.json
+
+
+def config_number(config, path, key, fallback=None):
+    value = config.get(key)
+    if value is None:
+        value = fallback
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 < value < 1 << 24:
+        raise UserError(f'{path}: key "{key}": {value!r} is not a whole number from 1 to {(1 << 24) - 1}')
+    return value
+
+
+def config_expect(config, path, fixed, what):
+    """Refuses a key of `fixed` whose value is none of those allowed, the first of which is that of an absent key."""
+    for key, allowed in fixed.items():
+        if config.get(key, allowed[0]) not in allowed:
+            raise UserError(f'{path}: key "{key}": {config[key]!r} cannot be said in {what}; only {allowed[0]!r}')
+
+
+# ----------------------------------------------------------------------------------------------------------
+# Tensors
+
+
+class SafeTensors:
+    """One file: the entries of its header, and the bytes."""
+
+    def __init__(self, path):
+        self.path = path
+        try:
+            self.bytes = np.memmap(path, dtype=np.uint8, mode="r")
+        except (OSError, ValueError) as e:
+            raise UserError(f"{path}: cannot be read: {e}")
+        try:
+            length = struct.unpack("<Q", self.bytes[:8].tobytes())[0]
+            if length > len(self.bytes) - 8:
+                raise ValueError("it is truncated")
+            self.entries = json.loads(self.bytes[8 : 8 + length].tobytes().decode("utf-8"))
+            self.entries.pop("__metadata__", None)
+        except (struct.error, ValueError, AttributeError) as e:
+            raise UserError(f"{path}: is not a sound safetensors file: {e}")
+        self.data = 8 + length
+
+    def get(self, name, shape):
+        entry = self.entries[name]
+        try:
+            dtype, found, (begin, end) = DTYPES.get(entry["dtype"]), list(entry["shape"]), entry["data_offsets"]
+        except (KeyError, TypeError, ValueError):
+            raise UserError(f'{self.path}: tensor "{name}": its entry is damaged')
+        if not dtype:
+            raise UserError(f'{self.path}: tensor "{name}": its dtype is {entry["dtype"]}; allowed: {", ".join(DTYPES)}')
+        if found != list(shape):
+            raise UserError(f'{self.path}: tensor "{name}": its shape is {found}, but config.json implies {list(shape)}')
+        if end - begin != int(np.prod(found)) * int(dtype[2]) or not 0 <= begin <= end <= len(self.bytes) - self.data:
+            raise UserError(f'{self.path}: tensor "{name}": its data_offsets are damaged')
+        values = self.bytes[self.data + begin : self.data + end].view(dtype).reshape(found)
+        if entry["dtype"] == "BF16":
+            return (values.astype("<u4") << 16).view("<f4")
+        return values.astype("<f4")
+
+
+class Weights:
+    """The tensors of a directory as float32, by their names with or without a prefix ("transformer."). They lie in
+    model.safetensors, or in the files that model.safetensors.index.json names."""
+
+    def __init__(self, directory, prefix):
+        self.path, self.prefix = os.path.join(directory, "model.safetensors"), prefix
+        files, index = [self.path], self.path + ".index.json"
+        if not os.path.exists(self.path) and os.path.exists(index):
+            try:
+                names = sorted(set(read_json(index)["weight_map"].values()))
+                files = [os.path.join(directory, os.path.basename(name)) for name in names]
+            except (AttributeError, KeyError, TypeError):
+                raise UserError(f"{index}: names no files under weight_map")
+        self.files = {name: file for file in map(SafeTensors, files) for name in file.entries}
+
+    def find(self, name):
+        """The name that the tensor has in its file, or None."""
+        for other in (name, name[len(self.prefix) :] if name.startswith(self.prefix) else name):
+            if other in self.files:
+                return other
+        return None
+
+    def get(self, name, shape):
+        found = self.find(name)
+        if not found:
+            raise UserError(f'{self.path}: tensor "{name}" is missing; the file is of another model')
+        return self.files[found].get(found, shape)
+
+
+# ----------------------------------------------------------------------------------------------------------
+# Command line
+
+
+def write_file(path, write, *arguments):
+    """Complete or not at all."""
+    temporary = f"{path}.tmp"
+    try:
+        with open(temporary, "wb") as f:
+            what = write(f, *arguments)
+            f.flush()
+            os.fsync(f.fileno())
+        os.replace(temporary, path)
+    finally:
+        if os.path.exists(temporary):
+            os.remove(temporary)
+    print(f"{path}: {what}")
+
+
+class Parser(argparse.ArgumentParser):
+    def __init__(self, description):
+        formatter = argparse.RawDescriptionHelpFormatter
+        super().__init__(description=description, formatter_class=formatter, allow_abbrev=False)
+
+    def error(self, message):
+        raise UserError(f"{message}; --help says more")
+
+
+def run(main, arguments):
+    """The exit status of main(arguments), with every failure as one line."""
+    try:
+        main(arguments)
+    except UserError as e:
+        print("error: " + " ".join(str(e).split()), file=sys.stderr)
+        return USAGE
+    except OSError as e:
+        print(f"error: {e.filename}: {e.strerror}", file=sys.stderr)
+        return FAILED
+    return 0
