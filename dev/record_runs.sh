@@ -45,7 +45,7 @@ keep() { # NAME [stdout]
     local last
     {
         [ ! -f "$1/log.jsonl" ] || grep -E '"(loss|val_loss|val_accuracy|val_f1)"' "$1/log.jsonl" |
-            sed -E 's/, "(ms|tok_s|mfu|seq_s)": [^,}]*//g'
+            sed -E 's/, "(ms|tok_s|mfu|seq_s|joules|mhz)": [^,}]*//g'
         last=$(ls -d "$1"/ckpt/0* 2>/dev/null | tail -n 1) || true
         [ -z "$last" ] || (cd "$last" && sha256sum -- *.safetensors)
         [ -z "$last" ] || cp "$last/trainer.json" "$1.trainer.json"

@@ -61,7 +61,7 @@ speed() { awk '{ print 1 / ($1 + 0.001) }' cpu; }  # 1 / seconds of processor ti
 strip_times() {
     sed -E -e 's/ \| [0-9.]+ ms \|.*//; s/ \| mfu is of .*//; s/; [0-9.]+ MiB are available//' \
         -e '/^checkpoint of step /d; s/[0-9.]+ s: [0-9.]+ tokens.s//; s/ GB at [0-9.e+-]+ GB.s$/ GB/' \
-        -e '/"checkpoint_ms"/d; s/"(ms|tok_s|mfu|seq_s)": [^,}]+//g' "$@"
+        -e '/"checkpoint_ms"/d; s/"(ms|tok_s|mfu|seq_s|joules|mhz)": [^,}]+//g' "$@"
 }
 everything() {
     cat status

@@ -1293,6 +1293,27 @@ static void test_full_disk(Tests* t) {
     }
 }
 
+// The means that the log shows of a GPU with `watts`, for steps of 0.3 s: a pause in between does not count.
+static void test_energy(Tests* t) {
+    const double watts = 500;
+    double now = 7, last = 0;
+    int measured = 0;
+    EnergyMeter m;
+    expect(t, energy_open(&m) == -1 && isnan(energy_total(&m)), "energy/no GPU", "NVML is used");
+    energy_begin(&m, now, watts * now);
+    for (int step = 1; step <= 9; step++) {
+        if (step == 7) {
+            now += 100;
+            energy_begin(&m, now, watts * now);
+        }
+        now += 0.3;
+        double joules = energy_step(&m, now, watts * now);
+        if (!isnan(joules)) measured = 10 * measured + step, last = joules;
+    }
+    expect(t, measured == 4, "energy/once a second, from its beginning or a pause on", "at steps %d", measured);
+    expect(t, fabs(last - 0.3 * watts) <= 1e-9, "energy/mean of a step", "%.9g J", last);
+}
+
 int main(void) {
     Tests t;
     tests_open(&t);
@@ -1309,6 +1330,7 @@ int main(void) {
     test_update_settings(&t);
     test_streams(&t);
     test_overflow(&t);
+    test_energy(&t);
     test_master(&t);
     test_publish(&t, "/dev/shm");
     test_elastic(&t);

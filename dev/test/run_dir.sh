@@ -238,7 +238,7 @@ else ends_unread --generate -y 1 -o "$work/out" --generate 20; fi
 # ---------------------------------------------------------------------------------------------------------
 # A stopped and resumed run has the same log as an uninterrupted one
 
-steps_of() { grep '"step"' "$1/log.jsonl" | grep -v checkpoint_ms | sed -E 's/, "(ms|tok_s|seq_s|mfu)": [^,}]*//g'; }
+steps_of() { grep '"step"' "$1/log.jsonl" | grep -v checkpoint_ms | sed -E 's/, "(ms|tok_s|seq_s|mfu|joules|mhz)": [^,}]*//g'; }
 same_log() { # NAME
     local why=$2
     [ "$(steps_of "$work/out")" = "$(steps_of "$work/straight")" ] || why=${why:-"$(diff <(steps_of "$work/straight") <(steps_of "$work/out") | grep '^[<>]' | head -n 1)"}

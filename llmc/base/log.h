@@ -3,6 +3,8 @@
  * log.jsonl holds one JSON object per line. A line without "step" describes the run (its settings). The others are:
  *
  *   {"step", "loss", "lr", "grad_norm", "ms", "tok_s", "mfu"}   and "loss_scale" if the loss is scaled
+ *       about once a second also "joules" of a step, the mean since the line before that has it, and "mhz", the clock now,
+ *       both of rank 0's GPU
  *   {"step", "val_loss"}
  *   {"step", "checkpoint_ms", "checkpoint_write_s", "checkpoint_gb_s", "checkpoint_wait_ms"}
  *       once the checkpoint of that step is on disk: the time that training lost, the duration and the speed of the

@@ -4,6 +4,7 @@
 #define LLMC_RUN_STEPS_H
 
 #include "llmc/base/cpu_share.h"
+#include "llmc/device/energy.h"
 #include "llmc/device/readback.h"
 #include "llmc/optim/model_buffers.h"
 #include "llmc/profile/report.h"
@@ -50,6 +51,7 @@ typedef struct {
     double peak_flops;     // of the hardware of all ranks, per second
     int peak_is_measured;  // 1: the table of data-sheet peaks does not have this device
     Profiler profiler;
+    EnergyMeter energy;   // of rank 0, which writes the log
     ThreadTrial threads;  // most 1: the number stays
 } Steps;
 
@@ -76,6 +78,7 @@ static inline void steps_close(Steps* s) {
 static inline void steps_restart_clock(Steps* s) {
     readback_start(s->ctx, &s->clock, NULL, 0);
     s->last = &s->clock;
+    energy_begin(&s->energy, now_seconds(), energy_total(&s->energy));
 }
 
 // Start at the session's current step.
@@ -86,6 +89,7 @@ static inline void steps_begin(Steps* s, const Session* session, const GradSync*
     s->grad_sync = grad_sync;
     s->peak_flops = profiler_peak_flops(session->ctx) * session->group->size;
     s->peak_is_measured = profiler_known_peak() == 0;
+    if (session->group->rank == 0 && *settings->out) energy_open(&s->energy);
     profiler_open(&s->profiler, settings->profile_warmup, settings->profile, settings->ceilings, session->step,
                   session->ctx);
     steps_restart_clock(s);
@@ -170,8 +174,11 @@ static inline void steps_launched(Steps* s, Session* session, double lr, StepWor
     session->samples += (uint64_t)work.samples;
 }
 
-// If there are several losses, add each of them, and sequences per second, to a line of log.jsonl.
-static inline void steps_extra(Text* t, const LaunchedStep* done, double seconds) {
+// Add to a line of log.jsonl: energy and clock, if a measurement of them has ended with this step; and if there are
+// several losses, each of them and sequences per second.
+static inline void steps_extra(Text* t, const LaunchedStep* done, double seconds, EnergyMeter* energy) {
+    double joules = energy->device ? energy_step(energy, now_seconds(), energy_total(energy)) : (double)NAN;
+    if (!isnan(joules)) log_put(t, "joules", joules, 6), log_put(t, "mhz", energy_mhz(energy), 6);
     if (done->losses.count < 2) return;
     for (int i = 0; i < done->losses.count; i++)
         log_put(t, done->losses.names[i], (double)done->result.values[2 + i], 9);
@@ -211,7 +218,7 @@ static inline void steps_finish_one(Steps* s, const Session* session, Log* log, 
     // The measurement at the start was too low if the machine was busy.
     if (s->peak_is_measured) s->peak_flops = fmax(s->peak_flops, done->work.flops / seconds);
     Text extra = {NULL, 0, 0};
-    steps_extra(&extra, done, seconds);
+    steps_extra(&extra, done, seconds, &s->energy);
     if (is_outlier) json_put_bool(&extra, "skipped", 1);
     LogStep line;
     memset(&line, 0, sizeof line);
