@@ -20,6 +20,7 @@
 #include "llmc/ops/gelu.h"
 #include "llmc/ops/layernorm/layernorm.h"
 #include "llmc/ops/next_sentence.h"
+#include "llmc/run/embed.h"           // vectors of texts
 #include "llmc/run/fill_mask.h"       // fill-mask: predicts masked tokens
 #include "llmc/run/mlm_data.h"        // sentences, their pairs and masks
 #include "llmc/run/mlm_evaluation.h"  // losses and accuracies on held-out text
@@ -649,6 +650,17 @@ static void fill_mask(Run* r, Model* m, MlmSource* data, const char* text) {
     fill_mask_show(&r->session, &data->words, &data->batches[0], m->a.logits, m->config.V, m->Vp);
 }
 
+// Write a vector for each line of the file of --embed.
+static void embed(Run* r, Model* m, MlmSource* data, const MlmSettings* s) {
+    Embedding e = embed_open(s, &data->words, m->B, m->T, m->config.V, m->config.C);
+    while (embed_next(&e, &data->batches[0])) {
+        MlmInput in = mlm_load(&data->loader, &data->batches[0], &r->ctx);
+        forward_encoder(m, &in, &r->ctx);
+        embed_write(&e, &data->batches[0], input_of(m, m->config.L), &r->ctx);
+    }
+    embed_close(&e);
+}
+
 // ---------------------------------------------------------------------------------------------------------
 // Settings and startup
 
@@ -663,8 +675,7 @@ static int settings_flags(Trainer* t) {
 // Find the model, plan its tensors and memory, and make room for its batches.
 static void open_model(Run* r, Model* m, const MlmSettings* s, MlmSource* d) {
     run_find_model(r, "--phase2", s->phase2);
-    if (*s->fill && !r->weights)
-        die(USAGE, "--fill needs a trained model; name it with -e, or its run with -o and -y 1");
+    embed_check_model(s, r->weights, r->group.size);
     fill_mask_find_words(&d->words, &r->session, r->directory, r->data_directory);
     Config c = config_find(r->directory, &r->settings, &d->words);
     c.next = s->next_sentence;
@@ -692,11 +703,12 @@ static void trainer_open(Trainer* t, int argc, char** argv) {
     Run* r = &t->run;
     flags_refuse_moved(argc, argv, "--task", "./finetune_bert");
     run_parse(r, settings_flags(t), argc, argv, "./train_bert [flags]   (none: a small model on the built-in corpus)");
-    const int fills = fill_mask_check(t->mlm.fill, &r->settings, r->flags, r->flag_count);
-    run_join(r, fills ? NULL : "data/builtin/bert/train.bin");
+    const int is_fill = fill_mask_check(t->mlm.fill, &r->settings, r->flags, r->flag_count);
+    const int has_no_data = embed_check(&t->mlm, &r->settings, r->flags, r->flag_count) || is_fill;
+    run_join(r, has_no_data ? NULL : "data/builtin/bert/train.bin");
     open_model(r, &t->model, &t->mlm, &t->data);
-    if (!fills) mlm_clozes_open(&t->mlm.choices, t->model.config.V, t->model.T, &r->group);
-    if (!fills) open_data(r, &t->model.config, &t->data);
+    if (!has_no_data) mlm_clozes_open(&t->mlm.choices, t->model.config.V, t->model.T, &r->group);
+    if (!has_no_data) open_data(r, &t->model.config, &t->data);
     run_init_model(r, &t->model.buffers, weight_rules(&t->model.config));
 }
 
@@ -710,6 +722,7 @@ int main(int argc, char** argv) {
     trainer_open(t, argc, argv);
     if (r->settings.evaluate) process_on_stop(SIG_DFL);  // a signal may end the process at once: nothing is saved
     if (*t->mlm.fill) fill_mask(r, m, data, t->mlm.fill);
+    else if (*t->mlm.embed) embed(r, m, data, &t->mlm);
     else if (r->settings.evaluate) {
         validate(r, m, data, NULL, NULL);
         for (int i = 0; i < choices->count; i++) validate(r, m, data, &choices->set[i], NULL);

@@ -166,6 +166,28 @@ refused '--fill without a model' 2 '--fill needs a trained model' --fill 'a[MASK
 refused '--fill without a vocabulary' 2 'no vocab.txt' -e "$golden" --fill 'a [MASK]'
 
 # ---------------------------------------------------------------------------------------------------------
+# Vectors of texts; dev/test/check_embed.py checks their values
+
+printf 'abc\n\nabcdefghijklmnopqrstuvw' >"$work/lines"
+run -e "$o" --embed "$work/lines"
+why=$(ended_with 0)
+[ "$(cat "$work/stdout")" = "$work/lines.npy: 3 vectors of 16 channels; 1 line was cut to 16 tokens" ] || why=${why:-"$(cat "$work/stdout")"}
+[ "$(wc -c <"$work/lines.npy")" = $((128 + 3 * 16 * 4)) ] || why=${why:-'another size'}
+verdict '--embed' "$why"
+run -y 1 -o "$o" --embed "$work/lines" --vectors "$work/again.npy"
+verdict '--embed, -y 1' "$(ended_with 0)$(cmp "$work/lines.npy" "$work/again.npy" 2>&1)"
+: >"$work/empty"
+refused '--embed of an unset variable' 2 "--embed '': is empty" --embed '' -o "$box/new"
+refused '--embed of no lines'        2 'empty: holds no line' -e "$o" --embed "$work/empty" --vectors "$box/new"
+refused '--embed of no file'         2 'none: cannot be' -e "$o" --embed "$work/none" --vectors "$box/new"
+refused '--embed and --fill'         2 '--fill is given too' -e "$o" --embed "$work/lines" --fill 'a [MASK]'
+refused '--embed without a model'    2 '--embed needs a trained model' --embed "$work/lines"
+refused '--embed without a vocabulary' 2 'no vocab.txt' -e "$golden" --embed "$work/lines" --vectors "$box/new"
+refused '--embed, no room for [SEP]' 2 'at least 2 tokens' -e "$o" -t 1 --embed "$work/lines" --vectors "$box/new"
+refused '--vectors in no directory'  2 '--vectors .*cannot be written' -e "$o" --embed "$work/lines" --vectors "$box/none/v.npy"
+refused '--vectors, a directory'     2 '--vectors .*not a regular file' -e "$o" --embed "$work/lines" --vectors "$box"
+
+# ---------------------------------------------------------------------------------------------------------
 # Data
 
 d=$box/data

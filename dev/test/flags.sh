@@ -180,8 +180,9 @@ small_bert() { # four documents of 10 to 18 tokens in three sentences; tokens fr
 prepared() { # NAME FLAG...
     "$PROGRAM" ${is_gpu:+--autotune 0} "${@:2}" </dev/null >"$work/stdout" 2>"$work/stderr" || fail "$1" "$(tail -n 1 "$work/stderr")"
 }
-mkdir -p in/started in/small
+mkdir -p in/started in/small in/embed
 if [ $trainer != tune ]; then
+printf 'a\n\nbcd\n' >in/embed/lines
 prepared 'a run to resume' -e $model -x 4 -v 0 -s 0 -n 2 --stop-after 2 -o in/started/out
 prepared 'a profile' -e $model -x 3 -v 0 -s 0 -n 0 --profile 1 --profile-warmup 1 -o in/profiled
 small_$trainer >in/small/train.bin
@@ -350,6 +351,11 @@ elif [ $trainer = bert ]; then
     row --sample-every '' 2 "says 'sample after step [0-9]+'" \
         'sample after step 4' 'sample after step 2 sample after step 4'
     row --fill '-e in/started/out' 'a[MASK]c' 'ls -d out; text' 'out *' 'a*c*'
+    vectors='-e in/started/out @from=embed --embed lines'
+    row --embed '-e in/started/out @from=embed' lines 'ls -d out *.npy; says "3 vectors of 16"' out 'lines.npy 3 vectors of 16'
+    row --vectors "$vectors" v.npy 'ls *.npy' lines.npy v.npy
+    row --pool "$vectors" cls 'cksum lines.npy' '*' '*' 'wc -c lines.npy'
+    row --normalize "$vectors" 1 'cksum lines.npy' '*' '*' 'wc -c lines.npy'
 fi
 if [ $trainer != tune ]; then
     row --hellaswag '--choices in/set.bin' 2 'steps_of set_acc' '' '2 4' 'each loss'
@@ -374,8 +380,8 @@ printf '%s\n' "${runs[@]}" | xargs -P "$(($(nproc) + 1))" -I{} bash -c 'cd {} &&
 changes() { # RUN OTHER: the first line in which their output differs
     diff <(cd "$1" && everything) <(cd "$2" && everything) | grep -a -m1 '^[<>]' | cut -c 1-200
 }
-# An empty --fill, as from an unset shell variable, is refused: it does not ask for training.
-is_refused() { [ "${flags[$1]}" = --fill ] && [ "$(cat "${with[$1]}/status")" = 2 ]; }
+# An empty --fill or --embed, as from an unset shell variable, is refused: it does not ask for training.
+is_refused() { [[ "${flags[$1]}" = --@(fill|embed) ]] && [ "$(cat "${with[$1]}/status")" = 2 ]; }
 judge() { # INDEX: why the row does not hold, or nothing
     local observable=${observables[$1]} was is kept_was kept_is pattern
     local given="its default, ${default[${flags[$1]}]:-empty}, given"

@@ -195,6 +195,8 @@ changed "$b" 'set cls.predictions.transform.LayerNorm.weight all 3e38'
 refused 'losses: BERT' 3 'the validation loss is (nan|inf)' -e "$m" --evaluate 1 -m 1
 refused 'losses: BERT, a validation in a training' 3 'step 0: the validation loss is (nan|inf)' -e "$m" -x 1 -v 1 -m 1 -s 0 -o ''
 refused 'losses: BERT, --fill' 3 '--fill: the model.s logits are not finite' -e "$m" --fill 'a [MASK] c'
+changed "$b" 'set bert.encoder.layer.1.output.LayerNorm.weight all 3e38'
+refused 'losses: BERT, --embed' 3 'the vector of line 1 is not finite' -e "$m" --embed "$b/examples.tsv" --vectors "$work/v.npy"
 changed "$c" 'set bert.pooler.dense.bias all 9' 'set classifier.weight all 3e38'
 refused 'losses: classify, --predictions' 3 'a prediction is nan' -e "$m" "${TSV[@]}" --evaluate 1 --predictions "$box/new"
 cut -f 2 "$b/examples.tsv" >"$b/texts.tsv"

@@ -95,6 +95,9 @@ elif "${PYTHON:-python3}" -c 'import torch, transformers, tokenizers' 2>/dev/nul
     run check_generate "${PYTHON:-python3}" dev/reference/check_generate.py "$gpt2" ../shared/data/gpt2-bpe
 else skip check_generate "${PYTHON:-python3} has no torch, transformers and tokenizers (pip install them)"; fi
 run cli_bert bash dev/test/cli_bert.sh "$bert"
+if "${PYTHON:-python3}" -c 'import numpy, tokenizers' 2>/dev/null; then
+    run check_embed "${PYTHON:-python3}" dev/test/check_embed.py "$bert"
+else skip check_embed "${PYTHON:-python3} has no numpy and tokenizers (pip install them)"; fi
 run losses_bert bash dev/test/losses.sh "$bert"
 [ "${build##*/}" = san ] || run exam bash dev/test/exam.sh "$bert"
 run model_dir bash dev/test/model_dir.sh "$gpt2" "$bert"

@@ -7,12 +7,15 @@
 
 // In the order of the flag's choices.
 typedef enum { MEAN_MICRO, MEAN_GLOBAL } LossMean;
+typedef enum { POOL_MEAN, POOL_CLS } Pool;
 
 typedef struct {
     int loss_mean, next_sentence, max_predictions, whole_words, static_masks, pack;
     double mask_fraction, short_fraction;
     int sample_every;
     const char *phase2, *fill;
+    const char *embed, *vectors;  // texts, and the file for their vectors
+    int pool, normalize;
     MultipleChoiceSets choices;  // clozes: mlm_evaluation.h
 } MlmSettings;
 
@@ -43,6 +46,14 @@ static inline int mlm_settings_rows(MlmSettings* s, Flag* table, int count) {
          "Steps between samples, which fill in a held-out sequence, and one at the end. 0: never."},
         {NULL, "--fill",               FLAG_STRING, &s->fill,            "",       0,   0,       NULL,   SCOPE_PROCESS, TOPIC_SAMPLES,
          "Print this text with its [MASK]s filled in by -e (or by -o with -y 1) and exit."},
+        {NULL, "--embed",              FLAG_STRING, &s->embed,           "",       0,   0,       NULL,   SCOPE_PROCESS, TOPIC_SAMPLES,
+         "Write a vector for each line of this text file, by -e (or by -o with -y 1), and exit."},
+        {NULL, "--vectors",            FLAG_STRING, &s->vectors,         "",       0,   0,       NULL,   SCOPE_PROCESS, TOPIC_SAMPLES,
+         "NumPy file for the vectors, float32 [lines, channels]. Empty: the name of --embed with .npy after it."},
+        {NULL, "--pool",               FLAG_CHOICE, &s->pool,            "mean",   0,   0,       "mean|cls", SCOPE_PROCESS, TOPIC_SAMPLES,
+         "Vector of a line. mean: of its tokens' last hidden states, with [CLS] and [SEP]; cls: that of [CLS]."},
+        {NULL, "--normalize",          FLAG_INT,    &s->normalize,       "0",      0,   1,       NULL,   SCOPE_PROCESS, TOPIC_SAMPLES,
+         "1: scale each vector to length 1."},
     };
     // clang-format on
     count = settings_add_rows(table, count, rows, COUNT_OF(rows));
@@ -64,6 +75,7 @@ static inline int mlm_default_settings(Flag* table, int count) {
 // For sequences of T tokens.
 static inline MlmRecipe mlm_settings_recipe(const MlmSettings* s, int T) {
     int most = *s->fill                  ? T
+               : *s->embed               ? 1
                : s->max_predictions >= 0 ? s->max_predictions
                                          : max_int(1, (int)rint(s->mask_fraction * T));
     MlmRecipe recipe;
@@ -72,7 +84,7 @@ static inline MlmRecipe mlm_settings_recipe(const MlmSettings* s, int T) {
     recipe.mask_fraction = s->mask_fraction, recipe.short_fraction = s->short_fraction;
     recipe.whole_words = s->whole_words, recipe.next_sentence = s->next_sentence;
     recipe.static_masks = s->static_masks, recipe.pack = s->pack;
-    if (!*s->fill) mlm_check_recipe(recipe, T);
+    if (!*s->fill && !*s->embed) mlm_check_recipe(recipe, T);
     return recipe;
 }
 

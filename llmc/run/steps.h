@@ -58,7 +58,7 @@ typedef struct {
 // Check --profile before anything is written: there must be steps to profile, and the file of --ceilings must be valid.
 static inline void steps_open(Steps* s, const Settings* settings) {
     if (settings->profile && settings->evaluate)
-        die(USAGE, "--profile %d measures training steps; --evaluate, --generate and --fill have none",
+        die(USAGE, "--profile %d measures training steps; --evaluate, --generate, --fill and --embed have none",
             settings->profile);
     if (settings->profile && strcmp(settings->ceilings, "measure") != 0) profiler_read_peaks(settings->ceilings);
     for (size_t i = 0; i < COUNT_OF(s->launched); i++) readback_open(&s->launched[i].result);

@@ -199,7 +199,7 @@ static inline int task_stride(const TaskSettings* s, int T, int says) {
 static inline void task_data_open(TaskData* d, const TaskSettings* s, const char* train, const char* val,
                                   const WordPiece* words, int labels, int V, int T, int says) {
     d->task = (Task)s->task, d->labels = labels;
-    if (*s->predictions && says) predictions_check(s->predictions);
+    if (*s->predictions && says) predictions_check("--predictions", s->predictions);
     if (!words->size)
         die(USAGE, "--task: there is no vocab.txt or tokenizer.json to read texts with; put the model's into its "
                    "directory (-e)");

@@ -112,15 +112,15 @@ static inline int examples_batch_next(MlmBatch* b, int* number, const Examples* 
 // ---------------------------------------------------------------------------------------------------------
 // Predictions: a file that is complete or absent
 
-// End with USAGE if the file could not be written. Changes nothing on the disk.
-static inline void predictions_check(const char* path) {
+// End with USAGE if the file of `flag` could not be written. Changes nothing on the disk.
+static inline void predictions_check(const char* flag, const char* path) {
     struct stat found;
     char* temporary = xprintf("%s.tmp", path);
     int is_there = stat(path, &found) == 0, was_there = access(temporary, F_OK) == 0;
-    if (is_there && !S_ISREG(found.st_mode)) die(USAGE, "--predictions %s: exists and is not a regular file", path);
+    if (is_there && !S_ISREG(found.st_mode)) die(USAGE, "%s %s: exists and is not a regular file", flag, path);
     int fd =
         is_there && access(path, W_OK) != 0 ? -1 : open(temporary, O_WRONLY | O_CREAT | O_CLOEXEC | O_NONBLOCK, 0666);
-    if (fd < 0) die(USAGE, "--predictions %s: cannot be written: %s", path, strerror(errno));
+    if (fd < 0) die(USAGE, "%s %s: cannot be written: %s", flag, path, strerror(errno));
     close(fd);
     if (!was_there) unlink(temporary);
     free(temporary);

@@ -1,0 +1,155 @@
+/* Vectors of texts: one for each line of a file, the mean of its tokens' last hidden states or that of [CLS], written as a
+ * NumPy file, float32 [lines, C]. A line that is too long for the model is cut; an empty one has [CLS] and [SEP] alone. */
+#ifndef LLMC_RUN_EMBED_H
+#define LLMC_RUN_EMBED_H
+
+#include "llmc/data/text/wordpiece.h"
+#include "llmc/run/mlm_data.h"
+#include "llmc/run/session.h"
+
+typedef struct {
+    const MlmSettings* settings;
+    const WordPiece* words;
+    int B, T, C;
+    char *text, *path, *temporary;
+    size_t size, at;  // of the text, and where the next line begins
+    size_t lines, cut;
+    FILE* file;
+    TokenIds ids;
+    float* vector;  // [C]
+} Embedding;
+
+// Returns whether --embed is given; then the run neither trains nor saves (s->evaluate). Ends with USAGE if it is empty, or
+// if flags contradict it.
+static inline int embed_check(const MlmSettings* m, Settings* s, Flag* table, int count) {
+    if (*m->embed && *m->fill) die(USAGE, "--embed %s: --fill is given too; choose one", m->embed);
+    if (*m->embed) s->evaluate = 1;
+    if (*m->embed) return 1;
+    if (flag_is_given(table, count, "--embed")) die(USAGE, "--embed '': is empty; give a file of texts");
+    return 0;
+}
+
+// Name of the file to write (caller frees).
+static inline char* embed_path(const MlmSettings* m) {
+    return *m->vectors ? xprintf("%s", m->vectors) : xprintf("%s.npy", m->embed);
+}
+
+// End with USAGE if --fill or --embed cannot be done: there are no weights, too many ranks, or no file to write to.
+static inline void embed_check_model(const MlmSettings* m, const char* weights, int ranks) {
+    const char* flag = *m->embed ? "--embed" : "--fill";
+    if ((*m->embed || *m->fill) && !weights)
+        die(USAGE, "%s needs a trained model; name it with -e, or its run with -o and -y 1", flag);
+    if (!*m->embed) return;
+    if (ranks > 1) die(USAGE, "--embed %s: is the work of one process; start it without other ranks", m->embed);
+    char* path = embed_path(m);
+    predictions_check(*m->vectors ? "--vectors" : "--embed: the file", path);
+    free(path);
+}
+
+static inline void embed_put(Embedding* e, const void* data, size_t n) {
+    if (fwrite(data, 1, n, e->file) != n) die(FAILED, "%s: cannot be written: %s", e->temporary, strerror(errno));
+}
+
+// The header of NumPy's format, version 1.0.
+static inline void embed_put_header(Embedding* e, size_t lines) {
+    enum { PREFIX = 10, SIZE = 128 };  // the data begin at a multiple of 64 bytes
+    char header[SIZE + 1];
+    memset(header, ' ', sizeof header);
+    memcpy(header, "\x93NUMPY\x01\x00", 8);
+    header[8] = SIZE - PREFIX, header[9] = 0;
+    char* shape = xprintf("{'descr': '<f4', 'fortran_order': False, 'shape': (%zu, %d), }", lines, e->C);
+    CHECK(strlen(shape) < SIZE - PREFIX);
+    memcpy(header + PREFIX, shape, strlen(shape));
+    header[SIZE - 1] = '\n';
+    embed_put(e, header, SIZE);
+    free(shape);
+}
+
+// Open the texts of --embed and the file of their vectors, for a model of V tokens and C channels and batches of B sequences
+// of T tokens.
+static inline Embedding embed_open(const MlmSettings* settings, const WordPiece* words, int B, int T, int V, int C) {
+    Embedding e;
+    size_t lines = 0;
+    memset(&e, 0, sizeof e);
+    e.settings = settings, e.words = words, e.B = B, e.T = T, e.C = C;
+    if (words->size == 0)
+        die(USAGE, "--embed %s: no vocab.txt or tokenizer.json to encode it with; put the model's into its directory",
+            settings->embed);
+    if (words->size > V)
+        die(USAGE, "--embed %s: the vocabulary has %d tokens, but the model %d; put the model's own there",
+            settings->embed, words->size, V);
+    if (T < 2) die(USAGE, "-t %d: a sequence of --embed has at least 2 tokens, [CLS] and [SEP]", T);
+    e.text = read_file(settings->embed, SIZE_MAX, &e.size, USAGE);
+    for (size_t i = 0; i < e.size; i++) lines += e.text[i] == '\n' || i + 1 == e.size;
+    if (lines == 0) die(USAGE, "--embed %s: holds no line", settings->embed);
+    e.path = embed_path(settings), e.temporary = xprintf("%s.tmp", e.path);
+    e.file = fopen(e.temporary, "wb");
+    if (!e.file) die(FAILED, "%s: cannot be written: %s", e.temporary, strerror(errno));
+    e.vector = (float*)xmalloc((size_t)C * sizeof(float));
+    embed_put_header(&e, lines);
+    return e;
+}
+
+// Fill the batch with the next lines. Returns 0 if there are none.
+static inline int embed_next(Embedding* e, MlmBatch* b) {
+    mlm_batch_begin(b, 0);
+    while (b->count < e->B && e->at < e->size) {
+        const char *line = e->text + e->at, *end = (const char*)memchr(line, '\n', e->size - e->at);
+        size_t n = end ? (size_t)(end - line) : e->size - e->at;
+        e->at += n + (end != NULL);
+        if (n > 0 && line[n - 1] == '\r') n--;
+        e->ids.count = 0;
+        token_ids_add(&e->ids, e->words->cls);
+        wordpiece_encode(&e->ids, e->words, line, n);
+        if (e->ids.count > (size_t)e->T - 1) e->cut++, e->ids.count = (size_t)e->T - 1;
+        token_ids_add(&e->ids, e->words->sep);
+        mlm_batch_append(b, e->ids.id, (uint32_t)e->ids.count, 0);
+        mlm_batch_end(b, -1);
+        e->lines++;
+    }
+    return b->count > 0;
+}
+
+// The vector of one sequence from its hidden states [rows, C].
+static inline void embed_pool(Embedding* e, const real* x, int rows) {
+    double sum_sq = 0;
+    for (int c = 0; c < e->C; c++) {
+        double sum = 0;
+        for (int i = 0; i < rows; i++) sum += (double)x[(size_t)i * (size_t)e->C + (size_t)c];
+        e->vector[c] = (float)(sum / rows);
+        sum_sq += (double)e->vector[c] * (double)e->vector[c];
+    }
+    if (!isfinite(sum_sq))
+        die(STOPPED_BY_NAN,
+            "--embed: the vector of line %zu is not finite; take an earlier checkpoint or another model", e->lines);
+    double scale = e->settings->normalize ? 1 / fmax(sqrt(sum_sq), 1e-12) : 1;
+    for (int c = 0; c < e->C; c++) e->vector[c] = (float)(scale * (double)e->vector[c]);
+}
+
+// Write the vectors of the batch's sequences. `hidden` [rows, C] on the device: their last hidden states.
+static inline void embed_write(Embedding* e, const MlmBatch* b, floatX* hidden, Context* ctx) {
+    HostView view = host_view_open(hidden, (size_t)b->rows * (size_t)e->C, VIEW_FLOATX);
+    host_view_read(ctx, &view);
+    e->lines -= (size_t)b->count;
+    for (int i = 0; i < b->count; i++) {
+        int rows = e->settings->pool == POOL_CLS ? 1 : b->cu_seqlens[i + 1] - b->cu_seqlens[i];
+        e->lines++;
+        embed_pool(e, view.values + (size_t)b->cu_seqlens[i] * (size_t)e->C, rows);
+        embed_put(e, e->vector, (size_t)e->C * sizeof(float));
+    }
+    host_view_close(&view);
+}
+
+// Complete the file, and report it.
+static inline void embed_close(Embedding* e) {
+    int bad = fflush(e->file) != 0 || fsync(fileno(e->file)) != 0;
+    bad |= fclose(e->file) != 0;
+    if (bad || rename(e->temporary, e->path) != 0) die(FAILED, "%s: cannot be written: %s", e->path, strerror(errno));
+    printf("%s: %zu vectors of %d channels", e->path, e->lines, e->C);
+    if (e->cut) printf("; %zu line%s cut to %d tokens", e->cut, e->cut > 1 ? "s were" : " was", e->T);
+    printf("\n");
+    token_ids_free(&e->ids);
+    free(e->text), free(e->path), free(e->temporary), free(e->vector);
+}
+
+#endif
