@@ -45,7 +45,6 @@ Format of a file, all little-endian:
   (V + 31) / 32    uint32: bit id % 32 of word id / 32 says that a token continues a word ("##...")
 """
 import argparse
-import contextlib
 import hashlib
 import json
 import os
@@ -66,12 +65,11 @@ from documents import (
     run,
 )
 from net import is_file, open_source
-from work import Progress, Work, write_atomically
+from work import Progress, Work, library_threads, vocabulary_texts, write_atomically
 
 MAGIC = 20261121
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 COPY_BYTES = 1 << 22
-VOCABULARY_CHARACTERS = 1_000_000_000  # of a data set, from which a vocabulary is made
 FILE_TOKENS = 1 << 32  # a file has less: its offsets are 32 bits wide
 
 # ----------------------------------------------------------------------------------------------------------
@@ -162,27 +160,16 @@ def train_vocabulary(options, source):
     from tokenizers import trainers
 
     def texts():
-        progress, characters = Progress("vocabulary"), 0
-        with contextlib.closing(source.batches(None)) as batches:
-            for batch, (_, done) in batches:
-                for text, _ in batch:
-                    characters += len(text)
-                    yield from text.split("\n")
-                if options.dataset is not None:
-                    done = max(done or 0, characters / VOCABULARY_CHARACTERS)
-                progress.show(done, f"{characters / 1e6:.1f} M characters")
-                if options.dataset is not None and characters >= VOCABULARY_CHARACTERS:
-                    break
-        progress.end()
+        for text in vocabulary_texts(options, source):
+            yield from text.split("\n")
 
     def train(size, first):
         tokenizer = make_tokenizer(SPECIAL, options.cased)
         trainer = trainers.WordPieceTrainer(
             vocab_size=size, min_frequency=2, special_tokens=first, show_progress=sys.stderr.isatty()
         )
-        os.environ["TOKENIZERS_PARALLELISM"] = "true"
-        tokenizer.train_from_iterator(texts(), trainer)
-        os.environ["TOKENIZERS_PARALLELISM"] = "false"
+        with library_threads():
+            tokenizer.train_from_iterator(texts(), trainer)
         return set(tokenizer.get_vocab())
 
     # Of pairs as frequent the library merges the one with the smaller numbers, and numbers the characters that continue

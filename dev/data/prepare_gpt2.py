@@ -4,9 +4,12 @@
     prepare_gpt2.py --local FILE... --vocab DIR --out DIR
     prepare_gpt2.py --dataset fineweb-edu --limit-tokens 1000000000 --vocab DIR --out DIR
     prepare_gpt2.py --dataset tinyshakespeare --vocab DIR --out DIR
+    prepare_gpt2.py --local FILE... --train-vocab 16384 --out DIR
 
 Needs Python 3.8 or later and the package `tokenizers`, for --dataset `datasets` too. --vocab is a directory that
-holds vocab.json (or encoder.json) with merges.txt (or vocab.bpe), or tokenizer.json.
+holds vocab.json (or encoder.json) with merges.txt (or vocab.bpe), or tokenizer.json. --train-vocab makes a tokenizer of so
+many tokens from the text: a byte-level BPE that splits words as GPT-2's, from all of --local and --url, from the first
+billion characters of --dataset. The 256 bytes come first, <|endoftext|> last; the same text gives the same tokenizer.
 
 Input files, told apart by their names and first bytes, in the order given:
   plain text      one document a file
@@ -60,10 +63,11 @@ from documents import (
     run,
 )
 from net import is_file, open_source
-from work import Progress, Work
+from work import Progress, Work, library_threads, vocabulary_texts, write_atomically
 
 END_OF_TEXT = "<|endoftext|>"
 MAGICS = 20240520, 20240801  # of shards of uint16 and of uint32
+LEAST_VOCABULARY = 257  # of --train-vocab
 PIECE_CHARACTERS = 1 << 18  # plain text is encoded in pieces of about this length
 COPY_BYTES = 1 << 22
 TOKENIZER_FILES = [
@@ -190,6 +194,57 @@ def make_tokenizer(text):
     return Tokenizer.from_str(text)
 
 
+def train_tokenizer(options, source):
+    """{name: text} of the files of a new tokenizer. The library orders characters by their numbers and pairs by how often
+    they occur, then by their symbols' numbers, so nothing depends on chance."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel(add_prefix_space=False)
+    tokenizer.post_processor = processors.ByteLevel(trim_offsets=False)
+    trainer = trainers.BpeTrainer(
+        vocab_size=options.train_vocab - 1,
+        min_frequency=2,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=sys.stderr.isatty(),
+    )
+    with library_threads():
+        tokenizer.train_from_iterator(vocabulary_texts(options, source), trainer)
+    tokenizer.add_special_tokens([END_OF_TEXT])
+    tree = json.loads(tokenizer.to_str())
+    ids, merges = tree["model"]["vocab"], [m if isinstance(m, str) else " ".join(m) for m in tree["model"]["merges"]]
+    tree["model"]["merges"] = merges
+    if len(ids) + 1 < options.train_vocab:
+        print(f"--train-vocab {options.train_vocab}: no further pair occurs twice; the tokenizer has {len(ids) + 1} tokens")
+    config = {
+        "add_prefix_space": False,
+        "bos_token": END_OF_TEXT,
+        "clean_up_tokenization_spaces": False,
+        "eos_token": END_OF_TEXT,
+        "model_max_length": 1000000000000000019884624838656,  # the library's way to say that there is no limit
+        "tokenizer_class": "GPT2Tokenizer",
+        "unk_token": END_OF_TEXT,
+    }
+    return {
+        "merges.txt": "#version: 0.2\n" + "".join(f"{m}\n" for m in merges),
+        "tokenizer.json": json.dumps(tree, ensure_ascii=False) + "\n",
+        "tokenizer_config.json": json.dumps(config, indent=2) + "\n",
+        "vocab.json": json.dumps({**ids, END_OF_TEXT: len(ids)}, ensure_ascii=False) + "\n",
+    }
+
+
+def get_vocabulary(options, source, work):
+    """What was given, or made from the text, once for work that is taken up again."""
+    if options.vocab:
+        return options.vocabulary
+    if not os.path.exists(work.path("vocab.json")):
+        for name, text in train_tokenizer(options, source).items():  # vocab.json last: it says that all are there
+            write_atomically(work.path(name), text)
+        work.save()
+    return Vocabulary(work.folder)
+
+
 # ----------------------------------------------------------------------------------------------------------
 # Plain text: (piece of text, whether it begins a document)
 
@@ -313,12 +368,12 @@ def copy_tokenizer(vocabulary, out):
             os.remove(target)
 
 
-def prepare(options, vocabulary):
-    width, code = (2, "H") if vocabulary.size <= 65536 else (4, "I")
+def prepare(options):
     source = open_source(options)
     settings = {
         **source.settings(),
-        "--vocab": hashlib.sha256(vocabulary.text.encode()).hexdigest(),
+        "--vocab": options.vocab and hashlib.sha256(options.vocabulary.text.encode()).hexdigest(),
+        "--train-vocab": options.train_vocab,
         "--text-key": options.text_key,
         "--split-blank-lines": options.split_blank_lines,
         "--limit-tokens": options.limit_tokens,
@@ -326,6 +381,8 @@ def prepare(options, vocabulary):
     claim(options.out, MAGICS)
     with Work(options, settings, ["tokens", "starts"]) as work:
         source.open(work)
+        vocabulary = get_vocabulary(options, source, work)
+        width, code = (2, "H") if vocabulary.size <= 65536 else (4, "I")
         arguments = (vocabulary.text, vocabulary.end_of_text, code)
         for encoded, begins in work.encode(source, width, encode_batch, start_worker, arguments):
             total = work.files["tokens"].tell() // width
@@ -345,7 +402,7 @@ def prepare(options, vocabulary):
         names += write_shards(work, "train", train[0], train[1], options, width, progress)
         progress.end()
         publish(work.folder, options.out, names)
-        if not os.path.samefile(options.vocab, options.out):
+        if not options.vocab or not os.path.samefile(options.vocab, options.out):
             copy_tokenizer(vocabulary, options.out)
         work.forget()
     print(
@@ -361,7 +418,9 @@ def prepare(options, vocabulary):
 def parse(arguments):
     parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False)
     add_common_options(parser)
-    parser.add_argument("--vocab", required=True, metavar="DIR", help="directory of the tokenizer")
+    vocabulary = parser.add_mutually_exclusive_group(required=True)
+    vocabulary.add_argument("--vocab", metavar="DIR", help="directory of the tokenizer")
+    vocabulary.add_argument("--train-vocab", type=positive, metavar="N", help="make a tokenizer of N tokens")
     validation = parser.add_mutually_exclusive_group()
     validation.add_argument("--val-tokens", type=positive, metavar="N", help="the first N tokens are validation")
     validation.add_argument("--val-fraction", type=fraction, metavar="F", help="the last documents are (default: 0.01)")
@@ -380,15 +439,19 @@ def parse(arguments):
             options.val_tokens = 32768
     if options.val_fraction is None:
         options.val_fraction = 0.01
-    if not os.path.isdir(options.vocab):
+    options.cuttable = True
+    if options.train_vocab is not None and options.train_vocab < LEAST_VOCABULARY:
+        raise UserError(f"--train-vocab {options.train_vocab}: the bytes and {END_OF_TEXT} alone take {LEAST_VOCABULARY}")
+    if options.vocab is not None and not os.path.isdir(options.vocab):
         raise UserError(f"{options.vocab}: no such directory (--vocab)")
     return options
 
 
 def main(options):
-    vocabulary = Vocabulary(options.vocab)
-    options.cuttable = vocabulary.cuttable
-    prepare(options, vocabulary)
+    if options.vocab is not None:
+        options.vocabulary = Vocabulary(options.vocab)
+        options.cuttable = options.vocabulary.cuttable
+    prepare(options)
 
 
 if __name__ == "__main__":

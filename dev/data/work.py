@@ -233,6 +233,37 @@ class Progress:
 
 
 # ----------------------------------------------------------------------------------------------------------
+# The text that a vocabulary is made from
+
+VOCABULARY_CHARACTERS = 1_000_000_000  # of a data set; of --local and --url all
+
+
+def vocabulary_texts(options, source):
+    progress, characters = Progress("vocabulary"), 0
+    with contextlib.closing(source.batches(None)) as batches:
+        for batch, (_, done) in batches:
+            for text, _ in batch:
+                characters += len(text)
+                yield text
+            if options.dataset is not None:
+                done = max(done or 0, characters / VOCABULARY_CHARACTERS)
+            progress.show(done, f"{characters / 1e6:.1f} M characters")
+            if options.dataset is not None and characters >= VOCABULARY_CHARACTERS:
+                break
+    progress.end()
+
+
+@contextlib.contextmanager
+def library_threads():
+    """While a vocabulary is made the library may use threads; later the processes here are the parallelism."""
+    os.environ["TOKENIZERS_PARALLELISM"] = "true"
+    try:
+        yield
+    finally:
+        os.environ["TOKENIZERS_PARALLELISM"] = "false"
+
+
+# ----------------------------------------------------------------------------------------------------------
 # Work that can be taken up again
 
 

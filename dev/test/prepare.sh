@@ -55,6 +55,54 @@ for kind in cr1.txt cr1.jsonl lf1.txt; do
 done
 if [ -z "$why" ]; then ok "CRs"; else fail "CRs" "$why"; fi
 
+# A tokenizer of one's own: the same in every run, of the library's ids, and taken by the trainer for prompts and by exports.
+why=
+for threads in 1 2 3; do
+    RAYON_NUM_THREADS=$threads "$python" dev/data/prepare_gpt2.py --local "$work/cr1.txt" build/test_corpus/text/00*.md --train-vocab 400 \
+        --val-fraction 0.1 --out "$work/bpe$threads" >"$work/log" 2>&1 || why=$(tail -n 1 "$work/log")
+    for file in "$work"/bpe1/*; do cmp -s "$file" "$work/bpe$threads/${file##*/}" || why=${why:-"${file##*/} of run $threads is another"}; done
+done
+if [ -z "$why" ]; then ok "a tokenizer of 400, three times"; else fail "a tokenizer of 400" "$why"; fi
+why=$("$python" - "$work" build/test_corpus/text/00*.md 2>&1 <<'END'
+import array, glob, json, sys
+from tokenizers import Tokenizer
+work, texts = sys.argv[1], [sys.argv[1] + "/cr1.txt"] + sys.argv[2:]
+tokenizer = Tokenizer.from_file(work + "/bpe1/tokenizer.json")
+ids = array.array("H")
+for kind in ("train", "val"):
+    ids.frombytes(open(f"{work}/bpe1/{kind}_000000.bin", "rb").read()[1024:])
+wanted = []
+for path in texts:
+    text = open(path, newline="", encoding="utf-8").read().replace("\r\n", "\n")
+    assert "<|" not in text
+    wanted += [399] + tokenizer.encode(text).ids
+vocab = json.load(open(work + "/bpe1/vocab.json", encoding="utf-8"))
+assert list(ids) == wanted, "the shards are not the library's ids"
+assert len(vocab) == 400 and vocab["<|endoftext|>"] == 399 and tokenizer.token_to_id("<|endoftext|>") == 399, "other numbers"
+assert len({i for i in ids if i >= 256}) > 100, "hardly a merge is used"
+END
+)
+if [ -z "$why" ]; then ok "its ids are the library's"; else fail "its ids are the library's" "$(tail -n 1 <<<"$why")"; fi
+prompt='Ünï "code"  1,234'
+if "$trainer" -i "$work/bpe1/train_*.bin" -e L=1,C=32,NH=2,T=64 -b 2 -x 2 -v 0 -s 0 -n 0 -o "$work/own_bpe" >"$work/log" 2>&1 &&
+    "$trainer" -e "$work/own_bpe" --generate 1 --prompt "$prompt" >"$work/log" 2>&1 && grep -qF -- "$prompt" "$work/log" &&
+    grep -q '"vocab_size": 400,.*"eos_token_id": 399' "$work/own_bpe/config.json"
+then ok "the trainer takes it, and prompts in it"; else fail "the trainer takes it" "$(tail -n 1 "$work/log")"; fi
+if ! "$python" -c 'import gguf, numpy' 2>/dev/null; then skip "its GGUF file" "$python has no gguf"
+elif "$python" dev/export_gguf.py "$work/own_bpe" "$work/own.gguf" >"$work/log" 2>&1 &&
+    "$python" dev/test/read_gguf.py "$work/own_bpe" "$work/own.gguf" f32 >"$work/log" 2>&1
+then ok "its GGUF file"; else fail "its GGUF file" "$(tail -n 2 "$work/log" | tr '\n' ' ')"; fi
+"$python" dev/data/prepare_gpt2.py --local "$work/a.txt" --train-vocab 500 --val-tokens 2 --out "$work/few" >"$work/log" 2>&1
+if grep -q -- '--train-vocab 500: no further pair occurs twice; the tokenizer has 2[56][0-9] tokens' "$work/log"; then ok "a text too short for so many tokens"
+else fail "a text too short for so many tokens" "$(tail -n 1 "$work/log")"; fi
+for case in '256;--train-vocab 256: the bytes and .* alone take 257' "300 --vocab $work;not allowed with argument"; do
+    # shellcheck disable=SC2086
+    if "$python" dev/data/prepare_gpt2.py --local "$work/a.txt" --out "$work/x" --train-vocab ${case%;*} >/dev/null 2>"$work/log"; then
+        fail "--train-vocab ${case%;*}" accepted
+    elif [ "$(wc -l <"$work/log")" -eq 1 ] && grep -q -- "${case#*;}" "$work/log"; then ok "refused: --train-vocab ${case%% *}"
+    else fail "--train-vocab ${case%;*}" "$(tail -n 1 "$work/log")"; fi
+done
+
 # Sentences for BERT: what is in the files is what was in the text, whichever way it is marked.
 show=${TEST_DATA:-build/test_data}
 printf '[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\nthe\ncat\nsat\n##s\n.\n!\n?\ndr\nit\nsaid\n"\n3\n[\n]\nmask\n' >"$work/vocab.txt"
