@@ -113,6 +113,7 @@ if [ "${build##*/}" != san ]; then
     run net_data bash dev/test/net_data.sh
     run plot bash dev/test/plot.sh
 fi
+[ "${build##*/}" = san ] || run track python3 dev/test/track.py
 run profile_scripts bash dev/test/profile_scripts.sh
 [ "${build##*/}" = san ] || run page python3 dev/test/page.py
 run resume bash dev/test/resume.sh "$gpt2"
