@@ -70,7 +70,11 @@ static const TensorRow TASK_ROWS[][2] = {  // in the order of Task
 // Dropout for the pooled first rows of a micro-batch.
 static Dropout pooled_dropout(TaskModel* m, const MlmInput* in) {
     const Model* e = &m->encoder;
-    Sequences s = {in->sequences.count, in->sequences.count, 1, in->sequences.count, in->sequences.first};
+    Sequences s = {.rows = in->sequences.count,
+                   .count = in->sequences.count,
+                   .max_length = 1,
+                   .sum_sq_len = in->sequences.count,
+                   .first = in->sequences.first};
     s.cu_seqlens = m->ints, s.sequence = m->ints + e->S + 1, s.position = m->ints + 2 * e->S + 1;
     m->first_rows = s;
     double p = e->config.classifier_dropout;
@@ -100,7 +104,7 @@ static void forward_task(TaskModel* m, const MlmInput* in, Context* ctx) {
 // gradient, multiplied by the loss scale.
 static void task_loss(TaskModel* m, const MlmInput* in, double scale, Direction direction, Mode mode, Context* ctx) {
     floatX* logits = m->a.logits;
-    Losses losses = {m->a.losses, m->a.loss, scale, mode};
+    Losses losses = {.each = m->a.losses, .sum = m->a.loss, .scale = scale, .mode = mode};
     const Sequences* s = &in->sequences;
     const real* loss_scale = m->encoder.buffers.loss_scale;
     const int *targets = in->targets, S = s->count, is_forward = direction == FORWARD;
@@ -169,9 +173,9 @@ static void task_plan(TaskModel* m, Config config, Task task, int K, int B, int 
     tensors_add(&b->stats_table, stats, COUNT_OF(stats), dims, -1);
     model_buffers_finish_tables(b);
 
-    TensorStructs params = {&m->p, offsetof(TaskParams, p.h), sizeof(BlockParams)},
-                  grads = {&m->g, offsetof(TaskGrads, g.h), sizeof(BlockGrads)},
-                  activations = {&m->a, offsetof(TaskActs, a.h), sizeof(BlockActs)};
+    TensorStructs params = {.outer = &m->p, .layers = offsetof(TaskParams, p.h), .layer_bytes = sizeof(BlockParams)},
+                  grads = {.outer = &m->g, .layers = offsetof(TaskGrads, g.h), .layer_bytes = sizeof(BlockGrads)},
+                  activations = {.outer = &m->a, .layers = offsetof(TaskActs, a.h), .layer_bytes = sizeof(BlockActs)};
     CHECK(offsetof(TaskParams, output) == offsetof(TaskGrads, output));
     model_buffers_set_structs(b, params, grads, activations);
     b->batch_bytes = (mlm_loader_ints(B * T, is_answer ? SPAN_ENDS * B : B, B) + task_ints(m)) * sizeof(int);
@@ -242,14 +246,16 @@ static void on_signal(int number) { stop_signal = number; }
 static StepWork step_work(const TaskModel* m, MlmCounts counts, int sequences) {
     const Config* c = &m->encoder.config;
     double head = c->C * (m->task == TASK_CLASSIFY ? counts.sequences : m->K * counts.tokens);
-    return (StepWork){sequences, counts.sequences, counts.tokens,
-                      mlm_encoder_flops(counts, c->L, c->C, c->F) + 6 * head};
+    return (StepWork){.consumed = sequences,
+                      .sequences = counts.sequences,
+                      .tokens = counts.tokens,
+                      .flops = mlm_encoder_flops(counts, c->L, c->C, c->F) + 6 * head};
 }
 
 // One optimizer step. The GPU runs it asynchronously. run_end_step() reads its results and logs them.
 static void train_step(Run* r, TaskModel* m, MlmSource* data) {
-    StepLosses losses = {1, {m->a.loss}, {"loss"}};
-    MlmCounts counts = mlm_source_step(data, run_step_sample(r), m->encoder.B, &r->group);
+    StepLosses losses = {.count = 1, .values = {m->a.loss}, .names = {"loss"}};
+    MlmCounts counts = mlm_source_step(data, run_step_sequence(r), m->encoder.B, &r->group);
     for (MicroBatch b = run_begin_step(r); run_next_micro_batch(r, &b);) {
         MlmInput in = mlm_load(&data->loader, &data->batches[b.index], &r->ctx);
         forward_task(m, &in, &r->ctx);
@@ -270,7 +276,7 @@ static void validate(Trainer* t, Log* log) {
     TaskModel* m = &t->model;
     Run* r = &t->run;
     TaskEvaluation e;
-    TaskOutputs outputs = {m->task, m->K, m->Kp, m->a.logits};
+    TaskOutputs outputs = {.task = m->task, .K = m->K, .Kp = m->Kp, .logits = m->a.logits};
     task_evaluation_begin(&e, &t->examples, &t->data.batches[0], m->encoder.B, r->settings.val_batches, &r->group);
     while (task_evaluation_next(&e, r, (int)stop_signal)) {
         MlmInput in = mlm_load(&t->data.loader, e.batch, &r->ctx);
@@ -321,17 +327,17 @@ static void open_model(Trainer* t) {
         task_plan(&t->model, config, (Task)t->task.task, K, search.B, T, s->evaluate ? FORWARD_ONLY : s->recompute);
 }
 
-static void open_data(Trainer* t, TaskData* d) {
+static void open_data(Trainer* t, TaskData* data) {
     Run* r = &t->run;
     const Settings* s = &r->settings;
     const Model* e = &t->model.encoder;
-    task_data_open(d, &t->task, s->evaluate ? NULL : r->train_pattern, r->val_pattern, &t->data.words, t->model.K,
+    task_data_open(data, &t->task, s->evaluate ? NULL : r->train_pattern, r->val_pattern, &t->data.words, t->model.K,
                    e->config.V, e->T, r->group.rank == 0);
-    t->data.examples = &d->train, t->data.seed = (uint64_t)s->seed, t->data.shuffle = s->shuffle;
-    if (s->evaluate && !d->has_val) die(USAGE, "--evaluate 1 needs validation data; name it with -j");
-    if (d->train.count) session_check_data(&r->session, examples_fingerprint(&d->train), r->train_pattern);
-    run_check_ranks(r, task_config_write(&t->model, &d->names), d->has_val, examples_fingerprint(&d->val));
-    session_set_last(&r->session, (uint64_t)d->train.count);
+    t->data.examples = &data->train, t->data.seed = (uint64_t)s->seed, t->data.shuffle = s->shuffle;
+    if (s->evaluate && !data->has_val) die(USAGE, "--evaluate 1 needs validation data; name it with -j");
+    if (data->train.count) session_check_data(&r->session, examples_fingerprint(&data->train), r->train_pattern);
+    run_check_ranks(r, task_config_write(&t->model, &data->names), data->has_val, examples_fingerprint(&data->val));
+    session_set_last(&r->session, (uint64_t)data->train.count);
 }
 
 // Check and open everything that the run needs. Nothing is written until all checks have passed.

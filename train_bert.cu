@@ -176,9 +176,9 @@ static Dropout dropout_at(const Model* m, const Sequences* s, int layer, int sit
 }
 
 static AttentionShape attention_at(const Model* m, const Sequences* s, int layer) {
-    AttentionShape shape = {m->config.NH, m->config.C / m->config.NH, FULL,
-                            dropout_at(m, s, layer, SITE_DROPOUT_ATTENTION)};
-    return shape;
+    int NH = m->config.NH;
+    Dropout dropout = dropout_at(m, s, layer, SITE_DROPOUT_ATTENTION);
+    return (AttentionShape){.NH = NH, .HS = m->config.C / NH, .mask = FULL, .dropout = dropout};
 }
 
 // The input of block l: the output of the layernorm that ends block l - 1, or of the embeddings' layernorm.
@@ -194,15 +194,14 @@ static void forward_block(Model* m, int l, const Sequences* s, Context* ctx) {
     floatX* x = input_of(m, l);
     ResidualBranch attention = {.r = a->mid, .dropout = dropout_at(m, s, l, SITE_DROPOUT_ATTENTION_OUT)};
     ResidualBranch mlp = {.r = a->out, .dropout = dropout_at(m, s, l, SITE_DROPOUT_MLP_OUT)};
-    GeluInput gelu = {a->fc_pre, c->gelu};
-    LinearSize fc_size = {N, C, c->F};
+    GeluInput gelu = {.pre = a->fc_pre, .kind = c->gelu};
 
     scope_at(ctx, FORWARD, l);
     linear_forward(a->qkv, x, p->qkv, N, C, 3 * C, ctx);
     attention_forward(a->att, a->lse, a->qkv, s, attention_at(m, s, l), ctx);
     linear_forward(a->mid, a->att, p->attproj, N, C, C, ctx);
     residual_layernorm_forward(a->ln1, attention, a->ln1_stats, x, p->ln1, rows, (real)c->eps, ctx);
-    linear_gelu_forward(a->fc, gelu, a->ln1, p->fc, p->fcproj, fc_size, ctx);
+    linear_gelu_forward(a->fc, gelu, a->ln1, p->fc, p->fcproj, (LinearSize){.N = N, .IC = C, .OC = c->F}, ctx);
     linear_forward(a->out, a->fc, p->fcproj, N, c->F, C, ctx);
     residual_layernorm_forward(a->ln2, mlp, a->ln2_stats, a->ln1, p->ln2, rows, (real)c->eps, ctx);
 }
@@ -211,10 +210,11 @@ static void forward_block(Model* m, int l, const Sequences* s, Context* ctx) {
 static void forward_encoder(Model* m, const MlmInput* in, Context* ctx) {
     const Config* c = &m->config;
     const Sequences* s = &in->sequences;
-    EmbeddingNorm start = {
-        {m->p.word, m->p.position, m->p.type}, m->p.ln0, (real)c->eps, dropout_at(m, s, 0, SITE_DROPOUT_EMBEDDING)};
+    Embeddings tables = {.word = m->p.word, .position = m->p.position, .type = m->p.type};
+    EmbeddingNorm start = {.tables = tables, .norm = m->p.ln0, .eps = (real)c->eps};
+    start.dropout = dropout_at(m, s, 0, SITE_DROPOUT_EMBEDDING);
     EmbeddingInputs rows = {.tokens = in->tokens, .types = in->types, .s = s};
-    EmbeddingSizes sizes = {m->Vp, c->T, c->types, c->C, c->padding};
+    EmbeddingSizes sizes = {.V = m->Vp, .T = c->T, .types = c->types, .C = c->C, .padding = c->padding};
     scope_at(ctx, FORWARD, -1);
     model_buffers_update_copies(&m->buffers, ctx);
     embedding_layernorm_forward(m->a.ln0, m->a.embedded, m->a.ln0_stats, rows, start, sizes, ctx);
@@ -254,10 +254,8 @@ static void forward(Model* m, const MlmInput* in, Context* ctx) {
 
 // Where the gradient of a residual sum goes: to the stream, through dropout to layer l's branch, and to its last bias.
 static ResidualGrad residual_gradient(const Model* m, const Sequences* s, int l, int site) {
-    const BlockGrads* g = &m->g.h[l];
-    real* dbias = site == SITE_DROPOUT_ATTENTION_OUT ? g->attproj.b : g->fcproj.b;
-    ResidualGrad r = {m->a.dx, m->a.dbranch, dbias, dropout_at(m, s, l, site)};
-    return r;
+    real* dbias = site == SITE_DROPOUT_ATTENTION_OUT ? m->g.h[l].attproj.b : m->g.h[l].fcproj.b;
+    return (ResidualGrad){.dx = m->a.dx, .dbranch = m->a.dbranch, .dbias = dbias, .dropout = dropout_at(m, s, l, site)};
 }
 
 // The gradient of a branch's output after residual_layernorm_backward(). Without dropout it is the stream's gradient.
@@ -278,8 +276,8 @@ static void backward_block(Model* m, int l, const Sequences* s, Mode mode, Conte
     // These bias gradients are fused into the layernorm and GELU backward ops.
     LinearGrads dfcproj = linear_weight_only(g->fcproj), dfc = linear_weight_only(g->fc);
     LinearGrads dattproj = linear_weight_only(g->attproj);
-    GeluInput gelu = {a->fc_pre, c->gelu};
-    LinearSize fcproj_size = {N, c->F, C};
+    GeluInput gelu = {.pre = a->fc_pre, .kind = c->gelu};
+    LinearSize fcproj_size = {.N = N, .IC = c->F, .OC = C};
 
     scope_at(ctx, BACKWARD, l);
     if (m->recompute >= RECOMPUTE_GELU) gelu_forward(a->fc, a->fc_pre, (size_t)N * (size_t)c->F, c->gelu, ctx);
@@ -322,7 +320,7 @@ static void backward_masked(Model* m, const MlmInput* in, Mode mode, Context* ct
 // Backpropagate from m->a.pooled, which holds its gradient, and add to m->a.dx. First rows are never masked.
 static void backward_next(Model* m, const MlmInput* in, Mode mode, Context* ctx) {
     int S = in->sequences.count, C = m->config.C;
-    LinearGrads dpooler = {m->g.pooler.w, NULL};  // next_sentence_backward() has written its bias gradient
+    LinearGrads dpooler = {.w = m->g.pooler.w};  // next_sentence_backward() has written its bias gradient
     matmul_backward_weight(dpooler, m->a.pooled, m->a.first, S, C, C, mode, ctx);
     matmul_backward_input(m->a.dfirst, m->a.pooled, m->p.pooler.w, S, C, C, SET, ctx);
     gather_backward(m->a.dx, m->a.dfirst, in->sequences.cu_seqlens, S, in->sequences.rows, C, ADD, ctx);
@@ -333,8 +331,8 @@ static void backward_next(Model* m, const MlmInput* in, Mode mode, Context* ctx)
 static void backward_encoder(Model* m, const MlmInput* in, Mode word_mode, Mode mode, Context* ctx) {
     const Config* c = &m->config;
     const Sequences* s = &in->sequences;
-    EmbeddingGrads dtables = {m->g.word, m->g.position, m->g.type};
-    EmbeddingSizes sizes = {m->Vp, c->T, c->types, c->C, c->padding};
+    EmbeddingGrads dtables = {.word = m->g.word, .position = m->g.position, .type = m->g.type};
+    EmbeddingSizes sizes = {.V = m->Vp, .T = c->T, .types = c->types, .C = c->C, .padding = c->padding};
     EmbeddingInputs rows = {.tokens = in->tokens, .types = in->types, .s = s};
     LayerNormInputs ln0 = {
         .dy = m->a.dx, .x = m->a.embedded, .stats = m->a.ln0_stats, .w = m->p.ln0.w, .size = {.N = s->rows, .C = c->C}};
@@ -360,9 +358,9 @@ static void backward(Model* m, const MlmInput* in, Mode mode, Context* ctx) {
 // `scales`. FORWARD also counts correct predictions, in m->a.correct. BACKWARD also replaces the outputs by their
 // gradients, multiplied by *m->buffers.loss_scale; `mode` sets or adds to the gradients of the next-sentence head.
 static void compute_loss(Model* m, const MlmInput* in, MlmScales scales, Direction direction, Mode mode, Context* ctx) {
-    Losses losses = {m->a.losses, &m->a.loss[0], scales.masked, mode};
-    NextSentenceLoss next = {m->a.next_logits, &m->a.loss[1], &m->a.correct[1],
-                             in->next_targets, scales.next,   m->buffers.loss_scale};
+    Losses losses = {.each = m->a.losses, .sum = &m->a.loss[0], .scale = scales.masked, .mode = mode};
+    NextSentenceLoss next = {.logits = m->a.next_logits, .labels = in->next_targets, .scale = scales.next};
+    next.loss = &m->a.loss[1], next.right = &m->a.correct[1], next.loss_scale = m->buffers.loss_scale;
     NextSentenceGrads dnext = {.d = m->g.next, .dbias = m->g.pooler.b};
     const int *targets = in->targets, M = in->masked, S = in->sequences.count, C = m->config.C, V = m->config.V;
     scope_at(ctx, direction, -1);
@@ -389,10 +387,9 @@ static void evaluate_batch(Model* m, const MlmInput* in, MlmScales scales, Mode 
 // `dims` [DIMS] gets the sizes. Allocates only the tables.
 static void encoder_plan(Model* m, Config config, int B, int T, int M, int S, int recompute, int* dims) {
     memset(m, 0, sizeof *m);
-    m->config = config;
+    m->config = config, m->recompute = recompute;
     m->B = B, m->T = T, m->N = B * T, m->M = M, m->S = S;
     m->Vp = (int)round_up((size_t)config.V, 128);
-    m->recompute = recompute;
     m->buffers.table.fixed = recompute >= FORWARD_ONLY;
     const int dN = m->buffers.table.fixed ? 0 : m->N;  // rows of activation gradients
     const int sizes[DIMS] = {1,         config.V, m->Vp, config.T, config.types, config.C, 3 * config.C, config.F, m->N,
@@ -443,13 +440,15 @@ static void encoder_plan(Model* m, Config config, int B, int T, int M, int S, in
         tensors_add(&m->buffers.stats_table, block_stats, COUNT_OF(block_stats), dims, l);
     }
 
-    TensorStructs params = {&m->p, offsetof(Params, h), sizeof(BlockParams)},
-                  grads = {&m->g, offsetof(Grads, h), sizeof(BlockGrads)},
-                  activations = {&m->a, offsetof(Acts, h), sizeof(BlockActs)};
-    AttentionShape attention = {config.NH, config.C / config.NH, FULL,
-                                dropout_make(config.attention_dropout, 0, 0, 0, 0, NULL)};
-    EmbeddingSizes embedding = {m->Vp, config.T, config.types, config.C, config.padding};
-    StepSizes step = {attention, embedding, m->N, S, T, B, S, M, config.F, 0};
+    TensorStructs params = {.outer = &m->p, .layers = offsetof(Params, h), .layer_bytes = sizeof(BlockParams)},
+                  grads = {.outer = &m->g, .layers = offsetof(Grads, h), .layer_bytes = sizeof(BlockGrads)},
+                  activations = {.outer = &m->a, .layers = offsetof(Acts, h), .layer_bytes = sizeof(BlockActs)};
+    Dropout dropout = dropout_make(config.attention_dropout, 0, 0, 0, 0, NULL);
+    AttentionShape attention = {.NH = config.NH, .HS = config.C / config.NH, .mask = FULL, .dropout = dropout};
+    EmbeddingSizes tables = {
+        .V = m->Vp, .T = config.T, .types = config.types, .C = config.C, .padding = config.padding};
+    StepSizes step = {.attention = attention, .embedding = tables, .N = m->N, .T = T, .F = config.F};
+    step.sequences = step.parts = S, step.fewest = B, step.head_rows = M;
     model_buffers_set_structs(&m->buffers, params, grads, activations);
     m->buffers.step = step, m->buffers.batch_bytes = mlm_loader_ints(m->N, M, S) * sizeof(int);
 }
@@ -527,7 +526,8 @@ static void config_check(const Config* c, const char* source) {
 static Config config_from_descriptor(const char* text, int data_V) {
     static const ConfigPublished published[] = {{"bert-base", "L=12,NH=12,C=768,V=30522,T=512"},
                                                 {"bert-large", "L=24,NH=16,C=1024,V=30522,T=512"}};
-    Config c = {4, 4, 128, 0, data_V, 128, 2, 0, 1, 1, GELU_ERF, 1e-12, 0.02, 0, 0, 0};
+    Config c = {.L = 4, .NH = 4, .C = 128, .V = data_V, .T = 128, .types = 2, .next = 1, .tied = 1};
+    c.gelu = GELU_ERF, c.eps = 1e-12, c.init_range = 0.02;
     config_sizes_find(&c, CONFIG_ROWS, COUNT_OF(CONFIG_ROWS), published, COUNT_OF(published), text,
                       "bert-base, bert-large, nor sizes like L=4,C=128,NH=4,T=128");
     if (c.F == 0) c.F = 4 * c.C;
@@ -582,7 +582,9 @@ static WeightRules weight_rules(const Config* c) {
         "pooler.dense.weight",     "pooler.dense.bias",          "seq_relationship.weight",  // without an NSP head
         "seq_relationship.bias"};
     static const char* const may_lack[] = {"bert.pooler.", "cls."};
-    FileRules file = {"bert.", ignored, c->next ? 4 : 8, OLD_NAMES, COUNT_OF(OLD_NAMES), 1, may_lack, 2};
+    FileRules file = {.optional_prefix = "bert.", .ignored = ignored, .ignored_count = c->next ? 4 : 8};
+    file.aliases = OLD_NAMES, file.alias_count = COUNT_OF(OLD_NAMES), file.preferred_count = 1;
+    file.may_lack = may_lack, file.may_lack_count = 2;
     WeightRules rules = {.std = c->init_range, .residual_std = c->init_range, .file = file};
     // The word embedding is the first tensor. The padding token's row starts as zero.
     if (c->padding >= 0) rules.zero_begin = (size_t)c->padding * (size_t)c->C, rules.zero_count = (size_t)c->C;
@@ -608,13 +610,14 @@ static void on_signal(int number) { stop_signal = number; }
 static StepWork step_work(const Config* c, MlmCounts counts, int sequences) {
     double C = c->C, heads = (c->V * C + C * C) * counts.masked + (c->next ? C * C * counts.sequences : 0);
     double flops = mlm_encoder_flops(counts, c->L, c->C, c->F) + 6 * heads;
-    return (StepWork){sequences, counts.sequences, counts.tokens, flops};
+    return (StepWork){.consumed = sequences, .sequences = counts.sequences, .tokens = counts.tokens, .flops = flops};
 }
 
 // One optimizer step. The GPU runs it asynchronously. run_end_step() reads its results and logs them.
 static void train_step(Run* r, Model* m, MlmSource* data, LossMean mean) {
-    StepLosses losses = {m->config.next ? 2 : 1, {&m->a.loss[0], &m->a.loss[1]}, {"mlm_loss", "nsp_loss"}};
-    MlmCounts counts = mlm_source_step(data, run_step_sample(r), m->B, &r->group);
+    StepLosses losses = {
+        .count = m->config.next ? 2 : 1, .values = {&m->a.loss[0], &m->a.loss[1]}, .names = {"mlm_loss", "nsp_loss"}};
+    MlmCounts counts = mlm_source_step(data, run_step_sequence(r), m->B, &r->group);
     for (MicroBatch b = run_begin_step(r); run_next_micro_batch(r, &b);) {
         const MlmBatch* batch = &data->batches[b.index];
         MlmInput in = mlm_load(&data->loader, batch, &r->ctx);
@@ -634,10 +637,9 @@ static void train_step(Run* r, Model* m, MlmSource* data, LossMean mean) {
 // Evaluate this rank's share of the held-out text. Log the means over all ranks, or print them if `log` is NULL. A
 // signal to any rank ends the validation without a result.
 static void validate(Run* r, Model* m, MlmSource* data, const MultipleChoice* set, Log* log) {
-    MlmScales sums = {1, 1};
     MlmEvaluation e = mlm_evaluation_begin(r, data, set, m->B);
     while (mlm_evaluation_next(&e, r, data, (int)stop_signal))
-        evaluate_batch(m, &e.in, sums, (Mode)e.share.mode, &r->ctx);
+        evaluate_batch(m, &e.in, (MlmScales){.masked = 1, .next = 1}, e.share.mode, &r->ctx);
     mlm_evaluation_end(&e, &r->session, log, m->a.loss, m->a.correct, m->config.next);
 }
 
@@ -664,7 +666,6 @@ static void embed(Run* r, Model* m, MlmSource* data, const MlmSettings* s) {
 // ---------------------------------------------------------------------------------------------------------
 // Settings and startup
 
-// The flags. Returns their number.
 static int settings_flags(Trainer* t) {
     int count = settings_rows(&t->run.settings, t->run.flags,
                               "Hugging Face directory, .safetensors file, config.json "
@@ -673,29 +674,29 @@ static int settings_flags(Trainer* t) {
 }
 
 // Find the model, plan its tensors and memory, and make room for its batches.
-static void open_model(Run* r, Model* m, const MlmSettings* s, MlmSource* d) {
+static void open_model(Run* r, Model* m, const MlmSettings* s, MlmSource* source) {
     run_find_model(r, "--phase2", s->phase2);
     embed_check_model(s, r->weights, r->group.size);
-    fill_mask_find_words(&d->words, &r->session, r->directory, r->data_directory);
-    Config c = config_find(r->directory, &r->settings, &d->words);
+    fill_mask_find_words(&source->words, &r->session, r->directory, r->data_directory);
+    Config c = config_find(r->directory, &r->settings, &source->words);
     c.next = s->next_sentence;
     if (r->weights && c.tied) c.tied = weights_tie(r->weights, "bert.", HEAD, COUNT_OF(HEAD), r->group.rank == 0);
     int T = run_sequence_length(r, c.T), recompute = r->settings.evaluate ? FORWARD_ONLY : r->settings.recompute;
     MlmRecipe recipe = mlm_settings_recipe(s, T);
     for (BatchSearch search = run_search_batch(r); run_next_batch(r, &search, &m->buffers);)
         model_plan(m, c, search.B, T, search.B * recipe.max_predictions, search.B * recipe.pack, recompute);
-    mlm_source_alloc(d, recipe, m->B, T, r->micro_steps, &r->ctx);
+    mlm_source_alloc(source, recipe, m->B, T, r->micro_steps, &r->ctx);
 }
 
-static void open_data(Run* r, const Config* c, MlmSource* d) {
-    mlm_source_open(d, r->train_pattern, r->val_pattern, c->V, (uint64_t)r->settings.seed);
-    mlm_check_words(&d->train, &d->words);
-    d->train.in_order = !r->settings.shuffle;
-    if (r->settings.evaluate && !d->has_val) die(USAGE, "--evaluate 1 needs validation data; name it with -j");
-    session_check_data(&r->session, mlm_fingerprint(&d->train), r->train_pattern);
+static void open_data(Run* r, const Config* c, MlmSource* source) {
+    mlm_source_open(source, r->train_pattern, r->val_pattern, c->V, (uint64_t)r->settings.seed);
+    mlm_check_words(&source->train, &source->words);
+    source->train.in_order = !r->settings.shuffle;
+    if (r->settings.evaluate && !source->has_val) die(USAGE, "--evaluate 1 needs validation data; name it with -j");
+    session_check_data(&r->session, mlm_fingerprint(&source->train), r->train_pattern);
     Text config = config_write(c, c->next ? "BertForPreTraining" : "BertForMaskedLM", NULL);
-    run_check_ranks(r, config, d->has_val, d->has_val ? mlm_fingerprint(&d->val) : 0);
-    session_set_last(&r->session, mlm_sequences(&d->train));
+    run_check_ranks(r, config, source->has_val, source->has_val ? mlm_fingerprint(&source->val) : 0);
+    session_set_last(&r->session, mlm_sequences(&source->train));
 }
 
 // Check and open everything that the run needs. Nothing is written until all checks have passed.

@@ -139,9 +139,9 @@ static Dropout dropout_at(const Model* m, const Sequences* s, int layer, int sit
 }
 
 static AttentionShape attention_at(const Model* m, const Sequences* s, int layer) {
-    AttentionShape shape = {m->config.NH, m->config.C / m->config.NH, CAUSAL,
-                            dropout_at(m, s, layer, SITE_DROPOUT_ATTENTION)};
-    return shape;
+    int NH = m->config.NH;
+    Dropout dropout = dropout_at(m, s, layer, SITE_DROPOUT_ATTENTION);
+    return (AttentionShape){.NH = NH, .HS = m->config.C / NH, .mask = CAUSAL, .dropout = dropout};
 }
 
 // The input of block l: the residual stream after block l - 1.
@@ -160,8 +160,8 @@ static void forward_block(Model* m, int l, const Sequences* s, Context* ctx) {
     ResidualBranch attention = {.r = a->mid, .dropout = dropout_at(m, s, l, SITE_DROPOUT_ATTENTION_OUT)};
     ResidualBranch mlp = {.r = a->out, .dropout = dropout_at(m, s, l, SITE_DROPOUT_MLP_OUT)};
     Rows rows = {.N = N, .C = C};
-    GeluInput gelu = {a->fc_pre, c->gelu};
-    LinearSize fc_size = {N, C, c->F};
+    GeluInput gelu = {.pre = a->fc_pre, .kind = c->gelu};
+    LinearSize fc_size = {.N = N, .IC = C, .OC = c->F};
 
     scope_at(ctx, FORWARD, l);
     linear_forward(qkv, a->ln1, p->qkv, N, C, 3 * C, ctx);
@@ -177,9 +177,9 @@ static void forward_block(Model* m, int l, const Sequences* s, Context* ctx) {
 // Forward pass up to the final layernorm, m->a.lnf [N, C].
 static void forward(Model* m, const int* inputs, const Sequences* s, Context* ctx) {
     const Config* c = &m->config;
-    Embeddings tables = {m->p.wte, m->p.wpe, NULL};
+    Embeddings tables = {.word = m->p.wte, .position = m->p.wpe};
     EmbeddingInputs in = {.tokens = inputs, .types = NULL, .s = s};
-    EmbeddingSizes sizes = {m->Vp, c->T, 0, c->C, -1};
+    EmbeddingSizes sizes = {.V = m->Vp, .T = c->T, .types = 0, .C = c->C, .padding = -1};
     Rows rows = {.N = s->rows, .C = c->C};
     scope_at(ctx, FORWARD, -1);
     model_buffers_update_copies(&m->buffers, ctx);
@@ -194,7 +194,7 @@ static void forward(Model* m, const int* inputs, const Sequences* s, Context* ct
 
 // Compute logits [N, Vp] from rows x [N, C] of the final layernorm.
 static void forward_head(Model* m, const floatX* x, int N, Context* ctx) {
-    Linear head = {m->p.head, NULL, m->p.head_fp8};
+    Linear head = {.w = m->p.head, .b = NULL, .fp8 = m->p.head_fp8};
     linear_forward(m->a.logits, x, head, N, m->config.C, m->Vp, ctx);
 }
 
@@ -204,7 +204,7 @@ static void forward_head(Model* m, const floatX* x, int N, Context* ctx) {
 // Where the gradient of a residual sum is written: to the stream and, through dropout, to the branch of layer l and the
 // bias at its end. Layer -1 is the embedding, which has no branch.
 static ResidualGrad residual_gradient(const Model* m, const Sequences* s, int l, int site) {
-    ResidualGrad r = {m->a.dx, m->a.dbranch, NULL, dropout_none(s)};
+    ResidualGrad r = {.dx = m->a.dx, .dbranch = m->a.dbranch, .dbias = NULL, .dropout = dropout_none(s)};
     if (l < 0) return r;
     r.dbias = site == SITE_DROPOUT_ATTENTION_OUT ? m->g.h[l].attproj.b : m->g.h[l].fcproj.b;
     r.dropout = dropout_at(m, s, l, site);
@@ -227,8 +227,8 @@ static void backward_block(Model* m, int l, const Sequences* s, Mode mode, Conte
     // These bias gradients are fused into the layernorm and GELU backward ops.
     LinearGrads dfcproj = linear_weight_only(g->fcproj), dfc = linear_weight_only(g->fc);
     LinearGrads dattproj = linear_weight_only(g->attproj);
-    GeluInput gelu = {a->fc_pre, c->gelu};
-    LinearSize fcproj_size = {N, c->F, C};
+    GeluInput gelu = {.pre = a->fc_pre, .kind = c->gelu};
+    LinearSize fcproj_size = {.N = N, .IC = c->F, .OC = C};
     floatX* x = residual_into(m, l);
     LayerNormInputs ln1 = {.dy = m->a.dln, .x = x, .stats = a->ln1_stats, .w = p->ln1.w, .size = rows};
     LayerNormInputs ln2 = {.dy = m->a.dln, .x = a->mid, .stats = a->ln2_stats, .w = p->ln2.w, .size = rows};
@@ -260,14 +260,14 @@ static void backward_block(Model* m, int l, const Sequences* s, Mode mode, Conte
 static void backward(Model* m, const int* inputs, const Sequences* s, Mode mode, Context* ctx) {
     const Config* c = &m->config;
     int N = s->rows, C = c->C;
-    Linear head = {m->p.head, NULL, m->p.head_fp8};
-    LinearGrads dhead = {m->g.head, NULL, m->g.head_fp8};
+    Linear head = {.w = m->p.head, .b = NULL, .fp8 = m->p.head_fp8};
+    LinearGrads dhead = {.w = m->g.head, .b = NULL, .fp8 = m->g.head_fp8};
     Rows rows = {.N = N, .C = C};
     LayerNormInputs lnf = {
         .dy = m->a.dln, .x = residual_into(m, c->L), .stats = m->a.lnf_stats, .w = m->p.lnf.w, .size = rows};
-    EmbeddingGrads dtables = {m->g.wte, m->g.wpe, NULL};
+    EmbeddingGrads dtables = {.word = m->g.wte, .position = m->g.wpe};
     EmbeddingInputs in = {.tokens = inputs, .types = NULL, .s = s};
-    EmbeddingSizes sizes = {m->Vp, c->T, 0, C, -1};
+    EmbeddingSizes sizes = {.V = m->Vp, .T = c->T, .types = 0, .C = C, .padding = -1};
 
     scope_at(ctx, BACKWARD, -1);
     linear_backward_weight(dhead, m->a.logits, m->a.lnf, N, C, m->Vp, mode, ctx);
@@ -286,7 +286,7 @@ static void backward(Model* m, const int* inputs, const Sequences* s, Mode mode,
 // The loss of the sequences `s` from their logits. `mode` sets or adds to m->a.loss, which is `scale` times the sum of
 // the token losses. BACKWARD also replaces the logits by their gradient, multiplied by *m->buffers.loss_scale.
 static void compute_loss(Model* m, const Sequences* s, double scale, Direction direction, Mode mode, Context* ctx) {
-    Losses losses = {m->a.losses, m->a.loss, scale, mode};
+    Losses losses = {.each = m->a.losses, .sum = m->a.loss, .scale = scale, .mode = mode};
     const int *targets = m->in.targets, N = s->rows, V = m->config.V;
     scope_at(ctx, direction, -1);
     if (direction == FORWARD) classifier_forward(losses, m->a.logits, targets, N, V, m->Vp, ctx);
@@ -373,14 +373,15 @@ static void model_plan(Model* m, Config config, int B, int T, int recompute, int
     }
     model_buffers_finish_tables(&m->buffers);
 
-    TensorStructs params = {&m->p, offsetof(Params, h), sizeof(BlockParams)},
-                  grads = {&m->g, offsetof(Grads, h), sizeof(BlockGrads)},
-                  activations = {&m->a, offsetof(Acts, h), sizeof(BlockActs)};
-    AttentionShape attention = {config.NH, config.C / config.NH, CAUSAL,
-                                dropout_make(config.attention_dropout, 0, 0, 0, 0, NULL)};
-    EmbeddingSizes embedding = {m->Vp, config.T, 0, config.C, -1};
+    TensorStructs params = {.outer = &m->p, .layers = offsetof(Params, h), .layer_bytes = sizeof(BlockParams)},
+                  grads = {.outer = &m->g, .layers = offsetof(Grads, h), .layer_bytes = sizeof(BlockGrads)},
+                  activations = {.outer = &m->a, .layers = offsetof(Acts, h), .layer_bytes = sizeof(BlockActs)};
+    Dropout dropout = dropout_make(config.attention_dropout, 0, 0, 0, 0, NULL);
+    AttentionShape attention = {.NH = config.NH, .HS = config.C / config.NH, .mask = CAUSAL, .dropout = dropout};
+    EmbeddingSizes embedding = {.V = m->Vp, .T = config.T, .types = 0, .C = config.C, .padding = -1};
     int documents = doc_mask ? lm_data_planned_documents(B, m->N) : B;
-    StepSizes step = {attention, embedding, m->N, B, T, B, documents, m->N, config.F, 0};
+    StepSizes step = {.attention = attention, .embedding = embedding, .N = m->N, .T = T, .F = config.F};
+    step.sequences = step.fewest = B, step.parts = documents, step.head_rows = m->N;
     model_buffers_set_structs(&m->buffers, params, grads, activations);
     m->buffers.step = step, m->buffers.batch_bytes = lm_input_bytes(&m->in, B, T);
 }
@@ -421,7 +422,8 @@ static Config config_from_descriptor(const char* text, int data_V) {
                                                 {"d24", "L=24,NH=16,C=1024,V=50257,T=1024"},
                                                 {"d36", "L=36,NH=20,C=1280,V=50257,T=1024"},
                                                 {"d48", "L=48,NH=25,C=1600,V=50257,T=1024"}};
-    Config c = {4, 4, 128, 0, data_V, 256, 1, GELU_TANH, 1e-5, 0.02, 0, 0, 0};
+    Config c = {.L = 4, .NH = 4, .C = 128, .V = data_V, .T = 256, .tied = 1, .gelu = GELU_TANH};
+    c.eps = 1e-5, c.init_range = 0.02;
     config_sizes_find(&c, CONFIG_ROWS, COUNT_OF(CONFIG_ROWS), published, COUNT_OF(published), text,
                       "d12, d24, d36, d48, nor sizes like L=4,C=128,NH=4,T=256");
     if (c.F == 0) c.F = 4 * c.C;
@@ -495,9 +497,9 @@ static StepWork step_work(const Model* m, int sequences) {
 // One optimizer step. The GPU runs it asynchronously. run_end_step() reads its results and logs them.
 static void train_step(Run* r, Model* m, LmData* data) {
     StepWork work = step_work(m, run_step_sequences(r));
-    StepLosses losses = {1, {m->a.loss}, {"loss"}};
+    StepLosses losses = {.count = 1, .values = {m->a.loss}, .names = {"loss"}};
     for (MicroBatch b = run_begin_step(r); run_next_micro_batch(r, &b);) {
-        lm_data_load(m->in.inputs, m->in.targets, &m->in.documents, data, &data->train, b.sample, &r->ctx);
+        lm_data_load(m->in.inputs, m->in.targets, &m->in.documents, data, &data->train, b.sequence, &r->ctx);
         Sequences s = lm_input_sequences(&m->in, m->B, b.first);
         forward(m, m->in.inputs, &s, &r->ctx);
         forward_head(m, m->a.lnf, s.rows, &r->ctx);
@@ -520,20 +522,20 @@ static int has_dropout(const Config* c) {
 // to any rank ends the validation without a result.
 static void validate(Run* r, Model* m, LmData* data, Log* log) {
     ValShare share = val_share(r->settings.val_batches, batch_lm_windows(&data->val), m->B, &r->group);
-    double scale = 1.0 / ((double)share.samples * m->T);
+    double scale = 1.0 / ((double)share.sequences * m->T);
     while (run_next_val(r, &share, (int)stop_signal)) {
         data->val.B = share.count;
         lm_data_load(m->in.inputs, m->in.targets, &m->in.documents, data, &data->val, share.first, &r->ctx);
-        evaluate_batch(m, share.count, scale, (Mode)share.mode, &r->ctx);
+        evaluate_batch(m, share.count, scale, share.mode, &r->ctx);
     }
     session_show_validation(&r->session, log, share.count ? model_loss(m, &r->ctx) : 0, &share);
-    if (!share.is_stopped && !has_dropout(&m->config)) val_entropy_print(&data->val_entropy, share.samples, m->T);
+    if (!share.is_stopped && !has_dropout(&m->config)) val_entropy_print(&data->val_entropy, share.sequences, m->T);
 }
 
 // Score a micro-batch of endings with the sequences `s`. The head reads only the scored rows. They overwrite the
 // embeddings, which are no longer needed.
 static void evaluate_endings(Model* m, MultipleChoiceEvaluation* e, const Sequences* s, Context* ctx) {
-    Losses losses = {m->a.losses, m->a.loss, 1, SET};
+    Losses losses = {.each = m->a.losses, .sum = m->a.loss, .scale = 1, .mode = SET};
     forward(m, m->in.inputs, s, ctx);
     gather_forward(m->a.embedded, m->a.lnf, e->device_rows, e->scored, m->config.C, ctx);
     forward_head(m, m->a.embedded, e->scored, ctx);
@@ -649,17 +651,18 @@ static void open_model(Trainer* t) {
 static void open_data(Trainer* t) {
     Run* r = &t->run;
     const Config* c = &t->model.config;
-    LmData* d = &t->data;
+    LmData* data = &t->data;
     int end_of_text = session_end_of_text(&r->session, c->V);
-    lm_data_open(d, r->train_pattern, r->val_pattern, t->model.B, t->model.T, c->V, (uint64_t)r->settings.seed,
+    lm_data_open(data, r->train_pattern, r->val_pattern, t->model.B, t->model.T, c->V, (uint64_t)r->settings.seed,
                  r->settings.shuffle ? SHUFFLED : IN_ORDER, r->group.size, t->doc_mask ? end_of_text : -1, &r->ctx);
     multiple_choice_sets_open(&t->choices, c->V, t->model.T, &r->group);
-    if (r->settings.evaluate && !d->has_val && !t->choices.count)
+    if (r->settings.evaluate && !data->has_val && !t->choices.count)
         die(USAGE, "--evaluate 1 needs validation data or multiple-choice sets; name them with -j or --choices");
-    session_check_data(&r->session, shards_fingerprint(&d->train_shards), r->train_pattern);
-    run_check_ranks(r, config_write(c, end_of_text), d->has_val, d->has_val ? shards_fingerprint(&d->val_shards) : 0);
-    vocabulary_check(&r->session, d, c->V);
-    session_set_last(&r->session, batch_lm_windows(&d->train));
+    session_check_data(&r->session, shards_fingerprint(&data->train_shards), r->train_pattern);
+    run_check_ranks(r, config_write(c, end_of_text), data->has_val,
+                    data->has_val ? shards_fingerprint(&data->val_shards) : 0);
+    vocabulary_check(&r->session, data, c->V);
+    session_set_last(&r->session, batch_lm_windows(&data->train));
 }
 
 // Check and open everything that the run needs. Nothing is written until all checks have passed.

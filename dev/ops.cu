@@ -89,10 +89,10 @@ static const OpRow TABLE[] = {
 
 int main(int argc, char** argv) {
     static const char* const MODES[] = {"test", "grad", "bench"};
-    int mode = 0, known = 0;
-    while (argc > 1 && mode < 3 && strcmp(argv[1], MODES[mode]) != 0) mode++;
-    if (argc < 2 || argc > 5 || argc == 4 || mode == 3) die(USAGE, "usage: ops test|grad|bench [op] [GB/s TFLOP/s]");
-    if (mode == 1 && (HAS_DEVICE_MEMORY || sizeof(real) < sizeof(double)))
+    int command = 0, known = 0;
+    while (argc > 1 && command < 3 && strcmp(argv[1], MODES[command]) != 0) command++;
+    if (argc < 2 || argc > 5 || argc == 4 || command == 3) die(USAGE, "usage: ops test|grad|bench [op] [GB/s TFLOP/s]");
+    if (command == 1 && (HAS_DEVICE_MEMORY || sizeof(real) < sizeof(double)))
         die(USAGE, "ops grad: finite differences are sharp on the CPU in double only: make grad");
     const char* only = argc > 2 && strcmp(argv[2], "all") != 0 ? argv[2] : NULL;
     Harness h;
@@ -103,13 +103,13 @@ int main(int argc, char** argv) {
     }
     context_init(&h.ctx);
 #ifdef __CUDACC__
-    if (mode == 2 && argc < 5) bench_ceilings(&h);
+    if (command == 2 && argc < 5) bench_ceilings(&h);
 #endif
-    if (mode == 2 && h.ceiling_gbs > 0)
+    if (command == 2 && h.ceiling_gbs > 0)
         printf("RESULT ceilings copy_gbs=%.0f matmul_tflops=%.1f\n", h.ceiling_gbs, h.ceiling_tflops);
     for (const OpRow* row = TABLE; row->op; row++) {
         if (only && strcmp(only, row->op) != 0) continue;
-        void (*run)(Harness*) = mode == 0 ? row->test : mode == 1 ? row->grad : row->bench;
+        void (*run)(Harness*) = command == 0 ? row->test : command == 1 ? row->grad : row->bench;
         known = 1;
         h.op = row->op;
         if (run) run(&h);
@@ -123,6 +123,6 @@ int main(int argc, char** argv) {
     }
     matmul_plans_free(&h.ctx);
     context_free(&h.ctx);
-    if (mode < 2) printf("%d passed, %d failed\n", h.passed, h.failed);
+    if (command < 2) printf("%d passed, %d failed\n", h.passed, h.failed);
     return h.failed ? FAILED : DONE;
 }

@@ -525,8 +525,8 @@ static void test_missing_bytes(Tests* t) {
 // ---------------------------------------------------------------------------------------------------------
 
 // The output for dev/test/check_bpe.py.
-static int print_files(const char* mode, const char* directory, char** files, int n) {
-    int is_words = strcmp(mode, "words") == 0;
+static int print_files(const char* form, const char* directory, char** files, int n) {
+    int is_words = strcmp(form, "words") == 0;
     double seconds = 0, bytes = 0;
     Bpe b;
     if (bpe_open(&b, directory) != 0) die(USAGE, "%s: holds no tokenizer", directory);
@@ -540,7 +540,7 @@ static int print_files(const char* mode, const char* directory, char** files, in
             for (size_t at = 0; at < length; at += (size_t)numbers[found++])
                 numbers[found] = (int)bpe_word(text + at, length - at);
         } else {
-            found = bpe_encode(&numbers, &b, text, length, strcmp(mode, "token") == 0 ? AS_TOKEN : AS_TEXT);
+            found = bpe_encode(&numbers, &b, text, length, strcmp(form, "token") == 0 ? AS_TOKEN : AS_TEXT);
         }
         seconds += now_seconds() - start, bytes += (double)length;
         int count = (int)found;

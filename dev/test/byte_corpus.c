@@ -35,11 +35,11 @@ static int compare_paths(const void* a, const void* b) { return strcmp(*(char* c
 
 static Paths paths_of_folder(const char* folder) {
     Paths p = {NULL, 0, 0};
-    DIR* d = opendir(folder);
-    if (!d) die(USAGE, "%s: cannot be listed: %s; give the folder that test_text wrote", folder, strerror(errno));
-    for (struct dirent* entry = readdir(d); entry; entry = readdir(d))
+    DIR* listing = opendir(folder);
+    if (!listing) die(USAGE, "%s: cannot be listed: %s; give the folder that test_text wrote", folder, strerror(errno));
+    for (struct dirent* entry = readdir(listing); entry; entry = readdir(listing))
         if (entry->d_name[0] != '.') paths_add(&p, entry->d_name);
-    closedir(d);
+    closedir(listing);
     if (p.count == 0) die(USAGE, "%s: holds no text; give the folder that test_text wrote", folder);
     qsort(p.path, p.count, sizeof(char*), compare_paths);
     return p;

@@ -241,14 +241,15 @@ static const struct { int N, T, ranks; } SHAPES[] = {{28, 28, 1}, {64, 32, 1}, {
 
 // Whether sequence i of the micro-batch is this ending, truncated if necessary.
 static int is_packed(const MultipleChoiceEvaluation* e, int i, int example, int ending) {
-    const Documents* d = &e->packed;
+    const Documents* documents = &e->packed;
     const MultipleChoiceSequence* s = &e->sequences[i];
     int C = length_of(example, 0), L = length_of(example, 1 + ending), whole = C + L - 1, length = min_int(whole, e->T);
-    int begin = d->cu_seqlens[i], good = d->cu_seqlens[i + 1] - begin == length && s->count == L;
+    int begin = documents->cu_seqlens[i], good = documents->cu_seqlens[i + 1] - begin == length && s->count == L;
     for (int t = 0; good && t < length; t++) {
         int at = whole - length + t;
         int token = at < C ? token_of(example, 0, at) : token_of(example, 1 + ending, at - C);
-        good = e->inputs[begin + t] == token && d->document[begin + t] == i && d->position[begin + t] == t;
+        good =
+            e->inputs[begin + t] == token && documents->document[begin + t] == i && documents->position[begin + t] == t;
     }
     for (int k = 0; good && k < L; k++)
         good = e->targets[s->first + k] == token_of(example, 1 + ending, k) &&

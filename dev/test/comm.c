@@ -181,7 +181,7 @@ int main(int argc, char** argv) {
     ProcessGroup group;
     memset(&part, 0, sizeof part);
     RendezvousSettings* s = &part.start;
-    const char* mode = argc > 1 ? argv[1] : "";
+    const char* scenario = argc > 1 ? argv[1] : "";
     Flag rows[] = {
         {"-pi", "--start", FLAG_CHOICE, &s->start, "auto", 0, 0, RENDEZVOUS_METHODS, SCOPE_RUN, TOPIC_NONE, ""},
         {"-pr", "--process-rank", FLAG_INT, &s->rank, "-1", -1, 1e6, NULL, SCOPE_RUN, TOPIC_NONE, ""},
@@ -200,7 +200,7 @@ int main(int argc, char** argv) {
     int is_the_one = group.rank == part.rank;
     Tests t = {0, 0};
 
-    if (strcmp(mode, "collectives") == 0) {
+    if (strcmp(scenario, "collectives") == 0) {
         test_collectives(&t, &group);
         test_all_to_all(&t, &group, 1, 1000);
         test_all_to_all(&t, &group, 1, 5);        // several calls of one or two bytes
@@ -210,77 +210,77 @@ int main(int argc, char** argv) {
         double totals[2] = {t.passed, t.failed};
         group_sum_counts(&group, totals, 2);
         if (group.rank == 0) printf("%d ranks: %g passed, %g failed\n", group.size, totals[0], totals[1]);
-    } else if (strcmp(mode, "who") == 0) {
+    } else if (strcmp(scenario, "who") == 0) {
         // One write per rank, so that lines do not mix.
         char* line =
             xprintf("rank %d of %d, local %d of %d\n", group.rank, group.size, group.local_rank, group.local_size);
         write_all(STDOUT_FILENO, line, strlen(line));
         free(line);
-    } else if (strcmp(mode, "steps") == 0) {
+    } else if (strcmp(scenario, "steps") == 0) {
         // The script waits for this before it stops or kills ranks: all have begun.
         if (group.rank == 0) write_all(STDOUT_FILENO, "begun\n", 6);
         act_steps(&group, part.seconds);
-    } else if (strcmp(mode, "die") == 0) {
+    } else if (strcmp(scenario, "die") == 0) {
         act_steps(&group, 0.3);
         if (is_the_one) die(FAILED, "an error of one rank");
         act_steps(&group, 60);
-    } else if (strcmp(mode, "die_all") == 0) {
+    } else if (strcmp(scenario, "die_all") == 0) {
         act_steps(&group, 0.3);
         sleep_seconds(0.02 * group.rank);
         die(USAGE, "the same on all ranks");
-    } else if (strcmp(mode, "crash") == 0) {
+    } else if (strcmp(scenario, "crash") == 0) {
         act_steps(&group, 0.3);
         if (is_the_one) kill(getpid(), SIGKILL);
         act_steps(&group, 60);
-    } else if (strcmp(mode, "crash_wait") == 0) {
+    } else if (strcmp(scenario, "crash_wait") == 0) {
         // The others wait outside a collective: only the heartbeat can find out.
         act_steps(&group, 0.3);
         if (is_the_one) kill(getpid(), SIGKILL);
         group_wait_begin(&group);
         sleep_seconds(60);
-    } else if (strcmp(mode, "hang") == 0) {
+    } else if (strcmp(scenario, "hang") == 0) {
         act_steps(&group, 0.3);
         if (is_the_one) sleep_seconds(part.seconds);
         act_steps(&group, 0.1);
-    } else if (strcmp(mode, "busy") == 0) {
+    } else if (strcmp(scenario, "busy") == 0) {
         // A rank may take long if it shows progress.
         act_steps(&group, 0.3);
         if (is_the_one)
             for (int i = 0; i < 10; i++) sleep_seconds(part.seconds / 10), group_progress(&group, 100 + i);
         act_steps(&group, 0.1);
-    } else if (strcmp(mode, "reads") == 0) {
+    } else if (strcmp(scenario, "reads") == 0) {
         act_steps(&group, 0.3);
         if (is_the_one) act_slow_reads(part.seconds);
         act_steps(&group, 0.1);
-    } else if (strcmp(mode, "behind") == 0) {
+    } else if (strcmp(scenario, "behind") == 0) {
         // All wait, one of them in another collective than the others.
         act_steps(&group, 0.3);
         if (!is_the_one) group_wait_begin(&group), group_wait_end(&group);
         group_wait_begin(&group);
         sleep_seconds(60);
-    } else if (strcmp(mode, "apart") == 0) {
+    } else if (strcmp(scenario, "apart") == 0) {
         act_steps(&group, 0.3);
         if (is_the_one) sleep_seconds(part.seconds);
-    } else if (strcmp(mode, "leave") == 0) {
+    } else if (strcmp(scenario, "leave") == 0) {
         act_steps(&group, 0.3);
         if (!is_the_one) group_barrier(&group);
-    } else if (strcmp(mode, "disagree") == 0) {
+    } else if (strcmp(scenario, "disagree") == 0) {
         char* text = xprintf("--batch 4\n--lr %s\n--seq-len 1024\n", is_the_one ? "0.001" : "0.0003");
         group_check_same(&group, "settings", text);
         free(text);
-    } else if (strcmp(mode, "disagree_long") == 0) {
+    } else if (strcmp(scenario, "disagree_long") == 0) {
         char text[600];
         memset(text, 'x', sizeof text);
         memcpy(text + 500, is_the_one ? " here" : "", is_the_one ? 6 : 1);
         group_check_same(&group, "text", text);
-    } else if (strcmp(mode, "spin") == 0) {
+    } else if (strcmp(scenario, "spin") == 0) {
         // More work than cores: the heartbeat must not mistake a busy machine for a dead one.
         double end = now_seconds() + part.seconds;
         for (volatile double x = 0; now_seconds() < end;)
             for (int i = 0; i < 1000000; i++) x = x * 0.5 + i;
         group_barrier(&group);
     } else {
-        die(USAGE, "'%s' is not a mode", mode);
+        die(USAGE, "'%s' is not a mode", scenario);
     }
     group_close(&group);
     return t.failed != 0;

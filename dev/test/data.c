@@ -114,11 +114,11 @@ static void test_shards_beyond_32_bits(Tests* t) {
         batch_lm_init(&b, &s, 1, 1, 50257, 3, SHUFFLED);
         uint64_t beyond = 0, most = 0;
         for (uint64_t i = 0; i < 4096; i++) {
-            uint64_t sample = count - 2 - i, w = batch_lm_window(&b, sample);
+            uint64_t sequence = count - 2 - i, w = batch_lm_window(&b, sequence);
             EXPECT(t, w < count - 1);
             beyond += w >= (uint64_t)1 << 31;
             if (w > most) most = w;
-            batch_lm_read(&b, sample, inputs, targets, NULL);
+            batch_lm_read(&b, sequence, inputs, targets, NULL);
             EXPECT(t, inputs[0] == (w < 4 ? 5 + (int)w : w < count - LAST ? 0 : 1000 + LAST - (int)(count - w)));
         }
         EXPECT(t, beyond > 1024 && beyond < 3072 && most > ((uint64_t)15 << 28));  // they are all over the file
@@ -359,10 +359,10 @@ static void test_batch_shuffle(Tests* t) {
     }
     EXPECT(t, same < 20 && in_order < 20 && as_other < 20);
     // Two ranks of two sequences see what one rank of four sees, also where an epoch ends inside a batch.
-    for (uint64_t sample = 0; sample < EPOCHS * WINDOWS; sample += 4) {
-        batch_lm_read(&four, sample, inputs, targets, NULL);
+    for (uint64_t sequence = 0; sequence < EPOCHS * WINDOWS; sequence += 4) {
+        batch_lm_read(&four, sequence, inputs, targets, NULL);
         for (uint64_t rank = 0; rank < 2; rank++) {
-            batch_lm_read(&two, sample + 2 * rank, halves, targets, NULL);
+            batch_lm_read(&two, sequence + 2 * rank, halves, targets, NULL);
             EXPECT(t, memcmp(halves, inputs + 2 * T * rank, sizeof(halves)) == 0);
         }
     }
@@ -964,18 +964,18 @@ static int is_segment(const Made* m, const int* text, int begin, int end) {
 }
 
 // Check one sequence against the recipe. `text` is the batch without masks.
-static void check_sequence(Tests* t, MlmCounts* c, const Made* m, const MlmData* d, const MlmBatch* b, const int* text,
-                           int s) {
+static void check_sequence(Tests* t, MlmCounts* c, const Made* m, const MlmData* data, const MlmBatch* b,
+                           const int* text, int s) {
     int begin = b->cu_seqlens[s], end = b->cu_seqlens[s + 1], length = end - begin, sep = begin,
-        next = d->recipe.next_sentence;
-    EXPECT(t, length >= 3 + 2 * next && length <= d->T && text[begin] == CLS && text[end - 1] == SEP);
+        next = data->recipe.next_sentence;
+    EXPECT(t, length >= 3 + 2 * next && length <= data->T && text[begin] == CLS && text[end - 1] == SEP);
     while (sep < end - 1 && text[sep] != SEP) sep++;
     EXPECT(t, next ? sep < end - 1 : sep == end - 1);
     EXPECT(t, is_segment(m, text, begin + 1, sep) && (!next || is_segment(m, text, sep + 1, end - 1)));
     for (int i = begin; i < end; i++)
         EXPECT(t, b->sequence[i] == s && b->position[i] == i - begin && b->types[i] == (i > sep));
     if (t->is_bad) return;
-    c->full += length == d->T;
+    c->full += length == data->T;
     int a_last = text[sep - 1] - FIRST_TOKEN, document = m->document[a_last];
     if (!next) {
         EXPECT(t, b->next_targets[s] == -1);
@@ -986,7 +986,7 @@ static void check_sequence(Tests* t, MlmCounts* c, const Made* m, const MlmData*
     EXPECT(t, label == 0 || label == 1);
     EXPECT(t, label == (m->document[b_first] != document));
     if (label == 0) EXPECT(t, b_first > a_last && m->sentence[b_first] > m->sentence[text[begin + 1] - FIRST_TOKEN]);
-    if (label == 0 && length < d->T && !d->order)
+    if (label == 0 && length < data->T && !data->order)
         EXPECT(t, b_first == a_last + 1 && m->sentence[b_first] == m->sentence[a_last] + 1);
     if (m->sentences[document] == 1) EXPECT(t, label == 1);
     c->adjoining += label == 0 && b_first == a_last + 1;
@@ -994,7 +994,7 @@ static void check_sequence(Tests* t, MlmCounts* c, const Made* m, const MlmData*
     c->random_pairs += m->sentences[document] > 1 && label;
 }
 
-static void check_batch(Tests* t, MlmCounts* c, const Made* m, const MlmData* d, const MlmBatch* b) {
+static void check_batch(Tests* t, MlmCounts* c, const Made* m, const MlmData* data, const MlmBatch* b) {
     int* text = (int*)xmalloc((size_t)b->rows * sizeof(int));
     unsigned char* is_masked = (unsigned char*)xcalloc((size_t)b->rows, 1);
     int64_t squares = 0;
@@ -1008,23 +1008,23 @@ static void check_batch(Tests* t, MlmCounts* c, const Made* m, const MlmData* d,
         c->as_mask += token == MASK;
         c->as_itself += token == b->targets[i];
         c->as_random += token != MASK && token != b->targets[i];
-        c->from_lower_half += token != MASK && token != b->targets[i] && token < d->text.vocabulary.V / 2;
+        c->from_lower_half += token != MASK && token != b->targets[i] && token < data->text.vocabulary.V / 2;
     }
     EXPECT(t, b->cu_seqlens[0] == 0 && b->cu_seqlens[b->count] == b->rows);
     for (int s = 0, k = 0; s < b->count && !t->is_bad; s++) {
         int begin = b->cu_seqlens[s], end = b->cu_seqlens[s + 1], length = end - begin, n = 0, cut = 0;
         int wanted = (int)nearbyint(0.15 * length);
-        wanted = wanted < 1 ? 1 : wanted > d->recipe.max_predictions ? d->recipe.max_predictions : wanted;
+        wanted = wanted < 1 ? 1 : wanted > data->recipe.max_predictions ? data->recipe.max_predictions : wanted;
         for (; k < b->masked && b->masked_rows[k] < end; k++) n++;
         EXPECT(t, n == wanted);
         squares += (int64_t)length * length;
         EXPECT(t, length <= b->max_length);
-        check_sequence(t, c, m, d, b, text, s);
+        check_sequence(t, c, m, data, b, text, s);
         // A mask covers whole words, except for one word that filled up the count.
         for (int i = begin + 1; i < end; i++)
             cut +=
                 text[i - 1] != CLS && text[i - 1] != SEP && made_continues(text[i]) && is_masked[i] != is_masked[i - 1];
-        if (d->recipe.whole_words) EXPECT(t, cut <= 1);
+        if (data->recipe.whole_words) EXPECT(t, cut <= 1);
         c->cut_words += cut;
     }
     EXPECT(t, squares == b->sum_sq_len);
@@ -1041,16 +1041,16 @@ static void expect_share(Tests* t, const char* what, int64_t got, int64_t of, do
 // Check a million tokens made with one recipe.
 static MlmCounts check_recipe(Tests* t, const Made* m, MlmRecipe recipe, int T, int B) {
     MlmCounts c;
-    MlmData d;
+    MlmData data;
     MlmBatch b;
     char* pattern = path_in(t, "s*.bin");
     memset(&c, 0, sizeof(c));
-    mlm_open(&d, pattern, T, recipe, 42);
+    mlm_open(&data, pattern, T, recipe, 42);
     mlm_batch_alloc(&b, B, T, recipe.max_predictions);
     for (uint64_t index = 0; c.tokens < 1000000 && !t->is_bad; index += (uint64_t)B) {
-        mlm_batch_build(&b, &d, index, B);
-        EXPECT(t, b.count == mlm_count(&d, index, (uint64_t)B));
-        check_batch(t, &c, m, &d, &b);
+        mlm_batch_build(&b, &data, index, B);
+        EXPECT(t, b.count == mlm_count(&data, index, (uint64_t)B));
+        check_batch(t, &c, m, &data, &b);
     }
     expect_share(t, "[MASK]", c.as_mask, c.masked, 0.8);
     expect_share(t, "random token", c.as_random, c.masked, 0.1);
@@ -1059,7 +1059,7 @@ static MlmCounts check_recipe(Tests* t, const Made* m, MlmRecipe recipe, int T, 
     if (recipe.next_sentence) expect_share(t, "random next sentence", c.random_pairs, c.pairs, 0.5);
     if (recipe.next_sentence) EXPECT(t, c.adjoining > 0);
     mlm_batch_free(&b);
-    mlm_close(&d);
+    mlm_close(&data);
     free(pattern);
     return c;
 }
@@ -1099,24 +1099,24 @@ static void test_mlm_packed(Tests* t) {
     r.pack = PACK, r.max_predictions = 39;
     check_recipe(t, &m, r, T, 8);
     char* pattern = path_in(t, "s*.bin");
-    MlmData d;
+    MlmData data;
     MlmBatch b;
-    mlm_open(&d, pattern, T, r, 1);
+    mlm_open(&data, pattern, T, r, 1);
     mlm_batch_alloc(&b, 1, T, r.max_predictions);  // a row at a time: nothing may be too much for its arrays
-    unsigned char* seen = (unsigned char*)xcalloc((size_t)d.chunks, 1);
+    unsigned char* seen = (unsigned char*)xcalloc((size_t)data.chunks, 1);
     int64_t sequences = 0;
-    for (uint64_t row = 0; row < d.rows; row++) {
-        mlm_batch_build(&b, &d, row, 1);
+    for (uint64_t row = 0; row < data.rows; row++) {
+        mlm_batch_build(&b, &data, row, 1);
         EXPECT(t, b.count >= 1 && b.count <= PACK && b.rows <= T && b.masked <= r.max_predictions);
         sequences += b.count;
     }
-    for (uint64_t i = 0; i < d.chunks; i++) seen[d.order[i]]++;
-    for (uint64_t i = 0; i < d.chunks; i++) EXPECT(t, seen[i] == 1);
-    EXPECT(t, sequences == (int64_t)d.chunks && mlm_sequences(&d) == d.rows && d.rows < d.chunks);
-    EXPECT(t, mlm_count(&d, d.rows, d.rows) == sequences);
+    for (uint64_t i = 0; i < data.chunks; i++) seen[data.order[i]]++;
+    for (uint64_t i = 0; i < data.chunks; i++) EXPECT(t, seen[i] == 1);
+    EXPECT(t, sequences == (int64_t)data.chunks && mlm_sequences(&data) == data.rows && data.rows < data.chunks);
+    EXPECT(t, mlm_count(&data, data.rows, data.rows) == sequences);
     free(seen);
     mlm_batch_free(&b);
-    mlm_close(&d);
+    mlm_close(&data);
     free(pattern);
     made_free(&m);
 }
@@ -1137,18 +1137,18 @@ static uint32_t batch_checksum(const MlmBatch* b, const Crc32* table, uint32_t c
 }
 
 // The checksum of steps of 24 rows from row `start` on, divided among ranks and into micro-batches of B.
-static uint32_t stream_checksum(const MlmData* d, uint64_t start, int steps, int ranks, int B) {
+static uint32_t stream_checksum(const MlmData* data, uint64_t start, int steps, int ranks, int B) {
     enum { STEP = 24 };
     Crc32 table;
     MlmBatch b;
     uint32_t crc = 0;
     crc32_init(&table);
-    mlm_batch_alloc(&b, B, d->T, d->recipe.max_predictions);
+    mlm_batch_alloc(&b, B, data->T, data->recipe.max_predictions);
     for (int step = 0; step < steps; step++) {
         for (int at = 0; at < STEP; at += B) {
             int rank = at / (STEP / ranks), micro = at % (STEP / ranks) / B;
             uint64_t index = start + (uint64_t)(step * STEP + rank * (STEP / ranks) + micro * B);
-            mlm_batch_build(&b, d, index, B);
+            mlm_batch_build(&b, data, index, B);
             for (int s = 0; s < b.count; s++) crc = batch_checksum(&b, &table, crc, s);
         }
     }
@@ -1161,29 +1161,31 @@ static void test_mlm_stream(Tests* t) {
     char* pattern = path_in(t, "s*.bin");
     for (int pack = 1; pack <= 3; pack += 2) {
         MlmRecipe r = published_recipe();
-        MlmData d, other, fixed;
+        MlmData data, other, fixed;
         r.pack = pack;
-        mlm_open(&d, pattern, 96, r, 7);
+        mlm_open(&data, pattern, 96, r, 7);
         mlm_open(&other, pattern, 96, r, 8);
         r.static_masks = 2;
         mlm_open(&fixed, pattern, 96, r, 7);
-        uint64_t n = mlm_sequences(&d), start = n - 30;  // over the end of an epoch
-        uint32_t one = stream_checksum(&d, start, 5, 1, 24);
-        EXPECT(t, stream_checksum(&d, start, 5, 1, 8) == one && stream_checksum(&d, start, 5, 2, 4) == one);
-        EXPECT(t, stream_checksum(&d, start, 5, 4, 6) == one && stream_checksum(&d, start, 5, 4, 1) == one);
-        EXPECT(t, stream_checksum(&d, start + 24, 4, 4, 2) == stream_checksum(&d, start + 24, 4, 1, 12));  // resumed
-        EXPECT(t, stream_checksum(&other, start, 5, 1, 24) != one && stream_checksum(&d, start + n, 5, 1, 24) != one);
-        EXPECT(t, stream_checksum(&fixed, 0, 1, 1, 24) == stream_checksum(&d, 0, 1, 1, 24));
+        uint64_t n = mlm_sequences(&data), start = n - 30;  // over the end of an epoch
+        uint32_t one = stream_checksum(&data, start, 5, 1, 24);
+        EXPECT(t, stream_checksum(&data, start, 5, 1, 8) == one && stream_checksum(&data, start, 5, 2, 4) == one);
+        EXPECT(t, stream_checksum(&data, start, 5, 4, 6) == one && stream_checksum(&data, start, 5, 4, 1) == one);
+        EXPECT(t,
+               stream_checksum(&data, start + 24, 4, 4, 2) == stream_checksum(&data, start + 24, 4, 1, 12));  // resumed
+        EXPECT(t,
+               stream_checksum(&other, start, 5, 1, 24) != one && stream_checksum(&data, start + n, 5, 1, 24) != one);
+        EXPECT(t, stream_checksum(&fixed, 0, 1, 1, 24) == stream_checksum(&data, 0, 1, 1, 24));
 
         // The order of each epoch visits every row once. The draws of a row differ between epochs, but with
         // static_masks = 2 they are those of two epochs before.
         unsigned char* seen = (unsigned char*)xcalloc((size_t)n, 1);
         uint64_t at[4], as_before = 0, as_other = 0;
         for (uint64_t i = 0; i < 4 * n; i++) {
-            as_before += i >= n && mlm_row(&d, i) == mlm_row(&d, i - n);
-            as_other += mlm_row(&d, i) == mlm_row(&other, i);
-            seen[mlm_row(&d, i)]++;
-            if (mlm_row(&d, i) == 11) at[i / n] = i;
+            as_before += i >= n && mlm_row(&data, i) == mlm_row(&data, i - n);
+            as_other += mlm_row(&data, i) == mlm_row(&other, i);
+            seen[mlm_row(&data, i)]++;
+            if (mlm_row(&data, i) == 11) at[i / n] = i;
         }
         for (uint64_t i = 0; i < n; i++) EXPECT(t, seen[i] == 4);
         EXPECT(t, as_before < n / 4 && as_other < n / 4);
@@ -1193,44 +1195,44 @@ static void test_mlm_stream(Tests* t) {
         crc32_init(&table);
         mlm_batch_alloc(&b, 1, 96, r.max_predictions);
         for (int epoch = 0; epoch < 4; epoch++) {
-            mlm_batch_build(&b, &d, at[epoch], 1), dynamic[epoch] = batch_checksum(&b, &table, 0, 0);
+            mlm_batch_build(&b, &data, at[epoch], 1), dynamic[epoch] = batch_checksum(&b, &table, 0, 0);
             mlm_batch_build(&b, &fixed, at[epoch], 1), of_two[epoch] = batch_checksum(&b, &table, 0, 0);
         }
         EXPECT(t, dynamic[0] != dynamic[1] && dynamic[0] != dynamic[2] && dynamic[1] != dynamic[3]);
         EXPECT(t, of_two[0] == of_two[2] && of_two[1] == of_two[3] && of_two[0] != of_two[1]);
-        EXPECT(t, mlm_fingerprint(&d) == mlm_fingerprint(&other));
+        EXPECT(t, mlm_fingerprint(&data) == mlm_fingerprint(&other));
         mlm_batch_free(&b);
         free(seen);
-        mlm_close(&d), mlm_close(&other), mlm_close(&fixed);
+        mlm_close(&data), mlm_close(&other), mlm_close(&fixed);
     }
     free(pattern);
     made_free(&m);
 }
 
 static void open_short(const char* argument) {
-    MlmData d;
-    mlm_open(&d, argument + strlen(argument) + 1, 7, published_recipe(), 0);
+    MlmData data;
+    mlm_open(&data, argument + strlen(argument) + 1, 7, published_recipe(), 0);
 }
 
 static void open_unmasked(const char* argument) {
-    MlmData d;
+    MlmData data;
     MlmRecipe r = published_recipe();
     r.max_predictions = 0;
-    mlm_open(&d, argument + strlen(argument) + 1, 128, r, 0);
+    mlm_open(&data, argument + strlen(argument) + 1, 128, r, 0);
 }
 
 static void open_alone(const char* path) {
-    MlmData d;
-    mlm_open(&d, path, 128, published_recipe(), 0);
+    MlmData data;
+    mlm_open(&data, path, 128, published_recipe(), 0);
 }
 
 static void open_narrow(const char* path) {
-    MlmData d;
+    MlmData data;
     MlmRecipe r = published_recipe();
     r.next_sentence = 0;
-    mlm_open(&d, path, 128, r, 0);
-    mlm_check_vocabulary(&d, d.text.vocabulary.V);
-    mlm_check_vocabulary(&d, d.text.vocabulary.V - 1);
+    mlm_open(&data, path, 128, r, 0);
+    mlm_check_vocabulary(&data, data.text.vocabulary.V);
+    mlm_check_vocabulary(&data, data.text.vocabulary.V - 1);
 }
 
 static void test_mlm_refused(Tests* t) {

@@ -271,33 +271,33 @@ static void test_batches(Tests* t, int targets) {
 // Scores
 
 static TaskScore score_of(const int* labels, const int* said, int n, int K) {
-    TaskData d;
+    TaskData data;
     TaskEvaluation e;
     TaskScore score = {0};
     double prediction[16];
     const int token = CLS;
-    memset(&d, 0, sizeof d), memset(&e, 0, sizeof e);
-    examples_open(&d.val, 1);
-    for (int i = 0; i < n; i++) examples_add(&d.val, &token, 1, 1, labels[i], 0, i), prediction[i] = said[i] + 1;
-    d.labels = K, e.data = &d, e.predicted = prediction, e.count = n;
+    memset(&data, 0, sizeof data), memset(&e, 0, sizeof e);
+    examples_open(&data.val, 1);
+    for (int i = 0; i < n; i++) examples_add(&data.val, &token, 1, 1, labels[i], 0, i), prediction[i] = said[i] + 1;
+    data.labels = K, e.data = &data, e.predicted = prediction, e.count = n;
     task_score_classes(&score, &e);
-    examples_close(&d.val);
+    examples_close(&data.val);
     return score;
 }
 
 static TaskScore score_of_numbers(const double* said, const double* actual, int n) {
-    TaskData d;
+    TaskData data;
     TaskEvaluation e;
     TaskScore score = {0};
     double prediction[16];
     const int token = CLS;
-    memset(&d, 0, sizeof d), memset(&e, 0, sizeof e);
-    examples_open(&d.val, 1);
+    memset(&data, 0, sizeof data), memset(&e, 0, sizeof e);
+    examples_open(&data.val, 1);
     for (int i = 0; i < n; i++)
-        examples_add(&d.val, &token, 1, 1, squared_error_bits(actual[i]), 0, i), prediction[i] = said[i];
-    d.labels = 1, e.data = &d, e.predicted = prediction, e.count = n;
+        examples_add(&data.val, &token, 1, 1, squared_error_bits(actual[i]), 0, i), prediction[i] = said[i];
+    data.labels = 1, e.data = &data, e.predicted = prediction, e.count = n;
     task_score_numbers(&score, &e);
-    examples_close(&d.val);
+    examples_close(&data.val);
     return score;
 }
 

@@ -39,18 +39,19 @@ static void shards_read_case(void) {
     BatchLm b;
     ReadError error = {0, NULL};
     int inputs[B * FUZZ_T], targets[B * FUZZ_T], arrays[3 * B * FUZZ_T + 1];
-    Documents d;
+    Documents documents;
     shards_open(&s, CASE_DIR "/input.bin");
     batch_lm_init(&b, &s, B, FUZZ_T, FUZZ_V, 1, SHUFFLED);
-    documents_place(&d, arrays, B * FUZZ_T);
+    documents_place(&documents, arrays, B * FUZZ_T);
     uint64_t windows = batch_lm_windows(&b);
     for (uint64_t i = 0; i < windows + 2 && i < 64 && !error.message; i += B) {
         batch_lm_read(&b, i, inputs, targets, &error);
         for (int k = 0; k < B * FUZZ_T && !error.message; k++)
             if (inputs[k] < 0 || inputs[k] >= FUZZ_V || targets[k] < 0 || targets[k] >= FUZZ_V)
                 fuzz_broken("tokens %d and %d of %d", inputs[k], targets[k], FUZZ_V);
-        documents_find(&d, inputs, B, FUZZ_T, FUZZ_V - 1);
-        if (d.count < B || d.count > B * FUZZ_T || d.longest > FUZZ_T) fuzz_broken("%d documents", d.count);
+        documents_find(&documents, inputs, B, FUZZ_T, FUZZ_V - 1);
+        if (documents.count < B || documents.count > B * FUZZ_T || documents.longest > FUZZ_T)
+            fuzz_broken("%d documents", documents.count);
     }
     shards_fingerprint(&s);
     batch_lm_free(&b);
@@ -95,38 +96,39 @@ static void sentences_settle(Case* c, int outermost) {
     memcpy(t->text, header, sizeof header);
 }
 
-static void sentences_check(const MlmBatch* b, const MlmData* d) {
-    int V = d->text.vocabulary.V;
+static void sentences_check(const MlmBatch* b, const MlmData* data) {
+    int V = data->text.vocabulary.V;
     for (int i = 0; i < b->rows; i++)
         if (b->tokens[i] < 0 || b->tokens[i] >= V || b->types[i] < 0 || b->types[i] > 1 || b->sequence[i] >= b->count ||
-            b->position[i] < 0 || b->position[i] >= d->T)
+            b->position[i] < 0 || b->position[i] >= data->T)
             fuzz_broken("row %d: token %d of %d", i, b->tokens[i], V);
     for (int i = 0; i < b->masked; i++)
         if (b->masked_rows[i] <= (i ? b->masked_rows[i - 1] : -1) || b->masked_rows[i] >= b->rows ||
             b->targets[i] < 0 || b->targets[i] >= V)
             fuzz_broken("mask %d is in row %d of %d", i, b->masked_rows[i], b->rows);
-    if (b->cu_seqlens[b->count] != b->rows || b->max_length > d->T) fuzz_broken("%d rows", b->rows);
+    if (b->cu_seqlens[b->count] != b->rows || b->max_length > data->T) fuzz_broken("%d rows", b->rows);
 }
 
 static void sentences_read_case(void) {
     enum { B = 2, T = 24 };
     static const MlmRecipe recipes[] = {{4, 0.15, 0, 1, 0, 0, 0.1}, {6, 0.3, 1, 0, 2, 3, 0.5}};
     for (size_t k = 0; k < COUNT_OF(recipes); k++) {
-        MlmData d;
+        MlmData data;
         MlmBatch b;
         ReadError error = {0, NULL};
-        mlm_open(&d, CASE_DIR "/input.bin", T, recipes[k], 1);
-        for (uint64_t i = 0; i < d.text.documents; i++)
-            for (uint32_t n = d.text.document[i].sentences, first = 0; first < n || n == 0; first++)
-                if (n == 0 || sentences_length(&d.text, i, first, first + 1) == 0) fuzz_broken("document %d", (int)i);
+        mlm_open(&data, CASE_DIR "/input.bin", T, recipes[k], 1);
+        for (uint64_t i = 0; i < data.text.documents; i++)
+            for (uint32_t n = data.text.document[i].sentences, first = 0; first < n || n == 0; first++)
+                if (n == 0 || sentences_length(&data.text, i, first, first + 1) == 0)
+                    fuzz_broken("document %d", (int)i);
         mlm_batch_alloc(&b, B, T, recipes[k].max_predictions);
-        for (uint64_t i = 0; i < 2 * mlm_sequences(&d) && i < 32 && !error.message; i += B) {
-            mlm_batch_read(&b, &d, i, B, &error);
-            if (!error.message) sentences_check(&b, &d);
+        for (uint64_t i = 0; i < 2 * mlm_sequences(&data) && i < 32 && !error.message; i += B) {
+            mlm_batch_read(&b, &data, i, B, &error);
+            if (!error.message) sentences_check(&b, &data);
         }
-        mlm_fingerprint(&d);
+        mlm_fingerprint(&data);
         mlm_batch_free(&b);
-        mlm_close(&d);
+        mlm_close(&data);
         read_error_end(&error);
     }
 }

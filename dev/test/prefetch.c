@@ -28,19 +28,19 @@ static char* put_windows(const char* directory) {
     return xprintf("%s/?.bin", directory);
 }
 
-static void open_windows(LmData* d, const char* pattern, int shuffle, int ranks, int end_of_text, Context* ctx) {
-    lm_data_open(d, pattern, pattern, B, T, V, 5, shuffle, ranks, end_of_text, ctx);
+static void open_windows(LmData* data, const char* pattern, int shuffle, int ranks, int end_of_text, Context* ctx) {
+    lm_data_open(data, pattern, pattern, B, T, V, 5, shuffle, ranks, end_of_text, ctx);
 }
 
 // Read the step of one rank: micro-batches of B sequences, numbers (i * ranks + rank) * B .. from `start` on. Adds one
 // to seen [windows of the step] for each sequence, by its place in the whole order. Returns 0 if a batch differs.
-static int take_step(LmData* d, const BatchLm* order, uint64_t start, int micro_steps, int rank, int ranks, int* seen,
-                     Context* ctx) {
+static int take_step(LmData* data, const BatchLm* order, uint64_t start, int micro_steps, int rank, int ranks,
+                     int* seen, Context* ctx) {
     int inputs[B * T], targets[B * T], right = 1;
     Sequences documents;
     for (int i = 0; i < micro_steps; i++) {
         int first = (i * ranks + rank) * B;
-        lm_data_load(inputs, targets, &documents, d, &d->train, start + (uint64_t)first, ctx);
+        lm_data_load(inputs, targets, &documents, data, &data->train, start + (uint64_t)first, ctx);
         for (int row = 0; row < B; row++) {
             int want = 1 + T * (int)batch_lm_window(order, start + (uint64_t)(first + row));
             for (int k = 0; k < T; k++)
@@ -62,21 +62,21 @@ static void test_slices(Tests* t) {
                 int *seen = (int*)xcalloc((size_t)(steps * per_step), sizeof(int)), windows[EPOCHS][WINDOWS];
                 memset(windows, 0, sizeof windows);
                 for (int rank = 0; rank < ranks; rank++) {
-                    LmData d;
+                    LmData data;
                     Context ctx;
                     context_init(&ctx);
-                    open_windows(&d, pattern, shuffle, ranks, -1, &ctx);
+                    open_windows(&data, pattern, shuffle, ranks, -1, &ctx);
                     for (int step = 0; step < steps; step++) {
                         if (step == steps / 2) {  // stopped here, and resumed
-                            lm_data_close(&d);
-                            open_windows(&d, pattern, shuffle, ranks, -1, &ctx);
+                            lm_data_close(&data);
+                            open_windows(&data, pattern, shuffle, ranks, -1, &ctx);
                         }
-                        right &= take_step(&d, &d.train, (uint64_t)(step * per_step), micro_steps, rank, ranks,
+                        right &= take_step(&data, &data.train, (uint64_t)(step * per_step), micro_steps, rank, ranks,
                                            seen + step * per_step, &ctx);
                     }
                     for (int i = 0; i < EPOCHS * WINDOWS && rank == 0; i++)
-                        windows[i / WINDOWS][batch_lm_window(&d.train, (uint64_t)i)]++;
-                    lm_data_close(&d);
+                        windows[i / WINDOWS][batch_lm_window(&data.train, (uint64_t)i)]++;
+                    lm_data_close(&data);
                     context_free(&ctx);
                 }
                 for (int i = 0; i < steps * per_step; i++) right &= seen[i] == 1;
@@ -93,24 +93,24 @@ static void test_slices(Tests* t) {
 static void test_jumps(Tests* t) {
     char* pattern = put_windows(t->directory);
     int inputs[B * T], targets[B * T], want[2 * B * T], right = 1;
-    uint64_t sample = 0;
+    uint64_t sequence = 0;
     Sequences documents;
-    LmData d;
+    LmData data;
     Context ctx;
     context_init(&ctx);
-    open_windows(&d, pattern, SHUFFLED, 3, -1, &ctx);
+    open_windows(&data, pattern, SHUFFLED, 3, -1, &ctx);
     for (uint32_t i = 0; i < 600; i++) {
         uint32_t draw = philox(i, 0, 0, 0, 77).v[0];
-        const BatchLm* from = draw % 5 == 0 ? &d.val : &d.train;
-        if (draw % 7 == 0) sample = draw >> 8;
-        else if (draw % 11) sample += 3 * B;
-        lm_data_load(inputs, targets, &documents, &d, from, sample, &ctx);
-        batch_lm_read(from, sample, want, want + B * T, NULL);
+        const BatchLm* from = draw % 5 == 0 ? &data.val : &data.train;
+        if (draw % 7 == 0) sequence = draw >> 8;
+        else if (draw % 11) sequence += 3 * B;
+        lm_data_load(inputs, targets, &documents, &data, from, sequence, &ctx);
+        batch_lm_read(from, sequence, want, want + B * T, NULL);
         right &= memcmp(inputs, want, sizeof inputs) == 0 && memcmp(targets, want + B * T, sizeof targets) == 0;
-        if (from == &d.val) sample -= 3 * B;
+        if (from == &data.val) sequence -= 3 * B;
     }
     expect_that(t, right, "jumps, repetitions and validation load what a plain reader reads");
-    lm_data_close(&d);
+    lm_data_close(&data);
     context_free(&ctx);
     free(pattern);
 }
@@ -123,12 +123,12 @@ static void test_documents(Tests* t) {
     for (uint32_t i = 0; i < COUNT_OF(tokens); i++) tokens[i] = philox(i, 0, 0, 0, 3).v[0] % 4 ? 1 + (int)i : 0;
     if (shard_write(path, tokens, COUNT_OF(tokens), 2) != 0) die(FAILED, "%s: %s", path, strerror(errno));
     Sequences s;
-    LmData d;
+    LmData data;
     Context ctx;
     context_init(&ctx);
-    open_windows(&d, path, IN_ORDER, 1, 0, &ctx);
-    for (uint64_t sample = 0; sample < 2 * WINDOWS; sample += B) {
-        lm_data_load(inputs, targets, &s, &d, sample % 3 ? &d.train : &d.val, sample, &ctx);
+    open_windows(&data, path, IN_ORDER, 1, 0, &ctx);
+    for (uint64_t sequence = 0; sequence < 2 * WINDOWS; sequence += B) {
+        lm_data_load(inputs, targets, &s, &data, sequence % 3 ? &data.train : &data.val, sequence, &ctx);
         int64_t squares = 0;
         int longest = 0;
         right &= s.rows == N && s.cu_seqlens[0] == 0 && s.cu_seqlens[s.count] == N && s.is_numbered_by_row;
@@ -146,7 +146,7 @@ static void test_documents(Tests* t) {
         right &= squares == s.sum_sq_len && longest == s.max_length;
     }
     expect_that(t, right && most > 4, "documents are cut at their first token and at the end of a row");
-    lm_data_close(&d);
+    lm_data_close(&data);
     context_free(&ctx);
     free(path);
 }
@@ -155,29 +155,29 @@ static void test_documents(Tests* t) {
 static void load_bad_token(const char* path) {
     int inputs[B * T], targets[B * T];
     Sequences documents;
-    LmData d;
+    LmData data;
     Context ctx;
     context_init(&ctx);
-    lm_data_open(&d, path, NULL, B, T, V, 5, IN_ORDER, 1, -1, &ctx);
-    for (uint64_t sample = 0; sample < WINDOWS; sample += B) {
-        fprintf(stderr, "%d ", (int)sample);
-        lm_data_load(inputs, targets, &documents, &d, &d.train, sample, &ctx);
+    lm_data_open(&data, path, NULL, B, T, V, 5, IN_ORDER, 1, -1, &ctx);
+    for (uint64_t sequence = 0; sequence < WINDOWS; sequence += B) {
+        fprintf(stderr, "%d ", (int)sequence);
+        lm_data_load(inputs, targets, &documents, &data, &data.train, sequence, &ctx);
     }
-    lm_data_close(&d);
+    lm_data_close(&data);
 }
 
 static void stop_before_bad_token(const char* path) {
     int inputs[B * T], targets[B * T];
     Sequences documents;
-    LmData d;
+    LmData data;
     Context ctx;
     context_init(&ctx);
-    lm_data_open(&d, path, NULL, B, T, V, 5, IN_ORDER, 1, -1, &ctx);
-    for (uint64_t sample = 0; sample < 8; sample += B)
-        lm_data_load(inputs, targets, &documents, &d, &d.train, sample, &ctx);
-    prefetch_wait(&d.ahead, d.ahead.asked - 1);  // the thread has met it
-    lm_data_load(inputs, targets, &documents, &d, &d.train, 10, &ctx);
-    lm_data_close(&d);
+    lm_data_open(&data, path, NULL, B, T, V, 5, IN_ORDER, 1, -1, &ctx);
+    for (uint64_t sequence = 0; sequence < 8; sequence += B)
+        lm_data_load(inputs, targets, &documents, &data, &data.train, sequence, &ctx);
+    prefetch_wait(&data.ahead, data.ahead.asked - 1);  // the thread has met it
+    lm_data_load(inputs, targets, &documents, &data, &data.train, 10, &ctx);
+    lm_data_close(&data);
 }
 
 static void test_bad_token(Tests* t) {
@@ -214,11 +214,11 @@ static char* put_documents(const char* directory, int planted, int value) {
     return path;
 }
 
-static void open_documents(MlmSource* d, const char* path, int micro_steps, Context* ctx) {
+static void open_documents(MlmSource* source, const char* path, int micro_steps, Context* ctx) {
     MlmRecipe recipe = {4, 0.15, 0, 1, 0, 2, 0.1};
-    memset(d, 0, sizeof *d);
-    mlm_source_alloc(d, recipe, B, MLM_T, micro_steps, ctx);
-    mlm_source_open(d, path, path, MLM_V, 11);
+    memset(source, 0, sizeof *source);
+    mlm_source_alloc(source, recipe, B, MLM_T, micro_steps, ctx);
+    mlm_source_open(source, path, path, MLM_V, 11);
 }
 
 static int same_batch(const MlmBatch* a, const MlmBatch* b) {
@@ -235,29 +235,29 @@ static void test_masked(Tests* t) {
     int right = 1;
     for (int ranks = 1; ranks <= 4; ranks++)
         for (int micro_steps = 1; micro_steps <= 3; micro_steps += 2) {
-            MlmSource d;
+            MlmSource source;
             MlmBatch plain;
             Context ctx;
             uint64_t start = 0;
             context_init(&ctx);
-            open_documents(&d, path, micro_steps, &ctx);
-            mlm_batch_alloc(&plain, B, MLM_T, d.recipe.max_predictions);
+            open_documents(&source, path, micro_steps, &ctx);
+            mlm_batch_alloc(&plain, B, MLM_T, source.recipe.max_predictions);
             for (uint32_t step = 0; step < 120; step++) {
                 uint32_t draw = philox(step, 0, 0, 0, 78).v[0];
                 int rank = draw % 13 ? ranks - 1 : 0;
                 if (draw % 7 == 0) start = draw >> 8;
-                mlm_source_build(&d, start, B, rank, ranks);
+                mlm_source_build(&source, start, B, rank, ranks);
                 for (int i = 0; i < micro_steps; i++) {
                     uint64_t before = (uint64_t)((i * ranks + rank) * B);
-                    mlm_batch_build(&plain, &d.train, start + before, B);
-                    plain.first = mlm_count(&d.train, start, before);
-                    right &= same_batch(&d.batches[i], &plain);
+                    mlm_batch_build(&plain, &source.train, start + before, B);
+                    plain.first = mlm_count(&source.train, start, before);
+                    right &= same_batch(&source.batches[i], &plain);
                 }
-                if (draw % 5 == 0) mlm_batch_build(&d.batches[0], &d.val, draw >> 8, B);  // a validation
+                if (draw % 5 == 0) mlm_batch_build(&source.batches[0], &source.val, draw >> 8, B);  // a validation
                 if (draw % 11) start += (uint64_t)(B * ranks * micro_steps);
             }
             mlm_batch_free(&plain);
-            mlm_source_close(&d);
+            mlm_source_close(&source);
             context_free(&ctx);
         }
     expect_that(t, right, "masked batches: jumps, repetitions and validation load what a plain reader reads");
@@ -266,21 +266,22 @@ static void test_masked(Tests* t) {
 
 // Within these epochs a sequence contains the planted token. The message is the same with and without reading ahead.
 static void build_bad_token(const char* path) {
-    MlmSource d;
+    MlmSource source;
     Context ctx;
     context_init(&ctx);
-    open_documents(&d, path, 2, &ctx);
-    for (uint64_t step = 0; step < MLM_DOCUMENTS; step++) mlm_source_build(&d, 2 * B * step, B, 0, 1);
-    mlm_source_close(&d);
+    open_documents(&source, path, 2, &ctx);
+    for (uint64_t step = 0; step < MLM_DOCUMENTS; step++) mlm_source_build(&source, 2 * B * step, B, 0, 1);
+    mlm_source_close(&source);
 }
 
 static void build_bad_token_at_once(const char* path) {
-    MlmSource d;
+    MlmSource source;
     Context ctx;
     context_init(&ctx);
-    open_documents(&d, path, 2, &ctx);
-    for (uint64_t row = 0; row < 4 * B * MLM_DOCUMENTS; row += B) mlm_batch_build(&d.batches[0], &d.train, row, B);
-    mlm_source_close(&d);
+    open_documents(&source, path, 2, &ctx);
+    for (uint64_t row = 0; row < 4 * B * MLM_DOCUMENTS; row += B)
+        mlm_batch_build(&source.batches[0], &source.train, row, B);
+    mlm_source_close(&source);
 }
 
 static void test_masked_bad_token(Tests* t) {
@@ -311,12 +312,12 @@ static void test_ends(Tests* t) {
     signal(SIGUSR1, on_signal);
     sigemptyset(&one), sigaddset(&one, SIGUSR1);
     for (int i = 0; i < 200; i++) {
-        LmData d;
+        LmData data;
         Context ctx;
         context_init(&ctx);
-        open_windows(&d, pattern, SHUFFLED, 2, -1, &ctx);
+        open_windows(&data, pattern, SHUFFLED, 2, -1, &ctx);
         for (int k = 0; k < i % 4; k++)
-            lm_data_load(inputs, targets, &documents, &d, &d.train, (uint64_t)(2 * B * k), &ctx);
+            lm_data_load(inputs, targets, &documents, &data, &data.train, (uint64_t)(2 * B * k), &ctx);
         if (i == 150) {
             // While this thread blocks a signal, the other one must not handle it.
             pthread_sigmask(SIG_BLOCK, &one, &before);
@@ -326,7 +327,7 @@ static void test_ends(Tests* t) {
             pthread_sigmask(SIG_SETMASK, &before, NULL);
             mine &= handled == SIGUSR1 && pthread_equal(handler, pthread_self());
         }
-        lm_data_close(&d);
+        lm_data_close(&data);
         context_free(&ctx);
     }
     signal(SIGUSR1, SIG_DFL);

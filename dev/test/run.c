@@ -943,9 +943,9 @@ static void test_shards(Tests* t) {
 
 // Whether two checkpoints have the same files.
 static int same_checkpoint(const char* a, const char* b) {
-    DIR* d = opendir(a);
-    int same = d != NULL, files = 0;
-    for (struct dirent* e = d ? readdir(d) : NULL; e && same; e = readdir(d)) {
+    DIR* listing = opendir(a);
+    int same = listing != NULL, files = 0;
+    for (struct dirent* e = listing ? readdir(listing) : NULL; e && same; e = readdir(listing)) {
         if (e->d_name[0] == '.') continue;
         char *x = xprintf("%s/%s", a, e->d_name), *y = xprintf("%s/%s", b, e->d_name);
         FileDigest p = {0, 0}, q = {1, 1};
@@ -954,7 +954,7 @@ static int same_checkpoint(const char* a, const char* b) {
         files++;
         free(x), free(y);
     }
-    if (d) closedir(d);
+    if (listing) closedir(listing);
     return same && files > 3;
 }
 

@@ -174,7 +174,8 @@ static inline void format_duration(char out[32], double seconds) {
 static inline void log_progress(LogProgress* p, FILE* out, const char* what, double done, double all, double now) {
     char left[32];
     if (!p->is_on || done < p->last) {
-        LogProgress begins = {1, p->is_shown, done, now, done, now};
+        LogProgress begins = {
+            .is_on = 1, .is_shown = p->is_shown, .first = done, .begun = now, .last = done, .at = now};
         *p = begins;
     }
     p->last = done;

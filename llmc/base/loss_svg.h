@@ -138,7 +138,7 @@ static inline void loss_svg(Text* t, const LossCurve* train, const LossCurve* va
         "[stroke='#e9e9e9'] { stroke: #262c36 } [stroke='#2f6fb5'] { stroke: #5ea9f5 }\n"
         "[fill='#2f6fb5'] { fill: #5ea9f5 } [stroke='#e2711d'] { stroke: #f0883e }\n"
         "[fill='#e2711d'] { fill: #f0883e } }</style>\n";
-    LossAxes a = {80, 760, 76, 424, 0, 1, 0, 1};
+    LossAxes a = {.left = 80, .right = 760, .top = 76, .bottom = 424, .x_min = 0, .x_max = 1, .y_min = 0, .y_max = 1};
     double y_step = loss_svg_fit_axes(&a, train, validation);
     double x_step = fmax(1, loss_svg_tick(a.x_max - a.x_min, a.x_max < 1e5 ? 8 : 5));
     char label[64], style[128];

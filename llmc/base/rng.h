@@ -104,12 +104,12 @@ typedef struct {
 
 static inline Dropout dropout_make(double p, uint64_t seed, uint64_t step, int layer, int site,
                                    const Sequences* sequences) {
-    Dropout d;
-    d.key = rng_stream(seed, step, (uint32_t)layer, (uint32_t)site);
-    d.threshold = (uint32_t)(p * 4294967296.0);
-    d.scale = (float)(1.0 / (1.0 - p));
-    d.sequences = sequences;
-    return d;
+    Dropout dropout;
+    dropout.key = rng_stream(seed, step, (uint32_t)layer, (uint32_t)site);
+    dropout.threshold = (uint32_t)(p * 4294967296.0);
+    dropout.scale = (float)(1.0 / (1.0 - p));
+    dropout.sequences = sequences;
+    return dropout;
 }
 
 static inline Dropout dropout_none(const Sequences* sequences) { return dropout_make(0, 0, 0, 0, 0, sequences); }
@@ -120,27 +120,28 @@ typedef struct {
     uint64_t seed, step;
 } DropoutStep;
 
-static inline Dropout dropout_of(DropoutStep d, double p, int layer, int site, const Sequences* sequences) {
-    return d.is_on ? dropout_make(p, d.seed, d.step, layer, site, sequences) : dropout_none(sequences);
+static inline Dropout dropout_of(DropoutStep step, double p, int layer, int site, const Sequences* sequences) {
+    return step.is_on ? dropout_make(p, step.seed, step.step, layer, site, sequences) : dropout_none(sequences);
 }
 
 // Random bits for four neighbouring channels 4 * group .. 4 * group + 3 of one token. `sequence` is counted over the
 // whole step: Sequences.first + local index.
-HOST_DEVICE static inline Philox dropout_bits_hidden(Dropout d, uint32_t sequence, uint32_t position, uint32_t group) {
-    return philox(group, position, sequence, 0, d.key);
+HOST_DEVICE static inline Philox dropout_bits_hidden(Dropout dropout, uint32_t sequence, uint32_t position,
+                                                     uint32_t group) {
+    return philox(group, position, sequence, 0, dropout.key);
 }
 
 // Random bits for eight neighbouring keys 8 * group .. 8 * group + 7 of one attention row: 16 bits per key, because
 // there are many more of these decisions than of all others.
-HOST_DEVICE static inline Philox dropout_bits_attention(Dropout d, uint32_t sequence, uint32_t head, uint32_t query,
-                                                        uint32_t group) {
-    return philox(group, query, sequence, 1 + head, d.key);
+HOST_DEVICE static inline Philox dropout_bits_attention(Dropout dropout, uint32_t sequence, uint32_t head,
+                                                        uint32_t query, uint32_t group) {
+    return philox(group, query, sequence, 1 + head, dropout.key);
 }
 
 // A key is kept if its bits are >= this, the threshold rounded to 16 bits. p is exact to 2^-17, so the expected kept
 // value times the scale is exact to a relative 2^-17 / (1 - p), below 1e-5 for the usual p. 65536 drops everything.
-HOST_DEVICE static inline uint32_t dropout_threshold_attention(Dropout d) {
-    return (uint32_t)(((uint64_t)d.threshold + 0x8000) >> 16);
+HOST_DEVICE static inline uint32_t dropout_threshold_attention(Dropout dropout) {
+    return (uint32_t)(((uint64_t)dropout.threshold + 0x8000) >> 16);
 }
 
 // Whether the i-th of the eight keys is kept.

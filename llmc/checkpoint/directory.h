@@ -129,9 +129,9 @@ static inline void run_directory_refuse_foreign(const char* out) {
 // Copy the files of a checkpoint that make up the model to OUT. No links: who edits a link to a checkpoint's file edits the
 // checkpoint. Each copy appears by a rename, so a reader never sees half a file. Returns 0, or -1 with errno.
 static inline int checkpoint_publish(RunLock* lock, const char* out, const char* dir) {
-    DIR* d = opendir(dir);
-    int bad = !d;
-    for (struct dirent* e = d ? readdir(d) : NULL; e && !bad; e = readdir(d)) {
+    DIR* listing = opendir(dir);
+    int bad = !listing;
+    for (struct dirent* e = listing ? readdir(listing) : NULL; e && !bad; e = readdir(listing)) {
         const char* name = e->d_name;
         if (name[0] == '.' || strncmp(name, "optimizer", strlen("optimizer")) == 0 ||
             strcmp(name, "trainer.json") == 0 || strcmp(name, "manifest.json") == 0)
@@ -146,7 +146,7 @@ static inline int checkpoint_publish(RunLock* lock, const char* out, const char*
         free(from), free(to), free(tmp);
     }
     int saved = errno;
-    if (d) closedir(d);
+    if (listing) closedir(listing);
     errno = saved;
     return bad ? -1 : 0;
 }

@@ -115,9 +115,9 @@ static inline char* checkpoint_find(const char* out, int64_t* step, int* held, c
 // of both kinds, or of two numbers of shards.
 static inline int checkpoint_shards(const char* dir) {
     int shards = -1;
-    DIR* d = opendir(dir);
-    if (!d) die(USAGE, "%s: cannot be read: %s", dir, strerror(errno));
-    for (struct dirent* e = readdir(d); e; e = readdir(d)) {
+    DIR* listing = opendir(dir);
+    if (!listing) die(USAGE, "%s: cannot be read: %s", dir, strerror(errno));
+    for (struct dirent* e = readdir(listing); e; e = readdir(listing)) {
         int rank, ranks = 0;
         char name[CHECKPOINT_NAME];
         int is_shard = sscanf(e->d_name, "optimizer-%5d-of-%5d", &rank, &ranks) == 2;
@@ -127,7 +127,7 @@ static inline int checkpoint_shards(const char* dir) {
             die(USAGE, "%s: holds %s next to another optimizer's files; remove one of them", dir, name);
         shards = ranks;
     }
-    closedir(d);
+    closedir(listing);
     if (shards < 0) die(USAGE, "%s: optimizer.safetensors is missing", dir);
     return shards;
 }
@@ -175,12 +175,12 @@ static inline void checkpoint_check_master(const Checkpoints* c, const char* pat
 // of their master weights only the fp32 `copies` are read, which may be NULL otherwise.
 static inline void checkpoint_load(const Checkpoints* c, const Fp32Copies* copies, const char* dir) {
     static const char* const all[] = {""};
-    const FileRules other_parts = {NULL, all, 1};
+    const FileRules other_parts = {.optional_prefix = NULL, .ignored = all, .ignored_count = 1};
     int shards = checkpoint_shards(dir);
     char name[CHECKPOINT_NAME];
     checkpoint_optimizer_name(name, shards > 0, 0, shards);
     char *model = xprintf("%s/model.safetensors", dir), *moments = xprintf("%s/%s", dir, name);
-    const TensorPart weights = {"", c->params, VIEW_FLOATX};
+    const TensorPart weights = {.prefix = "", .device = c->params, .type = VIEW_FLOATX};
     TensorPart parts[3];
     int count = checkpoint_optimizer_parts(c, parts);
     tensors_read(model, c->table, &weights, 1, NULL, NULL, c->ctx);
@@ -191,8 +191,8 @@ static inline void checkpoint_load(const Checkpoints* c, const Fp32Copies* copie
     if (reads_copies && !shards) fp32_copies_read(copies, c->table, moments, "master.", &other_parts, c->ctx);
     for (int i = 0; reads_copies && shards && i < c->table->count; i++) {
         const Tensor* t = &c->table->tensors[i];
-        const TensorPart part = {"master.", copies->copies + t->fp32_offset, VIEW_REAL};
-        const FlatRange range = {t->offset, t->size};
+        const TensorPart part = {.prefix = "master.", .device = copies->copies + t->fp32_offset, .type = VIEW_REAL};
+        const FlatRange range = {.begin = t->offset, .size = t->size};
         if (t->fp32_copy) checkpoint_read_shards(c, dir, shards, &part, range);
     }
     free(model), free(moments);

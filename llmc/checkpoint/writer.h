@@ -284,7 +284,7 @@ static inline int writer_finish(CheckpointWriter* w) {
     double began = now_seconds();
     int result = 0;
     while (w->phase != WRITER_IDLE) {
-        const struct timespec moment = {0, 1000000};
+        const struct timespec moment = {.tv_sec = 0, .tv_nsec = 1000000};
         if (checkpoint_ranks(w->group) == 1) background_join(&w->thread);
         else nanosleep(&moment, NULL);
         double now = now_seconds();
@@ -345,7 +345,7 @@ static inline int writer_begin(CheckpointWriter* w, const Checkpoints* c, int64_
     w->c = *c, w->step = step;
     w->dir = checkpoint_path(c->out, step), w->tmp = xprintf("%s.tmp", w->dir);
     w->config = xprintf("%s", config_json), w->trainer = xprintf("%s", trainer_json);
-    TensorPart weights = {"", c->params, VIEW_FLOATX, NULL};
+    TensorPart weights = {.prefix = "", .device = c->params, .type = VIEW_FLOATX};
     w->weights = weights;
     w->moment_count = checkpoint_optimizer_parts(c, w->moments);
     w->lost = w->waited = 0;

@@ -151,15 +151,15 @@ static inline void batch_plan_make(BatchPlan* plan, Context* ctx) {
     batch_describe(&plan->c, k->c, k->M, k->N, k->batch);
     batch_describe(&plan->a, k->a, k->M, k->K, k->batch);
     batch_describe(&plan->b, k->b, k->K, k->N, k->batch);
-    CublasltProblem problem = {&plan->operation,
-                               &plan->b,
-                               &plan->a,
-                               &plan->c,
-                               &plan->c,
-                               batch_alignment(k->b),
-                               batch_alignment(k->a),
-                               batch_alignment(k->c),
-                               CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE};
+    CublasltProblem problem = {.operation = &plan->operation,
+                               .a = &plan->b,
+                               .b = &plan->a,
+                               .c = &plan->c,
+                               .d = &plan->c,
+                               .align_a = batch_alignment(k->b),
+                               .align_b = batch_alignment(k->a),
+                               .align_d = batch_alignment(k->c),
+                               .reduction = CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE};
     cublasLtMatmulHeuristicResult_t result;
     cublasCheck(cublaslt_propose(&plan->usable, &result, 1, &problem, ctx));
     if (plan->usable) plan->algorithm = result.algo;
@@ -211,7 +211,14 @@ static inline void batched_product_plain(void* c, const void* a, const void* b, 
 
 static inline BatchKey batch_key(const BatchMatrix* c, const BatchMatrix* a, const BatchMatrix* b, BatchSize n,
                                  Context* ctx) {
-    BatchKey key = {c->layout, a->layout, b->layout, n.M, n.N, n.K, n.batch, cublaslt_compute(ctx->tf32)};
+    BatchKey key = {.c = c->layout,
+                    .a = a->layout,
+                    .b = b->layout,
+                    .M = n.M,
+                    .N = n.N,
+                    .K = n.K,
+                    .batch = n.batch,
+                    .compute = cublaslt_compute(ctx->tf32)};
     CHECK(n.M > 0 && n.N > 0 && n.K > 0 && n.batch > 0 && c->layout.op == CUBLAS_OP_N);
     CHECK((uintptr_t)c->p % batch_alignment(c->layout) == 0);
     CHECK((uintptr_t)a->p % batch_alignment(a->layout) == 0);

@@ -18,7 +18,7 @@ typedef struct {
 
 // Host memory for the values of `device`. Its contents are undefined until they are read or set.
 static inline HostView host_view_open(void* device, size_t n, ViewType type) {
-    HostView v = {(real*)xmalloc(n * sizeof(real)), n, device, type};
+    HostView v = {.values = (real*)xmalloc(n * sizeof(real)), .n = n, .device = device, .type = type};
     return v;
 }
 
@@ -58,7 +58,7 @@ static inline void host_view_write(Context* ctx, const HostView* v) {
 #else
 
 static inline HostView host_view_open(void* device, size_t n, ViewType type) {
-    HostView v = {(real*)device, n, device, type};
+    HostView v = {.values = (real*)device, .n = n, .device = device, .type = type};
     return v;
 }
 

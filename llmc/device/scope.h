@@ -127,7 +127,7 @@ static inline void scope_at(Context* ctx, Direction direction, int layer) {
 
 __attribute__((format(printf, 5, 6))) static inline Scope scope_open(Context* ctx, const char* op, double flops,
                                                                      double bytes, const char* shapes, ...) {
-    Scope scope = {NULL, NO_SCOPE};
+    Scope scope = {.ctx = NULL, .index = NO_SCOPE};
     ScopeLog* log = ctx->scope_log;
     char text[64];
 #ifdef __CUDACC__

@@ -95,7 +95,7 @@ static inline void traced_calls_add(TracedCalls* c, uint32_t correlation, uint64
         c->capacity = c->capacity ? 2 * c->capacity : 1024;
         c->call = (TracedCall*)xrealloc(c->call, c->capacity * sizeof *c->call);
     }
-    TracedCall call = {correlation, value};
+    TracedCall call = {.correlation = correlation, .value = value};
     c->call[c->count++] = call;
 }
 
@@ -112,7 +112,7 @@ static inline int traced_launch_ascending(const void* a, const void* b) {
 
 // The value of a call in the sorted list, or `otherwise` if the call is not in it.
 static inline uint64_t traced_calls_find(const TracedCalls* c, uint32_t correlation, uint64_t otherwise) {
-    TracedCall key = {correlation, 0}, *call = NULL;
+    TracedCall key = {.correlation = correlation}, *call = NULL;
     if (c->count) call = (TracedCall*)bsearch(&key, c->call, c->count, sizeof key, traced_call_ascending);
     return call ? call->value : otherwise;
 }

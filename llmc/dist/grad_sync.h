@@ -49,14 +49,14 @@ typedef struct {
 static inline FlatRange shard_of(size_t elements, int rank, int size) {
     size_t groups = elements / TENSOR_ALIGNMENT;
     size_t begin = groups * (size_t)rank / (size_t)size, end = groups * ((size_t)rank + 1) / (size_t)size;
-    FlatRange shard = {begin * TENSOR_ALIGNMENT, (end - begin) * TENSOR_ALIGNMENT};
+    FlatRange shard = {.begin = begin * TENSOR_ALIGNMENT, .size = (end - begin) * TENSOR_ALIGNMENT};
     return shard;
 }
 
 // The intersection of [begin, end) with a rank's shard; size 0 if it is empty.
 static inline FlatRange shard_part(const GradSync* r, int rank, size_t begin, size_t end) {
     FlatRange whole = shard_of(r->elements, rank, r->collectives.group->size);
-    FlatRange part = {begin > whole.begin ? begin : whole.begin, 0};
+    FlatRange part = {.begin = begin > whole.begin ? begin : whole.begin};
     size_t last = min_size(end, whole.begin + whole.size);
     part.size = last > part.begin ? last - part.begin : 0;
     return part;
@@ -162,7 +162,7 @@ typedef struct {
 // Switch ops and scopes to the side stream, up to grad_sync_main_stream(). They begin after all that was launched on the main
 // stream before.
 static inline MainStream grad_sync_side_stream(GradSync* r, int layer, Context* ctx) {
-    MainStream kept = {ctx->direction, ctx->layer};
+    MainStream kept = {.direction = ctx->direction, .layer = ctx->layer};
     collectives_wait_for_ops(&r->collectives, &r->ready, ctx);
 #ifdef __CUDACC__
     kept.stream = ctx->stream;
@@ -186,7 +186,7 @@ static inline void grad_sync_reduce(GradSync* r, size_t begin, size_t end, int l
     size_t n = end - begin, size = sizeof(real);
     char* values = (char*)(grads + begin);
     ReduceType type = SUM_REAL;
-    FlatRange ours = {begin, n};
+    FlatRange ours = {.begin = begin, .size = n};
     Scope scope = scope_open(ctx, "sum_gradients", 0, (double)n * sizeof(real), "n=%zu", n);
     if (r->bf16) cast_to_bf16(r->bf16, grads + begin, n, ctx);
 #ifdef __CUDACC__

@@ -154,7 +154,7 @@ __attribute__((noreturn)) static inline void heartbeat_end(Heartbeat* h, const c
     heartbeat_send_all(h, &m);
     // The main thread may hold stderr's lock for ever, so write past it; whole lines do not mix. Nor may this wait for
     // ever for somebody who no longer reads the output. What the main thread has printed is flushed if that is possible.
-    struct pollfd error = {STDERR_FILENO, POLLOUT, 0}, out = {STDOUT_FILENO, POLLOUT, 0};
+    struct pollfd error = {.fd = STDERR_FILENO, .events = POLLOUT}, out = {.fd = STDOUT_FILENO, .events = POLLOUT};
     char line[HEARTBEAT_TEXT_SIZE + 16];
     int length = snprintf(line, sizeof line, "error: %s\n", m.text);
     if (poll(&error, 1, 1000) == 1) write_all(STDERR_FILENO, line, (size_t)length);
@@ -167,7 +167,7 @@ __attribute__((noreturn)) static inline void heartbeat_end(Heartbeat* h, const c
     double end = now_seconds() + LINGER;
     for (int r = 0; r < h->size && h->rank == 0; r++) {
         HeartbeatPeer* p = &h->peers[r];
-        struct pollfd in = {p->fd, POLLIN, 0};
+        struct pollfd in = {.fd = p->fd, .events = POLLIN};
         ssize_t got = p->fd >= 0 && !p->broken && shutdown(p->fd, SHUT_WR) == 0;
         while (got > 0 && now_seconds() < end)
             if (poll(&in, 1, 20) == 1) got = recv(in.fd, line, sizeof line, MSG_DONTWAIT);

@@ -46,7 +46,7 @@ static inline int tcp_receive(int fd, void* bytes, size_t n, double deadline) {
     char* p = (char*)bytes;
     while (n) {
         if (deadline < INFINITY) {
-            struct pollfd waited = {fd, POLLIN, 0};
+            struct pollfd waited = {.fd = fd, .events = POLLIN};
             double left = deadline - now_seconds();
             int ready = left > 0 ? poll(&waited, 1, (int)(1e3 * left) + 1) : 0;
             if (ready < 0 && errno == EINTR) continue;
@@ -158,7 +158,7 @@ static inline int tcp_connect(const char* name, int port, double seconds, char w
         socklen_t size = sizeof error;
         if (connect(fd, a->ai_addr, a->ai_addrlen) != 0) error = errno;
         if (error == EINPROGRESS) {
-            struct pollfd waited = {fd, POLLOUT, 0};
+            struct pollfd waited = {.fd = fd, .events = POLLOUT};
             error = poll(&waited, 1, (int)(1e3 * seconds) + 1) == 1 ? 0 : ETIMEDOUT;
             if (!error) getsockopt(fd, SOL_SOCKET, SO_ERROR, &error, &size);
         }

@@ -78,7 +78,8 @@ static inline Fp8Format fp8_operand_format(int operand) { return operand == FP8_
 
 static inline QuantizeOutput fp8_output(const Fp8Linear* f, int operand, uint8_t* y, uint8_t* yt) {
     const real* scale = f->shared->scales.scale + f->row + operand;
-    QuantizeOutput out = {y, yt, NULL, scale, fp8_operand_format(operand), {NULL, SET}};
+    QuantizeOutput out = {
+        .y = y, .yt = yt, .scale = scale, .format = fp8_operand_format(operand), .sums = {.b = NULL, .mode = SET}};
     return out;
 }
 
@@ -147,7 +148,8 @@ static inline Scope fp8_product_open(const Fp8Product* p, Context* ctx) {
 
 static inline void fp8_product(const Fp8Operands* s, Fp8Product p, Context* ctx) {
     int N = p.size.N, IC = p.size.IC, OC = p.size.OC;
-    MatmulOperands o = {p.a, p.b, p.d, p.bias, NULL, N, p.a_inverse, p.b_inverse};
+    MatmulOperands o = {
+        .a = p.a, .b = p.b, .d = p.d, .bias = p.bias, .N = N, .a_inverse = p.a_inverse, .b_inverse = p.b_inverse};
     Scope scope = fp8_product_open(&p, ctx);
     (void)s;
     matmul_product(matmul_key(MATMUL_PASSES + p.pass, N, IC, OC, p.mode, ctx), &o, ctx);
@@ -172,7 +174,7 @@ static inline void fp8_product(const Fp8Operands* s, Fp8Product p, Context* ctx)
     real *a = s->unpacked[0], *b = s->unpacked[1];
     int N = p.size.N, IC = p.size.IC, OC = p.size.OC;
     size_t Np = quantize_rows(N);
-    Linear linear = {a, (floatX*)p.bias, NULL};
+    Linear linear = {.w = a, .b = (floatX*)p.bias};
     Scope scope = fp8_product_open(&p, ctx);
     Product r;
     if (p.pass == MATMUL_FORWARD) {
@@ -205,13 +207,21 @@ COMPILED_IF_CALLED static inline void linear_forward_fp8(floatX* y, const floatX
     fp8_quantize(f, FP8_W, fp8_output(f, FP8_W, f->w, f->wt), quantize_plain(p.w), z.OC, z.IC, ctx);
     if (s->x_of != x) fp8_quantize_x(f, quantize_plain(x), z.N, z.IC, ctx);
     s->x_of = NULL;
-    Fp8Product product = {MATMUL_FORWARD, f->w, s->x, fp8_inverse(f, FP8_W), fp8_inverse(f, FP8_X), y, p.b, z, SET};
+    Fp8Product product = {.pass = MATMUL_FORWARD,
+                          .a = f->w,
+                          .b = s->x,
+                          .a_inverse = fp8_inverse(f, FP8_W),
+                          .b_inverse = fp8_inverse(f, FP8_X),
+                          .d = y,
+                          .bias = p.b,
+                          .size = z,
+                          .mode = SET};
     fp8_product(s, product, ctx);
 }
 
 COMPILED_IF_CALLED static inline void linear_forward(floatX* y, const floatX* x, Linear p, int N, int IC, int OC,
                                                      Context* ctx) {
-    LinearSize size = {N, IC, OC};
+    LinearSize size = {.N = N, .IC = IC, .OC = OC};
     if (p.fp8) linear_forward_fp8(y, x, p, size, ctx);
     else matmul_forward(y, x, p, N, IC, OC, SET, ctx);
 }
@@ -237,14 +247,20 @@ COMPILED_IF_CALLED static inline void linear_backward_weight(LinearGrads d, cons
         return;
     }
     Fp8Operands* s = f->shared;
-    LinearSize size = {N, IC, OC};
-    BiasGrad db = {d.b, mode};
+    LinearSize size = {.N = N, .IC = IC, .OC = OC};
+    BiasGrad db = {.b = d.b, .mode = mode};
     if (s->dy_of != dy) fp8_quantize_dy(f, quantize_plain(dy), db, N, OC, ctx);
     s->dy_of = dy;
     const uint8_t* xt = s->records && f->xt ? f->xt : s->xt;
     if (xt == s->xt) quantize(fp8_output(f, FP8_X, NULL, s->xt), quantize_plain(x), N, IC, ctx);
-    Fp8Product product = {
-        MATMUL_BACKWARD_WEIGHT, xt, s->dyt, fp8_inverse(f, FP8_X), fp8_inverse(f, FP8_DY), d.w, NULL, size, mode};
+    Fp8Product product = {.pass = MATMUL_BACKWARD_WEIGHT,
+                          .a = xt,
+                          .b = s->dyt,
+                          .a_inverse = fp8_inverse(f, FP8_X),
+                          .b_inverse = fp8_inverse(f, FP8_DY),
+                          .d = d.w,
+                          .size = size,
+                          .mode = mode};
     fp8_product(s, product, ctx);
 }
 
@@ -253,14 +269,20 @@ COMPILED_IF_CALLED static inline void linear_backward_input_fp8(floatX* dx, cons
     Fp8Operands* s = f->shared;
     CHECK(s->dy_of == dy);
     s->dy_of = NULL;
-    Fp8Product product = {
-        MATMUL_BACKWARD_INPUT, f->wt, s->dy, fp8_inverse(f, FP8_W), fp8_inverse(f, FP8_DY), dx, NULL, z, mode};
+    Fp8Product product = {.pass = MATMUL_BACKWARD_INPUT,
+                          .a = f->wt,
+                          .b = s->dy,
+                          .a_inverse = fp8_inverse(f, FP8_W),
+                          .b_inverse = fp8_inverse(f, FP8_DY),
+                          .d = dx,
+                          .size = z,
+                          .mode = mode};
     fp8_product(s, product, ctx);
 }
 
 COMPILED_IF_CALLED static inline void linear_backward_input(floatX* dx, const floatX* dy, Linear p, int N, int IC,
                                                             int OC, Mode mode, Context* ctx) {
-    LinearSize size = {N, IC, OC};
+    LinearSize size = {.N = N, .IC = IC, .OC = OC};
     if (p.fp8) linear_backward_input_fp8(dx, dy, p.fp8, size, mode, ctx);
     else matmul_backward_input(dx, dy, p.w, N, IC, OC, mode, ctx);
 }
@@ -270,7 +292,7 @@ COMPILED_IF_CALLED static inline void linear_backward_input(floatX* dx, const fl
 COMPILED_IF_CALLED static inline void linear_gelu_backward_input(floatX* dpre, LinearGrads d, Mode mode,
                                                                  const floatX* dy, Linear p, GeluInput gelu,
                                                                  LinearSize z, Context* ctx) {
-    BiasGrad db = {d.b, mode};
+    BiasGrad db = {.b = d.b, .mode = mode};
     if (!p.fp8) {
         matmul_gelu_backward_input(dpre, db, dy, p.w, gelu.pre, z.N, z.IC, z.OC, gelu.kind, ctx);
         return;

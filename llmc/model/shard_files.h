@@ -72,7 +72,8 @@ static inline uint64_t tensors_shard_fact(const SafeTensors* file, const char* k
 // Open a shard of this table. Returns the elements that it holds.
 static inline FlatRange tensors_open_shard(SafeTensors* file, const char* path, const TensorTable* table) {
     safetensors_open(file, path);
-    FlatRange range = {(size_t)tensors_shard_fact(file, "begin"), (size_t)tensors_shard_fact(file, "size")};
+    FlatRange range = {.begin = (size_t)tensors_shard_fact(file, "begin"),
+                       .size = (size_t)tensors_shard_fact(file, "size")};
     if (tensors_shard_fact(file, "table") != tensors_fingerprint(table) ||
         tensors_shard_fact(file, "elements") != table->elements)
         die(USAGE, "%s: is a shard of another model's optimizer", path);

@@ -68,13 +68,13 @@ typedef struct {
 
 // The whole flat buffer.
 static inline FlatRange tensors_whole(const TensorTable* table) {
-    FlatRange shard = {0, table->elements};
+    FlatRange shard = {.begin = 0, .size = table->elements};
     return shard;
 }
 
 // The part that updates change: all of it, or nothing if the parameters are fixed.
 static inline FlatRange tensors_updated(const TensorTable* table) {
-    FlatRange shard = {0, table->fixed ? 0 : table->elements};
+    FlatRange shard = {.begin = 0, .size = table->fixed ? 0 : table->elements};
     return shard;
 }
 

@@ -51,7 +51,7 @@ enum { DROPOUT_THREADS = 256 };
 
 // One thread per W channels of a row: out = in * mask, or out += in * mask. `width` is C / W.
 template <int W, Mode MODE, int MASKED>
-__global__ void dropout_kernel(floatX* out, const floatX* in, unsigned vectors, unsigned width, DropoutRows d) {
+__global__ void dropout_kernel(floatX* out, const floatX* in, unsigned vectors, unsigned width, DropoutRows rows) {
     unsigned i = blockIdx.x * blockDim.x + threadIdx.x;
     if (i >= vectors) return;
     float v[W], old[W];
@@ -61,7 +61,7 @@ __global__ void dropout_kernel(floatX* out, const floatX* in, unsigned vectors, 
     to_floats(old, before);
     if (MASKED) {
         unsigned row = i / width, c = i % width * W;
-        dropout_multiply<W>(v, d.dropout, dropout_place(d, (int)row), (int)c);
+        dropout_multiply<W>(v, rows.dropout, dropout_place(rows, (int)row), (int)c);
     }
 #pragma unroll
     for (int k = 0; k < W && MODE == ADD; k++) v[k] += old[k];
@@ -72,10 +72,10 @@ template <int W, Mode MODE>
 static inline void dropout_start(floatX* out, const floatX* in, size_t n, int C, Dropout dropout, Context* ctx) {
     CHECK(n / W <= UINT32_MAX);
     unsigned blocks = blocks_for(n / W, DROPOUT_THREADS), vectors = (unsigned)(n / W), width = (unsigned)(C / W);
-    DropoutRows d = dropout_rows(dropout);
+    DropoutRows rows = dropout_rows(dropout);
     if (dropout.threshold)
-        dropout_kernel<W, MODE, 1><<<blocks, DROPOUT_THREADS, 0, ctx->stream>>>(out, in, vectors, width, d);
-    else dropout_kernel<W, MODE, 0><<<blocks, DROPOUT_THREADS, 0, ctx->stream>>>(out, in, vectors, width, d);
+        dropout_kernel<W, MODE, 1><<<blocks, DROPOUT_THREADS, 0, ctx->stream>>>(out, in, vectors, width, rows);
+    else dropout_kernel<W, MODE, 0><<<blocks, DROPOUT_THREADS, 0, ctx->stream>>>(out, in, vectors, width, rows);
     cudaCheck(cudaGetLastError());
 }
 

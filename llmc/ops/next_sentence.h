@@ -84,12 +84,12 @@ static inline void next_sentence_backward_ref(real* pre, NextSentenceGrads g, Ne
                                               const real* b, int S, int C, Mode mode) {
     real *dw = g.d.w, *db = g.d.b, *dbias = g.dbias;
     double factor = out.scale * (out.loss_scale ? (double)*out.loss_scale : 1);
-    double* d = (double*)xmalloc(2 * (size_t)S * sizeof *d);
-    next_sentence_forward_ref(out, d, pre, w, b, S, C, mode);
-    for (int s = 0; s < 2 * S; s++) d[s] *= factor;
+    double* dlogits = (double*)xmalloc(2 * (size_t)S * sizeof *dlogits);
+    next_sentence_forward_ref(out, dlogits, pre, w, b, S, C, mode);
+    for (int s = 0; s < 2 * S; s++) dlogits[s] *= factor;
     for (int k = 0; k < 2; k++) {
         double sum = mode == ADD ? (double)db[k] : 0;
-        for (int s = 0; s < S; s++) sum += d[2 * s + k];
+        for (int s = 0; s < S; s++) sum += dlogits[2 * s + k];
         db[k] = (real)sum;
     }
     for (int c = 0; c < C; c++) {
@@ -98,15 +98,15 @@ static inline void next_sentence_backward_ref(real* pre, NextSentenceGrads g, Ne
                          is_added ? (double)dbias[c] : 0};
         for (int s = 0; s < S; s++) {
             real* x = &pre[(size_t)s * (size_t)C + (size_t)c];
-            double t = tanh((double)*x), dpre = (d[2 * s] * w[c] + d[2 * s + 1] * w[C + c]) * (1 - t * t);
-            sum[0] += d[2 * s] * t;
-            sum[1] += d[2 * s + 1] * t;
+            double t = tanh((double)*x), dpre = (dlogits[2 * s] * w[c] + dlogits[2 * s + 1] * w[C + c]) * (1 - t * t);
+            sum[0] += dlogits[2 * s] * t;
+            sum[1] += dlogits[2 * s + 1] * t;
             sum[2] += dpre;
             *x = (real)dpre;
         }
         dw[c] = (real)sum[0], dw[C + c] = (real)sum[1], dbias[c] = (real)sum[2];
     }
-    free(d);
+    free(dlogits);
 }
 
 // ---------------------------------------------------------------------------------------------------------
@@ -161,8 +161,8 @@ __device__ inline void next_sentence_column(float* x, const floatX* pre, int C, 
         x[i] = i < count ? to_float(pre[(size_t)i * (size_t)C + (size_t)c]) : 0;
 }
 
-// Compute the logits and terms of the block's sequences. `d` receives the gradients of logit 0, multiplied by factor.
-__device__ inline void next_sentence_block(float* d, const NextSentenceTask& k, int first, int count) {
+// Compute the logits and terms of the block's sequences. `dlogits` receives the gradients of logit 0, multiplied by factor.
+__device__ inline void next_sentence_block(float* dlogits, const NextSentenceTask& k, int first, int count) {
     __shared__ float2 partial[NEXT_SENTENCE_THREADS / WARP][NEXT_SENTENCE_MOST];
     const floatX* pre = k.pre + (size_t)first * (size_t)k.C;
     float2 sum[NEXT_SENTENCE_MOST];
@@ -201,13 +201,13 @@ __device__ inline void next_sentence_block(float* d, const NextSentenceTask& k, 
         k.out.logits[2 * s + 1] = x1;
         k.terms[s] = terms.loss;
         k.terms[k.S + s] = terms.right;
-        k.terms[2 * k.S + s] = d[threadIdx.x] = factor * terms.gradient;
+        k.terms[2 * k.S + s] = dlogits[threadIdx.x] = factor * terms.gradient;
     }
     __syncthreads();
 }
 
 // Compute dpre of the block's sequences, and their partial sums for each column.
-__device__ inline void next_sentence_gradient(const float* d, const NextSentenceTask& k, int first, int count) {
+__device__ inline void next_sentence_gradient(const float* dlogits, const NextSentenceTask& k, int first, int count) {
     size_t C = (size_t)k.C;
     float* columns = k.columns + 2 * blockIdx.x * C;
     for (int c = (int)threadIdx.x; c < k.C; c += NEXT_SENTENCE_THREADS) {
@@ -216,8 +216,8 @@ __device__ inline void next_sentence_gradient(const float* d, const NextSentence
 #pragma unroll
         for (int i = 0; i < NEXT_SENTENCE_MOST; i++) {
             if (i >= count) break;
-            float t = real_tanh(x[i]), dpre = d[i] * w * (1 - t * t);
-            dw += d[i] * t;
+            float t = real_tanh(x[i]), dpre = dlogits[i] * w * (1 - t * t);
+            dw += dlogits[i] * t;
             dbias += dpre;
             k.dpre[(size_t)(first + i) * C + (size_t)c] = from_float<floatX>(dpre);
         }
@@ -238,10 +238,10 @@ __device__ inline void next_sentence_put(real* to, double x, int add) { *to = (r
 // Each block processes k.each sequences.
 template <int BACKWARD>
 __global__ void __launch_bounds__(NEXT_SENTENCE_THREADS) next_sentence_kernel(NextSentenceTask k) {
-    __shared__ float d[NEXT_SENTENCE_MOST];
+    __shared__ float dlogits[NEXT_SENTENCE_MOST];
     int first = (int)blockIdx.x * k.each, count = min(k.each, k.S - first), warp = (int)threadIdx.x / WARP;
-    next_sentence_block(d, k, first, count);
-    if constexpr (BACKWARD) next_sentence_gradient(d, k, first, count);
+    next_sentence_block(dlogits, k, first, count);
+    if constexpr (BACKWARD) next_sentence_gradient(dlogits, k, first, count);
     if (!last_to_arrive(k.arrivals, gridDim.x)) return;
 
     if (warp < 2 + BACKWARD) {

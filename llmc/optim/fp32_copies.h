@@ -29,7 +29,7 @@ static inline void fp32_copies_open(Fp32Copies* e, const TensorTable* table, flo
     for (int i = 0; i < table->count; i++) {
         const Tensor* t = &table->tensors[i];
         if (!t->fp32_copy) continue;
-        CastSpan span = {t->offset, t->fp32_offset, t->size};
+        CastSpan span = {.from = t->offset, .to = t->fp32_offset, .size = t->size};
         spans[e->count++] = span;
         char* target = t->layer < 0 ? (char*)outer : (char*)layers + (size_t)t->layer * layer_bytes;
         void* pointer = e->copies ? (void*)(e->copies + t->fp32_offset) : (void*)(params + t->offset);
@@ -48,8 +48,8 @@ static inline void fp32_copies_read(const Fp32Copies* e, const TensorTable* tabl
                                     const FileRules* rules, Context* ctx) {
     for (int i = 0; e->copies && i < table->count; i++) {
         const Tensor* t = &table->tensors[i];
-        TensorPart part = {prefix, e->copies + t->fp32_offset, VIEW_REAL};
-        FlatRange range = {t->offset, t->size};
+        TensorPart part = {.prefix = prefix, .device = e->copies + t->fp32_offset, .type = VIEW_REAL};
+        FlatRange range = {.begin = t->offset, .size = t->size};
         if (t->fp32_copy) tensors_read_range(path, table, &part, 1, range, rules, NULL, ctx);
     }
 }
@@ -58,7 +58,7 @@ static inline void fp32_copies_read(const Fp32Copies* e, const TensorTable* tabl
 // fixed, read only the copies.
 static inline void fp32_copies_read_master(const Fp32Copies* e, const TensorTable* table, const Optimizer* o,
                                            const char* path, const FileRules* rules, Context* ctx) {
-    TensorPart master = {"", o->master, VIEW_REAL};
+    TensorPart master = {.prefix = "", .device = o->master, .type = VIEW_REAL};
     if (!o->master) return;
     if (table->fixed) fp32_copies_read(e, table, path, "", rules, ctx);
     else tensors_read_range(path, table, &master, 1, o->shard, rules, NULL, ctx);

@@ -143,7 +143,7 @@ static inline void model_buffers_init(const ModelBuffers* b, const Optimizer* o,
 // missing in the file keep their values and are reported.
 static inline void model_buffers_read(const ModelBuffers* b, const Optimizer* o, const char* path,
                                       const FileRules* rules, Context* ctx) {
-    TensorPart part = {"", b->params, VIEW_FLOATX};
+    TensorPart part = {.prefix = "", .device = b->params, .type = VIEW_FLOATX};
     Text lacking = {NULL, 0, 0};
     tensors_read(path, &b->table, &part, 1, rules, &lacking, ctx);
     fp32_copies_read_master(&b->fp32_copies, &b->table, o, path, rules, ctx);

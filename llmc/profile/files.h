@@ -283,9 +283,9 @@ static inline char* report_directory(const char* out, int rank, int ranks) {
 // writes to those directories.
 static inline void report_clear(RunLock* lock, const char* out, int ranks) {
     char* directory = report_directory(out, 0, 1);
-    DIR* d = opendir(directory);
-    if (d && ranks > 1) report_remove(lock, directory);
-    for (struct dirent* entry; d && (entry = readdir(d));) {
+    DIR* listing = opendir(directory);
+    if (listing && ranks > 1) report_remove(lock, directory);
+    for (struct dirent* entry; listing && (entry = readdir(listing));) {
         int rank = -1;
         if (sscanf(entry->d_name, "rank_%9d", &rank) != 1 || rank < 0 || (ranks > 1 && rank < ranks)) continue;
         char *name = xprintf("rank_%d", rank), *path = xprintf("%s/%s", directory, name);
@@ -296,7 +296,7 @@ static inline void report_clear(RunLock* lock, const char* out, int ranks) {
         }
         free(name), free(path);
     }
-    if (d) closedir(d);
+    if (listing) closedir(listing);
     free(directory);
 }
 

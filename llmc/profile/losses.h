@@ -18,7 +18,7 @@ static inline int profile_loss_descending(const void* a, const void* b) {
 static inline ProfileLoss profile_loss_of_op(const ProfileGroup* g, const MeasuredPeaks* c, double span) {
     const ProfileRow* r = g->row;
     Text t = {NULL, 0, 0};
-    ProfileLoss loss = {g->lost, NULL};
+    ProfileLoss loss = {.seconds = g->lost};
     size_t helpers = g->rows - g->calls;
     double own = g->lost - g->helpers;
     text_printf(&t, "%.3f ms, %.1f %% of the step: %s %s%s%s, %zu %s in %.3f ms.", 1e3 * g->lost, 100 * g->lost / span,

@@ -66,7 +66,7 @@ static inline double profiler_matmul_flops(Context* ctx) {
     double best = 0, began = 0, spent[COUNT_OF(sizes)] = {0};
     floatX* a = (floatX*)device_alloc(ctx, 3 * n * sizeof(floatX), "measurement");
     HostView view = host_view_open(a, 2 * n, VIEW_FLOATX);
-    Linear w = {a + n, NULL};
+    Linear w = {.w = a + n};
     for (size_t i = 0; i < 2 * n; i++) view.values[i] = (real)(rng_uniform((uint32_t)i * 2654435761u) - 0.5);
     host_view_write(ctx, &view);
     host_view_close(&view);
@@ -155,7 +155,8 @@ static inline double profiler_launch_seconds(Context* ctx) {
 }
 
 static inline MeasuredPeaks profiler_measure_peaks(Context* ctx) {
-    MeasuredPeaks c = {profiler_matmul_flops(ctx), profiler_copy_bytes(ctx), profiler_launch_seconds(ctx)};
+    MeasuredPeaks c = {
+        .flops = profiler_matmul_flops(ctx), .bytes = profiler_copy_bytes(ctx), .launch = profiler_launch_seconds(ctx)};
     return c;
 }
 
@@ -165,8 +166,9 @@ static inline MeasuredPeaks profiler_read_peaks(const char* path) {
     json_load(&json, path, (size_t)16 << 20);
     const JsonNode* node = json_get(json.root, "ceilings");
     if (!node) node = json.root;
-    MeasuredPeaks c = {json_get_double(node, "flops", path), json_get_double(node, "bytes", path),
-                       1e-6 * json_get_double(node, "launch_us", path)};
+    MeasuredPeaks c = {.flops = json_get_double(node, "flops", path),
+                       .bytes = json_get_double(node, "bytes", path),
+                       .launch = 1e-6 * json_get_double(node, "launch_us", path)};
     if (!(c.flops > 0 && c.bytes > 0 && c.launch > 0))
         die(USAGE, "%s: flops, bytes and launch_us must all be above 0", path);
     json_free(&json);

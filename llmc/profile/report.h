@@ -13,7 +13,7 @@
 // The run that is reported.
 typedef struct {
     const char* out;  // the run's directory; "": write no files
-    const char* mode;
+    const char* passes;
     const MemoryPlan* plan;
     double flops;  // of the model in a step
     ProcessGroup* group;
@@ -143,7 +143,7 @@ static inline void profiler_facts(ProfileReport* r, const Profiler* p, const Pro
     int is_gpu = GPU_BUILD;
     report_fact(r, is_gpu ? "GPU" : "CPU", profiler_machine());
     report_fact(r, "precision", xprintf("%s", FLOATX_NAME));
-    report_fact(r, "mode", xprintf("%s", run->mode));
+    report_fact(r, "mode", xprintf("%s", run->passes));
     report_fact(r, "rank", xprintf("%d of %d", run->group->rank, run->group->size));
     report_fact(r, "times",
                 xprintf("%s", p->is_tracing ? "of kernels, from CUPTI's activity records"

@@ -320,8 +320,11 @@ static inline ProfileGap* profile_gaps(const ProfileStep* step, size_t* count) {
         const ProfileRow* row = &step->rows[i];
         double gap = row->start - end, late = row->issued - end;
         if (i > 0 && gap > 0) {
-            ProfileGap g = {end, gap, isnan(late) ? 0 : fmin(gap, fmax(0, late)),
-                            row->stream == last_stream ? GAP_SWITCH : GAP_STREAM, i};
+            ProfileGap g = {.start = end,
+                            .seconds = gap,
+                            .host = isnan(late) ? 0 : fmin(gap, fmax(0, late)),
+                            .rest = row->stream == last_stream ? GAP_SWITCH : GAP_STREAM,
+                            .before = i};
             gaps[(*count)++] = g;
         }
         if (row->start + row->seconds > end) end = row->start + row->seconds, last_stream = row->stream;

@@ -186,7 +186,8 @@ static inline void profile_table_layers(Table* t, const ProfileStep* step, doubl
         int layer = groups[k].row->layer;
         table_number(t, layer >= 0 ? layer : (double)NAN);
         table_number(t, (double)groups[k].rows);
-        for (int d = 0; d < DIRECTIONS; d++) table_number(t, positive(1e3 * groups[k].by_direction[d]));
+        for (int direction = 0; direction < DIRECTIONS; direction++)
+            table_number(t, positive(1e3 * groups[k].by_direction[direction]));
         table_number(t, 1e3 * groups[k].seconds);
         table_number(t, 100 * groups[k].seconds / span);
         table_number(t, 1e3 * groups[k].lost);
@@ -251,9 +252,9 @@ static inline void profile_table_kernel_names(Table* t, const ProfileStep* step,
 }
 
 // "96x32x1"; NULL if there are no dimensions.
-static inline const char* profile_dimensions(char text[40], const int d[3]) {
-    if (!d[0]) return NULL;
-    snprintf(text, 40, "%dx%dx%d", d[0], d[1], d[2]);
+static inline const char* profile_dimensions(char text[40], const int dims[3]) {
+    if (!dims[0]) return NULL;
+    snprintf(text, 40, "%dx%dx%d", dims[0], dims[1], dims[2]);
     return text;
 }
 

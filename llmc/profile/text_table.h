@@ -57,7 +57,7 @@ static inline void table_add(Table* t, TableType type, char* text, double number
         t->capacity = t->capacity ? 2 * t->capacity : 64;
         t->cells = (TableCell*)xrealloc(t->cells, t->capacity * sizeof *t->cells);
     }
-    TableCell cell = {text, number};
+    TableCell cell = {.text = text, .number = number};
     t->cells[t->count++] = cell;
 }
 

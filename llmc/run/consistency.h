@@ -36,7 +36,7 @@ static inline void check_same_model(const ProcessGroup* group, const char* confi
 // its own part of them.
 static inline void check_same_weights(const ProcessGroup* group, const TensorTable* table, floatX* params,
                                       Context* ctx) {
-    const TensorPart weights = {"", params, VIEW_FLOATX, NULL};
+    const TensorPart weights = {.prefix = "", .device = params, .type = VIEW_FLOATX};
     char hash[16];
     if (group->size == 1) return;
     snprintf(hash, sizeof hash, "%08x", checkpoint_weights_hash(&weights, table->elements, ctx));

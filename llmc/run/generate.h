@@ -166,7 +166,7 @@ static inline Window generation_window(Generation* g) {
         g->begin += max_int(g->T / 4, 1);
         g->past_len = 0;
     }
-    Window w = {g->tokens + g->begin, g->count - g->begin, g->past_len};
+    Window w = {.tokens = g->tokens + g->begin, .count = g->count - g->begin, .past_len = g->past_len};
     if (g->kv_cache) g->past_len = w.count;
     return w;
 }

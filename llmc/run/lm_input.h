@@ -47,7 +47,14 @@ static inline void lm_input_free(LmInput* in) {
 // B sequences, at most in->B, and their documents. `first`: number of the first sequence in the whole step.
 static inline Sequences lm_input_sequences(LmInput* in, int B, int first) {
     const int *layout = in->layout, *rows = layout + in->B + 1;
-    Sequences s = {B * in->T, B, in->T, (int64_t)B * in->T * in->T, first, layout, rows, rows + in->B * in->T};
+    Sequences s = {.rows = B * in->T,
+                   .count = B,
+                   .max_length = in->T,
+                   .sum_sq_len = (int64_t)B * in->T * in->T,
+                   .first = first,
+                   .cu_seqlens = layout,
+                   .sequence = rows,
+                   .position = rows + in->B * in->T};
     in->documents.first = (int)((uint32_t)first * (uint32_t)in->T);
     if (in->doc_mask) s.parts = &in->documents;
     return s;
@@ -68,7 +75,8 @@ static inline Sequences lm_input_text(LmInput* in, const int* tokens, int rows, 
 // `attention_flops`, counted as if every token attended to its whole sequence.
 static inline StepWork lm_step_work(size_t parameters, double attention_flops, int sequences, int T) {
     double token_flops = 6 * (double)parameters + attention_flops, tokens = (double)sequences * T;
-    StepWork work = {sequences, (double)sequences, tokens, tokens * token_flops};
+    StepWork work = {
+        .consumed = sequences, .sequences = (double)sequences, .tokens = tokens, .flops = tokens * token_flops};
     return work;
 }
 

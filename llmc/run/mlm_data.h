@@ -124,39 +124,39 @@ typedef struct {
 } MlmCounts;
 
 // Allocate for steps of `micro_steps` micro-batches of B rows of T tokens.
-static inline void mlm_source_alloc(MlmSource* d, MlmRecipe recipe, int B, int T, int micro_steps, Context* ctx) {
-    d->recipe = recipe;
-    d->T = T;
-    d->micro_steps = micro_steps;
-    d->batches = (MlmBatch*)xcalloc((size_t)micro_steps, sizeof(MlmBatch));
-    d->next = (MlmBatch*)xcalloc((size_t)micro_steps, sizeof(MlmBatch));
+static inline void mlm_source_alloc(MlmSource* source, MlmRecipe recipe, int B, int T, int micro_steps, Context* ctx) {
+    source->recipe = recipe;
+    source->T = T;
+    source->micro_steps = micro_steps;
+    source->batches = (MlmBatch*)xcalloc((size_t)micro_steps, sizeof(MlmBatch));
+    source->next = (MlmBatch*)xcalloc((size_t)micro_steps, sizeof(MlmBatch));
     for (int i = 0; i < micro_steps; i++) {
-        mlm_batch_alloc(&d->batches[i], B, T, recipe.max_predictions);
-        mlm_batch_alloc(&d->next[i], B, T, recipe.max_predictions);
+        mlm_batch_alloc(&source->batches[i], B, T, recipe.max_predictions);
+        mlm_batch_alloc(&source->next[i], B, T, recipe.max_predictions);
     }
-    mlm_loader_open(&d->loader, B * T, B * recipe.max_predictions, B * max_int(1, recipe.pack), ctx);
+    mlm_loader_open(&source->loader, B * T, B * recipe.max_predictions, B * max_int(1, recipe.pack), ctx);
 }
 
 // Open both patterns (val_pattern may be NULL), whose tokens must be below V. The masks of validation data are always
 // the same.
-static inline void mlm_source_open(MlmSource* d, const char* train_pattern, const char* val_pattern, int V,
+static inline void mlm_source_open(MlmSource* source, const char* train_pattern, const char* val_pattern, int V,
                                    uint64_t seed) {
-    mlm_open(&d->train, train_pattern, d->T, d->recipe, seed);
-    mlm_check_vocabulary(&d->train, V);
-    d->has_train = 1;
+    mlm_open(&source->train, train_pattern, source->T, source->recipe, seed);
+    mlm_check_vocabulary(&source->train, V);
+    source->has_train = 1;
     if (!val_pattern) return;
-    mlm_open(&d->val, val_pattern, d->T, d->recipe, 0);
-    mlm_check_vocabulary(&d->val, V);
-    if (!sentences_same_vocabulary(&d->train.text.vocabulary, &d->val.text.vocabulary, d->train.text.continues,
-                                   d->val.text.continues))
+    mlm_open(&source->val, val_pattern, source->T, source->recipe, 0);
+    mlm_check_vocabulary(&source->val, V);
+    if (!sentences_same_vocabulary(&source->train.text.vocabulary, &source->val.text.vocabulary,
+                                   source->train.text.continues, source->val.text.continues))
         die(USAGE, "%s: was made with another vocabulary than %s; prepare both with one vocab.txt",
-            d->val.text.files.shard[0].path, d->train.text.files.shard[0].path);
-    d->has_val = 1;
+            source->val.text.files.shard[0].path, source->train.text.files.shard[0].path);
+    source->has_val = 1;
 }
 
 // Ends with USAGE if the data was made with another vocabulary. Without `words` there is nothing to compare.
-static inline void mlm_check_words(const MlmData* d, const WordPiece* words) {
-    const SentencesHeader* v = &d->text.vocabulary;
+static inline void mlm_check_words(const MlmData* data, const WordPiece* words) {
+    const SentencesHeader* v = &data->text.vocabulary;
     uint64_t hash = FNV_START;
     int differs = 0;
     if (words->size == 0) return;
@@ -165,85 +165,86 @@ static inline void mlm_check_words(const MlmData* d, const WordPiece* words) {
         die(USAGE,
             "%s: was made with a vocabulary of %d tokens, [MASK] being %d, which is not the vocab.txt of %d tokens, "
             "[MASK] being %d; prepare the data with the model's own vocab.txt",
-            d->text.files.shard[0].path, v->V, v->mask, words->size, words->mask);
+            data->text.files.shard[0].path, v->V, v->mask, words->size, words->mask);
     for (int id = 0; id < words->size; id++) {
         size_t length;
         const char* token = wordpiece_token(words, id, &length);
         hash = fnv_update(fnv_update(hash, token, length), "\n", 1);
         int is_piece = length > 2 && memcmp(token, "##", 2) == 0;
-        differs |= !words->is_bytes && is_piece != sentences_continues(&d->text, id);
+        differs |= !words->is_bytes && is_piece != sentences_continues(&data->text, id);
     }
     if (differs || words->unk != v->unk || (v->hash && v->hash != hash))
         die(USAGE,
             "%s: was made with another vocabulary than this vocab.txt, though both have %d tokens; prepare the data "
             "with the model's own vocab.txt",
-            d->text.files.shard[0].path, v->V);
+            data->text.files.shard[0].path, v->V);
 }
 
-static inline void mlm_source_close(MlmSource* d) {
-    if (d->is_ahead) prefetch_close(&d->ahead);
-    mlm_loader_close(&d->loader);
-    for (int i = 0; i < d->micro_steps; i++) mlm_batch_free(&d->batches[i]), mlm_batch_free(&d->next[i]);
-    free(d->batches), free(d->next), free(d->error.message);
-    wordpiece_free(&d->words);
-    if (d->has_train) mlm_close(&d->train);
-    if (d->has_val) mlm_close(&d->val);
+static inline void mlm_source_close(MlmSource* source) {
+    if (source->is_ahead) prefetch_close(&source->ahead);
+    mlm_loader_close(&source->loader);
+    for (int i = 0; i < source->micro_steps; i++) mlm_batch_free(&source->batches[i]), mlm_batch_free(&source->next[i]);
+    free(source->batches), free(source->next), free(source->error.message);
+    wordpiece_free(&source->words);
+    if (source->has_train) mlm_close(&source->train);
+    if (source->has_val) mlm_close(&source->val);
 }
 
 // The thread that prepares the next step. One thread suffices: it has the time of a whole step.
-static inline void* mlm_source_work(void* data) {
-    MlmSource* d = (MlmSource*)data;
-    for (uint64_t job; prefetch_take(&d->ahead, &job); prefetch_done(&d->ahead)) {
-        for (int i = 0; i < d->micro_steps; i++) {
-            uint64_t before = (uint64_t)(i * d->share.ranks + d->share.rank) * (uint64_t)d->share.B;
-            MlmBatch* b = &d->next[i];
-            uint64_t index = d->share.start + before;
-            if (d->examples) {
-                examples_batch_read(b, d->examples, d->seed, d->shuffle, index, d->share.B, (int64_t)before);
+static inline void* mlm_source_work(void* state) {
+    MlmSource* source = (MlmSource*)state;
+    for (uint64_t job; prefetch_take(&source->ahead, &job); prefetch_done(&source->ahead)) {
+        for (int i = 0; i < source->micro_steps; i++) {
+            uint64_t before = (uint64_t)(i * source->share.ranks + source->share.rank) * (uint64_t)source->share.B;
+            MlmBatch* b = &source->next[i];
+            uint64_t index = source->share.start + before;
+            if (source->examples) {
+                examples_batch_read(b, source->examples, source->seed, source->shuffle, index, source->share.B,
+                                    (int64_t)before);
                 continue;
             }
-            mlm_batch_read(b, &d->train, index, d->share.B, &d->error);
-            b->first = mlm_count(&d->train, d->share.start, before);
+            mlm_batch_read(b, &source->train, index, source->share.B, &source->error);
+            b->first = mlm_count(&source->train, source->share.start, before);
         }
     }
     return NULL;
 }
 
-// Let the thread prepare d->next, after the job it is working on.
-static inline void mlm_source_ask(MlmSource* d, MlmShare share) {
-    if (d->ahead.asked > 0) prefetch_wait(&d->ahead, d->ahead.asked - 1);
-    free(d->error.message);
-    d->error.message = NULL;
-    d->share = share;
-    prefetch_ask(&d->ahead);
+// Let the thread prepare source->next, after the job it is working on.
+static inline void mlm_source_ask(MlmSource* source, MlmShare share) {
+    if (source->ahead.asked > 0) prefetch_wait(&source->ahead, source->ahead.asked - 1);
+    free(source->error.message);
+    source->error.message = NULL;
+    source->share = share;
+    prefetch_ask(&source->ahead);
 }
 
 // Build this rank's micro-batches of B rows for the step that starts with row number `start`. For the step after the
 // last one they are ready; otherwise, as at the start of a run, they are made now.
-static inline void mlm_source_build(MlmSource* d, uint64_t start, int B, int rank, int ranks) {
+static inline void mlm_source_build(MlmSource* source, uint64_t start, int B, int rank, int ranks) {
     MlmShare share, after;
     share.start = start, share.B = B, share.rank = rank, share.ranks = ranks;
     after = share;
-    if (!d->is_ahead) prefetch_open(&d->ahead, mlm_source_work, d);
-    d->is_ahead = 1;
-    int is_ready = d->ahead.asked > 0 && d->share.start == start && d->share.B == B && d->share.rank == rank &&
-                   d->share.ranks == ranks;
-    if (!is_ready) mlm_source_ask(d, share);
-    prefetch_wait(&d->ahead, d->ahead.asked - 1);
-    read_error_end(&d->error);
-    MlmBatch* made = d->next;
-    d->next = d->batches;
-    d->batches = made;
-    after.start += (uint64_t)B * (uint64_t)ranks * (uint64_t)d->micro_steps;
-    mlm_source_ask(d, after);
+    if (!source->is_ahead) prefetch_open(&source->ahead, mlm_source_work, source);
+    source->is_ahead = 1;
+    int is_ready = source->ahead.asked > 0 && source->share.start == start && source->share.B == B &&
+                   source->share.rank == rank && source->share.ranks == ranks;
+    if (!is_ready) mlm_source_ask(source, share);
+    prefetch_wait(&source->ahead, source->ahead.asked - 1);
+    read_error_end(&source->error);
+    MlmBatch* made = source->next;
+    source->next = source->batches;
+    source->batches = made;
+    after.start += (uint64_t)B * (uint64_t)ranks * (uint64_t)source->micro_steps;
+    mlm_source_ask(source, after);
 }
 
 // Build the step's micro-batches on this rank, as mlm_source_build() does. Returns what they contain over all ranks.
-static inline MlmCounts mlm_source_step(MlmSource* d, uint64_t start, int B, const ProcessGroup* group) {
+static inline MlmCounts mlm_source_step(MlmSource* source, uint64_t start, int B, const ProcessGroup* group) {
     MlmCounts counts = {0, 0, 0, 0};
-    mlm_source_build(d, start, B, group->rank, group->size);
-    for (int i = 0; i < d->micro_steps; i++) {
-        const MlmBatch* b = &d->batches[i];
+    mlm_source_build(source, start, B, group->rank, group->size);
+    for (int i = 0; i < source->micro_steps; i++) {
+        const MlmBatch* b = &source->batches[i];
         counts.sequences += b->count, counts.tokens += b->rows, counts.masked += b->masked;
         counts.sum_sq_len += (double)b->sum_sq_len;
     }
@@ -266,8 +267,8 @@ typedef struct {
 // The loss of a step is the mean of its `parts` micro-batches' means (--loss-mean micro), or the mean over the step
 // (global).
 static inline MlmScales mlm_scales(LossMean mean, const MlmBatch* batch, MlmCounts step, int parts) {
-    MlmScales micro = {1.0 / parts / batch->masked, 1.0 / parts / batch->count};
-    MlmScales global = {1 / step.masked, 1 / step.sequences};
+    MlmScales micro = {.masked = 1.0 / parts / batch->masked, .next = 1.0 / parts / batch->count};
+    MlmScales global = {.masked = 1 / step.masked, .next = 1 / step.sequences};
     return mean == MEAN_MICRO ? micro : global;
 }
 

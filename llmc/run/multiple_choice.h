@@ -106,28 +106,28 @@ static inline void multiple_choice_end(MultipleChoiceEvaluation* e) {
 // Append context and ending to the micro-batch.
 static inline void multiple_choice_put(MultipleChoiceEvaluation* e, MultipleChoiceExample example,
                                        MultipleChoiceText ending, int length) {
-    Documents* d = &e->packed;
+    Documents* documents = &e->packed;
     MultipleChoiceText context = example.context;
     MultipleChoiceSequence s;
     s.label = example.label;
     s.ending = e->ending, s.endings = example.endings;
     s.first = e->scored, s.count = ending.length;
-    int begin = d->cu_seqlens[e->count], cut = context.length + ending.length - 1 - length;
+    int begin = documents->cu_seqlens[e->count], cut = context.length + ending.length - 1 - length;
     for (int t = 0; t < length; t++) {
         int at = cut + t, of_ending = at - context.length;
         e->inputs[begin + t] = of_ending < 0 ? context.tokens[at] : ending.tokens[of_ending];
-        d->document[begin + t] = e->count;
-        d->position[begin + t] = t;
+        documents->document[begin + t] = e->count;
+        documents->position[begin + t] = t;
     }
     for (int t = 0; t < ending.length; t++) {
         e->rows[e->scored] = begin + length - ending.length + t;
         e->targets[e->scored++] = ending.tokens[t];
     }
-    d->sum_sq_len += (int64_t)length * length;
-    d->longest = max_int(d->longest, length);
-    d->cu_seqlens[e->count + 1] = begin + length;
+    documents->sum_sq_len += (int64_t)length * length;
+    documents->longest = max_int(documents->longest, length);
+    documents->cu_seqlens[e->count + 1] = begin + length;
     e->sequences[e->count++] = s;
-    d->count = e->count;
+    documents->count = e->count;
 }
 
 // Pack the next micro-batch. Returns its rows, 0 if all examples are done.

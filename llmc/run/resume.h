@@ -54,7 +54,7 @@ static inline void session_find_checkpoint(Session* s) {
             : json_has(settings, "nsp") ? "train_bert"
                                         : "train_gpt2");
     settings_restore(s->flags, s->flag_count, settings, s->settings->override, path);
-    s->samples = (uint64_t)session_count(json_get_int(json.root, "samples", path), INT64_MAX, "samples", path);
+    s->consumed = (uint64_t)session_count(json_get_int(json.root, "samples", path), INT64_MAX, "samples", path);
     s->data = (uint32_t)json_get_int(json.root, "train_data_fingerprint", path);
     // With --override, -b or -d may change the size of a step.
     int64_t sequences = json_get_int_or(json.root, "step_sequences", 0, path);
@@ -102,14 +102,14 @@ static inline void session_check_data(Session* s, uint32_t fingerprint, const ch
 static inline void session_set_steps(const Session* s, Optimizer* o) {
     const int automatic = strcmp(FLOATX_NAME, "F16") == 0 ? SCALE_DYNAMIC : SCALE_OFF;
     int kind = s->settings->loss_scale == SCALE_AUTO ? automatic : s->settings->loss_scale;
-    LossScaleRule rule = {kind == SCALE_DYNAMIC ? LOSS_SCALE_DYNAMIC : LOSS_SCALE_FIXED,
-                          s->settings->loss_scale_growth};
+    LossScaleRule rule = {.kind = kind == SCALE_DYNAMIC ? LOSS_SCALE_DYNAMIC : LOSS_SCALE_FIXED,
+                          .growth_interval = s->settings->loss_scale_growth};
     LossScale state = s->scale;
     if (kind != SCALE_DYNAMIC || state.scale == 0) {
         state.scale = kind == SCALE_OFF ? 1 : (real)s->settings->loss_scale_start;
         state.good = 0;
     }
-    OutlierLimits limits = {s->settings->loss_outlier, s->settings->norm_outlier};
+    OutlierLimits limits = {.loss = s->settings->loss_outlier, .norm = s->settings->norm_outlier};
     optimizer_set_loss_scale(o, state, rule, s->ctx);
     optimizer_set_outliers(o, &s->outliers, limits, s->ctx);
 }

@@ -195,22 +195,23 @@ static inline int run_next_step(Run* r, int signal) {
 typedef struct {
     int index;            // of r->micro_steps
     int first;            // number of its first sequence in the whole step
-    uint64_t sample;      // number of that sequence in the run's data
+    uint64_t sequence;    // number of that sequence in the run's data
     Direction direction;  // FORWARD: --mode excludes the backward pass
     Mode mode;            // how losses and gradients are written: SET for the step's first micro-batch, then ADD
 } MicroBatch;
 
 // The number, in the run's data, of the step's first sequence.
-static inline uint64_t run_step_sample(const Run* r) { return r->settings.overfit ? 0 : r->session.samples; }
+static inline uint64_t run_step_sequence(const Run* r) { return r->settings.overfit ? 0 : r->session.consumed; }
 
 // Begin a step. The caller launches its micro-batches in a loop over run_next_micro_batch().
 static inline MicroBatch run_begin_step(Run* r) {
     MicroBatch micro;
     memset(&micro, 0, sizeof micro);
     micro.index = -1;
-    micro.sample = run_step_sample(r);
-    micro.direction = r->settings.mode == MODE_FORWARD ? FORWARD : BACKWARD;
-    DropoutStep dropout = {micro.direction == BACKWARD, (uint64_t)r->settings.seed, (uint64_t)r->session.step};
+    micro.sequence = run_step_sequence(r);
+    micro.direction = r->settings.passes == PASSES_FORWARD ? FORWARD : BACKWARD;
+    DropoutStep dropout = {
+        .is_on = micro.direction == BACKWARD, .seed = (uint64_t)r->settings.seed, .step = (uint64_t)r->session.step};
     r->buffers->dropout = dropout;
     r->lr = schedule_at(&r->schedule, r->session.step);
     scope_step(&r->ctx, r->session.step + 1);
@@ -227,7 +228,7 @@ static inline int run_next_micro_batch(Run* r, MicroBatch* micro) {
         r->buffers->dropout.is_on = 0;
         return 0;
     }
-    micro->sample += (uint64_t)(first - micro->first);
+    micro->sequence += (uint64_t)(first - micro->first);
     micro->first = first;
     micro->mode = i == 0 ? SET : ADD;
     if (i + 1 == r->micro_steps && micro->direction == BACKWARD) grad_sync_begin(&r->grad_sync);

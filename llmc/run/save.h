@@ -28,13 +28,13 @@ static inline int session_shards(const Session* s, const TensorTable* table, con
 static inline int session_save(Session* s, const ModelBuffers* b, Optimizer* o, const char* config_json) {
     const Settings* settings = s->settings;
     int more = settings->checkpoint_every > 0 && s->step != s->last && s->step != settings->stop_after;
-    if (!*settings->out || s->writer->step == s->step || settings->mode != MODE_TRAIN) return 0;
+    if (!*settings->out || s->writer->step == s->step || settings->passes != PASSES_TRAIN) return 0;
     Text trainer = {NULL, 0, 0}, plans = {NULL, 0, 0};
     Checkpoints c = session_checkpoints(s, &b->table, b->params, o);
     LossScale scale = optimizer_loss_scale(o, s->ctx);
     text_printf(&trainer, "{");
     json_put_integer(&trainer, "step", s->step);
-    json_put_integer(&trainer, "samples", (int64_t)s->samples);
+    json_put_integer(&trainer, "samples", (int64_t)s->consumed);
     json_put_integer(&trainer, "train_data_fingerprint", (int64_t)s->data);
     json_put_integer(&trainer, "step_sequences", s->step_sequences);
     json_put_integer(&trainer, "ranks", s->group->size);

@@ -34,7 +34,7 @@ static inline void session_check_flags(const Settings* s) {
         die(USAGE, "-y 1 and --overwrite 1: one resumes the run in -o, the other deletes it; leave one out");
     if (s->resume && !*s->out)
         die(USAGE, "-y 1 and -o '': there is nothing to resume; name the run's directory with -o");
-    if (s->mode != MODE_TRAIN && !s->profile)
+    if (s->passes != PASSES_TRAIN && !s->profile)
         die(USAGE, "--mode other than train needs --profile: such a run trains nothing");
     if (!s->profile && strcmp(s->ceilings, "measure") != 0) die(USAGE, "--ceilings %s: needs --profile", s->ceilings);
     if (s->override && !s->resume)

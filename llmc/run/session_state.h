@@ -32,7 +32,7 @@ typedef struct {
     char* checkpoint;          // directory of the checkpoint that the run resumes; NULL: a new run
     char* started;             // directory of another run's checkpoint that this run starts from; NULL: none
     int64_t step;              // optimizer steps done
-    uint64_t samples;          // sequences trained on
+    uint64_t consumed;         // sequences trained on: the position in the data
     int64_t step_sequences;    // sequences in a step, over all ranks; 0: not known yet
     uint32_t data;             // fingerprint of the training data; until session_check_data() the checkpoint's
     CheckpointWriter* writer;  // from session_begin() on
@@ -114,10 +114,10 @@ static inline int session_micro_steps(Session* s, int B, int T) {
     return (int)(sequences / (B * ranks));
 }
 
-// The run ends after --steps, or after --epochs passes over `samples` sequences.
-static inline void session_set_last(Session* s, uint64_t samples) {
+// The run ends after --steps, or after --epochs passes over the data's `sequences`.
+static inline void session_set_last(Session* s, uint64_t sequences) {
     const Settings* settings = s->settings;
-    int64_t all = (int64_t)(settings->epochs * (double)samples / (double)s->step_sequences);
+    int64_t all = (int64_t)(settings->epochs * (double)sequences / (double)s->step_sequences);
     s->last = settings->steps > 0 ? settings->steps : all > 0 ? all : 1;
     s->end = settings->stop_after > 0 && settings->stop_after < s->last ? settings->stop_after : s->last;
     settings_check_profile(settings, s->end - s->step);
@@ -141,7 +141,8 @@ static inline Schedule session_schedule(const Session* session) {
 // How the optimizer updates: rule, master weights, sharding. All ranks call it.
 static inline UpdateSettings session_update(const Session* session) {
     const Settings* s = session->settings;
-    GradSyncSettings sums = {s->zero, s->reduce, s->bucket, has_p2p(session->group)};
+    GradSyncSettings sums = {
+        .zero = s->zero, .bf16 = s->reduce, .bucket_mib = s->bucket, .has_p2p = has_p2p(session->group)};
     UpdateSettings update;
     memset(&update, 0, sizeof update);
     update.kind = (OptimizerKind)s->optimizer;

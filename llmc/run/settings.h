@@ -31,7 +31,7 @@ typedef struct {
     const char *server, *rendezvous;
     double timeout, max_hours;
     int val_every, val_batches, checkpoint_every, keep, keep_every, async_checkpoint, on_checkpoint_error;
-    int profile, profile_warmup, mode, threads, autotune, gelu_fusion, tf32, attention;
+    int profile, profile_warmup, passes, threads, autotune, gelu_fusion, tf32, attention;
     const char* ceilings;
 } Settings;
 
@@ -39,11 +39,11 @@ typedef struct {
 enum { NAN_STOP, NAN_SKIP };
 enum { CHECKPOINT_ERROR_STOP, CHECKPOINT_ERROR_CONTINUE };
 enum { SCALE_AUTO, SCALE_OFF, SCALE_FIXED, SCALE_DYNAMIC };
-enum { MODE_TRAIN, MODE_BACKWARD, MODE_FORWARD };
-#define MODE_CHOICES "train|backward|forward"
+enum { PASSES_TRAIN, PASSES_BACKWARD, PASSES_FORWARD };
+#define PASSES_CHOICES "train|backward|forward"
 
-static inline const char* settings_mode_name(int mode) {
-    return mode == MODE_FORWARD ? "forward" : mode == MODE_BACKWARD ? "forward and backward" : "train";
+static inline const char* settings_passes_name(int passes) {
+    return passes == PASSES_FORWARD ? "forward" : passes == PASSES_BACKWARD ? "forward and backward" : "train";
 }
 
 enum { MAX_FLAGS = 96 };
@@ -210,7 +210,7 @@ static inline int settings_running_rows(Settings* s, Flag* table, int count) {
          "Steps before the measurement, which times as many plain steps for comparison, then profiles."},
         {NULL,  "--ceilings",            FLAG_STRING, &s->ceilings,            "measure", 0,   0,        NULL,   SCOPE_RANK,    TOPIC_PROFILE,
          "Peaks to compare with: measure, or a file of measured ones, such as another profile's summary.json."},
-        {NULL,  "--mode",                FLAG_CHOICE, &s->mode,                "train",   0,   0,        MODE_CHOICES, SCOPE_PROCESS, TOPIC_PROFILE,
+        {NULL,  "--mode",                FLAG_CHOICE, &s->passes,              "train",   0,   0,        PASSES_CHOICES, SCOPE_PROCESS, TOPIC_PROFILE,
          "How much of a step is profiled. Anything short of train neither trains nor saves."},
         {NULL,  "--attention",           FLAG_CHOICE, &s->attention,           "flash",   0,   0,        "flash|materialized", SCOPE_RUN, TOPIC_DEVICE,
          "GPU: flash keeps scores on chip (bf16 and fp16, head sizes 8, 16, .. 128; otherwise materialized); "
@@ -230,7 +230,14 @@ static inline int settings_running_rows(Settings* s, Flag* table, int count) {
 
 // Begin a table with the rows of the shared settings. `model_help`: help of -e. Returns their count.
 static inline int settings_rows(Settings* s, Flag* table, const char* model_help) {
-    const Flag row = {"-e", "--model", FLAG_STRING, &s->model, "", 0, 0, NULL, SCOPE_RUN, TOPIC_MODEL, model_help};
+    const Flag row = {.flag = "-e",
+                      .long_name = "--model",
+                      .type = FLAG_STRING,
+                      .value = &s->model,
+                      .default_text = "",
+                      .scope = SCOPE_RUN,
+                      .topic = TOPIC_MODEL,
+                      .help = model_help};
     int count = settings_running_rows(s, table, settings_training_rows(s, table, 0));
     return settings_add_rows(table, count, &row, 1);
 }

@@ -14,7 +14,7 @@ enum { STEP_LOSSES = 2 };
 
 // The work of a step, over all ranks.
 typedef struct {
-    int samples;  // by which the run's position in the data advances
+    int consumed;  // sequences by which the run's position in the data advances
     double sequences, tokens, flops;
 } StepWork;
 
@@ -105,7 +105,7 @@ static inline void steps_print_start(const Steps* s, const Session* session, siz
                                : session->settings->model,
            (unsigned long long)data_tokens, about, tokens, (long long)session->step + 1, (long long)session->last,
            device_threads());
-    if (session->group->size > 1 && session->settings->mode != MODE_FORWARD)
+    if (session->group->size > 1 && session->settings->passes != PASSES_FORWARD)
         printf("%d ranks, gradients summed %s | ", session->group->size,
                s->grad_sync->at_once ? "at once" : "bucket by bucket");
     printf("mfu is of %.4g TFLOP/s%s, %s\n", 1e-12 * s->peak_flops / session->group->size,
@@ -129,7 +129,7 @@ static inline OptimizerSettings optimizer_settings(const Session* session, doubl
 
 // After launching a step's micro-batches: finish the all-reduce of the gradients, and all-reduce the losses.
 static inline void steps_all_reduce(const Session* session, real* grads, StepLosses losses, GradSync* r) {
-    if (session->settings->mode != MODE_FORWARD) grad_sync_finish(r, grads, session->ctx);
+    if (session->settings->passes != PASSES_FORWARD) grad_sync_finish(r, grads, session->ctx);
     for (int i = 0; i < losses.count; i++) grad_sync_all_reduce(r, losses.values[i], 1, SUM_REAL, session->ctx);
 }
 
@@ -137,7 +137,7 @@ static inline void steps_all_reduce(const Session* session, real* grads, StepLos
 static inline void steps_update(const Session* session, const ModelBuffers* b, StepLosses losses, Optimizer* o,
                                 double lr) {
     Context* ctx = session->ctx;
-    if (session->settings->mode != MODE_TRAIN) return;
+    if (session->settings->passes != PASSES_TRAIN) return;
     const real* all[OUTLIER_LOSSES] = {losses.values[0], losses.count > 1 ? losses.values[1] : NULL};
     optimizer_step(o, b->params, b->grads, optimizer_settings(session, lr), all, b->grad_sync, ctx);
     model_buffers_share(b, ctx);
@@ -165,13 +165,13 @@ static inline void steps_launched(Steps* s, Session* session, double lr, StepWor
     readback_start(session->ctx, &launched->result, results, count);
     launched->lr = lr;
     launched->work = work;
-    if (session->settings->mode == MODE_FORWARD)
+    if (session->settings->passes == PASSES_FORWARD)
         launched->work.flops /= 3;  // the backward pass has the other two thirds
     launched->losses = losses;
     launched->step = ++session->step;
     session_share_plans(session);
     device_set_autotune(session->ctx, 0);
-    session->samples += (uint64_t)work.samples;
+    session->consumed += (uint64_t)work.consumed;
 }
 
 // Add to a line of log.jsonl: energy and clock, if a measurement of them has ended with this step; and if there are
@@ -193,7 +193,7 @@ static inline int steps_is_overflow(LossScaleRule rule, double loss, double norm
 
 // Wait for a step's results, which depend on the other ranks. Polls for NCCL errors, which would make the wait endless.
 static inline void steps_await(const Steps* s, const Session* session, Readback* result) {
-    const struct timespec moment = {0, 100000};
+    const struct timespec moment = {.tv_sec = 0, .tv_nsec = 100000};
     group_wait_begin(session->group);
     while (session->group->size > 1 && !readback_has_arrived(result)) {
         collectives_check(&s->grad_sync->collectives);
@@ -257,7 +257,7 @@ static inline ProfiledRun steps_profiled(const Steps* s, const Session* session,
     ProfiledRun run;
     memset(&run, 0, sizeof run);
     run.out = session->settings->out, run.lock = session->lock;
-    run.mode = settings_mode_name(session->settings->mode);
+    run.passes = settings_passes_name(session->settings->passes);
     run.plan = plan;
     run.flops = newest->work.flops;
     run.group = session->group;

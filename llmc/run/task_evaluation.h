@@ -234,14 +234,18 @@ static inline void task_score_show(Log* log, const Session* session, TaskScore s
 
 // Combine the results of all ranks, and log or print them. `predictions`: the file to write predictions to; empty: none.
 static inline void task_evaluation_end(TaskEvaluation* e, const char* predictions, const Session* session, Log* log) {
-    TaskData* d = e->data;
+    TaskData* data = e->data;
     const ProcessGroup* group = session->group;
     double sums[3] = {e->loss, e->targets, e->not_finite};
     group_sum_counts(group, sums, 3);
     if (sums[2] > 0) session_check_finite(session, "a prediction", NAN);
-    TaskScore score = {sums[0] / sums[1], {0, 0}, sums[1], e->count, d->val.count, task_figures(d->task, d->labels)};
-    if (d->task == TASK_ANSWER) {
-        Squad* s = &d->val_questions;
+    TaskScore score = {.loss = sums[0] / sums[1],
+                       .examples = sums[1],
+                       .predicted = e->count,
+                       .all = data->val.count,
+                       .figures = task_figures(data->task, data->labels)};
+    if (data->task == TASK_ANSWER) {
+        Squad* s = &data->val_questions;
         size_t count;
         double* answers = squad_answers(s, &count);
         group_sum_counts(group, answers, count);
@@ -250,8 +254,8 @@ static inline void task_evaluation_end(TaskEvaluation* e, const char* prediction
         score.predicted = squad_answered(s), score.all = s->questions;
         if (*predictions && group->rank == 0) squad_write(s, predictions);
     } else {
-        group_sum_counts(group, e->predicted, 2 * (size_t)d->val.count);
-        if (score.examples > 0 && d->labels == 1) task_score_numbers(&score, e);
+        group_sum_counts(group, e->predicted, 2 * (size_t)data->val.count);
+        if (score.examples > 0 && data->labels == 1) task_score_numbers(&score, e);
         else if (score.examples > 0) task_score_classes(&score, e);
         if (*predictions && group->rank == 0) task_write_classes(e, predictions);
     }

@@ -97,7 +97,7 @@ static inline void task_check_head(const TaskSettings* t, const Settings* s, con
 
 // A row of a batch is one sequence, with one target (classify) or two (answer).
 static inline MlmRecipe task_recipe(Task task) {
-    MlmRecipe recipe = {task == TASK_ANSWER ? SPAN_ENDS : 1, 0, 0, 0, 0, 1, 0};
+    MlmRecipe recipe = {.max_predictions = task == TASK_ANSWER ? SPAN_ENDS : 1, .pack = 1};
     return recipe;
 }
 
@@ -168,15 +168,19 @@ typedef struct {
     int has_train, has_val;
 } TaskData;
 
-static inline void task_data_read(TaskData* d, const TaskSettings* s, const char* path, int is_val, int stride,
+static inline void task_data_read(TaskData* data, const TaskSettings* s, const char* path, int is_val, int stride,
                                   const WordPiece* words, int T, int says) {
-    Examples* e = is_val ? &d->val : &d->train;
-    if (d->task == TASK_CLASSIFY) {
-        labelled_read(e, path, words, &d->names, d->labels, T, is_val && *s->predictions);
+    Examples* e = is_val ? &data->val : &data->train;
+    if (data->task == TASK_CLASSIFY) {
+        labelled_read(e, path, words, &data->names, data->labels, T, is_val && *s->predictions);
         return;
     }
-    SquadSettings squad = {T, stride, TASK_MOST_QUESTION, TASK_MOST_ANSWER, is_val ? SQUAD_EVALUATE : SQUAD_TRAIN};
-    Squad* questions = is_val ? &d->val_questions : &d->train_questions;
+    SquadSettings squad = {.T = T,
+                           .stride = stride,
+                           .most_question = TASK_MOST_QUESTION,
+                           .most_answer = TASK_MOST_ANSWER,
+                           .use = is_val ? SQUAD_EVALUATE : SQUAD_TRAIN};
+    Squad* questions = is_val ? &data->val_questions : &data->train_questions;
     squad_open(questions, e, path, words, squad);
     if (says) squad_warn(questions);
     if (e->count == 0) die(USAGE, "%s: holds no question that can be learnt from", path);
@@ -194,11 +198,11 @@ static inline int task_stride(const TaskSettings* s, int T, int says) {
     return max_int(room / 2, 0);
 }
 
-// Read the files as sequences of at most T tokens. Either path may be NULL. d->names may hold the model's class names.
+// Read the files as sequences of at most T tokens. Either path may be NULL. data->names may hold the model's class names.
 // Only the rank with `says` = 1 prints warnings about the files.
-static inline void task_data_open(TaskData* d, const TaskSettings* s, const char* train, const char* val,
+static inline void task_data_open(TaskData* data, const TaskSettings* s, const char* train, const char* val,
                                   const WordPiece* words, int labels, int V, int T, int says) {
-    d->task = (Task)s->task, d->labels = labels;
+    data->task = (Task)s->task, data->labels = labels;
     if (*s->predictions && says) predictions_check("--predictions", s->predictions);
     if (!words->size)
         die(USAGE, "--task: there is no vocab.txt or tokenizer.json to read texts with; put the model's into its "
@@ -207,20 +211,20 @@ static inline void task_data_open(TaskData* d, const TaskSettings* s, const char
         die(USAGE, "--task: the vocabulary has %d tokens, but the model %d; put the model's own into its directory",
             words->size, V);
     if (T < TASK_MIN_LENGTH) die(USAGE, "-t %d: a task's sequences have %d tokens at least", T, (int)TASK_MIN_LENGTH);
-    if (d->names.count != labels) label_names_free(&d->names);
-    if (d->task == TASK_CLASSIFY && train && !d->names.count) labelled_find_names(&d->names, train, labels);
-    d->has_train = train != NULL, d->has_val = val != NULL;
-    int stride = d->task == TASK_ANSWER ? task_stride(s, T, says) : 0;
-    if (train) task_data_read(d, s, train, 0, stride, words, T, says);
-    if (val) task_data_read(d, s, val, 1, stride, words, T, says);
+    if (data->names.count != labels) label_names_free(&data->names);
+    if (data->task == TASK_CLASSIFY && train && !data->names.count) labelled_find_names(&data->names, train, labels);
+    data->has_train = train != NULL, data->has_val = val != NULL;
+    int stride = data->task == TASK_ANSWER ? task_stride(s, T, says) : 0;
+    if (train) task_data_read(data, s, train, 0, stride, words, T, says);
+    if (val) task_data_read(data, s, val, 1, stride, words, T, says);
 }
 
-static inline void task_data_close(TaskData* d) {
-    if (d->has_train) examples_close(&d->train);
-    if (d->has_val) examples_close(&d->val);
-    if (d->task == TASK_ANSWER && d->has_train) squad_close(&d->train_questions);
-    if (d->task == TASK_ANSWER && d->has_val) squad_close(&d->val_questions);
-    label_names_free(&d->names);
+static inline void task_data_close(TaskData* data) {
+    if (data->has_train) examples_close(&data->train);
+    if (data->has_val) examples_close(&data->val);
+    if (data->task == TASK_ANSWER && data->has_train) squad_close(&data->train_questions);
+    if (data->task == TASK_ANSWER && data->has_val) squad_close(&data->val_questions);
+    label_names_free(&data->names);
 }
 
 #endif

@@ -45,13 +45,13 @@ static inline void val_entropy_open(ValEntropy* e, const Shards* shards, int T) 
 
 static inline void val_entropy_close(ValEntropy* e) { free(e->nats); }
 
-// Print what is known of the first `samples` sequences, where all is.
-static inline void val_entropy_print(const ValEntropy* e, uint64_t samples, int T) {
+// Print the generator's loss on the first `sequences` blocks, and the bound, if the file covers all of them.
+static inline void val_entropy_print(const ValEntropy* e, uint64_t sequences, int T) {
     double sum = 0;
-    if (samples == 0 || samples > e->blocks) return;
-    for (uint64_t i = 0; i < samples; i++) sum += e->nats[i];
+    if (sequences == 0 || sequences > e->blocks) return;
+    for (uint64_t i = 0; i < sequences; i++) sum += e->nats[i];
     printf("the generator of this text has a loss of %.4f on it; no model can be below %.4f on average\n",
-           sum / (double)samples / T, e->bound);
+           sum / (double)sequences / T, e->bound);
     fflush(stdout);
 }
 

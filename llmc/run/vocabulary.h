@@ -78,8 +78,8 @@ static inline uint32_t vocabulary_check_shards(Session* s, const Shards* shards,
 // Before step 0: end with USAGE if the training or validation data has a token that the model does not have. Data next
 // to the run's tokenizer need not be scanned; for other data OUT keeps the results (session_begin()). The scan may be
 // long and nothing is written yet, so signals end the program meanwhile. All ranks call it.
-static inline void vocabulary_check(Session* s, const LmData* d, int V) {
-    const Shards* const sets[] = {&d->train_shards, d->has_val ? &d->val_shards : NULL};
+static inline void vocabulary_check(Session* s, const LmData* data, int V) {
+    const Shards* const sets[] = {&data->train_shards, data->has_val ? &data->val_shards : NULL};
     double bytes = 0, began = now_seconds();
     uint32_t largest = 0;
     int shards = 0;

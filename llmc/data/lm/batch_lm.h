@@ -49,19 +49,19 @@ static inline void batch_lm_free(BatchLm* b) {
     memset(b, 0, sizeof(*b));
 }
 
-// The window of sequence number `sample`.
-static inline uint64_t batch_lm_window(const BatchLm* b, uint64_t sample) {
-    uint64_t windows = batch_lm_windows(b), epoch = sample / windows, i = sample % windows;
+// The window of the training set's `sequence`-th sequence.
+static inline uint64_t batch_lm_window(const BatchLm* b, uint64_t sequence) {
+    uint64_t windows = batch_lm_windows(b), epoch = sequence / windows, i = sequence % windows;
     return b->shuffle == SHUFFLED ? rng_permute(i, windows, rng_stream(b->seed, epoch, 0, SITE_SHUFFLE)) : i;
 }
 
-// Read sequences sample .. sample + B - 1: inputs [B, T] and targets [B, T]. After the last window the next epoch
+// Read B sequences, starting with number `sequence`: inputs [B, T] and targets [B, T]. After the last window the next epoch
 // begins, also inside a batch. Errors in the data go to `error`; with NULL they end the program.
-static inline void batch_lm_read(const BatchLm* b, uint64_t sample, int* inputs, int* targets, ReadError* error) {
+static inline void batch_lm_read(const BatchLm* b, uint64_t sequence, int* inputs, int* targets, ReadError* error) {
     size_t T = (size_t)b->T;
     int* window = (int*)xmalloc((T + 1) * sizeof(int));
     for (size_t row = 0; row < (size_t)b->B; row++) {
-        uint64_t w = batch_lm_window(b, sample + row);
+        uint64_t w = batch_lm_window(b, sequence + row);
         int low = 0, high = b->shards->count - 1;  // the last shard whose first window is not after w
         while (low < high) {
             int middle = low + (high - low + 1) / 2;
@@ -97,27 +97,27 @@ typedef struct {
 static inline size_t documents_ints(int N) { return 3 * (size_t)N + 1; }
 
 // Place the arrays at `ints`.
-static inline void documents_place(Documents* d, int* ints, int N) {
-    d->document = ints;
-    d->position = ints + N;
-    d->cu_seqlens = ints + 2 * (size_t)N;
+static inline void documents_place(Documents* documents, int* ints, int N) {
+    documents->document = ints;
+    documents->position = ints + N;
+    documents->cu_seqlens = ints + 2 * (size_t)N;
 }
 
 // Find the documents in inputs [B, T]: one begins at the start of each sequence and at each token `end_of_text`, which
 // is the first token of a document in the files.
-static inline void documents_find(Documents* d, const int* inputs, int B, int T, int end_of_text) {
-    d->count = d->longest = 0;
-    d->sum_sq_len = 0;
+static inline void documents_find(Documents* documents, const int* inputs, int B, int T, int end_of_text) {
+    documents->count = documents->longest = 0;
+    documents->sum_sq_len = 0;
     for (int row = 0, length = 0; row < B * T; row++) {
         int begins = row % T == 0 || inputs[row] == end_of_text;
         length = begins ? 1 : length + 1;
-        if (begins) d->cu_seqlens[d->count++] = row;
-        d->document[row] = d->count - 1;
-        d->position[row] = length - 1;
-        d->sum_sq_len += 2 * length - 1;
-        d->longest = max_int(d->longest, length);
+        if (begins) documents->cu_seqlens[documents->count++] = row;
+        documents->document[row] = documents->count - 1;
+        documents->position[row] = length - 1;
+        documents->sum_sq_len += 2 * length - 1;
+        documents->longest = max_int(documents->longest, length);
     }
-    d->cu_seqlens[d->count] = B * T;
+    documents->cu_seqlens[documents->count] = B * T;
 }
 
 #endif

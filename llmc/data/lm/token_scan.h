@@ -22,7 +22,7 @@ typedef struct {
 // Everything except the largest token.
 static inline TokenScan token_scan_begin(const Shard* file) {
     struct stat st;
-    TokenScan s = {0, 0, shard_fingerprint(file, 0), 0, 0, 0};
+    TokenScan s = {.fingerprint = shard_fingerprint(file, 0)};
     if ((file->fd >= 0 ? fstat(file->fd, &st) : stat(file->path, &st)) != 0)
         die(FAILED, "%s: cannot be read: %s", file->path, strerror(errno));
     s.bytes = (uint64_t)st.st_size;

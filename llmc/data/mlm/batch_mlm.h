@@ -31,9 +31,9 @@ typedef struct {
 } MlmWord;
 
 // Append the words of rows first .. end - 1 to word [count]. Returns the new count.
-static inline int mlm_find_words(MlmWord* word, int count, const MlmData* d, const int* tokens, int first, int end) {
+static inline int mlm_find_words(MlmWord* word, int count, const MlmData* data, const int* tokens, int first, int end) {
     for (int row = first; row < end; row++) {
-        if (d->recipe.whole_words && row > first && sentences_continues(&d->text, tokens[row])) {
+        if (data->recipe.whole_words && row > first && sentences_continues(&data->text, tokens[row])) {
             word[count - 1].size++;
         } else {
             word[count].first = row;
@@ -111,13 +111,13 @@ static inline void mlm_batch_append(MlmBatch* b, const int* tokens, uint32_t n, 
 }
 
 // Mask the sequence that begins at row `begin`. The [SEP] of its segments are at rows a_end and b_end.
-static inline void mlm_batch_mask(MlmBatch* b, const MlmData* d, int begin, int a_end, int b_end, MlmDraws* draws) {
-    int length = b->rows - begin, wanted = mlm_masks(&d->recipe, length, (int)mlm_special_tokens(d)), words = 0;
+static inline void mlm_batch_mask(MlmBatch* b, const MlmData* data, int begin, int a_end, int b_end, MlmDraws* draws) {
+    int length = b->rows - begin, wanted = mlm_masks(&data->recipe, length, (int)mlm_special_tokens(data)), words = 0;
     MlmWord* word = (MlmWord*)xmalloc((size_t)length * sizeof(MlmWord));
     unsigned char* chosen = (unsigned char*)xcalloc((size_t)length, 1);
     int* tokens = b->tokens + begin;
-    words = mlm_find_words(word, 0, d, tokens, 1, a_end - begin);
-    if (b_end > a_end) words = mlm_find_words(word, words, d, tokens, a_end - begin + 1, b_end - begin);
+    words = mlm_find_words(word, 0, data, tokens, 1, a_end - begin);
+    if (b_end > a_end) words = mlm_find_words(word, words, data, tokens, a_end - begin + 1, b_end - begin);
     mlm_choose(chosen, word, words, wanted, draws);
     CHECK(b->masked + wanted <= b->masked_room);
     for (int i = 0; i < length; i++) {
@@ -125,8 +125,8 @@ static inline void mlm_batch_mask(MlmBatch* b, const MlmData* d, int begin, int 
         b->masked_rows[b->masked] = begin + i;
         b->targets[b->masked++] = tokens[i];
         uint32_t fate = mlm_draw_below(draws, 10);
-        if (fate < 8) tokens[i] = d->text.vocabulary.mask;
-        if (fate == 8) tokens[i] = (int)mlm_draw_below(draws, (uint32_t)d->text.vocabulary.V);
+        if (fate < 8) tokens[i] = data->text.vocabulary.mask;
+        if (fate == 8) tokens[i] = (int)mlm_draw_below(draws, (uint32_t)data->text.vocabulary.V);
     }
     free(chosen);
     free(word);
@@ -141,61 +141,61 @@ static inline void mlm_batch_end(MlmBatch* b, int next_target) {
     b->sum_sq_len += (int64_t)length * length;
 }
 
-static inline void mlm_batch_add(MlmBatch* b, const MlmData* d, uint64_t epoch, uint64_t chunk, ReadError* error) {
-    MlmDraws draws = mlm_draws(d, epoch, SITE_PAIR, chunk), masks = mlm_draws(d, epoch, SITE_MASK, chunk);
-    MlmPair p = mlm_pair(d, chunk, mlm_budget(d, chunk), &draws);
-    const int *cls = &d->text.vocabulary.cls, *sep = &d->text.vocabulary.sep;
+static inline void mlm_batch_add(MlmBatch* b, const MlmData* data, uint64_t epoch, uint64_t chunk, ReadError* error) {
+    MlmDraws draws = mlm_draws(data, epoch, SITE_PAIR, chunk), masks = mlm_draws(data, epoch, SITE_MASK, chunk);
+    MlmPair p = mlm_pair(data, chunk, mlm_budget(data, chunk), &draws);
+    const int *cls = &data->text.vocabulary.cls, *sep = &data->text.vocabulary.sep;
     int begin = b->rows;
-    CHECK(b->count < b->masked_room && begin + (int64_t)p.a.n + p.b.n + mlm_special_tokens(d) <= b->room);
+    CHECK(b->count < b->masked_room && begin + (int64_t)p.a.n + p.b.n + mlm_special_tokens(data) <= b->room);
     b->cu_seqlens[b->count] = begin;
     mlm_batch_append(b, cls, 1, 0);
-    sentences_read(b->tokens + b->rows, &d->text, p.a.document, p.a.first, p.a.skip, p.a.n, error);
+    sentences_read(b->tokens + b->rows, &data->text, p.a.document, p.a.first, p.a.skip, p.a.n, error);
     mlm_batch_append(b, NULL, p.a.n, 0);
     int a_end = b->rows, b_end = a_end;
     mlm_batch_append(b, sep, 1, 0);
     if (p.b.n > 0) {
-        sentences_read(b->tokens + b->rows, &d->text, p.b.document, p.b.first, p.b.skip, p.b.n, error);
+        sentences_read(b->tokens + b->rows, &data->text, p.b.document, p.b.first, p.b.skip, p.b.n, error);
         mlm_batch_append(b, NULL, p.b.n, 1);
         b_end = b->rows;
         mlm_batch_append(b, sep, 1, 1);
     }
-    mlm_batch_mask(b, d, begin, a_end, b_end, &masks);
+    mlm_batch_mask(b, data, begin, a_end, b_end, &masks);
     mlm_batch_end(b, p.label);
 }
 
 // The row with number `index` over all epochs.
-static inline uint64_t mlm_row(const MlmData* d, uint64_t index) {
-    if (d->in_order) return index % d->rows;
-    return rng_permute(index % d->rows, d->rows, rng_stream(d->seed, index / d->rows, 0, SITE_SHUFFLE));
+static inline uint64_t mlm_row(const MlmData* data, uint64_t index) {
+    if (data->in_order) return index % data->rows;
+    return rng_permute(index % data->rows, data->rows, rng_stream(data->seed, index / data->rows, 0, SITE_SHUFFLE));
 }
 
 // The number of sequences in n rows from number `index` on: n without packing.
-static inline int64_t mlm_count(const MlmData* d, uint64_t index, uint64_t n) {
-    if (!d->order) return (int64_t)n;
+static inline int64_t mlm_count(const MlmData* data, uint64_t index, uint64_t n) {
+    if (!data->order) return (int64_t)n;
     int64_t count = 0;
     for (uint64_t i = index; i < index + n; i++) {
-        uint64_t row = mlm_row(d, i);
-        count += d->row_ends[row] - (row ? d->row_ends[row - 1] : 0);
+        uint64_t row = mlm_row(data, i);
+        count += data->row_ends[row] - (row ? data->row_ends[row - 1] : 0);
     }
     return count;
 }
 
 // Read rows index .. index + B - 1, counted over all epochs. After the last row of an epoch the next epoch begins, also
-// inside a batch. The caller sets `first`: mlm_count(d, start, index - start) for a step that begins at `start`. Read
+// inside a batch. The caller sets `first`: mlm_count(data, start, index - start) for a step that begins at `start`. Read
 // errors go to `error`; with NULL they end the program.
-static inline void mlm_batch_read(MlmBatch* b, const MlmData* d, uint64_t index, int B, ReadError* error) {
+static inline void mlm_batch_read(MlmBatch* b, const MlmData* data, uint64_t index, int B, ReadError* error) {
     mlm_batch_begin(b, 0);
     for (uint64_t i = index; i < index + (uint64_t)B; i++) {
-        uint64_t row = mlm_row(d, i), epoch = i / d->rows;
+        uint64_t row = mlm_row(data, i), epoch = i / data->rows;
         uint64_t at = row, end = row + 1;
-        if (d->order) at = row ? d->row_ends[row - 1] : 0, end = d->row_ends[row];
-        for (; at < end; at++) mlm_batch_add(b, d, epoch, d->order ? d->order[at] : at, error);
+        if (data->order) at = row ? data->row_ends[row - 1] : 0, end = data->row_ends[row];
+        for (; at < end; at++) mlm_batch_add(b, data, epoch, data->order ? data->order[at] : at, error);
     }
 }
 
 // The same; read errors end the program.
-static inline void mlm_batch_build(MlmBatch* b, const MlmData* d, uint64_t index, int B) {
-    mlm_batch_read(b, d, index, B, NULL);
+static inline void mlm_batch_build(MlmBatch* b, const MlmData* data, uint64_t index, int B) {
+    mlm_batch_read(b, data, index, B, NULL);
 }
 
 #endif

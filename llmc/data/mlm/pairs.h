@@ -60,11 +60,11 @@ typedef struct {
     Philox bits;
 } MlmDraws;
 
-static inline MlmDraws mlm_draws(const MlmData* d, uint64_t epoch, uint32_t site, uint64_t sequence) {
+static inline MlmDraws mlm_draws(const MlmData* data, uint64_t epoch, uint32_t site, uint64_t sequence) {
     MlmDraws r;
-    if (d->recipe.static_masks > 0) epoch %= (uint64_t)d->recipe.static_masks;
+    if (data->recipe.static_masks > 0) epoch %= (uint64_t)data->recipe.static_masks;
     memset(&r, 0, sizeof(r));
-    r.key = rng_stream(d->seed, epoch, 0, site);
+    r.key = rng_stream(data->seed, epoch, 0, site);
     r.sequence = sequence;
     return r;
 }
@@ -87,13 +87,14 @@ static inline uint32_t mlm_draw_below(MlmDraws* r, uint32_t n) {
 // The data set: chunks, and rows of several
 
 // [CLS] and one or two [SEP].
-static inline uint32_t mlm_special_tokens(const MlmData* d) { return d->recipe.next_sentence ? 3 : 2; }
+static inline uint32_t mlm_special_tokens(const MlmData* data) { return data->recipe.next_sentence ? 3 : 2; }
 
 // The end of the fewest sentences from `first` on that have at least `tokens` tokens and are at least `least`; at most
 // the end of the document.
-static inline uint32_t mlm_fill(const MlmData* d, uint64_t document, uint32_t first, uint32_t tokens, uint32_t least) {
-    uint32_t end = first, n = d->text.document[document].sentences;
-    while (end < n && (end - first < least || sentences_length(&d->text, document, first, end) < tokens)) end++;
+static inline uint32_t mlm_fill(const MlmData* data, uint64_t document, uint32_t first, uint32_t tokens,
+                                uint32_t least) {
+    uint32_t end = first, n = data->text.document[document].sentences;
+    while (end < n && (end - first < least || sentences_length(&data->text, document, first, end) < tokens)) end++;
     return end;
 }
 
@@ -103,56 +104,56 @@ static inline int mlm_masks(const MlmRecipe* r, int length, int special_tokens) 
     return min_int(min_int(r->max_predictions, wanted), length - special_tokens);
 }
 
-static inline void mlm_cut_chunks(MlmData* d) {
-    uint32_t room = (uint32_t)d->T - mlm_special_tokens(d), least = d->recipe.next_sentence ? 2 : 1;
+static inline void mlm_cut_chunks(MlmData* data) {
+    uint32_t room = (uint32_t)data->T - mlm_special_tokens(data), least = data->recipe.next_sentence ? 2 : 1;
     size_t capacity = 0;
-    for (uint64_t i = 0; i < d->text.documents; i++) {
-        for (uint32_t first = 0; first < d->text.document[i].sentences;) {
-            d->chunk = (MlmChunk*)array_reserve(d->chunk, &capacity, (size_t)d->chunks + 1, sizeof(MlmChunk));
-            d->chunk[d->chunks].document = (uint32_t)i;
-            d->chunk[d->chunks++].first = first;
-            first = mlm_fill(d, i, first, room, least);
+    for (uint64_t i = 0; i < data->text.documents; i++) {
+        for (uint32_t first = 0; first < data->text.document[i].sentences;) {
+            data->chunk = (MlmChunk*)array_reserve(data->chunk, &capacity, (size_t)data->chunks + 1, sizeof(MlmChunk));
+            data->chunk[data->chunks].document = (uint32_t)i;
+            data->chunk[data->chunks++].first = first;
+            first = mlm_fill(data, i, first, room, least);
         }
     }
 }
 
 // The most tokens that the sequence of a chunk may have.
-static inline int mlm_budget(const MlmData* d, uint64_t chunk) {
-    const MlmChunk* c = &d->chunk[chunk];
-    if (!d->order) return d->T;
-    int is_last = chunk + 1 == d->chunks || c[1].document != c->document;
-    uint32_t end = is_last ? d->text.document[c->document].sentences : c[1].first;
-    uint32_t length = sentences_length(&d->text, c->document, c->first, end);
-    if (length > (uint32_t)d->T) length = (uint32_t)d->T;
-    return min_int(d->T, max_int(MLM_MIN_LENGTH, (int)(length + mlm_special_tokens(d))));
+static inline int mlm_budget(const MlmData* data, uint64_t chunk) {
+    const MlmChunk* c = &data->chunk[chunk];
+    if (!data->order) return data->T;
+    int is_last = chunk + 1 == data->chunks || c[1].document != c->document;
+    uint32_t end = is_last ? data->text.document[c->document].sentences : c[1].first;
+    uint32_t length = sentences_length(&data->text, c->document, c->first, end);
+    if (length > (uint32_t)data->T) length = (uint32_t)data->T;
+    return min_int(data->T, max_int(MLM_MIN_LENGTH, (int)(length + mlm_special_tokens(data))));
 }
 
-static inline void mlm_pack_rows(MlmData* d) {
+static inline void mlm_pack_rows(MlmData* data) {
     const uint32_t none = UINT32_MAX;
-    uint32_t* next = (uint32_t*)xmalloc((size_t)d->chunks * sizeof(uint32_t));  // chunk with the same length
-    uint32_t* head = (uint32_t*)xmalloc(((size_t)d->T + 1) * sizeof(uint32_t));
-    d->order = (uint32_t*)xmalloc((size_t)d->chunks * sizeof(uint32_t));
-    d->row_ends = (uint32_t*)xmalloc((size_t)d->chunks * sizeof(uint32_t));
-    for (int length = 0; length <= d->T; length++) head[length] = none;
-    for (uint64_t i = d->chunks; i-- > 0;) {
-        int length = mlm_budget(d, i);
+    uint32_t* next = (uint32_t*)xmalloc((size_t)data->chunks * sizeof(uint32_t));  // chunk with the same length
+    uint32_t* head = (uint32_t*)xmalloc(((size_t)data->T + 1) * sizeof(uint32_t));
+    data->order = (uint32_t*)xmalloc((size_t)data->chunks * sizeof(uint32_t));
+    data->row_ends = (uint32_t*)xmalloc((size_t)data->chunks * sizeof(uint32_t));
+    for (int length = 0; length <= data->T; length++) head[length] = none;
+    for (uint64_t i = data->chunks; i-- > 0;) {
+        int length = mlm_budget(data, i);
         next[i] = head[length];
         head[length] = (uint32_t)i;
     }
-    int longest = d->T, special = (int)mlm_special_tokens(d);
-    d->rows = 0;
-    for (uint64_t used = 0; used < d->chunks; d->row_ends[d->rows++] = (uint32_t)used) {
-        int room = d->T, masks = d->recipe.max_predictions;
+    int longest = data->T, special = (int)mlm_special_tokens(data);
+    data->rows = 0;
+    for (uint64_t used = 0; used < data->chunks; data->row_ends[data->rows++] = (uint32_t)used) {
+        int room = data->T, masks = data->recipe.max_predictions;
         while (head[longest] == none) longest--;
-        for (int length = longest, n = 0; n < d->recipe.pack && length >= MLM_MIN_LENGTH;) {
-            if (length > room || head[length] == none || mlm_masks(&d->recipe, length, special) > masks) {
+        for (int length = longest, n = 0; n < data->recipe.pack && length >= MLM_MIN_LENGTH;) {
+            if (length > room || head[length] == none || mlm_masks(&data->recipe, length, special) > masks) {
                 length--;
                 continue;
             }
-            d->order[used++] = head[length];
+            data->order[used++] = head[length];
             head[length] = next[head[length]];
             room -= length;
-            masks -= mlm_masks(&d->recipe, length, special);
+            masks -= mlm_masks(&data->recipe, length, special);
             n++;
         }
     }
@@ -169,46 +170,46 @@ static inline void mlm_check_recipe(MlmRecipe recipe, int T) {
 }
 
 // Open every file that `pattern` matches for sequences of at most T tokens. Ends with USAGE if they are unusable.
-static inline void mlm_open(MlmData* d, const char* pattern, int T, MlmRecipe recipe, uint64_t seed) {
+static inline void mlm_open(MlmData* data, const char* pattern, int T, MlmRecipe recipe, uint64_t seed) {
     mlm_check_recipe(recipe, T);
     CHECK(recipe.mask_fraction > 0 && recipe.mask_fraction <= 1 && recipe.static_masks >= 0 && recipe.pack >= 0);
-    memset(d, 0, sizeof(*d));
-    sentences_open(&d->text, pattern);
-    if (recipe.next_sentence && d->text.documents < 2)
+    memset(data, 0, sizeof(*data));
+    sentences_open(&data->text, pattern);
+    if (recipe.next_sentence && data->text.documents < 2)
         die(USAGE,
             "%s: contains one document, but a random next sentence needs another; give more documents, or --nsp 0",
             pattern);
-    if (d->text.documents >= UINT32_MAX) die(USAGE, "%s: contains too many documents; use fewer files", pattern);
-    d->recipe = recipe;
-    d->T = T;
-    d->seed = seed;
-    mlm_cut_chunks(d);
-    if (d->chunks >= UINT32_MAX) die(USAGE, "%s: too much text for sequences of %d; use fewer files", pattern, T);
-    d->rows = d->chunks;
-    if (recipe.pack > 1) mlm_pack_rows(d);
+    if (data->text.documents >= UINT32_MAX) die(USAGE, "%s: contains too many documents; use fewer files", pattern);
+    data->recipe = recipe;
+    data->T = T;
+    data->seed = seed;
+    mlm_cut_chunks(data);
+    if (data->chunks >= UINT32_MAX) die(USAGE, "%s: too much text for sequences of %d; use fewer files", pattern, T);
+    data->rows = data->chunks;
+    if (recipe.pack > 1) mlm_pack_rows(data);
 }
 
-static inline void mlm_close(MlmData* d) {
-    sentences_close(&d->text);
-    free(d->chunk);
-    free(d->order);
-    free(d->row_ends);
-    memset(d, 0, sizeof(*d));
+static inline void mlm_close(MlmData* data) {
+    sentences_close(&data->text);
+    free(data->chunk);
+    free(data->order);
+    free(data->row_ends);
+    memset(data, 0, sizeof(*data));
 }
 
 // The number of sequences in an epoch; with packing, of rows.
-static inline uint64_t mlm_sequences(const MlmData* d) { return d->rows; }
+static inline uint64_t mlm_sequences(const MlmData* data) { return data->rows; }
 
 // Identifies the data set, for a resumed run.
-static inline uint32_t mlm_fingerprint(const MlmData* d) { return shards_fingerprint(&d->text.files); }
+static inline uint32_t mlm_fingerprint(const MlmData* data) { return shards_fingerprint(&data->text.files); }
 
 // Ends with USAGE unless the data fits a model with V tokens.
-static inline void mlm_check_vocabulary(const MlmData* d, int V) {
-    if (d->text.vocabulary.V > V)
+static inline void mlm_check_vocabulary(const MlmData* data, int V) {
+    if (data->text.vocabulary.V > V)
         die(USAGE,
             "%s: was made with a vocabulary of %d tokens, which is larger than the model's %d; prepare the data with "
             "the model's own vocab.txt, or choose a model with a larger vocabulary",
-            d->text.files.shard[0].path, d->text.vocabulary.V, V);
+            data->text.files.shard[0].path, data->text.vocabulary.V, V);
 }
 
 // ---------------------------------------------------------------------------------------------------------
@@ -224,10 +225,10 @@ typedef struct {
     int label;
 } MlmPair;
 
-static inline MlmSegment mlm_segment(const MlmData* d, uint64_t document, uint32_t first, uint32_t end) {
+static inline MlmSegment mlm_segment(const MlmData* data, uint64_t document, uint32_t first, uint32_t end) {
     MlmSegment s;
     s.document = document, s.first = first, s.skip = 0;
-    s.n = sentences_length(&d->text, document, first, end);
+    s.n = sentences_length(&data->text, document, first, end);
     return s;
 }
 
@@ -237,43 +238,44 @@ static inline void mlm_shorten(MlmSegment* s, MlmDraws* draws) {
 }
 
 // The sentence that the sequence of a chunk begins with.
-static inline uint32_t mlm_start(const MlmData* d, uint64_t chunk, MlmDraws* draws) {
-    const MlmChunk* c = &d->chunk[chunk];
-    uint32_t first = c->first, n = d->text.document[c->document].sentences;
+static inline uint32_t mlm_start(const MlmData* data, uint64_t chunk, MlmDraws* draws) {
+    const MlmChunk* c = &data->chunk[chunk];
+    uint32_t first = c->first, n = data->text.document[c->document].sentences;
     int is_between =
-        chunk > 0 && chunk + 1 < d->chunks && c[-1].document == c->document && c[1].document == c->document;
+        chunk > 0 && chunk + 1 < data->chunks && c[-1].document == c->document && c[1].document == c->document;
     if (is_between) {
         uint32_t before = (c->first - c[-1].first) / 2, after = (c[1].first - c->first) / 2;
         first = c->first - before + mlm_draw_below(draws, before + after + 1);
     }
-    return d->recipe.next_sentence && n > 1 && first > n - 2 ? n - 2 : first;
+    return data->recipe.next_sentence && n > 1 && first > n - 2 ? n - 2 : first;
 }
 
 // Two segments that have at most `budget` tokens together with the special ones.
-static inline MlmPair mlm_pair(const MlmData* d, uint64_t chunk, int budget, MlmDraws* draws) {
+static inline MlmPair mlm_pair(const MlmData* data, uint64_t chunk, int budget, MlmDraws* draws) {
     MlmPair p;
-    uint64_t document = d->chunk[chunk].document;
-    uint32_t n = d->text.document[document].sentences, room = (uint32_t)budget - mlm_special_tokens(d), target = room;
-    if (rng_uniform(mlm_draw(draws)) < d->recipe.short_fraction) target = 2 + mlm_draw_below(draws, room - 1);
-    uint32_t first = mlm_start(d, chunk, draws);
-    uint32_t end = mlm_fill(d, document, first, target, d->recipe.next_sentence ? 2 : 1);
+    uint64_t document = data->chunk[chunk].document;
+    uint32_t n = data->text.document[document].sentences, room = (uint32_t)budget - mlm_special_tokens(data),
+             target = room;
+    if (rng_uniform(mlm_draw(draws)) < data->recipe.short_fraction) target = 2 + mlm_draw_below(draws, room - 1);
+    uint32_t first = mlm_start(data, chunk, draws);
+    uint32_t end = mlm_fill(data, document, first, target, data->recipe.next_sentence ? 2 : 1);
     memset(&p, 0, sizeof(p));
-    if (!d->recipe.next_sentence) {
-        p.a = mlm_segment(d, document, first, end);
+    if (!data->recipe.next_sentence) {
+        p.a = mlm_segment(data, document, first, end);
         p.label = -1;
     } else {
         uint32_t middle = end - first > 1 ? first + 1 + mlm_draw_below(draws, end - first - 1) : end;
-        p.a = mlm_segment(d, document, first, middle);
+        p.a = mlm_segment(data, document, first, middle);
         p.label = n == 1 || (mlm_draw(draws) & 1);
         if (p.label) {
             // Any other document, uniformly.
-            uint64_t other = mlm_draw_below(draws, (uint32_t)(d->text.documents - 1));
+            uint64_t other = mlm_draw_below(draws, (uint32_t)(data->text.documents - 1));
             other += other >= document;
-            first = mlm_draw_below(draws, d->text.document[other].sentences);
-            end = mlm_fill(d, other, first, target > p.a.n ? target - p.a.n : 1, 1);
-            p.b = mlm_segment(d, other, first, end);
+            first = mlm_draw_below(draws, data->text.document[other].sentences);
+            end = mlm_fill(data, other, first, target > p.a.n ? target - p.a.n : 1, 1);
+            p.b = mlm_segment(data, other, first, end);
         } else {
-            p.b = mlm_segment(d, document, middle, end);
+            p.b = mlm_segment(data, document, middle, end);
         }
     }
     while ((uint64_t)p.a.n + p.b.n > room) mlm_shorten(p.a.n > p.b.n ? &p.a : &p.b, draws);

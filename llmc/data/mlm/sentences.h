@@ -197,15 +197,15 @@ static inline uint32_t sentences_length(const Sentences* s, uint64_t document, u
 // Read n tokens of a document from token `skip` of sentence `first` on.
 static inline void sentences_read(int* out, const Sentences* s, uint64_t document, uint32_t first, uint32_t skip,
                                   size_t n, ReadError* error) {
-    const Document* d = &s->document[document];
-    uint64_t offset = (uint64_t)s->begin[d->sentence + first] + skip;
-    shards_read(&s->files, (int)d->file, offset, n, out, error);
+    const Document* found = &s->document[document];
+    uint64_t offset = (uint64_t)s->begin[found->sentence + first] + skip;
+    shards_read(&s->files, (int)found->file, offset, n, out, error);
     for (size_t i = 0; i < n; i++)
         if ((uint32_t)out[i] >= (uint32_t)s->vocabulary.V) {
             read_failed(error, USAGE,
                         "%s: token %u at position %llu is outside the file's vocabulary of %d; the file is damaged, "
                         "make it again",
-                        s->files.shard[d->file].path, (uint32_t)out[i], (unsigned long long)(offset + i),
+                        s->files.shard[found->file].path, (uint32_t)out[i], (unsigned long long)(offset + i),
                         s->vocabulary.V);
             out[i] = 0;
         }

@@ -134,7 +134,7 @@ static inline int labelled_split(Labelled* l, Field field[LABELLED_COLUMNS]) {
                     i + 1);
         for (const char* p = begin; p <= end && count < LABELLED_COLUMNS;) {
             const char* tab = (const char*)memchr(p, '\t', (size_t)(end - p));
-            Field f = {p, (size_t)((tab ? tab : end) - p)};
+            Field f = {.text = p, .length = (size_t)((tab ? tab : end) - p)};
             field[count++] = f;
             p = tab ? tab + 1 : end + 1;
         }

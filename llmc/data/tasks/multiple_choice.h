@@ -43,13 +43,13 @@ typedef struct {
 
 // The context or ending whose length is at `word`.
 static inline MultipleChoiceText multiple_choice_text_at(const uint16_t* word) {
-    MultipleChoiceText text = {word + 1, *word};
+    MultipleChoiceText text = {.tokens = word + 1, .length = *word};
     return text;
 }
 
 static inline MultipleChoiceExample multiple_choice_example(const MultipleChoice* c, int i) {
     const uint16_t* word = c->words + c->first[i];
-    MultipleChoiceExample e = {word[0], word[1], multiple_choice_text_at(word + 2)};
+    MultipleChoiceExample e = {.label = word[0], .endings = word[1], .context = multiple_choice_text_at(word + 2)};
     return e;
 }
 

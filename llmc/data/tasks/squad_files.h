@@ -126,7 +126,7 @@ static inline void squad_add_windows(Squad* s, Examples* e, const WordPiece* wor
 // The file
 
 static inline SquadText squad_keep(Squad* s, const JsonNode* string) {
-    SquadText kept = {s->text.length, string->length};
+    SquadText kept = {.begin = s->text.length, .length = string->length};
     text_append(&s->text, string->string, string->length);
     return kept;
 }

@@ -71,7 +71,7 @@ static inline void squad_put(SquadNormalizer* z, uint32_t c) {
 
 // Replace `out` by the normalized text.
 static inline void squad_normalize(Text* out, const char* text, size_t n) {
-    SquadNormalizer z = {out, 0, 0, 0};
+    SquadNormalizer z = {.out = out};
     out->length = 0;
     for (size_t i = 0, bytes; i < n; i += bytes) {
         int32_t decoded = utf8_decode(text + i, n - i, &bytes);

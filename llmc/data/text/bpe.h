@@ -107,7 +107,7 @@ static inline void bpe_merge_lowest(const Bpe* b, BpeSymbols* s, int lowest) {
 
 // The tokens of one word, to ids [n]. Returns their number. `rank` [n] is scratch memory.
 static inline size_t bpe_merge(int* ids, int* rank, const Bpe* b, const char* word, size_t n) {
-    BpeSymbols s = {ids, rank, n};
+    BpeSymbols s = {.id = ids, .rank = rank, .count = n};
     for (size_t i = 0; i < n; i++) {
         ids[i] = b->byte_id[(unsigned char)word[i]];
         if (ids[i] < 0)

@@ -229,7 +229,7 @@ static inline void wordpiece_index(WordPiece* w, const char* path) {
 // unusable.
 static inline int wordpiece_open(WordPiece* w, const char* directory, LetterCase letter_case) {
     char *lines = xprintf("%s/vocab.txt", directory), *whole = xprintf("%s/tokenizer.json", directory);
-    WordPieceRules rules = {1, 1, -1};
+    WordPieceRules rules = {.is_lower = 1, .splits_ideographs = 1, .strips_accents = -1};
     memset(w, 0, sizeof(*w));
     if (file_exists(lines)) {
         wordpiece_read_lines(w, lines);

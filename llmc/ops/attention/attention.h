@@ -53,9 +53,9 @@ static inline Scope attention_scope(Context* ctx, Direction direction, const Seq
 // References
 
 // Dropout's factor for one probability.
-static inline double attention_keep_ref(Dropout d, uint32_t sequence, int head, int query, int key) {
-    Philox r = dropout_bits_attention(d, sequence, (uint32_t)head, (uint32_t)query, (uint32_t)key / 8);
-    return dropout_keeps_attention(r, key % 8, dropout_threshold_attention(d)) ? (double)d.scale : 0;
+static inline double attention_keep_ref(Dropout dropout, uint32_t sequence, int head, int query, int key) {
+    Philox r = dropout_bits_attention(dropout, sequence, (uint32_t)head, (uint32_t)query, (uint32_t)key / 8);
+    return dropout_keeps_attention(r, key % 8, dropout_threshold_attention(dropout)) ? (double)dropout.scale : 0;
 }
 
 // p[k] = P[query, k] for the keys that the query attends to. Returns lse. Rows of qkv are `stride` apart.

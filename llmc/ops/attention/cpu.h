@@ -77,11 +77,13 @@ static inline void attention_copy_rows(real* rows, const real* x, size_t stride,
 }
 
 // Dropout's factors keep[k] of one row for keys 0 .. n - 1, rounded up to whole groups of eight.
-static inline void attention_dropout_factors(real* keep, Dropout d, uint32_t sequence, int head, int query, int n) {
-    uint32_t threshold = dropout_threshold_attention(d);
+static inline void attention_dropout_factors(real* keep, Dropout dropout, uint32_t sequence, int head, int query,
+                                             int n) {
+    uint32_t threshold = dropout_threshold_attention(dropout);
     for (int group = 0; 8 * group < n; group++) {
-        Philox r = dropout_bits_attention(d, sequence, (uint32_t)head, (uint32_t)query, (uint32_t)group);
-        for (int i = 0; i < 8; i++) keep[8 * group + i] = dropout_keeps_attention(r, i, threshold) ? (real)d.scale : 0;
+        Philox r = dropout_bits_attention(dropout, sequence, (uint32_t)head, (uint32_t)query, (uint32_t)group);
+        for (int i = 0; i < 8; i++)
+            keep[8 * group + i] = dropout_keeps_attention(r, i, threshold) ? (real)dropout.scale : 0;
     }
 }
 
@@ -320,7 +322,7 @@ static inline size_t attention_thread_bytes(int T, int HS, Direction direction) 
 // Item `index` on this thread; each thread has `each` bytes of scratch.
 static inline AttentionItem attention_item(const Sequences* s, int index, AttentionShape shape, char* scratch,
                                            size_t each) {
-    AttentionItem item = {s, index / shape.NH, index % shape.NH, shape, NULL};
+    AttentionItem item = {.s = s, .sequence = index / shape.NH, .head = index % shape.NH, .shape = shape};
     item.scratch = (real*)(scratch + (size_t)device_thread_index() * each);
     return item;
 }

@@ -29,7 +29,7 @@ static inline Scope attention_decode_scope(Context* ctx, int position, int NH, i
 // Reference
 
 static inline void attention_decode_ref(real* out, const real* qkv, int position, int NH, int HS) {
-    AttentionShape shape = {NH, HS, CAUSAL, dropout_none(NULL)};
+    AttentionShape shape = {.NH = NH, .HS = HS, .mask = CAUSAL, .dropout = dropout_none(NULL)};
     size_t C = (size_t)NH * (size_t)HS;
     double* p = (double*)xmalloc((size_t)(position + 1) * sizeof *p);
     for (int head = 0; head < NH; head++) {
@@ -185,8 +185,13 @@ static inline void attention_decode(floatX* out, const floatX* qkv, int position
     real* scratch = (real*)device_scratch(ctx, (size_t)items * each * sizeof(real));
 #pragma omp parallel for schedule(static)
     for (int i = 0; i < items; i++) {
-        DecodeItem item = {position, i * heads, min_int(NH, (i + 1) * heads), NH, HS, scratch + (size_t)i * each,
-                           width};
+        DecodeItem item = {.position = position,
+                           .first = i * heads,
+                           .last = min_int(NH, (i + 1) * heads),
+                           .NH = NH,
+                           .HS = HS,
+                           .s = scratch + (size_t)i * each,
+                           .width = width};
         attention_decode_item(out, qkv, item);
     }
     scope_close(&scope);

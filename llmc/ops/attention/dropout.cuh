@@ -33,7 +33,7 @@ __device__ inline bool draw_of_thread(DrawPlace* place, int* head, const Attenti
     *head = block / z.blocks;
     int64_t thread = (int64_t)(block % z.blocks) * DRAW_THREADS + threadIdx.x;
     if (thread >= z.threads) return false;
-    DrawSequences s = {z.begins, z.cu_seqlens, z.count, z.longest};
+    DrawSequences s = {.begins = z.begins, .cu_seqlens = z.cu_seqlens, .count = z.count, .longest = z.longest};
     *place = draw_find(s, form, z.mask, thread);
     return true;
 }
@@ -121,19 +121,16 @@ __global__ void __launch_bounds__(DRAW_SCAN_THREADS)
 // the kernel that numbers their threads.
 static inline AttentionDraw draw_begin(DrawForm form, uint32_t* bits, const Sequences* s, AttentionShape shape,
                                        Context* ctx) {
-    AttentionDraw z = {bits,
-                       s->cu_seqlens,
-                       NULL,
-                       0,
-                       0,
-                       s->rows,
-                       shape.NH,
-                       s->count,
-                       s->max_length,
-                       (uint32_t)s->first,
-                       s->is_numbered_by_row,
-                       shape.mask,
-                       shape.dropout};
+    AttentionDraw z = {.bits = bits,
+                       .cu_seqlens = s->cu_seqlens,
+                       .N = s->rows,
+                       .NH = shape.NH,
+                       .count = s->count,
+                       .longest = s->max_length,
+                       .first = (uint32_t)s->first,
+                       .is_numbered_by_row = s->is_numbered_by_row,
+                       .mask = shape.mask,
+                       .dropout = shape.dropout};
     if (!shape.dropout.threshold) return z;
     z.threads = draw_threads_of_head(form, shape.mask, s);
     z.blocks = (int)draw_blocks_of_head(z.threads);

@@ -294,7 +294,7 @@ __device__ __forceinline__ void hopper_backward_consume(floatX* dqkv, float4* su
         fence_operand(dv);
         fence_operand(dk);
         release(queries_done - 1);
-        HopperBackwardTile x = {start, T, k0, group, thread};
+        HopperBackwardTile x = {.start = start, .T = T, .k0 = k0, .group = group, .thread = thread};
         hopper_backward_finish<dropped>(dqkv, done, dk, dv, m, x, slot, z);
     }
 }

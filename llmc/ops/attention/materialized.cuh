@@ -178,14 +178,15 @@ static inline MaterializedSequence materialized_sequence(const Sequences* s, int
 
 // The heads of the sequence's rows of x as [T, HS] matrices; rows are `row` elements apart.
 static inline BatchMatrix materialized_heads(const floatX* x, size_t row, const MaterializedSequence* z) {
-    BatchMatrix m = {(void*)(x + (size_t)z->row * row), {cublaslt_type(), CUBLAS_OP_N, (int64_t)row, z->HS}};
+    BatchMatrix m = {.p = (void*)(x + (size_t)z->row * row),
+                     .layout = {.type = cublaslt_type(), .op = CUBLAS_OP_N, .row = (int64_t)row, .next = z->HS}};
     return m;
 }
 
 // [T, T] matrices of scores in fp32 (CUDA_R_32F), or of what replaces them.
 static inline BatchMatrix materialized_pairs(float* x, cudaDataType_t type, const MaterializedSequence* z) {
     int64_t width = type == CUDA_R_32F ? z->width : z->width * (int64_t)(sizeof(float) / sizeof(floatX));
-    BatchMatrix m = {x, {type, CUBLAS_OP_N, width, z->T * width}};
+    BatchMatrix m = {.p = x, .layout = {.type = type, .op = CUBLAS_OP_N, .row = width, .next = z->T * width}};
     return m;
 }
 
@@ -203,7 +204,8 @@ static inline void materialized_forward(floatX* out, real* lse, const floatX* qk
         MaterializedSequence z = materialized_sequence(s, index, shape);
         int T = z.T;
         if (T == 0) continue;
-        BatchSize scores_size = {T, T, HS, NH}, heads_size = {T, HS, T, NH};
+        BatchSize scores_size = {.M = T, .N = T, .K = HS, .batch = NH},
+                  heads_size = {.M = T, .N = HS, .K = T, .batch = NH};
         BatchMatrix q = materialized_heads(qkv, 3 * C, &z), k = materialized_heads(qkv + C, 3 * C, &z);
         BatchMatrix v = materialized_heads(qkv + 2 * C, 3 * C, &z), o = materialized_heads(out, C, &z);
         BatchMatrix S = materialized_pairs(scores, CUDA_R_32F, &z), D = materialized_pairs(scores, cublaslt_type(), &z);
@@ -226,7 +228,8 @@ static inline void materialized_backward(floatX* dqkv, const floatX* dout, const
         MaterializedSequence z = materialized_sequence(s, index, shape);
         int T = z.T;
         if (T == 0) continue;
-        BatchSize scores_size = {T, T, HS, NH}, heads_size = {T, HS, T, NH};
+        BatchSize scores_size = {.M = T, .N = T, .K = HS, .batch = NH},
+                  heads_size = {.M = T, .N = HS, .K = T, .batch = NH};
         BatchMatrix q = materialized_heads(qkv, 3 * C, &z), k = materialized_heads(qkv + C, 3 * C, &z);
         BatchMatrix v = materialized_heads(qkv + 2 * C, 3 * C, &z), g = materialized_heads(dout, C, &z);
         BatchMatrix dq = materialized_heads(dqkv, 3 * C, &z), dk = materialized_heads(dqkv + C, 3 * C, &z);

@@ -98,7 +98,7 @@ template <int COUNT> __device__ inline void classifier_add(ClassifierStatistics*
 // Maximum and sum of a row, the same in all threads. If STAGED, the row's whole vectors are left in `staged`.
 template <int WIDTH, int STAGED>
 __device__ inline ClassifierStatistics classifier_statistics(Vector<floatX, WIDTH>* staged, const floatX* x, int V) {
-    ClassifierStatistics s = {-FLT_MAX, 0};  // not -inf: exp(-inf + inf) would be NaN where a logit is -inf
+    ClassifierStatistics s = {.max = -FLT_MAX};  // not -inf: exp(-inf + inf) would be NaN where a logit is -inf
     int vectors = V / WIDTH, threads = blockDim.x;
     float f[WIDTH];
     if constexpr (STAGED) {
@@ -193,7 +193,7 @@ __global__ void __launch_bounds__(2 * CLASSIFIER_THREADS)
     floatX* x = logits + (size_t)blockIdx.x * (size_t)Vp;
     int target = targets[blockIdx.x], vectors = target < 0 ? 0 : V / WIDTH, threads = blockDim.x;
     int used = target < 0 ? 0 : V, rest = vectors * WIDTH;
-    ClassifierStatistics s = {0, 1};
+    ClassifierStatistics s = {.max = 0, .sum = 1};
     float f[WIDTH], loss = 0, at_target = 0, scaled = (float)losses.scale * (loss_scale ? *loss_scale : 1);
     if (target >= 0) {
         at_target = to_float(x[target]);  // all threads read it before any of them writes

@@ -85,13 +85,13 @@ __global__ void __launch_bounds__(SPAN_THREADS)
     int s = (int)blockIdx.x / SPAN_ENDS, k = (int)blockIdx.x % SPAN_ENDS, begin = cu_seqlens[s];
     int length = cu_seqlens[s + 1] - begin, target = targets[blockIdx.x], is_used = target >= 0 && target < length;
     floatX* x = logits + (size_t)begin * (size_t)Kp + k;
-    ClassifierStatistics own = {-FLT_MAX, 0};
+    ClassifierStatistics own = {.max = -FLT_MAX};
     for (int t = (int)threadIdx.x; t < length; t += SPAN_THREADS) {
         float logit = to_float(x[(size_t)t * (size_t)Kp]);
         classifier_add<1>(&own, &logit);
     }
     float max = block_max(own.max), sum = block_sum(own.sum * exp_approx(own.max - max));
-    ClassifierStatistics all = {max, sum};
+    ClassifierStatistics all = {.max = max, .sum = sum};
     float loss = is_used ? classifier_loss_of(all, to_float(x[(size_t)target * (size_t)Kp])) : 0;
     if constexpr (IS_BACKWARD) {
         float scaled = (float)losses.scale * (loss_scale ? *loss_scale : 1), factor = scaled / sum;

@@ -86,7 +86,11 @@ typedef struct {
 } AdamWRefState;
 
 static inline AdamWCoefficients adamw_coefficients(OptimizerSettings h) {
-    AdamWCoefficients c = {(real)h.beta1, (real)(1 - h.beta1), (real)h.beta2, (real)(1 - h.beta2), (real)h.eps};
+    AdamWCoefficients c = {.beta1 = (real)h.beta1,
+                           .beta1_rest = (real)(1 - h.beta1),
+                           .beta2 = (real)h.beta2,
+                           .beta2_rest = (real)(1 - h.beta2),
+                           .eps = (real)h.eps};
     return c;
 }
 

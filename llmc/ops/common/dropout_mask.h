@@ -11,10 +11,11 @@
 #define DROPOUT_TILE 64
 
 // The reference: one channel at a time.
-static inline double dropout_factor_ref(Dropout d, int sequence, int position, int c) {
-    if (d.threshold == 0) return 1;
-    Philox r = dropout_bits_hidden(d, (uint32_t)(d.sequences->first + sequence), (uint32_t)position, (uint32_t)c / 4);
-    return r.v[c % 4] >= d.threshold ? (double)d.scale : 0;
+static inline double dropout_factor_ref(Dropout dropout, int sequence, int position, int c) {
+    if (dropout.threshold == 0) return 1;
+    Philox r = dropout_bits_hidden(dropout, (uint32_t)(dropout.sequences->first + sequence), (uint32_t)position,
+                                   (uint32_t)c / 4);
+    return r.v[c % 4] >= dropout.threshold ? (double)dropout.scale : 0;
 }
 
 #ifdef __CUDACC__
@@ -26,12 +27,12 @@ typedef struct {
     int first;
 } DropoutRows;
 
-static inline DropoutRows dropout_rows(Dropout d) {
-    DropoutRows rows = {d, NULL, NULL, 0};
-    if (d.threshold == 0) return rows;
-    rows.sequence = d.sequences->sequence;
-    rows.position = d.sequences->position;
-    rows.first = d.sequences->first;
+static inline DropoutRows dropout_rows(Dropout dropout) {
+    DropoutRows rows = {.dropout = dropout};
+    if (dropout.threshold == 0) return rows;
+    rows.sequence = dropout.sequences->sequence;
+    rows.position = dropout.sequences->position;
+    rows.first = dropout.sequences->first;
     return rows;
 }
 
@@ -40,41 +41,42 @@ typedef struct {
     uint32_t sequence, position;
 } DropoutPlace;
 
-__device__ inline DropoutPlace dropout_place(DropoutRows d, int row) {
-    DropoutPlace place = {(uint32_t)(d.first + d.sequence[row]), (uint32_t)d.position[row]};
+__device__ inline DropoutPlace dropout_place(DropoutRows rows, int row) {
+    DropoutPlace place = {.sequence = (uint32_t)(rows.first + rows.sequence[row]),
+                          .position = (uint32_t)rows.position[row]};
     return place;
 }
 
 // Multiply channels c .. c + COUNT - 1 of a row by their mask. c is a multiple of 4, or COUNT is 1.
-template <int COUNT> __device__ inline void dropout_multiply(float* x, Dropout d, DropoutPlace place, int c) {
+template <int COUNT> __device__ inline void dropout_multiply(float* x, Dropout dropout, DropoutPlace place, int c) {
     static_assert(COUNT == 1 || COUNT % 4 == 0, "whole groups of four channels, or one channel");
     if constexpr (COUNT == 1) {
-        Philox r = dropout_bits_hidden(d, place.sequence, place.position, (uint32_t)c / 4);
+        Philox r = dropout_bits_hidden(dropout, place.sequence, place.position, (uint32_t)c / 4);
         uint32_t bits = c & 2 ? (c & 1 ? r.v[3] : r.v[2]) : (c & 1 ? r.v[1] : r.v[0]);
-        x[0] *= bits >= d.threshold ? d.scale : 0;
+        x[0] *= bits >= dropout.threshold ? dropout.scale : 0;
     } else {
 #pragma unroll
         for (int k = 0; k < COUNT; k += 4) {
-            Philox r = dropout_bits_hidden(d, place.sequence, place.position, (uint32_t)(c + k) / 4);
+            Philox r = dropout_bits_hidden(dropout, place.sequence, place.position, (uint32_t)(c + k) / 4);
 #pragma unroll
-            for (int i = 0; i < 4; i++) x[k + i] *= r.v[i] >= d.threshold ? d.scale : 0;
+            for (int i = 0; i < 4; i++) x[k + i] *= r.v[i] >= dropout.threshold ? dropout.scale : 0;
         }
     }
 }
 
 #else
 
-// Set factor[i], the factor on channel c + i of a token, to 0 or d.scale. c is a multiple of 4.
-static inline void dropout_factors(real* factor, Dropout d, int sequence, int position, int c) {
+// Set factor[i], the factor on channel c + i of a token, to 0 or dropout.scale. c is a multiple of 4.
+static inline void dropout_factors(real* factor, Dropout dropout, int sequence, int position, int c) {
     uint32_t bits[DROPOUT_TILE];
-    uint32_t s = (uint32_t)(d.sequences->first + sequence), t = (uint32_t)position, group = (uint32_t)c / 4;
+    uint32_t s = (uint32_t)(dropout.sequences->first + sequence), t = (uint32_t)position, group = (uint32_t)c / 4;
 #pragma omp simd
     for (uint32_t g = 0; g < DROPOUT_TILE / 4; g++) {
-        Philox r = dropout_bits_hidden(d, s, t, group + g);
+        Philox r = dropout_bits_hidden(dropout, s, t, group + g);
         for (int i = 0; i < 4; i++) bits[4 * g + (uint32_t)i] = r.v[i];
     }
 #pragma omp simd
-    for (int i = 0; i < DROPOUT_TILE; i++) factor[i] = bits[i] >= d.threshold ? (real)d.scale : 0;
+    for (int i = 0; i < DROPOUT_TILE; i++) factor[i] = bits[i] >= dropout.threshold ? (real)dropout.scale : 0;
 }
 
 #endif

@@ -268,7 +268,7 @@ __global__ void __launch_bounds__(WARP)
 
 // Divide a list of n entries into chunks.
 static inline EmbeddingList embedding_list(real* table, Mode mode, int n) {
-    EmbeddingList list = {table, mode, -1, n};
+    EmbeddingList list = {.table = table, .mode = mode, .skipped = -1, .n = n};
     size_t each = round_up((size_t)n / EMBEDDING_CHUNKS, EMBEDDING_UNROLL);
     list.each = max_int(EMBEDDING_SHORTEST, (int)min_size(each, EMBEDDING_CHUNK));
     list.chunks = (int)blocks_for((size_t)n, (size_t)list.each);
@@ -352,7 +352,8 @@ static void embedding_backward_launch(EmbeddingGrads d, const floatX* dx, Embedd
     EmbeddingList words = embedding_list(d.word, ADD, N);
     EmbeddingList positions = embedding_position_list(d.position, mode, s, sizes.T);
     EmbeddingList sorted_types = embedding_list(d.type, ADD, N);
-    EmbeddingTypes summed = {d.type, types, mode, d.type && !sort_types ? sizes.types : 0};
+    EmbeddingTypes summed = {
+        .table = d.type, .types = types, .mode = mode, .count = d.type && !sort_types ? sizes.types : 0};
     words.skipped = sizes.padding;
     if (!sort_types) sorted_types.chunks = 0;
     summed.group = embedding_group(positions.chunks);
@@ -363,7 +364,7 @@ static void embedding_backward_launch(EmbeddingGrads d, const floatX* dx, Embedd
     real* memory = (real*)device_scratch(ctx, z.bytes);
     summed.sums = memory + z.ends;
     summed.group_sums = summed.sums + z.chunk_sums;
-    SortCounters arrivals = {(unsigned*)(summed.group_sums + z.group_sums), z.counters};
+    SortCounters arrivals = {.p = (unsigned*)(summed.group_sums + z.group_sums), .n = z.counters};
     summed.arrivals = arrivals.p + (size_t)z.slices * z.blocks;
     char* sort_memory = (char*)(arrivals.p + z.counters);
     words.sorted = embedding_sort(sort_memory, arrivals, tokens, sizes.V, N, ctx);
@@ -382,7 +383,8 @@ COMPILED_IF_CALLED static inline void embedding_backward_tables(EmbeddingGrads d
                                                                 Mode mode, Context* ctx) {
     const int WIDTH = Vector<floatX>::SIZE;
     int C = sizes.C, vectors = rows_are_vectors<floatX>(C), dropped = dropout.threshold != 0;
-    DropoutRows rows = {dropout, in.s->sequence, in.s->position, in.s->first};
+    DropoutRows rows = {
+        .dropout = dropout, .sequence = in.s->sequence, .position = in.s->position, .first = in.s->first};
     if (word_mode == SET) embedding_zero(d.word, sizes.V, C, ctx);
     if (mode == SET && d.type && sizes.types > EMBEDDING_TYPES) embedding_zero(d.type, sizes.types, C, ctx);
     if (vectors && dropped) embedding_backward_launch<WIDTH, 1>(d, dx, in, sizes, rows, mode, ctx);

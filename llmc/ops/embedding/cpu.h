@@ -15,11 +15,12 @@ static inline size_t embedding_scratch_bytes(int N, int sequences, int T, Embedd
 enum { EMBEDDING_BLOCK = 32 };  // two cache lines of floats, and a multiple of dropout's groups of four
 
 // x[c] *= keep for the channels from .. to - 1 of row n. x points to channel `from`, a multiple of four.
-static inline void embedding_drop(real* x, Dropout d, const Sequences* s, int n, int from, int to) {
+static inline void embedding_drop(real* x, Dropout dropout, const Sequences* s, int n, int from, int to) {
     for (int c = from; c < to; c += 4) {
-        Philox r =
-            dropout_bits_hidden(d, (uint32_t)(s->first + s->sequence[n]), (uint32_t)s->position[n], (uint32_t)c / 4);
-        for (int i = 0; i < min_int(4, to - c); i++) x[c - from + i] *= r.v[i] >= d.threshold ? (real)d.scale : 0;
+        Philox r = dropout_bits_hidden(dropout, (uint32_t)(s->first + s->sequence[n]), (uint32_t)s->position[n],
+                                       (uint32_t)c / 4);
+        for (int i = 0; i < min_int(4, to - c); i++)
+            x[c - from + i] *= r.v[i] >= dropout.threshold ? (real)dropout.scale : 0;
     }
 }
 

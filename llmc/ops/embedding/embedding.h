@@ -80,9 +80,10 @@ typedef struct {
 // References
 
 // Dropout's factor for channel c of row n.
-static inline double embedding_keep_ref(Dropout d, const Sequences* s, int n, int c) {
-    Philox r = dropout_bits_hidden(d, (uint32_t)(s->first + s->sequence[n]), (uint32_t)s->position[n], (uint32_t)c / 4);
-    return r.v[c % 4] >= d.threshold ? (double)d.scale : 0;
+static inline double embedding_keep_ref(Dropout dropout, const Sequences* s, int n, int c) {
+    Philox r =
+        dropout_bits_hidden(dropout, (uint32_t)(s->first + s->sequence[n]), (uint32_t)s->position[n], (uint32_t)c / 4);
+    return r.v[c % 4] >= dropout.threshold ? (double)dropout.scale : 0;
 }
 
 // The tables in full precision; type may be NULL.

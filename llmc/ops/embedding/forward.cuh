@@ -49,7 +49,8 @@ static void embedding_forward_launch(floatX* x, EmbeddingInputs in, Embeddings e
 COMPILED_IF_CALLED static inline void embedding_forward_rows(floatX* x, EmbeddingInputs in, Embeddings e, int C,
                                                              Dropout dropout, Context* ctx) {
     const int WIDTH = Vector<floatX>::SIZE;
-    DropoutRows rows = {dropout, in.s->sequence, in.s->position, in.s->first};
+    DropoutRows rows = {
+        .dropout = dropout, .sequence = in.s->sequence, .position = in.s->position, .first = in.s->first};
     int vectors = rows_are_vectors<floatX>(C), dropped = dropout.threshold != 0;
     if (vectors && dropped) embedding_forward_launch<WIDTH, 1>(x, in, e, C, rows, ctx);
     else if (vectors) embedding_forward_launch<WIDTH, 0>(x, in, e, C, rows, ctx);

@@ -67,8 +67,8 @@ __global__ void __launch_bounds__(embedding_layernorm_threads(TEAM))
     for (int i = 0; i < VECTORS; i++)
 #pragma unroll
         for (int k = 0; k < W; k++) {
-            float d = first + i * TEAM * W < C ? v[i * W + k] - mean : 0;
-            sum_sq += d * d;
+            float deviation = first + i * TEAM * W < C ? v[i * W + k] - mean : 0;
+            sum_sq += deviation * deviation;
         }
     float rstd = rsqrtf(team_sum<TEAM>(make_float2(sum_sq, 0), 1).x * inverse_C + layer.eps);
     DropoutPlace drop = {0, 0};
@@ -101,8 +101,12 @@ static inline void embedding_layernorm_start(floatX* x, floatX* e, LayerNormStat
     constexpr int threads = embedding_layernorm_threads(TEAM);
     const Sequences* s = in.s;
     unsigned blocks = blocks_for((size_t)s->rows, threads / TEAM);
-    DropoutRows dropout = {layer.dropout, s->sequence, s->position, s->first};
-    EmbeddingNormArgs args = {layer.tables, {layer.norm.w_fp32, layer.norm.b}, layer.eps, layer.dropout};
+    DropoutRows dropout = {
+        .dropout = layer.dropout, .sequence = s->sequence, .position = s->position, .first = s->first};
+    EmbeddingNormArgs args = {.tables = layer.tables,
+                              .norm = {.w = layer.norm.w_fp32, .b = layer.norm.b},
+                              .eps = layer.eps,
+                              .dropout = layer.dropout};
     auto kernel = layer.dropout.threshold ? embedding_layernorm_forward_kernel<W, E, TEAM, 1>
                                           : embedding_layernorm_forward_kernel<W, E, TEAM, 0>;
     kernel<<<blocks, threads, 0, ctx->stream>>>(x, e, stats, in.tokens, in.types, args, s->position, s->rows, C,

@@ -159,7 +159,8 @@ static inline SortedRows embedding_sort(void* scratch, SortCounters zeroed, cons
     int *memory = (int*)scratch, *counts = memory + 4 * (size_t)N, passes = embedding_sort_passes(entries);
     unsigned tiles = blocks_for((size_t)N, SORT_TILE);
     size_t size = (size_t)tiles * SORT_DIGITS;
-    SortedRows from = {NULL, NULL}, to = {memory, memory + N}, other = {memory + 2 * (size_t)N, memory + 3 * (size_t)N};
+    SortedRows from = {NULL, NULL}, to = {.index = memory, .row = memory + N},
+               other = {.index = memory + 2 * (size_t)N, .row = memory + 3 * (size_t)N};
     if (N <= SORT_RANKED) {
         embedding_sort_rank_kernel<<<blocks_for((size_t)N, SORT_WARPS), SORT_WARPS * WARP, 0, ctx->stream>>>(to, zeroed,
                                                                                                              index, N);

@@ -31,7 +31,10 @@ __device__ inline LambBlock lamb_block(const ParamSpan* spans, int count) {
         else high = middle;
     }
     ParamSpan span = spans[low];
-    LambBlock b = {low, span.offset + (size_t)(block - span.blocks) * LAMB_BLOCK, span.offset + span.size, span.decay};
+    LambBlock b = {.span = low,
+                   .begin = span.offset + (size_t)(block - span.blocks) * LAMB_BLOCK,
+                   .end = span.offset + span.size,
+                   .decay = span.decay};
     b.end = b.end - b.begin > LAMB_BLOCK ? b.begin + LAMB_BLOCK : b.end;
     return b;
 }
@@ -81,7 +84,7 @@ __global__ void __launch_bounds__(ADAMW_THREADS)
         store128(a.m + i, m);
         store128(a.v + i, v);
     }
-    LambSumSq sum = {block_sum((double)sum_sq_p), 0};
+    LambSumSq sum = {.p = block_sum((double)sum_sq_p)};
     sum.u = block_sum((double)sum_sq_u);
     if (threadIdx.x == 0) sum_sq[blockIdx.x] = sum;
     ParamSpan span = spans[b.span];

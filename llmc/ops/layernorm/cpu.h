@@ -156,19 +156,23 @@ static inline void layernorm_backward_blocks(LayerNormTargets to, LayerNormInput
 
 static inline void layernorm_backward_rows(floatX* dx, LayerNormGrads d, LayerNormInputs in, Mode dx_mode, Mode d_mode,
                                            Context* ctx) {
-    LayerNormTargets to = {{dx, NULL, NULL, dropout_none(NULL)}, {d.w, d.b}, dropout_none(NULL)};
+    LayerNormTargets to = {.r = {.dx = dx, .dbranch = NULL, .dbias = NULL, .dropout = dropout_none(NULL)},
+                           .d = {.w = d.w, .b = d.b},
+                           .output = dropout_none(NULL)};
     layernorm_backward_blocks(to, in, dx_mode, d_mode, ctx);
 }
 
 static inline void layernorm_dropout_backward_rows(floatX* dx, LayerNormGrads d, LayerNormInputs in, Dropout dropout,
                                                    Mode d_mode, Context* ctx) {
-    LayerNormTargets to = {{dx, NULL, NULL, dropout_none(NULL)}, {d.w, d.b}, dropout};
+    LayerNormTargets to = {.r = {.dx = dx, .dbranch = NULL, .dbias = NULL, .dropout = dropout_none(NULL)},
+                           .d = {.w = d.w, .b = d.b},
+                           .output = dropout};
     layernorm_backward_blocks(to, in, SET, d_mode, ctx);
 }
 
 static inline void residual_layernorm_backward_rows(ResidualGrad r, LayerNormGrads d, LayerNormInputs in, Mode dx_mode,
                                                     Mode d_mode, Context* ctx) {
-    LayerNormTargets to = {r, {d.w, d.b}, dropout_none(NULL)};
+    LayerNormTargets to = {.r = r, .d = {.w = d.w, .b = d.b}, .output = dropout_none(NULL)};
     layernorm_backward_blocks(to, in, dx_mode, d_mode, ctx);
 }
 

@@ -70,8 +70,8 @@ __global__ void __launch_bounds__(layernorm_forward_threads(TEAM), layernorm_for
     for (int i = 0; i < VECTORS; i++)
 #pragma unroll
         for (int k = 0; k < W; k++) {
-            float d = first + i * TEAM * W < a.C ? v[i * W + k] - mean : 0;
-            sum_sq += d * d;
+            float deviation = first + i * TEAM * W < a.C ? v[i * W + k] - mean : 0;
+            sum_sq += deviation * deviation;
         }
     float rstd = rsqrtf(team_sum<TEAM>(make_float2(sum_sq, 0), 1).x * a.inverse_C + a.eps);
 #pragma unroll
@@ -112,23 +112,30 @@ template <LayerNormBranch BRANCH> static inline void layernorm_forward_choose(La
 
 COMPILED_IF_CALLED static inline void layernorm_forward_rows(floatX* y, LayerNormStats stats, const floatX* x,
                                                              LayerNorm p, Rows size, real eps, Context* ctx) {
-    LayerNormForward a = {y, NULL, stats, x, {p.w_fp32, p.b}, size.N, size.C, 1.0f / (float)size.C, (float)eps, {}};
+    LayerNormForward a = {.y = y,
+                          .stats = stats,
+                          .x = x,
+                          .p = {.w = p.w_fp32, .b = p.b},
+                          .N = size.N,
+                          .C = size.C,
+                          .inverse_C = 1.0f / (float)size.C,
+                          .eps = (float)eps};
     layernorm_forward_choose<LAYERNORM_ALONE>(a, ctx);
 }
 
 COMPILED_IF_CALLED static inline void residual_layernorm_forward_rows(floatX* y, ResidualBranch branch,
                                                                       LayerNormStats stats, const floatX* x,
                                                                       LayerNorm p, Rows size, real eps, Context* ctx) {
-    LayerNormForward a = {y,
-                          branch.r,
-                          stats,
-                          x,
-                          {p.w_fp32, p.b},
-                          size.N,
-                          size.C,
-                          1.0f / (float)size.C,
-                          (float)eps,
-                          dropout_rows(branch.dropout)};
+    LayerNormForward a = {.y = y,
+                          .r = branch.r,
+                          .stats = stats,
+                          .x = x,
+                          .p = {.w = p.w_fp32, .b = p.b},
+                          .N = size.N,
+                          .C = size.C,
+                          .inverse_C = 1.0f / (float)size.C,
+                          .eps = (float)eps,
+                          .dropout = dropout_rows(branch.dropout)};
     if (branch.dropout.threshold) layernorm_forward_choose<LAYERNORM_RESIDUAL_DROPOUT>(a, ctx);
     else layernorm_forward_choose<LAYERNORM_RESIDUAL>(a, ctx);
 }

@@ -133,7 +133,7 @@ static inline void matmul_backward_weight(LinearGrads d, const floatX* dy, const
     Product r = product_backward_weight(d.w, dy, x, N, IC, OC);
     r.mode = mode;
     product_run(&r, ctx);
-    BiasGrad bias = {d.b, mode};
+    BiasGrad bias = {.b = d.b, .mode = mode};
     matmul_backward_bias(bias, dy, N, OC, ctx);
     scope_close(&scope);
 }

@@ -19,7 +19,13 @@
 #include "llmc/ops/matmul/plan.cuh"
 
 static inline MatmulKey matmul_key(int kind, int N, int IC, int OC, Mode mode, Context* ctx) {
-    MatmulKey key = {kind, N, IC, OC, mode, CUBLASLT_EPILOGUE_DEFAULT, ctx->tf32, 0, 0, 0};
+    MatmulKey key = {.kind = kind,
+                     .N = N,
+                     .IC = IC,
+                     .OC = OC,
+                     .mode = mode,
+                     .epilogue = CUBLASLT_EPILOGUE_DEFAULT,
+                     .tf32 = ctx->tf32};
     return key;
 }
 
@@ -64,7 +70,7 @@ static inline void matmul_forward(floatX* y, const floatX* x, Linear p, int N, i
                                   Context* ctx) {
     Scope scope = scope_open(ctx, "matmul_forward", MATMUL_FLOPS(N, IC, OC), MATMUL_FORWARD_BYTES(N, IC, OC, mode),
                              "N=%d IC=%d OC=%d", N, IC, OC);
-    MatmulOperands o = {p.w, x, y, p.b, NULL, N};
+    MatmulOperands o = {.a = p.w, .b = x, .d = y, .bias = p.b, .N = N};
     matmul_product(matmul_key(MATMUL_FORWARD, N, IC, OC, mode, ctx), &o, ctx);
     scope_close(&scope);
 }
@@ -73,7 +79,7 @@ static inline void matmul_gelu_forward(floatX* y, floatX* pre, const floatX* x, 
                                        Gelu kind, Context* ctx) {
     Scope scope = scope_open(ctx, "matmul_gelu_forward", MATMUL_FLOPS(N, IC, OC), MATMUL_GELU_FORWARD_BYTES(N, IC, OC),
                              "N=%d IC=%d OC=%d", N, IC, OC);
-    MatmulOperands o = {p.w, x, y, p.b, pre, N};
+    MatmulOperands o = {.a = p.w, .b = x, .d = y, .bias = p.b, .aux = pre, .N = N};
     MatmulKey key = matmul_key(MATMUL_FORWARD, N, IC, OC, SET, ctx);
     if (ctx->gelu_fusion < 1 || !matmul_gelu_epilogue(key, &o, kind, ctx)) {
         MatmulOperands plain = matmul_without_gelu(key.kind, &o);
@@ -87,7 +93,7 @@ static inline void matmul_backward_input(floatX* dx, const floatX* dy, const flo
                                          Mode mode, Context* ctx) {
     Scope scope = scope_open(ctx, "matmul_backward_input", MATMUL_FLOPS(N, IC, OC),
                              MATMUL_BACKWARD_INPUT_BYTES(N, IC, OC, mode), "N=%d IC=%d OC=%d", N, IC, OC);
-    MatmulOperands o = {w, dy, dx, NULL, NULL, N};
+    MatmulOperands o = {.a = w, .b = dy, .d = dx, .N = N};
     matmul_product(matmul_key(MATMUL_BACKWARD_INPUT, N, IC, OC, mode, ctx), &o, ctx);
     scope_close(&scope);
 }
@@ -96,7 +102,7 @@ static inline void matmul_gelu_backward_input(floatX* dpre, BiasGrad d, const fl
                                               const floatX* pre, int N, int IC, int OC, Gelu kind, Context* ctx) {
     Scope scope = scope_open(ctx, "matmul_gelu_backward_input", MATMUL_FLOPS(N, IC, OC),
                              MATMUL_GELU_BACKWARD_INPUT_BYTES(N, IC, OC), "N=%d IC=%d OC=%d", N, IC, OC);
-    MatmulOperands o = {w, dy, dpre, NULL, (floatX*)pre, N};
+    MatmulOperands o = {.a = w, .b = dy, .d = dpre, .aux = (floatX*)pre, .N = N};
     MatmulKey key = matmul_key(MATMUL_BACKWARD_INPUT, N, IC, OC, SET, ctx);
     if (ctx->gelu_fusion >= 2 && matmul_gelu_epilogue(key, &o, kind, ctx)) {
         if (d.b) matmul_backward_bias(d, dpre, N, IC, ctx);
@@ -112,9 +118,9 @@ static inline void matmul_backward_weight(LinearGrads d, const floatX* dy, const
                                           Mode mode, Context* ctx) {
     Scope scope = scope_open(ctx, "matmul_backward_weight", MATMUL_FLOPS(N, IC, OC),
                              MATMUL_BACKWARD_WEIGHT_BYTES(N, IC, OC, mode), "N=%d IC=%d OC=%d", N, IC, OC);
-    MatmulOperands o = {x, dy, d.w, NULL, NULL, N};
+    MatmulOperands o = {.a = x, .b = dy, .d = d.w, .N = N};
     matmul_product(matmul_key(MATMUL_BACKWARD_WEIGHT, N, IC, OC, mode, ctx), &o, ctx);
-    BiasGrad bias = {d.b, mode};
+    BiasGrad bias = {.b = d.b, .mode = mode};
     if (d.b) matmul_backward_bias(bias, dy, N, OC, ctx);
     scope_close(&scope);
 }

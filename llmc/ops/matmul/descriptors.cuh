@@ -160,9 +160,15 @@ static inline int matmul_propose(const MatmulPlan* plan, cublasLtMatmulHeuristic
     const MatmulKey* k = &plan->key;
     uint32_t reduction = CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;  // split-K keeps its partial sums in fp32
     if (matmul_pass(k) == MATMUL_BACKWARD_WEIGHT) reduction |= CUBLASLT_REDUCTION_SCHEME_INPLACE;  // D is fp32 itself
-    CublasltProblem problem = {
-        plan->operation,      plan->a,  plan->b, plan->d, plan->d, (uint32_t)k->align_a, (uint32_t)k->align_b,
-        (uint32_t)k->align_d, reduction};
+    CublasltProblem problem = {.operation = plan->operation,
+                               .a = plan->a,
+                               .b = plan->b,
+                               .c = plan->d,
+                               .d = plan->d,
+                               .align_a = (uint32_t)k->align_a,
+                               .align_b = (uint32_t)k->align_b,
+                               .align_d = (uint32_t)k->align_d,
+                               .reduction = reduction};
     int count;
     matmul_check(cublaslt_propose(&count, results, limit, &problem, ctx), plan, "cublasLtMatmulAlgoGetHeuristic");
     return count;

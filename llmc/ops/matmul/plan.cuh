@@ -234,7 +234,7 @@ static inline float matmul_time_candidates(const MatmulPlan* plan, const MatmulO
 // The kernels that must follow a product. Without GELU in the epilogue: GELU, or in the backward pass its derivative
 // and the bias gradient. With it: none, or in the backward pass the bias gradient.
 static inline void matmul_finish_gelu(const MatmulKey* k, const MatmulOperands* o, int in_epilogue, Context* ctx) {
-    BiasGrad bias = {(real*)ctx->cublaslt_workspace, SET};  // not read by anyone
+    BiasGrad bias = {.b = (real*)ctx->cublaslt_workspace, .mode = SET};  // not read by anyone
     floatX* d = (floatX*)o->d;
     if (k->kind == MATMUL_FORWARD && !in_epilogue)
         matmul_apply_gelu(d, o->aux, matmul_d_size(k), FORWARD, GELU_TANH, ctx);
