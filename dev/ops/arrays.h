@@ -65,9 +65,13 @@ typedef struct {
 // ---------------------------------------------------------------------------------------------------------
 // Memory of a case
 
+// Whether a block comes from aligned_alloc(); then it has a canary before its first byte too.
+static inline int block_is_plain(Place place) { return place == ON_HOST || !HAS_DEVICE_MEMORY; }
+
 // Zero-filled memory with a canary behind its last byte.
 static inline void* case_block(Harness* h, size_t bytes, Place place) {
     Block* block = (Block*)xmalloc(sizeof *block);
+    size_t before = block_is_plain(place) ? CANARY_BYTES : 0;
     block->bytes = bytes;
     block->place = place;
     block->next = h->blocks;
@@ -83,8 +87,10 @@ static inline void* case_block(Harness* h, size_t bytes, Place place) {
     if (place == ON_BOTH) cudaCheck(cudaMallocHost(&block->memory, bytes + CANARY_BYTES));
     else
 #endif
-        block->memory = (unsigned char*)aligned_alloc(64, round_up(bytes + CANARY_BYTES, 64));
+        block->memory = (unsigned char*)aligned_alloc(64, round_up(before + bytes + CANARY_BYTES, 64));
     if (!block->memory) die(FAILED, "out of memory: %zu bytes for %s", bytes, h->name);
+    memset(block->memory, CANARY_VALUE, before);
+    block->memory += before;
     memset(block->memory, 0, bytes);
     memset(block->memory + bytes, CANARY_VALUE, CANARY_BYTES);
     return block->memory;
@@ -106,10 +112,12 @@ static inline int canary_hurt(const Block* block) {
 #endif
         memcpy(copy, block->memory + block->bytes, CANARY_BYTES);
     for (size_t i = 0; i < CANARY_BYTES; i++) hurt |= copy[i] != CANARY_VALUE;
+    for (size_t i = 1; i <= CANARY_BYTES && block_is_plain(block->place); i++)
+        hurt |= *(block->memory - i) != CANARY_VALUE;
     return hurt;
 }
 
-// Free the case's memory. Returns the number of buffers that were written past their end.
+// Free the case's memory. Returns the number of buffers around which something was written.
 static inline int case_free(Harness* h) {
     int overrun = 0;
     device_synchronize(&h->ctx);
@@ -121,7 +129,7 @@ static inline int case_free(Harness* h) {
         if (block->place == ON_DEVICE) cudaCheck(cudaFree(block->memory));
         if (block->place == ON_BOTH) cudaCheck(cudaFreeHost(block->memory));
 #endif
-        if (block->place == ON_HOST || !HAS_DEVICE_MEMORY) free(block->memory);
+        if (block_is_plain(block->place)) free(block->memory - CANARY_BYTES);
         free(block);
     }
     return overrun;

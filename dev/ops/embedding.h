@@ -232,27 +232,34 @@ static void test_embedding_bytes(Harness* h, Mode word_mode, Mode mode) {
     case_end(h);
 }
 
-static void test_embedding(Harness* h) {
-    static const int lengths[][3] = {{1, 0, 0}, {17, 1, 77}, {30, 30, 30}};
+static const int EMBEDDING_LENGTHS[][3] = {{1, 0, 0}, {17, 1, 77}, {30, 30, 30}};
+
+// The first two variants have no dropout, the first four are all.
+static void test_embedding_both(Harness* h, int variants) {
     static const int widths[] = {1, 33, 48, 768, 1024, 1600};
-    for (size_t i = 0; i < COUNT_OF(lengths); i++)
+    for (size_t i = 0; i < COUNT_OF(EMBEDDING_LENGTHS); i++)
         for (size_t j = 0; j < COUNT_OF(widths); j++)
-            for (int variant = 0; variant < 4; variant++) {
+            for (int variant = 0; variant < variants; variant++) {
+                const int* lengths = EMBEDDING_LENGTHS[i];
                 EmbeddingSizes sizes = {19, 80, variant % 2 ? 2 : 0, widths[j], variant == 3 ? 0 : -1};
                 double p = variant < 2 ? 0 : 0.3;
                 Mode word_mode = variant == 1 || variant == 2 ? ADD : SET, mode = variant < 2 ? SET : ADD;
-                case_begin(h, "embedding/both T=%d,%d,%d C=%d types=%d p=%g %s %s", lengths[i][0], lengths[i][1],
-                           lengths[i][2], widths[j], sizes.types, p, mode_name(word_mode), mode_name(mode));
-                EmbeddingCase e = embedding_case(h, lengths[i], lengths[i][1] ? 3 : 1, sizes, p, word_mode, mode);
+                case_begin(h, "embedding/both T=%d,%d,%d C=%d types=%d p=%g %s %s", lengths[0], lengths[1], lengths[2],
+                           widths[j], sizes.types, p, mode_name(word_mode), mode_name(mode));
+                EmbeddingCase e = embedding_case(h, lengths, lengths[1] ? 3 : 1, sizes, p, word_mode, mode);
                 embedding_check(h, &e);
                 case_end(h);
             }
+}
+
+static void test_embedding(Harness* h) {
+    test_embedding_both(h, 4);
     static const int norm_widths[] = {1, 33, 48, 520, 768, 1024, 1032, 1600, 1601};  // each width of a team on the GPU
-    for (size_t i = 0; i < COUNT_OF(lengths); i++)
+    for (size_t i = 0; i < COUNT_OF(EMBEDDING_LENGTHS); i++)
         for (size_t j = 0; j < COUNT_OF(norm_widths); j++)
             for (int variant = 0; variant < 2; variant++)
-                test_embedding_layernorm(h, lengths[i], lengths[i][1] ? 3 : 1, norm_widths[j], variant ? 2 : 0,
-                                         variant ? 0.3 : 0);
+                test_embedding_layernorm(h, EMBEDDING_LENGTHS[i], EMBEDDING_LENGTHS[i][1] ? 3 : 1, norm_widths[j],
+                                         variant ? 2 : 0, variant ? 0.3 : 0);
 
     test_embedding_lists(h);
     for (int k = 0; k < 4; k++) test_embedding_bytes(h, k % 2 ? ADD : SET, k / 2 ? ADD : SET);

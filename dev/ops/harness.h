@@ -54,7 +54,7 @@ __attribute__((format(printf, 2, 3))) static inline void case_fail(Harness* h, c
 
 static inline void case_end(Harness* h) {
     int overrun = case_free(h);
-    if (overrun) case_fail(h, "wrote past the end of %d buffer%s", overrun, overrun > 1 ? "s" : "");
+    if (overrun) case_fail(h, "wrote outside of %d buffer%s", overrun, overrun > 1 ? "s" : "");
     if (!h->comparisons) case_fail(h, "compared nothing");
     if (h->bad) {
         h->failed++;

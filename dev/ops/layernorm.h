@@ -311,26 +311,38 @@ static inline void test_layernorm_precision(Harness* h) {
     case_end(h);
 }
 
-static inline void test_layernorm(Harness* h) {
-    // The later sizes are for the GPU: more rows than its teams take in one round, every team size, and a number of
-    // warps that does not divide into teams. The CPU has one code path and skips the largest.
+// Calls test for every size. The later sizes are for the GPU: more rows than its teams take in one round, every team
+// size, and a number of warps that does not divide into teams. The CPU has one code path and skips the largest.
+static inline void test_layernorm_sizes(Harness* h, void (*test)(Harness* h, int N, int C)) {
     static const Rows SIZES[] = {{1, 1},     {1, 48},    {77, 33},     {17, 768},   {77, 48},   {96, 16},    {131, 1},
                                  {33, 1600}, {7001, 8},  {3300, 33},   {2500, 264}, {20, 1024}, {800, 1032}, {5, 4096},
                                  {3, 5001},  {3, 16384}, {1100, 1024}, {700, 1600}, {150, 7000}};
     for (size_t i = 0; i < COUNT_OF(SIZES); i++) {
         int N = SIZES[i].N, C = SIZES[i].C;
         if (HAS_DEVICE_MEMORY && sizeof(floatX) > 2 && C > 8192) continue;  // over the limit
-        if (!HAS_DEVICE_MEMORY && N * C > 1000000) continue;
-        test_layernorm_forward(h, N, C);
-        for (int dropped = 0; dropped < 2; dropped++) test_residual_layernorm_forward(h, N, C, dropped ? 0.3 : 0);
-        for (int modes = 0; modes < 4; modes++) {
-            Mode dx_mode = modes & 1 ? ADD : SET, d_mode = modes & 2 ? ADD : SET;
-            test_layernorm_backward(h, N, C, dx_mode, d_mode);
-            for (int dropped = 0; dropped < 2; dropped++)
-                test_residual_layernorm_backward(h, N, C, dx_mode, d_mode, dropped ? 0.3 : 0);
-            if (dx_mode == SET) test_layernorm_dropout_backward(h, N, C, d_mode, 0.3);
-        }
+        if (HAS_DEVICE_MEMORY || N * C <= 1000000) test(h, N, C);
     }
+}
+
+static inline void test_layernorm_backward_modes(Harness* h, int N, int C) {
+    for (int modes = 0; modes < 4; modes++)
+        test_layernorm_backward(h, N, C, modes & 1 ? ADD : SET, modes & 2 ? ADD : SET);
+}
+
+static inline void test_layernorm_fused(Harness* h, int N, int C) {
+    for (int dropped = 0; dropped < 2; dropped++) test_residual_layernorm_forward(h, N, C, dropped ? 0.3 : 0);
+    for (int modes = 0; modes < 4; modes++) {
+        Mode dx_mode = modes & 1 ? ADD : SET, d_mode = modes & 2 ? ADD : SET;
+        for (int dropped = 0; dropped < 2; dropped++)
+            test_residual_layernorm_backward(h, N, C, dx_mode, d_mode, dropped ? 0.3 : 0);
+        if (dx_mode == SET) test_layernorm_dropout_backward(h, N, C, d_mode, 0.3);
+    }
+}
+
+static inline void test_layernorm(Harness* h) {
+    test_layernorm_sizes(h, test_layernorm_forward);
+    test_layernorm_sizes(h, test_layernorm_backward_modes);
+    test_layernorm_sizes(h, test_layernorm_fused);
     test_layernorm_in_place(h);
     test_layernorm_precision(h);
 }

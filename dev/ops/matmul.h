@@ -323,26 +323,31 @@ static void test_matmul_bytes(Harness* h, Mode mode) {
     case_end(h);
 }
 
+static const MatmulShape MATMUL_SHAPES[] = {
+    {1, 1, 1},       {1, 48, 33},     {77, 48, 144},   {77, 33, 1},     {5, 300, 97},
+    {3, 768, 48},    {33, 7, 600},    {300, 103, 77},  {600, 131, 33},  {17, 520, 1030},
+    {512, 128, 256}, {64, 1600, 64},  {449, 128, 256}, {501, 128, 256},  // of the same range as 512
+    {1, 1600, 768},  {17, 768, 1024}, {1, 1024, 1600}, {1024, 48, 64},
+};
+
+static void test_matmul_forward_shapes(Harness* h) {
+    for (size_t i = 0; i < COUNT_OF(MATMUL_SHAPES); i++)
+        for (int k = 0; k < 4; k++) test_matmul_forward(h, MATMUL_SHAPES[i], k & 2 ? ADD : SET, k & 1);
+}
+
 static void test_matmul(Harness* h) {
-    static const MatmulShape shapes[] = {
-        {1, 1, 1},       {1, 48, 33},     {77, 48, 144},   {77, 33, 1},     {5, 300, 97},
-        {3, 768, 48},    {33, 7, 600},    {300, 103, 77},  {600, 131, 33},  {17, 520, 1030},
-        {512, 128, 256}, {64, 1600, 64},  {449, 128, 256}, {501, 128, 256},  // of the same range as 512
-        {1, 1600, 768},  {17, 768, 1024}, {1, 1024, 1600}, {1024, 48, 64},
-    };
-    for (size_t i = 0; i < COUNT_OF(shapes); i++)
+    test_matmul_forward_shapes(h);
+    for (size_t i = 0; i < COUNT_OF(MATMUL_SHAPES); i++)
         for (int k = 0; k < 2; k++) {
+            const MatmulShape shape = MATMUL_SHAPES[i];
             Mode mode = k ? ADD : SET;
             Gelu kind = k ? GELU_ERF : GELU_TANH;
-            for (int with_bias = 0; with_bias < 2; with_bias++) {
-                test_matmul_forward(h, shapes[i], mode, with_bias);
-                test_matmul_backward_weight(h, shapes[i], mode, with_bias);
-            }
-            test_matmul_backward_input(h, shapes[i], mode);
-            test_matmul_gelu(h, shapes[i], kind, "");
+            for (int with_bias = 0; with_bias < 2; with_bias++) test_matmul_backward_weight(h, shape, mode, with_bias);
+            test_matmul_backward_input(h, shape, mode);
+            test_matmul_gelu(h, shape, kind, "");
 #ifdef __CUDACC__
             h->ctx.gelu_fusion = 0;
-            if (kind == GELU_TANH) test_matmul_gelu(h, shapes[i], kind, " without epilogue");
+            if (kind == GELU_TANH) test_matmul_gelu(h, shape, kind, " without epilogue");
             h->ctx.gelu_fusion = 2;
 #endif
         }

@@ -82,6 +82,7 @@ run bert "$build/test_bert"
 if [ -x "$build/test_dlrm" ]; then run recsys bash dev/recsys/test.sh "$build" without-ops; fi
 run cli bash dev/test/cli.sh "$gpt2"
 [ "${build##*/}" = san ] || run one_file bash dev/test/one_file.sh "$gpt2"
+[ "${build##*/}" = san ] || run exercises bash dev/test/exercises.sh
 run threads bash dev/test/threads.sh "$gpt2"
 run losses bash dev/test/losses.sh "$gpt2"
 [ "${build##*/}" = san ] || run entropy bash dev/test/entropy.sh "$gpt2"

@@ -1,0 +1,220 @@
+/* The cases of each exercise: those of the op's suite in dev/ops that call the exercise's function, and what is timed.
+ * Included where calls of the op already go to the learner's function. */
+#ifndef DEV_EXERCISES_CASES_H
+#define DEV_EXERCISES_CASES_H
+
+#if defined(EXERCISE_gelu_forward) || defined(EXERCISE_gelu_backward)
+#include "dev/ops/gelu.h"
+
+static GeluCase exercise_gelu(Harness* h) {
+    GeluCase g = {.kind = GELU_TANH, .mode = SET, .ctx = &h->ctx};
+    case_begin(h, "gelu bench");
+    g.x = input(h, 256 * 3072, 1.0);
+    g.dy = input(h, 256 * 3072, 1.0);
+    g.y = output(h, 256 * 3072, SET);
+    return g;
+}
+
+static void exercise_bench(Harness* h) {
+    GeluCase g = exercise_gelu(h);
+#ifdef EXERCISE_gelu_forward
+    exercise_time("256 rows of 3072 channels", gelu_run_forward, &g);
+#else
+    exercise_time("256 rows of 3072 channels", gelu_run_backward, &g);
+#endif
+}
+#endif
+
+#ifdef EXERCISE_gelu_forward
+static void exercise_test(Harness* h) { test_gelu_forward(h); }
+#endif
+
+#ifdef EXERCISE_gelu_backward
+static void exercise_test(Harness* h) { test_gelu_backward(h); }
+#endif
+
+#ifdef EXERCISE_softmax_backward
+typedef struct {
+    Array ds, p, dp;
+    int N, T;
+    Context* ctx;
+} SoftmaxCase;
+
+static void softmax_run(void* state) {
+    SoftmaxCase* s = (SoftmaxCase*)state;
+    softmax_backward(s->ds.device, s->p.device, s->dp.device, s->N, s->T, s->ctx);
+}
+
+// Probabilities: positive numbers, and rows that add up to 1.
+static SoftmaxCase softmax_case(Harness* h, int N, int T) {
+    SoftmaxCase s = {.N = N, .T = T, .ctx = &h->ctx};
+    case_begin(h, "softmax/backward N=%d T=%d", N, T);
+    s.p = input(h, (size_t)N * (size_t)T, 1.0);
+    s.dp = input(h, s.p.n, 1.0);
+    s.ds = output(h, s.p.n, SET);
+    for (size_t row = 0; row < s.p.n; row += (size_t)T) {
+        double sum = 0;
+        for (size_t k = row; k < row + (size_t)T; k++) sum += exp((double)s.p.host[k]);
+        for (size_t k = row; k < row + (size_t)T; k++) s.p.host[k] = (real)(exp((double)s.p.host[k]) / sum);
+    }
+    return s;
+}
+
+// The sum is an average of numbers near 1: it is right to some roundings of partial sums.
+static void exercise_test(Harness* h) {
+    static const int SHAPES[][2] = {{1, 1}, {1, 48}, {77, 33}, {5, 1024}, {300, 7}};
+    for (size_t i = 0; i < COUNT_OF(SHAPES); i++) {
+        SoftmaxCase s = softmax_case(h, SHAPES[i][0], SHAPES[i][1]);
+        real* want = copy_of(h, s.ds);
+        softmax_backward_ref(want, s.p.host, s.dp.host, s.N, s.T);
+        softmax_run(&s);
+        expect_close(h, "ds", s.ds, want, tolerance(1e-6));
+        case_end(h);
+    }
+}
+
+static void exercise_bench(Harness* h) {
+    SoftmaxCase s = softmax_case(h, 4 * 12 * 256, 256);
+    exercise_time("12288 rows of 256 keys", softmax_run, &s);
+}
+#endif
+
+#if defined(EXERCISE_layernorm_forward) || defined(EXERCISE_layernorm_backward)
+#include "dev/ops/layernorm.h"
+
+static void exercise_bench(Harness* h) {
+    case_begin(h, "layernorm bench");
+    LayernormCase* k = layernorm_case(h, 1024, 768, SET, SET, 0);
+    layernorm_forward_ref(k->y.host, k->mean.host, k->rstd.host, k->x.host, k->w.host, k->b.host, k->size,
+                          LAYERNORM_EPS);
+#ifdef EXERCISE_layernorm_forward
+    exercise_time("1024 rows of 768 channels", layernorm_run_forward, k);
+#else
+    exercise_time("1024 rows of 768 channels", layernorm_run_backward, k);
+#endif
+}
+#endif
+
+#ifdef EXERCISE_layernorm_forward
+static void exercise_test(Harness* h) {
+    test_layernorm_sizes(h, test_layernorm_forward);
+    test_layernorm_precision(h);
+}
+#endif
+
+#ifdef EXERCISE_layernorm_backward
+static void exercise_test(Harness* h) { test_layernorm_sizes(h, test_layernorm_backward_modes); }
+#endif
+
+#ifdef EXERCISE_classifier_backward
+#include "dev/ops/classifier.h"
+
+static void exercise_test(Harness* h) { test_classifier(h); }
+
+static void exercise_bench(Harness* h) {
+    case_begin(h, "classifier bench");
+    ClassifierCase c = classifier_case(h, 64, 50257, 50304, 1.0, SET);
+    exercise_time("64 rows of 50257 logits", classifier_run_backward, &c);
+}
+#endif
+
+#ifdef EXERCISE_embedding_backward
+#include "dev/ops/embedding.h"
+
+static void exercise_test(Harness* h) { test_embedding_both(h, 2); }
+
+static void exercise_bench(Harness* h) {
+    static const int LENGTHS[] = {256, 256, 256, 256};
+    EmbeddingSizes sizes = {5000, 256, 0, 768, -1};
+    case_begin(h, "embedding bench");
+    EmbeddingCase e = embedding_case(h, LENGTHS, 4, sizes, 0, ADD, ADD);
+    exercise_time("1024 rows of 768 channels", embedding_run_backward, &e);
+}
+#endif
+
+#ifdef EXERCISE_matmul_forward
+#include "dev/ops/matmul.h"
+
+static void exercise_test(Harness* h) { test_matmul_forward_shapes(h); }
+
+static void exercise_bench(Harness* h) {
+    MatmulShape shape = {256, 768, 768};
+    case_begin(h, "matmul bench");
+    MatmulCase m = matmul_case(h, shape, SET);
+    m.y = output(h, matmul_size(shape.N, shape.OC), SET);
+    exercise_time("N=256 IC=768 OC=768", matmul_run_forward, &m);
+}
+#endif
+
+#ifdef EXERCISE_attention_forward
+#include "dev/ops/attention.h"
+
+// Without dropout. The tolerances are those of attention_check_path().
+static void exercise_test(Harness* h) {
+    static const struct {
+        int lengths[3], count, NH, HS;
+    } SHAPES[] = {{{1}, 1, 1, 1},          {{2}, 1, 1, 4},        {{17, 1, 77}, 3, 3, 16}, {{64, 64}, 2, 2, 64},
+                  {{6, 23, 24}, 3, 2, 33}, {{16, 0, 8}, 3, 2, 8}, {{130, 47}, 2, 12, 64},  {{1024}, 1, 1, 64}};
+    for (size_t i = 0; i < 2 * COUNT_OF(SHAPES); i++) {
+        Mask mask = i % 2 ? FULL : CAUSAL;
+        const int* lengths = SHAPES[i / 2].lengths;
+        int count = SHAPES[i / 2].count;
+        case_begin(h, "attention/forward %s T=%d,%d,%d NH=%d HS=%d", mask == CAUSAL ? "CAUSAL" : "FULL", lengths[0],
+                   lengths[1], lengths[2], SHAPES[i / 2].NH, SHAPES[i / 2].HS);
+        AttentionCase a = attention_case(h, lengths, count, SHAPES[i / 2].NH, SHAPES[i / 2].HS, mask, 0, 1.0);
+        real *out = copy_of(h, a.out), *lse = copy_of(h, a.lse);
+        attention_forward_ref(out, lse, a.qkv.host, &a.s, a.shape);
+        attention_run_forward(&a);
+        expect_close(h, "out", a.out, out, tolerance(3e-6));
+        expect_close(h, "lse", a.lse, lse, tolerance(3e-6));
+        case_end(h);
+    }
+    // Scores up to some hundreds, whose exponentials would overflow; a score of 300 is right to 3e-5.
+    int length = 50;
+    case_begin(h, "attention/forward large scores");
+    AttentionCase large = attention_case(h, &length, 1, 2, 16, CAUSAL, 0, 8.0);
+    real *out = copy_of(h, large.out), *lse = copy_of(h, large.lse);
+    attention_forward_ref(out, lse, large.qkv.host, &large.s, large.shape);
+    attention_run_forward(&large);
+    expect_close(h, "out", large.out, out, tolerance(3e-4));
+    expect_close(h, "lse", large.lse, lse, tolerance(3e-4));
+    case_end(h);
+}
+
+static void exercise_bench(Harness* h) {
+    static const int LENGTHS[] = {256, 256, 256, 256};
+    case_begin(h, "attention bench");
+    AttentionCase a = attention_case(h, LENGTHS, 4, 12, 64, CAUSAL, 0, 1.0);
+    exercise_time("4 sequences of 256, 12 heads of 64", attention_run_forward, &a);
+}
+#endif
+
+#if defined(EXERCISE_adamw_step) || defined(EXERCISE_adamw_update)
+#include "dev/ops/adamw.h"
+
+static void exercise_test(Harness* h) { test_adamw_update(h); }
+
+static void exercise_bench(Harness* h) {
+#ifdef EXERCISE_adamw_update
+    static const ParamSpan ALL[] = {{0, 1 << 20, 1}};
+    case_begin(h, "adamw bench");
+    exercise_time("1048576 parameters", adamw_run, adamw_case(h, 1 << 20, ALL, 1));
+#else
+    (void)h;  // a few numbers a step: nothing to time
+#endif
+}
+#endif
+
+#ifdef EXERCISE_lamb_update
+#include "dev/ops/lamb.h"
+
+static void exercise_test(Harness* h) { test_lamb_update(h); }
+
+static void exercise_bench(Harness* h) {
+    static const ParamSpan ALL[] = {{0, 1 << 20, 1, 1, 0}};
+    case_begin(h, "lamb bench");
+    exercise_time("1048576 parameters", lamb_run, lamb_case(h, 1 << 20, ALL, 1));
+}
+#endif
+
+#endif

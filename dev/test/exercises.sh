@@ -1,0 +1,113 @@
+#!/bin/bash
+# The exercises: the shipped op passes each, the skeleton passes none, and every kind of mistake gets its answer.
+#
+#     bash dev/test/exercises.sh          from the repository's root
+#
+# Ends with `N passed, N failed, N skipped`; exit status 1 if one failed.
+set -u
+passed=0 failed=0
+work=$(mktemp -d) || exit 1
+trap 'rm -rf "$work"' EXIT
+# A folder that looks like the repository: answers and programs are made there.
+for entry in dev llmc Makefile; do ln -s "$PWD/$entry" "$work/$entry"; done
+cd "$work" || exit 1
+export OMP_NUM_THREADS=1 LC_ALL=C EXERCISE_SPEED=0 CFLAGS="-O1 -march=native -fopenmp -ffp-contract=off -fno-math-errno"
+verdict() { # NAME WHY
+    if [ -z "$2" ]; then passed=$((passed + 1)); echo "ok   $1"; else failed=$((failed + 1)); echo "FAIL $1: ${2//$'\n'/ | }"; fi
+}
+# The last run of an exercise must end with STATUS and say PATTERN (extended).
+answer() { # NAME STATUS PATTERN
+    local why=
+    [ "$status" = "$2" ] || why="status $status where $2 is promised: $said"
+    [ -n "$why" ] || grep -qE -- "$3" <<<"$said" || why="it says: $said"
+    verdict "$1" "$why"
+}
+# exercise_OP with the body that stands on stdin.
+try() { # OP
+    awk 'NR == FNR {body = body $0 "\n"; next} /your code/ {printf "%s", body; next} {print}' - "dev/exercises/$1.h" >"$work/answer.h"
+    said=$(bash dev/exercises/run.sh "$1" "$work/answer.h" 2>&1)
+    status=$?
+}
+
+ops=$(grep -v '^#' dev/exercises/exercises.txt | cut -d ' ' -f 1)
+# Both runs of an exercise: two lines, "OP skeleton|shipped STATUS first line".
+both() {
+    local said
+    said=$(bash dev/exercises/run.sh "$1" "dev/exercises/$1.h")
+    echo "$1 skeleton $? ${said%%$'\n'*}"
+    said=$(EXERCISE_WITH=shipped bash dev/exercises/run.sh "$1" "dev/exercises/$1.h")
+    echo "$1 shipped $? ${said%%$'\n'*}"
+}
+export -f both
+lines=$(printf '%s\n' $ops | xargs -P 2 -I{} bash -c 'both {}')
+for op in $ops; do
+    for with in skeleton shipped; do
+        line=$(grep "^$op $with " <<<"$lines")
+        case $with in
+            skeleton) wanted="$op skeleton 1 not passed: [0-9]+ passed, [1-9][0-9]* failed. The first case that fails:" ;;
+            shipped) wanted="$op shipped 0 passed: [1-9][0-9]* cases" ;;
+        esac
+        verdict "$op, $with" "$(grep -qE "^$wanted\$" <<<"$line" || echo "it says: $line")"
+    done
+done
+
+# The list, and how an exercise begins, goes on and ends.
+said=$(make -s exercise 2>&1) status=$?
+verdict 'the list has a line for each' "$([ "$(grep -cE '^  [a-z_]+ +[^ ]' <<<"$said")" = "$(wc -w <<<"$ops")" ] || echo "$said")"
+said=$(make -s exercise OP=gelu 2>&1) status=$?
+answer 'an exercise that is not there' 2 'no exercise is called gelu'
+said=$(make -s exercise OP=gelu_forward 2>&1) status=$?
+answer 'the first time, the skeleton is copied' 2 'exercises/gelu_forward.h is made'
+answer '... and checked: an empty body' 2 'y\[0\] is nan, expected -0.00363'
+answer '... what NaN means' 2 'NaN: not written'
+sed -i 's|// your code|for (size_t i = 0; i < n; i++) y[i] = (real)(kind == GELU_ERF ? 0.5 * x[i] * (1 + erf(x[i] / sqrt(2.0))) : 0.5 * x[i] * (1 + tanh(sqrt(2 / 3.14159265358979) * (x[i] + 0.044715 * x[i] * x[i] * x[i]))));|' exercises/gelu_forward.h
+said=$(EXERCISE_SPEED=1 make -s exercise OP=gelu_forward 2>&1) status=$?
+answer 'a right one' 0 '^passed: 8 cases$'
+answer '... its speed' 0 '^speed, .* the shipped one [0-9]+ us: [0-9]+ % of its speed$'
+said=$(make -s exercise) status=$?
+answer 'the list shows it' 0 '^  gelu_forward +passed'
+
+right='for (int n = 0; n < N; n++)
+    for (int o = 0; o < OC; o++) {
+        double sum = p.b ? p.b[o] : 0;
+        for (int i = 0; i < IC; i++) sum += (double)x[n * IC + i] * p.w[o * IC + i];
+        y[n * OC + o] = (real)(mode == ADD ? y[n * OC + o] + sum : sum);
+    }'
+try matmul_forward <<<"$right"
+answer 'matmul, right' 0 '^passed: 72 cases$'
+try matmul_forward < <(sed 's/p.w\[o \* IC + i\]/p.w[i * OC + o]/' <<<"$right")
+answer 'matmul, transposed: the first wrong element' 1 'y\[[0-9]+\] is -?[0-9.]+, expected -?[0-9.]+ \([0-9]+ wrong'
+try matmul_forward < <(sed 's/p.b ? p.b\[o\] : 0/0/' <<<"$right")
+answer 'matmul, the bias is missing: the case says so' 1 'matmul/forward N=1 IC=1 OC=1 SET bias'
+slope='double v = x[i], k = 0.79788456080286536, t = tanh(k * (v + 0.044715 * v * v * v));
+    double d = kind == GELU_ERF ? 0.5 * (1 + erf(v / sqrt(2.0))) + v * exp(-v * v / 2) / sqrt(6.28318530717958648)
+                                : 0.5 * (1 + t) + 0.5 * v * (1 - t * t) * k * (1 + 3 * 0.044715 * v * v);'
+try gelu_backward <<<"for (size_t i = 0; i < n; i++) { $slope dx[i] = (real)(dy[i] * d); }"
+answer 'SET for ADD' 1 'Only cases with ADD fail'
+right="for (size_t i = 0; i < n; i++) { $slope dx[i] = (real)((mode == ADD ? dx[i] : 0) + dy[i] * d); }"
+try gelu_backward <<<"$right"
+answer 'both modes' 0 '^passed: 16 cases$'
+try gelu_backward <<<"$right dx[n] = 0;"
+answer 'a write behind the output' 1 'it wrote outside of 1 buffer'
+try gelu_backward <<<"$right dx[-1] = 0;"
+answer 'a write before the output' 1 'it wrote outside of 1 buffer'
+try gelu_forward <<<'gelu_forward(y, x, n, kind, ctx);'
+answer 'it calls the shipped op' 1 'uses gelu_forward, which is part of the op'
+try layernorm_backward <<<'(void)layernorm_backward_ref;'
+answer 'it takes the reference' 1 'uses layernorm_backward_ref, which is part of the op'
+try gelu_forward <<<'y[(size_t)1 << 40] = 0;'
+answer 'a crash' 1 'it crashed in the case gelu/forward TANH n=1'
+try gelu_forward <<<'exercise_gelu_forward(y, x, n + 1, kind, ctx); y[0] = 1;'
+answer 'a stack that is full' 1 'it crashed in the case gelu/forward TANH n=1'
+EXERCISE_LIMIT=1 try gelu_forward <<<'for (volatile int i = 1; i;) {}'
+answer 'an endless loop' 1 'after 1 s it was still at work on the case gelu/forward TANH n=1. An endless loop'
+try gelu_forward <<<'exit(0);'
+answer 'the program ends' 1 'it ended before all cases were done'
+try gelu_forward <<<'y[0] = z;'
+answer 'it does not compile' 1 'answer.h:[0-9]+:[0-9]+: error: .z. undeclared'
+{ echo '#undef gelu_forward'; echo '#undef gelu_forward_ref'; echo '#include "dev/ops/gelu.h"'; cat dev/exercises/gelu_forward.h; } >"$work/answer.h"
+said=$(bash dev/exercises/run.sh gelu_forward "$work/answer.h" 2>&1) status=$?
+answer 'it is never called' 1 'exercise_gelu_forward\(\) was never called'
+
+printf '%d passed, %d failed, 0 skipped\n' "$passed" "$failed"
+[ "$failed" -eq 0 ]
