@@ -7,8 +7,9 @@ Python's decode(errors="replace") has them.
 
     check_bpe.py TEST_BPE [GPT2_BPE_FOLDER [MEGABYTES]]
 
-TEST_BPE is the built dev/test/bpe.c. Without a folder it looks for ../shared/data/gpt2-bpe; without that, GPT-2's
-vocabulary is left out. Run it at the top of the project. Prints a line a case and `N passed, N failed, N skipped`.
+TEST_BPE is the built dev/test/bpe.c. GPT-2's vocabulary is tested if the folder is there; without an argument it is
+gpt2-bpe in LLMC_TEST_DATA (docs/testing.md), which may also hold prose. Run it at the top of the project. Prints a line
+a case and `N passed, N failed, N skipped`.
 """
 
 import array
@@ -27,6 +28,7 @@ from tokenizers.models import BPE
 from tokenizers.pre_tokenizers import ByteLevel
 from tokenizers.trainers import BpeTrainer
 
+DATA = os.environ.get("LLMC_TEST_DATA", "")
 END_OF_TEXT = "<|endoftext|>"
 SPACES = [
     0x9,
@@ -183,9 +185,7 @@ def damaged(rng, text):
 def mixed_text(size):
     """[(kind, bytes)], of about `size` bytes in all."""
     rng = random.Random(20240520)
-    prose = sources(
-        ["../shared/data/tinyshakespeare/input.txt", "../shared/data/wikitext-2/*.txt", "build/test_corpus/text/*.md"]
-    )
+    prose = sources([DATA + "/tinyshakespeare/input.txt", DATA + "/wikitext-2/*.txt", "build/test_corpus/text/*.md"])
     code = sources(["build/test_corpus/text/*.c"])
     kinds = [
         ("prose", prose),
@@ -300,7 +300,7 @@ def gpt2_tokenizer(folder):
     return tokenizer
 
 
-def main(program, gpt2="../shared/data/gpt2-bpe", megabytes="10"):
+def main(program, gpt2=DATA + "/gpt2-bpe", megabytes="10"):
     program = os.path.abspath(program)
     mixed = mixed_text(float(megabytes) * 1e6)
     with tempfile.TemporaryDirectory() as work, tempfile.TemporaryDirectory() as own:
@@ -315,7 +315,7 @@ def main(program, gpt2="../shared/data/gpt2-bpe", megabytes="10"):
         if os.path.isfile(os.path.join(gpt2, "encoder.json")):
             check_tokens("GPT-2's vocabulary", program, gpt2, gpt2_tokenizer(gpt2), mixed, work)
         else:
-            report("skip", f"GPT-2's vocabulary: no {gpt2}/encoder.json")
+            report("skip", "GPT-2's vocabulary: set LLMC_TEST_DATA to a folder with gpt2-bpe (docs/testing.md)")
     print(f"{counts['ok']} passed, {counts['FAIL']} failed, {counts['skip']} skipped")
     return 1 if counts["FAIL"] else 0
 

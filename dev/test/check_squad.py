@@ -6,10 +6,10 @@ taken for the answer of made-up logits; how texts are normalized, with every cha
 answers made to be hard, each of them and all together, of v1.1 and of v2.0. Labelling, answering and scoring are written
 here from their definitions.
 
-    check_squad.py TEST_SQUAD [VOCABULARY_FOLDER FILE]
+    check_squad.py TEST_SQUAD VOCABULARY_FOLDER FILE
 
-TEST_SQUAD is the built dev/test/squad.c. Without a folder and a file it looks for ../shared/data. Run it at the top of
-the project. Prints a line a case and `N passed, N failed, N skipped`.
+TEST_SQUAD is the built dev/test/squad.c. `make test` takes folder and file from LLMC_TEST_DATA (docs/testing.md).
+Prints a line a case and `N passed, N failed, N skipped`.
 """
 
 import collections
@@ -339,7 +339,7 @@ def write(work, name, data):
     return path
 
 
-def main(program, vocabulary="../shared/data/bert-base-uncased", path="../shared/data/squad-xquad/xquad.en.json"):
+def main(program, vocabulary, path):
     library = BertWordPieceTokenizer(os.path.join(vocabulary, "vocab.txt"), lowercase=True)
     with open(path, encoding="utf-8") as f:
         data = json.load(f)

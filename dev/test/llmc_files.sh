@@ -4,9 +4,10 @@
 #     bash dev/test/llmc_files.sh PROGRAM TEST_LLMC_FILES        from the repository's root
 #
 # PYTHON names the interpreter (default python3), which needs numpy; where it has transformers too, they load what a run
-# from a checkpoint of llm.c leaves. Ends with `N passed, N failed, N skipped`; exit status 1 if one failed.
+# from a checkpoint of llm.c leaves. LLMC_TEST_DATA names a folder with more models (docs/testing.md). Ends with `N
+# passed, N failed, N skipped`; exit status 1 if one failed.
 set -u
-PROGRAM=${1:-} python=${PYTHON:-python3}
+PROGRAM=${1:-} python=${PYTHON:-python3} data=${LLMC_TEST_DATA:-}
 test=$(realpath "${2:-build/test_llmc_files}")
 . "$(dirname "$0")/shell.sh"
 golden=$root/dev/reference/golden_gpt2_tied
@@ -54,13 +55,13 @@ compared 'a trained model: tokens' tokens "$box/hf" "$work/export/gpt2_tokenizer
 exported '--tokens' "$box/hf" "$work/export/model.bin" --tokens "$work/list.bin"
 cmp -s "$work/list.bin" "$work/export/gpt2_tokenizer.bin" || fail '--tokens' 'another list'
 
-for place in "$root/../shared/data/weights-tiny-gpt2" "$root/../shared/data/gpt2-bpe"; do
-    [ -d "$place" ] || skip "${place##*/}" "no $place"
+for place in weights-tiny-gpt2 gpt2-bpe; do
+    [ -d "$data/$place" ] || skip "$place" "set LLMC_TEST_DATA to a folder with it (docs/testing.md)"
 done
-if [ -d "$root/../shared/data/weights-tiny-gpt2" ]; then
-    cp -r "$root/../shared/data/weights-tiny-gpt2" "$work/tiny"
+if [ -d "$data/weights-tiny-gpt2" ]; then
+    cp -r "$data/weights-tiny-gpt2" "$work/tiny"
     chmod -R u+w "$work/tiny"
-    cp "$root/../shared/data/gpt2-bpe/encoder.json" "$work/tiny" 2>/dev/null
+    cp "$data/gpt2-bpe/encoder.json" "$work/tiny" 2>/dev/null
     exported '50257 tokens, weights of transformers' "$work/tiny" "$work/tiny.bin"
     compared '50257 tokens: weights and logits' same "$work/tiny" "$work/tiny.bin"
     [ ! -f "$work/tiny/encoder.json" ] || compared '50257 tokens: the list' tokens "$work/tiny" "$work/gpt2_tokenizer.bin"

@@ -4,11 +4,12 @@
 #
 #     bash dev/test/net_data.sh [TINYSHAKESPEARE.txt GPT2_BPE_FOLDER]
 #
-# Without arguments it looks for ../shared/data. PYTHON names the interpreter (default python3), which needs `tokenizers` and,
-# for what concerns data sets, `datasets`.
+# Without arguments both are looked for in LLMC_TEST_DATA (docs/testing.md). PYTHON names the interpreter (default
+# python3), which needs `tokenizers` and, for what concerns data sets, `datasets`.
 set -u
 python=${PYTHON:-python3}
-text=${1:-../shared/data/tinyshakespeare/input.txt} vocab=${2:-../shared/data/gpt2-bpe}
+data=${LLMC_TEST_DATA:-}
+text=${1:-$data/tinyshakespeare/input.txt} vocab=${2:-$data/gpt2-bpe}
 passed=0 failed=0 skipped=0 server=
 work=$(mktemp -d)
 cleanup() { [ -z "$server" ] || kill "$server"; rm -rf "$work"; }
@@ -309,7 +310,7 @@ if [ -f "$text" ] && [ -d "$vocab" ]; then
     verdict "tinyshakespeare, BERT" "$(grep -q ': 7222 documents' "$work/stdout" || cat "$work/stdout" "$work/stderr")"
     head -c 1000000 "$text" >"$work/srv/files/input.txt"
     refused "another tinyshakespeare" 2 'not 86c4e6aa' by_name prepare_gpt2.py --dataset tinyshakespeare --vocab "$vocab"
-else skip tinyshakespeare "no $text or $vocab"; fi
+else skip tinyshakespeare "set LLMC_TEST_DATA to a folder with tinyshakespeare and gpt2-bpe (docs/testing.md)"; fi
 
 # On a terminal there is a line with the time left, with tqdm and without.
 for kind in tqdm own; do

@@ -3,11 +3,12 @@
 #
 #     bash dev/test/prepare.sh TRAINER [TINYSHAKESPEARE.txt GPT2_BPE_FOLDER]
 #
-# Without the last two it looks for ../shared/data. PYTHON names the interpreter (default python3); TEST_DATA is the built
-# dev/test/data.c, which shows files of sentences (default build/test_data).
+# Without the last two both are looked for in LLMC_TEST_DATA (docs/testing.md). PYTHON names the interpreter (default
+# python3); TEST_DATA is the built dev/test/data.c, which shows files of sentences (default build/test_data).
 set -u
 trainer=$(realpath "$1") python=${PYTHON:-python3}
-text=${2:-../shared/data/tinyshakespeare/input.txt} vocab=${3:-../shared/data/gpt2-bpe}
+data=${LLMC_TEST_DATA:-}
+text=${2:-$data/tinyshakespeare/input.txt} vocab=${3:-$data/gpt2-bpe}
 passed=0 failed=0 skipped=0
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
@@ -180,7 +181,7 @@ fi
 
 # The published counts of tinyshakespeare as llm.c cuts it, and a small model that learns from it.
 if [ ! -f "$text" ] || [ ! -d "$vocab" ]; then
-    skip tinyshakespeare "no $text or $vocab"
+    skip tinyshakespeare "set LLMC_TEST_DATA to a folder with tinyshakespeare and gpt2-bpe (docs/testing.md)"
     finish
 fi
 "$python" dev/data/prepare_gpt2.py --local "$text" --vocab "$vocab" --split-blank-lines --val-tokens 32768 \

@@ -5,12 +5,13 @@
 #
 # A test prints "ok ...", "FAIL ..." or "skip ..." lines and ends with "N passed, N failed[, N skipped]". Only failures,
 # skips and the totals are shown; the whole output is in BUILD_FOLDER/test_logs. A test that ends with a failing status
-# or without its totals counts as one failure more. TEST_LIMIT: seconds after which a test is ended, where nobody is there
-# to do it.
+# or without its totals counts as one failure more. TEST_LIMIT: seconds after which a test is ended, where nobody is
+# there to do it. LLMC_TEST_DATA: a folder of vocabularies and texts that some tests need (docs/testing.md).
 set -u
 # Threads that wait give the core away: the machine may be busy, and results do not depend on it.
 export OMP_WAIT_POLICY=passive GOMP_SPINCOUNT=0
 build=$1 gpt2=$2 bert=$3 tune=$4
+data=${LLMC_TEST_DATA:-}
 # Tests in Python run in build/venv, which is made where it can be, unless PYTHON names an interpreter.
 if [ -z "${PYTHON:-}" ]; then
     bash dev/test/venv.sh build/venv
@@ -51,7 +52,7 @@ run data "$build/test_data"
 run world "$build/test_world"
 run bpe "$build/test_bpe"
 if "${PYTHON:-python3}" -c 'import tokenizers' 2>/dev/null; then
-    run check_bpe "${PYTHON:-python3}" dev/test/check_bpe.py "$build/test_bpe" ../shared/data/gpt2-bpe 1
+    run check_bpe "${PYTHON:-python3}" dev/test/check_bpe.py "$build/test_bpe" "$data/gpt2-bpe" 1
 else skip check_bpe "${PYTHON:-python3} has no tokenizers library (pip install tokenizers)"; fi
 run prefetch "$build/test_prefetch"
 if [ -x "$build/test_prefetch_tsan" ]; then
@@ -64,9 +65,9 @@ run llmc_files "$build/test_llmc_files"
 run choices "$build/test_choices"
 run examples "$build/test_examples"
 run squad "$build/test_squad"
-if [ ! -f ../shared/data/squad-xquad/xquad.en.json ]; then skip check_squad "../shared/data/squad-xquad is not there"
+if [ ! -f "$data/squad-xquad/xquad.en.json" ]; then skip check_squad "set LLMC_TEST_DATA to a folder with squad-xquad (docs/testing.md)"
 elif "${PYTHON:-python3}" -c 'import tokenizers' 2>/dev/null; then
-    run check_squad "${PYTHON:-python3}" dev/test/check_squad.py "$build/test_squad"
+    run check_squad "${PYTHON:-python3}" dev/test/check_squad.py "$build/test_squad" "$data/bert-base-uncased" "$data/squad-xquad/xquad.en.json"
 else skip check_squad "${PYTHON:-python3} has no tokenizers library (pip install tokenizers)"; fi
 run profile "$build/test_profile"
 [ "${build##*/}" != san ] || run fuzz "$build/test_fuzz" --inputs 100000 --seconds 240
@@ -91,9 +92,9 @@ run generate bash dev/test/generate.sh "$gpt2"
 run llmc_files_sh bash dev/test/llmc_files.sh "$gpt2" "$build/test_llmc_files"
 run gguf bash dev/test/gguf.sh "$gpt2" "$bert"
 run choices_sh bash dev/test/choices.sh "$gpt2"
-if [ ! -d ../shared/data/gpt2-bpe ]; then skip check_generate "../shared/data/gpt2-bpe is not there"
+if [ ! -d "$data/gpt2-bpe" ]; then skip check_generate "set LLMC_TEST_DATA to a folder with gpt2-bpe (docs/testing.md)"
 elif "${PYTHON:-python3}" -c 'import torch, transformers, tokenizers' 2>/dev/null; then
-    run check_generate "${PYTHON:-python3}" dev/reference/check_generate.py "$gpt2" ../shared/data/gpt2-bpe
+    run check_generate "${PYTHON:-python3}" dev/reference/check_generate.py "$gpt2" "$data/gpt2-bpe"
 else skip check_generate "${PYTHON:-python3} has no torch, transformers and tokenizers (pip install them)"; fi
 run cli_bert bash dev/test/cli_bert.sh "$bert"
 if "${PYTHON:-python3}" -c 'import numpy, tokenizers' 2>/dev/null; then
