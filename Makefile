@@ -54,7 +54,7 @@ G      := $(B)/$(PRECISION)
 
 HAS_CC := $(shell command -v $(CC) 2>/dev/null)
 .DEFAULT_GOAL := $(if $(HAS_CC),all,help)
-.PHONY: all cpu gpu absent help setup quickstart quickstart-bert test check ops grad bench exercise san mutants cubins clean needed always recsys recsys-test
+.PHONY: all cpu gpu absent help setup quickstart quickstart-bert test check ops grad bench exercise ladder san mutants cubins clean needed always recsys recsys-test
 .DELETE_ON_ERROR:
 
 # ---------------------------------------------------------------------------------------------------------
@@ -225,6 +225,7 @@ help:
 	@echo "make ops           ops against their references;  make grad: against finite differences"
 	@echo "make bench         time of every op (OP=matmul for one)"
 	@echo "make exercise      write an op yourself: the exercises (OP=gelu_forward begins and checks one; docs/learning.md)"
+	@echo "make ladder        how an op became fast, step by step: tests and times the rungs of dev/ladder/ (OP=matmul_cpu)"
 	@echo "make recsys        DLRM's and NeuMF's trainers, dev/recsys;  make recsys-test: tests of the recommenders"
 	@echo "make san           tests under AddressSanitizer and UBSan"
 	@echo "make mutants       an hour or more: does a test fail for each of the faults in dev/mutants.txt? (JOBS=2: two at a time)"
@@ -277,6 +278,9 @@ grad: $(B)/ops_double $(B)/test_gpt2_double $(B)/test_bert_double
 
 bench: $(B)/ops
 	$(B)/ops bench $(OP)
+
+ladder:
+	@CC="$(CC)" CFLAGS="$(CFLAGS)" MAKEFLAGS= bash dev/ladder/run.sh $(OP)
 
 exercise:
 	@CC="$(CC)" CFLAGS="$(CFLAGS)" MAKEFLAGS= bash dev/exercises/run.sh $(OP)

@@ -74,6 +74,7 @@ TESTS = {
     "cli_bert": (["train_bert"] + DATA, ["bash", "dev/test/cli_bert.sh", "./train_bert"]),
     "threads": (["train_gpt2"] + DATA, ["bash", "dev/test/threads.sh", "./train_gpt2"]),
     "losses": (["train_gpt2"] + DATA, ["bash", "dev/test/losses.sh", "./train_gpt2"]),
+    "ladder": (["build/profile_page.inc"], ["bash", "dev/test/ladder.sh"]),
     "exercises": (["build/profile_page.inc"], ["bash", "dev/test/exercises.sh"]),
     "one_file": (["train_gpt2"] + DATA, ["bash", "dev/test/one_file.sh", "./train_gpt2"]),
     "entropy": (["train_gpt2", "data/builtin/train.bin"] + DATA, ["bash", "dev/test/entropy.sh", "./train_gpt2"]),

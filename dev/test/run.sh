@@ -84,6 +84,7 @@ if [ -x "$build/test_dlrm" ]; then run recsys bash dev/recsys/test.sh "$build" w
 run cli bash dev/test/cli.sh "$gpt2"
 [ "${build##*/}" = san ] || run one_file bash dev/test/one_file.sh "$gpt2"
 [ "${build##*/}" = san ] || run exercises bash dev/test/exercises.sh
+[ "${build##*/}" = san ] || run ladder bash dev/test/ladder.sh
 run threads bash dev/test/threads.sh "$gpt2"
 run losses bash dev/test/losses.sh "$gpt2"
 [ "${build##*/}" = san ] || run entropy bash dev/test/entropy.sh "$gpt2"

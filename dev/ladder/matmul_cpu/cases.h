@@ -1,0 +1,18 @@
+/* The op's own tests, and what is timed: the first product of GPT-2 124M's MLP, for 256 tokens. */
+#include "dev/ops/matmul.h"
+
+enum { LADDER_TOKENS = 256, LADDER_C = 768, LADDER_F = 3072, LADDER_VP = 50304, LADDER_L = 12 };
+
+static void ladder_test(Harness* h) { test_matmul_forward_shapes(h); }
+
+// A step has three products for each linear layer: forward, and two backward.
+static LadderWork ladder_time(Harness* h) {
+    MatmulShape shape = {LADDER_TOKENS, LADDER_C, LADDER_F};
+    const double C = LADDER_C, F = LADDER_F, weights = LADDER_L * (4 * C * C + 2 * C * F) + C * LADDER_VP;
+    LadderWork work = {0, MATMUL_FLOPS(LADDER_TOKENS, C, F), 0, 3 * weights / (C * F)};
+    case_begin(h, "matmul ladder");
+    MatmulCase m = matmul_case(h, shape, SET);
+    m.y = output(h, matmul_size(shape.N, shape.OC), SET);
+    work.seconds = ladder_fastest(matmul_run_forward, &m);
+    return work;
+}
