@@ -35,6 +35,7 @@
 #include "ops/matmul_bench.h"
 #include "ops/matmul_epilogue.h"
 #include "ops/matmul_relu.h"
+#include "ops/muon.h"
 #include "ops/next_sentence.h"
 #include "ops/outliers.h"
 #include "ops/quantize.h"
@@ -56,6 +57,7 @@ static const OpRow TABLE[] = {
     {"gather", test_gather, grad_gather, bench_gather},
     {"adamw", test_adamw, NULL, bench_adamw},
     {"lamb", test_lamb, NULL, bench_lamb},
+    {"muon", test_muon, NULL, bench_muon},
     {"global_norm", test_global_norm, NULL, bench_global_norm},
     {"loss_scale", test_loss_scale, NULL, NULL},
     {"outliers", test_outliers, NULL, NULL},

@@ -43,10 +43,14 @@ static inline AdamWCase* adamw_case(Harness* h, size_t n, const ParamSpan* spans
     array_restore(k->v), array_restore(k->master);
     k->has_master = ADAMW_HAS_MASTER;
     k->step = (AdamWStep*)case_block(h, sizeof(AdamWStep), ON_DEVICE);
+    // Spans whose rate is not given have the rate 1.
     ParamSpan* device_spans = (ParamSpan*)case_block(h, (size_t)count * sizeof *spans, ON_DEVICE);
-    device_upload(&h->ctx, device_spans, spans, (size_t)count * sizeof *spans);
+    ParamSpan* rated = (ParamSpan*)case_memory(h, (size_t)count * sizeof *spans);
+    memcpy(rated, spans, (size_t)count * sizeof *spans);
+    for (int s = 0; s < count; s++) rated[s].rate = spans[s].rate == 0 ? 1 : spans[s].rate;
+    device_upload(&h->ctx, device_spans, rated, (size_t)count * sizeof *spans);
     device_synchronize(&h->ctx);
-    k->spans = spans;
+    k->spans = rated;
     k->device_spans = device_spans;
     k->count = count;
     k->h.lr = 3e-3;
@@ -88,8 +92,8 @@ static inline void adamw_run(void* state) {
 // A cut after 128 elements leaves one element of the first tensor for the next rank. The next two tensors follow it
 // directly, at offsets where no vector begins, like biases. Then come one of many blocks, one of a single element, and
 // one of a block and a few more. The last 128 elements are padding.
-static const ParamSpan SHARDED_SPANS[] = {{0, 129, 1, 1, 0, 0},     {129, 1, 0, 0, 0, 0},   {130, 33, 0, 1, 0, 0},
-                                          {256, 40000, 1, 1, 0, 0}, {40320, 1, 1, 1, 0, 0}, {40448, 16417, 0, 1, 0, 0}};
+static const ParamSpan SHARDED_SPANS[] = {{0, 129, 1, 1},     {129, 1, 0, 0},   {130, 33, 0, 1},
+                                          {256, 40000, 1, 1}, {40320, 1, 1, 1}, {40448, 16417, 0, 1}};
 #define SHARDED_SIZE 57088
 
 typedef struct {
@@ -282,6 +286,27 @@ static inline void test_adamw_rounded(Harness* h) {
     case_end(h);
 }
 
+// Rates of their own, cautious weight decay, and spans with long gaps between them, whose blocks are passed over.
+static inline void test_adamw_variants(Harness* h) {
+    static const ParamSpan SPANS[] = {{100, 3000, 1, 0, 0.5f}, {20480, 1, 1, 0, 2}, {40000, 300, 0, 0, 0.25f}};
+    for (int cautious = 0; cautious < 2; cautious++) {
+        case_begin(h, "adamw/update rates of spans, long gaps%s", cautious ? ", cautious" : "");
+        AdamWCase* k = adamw_case(h, ADAMW_SIZE, SPANS, (int)COUNT_OF(SPANS));
+        k->h.cautious = cautious;
+        real *p = copy_of(h, k->p), *m = copy_of(h, k->m), *v = copy_of(h, k->v);
+        AdamWRefState reference = {p, m, v, k->g.host};
+        adamw_update_ref(reference, k->norm, 1, 1, k->spans, k->count, k->h);
+        AdamWState a = adamw_state(k, k->h);
+        a.updated = 3301;
+        adamw_update(a, k->p.n, k->device_spans, k->count, k->h, k->ctx);
+        expect_close(h, "params", k->p, p, tolerance(1e-6));
+        if (ADAMW_HAS_MASTER) expect_close(h, "master", k->master, p, tolerance(1e-6));
+        expect_close(h, "m", k->m, m, tolerance(5e-7));
+        expect_close(h, "v", k->v, v, tolerance(5e-7));
+        case_end(h);
+    }
+}
+
 static inline void test_adamw_update(Harness* h) {
     static const int64_t STEPS[] = {1, 2, 1000, 5000000000};
     for (size_t i = 0; i < COUNT_OF(STEPS); i++)
@@ -374,6 +399,7 @@ static inline void test_adamw_update(Harness* h) {
 }
 
 static inline void test_adamw(Harness* h) {
+    test_adamw_variants(h);
     test_rounding(h);
     if (ADAMW_HAS_MASTER) test_adamw_rounded(h);
     test_adamw_shards(h);

@@ -20,6 +20,7 @@ static void test_batched_product(Harness* h, int T, int NH, int HS) {
     k.layout.op = CUBLAS_OP_T;
     w.p = weights.device;
     w.layout.op = CUBLAS_OP_T, w.layout.row = (int64_t)width, w.layout.next = (int64_t)((size_t)T * width);
+    const BatchAddend nothing = {NULL, 0};
     for (int plain = 0; plain < WAYS; plain++) {
         Array s = output(h, pairs, SET), o = output(h, (size_t)T * C, SET);
         real *want = copy_of(h, s), *sum = copy_of(h, s), *want_o = copy_of(h, o), *sum_o = copy_of(h, o);
@@ -53,8 +54,8 @@ static void test_batched_product(Harness* h, int T, int NH, int HS) {
         BatchKey c_key = batch_key(&c, &q, &k, c_size, &h->ctx);
         BatchKey d_key = batch_key(&d, &w, &q, d_size, &h->ctx);
         if (plain) {
-            batched_product_plain(c.p, q.p, k.p, &c_key, 0.5f, &h->ctx);
-            batched_product_plain(d.p, w.p, q.p, &d_key, 0.5f, &h->ctx);
+            batched_product_plain(c.p, q.p, k.p, &c_key, 0.5f, nothing, &h->ctx);
+            batched_product_plain(d.p, w.p, q.p, &d_key, 0.5f, nothing, &h->ctx);
         } else {
             batched_product(c, q, k, c_size, 0.5f, &h->ctx);
             batched_product(d, w, q, d_size, 0.5f, &h->ctx);

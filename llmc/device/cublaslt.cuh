@@ -1,6 +1,6 @@
 /* cuBLASLt: the code shared by the matmuls of all ops, and strided batched matmuls.
  *
- *   C[i] [M, N] = alpha A[i] [M, K] B[i] [K, N],   i < batch
+ *   C[i] [M, N] = alpha A[i] [M, K] B[i] [K, N] + beta D[i],   i < batch
  *
  * All matrices are row-major. Row strides and batch strides are arbitrary, so attention heads are multiplied in place.
  * cuBLASLt's heuristic is called once per shape. It sees strides but no addresses, so a product has the same bits at
@@ -97,15 +97,15 @@ typedef struct {
     BatchLayout layout;
 } BatchMatrix;
 
-// C [M, N] = A [M, K] B [K, N], `batch` times.
+// C [M, N] = A [M, K] B [K, N], `batch` times. The algorithm is the one for `like` matrices; 0: for `batch`.
 typedef struct {
-    int M, N, K, batch;
+    int M, N, K, batch, like;
 } BatchSize;
 
 // Everything that the choice of an algorithm depends on. All fields are int64_t, because keys are compared as bytes.
 typedef struct {
     BatchLayout c, a, b;
-    int64_t M, N, K, batch, compute;
+    int64_t M, N, K, batch, like, compute;
 } BatchKey;
 
 typedef struct {
@@ -130,14 +130,18 @@ static inline uint32_t batch_alignment(BatchLayout x) {
     return (uint32_t)min_int(alignment_of((size_t)(x.row * size)), alignment_of((size_t)(x.next * size)));
 }
 
+static inline void batch_set_count(cublasLtMatrixLayoutOpaque_t* layout, int64_t batch) {
+    int32_t count = (int32_t)batch;
+    cublasCheck(cublasLtMatrixLayoutSetAttribute(layout, CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT, &count, sizeof count));
+}
+
 // To cuBLASLt, which is column-major, a row-major matrix is its transpose.
 static inline void batch_describe(cublasLtMatrixLayoutOpaque_t* layout, BatchLayout x, int64_t rows, int64_t columns,
                                   int64_t batch) {
-    int32_t count = (int32_t)batch;
     uint64_t down = (uint64_t)(x.op == CUBLAS_OP_T ? columns : rows);
     uint64_t along = (uint64_t)(x.op == CUBLAS_OP_T ? rows : columns);
     cublasCheck(cublasLtMatrixLayoutInit(layout, (cudaDataType_t)x.type, along, down, x.row));
-    cublasCheck(cublasLtMatrixLayoutSetAttribute(layout, CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT, &count, sizeof count));
+    batch_set_count(layout, batch);
     cublasCheck(
         cublasLtMatrixLayoutSetAttribute(layout, CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET, &x.next, sizeof x.next));
 }
@@ -148,9 +152,9 @@ static inline void batch_plan_make(BatchPlan* plan, Context* ctx) {
     cublasCheck(cublasLtMatmulDescInit(&plan->operation, (cublasComputeType_t)k->compute, CUDA_R_32F));
     cublaslt_set(&plan->operation, CUBLASLT_MATMUL_DESC_TRANSA, (cublasOperation_t)k->b.op);
     cublaslt_set(&plan->operation, CUBLASLT_MATMUL_DESC_TRANSB, (cublasOperation_t)k->a.op);
-    batch_describe(&plan->c, k->c, k->M, k->N, k->batch);
-    batch_describe(&plan->a, k->a, k->M, k->K, k->batch);
-    batch_describe(&plan->b, k->b, k->K, k->N, k->batch);
+    batch_describe(&plan->c, k->c, k->M, k->N, k->like);
+    batch_describe(&plan->a, k->a, k->M, k->K, k->like);
+    batch_describe(&plan->b, k->b, k->K, k->N, k->like);
     CublasltProblem problem = {.operation = &plan->operation,
                                .a = &plan->b,
                                .b = &plan->a,
@@ -163,6 +167,7 @@ static inline void batch_plan_make(BatchPlan* plan, Context* ctx) {
     cublasLtMatmulHeuristicResult_t result;
     cublasCheck(cublaslt_propose(&plan->usable, &result, 1, &problem, ctx));
     if (plan->usable) plan->algorithm = result.algo;
+    batch_set_count(&plan->c, k->batch), batch_set_count(&plan->a, k->batch), batch_set_count(&plan->b, k->batch);
 }
 
 static inline BatchPlan* batch_plan(const BatchKey* key, Context* ctx) {
@@ -185,9 +190,16 @@ static inline BatchPlan* batch_plan(const BatchKey* key, Context* ctx) {
     return &plans->plan[at];
 }
 
+// What is added to a product: beta D, where D has C's layout and may be C itself. beta 0: nothing.
+typedef struct {
+    const void* d;
+    float beta;
+} BatchAddend;
+
 // The fallback for shapes that cuBLASLt does not support. Each thread computes one element of C.
 template <typename T>
-__global__ void batched_product_kernel(T* c, const floatX* a, const floatX* b, BatchKey z, float alpha) {
+__global__ void batched_product_kernel(T* c, const floatX* a, const floatX* b, BatchKey z, float alpha,
+                                       BatchAddend more) {
     int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x, n = i % z.N, m = i / z.N % z.M, matrix = i / z.N / z.M;
     if (matrix >= z.batch) return;
     int64_t a_m = z.a.op == CUBLAS_OP_T ? 1 : z.a.row, a_k = z.a.op == CUBLAS_OP_T ? z.a.row : 1;
@@ -196,16 +208,19 @@ __global__ void batched_product_kernel(T* c, const floatX* a, const floatX* b, B
     b += matrix * z.b.next + n * b_n;
     float sum = 0;
     for (int64_t k = 0; k < z.K; k++) sum += to_float(a[k * a_k]) * to_float(b[k * b_k]);
-    c[matrix * z.c.next + m * z.c.row + n] = from_float<T>(alpha * sum);
+    int64_t at = matrix * z.c.next + m * z.c.row + n;
+    sum *= alpha;
+    if (more.beta != 0) sum += more.beta * to_float(((const T*)more.d)[at]);
+    c[at] = from_float<T>(sum);
 }
 
 static inline void batched_product_plain(void* c, const void* a, const void* b, const BatchKey* key, float alpha,
-                                         Context* ctx) {
+                                         BatchAddend more, Context* ctx) {
     unsigned threads = 256, blocks = blocks_for((size_t)(key->batch * key->M * key->N), threads);
     const floatX *x = (const floatX*)a, *y = (const floatX*)b;
     if (key->c.type == CUDA_R_32F)
-        batched_product_kernel<<<blocks, threads, 0, ctx->stream>>>((float*)c, x, y, *key, alpha);
-    else batched_product_kernel<<<blocks, threads, 0, ctx->stream>>>((floatX*)c, x, y, *key, alpha);
+        batched_product_kernel<<<blocks, threads, 0, ctx->stream>>>((float*)c, x, y, *key, alpha, more);
+    else batched_product_kernel<<<blocks, threads, 0, ctx->stream>>>((floatX*)c, x, y, *key, alpha, more);
     cudaCheck(cudaGetLastError());
 }
 
@@ -218,6 +233,7 @@ static inline BatchKey batch_key(const BatchMatrix* c, const BatchMatrix* a, con
                     .N = n.N,
                     .K = n.K,
                     .batch = n.batch,
+                    .like = n.like ? n.like : n.batch,
                     .compute = cublaslt_compute(ctx->tf32)};
     CHECK(n.M > 0 && n.N > 0 && n.K > 0 && n.batch > 0 && c->layout.op == CUBLAS_OP_N);
     CHECK((uintptr_t)c->p % batch_alignment(c->layout) == 0);
@@ -226,17 +242,23 @@ static inline BatchKey batch_key(const BatchMatrix* c, const BatchMatrix* a, con
     return key;
 }
 
-// A and B are floatX; C is floatX or float.
-static inline void batched_product(BatchMatrix c, BatchMatrix a, BatchMatrix b, BatchSize n, float alpha,
-                                   Context* ctx) {
+// C = alpha A B + beta D. A and B are floatX; C and D are floatX or float.
+static inline void batched_product_add(BatchMatrix c, BatchMatrix a, BatchMatrix b, BatchSize n, float alpha,
+                                       const void* d, float beta, Context* ctx) {
     BatchKey key = batch_key(&c, &a, &b, n, ctx);
     BatchPlan* plan = batch_plan(&key, ctx);
-    float beta = 0;
+    BatchAddend more = {d, beta};
     if (plan->usable)
-        cublasCheck(cublasLtMatmul(ctx->cublaslt, &plan->operation, &alpha, b.p, &plan->b, a.p, &plan->a, &beta, c.p,
+        cublasCheck(cublasLtMatmul(ctx->cublaslt, &plan->operation, &alpha, b.p, &plan->b, a.p, &plan->a, &beta, d,
                                    &plan->c, c.p, &plan->c, &plan->algorithm, ctx->cublaslt_workspace,
                                    CUBLASLT_WORKSPACE_BYTES, ctx->stream));
-    else batched_product_plain(c.p, a.p, b.p, &key, alpha, ctx);
+    else batched_product_plain(c.p, a.p, b.p, &key, alpha, more, ctx);
+}
+
+// C = alpha A B.
+static inline void batched_product(BatchMatrix c, BatchMatrix a, BatchMatrix b, BatchSize n, float alpha,
+                                   Context* ctx) {
+    batched_product_add(c, a, b, n, alpha, c.p, 0, ctx);
 }
 
 #endif

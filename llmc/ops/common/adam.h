@@ -27,6 +27,7 @@ typedef struct {
     size_t offset, size;
     float decay;  // 1: weight decay applies, 0: it does not
     float trust;  // LAMB: 1: the trust ratio scales its step, 0: it does not
+    float rate;   // AdamW: factor on the learning rate
     int blocks;   // LAMB: number of blocks in the spans before it
     int tensor;   // LAMB, on a shard: its index among the spans of the whole model
 } ParamSpan;
@@ -47,10 +48,24 @@ static inline int adam_clip_spans(ParamSpan* clipped, const ParamSpan* spans, in
     return left;
 }
 
+// ops/muon/muon.h
+typedef enum { MUON_MATCH_RMS, MUON_ORIGINAL } MuonScale;
+typedef enum { MUON_NEWTON_SCHULZ, MUON_POLAR_EXPRESS } MuonCoefficients;
+
+typedef struct {
+    double momentum;
+    MuonScale scale;
+    MuonCoefficients coefficients;
+    int is_normuon;
+    double beta2;  // NorMuon's
+} MuonSettings;
+
 // Settings of all optimizers.
 typedef struct {
     double lr, beta1, beta2, eps, weight_decay, max_norm;
+    int cautious;       // AdamW, Muon: weight decay only where the update brings the parameter closer to zero
     uint64_t rounding;  // key of the random bits: rng_stream(seed, step, 0, SITE_ROUNDING)
+    MuonSettings muon;
 } OptimizerSettings;
 
 // ---------------------------------------------------------------------------------------------------------
@@ -59,6 +74,7 @@ typedef struct {
 // Values that the host knows at launch.
 typedef struct {
     real beta1, beta1_rest, beta2, beta2_rest, eps;
+    int cautious;
 } AdamWCoefficients;
 
 // Values that the device computes from the norm. 16 bytes on the GPU: one load.
@@ -77,6 +93,7 @@ typedef struct {
     const real* grads;
     const AdamWStep* step;  // [1]
     size_t first;           // position of element 0 in the whole flat buffers, a multiple of 4
+    size_t updated;         // AdamW: elements in spans, if long gaps lie between them; 0: there are only short ones
 } AdamWState;
 
 // The same in full precision, for the references.
@@ -90,7 +107,8 @@ static inline AdamWCoefficients adamw_coefficients(OptimizerSettings h) {
                            .beta1_rest = (real)(1 - h.beta1),
                            .beta2 = (real)h.beta2,
                            .beta2_rest = (real)(1 - h.beta2),
-                           .eps = (real)h.eps};
+                           .eps = (real)h.eps,
+                           .cautious = h.cautious};
     return c;
 }
 

@@ -1,17 +1,11 @@
-/* matmul.h on the CPU: every direction is one product of product.h. */
+/* matmul.h on the CPU: every direction is one product of ops/common/product.h. */
 #ifndef LLMC_OPS_MATMUL_CPU_H
 #define LLMC_OPS_MATMUL_CPU_H
 
 #include "llmc/ops/matmul/matmul.h"
-#include "llmc/ops/matmul/product.h"
+#include "llmc/ops/common/product.h"
 
 #ifndef __CUDACC__
-
-// Splits `size` into equal blocks of at most `limit` and returns their size, rounded up to a multiple of `multiple`.
-static inline int matmul_block(int size, int limit, int multiple) {
-    int count = (size + limit - 1) / limit;
-    return (int)round_up((size_t)((size + count - 1) / count), (size_t)multiple);
-}
 
 // The most scratch that a launch for up to N rows takes: that of the products below at their largest block sizes.
 static inline size_t matmul_scratch_bytes(int N, int IC, int OC) {
@@ -31,7 +25,7 @@ static inline Product product_forward(floatX* y, const floatX* x, Linear p, int 
     r.a = p.w, r.a_row = (size_t)IC, r.a_k = 1;
     r.b = x, r.b_k = 1, r.b_col = (size_t)IC;
     r.bias = p.b;
-    r.block_rows = matmul_block(OC, 96, TILE_ROWS), r.block_cols = matmul_block(N, 256, TILE_COLS);
+    r.block_rows = product_block(OC, 96, TILE_ROWS), r.block_cols = product_block(N, 256, TILE_COLS);
     r.tasks_share_b = 1;
     return r;
 }
@@ -43,7 +37,7 @@ static inline Product product_backward_input(floatX* dx, const floatX* dy, const
     r.c = dx, r.c_row = (size_t)IC, r.c_col = 1;
     r.a = dy, r.a_row = (size_t)OC, r.a_k = 1;
     r.b = w, r.b_k = (size_t)IC, r.b_col = 1;
-    r.block_rows = matmul_block(N, 256, TILE_ROWS), r.block_cols = matmul_block(IC, 96, TILE_COLS);
+    r.block_rows = product_block(N, 256, TILE_ROWS), r.block_cols = product_block(IC, 96, TILE_COLS);
     return r;
 }
 
@@ -54,7 +48,7 @@ static inline Product product_backward_weight(real* dw, const floatX* dy, const 
     r.c = dw, r.c_row = (size_t)IC, r.c_col = 1;
     r.a = dy, r.a_row = 1, r.a_k = (size_t)OC;
     r.b = x, r.b_k = (size_t)IC, r.b_col = 1;
-    r.block_rows = matmul_block(OC, 96, TILE_ROWS), r.block_cols = matmul_block(IC, 1024, TILE_COLS);
+    r.block_rows = product_block(OC, 96, TILE_ROWS), r.block_cols = product_block(IC, 1024, TILE_COLS);
     r.tasks_share_b = 1;
     return r;
 }

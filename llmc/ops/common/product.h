@@ -1,7 +1,7 @@
-/* The matrix product of matmul's CPU version: packed and register-blocked, after Goto and van de Geijn, "Anatomy of
+/* The matrix product of the CPU versions of matmul and Muon: packed and register-blocked, after Goto and van de Geijn, "Anatomy of
  * high-performance matrix multiplication", ACM TOMS 34 (2008). With USE_BLAS a CBLAS library computes the products. */
-#ifndef LLMC_OPS_MATMUL_PRODUCT_H
-#define LLMC_OPS_MATMUL_PRODUCT_H
+#ifndef LLMC_OPS_COMMON_PRODUCT_H
+#define LLMC_OPS_COMMON_PRODUCT_H
 
 #include "llmc/device/device.h"
 #include "llmc/ops/common/activation.h"
@@ -105,6 +105,12 @@ typedef struct {
     int block_rows, block_cols;  // a task's block of C: multiples of TILE_ROWS and TILE_COLS
     int tasks_share_b;  // 1: B is packed once, before the tasks; 0: a task packs the columns that it alone uses
 } Product;
+
+// Splits `size` into equal blocks of at most `limit` and returns their size, rounded up to a multiple of `multiple`.
+static inline int product_block(int size, int limit, int multiple) {
+    int count = (size + limit - 1) / limit;
+    return (int)round_up((size_t)((size + count - 1) / count), (size_t)multiple);
+}
 
 #ifdef USE_BLAS
 

@@ -1,0 +1,500 @@
+/* muon: test and bench. */
+#ifndef DEV_OPS_MUON_H
+#define DEV_OPS_MUON_H
+
+#include "adamw.h"
+#include "llmc/device/host_view.h"
+#include "llmc/ops/muon/muon.h"
+
+typedef struct {
+    AdamWCase* k;
+    MuonGroup groups[4];
+    MuonMatrix* host;  // of all groups
+    MuonMatrices m;
+    int count;
+} MuonCase;
+
+// Matrices of up to four shapes {rows, cols, first, count, model_count}, of which those of a group are adjacent. The
+// parameters begin as W, the momentum and NorMuon's second moments are not 0.
+static inline MuonCase* muon_case(Harness* h, const MuonGroup* groups, int group_count) {
+    MuonCase* c = (MuonCase*)case_memory(h, sizeof *c);
+    size_t n = 128;
+    memcpy(c->groups, groups, (size_t)group_count * sizeof *groups);
+    for (int i = 0; i < group_count; i++) c->count += groups[i].count;
+    c->host = (MuonMatrix*)case_memory(h, (size_t)c->count * sizeof *c->host);
+    for (int i = 0, at = 0; i < group_count; i++) {
+        c->groups[i].first = at;
+        n = round_up(n, 128);
+        for (int k = 0; k < groups[i].count; k++, n += muon_elements(groups[i])) {
+            MuonMatrix matrix = {n, (float)(k % 2 == 0)};
+            c->host[at++] = matrix;
+        }
+    }
+    const ParamSpan none = {0, 1};
+    c->k = adamw_case(h, round_up(n + 1, 128), &none, 1);
+    c->k->h.lr = 0.02;
+    c->k->h.muon.momentum = 0.95;
+    c->k->h.muon.beta2 = 0.95;
+    MuonMatrix* device = (MuonMatrix*)case_block(h, (size_t)c->count * sizeof *device, ON_DEVICE);
+    device_upload(&h->ctx, device, c->host, (size_t)c->count * sizeof *device);
+    device_synchronize(&h->ctx);
+    c->m.matrices = device, c->m.groups = c->groups, c->m.group_count = group_count;
+    void* space = case_block(h, muon_space_bind(NULL, NULL, c->groups, group_count), ON_DEVICE);
+    muon_space_bind(&c->m.space, space, c->groups, group_count);
+    return c;
+}
+
+static inline void muon_run(void* state) {
+    MuonCase* c = (MuonCase*)state;
+    muon_update(adamw_state(c->k, c->k->h), &c->m, c->k->h, c->k->ctx);
+}
+
+// The parameters in full precision.
+static inline Array muon_weights(const MuonCase* c) { return c->k->has_master ? c->k->master : c->k->p; }
+
+// What rounding X, A and B to floatX changes of an update, as a part of its norm: notes and measurements say 1 to 2 % for
+// bf16. In full precision only the order of the sums differs, whose roundings five iterations enlarge by up to 3.4^5.
+static inline double muon_error(void) {
+    if (sizeof(floatX) == sizeof(real)) return sizeof(real) == sizeof(double) ? 1e-12 : 1e-5;
+    return strcmp(FLOATX_NAME, "F16") == 0 ? 0.01 : 0.05;
+}
+
+// The error of an update of each matrix against the reference's, `want`, as a part of the update's norm.
+static inline void muon_expect_updates(Harness* h, const MuonCase* c, const real* want) {
+    Array got = muon_weights(c);
+    array_download(got);
+    for (int i = 0; i < c->m.group_count; i++)
+        for (int k = 0; k < c->groups[i].count; k++) {
+            double error = 0, norm = 0;
+            size_t begin = c->host[c->groups[i].first + k].offset;
+            for (size_t e = begin; e < begin + muon_elements(c->groups[i]); e++) {
+                double d = (double)got.host[e] - (double)want[e], u = (double)want[e] - (double)got.initial[e];
+                error += d * d, norm += u * u;
+            }
+            char what[64];
+            snprintf(what, sizeof what, "update %d of %d x %d", k, c->groups[i].rows, c->groups[i].cols);
+            expect_within(h, what, sqrt(error / norm), 0, muon_error());
+        }
+}
+
+// Launcher against reference; what lies between matrices keeps its bits.
+static inline void muon_check(Harness* h, MuonCase* c, double scale) {
+    AdamWCase* k = c->k;
+    real *p = copy_of(h, k->p), *m = copy_of(h, k->m), *v = copy_of(h, k->v);
+    AdamWRefState reference = {p, m, v, k->g.host};
+    for (int i = 0; i < c->m.group_count; i++)
+        muon_update_ref(reference, k->norm, scale, c->host + c->groups[i].first, c->groups[i], k->h);
+    Array written[] = {k->p, k->m, k->v, k->master};
+    expect_same_for_any_threads(h, "update", muon_run, c, written, 4);
+    // In full precision an update is as exact as the rounding of the parameter that it changes.
+    if (sizeof(floatX) < sizeof(real)) muon_expect_updates(h, c, p);
+    else expect_close(h, "params", k->p, p, sizeof(real) == sizeof(double) ? 1e-13 : tolerance(1e-6));
+    expect_close(h, "m", k->m, m, tolerance(5e-7));
+    // Of elements of O^2, whose mean is 1 / l.
+    expect_close(h, "v", k->v, v, sizeof(floatX) < sizeof(real) ? 0.01 : tolerance(1e-6));
+    size_t touched = 0, next = 0;
+    for (int i = 0; i < c->m.group_count; i++) {
+        const MuonGroup* g = &c->groups[i];
+        for (size_t begin = c->host[g->first].offset; next < begin; next++)
+            touched += memcmp(&k->p.host[next], &k->p.initial[next], sizeof(real)) != 0 ||
+                       memcmp(&k->m.host[next], &k->m.initial[next], sizeof(real)) != 0 ||
+                       memcmp(&k->v.host[next], &k->v.initial[next], sizeof(real)) != 0;
+        next = c->host[g->first + g->count - 1].offset + muon_elements(*g);
+    }
+    expect_true(h, "what lies between matrices keeps its bits", touched == 0);
+}
+
+// ---------------------------------------------------------------------------------------------------------
+// Values that do not come from the reference
+
+// Orthogonalize x, one matrix of rows x cols, by the launcher and by the reference.
+static inline void muon_run_iterations(Harness* h, double* got, double* reference, const double* x, int rows, int cols,
+                                       const MuonTriple* t, int iterations) {
+    const MuonGroup group = {rows, cols, 0, 1, 1};
+    const MuonChunk chunk = {NULL, rows, cols, 1, 1};
+    MuonSpace space;
+    size_t n = muon_elements(group);
+    muon_space_bind(&space, case_block(h, muon_space_bind(NULL, NULL, &group, 1), ON_DEVICE), &group, 1);
+    HostView in = host_view_open(space.x, n, VIEW_FLOATX);
+    for (size_t i = 0; i < n; i++) in.values[i] = (real)(reference[i] = x[i]);
+    host_view_write(&h->ctx, &in);
+    host_view_close(&in);
+    muon_orthogonalize_ref(reference, rows, cols, t, iterations);
+    HostView out = host_view_open((void*)muon_orthogonalize(&space, chunk, t, iterations, &h->ctx), n, VIEW_FLOATX);
+    host_view_read(&h->ctx, &out);
+    for (size_t i = 0; i < n; i++) got[i] = (double)out.values[i];
+    host_view_close(&out);
+}
+
+// The five iterations on diag(values) / divisor, which is N x cols.
+static inline void test_muon_diagonal(Harness* h, const char* name, const double* values, const double* want, int N,
+                                      MuonCoefficients kind, double divisor) {
+    static const int extra[] = {0, 3};
+    for (size_t e = 0; e < COUNT_OF(extra); e++)
+        for (int tall = 0; tall <= (extra[e] > 0); tall++) {
+            int l = N + extra[e], rows = tall ? l : N, cols = tall ? N : l;
+            case_begin(h, "muon/orthogonalize %s, %d x %d", name, rows, cols);
+            size_t bytes = (size_t)(rows * cols) * sizeof(double);
+            double *x = (double*)case_memory(h, bytes), *got = (double*)case_memory(h, bytes);
+            double* reference = (double*)case_memory(h, bytes);
+            for (int i = 0; i < N; i++) x[i * cols + i] = values[i] / divisor;
+            muon_run_iterations(h, got, reference, x, rows, cols, muon_triples(kind), MUON_ITERATIONS);
+            for (int i = 0; i < rows * cols; i++) {
+                double value = i % cols == i / cols ? want[i / cols] : 0;
+                expect_within(h, "reference", reference[i], value, 1e-6);  // the value has six digits
+                expect_within(h, "launcher", got[i], value, sizeof(floatX) < sizeof(real) ? 0.02 : 1e-5);
+            }
+            case_end(h);
+        }
+}
+
+static inline void test_muon_values(Harness* h) {
+    static const double S[] = {1, 0.5, 0.1, 0.01, 0.001};
+    static const double NEWTON_SCHULZ[] = {0.696436, 0.765439, 0.712120, 0.698917, 0.470544};
+    static const double POLAR_EXPRESS[] = {0.903537, 1.086403, 1.016459, 0.996775, 0.846647};
+    static const double POLAR_EXPRESS_AFTER[] = {0.859129, 1.059161, 1.027110, 0.858873};
+    static const double T[] = {1, 0.1, 0.01, 0.001};
+    test_muon_diagonal(h, "a diagonal", S, NEWTON_SCHULZ, 5, MUON_NEWTON_SCHULZ, 1);
+    test_muon_diagonal(h, "a diagonal by Polar Express", S, POLAR_EXPRESS, 5, MUON_POLAR_EXPRESS, 1.02);
+    test_muon_diagonal(h, "a diagonal after the division", T, POLAR_EXPRESS_AFTER, 4, MUON_POLAR_EXPRESS, 1);
+
+    enum { MANY = 100 };
+    case_begin(h, "muon/orthogonalize singular values from 0.01 to 1");
+    double *x = (double*)case_memory(h, 3 * MANY * MANY * sizeof *x), *got = x + MANY * MANY, *want = got + MANY * MANY;
+    for (int i = 0; i < MANY; i++) x[i * MANY + i] = pow(10, -2.0 * i / (MANY - 1));
+    muon_run_iterations(h, got, want, x, MANY, MANY, muon_triples(MUON_NEWTON_SCHULZ), MUON_ITERATIONS);
+    double slack = sizeof(floatX) < sizeof(real) ? 0.02 : 1e-4;
+    for (int i = 0; i < MANY; i++) {
+        expect_true(h, "reference", want[i * MANY + i] >= 0.6818 && want[i * MANY + i] <= 1.1344);
+        expect_true(h, "launcher", got[i * MANY + i] >= 0.6818 - slack && got[i * MANY + i] <= 1.1344 + slack);
+    }
+    case_end(h);
+
+    // P diag(s) Q^T with two reflections P and Q becomes P Q^T.
+    enum { ROWS = 6, COLS = 9, ITERATIONS = 12 };
+    case_begin(h, "muon/orthogonalize twelve iterations that converge");
+    double p[ROWS][ROWS], q[COLS][COLS], in[ROWS * COLS], out[ROWS * COLS], ref[ROWS * COLS];
+    MuonTriple t[ITERATIONS];
+    for (int i = 0; i < ITERATIONS; i++) t[i].a = 2, t[i].b = -1.5, t[i].c = 0.5;
+    for (int i = 0; i < ROWS; i++)
+        for (int k = 0; k < ROWS; k++) p[i][k] = (i == k) - 2.0 / ROWS * (i % 2 ? -1 : 1) * (k % 2 ? -1 : 1);
+    for (int i = 0; i < COLS; i++)
+        for (int k = 0; k < COLS; k++) q[i][k] = (i == k) - 2.0 / COLS;
+    for (int i = 0; i < ROWS * COLS; i++) {
+        in[i] = 0;
+        for (int k = 0; k < ROWS; k++) in[i] += p[i / COLS][k] * pow(10, -0.6 * k) * q[i % COLS][k];
+    }
+    muon_run_iterations(h, out, ref, in, ROWS, COLS, t, ITERATIONS);
+    for (int i = 0; i < ROWS * COLS; i++) {
+        double value = 0;
+        for (int k = 0; k < ROWS; k++) value += p[i / COLS][k] * q[i % COLS][k];
+        expect_within(h, "reference", ref[i], value, 1e-5);  // the smallest has not quite arrived
+        // bf16 has lost the smallest singular values, which are below its rounding.
+        if (sizeof(floatX) == sizeof(real)) expect_within(h, "launcher", out[i], value, 2e-5);
+    }
+    case_end(h);
+}
+
+// ---------------------------------------------------------------------------------------------------------
+// Equalities
+
+// Without momentum, decay and clipping, from parameters of 0: they become -O times the rate, by which O is returned.
+static inline real* muon_direction_of(Harness* h, const real* g, int rows, int cols, int is_normuon) {
+    const MuonGroup group = {rows, cols, 0, 1, 1};
+    MuonCase* c = muon_case(h, &group, 1);
+    AdamWCase* k = c->k;
+    size_t n = muon_elements(group), begin = c->host->offset;
+    k->h.weight_decay = 0, k->h.max_norm = 0, k->h.muon.momentum = 0, k->h.muon.is_normuon = is_normuon;
+    k->h.lr = 1 / muon_scale(MUON_MATCH_RMS, rows, cols);
+    memset(k->p.initial, 0, k->p.n * sizeof(real)), memset(k->master.initial, 0, k->p.n * sizeof(real));
+    memset(k->m.initial, 0, k->m.n * sizeof(real)), memset(k->v.initial, 0, k->v.n * sizeof(real));
+    memcpy(k->g.initial + begin, g, n * sizeof(real));
+    array_restore(k->p), array_restore(k->m), array_restore(k->v), array_restore(k->g), array_restore(k->master);
+    muon_run(c);
+    real* o = copy_of(h, muon_weights(c)) + begin;
+    for (size_t i = 0; i < n; i++) o[i] = -o[i];
+    return o;
+}
+
+static inline double muon_distance(const real* a, const real* b, size_t n) {
+    double error = 0, norm = 0;
+    for (size_t i = 0; i < n; i++) {
+        error += ((double)a[i] - (double)b[i]) * ((double)a[i] - (double)b[i]);
+        norm += (double)b[i] * (double)b[i];
+    }
+    return sqrt(error / norm);
+}
+
+static inline void test_muon_equalities(Harness* h) {
+    enum { ROWS = 24, COLS = 40, N = ROWS * COLS };
+    case_begin(h, "muon/update of a multiple, a transpose, permuted rows and columns");
+    real *g = copy_of(h, input(h, N, 0.3)), *other = (real*)case_memory(h, N * sizeof(real));
+    real *want = muon_direction_of(h, g, ROWS, COLS, 0), *o, *same = (real*)case_memory(h, N * sizeof(real));
+    for (int i = 0; i < N; i++) other[i] = g[i] * 4096;
+    o = muon_direction_of(h, other, ROWS, COLS, 0);
+    expect_true(h, "a multiple by a power of two: the same bits", memcmp(o, want, N * sizeof(real)) == 0);
+    for (int i = 0; i < N; i++) other[i] = g[i] * (real)-0.37;
+    o = muon_direction_of(h, other, ROWS, COLS, 0);
+    for (int i = 0; i < N; i++) same[i] = -o[i];
+    expect_within(h, "a multiple", muon_distance(same, want, N), 0, muon_error());
+    for (int i = 0; i < N; i++) other[i % COLS * ROWS + i / COLS] = g[i];
+    o = muon_direction_of(h, other, COLS, ROWS, 0);
+    for (int i = 0; i < N; i++) same[i] = o[i % COLS * ROWS + i / COLS];
+    expect_within(h, "the transpose", muon_distance(same, want, N), 0, muon_error());
+    // Rows in another order, every second with the other sign; columns in another order.
+    for (int i = 0; i < N; i++) {
+        int row = i / COLS * 5 % ROWS, column = i % COLS * 7 % COLS;
+        other[row * COLS + column] = (real)(i / COLS % 2 ? -1 : 1) * g[i];
+    }
+    o = muon_direction_of(h, other, ROWS, COLS, 0);
+    for (int i = 0; i < N; i++) {
+        int row = i / COLS * 5 % ROWS, column = i % COLS * 7 % COLS;
+        same[i] = (real)(i / COLS % 2 ? -1 : 1) * o[row * COLS + column];
+    }
+    expect_within(h, "an orthogonal change of rows and columns", muon_distance(same, want, N), 0, muon_error());
+    case_end(h);
+
+    static const int SHAPES[][2] = {{40, 24}, {24, 40}, {24, 24}};
+    for (size_t i = 0; i < COUNT_OF(SHAPES); i++) {
+        int rows = SHAPES[i][0], cols = SHAPES[i][1];
+        size_t n = (size_t)(rows * cols);
+        case_begin(h, "muon/update NorMuon of %d x %d", rows, cols);
+        g = copy_of(h, input(h, n, 0.3));
+        for (int e = 0; e < rows * cols; e++) g[e] *= (real)(1 + e % cols % 3 + e / cols % 4);
+        real *plain = muon_direction_of(h, g, rows, cols, 0), *scaled = muon_direction_of(h, g, rows, cols, 1);
+        double norm = 0, norm_scaled = 0, least = INFINITY, most = 0;
+        expect_true(h, "changes the update", muon_distance(scaled, plain, n) > 0.02);
+        for (size_t e = 0; e < n; e++)
+            norm += (double)plain[e] * plain[e], norm_scaled += (double)scaled[e] * scaled[e];
+        expect_within(h, "keeps its norm", sqrt(norm_scaled / norm), 1, 1e-5);
+        // After the first step, from v = 0, every row or column has the same norm.
+        for (int l = 0; l < max_int(rows, cols); l++) {
+            double sum = 0;
+            for (int s = 0; s < min_int(rows, cols); s++) {
+                double x = (double)scaled[rows >= cols ? l * cols + s : s * cols + l];
+                sum += x * x;
+            }
+            least = fmin(least, sum), most = fmax(most, sum);
+        }
+        expect_within(h, "equal norms along the longer side", most / least, 1, 1e-4);
+        case_end(h);
+    }
+}
+
+// ---------------------------------------------------------------------------------------------------------
+// The update
+
+static const MuonGroup MUON_GROUPS[] = {{96, 64, 0, 2, 2}, {64, 96, 0, 3, 3}, {64, 64, 0, 6, 6}, {5, 7, 0, 3, 3}};
+static const MuonGroup MUON_ODD[] = {{7, 5, 0, 3, 3}, {1, 9, 0, 2, 2}, {9, 1, 0, 2, 2}, {13, 13, 0, 1, 1}};
+
+static inline void test_muon_zeros(Harness* h) {
+    for (int is_normuon = 0; is_normuon < 2; is_normuon++) {
+        case_begin(h, "muon/update gradients of zero, then tiny ones%s", is_normuon ? ", NorMuon" : "");
+        MuonCase* c = muon_case(h, MUON_GROUPS, COUNT_OF(MUON_GROUPS));
+        AdamWCase* k = c->k;
+        real* g = copy_of(h, k->g);
+        k->h.weight_decay = 0, k->h.muon.is_normuon = is_normuon;
+        memset(k->m.initial, 0, k->m.n * sizeof(real)), memset(k->v.initial, 0, k->v.n * sizeof(real));
+        memset(k->g.initial, 0, k->g.n * sizeof(real));
+        array_restore(k->m), array_restore(k->v), array_restore(k->g);
+        muon_run(c);
+        expect_equal(h, "params do not move", k->p, k->p.initial);
+        if (ADAMW_HAS_MASTER) expect_equal(h, "master does not move", k->master, k->master.initial);
+        for (int step = 1; step < 10; step++) {
+            for (size_t i = 0; i < k->g.n; i++) k->g.host[i] = (real)(step > 2 ? 1e-9 * g[i] : 0);
+            array_upload_real(k->g);
+            muon_run(c);
+        }
+        Array w = muon_weights(c);
+        array_download(w), array_download(k->v);
+        size_t odd = 0, moved = 0;
+        for (size_t i = 0; i < w.n; i++) {
+            odd += !is_finite_number((double)w.host[i]) || !is_finite_number((double)k->v.host[i]);
+            moved += w.host[i] != w.initial[i];
+        }
+        expect_true(h, "all finite", odd == 0);
+        expect_true(h, "tiny gradients move", moved > w.n / 2);
+        case_end(h);
+    }
+}
+
+// The matrices in two lists, as two ranks have them: the same bits.
+static inline void test_muon_shards(Harness* h) {
+    case_begin(h, "muon/update in shards");
+    MuonCase* c = muon_case(h, MUON_GROUPS, COUNT_OF(MUON_GROUPS));
+    AdamWCase* k = c->k;
+    k->h.muon.is_normuon = 1;
+    Array written[] = {k->p, k->m, k->v, k->master};
+    static const char* const names[] = {"params", "m", "v", "master"};
+    real* want[4];
+    muon_run(c);
+    for (int i = 0; i < 4; i++) want[i] = copy_of(h, written[i]), array_restore(written[i]);
+    for (int rank = 0; rank < 2; rank++) {
+        for (size_t i = 0; i < COUNT_OF(MUON_GROUPS); i++) {
+            c->groups[i].first += rank ? c->groups[i].count : 0;
+            c->groups[i].count = rank ? MUON_GROUPS[i].count - 1 : 1;
+        }
+        muon_run(c);
+    }
+    for (int i = 0; i < 4; i++) expect_equal(h, names[i], written[i], want[i]);
+    case_end(h);
+}
+
+static inline void test_muon_rounded(Harness* h) {
+    const NarrowType* type = &CAST_BF16_TYPES[strcmp(FLOATX_NAME, "F16") == 0];
+    case_begin(h, "muon/update without master weights");
+    MuonCase* c = muon_case(h, MUON_ODD, COUNT_OF(MUON_ODD));
+    AdamWCase* k = c->k;
+    muon_run(c);
+    real* want = copy_of(h, k->master);
+    array_restore(k->p), array_restore(k->m), array_restore(k->v), array_restore(k->master);
+    k->has_master = 0;
+    k->h.rounding = rng_stream(7, 1, 0, SITE_ROUNDING);
+    muon_run(c);
+    array_download(k->p);
+    size_t wrong = 0;
+    for (int i = 0; i < c->count; i++)
+        for (size_t e = c->host[i].offset; e < c->host[i].offset + 5; e++) {
+            uint16_t bits = type->round((float)want[e], adamw_bits(k->h.rounding, e / 4).v[e % 4]);
+            wrong += (double)k->p.host[e] != narrow_value(type, bits);
+        }
+    expect_true(h, "the bits are those of (key, element)", wrong == 0);
+    case_end(h);
+}
+
+static inline void test_muon(Harness* h) {
+    test_muon_values(h);
+    test_muon_equalities(h);
+    for (int way = 0; way < 16; way++) {
+        int odd = way & 1, normuon = way >> 1 & 1, original = way >> 2 & 1, polar = way >> 3;
+        case_begin(h, "muon/update %s, %s, %s, %s shapes", normuon ? "NorMuon" : "Muon",
+                   original ? "original" : "match_rms", polar ? "Polar Express, cautious" : "Newton-Schulz",
+                   odd ? "odd" : "even");
+        MuonCase* c = muon_case(h, odd ? MUON_ODD : MUON_GROUPS, 4);
+        c->k->h.muon.is_normuon = normuon;
+        c->k->h.muon.scale = original ? MUON_ORIGINAL : MUON_MATCH_RMS;
+        c->k->h.muon.coefficients = polar ? MUON_POLAR_EXPRESS : MUON_NEWTON_SCHULZ;
+        c->k->h.cautious = polar;
+        c->k->h.max_norm = original;
+        muon_check(h, c, 1);
+        case_end(h);
+    }
+    test_muon_zeros(h);
+    test_muon_shards(h);
+    if (ADAMW_HAS_MASTER) test_muon_rounded(h);
+
+    // Gradients that carry a loss scale, the norm none: a power of two changes no bit.
+    case_begin(h, "muon/update gradients 1024 times too large");
+    MuonCase* c = muon_case(h, MUON_GROUPS, 4);
+    AdamWCase* k = c->k;
+    muon_run(c);
+    real *p = copy_of(h, k->p), *m = copy_of(h, k->m);
+    array_restore(k->p), array_restore(k->m), array_restore(k->v), array_restore(k->master);
+    for (size_t i = 0; i < k->g.n; i++) k->g.host[i] *= 1024;
+    k->scale = 1024;
+    array_upload_real(k->g);
+    muon_run(c);
+    expect_equal(h, "params", k->p, p);
+    expect_equal(h, "m", k->m, m);
+    case_end(h);
+
+    static const double ODD[] = {NAN, INFINITY};
+    for (size_t i = 0; i < COUNT_OF(ODD); i++) {
+        case_begin(h, "muon/update gradient norm is %g: nothing moves", ODD[i]);
+        c = muon_case(h, MUON_GROUPS, 4);
+        k = c->k;
+        k->norm = ODD[i], k->h.muon.is_normuon = 1;
+        muon_run(c);
+        expect_equal(h, "params", k->p, k->p.initial);
+        expect_equal(h, "master", k->master, k->master.initial);
+        expect_equal(h, "m", k->m, k->m.initial);
+        expect_equal(h, "v", k->v, k->v.initial);
+        case_end(h);
+    }
+
+    case_begin(h, "muon/momentum in its first steps");
+    expect_within(h, "at the first step", muon_momentum_at(0.95, 300, 0), 0.85, 1e-12);
+    expect_within(h, "half way", muon_momentum_at(0.95, 300, 150), 0.9, 1e-12);
+    expect_within(h, "after it", muon_momentum_at(0.95, 300, 300), 0.95, 0);
+    expect_within(h, "without", muon_momentum_at(0.95, 0, 0), 0.95, 0);
+    expect_within(h, "of a small momentum", muon_momentum_at(0.5, 300, 150), 0.5, 1e-12);
+    case_end(h);
+}
+
+// ---------------------------------------------------------------------------------------------------------
+// Bench
+
+typedef struct {
+    AdamWState a;
+    MuonMatrices m;
+    OptimizerSettings h;
+    Context* ctx;
+} MuonBench;
+
+static inline void muon_bench_run(void* state) {
+    MuonBench* b = (MuonBench*)state;
+    muon_update(b->a, &b->m, b->h, b->ctx);
+}
+
+// Normal numbers on the device alone: a model of 1.5 B parameters has no room for an Array's copies.
+static inline real* muon_bench_numbers(Harness* h, size_t n) {
+    enum { PIECE = 1 << 20 };
+    real *to = (real*)case_block(h, n * sizeof(real), ON_DEVICE), *from = (real*)case_memory(h, PIECE * sizeof(real));
+    for (size_t i = 0; i < PIECE; i++) from[i] = (real)rng_normal(h->key, h->drawn++);
+    for (size_t i = 0; i < n; i += PIECE) device_upload(&h->ctx, to + i, from, min_size(PIECE, n - i) * sizeof(real));
+    device_synchronize(&h->ctx);
+    return to;
+}
+
+// `layers` layers of C channels: Q, K, V, the projection of attention, and the two matrices of the MLP.
+static inline void bench_muon_model(Harness* h, const char* name, int layers, int C) {
+    const MuonGroup groups[] = {{C, C, 0, 4 * layers, 4 * layers},
+                                {4 * C, C, 4 * layers, layers, layers},
+                                {C, 4 * C, 5 * layers, layers, layers}};
+    int count = 6 * layers;
+    size_t square = (size_t)C * (size_t)C, n = 12 * (size_t)layers * square;
+    double flops = 0;
+    MuonMatrix* host = (MuonMatrix*)case_memory(h, (size_t)count * sizeof *host);
+    for (int i = 0; i < count; i++) {
+        int layer = i < 4 * layers ? i / 4 : (i - 4 * layers) % layers;
+        int part = i < 4 * layers ? i % 4 : i < 5 * layers ? 4 : 8;
+        host[i].offset = ((size_t)layer * 12 + (size_t)part) * square, host[i].decay = 1;
+    }
+    for (size_t i = 0; i < COUNT_OF(groups); i++)
+        flops += MUON_ORTHOGONALIZE_FLOPS(groups[i].count, C, max_int(groups[i].rows, groups[i].cols));
+    MuonBench b;
+    memset(&b, 0, sizeof b);
+    MuonMatrix* matrices = (MuonMatrix*)case_block(h, (size_t)count * sizeof *matrices, ON_DEVICE);
+    device_upload(&h->ctx, matrices, host, (size_t)count * sizeof *host);
+    b.m.matrices = matrices, b.m.groups = groups, b.m.group_count = (int)COUNT_OF(groups);
+    size_t space = muon_space_bind(NULL, NULL, groups, b.m.group_count);
+    muon_space_bind(&b.m.space, case_block(h, space, ON_DEVICE), groups, b.m.group_count);
+    AdamWStep *step = (AdamWStep*)case_block(h, sizeof *step, ON_DEVICE), taken = {1, 1, 1, 1};
+    device_upload(&h->ctx, step, &taken, sizeof taken);
+    device_synchronize(&h->ctx);
+    b.a.grads = muon_bench_numbers(h, n), b.a.m = muon_bench_numbers(h, n), b.a.step = step;
+    b.a.v = (real*)case_block(h, n * sizeof(real), ON_DEVICE);
+    b.a.master = ADAMW_HAS_MASTER ? (real*)case_block(h, n * sizeof(real), ON_DEVICE) : NULL;
+    b.a.params = (floatX*)case_block(h, n * sizeof(floatX), ON_DEVICE);
+    b.h.lr = 0.01, b.h.muon.momentum = 0.95, b.h.muon.beta2 = 0.95;
+    b.ctx = &h->ctx;
+    double bytes = MUON_MOMENTUM_BYTES(n) + MUON_APPLY_BYTES(n, ADAMW_HAS_MASTER, 0);
+    for (int is_normuon = 0; is_normuon < 2; is_normuon++) {
+        b.h.muon.is_normuon = is_normuon;
+        bench_report(h, is_normuon ? "normuon_update" : "muon_update", name, bench_seconds(h, muon_bench_run, &b),
+                     flops, bytes);
+    }
+    case_free(h);
+}
+
+static inline void bench_muon(Harness* h) {
+    if (!HAS_DEVICE_MEMORY) {
+        bench_muon_model(h, "L=1 C=256", 1, 256);
+        return;
+    }
+    bench_muon_model(h, "d12", 12, 768);
+    bench_muon_model(h, "BERT-large", 24, 1024);
+    bench_muon_model(h, "d48", 48, 1600);
+}
+
+#endif

@@ -1,0 +1,266 @@
+/* Muon: the update of matrices by their orthogonalized momentum, and NorMuon.
+ *
+ * For a matrix W [rows, cols], which is [out, in], with gradient G and momentum M:
+ *
+ *   G = grads * min(1, max_norm / norm) / scale                   as in AdamW (ops/adamw.h)
+ *   M = mu * M + (1 - mu) * G;   U = mu * M + (1 - mu) * G        Nesterov momentum
+ *   X = U / max(|U|, 1e-7)                                        Frobenius norm; POLAR_EXPRESS: U / (1.02 |U| + 1e-6)
+ *   5 times:  A = X X^T;  B = b A + c A A;  X = a X + B X         rows > cols:  A = X^T X;  X = a X + X B
+ *   O = X                                                         near U's nearest matrix with orthogonal rows or columns
+ *   W = W * (1 - lr * weight_decay * decay) - lr * s * O          s: 0.2 sqrt(max(rows, cols)) for MATCH_RMS, whose
+ *                                                                 updates have the RMS of AdamW's; ORIGINAL:
+ *                                                                 sqrt(max(1, rows / cols))
+ *
+ *   NorMuon    scales O before it is added. For each index of the longer side (of rows, if both are equal):
+ *              q = mean of O^2 over the shorter side;  v = beta2 * v + (1 - beta2) * q;  r = max(v, 1e-10)^-1/2
+ *              O = O r |O| / max(|O r|, 1e-10)
+ *   cautious   weight decay only where O and W have the same sign, or one of them is 0
+ *
+ *   update     params (and master), m, v [flat buffer] in place, from grads [same layout] and step [1], as for AdamW.
+ *              m is the momentum. NorMuon keeps its v in the first max(rows, cols) elements of the matrix's range of v;
+ *              Muon uses none of it.
+ *
+ * shapes     matrices of one shape (MuonGroup) are multiplied by the same batched products, MUON_CHUNK elements at a
+ *            time. They may lie anywhere in the flat buffers, but whole: a shard does not cut a matrix.
+ * dtypes     params floatX; master, m, v, grads, step real; X, A, B floatX with sums in fp32.
+ * numerics   |U| is summed in double, in an order that depends on the shape alone. X is rounded once from U / |U|. The
+ *            iterations lift singular values of 0.001 |U| to 0.47 and settle between 0.68 and 1.13, so a rounding of X
+ *            changes O by some per cent at most, and not systematically. On the GPU the algorithm of a product is chosen
+ *            for the matrices of the whole model: a matrix gets the same bits on any number of ranks.
+ *            Without a master, params is rounded stochastically, as in AdamW.
+ * NaN        If the norm is not finite, nothing is updated. A gradient of zeros gives O = 0.
+ * source     Jordan et al., "Muon: an optimizer for hidden layers", 2024; MATCH_RMS: Liu et al., arXiv 2502.16982; Polar
+ *            Express: Amsel et al., arXiv 2505.16932; NorMuon: Li et al., arXiv 2510.05491; cautious weight decay:
+ *            arXiv 2510.12402. */
+#ifndef LLMC_OPS_MUON_MUON_H
+#define LLMC_OPS_MUON_MUON_H
+
+#include "llmc/device/scope.h"
+#include "llmc/ops/common/adam.h"
+
+enum { MUON_ITERATIONS = 5 };
+
+// Elements that the products of one launch multiply. On the CPU one matrix at a time.
+#ifdef __CUDACC__
+#define MUON_CHUNK ((size_t)32 << 20)
+#else
+#define MUON_CHUNK ((size_t)1)
+#endif
+
+// `n` matrices of rows x cols. s, l: the shorter and the longer side.
+#define MUON_ORTHOGONALIZE_FLOPS(n, s, l)                                                                              \
+    ((double)(n)*MUON_ITERATIONS * (4.0 * (s) * (s) * (l) + 2.0 * (s) * (s) * (s)))
+#define MUON_ORTHOGONALIZE_BYTES(n, s, l)                                                                              \
+    ((double)(n)*MUON_ITERATIONS * (3.0 * (s) * (l) + 4.0 * (s) * (s)) * sizeof(floatX))
+// Two passes over grads and m, of which the first writes m and the second X.
+#define MUON_MOMENTUM_FLOPS(n) (10.0 * (double)(n))
+#define MUON_MOMENTUM_BYTES(n) ((double)(n) * (5.0 * sizeof(real) + sizeof(floatX)))
+// Reads O and the parameters and writes these. `master`: the number of copies in full precision, 0 or 1. NorMuon reads O
+// twice.
+#define MUON_APPLY_FLOPS(n) (4.0 * (double)(n))
+#define MUON_APPLY_BYTES(n, master, is_normuon)                                                                        \
+    ((double)(n) * ((3.0 - (master) + (is_normuon)) * sizeof(floatX) + 2.0 * (master) * sizeof(real)))
+
+// A matrix in the flat buffers.
+typedef struct {
+    size_t offset;
+    float decay;  // 1: weight decay applies, 0: it does not
+} MuonMatrix;
+
+// Matrices of one shape: number first .. first + count - 1 of a list.
+typedef struct {
+    int rows, cols;
+    int first, count;
+    int model_count;  // in the whole model, of which a shard has `count`
+} MuonGroup;
+
+// The part of a group that is multiplied by one launch.
+typedef struct {
+    const MuonMatrix* matrices;  // [count] on the device
+    int rows, cols, count;
+    int like;  // the algorithms of the products are those for this many matrices
+} MuonChunk;
+
+// Buffers of a chunk, the same for all.
+typedef struct {
+    floatX *x, *y;  // [count, rows, cols]
+    floatX *a, *b;  // [count, s, s]
+    double* sums;   // [count, muon_sums()] of squares
+    real* r;        // [count, l] NorMuon's
+} MuonSpace;
+
+// All matrices of the model or of a shard.
+typedef struct {
+    const MuonMatrix* matrices;  // on the device
+    const MuonGroup* groups;     // [group_count]
+    int group_count;
+    MuonSpace space;
+} MuonMatrices;
+
+// The coefficients of one iteration.
+typedef struct {
+    double a, b, c;
+} MuonTriple;
+
+static inline const MuonTriple* muon_triples(MuonCoefficients kind) {
+    static const MuonTriple newton_schulz[MUON_ITERATIONS] = {{3.4445, -4.7750, 2.0315},
+                                                              {3.4445, -4.7750, 2.0315},
+                                                              {3.4445, -4.7750, 2.0315},
+                                                              {3.4445, -4.7750, 2.0315},
+                                                              {3.4445, -4.7750, 2.0315}};
+    static const MuonTriple polar_express[MUON_ITERATIONS] = {
+        {8.156554524902461, -22.48329292557795, 15.878769915207462},
+        {4.042929935166739, -2.808917465908714, 0.5000178451051316},
+        {3.8916678022926607, -2.772484153217685, 0.5060648178503393},
+        {3.285753657755655, -2.3681294933425376, 0.46449024233003106},
+        {2.3465413258596377, -1.7097828382687081, 0.42323551169305323}};
+    return kind == MUON_POLAR_EXPRESS ? polar_express : newton_schulz;
+}
+
+// The factor by which X is U.
+HOST_DEVICE static inline double muon_normalizer(MuonCoefficients kind, double norm) {
+    return kind == MUON_POLAR_EXPRESS ? 1 / (1.02 * norm + 1e-6) : 1 / fmax(norm, 1e-7);
+}
+
+static inline double muon_scale(MuonScale kind, int rows, int cols) {
+    return kind == MUON_MATCH_RMS ? 0.2 * sqrt(max_int(rows, cols)) : sqrt(fmax(1, (double)rows / cols));
+}
+
+// The momentum of a step. It rises linearly from MUON_MOMENTUM_START in the first `warmup` steps; 0: it is constant.
+#define MUON_MOMENTUM_START 0.85
+static inline double muon_momentum_at(double momentum, int64_t warmup, int64_t step) {
+    double start = fmin(MUON_MOMENTUM_START, momentum);
+    return step >= warmup ? momentum : start + (momentum - start) * (double)step / (double)warmup;
+}
+
+static inline size_t muon_elements(MuonGroup g) { return (size_t)g.rows * (size_t)g.cols; }
+
+// Matrices in a launch.
+static inline int muon_chunk_count(MuonGroup g) {
+    size_t most = min_size(MUON_CHUNK / muon_elements(g), (size_t)g.model_count);
+    return most ? (int)most : 1;
+}
+
+// ---------------------------------------------------------------------------------------------------------
+// Reference
+
+static inline void muon_multiply_ref(double* c, const double* a, const double* b, int M, int N, int K) {
+    for (int m = 0; m < M; m++)
+        for (int n = 0; n < N; n++) {
+            double sum = 0;
+            for (int k = 0; k < K; k++) sum += a[m * K + k] * b[k * N + n];
+            c[m * N + n] = sum;
+        }
+}
+
+// x [rows, cols] after `iterations` iterations. Here the smaller product is always x x^T: a tall x is transposed.
+static inline void muon_orthogonalize_ref(double* x, int rows, int cols, const MuonTriple* t, int iterations) {
+    int s = min_int(rows, cols), l = max_int(rows, cols), n = s * l;
+    double *w = (double*)xmalloc(2 * (size_t)n * sizeof *w), *wt = w + n;
+    double *a = (double*)xmalloc(3 * (size_t)(s * s) * sizeof *a), *aa = a + s * s, *b = aa + s * s;
+    double* product = (double*)xmalloc((size_t)n * sizeof *product);
+    for (int i = 0; i < n; i++) w[rows <= cols ? i : i % cols * rows + i / cols] = x[i];
+    for (int k = 0; k < iterations; k++) {
+        for (int i = 0; i < n; i++) wt[i % l * s + i / l] = w[i];
+        muon_multiply_ref(a, w, wt, s, s, l);
+        muon_multiply_ref(aa, a, a, s, s, s);
+        for (int i = 0; i < s * s; i++) b[i] = t[k].b * a[i] + t[k].c * aa[i];
+        muon_multiply_ref(product, b, w, s, l, s);
+        for (int i = 0; i < n; i++) w[i] = t[k].a * w[i] + product[i];
+    }
+    for (int i = 0; i < n; i++) x[i] = w[rows <= cols ? i : i % cols * rows + i / cols];
+    free(w), free(a), free(product);
+}
+
+// NorMuon's scaling of o, with its state v [max(rows, cols)].
+static inline void muon_normalize_ref(double* o, real* v, int rows, int cols, double beta2) {
+    int s = min_int(rows, cols), l = max_int(rows, cols), n = rows * cols;
+    double *r = (double*)xcalloc((size_t)l, sizeof *r), norm = 0, norm_r = 0;
+    for (int i = 0; i < n; i++) r[rows >= cols ? i / cols : i % cols] += o[i] * o[i] / s;
+    for (int i = 0; i < l; i++) {
+        v[i] = (real)(beta2 * v[i] + (1 - beta2) * r[i]);
+        r[i] = 1 / sqrt(fmax((double)v[i], 1e-10));
+    }
+    for (int i = 0; i < n; i++) {
+        norm += o[i] * o[i];
+        o[i] *= r[rows >= cols ? i / cols : i % cols];
+        norm_r += o[i] * o[i];
+    }
+    for (int i = 0; i < n; i++) o[i] *= sqrt(norm) / fmax(sqrt(norm_r), 1e-10);
+    free(r);
+}
+
+// `matrices`: of group g, [g.count].
+static inline void muon_update_ref(AdamWRefState a, double norm, double scale, const MuonMatrix* matrices, MuonGroup g,
+                                   OptimizerSettings h) {
+    size_t n = muon_elements(g);
+    double *o = (double*)xmalloc(n * sizeof *o), mu = h.muon.momentum, s = muon_scale(h.muon.scale, g.rows, g.cols);
+    double clip = h.max_norm > 0 && norm > h.max_norm ? h.max_norm / norm : 1;
+    for (int k = 0; k < g.count && isfinite(norm); k++) {
+        real *p = a.params + matrices[k].offset, *m = a.m + matrices[k].offset;
+        const real* grads = a.grads + matrices[k].offset;
+        double sum = 0;
+        for (size_t i = 0; i < n; i++) {
+            double gradient = clip * grads[i] / scale, mi = mu * m[i] + (1 - mu) * gradient;
+            o[i] = mu * mi + (1 - mu) * gradient;
+            m[i] = (real)mi;
+            sum += o[i] * o[i];
+        }
+        for (size_t i = 0; i < n; i++) o[i] *= muon_normalizer(h.muon.coefficients, sqrt(sum));
+        muon_orthogonalize_ref(o, g.rows, g.cols, muon_triples(h.muon.coefficients), MUON_ITERATIONS);
+        if (h.muon.is_normuon) muon_normalize_ref(o, a.v + matrices[k].offset, g.rows, g.cols, h.muon.beta2);
+        for (size_t i = 0; i < n; i++) {
+            int decays = !h.cautious || o[i] * p[i] >= 0;
+            double kept = p[i] * (1 - h.lr * h.weight_decay * matrices[k].decay * decays);
+            p[i] = (real)(kept - h.lr * s * o[i]);
+        }
+    }
+    free(o);
+}
+
+#ifdef __CUDACC__
+#include "llmc/ops/muon/kernels.cuh"
+#else
+#include "llmc/ops/muon/cpu.h"
+#endif
+
+// ---------------------------------------------------------------------------------------------------------
+// Launchers for both devices, on muon_momentum(), muon_orthogonalize() and muon_apply() of one device
+
+// The bytes of the buffers for these groups. If `memory` is not NULL, point `space` into it; it is on 256 bytes.
+static inline size_t muon_space_bind(MuonSpace* space, void* memory, const MuonGroup* groups, int count) {
+    size_t x = 0, a = 0, sums = 0, r = 0, at[7] = {0};
+    for (int i = 0; i < count; i++) {
+        size_t n = (size_t)muon_chunk_count(groups[i]), s = (size_t)min_int(groups[i].rows, groups[i].cols);
+        x = max_size(x, n * muon_elements(groups[i]) * sizeof(floatX));
+        a = max_size(a, n * s * s * sizeof(floatX));
+        sums = max_size(sums, n * muon_sums(groups[i].rows, groups[i].cols) * sizeof(double));
+        r = max_size(r, n * (size_t)max_int(groups[i].rows, groups[i].cols) * sizeof(real));
+    }
+    const size_t bytes[] = {x, x, a, a, sums, r};
+    for (int i = 0; i < 6; i++) at[i + 1] = at[i] + round_up(bytes[i], 256);
+    if (memory) {
+        char* p = (char*)memory;
+        space->x = (floatX*)(p + at[0]), space->y = (floatX*)(p + at[1]);
+        space->a = (floatX*)(p + at[2]), space->b = (floatX*)(p + at[3]);
+        space->sums = (double*)(p + at[4]), space->r = (real*)(p + at[5]);
+    }
+    return at[6];
+}
+
+// Update all matrices. h.lr: the rate of this step.
+static inline void muon_update(AdamWState a, const MuonMatrices* m, OptimizerSettings h, Context* ctx) {
+    for (int i = 0; i < m->group_count; i++) {
+        MuonGroup g = m->groups[i];
+        int most = muon_chunk_count(g);
+        for (int k = 0; k < g.count; k += most) {
+            MuonChunk chunk = {m->matrices + g.first + k, g.rows, g.cols, min_int(most, g.count - k), most};
+            muon_momentum(&m->space, a, chunk, h, ctx);
+            const floatX* o =
+                muon_orthogonalize(&m->space, chunk, muon_triples(h.muon.coefficients), MUON_ITERATIONS, ctx);
+            muon_apply(a, o, &m->space, chunk, h, ctx);
+        }
+    }
+}
+
+#endif
