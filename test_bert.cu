@@ -817,6 +817,7 @@ static void test_memory(Tests* t) {
         {"L=1,C=128,NH=2,V=3001,T=64", 3, 64, 60, 0.1, LAMB, FLASH},
         {"L=2,C=64,NH=1,V=61,T=200", 2, 200, 8, 0, LAMB, MATERIALIZED},
         {"L=1,C=768,NH=12,V=300,T=32", 1, 32, 5, 0.1, LAMB, FLASH},
+        {"L=2,C=64,NH=2,V=61,T=40,F=100", 2, 40, 8, 0, NORMUON, FLASH},
 #ifdef __CUDACC__
         {"L=1,C=1024,NH=16,V=30522,T=128", 64, 128, 64 * 20, 0.1, LAMB, FLASH},
 #endif
@@ -841,9 +842,12 @@ static void test_memory(Tests* t) {
         optimizer_step(&b->o, b->m.buffers.params, b->m.buffers.grads, settings, NULL, NULL, &b->ctx);
         device_synchronize(&b->ctx);
         snprintf(name, sizeof name, "memory of B=%d T=%d C=%d, %s%s", B, T, config.C,
-                 cases[i].kind == LAMB ? "LAMB" : "AdamW",
+                 cases[i].kind == LAMB      ? "LAMB"
+                 : cases[i].kind == NORMUON ? "NorMuon"
+                                            : "AdamW",
                  cases[i].attention == MATERIALIZED ? ", explicit attention" : "");
         report_memory(t, name, &plan, &b->ctx);
+        if (cases[i].kind == NORMUON) report_muon_step(t, &b->m.buffers, &b->o, &b->ctx);
         bench_close(b);
         free(tokens), free(types);
     }

@@ -817,6 +817,19 @@ static int write_logits(const char* directory, const char* out) {
     return DONE;
 }
 
+static void test_muon_step(Tests* t) {
+    Config config = tiny_config(0, 0);
+    Bench* b = (Bench*)xcalloc(1, sizeof *b);
+    bench_open(b, config, 2, 13, 0, 5);
+    int tokens[2 * 2 * 13];
+    random_tokens(tokens, COUNT_OF(tokens), config.V, 9);
+    bench_batch(b, tokens, tokens + b->m.N);
+    train_batch(&b->m, 0, 0, 1.0 / b->m.N, SET, &b->ctx);
+    report_muon_step(t, &b->m.buffers, &b->o, &b->ctx);
+    bench_close(b);
+    free(b);
+}
+
 int main(int argc, char** argv) {
     Tests t;
     tests_open(&t);
@@ -832,6 +845,7 @@ int main(int argc, char** argv) {
     test_epsilon(&t);
     test_loss_scaling(&t);
     test_no_master(&t);
+    test_muon_step(&t);
     for (int recompute = 0; recompute <= 2; recompute += 2) test_ops(&t, recompute);
     test_memory(&t);
     for (int tied = 0; tied < 2; tied++) test_forward_alone(&t, tied);

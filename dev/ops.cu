@@ -36,6 +36,7 @@
 #include "ops/matmul_epilogue.h"
 #include "ops/matmul_relu.h"
 #include "ops/muon.h"
+#include "ops/muon_bench.h"
 #include "ops/next_sentence.h"
 #include "ops/outliers.h"
 #include "ops/quantize.h"

@@ -27,7 +27,7 @@ f '-t above the model'        '-t 17: the model knows 16 positions'          -t 
 f '--nsp 2'                   "--nsp: '2' .*0\.\.1"                          --nsp 2
 f '--mask-fraction 0'         "--mask-fraction: '0'"                         --mask-fraction 0
 f '--pack 0'                  "--pack: '0'"                                  --pack 0
-f '--optimizer sgd'           '--optimizer: .*adamw\|lamb'                   --optimizer sgd
+f '--optimizer sgd'           '--optimizer: .*adamw\|lamb\|muon'             --optimizer sgd
 f '--loss-mean sum'           '--loss-mean: .*micro\|global'                 --loss-mean sum
 f '--phase2 of no run'        "--phase2 $box/none: has no complete checkpoint" --phase2 "$box/none"
 f '-d that is not a multiple' '-d 100: .*multiple of the 128 tokens'         -d 100

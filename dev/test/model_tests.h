@@ -57,6 +57,51 @@ static void report_decay(Tests* t, const TensorTable* table) {
     free(name);
 }
 
+// A step of NorMuon on the gradients at hand, tensor by tensor against the references: the matrices of the layers, of
+// which GPT-2 stores three as one, and everything else by AdamW with rates of its own. Replaces the optimizer.
+static void report_muon_step(Tests* t, const ModelBuffers* b, Optimizer* o, Context* ctx) {
+    const TensorTable* table = &b->table;
+    const OptimizerSettings settings = {
+        1e-2, 0.9, 0.95, 1e-8, 0.1, 1.0, 0, 0, {0.9, MUON_ORIGINAL, MUON_POLAR_EXPRESS, 1, 0.9}};
+    UpdateSettings update;
+    size_t n = table->elements;
+    memset(&update, 0, sizeof update);
+    update.kind = NORMUON, update.master = WITH_MASTER, update.embedding_rate = 0.5, update.vector_rate = 2;
+    HostView view = host_view_open(b->params, n, VIEW_FLOATX);
+    host_view_read(ctx, &view);
+    real *grads = device_values(ctx, b->grads, n, VIEW_REAL), *p = (real*)xmalloc(n * sizeof(real));
+    real *m = (real*)xcalloc(n, sizeof(real)), *v = (real*)xcalloc(n, sizeof(real));
+    memcpy(p, view.values, n * sizeof(real));
+    optimizer_free(o);
+    optimizer_init_shard(o, table, update, tensors_whole(table), ctx);
+    optimizer_write_weights(o, &view, ctx);
+    host_view_close(&view);
+    optimizer_step(o, b->params, b->grads, settings, NULL, NULL, ctx);
+    real* got = o->master ? device_values(ctx, o->master, n, VIEW_REAL) : device_values(ctx, b->params, n, VIEW_FLOATX);
+    double sum = 0,
+           tolerance = sizeof(floatX) < sizeof(real) ? 1e-3 : 1e-5;  // of a step of 1e-2 with matrices in floatX
+    for (size_t i = 0; i < n; i++) sum += (double)grads[i] * (double)grads[i];
+    AdamWRefState reference = {p, m, v, grads};
+    for (int i = 0; i < table->count; i++) {
+        const Tensor* tensor = &table->tensors[i];
+        int stacked = strstr(tensor->name, "c_attn") ? 3 : 1, is_matrix = tensor->layer >= 0 && tensor->ndim == 2;
+        MuonGroup group = {tensor->shape[0] / stacked, tensor->shape[1], 0, is_matrix ? stacked : 0, stacked};
+        ParamSpan span = {tensor->offset, tensor->size, (float)tensor->decay, 0, tensor->ndim == 1 ? 2 : 0.5f};
+        for (int k = 0; k < group.count; k++) {
+            MuonMatrix matrix = {tensor->offset + (size_t)k * muon_elements(group), (float)tensor->decay};
+            group.count = 1;
+            muon_update_ref(reference, sqrt(sum), 1, &matrix, group, settings);
+            group.count = stacked;
+        }
+        if (!is_matrix) adamw_update_ref(reference, sqrt(sum), 1, 1, &span, 1, settings);
+        double error = largest_error(got + tensor->offset, p + tensor->offset, tensor->size);
+        char* name = xprintf("NorMuon's step: %s", tensor->name);
+        report(t, error <= tolerance, name, error, tolerance);
+        free(name);
+    }
+    free(grads), free(p), free(m), free(v), free(got);
+}
+
 // What the plan says of each kind of memory against what was allocated for a model, its optimizer and a batch, and
 // against the scratch of the steps that were run.
 static void report_memory(Tests* t, const char* what, const MemoryPlan* plan, const Context* ctx) {

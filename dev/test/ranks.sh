@@ -102,6 +102,28 @@ case_is '2 ranks, fp8: stopped and resumed, the same bits' "${why:-$(ended_with 
 run $common -b 2 --optimizer lamb -o lamb1
 launch 4 $common -b 2 --optimizer lamb -z 1 -o lamb4
 case_is '4 ranks, -z 1, LAMB: like one rank' "$(ended_with 0)" "$(near lamb4 lamb1)"
+# Muon: the shards of -z 1 hold whole matrices.
+run $common -b 2 --optimizer normuon -o muon1
+launch 4 $common -b 2 --optimizer normuon -z 1 -o muon4 --stop-after 8
+why=$(ended_with 0)
+launch 2 -y 1 -z 1 -o muon4 --stop-after 13
+why=${why:-$(ended_with 0)}
+run -y 1 -z 1 -o muon4
+case_is '4, then 2 and 1 ranks, -z 1, NorMuon: like one rank' "${why:-$(ended_with 0)}" "$(near muon4 muon1)"
+for zero in 0 1; do launch 2 $common -b 2 --optimizer normuon -z $zero -o muon2.$zero; done
+why=$(cmp muon2.0/model.safetensors muon2.1/model.safetensors 2>&1)
+case_is '2 ranks, NorMuon: the same bits with -z 0 and -z 1' "$(ended_with 0)" "$why"
+if [[ $PROGRAM != *bert* ]]; then
+    # All sequences are equal, so that the sum of two or four ranks' gradients is exact, and one rank's.
+    { printf '\x88\xd8\x34\x01\x01\0\0\0\x01\x04\0\0' && head -c 1012 /dev/zero
+      for _ in {1..64}; do printf 'a\0b\0c\0a\0d\0e\0a\0f\0g\0h\0b\0i\0j\0k\0l\0m\0'; done && printf 'a\0'; } >equal.bin
+    for ranks in 1 2 4; do
+        launch $ranks $model -i equal.bin -x 8 -b 1 -l 1e-2 -v 0 -s 0 -n 0 --optimizer normuon -z 1 -o equal$ranks
+        why=$(ended_with 0)
+        case_is "$ranks ranks of equal gradients, -z 1, NorMuon: one rank's bits" "$why" \
+            "$(cmp equal$ranks/model.safetensors equal1/model.safetensors 2>&1)"
+    done
+fi
 
 # Elastic: 4 ranks, then 2, 1, 4, five steps each.
 for zero in 0 1; do

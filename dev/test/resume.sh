@@ -150,6 +150,16 @@ scaled() { # NAME MIDDLE FLAG...
 scaled 'resumed after an overflow' 10 --loss-scale dynamic --loss-scale-start 3e38 --clip 0
 scaled 'resumed while the loss scale grows' 11 --loss-scale dynamic --loss-scale-start 64 --loss-scale-growth 3
 
+# Muon: its momentum rises with the steps, and NorMuon's second moments are part of the checkpoint.
+MUON=("${SHORT[@]}" --optimizer normuon --muon-warmup 16 --cautious-decay 1 --embedding-lr 5e-3 --vector-lr 2e-3)
+run "${MUON[@]}" -o "$work/muon"
+why=$(ended_with 0)
+run "${MUON[@]}" --stop-after 7 -o "$work/muon-half"
+run -y 1 -o "$work/muon-half"
+why=${why:-$(ended_with 0)}
+verdict 'resumed with NorMuon' "${why:-$(same_run "$work/muon-half" "$work/muon" $last)}"
+rm -rf "$work/muon" "$work/muon-half"
+
 # fp8: the largest elements of 16 steps are part of the checkpoint. Large gradients at the start still count after step 14.
 run "${SHORT[@]}" --fp8 2 -o "$work/fp8"
 why=$(ended_with 0)

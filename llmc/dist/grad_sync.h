@@ -12,7 +12,7 @@
  *   forward      before each layer grad_sync_wait()    for its parameters
  *
  * A shard is a contiguous part of the flat buffer and may begin and end inside a tensor: any number of ranks, tensors of any
- * size. With ZeRO-1 each part of a bucket is reduced to the rank that owns it; without, a bucket is all-reduced.
+ * size. Only Muon's matrices are never cut, and its shards are of equal cost, not of equal size. With ZeRO-1 each part of a bucket is reduced to the rank that owns it; without, a bucket is all-reduced.
  *
  * Gradients are summed in their own type, or with `bf16` rounded to bf16 first, which halves the bytes. */
 #ifndef LLMC_DIST_GRAD_SYNC_H
@@ -34,28 +34,65 @@ typedef struct {
 
 typedef struct {
     Collectives collectives;
-    int zero;         // 1: ZeRO-1
-    int is_active;    // the gradients of this micro-step are to be summed
-    int at_once;      // as one buffer, after the backward pass
-    FlatRange shard;  // of this rank; all elements without ZeRO-1
-    size_t elements;  // of the flat buffer
-    Bucket* buckets;  // in the order of the buffer
-    int count, sent;  // buckets; those that this step has reduced so far, from the back
-    Bf16* bf16;       // [largest number of elements that are reduced together]; NULL: sums are of real
+    int zero;           // 1: ZeRO-1
+    int is_active;      // the gradients of this micro-step are to be summed
+    int at_once;        // as one buffer, after the backward pass
+    FlatRange shard;    // of this rank; all elements without ZeRO-1
+    FlatRange* shards;  // ZeRO-1: [ranks]
+    size_t elements;    // of the flat buffer
+    Bucket* buckets;    // in the order of the buffer
+    int count, sent;    // buckets; those that this step has reduced so far, from the back
+    Bf16* bf16;         // [largest number of elements that are reduced together]; NULL: sums are of real
     StreamEvent ready, done;
 } GradSync;
 
-// Rank `rank`'s shard of `elements`: whole groups of TENSOR_ALIGNMENT.
-static inline FlatRange shard_of(size_t elements, int rank, int size) {
-    size_t groups = elements / TENSOR_ALIGNMENT;
-    size_t begin = groups * (size_t)rank / (size_t)size, end = groups * ((size_t)rank + 1) / (size_t)size;
-    FlatRange shard = {.begin = begin * TENSOR_ALIGNMENT, .size = (end - begin) * TENSOR_ALIGNMENT};
+// The time of an update of each of the tensor's elements, in units of AdamW's. AdamW moves 30 bytes an element, Muon about
+// as many; a GPU does some 4500 flops of its products in that time (ops/muon/muon.h has their number).
+static inline double update_cost(const Tensor* t) {
+    if (!t->matrices) return 1;
+    int rows = t->shape[0] / t->matrices, s = min_int(rows, t->shape[1]), l = max_int(rows, t->shape[1]);
+    return 1 + 5 * (4.0 * s + 2.0 * s * s / l) / 4500;
+}
+
+// The element of the flat buffer before which `share` of the cost of an update lies, moved to the nearest multiple of
+// TENSOR_ALIGNMENT that is not inside a matrix.
+static inline size_t shard_border(const TensorTable* table, double share) {
+    double total = 0, cost = 0;
+    size_t before = 0;  // the last border that was possible
+    int is_past = 0;
+    for (int i = 0; i < table->count; i++) total += update_cost(&table->tensors[i]) * (double)table->tensors[i].size;
+    for (int i = 0; i < table->count; i++) {
+        const Tensor* t = &table->tensors[i];
+        int pieces = t->matrices ? t->matrices : (int)((t->size + TENSOR_ALIGNMENT - 1) / TENSOR_ALIGNMENT);
+        size_t piece = t->matrices ? t->size / (size_t)t->matrices : TENSOR_ALIGNMENT;
+        for (int k = 0; k < pieces; k++) {
+            size_t at = t->offset + (size_t)k * piece, n = min_size(piece, t->size - (size_t)k * piece);
+            double more = update_cost(t) * (double)n;
+            if (at % TENSOR_ALIGNMENT == 0) {
+                if (is_past) return at;
+                before = at;
+            }
+            is_past = is_past || cost + more / 2 > share * total;
+            if (is_past && at == before) return at;
+            cost += more;
+        }
+    }
+    return table->elements;
+}
+
+// Rank `rank`'s shard: whole groups of TENSOR_ALIGNMENT. `whole_matrices`: it cuts no matrix, and shards cost the same.
+static inline FlatRange shard_of(const TensorTable* table, int whole_matrices, int rank, int size) {
+    size_t groups = table->elements / TENSOR_ALIGNMENT, ends[2];
+    for (int i = 0; i < 2; i++)
+        ends[i] = whole_matrices ? shard_border(table, (double)(rank + i) / size)
+                                 : groups * (size_t)(rank + i) / (size_t)size * TENSOR_ALIGNMENT;
+    FlatRange shard = {.begin = ends[0], .size = ends[1] - ends[0]};
     return shard;
 }
 
 // The intersection of [begin, end) with a rank's shard; size 0 if it is empty.
 static inline FlatRange shard_part(const GradSync* r, int rank, size_t begin, size_t end) {
-    FlatRange whole = shard_of(r->elements, rank, r->collectives.group->size);
+    FlatRange whole = r->shards[rank];
     FlatRange part = {.begin = begin > whole.begin ? begin : whole.begin};
     size_t last = min_size(end, whole.begin + whole.size);
     part.size = last > part.begin ? last - part.begin : 0;
@@ -71,10 +108,11 @@ static inline size_t grad_sync_layer_begin(const TensorTable* table, int layer) 
 
 // How gradients are summed.
 typedef struct {
-    int zero;           // 1: ZeRO-1
-    int bf16;           // 1: rounded to bf16
-    double bucket_mib;  // least MiB of gradients in a bucket, or BUCKET_AUTO
-    int has_p2p;        // has_p2p()
+    int zero;            // 1: ZeRO-1
+    int bf16;            // 1: rounded to bf16
+    double bucket_mib;   // least MiB of gradients in a bucket, or BUCKET_AUTO
+    int has_p2p;         // has_p2p()
+    int whole_matrices;  // ZeRO-1: shards cut no matrices (Muon)
 } GradSyncSettings;
 
 // BUCKET_AUTO: buckets of BUCKET_MIB, but the whole buffer at once if the GPUs are joined by NVLink and there are at most
@@ -130,8 +168,13 @@ static inline void grad_sync_open(GradSync* r, ProcessGroup* group, const Tensor
     collectives_open(&r->collectives, group);
     r->elements = table->elements;
     r->zero = settings.zero && group->size > 1 && !table->fixed;
-    r->shard = r->zero ? shard_of(table->elements, group->rank, group->size) : tensors_updated(table);
+    r->shard = tensors_updated(table);
     if (group->size == 1) return;
+    if (r->zero) {
+        r->shards = (FlatRange*)xcalloc((size_t)group->size, sizeof *r->shards);
+        for (int i = 0; i < group->size; i++) r->shards[i] = shard_of(table, settings.whole_matrices, i, group->size);
+        r->shard = r->shards[group->rank];
+    }
     grad_sync_cut(r, table, settings);
     stream_event_open(&r->ready), stream_event_open(&r->done);
     for (int i = 0; i < r->count; i++) stream_event_open(&r->buckets[i].params_ready);
@@ -143,7 +186,7 @@ static inline void grad_sync_close(GradSync* r) {
         for (int i = 0; i < r->count; i++) stream_event_close(&r->buckets[i].params_ready);
         stream_event_close(&r->ready), stream_event_close(&r->done);
         if (r->bf16) device_free(r->bf16, grad_sync_bf16_bytes(r));
-        free(r->buckets);
+        free(r->buckets), free(r->shards);
     }
     collectives_close(&r->collectives);
 }

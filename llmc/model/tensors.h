@@ -33,6 +33,7 @@ typedef struct {
     FileLayout file;
     size_t fp32_copy;  // offsetof the real* for the fp32 copy (optim/fp32_copies.h); 0: none
     size_t fp8;        // offsetof the Fp8Linear* of the linear layer whose weight this is (optim/fp8_state.h); 0: none
+    int matrices;      // Muon updates it, as this many matrices of equal shape, one below the other; 0: AdamW does
 } TensorRow;
 
 typedef struct {
@@ -49,6 +50,7 @@ typedef struct {
     size_t offset, size;            // elements in the flat buffer; the size includes rows of padding
     size_t fp32_copy, fp32_offset;  // the row's fp32_copy; elements in the buffer of fp32 copies
     size_t fp8;                     // the row's
+    int matrices;                   // the row's
 } Tensor;
 
 // Usage: zero-initialise, tensors_add() rows, tensors_finish(), at the end tensors_free().
@@ -118,6 +120,7 @@ static inline void tensors_add(TensorTable* table, const TensorRow* rows, int co
             table->parameters += (size_t)t.shape[0] * (size_t)t.shape[1];
         }
         t.fp8 = row->fp8;
+        t.matrices = row->matrices;
         if ((t.fp32_copy = row->fp32_copy) != 0) {
             t.fp32_offset = table->fp32_elements;
             table->fp32_elements += round_up(t.size, TENSOR_ALIGNMENT);

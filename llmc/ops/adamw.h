@@ -18,7 +18,8 @@
  *            and params is the master rounded to nearest. Without a master, the updated value is rounded stochastically
  *            to params (base/rounding.h). The random bits depend only on h.rounding and the element's position in the
  *            flat buffer, so every rank and every launch draws the same bits.
- * cautious   weight decay only where the step and the parameter have the same sign, or one of them is 0: arXiv 2510.12402.
+ * cautious   weight decay only where the step and the parameter have the same sign, or one of them is 0:
+ *            arXiv 2510.12402.
  * NaN        if the norm is not finite, nothing is updated. The trainer reads the norm later and applies its policy.
  * source     Loshchilov and Hutter, arXiv 1711.05101, in the form of torch.optim.AdamW. */
 #ifndef LLMC_OPS_ADAMW_H
@@ -166,9 +167,8 @@ static inline void adamw_update(AdamWState a, size_t elements, const ParamSpan* 
 // ---------------------------------------------------------------------------------------------------------
 // CPU
 
-// Update one block. `rate` is its span's, `shrink` is 1 - lr * rate * weight_decay * decay. The square root vectorizes only with -fno-math-errno
-// (set in the Makefile; it changes no result). Without this flag the loop takes twice as long.
-
+// Update one block. `rate` is its span's, `shrink` is 1 - lr * rate * weight_decay * decay. The square root vectorizes
+// only with -fno-math-errno (set in the Makefile; it changes no result). Without this flag the loop takes twice as long.
 static inline void adamw_block(AdamWState a, size_t begin, size_t n, real rate, real shrink,
                                const AdamWCoefficients* coefficients) {
     AdamWStep k = *a.step;

@@ -63,11 +63,13 @@ static inline size_t memory_plan_scratch(const StepSizes* z, size_t elements, co
 static inline MemoryPlan memory_plan_make(const TensorTable* table, const TensorTable* acts, const TensorTable* stats,
                                           UpdateSettings u, size_t batch, const StepSizes* step, const Context* ctx) {
     ParamSpan* spans = (ParamSpan*)xcalloc((size_t)table->count, sizeof *spans);
-    int count = optimizer_spans(spans, table, u.kind), blocks = lamb_number_blocks(spans, count);
+    int count = optimizer_spans(spans, table, u), blocks = lamb_number_blocks(spans, count);
     size_t copies = 0, scratch = memory_plan_scratch(step, table->elements, spans, count, blocks, ctx);
+    scratch = max_size(scratch, optimizer_muon_scratch(table, u.kind));
     for (int i = 0; i < table->count; i++) copies += table->tensors[i].fp32_copy != 0;
     copies = fp32_copies_bytes(table) ? fp32_copies_bytes(table) + copies * sizeof(CastSpan) : 0;
     size_t held = update_shard(table, u).size, optimizer = optimizer_bytes(held, u.master);
+    optimizer += optimizer_muon_bytes(table, u.kind, update_shard(table, u));
     optimizer += (size_t)count * (sizeof *spans + (held < table->elements ? 2 * sizeof(double) : 0));
     GradSync sums;
     memset(&sums, 0, sizeof sums);

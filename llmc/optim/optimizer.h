@@ -1,11 +1,12 @@
-/* The optimizer's state and its step over the flat parameter buffer: AdamW or LAMB.
+/* The optimizer's state and its step over the flat parameter buffer: AdamW, LAMB, Muon or NorMuon.
  *
  * A step computes the norm of all gradients, adjusts the loss scale, and updates the parameters. The update clips by
- * the norm and divides by the loss scale. AdamW and LAMB keep the same state. All of it stays on the device, so the
+ * the norm and divides by the loss scale. All optimizers keep the same state. Muon and NorMuon update the matrices that
+ * the table marks (TensorRow.matrices), and AdamW what is left. All of it stays on the device, so the
  * host does not wait. If the norm is not finite, the device skips the update. The trainer's policy reads it later.
  *
- * With ZeRO-1, a rank keeps the state of its shard only, and updates only that shard. The sum of squares for the norm,
- * and LAMB's sums for each tensor, are all-reduced. */
+ * With ZeRO-1, a rank keeps the state of its shard only, and updates only that shard; with Muon it holds whole matrices.
+ * The sum of squares for the norm, and LAMB's sums for each tensor, are all-reduced. */
 #ifndef LLMC_OPTIM_OPTIMIZER_H
 #define LLMC_OPTIM_OPTIMIZER_H
 
@@ -14,12 +15,17 @@
 #include "llmc/ops/adamw.h"
 #include "llmc/ops/global_norm.h"
 #include "llmc/ops/lamb/lamb.h"
+#include "llmc/ops/muon/muon.h"
 
 // Whether to keep master weights in full precision if floatX is narrower.
 typedef enum { NO_MASTER, WITH_MASTER } MasterWeights;
 // LAMB scales AdamW's direction by each tensor's trust ratio. As usual, it scales only tensors with weight decay, not
 // biases and layernorms.
-typedef enum { ADAMW, LAMB } OptimizerKind;
+typedef enum { ADAMW, LAMB, MUON, NORMUON } OptimizerKind;
+
+static inline int optimizer_is_muon(OptimizerKind kind) { return kind == MUON || kind == NORMUON; }
+
+enum { MUON_GROUPS = 8 };  // different shapes
 
 typedef struct {
     OptimizerKind kind;
@@ -34,6 +40,11 @@ typedef struct {
     AdamWStep* step;   // [1] on the device: values that follow from the last norm
     ParamSpan* spans;  // [spans_of_model] on the device; the first span_count are this shard's
     int span_count, lamb_blocks, spans_of_model;
+    size_t adamw_elements;  // Muon: elements in spans; 0: all
+    MuonGroup muon_groups[MUON_GROUPS];
+    MuonMatrices muon;  // of this shard
+    void* muon_memory;  // muon_bytes(): the list of the matrices, then the buffers of their updates
+    size_t muon_bytes;
     double* sum_sq;  // [2 * spans_of_model] sums over all ranks; NULL if nothing is sharded
 } Optimizer;
 
@@ -43,10 +54,14 @@ typedef struct {
     MasterWeights master;
     int rank, ranks;
     GradSyncSettings sums;
+    // AdamW: factors on the learning rate; 0: none. Of embeddings and other matrices that Muon does not update, and of
+    // biases and layernorms.
+    double embedding_rate, vector_rate;
 } UpdateSettings;
 
 static inline FlatRange update_shard(const TensorTable* table, UpdateSettings u) {
-    return u.sums.zero && !table->fixed ? shard_of(table->elements, u.rank, u.ranks) : tensors_updated(table);
+    return u.sums.zero && !table->fixed ? shard_of(table, u.sums.whole_matrices, u.rank, u.ranks)
+                                        : tensors_updated(table);
 }
 
 static inline size_t optimizer_buffers(MasterWeights master) {
@@ -84,35 +99,116 @@ static inline Outliers optimizer_outliers(const Optimizer* o, Context* ctx) {
     return state;
 }
 
+static inline float optimizer_rate(const Tensor* t, UpdateSettings u) {
+    double rate = t->ndim == 1 ? u.vector_rate : t->matrices ? 0 : u.embedding_rate;
+    return rate > 0 ? (float)rate : 1;
+}
+
 // Split the parameters into spans that are updated as one: for LAMB each tensor, for AdamW adjacent tensors of equal
-// weight decay. Padding between tensors is zero with zero gradients, so it stays zero. Returns the number of spans.
-static inline int optimizer_spans(ParamSpan* spans, const TensorTable* table, OptimizerKind kind) {
-    int count = 0;
+// weight decay and rate. Padding between tensors is zero with zero gradients, so it stays zero. The matrices that Muon
+// updates are in no span. Returns the number of spans.
+static inline int optimizer_spans(ParamSpan* spans, const TensorTable* table, UpdateSettings u) {
+    int count = 0, is_apart = u.kind == LAMB;
     for (int i = 0; i < table->count; i++) {
         const Tensor* t = &table->tensors[i];
         size_t next = i + 1 < table->count ? table->tensors[i + 1].offset : table->elements;
         ParamSpan* last = count ? &spans[count - 1] : NULL;
-        if (kind == LAMB || !last || last->decay != (float)t->decay) {
+        float rate = optimizer_rate(t, u);
+        if (optimizer_is_muon(u.kind) && t->matrices) continue;
+        if (is_apart || !last || last->decay != (float)t->decay || last->rate != rate ||
+            last->offset + last->size != t->offset) {
             last = &spans[count++];
             last->offset = t->offset;
             last->decay = last->trust = (float)t->decay;
+            last->rate = rate;
         }
-        last->size = (kind == LAMB ? t->offset + t->size : next) - last->offset;
+        last->size = (is_apart ? t->offset + t->size : next) - last->offset;
     }
     return count;
 }
 
+// Find Muon's matrices in a shard, and list them by shape. Returns their number; matrices: NULL, or at least this many.
+// Without Muon there are none.
+static inline int optimizer_matrices(MuonGroup groups[MUON_GROUPS], int* group_count, MuonMatrix* matrices,
+                                     const TensorTable* table, OptimizerKind kind, FlatRange shard) {
+    int found = 0;
+    *group_count = 0;
+    for (int i = 0; i < table->count && optimizer_is_muon(kind) && !table->fixed; i++) {
+        const Tensor* t = &table->tensors[i];
+        if (!t->matrices) continue;
+        MuonGroup group = {.rows = t->shape[0] / t->matrices, .cols = t->shape[1]};
+        int g = 0;
+        while (g < *group_count && (groups[g].rows != group.rows || groups[g].cols != group.cols)) g++;
+        CHECK(g < MUON_GROUPS && t->shape[0] % t->matrices == 0 && t->stored_rows == t->shape[0]);
+        if (g == *group_count) groups[(*group_count)++] = group;
+        groups[g].model_count += t->matrices;
+    }
+    for (int g = 0; g < *group_count; g++) {
+        size_t n = muon_elements(groups[g]);
+        groups[g].first = found;
+        for (int i = 0; i < table->count; i++) {
+            const Tensor* t = &table->tensors[i];
+            int is_of_group =
+                t->matrices && t->shape[0] / t->matrices == groups[g].rows && t->shape[1] == groups[g].cols;
+            for (int k = 0; is_of_group && k < t->matrices; k++) {
+                size_t at = t->offset + (size_t)k * n;
+                if (at < shard.begin || at + n > shard.begin + shard.size) continue;
+                MuonMatrix matrix = {.offset = at - shard.begin, .decay = (float)t->decay};
+                if (matrices) matrices[found] = matrix;
+                found++;
+            }
+        }
+        groups[g].count = found - groups[g].first;
+    }
+    return found;
+}
+
+// Bytes that Muon needs besides the moments.
+static inline size_t optimizer_muon_bytes(const TensorTable* table, OptimizerKind kind, FlatRange shard) {
+    MuonGroup groups[MUON_GROUPS];
+    int group_count, count = optimizer_matrices(groups, &group_count, NULL, table, kind, shard);
+    return count ? round_up((size_t)count * sizeof(MuonMatrix), 256) + muon_space_bind(NULL, NULL, groups, group_count)
+                 : 0;
+}
+
+// Scratch of Muon's products.
+static inline size_t optimizer_muon_scratch(const TensorTable* table, OptimizerKind kind) {
+    MuonGroup groups[MUON_GROUPS];
+    int count;
+    size_t most = 0;
+    optimizer_matrices(groups, &count, NULL, table, kind, tensors_updated(table));
+    for (int i = 0; i < count; i++) most = max_size(most, muon_scratch_bytes(groups[i].rows, groups[i].cols));
+    return most;
+}
+
+static inline void optimizer_open_muon(Optimizer* o, const TensorTable* table, Context* ctx) {
+    int most = 0;
+    for (int i = 0; i < table->count; i++) most += table->tensors[i].matrices;
+    MuonMatrix* matrices = (MuonMatrix*)xcalloc((size_t)most, sizeof *matrices);
+    int count = optimizer_matrices(o->muon_groups, &o->muon.group_count, matrices, table, o->kind, o->shard);
+    size_t list = round_up((size_t)count * sizeof *matrices, 256);
+    o->muon_bytes = optimizer_muon_bytes(table, o->kind, o->shard);
+    o->muon_memory = o->muon_bytes ? device_alloc(ctx, o->muon_bytes, "optimizer") : NULL;
+    if (o->muon_memory) {
+        device_upload(ctx, o->muon_memory, matrices, (size_t)count * sizeof *matrices);
+        device_synchronize(ctx);
+        muon_space_bind(&o->muon.space, (char*)o->muon_memory + list, o->muon_groups, o->muon.group_count);
+    }
+    o->muon.matrices = (const MuonMatrix*)o->muon_memory;
+    free(matrices);
+}
+
 // Allocate the state for a shard of the table's tensors. Moments are zero, and the loss is not scaled.
-static inline void optimizer_init_shard(Optimizer* o, const TensorTable* table, OptimizerKind kind,
-                                        MasterWeights master, FlatRange shard, Context* ctx) {
+static inline void optimizer_init_shard(Optimizer* o, const TensorTable* table, UpdateSettings u, FlatRange shard,
+                                        Context* ctx) {
     const LossScale unscaled = {1, 1, 0, 0};
     const LossScaleRule fixed = {LOSS_SCALE_FIXED, 0};
     size_t n = shard.size;
-    o->kind = kind;
+    o->kind = u.kind;
     o->shard = shard;
-    o->m = (real*)device_alloc(ctx, optimizer_bytes(n, master), "optimizer");
+    o->m = (real*)device_alloc(ctx, optimizer_bytes(n, u.master), "optimizer");
     o->v = o->m + n;
-    o->master = optimizer_buffers(master) == 3 ? o->v + n : NULL;
+    o->master = optimizer_buffers(u.master) == 3 ? o->v + n : NULL;
     o->norm = o->v + n + (o->master ? n : 0);
     o->loss_scale = (LossScale*)device_alloc(ctx, sizeof(LossScale), "optimizer");
     o->step = (AdamWStep*)device_alloc(ctx, sizeof(AdamWStep), "optimizer");
@@ -121,9 +217,11 @@ static inline void optimizer_init_shard(Optimizer* o, const TensorTable* table, 
     optimizer_set_loss_scale(o, unscaled, fixed, ctx);
     size_t bytes = (size_t)table->count * sizeof(ParamSpan);
     ParamSpan *all = (ParamSpan*)xmalloc(bytes), *spans = (ParamSpan*)xmalloc(bytes);
-    o->spans_of_model = optimizer_spans(all, table, kind);
+    o->spans_of_model = optimizer_spans(all, table, u);
     o->span_count = adam_clip_spans(spans, all, o->spans_of_model, shard.begin, n);
     o->lamb_blocks = lamb_number_blocks(spans, o->span_count);
+    o->adamw_elements = 0;
+    for (int i = 0; i < o->span_count && optimizer_is_muon(u.kind); i++) o->adamw_elements += spans[i].size;
     bytes = (size_t)o->spans_of_model * sizeof(ParamSpan);
     o->spans = (ParamSpan*)device_alloc(ctx, bytes, "optimizer");
     device_upload(ctx, o->spans, spans, (size_t)o->span_count * sizeof(ParamSpan));
@@ -132,18 +230,22 @@ static inline void optimizer_init_shard(Optimizer* o, const TensorTable* table, 
     if (n < table->elements)
         o->sum_sq = (double*)device_alloc(ctx, 2 * (size_t)o->spans_of_model * sizeof(double), "optimizer");
     free(all), free(spans);
+    optimizer_open_muon(o, table, ctx);
 }
 
 static inline void optimizer_init(Optimizer* o, const TensorTable* table, OptimizerKind kind, MasterWeights master,
                                   Context* ctx) {
-    optimizer_init_shard(o, table, kind, master, tensors_updated(table), ctx);
+    UpdateSettings u;
+    memset(&u, 0, sizeof u);
+    u.kind = kind, u.master = master;
+    optimizer_init_shard(o, table, u, tensors_updated(table), ctx);
 }
 
 // Open gradient synchronisation with the other ranks, and allocate this rank's part of the state.
 static inline void optimizer_join(Optimizer* o, GradSync* r, const TensorTable* table, UpdateSettings u,
                                   ProcessGroup* group, Context* ctx) {
     grad_sync_open(r, group, table, u.sums, ctx);
-    optimizer_init_shard(o, table, u.kind, u.master, r->shard, ctx);
+    optimizer_init_shard(o, table, u, r->shard, ctx);
 }
 
 static inline void optimizer_free(Optimizer* o) {
@@ -153,6 +255,7 @@ static inline void optimizer_free(Optimizer* o) {
     device_free(o->outliers, sizeof(Outliers));
     device_free(o->spans, (size_t)o->spans_of_model * sizeof(ParamSpan));
     if (o->sum_sq) device_free(o->sum_sq, 2 * (size_t)o->spans_of_model * sizeof(double));
+    if (o->muon_memory) device_free(o->muon_memory, o->muon_bytes);
     memset(o, 0, sizeof *o);
 }
 
@@ -172,6 +275,15 @@ static inline LambSpans optimizer_lamb_spans(const Optimizer* o) {
     return spans;
 }
 
+// AdamW's update, and Muon's of the matrices that it leaves out.
+static inline void optimizer_update(const Optimizer* o, AdamWState state, OptimizerSettings settings, Context* ctx) {
+    MuonMatrices matrices = o->muon;
+    matrices.groups = o->muon_groups;  // the optimizer may have been moved
+    settings.muon.is_normuon = o->kind == NORMUON;
+    adamw_update(state, o->shard.size, o->spans, o->span_count, settings, ctx);
+    muon_update(state, &matrices, settings, ctx);
+}
+
 // optimizer_step() for a shard.
 static inline void optimizer_step_shard(Optimizer* o, AdamWState state, AfterNorm after, OptimizerSettings settings,
                                         GradSync* r, Context* ctx) {
@@ -179,8 +291,8 @@ static inline void optimizer_step_shard(Optimizer* o, AdamWState state, AfterNor
     global_norm_squares(o->sum_sq, state.grads, n, ctx);
     grad_sync_all_reduce(r, o->sum_sq, 1, SUM_DOUBLE, ctx);
     global_norm_finish(o->norm, o->sum_sq, after, ctx);
-    if (o->kind == ADAMW) {
-        adamw_update(state, n, o->spans, o->span_count, settings, ctx);
+    if (o->kind != LAMB) {
+        optimizer_update(o, state, settings, ctx);
         return;
     }
     lamb_moments(o->sum_sq, o->spans_of_model, state, optimizer_lamb_spans(o), settings, ctx);
@@ -194,7 +306,7 @@ static inline void optimizer_step_shard(Optimizer* o, AdamWState state, AfterNor
 static inline void optimizer_step(Optimizer* o, floatX* params, const real* grads, OptimizerSettings settings,
                                   const real* const losses[OUTLIER_LOSSES], GradSync* r, Context* ctx) {
     size_t begin = o->shard.begin, n = o->shard.size;
-    AdamWState state = {params + begin, o->master, o->m, o->v, grads + begin, o->step, begin};
+    AdamWState state = {params + begin, o->master, o->m, o->v, grads + begin, o->step, begin, o->adamw_elements};
     AfterNorm after = {o->loss_scale, o->step, o->rule, o->kind == LAMB ? lamb_without_lr(settings) : settings};
     if (outliers_are_judged(o->limits)) after.outliers = o->outliers, after.limits = o->limits;
     for (int i = 0; i < OUTLIER_LOSSES; i++) after.losses[i] = losses ? losses[i] : NULL;
@@ -205,7 +317,7 @@ static inline void optimizer_step(Optimizer* o, floatX* params, const real* grad
     }
     global_norm_forward(o->norm, grads, n, after, ctx);
     if (o->kind == LAMB) lamb_update(state, optimizer_lamb_spans(o), settings, ctx);
-    else adamw_update(state, n, o->spans, o->span_count, settings, ctx);
+    else optimizer_update(o, state, settings, ctx);
 }
 
 #endif

@@ -37,6 +37,12 @@ static inline void session_check_flags(const Settings* s) {
     if (s->passes != PASSES_TRAIN && !s->profile)
         die(USAGE, "--mode other than train needs --profile: such a run trains nothing");
     if (!s->profile && strcmp(s->ceilings, "measure") != 0) die(USAGE, "--ceilings %s: needs --profile", s->ceilings);
+    if (s->optimizer == LAMB && s->cautious_decay)
+        die(USAGE, "--cautious-decay 1 does not combine with --optimizer lamb, whose update includes the decay");
+    if (s->optimizer == LAMB && (s->embedding_lr > 0 || s->vector_lr > 0))
+        die(USAGE, "--embedding-lr and --vector-lr do not combine with --optimizer lamb, which scales each tensor");
+    if (s->lr == 0 && (s->embedding_lr > 0 || s->vector_lr > 0))
+        die(USAGE, "-l 0 does not combine with --embedding-lr and --vector-lr, which follow its schedule");
     if (s->override && !s->resume)
         die(USAGE, "--override 1 without -y 1: it applies to a resumed run; add -y 1 or leave it out");
 }

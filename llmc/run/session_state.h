@@ -141,14 +141,19 @@ static inline Schedule session_schedule(const Session* session) {
 // How the optimizer updates: rule, master weights, sharding. All ranks call it.
 static inline UpdateSettings session_update(const Session* session) {
     const Settings* s = session->settings;
-    GradSyncSettings sums = {
-        .zero = s->zero, .bf16 = s->reduce, .bucket_mib = s->bucket, .has_p2p = has_p2p(session->group)};
+    int is_muon = optimizer_is_muon((OptimizerKind)s->optimizer);
+    GradSyncSettings sums = {.zero = s->zero,
+                             .bf16 = s->reduce,
+                             .bucket_mib = s->bucket,
+                             .has_p2p = has_p2p(session->group),
+                             .whole_matrices = is_muon};
     UpdateSettings update;
     memset(&update, 0, sizeof update);
     update.kind = (OptimizerKind)s->optimizer;
     update.master = s->master_weights ? WITH_MASTER : NO_MASTER;
     update.rank = session->group->rank, update.ranks = session->group->size;
     update.sums = sums;
+    update.embedding_rate = s->embedding_lr / s->lr, update.vector_rate = s->vector_lr / s->lr;
     return update;
 }
 

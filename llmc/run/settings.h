@@ -19,6 +19,9 @@ typedef struct {
     int64_t warmup;
     double lr, final_fraction, wsd_decay, poly_power;
     double weight_decay, beta1, beta2, eps, clip;
+    int muon_scale, muon_coefficients, cautious_decay;
+    double muon_momentum, normuon_beta2, embedding_lr, vector_lr;
+    int64_t muon_warmup;
     double loss_outlier, norm_outlier;
     int master_weights, loss_scale, loss_scale_growth;
     double loss_scale_start;
@@ -46,7 +49,7 @@ static inline const char* settings_passes_name(int passes) {
     return passes == PASSES_FORWARD ? "forward" : passes == PASSES_BACKWARD ? "forward and backward" : "train";
 }
 
-enum { MAX_FLAGS = 96 };
+enum { MAX_FLAGS = 128 };
 
 // Append rows to a table that has `count`. Returns the new count.
 static inline int settings_add_rows(Flag* table, int count, const Flag* rows, size_t added) {
@@ -118,8 +121,9 @@ static inline int settings_training_rows(Settings* s, Flag* table, int count) {
         {"-w",  "--master-weights",      FLAG_INT,    &s->master_weights,      "1",       0,   1,        NULL,   SCOPE_RUN,     TOPIC_BATCH,
          "bf16 and fp16 builds: 1 also keeps the weights in fp32; 0 saves these 4 bytes per weight and rounds "
          "updates stochastically."},
-        {NULL,  "--optimizer",           FLAG_CHOICE, &s->optimizer,           "adamw",   0,   0,        "adamw|lamb", SCOPE_RUN, TOPIC_OPTIMIZATION,
-         "Update rule. lamb scales the update of each tensor, for very large batches."},
+        {NULL,  "--optimizer",           FLAG_CHOICE, &s->optimizer,           "adamw",   0,   0,        "adamw|lamb|muon|normuon", SCOPE_RUN, TOPIC_OPTIMIZATION,
+         "Update rule. lamb scales the update of each tensor, for very large batches. muon orthogonalizes the momentum of "
+         "the layers' matrices and leaves the rest to adamw; normuon also evens out its rows."},
         {"-k",  "--schedule",            FLAG_CHOICE, &s->schedule,            "cosine",  0,   0,        SCHEDULE_CHOICES, SCOPE_RUN, TOPIC_OPTIMIZATION,
          "Shape of the learning rate."},
         {"-l",  "--lr",                  FLAG_REAL,   &s->lr,                  "3e-4",    0,   inf,      NULL,   SCOPE_RUN,     TOPIC_OPTIMIZATION,
@@ -143,6 +147,22 @@ static inline int settings_training_rows(Settings* s, Flag* table, int count) {
          "without any gradient 0/0."},
         {NULL,  "--clip",                FLAG_REAL,   &s->clip,                "1.0",     0,   inf,      NULL,   SCOPE_RUN,     TOPIC_OPTIMIZATION,
          "Maximum norm of all gradients. 0: no clipping."},
+        {NULL,  "--embedding-lr",        FLAG_REAL,   &s->embedding_lr,        "0",       0,   inf,      NULL,   SCOPE_RUN,     TOPIC_OPTIMIZATION,
+         "Peak learning rate of embeddings and of all other matrices outside the layers. 0: that of -l."},
+        {NULL,  "--vector-lr",           FLAG_REAL,   &s->vector_lr,           "0",       0,   inf,      NULL,   SCOPE_RUN,     TOPIC_OPTIMIZATION,
+         "Peak learning rate of biases and layernorms. 0: that of -l."},
+        {NULL,  "--cautious-decay",      FLAG_INT,    &s->cautious_decay,      "0",       0,   1,        NULL,   SCOPE_RUN,     TOPIC_OPTIMIZATION,
+         "1: decay a weight only in steps that move it towards zero."},
+        {NULL,  "--muon-scale",          FLAG_CHOICE, &s->muon_scale,          "match_rms", 0, 0,        "match_rms|original", SCOPE_RUN, TOPIC_OPTIMIZATION,
+         "muon, normuon: size of an update. match_rms: that of adamw's at the same rate; original: of spectral norm 1."},
+        {NULL,  "--muon-coefficients",   FLAG_CHOICE, &s->muon_coefficients,   "newton_schulz", 0, 0,    "newton_schulz|polar_express", SCOPE_RUN, TOPIC_OPTIMIZATION,
+         "muon, normuon: polynomials of the five iterations."},
+        {NULL,  "--muon-momentum",       FLAG_REAL,   &s->muon_momentum,       "0.95",    0,   0.999999, NULL,   SCOPE_RUN,     TOPIC_OPTIMIZATION,
+         "muon, normuon: momentum of the matrices."},
+        {NULL,  "--muon-warmup",         FLAG_SIZE,   &s->muon_warmup,         "0",       0,   1e12,     NULL,   SCOPE_RUN,     TOPIC_OPTIMIZATION,
+         "muon, normuon: steps in which the momentum rises from 0.85."},
+        {NULL,  "--normuon-beta2",       FLAG_REAL,   &s->normuon_beta2,       "0.95",    0,   0.999999, NULL,   SCOPE_RUN,     TOPIC_OPTIMIZATION,
+         "normuon: decay of its second moments."},
         {NULL,  "--dropout",             FLAG_REAL,   &s->dropout,             "-1",      -1,  0.999,    NULL,   SCOPE_RUN,     TOPIC_OPTIMIZATION,
          "Dropout probability, everywhere. -1: from the model's config (from scratch: 0)."},
         {"-sl", "--loss-outlier",        FLAG_REAL,   &s->loss_outlier,        "0",       0,   inf,      NULL,   SCOPE_RUN,     TOPIC_OPTIMIZATION,

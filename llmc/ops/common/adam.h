@@ -63,8 +63,8 @@ typedef struct {
 // Settings of all optimizers.
 typedef struct {
     double lr, beta1, beta2, eps, weight_decay, max_norm;
-    int cautious;       // AdamW, Muon: weight decay only where the update brings the parameter closer to zero
     uint64_t rounding;  // key of the random bits: rng_stream(seed, step, 0, SITE_ROUNDING)
+    int cautious;       // AdamW, Muon: weight decay only where the update brings the parameter closer to zero
     MuonSettings muon;
 } OptimizerSettings;
 

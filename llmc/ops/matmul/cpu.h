@@ -2,8 +2,8 @@
 #ifndef LLMC_OPS_MATMUL_CPU_H
 #define LLMC_OPS_MATMUL_CPU_H
 
-#include "llmc/ops/matmul/matmul.h"
 #include "llmc/ops/common/product.h"
+#include "llmc/ops/matmul/matmul.h"
 
 #ifndef __CUDACC__
 

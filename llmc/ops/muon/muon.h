@@ -4,9 +4,10 @@
  *
  *   G = grads * min(1, max_norm / norm) / scale                   as in AdamW (ops/adamw.h)
  *   M = mu * M + (1 - mu) * G;   U = mu * M + (1 - mu) * G        Nesterov momentum
- *   X = U / max(|U|, 1e-7)                                        Frobenius norm; POLAR_EXPRESS: U / (1.02 |U| + 1e-6)
+ *   X = U / max(|U|, 1e-7)                                        POLAR_EXPRESS: U / (1.02 |U| + 1e-6); Frobenius norm
  *   5 times:  A = X X^T;  B = b A + c A A;  X = a X + B X         rows > cols:  A = X^T X;  X = a X + X B
- *   O = X                                                         near U's nearest matrix with orthogonal rows or columns
+ *   O = X                                                         close to the matrix that has U's singular vectors and
+ *                                                                 singular values of 1
  *   W = W * (1 - lr * weight_decay * decay) - lr * s * O          s: 0.2 sqrt(max(rows, cols)) for MATCH_RMS, whose
  *                                                                 updates have the RMS of AdamW's; ORIGINAL:
  *                                                                 sqrt(max(1, rows / cols))
@@ -24,13 +25,13 @@
  *            time. They may lie anywhere in the flat buffers, but whole: a shard does not cut a matrix.
  * dtypes     params floatX; master, m, v, grads, step real; X, A, B floatX with sums in fp32.
  * numerics   |U| is summed in double, in an order that depends on the shape alone. X is rounded once from U / |U|. The
- *            iterations lift singular values of 0.001 |U| to 0.47 and settle between 0.68 and 1.13, so a rounding of X
- *            changes O by some per cent at most, and not systematically. On the GPU the algorithm of a product is chosen
- *            for the matrices of the whole model: a matrix gets the same bits on any number of ranks.
+ *            iterations take singular values of 0.01 |U| and more to between 0.68 and 1.13, one of 0.001 |U| to 0.47. On
+ *            the GPU the algorithm of a product is chosen for the matrices of the whole model: a matrix gets the same
+ *            bits on any number of ranks.
  *            Without a master, params is rounded stochastically, as in AdamW.
  * NaN        If the norm is not finite, nothing is updated. A gradient of zeros gives O = 0.
- * source     Jordan et al., "Muon: an optimizer for hidden layers", 2024; MATCH_RMS: Liu et al., arXiv 2502.16982; Polar
- *            Express: Amsel et al., arXiv 2505.16932; NorMuon: Li et al., arXiv 2510.05491; cautious weight decay:
+ * source     Jordan et al., "Muon: an optimizer for hidden layers", 2024; MATCH_RMS: Liu et al., arXiv 2502.16982;
+ *            Polar Express: Amsel et al., arXiv 2505.16932; NorMuon: Li et al., arXiv 2510.05491; cautious weight decay:
  *            arXiv 2510.12402. */
 #ifndef LLMC_OPS_MUON_MUON_H
 #define LLMC_OPS_MUON_MUON_H
@@ -55,8 +56,8 @@ enum { MUON_ITERATIONS = 5 };
 // Two passes over grads and m, of which the first writes m and the second X.
 #define MUON_MOMENTUM_FLOPS(n) (10.0 * (double)(n))
 #define MUON_MOMENTUM_BYTES(n) ((double)(n) * (5.0 * sizeof(real) + sizeof(floatX)))
-// Reads O and the parameters and writes these. `master`: the number of copies in full precision, 0 or 1. NorMuon reads O
-// twice.
+// Reads O and the parameters and writes these. `master`: the number of copies in full precision, 0 or 1. NorMuon reads
+// O twice.
 #define MUON_APPLY_FLOPS(n) (4.0 * (double)(n))
 #define MUON_APPLY_BYTES(n, master, is_normuon)                                                                        \
     ((double)(n) * ((3.0 - (master) + (is_normuon)) * sizeof(floatX) + 2.0 * (master) * sizeof(real)))
@@ -254,7 +255,11 @@ static inline void muon_update(AdamWState a, const MuonMatrices* m, OptimizerSet
         MuonGroup g = m->groups[i];
         int most = muon_chunk_count(g);
         for (int k = 0; k < g.count; k += most) {
-            MuonChunk chunk = {m->matrices + g.first + k, g.rows, g.cols, min_int(most, g.count - k), most};
+            MuonChunk chunk = {.matrices = m->matrices + g.first + k,
+                               .rows = g.rows,
+                               .cols = g.cols,
+                               .count = min_int(most, g.count - k),
+                               .like = most};
             muon_momentum(&m->space, a, chunk, h, ctx);
             const floatX* o =
                 muon_orthogonalize(&m->space, chunk, muon_triples(h.muon.coefficients), MUON_ITERATIONS, ctx);
