@@ -140,6 +140,10 @@ $(B)/test_gpt2 $(B)/test_bert: $(B)/%: %.cu Makefile $(B)/command
 $(B)/ops: dev/ops.cu Makefile $(B)/command
 	$(COMPILE) $< -o $@ $(LIBS)
 
+# For dev/reference/check_muon.py.
+$(B)/muon_steps: dev/reference/muon_steps.c Makefile $(B)/command
+	$(COMPILE) $< -o $@ $(LIBS)
+
 # The double build: finite differences are sharp there.
 $(B)/%_double: %.cu Makefile $(B)/command
 	$(COMPILE) -DREAL_DOUBLE $< -o $@ $(LIBS)
