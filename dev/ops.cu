@@ -42,6 +42,7 @@
 #include "ops/quantize.h"
 #include "ops/span.h"
 #include "ops/squared_error.h"
+#include "ops/table_rows.h"
 #include "ops/tanh.h"
 
 typedef struct {
@@ -86,6 +87,7 @@ static const OpRow TABLE[] = {
     {"linear_bce", test_linear_bce, grad_linear_bce, bench_linear_bce},
     {"embedding_rows", test_embedding_rows, NULL, bench_embedding_rows},
     {"matmul_relu", test_matmul_relu, NULL, NULL},
+    {"table_rows", test_table_rows, NULL, NULL},
     {NULL, NULL, NULL, NULL},
 };
 // clang-format on

@@ -233,6 +233,11 @@ typedef struct {
     int label;
 } Scored;
 
+// A held-out sample, scored by the model and by the true logit.
+typedef struct {
+    Scored model, truth;
+} HeldOut;
+
 static inline int scored_compare(const void* a, const void* b) {
     double x = ((const Scored*)a)->score, y = ((const Scored*)b)->score;
     return (x > y) - (x < y);

@@ -182,6 +182,12 @@ static inline void ratings_rivals(const Ratings* r, int user, int count, EvalPoo
     }
 }
 
+// Set `batch` to samples for B rivals, `width` of each user from `first` on, held-out item included.
+static inline void rivals_batch(HostBatch batch, int first, const int* rivals, int width, int B) {
+    for (int k = 0; k < B; k++)
+        batch.users[k] = first + k / width, batch.items[k] = max_int(rivals[k], 0), batch.labels[k] = 0;
+}
+
 // Check that every user has that many unseen items.
 static inline void ratings_check_rivals(const Ratings* r, int count, EvalPool pool, const char* path) {
     for (int u = 0; u < r->users && pool == POOL_UNSEEN; u++) {

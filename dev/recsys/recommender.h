@@ -4,11 +4,11 @@
 
 #include "llmc/run/run.h"
 
-// Refuse flags that neither recommender implements, and more than one rank. Then refuse those of `others` [count].
+// Refuse flags that neither recommender implements. Then refuse those of `others` [count].
 static inline void recommender_check_flags(Run* r, const char* program, const char* const* others, size_t count) {
     // clang-format off
     static const char* const neither[] = {
-        "--val-data", "--val-batches", "--shuffle", "--seq-len", "--total-batch", "--recompute", "--master-weights",
+        "--val-data", "--val-batches", "--zero", "--shuffle", "--seq-len", "--total-batch", "--recompute", "--master-weights",
         "--optimizer", "--weight-decay", "--clip", "--loss-outlier", "--norm-outlier", "--loss-scale",
         "--loss-scale-start", "--loss-scale-growth", "--mode", "--attention", "--gelu-fusion", "--fp8"};
     // clang-format on
@@ -16,10 +16,22 @@ static inline void recommender_check_flags(Run* r, const char* program, const ch
         const char* name = i < COUNT_OF(neither) ? neither[i] : others[i - COUNT_OF(neither)];
         if (flag_is_given(r->flags, r->flag_count, name)) die(USAGE, "%s: %s does not have it", name, program);
     }
-    if (r->group.size > 1) die(USAGE, "%d ranks: this trainer runs on one", r->group.size);
 }
 
-// Plan the memory before anything is allocated. The run allocates gradients and moments of the tables too.
+// Refuse more ranks than tables.
+static inline void recommender_check_ranks(const Run* r, int tables) {
+    if (r->group.size > tables)
+        checkpoint_die(&r->group, USAGE, "%d ranks: the model has %d tables, and each rank needs one", r->group.size,
+                       tables);
+}
+
+// During an evaluation: report progress to the other ranks. Returns whether one of them has received a signal.
+static inline int recommender_stops(const Run* r, int signal) {
+    group_progress(&r->group, r->session.step);
+    return group_any(&r->group, signal != 0);
+}
+
+// Plan the memory of this rank before anything is allocated. The run allocates gradients and moments of the tables too.
 static inline void recommender_check_memory(Run* r, const ModelBuffers* b, size_t batch, size_t segments) {
     size_t n = b->table.elements;
     MemoryPlan plan = {
@@ -29,15 +41,21 @@ static inline void recommender_check_memory(Run* r, const ModelBuffers* b, size_
          {"activations", b->acts_table.elements * sizeof(floatX) + b->stats_table.elements * sizeof(real)},
          {"batch", batch},
          {"segments", segments},
-         {"workspace", device_workspace_bytes()}},
+         {"workspace", device_workspace_bytes() + (r->group.size > 1 ? COLLECTIVES_BYTES : 0)}},
         device_memory_available() + device_workspace_bytes(),
         0};
     r->plan = plan;
     if (r->settings.steps == 0) memory_plan_show(r->flags, r->flag_count, &b->table, &plan, &r->group);
-    if (!memory_plan_fits(plan))
-        die(USAGE,
-            "the run needs %.1f MiB, but %.1f MiB are available; choose a smaller -e or -b (-x 0 prints the plan)",
-            (double)memory_plan_bytes(&plan) / 1048576, (double)plan.available / 1048576);
+    double mine[2] = {(double)memory_plan_bytes(&plan) / 1048576, (double)plan.available / 1048576};
+    double* all = (double*)xmalloc((size_t)r->group.size * sizeof mine);
+    group_gather(&r->group, all, mine, sizeof mine);
+    for (int k = 0; k < r->group.size; k++)
+        if (all[2 * k] > all[2 * k + 1])
+            checkpoint_die(&r->group, USAGE,
+                           "the run needs %.1f MiB on rank %d, but %.1f MiB are available; choose a smaller -e or -b "
+                           "(-x 0 prints the plan)",
+                           all[2 * k], k, all[2 * k + 1]);
+    free(all);
 }
 
 #endif

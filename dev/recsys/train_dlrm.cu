@@ -8,11 +8,13 @@
  *   logit [B]     = MLP(z)                           ReLU after every layer but the last
  *
  * Updates are SGD without momentum. Gradients of tables are never stored: ops/embedding_rows.h. --interaction bottom leaves
- * out the products of two tables' rows, to show what they are worth.
+ * out the products of two tables' rows, to show what they are worth. Of several ranks each has its part of the samples, all
+ * of the MLPs and some of the tables: exchange.h.
  *
  * Read it from top to bottom: configuration, tables of tensors, forward pass, backward pass, a step, main.
  * Source: Naumov et al., arXiv 1906.00091; sizes and initial values as in NVIDIA's DeepLearningExamples. */
 #include "dev/recsys/dlrm_data.h"
+#include "dev/recsys/exchange.h"
 #include "dev/recsys/mlp.h"
 #include "dev/recsys/ops/interaction.h"
 #include "dev/recsys/ops/linear_bce.h"
@@ -30,7 +32,7 @@ typedef struct {
 
 typedef struct {
     Linear bottom[MLP_LAYERS], top[MLP_LAYERS], last;
-    floatX* tables[CLICK_TABLES];  // adjacent: tables[0] is also one table with all rows
+    floatX* tables[CLICK_TABLES];  // those of this rank are adjacent: the first is also one table with all rows
 } Params;
 
 typedef struct {
@@ -46,8 +48,9 @@ typedef struct {
 
 typedef struct {
     Config config;
-    int B, E, all_rows, padded;  // padded: columns of the numbers
-    int first_row[CLICK_TABLES + 1];
+    int B, E, all_rows, padded;   // all_rows: of this rank's tables; padded: columns of the numbers
+    int first_row[CLICK_TABLES];  // of each table among its rank's
+    Exchange exchange;
     ModelBuffers buffers;
     size_t elements;  // of the MLPs
     RowSegments segments;
@@ -66,9 +69,10 @@ static Config config_published(void) {
     return c;
 }
 
-// Fill the tables of tensors for batches of at most B samples. Allocates only the tables.
-static void model_plan(Model* m, Config config, int B) {
+// Fill the tables of tensors for batches of at most B samples of each rank of `group` (NULL: one). Allocates only the tables.
+static void model_plan(Model* m, Config config, int B, const ProcessGroup* group) {
     char name[64];
+    int widths[CLICK_TABLES], all_rows[CLICK_TABLES] = {0};  // of each rank
     memset(m, 0, sizeof *m);
     m->config = config, m->B = B;
     Config* c = &m->config;
@@ -77,6 +81,9 @@ static void model_plan(Model* m, Config config, int B) {
     m->padded = c->bottom.width[0] = (int)round_up((size_t)c->numbers, 8);
     int width = c->top.width[0] = interaction_width(c->tables, m->E);
     c->bottom.scale = c->top.scale = 1;
+    for (int t = 0; t < c->tables; t++) widths[t] = m->E;
+    exchange_plan(&m->exchange, group, c->tables, c->rows, widths);
+    table->rank = m->exchange.rank;
     mlp_add_params(table, "bottom_mlp", offsetof(Params, bottom), &c->bottom);
     mlp_add_params(table, "top_mlp", offsetof(Params, top), &c->top);
     rows_add(table, offsetof(Params, last.w), 1, c->top.width[c->top.count], OWN, "last.weight");
@@ -84,11 +91,13 @@ static void model_plan(Model* m, Config config, int B) {
     int first_table = table->count;
     for (int t = 0; t < c->tables; t++) {
         snprintf(name, sizeof name, "tables.%d.weight", t);
-        rows_add(table, offsetof(Params, tables) + (size_t)t * sizeof(floatX*), c->rows[t], m->E, t ? GROUPED : OWN,
-                 name);
-        m->first_row[t + 1] = m->first_row[t] + c->rows[t];
+        int owner = m->exchange.owner[t];
+        rows_add_owned(table, offsetof(Params, tables) + (size_t)t * sizeof(floatX*), c->rows[t], m->E,
+                       t ? GROUPED : OWN, name, owner);
+        m->first_row[t] = all_rows[owner];
+        all_rows[owner] += c->rows[t];
     }
-    m->all_rows = m->first_row[c->tables];
+    m->all_rows = all_rows[m->exchange.rank];
     mlp_add_acts(acts, "bottom_mlp", offsetof(Acts, bottom), &c->bottom, B);
     mlp_add_acts(acts, "top_mlp", offsetof(Acts, top), &c->top, B);
     rows_add(acts, offsetof(Acts, z), B, width, OWN, "z");
@@ -106,10 +115,11 @@ static void model_plan(Model* m, Config config, int B) {
 
 // After the buffers are allocated: allocate what else the model needs.
 static void model_alloc(Model* m, Context* ctx) {
-    m->segments = row_segments_alloc(m->B * m->config.tables, m->all_rows, ctx);
+    exchange_alloc(&m->exchange, m->B, ctx);
+    m->segments = row_segments_alloc(exchange_most_lookups(&m->exchange), m->all_rows, ctx);
 }
 
-static void model_free(Model* m) { row_segments_free(&m->segments); }
+static void model_free(Model* m) { row_segments_free(&m->segments), exchange_free(&m->exchange); }
 
 // Initial values: weights N(0, sqrt(2 / (in + out))), biases N(0, sqrt(1 / out)), tables U(-1, 1) / sqrt(rows). Columns
 // of padding are zero and stay zero, because their inputs are.
@@ -119,6 +129,7 @@ static void random_weights(const Model* m, real* values, uint64_t seed) {
     for (int k = 0; k < m->buffers.table.count; k++) {
         const Tensor* t = &m->buffers.table.tensors[k];
         uint64_t key = rng_stream(seed, (uint64_t)k, 0, SITE_INIT);
+        if (t->is_elsewhere) continue;
         int rows = t->shape[0], columns = t->shape[1], used = columns;
         int is_table = strncmp(t->name, "tables.", 7) == 0, is_weight = t->ndim == 2;
         if (strcmp(t->name, "bottom_mlp.0.weight") == 0) used = c->numbers;
@@ -142,7 +153,28 @@ static InteractionShape interaction_shape(const Model* m, int B) {
     return s;
 }
 
-// Forward pass, and with BACKWARD also the gradient at the last layer. m->a.loss [1] is SET to the mean loss.
+// This rank's tables, as one.
+static floatX* own_tables(const Model* m) { return m->p.tables[m->exchange.owned[0]]; }
+
+// Where the rows of a batch are.
+static Lookups lookups(const Model* m, const Batch* in) {
+    Lookups own = {own_tables(m), in->rows}, fetched = {m->exchange.rows, m->exchange.place};
+    return m->exchange.ranks == 1 ? own : fetched;
+}
+
+// Before forward() on several ranks: fetch the rows of the batch that exchange_share() has begun.
+static void fetch(Model* m, const Batch* in, Context* ctx) {
+    Exchange* x = &m->exchange;
+    TableIds ids = {0};
+    TableRows tables = {0};
+    if (x->ranks == 1) return;
+    for (int t = 0; t < x->tables; t++) table_ids_add(&ids, (int*)in->rows + t, (size_t)x->tables);
+    for (int k = 0; k < x->count_of[x->rank]; k++) table_rows_add(&tables, own_tables(m), (size_t)m->E, m->E);
+    exchange_lookup(x, m->buffers.grad_sync, ids, tables, ctx);
+}
+
+// Forward pass, and with BACKWARD also the gradient at the last layer. m->a.loss [1] is SET to this rank's part of the mean
+// loss.
 static void forward(Model* m, const Batch* in, Direction direction, Context* ctx) {
     const Config* c = &m->config;
     static const ReluDropout none[MLP_LAYERS] = {{0, 0, 0, 1}, {0, 0, 0, 1}, {0, 0, 0, 1}, {0, 0, 0, 1},
@@ -150,15 +182,27 @@ static void forward(Model* m, const Batch* in, Direction direction, Context* ctx
     int B = in->B, last = c->top.count - 1;
     scope_at(ctx, FORWARD, -1);
     mlp_forward(&c->bottom, m->p.bottom, &m->a.bottom, in->numbers, none, B, ctx);
-    interaction_forward(m->a.z, m->a.bottom.h[c->bottom.count - 1], m->p.tables[0], in->rows, interaction_shape(m, B),
-                        ctx);
+    Lookups looked_up = lookups(m, in);
+    interaction_forward(m->a.z, m->a.bottom.h[c->bottom.count - 1], looked_up.table, looked_up.rows,
+                        interaction_shape(m, B), ctx);
     if (c->interaction == BOTTOM_PAIRS) interaction_mask(m->a.z, interaction_shape(m, B), ctx);
     mlp_forward(&c->top, m->p.top, &m->a.top, m->a.z, none, B, ctx);
-    Losses losses = {m->a.losses, m->a.loss, 1.0 / B, SET};
+    Losses losses = {m->a.losses, m->a.loss, 1.0 / exchange_samples(&m->exchange), SET};
     LinearBceInput input = {m->a.top.h[last], m->p.last, in->labels};
     LinearBceOutput output = {m->a.logits, m->a.top.dz[last], m->g.last, m->g.top[last].b};
     LinearBceShape shape = {B, c->top.width[last + 1], 0, 1};
     linear_bce(losses, output, input, shape, direction, ctx);
+}
+
+// On several ranks: send the gradients of the looked-up rows to the tables.
+static void send_gradients(Model* m, Context* ctx) {
+    Exchange* x = &m->exchange;
+    TableRows dvectors = {0};
+    size_t E = (size_t)m->E;
+    if (x->ranks == 1) return;
+    for (int t = 0; t < x->tables; t++)
+        table_rows_add(&dvectors, m->a.dvectors + (size_t)t * E, (size_t)x->tables * E, m->E);
+    exchange_gradients(x, m->buffers.grad_sync, dvectors, ctx);
 }
 
 // After forward() with BACKWARD: gradients of the MLPs and of the looked-up rows.
@@ -169,9 +213,11 @@ static void backward(Model* m, const Batch* in, Context* ctx) {
     scope_at(ctx, BACKWARD, -1);
     mlp_backward(&c->top, m->p.top, m->g.top, &m->a.top, m->a.z, m->a.dz, B, ctx);
     if (c->interaction == BOTTOM_PAIRS) interaction_mask(m->a.dz, interaction_shape(m, B), ctx);
-    InteractionBackward g = {m->a.bottom.dz[bottom], m->a.dvectors,  m->a.dz,
-                             m->a.bottom.h[bottom],  m->p.tables[0], in->rows};
+    Lookups looked_up = lookups(m, in);
+    InteractionBackward g = {m->a.bottom.dz[bottom], m->a.dvectors,   m->a.dz,
+                             m->a.bottom.h[bottom],  looked_up.table, looked_up.rows};
     interaction_backward(g, interaction_shape(m, B), ctx);
+    send_gradients(m, ctx);
     mlp_backward(&c->bottom, m->p.bottom, m->g.bottom, &m->a.bottom, in->numbers, NULL, B, ctx);
     int count = mlp_bias_jobs(jobs, 0, &c->top, m->g.top, &m->a.top, c->top.count - 1);  // the last one's is done
     count = mlp_bias_jobs(jobs, count, &c->bottom, m->g.bottom, &m->a.bottom, c->bottom.count);
@@ -182,19 +228,24 @@ static void backward(Model* m, const Batch* in, Context* ctx) {
 static void update(Model* m, Optimizer* o, double lr, Context* ctx) {
     OptimizerSettings h = {lr, 0, 0, 1, 0, 0, 0};
     ModelBuffers* b = &m->buffers;
-    RowGradients dx = {m->a.dvectors, (size_t)m->E};
-    EmbeddingTable table = recommender_table(b, o, (size_t)(m->p.tables[0] - b->params), m->E);
+    RowGradients dx = {m->exchange.ranks == 1 ? m->a.dvectors : m->exchange.owned_rows, (size_t)m->E};
+    EmbeddingTable table = recommender_table(b, o, (size_t)(own_tables(m) - b->params), m->E);
     recommender_norm(b, o, m->elements, h, ctx);
     sgd_update(b->params, recommender_weights(b, o), b->grads, o->step, lr, m->elements, ctx);
     embedding_sgd(table, dx, m->segments, lr, o->step, ctx);
 }
 
-// One step of training: forward, backward, update. m->a.loss gets the mean loss before the update.
+// One step of training: forward, backward, update. Each rank has in->B samples. m->a.loss gets the mean loss before the
+// update.
 static void train_batch(Model* m, Optimizer* o, const Batch* in, double lr, Context* ctx) {
+    Exchange* x = &m->exchange;
+    exchange_share(x, (uint64_t)in->B * (uint64_t)x->ranks, in->B, 1);
     scope_at(ctx, FORWARD, -1);
-    row_segments_find(&m->segments, in->rows, in->B * m->config.tables, NO_STARTS, ctx);
+    fetch(m, in, ctx);
+    row_segments_find(&m->segments, x->ranks == 1 ? in->rows : x->owned_ids, exchange_lookups(x), NO_STARTS, ctx);
     forward(m, in, BACKWARD, ctx);
     backward(m, in, ctx);
+    recommender_all_reduce(&m->buffers, m->a.loss, ctx);
     update(m, o, lr, ctx);
 }
 
@@ -225,43 +276,66 @@ static void train_step(Trainer* t) {
     Model* m = &t->model;
     StepLosses losses = {1, {m->a.loss}, {"loss"}};
     MicroBatch b = run_begin_step(r);
-    uint64_t step = b.sample / (uint64_t)m->B, epoch = step / t->epoch_steps;
-    int B = m->B;
+    int B = m->B, all = run_step_sequences(r);
+    uint64_t step = b.sequence / (uint64_t)all, epoch = step / t->epoch_steps;
     run_next_micro_batch(r, &b);  // the only one
     Batch batch =
-        batch_load(&t->loader, &t->clicks, step % t->epoch_steps * (uint64_t)B, B,
+        batch_load(&t->loader, &t->clicks, step % t->epoch_steps * (uint64_t)all + (uint64_t)b.first, B,
                    rng_stream((uint64_t)r->settings.seed, epoch, 0, SITE_SHUFFLE), m->first_row, NULL, &r->ctx);
     train_batch(m, &r->optimizer, &batch, r->lr, &r->ctx);
     run_next_micro_batch(r, &b);
-    double interaction = INTERACTION_FORWARD_FLOPS(interaction_shape(m, B));
-    double flops = mlp_flops(&m->config.bottom, B) + mlp_flops(&m->config.top, B) + 3 * interaction;
-    StepWork work = {B, (double)B, (double)B, flops};  // a sample counts as a token
+    double interaction = INTERACTION_FORWARD_FLOPS(interaction_shape(m, all));
+    double flops = mlp_flops(&m->config.bottom, all) + mlp_flops(&m->config.top, all) + 3 * interaction;
+    StepWork work = {all, (double)all, (double)all, flops};  // a sample counts as a token
     run_log(r, losses, work);
 }
 
-// Score the held-out samples. Log loss and AUC, or print them if `log` is NULL.
-static void validate(Trainer* t, Log* log) {
+// Score the next held-out samples, m->B on each rank, of `left`: out [m->B of each rank], on all ranks.
+static void score_batch(Trainer* t, HeldOut* out, uint64_t left) {
     Run* r = &t->run;
     Model* m = &t->model;
     const Clicks* data = &t->clicks;
-    double loss = 0, *logits = (double*)xmalloc((size_t)m->B * sizeof *logits);
-    Scored *scores = (Scored*)xmalloc(data->held_out * sizeof *scores),
-           *truth = (Scored*)xmalloc(data->held_out * sizeof *truth);
-    for (uint64_t first = 0; first < data->held_out && !stop_signal; first += (uint64_t)m->B) {
-        int B = (int)min_size((size_t)m->B, (size_t)(data->held_out - first));
-        Batch batch = batch_load(&t->loader, data, data->train + first, B, 0, m->first_row, logits, &r->ctx);
+    int B = exchange_share(&m->exchange, left, m->B, 1);
+    uint64_t first = data->train + data->held_out - left + (uint64_t)r->group.rank * (uint64_t)m->B;
+    size_t n = (size_t)m->B;
+    double* logits = (double*)xmalloc(n * sizeof *logits);
+    HeldOut* mine = (HeldOut*)xcalloc(n, sizeof *mine);
+    Batch batch = batch_load(&t->loader, data, first, B, 0, m->first_row, logits, &r->ctx);
+    fetch(m, &batch, &r->ctx);
+    if (B) {
         forward(m, &batch, FORWARD, &r->ctx);
         HostView view = host_view_open(m->a.logits, (size_t)B, VIEW_REAL);
         host_view_read(&r->ctx, &view);
         for (int b = 0; b < B; b++) {
             int label = t->loader.host.labels[b] == 1;
-            Scored score = {(double)view.values[b], label}, true_score = {logits[b], label};
-            scores[first + (uint64_t)b] = score, truth[first + (uint64_t)b] = true_score;
-            loss += bce_loss(score.score, label);
+            HeldOut sample = {{(double)view.values[b], label}, {logits[b], label}};
+            mine[b] = sample;
         }
         host_view_close(&view);
     }
-    if (!stop_signal) {
+    group_gather(&r->group, out, mine, n * sizeof *mine);
+    free(logits), free(mine);
+}
+
+// Score the held-out samples of all ranks. Log loss and AUC, or print them if `log` is NULL.
+static void validate(Trainer* t, Log* log) {
+    Run* r = &t->run;
+    const Clicks* data = &t->clicks;
+    size_t all = (size_t)t->model.B * (size_t)r->group.size;
+    int stops = 0;
+    double loss = 0;
+    HeldOut* batch = (HeldOut*)xmalloc(all * sizeof *batch);
+    Scored *scores = (Scored*)xmalloc(data->held_out * sizeof *scores),
+           *truth = (Scored*)xmalloc(data->held_out * sizeof *truth);
+    for (uint64_t first = 0; first < data->held_out && !stops; first += all) {
+        score_batch(t, batch, data->held_out - first);
+        for (size_t b = 0; b < min_size(all, (size_t)(data->held_out - first)); b++) {
+            scores[first + b] = batch[b].model, truth[first + b] = batch[b].truth;
+            loss += bce_loss(batch[b].model.score, batch[b].model.label);
+        }
+        stops = recommender_stops(r, (int)stop_signal);
+    }
+    if (!stops) {
         double auc = area_under_curve(scores, data->held_out), best = area_under_curve(truth, data->held_out);
         Text extra = {NULL, 0, 0};
         log_put(&extra, "auc", auc, 8);
@@ -273,7 +347,7 @@ static void validate(Trainer* t, Log* log) {
         else printf("; the true logit's is %.5f\n", best);
         free(extra.text);
     }
-    free(logits), free(scores), free(truth);
+    free(batch), free(scores), free(truth);
 }
 
 // ---------------------------------------------------------------------------------------------------------
@@ -299,7 +373,7 @@ static int settings_flags(Trainer* t, Flag* table) {
                       "published, or the MLPs' layers. The bottom MLP's last width is that of the tables' rows.");
     count = settings_add_rows(table, count, rows, COUNT_OF(rows));
     settings_help(table, count, "--train-data", "Clicks: a file of dev/data/prepare_recsys.py. Empty: generated.");
-    settings_help(table, count, "--batch", "Samples per step.");
+    settings_help(table, count, "--batch", "Samples per step and rank.");
     settings_help(table, count, "--evaluate", "1: print the AUC of -o with -y 1, and exit.");
     settings_default(table, count, "--model", "bottom=64-16,top=64-32");
     settings_default(table, count, "--batch", "128");
@@ -355,7 +429,9 @@ static void open_data(Trainer* t) {
             die(USAGE, "%s: is of generated data; leave it or -i out", generated[i]);
     if (*s->train_data) clicks_open(&t->clicks, s->train_data);
     else clicks_generate(&t->clicks, t->tables, t->rows, t->samples, t->held_out, (uint64_t)s->seed);
-    t->epoch_steps = t->clicks.train / (uint64_t)s->B;  // the last part of a batch is dropped
+    recommender_check_ranks(r, t->clicks.tables);
+    t->epoch_steps =
+        t->clicks.train / ((uint64_t)s->B * (uint64_t)r->group.size);  // the last part of a batch is dropped
     if (!t->epoch_steps) die(USAGE, "-b %d: an epoch has %llu samples", s->B, (unsigned long long)t->clicks.train);
 }
 
@@ -370,14 +446,14 @@ static void trainer_open(Trainer* t, int argc, char** argv) {
     recommender_check_flags(r, "train_dlrm", adam, COUNT_OF(adam));
     open_data(t);
     run_find_model(r, "", "");
-    model_plan(m, config_from_descriptor(s->model, &t->clicks, (Interaction)t->interaction), s->B);
+    model_plan(m, config_from_descriptor(s->model, &t->clicks, (Interaction)t->interaction), s->B, &r->group);
     run_sequence_length(r, 1);
-    size_t lookups = (size_t)s->B * (size_t)t->clicks.tables;
-    recommender_check_memory(r, &m->buffers, batch_bytes(s->B, t->clicks.tables, m->padded),
-                             ((size_t)m->all_rows + 4 * lookups) * sizeof(int));
+    size_t lookups = (size_t)s->B * (size_t)r->group.size * (size_t)m->exchange.count_of[r->group.rank],
+           batch = batch_bytes(s->B, t->clicks.tables, m->padded) + exchange_bytes(&m->exchange, s->B);
+    recommender_check_memory(r, &m->buffers, batch, ((size_t)m->all_rows + 4 * lookups) * sizeof(int));
     session_check_data(&r->session, t->clicks.fingerprint, *s->train_data ? s->train_data : "the generated data");
     run_check_ranks(r, config_text(t), t->clicks.held_out > 0, t->clicks.fingerprint);
-    session_set_last(&r->session, t->epoch_steps * (uint64_t)s->B);
+    session_set_last(&r->session, t->epoch_steps * (uint64_t)run_step_sequences(r));
     run_alloc(r, &m->buffers);
     model_alloc(m, &r->ctx);
     batch_loader_open(&t->loader, s->B, t->clicks.tables, m->padded, &r->ctx);
@@ -407,7 +483,7 @@ int main(int argc, char** argv) {
         process_on_stop(SIG_DFL);  // a signal may end the process at once: no checkpoint is written
         validate(t, NULL);
     } else {
-        if (run_begin(r, t->clicks.train, "", t->model.B)) validate(t, &r->log);
+        if (run_begin(r, t->clicks.train, "", run_step_sequences(r))) validate(t, &r->log);
         while (run_next_step(r, (int)stop_signal)) {
             train_step(t);
             if (run_end_step(r, 0)) validate(t, &r->log);

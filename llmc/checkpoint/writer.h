@@ -4,7 +4,8 @@
  * every file is on the disk, or that one could not be written. Only then rank 0 commits: manifest, flush, rename. One
  * checkpoint is written at a time.
  *
- * Several ranks compare a hash of their weights; if they differ, the run ends. */
+ * Several ranks compare a hash of the weights that all hold; if they differ, the run ends. Tensors that belong to one rank
+ * are sent to rank 0, which writes all as if there was one rank. */
 #ifndef LLMC_CHECKPOINT_WRITER_H
 #define LLMC_CHECKPOINT_WRITER_H
 
@@ -20,7 +21,7 @@ typedef struct {
     int32_t is_shard;     // its optimizer's state is not all of it
     int32_t no_snapshot;  // its step loop must wait until the files are written
     int32_t is_lost;      // OUT is no longer this run's
-    uint32_t weights;     // CRC-32 of its parameters
+    uint32_t weights;     // CRC-32 of its parameters that all ranks hold
     FileDigest shard;
     char task[96];  // that failed
 } WriterShare;
@@ -40,6 +41,7 @@ typedef struct {
     TensorPart weights, moments[3];
     int moment_count;
 
+    void* elsewhere[4];  // rank 0: the weights and moments that belong to other ranks
     Snapshot snapshot;
     int has_warned;  // that there is no memory for a snapshot
     int is_taken;    // the snapshot is written, not the buffers
@@ -169,7 +171,7 @@ static inline void writer_write_thread(void* argument) {
         }
     }
     if (checkpoint_ranks(w->group) > 1)
-        w->mine.weights = checkpoint_weights_hash(&w->weights, c->table->elements, c->ctx);
+        w->mine.weights = checkpoint_weights_hash(&w->weights, c->table->replicated, c->ctx);
     else if (!w->mine.error) writer_commit(w);
     w->ended = now_seconds();
 }
@@ -237,6 +239,7 @@ static inline int writer_end(CheckpointWriter* w, int failed) {
     if (failed >= 0 && w->stop_on_error)
         checkpoint_die(w->group, FAILED, "%s: could not be saved, and --on-checkpoint-error stop ends the run", w->dir);
     if (failed >= 0) w->step = -1;
+    for (size_t p = 0; p < COUNT_OF(w->elsewhere); p++) free(w->elsewhere[p]), w->elsewhere[p] = NULL;
     free(w->dir), free(w->tmp), free(w->config), free(w->trainer), free(w->warning);
     w->dir = w->tmp = w->config = w->trainer = w->warning = NULL;
     return failed < 0 ? 0 : -1;
@@ -323,6 +326,40 @@ static inline int writer_snapshot(CheckpointWriter* w) {
     return 1;
 }
 
+// Whether rank `rank` sends a tensor to rank 0, which lacks it.
+static inline int writer_is_sent(const Tensor* t, int rank) {
+    return t->owner > 1 && (rank == 0 || t->owner == rank + 1);
+}
+
+// Send the values of tensors that belong to one rank to rank 0.
+static inline void writer_collect(CheckpointWriter* w) {
+    const TensorTable* table = w->c.table;
+    int rank = checkpoint_rank(w->group);
+    size_t sum = 0, largest = 0;
+    for (int i = 0; i < table->count; i++) {
+        if (!writer_is_sent(&table->tensors[i], rank)) continue;
+        sum += tensor_elements(&table->tensors[i]);
+        largest = max_size(largest, tensor_elements(&table->tensors[i]));
+    }
+    if (!sum) return;
+    group_wait_begin(w->group);
+    for (int p = 0; p <= w->moment_count; p++) {
+        TensorPart* part = p ? &w->moments[p - 1] : &w->weights;
+        size_t size = tensor_part_element(part);
+        char *space = (char*)xmalloc(size * (rank ? largest : sum)), *at = space;
+        for (int i = 0; i < table->count; i++) {
+            const Tensor* t = &table->tensors[i];
+            size_t n = tensor_elements(t);
+            if (!writer_is_sent(t, rank)) continue;
+            if (rank == 0) group_receive(w->group, t->owner - 1, at, n * size), at += n * size;
+            else group_send(w->group, 0, tensor_part_elements(part, t->offset, n, space, w->c.ctx), n * size);
+        }
+        if (rank == 0) part->elsewhere = w->elsewhere[p] = space;
+        else free(space);
+    }
+    group_wait_end(w->group);
+}
+
 // Create the directory to write to. A missing OUT is not created: it was moved or deleted. Returns 0, or -1 with errno.
 static inline int writer_make_directory(const CheckpointWriter* w) {
     char* parent = xprintf("%s/ckpt", w->c.out);
@@ -357,6 +394,7 @@ static inline int writer_begin(CheckpointWriter* w, const Checkpoints* c, int64_
     w->sharded = w->is_taken = 0;
     for (int r = 0; r < checkpoint_ranks(w->group); r++) w->sharded = w->sharded || w->all[r].is_shard;
     if (writer_failed_rank(w) >= 0) return writer_end(w, writer_failed_rank(w));
+    writer_collect(w);
     w->is_taken = background && writer_snapshot(w);
     w->mine.no_snapshot = background && !w->is_taken;
     checkpoint_gather(w->group, w->all, &w->mine, sizeof w->mine);
