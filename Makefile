@@ -284,7 +284,7 @@ bench: $(B)/ops
 	$(B)/ops bench $(OP)
 
 ladder:
-	@CC="$(CC)" CFLAGS="$(CFLAGS)" MAKEFLAGS= bash dev/ladder/run.sh $(OP)
+	@CC="$(CC)" CFLAGS="$(CFLAGS)" NVCC="$(NVCC)" NVFLAGS="$(filter-out -MMD -MP,$(NVFLAGS))" MAKEFLAGS= bash dev/ladder/run.sh $(OP)
 
 exercise:
 	@CC="$(CC)" CFLAGS="$(CFLAGS)" MAKEFLAGS= bash dev/exercises/run.sh $(OP)

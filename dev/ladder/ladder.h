@@ -6,18 +6,52 @@
 
 #include "dev/ops/harness.h"
 
-// What was timed: its seconds, flops and bytes; how often as much work a training step of GPT-2 124M has.
+// What was timed: its seconds; its flops where these are what limits it, else 0; its bytes likewise; and how often as
+// much work a training step of GPT-2 124M has.
 typedef struct {
     double seconds, flops, bytes, per_step;
 } LadderWork;
 
-// Both are written by cases.h.
+// These are written by cases.h. The peak: flops or bytes in a second.
 static void ladder_test(Harness* h);
 static LadderWork ladder_time(Harness* h);
+static double ladder_peak(Harness* h);
+
+#ifdef __CUDACC__
+
+// The median of bench_seconds(), which finds no operand in the L2.
+static inline double ladder_seconds(Harness* h, void (*run)(void* state), void* state) {
+    return bench_seconds(h, run, state);
+}
+
+enum { LADDER_COPY_BYTES = 1 << 30 };
+
+typedef struct {
+    void *to, *from;
+    Context* ctx;
+} LadderCopy;
+
+static void ladder_run_copy(void* state) {
+    LadderCopy* c = (LadderCopy*)state;
+    cudaCheck(cudaMemcpyAsync(c->to, c->from, LADDER_COPY_BYTES, cudaMemcpyDeviceToDevice, c->ctx->stream));
+}
+
+// Bytes that a second of copying reads and writes.
+static inline double ladder_copy_peak(Harness* h) {
+    case_begin(h, "ladder peak");
+    LadderCopy c = {case_block(h, LADDER_COPY_BYTES, ON_DEVICE), case_block(h, LADDER_COPY_BYTES, ON_DEVICE), &h->ctx};
+    double bytes = 2.0 * LADDER_COPY_BYTES / bench_seconds(h, ladder_run_copy, &c);
+    case_free(h);
+    return bytes;
+}
+
+#else
+#include "llmc/ops/matmul/product.h"
 
 // The fastest of the runs of a second: a machine that also does something else slows most of them down.
-static inline double ladder_fastest(void (*run)(void*), void* state) {
+static inline double ladder_seconds(Harness* h, void (*run)(void*), void* state) {
     double fastest = INFINITY, total = 0;
+    (void)h;
     for (int i = 0; i < 1000 && (i < 3 || total < 1); i++) {
         double start = now_seconds();
         run(state);
@@ -27,26 +61,25 @@ static inline double ladder_fastest(void (*run)(void*), void* state) {
     return fastest;
 }
 
-// Flops in a second that all threads reach with sums in registers and no loads.
+// Flops of one thread, with sums in registers and no loads.
 static void ladder_run_peak(void* state) {
-    enum { SUMS = 12, ROUNDS = 1000000 };
-    double total = 0;
-#pragma omp parallel reduction(+ : total)
-    {
-        Vector sum[SUMS], factor = {0};
-        for (int i = 0; i < SUMS; i++) sum[i] = factor + (real)(i + 1);
-        factor += (real)0.999999;
-        for (int k = 0; k < ROUNDS; k++)
-            for (int i = 0; i < SUMS; i++) sum[i] = vector_fma(sum[i], factor, factor);
-        for (int i = 0; i < SUMS; i++) total += (double)sum[i][0];
-    }
-    *(double*)state = total > 0 ? 2.0 * SUMS * ROUNDS * LANES * device_threads() : 0;
+    enum { SUMS = 12, ROUNDS = 100000 };
+    Vector sum[SUMS], factor = {0};
+    for (int i = 0; i < SUMS; i++) sum[i] = factor + (real)(i + 1);
+    factor += (real)0.999999;
+    for (int k = 0; k < ROUNDS; k++)
+        for (int i = 0; i < SUMS; i++) sum[i] = vector_fma(sum[i], factor, factor);
+    for (int i = 1; i < SUMS; i++) sum[0] += sum[i];
+    *(double*)state = sum[0][0] > 0 ? 2.0 * SUMS * ROUNDS * LANES : 0;
 }
 
-static inline double ladder_peak(void) {
-    double flops = 0, seconds = ladder_fastest(ladder_run_peak, &flops);
-    return flops / seconds;
+// Flops in a second of all threads: one's, times their number.
+static inline double ladder_flops_peak(Harness* h) {
+    double flops = 0, seconds = ladder_seconds(h, ladder_run_peak, &flops);
+    return flops / seconds * device_threads();
 }
+
+#endif
 
 // ladder test|time|peak
 static int ladder_main(int argc, char** argv) {
@@ -54,7 +87,7 @@ static int ladder_main(int argc, char** argv) {
     memset(&h, 0, sizeof h);
     CHECK(argc == 2);
     context_init(&h.ctx);
-    if (strcmp(argv[1], "peak") == 0) printf("peak %.6g threads %d\n", ladder_peak(), device_threads());
+    if (strcmp(argv[1], "peak") == 0) printf("peak %.6g\n", ladder_peak(&h));
     if (strcmp(argv[1], "test") == 0) {
         ladder_test(&h);
         printf("%d passed, %d failed\n", h.passed, h.failed);
@@ -64,6 +97,9 @@ static int ladder_main(int argc, char** argv) {
         case_free(&h);
         printf("seconds %.6g flops %.6g bytes %.6g step %.6g\n", work.seconds, work.flops, work.bytes, work.per_step);
     }
+#ifdef LLMC_OPS_MATMUL_MATMUL_H
+    matmul_plans_free(&h.ctx);
+#endif
     context_free(&h.ctx);
     return h.failed ? FAILED : DONE;
 }

@@ -5,48 +5,66 @@
 #     bash dev/ladder/run.sh OP [RUNG]      all rungs of dev/ladder/OP, or one
 #
 # A rung is a function with the op's signature; "shipped" is the op itself. Exit status: 0; 1 if a rung fails; 2 if there
-# is no such ladder. Variables: CC, CFLAGS; LADDER_TIME=0, no timing.
+# is no such ladder, or no GPU for it. Variables: CC, CFLAGS, NVCC, NVFLAGS; LADDER_TIME=0, no timing; LADDER_TIME=build,
+# only build; LADDER_BUILT=1, all is built.
 set -u
 cd "$(dirname "$0")/../.." || exit 2
-build=build/ladder
+build=build/ladder/${1:-}
 if [ -z "${1:-}" ]; then
     echo "make ladder OP=NAME climbs one:"
     for list in dev/ladder/*/rungs.txt; do
         name=${list#dev/ladder/}
-        printf '  %-14s %s\n' "${name%/rungs.txt}" "$(awk '$1 !~ /^(#|op)/ {printf "%s%s", separator, $1; separator = ", "}' "$list")"
+        printf '  %-18s %s\n' "${name%/rungs.txt}" "$(awk '$1 !~ /^(#|op)/ {printf "%s%s", separator, $1; separator = ", "}' "$list")"
     done
     exit 0
 fi
 folder=dev/ladder/$1
 [ -f "$folder/rungs.txt" ] || { echo "no ladder is called $1; make ladder lists them"; exit 2; }
-read -r _ op header < <(grep '^op ' "$folder/rungs.txt")
+read -r _ op header device < <(grep '^op ' "$folder/rungs.txt")
+if [ "$device" = gpu ] && [ "${LADDER_TIME:-1}" != build ] && ! nvidia-smi -L 2>/dev/null | grep -q GPU; then
+    echo "skip $1: its rungs need an NVIDIA GPU"
+    exit 2
+fi
 mkdir -p $build
 
 make_rung() { # RUNG
-    local name=$1 rung=rung_$op
+    local name=$1 rung=rung_$op suffix=h source=$build/$1.c
+    [ "$device" != gpu ] || suffix=cuh source=$build/$1.cu
     {
         echo "#include \"$header\""
         echo '#include "dev/ladder/ladder.h"'
         if [ "$name" != shipped ]; then
-            echo "#include \"$folder/$name.h\""
+            echo "#include \"$folder/$name.$suffix\""
             echo "#define $op $rung"
         fi
         echo "#include \"$folder/cases.h\""
         echo 'int main(int argc, char** argv) { return ladder_main(argc, argv); }'
-    } >"$build/$name.c"
+    } >"$source"
+    # shellcheck disable=SC2086
+    if [ "$device" = gpu ]; then
+        ${NVCC:-nvcc} ${NVFLAGS:--std=c++17 -O1 -arch=native -D_GNU_SOURCE -DPRECISION_BF16 -Xcompiler -fopenmp} -I. \
+            -diag-suppress 177 "$source" -o "$build/$name" -lcublasLt -lgomp
+        return
+    fi
     # shellcheck disable=SC2086
     "${CC:-gcc}" -x c -std=c11 -D_GNU_SOURCE -I. ${CFLAGS:--O3 -march=native -fopenmp -ffp-contract=off -fno-math-errno} \
-        -Wall -Wextra -Wno-unused -Wno-missing-field-initializers "$build/$name.c" -o "$build/$name" -lm
+        -Wall -Wextra -Wno-unused -Wno-missing-field-initializers "$source" -o "$build/$name" -lm
 }
 
+chosen=$(awk -v only="${2:-}" '$1 !~ /^(#|op)/ && (only == "" || $1 == only)' "$folder/rungs.txt")
+for name in $(awk '{print $1}' <<<"$chosen"); do
+    [ "${LADDER_BUILT:-0}" = 0 ] || continue
+    rm -f "$build/$name"
+    make_rung "$name" &
+done
+wait
 failed=0 first=1
 while read -r name idea; do
-    [ -z "${2:-}" ] || [ "$name" = "$2" ] || continue
-    make_rung "$name" || { echo "FAIL $name does not compile"; failed=1; continue; }
+    [ -x "$build/$name" ] || { echo "FAIL $name does not compile"; failed=1; continue; }
+    [ "${LADDER_TIME:-1}" != build ] || continue
     if [ $first = 1 ] && [ "${LADDER_TIME:-1}" != 0 ]; then
-        read -r _ peak _ threads < <("$build/$name" peak)
-        printf 'the peak of %d threads, measured: %.1f GFLOP/s\n' "$threads" "$(awk "BEGIN {print $peak / 1e9}")"
-        printf '%-10s %-14s %10s %9s %8s %15s %12s  %s\n' rung tests ms GFLOP/s 'of peak' 'a step, s' 'gain, s' idea
+        read -r _ peak < <("$build/$name" peak)
+        printf '%-10s %-14s %10s %9s %8s %12s %12s  %s\n' rung tests ms rate 'of peak' 'a step, ms' 'gain, ms' idea
         before=0 first=0
     fi
     tests=$("$build/$name" test 2>&1)
@@ -59,11 +77,14 @@ while read -r name idea; do
         case $totals in *' 0 failed') echo "ok   $name: $totals" ;; esac
         continue
     fi
-    read -r _ seconds _ flops _ _ _ step < <("$build/$name" time)
-    awk -v name="$name" -v idea="$idea" -v tests="${totals%,*}" -v s="$seconds" -v flops="$flops" -v peak="$peak" -v step="$step" -v before="$before" 'BEGIN {
-        printf "%-10s %-14s %10.2f %9.1f %6.1f %% %15.2f %12s  %s\n", name, tests, 1e3 * s, flops / s / 1e9,
-               100 * flops / s / peak, s * step, before ? sprintf("%.2f", (before - s) * step) : "", idea }'
+    read -r _ seconds _ flops _ bytes _ step < <("$build/$name" time)
+    awk -v name="$name" -v idea="$idea" -v tests="${totals%,*}" -v s="$seconds" -v work="$flops" -v bytes="$bytes" \
+        -v peak="$peak" -v step="$step" -v before="$before" 'BEGIN {
+        if (work == 0) work = bytes
+        printf "%-10s %-14s %10.3f %9.1f %6.1f %% %12.2f %12s  %s\n", name, tests, 1e3 * s, work / s / 1e9,
+               100 * work / s / peak, 1e3 * s * step, before ? sprintf("%.2f", 1e3 * (before - s) * step) : "", idea }'
     before=$seconds
-done < <(grep -v '^#\|^op ' "$folder/rungs.txt")
-[ $first = 1 ] || echo "a step: $(sed -n 's/^# a step: //p' "$folder/rungs.txt"); gain: over the rung above"
+done <<<"$chosen"
+[ $first = 1 ] || awk -v peak="$peak" -v step="$(sed -n 's/^# a step: //p' "$folder/rungs.txt")" -v of="$(sed -n 's/^# peak: //p' "$folder/rungs.txt")" \
+    'BEGIN {printf "peak: %.1f, %s; a step: %s; gain: over the rung above\n", peak / 1e9, of, step}'
 exit $failed

@@ -3,6 +3,8 @@
 
 enum { LADDER_TOKENS = 256, LADDER_C = 768, LADDER_F = 3072, LADDER_VP = 50304, LADDER_L = 12 };
 
+static double ladder_peak(Harness* h) { return ladder_flops_peak(h); }
+
 static void ladder_test(Harness* h) { test_matmul_forward_shapes(h); }
 
 // A step has three products for each linear layer: forward, and two backward.
@@ -13,6 +15,6 @@ static LadderWork ladder_time(Harness* h) {
     case_begin(h, "matmul ladder");
     MatmulCase m = matmul_case(h, shape, SET);
     m.y = output(h, matmul_size(shape.N, shape.OC), SET);
-    work.seconds = ladder_fastest(matmul_run_forward, &m);
+    work.seconds = ladder_seconds(h, matmul_run_forward, &m);
     return work;
 }
