@@ -132,7 +132,7 @@ static void model_plan(Model* m, Config config, int B, const ProcessGroup* group
 static void model_alloc(Model* m, Context* ctx) {
     ParamSpan span;
     memset(&span, 0, sizeof span);
-    span.size = m->elements;
+    span.size = m->elements, span.rate = 1;
     exchange_alloc(&m->exchange, m->B, ctx);
     m->users = row_segments_alloc(m->B * m->exchange.ranks, m->config.users, ctx);
     m->items = row_segments_alloc(m->B * m->exchange.ranks, m->config.items, ctx);
