@@ -187,6 +187,7 @@ prepared 'a run to resume' -e $model -x 4 -v 0 -s 0 -n 2 --stop-after 2 -o in/st
 prepared 'a profile' -e $model -x 3 -v 0 -s 0 -n 0 --profile 1 --profile-warmup 1 -o in/profiled
 small_$trainer >in/small/train.bin
 fi
+printf -- '# a comment\n--lr 1\n--lr=2e-3 # the last line wins\n\n-k constant\n' >in/recipe.flags
 echo static >in/prompt
 cp data/builtin/bert/vocab.txt in
 for i in 1 2 3 4 5 6 7 8 9 10; do printf '%d\ttext%d\n' $((i % 2)) $i; done >in/texts.tsv
@@ -237,6 +238,8 @@ row --stop-after '-k linear -q 0' 2 'each lr; checkpoints' '0.0003 0.000225 0.00
 row --optimizer '' lamb 'nth loss 2; weights' '*' '*' 'nth loss 1; each lr'
 row --optimizer '' muon 'nth loss 2; weights' '*' '*' 'nth loss 1; each lr'
 row --optimizer '--optimizer muon' normuon 'nth loss 2; weights' '*' '*' 'nth loss 1; each lr'
+row --init '' zero-out 'nth loss 1; weights' '*' '*' 'each lr'
+row --recipe '' in/recipe.flags 'each lr' '*' '0.002 0.002 0.002 0.002' 'nth loss 1'
 row --muon-scale '--optimizer muon' original 'nth loss 2; weights' '*' '*' 'nth loss 1'
 row --muon-coefficients '--optimizer muon' polar_express 'nth loss 2; weights' '*' '*' 'nth loss 1'
 row --muon-momentum '--optimizer muon -l 1e-2' 0.5 'nth loss 3; weights' '*' '*' 'nth loss 1'

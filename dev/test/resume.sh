@@ -160,6 +160,25 @@ why=${why:-$(ended_with 0)}
 verdict 'resumed with NorMuon' "${why:-$(same_run "$work/muon-half" "$work/muon" $last)}"
 rm -rf "$work/muon" "$work/muon-half"
 
+# A recipe: its flags count less than those of the command line, and a resumed run takes them from trainer.json.
+printf -- '--lr 2e-2\n--optimizer muon\n--init zero-out\n' >"$work/r.flags"
+run "${SHORT[@]}" --optimizer muon --init zero-out -o "$work/flags"
+why=$(ended_with 0)
+run "${SHORT[@]}" --recipe "$work/r.flags" --stop-after 7 -o "$work/recipe"
+grep -q '"lr": "*0.01[",]' "$work/recipe/ckpt/00000007/trainer.json" || why=${why:-'the command line does not win'}
+echo '--lr 3' >"$work/r.flags"
+run -y 1 --recipe "$work/r.flags" -o "$work/recipe"
+why=${why:-$(ended_with 0)}
+verdict 'a recipe, resumed after it changed' "${why:-$(same_run "$work/recipe" "$work/flags" $last)}"
+for bad in '--rate 1' '--lr' '--lr fast' '--recipe x'; do
+    echo "$bad" >"$work/r.flags"
+    run --recipe "$work/r.flags" -x 1 -o ''
+    verdict "a recipe with $bad" "$(ended_with_error 2 'r.flags:1: ')"
+done
+run --recipe none-such -x 1 -o ''
+verdict 'a recipe that is not there' "$(ended_with_error 2 'scripts/recipes/none-such.flags cannot be read')"
+rm -rf "$work/recipe" "$work/flags"
+
 # fp8: the largest elements of 16 steps are part of the checkpoint. Large gradients at the start still count after step 14.
 run "${SHORT[@]}" --fp8 2 -o "$work/fp8"
 why=$(ended_with 0)

@@ -176,7 +176,7 @@ static inline void tensors_init(const TensorTable* table, real* params, uint64_t
         double deviation = t->init == INIT_NORMAL ? std : residual_std;
         int64_t n = (int64_t)t->shape[0] * t->shape[1];
         real* w = params + t->offset;
-        if (t->init == INIT_ZERO) continue;
+        if (t->init == INIT_ZERO || (t->init == INIT_NORMAL_RESIDUAL && deviation == 0)) continue;
 #pragma omp parallel for schedule(static)
         for (int64_t i = 0; i < n; i++)
             w[i] = t->init == INIT_ONE ? (real)1 : (real)(deviation * rng_normal(key, (uint64_t)i));

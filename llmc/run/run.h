@@ -17,6 +17,7 @@
 
 #include "llmc/base/process.h"
 #include "llmc/optim/model_buffers.h"
+#include "llmc/run/recipe.h"
 #include "llmc/run/steps.h"
 
 typedef struct {
@@ -48,10 +49,11 @@ typedef struct {
 // ---------------------------------------------------------------------------------------------------------
 // Start. Nothing is written until run_begin()
 
-// Parse the command line into the rows of r->flags. `usage`: the first line of --help.
+// Parse the command line into the rows of r->flags, and then the recipe that it names. `usage`: the first line of --help.
 static inline void run_parse(Run* r, int flag_count, int argc, char** argv, const char* usage) {
     r->flag_count = flag_count;
     flags_parse(r->flags, flag_count, argc, argv, usage);
+    if (*r->settings.recipe) recipe_apply(r->flags, flag_count, r->settings.recipe);
 }
 
 // Join the other ranks, open the device, and find the checkpoint to resume, the data and its directory. `builtin`: the
@@ -151,6 +153,10 @@ static inline void run_share(Run* r) {
 // Allocate as run_alloc() does, and set the weights: those of the checkpoint, else those of the model's file, else
 // random values. A file that may lack tensors replaces random values.
 static inline void run_init_model(Run* r, ModelBuffers* b, WeightRules rules) {
+    int is_zero_out = r->settings.init == INIT_ZERO_OUT;
+    if (is_zero_out && !r->start && r->weights && !r->settings.evaluate)
+        die(USAGE, "--init zero-out is for a new model, but %s has weights; leave one out", r->weights);
+    if (is_zero_out) rules.residual_std = 0;
     run_alloc(r, b);
     if (!r->start && (!r->weights || rules.file.may_lack_count))
         model_buffers_init(b, &r->optimizer, &rules, (uint64_t)r->settings.seed, &r->ctx);

@@ -10,7 +10,7 @@
 #include "llmc/dist/rendezvous.h"
 
 typedef struct {
-    const char *train_data, *val_data, *model, *out;
+    const char *train_data, *val_data, *model, *out, *recipe;
     int resume, override, overwrite, evaluate;
     int B, T;
     int64_t total_batch, steps, stop_after;
@@ -26,7 +26,7 @@ typedef struct {
     int master_weights, loss_scale, loss_scale_growth;
     double loss_scale_start;
     double dropout;
-    int recompute, fp8, shuffle, overfit, on_nan;
+    int init, recompute, fp8, shuffle, overfit, on_nan;
     int64_t seed;
     int zero, reduce;
     double bucket;
@@ -40,6 +40,7 @@ typedef struct {
 
 // Values of choices, in the order of their names.
 enum { NAN_STOP, NAN_SKIP };
+enum { INIT_BY_CONFIG, INIT_ZERO_OUT };
 enum { CHECKPOINT_ERROR_STOP, CHECKPOINT_ERROR_CONTINUE };
 enum { SCALE_AUTO, SCALE_OFF, SCALE_FIXED, SCALE_DYNAMIC };
 enum { PASSES_TRAIN, PASSES_BACKWARD, PASSES_FORWARD };
@@ -89,6 +90,8 @@ static inline int settings_training_rows(Settings* s, Flag* table, int count) {
          "1: train on the first batch again and again."},
         {"-o",  "--output",              FLAG_STRING, &s->out,                 "out",     0,   0,        NULL,   SCOPE_PROCESS, TOPIC_RUN,
          "Directory for the log, checkpoints and the model. Empty: write nothing."},
+        {NULL,  "--recipe",              FLAG_STRING, &s->recipe,              "",        0,   0,        NULL,   SCOPE_RUN,     TOPIC_RUN,
+         "File of flags, or the name of one in scripts/recipes. Flags of the command line win."},
         {"-y",  "--resume",              FLAG_INT,    &s->resume,              "0",       0,   1,        NULL,   SCOPE_PROCESS, TOPIC_RUN,
          "1: resume from the newest complete checkpoint in -o; start a new run if there is none."},
         {NULL,  "--override",            FLAG_INT,    &s->override,            "0",       0,   1,        NULL,   SCOPE_PROCESS, TOPIC_RUN,
@@ -107,6 +110,8 @@ static inline int settings_training_rows(Settings* s, Flag* table, int count) {
          "What to do if the loss or the gradients are not finite. Both skip the update."},
         {NULL,  "--seed",                FLAG_SIZE,   &s->seed,                "1337",    0,   9e15,     NULL,   SCOPE_RUN,     TOPIC_RUN,
          "Seed of the initial weights, the data order, dropout and samples."},
+        {NULL,  "--init",                FLAG_CHOICE, &s->init,                "config",  0,   0,        "config|zero-out", SCOPE_RUN, TOPIC_RUN,
+         "Initial weights of a new model. zero-out: the projections that end attention and MLP begin at zero."},
         {"-b",  "--batch",               FLAG_INT,    &s->B,                   "4",       1,   65536,    NULL,   SCOPE_RUN,     TOPIC_BATCH,
          "Sequences per micro-batch on each rank."},
         {"-t",  "--seq-len",             FLAG_INT,    &s->T,                   "0",       0,   1 << 20,  NULL,   SCOPE_RUN,     TOPIC_BATCH,
@@ -314,7 +319,7 @@ static inline void settings_restore(Flag* rows, int count, const JsonNode* setti
         const JsonNode* saved = json_get(settings, row->long_name + 2);
         if (!saved || row->scope == SCOPE_PROCESS || row->scope == SCOPE_RANK) continue;
         const char* text = settings_saved_text(row, saved, file);
-        if (row->is_set) settings_check_given(row, text, override || row->scope == SCOPE_FREE, file);
+        if (row->is_set & FLAG_IS_GIVEN) settings_check_given(row, text, override || row->scope == SCOPE_FREE, file);
         else if (flags_set(row, text, error) != 0) die(USAGE, "%s: %s", file, error);
     }
 }

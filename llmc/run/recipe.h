@@ -1,0 +1,69 @@
+/* Recipes: files of flags. One flag a line, with its value after a blank or =; "#" begins a comment. Of several lines for
+ * one flag the last counts, and a flag on the command line counts more than the recipe.
+ *
+ * The values are settings like any others, so trainer.json has them. A resumed run takes them from there: the recipe may
+ * have changed. */
+#ifndef LLMC_RUN_RECIPE_H
+#define LLMC_RUN_RECIPE_H
+
+#include <unistd.h>
+
+#include "llmc/run/settings.h"
+
+// The file of a recipe: `name` itself if it has a slash or a dot, else NAME.flags in scripts/recipes, here or beside the
+// program. The caller frees it.
+static inline char* recipe_path(const char* name) {
+    char program[4096];
+    if (strpbrk(name, "./")) return xprintf("%s", name);
+    char* path = xprintf("scripts/recipes/%s.flags", name);
+    if (file_exists(path)) return path;
+    ssize_t n = readlink("/proc/self/exe", program, sizeof program - 1);
+    program[n > 0 ? n : 0] = '\0';
+    char* slash = strrchr(program, '/');
+    if (slash) *slash = '\0';
+    char* beside = xprintf("%s/%s", program, path);
+    free(path);
+    return beside;
+}
+
+// Apply one line, which is changed.
+static inline void recipe_apply_line(Flag* flags, int count, char* line, const char* path, int number) {
+    char error[FLAG_ERROR_SIZE];
+    line[strcspn(line, "#\r\n")] = '\0';
+    line += strspn(line, " \t");
+    size_t n = strcspn(line, " \t=");
+    char* text = line + n + strspn(line + n, " \t");
+    if (*text == '=') text += 1 + strspn(text + 1, " \t");
+    for (size_t end = strlen(text); end > 0 && strchr(" \t", text[end - 1]); end--) text[end - 1] = '\0';
+    if (n == 0) return;
+    Flag* row = flags_find(flags, count, line, n);
+    if (!row || strcmp(row->long_name, "--recipe") == 0)
+        die(USAGE, "%s:%d: '%.*s' is not a flag of this program that a recipe may have", path, number, (int)n, line);
+    if (*text == '\0') die(USAGE, "%s:%d: %s needs a value", path, number, row->long_name);
+    int is_given = row->is_set & FLAG_IS_GIVEN;
+    Flag copy = *row;
+    union {
+        int integer;
+        int64_t size;
+        double number;
+        const char* string;
+    } value;
+    if (is_given) copy.value = &value;  // the command line wins, but a mistake in the recipe is reported
+    if ((is_given ? flags_assign(&copy, text, error) : flags_set(row, text, error)) != 0)
+        die(USAGE, "%s:%d: %s", path, number, error);
+}
+
+// Read the recipe into the rows that the command line has not set.
+static inline void recipe_apply(Flag* flags, int count, const char* name) {
+    char *path = recipe_path(name), *line = NULL;
+    size_t capacity = 0;
+    FILE* file = fopen(path, "r");
+    if (!file) die(USAGE, "--recipe %s: %s cannot be read: %s", name, path, strerror(errno));
+    for (int number = 1; getline(&line, &capacity, file) >= 0; number++)
+        recipe_apply_line(flags, count, line, path, number);
+    if (ferror(file)) die(USAGE, "--recipe %s: %s cannot be read: %s", name, path, strerror(errno));
+    fclose(file);
+    free(line), free(path);
+}
+
+#endif
