@@ -224,6 +224,8 @@ def read_wordpiece(directory, vocab_size):
             f"{directory}: keeps upper case or accents; a llama.cpp that does not read tokenizer.ggml.normalizer.lowercase "
             "makes all text lower-case"
         )
+    if accents:
+        print(f"{directory}: strips accents; llama.cpp does that differently for Korean and for vowel signs of Indic scripts")
     flags = {"lowercase": lower, "strip_accents": accents}
     return {"model": "bert", "tokens": tokens, "types": types, "special": special, "normalizer": flags}
 

@@ -27,16 +27,31 @@ def lines_of(first, last):
     return [{"step": s, "loss": 5 - s / 1000, "grad_norm": 1.5} for s in range(first, last + 1)]
 
 
+def records_of(path):
+    """The records of a .wandb file: LevelDB's log format after seven bytes, in blocks of 32 KiB."""
+    with open(path, "rb") as f:
+        data = f.read()
+    at, whole = 7, b""
+    while at + 7 <= len(data):
+        if 32768 - at % 32768 < 7:
+            at += 32768 - at % 32768
+            continue
+        length, kind = int.from_bytes(data[at + 4 : at + 6], "little"), data[at + 6]
+        whole += data[at + 7 : at + 7 + length]
+        at += 7 + length
+        if kind in (1, 4):
+            yield whole
+        if kind in (0, 1, 4):
+            whole = b""
+
+
 def read_wandb(folder):
     from wandb.proto import wandb_internal_pb2
-    from wandb.sdk.internal.datastore import DataStore
 
     for path, _, names in os.walk(folder):
         for name in names:
             if name.endswith(".wandb"):
-                store = DataStore()
-                store.open_for_scan(os.path.join(path, name))
-                while (data := store.scan_data()) is not None:
+                for data in records_of(os.path.join(path, name)):
                     record = wandb_internal_pb2.Record()
                     record.ParseFromString(data)
                     row = {i.key or ".".join(i.nested_key): json.loads(i.value_json) for i in record.history.item}
@@ -68,7 +83,7 @@ def read_mlflow(folder):
 
 def signature_faults(name):
     real = importlib.import_module(name)
-    sys.path.insert(0, STAND_INS)
+    sys.path.append(STAND_INS)
     spec = importlib.util.spec_from_file_location(f"stand_in_{name}", os.path.join(STAND_INS, f"{name}.py"))
     stand_in = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(stand_in)
