@@ -46,7 +46,7 @@ static inline double ladder_copy_peak(Harness* h) {
 }
 
 #else
-#include "llmc/ops/matmul/product.h"
+#include "llmc/ops/common/product.h"
 
 // The fastest of the runs of a second: a machine that also does something else slows most of them down.
 static inline double ladder_seconds(Harness* h, void (*run)(void*), void* state) {
