@@ -3,19 +3,23 @@
 
     python3 dev/reference/fp8_speed.py d12 --settle 400 --seconds 30 -- ./train_gpt2cu -e d12 -b 64 -t 1024 -i train.bin
 
-Runs the command with --fp8 0, then with --fp8 2 (or --fp8-level), and both again (--turns 2). Steps count once --settle
-steps and 15 seconds have passed (or --warm); after --seconds of them the run is stopped. Nothing is written by the runs.
-Energy is that of NVML's counter, clocks are sampled ten times a second. Prints a line a run, then one for both:
+Runs the command with --fp8 0, then with --fp8 2 (or --fp8-level), and both again (--turns 2). Both stay alive, and one
+is stopped by a signal while the other has its turn, so that the steps to --settle are trained once; with --apart each
+turn is a run of its own. In a turn, steps count once --settle steps of the run and 15 seconds of the turn (or --warm)
+have passed, for --seconds. Energy is that of NVML's counter, clocks are sampled ten times a second. Prints a line a
+turn, then one for all:
 
     RESULT fp8 size=d12 B=64 T=1024 tok_s=N ratio=R joules=J mhz=M bf16_ms=.. fp8_ms=.. bf16_joules=.. bf16_mhz=..
 
 ratio: the time of a bf16 step over that of an fp8 step, means over the turns. seq_s instead of tok_s for train_bertcu.
+Nothing is written by the runs, unless --keep asks for checkpoints, in OUT/fp8_SIZE_LEVEL.
 """
 
 import argparse
 import ctypes
 import os
 import re
+import signal
 import subprocess
 import sys
 import threading
@@ -46,41 +50,61 @@ class Gpu:
         return value.value
 
 
-def run(command, settle, warm, seconds, gpu, log):
-    """One run: mean ms of the steps that count, joules a step, mean MHz, the last step."""
-    clocks, times, began, joules, step, stop = [], [], 0.0, 0.0, 0, threading.Event()
+class Trainer:
+    """A run of the trainer. Between turns it is stopped by a signal: then it has no work on the GPU."""
 
-    def sample():
-        while not stop.wait(0.1):
+    def __init__(self, command, log):
+        self.command, self.log = command, log
+        self.steps = []  # (time when its line came, step, ms)
+        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        self.reader = threading.Thread(target=self.read, daemon=True)
+        self.reader.start()
+
+    def read(self):
+        with open(self.log, "w") as f:
+            for line in self.process.stdout:
+                f.write(line)
+                found = STEP.match(line)
+                if found:
+                    self.steps.append((time.monotonic(), int(found[1]), float(found[2])))
+
+    def alive(self):
+        if self.process.poll() is not None:
+            sys.exit(f"fp8_speed: {' '.join(self.command)}: ended; its output is in {self.log}")
+
+    def turn(self, settle, warm, seconds, gpu):
+        """Mean ms of the steps that count, joules a step, mean MHz, the last step."""
+        self.process.send_signal(signal.SIGCONT)
+        before, clocks, joules, began, first = len(self.steps), [], 0.0, None, None
+        while began is None or time.monotonic() - began < seconds:
+            time.sleep(0.1)
+            self.alive()
+            if len(self.steps) == before:
+                continue
+            first = first or self.steps[before][0]
             if began:
                 clocks.append(gpu.mhz())
+            elif self.steps[-1][1] >= settle and time.monotonic() - first >= warm:
+                start = len(self.steps)
+                while len(self.steps) == start:  # begin with a step's end
+                    time.sleep(0.001)
+                    self.alive()
+                start = len(self.steps)
+                began, joules = time.monotonic(), gpu.joules()
+        while len(self.steps) == start or self.steps[-1][0] < began + seconds:
+            time.sleep(0.001)
+            self.alive()
+        times, joules = [ms for _, _, ms in self.steps[start:]], gpu.joules() - joules
+        self.process.send_signal(signal.SIGSTOP)
+        time.sleep(1)  # for what is on the GPU
+        if len(times) < 10:
+            sys.exit(f"fp8_speed: {' '.join(self.command)}: {len(times)} steps were measured; its output is in {self.log}")
+        return sum(times) / len(times), joules / len(times), sum(clocks) / max(1, len(clocks)), self.steps[-1][1]
 
-    sampler = threading.Thread(target=sample, daemon=True)
-    sampler.start()
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-    first = None
-    with open(log, "w") as f:
-        for line in process.stdout:
-            f.write(line)
-            found = STEP.match(line)
-            if not found:
-                continue
-            now, step = time.monotonic(), int(found[1])
-            first = first or now
-            if began:
-                times.append(float(found[2]))
-                if now - began >= seconds:
-                    break
-            elif step >= settle and now - first >= warm:
-                began, joules = now, gpu.joules()
-    joules = gpu.joules() - joules
-    stop.set()
-    sampler.join()
-    process.kill()
-    process.wait()
-    if len(times) < 10:
-        sys.exit(f"fp8_speed: {' '.join(command)}: {len(times)} steps were measured; its output is in {log}")
-    return sum(times) / len(times), joules / len(times), sum(clocks) / max(1, len(clocks)), step
+    def end(self):
+        self.process.kill()
+        self.process.wait()
+        self.reader.join()
 
 
 def flag(command, name):
@@ -91,22 +115,33 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("size", help="name for the report")
     parser.add_argument("--settle", type=int, default=50, help="steps before those that count")
-    parser.add_argument("--warm", type=float, default=15, help="seconds before those that count")
+    parser.add_argument("--warm", type=float, default=15, help="seconds before those that count, in each turn")
     parser.add_argument("--seconds", type=float, default=30)
     parser.add_argument("--turns", type=int, default=2)
     parser.add_argument("--fp8-level", default="2")
+    parser.add_argument("--apart", action="store_true", help="one run at a time: both do not fit into memory")
+    parser.add_argument("--keep", type=int, default=0, help="both runs write a checkpoint every so many steps")
     parser.add_argument("--out", default=".", help="folder for the outputs of the runs")
     parser.add_argument("command", nargs="+", help="the trainer with -b and -t, without -x, -o and --fp8")
     a = parser.parse_args()
 
-    gpu, means = Gpu(), {"0": [], a.fp8_level: []}
-    for turn in range(a.turns):
-        for level in means:
-            command = a.command + "-x 1000000 -v 0 -s 0 -m 0 -n 0 --fp8".split() + [level, "-o", ""]
-            log = os.path.join(a.out, f"fp8_{a.size}_{level}_{turn}.log")
-            ms, joules, mhz, step = run(command, a.settle, a.warm, a.seconds, gpu, log)
-            means[level].append((ms, joules, mhz))
-            print(f"{a.size} --fp8 {level}: {ms:.2f} ms, {joules:.1f} J, {mhz:.0f} MHz up to step {step}", flush=True)
+    gpu, means, running = Gpu(), {"0": [], a.fp8_level: []}, {}
+    try:
+        for turn in range(a.turns):
+            for level in means:
+                name = os.path.join(a.out, f"fp8_{a.size}_{level}")
+                command = a.command + f"-x 1000000 -v 0 -s 0 -nk 1 -n {a.keep} --fp8 {level}".split()
+                command += ["-o", name if a.keep else ""]
+                if level not in running:
+                    running[level] = Trainer(command, f"{name}_{turn}.log")
+                ms, joules, mhz, step = running[level].turn(a.settle, a.warm, a.seconds, gpu)
+                means[level].append((ms, joules, mhz))
+                print(f"{a.size} --fp8 {level}: {ms:.2f} ms, {joules:.1f} J, {mhz:.0f} MHz up to step {step}", flush=True)
+                if a.apart:
+                    running.pop(level).end()
+    finally:
+        for trainer in running.values():
+            trainer.end()
     (ms, joules, mhz), (fp8_ms, fp8_joules, fp8_mhz) = ([sum(x) / len(x) for x in zip(*m)] for m in means.values())
     batch, length = flag(a.command, "-b"), flag(a.command, "-t")
     bert = "bert" in a.command[0]
