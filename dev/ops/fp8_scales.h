@@ -17,6 +17,7 @@ static inline Fp8Scales fp8_scales_arrays(Harness* h, int count, const Fp8Format
     s.count = count;
     s.format = format;
     s.stats = (Fp8Stats*)case_block(h, n * sizeof *s.stats, place);
+    s.recorded = (Fp8Recorded*)case_block(h, n * sizeof *s.recorded, place);
     s.history = (uint32_t*)case_block(h, FP8_HISTORY * n * sizeof *s.history, place);
     s.scale = (real*)case_block(h, n * sizeof *s.scale, place);
     s.inverse = (real*)case_block(h, FP8_INVERSE_APART * n * sizeof *s.inverse, place);
@@ -51,25 +52,32 @@ static inline void fp8_scales_step(Harness* h, Fp8ScalesCase* k, int64_t step) {
     char what[64];
     real* scale = (real*)xmalloc((1 + FP8_INVERSE_APART) * n * sizeof *scale);
     Fp8Stats* stats = (Fp8Stats*)xmalloc(n * sizeof *stats);
+    Fp8Recorded* recorded = (Fp8Recorded*)xmalloc(n * sizeof *recorded);
+    real* before = (real*)xmalloc(n * sizeof *before);
     device_upload(k->ctx, k->device.stats, k->host.stats, n * sizeof *stats);
+    device_download(k->ctx, before, k->device.scale, n * sizeof *before);
     fp8_scales_record(k->device, step, k->ctx);
     fp8_scales_update(k->device, k->ctx);
     device_download(k->ctx, scale, k->device.scale, n * sizeof *scale);
     device_download(k->ctx, scale + n, k->device.inverse, FP8_INVERSE_APART * n * sizeof *scale);
     device_download(k->ctx, stats, k->device.stats, n * sizeof *stats);
-    int cleared = 1;
+    device_download(k->ctx, recorded, k->device.recorded, n * sizeof *recorded);
+    int cleared = 1, is_kept = 1;
     for (size_t t = 0; t < n; t++) {
         k->host.history[(size_t)(step % 16) * n + t] = k->host.stats[t].amax;
-        cleared &= stats[t].amax == 0 && stats[t].clipped == k->host.stats[t].clipped;
+        const Fp8Stats *was = &k->host.stats[t], *kept = &recorded[t].stats;
+        cleared &= stats[t].amax == 0 && stats[t].clipped == 0 && stats[t].flushed == 0;
+        is_kept &= kept->amax == was->amax && kept->clipped == was->clipped && kept->flushed == was->flushed;
+        is_kept &= recorded[t].scale == before[t];
     }
     fp8_scales_update_ref(k->host);
     snprintf(what, sizeof what, "scales after step %lld", (long long)step);
     expect_true(h, what, memcmp(scale, k->host.scale, n * sizeof *scale) == 0);
     snprintf(what, sizeof what, "inverses after step %lld", (long long)step);
     expect_true(h, what, memcmp(scale + n, k->host.inverse, FP8_INVERSE_APART * n * sizeof *scale) == 0);
-    expect_true(h, "amax starts anew, the counts stay", cleared);
-    free(scale);
-    free(stats);
+    expect_true(h, "the statistics start anew", cleared);
+    expect_true(h, "those of the step are kept, with its scale", is_kept);
+    free(scale), free(stats), free(recorded), free(before);
 }
 
 // An E4M3 tensor's amax step by step, and the scale after it, worked out by hand.

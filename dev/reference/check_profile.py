@@ -1,11 +1,13 @@
 #!/usr/bin/env python3
 """Whether a profile adds up, and agrees with other tools.
 
-    check_profile.py OUT/profile [--overhead PERCENT] [--ncu FILE.csv] [--listing FILE.csv]
+    check_profile.py OUT/profile [--overhead PERCENT] [--waits-of OTHER/profile] [--ncu FILE.csv] [--listing FILE.csv]
 
 Rows and gaps must add up to the step's time within 1 per cent, or 30 us, which a launch before the first row and the
 host's wait after the last one may take; neither of these may be less than nothing. Every row must belong to an op, and
-no launch may be dropped; with --overhead the profiled step must not be slower than the plain one by more. --ncu: `ncu --csv
+no launch may be dropped; with --overhead the profiled step must not be slower than the plain one by more. --waits-of: in
+the step the host must not wait for the GPU more often than in another profile's step, nor a stream for an event, nor may more
+numbers be copied to the host. --ncu: `ncu --csv
 --page raw` of one step, whose kernels must have the same names as often. --listing: what kernel_list.c wrote of the same program without --profile,
 step after step; the ten heaviest kernels must take the same time within 5 per cent. A GPU lowers its clock after some steps
 at full load, which a profiled run does not keep up: compared is each launch of the step where it was fastest.
@@ -49,6 +51,7 @@ def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("profile", type=pathlib.Path)
     parser.add_argument("--overhead", type=float)
+    parser.add_argument("--waits-of", type=pathlib.Path)
     parser.add_argument("--ncu", type=pathlib.Path)
     parser.add_argument("--listing", type=pathlib.Path)
     args = parser.parse_args()
@@ -72,6 +75,13 @@ def main():
         result += f" plain_ms={plain:.3f} overhead_percent={overhead:.1f}"
     elif args.overhead is not None:
         failures.append("there is no plain step to compare with")
+
+    if args.waits_of:
+        other = json.loads((args.waits_of / "summary.json").read_text())["step"]
+        for key in ("host_waits", "stream_waits", "readbacks"):
+            if step[key] > other[key]:
+                failures.append(f"{key}: {step[key]} in a step, {other[key]} in {args.waits_of}")
+            result += f" {key}={step[key]}/{other[key]}"
 
     if args.ncu:
         lines = [line for line in args.ncu.read_text().split("\n") if line.startswith('"')]

@@ -93,6 +93,7 @@ typedef struct {
     struct ScopeLog* scope_log;  // NULL: nothing is recorded
     void* scratch;               // used by one launch at a time; grows to the largest request of the first step
     size_t scratch_bytes;
+    size_t host_waits;  // calls of device_synchronize() and device_download(), for the profiler
     struct {
         const char* name;
         size_t bytes;
@@ -343,10 +344,14 @@ static inline void device_upload(Context* ctx, void* device, const void* host, s
 static inline void device_download(Context* ctx, void* host, const void* device, size_t bytes) {
     cudaCheck(cudaMemcpyAsync(host, device, bytes, cudaMemcpyDeviceToHost, ctx->stream));
     cudaCheck(cudaStreamSynchronize(ctx->stream));
+    ctx->host_waits++;
 }
 
 // Wait for everything launched so far.
-static inline void device_synchronize(Context* ctx) { cudaCheck(cudaStreamSynchronize(ctx->stream)); }
+static inline void device_synchronize(Context* ctx) {
+    cudaCheck(cudaStreamSynchronize(ctx->stream));
+    ctx->host_waits++;
+}
 
 // Bytes that can still be allocated on the device.
 static inline size_t device_memory_available(void) {
@@ -411,11 +416,11 @@ static inline void device_upload(Context* ctx, void* device, const void* host, s
 }
 
 static inline void device_download(Context* ctx, void* host, const void* device, size_t bytes) {
-    (void)ctx;
+    ctx->host_waits++;
     memcpy(host, device, bytes);
 }
 
-static inline void device_synchronize(Context* ctx) { (void)ctx; }
+static inline void device_synchronize(Context* ctx) { ctx->host_waits++; }
 
 // Bytes that can still be allocated on the device.
 static inline size_t device_memory_available(void) { return host_memory_available(); }

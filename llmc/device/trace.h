@@ -92,6 +92,22 @@ static inline void cupti_take_fill(TracedLaunch* row, const CuptiFill* r) {
     row->correlation = r->correlationId, row->start = r->start, row->end = r->end, row->stream = (int)r->streamId;
 }
 
+static inline void cupti_count_wait(KernelTrace* t, CUpti_CallbackId call) {
+    switch (call) {
+    case CUPTI_RUNTIME_TRACE_CBID_cudaMemcpy_v3020:
+    case CUPTI_RUNTIME_TRACE_CBID_cudaStreamSynchronize_v3020:
+    case CUPTI_RUNTIME_TRACE_CBID_cudaEventSynchronize_v3020:
+    case CUPTI_RUNTIME_TRACE_CBID_cudaDeviceSynchronize_v3020:
+        t->host_waits++;
+        break;
+    case CUPTI_RUNTIME_TRACE_CBID_cudaStreamWaitEvent_v3020:
+        t->stream_waits++;
+        break;
+    default:
+        break;
+    }
+}
+
 static inline void cupti_take_record(KernelTrace* t, const CUpti_Activity* record) {
     TracedLaunch row;
     memset(&row, 0, sizeof row);
@@ -104,6 +120,7 @@ static inline void cupti_take_record(KernelTrace* t, const CUpti_Activity* recor
     if (record->kind == CUPTI_ACTIVITY_KIND_RUNTIME || record->kind == CUPTI_ACTIVITY_KIND_DRIVER) {
         const CUpti_ActivityAPI* r = (const CUpti_ActivityAPI*)record;
         traced_calls_add(&t->returns, r->correlationId, r->end);
+        if (record->kind == CUPTI_ACTIVITY_KIND_RUNTIME) cupti_count_wait(t, r->cbid);
         return;
     }
     if (record->kind == CUPTI_ACTIVITY_KIND_CONCURRENT_KERNEL) cupti_take_kernel(&row, (const CuptiKernel*)record);

@@ -45,6 +45,8 @@ typedef struct KernelTrace {
     size_t count, capacity;
     TracedCalls scopes, returns;
     size_t lost;           // launches that CUPTI could not record
+    size_t host_waits;     // calls of the runtime in which the host waits for the device
+    size_t stream_waits;   // and those that make a stream wait for an event
     pthread_mutex_t lock;  // CUPTI delivers records on its own thread
     struct Cupti* cupti;   // NULL: nothing is traced
 } KernelTrace;
@@ -132,7 +134,7 @@ static inline void kernel_trace_join(KernelTrace* t) {
 // Delete all records.
 static inline void kernel_trace_clear(KernelTrace* t) {
     for (size_t i = 0; i < t->count; i++) free(t->rows[i].name), free(t->rows[i].full);
-    t->count = t->scopes.count = t->returns.count = t->lost = 0;
+    t->count = t->scopes.count = t->returns.count = t->lost = t->host_waits = t->stream_waits = 0;
 }
 
 #endif

@@ -42,6 +42,7 @@ typedef struct {
     Fp8Stats* measured;  // [1], of one tensor in the first steps
     int calibrates;      // 1: too few steps for scales, so every tensor is measured first
     int records;         // 1: a training step, whose largest elements make the scales
+    double* elements;    // [FP8_OPERANDS * layers] on the host: how many elements the step has quantized
     uint8_t *x, *xt;     // [N, IC] and [IC, Np]
     uint8_t *dy, *dyt;
     const floatX *x_of, *dy_of;  // the tensors whose bytes x, and dy and dyt, are; NULL: none
@@ -93,6 +94,7 @@ COMPILED_IF_CALLED static inline void fp8_quantize(const Fp8Linear* f, int opera
         quantize(out, in, N, C, ctx);
         fp8_scales_measure(s->scales, s->measured, f->row + operand, ctx);
     }
+    if (s->records) s->elements[f->row + operand] += (double)N * C;
     out.stats = s->records ? s->scales.stats + f->row + operand : NULL, out.sums = sums;
     quantize(out, in, N, C, ctx);
 }

@@ -1,7 +1,7 @@
 /* fp8_scales: delayed scaling. The scale of each fp8 tensor in the next step, from its largest elements in the last 16.
  *
  *   measure  scale and inverse of tensor t from one amax, in the first steps;  measured.amax = 0
- *   record   history [step % 16, t] = stats[t].amax;  stats[t].amax = 0
+ *   record   history [step % 16, t] = stats[t].amax;  recorded[t] = stats[t], scale[t];  stats[t] = 0
  *   update   amax = max over the 16 steps of history [., t]
  *            scale[t] = 2^floor(log2(largest(format[t]) / (2 amax))),  inverse [t, 0] = 1 / scale[t]
  *
@@ -31,15 +31,22 @@
 
 enum { FP8_HISTORY = 16, FP8_SCALE_EXPONENT = 126, FP8_INVERSE_APART = 4 };
 
+// What a step saw of a tensor, and the scale of its last conversion.
+typedef struct {
+    Fp8Stats stats;
+    real scale;
+} Fp8Recorded;
+
 typedef struct {
     int count;  // tensors
     const Fp8Format* format;
-    Fp8Stats* stats;
+    Fp8Stats* stats;        // of the running step
+    Fp8Recorded* recorded;  // of the last step, for reports
     uint32_t* history;
     real *scale, *inverse;
 } Fp8Scales;
 
-#define FP8_SCALES_RECORD_BYTES(count) (12.0 * (count))
+#define FP8_SCALES_RECORD_BYTES(count) ((double)(count) * (3.0 * sizeof(Fp8Stats) + 2 * sizeof(real) + 4))
 #define FP8_SCALES_UPDATE_BYTES(count) ((double)(count) * (4.0 * FP8_HISTORY + sizeof(Fp8Format) + 2 * sizeof(real)))
 
 // ---------------------------------------------------------------------------------------------------------
@@ -64,8 +71,10 @@ static inline void fp8_scales_update_ref(Fp8Scales s) {
 // One tensor, on the CPU and the GPU
 
 HOST_DEVICE static inline void fp8_scales_record_one(Fp8Scales s, int64_t step, int t) {
+    const Fp8Stats none = {0, 0, 0};
     s.history[(size_t)(step % FP8_HISTORY) * (size_t)s.count + (size_t)t] = s.stats[t].amax;
-    s.stats[t].amax = 0;
+    s.recorded[t].stats = s.stats[t], s.recorded[t].scale = s.scale[t];
+    s.stats[t] = none;
 }
 
 // 2^exponent

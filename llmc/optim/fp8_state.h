@@ -19,6 +19,7 @@ typedef struct {
     int count;     // linear layers
     int recorded;  // steps whose largest elements are known, at most FP8_HISTORY
     Fp8Linear* linears;
+    const char** names;  // of their weights, in the table of tensors
     Fp8Operands operands;
     uint8_t* weights;  // of all layers, and their transposes
     uint8_t* kept;     // transposed inputs of all layers; NULL: not kept
@@ -73,7 +74,7 @@ static inline void fp8_state_plan(Fp8State* s, const TensorTable* table, int N) 
 }
 
 static inline size_t fp8_scales_bytes(size_t tensors) {
-    return tensors * (sizeof(Fp8Format) + sizeof(Fp8Stats) + FP8_HISTORY * sizeof(uint32_t) +
+    return tensors * (sizeof(Fp8Format) + sizeof(Fp8Stats) + sizeof(Fp8Recorded) + FP8_HISTORY * sizeof(uint32_t) +
                       (1 + FP8_INVERSE_APART) * sizeof(real));
 }
 
@@ -115,6 +116,7 @@ static inline void fp8_scales_alloc(Fp8Scales* s, int count, Context* ctx) {
     s->count = count;
     s->format = (const Fp8Format*)device_alloc(ctx, n * sizeof *s->format, "parameters");
     s->stats = (Fp8Stats*)device_alloc(ctx, n * sizeof *s->stats, "parameters");
+    s->recorded = (Fp8Recorded*)device_alloc(ctx, n * sizeof *s->recorded, "parameters");
     s->history = (uint32_t*)device_alloc(ctx, n * FP8_HISTORY * sizeof *s->history, "parameters");
     s->scale = (real*)device_alloc(ctx, n * sizeof *s->scale, "parameters");
     s->inverse = (real*)device_alloc(ctx, n * FP8_INVERSE_APART * sizeof *s->inverse, "parameters");
@@ -133,6 +135,8 @@ static inline void fp8_state_open(Fp8State* s, const TensorTable* table, void* c
     if (!s->count) return;
     fp8_check_device(ctx);
     s->linears = (Fp8Linear*)xcalloc((size_t)s->count, sizeof *s->linears);
+    s->names = (const char**)xcalloc((size_t)s->count, sizeof *s->names);
+    o->elements = (double*)xcalloc((size_t)s->count * FP8_OPERANDS, sizeof *o->elements);
     s->weights = (uint8_t*)device_alloc(ctx, s->weight_bytes, "parameters");
     fp8_scales_alloc(&o->scales, s->count * FP8_OPERANDS, ctx);
     o->measured = (Fp8Stats*)device_alloc(ctx, sizeof *o->measured, "parameters");
@@ -152,6 +156,7 @@ static inline void fp8_state_open(Fp8State* s, const TensorTable* table, void* c
         fp8_layer_size(table, i, &IC, &OC);
         size_t size = (size_t)IC * (size_t)OC;
         Fp8Linear linear = {o, n * FP8_OPERANDS, w, w + size, kept};
+        s->names[n] = t->name;
         Fp8Linear* to = &s->linears[n++];
         *to = linear;
         w += 2 * size;
@@ -171,6 +176,7 @@ static inline void fp8_state_close(Fp8State* s) {
     if (s->kept) device_free(s->kept, s->kept_bytes);
     device_free((void*)o->scales.format, n * sizeof *o->scales.format);
     device_free(o->scales.stats, n * sizeof *o->scales.stats);
+    device_free(o->scales.recorded, n * sizeof *o->scales.recorded);
     device_free(o->scales.history, n * FP8_HISTORY * sizeof *o->scales.history);
     device_free(o->scales.scale, n * sizeof *o->scales.scale);
     device_free(o->scales.inverse, n * FP8_INVERSE_APART * sizeof *o->scales.inverse);
@@ -178,13 +184,16 @@ static inline void fp8_state_close(Fp8State* s) {
     device_free(o->x, s->x_bytes), device_free(o->xt, s->x_bytes);
     device_free(o->dy, s->dy_bytes), device_free(o->dyt, s->dy_bytes);
     for (int i = 0; i < 2 && s->unpacked; i++) device_free(o->unpacked[i], s->unpacked * sizeof(real));
-    free(s->linears);
+    free(s->linears), free(s->names), free(o->elements);
 }
 
 // ---------------------------------------------------------------------------------------------------------
 // A step
 
-static inline void fp8_state_begin_step(Fp8State* s) { s->operands.records = s->count > 0; }
+static inline void fp8_state_begin_step(Fp8State* s) {
+    s->operands.records = s->count > 0;
+    for (int i = 0; i < s->operands.scales.count; i++) s->operands.elements[i] = 0;
+}
 
 // After the last micro-batch of step `step` (from 0): the scales of the next step, the same on all ranks.
 static inline void fp8_state_end_step(Fp8State* s, int64_t step, GradSync* r, Context* ctx) {

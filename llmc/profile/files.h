@@ -100,11 +100,15 @@ static inline void report_put_facts(Text* out, const ProfileReport* r) {
     json_put_number(out, "flops", r->peaks.flops);
     json_put_number(out, "bytes", r->peaks.bytes);
     json_put_number(out, "launch_us", 1e6 * r->peaks.launch);
+    if (r->peaks.fp8_flops > 0) json_put_number(out, "fp8_flops", r->peaks.fp8_flops);
     text_append(out, "}", 1);
 }
 
 static inline void report_summary(Text* out, const ProfileReport* r) {
     const Accounting* a = &r->accounting;
+    size_t readbacks = 0;
+    for (size_t i = 0; i < r->step->count; i++)
+        readbacks += r->step->rows[i].kernel && text_begins(r->step->rows[i].kernel, "copy_to_host");
     const struct {
         const char* name;
         double value;
@@ -122,6 +126,9 @@ static inline void report_summary(Text* out, const ProfileReport* r) {
                    {"overlapped_ms", 1e3 * a->overlapped},
                    {"flops", r->flops},
                    {"rows", (double)r->step->count},
+                   {"host_waits", (double)r->step->host_waits},
+                   {"stream_waits", (double)r->step->stream_waits},
+                   {"readbacks", (double)readbacks},
                    {"unattributed", (double)a->unscoped},
                    {"dropped", (double)r->step->dropped}};
     text_append(out, "{", 1);

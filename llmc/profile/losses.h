@@ -25,8 +25,8 @@ static inline ProfileLoss profile_loss_of_op(const ProfileGroup* g, const Measur
                 direction_name(r->direction), *r->op ? r->op : "launches without a scope", *r->shapes ? " " : "",
                 r->shapes, g->calls, g->calls == 1 ? "call" : "calls", 1e3 * g->seconds);
     if (r->bound == BOUND_COMPUTE)
-        text_printf(&t, " Its flops take %.3f ms at the %.4g TFLOP/s of a large matmul.", 1e3 * g->roofline,
-                    1e-12 * c->flops);
+        text_printf(&t, " Its flops take %.3f ms at the %.4g TFLOP/s of a large matmul%s.", 1e3 * g->roofline,
+                    1e-12 * profile_peak_flops(r->op, c), profile_peak_flops(r->op, c) == c->flops ? "" : " in fp8");
     if (r->bound == BOUND_MEMORY)
         text_printf(&t, " Its bytes take %.3f ms at the %.4g GB/s of a copy.", 1e3 * g->roofline, 1e-9 * c->bytes);
     if (r->bound == BOUND_LAUNCH)

@@ -16,7 +16,7 @@
 #include "llmc/base/json.h"
 #include "llmc/base/rng.h"
 #include "llmc/device/host_view.h"
-#include "llmc/ops/matmul/matmul.h"
+#include "llmc/model/linear.h"
 #include "llmc/profile/rows.h"
 
 #ifdef __CUDACC__
@@ -55,21 +55,54 @@ enum { PEAK_SIZE = 1024, PEAK_REPEATS = 1000 };
 #define COPY_BYTES ((size_t)1 << 27)
 #endif
 
-// The best FLOP/s of repeated square matmuls, with the library's default algorithm: timing others would heat the GPU.
+// Operands of square products: x, w and y in floatX, and for those in fp8 x and w rounded.
+typedef struct {
+    floatX* x;       // [3, PEAK_SIZE, PEAK_SIZE], y last
+    uint8_t* bytes;  // [2, PEAK_SIZE, PEAK_SIZE]; NULL: products in floatX
+    real* one;
+} PeakOperands;
+
+static inline PeakOperands profiler_peak_operands(int fp8, Context* ctx) {
+    static const real ones[FP8_INVERSE_APART] = {1};
+    size_t n = (size_t)PEAK_SIZE * PEAK_SIZE;
+    PeakOperands o = {(floatX*)device_alloc(ctx, 3 * n * sizeof(floatX), "measurement"), NULL, NULL};
+    HostView view = host_view_open(o.x, 2 * n, VIEW_FLOATX);
+    for (size_t i = 0; i < 2 * n; i++) view.values[i] = (real)(rng_uniform((uint32_t)i * 2654435761u) - 0.5);
+    host_view_write(ctx, &view);
+    host_view_close(&view);
+    if (!fp8) return o;
+    o.bytes = (uint8_t*)device_alloc(ctx, 2 * n, "measurement");
+    o.one = (real*)device_alloc(ctx, sizeof ones, "measurement");
+    device_upload(ctx, o.one, ones, sizeof ones);
+    QuantizeOutput out = {o.bytes, NULL, NULL, o.one, FP8_E4M3, {NULL, SET}};
+    quantize(out, quantize_plain(o.x), 2 * PEAK_SIZE, PEAK_SIZE, ctx);
+    return o;
+}
+
+static inline void profiler_peak_product(const PeakOperands* o, int size, Context* ctx) {
+    size_t n = (size_t)PEAK_SIZE * PEAK_SIZE;
+    if (!o->bytes) {
+        Linear w = {o->x + n, NULL};
+        matmul_forward(o->x + 2 * n, o->x, w, size, size, size, SET, ctx);
+        return;
+    }
+    Fp8Operands none;
+    Fp8Product product = {MATMUL_FORWARD, o->bytes + n, o->bytes,           o->one, o->one,
+                          o->x + 2 * n,   NULL,         {size, size, size}, SET};
+    memset(&none, 0, sizeof none);
+    fp8_product(&none, product, ctx);
+}
+
+// The best FLOP/s of repeated square matmuls, in floatX or fp8, with the library's default algorithm: timing others would heat the GPU.
 // On the CPU each size gets the same time. Large products are faster on an idle machine. On a busy one they always lose
 // a core halfway, but a small one sometimes fits into the threads' time slices. If fewer than 5 products come close to
 // the best, the machine is busy and more are measured.
-static inline double profiler_matmul_flops(Context* ctx) {
+static inline double profiler_matmul_flops(int fp8, Context* ctx) {
     size_t n = (size_t)PEAK_SIZE * PEAK_SIZE;
     static const int sizes[] = {PEAK_SIZES};
     int autotune = device_set_autotune(ctx, 0), near_best = 0;
     double best = 0, began = 0, spent[COUNT_OF(sizes)] = {0};
-    floatX* a = (floatX*)device_alloc(ctx, 3 * n * sizeof(floatX), "measurement");
-    HostView view = host_view_open(a, 2 * n, VIEW_FLOATX);
-    Linear w = {.w = a + n};
-    for (size_t i = 0; i < 2 * n; i++) view.values[i] = (real)(rng_uniform((uint32_t)i * 2654435761u) - 0.5);
-    host_view_write(ctx, &view);
-    host_view_close(&view);
+    PeakOperands operands = profiler_peak_operands(fp8, ctx);
     for (int i = -1; i < PEAK_REPEATS; i++) {
         double most = near_best >= 5 ? PEAK_SECONDS : PEAK_MOST_SECONDS;
         size_t k = 0;  // the size that has had the least time
@@ -79,7 +112,7 @@ static inline double profiler_matmul_flops(Context* ctx) {
         if (i > 1 && now_seconds() - began >= most) break;
         device_synchronize(ctx);
         double start = now_seconds();
-        matmul_forward(a + 2 * n, a, w, size, size, size, SET, ctx);
+        profiler_peak_product(&operands, size, ctx);
         device_synchronize(ctx);
         double took = now_seconds() - start, flops = MATMUL_FLOPS(size, size, size) / took;
         if (i < 0) {  // the first one loads its kernel
@@ -91,13 +124,14 @@ static inline double profiler_matmul_flops(Context* ctx) {
         spent[k] += took;
     }
     device_set_autotune(ctx, autotune);
-    device_free(a, 3 * n * sizeof(floatX));
+    device_free(operands.x, 3 * n * sizeof(floatX));
+    if (fp8) device_free(operands.bytes, 2 * n), device_free(operands.one, FP8_INVERSE_APART * sizeof(real));
     return best;
 }
 
 // The FLOP/s that MFU is relative to: the hardware's peak if it is known, else the measured one.
 static inline double profiler_peak_flops(Context* ctx) {
-    return profiler_known_peak() > 0 ? profiler_known_peak() : profiler_matmul_flops(ctx);
+    return profiler_known_peak() > 0 ? profiler_known_peak() : profiler_matmul_flops(0, ctx);
 }
 
 // ---------------------------------------------------------------------------------------------------------
@@ -155,12 +189,14 @@ static inline double profiler_launch_seconds(Context* ctx) {
 }
 
 static inline MeasuredPeaks profiler_measure_peaks(Context* ctx) {
-    MeasuredPeaks c = {
-        .flops = profiler_matmul_flops(ctx), .bytes = profiler_copy_bytes(ctx), .launch = profiler_launch_seconds(ctx)};
+    MeasuredPeaks c = {.flops = profiler_matmul_flops(0, ctx),
+                       .bytes = profiler_copy_bytes(ctx),
+                       .launch = profiler_launch_seconds(ctx)};
     return c;
 }
 
-// From a profile's summary.json, or a file of {"flops": FLOP/s, "bytes": byte/s, "launch_us": microseconds}.
+// From a profile's summary.json, or a file of {"flops": FLOP/s, "bytes": byte/s, "launch_us": microseconds} and
+// perhaps "fp8_flops".
 static inline MeasuredPeaks profiler_read_peaks(const char* path) {
     Json json;
     json_load(&json, path, (size_t)16 << 20);
@@ -168,7 +204,8 @@ static inline MeasuredPeaks profiler_read_peaks(const char* path) {
     if (!node) node = json.root;
     MeasuredPeaks c = {.flops = json_get_double(node, "flops", path),
                        .bytes = json_get_double(node, "bytes", path),
-                       .launch = 1e-6 * json_get_double(node, "launch_us", path)};
+                       .launch = 1e-6 * json_get_double(node, "launch_us", path),
+                       .fp8_flops = json_get(node, "fp8_flops") ? json_get_double(node, "fp8_flops", path) : 0};
     if (!(c.flops > 0 && c.bytes > 0 && c.launch > 0))
         die(USAGE, "%s: flops, bytes and launch_us must all be above 0", path);
     json_free(&json);
@@ -188,9 +225,10 @@ typedef struct {
     ScopeLog log;
     KernelTrace trace;
     int is_tracing, taken, plain_count;
-    ProfileStep* steps;  // [count], `taken` of them filled
-    double* plain;       // [count] seconds, `plain_count` of them filled
-    double began;        // when the newest step began, by the host's clock
+    ProfileStep* steps;   // [count], `taken` of them filled
+    double* plain;        // [count] seconds, `plain_count` of them filled
+    double began;         // when the newest step began, by the host's clock
+    size_t waits_before;  // the device's host_waits then
 } Profiler;
 
 typedef enum { STAGE_NONE, STAGE_PLAIN, STAGE_PROFILED } ProfilerStage;
@@ -205,6 +243,11 @@ static inline void profiler_open(Profiler* p, int warmup, int count, const char*
     p->peaks = strcmp(ceilings, "measure") == 0 ? profiler_measure_peaks(ctx) : profiler_read_peaks(ceilings);
     p->steps = (ProfileStep*)xcalloc((size_t)count, sizeof *p->steps);
     p->plain = (double*)xcalloc((size_t)count, sizeof *p->plain);
+}
+
+// In a run with --fp8: also measure the peak of products in fp8, unless the file has it. The CPU's are products in floatX.
+static inline void profiler_open_fp8(Profiler* p, Context* ctx) {
+    if (GPU_BUILD && p->count && !p->peaks.fp8_flops) p->peaks.fp8_flops = profiler_matmul_flops(1, ctx);
 }
 
 static inline ProfilerStage profiler_stage(const Profiler* p, int64_t step) {
@@ -251,6 +294,7 @@ static inline int profiler_prepare_step(Profiler* p, int64_t step, Context* ctx)
 // Call before the first launch of a prepared step.
 static inline void profiler_begin_step(Profiler* p, Context* ctx) {
     ctx->scope_log = &p->log;
+    p->waits_before = ctx->host_waits;
     p->began = now_seconds();
 }
 
@@ -286,6 +330,8 @@ static inline int profiler_end_step(Profiler* p, int64_t step, Context* ctx) {
 #endif
     }
     s->seconds = seconds;
+    s->host_waits = p->is_tracing ? p->trace.host_waits : ctx->host_waits - p->waits_before;
+    s->stream_waits = p->is_tracing ? p->trace.stream_waits : 0;
     profile_set_rooflines(s, &p->peaks);
     scope_log_close(&p->log);
     if (++p->taken < p->count) return 0;

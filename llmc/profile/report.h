@@ -6,6 +6,7 @@
 #include <sys/resource.h>
 
 #include "llmc/dist/process_group.h"
+#include "llmc/optim/fp8_report.h"
 #include "llmc/optim/memory_plan.h"
 #include "llmc/profile/files.h"
 #include "llmc/profile/profiler.h"
@@ -19,6 +20,7 @@ typedef struct {
     ProcessGroup* group;
     int broadcast_overlaps;  // updated parameters are broadcast during the next step's forward pass
     RunLock* lock;           // of `out`
+    const Fp8State* fp8;     // NULL: none
 } ProfiledRun;
 
 // Index of the step whose slowest rank has the median span, of spans [ranks][count]; of an even number, the lower
@@ -141,6 +143,8 @@ static inline void profiler_facts(ProfileReport* r, const Profiler* p, const Pro
     int waits = p->is_tracing && plain > 1.1 * profiled && mine->host > 0.01 * mine->span;
     int64_t first = p->first + p->warmup + p->count + 1;
     int is_gpu = GPU_BUILD;
+    char in_fp8[48] = "";
+    if (p->peaks.fp8_flops > 0) snprintf(in_fp8, sizeof in_fp8, ", %.4g in fp8", 1e-12 * p->peaks.fp8_flops);
     report_fact(r, is_gpu ? "GPU" : "CPU", profiler_machine());
     report_fact(r, "precision", xprintf("%s", FLOATX_NAME));
     report_fact(r, "mode", xprintf("%s", run->passes));
@@ -155,8 +159,8 @@ static inline void profiler_facts(ProfileReport* r, const Profiler* p, const Pro
                         run->group->size > 1 ? "the slowest rank's " : "", p->warmup, p->count,
                         p->taken < p->count ? "; the run was stopped before the rest" : ""));
     report_fact(r, "ceilings",
-                xprintf("%.4g TFLOP/s (matmul of %s%d), %.4g GB/s (copy), %.3g us a launch, %s%s",
-                        1e-12 * p->peaks.flops, is_gpu ? "" : "up to ", PEAK_SIZE, 1e-9 * p->peaks.bytes,
+                xprintf("%.4g TFLOP/s (matmul of %s%d)%s, %.4g GB/s (copy), %.3g us a launch, %s%s",
+                        1e-12 * p->peaks.flops, is_gpu ? "" : "up to ", PEAK_SIZE, in_fp8, 1e-9 * p->peaks.bytes,
                         1e6 * p->peaks.launch, strcmp(p->peaks_from, "measure") ? "from " : "",
                         strcmp(p->peaks_from, "measure") ? p->peaks_from : "measured at the start"));
     if (waits)
@@ -216,6 +220,38 @@ static inline void profiler_table_memory(Table* t, const MemoryPlan* plan, const
         "report.");
 }
 
+// What rounding to 8 bits did to each tensor in the last profiled step.
+static inline void profiler_table_fp8(ProfileReport* r, const Fp8ReportRow* rows, int count) {
+    static const TableColumn columns[] = {{"tensor", TABLE_TEXT, 0, 0},
+                                          {"operand", TABLE_TEXT, 0, 0},
+                                          {"format", TABLE_TEXT, 0, 0},
+                                          {"amax", TABLE_TEXT, 0, 0},
+                                          {"scale", TABLE_TEXT, 0, 0},
+                                          {"clipped_percent", TABLE_NUMBER, 4, 0},
+                                          {"flushed_percent", TABLE_NUMBER, 3, 0}};
+    Table* t = report_table(r);
+    int clipped = 0, flushed = 0;
+    table_open(t, "fp8", "Tensors in fp8", columns, COUNT_OF(columns));
+    for (int i = 0; i < count; i++) {
+        char number[2][32];
+        snprintf(number[0], sizeof number[0], "%.4g", rows[i].amax);
+        snprintf(number[1], sizeof number[1], "2^%d", ilogb(rows[i].scale));
+        table_text(t, rows[i].tensor), table_text(t, rows[i].operand), table_text(t, rows[i].format);
+        table_text(t, number[0]), table_text(t, number[1]);
+        table_number(t, 100 * rows[i].clipped), table_number(t, 100 * rows[i].flushed);
+        if (rows[i].clipped > rows[clipped].clipped) clipped = i;
+        if (rows[i].flushed > rows[flushed].flushed) flushed = i;
+    }
+    t->note = xprintf("The operands of linear layers, named by their weights: input x, weight w, gradient dy of the "
+                      "output; over all ranks and micro-batches of the last profiled step. amax: the largest absolute "
+                      "value. scale: what elements were multiplied by before they were rounded. clipped: stored as the "
+                      "format's largest number. flushed: stored as 0, zeros included.");
+    report_fact(r, "fp8",
+                xprintf("%d tensors; clipped at most %.2g %% (%s of %s), flushed at most %.2g %% (%s of %s)", count,
+                        100 * rows[clipped].clipped, rows[clipped].operand, rows[clipped].tensor,
+                        100 * rows[flushed].flushed, rows[flushed].operand, rows[flushed].tensor));
+}
+
 // All ranks, and which one the others wait for.
 static inline void profiler_table_ranks(ProfileReport* r, const RankStep* all, int size) {
     static const TableColumn columns[] = {{"rank", TABLE_NUMBER, 0, 0},
@@ -250,7 +286,7 @@ static inline void profiler_table_ranks(ProfileReport* r, const RankStep* all, i
 }
 
 // Makes collective calls: all ranks report the same step.
-static inline void profiler_fill_report(ProfileReport* r, Profiler* p, const ProfiledRun* run, const Context* ctx) {
+static inline void profiler_fill_report(ProfileReport* r, Profiler* p, const ProfiledRun* run, Context* ctx) {
     size_t median = profiler_median_step(p, run->group);
     ProfileStep* step = &p->steps[median];
     memset(r, 0, sizeof *r);
@@ -273,6 +309,10 @@ static inline void profiler_fill_report(ProfileReport* r, Profiler* p, const Pro
     profile_table_gaps(report_table(r), step);
     profile_table_steps(report_table(r), p->steps, (size_t)p->taken, p->first + p->warmup + p->count + 1);
     profiler_table_memory(report_table(r), run->plan, ctx);
+    int tensors = 0;
+    Fp8ReportRow* rounded = run->fp8 ? fp8_report(run->fp8, run->group, &tensors, ctx) : NULL;
+    if (tensors) profiler_table_fp8(r, rounded, tensors);
+    free(rounded);
     RankStep* all = (RankStep*)xmalloc((size_t)run->group->size * sizeof *all);
     group_gather(run->group, all, &mine, sizeof mine);
     if (run->group->size > 1) profiler_table_ranks(r, all, run->group->size);
@@ -281,7 +321,7 @@ static inline void profiler_fill_report(ProfileReport* r, Profiler* p, const Pro
 
 // Print the main tables and write the whole report to OUT/profile, or with several ranks to a directory per rank in it.
 // A collective call, after the last profiled step.
-static inline void profiler_report(FILE* out, Profiler* p, const ProfiledRun* run, const Context* ctx) {
+static inline void profiler_report(FILE* out, Profiler* p, const ProfiledRun* run, Context* ctx) {
     static const char* const shown[] = {"accounting", "kinds", "ops"};
     ProfileReport r;
     Text t = {NULL, 0, 0};
@@ -306,7 +346,7 @@ static inline void profiler_report(FILE* out, Profiler* p, const ProfiledRun* ru
 
 // Call at the end of the run. If that cuts the profile short, print a line that says so and report the steps that were
 // profiled. A collective call.
-static inline void profiler_stop(FILE* out, Profiler* p, const ProfiledRun* run, const Context* ctx) {
+static inline void profiler_stop(FILE* out, Profiler* p, const ProfiledRun* run, Context* ctx) {
     if (p->count == 0) return;
     if (run->group->rank == 0)
         fprintf(out, "the run was stopped after %d of %d profiled steps: %s\n", p->taken, p->count,

@@ -6,9 +6,10 @@
  * counts as lost, except for roofline time that the longest row does not use. So if an op passes over memory twice,
  * each pass gets its part.
  *
- * The roofline time of a row is the largest of three: its flops at the measured rate of a large matmul, its bytes at
- * the measured rate of a copy, and the shortest launch. The largest one is the row's bound; time above it is lost.
- * Operands that are still in a cache can beat the memory bound: such rows show more than 100 % and lose nothing. */
+ * The roofline time of a row is the largest of three: its flops at the measured rate of a large matmul (in fp8, of one
+ * in fp8), its bytes at the measured rate of a copy, and the shortest launch. The largest one is the row's bound; time
+ * above it is lost. Operands that are still in a cache can beat the memory bound: such rows show more than 100 % and
+ * lose nothing. */
 #ifndef LLMC_PROFILE_ROWS_H
 #define LLMC_PROFILE_ROWS_H
 
@@ -23,6 +24,7 @@ typedef enum { KIND_MATMUL, KIND_ATTENTION, KIND_MEMORY, KIND_LAUNCH, KIND_COMMU
 typedef struct {
     double flops, bytes;  // per second
     double launch;        // seconds of the shortest launch
+    double fp8_flops;     // of products in fp8; 0: as `flops`
 } MeasuredPeaks;
 
 typedef struct {
@@ -51,6 +53,8 @@ typedef struct {
     double seconds;        // of the step by the host's clock, from its first launch to the end of its work
     double before, after;  // seconds before the first row starts and after the last one ends; NaN: unknown
     size_t dropped;        // launches that could not be recorded
+    size_t host_waits;     // times that the host waited for the device, the end of the step included
+    size_t stream_waits;   // times that a stream was made to wait for an event; 0 where kernels are not traced
 } ProfileStep;
 
 // What a gap between rows waits for: the host's launch, a row of another stream, or the switch from one kernel to the
@@ -104,6 +108,11 @@ static inline Kind profile_kind(const ProfileRow* r) {
     return KIND_MEMORY;
 }
 
+// The measured peak of an op's products.
+static inline double profile_peak_flops(const char* op, const MeasuredPeaks* c) {
+    return c->fp8_flops > 0 && strstr(op, "_fp8") ? c->fp8_flops : c->flops;
+}
+
 // A row's roofline time and bound.
 static inline void profile_set_roofline(ProfileRow* r, const MeasuredPeaks* c) {
     r->bound = BOUND_NONE;
@@ -111,7 +120,7 @@ static inline void profile_set_roofline(ProfileRow* r, const MeasuredPeaks* c) {
     if (r->direction == COMMUNICATION || profile_is_copy(r)) return;
     r->roofline = 0;
     if (r->is_helper || !*r->op) return;
-    double compute = r->flops / c->flops, memory = r->bytes / c->bytes;
+    double compute = r->flops / profile_peak_flops(r->op, c), memory = r->bytes / c->bytes;
     r->roofline = fmax(c->launch, fmax(compute, memory));
     r->bound = r->roofline == compute ? BOUND_COMPUTE : r->roofline == memory ? BOUND_MEMORY : BOUND_LAUNCH;
 }

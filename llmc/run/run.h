@@ -172,7 +172,7 @@ static inline void run_init_model(Run* r, ModelBuffers* b, WeightRules rules) {
 // "at most ". Returns 1 if a validation is due that log.jsonl lacks.
 static inline int run_begin(Run* r, uint64_t tokens, const char* about, double step_tokens) {
     session_begin(&r->session, &r->log);
-    steps_begin(&r->steps, &r->session, &r->grad_sync);
+    steps_begin(&r->steps, &r->session, &r->grad_sync, r->buffers);
     steps_print_start(&r->steps, &r->session, r->buffers->table.parameters, tokens, about, step_tokens);
     memory_plan_print(stdout, &r->plan);
     r->schedule = session_schedule(&r->session);
@@ -271,6 +271,7 @@ static inline int run_end_step(Run* r, int pauses) {
     r->is_paused = profile || pauses || validation || r->checkpoint_is_due;
     int lag = r->is_paused || r->session.step == r->session.end ? 0 : READBACK_LAG;
     steps_finish(&r->steps, lag, &r->session, &r->log, r->buffers, &r->optimizer);
+    if (validation) steps_log_fp8(&r->session, &r->log, r->buffers);
     return validation;
 }
 

@@ -48,6 +48,7 @@ typedef struct {
     const Readback* last;                     // the end of this is the start of the next step to finish
     Context* ctx;
     const GradSync* grad_sync;
+    const ModelBuffers* buffers;
     double peak_flops;     // of the hardware of all ranks, per second
     int peak_is_measured;  // 1: the table of data-sheet peaks does not have this device
     Profiler profiler;
@@ -82,16 +83,17 @@ static inline void steps_restart_clock(Steps* s) {
 }
 
 // Start at the session's current step.
-static inline void steps_begin(Steps* s, const Session* session, const GradSync* grad_sync) {
+static inline void steps_begin(Steps* s, const Session* session, const GradSync* grad_sync, const ModelBuffers* b) {
     const Settings* settings = session->settings;
     s->finished = session->step;
     s->ctx = session->ctx;
-    s->grad_sync = grad_sync;
+    s->grad_sync = grad_sync, s->buffers = b;
     s->peak_flops = profiler_peak_flops(session->ctx) * session->group->size;
     s->peak_is_measured = profiler_known_peak() == 0;
     if (session->group->rank == 0 && *settings->out) energy_open(&s->energy);
     profiler_open(&s->profiler, settings->profile_warmup, settings->profile, settings->ceilings, session->step,
                   session->ctx);
+    if (settings->fp8) profiler_open_fp8(&s->profiler, session->ctx);
     steps_restart_clock(s);
 }
 
@@ -262,11 +264,36 @@ static inline ProfiledRun steps_profiled(const Steps* s, const Session* session,
     memset(&run, 0, sizeof run);
     run.out = session->settings->out, run.lock = session->lock;
     run.passes = settings_passes_name(session->settings->passes);
-    run.plan = plan;
+    run.plan = plan, run.fp8 = s->buffers ? &s->buffers->fp8 : NULL;
     run.flops = newest->work.flops;
     run.group = session->group;
     run.broadcast_overlaps = READBACK_LAG > 0 && session->settings->zero && session->group->size > 1;
     return run;
+}
+
+// With --fp8: what the last step's rounding did, as a line of log.jsonl. A collective call.
+static inline void steps_log_fp8(const Session* session, Log* log, const ModelBuffers* b) {
+    int count;
+    Text t = {NULL, 0, 0};
+    Fp8ReportRow* rows = fp8_report(&b->fp8, session->group, &count, session->ctx);
+    if (!count) return;
+    text_append(&t, "{", 1);
+    json_put_integer(&t, "step", session->step);
+    json_put_key(&t, "fp8");
+    for (int i = 0; i < count; i++) {
+        text_printf(&t, "%s{", i ? ", " : "[");
+        json_put_string(&t, "tensor", rows[i].tensor);
+        json_put_string(&t, "operand", rows[i].operand);
+        json_put_string(&t, "format", rows[i].format);
+        log_put(&t, "amax", rows[i].amax, 6);
+        log_put(&t, "scale", rows[i].scale, 17);  // a power of two: exact
+        log_put(&t, "clipped", rows[i].clipped, 4);
+        log_put(&t, "flushed", rows[i].flushed, 4);
+        text_append(&t, "}", 1);
+    }
+    text_append(&t, "]}", 2);
+    log_line(log, &t);
+    free(t.text), free(rows);
 }
 
 static inline int steps_profile_end(Steps* s, const Session* session, const MemoryPlan* plan) {

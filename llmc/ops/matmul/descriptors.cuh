@@ -37,8 +37,6 @@ typedef struct MatmulPlan {
     float microseconds;  // measured; 0: not timed
 } MatmulPlan;
 
-enum { MATMUL_FAST_TERMS = 8192 };
-
 static inline int matmul_has_bias(int epilogue) { return (epilogue & CUBLASLT_EPILOGUE_BIAS) != 0; }
 static inline int matmul_has_aux(int epilogue) { return (epilogue & 128) != 0; }  // AUX bit of cublasLtEpilogue_t
 static inline int matmul_has_gelu(int epilogue) { return (epilogue & (32 | 64)) != 0; }  // bits of GELU and DGELU
@@ -80,15 +78,13 @@ static inline cublasLtMatrixLayout_t matmul_layout(cudaDataType_t type, int rows
 }
 
 // The operands in fp8, each with the summed index contiguous: cuBLASLt has no other layout on sm_90. The gradient dy is
-// E5M2, the rest is E4M3. Tensor cores keep about 13 bits of a sum: with fast accumulation of the whole sum, else of
-// parts of it, which are added in fp32. Sums of tokens, and of the vocabulary, are too long for it
-// (dev/fp8_products.cu).
+// E5M2, the rest is E4M3.
 static inline void matmul_plan_describe_fp8(MatmulPlan* plan) {
     const MatmulKey* k = &plan->key;
     MatmulPass pass = matmul_pass(k);
-    int sum = pass == MATMUL_FORWARD ? k->IC : pass == MATMUL_BACKWARD_INPUT ? k->OC : (int)quantize_rows(k->N);
+    int sum = (int)quantize_rows(matmul_terms(pass, k->N, k->IC, k->OC));
     cublaslt_set(plan->operation, CUBLASLT_MATMUL_DESC_TRANSA, CUBLAS_OP_T);
-    cublaslt_set(plan->operation, CUBLASLT_MATMUL_DESC_FAST_ACCUM, (int8_t)(sum <= MATMUL_FAST_TERMS));
+    cublaslt_set(plan->operation, CUBLASLT_MATMUL_DESC_FAST_ACCUM, (int8_t)matmul_fp8_is_fast(sum));
     if (matmul_has_bias(k->epilogue))
         cublaslt_set(plan->operation, CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, (int32_t)cublaslt_type());
     plan->a = matmul_layout(CUDA_R_8F_E4M3, sum, matmul_d_rows(k));

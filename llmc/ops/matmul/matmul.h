@@ -33,6 +33,17 @@ typedef enum { MATMUL_FORWARD, MATMUL_BACKWARD_INPUT, MATMUL_BACKWARD_WEIGHT, MA
 #define MATMUL_BACKWARD_WEIGHT_BYTES(N, IC, OC, mode)                                                                  \
     (1.0 * (N) * ((IC) + (OC)) * sizeof(floatX) + ((mode) == ADD ? 2.0 : 1.0) * (OC) * (IC) * sizeof(real))
 
+// The terms of each sum of a product.
+static inline int matmul_terms(MatmulPass pass, int N, int IC, int OC) {
+    return pass == MATMUL_FORWARD ? IC : pass == MATMUL_BACKWARD_INPUT ? OC : N;
+}
+
+// In fp8, tensor cores keep about 13 bits of a sum: with fast accumulation of the whole sum, else of parts of it, which
+// are added in fp32. Whether sums of so many terms are fast: those over tokens, or over the vocabulary, are too long
+// (dev/results/fp8_products.md).
+enum { MATMUL_FAST_TERMS = 8192 };
+static inline int matmul_fp8_is_fast(int terms) { return terms <= MATMUL_FAST_TERMS; }
+
 // ---------------------------------------------------------------------------------------------------------
 // References
 
