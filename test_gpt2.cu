@@ -16,9 +16,12 @@ typedef struct {
     Optimizer o;
 } Bench;
 
-static void bench_open(Bench* b, Config config, int B, int T, int recompute, uint64_t seed) {
+// `fp8`: the level of --fp8.
+static void bench_open_fp8(Bench* b, Config config, int B, int T, int recompute, int fp8, uint64_t seed) {
     context_init(&b->ctx);
     model_plan(&b->m, config, B, T, recompute, 0);
+    b->m.buffers.fp8.level = fp8, b->m.buffers.fp8.keeps_x = recompute == RECOMPUTE_NOTHING;
+    fp8_state_plan(&b->m.buffers.fp8, &b->m.buffers.table, b->m.N);
     model_buffers_alloc(&b->m.buffers, &b->ctx);
     lm_input_alloc(&b->m.in, B, T, &b->ctx);
     optimizer_init(&b->o, &b->m.buffers.table, ADAMW, WITH_MASTER, &b->ctx);
@@ -26,6 +29,10 @@ static void bench_open(Bench* b, Config config, int B, int T, int recompute, uin
     WeightRules rules = weight_rules(&config);
     model_buffers_init(&b->m.buffers, &b->o, &rules, seed, &b->ctx);
     b->m.buffers.dropout.seed = seed;
+}
+
+static void bench_open(Bench* b, Config config, int B, int T, int recompute, uint64_t seed) {
+    bench_open_fp8(b, config, B, T, recompute, 0, seed);
 }
 
 static void bench_load(Bench* b, const char* path) {
@@ -676,22 +683,27 @@ static void test_memory(Tests* t) {
     // Attention, the head or a block needs the most scratch; sizes that are multiples of nothing.
     static const struct {
         Config config;
-        int B, T, recompute;
+        int B, T, recompute, fp8;
     } cases[] = {
-        {{2, 2, 32, 128, 257, 64, 1, GELU_TANH, 1e-5, 0.02, 0.1, 0.1, 0.1}, 1, 64, 0},
-        {{1, 3, 48, 192, 61, 160, 0, GELU_TANH, 1e-5, 0.02, 0, 0, 0}, 3, 150, 1},
-        {{3, 1, 65, 77, 3001, 40, 1, GELU_ERF, 1e-5, 0.02, 0, 0.1, 0}, 5, 33, 2},
-        {{1, 12, 768, 3072, 300, 32, 1, GELU_TANH, 1e-5, 0.02, 0, 0, 0}, 2, 32, 0},
+        {{2, 2, 32, 128, 257, 64, 1, GELU_TANH, 1e-5, 0.02, 0.1, 0.1, 0.1}, 1, 64, 0, 0},
+        {{1, 3, 48, 192, 61, 160, 0, GELU_TANH, 1e-5, 0.02, 0, 0, 0}, 3, 150, 1, 0},
+        {{3, 1, 65, 77, 3001, 40, 1, GELU_ERF, 1e-5, 0.02, 0, 0.1, 0}, 5, 33, 2, 0},
+        {{1, 12, 768, 3072, 300, 32, 1, GELU_TANH, 1e-5, 0.02, 0, 0, 0}, 2, 32, 0, 0},
+        {{2, 2, 32, 128, 257, 64, 1, GELU_TANH, 1e-5, 0.02, 0.1, 0.1, 0.1}, 1, 64, 0, 1},
+        {{2, 2, 32, 128, 257, 64, 1, GELU_TANH, 1e-5, 0.02, 0.1, 0.1, 0.1}, 1, 64, 0, 2},
+        {{1, 3, 48, 192, 61, 160, 0, GELU_TANH, 1e-5, 0.02, 0, 0, 0}, 3, 150, 1, 2},
 #ifdef __CUDACC__
-        {{1, 12, 768, 3072, 50257, 1024, 1, GELU_TANH, 1e-5, 0.02, 0.1, 0.1, 0.1}, 8, 1024, 0},
+        {{1, 12, 768, 3072, 50257, 1024, 1, GELU_TANH, 1e-5, 0.02, 0.1, 0.1, 0.1}, 8, 1024, 0, 0},
+        {{1, 12, 768, 3072, 50257, 1024, 1, GELU_TANH, 1e-5, 0.02, 0.1, 0.1, 0.1}, 8, 1024, 0, 2},
 #endif
     };
+    const int has_fp8 = !GPU_BUILD || strcmp(FLOATX_NAME, "BF16") == 0;
     for (size_t i = 0; i < COUNT_OF(cases); i++)
-        for (int path = FLASH; path < FLASH + paths; path++) {
+        for (int path = FLASH; path < FLASH + paths && (has_fp8 || !cases[i].fp8); path++) {
             char name[96];
             OptimizerSettings adamw = {1e-3, 0.9, 0.95, 1e-8, 0.1, 1.0, 0};
             Bench* b = (Bench*)xcalloc(1, sizeof *b);
-            bench_open(b, cases[i].config, cases[i].B, cases[i].T, cases[i].recompute, 3);
+            bench_open_fp8(b, cases[i].config, cases[i].B, cases[i].T, cases[i].recompute, cases[i].fp8, 3);
             Model* m = &b->m;
             device_set_attention(&b->ctx, (AttentionPath)path);
             UpdateSettings alone = {ADAMW, WITH_MASTER, 0, 1};
@@ -699,10 +711,11 @@ static void test_memory(Tests* t) {
             int* tokens = (int*)xmalloc(2 * (size_t)m->N * sizeof(int));
             random_tokens(tokens, 2 * m->N, m->config.V, 5);
             bench_batch(b, tokens, tokens + m->N);
+            fp8_state_begin_step(&m->buffers.fp8);
             train_batch(m, 0, 0, 1.0 / m->N, SET, &b->ctx);
             optimizer_step(&b->o, m->buffers.params, m->buffers.grads, adamw, NULL, NULL, &b->ctx);
             device_synchronize(&b->ctx);
-            snprintf(name, sizeof name, "memory of B=%d T=%d C=%d%s", m->B, m->T, m->config.C,
+            snprintf(name, sizeof name, "memory of B=%d T=%d C=%d --fp8 %d%s", m->B, m->T, m->config.C, cases[i].fp8,
                      path == MATERIALIZED ? ", explicit attention" : "");
             report_memory(t, name, &plan, &b->ctx);
             bench_close(b);

@@ -50,7 +50,7 @@ done
 allowed() {
     case $1 in
         run) echo "run profile checkpoint optim dist model ops device data base" ;;
-        profile) echo "profile optim dist ops device base" ;;
+        profile) echo "profile optim dist model ops device base" ;;
         checkpoint) echo "checkpoint optim dist model device data base" ;;
         optim) echo "optim dist model ops device base" ;;
         dist) echo "dist model ops device base" ;;
