@@ -1,0 +1,131 @@
+#!/bin/bash
+# Training with --fp8: gradients beside those of the same step without it, and what the log and the profile report.
+#
+#     bash dev/test/fp8.sh PROGRAM          from the repository's root; with mpirun also on two ranks
+#
+# Ends with `N passed, N failed, N skipped`; exit status 1 if one failed.
+set -u
+PROGRAM=${1:-}
+. "$(dirname "$0")/shell.sh"
+
+model="-e L=2,C=64,NH=2,T=64 -b 4 -d 1024 -s 0 -n 0"
+layers=$((4 * 2)) level=2
+[[ $PROGRAM == *bert* ]] && level=1 || layers=$((layers + 1)) # the output matrix
+command -v python3 >/dev/null || { skip 'fp8' 'python3 was not found'; finish; exit; }
+
+# A case of Python that gets the lines of log.jsonl with "fp8" as `steps`, {step: rows}.
+logged() { # NAME OUT CODE
+    python3 - "$2" >python.out 2>&1 <<EOP
+import json, math, sys
+out = sys.argv[1]
+lines = [json.loads(line) for line in open(out + "/log.jsonl")]
+steps = {line["step"]: line["fp8"] for line in lines if "step" in line and "fp8" in line}
+rows = steps[max(steps)] if steps else []
+largest = {"E4M3": 448, "E5M2": 57344}
+$3
+EOP
+    [ $? -eq 0 ] && why= || why=$(tail -n 1 python.out)
+    verdict "$1" "$why"
+}
+
+# ---------------------------------------------------------------------------------------------------------
+# The log
+
+run $model --fp8 $level -x 20 -v 10 -m 1 --profile 2 --profile-warmup 16 -o run
+verdict 'a run' "$(ended_with 0)"
+logged 'a line of all tensors at each validation after a step' run "
+assert sorted(steps) == [10, 20], sorted(steps)
+names = [list(line)[1] for line in lines if line.get('step') == 20]
+assert names.index('fp8') < names.index('val_loss'), names
+assert len(rows) == 3 * $layers and len({(r['tensor'], r['operand']) for r in rows}) == len(rows), len(rows)
+assert all(r['format'] == ('E5M2' if r['operand'] == 'dy' else 'E4M3') for r in rows)"
+logged 'scales are powers of two that leave room' run "
+for r in rows:
+    assert math.frexp(r['scale'])[0] == 0.5, r
+    room = r['amax'] * r['scale'] / largest[r['format']]
+    assert 0.02 < room <= 1, (room, r)"
+logged 'little is clipped or flushed' run "
+assert all(0 <= r['clipped'] < 1e-3 and 0 <= r['flushed'] < 0.2 for r in rows)
+assert any(r['flushed'] > 0 for r in rows)"
+run $model -x 2 -v 2 -m 1 --profile 1 --profile-warmup 0 -o plain
+logged 'without --fp8 there is no such line' plain "assert not steps"
+
+# A step that makes weights much larger: all that exceeds the range is counted, and the scale is still that of before.
+run -y 1 --override 1 -x 22 -l 0.3 -v 1 -m 1 --clip 0 -o run
+logged 'what is clipped is counted' run "
+before, after = steps[21], steps[22]
+was = {(r['tensor'], r['operand']): r for r in before}
+clipped = [r for r in after if r['operand'] == 'w' and r['clipped'] > 0.3]
+assert len(clipped) > $layers // 2, [r['clipped'] for r in after if r['operand'] == 'w']
+assert all(r['amax'] * r['scale'] > largest[r['format']] for r in clipped)
+assert all(r['clipped'] == 0 for r in before if r['operand'] == 'w')"
+
+# ---------------------------------------------------------------------------------------------------------
+# The profile
+
+grep -q '^Tensors in fp8$' run/profile/profile.txt && why= || why='there is no table'
+grep -q "^fp8 *$((3 * layers)) tensors; clipped at most " run/profile/profile.txt || why+=' no line of facts'
+! grep -q 'Tensors in fp8' plain/profile/profile.txt || why+=' there is one without --fp8'
+verdict 'the report has a table of tensors' "$why"
+logged 'the page has it, with the numbers of the log' run "
+page = open(out + '/profile/profile.html').read()
+data, _ = json.JSONDecoder().raw_decode(page, page.index('{\"title\"'))
+table = next(t for t in data['tables'] if t['id'] == 'fp8')
+at = {name: i for i, (name, _) in enumerate(table['columns'])}
+assert len(table['rows']) == len(steps[20])
+for row, r in zip(table['rows'], steps[20]):
+    assert (row[at['tensor']], row[at['operand']]) == (r['tensor'], r['operand']), row
+    assert row[at['scale']] == '2^%d' % math.log2(r['scale']), row
+    assert abs(float(row[at['amax']]) / r['amax'] - 1) < 1e-3, (row, r)
+    assert abs(row[at['flushed_percent']] - 100 * r['flushed']) < 1e-3, (row, r)"
+python3 "$root/dev/reference/check_profile.py" run/profile --waits-of plain/profile >python.out 2>&1
+why=$(grep -h 'FAIL.*\(waits\|readbacks\)' python.out)
+grep -q 'host_waits=[1-9][0-9]*/[1-9]' python.out || why+=" nothing was counted: $(tail -n 1 python.out)"
+verdict 'no more waits and readbacks in a step' "$why"
+mkdir -p fewer && sed 's/"host_waits": [0-9]*/"host_waits": 0/' plain/profile/summary.json >fewer/summary.json
+python3 "$root/dev/reference/check_profile.py" run/profile --waits-of fewer >python.out 2>&1
+grep -q 'FAIL host_waits: [1-9][0-9]* in a step, 0 in' python.out && why= || why=$(tail -n 1 python.out)
+verdict 'a wait too many is found' "$why"
+if [ $level = 2 ]; then
+    python3 "$root/dev/reference/fp8_table.py" small plain/profile run/profile >python.out 2>&1
+    why=$(for product in 'qkv y' 'attproj dx' 'fc dw' 'fcproj y'; do grep -q "^| small | $product | .*, fast | [0-9.]* | [0-9]* | [0-9.]* | [0-9]* |$" python.out || echo "no $product"; done)
+    verdict 'the table of products' "$why"
+fi
+
+# ---------------------------------------------------------------------------------------------------------
+# Gradients against those of the same step without fp8, of new weights and of trained ones
+
+if "${PYTHON:-python3}" -c 'import numpy' 2>/dev/null; then
+    step="-b 16 -d 4096 -x 1 -l 0 --beta1 0 --clip 0 -n 0 -v 0 -s 0"
+    run -e L=4,C=64,NH=2,T=64 -b 16 -d 1024 -x 60 -l 3e-3 -n 0 -v 0 -s 0 -o trained
+    verdict 'a model to start from' "$(ended_with 0)"
+    for start in L=4,C=64,NH=2,T=64 trained; do
+        for fp8 in 0 $level; do run -e $start $step --fp8 $fp8 -o "gradients$fp8" --overwrite 1; done
+        "${PYTHON:-python3}" "$root/dev/reference/fp8_gradients.py" gradients0 gradients$level >python.out 2>&1 && why= || why='too far off: '
+        why+=$(ended_with 0)
+        grep -q "^RESULT .* weights=[1-9][0-9]* " python.out || why+='no result: '
+        echo "$start: $(tail -n 1 python.out)"
+        verdict "gradients of $start" "${why:+$why$(tail -n 1 python.out)}"
+    done
+    "${PYTHON:-python3}" "$root/dev/reference/fp8_gradients.py" gradients0 gradients$level --cosine 0.99999 >python.out 2>&1 && why='none is 1e-5 off' || why=
+    verdict 'the comparison finds what is off' "$why"
+else skip 'gradients' "${PYTHON:-python3} has no numpy"; fi
+
+# ---------------------------------------------------------------------------------------------------------
+# Ranks
+
+prepare_ranks || { skip 'two ranks' "$why"; finish; exit; }
+run $model --fp8 $level -x 1 -v 1 -m 1 -o one
+why=$(ended_with 0)
+timeout --foreground 180 mpirun --oversubscribe --bind-to none -np 2 "$PROGRAM" $model --fp8 $level -x 1 -v 1 -m 1 -o two </dev/null >"$work/stdout" 2>"$work/stderr"
+status=$?
+why+=$(ended_with 0)
+[ -z "$why" ] || verdict 'one rank and two' "$why"
+logged 'two ranks: the numbers are over both' two "
+one = next(json.loads(line)['fp8'] for line in open('one/log.jsonl') if '\"fp8\": [' in line)
+for r, want in zip(rows, one):
+    assert abs(r['amax'] / want['amax'] - 1) < 0.02, (r, want)
+    if r['operand'] == 'w': assert r == want, (r, want)
+x = [i for i, r in enumerate(rows) if r['operand'] == 'x' and '.0.attn.c_attn' in r['tensor'] or '.0.attention.self' in r['tensor']]
+assert x and rows[x[0]]['amax'] == one[x[0]]['amax'], (rows[x[0]], one[x[0]])"
+finish
