@@ -273,7 +273,7 @@ static inline double linear_sum_error(Harness* h, int N, int is_fast) {
     real *one = (real*)case_block(h, sizeof ones, ON_DEVICE), got;
     real* dw = (real*)case_block(h, (size_t)C * (size_t)C * sizeof *dw, ON_DEVICE);
     device_upload(&h->ctx, one, ones, sizeof ones);
-    MatmulOperands o = {xt, dyt, dw, NULL, NULL, N, one, one};
+    MatmulOperands o = {.a = xt, .b = dyt, .d = dw, .N = N, .a_inverse = one, .b_inverse = one};
     MatmulKey key = matmul_key(MATMUL_PASSES + MATMUL_BACKWARD_WEIGHT, N, C, C, SET, &h->ctx);
     MatmulPlan* plan = matmul_plan(key, &o, &h->ctx);
     if (is_fast) {

@@ -45,13 +45,14 @@ for r in rows:
     room = r['amax'] * r['scale'] / largest[r['format']]
     assert 0.02 < room <= 1, (room, r)"
 logged 'little is clipped or flushed' run "
-assert all(0 <= r['clipped'] < 1e-3 and 0 <= r['flushed'] < 0.2 for r in rows)
+assert all(0 <= r['clipped'] < 1e-3 for r in rows)
+assert all(0 <= r['flushed'] < (0.4 if 'wte' in r['tensor'] else 0.1) for r in rows)  # a third of the head's rows is padding
 assert any(r['flushed'] > 0 for r in rows)"
 run $model -x 2 -v 2 -m 1 --profile 1 --profile-warmup 0 -o plain
 logged 'without --fp8 there is no such line' plain "assert not steps"
 
 # A step that makes weights much larger: all that exceeds the range is counted, and the scale is still that of before.
-run -y 1 --override 1 -x 22 -l 0.3 -v 1 -m 1 --clip 0 -o run
+run -y 1 --override 1 -x 22 -l 3 -v 1 -m 1 --clip 0 -o run
 logged 'what is clipped is counted' run "
 before, after = steps[21], steps[22]
 was = {(r['tensor'], r['operand']): r for r in before}
@@ -97,7 +98,7 @@ fi
 
 if "${PYTHON:-python3}" -c 'import numpy' 2>/dev/null; then
     step="-b 16 -d 4096 -x 1 -l 0 --beta1 0 --clip 0 -n 0 -v 0 -s 0"
-    run -e L=4,C=64,NH=2,T=64 -b 16 -d 1024 -x 60 -l 3e-3 -n 0 -v 0 -s 0 -o trained
+    run -e L=4,C=64,NH=2,T=64 -b 16 -d 1024 -x 20 -l 1e-3 -n 0 -v 0 -s 0 -o trained
     verdict 'a model to start from' "$(ended_with 0)"
     for start in L=4,C=64,NH=2,T=64 trained; do
         for fp8 in 0 $level; do run -e $start $step --fp8 $fp8 -o "gradients$fp8" --overwrite 1; done

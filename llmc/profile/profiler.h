@@ -65,7 +65,7 @@ typedef struct {
 static inline PeakOperands profiler_peak_operands(int fp8, Context* ctx) {
     static const real ones[FP8_INVERSE_APART] = {1};
     size_t n = (size_t)PEAK_SIZE * PEAK_SIZE;
-    PeakOperands o = {(floatX*)device_alloc(ctx, 3 * n * sizeof(floatX), "measurement"), NULL, NULL};
+    PeakOperands o = {.x = (floatX*)device_alloc(ctx, 3 * n * sizeof(floatX), "measurement")};
     HostView view = host_view_open(o.x, 2 * n, VIEW_FLOATX);
     for (size_t i = 0; i < 2 * n; i++) view.values[i] = (real)(rng_uniform((uint32_t)i * 2654435761u) - 0.5);
     host_view_write(ctx, &view);
@@ -74,7 +74,7 @@ static inline PeakOperands profiler_peak_operands(int fp8, Context* ctx) {
     o.bytes = (uint8_t*)device_alloc(ctx, 2 * n, "measurement");
     o.one = (real*)device_alloc(ctx, sizeof ones, "measurement");
     device_upload(ctx, o.one, ones, sizeof ones);
-    QuantizeOutput out = {o.bytes, NULL, NULL, o.one, FP8_E4M3, {NULL, SET}};
+    QuantizeOutput out = {.y = o.bytes, .scale = o.one, .format = FP8_E4M3};
     quantize(out, quantize_plain(o.x), 2 * PEAK_SIZE, PEAK_SIZE, ctx);
     return o;
 }
@@ -82,13 +82,19 @@ static inline PeakOperands profiler_peak_operands(int fp8, Context* ctx) {
 static inline void profiler_peak_product(const PeakOperands* o, int size, Context* ctx) {
     size_t n = (size_t)PEAK_SIZE * PEAK_SIZE;
     if (!o->bytes) {
-        Linear w = {o->x + n, NULL};
+        Linear w = {.w = o->x + n};
         matmul_forward(o->x + 2 * n, o->x, w, size, size, size, SET, ctx);
         return;
     }
     Fp8Operands none;
-    Fp8Product product = {MATMUL_FORWARD, o->bytes + n, o->bytes,           o->one, o->one,
-                          o->x + 2 * n,   NULL,         {size, size, size}, SET};
+    Fp8Product product = {.pass = MATMUL_FORWARD,
+                          .a = o->bytes + n,
+                          .b = o->bytes,
+                          .a_inverse = o->one,
+                          .b_inverse = o->one,
+                          .d = o->x + 2 * n,
+                          .size = {size, size, size},
+                          .mode = SET};
     memset(&none, 0, sizeof none);
     fp8_product(&none, product, ctx);
 }

@@ -287,8 +287,8 @@ static inline void steps_log_fp8(const Session* session, Log* log, const ModelBu
         json_put_string(&t, "format", rows[i].format);
         log_put(&t, "amax", rows[i].amax, 6);
         log_put(&t, "scale", rows[i].scale, 17);  // a power of two: exact
-        log_put(&t, "clipped", rows[i].clipped, 4);
-        log_put(&t, "flushed", rows[i].flushed, 4);
+        log_put(&t, "clipped", rows[i].clipped, 6);
+        log_put(&t, "flushed", rows[i].flushed, 6);
         text_append(&t, "}", 1);
     }
     text_append(&t, "]}", 2);
