@@ -88,6 +88,7 @@ TESTS = {
     "tasks": (["finetune_bert", "train_bert"] + DATA, ["bash", "dev/test/tasks.sh", "./finetune_bert"]),
     "resume": (["train_gpt2"] + DATA, ["bash", "dev/test/resume.sh", "./train_gpt2"]),
     "resume_bert": (["train_bert"] + DATA, ["bash", "dev/test/resume.sh", "./train_bert"]),
+    "fp8": (["train_gpt2"] + DATA, ["bash", "dev/test/fp8.sh", "./train_gpt2"]),
     "run_dir": (["train_gpt2"] + DATA, ["bash", "dev/test/run_dir.sh", "./train_gpt2"]),
     "docs": (["train_gpt2", "train_bert", "finetune_bert", "build/ops", "data/builtin/bert/train.bin"], ["bash", "dev/test/docs.sh", "build"]),
     "ranks": (["train_gpt2"] + DATA, ["bash", "dev/test/ranks.sh", "./train_gpt2"]),

@@ -13,7 +13,7 @@ beforehand: no data loading, no log. One line comes out:
 
 ms is the median step by CUDA events. mfu counts a token's 6 flops a weight of the blocks and 12 C for each token it
 attends to, and the heads for the rows they are computed for, over 989.4 TFLOP/s, the dense bf16 peak of an H100 or H200;
-./train_bertcu counts the same.
+./train_bertcu counts the same. --float8 needs torchao.
 """
 
 import torch
@@ -96,8 +96,8 @@ def main():
     peer.begin()
     layers, heads, channels = SIZES[a.size]
     model = Bert(layers, heads, channels).cuda()
+    run, mode = peer.to_run(model, a)
     optimizer = peer.adamw(model, 0.01, lr=1e-4, betas=(0.9, 0.999), eps=1e-6)
-    run = model if a.eager else torch.compile(model)
     masked = round(MASKED * a.seq_len)
     batch = make_batch(a.batch, a.seq_len, masked)
     ms = peer.step_ms(lambda: run(*batch), model, optimizer, a.steps)
@@ -107,7 +107,7 @@ def main():
     heads_flops = 6 * (VOCAB * channels + channels**2) * masked + 6 * channels**2
     print(
         f"RESULT torch_bert size={a.size} B={a.batch} T={a.seq_len} optimizer=adamw"
-        f" mode={'eager' if a.eager else 'compile'} ms={ms:.2f} seq_s={sequences:.0f}"
+        f" mode={mode} ms={ms:.2f} seq_s={sequences:.0f}"
         f" mfu={(blocks + heads_flops) * sequences / PEAK_FLOPS:.4f}"
         f" memory_gib={torch.cuda.max_memory_allocated() / 2**30:.1f} torch={torch.__version__}",
         flush=True,

@@ -10,7 +10,7 @@ to the GPU beforehand, so it does less than the trainer: no data loading, no log
     RESULT torch_gpt2 size=d12 B=64 T=1024 attention=flash mode=compile ms=... tok_s=... mfu=... memory_gib=...
 
 ms is the median step by CUDA events. mfu counts (6 N + 12 L C T) flops a token, N without position embeddings, over
-989.4 TFLOP/s, the dense bf16 peak of an H100 or H200.
+989.4 TFLOP/s, the dense bf16 peak of an H100 or H200. --float8 needs torchao.
 """
 
 import torch
@@ -74,8 +74,8 @@ def main():
     peer.begin()
     layers, heads, channels = SIZES[a.size]
     model = Gpt2(layers, heads, channels, max(a.seq_len, 1024)).cuda()
+    run, mode = peer.to_run(model, a)
     optimizer = peer.adamw(model, 0.1, lr=3e-4, betas=(0.9, 0.95))
-    run = model if a.eager else torch.compile(model)
     tokens = torch.randint(VOCAB, (a.batch, a.seq_len + 1), device="cuda")
     inputs, targets = tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
 
@@ -90,7 +90,7 @@ def main():
     mfu = (6 * parameters + 12 * layers * channels * a.seq_len) * tokens_per_second / PEAK_FLOPS
     print(
         f"RESULT torch_gpt2 size={a.size} B={a.batch} T={a.seq_len} attention={a.attention}"
-        f" mode={'eager' if a.eager else 'compile'} ms={ms:.2f} tok_s={tokens_per_second:.0f} mfu={mfu:.4f}"
+        f" mode={mode} ms={ms:.2f} tok_s={tokens_per_second:.0f} mfu={mfu:.4f}"
         f" memory_gib={torch.cuda.max_memory_allocated() / 2**30:.1f} torch={torch.__version__}",
         flush=True,
     )

@@ -15,6 +15,7 @@ def options(description, sizes, batch, seq_len):
     parser.add_argument("-t", "--seq-len", type=int, default=seq_len)
     parser.add_argument("--steps", type=int, default=30, help="timed steps, after a warm-up of 5")
     parser.add_argument("--eager", action="store_true", help="without torch.compile")
+    parser.add_argument("--float8", action="store_true", help="the blocks' linear layers in fp8 by torchao, tensorwise")
     return parser
 
 
@@ -24,6 +25,17 @@ def begin():
         raise SystemExit("error: this PyTorch sees no GPU")
     torch.manual_seed(1337)
     torch.set_float32_matmul_precision("high")
+
+
+def to_run(model, a):
+    """The model as the options ask for it; its name for the RESULT line."""
+    if a.float8:
+        from torchao.float8 import convert_to_float8_training
+
+        heads = ("pooler", "next", "transform")  # BERT's, some of whose sizes are no multiples of 16
+        convert_to_float8_training(model, module_filter_fn=lambda module, name: name not in heads)
+    name = ("eager" if a.eager else "compile") + ("+float8" if a.float8 else "")
+    return model if a.eager else torch.compile(model), name
 
 
 def adamw(model, weight_decay, **rest):

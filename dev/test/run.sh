@@ -121,6 +121,8 @@ run profile_scripts bash dev/test/profile_scripts.sh
 [ "${build##*/}" = san ] || run page python3 dev/test/page.py
 run resume bash dev/test/resume.sh "$gpt2"
 run resume_bert bash dev/test/resume.sh "$bert"
+run fp8 bash dev/test/fp8.sh "$gpt2"
+run fp8_bert bash dev/test/fp8.sh "$bert"
 run run_dir bash dev/test/run_dir.sh "$gpt2"
 run run_dir_bert bash dev/test/run_dir.sh "$bert" short
 run profile_gpt2 bash dev/test/profile.sh "$gpt2"
