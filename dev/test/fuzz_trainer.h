@@ -143,7 +143,7 @@ static void fuzz_evaluate(int argc, char** argv) {
 static void fuzz_check_session(const Trainer* r) {
     const Session* s = &r->run.session;
     int64_t rows = (int64_t)r->model.B * r->run.micro_steps;
-    if ((int64_t)s->samples < 0 || s->step < 0) fuzz_broken("%lld samples", (long long)s->samples);
+    if ((int64_t)s->consumed < 0 || s->step < 0) fuzz_broken("%lld samples", (long long)s->consumed);
     if (r->run.micro_steps < 1 || rows != s->step_sequences)
         fuzz_broken("%d micro-batches of %d make %lld sequences", r->run.micro_steps, r->model.B,
                     (long long)s->step_sequences);
