@@ -17,6 +17,7 @@ import torch.nn.functional as F
 
 SITE_INIT, SITE_SHUFFLE, SITE_NEGATIVE, SITE_RIVAL = 0, 5, 12, 13
 FACTORS, E, LAYERS, NEGATIVES, RIVALS, B, EPOCHS = 32, 64, (64, 32, 32), 4, 99, 1024, 13
+NEGATIVE_DRAWS = 64
 M32 = np.uint64(0xFFFFFFFF)
 
 
@@ -65,15 +66,20 @@ class Ratings:
         self.users, self.items, pairs = (int(x) for x in data[2:5])
         self.pair = data[256:256 + 2 * pairs].reshape(-1, 2).astype(np.int64)
         self.held_out = data[256 + 2 * pairs:].astype(np.int64)
+        self.rated = np.zeros((self.users, self.items), dtype=bool)  # in training
+        self.rated[self.pair[:, 0], self.pair[:, 1]] = True
         self.samples = pairs * (1 + NEGATIVES)
         self.steps = self.samples // B
 
     def batch(self, seed, step):
         epoch, first = step // self.steps, step % self.steps * B
         p = permute(np.arange(first, first + B), self.samples, stream(seed, epoch, 0, SITE_SHUFFLE))
-        drawn = below(philox(p, 0, 0, 0, stream(seed, epoch, 0, SITE_NEGATIVE))[0], self.items)
         positive = p % (1 + NEGATIVES) == 0
         pair = self.pair[p // (1 + NEGATIVES)]
+        key, drawn, rated = stream(seed, epoch, 0, SITE_NEGATIVE), np.zeros(B, dtype=np.int64), np.ones(B, dtype=bool)
+        for draw in range(NEGATIVE_DRAWS):
+            drawn[rated] = below(philox(p[rated], 0, draw, 0, key)[0], self.items)
+            rated = self.rated[pair[:, 0], drawn]
         items = np.where(positive, pair[:, 1], drawn)
         return torch.from_numpy(pair[:, 0].copy()), torch.from_numpy(items), torch.from_numpy(positive.astype(np.float32))
 

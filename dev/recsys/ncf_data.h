@@ -1,8 +1,9 @@
 /* Ratings for NeuMF: the file of dev/data/prepare_recsys.py, the batches of a run, and the held-out items' rivals.
  *
  * A sample of an epoch is a positive or one of its negatives: number p of n = pairs * (1 + negatives) is slot
- * p % (1 + negatives) of pair p / (1 + negatives), slot 0 the positive. A negative's item is drawn uniformly from all items,
- * positives included, as published. Order and items depend on (seed, epoch, number) only. */
+ * p % (1 + negatives) of pair p / (1 + negatives), slot 0 the positive. A negative's item is drawn uniformly from the items
+ * that the user has no training rating of (He et al.), or from all items (NVIDIA's DeepLearningExamples). The held-out item may
+ * be drawn: training does not know it. Order and items depend on (seed, epoch, number) only. */
 #ifndef DEV_RECSYS_NCF_DATA_H
 #define DEV_RECSYS_NCF_DATA_H
 
@@ -16,6 +17,12 @@ enum { RATINGS_MAGIC = 20261123, RATINGS_VERSION = 1, RATINGS_HEADER = 256 };
 // The items that a held-out item is ranked with: those that the user never rated, or any.
 typedef enum { POOL_UNSEEN, POOL_ALL } EvalPool;
 #define POOL_CHOICES "unseen|all"
+
+// The items that a training negative is drawn from: those without a training rating of the user, or any.
+typedef enum { NEGATIVES_UNRATED, NEGATIVES_ALL } NegativePool;
+#define NEGATIVE_CHOICES "unrated|all"
+
+enum { NEGATIVE_DRAWS = 64 };  // then a rated item is taken: the user has rated nearly all
 
 typedef struct {
     int users, items, pairs;
@@ -146,9 +153,18 @@ static inline Batch batch_upload(BatchLoader* l, int B, Context* ctx) {
     return batch;
 }
 
+// The item of negative number p of `user`.
+static inline int ratings_negative(const Ratings* r, int user, uint64_t p, NegativePool pool, uint64_t key) {
+    for (uint32_t draw = 0;; draw++) {
+        int item = ratings_below(philox((uint32_t)p, (uint32_t)(p >> 32), draw, 0, key).v[0], r->items);
+        int is_rated = item != r->held_out[user] && ratings_has(r, user, item);
+        if (pool == NEGATIVES_ALL || !is_rated || draw + 1 == NEGATIVE_DRAWS) return item;
+    }
+}
+
 // Set `batch` to samples first .. first + B - 1 of an epoch.
-static inline void ratings_batch(HostBatch batch, const Ratings* r, int negatives, uint64_t seed, uint64_t epoch,
-                                 uint64_t first, int B) {
+static inline void ratings_batch(HostBatch batch, const Ratings* r, int negatives, NegativePool pool, uint64_t seed,
+                                 uint64_t epoch, uint64_t first, int B) {
     uint64_t n = ratings_samples(r, negatives), order = rng_stream(seed, epoch, 0, SITE_SHUFFLE),
              drawn = rng_stream(seed, epoch, 0, SITE_NEGATIVE);
 #pragma omp parallel for schedule(static)
@@ -156,9 +172,7 @@ static inline void ratings_batch(HostBatch batch, const Ratings* r, int negative
         uint64_t p = rng_permute(first + (uint64_t)b, n, order), pair = p / (uint64_t)(1 + negatives);
         int is_positive = p % (uint64_t)(1 + negatives) == 0;
         batch.users[b] = r->pair[2 * pair];
-        batch.items[b] = is_positive
-                             ? r->pair[2 * pair + 1]
-                             : ratings_below(philox((uint32_t)p, (uint32_t)(p >> 32), 0, 0, drawn).v[0], r->items);
+        batch.items[b] = is_positive ? r->pair[2 * pair + 1] : ratings_negative(r, batch.users[b], p, pool, drawn);
         batch.labels[b] = (real)is_positive;
     }
 }

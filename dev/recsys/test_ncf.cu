@@ -500,12 +500,24 @@ static void test_rivals(Tests* t) {
     int users[N], items[N], positives[9] = {0};
     real labels[N];
     HostBatch all = {users, items, labels};
-    ratings_batch(all, &r, 2, 1, 0, 0, N);
+    ratings_batch(all, &r, 2, NEGATIVES_UNRATED, 1, 0, 0, N);
     for (int b = 0; b < N; b++)
         for (int p = 0; p < 9; p++)
             positives[p] += labels[b] == 1 && users[b] == pair[2 * p] && items[b] == pair[2 * p + 1];
     for (int p = 0; p < 9; p++) right &= positives[p] == 1;
     expect_that(t, right, "each pair is one positive of an epoch");
+
+    // Users rated items 0 .. 2 in training. Item 3 is held out, which training does not know.
+    int rated[2] = {0, 0}, held = 0;
+    for (int pool = NEGATIVES_UNRATED; pool <= NEGATIVES_ALL; pool++)
+        for (uint64_t epoch = 0; epoch < 9; epoch++) {
+            ratings_batch(all, &r, 2, (NegativePool)pool, 1, epoch, 0, N);
+            for (int b = 0; b < N; b++) rated[pool] += labels[b] == 0 && items[b] < 3;
+            for (int b = 0; b < N && pool == NEGATIVES_UNRATED; b++) held += labels[b] == 0 && items[b] == 3;
+        }
+    expect(t, rated[NEGATIVES_UNRATED] == 0 && rated[NEGATIVES_ALL] > 30, "unrated negatives have no training rating",
+           "%d and %d have one", rated[NEGATIVES_UNRATED], rated[NEGATIVES_ALL]);
+    expect(t, held > 10, "a held-out item may be a negative", "%d of 162 are", held);
     free(r.begin), free(r.seen);
 }
 

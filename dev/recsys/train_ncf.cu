@@ -9,8 +9,7 @@
  * ranks each has its part of the samples, all of the MLP and some of the tables: exchange.h.
  *
  * Read it from top to bottom: configuration, tables of tensors, forward pass, backward pass, a step, main.
- * Source: He et al., "Neural Collaborative Filtering", 2017; sizes and initial values as in NVIDIA's
- * DeepLearningExamples. */
+ * Source: He et al., "Neural Collaborative Filtering", 2017; sizes, initial values: NVIDIA's DeepLearningExamples. */
 #include "dev/recsys/exchange.h"
 #include "dev/recsys/mlp.h"
 #include "dev/recsys/ncf_data.h"
@@ -76,7 +75,7 @@ static Config config_published(void) {
     return c;
 }
 
-// The dropout of all layers in this step; p = 0 for evaluations.
+// The dropout of all layers in this step.
 static void dropouts(ReluDropout* dropout, const Model* m, uint64_t step, uint64_t first, double p) {
     for (int l = 0; l < m->config.mlp.count; l++)
         dropout[l] = relu_dropout_make(p, rng_stream(m->seed, step, (uint32_t)l, SITE_DROPOUT_RELU), first);
@@ -297,7 +296,7 @@ typedef struct {
     Model model;
     Ratings ratings;
     BatchLoader loader;
-    int negatives, eval_negatives, eval_pool, lazy_adam;
+    int negatives, negative_pool, eval_negatives, eval_pool, lazy_adam;
     uint64_t epoch_steps;
 } Trainer;
 
@@ -307,7 +306,7 @@ static void on_signal(int number) { stop_signal = number; }
 // ---------------------------------------------------------------------------------------------------------
 // A step
 
-// One optimizer step. The GPU runs it asynchronously. run_end_step() reads its results and logs them.
+// One optimizer step. The GPU runs it asynchronously; run_end_step() logs its results.
 static void train_step(Trainer* t) {
     Run* r = &t->run;
     Model* m = &t->model;
@@ -317,8 +316,8 @@ static void train_step(Trainer* t) {
     uint64_t step = b.sequence / (uint64_t)all;
     run_next_micro_batch(r, &b);  // the only one
     batch_begin(&t->loader);
-    ratings_batch(t->loader.host, &t->ratings, t->negatives, m->seed, step / t->epoch_steps,
-                  step % t->epoch_steps * (uint64_t)all + (uint64_t)b.first, B);
+    ratings_batch(t->loader.host, &t->ratings, t->negatives, (NegativePool)t->negative_pool, m->seed,
+                  step / t->epoch_steps, step % t->epoch_steps * (uint64_t)all + (uint64_t)b.first, B);
     Batch batch = batch_upload(&t->loader, B, &r->ctx);
     batch.first = (uint64_t)b.first;
     train_batch(m, &r->optimizer, &batch, m->buffers.dropout.step, optimizer_settings(&r->session, r->lr), &r->ctx);
@@ -367,6 +366,8 @@ static int settings_flags(Trainer* t, Flag* table) {
     const Flag rows[] = {
         {NULL, "--negatives", FLAG_INT, &t->negatives, "4", 0, 1000, NULL, SCOPE_RUN, TOPIC_DATA,
          "Negatives per rating, drawn again each epoch."},
+        {NULL, "--negative-pool", FLAG_CHOICE, &t->negative_pool, "unrated", 0, 0, NEGATIVE_CHOICES, SCOPE_RUN, TOPIC_DATA,
+         "Where they are drawn from: items without a training rating of the user, or all items."},
         {NULL, "--lazy-adam", FLAG_INT, &t->lazy_adam, "0", 0, 1, NULL, SCOPE_RUN, TOPIC_OPTIMIZATION,
          "1: update only the rows that a step looks up. Another optimizer than Adam, which moves all."},
         {NULL, "--eval-negatives", FLAG_INT, &t->eval_negatives, "99", 1, 100000, NULL, SCOPE_FREE, TOPIC_VALIDATION,
@@ -396,8 +397,8 @@ static Config config_from_descriptor(const char* text, const Ratings* data, doub
     Config c = {data->users, data->items, 0, 0, {0, {0}, 1}, fmax(dropout, 0)};
     int end = 0;
     if (strcmp(text, "published") == 0) {
-        c = config_published();
-        c.users = data->users, c.items = data->items, c.dropout = dropout < 0 ? c.dropout : dropout;
+        c = config_published(), c.users = data->users, c.items = data->items;
+        c.dropout = dropout < 0 ? c.dropout : dropout;
         return c;
     }
     if (sscanf(text, "F=%d,E=%d,H=%n", &c.F, &c.E, &end) != 2 || !end)
@@ -418,8 +419,7 @@ static Text config_text(const Trainer* t) {
     Text text = {NULL, 0, 0};
     text_printf(&text, "{\"model_type\": \"neumf\"");
     json_put_integer(&text, "users", c->users), json_put_integer(&text, "items", c->items);
-    json_put_string(&text, "sizes", t->run.settings.model);
-    json_put_number(&text, "dropout", c->dropout);
+    json_put_string(&text, "sizes", t->run.settings.model), json_put_number(&text, "dropout", c->dropout);
     text_printf(&text, "}\n");
     return text;
 }

@@ -193,6 +193,7 @@ differs() { # what, trainer, flag...
     check "$1" test "$(cksum <$2-whole/model.safetensors)" != "$(cksum <other/model.safetensors)"
 }
 differs "--lazy-adam 1 is another optimizer" ncf --lazy-adam 1
+differs "--negative-pool all draws other negatives" ncf --negative-pool all
 differs "--interaction bottom is another model" dlrm --interaction bottom
 refused "a resumed run keeps its data" "contradicts" run_dlrm -o dlrm-whole -y 1 --seed 9
 run_dlrm -o dlrm-profile --profile 2 >/dev/null
