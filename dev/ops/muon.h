@@ -52,11 +52,13 @@ static inline void muon_run(void* state) {
 // The parameters in full precision.
 static inline Array muon_weights(const MuonCase* c) { return c->k->has_master ? c->k->master : c->k->p; }
 
-// What rounding X, A and B to floatX changes of an update, as a part of its norm: five iterations enlarge roundings of
-// 2^-9 in bf16 and 2^-12 in fp16. In full precision only the order of the sums differs, whose roundings five iterations enlarge by up to 3.4^5.
+// What the order of sums in fp32 changes of an update, as a part of its norm. In full precision five iterations enlarge
+// its roundings by up to 3.4^5. The reference rounds X, A and B to floatX as launchers do. So in 16 bits an element
+// differs only where another order takes a sum across the middle between two numbers, once in about 10,000 sums: by 2^-8
+// in bf16 and by 2^-11 in fp16, enlarged as above.
 static inline double muon_error(void) {
     if (sizeof(floatX) == sizeof(real)) return sizeof(real) == sizeof(double) ? 1e-12 : 1e-5;
-    return strcmp(FLOATX_NAME, "F16") == 0 ? 0.01 : 0.05;
+    return strcmp(FLOATX_NAME, "F16") == 0 ? 0.01 : 0.02;
 }
 
 // The error of an update of each matrix against the reference's, `want`, as a part of the update's norm.
@@ -130,6 +132,8 @@ static inline void muon_run_iterations(Harness* h, double* got, double* referenc
 static inline void test_muon_diagonal(Harness* h, const char* name, const double* values, const double* want, int N,
                                       MuonCoefficients kind, double divisor) {
     static const int extra[] = {0, 3};
+    // Polar Express: at a singular value of 0.98 the first polynomial has the slope 20, and its terms are up to 22.5.
+    const double tol = kind == MUON_POLAR_EXPRESS ? 20 * 22.5 / (1 << 24) : 1e-5;
     for (size_t e = 0; e < COUNT_OF(extra); e++)
         for (int tall = 0; tall <= (extra[e] > 0); tall++) {
             int l = N + extra[e], rows = tall ? l : N, cols = tall ? N : l;
@@ -141,8 +145,13 @@ static inline void test_muon_diagonal(Harness* h, const char* name, const double
             muon_run_iterations(h, got, reference, x, rows, cols, muon_triples(kind), MUON_ITERATIONS);
             for (int i = 0; i < rows * cols; i++) {
                 double value = i % cols == i / cols ? want[i / cols] : 0;
+                if (sizeof(floatX) <
+                    sizeof(real)) {  // five roundings of some per cent: held against one that rounds too
+                    expect_within(h, "launcher", got[i], reference[i], 0.01);
+                    continue;
+                }
                 expect_within(h, "reference", reference[i], value, 1e-6);  // the value has six digits
-                expect_within(h, "launcher", got[i], value, sizeof(floatX) < sizeof(real) ? 0.02 : 1e-5);
+                expect_within(h, "launcher", got[i], value, tol);
             }
             case_end(h);
         }
@@ -165,7 +174,8 @@ static inline void test_muon_values(Harness* h) {
     muon_run_iterations(h, got, want, x, MANY, MANY, muon_triples(MUON_NEWTON_SCHULZ), MUON_ITERATIONS);
     double slack = sizeof(floatX) < sizeof(real) ? 0.02 : 1e-4;
     for (int i = 0; i < MANY; i++) {
-        expect_true(h, "reference", want[i * MANY + i] >= 0.6818 && want[i * MANY + i] <= 1.1344);
+        if (sizeof(floatX) == sizeof(real))
+            expect_true(h, "reference", want[i * MANY + i] >= 0.6818 && want[i * MANY + i] <= 1.1344);
         expect_true(h, "launcher", got[i * MANY + i] >= 0.6818 - slack && got[i * MANY + i] <= 1.1344 + slack);
     }
     case_end(h);
@@ -188,9 +198,11 @@ static inline void test_muon_values(Harness* h) {
     for (int i = 0; i < ROWS * COLS; i++) {
         double value = 0;
         for (int k = 0; k < ROWS; k++) value += p[i / COLS][k] * q[i % COLS][k];
-        expect_within(h, "reference", ref[i], value, 1e-5);  // the smallest has not quite arrived
-        // bf16 has lost the smallest singular values, which are below its rounding.
-        if (sizeof(floatX) == sizeof(real)) expect_within(h, "launcher", out[i], value, 2e-5);
+        // In 16 bits the smallest singular values are lost, which are below the rounding of the others.
+        if (sizeof(floatX) < sizeof(real)) expect_within(h, "launcher", out[i], ref[i], 0.02);
+        else expect_within(h, "launcher", out[i], value, 2e-5);
+        if (sizeof(floatX) == sizeof(real))
+            expect_within(h, "reference", ref[i], value, 1e-5);  // the smallest has not quite arrived
     }
     case_end(h);
 }
@@ -379,6 +391,12 @@ static inline void test_muon(Harness* h) {
         muon_check(h, c, 1);
         case_end(h);
     }
+#ifdef __CUDACC__
+    case_begin(h, "muon/update symmetric products in blocks");
+    static const MuonGroup LARGE[] = {{640, 520, 0, 1, 1}, {528, 536, 0, 2, 2}, {513, 515, 0, 1, 1}};
+    muon_check(h, muon_case(h, LARGE, 3), 1);
+    case_end(h);
+#endif
     test_muon_zeros(h);
     test_muon_shards(h);
     if (ADAMW_HAS_MASTER) test_muon_rounded(h);

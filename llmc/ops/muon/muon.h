@@ -146,12 +146,16 @@ static inline int muon_chunk_count(MuonGroup g) {
 // Reference
 
 static inline void muon_multiply_ref(double* c, const double* a, const double* b, int M, int N, int K) {
-    for (int m = 0; m < M; m++)
-        for (int n = 0; n < N; n++) {
-            double sum = 0;
-            for (int k = 0; k < K; k++) sum += a[m * K + k] * b[k * N + n];
-            c[m * N + n] = sum;
-        }
+    for (int m = 0; m < M; m++) {
+        for (int n = 0; n < N; n++) c[m * N + n] = 0;
+        for (int k = 0; k < K; k++)
+            for (int n = 0; n < N; n++) c[m * N + n] += a[m * K + k] * b[k * N + n];
+    }
+}
+
+// X, A and B are stored in floatX.
+static inline double muon_stored_ref(double x) {
+    return sizeof(floatX) < sizeof(real) ? (double)(float)(floatX)(float)x : x;
 }
 
 // x [rows, cols] after `iterations` iterations. Here the smaller product is always x x^T: a tall x is transposed.
@@ -160,14 +164,15 @@ static inline void muon_orthogonalize_ref(double* x, int rows, int cols, const M
     double *w = (double*)xmalloc(2 * (size_t)n * sizeof *w), *wt = w + n;
     double *a = (double*)xmalloc(3 * (size_t)(s * s) * sizeof *a), *aa = a + s * s, *b = aa + s * s;
     double* product = (double*)xmalloc((size_t)n * sizeof *product);
-    for (int i = 0; i < n; i++) w[rows <= cols ? i : i % cols * rows + i / cols] = x[i];
+    for (int i = 0; i < n; i++) w[rows <= cols ? i : i % cols * rows + i / cols] = muon_stored_ref(x[i]);
     for (int k = 0; k < iterations; k++) {
         for (int i = 0; i < n; i++) wt[i % l * s + i / l] = w[i];
         muon_multiply_ref(a, w, wt, s, s, l);
+        for (int i = 0; i < s * s; i++) a[i] = muon_stored_ref(a[i]);
         muon_multiply_ref(aa, a, a, s, s, s);
-        for (int i = 0; i < s * s; i++) b[i] = t[k].b * a[i] + t[k].c * aa[i];
+        for (int i = 0; i < s * s; i++) b[i] = muon_stored_ref(t[k].b * a[i] + t[k].c * aa[i]);
         muon_multiply_ref(product, b, w, s, l, s);
-        for (int i = 0; i < n; i++) w[i] = t[k].a * w[i] + product[i];
+        for (int i = 0; i < n; i++) w[i] = muon_stored_ref(t[k].a * w[i] + product[i]);
     }
     for (int i = 0; i < n; i++) x[i] = w[rows <= cols ? i : i % cols * rows + i / cols];
     free(w), free(a), free(product);
