@@ -30,7 +30,6 @@ static inline size_t muon_scratch_bytes(int rows, int cols) {
     return product_scratch_bytes(l, l, min_int(l, 96) + TILE_ROWS, min_int(l, 256) + TILE_COLS, 1);
 }
 
-// Update the momentum, and write U to X, normalized.
 static inline void muon_momentum(const MuonSpace* space, AdamWState a, MuonChunk z, OptimizerSettings h, Context* ctx) {
     CHECK(z.count == 1);
     size_t cols = (size_t)z.cols, begin = z.matrices->offset, n = (size_t)z.rows * cols;
@@ -57,7 +56,6 @@ static inline void muon_momentum(const MuonSpace* space, AdamWState a, MuonChunk
     scope_close(&scope);
 }
 
-// `iterations` iterations from space->x. Returns the result, which is x or y.
 static inline const floatX* muon_orthogonalize(const MuonSpace* space, MuonChunk z, const MuonTriple* t, int iterations,
                                                Context* ctx) {
     CHECK(z.count == 1);
@@ -110,7 +108,6 @@ static inline void muon_normuon_scales(real* r, real* v, const floatX* o, MuonCh
     for (int i = 0; i < l; i++) r[i] *= factor;
 }
 
-// Subtract the orthogonalized momentum `o` from the parameters.
 static inline void muon_apply(AdamWState a, const floatX* o, const MuonSpace* space, MuonChunk z, OptimizerSettings h,
                               Context* ctx) {
     CHECK(z.count == 1 && !a.master);

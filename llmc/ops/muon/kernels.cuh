@@ -11,8 +11,6 @@
 #ifdef __CUDACC__
 
 enum { MUON_THREADS = 256, MUON_BLOCK = 16384, MUON_COLUMNS = 32, MUON_ROWS = 8 };
-// Symmetric products of this size and above are computed in blocks, whose sizes are a multiple of cuBLASLt's tiles.
-enum { MUON_SPLIT = 512, MUON_SPLIT_MULTIPLE = 128 };
 
 // A sum of squares for each block.
 static inline size_t muon_sums(int rows, int cols) {
@@ -107,7 +105,6 @@ static __global__ void __launch_bounds__(MUON_THREADS)
 
 static inline dim3 muon_blocks(MuonChunk z) { return dim3((unsigned)muon_sums(z.rows, z.cols), (unsigned)z.count); }
 
-// Update the momentum, and write U to X, normalized.
 static inline void muon_momentum(const MuonSpace* space, AdamWState a, MuonChunk z, OptimizerSettings h, Context* ctx) {
     double n = (double)z.count * z.rows * z.cols;
     Scope scope = scope_open(ctx, "muon_momentum", MUON_MOMENTUM_FLOPS(n), MUON_MOMENTUM_BYTES(n), "%dx[%d,%d]",
@@ -125,52 +122,6 @@ static inline BatchMatrix muon_operand(floatX* p, int rows, int cols, cublasOper
     return m;
 }
 
-// c[i, k] = c[k, i] for i < h <= k: of a symmetric matrix [s, s], the block above the diagonal from the one below. A block
-// of 32 x 8 threads for 32 x 32 elements. Grid: columns and rows of the block below, matrices.
-static __global__ void __launch_bounds__(MUON_THREADS) muon_mirror_kernel(floatX* c, int s, int h) {
-    __shared__ floatX tile[WARP][WARP + 2];
-    int column = (int)(blockIdx.x * WARP), row = h + (int)(blockIdx.y * WARP);
-    c += (size_t)blockIdx.z * (size_t)s * (size_t)s;
-    for (int i = (int)threadIdx.y; i < WARP; i += MUON_ROWS)
-        if (row + i < s && column + (int)threadIdx.x < h)
-            tile[i][threadIdx.x] = c[(size_t)(row + i) * (size_t)s + (size_t)column + threadIdx.x];
-    __syncthreads();
-    for (int i = (int)threadIdx.y; i < WARP; i += MUON_ROWS)
-        if (column + i < h && row + (int)threadIdx.x < s)
-            c[(size_t)(column + i) * (size_t)s + (size_t)row + threadIdx.x] = tile[threadIdx.x][i];
-}
-
-// From row `row`, or where the transpose is stored from column `row`.
-static inline BatchMatrix muon_rows_from(BatchMatrix m, int row) {
-    m.p = (floatX*)m.p + (size_t)row * (size_t)(m.layout.op == CUBLAS_OP_T ? 1 : m.layout.row);
-    return m;
-}
-
-static inline BatchMatrix muon_columns_from(BatchMatrix m, int column) {
-    m.p = (floatX*)m.p + (size_t)column * (size_t)(m.layout.op == CUBLAS_OP_T ? m.layout.row : 1);
-    return m;
-}
-
-// c = alpha a b + beta d, which is symmetric. A large one is computed in blocks, without the one above the diagonal.
-static inline void muon_symmetric_product(BatchMatrix c, BatchMatrix a, BatchMatrix b, BatchSize n, float alpha,
-                                          BatchMatrix d, float beta, Context* ctx) {
-    int s = n.M, h = s < MUON_SPLIT ? s : s / 2 / MUON_SPLIT_MULTIPLE * MUON_SPLIT_MULTIPLE;
-    const int corners[][2] = {{0, 0}, {h, 0}, {h, h}};
-    for (int i = 0; i < (h == s ? 1 : 3); i++) {
-        int row = corners[i][0], column = corners[i][1];
-        BatchSize block = n;
-        block.M = row ? s - h : h, block.N = column ? s - h : h;
-        BatchMatrix from = muon_columns_from(muon_rows_from(d, row), column);
-        batched_product_add(muon_columns_from(muon_rows_from(c, row), column), muon_rows_from(a, row),
-                            muon_columns_from(b, column), block, alpha, from.p, beta, ctx);
-    }
-    if (h == s) return;
-    dim3 blocks(blocks_for((size_t)h, WARP), blocks_for((size_t)(s - h), WARP), (unsigned)n.batch);
-    muon_mirror_kernel<<<blocks, dim3(WARP, MUON_ROWS), 0, ctx->stream>>>((floatX*)c.p, s, h);
-    cudaCheck(cudaGetLastError());
-}
-
-// `iterations` iterations from space->x. Returns the result, which is x or y.
 static inline const floatX* muon_orthogonalize(const MuonSpace* space, MuonChunk z, const MuonTriple* t, int iterations,
                                                Context* ctx) {
     int is_tall = z.rows > z.cols, s = min_int(z.rows, z.cols), l = max_int(z.rows, z.cols);
@@ -185,8 +136,8 @@ static inline const floatX* muon_orthogonalize(const MuonSpace* space, MuonChunk
     for (int k = 0; k < iterations; k++) {
         BatchMatrix xt = x, next = y;
         xt.layout.op = CUBLAS_OP_T;
-        muon_symmetric_product(a, is_tall ? xt : x, is_tall ? x : xt, gram, 1, a, 0, ctx);
-        muon_symmetric_product(b, a, a, square, (float)t[k].c, a, (float)t[k].b, ctx);
+        batched_product(a, is_tall ? xt : x, is_tall ? x : xt, gram, 1, ctx);
+        batched_product_add(b, a, a, square, (float)t[k].c, a.p, (float)t[k].b, ctx);
         batched_product_add(next, is_tall ? x : b, is_tall ? b : x, whole, 1, x.p, (float)t[k].a, ctx);
         y = x, x = next;
     }
@@ -308,7 +259,6 @@ static inline void muon_launch_apply(AdamWState a, const floatX* o, const real* 
     else muon_apply_kernel<STORAGE, false><<<muon_blocks(z), MUON_THREADS, 0, ctx->stream>>>(a, o, scales, z, rates);
 }
 
-// Subtract the orthogonalized momentum `o` from the parameters.
 static inline void muon_apply(AdamWState a, const floatX* o, const MuonSpace* space, MuonChunk z, OptimizerSettings h,
                               Context* ctx) {
     CHECK(a.first % ADAMW_VECTOR == 0 && (ADAMW_NARROW || !a.master));

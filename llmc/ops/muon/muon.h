@@ -43,7 +43,7 @@ enum { MUON_ITERATIONS = 5 };
 
 // Elements that the products of one launch multiply. On the CPU one matrix at a time.
 #ifdef __CUDACC__
-#define MUON_CHUNK ((size_t)32 << 20)
+#define MUON_CHUNK ((size_t)64 << 20)
 #else
 #define MUON_CHUNK ((size_t)1)
 #endif
@@ -224,6 +224,20 @@ static inline void muon_update_ref(AdamWRefState a, double norm, double scale, c
     free(o);
 }
 
+// ---------------------------------------------------------------------------------------------------------
+// What each device has: the number of partial sums of a matrix, scratch, and the three parts of an update
+
+static inline size_t muon_sums(int rows, int cols);
+static inline size_t muon_scratch_bytes(int rows, int cols);
+// Update the momentum, and write U to X, normalized.
+static inline void muon_momentum(const MuonSpace* space, AdamWState a, MuonChunk z, OptimizerSettings h, Context* ctx);
+// `iterations` iterations from space->x. Returns the result, which is x or y.
+static inline const floatX* muon_orthogonalize(const MuonSpace* space, MuonChunk z, const MuonTriple* t, int iterations,
+                                               Context* ctx);
+// Subtract the orthogonalized momentum `o` from the parameters.
+static inline void muon_apply(AdamWState a, const floatX* o, const MuonSpace* space, MuonChunk z, OptimizerSettings h,
+                              Context* ctx);
+
 #ifdef __CUDACC__
 #include "llmc/ops/muon/kernels.cuh"
 #else
@@ -231,7 +245,7 @@ static inline void muon_update_ref(AdamWRefState a, double norm, double scale, c
 #endif
 
 // ---------------------------------------------------------------------------------------------------------
-// Launchers for both devices, on muon_momentum(), muon_orthogonalize() and muon_apply() of one device
+// The same for both devices
 
 // The bytes of the buffers for these groups. If `memory` is not NULL, point `space` into it; it is on 256 bytes.
 static inline size_t muon_space_bind(MuonSpace* space, void* memory, const MuonGroup* groups, int count) {

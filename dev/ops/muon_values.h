@@ -1,0 +1,107 @@
+/* muon: values of the iterations that do not come from the reference. */
+#ifndef DEV_OPS_MUON_VALUES_H
+#define DEV_OPS_MUON_VALUES_H
+
+#include "harness.h"
+#include "llmc/device/host_view.h"
+#include "llmc/ops/muon/muon.h"
+
+// Orthogonalize x, one matrix of rows x cols, by the launcher and by the reference.
+static inline void muon_run_iterations(Harness* h, double* got, double* reference, const double* x, int rows, int cols,
+                                       const MuonTriple* t, int iterations) {
+    const MuonGroup group = {rows, cols, 0, 1, 1};
+    const MuonChunk chunk = {NULL, rows, cols, 1, 1};
+    MuonSpace space;
+    size_t n = muon_elements(group);
+    muon_space_bind(&space, case_block(h, muon_space_bind(NULL, NULL, &group, 1), ON_DEVICE), &group, 1);
+    HostView in = host_view_open(space.x, n, VIEW_FLOATX);
+    for (size_t i = 0; i < n; i++) in.values[i] = (real)(reference[i] = x[i]);
+    host_view_write(&h->ctx, &in);
+    host_view_close(&in);
+    muon_orthogonalize_ref(reference, rows, cols, t, iterations);
+    HostView out = host_view_open((void*)muon_orthogonalize(&space, chunk, t, iterations, &h->ctx), n, VIEW_FLOATX);
+    host_view_read(&h->ctx, &out);
+    for (size_t i = 0; i < n; i++) got[i] = (double)out.values[i];
+    host_view_close(&out);
+}
+
+// The five iterations on diag(values) / divisor, which is N x cols.
+static inline void test_muon_diagonal(Harness* h, const char* name, const double* values, const double* want, int N,
+                                      MuonCoefficients kind, double divisor) {
+    static const int extra[] = {0, 3};
+    // Polar Express: at a singular value of 0.98 the first polynomial has the slope 20, and its terms are up to 22.5.
+    const double tol = kind == MUON_POLAR_EXPRESS ? 20 * 22.5 / (1 << 24) : 1e-5;
+    for (size_t e = 0; e < COUNT_OF(extra); e++)
+        for (int tall = 0; tall <= (extra[e] > 0); tall++) {
+            int l = N + extra[e], rows = tall ? l : N, cols = tall ? N : l;
+            case_begin(h, "muon/orthogonalize %s, %d x %d", name, rows, cols);
+            size_t bytes = (size_t)(rows * cols) * sizeof(double);
+            double *x = (double*)case_memory(h, bytes), *got = (double*)case_memory(h, bytes);
+            double* reference = (double*)case_memory(h, bytes);
+            for (int i = 0; i < N; i++) x[i * cols + i] = values[i] / divisor;
+            muon_run_iterations(h, got, reference, x, rows, cols, muon_triples(kind), MUON_ITERATIONS);
+            for (int i = 0; i < rows * cols; i++) {
+                double value = i % cols == i / cols ? want[i / cols] : 0;
+                if (sizeof(floatX) <
+                    sizeof(real)) {  // five roundings of some per cent: held against one that rounds too
+                    expect_within(h, "launcher", got[i], reference[i], 0.01);
+                    continue;
+                }
+                expect_within(h, "reference", reference[i], value, 1e-6);  // the value has six digits
+                expect_within(h, "launcher", got[i], value, tol);
+            }
+            case_end(h);
+        }
+}
+
+static inline void test_muon_values(Harness* h) {
+    static const double S[] = {1, 0.5, 0.1, 0.01, 0.001};
+    static const double NEWTON_SCHULZ[] = {0.696436, 0.765439, 0.712120, 0.698917, 0.470544};
+    static const double POLAR_EXPRESS[] = {0.903537, 1.086403, 1.016459, 0.996775, 0.846647};
+    static const double POLAR_EXPRESS_AFTER[] = {0.859129, 1.059161, 1.027110, 0.858873};
+    static const double T[] = {1, 0.1, 0.01, 0.001};
+    test_muon_diagonal(h, "a diagonal", S, NEWTON_SCHULZ, 5, MUON_NEWTON_SCHULZ, 1);
+    test_muon_diagonal(h, "a diagonal by Polar Express", S, POLAR_EXPRESS, 5, MUON_POLAR_EXPRESS, 1.02);
+    test_muon_diagonal(h, "a diagonal after the division", T, POLAR_EXPRESS_AFTER, 4, MUON_POLAR_EXPRESS, 1);
+
+    enum { MANY = 100 };
+    case_begin(h, "muon/orthogonalize singular values from 0.01 to 1");
+    double *x = (double*)case_memory(h, 3 * MANY * MANY * sizeof *x), *got = x + MANY * MANY, *want = got + MANY * MANY;
+    for (int i = 0; i < MANY; i++) x[i * MANY + i] = pow(10, -2.0 * i / (MANY - 1));
+    muon_run_iterations(h, got, want, x, MANY, MANY, muon_triples(MUON_NEWTON_SCHULZ), MUON_ITERATIONS);
+    double slack = sizeof(floatX) < sizeof(real) ? 0.02 : 1e-4;
+    for (int i = 0; i < MANY; i++) {
+        if (sizeof(floatX) == sizeof(real))
+            expect_true(h, "reference", want[i * MANY + i] >= 0.6818 && want[i * MANY + i] <= 1.1344);
+        expect_true(h, "launcher", got[i * MANY + i] >= 0.6818 - slack && got[i * MANY + i] <= 1.1344 + slack);
+    }
+    case_end(h);
+
+    // P diag(s) Q^T with two reflections P and Q becomes P Q^T.
+    enum { ROWS = 6, COLS = 9, ITERATIONS = 12 };
+    case_begin(h, "muon/orthogonalize twelve iterations that converge");
+    double p[ROWS][ROWS], q[COLS][COLS], in[ROWS * COLS], out[ROWS * COLS], ref[ROWS * COLS];
+    MuonTriple t[ITERATIONS];
+    for (int i = 0; i < ITERATIONS; i++) t[i].a = 2, t[i].b = -1.5, t[i].c = 0.5;
+    for (int i = 0; i < ROWS; i++)
+        for (int k = 0; k < ROWS; k++) p[i][k] = (i == k) - 2.0 / ROWS * (i % 2 ? -1 : 1) * (k % 2 ? -1 : 1);
+    for (int i = 0; i < COLS; i++)
+        for (int k = 0; k < COLS; k++) q[i][k] = (i == k) - 2.0 / COLS;
+    for (int i = 0; i < ROWS * COLS; i++) {
+        in[i] = 0;
+        for (int k = 0; k < ROWS; k++) in[i] += p[i / COLS][k] * pow(10, -0.6 * k) * q[i % COLS][k];
+    }
+    muon_run_iterations(h, out, ref, in, ROWS, COLS, t, ITERATIONS);
+    for (int i = 0; i < ROWS * COLS; i++) {
+        double value = 0;
+        for (int k = 0; k < ROWS; k++) value += p[i / COLS][k] * q[i % COLS][k];
+        // In 16 bits the smallest singular values are lost, which are below the rounding of the others.
+        if (sizeof(floatX) < sizeof(real)) expect_within(h, "launcher", out[i], ref[i], 0.02);
+        else expect_within(h, "launcher", out[i], value, 2e-5);
+        if (sizeof(floatX) == sizeof(real))
+            expect_within(h, "reference", ref[i], value, 1e-5);  // the smallest has not quite arrived
+    }
+    case_end(h);
+}
+
+#endif
