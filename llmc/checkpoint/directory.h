@@ -126,8 +126,9 @@ static inline void run_directory_refuse_foreign(const char* out) {
     }
 }
 
-// Copy the files of a checkpoint that make up the model to OUT. No links: who edits a link to a checkpoint's file edits the
-// checkpoint. Each copy appears by a rename, so a reader never sees half a file. Returns 0, or -1 with errno.
+// Copy the files of a checkpoint that make up the model to OUT. No links: an edit of a linked
+// file would change the checkpoint. Each copy appears by a rename, so a reader never sees half a file. Returns 0, or -1
+// with errno.
 static inline int checkpoint_publish(RunLock* lock, const char* out, const char* dir) {
     DIR* listing = opendir(dir);
     int bad = !listing;
@@ -151,7 +152,7 @@ static inline int checkpoint_publish(RunLock* lock, const char* out, const char*
     return bad ? -1 : 0;
 }
 
-// Delete a checkpoint, unless somebody reads it (checkpoint_hold): then a later call deletes it. A failure only leaves files
+// Delete a checkpoint, unless a process reads it (checkpoint_hold): then a later call deletes it. A failure only leaves files
 // behind.
 static inline void checkpoint_delete(RunLock* lock, const char* dir) {
     char* gone = xprintf("%s.tmp", dir);

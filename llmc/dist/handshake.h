@@ -1,8 +1,8 @@
 /* How ranks connect: a star of TCP connections around rank 0, made in rounds.
  *
- * In a round every other rank connects to rank 0 and says hello, with who it is. When all are there, rank 0 answers all of
- * them with the list of ranks. The first round makes the connections of the heartbeat, which from then on watches over
- * the second one, that of the collectives.
+ * In a round every other rank connects to rank 0 and sends a Hello that identifies it. When all have connected, rank 0
+ * sends each of them the list of ranks. The first round makes the connections of the heartbeat, which then watches the
+ * second round, the connections of the collectives.
  *
  * Rank 0 closes a connection without an answer if it does not send the run's key, so a port scanner, a process of
  * another run or an address that belongs to another machine does no harm: ranks try again until the timeout. A rank that
@@ -67,7 +67,7 @@ static inline void endpoint_write(const Endpoint* e, const char* file, ino_t* in
     free(draft);
 }
 
-// Returns whether there is an endpoint in `file`. It may be that of an earlier run, where nobody answers.
+// Returns whether `file` holds an endpoint. It may be left from an earlier run that no longer listens.
 static inline int endpoint_read(Endpoint* e, const char* file) {
     int fd = open(file, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
     int good = fd >= 0 && pread_all(fd, e, sizeof *e, 0) == 0 && memcmp(e->magic, TCP_MAGIC, 8) == 0 && e->names >= 0 &&
@@ -115,7 +115,7 @@ static inline int handshake_join(Endpoint* e, const char* file, Hello* hello, do
         if (known) fd = handshake_try(e, hello, why);
         if (fd >= 0) {
             Reply reply;
-            // Rank 0 itself gives up after its timeout and says who is missing; it may have begun a little later.
+            // Rank 0 reports the missing ranks after its own timeout, which may have started a little later.
             double end = now_seconds() + timeout + 10;
             int lost = tcp_receive(fd, &reply, sizeof reply, end) != 0;
             reply.text[REPLY_TEXT_SIZE - 1] = '\0';
@@ -148,7 +148,7 @@ typedef struct {
 static inline void handshake_reply(int fd, const Reply* reply, int status) {
     Reply copy = *reply;
     copy.status = status;
-    if (fd >= 0) send(fd, &copy, sizeof copy, MSG_NOSIGNAL | MSG_DONTWAIT);  // who is gone is noticed elsewhere
+    if (fd >= 0) send(fd, &copy, sizeof copy, MSG_NOSIGNAL | MSG_DONTWAIT);  // the heartbeat reports a lost rank
 }
 
 // Accept a connection. If its hello does not fit, the reply becomes a refusal.

@@ -12,12 +12,12 @@
  * Progress is a new step (heartbeat_progress), the end of a wait, or file I/O of the main thread, which the heartbeat
  * thread reads from /proc: what reads a long file needs to know nothing of ranks.
  *
- * Rank 0 decides and sends its verdict to the others; each of them decides by itself only about rank 0. A verdict arrives
- * before the end of the connection, so nobody blames rank 0 for the rank that rank 0 ended for. A rank that leaves at the
- * end of a run announces that and is no longer watched.
+ * Rank 0 decides and sends its verdict to the others; each of them decides by itself only about rank 0. The verdict
+ * arrives before rank 0 closes the connection, so the others report the lost rank and not rank 0. A rank that leaves at
+ * the end of a run announces that and is no longer watched.
  *
- * The clock stands still while the heartbeat thread itself does not run (a stopped process, an overloaded machine): other
- * ranks are not blamed for that time. */
+ * The clock pauses while the heartbeat thread itself does not run (a stopped process, an overloaded machine): other
+ * ranks are not reported for that time. */
 #ifndef LLMC_DIST_HEARTBEAT_H
 #define LLMC_DIST_HEARTBEAT_H
 
@@ -44,7 +44,7 @@ typedef struct {
     char text[HEARTBEAT_TEXT_SIZE];
 } HeartbeatMessage;
 
-// What is known of another rank. Ranks other than 0 know rank 0 alone.
+// The state of another rank. Ranks other than 0 only have rank 0's.
 typedef struct {
     int fd;      // -1: not connected
     int heard;   // it has read that this rank ends
@@ -64,7 +64,7 @@ typedef struct {
     HeartbeatPeer* peers;  // [size]
     struct pollfd* polls;
     pthread_t thread;
-    pid_t pid;                // a forked child must not speak for this process
+    pid_t pid;                // a forked child must not announce an end for this process
     int wake;                 // an eventfd that wakes the thread
     int wait_depth, stopped;  // of the main thread; heartbeat_stop() was called
     long long io_bytes;       // that the main thread has read and written
@@ -152,8 +152,8 @@ __attribute__((noreturn)) static inline void heartbeat_end(Heartbeat* h, const c
     HeartbeatMessage m = heartbeat_message(h, VERDICT);
     snprintf(m.text, sizeof m.text, "%s", text);
     heartbeat_send_all(h, &m);
-    // The main thread may hold stderr's lock for ever, so write past it; whole lines do not mix. Nor may this wait for
-    // ever for somebody who no longer reads the output. What the main thread has printed is flushed if that is possible.
+    // The main thread may never release stderr's lock, so write to the descriptor: whole lines do not mix. Do not wait
+    // for a reader of the output that has stopped reading. Flush what the main thread has printed, if possible.
     struct pollfd error = {.fd = STDERR_FILENO, .events = POLLOUT}, out = {.fd = STDOUT_FILENO, .events = POLLOUT};
     char line[HEARTBEAT_TEXT_SIZE + 16];
     int length = snprintf(line, sizeof line, "error: %s\n", m.text);
@@ -162,8 +162,8 @@ __attribute__((noreturn)) static inline void heartbeat_end(Heartbeat* h, const c
         if (poll(&out, 1, 0) == 1) fflush(stdout);
         funlockfile(stdout);
     }
-    // A connection that is closed with unread bytes is reset, and the reset could overtake the verdict: rank 0 reads
-    // until the others, who obey the verdict, have closed their ends.
+    // Closing a connection with unread bytes resets it, and the reset could arrive before the verdict. So rank 0 reads
+    // until the others have received the verdict and closed their ends.
     double end = now_seconds() + LINGER;
     for (int r = 0; r < h->size && h->rank == 0; r++) {
         HeartbeatPeer* p = &h->peers[r];
@@ -294,7 +294,7 @@ static inline int heartbeat_may_end(Heartbeat* h, int ending, int* announced, do
     if (*announced != ending) {
         HeartbeatMessage m = heartbeat_message(h, HEARTBEAT);
         m.ending = ending;
-        // Rank 0 leaves last: the others have nobody else to send to. It announces only an error.
+        // Rank 0 leaves last, because the others are connected to it alone. It announces only an error.
         if (ending >= 0 || h->rank != 0) heartbeat_send_all(h, &m);
         *announced = ending, *since = now_seconds();
     }
@@ -315,7 +315,7 @@ static inline void heartbeat_receive(Heartbeat* h, double seconds) {
     }
     h->polls[h->size].fd = h->wake, h->polls[h->size].events = POLLIN;
     poll(h->polls, (nfds_t)h->size + 1, (int)(1e3 * seconds) + 1);
-    // Time in which this thread did not run, although it was due, is nobody's fault.
+    // Do not count the time for which this thread should have run but was not scheduled.
     double now = now_seconds(), passed = now - h->looked_at;
     if (passed > 2 * h->beat) heartbeat_store(&h->asleep, h->asleep + (int64_t)(1e9 * (passed - h->beat)));
     h->looked_at = now;

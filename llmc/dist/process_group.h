@@ -220,7 +220,7 @@ static inline void group_connect(ProcessGroup* group, Rendezvous* plan) {
 }
 
 // Find the other ranks and connect with them; one rank if neither flags nor environment say that there are more. Ends the
-// program with a line that names what is wrong or who is missing.
+// program with a line that names the error or the missing ranks.
 static inline void group_init(ProcessGroup* group, const RendezvousSettings* settings) {
     Rendezvous plan;
     memset(group, 0, sizeof *group);

@@ -276,7 +276,7 @@ static inline void rendezvous_plan(Rendezvous* r, const RendezvousSettings* s) {
     if (s->port > 0) e->port = s->port;
     e->key = random_key();
     if (r->start == START_MPI) return;
-    // Each launched run has its own file name. The file of a dead run does no harm: nobody knows its key any more, and
+    // Each launched run has its own file name. The file of a dead run is harmless: its key is no longer in use, and
     // rank 0 replaces it.
     if (!is_directory(s->directory)) die(USAGE, "-pf %s: is not a directory", s->directory);
     r->file = xprintf("%s/rank0-%016llx", s->directory, (unsigned long long)rendezvous_run_id(kind));

@@ -71,7 +71,7 @@ static inline void tcp_no_delay(int fd) {
 // ---------------------------------------------------------------------------------------------------------
 // Addresses
 
-// Append a name to try, unless it is there already.
+// Append a name to try, unless it is already in the list.
 static inline void endpoint_add_name(Endpoint* e, const char* name) {
     for (int i = 0; i < e->names; i++)
         if (strcmp(e->name[i], name) == 0) return;

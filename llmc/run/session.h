@@ -55,7 +55,7 @@ static inline void session_open(Session* s, const Settings* settings, Flag* flag
     s->flags = flags, s->flag_count = flag_count;
     s->ctx = ctx, s->lock = (RunLock*)xcalloc(1, sizeof *s->lock), s->held = -1;
     s->began = now_seconds();
-    // An evaluation ends when nobody reads its output; training continues.
+    // An evaluation ends when its output is closed (SIGPIPE); training continues.
     if (!settings->evaluate && settings->steps != 0) signal(SIGPIPE, SIG_IGN);
     // Rank 0 prints for all. Each rank reports its own errors.
     if (group->rank > 0 && !freopen("/dev/null", "w", stdout)) die(FAILED, "/dev/null: %s", strerror(errno));

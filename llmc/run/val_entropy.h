@@ -1,11 +1,11 @@
-/* The loss that the generator of held-out data has on it, and the mean that no model can beat. Generated data has them
- * in a file beside its shard, X_entropy.txt beside X.bin:
+/* The generator's own loss on held-out data, and the entropy, which no model can beat on average. Generated data has
+ * them in a file next to its shard: X_entropy.txt next to X.bin.
  *
  *   T BOUND      tokens of a block; the entropy of the text in nats a token, which no model can beat on average
  *   NATS         for each block of the shard: -log of its probability. One a line
  *
  * The shard is blocks of T tokens, each of which begins with end-of-text, and one more end-of-text. So the targets of a
- * window of T tokens are what is to be known of a block. */
+ * window of T tokens are exactly one block. */
 #ifndef LLMC_RUN_VAL_ENTROPY_H
 #define LLMC_RUN_VAL_ENTROPY_H
 
@@ -17,8 +17,8 @@ typedef struct {
     uint64_t blocks;  // 0: unknown
 } ValEntropy;
 
-// Read the file beside a data set's only shard. Without it, for sequences of other than its T tokens, or if it lacks a
-// block, nothing is known.
+// Read the file next to a data set's only shard. blocks stays 0 without that file, if its T is not this one, or if it
+// lacks a block.
 static inline void val_entropy_open(ValEntropy* e, const Shards* shards, int T) {
     enum { MOST_BYTES = 1 << 30 };
     memset(e, 0, sizeof *e);
