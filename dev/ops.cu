@@ -34,6 +34,7 @@
 #include "ops/matmul.h"
 #include "ops/matmul_bench.h"
 #include "ops/matmul_epilogue.h"
+#include "ops/matmul_parts.h"
 #include "ops/matmul_relu.h"
 #include "ops/muon.h"
 #include "ops/muon_bench.h"
@@ -87,6 +88,7 @@ static const OpRow TABLE[] = {
     {"linear_bce", test_linear_bce, grad_linear_bce, bench_linear_bce},
     {"embedding_rows", test_embedding_rows, NULL, bench_embedding_rows},
     {"matmul_relu", test_matmul_relu, NULL, NULL},
+    {"matmul_parts", test_matmul_parts, NULL, NULL},
     {"table_rows", test_table_rows, NULL, NULL},
     {NULL, NULL, NULL, NULL},
 };

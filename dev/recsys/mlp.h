@@ -9,13 +9,14 @@
 #define DEV_RECSYS_MLP_H
 
 #include "dev/recsys/ops/embedding_rows.h"
+#include "dev/recsys/ops/matmul_parts.h"
 #include "dev/recsys/ops/matmul_relu.h"
 #include "dev/recsys/ops/sgd.h"
 #include "llmc/ops/adamw.h"
 #include "llmc/ops/global_norm.h"
 #include "llmc/optim/model_buffers.h"
 
-enum { MLP_LAYERS = 8, MLP_MAX_WIDTH = 4096, MASK_BITS = 8 * sizeof(floatX) };
+enum { MLP_LAYERS = 8, MLP_MAX_WIDTH = 4096 };
 
 typedef struct {
     int count, width[MLP_LAYERS + 1];
@@ -43,7 +44,7 @@ static inline double mlp_flops(const Mlp* mlp, int B) {
 }
 
 typedef struct {
-    floatX *h[MLP_LAYERS], *dz[MLP_LAYERS], *mask[MLP_LAYERS];  // [B, width]; mask: a bit for each element
+    floatX *h[MLP_LAYERS], *dz[MLP_LAYERS];  // [B, width]
 } MlpActs;
 
 // ---------------------------------------------------------------------------------------------------------
@@ -82,8 +83,6 @@ static inline void mlp_add_acts(TensorTable* table, const char* prefix, size_t f
         rows_add(table, field + offsetof(MlpActs, h), B, mlp->width[l + 1], OWN, name);
         snprintf(name, sizeof name, "%s.%d.dz", prefix, l);
         rows_add(table, field + offsetof(MlpActs, dz), B, mlp->width[l + 1], OWN, name);
-        snprintf(name, sizeof name, "%s.%d.mask", prefix, l);
-        rows_add(table, field + offsetof(MlpActs, mask), B, (mlp->width[l + 1] + MASK_BITS - 1) / MASK_BITS, OWN, name);
     }
 }
 
@@ -94,37 +93,39 @@ static inline void mlp_add_acts(TensorTable* table, const char* prefix, size_t f
 static inline void mlp_forward(const Mlp* mlp, const Linear* p, const MlpActs* a, const floatX* x,
                                const ReluDropout* dropout, int B, Context* ctx) {
     for (int l = 0; l < mlp->count; l++) {
-        ReluOutput out = {a->h[l], a->mask[l], mlp->scale};
+        ReluOutput out = {a->h[l], mlp->scale};
         matmul_relu_forward(out, l ? a->h[l - 1] : x, p[l], B, mlp->width[l], mlp->width[l + 1], dropout[l], ctx);
     }
 }
 
-// From a->dz[count - 1], the gradient of what goes into the last ReLU: all weights, the other dz, and the gradient of x
-// (NULL: not wanted). Biases follow: mlp_bias_jobs().
-static inline void mlp_backward(const Mlp* mlp, const Linear* p, const LinearGrads* g, const MlpActs* a,
-                                const floatX* x, floatX* dx, int B, Context* ctx) {
-    for (int l = mlp->count - 1; l >= 0; l--) {
-        LinearGrads weight = {g[l].w, NULL};
-        int IC = mlp->width[l], OC = mlp->width[l + 1];
-        matmul_backward_weight(weight, a->dz[l], l ? a->h[l - 1] : x, B, IC, OC, SET, ctx);
-        if (l) {
-            ReluOutput below = {a->h[l - 1], a->mask[l - 1], mlp->scale};
-            matmul_relu_backward_input(a->dz[l - 1], a->dz[l], p[l].w, below, B, IC, OC, ctx);
-        } else if (dx) {
-            matmul_backward_input(dx, a->dz[0], p[0].w, B, IC, OC, SET, ctx);
-        }
-    }
+// Outputs of the backward pass.
+typedef struct {
+    const LinearGrads* g;  // [count]
+    floatX* dx;            // NULL: not wanted
+    PartsSum* parts;
+} MlpBackward;
+
+// Elements that the parts of all layers' weight gradients need.
+static inline size_t mlp_parts_size(const Mlp* mlp, int B) {
+    size_t n = 0;
+    for (int l = 0; l < mlp->count; l++) n += matmul_parts_size(B, mlp->width[l], mlp->width[l + 1]);
+    return n;
 }
 
-// Append the bias gradients of the first `layers` layers to `jobs`, which has `count`. Returns the new count.
-static inline int mlp_bias_jobs(BiasJob* jobs, int count, const Mlp* mlp, const LinearGrads* g, const MlpActs* a,
-                                int layers) {
-    CHECK(count + layers <= (int)BIAS_JOBS);
-    for (int l = 0; l < layers; l++) {
-        BiasJob job = {g[l].b, a->dz[l], mlp->width[l + 1]};
-        jobs[count++] = job;
+// From a->dz[count - 1], the gradient of what goes into the last ReLU: all weights, all biases but the last one, the other dz,
+// and the gradient of x (NULL: not wanted). Weights are complete after matmul_parts_sum().
+static inline void mlp_backward(MlpBackward d, const Mlp* mlp, const Linear* p, const MlpActs* a, const floatX* x, int B,
+                                Context* ctx) {
+    const LinearGrads* g = d.g;
+    for (int l = mlp->count - 1; l >= 0; l--) {
+        int IC = mlp->width[l], OC = mlp->width[l + 1];
+        matmul_parts_backward_weight(d.parts, g[l].w, a->dz[l], l ? a->h[l - 1] : x, B, IC, OC, ctx);
+        if (l || d.dx) {
+            ReluOutput below = {l ? a->h[l - 1] : NULL, mlp->scale};
+            ReluGrads input = {l ? a->dz[l - 1] : d.dx, l ? g[l - 1].b : NULL};
+            matmul_relu_backward_input(input, a->dz[l], p[l].w, below, B, IC, OC, ctx);
+        }
     }
-    return count;
 }
 
 // ---------------------------------------------------------------------------------------------------------

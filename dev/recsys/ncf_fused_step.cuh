@@ -47,6 +47,7 @@ static void train_fused(Model* m, Optimizer* o, const Batch* in, uint64_t step, 
     scope_at(ctx, BACKWARD, -1);
     NcfRows user = {m->users, in->items, s.mf_user, s.mf_item, m->a.sums[0], m->a.dmf[0]};
     NcfRows item = {m->items, in->users, s.mf_item, s.mf_user, m->a.sums[1], m->a.dmf[1]};
+    row_segments_wait(&m->users, ctx), row_segments_wait(&m->items, ctx);
     ncf_rows(s, user, item, ctx);
     for (int i = 0; i < 2; i++) {
         NcfMatrix sums = {m->a.sums[i], NCF_H0, CUBLAS_OP_N}, transposed = {m->a.sums[i], NCF_H0, CUBLAS_OP_T};

@@ -4,7 +4,7 @@
 #     bash dev/recsys/test.sh BUILD_FOLDER [without-ops]     make test tests the ops with all others
 set -u
 build=$1 passed=0 failed=0 skipped=0
-ops=(interaction linear_bce embedding_rows matmul_relu table_rows)
+ops=(interaction linear_bce embedding_rows matmul_relu matmul_parts table_rows)
 [ "${2:-}" != without-ops ] || ops=()
 run() { # command...
     local out status totals

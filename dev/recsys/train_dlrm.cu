@@ -43,7 +43,7 @@ typedef struct {
 typedef struct {
     MlpActs bottom, top;
     floatX *z, *dz, *dvectors;
-    real *logits, *losses, *loss;
+    real *logits, *losses, *loss, *parts;  // parts: of the MLPs' weight gradients
 } Acts;
 
 typedef struct {
@@ -106,6 +106,8 @@ static void model_plan(Model* m, Config config, int B, const ProcessGroup* group
     rows_add(stats, offsetof(Acts, logits), B, 0, OWN, "logits");
     rows_add(stats, offsetof(Acts, losses), B, 0, OWN, "losses");
     rows_add(stats, offsetof(Acts, loss), 1, 0, OWN, "loss");
+    rows_add(stats, offsetof(Acts, parts), (int)(mlp_parts_size(&c->top, B) + mlp_parts_size(&c->bottom, B)) + 1, 0, OWN,
+             "parts");
     model_buffers_finish_tables(&m->buffers);
     m->elements = mlp_elements(table, first_table);
     // No layers. The pointers to them fall on fields that are bound after them.
@@ -209,19 +211,20 @@ static void send_gradients(Model* m, Context* ctx) {
 static void backward(Model* m, const Batch* in, Context* ctx) {
     const Config* c = &m->config;
     int B = in->B, bottom = c->bottom.count - 1;
-    BiasJob jobs[BIAS_JOBS];
     scope_at(ctx, BACKWARD, -1);
-    mlp_backward(&c->top, m->p.top, m->g.top, &m->a.top, m->a.z, m->a.dz, B, ctx);
+    PartsSum parts = {0};
+    parts.free = m->a.parts;
+    MlpBackward of_top = {m->g.top, m->a.dz, &parts}, of_bottom = {m->g.bottom, NULL, &parts};
+    mlp_backward(of_top, &c->top, m->p.top, &m->a.top, m->a.z, B, ctx);
     if (c->interaction == BOTTOM_PAIRS) interaction_mask(m->a.dz, interaction_shape(m, B), ctx);
     Lookups looked_up = lookups(m, in);
     InteractionBackward g = {m->a.bottom.dz[bottom], m->a.dvectors,   m->a.dz,
                              m->a.bottom.h[bottom],  looked_up.table, looked_up.rows};
     interaction_backward(g, interaction_shape(m, B), ctx);
     send_gradients(m, ctx);
-    mlp_backward(&c->bottom, m->p.bottom, m->g.bottom, &m->a.bottom, in->numbers, NULL, B, ctx);
-    int count = mlp_bias_jobs(jobs, 0, &c->top, m->g.top, &m->a.top, c->top.count - 1);  // the last one's is done
-    count = mlp_bias_jobs(jobs, count, &c->bottom, m->g.bottom, &m->a.bottom, c->bottom.count);
-    matmul_backward_biases(jobs, count, B, ctx);
+    mlp_backward(of_bottom, &c->bottom, m->p.bottom, &m->a.bottom, in->numbers, B, ctx);
+    matmul_relu_backward_bias(m->g.bottom[bottom].b, m->a.bottom.dz[bottom], B, m->E, ctx);
+    matmul_parts_sum(&parts, ctx);
 }
 
 // SGD of everything. The norm in o->norm is that of the MLPs' gradients.
@@ -232,6 +235,7 @@ static void update(Model* m, Optimizer* o, double lr, Context* ctx) {
     EmbeddingTable table = recommender_table(b, o, (size_t)(own_tables(m) - b->params), m->E);
     recommender_norm(b, o, m->elements, h, ctx);
     sgd_update(b->params, recommender_weights(b, o), b->grads, o->step, lr, m->elements, ctx);
+    row_segments_wait(&m->segments, ctx);
     embedding_sgd(table, dx, m->segments, lr, o->step, ctx);
 }
 
@@ -242,7 +246,7 @@ static void train_batch(Model* m, Optimizer* o, const Batch* in, double lr, Cont
     exchange_share(x, (uint64_t)in->B * (uint64_t)x->ranks, in->B, 1);
     scope_at(ctx, FORWARD, -1);
     fetch(m, in, ctx);
-    row_segments_find(&m->segments, x->ranks == 1 ? in->rows : x->owned_ids, exchange_lookups(x), NO_STARTS, ctx);
+    row_segments_begin(&m->segments, x->ranks == 1 ? in->rows : x->owned_ids, exchange_lookups(x), NO_STARTS, ctx);
     forward(m, in, BACKWARD, ctx);
     backward(m, in, ctx);
     recommender_all_reduce(&m->buffers, m->a.loss, ctx);

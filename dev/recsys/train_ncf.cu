@@ -44,7 +44,7 @@ typedef struct {
 typedef struct {
     MlpActs mlp;
     floatX *h0, *dh0, *x, *dx, *dmf_user, *dmf_item;
-    real *logits, *losses, *loss;
+    real *logits, *losses, *loss, *parts;  // parts: of the MLP's weight gradients
     // Of the fused step only.
     floatX *products[2], *sums[2], *dmlp[2];  // users, items: [rows, H0], [rows, H0], [rows, E]
     real *dmf[2], *dlogits, *partial, *row_partial, *partial_loss;
@@ -59,7 +59,7 @@ typedef struct {
     RowSegments users, items;
     ParamSpan* span;  // the MLP as one span of AdamW, on the device
     AdamRows adam_rows;
-    int is_fused;  // 1: the fused step, if fused_supports() the widths. Off until whole runs have used it
+    int is_fused;  // 1: the fused step
     uint64_t seed;
     Params p;
     Grads g;
@@ -117,8 +117,10 @@ static void model_plan(Model* m, Config config, int B, const ProcessGroup* group
     rows_add(stats, offsetof(Acts, logits), B, 0, OWN, "logits");
     rows_add(stats, offsetof(Acts, losses), B, 0, OWN, "losses");
     rows_add(stats, offsetof(Acts, loss), 1, 0, OWN, "loss");
+    rows_add(stats, offsetof(Acts, parts), (int)mlp_parts_size(&c->mlp, B) + 1, 0, OWN, "parts");
 #ifdef NCF_FUSED
-    if (fused_supports(c) && m->exchange.ranks == 1) fused_plan(m, acts, stats);
+    m->is_fused = fused_supports(c) && m->exchange.ranks == 1;
+    if (m->is_fused) fused_plan(m, acts, stats);
 #endif
     model_buffers_finish_tables(&m->buffers);
     m->elements = mlp_elements(table, first_table);
@@ -231,21 +233,22 @@ static void forward(Model* m, const Batch* in, uint64_t step, double scale, Dire
 static void backward(Model* m, const Batch* in, Context* ctx) {
     const Config* c = &m->config;
     int last = c->mlp.count - 1;
-    BiasJob jobs[BIAS_JOBS];
     scope_at(ctx, BACKWARD, -1);
     gmf_split(m->a.dmf_user, m->a.dmf_item, m->a.mlp.dz[last], m->a.dx, tables(m), lookups(m, in), ctx);
-    mlp_backward(&c->mlp, m->p.mlp, m->g.mlp, &m->a.mlp, m->a.h0, m->a.dh0, in->B, ctx);
-    int count = mlp_bias_jobs(jobs, 0, &c->mlp, m->g.mlp, &m->a.mlp, last);  // the last one's is done
-    if (count) matmul_backward_biases(jobs, count, in->B, ctx);
+    PartsSum parts = {0};
+    parts.free = m->a.parts;
+    MlpBackward of_mlp = {m->g.mlp, m->a.dh0, &parts};
+    mlp_backward(of_mlp, &c->mlp, m->p.mlp, &m->a.mlp, m->a.h0, in->B, ctx);
+    matmul_parts_sum(&parts, ctx);
 }
 
 // Find the segments of all samples' lookups in the tables of users, or of items.
-static void find_segments(Model* m, RowSegments* segments, const int* index, int mf, int mlp, Context* ctx) {
+static void find_segments(Model* m, RowSegments* segments, const int* index, RowStarts starts, int mf, Context* ctx) {
     Exchange* x = &m->exchange;
-    int table = exchange_is_mine(x, mf) ? mf : mlp;
+    int table = exchange_is_mine(x, mf) ? mf : mf + MLP_USER;  // the MLP's table of the same ids
     if (!exchange_is_mine(x, table)) return;
     if (x->ranks > 1) index = exchange_table_ids(x, table, ctx);
-    row_segments_find(segments, index, exchange_samples(x), WITH_STARTS, ctx);
+    row_segments_begin(segments, index, exchange_samples(x), starts, ctx);
 }
 
 // Adam of everything. The norm in o->norm is that of the MLP's gradients.
@@ -256,6 +259,7 @@ static void update(Model* m, Optimizer* o, OptimizerSettings h, Context* ctx) {
     TableRows rows = x->ranks == 1 ? sample_rows(m, m->a.dmf_user, m->a.dmf_item, m->a.dh0) : exchange_owned_rows(x);
     recommender_norm(b, o, m->elements, h, ctx);
     adamw_update(state, m->elements, m->span, 1, h, ctx);
+    row_segments_wait(&m->users, ctx), row_segments_wait(&m->items, ctx);
     for (int k = 0; k < x->count_of[x->rank]; k++) {
         int t = x->owned[k], is_user = t == MF_USER || t == MLP_USER;
         EmbeddingTable table = recommender_table(b, o, (size_t)(m->p.tables[t] - b->params), x->width[t]);
@@ -267,13 +271,18 @@ static void update(Model* m, Optimizer* o, OptimizerSettings h, Context* ctx) {
 // One step of training: forward, backward, update. Each rank has in->B samples. m->a.loss gets the loss before the update.
 static void train_batch(Model* m, Optimizer* o, const Batch* in, uint64_t step, OptimizerSettings h, Context* ctx) {
     Exchange* x = &m->exchange;
+    RowStarts starts = WITH_STARTS;
+#ifdef NCF_FUSED
+    int is_fused = m->is_fused && m->adam_rows == DENSE;
+    if (is_fused) starts = NO_STARTS;
+#endif
     exchange_share(x, (uint64_t)in->B * (uint64_t)x->ranks, in->B, 1);
     scope_at(ctx, FORWARD, -1);
     fetch(m, in, ctx);
-    find_segments(m, &m->users, in->users, MF_USER, MLP_USER, ctx);
-    find_segments(m, &m->items, in->items, MF_ITEM, MLP_ITEM, ctx);
+    find_segments(m, &m->users, in->users, starts, MF_USER, ctx);
+    find_segments(m, &m->items, in->items, starts, MF_ITEM, ctx);
 #ifdef NCF_FUSED
-    if (m->is_fused && m->adam_rows == DENSE && x->ranks == 1) {
+    if (is_fused) {
         train_fused(m, o, in, step, h, ctx);
         return;
     }

@@ -1,4 +1,5 @@
-/* The GPU's part of embedding_rows.h: a stable sort of the lookups by row, then one warp per row. */
+/* The GPU's part of embedding_rows.h: a stable sort of the lookups by row, which may run on a stream of its own; then a warp for
+ * a row, or for the rows of some sorted positions. */
 #ifndef DEV_RECSYS_OPS_EMBEDDING_ROWS_CUH
 #define DEV_RECSYS_OPS_EMBEDDING_ROWS_CUH
 
@@ -12,12 +13,20 @@ static inline RowSegments row_segments_alloc(int N, int rows, Context* ctx) {
     RowSegments s = {N, rows, N, NULL, NULL, NULL, NULL};
     s.begin = (int*)device_alloc(ctx, ((size_t)rows + 1) * sizeof(int), "segments");
     s.sort = device_alloc(ctx, embedding_sort_bytes(rows, N), "segments");
+    int least, greatest;
+    cudaCheck(cudaDeviceGetStreamPriorityRange(&least, &greatest));
+    cudaCheck(cudaStreamCreateWithPriority(&s.stream, cudaStreamNonBlocking, greatest));
+    cudaCheck(cudaEventCreateWithFlags(&s.begun, cudaEventDisableTiming));
+    cudaCheck(cudaEventCreateWithFlags(&s.done, cudaEventDisableTiming));
     return s;
 }
 
 static inline void row_segments_free(RowSegments* s) {
     device_free(s->begin, ((size_t)s->rows + 1) * sizeof(int));
     device_free(s->sort, embedding_sort_bytes(s->rows, s->capacity));
+    cudaCheck(cudaStreamDestroy(s->stream));
+    cudaCheck(cudaEventDestroy(s->begun));
+    cudaCheck(cudaEventDestroy(s->done));
 }
 
 // begin[r] = the first position with a key >= r. One thread per position, and one for the end.
@@ -43,17 +52,36 @@ static inline void row_segments_find(RowSegments* s, const int* index, int N, Ro
     scope_close(&scope);
 }
 
+// After all that the stream has so far: it may have written the index, or read the segments of the step before.
+static inline void row_segments_begin(RowSegments* s, const int* index, int N, RowStarts starts, Context* ctx) {
+    Context beside = *ctx;
+    beside.stream = s->stream;
+    cudaCheck(cudaEventRecord(s->begun, ctx->stream));
+    cudaCheck(cudaStreamWaitEvent(s->stream, s->begun, 0));
+    row_segments_find(s, index, N, starts, &beside);
+    cudaCheck(cudaEventRecord(s->done, s->stream));
+}
+
+static inline void row_segments_wait(const RowSegments* s, Context* ctx) {
+    cudaCheck(cudaStreamWaitEvent(ctx->stream, s->done, 0));
+}
+
+// Four elements of a gradient.
+__device__ inline Vector<floatX, 4> row_load(const floatX* p) {
+    Vector<floatX, 4> x;
+    if constexpr (sizeof(floatX) == 2) *(int2*)&x = *(const int2*)p;
+    else *(int4*)&x = *(const int4*)p;
+    return x;
+}
+
 // sum [4] += columns c .. c + 3 of the gradients of the positions begin .. end - 1, in order. The row ends where the key
 // changes; loads of several gradients are in flight.
 __device__ inline void row_gradient_add(float* sum, RowGradients dx, const int* source, int begin, int end, int c) {
     for (int i = begin; i < end; i += ROWS_LOADS) {
         Vector<floatX, 4> x[ROWS_LOADS];
 #pragma unroll
-        for (int k = 0; k < ROWS_LOADS; k++) {
-            const floatX* p = dx.p + (size_t)source[min(i + k, end - 1)] * dx.stride + c;
-            if constexpr (sizeof(floatX) == 2) *(int2*)&x[k] = *(const int2*)p;
-            else *(int4*)&x[k] = *(const int4*)p;
-        }
+        for (int k = 0; k < ROWS_LOADS; k++)
+            x[k] = row_load(dx.p + (size_t)source[min(i + k, end - 1)] * dx.stride + c);
 #pragma unroll
         for (int k = 0; k < ROWS_LOADS; k++)
 #pragma unroll
@@ -71,26 +99,70 @@ __device__ inline void row_store(EmbeddingTable t, size_t at, Vector<real> w) {
     }
 }
 
-// One warp per position. The warp at a row's first position updates the row; a lane has four adjacent columns.
+// WARP consecutive positions of the sorted lookups, one per lane; `before`: the key of the one before. Bits of heads and tails:
+// positions at which a row begins and ends.
+typedef struct {
+    int key, before, source, count;
+    unsigned heads, tails;
+} RowChunk;
+
+__device__ inline RowChunk row_chunk(const RowSegments& s, int first) {
+    int lane = threadIdx.x % WARP, i = first + lane;
+    RowChunk c;
+    c.count = min(WARP, s.N - first);
+    c.key = i < s.N ? s.key[i] : -1;
+    c.source = i < s.N ? s.source[i] : 0;
+    int outside = -1;  // the key before the chunk, in the first lane, or after it, in the last
+    if (lane == 0 && first) outside = s.key[first - 1];
+    if (lane == WARP - 1 && i + 1 < s.N) outside = s.key[i + 1];
+    int after = __shfl_down_sync(ALL_LANES, c.key, 1);
+    c.before = __shfl_up_sync(ALL_LANES, c.key, 1);
+    if (lane == 0) c.before = outside;
+    if (lane == WARP - 1) after = outside;
+    c.heads = __ballot_sync(ALL_LANES, i < s.N && c.before != c.key);
+    c.tails = __ballot_sync(ALL_LANES, i < s.N && after != c.key);
+    return c;
+}
+
+// One warp per WARP positions. It updates the rows that begin there, and goes on until the last of them ends; a lane has four
+// adjacent columns. Gradients and weights of ROWS_LOADS positions are loaded at a time.
 static __global__ void __launch_bounds__(ROWS_WARPS* WARP)
     embedding_sgd_kernel(EmbeddingTable t, RowGradients dx, RowSegments s, float lr, const AdamWStep* step) {
-    int lane = threadIdx.x % WARP, i = blockIdx.x * ROWS_WARPS + threadIdx.x / WARP;
-    if (i >= s.N || !step->is_taken) return;
-    int row = s.key[i], end = i + 1;
-    if (i && s.key[i - 1] == row) return;
-    // A lane looks at one of the next WARP positions at a time.
-    for (unsigned same = ALL_LANES; same == ALL_LANES;) {
-        same = __ballot_sync(ALL_LANES, end + lane < s.N && s.key[min(end + lane, s.N - 1)] == row);
-        end += same == ALL_LANES ? WARP : __ffs((int)~same) - 1;
-    }
-    for (int c = 4 * lane; c < t.E; c += 4 * WARP) {
-        size_t at = (size_t)row * t.E + c;
-        Vector<real> w = load128(t.w + at);
+    int lane = threadIdx.x % WARP, begin = (blockIdx.x * ROWS_WARPS + threadIdx.x / WARP) * WARP;
+    if (begin >= s.N || !step->is_taken) return;
+    for (int column = 0; column < t.E; column += 4 * WARP) {
+        int c = column + 4 * lane, exists = c < t.E;
         float sum[4] = {0};
-        row_gradient_add(sum, dx, s.source, i, end, c);
+        for (int first = begin; first < s.N; first += WARP) {
+            RowChunk chunk = row_chunk(s, first);
+            if (first == begin && !chunk.heads) return;  // all belongs to a row that began before
+            int k = first == begin ? __ffs((int)chunk.heads) - 1 : 0, end = chunk.count;
+            if (first > begin && chunk.tails) end = __ffs((int)chunk.tails);
+            for (; k < end; k += ROWS_LOADS) {
+                Vector<floatX, 4> g[ROWS_LOADS];
+                Vector<real> w[ROWS_LOADS];
 #pragma unroll
-        for (int j = 0; j < 4; j++) w.v[j] = fmaf(-lr, sum[j], w.v[j]);
-        row_store(t, at, w);
+                for (int j = 0; j < ROWS_LOADS; j++) {
+                    int source = __shfl_sync(ALL_LANES, chunk.source, min(k + j, end - 1)),
+                        row = __shfl_sync(ALL_LANES, chunk.key, min(k + j, end - 1));
+                    if (k + j >= end || !exists) continue;
+                    g[j] = row_load(dx.p + (size_t)source * dx.stride + c);
+                    if (chunk.tails >> (k + j) & 1) w[j] = load128(t.w + (size_t)row * t.E + c);
+                }
+#pragma unroll
+                for (int j = 0; j < ROWS_LOADS; j++) {
+                    int row = __shfl_sync(ALL_LANES, chunk.key, min(k + j, end - 1));
+                    if (k + j >= end || !exists) continue;
+#pragma unroll
+                    for (int e = 0; e < 4; e++) sum[e] += to_float(g[j].v[e]);
+                    if (!(chunk.tails >> (k + j) & 1)) continue;
+#pragma unroll
+                    for (int e = 0; e < 4; e++) w[j].v[e] = fmaf(-lr, sum[e], w[j].v[e]), sum[e] = 0;
+                    row_store(t, (size_t)row * t.E + c, w[j]);
+                }
+            }
+            if (chunk.tails >> (end - 1) & 1) break;
+        }
     }
 }
 
@@ -99,8 +171,8 @@ static inline void embedding_sgd(EmbeddingTable t, RowGradients dx, RowSegments 
     Scope scope = scope_open(ctx, "embedding_sgd", 2.0 * s.N * t.E, EMBEDDING_SGD_BYTES(s.N, t.E), "N=%d rows=%d E=%d",
                              s.N, s.rows, t.E);
     CHECK(t.E % 4 == 0 && dx.stride % 4 == 0);
-    embedding_sgd_kernel<<<blocks_for((size_t)s.N, ROWS_WARPS), ROWS_WARPS * WARP, 0, ctx->stream>>>(t, dx, s,
-                                                                                                     (float)lr, step);
+    embedding_sgd_kernel<<<blocks_for((size_t)s.N, ROWS_WARPS * WARP), ROWS_WARPS * WARP, 0, ctx->stream>>>(
+        t, dx, s, (float)lr, step);
     cudaCheck(cudaGetLastError());
     scope_close(&scope);
 }

@@ -26,6 +26,10 @@ typedef struct {
     int* begin;             // [rows + 1]
     int* key;               // [N] ascending row numbers; GPU only
     void* sort;             // memory of the sort; GPU only
+#ifdef __CUDACC__
+    cudaStream_t stream;  // the sort may run here, beside other work
+    cudaEvent_t begun, done;
+#endif
 } RowSegments;
 
 // Adam needs `begin`; SGD on the GPU finds the ends of segments by their keys.
@@ -135,6 +139,13 @@ static inline void row_segments_find(RowSegments* s, const int* index, int N, Ro
     row_segments_ref(*s, index);
     scope_close(&scope);
 }
+
+// The same, which may run beside the launches that follow, up to row_segments_wait().
+static inline void row_segments_begin(RowSegments* s, const int* index, int N, RowStarts starts, Context* ctx) {
+    row_segments_find(s, index, N, starts, ctx);
+}
+
+static inline void row_segments_wait(const RowSegments* s, Context* ctx) { (void)s, (void)ctx; }
 
 static inline void embedding_sgd(EmbeddingTable t, RowGradients dx, RowSegments s, double lr, const AdamWStep* step,
                                  Context* ctx) {

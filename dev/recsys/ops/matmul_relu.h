@@ -3,14 +3,16 @@
  *   forward          h = dropout(relu(x w^T + b))               x [N, IC], w [OC, IC], b [OC], h [N, OC]
  *   backward input   dz = (dy w) * scale where h > 0, else 0     dy [N, OC], h, dz [N, IC]: h is the layer's input, itself
  *                    an output of ReLU and dropout with 1 / (1 - p) = scale
- *   biases           db = column sums of dz, for several layers in one launch
+ *                    db [IC] = column sums of dz: the bias gradient of the layer below
+ *   biases           db = column sums of dz, where dz comes from elsewhere
  *
  * Modes: all outputs are SET. dtypes: floatX, gradients of biases real. The backward pass needs no mask of dropout: an
  * element is positive if ReLU and dropout both let it through.
  * Dropout: element c of sample n is kept if 16 random bits are >= threshold. A Philox call gives the bits of eight
  * neighbouring channels: counters (c / 8, n), key of (seed, step, layer, site). p is rounded to a multiple of 2^-16.
- * Numerics: those of matmul. On the GPU ReLU and its derivative are in cuBLASLt's epilogue, which keeps one bit per element
- * in `mask`, if floatX has 16 bits and OC is a multiple of 128; else a kernel follows the product.
+ * Numerics: those of matmul. On Hopper with 16-bit floatX and without dropout, ReLU or its mask and the column sums are in the
+ * product's own kernel (matmul_relu_hopper.cuh). Else ReLU is in cuBLASLt's epilogue, or a kernel follows the product. Its DRELU
+ * epilogue is not used: it is a kernel of its own, five times slower than ours.
  * Source: the definition; dropout as in torch.nn.functional.dropout (inverted). */
 #ifndef DEV_RECSYS_OPS_MATMUL_RELU_H
 #define DEV_RECSYS_OPS_MATMUL_RELU_H
@@ -25,20 +27,17 @@ typedef struct {
     float scale;
 } ReluDropout;
 
-// What a layer keeps of its output.
+// A layer's output.
 typedef struct {
     floatX* h;    // [N, OC]
-    void* mask;   // [N * OC] bits for the GPU's epilogue; the CPU does not use them
     float scale;  // of the dropout
 } ReluOutput;
 
+// The gradient of what goes into a ReLU, and its column sums.
 typedef struct {
+    floatX* dz;
     real* db;
-    const floatX* dz;
-    int OC;
-} BiasJob;
-
-enum { BIAS_JOBS = 16 };  // at least the layers of two MLPs
+} ReluGrads;
 
 static inline ReluDropout relu_dropout_make(double p, uint64_t key, uint64_t first) {
     ReluDropout d = {key, first, (uint32_t)(p * 65536 + 0.5), (float)(1 / (1 - p))};
@@ -103,26 +102,26 @@ static inline void matmul_relu_forward(ReluOutput out, const floatX* x, Linear p
     scope_close(&scope);
 }
 
-// `h`: the layer's input, as the layer below keeps it.
-static inline void matmul_relu_backward_input(floatX* dz, const floatX* dy, const floatX* w, ReluOutput h, int N,
-                                              int IC, int OC, Context* ctx) {
-    matmul_backward_input(dz, dy, w, N, IC, OC, SET, ctx);
-    Scope scope = scope_open(ctx, "relu_mask", 1.0 * N * IC, 3.0 * N * IC * sizeof(floatX), "N=%d IC=%d", N, IC);
-    relu_mask(dz, h.h, (real)h.scale, (size_t)N * (size_t)IC);
+static inline void matmul_relu_backward_bias(real* db, const floatX* dz, int N, int OC, Context* ctx) {
+    Scope scope = scope_open(ctx, "matmul_relu_backward_bias", 0, 0, "N=%d OC=%d", N, OC);
+#pragma omp parallel for schedule(static)
+    for (int c = 0; c < OC; c++) {
+        double sum = 0;
+        for (int n = 0; n < N; n++) sum += (double)dz[(size_t)n * (size_t)OC + (size_t)c];
+        db[c] = (real)sum;
+    }
     scope_close(&scope);
 }
 
-static inline void matmul_backward_biases(const BiasJob* jobs, int count, int N, Context* ctx) {
-    Scope scope = scope_open(ctx, "matmul_backward_biases", 0, 0, "layers=%d N=%d", count, N);
-    for (int j = 0; j < count; j++) {
-#pragma omp parallel for schedule(static)
-        for (int c = 0; c < jobs[j].OC; c++) {
-            double sum = 0;
-            for (int n = 0; n < N; n++) sum += (double)jobs[j].dz[(size_t)n * (size_t)jobs[j].OC + (size_t)c];
-            jobs[j].db[c] = (real)sum;
-        }
-    }
+// `h`: the layer's input, as the layer below keeps it; h.h NULL: there is no ReLU below, and no db.
+static inline void matmul_relu_backward_input(ReluGrads d, const floatX* dy, const floatX* w, ReluOutput h, int N,
+                                              int IC, int OC, Context* ctx) {
+    matmul_backward_input(d.dz, dy, w, N, IC, OC, SET, ctx);
+    if (!h.h) return;
+    Scope scope = scope_open(ctx, "relu_mask", 1.0 * N * IC, 3.0 * N * IC * sizeof(floatX), "N=%d IC=%d", N, IC);
+    relu_mask(d.dz, h.h, (real)h.scale, (size_t)N * (size_t)IC);
     scope_close(&scope);
+    matmul_relu_backward_bias(d.db, d.dz, N, IC, ctx);
 }
 #endif
 #endif

@@ -46,7 +46,7 @@ enum {
     NCF_DB3 = NCF_DW3 + NCF_H2,
     NCF_PARTIAL = NCF_DB3 + 1,
     NCF_ROW_PARTIAL = NCF_H0 + NCF_F,  // db0, and the other part of the last layer
-    NCF_ROW_BLOCKS = 8                 // per multiprocessor
+    NCF_ROW_BLOCKS = 4                 // per multiprocessor
 };
 
 // Everything that the kernels read and write, but for the tables' moments.
@@ -364,54 +364,93 @@ typedef struct {
     float* G;
 } NcfRows;
 
-// One warp per row of both tables, users first. A lane has eight columns of dz0 and two of the factors. Sums over all
-// samples, db0 and the last layer's, come from the users' rows.
-static __global__ void __launch_bounds__(NCF_THREADS) ncf_rows_kernel(NcfStep s, NcfRows user, NcfRows item) {
-    __shared__ float sums[NCF_THREADS / WARP][NCF_ROW_PARTIAL];
-    int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP, all = user.segments.rows + item.segments.rows;
-    float db0[8] = {0}, dw3[2] = {0};
-    float w[2] = {to_float(s.w3[lane * 2]), to_float(s.w3[lane * 2 + 1])};
-    for (int i = blockIdx.x * (NCF_THREADS / WARP) + warp; i < all; i += gridDim.x * (NCF_THREADS / WARP)) {
-        int is_user = i < user.segments.rows, r = is_user ? i : i - user.segments.rows;
-        // Selecting fields, not the structs, keeps the parameters out of local memory.
-        const int *begins = is_user ? user.segments.begin : item.segments.begin,
-                  *source = is_user ? user.segments.source : item.segments.source,
-                  *others = is_user ? user.others : item.others;
-        const floatX* theirs = is_user ? user.theirs : item.theirs;
-        int begin = begins[r], end = begins[r + 1];
-        float S[8] = {0}, G[2] = {0};
-        for (int k = begin; k < end; k += ROWS_LOADS) {
+// The sums of row r; a lane has eight columns of dz0 and two of the factors.
+__device__ inline void ncf_store_row(const NcfRows& t, int r, const float (&S)[8], float g0, float g1) {
+    int lane = threadIdx.x % WARP;
+    store128(t.S + (size_t)r * NCF_H0 + lane * 8, from_floats<floatX>(S));
+    *(float2*)(t.G + (size_t)r * NCF_F + lane * 2) = make_float2(g0, g1);
+}
+
+// Rows begin .. end - 1 have no samples.
+__device__ inline void ncf_clear_rows(const NcfRows& t, int begin, int end) {
+    const float zeros[8] = {0};
+    for (int r = begin; r < end; r++) ncf_store_row(t, r, zeros, 0, 0);
+}
+
+// Sums over the rows of one table that a warp has seen.
+typedef struct {
+    float db0[8], dw3[2];
+} NcfRowTotals;
+
+// IS_USER: add to the totals too. One warp: the rows that begin among the WARP positions from `begin` on, and the empty rows before each of them.
+template <bool IS_USER>
+__device__ __forceinline__ void ncf_rows_chunk(const NcfStep& s, const NcfRows& t, int begin, const float (&w)[2],
+                                               NcfRowTotals& totals) {
+    const RowSegments& segments = t.segments;
+    int lane = threadIdx.x % WARP;
+    float S[8] = {0}, G[2] = {0};
+    for (int first = begin; first < segments.N; first += WARP) {
+        RowChunk c = row_chunk(segments, first);
+        if (first == begin && !c.heads) return;  // all belongs to a row that began before
+        int other = t.others[c.source], k = first == begin ? __ffs((int)c.heads) - 1 : 0, end = c.count;
+        float dlogit = s.dlogits[c.source];
+        if (first > begin && c.tails) end = __ffs((int)c.tails);
+        unsigned gaps = __ballot_sync(ALL_LANES, lane >= k && lane < end && c.key > c.before + 1);
+        for (; gaps; gaps &= gaps - 1) {
+            int at = __ffs((int)gaps) - 1;
+            ncf_clear_rows(t, __shfl_sync(ALL_LANES, c.before, at) + 1, __shfl_sync(ALL_LANES, c.key, at));
+        }
+        if (first + end == segments.N)
+            ncf_clear_rows(t, __shfl_sync(ALL_LANES, c.key, end - 1) + 1, segments.rows);
+        for (; k < end; k += ROWS_LOADS) {
             Vector<floatX> x[ROWS_LOADS];
             __nv_bfloat162 f[ROWS_LOADS];
-            float d[ROWS_LOADS];
 #pragma unroll
             for (int j = 0; j < ROWS_LOADS; j++) {
-                int n = source[min(k + j, end - 1)];
+                int at = min(k + j, end - 1), n = __shfl_sync(ALL_LANES, c.source, at),
+                    o = __shfl_sync(ALL_LANES, other, at);
                 x[j] = load128_streaming(s.dz0 + (size_t)n * NCF_H0 + lane * 8);
-                f[j] = *(const __nv_bfloat162*)(theirs + (size_t)others[n] * NCF_F + lane * 2);
-                d[j] = s.dlogits[n];
+                f[j] = *(const __nv_bfloat162*)(t.theirs + (size_t)o * NCF_F + lane * 2);
             }
 #pragma unroll
             for (int j = 0; j < ROWS_LOADS; j++) {
+                int at = min(k + j, end - 1), r = __shfl_sync(ALL_LANES, c.key, at);
+                float d = __shfl_sync(ALL_LANES, dlogit, at), values[8];
                 if (k + j >= end) break;
-                float values[8];
                 to_floats(values, x[j]);
 #pragma unroll
-                for (int c = 0; c < 8; c++) S[c] += values[c];
-                G[0] += d[j] * __low2float(f[j]), G[1] += d[j] * __high2float(f[j]);
+                for (int e = 0; e < 8; e++) S[e] += values[e];
+                G[0] += d * __low2float(f[j]), G[1] += d * __high2float(f[j]);
+                if (!(c.tails >> at & 1)) continue;
+                ncf_store_row(t, r, S, w[0] * G[0], w[1] * G[1]);
+                if constexpr (IS_USER) {
+                    __nv_bfloat162 mine = *(const __nv_bfloat162*)(t.mine + (size_t)r * NCF_F + lane * 2);
+#pragma unroll
+                    for (int e = 0; e < 8; e++) totals.db0[e] += S[e];
+                    totals.dw3[0] += G[0] * __low2float(mine), totals.dw3[1] += G[1] * __high2float(mine);
+                }
+#pragma unroll
+                for (int e = 0; e < 8; e++) S[e] = 0;
+                G[0] = G[1] = 0;
             }
         }
-        store128((is_user ? user.S : item.S) + (size_t)r * NCF_H0 + lane * 8, from_floats<floatX>(S));
-        *(float2*)((is_user ? user.G : item.G) + (size_t)r * NCF_F + lane * 2) = make_float2(w[0] * G[0], w[1] * G[1]);
-        if (!is_user) continue;
-        __nv_bfloat162 mine = *(const __nv_bfloat162*)(user.mine + (size_t)r * NCF_F + lane * 2);
-#pragma unroll
-        for (int c = 0; c < 8; c++) db0[c] += S[c];
-        dw3[0] += G[0] * __low2float(mine), dw3[1] += G[1] * __high2float(mine);
+        if (c.tails >> (end - 1) & 1) return;
     }
+}
+
+// A warp takes every so many chunks of the users' sorted samples, then of the items'. Sums over all samples, db0 and the last
+// layer's, come from the users' rows.
+static __global__ void __launch_bounds__(NCF_THREADS) ncf_rows_kernel(NcfStep s, NcfRows user, NcfRows item) {
+    __shared__ float sums[NCF_THREADS / WARP][NCF_ROW_PARTIAL];
+    int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP, stride = gridDim.x * NCF_THREADS;
+    int begin = (blockIdx.x * (NCF_THREADS / WARP) + warp) * WARP;
+    float w[2] = {to_float(s.w3[lane * 2]), to_float(s.w3[lane * 2 + 1])};
+    NcfRowTotals totals = {{0}, {0}};
+    for (int first = begin; first < s.B; first += stride) ncf_rows_chunk<true>(s, user, first, w, totals);
+    for (int first = begin; first < s.B; first += stride) ncf_rows_chunk<false>(s, item, first, w, totals);
 #pragma unroll
-    for (int c = 0; c < 8; c++) sums[warp][lane * 8 + c] = db0[c];
-    sums[warp][NCF_H0 + lane * 2] = dw3[0], sums[warp][NCF_H0 + lane * 2 + 1] = dw3[1];
+    for (int c = 0; c < 8; c++) sums[warp][lane * 8 + c] = totals.db0[c];
+    sums[warp][NCF_H0 + lane * 2] = totals.dw3[0], sums[warp][NCF_H0 + lane * 2 + 1] = totals.dw3[1];
     __syncthreads();
     for (int c = threadIdx.x; c < NCF_ROW_PARTIAL; c += NCF_THREADS) {
         float total = 0;
@@ -425,23 +464,33 @@ typedef struct {
     real *db0, *dw1, *db1, *dw2, *db2, *dw3, *db3, *loss;
 } NcfSums;
 
-// A thread adds one element of all blocks' partial sums; the last block adds the losses.
+// A block adds the partial sums of WARP elements of all blocks: each warp every so many of them, in order. The last block adds
+// the losses.
 static __global__ void __launch_bounds__(NCF_THREADS)
     ncf_reduce_kernel(NcfSums out, NcfStep s, int blocks, int row_blocks) {
-    int e = blockIdx.x * NCF_THREADS + threadIdx.x;
+    constexpr int WARPS = NCF_THREADS / WARP;
+    __shared__ float sums[WARPS][WARP];
+    int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP, e = blockIdx.x * WARP + lane;
     if (blockIdx.x + 1 == gridDim.x) {
         double loss = threadIdx.x < blocks ? s.partial_loss[threadIdx.x] : 0;
         loss = block_sum(loss);
         if (threadIdx.x == 0) *out.loss = (real)(s.scale * loss);
         return;
     }
-    if (e >= NCF_PARTIAL + NCF_ROW_PARTIAL) return;
     int of_rows = e >= NCF_PARTIAL, count = of_rows ? row_blocks : blocks, k = of_rows ? e - NCF_PARTIAL : e;
     const float* from = of_rows ? s.row_partial + k : s.partial + k;
     size_t stride = of_rows ? NCF_ROW_PARTIAL : NCF_PARTIAL;
     float sum = 0;
+    if (e < NCF_PARTIAL + NCF_ROW_PARTIAL) {
 #pragma unroll 8
-    for (int b = 0; b < count; b++) sum += from[(size_t)b * stride];
+        for (int b = warp; b < count; b += WARPS) sum += from[(size_t)b * stride];
+    }
+    sums[warp][lane] = sum;
+    __syncthreads();
+    if (warp || e >= NCF_PARTIAL + NCF_ROW_PARTIAL) return;
+    sum = 0;
+#pragma unroll
+    for (int i = 0; i < WARPS; i++) sum += sums[i][lane];
     if (of_rows && k < NCF_H0) out.db0[k] = sum;
     else if (of_rows) out.dw3[k - NCF_H0] = sum;
     else if (k < NCF_DW2) out.dw1[k] = sum;
@@ -545,7 +594,7 @@ static inline void ncf_rows(NcfStep s, NcfRows user, NcfRows item, Context* ctx)
 static inline void ncf_reduce(NcfSums out, NcfStep s, Context* ctx) {
     Scope scope =
         scope_open(ctx, "ncf_reduce", 0, 4.0 * ctx->multiprocessors * NCF_PARTIAL, "blocks=%d", ctx->multiprocessors);
-    ncf_reduce_kernel<<<blocks_for(NCF_PARTIAL + NCF_ROW_PARTIAL, NCF_THREADS) + 1, NCF_THREADS, 0, ctx->stream>>>(
+    ncf_reduce_kernel<<<blocks_for(NCF_PARTIAL + NCF_ROW_PARTIAL, WARP) + 1, NCF_THREADS, 0, ctx->stream>>>(
         out, s, ctx->multiprocessors, (int)ncf_row_blocks(ctx));
     cudaCheck(cudaGetLastError());
     scope_close(&scope);

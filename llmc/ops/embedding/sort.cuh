@@ -1,11 +1,11 @@
 /* A stable sort of row numbers by a small key, for the embedding's backward pass: it groups the rows by token.
  *
  * Up to SORT_RANKED rows: one launch, in which each row counts the rows that come before it.
- * More rows: radix sort, eight bits of the key at a time. A pass divides the list into tiles of SORT_TILE keys. A key
+ * More rows: radix sort, eight bits of the key at a time. A pass divides the list into tiles, one per block. A key
  * is placed after all keys with a smaller digit, and after the keys with the same digit in earlier tiles, in earlier
  * warps of its tile, and earlier in its own warp. The next pass needs to know how many keys of each tile have each
  * digit. These are counted while the keys are moved, so a pass is one launch. 65,536 rows and 50,257 tokens: three
- * launches, about 1.5 MB of traffic, latency-bound.
+ * launches, about 1.5 MB of traffic, latency-bound. Each block reads the counts of all tiles, so long lists get large tiles.
  * The result does not depend on the order of execution: all arithmetic is on integers. */
 #ifndef LLMC_OPS_EMBEDDING_SORT_CUH
 #define LLMC_OPS_EMBEDDING_SORT_CUH
@@ -18,8 +18,9 @@ enum {
     SORT_DIGIT_BITS = 8,
     SORT_DIGITS = 1 << SORT_DIGIT_BITS,
     SORT_WARPS = 8,
-    SORT_KEYS = 8,
-    SORT_TILE = SORT_WARPS * WARP * SORT_KEYS,
+    SORT_LONG_WARPS = 32,  // of lists of at least SORT_LONG rows
+    SORT_LONG = 1 << 18,
+    SORT_KEYS = 8,  // per thread
     SORT_RANKED = 4096
 };
 
@@ -34,7 +35,8 @@ typedef struct {
     size_t n;
 } SortCounters;
 
-static_assert(SORT_WARPS * WARP == SORT_DIGITS, "a thread is also a digit");
+// Keys of a tile.
+HOST_DEVICE constexpr int embedding_sort_tile(int warps) { return warps * WARP * SORT_KEYS; }
 
 template <typename T> __device__ inline void embedding_sort_zero(T* p, size_t n) {
     for (size_t i = blockIdx.x * blockDim.x + threadIdx.x; i < n; i += (size_t)gridDim.x * blockDim.x) p[i] = 0;
@@ -58,31 +60,40 @@ __global__ void __launch_bounds__(SORT_WARPS* WARP)
 
 // One block per tile. counts [tiles, SORT_DIGITS]: how many keys of the tile have each value of the lowest digit. later
 // [n] is zeroed.
-__global__ void __launch_bounds__(SORT_WARPS* WARP)
+template <int WARPS>
+__global__ void __launch_bounds__(WARPS* WARP)
     embedding_sort_count_kernel(int* counts, int* later, size_t n, SortCounters zeroed, const int* keys, int N) {
     __shared__ int count[SORT_DIGITS];
-    int begin = blockIdx.x * SORT_TILE, end = min(N, begin + SORT_TILE);
+    int begin = blockIdx.x * embedding_sort_tile(WARPS), end = min(N, begin + embedding_sort_tile(WARPS));
     embedding_sort_zero(later, n);
     embedding_sort_zero(zeroed.p, zeroed.n);
-    count[threadIdx.x] = 0;
+    if (threadIdx.x < SORT_DIGITS) count[threadIdx.x] = 0;
     __syncthreads();
-    for (int i = begin + threadIdx.x; i < end; i += SORT_WARPS * WARP)
-        atomicAdd(&count[keys[i] & (SORT_DIGITS - 1)], 1);
+#pragma unroll
+    for (int k = 0; k < SORT_KEYS; k++) {
+        int i = begin + k * WARPS * WARP + threadIdx.x;
+        if (i < end) atomicAdd(&count[keys[i] & (SORT_DIGITS - 1)], 1);
+    }
     __syncthreads();
-    counts[blockIdx.x * SORT_DIGITS + threadIdx.x] = count[threadIdx.x];
+    if (threadIdx.x < SORT_DIGITS) counts[blockIdx.x * SORT_DIGITS + threadIdx.x] = count[threadIdx.x];
 }
 
 // One block per tile. A warp takes SORT_KEYS * WARP consecutive keys, WARP at a time. rows NULL: numbers 0 .. N - 1.
 // next_counts: those of the next pass, NULL in the last.
-__global__ void __launch_bounds__(SORT_WARPS* WARP)
+template <int WARPS>
+__global__ void __launch_bounds__(WARPS* WARP)
     embedding_sort_scatter_kernel(SortedRows sorted, int* next_counts, const int* counts, const int* keys,
                                   const int* rows, int N, int shift) {
-    __shared__ int count[SORT_WARPS][SORT_DIGITS];  // keys with this digit that this warp has seen
-    __shared__ int goes_to[SORT_WARPS][SORT_DIGITS];
+    constexpr int TILE = embedding_sort_tile(WARPS), PARTS = WARPS * WARP / SORT_DIGITS;
+    static_assert(PARTS * SORT_DIGITS == WARPS * WARP, "PARTS threads share a digit");
+    // First the keys with this digit that this warp has seen, then where its next one goes.
+    __shared__ int count[WARPS][SORT_DIGITS];
+    __shared__ int2 part_sums[PARTS][SORT_DIGITS];  // keys with this digit in earlier tiles, and in all tiles
     // up_to: keys of the whole list with this digit or an earlier one of its group of WARP digits
     __shared__ int up_to[SORT_DIGITS];
-    int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP, digit = threadIdx.x;
-    int begin = blockIdx.x * SORT_TILE + warp * SORT_KEYS * WARP;
+    int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
+    int digit = threadIdx.x % SORT_DIGITS, part = threadIdx.x / SORT_DIGITS;
+    int begin = blockIdx.x * TILE + warp * SORT_KEYS * WARP;
     int key[SORT_KEYS], row[SORT_KEYS], rank[SORT_KEYS];
 
 #pragma unroll
@@ -91,7 +102,7 @@ __global__ void __launch_bounds__(SORT_WARPS* WARP)
         key[k] = i < N ? keys[i] : 0;
         row[k] = rows && i < N ? rows[i] : i;
     }
-    for (int w = 0; w < SORT_WARPS; w++) count[w][digit] = 0;
+    for (int w = part; w < WARPS; w += PARTS) count[w][digit] = 0;
     __syncthreads();
 #pragma unroll
     for (int k = 0; k < SORT_KEYS; k++) {
@@ -108,35 +119,46 @@ __global__ void __launch_bounds__(SORT_WARPS* WARP)
     // From here on each thread handles one digit: it counts the digit's keys in earlier tiles, and in all tiles.
     int before = 0, total = 0;
 #pragma unroll 8
-    for (int tile = 0; tile < (int)gridDim.x; tile++) {
+    for (int tile = part; tile < (int)gridDim.x; tile += PARTS) {
         int n = counts[tile * SORT_DIGITS + digit];
         if (tile < (int)blockIdx.x) before += n;
         total += n;
     }
-    int inclusive = total;
-#pragma unroll
-    for (int distance = 1; distance < WARP; distance *= 2) {
-        int left = __shfl_up_sync(ALL_LANES, inclusive, distance);
-        if (lane >= distance) inclusive += left;
-    }
-    up_to[digit] = inclusive;
+    part_sums[part][digit] = make_int2(before, total);
     __syncthreads();
-    int next = inclusive - total + before;
-    for (int w = 0; w < warp; w++) next += up_to[w * WARP + WARP - 1];
-    for (int w = 0; w < SORT_WARPS; w++) {
-        goes_to[w][digit] = next;
-        next += count[w][digit];
+    int inclusive = 0;
+    if (part == 0) {
+#pragma unroll
+        for (int p = 1; p < PARTS; p++) before += part_sums[p][digit].x, total += part_sums[p][digit].y;
+        inclusive = total;
+#pragma unroll
+        for (int distance = 1; distance < WARP; distance *= 2) {
+            int left = __shfl_up_sync(ALL_LANES, inclusive, distance);
+            if (lane >= distance) inclusive += left;
+        }
+        up_to[digit] = inclusive;
+    }
+    __syncthreads();
+    if (part == 0) {
+        int next = inclusive - total + before;
+        for (int w = 0; w < warp; w++) next += up_to[w * WARP + WARP - 1];
+#pragma unroll 8
+        for (int w = 0; w < WARPS; w++) {
+            int n = count[w][digit];
+            count[w][digit] = next;
+            next += n;
+        }
     }
     __syncthreads();
 #pragma unroll
     for (int k = 0; k < SORT_KEYS; k++) {
         int i = begin + k * WARP + lane;
         if (i >= N) break;
-        int to = goes_to[warp][key[k] >> shift & (SORT_DIGITS - 1)] + rank[k];
+        int to = count[warp][key[k] >> shift & (SORT_DIGITS - 1)] + rank[k];
         sorted.index[to] = key[k];
         sorted.row[to] = row[k];
         int next_digit = key[k] >> (shift + SORT_DIGIT_BITS) & (SORT_DIGITS - 1);
-        if (next_counts) atomicAdd(&next_counts[to / SORT_TILE * SORT_DIGITS + next_digit], 1);
+        if (next_counts) atomicAdd(&next_counts[to / TILE * SORT_DIGITS + next_digit], 1);
     }
 }
 
@@ -148,26 +170,20 @@ static inline int embedding_sort_passes(int entries) {
 }
 
 static inline size_t embedding_sort_bytes(int entries, int N) {
-    size_t counts = (size_t)blocks_for((size_t)N, SORT_TILE) * SORT_DIGITS;
+    size_t counts = (size_t)blocks_for((size_t)N, embedding_sort_tile(SORT_WARPS)) * SORT_DIGITS;
     return (4 * (size_t)N + (size_t)embedding_sort_passes(entries) * counts) * sizeof(int);
 }
 
-// Sort the rows 0 .. N - 1 by their index [N], which is below `entries`. The result lies in `scratch`, of
-// embedding_sort_bytes(entries, N).
-static inline SortedRows embedding_sort(void* scratch, SortCounters zeroed, const int* index, int entries, int N,
-                                        Context* ctx) {
-    int *memory = (int*)scratch, *counts = memory + 4 * (size_t)N, passes = embedding_sort_passes(entries);
-    unsigned tiles = blocks_for((size_t)N, SORT_TILE);
+// embedding_sort() by radix.
+template <int WARPS>
+static inline SortedRows embedding_sort_radix(int* memory, SortCounters zeroed, const int* index, int entries, int N,
+                                              Context* ctx) {
+    int *counts = memory + 4 * (size_t)N, passes = embedding_sort_passes(entries);
+    unsigned tiles = blocks_for((size_t)N, embedding_sort_tile(WARPS));
     size_t size = (size_t)tiles * SORT_DIGITS;
     SortedRows from = {NULL, NULL}, to = {.index = memory, .row = memory + N},
                other = {.index = memory + 2 * (size_t)N, .row = memory + 3 * (size_t)N};
-    if (N <= SORT_RANKED) {
-        embedding_sort_rank_kernel<<<blocks_for((size_t)N, SORT_WARPS), SORT_WARPS * WARP, 0, ctx->stream>>>(to, zeroed,
-                                                                                                             index, N);
-        cudaCheck(cudaGetLastError());
-        return to;
-    }
-    embedding_sort_count_kernel<<<tiles, SORT_WARPS * WARP, 0, ctx->stream>>>(
+    embedding_sort_count_kernel<WARPS><<<tiles, WARPS * WARP, 0, ctx->stream>>>(
         counts, counts + size, (size_t)(passes - 1) * size, zeroed, index, N);
     for (int pass = 0; pass < passes; pass++, counts += size) {
         if (pass > 0) {
@@ -175,10 +191,25 @@ static inline SortedRows embedding_sort(void* scratch, SortCounters zeroed, cons
             to = other;
             other = from;
         }
-        embedding_sort_scatter_kernel<<<tiles, SORT_WARPS * WARP, 0, ctx->stream>>>(
+        embedding_sort_scatter_kernel<WARPS><<<tiles, WARPS * WARP, 0, ctx->stream>>>(
             to, pass + 1 < passes ? counts + size : NULL, counts, pass > 0 ? from.index : index,
             pass > 0 ? from.row : NULL, N, pass * SORT_DIGIT_BITS);
     }
+    cudaCheck(cudaGetLastError());
+    return to;
+}
+
+// Sort the rows 0 .. N - 1 by their index [N], which is below `entries`. The result lies in `scratch`, of
+// embedding_sort_bytes(entries, N).
+static inline SortedRows embedding_sort(void* scratch, SortCounters zeroed, const int* index, int entries, int N,
+                                        Context* ctx) {
+    int* memory = (int*)scratch;
+    SortedRows to = {.index = memory, .row = memory + N};
+    if (N > SORT_RANKED)
+        return N < SORT_LONG ? embedding_sort_radix<SORT_WARPS>(memory, zeroed, index, entries, N, ctx)
+                             : embedding_sort_radix<SORT_LONG_WARPS>(memory, zeroed, index, entries, N, ctx);
+    embedding_sort_rank_kernel<<<blocks_for((size_t)N, SORT_WARPS), SORT_WARPS * WARP, 0, ctx->stream>>>(to, zeroed,
+                                                                                                         index, N);
     cudaCheck(cudaGetLastError());
     return to;
 }
