@@ -56,7 +56,7 @@ static inline void rows_run(void* state) {
 
 static inline void test_embedding_rows(Harness* h) {
     // {N, rows, E}: sorts of one launch and of several, by one digit up to three; with small and with large tiles.
-    static const int SHAPES[][3] = {{1, 1, 8},       {700, 90, 128},  {5000, 300, 64},
+    static const int SHAPES[][3] = {{1, 1, 8},        {700, 90, 128},   {5000, 300, 64},
                                     {6000, 70000, 8}, {9000, 200, 132}, {270000, 70000, 8}};
     static const char* const names[] = {"sgd", "adam", "adam_lazy"};
     for (size_t i = 0; i < 3 * COUNT_OF(SHAPES); i++) {

@@ -114,8 +114,8 @@ static inline size_t mlp_parts_size(const Mlp* mlp, int B) {
 
 // From a->dz[count - 1], the gradient of what goes into the last ReLU: all weights, all biases but the last one, the other dz,
 // and the gradient of x (NULL: not wanted). Weights are complete after matmul_parts_sum().
-static inline void mlp_backward(MlpBackward d, const Mlp* mlp, const Linear* p, const MlpActs* a, const floatX* x, int B,
-                                Context* ctx) {
+static inline void mlp_backward(MlpBackward d, const Mlp* mlp, const Linear* p, const MlpActs* a, const floatX* x,
+                                int B, Context* ctx) {
     const LinearGrads* g = d.g;
     for (int l = mlp->count - 1; l >= 0; l--) {
         int IC = mlp->width[l], OC = mlp->width[l + 1];

@@ -442,7 +442,8 @@ static void speed(void) {
     device_synchronize(ctx);
     float ms;
     cudaCheck(cudaEventElapsedTime(&ms, start, stop));
-    speed_report("ncf", B, ms / (SPEED_BATCHES - SPEED_WARMUP), bench_loss(b));
+    uint64_t bits = bits_of(ctx, recommender_weights(&b->m.buffers, &b->o), b->m.buffers.table.elements);
+    speed_report("ncf", B, ms / (SPEED_BATCHES - SPEED_WARMUP), bench_loss(b), bits);
     KernelTrace* trace = speed_kernels_begin(ctx);
     train_batch(&b->m, &b->o, &in, SPEED_BATCHES, PUBLISHED_ADAM, ctx);
     speed_kernels_end("ncf", trace);

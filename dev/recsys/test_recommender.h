@@ -85,10 +85,10 @@ static uint64_t bits_of(Context* ctx, const real* device, size_t n) {
 }
 
 #ifdef __CUDACC__
-// The time of a step, the mean over many.
-static void speed_report(const char* model, int B, double ms, double loss) {
-    printf("RESULT recsys_%s B=%d ms=%.4f samples_s=%.0f loss=%.6f type=%s\n", model, B, ms, 1e3 * B / ms, loss,
-           FLOATX_NAME);
+// The time of a step, the mean over many; after them the loss, and a checksum of all weights.
+static void speed_report(const char* model, int B, double ms, double loss, uint64_t bits) {
+    printf("RESULT recsys_%s B=%d ms=%.4f samples_s=%.0f loss=%.9f weights=%016llx type=%s\n", model, B, ms,
+           1e3 * B / ms, loss, (unsigned long long)bits, FLOATX_NAME);
 }
 
 // List what is launched from here on until speed_kernels_end(), fills and copies included.

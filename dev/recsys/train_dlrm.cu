@@ -106,8 +106,8 @@ static void model_plan(Model* m, Config config, int B, const ProcessGroup* group
     rows_add(stats, offsetof(Acts, logits), B, 0, OWN, "logits");
     rows_add(stats, offsetof(Acts, losses), B, 0, OWN, "losses");
     rows_add(stats, offsetof(Acts, loss), 1, 0, OWN, "loss");
-    rows_add(stats, offsetof(Acts, parts), (int)(mlp_parts_size(&c->top, B) + mlp_parts_size(&c->bottom, B)) + 1, 0, OWN,
-             "parts");
+    rows_add(stats, offsetof(Acts, parts), (int)(mlp_parts_size(&c->top, B) + mlp_parts_size(&c->bottom, B)) + 1, 0,
+             OWN, "parts");
     model_buffers_finish_tables(&m->buffers);
     m->elements = mlp_elements(table, first_table);
     // No layers. The pointers to them fall on fields that are bound after them.
@@ -454,7 +454,7 @@ static void trainer_open(Trainer* t, int argc, char** argv) {
     run_sequence_length(r, 1);
     size_t lookups = (size_t)s->B * (size_t)r->group.size * (size_t)m->exchange.count_of[r->group.rank],
            batch = batch_bytes(s->B, t->clicks.tables, m->padded) + exchange_bytes(&m->exchange, s->B);
-    recommender_check_memory(r, &m->buffers, batch, ((size_t)m->all_rows + 4 * lookups) * sizeof(int));
+    recommender_check_memory(r, &m->buffers, batch, ((size_t)m->all_rows + 6 * lookups) * sizeof(int));
     session_check_data(&r->session, t->clicks.fingerprint, *s->train_data ? s->train_data : "the generated data");
     run_check_ranks(r, config_text(t), t->clicks.held_out > 0, t->clicks.fingerprint);
     session_set_last(&r->session, t->epoch_steps * (uint64_t)run_step_sequences(r));

@@ -462,7 +462,7 @@ static void trainer_open(Trainer* t, int argc, char** argv) {
     run_sequence_length(r, 1);
     size_t rows = (size_t)m->config.users + (size_t)m->config.items, all = (size_t)s->B * (size_t)r->group.size;
     recommender_check_memory(r, &m->buffers, (size_t)s->B * SAMPLE_BYTES + exchange_bytes(&m->exchange, s->B),
-                             (rows + 8 * all) * sizeof(int));
+                             (rows + 12 * all) * sizeof(int));
     session_check_data(&r->session, t->ratings.fingerprint, s->train_data);
     run_check_ranks(r, config_text(t), 1, t->ratings.fingerprint);
     session_set_last(&r->session, t->epoch_steps * (uint64_t)run_step_sequences(r));

@@ -6,13 +6,55 @@
 #include "dev/recsys/ops/embedding_rows.h"
 #include "llmc/ops/embedding/sort.cuh"
 #ifdef __CUDACC__
+#if __has_include(<cub/device/device_radix_sort.cuh>)
+#define ROWS_CUB
+#include <cub/device/device_radix_sort.cuh>
+#endif
+
+enum { ROWS_CUB_LEAST = 1 << 18 };  // segments of at least so many lookups are sorted by CUB, which is faster there
 
 enum { ROWS_WARPS = 8, ROWS_LOADS = 4 };
 
+static __global__ void row_segments_count_kernel(int* p, int n) {
+    int i = blockIdx.x * blockDim.x + threadIdx.x;
+    if (i < n) p[i] = i;
+}
+
+// Sort N lookups by CUB. Its memory: sorted rows and sources, the numbers 0 .. capacity - 1, CUB's own. `bytes` NULL: sort;
+// else only set *bytes to the size of all that.
+static inline void row_segments_cub(RowSegments* s, const int* index, int N, size_t* bytes, Context* ctx) {
+#ifdef ROWS_CUB
+    int bits = 1, *memory = (int*)s->sort;
+    size_t own = 0, capacity = round_up((size_t)s->capacity, 64);
+    while (bits < 31 && (s->rows - 1) >> bits) bits++;
+    s->key = memory, s->source = memory ? memory + capacity : NULL;
+    int* numbers = memory ? memory + 2 * capacity : NULL;
+    void* temporary = memory ? memory + 3 * capacity : NULL;
+    cudaCheck(cub::DeviceRadixSort::SortPairs(NULL, own, (const unsigned*)index, (unsigned*)s->key, numbers, s->source,
+                                              N, 0, bits, ctx->stream));
+    if (bytes) *bytes = 3 * capacity * sizeof(int) + own;
+    else
+        cudaCheck(cub::DeviceRadixSort::SortPairs(temporary, own, (const unsigned*)index, (unsigned*)s->key, numbers,
+                                                  s->source, N, 0, bits, ctx->stream));
+#else
+    (void)s, (void)index, (void)N, (void)bytes, (void)ctx;
+#endif
+}
+
 static inline RowSegments row_segments_alloc(int N, int rows, Context* ctx) {
     RowSegments s = {N, rows, N, NULL, NULL, NULL, NULL};
+    size_t cub = 0;
     s.begin = (int*)device_alloc(ctx, ((size_t)rows + 1) * sizeof(int), "segments");
-    s.sort = device_alloc(ctx, embedding_sort_bytes(rows, N), "segments");
+    row_segments_cub(&s, NULL, N, &cub, ctx);
+    s.sort_bytes = cub > embedding_sort_bytes(rows, N) ? cub : embedding_sort_bytes(rows, N);
+    s.sort = device_alloc(ctx, s.sort_bytes, "segments");
+#ifdef ROWS_CUB
+    if (N >= ROWS_CUB_LEAST) {
+        row_segments_count_kernel<<<blocks_for((size_t)N, 256), 256, 0, ctx->stream>>>(
+            (int*)s.sort + 2 * round_up((size_t)N, 64), N);
+        cudaCheck(cudaGetLastError());
+    }
+#endif
     int least, greatest;
     cudaCheck(cudaDeviceGetStreamPriorityRange(&least, &greatest));
     cudaCheck(cudaStreamCreateWithPriority(&s.stream, cudaStreamNonBlocking, greatest));
@@ -23,7 +65,7 @@ static inline RowSegments row_segments_alloc(int N, int rows, Context* ctx) {
 
 static inline void row_segments_free(RowSegments* s) {
     device_free(s->begin, ((size_t)s->rows + 1) * sizeof(int));
-    device_free(s->sort, embedding_sort_bytes(s->rows, s->capacity));
+    device_free(s->sort, s->sort_bytes);
     cudaCheck(cudaStreamDestroy(s->stream));
     cudaCheck(cudaEventDestroy(s->begun));
     cudaCheck(cudaEventDestroy(s->done));
@@ -42,8 +84,16 @@ static inline void row_segments_find(RowSegments* s, const int* index, int N, Ro
                              "N=%d rows=%d", N, s->rows);
     SortCounters none = {NULL, 0};
     CHECK(N <= s->capacity);
-    SortedRows sorted = embedding_sort(s->sort, none, index, s->rows, N, ctx);
-    s->N = N, s->key = sorted.index, s->source = sorted.row;
+    s->N = N;
+#ifdef ROWS_CUB
+    if (s->capacity >= ROWS_CUB_LEAST) {
+        row_segments_cub(s, index, N, NULL, ctx);
+    } else
+#endif
+    {
+        SortedRows sorted = embedding_sort(s->sort, none, index, s->rows, N, ctx);
+        s->key = sorted.index, s->source = sorted.row;
+    }
     if (starts == WITH_STARTS) {
         row_segments_begin_kernel<<<blocks_for((size_t)N + 1, 256), 256, 0, ctx->stream>>>(s->begin, s->key, N,
                                                                                            s->rows);

@@ -27,6 +27,7 @@ typedef struct {
     int* key;               // [N] ascending row numbers; GPU only
     void* sort;             // memory of the sort; GPU only
 #ifdef __CUDACC__
+    size_t sort_bytes;
     cudaStream_t stream;  // the sort may run here, beside other work
     cudaEvent_t begun, done;
 #endif

@@ -63,8 +63,8 @@ static __global__ void __launch_bounds__(PARTS_THREADS) matmul_parts_sum_kernel(
 #endif
 
 // dw of one layer, complete after matmul_parts_sum().
-static inline void matmul_parts_backward_weight(PartsSum* sum, real* dw, const floatX* dy, const floatX* x, int N, int IC,
-                                                int OC, Context* ctx) {
+static inline void matmul_parts_backward_weight(PartsSum* sum, real* dw, const floatX* dy, const floatX* x, int N,
+                                                int IC, int OC, Context* ctx) {
     int count = matmul_parts_count(N, IC, OC);
     (void)sum;
     if (count == 1) {

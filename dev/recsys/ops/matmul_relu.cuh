@@ -124,8 +124,8 @@ static inline void relu_backward_start(ReluGrads d, ReluOutput h, int N, int OC,
 }
 
 static inline void matmul_relu_backward_bias(real* db, const floatX* dz, int N, int OC, Context* ctx) {
-    Scope scope = scope_open(ctx, "matmul_relu_backward_bias", 1.0 * N * OC, 1.0 * N * OC * sizeof(floatX), "N=%d OC=%d",
-                             N, OC);
+    Scope scope =
+        scope_open(ctx, "matmul_relu_backward_bias", 1.0 * N * OC, 1.0 * N * OC * sizeof(floatX), "N=%d OC=%d", N, OC);
     ReluGrads d = {(floatX*)dz, db};  // read only without a mask
     ReluOutput none = {NULL, 1};
     if (rows_are_vectors<floatX>(OC)) relu_backward_start<Vector<floatX>::SIZE, false>(d, none, N, OC, ctx);

@@ -64,8 +64,7 @@ __device__ __forceinline__ void relu_produce(const ReluShared& m, const CUtensor
             mbarrier_wait(m.empty + 8 * stage, ~(use / RELU_STAGES) & 1);
             mbarrier_arrive_expect_tx(full, F::STAGE_BYTES);
 #pragma unroll
-            for (int i = 0; i < 2; i++)
-                tma_load_3d(to + i * TMA_TILE_BYTES, a, k * RELU_K, 0, row + i * TMA_BOX, full);
+            for (int i = 0; i < 2; i++) tma_load_3d(to + i * TMA_TILE_BYTES, a, k * RELU_K, 0, row + i * TMA_BOX, full);
 #pragma unroll
             for (int i = 0; i < F::COLUMN_TILES; i++) {
                 uint32_t tile = to + F::A_BYTES + i * TMA_TILE_BYTES;
@@ -120,13 +119,13 @@ __device__ __forceinline__ void relu_consume(const ReluShared& m, const ReluProd
                     for (int e = 0; e < 4; e++) {
                         x[side][e] = c[half][j + side][e];
                         if constexpr (FORWARD_PASS)
-                            x[side][e] = fmaxf(
-                                x[side][e] + bias[half * 128 + (j + side) * 8 + lane % 4 * 2 + e % 2], 0);
+                            x[side][e] =
+                                fmaxf(x[side][e] + bias[half * 128 + (j + side) * 8 + lane % 4 * 2 + e % 2], 0);
                     }
                 uint32_t packed[4] = {pack_floatx2(x[0][0], x[0][1]), pack_floatx2(x[0][2], x[0][3]),
                                       pack_floatx2(x[1][0], x[1][1]), pack_floatx2(x[1][2], x[1][3])};
-                stmatrix_tile(m.tile + (group * F::COLUMN_TILES + half * 2 + j / 8) * TMA_TILE_BYTES, warp_row, j / 2 % 4,
-                              packed);
+                stmatrix_tile(m.tile + (group * F::COLUMN_TILES + half * 2 + j / 8) * TMA_TILE_BYTES, warp_row,
+                              j / 2 % 4, packed);
             }
         mbarrier_arrive(m.tile_full);
     }
@@ -151,43 +150,57 @@ __device__ __forceinline__ void relu_finish_sums(const ReluProduct& z, int colum
     }
 }
 
-// A warpgroup: store finished tiles. A warp has 64 adjacent columns, four rows at a time, and a lane eight columns.
+// h of LOADS * 4 rows from `row` on, for relu_store(). Rows and columns past the end load others instead, so that all loads are
+// under way before the first is used.
+template <int LOADS>
+__device__ __forceinline__ void relu_load_h(Vector<floatX> (&h)[LOADS], const ReluProduct& z, int row, int column) {
+#pragma unroll
+    for (int k = 0; k < LOADS; k++) {
+        int r = min(row + 4 * k + (int)threadIdx.x % WARP / 8, z.M - 1);
+        h[k] = load128_streaming(z.h + (size_t)r * z.N + min(column, z.N - 8));
+        keep_packed(&h[k]);
+    }
+}
+
+// A warpgroup: store finished tiles. A warp has 64 adjacent columns, four rows at a time, and a lane eight columns. h of the
+// next rows is loaded before the present ones are stored.
 template <int HALVES, bool FORWARD_PASS>
 __device__ __forceinline__ void relu_store(const ReluShared& m, const ReluProduct& z, int first_tile, int column) {
     typedef ReluTile<HALVES> F;
     constexpr int LOADS = 8, PARTS = 4 / F::COLUMN_TILES, ROWS = RELU_M / PARTS;
     int rows = gridDim.x / z.column_tiles, lane = threadIdx.x % WARP, warp = threadIdx.x % WARPGROUP / WARP, tiles = 0;
     int begin = warp / F::COLUMN_TILES * ROWS, tile_column = warp % F::COLUMN_TILES;
-    int at = column + tile_column * TMA_BOX + lane % 8 * 8;
+    int at = column + tile_column * TMA_BOX + lane % 8 * 8, is_masked = !FORWARD_PASS && z.h;
     float sum[8] = {0};
+    Vector<floatX> ahead[LOADS];
+    if (is_masked) relu_load_h(ahead, z, first_tile * RELU_M + begin, at);
     for (int row = first_tile * RELU_M; row < z.M; row += rows * RELU_M, tiles++) {
         mbarrier_wait(m.tile_full, tiles & 1);
+#pragma unroll 1
         for (int first = begin; first < begin + ROWS; first += 4 * LOADS) {
             Vector<floatX> h[LOADS];
-            if constexpr (!FORWARD_PASS) {
+            if (is_masked) {
+                int is_last = first + 4 * LOADS == begin + ROWS;
 #pragma unroll
-                for (int k = 0; k < LOADS; k++) {
-                    int r = row + first + 4 * k + lane / 8;
-                    if (z.h && r < z.M && at < z.N) h[k] = load128(z.h + (size_t)r * z.N + at);
-                }
+                for (int k = 0; k < LOADS; k++) h[k] = ahead[k];
+                relu_load_h(ahead, z, is_last ? row + rows * RELU_M + begin : row + first + 4 * LOADS, at);
             }
 #pragma unroll
             for (int k = 0; k < LOADS; k++) {
                 int r = first + 4 * k + lane / 8;
                 uint32_t tile = m.tile + (r / TMA_BOX * F::COLUMN_TILES + tile_column) * TMA_TILE_BYTES;
-                Vector<floatX> x =
-                    load128((const floatX*)__cvta_shared_to_generic(swizzle_128b(tile, r % TMA_BOX, lane % 8)));
+                int4 x = *(const int4*)__cvta_shared_to_generic(swizzle_128b(tile, r % TMA_BOX, lane % 8));
                 if (row + r >= z.M || at >= z.N) continue;
-                if constexpr (!FORWARD_PASS) {
-                    if (z.h) {
+                if (is_masked) {  // a positive number of 16 bits is a positive integer
+                    int4 mask = *(const int4*)&h[k];
+                    x.x &= (int)__vcmpgts2((unsigned)mask.x, 0), x.y &= (int)__vcmpgts2((unsigned)mask.y, 0);
+                    x.z &= (int)__vcmpgts2((unsigned)mask.z, 0), x.w &= (int)__vcmpgts2((unsigned)mask.w, 0);
+                    float f[8];
+                    to_floats(f, *(const Vector<floatX>*)&x);
 #pragma unroll
-                        for (int e = 0; e < 8; e++) {
-                            if (!(to_float(h[k].v[e]) > 0)) x.v[e] = from_float<floatX>(0.0f);
-                            sum[e] += to_float(x.v[e]);
-                        }
-                    }
+                    for (int e = 0; e < 8; e++) sum[e] += f[e];
                 }
-                store128(z.d + (size_t)(row + r) * z.N + at, x);
+                store128(z.d + (size_t)(row + r) * z.N + at, *(const Vector<floatX>*)&x);
             }
         }
         mbarrier_arrive(m.tile_empty);
@@ -241,13 +254,13 @@ __global__ void __launch_bounds__(RELU_BLOCK, 1)
     __syncthreads();
     int group = warpgroup_index();
     if (group == 0) {
-        warpgroup_reg_dealloc<40>();
+        warpgroup_reg_dealloc<24>();
         if (threadIdx.x == 0) relu_produce<HALVES, B>(m, &a, &b, z, first_tile, column);
     } else if (group == 3) {
-        warpgroup_reg_dealloc<104>();
+        warpgroup_reg_alloc<152>();
         relu_store<HALVES, FORWARD_PASS>(m, z, first_tile, column);
     } else {
-        warpgroup_reg_alloc<184>();
+        warpgroup_reg_alloc<168>();
         relu_consume<HALVES, B, FORWARD_PASS>(m, z, bias, group - 1, first_tile);
     }
 #endif
@@ -262,11 +275,12 @@ static inline void matmul_relu_hopper_start(ReluProduct z, const floatX* a, cons
     z.partial = (float*)device_scratch(ctx, (size_t)rows * (4 / F::COLUMN_TILES) * (size_t)z.N * sizeof(float));
     z.arrivals = ctx->arrivals;
     CUtensorMap map_a = tma_tensor_map(a, z.K, 1, z.M, z.K, ctx);
-    CUtensorMap map_b = B == K_MAJOR ? tma_tensor_map(b, z.K, 1, z.N, z.K, ctx) : tma_tensor_map(b, z.N, 1, z.K, z.N, ctx);
+    CUtensorMap map_b =
+        B == K_MAJOR ? tma_tensor_map(b, z.K, 1, z.N, z.K, ctx) : tma_tensor_map(b, z.N, 1, z.K, z.N, ctx);
     cudaCheck(cudaFuncSetAttribute(matmul_relu_hopper_kernel<HALVES, B, FORWARD_PASS>,
                                    cudaFuncAttributeMaxDynamicSharedMemorySize, (int)F::BYTES));
     matmul_relu_hopper_kernel<HALVES, B, FORWARD_PASS>
-        <<<rows * (unsigned)z.column_tiles, RELU_BLOCK, F::BYTES, ctx->stream>>>(map_a, map_b, z);
+        <<<rows*(unsigned)z.column_tiles, RELU_BLOCK, F::BYTES, ctx->stream>>>(map_a, map_b, z);
     cudaCheck(cudaGetLastError());
 }
 

@@ -75,13 +75,14 @@ struct NcfShared {
     floatX item[NCF_TILE * NCF_ROW0];
     floatX h1[NCF_TILE * NCF_ROW1];  // then dz1
     floatX h2[NCF_TILE * NCF_ROW2], dz2[NCF_TILE * NCF_ROW2];
-    float b0[NCF_H0], b1[NCF_H1], b2[NCF_H2], w3[NCF_F + NCF_H2], b3, dlogit[NCF_TILE];
+    floatX b0[NCF_H0], b1[NCF_H1], b2[NCF_H2];
+    float w3[NCF_F + NCF_H2], b3, dlogit[NCF_TILE];
     int users[NCF_SLOTS][NCF_TILE], items[NCF_SLOTS][NCF_TILE];
     float labels[NCF_SLOTS][NCF_TILE], dbias[NCF_TILE];  // sums over tiles: dbias, loss
     double loss[NCF_TILE];
     float sums[NCF_QUARTERS][2 * NCF_H1];  // of columns, over a quarter of the rows: db1, then dW3 and db2
 };
-static_assert(sizeof(NcfShared) <= 227 * 1024, "shared memory of an sm_90 block");
+static_assert(sizeof(NcfShared) + 1024 <= 227 * 1024, "shared memory of an sm_90 block, with that of block_sum()");
 
 __device__ inline uint32_t ncf_shared(const void* p) { return (uint32_t)__cvta_generic_to_shared(p); }
 
@@ -174,16 +175,17 @@ __device__ inline void ncf_relu_dropout(float (&x)[8], const ReluDropout& d, uin
 }
 
 // h0 = dropout(relu(user + item + b0)) in place of `user`.
-__device__ inline void ncf_first_layer(floatX* user, const floatX* item, const float* b0, const NcfStep& s, int tile) {
+__device__ inline void ncf_first_layer(floatX* user, const floatX* item, const floatX* b0, const NcfStep& s, int tile) {
     int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
 #pragma unroll 2
     for (int i = 0; i < NCF_TILE / NCF_STEP_WARPS; i++) {
         int row = i * NCF_STEP_WARPS + warp, at = row * NCF_ROW0 + lane * 8;
-        float x[8], y[8];
+        float x[8], y[8], b[8];
         to_floats(x, load128(user + at));
         to_floats(y, load128(item + at));
+        to_floats(b, load128(b0 + lane * 8));
 #pragma unroll
-        for (int k = 0; k < 8; k++) x[k] += y[k] + b0[lane * 8 + k];
+        for (int k = 0; k < 8; k++) x[k] += y[k] + b[k];
         ncf_relu_dropout(x, s.dropout[0], (uint64_t)tile * NCF_TILE + row, lane);
         store128(user + at, from_floats<floatX>(x));
     }
@@ -259,10 +261,10 @@ __device__ inline void ncf_load_weights(NcfShared& m, const NcfStep& s) {
     for (int i = threadIdx.x * 8; i < NCF_H2 * NCF_H1; i += NCF_STEP_THREADS * 8)
         store128(m.w2 + i / NCF_H1 * NCF_ROW1 + i % NCF_H1, load128(s.w2 + i));
     int i = threadIdx.x;
-    if (i < NCF_H0) m.b0[i] = to_float(s.b0[i]);
+    if (i < NCF_H0) m.b0[i] = s.b0[i];
     if (i == 0) m.b3 = to_float(*s.b3);
-    if (i < NCF_H1) m.b1[i] = to_float(s.b1[i]), m.w3[i] = to_float(s.w3[i]);
-    if (i < NCF_H2) m.b2[i] = to_float(s.b2[i]);
+    if (i < NCF_H1) m.b1[i] = s.b1[i], m.w3[i] = to_float(s.w3[i]);
+    if (i < NCF_H2) m.b2[i] = s.b2[i];
 }
 
 // Store dW1, dW2 and the vectors as the block's partial sums. sums [QUARTERS][2 H1]: of the quarters of the rows.
@@ -319,7 +321,8 @@ static __global__ void __launch_bounds__(NCF_STEP_THREADS, 1) ncf_step_kernel(Nc
                                                    NCF_ROW0);
             ncf_each_pair(c, [&](int row, int col, float x, float y) {
                 int at = wn * 32 + col;
-                *(uint32_t*)(m.h1 + (wm * 16 + row) * NCF_ROW1 + at) = pack_floatx2(x + m.b1[at], y + m.b1[at + 1]);
+                *(uint32_t*)(m.h1 + (wm * 16 + row) * NCF_ROW1 + at) =
+                    pack_floatx2(x + to_float(m.b1[at]), y + to_float(m.b1[at + 1]));
             });
         }
         __syncthreads();
@@ -339,7 +342,8 @@ static __global__ void __launch_bounds__(NCF_STEP_THREADS, 1) ncf_step_kernel(Nc
                                                    NCF_ROW1);
             ncf_each_pair(c, [&](int row, int col, float x, float y) {
                 int at = wn * 16 + col;
-                *(uint32_t*)(m.h2 + (wm * 16 + row) * NCF_ROW2 + at) = pack_floatx2(x + m.b2[at], y + m.b2[at + 1]);
+                *(uint32_t*)(m.h2 + (wm * 16 + row) * NCF_ROW2 + at) =
+                    pack_floatx2(x + to_float(m.b2[at]), y + to_float(m.b2[at + 1]));
             });
         }
         __syncthreads();
@@ -371,6 +375,7 @@ static __global__ void __launch_bounds__(NCF_STEP_THREADS, 1) ncf_step_kernel(Nc
         for (int i = 0; i < NCF_TILE / NCF_QUARTERS; i++) db1 += to_float(m.h1[(first_row + i) * NCF_ROW1 + column]);
         column_sums[0] += db1;
         ncf_product<2, 8, NCF_TILE, true, false>(dw1, m.h1 + wm * 32, NCF_ROW1, h0 + wn * 64, NCF_ROW0);
+#pragma unroll 1
         for (int side = 0; side < 2; side++) {
             float c[1][4][4] = {{{0}}}, scale = s.dropout[0].scale;
             int first = side * 128 + wn * 32;
@@ -382,7 +387,8 @@ static __global__ void __launch_bounds__(NCF_STEP_THREADS, 1) ncf_step_kernel(Nc
                     int row = wm * 16 + half * 8 + (int)threadIdx.x % WARP / 4, sample = tile * NCF_TILE + row;
                     floatX* out = sample < s.B ? s.dz0 + (size_t)sample * NCF_H0 + first + n * 8 : NULL;
                     const float *left = &c[0][n][2 * half], *right = &c[0][n + 1][2 * half];
-                    ncf_store_dz0(out, h0 + row * NCF_ROW0 + first + n * 8, pack_floatx2(scale * left[0], scale * left[1]),
+                    ncf_store_dz0(out, h0 + row * NCF_ROW0 + first + n * 8,
+                                  pack_floatx2(scale * left[0], scale * left[1]),
                                   pack_floatx2(scale * right[0], scale * right[1]));
                 }
         }
@@ -443,8 +449,7 @@ __device__ __forceinline__ void ncf_rows_chunk(const NcfStep& s, const NcfRows& 
             int at = __ffs((int)gaps) - 1;
             ncf_clear_rows(t, __shfl_sync(ALL_LANES, c.before, at) + 1, __shfl_sync(ALL_LANES, c.key, at));
         }
-        if (first + end == segments.N)
-            ncf_clear_rows(t, __shfl_sync(ALL_LANES, c.key, end - 1) + 1, segments.rows);
+        if (first + end == segments.N) ncf_clear_rows(t, __shfl_sync(ALL_LANES, c.key, end - 1) + 1, segments.rows);
         for (; k < end; k += ROWS_LOADS) {
             Vector<floatX> x[ROWS_LOADS];
             __nv_bfloat162 f[ROWS_LOADS];

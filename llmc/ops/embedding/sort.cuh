@@ -183,8 +183,8 @@ static inline SortedRows embedding_sort_radix(int* memory, SortCounters zeroed, 
     size_t size = (size_t)tiles * SORT_DIGITS;
     SortedRows from = {NULL, NULL}, to = {.index = memory, .row = memory + N},
                other = {.index = memory + 2 * (size_t)N, .row = memory + 3 * (size_t)N};
-    embedding_sort_count_kernel<WARPS><<<tiles, WARPS * WARP, 0, ctx->stream>>>(
-        counts, counts + size, (size_t)(passes - 1) * size, zeroed, index, N);
+    embedding_sort_count_kernel<WARPS>
+        <<<tiles, WARPS * WARP, 0, ctx->stream>>>(counts, counts + size, (size_t)(passes - 1) * size, zeroed, index, N);
     for (int pass = 0; pass < passes; pass++, counts += size) {
         if (pass > 0) {
             from = to;
