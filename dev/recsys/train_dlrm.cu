@@ -212,8 +212,7 @@ static void backward(Model* m, const Batch* in, Context* ctx) {
     const Config* c = &m->config;
     int B = in->B, bottom = c->bottom.count - 1;
     scope_at(ctx, BACKWARD, -1);
-    PartsSum parts = {0};
-    parts.free = m->a.parts;
+    PartsSum parts = {.free = m->a.parts};
     MlpBackward of_top = {m->g.top, m->a.dz, &parts}, of_bottom = {m->g.bottom, NULL, &parts};
     mlp_backward(of_top, &c->top, m->p.top, &m->a.top, m->a.z, B, ctx);
     if (c->interaction == BOTTOM_PAIRS) interaction_mask(m->a.dz, interaction_shape(m, B), ctx);

@@ -15,12 +15,10 @@
 #include "dev/recsys/ncf_data.h"
 #include "dev/recsys/ops/gmf.h"
 #include "dev/recsys/ops/linear_bce.h"
-#ifdef __CUDACC__
-#include "dev/recsys/ops/ncf_fused.cuh"
-#endif
 #include "dev/recsys/recommender.h"
 #if defined(__CUDACC__) && defined(PRECISION_BF16)
 #define NCF_FUSED  // the GPU has a faster list of ops for the published widths
+#include "dev/recsys/ops/ncf_fused.cuh"
 #endif
 
 typedef struct {
@@ -44,9 +42,8 @@ typedef struct {
 typedef struct {
     MlpActs mlp;
     floatX *h0, *dh0, *x, *dx, *dmf_user, *dmf_item;
-    real *logits, *losses, *loss, *parts;  // parts: of the MLP's weight gradients
-    // Of the fused step only.
-    floatX *products[2], *sums[2], *dmlp[2];  // users, items: [rows, H0], [rows, H0], [rows, E]
+    real *logits, *losses, *loss, *parts;     // parts: of the MLP's weight gradients
+    floatX *products[2], *sums[2], *dmlp[2];  // of the fused step; users, items: [rows, H0], [rows, H0], [rows, E]
     real *dmf[2], *dlogits, *partial, *row_partial, *partial_loss;
 } Acts;
 
@@ -119,8 +116,7 @@ static void model_plan(Model* m, Config config, int B, const ProcessGroup* group
     rows_add(stats, offsetof(Acts, loss), 1, 0, OWN, "loss");
     rows_add(stats, offsetof(Acts, parts), (int)mlp_parts_size(&c->mlp, B) + 1, 0, OWN, "parts");
 #ifdef NCF_FUSED
-    m->is_fused = fused_supports(c) && m->exchange.ranks == 1;
-    if (m->is_fused) fused_plan(m, acts, stats);
+    if ((m->is_fused = fused_supports(c) && m->exchange.ranks == 1)) fused_plan(m, acts, stats);
 #endif
     model_buffers_finish_tables(&m->buffers);
     m->elements = mlp_elements(table, first_table);
@@ -232,13 +228,11 @@ static void forward(Model* m, const Batch* in, uint64_t step, double scale, Dire
 // After forward() with BACKWARD: gradients of the MLP and of the looked-up rows.
 static void backward(Model* m, const Batch* in, Context* ctx) {
     const Config* c = &m->config;
-    int last = c->mlp.count - 1;
+    PartsSum parts = {.free = m->a.parts};
+    MlpBackward d = {m->g.mlp, m->a.dh0, &parts};
     scope_at(ctx, BACKWARD, -1);
-    gmf_split(m->a.dmf_user, m->a.dmf_item, m->a.mlp.dz[last], m->a.dx, tables(m), lookups(m, in), ctx);
-    PartsSum parts = {0};
-    parts.free = m->a.parts;
-    MlpBackward of_mlp = {m->g.mlp, m->a.dh0, &parts};
-    mlp_backward(of_mlp, &c->mlp, m->p.mlp, &m->a.mlp, m->a.h0, in->B, ctx);
+    gmf_split(m->a.dmf_user, m->a.dmf_item, m->a.mlp.dz[c->mlp.count - 1], m->a.dx, tables(m), lookups(m, in), ctx);
+    mlp_backward(d, &c->mlp, m->p.mlp, &m->a.mlp, m->a.h0, in->B, ctx);
     matmul_parts_sum(&parts, ctx);
 }
 
@@ -271,11 +265,8 @@ static void update(Model* m, Optimizer* o, OptimizerSettings h, Context* ctx) {
 // One step of training: forward, backward, update. Each rank has in->B samples. m->a.loss gets the loss before the update.
 static void train_batch(Model* m, Optimizer* o, const Batch* in, uint64_t step, OptimizerSettings h, Context* ctx) {
     Exchange* x = &m->exchange;
-    RowStarts starts = WITH_STARTS;
-#ifdef NCF_FUSED
     int is_fused = m->is_fused && m->adam_rows == DENSE;
-    if (is_fused) starts = NO_STARTS;
-#endif
+    RowStarts starts = is_fused ? NO_STARTS : WITH_STARTS;
     exchange_share(x, (uint64_t)in->B * (uint64_t)x->ranks, in->B, 1);
     scope_at(ctx, FORWARD, -1);
     fetch(m, in, ctx);
