@@ -177,7 +177,7 @@ __device__ inline void ncf_relu_dropout(float (&x)[8], const ReluDropout& d, uin
 // h0 = dropout(relu(user + item + b0)) in place of `user`.
 __device__ inline void ncf_first_layer(floatX* user, const floatX* item, const floatX* b0, const NcfStep& s, int tile) {
     int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
-#pragma unroll 2
+#pragma unroll 1
     for (int i = 0; i < NCF_TILE / NCF_STEP_WARPS; i++) {
         int row = i * NCF_STEP_WARPS + warp, at = row * NCF_ROW0 + lane * 8;
         float x[8], y[8], b[8];
@@ -307,10 +307,10 @@ static __global__ void __launch_bounds__(NCF_STEP_THREADS, 1) ncf_step_kernel(Nc
     for (int tile = blockIdx.x; tile < tiles; tile += gridDim.x, buffer ^= 1, slot = (slot + 1) % NCF_SLOTS) {
         floatX* h0 = m.h0[buffer];
         int id = ncf_load_id(s, tile + 2 * gridDim.x);
-        NcfFactors factors = ncf_load_factors(m, s, slot);
         cp_async_wait_all();
         __syncthreads();
         ncf_first_layer(h0, m.item, m.b0, s, tile);
+        NcfFactors factors = ncf_load_factors(m, s, slot);
         float product = ncf_factors(m.w3, factors);
         ncf_store_id(m, (slot + 2) % NCF_SLOTS, id);
         __syncthreads();
