@@ -39,7 +39,7 @@ static inline void matmul_relu_run(void* state) {
 }
 
 static inline void test_matmul_relu(Harness* h) {
-    static const int SHAPES[][3] = {{64, 256, 128}, {300, 128, 512},  {33, 24, 40},
+    static const int SHAPES[][3] = {{64, 256, 128}, {300, 128, 512}, {33, 24, 40},
                                     {1, 8, 16},     {2000, 16, 256}, {1500, 328, 72}};
     for (size_t i = 0; i < 2 * COUNT_OF(SHAPES); i++) {
         int N = SHAPES[i / 2][0], IC = SHAPES[i / 2][1], OC = SHAPES[i / 2][2];
