@@ -96,28 +96,31 @@ static inline void cpu_share_settle(char** argv) {
     if (changed) execv("/proc/self/exe", argv);  // if that fails, the run is only slower
 }
 
-// A trial compares two windows of at least this many steps and seconds. Trials are this many windows apart.
-enum { TRIAL_STEPS = 4, TRIAL_WINDOWS = 10 };
+// A trial compares two windows of at least this many steps and seconds. Trials are this many windows apart, and twice as
+// many after each that did not pay, up to the last number.
+enum { TRIAL_STEPS = 4, TRIAL_WINDOWS = 10, TRIAL_MOST_WINDOWS = 40 };
 #define TRIAL_SECONDS 0.3
-// The machine counts as busy if the system pauses this process's threads more often than this, per second. On an idle
-// machine it pauses them a few times.
+// The machine counts as busy if the system pauses a thread more often than this, per second, on average over the threads.
+// On an idle machine it pauses them a few times.
 #define BUSY_PAUSES 50.0
 
 typedef struct {
-    int most;       // threads that the run may use
-    int threads;    // in use
-    int before;     // during a trial: the number that it is compared with; else 0
-    int is_upward;  // whether the last trial was of more threads
-    int steps, windows;
-    double work, seconds;  // of this window
-    double rate;           // work per second in the window before the trial
-    double pauses;         // of the process, at the start of this window
+    int most;                  // threads that the run may use
+    int threads;               // in use
+    int before;                // during a trial: the number that it is compared with; else 0
+    int is_upward;             // whether the last trial was of more threads
+    int pays;                  // whether it was faster
+    int steps, windows, wait;  // wait: windows until the next trial
+    double work, seconds;      // of this window
+    double rate;               // work per second in the window before the trial
+    double pauses;             // of the process, at the start of this window
 } ThreadTrial;
 
 static inline ThreadTrial thread_trial_begin(int most) {
     ThreadTrial t;
     memset(&t, 0, sizeof t);
     t.most = t.threads = most;
+    t.wait = TRIAL_WINDOWS;
     return t;
 }
 
@@ -127,12 +130,17 @@ static inline double process_pauses(void) {
     return getrusage(RUSAGE_SELF, &usage) == 0 ? (double)usage.ru_nivcsw : 0;
 }
 
-// The number of threads to try: half as many on a busy machine, or twice as many up to the most. Where both are possible
-// they take turns. 0: none.
+// Something else than steps came in between: begin the window again.
+static inline void thread_trial_restart(ThreadTrial* t, double pauses) {
+    t->steps = 0, t->work = t->seconds = 0, t->pauses = pauses;
+}
+
+// The number of threads to try: half as many on a busy machine, or twice as many up to the most. Where both are possible,
+// go on in the direction that paid, else turn. 0: none.
 static inline int thread_trial_candidate(ThreadTrial* t, int is_busy) {
     int fewer = is_busy ? t->threads / 2 : 0;
     int more = t->threads == t->most ? 0 : t->threads * 2 < t->most ? t->threads * 2 : t->most;
-    t->is_upward = more && !(fewer && t->is_upward);
+    t->is_upward = more && (!fewer || t->is_upward == t->pays);
     return t->is_upward ? more : fewer;
 }
 
@@ -142,12 +150,14 @@ static inline int thread_trial_next(ThreadTrial* t, double work, double seconds,
     t->work += work, t->seconds += seconds;
     if (++t->steps < TRIAL_STEPS || t->seconds < TRIAL_SECONDS) return t->threads;
     double rate = t->work / t->seconds;
-    int is_busy = pauses - t->pauses > BUSY_PAUSES * t->seconds, candidate = 0;
-    t->steps = 0, t->work = t->seconds = 0, t->pauses = pauses;
+    int is_busy = pauses - t->pauses > BUSY_PAUSES * t->seconds * t->threads, candidate = 0;
+    thread_trial_restart(t, pauses);
     if (t->before) {
-        if (rate < t->rate) t->threads = t->before;
+        t->pays = rate >= t->rate;
+        if (!t->pays) t->threads = t->before;
+        t->wait = t->pays ? TRIAL_WINDOWS : t->wait * 2 < TRIAL_MOST_WINDOWS ? t->wait * 2 : TRIAL_MOST_WINDOWS;
         t->before = t->windows = 0;
-    } else if (++t->windows >= TRIAL_WINDOWS) {
+    } else if (++t->windows >= t->wait) {
         candidate = thread_trial_candidate(t, is_busy);
     }
     if (candidate) t->before = t->threads, t->threads = candidate, t->rate = rate;

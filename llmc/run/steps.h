@@ -64,9 +64,6 @@ static inline void steps_open(Steps* s, const Settings* settings) {
     if (settings->profile && strcmp(settings->ceilings, "measure") != 0) profiler_read_peaks(settings->ceilings);
     for (size_t i = 0; i < COUNT_OF(s->launched); i++) readback_open(&s->launched[i].result);
     readback_open(&s->clock);
-    // The user's number of threads stays, and a profile measures one number.
-    int is_fixed = settings->threads > 0 || getenv("OMP_NUM_THREADS") || settings->profile;
-    s->threads = thread_trial_begin(READBACK_LAG > 0 || is_fixed ? 1 : device_threads());
 }
 
 static inline void steps_close(Steps* s) {
@@ -80,6 +77,7 @@ static inline void steps_restart_clock(Steps* s) {
     readback_start(s->ctx, &s->clock, NULL, 0);
     s->last = &s->clock;
     energy_begin(&s->energy, now_seconds(), energy_total(&s->energy));
+    thread_trial_restart(&s->threads, process_pauses());
 }
 
 // Start at the session's current step.
@@ -91,6 +89,9 @@ static inline void steps_begin(Steps* s, const Session* session, const GradSync*
     s->peak_flops = profiler_peak_flops(session->ctx) * session->group->size;
     s->peak_is_measured = profiler_known_peak() == 0;
     if (session->group->rank == 0 && *settings->out) energy_open(&s->energy);
+    // The user's number of threads stays. A profile measures one number, and ranks would disturb each other's trials.
+    int is_fixed = settings->threads > 0 || getenv("OMP_NUM_THREADS") || settings->profile || session->group->size > 1;
+    s->threads = thread_trial_begin(READBACK_LAG > 0 || is_fixed ? 1 : device_threads());
     profiler_open(&s->profiler, settings->profile_warmup, settings->profile, settings->ceilings, session->step,
                   session->ctx);
     if (settings->fp8) profiler_open_fp8(&s->profiler, session->ctx);
