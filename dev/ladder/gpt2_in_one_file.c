@@ -333,9 +333,9 @@ static int config_number(const char* json, const char* key, int standard) {
     return standard;
 }
 
-// A parameter: random numbers with this mean and standard deviation, or from `weights`, the bytes of a model.safetensors. That file is
-// the length of its header (8 bytes), the header, which is JSON, and the numbers. There, GPT-2's matrices named c_... are
-// [in, out].
+// A parameter: random numbers with this mean and standard deviation, or from `weights`, the bytes of a
+// model.safetensors. That file is the length of its header (8 bytes), the header, which is JSON, and the numbers.
+// There, GPT-2's matrices named c_... are [in, out].
 static Tensor new_param(const char* weights, const char* name, int OC, int IC, double mean, double std) {
     Tensor *t = &tensors[tensor_count], made = new_tensor(OC * IC);
     t->mean = zeros(t->size), t->square = zeros(t->size), t->decays = IC > 1;
