@@ -10,22 +10,10 @@ import sys
 
 import numpy as np
 
-FAILED, USAGE = 1, 2
+from user_error import FAILED, USAGE, UserError, read_json
+
 END_OF_TEXT = "<|endoftext|>"
 DTYPES = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16": "<u2"}
-
-
-class UserError(Exception):
-    """Wrong usage or input: one line, exit status 2."""
-
-
-def read_json(path):
-    try:
-        with open(path, encoding="utf-8") as f:
-            return json.load(f)
-    except (OSError, ValueError) as e:
-        raise UserError(f"{path}: cannot be read as JSON: {e}")
-
 
 # ----------------------------------------------------------------------------------------------------------
 # config.json

@@ -17,11 +17,8 @@ import sys
 import tarfile
 import zlib
 
-FAILED, USAGE = 1, 2
-
-
-class UserError(Exception):
-    """Wrong usage or input: one line, exit status 2."""
+sys.path.insert(1, os.path.join(os.path.dirname(os.path.abspath(__file__)), os.pardir))
+from user_error import FAILED, USAGE, UserError, read_json  # noqa: E402, F401: the scripts here import them from here
 
 
 class Unreachable(Exception):

@@ -60,6 +60,7 @@ from documents import (
     fraction,
     positive,
     publish,
+    read_json,
     run,
 )
 from net import is_file, open_source
@@ -83,14 +84,6 @@ TOKENIZER_FILES = [
 
 # ----------------------------------------------------------------------------------------------------------
 # Tokenizer
-
-
-def read_json(path):
-    try:
-        with open(path, encoding="utf-8") as f:
-            return json.load(f)
-    except (OSError, ValueError) as e:
-        raise UserError(f"{path}: cannot be read as JSON: {e}")
 
 
 def first_existing(directory, names):
