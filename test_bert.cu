@@ -649,10 +649,10 @@ static void check_dropout(Tests* t, Bench* b, uint64_t seed, uint64_t step, int 
                                 dropout_make(attention, seed, step, l, SITE_DROPOUT_ATTENTION, on_device)};
         name = xprintf("%s, layer %d, attention", what, l);
         report_attention(t, name, a->att, a->qkv, on_device, shape, &b->ctx);
-        free(name), name = xprintf("%s, layer %d, behind attention", what, l);
+        free(name), name = xprintf("%s, layer %d, after attention", what, l);
         report_dropped(t, name, a->mid, input_of(m, l), C,
                        dropout_make(hidden, seed, step, l, SITE_DROPOUT_ATTENTION_OUT, &s), &b->ctx);
-        free(name), name = xprintf("%s, layer %d, behind the MLP", what, l);
+        free(name), name = xprintf("%s, layer %d, after the MLP", what, l);
         report_dropped(t, name, a->out, a->ln1, C, dropout_make(hidden, seed, step, l, SITE_DROPOUT_MLP_OUT, &s),
                        &b->ctx);
         free(name);
@@ -678,8 +678,8 @@ static void test_dropout(Tests* t) {
     bench_close(b);
 }
 
-// Training from scratch begins as BERT did: weights N(0, 0.02), biases 0, layernorms the identity, [PAD] 0. Judged by the
-// names, not by the table that made the values.
+// Training from scratch begins as BERT did: weights N(0, 0.02), biases 0, layernorms the identity, [PAD] 0. Judged by
+// the names, not by the table that made the values.
 static void test_initial_values(Tests* t) {
     Bench* b = bench_open(config_from_descriptor("L=2,C=96,NH=3,V=257,T=64", 0), 1, 8, 1, 0, 4);
     real* params = device_values(&b->ctx, b->m.buffers.params, b->m.buffers.table.elements, VIEW_FLOATX);
@@ -793,7 +793,8 @@ static void test_ops(Tests* t) {
     if (logged.is_tracing) {
         ProfileStep step;
         profile_from_log(&step, &logged.log, 1);
-        // An op is one kernel, but for GELU by erf, which is in no epilogue; two sums of biases; attention's backward pass.
+        // An op is one kernel, but for GELU by erf, which is in no epilogue; two sums of biases; attention's backward
+        // pass.
         report_kernels(t, "a step", &logged, &step, FORWARD, MIDDLE, 8);
         report_kernels(t, "a step", &logged, &step, BACKWARD, MIDDLE, 14);
         profile_step_free(&step);
@@ -845,7 +846,7 @@ static void test_memory(Tests* t) {
                  cases[i].kind == LAMB      ? "LAMB"
                  : cases[i].kind == NORMUON ? "NorMuon"
                                             : "AdamW",
-                 cases[i].attention == MATERIALIZED ? ", explicit attention" : "");
+                 cases[i].attention == MATERIALIZED ? ", materialized attention" : "");
         report_memory(t, name, &plan, &b->ctx);
         if (cases[i].kind == NORMUON) report_muon_step(t, &b->m.buffers, &b->o, &b->ctx);
         bench_close(b);
@@ -853,7 +854,8 @@ static void test_memory(Tests* t) {
     }
 }
 
-// What only evaluates takes what the plan says, which is neither gradients nor moments, and finds the same losses. `task`: -1 for pre-training.
+// An evaluation takes the memory that the plan gives, which has neither gradients nor moments, and finds the same
+// losses. `task`: -1 for pre-training.
 static void test_forward_alone(Tests* t, int task) {
     const UpdateSettings settings = {LAMB, WITH_MASTER, 0, 1};
     const int levels[2] = {RECOMPUTE_NOTHING, FORWARD_ONLY};
@@ -881,11 +883,11 @@ static void test_forward_alone(Tests* t, int task) {
         device_download(&b->ctx, losses[i], pretrains ? b->m.a.loss : b->task.a.loss,
                         (pretrains ? 2 : 1) * sizeof(real));
         if (i == 1) report_forward_alone(t, &plans[1], &plans[0]);
-        if (i == 1) report_memory(t, "memory of a forward pass alone", &plans[i], &b->ctx);
+        if (i == 1) report_memory(t, "memory of forward passes only", &plans[i], &b->ctx);
         bench_close(b);
     }
-    char* name = xprintf("a forward pass alone: task %d, losses %g and %g", task + 1, (double)losses[1][0],
-                         (double)losses[1][1]);
+    char* name =
+        xprintf("forward passes only: task %d, losses %g and %g", task + 1, (double)losses[1][0], (double)losses[1][1]);
     report(t, memcmp(losses[0], losses[1], sizeof losses[0]) == 0 && losses[0][0] > 0, name, 0, 0);
     free(name);
 }

@@ -80,8 +80,8 @@ static void golden_tokens(const SafeTensors* file, const char* name, int* out, s
 }
 
 // Logits, loss, the gradient of every tensor and ten AdamW steps, as transformers and torch computed them in float64.
-// 1e-5 is what fp32 allows on the CPU: torch's own fp32 is within 1.4e-6 on these models. The GPU sums in another order.
-// In bf16 and fp16 this is a check of plumbing only: 2^-8 an operation adds up to a few per cent of a logit.
+// 1e-5 is what fp32 allows on the CPU: torch's own fp32 is within 1.4e-6 on these models. The GPU sums in another
+// order. In bf16 and fp16 this is a check of plumbing only: 2^-8 an operation adds up to a few per cent of a logit.
 static void test_golden(Tests* t, const char* directory) {
 #ifdef __CUDACC__
     const double tolerance = sizeof(floatX) == sizeof(real) ? 1e-4 : 6e-2;
@@ -346,10 +346,10 @@ static void check_dropout(Tests* t, Bench* b, uint64_t seed, uint64_t step, int 
                                 dropout_make(attention, seed, step, l, SITE_DROPOUT_ATTENTION, &on_device)};
         name = xprintf("%s, layer %d, attention", what, l);
         report_attention(t, name, a->att, a->qkv, &on_device, shape, &b->ctx);
-        free(name), name = xprintf("%s, layer %d, behind attention", what, l);
+        free(name), name = xprintf("%s, layer %d, after attention", what, l);
         report_dropped(t, name, a->mid, residual_into(m, l), C,
                        dropout_make(residual, seed, step, l, SITE_DROPOUT_ATTENTION_OUT, &s), &b->ctx);
-        free(name), name = xprintf("%s, layer %d, behind the MLP", what, l);
+        free(name), name = xprintf("%s, layer %d, after the MLP", what, l);
         report_dropped(t, name, a->out, a->mid, C, dropout_make(residual, seed, step, l, SITE_DROPOUT_MLP_OUT, &s),
                        &b->ctx);
         free(name);
@@ -556,7 +556,8 @@ static void test_loss_scaling(Tests* t) {
            (double)state.scale, 4096);
     free(want), free(got);
 
-    // An infinite gradient: the step leaves no trace but half the scale, not even in the optimizer's count.
+    // An infinite gradient: the step is skipped. It changes nothing, not even the optimizer's count, except that the
+    // scale is halved.
     for (int bad = 0; bad < 2; bad++) {
         real* before = overfit_state(scaled, &n);
         state = optimizer_loss_scale(&scaled->o, &scaled->ctx);
@@ -564,8 +565,8 @@ static void test_loss_scaling(Tests* t) {
         LossScale after = optimizer_loss_scale(&scaled->o, &scaled->ctx);
         real* left = overfit_state(scaled, &n);
         int untouched = memcmp(before, left, n * sizeof(real)) == 0;
-        report(t, untouched, bad ? "NaN among the gradients leaves the step out" : "an overflow leaves the step out",
-               !untouched, 0);
+        report(t, untouched, bad ? "NaN among the gradients skips the step" : "an overflow skips the step", !untouched,
+               0);
         report(t, after.scale == state.scale / 2 && after.good == 0 && after.updates == state.updates,
                "and halves the loss scale", (double)after.scale, (double)state.scale / 2);
         free(before), free(left);
@@ -573,11 +574,11 @@ static void test_loss_scaling(Tests* t) {
     overfit_step(plain, 5, 0), overfit_step(scaled, 5, 0);
     want = overfit_state(plain, &n), got = overfit_state(scaled, &n);
     error = largest_error(got, want, n);
-    report(t, error <= tolerance, "after it training goes on as if it had not been", error, tolerance);
+    report(t, error <= tolerance, "training continues as if the step had not been taken", error, tolerance);
     free(want), free(got);
     overfit_close(plain), overfit_close(scaled);
 
-    // A scale that overflows by itself comes down until the first update is made.
+    // A scale that itself causes the overflow is halved until the first update is made.
     double start = is_fp16 ? 1 << 30 : sizeof(real) == 8 ? 1e156 : 3e38;
     Bench* b = overfit_open(WITH_MASTER, start, LOSS_SCALE_DYNAMIC, 1000);
     double loss = 0, scale = start;
@@ -591,7 +592,7 @@ static void test_loss_scaling(Tests* t) {
     real* params = device_values(&b->ctx, b->m.buffers.params, b->m.buffers.table.elements, VIEW_FLOATX);
     int finite = isfinite(loss) && tensors_first_not_finite(&b->m.buffers.table, params) < 0;
     report(t, finite && skipped > 0 && skipped < 50 && state.scale == (real)scale,
-           "a loss scale that is too large comes down by itself, steps left out", skipped, 50);
+           "a loss scale that is too large is lowered, steps skipped", skipped, 50);
     free(params);
     overfit_close(b);
 }
@@ -716,14 +717,15 @@ static void test_memory(Tests* t) {
             optimizer_step(&b->o, m->buffers.params, m->buffers.grads, adamw, NULL, NULL, &b->ctx);
             device_synchronize(&b->ctx);
             snprintf(name, sizeof name, "memory of B=%d T=%d C=%d --fp8 %d%s", m->B, m->T, m->config.C, cases[i].fp8,
-                     path == MATERIALIZED ? ", explicit attention" : "");
+                     path == MATERIALIZED ? ", materialized attention" : "");
             report_memory(t, name, &plan, &b->ctx);
             bench_close(b);
             free(b), free(tokens);
         }
 }
 
-// What only evaluates takes what the plan says, which is neither gradients nor moments, and finds the same losses.
+// An evaluation takes the memory that the plan gives, which has neither gradients nor moments, and finds the same
+// losses.
 static void test_forward_alone(Tests* t, int tied) {
     const UpdateSettings settings = {ADAMW, WITH_MASTER, 0, 1};
     const int levels[2] = {RECOMPUTE_NOTHING, FORWARD_ONLY};
@@ -741,12 +743,12 @@ static void test_forward_alone(Tests* t, int tied) {
         bench_batch(b, tokens, tokens + N);
         evaluate_batch(&b->m, b->m.B, 1, SET, &b->ctx);
         losses[i] = device_values(&b->ctx, b->m.a.losses, (size_t)N, VIEW_REAL);
-        if (i == 1) report_memory(t, "memory of a forward pass alone", &plans[i], &b->ctx);
+        if (i == 1) report_memory(t, "memory of forward passes only", &plans[i], &b->ctx);
         if (i == 1) report_forward_alone(t, &plans[1], &plans[0]);
         bench_close(b);
         free(b), free(tokens);
     }
-    report_bits(t, losses[1], losses[0], (size_t)N, tied, "a forward pass alone gives");
+    report_bits(t, losses[1], losses[0], (size_t)N, tied, "forward passes only give");
     free(losses[0]), free(losses[1]);
 }
 

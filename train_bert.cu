@@ -360,7 +360,7 @@ static void backward(Model* m, const MlmInput* in, Mode mode, Context* ctx) {
 static void compute_loss(Model* m, const MlmInput* in, MlmScales scales, Direction direction, Mode mode, Context* ctx) {
     Losses losses = {.each = m->a.losses, .sum = &m->a.loss[0], .scale = scales.masked, .mode = mode};
     NextSentenceLoss next = {.logits = m->a.next_logits, .labels = in->next_targets, .scale = scales.next};
-    next.loss = &m->a.loss[1], next.right = &m->a.correct[1], next.loss_scale = m->buffers.loss_scale;
+    next.loss = &m->a.loss[1], next.correct = &m->a.correct[1], next.loss_scale = m->buffers.loss_scale;
     NextSentenceGrads dnext = {.d = m->g.next, .dbias = m->g.pooler.b};
     const int *targets = in->targets, M = in->masked, S = in->sequences.count, C = m->config.C, V = m->config.V;
     scope_at(ctx, direction, -1);

@@ -9,8 +9,9 @@
  *   fast       fp8 with fast accumulation: tensor cores keep the whole sum
  *   promoted   fp8 whose partial sums are added in fp32 registers
  *
- * fp8 operands: x and w E4M3, dy E5M2, power-of-two scales, which cuBLASLt wants aligned to 16 bytes; both stored with the summed index contiguous: cuBLASLt has
- * no other layout on sm_90. For fc of GPT-2 also gelu(x w^T + b) with its input stored, into E4M3.
+ * fp8 operands: x and w E4M3, dy E5M2, power-of-two scales, which cuBLASLt wants aligned to 16 bytes; both stored with
+ * the summed index contiguous: cuBLASLt has no other layout on sm_90. For fc of GPT-2 also gelu(x w^T + b) with its
+ * input stored, into E4M3.
  *
  * Each product runs back to back for a fixed time, long enough to reach the power limit, on operands that rotate over
  * three times the L2. Energy is the slope of NVML's counter between two of its ticks inside that time, clocks are
@@ -445,8 +446,8 @@ static int event_passed(cudaEvent_t event) {
     return state == cudaSuccess;
 }
 
-// Run for run->seconds after a warm-up; `ms` estimates one launch. The host queues up to 1024 launches ahead of the GPU,
-// so the meter is read only between the two events.
+// Run for run->seconds after a warm-up; `ms` estimates one launch. The host queues up to 1024 launches ahead of the
+// GPU, so the meter is read only between the two events.
 static void product_time(Bench* bench, Run* run, Product* p, float ms) {
     cudaEvent_t events[2];
     Meter meter;

@@ -3,7 +3,7 @@
  *     ./ops test  [op]   launchers against the plain references; the same bits for any number of threads
  *     ./ops grad  [op]   references and launchers against finite differences (build with -DREAL_DOUBLE)
  *     ./ops bench [op] [GB/s TFLOP/s]   time, GFLOP/s and GB/s of the launchers that the trainers call, in per cent
- *                        of the machine's ceilings: those given, else on a GPU those measured first; "all": every op
+ *                        of the machine's peaks: those given, else on a GPU those measured first; "all": every op
  *
  * gcc builds the CPU's, nvcc the GPU's:
  *     nvcc -std=c++17 -O3 -arch=native -D_GNU_SOURCE -DPRECISION_BF16 -I. -Xcompiler -fopenmp -o ops dev/ops.cu \

@@ -5,7 +5,7 @@
  *
  * OUT_DIR gets
  *   train.bin, val.bin    token shards: whole blocks of 64 tokens, then one more end-of-text
- *   val_entropy.txt       what the generator itself knows of val.bin. First line: tokens of a block, and the mean loss
+ *   val_entropy.txt       the generator's own losses on val.bin. First line: tokens of a block, and the mean loss
  *                         that no model can beat, in nats a token. Then -log p of each block in nats, one a line
  *   exam.bin              questions as clozes (llmc/data/tasks/multiple_choice.h). No story of the training set begins
  *                         with the text from the start of the question's story to the answer
@@ -46,8 +46,8 @@ static int merged(Vocabulary* v, int left, int right) {
     return 256 + i;
 }
 
-// Letters are joined from the left, then the space is. Long words come first, so that in "finds" the merge of "fi" comes
-// before that of "in". The test encodes every word.
+// Letters are joined from the left, then the space is. Long words come first, so that in "finds" the merge of "fi"
+// comes before that of "in". The test encodes every word.
 static void vocabulary_make(Vocabulary* v) {
     memset(v, 0, sizeof *v);
     v->merges.merge = v->merge;

@@ -1,4 +1,5 @@
-/* What the programs that write a corpus share: the files of a byte-level BPE tokenizer, and files that appear all at once.
+/* What the programs that write a corpus share: the files of a byte-level BPE tokenizer, and files that appear all at
+ * once.
  *
  * Token id = byte for the 256 bytes, then one token a merge, then end of text. */
 #ifndef DEV_DATA_CORPUS_FILES_H

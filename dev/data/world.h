@@ -4,11 +4,11 @@
  *   Anna goes to the park. Where is Anna? Anna is in the park. Ben takes the ball. Who has the ball? Ben has the ball.
  *
  * A block of T tokens begins with the end-of-text token and holds whole stories, each with an end-of-text token behind
- * it if there is room. A story is a row of sentences, of which each is two choices: its kind, by the integer weights of
- * KIND_WEIGHTS, and one of the sentences of that kind that are true to the story, all equally likely; a question is not
- * about the last event if there is another one to ask. What does not fit
- * the room left in the block is not a choice: the weights of the others count, nothing is drawn and discarded. When no
- * story fits, the block is filled with end-of-text tokens. An answer is no choice, it follows from the story.
+ * it if there is room. A story is a row of sentences, each of which is two choices: its kind, by the integer weights of
+ * KIND_WEIGHTS, and one of the sentences of that kind that are true in the story, all equally likely. A question is not
+ * about the last event if another one can be asked. What does not fit into the rest of the block is not a choice: the
+ * weights of the others count, and nothing is drawn and discarded. When no story fits, the block is filled with
+ * end-of-text tokens. An answer is not a choice: it follows from the story.
  *
  * So a block's probability is the product over its choices. Different choices make different texts (dev/test/world.c
  * recovers them), so that is the text's probability too, and no model can do better on average than the mean of
@@ -111,7 +111,7 @@ static inline void sentences_append(Sentence* list, int* count, Sentence s) {
     list[(*count)++] = s;
 }
 
-// Leave out questions about the last event, which are too easy, unless that would leave none. Returns how many are left.
+// Remove questions about the last event, which are too easy, unless no others would be left. Returns how many are left.
 static inline int sentences_prefer(const World* w, Sentence* list, int count) {
     int kept = 0;
     for (int i = 0; i < count; i++) {

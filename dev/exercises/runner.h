@@ -1,5 +1,5 @@
-/* What dev/exercises/run.sh puts around a learner's function: a count of its calls, a limit of time, a word about a
- * crash, and the clock. The file that run.sh generates includes, in this order: the shipped header, this one, the
+/* What dev/exercises/run.sh puts around a learner's function: a count of its calls, a time limit, a message after a
+ * crash, and a timer. The file that run.sh generates includes, in this order: the shipped header, this one, the
  * learner's file; then it directs calls of the op to the learner's function, and includes cases.h. */
 #ifndef DEV_EXERCISES_RUNNER_H
 #define DEV_EXERCISES_RUNNER_H

@@ -32,7 +32,7 @@ static void classifier_run_backward(void* state) {
                         c->loss_scale.device_real, c->N, c->V, c->Vp, c->ctx);
 }
 
-// The numbers in `initial`, rounded to floatX, are what everybody starts from.
+// The numbers in `initial`, rounded to floatX, are the input of launchers and references.
 static void classifier_start(Array a) {
     array_restore(a);
     array_upload(a);

@@ -75,7 +75,7 @@ static inline void fp8_scales_step(Harness* h, Fp8ScalesCase* k, int64_t step) {
     expect_true(h, what, memcmp(scale, k->host.scale, n * sizeof *scale) == 0);
     snprintf(what, sizeof what, "inverses after step %lld", (long long)step);
     expect_true(h, what, memcmp(scale + n, k->host.inverse, FP8_INVERSE_APART * n * sizeof *scale) == 0);
-    expect_true(h, "the statistics start anew", cleared);
+    expect_true(h, "the statistics are reset", cleared);
     expect_true(h, "those of the step are kept, with its scale", is_kept);
     free(scale), free(stats), free(recorded), free(before);
 }

@@ -261,8 +261,8 @@ static inline uint8_t* linear_random_bytes(Harness* h, uint8_t** device, size_t 
     return bytes;
 }
 
-// rms(error) / rms(sum) of a product dw in fp32 over N tokens. `is_fast`: as if its sums were short. The output is large
-// enough that cuBLASLt does not cut the sums.
+// rms(error) / rms(sum) of a product dw in fp32 over N tokens. `is_fast`: as if its sums were short. The output is
+// large enough that cuBLASLt does not cut the sums.
 static inline double linear_sum_error(Harness* h, int N, int is_fast) {
     static const real ones[FP8_INVERSE_APART] = {1};
     const int C = LINEAR_SUM_SIDE;

@@ -213,7 +213,7 @@ static void test_matmul_gelu(Harness* h, MatmulShape s, Gelu kind, const char* w
 
 #ifdef __CUDACC__
 
-// MultipleChoice that were timed and written down are found again, in the file and as text, and give the same bits.
+// Choices that were timed and saved are found again, in the file and as text, and give the same bits.
 static void test_matmul_autotune(Harness* h) {
     MatmulShape s = {2048, 1024, 1024};
     char path[] = "/tmp/ops-autotune-XXXXXX";

@@ -27,7 +27,8 @@ static inline MatmulReluCase* matmul_relu_case(Harness* h, int N, int IC, int OC
     return k;
 }
 
-// h [N, OC] from x, then dz [N, OC] from dy [N, IC] through the next layer's weight w^T: [IC, OC] read as w of OC inputs.
+// h [N, OC] from x, then dz [N, OC] from dy [N, IC] through the next layer's weight w^T: [IC, OC] read as w of OC
+// inputs.
 static inline void matmul_relu_run(void* state) {
     MatmulReluCase* k = (MatmulReluCase*)state;
     Linear p = {k->w.device, k->b.device};

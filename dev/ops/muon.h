@@ -54,8 +54,8 @@ static inline Array muon_weights(const MuonCase* c) { return c->k->has_master ? 
 
 // What the order of sums in fp32 changes of an update, as a part of its norm. In full precision five iterations enlarge
 // its roundings by up to 3.4^5. The reference rounds X, A and B to floatX as launchers do. So in 16 bits an element
-// differs only where another order takes a sum across the middle between two numbers, once in about 10,000 sums: by 2^-8
-// in bf16 and by 2^-11 in fp16, enlarged as above.
+// differs only where another order takes a sum across the middle between two numbers, once in about 10,000 sums: by
+// 2^-8 in bf16 and by 2^-11 in fp16, enlarged as above.
 static inline double muon_error(void) {
     if (sizeof(floatX) == sizeof(real)) return sizeof(real) == sizeof(double) ? 1e-12 : 1e-5;
     return strcmp(FLOATX_NAME, "F16") == 0 ? 0.01 : 0.02;
@@ -79,8 +79,8 @@ static inline void muon_expect_updates(Harness* h, const MuonCase* c, const real
         }
 }
 
-// Whether a weight decays cautiously depends on the sign of its O. Rounding in 16 bits moves an element of O by the part
-// muon_error() of their RMS. Where five times that could change the sign, `want` becomes the closer one of the
+// Whether a weight decays cautiously depends on the sign of its O. Rounding in 16 bits moves an element of O by the
+// part muon_error() of their RMS. Where five times that could change the sign, `want` becomes the closer one of the
 // updates with and without decay.
 static inline void muon_accept_either_decay(Harness* h, const MuonCase* c, real* want, double scale) {
     Array got = muon_weights(c);

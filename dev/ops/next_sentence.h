@@ -6,7 +6,7 @@
 #include "llmc/ops/next_sentence.h"
 
 typedef struct {
-    Array pre, w, b, logits, loss, right, dw, db, dbias;
+    Array pre, w, b, logits, loss, correct, dw, db, dbias;
     Array loss_scale;  // [1], or none
     int* labels;
     int S, C;
@@ -23,7 +23,7 @@ static inline NextSentenceCase* next_sentence_case(Harness* h, int S, int C, Mod
     k->b = input(h, 2, 1);
     k->labels = int_array(h, (size_t)S);
     k->logits = output(h, 2 * (size_t)S, SET);
-    k->loss = output(h, 1, mode), k->right = output(h, 1, mode);
+    k->loss = output(h, 1, mode), k->correct = output(h, 1, mode);
     k->dw = output(h, 2 * (size_t)C, mode), k->db = output(h, 2, mode), k->dbias = output(h, (size_t)C, mode);
     k->S = S, k->C = C, k->scale = 0.25, k->mode = mode, k->ctx = &h->ctx;
     for (int s = 0; s < S; s++) k->labels[s] = s % 4 == 3 ? -1 : random_below(h, 2);
@@ -33,17 +33,17 @@ static inline NextSentenceCase* next_sentence_case(Harness* h, int S, int C, Mod
 static inline NextSentenceLoss next_sentence_device(const NextSentenceCase* k) {
     NextSentenceLoss out = {.logits = k->logits.device_real,
                             .loss = k->loss.device_real,
-                            .right = k->right.device_real,
+                            .correct = k->correct.device_real,
                             .labels = k->labels,
                             .scale = k->scale,
                             .loss_scale = k->loss_scale.device_real};
     return out;
 }
 
-static inline NextSentenceLoss next_sentence_host(const NextSentenceCase* k, real* logits, real* loss, real* right) {
+static inline NextSentenceLoss next_sentence_host(const NextSentenceCase* k, real* logits, real* loss, real* correct) {
     NextSentenceLoss out = {.logits = logits,
                             .loss = loss,
-                            .right = right,
+                            .correct = correct,
                             .labels = k->labels,
                             .scale = k->scale,
                             .loss_scale = k->loss_scale.host};
@@ -109,23 +109,23 @@ static inline NextSentenceMagnitudes next_sentence_magnitudes(Harness* h, const 
 
 static inline void next_sentence_check(Harness* h, NextSentenceCase* k) {
     NextSentenceMagnitudes size = next_sentence_magnitudes(h, k);
-    real *logits = copy_of(h, k->logits), *loss = copy_of(h, k->loss), *right = copy_of(h, k->right);
+    real *logits = copy_of(h, k->logits), *loss = copy_of(h, k->loss), *correct = copy_of(h, k->correct);
     real *dpre = copy_of(h, k->pre), *dw = copy_of(h, k->dw), *db = copy_of(h, k->db), *dbias = copy_of(h, k->dbias);
-    next_sentence_forward_ref(next_sentence_host(k, logits, loss, right), NULL, k->pre.host, k->w.host, k->b.host, k->S,
-                              k->C, k->mode);
-    const Array outputs[] = {k->logits, k->loss, k->right, k->pre, k->dw, k->db, k->dbias};
+    next_sentence_forward_ref(next_sentence_host(k, logits, loss, correct), NULL, k->pre.host, k->w.host, k->b.host,
+                              k->S, k->C, k->mode);
+    const Array outputs[] = {k->logits, k->loss, k->correct, k->pre, k->dw, k->db, k->dbias};
     expect_same_for_any_threads(h, "forward", next_sentence_run_forward, k, outputs, 3);
     expect_close_to_sum(h, "logits of forward", k->logits, logits, size.logits, tolerance(1e-6));
     expect_close_to_sum(h, "loss of forward", k->loss, loss, size.loss, tolerance(1e-6));
-    expect_close(h, "right of forward", k->right, right, tolerance(1e-6));
+    expect_close(h, "correct of forward", k->correct, correct, tolerance(1e-6));
 
-    memcpy(loss, k->loss.initial, sizeof *loss), memcpy(right, k->right.initial, sizeof *right);
-    next_sentence_backward_ref(dpre, next_sentence_grads(dw, db, dbias), next_sentence_host(k, logits, loss, right),
+    memcpy(loss, k->loss.initial, sizeof *loss), memcpy(correct, k->correct.initial, sizeof *correct);
+    next_sentence_backward_ref(dpre, next_sentence_grads(dw, db, dbias), next_sentence_host(k, logits, loss, correct),
                                k->w.host, k->b.host, k->S, k->C, k->mode);
     expect_same_for_any_threads(h, "backward", next_sentence_run_backward, k, outputs, COUNT_OF(outputs));
     expect_close_to_sum(h, "logits", k->logits, logits, size.logits, tolerance(1e-6));
     expect_close_to_sum(h, "loss", k->loss, loss, size.loss, tolerance(1e-6));
-    expect_close(h, "right", k->right, right, tolerance(1e-6));
+    expect_close(h, "correct", k->correct, correct, tolerance(1e-6));
     expect_close_to_sum(h, "dpre", k->pre, dpre, size.dpre, tolerance(2e-6));
     expect_close_to_sum(h, "dw", k->dw, dw, size.dw, tolerance(2e-6));
     expect_close_to_sum(h, "db", k->db, db, size.db, tolerance(2e-6));
@@ -162,10 +162,10 @@ static inline void test_next_sentence_by_hand(Harness* h) {
             if (is_launcher) next_sentence_run_backward(k);
             else
                 next_sentence_backward_ref(k->pre.host, next_sentence_grads(k->dw.host, k->db.host, k->dbias.host),
-                                           next_sentence_host(k, k->logits.host, k->loss.host, k->right.host),
+                                           next_sentence_host(k, k->logits.host, k->loss.host, k->correct.host),
                                            k->w.host, k->b.host, S, 2, SET);
             array_download(k->loss), array_download(k->logits);
-            expect_close(h, "right", k->right, &three, tolerance(1e-6));
+            expect_close(h, "correct", k->correct, &three, tolerance(1e-6));
             if (has_nan) {
                 expect_true(h, "loss is NaN", isnan(k->loss.host[0]));
                 expect_true(h, "its logit is NaN", isnan(k->logits.host[11]) && !isnan(k->logits.host[9]));
@@ -222,8 +222,8 @@ static inline double next_sentence_loss(void* state) {
     for (size_t i = 0; i < k->pre.n; i++) k->pre.host[i] = g->base[i] + g->bias[i % (size_t)k->C];
     if (g->is_launcher) next_sentence_run_forward(k);
     else
-        next_sentence_forward_ref(next_sentence_host(k, k->logits.host, k->loss.host, k->right.host), NULL, k->pre.host,
-                                  k->w.host, k->b.host, k->S, k->C, SET);
+        next_sentence_forward_ref(next_sentence_host(k, k->logits.host, k->loss.host, k->correct.host), NULL,
+                                  k->pre.host, k->w.host, k->b.host, k->S, k->C, SET);
     return (double)k->loss.host[0];
 }
 
@@ -238,7 +238,7 @@ static inline void grad_next_sentence(Harness* h) {
         if (is_launcher) next_sentence_run_backward(k);
         else
             next_sentence_backward_ref(k->pre.host, next_sentence_grads(k->dw.host, k->db.host, k->dbias.host),
-                                       next_sentence_host(k, k->logits.host, k->loss.host, k->right.host), k->w.host,
+                                       next_sentence_host(k, k->logits.host, k->loss.host, k->correct.host), k->w.host,
                                        k->b.host, k->S, k->C, SET);
         real* dpre = copy_of(h, k->pre);
         expect_gradient(h, "dpre", next_sentence_loss, &g, g.base, k->pre.n, dpre, 1e-8);

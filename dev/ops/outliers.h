@@ -1,5 +1,5 @@
-/* outliers: which steps are left out, on the device, where the norm of a step's gradients settles it; against scores in
- * long double over the values that were shown before. */
+/* outliers: which steps are skipped, decided on the device from the norm of a step's gradients, against scores in long
+ * double over the values of earlier steps. */
 #ifndef DEV_OPS_OUTLIERS_H
 #define DEV_OPS_OUTLIERS_H
 
@@ -56,7 +56,7 @@ static inline void outliers_check(Harness* h, const char* name, double mean, dou
         wrong += step.is_taken == want || scale.updates != i + 1 - skipped;
         if (isfinite(x)) values[entered++] = x;
     }
-    expect_true(h, "some are left out, most are not", skipped >= 5 && skipped <= OUTLIER_STEPS / 20);
+    expect_true(h, "some are skipped, most are not", skipped >= 5 && skipped <= OUTLIER_STEPS / 20);
     expect_true(h, "scores within 1e-9", worst < 1e-9);
     expect_true(h, "none is at the limit", near == 0);
     expect_true(h, "the same as in long double", wrong == 0);
@@ -80,7 +80,7 @@ static inline void test_outliers(Harness* h) {
         array_upload_real(k->g);
         global_norm_run(k);
         device_download(&h->ctx, &step, k->after.step, sizeof step);
-        // 1e6 has entered the window: 1e3 is nothing beside it.
+        // 1e6 has entered the window, so 1e3 is no outlier.
         expect_true(h, "is_taken", step.is_taken == (i < OUTLIER_WINDOW || i == OUTLIER_WINDOW + 2));
     }
     Outliers state;

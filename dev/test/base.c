@@ -826,7 +826,8 @@ static const char* svg_fault(const char* text) {
     return depth == 0 ? NULL : "an open tag";
 }
 
-// A colour of the picture, `fill="#...` or `stroke="#...`, that has no replacement in a dark scheme; NULL: all have one.
+// A colour of the picture, `fill="#...` or `stroke="#...`, that has no replacement in a dark scheme; NULL: all have
+// one.
 static const char* svg_only_light(const char* text, char found[32]) {
     const char* picture = strstr(text, "</style>");
     if (!picture) return "no style";
@@ -882,7 +883,7 @@ static void test_log_progress(Tests* t) {
         double done, all, now;
         const char* want;
     } seen[] = {{1, 5, 100, ""},
-                {2, 5, 100.4, ""},  // what is over soon is not told of
+                {2, 5, 100.4, ""},  // a stage that ends soon is not shown
                 {3, 5, 102, "\rset: 60.0 %, 00:02 left\033[K"},
                 {4, 5, 102.3, ""},  // not so often
                 {5, 5, 103, "\r\033[K"},

@@ -8,9 +8,9 @@
  * empty list of merges: vocab.json, merges.txt, tokenizer.json, tokenizer_config.json.
  *
  * OUT_DIR/bert gets the same text as sentences: train.bin and val.bin (files of sentences), vocab.txt and
- * tokenizer_config.json. Token id = byte, then [PAD] [UNK] [CLS] [SEP] [MASK]. A line with its line break is a sentence,
- * but for lines of white space, which are left out; a file is a document. A line that begins in a validation block is
- * validation: that divides a file into documents of training and of validation by turns. */
+ * tokenizer_config.json. Token id = byte, then [PAD] [UNK] [CLS] [SEP] [MASK]. A line with its line break is a
+ * sentence, but for lines of white space, which are left out; a file is a document. A line that begins in a validation
+ * block is validation: that divides a file into documents of training and of validation by turns. */
 #include <dirent.h>
 
 #include "dev/data/corpus_files.h"

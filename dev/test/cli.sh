@@ -105,7 +105,7 @@ for what in '--generate 1' '--evaluate 1'; do
     # shellcheck disable=SC2086
     run -e d12 -x 0 -t 16 -b 1 $what
     why=$(ended_with 0)
-    total=$(sed -nE 's/^memory plan of forward passes alone: parameters 474\.8 MiB, optimizer 0\.0 MiB, .*together ([0-9]+)\..*/\1/p' "$work/stdout")
+    total=$(sed -nE 's/^memory plan of forward passes only: parameters 474\.8 MiB, optimizer 0\.0 MiB, .*together ([0-9]+)\..*/\1/p' "$work/stdout")
     [ "${total:-9999}" -lt 520 ] || why=${why:-"the plan is ${total:-not that of forward passes}"}
     verdict "-x 0, d12 $what" "$why"
 done

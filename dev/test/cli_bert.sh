@@ -53,7 +53,7 @@ published bert-base 202 109514298 --nsp 0
 
 run -e bert-base -x 0 -b 1 --evaluate 1
 why=$(ended_with 0)
-grep -q '^memory plan of forward passes alone: parameters 420\.2 MiB, optimizer 0\.0 MiB, ' "$work/stdout" || why=${why:-'another plan'}
+grep -q '^memory plan of forward passes only: parameters 420\.2 MiB, optimizer 0\.0 MiB, ' "$work/stdout" || why=${why:-'another plan'}
 verdict '-x 0, bert-base --evaluate 1' "$why"
 
 run --help
@@ -178,7 +178,7 @@ run -y 1 -o "$o" --embed "$work/lines" --vectors "$work/again.npy"
 verdict '--embed, -y 1' "$(ended_with 0)$(cmp "$work/lines.npy" "$work/again.npy" 2>&1)"
 : >"$work/empty"
 refused '--embed of an unset variable' 2 "--embed '': is empty" --embed '' -o "$box/new"
-refused '--embed of no lines'        2 'empty: holds no line' -e "$o" --embed "$work/empty" --vectors "$box/new"
+refused '--embed of no lines'        2 'empty: has no lines' -e "$o" --embed "$work/empty" --vectors "$box/new"
 refused '--embed of no file'         2 'none: cannot be' -e "$o" --embed "$work/none" --vectors "$box/new"
 refused '--embed and --fill'         2 '--fill is given too' -e "$o" --embed "$work/lines" --fill 'a [MASK]'
 refused '--embed without a model'    2 '--embed needs a trained model' --embed "$work/lines"

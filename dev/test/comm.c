@@ -2,8 +2,8 @@
  *
  *     test_comm MODE [-pi ..] [-ps ..] [-pf ..] [-pr N] [-pn N] [-pg N] [--timeout S] [--rank R] [--seconds S]
  *
- * Modes: `collectives` checks sums, gathers and broadcasts, of the host and of the device, and prints `N passed, N failed`;
- * the others act out a case, which the script judges. R and S: which rank acts, and for how many seconds. */
+ * Modes: `collectives` checks sums, gathers and broadcasts, of the host and of the device, and prints `N passed, N
+ * failed`; the others act out a case, which the script judges. R and S: which rank acts, and for how many seconds. */
 #include "llmc/base/flags.h"
 #include "llmc/data/files/safetensors.h"
 #include "llmc/dist/collectives.h"
@@ -114,7 +114,8 @@ static void test_all_to_all(Tests* t, ProcessGroup* group, size_t scale, size_t 
     free(sent), free(send), free(receive);
 }
 
-// Sums, the maximum and broadcasts of the device's collectives. The numbers are integers, which add up exactly in any order.
+// Sums, the maximum and broadcasts of the device's collectives. The numbers are integers, which add up exactly in any
+// order.
 static void test_device_sums(Tests* t, ProcessGroup* group) {
     enum { N = 1000 };
     real* values = (real*)xmalloc(N * sizeof *values);

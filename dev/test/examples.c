@@ -308,7 +308,8 @@ static void test_scores(Tests* t) {
                 "F1 of class 1: 3 of 4 and 4");
     const int many[5] = {0, 0, 2, 2, 2}, answers[5] = {0, 2, 2, 2, 1};
     TaskScore three = score_of(many, answers, 5, 9);
-    double f1 = (2.0 / 3 + 0 + 4.0 / 6) / 3;  // class 1 is said, but never right; classes from 3 on do not occur
+    double f1 =
+        (2.0 / 3 + 0 + 4.0 / 6) / 3;  // class 1 is predicted, but never correctly; classes from 3 on do not occur
     expect_that(t, fabs(three.values[0] - 3.0 / 5) < 1e-12 && fabs(three.values[1] - f1) < 1e-12,
                 "mean F1 of the classes that occur");
     const real x[6] = {1, 9, 2, 9, 0, 9};

@@ -1,4 +1,4 @@
-/* Inputs of the fuzzer, the stream of draws, and how bytes and lines are spoiled. */
+/* Inputs of the fuzzer, the stream of draws, and how bytes and lines are mutated. */
 #ifndef FUZZ_INPUT_H
 #define FUZZ_INPUT_H
 

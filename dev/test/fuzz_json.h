@@ -1,4 +1,4 @@
-/* How the fuzzer spoils JSON, value by value, and the header of a safetensors file. */
+/* How the fuzzer mutates JSON, value by value, and the header of a safetensors file. */
 #ifndef FUZZ_JSON_H
 #define FUZZ_JSON_H
 
@@ -176,7 +176,7 @@ static inline void mutate_json(Text* t, Draws* d, const Text* other) {
     }
 }
 
-// A safetensors file: most often its header, whose length is then put right most often.
+// A safetensors file: most often its header, whose length is then corrected most often.
 static inline void mutate_safetensors(Text* t, Draws* d, const Text* other) {
     uint64_t n = 0, other_n = 0;
     memcpy(&n, t->text ? t->text : "", t->length < sizeof n ? 0 : sizeof n);

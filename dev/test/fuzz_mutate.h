@@ -1,4 +1,4 @@
-/* How the fuzzer spoils its inputs.
+/* How the fuzzer mutates its inputs.
  *
  * An input is a few files with names. Each mutation draws one of them and damages it as its kind suggests: bytes
  * anywhere, JSON value by value, text line by line, a safetensors file in its header. Splices take pieces of another

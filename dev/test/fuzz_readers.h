@@ -1,6 +1,6 @@
 /* The readers that the fuzzer tries: for each a few valid inputs to begin with, a function that reads what lies in the
- * directory case/ and checks what it was given, and, where an input holds checksums or counts of itself, one that makes
- * them right again, so that mutations get past them. */
+ * directory case/ and checks what it was given, and, where an input holds its own checksums or counts, one that
+ * corrects them, so that mutations get past them. */
 #ifndef FUZZ_READERS_H
 #define FUZZ_READERS_H
 

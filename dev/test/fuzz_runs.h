@@ -211,7 +211,7 @@ static void gpt2_shards(int argc, char** argv) { FUZZ_GPT2.write_shards(argc, ar
 
 #define GPT2_DATA "-i train.bin -j val.bin -t 8 -b 1 --threads 1 -m 1 "
 #define BERT_DATA "-i sentences.bin -j sentences.bin -t 8 -b 1 --threads 1 -m 1 "
-// A resumed run has the model too: where no checkpoint is whole it begins anew with this one.
+// A resumed run has the model too: where no checkpoint is complete, it starts a new run with this one.
 #define TINY "-e L=1,C=4,NH=2,T=8,V=40 --async-checkpoint 0 "
 
 // The data, and what a run of two steps leaves in made/.

@@ -1,4 +1,5 @@
-/* fuzz_readers.h's part for tokenizers: tokenizer.json, vocab.json, vocab.txt, merges, and texts through byte-level BPE. */
+/* fuzz_readers.h's part for tokenizers: tokenizer.json, vocab.json, vocab.txt, merges, and texts through byte-level
+ * BPE. */
 #ifndef FUZZ_TOKENIZERS_H
 #define FUZZ_TOKENIZERS_H
 

@@ -1,6 +1,6 @@
-/* What the fuzzer needs of a trainer, from the trainer's own source, which is included before this. Four functions
- * are the source's: fuzz_flags() appends the trainer's flags to r->run.flags and returns their number, fuzz_validate() looks at
- * held-out data, fuzz_step() trains a step, fuzz_close() frees what trainer_open() allocated. */
+/* What the fuzzer needs of a trainer, from the trainer's own source, which is included before this. Four functions are
+ * the source's: fuzz_flags() appends the trainer's flags to r->run.flags and returns their number, fuzz_validate()
+ * looks at held-out data, fuzz_step() trains a step, fuzz_close() frees what trainer_open() allocated. */
 #ifndef FUZZ_TRAINER_H
 #define FUZZ_TRAINER_H
 

@@ -126,7 +126,7 @@ static void report_memory(Tests* t, const char* what, const MemoryPlan* plan, co
     report(t, counted == planned, name, 0, 0);
 }
 
-// The plan of a forward pass alone has the parameters as training has them, and hardly more.
+// The plan of forward passes only has the same parameters as training, and hardly more.
 static void report_forward_alone(Tests* t, const MemoryPlan* alone, const MemoryPlan* training) {
     enum { PLAN_PARAMETERS, PLAN_GRADIENTS, PLAN_STATE, PLAN_ACTIVATIONS };
     int good = alone->part[PLAN_PARAMETERS].bytes == training->part[PLAN_PARAMETERS].bytes &&
@@ -134,7 +134,7 @@ static void report_forward_alone(Tests* t, const MemoryPlan* alone, const Memory
                16 * alone->part[PLAN_STATE].bytes < training->part[PLAN_STATE].bytes &&
                3 * alone->part[PLAN_ACTIVATIONS].bytes < 2 * training->part[PLAN_ACTIVATIONS].bytes;
     char* name =
-        xprintf("a forward pass alone: %zu bytes, training %zu", memory_plan_bytes(alone), memory_plan_bytes(training));
+        xprintf("forward passes only: %zu bytes, training %zu", memory_plan_bytes(alone), memory_plan_bytes(training));
     report(t, good, name, 0, 0);
     free(name);
 }

@@ -1,7 +1,7 @@
-/* Gradients are summed and parameters broadcast on a stream stream, overlapped with the ops; only events keep the two streams
- * in order. Here both streams are queues of tasks, which run in any order that the events allow: collectives as early or as
- * late as possible, or at random. The result must be right in every order. Without any one kind of wait it must be wrong in
- * at least one.
+/* Gradients are summed and parameters broadcast on a side stream, overlapped with the ops; only events keep the two
+ * streams in order. Here both streams are queues of tasks, which run in any order that the events allow: collectives as
+ * early or as late as possible, or at random. The result must be correct in every order. If any one kind of wait is
+ * left out, it must be wrong in at least one order.
  *
  * This file replaces llmc/dist/collectives.h, so that the order under test is that of llmc/dist/grad_sync.h. */
 #define LLMC_DIST_COLLECTIVES_H
@@ -99,8 +99,8 @@ static void broadcast(Collectives* c, void* bytes, size_t n, int root) {
 #include "llmc/dist/grad_sync.h"
 
 // ---------------------------------------------------------------------------------------------------------
-// A model whose gradients and parameters are numbers that encode the step. This is rank 1 of two with the same gradients,
-// so a sum is the double.
+// A model whose gradients and parameters are numbers that encode the step. This is rank 1 of two with the same
+// gradients, so a sum is the double.
 
 enum { LAYERS = 4, STEPS = 3, ME = 1 };
 
@@ -247,7 +247,7 @@ static int wrong_orders(GradSyncSettings settings, Site skipped, Stream stream) 
     return wrong;
 }
 
-// Every way to sum gradients: right in every order, and wrong without each of the waits.
+// Every way to sum gradients: correct in every order, and wrong without each of the waits.
 static void test_orders(Tests* t) {
     static const struct {
         const char* name;
@@ -277,7 +277,7 @@ static void test_orders(Tests* t) {
     for (int zero = 0; zero < 2; zero++)
         for (size_t way = 0; way < COUNT_OF(ways); way++) {
             GradSyncSettings settings = {zero, 0, ways[way].bucket_mib, ways[way].has_p2p};
-            char* name = xprintf("-z %d, %s: right in every order", zero, ways[way].name);
+            char* name = xprintf("-z %d, %s: correct in every order", zero, ways[way].name);
             expect_that(t, wrong_orders(settings, NOWHERE, OPS) == 0, name);
             free(name);
             for (size_t i = 0; i < COUNT_OF(waits); i++) {

@@ -232,7 +232,7 @@ done
 find "$work/none" -type f ! -name log.jsonl -delete
 rm -rf "$work/none/ckpt"
 run -y 1 -o "$work/none"
-verdict 'no checkpoints, and no model or data given' "$(ended_with_error 2 "-y 1: the run in $work/none has no whole checkpoint; .*-e and -i")"
+verdict 'no checkpoints, and no model or data given' "$(ended_with_error 2 "-y 1: the run in $work/none has no complete checkpoint; .*-e and -i")"
 
 # ---------------------------------------------------------------------------------------------------------
 # Signals and kills: a run long enough to be hit

@@ -238,8 +238,7 @@ static void test_nucleus(Tests* t) {
     expect(t, token >= 0 && token < 3, "sampler/top p of NaN", "token %d", token);
 }
 
-// Where a setting changes nothing any more, or is met exactly: of four equal logits each has a quarter, without
-// rounding.
+// Settings that change nothing, or that are met exactly: of four equal logits each has a quarter, without rounding.
 static void test_sampler_bounds(Tests* t) {
     static const real equal[4] = {2, 2, 2, 2};
     for (int quarters = 1; quarters <= 4; quarters++) {
@@ -461,7 +460,7 @@ static void test_update_settings(Tests* t) {
            o.beta1, o.beta2, o.eps, o.weight_decay, o.max_norm);
     uint64_t rounding = o.rounding;
     session.step = 1;
-    expect(t, optimizer_settings(&session, 0.7).rounding != rounding, "update/rounding draws anew in every step",
+    expect(t, optimizer_settings(&session, 0.7).rounding != rounding, "update/rounding draws new bits in every step",
            "it does not");
 }
 

@@ -371,7 +371,7 @@ small 'too few labels'         'line [0-9]+: "[a-z]+" is one more label than --l
 small 'too few names'          'train.tsv: has 3 different labels, not the 4 of --labels; ' --task classify --labels 4 -i "$d/train.tsv"
 r '--predictions without an evaluation' '--predictions x: is for --evaluate 1'  --predictions x
 r '--fill'                     "unknown flag '--fill'"                         --fill 'a [MASK]'
-r '-t 7'                       '-t 7: .* 8 tokens at least'                     -t 7
+r '-t 7'                       '-t 7: .* at least 8 tokens'                     -t 7
 mkdir "$d/alone" && cp "$d/train.tsv" "$d/alone"
 small 'no vocabulary'          '--task: there is no vocab.txt'                  --task classify --labels 3 -i "$d/alone/train.tsv"
 bad 'an empty file'            'contains no labelled text'                         ''

@@ -1,8 +1,7 @@
-/* Tests of the stories that builtin_corpus writes: a parser recovers the generator's choices from the text, so different
- * choices are different texts; its probabilities are the generator's; the entropy of a smaller world is the analytic
- * one; a reader that knows English but not the generator finds the answers; any tokenizer encodes a word as its token;
- * no question of the exam is answered in the training set; a
- * trainer reads the generator's losses.
+/* Tests of the stories that builtin_corpus writes: a parser recovers the generator's choices from the text, so
+ * different choices are different texts; its probabilities are the generator's; the entropy of a smaller world is the
+ * analytic one; a reader that knows English but not the generator finds the answers; any tokenizer encodes a word as
+ * its token; no question of the exam is answered in the training set; a trainer reads the generator's losses.
  *
  * Prints a line per case and `N passed, N failed`; exit status 1 if one failed. */
 #define main builtin_corpus_main

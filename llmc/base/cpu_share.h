@@ -1,12 +1,13 @@
 /* How many CPUs this process may use: those of its affinity mask, or fewer if its control group or a parent of it has a
- * quota (cpu.max of version 2, cpu.cfs_quota_us of version 1). OpenMP knows the mask only.
+ * quota (cpu.max of version 2, cpu.cfs_quota_us of version 1). OpenMP only knows the mask.
  *
- * Threads that wait for others spin, by libgomp's default for milliseconds. On a busy machine they then spin in the time
- * that the awaited thread needs. Both are settings of the environment that libgomp reads when it is loaded, so the
- * program sets them and starts itself again. What the user has set stays.
+ * Waiting threads spin, by libgomp's default for milliseconds. On a busy machine they take CPU time from the thread
+ * that they wait for. libgomp reads the number of threads and the length of the spinning from environment variables
+ * when it is loaded, so the program sets these and executes itself again. Variables that the user has set are not
+ * changed.
  *
- * Beside other busy processes, fewer threads can be faster: each parallel loop waits for the thread that the system has
- * paused. ThreadTrial tries that out while a run trains. */
+ * While other processes keep the CPUs busy, fewer threads can be faster: each parallel loop waits for the thread that
+ * the system has paused. ThreadTrial tries fewer threads while a run trains. */
 #ifndef LLMC_BASE_CPU_SHARE_H
 #define LLMC_BASE_CPU_SHARE_H
 
@@ -96,12 +97,12 @@ static inline void cpu_share_settle(char** argv) {
     if (changed) execv("/proc/self/exe", argv);  // if that fails, the run is only slower
 }
 
-// A trial compares two windows of at least this many steps and seconds. Trials are this many windows apart, and twice as
-// many after each that did not pay, up to the last number.
+// A trial compares two windows of at least this many steps and seconds. Trials are this many windows apart. After each
+// trial that was not faster the distance doubles, up to the last number.
 enum { TRIAL_STEPS = 4, TRIAL_WINDOWS = 10, TRIAL_MOST_WINDOWS = 40 };
 #define TRIAL_SECONDS 0.3
-// The machine counts as busy if the system pauses a thread more often than this, per second, on average over the threads.
-// On an idle machine it pauses them a few times.
+// The machine counts as busy if the system pauses a thread more often than this, per second, on average over the
+// threads. On an idle machine it pauses them a few times.
 #define BUSY_PAUSES 50.0
 
 typedef struct {
@@ -130,13 +131,13 @@ static inline double process_pauses(void) {
     return getrusage(RUSAGE_SELF, &usage) == 0 ? (double)usage.ru_nivcsw : 0;
 }
 
-// Something else than steps came in between: begin the window again.
+// Something other than steps ran in between: restart the window.
 static inline void thread_trial_restart(ThreadTrial* t, double pauses) {
     t->steps = 0, t->work = t->seconds = 0, t->pauses = pauses;
 }
 
-// The number of threads to try: half as many on a busy machine, or twice as many up to the most. Where both are possible,
-// go on in the direction that paid, else turn. 0: none.
+// The number of threads to try: half as many on a busy machine, or twice as many up to the most. If both are possible,
+// keep the direction of the last trial if it was faster, else reverse it. 0: no trial.
 static inline int thread_trial_candidate(ThreadTrial* t, int is_busy) {
     int fewer = is_busy ? t->threads / 2 : 0;
     int more = t->threads == t->most ? 0 : t->threads * 2 < t->most ? t->threads * 2 : t->most;
@@ -144,8 +145,8 @@ static inline int thread_trial_candidate(ThreadTrial* t, int is_busy) {
     return t->is_upward ? more : fewer;
 }
 
-// A step did `work` in `seconds`, in any unit of work. `pauses`: process_pauses() after it. Returns the number of threads
-// for the steps that follow. Results do not depend on it.
+// A step did `work` in `seconds`, in any unit of work. `pauses`: process_pauses() after it. Returns the number of
+// threads for the steps that follow. Results do not depend on it.
 static inline int thread_trial_next(ThreadTrial* t, double work, double seconds, double pauses) {
     t->work += work, t->seconds += seconds;
     if (++t->steps < TRIAL_STEPS || t->seconds < TRIAL_SECONDS) return t->threads;

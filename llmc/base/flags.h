@@ -154,7 +154,7 @@ static inline int flags_assign(Flag* row, const char* text, char error[FLAG_ERRO
     return 0;
 }
 
-// Set the row's value from text that is copied, as of a saved run. Returns 0, or -1 with `error`.
+// Set the row's value from the text of a saved run, which is copied. Returns 0, or -1 with `error`.
 static inline int flags_set(Flag* row, const char* text, char error[FLAG_ERROR_SIZE]) {
     if (row->type != FLAG_STRING) return flags_assign(row, text, error);
     char* copy = xprintf("%s", text);

@@ -11,7 +11,7 @@ typedef struct {
     size_t count, capacity;
 } LossCurve;
 
-// Leaves out what is not finite, and steps that no run makes (of a damaged log): the axes are doubles.
+// Skips values that are not finite, and steps that no run reaches (from a damaged log), because the axes are doubles.
 static inline void loss_curve_add(LossCurve* c, int64_t step, double value) {
     if (!isfinite((float)value) || step < 0 || step > (int64_t)1 << 53) return;
     size_t capacity = c->capacity;

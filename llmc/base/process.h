@@ -9,8 +9,8 @@
 
 typedef void (*StopHandler)(int);
 
-// Have `handler` take the signals that ask for an end. A SIGHUP that is ignored, as nohup has it, stays ignored.
-// Returns the handler before it.
+// Install `handler` for the signals that ask the process to stop. A SIGHUP that is ignored, as under nohup, stays
+// ignored. Returns the previous handler.
 static inline StopHandler process_on_stop(StopHandler handler) {
     struct sigaction now;
     StopHandler before = signal(SIGINT, handler);
@@ -19,9 +19,9 @@ static inline StopHandler process_on_stop(StopHandler handler) {
     return before;
 }
 
-// To be called first in main, with its arguments: the program may start itself again (cpu_share.h). Standard
-// descriptors that are closed are opened on /dev/null: else the first files that the program opens would take their
-// numbers, and its output would go into them.
+// Call this first in main, with its arguments: the program may execute itself again (cpu_share.h). Opens closed
+// standard descriptors on /dev/null. Otherwise the first files that the program opens would get their numbers, and
+// output would go into these files.
 static inline void process_begin(StopHandler on_stop, char** argv) {
     cpu_share_settle(argv);
     int fd = 0;

@@ -17,10 +17,10 @@ typedef struct {
     int is_lost;  // OUT is no longer this run's; any thread may set it
 } RunLock;
 
-// The message of a run, once, when run_lock_check() has failed. Its argument is OUT.
+// A run prints this once, when run_lock_check() has failed. The argument is OUT.
 #define RUN_LOCK_LOST                                                                                                  \
-    "%s: was moved, deleted or replaced while the run wrote there; nothing more is written; go on with -y 1 and -o "   \
-    "where its checkpoints are now"
+    "%s: was moved, deleted or replaced while the run wrote there; nothing more is written; resume with -y 1 and "     \
+    "the -o where its checkpoints are now"
 
 // Whether `path` still names the file or directory that is open as `fd`.
 static inline int is_open_file(int fd, const char* path) {

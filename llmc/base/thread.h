@@ -1,4 +1,4 @@
-/* Starting a thread of the process's own: signals stay with the threads that were there before. */
+/* Start a thread that handles no signals: the threads that exist already handle them. */
 #ifndef LLMC_BASE_THREAD_H
 #define LLMC_BASE_THREAD_H
 

@@ -5,15 +5,15 @@
  *                        keeps a shard of them, optimizer-00002-of-00004.safetensors from each (counted from 0)
  *                        trainer.json: step, position in the data, settings
  *                        manifest.json: size and CRC-32 of every other file, and of itself
- *   OUT/                 the newest model: copies of the same files, which anybody may edit
+ *   OUT/                 the newest model: copies of the same files, which users may edit
  *
- * A checkpoint is written as 00000120.tmp, every file and the directory are flushed, then it is renamed: the rename is the
- * commit. Older checkpoints are deleted only after that. A checkpoint that is found damaged when a run is resumed is kept
- * for its owner as 00000120.damaged. A reader locks the checkpoint that it reads, so that it is not deleted meanwhile. Any
- * number of ranks can resume from either kind of optimizer files. All ranks see one file system.
+ * A checkpoint is written as 00000120.tmp, every file and the directory are flushed, then it is renamed: the rename is
+ * the commit. Older checkpoints are deleted only after that. A checkpoint that is found damaged when a run is resumed
+ * is kept for its owner as 00000120.damaged. A reader locks the checkpoint that it reads, so that it is not deleted
+ * meanwhile. Any number of ranks can resume from either kind of optimizer files. All ranks share one file system.
  *
- * This file: what a checkpoint holds. manifest.h: its manifest. directory.h: the directories of OUT. resume.h: find, verify
- * and load. writer.h: save, all ranks together, while the run continues. */
+ * This file: what a checkpoint holds. manifest.h: its manifest. directory.h: the directories of OUT. resume.h: find,
+ * verify and load. writer.h: save, all ranks together, while the run continues. */
 #ifndef LLMC_CHECKPOINT_CHECKPOINT_H
 #define LLMC_CHECKPOINT_CHECKPOINT_H
 

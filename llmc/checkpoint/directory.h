@@ -1,5 +1,5 @@
-/* The directories of a run: OUT, which shows the newest model's files for others to use, and OUT/ckpt with the checkpoints.
- * Which are there, which stay, and how they are removed. `lock` is that of OUT (base/run_lock.h). */
+/* The directories of a run: OUT, which shows the newest model's files for others to use, and OUT/ckpt with the
+ * checkpoints. Which are there, which stay, and how they are removed. `lock` is that of OUT (base/run_lock.h). */
 #ifndef LLMC_CHECKPOINT_DIRECTORY_H
 #define LLMC_CHECKPOINT_DIRECTORY_H
 
@@ -18,8 +18,8 @@ static inline int checkpoint_remove(RunLock* lock, const char* path) {
     return run_lock_check(lock) == 0 ? rmdir(path) : -1;
 }
 
-// The step in the name of a checkpoint's directory, which ends with `kind`: "", ".tmp" or ".damaged"; -1 if a run gives no
-// such name.
+// The step in the name of a checkpoint's directory, which ends with `kind`: "", ".tmp" or ".damaged"; -1 if a run gives
+// no such name.
 static inline int64_t checkpoint_step(const char* name, const char* kind) {
     char given[64];
     int64_t step = strtoll(name, NULL, 10);
@@ -29,8 +29,8 @@ static inline int64_t checkpoint_step(const char* name, const char* kind) {
 
 typedef enum { COUNT_THEM, DELETE_THEM } CheckpointUse;
 
-// Count or delete the directories of OUT/ckpt of a kind: ".tmp" or ".damaged". To count them no `lock` is needed (NULL).
-// Returns their number.
+// Count or delete the directories of OUT/ckpt of a kind: ".tmp" or ".damaged". To count them no `lock` is needed
+// (NULL). Returns their number.
 static inline int checkpoint_of_kind(RunLock* lock, const char* out, const char* kind, CheckpointUse use) {
     char* path = xprintf("%s/ckpt", out);
     DIR* dir = opendir(path);
@@ -74,8 +74,8 @@ static inline char* checkpoint_path(const char* out, int64_t step) {
     return xprintf("%s/ckpt/%08lld", out, (long long)step);
 }
 
-// Lock a checkpoint's directory, so that it is not deleted while it is read; a file system may lack such locks. Returns a
-// descriptor, which holds the lock; -1 if the directory was deleted or is being deleted.
+// Lock a checkpoint's directory, so that it is not deleted while it is read; a file system may lack such locks. Returns
+// a descriptor, which holds the lock; -1 if the directory was deleted or is being deleted.
 static inline int checkpoint_hold(const char* dir) {
     int fd = open(dir, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     if (fd < 0 || ((flock(fd, LOCK_SH | LOCK_NB) == 0 || errno != EWOULDBLOCK) && is_open_file(fd, dir))) return fd;
@@ -83,8 +83,8 @@ static inline int checkpoint_hold(const char* dir) {
     return -1;
 }
 
-// checkpoint_list(), with a lock on the newest: *held. A run may delete that one in between, but only after it has saved a
-// newer one.
+// checkpoint_list(), with a lock on the newest: *held. A run may delete that one in between, but only after it has
+// saved a newer one.
 static inline int checkpoint_list_held(const char* out, int64_t** steps, int* held) {
     enum { TRIES = 16 };
     int count = 0;
@@ -152,8 +152,8 @@ static inline int checkpoint_publish(RunLock* lock, const char* out, const char*
     return bad ? -1 : 0;
 }
 
-// Delete a checkpoint, unless a process reads it (checkpoint_hold): then a later call deletes it. A failure only leaves files
-// behind.
+// Delete a checkpoint, unless a process reads it (checkpoint_hold): then a later call deletes it. A failure only leaves
+// files behind.
 static inline void checkpoint_delete(RunLock* lock, const char* dir) {
     char* gone = xprintf("%s.tmp", dir);
     int fd = open(dir, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
@@ -165,7 +165,7 @@ static inline void checkpoint_delete(RunLock* lock, const char* dir) {
     free(gone);
 }
 
-// `step` is saved: delete what -nk and -nm do not keep. A checkpoint that is not whole does not count as kept.
+// `step` is saved: delete what -nk and -nm do not keep. A checkpoint that is incomplete does not count as kept.
 static inline void checkpoint_retire(const Checkpoints* c, int64_t step) {
     int64_t* steps;
     int count = checkpoint_list(c->out, &steps), whole = 0;

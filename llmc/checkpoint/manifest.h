@@ -1,5 +1,5 @@
 /* manifest.json of a checkpoint: size and CRC-32 of every file. Its last line holds the CRC-32 of the bytes before that
- * line, so that it verifies itself too. */
+ * line, so that it also verifies itself. */
 #ifndef LLMC_CHECKPOINT_MANIFEST_H
 #define LLMC_CHECKPOINT_MANIFEST_H
 
@@ -124,7 +124,8 @@ static inline int checkpoint_manifest_open(CheckpointManifest* m, const char* di
     return m->files ? 0 : -1;
 }
 
-// Whether a checkpoint has every file in its size, which takes no time. checkpoint_verify() also checks their contents.
+// Whether a checkpoint has every file with its recorded size. This is quick; checkpoint_verify() also checks the
+// contents.
 static inline int checkpoint_is_whole(const char* dir) {
     CheckpointManifest m;
     char why[CHECKPOINT_WHY];

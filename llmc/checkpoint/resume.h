@@ -1,4 +1,5 @@
-/* Resuming: find the newest whole checkpoint, verify it with all ranks, and load it, whichever ranks have written it. */
+/* Resuming: find the newest complete checkpoint, verify it with all ranks, and load it. The number of ranks may differ
+ * from that of the run that wrote it. */
 #ifndef LLMC_CHECKPOINT_RESUME_H
 #define LLMC_CHECKPOINT_RESUME_H
 
@@ -45,8 +46,8 @@ static inline CheckpointFinding checkpoint_examine(const char* dir, const Proces
     return found;
 }
 
-// Check every file of a checkpoint against its manifest, each rank a share of them. Returns 0, or -1 after a warning that
-// names the file; the same on every rank.
+// Check every file of a checkpoint against its manifest, each rank a share of them. Returns 0, or -1 after a warning
+// that names the file; the same on every rank.
 static inline int checkpoint_verify(const char* dir, const ProcessGroup* group) {
     int ranks = checkpoint_ranks(group), bad = 0;
     CheckpointFinding mine = checkpoint_examine(dir, group);
@@ -68,20 +69,20 @@ static inline int checkpoint_verify(const char* dir, const ProcessGroup* group) 
 // ---------------------------------------------------------------------------------------------------------
 // Find
 
-// Ends with USAGE if `out` belongs to a run that has no whole checkpoint: a command that only resumes does not say which
-// model to start with, and the default model would replace the run's.
+// Ends with USAGE if `out` belongs to a run that has no complete checkpoint: a command that only resumes does not say
+// which model to start with, and the default model would replace the run's.
 static inline void checkpoint_refuse_default(const char* out, const ProcessGroup* group) {
     char* log = xprintf("%s/log.jsonl", out);
     if (file_exists(log))
         checkpoint_die(
             group, USAGE,
-            "-y 1: the run in %s has no whole checkpoint; give -e and -i to start anew, or choose another -o", out);
+            "-y 1: the run in %s has no complete checkpoint; give -e and -i to start again, or choose another -o", out);
     free(log);
 }
 
-// The newest whole checkpoint of OUT, after warnings that name the damaged ones after it. Returns its directory (caller
-// frees) and its step, or NULL if there is none; the same on every rank, as rank 0 sees it. Rank 0 locks it until *held is
-// closed; -1: not locked.
+// The newest complete checkpoint of OUT, after warnings that name newer ones that are damaged. Returns its directory
+// (caller frees) and its step, or NULL if there is none; the same on every rank, as rank 0 sees it. Rank 0 locks it
+// until *held is closed; -1: not locked.
 static inline char* checkpoint_find(const char* out, int64_t* step, int* held, const ProcessGroup* group) {
     int64_t *steps = NULL, count = 0;
     char* found = NULL;
@@ -111,8 +112,8 @@ static inline char* checkpoint_find(const char* out, int64_t* step, int* held, c
 // ---------------------------------------------------------------------------------------------------------
 // Load
 
-// The number of shards that hold a directory's optimizer state; 0 if one file holds it. Ends with USAGE if there are files
-// of both kinds, or of two numbers of shards.
+// The number of shards that hold a directory's optimizer state; 0 if one file holds it. Ends with USAGE if there are
+// files of both kinds, or of two numbers of shards.
 static inline int checkpoint_shards(const char* dir) {
     int shards = -1;
     DIR* listing = opendir(dir);
@@ -171,8 +172,8 @@ static inline void checkpoint_check_master(const Checkpoints* c, const char* pat
     free(name);
 }
 
-// Read the weights and this rank's range of the moments from a verified checkpoint. Fixed parameters have no moments, and
-// of their master weights only the fp32 `copies` are read, which may be NULL otherwise.
+// Read the weights and this rank's range of the moments from a verified checkpoint. Fixed parameters have no moments,
+// and of their master weights only the fp32 `copies` are read, which may be NULL otherwise.
 static inline void checkpoint_load(const Checkpoints* c, const Fp32Copies* copies, const char* dir) {
     static const char* const all[] = {""};
     const FileRules other_parts = {.optional_prefix = NULL, .ignored = all, .ignored_count = 1};

@@ -1,11 +1,11 @@
-/* Saving a checkpoint while the run continues. The step loop pays for a snapshot (device/snapshot.h); a thread of each rank
- * writes that rank's part: rank 0 the model, the settings and an optimizer state that is not sharded, every rank its shard
- * of one that is. The main threads poll their threads at the same steps, so that all ranks learn in the same step that
- * every file is on the disk, or that one could not be written. Only then rank 0 commits: manifest, flush, rename. One
- * checkpoint is written at a time.
+/* Saving a checkpoint while the run continues. The step loop pays for a snapshot (device/snapshot.h); a thread of each
+ * rank writes that rank's part: rank 0 the model, the settings and an optimizer state that is not sharded, every rank
+ * its shard of one that is. The main threads poll their threads at the same steps, so that all ranks learn in the same
+ * step that every file is on the disk, or that one could not be written. Only then rank 0 commits: manifest, flush,
+ * rename. One checkpoint is written at a time.
  *
- * Several ranks compare a hash of the weights that all hold; if they differ, the run ends. Tensors that belong to one rank
- * are sent to rank 0, which writes all as if there was one rank. */
+ * Several ranks compare a hash of the weights that all hold; if they differ, the run ends. Tensors that belong to one
+ * rank are sent to rank 0, which writes all as if there was one rank. */
 #ifndef LLMC_CHECKPOINT_WRITER_H
 #define LLMC_CHECKPOINT_WRITER_H
 
@@ -26,7 +26,8 @@ typedef struct {
     char task[96];  // that failed
 } WriterShare;
 
-// Zero-initialise it, then writer_open(). The main thread does not read what the thread writes before the thread has ended.
+// Zero-initialise it, then writer_open(). The main thread does not read what the thread writes before the thread has
+// ended.
 typedef struct {
     const ProcessGroup* group;  // NULL: alone
     Log* log;                   // NULL: nothing is reported
@@ -147,7 +148,8 @@ static inline void writer_commit(CheckpointWriter* w) {
             xprintf("%s: the newest model could not be copied there: %s; it is in %s", c->out, strerror(errno), w->dir);
     if (!bad && checkpoint_is_whole(w->dir)) checkpoint_retire(c, w->step);
     else if (!bad && !w->warning)
-        w->warning = xprintf("%s: is not whole, though it was just written; no earlier checkpoint is deleted", w->dir);
+        w->warning =
+            xprintf("%s: is incomplete although it was just written; no earlier checkpoint is deleted", w->dir);
     free(files), free(parent);
 }
 
@@ -185,8 +187,8 @@ static inline void writer_commit_thread(void* argument) {
 // ---------------------------------------------------------------------------------------------------------
 // The main threads: all ranks call these at the same places
 
-// Report a written checkpoint on the terminal and in log.jsonl: the step loop's lost time in ms, the time until it was on
-// the disk, and the speed of that.
+// Report a written checkpoint on the terminal and in log.jsonl: the step loop's lost time in ms, the time until it was
+// on the disk, and the speed of that.
 static inline void writer_report(const CheckpointWriter* w) {
     int ranks = checkpoint_ranks(w->group);
     double bytes = (double)w->model.bytes + (double)w->optimizer.bytes, seconds = w->ended - w->began;
@@ -371,9 +373,9 @@ static inline int writer_make_directory(const CheckpointWriter* w) {
     return bad ? -1 : 0;
 }
 
-// Save the state after `step` steps, as it is after everything launched so far. With `background` this returns as soon as
-// the state may change again, and writer_poll() and writer_finish() return how it ended. Returns 0, or -1 after a warning
-// that gives the reason; then no earlier checkpoint was touched and no incomplete one is visible.
+// Save the state after `step` steps, as it is after everything launched so far. With `background` this returns as soon
+// as the state may change again, and writer_poll() and writer_finish() return how it ended. Returns 0, or -1 after a
+// warning that gives the reason; then no earlier checkpoint was touched and no incomplete one is visible.
 static inline int writer_begin(CheckpointWriter* w, const Checkpoints* c, int64_t step, const char* config_json,
                                const char* trainer_json, int background) {
     int bad = writer_finish(w), waits = !background;

@@ -103,7 +103,7 @@ typedef struct {
     cublasLtHandle_t cublaslt;
     void* cublaslt_workspace;
     unsigned* arrivals;       // [DEVICE_ARRIVALS] counters, all 0 between launches (last_to_arrive)
-    void* encode_tensor_map;  // the driver function, looked up on first use (hopper.cuh)
+    void* encode_tensor_map;  // the driver function, looked up on first use (ptx/tma.cuh)
     int multiprocessors;
     int capability;                    // 90 for sm_90
     struct MatmulPlans* matmul_plans;  // created on first use; call matmul_plans_free() before context_free()
@@ -257,7 +257,7 @@ static inline void device_choose(int number) {
     if (cudaGetDeviceCount(&devices) != cudaSuccess || devices == 0) return;
     if (devices == 1) return;  // a launcher may make only one GPU visible to each process
     if (number >= devices)
-        die(USAGE, "%d processes want a GPU each on this machine, which has %d; start at most so many", number + 1,
+        die(USAGE, "%d processes want a GPU each on this machine, which has %d; start at most that many", number + 1,
             devices);
     cudaCheck(cudaSetDevice(number));
 }
@@ -328,7 +328,7 @@ static inline void* device_scratch(Context* ctx, size_t bytes) {
         cudaCheck(cudaFree(ctx->scratch));
         ctx->scratch_bytes = device_scratch_size(bytes);
         cudaCheck(cudaMalloc(&ctx->scratch, ctx->scratch_bytes));
-        // attention_dropout.cuh reads whole words of which it uses only some bits: initialize the other bits too.
+        // attention/dropout.cuh reads whole words of which it uses only some bits: initialize the other bits too.
         cudaCheck(cudaMemsetAsync(ctx->scratch, 0, ctx->scratch_bytes, ctx->stream));
     }
     return ctx->scratch;

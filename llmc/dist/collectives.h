@@ -1,10 +1,11 @@
 /* Collectives in device memory: NCCL on GPUs; on the CPU MPI, or TCP if the ranks were started without it.
  *
- * They run on a side stream, overlapped with the ops on the main stream. Events keep the two in order: one stream records
- * an event, the other waits for it. On the CPU a collective is done when the call returns, and events do nothing.
+ * They run on a side stream, overlapped with the ops on the main stream. Events keep the two in order: one stream
+ * records an event, the other waits for it. On the CPU a collective is done when the call returns, and events do
+ * nothing.
  *
- * All ranks make the same calls in the same order. A sum over a given number of ranks is always added in the same order: the
- * same bits on every rank and every time. */
+ * All ranks make the same calls in the same order. A sum over a given number of ranks is always added in the same
+ * order: the same bits on every rank and every time. */
 #ifndef LLMC_DIST_COLLECTIVES_H
 #define LLMC_DIST_COLLECTIVES_H
 
@@ -80,7 +81,7 @@ static inline void nccl_check(ncclResult_t status, const char* call, const char*
             ncclGetErrorString(status));
 }
 
-// Start the collectives of all ranks. Each rank has made its GPU the current one.
+// Start the collectives of all ranks. Each rank has already selected its GPU.
 static inline void collectives_open(Collectives* c, ProcessGroup* group) {
     ncclUniqueId id;
     memset(c, 0, sizeof *c);
@@ -97,9 +98,9 @@ static inline void collectives_open(Collectives* c, ProcessGroup* group) {
     cudaCheck(cudaStreamCreateWithPriority(&c->stream, cudaStreamNonBlocking, greatest));
 }
 
-// Whether all ranks' GPUs are in this machine and joined by NVLink: only over NVLink do GPUs have atomics in each other's
-// memory. If a process does not see the others' GPUs this is unknown, and the answer is no. All ranks call it together and
-// get the same answer.
+// Whether all ranks' GPUs are in this machine and joined by NVLink: only over NVLink do GPUs have atomics in each
+// other's memory. If a process does not see the others' GPUs this is unknown, and the answer is no. All ranks call it
+// together and get the same answer.
 static inline int has_p2p(const ProcessGroup* group) {
     int seen = 0, mine = -1, has_all = group->local_size == group->size;
     if (group->size == 1) return 0;
@@ -124,7 +125,8 @@ static inline void collectives_close(Collectives* c) {
     cudaCheck(cudaStreamDestroy(c->stream));
 }
 
-// Check for asynchronous errors of NCCL; called now and then. Usually another rank is gone, and the heartbeat names it.
+// Check for asynchronous errors of NCCL; called from time to time. Usually another rank is gone, and the heartbeat
+// reports it.
 static inline void collectives_check(const Collectives* c) {
     ncclResult_t status;
     if (c->group->size == 1) return;
@@ -159,7 +161,8 @@ static inline void broadcast(Collectives* c, void* bytes, size_t n, int root) {
     ncclCheck(ncclBroadcast(bytes, bytes, n, ncclUint8, root, c->nccl, c->stream));
 }
 
-// A block of bytes from each rank to each. In both buffers the blocks lie in the order of ranks without gaps; sizes [ranks].
+// A block of bytes from each rank to each. In both buffers the blocks lie in the order of ranks without gaps; sizes
+// [ranks].
 static inline void all_to_all(Collectives* c, void* receive, const size_t* receive_bytes, const void* send,
                               const size_t* send_bytes) {
     char* to = (char*)receive;

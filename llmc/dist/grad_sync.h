@@ -1,18 +1,20 @@
-/* Data parallelism: the gradients of all ranks are summed, in buckets that overlap with the backward pass (as in PyTorch's
- * DistributedDataParallel) or all at once after it. With ZeRO-1 each rank keeps and updates a shard of the optimizer's state,
- * and broadcasts the parameters of its shard, overlapped with the next forward pass.
+/* Data parallelism: the gradients of all ranks are summed, in buckets that overlap with the backward pass (as in
+ * PyTorch's DistributedDataParallel) or all at once after it. With ZeRO-1 each rank keeps and updates a shard of the
+ * optimizer's state, and broadcasts the parameters of its shard, overlapped with the next forward pass.
  *
- * A bucket holds the gradients of neighbouring layers, a range of the flat buffer. The backward pass ends with the first
- * layer, so buckets become ready from the end of the buffer. What belongs to no layer and lies before them, the embeddings,
- * is ready last. Collectives run on a stream of their own, the side stream; events keep it in order with the main stream.
+ * A bucket holds the gradients of neighbouring layers, a range of the flat buffer. The backward pass ends with the
+ * first layer, so buckets become ready from the end of the buffer. The embeddings, which belong to no layer and lie
+ * before the layers, are ready last. Collectives run on a stream of their own, the side stream; events keep it in order
+ * with the main stream.
  *
  *   backward     layer by layer    grad_sync_ready()   reduce a bucket, overlapped with the ops that follow
  *   update       before it         grad_sync_finish()  wait for the buckets, or reduce the whole buffer at once
  *                after it          broadcast_params()  ZeRO-1: parameters to all ranks, bucket by bucket from the front
  *   forward      before each layer grad_sync_wait()    for its parameters
  *
- * A shard is a contiguous part of the flat buffer and may begin and end inside a tensor: any number of ranks, tensors of any
- * size. Only Muon's matrices are never cut, and its shards are of equal cost, not of equal size. With ZeRO-1 each part of a bucket is reduced to the rank that owns it; without, a bucket is all-reduced.
+ * A shard is a contiguous part of the flat buffer and may begin and end inside a tensor: any number of ranks, tensors
+ * of any size. Only Muon's matrices are never cut; with Muon, shards have equal cost instead of equal size. With ZeRO-1
+ * each part of a bucket is reduced to the rank that owns it; without ZeRO-1 a bucket is all-reduced.
  *
  * Gradients are summed in their own type, or with `bf16` rounded to bf16 first, which halves the bytes. */
 #ifndef LLMC_DIST_GRAD_SYNC_H
@@ -24,8 +26,8 @@
 
 enum { GRAD_SYNC_LAST = 1 << 30 };  // a layer behind all layers: wait for everything
 
-// Elements begin .. end - 1 of the flat buffer. Their gradients are complete after the backward pass of layer `layer`; -1:
-// at its end.
+// Elements begin .. end - 1 of the flat buffer. Their gradients are complete after the backward pass of layer `layer`;
+// -1: at its end.
 typedef struct {
     size_t begin, end;
     int layer;
@@ -46,8 +48,8 @@ typedef struct {
     StreamEvent ready, done;
 } GradSync;
 
-// The time of an update of each of the tensor's elements, in units of AdamW's. AdamW moves 30 bytes an element, Muon about
-// as many; a GPU does some 4500 flops of its products in that time (ops/muon/muon.h has their number).
+// The time of an update of each of the tensor's elements, in units of AdamW's. AdamW moves 30 bytes an element, Muon
+// about as many; a GPU does some 4500 flops of its products in that time (ops/muon/muon.h has their number).
 static inline double update_cost(const Tensor* t) {
     if (!t->matrices) return 1;
     int rows = t->shape[0] / t->matrices, s = min_int(rows, t->shape[1]), l = max_int(rows, t->shape[1]);
@@ -115,9 +117,9 @@ typedef struct {
     int whole_matrices;  // ZeRO-1: shards cut no matrices (Muon)
 } GradSyncSettings;
 
-// BUCKET_AUTO: buckets of BUCKET_MIB, but the whole buffer at once if the GPUs are joined by NVLink and there are at most
-// AT_ONCE_BYTES of gradients. There an all-reduce is so fast that waiting for it costs less than it takes from the ops that
-// it overlaps with (dev/BENCH.md, "Several GPUs").
+// BUCKET_AUTO: buckets of BUCKET_MIB, but the whole buffer at once if the GPUs are joined by NVLink and there are at
+// most AT_ONCE_BYTES of gradients. There an all-reduce is so fast that waiting for it costs less than overlapping it,
+// which slows down the ops (dev/BENCH.md, "Several GPUs").
 #define BUCKET_AUTO (-1)
 #define BUCKET_MIB 16
 #define AT_ONCE_BYTES 2147483648.0
@@ -128,8 +130,8 @@ static inline int grad_sync_at_once(const TensorTable* table, GradSyncSettings s
     return bytes <= settings.bucket_mib * 1048576;
 }
 
-// Cut the buffer into buckets, from its end: whole layers until a bucket is large enough; the last one takes what lies before
-// the first layer. Parameters are broadcast by buckets even if gradients are summed at once.
+// Cut the buffer into buckets, from its end: whole layers until a bucket is large enough; the last one takes what lies
+// before the first layer. Parameters are broadcast by buckets even if gradients are summed at once.
 static inline void grad_sync_cut(GradSync* r, const TensorTable* table, GradSyncSettings settings) {
     r->at_once = grad_sync_at_once(table, settings);
     double mib = r->at_once || settings.bucket_mib < 0 ? BUCKET_MIB : settings.bucket_mib;
@@ -202,8 +204,8 @@ typedef struct {
 #endif
 } MainStream;
 
-// Switch ops and scopes to the side stream, up to grad_sync_main_stream(). They begin after all that was launched on the main
-// stream before.
+// Switch ops and scopes to the side stream, up to grad_sync_main_stream(). They begin after all that was launched on
+// the main stream before.
 static inline MainStream grad_sync_side_stream(GradSync* r, int layer, Context* ctx) {
     MainStream kept = {.direction = ctx->direction, .layer = ctx->layer};
     collectives_wait_for_ops(&r->collectives, &r->ready, ctx);
@@ -222,8 +224,8 @@ static inline void grad_sync_main_stream(MainStream kept, Context* ctx) {
     scope_at(ctx, kept.direction, kept.layer);
 }
 
-// Sum gradients begin .. end - 1, in place: with ZeRO-1 each part on the rank that owns it, else on all ranks. `layer` is for
-// the profile.
+// Sum gradients begin .. end - 1, in place: with ZeRO-1 each part on the rank that owns it, else on all ranks. `layer`
+// is for the profile.
 static inline void grad_sync_reduce(GradSync* r, size_t begin, size_t end, int layer, real* grads, Context* ctx) {
     MainStream kept = grad_sync_side_stream(r, layer, ctx);
     size_t n = end - begin, size = sizeof(real);
@@ -314,8 +316,8 @@ static inline void broadcast_params(GradSync* r, floatX* params, Context* ctx) {
     grad_sync_main_stream(kept, ctx);
 }
 
-// Ops launched from now on see the updated parameters of `layer` and of what lies before it; all parameters if the model has
-// no such layer. Collectives run in order: a bucket's event covers the buckets before it.
+// Ops launched from now on see the updated parameters of `layer` and of what lies before it; all parameters if the
+// model has no such layer. Collectives run in order: a bucket's event covers the buckets before it.
 static inline void grad_sync_wait(GradSync* r, int layer, Context* ctx) {
     if (grad_sync_is_alone(r) || !r->zero) return;
     int last = 0;

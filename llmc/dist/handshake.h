@@ -5,9 +5,9 @@
  * second round, the connections of the collectives.
  *
  * Rank 0 closes a connection without an answer if it does not send the run's key, so a port scanner, a process of
- * another run or an address that belongs to another machine does no harm: ranks try again until the timeout. A rank that
- * does not fit (another number of ranks, a rank twice) is refused, and all ranks end with the reason. All machines must
- * have the same byte order. */
+ * another run or an address that belongs to another machine does no harm: ranks try again until the timeout. A rank
+ * that does not fit (another number of ranks, a rank that exists already) is refused, and all ranks end with the
+ * reason. All machines must have the same byte order. */
 #ifndef LLMC_DIST_HANDSHAKE_H
 #define LLMC_DIST_HANDSHAKE_H
 
@@ -98,13 +98,14 @@ static inline int handshake_try(const Endpoint* e, const Hello* hello, char why[
                 return fd;
             }
             close(fd);
-            snprintf(why, ENDPOINT_NAME_SIZE, "who answers there is not rank 0 of this run");
+            snprintf(why, ENDPOINT_NAME_SIZE, "the program that answers there is not rank 0 of this run");
         }
     return -1;
 }
 
-// One round: connect to rank 0 and wait until all ranks have, within `timeout` seconds. If a `file` is given (not NULL),
-// the endpoint is read from it before each attempt. Returns the connection; the list of ranks goes to ranks[size].
+// One round: connect to rank 0 and wait until all ranks have, within `timeout` seconds. If a `file` is given (not
+// NULL), the endpoint is read from it before each attempt. Returns the connection; the list of ranks goes to
+// ranks[size].
 static inline int handshake_join(Endpoint* e, const char* file, Hello* hello, double timeout, Identity* ranks) {
     const double deadline = now_seconds() + timeout;
     const int rank = hello->who.rank, size = hello->size;
@@ -193,8 +194,8 @@ static inline void lobby_accept(Lobby* l, int listener) {
     }
 }
 
-// Wait for connections, at most until the time `until`. Ranks send nothing before all are there: what can be read on a
-// connection is its end.
+// Wait for connections, at most until the time `until`. Ranks send nothing before all have connected, so a readable
+// connection has been closed.
 static inline void lobby_wait(Lobby* l, int listener, struct pollfd* polls, double until) {
     const int size = l->hellos[0].size;
     double left = until - now_seconds();
@@ -224,7 +225,7 @@ static inline int lobby_missing(const Lobby* l, char* out, size_t n) {
     return missing;
 }
 
-// One open file for each rank's connections, and some more.
+// Allow enough open files for the ranks' connections.
 static inline void raise_open_files(int size) {
     struct rlimit files;
     rlim_t needed = 2 * (rlim_t)size + 128;
@@ -233,9 +234,9 @@ static inline void raise_open_files(int size) {
     setrlimit(RLIMIT_NOFILE, &files);
 }
 
-// One round: wait on `listener` until every other rank has connected. Fills fds[size] and ranks[size]. Ends the program,
-// here and in all ranks that have connected, if they do not fit together or some are missing after the timeout. A `file`
-// (may be NULL) whose inode is no longer `inode` was written by another rank 0.
+// One round: wait on `listener` until every other rank has connected. Fills fds[size] and ranks[size]. Ends the
+// program, here and in all ranks that have connected, if they do not fit together or some are missing after the
+// timeout. A `file` (may be NULL) whose inode is no longer `inode` was written by another rank 0.
 static inline void handshake_host(int listener, const Hello* own, double timeout, const Endpoint* e, const char* file,
                                   ino_t inode, int* fds, Identity* ranks) {
     enum { LINGER = 1 };  // seconds for which ranks that connect after a refusal are refused too

@@ -2,8 +2,8 @@
  *
  * A thread in every rank keeps a connection to rank 0 and sends a heartbeat each way once a second: how often the main
  * thread has begun to wait for other ranks, for how long it has been waiting, how long ago it last showed progress, and
- * its step. Three things end a run, each with a line on stderr that names the rank, the same on all surviving ranks, and
- * with exit status LOST_PEER:
+ * its step. Three things end a run, each with a line on stderr that names the rank, the same on all surviving ranks,
+ * and with exit status LOST_PEER:
  *
  *     gone      its connection broke, or it announced that it ends with an error
  *     silent    it sent nothing for the timeout: it is stopped, or the network is cut
@@ -31,8 +31,8 @@ enum { HEARTBEAT_TEXT_SIZE = 344 };
 // A HEARTBEAT; HEARD, the answer to one that announces an end; VERDICT, the text with which all ranks end.
 typedef enum { HEARTBEAT, HEARD, VERDICT } HeartbeatKind;
 
-// How a rank ends: with an exit status, or one of these.
-enum { RUNNING = -2, LEAVING = -1 };  // LEAVING: as a run should end
+// Whether and how a rank ends: an exit status, or one of these.
+enum { RUNNING = -2, LEAVING = -1 };  // LEAVING: the normal end of a run
 
 // Times are nanoseconds, because the clocks of two machines have nothing in common.
 typedef struct {
@@ -48,11 +48,11 @@ typedef struct {
 typedef struct {
     int fd;      // -1: not connected
     int heard;   // it has read that this rank ends
-    int stuck;   // a message could not be sent whole: nothing more can be
+    int stuck;   // only part of a message could be sent, so no other can follow
     int broken;  // the connection: errno, or -1 for an ordinary end; 0: not
     double ended_at, heard_at;
     HeartbeatMessage last;   // its last heartbeat
-    HeartbeatMessage draft;  // the message that is coming in, of which `got` bytes are here
+    HeartbeatMessage draft;  // the incoming message, of which `got` bytes have arrived
     size_t got;
 } HeartbeatPeer;
 
@@ -84,7 +84,7 @@ static inline int64_t heartbeat_now(const Heartbeat* h) {
     return (int64_t)(1e9 * now_seconds()) - heartbeat_load(&h->asleep);
 }
 
-// Before and after whatever takes as long as other ranks take. Pairs may be nested; main thread only.
+// Call these before and after everything that waits for other ranks. Pairs may be nested; main thread only.
 static inline void heartbeat_wait_begin(Heartbeat* h) {
     if (!h || h->wait_depth++ > 0) return;
     heartbeat_store(&h->waits, h->waits + 1);
@@ -136,7 +136,8 @@ static inline HeartbeatMessage heartbeat_message(const Heartbeat* h, HeartbeatKi
 
 static inline void heartbeat_send(HeartbeatPeer* p, const HeartbeatMessage* m) {
     if (p->fd < 0 || p->stuck) return;
-    // Never wait: a peer that accepts no more reads no more either, and its silence shows. Only reading finds an end.
+    // Never wait: a peer that accepts no more data does not read either, and will be reported as silent. Only reading
+    // detects a closed connection.
     ssize_t put = send(p->fd, m, sizeof *m, MSG_NOSIGNAL | MSG_DONTWAIT);
     if (put >= 0 ? put < (ssize_t)sizeof *m : errno != EAGAIN && errno != EINTR) p->stuck = 1;
 }
@@ -153,7 +154,7 @@ __attribute__((noreturn)) static inline void heartbeat_end(Heartbeat* h, const c
     snprintf(m.text, sizeof m.text, "%s", text);
     heartbeat_send_all(h, &m);
     // The main thread may never release stderr's lock, so write to the descriptor: whole lines do not mix. Do not wait
-    // for a reader of the output that has stopped reading. Flush what the main thread has printed, if possible.
+    // long for whoever reads stderr, who may have stopped reading. Flush what the main thread has printed, if possible.
     struct pollfd error = {.fd = STDERR_FILENO, .events = POLLOUT}, out = {.fd = STDOUT_FILENO, .events = POLLOUT};
     char line[HEARTBEAT_TEXT_SIZE + 16];
     int length = snprintf(line, sizeof line, "error: %s\n", m.text);
@@ -250,7 +251,8 @@ static inline void heartbeat_check_peers(Heartbeat* h) {
     }
 }
 
-// Rank 0: does a rank keep the others waiting? As long as one of those that do not wait makes progress, no rank hangs.
+// Rank 0: does a rank keep the others waiting? While any rank that does not wait makes progress, no rank counts as
+// hanging.
 static inline void heartbeat_check_waits(Heartbeat* h) {
     const int64_t limit = (int64_t)(1e9 * h->timeout);
     int64_t longest = -1, shortest = INT64_MAX, most = -1;
@@ -288,7 +290,7 @@ static inline void heartbeat_check_waits(Heartbeat* h) {
 // ---------------------------------------------------------------------------------------------------------
 // The thread
 
-// This rank ends: announce that once, and wait until the others know. Returns 1 when it may end.
+// This rank ends: announce it once, and wait until the others know. Returns 1 when this rank may end.
 static inline int heartbeat_may_end(Heartbeat* h, int ending, int* announced, double* since) {
     const double PATIENCE = 0.3;  // seconds that a rank with an error waits to be heard
     if (*announced != ending) {
@@ -306,7 +308,7 @@ static inline int heartbeat_may_end(Heartbeat* h, int ending, int* announced, do
     return 1;
 }
 
-// Wait for messages until `seconds` have passed or the main thread ends, and take in those that came.
+// Wait for messages until `seconds` have passed or the main thread ends, and process those that have arrived.
 static inline void heartbeat_receive(Heartbeat* h, double seconds) {
     uint64_t count;
     for (int r = 0; r < h->size; r++) {
@@ -330,7 +332,7 @@ static inline void* heartbeat_run(void* argument) {
     for (int announced = RUNNING;;) {
         int ending = __atomic_load_n(&h->ending, __ATOMIC_ACQUIRE);
         if (ending != RUNNING && heartbeat_may_end(h, ending, &announced, &since)) break;
-        // A rank that leaves sends nothing after that: bytes that are never read would reset the connection.
+        // A rank that leaves sends nothing more: bytes that are never read would reset the connection.
         if ((ending == RUNNING || h->rank == 0) && now_seconds() >= next) {
             long long bytes = heartbeat_io_bytes(h);
             if (bytes != h->io_bytes) heartbeat_store(&h->progress_at, heartbeat_now(h));
@@ -360,7 +362,7 @@ static inline void heartbeat_finish(Heartbeat* h, int ending) {
     pthread_join(h->thread, NULL);
 }
 
-// Called by exit(): a rank that ends without heartbeat_stop() announces that it was an error.
+// exit() calls this: a rank that ends without heartbeat_stop() announces an error.
 static inline void heartbeat_at_exit(int status, void* argument) {
     Heartbeat* h = (Heartbeat*)argument;
     if (h->pid == getpid() && !h->stopped) heartbeat_finish(h, status);
@@ -393,7 +395,8 @@ static inline Heartbeat* heartbeat_start(int rank, int size, const int* fds, con
     return h;
 }
 
-// End the heartbeat as a run should end. Rank 0 waits until all others have, and watches them until then.
+// End the heartbeat at the normal end of a run. Rank 0 waits until all others have ended theirs, and watches them until
+// then.
 static inline void heartbeat_stop(Heartbeat* h) {
     heartbeat_wait_begin(h);
     heartbeat_finish(h, LEAVING);

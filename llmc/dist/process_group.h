@@ -1,4 +1,4 @@
-/* Ranks that train together: how they start, exchange small things in host memory, and notice that one is lost.
+/* Ranks that train together: how they start, exchange small messages in host memory, and notice that one is lost.
  *
  *     mpirun -np 4 PROGRAM                       MPI (in builds with USE_MPI)
  *     torchrun --nproc-per-node 4 PROGRAM        RANK WORLD_SIZE LOCAL_RANK MASTER_ADDR MASTER_PORT
@@ -6,8 +6,8 @@
  *     PROGRAM -pi tcp -ps HOST -pr 2 -pn 4       by hand: the address of rank 0
  *     PROGRAM -pi fs -pf DIR -pr 2 -pn 4         by hand: a directory that all ranks see
  *
- * However they start, ranks connect to rank 0 over TCP (handshake.h): one connection for the heartbeat, one for the host's
- * collectives. These are for what is small or rare: settings, counts, addresses, decisions.
+ * However they start, ranks connect to rank 0 over TCP (handshake.h): one connection for the heartbeat, one for the
+ * host's collectives. These are for small or rare messages: settings, counts, addresses, decisions.
  *
  * All ranks must call the same collectives in the same order, from the main thread. A collective in which another rank
  * is lost does not return. With one rank everything returns at once and costs nothing. */
@@ -40,14 +40,14 @@ typedef struct ProcessGroup {
 static inline void group_wait_begin(const ProcessGroup* group) { heartbeat_wait_begin(group->heartbeat); }
 static inline void group_wait_end(const ProcessGroup* group) { heartbeat_wait_end(group->heartbeat); }
 
-// This rank is at work, at this step. A rank that keeps others waiting for longer than the timeout without calling this,
-// waiting itself or reading files is taken for hanging. Any thread.
+// Report that this rank is working on this step. A rank that keeps others waiting for longer than the timeout counts as
+// hanging, unless it calls this, waits itself, or reads or writes files. Any thread.
 static inline void group_progress(const ProcessGroup* group, int64_t step) {
     heartbeat_progress(group->heartbeat, step);
 }
 
-// A connection or MPI reports that another rank is gone. The heartbeat finds out which, and ends this process; this does
-// so only if the heartbeat finds none.
+// A connection or MPI reports that another rank is gone. The heartbeat finds out which one, and ends this process. If
+// it finds none, this function ends the process.
 __attribute__((noreturn)) static inline void group_lost(const ProcessGroup* group, const char* what) {
     double end = now_seconds() + (group->heartbeat ? group->timeout + 5 : 0);
     while (now_seconds() < end) usleep(10000);
@@ -181,7 +181,7 @@ static inline int group_listen(const ProcessGroup* group, Rendezvous* plan, cons
     return listener;
 }
 
-// Connect with the other ranks: first the heartbeat, which then watches over the second round.
+// Connect with the other ranks: first the heartbeat, which then watches the second round.
 static inline void group_connect(ProcessGroup* group, Rendezvous* plan) {
     const size_t size = (size_t)group->size;
     int *fds = (int*)xcalloc(size, sizeof *fds), listener = -1;
@@ -219,8 +219,8 @@ static inline void group_connect(ProcessGroup* group, Rendezvous* plan) {
     free(fds), free(ranks);
 }
 
-// Find the other ranks and connect with them; one rank if neither flags nor environment say that there are more. Ends the
-// program with a line that names the error or the missing ranks.
+// Find the other ranks and connect with them; one rank if neither flags nor environment say that there are more. Ends
+// the program with a line that names the error or the missing ranks.
 static inline void group_init(ProcessGroup* group, const RendezvousSettings* settings) {
     Rendezvous plan;
     memset(group, 0, sizeof *group);
@@ -234,10 +234,10 @@ static inline void group_init(ProcessGroup* group, const RendezvousSettings* set
     free((char*)plan.file);
 }
 
-// End as all ranks should. Rank 0 stays until the others are through.
+// The normal end of a run. Rank 0 stays until the others have left.
 static inline void group_close(ProcessGroup* group) {
 #ifdef USE_MPI
-    // MPI waits here for all ranks, under the heartbeat's eyes.
+    // MPI waits here for all ranks, while the heartbeat watches them.
     if (group->is_mpi) {
         group_wait_begin(group);
         MPI_Finalize();

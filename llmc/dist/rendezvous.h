@@ -1,4 +1,4 @@
-/* Which rank of how many a process is, and where it meets the others: from flags, and from the environment that mpirun,
+/* A process's rank, the number of ranks, and how it finds the others: from flags, and from the environment that mpirun,
  * torchrun or srun sets. No connection is opened here. */
 #ifndef LLMC_DIST_RENDEZVOUS_H
 #define LLMC_DIST_RENDEZVOUS_H
@@ -21,7 +21,7 @@ typedef struct {
 
 enum { RENDEZVOUS_PORT = 29500 };
 
-// How this process meets the others.
+// How this process finds the others.
 typedef struct {
     int start;  // a RendezvousMethod; START_AUTO: it is alone
     int rank, size, local_rank;
@@ -228,7 +228,7 @@ static inline void rendezvous_rank_by_hand(Rendezvous* r, const RendezvousSettin
     if (s->rank >= s->size) die(USAGE, "-pr %d is not below -pn %d; ranks are numbered from 0", s->rank, s->size);
 }
 
-// Decide from flags and environment how this process meets the others.
+// Decide from flags and environment how this process finds the others.
 static inline void rendezvous_plan(Rendezvous* r, const RendezvousSettings* s) {
     const int has_address = s->server_address && *s->server_address, has_directory = s->directory && *s->directory;
     const LauncherKind kind = launcher_find(s->start);

@@ -1,4 +1,4 @@
-/* Sockets for the ranks: send and receive whole messages, listen, connect. And the address of rank 0. */
+/* Sockets for the ranks: send and receive whole messages, listen, connect. Also the address of rank 0. */
 #ifndef LLMC_DIST_TCP_H
 #define LLMC_DIST_TCP_H
 

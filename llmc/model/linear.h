@@ -18,8 +18,8 @@
  *   backward input   dy, w^T         E5M2 E4M3     OC
  *   backward weight  dy^T, x^T       E5M2 E4M3     N
  *
- * Up to 8192 terms are summed in the tensor cores, which keep about 13 bits ("fast accumulation": rms errors of 0.05
- * % at 768 terms, 0.7 % at 65,536). Of longer sums, parts are added in fp32 (0.02 %).
+ * Up to 8192 terms are summed in the tensor cores, which keep about 13 bits ("fast accumulation": rms errors of 0.05 %
+ * at 768 terms, 0.7 % at 65,536). Longer sums are split into parts that are added in fp32 (0.02 %).
  *
  * shapes     IC and OC are multiples of 16.
  * scales     delayed: from the largest elements of the last steps (fp8_scales.h), one for each operand of each layer.

@@ -1,17 +1,17 @@
 /* Tensors of a table, to and from safetensors files under their Hugging Face names and layouts.
  *
  * A file holds logical shapes: rows of padding are not stored, and matrices that a model's files keep as [in, out] are
- * transposed when they are read and written. Loading is strict: a tensor that is missing, unknown, or of another shape or a
- * type that is no floating type ends the program with its name, unless FileRules allow it. So does a value that is not
- * finite. Weights may also be a checkpoint of llm.c (weight_files.h). */
+ * transposed when they are read and written. Loading is strict: a tensor that is missing, unknown, or of another shape
+ * or a type that is no floating type ends the program with its name, unless FileRules allow it. So does a value that is
+ * not finite. Weights may also be a checkpoint of llm.c (weight_files.h). */
 #ifndef LLMC_MODEL_MODEL_FILES_H
 #define LLMC_MODEL_MODEL_FILES_H
 
 #include "llmc/device/host_view.h"
 #include "llmc/model/weight_files.h"
 
-// A flat buffer on the device that is laid out by the table. It is stored in its own type, under the table's names with a
-// prefix ("m." for a first moment).
+// A flat buffer on the device that is laid out by the table. It is stored in its own type, under the table's names with
+// a prefix ("m." for a first moment).
 typedef struct {
     const char* prefix;
     void* device;
@@ -26,8 +26,8 @@ typedef struct {
     uint32_t crc;  // CRC-32
 } FileDigest;
 
-// Deviations that are allowed in a file of another program: names without their first part ("transformer."), tensors that
-// are not needed, older names, and missing tensors, which keep the values that they have.
+// Deviations that are allowed in a file of another program: names without their first part ("transformer."), tensors
+// that are not needed, older names, and missing tensors, which keep the values that they have.
 typedef struct {
     const char* optional_prefix;  // NULL: none
     const char* const* ignored;   // endings of names
@@ -144,8 +144,8 @@ static inline int tensors_write(const char* path, const TensorTable* table, cons
 // ---------------------------------------------------------------------------------------------------------
 // Read
 
-// The file's entry for this tensor: under its name, an older one, or either without the optional prefix; NULL if there is
-// none.
+// The file's entry for this tensor: under its name, an older one, or either without the optional prefix; NULL if there
+// is none.
 static inline const SafeTensor* tensors_file_entry(const SafeTensors* file, const char* prefix, const Tensor* t,
                                                    const FileRules* rules) {
     char name[128];
@@ -171,8 +171,8 @@ static inline int tensors_may_lack(const FileRules* rules, const Tensor* t) {
     return 0;
 }
 
-// Read elements first .. first + n - 1 of a tensor, in the order of memory, from its entry in a file. Of a matrix that the
-// file holds transposed only the rows with these elements are read.
+// Read elements first .. first + n - 1 of a tensor, in the order of memory, from its entry in a file. Of a matrix that
+// the file holds transposed only the rows with these elements are read.
 static inline void tensor_read(const SafeTensor* entry, const Tensor* t, size_t first, size_t n, real* out) {
     if (t->file != TRANSPOSED) {
         safetensors_read_real(entry, first, n, out);
@@ -190,7 +190,8 @@ static inline void tensor_read(const SafeTensor* entry, const Tensor* t, size_t 
 }
 
 // End with STOPPED_BY_NAN if one of n values that were read of a part's tensor is not finite: no result would mean
-// anything. A second moment may be infinite, because the square of a large gradient is; its element is no longer updated.
+// anything. A second moment may be infinite, because the square of a large gradient is; its element is no longer
+// updated.
 static inline void tensor_check_finite(const SafeTensor* entry, const TensorPart* part, const real* values, size_t n) {
     int bad = 0, may_overflow = strcmp(part->prefix, "v.") == 0;
 #pragma omp parallel for schedule(static) reduction(| : bad)
@@ -203,8 +204,8 @@ static inline void tensor_check_finite(const SafeTensor* entry, const TensorPart
             entry->file, entry->name);
 }
 
-// Read the elements `range` of the table's flat buffer, for all parts, from one file; padding is set to zero. `rules` may be
-// NULL; the names of tensors that the file lacks by these rules are appended to `lacking`, if that is not NULL.
+// Read the elements `range` of the table's flat buffer, for all parts, from one file; padding is set to zero. `rules`
+// may be NULL; the names of tensors that the file lacks by these rules are appended to `lacking`, if that is not NULL.
 static inline void tensors_read_range(const char* path, const TensorTable* table, const TensorPart* parts, int count,
                                       FlatRange range, const FileRules* rules, Text* lacking, Context* ctx) {
     SafeTensors file;

@@ -1,5 +1,5 @@
-/* A rank's shard of the optimizer's state in a file: a range of the flat buffers as they are in memory, padding included. The
- * file's metadata holds the range. The tensor of a part is named by its prefix without the dot. */
+/* A rank's shard of the optimizer's state in a file: a range of the flat buffers as they are in memory, padding
+ * included. The file's metadata holds the range. The tensor of a part is named by its prefix without the dot. */
 #ifndef LLMC_MODEL_SHARD_FILES_H
 #define LLMC_MODEL_SHARD_FILES_H
 
@@ -83,8 +83,8 @@ static inline FlatRange tensors_open_shard(SafeTensors* file, const char* path, 
     return range;
 }
 
-// Read from an open shard, which holds the elements `held` of a part, those that are also in `wanted`, to `values`, which
-// begin with the first of `wanted`.
+// Read from an open shard, which holds the elements `held` of a part, those that are also in `wanted`, to `values`,
+// which begin with the first of `wanted`.
 static inline void tensors_read_shard(const SafeTensors* file, FlatRange held, const TensorPart* part, FlatRange wanted,
                                       real* values) {
     char name[16];

@@ -6,8 +6,8 @@
  * except if its row continues a group, such as Q, K, V, which one matmul uses as one tensor. A group has no padding.
  * Rows of padding at a tensor's end (a vocabulary of 50,257 is stored as 50,304) are zero and stay zero.
  *
- * A tensor may belong to one rank, such as an embedding table that would not fit on each. The others have its row, for the
- * sake of names and files, but no elements. Such rows come last, after all that every rank holds. */
+ * A tensor may belong to one rank, such as an embedding table that would not fit on each. The others have its row, for
+ * the sake of names and files, but no elements. Such rows come last, after all that every rank holds. */
 #ifndef LLMC_MODEL_TENSORS_H
 #define LLMC_MODEL_TENSORS_H
 

@@ -1,5 +1,5 @@
-/* Open a model's weights: model.safetensors, the shards of a large model, or a checkpoint of llm.c (a file whose name ends
- * with .bin). Whichever it is, its tensors are entries of a SafeTensors. */
+/* Open a model's weights: model.safetensors, the shards of a large model, or a checkpoint of llm.c (a file whose name
+ * ends with .bin). Whichever it is, its tensors are entries of a SafeTensors. */
 #ifndef LLMC_MODEL_WEIGHT_FILES_H
 #define LLMC_MODEL_WEIGHT_FILES_H
 
@@ -12,8 +12,8 @@ static inline int name_ends_with(const char* name, const char* ending) {
     return n >= m && strcmp(name + n - m, ending) == 0;
 }
 
-// Open a checkpoint of llm.c: its tensors become entries under the table's names, so that they are read like those of any
-// other file. It holds the table's tensors without names, in the table's order apart from the order of layers.
+// Open a checkpoint of llm.c: its tensors become entries under the table's names, so that they are read like those of
+// any other file. It holds the table's tensors without names, in the table's order apart from the order of layers.
 static inline void tensors_open_llmc(SafeTensors* file, const char* path, const TensorTable* table) {
     LlmcWeights w;
     llmc_weights_open(&w, path);
@@ -76,8 +76,8 @@ static inline char* tensors_recipe(const char* directory) {
     return recipe;
 }
 
-// Open the weights at `path`. If it is a directory's model.safetensors and missing, the shards in the same directory are
-// opened instead, as transformers does. Ends with USAGE if there are only PyTorch's own files.
+// Open the weights at `path`. If it is a directory's model.safetensors and missing, the shards in the same directory
+// are opened instead, as transformers does. Ends with USAGE if there are only PyTorch's own files.
 static inline void weights_open(SafeTensors* file, const char* path) {
     static const char* const pickled[] = {"pytorch_model.bin", "pytorch_model.bin.index.json"};
     const char* slash = strrchr(path, '/');
@@ -120,9 +120,10 @@ static inline int tensors_differ(const SafeTensor* a, const SafeTensor* b) {
     return differ;
 }
 
-// config.json ties the head to the embedding: does the file agree, with no head or one of the same values? As in
-// transformers, a head with other values is loaded untied. `pairs`: the embedding, which may lack the prefix, and the
-// head; then other tensors and what is read instead of them. If `warns`, this rank warns of those that differ.
+// Whether a file agrees with a config.json that ties the head to the embedding: it has no head, or one of the same
+// values. As in transformers, a head with other values is loaded untied. `pairs`: the embedding, which may lack the
+// prefix, and the head; then other tensors and what is read instead of them. If `warns`, this rank warns of those that
+// differ.
 static inline int weights_tie(const char* path, const char* prefix, const char* const (*pairs)[2], int count,
                               int warns) {
     SafeTensors file;

@@ -168,7 +168,8 @@ static inline void adamw_update(AdamWState a, size_t elements, const ParamSpan* 
 // CPU
 
 // Update one block. `rate` is its span's, `shrink` is 1 - lr * rate * weight_decay * decay. The square root vectorizes
-// only with -fno-math-errno (set in the Makefile; it changes no result). Without this flag the loop takes twice as long.
+// only with -fno-math-errno (set in the Makefile; it changes no result). Without this flag the loop takes twice as
+// long.
 static inline void adamw_block(AdamWState a, size_t begin, size_t n, real rate, real shrink,
                                const AdamWCoefficients* coefficients) {
     AdamWStep k = *a.step;

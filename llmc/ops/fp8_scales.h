@@ -5,12 +5,13 @@
  *   update   amax = max over the 16 steps of history [., t]
  *            scale[t] = 2^floor(log2(largest(format[t]) / (2 amax))),  inverse [t, 0] = 1 / scale[t]
  *
- * Between both, ranks replace the new row of history by its maximum over ranks: they then have the same scales. The
- * factor 2 leaves room for elements that are larger than those of the last steps. Scales are powers of two, so they
- * change no bit of a number that stays in the format's range.
+ * Between record and update, the ranks replace the new row of history by its maximum over all ranks, so that they get
+ * the same scales. The factor 2 leaves room for elements that are larger than those of the last steps. Scales are
+ * powers of two, so they change no bit of a number that stays in the format's range.
  *
- * Steps without numbers (0, before the first one) and with an amax that is not finite do not count. Without any other,
- * the scale stays. The first steps, of which little is recorded, measure each tensor just before it is quantized.
+ * Steps without a record (0, before the first step) and steps with an amax that is not finite do not count. If no step
+ * counts, the scale stays. In the first steps, while the history is short, each tensor is measured just before it is
+ * quantized.
  *
  * dtypes     history uint32: the bits of floats that are not negative, whose order is that of the floats; scale and
  *            inverse real, within 2^-126 to 2^126.
@@ -31,7 +32,7 @@
 
 enum { FP8_HISTORY = 16, FP8_SCALE_EXPONENT = 126, FP8_INVERSE_APART = 4 };
 
-// What a step saw of a tensor, and the scale of its last conversion.
+// A tensor's statistics in one step, and the scale of its last conversion.
 typedef struct {
     Fp8Stats stats;
     real scale;
@@ -105,7 +106,7 @@ HOST_DEVICE static inline void fp8_scales_update_one(Fp8Scales s, int t) {
     fp8_scales_set_one(s, amax, t);
 }
 
-// In the first steps: the scale of tensor t from one measurement, which starts anew.
+// In the first steps: the scale of tensor t from one measurement, which is then reset.
 HOST_DEVICE static inline void fp8_scales_measure_one(Fp8Scales s, Fp8Stats* measured, int t) {
     fp8_scales_set_one(s, measured->amax < 0x7f800000u ? measured->amax : 0, t);
     measured->amax = 0;

@@ -4,15 +4,15 @@
  *   t[s, c]      = tanh(pre[s, c])
  *   logits[s, k] = sum over c of t[s, c] w[k, c], + b[k]                                     k = 0, 1
  *   loss  (SET or ADD) = scale * sum over s of (log(sum over k of exp(logits[s, k])) - logits[s, labels[s]])
- *   right (SET or ADD) = number of s whose label has the largest logit; the first of equal ones wins
+ *   correct (SET or ADD) = number of s whose label has the largest logit; the first of equal ones wins
  *   backward, with factor = scale * loss_scale[0] (loss_scale NULL: scale):
  *   dlogits[s, k] = factor * (softmax(logits[s])[k] - [k == labels[s]])
  *   dpre[s, c]    = (sum over k of dlogits[s, k] w[k, c]) * (1 - t[s, c]^2)                   written over pre
  *   dbias[c] (SET or ADD) = sum over s of dpre[s, c]                          for the pooler's bias, part of pre
  *   dw[k, c], db[k] (SET or ADD) = sum over s of dlogits[s, k] t[s, c], and of dlogits[s, k]
  *
- * Shapes: pre [S, C], w [2, C], b [2] floatX; labels [S] int; logits [S, 2], loss [1], right [1], loss_scale [1],
- * dw [2, C], db [2], dbias [C] real. A label is 0 or 1; a label below 0 is ignored: loss 0, gradients 0, never right.
+ * Shapes: pre [S, C], w [2, C], b [2] floatX; labels [S] int; logits [S, 2], loss [1], correct [1], loss_scale [1],
+ * dw [2, C], db [2], dbias [C] real. A label is 0 or 1; a label below 0 is ignored: loss 0, gradients 0, never correct.
  * loss_scale is on the device. It never scales the losses.
  * Numerics: all in real, but the losses are summed over s in double. t and dpre are not rounded to floatX before they
  * are summed. The two classes have opposite gradients, so only one is computed: the softmax of the wrong class, from
@@ -34,9 +34,9 @@
      ((mode) == ADD ? 6.0 : 3.0) * (C) * sizeof(real))
 
 typedef struct {
-    real* logits;        // [S, 2] out
-    real *loss, *right;  // [1] out
-    const int* labels;   // [S]
+    real* logits;          // [S, 2] out
+    real *loss, *correct;  // [1] out
+    const int* labels;     // [S]
     double scale;
     const real* loss_scale;  // [1]; NULL: 1
 } NextSentenceLoss;
@@ -61,7 +61,7 @@ static inline Scope next_sentence_scope(Context* ctx, Direction direction, int S
 // d_losses (may be NULL): [S, 2], the gradient of the sum of the losses with respect to the logits.
 static inline void next_sentence_forward_ref(NextSentenceLoss out, double* d_losses, const real* pre, const real* w,
                                              const real* b, int S, int C, Mode mode) {
-    double loss = 0, right = 0;
+    double loss = 0, correct = 0;
     for (int s = 0; s < S; s++) {
         double x[2] = {(double)b[0], (double)b[1]};
         for (int k = 0; k < 2; k++) {
@@ -74,10 +74,10 @@ static inline void next_sentence_forward_ref(NextSentenceLoss out, double* d_los
             d_losses[2 * s + k] = label < 0 ? 0 : exp(x[k] - max) / sum - (k == label);
         if (label < 0) continue;
         loss += max + log(sum) - x[label];
-        right += label == 0 ? x[0] >= x[1] : x[1] > x[0];
+        correct += label == 0 ? x[0] >= x[1] : x[1] > x[0];
     }
     *out.loss = (real)(out.scale * loss + (mode == ADD ? (double)*out.loss : 0));
-    *out.right = (real)(right + (mode == ADD ? (double)*out.right : 0));
+    *out.correct = (real)(correct + (mode == ADD ? (double)*out.correct : 0));
 }
 
 static inline void next_sentence_backward_ref(real* pre, NextSentenceGrads g, NextSentenceLoss out, const real* w,
@@ -113,9 +113,9 @@ static inline void next_sentence_backward_ref(real* pre, NextSentenceGrads g, Ne
 // CPU and GPU
 
 // The terms of one sequence: its loss, the gradient of the loss with respect to logit 0 (that of logit 1 is its
-// negative), and 1 if the prediction is right.
+// negative), and 1 if the prediction is correct.
 typedef struct {
-    real loss, gradient, right;
+    real loss, gradient, correct;
 } NextSentenceTerms;
 
 HOST_DEVICE static inline NextSentenceTerms next_sentence_terms(real x0, real x1, int label) {
@@ -125,7 +125,7 @@ HOST_DEVICE static inline NextSentenceTerms next_sentence_terms(real x0, real x1
     real e = real_exp(margin < 0 ? margin : -margin), wrong = (margin < 0 ? 1 : e) / (1 + e);
     r.loss = (margin < 0 ? -margin : 0) + (real)log1p(e);
     r.gradient = label ? wrong : -wrong;
-    r.right = (real)(label ? x0 < x1 : x1 <= x0);
+    r.correct = (real)(label ? x0 < x1 : x1 <= x0);
     return r;
 }
 
@@ -150,7 +150,7 @@ typedef struct {
     NextSentenceLoss out;
     int S, C, each, add;  // each: sequences per block
     unsigned* arrivals;
-    float* terms;    // [3, S] losses, right (0 or 1), gradients of logit 0
+    float* terms;    // [3, S] losses, correct (0 or 1), gradients of logit 0
     float* columns;  // [blocks, 2, C] sums for dw[0] and dbias
 } NextSentenceTask;
 
@@ -161,7 +161,8 @@ __device__ inline void next_sentence_column(float* x, const floatX* pre, int C, 
         x[i] = i < count ? to_float(pre[(size_t)i * (size_t)C + (size_t)c]) : 0;
 }
 
-// Compute the logits and terms of the block's sequences. `dlogits` receives the gradients of logit 0, multiplied by factor.
+// Compute the logits and terms of the block's sequences. `dlogits` receives the gradients of logit 0, multiplied by
+// factor.
 __device__ inline void next_sentence_block(float* dlogits, const NextSentenceTask& k, int first, int count) {
     __shared__ float2 partial[NEXT_SENTENCE_THREADS / WARP][NEXT_SENTENCE_MOST];
     const floatX* pre = k.pre + (size_t)first * (size_t)k.C;
@@ -200,7 +201,7 @@ __device__ inline void next_sentence_block(float* dlogits, const NextSentenceTas
         k.out.logits[2 * s] = x0;
         k.out.logits[2 * s + 1] = x1;
         k.terms[s] = terms.loss;
-        k.terms[k.S + s] = terms.right;
+        k.terms[k.S + s] = terms.correct;
         k.terms[2 * k.S + s] = dlogits[threadIdx.x] = factor * terms.gradient;
     }
     __syncthreads();
@@ -247,7 +248,7 @@ __global__ void __launch_bounds__(NEXT_SENTENCE_THREADS) next_sentence_kernel(Ne
     if (warp < 2 + BACKWARD) {
         double sum = next_sentence_sum(k.terms + (size_t)warp * (size_t)k.S, k.S);
         if (threadIdx.x % WARP == 0 && warp == 0) next_sentence_put(k.out.loss, k.out.scale * sum, k.add);
-        if (threadIdx.x % WARP == 0 && warp == 1) next_sentence_put(k.out.right, sum, k.add);
+        if (threadIdx.x % WARP == 0 && warp == 1) next_sentence_put(k.out.correct, sum, k.add);
         if (threadIdx.x % WARP == 0 && warp == 2) {
             next_sentence_put(&k.d.b[0], sum, k.add);
             next_sentence_put(&k.d.b[1], -sum, k.add);
@@ -330,11 +331,11 @@ static inline void next_sentence_row(real* logits, floatX* t, const floatX* pre,
     logits[0] = (real)sum[0], logits[1] = (real)sum[1];
 }
 
-// Compute the logits, the loss and the number of right predictions. d [S]: the gradients of logit 0, multiplied by
+// Compute the logits, the loss and the number of correct predictions. d [S]: the gradients of logit 0, multiplied by
 // factor; t: as in next_sentence_row().
 static inline void next_sentence_rows(real* d, NextSentenceLoss out, floatX* t, const floatX* pre, Linear p, int S,
                                       int C, Mode mode) {
-    double loss = 0, right = 0, factor = out.scale * (out.loss_scale ? (double)*out.loss_scale : 1);
+    double loss = 0, correct = 0, factor = out.scale * (out.loss_scale ? (double)*out.loss_scale : 1);
 #pragma omp parallel for schedule(static)
     for (int s = 0; s < S; s++) {
         size_t at = (size_t)s * (size_t)C;
@@ -343,11 +344,11 @@ static inline void next_sentence_rows(real* d, NextSentenceLoss out, floatX* t, 
     for (int s = 0; s < S; s++) {
         NextSentenceTerms terms = next_sentence_terms(out.logits[2 * s], out.logits[2 * s + 1], out.labels[s]);
         loss += (double)terms.loss;
-        right += (double)terms.right;
+        correct += (double)terms.correct;
         d[s] = (real)(factor * (double)terms.gradient);
     }
     *out.loss = (real)(out.scale * loss + (mode == ADD ? (double)*out.loss : 0));
-    *out.right = (real)(right + (mode == ADD ? (double)*out.right : 0));
+    *out.correct = (real)(correct + (mode == ADD ? (double)*out.correct : 0));
 }
 
 // The scratch of any launch with S sequences.

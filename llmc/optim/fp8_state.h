@@ -2,10 +2,10 @@
  * them in the structs of parameters and gradients. The weights that rows of the table mark (TensorRow.fp8) take part.
  *
  * A run that trains calls fp8_state_begin_step() before and fp8_state_end_step() after the micro-batches of a step. In
- * between, statistics count. Forward passes at other times use the scales and leave the statistics alone.
+ * between, statistics are collected. Forward passes at other times use the scales and do not change the statistics.
  *
- * In the first FP8_HISTORY steps every tensor is measured just before it is quantized: gradients that are zero in the
- * first steps, below projections that start at zero, would else be quantized without a scale. */
+ * In the first FP8_HISTORY steps every tensor is measured just before it is quantized: otherwise gradients that are
+ * zero in the first steps, such as those below projections that start at zero, would be quantized without a scale. */
 #ifndef LLMC_OPTIM_FP8_STATE_H
 #define LLMC_OPTIM_FP8_STATE_H
 
@@ -226,7 +226,7 @@ static inline void fp8_state_put(Text* t, const Fp8State* s, Context* ctx) {
     free(history), free(scale), free(hex.text);
 }
 
-// Take up what fp8_state_put() wrote. `hex` NULL: the checkpoint has none.
+// Restore what fp8_state_put() wrote. `hex` NULL: the checkpoint has none.
 static inline void fp8_state_set(Fp8State* s, const char* hex, const char* checkpoint, Context* ctx) {
     Fp8Scales* scales = &s->operands.scales;
     size_t n = (size_t)scales->count, recorded = FP8_HISTORY * n;

@@ -102,7 +102,7 @@ static inline int memory_plan_fits(MemoryPlan plan) { return memory_plan_bytes(&
 
 static inline void memory_plan_print(FILE* out, const MemoryPlan* plan) {
     const double MiB = 1048576;
-    fprintf(out, "memory plan%s: ", plan->forward_only ? " of forward passes alone" : "");
+    fprintf(out, "memory plan%s: ", plan->forward_only ? " of forward passes only" : "");
     for (int i = 0; i < MEMORY_PLAN_PARTS; i++)
         if (plan->part[i].bytes) fprintf(out, "%s %.1f MiB, ", plan->part[i].name, (double)plan->part[i].bytes / MiB);
     fprintf(out, "together %.1f MiB; %.1f MiB are available\n", (double)memory_plan_bytes(plan) / MiB,

@@ -2,11 +2,11 @@
  *
  * A step computes the norm of all gradients, adjusts the loss scale, and updates the parameters. The update clips by
  * the norm and divides by the loss scale. All optimizers keep the same state. Muon and NorMuon update the matrices that
- * the table marks (TensorRow.matrices), and AdamW what is left. All of it stays on the device, so the
- * host does not wait. If the norm is not finite, the device skips the update. The trainer's policy reads it later.
+ * the table marks (TensorRow.matrices), and AdamW updates the rest. All of it stays on the device, so the host does not
+ * wait. If the norm is not finite, the device skips the update. The trainer's policy reads it later.
  *
- * With ZeRO-1, a rank keeps the state of its shard only, and updates only that shard; with Muon it holds whole matrices.
- * The sum of squares for the norm, and LAMB's sums for each tensor, are all-reduced. */
+ * With ZeRO-1, a rank keeps the state of its shard only, and updates only that shard; with Muon it holds whole
+ * matrices. The sum of squares for the norm, and LAMB's sums for each tensor, are all-reduced. */
 #ifndef LLMC_OPTIM_OPTIMIZER_H
 #define LLMC_OPTIM_OPTIMIZER_H
 

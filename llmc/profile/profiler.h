@@ -99,10 +99,10 @@ static inline void profiler_peak_product(const PeakOperands* o, int size, Contex
     fp8_product(&none, product, ctx);
 }
 
-// The best FLOP/s of repeated square matmuls, in floatX or fp8, with the library's default algorithm: timing others would heat the GPU.
-// On the CPU each size gets the same time. Large products are faster on an idle machine. On a busy one they always lose
-// a core halfway, but a small one sometimes fits into the threads' time slices. If fewer than 5 products come close to
-// the best, the machine is busy and more are measured.
+// The best FLOP/s of repeated square matmuls, in floatX or fp8, with the library's default algorithm: timing others
+// would heat the GPU. On the CPU each size gets the same time. Large products are faster on an idle machine. On a busy
+// one they always lose a core halfway, but a small one sometimes fits into the threads' time slices. If fewer than 5
+// products come close to the best, the machine is busy and more are measured.
 static inline double profiler_matmul_flops(int fp8, Context* ctx) {
     size_t n = (size_t)PEAK_SIZE * PEAK_SIZE;
     static const int sizes[] = {PEAK_SIZES};
@@ -251,7 +251,8 @@ static inline void profiler_open(Profiler* p, int warmup, int count, const char*
     p->plain = (double*)xcalloc((size_t)count, sizeof *p->plain);
 }
 
-// In a run with --fp8: also measure the peak of products in fp8, unless the file has it. The CPU's are products in floatX.
+// In a run with --fp8: also measure the peak of products in fp8, unless the file has it. The CPU's are products in
+// floatX.
 static inline void profiler_open_fp8(Profiler* p, Context* ctx) {
     if (GPU_BUILD && p->count && !p->peaks.fp8_flops) p->peaks.fp8_flops = profiler_matmul_flops(1, ctx);
 }

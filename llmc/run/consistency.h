@@ -1,5 +1,6 @@
-/* Consistency checks: what ranks must have in common before they train together. If two ranks differ, each function ends all
- * ranks with USAGE, and names the two and their difference. All ranks call them; with one rank they do nothing. */
+/* Consistency checks: what ranks must have in common before they train together. If two ranks differ, each function
+ * ends all ranks with USAGE, and names the two and their difference. All ranks call them; with one rank they do
+ * nothing. */
 #ifndef LLMC_RUN_CONSISTENCY_H
 #define LLMC_RUN_CONSISTENCY_H
 
@@ -32,8 +33,8 @@ static inline void check_same_model(const ProcessGroup* group, const char* confi
     group_check_same(group, "the data's fingerprint", fingerprints);
 }
 
-// Compare the initial weights: files of one name may differ between machines, and with ZeRO-1 each rank would then broadcast
-// its own part of them.
+// Compare the initial weights: files of one name may differ between machines, and with ZeRO-1 each rank would then
+// broadcast its own part of them.
 static inline void check_same_weights(const ProcessGroup* group, const TensorTable* table, floatX* params,
                                       Context* ctx) {
     const TensorPart weights = {.prefix = "", .device = params, .type = VIEW_FLOATX};

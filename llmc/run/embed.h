@@ -1,5 +1,6 @@
-/* Vectors of texts: one for each line of a file, the mean of its tokens' last hidden states or that of [CLS], written as a
- * NumPy file, float32 [lines, C]. A line that is too long for the model is cut; an empty one has [CLS] and [SEP] alone. */
+/* Vectors of texts: one for each line of a file, the mean of its tokens' last hidden states or that of [CLS], written
+ * as a NumPy file, float32 [lines, C]. A line that is too long for the model is cut; an empty one has [CLS] and [SEP]
+ * alone. */
 #ifndef LLMC_RUN_EMBED_H
 #define LLMC_RUN_EMBED_H
 
@@ -19,8 +20,8 @@ typedef struct {
     float* vector;  // [C]
 } Embedding;
 
-// Returns whether --embed is given; then the run neither trains nor saves (s->evaluate). Ends with USAGE if it is empty, or
-// if flags contradict it.
+// Returns whether --embed is given; then the run neither trains nor saves (s->evaluate). Ends with USAGE if it is
+// empty, or if flags contradict it.
 static inline int embed_check(const MlmSettings* m, Settings* s, Flag* table, int count) {
     if (*m->embed && *m->fill) die(USAGE, "--embed %s: --fill is given too; choose one", m->embed);
     if (*m->embed) s->evaluate = 1;
@@ -40,7 +41,7 @@ static inline void embed_check_model(const MlmSettings* m, const char* weights, 
     if ((*m->embed || *m->fill) && !weights)
         die(USAGE, "%s needs a trained model; name it with -e, or its run with -o and -y 1", flag);
     if (!*m->embed) return;
-    if (ranks > 1) die(USAGE, "--embed %s: is the work of one process; start it without other ranks", m->embed);
+    if (ranks > 1) die(USAGE, "--embed %s: runs in a single process; start it without other ranks", m->embed);
     char* path = embed_path(m);
     predictions_check(*m->vectors ? "--vectors" : "--embed: the file", path);
     free(path);
@@ -65,8 +66,8 @@ static inline void embed_put_header(Embedding* e, size_t lines) {
     free(shape);
 }
 
-// Open the texts of --embed and the file of their vectors, for a model of V tokens and C channels and batches of B sequences
-// of T tokens.
+// Open the texts of --embed and the file of their vectors, for a model of V tokens and C channels and batches of B
+// sequences of T tokens.
 static inline Embedding embed_open(const MlmSettings* settings, const WordPiece* words, int B, int T, int V, int C) {
     Embedding e;
     size_t lines = 0;
@@ -81,7 +82,7 @@ static inline Embedding embed_open(const MlmSettings* settings, const WordPiece*
     if (T < 2) die(USAGE, "-t %d: a sequence of --embed has at least 2 tokens, [CLS] and [SEP]", T);
     e.text = read_file(settings->embed, SIZE_MAX, &e.size, USAGE);
     for (size_t i = 0; i < e.size; i++) lines += e.text[i] == '\n' || i + 1 == e.size;
-    if (lines == 0) die(USAGE, "--embed %s: holds no line", settings->embed);
+    if (lines == 0) die(USAGE, "--embed %s: has no lines", settings->embed);
     e.path = embed_path(settings), e.temporary = xprintf("%s.tmp", e.path);
     e.file = fopen(e.temporary, "wb");
     if (!e.file) die(FAILED, "%s: cannot be written: %s", e.temporary, strerror(errno));

@@ -17,8 +17,8 @@ static inline void fill_mask_find_words(WordPiece* words, Session* s, const char
             tokenizer_files_read(&s->tokenizer_files, places[i]);
 }
 
-// Returns whether --fill is given; then the run neither trains nor saves (s->evaluate). Ends with USAGE if it is given and
-// empty, as by an unset shell variable: that does not ask for training.
+// Returns whether --fill is given; then the run neither trains nor saves (s->evaluate). Ends with USAGE if its value is
+// empty, for example from an unset shell variable: such a command must not start training.
 static inline int fill_mask_check(const char* text, Settings* s, Flag* table, int count) {
     if (!*text && flag_is_given(table, count, "--fill")) die(USAGE, "--fill '': is empty; give a text with [MASK]");
     if (*text) s->evaluate = 1;
@@ -75,9 +75,9 @@ static inline void fill_mask_decode(Text* t, const WordPiece* words, const int* 
     for (int i = 0; i < n && !words->size; i++) text_printf(t, "%d ", tokens[i]);
 }
 
-// Write the batch's only sequence to `t`, first with [MASK] for every masked token, whatever the model saw there, then with
-// the predictions of `logits` [masked, Vp]. For the text of --fill (fill_mask_batch()), omit [CLS] and [SEP] and add
-// the most likely tokens with their probabilities.
+// Write the batch's only sequence to `t`, first with [MASK] for every masked token, whatever the model saw there, then
+// with the predictions of `logits` [masked, Vp]. For the text of --fill (fill_mask_batch()), omit [CLS] and [SEP] and
+// add the most likely tokens with their probabilities.
 static inline void fill_mask_write(Text* t, const WordPiece* words, const MlmBatch* b, const real* logits, int V,
                                    int Vp) {
     int guess[FILL_MASK_GUESSES], *tokens = (int*)xmalloc((size_t)b->rows * sizeof(int)), correct = 0;

@@ -149,8 +149,8 @@ static inline const LmBatch* lm_data_take(LmData* data, uint64_t sequence) {
     return b;
 }
 
-// Upload the micro-batch of data->train or data->val that starts with number `sequence` to inputs and targets [B, T]
-// on the device, for all later launches. data->val.B may be smaller than data->train.B. `documents` receives the sequences
+// Upload the micro-batch of data->train or data->val that starts with number `sequence` to inputs and targets [B, T] on
+// the device, for all later launches. data->val.B may be smaller than data->train.B. `documents` receives the sequences
 // that attention keeps apart, valid until the next call, with count 0 if it crosses documents; the caller sets its
 // `first`.
 static inline void lm_data_load(int* inputs, int* targets, Sequences* documents, LmData* data, const BatchLm* from,

@@ -252,8 +252,8 @@ static inline MlmCounts mlm_source_step(MlmSource* source, uint64_t start, int B
     return counts;
 }
 
-// FLOPs of a step in L encoder layers of C channels and F in the MLP. They cover real tokens; attention is counted as if
-// every token attended to its whole sequence.
+// FLOPs of a step in L encoder layers of C channels and F in the MLP. They cover real tokens; attention is counted as
+// if every token attended to its whole sequence.
 static inline double mlm_encoder_flops(MlmCounts counts, int L, int C, int F) {
     double matmuls = 4.0 * C * C + 2.0 * C * F;
     return L * (6 * matmuls * counts.tokens + 12.0 * C * counts.sum_sq_len);

@@ -1,6 +1,6 @@
 /* Losses and accuracies of a masked language model on held-out text, and on a set of clozes
- * (llmc/data/tasks/multiple_choice.h): does it fill in the first token of the ending? It sees the rest of the ending, and
- * the context:
+ * (llmc/data/tasks/multiple_choice.h): does it fill in the first token of the ending? It sees the rest of the ending,
+ * and the context:
  *
  *   [CLS] Ben goes to the park . Where is Ben ? Ben is in the [MASK] . [SEP]
  *
@@ -108,8 +108,8 @@ static inline void mlm_evaluation_show_clozes(const MlmEvaluation* e, MlmSums su
     if (!e->share.is_stopped) multiple_choice_show(s, log, e->set, r);
 }
 
-// Compute the result over all ranks from this rank's summed losses and correct predictions, [2] each, on the device. Log
-// or print it.
+// Compute the result over all ranks from this rank's summed losses and correct predictions, [2] each, on the device.
+// Log or print it.
 static inline void mlm_evaluation_end(MlmEvaluation* e, const Session* s, Log* log, const real* losses,
                                       const real* correct, int has_next) {
     MlmSums sums = e->sums;

@@ -1,5 +1,5 @@
-/* Gradients and losses that are not finite: the run ends with one line and STOPPED_BY_NAN, or continues with --on-nan skip.
- * Weights that are not finite are refused when they are loaded (model_files.h). */
+/* Gradients and losses that are not finite: the run ends with one line and STOPPED_BY_NAN, or continues with --on-nan
+ * skip. Weights that are not finite are refused when they are loaded (model_files.h). */
 #ifndef LLMC_RUN_NONFINITE_H
 #define LLMC_RUN_NONFINITE_H
 
@@ -21,8 +21,8 @@ static inline void session_not_finite(const Session* s, const char* what) {
     if (stops) group_exit(s->group, STOPPED_BY_NAN);
 }
 
-// The optimizer skipped the update of `step` because the gradients were not finite: report the first tensor (in the gradients
-// as they are now).
+// The optimizer skipped the update of `step` because the gradients were not finite: report the first tensor (in the
+// gradients as they are now).
 static inline void session_report_nan(const Session* s, int64_t step, const TensorTable* table, const real* grads,
                                       double loss, double norm) {
     int first = -1;

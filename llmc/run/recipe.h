@@ -1,8 +1,8 @@
-/* Recipes: files of flags. One flag a line, with its value after a blank or =; "#" begins a comment. Of several lines for
- * one flag the last counts, and a flag on the command line counts more than the recipe.
+/* Recipes: files of flags. One flag a line, with its value after a blank or =; "#" begins a comment. If several lines
+ * set a flag, the last one wins. A flag on the command line overrides the recipe.
  *
- * The values are settings like any others, so trainer.json has them. A resumed run takes them from there: the recipe may
- * have changed. */
+ * The values are settings like any others, so trainer.json has them. A resumed run takes them from there: the recipe
+ * may have changed. */
 #ifndef LLMC_RUN_RECIPE_H
 #define LLMC_RUN_RECIPE_H
 
@@ -10,8 +10,8 @@
 
 #include "llmc/run/settings.h"
 
-// The file of a recipe: `name` itself if it has a slash or a dot, else NAME.flags in scripts/recipes, here or beside the
-// program. The caller frees it.
+// The file of a recipe: `name` itself if it has a slash or a dot, else NAME.flags in scripts/recipes, in the working
+// directory or next to the program. The caller frees it.
 static inline char* recipe_path(const char* name) {
     char program[4096];
     if (strpbrk(name, "./")) return xprintf("%s", name);
@@ -38,7 +38,7 @@ static inline void recipe_apply_line(Flag* flags, int count, char* line, const c
     if (n == 0) return;
     Flag* row = flags_find(flags, count, line, n);
     if (!row || strcmp(row->long_name, "--recipe") == 0)
-        die(USAGE, "%s:%d: '%.*s' is not a flag of this program that a recipe may have", path, number, (int)n, line);
+        die(USAGE, "%s:%d: '%.*s' is not a flag of this program that a recipe may set", path, number, (int)n, line);
     if (*text == '\0') die(USAGE, "%s:%d: %s needs a value", path, number, row->long_name);
     int is_given = row->is_set & FLAG_IS_GIVEN;
     Flag copy = *row;

@@ -49,7 +49,8 @@ typedef struct {
 // ---------------------------------------------------------------------------------------------------------
 // Start. Nothing is written until run_begin()
 
-// Parse the command line into the rows of r->flags, and then the recipe that it names. `usage`: the first line of --help.
+// Parse the command line into the rows of r->flags, and then the recipe that it names. `usage`: the first line of
+// --help.
 static inline void run_parse(Run* r, int flag_count, int argc, char** argv, const char* usage) {
     r->flag_count = flag_count;
     flags_parse(r->flags, flag_count, argc, argv, usage);
@@ -89,7 +90,8 @@ typedef struct {
     UpdateSettings update;
 } BatchSearch;
 
-// The caller plans the tables for each size that run_next_batch() asks for: that of -b, and if this does not fit, others.
+// The caller plans the tables for each size that run_next_batch() asks for: that of -b, and if this does not fit,
+// others.
 static inline BatchSearch run_search_batch(const Run* r) {
     BatchSearch search;
     memset(&search, 0, sizeof search);

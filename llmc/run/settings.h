@@ -122,7 +122,7 @@ static inline int settings_training_rows(Settings* s, Flag* table, int count) {
          "Recompute in the backward pass, to save memory. 1: GELU; 2: also layernorm."},
         {NULL,  "--fp8",                 FLAG_INT,    &s->fp8,                 "0",       0,   2,        NULL,   SCOPE_RUN,     TOPIC_BATCH,
          "Products with operands in fp8. 1: those of the layers; 2: also GPT-2's output matrix. bf16 build on sm_89 and "
-         "later; the CPU build rounds alike."},
+         "later; the CPU build rounds in the same way."},
         {"-w",  "--master-weights",      FLAG_INT,    &s->master_weights,      "1",       0,   1,        NULL,   SCOPE_RUN,     TOPIC_BATCH,
          "bf16 and fp16 builds: 1 also keeps the weights in fp32; 0 saves these 4 bytes per weight and rounds "
          "updates stochastically."},
@@ -309,9 +309,9 @@ static inline void settings_check_given(const Flag* row, const char* saved, int 
             row->long_name, is_text, file, was_text);
 }
 
-// Take the saved `settings` (an object as flags_to_json() writes it) into the rows, as their scopes say. Flags of a
-// process stay as they are. Of the others, a flag on the command line stays where it is SCOPE_FREE or `override` is
-// set, and must else equal the saved value.
+// Take the saved `settings` (an object as flags_to_json() writes it) into the rows, as their scopes say. Flags of scope
+// SCOPE_PROCESS or SCOPE_RANK keep their values. Of the others, a flag on the command line stays where it is SCOPE_FREE
+// or `override` is set, and must else equal the saved value.
 static inline void settings_restore(Flag* rows, int count, const JsonNode* settings, int override, const char* file) {
     char error[FLAG_ERROR_SIZE];
     for (int i = 0; i < count; i++) {

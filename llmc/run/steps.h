@@ -53,7 +53,7 @@ typedef struct {
     int peak_is_measured;  // 1: the table of data-sheet peaks does not have this device
     Profiler profiler;
     EnergyMeter energy;   // of rank 0, which writes the log
-    ThreadTrial threads;  // most 1: the number stays
+    ThreadTrial threads;  // most 1: no trials
 } Steps;
 
 // Check --profile before anything is written: there must be steps to profile, and the file of --ceilings must be valid.
@@ -89,7 +89,8 @@ static inline void steps_begin(Steps* s, const Session* session, const GradSync*
     s->peak_flops = profiler_peak_flops(session->ctx) * session->group->size;
     s->peak_is_measured = profiler_known_peak() == 0;
     if (session->group->rank == 0 && *settings->out) energy_open(&s->energy);
-    // The user's number of threads stays. A profile measures one number, and ranks would disturb each other's trials.
+    // No trials if the user has set the number of threads, in a profile, which measures one number, or with several
+    // ranks, whose trials would disturb each other.
     int is_fixed = settings->threads > 0 || getenv("OMP_NUM_THREADS") || settings->profile || session->group->size > 1;
     s->threads = thread_trial_begin(READBACK_LAG > 0 || is_fixed ? 1 : device_threads());
     profiler_open(&s->profiler, settings->profile_warmup, settings->profile, settings->ceilings, session->step,

@@ -232,7 +232,8 @@ static inline void task_score_show(Log* log, const Session* session, TaskScore s
     free(t.text);
 }
 
-// Combine the results of all ranks, and log or print them. `predictions`: the file to write predictions to; empty: none.
+// Combine the results of all ranks, and log or print them. `predictions`: the file to write predictions to; empty:
+// none.
 static inline void task_evaluation_end(TaskEvaluation* e, const char* predictions, const Session* session, Log* log) {
     TaskData* data = e->data;
     const ProcessGroup* group = session->group;

@@ -183,9 +183,10 @@ static inline void task_data_read(TaskData* data, const TaskSettings* s, const c
     Squad* questions = is_val ? &data->val_questions : &data->train_questions;
     squad_open(questions, e, path, words, squad);
     if (says) squad_warn(questions);
-    if (e->count == 0) die(USAGE, "%s: holds no question that can be learnt from", path);
+    if (e->count == 0) die(USAGE, "%s: has no question to learn from", path);
     if (is_val && questions->unanswered == questions->questions && !*s->predictions)
-        die(USAGE, "%s: has no answers to compare with; --evaluate 1 --predictions FILE says those of the model", path);
+        die(USAGE, "%s: has no answers to compare with; --evaluate 1 --predictions FILE writes those of the model",
+            path);
 }
 
 // The number of tokens that neighbouring windows of T tokens share: --stride if given, else 128. If 128 would leave no
@@ -198,8 +199,8 @@ static inline int task_stride(const TaskSettings* s, int T, int says) {
     return max_int(room / 2, 0);
 }
 
-// Read the files as sequences of at most T tokens. Either path may be NULL. data->names may hold the model's class names.
-// Only the rank with `says` = 1 prints warnings about the files.
+// Read the files as sequences of at most T tokens. Either path may be NULL. data->names may hold the model's class
+// names. Only the rank with `says` = 1 prints warnings about the files.
 static inline void task_data_open(TaskData* data, const TaskSettings* s, const char* train, const char* val,
                                   const WordPiece* words, int labels, int V, int T, int says) {
     data->task = (Task)s->task, data->labels = labels;
@@ -210,7 +211,7 @@ static inline void task_data_open(TaskData* data, const TaskSettings* s, const c
     if (words->size > V)
         die(USAGE, "--task: the vocabulary has %d tokens, but the model %d; put the model's own into its directory",
             words->size, V);
-    if (T < TASK_MIN_LENGTH) die(USAGE, "-t %d: a task's sequences have %d tokens at least", T, (int)TASK_MIN_LENGTH);
+    if (T < TASK_MIN_LENGTH) die(USAGE, "-t %d: a task needs sequences of at least %d tokens", T, (int)TASK_MIN_LENGTH);
     if (data->names.count != labels) label_names_free(&data->names);
     if (data->task == TASK_CLASSIFY && train && !data->names.count) labelled_find_names(&data->names, train, labels);
     data->has_train = train != NULL, data->has_val = val != NULL;

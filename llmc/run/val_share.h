@@ -17,7 +17,8 @@ typedef struct {
     int is_stopped;  // after the last: a signal to any rank ended the validation early, so it has no result
 } ValShare;
 
-// Divide the first `sequences` sequences into micro-batches of B, at most `most` (0: all). This rank takes every ranks-th of them.
+// Divide the first `sequences` sequences into micro-batches of B, at most `most` (0: all). This rank takes every
+// ranks-th of them.
 static inline ValShare val_share(int most_batches, uint64_t sequences, int B, const ProcessGroup* group) {
     uint64_t most = (uint64_t)most_batches;
     ValShare v;

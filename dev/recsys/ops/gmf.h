@@ -34,7 +34,7 @@ HOST_DEVICE static inline floatX gmf_gather_at(NcfTables t, NcfLookups s, size_t
 #ifdef __CUDACC__
 enum { GMF_THREADS = 256 };
 
-// One element per thread, in all three. ncf_mlp.cuh is the fast path of the published shape.
+// One element per thread, in all three. ncf_fused.cuh is the fast path of the published shape.
 static __global__ void gmf_gather_kernel(floatX* h0, NcfTables t, NcfLookups s) {
     size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x, width = 2 * (size_t)s.E;
     if (i < (size_t)s.N * width) h0[i] = gmf_gather_at(t, s, i / width, (int)(i % width));

@@ -55,8 +55,8 @@ static inline uint64_t batch_lm_window(const BatchLm* b, uint64_t sequence) {
     return b->shuffle == SHUFFLED ? rng_permute(i, windows, rng_stream(b->seed, epoch, 0, SITE_SHUFFLE)) : i;
 }
 
-// Read B sequences, starting with number `sequence`: inputs [B, T] and targets [B, T]. After the last window the next epoch
-// begins, also inside a batch. Errors in the data go to `error`; with NULL they end the program.
+// Read B sequences, starting with number `sequence`: inputs [B, T] and targets [B, T]. After the last window the next
+// epoch begins, also inside a batch. Errors in the data go to `error`; with NULL they end the program.
 static inline void batch_lm_read(const BatchLm* b, uint64_t sequence, int* inputs, int* targets, ReadError* error) {
     size_t T = (size_t)b->T;
     int* window = (int*)xmalloc((T + 1) * sizeof(int));

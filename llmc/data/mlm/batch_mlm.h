@@ -181,8 +181,8 @@ static inline int64_t mlm_count(const MlmData* data, uint64_t index, uint64_t n)
 }
 
 // Read rows index .. index + B - 1, counted over all epochs. After the last row of an epoch the next epoch begins, also
-// inside a batch. The caller sets `first`: mlm_count(data, start, index - start) for a step that begins at `start`. Read
-// errors go to `error`; with NULL they end the program.
+// inside a batch. The caller sets `first`: mlm_count(data, start, index - start) for a step that begins at `start`.
+// Read errors go to `error`; with NULL they end the program.
 static inline void mlm_batch_read(MlmBatch* b, const MlmData* data, uint64_t index, int B, ReadError* error) {
     mlm_batch_begin(b, 0);
     for (uint64_t i = index; i < index + (uint64_t)B; i++) {

@@ -132,7 +132,7 @@ static inline void squad_share_end(SquadShare* share) {
     share->f1 = 100.0 * share->f1 / share->questions;
 }
 
-// Whether the file has an answer, or tells that there is none.
+// Whether the file has an answer, or says that there is none.
 static inline int squad_is_known(const Squad* s, int question) {
     return s->question[question].gold_count > 0 || s->question[question].is_impossible;
 }

@@ -1,5 +1,5 @@
-/* Barriers: mbarrier objects in shared memory, which also count the bytes of asynchronous copies, and the named barriers
- * of a block. One PTX instruction per function; `barrier` is an address in shared memory.
+/* Barriers: mbarrier objects in shared memory, which also count the bytes of asynchronous copies, and the named
+ * barriers of a block. One PTX instruction per function; `barrier` is an address in shared memory.
  *
  * A phase of an mbarrier ends when all expected arrivals and all expected bytes have come; the next begins at once. A
  * thread that waits names the phase by its parity, 0 for the first.

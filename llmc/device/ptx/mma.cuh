@@ -1,5 +1,5 @@
-/* Matrix products of one warp on tensor cores (mma.sync, sm_80) and the instructions that feed them. One PTX instruction
- * per function; addresses are of shared memory.
+/* Matrix products of one warp on tensor cores (mma.sync, sm_80) and the instructions that feed them. One PTX
+ * instruction per function; addresses are of shared memory.
  *
  * Fragments of m16n8k16, lane = 4 g + t. The result c: c[0], c[1] are row g, columns 2t and 2t + 1; c[2], c[3] are row
  * g + 8. The left operand a is four words of two elements: (g, 2t), (g + 8, 2t), (g, 2t + 8), (g + 8, 2t + 8). So two
@@ -23,7 +23,8 @@ __device__ inline void mma_m16n8k16(float (&c)[4], const uint32_t (&a)[4], uint3
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
-// ldmatrix.x4: four 8 x 8 matrices of 16-bit elements. Lanes 0-7, 8-15, 16-23 and 24-31 give the addresses of their rows.
+// ldmatrix.x4: four 8 x 8 matrices of 16-bit elements. Lanes 0-7, 8-15, 16-23 and 24-31 give the addresses of their
+// rows.
 __device__ inline void ldmatrix_x4(uint32_t (&x)[4], uint32_t address) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
                  : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3])

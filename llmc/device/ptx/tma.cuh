@@ -1,10 +1,10 @@
 /* The tensor memory accelerator (TMA, sm_90): asynchronous copies from global to shared memory that one thread starts
  * and an mbarrier completes. One PTX instruction per function.
  *
- * A tile in shared memory is a box of a tensor: 64 rows of 64 16-bit elements, 128 bytes each. The 16-byte piece `piece`
- * of row `row` lies at piece ^ (row % 8), the 128-byte swizzle: neither reads along a row nor reads down a column fall
- * on the same banks. A tile starts on a multiple of 1024 bytes. tma_load_3d() writes this layout; ldmatrix_tile(),
- * stmatrix_tile() and the descriptors of wgmma.cuh read it.
+ * A tile in shared memory is a box of a tensor: 64 rows of 64 16-bit elements, 128 bytes each. The 16-byte piece
+ * `piece` of row `row` lies at piece ^ (row % 8), the 128-byte swizzle: neither reads along a row nor reads down a
+ * column fall on the same banks. A tile starts on a multiple of 1024 bytes. tma_load_3d() writes this layout;
+ * ldmatrix_tile(), stmatrix_tile() and the descriptors of wgmma.cuh read it.
  * Source: PTX ISA, sections on cp.async.bulk and cp.async.bulk.tensor; CUDA driver API, cuTensorMapEncodeTiled. */
 #ifndef LLMC_DEVICE_PTX_TMA_CUH
 #define LLMC_DEVICE_PTX_TMA_CUH
@@ -17,8 +17,8 @@
 enum { TMA_BOX = 64, TMA_ROW_BYTES = 128, TMA_TILE_BYTES = TMA_BOX * TMA_ROW_BYTES };
 
 // ---------------------------------------------------------------------------------------------------------
-// Host: the tensor map of x [rows, heads, HS] with `row_stride` elements from one row to the next. Its boxes are 64 rows
-// of 64 channels of one head. Channels past HS and rows past the end are filled with zeros.
+// Host: the tensor map of x [rows, heads, HS] with `row_stride` elements from one row to the next. Its boxes are 64
+// rows of 64 channels of one head. Channels past HS and rows past the end are filled with zeros.
 
 static inline CUtensorMap tma_tensor_map(const floatX* x, int HS, int heads, int rows, int row_stride, Context* ctx) {
     enum cudaDriverEntryPointQueryResult found;

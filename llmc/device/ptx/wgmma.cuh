@@ -1,11 +1,13 @@
-/* Matrix products of one warpgroup, four warps, on Hopper's tensor cores (wgmma, sm_90a). One PTX instruction per function.
+/* Matrix products of one warpgroup, four warps, on Hopper's tensor cores (wgmma, sm_90a). One PTX instruction per
+ * function.
  *
  * Operands in shared memory are tiles as tma.cuh describes them, read in one of two directions:
  *   K_MAJOR    the summed index runs along a row: the next 16 elements are 32 bytes further
  *   MN_MAJOR   the summed index runs down the rows ("transposed"): the next 16 rows are 2048 bytes further
  *
  * Fragments: warp w of the four holds rows 16 w .. 16 w + 15 of the result, lane = 4 g + t: c[j][0], c[j][1] are row g,
- * columns 8 j + 2 t and the next; c[j][2], c[j][3] are row g + 8. A left operand in registers is as mma.cuh describes it.
+ * columns 8 j + 2 t and the next; c[j][2], c[j][3] are row g + 8. A left operand in registers is as mma.cuh describes
+ * it.
  *
  * A product is asynchronous: its registers must not be touched until wgmma_wait_group() returns. The compiler does not
  * know that they change late; fence_operand() must name them before the product and after the wait.

@@ -196,8 +196,8 @@ typedef struct {
 } HopperScratch;
 
 // The scratch for N rows in `sequences` sequences, the longest of `longest` rows. dQ is summed in a slot of the block
-// that takes the whole head, or, where that takes less memory or heads are divided, in tiles of each head. GPT-2 124M at
-// -b 64: 41 MB of slots, which stay in L2, instead of 221.
+// that takes the whole head, or, where that takes less memory or heads are divided, in tiles of each head. GPT-2 124M
+// at -b 64: 41 MB of slots, which stay in L2, instead of 221.
 static inline HopperScratch hopper_scratch(int N, int sequences, int longest, int NH, int multiprocessors) {
     HopperScratch z;
     int64_t heads = (int64_t)sequences * NH, rounds = (heads + multiprocessors - 1) / multiprocessors;

@@ -132,7 +132,7 @@ static inline OptimizerSettings lamb_without_lr(OptimizerSettings h) {
 // The inputs and outputs of after_norm(). All pointers are on the device.
 typedef struct {
     LossScale* loss_scale;  // updated
-    AdamWStep* step;        // [1] on 16 bytes
+    AdamWStep* step;        // [1] aligned to 16 bytes
     LossScaleRule rule;
     OptimizerSettings settings;
     Outliers* outliers;  // updated; NULL: no outlier detection

@@ -15,8 +15,8 @@ typedef enum { FP8_E4M3, FP8_E5M2 } Fp8Format;
 
 #define FP8_NAN 0x7f
 
-// What was seen while tensors were converted: elements stored as the largest number and as 0; quantize.h says how it
-// grows.
+// Statistics of converted tensors: elements stored as the largest number and as 0. quantize.h defines how they
+// accumulate.
 typedef struct {
     uint64_t clipped, flushed;
     uint32_t amax;  // float_bits() of the largest absolute value

@@ -1,5 +1,6 @@
-/* The matrix product of the CPU versions of matmul and Muon: packed and register-blocked, after Goto and van de Geijn, "Anatomy of
- * high-performance matrix multiplication", ACM TOMS 34 (2008). With USE_BLAS a CBLAS library computes the products. */
+/* The matrix product of the CPU versions of matmul and Muon: packed and register-blocked, after Goto and van de Geijn,
+ * "Anatomy of high-performance matrix multiplication", ACM TOMS 34 (2008). With USE_BLAS a CBLAS library computes the
+ * products. */
 #ifndef LLMC_OPS_COMMON_PRODUCT_H
 #define LLMC_OPS_COMMON_PRODUCT_H
 

@@ -53,7 +53,7 @@ typedef struct {
 } EmbeddingTypes;
 
 // What happens to the running sum after a row.
-typedef enum { SUM_GOES_ON, SUM_TO_TABLE, SUM_TO_HEAD, SUM_TO_TAIL, SUM_IS_FORGOTTEN } EmbeddingSum;
+typedef enum { SUM_CONTINUES, SUM_TO_TABLE, SUM_TO_HEAD, SUM_TO_TAIL, SUM_IS_DROPPED } EmbeddingSum;
 
 // f = p[0 .. WIDTH - 1]. embedding_store() does the reverse.
 template <int WIDTH> __device__ inline void embedding_load(float* f, const real* p) {
@@ -193,8 +193,8 @@ __global__ void __launch_bounds__(WARP)
     __syncthreads();
     for (int i = lane; i < EMBEDDING_CHUNK; i += WARP) {
         int here = i < count ? index[i] : -1, ended = i == count - 1 || (i < count && index[i + 1] != here);
-        behind[i] = !ended                 ? SUM_GOES_ON
-                    : here == list.skipped ? SUM_IS_FORGOTTEN
+        behind[i] = !ended                 ? SUM_CONTINUES
+                    : here == list.skipped ? SUM_IS_DROPPED
                     : here == index[-1]    ? SUM_TO_HEAD
                     : here == index[i + 1] ? SUM_TO_TAIL
                                            : SUM_TO_TABLE;
@@ -234,12 +234,12 @@ __global__ void __launch_bounds__(WARP)
                     store_vector(total, v);
                 }
             }
-            if (behind[i] == SUM_GOES_ON) continue;
+            if (behind[i] == SUM_CONTINUES) continue;
             if (c < C && behind[i] == SUM_TO_TABLE) {
 #pragma unroll
                 for (int k = 0; k < WIDTH; k++) sum[k] += before[j][k];
                 embedding_store<WIDTH>(list.table + (size_t)index[i] * (size_t)C + c, sum);
-            } else if (c < C && behind[i] != SUM_IS_FORGOTTEN) {
+            } else if (c < C && behind[i] != SUM_IS_DROPPED) {
                 size_t end = 2 * (size_t)chunk + (behind[i] == SUM_TO_HEAD ? 0 : 1);
                 embedding_store<WIDTH>(ends + end * (size_t)C, sum);
             }

@@ -1,12 +1,12 @@
 /* A stable sort of row numbers by a small key, for the embedding's backward pass: it groups the rows by token.
  *
  * Up to SORT_RANKED rows: one launch, in which each row counts the rows that come before it.
- * More rows: radix sort, eight bits of the key at a time. A pass divides the list into tiles, one per block. A key
- * is placed after all keys with a smaller digit, and after the keys with the same digit in earlier tiles, in earlier
- * warps of its tile, and earlier in its own warp. The next pass needs to know how many keys of each tile have each
- * digit. These are counted while the keys are moved, so a pass is one launch. 65,536 rows and 50,257 tokens: three
- * launches, about 1.5 MB of traffic, latency-bound. Each block reads the counts of all tiles, so long lists get large tiles.
- * The result does not depend on the order of execution: all arithmetic is on integers. */
+ * More rows: radix sort, eight bits of the key at a time. A pass divides the list into tiles, one per block. A key is
+ * placed after all keys with a smaller digit, and after the keys with the same digit in earlier tiles, in earlier warps
+ * of its tile, and earlier in its own warp. The next pass needs to know how many keys of each tile have each digit.
+ * These are counted while the keys are moved, so a pass is one launch. 65,536 rows and 50,257 tokens: three launches,
+ * about 1.5 MB of traffic, latency-bound. Each block reads the counts of all tiles, so long lists get large tiles. The
+ * result does not depend on the order of execution: all arithmetic is on integers. */
 #ifndef LLMC_OPS_EMBEDDING_SORT_CUH
 #define LLMC_OPS_EMBEDDING_SORT_CUH
 

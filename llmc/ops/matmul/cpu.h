@@ -138,7 +138,8 @@ static inline void matmul_plans_text(Context* ctx, Text* t) { (void)ctx, (void)t
 static inline void matmul_plans_load(Context* ctx, const char* text) {
     (void)ctx;
     if (*text)
-        warn("the checkpoint is of a GPU: its matmul algorithms are not used, and the run will not go on bit for bit");
+        warn("the checkpoint is of a GPU: its matmul algorithms are not used, and the run will not continue bit for "
+             "bit");
 }
 
 #endif

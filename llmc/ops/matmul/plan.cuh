@@ -102,7 +102,7 @@ static inline void matmul_plans_load(Context* ctx, const char* text) {
         int words = 0, length = 0;
         while (text[length] && (text[length] != ' ' || ++words < 3)) length++;
         warn("the matmul algorithms of the checkpoint are for %.*s (GPU, cuBLASLt, type), not for %s: they are chosen "
-             "anew, and the run will not go on bit for bit",
+             "again, and the run will not continue bit for bit",
              length, text, plans->machine);
         return;
     }

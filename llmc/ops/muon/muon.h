@@ -22,7 +22,7 @@
  *              Muon uses none of it.
  *
  * shapes     matrices of one shape (MuonGroup) are multiplied by the same batched products, MUON_CHUNK elements at a
- *            time. They may lie anywhere in the flat buffers, but whole: a shard does not cut a matrix.
+ *            time. They may lie anywhere in the flat buffers. A shard never splits a matrix.
  * dtypes     params floatX; master, m, v, grads, step real; X, A, B floatX with sums in fp32.
  * numerics   |U| is summed in double, in an order that depends on the shape alone. X is rounded once from U / |U|. The
  *            iterations take singular values of 0.01 |U| and more to between 0.68 and 1.13, one of 0.001 |U| to 0.47. On
@@ -118,7 +118,7 @@ static inline const MuonTriple* muon_triples(MuonCoefficients kind) {
     return kind == MUON_POLAR_EXPRESS ? polar_express : newton_schulz;
 }
 
-// The factor by which X is U.
+// The factor that turns U into X.
 HOST_DEVICE static inline double muon_normalizer(MuonCoefficients kind, double norm) {
     return kind == MUON_POLAR_EXPRESS ? 1 / (1.02 * norm + 1e-6) : 1 / fmax(norm, 1e-7);
 }
@@ -247,7 +247,8 @@ static inline void muon_apply(AdamWState a, const floatX* o, const MuonSpace* sp
 // ---------------------------------------------------------------------------------------------------------
 // The same for both devices
 
-// The bytes of the buffers for these groups. If `memory` is not NULL, point `space` into it; it is on 256 bytes.
+// The bytes of the buffers for these groups. If `memory` is not NULL, point `space` into it; it is aligned to 256
+// bytes.
 static inline size_t muon_space_bind(MuonSpace* space, void* memory, const MuonGroup* groups, int count) {
     size_t x = 0, a = 0, sums = 0, r = 0, at[7] = {0};
     for (int i = 0; i < count; i++) {

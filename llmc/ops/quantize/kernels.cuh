@@ -1,7 +1,7 @@
 /* quantize on the GPU: a block quantizes a tile of 128 rows and 8 COLUMNS columns. A thread takes 4 rows of COLUMNS
- * columns, so that it has the 4 bytes that are one word of the transpose in its registers. The words meet in shared
- * memory, from which a warp writes 4 whole lines of 128 bytes of the transpose. A second kernel adds the tiles'
- * column sums.
+ * columns, so that it has the 4 bytes that are one word of the transpose in its registers. The words are exchanged
+ * through shared memory, from which a warp writes 4 whole lines of 128 bytes of the transpose. A second kernel adds the
+ * tiles' column sums.
  *
  * Instructions limit the kernels that compute GELU, not memory. */
 #ifndef LLMC_OPS_QUANTIZE_KERNELS_CUH
@@ -81,7 +81,7 @@ __device__ inline void quantize_report(Fp8Stats* stats, QuantizeSeen seen) {
 }
 
 // 16 bytes of a row of the tile's transpose. Rows are shifted against each other so that neither the threads that write
-// words nor those that read 16 bytes meet in a bank of shared memory.
+// words nor those that read 16 bytes have bank conflicts in shared memory.
 template <int COLUMNS> __device__ inline int quantize_chunk(int column, int chunk) {
     return column * QUANTIZE_WORDS + 4 * (chunk ^ column / COLUMNS);
 }
@@ -124,7 +124,7 @@ static __global__ void __launch_bounds__(QUANTIZE_THREADS)
     sums.b[c] = sums.mode == ADD ? sums.b[c] + sum : sum;
 }
 
-// Elements [row, column...] of a tensor; outside it zeros, which leave the statistics alone.
+// Elements [row, column...] of a tensor; zeros outside it, which do not change the statistics.
 template <int COLUMNS>
 __device__ inline void quantize_load(Vector<floatX>* to, const floatX* x, int row, int column, int N, int C) {
     constexpr int W = Vector<floatX>::SIZE;
