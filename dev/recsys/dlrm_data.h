@@ -8,8 +8,8 @@
  *   logit   CLICK_BASE + CLICK_NUMBERS_SD sum_i a_i x_i + CLICK_IDS_SD sum_t effect_t[id_t]
  *           + CLICK_PAIRS_SD sum_p h_2p[id_2p] . h_2p+1[id_2p+1]       each sum is scaled to unit variance
  *   label   1 with probability sigmoid(logit)
- * Numbers x, weights a, effects and hidden vectors h have mean 0 and variance 1. The AUC of the true logit is the best that
- * a model can reach. */
+ * Numbers x, weights a, effects and hidden vectors h have mean 0 and variance 1. The AUC of the true logit is the best
+ * that a model can reach. */
 #ifndef DEV_RECSYS_DLRM_DATA_H
 #define DEV_RECSYS_DLRM_DATA_H
 
@@ -200,8 +200,8 @@ static inline void batch_loader_close(BatchLoader* l) {
     device_free(l->device.numbers, batch_bytes(l->B, l->tables, l->padded));
 }
 
-// Upload samples first .. first + B - 1 of an epoch's order, or with `order` 0 of the data. `first_row` [tables]: numbers
-// of the tables' first rows. `logits` [B]: the true ones; NULL: not wanted.
+// Upload samples first .. first + B - 1 of an epoch's order, or with `order` 0 of the data. `first_row` [tables]:
+// numbers of the tables' first rows. `logits` [B]: the true ones; NULL: not wanted.
 static inline Batch batch_load(BatchLoader* l, const Clicks* c, uint64_t first, int B, uint64_t order,
                                const int* first_row, double* logits, Context* ctx) {
     HostBatch host = l->host = batch_split(l, staging_begin(&l->staging));
@@ -243,9 +243,9 @@ static inline int scored_compare(const void* a, const void* b) {
     return (x > y) - (x < y);
 }
 
-// The area under the ROC curve: the probability that a positive scores above a negative, where an equal score counts half.
-// Equal scores share the mean of their ranks; sums of ranks are integers, so the result is exact. Sorts `s` [n]. NaN if a
-// label or a score is missing.
+// The area under the ROC curve: the probability that a positive scores above a negative, where an equal score counts
+// half. Equal scores share the mean of their ranks; sums of ranks are integers, so the result is exact. Sorts `s` [n].
+// NaN if a label or a score is missing.
 static inline double area_under_curve(Scored* s, size_t n) {
     uint64_t positives = 0, twice = 0;  // twice the sum of the positives' ranks
     for (size_t i = 0; i < n; i++) {

@@ -1,13 +1,15 @@
-/* Embedding tables over several ranks: each table belongs to one rank, and rows travel to the samples that look them up.
+/* Embedding tables over several ranks: each table belongs to one rank, and rows travel to the samples that look them
+ * up.
  *
  *   forward    ids go to the owners of the tables, the owners gather rows, the rows return:   exchange_lookup()
  *   backward   the gradients of the looked-up rows go to the owners, which update them:       exchange_gradients()
  *
  * Tables go to ranks by size, the largest first, each to the rank that has the fewest elements so far.
  *
- * An owner sees the lookups of the whole batch in the order of its samples, so a row's gradients are added in the order in
- * which one rank adds them. An owner's buffers are [samples of all ranks, its tables]: a joined row holds, for one sample,
- * the rows of all its tables side by side. A sample's rank has a block [its samples, tables of the owner] from each owner. */
+ * An owner sees the lookups of the whole batch in the order of its samples, so a row's gradients are added in the order
+ * in which one rank adds them. An owner's buffers are [samples of all ranks, its tables]: a joined row holds, for one
+ * sample, the rows of all its tables side by side. A sample's rank has a block [its samples, tables of the owner] from
+ * each owner. */
 #ifndef DEV_RECSYS_EXCHANGE_H
 #define DEV_RECSYS_EXCHANGE_H
 
@@ -109,8 +111,8 @@ static inline void exchange_free(Exchange* x) {
 // ---------------------------------------------------------------------------------------------------------
 // A batch
 
-// Begin a batch: of `left` units each rank takes the next `most`, in the order of ranks; the last ones may get fewer or none.
-// A unit has `size` samples. Returns the units of this rank.
+// Begin a batch: of `left` units each rank takes the next `most`, in the order of ranks; the last ones may get fewer or
+// none. A unit has `size` samples. Returns the units of this rank.
 static inline int exchange_share(Exchange* x, uint64_t left, int most, int size) {
     int mine = 0;
     for (int r = 0; r < x->ranks; r++) {
@@ -162,7 +164,8 @@ static inline TableRows exchange_owned_rows(const Exchange* x) {
     return parts;
 }
 
-// Set x->place [n, tables] to the row numbers of the lookups in x->rows, if all tables have one width, and x->numbers to 0, 1, ...
+// Set x->place [n, tables] to the row numbers of the lookups in x->rows, if all tables have one width, and x->numbers
+// to 0, 1, ...
 static inline void exchange_places(Exchange* x, Context* ctx) {
     int n = x->samples[x->rank];
     size_t tables = (size_t)x->tables;
@@ -184,7 +187,8 @@ static inline void exchange_places(Exchange* x, Context* ctx) {
 
 typedef enum { TO_OWNERS, TO_SAMPLES } ExchangeWay;
 
-// Exchange what belongs to each sample and table: of[r] elements of `bytes` bytes for a sample and the tables of rank r.
+// Exchange what belongs to each sample and table: of[r] elements of `bytes` bytes for a sample and the tables of rank
+// r.
 static inline void exchange_blocks(const Exchange* x, GradSync* r, void* receive, const void* send, const int* of,
                                    size_t bytes, ExchangeWay way, Context* ctx) {
     size_t here[TABLE_PARTS], there[TABLE_PARTS];  // with each rank: this rank's samples; this rank's tables
@@ -203,8 +207,8 @@ static inline void exchange_blocks(const Exchange* x, GradSync* r, void* receive
     ops_wait_for_collectives(ctx, &r->done);
 }
 
-// Fetch the rows of this rank's samples. `ids`: row numbers of each table, counted as its owner's entry in `tables`, this
-// rank's own tables, counts them. Afterwards exchange_rows() has the rows, and x->owned_ids this rank's lookups.
+// Fetch the rows of this rank's samples. `ids`: row numbers of each table, counted as its owner's entry in `tables`,
+// this rank's own tables, counts them. Afterwards exchange_rows() has the rows, and x->owned_ids this rank's lookups.
 static inline void exchange_lookup(Exchange* x, GradSync* sync, TableIds ids, TableRows tables, Context* ctx) {
     TableIds packed = {0};
     int n = x->samples[x->rank];
@@ -220,8 +224,8 @@ static inline void exchange_lookup(Exchange* x, GradSync* sync, TableIds ids, Ta
     exchange_blocks(x, sync, x->rows, x->owned_rows, x->width_of, sizeof(floatX), TO_SAMPLES, ctx);
 }
 
-// Send the gradients of the rows to their owners; x->rows is overwritten. Afterwards x->owned_rows has those of this rank's
-// lookups.
+// Send the gradients of the rows to their owners; x->rows is overwritten. Afterwards x->owned_rows has those of this
+// rank's lookups.
 static inline void exchange_gradients(Exchange* x, GradSync* sync, TableRows gradients, Context* ctx) {
     TableRows packed = exchange_rows(x);
     table_rows_copy(&packed, &gradients, NULL, x->samples[x->rank], ctx);

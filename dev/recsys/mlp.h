@@ -3,8 +3,8 @@
  * An MLP of `count` layers has widths width[0] (input) .. width[count]. Every layer here ends with ReLU. A model's last
  * layer, which has one output, is linear_bce.h's.
  *
- * The flat buffers hold the MLPs first, then the embedding tables, of several ranks each its own. Gradients exist for the MLPs only: embedding_rows.h
- * updates the tables from the gradients of the lookups. */
+ * The flat buffers hold the MLPs first, then the embedding tables, of several ranks each its own. Gradients exist for
+ * the MLPs only: embedding_rows.h updates the tables from the gradients of the lookups. */
 #ifndef DEV_RECSYS_MLP_H
 #define DEV_RECSYS_MLP_H
 
@@ -112,8 +112,8 @@ static inline size_t mlp_parts_size(const Mlp* mlp, int B) {
     return n;
 }
 
-// From a->dz[count - 1], the gradient of what goes into the last ReLU: all weights, all biases but the last one, the other dz,
-// and the gradient of x (NULL: not wanted). Weights are complete after matmul_parts_sum().
+// From a->dz[count - 1], the gradient of what goes into the last ReLU: all weights, all biases but the last one, the
+// other dz, and the gradient of x (NULL: not wanted). Weights are complete after matmul_parts_sum().
 static inline void mlp_backward(MlpBackward d, const Mlp* mlp, const Linear* p, const MlpActs* a, const floatX* x,
                                 int B, Context* ctx) {
     const LinearGrads* g = d.g;

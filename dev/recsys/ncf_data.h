@@ -1,9 +1,9 @@
 /* Ratings for NeuMF: the file of dev/data/prepare_recsys.py, the batches of a run, and the held-out items' rivals.
  *
- * A sample of an epoch is a positive or one of its negatives: number p of n = pairs * (1 + negatives) is slot
- * p % (1 + negatives) of pair p / (1 + negatives), slot 0 the positive. A negative's item is drawn uniformly from the items
- * that the user has no training rating of (He et al.), or from all items (NVIDIA's DeepLearningExamples). The held-out item may
- * be drawn: training does not know it. Order and items depend on (seed, epoch, number) only. */
+ * A sample of an epoch is a positive or one of its negatives: number p of n = pairs * (1 + negatives) is slot p % (1 +
+ * negatives) of pair p / (1 + negatives), slot 0 the positive. A negative's item is drawn uniformly from the items that
+ * the user has no training rating of (He et al.), or from all items (NVIDIA's DeepLearningExamples). The held-out item
+ * may be drawn: training does not know it. Order and items depend on (seed, epoch, number) only. */
 #ifndef DEV_RECSYS_NCF_DATA_H
 #define DEV_RECSYS_NCF_DATA_H
 
@@ -182,8 +182,8 @@ static inline void ratings_batch(HostBatch batch, const Ratings* r, int negative
 
 enum { RIVAL_MASKED = -1 };  // a duplicate, which outranks nothing
 
-// Set items[0] to the user's held-out item and items[1 .. count] to its rivals: from POOL_UNSEEN distinct items that the
-// user never rated; from POOL_ALL any items, duplicates of others and of the held-out one masked.
+// Set items[0] to the user's held-out item and items[1 .. count] to its rivals: from POOL_UNSEEN distinct items that
+// the user never rated; from POOL_ALL any items, duplicates of others and of the held-out one masked.
 static inline void ratings_rivals(const Ratings* r, int user, int count, EvalPool pool, uint64_t seed, int* items) {
     uint64_t key = rng_stream(seed, (uint64_t)user, 0, SITE_RIVAL);
     items[0] = r->held_out[user];

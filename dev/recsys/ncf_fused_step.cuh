@@ -1,5 +1,5 @@
-/* NeuMF's training step on the GPU for the published widths: how the model of train_ncf.cu uses ops/ncf_fused.cuh. Included
- * by train_ncf.cu once its model is defined. */
+/* NeuMF's training step on the GPU for the published widths: how the model of train_ncf.cu uses ops/ncf_fused.cuh.
+ * Included by train_ncf.cu once its model is defined. */
 #ifndef DEV_RECSYS_NCF_FUSED_STEP_CUH
 #define DEV_RECSYS_NCF_FUSED_STEP_CUH
 

@@ -222,7 +222,8 @@ static void test_lazy_adam(Tests* t) {
 }
 
 // ---------------------------------------------------------------------------------------------------------
-// The same training in fp32 on the host, by the ops' references: what steps with 16-bit activations are measured against
+// The same training in fp32 on the host, by the ops' references: what steps with 16-bit activations are measured
+// against
 
 typedef struct {
     real *w, *g, *m, *v;  // weights, gradients and moments in the model's layout
@@ -360,15 +361,16 @@ static void test_host(Tests* t) {
 }
 
 #ifdef NCF_FUSED
-// The fused step may be this much farther from fp32 than the list of ops. It rounds at other places: each half of the first
-// layer's product before they are added, so more inputs of the first ReLU change sign. Both roundings emulated on the CPU,
-// this model, four seeds, with and without dropout: gradients are up to 5 % from fp32 in both, the fused ones up to 1.47 times
-// as far; the mean of ten losses 0.46 to 1.37 times. Losses get room because later steps amplify any difference.
+// The fused step may be this much farther from fp32 than the list of ops. It rounds at other places: each half of the
+// first layer's product before they are added, so more inputs of the first ReLU change sign. Both roundings emulated on
+// the CPU, this model, four seeds, with and without dropout: gradients are up to 5 % from fp32 in both, the fused ones
+// up to 1.47 times as far; the mean of ten losses 0.46 to 1.37 times. Losses get room because later steps amplify any
+// difference.
 #define FUSED_GRADIENTS 1.6
 #define FUSED_LOSSES 2.0
 
-// The fused step and the list of ops, with the same dropout masks, against fp32: the gradients of a first step, and the mean
-// difference of the losses of ten steps.
+// The fused step and the list of ops, with the same dropout masks, against fp32: the gradients of a first step, and the
+// mean difference of the losses of ten steps.
 static void test_fused(Tests* t) {
     for (int with = 0; with < 2; with++) {
         double p = with ? 0.5 : 0, fused_loss = 0, ops_loss = 0;
@@ -387,7 +389,8 @@ static void test_fused(Tests* t) {
             for (int k = 0; k < fused->m.buffers.table.count; k++) {
                 const Tensor* x = &fused->m.buffers.table.tensors[k];
                 double got = host_distance(host, of_fused, x), list = host_distance(host, of_ops, x);
-                // The last bias sums fp32 values: its error is below 1e-4 and says nothing. The other tensors' are above.
+                // The last bias sums fp32 values: its error is below 1e-4 and says nothing. The other tensors' are
+                // above.
                 char* name = xprintf("fused: gradient of %s, dropout %g", x->name, p);
                 expect(t, got <= fmax(FUSED_GRADIENTS * list, 1e-4), name,
                        "%.4g of its norm from fp32, the list of ops %.4g", got, list);

@@ -1,5 +1,5 @@
-/* The GPU's part of embedding_rows.h: a stable sort of the lookups by row, which may run on a stream of its own; then a warp for
- * a row, or for the rows of some sorted positions. */
+/* The GPU's part of embedding_rows.h: a stable sort of the lookups by row, which may run on a stream of its own; then a
+ * warp for a row, or for the rows of some sorted positions. */
 #ifndef DEV_RECSYS_OPS_EMBEDDING_ROWS_CUH
 #define DEV_RECSYS_OPS_EMBEDDING_ROWS_CUH
 
@@ -20,8 +20,8 @@ static __global__ void row_segments_count_kernel(int* p, int n) {
     if (i < n) p[i] = i;
 }
 
-// Sort N lookups by CUB. Its memory: sorted rows and sources, the numbers 0 .. capacity - 1, CUB's own. `bytes` NULL: sort;
-// else only set *bytes to the size of all that.
+// Sort N lookups by CUB. Its memory: sorted rows and sources, the numbers 0 .. capacity - 1, CUB's own. `bytes` NULL:
+// sort; else only set *bytes to the size of all that.
 static inline void row_segments_cub(RowSegments* s, const int* index, int N, size_t* bytes, Context* ctx) {
 #ifdef ROWS_CUB
     int bits = 1, *memory = (int*)s->sort;
@@ -124,8 +124,8 @@ __device__ inline Vector<floatX, 4> row_load(const floatX* p) {
     return x;
 }
 
-// sum [4] += columns c .. c + 3 of the gradients of the positions begin .. end - 1, in order. The row ends where the key
-// changes; loads of several gradients are in flight.
+// sum [4] += columns c .. c + 3 of the gradients of the positions begin .. end - 1, in order. The row ends where the
+// key changes; loads of several gradients are in flight.
 __device__ inline void row_gradient_add(float* sum, RowGradients dx, const int* source, int begin, int end, int c) {
     for (int i = begin; i < end; i += ROWS_LOADS) {
         Vector<floatX, 4> x[ROWS_LOADS];
@@ -149,8 +149,8 @@ __device__ inline void row_store(EmbeddingTable t, size_t at, Vector<real> w) {
     }
 }
 
-// WARP consecutive positions of the sorted lookups, one per lane; `before`: the key of the one before. Bits of heads and tails:
-// positions at which a row begins and ends.
+// WARP consecutive positions of the sorted lookups, one per lane; `before`: the key of the one before. Bits of heads
+// and tails: positions at which a row begins and ends.
 typedef struct {
     int key, before, source, count;
     unsigned heads, tails;
@@ -174,8 +174,8 @@ __device__ inline RowChunk row_chunk(const RowSegments& s, int first) {
     return c;
 }
 
-// One warp per WARP positions. It updates the rows that begin there, and goes on until the last of them ends; a lane has four
-// adjacent columns. Gradients and weights of ROWS_LOADS positions are loaded at a time.
+// One warp per WARP positions. It updates the rows that begin there, and goes on until the last of them ends; a lane
+// has four adjacent columns. Gradients and weights of ROWS_LOADS positions are loaded at a time.
 static __global__ void __launch_bounds__(ROWS_WARPS* WARP)
     embedding_sgd_kernel(EmbeddingTable t, RowGradients dx, RowSegments s, float lr, const AdamWStep* step) {
     int lane = threadIdx.x % WARP, begin = (blockIdx.x * ROWS_WARPS + threadIdx.x / WARP) * WARP;

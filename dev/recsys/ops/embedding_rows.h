@@ -7,9 +7,9 @@
  *              m = beta1 m + (1 - beta1) g;  v = beta2 v + (1 - beta2) g^2
  *              w -= step_size m / (root_scale sqrt(v) + eps)                       (llmc/ops/common/adam.h)
  *
- * Shapes: index [N] row numbers; dx: rows of E elements, row n at dx + n * stride; w, m, v [rows, E]; step [1].
- * dtypes: dx floatX; w, m, v real. On the GPU w is the fp32 master, and `copy`, the floatX weights that the forward pass
- * reads, gets w rounded to nearest. On the CPU copy is w.
+ * Shapes: index [N] row numbers; dx: rows of E elements, row n at dx + n * stride; w, m, v [rows, E]; step [1]. dtypes:
+ * dx floatX; w, m, v real. On the GPU w is the fp32 master, and `copy`, the floatX weights that the forward pass reads,
+ * gets w rounded to nearest. On the CPU copy is w.
  * Numerics: a row's gradients are added in the order of their positions, in real: the same bits every time, for any
  * number of threads. LAZY is not Adam: rows that a step does not look up keep weights and moments.
  * step->is_taken 0: nothing is updated.

@@ -8,9 +8,9 @@
  *             by relu_scale where x > 0, else it is 0, so dx is the gradient of what goes into the ReLU
  *             dbias[c - relu_begin] = sum_n dx[n, c], the bias gradient of the layer below; NULL: not wanted
  *
- * Shapes: x, dx [N, C], w [C], b [1], logits, labels, each [N]. dtypes: x, dx, w, b floatX; the others real.
- * Numerics: dot products and losses in real, sums over n in double (CPU) or fp32 (GPU), in an order that depends only on
- * the shape. FORWARD only writes logits and losses.
+ * Shapes: x, dx [N, C], w [C], b [1], logits, labels, each [N]. dtypes: x, dx, w, b floatX; the others real. Numerics:
+ * dot products and losses in real, sums over n in double (CPU) or fp32 (GPU), in an order that depends only on the
+ * shape. FORWARD only writes logits and losses.
  * Source: the definition, in the stable form of torch.nn.functional.binary_cross_entropy_with_logits. */
 #ifndef DEV_RECSYS_OPS_LINEAR_BCE_H
 #define DEV_RECSYS_OPS_LINEAR_BCE_H

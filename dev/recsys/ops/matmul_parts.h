@@ -2,8 +2,8 @@
  *
  *   dw [OC, IC] = dy^T x = sum over parts of dy_p^T x_p          dy [N, OC], x [N, IC], cut into parts of N / parts rows
  *
- * One launch a layer multiplies all parts, and one launch for all layers adds them in their order. cuBLASLt's own way to cut the
- * sum has two launches a layer.
+ * One launch a layer multiplies all parts, and one launch for all layers adds them in their order. cuBLASLt's own way
+ * to cut the sum has two launches a layer.
  *
  * Modes: dw is SET. dtypes: dy, x floatX; dw and parts real. Numerics: those of matmul; parts are added in fp32.
  * On the CPU, in fp32 and for few samples there is one part, and the product writes dw. Source: the definition. */

@@ -1,7 +1,7 @@
 /* SGD without momentum, over a flat buffer: w -= lr * grads.
  *
- * Shapes: w, grads, params [n], n a multiple of 4; step [1]. dtypes: w and grads real. On the GPU w is the fp32 master and
- * params, floatX, gets it rounded to nearest; on the CPU params is w. step->is_taken 0: nothing is updated.
+ * Shapes: w, grads, params [n], n a multiple of 4; step [1]. dtypes: w and grads real. On the GPU w is the fp32 master
+ * and params, floatX, gets it rounded to nearest; on the CPU params is w. step->is_taken 0: nothing is updated.
  * Numerics: elementwise in real. Source: the definition. */
 #ifndef DEV_RECSYS_OPS_SGD_H
 #define DEV_RECSYS_OPS_SGD_H

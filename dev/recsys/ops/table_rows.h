@@ -1,10 +1,11 @@
-/* Copy rows of several tables, and row numbers, between layouts: to where an exchange between ranks needs them and back.
+/* Copy rows of several tables, and row numbers, between layouts: to where an exchange between ranks needs them and
+ * back.
  *
  *   rows   out part k, row n = in part k, row n             or with an index: row index[n, k]
  *   ids    out part k, number n = in part k, number n
  *
- * Shapes: a part has N rows of width[k] elements (of ids: one), row n at p[k] + n * stride[k]; index [N, parts]. Parts may be
- * buffers of their own, columns of one buffer, or tables. All outputs are SET; N may be 0.
+ * Shapes: a part has N rows of width[k] elements (of ids: one), row n at p[k] + n * stride[k]; index [N, parts]. Parts
+ * may be buffers of their own, columns of one buffer, or tables. All outputs are SET; N may be 0.
  * dtypes: floatX, of ids int. Widths and strides are multiples of 4 elements. Numerics: copies, exact.
  * Source: the definition. */
 #ifndef DEV_RECSYS_OPS_TABLE_ROWS_H
