@@ -4,7 +4,7 @@
 # make DEBUG=1    no optimisation, debug information       SANITIZE=1   AddressSanitizer and UBSan
 # make LINEINFO=1 source lines in GPU code, for ncu and compute-sanitizer; compiles an eighth longer
 # make MARCH=x86-64-v3   another CPU than this one         BLAS=1       matmuls by OpenBLAS, for comparison
-# make MPI=0 NCCL=0      without what joins ranks, though it is there
+# make MPI=0 NCCL=0      without MPI or NCCL, even if they are installed
 
 # As many jobs as cores, unless -j is given. With `clean` among the targets, one after the other.
 ifeq ($(MAKELEVEL)$(filter clean,$(MAKECMDGOALS)),0)
@@ -22,7 +22,8 @@ OPT    := $(if $(DEBUG)$(SANITIZE),-O1 -g,-O3) -march=$(MARCH)
 # depend on how the compiler cut a loop. -fno-math-errno only lets sqrtf be an instruction.
 CFLAGS := $(OPT) -fopenmp -ffp-contract=off -fno-math-errno $(if $(SANITIZE),-fsanitize=address$(COMMA)undefined -fno-sanitize-recover)
 WARN   := -Wall -Wextra -Wno-missing-field-initializers -Werror
-# MPI, where its compiler wrapper is found: what joins the ranks of the CPU build, and one way to start those of the GPU build.
+# MPI, if its compiler wrapper is found: it connects the ranks of the CPU build, and is one way to start those of the
+# GPU build.
 HAS_MPI := $(if $(filter 0,$(MPI)),,$(shell command -v mpicc 2>/dev/null))
 MPI_CPP := $(if $(HAS_MPI),-DUSE_MPI $(patsubst -I%,-isystem %,$(filter -I%,$(shell mpicc -show))))
 MPI_LIBS := $(if $(HAS_MPI),$(filter -L% -l%,$(shell mpicc -show)))
@@ -40,7 +41,7 @@ ARCH   ?= $(if $(FOUND),$(FOUND:90=90a),$(if $(HAS_NVCC),$(filter $(subst comput
 PTX    ?= $(if $(FOUND)$(filter command environment,$(firstword $(origin ARCH))),,80)
 # CUPTI's header, where the toolkit keeps it apart; without it --profile lists no kernels.
 CUPTI  := $(if $(HAS_NVCC),$(wildcard $(dir $(realpath $(HAS_NVCC)))../extras/CUPTI/include))
-# NCCL, likewise: what joins the ranks of the GPU build.
+# NCCL, likewise: it connects the ranks of the GPU build.
 NCCL_H := $(if $(filter 0,$(NCCL)),,$(if $(HAS_NVCC),$(firstword $(wildcard $(addsuffix /nccl.h,$(NCCL_HOME)/include $(dir $(realpath $(HAS_NVCC)))../include /usr/include)))))
 GENCODE = $(foreach a,$(ARCH),-gencode=arch=compute_$(a),code=sm_$(a)) $(foreach a,$(PTX),-gencode=arch=compute_$(a),code=compute_$(a))
 # -O1 applies to host code: device code is always compiled with -O3. ptxas uses all cores and makes the same code; nvcc's
@@ -75,13 +76,13 @@ cpu: $(GPT2) $(BERT) $(TUNE) data/builtin/train.bin data/builtin/bert/train.bin
 
 gpu: $(if $(HAS_NVCC),train_gpt2cu train_bertcu finetune_bertcu)
 
-# What is not there is said, not missed: everything else is built.
+# Report the optional parts that are missing. Everything else is built.
 all: absent
 absent: cpu gpu
 	@$(if $(HAS_MPI)$(filter 0,$(MPI)),:,echo "built without MPI: mpicc was not found; make setup adds it")
 	@$(if $(if $(HAS_NVCC),$(NCCL_H)$(filter 0,$(NCCL)),there),:,echo "built without NCCL: nccl.h was not found, so the GPU trainers run on one GPU")
 
-# The command line of a build folder: what depends on it is built again where that is another than last time.
+# The command line of a build folder. Its programs are built again if the command line has changed.
 $(B)/command: COMMAND = $(COMPILE) $(LIBS)
 $(G)/command: COMMAND = $(NVCC) $(NVFLAGS) $(NVLIBS)
 $(B)/command $(G)/command: always
@@ -121,14 +122,14 @@ $(G)/opscu: dev/ops.cu Makefile $(G)/command
 $(B)/fp8_products: dev/fp8_products.cu Makefile $(G)/command
 	$(NVCC) $(NVFLAGS) -MF $@.d $< -o $@ -lcublasLt
 
-# The trainers: what their loops need of -O3, which itself takes 1.7 times as long to compile them (dev/LOG.md).
+# The trainers: the parts of -O3 that their loops need. -O3 itself takes 1.7 times as long to compile them (dev/LOG.md).
 SOME_O3 := -O1 -fexpensive-optimizations -fschedule-insns2 -fstrict-aliasing -ftree-vectorize -fvect-cost-model=dynamic \
            -fpeel-loops -funswitch-loops -fipa-cp -fipa-cp-clone -finline-functions -finline-small-functions \
            -findirect-inlining -fpartial-inlining --param max-inline-insns-auto=30 --param max-inline-insns-single=200 \
            --param inline-min-speedup=15 --param early-inlining-insns=14
 $(GPT2) $(BERT) $(TUNE): private CFLAGS := $(patsubst -O3,$(SOME_O3),$(CFLAGS))
 
-# finetune_bert takes the encoder of train_bert.cu and leaves its heads unused.
+# finetune_bert uses the encoder of train_bert.cu, not its heads.
 $(TUNE) $(B)/test_bert $(B)/test_bert_double: WARN += -Wno-unused-function
 
 $(GPT2) $(BERT) $(TUNE): $(TOP)%: %.cu Makefile $(B)/command
@@ -166,11 +167,11 @@ $(RECSYS): $(B)/train_%: dev/recsys/train_%.cu Makefile $(B)/command
 $(addprefix $(G)/,test_dlrmcu test_ncfcu train_dlrmcu train_ncfcu): $(G)/%cu: dev/recsys/%.cu Makefile $(G)/command
 	$(NVCC) $(NVFLAGS) -MF $@.d $< -o $@ $(NVLIBS)
 
-# Ranks that find each other without MPI, also where there is one.
+# Ranks that find each other without MPI, even if MPI is installed.
 $(B)/test_comm_plain: dev/test/comm.c Makefile $(B)/command
 	$(COMPILE) -UUSE_MPI $< -o $@ $(LIBS)
 
-# Trainers whose collectives come as late as they may.
+# Trainers whose collectives run as late as possible.
 $(B)/late/train_%: train_%.cu Makefile $(B)/command build/profile_page.inc
 	@mkdir -p $(@D)
 	$(COMPILE) -MF $(B)/late_$*.d -include dev/test/late.h $< -o $@ $(LIBS)
@@ -217,7 +218,7 @@ $(TEST_CORPUS): $(B)/test_text $(B)/byte_corpus
 	$(B)/byte_corpus build/test_corpus/text $(@D)
 
 # ---------------------------------------------------------------------------------------------------------
-# What people type
+# Commands
 
 help:
 	@echo "make               build the trainers that this machine can build, and the built-in corpus"

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# Check the sources without running them, in seconds (minutes with nvcc): every header compiles alone (gcc as C11, g++ as
-# C++17, nvcc if present), includes go down only, files and functions stay within their budgets, forbidden words are absent,
-# the formatting is clang-format's, and links in the documentation lead somewhere. Ends with the size of llmc/ by folder
-# and "N passed, N failed".
+# Check the sources without running them, in seconds (minutes with nvcc): every header compiles alone (gcc as C11, g++
+# as C++17, nvcc if present), includes go down only, files and functions stay within their budgets, forbidden words are
+# absent, the formatting is clang-format's, and links in the documentation are valid. Ends with the size of llmc/ by
+# folder and "N passed, N failed".
 set -u
 cd "$(dirname "$0")/.."
 passed=0 failed=0

@@ -12,6 +12,9 @@ without its name: renaming it or moving its source changes nothing. Functions wi
 are paired by kernel name, then by template arguments, then by the instructions they have in common (marked ~), and
 listed with registers, static shared memory, stack (where spills go) and number of instructions, before -> after.
 
+Needs cuobjdump and nvdisasm on the PATH, from the CUDA toolkit or from the Python packages nvidia-cuda-cuobjdump and
+nvidia-cuda-nvdisasm.
+
 FILE explains differences that are intended, one kernel a line: "name: reason". A kernel that it names is still listed,
 with its reason. Exit status 0: every function has an identical twin or a reason; 1: one has neither; 2: wrong usage.
 """
@@ -188,8 +191,9 @@ def main(arguments):
         del arguments[at : at + 2]
     if len(arguments) != 2:
         stop("usage: compare_sass.py BEFORE AFTER [--reasons FILE]")
-    if not shutil.which("cuobjdump"):
-        stop("cuobjdump was not found; it comes with the CUDA toolkit (package cuda-cuobjdump)")
+    for tool in ("cuobjdump", "nvdisasm"):  # cuobjdump runs nvdisasm
+        if not shutil.which(tool):
+            stop(f"{tool} was not found; install the CUDA toolkit or the Python package nvidia-cuda-{tool}")
     before, after = read_build(arguments[0]), read_build(arguments[1])
     unexplained = 0
     for group in sorted(set(before) | set(after)):

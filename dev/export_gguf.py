@@ -3,16 +3,16 @@
 
     export_gguf.py DIR OUT.gguf [--type f32|f16|bf16|q8_0] [--pool mean|cls]
 
-Needs Python 3.8 or later, numpy and the package `gguf`. DIR holds config.json, model.safetensors (or its shards) and the
-tokenizer, as this project's trainers and transformers write them.
+Needs Python 3.8 or later, numpy and the package `gguf`. DIR holds config.json, model.safetensors (or its shards) and
+the tokenizer, as this project's trainers and transformers write them.
 
 --type is that of matrices and of the token embeddings. f32, the default, keeps every bit of weights that are stored as
 F32, F16 or BF16; q8_0 has blocks of 32 values with one scale. Vectors, positions and token types stay f32.
 
 GPT-2 needs a byte-level BPE (tokenizer.json, or vocab.json with merges.txt) and the tanh form of GELU. BERT needs a
-WordPiece (vocab.txt or tokenizer.json); its pooler and heads are left out, and --pool says how llama.cpp makes one vector of
-a text: the mean of its tokens (the default) or that of [CLS]. llama.cpp computes BERT's GELU in its tanh form, which moves a
-vector by a few 1e-4, and it splits words of more than 100 characters, which are [UNK] here.
+WordPiece (vocab.txt or tokenizer.json); its pooler and heads are left out, and --pool says how llama.cpp makes one
+vector of a text: the mean of its tokens (the default) or that of [CLS]. llama.cpp computes BERT's GELU in its tanh
+form, which moves a vector by a few 1e-4, and it splits words of more than 100 characters, which are [UNK] here.
 
 What GGUF or llama.cpp cannot express is refused by name.
 """
@@ -113,7 +113,7 @@ def in_order(ids, path, vocab_size, spell):
 def expect(part, fixed, path, what):
     for key, value in fixed.items():
         if (part or {}).get(key, value) != value:
-            raise UserError(f'{path}: the {what}\'s "{key}" is {part[key]!r}, which GGUF cannot say; only {value!r}')
+            raise UserError(f'{path}: the {what}\'s "{key}" is {part[key]!r}, which GGUF cannot express; only {value!r}')
 
 
 def byte_alphabet():
@@ -132,7 +132,7 @@ def read_bpe_json(path):
         expect(model, {"type": "BPE"}, path, "model")
         for key in ("dropout", "continuing_subword_prefix", "end_of_word_suffix", "ignore_merges"):
             if model.get(key):
-                raise UserError(f'{path}: the model\'s "{key}" is {model[key]!r}, which GGUF cannot say')
+                raise UserError(f'{path}: the model\'s "{key}" is {model[key]!r}, which GGUF cannot express')
         for token in added:
             expect(token, {"single_word": False, "lstrip": False, "rstrip": False}, path, f'token {token["content"]}')
         merges = [m if isinstance(m, str) else " ".join(m) for m in model["merges"]]
@@ -420,7 +420,7 @@ def main(arguments):
     parser.add_argument("--pool", choices=("mean", "cls"), help="BERT: one vector of a text (default: mean)")
     options = parser.parse_args(arguments)
     if not options.out.endswith(".gguf"):
-        raise UserError(f"{options.out}: the file's name must end with .gguf, by which llama.cpp knows it")
+        raise UserError(f"{options.out}: the file's name must end with .gguf, or llama.cpp does not recognise it")
     try:
         import gguf  # noqa: F401
     except ImportError:

@@ -4,15 +4,15 @@
     export_llmc.py DIR OUT.bin [--version 3|5] [--tokens FILE]
 
 Needs Python 3.8 or later and numpy. DIR holds config.json and model.safetensors, as this project's trainers and
-transformers write them. Version 3 (the default) is float32, which keeps every bit of weights that are stored as F32, F16
-or BF16. Version 5 is bfloat16: each weight is rounded to the nearest of its 8 significant bits, ties to even, as torch
-does; what has been BF16 stays as it is.
+transformers write them. Version 3 (the default) is float32, which keeps every bit of weights that are stored as F32,
+F16 or BF16. Version 5 is bfloat16: each weight is rounded to the nearest of its 8 significant bits, ties to even, as
+torch does; what has been BF16 stays as it is.
 
 The tokens of DIR's tokenizer go to gpt2_tokenizer.bin beside OUT.bin (or to --tokens), where llm.c and this project's
 trainer look for them; a DIR without a tokenizer gives no such file, and none of another model may be there.
 
-The format can hold one kind of model, so others are refused: a head of its own, a hidden size of the MLP that is not
-4 * n_embd, another activation than gelu_new, another epsilon than 1e-5. The vocabulary is padded with rows of zeros to a
+The format can hold one kind of model, so others are refused: a head of its own, a hidden size of the MLP that is not 4
+* n_embd, another activation than gelu_new, another epsilon than 1e-5. The vocabulary is padded with rows of zeros to a
 multiple of 128.
 """
 import json
@@ -174,7 +174,7 @@ def main(arguments):
     parser.add_argument("--tokens", metavar="FILE", help=f"the list of tokens (default: {TOKENS_FILE} beside OUT.bin)")
     options = parser.parse_args(arguments)
     if not options.out.endswith(".bin"):
-        raise UserError(f"{options.out}: the checkpoint's name must end with .bin, by which trainers know it")
+        raise UserError(f"{options.out}: the checkpoint's name must end with .bin, or trainers do not recognise it")
     found = read_tokens(options.directory)
     target = options.tokens or os.path.join(os.path.dirname(options.out), TOKENS_FILE)
     if not found and os.path.exists(target):

@@ -16,12 +16,12 @@ ATTRIBUTES = {"__launch_bounds__", "__attribute__", "__cluster_dims__", "__align
 
 
 def blank(match):
-    """Comments, strings and preprocessor lines as spaces, so that places stay."""
+    """Comments, strings and preprocessor lines as spaces, so that positions do not change."""
     return re.sub(r"[^\n]", " ", match[0])
 
 
 def close(text, start, opening, closing):
-    """The index after the bracket that closes the one at `start`. Signs in parentheses are no angle brackets."""
+    """The index after the bracket that closes the one at `start`. Comparison signs in parentheses do not count as angle brackets."""
     depth = parentheses = 0
     for i in range(start, len(text)):
         parentheses += opening == "<" and (text[i] == "(") - (text[i] == ")")

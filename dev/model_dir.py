@@ -32,7 +32,7 @@ def config_expect(config, path, fixed, what):
     """Refuses a key of `fixed` whose value is none of those allowed, the first of which is that of an absent key."""
     for key, allowed in fixed.items():
         if config.get(key, allowed[0]) not in allowed:
-            raise UserError(f'{path}: key "{key}": {config[key]!r} cannot be said in {what}; only {allowed[0]!r}')
+            raise UserError(f'{path}: key "{key}": {config[key]!r} cannot be expressed in {what}; only {allowed[0]!r}')
 
 
 # ----------------------------------------------------------------------------------------------------------
@@ -55,7 +55,7 @@ class SafeTensors:
             self.entries = json.loads(self.bytes[8 : 8 + length].tobytes().decode("utf-8"))
             self.entries.pop("__metadata__", None)
         except (struct.error, ValueError, AttributeError) as e:
-            raise UserError(f"{path}: is not a sound safetensors file: {e}")
+            raise UserError(f"{path}: is not a valid safetensors file: {e}")
         self.data = 8 + length
 
     def get(self, name, shape):

@@ -20,6 +20,6 @@ if [ "$(id -u)" -eq 0 ] && command -v apt-get >/dev/null; then
     apt-get update -qq && DEBIAN_FRONTEND=noninteractive $line >/dev/null && exit 0
     echo "that did not work here" >&2
 else
-    echo "run that line as root, or install the like of it in your system's way" >&2
+    echo "run that line as root, or install the equivalent packages of your system" >&2
 fi
 [ ${#needed[@]} -eq 0 ]

@@ -5,13 +5,13 @@
     plot.py out/a out/b out/c --x tokens --output compare.svg
     plot.py out/a out/b --tensorboard out/tb      -> tensorboard --logdir out/tb
 
-A run is its output directory or a log.jsonl. Each quantity that a log has gets a panel, each run a colour: training loss
-(faint, with a running mean), validation loss, HellaSwag and other sets, BERT's two losses and accuracies, speed, gradient
-norm, learning rate. Values that are not numbers (null, NaN) are skipped and, in the training loss, marked by a cross. Of
-a repeated step the last line counts; an incomplete line is skipped. A log may still grow while it is read.
+A run is its output directory or a log.jsonl. Each quantity that a log has gets a panel, each run a colour: training
+loss (faint, with a running mean), validation loss, HellaSwag and other sets, BERT's two losses and accuracies, speed,
+gradient norm, learning rate. Values that are not numbers (null, NaN) are skipped and, in the training loss, marked by a
+cross. Of a repeated step the last line counts; an incomplete line is skipped. A log may still grow while it is read.
 
-Needs `matplotlib`; for --tensorboard `tensorboard` or `tensorboardX` instead. TensorBoard gets all numbers of a log, also
-those without a panel; an earlier export of the same run in that directory is replaced.
+Needs `matplotlib`; for --tensorboard `tensorboard` or `tensorboardX` instead. TensorBoard gets all numbers of a log,
+also those without a panel; an earlier export of the same run in that directory is replaced.
 """
 import argparse
 import errno
@@ -152,7 +152,7 @@ def read_runs(paths):
         if any(run.has(member) for member in run.members):
             runs.append(run)
         elif len(paths) > 1:
-            print(f"warning: {run.log}: holds no step yet; left out", file=sys.stderr)
+            print(f"warning: {run.log}: holds no step yet; skipped", file=sys.stderr)
         else:
             raise UserError(f"{run.log}: holds no step yet")
     if not runs:
@@ -223,7 +223,7 @@ def draw_series(plot, x, y, style, color, options):
         plot.plot(lost, np.full(len(lost), 0.97), "x", color=color, transform=plot.get_xaxis_transform(), clip_on=False)
     single = "o" if len(y) == 1 else None
     if style in ("mean", "median"):
-        is_noisy = len(y) >= 100 and options.smooth != 1  # enough points for a mean to say more than they do
+        is_noisy = len(y) >= 100 and options.smooth != 1  # enough points for a mean to be clearer than the points
         plot.plot(x, y, color=color, alpha=0.25 if is_noisy else 1, linewidth=0.7 if is_noisy else 1.4, marker=single)
         if is_noisy:
             places, smooth = (running_mean if style == "mean" else running_median)(y, options.smooth)
@@ -457,9 +457,9 @@ def parse(arguments):
     parser.add_argument("runs", nargs="+", metavar="RUN", help="a run's output directory, or its log.jsonl")
     parser.add_argument("--output", metavar="FILE", help=".png, .svg or .pdf (default: plot.png in the folder of the first log)")
     parser.add_argument(
-        "--x", choices=("step", "tokens", "hours"), default="step", help="what lies below (default: step)"
+        "--x", choices=("step", "tokens", "hours"), default="step", help="the x axis (default: step)"
     )
-    parser.add_argument("--since", type=whole_number(0), default=0, metavar="STEP", help="leave out what came before")
+    parser.add_argument("--since", type=whole_number(0), default=0, metavar="STEP", help="skip earlier steps")
     parser.add_argument(
         "--smooth",
         type=whole_number(1),

@@ -4,8 +4,8 @@
     python3 scripts/profile_reference.py RUNS [--pages FOLDER] [--commit NAME]
 
 RUNS holds the outputs of the runs of scripts/profile_reference.sh: bert_two_layers, gpt2_124m, transformer_forward,
-transformer_backward, transformer_train, and optionally the last three with _fp32. A set-up without a run is skipped with
-a message. FOLDER defaults to dev/results. --commit is the version that the pages name if the profiles do not.
+transformer_backward, transformer_train, and optionally the last three with _fp32. A set-up without a run is skipped
+with a message. FOLDER defaults to dev/results. --commit is the version that the pages name if the profiles do not.
 """
 
 import collections
@@ -14,7 +14,7 @@ import os
 import re
 import sys
 
-sys.dont_write_bytecode = True  # scripts/ is part of the built-in corpus
+sys.dont_write_bytecode = True  # no __pycache__ in scripts/
 from profile_diff import Page, Parser, die, is_move, number, read_profile, write_page
 
 HERE = os.path.dirname(os.path.abspath(__file__))

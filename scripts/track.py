@@ -2,18 +2,18 @@
 """A run's log in an experiment tracker: Weights & Biases, trackio or MLflow, while it grows or afterwards.
 
     track.py OUT                                what is in OUT/log.jsonl and was not sent yet
-    track.py OUT --follow                       go on until Ctrl-C
+    track.py OUT --follow                       continue until Ctrl-C
     track.py OUT --to mlflow --project mine
 
-OUT is the directory of a run. The tracker is the first of wandb, trackio and mlflow that is installed, unless --to names it;
-where it sends to is its own setting (WANDB_MODE=offline, MLFLOW_TRACKING_URI and so on). It gets the settings, every number
-of log.jsonl at its step and, but for trackio, the files loss.svg, plot.png, sample.txt, profile/profile.txt and
-profile/profile.html when they change.
+OUT is the directory of a run. The tracker is the first of wandb, trackio and mlflow that is installed, unless --to
+names it. The tracker's own settings choose the destination (WANDB_MODE=offline, MLFLOW_TRACKING_URI and so on). It
+gets the settings, every number of log.jsonl at its step and, except for trackio, the files loss.svg, plot.png,
+sample.txt, profile/profile.txt and profile/profile.html when they change.
 
-OUT/track.json remembers the tracker's run and how much was sent, so the same command goes on there. If a resumed training
-has cut log.jsonl back, steps that were sent are not sent again, and a note in the tracker's run says so. If this program is
-killed, nothing is lost, and at most the last batch of lines is sent twice: mlflow with a database keeps one of two equal
-values; wandb and trackio keep both.
+OUT/track.json records the tracker's run and how much was sent, so the same command continues there. If a resumed
+training has cut log.jsonl back, steps that were sent are not sent again, and a note in the tracker's run says so. If
+this program is killed, nothing is lost, and at most the last batch of lines is sent twice: mlflow with a database keeps
+one of two equal values; wandb and trackio keep both.
 """
 import argparse
 import json
@@ -354,7 +354,7 @@ def main(arguments):
     parser.add_argument("--to", choices=list(TRACKERS), help="the tracker (default: the first that is installed)")
     parser.add_argument("--project", metavar="NAME", help="project or experiment (default: llmc)")
     parser.add_argument("--name", metavar="NAME", help="of the run (default: that of OUT)")
-    parser.add_argument("--follow", action="store_true", help="go on until Ctrl-C")
+    parser.add_argument("--follow", action="store_true", help="continue until Ctrl-C")
     options = parser.parse_args(arguments)
     if options.project and not re.fullmatch(r"[\w. -]{1,100}", options.project):
         raise UserError(f"--project {options.project}: only letters, digits, dots, blanks, - and _, 100 at most")

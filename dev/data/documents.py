@@ -1,4 +1,5 @@
-"""What the preparation of data for any model needs: reading documents, the command line, files that replace others.
+"""Shared by the scripts that prepare data for any model: reading documents, the command line, files that replace
+others.
 
 Options that the readers use: `text_key`; `read_plain` and `read_document`, functions of (stream, options) that yield
 (piece of text, whether it begins a document) for a file of plain text and for one marked document; `drop_titles`.
@@ -22,7 +23,7 @@ from user_error import FAILED, USAGE, UserError, read_json  # noqa: E402, F401: 
 
 
 class Unreachable(Exception):
-    """What the work needs is not there now, but may be later: one line, exit status 1."""
+    """Something that the work needs is not available now, but may be later: one line, exit status 1."""
 
 
 # ----------------------------------------------------------------------------------------------------------

@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""LAMBADA as an evaluation file of llm.c's form, without a network.
+"""LAMBADA as an evaluation file in llm.c's format, without a network.
 
     lambada.py --local lambada_test.jsonl --vocab DIR --out lambada_test.bin
 
-Needs Python 3.8 or later and the package `tokenizers`. --vocab is a directory as for prepare_gpt2.py. A line of FILE is an
-object with the key "text" (--text-key). An example has one ending, the last word with the space before it: what counts is
-whether the model would have written it, every token of it.
+Needs Python 3.8 or later and the package `tokenizers`. --vocab is a directory as for prepare_gpt2.py. A line of FILE is
+an object with the key "text" (--text-key). An example has one ending, the last word with the space before it: what
+counts is whether the model would have written it, every token of it.
 """
 import sys
 

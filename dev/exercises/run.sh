@@ -1,13 +1,14 @@
 #!/usr/bin/env bash
-# The exercises: check a learner's function by the cases of the op that it is to replace.
+# The exercises: check a learner's function with the test cases of the op that it replaces.
 #
 #     bash dev/exercises/run.sh                list the exercises
 #     bash dev/exercises/run.sh OP [FILE]      check exercise_OP in FILE, or in exercises/OP.h, which is made first
 #
-# Says "passed" and how fast it is, or what is wrong first: the element, its value and the expected one; that the function
-# was never called; that it calls the op that it should replace; a crash; an endless loop; a write outside of its outputs.
-# Exit status: 0 passed, 1 not passed, 2 there is no such exercise. Variables: CC, CFLAGS; EXERCISE_LIMIT, seconds for all
-# cases (60); EXERCISE_SPEED=0, no timing; EXERCISE_WITH=shipped, the op itself in place of the function.
+# Prints "passed" and the speed, or the first thing that is wrong: the element, its value and the expected one; that the
+# function was never called; that it calls the op that it should replace; a crash; an endless loop; a write outside of
+# its outputs. Exit status: 0 passed, 1 not passed, 2 there is no such exercise. Variables: CC, CFLAGS; EXERCISE_LIMIT,
+# seconds for all cases (60); EXERCISE_SPEED=0, no timing; EXERCISE_WITH=shipped, the op itself in place of the
+# function.
 set -u
 cd "$(dirname "$0")/../.." || exit 2
 here=dev/exercises build=build/exercises limit=${EXERCISE_LIMIT:-60}

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""A BERT pre-training step in PyTorch, to put beside ./train_bertcu.
+"""A BERT pre-training step in PyTorch, to compare with ./train_bertcu.
 
     python3 dev/reference/bert.py -b 256 -t 128 --size large
 
@@ -12,8 +12,8 @@ beforehand: no data loading, no log. One line comes out:
     RESULT torch_bert size=large B=256 T=128 optimizer=adamw mode=compile ms=... seq_s=... mfu=... memory_gib=...
 
 ms is the median step by CUDA events. mfu counts a token's 6 flops a weight of the blocks and 12 C for each token it
-attends to, and the heads for the rows they are computed for, over 989.4 TFLOP/s, the dense bf16 peak of an H100 or H200;
-./train_bertcu counts the same. --float8 needs torchao.
+attends to, and the heads for the rows they are computed for, over 989.4 TFLOP/s, the dense bf16 peak of an H100 or
+H200; ./train_bertcu counts the same. --float8 needs torchao.
 """
 
 import torch

@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""Our trainer beside transformers: the same weights, the same batches, the same AdamW; how far apart are the losses?
+"""Compare our trainer with transformers: the same weights, the same batches, the same AdamW. How far apart are the
+losses?
 
     python3 dev/reference/compare_autocast.py ./train_gpt2cu                    bf16 of ours against PyTorch's autocast
     python3 dev/reference/compare_autocast.py build/fp32/train_gpt2cu --exact 1e-4
@@ -8,10 +9,10 @@
     python3 dev/reference/compare_autocast.py ./train_bert --bert --tiny --exact 1e-4
 
 For each seed transformers makes a GPT-2 (--bert: a BERT) in fp32 and writes it; our trainer starts from that directory
-and trains; PyTorch trains the same model on the same batches in fp32 (TF32 off) and again under bf16 autocast. The three
-start from the same fp32 weights. GPT-2 reads a shard of exactly the batches needed, in their order. BERT's sequences are
-those that our trainer draws for the seed, as test_bert writes them down (--dump); PyTorch pads them and masks the
-padding.
+and trains; PyTorch trains the same model on the same batches in fp32 (TF32 off) and again under bf16 autocast. The
+three start from the same fp32 weights. GPT-2 reads a shard of exactly the batches needed, in their order. BERT's
+sequences are those that our trainer draws for the seed, as test_bert writes them (--dump); PyTorch pads them and masks
+the padding.
 
 A figure is the mean over all steps and seeds of |loss - fp32 loss|. Exit status 0 if ours is at most --ratio times
 autocast's. With --exact: if no loss of ours is further than that from fp32's; no autocast is run. With --final: if the

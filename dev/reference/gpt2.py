@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""A GPT-2 training step in PyTorch, to put beside ./train_gpt2cu.
+"""A GPT-2 training step in PyTorch, to compare with ./train_gpt2cu.
 
     python3 dev/reference/gpt2.py -b 64 -t 1024 --size d12
 

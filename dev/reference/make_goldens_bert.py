@@ -19,12 +19,12 @@ It writes dev/reference/golden_bert, holding
         lamb, adamw       F64 [2, 10]        ten steps on this batch: before each, the loss and the norm of all gradients
 
 The weights are rounded to float32 before anything is computed, so both sides start from the same numbers. Sizes are odd
-on purpose: no vocabulary, width, head or length is a multiple of a vector. Every bias and LayerNorm weight is random too,
-so that one left out shows. The padded tokens are of all kinds: what they hold must not matter. A token that is
+on purpose: no vocabulary, width, head or length is a multiple of a vector. Every bias and LayerNorm weight is random
+too, so that one left out shows. The padded tokens are of all kinds: their values must not matter. A token that is
 attended to is [PAD] itself, whose embedding transformers does not train by its look-up.
 
-LAMB is You et al., arXiv 1904.00962, as NVIDIA's BERT has it: all gradients clipped to a norm of 1, bias correction, one
-trust ratio a tensor; none, and no decay, for biases and LayerNorm.
+LAMB is You et al., arXiv 1904.00962, as NVIDIA's BERT has it: all gradients clipped to a norm of 1, bias correction,
+one trust ratio a tensor; none, and no decay, for biases and LayerNorm.
 """
 
 import argparse

@@ -1,10 +1,11 @@
 #!/usr/bin/env python3
-"""Do llmc/data/tasks/squad.h and squad_match.h cut, label, answer and score as `tokenizers` and the official scripts do?
+"""Do llmc/data/tasks/squad.h and squad_match.h cut, label, answer and score as `tokenizers` and the official scripts
+do?
 
-Every window of a file (token ids, origins of tokens, labels), then of contexts and questions of odd characters; what is
-taken for the answer of made-up logits; how texts are normalized, with every character among them; exact match and F1 of
-answers made to be hard, each of them and all together, of v1.1 and of v2.0. Labelling, answering and scoring are written
-here from their definitions.
+Every window of a file (token ids, origins of tokens, labels), then of contexts and questions of odd characters; which
+answer is chosen for made-up logits; how texts are normalized, with every character among them; exact match and F1 of
+answers made to be hard, each of them and all together, of v1.1 and of v2.0. Labelling, answering and scoring are
+written here from their definitions.
 
     check_squad.py TEST_SQUAD VOCABULARY_FOLDER FILE
 

@@ -3,8 +3,8 @@
 #
 #     bash dev/test/choices.sh PROGRAM          from the repository's root
 #
-# PYTHON names the interpreter (default python3), which needs the tokenizers library; where it has transformers too, they
-# count the same. Ends with `N passed, N failed, N skipped`; exit status 1 if one failed.
+# PYTHON names the interpreter (default python3), which needs the tokenizers library; if it has transformers too, both
+# must have the same scores. Ends with `N passed, N failed, N skipped`; exit status 1 if one failed.
 set -u
 PROGRAM=${1:-} python=${PYTHON:-python3}
 . "$(dirname "$0")/shell.sh"

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# The entropy of the built-in corpus as a test of the trainer: no model can have a smaller loss on average. One that is
-# more than three standard errors below it has seen what it should predict.
+# The entropy of the built-in corpus as a test of the trainer: no model can have a smaller loss on average. A model that
+# is more than three standard errors below it has seen what it should predict.
 #
 #     bash dev/test/entropy.sh PROGRAM          from the repository's root, after make
 #

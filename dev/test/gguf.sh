@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# GGUF files of trained models by dev/export_gguf.py, read back by dev/test/read_gguf.py; what they cannot say.
+# GGUF files of trained models by dev/export_gguf.py, read back by dev/test/read_gguf.py; models that GGUF cannot
+# express.
 #
 #     bash dev/test/gguf.sh TRAIN_GPT2 TRAIN_BERT        from the repository's root
 #
@@ -84,7 +85,7 @@ sed -i 's/"do_lower_case": false/"do_lower_case": true/' "$work/bert/tokenizer_c
 exported 'BERT, lower case' "$work/bert" f32 -- bert.pooling_type=1
 
 # ---------------------------------------------------------------------------------------------------------
-# What cannot be said
+# Models that GGUF cannot express
 
 edited() { # NAME PATTERN FILE SED-SCRIPT [FLAG...]: refused after a change of a file of $model
     rm -rf "$work/edited" && cp -r "$model" "$work/edited"
@@ -93,7 +94,7 @@ edited() { # NAME PATTERN FILE SED-SCRIPT [FLAG...]: refused after a change of a
     export_refused "$1" "$2" "$work/edited" "${@:5}"
 }
 model=$work/gpt2
-edited 'GELU by erf'         'activation_function": .gelu. cannot be said in GGUF' config.json 's/gelu_new/gelu/'
+edited 'GELU by erf'         'activation_function": .gelu. cannot be expressed in GGUF' config.json 's/gelu_new/gelu/'
 edited 'other scales'        'scale_attn_by_inverse_layer_idx' config.json 's/{/{"scale_attn_by_inverse_layer_idx": true, /'
 edited 'another kind'        'model_type" is .llama.'         config.json 's/"gpt2"/"llama"/'
 edited 'heads'               '48 channels .* 5 heads'         config.json 's/"n_head": 3/"n_head": 5/'

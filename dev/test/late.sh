@@ -1,6 +1,6 @@
 #!/bin/bash
-# A trainer waits for what the other ranks send before it computes with it: a build whose collectives do nothing until they
-# are waited for (late.h) trains to the same bits.
+# A trainer waits for the other ranks' data before it uses them: a build whose collectives do nothing until they are
+# waited for (late.h) trains to the same bits.
 #
 #     bash dev/test/late.sh PROGRAM LATE   from the repository's root; needs mpirun
 #

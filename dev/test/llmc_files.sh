@@ -109,7 +109,7 @@ run -e "$work/golden.bin" --evaluate 1
 verdict 'tokens beyond a checkpoint' "$(ended_with_error 2 'outside the vocabulary of 107')"
 
 # ---------------------------------------------------------------------------------------------------------
-# What llm.c's files cannot say
+# Models that llm.c's files cannot express
 
 model=$work/model
 broken() { # NAME PATTERN SED-SCRIPT

@@ -1,5 +1,6 @@
 #!/bin/bash
-# What the numbers of a run follow from: the seed, the order of the data, dropout, how a step is cut, what is validated.
+# What determines the numbers of a run: the seed, the order of the data, dropout, how a step is divided, what is
+# validated.
 #
 #     bash dev/test/losses.sh PROGRAM          from the repository's root; with mpirun also on two ranks
 #

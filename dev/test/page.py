@@ -5,8 +5,8 @@
 
 Opens the given finished pages in headless Chromium, and four made from the template: a step with two streams, one with
 names that try to break out of the page, one with 4,000 kernels, and an empty one. Sorts every column of every table,
-filters, and steps through the timeline and the roofline; any line on the console is a failure. Skips without Chromium;
-CHROMIUM names one outside the PATH.
+filters, and steps through the timeline and the roofline; any output on the console is a failure. Skips without
+Chromium; CHROMIUM names one outside the PATH.
 """
 import html
 import json

@@ -3,9 +3,9 @@
 
     python3 dev/test/read_gguf.py DIR FILE.gguf TYPE [KEY=VALUE...]
 
-Every tensor must have the name, the shape and the values that llama.cpp expects, rounded to TYPE; every key and token what
-DIR's files say; KEYs, without their "gpt2." or "bert.", the VALUEs given. What is left over is a failure too. Ends with
-"read DIR: N tensors, N keys, N tokens" or a line for each fault, and status 1.
+Every tensor must have the name, the shape and the values that llama.cpp expects, rounded to TYPE; every key and token
+what DIR's files say; KEYs, without their "gpt2." or "bert.", the VALUEs given. Anything else in the file is a failure
+too. Ends with "read DIR: N tensors, N keys, N tokens" or a line for each fault, and status 1.
 """
 import json
 import os

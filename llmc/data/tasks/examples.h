@@ -5,9 +5,6 @@
 
 #include "llmc/data/mlm/batch_mlm.h"
 
-// An example has one target, the number of its class; or two, the first and the last position of the answer.
-enum { EXAMPLE_MOST_TARGETS = 2 };
-
 typedef struct {
     int count;
     size_t* begin;  // [count + 1] first token of each
@@ -15,7 +12,7 @@ typedef struct {
     int* second;    // [count] position where segment B begins; the length of the sequence if there is none
     int* label;     // [count, 2] class and 0, or first and last position
     int* group;     // [count] what it belongs to, ascending: the question of a window; else its own number
-    int targets;    // of an example: 1 or 2
+    int targets;    // of an example: 1, its class; or 2, the first and the last position of the answer
     size_t capacity, token_capacity;
 } Examples;
 

@@ -28,7 +28,7 @@
 #include "llmc/data/text/wordpiece.h"
 
 #define LABELLED_MAX_FILE ((size_t)1 << 32)
-enum { LABELLED_COLUMNS = 1 << 10, LABEL_NAME_SIZE = 256 };
+enum { LABELLED_COLUMNS = 1 << 10 };
 
 // The names of the classes; count 0: classes are numbers.
 typedef struct {
