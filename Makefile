@@ -29,6 +29,8 @@ MPI_CPP := $(if $(HAS_MPI),-DUSE_MPI $(patsubst -I%,-isystem %,$(filter -I%,$(sh
 MPI_LIBS := $(if $(HAS_MPI),$(filter -L% -l%,$(shell mpicc -show)))
 CPP    := -D_GNU_SOURCE -I. -Ibuild $(MPI_CPP) $(if $(BLAS),-DUSE_BLAS) -MMD -MP
 LIBS   := $(if $(BLAS),-lopenblas) $(MPI_LIBS) -pthread -lm
+# The commit for model cards. No part of $(B)/command: a new commit alone builds nothing again.
+COMMIT  = $(if $(wildcard .git),-DBUILD_COMMIT='"$(or $(shell git describe --always --dirty 2>/dev/null),unknown)"')
 COMPILE = $(CC) -x c -std=c11 $(CPP) $(CFLAGS) $(WARN)
 
 # The GPU build. ARCH: the GPUs that are here, else those that this nvcc knows of sm_80, sm_90a and sm_100. PTX for later
@@ -97,10 +99,10 @@ build/profile_page.inc: llmc/profile/page.html
 $(GPT2) $(BERT) $(TUNE) $(B)/test_gpt2 $(B)/test_bert $(B)/test_gpt2_double $(B)/test_bert_double $(B)/test_run $(B)/test_profile $(B)/test_llmc_files $(addprefix $(B)/,train_dlrm train_ncf test_dlrm test_ncf test_dlrm_double test_ncf_double) $(addprefix $(G)/,train_gpt2cu train_bertcu finetune_bertcu test_gpt2cu test_bertcu train_dlrmcu test_dlrmcu train_ncfcu test_ncfcu) train_gpt2cu train_bertcu finetune_bertcu: build/profile_page.inc
 
 train_gpt2cu train_bertcu finetune_bertcu: %cu: %.cu Makefile $(G)/command
-	$(NVCC) $(NVFLAGS) -MF $(G)/$@.d $< -o $@ $(NVLIBS)
+	$(NVCC) $(NVFLAGS) $(COMMIT) -MF $(G)/$@.d $< -o $@ $(NVLIBS)
 
 $(addprefix $(G)/,train_gpt2cu train_bertcu finetune_bertcu test_gpt2cu test_bertcu): $(G)/%cu: %.cu Makefile $(G)/command
-	$(NVCC) $(NVFLAGS) -MF $@.d $< -o $@ $(NVLIBS)
+	$(NVCC) $(NVFLAGS) $(COMMIT) -MF $@.d $< -o $@ $(NVLIBS)
 
 # The machine code of every program, architecture and precision, for dev/compare_sass.py. A warning is an error, a spilled
 # register and a wgmma product that ptxas serializes included. `make cubins CUBINS=FOLDER` puts them elsewhere.
@@ -133,7 +135,7 @@ $(GPT2) $(BERT) $(TUNE): private CFLAGS := $(patsubst -O3,$(SOME_O3),$(CFLAGS))
 $(TUNE) $(B)/test_bert $(B)/test_bert_double: WARN += -Wno-unused-function
 
 $(GPT2) $(BERT) $(TUNE): $(TOP)%: %.cu Makefile $(B)/command
-	$(COMPILE) -MF $(B)/$*.d $< -o $@ $(LIBS)
+	$(COMPILE) $(COMMIT) -MF $(B)/$*.d $< -o $@ $(LIBS)
 
 $(B)/test_gpt2 $(B)/test_bert: $(B)/%: %.cu Makefile $(B)/command
 	$(COMPILE) $< -o $@ $(LIBS)
@@ -162,7 +164,7 @@ $(B)/test_dlrm_double $(B)/test_ncf_double: $(B)/test_%_double: dev/recsys/test_
 	$(COMPILE) -DREAL_DOUBLE $< -o $@ $(LIBS)
 
 $(RECSYS): $(B)/train_%: dev/recsys/train_%.cu Makefile $(B)/command
-	$(COMPILE) $< -o $@ $(LIBS)
+	$(COMPILE) $(COMMIT) $< -o $@ $(LIBS)
 
 $(addprefix $(G)/,test_dlrmcu test_ncfcu train_dlrmcu train_ncfcu): $(G)/%cu: dev/recsys/%.cu Makefile $(G)/command
 	$(NVCC) $(NVFLAGS) -MF $@.d $< -o $@ $(NVLIBS)

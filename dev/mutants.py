@@ -72,6 +72,7 @@ TESTS = {
     "ranks_start": (["build/test_comm_plain", "build/test_comm"], ["bash", "dev/test/ranks_start.sh", "build/test_comm_plain", "build/test_comm"]),
     "recsys_ranks": (["build/train_dlrm", "build/train_ncf"], ["bash", "dev/recsys/ranks.sh", "build/train_dlrm", "build/train_ncf"]),
     "tokenizer_files": (["train_gpt2", "train_bert", "finetune_bert"] + DATA, ["bash", "dev/test/tokenizer_files.sh", "./train_gpt2", "./train_bert"]),
+    "hub": (["train_gpt2", "train_bert", "finetune_bert"] + DATA, ["bash", "dev/test/hub.sh", "./train_gpt2", "./train_bert"]),
     "cli": (["train_gpt2"] + DATA, ["bash", "dev/test/cli.sh", "./train_gpt2"]),
     "cli_bert": (["train_bert"] + DATA, ["bash", "dev/test/cli_bert.sh", "./train_bert"]),
     "threads": (["train_gpt2"] + DATA, ["bash", "dev/test/threads.sh", "./train_gpt2"]),

@@ -724,7 +724,7 @@ static int tiny_is(const Tiny* t, int seed) {
 }
 
 static int tiny_save(Tiny* t, int64_t step, int background) {
-    int result = writer_begin(&t->writer, &t->c, step, "{\"config\": 1}\n", "{\"step\": 1}\n", background);
+    int result = writer_begin(&t->writer, &t->c, step, "{\"config\": 1}\n", "{\"step\": 1}\n", NULL, background);
     // From here on the state may change.
     for (int p = 0; p < TINY_PARTS; p++)
         memset(t->mine[p], 0x7f, (p == 0 ? t->table.elements : t->optimizer.shard.size) * sizeof(real));
@@ -984,8 +984,8 @@ static void test_waiting(Tests* t) {
     expect(t, good && !*said && same_checkpoint(a, b), "checkpoint/a rank without memory for a snapshot", "%s", said);
     tiny_end(), tiny_begin();
     tiny_open(&tiny, tiny_out, 5, 0, 0, 1);
-    int first = writer_begin(&tiny.writer, &tiny.c, 1, "", "", 1), busy = tiny.writer.phase == WRITER_FILES;
-    int second = writer_begin(&tiny.writer, &tiny.c, 2, "", "", 1), one = checkpoint_list(tiny_out, &steps);
+    int first = writer_begin(&tiny.writer, &tiny.c, 1, "", "", NULL, 1), busy = tiny.writer.phase == WRITER_FILES;
+    int second = writer_begin(&tiny.writer, &tiny.c, 2, "", "", NULL, 1), one = checkpoint_list(tiny_out, &steps);
     int saved = (int)tiny.writer.saved;
     free(steps);
     int last = writer_finish(&tiny.writer), both = checkpoint_list(tiny_out, &steps);

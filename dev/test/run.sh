@@ -92,6 +92,7 @@ run flags bash dev/test/flags.sh "$gpt2"
 run generate bash dev/test/generate.sh "$gpt2"
 run llmc_files_sh bash dev/test/llmc_files.sh "$gpt2" "$build/test_llmc_files"
 run gguf bash dev/test/gguf.sh "$gpt2" "$bert"
+run hub bash dev/test/hub.sh "$gpt2" "$bert"
 run choices_sh bash dev/test/choices.sh "$gpt2"
 if [ ! -d "$data/gpt2-bpe" ]; then skip check_generate "set LLMC_TEST_DATA to a folder with gpt2-bpe (docs/testing.md)"
 elif "${PYTHON:-python3}" -c 'import torch, transformers, tokenizers' 2>/dev/null; then

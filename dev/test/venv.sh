@@ -1,10 +1,11 @@
 #!/usr/bin/env bash
-# A Python environment at $1 with what dev/data, dev/export_gguf.py and scripts/plot.py need. No error where it cannot be made, or not all of it:
+# A Python environment at $1 with what dev/data, dev/export_gguf.py, scripts/plot.py, scripts/upload.py and the notebook
+# of docs need. No error where it cannot be made, or not all of it:
 # a line says so, and the users of what is missing are then skipped. Gives up soon where no package index answers.
 set -u
 has() { "$1/bin/python" -c "import $2" 2>/dev/null; }  # ENVIRONMENT MODULES
 get() { timeout 900 "$1/bin/python" -m pip --disable-pip-version-check --retries 0 --timeout 5 install -q ${2//,/} >/dev/null 2>&1; }
-needed="tokenizers, numpy" more="gguf, datasets, tqdm, matplotlib, tensorboard"
+needed="tokenizers, numpy" more="gguf, datasets, tqdm, matplotlib, tensorboard, huggingface_hub, nbclient, ipykernel"
 [ -x "$1/bin/python" ] && has "$1" "$needed, $more" && exit 0
 mkdir -p "$(dirname "$1")"
 if ! python3 -m venv "$1" >/dev/null 2>&1 || ! get "$1" "$needed"; then
@@ -12,4 +13,4 @@ if ! python3 -m venv "$1" >/dev/null 2>&1 || ! get "$1" "$needed"; then
     echo "no Python environment with $needed (no venv, or no package index): tests of data preparation are skipped"
     exit 0
 fi
-get "$1" "$more" || echo "no $more (no package index): tests of plots, of data sets from the net and of GGUF files are skipped"
+get "$1" "$more" || echo "no $more (no package index): tests of plots, of data sets from the net, of GGUF files, of uploads and of the notebook are skipped"

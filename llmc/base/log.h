@@ -31,6 +31,15 @@ typedef struct {
     double last, at;      // amount done when it was last seen, and the time when the line was last printed
 } LogProgress;
 
+// The newest value of an evaluation, by its key in log.jsonl: "val_loss", "exam_acc", ...
+enum { LOG_KEY = 48 };
+
+typedef struct {
+    char key[LOG_KEY];
+    int64_t step;
+    double value;
+} LogResult;
+
 typedef struct {
     char* directory;  // NULL: terminal only
     RunLock* lock;    // of the directory, or NULL
@@ -41,6 +50,8 @@ typedef struct {
     int64_t first;    // number of that step, 0 before it
     LossCurve train, validation;
     Text last;  // of a resumed run: the log lines of the step that it resumes from
+    LogResult* results;
+    size_t result_count, result_capacity;
     LogProgress progress;
 } Log;
 
@@ -62,6 +73,32 @@ static inline void log_warn_once(Log* log, const char* file) {
     log->has_warned = 1;
 }
 
+// Whether a key of a line is of an evaluation.
+static inline int log_is_result(const char* key) {
+    static const char* const ends[] = {"_acc", "_acc_norm", "_perplexity"};
+    size_t n = strlen(key);
+    int is = strncmp(key, "val_", 4) == 0;
+    for (size_t i = 0; i < COUNT_OF(ends); i++)
+        is = is || (n > strlen(ends[i]) && strcmp(key + n - strlen(ends[i]), ends[i]) == 0);
+    return is && n < LOG_KEY;
+}
+
+// Keep the results of a line of log.jsonl.
+static inline void log_keep_results(Log* log, const JsonNode* line) {
+    const JsonNode* step = json_get(line, "step");
+    for (const JsonNode* m = step && step->is_integer ? line->first : NULL; m; m = m->next) {
+        size_t i = 0;
+        if (m->type != JSON_NUMBER || !log_is_result(m->key)) continue;
+        while (i < log->result_count && strcmp(log->results[i].key, m->key) != 0) i++;
+        if (i == log->result_count) {
+            log->results = (LogResult*)array_reserve(log->results, &log->result_capacity, i + 1, sizeof(LogResult));
+            snprintf(log->results[i].key, LOG_KEY, "%s", m->key);
+            log->result_count++;
+        }
+        log->results[i].step = step->integer, log->results[i].value = m->number;
+    }
+}
+
 // Keep the lines that a run which stopped after `last_step` would have written, and read their losses.
 static inline void log_cut_back(Log* log, const char* path, int64_t last_step) {
     size_t n;
@@ -81,6 +118,7 @@ static inline void log_cut_back(Log* log, const char* path, int64_t last_step) {
             if (step && loss && loss->type == JSON_NUMBER) loss_curve_add(&log->train, step->integer, loss->number);
             if (step && val_loss && val_loss->type == JSON_NUMBER)
                 loss_curve_add(&log->validation, step->integer, val_loss->number);
+            log_keep_results(log, line.root);
         }
         json_free(&line);
     }
@@ -125,7 +163,7 @@ static inline void log_open(Log* log, const char* out_dir, RunLock* lock, int64_
 static inline void log_close(Log* log) {
     if (log->directory && log->fd >= 0) close(log->fd);
     free(log->directory);
-    free(log->last.text);
+    free(log->last.text), free(log->results);
     loss_curve_free(&log->train);
     loss_curve_free(&log->validation);
     memset(log, 0, sizeof(*log));
@@ -134,6 +172,13 @@ static inline void log_close(Log* log) {
 
 // Append one JSON object, given without a newline.
 static inline void log_line(Log* log, const Text* json) {
+    Json parsed;
+    char error[JSON_ERROR_SIZE];
+    // A step's line has no results, and is not parsed.
+    if (!strstr(json->text, "\"lr\":") && json_parse(&parsed, json->text, json->length, error) == 0) {
+        log_keep_results(log, parsed.root);
+        json_free(&parsed);
+    }
     if (log->fd < 0 || run_lock_check(log->lock) != 0) return;
     Text line = {NULL, 0, 0};
     text_append(&line, json->text, json->length);

@@ -1,6 +1,6 @@
 /* Checkpoints: complete or absent, whenever the process is killed, and verified before they are used.
  *
- *   OUT/ckpt/00000120/   config.json, model.safetensors, tokenizer files: a Hugging Face directory
+ *   OUT/ckpt/00000120/   config.json, model.safetensors, tokenizer files, README.md: a Hugging Face directory
  *                        optimizer.safetensors: the moments, and the master weights if there are any; or, if each rank
  *                        keeps a shard of them, optimizer-00002-of-00004.safetensors from each (counted from 0)
  *                        trainer.json: step, position in the data, settings
@@ -24,6 +24,10 @@
 #include "llmc/optim/fp32_copies.h"
 
 enum { CHECKPOINT_NAME = 64, CHECKPOINT_WHY = 1024 };
+
+// The model card. In OUT it replaces only a file that has this line: a README without it is the user's own.
+#define CHECKPOINT_CARD "README.md"
+#define CHECKPOINT_CARD_MARKER "<!-- Written with each checkpoint. Delete this line to keep a card of your own. -->"
 
 // A run's checkpoints: where they are, what they hold and which of them stay.
 typedef struct {

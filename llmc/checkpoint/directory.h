@@ -126,6 +126,18 @@ static inline void run_directory_refuse_foreign(const char* out) {
     }
 }
 
+// Whether OUT has a README.md of the user's own: without the line that marks our cards, or one that cannot be read.
+static inline int checkpoint_has_users_card(const char* out) {
+    char text[4096], *path = xprintf("%s/%s", out, CHECKPOINT_CARD);
+    int fd = open_file(path), is_there = fd >= 0 || errno != ENOENT;
+    free(path);
+    if (fd < 0) return is_there;
+    ssize_t n = read(fd, text, sizeof text - 1);
+    close(fd);
+    text[n > 0 ? n : 0] = '\0';
+    return !strstr(text, CHECKPOINT_CARD_MARKER);
+}
+
 // Copy the files of a checkpoint that make up the model to OUT. No links: an edit of a linked
 // file would change the checkpoint. Each copy appears by a rename, so a reader never sees half a file. Returns 0, or -1
 // with errno.
@@ -137,6 +149,7 @@ static inline int checkpoint_publish(RunLock* lock, const char* out, const char*
         if (name[0] == '.' || strncmp(name, "optimizer", strlen("optimizer")) == 0 ||
             strcmp(name, "trainer.json") == 0 || strcmp(name, "manifest.json") == 0)
             continue;
+        if (strcmp(name, CHECKPOINT_CARD) == 0 && checkpoint_has_users_card(out)) continue;
         char *from = xprintf("%s/%s", dir, name), *to = xprintf("%s/%s", out, name), *tmp = xprintf("%s.tmp", to);
         bad = run_lock_check(lock) != 0;
         if (!bad) unlink(tmp);  // left by a killed run; older versions linked the checkpoint's file

@@ -35,10 +35,10 @@ typedef struct {
     int64_t saved;  // step of the newest checkpoint; -1: none
 
     WriterPhase phase;
-    Checkpoints c;  // of the checkpoint that is being written, as all that follows
-    int64_t step;   // its step, or that of the last one; -1: there was none, or it failed
-    int sharded;    // every rank writes a shard of the optimizer's state
-    char *dir, *tmp, *config, *trainer;
+    Checkpoints c;                              // of the checkpoint that is being written, as all that follows
+    int64_t step;                               // its step, or that of the last one; -1: there was none, or it failed
+    int sharded;                                // every rank writes a shard of the optimizer's state
+    char *dir, *tmp, *config, *trainer, *card;  // paths, and the texts of files; card NULL: none
     TensorPart weights, moments[3];
     int moment_count;
 
@@ -166,7 +166,8 @@ static inline void writer_write_thread(void* argument) {
     }
     if (!w->mine.error) writer_write_optimizer(w);
     if (checkpoint_rank(w->group) == 0 && !w->mine.error) {
-        int bad = writer_write_text(w, "config.json", w->config) || writer_write_text(w, "trainer.json", w->trainer);
+        int bad = writer_write_text(w, "config.json", w->config) || writer_write_text(w, "trainer.json", w->trainer) ||
+                  (w->card && writer_write_text(w, CHECKPOINT_CARD, w->card));
         if (!bad && c->tokenizer) {
             bad = run_lock_check(c->lock) != 0 || tokenizer_files_write(c->tokenizer, w->tmp) != 0;
             writer_fails(w, bad, "write the tokenizer");
@@ -242,8 +243,8 @@ static inline int writer_end(CheckpointWriter* w, int failed) {
         checkpoint_die(w->group, FAILED, "%s: could not be saved, and --on-checkpoint-error stop ends the run", w->dir);
     if (failed >= 0) w->step = -1;
     for (size_t p = 0; p < COUNT_OF(w->elsewhere); p++) free(w->elsewhere[p]), w->elsewhere[p] = NULL;
-    free(w->dir), free(w->tmp), free(w->config), free(w->trainer), free(w->warning);
-    w->dir = w->tmp = w->config = w->trainer = w->warning = NULL;
+    free(w->dir), free(w->tmp), free(w->config), free(w->trainer), free(w->card), free(w->warning);
+    w->dir = w->tmp = w->config = w->trainer = w->card = w->warning = NULL;
     return failed < 0 ? 0 : -1;
 }
 
@@ -374,16 +375,18 @@ static inline int writer_make_directory(const CheckpointWriter* w) {
 }
 
 // Save the state after `step` steps, as it is after everything launched so far. With `background` this returns as soon
-// as the state may change again, and writer_poll() and writer_finish() return how it ended. Returns 0, or -1 after a
-// warning that gives the reason; then no earlier checkpoint was touched and no incomplete one is visible.
+// as the state may change again, and writer_poll() and writer_finish() return how it ended. `card`: the text of
+// README.md, or NULL. Returns 0, or -1 after a warning that gives the reason; then no earlier checkpoint was touched and
+// no incomplete one is visible.
 static inline int writer_begin(CheckpointWriter* w, const Checkpoints* c, int64_t step, const char* config_json,
-                               const char* trainer_json, int background) {
+                               const char* trainer_json, const char* card, int background) {
     int bad = writer_finish(w), waits = !background;
     double began = now_seconds();
     (void)bad;  // writer_finish() has reported the earlier checkpoint
     w->c = *c, w->step = step;
     w->dir = checkpoint_path(c->out, step), w->tmp = xprintf("%s.tmp", w->dir);
     w->config = xprintf("%s", config_json), w->trainer = xprintf("%s", trainer_json);
+    w->card = card ? xprintf("%s", card) : NULL;
     TensorPart weights = {.prefix = "", .device = c->params, .type = VIEW_FLOATX};
     w->weights = weights;
     w->moment_count = checkpoint_optimizer_parts(c, w->moments);

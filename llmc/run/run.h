@@ -17,6 +17,8 @@
 
 #include "llmc/base/process.h"
 #include "llmc/optim/model_buffers.h"
+#include "llmc/run/hub.h"
+#include "llmc/run/model_card.h"
 #include "llmc/run/recipe.h"
 #include "llmc/run/steps.h"
 
@@ -29,7 +31,8 @@ typedef struct {
     ProcessGroup group;
     char *train_pattern, *val_pattern, *data_directory;  // of the data; NULL: none
     char* start;                // checkpoint with the weights and moments to start from; NULL: none
-    const char* source;         // `start`, or -e
+    char* hub;                  // directory of -e hub:NAME; NULL: -e names something else
+    const char* source;         // `start`, or `hub`, or -e
     char *directory, *weights;  // of the model in `source`; NULL: none
     Text config;                // the model's config.json
     int has_val;
@@ -71,7 +74,8 @@ static inline void run_join(Run* r, const char* builtin) {
 // `other` ("": none), which the flag `flag` names, else -e.
 static inline void run_find_model(Run* r, const char* flag, const char* other) {
     r->start = session_find_start(&r->session, flag, other);
-    r->source = r->start ? r->start : r->settings.model;
+    r->hub = r->start ? NULL : hub_find(r->settings.model);
+    r->source = r->start ? r->start : r->hub ? r->hub : r->settings.model;
     session_find_model(r->source, &r->directory, &r->weights);
 }
 
@@ -185,7 +189,10 @@ static inline int run_begin(Run* r, uint64_t tokens, const char* about, double s
 // Save the model and the optimizer. Returns 0, -1 after a warning.
 static inline int run_save(Run* r) {
     grad_sync_wait(&r->grad_sync, GRAD_SYNC_LAST, &r->ctx);  // the other ranks' parameters are on their way
-    return session_save(&r->session, r->buffers, &r->optimizer, r->config.text);
+    Text card = model_card(&r->session, &r->log, r->config.text, r->buffers->table.parameters, r->val_pattern);
+    int result = session_save(&r->session, r->buffers, &r->optimizer, r->config.text, card.text);
+    free(card.text);
+    return result;
 }
 
 // Save a checkpoint if one is due. Returns whether another step follows. `signal` (0: none) or the time limit ends the
@@ -310,7 +317,7 @@ static inline void run_close(Run* r) {
     context_free(&r->ctx);
     group_close(&r->group);
     free(r->train_pattern), free(r->val_pattern), free(r->data_directory);
-    free(r->start), free(r->directory), free(r->weights), free(r->config.text);
+    free(r->start), free(r->hub), free(r->directory), free(r->weights), free(r->config.text);
 }
 
 #endif

@@ -24,8 +24,10 @@ static inline int session_shards(const Session* s, const TensorTable* table, con
 }
 
 // Save the state after s->step steps, unless it is saved already: the result of all launches so far. Written in the
-// background if more steps follow. Returns 0, or -1 after a warning. All ranks call it.
-static inline int session_save(Session* s, const ModelBuffers* b, Optimizer* o, const char* config_json) {
+// background if more steps follow. `config_json` and `card`: texts of config.json and README.md. Returns 0, or -1 after a
+// warning. All ranks call it.
+static inline int session_save(Session* s, const ModelBuffers* b, Optimizer* o, const char* config_json,
+                               const char* card) {
     const Settings* settings = s->settings;
     int more = settings->checkpoint_every > 0 && s->step != s->last && s->step != settings->stop_after;
     if (!*settings->out || s->writer->step == s->step || settings->passes != PASSES_TRAIN) return 0;
@@ -54,7 +56,8 @@ static inline int session_save(Session* s, const ModelBuffers* b, Optimizer* o, 
     json_put_key(&trainer, "settings");
     flags_to_json(&trainer, s->flags, s->flag_count);
     text_printf(&trainer, "}\n");
-    int result = writer_begin(s->writer, &c, s->step, config_json, trainer.text, settings->async_checkpoint && more);
+    int background = settings->async_checkpoint && more;
+    int result = writer_begin(s->writer, &c, s->step, config_json, trainer.text, card, background);
     free(trainer.text), free(plans.text);
     return result;
 }

@@ -1,0 +1,122 @@
+/* The model card, README.md of a checkpoint: what the model is, what it was trained on and with which settings, what it
+ * reached, and how to load it. It holds neither paths nor times, so that a resumed run writes the card of a straight one. */
+#ifndef LLMC_RUN_MODEL_CARD_H
+#define LLMC_RUN_MODEL_CARD_H
+
+#include "llmc/run/hub.h"
+#include "llmc/run/session_state.h"
+
+// The commit of the sources, from the Makefile; a build that changes nothing keeps the one that it was compiled from.
+#ifndef BUILD_COMMIT
+#define BUILD_COMMIT "unknown"
+#endif
+
+// A text of the user's, between backticks: what could end those, or is no UTF-8, becomes "?".
+static inline void card_code(Text* t, const char* s, size_t n) {
+    text_append(t, "`", 1);
+    for (size_t i = 0, bytes; i < n; i += bytes ? bytes : 1) {
+        bytes = utf8_length(s + i, n - i);
+        int is_plain = bytes > 0 && (unsigned char)s[i] >= ' ' && s[i] != '`' && s[i] != 127;
+        text_append(t, is_plain ? s + i : "?", is_plain ? bytes : 1);
+    }
+    text_append(t, "`", 1);
+}
+
+// The same for the last part of a path. A name on the Hub is whole.
+static inline void card_name(Text* t, const char* path) {
+    const char* slash = hub_is_name(path) ? NULL : strrchr(path, '/');
+    const char* name = slash && slash[1] ? slash + 1 : path;
+    card_code(t, name, strlen(name));
+}
+
+// The numbers, words and switches of config.json, one a line.
+static inline void card_architecture(Text* t, const JsonNode* config) {
+    text_printf(t, "\n## Architecture\n\n");
+    for (const JsonNode* m = config->first; m; m = m->next) {
+        if (m->type != JSON_NUMBER && m->type != JSON_STRING && m->type != JSON_BOOL) continue;
+        text_printf(t, "- %s: ", m->key);
+        if (m->type == JSON_BOOL) card_code(t, m->integer ? "true" : "false", m->integer ? 4 : 5);
+        else card_code(t, m->string, m->length);
+        text_printf(t, "\n");
+    }
+}
+
+// The settings that are part of the run: the model's, and those that are not the program's defaults.
+static inline void card_settings(Text* t, const Session* s) {
+    static const char* const elsewhere[] = {"--train-data", "--val-data"};  // in the section on data
+    text_printf(t, "\n## Settings\n\nThose that differ from the program's defaults:\n\n");
+    for (int i = 0; i < s->flag_count; i++) {
+        char value[FLAG_TEXT_SIZE], usual[FLAG_TEXT_SIZE], error[FLAG_ERROR_SIZE];
+        const Flag* row = &s->flags[i];
+        int64_t space[2];  // room for a value of any type
+        Flag standard = *row;
+        standard.value = space;
+        int shows = row->scope == SCOPE_RUN;
+        for (size_t k = 0; k < COUNT_OF(elsewhere); k++) shows = shows && strcmp(row->long_name, elsewhere[k]) != 0;
+        if (!shows || flags_assign(&standard, row->default_text, error) != 0) continue;
+        flags_format_value(row, value, sizeof value);
+        flags_format_value(&standard, usual, sizeof usual);
+        if (strcmp(value, usual) == 0 && strcmp(row->long_name, "--model") != 0) continue;
+        text_printf(t, "- %s ", row->long_name);
+        if (row->type == FLAG_STRING) card_name(t, *(const char* const*)row->value);
+        else card_code(t, value, strlen(value));
+        text_printf(t, "\n");
+    }
+}
+
+static inline void card_results(Text* t, const Log* log) {
+    const LossCurve* losses = &log->train;
+    if (losses->count == 0 && log->result_count == 0) return;
+    text_printf(t, "\n## Results\n\n| | value | after step |\n|---|---:|---:|\n");
+    if (losses->count > 0)
+        text_printf(t, "| loss of the last step | %.5g | %lld |\n", (double)losses->value[losses->count - 1],
+                    (long long)losses->step[losses->count - 1]);
+    for (size_t i = 0; i < log->result_count; i++) {
+        const LogResult* r = &log->results[i];
+        text_printf(t, "| ");
+        card_code(t, r->key, strlen(r->key));
+        text_printf(t, " | %.5g | %lld |\n", r->value, (long long)r->step);
+    }
+}
+
+// How `transformers` loads a model of the class `architecture`.
+static inline void card_use(Text* t, const char* architecture, int has_tokenizer) {
+    text_printf(t, "\n## Use\n\n```python\nfrom transformers import %s%s\n\n", has_tokenizer ? "AutoTokenizer, " : "",
+                architecture);
+    text_printf(t, "model = %s.from_pretrained(\"NAME\")  # this directory, or its name on the Hub\n", architecture);
+    if (has_tokenizer) text_printf(t, "tokenizer = AutoTokenizer.from_pretrained(\"NAME\")\n");
+    text_printf(t, "```\n");
+}
+
+// The card of the model after s->step steps (the caller frees the text). `config_json`: text of config.json, whose
+// "architectures" names a class of `transformers` if one can load it. `val`: pattern of the validation data, or NULL.
+static inline Text model_card(const Session* s, const Log* log, const char* config_json, size_t parameters,
+                              const char* val) {
+    Text t = {NULL, 0, 0};
+    Json config;
+    char error[JSON_ERROR_SIZE], count[32];
+    int has_config = json_parse(&config, config_json, strlen(config_json), error) == 0;
+    const JsonNode* classes = has_config ? json_get(config.root, "architectures") : NULL;
+    const char* architecture = classes && classes->first && classes->first->string ? classes->first->string : NULL;
+    const char *train = s->settings->train_data, *program = program_invocation_short_name;
+    format_count(count, (int64_t)parameters);
+    if (architecture) text_printf(&t, "---\nlibrary_name: transformers\n---\n\n");
+    text_printf(&t, "%s\n\n# %s, %s parameters\n\n", CHECKPOINT_CARD_MARKER, architecture ? architecture : "A model",
+                count);
+    text_printf(&t, "After step %lld of %lld by ", (long long)s->step, (long long)s->last);
+    card_code(&t, program, strlen(program));
+    text_printf(&t, ", commit `%s`.\n", BUILD_COMMIT);
+    if (has_config) card_architecture(&t, config.root);
+    text_printf(&t, "\n## Data\n\n- training: ");
+    if (*train) card_name(&t, train);
+    else text_printf(&t, "the built-in corpus");
+    text_printf(&t, ", fingerprint `%08x`; %llu sequences so far\n", s->data, (unsigned long long)s->consumed);
+    if (val) text_printf(&t, "- validation: "), card_name(&t, val), text_printf(&t, "\n");
+    card_settings(&t, s);
+    card_results(&t, log);
+    if (architecture) card_use(&t, architecture, s->tokenizer_files.count > 0);
+    if (has_config) json_free(&config);
+    return t;
+}
+
+#endif

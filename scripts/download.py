@@ -1,0 +1,34 @@
+#!/usr/bin/env python3
+"""Fetch a model of the Hugging Face Hub for `-e hub:NAME`: `scripts/download.py NAME`, or NAME@REVISION.
+
+What the trainers read goes into the cache of huggingface_hub (HF_HOME; by default ~/.cache/huggingface), once: a file
+that is there is not fetched again. Prints the directory. Needs `pip install huggingface_hub`.
+"""
+import argparse
+import os
+import sys
+
+from upload import FILES, quietly, refuse
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("name", metavar="NAME", help="MODEL or ORGANIZATION/MODEL, then perhaps @REVISION")
+    name, _, revision = parser.parse_args().name.removeprefix("hub:").partition("@")
+    try:
+        from huggingface_hub import snapshot_download
+        from huggingface_hub.utils import disable_progress_bars
+    except ImportError:
+        refuse("the package huggingface_hub is missing: pip install huggingface_hub")
+    if not sys.stderr.isatty():
+        disable_progress_bars()
+    path = quietly("download of", name,
+                   lambda: snapshot_download(name, revision=revision or None, allow_patterns=FILES))
+    for needed, others in (("config.json", ()), ("model.safetensors", ("model.safetensors.index.json",))):
+        if not any(os.path.exists(os.path.join(path, file)) for file in (needed, *others)):
+            refuse(f"{name}: its repository has no {needed}, which the trainers need")
+    print(path)
+
+
+if __name__ == "__main__":
+    main()
