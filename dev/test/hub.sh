@@ -26,7 +26,7 @@ why=$(ended_with 0)
 verdict 'a card' "$why$(has '^# GPT2LMHeadModel, [0-9,]+ parameters$' "$card")$(has '^After step 20 of 20 by `train_gpt2' "$card"
     has 'commit `(unknown|.*[0-9a-f]{7}.*)`' "$card"
     has '^- n_embd: `16`$' "$card"
-    has "training: the built-in corpus, fingerprint \`$(printf %08x "$(sed -nE 's/.*"train_data_fingerprint": ([0-9]+).*/\1/p' "$work/straight/ckpt/00000020/trainer.json")")\`; 40 sequences" "$card"
+    has "training: built-in data, fingerprint \`$(printf %08x "$(sed -nE 's/.*"train_data_fingerprint": ([0-9]+).*/\1/p' "$work/straight/ckpt/00000020/trainer.json")")\`; 40 sequences" "$card"
     has 'validation: `val.bin`' "$card"
     has '^- --lr `0.01`$' "$card"
     has '^- --model `L=2,C=16,NH=2,T=16`$' "$card"

@@ -98,18 +98,18 @@ static inline Text model_card(const Session* s, const Log* log, const char* conf
     int has_config = json_parse(&config, config_json, strlen(config_json), error) == 0;
     const JsonNode* classes = has_config ? json_get(config.root, "architectures") : NULL;
     const char* architecture = classes && classes->first && classes->first->string ? classes->first->string : NULL;
+    const char* kind = has_config ? json_get_string_or(config.root, "model_type", "model", "config.json") : "model";
     const char *train = s->settings->train_data, *program = program_invocation_short_name;
     format_count(count, (int64_t)parameters);
     if (architecture) text_printf(&t, "---\nlibrary_name: transformers\n---\n\n");
-    text_printf(&t, "%s\n\n# %s, %s parameters\n\n", CHECKPOINT_CARD_MARKER, architecture ? architecture : "A model",
-                count);
+    text_printf(&t, "%s\n\n# %s, %s parameters\n\n", CHECKPOINT_CARD_MARKER, architecture ? architecture : kind, count);
     text_printf(&t, "After step %lld of %lld by ", (long long)s->step, (long long)s->last);
     card_code(&t, program, strlen(program));
     text_printf(&t, ", commit `%s`.\n", BUILD_COMMIT);
     if (has_config) card_architecture(&t, config.root);
     text_printf(&t, "\n## Data\n\n- training: ");
     if (*train) card_name(&t, train);
-    else text_printf(&t, "the built-in corpus");
+    else text_printf(&t, "built-in data");
     text_printf(&t, ", fingerprint `%08x`; %llu sequences so far\n", s->data, (unsigned long long)s->consumed);
     if (val) text_printf(&t, "- validation: "), card_name(&t, val), text_printf(&t, "\n");
     card_settings(&t, s);
