@@ -376,8 +376,8 @@ static inline int writer_make_directory(const CheckpointWriter* w) {
 
 // Save the state after `step` steps, as it is after everything launched so far. With `background` this returns as soon
 // as the state may change again, and writer_poll() and writer_finish() return how it ended. `card`: the text of
-// README.md, or NULL. Returns 0, or -1 after a warning that gives the reason; then no earlier checkpoint was touched and
-// no incomplete one is visible.
+// README.md, or NULL. Returns 0, or -1 after a warning that gives the reason; then no earlier checkpoint was touched
+// and no incomplete one is visible.
 static inline int writer_begin(CheckpointWriter* w, const Checkpoints* c, int64_t step, const char* config_json,
                                const char* trainer_json, const char* card, int background) {
     int bad = writer_finish(w), waits = !background;

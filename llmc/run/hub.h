@@ -68,8 +68,8 @@ static inline char* hub_snapshot(const char* folder, const char* revision) {
     return NULL;
 }
 
-// The directory of hub:NAME or hub:NAME@REVISION (caller frees); NULL if `source` is something else. Ends with USAGE if it
-// is not in the cache.
+// The directory of hub:NAME or hub:NAME@REVISION (caller frees); NULL if `source` is something else. Ends with USAGE if
+// it is not in the cache.
 static inline char* hub_find(const char* source) {
     if (!hub_is_name(source)) return NULL;
     const char* name = source + strlen(HUB_PREFIX);

@@ -1,5 +1,6 @@
 /* The model card, README.md of a checkpoint: what the model is, what it was trained on and with which settings, what it
- * reached, and how to load it. It holds neither paths nor times, so that a resumed run writes the card of a straight one. */
+ * reached, and how to load it. It holds neither paths nor times, so that a resumed run writes the card of a straight
+ * one. */
 #ifndef LLMC_RUN_MODEL_CARD_H
 #define LLMC_RUN_MODEL_CARD_H
 
