@@ -1,6 +1,5 @@
 #!/usr/bin/env python3
-"""Compare our trainer with transformers: the same weights, the same batches, the same AdamW. How far apart are the
-losses?
+"""Compare the losses of our trainer with those of transformers: the same weights, batches and AdamW.
 
     python3 dev/reference/compare_autocast.py ./train_gpt2cu                    bf16 of ours against PyTorch's autocast
     python3 dev/reference/compare_autocast.py build/fp32/train_gpt2cu --exact 1e-4
