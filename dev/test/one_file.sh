@@ -17,7 +17,7 @@ verdict 'nothing of this repository is included' "$own"
 "${CC:-cc}" -O2 "$SOURCE" -lm -o "$work/one_file" 2>"$work/stderr"
 verdict 'a C compiler and libm are enough, without a warning' "$(cat "$work/stderr")"
 
-# From weights that have been trained for a while: no bias is 0 any more.
+# From weights that have been trained for a while, so that no bias is 0.
 same_losses() { # SIZES
     local name="losses of 20 steps, $1" why theirs ours
     rm -rf "$work/start" "$work/run"

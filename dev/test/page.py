@@ -29,7 +29,7 @@ addEventListener("unhandledrejection", (event) => found.push(String(event.reason
 addEventListener("securitypolicyviolation", (event) => found.push("fetches " + event.blockedURI));
 </script>"""
 
-# Runs after them. What is expected is worked out from the data again, not with the page's functions.
+# Runs after them. Expected values are computed from the data again, without the page's functions.
 CHECK = r"""<script>
 const check = (name, isGood, detail = "") => checks.push([name, Boolean(isGood), String(detail).slice(0, 200)]);
 const same = (name, got, want) => check(name, JSON.stringify(got) === JSON.stringify(want), `${JSON.stringify(got)}, not ${JSON.stringify(want)}`);

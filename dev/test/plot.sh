@@ -25,8 +25,8 @@ refused() { # NAME PATTERN ARGUMENTS...
     else fail "$name" "status $status, $(head -c 300 "$work/stderr" | tr '\n' ' ')"; fi
 }
 
-# Logs: of both kinds of model; one that went back to step 3, with a torn line, a line that is no object, nulls, and members that
-# nobody knows; one without steps; one without anything.
+# Logs: of both kinds of model; one that went back to step 3, with a torn line, a line that is not an object, nulls, and
+# unknown members; one without steps; one without anything.
 mkdir -p "$work"/{gpt2,bert,back,begun,empty}
 "$python" - "$work" <<'END'
 import json, sys

@@ -145,7 +145,7 @@ else
         [ "$(wc -l <"$work/own/vocab.txt")" -eq 400 ] && [ "$(head -n 5 "$work/own/vocab.txt" | tr '\n' ' ')" = "[PAD] [UNK] [CLS] [SEP] [MASK] " ]; then
         ok "a vocabulary of 400"
     else fail "a vocabulary of 400" "$(tail -n 1 "$work/log")"; fi
-    # The same in every run: the library numbers by chance what decides between pairs as frequent.
+    # The same in every run, although the library's arbitrary numbers decide between pairs of equal frequency.
     for again in 1 2 3; do
         RAYON_NUM_THREADS=$again "$python" dev/data/prepare_bert.py --local build/test_corpus/text/00*.md --train-vocab 1000 --out "$work/again$again" --lines >/dev/null 2>"$work/log"
     done

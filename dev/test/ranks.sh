@@ -1,6 +1,6 @@
 #!/bin/bash
-# Several ranks train the same model as one rank: the same losses and weights, and the same bits every time, also when a run is
-# interrupted or the number of ranks changes. And if one rank fails, the others end as promised.
+# Several ranks train the same model as one rank: the same losses and weights, and the same bits every time, also when a
+# run is interrupted or the number of ranks changes. If one rank fails, the others end as documented.
 #
 #     bash dev/test/ranks.sh PROGRAM [SEED]   from the repository's root; needs mpirun, and python3 to compare weights
 #
@@ -217,8 +217,9 @@ for victim in 0 2; do
     launch 2 -y 1 -o "killed$victim" --stop-after 8
     verdict "after that: resumed" "$(ended_with 0)"
 done
-# Ten kills at random moments: the run ends with the bits of an undisturbed one, and every checkpoint it resumes from is whole.
-# It is endless, so that each kill finds it at work even on a fast machine; the undisturbed run makes as many steps.
+# Ten kills at random moments: the run ends with the bits of an undisturbed one, and every checkpoint it resumes from is
+# complete. It is endless, so that each kill finds it at work even on a fast machine; the undisturbed run makes as many
+# steps.
 echo "seed $seed"
 endless="-x 1000000 -n 20 -z 1 --dropout 0.1"
 why=
@@ -238,7 +239,7 @@ done
 newest=$(ls disturbed/ckpt | grep -v tmp | tail -n 1)
 steps=$((10#${newest:-0} + 30))
 echo "$steps steps"
-launch 4 $model -b 2 -v 0 -s 0 $endless -y 1 -o disturbed --stop-after $steps  # named in full: a slow machine may have saved nothing
+launch 4 $model -b 2 -v 0 -s 0 $endless -y 1 -o disturbed --stop-after $steps  # with all flags: a slow machine may have saved nothing
 why=${why:-$(ended_with 0)}
 launch 4 $model -b 2 -v 0 -s 0 $endless -o undisturbed --stop-after $steps
 why=${why:-$(ended_with 0)}

@@ -160,7 +160,7 @@ why=${why:-$(ended_with 0)}
 verdict 'resumed with NorMuon' "${why:-$(same_run "$work/muon-half" "$work/muon" $last)}"
 rm -rf "$work/muon" "$work/muon-half"
 
-# A recipe: its flags count less than those of the command line, and a resumed run takes them from trainer.json.
+# A recipe: flags of the command line override its flags, and a resumed run takes them from trainer.json.
 printf -- '--lr 2e-2\n--optimizer muon\n--init zero-out\n' >"$work/r.flags"
 run "${SHORT[@]}" --optimizer muon --init zero-out -o "$work/flags"
 why=$(ended_with 0)
@@ -339,7 +339,7 @@ sick=$work/sick
 newest=$sick/ckpt/00000015
 fresh_copy() { rm -rf "$sick" && cp -a "$three" "$sick"; }
 fresh_copy
-recovers() { # NAME FILE: the damage is named, and the run goes on from step 10
+recovers() { # NAME FILE: the damage is reported, and the run continues from step 10
     local why
     run -y 1 -o "$sick"
     why=$(ended_with 0)

@@ -5,10 +5,10 @@
 #
 # A test prints "ok ...", "FAIL ..." or "skip ..." lines and ends with "N passed, N failed[, N skipped]". Only failures,
 # skips and the totals are shown; the whole output is in BUILD_FOLDER/test_logs. A test that ends with a failing status
-# or without its totals counts as one failure more. TEST_LIMIT: seconds after which a test is ended, where nobody is
-# there to do it. LLMC_TEST_DATA: a folder of vocabularies and texts that some tests need (docs/testing.md).
+# or without its totals counts as one failure more. TEST_LIMIT: seconds after which a test is stopped, for runs that
+# nobody watches. LLMC_TEST_DATA: a folder of vocabularies and texts that some tests need (docs/testing.md).
 set -u
-# Threads that wait give the core away: the machine may be busy, and results do not depend on it.
+# Waiting threads release their core: the machine may be busy, and results do not depend on it.
 export OMP_WAIT_POLICY=passive GOMP_SPINCOUNT=0
 build=$1 gpt2=$2 bert=$3 tune=$4
 data=${LLMC_TEST_DATA:-}

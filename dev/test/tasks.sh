@@ -132,7 +132,7 @@ for step in 1 2 3; do
 done
 verdict 'classify: two micro-batches' "$why"
 
-# Forms of files that hold the same.
+# File formats with the same content.
 FORM=("${CLASSIFY[@]}" --labels 3 -b 16 -v 0)
 run "${FORM[@]}" -i "$d/train.tsv" -x 4 -o "$box/plain"
 same() { # NAME FILE

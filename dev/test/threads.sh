@@ -41,7 +41,7 @@ begin env GOMP_SPINCOUNT=7
 expect_setting 'a count of the user stays' GOMP_SPINCOUNT 7
 end
 
-# The mask is libgomp's to follow; one CPU is one thread fewer than two.
+# libgomp follows the mask; one CPU is one thread fewer than two.
 threads() { ls "/proc/$pid/task" | wc -l; }
 cpus=$(taskset -cp $$ | sed 's/.*: //; s/[,-].*//')
 begin taskset -c "$cpus"
