@@ -1,5 +1,5 @@
-/* GPT-2 in one file: tokens in, forward pass, loss, backward pass, AdamW, a sample out. Plain C, one thread, nothing but
- * the C library. This is the first rung of the ladder: the same model as train_gpt2.cu, without anything that makes it
+/* GPT-2 in one file: tokens in, forward pass, loss, backward pass, AdamW, a sample out. Plain C, one thread, only the
+ * C library. This is the first rung of the ladder: the same model as train_gpt2.cu, without anything that makes it
  * fast. Read it from top to bottom.
  *
  *     cc -O2 dev/ladder/gpt2_in_one_file.c -o build/gpt2 -lm
@@ -63,8 +63,8 @@ static void add_scaled(float* y, float factor, const float* x, int n) {
     for (int i = 0; i < n; i++) y[i] += factor * x[i];
 }
 
-// ---- The ops. A forward function reads values and writes y.v. Its backward function takes the same arguments, reads y.d,
-// and adds to the derivatives of what the forward function read. By the chain rule, several uses of a tensor add up.
+// ---- The ops. A forward function reads values and writes y.v. Its backward function takes the same arguments, reads
+// y.d, and adds to the derivatives of what the forward function read. By the chain rule, several uses of a tensor add up.
 
 // y[n] = token[n]'s row of wte + the row of wpe of n's position
 static void embedding_forward(Tensor y, const int* tokens, Tensor wte, Tensor wpe, int N, int T, int C) {
@@ -184,7 +184,7 @@ static void attention_backward(Tensor y, Tensor p, Tensor qkv, int B, int T, int
             }
 }
 
-// y = x / 2 (1 + tanh(k (x + 0.044715 x^3))), k = sqrt(2 / pi): nearly x where x is large, nearly 0 where it is negative
+// y = x / 2 (1 + tanh(k (x + 0.044715 x^3))), k = sqrt(2 / pi): nearly x for large x, nearly 0 for negative x
 static const float GELU_K = 0.79788456f;
 
 static float gelu_tanh(float x) { return tanhf(GELU_K * (x + 0.044715f * x * x * x)); }

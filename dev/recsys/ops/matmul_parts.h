@@ -1,6 +1,6 @@
 /* Weight gradients of several layers, each a product with few outputs that sums over many samples.
  *
- *   dw [OC, IC] = dy^T x = sum over parts of dy_p^T x_p          dy [N, OC], x [N, IC], cut into parts of N / parts rows
+ *   dw [OC, IC] = dy^T x = sum over parts of dy_p^T x_p          dy [N, OC], x [N, IC], in parts of N / parts rows
  *
  * One launch a layer multiplies all parts, and one launch for all layers adds them in their order. cuBLASLt's own way
  * to cut the sum has two launches a layer.

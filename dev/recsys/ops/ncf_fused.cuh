@@ -7,7 +7,7 @@
  *               backward, in shared memory. It writes dz0 [B, 256], the gradient of what goes into the first ReLU, and
  *               dlogits [B]; its sums of the gradients of W1, W2, ... stay in registers until the end
  *   rows        S[r] = the sum of dz0 over the samples of row r; G[r] = w_mf * the sum of dlogit times the other factor
- *   gradients   of an embedding row: S[r] W0u; of W0u: S^T times the table. Both are matmuls over rows, not over samples
+ *   gradients   of an embedding row: S[r] W0u; of W0u: S^T times the table. Both are matmuls over rows, not samples
  *   reduce      adds the blocks' partial sums in their order
  *   adam        all four tables in one launch
  *
