@@ -1,8 +1,9 @@
 """Where the text of a preparation comes from: files, a file from the net, or a data set of the Hugging Face hub.
 
 A source has settings(), by flag, that say what its text is, and batches(position): ([(piece of text, whether it begins a
-document)], (the position behind it, the fraction of all that is done there or None)), from a position on that it has
-given before, or from the beginning (None). Positions go through JSON. `title` is what errors call it.
+document)], (the position behind it, the fraction of all that is done there or None, its place)), from a position on that
+it has given before, or from the beginning (None). Positions go through JSON. `title` is what errors call it. Of a part
+(parts.py) come its own blocks alone; the place of one is (its file, its number in the file).
 
 What was tried how: data sets were streamed from directories of parquet and jsonl files and from a stand-in for the hub on the
 same machine, files from a server on the same machine, with their connections cut; not from the hub itself.
@@ -78,7 +79,8 @@ class Batch:
 
 
 class Files:
-    """A position is the number of pieces before it: reading them again is nothing beside encoding them."""
+    """A position is the number of pieces before it: reading them again is nothing beside encoding them. That of a part has it
+    under "pieces"."""
 
     def __init__(self, options):
         self.options, self.paths, self.title = options, options.local, options.local[0]
@@ -91,9 +93,13 @@ class Files:
         pass
 
     def batches(self, position):
-        sizes = [os.path.getsize(path) for path in self.paths]
-        total, before, count, batch = max(1, sum(sizes)), 0, 0, Batch()
-        for path, size in zip(self.paths, sizes):
+        part, files = self.options.part, len(self.paths)
+        mine = [i for i in range(files) if part is None or part.reads(i, files)]
+        sizes = {i: os.path.getsize(self.paths[i]) for i in mine}
+        total, before, count, batch = max(1, sum(sizes.values())), 0, 0, Batch()
+        known = 0 if position is None else position["pieces"] if part else position
+        for i, size in sizes.items():
+            path, block = self.paths[i], 0
             try:
                 raw = open(path, "rb")
             except OSError as e:
@@ -101,16 +107,25 @@ class Files:
             with raw:
                 for piece in read_documents(path, raw, self.options):
                     count += 1
-                    if position is not None and count <= position:
+                    if part is None and count <= known:
                         continue
                     batch.add(piece)
                     if batch.is_full():
                         done = before + (size if raw.closed else raw.tell())
-                        yield batch.pieces, (count, min(1, done / total))
-                        batch = Batch()
+                        if part is None or (count > known and part.encodes(i, block, files)):
+                            yield batch.pieces, self._mark(count, min(1, done / total), (i, block))
+                        batch, block = Batch(), block + 1
             before += size
+            if part is not None and batch.pieces:
+                if count > known and part.encodes(i, block, files):
+                    yield batch.pieces, self._mark(count, before / total, (i, block))
+                batch = Batch()
         if batch.pieces:
-            yield batch.pieces, (count, 1)
+            yield batch.pieces, self._mark(count, 1, (0, 0))
+
+    def _mark(self, count, fraction, place):
+        position = {"pieces": count, "files": len(self.paths)} if self.options.part else count
+        return position, fraction, place
 
 
 class Download(Files):
@@ -185,7 +200,8 @@ class Download(Files):
 
 class Dataset:
     """Streamed, in its own order. A position holds what the library needs to find its place again, and beside it the number of
-    documents, from which another version of the library finds it more slowly."""
+    documents, from which another version of the library finds it more slowly. That of a part has the file that it is in too,
+    and the block: a part streams file by file."""
 
     def __init__(self, options):
         self.options, self.spec, self.title = options, options.dataset, f"--dataset {options.dataset}"
@@ -233,13 +249,16 @@ class Dataset:
             raise kind(f"{self.title}: cannot be opened: {one_line(e)}")
         if self.column not in columns:
             raise UserError(f"{self.title}: has no column {self.column!r}; there are {', '.join(columns)}")
-        stream = stream.select_columns([self.column])
-        if position is not None:
-            if position["stream"] is not None and position["library"] == self.library.__version__:
-                stream.load_state_dict(position["stream"])
-            else:
-                stream = stream.skip(position["documents"])
-        return stream, revision
+        return stream.select_columns([self.column]), revision
+
+    def _place(self, stream, position):
+        """The stream from this position on."""
+        if position is None:
+            return stream
+        if position["stream"] is None or position["library"] != self.library.__version__:
+            return stream.skip(position["documents"])
+        stream.load_state_dict(position["stream"])
+        return stream
 
     def _position(self, stream, documents, revision):
         try:
@@ -253,8 +272,27 @@ class Dataset:
 
     def batches(self, position):
         stream, revision = self._load(position)
-        total, documents = self._documents_in_all(stream), position["documents"] if position else 0
-        rows, batch = iter(stream.iter(ROWS)), Batch()
+        total, part = self._documents_in_all(stream), self.options.part
+        if part is None:
+            yield from self._batches(self._place(stream, position), position, revision, total, None)
+            return
+        files = stream.num_shards if hasattr(stream, "num_shards") else stream.n_shards
+        mine = [i for i in range(files) if part.reads(i, files)]
+        for i in mine:
+            if position is not None and i < position["file"]:
+                continue
+            at = position if position is not None and position["file"] == i else None
+            its_stream = self._place(stream.shard(num_shards=files, index=i), at)
+            its_total = total and max(1, total / files)
+            for batch, (mark, fraction, block) in self._batches(its_stream, at, revision, its_total, i):
+                if part.encodes(i, block, files):
+                    done = fraction and (mine.index(i) + min(1, fraction)) / len(mine)
+                    yield batch, ({**mark, "file": i, "block": block, "files": files}, done, (i, block))
+
+    def _batches(self, stream, position, revision, total, file):
+        """Of a stream that begins at `position`. `file`: None for one of all files. The place is the block's number."""
+        documents = position["documents"] if position else 0
+        rows, batch, block = iter(stream.iter(ROWS)), Batch(), position["block"] + 1 if position and file is not None else 0
         while True:
             try:
                 texts = next(rows, {self.column: None})[self.column]
@@ -267,9 +305,9 @@ class Dataset:
                 for piece in read_text(text or "", self.options):
                     batch.add(piece)
             if batch.is_full() or (texts is None and batch.pieces):
-                mark = self._position(stream, documents, revision), documents / total if total else None
+                mark = self._position(stream, documents, revision), documents / total if total else None, block
                 yield batch.pieces, mark
-                batch = Batch()
+                batch, block = Batch(), block + 1
             if texts is None:
                 return
 

@@ -28,6 +28,11 @@ A long preparation that was stopped, even killed, goes on when the same command 
 bytes. Until it is done its work is in preparation/ in the output directory; that and the files take the space of the
 tokens twice. --limit-tokens ends with the document in which there are so many.
 
+A preparation may be divided among jobs, on one machine or on several with one file system: the same command with --part 1/64,
+--part 2/64, ... --part 64/64, in any order, then once with --join. The files are those of one run. Each part is work of its
+own in parts/ in the output directory, and goes on after a stop; --join checks that all are there, and removes them when
+the files are written.
+
 A sentence ends at a line's end, and after . ! ? (and quotes or brackets that close there) before white space and what
 may begin a sentence; not after an initial or a common abbreviation. [MASK] and the like in a text are ordinary text.
 
@@ -65,7 +70,8 @@ from documents import (
     run,
 )
 from net import is_file, open_source
-from work import Progress, Work, library_threads, vocabulary_texts, write_atomically
+from parts import add_options, check_options, join
+from work import Progress, Work, library_threads, mapped_numbers, vocabulary_texts, write_atomically
 
 MAGIC = 20261121
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
@@ -222,8 +228,8 @@ class Spool:
     def __init__(self, work, most):
         """Of the work, without the documents that come after the one in which there are `most` tokens."""
         self.file = work.files["tokens"]
-        self.lengths = self._numbers(work.files["lengths"])  # tokens of each sentence
-        self.counts = self._numbers(work.files["counts"])  # sentences of each document
+        self.lengths = mapped_numbers(work.files["lengths"], "I")  # tokens of each sentence
+        self.counts = mapped_numbers(work.files["counts"], "I")  # sentences of each document
         self.sizes = array("Q")  # tokens of each document
         sentence = tokens = 0
         for n in self.counts:
@@ -232,14 +238,7 @@ class Spool:
             self.sizes.append(sum(self.lengths[sentence : sentence + n]))
             sentence += n
             tokens += self.sizes[-1]
-        del self.counts[len(self.sizes) :], self.lengths[sentence:]
-
-    @staticmethod
-    def _numbers(file):
-        numbers = array("I")
-        file.seek(0)
-        numbers.frombytes(file.read())
-        return numbers
+        self.counts, self.lengths = self.counts[: len(self.sizes)], self.lengths[:sentence]
 
 
 def first_validation_document(sizes, fraction_of_tokens):
@@ -364,14 +363,22 @@ def prepare(options):
         "--limit-tokens": options.limit_tokens,
     }
     claim(options.out, (MAGIC,))
-    with Work(options, settings, ["tokens", "lengths", "counts"]) as work:
-        source.open(work)
+    streams = ["tokens", "lengths", "counts"]
+    with Work(options, settings, streams) as work:
+        if not options.join:
+            source.open(work)
         vocabulary = get_vocabulary(options, source, work)
         width, code = (2, "H") if len(vocabulary) <= 65536 else (4, "I")
-        arguments = (vocabulary, options.cased, options.lines, code)
-        for encoded in work.encode(source, width, encode_batch, start_worker, arguments):
-            for name, data in zip(("tokens", "lengths", "counts"), encoded):
-                work.files[name].write(data)
+        if options.join:
+            join(work, settings, streams, width, lambda _, data, *__: data)
+        else:
+            arguments = (vocabulary, options.cased, options.lines, code)
+            for encoded in work.encode(source, width, encode_batch, start_worker, arguments):
+                for name, data in zip(streams, encoded):
+                    work.files[name].write(data)
+        if options.part:
+            work.finish_part()
+            return
         spool = Spool(work, options.limit_tokens)
         tokens = sum(spool.sizes)
         if tokens == 0:
@@ -383,6 +390,8 @@ def prepare(options):
             write_atomically(work.path(name), text + "\n")
         publish(work.folder, options.out, names + list(texts))
         work.forget()
+        if options.join:
+            work.forget_parts()
     print(
         f"{options.out}: {len(spool.sizes)} documents, {len(spool.lengths)} sentences; training: {train_documents} "
         f"documents, {train_tokens} tokens; validation: {len(spool.sizes) - train_documents} documents, "
@@ -397,6 +406,7 @@ def prepare(options):
 def parse(arguments):
     parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False)
     add_common_options(parser)
+    add_options(parser)
     vocabulary = parser.add_mutually_exclusive_group(required=True)
     vocabulary.add_argument("--vocab", metavar="PATH", help="vocab.txt, or the directory that holds it")
     vocabulary.add_argument("--train-vocab", type=positive, metavar="N", help="make a vocabulary of N tokens")
@@ -405,6 +415,7 @@ def parse(arguments):
     parser.add_argument("--val-fraction", type=fraction, default=0.01, metavar="F", help="the last documents are")
     options = parser.parse_args(arguments)
     check_inputs(options)
+    check_options(options)
     if is_file(options.dataset, "tinyshakespeare"):
         options.lines = True
     options.read_plain = read_blank_lines if options.lines else read_whole

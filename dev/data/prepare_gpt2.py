@@ -31,6 +31,11 @@ the tokens twice.
 
 <|endoftext|> is written before each document. If that string occurs in a text it is encoded as ordinary text.
 
+A preparation may be divided among jobs, on one machine or on several with one file system: the same command with --part 1/64,
+--part 2/64, ... --part 64/64, in any order, then once with --join. The files are those of one run. Each part is work of its
+own in parts/ in the output directory, and goes on after a stop; --join checks that all are there, and removes them when
+the files are written.
+
 Validation is one of:
   --val-tokens N      the FIRST N tokens, as llm.c does with tinyshakespeare; what follows is for training
   --val-fraction F    the LAST documents, about F of all tokens: it begins with the first document that starts
@@ -64,7 +69,8 @@ from documents import (
     run,
 )
 from net import is_file, open_source
-from work import Progress, Work, library_threads, vocabulary_texts, write_atomically
+from parts import add_options, check_options, join
+from work import Progress, Work, library_threads, mapped_numbers, vocabulary_texts, write_atomically
 
 END_OF_TEXT = "<|endoftext|>"
 MAGICS = 20240520, 20240801  # of shards of uint16 and of uint32
@@ -361,6 +367,20 @@ def copy_tokenizer(vocabulary, out):
             os.remove(target)
 
 
+def relocated(_, data, begin, tokens):
+    """Starts of documents in a part, in the whole."""
+    return array("Q", [s - begin + tokens for s in memoryview(data).cast("Q")]).tobytes()
+
+
+def encode_text(options, source, work, vocabulary, width):
+    code = "H" if width == 2 else "I"
+    arguments = (vocabulary.text, vocabulary.end_of_text, code)
+    for encoded, begins in work.encode(source, width, encode_batch, start_worker, arguments):
+        total = work.files["tokens"].tell() // width
+        work.files["tokens"].write(encoded)
+        work.files["starts"].write(array("Q", [total + s for s in begins]).tobytes())
+
+
 def prepare(options):
     source = open_source(options)
     settings = {
@@ -372,21 +392,23 @@ def prepare(options):
         "--limit-tokens": options.limit_tokens,
     }
     claim(options.out, MAGICS)
-    with Work(options, settings, ["tokens", "starts"]) as work:
-        source.open(work)
+    streams = ["tokens", "starts"]
+    with Work(options, settings, streams) as work:
+        if not options.join:
+            source.open(work)
         vocabulary = get_vocabulary(options, source, work)
-        width, code = (2, "H") if vocabulary.size <= 65536 else (4, "I")
-        arguments = (vocabulary.text, vocabulary.end_of_text, code)
-        for encoded, begins in work.encode(source, width, encode_batch, start_worker, arguments):
-            total = work.files["tokens"].tell() // width
-            work.files["tokens"].write(encoded)
-            work.files["starts"].write(array("Q", [total + s for s in begins]).tobytes())
-        starts, total = array("Q"), work.done["tokens"]
-        work.files["starts"].seek(0)
-        starts.frombytes(work.files["starts"].read())
+        width = 2 if vocabulary.size <= 65536 else 4
+        if options.join:
+            join(work, settings, streams, width, relocated)
+        else:
+            encode_text(options, source, work, vocabulary, width)
+        if options.part:
+            work.finish_part()
+            return
+        starts, total = mapped_numbers(work.files["starts"], "Q"), work.done["tokens"]
         if options.limit_tokens is not None and total > options.limit_tokens:
             total = options.limit_tokens
-            del starts[bisect.bisect_left(starts, total) :]
+            starts = starts[: bisect.bisect_left(starts, total)]
         if total == 0:
             raise UserError(f"{source.title}: no text in the input")
         val, train = split_of(options, total, starts)
@@ -398,6 +420,8 @@ def prepare(options):
         if not options.vocab or not os.path.samefile(options.vocab, options.out):
             copy_tokenizer(vocabulary, options.out)
         work.forget()
+        if options.join:
+            work.forget_parts()
     print(
         f"{options.out}: {len(starts)} documents, {train[1] - train[0]} training tokens, "
         f"{val[1] - val[0]} validation tokens, {len(names)} shards, vocabulary of {vocabulary.size}"
@@ -411,6 +435,7 @@ def prepare(options):
 def parse(arguments):
     parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False)
     add_common_options(parser)
+    add_options(parser)
     vocabulary = parser.add_mutually_exclusive_group(required=True)
     vocabulary.add_argument("--vocab", metavar="DIR", help="directory of the tokenizer")
     vocabulary.add_argument("--train-vocab", type=positive, metavar="N", help="make a tokenizer of N tokens")
@@ -424,6 +449,7 @@ def parse(arguments):
     )
     options = parser.parse_args(arguments)
     check_inputs(options)
+    check_options(options)
     options.read_plain = options.read_document = read_plain
     options.drop_titles = False
     if is_file(options.dataset, "tinyshakespeare"):

@@ -8,17 +8,21 @@ import collections
 import contextlib
 import fcntl
 import json
+import mmap
 import multiprocessing
 import multiprocessing.connection
 import os
 import queue
 import shutil
 import signal
+import struct
 import sys
 import threading
 import time
 import traceback
+from array import array
 
+import parts
 from documents import Unreachable, UserError
 
 FOLDER, STATE, LOCK = "preparation", "state.json", "lock"
@@ -241,7 +245,7 @@ VOCABULARY_CHARACTERS = 1_000_000_000  # of a data set; of --local and --url all
 def vocabulary_texts(options, source):
     progress, characters = Progress("vocabulary"), 0
     with contextlib.closing(source.batches(None)) as batches:
-        for batch, (_, done) in batches:
+        for batch, (_, done, _) in batches:
             for text, _ in batch:
                 characters += len(text)
                 yield text
@@ -275,13 +279,25 @@ def write_atomically(path, text):
     os.replace(path + ".tmp", path)
 
 
+def mapped_numbers(file, code):
+    """The numbers in a file, mapped: there may be billions."""
+    file.flush()
+    if file.seek(0, os.SEEK_END) == 0:
+        return memoryview(array(code))
+    return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)).cast(code)
+
+
 class Work:
     """`streams` are the files that grow; the first one holds the tokens. `settings`, by flag, are what their bytes depend on:
-    unfinished work of others is refused."""
+    unfinished work of others is refused. The work of a --part has a folder of its own, where it stays until --join."""
 
     def __init__(self, options, settings, streams):
         self.options, self.settings = options, json.loads(json.dumps(settings))
         self.folder = os.path.join(options.out, FOLDER)
+        if options.part:
+            self.settings["--part"] = str(options.part)
+            self.folder = options.part.folder(options.out)
+            streams = [*streams, parts.BLOCKS]
         os.makedirs(self.folder, exist_ok=True)
         self.lock = open(self.path(LOCK), "w")
         try:
@@ -291,6 +307,8 @@ class Work:
         state = None if options.restart else self._read_state()
         if state is None:
             self._clear()
+        elif options.join:
+            raise UserError(f"{self.folder}: holds an unfinished preparation without parts; --restart gives it up")
         self.is_kept = state is not None  # on the disk, so that the folder stays when this process fails
         self.done = state or {"position": None, "complete": False, "tokens": 0, "sizes": {name: 0 for name in streams}}
         self.files = {name: self._open(name, size) for name, size in self.done["sizes"].items()}
@@ -345,6 +363,9 @@ class Work:
                 f.close()
         if not self.is_kept:
             shutil.rmtree(self.folder, ignore_errors=True)
+            if self.options.part:
+                with contextlib.suppress(OSError):  # there are others
+                    os.rmdir(os.path.dirname(self.folder))
         self.lock.close()
         if is_stop and self.is_kept:
             text = str(error) or "interrupted"
@@ -366,8 +387,11 @@ class Work:
         batches = source.batches(self.done["position"])
         results = encode_all(self.options.processes, batches, encode_batch, start, arguments)
         with contextlib.closing(batches), contextlib.closing(results):
-            for (read, *result), (position, fraction) in results:
+            for (read, *result), (position, fraction, place) in results:
                 yield result
+                if self.options.part:
+                    sizes = [f.tell() for name, f in self.files.items() if name != parts.BLOCKS]
+                    self.files[parts.BLOCKS].write(struct.pack(f"<{2 + len(sizes)}Q", *place, *sizes))
                 sizes = {name: f.tell() for name, f in self.files.items()}
                 tokens = sizes[next(iter(sizes))] // width
                 # At once: an interrupt, which saves, may come at any moment.
@@ -394,6 +418,20 @@ class Work:
             os.fsync(f.fileno())
         write_atomically(self.path(STATE), json.dumps({"settings": self.settings, **self.done}))
         self.is_kept = True
+
+    def finish_part(self):
+        """All of a part is done: it stays where it is."""
+        self.save()
+        print(f"{self.folder}: part {self.options.part}, {self.what_is_done()}; join all with --join")
+
+    def use_joined(self, joined, tokens):
+        """The tokens of all parts, as if they had been encoded here."""
+        self.files["tokens"].close()
+        self.files["tokens"] = joined
+        self.done = {**self.done, "complete": True, "tokens": tokens}
+
+    def forget_parts(self):
+        shutil.rmtree(os.path.join(self.options.out, parts.FOLDER))
 
     def forget(self):
         """Nothing is left to go on from: all is where it belongs, or what was fetched is refused."""

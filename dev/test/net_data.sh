@@ -51,7 +51,7 @@ refused() { # NAME STATUS PATTERN COMMAND...
 
 # SIGKILL a preparation as soon as it has saved anew. The exit status is 0 where it was killed, not where it was faster.
 killed() { # DIRECTORY COMMAND...
-    local state=$1/preparation/state.json before children= pid is_killed=1 i
+    local state=$1/${state_in:-preparation}/state.json before children= pid is_killed=1 i
     shift
     before=$(cat "$state" 2>/dev/null)
     "$@" --save-every 0 >"$work/stdout" 2>"$work/stderr" &
@@ -255,6 +255,126 @@ if bert --local "${mine[@]}" --text-key body --vocab "$work/vocab.txt" --limit-t
     count=$(sed -nE 's/.* documents, ([0-9]+) tokens; validation.*/\1/p' "$work/stdout")
     verdict "--limit-tokens, BERT: whole documents" "$([ "$count" -ge 90001 ] && [ "$count" -lt 110000 ] || echo "$count tokens for 90001")"
 else fail "--limit-tokens, BERT" "$(said)"; fi
+
+# ----------------------------------------------------------------------------------------------------------
+# Parts: joined they are what one run makes, and what cannot be joined is named
+
+"$python" - "$work" "${mine[@]}" >"$work/parts.log" 2>&1 <<'END_OF_PARTS'
+import contextlib, filecmp, io, json, os, random, shutil, sys
+sys.path.insert(0, "dev/data")
+import documents, net, prepare_bert, prepare_gpt2
+
+net.BATCH_CHARACTERS = 15000  # several blocks a file
+work, mine = sys.argv[1], [sys.argv[1] + f"/short/{i}.jsonl" for i in range(3)]
+os.makedirs(work + "/short")
+for short, path in zip(mine, sys.argv[2:]):
+    with open(path, encoding="utf-8") as a, open(short, "w", encoding="utf-8") as b:
+        b.writelines(a.readlines()[:90])
+KINDS = {
+    "gpt2": (prepare_gpt2.parse, prepare_gpt2.main, ["--vocab", "build/test_corpus/builtin"]),
+    "bert": (prepare_bert.parse, prepare_bert.prepare, ["--vocab", work + "/vocab.txt"]),
+}
+
+def verdict(name, why):
+    print(f"FAIL {name}: {why}" if why else f"ok   {name}", flush=True)
+
+def prepare(kind, out, *arguments, source=("--local", *mine)):
+    """What is wrong, or nothing."""
+    parse, main, vocabulary = KINDS[kind]
+    common = [*source, *vocabulary, "--text-key", "body", "--processes", "1", "--shard-tokens", "60000", "--out", out]
+    said = io.StringIO()
+    with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
+        status = documents.run(parse, main, common + list(arguments))
+    lines = said.getvalue().splitlines()
+    return "" if status == 0 else lines[-1] if status == 2 and len(lines) == 1 else f"status {status}: {said.getvalue()}"
+
+def differ(a, b):
+    names = sorted(os.listdir(a))
+    if names != sorted(os.listdir(b)):
+        return f"{sorted(os.listdir(b))}, not {names}"
+    other = [name for name in names if not filecmp.cmp(f"{a}/{name}", f"{b}/{name}", shallow=False)]
+    return f"{other} are other files" if other else ""
+
+def make(kind, out, count, *arguments, **source):
+    numbers = list(range(1, count + 1))
+    random.Random(count).shuffle(numbers)
+    return next(filter(None, (prepare(kind, out, "--part", f"{k}/{count}", *arguments, **source) for k in numbers)), "")
+
+one_file = work + "/one.jsonl"
+with open(one_file, "w", encoding="utf-8") as f:
+    f.writelines(open(path, encoding="utf-8").read() for path in mine)
+def equal(kind, count, name, arguments, source):
+    one, out = f"{work}/{kind}_one", f"{work}/{kind}_parts"
+    why = prepare(kind, one, *arguments, source=source) or make(kind, out, count, *arguments, source=source)
+    why = why or prepare(kind, out, *arguments, "--join", source=source) or differ(one, out)
+    verdict(f"{kind}: {count} parts{name}", why)
+    shutil.rmtree(one), shutil.rmtree(out, ignore_errors=True)
+
+for kind in KINDS:
+    for count, name, arguments, files in [
+        (1, "", (), mine), (3, "", (), mine), (64, "", (), mine), (2, ", three files", (), mine), (5, ", one file", (), [one_file]),
+        (4, ", limited", ("--limit-tokens", "150001", "--val-fraction", "0.05"), mine),
+    ]:
+        equal(kind, count, name, arguments, ("--local", *files))
+with contextlib.suppress(ImportError):
+    import datasets
+    equal("gpt2", 5, ", a data set", (), ("--dataset", work + "/short:::body"))
+    equal("bert", 2, ", a data set", (), ("--dataset", work + "/short:::body"))
+
+def refused(name, wanted, damage, *arguments, kind="gpt2"):
+    """Damage three good parts, and expect --join to name what is wrong and to write nothing."""
+    out = work + "/damaged"
+    shutil.copytree(work + "/three", out)
+    damage(out + "/parts")
+    got = prepare(kind, out, "--join", *arguments)
+    left = sorted(os.listdir(out))
+    verdict(name, "" if wanted in got and left == ["parts"] else f"{got or 'accepted'}; {left}")
+    shutil.rmtree(out)
+
+def edit(path, change):
+    with open(path) as f:
+        state = json.load(f)
+    change(state)
+    with open(path, "w") as f:
+        json.dump(state, f)
+
+why = make("gpt2", work + "/three", 3)
+verdict("three parts", why)
+make("gpt2", work + "/two", 2), make("gpt2", work + "/limited_three", 3, "--limit-tokens", "9000")
+refused("a part is missing", "part 2 of 3: not in", lambda p: shutil.rmtree(p + "/2-of-3"))
+refused("two parts are missing", "parts 1-2 of 3: not in", lambda p: (shutil.rmtree(p + "/1-of-3"), shutil.rmtree(p + "/2-of-3")))
+refused("a part is there twice", "part 3/3: is there twice", lambda p: shutil.copytree(p + "/3-of-3", p + "/copy"))
+refused("a part of another number", "part 1/2: the others are of 3 parts", lambda p: shutil.copytree(work + "/two/parts/1-of-2", p + "/1-of-2"))
+refused("a part of another preparation", "part 2/3: is of another preparation, with another --limit-tokens",
+        lambda p: (shutil.rmtree(p + "/2-of-3"), shutil.copytree(work + "/limited_three/parts/2-of-3", p + "/2-of-3")))
+refused("all parts are of another preparation", "part 1/3: is of another preparation, with another --limit-tokens", lambda p: None, "--limit-tokens", "7")
+refused("a part is not finished", "part 2/3: is not finished", lambda p: edit(p + "/2-of-3/state.json", lambda s: s.update(complete=False)))
+refused("a part was cut", "part 1/3: ", lambda p: os.truncate(p + "/1-of-3/tokens", 10))
+refused("a part lacks a block", "does not say where all of its tokens are", lambda p: edit(p + "/1-of-3/state.json", lambda s: s["sizes"].update(blocks=0)))
+refused("a damaged state", "is damaged", lambda p: open(p + "/1-of-3/state.json", "w").close())
+refused("no state", "holds no state.json", lambda p: os.remove(p + "/3-of-3/state.json"))
+refused("no parts", "holds no parts to join", lambda p: [shutil.rmtree(f"{p}/{k}-of-3") for k in (1, 2, 3)])
+for text in "0/3", "4/3", "3", "-1/3", "1/0", "a/b", "1/3/3":
+    got = prepare("bert", work + "/none", f"--part={text}")
+    verdict(f"--part {text}", "" if "from 1 to N" in got and not os.path.exists(work + "/none") else got or "accepted")
+for flag in (["--part", "1/2"], ["--join"]):
+    got = prepare("gpt2", work + "/none", "--train-vocab", "300", *flag)
+    KINDS["own"] = prepare_gpt2.parse, prepare_gpt2.main, ["--train-vocab", "300"]
+    got = prepare("own", work + "/none", *flag)
+    verdict(f"{flag[0]} with --train-vocab", "" if "make the vocabulary first" in got else got or "accepted")
+verdict("--part with --join", "" if "not allowed with" in prepare("gpt2", work + "/none", "--part", "1/2", "--join") else "accepted")
+print("end", flush=True)
+END_OF_PARTS
+while IFS= read -r line; do
+    case $line in
+        ok\ *) ok "parts: ${line#ok   }" ;;
+        FAIL\ *) fail "parts: $(cut -d: -f1 <<<"${line#FAIL }")" "$(cut -d: -f2- <<<"$line")" ;;
+    esac
+done <"$work/parts.log"
+[ "$(tail -n 1 "$work/parts.log")" = end ] || fail parts "$(tail -n 2 "$work/parts.log")"
+gpt2 --local "${mine[@]}" --text-key body --out "$work/part_of_two" --part 1/2
+state_in=parts/1-of-2 survives "a part" "$work/killed_part" "$work/part_of_two" "$python" dev/data/prepare_gpt2.py --vocab build/test_corpus/builtin --shard-tokens 400000 \
+    --local "${mine[@]}" --text-key body --out "$work/killed_part" --part 1/2 --processes 2
 
 # ----------------------------------------------------------------------------------------------------------
 # Files by their address
