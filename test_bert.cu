@@ -361,7 +361,7 @@ static int golden_integers(const SafeTensors* file, const char* name, int* out, 
 
 enum { GOLDEN_B = 3, GOLDEN_T = 13, GOLDEN_STEPS = 10 };
 
-// The model in `directory` with the golden file's batch, of which the padding has been left out.
+// The model in `directory` with the golden file's batch without its padding.
 static Bench* golden_open(const char* directory, const SafeTensors* file) {
     char *path = xprintf("%s/config.json", directory), *weights = xprintf("%s/model.safetensors", directory);
     int tokens[GOLDEN_B * GOLDEN_T], types[GOLDEN_B * GOLDEN_T], lengths[GOLDEN_B], next[GOLDEN_B], masked[32][3];
@@ -412,7 +412,7 @@ static void test_golden_steps(Tests* t, const char* directory, const SafeTensors
 }
 
 static void test_golden(Tests* t, const char* directory) {
-    // In double the file's own precision is met: what was padded there is left out here, and nothing else differs.
+    // In double the file's own precision is met: the padding there is absent here, and nothing else differs.
     const double tolerance = sizeof(real) == 8 ? 1e-10 : golden_tolerance();
     char* golden = xprintf("%s/golden.safetensors", directory);
     SafeTensors file;

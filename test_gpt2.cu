@@ -1,4 +1,4 @@
-/* Tests of train_gpt2.cu as a whole: it is included here with its main() left out.
+/* Tests of train_gpt2.cu as a whole: it is included here without its main().
  *
  *     ./test_gpt2                     golden files of transformers, equalities, finite differences (double build)
  *     ./test_gpt2 logits DIR OUT      logits of the model in DIR for fixed tokens, for dev/reference/check_export.py

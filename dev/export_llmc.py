@@ -8,7 +8,7 @@ transformers write them. Version 3 (the default) is float32, which keeps every b
 F16 or BF16. Version 5 is bfloat16: each weight is rounded to the nearest of its 8 significant bits, ties to even, as
 torch does; what has been BF16 stays as it is.
 
-The tokens of DIR's tokenizer go to gpt2_tokenizer.bin beside OUT.bin (or to --tokens), where llm.c and this project's
+The tokens of DIR's tokenizer go to gpt2_tokenizer.bin next to OUT.bin (or to --tokens), where llm.c and this project's
 trainer look for them; a DIR without a tokenizer gives no such file, and none of another model may be there.
 
 The format can hold one kind of model, so others are refused: a head of its own, a hidden size of the MLP that is not 4
@@ -171,7 +171,7 @@ def main(arguments):
     parser.add_argument("directory", metavar="DIR", help="Hugging Face directory")
     parser.add_argument("out", metavar="OUT.bin", help="the checkpoint")
     parser.add_argument("--version", type=int, choices=(3, 5), default=3, help="3: float32, 5: bfloat16")
-    parser.add_argument("--tokens", metavar="FILE", help=f"the list of tokens (default: {TOKENS_FILE} beside OUT.bin)")
+    parser.add_argument("--tokens", metavar="FILE", help=f"the list of tokens (default: {TOKENS_FILE} next to OUT.bin)")
     options = parser.parse_args(arguments)
     if not options.out.endswith(".bin"):
         raise UserError(f"{options.out}: the checkpoint's name must end with .bin, or trainers do not recognise it")

@@ -419,7 +419,7 @@ static void product_check(Bench* bench, Run* run, Product* p) {
     if (aux) run->aux_error = relative_error(bench->samples + 2 * SAMPLES, bench->samples + 3 * SAMPLES);
 }
 
-// What NVML said while the GPU worked: energy at the first and the last tick of its counter, and the clock.
+// What NVML reported while the GPU worked: energy at the first and the last tick of its counter, and the clock.
 typedef struct {
     unsigned long long last_mj, first_mj;
     double first, last, mhz;

@@ -451,7 +451,7 @@ L, C, F, V, B, T = 32, 2560, 10240, 10000, 4, 512
 PASSES = 4  # of the published totals: three to warm up, and the measured one
 MODES = {"forward": "forward", "backward": "forward + backward", "train": "train"}
 KINDS = ("matrix products", "attention", "optimizer", "the rest", "together")
-RANGES = (  # theirs, with what is said of ours; dots are nesting
+RANGES = (  # theirs, with a note about ours; dots are nesting
     ("forward_pass", ""), (". token_embeddings", ""), (". attention_sublayer", ""), (". . attention projections", ""),
     (". . rope encoding", "ours has learned positions, added with the token's"),
     (". . causal mask construction", "inside our attention kernel"), (". . scaled_dot_product_attention", ""),

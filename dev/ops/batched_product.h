@@ -60,7 +60,7 @@ static void test_batched_product(Harness* h, int T, int NH, int HS) {
             batched_product(c, q, k, c_size, 0.5f, &h->ctx);
             batched_product(d, w, q, d_size, 0.5f, &h->ctx);
         }
-        // Columns past T are nobody's: they must still hold what they held.
+        // Columns past T belong to no product: they must be unchanged.
         array_download(s);
         for (size_t i = 0; i < pairs; i++)
             if ((int)(i % width) >= T) {

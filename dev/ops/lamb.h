@@ -207,7 +207,7 @@ static inline void test_lamb(Harness* h) {
     int count = (int)COUNT_OF(LAMB_SPANS);
     test_lamb_update(h);
 
-    // A tensor of more blocks than a block has threads, beside small ones.
+    // A tensor of more blocks than a block has threads, next to small ones.
     case_begin(h, "lamb/update hundreds of blocks");
     static const ParamSpan LARGE[] = {{0, 40, 1, 1, 0}, {128, 300 * LAMB_BLOCK + 3, 1, 1, 0}, {4915456, 33, 0, 0, 0}};
     LambCase* l = lamb_case(h, 4915584, LARGE, (int)COUNT_OF(LARGE));

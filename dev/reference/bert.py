@@ -3,7 +3,7 @@
 
     python3 dev/reference/bert.py -b 256 -t 128 --size large
 
-It is what somebody who knows PyTorch would run: fp32 weights under bf16 autocast, torch.compile, scaled dot product
+It is what an experienced user of PyTorch would run: fp32 weights under bf16 autocast, torch.compile, scaled dot product
 attention, dropout 0.1 at all sites, a vocabulary padded to 30528, masked-token logits of the masked rows only. The
 sequences are full, so there is no padding to compute and no mask. The optimizer is fused AdamW behind clipping at 1.0:
 less work than the LAMB of ./train_bertcu, whose trust ratios need two norms a tensor. Random tokens, moved to the GPU

@@ -4,7 +4,7 @@
     python3 dev/reference/check_generate.py PROGRAM VOCABULARY [MODEL_DIR...]
 
 VOCABULARY holds GPT-2's encoder.json and vocab.bpe, or vocab.json and merges.txt. Small models with that vocabulary and
-random weights, large enough that no two logits are nearly equal, go on from prompts up to the last position that they
+random weights, large enough that no two logits are nearly equal, continue prompts up to the last position that they
 know; tied and untied, with the cache and without. Of each MODEL_DIR the text from the start of a document is compared.
 Exit status: 0 all well, 1 a check failed, 2 the arguments are unusable.
 Written for torch 2.11, transformers 5.17, tokenizers 0.22.

@@ -85,7 +85,7 @@ class Gpt2:
         ))
 
     def prepare(self, seed, folder):
-        """Lay the seed's text ready; returns what our trainer is told of it."""
+        """Write the seed's text; returns the flags that name it for our trainer."""
         start = seed * (len(self.text) - self.need) // max(self.a.seeds - 1, 1)
         self.window = self.text[start : start + self.need]
         write_shard(folder / "train.bin", self.window)

@@ -3,7 +3,7 @@
 
     python3 dev/reference/gpt2.py -b 64 -t 1024 --size d12
 
-It is what somebody who knows PyTorch would run: fp32 weights under bf16 autocast, torch.compile, scaled dot product
+It is what an experienced user of PyTorch would run: fp32 weights under bf16 autocast, torch.compile, scaled dot product
 attention (FlashAttention-2 or cuDNN), fused AdamW, clipping at 1.0, a vocabulary padded to 50304. Random tokens, moved
 to the GPU beforehand, so it does less than the trainer: no data loading, no log. One line comes out:
 

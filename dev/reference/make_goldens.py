@@ -128,7 +128,7 @@ def make_golden(folder, width, tied):
 def main():
     here = Path(__file__).resolve().parent
     parser = argparse.ArgumentParser(description="Write golden_gpt2_tied and golden_gpt2_untied.")
-    parser.add_argument("--out", type=Path, default=here, help="folder to write them in (default: beside this script)")
+    parser.add_argument("--out", type=Path, default=here, help="folder to write them in (default: next to this script)")
     # 21 keeps both folders together under 300 KB.
     parser.add_argument("--width", type=int, default=21, help=f"n_embd, a multiple of {HEADS} (default: 21)")
     args = parser.parse_args()

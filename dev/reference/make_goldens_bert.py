@@ -193,7 +193,7 @@ def make_golden(folder):
 def main():
     here = Path(__file__).resolve().parent
     parser = argparse.ArgumentParser(description="Write golden_bert.")
-    parser.add_argument("--out", type=Path, default=here, help="folder to write it in (default: beside this script)")
+    parser.add_argument("--out", type=Path, default=here, help="folder to write it in (default: next to this script)")
     args = parser.parse_args()
     torch.set_num_threads(1)
     transformers.utils.logging.disable_progress_bar()

@@ -51,7 +51,7 @@ for op in $ops; do
     done
 done
 
-# The list, and how an exercise begins, goes on and ends.
+# The list, and how an exercise begins, continues and ends.
 said=$(make -s exercise 2>&1) status=$?
 verdict 'the list has a line for each' "$([ "$(grep -cE '^  [a-z_]+ +[^ ]' <<<"$said")" = "$(wc -w <<<"$ops")" ] || echo "$said")"
 said=$(make -s exercise OP=gelu 2>&1) status=$?

@@ -1,5 +1,6 @@
 #!/bin/bash
-# Training with --fp8: gradients beside those of the same step without it, and what the log and the profile report.
+# Training with --fp8: gradients compared with those of the same step without it, and what the log and the profile
+# report.
 #
 #     bash dev/test/fp8.sh PROGRAM          from the repository's root; with mpirun also on two ranks
 #

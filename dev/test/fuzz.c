@@ -244,7 +244,7 @@ static Case input_load(const Progress* p, const char* path) {
     die(USAGE, "%s: ends in the name of no file that %s reads", path, p->reader->name);
 }
 
-// Keep a failure for the runs to come, beside those that there are. Returns its path (caller frees).
+// Keep a failure for future runs, next to the earlier ones. Returns its path (caller frees).
 static char* input_keep(const Fuzz* fuzz, const Reader* reader, const Case* c) {
     Crc32 table;
     uint32_t crc = 0;

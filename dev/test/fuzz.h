@@ -6,7 +6,7 @@
 #include <stdint.h>
 #include <stdlib.h>
 
-// A reader refuses its input by ending the program. Here that ends the attempt: fuzz.c goes on with the next input.
+// A reader refuses its input by ending the program. Here that ends the attempt: fuzz.c continues with the next input.
 __attribute__((noreturn)) void fuzz_exit(int status);
 // Memory as usual, but a request that is out of all proportion to a file of some KiB is a failure.
 void* fuzz_malloc(size_t n);

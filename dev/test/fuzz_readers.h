@@ -15,7 +15,7 @@ typedef struct {
     const char* name;
     int share;    // of all inputs, in thousandths
     int batch;    // inputs of a process
-    int answers;  // exit statuses, bit by bit, beside DONE and USAGE
+    int answers;  // exit statuses, bit by bit, besides DONE and USAGE
     int files;    // 1: a run, which keeps its lock to its end; when it is refused its directory must stay as it is
     size_t most;  // bytes that may be asked for at once; 0: any number
     void (*seeds)(CaseList* list);

@@ -153,7 +153,7 @@ static void ceilings_read(void) {
 }
 
 // ---------------------------------------------------------------------------------------------------------
-// Models and runs, as the trainers read them. Their data lies beside case/ and is sound.
+// Models and runs, as the trainers read them. Their data is next to case/ and is valid.
 
 static const char GPT2_CONFIG[] =
     "{\"architectures\": [\"GPT2LMHeadModel\"], \"model_type\": \"gpt2\", \"activation_function\": \"gelu_new\", "

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Directories of models as others write them: weights that are not finite, heads that differ from a tied embedding, shards,
-# files of PyTorch, and what config.json says beside the sizes.
+# Directories of models as others write them: weights that are not finite, heads that differ from a tied embedding,
+# shards, files of PyTorch, and what config.json says besides the sizes.
 #
 #     bash dev/test/model_dir.sh TRAIN_GPT2 TRAIN_BERT        from the repository's root
 #

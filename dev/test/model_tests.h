@@ -187,8 +187,8 @@ static void report_ops(Tests* t, const char* what, const LoggedStep* s, Directio
     free(ops.text), free(name);
 }
 
-// Kernels of a layer in one direction: neither fills and copies, nor those that cuBLASLt puts beside its products. Not
-// in full precision, whose attention launches one kernel per sequence. Every op has launched something.
+// Kernels of a layer in one direction: neither fills and copies, nor cuBLASLt's helper kernels. Not in full precision,
+// whose attention launches one kernel per sequence. Every op has launched something.
 static void report_kernels(Tests* t, const char* what, const LoggedStep* s, const ProfileStep* step,
                            Direction direction, int layer, int want) {
     int kernels = 0, ops = 0, without = 0, is_full_precision = sizeof(floatX) == sizeof(real);

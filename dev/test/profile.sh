@@ -188,7 +188,7 @@ run $small -x 3 --profile 1 --profile-warmup 1 -o blocked
 why=$(ended_with 0)
 [ "$(cat "$work/stderr")" = 'warning: blocked/profile: cannot be created: Not a directory; the profile is not written' ] || why+="stderr: $(head -n 2 "$work/stderr" | tr '\n' ' ')"
 [ -s blocked/model.safetensors ] || why+='nothing was trained'
-verdict 'a profile that cannot be written: a warning, and training goes on' "$why"
+verdict 'a profile that cannot be written: a warning, and training continues' "$why"
 
 # A run that gets SIGTERM when step N is logged.
 terminated() { # N FLAG...

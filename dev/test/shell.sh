@@ -34,7 +34,8 @@ trap 'exit 1' INT TERM HUP PIPE
 # Runs take place where the built-in corpus is a copy of the tests' own, which is the same whatever the sources say.
 mkdir "$work/data" && cp -r build/test_corpus/builtin "$work/data" && cd "$work" || exit 1
 
-# The command of PROGRAM with these flags; those of a task are for the finetune_bert beside it, which writes no samples (-s).
+# The command of PROGRAM with these flags; those of a task are for the finetune_bert next to it, which writes no samples
+# (-s).
 set_command() {
     command=("$PROGRAM" "$@")
     [[ " $* " == *" --task "* ]] || return 0
@@ -113,7 +114,7 @@ refused() { # NAME STATUS PATTERN FLAG...
     run "$@"
     why=$(ended_with_error "$wanted" "$pattern")
     [ -n "$why" ] || [ "$before" = "$(listing "$box")" ] || why='files were created or changed'
-    rm -rf "$box/new"  # where runs that must not begin are told to write
+    rm -rf "$box/new"  # the output of runs that must not begin
     verdict "$name" "$why"
 }
 

@@ -9,7 +9,7 @@ PROGRAM=${1:-}
 . "$(dirname "$0")/shell.sh"
 python=${PYTHON:-python3}
 
-# Examples lie beside the built-in vocabulary, whose tokens are bytes.
+# Examples are next to the built-in vocabulary, whose tokens are bytes.
 d=$work/tasks
 mkdir "$d"
 cp data/builtin/bert/vocab.txt data/builtin/bert/tokenizer_config.json "$d"
@@ -299,7 +299,7 @@ END
     verdict 'answer: no answers' "$why"
     refused 'refused: no answers, no --predictions' 2 'asked.json: has no answers to compare with' "${SAYS[@]}" -j "$d/asked.json"
 
-    # A model's directory whose tokenizer is in tokenizer.json alone; beside the examples there is none.
+    # A model's directory whose tokenizer is only in tokenizer.json; there is none next to the examples.
     mkdir "$d/apart"
     cp "$d/train.tsv" "$d/val.tsv" "$d/apart"
     cp -r "$box/classes" "$d/whole"

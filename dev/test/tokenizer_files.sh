@@ -78,7 +78,7 @@ moved() { # NAME FILE DIRECTORY FLAG...
 moved 'BERT: -e is renamed during the run' vocab.txt "$m" --task classify -i "$work/c.tsv" -t 16 -b 2
 
 # ---------------------------------------------------------------------------------------------------------
-# GPT-2: a tokenizer whose end of text is token 0, beside the model alone
+# GPT-2: a tokenizer whose end of text is token 0, only next to the model
 
 PROGRAM=$gpt2
 m=$work/gpt2_model
@@ -111,7 +111,7 @@ for file in model.safetensors config.json ckpt/00000008/optimizer.safetensors; d
 done
 grep -q '"eos_token_id": 0,' "$work/parts/config.json" || why="$why another end of text"
 verdict 'GPT-2: a run that is resumed twice keeps its end of text' "$why"
-# The tokenizer of a model without one lies beside -i, also where -j alone is read.
+# The tokenizer of a model without one is next to -i, even if only -j is read.
 mkdir "$work/bare" "$work/beside" && cp "$m/config.json" "$m/model.safetensors" "$work/bare"
 cp "$m/vocab.json" "$m/merges.txt" "$work/plain/train.bin" "$work/beside"
 run -e "$m" --evaluate 1 -j "$work/plain/train.bin" --doc-mask 1
@@ -121,7 +121,7 @@ why=$(ended_with 0)
 [ "$(cat "$work/stdout")" = "$expected" ] || why=${why:-"'$(cat "$work/stdout")', not '$expected'"}
 run -e "$work/bare" --evaluate 1 -j "$work/plain/train.bin" --doc-mask 1
 [ "$(cat "$work/stdout")" != "$expected" ] || why=${why:-'this test says nothing'}
-verdict 'GPT-2: --evaluate 1 -j with the tokenizer beside -i' "$why"
+verdict 'GPT-2: --evaluate 1 -j with the tokenizer next to -i' "$why"
 moved 'GPT-2: -e is renamed during the run' merges.txt "$m" -i "$work/plain/train.bin" -b 2
 if is_sanitized; then skip 'two ranks keep the tokenizer' 'with sanitizers'
 elif prepare_ranks; then
@@ -180,7 +180,7 @@ cp "$m"/{vocab.json,merges.txt} "$d"
 run -e $SMALL,V=300 -i "$d/train.bin" "${TINY[@]}" -o "$work/beside"
 why=$(ended_with 0)
 ! grep -q scanned "$work/stdout" && [ ! -e "$work/beside/largest_tokens.txt" ] || why=${why:-'it scans'}
-verdict 'data beside its tokenizer is not scanned' "$why"
+verdict 'data next to its tokenizer is not scanned' "$why"
 too_small 'a tokenizer that is larger than the model' 200 "$d/train.bin" 280
 
 # A scan of 20 GB, without a block on the disk, that is stopped while it reads: /proc says when SIGTERM is not caught.

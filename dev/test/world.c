@@ -330,7 +330,7 @@ static void test_exam(Tests* t) {
     corpus_free(&c);
 }
 
-// The file beside the validation shard, as a trainer reads it.
+// The file next to the validation shard, as a trainer reads it.
 static void test_val_entropy(Tests* t) {
     static Corpus c;
     const WorldSize* size = &FULL_WORLD;

@@ -99,8 +99,8 @@ static inline void endpoint_add_own_names(Endpoint* e) {
     freeifaddrs(list);
 }
 
-// Listen on the first free port of the endpoint (port 0: any), and note it there. If its only name is the loopback,
-// nobody else can connect. Returns the socket, or -1 with errno.
+// Listen on the first free port of the endpoint (port 0: any), and note it there. If its only name is the loopback, no
+// other machine can connect. Returns the socket, or -1 with errno.
 static inline int tcp_listen(Endpoint* e) {
     const int is_ipv6_loopback = strcmp(e->name[0], "::1") == 0;
     const int only_here = e->names == 1 && (is_ipv6_loopback || strcmp(e->name[0], "localhost") == 0 ||

@@ -174,7 +174,7 @@ __device__ inline RowChunk row_chunk(const RowSegments& s, int first) {
     return c;
 }
 
-// One warp per WARP positions. It updates the rows that begin there, and goes on until the last of them ends; a lane
+// One warp per WARP positions. It updates the rows that begin there, and continues until the last of them ends; a lane
 // has four adjacent columns. Gradients and weights of ROWS_LOADS positions are loaded at a time.
 static __global__ void __launch_bounds__(ROWS_WARPS* WARP)
     embedding_sgd_kernel(EmbeddingTable t, RowGradients dx, RowSegments s, float lr, const AdamWStep* step) {

@@ -28,7 +28,7 @@ typedef struct {
     void* sort;             // memory of the sort; GPU only
 #ifdef __CUDACC__
     size_t sort_bytes;
-    cudaStream_t stream;  // the sort may run here, beside other work
+    cudaStream_t stream;  // the sort may run here, overlapped with other work
     cudaEvent_t begun, done;
 #endif
 } RowSegments;
@@ -141,7 +141,7 @@ static inline void row_segments_find(RowSegments* s, const int* index, int N, Ro
     scope_close(&scope);
 }
 
-// The same, which may run beside the launches that follow, up to row_segments_wait().
+// The same, which may overlap with the launches that follow, up to row_segments_wait().
 static inline void row_segments_begin(RowSegments* s, const int* index, int N, RowStarts starts, Context* ctx) {
     row_segments_find(s, index, N, starts, ctx);
 }
