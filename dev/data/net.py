@@ -1,12 +1,12 @@
 """Where the text of a preparation comes from: files, a file from the net, or a data set of the Hugging Face hub.
 
-A source has settings(), by flag, that say what its text is, and batches(position): ([(piece of text, whether it begins a
-document)], (the position behind it, the fraction of all that is done there or None, its place)), from a position on that
-it has given before, or from the beginning (None). Positions go through JSON. `title` is what errors call it. Of a part
+A source has settings(), by flag, that say what its text is, and batches(position): ([(piece of text, whether it begins
+a document)], (the position after it, the fraction of the text that is done there or None, its place)), from an earlier
+position or from the beginning (None). Positions must survive JSON. `title` is the source's name in errors. Of a part
 (parts.py) come its own blocks alone; the place of one is (its file, its number in the file).
 
-What was tried how: data sets were streamed from directories of parquet and jsonl files and from a stand-in for the hub on the
-same machine, files from a server on the same machine, with their connections cut; not from the hub itself.
+How this was tested: data sets were streamed from directories of parquet and jsonl files and from a stand-in for the hub
+on the same machine, files from a server on the same machine that cuts its connections. The hub itself was not used.
 """
 import hashlib
 import http.client
@@ -26,7 +26,7 @@ ROWS = 64  # of a data set that are read at a time
 TIMEOUT = 60  # seconds without an answer
 COPY_BYTES = 1 << 20
 
-# What is known by a short name: repository, configuration, split, column.
+# Data sets with a short name: repository, configuration, split, column.
 DATASETS = {
     "fineweb": ("HuggingFaceFW/fineweb", "sample-10BT", "train", "text"),
     "fineweb-edu": ("HuggingFaceFW/fineweb-edu", "sample-10BT", "train", "text"),
@@ -42,12 +42,13 @@ FILES = {
 }
 
 
-# Of the libraries below `datasets`, which have errors of their own for a net that does not answer.
+# Libraries below `datasets`, which have their own errors for a network that does not answer.
 NETWORK_LIBRARIES = {"aiohttp", "httpcore", "httpx", "requests", "urllib3"}
 
 
 def is_of_network(e):
-    """Whether the net did not answer: libraries change (httpx2 came after httpx), but what they stumble over stays."""
+    """Whether the network did not answer. Libraries change (httpx2 replaced httpx), but the cause of their errors does
+    not."""
     if type(e).__module__.split(".")[0] in NETWORK_LIBRARIES:
         return True
     while e and not isinstance(e, (ConnectionError, TimeoutError, socket.gaierror)):
@@ -61,7 +62,7 @@ def one_line(e, most=300):
 
 
 class Batch:
-    """Pieces of text until they are work enough for a worker."""
+    """Collects pieces of text until a batch is large enough for a worker."""
 
     def __init__(self):
         self.pieces, self.characters = [], 0
@@ -79,8 +80,8 @@ class Batch:
 
 
 class Files:
-    """A position is the number of pieces before it: reading them again is nothing beside encoding them. That of a part has it
-    under "pieces"."""
+    """A position is the number of pieces before it: reading them again takes little time compared with encoding them. A
+    part's position has it under "pieces"."""
 
     def __init__(self, options):
         self.options, self.paths, self.title = options, options.local, options.local[0]
@@ -129,7 +130,7 @@ class Files:
 
 
 class Download(Files):
-    """A file by its address, kept in the work's folder while that is needed."""
+    """A file from a URL, kept in the work's folder while it is needed."""
 
     def __init__(self, options, url, sha256):
         self.options, self.url, self.title, self.sha256 = options, url, url, sha256 and sha256.lower()
@@ -153,7 +154,7 @@ class Download(Files):
             digest = self._fetch(path + ".tmp")
             if self.sha256 not in (None, digest):
                 raise UserError(
-                    f"{self.url}: has the sha256 {digest}, not {self.sha256}; it is not the file that was meant"
+                    f"{self.url}: has the sha256 {digest}, not {self.sha256}; it is not the expected file"
                 )
             os.replace(path + ".tmp", path)
             work.save()
@@ -161,7 +162,7 @@ class Download(Files):
     def batches(self, position):
         try:
             yield from super().batches(position)
-        except UserError as e:  # of what was fetched it would be the same the next time; a disk's error may pass
+        except UserError as e:  # the fetched file would fail again; a disk error may not
             if getattr(e.__context__, "errno", None) is None:
                 self.work.forget()
             raise
@@ -181,13 +182,13 @@ class Download(Files):
                     done += len(data)
                     progress.show(done / total if total else None, f"{done / 1e6:.1f} MB")
         except urllib.error.HTTPError as e:
-            raise UserError(f"{self.url}: cannot be had: {e.code} {one_line(e.reason)}")
+            raise UserError(f"{self.url}: cannot be fetched: {e.code} {one_line(e.reason)}")
         except http.client.InvalidURL as e:
             raise UserError(f"{self.url}: is no address: {one_line(e)}")
         except (urllib.error.URLError, http.client.HTTPException, OSError, ValueError) as e:
             if getattr(e, "filename", None) == path:
                 raise
-            raise Unreachable(f"{self.url}: cannot be had: {one_line(getattr(e, 'reason', e))}")
+            raise Unreachable(f"{self.url}: cannot be fetched: {one_line(getattr(e, 'reason', e))}")
         progress.end()
         if total is not None and done != total:
             raise Unreachable(f"{self.url}: ended after {done} of {total} bytes; try again")
@@ -199,9 +200,9 @@ class Download(Files):
 
 
 class Dataset:
-    """Streamed, in its own order. A position holds what the library needs to find its place again, and beside it the number of
-    documents, from which another version of the library finds it more slowly. That of a part has the file that it is in too,
-    and the block: a part streams file by file."""
+    """Streamed, in its own order. A position holds the library's own state, and the number of documents, by which
+    another version of the library finds the place more slowly. A part's position also has its file and block, because a
+    part streams file by file."""
 
     def __init__(self, options):
         self.options, self.spec, self.title = options, options.dataset, f"--dataset {options.dataset}"
@@ -226,7 +227,7 @@ class Dataset:
         self.library = datasets
 
     def _revision(self, position):
-        """The commit that is read: data sets change, and one that is read in two parts must not."""
+        """The commit to read: a data set must not change between two runs of a preparation."""
         if position is not None:
             return position["revision"]
         if os.path.isdir(self.name):
@@ -296,7 +297,7 @@ class Dataset:
         while True:
             try:
                 texts = next(rows, {self.column: None})[self.column]
-            except Exception as e:  # a connection lost, a file that is not what it should be
+            except Exception as e:  # a lost connection or a damaged file
                 raise Unreachable(f"{self.title}: reading ended after {documents} documents: {one_line(e)}")
             for text in texts or []:
                 documents += 1

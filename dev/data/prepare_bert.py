@@ -6,7 +6,7 @@
     prepare_bert.py --dataset wikipedia --vocab vocab.txt --out DIR
 
 Needs Python 3.8 or later and the package `tokenizers`, for --dataset `datasets` too. The vocabulary is a vocab.txt of
-WordPiece, or one of so many tokens is made from the text: from all of --local and --url, from the first billion
+WordPiece, or --train-vocab N makes one of N tokens from the text: from all of --local and --url, from the first billion
 characters of --dataset. It is uncased unless --cased.
 
 Input files, told apart by their names and first bytes, in the order given:
@@ -18,20 +18,20 @@ Each may be compressed (.gz .xz .bz2), and a .tar archive, compressed or not, is
 the order of the archive.
 
 From the net come
-  --dataset       a data set of the Hugging Face hub, streamed: wikipedia (English), tinystories, fineweb, fineweb-edu (their
-                  samples of 10 billion tokens), or any NAME[:CONFIG[:SPLIT[:COLUMN]]], or a directory of parquet or
-                  .jsonl files; what is left out is as usual (wikipedia:20231101.de takes another configuration)
+  --dataset       a data set of the Hugging Face hub, streamed: wikipedia (English), tinystories, fineweb, fineweb-edu
+                  (their samples of 10 billion tokens), or any NAME[:CONFIG[:SPLIT[:COLUMN]]], or a directory of parquet or
+                  .jsonl files; omitted parts have their defaults (wikipedia:20231101.de is another configuration)
                   tinyshakespeare is a single file, and read with --lines
   --url           a file as above, which must have the --sha256 where that is given
 
-A long preparation that was stopped, even killed, goes on when the same command is given again, and makes the same
-bytes. Until it is done its work is in preparation/ in the output directory; that and the files take the space of the
-tokens twice. --limit-tokens ends with the document in which there are so many.
+If a long preparation is stopped or killed, the same command continues it and produces the same bytes. Until it is done
+its work is in preparation/ in the output directory; the work and the files together take twice the space of the tokens.
+--limit-tokens stops after the document that reaches the limit.
 
-A preparation may be divided among jobs, on one machine or on several with one file system: the same command with --part 1/64,
---part 2/64, ... --part 64/64, in any order, then once with --join. The files are those of one run. Each part is work of its
-own in parts/ in the output directory, and goes on after a stop; --join checks that all are there, and removes them when
-the files are written.
+A preparation may be divided among jobs, on one machine or on several with one file system: the same command with --part
+1/64, --part 2/64, ... --part 64/64, in any order, then once with --join. The files are those of one run. Each part has
+its own work in parts/ in the output directory and can be resumed; --join checks that all are there, and removes them
+when the files are written.
 
 A sentence ends at a line's end, and after . ! ? (and quotes or brackets that close there) before white space and what
 may begin a sentence; not after an initial or a common abbreviation. [MASK] and the like in a text are ordinary text.
@@ -178,8 +178,9 @@ def train_vocabulary(options, source):
             tokenizer.train_from_iterator(texts(), trainer)
         return set(tokenizer.get_vocab())
 
-    # Of pairs as frequent the library merges the one with the smaller numbers, and numbers the characters that continue
-    # words by chance. So they are found first, in a vocabulary of nothing else, and given numbers: the same in every run.
+    # Of equally frequent pairs the library merges the one with the smaller ids, and it gives characters that continue
+    # words random ids. So these characters are found first, in a vocabulary of their own, and get fixed ids: the result
+    # is the same in every run.
     letters = train(0, SPECIAL)
     if len(letters) > options.train_vocab:
         raise UserError(
@@ -223,10 +224,10 @@ def encode_batch(batch):
 
 
 class Spool:
-    """All that was encoded: tokens in a file, what lies where in memory."""
+    """Everything that was encoded: the tokens in a file, their layout in memory."""
 
     def __init__(self, work, most):
-        """Of the work, without the documents that come after the one in which there are `most` tokens."""
+        """The work's data up to the document that reaches `most` tokens."""
         self.file = work.files["tokens"]
         self.lengths = mapped_numbers(work.files["lengths"], "I")  # tokens of each sentence
         self.counts = mapped_numbers(work.files["counts"], "I")  # sentences of each document
@@ -249,7 +250,7 @@ def first_validation_document(sizes, fraction_of_tokens):
         at -= 1
         tokens += sizes[at]
     if at == 0:
-        raise UserError(f"--val-fraction {fraction_of_tokens}: {len(sizes)} documents cannot be divided so; give more")
+        raise UserError(f"--val-fraction {fraction_of_tokens}: {len(sizes)} documents cannot be divided; give more")
     return at
 
 
@@ -292,7 +293,7 @@ def hash_of(vocabulary):
 
 
 def about(vocabulary):
-    """What every file says of it: the end of the header, and the words of bits."""
+    """What every file records about it: the end of the header, and the words of bits."""
     continues = [0] * ((len(vocabulary) + 31) // 32)
     for i, token in enumerate(vocabulary):
         if token.startswith("##") and len(token) > 2:
@@ -341,7 +342,7 @@ def write_files(options, work, spool, vocabulary, width):
 
 
 def get_vocabulary(options, source, work):
-    """What was given, or made from the text, once for work that is taken up again."""
+    """The given vocabulary, or one made from the text, which resumed work does not make again."""
     if options.vocab:
         return read_vocabulary(options.vocab)
     path = work.path("vocabulary")

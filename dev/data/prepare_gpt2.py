@@ -6,9 +6,9 @@
     prepare_gpt2.py --dataset tinyshakespeare --vocab DIR --out DIR
     prepare_gpt2.py --local FILE... --train-vocab 16384 --out DIR
 
-Needs Python 3.8 or later and the package `tokenizers`, for --dataset `datasets` too. --vocab is a directory that
-holds vocab.json (or encoder.json) with merges.txt (or vocab.bpe), or tokenizer.json. --train-vocab makes a tokenizer of so
-many tokens from the text: a byte-level BPE that splits words as GPT-2's, from all of --local and --url, from the first
+Needs Python 3.8 or later and the package `tokenizers`, for --dataset `datasets` too. --vocab is a directory that holds
+vocab.json (or encoder.json) with merges.txt (or vocab.bpe), or tokenizer.json. --train-vocab N makes a tokenizer of N
+tokens from the text: a byte-level BPE that splits words as GPT-2's does, from all of --local and --url, from the first
 billion characters of --dataset. The 256 bytes come first, <|endoftext|> last; the same text gives the same tokenizer.
 
 Input files, told apart by their names and first bytes, in the order given:
@@ -21,20 +21,20 @@ the order of the archive.
 From the net come
   --dataset   a data set of the Hugging Face hub, streamed: fineweb, fineweb-edu (their samples of 10 billion tokens),
               tinystories, wikipedia (English), or any NAME[:CONFIG[:SPLIT[:COLUMN]]], or a directory of parquet or
-              .jsonl files; what is left out is as usual (fineweb:sample-100BT takes another configuration)
+              .jsonl files; omitted parts have their defaults (fineweb:sample-100BT is another configuration)
               tinyshakespeare is a single file, and prepared as llm.c does: --split-blank-lines --val-tokens 32768
   --url       a file as above, which must have the --sha256 where that is given
 
-A long preparation that was stopped, even killed, goes on when the same command is given again, and makes the same
-bytes. Until it is done its work is in preparation/ in the output directory; that and the shards take the space of
-the tokens twice.
+If a long preparation is stopped or killed, the same command continues it and produces the same bytes. Until it is done
+its work is in preparation/ in the output directory; the work and the shards together take twice the space of the
+tokens.
 
 <|endoftext|> is written before each document. If that string occurs in a text it is encoded as ordinary text.
 
-A preparation may be divided among jobs, on one machine or on several with one file system: the same command with --part 1/64,
---part 2/64, ... --part 64/64, in any order, then once with --join. The files are those of one run. Each part is work of its
-own in parts/ in the output directory, and goes on after a stop; --join checks that all are there, and removes them when
-the files are written.
+A preparation may be divided among jobs, on one machine or on several with one file system: the same command with --part
+1/64, --part 2/64, ... --part 64/64, in any order, then once with --join. The files are those of one run. Each part has
+its own work in parts/ in the output directory and can be resumed; --join checks that all are there, and removes them
+when the files are written.
 
 Validation is one of:
   --val-tokens N      the FIRST N tokens, as llm.c does with tinyshakespeare; what follows is for training
@@ -132,7 +132,7 @@ class Vocabulary:
         try:
             make_tokenizer(self.text)
         except Exception as e:  # the library raises plain Exception
-            raise UserError(f"{vocab or whole}: the tokenizer is not sound: {e}")
+            raise UserError(f"{vocab or whole}: the tokenizer is invalid: {e}")
 
     def _from_vocab(self, vocab, merges):
         ids = read_json(vocab)
@@ -165,7 +165,7 @@ class Vocabulary:
         return ids
 
     def _from_tokenizer_json(self, path):
-        # Special tokens are left out and so are never found inside a text; nor is anything added to a text.
+        # Without special tokens none is found inside a text, and nothing is added to a text.
         tree = read_json(path)
         try:
             added = tree.get("added_tokens") or []
@@ -194,8 +194,8 @@ def make_tokenizer(text):
 
 
 def train_tokenizer(options, source):
-    """{name: text} of the files of a new tokenizer. The library orders characters by their numbers and pairs by how often
-    they occur, then by their symbols' numbers, so nothing depends on chance."""
+    """{name: text} of the files of a new tokenizer. The library orders characters by code point, and pairs by
+    frequency, then by their symbols' ids, so the result is the same in every run."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
     tokenizer = Tokenizer(models.BPE())
@@ -234,11 +234,11 @@ def train_tokenizer(options, source):
 
 
 def get_vocabulary(options, source, work):
-    """What was given, or made from the text, once for work that is taken up again."""
+    """The given tokenizer, or one made from the text, which resumed work does not make again."""
     if options.vocab:
         return options.vocabulary
     if not os.path.exists(work.path("vocab.json")):
-        for name, text in train_tokenizer(options, source).items():  # vocab.json last: it says that all are there
+        for name, text in train_tokenizer(options, source).items():  # vocab.json last: it marks the others as complete
             write_atomically(work.path(name), text)
         work.save()
     return Vocabulary(work.folder)
@@ -252,7 +252,7 @@ def cut_pieces(stream):
     """Plain text in pieces that together encode as the whole does.
 
     A cut lies between a character that is no space and a space. GPT-2's pattern looks ahead only from white
-    space, so the word before such a place and the white space after it come out as they would uncut.
+    space, so the word before a cut and the white space after it are encoded as they would be without it.
     """
     rest, first = "", True
     while True:
@@ -328,7 +328,7 @@ def split_of(options, total, starts):
     if next_document < len(starts):
         cut = starts[next_document]
     if not 0 < cut < total:
-        raise UserError(f"--val-fraction {options.val_fraction}: {total} tokens cannot be divided so; give more text")
+        raise UserError(f"--val-fraction {options.val_fraction}: {total} tokens cannot be divided; give more text")
     return (cut, total), (0, cut)
 
 

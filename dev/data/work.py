@@ -1,8 +1,8 @@
-"""Preparation as a long job: several processes, a line that says how long it will take, and work that outlives a kill.
+"""Preparation as a long job: several processes, a progress line with the time left, and work that survives a kill.
 
-What has been encoded lies in OUT/preparation/, in files that only grow, beside state.json, which says how much of them counts
-and where the input stood then. Started again in the same way a preparation cuts the files back to that and goes on; as what
-is encoded depends on the input alone, the result is the same to the last byte. The folder goes when all is done.
+Encoded data is kept in OUT/preparation/, in files that only grow. state.json there says how much of them is valid and
+at which position of the input. The same command, given again, truncates the files to that size and continues. The
+encoding depends on the input alone, so the result is the same to the last byte. The folder is removed at the end.
 """
 import collections
 import contextlib
@@ -26,7 +26,7 @@ import parts
 from documents import Unreachable, UserError
 
 FOLDER, STATE, LOCK = "preparation", "state.json", "lock"
-COUNTS = "position", "complete", "tokens", "sizes"  # what is known of the work, beside its settings
+COUNTS = "position", "complete", "tokens", "sizes"  # what is recorded of the work, besides its settings
 SIGNALS = signal.SIGINT, signal.SIGTERM
 
 
@@ -35,22 +35,22 @@ SIGNALS = signal.SIGINT, signal.SIGTERM
 
 
 def receive(pipe, batches):
-    """Takes what comes at once, so that the parent does not wait for a worker that is busy."""
+    """Takes each batch as soon as it arrives, so that the parent does not wait for a busy worker."""
     try:
         while True:
             batches.put(pipe.recv())
     except (EOFError, OSError):
         pass  # without its parent a worker has nothing to do
-    except BaseException:  # for want of memory, say
+    except BaseException:  # such as a lack of memory
         traceback.print_exc()
     finally:
         os._exit(1)
 
 
 def serve(pipe, parents_ends, encode_batch, start, arguments):
-    """A worker's life."""
+    """The main loop of a worker."""
     for end in parents_ends:
-        end.close()  # forked along, though they are to end with the parent
+        end.close()  # inherited by the fork, but they must close with the parent
     # An interrupt is for the parent to handle.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
@@ -64,8 +64,8 @@ def serve(pipe, parents_ends, encode_batch, start, arguments):
 
 
 class Workers:
-    """Processes that encode batches. Each has a pipe of its own, which ends with it: one that is killed is noticed wherever it
-    was, also in the middle of an answer. (The pools of the standard library then wait for the rest.)"""
+    """Processes that encode batches. Each has its own pipe, which closes with it, so a killed worker is noticed at any
+    time, also in the middle of an answer. (The pools of the standard library then wait for the rest.)"""
 
     def __init__(self, count, encode_batch, start, arguments):
         self.pipes, self.processes = [], []
@@ -73,7 +73,7 @@ class Workers:
         self.waiting = [0] * count  # batches that a worker has not answered
         self.answers = [collections.deque() for _ in range(count)]  # that were not taken
         try:
-            signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)  # until all are there to be ended
+            signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)  # until all workers exist and can be stopped
             for _ in range(count):
                 mine, theirs = multiprocessing.Pipe()
                 self.pipes.append(mine)
@@ -90,7 +90,7 @@ class Workers:
 
     def __exit__(self, *_):
         for process in self.processes:
-            process.kill()  # it has nothing to lose
+            process.kill()  # it has no state to save
             process.join()
         for pipe in self.pipes:
             pipe.close()
@@ -112,7 +112,8 @@ class Workers:
             raise self._lost(worker) from None
 
     def _receive(self, seconds):
-        """Whatever has come within these seconds (None: at least something), from anyone: none is to wait for another."""
+        """Read all answers that arrive within these seconds (None: wait for at least one), from any worker, so that
+        none waits for another."""
         for pipe in multiprocessing.connection.wait(self.pipes, seconds):
             worker = self.pipes.index(pipe)
             try:
@@ -127,7 +128,7 @@ class Workers:
         return len(self.answers[self.given[0][0]]) > 0
 
     def take(self):
-        """What became of the oldest batch that was not taken, and its mark."""
+        """The result of the oldest batch that was not taken yet, and its mark."""
         worker, mark = self.given.popleft()
         while not self.answers[worker]:
             self._receive(None)
@@ -135,7 +136,7 @@ class Workers:
 
 
 def until_failure(batches, failures):
-    """What came before a source was lost is worth encoding."""
+    """Yield what was read before a source failed: it is encoded too."""
     try:
         yield from batches
     except Unreachable as e:
@@ -143,8 +144,8 @@ def until_failure(batches, failures):
 
 
 def encode_all(processes, batches, encode_batch, start, arguments):
-    """(result of encode_batch, what came with the batch) in the order of `batches`, which are (batch, what comes with it);
-    start(*arguments) is called once in every process."""
+    """(result of encode_batch, what came with the batch) in the order of `batches`, which are (batch, what comes with
+    it); start(*arguments) is called once in every process."""
     if processes == 1:
         start(*arguments)
         for batch, mark in batches:
@@ -174,8 +175,8 @@ def duration(seconds):
 
 
 class Progress:
-    """How far a stage of the work is, on stderr: tqdm's bar where that is installed and stderr is a terminal, a line of our
-    own that is rewritten on other terminals, and elsewhere a line twice a minute."""
+    """The progress of a stage of the work, on stderr: tqdm's bar if it is installed and stderr is a terminal; without
+    tqdm a line that is rewritten on terminals; elsewhere a line twice a minute."""
 
     def __init__(self, what):
         self.what = what
@@ -185,8 +186,8 @@ class Progress:
         self.used = False
 
     def show(self, fraction, text):
-        """`fraction` of the stage is done, or None where that cannot be known. Time left is judged from the fraction that was
-        done when this process showed its first."""
+        """`fraction` of the stage is done; None if unknown. The time left is estimated from the progress since this
+        process first called this."""
         now = time.monotonic()
         if self.first is None and fraction is not None:
             self.first, self.counted = fraction, now
@@ -268,7 +269,7 @@ def library_threads():
 
 
 # ----------------------------------------------------------------------------------------------------------
-# Work that can be taken up again
+# Work that can be resumed
 
 
 def write_atomically(path, text):
@@ -288,8 +289,9 @@ def mapped_numbers(file, code):
 
 
 class Work:
-    """`streams` are the files that grow; the first one holds the tokens. `settings`, by flag, are what their bytes depend on:
-    unfinished work of others is refused. The work of a --part has a folder of its own, where it stays until --join."""
+    """`streams` are the files that grow; the first one holds the tokens. `settings`, by flag, are what their bytes
+    depend on: unfinished work of others is refused. The work of a --part has a folder of its own, where it stays until
+    --join."""
 
     def __init__(self, options, settings, streams):
         self.options, self.settings = options, json.loads(json.dumps(settings))
@@ -308,8 +310,8 @@ class Work:
         if state is None:
             self._clear()
         elif options.join:
-            raise UserError(f"{self.folder}: holds an unfinished preparation without parts; --restart gives it up")
-        self.is_kept = state is not None  # on the disk, so that the folder stays when this process fails
+            raise UserError(f"{self.folder}: holds an unfinished preparation without parts; --restart discards it")
+        self.is_kept = state is not None  # on the disk, so that the folder stays if this process fails
         self.done = state or {"position": None, "complete": False, "tokens": 0, "sizes": {name: 0 for name in streams}}
         self.files = {name: self._open(name, size) for name, size in self.done["sizes"].items()}
 
@@ -322,11 +324,11 @@ class Work:
         except FileNotFoundError:
             return None
         except (ValueError, KeyError, TypeError):
-            raise UserError(f"{path}: is damaged; --restart begins anew")
+            raise UserError(f"{path}: is damaged; --restart starts again")
         for flag in sorted(set(settings) | set(self.settings)):
             if settings.get(flag) != self.settings.get(flag):
                 raise UserError(
-                    f"{self.folder}: holds an unfinished preparation with another {flag}; give the same to go on with it, "
+                    f"{self.folder}: holds an unfinished preparation with another {flag}; give the same to continue it, "
                     "or --restart to give it up"
                 )
         return done
@@ -340,7 +342,7 @@ class Work:
         path = self.path(name)
         f = open(path, "r+b" if os.path.exists(path) else "w+b")
         if f.seek(0, os.SEEK_END) < size:
-            raise UserError(f"{path}: is shorter than {STATE} says; --restart begins anew")
+            raise UserError(f"{path}: is shorter than {STATE} says; --restart starts again")
         f.truncate(size)
         f.seek(size)
         return f
@@ -369,17 +371,17 @@ class Work:
         self.lock.close()
         if is_stop and self.is_kept:
             text = str(error) or "interrupted"
-            raise kind(f"{text}; {self.what_is_done()}, the same command goes on from there") from None
+            raise kind(f"{text}; {self.what_is_done()}, the same command continues from there") from None
 
     def what_is_done(self):
         return f"{self.done['tokens'] / 1e6:.2f} M tokens are done"
 
     def encode(self, source, width, encode_batch, start, arguments):
-        """What is not done yet of the source's text, as results of encode_batch, which begin with the number of characters. The
-        caller appends to self.files what belongs there before it asks for the next one. Ends at the end of the source or
-        where there are --limit-tokens, of `width` bytes, at least."""
+        """The rest of the source's text, as results of encode_batch, which begin with the number of characters. The
+        caller appends each result to self.files before it asks for the next one. Ends at the end of the source, or once
+        there are at least --limit-tokens, of `width` bytes each."""
         if self.done["position"] is not None:
-            print(f"{self.folder}: {self.what_is_done()}; going on from there", flush=True)
+            print(f"{self.folder}: {self.what_is_done()}; continuing from there", flush=True)
         if self.done["complete"]:
             return
         begun = saved = time.monotonic()
@@ -412,7 +414,7 @@ class Work:
             self.save()
 
     def save(self):
-        """What has been encoded survives from now on."""
+        """Make everything encoded so far survive a kill."""
         for f in self.files.values():
             f.flush()
             os.fsync(f.fileno())
@@ -434,5 +436,5 @@ class Work:
         shutil.rmtree(os.path.join(self.options.out, parts.FOLDER))
 
     def forget(self):
-        """Nothing is left to go on from: all is where it belongs, or what was fetched is refused."""
+        """Remove the work: everything is in its place, or the fetched file is refused."""
         self.is_kept = False

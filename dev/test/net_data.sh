@@ -81,8 +81,8 @@ survives() { # NAME DIRECTORY WANTED COMMAND...
     for i in 1 2 3; do
         killed "$directory" "$@" && kills=$((kills + 1))
     done
-    if ! "$@" >"$work/stdout" 2>"$work/stderr"; then why="does not go on: $(said)"
-    elif ! grep -q 'going on from there' "$work/stdout"; then why="began anew"
+    if ! "$@" >"$work/stdout" 2>"$work/stderr"; then why="does not continue: $(said)"
+    elif ! grep -q 'continuing from there' "$work/stdout"; then why="started again"
     elif [ $kills -lt 2 ]; then why="only $kills kills came in time"
     elif [ -n "$orphans" ]; then why="a worker outlived it: $orphans"
     else why=$(differ "$directory" "$wanted"); fi
@@ -138,7 +138,7 @@ for i in 1 2 3; do
 done
 [ -n "$why" ] || [ $status -eq 1 ] || why="exit status $status: $(said)"
 [ -n "$why" ] || grep -q '^error: interrupted' "$work/stderr" || why="not told: $(said)"
-gpt2 "${grouped[@]}" || why=${why:-"does not go on: $(said)"}
+gpt2 "${grouped[@]}" || why=${why:-"does not continue: $(said)"}
 verdict "SIGTERM to all processes" "${why:-$(differ "$work/grouped" "$work/gpt2")}"
 
 bert --local "${mine[@]}" --text-key body --train-vocab 400 --out "$work/own"
@@ -169,7 +169,7 @@ echo '{"settings": {' >"$work/stopped/preparation/state.json"
 gpt2 "${long[@]}"
 if [ $? -eq 2 ] && grep -q 'damaged; --restart' "$work/stderr"; then ok "a damaged state is named"; else fail "a damaged state" "$(said)"; fi
 gpt2 "${long[@]}" --restart
-same "--restart begins anew" "$work/stopped" "$work/gpt2"
+same "--restart starts again" "$work/stopped" "$work/gpt2"
 
 # SIGTERM saves what there is.
 "$python" dev/data/prepare_gpt2.py --vocab build/test_corpus/builtin --shard-tokens 400000 "${long[@]}" --save-every 0 >"$work/stdout" 2>"$work/stderr" &
@@ -179,8 +179,8 @@ kill -TERM $pid
 wait $pid
 status=$? why=
 [ $status -eq 1 ] && [ "$(wc -l <"$work/stderr")" -eq 1 ] || why="exit status $status: $(said)"
-grep -q '^error: interrupted; .* the same command goes on' "$work/stderr" || why="${why:-$(said)}"
-gpt2 "${long[@]}" && grep -q 'going on from there' "$work/stdout" || why="${why:-does not go on: $(said)}"
+grep -q '^error: interrupted; .* the same command continues' "$work/stderr" || why="${why:-$(said)}"
+gpt2 "${long[@]}" && grep -q 'continuing from there' "$work/stdout" || why="${why:-does not continue: $(said)}"
 verdict "SIGTERM saves" "${why:-$(differ "$work/stopped" "$work/gpt2")}"
 
 # A worker that is killed, by the system for want of memory perhaps, ends the preparation with a line.
@@ -191,7 +191,7 @@ pkill -KILL -n -P $pid
 wait $pid
 status=$? why=
 [ $status -eq 1 ] && [ "$(grep -c '^error: a worker process was killed' "$work/stderr")" -eq 1 ] || why="exit status $status: $(said)"
-gpt2 "${long[@]}" || why="${why:-does not go on: $(said)}"
+gpt2 "${long[@]}" || why="${why:-does not continue: $(said)}"
 verdict "a worker that is killed" "${why:-$(differ "$work/stopped" "$work/gpt2")}"
 
 # Moments that no kill from outside meets for certain. The parent is stopped until the worker that answers is gone; the rest
@@ -390,7 +390,7 @@ gpt2 --url "$address/part0.jsonl.gz" --sha256 "$sum" --text-key body --out "$wor
 same "a file by its address" "$work/url" "$work/part"
 refused "another sha256" 2 "has the sha256 $sum, not 0000" gpt2 --url "$address/part0.jsonl.gz" --sha256 "${sum//?/0}" --text-key body
 refused "no such file there" 2 '404' gpt2 --url "$address/none.txt"
-refused "no server there" 1 'cannot be had' gpt2 --url http://127.0.0.1:1/x.txt
+refused "no server there" 1 'cannot be fetched' gpt2 --url http://127.0.0.1:1/x.txt
 refused "no address of a file" 2 'must begin with http' gpt2 --url ftp://127.0.0.1/x.txt
 refused "an address that is none" 2 'is no address' gpt2 --url 'http://[bad'
 refused "an address without a port's number" 2 'is no address' gpt2 --url 'http://127.0.0.1:port/x.txt'
@@ -512,9 +512,9 @@ cp "$broken" "$work/whole.parquet"
 head -c 5000 "$work/whole.parquet" >"$broken"
 gpt2 --dataset "$parquet" --out "$work/broken"
 status=$? why=
-[ $status -eq 1 ] && grep -Eq '^error: .*reading ended after [0-9]+ documents: .*; .* the same command goes on' "$work/stderr" || why="exit status $status: $(said)"
+[ $status -eq 1 ] && grep -Eq '^error: .*reading ended after [0-9]+ documents: .*; .* the same command continues' "$work/stderr" || why="exit status $status: $(said)"
 cp "$work/whole.parquet" "$broken"
-gpt2 --dataset "$parquet" --out "$work/broken" && grep -q 'going on from there' "$work/stdout" || why="${why:-does not go on: $(said)}"
+gpt2 --dataset "$parquet" --out "$work/broken" && grep -q 'continuing from there' "$work/stdout" || why="${why:-does not continue: $(said)}"
 verdict "a part that cannot be read" "${why:-$(differ "$work/broken" "$work/gpt2")}"
 
 # By name, from a hub. A data set that changes between two parts of a preparation is read as it was.
