@@ -45,6 +45,9 @@ static inline double ladder_copy_peak(Harness* h) {
     return bytes;
 }
 
+// The dense bf16 peak of H100 and H200, to which MFU refers too.
+static inline double ladder_flops_peak(Harness* h) { return (void)h, 989.4e12; }
+
 #else
 #include "llmc/ops/common/product.h"
 
@@ -59,6 +62,23 @@ static inline double ladder_seconds(Harness* h, void (*run)(void*), void* state)
         fastest = fmin(fastest, seconds), total += seconds;
     }
     return fastest;
+}
+
+enum { LADDER_COPY_BYTES = 128 << 20 };
+
+static void ladder_run_copy(void* state) {
+    char* bytes = (char*)state;
+#pragma omp parallel for
+    for (int i = 0; i < LADDER_COPY_BYTES; i += 1 << 20) memcpy(bytes + i, bytes + LADDER_COPY_BYTES + i, 1 << 20);
+}
+
+// Bytes that a second of copying reads and writes, all threads together.
+static inline double ladder_copy_peak(Harness* h) {
+    case_begin(h, "ladder peak");
+    double bytes =
+        2.0 * LADDER_COPY_BYTES / ladder_seconds(h, ladder_run_copy, case_memory(h, 2 * (size_t)LADDER_COPY_BYTES));
+    case_free(h);
+    return bytes;
 }
 
 // Flops of one thread, with sums in registers and no loads.

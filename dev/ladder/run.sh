@@ -4,9 +4,9 @@
 #     bash dev/ladder/run.sh                list the ladders
 #     bash dev/ladder/run.sh OP [RUNG]      all rungs of dev/ladder/OP, or one
 #
-# A rung is a function with the op's signature; "shipped" is the op itself. Exit status: 0; 1 if a rung fails; 2 if there
-# is no such ladder, or no GPU for it. Variables: CC, CFLAGS, NVCC, NVFLAGS; LADDER_TIME=0, no timing; LADDER_TIME=build,
-# only build; LADDER_BUILT=1, all is built.
+# A rung is a function with the op's signature; "shipped" is the op itself. Without a GPU the rungs of OP_cpu run, if
+# there are any. Exit status: 0; 1 if a rung fails; 2 if there is no such ladder, or no GPU for it. Variables: CC, CFLAGS,
+# NVCC, NVFLAGS; LADDER_TIME=0, no timing; LADDER_TIME=build, only build; LADDER_BUILT=1, all is built.
 set -u
 cd "$(dirname "$0")/../.." || exit 2
 build=build/ladder/${1:-}
@@ -22,10 +22,13 @@ folder=dev/ladder/$1
 [ -f "$folder/rungs.txt" ] || { echo "no ladder is called $1; make ladder lists them"; exit 2; }
 read -r _ op header device < <(grep '^op ' "$folder/rungs.txt")
 if [ "$device" = gpu ] && [ "${LADDER_TIME:-1}" != build ] && ! nvidia-smi -L 2>/dev/null | grep -q GPU; then
-    echo "skip $1: its rungs need an NVIDIA GPU"
-    exit 2
+    [ -d "${folder}_cpu" ] || { echo "skip $1: its rungs need an NVIDIA GPU"; exit 2; }
+    echo "no NVIDIA GPU is here: the rungs of ${1}_cpu instead"
+    exec bash dev/ladder/run.sh "${1}_cpu" "${@:2}"
 fi
 mkdir -p $build
+cases=$folder/cases.h  # a ladder's rungs on the CPU may have the cases of those on the GPU
+[ -f "$cases" ] || cases=${folder%_cpu}/cases.h
 
 make_rung() { # RUNG
     local name=$1 rung=rung_$op suffix=h source=$build/$1.c
@@ -37,7 +40,7 @@ make_rung() { # RUNG
             echo "#include \"$folder/$name.$suffix\""
             echo "#define $op $rung"
         fi
-        echo "#include \"$folder/cases.h\""
+        echo "#include \"$cases\""
         echo 'int main(int argc, char** argv) { return ladder_main(argc, argv); }'
     } >"$source"
     # shellcheck disable=SC2086
@@ -58,30 +61,38 @@ for name in $(awk '{print $1}' <<<"$chosen"); do
     make_rung "$name" &
 done
 wait
+# A GPU's tests mostly wait for the references on the CPU: all rungs' at once.
+if [ "$device" = gpu ] && [ "${LADDER_TIME:-1}" != build ]; then
+    for name in $(awk '{print $1}' <<<"$chosen"); do "$build/$name" test >"$build/$name.tests" 2>&1 & done
+    wait
+fi
 failed=0 first=1
 while read -r name idea; do
     [ -x "$build/$name" ] || { echo "FAIL $name does not compile"; failed=1; continue; }
     [ "${LADDER_TIME:-1}" != build ] || continue
     if [ $first = 1 ] && [ "${LADDER_TIME:-1}" != 0 ]; then
         read -r _ peak < <("$build/$name" peak)
-        printf '%-10s %-14s %10s %9s %8s %12s %12s  %s\n' rung tests ms rate 'of peak' 'a step, ms' 'gain, ms' idea
+        printf '%-12s %-14s %10s %9s %8s %12s %12s  %s\n' rung tests ms rate 'of peak' 'a step, ms' 'gain, ms' idea
         before=0 first=0
     fi
-    tests=$("$build/$name" test 2>&1)
-    totals=$(tail -n 1 <<<"$tests")
+    [ "$device" = gpu ] || "$build/$name" test >"$build/$name.tests" 2>&1
+    totals=$(tail -n 1 "$build/$name.tests")
     case $totals in
         *' 0 failed') ;;
-        *) failed=1 && echo "FAIL $name: $(grep -m1 '^FAIL' <<<"$tests" || echo "$totals")" ;;
+        *) failed=1 && echo "FAIL $name: $(grep -m1 '^FAIL' "$build/$name.tests" || echo "$totals")" ;;
     esac
     if [ "${LADDER_TIME:-1}" = 0 ]; then
         case $totals in *' 0 failed') echo "ok   $name: $totals" ;; esac
         continue
     fi
+    seconds=
     read -r _ seconds _ flops _ bytes _ step < <("$build/$name" time)
+    [ -n "$seconds" ] || { echo "FAIL $name: its timing ended without a time"; failed=1; continue; }
     awk -v name="$name" -v idea="$idea" -v tests="${totals%,*}" -v s="$seconds" -v work="$flops" -v bytes="$bytes" \
         -v peak="$peak" -v step="$step" -v before="$before" 'BEGIN {
         if (work == 0) work = bytes
-        printf "%-10s %-14s %10.3f %9.1f %6.1f %% %12.2f %12s  %s\n", name, tests, 1e3 * s, work / s / 1e9,
+        if (before && 1.05 * s > before) idea = idea " (not 5 % faster)"
+        printf "%-12s %-14s %10.3f %9.1f %6.1f %% %12.2f %12s  %s\n", name, tests, 1e3 * s, work / s / 1e9,
                100 * work / s / peak, 1e3 * s * step, before ? sprintf("%.2f", 1e3 * (before - s) * step) : "", idea }'
     before=$seconds
 done <<<"$chosen"

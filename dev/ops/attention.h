@@ -64,22 +64,29 @@ typedef struct {
 // is computed from it is an average of numbers near 1. A gradient adds about as many of these as there are queries, and
 // is a product of two operands of the inputs' scale. Tensor cores truncate what falls below the largest term's last bit
 // instead of rounding it, which shows in lse.
-static void attention_check_path(Harness* h, AttentionCase* a, const AttentionTruth* want, AttentionPath path,
-                                 double tol) {
-    char what[4][32];
-    const char* name = !HAS_DEVICE_MEMORY ? "" : path == FLASH ? "flash " : "materialized ";
+static void attention_check_forward(Harness* h, AttentionCase* a, const AttentionTruth* want, const char* name,
+                                    double tol) {
+    char what[2][32];
     snprintf(what[0], sizeof what[0], "%sforward", name);
-    snprintf(what[1], sizeof what[1], "%sbackward", name);
-    snprintf(what[2], sizeof what[2], "%sout", name);
-    snprintf(what[3], sizeof what[3], "%sdqkv", name);
+    snprintf(what[1], sizeof what[1], "%sout", name);
     Array forward[2] = {a->out, a->lse};
-    device_set_attention(a->ctx, path);
     expect_same_for_any_threads(h, what[0], attention_run_forward, a, forward, 2);
     double rounding = attention_rounding(a), cut = rounding > 0 ? 3 : 1;
-    expect_close(h, what[2], a->out, want->out, tolerance(tol) + rounding);
+    expect_close(h, what[1], a->out, want->out, tolerance(tol) + rounding);
     expect_close(h, "lse", a->lse, want->lse, tolerance(cut * tol));
-    expect_same_for_any_threads(h, what[1], attention_run_backward, a, &a->dqkv, 1);
-    expect_close(h, what[3], a->dqkv, want->dqkv, tolerance(3 * tol) + 3 * rounding * a->scale);
+}
+
+static void attention_check_path(Harness* h, AttentionCase* a, const AttentionTruth* want, AttentionPath path,
+                                 double tol) {
+    char what[2][32];
+    const char* name = !HAS_DEVICE_MEMORY ? "" : path == FLASH ? "flash " : "materialized ";
+    snprintf(what[0], sizeof what[0], "%sbackward", name);
+    snprintf(what[1], sizeof what[1], "%sdqkv", name);
+    device_set_attention(a->ctx, path);
+    attention_check_forward(h, a, want, name, tol);
+    double rounding = attention_rounding(a);
+    expect_same_for_any_threads(h, what[0], attention_run_backward, a, &a->dqkv, 1);
+    expect_close(h, what[1], a->dqkv, want->dqkv, tolerance(3 * tol) + 3 * rounding * a->scale);
 }
 
 // What the roundings of the backward pass are relative to: dqkv's sums with |D| and |ds| and absolute operands, where
@@ -185,51 +192,74 @@ static void attention_check(Harness* h, AttentionCase* a, double tol) {
     attention_check_packing(h, a);
 }
 
+typedef struct {
+    int lengths[4], count, NH, HS;
+    double p;
+} AttentionSizes;
+
+static const AttentionSizes ATTENTION_SIZES[] = {
+    {{1}, 1, 1, 1, 0},
+    {{1, 1}, 2, 3, 16, 0.5},
+    {{17, 1, 77}, 3, 3, 16, 0},
+    {{17, 1, 77}, 3, 2, 33, 0.3},
+    {{64, 64}, 2, 2, 64, 0},
+    {{6, 23, 24, 25}, 4, 2, 5, 0.1},
+    {{130, 47}, 2, 1, 32, 0.2},
+    {{16, 0, 8}, 3, 2, 8, 0.1},
+    {{1, 17, 77}, 3, 2, 64, 0},
+    {{77, 300, 1}, 3, 2, 64, 0.1},
+    {{1, 77, 17}, 3, 2, 128, 0},
+    {{300, 65}, 2, 1, 128, 0.1},
+    {{77, 33}, 2, 3, 48, 0.1},
+    {{129, 64, 63}, 3, 1, 80, 0},
+    {{1024}, 1, 1, 64, 0.1},
+    {{40, 33}, 2, 1, 200, 0.1},
+    {{1, 77}, 2, 2, 1, 0.1},
+    {{17, 77, 1}, 3, 2, 96, 0.1},
+    {{77, 17}, 2, 2, 160, 0},
+    {{33, 77, 1}, 3, 1, 256, 0.1},
+    {{1024, 17}, 2, 1, 33, 0.1},
+    {{1024}, 1, 2, 64, 0},
+    {{1, 17, 77}, 3, 2, 64, 0.5},
+    {{128}, 1, 5, 64, 0.1},
+    {{200, 128}, 2, 2, 64, 0.5},
+    {{17, 512, 200}, 3, 3, 64, 0.1},
+    {{129, 257}, 2, 2, 40, 0.1},
+    {{200, 1, 130}, 3, 2, 128, 0.5},
+    {{17, 77, 1}, 3, 12, 64, 0.1},  // the channels of models that are trained: 768, 1024, 1600
+    {{77, 1}, 2, 16, 64, 0.1},
+    {{1, 17}, 2, 25, 64, 0},
+    {{17}, 1, 20, 80, 0.1},
+};
+
+// Calls case_begin().
+static AttentionCase attention_case_of(Harness* h, const char* what, AttentionSizes c, Mask mask) {
+    case_begin(h, "attention/%s %s T=%d,.. of %d NH=%d HS=%d p=%g", what, mask == CAUSAL ? "CAUSAL" : "FULL",
+               c.lengths[0], c.count, c.NH, c.HS, c.p);
+    return attention_case(h, c.lengths, c.count, c.NH, c.HS, mask, c.p, 1.0);
+}
+
+static void test_attention_nan(Harness* h, AttentionPath path) {
+    int length = 50;
+    case_begin(h, "attention/forward a NaN is not hidden%s", path == MATERIALIZED ? ", materialized" : "");
+    device_set_attention(&h->ctx, path);
+    AttentionCase nan_case = attention_case(h, &length, 1, 2, 16, CAUSAL, 0, 1.0);
+    nan_case.qkv.host[20 * 3 * 32] = (real)NAN;  // head 0 of query 20
+    array_upload(nan_case.qkv);
+    attention_run_forward(&nan_case);
+    array_download(nan_case.out);
+    array_download(nan_case.lse);
+    int shown = isnan(nan_case.lse.host[20]);
+    for (size_t c = 0; c < 16; c++) shown &= isnan(nan_case.out.host[20 * 32 + c]);
+    expect_true(h, "NaN in q gives NaN in lse and out", shown);
+    expect_true(h, "the other head stays", !isnan(nan_case.lse.host[70]) && !isnan(nan_case.out.host[20 * 32 + 16]));
+    case_end(h);
+}
+
 static void test_attention(Harness* h) {
-    static const struct {
-        int lengths[4], count, NH, HS;
-        double p;
-    } cases[] = {
-        {{1}, 1, 1, 1, 0},
-        {{1, 1}, 2, 3, 16, 0.5},
-        {{17, 1, 77}, 3, 3, 16, 0},
-        {{17, 1, 77}, 3, 2, 33, 0.3},
-        {{64, 64}, 2, 2, 64, 0},
-        {{6, 23, 24, 25}, 4, 2, 5, 0.1},
-        {{130, 47}, 2, 1, 32, 0.2},
-        {{16, 0, 8}, 3, 2, 8, 0.1},
-        {{1, 17, 77}, 3, 2, 64, 0},
-        {{77, 300, 1}, 3, 2, 64, 0.1},
-        {{1, 77, 17}, 3, 2, 128, 0},
-        {{300, 65}, 2, 1, 128, 0.1},
-        {{77, 33}, 2, 3, 48, 0.1},
-        {{129, 64, 63}, 3, 1, 80, 0},
-        {{1024}, 1, 1, 64, 0.1},
-        {{40, 33}, 2, 1, 200, 0.1},
-        {{1, 77}, 2, 2, 1, 0.1},
-        {{17, 77, 1}, 3, 2, 96, 0.1},
-        {{77, 17}, 2, 2, 160, 0},
-        {{33, 77, 1}, 3, 1, 256, 0.1},
-        {{1024, 17}, 2, 1, 33, 0.1},
-        {{1024}, 1, 2, 64, 0},
-        {{1, 17, 77}, 3, 2, 64, 0.5},
-        {{128}, 1, 5, 64, 0.1},
-        {{200, 128}, 2, 2, 64, 0.5},
-        {{17, 512, 200}, 3, 3, 64, 0.1},
-        {{129, 257}, 2, 2, 40, 0.1},
-        {{200, 1, 130}, 3, 2, 128, 0.5},
-        {{17, 77, 1}, 3, 12, 64, 0.1},  // the channels of models that are trained: 768, 1024, 1600
-        {{77, 1}, 2, 16, 64, 0.1},
-        {{1, 17}, 2, 25, 64, 0},
-        {{17}, 1, 20, 80, 0.1},
-    };
-    static const char* const masks[] = {"CAUSAL", "FULL"};
-    for (size_t i = 0; i < COUNT_OF(cases); i++)
+    for (size_t i = 0; i < COUNT_OF(ATTENTION_SIZES); i++)
         for (int mask = CAUSAL; mask <= FULL; mask++) {
-            case_begin(h, "attention/both %s T=%d,.. of %d NH=%d HS=%d p=%g", masks[mask], cases[i].lengths[0],
-                       cases[i].count, cases[i].NH, cases[i].HS, cases[i].p);
-            AttentionCase a = attention_case(h, cases[i].lengths, cases[i].count, cases[i].NH, cases[i].HS, (Mask)mask,
-                                             cases[i].p, 1.0);
+            AttentionCase a = attention_case_of(h, "both", ATTENTION_SIZES[i], (Mask)mask);
             attention_check(h, &a, 3e-6);
             case_end(h);
         }
@@ -242,22 +272,8 @@ static void test_attention(Harness* h) {
     attention_check(h, &large, 3e-4);
     case_end(h);
 
-    for (int path = FLASH; path <= (HAS_DEVICE_MEMORY ? MATERIALIZED : FLASH); path++) {
-        case_begin(h, "attention/forward a NaN is not hidden%s", path == MATERIALIZED ? ", materialized" : "");
-        device_set_attention(&h->ctx, (AttentionPath)path);
-        AttentionCase nan_case = attention_case(h, &length, 1, 2, 16, CAUSAL, 0, 1.0);
-        nan_case.qkv.host[20 * 3 * 32] = (real)NAN;  // head 0 of query 20
-        array_upload(nan_case.qkv);
-        attention_run_forward(&nan_case);
-        array_download(nan_case.out);
-        array_download(nan_case.lse);
-        int shown = isnan(nan_case.lse.host[20]);
-        for (size_t c = 0; c < 16; c++) shown &= isnan(nan_case.out.host[20 * 32 + c]);
-        expect_true(h, "NaN in q gives NaN in lse and out", shown);
-        expect_true(h, "the other head stays",
-                    !isnan(nan_case.lse.host[70]) && !isnan(nan_case.out.host[20 * 32 + 16]));
-        case_end(h);
-    }
+    for (int path = FLASH; path <= (HAS_DEVICE_MEMORY ? MATERIALIZED : FLASH); path++)
+        test_attention_nan(h, (AttentionPath)path);
     device_set_attention(&h->ctx, FLASH);
     test_attention_keep(h, 0.1);
     test_attention_keep(h, 0.5);

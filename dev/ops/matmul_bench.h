@@ -4,23 +4,6 @@
 
 #include "matmul.h"
 
-// Memory for n elements of `size` bytes, filled with the numbers of `noise`, again and again where the element is
-// floatX: normal numbers for all would take longer than the bench.
-static void* matmul_bench_memory(Harness* h, size_t n, size_t size, Array noise) {
-#ifdef __CUDACC__
-    unsigned char* p = (unsigned char*)case_block(h, n * size, ON_DEVICE);
-    size_t bytes = n * size, done = min_size(bytes, noise.n * sizeof(floatX));
-    cudaCheck(cudaMemcpyAsync(p, noise.device, done, cudaMemcpyDeviceToDevice, h->ctx.stream));
-    for (; done < bytes; done = min_size(bytes, 2 * done))
-        cudaCheck(cudaMemcpyAsync(p + done, p, min_size(done, bytes - done), cudaMemcpyDeviceToDevice, h->ctx.stream));
-    return p;
-#else
-    real* p = (real*)case_memory(h, n * size);
-    for (size_t i = 0; i < n; i++) p[i] = noise.host[i % noise.n];
-    return p;
-#endif
-}
-
 typedef struct {
     const char* model;
     MatmulShape s;
@@ -105,9 +88,9 @@ static void bench_ceilings(Harness* h) {
     m.s = s;
     m.ctx = &h->ctx;
     Array noise = input(h, 1 << 20, 1.0);
-    m.x.device = (floatX*)matmul_bench_memory(h, CEILING_COPY_BYTES, 1, noise);
-    m.y.device = (floatX*)matmul_bench_memory(h, CEILING_COPY_BYTES, 1, noise);
-    m.w.device = (floatX*)matmul_bench_memory(h, matmul_size(s.OC, s.IC), sizeof(floatX), noise);
+    m.x.device = (floatX*)bench_memory(h, CEILING_COPY_BYTES, 1, noise);
+    m.y.device = (floatX*)bench_memory(h, CEILING_COPY_BYTES, 1, noise);
+    m.w.device = (floatX*)bench_memory(h, matmul_size(s.OC, s.IC), sizeof(floatX), noise);
     m.p.w = m.w.device;
     h->ceiling_gbs = 2e-9 * CEILING_COPY_BYTES / bench_seconds(h, matmul_run_copy, &m);
     h->ctx.autotune = 1;
@@ -160,12 +143,12 @@ static void bench_matmul(Harness* h) {
                           matmul_size(s.N, s.OC)};
         for (size_t k = 0; k < COUNT_OF(all); k++)
             if (all[k] != &m.pre || rows[i].gelu)
-                all[k]->device = (floatX*)matmul_bench_memory(h, sizes[k], sizeof(floatX), noise);
+                all[k]->device = (floatX*)bench_memory(h, sizes[k], sizeof(floatX), noise);
         m.p.w = m.w.device;
         m.p.b = s.OC == 50304 ? NULL : m.b.device;  // a head has no bias
-        m.d.w = (real*)matmul_bench_memory(h, matmul_size(s.OC, s.IC), sizeof(real), noise);
-        m.dbias = rows[i].gelu < 0 ? (real*)matmul_bench_memory(h, (size_t)s.IC, sizeof(real), noise) : NULL;
-        m.d.b = m.p.b ? (real*)matmul_bench_memory(h, (size_t)s.OC, sizeof(real), noise) : NULL;
+        m.d.w = (real*)bench_memory(h, matmul_size(s.OC, s.IC), sizeof(real), noise);
+        m.dbias = rows[i].gelu < 0 ? (real*)bench_memory(h, (size_t)s.IC, sizeof(real), noise) : NULL;
+        m.d.b = m.p.b ? (real*)bench_memory(h, (size_t)s.OC, sizeof(real), noise) : NULL;
 #ifdef __CUDACC__
         bench_matmul_ways(h, &m, rows[i].gelu, shapes);
 #else

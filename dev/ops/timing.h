@@ -9,6 +9,23 @@ static inline int compare_doubles(const void* a, const void* b) {
     return (x > y) - (x < y);
 }
 
+// Memory for n elements of `size` bytes, filled with the numbers of `noise`, again and again where the element is
+// floatX: normal numbers for all would take longer than the bench.
+static inline void* bench_memory(Harness* h, size_t n, size_t size, Array noise) {
+#ifdef __CUDACC__
+    unsigned char* p = (unsigned char*)case_block(h, n * size, ON_DEVICE);
+    size_t bytes = n * size, done = min_size(bytes, noise.n * sizeof(floatX));
+    cudaCheck(cudaMemcpyAsync(p, noise.device, done, cudaMemcpyDeviceToDevice, h->ctx.stream));
+    for (; done < bytes; done = min_size(bytes, 2 * done))
+        cudaCheck(cudaMemcpyAsync(p + done, p, min_size(done, bytes - done), cudaMemcpyDeviceToDevice, h->ctx.stream));
+    return p;
+#else
+    real* p = (real*)case_memory(h, n * size);
+    for (size_t i = 0; i < n; i++) p[i] = noise.host[i % noise.n];
+    return p;
+#endif
+}
+
 static inline double bench_median(Harness* h, double* seconds, int n) {
     qsort(seconds, (size_t)n, sizeof *seconds, compare_doubles);
     h->spread = (seconds[3 * n / 4] - seconds[n / 4]) / seconds[n / 2];

@@ -1,33 +1,21 @@
-/* Faster than tiles: a thread has 8 x 8 outputs, so 16 numbers from shared memory serve 64 products. A block of 256
- * threads computes 128 x 128 outputs. Global memory is read 16 bytes at a time, and shared memory too: its tiles are
- * transposed, [i][row], so the rows of a thread are adjacent. All products are still fp32 instructions of the ordinary
- * kind; the mark above uses tensor cores, which have several times their rate. */
+/* Faster than tiles: a thread has 8 x 8 outputs, so 16 numbers from shared memory serve 64 products, where they served 8.
+ * A block of 256 threads computes 128 x 128 outputs, from tiles that lie transposed, [i][row]: what the threads of a warp
+ * read at once are neighbours. An element of global memory that was fetched serves 128 outputs. Loads are still of single
+ * elements, 16 from shared memory for 64 products. */
 enum { SIDE = 128, DEPTH = 16, EACH = 8 };  // of a block's tile; outputs of a thread in a row and in a column
 
-// The tile's rows r0 .. r0 + SIDE - 1 of m, columns i0 .. i0 + DEPTH - 1, transposed. A thread copies EACH elements.
-static __device__ inline void registers_copy(float (*tile)[SIDE + 4], const floatX* m, int rows, int r0, int columns,
+// The tile's rows r0 .. r0 + SIDE - 1 of m, columns i0 .. i0 + DEPTH - 1, transposed.
+static __device__ inline void registers_copy(float (*tile)[SIDE + 1], const floatX* m, int rows, int r0, int columns,
                                              int i0) {
-    constexpr int W = Vector<floatX>::SIZE;
-    int r = (int)threadIdx.x / 2, k = (int)threadIdx.x % 2 * EACH;
-    const floatX* from = m + (size_t)(r0 + r) * columns + i0 + k;
-    float v[EACH];
-    if (columns % W == 0 && r0 + r < rows && i0 + k + EACH <= columns)
+    int k = (int)threadIdx.x % DEPTH;
 #pragma unroll
-        for (int j = 0; j < EACH; j += W) to_floats(v + j, load128(from + j));
-    else
-#pragma unroll
-        for (int j = 0; j < EACH; j++) v[j] = r0 + r < rows && i0 + k + j < columns ? to_float(from[j]) : 0;
-#pragma unroll
-    for (int j = 0; j < EACH; j++) tile[k + j][r] = v[j];
+    for (int r = (int)threadIdx.x / DEPTH; r < SIDE; r += 256 / DEPTH)
+        tile[k][r] = r0 + r < rows && i0 + k < columns ? to_float(m[(size_t)(r0 + r) * columns + i0 + k]) : 0;
 }
-
-// A thread's rows, or columns, of the tile: four from 4 t on, and four from SIDE / 2 + 4 t on. Neighbouring threads
-// read adjacent banks.
-static __device__ inline int registers_place(int t, int j) { return j < 4 ? 4 * t + j : SIDE / 2 + 4 * t + j - 4; }
 
 static __global__ void __launch_bounds__(256)
     registers_kernel(floatX* y, const floatX* x, Linear p, int N, int IC, int OC, Mode mode) {
-    __shared__ __align__(16) float xs[DEPTH][SIDE + 4], ws[DEPTH][SIDE + 4];
+    __shared__ float xs[DEPTH][SIDE + 1], ws[DEPTH][SIDE + 1];
     int tx = (int)threadIdx.x % 16, ty = (int)threadIdx.x / 16, n0 = (int)blockIdx.y * SIDE,
         o0 = (int)blockIdx.x * SIDE;
     float sum[EACH][EACH] = {};
@@ -39,10 +27,7 @@ static __global__ void __launch_bounds__(256)
         for (int k = 0; k < DEPTH; k++) {
             float a[EACH], b[EACH];
 #pragma unroll
-            for (int j = 0; j < EACH; j += 4) {
-                *(float4*)(a + j) = *(const float4*)&xs[k][registers_place(ty, j)];
-                *(float4*)(b + j) = *(const float4*)&ws[k][registers_place(tx, j)];
-            }
+            for (int j = 0; j < EACH; j++) a[j] = xs[k][ty + 16 * j], b[j] = ws[k][tx + 16 * j];
 #pragma unroll
             for (int r = 0; r < EACH; r++)
 #pragma unroll
@@ -54,7 +39,7 @@ static __global__ void __launch_bounds__(256)
     for (int r = 0; r < EACH; r++)
 #pragma unroll
         for (int c = 0; c < EACH; c++) {
-            int n = n0 + registers_place(ty, r), o = o0 + registers_place(tx, c);
+            int n = n0 + ty + 16 * r, o = o0 + tx + 16 * c;
             if (n >= N || o >= OC) continue;
             float value = sum[r][c] + (p.b ? to_float(p.b[o]) : 0);
             floatX* to = &y[(size_t)n * OC + o];

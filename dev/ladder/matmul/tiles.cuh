@@ -1,4 +1,4 @@
-/* Faster than loops: a block of 32 x 32 threads copies a tile of 32 rows of x and one of 32 rows of w to shared memory,
+/* Faster than coalesced: a block of 32 x 32 threads copies a tile of 32 rows of x and one of 32 rows of w to shared memory,
  * with neighbouring threads at neighbouring i, so a load uses all that it fetches. Every element that was fetched then
  * serves 32 outputs. A row of a tile has a 33rd element: without it a column would lie in one bank. What limits it now
  * is shared memory: two loads for each product. */

@@ -1,0 +1,30 @@
+/* The op's own tests, and what is timed: the classifier of GPT-2 124M, for four sequences of 1,024 tokens, on the CPU for 64 tokens. */
+#include "dev/ops/classifier.h"
+
+enum {
+    LADDER_N = HAS_DEVICE_MEMORY ? 4096 : 64,
+    LADDER_V = 50257,
+    LADDER_VP = 50304,
+    LADDER_STEP = HAS_DEVICE_MEMORY ? 65536 : 1024
+};
+
+static double ladder_peak(Harness* h) { return ladder_copy_peak(h); }
+
+static void ladder_test(Harness* h) { test_classifier(h); }
+
+// The logits are overwritten by their gradients, of which each further run computes gradients as well.
+static LadderWork ladder_time(Harness* h) {
+    LadderWork work = {0, 0, CLASSIFIER_BACKWARD_BYTES(LADDER_N, LADDER_V, LADDER_VP), 0};
+    work.per_step = LADDER_STEP / (double)LADDER_N;
+    case_begin(h, "classifier ladder");
+    ClassifierCase c = classifier_case(h, 1, 64, 64, 1.0, SET);
+    Array noise = input(h, 1 << 20, 1.0);
+    c.N = LADDER_N, c.V = LADDER_V, c.Vp = LADDER_VP;
+    c.logits.device = (floatX*)bench_memory(h, (size_t)LADDER_N * LADDER_VP, sizeof(floatX), noise);
+    c.losses.device_real = (real*)bench_memory(h, LADDER_N, sizeof(real), noise);
+    c.targets = int_array(h, LADDER_N);
+    for (int n = 0; n < LADDER_N; n++) c.targets[n] = random_below(h, LADDER_V);
+    c.targets = resident_ints(h, c.targets, LADDER_N);
+    work.seconds = ladder_seconds(h, classifier_run_backward, &c);
+    return work;
+}

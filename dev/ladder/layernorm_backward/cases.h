@@ -1,0 +1,26 @@
+/* The op's own tests, and what is timed: a layernorm of GPT-2 124M, on a GPU for 64 sequences of 1,024 tokens. */
+#include "dev/ops/layernorm.h"
+
+enum { LADDER_N = HAS_DEVICE_MEMORY ? 65536 : 1024, LADDER_C = 768, LADDER_LAYERNORMS = 25 };
+
+static double ladder_peak(Harness* h) { return ladder_copy_peak(h); }
+
+static void ladder_test(Harness* h) { test_layernorm_sizes(h, test_layernorm_backward_modes); }
+
+static LadderWork ladder_time(Harness* h) {
+    LadderWork work = {0, 0, LAYERNORM_BACKWARD_BYTES(LADDER_N, LADDER_C, SET), LADDER_LAYERNORMS};
+    case_begin(h, "layernorm ladder");
+    LayernormCase* k = layernorm_case(h, 64, LADDER_C, SET, SET, 0);
+    Array noise = input(h, 1 << 20, 1.0);
+    size_t n = (size_t)LADDER_N * LADDER_C;
+    k->size.N = LADDER_N;
+    k->x.device = (floatX*)bench_memory(h, n, sizeof(floatX), noise);
+    k->dy.device = (floatX*)bench_memory(h, n, sizeof(floatX), noise);
+    k->dx.device = (floatX*)bench_memory(h, n, sizeof(floatX), noise);
+    k->y.device = k->dx.device;
+    k->mean.device_real = (real*)bench_memory(h, LADDER_N, sizeof(real), noise);
+    k->rstd.device_real = (real*)bench_memory(h, LADDER_N, sizeof(real), noise);
+    layernorm_run_forward(k);
+    work.seconds = ladder_seconds(h, layernorm_run_backward, k);
+    return work;
+}
