@@ -120,6 +120,11 @@ $(CUBIN_FILES): build/profile_page.inc Makefile
 $(G)/opscu: dev/ops.cu Makefile $(G)/command
 	$(NVCC) $(NVFLAGS) -MF $@.d $< -o $@ $(NVLIBS)
 
+# All rungs for GPUs in one compilation, whether or not a GPU is here.
+$(G)/ladders.cubin: $(wildcard dev/ladder/*/*.cuh dev/ladder/*/rungs.txt) dev/ladder/run.sh Makefile $(G)/command
+	bash dev/ladder/run.sh --source >$(G)/ladders.cu
+	$(NVCC) $(NVFLAGS) -MF $@.d -cubin $(G)/ladders.cu -o $@
+
 # The products of a step in bf16 and fp8, which only a GPU of sm_89 or later can time.
 $(B)/fp8_products: dev/fp8_products.cu Makefile $(G)/command
 	$(NVCC) $(NVFLAGS) -MF $@.d $< -o $@ -lcublasLt

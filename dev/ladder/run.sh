@@ -3,12 +3,26 @@
 #
 #     bash dev/ladder/run.sh                list the ladders
 #     bash dev/ladder/run.sh OP [RUNG]      all rungs of dev/ladder/OP, or one
+#     bash dev/ladder/run.sh --source       one source with all rungs for GPUs, to see whether they compile
 #
 # A rung is a function with the op's signature; "shipped" is the op itself. Without a GPU the rungs of OP_cpu run, if
 # there are any. Exit status: 0; 1 if a rung fails; 2 if there is no such ladder, or no GPU for it. Variables: CC, CFLAGS,
 # NVCC, NVFLAGS; LADDER_TIME=0, no timing; LADDER_TIME=build, only build; LADDER_BUILT=1, all is built.
 set -u
 cd "$(dirname "$0")/../.." || exit 2
+if [ "${1:-}" = --source ]; then
+    gpu=$(grep -l '^op .* gpu$' dev/ladder/*/rungs.txt)
+    for list in $gpu; do echo "#include \"$(awk '$1 == "op" {print $3}' "$list")\""; done
+    printf '#include "llmc/device/ptx/%s.cuh"\n' mbarrier mma tma wgmma
+    for list in $gpu; do
+        for name in $(awk '$1 !~ /^(#|op|shipped)/ {print $1}' "$list"); do
+            printf '#undef %s\n' LADDER_ABOVE LADDER_FUSED LADDER_MMA
+            name=${list%/*}/$name.cuh
+            printf 'namespace %s {\n#include "%s"\n}\n' "$(tr -c 'a-z\n' _ <<<"$name")" "$name"
+        done
+    done
+    exit 0
+fi
 build=build/ladder/${1:-}
 if [ -z "${1:-}" ]; then
     echo "make ladder OP=NAME climbs one:"

@@ -6,10 +6,10 @@
 #define LADDER_ABOVE
 #include "dev/ladder/layernorm_backward/warps.cuh"
 
-enum { FUSED_WARPS = 4, FUSED_BLOCKS = 4 };  // of a block; of a multiprocessor
+enum { FUSED_WARPS = 4, FUSED_BLOCKS = 4 };  // of a block; of a multiprocessor, half as many for the widest rows
 
 template <int VECTORS>
-static __global__ void __launch_bounds__(FUSED_WARPS* WARP, FUSED_BLOCKS)
+static __global__ void __launch_bounds__(FUSED_WARPS* WARP, VECTORS < 4 ? FUSED_BLOCKS : FUSED_BLOCKS / 2)
     fused_kernel(floatX* dx, float* partial, LayerNormInputs in, Mode mode) {
     constexpr int W = Vector<floatX>::SIZE;
     extern __shared__ float fused_sums[];  // [2, C]
