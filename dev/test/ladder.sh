@@ -14,7 +14,12 @@ said=$(make -s ladder)
 for list in dev/ladder/*/rungs.txt; do
     name=${list#dev/ladder/} name=${name%/rungs.txt}
     verdict "$name is listed" "$(grep -qE "^  $name +[a-z]" <<<"$said" || echo "$said")"
-    rungs=$(awk '$1 !~ /^(#|op)/ {print $1}' "$list")
+    # The shipped op has its own suite.
+    rungs=$(awk '$1 !~ /^(#|op|shipped)/ {print $1}' "$list")
+    for rung in $rungs; do
+        case $name/$rung in matmul/mma | matmul/wgmma | attention/flash) most=250 ;; *) most=120 ;; esac
+        verdict "$name, $rung: at most $most lines" "$(awk -v most=$most 'END {if (NR < 1 || NR > most) print NR " lines"}' "${list%/*}/$rung".*h 2>&1)"
+    done
     if grep -q '^op .* gpu$' "$list" && ! nvidia-smi -L 2>/dev/null | grep -q GPU; then
         skipped=$((skipped + 1))
         echo "skip the rungs of $name: this machine has no NVIDIA GPU"
@@ -24,10 +29,20 @@ for list in dev/ladder/*/rungs.txt; do
     for rung in $rungs; do
         line=$(grep "^[a-zA-Z]* *$rung[: ]" <<<"$lines")
         verdict "$name, $rung" "$(grep -qE "^ok   $rung: [1-9][0-9]* passed, 0 failed$" <<<"$line" || echo "it says: $line")"
-        [ "$rung" = shipped ] || verdict "$name, $rung: at most 120 lines" "$(awk 'END {if (NR > 120) print NR " lines"}' "${list%/*}/$rung".*h)"
     done
 done
 said=$(make -s ladder OP=nothing 2>&1)
 verdict 'a ladder that is not there' "$(grep -q 'no ladder is called nothing' <<<"$said" || echo "$said")"
+# Every op's rungs for a GPU have some for the CPU beside them, which run where there is none.
+for list in $(grep -l '^op .* gpu$' dev/ladder/*/rungs.txt); do
+    verdict "${list%/*} on the CPU" "$([ -f "${list%/*}_cpu/rungs.txt" ] || echo missing)"
+done
+if ! nvidia-smi -L 2>/dev/null | grep -q GPU; then
+    said=$(LADDER_TIME=0 bash dev/ladder/run.sh adamw passes 2>&1)
+    verdict 'without a GPU, the rungs of the CPU' "$(grep -q '^no NVIDIA GPU is here: the rungs of adamw_cpu instead$' <<<"$said" && grep -q '^ok   passes: 21 passed' <<<"$said" || echo "$said")"
+fi
+# A table of times, of the cheapest ladder: one line for each rung, and what the peak is.
+said=$(make -s ladder OP=layernorm_forward_cpu CFLAGS="$CFLAGS" 2>&1)
+verdict 'times' "$([ "$(grep -cE '^(loops|lanes|shipped) +18 passed +[0-9.]+ +[0-9.]+ +[0-9.]+ % ' <<<"$said")" = 3 ] && grep -q '^peak: [0-9.]*, GB/s of a copy' <<<"$said" || echo "$said")"
 printf '%d passed, %d failed, %d skipped\n' "$passed" "$failed" "$skipped"
 [ "$failed" -eq 0 ]

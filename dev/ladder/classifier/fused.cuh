@@ -16,7 +16,7 @@ static __global__ void __launch_bounds__(FUSED_THREADS)
     max = block_max(max);
     for (int v = (int)threadIdx.x; v < used; v += FUSED_THREADS) sum += exp_approx(to_float(x[v]) - max);
     sum = block_sum(sum);
-    if (used) loss = max + logf(sum) - to_float(x[target]);
+    if (used) loss = max - to_float(x[target]) + logf(sum);
     __syncthreads();  // all have read the target's logit
     for (int v = (int)threadIdx.x; v < Vp; v += FUSED_THREADS)
         x[v] = from_float<floatX>(v < used ? scaled * (exp_approx(to_float(x[v]) - max) / sum - (v == target)) : 0);

@@ -29,7 +29,7 @@ static __global__ void __launch_bounds__(ONLINE_THREADS)
     sum = block_sum(sum * exp_approx(max - row_max));
     float at_target = used ? to_float(x[target]) : 0;
     __syncthreads();  // all have read the target's logit
-    if (threadIdx.x == 0) losses.each[blockIdx.x] = used ? row_max + logf(sum) - at_target : 0;
+    if (threadIdx.x == 0) losses.each[blockIdx.x] = used ? row_max - at_target + logf(sum) : 0;
     float factor = scaled / sum;
 #pragma unroll 2
     for (int i = (int)threadIdx.x * WIDTH; i < Vp; i += ONLINE_THREADS * WIDTH) {

@@ -5,8 +5,8 @@
 enum { PASSES_THREADS = 512 };
 
 // Grid: rows.
-static __global__ void passes_softmax_kernel(float* p, float* lse, const floatX* logits, const int* targets, int V,
-                                             int Vp) {
+static __global__ void passes_softmax_kernel(float* p, float2* statistics, const floatX* logits, const int* targets,
+                                             int V, int Vp) {
     const floatX* x = logits + (size_t)blockIdx.x * (size_t)Vp;
     if (targets[blockIdx.x] < 0) return;
     float max = -FLT_MAX, sum = 0;
@@ -16,14 +16,18 @@ static __global__ void passes_softmax_kernel(float* p, float* lse, const floatX*
     sum = block_sum(sum);
     p += (size_t)blockIdx.x * (size_t)Vp;
     for (int v = (int)threadIdx.x; v < V; v += PASSES_THREADS) p[v] = exp_approx(to_float(x[v]) - max) / sum;
-    if (threadIdx.x == 0) lse[blockIdx.x] = max + logf(sum);
+    if (threadIdx.x == 0) statistics[blockIdx.x] = make_float2(max, sum);
 }
 
-static __global__ void passes_loss_kernel(Losses losses, const float* lse, const floatX* logits, const int* targets,
-                                          int N, int Vp) {
+static __global__ void passes_loss_kernel(Losses losses, const float2* statistics, const floatX* logits,
+                                          const int* targets, int N, int Vp) {
     int n = (int)(blockIdx.x * blockDim.x + threadIdx.x);
     if (n >= N) return;
-    losses.each[n] = targets[n] < 0 ? 0 : lse[n] - to_float(logits[(size_t)n * (size_t)Vp + (size_t)targets[n]]);
+    losses.each[n] = 0;
+    if (targets[n] < 0) return;
+    // The logit is subtracted from the maximum first: both may be large where the loss is not.
+    float at_target = to_float(logits[(size_t)n * (size_t)Vp + (size_t)targets[n]]);
+    losses.each[n] = statistics[n].x - at_target + logf(statistics[n].y);
 }
 
 // One block adds all losses: the same order every time.
@@ -47,10 +51,10 @@ static __global__ void passes_gradient_kernel(floatX* logits, const float* p, co
 static inline void rung_classifier_backward(Losses losses, floatX* logits, const int* targets, const real* loss_scale,
                                             int N, int V, int Vp, Context* ctx) {
     size_t rows = round_up((size_t)N, 128);
-    float* lse = (float*)device_scratch(ctx, (rows + (size_t)N * (size_t)Vp) * sizeof(float));
-    float* p = lse + rows;
-    passes_softmax_kernel<<<N, PASSES_THREADS, 0, ctx->stream>>>(p, lse, logits, targets, V, Vp);
-    passes_loss_kernel<<<blocks_for(N, 256), 256, 0, ctx->stream>>>(losses, lse, logits, targets, N, Vp);
+    float* p = (float*)device_scratch(ctx, (2 * rows + (size_t)N * (size_t)Vp) * sizeof(float)) + 2 * rows;
+    float2* statistics = (float2*)(p - 2 * rows);
+    passes_softmax_kernel<<<N, PASSES_THREADS, 0, ctx->stream>>>(p, statistics, logits, targets, V, Vp);
+    passes_loss_kernel<<<blocks_for(N, 256), 256, 0, ctx->stream>>>(losses, statistics, logits, targets, N, Vp);
     losses_kernel<<<1, 1024, 0, ctx->stream>>>(losses, N);
     passes_gradient_kernel<<<N, PASSES_THREADS, 0, ctx->stream>>>(logits, p, targets, losses.scale, loss_scale, V, Vp);
     cudaCheck(cudaGetLastError());

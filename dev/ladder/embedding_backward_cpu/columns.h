@@ -1,5 +1,5 @@
 /* A channel at a time: its column of dx is added to columns of the tables. Every access is to another cache line, of
- * which one number in sixteen is used: the lines of 1,024 rows of dx and of their rows in the tables do not stay in the
+ * which one number in sixteen is used: the lines of all rows of dx and of their rows in the tables do not stay in the
  * nearest cache until the next channel. */
 static inline void columns_add(real* table, const floatX* dx, const int* index, int rows, int skipped,
                                EmbeddingInputs in, size_t C, Dropout dropout, Mode mode) {

@@ -28,16 +28,15 @@ static __device__ inline void mma_copy(uint32_t tile, const floatX* m, int rows,
 static __device__ inline void mma_write(floatX* y, const floatX* b, float v0, float v1, int n, int o, int N, int OC,
                                         Mode mode) {
     float v[2] = {v0, v1};
-    if (n >= N) return;
+    int count = n < N ? min(2, OC - o) : 0;
     floatX* to = y + (size_t)n * (size_t)OC + o;
-#pragma unroll
-    for (int i = 0; i < 2; i++) {
-        if (o + i >= OC) return;
+    for (int i = 0; i < count; i++) {
         if (b) v[i] += to_float(b[o + i]);
         if (mode == ADD) v[i] += to_float(to[i]);
     }
-    if (OC % 2 == 0) *(uint32_t*)to = pack_floatx2(v[0], v[1]);
-    else to[0] = from_float<floatX>(v[0]), to[1] = from_float<floatX>(v[1]);
+    if (count == 2 && OC % 2 == 0) *(uint32_t*)to = pack_floatx2(v[0], v[1]);
+    else
+        for (int i = 0; i < count; i++) to[i] = from_float<floatX>(v[i]);
 }
 
 static __global__ void __launch_bounds__(MMA_THREADS, 2)
