@@ -1,6 +1,6 @@
-/* A loop for each line of the formula, as an optimizer written in tensor operations runs it: all of m, all of v, then all
- * parameters. The gradient is read from memory twice, and m and v are written by one loop and read by another: 36 bytes an
- * element, where the op needs 28. */
+/* A loop for each line of the formula, as an optimizer written in tensor operations runs it: all of m, all of v,
+ * then all parameters. The gradient is read from memory twice, and m and v are written by one loop and read by
+ * another: 36 bytes an element, where the op needs 28. */
 static inline void rung_adamw_update(AdamWState a, size_t elements, const ParamSpan* spans, int count,
                                      OptimizerSettings h, Context* ctx) {
     AdamWCoefficients c = adamw_coefficients(h);

@@ -1,4 +1,5 @@
-/* The op's own tests of its forward pass, and what is timed: GPT-2 124M's, for 8 sequences of 1,024 tokens, on the CPU for one. */
+/* The op's own tests of its forward pass, and what is timed: GPT-2 124M's, for 8 sequences of 1,024 tokens, on the
+ * CPU for one. */
 #include "dev/ops/attention.h"
 
 enum {

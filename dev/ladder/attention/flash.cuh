@@ -1,11 +1,12 @@
-/* Faster than fused: both products run on tensor cores, which do 16 x 8 x 16 products in an instruction of a warp. A warp
- * has 16 queries. Their scores for 64 keys come out as fragments in registers, the softmax works on these, and what it
- * leaves is already the left operand of the second product: two neighbouring result tiles, rounded and packed, are one
- * (llmc/device/ptx/mma.cuh). Keys and values stay bf16 in shared memory, 128 bytes a row, in the swizzled layout of
- * tma.cuh that ldmatrix reads without bank conflicts. While a tile is used, the next is on its way (cp.async).
+/* Faster than fused: both products run on tensor cores, which do 16 x 8 x 16 products in an instruction of a warp. A
+ * warp has 16 queries. Their scores for 64 keys come out as fragments in registers, the softmax works on these, and
+ * what it leaves is already the left operand of the second product: two neighbouring result tiles, rounded and
+ * packed, are one (llmc/device/ptx/mma.cuh). Keys and values stay bf16 in shared memory, 128 bytes a row, in the
+ * swizzled layout of tma.cuh that ldmatrix reads without bank conflicts. While a tile is used, the next is on its
+ * way (cp.async).
  *
- * Heads of up to 64 channels in whole 16-byte vectors, without dropout; others take the rung above. The shipped kernel of
- * this kind, flash_forward.cuh, has these too, larger tiles, and head sizes as template parameters.
+ * Heads of up to 64 channels in whole 16-byte vectors, without dropout; others take the rung above. The shipped
+ * kernel of this kind, flash_forward.cuh, has these too, larger tiles, and head sizes as template parameters.
  * Source: Dao, "FlashAttention-2", arXiv 2307.08691. */
 #define LADDER_ABOVE
 #include "dev/ladder/attention/fused.cuh"

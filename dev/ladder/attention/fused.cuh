@@ -1,8 +1,8 @@
 /* Faster than materialized: no score reaches memory. A thread keeps its query and its output in registers. Keys and
- * values come by in tiles of shared memory that serve 128 queries, and the softmax is computed as they come (Milakov and
- * Gimelshein, arXiv 1805.02867): sum and output are relative to the maximum so far, and where a key raises the maximum
- * both are multiplied by exp(old - new). It still is fp32 arithmetic, two loads from shared memory for eight products.
- * Heads of up to 64 channels; wider ones take the rung above. */
+ * values come by in tiles of shared memory that serve 128 queries, and the softmax is computed as they come (Milakov
+ * and Gimelshein, arXiv 1805.02867): sum and output are relative to the maximum so far, and where a key raises the
+ * maximum both are multiplied by exp(old - new). It still is fp32 arithmetic, two loads from shared memory for eight
+ * products. Heads of up to 64 channels; wider ones take the rung above. */
 #ifndef LADDER_ABOVE
 #define LADDER_ABOVE
 #define LADDER_FUSED

@@ -1,7 +1,7 @@
-/* The definition, one launch after the other: a thread for each score, a warp for each row of the softmax, a thread for
- * each element of the output. Between the launches lies a matrix of T x T numbers for each head: 400 MB for 8 sequences
- * of 1,024 tokens, written twice and read three times. And as in matmul's first rung each element of K and V is loaded
- * again for every query. */
+/* The definition, one launch after the other: a thread for each score, a warp for each row of the softmax, a thread
+ * for each element of the output. Between the launches lies a matrix of T x T numbers for each head: 400 MB for 8
+ * sequences of 1,024 tokens, written twice and read three times. And as in matmul's first rung each element of K and
+ * V is loaded again for every query. */
 typedef struct {
     const int* cu_seqlens;
     int NH, HS, N, T;  // T: of the longest sequence

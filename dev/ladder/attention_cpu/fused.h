@@ -1,5 +1,5 @@
-/* Faster than materialized: a query at a time. Its scores are T numbers, which stay in the nearest cache until they have
- * been used. And the loops vectorize: a score is summed in lanes, the exponential is one that has no branches
+/* Faster than materialized: a query at a time. Its scores are T numbers, which stay in the nearest cache until they
+ * have been used. And the loops vectorize: a score is summed in lanes, the exponential is one that has no branches
  * (llmc/ops/common/vector_math.h), and the output adds up whole rows of V, its channels in lanes. */
 static inline void fused_query(floatX* out, real* lse, real* p, const floatX* q, const floatX* k, int visible,
                                size_t stride, int HS) {

@@ -1,6 +1,6 @@
-/* The definition, one step after the other for each head: the T x T scores, the softmax of each row, the sums over V. For
- * 1,024 tokens the scores of a head are 4 MB, which leave the nearest caches before they are used again. The inner loops
- * have one sum each, and the library's exp takes one number at a time. */
+/* The definition, one step after the other for each head: the T x T scores, the softmax of each row, the sums over
+ * V. For 1,024 tokens the scores of a head are 4 MB, which leave the nearest caches before they are used again. The
+ * inner loops have one sum each, and the library's exp takes one number at a time. */
 static inline void materialized_head(floatX* out, real* lse, real* p, const floatX* qkv, const Sequences* s, int b,
                                      int head, AttentionShape shape) {
     size_t HS = (size_t)shape.HS, C = (size_t)shape.NH * HS, row = (size_t)s->cu_seqlens[b];

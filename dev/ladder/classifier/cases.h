@@ -1,4 +1,5 @@
-/* The op's own tests, and what is timed: the classifier of GPT-2 124M, for four sequences of 1,024 tokens, on the CPU for 64 tokens. */
+/* The op's own tests, and what is timed: the classifier of GPT-2 124M, for four sequences of 1,024 tokens, on the
+ * CPU for 64 tokens. */
 #include "dev/ops/classifier.h"
 
 enum {

@@ -1,6 +1,6 @@
 /* Faster than passes: no probability leaves the kernel. A block has its row's maximum and sum in registers when it
- * comes to the gradient, so it computes each exponential a second time, from the logit, which costs less than the eight
- * bytes to write it and read it back. The gradient takes the logit's place. */
+ * comes to the gradient, so it computes each exponential a second time, from the logit, which costs less than the
+ * eight bytes to write it and read it back. The gradient takes the logit's place. */
 #define LADDER_ABOVE
 #include "dev/ladder/classifier/passes.cuh"
 

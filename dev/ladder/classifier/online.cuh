@@ -1,6 +1,7 @@
-/* Faster than fused: a thread finds the maximum and the sum of its elements in one reading. When a new maximum comes,
- * the sum so far is multiplied by exp(old - new). Loads and stores are of 16 bytes, eight bf16, and of several vectors
- * at once: fewer instructions, and more bytes on their way. Rows that are not aligned to 16 bytes go one by one.
+/* Faster than fused: a thread finds the maximum and the sum of its elements in one reading. When a new maximum
+ * comes, the sum so far is multiplied by exp(old - new). Loads and stores are of 16 bytes, eight bf16, and of
+ * several vectors at once: fewer instructions, and more bytes on their way. Rows that are not aligned to 16 bytes go
+ * one by one.
  * Source: Milakov and Gimelshein, arXiv 1805.02867. */
 #define LADDER_ABOVE
 #include "dev/ladder/classifier/passes.cuh"

@@ -1,4 +1,5 @@
-/* The op's own tests, and what is timed: the embeddings of GPT-2 124M, for 64 sequences of 1,024 tokens, on the CPU for eight. */
+/* The op's own tests, and what is timed: the embeddings of GPT-2 124M, for 64 sequences of 1,024 tokens, on the CPU
+ * for eight. */
 #include "dev/ops/embedding.h"
 
 enum { LADDER_SEQUENCES = HAS_DEVICE_MEMORY ? 64 : 8, LADDER_T = 1024, LADDER_V = 50257, LADDER_C = 768 };

@@ -1,8 +1,8 @@
 /* Faster than scan: tokens are sorted by the row that they belong to, so a row finds its own at once. Sorting by
- * counting takes three small kernels: count each row's tokens, add up the counts to where each row's list begins, and
- * put each token into its list. Integer atomics do the counting: their sums are the same in any order. The order within
- * a list is not, so the block that adds a list up sorts it first, by counting how many of the list come before each.
- * What limits it now is the longest list: one block adds up all rows of the most frequent token. */
+ * counting takes three small kernels: count each row's tokens, add up the counts to where each row's list begins,
+ * and put each token into its list. Integer atomics do the counting: their sums are the same in any order. The order
+ * within a list is not, so the block that adds a list up sorts it first, by counting how many of the list come
+ * before each. What limits it now is the longest list: one block adds up all rows of the most frequent token. */
 #define LADDER_ABOVE
 #include "dev/ladder/embedding_backward/scan.cuh"
 

@@ -1,7 +1,7 @@
 /* The formula turned inside out: not "each token adds to a row of the table", but "each row of the table adds up its
- * tokens". Floating-point atomics would make the first form parallel, but their order, and so the result's last bits,
- * would differ from run to run. Here one block owns a row and adds in order. It looks through all tokens, 256 at a time,
- * and most of these looks find nothing: 50,257 rows times 65,536 tokens are read for 65,536 hits. */
+ * tokens". Floating-point atomics would make the first form parallel, but their order, and so the result's last
+ * bits, would differ from run to run. Here one block owns a row and adds in order. It looks through all tokens, 256
+ * at a time, and most of these looks find nothing: 50,257 rows times 65,536 tokens are read for 65,536 hits. */
 typedef struct {
     real* sums;
     const int* index;   // [N] the row of each token

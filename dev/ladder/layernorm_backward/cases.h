@@ -1,4 +1,5 @@
-/* The op's own tests, and what is timed: a layernorm of GPT-2 124M, for 64 sequences of 1,024 tokens, on the CPU for one. */
+/* The op's own tests, and what is timed: a layernorm of GPT-2 124M, for 64 sequences of 1,024 tokens, on the CPU for
+ * one. */
 #include "dev/ops/layernorm.h"
 
 enum { LADDER_N = HAS_DEVICE_MEMORY ? 65536 : 1024, LADDER_C = 768, LADDER_LAYERNORMS = 25 };

@@ -1,8 +1,8 @@
 /* Faster than warps: dy and x are read once. A warp loads a row, 16 bytes in a load, and has it in registers for the
- * averages, for dx and for what the row adds to d.w and d.b. These sums stay in registers too, over all rows that the
- * warp takes: as many blocks run as the GPU holds, and each takes every so-manieth row. At the end the warps of a block
- * add theirs up in shared memory, a block leaves one row of partial sums, and the kernel of the rung above adds those.
- * Rows must be whole vectors, up to four for each thread; others take the rung above. */
+ * averages, for dx and for what the row adds to d.w and d.b. These sums stay in registers too, over all rows that
+ * the warp takes: as many blocks run as the GPU holds, and each takes every so-manieth row. At the end the warps of
+ * a block add theirs up in shared memory, a block leaves one row of partial sums, and the kernel of the rung above
+ * adds those. Rows must be whole vectors, up to four for each thread; others take the rung above. */
 #define LADDER_ABOVE
 #include "dev/ladder/layernorm_backward/warps.cuh"
 

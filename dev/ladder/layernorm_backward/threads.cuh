@@ -1,7 +1,8 @@
-/* The formulas, in parallel where they are: with e = dy w and u = (x - mean) rstd, a thread computes a row's averages of
- * e and e u, then its dx. Another kernel has a thread for each channel, which adds up dy u and dy over all rows for d.w
- * and d.b. In the first kernel the threads of a warp read 32 rows, 2 C bytes apart: a load fetches 32 sectors to use one
- * element of each. The second kernel reads neighbours, but has only C threads: 768 for a GPU that holds 270,000. */
+/* The formulas, in parallel where they are: with e = dy w and u = (x - mean) rstd, a thread computes a row's
+ * averages of e and e u, then its dx. Another kernel has a thread for each channel, which adds up dy u and dy over
+ * all rows for d.w and d.b. In the first kernel the threads of a warp read 32 rows, 2 C bytes apart: a load fetches
+ * 32 sectors to use one element of each. The second kernel reads neighbours, but has only C threads: 768 for a GPU
+ * that holds 270,000. */
 static __global__ void threads_columns_kernel(LayerNormGrads d, LayerNormInputs in, Mode mode) {
     int c = (int)(blockIdx.x * blockDim.x + threadIdx.x), C = in.size.C;
     if (c >= C) return;

@@ -1,7 +1,8 @@
 /* Faster than threads: the threads of a warp share a row, read neighbouring elements and add up by shuffles. And the
- * columns are cut into slices of rows: a block takes 32 columns of a slice, eight rows at a time, so there are as many
- * threads as the GPU holds. Each slice leaves its sums in scratch, and a last kernel adds those up, in an order that
- * depends on nothing but the shape. dy and x are read twice from memory, once for the columns and once for the rows. */
+ * columns are cut into slices of rows: a block takes 32 columns of a slice, eight rows at a time, so there are as
+ * many threads as the GPU holds. Each slice leaves its sums in scratch, and a last kernel adds those up, in an order
+ * that depends on nothing but the shape. dy and x are read twice from memory, once for the columns and once for the
+ * rows. */
 enum { SLICES = 128, COLUMNS = 32, DEPTH = 8 };
 
 // Grid: columns, slices. partial [SLICES, 2, C].

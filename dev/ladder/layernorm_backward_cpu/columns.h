@@ -1,6 +1,7 @@
-/* The formulas as they stand: a row's averages and dx, then for each channel the sums over all rows that d.w and d.b are.
- * A column's elements lie C apart, so each comes with a cache line of sixteen of which it uses one; the next columns use
- * the others, if the line is still in the cache after all rows. The columns come first because dx may be dy. */
+/* The formulas as they stand: a row's averages and dx, then for each channel the sums over all rows that d.w and d.b
+ * are. A column's elements lie C apart, so each comes with a cache line of sixteen of which it uses one; the next
+ * columns use the others, if the line is still in the cache after all rows. The columns come first because dx may be
+ * dy. */
 static inline void rung_layernorm_backward(floatX* dx, LayerNormGrads d, LayerNormInputs in, Mode dx_mode, Mode d_mode,
                                            Context* ctx) {
     size_t N = (size_t)in.size.N, C = (size_t)in.size.C;

@@ -1,7 +1,7 @@
-/* One thread for each row: the definition, in parallel over rows. The 32 threads of a warp read one element each from
- * 32 rows, 2 C bytes apart, so a load fetches 32 sectors of 32 bytes to use 2 of each. The rest of a sector is used by
- * the next loads if it is still in the cache then. Sums are of double: one thread adds all C numbers, one after the
- * other, and with float the rounding errors of a long row show in rstd. */
+/* One thread for each row: the definition, in parallel over rows. The 32 threads of a warp read one element each
+ * from 32 rows, 2 C bytes apart, so a load fetches 32 sectors of 32 bytes to use 2 of each. The rest of a sector is
+ * used by the next loads if it is still in the cache then. Sums are of double: one thread adds all C numbers, one
+ * after the other, and with float the rounding errors of a long row show in rstd. */
 static __global__ void threads_kernel(floatX* y, LayerNormStats stats, const floatX* x, LayerNorm p, Rows size,
                                       float eps) {
     int n = (int)(blockIdx.x * blockDim.x + threadIdx.x), C = size.C;

@@ -1,6 +1,6 @@
-/* Faster than threads: the 32 threads of a warp share a row and read 32 neighbouring elements, 64 bytes in bf16, all of
- * which are used. Sums go across the warp by shuffles (warp_sum, llmc/device/cuda_utils.cuh). The row is read three
- * times, the second and third time from the cache. */
+/* Faster than threads: the 32 threads of a warp share a row and read 32 neighbouring elements, 64 bytes in bf16, all
+ * of which are used. Sums go across the warp by shuffles (warp_sum, llmc/device/cuda_utils.cuh). The row is read
+ * three times, the second and third time from the cache. */
 static __global__ void warps_kernel(floatX* y, LayerNormStats stats, const floatX* x, LayerNorm p, Rows size,
                                     float eps) {
     int n = (int)((blockIdx.x * blockDim.x + threadIdx.x) / 32), lane = (int)(threadIdx.x % 32), C = size.C;

@@ -1,7 +1,7 @@
-/* Faster than loops: a warp computes one output, and its 32 threads read neighbouring i. A load of the warp is then one
- * piece of 64 bytes of x or of w, all of which is used, where it was 32 sectors with one element in each. The 32 partial
- * sums are added by shuffles. Every element still is loaded again for each output that needs it: one load instruction
- * for each half of a product, and 600 GB from the caches. */
+/* Faster than loops: a warp computes one output, and its 32 threads read neighbouring i. A load of the warp is then
+ * one piece of 64 bytes of x or of w, all of which is used, where it was 32 sectors with one element in each. The 32
+ * partial sums are added by shuffles. Every element still is loaded again for each output that needs it: one load
+ * instruction for each half of a product, and 600 GB from the caches. */
 enum { OUTPUTS = 8 };  // of a block: neighbouring o, which share a row of x
 
 static __global__ void coalesced_kernel(floatX* y, const floatX* x, Linear p, int N, int IC, int OC, Mode mode) {

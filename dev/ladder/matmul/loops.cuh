@@ -1,6 +1,6 @@
-/* One thread for each output: y[n, o] (SET or ADD) = b[o] + sum over i of x[n, i] w[o, i]. The threads of a warp have
- * neighbouring o, whose rows of w are 2 IC bytes apart: a load fetches 32 sectors to use one element of each. And every
- * element of x and w is fetched again for each output that needs it. */
+/* One thread for each output: y[n, o] (SET or ADD) = b[o] + sum over i of x[n, i] w[o, i]. The threads of a warp
+ * have neighbouring o, whose rows of w are 2 IC bytes apart: a load fetches 32 sectors to use one element of each.
+ * And every element of x and w is fetched again for each output that needs it. */
 static __global__ void loops_kernel(floatX* y, const floatX* x, Linear p, int N, int IC, int OC, Mode mode) {
     int o = (int)(blockIdx.x * blockDim.x + threadIdx.x), n = (int)(blockIdx.y * blockDim.y + threadIdx.y);
     if (n >= N || o >= OC) return;

@@ -1,10 +1,10 @@
-/* Faster than vectors: tensor cores. One instruction of a warp, mma.sync, multiplies 16 x 16 by 16 x 8 bf16 numbers and
- * adds to fp32 sums: 2,048 products, where an ordinary one has 32. Its operands are fragments, a few elements of a tile
- * in each thread's registers, which ldmatrix brings from shared memory (llmc/device/ptx/mma.cuh). A warp has 64 x 32
- * outputs, and a block of eight warps 128 x 128. Tiles are bf16 in shared memory, 64 elements, 128 bytes, of each row,
- * swizzled so that ldmatrix meets no bank conflict (ptx/tma.cuh). They come by cp.async, which passes no registers: while
- * one pair of tiles is multiplied, the next is on its way. Rows must be whole 16-byte vectors; others take the rung
- * above. */
+/* Faster than vectors: tensor cores. One instruction of a warp, mma.sync, multiplies 16 x 16 by 16 x 8 bf16 numbers
+ * and adds to fp32 sums: 2,048 products, where an ordinary one has 32. Its operands are fragments, a few elements of
+ * a tile in each thread's registers, which ldmatrix brings from shared memory (llmc/device/ptx/mma.cuh). A warp has
+ * 64 x 32 outputs, and a block of eight warps 128 x 128. Tiles are bf16 in shared memory, 64 elements, 128 bytes, of
+ * each row, swizzled so that ldmatrix meets no bank conflict (ptx/tma.cuh). They come by cp.async, which passes no
+ * registers: while one pair of tiles is multiplied, the next is on its way. Rows must be whole 16-byte vectors;
+ * others take the rung above. */
 #ifndef LADDER_ABOVE
 #define LADDER_ABOVE
 #define LADDER_MMA

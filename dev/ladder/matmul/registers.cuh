@@ -1,7 +1,7 @@
-/* Faster than tiles: a thread has 8 x 8 outputs, so 16 numbers from shared memory serve 64 products, where they served 8.
- * A block of 256 threads computes 128 x 128 outputs, from tiles that lie transposed, [i][row]: what the threads of a warp
- * read at once are neighbours. An element of global memory that was fetched serves 128 outputs. Loads are still of single
- * elements, 16 from shared memory for 64 products. */
+/* Faster than tiles: a thread has 8 x 8 outputs, so 16 numbers from shared memory serve 64 products, where they
+ * served 8. A block of 256 threads computes 128 x 128 outputs, from tiles that lie transposed, [i][row]: what the
+ * threads of a warp read at once are neighbours. An element of global memory that was fetched serves 128 outputs.
+ * Loads are still of single elements, 16 from shared memory for 64 products. */
 enum { SIDE = 128, DEPTH = 16, EACH = 8 };  // of a block's tile; outputs of a thread in a row and in a column
 
 // The tile's rows r0 .. r0 + SIDE - 1 of m, columns i0 .. i0 + DEPTH - 1, transposed.

@@ -1,7 +1,7 @@
-/* Faster than coalesced: a block of 32 x 32 threads copies a tile of 32 rows of x and one of 32 rows of w to shared memory,
- * with neighbouring threads at neighbouring i, so a load uses all that it fetches. Every element that was fetched then
- * serves 32 outputs. A row of a tile has a 33rd element: without it a column would lie in one bank. What limits it now
- * is shared memory: two loads for each product. */
+/* Faster than coalesced: a block of 32 x 32 threads copies a tile of 32 rows of x and one of 32 rows of w to shared
+ * memory, with neighbouring threads at neighbouring i, so a load uses all that it fetches. Every element that was
+ * fetched then serves 32 outputs. A row of a tile has a 33rd element: without it a column would lie in one bank.
+ * What limits it now is shared memory: two loads for each product. */
 enum { TILE = 32 };
 
 static __global__ void tiles_kernel(floatX* y, const floatX* x, Linear p, int N, int IC, int OC, Mode mode) {

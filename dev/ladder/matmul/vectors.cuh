@@ -1,7 +1,7 @@
-/* Faster than registers: loads of 16 bytes. A thread copies eight bf16 in one instruction, and reads four of a tile's
- * floats at once: 4 loads from shared memory for 64 products, where there were 16. For this a thread's rows and columns
- * are two groups of four neighbours. Now the multiply-adds themselves are most of the instructions, and all are fp32 ones
- * of the ordinary kind; tensor cores, on the next rung, have several times their rate. */
+/* Faster than registers: loads of 16 bytes. A thread copies eight bf16 in one instruction, and reads four of a
+ * tile's floats at once: 4 loads from shared memory for 64 products, where there were 16. For this a thread's rows
+ * and columns are two groups of four neighbours. Now the multiply-adds themselves are most of the instructions, and
+ * all are fp32 ones of the ordinary kind; tensor cores, on the next rung, have several times their rate. */
 enum { SIDE = 128, DEPTH = 16, EACH = 8 };  // of a block's tile; outputs of a thread in a row and in a column
 
 // The tile's rows r0 .. r0 + SIDE - 1 of m, columns i0 .. i0 + DEPTH - 1, transposed. A thread copies EACH elements.

@@ -1,15 +1,16 @@
-/* Faster than mma: Hopper's own instructions. A warpgroup of four warps starts a product of 64 x 16 by 16 x 128 numbers
- * with one instruction, wgmma, and both operands come from shared memory: no ldmatrix, no registers for fragments. It is
- * asynchronous, so the tensor cores always have the next one queued. The tiles are copied by TMA: one thread names a box
- * of a tensor, and the hardware computes the addresses, swizzles, fills in zeros past the ends and reports the bytes to
- * a barrier. So no other thread spends an instruction on a load.
+/* Faster than mma: Hopper's own instructions. A warpgroup of four warps starts a product of 64 x 16 by 16 x 128
+ * numbers with one instruction, wgmma, and both operands come from shared memory: no ldmatrix, no registers for
+ * fragments. It is asynchronous, so the tensor cores always have the next one queued. The tiles are copied by TMA:
+ * one thread names a box of a tensor, and the hardware computes the addresses, swizzles, fills in zeros past the
+ * ends and reports the bytes to a barrier. So no other thread spends an instruction on a load.
  *
- * A block has two warpgroups, each with 64 x 128 outputs, and three stages of tiles, 64 deep. `full` of a stage ends a
- * phase when its tiles have arrived, `empty` when all eight warps have read them. Two blocks fit on a multiprocessor: one
- * multiplies while the other writes its outputs. cuBLASLt gains more by larger tiles in clusters of blocks, whose loads
- * serve several multiprocessors, and by blocks that persist over many tiles.
+ * A block has two warpgroups, each with 64 x 128 outputs, and three stages of tiles, 64 deep. `full` of a stage ends
+ * a phase when its tiles have arrived, `empty` when all eight warps have read them. Two blocks fit on a
+ * multiprocessor: one multiplies while the other writes its outputs. cuBLASLt gains more by larger tiles in clusters
+ * of blocks, whose loads serve several multiprocessors, and by blocks that persist over many tiles.
  *
- * For sm_90a, and rows of whole 16-byte vectors; others take the rung above. See llmc/device/ptx/ for the instructions. */
+ * For sm_90a, and rows of whole 16-byte vectors; others take the rung above. See llmc/device/ptx/ for the
+ * instructions. */
 #define LADDER_ABOVE
 #include "dev/ladder/matmul/mma.cuh"
 #include "llmc/device/ptx/mbarrier.cuh"

@@ -1,6 +1,7 @@
-/* Faster than lanes: a loaded vector is used several times. Three rows of x times four rows of w are twelve sums, which
- * stay in registers: seven loads for twelve products of vectors, where the rung before needs twenty-four. And the rows
- * of w are taken in blocks that stay in the L2 cache while all rows of x pass by, so w comes from further away once. */
+/* Faster than lanes: a loaded vector is used several times. Three rows of x times four rows of w are twelve sums,
+ * which stay in registers: seven loads for twelve products of vectors, where the rung before needs twenty-four. And
+ * the rows of w are taken in blocks that stay in the L2 cache while all rows of x pass by, so w comes from further
+ * away once. */
 enum { BLOCK_X = 3, BLOCK_W = 4, BLOCK_ROWS = 64 };
 
 // sum[r][c] = row r of x . row c of w. Rows that do not exist are given as the last one.

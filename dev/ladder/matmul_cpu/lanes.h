@@ -1,6 +1,6 @@
 /* Faster than loops: the sum is cut into 4 * LANES sums that do not wait for one another. LANES of them lie in one
- * vector, which one instruction multiplies and adds (vector_fma, product.h). What limits it now are loads: two vectors
- * for each product of vectors, and all of w comes from the outer caches again for each row of x. */
+ * vector, which one instruction multiplies and adds (vector_fma, product.h). What limits it now are loads: two
+ * vectors for each product of vectors, and all of w comes from the outer caches again for each row of x. */
 
 // Their sum.
 static inline real lanes_sum(Vector v) {

@@ -1,7 +1,7 @@
-/* Faster than blocked: the lanes of a vector are outputs, not parts of one sum. A panel is TILE_COLS rows of w, copied
- * so that the TILE_COLS numbers of one i are adjacent. A tile of TILE_ROWS rows of x then needs two loads and TILE_ROWS
- * broadcasts for 2 * TILE_ROWS products of vectors, all in one stream, and nothing is left to add up across lanes in
- * the end. The copy is made once and used by all rows of x. */
+/* Faster than blocked: the lanes of a vector are outputs, not parts of one sum. A panel is TILE_COLS rows of w,
+ * copied so that the TILE_COLS numbers of one i are adjacent. A tile of TILE_ROWS rows of x then needs two loads and
+ * TILE_ROWS broadcasts for 2 * TILE_ROWS products of vectors, all in one stream, and nothing is left to add up
+ * across lanes in the end. The copy is made once and used by all rows of x. */
 
 // panel[i, c] = w[o + c, i]; 0 for rows of w that do not exist.
 static inline void packed_panel(real* panel, const real* w, int IC, int columns) {

@@ -1,5 +1,5 @@
-/* Faster than packed: the panels are independent, so each core takes one after the other. Every output is still one sum
- * in the same order by one thread: the number of threads changes no bit. */
+/* Faster than packed: the panels are independent, so each core takes one after the other. Every output is still one
+ * sum in the same order by one thread: the number of threads changes no bit. */
 #define LADDER_THREADS
 #include "dev/ladder/matmul_cpu/packed.h"
 
