@@ -24,19 +24,29 @@ static __device__ inline void mma_copy(uint32_t tile, const floatX* m, int rows,
     }
 }
 
+typedef struct {
+    floatX* y;
+    const floatX* b;
+    int N, OC;
+    Mode mode;
+} MmaOutput;
+
 // Two neighbouring outputs, y[n, o] and the next.
-static __device__ inline void mma_write(floatX* y, const floatX* b, float v0, float v1, int n, int o, int N, int OC,
-                                        Mode mode) {
+static __device__ inline void mma_write(MmaOutput to, float v0, float v1, int n, int o) {
     float v[2] = {v0, v1};
-    int count = n < N ? min(2, OC - o) : 0;
-    floatX* to = y + (size_t)n * (size_t)OC + o;
-    for (int i = 0; i < count; i++) {
-        if (b) v[i] += to_float(b[o + i]);
-        if (mode == ADD) v[i] += to_float(to[i]);
+    int count = n < to.N ? min(2, to.OC - o) : 0;
+    floatX* y = to.y + (size_t)n * (size_t)to.OC + o;
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+        if (i >= count) break;
+        if (to.b) v[i] += to_float(to.b[o + i]);
+        if (to.mode == ADD) v[i] += to_float(y[i]);
     }
-    if (count == 2 && OC % 2 == 0) *(uint32_t*)to = pack_floatx2(v[0], v[1]);
+    if (count == 2 && to.OC % 2 == 0) *(uint32_t*)y = pack_floatx2(v[0], v[1]);
     else
-        for (int i = 0; i < count; i++) to[i] = from_float<floatX>(v[i]);
+#pragma unroll
+        for (int i = 0; i < 2; i++)
+            if (i < count) y[i] = from_float<floatX>(v[i]);
 }
 
 static __global__ void __launch_bounds__(MMA_THREADS, 2)
@@ -46,6 +56,7 @@ static __global__ void __launch_bounds__(MMA_THREADS, 2)
     int n0 = (int)blockIdx.y * MMA_SIDE, o0 = (int)blockIdx.x * MMA_SIDE, warp = (int)threadIdx.x / WARP;
     int lane = (int)threadIdx.x % WARP, row = warp / 4 * 64, column = warp % 4 * 32;  // the warp's first outputs
     float sum[4][4][4] = {};
+    MmaOutput to = {y, p.b, N, OC, mode};
     mma_copy(tiles, x, N, n0, IC, 0);
     mma_copy(tiles + MMA_TILE_BYTES, p.w, OC, o0, IC, 0);
     for (int i0 = 0, turn = 0; i0 < IC; i0 += MMA_DEPTH, turn ^= 1) {
@@ -75,8 +86,8 @@ static __global__ void __launch_bounds__(MMA_THREADS, 2)
         for (int j = 0; j < 4; j++)
 #pragma unroll
             for (int half = 0; half < 2; half++)
-                mma_write(y, p.b, sum[m][j][2 * half], sum[m][j][2 * half + 1], n0 + row + 16 * m + 8 * half + lane / 4,
-                          o0 + column + 8 * j + lane % 4 * 2, N, OC, mode);
+                mma_write(to, sum[m][j][2 * half], sum[m][j][2 * half + 1], n0 + row + 16 * m + 8 * half + lane / 4,
+                          o0 + column + 8 * j + lane % 4 * 2);
 }
 
 static inline void mma_matmul_forward(floatX* y, const floatX* x, Linear p, int N, int IC, int OC, Mode mode,

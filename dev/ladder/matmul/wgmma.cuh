@@ -41,13 +41,13 @@ static __device__ inline void wgmma_load(uint32_t tiles, uint32_t full, uint32_t
 }
 
 // A warp's 16 rows of outputs, through two tiles of shared memory, so that a row is written in pieces of 16 bytes.
-static __device__ inline void wgmma_write(floatX* y, const floatX* bias, float (&sum)[16][4], uint32_t tile0,
-                                          uint32_t tile1, int n0, int o0, int N, int OC, Mode mode) {
+static __device__ inline void wgmma_write(MmaOutput to, float (&sum)[16][4], uint32_t tile0, uint32_t tile1, int n0,
+                                          int o0) {
     int lane = (int)threadIdx.x % WARP, warp_row = (int)threadIdx.x % WARPGROUP / WARP * 16;
 #pragma unroll
     for (int j = 0; j < 16; j++) {
         int o = o0 + 8 * j + lane % 4 * 2;
-        float b0 = bias && o < OC ? to_float(bias[o]) : 0, b1 = bias && o + 1 < OC ? to_float(bias[o + 1]) : 0;
+        float b0 = to.b && o < to.OC ? to_float(to.b[o]) : 0, b1 = to.b && o + 1 < to.OC ? to_float(to.b[o + 1]) : 0;
         sum[j][0] += b0, sum[j][1] += b1, sum[j][2] += b0, sum[j][3] += b1;
     }
 #pragma unroll
@@ -64,15 +64,15 @@ static __device__ inline void wgmma_write(floatX* y, const floatX* bias, float (
         int row = warp_row + 2 * i + lane / 16, piece = lane % 16, n = n0 + row, o = o0 + 8 * piece;
         Vector<floatX> v =
             load128((const floatX*)__cvta_shared_to_generic(swizzle_128b(piece < 8 ? tile0 : tile1, row, piece % 8)));
-        floatX* to = y + (size_t)n * (size_t)OC + o;
-        if (n >= N || o >= OC) continue;
-        if (OC % 8 == 0 && mode == SET) {
-            store128(to, v);
+        floatX* y = to.y + (size_t)n * (size_t)to.OC + o;
+        if (n >= to.N || o >= to.OC) continue;
+        if (to.OC % 8 == 0 && to.mode == SET) {
+            store128(y, v);
             continue;
         }
 #pragma unroll
         for (int k = 0; k < 8; k++)
-            if (o + k < OC) to[k] = mode == ADD ? from_float<floatX>(to_float(to[k]) + to_float(v.v[k])) : v.v[k];
+            if (o + k < to.OC) y[k] = to.mode == ADD ? from_float<floatX>(to_float(y[k]) + to_float(v.v[k])) : v.v[k];
     }
 }
 #endif
@@ -120,7 +120,8 @@ static __global__ void __launch_bounds__(GROUPS* WARPGROUP, 2)
     fence_operand(sum);
     // The tiles of x of two stages are this warpgroup's own.
     uint32_t tile = tiles + group * TMA_TILE_BYTES;
-    wgmma_write(y, bias, sum, tile, tile + STAGE_BYTES, n0 + group * TMA_BOX, o0, N, OC, mode);
+    MmaOutput to = {y, bias, N, OC, mode};
+    wgmma_write(to, sum, tile, tile + STAGE_BYTES, n0 + group * TMA_BOX, o0);
 #endif
 }
 
