@@ -90,7 +90,7 @@ static __global__ void __launch_bounds__(THREADS)
     for (int k0 = 0, turn = 0; k0 < keys; k0 += KEYS, turn ^= 1) {
         uint32_t k_tile = kv_tiles + turn * 2 * TILE_BYTES, next = kv_tiles + (turn ^ 1) * 2 * TILE_BYTES;
         cp_async_wait_all();
-        __syncthreads();  // this step's tiles are there, and nobody reads the other two any more
+        __syncthreads();  // this step's tiles are there, and the other two are no longer read
         if (k0 + KEYS < keys) {
             const floatX* ahead = x + (size_t)(k0 + KEYS) * stride;
             flash_copy(next, ahead + C, stride, T - k0 - KEYS, a.HS);

@@ -62,7 +62,7 @@ static __global__ void __launch_bounds__(MMA_THREADS, 2)
     for (int i0 = 0, turn = 0; i0 < IC; i0 += MMA_DEPTH, turn ^= 1) {
         uint32_t x_tile = tiles + turn * 2 * MMA_TILE_BYTES, next = tiles + (turn ^ 1) * 2 * MMA_TILE_BYTES;
         cp_async_wait_all();
-        __syncthreads();  // these tiles are there, and nobody reads the other two any more
+        __syncthreads();  // these tiles are there, and the other two are no longer read
         if (i0 + MMA_DEPTH < IC) {
             mma_copy(next, x, N, n0, IC, i0 + MMA_DEPTH);
             mma_copy(next + MMA_TILE_BYTES, p.w, OC, o0, IC, i0 + MMA_DEPTH);

@@ -21,8 +21,8 @@ static __device__ inline void vectors_copy(float (*tile)[SIDE + 4], const floatX
     for (int j = 0; j < EACH; j++) tile[k + j][r] = v[j];
 }
 
-// A thread's rows, or columns, of the tile: four from 4 t on, and four from SIDE / 2 + 4 t on. Threads beside one
-// another read adjacent banks.
+// A thread's rows, or columns, of the tile: four from 4 t on, and four from SIDE / 2 + 4 t on. Neighbouring
+// threads read adjacent banks.
 static __device__ inline int vectors_place(int t, int j) { return j < 4 ? 4 * t + j : SIDE / 2 + 4 * t + j - 4; }
 
 static __global__ void __launch_bounds__(256)
