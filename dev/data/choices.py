@@ -2,7 +2,7 @@
 
 The file: a header of 256 int32 (magic 20240522, version 1, number of examples, bytes of the longest), then each example
 as uint16: 65535, its bytes, its number, the label, the number of endings, and context and endings as a length and its
-tokens. A number of bytes or of an example that is above 65,535 has only its low 16 bits there. Readers that go by the
+tokens. In version 2, of this project alone, the characters of each ending follow, by which acc_norm divides losses. A number of bytes or of an example that is above 65,535 has only its low 16 bits there. Readers that go by the
 lengths, as this project's does, need neither; llm.c itself reads sets of four endings below these limits.
 """
 import argparse
@@ -15,7 +15,7 @@ from array import array
 from documents import Parser, UserError, positive, temporary_of
 from prepare_gpt2 import Vocabulary, make_tokenizer
 
-MAGIC, VERSION, BEGIN = 20240522, 1, 65535
+MAGIC, VERSION, WITH_CHARACTERS, BEGIN = 20240522, 1, 2, 65535
 BATCH = 256  # examples that are encoded together
 
 
@@ -68,27 +68,29 @@ def text_of(example, key, where):
     return value
 
 
-def words_of(number, label, texts):
-    """One example; texts are the tokens of the context and of each ending."""
+def words_of(number, label, texts, characters):
+    """One example; texts are the tokens of the context and of each ending, characters numbers of characters or none."""
     words = array("H", [BEGIN, 0, number & 0xFFFF, label, len(texts) - 1])
     for tokens in texts:
         words.append(len(tokens))
         words.extend(tokens)
+    words.extend(characters)
     words[1] = 2 * len(words) & 0xFFFF
     return words
 
 
-def encode(tokenizer, vocabulary, batch, number):
-    """[(context, endings, label)] -> one example after the other; `number` is that of the first."""
+def encode(tokenizer, vocabulary, batch, number, counts):
+    """[(context, endings, label)] -> one example after the other; `number` is that of the first. counts: with characters."""
     texts = [text for context, endings, _ in batch for text in (context, *endings)]
     texts = [text.encode("utf-8", "replace").decode("utf-8") for text in texts]  # halves of surrogate pairs
     encodings = iter(tokenizer.encode_batch(texts, add_special_tokens=False))
     for i, (_, endings, label) in enumerate(batch, number):
         tokens = [next(encodings).ids for _ in range(1 + len(endings))]
         tokens[0] = tokens[0] or [vocabulary.end_of_text]  # something must come before an ending
-        if len(endings) > 65535 or max(map(len, tokens)) > 65535 or not all(tokens):
+        characters = [len(ending) - 1 for ending in endings] if counts else []  # without the space before an ending
+        if len(endings) > 65535 or max(map(len, tokens)) > 65535 or not all(tokens) or not all(0 < c < 65536 for c in characters):
             raise UserError(f"example {i}: its texts, or their number, are too many or empty for the file's format")
-        yield words_of(i, label, tokens)
+        yield words_of(i, label, tokens, characters)
 
 
 def batches(examples, limit):
@@ -104,7 +106,7 @@ def batches(examples, limit):
         yield batch
 
 
-def write_set(f, options, examples):
+def write_set(f, options, examples, counts):
     vocabulary = Vocabulary(options.vocab)
     if vocabulary.size > BEGIN:
         raise UserError(f"{options.vocab}: {vocabulary.size} tokens; the file's format holds numbers below {BEGIN}")
@@ -112,7 +114,7 @@ def write_set(f, options, examples):
     count = longest = most = 0
     f.write(b"\0" * 1024)
     for batch in batches(examples, options.limit):
-        for words in encode(tokenizer, vocabulary, batch, count):
+        for words in encode(tokenizer, vocabulary, batch, count, counts):
             count, longest, most = count + 1, max(longest, 2 * len(words)), max(most, words[4])
             if sys.byteorder == "big":
                 words.byteswap()
@@ -120,18 +122,18 @@ def write_set(f, options, examples):
     if count == 0:
         raise UserError(f"{options.local}: no examples in it")
     f.seek(0)
-    f.write(struct.pack("<4i", MAGIC, VERSION, count, longest))
+    f.write(struct.pack("<4i", MAGIC, WITH_CHARACTERS if counts else VERSION, count, longest))
     return f"{count} examples of {'up to ' if most > 1 else ''}{most} ending{'s' if most > 1 else ''}"
 
 
-def write(options, examples):
-    """Encode (context, endings, label) of an iterable and write the set, complete or not at all."""
+def write(options, examples, counts=False):
+    """Encode (context, endings, label) of an iterable and write the set, complete or not at all. counts: version 2."""
     folder = os.path.dirname(options.out) or "."
     os.makedirs(folder, exist_ok=True)
     temporary = temporary_of(folder, os.path.basename(options.out))
     try:
         with open(temporary, "wb") as f:
-            what = write_set(f, options, examples)
+            what = write_set(f, options, examples, counts)
             f.flush()
             os.fsync(f.fileno())
         os.replace(temporary, options.out)

@@ -10,7 +10,8 @@ Needs Python 3.8 or later and the package `tokenizers`. --vocab is a directory a
 
 An ending is encoded with a space before it, apart from its context. Contexts are taken as they stand, as llm.c does from
 "ctx". --lm-eval makes them from a line of jsonl as lm-evaluation-harness does: the activity, a colon, "ctx_a" and "ctx_b"
-with a capital letter, and no text in brackets, in endings neither; plain text has mostly been made so already.
+with a capital letter, and no text in brackets, in endings neither; plain text has mostly been made so already. Such a set
+also has the characters of each ending, and acc_norm divides by them as the harness does; llm.c cannot read it.
 """
 import re
 import sys
@@ -74,4 +75,4 @@ def add_options(parser):
 
 
 if __name__ == "__main__":
-    sys.exit(run(lambda a: parse(__doc__, add_options, a), lambda o: write(o, examples(o)), sys.argv[1:]))
+    sys.exit(run(lambda a: parse(__doc__, add_options, a), lambda o: write(o, examples(o), o.lm_eval), sys.argv[1:]))

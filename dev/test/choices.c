@@ -28,12 +28,16 @@ static void put_text(Text* out, int example, int text, int length) {
     for (int k = 0; k < length; k++) put_word(out, (size_t)token_of(example, text, k));
 }
 
-static void put_header(Text* out, int32_t count) {
-    int32_t header[256] = {20240522, 1, count, 0};
+static void put_header(Text* out, int32_t count, int32_t version) {
+    int32_t header[256] = {20240522, version, count, 0};
     text_append(out, (const char*)header, sizeof header);
 }
 
-static void put_example(Text* out, int example, int label, int endings, const int* lengths) {
+static int characters_of(int example, int ending) {
+    return 1 + (int)(draw((uint32_t)example, 103, (uint32_t)ending) % 9);
+}
+
+static void put_example(Text* out, int example, int label, int endings, const int* lengths, int version) {
     size_t begin = out->length;
     put_word(out, 65535);
     put_word(out, 0);
@@ -41,6 +45,7 @@ static void put_example(Text* out, int example, int label, int endings, const in
     put_word(out, (size_t)label);
     put_word(out, (size_t)endings);
     for (int text = 0; text <= endings; text++) put_text(out, example, text, lengths[text]);
+    for (int k = 0; k < endings && version == 2; k++) put_word(out, (size_t)characters_of(example, k));
     uint16_t bytes = (uint16_t)(out->length - begin);
     memcpy(out->text + begin + 2, &bytes, 2);
 }
@@ -57,18 +62,20 @@ static int length_of(int example, int text) {
     return text ? 1 + (int)(u % 7) : 1 + (int)(u % 20);
 }
 
-static char* put_set(Tests* t, const char* name, int cloze) {
+static char* put_set_of(Tests* t, const char* name, int cloze, int version) {
     Text out = {NULL, 0, 0};
-    put_header(&out, EXAMPLES);
+    put_header(&out, EXAMPLES, version);
     for (int i = 0; i < EXAMPLES; i++) {
         int lengths[1 + MOST_ENDINGS];
         for (int text = 0; text <= endings_of(i, cloze); text++) lengths[text] = length_of(i, text);
-        put_example(&out, i, label_of(i, cloze), endings_of(i, cloze), lengths);
+        put_example(&out, i, label_of(i, cloze), endings_of(i, cloze), lengths, version);
     }
     char* path = put_file(t, name, out.text, out.length);
     free(out.text);
     return path;
 }
+
+static char* put_set(Tests* t, const char* name, int cloze) { return put_set_of(t, name, cloze, 1); }
 
 static int is_text(MultipleChoiceText text, int example, int number, int length) {
     int good = text.length == length;
@@ -102,8 +109,8 @@ static void test_large(Tests* t) {
     MultipleChoice c;
     Text out = {NULL, 0, 0};
     int lengths[] = {2, 1}, good = 1;
-    put_header(&out, MANY);
-    for (int i = 0; i < MANY; i++) put_example(&out, i, 0, 1, lengths);
+    put_header(&out, MANY, 1);
+    for (int i = 0; i < MANY; i++) put_example(&out, i, 0, 1, lengths, 1);
     char* path = put_file(t, "many.bin", out.text, out.length);
     multiple_choice_open(&c, path, V);
     for (int i = 0; i < MANY; i += 997) good = good && is_text(multiple_choice_example(&c, i).context, i, 0, 2);
@@ -114,9 +121,9 @@ static void test_large(Tests* t) {
 
     int long_lengths[] = {30000, 20000, 65535};
     memset(&out, 0, sizeof out);
-    put_header(&out, 2);
-    put_example(&out, 0, 1, 2, long_lengths);
-    put_example(&out, 1, 0, 1, lengths);
+    put_header(&out, 2, 1);
+    put_example(&out, 0, 1, 2, long_lengths, 1);
+    put_example(&out, 1, 0, 1, lengths, 1);
     path = put_file(t, "long.bin", out.text, out.length);
     multiple_choice_open(&c, path, V);
     MultipleChoiceExample e = multiple_choice_example(&c, 0);
@@ -173,7 +180,8 @@ static void test_refused(Tests* t) {
         const char* message;
     } cases[] = {
         {"magic number", 0, 1, 0, "magic number is"},
-        {"version 2", 2, 2, 0, "version 2, but only version 1"},
+        {"version 3", 2, 3, 0, "version 3, but only versions 1 and 2"},
+        {"version 2 without characters", 2, 2, 0, "example 0: its header gives 24 bytes, but its texts take 28"},
         {"no examples", 4, 0, 0, "gives 0 examples"},
         {"too many examples", 4, 30000, 0, "gives 30000 examples, but 46 bytes"},
         {"one example more than there is", 4, 3, 0, "gives 3 examples, but 46 bytes"},
@@ -195,10 +203,10 @@ static void test_refused(Tests* t) {
     };
     int lengths[] = {2, 1, 1, 1};
     Text good = {NULL, 0, 0};
-    put_header(&good, 2);
-    put_example(&good, 0, 1, 2, lengths);
+    put_header(&good, 2, 1);
+    put_example(&good, 0, 1, 2, lengths, 1);
     lengths[0] = 1;
-    put_example(&good, 1, 0, 2, lengths);
+    put_example(&good, 1, 0, 2, lengths, 1);
     size_t n = good.length;
     text_append(&good, "\0\0\0\0", 4);
     for (size_t i = 0; i < COUNT_OF(cases); i++) {
@@ -224,6 +232,17 @@ static void test_refused(Tests* t) {
         free(file);
     }
     expect(t, failed == t->failed, "any byte damaged", "see above");
+    // With characters: the last words are those of the last example's endings.
+    good.length = 0;
+    put_header(&good, 1, 2);
+    put_example(&good, 0, 1, 2, lengths, 2);
+    for (int k = 0; k < 2; k++) {
+        if (k) memset(good.text + good.length - 2, 0, 2);
+        char* bad = put_file(t, "bad.bin", good.text, good.length - (k ? 0 : 2));
+        expect_end(t, USAGE, k ? "no characters" : "truncated before the characters",
+                   k ? "example 0: an ending has no characters" : "ends inside example 0 of 1", open_set, bad);
+        free(bad);
+    }
     char* file = put_set(t, "short.bin", 0);
     expect_end(t, USAGE, "an ending that is longer than sequences", "has 7 tokens, but sequences have 4 at most (-t)",
                open_short, file);
@@ -305,7 +324,7 @@ static real loss_of(int example, int ending, int k) {
 static int is_right(int example, int k) { return draw((uint32_t)example, 300, (uint32_t)k) % 4 != 0; }
 
 // The same counts without micro-batches.
-static MultipleChoiceSums sums_by_loops(int cloze) {
+static MultipleChoiceSums sums_by_loops(int cloze, int version) {
     MultipleChoiceSums sums = {EXAMPLES, 0, 0, 0};
     for (int i = 0; i < EXAMPLES; i++) {
         int n = endings_of(i, cloze), best = 0, best_norm = 0, all_right = 1;
@@ -314,7 +333,7 @@ static MultipleChoiceSums sums_by_loops(int cloze) {
             loss[ending] = 0;
             for (int k = 0; k < length_of(i, 1 + ending); k++) loss[ending] += (double)loss_of(i, ending, k);
             if (isnan(loss[ending])) loss[ending] = INFINITY;
-            mean[ending] = loss[ending] / length_of(i, 1 + ending);
+            mean[ending] = loss[ending] / (version == 2 ? characters_of(i, ending) : length_of(i, 1 + ending));
         }
         for (int ending = n - 1; ending >= 0; ending--) {
             if (loss[ending] <= loss[best]) best = ending;
@@ -328,12 +347,12 @@ static MultipleChoiceSums sums_by_loops(int cloze) {
     return sums;
 }
 
-static void test_score(Tests* t, int cloze) {
+static void test_score(Tests* t, int cloze, int version) {
     MultipleChoice c;
     ProcessGroup alone = group_alone();
-    char* path = put_set(t, cloze ? "cloze.bin" : "set.bin", cloze);
+    char* path = put_set_of(t, cloze ? "cloze.bin" : "set.bin", cloze, version);
     multiple_choice_open(&c, path, V);
-    MultipleChoiceSums want = sums_by_loops(cloze);
+    MultipleChoiceSums want = sums_by_loops(cloze, version);
     for (size_t shape = 0; shape < COUNT_OF(SHAPES); shape++) {
         MultipleChoiceSums got = {0, 0, 0, 0};
         for (int rank = 0; rank < SHAPES[shape].ranks; rank++) {
@@ -360,8 +379,9 @@ static void test_score(Tests* t, int cloze) {
             if (!shares) expect(t, 0, "shares of the counts", "they are others");
             multiple_choice_end(&e);
         }
-        char* name = xprintf("%s: %d rows, sequences of %d, %d ranks", cloze ? "clozes" : "choices", SHAPES[shape].N,
-                             SHAPES[shape].T, SHAPES[shape].ranks);
+        char* name =
+            xprintf("%s%s: %d rows, sequences of %d, %d ranks", cloze ? "clozes" : "choices",
+                    version == 2 ? " by characters" : "", SHAPES[shape].N, SHAPES[shape].T, SHAPES[shape].ranks);
         char* why = xprintf("%g %g %g %g, not %g %g %g %g", got.examples, got.correct, got.correct_norm, got.cloze_loss,
                             want.examples, want.correct, want.correct_norm, want.cloze_loss);
         int same_loss = got.cloze_loss == want.cloze_loss || !isfinite(want.cloze_loss);
@@ -401,8 +421,9 @@ int main(void) {
     test_large(&t);
     test_refused(&t);
     test_pack(&t);
-    test_score(&t, 0);
-    test_score(&t, 1);
+    test_score(&t, 0, 1);
+    test_score(&t, 1, 1);
+    test_score(&t, 0, 2);
     test_sets(&t);
     return tests_close(&t);
 }

@@ -55,7 +55,7 @@ want='65535 20 0 0 1 1 256 2 32 98 65535 50 1 5 6 1 97 2 32 98 2 32 99 2 32 100 
 printf '%s\n' '{"activity_label": "X", "ctx_a": "a [b] c [title]", "ctx_b": "the D", "endings": ["e [f]", "g"], "label": 0}' >"$work/lm.jsonl"
 prepared '--lm-eval' hellaswag "$work/lm.jsonl" --lm-eval --out "$work/lm.bin"
 want=$(printf 'X: a c. The d' | od -An -v -tu1 -w1 | tr -d ' ' | tr '\n' ' ')
-[ "$(words "$work/lm.bin")" = "65535 52 0 0 2 13 ${want}3 32 101 32 2 32 103 " ] || fail '--lm-eval' "$(words "$work/lm.bin")"
+[ "$(words "$work/lm.bin")" = "65535 56 0 0 2 13 ${want}3 32 101 32 2 32 103 2 1 " ] || fail '--lm-eval' "$(words "$work/lm.bin")"
 cat "$work/six.txt" "$work/six.txt" "$work/six.txt" >"$work/three.txt"
 prepared '--limit' hellaswag "$work/three.txt" --limit 2 --out "$work/two.bin"
 [ "$(words "$work/two.bin" | grep -o 65535 | wc -l)" -eq 2 ] || fail '--limit' 'not two examples'
@@ -75,6 +75,7 @@ prepare_refused 'no JSON'            'line 1 is not JSON'                 hellas
 prepare_refused 'no endings'         "'endings' are not a list"           hellaswag '{"ctx": "a", "endings": [], "label": 0}\n'
 prepare_refused 'no context'         "its 'ctx' is not a string"          hellaswag '{"endings": ["b"], "label": 0}\n'
 prepare_refused 'not UTF-8'          'is not UTF-8 text'                  hellaswag 'a\xff\n1\nb\nc\nd\ne\n'
+prepare_refused 'lm-eval, no letter' 'example 0: its texts'           hellaswag '{"activity_label": "X", "ctx_a": "a", "ctx_b": "b", "endings": ["c", "[d]"], "label": 0}\n' --lm-eval
 prepare_refused 'six lines, lm-eval' 'needs the fields of a .jsonl'       hellaswag 'a\n1\nb\nc\nd\ne\n' --lm-eval
 prepare_refused 'one word'           'has no two words'                   lambada   '{"text": "word"}\n'
 prepare_refused 'another key'        "its 'txt' is not a string"          lambada   '{"text": "a b"}\n' --text-key txt

@@ -2,8 +2,8 @@
  *
  *   loss       of an ending: minus the logarithm of its probability after the context, the sum over its tokens
  *   acc        the share of examples whose correct ending has the smallest loss; of equal ones the first
- *   acc_norm   the same for the loss divided by the ending's tokens, as in llm.c's evaluation;
- *              lm-evaluation-harness divides by the ending's characters and calls that acc_norm
+ *   acc_norm   the same for the loss divided by the ending's tokens, as in llm.c's evaluation; by its characters, as
+ *              in lm-evaluation-harness, if the set has their numbers
  *   cloze      an example with one ending. It counts in acc if each token of the ending is the model's most likely one
  *              (of equal ones the first). perplexity is exp(mean loss of the endings), as in lm-evaluation-harness
  *
@@ -25,6 +25,7 @@
 typedef struct {
     int label, ending, endings;
     int first, count;  // its rows among the scored ones
+    int norm;          // what acc_norm divides its loss by
 } MultipleChoiceSequence;
 
 // All double, for group_sum_counts().
@@ -112,6 +113,7 @@ static inline void multiple_choice_put(MultipleChoiceEvaluation* e, MultipleChoi
     s.label = example.label;
     s.ending = e->ending, s.endings = example.endings;
     s.first = e->scored, s.count = ending.length;
+    s.norm = example.characters ? example.characters[e->ending] : ending.length;
     int begin = documents->cu_seqlens[e->count], cut = context.length + ending.length - 1 - length;
     for (int t = 0; t < length; t++) {
         int at = cut + t, of_ending = at - context.length;
@@ -153,7 +155,7 @@ static inline void multiple_choice_score(MultipleChoiceEvaluation* e, const real
         const MultipleChoiceSequence* s = &e->sequences[i];
         double loss = 0, mean;
         for (int k = 0; k < s->count; k++) loss += (double)losses[s->first + k];
-        mean = loss / s->count;
+        mean = loss / s->norm;
         e->sums.not_finite += !isfinite(loss);
         if (s->ending == 0) e->best = e->best_norm = -1, e->best_loss = e->best_mean = INFINITY;
         if (loss < e->best_loss) e->best = s->ending, e->best_loss = loss;

@@ -1,9 +1,10 @@
 /* Multiple-choice sets, as llm.c writes them: a context, several endings, and the number of the correct one.
  *
- *   256 x int32   header: [0] magic 20240522, [1] version 1, [2] number of examples, [3] bytes of the longest,
+ *   256 x int32   header: [0] magic 20240522, [1] version 1 or 2, [2] number of examples, [3] bytes of the longest,
  *                 [4] accuracy of a guess in millionths, 0 if unknown (an addition of this project), zeros
  *   an example    uint16, little-endian: 65535, its bytes, its number from 0, the label (number of the correct ending),
- *                 the number of endings, then the length and the tokens of the context, and the same for each ending
+ *                 the number of endings, then the length and the tokens of the context, and the same for each ending;
+ *                 with version 2 (of this project) last the characters of each ending, which losses are divided by
  *
  * If an example has 65,536 bytes or more, or so large a number, the field has the low 16 bits: the lengths determine
  * where an example ends. (llm.c uses the bytes instead, and expects four endings and fewer examples.) An example with
@@ -15,13 +16,19 @@
 
 #include "llmc/data/files/shards.h"
 
-enum { MULTIPLE_CHOICE_VERSION = 1, MULTIPLE_CHOICE_BEGIN = 65535, MULTIPLE_CHOICE_CHANCE = 4 };
+enum {
+    MULTIPLE_CHOICE_VERSION = 1,
+    MULTIPLE_CHOICE_WITH_CHARACTERS = 2,
+    MULTIPLE_CHOICE_BEGIN = 65535,
+    MULTIPLE_CHOICE_CHANCE = 4
+};
 #define MULTIPLE_CHOICE_MAX_FILE ((size_t)1 << 31)
 
 typedef struct {
     char* file;
     int count;
     int is_cloze;        // every example is a cloze
+    size_t* characters;  // [count] index of the first ending's number of characters; NULL: version 1
     double chance;       // accuracy of a guess; 0: unknown
     uint16_t* words;     // all examples
     size_t* first;       // [count] index of the word with the label of each example
@@ -39,6 +46,7 @@ typedef struct {
 typedef struct {
     int label, endings;
     MultipleChoiceText context;
+    const uint16_t* characters;  // [endings], or NULL
 } MultipleChoiceExample;
 
 // The context or ending whose length is at `word`.
@@ -49,7 +57,10 @@ static inline MultipleChoiceText multiple_choice_text_at(const uint16_t* word) {
 
 static inline MultipleChoiceExample multiple_choice_example(const MultipleChoice* c, int i) {
     const uint16_t* word = c->words + c->first[i];
-    MultipleChoiceExample e = {.label = word[0], .endings = word[1], .context = multiple_choice_text_at(word + 2)};
+    MultipleChoiceExample e = {.label = word[0],
+                               .endings = word[1],
+                               .context = multiple_choice_text_at(word + 2),
+                               .characters = c->characters ? c->words + c->characters[i] : NULL};
     return e;
 }
 
@@ -89,6 +100,15 @@ static inline size_t multiple_choice_check(MultipleChoice* c, int i, size_t at, 
         if (text) c->longest_ending = max_int(c->longest_ending, (int)length);
         used += 1 + length;
     }
+    if (c->characters) {
+        c->characters[i] = at + used;
+        if (left - used < w[ENDINGS])
+            die(USAGE, "%s: ends inside example %d of %d; the file is truncated", c->file, i, c->count);
+        for (size_t k = 0; k < w[ENDINGS]; k++)
+            if (w[used + k] == 0)
+                die(USAGE, "%s: example %d: an ending has no characters; the file is damaged", c->file, i);
+        used += w[ENDINGS];
+    }
     if (w[BYTES] != (2 * used & 65535))
         die(USAGE, "%s: example %d: its header gives %d bytes, but its texts take %zu; the file is damaged", c->file, i,
             w[BYTES], 2 * used);
@@ -110,9 +130,9 @@ static inline void multiple_choice_open(MultipleChoice* c, const char* path, int
         die(USAGE,
             "%s: is not a multiple-choice set: its magic number is %d, not %d; make one with dev/data/hellaswag.py",
             path, (int)header[0], (int)SHARD_MAGIC_EVALUATION);
-    if (header[1] != MULTIPLE_CHOICE_VERSION)
-        die(USAGE, "%s: multiple-choice set of version %d, but only version %d is supported", path, (int)header[1],
-            (int)MULTIPLE_CHOICE_VERSION);
+    if (header[1] != MULTIPLE_CHOICE_VERSION && header[1] != MULTIPLE_CHOICE_WITH_CHARACTERS)
+        die(USAGE, "%s: multiple-choice set of version %d, but only versions %d and %d are supported", path,
+            (int)header[1], (int)MULTIPLE_CHOICE_VERSION, (int)MULTIPLE_CHOICE_WITH_CHARACTERS);
     size_t n = (size - SHARD_HEADER_BYTES) / sizeof *c->words;
     c->count = (int)header[2];
     c->chance = header[MULTIPLE_CHOICE_CHANCE] / 1e6;
@@ -127,6 +147,8 @@ static inline void multiple_choice_open(MultipleChoice* c, const char* path, int
     crc32_init(&crc);
     c->crc = crc32_update(&crc, 0, c->words, n * sizeof *c->words);
     c->first = (size_t*)xmalloc((size_t)c->count * sizeof *c->first);
+    if (header[1] == MULTIPLE_CHOICE_WITH_CHARACTERS)
+        c->characters = (size_t*)xmalloc((size_t)c->count * sizeof *c->characters);
     c->is_cloze = 1;
     for (int i = 0; i < c->count; i++) at = multiple_choice_check(c, i, at, n, V);
     if (SHARD_HEADER_BYTES + at * sizeof *c->words != size)
@@ -143,7 +165,7 @@ static inline void multiple_choice_name(const MultipleChoice* c, char name[32]) 
 }
 
 static inline void multiple_choice_close(MultipleChoice* c) {
-    free(c->file), free(c->words), free(c->first);
+    free(c->file), free(c->words), free(c->first), free(c->characters);
     memset(c, 0, sizeof *c);
 }
 
