@@ -255,7 +255,7 @@ static StepWork step_work(const TaskModel* m, MlmCounts counts, int sequences) {
 // One optimizer step. The GPU runs it asynchronously. run_end_step() reads its results and logs them.
 static void train_step(Run* r, TaskModel* m, MlmSource* data) {
     StepLosses losses = {.count = 1, .values = {m->a.loss}, .names = {"loss"}};
-    MlmCounts counts = mlm_source_step(data, run_step_sequence(r), m->encoder.B, &r->group);
+    MlmCounts counts = mlm_source_step(data, run_step_sequence(r), m->encoder.B, r->micro_steps, &r->group);
     for (MicroBatch b = run_begin_step(r); run_next_micro_batch(r, &b);) {
         MlmInput in = mlm_load(&data->loader, &data->batches[b.index], &r->ctx);
         forward_task(m, &in, &r->ctx);

@@ -617,11 +617,10 @@ static StepWork step_work(const Config* c, MlmCounts counts, int sequences) {
 static void train_step(Run* r, Model* m, MlmSource* data, LossMean mean) {
     StepLosses losses = {
         .count = m->config.next ? 2 : 1, .values = {&m->a.loss[0], &m->a.loss[1]}, .names = {"mlm_loss", "nsp_loss"}};
-    MlmCounts counts = mlm_source_step(data, run_step_sequence(r), m->B, &r->group);
+    MlmCounts counts = mlm_source_step(data, run_step_sequence(r), m->B, r->micro_steps, &r->group);
     for (MicroBatch b = run_begin_step(r); run_next_micro_batch(r, &b);) {
-        const MlmBatch* batch = &data->batches[b.index];
-        MlmInput in = mlm_load(&data->loader, batch, &r->ctx);
-        MlmScales scales = mlm_scales(mean, batch, counts, r->micro_steps * r->group.size);
+        MlmInput in = mlm_load(&data->loader, &data->batches[b.index], &r->ctx);
+        MlmScales scales = mlm_scales(mean, &data->batches[b.index], counts, r->micro_steps * r->group.size);
         forward(m, &in, &r->ctx);
         compute_loss(m, &in, scales, b.direction, b.mode, &r->ctx);
         if (b.direction == BACKWARD) backward(m, &in, b.mode, &r->ctx);
@@ -667,9 +666,9 @@ static void embed(Run* r, Model* m, MlmSource* data, const MlmSettings* s) {
 // Settings and startup
 
 static int settings_flags(Trainer* t) {
-    int count = settings_rows(&t->run.settings, t->run.flags,
-                              "Hugging Face directory, .safetensors file, config.json "
-                              "(random weights), bert-base|bert-large, or sizes L= C= NH= V= T= F= tied=.");
+    int count = settings_language_rows(&t->run.settings, t->run.flags,
+                                       "Hugging Face directory, .safetensors file, config.json "
+                                       "(random weights), bert-base|bert-large, or sizes L= C= NH= V= T= F= tied=.");
     return mlm_default_settings(t->run.flags, mlm_settings_rows(&t->mlm, t->run.flags, count));
 }
 
@@ -729,14 +728,15 @@ int main(int argc, char** argv) {
         for (int i = 0; i < choices->count; i++) validate(r, m, data, &choices->set[i], NULL);
     } else {
         double most = (double)m->T * run_step_sequences(r);  // tokens in a step
-        if (run_begin(r, data->train.text.files.tokens, "at most ", most)) validate(r, m, data, NULL, &r->log);
+        for (int v = run_begin(r, data->train.text.files.tokens, "at most ", most); v; v = run_average(r))
+            validate(r, m, data, NULL, &r->log);
         for (int i = multiple_choice_first_missing(choices, &r->session, &r->log); i < choices->count; i++)
             validate(r, m, data, &choices->set[i], &r->log);
         while (run_next_step(r, (int)stop_signal)) {
             train_step(r, m, data, (LossMean)t->mlm.loss_mean);
             int text = r->has_val && session_is_due(&r->session, t->mlm.sample_every, 1);
             int scores = multiple_choice_due(choices, &r->session);
-            if (run_end_step(r, scores || text)) validate(r, m, data, NULL, &r->log);
+            for (int v = run_end_step(r, scores || text); v; v = run_average(r)) validate(r, m, data, NULL, &r->log);
             for (int i = 0; i < scores; i++) validate(r, m, data, &choices->set[i], &r->log);
             if (text && r->group.rank == 0) fill_mask(r, m, data, NULL);
         }

@@ -20,6 +20,7 @@
 #include "llmc/run/lm_input.h"         // token batches on the device
 #include "llmc/run/multiple_choice.h"  // HellaSwag and similar sets
 #include "llmc/run/run.h"              // opens, steps and closes a run
+#include "llmc/run/seq_warmup.h"       // attention's reach in the first steps
 #include "llmc/run/steps.h"            // a step: all-reduce, update, log
 #include "llmc/run/vocabulary.h"       // token shards, their batches, their tokenizer
 
@@ -308,7 +309,7 @@ static double model_loss(const Model* m, Context* ctx) { return model_buffers_nu
 // Memory
 
 // Fill the tables for this configuration and micro-batches of B sequences of T tokens. `doc_mask`: 1 keeps attention
-// within documents. Allocates only the tables.
+// within documents or other parts of a sequence. Allocates only the tables.
 static void model_plan(Model* m, Config config, int B, int T, int recompute, int doc_mask) {
     memset(m, 0, sizeof *m);
     m->config = config;
@@ -479,6 +480,7 @@ typedef struct {
     GenerateSettings generate;
     Generation text;
     int doc_mask;
+    int64_t seq_warmup;
 } Trainer;
 
 static volatile sig_atomic_t stop_signal;
@@ -610,12 +612,14 @@ static int settings_flags(Trainer* t) {
         {NULL, "--doc-mask", FLAG_INT, &t->doc_mask, "0", 0, 1, NULL, SCOPE_RUN, TOPIC_DATA,
          "1: attention stays within a document; documents begin with the end-of-text token. Positions remain those "
          "in the sequence."},
+        {NULL, "--seq-warmup", FLAG_SIZE, &t->seq_warmup, "0", 0, 1e12, NULL, SCOPE_RUN, TOPIC_DATA,
+         "Steps over which attention's reach rises from an eighth of the sequence to all of it. 0: always all."},
     };
     // clang-format on
     Flag* table = t->run.flags;
-    int count = settings_rows(&t->run.settings, table,
-                              "Hugging Face directory, .safetensors file, llm.c's .bin, config.json (random weights), "
-                              "d12|d24|d36|d48, or sizes L= C= NH= V= T= F= tied=.");
+    int count = settings_language_rows(&t->run.settings, table,
+                                       "Hugging Face directory, .safetensors file, llm.c's .bin, config.json (random "
+                                       "weights), d12|d24|d36|d48, or sizes L= C= NH= V= T= F= tied=.");
     settings_default(table, count, "--model", "L=4,C=128,NH=4,T=256");
     count = settings_add_rows(table, count, rows, COUNT_OF(rows));
     return multiple_choice_rows(&t->choices, table, generate_rows(&t->generate, table, count));
@@ -643,7 +647,8 @@ static void open_model(Trainer* t) {
     int T = run_sequence_length(r, config.T), has_cache = attention_decode_takes(config.C / config.NH);
     generation_open(&t->text, &t->generate, &r->session, T, config.V, has_cache);
     for (BatchSearch search = run_search_batch(r); run_next_batch(r, &search, &m->buffers);) {
-        model_plan(m, config, search.B, T, r->settings.evaluate ? FORWARD_ONLY : r->settings.recompute, t->doc_mask);
+        model_plan(m, config, search.B, T, r->settings.evaluate ? FORWARD_ONLY : r->settings.recompute,
+                   t->doc_mask || t->seq_warmup > 0);
         if (*t->choices.files) m->buffers.batch_bytes += multiple_choice_device_bytes(m->N);
     }
 }
@@ -653,8 +658,9 @@ static void open_data(Trainer* t) {
     const Config* c = &t->model.config;
     LmData* data = &t->data;
     int end_of_text = session_end_of_text(&r->session, c->V);
+    int cuts = t->doc_mask ? end_of_text : t->seq_warmup > 0 ? CUT_IN_PIECES : NO_CUTS;
     lm_data_open(data, r->train_pattern, r->val_pattern, t->model.B, t->model.T, c->V, (uint64_t)r->settings.seed,
-                 r->settings.shuffle ? SHUFFLED : IN_ORDER, r->group.size, t->doc_mask ? end_of_text : -1, &r->ctx);
+                 r->settings.shuffle ? SHUFFLED : IN_ORDER, r->group.size, cuts, &r->ctx);
     multiple_choice_sets_open(&t->choices, c->V, t->model.T, &r->group);
     if (r->settings.evaluate && !data->has_val && !t->choices.count)
         die(USAGE, "--evaluate 1 needs validation data or multiple-choice sets; name them with -j or --choices");
@@ -695,14 +701,17 @@ int main(int argc, char** argv) {
         for (int i = 0; i < choices->count; i++) validate_choices(r, m, &choices->set[i], NULL);
     } else {
         double tokens = step_work(m, run_step_sequences(r)).tokens;
-        if (run_begin(r, t->data.train_shards.tokens, "", tokens)) validate(r, m, &t->data, &r->log);
+        const char* about = r->settings.batch_ramp ? "at most " : "";
+        for (int v = run_begin(r, t->data.train_shards.tokens, about, tokens); v; v = run_average(r))
+            validate(r, m, &t->data, &r->log);
         for (int i = multiple_choice_first_missing(choices, &r->session, &r->log); i < choices->count; i++)
             validate_choices(r, m, &choices->set[i], &r->log);
         while (run_next_step(r, (int)stop_signal)) {
+            t->data.piece = seq_warmup_at(t->seq_warmup, m->T, r->session.step);
             train_step(r, m, &t->data);
             int scores = multiple_choice_due(choices, &r->session);
             int text = session_is_due(&r->session, t->generate.sample_every, 1);
-            if (run_end_step(r, scores || text)) validate(r, m, &t->data, &r->log);
+            for (int v = run_end_step(r, scores || text); v; v = run_average(r)) validate(r, m, &t->data, &r->log);
             for (int i = 0; i < scores; i++) validate_choices(r, m, &choices->set[i], &r->log);
             if (text && r->group.rank == 0) sample(r, m, &t->text, t->generate.sample_tokens);
         }

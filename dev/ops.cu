@@ -14,6 +14,7 @@
 #include "ops/adamw.h"
 #include "ops/attention.h"
 #include "ops/attention_decode.h"
+#include "ops/average.h"
 #include "ops/cast_bf16.h"
 #include "ops/cast_to_fp32.h"
 #include "ops/classifier.h"
@@ -61,6 +62,7 @@ static const OpRow TABLE[] = {
     {"adamw", test_adamw, NULL, bench_adamw},
     {"lamb", test_lamb, NULL, bench_lamb},
     {"muon", test_muon, NULL, bench_muon},
+    {"average", test_average, NULL, bench_average},
     {"global_norm", test_global_norm, NULL, bench_global_norm},
     {"loss_scale", test_loss_scale, NULL, NULL},
     {"outliers", test_outliers, NULL, NULL},

@@ -55,6 +55,13 @@ f '--override 1 without -y 1'     '--override 1 without -y 1'                   
 f '--loss-scale, an unknown choice' '--loss-scale: .*auto\|off\|fixed\|dynamic'     --loss-scale 1024
 f '--loss-scale-start 0.5'        "--loss-scale-start: '0.5' .*1\.\."              --loss-scale-start 0.5
 f '-w 2'                          "-w --master-weights: '2' .*0\.\.1"              -w 2
+f '--keep-best without validations' '--keep-best 1 goes by the validation loss'     --keep-best 1
+f '--patience without validations' '--patience goes by the validation loss'         --patience 3
+f '--ema with --fp8'              '--ema does not combine with --fp8'               --ema 0.9 --fp8 1
+f '--ema-start without --ema'     '--ema-start: needs --ema'                        --ema-start 5
+f '--ema 1.5'                     "--ema: '1.5' .*0\.\.1"                           --ema 1.5
+f '--batch-ramp of one micro-batch' '--batch-ramp 4 needs steps of several'         --batch-ramp 4
+refused "flags: --keep-best 1 and -o ''" 2 "--keep-best 1 and -o ''" "${TINY[@]}" -v 1 --keep-best 1 -o ''
 f '-d of too many sequences'      '-d 1000000000000: 62500000000 sequences'        -d 1000000000000
 refused "flags: -y 1 and -o ''" 2 "-y 1 and -o ''" "${TINY[@]}" -y 1 -o ''
 refused 'flags: -t above the model, d12' 2 '-t 2000: the model knows 1024' -e d12 -t 2000 -o "$o"

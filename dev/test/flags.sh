@@ -249,6 +249,14 @@ row --cautious-decay '-l 1e-2 -c 0.5' 1 'weights; nth loss 3' '*' '*' 'nth loss 
 row --cautious-decay '--optimizer muon -l 1e-2 -c 0.5' 1 'weights; nth loss 3' '*' '*' 'nth loss 1'
 row --embedding-lr '-l 1e-2' 1e-3 'weights; nth loss 2' '*' '*' 'nth loss 1; each lr'
 row --vector-lr '-l 1e-2' 1e-3 'weights; nth loss 2' '*' '*' 'nth loss 1; each lr'
+if [ $trainer != tune ]; then
+    row --ema '-v 2' 0.5 'each ema_val_loss; ls out | grep ema' '' '*' 'each loss; each val_loss'
+    row --ema-start '-v 2 --ema 1 -l 1e-2' 3 'each ema_val_loss' '*' '*' 'each loss; each val_loss'
+    row --batch-ramp "-d $((4 * tokens)) -l 1e-2" 3 'each loss; weights' '*' '*' 'each lr'
+    row --patience '-v 1 -l 0' 2 'steps_of loss | tail -n 1; says "stopped by --patience"' 4 '3 stopped*' 'nth val_loss 1'
+    row --keep-best '-v 1 -l 0 -nk 1' 1 checkpoints 4 '1 4' 'each loss; weights'
+fi
+[ $trainer != gpt2 ] || row --seq-warmup '-l 1e-2' 4 'nth loss 1; weights' '*' '*' 'each lr'
 row --schedule '-q 0.5' $schedule 'each lr' '*' '*' 'nth lr 1'
 row --schedule '-q 0.5' constant 'each lr' '*' '0.0003 0.0003 0.0003 0.0003' 'nth loss 1'
 row --schedule '-q 0 --poly-power 2' poly 'each lr' '*' '0.0003 0.00016875 7.5e-05 1.875e-05'

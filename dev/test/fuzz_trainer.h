@@ -189,7 +189,7 @@ static void fuzz_write_shards(int argc, char** argv, const char* directory) {
     for (int rank = 0; rank < 2; rank++) {
         FlatRange range = {rank ? half : 0, rank ? r->model.buffers.table.elements - half : half};
         char name[CHECKPOINT_NAME], *path;
-        TensorPart parts[3];
+        TensorPart parts[CHECKPOINT_PARTS];
         int count = checkpoint_optimizer_parts(&c, parts);
         for (int p = 0; p < count; p++) parts[p].device = (real*)parts[p].device + range.begin;
         checkpoint_optimizer_name(name, 1, rank, 2);

@@ -112,6 +112,7 @@ __attribute__((noreturn)) static inline void test_exit(const ProcessGroup* group
 #include "llmc/profile/profiler.h"
 #include "llmc/run/generate.h"
 #include "llmc/run/mlm_data.h"
+#include "llmc/run/seq_warmup.h"
 #include "llmc/run/settings.h"
 #include "llmc/run/steps.h"
 
@@ -531,7 +532,7 @@ static void master_checkpoint(MasterWeights master, const char* write_to, const 
     Context ctx;
     Optimizer o;
     Checkpoints c;
-    TensorPart parts[3];
+    TensorPart parts[CHECKPOINT_PARTS];
     memset(&table, 0, sizeof table), memset(&o, 0, sizeof o), memset(&c, 0, sizeof c);
     context_init(&ctx);
     tensors_add(&table, row, 1, dims, -1);
@@ -618,7 +619,7 @@ static Text split_stream(int ranks, int B, int pack) {
     mlm_source_open(&data, "build/test_corpus/builtin/bert/train.bin", NULL, 261, 11);
     for (uint64_t step = 0; step < 2; step++)
         for (int part = 0; part < micro_steps * ranks; part++) {
-            mlm_source_build(&data, step * STEP_ROWS, B, part % ranks, ranks);
+            mlm_source_build(&data, step * STEP_ROWS, B, micro_steps, part % ranks, ranks);
             const MlmBatch* b = &data.batches[part / ranks];
             for (int s = 0; s < b->count; s++) {
                 text_printf(&all, "%lld %d:", (long long)b->first + s, b->next_targets[s]);
@@ -1313,10 +1314,55 @@ static void test_energy(Tests* t) {
     expect(t, fabs(last - 0.3 * watts) <= 1e-9, "energy/mean of a step", "%.9g J", last);
 }
 
+// ---------------------------------------------------------------------------------------------------------
+// The best validation; ramps
+
+static void test_best(Tests* t) {
+    Best b, saved;
+    Json json;
+    Text text = {NULL, 0, 0};
+    char error[JSON_ERROR_SIZE];
+    memset(&b, 0, sizeof b);
+    best_judge(&b, 0, 1);
+    expect_that(t, b.step == 0 && b.judged == 0, "best/a validation before the first step does not count");
+    best_judge(&b, 10, 5), best_judge(&b, 20, 4), best_judge(&b, 30, 4), best_judge(&b, 40, NAN), best_judge(&b, 40, 1);
+    expect_that(t, b.step == 20 && b.loss == 4 && b.waited == 2, "best/equal, not finite and repeated ones");
+    expect_that(t, best_is_over(&b, 2) && !best_is_over(&b, 3) && !best_is_over(&b, 0), "best/patience");
+    text_append(&text, "{\"a\": 0", 7);
+    best_put(&text, &b);
+    text_append(&text, "}", 1);
+    expect_that(t, json_parse(&json, text.text, text.length, error) == 0, "best/saved");
+    saved = best_get(json.root, "file");
+    expect_that(t, memcmp(&saved, &b, sizeof b) == 0, "best/read back");
+    json_free(&json);
+    free(text.text);
+}
+
+static void test_ramps(Tests* t) {
+    static const int stages[] = {1, 2, 2, 3, 3, 4, 5, 5, 6, 6, 7, 7};  // of 7 over 12 steps
+    int wrong = 0, sum = 0;
+    for (int s = 0; s < 12; s++) sum += stages[s], wrong += batch_ramp_at(12, 7, s) != stages[s];
+    expect(t, wrong == 0 && batch_ramp_at(12, 7, 12) == 7 && batch_ramp_at(0, 7, 0) == 7, "batch ramp/micro-batches",
+           "%d of 12 steps are wrong", wrong);
+    int steps = batch_ramp_steps(12, 7, sum) == 12 && batch_ramp_steps(12, 7, sum + 13.9) == 13 &&
+                batch_ramp_steps(12, 7, 4.5) == 2 && batch_ramp_steps(0, 7, 21) == 3;
+    expect_that(t, steps, "batch ramp/steps of an epoch");
+    int good = seq_warmup_at(16, 1024, 0) == 128 && seq_warmup_at(16, 1024, 2) == 256 &&
+               seq_warmup_at(16, 1024, 14) == 1024 && seq_warmup_at(16, 1024, 99) == 1024 &&
+               seq_warmup_at(0, 1024, 0) == 1024 && seq_warmup_at(4, 5, 0) == 2 && seq_warmup_at(4, 5, 3) == 5;
+    expect_that(t, good, "sequence warm-up/lengths");
+    WeightAverage a = {.decay = 0.9, .start = 3};
+    int rates = !weight_average_is_on(&a, 2) && weight_average_is_on(&a, 3) && weight_average_rate(&a, 3) == 1 &&
+                fabs(weight_average_rate(&a, 6) - 0.25) < 1e-12 && fabs(weight_average_rate(&a, 99) - 0.1) < 1e-12;
+    expect_that(t, rates, "average/rates");
+}
+
 int main(void) {
     Tests t;
     tests_open(&t);
     device_set_threads(1);  // a fork knows nothing of its parent's threads
+    test_best(&t);
+    test_ramps(&t);
     test_split(&t);
     test_sampler(&t);
     test_nucleus(&t);

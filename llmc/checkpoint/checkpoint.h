@@ -39,7 +39,9 @@ typedef struct {
     int keep;                         // newest checkpoints that stay; 0 = all
     int keep_every;                   // those of steps that are multiples of it stay for good; 0 = none
     Context* ctx;
-    RunLock* lock;  // of `out`; NULL: there is none
+    RunLock* lock;    // of `out`; NULL: there is none
+    int64_t best;     // the checkpoint of this step stays too; 0 = none
+    int starts_anew;  // to load: the average of another run's weights is not taken
 } Checkpoints;
 
 // ---------------------------------------------------------------------------------------------------------
@@ -70,13 +72,19 @@ __attribute__((format(printf, 3, 4), noreturn)) static inline void checkpoint_di
 // ---------------------------------------------------------------------------------------------------------
 // The optimizer's files
 
+#define CHECKPOINT_AVERAGE "ema."
+enum { CHECKPOINT_PARTS = 4 };
+
 // The buffers that are saved with the optimizer. Returns their number.
-static inline int checkpoint_optimizer_parts(const Checkpoints* c, TensorPart parts[3]) {
-    const TensorPart all[] = {{"m.", c->optimizer->m, VIEW_REAL},
-                              {"v.", c->optimizer->v, VIEW_REAL},
-                              {"master.", c->optimizer->master, VIEW_REAL}};
-    memcpy(parts, all, sizeof all);
-    return c->optimizer->master ? 3 : 2;
+static inline int checkpoint_optimizer_parts(const Checkpoints* c, TensorPart parts[CHECKPOINT_PARTS]) {
+    const TensorPart all[CHECKPOINT_PARTS] = {{"m.", c->optimizer->m, VIEW_REAL},
+                                              {"v.", c->optimizer->v, VIEW_REAL},
+                                              {"master.", c->optimizer->master, VIEW_REAL},
+                                              {CHECKPOINT_AVERAGE, c->optimizer->average, VIEW_REAL}};
+    int count = 0;
+    for (int i = 0; i < CHECKPOINT_PARTS; i++)
+        if (all[i].device) parts[count++] = all[i];
+    return count;
 }
 
 // The file of rank `rank` of `ranks` if the state is `sharded`, else the file that holds all of it.

@@ -178,14 +178,15 @@ static inline void checkpoint_delete(RunLock* lock, const char* dir) {
     free(gone);
 }
 
-// `step` is saved: delete what -nk and -nm do not keep. A checkpoint that is incomplete does not count as kept.
+// `step` is saved: delete what -nk, -nm and --keep-best do not keep. A checkpoint that is incomplete does not count as kept.
 static inline void checkpoint_retire(const Checkpoints* c, int64_t step) {
     int64_t* steps;
     int count = checkpoint_list(c->out, &steps), whole = 0;
     while (count > 0 && steps[count - 1] > step) count--;
     for (int i = count - 1; i >= 0 && c->keep > 0; i--) {
         char* dir = checkpoint_path(c->out, steps[i]);
-        int stays = whole < c->keep || (c->keep_every > 0 && steps[i] % c->keep_every == 0);
+        int is_kept = (c->keep_every > 0 && steps[i] % c->keep_every == 0) || (c->best > 0 && steps[i] == c->best);
+        int stays = whole < c->keep || is_kept;
         if (whole < c->keep) whole += checkpoint_is_whole(dir);
         if (!stays) checkpoint_delete(c->lock, dir);
         free(dir);

@@ -172,6 +172,18 @@ static inline void checkpoint_check_master(const Checkpoints* c, const char* pat
     free(name);
 }
 
+// Ends with USAGE if the run needs an average of the weights that the file lacks: an average can only begin with its run.
+static inline void checkpoint_check_average(const Checkpoints* c, const char* path) {
+    SafeTensors file;
+    char* name = xprintf(CHECKPOINT_AVERAGE "%s", c->table->tensors[0].name);
+    safetensors_open(&file, path);
+    int has = safetensors_find(&file, name) || safetensors_find(&file, "ema");
+    if (!has && c->optimizer->average && !c->starts_anew)
+        die(USAGE, "%s: holds no average of the weights; resume without --ema, or start a new run", path);
+    safetensors_close(&file);
+    free(name);
+}
+
 // Read the weights and this rank's range of the moments from a verified checkpoint. Fixed parameters have no moments,
 // and of their master weights only the fp32 `copies` are read, which may be NULL otherwise.
 static inline void checkpoint_load(const Checkpoints* c, const Fp32Copies* copies, const char* dir) {
@@ -182,12 +194,15 @@ static inline void checkpoint_load(const Checkpoints* c, const Fp32Copies* copie
     checkpoint_optimizer_name(name, shards > 0, 0, shards);
     char *model = xprintf("%s/model.safetensors", dir), *moments = xprintf("%s/%s", dir, name);
     const TensorPart weights = {.prefix = "", .device = c->params, .type = VIEW_FLOATX};
-    TensorPart parts[3];
+    const FileRules not_average = {.ignored_prefix = CHECKPOINT_AVERAGE};
+    TensorPart parts[CHECKPOINT_PARTS];
     int count = checkpoint_optimizer_parts(c, parts);
+    if (file_exists(moments)) checkpoint_check_average(c, moments);
+    if (c->optimizer->average && c->starts_anew) count--;  // it is the last part
     tensors_read(model, c->table, &weights, 1, NULL, NULL, c->ctx);
     if (file_exists(moments)) checkpoint_check_master(c, moments);
     for (int p = 0; p < count && shards; p++) checkpoint_read_shards(c, dir, shards, &parts[p], c->optimizer->shard);
-    if (!shards) tensors_read_range(moments, c->table, parts, count, c->optimizer->shard, NULL, NULL, c->ctx);
+    if (!shards) tensors_read_range(moments, c->table, parts, count, c->optimizer->shard, &not_average, NULL, c->ctx);
     int reads_copies = c->table->fixed && c->optimizer->master && copies->copies;
     if (reads_copies && !shards) fp32_copies_read(copies, c->table, moments, "master.", &other_parts, c->ctx);
     for (int i = 0; reads_copies && shards && i < c->table->count; i++) {

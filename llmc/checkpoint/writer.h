@@ -39,10 +39,10 @@ typedef struct {
     int64_t step;                               // its step, or that of the last one; -1: there was none, or it failed
     int sharded;                                // every rank writes a shard of the optimizer's state
     char *dir, *tmp, *config, *trainer, *card;  // paths, and the texts of files; card NULL: none
-    TensorPart weights, moments[3];
+    TensorPart weights, moments[CHECKPOINT_PARTS];
     int moment_count;
 
-    void* elsewhere[4];  // rank 0: the weights and moments that belong to other ranks
+    void* elsewhere[1 + CHECKPOINT_PARTS];  // rank 0: the weights and moments that belong to other ranks
     Snapshot snapshot;
     int has_warned;  // that there is no memory for a snapshot
     int is_taken;    // the snapshot is written, not the buffers

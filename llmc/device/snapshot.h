@@ -9,7 +9,7 @@
 #include "llmc/base/thread.h"
 #include "llmc/device/device.h"
 
-enum { SNAPSHOT_BUFFERS = 4 };
+enum { SNAPSHOT_BUFFERS = 5 };
 
 // Zero-initialise it, then call snapshot_open().
 typedef struct {

@@ -37,6 +37,7 @@ typedef struct {
     int preferred_count;          // the first aliases, which are read even if the file has the first name too
     const char* const* may_lack;  // beginnings of names
     int may_lack_count;
+    const char* ignored_prefix;  // a beginning of names; NULL: none
 } FileRules;
 
 // ---------------------------------------------------------------------------------------------------------
@@ -248,7 +249,8 @@ static inline void tensors_read_range(const char* path, const TensorTable* table
     }
     for (int i = 0; i < file.count; i++) {
         const SafeTensor* entry = &file.tensors[i];
-        int known = used[i];
+        const char* prefix = rules ? rules->ignored_prefix : NULL;
+        int known = used[i] || (prefix && strncmp(entry->name, prefix, strlen(prefix)) == 0);
         for (int k = 0; rules && k < rules->ignored_count && !known; k++)
             known = name_ends_with(entry->name, rules->ignored[k]);
         if (!known)

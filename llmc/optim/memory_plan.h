@@ -69,6 +69,7 @@ static inline MemoryPlan memory_plan_make(const TensorTable* table, const Tensor
     for (int i = 0; i < table->count; i++) copies += table->tensors[i].fp32_copy != 0;
     copies = fp32_copies_bytes(table) ? fp32_copies_bytes(table) + copies * sizeof(CastSpan) : 0;
     size_t held = update_shard(table, u).size, optimizer = optimizer_bytes(held, u.master);
+    optimizer += optimizer_average_bytes(held, u);
     optimizer += optimizer_muon_bytes(table, u.kind, update_shard(table, u));
     optimizer += (size_t)count * (sizeof *spans + (held < table->elements ? 2 * sizeof(double) : 0));
     GradSync sums;

@@ -32,6 +32,8 @@ typedef struct {
     FlatRange shard;        // of the flat buffer: all of it, or this rank's part
     real *m, *v;            // [shard.size] first and second moments
     real* master;           // [shard.size] master weights in full precision; NULL: none, or floatX is full precision
+    real* average;          // [shard.size] average of the weights; NULL: none
+    floatX* kept;           // [shard.size] the parameters while the average is in their place; NULL: no average
     real* norm;             // [1] gradient norm of the last step, unscaled, before clipping
     LossScale* loss_scale;  // [1] on the device
     LossScaleRule rule;
@@ -57,6 +59,7 @@ typedef struct {
     // AdamW: factors on the learning rate; 0: none. Of embeddings and other matrices that Muon does not update, and of
     // biases and layernorms.
     double embedding_rate, vector_rate;
+    int keeps_average;  // of the weights
 } UpdateSettings;
 
 static inline FlatRange update_shard(const TensorTable* table, UpdateSettings u) {
@@ -71,6 +74,11 @@ static inline size_t optimizer_buffers(MasterWeights master) {
 // Bytes of the state for `elements` parameters.
 static inline size_t optimizer_bytes(size_t elements, MasterWeights master) {
     return (optimizer_buffers(master) * elements + 1) * sizeof(real);
+}
+
+// Bytes of the average of `elements` weights and of what it displaces.
+static inline size_t optimizer_average_bytes(size_t elements, UpdateSettings u) {
+    return u.keeps_average ? (elements + 1) * (sizeof(real) + sizeof(floatX)) : 0;
 }
 
 // Set the state from which dynamic loss scaling and the update count continue.
@@ -210,6 +218,8 @@ static inline void optimizer_init_shard(Optimizer* o, const TensorTable* table, 
     o->v = o->m + n;
     o->master = optimizer_buffers(u.master) == 3 ? o->v + n : NULL;
     o->norm = o->v + n + (o->master ? n : 0);
+    o->average = u.keeps_average ? (real*)device_alloc(ctx, optimizer_average_bytes(n, u), "optimizer") : NULL;
+    o->kept = u.keeps_average ? (floatX*)(o->average + n) : NULL;
     o->loss_scale = (LossScale*)device_alloc(ctx, sizeof(LossScale), "optimizer");
     o->step = (AdamWStep*)device_alloc(ctx, sizeof(AdamWStep), "optimizer");
     o->outliers = (Outliers*)device_alloc(ctx, sizeof(Outliers), "optimizer");
@@ -250,6 +260,7 @@ static inline void optimizer_join(Optimizer* o, GradSync* r, const TensorTable* 
 
 static inline void optimizer_free(Optimizer* o) {
     device_free(o->m, ((o->master ? 3 : 2) * o->shard.size + 1) * sizeof(real));
+    if (o->average) device_free(o->average, (o->shard.size + 1) * (sizeof(real) + sizeof(floatX)));
     device_free(o->loss_scale, sizeof(LossScale));
     device_free(o->step, sizeof(AdamWStep));
     device_free(o->outliers, sizeof(Outliers));

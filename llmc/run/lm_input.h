@@ -11,8 +11,8 @@ typedef struct {
     int* sample_cu_seqlens;  // [2] for one sequence, for sampling
     int* layout;             // cu_seqlens, sequence and position of B sequences of T rows
     Staging staging;         // for uploads from this file; lm_data_load() has its own
-    int doc_mask;            // 1: attention does not cross documents
-    Sequences documents;     // the documents of the micro-batch
+    int doc_mask;            // 1: attention may be kept within documents or other parts
+    Sequences documents;     // those of the micro-batch; count 0: attention crosses them
 } LmInput;
 
 static inline size_t lm_input_token_ints(int B, int T) { return 2 * (size_t)B * (size_t)T + 2; }
@@ -56,7 +56,7 @@ static inline Sequences lm_input_sequences(LmInput* in, int B, int first) {
                    .sequence = rows,
                    .position = rows + in->B * in->T};
     in->documents.first = (int)((uint32_t)first * (uint32_t)in->T);
-    if (in->doc_mask) s.parts = &in->documents;
+    if (in->doc_mask && in->documents.count) s.parts = &in->documents;
     return s;
 }
 

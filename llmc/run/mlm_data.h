@@ -219,9 +219,9 @@ static inline void mlm_source_ask(MlmSource* source, MlmShare share) {
     prefetch_ask(&source->ahead);
 }
 
-// Build this rank's micro-batches of B rows for the step that starts with row number `start`. For the step after the
-// last one they are ready; otherwise, as at the start of a run, they are made now.
-static inline void mlm_source_build(MlmSource* source, uint64_t start, int B, int rank, int ranks) {
+// Build this rank's micro-batches of B rows for the step that starts with row number `start` and has the first `count` of
+// them. For the step after the last one they are ready; otherwise, as at the start of a run, they are made now.
+static inline void mlm_source_build(MlmSource* source, uint64_t start, int B, int count, int rank, int ranks) {
     MlmShare share, after;
     share.start = start, share.B = B, share.rank = rank, share.ranks = ranks;
     after = share;
@@ -235,15 +235,16 @@ static inline void mlm_source_build(MlmSource* source, uint64_t start, int B, in
     MlmBatch* made = source->next;
     source->next = source->batches;
     source->batches = made;
-    after.start += (uint64_t)B * (uint64_t)ranks * (uint64_t)source->micro_steps;
+    after.start += (uint64_t)B * (uint64_t)ranks * (uint64_t)count;
     mlm_source_ask(source, after);
 }
 
 // Build the step's micro-batches on this rank, as mlm_source_build() does. Returns what they contain over all ranks.
-static inline MlmCounts mlm_source_step(MlmSource* source, uint64_t start, int B, const ProcessGroup* group) {
+static inline MlmCounts mlm_source_step(MlmSource* source, uint64_t start, int B, int count,
+                                        const ProcessGroup* group) {
     MlmCounts counts = {0, 0, 0, 0};
-    mlm_source_build(source, start, B, group->rank, group->size);
-    for (int i = 0; i < source->micro_steps; i++) {
+    mlm_source_build(source, start, B, count, group->rank, group->size);
+    for (int i = 0; i < count; i++) {
         const MlmBatch* b = &source->batches[i];
         counts.sequences += b->count, counts.tokens += b->rows, counts.masked += b->masked;
         counts.sum_sq_len += (double)b->sum_sq_len;

@@ -87,7 +87,7 @@ static inline void mlm_evaluation_print(const MlmEvaluation* e) {
 }
 
 // Write a line of the log, or without a log print the result. Does nothing if a signal ended the evaluation.
-static inline void mlm_evaluation_show(const MlmEvaluation* e, Log* log, const Session* s) {
+static inline void mlm_evaluation_show(const MlmEvaluation* e, Log* log, Session* s) {
     Text t = {NULL, 0, 0};
     if (e->share.is_stopped) return;
     if (!log) {
@@ -98,7 +98,7 @@ static inline void mlm_evaluation_show(const MlmEvaluation* e, Log* log, const S
     log_put(&t, "val_mlm_accuracy", e->masked_correct, 6);
     if (e->has_next) log_put(&t, "val_nsp_loss", e->next_loss, 9);
     if (e->has_next) log_put(&t, "val_nsp_accuracy", e->next_correct, 6);
-    log_validation(log, s->step, s->last, e->loss, t.text);
+    session_log_validation(s, log, e->loss, t.text);
     free(t.text);
 }
 
@@ -110,8 +110,8 @@ static inline void mlm_evaluation_show_clozes(const MlmEvaluation* e, MlmSums su
 
 // Compute the result over all ranks from this rank's summed losses and correct predictions, [2] each, on the device.
 // Log or print it.
-static inline void mlm_evaluation_end(MlmEvaluation* e, const Session* s, Log* log, const real* losses,
-                                      const real* correct, int has_next) {
+static inline void mlm_evaluation_end(MlmEvaluation* e, Session* s, Log* log, const real* losses, const real* correct,
+                                      int has_next) {
     MlmSums sums = e->sums;
     real values[4] = {0, 0, 0, 0};
     if (e->share.count) {

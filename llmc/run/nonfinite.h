@@ -48,13 +48,33 @@ static inline void session_check_finite(const Session* s, const char* what, doub
     free(text);
 }
 
+// A validation had this loss, on all ranks: log it, with `extra` as in LogStep. That of the average of the weights has a line of
+// its own, and does not count for --keep-best and --patience.
+static inline void session_log_validation(Session* s, Log* log, double loss, const char* extra) {
+    if (!s->average.is_in) {
+        best_judge(&s->best, s->step, loss);
+        log_validation(log, s->step, s->last, loss, extra);
+        return;
+    }
+    Text t = {NULL, 0, 0};
+    log_print_step(s->step, s->last);
+    printf("val loss of the average %.4f\n", plain_nan(loss));
+    fflush(stdout);
+    text_append(&t, "{", 1);
+    json_put_integer(&t, "step", s->step);
+    log_put(&t, "ema_val_loss", loss, 9);
+    text_append(&t, "}", 1);
+    log_line(log, &t);
+    free(t.text);
+}
+
 // Add up the ranks' parts of the validation loss and report it: in the log, or without one on the terminal. All ranks
 // call it.
-static inline void session_show_validation(const Session* s, Log* log, double loss, const ValShare* share) {
+static inline void session_show_validation(Session* s, Log* log, double loss, const ValShare* share) {
     group_sum_counts(s->group, &loss, 1);
     if (share->is_stopped) return;
     session_check_finite(s, "the validation loss", loss);
-    if (log) log_validation(log, s->step, s->last, loss, NULL);
+    if (log) session_log_validation(s, log, loss, NULL);
     else printf("val loss %.6f", loss), val_share_print(share);
 }
 

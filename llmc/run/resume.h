@@ -70,6 +70,7 @@ static inline void session_find_checkpoint(Session* s) {
     int64_t good = json_get_int_or(json.root, "loss_scale_good_steps", 0, path);
     s->scale.good = session_count(good, s->step, "loss_scale_good_steps", path);
     s->outliers = outliers_get(json.root, path);
+    s->best = best_get(json.root, path);
     if (json_has(json.root, "matmul_plans"))
         s->matmul_plans = xprintf("%s", json_get_string(json.root, "matmul_plans", path));
     if (json_has(json.root, "fp8")) s->fp8 = xprintf("%s", json_get_string(json.root, "fp8", path));
@@ -118,6 +119,7 @@ static inline void session_set_steps(const Session* s, Optimizer* o) {
 static inline void session_load(const Session* s, const char* checkpoint, const TensorTable* table, floatX* params,
                                 const Fp32Copies* fp32_copies, Optimizer* o) {
     Checkpoints c = session_checkpoints(s, table, params, o);
+    c.starts_anew = !s->checkpoint;
     checkpoint_load(&c, fp32_copies, checkpoint);
 }
 

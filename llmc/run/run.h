@@ -9,7 +9,8 @@
  *   run_begin         open the log. From here on the run writes files
  *   run_next_step     save a checkpoint if one is due. Is another step due? The trainer launches it:
  *     run_begin_step, run_next_micro_batch, run_all_reduce, run_update, run_log
- *   run_end_step      read and log results. Then the trainer does what else is due, such as validation
+ *   run_end_step      read and log results. Then the trainer does what else is due, such as validation, which
+ *                     run_average() repeats for the average of the weights
  *   run_end           the last results, the last checkpoint, the plot
  *   run_close */
 #ifndef LLMC_RUN_RUN_H
@@ -40,7 +41,7 @@ typedef struct {
     MemoryPlan plan;
     ModelBuffers* buffers;
     Optimizer optimizer;
-    int micro_steps;  // micro-batches of a step on this rank
+    int micro_steps;  // micro-batches of the current step on this rank; before the first step, of a whole step
     Steps steps;
     Schedule schedule;
     double lr;  // learning rate of the current step
@@ -132,6 +133,7 @@ static inline int run_next_batch(Run* r, BatchSearch* search, ModelBuffers* b) {
 // run keeps. `val`: fingerprint of the validation data; 0: none.
 static inline void run_check_ranks(Run* r, Text config, int has_val, uint32_t val) {
     r->config = config, r->has_val = has_val;
+    session_check_recipe(&r->session, has_val, r->micro_steps);
     session_check_ranks(&r->session, config.text, val);
 }
 
@@ -146,6 +148,7 @@ static inline void run_alloc(Run* r, ModelBuffers* b) {
     b->loss_scale = &r->optimizer.loss_scale->scale;
     b->master = r->optimizer.master;
     steps_open(&r->steps, &r->settings);
+    r->session.average.decay = r->settings.ema, r->session.average.start = r->settings.ema_start;
     fp8_state_set(&b->fp8, r->session.fp8, r->session.checkpoint, &r->ctx);
     if (r->start) session_load(&r->session, r->start, &b->table, b->params, &b->fp32_copies, &r->optimizer);
 }
@@ -183,26 +186,39 @@ static inline int run_begin(Run* r, uint64_t tokens, const char* about, double s
     memory_plan_print(stdout, &r->plan);
     r->schedule = session_schedule(&r->session);
     r->is_paused = 1;
-    return r->has_val && session_is_missing(&r->session, &r->log, r->settings.val_every, "val_loss");
+    int is_missing = r->has_val && session_is_missing(&r->session, &r->log, r->settings.val_every, "val_loss");
+    r->session.average.saved = r->session.step;
+    r->session.average.shown = is_missing ? -1 : r->session.step;
+    return is_missing;
 }
 
 // Save the model and the optimizer. Returns 0, -1 after a warning.
 static inline int run_save(Run* r) {
+    WeightAverage* average = &r->session.average;
     grad_sync_wait(&r->grad_sync, GRAD_SYNC_LAST, &r->ctx);  // the other ranks' parameters are on their way
     Text card = model_card(&r->session, &r->log, r->config.text, r->buffers->table.parameters, r->val_pattern);
     int result = session_save(&r->session, r->buffers, &r->optimizer, r->config.text, card.text);
     free(card.text);
+    if (!weight_average_is_on(average, r->session.step) || average->saved == r->session.step) return result;
+    average->saved = r->session.step;
+    weight_average_exchange(average, r->buffers, &r->optimizer, &r->ctx);
+    grad_sync_wait(&r->grad_sync, GRAD_SYNC_LAST, &r->ctx);
+    session_save_average(&r->session, r->buffers, r->config.text);
+    weight_average_exchange(average, r->buffers, &r->optimizer, &r->ctx);
     return result;
 }
 
 // Save a checkpoint if one is due. Returns whether another step follows. `signal` (0: none) or the time limit ends the
 // run. All ranks call it.
 static inline int run_next_step(Run* r, int signal) {
-    if (r->checkpoint_is_due) run_save(r);
+    Session* s = &r->session;
+    if (r->checkpoint_is_due || (r->settings.keep_best && s->best.step == s->step && s->step > 0)) run_save(r);
     if (r->is_paused) steps_restart_clock(&r->steps);
     r->checkpoint_is_due = r->is_paused = 0;
-    if (r->session.step >= r->session.end || session_must_stop(&r->session, signal)) return 0;
-    steps_profile_begin(&r->steps, &r->session);
+    if (s->step >= s->end || session_must_stop(s, signal)) return 0;
+    int all = (int)(s->step_sequences / (r->settings.B * r->group.size));
+    r->micro_steps = batch_ramp_at(r->settings.batch_ramp, all, s->step);
+    steps_profile_begin(&r->steps, s);
     return 1;
 }
 
@@ -260,10 +276,12 @@ static inline void run_all_reduce(Run* r, StepLosses losses) {
 // Update the parameters, unless --mode excludes it.
 static inline void run_update(Run* r, StepLosses losses) {
     steps_update(&r->session, r->buffers, losses, &r->optimizer, r->lr);
+    if (r->settings.passes == PASSES_TRAIN)
+        weight_average_step(&r->session.average, r->session.step + 1, r->buffers, &r->optimizer, &r->ctx);
 }
 
-// Sequences in a step over all ranks.
-static inline int run_step_sequences(const Run* r) { return (int)r->session.step_sequences; }
+// Sequences in the current step over all ranks; before the first step, in a whole one.
+static inline int run_step_sequences(const Run* r) { return r->micro_steps * r->settings.B * r->group.size; }
 
 // The step is launched: start reading its results, which run_end_step() logs.
 static inline void run_log(Run* r, StepLosses losses, StepWork work) {
@@ -295,6 +313,17 @@ static inline int run_next_val(Run* r, ValShare* share, int signal) {
     if (!signal && val_share_next(share)) return 1;
     share->is_stopped = group_any(&r->group, signal != 0);
     return 0;
+}
+
+// After a validation of the weights: let their average take their place for another one, and then give it back. Returns
+// whether a validation follows. All ranks call it.
+static inline int run_average(Run* r) {
+    WeightAverage* average = &r->session.average;
+    int64_t step = r->session.step;
+    if (!average->is_in && (!weight_average_is_on(average, step) || average->shown == step)) return 0;
+    average->shown = step;
+    weight_average_exchange(average, r->buffers, &r->optimizer, &r->ctx);
+    return average->is_in;
 }
 
 // After the last step: read and log the remaining results, save, draw the plot, and report how the run ended.

@@ -15,6 +15,7 @@ static inline Checkpoints session_checkpoints(const Session* s, const TensorTabl
     c.table = table, c.params = params, c.optimizer = o;
     c.tokenizer = &s->tokenizer_files;
     c.keep = s->settings->keep, c.keep_every = s->settings->keep_every;
+    c.best = s->settings->keep_best ? s->best.step : 0;
     return c;
 }
 
@@ -50,6 +51,7 @@ static inline int session_save(Session* s, const ModelBuffers* b, Optimizer* o, 
         Outliers outliers = optimizer_outliers(o, s->ctx);
         outliers_put(&trainer, &outliers);
     }
+    best_put(&trainer, &s->best);
     fp8_state_put(&trainer, &b->fp8, s->ctx);
     matmul_plans_text(s->ctx, &plans);
     json_put_string(&trainer, "matmul_plans", plans.text ? plans.text : "");
@@ -60,6 +62,23 @@ static inline int session_save(Session* s, const ModelBuffers* b, Optimizer* o, 
     int result = writer_begin(s->writer, &c, s->step, config_json, trainer.text, card, background);
     free(trainer.text), free(plans.text);
     return result;
+}
+
+// Save the average of the weights, which is in the place of the parameters, as a model of its own: OUT/ema. It is complete or
+// absent. A failure is reported like any file's; the checkpoint has the average too.
+static inline void session_save_average(const Session* s, const ModelBuffers* b, const char* config_json) {
+    const TensorPart part = {.prefix = "", .device = b->params, .type = VIEW_FLOATX};
+    FileDigest digest;
+    if (!*s->out || run_lock_check(s->lock) != 0) return;
+    char *dir = xprintf("%s/ema", s->out), *tmp = xprintf("%s.tmp", dir), *model = xprintf("%s/model.safetensors", tmp),
+         *config = xprintf("%s/config.json", tmp);
+    int bad = checkpoint_remove(s->lock, tmp) != 0 || mkdir(tmp, 0777) != 0 ||
+              tensors_write(model, &b->table, &part, 1, &digest, s->ctx) != 0 ||
+              write_file(config, config_json, strlen(config_json)) != 0 ||
+              tokenizer_files_write(&s->tokenizer_files, tmp) != 0 || sync_directory(tmp) != 0 ||
+              checkpoint_remove(s->lock, dir) != 0 || run_lock_check(s->lock) != 0 || rename(tmp, dir) != 0;
+    if (bad) warn("%s: the average of the weights cannot be saved: %s", dir, strerror(errno));
+    free(dir), free(tmp), free(model), free(config);
 }
 
 // Whether a checkpoint is due after this step. Also polls the previous one, which may still be in writing. All ranks

@@ -47,6 +47,20 @@ static inline void session_check_flags(const Settings* s) {
         die(USAGE, "--override 1 without -y 1: it applies to a resumed run; add -y 1 or leave it out");
 }
 
+// Refuse what validations and the average of the weights cannot be combined with, after the settings of a checkpoint are
+// known. `micro_steps`: micro-batches of a step.
+static inline void session_check_recipe(const Session* session, int has_val, int micro_steps) {
+    const Settings* s = session->settings;
+    const char* flag = s->keep_best ? "--keep-best 1" : "--patience";
+    if (s->evaluate) return;
+    if ((s->keep_best || s->patience > 0) && (s->val_every == 0 || !has_val))
+        die(USAGE, "%s goes by the validation loss; give -v and validation data (-j)", flag);
+    if (s->keep_best && !*s->out) die(USAGE, "--keep-best 1 and -o '': there is nowhere to keep a checkpoint");
+    if (s->ema > 0 && s->fp8) die(USAGE, "--ema does not combine with --fp8, whose scales follow the last weights");
+    if (s->ema == 0 && s->ema_start != 1) die(USAGE, "--ema-start: needs --ema");
+    if (!session->checkpoint) batch_ramp_check(s->batch_ramp, micro_steps);
+}
+
 // Open the run with parsed flags: context, lock, and the checkpoint to resume. Writes nothing.
 static inline void session_open(Session* s, const Settings* settings, Flag* flags, int flag_count, ProcessGroup* group,
                                 Context* ctx) {
@@ -128,7 +142,11 @@ static inline void session_share_plans(Session* s) {
 static inline void session_end(const Session* s, int failed) {
     session_check_lock(s);
     const char* saved = failed || !*s->out ? "" : ", saved";
+    if (s->best.step > 0 && (s->settings->keep_best || s->settings->patience > 0))
+        printf("lowest validation loss: %.4f after step %lld\n", s->best.loss, (long long)s->best.step);
     if (s->stop == SESSION_TIME_IS_UP) printf("stopped by --max-hours after step %lld%s\n", (long long)s->step, saved);
+    else if (s->stop == SESSION_NO_BETTER)
+        printf("stopped by --patience after step %lld%s\n", (long long)s->step, saved);
     else if (s->stop) printf("stopped by signal %d after step %lld%s\n", s->stop, (long long)s->step, saved);
     if (failed)
         die(FAILED, "%s: the state after step %lld could not be saved; make room there, then resume with -y 1",

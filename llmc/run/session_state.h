@@ -8,10 +8,13 @@
 #include "llmc/base/log.h"
 #include "llmc/checkpoint/writer.h"
 #include "llmc/dist/process_group.h"
+#include "llmc/optim/weight_average.h"
+#include "llmc/run/batch_ramp.h"
+#include "llmc/run/best.h"
 #include "llmc/run/settings.h"
 
 #define SESSION_TOKEN_SCANS "largest_tokens.txt"
-enum { SESSION_TIME_IS_UP = -1, SESSION_LOCK_LOST = -2 };
+enum { SESSION_TIME_IS_UP = -1, SESSION_LOCK_LOST = -2, SESSION_NO_BETTER = -3 };
 
 typedef struct {
     const Settings* settings;
@@ -41,6 +44,8 @@ typedef struct {
     int stop;                  // why it stops earlier: a signal's number, or SESSION_TIME_IS_UP; 0: it does not
     LossScale scale;           // the checkpoint's; scale 0: not dynamic
     Outliers outliers;         // the checkpoint's
+    Best best;                 // of the validations so far
+    WeightAverage average;
     Tokenizer tokenizer;
     TokenizerFiles tokenizer_files;
     Text token_scans;  // largest tokens of the data's shards, for OUT (run/vocabulary.h)
@@ -117,7 +122,9 @@ static inline int session_micro_steps(Session* s, int B, int T) {
 // The run ends after --steps, or after --epochs passes over the data's `sequences`.
 static inline void session_set_last(Session* s, uint64_t sequences) {
     const Settings* settings = s->settings;
-    int64_t all = (int64_t)(settings->epochs * (double)sequences / (double)s->step_sequences);
+    int parts = (int)(s->step_sequences / (settings->B * s->group->size));  // micro-batches of a step
+    double micro_batches = settings->epochs * (double)sequences * parts / (double)s->step_sequences;
+    int64_t all = batch_ramp_steps(settings->batch_ramp, parts, micro_batches);
     s->last = settings->steps > 0 ? settings->steps : all > 0 ? all : 1;
     s->end = settings->stop_after > 0 && settings->stop_after < s->last ? settings->stop_after : s->last;
     settings_check_profile(settings, s->end - s->step);
@@ -153,6 +160,7 @@ static inline UpdateSettings session_update(const Session* session) {
     update.master = s->master_weights ? WITH_MASTER : NO_MASTER;
     update.rank = session->group->rank, update.ranks = session->group->size;
     update.sums = sums;
+    update.keeps_average = s->ema > 0;
     update.embedding_rate = s->embedding_lr / s->lr, update.vector_rate = s->vector_lr / s->lr;
     return update;
 }
@@ -176,6 +184,7 @@ static inline int session_is_missing(const Session* s, const Log* log, int every
 static inline int session_must_stop(Session* s, int signal) {
     double hours = (now_seconds() - s->began) / 3600, most = s->settings->max_hours;
     int stop = signal ? signal : most > 0 && hours >= most ? SESSION_TIME_IS_UP : 0;
+    if (!stop && best_is_over(&s->best, s->settings->patience)) stop = SESSION_NO_BETTER;
     if (run_lock_check(s->lock) != 0) stop = SESSION_LOCK_LOST;
     int* stops = (int*)xmalloc((size_t)s->group->size * sizeof *stops);
     group_gather(s->group, stops, &stop, sizeof stop);

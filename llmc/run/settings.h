@@ -22,6 +22,9 @@ typedef struct {
     int muon_scale, muon_coefficients, cautious_decay;
     double muon_momentum, normuon_beta2, embedding_lr, vector_lr;
     int64_t muon_warmup;
+    int keep_best;
+    int64_t patience, ema_start, batch_ramp;
+    double ema;
     double loss_outlier, norm_outlier;
     int master_weights, loss_scale, loss_scale_growth;
     double loss_scale_start;
@@ -265,6 +268,25 @@ static inline int settings_rows(Settings* s, Flag* table, const char* model_help
                       .help = model_help};
     int count = settings_running_rows(s, table, settings_training_rows(s, table, 0));
     return settings_add_rows(table, count, &row, 1);
+}
+
+// Begin a table with the rows of language models: those of all, and those of runs whose validation has a loss.
+static inline int settings_language_rows(Settings* s, Flag* table, const char* model_help) {
+    // clang-format off
+    const Flag rows[] = {
+        {NULL,  "--batch-ramp",          FLAG_SIZE,   &s->batch_ramp,          "0",       0,   1e12,     NULL,   SCOPE_RUN,     TOPIC_BATCH,
+         "Steps over which the micro-batches of a step rise from one to those of -d. 0: always all."},
+        {NULL,  "--ema",                 FLAG_REAL,   &s->ema,                 "0",       0,   1,        NULL,   SCOPE_RUN,     TOPIC_OPTIMIZATION,
+         "Decay of an average of the weights, which is validated too and saved in OUT/ema. 1: their mean; 0: none."},
+        {NULL,  "--ema-start",           FLAG_SIZE,   &s->ema_start,           "1",       1,   1e12,     NULL,   SCOPE_RUN,     TOPIC_OPTIMIZATION,
+         "--ema: the first step whose weights are in the average."},
+        {NULL,  "--patience",            FLAG_SIZE,   &s->patience,            "0",       0,   1e9,      NULL,   SCOPE_FREE,    TOPIC_VALIDATION,
+         "Save and stop after this many validations in a row without a lower loss. 0: never."},
+        {NULL,  "--keep-best",           FLAG_INT,    &s->keep_best,           "0",       0,   1,        NULL,   SCOPE_FREE,    TOPIC_CHECKPOINTS,
+         "1: save a checkpoint whenever the validation loss is the lowest so far, and keep that of the lowest."},
+    };
+    // clang-format on
+    return settings_add_rows(table, settings_rows(s, table, model_help), rows, COUNT_OF(rows));
 }
 
 // Refuse --profile if the `left` steps of the run are too few for it.

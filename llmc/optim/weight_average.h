@@ -1,0 +1,53 @@
+/* --ema: an average of the weights, which usually predicts better than the last ones, at no cost in steps.
+ *
+ *   after step t >= start, n = t - start: average += rate (weights - average),  rate = max(1 - decay, 1 / (n + 1))
+ *
+ * So it is the plain mean of the weights until that has 1 / (1 - decay) of them, then an exponential moving average; with
+ * decay 1 it is the mean of all from `start` on, the tail. Each rank averages what its optimizer updates (Optimizer.average,
+ * saved with the moments). For an evaluation, and to be saved as a model of its own, the average takes the place of the
+ * parameters. */
+#ifndef LLMC_OPTIM_WEIGHT_AVERAGE_H
+#define LLMC_OPTIM_WEIGHT_AVERAGE_H
+
+#include "llmc/ops/average.h"
+#include "llmc/optim/model_buffers.h"
+
+typedef struct {
+    double decay;   // 0: there is no average
+    int64_t start;  // the first step that counts, from 1
+    int is_in;      // the average is in the place of the parameters
+    int64_t shown;  // step after which it was evaluated last
+    int64_t saved;  // step after which it was saved last
+} WeightAverage;
+
+static inline double weight_average_rate(const WeightAverage* a, int64_t step) {
+    return fmax(1 - a->decay, 1 / (double)(step - a->start + 1));
+}
+
+// Whether there is an average after `step` steps.
+static inline int weight_average_is_on(const WeightAverage* a, int64_t step) {
+    return a->decay > 0 && step >= a->start && step > 0;
+}
+
+// The update of step `step` is done.
+static inline void weight_average_step(const WeightAverage* a, int64_t step, const ModelBuffers* b, const Optimizer* o,
+                                       Context* ctx) {
+    if (!weight_average_is_on(a, step)) return;
+    scope_at(ctx, OPTIMIZER, -1);
+    average_update(o->average, b->params + o->shard.begin, o->master, o->shard.size, weight_average_rate(a, step), ctx);
+}
+
+// Let the average and the parameters change places, on all ranks. The copies in full precision follow before the next
+// forward pass, or with ZeRO-1 here.
+static inline void weight_average_exchange(WeightAverage* a, ModelBuffers* b, const Optimizer* o, Context* ctx) {
+    floatX* params = b->params + o->shard.begin;
+    grad_sync_wait(b->grad_sync, GRAD_SYNC_LAST, ctx);  // the other ranks' parameters are on their way
+    scope_at(ctx, OPTIMIZER, -1);
+    if (a->is_in) average_restore(params, o->kept, o->shard.size, ctx);
+    else average_exchange(params, o->kept, o->average, o->shard.size, ctx);
+    a->is_in = !a->is_in;
+    b->master = a->is_in ? NULL : o->master;
+    model_buffers_share(b, ctx);
+}
+
+#endif

@@ -1,0 +1,35 @@
+/* --batch-ramp: over the first `ramp` steps, the micro-batches of a step rise from one to all of them, in a straight line.
+ * Early gradients agree with each other, so fewer sequences do; the same tokens make more steps.
+ *
+ *   micro-batches of step s = max(1, ceil(all (s + 1) / ramp)), at most all
+ *
+ * It depends on the step alone, so a resumed run needs no state of its own. */
+#ifndef LLMC_RUN_BATCH_RAMP_H
+#define LLMC_RUN_BATCH_RAMP_H
+
+#include "llmc/base/util.h"
+
+// Of `all`; ramp 0: no ramp.
+static inline int batch_ramp_at(int64_t ramp, int all, int64_t step) {
+    if (step >= ramp) return all;
+    return (int)(((step + 1) * all + ramp - 1) / ramp);
+}
+
+// The steps that train on at most `micro_batches`.
+static inline int64_t batch_ramp_steps(int64_t ramp, int all, double micro_batches) {
+    int64_t step = 0;
+    for (; step < ramp && micro_batches >= batch_ramp_at(ramp, all, step); step++)
+        micro_batches -= batch_ramp_at(ramp, all, step);
+    return step < ramp ? step : step + (int64_t)(micro_batches / all);
+}
+
+// Refuse a ramp without stages.
+static inline void batch_ramp_check(int64_t ramp, int all) {
+    if (ramp > 0 && all < 2)
+        die(USAGE,
+            "--batch-ramp %lld needs steps of several micro-batches; raise -d, or lower -b so that -b x -t x ranks is "
+            "less",
+            (long long)ramp);
+}
+
+#endif

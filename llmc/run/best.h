@@ -1,0 +1,53 @@
+/* The best validation of a run, by its loss: --keep-best keeps a checkpoint of it, --patience ends a run that finds no better
+ * one. trainer.json holds this state, so a resumed run judges as if it had never stopped. Validations before the first step
+ * do not count. */
+#ifndef LLMC_RUN_BEST_H
+#define LLMC_RUN_BEST_H
+
+#include "llmc/base/json_write.h"
+
+typedef struct {
+    double loss;   // the lowest
+    int64_t step;  // its step; 0: none yet
+    int64_t
+        judged;  // the newest step that counts here: a validation that is repeated after a resume does not count twice
+    int64_t waited;  // validations since the best one
+} Best;
+
+// A validation after `step` steps had this loss.
+static inline void best_judge(Best* b, int64_t step, double loss) {
+    if (step <= b->judged) return;
+    b->judged = step;
+    b->waited++;
+    if (!isfinite(loss) || (b->step > 0 && loss >= b->loss)) return;
+    b->loss = loss, b->step = step, b->waited = 0;
+}
+
+// Whether `patience` validations in a row (0: any number) have brought no better loss.
+static inline int best_is_over(const Best* b, int64_t patience) { return patience > 0 && b->waited >= patience; }
+
+static inline void best_put(Text* t, const Best* b) {
+    if (b->judged == 0) return;
+    json_put_key(t, "best");
+    text_append(t, "{", 1);
+    json_put_integer(t, "judged", b->judged);
+    json_put_integer(t, "step", b->step);
+    json_put_integer(t, "waited", b->waited);
+    json_put_number(t, "loss", b->loss);
+    text_append(t, "}", 1);
+}
+
+// Read what best_put() wrote into an object. Without it there was no validation yet.
+static inline Best best_get(const JsonNode* object, const char* file) {
+    const JsonNode* saved = json_get(object, "best");
+    Best b;
+    memset(&b, 0, sizeof b);
+    if (!saved) return b;
+    b.judged = json_get_int(saved, "judged", file), b.step = json_get_int(saved, "step", file);
+    b.waited = json_get_int(saved, "waited", file), b.loss = json_get_double_or(saved, "loss", NAN, file);
+    if (b.step < 0 || b.step > b.judged || b.waited < 0 || (b.step > 0 && !isfinite(b.loss)))
+        die(USAGE, "%s: key \"best\": is not the state of a run's validations", file);
+    return b;
+}
+
+#endif
