@@ -61,7 +61,7 @@ f '--ema with --fp8'              '--ema does not combine with --fp8'           
 f '--ema-start without --ema'     '--ema-start: needs --ema'                        --ema-start 5
 f '--ema 1.5'                     "--ema: '1.5' .*0\.\.1"                           --ema 1.5
 f '--batch-ramp of one micro-batch' '--batch-ramp 4 needs steps of several'         --batch-ramp 4
-refused "flags: --keep-best 1 and -o ''" 2 "--keep-best 1 and -o ''" "${TINY[@]}" -v 1 --keep-best 1 -o ''
+refused "flags: --keep-best 1 and -o ''" 2 "--keep-best 1 and -o ''" "${SIZES[@]}" -s 0 -n 0 -v 1 --keep-best 1 -o ''
 f '-d of too many sequences'      '-d 1000000000000: 62500000000 sequences'        -d 1000000000000
 refused "flags: -y 1 and -o ''" 2 "-y 1 and -o ''" "${TINY[@]}" -y 1 -o ''
 refused 'flags: -t above the model, d12' 2 '-t 2000: the model knows 1024' -e d12 -t 2000 -o "$o"

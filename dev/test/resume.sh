@@ -165,36 +165,36 @@ RECIPE=(-b 2 -d 128 --dropout 0.1 -l 1e-2 -u 3 -q 0.1 -c 0.1 -s 0 -x 20 -v 5 -m 
 together='-e L=2,C=16,NH=2,T=16,tied=0 --ema 1 --batch-ramp 12 --keep-best 1 --optimizer normuon --init zero-out'
 case ${PROGRAM##*/} in train_gpt2*) together+=' --seq-warmup 12' ;; esac
 for flags in '-e L=2,C=16,NH=2,T=16 --ema 0.9 --ema-start 3 --patience 9' "$together"; do
-    run "${RECIPE[@]}" $flags -o "$work/whole"
+    run "${RECIPE[@]}" $flags -o "$work/recipe"
     why=$(ended_with 0)
-    run "${RECIPE[@]}" $flags --stop-after 7 -o "$work/half"
-    run -y 1 -o "$work/half"
+    run "${RECIPE[@]}" $flags --stop-after 7 -o "$work/recipe-half"
+    run -y 1 -o "$work/recipe-half"
     why=${why:-$(ended_with 0)}
     case $flags in *--ema*)
-        cmp -s "$work/half/ema/model.safetensors" "$work/whole/ema/model.safetensors" || why=${why:-'the averages differ'}
-        cmp -s "$work/whole/model.safetensors" "$work/whole/ema/model.safetensors" && why=${why:-'the average is the model'}
-        grep '"ema_val_loss"' "$work/whole/log.jsonl" >"$work/wanted"
-        grep '"ema_val_loss"' "$work/half/log.jsonl" | cmp -s - "$work/wanted" || why=${why:-'losses of the average differ'}
+        cmp -s "$work/recipe-half/ema/model.safetensors" "$work/recipe/ema/model.safetensors" || why=${why:-'the averages differ'}
+        cmp -s "$work/recipe/model.safetensors" "$work/recipe/ema/model.safetensors" && why=${why:-'the average is the model'}
+        grep '"ema_val_loss"' "$work/recipe/log.jsonl" >"$work/wanted"
+        grep '"ema_val_loss"' "$work/recipe-half/log.jsonl" | cmp -s - "$work/wanted" || why=${why:-'losses of the average differ'}
         [ "$(wc -l <"$work/wanted")" -eq 4 ] || why=${why:-'not four losses of the average'} ;;
     esac
-    verdict "resumed with $flags" "${why:-$(same_run "$work/half" "$work/whole" $last)}"
-    rm -rf "$work/whole" "$work/half"
+    verdict "resumed with $flags" "${why:-$(same_run "$work/recipe-half" "$work/recipe" $last)}"
+    rm -rf "$work/recipe" "$work/recipe-half"
 done
 # The loss does not improve with a rate of 0: the first validation stays the best, and its checkpoint the only older one.
-run -e L=2,C=16,NH=2,T=16 -s 0 -x 20 -m 2 -l 0 -v 2 -nk 1 -n 4 --keep-best 1 --stop-after 8 -o "$work/best"
+run -e L=2,C=16,NH=2,T=16 -s 0 -x 20 -m 2 -l 0 -v 2 -nk 1 -n 4 --keep-best 1 --stop-after 8 -o "$work/best-kept"
 why=$(ended_with 0)
-run -y 1 --patience 5 -o "$work/best"
+run -y 1 --patience 5 -o "$work/best-kept"
 why=${why:-$(ended_with 0)}
-[ "$(ls "$work/best/ckpt" | tr '\n' ' ')" = '00000002 00000012 ' ] || why=${why:-"checkpoints: $(ls "$work/best/ckpt" | tr '\n' ' ')"}
+[ "$(ls "$work/best-kept/ckpt" | tr '\n' ' ')" = '00000002 00000012 ' ] || why=${why:-"checkpoints: $(ls "$work/best-kept/ckpt" | tr '\n' ' ')"}
 grep -q 'stopped by --patience after step 12' "$work/stdout" || why=${why:-'not stopped after step 12'}
-run -y 1 --patience 5 -o "$work/best"
+run -y 1 --patience 5 -o "$work/best-kept"
 grep -q 'stopped by --patience after step 12' "$work/stdout" || why=${why:-'resumed, it did not stop again'}
 verdict 'the best checkpoint stays; --patience counts across a resume' "$why"
-rm -rf "$work/best"
-run "${SHORT[@]}" --stop-after 7 -o "$work/late"
-run -y 1 --override 1 --ema 0.9 -o "$work/late"
+rm -rf "$work/best-kept"
+run "${SHORT[@]}" --stop-after 7 -o "$work/average"
+run -y 1 --override 1 --ema 0.9 -o "$work/average"
 verdict 'an average cannot begin in a resumed run' "$(ended_with_error 2 'holds no average of the weights')"
-rm -rf "$work/late"
+rm -rf "$work/average"
 
 # A recipe: flags of the command line override its flags, and a resumed run takes them from trainer.json.
 printf -- '--lr 2e-2\n--optimizer muon\n--init zero-out\n' >"$work/r.flags"

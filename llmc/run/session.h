@@ -93,6 +93,14 @@ static inline void session_check_ranks(const Session* s, const char* config_json
     check_same_model(s->group, config_json, s->data, val_data);
 }
 
+// --overwrite: delete an earlier run's checkpoints and the average of its weights.
+static inline void session_delete_earlier(const Session* s) {
+    char* average = xprintf("%s/ema", s->out);
+    checkpoint_delete_all(s->lock, s->out);
+    checkpoint_remove(s->lock, average);
+    free(average);
+}
+
 // From here on the run writes. Take OUT, open the log with the settings as its first line, and delete earlier
 // checkpoints with --overwrite.
 static inline void session_begin(Session* s, Log* log) {
@@ -108,7 +116,7 @@ static inline void session_begin(Session* s, Log* log) {
     if (s->held >= 0) close(s->held);
     s->held = -1;
     log_open(log, s->out, s->lock, s->checkpoint ? s->step : -1);
-    if (*s->out && s->settings->overwrite) checkpoint_delete_all(s->lock, s->out);
+    if (*s->out && s->settings->overwrite) session_delete_earlier(s);
     if (*s->out) checkpoint_clean(s->lock, s->out, s->checkpoint, s->checkpoint ? s->step : -1);
     flags_to_json(&settings, s->flags, s->flag_count);
     log_line(log, &settings);
