@@ -24,7 +24,7 @@ def quietly(what, name, call):
     """The result of a call of the library, whose errors become one line. what: "upload to" or "download of"."""
     from huggingface_hub import errors
 
-    # The error of the HTTP library below, which is another one in every version.
+    # The error of the HTTP library below, which differs between versions.
     network = next(base for base in errors.HfHubHTTPError.__mro__ if base.__name__ == "HTTPError")
     address = os.environ.get("HF_ENDPOINT", "the Hub")
     try:

@@ -1,6 +1,6 @@
 /* The model card, README.md of a checkpoint: what the model is, what it was trained on and with which settings, what it
- * reached, and how to load it. It holds neither paths nor times, so that a resumed run writes the card of a straight
- * one. */
+ * reached, and how to load it. It holds neither paths nor times, so that a resumed run writes the same card as an
+ * uninterrupted one. */
 #ifndef LLMC_RUN_MODEL_CARD_H
 #define LLMC_RUN_MODEL_CARD_H
 
@@ -12,7 +12,7 @@
 #define BUILD_COMMIT "unknown"
 #endif
 
-// A text of the user's, between backticks: what could end those, or is no UTF-8, becomes "?".
+// Append a user's text in backticks. Characters that could end them, and invalid UTF-8, become "?".
 static inline void card_code(Text* t, const char* s, size_t n) {
     text_append(t, "`", 1);
     for (size_t i = 0, bytes; i < n; i += bytes ? bytes : 1) {
@@ -23,14 +23,14 @@ static inline void card_code(Text* t, const char* s, size_t n) {
     text_append(t, "`", 1);
 }
 
-// The same for the last part of a path. A name on the Hub is whole.
+// The same for the last part of a path; a name on the Hub is not shortened.
 static inline void card_name(Text* t, const char* path) {
     const char* slash = hub_is_name(path) ? NULL : strrchr(path, '/');
     const char* name = slash && slash[1] ? slash + 1 : path;
     card_code(t, name, strlen(name));
 }
 
-// The numbers, words and switches of config.json, one a line.
+// The numbers, strings and booleans of config.json, one per line.
 static inline void card_architecture(Text* t, const JsonNode* config) {
     text_printf(t, "\n## Architecture\n\n");
     for (const JsonNode* m = config->first; m; m = m->next) {
