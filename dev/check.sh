@@ -156,7 +156,7 @@ if ! command -v python3 >/dev/null; then echo "skip mutants: python3 was not fou
 elif faults=$(python3 dev/mutants.py --check 2>&1); then ok; else fail "$faults"; fi
 # --- links and names in the documentation
 if ! command -v python3 >/dev/null; then echo "skip links of the documentation: python3 was not found"
-elif ! git rev-parse --git-dir >/dev/null 2>&1; then echo "skip links of the documentation: this is no clone"
+elif ! git rev-parse --git-dir >/dev/null 2>&1; then echo "skip links of the documentation: this is not a clone"
 elif broken=$(python3 dev/check_docs.py 2>&1); then ok; else fail "links or names in the documentation:"; echo "$broken"; fi
 # --- size of the library, generated tables included
 for folder in llmc/*/; do

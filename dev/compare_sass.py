@@ -79,7 +79,7 @@ def read_build(path):
     """{(architecture, precision): {(name, key): Function}}, the union over the programs."""
     files = sorted(glob.glob(os.path.join(path, "*.cubin"))) if os.path.isdir(path) else [path]
     if not files or not all(os.path.isfile(f) for f in files):
-        stop(f"{path} is no folder of cubins and no file")
+        stop(f"{path} is neither a folder of cubins nor a file")
     build = collections.defaultdict(dict)
     with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
         for file, found in zip(files, pool.map(functions_of, files)):

@@ -56,12 +56,12 @@ def main():
     parser.add_argument("--message", default="Upload a model", help="of the commit")
     options = parser.parse_args()
     if not os.path.isfile(os.path.join(options.dir, "config.json")):
-        refuse(f"{options.dir}: is no model directory: it has no config.json")
+        refuse(f"{options.dir}: is not a model directory: it has no config.json")
     weights = glob.glob(os.path.join(glob.escape(options.dir), "model*.safetensors"))
     if not weights:
         refuse(f"{options.dir}: has no weights (model.safetensors)")
     if options.name.count("/") != 1:
-        refuse(f"{options.name}: is no ORGANIZATION/MODEL or USER/MODEL")
+        refuse(f"{options.name}: is not ORGANIZATION/MODEL or USER/MODEL")
     if not os.path.isfile(os.path.join(options.dir, "README.md")):
         print(f"{options.dir}: has no README.md, so the repository gets no model card")
     try:

@@ -119,7 +119,7 @@ def read_stream(binary, name, options):
     binary = io.BufferedReader(Lines(binary))
     start = binary.peek(256)[:256]
     start = start[len(codecs.BOM_UTF8) * start.startswith(codecs.BOM_UTF8) :].lstrip()
-    text = io.TextIOWrapper(binary, encoding="utf-8-sig", newline="\n")  # a byte order mark is no text
+    text = io.TextIOWrapper(binary, encoding="utf-8-sig", newline="\n")  # a byte order mark is not text
     name = re.sub(r"\.(gz|xz|bz2)$", "", os.path.basename(name))
     # WikiExtractor --json names its files wiki_00; with a name of its own, code.json say, a file is what it seems.
     if re.search(r"\.(jsonl|ndjson)$", name) or ("." not in name and start.startswith(b'{"')):

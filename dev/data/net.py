@@ -138,7 +138,7 @@ class Download(Files):
             parts = urllib.parse.urlsplit(url)
             parts.port  # which is looked at only here
         except ValueError as e:
-            raise UserError(f"--url {url}: is no address: {one_line(e)}")
+            raise UserError(f"--url {url}: is not an address: {one_line(e)}")
         if parts.scheme not in ("http", "https"):
             raise UserError(f"--url {url}: must begin with http:// or https://")
         name = os.path.basename(parts.path)
@@ -184,7 +184,7 @@ class Download(Files):
         except urllib.error.HTTPError as e:
             raise UserError(f"{self.url}: cannot be fetched: {e.code} {one_line(e.reason)}")
         except http.client.InvalidURL as e:
-            raise UserError(f"{self.url}: is no address: {one_line(e)}")
+            raise UserError(f"{self.url}: is not an address: {one_line(e)}")
         except (urllib.error.URLError, http.client.HTTPException, OSError, ValueError) as e:
             if getattr(e, "filename", None) == path:
                 raise

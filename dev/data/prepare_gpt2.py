@@ -251,7 +251,7 @@ def get_vocabulary(options, source, work):
 def cut_pieces(stream):
     """Plain text in pieces that together encode as the whole does.
 
-    A cut lies between a character that is no space and a space. GPT-2's pattern looks ahead only from white
+    A cut lies between a character that is not a space and a space. GPT-2's pattern looks ahead only from white
     space, so the word before a cut and the white space after it are encoded as they would be without it.
     """
     rest, first = "", True

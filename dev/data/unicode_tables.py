@@ -164,7 +164,7 @@ def write_classes():
     split = ByteLevel(add_prefix_space=False).pre_tokenize_str
     stretches, last = [], None
     for c in range(0x110000):
-        # Surrogates are no characters, and never asked for.
+        # Surrogates are not characters, and never asked for.
         kind = last if 0xD800 <= c <= 0xDFFF else class_of(chr(c), split)
         if kind != last:
             stretches.append(hex(4 * c + kind))

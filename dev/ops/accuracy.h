@@ -32,7 +32,8 @@ static inline void test_accuracy_random(Harness* h) {
     }
 }
 
-// The reference against numbers that were written by hand: padding does not count, ties go to the first, NaN is no hit.
+// The reference against numbers that were written by hand: padding does not count, ties go to the first, NaN is not a
+// hit.
 static inline void test_accuracy(Harness* h) {
     enum { N = 7, V = 3, Vp = 4 };
     const real nan = (real)NAN;

@@ -160,7 +160,7 @@ static inline void expect_bytes(Harness* h, const char* op, void (*run)(void* st
 }
 
 // run(state) must give the same bits in every array for any number of threads; on the GPU, in every run. Each run
-// starts from the arrays as they were made (so ADD, and work in place, is no special case); the last result stays.
+// starts from the arrays as they were made (so ADD, and work in place, is not a special case); the last result stays.
 static inline void expect_same_for_any_threads(Harness* h, const char* what, void (*run)(void* state), void* state,
                                                const Array* arrays, int count) {
     static const int threads[] = {1, 2, 3, 4};

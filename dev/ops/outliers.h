@@ -80,7 +80,7 @@ static inline void test_outliers(Harness* h) {
         array_upload_real(k->g);
         global_norm_run(k);
         device_download(&h->ctx, &step, k->after.step, sizeof step);
-        // 1e6 has entered the window, so 1e3 is no outlier.
+        // 1e6 has entered the window, so 1e3 is not an outlier.
         expect_true(h, "is_taken", step.is_taken == (i < OUTLIER_WINDOW || i == OUTLIER_WINDOW + 2));
     }
     Outliers state;

@@ -31,7 +31,7 @@ static inline void span_run_backward(void* state) {
                   k->loss_scale.device_real, &k->sequences, k->Kp, k->ctx);
 }
 
-// Every fifth target is no position of its sequence, by one or by being negative.
+// Every fifth target is not a position of its sequence, by one or by being negative.
 static inline SpanCase* span_case(Harness* h, const int* lengths, int count, int Kp, double size, Mode mode) {
     SpanCase* k = (SpanCase*)case_memory(h, sizeof *k);
     k->sequences = sequences_of(h, lengths, count, 0);
@@ -79,7 +79,7 @@ static inline void test_span(Harness* h) {
         expect_close(h, "dlogits", k->logits, dlogits, tolerance(2e-5));
         case_end(h);
     }
-    // One sequence, by hand: equal logits, so log 2 and log 2; the last position is no target.
+    // One sequence, by hand: equal logits, so log 2 and log 2; the last position is not a target.
     case_begin(h, "span/both by hand");
     static const int two[] = {2};
     SpanCase* k = span_case(h, two, 1, 2, 0, SET);

@@ -32,7 +32,7 @@ def to_run(model, a):
     if a.float8:
         from torchao.float8 import convert_to_float8_training
 
-        heads = ("pooler", "next", "transform")  # BERT's, some of whose sizes are no multiples of 16
+        heads = ("pooler", "next", "transform")  # BERT's, some of whose sizes are not multiples of 16
         convert_to_float8_training(model, module_filter_fn=lambda module, name: name not in heads)
     name = ("eager" if a.eager else "compile") + ("+float8" if a.float8 else "")
     return model if a.eager else torch.compile(model), name

@@ -370,7 +370,7 @@ static void run_batch(const Fuzz* fuzz, Progress* p, int64_t end, Told* told, in
            bad, kept);
     print_report(report);
     if (!read_alone(p->reader, &c, told, report, why))
-        printf("It is no failure alone: one of the inputs from %lld on has a part in it.\n", (long long)first);
+        printf("It does not fail alone: an input from %lld on contributes to the failure.\n", (long long)first);
     free(kept);
     case_free(&c);
 }

@@ -104,7 +104,7 @@ edited 'broken JSON'         'cannot be read as JSON'         config.json 's/{/[
 edited 'a normalizer'        'normalizer" is'                 tokenizer.json 's/"normalizer": *null/"normalizer": {"type": "NFC"}/'
 edited 'a space first'       'add_prefix_space" is True'      tokenizer.json 's/"add_prefix_space": *false/"add_prefix_space": true/'
 edited 'no end of text'      'has no <.endoftext.>'           tokenizer.json 's/<|endoftext|>/<|end|>/g'
-export_refused 'rows that are no multiple of 32' '--type q8_0: tensor transformer.wte.weight has rows of 48 values' "$model" --type q8_0
+export_refused 'rows that are not a multiple of 32' '--type q8_0: tensor transformer.wte.weight has rows of 48 values' "$model" --type q8_0
 export_refused 'another type'    "invalid choice: 'q4_0'"     "$model" --type q4_0
 export_refused 'pooling GPT-2'   '--pool cls: is for BERT'    "$model" --pool cls
 export_refused 'no directory'    'none/config.json: cannot be read' "$work/none"

@@ -134,7 +134,7 @@ refused '-e hub:, no such revision' 2 'download.py me/cache@v2$' -e hub:me/cache
 rm "$work/cache/models--me--cache/snapshots/4444/model.safetensors"
 refused '-e hub:, half fetched' 2 'download.py me/cache$' -e hub:me/cache -o "$box/new"
 for name in '' /a a/ a/b/c ../a a..b 'a b' a/b@ a@../b; do
-    refused "-e 'hub:$name'" 2 'is no name on the Hub' -e "hub:$name" -o "$box/new"
+    refused "-e 'hub:$name'" 2 'is not a name on the Hub' -e "hub:$name" -o "$box/new"
 done
 
 # ---------------------------------------------------------------------------------------------------------
@@ -152,9 +152,9 @@ script_refused() { # NAME PATTERN SCRIPT FLAG...
 }
 unset HF_HUB_CACHE HF_TOKEN
 export HF_HOME=$work/hub_home HF_HUB_DISABLE_XET=1 HF_HUB_DISABLE_TELEMETRY=1
-script_refused 'upload: no directory' 'none: is no model directory' upload "$work/none" me/model
+script_refused 'upload: no directory' 'none: is not a model directory' upload "$work/none" me/model
 script_refused 'upload: no weights' 'has no weights' upload "$work/edited" me/model < <(mkdir "$work/edited" && cp "$work/straight/config.json" "$work/edited")
-script_refused 'upload: a name without an organization' 'is no ORGANIZATION/MODEL' upload "$work/straight" model
+script_refused 'upload: a name without an organization' 'is not ORGANIZATION/MODEL' upload "$work/straight" model
 if ! "$python" -c 'import huggingface_hub' 2>/dev/null; then
     script_refused 'upload: the package is missing' 'huggingface_hub is missing' upload "$work/straight" me/model
     script_refused 'download: the package is missing' 'huggingface_hub is missing' download me/model

@@ -392,9 +392,9 @@ refused "another sha256" 2 "has the sha256 $sum, not 0000" gpt2 --url "$address/
 refused "no such file there" 2 '404' gpt2 --url "$address/none.txt"
 refused "no server there" 1 'cannot be fetched' gpt2 --url http://127.0.0.1:1/x.txt
 refused "no address of a file" 2 'must begin with http' gpt2 --url ftp://127.0.0.1/x.txt
-refused "an address that is none" 2 'is no address' gpt2 --url 'http://[bad'
-refused "an address without a port's number" 2 'is no address' gpt2 --url 'http://127.0.0.1:port/x.txt'
-refused "an address with a blank" 2 'is no address' gpt2 --url 'http://127.0.0.1/x y.txt'
+refused "an address that is none" 2 'is not an address' gpt2 --url 'http://[bad'
+refused "an address without a port's number" 2 'is not an address' gpt2 --url 'http://127.0.0.1:port/x.txt'
+refused "an address with a blank" 2 'is not an address' gpt2 --url 'http://127.0.0.1/x y.txt'
 refused "--sha256 without --url" 2 'belongs to --url' gpt2 --local README.md --sha256 "$sum"
 refused "--url and --local" 2 'not allowed with' gpt2 --local README.md --url "$address/x"
 echo 1000 >"$work/srv/cut"
@@ -405,9 +405,9 @@ rm "$work/srv/cut"
 : >"$work/srv/files/moved.txt"
 refused "an empty file" 2 'no text in the input' gpt2 --url "$address/moved.txt"
 { seq 600000; printf '\xff\xfe'; } >"$work/srv/files/moved.txt"
-refused "a file that is no text" 2 'is not UTF-8 text' gpt2 --url "$address/moved.txt"
-refused "a file that is no text, saved on the way" 2 'is not UTF-8 text' gpt2 --url "$address/moved.txt" --save-every 0 --processes 1
-refused "a file that is no text, for a vocabulary" 2 'is not UTF-8 text' bert --url "$address/moved.txt" --train-vocab 400
+refused "a file that is not text" 2 'is not UTF-8 text' gpt2 --url "$address/moved.txt"
+refused "a file that is not text, saved on the way" 2 'is not UTF-8 text' gpt2 --url "$address/moved.txt" --save-every 0 --processes 1
+refused "a file that is not text, for a vocabulary" 2 'is not UTF-8 text' bert --url "$address/moved.txt" --train-vocab 400
 seq 3000 >"$work/srv/files/moved.txt"
 gpt2 --url "$address/moved.txt" --out "$work/refused"
 verdict "the same address once it has text" "$([ $? -eq 0 ] || said)"

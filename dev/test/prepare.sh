@@ -37,7 +37,7 @@ if "$python" dev/data/prepare_gpt2.py --local "$work/none.txt" --vocab build/tes
     fail "missing input" "accepted"
 elif [ "$(wc -l <"$work/log")" -eq 1 ]; then ok "missing input is one line"; else fail "missing input" "more than one line"; fi
 
-# A CR right before an LF is no text, any other one is: in a file, also where it is read in pieces, and in JSON.
+# A CR right before an LF is not text, any other one is: in a file, also where it is read in pieces, and in JSON.
 "$python" - "$work" <<'END'
 import json, sys
 

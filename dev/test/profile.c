@@ -877,7 +877,7 @@ static void test_facts(Tests* t) {
                 "115, the median of 113 to 115 by time, after 5 warm-up and 7 plain steps; the run was stopped before "
                 "the rest");
     f.profiler.count = 3;
-    expect_loss(t, "facts/an overlapped broadcast is no loss", &f,
+    expect_loss(t, "facts/an overlapped broadcast is not a loss", &f,
                 "0.002 ms, 4.3 % of the step: communication that overlaps with nothing, "
                 "of 0.012 ms in all without share_parameters.");
     f.run.broadcast_overlaps = 0;
@@ -1307,7 +1307,7 @@ static void test_files_of_ops(Tests* t) {
         free(losses[i].sentence);
     }
     free(losses);
-    expect(t, of_ops, "files/gaps between ops are no loss", "%zu losses", count);
+    expect(t, of_ops, "files/gaps between ops are not losses", "%zu losses", count);
     expect_csv(t, "files/CSV of ops", csv, &r.tables[0]);
     json_free(&json);
     free(directory), free(trace), free(csv);

@@ -162,7 +162,7 @@ says 'diff: Markdown' '# Two profiles' '## By op' '| direction | layer | A | B |
     '| forward | 0 | 1 | 2 | +1 |' '| backward | dropout_backward | 0 | 1 | 0 | 1 | | 0.125 | +0.125 | | only in B |'
 bert_profile bert/profile
 run "$diff" bert bert
-says 'diff: helpers are no calls' 'forward attention_forward 2 2 4 4 0.018 0.018 +0.000 +0.0 %' 'optimizer lamb_update 1 1 2 2 0.500 0.500 +0.000 +0.0 %'
+says 'diff: helpers are not calls' 'forward attention_forward 2 2 4 4 0.018 0.018 +0.000 +0.0 %' 'optimizer lamb_update 1 1 2 2 0.500 0.500 +0.000 +0.0 %'
 run "$diff" a bert
 says 'diff: facts that differ' 'commit - abcdef1'
 

@@ -179,7 +179,7 @@ begin() { # OUT FLAG...
     long=$!
 }
 # Wait for $long to end. mpirun itself can hang for ever if a rank dies while it connects to mpirun (Open MPI 4.1): if all ranks
-# of OUT have ended, mpirun is killed, and that is no failure.
+# of OUT have ended, mpirun is killed, and that is not a failure.
 await_end() { # OUT
     local i child alive=0
     for ((i = 0; i < 600; i++)); do

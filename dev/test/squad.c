@@ -237,7 +237,7 @@ static void test_refused(Tests* t) {
         {"an empty file", "", "is not valid JSON"},
         {"no object", "[]", "key \"data\": missing"},
         {"no data", "{\"version\": \"1.1\"}", "key \"data\": missing; an array is needed"},
-        {"data that are no array", "{\"data\": {}}", "key \"data\": is an object, but an array is needed"},
+        {"data that is not an array", "{\"data\": {}}", "key \"data\": is an object, but an array is needed"},
         {"empty data", "{\"data\": []}", "has no questions"},
         {"no paragraphs", "{\"data\": [{\"paragraphs\": []}, {\"paragraphs\": []}]}", "has no questions"},
         {"no questions", "{\"data\": [{\"paragraphs\": [{\"context\": \"a\", \"qas\": []}]}]}", "has no questions"},
@@ -426,7 +426,7 @@ static void test_answer(Tests* t, int is_v2) {
     RESET(), start[0] = 2, end[0] = 2, start[6] = end[6] = 2;
     TAKE("as good as none", "c");
     start[0] = 2.5;
-    TAKE(is_v2 ? "none is better" : "none is no answer in v1.1", is_v2 ? "" : "c");
+    TAKE(is_v2 ? "none is better" : "none is not an answer in v1.1", is_v2 ? "" : "c");
     size_t n;
     double* sums = squad_answers(&s, &n);
     expect(t, n == 5 && sums[0] == 4 && sums[1] == 4.5 && sums[2] == 1 && sums[3] == 3 && sums[4] == 3,
@@ -617,7 +617,7 @@ static void test_score(Tests* t) {
 static int number_of(const char* text) {
     char* end;
     long value = strtol(text, &end, 10);
-    if (*end || end == text || value < 0 || value > 1 << 20) die(USAGE, "%s: is no number up to 2^20", text);
+    if (*end || end == text || value < 0 || value > 1 << 20) die(USAGE, "%s: is not a number up to 2^20", text);
     return (int)value;
 }
 

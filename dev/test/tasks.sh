@@ -213,7 +213,7 @@ sed -i 's/"id2label": {"0": "LABEL_0"}, "label2id": {"LABEL_0": 0}/"num_labels":
 run --task classify -e "$d/by-hand" -i "$d/rated.tsv" -b 16 -x 1 -v 0 -n 0 -o "$box/by-hand"
 why=$(ended_with 0)
 grep -q '"num_labels": 1' "$d/by-hand/config.json" || why=${why:-'this test says nothing'}
-grep -q '"problem_type": "regression"' "$box/by-hand/config.json" || why=${why:-'is no regression'}
+grep -q '"problem_type": "regression"' "$box/by-hand/config.json" || why=${why:-'is not a regression'}
 verdict 'numbers: num_labels 1' "$why"
 
 # ---------------------------------------------------------------------------------------------------------

@@ -2,8 +2,8 @@
  *
  * A file holds logical shapes: rows of padding are not stored, and matrices that a model's files keep as [in, out] are
  * transposed when they are read and written. Loading is strict: a tensor that is missing, unknown, or of another shape
- * or a type that is no floating type ends the program with its name, unless FileRules allow it. So does a value that is
- * not finite. Weights may also be a checkpoint of llm.c (weight_files.h). */
+ * or a type that is not a floating type ends the program with its name, unless FileRules allow it. So does a value that
+ * is not finite. Weights may also be a checkpoint of llm.c (weight_files.h). */
 #ifndef LLMC_MODEL_MODEL_FILES_H
 #define LLMC_MODEL_MODEL_FILES_H
 

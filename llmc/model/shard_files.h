@@ -65,7 +65,7 @@ static inline uint64_t tensors_shard_fact(const SafeTensors* file, const char* k
     const JsonNode* fact = metadata ? json_get(metadata, key) : NULL;
     size_t n = fact ? strlen(fact->string) : 0;
     if (n == 0 || n > 19 || strspn(fact->string, "0123456789") != n)
-        die(USAGE, "%s: its __metadata__ has no number \"%s\"; it is no shard of an optimizer", file->file, key);
+        die(USAGE, "%s: its __metadata__ has no number \"%s\"; it is not a shard of an optimizer", file->file, key);
     return strtoull(fact->string, NULL, 10);
 }
 

@@ -76,7 +76,8 @@ static inline char* hub_find(const char* source) {
     size_t n = strcspn(name, "@");
     const char* revision = name[n] ? name + n + 1 : "main";
     if (!hub_is_valid(name, n) || !hub_is_valid(revision, strlen(revision)))
-        die(USAGE, "-e %s: is no name on the Hub; allowed: hub:MODEL, hub:ORGANIZATION/MODEL, then @REVISION", source);
+        die(USAGE, "-e %s: is not a name on the Hub; allowed: hub:MODEL, hub:ORGANIZATION/MODEL, then @REVISION",
+            source);
     Text folder = {NULL, 0, 0};
     char* cache = hub_cache();
     text_printf(&folder, "%s/models--", cache);
