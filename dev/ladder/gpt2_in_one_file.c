@@ -64,8 +64,7 @@ static void add_scaled(float* y, float factor, const float* x, int n) {
 }
 
 // ---- The ops. A forward function reads values and writes y.v. Its backward function takes the same arguments, reads
-// y.d, and adds to the derivatives of what the forward function read. By the chain rule, several uses of a tensor add
-// up.
+// y.d, and adds to the derivatives of what the forward function read. By the chain rule, uses of a tensor add up.
 
 // y[n] = token[n]'s row of wte + the row of wpe of n's position
 static void embedding_forward(Tensor y, const int* tokens, Tensor wte, Tensor wpe, int N, int T, int C) {
@@ -395,8 +394,8 @@ static Model new_model(const char* folder) {
     return m;
 }
 
-// Print a token by vocab.json, {"text":number, ...}. There an invisible byte is a letter from
-// U+0100 on: of those that occur in stories, U+0120 is a blank and U+010A a line break.
+// Print a token by vocab.json, {"text":number, ...}. There an invisible byte is a letter from U+0100 on: of
+// those that occur in stories, U+0120 is a blank and U+010A a line break.
 static void print_token(const char* vocab, int token) {
     char end[32];
     snprintf(end, sizeof end, "\":%d,", token);
