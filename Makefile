@@ -34,12 +34,13 @@ COMMIT  = $(if $(wildcard .git),-DBUILD_COMMIT='"$(or $(shell git describe --alw
 COMPILE = $(CC) -x c -std=c11 $(CPP) $(CFLAGS) $(WARN)
 
 # The GPU build. ARCH: the GPUs that are here, else those that this nvcc knows of sm_80, sm_90a and sm_100. PTX for later
-# GPUs (PTX=80) is added where neither ARCH nor a GPU says which they are: it takes a quarter of a build.
+# GPUs (PTX=80) is added where neither ARCH nor a GPU says which they are: it takes a quarter of a build. `make ARCH= PTX=86`
+# makes PTX alone, which a later GPU compiles when a program starts. sm_75 has no bf16.
 NVCC   ?= nvcc
 HAS_NVCC := $(shell command -v $(NVCC) 2>/dev/null)
-PRECISION ?= bf16
 FOUND  := $(sort $(subst .,,$(if $(HAS_NVCC),$(shell nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2>/dev/null))))
 ARCH   ?= $(if $(FOUND),$(FOUND:90=90a),$(if $(HAS_NVCC),$(filter $(subst compute_,,$(shell $(NVCC) --list-gpu-arch)),80) 90a $(filter $(subst compute_,,$(shell $(NVCC) --list-gpu-arch)),100)))
+PRECISION ?= $(if $(filter 75,$(FOUND)),fp16,bf16)
 PTX    ?= $(if $(FOUND)$(filter command environment,$(firstword $(origin ARCH))),,80)
 # CUPTI's header, where the toolkit keeps it apart; without it --profile lists no kernels.
 CUPTI  := $(if $(HAS_NVCC),$(wildcard $(dir $(realpath $(HAS_NVCC)))../extras/CUPTI/include))
@@ -48,7 +49,8 @@ NCCL_H := $(if $(filter 0,$(NCCL)),,$(if $(HAS_NVCC),$(firstword $(wildcard $(ad
 GENCODE = $(foreach a,$(ARCH),-gencode=arch=compute_$(a),code=sm_$(a)) $(foreach a,$(PTX),-gencode=arch=compute_$(a),code=compute_$(a))
 # -O1 applies to host code: device code is always compiled with -O3. ptxas uses all cores and makes the same code; nvcc's
 # own --split-compile would make other code.
-NVFLAGS = -std=c++17 -O1 $(if $(DEBUG),-g -G) $(GENCODE) $(if $(LINEINFO),-lineinfo) -D_GNU_SOURCE $(if $(DEBUG),,$(if $(filter 90a,$(ARCH)),-DHAS_SM90A)) -DPRECISION_$(shell echo $(PRECISION) | tr a-z A-Z) -I. -Ibuild $(addprefix -I,$(CUPTI)) \
+NVFLAGS = $(if $(and $(filter bf16,$(PRECISION)),$(filter 75,$(ARCH) $(PTX))),$(error GPUs of compute capability 7.5 have no bf16: make PRECISION=fp16)) \
+          -std=c++17 -O1 $(if $(DEBUG),-g -G) $(GENCODE) $(if $(LINEINFO),-lineinfo) -D_GNU_SOURCE $(if $(DEBUG),,$(if $(filter 90a,$(ARCH)),-DHAS_SM90A)) -DPRECISION_$(shell echo $(PRECISION) | tr a-z A-Z) -I. -Ibuild $(addprefix -I,$(CUPTI)) \
           $(MPI_CPP) $(if $(NCCL_H),-DUSE_NCCL $(addsuffix /include,$(addprefix -I,$(NCCL_HOME)))) \
           -Xcompiler -march=$(MARCH),-fopenmp,-ffp-contract=off,-fno-math-errno,-Wall,-Wextra,-Wno-missing-field-initializers,-Wno-unknown-pragmas,-Wno-string-compare \
           -Xptxas -warn-spills,-split-compile=0 -diag-suppress 177 -MMD -MP

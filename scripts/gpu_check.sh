@@ -3,7 +3,7 @@
 # compare training with PyTorch, run the sanitizers and the profiler, and benchmark. Each part takes at most ten minutes.
 #
 #     bash scripts/gpu_check.sh [--part PARTS] [--out FOLDER]      PARTS: "build bert", for example. Without it:
-#                                                                  all parts except flags and ranks
+#                                                                  all parts except flags, ranks and older
 #
 #     build    programs in three precisions              ops      kernels against their references
 #     e2e      train_gpt2cu end to end                   train    the same compared with transformers
@@ -12,6 +12,7 @@
 #     san      the ops under compute-sanitizer           tools    our NVTX ranges in ncu
 #     scratch  scratch memory of attention's backward pass, planned and used
 #     flags    the effect of every flag, those of the GPU build too
+#     older    code for GPUs of compute capability 7.5, 8.6 and 8.9, from PTX, with the kernels chosen there
 #     profile  the reports of --profile, compared with ncu and a plain listing of kernels
 #     ranks    all GPUs together: speed, equal results, killed ranks, checkpoints
 #
@@ -28,11 +29,12 @@
 #                      which take more than ten minutes on four GPUs)
 #   GPU_CHECK_TORCH_BERT    another BERT training step in PyTorch for part bert_bench: a script and its flags. It also gets
 #                      -B batch -T length and prints a line "RESULT ... ms=..." as dev/reference/bert.py does
+#   GPU_CHECK_OLDER_OPS    ops for part older (default: all)
 #   GPU_CHECK_COMMIT   name of the sources if git cannot tell (default: the first line of .commit)
 #   PYTHON             an interpreter with PyTorch and transformers (default python3)
 set -u
 cd "$(dirname "$0")/.."
-usage="usage: gpu_check.sh [--part 'build ops e2e train bert tasks san scratch tools profile bench bert_bench flags ranks'] [--out FOLDER]"
+usage="usage: gpu_check.sh [--part 'build ops e2e train bert tasks san scratch tools profile bench bert_bench flags ranks older'] [--out FOLDER]"
 parts="build ops e2e train bert tasks san scratch tools profile bench bert_bench" out=out/gpu_check
 while [ $# -gt 0 ]; do
     case $1 in
@@ -60,9 +62,9 @@ check() { # name, command...: passes if the command does
     judge "$1" $?
 }
 # Commands that are not timed run two at a time: begin several, then finish them all.
-begun=()
+begun=() at_once=2
 begin() { # name, command...: check it, later
-    while [ "$(jobs -rp | wc -l)" -ge 2 ]; do wait -n; done
+    while [ "$(jobs -rp | wc -l)" -ge $at_once ]; do wait -n; done
     begun+=("$1")
     {
         "${@:2}" >"$(log_of "$1")" 2>&1
@@ -491,6 +493,49 @@ print("\n".join(r["Kernel Name"] for r in rows))' <"$out/$name.csv" >"$out/$name
             explained bert_kernels "$out/bert_kernels/profile"
             forget bert_kernels
             rm -rf "$out"/{full,varied}_{128,512}
+            ;;
+        older)
+            # PTX alone, which this GPU's driver compiles when a program starts, and LLMC_TEST_DEVICE for the kernels
+            # that the launchers choose on such a GPU. Heads of 128 are materialized on 7.5, which a line says. Shared
+            # memory is compared without cuBLASLt's kernels, which are those of the GPU that is here.
+            gpus="75_fp16 75_fp32 86_bf16 89_bf16" at_once=8
+            small="-i $gpt2_text -e L=2,C=256,NH=4,V=257,T=256 -b 4 -x 20 --dropout 0.1"
+            for gpu in $gpus; do
+                begin "build_$gpu" make -s -j 4 B="build/ptx$gpu" ARCH= PTX="${gpu%_*}" PRECISION="${gpu#*_}" \
+                    "build/ptx$gpu/${gpu#*_}/opscu" "build/ptx$gpu/${gpu#*_}/train_gpt2cu"
+            done
+            begin_train ./train_gpt2 older_cpu $small
+            finish
+            for gpu in $gpus; do
+                folder=build/ptx$gpu/${gpu#*_} device=LLMC_TEST_DEVICE=${gpu%_*}
+                # shellcheck disable=SC2086
+                begin "ops_$gpu" env $device "$folder/opscu" test ${GPU_CHECK_OLDER_OPS:-}
+                begin "run older_$gpu" env $device "$folder/train_gpt2cu" $small -n 0 -s 0 -v 0 --profile 2 -o "$out/older_$gpu"
+                begin "run heads_$gpu" env $device "$folder/train_gpt2cu" ${small/NH=4/NH=2} -n 0 -s 0 -v 0 --profile 2 -o "$out/heads_$gpu"
+            done
+            finish
+            for gpu in $gpus; do
+                totals "ops_$gpu"
+                case $gpu in 75_fp32) near=1e-4 ;; *) near=5e-3 ;; esac
+                expect_near "older_${gpu}_against_the_CPU" older_cpu "older_$gpu" $near
+                check "shared_$gpu" "$python" - "${gpu%_*}" "$out/older_$gpu" "$out/heads_$gpu" <<'END'
+import csv, re, sys
+rows = [row for run in sys.argv[2:] for row in csv.DictReader(open(run + "/profile/kernels.csv", newline=""))]
+own = {row["kernel"]: int(float(row["shared_bytes"])) for row in rows
+       if row["shared_bytes"] and not re.search("nvjet|cutlass|cublas|gemm|xmma|splitK", row["full_name"] or row["kernel"])}
+most = max(own, key=own.get)
+print(f"RESULT older gpu={sys.argv[1]} kernels={len(own)} most_shared_bytes={own[most]} in={most}")
+print("kernels:", ", ".join(sorted(own)))
+assert own[most] <= (65536 if sys.argv[1] == "75" else 101376) and not any("hopper" in name for name in own)
+END
+                results "shared_$gpu"
+                grep -h '^kernels' "$(log_of "shared_$gpu")" | tee -a "$report"
+            done
+            # Heads of 128 need more shared memory than 7.5 has.
+            if grep -q 'heads of 128 channels is materialized' "$(log_of "run heads_75_fp16")" &&
+                ! grep -q 'is materialized' "$(log_of "run heads_86_bf16")"
+            then ok "heads of 128 on 7.5"; else bad "heads of 128 on 7.5"; fi
+            at_once=2
             ;;
         profile)
             # The reports of --profile add up and agree with other tools; a warning says so if CUPTI is missing or in

@@ -74,7 +74,7 @@ static inline void test_embedding_rows(Harness* h) {
         expect_close(h, "w", k->w, state[0], limit);
         expect_close(h, "m", k->m, state[1], limit);
         expect_close(h, "v", k->v, state[2], limit);
-        if (HAS_DEVICE_MEMORY && kind == ROWS_ADAM) expect_close(h, "copy", k->copy, state[0], limit);
+        if (sizeof(floatX) < sizeof(real) && kind == ROWS_ADAM) expect_close(h, "copy", k->copy, state[0], limit);
         k->step->is_taken = 0;
         expect_same_for_any_threads(h, "skipped", rows_run, k, all, 3);
         memcpy(state[0], k->w.initial, k->w.n * sizeof(real));

@@ -195,6 +195,15 @@ static inline unsigned blocks_for(size_t n, size_t each) {
     return (unsigned)blocks;
 }
 
+// Let a kernel ask for `bytes` of dynamic shared memory, which above 48 KB needs permission. A launcher chooses a kernel
+// that fits the GPU, so more than the GPU has is a fault of the launcher.
+template <typename Kernel> static inline void kernel_allow_shared(Kernel* kernel, size_t bytes, const Context* ctx) {
+    if (bytes > ctx->shared_of_block)
+        die(FAILED, "a kernel asks for %zu bytes of shared memory; a block has %zu on this GPU", bytes,
+            ctx->shared_of_block);
+    cudaCheck(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes));
+}
+
 // Whether all rows of C elements are aligned to 16 bytes if the first one is.
 template <typename T> static inline int rows_are_vectors(int C) { return C % Vector<T>::SIZE == 0; }
 

@@ -106,6 +106,8 @@ typedef struct {
     void* encode_tensor_map;  // the driver function, looked up on first use (ptx/tma.cuh)
     int multiprocessors;
     int capability;                    // 90 for sm_90
+    size_t shared_of_block;            // the most shared memory, in bytes, that a block may ask for
+    size_t shared_of_multiprocessor;   // shared memory that the blocks of a multiprocessor have together
     struct MatmulPlans* matmul_plans;  // created on first use; call matmul_plans_free() before context_free()
     int autotune;                      // 1: time cuBLASLt's candidates on first use; 0: take its first choice
     const char* autotune_cache;        // file with the chosen algorithms; NULL: none
@@ -113,6 +115,7 @@ typedef struct {
     int gelu_fusion;                   // GELU in matmul epilogues: 0 never, 1 forward, 2 forward and backward
     int tf32;                          // 1: fp32 matmuls may round their inputs to TF32
     AttentionPath attention;           // as requested; cases that flash does not support are materialized
+    int attention_told;                // 1: a line has said that this GPU does not support them
     struct BatchPlans* batch_plans;    // created on first use (cublaslt.cuh)
     int tool;                          // whether an NVTX tool is attached: 0 not checked yet, 1 yes, -1 no
     int ranges;                        // bits of the open NVTX ranges (scope.h)
@@ -269,6 +272,21 @@ static inline size_t device_workspace_bytes(void) {
     return CUBLASLT_WORKSPACE_BYTES + DEVICE_ARRIVALS * sizeof(unsigned);
 }
 
+// What launchers see of the GPU. LLMC_TEST_DEVICE=75, 86 or 89 makes them see one of that compute capability instead, so
+// that another GPU can run what they choose there.
+static inline void device_limits(Context* ctx, const struct cudaDeviceProp* properties) {
+    ctx->capability = 10 * properties->major + properties->minor;
+    ctx->shared_of_block = properties->sharedMemPerBlockOptin;
+    ctx->shared_of_multiprocessor = properties->sharedMemPerMultiprocessor;
+    const char* other = getenv("LLMC_TEST_DEVICE");
+    if (!other || !*other) return;
+    if (strcmp(other, "75") && strcmp(other, "86") && strcmp(other, "89"))
+        die(USAGE, "LLMC_TEST_DEVICE is 75, 86 or 89, not '%s'", other);
+    ctx->capability = atoi(other);
+    ctx->shared_of_block = ctx->capability == 75 ? 64 << 10 : 99 << 10;
+    ctx->shared_of_multiprocessor = ctx->capability == 75 ? 64 << 10 : 100 << 10;
+}
+
 static inline void context_init(Context* ctx) {
     memset(ctx, 0, sizeof *ctx);
     ctx->layer = -1;
@@ -283,7 +301,7 @@ static inline void context_init(Context* ctx) {
     cudaCheck(cudaGetDevice(&device));
     cudaCheck(cudaGetDeviceProperties(&properties, device));
     ctx->multiprocessors = properties.multiProcessorCount;
-    ctx->capability = 10 * properties.major + properties.minor;
+    device_limits(ctx, &properties);
     ctx->gelu_fusion = 2;
     cudaCheck(cudaStreamCreateWithFlags(&ctx->stream, cudaStreamNonBlocking));
     cublasCheck(cublasLtCreate(&ctx->cublaslt));

@@ -19,7 +19,7 @@
  * sequence, so packing does not change the bits. Each pair uses 16 bits (base/rng.h).
  * Numerics: products and softmax accumulate in real, the log in double. The backward pass takes out and lse from the
  * forward pass and recomputes P.
- * Files: materialized.cuh (read it first), flash_forward.cuh and flash_backward.cuh (tensor cores of sm_80 and later),
+ * Files: materialized.cuh (read it first), flash_forward.cuh and flash_backward.cuh (tensor cores of sm_75 and later),
  * hopper_forward.cuh and hopper_backward.cuh (sm_90a), cpu.h; decode.h has the attention of one new token.
  * Source: Dao et al., "FlashAttention", arXiv 2205.14135, for lse, delta and the recomputation. */
 #ifndef LLMC_OPS_ATTENTION_ATTENTION_H
@@ -150,9 +150,9 @@ static inline void attention_backward_ref(real* dqkv, const real* dout, const re
 
 #ifdef __CUDACC__
 // ---------------------------------------------------------------------------------------------------------
-// GPU. Flash attention runs if ctx->attention selects it, tensor cores support floatX, and a head consists of whole
-// 16-byte vectors. Otherwise materialized attention runs. The shape and the GPU alone decide between the flash kernels
-// for Hopper and those for sm_80 and later.
+// GPU. Flash attention runs if ctx->attention selects it, tensor cores support floatX, a head consists of whole 16-byte
+// vectors, and the tiles fit in shared memory: on sm_75, which has 64 KB, those of heads of up to 64 do. Otherwise
+// materialized attention runs. The shape and the GPU alone decide between the flash kernels for Hopper and the others.
 
 #include "llmc/ops/attention/flash_backward.cuh"
 #include "llmc/ops/attention/flash_forward.cuh"
@@ -160,11 +160,30 @@ static inline void attention_backward_ref(real* dqkv, const real* dout, const re
 #include "llmc/ops/attention/hopper_forward.cuh"
 #include "llmc/ops/attention/materialized.cuh"
 
+#ifdef ATTENTION_FLASH
+static inline int attention_tiles_fit(int HS, const Context* ctx) {
+    return (HS <= 64 ? flash_least_bytes<64>() : flash_least_bytes<128>()) <= ctx->shared_of_block;
+}
+#endif
+
 static inline int attention_is_flash(int HS, const Context* ctx) {
 #ifdef ATTENTION_FLASH
-    return ctx->attention == FLASH && HS % 8 == 0 && HS <= 128;
+    return ctx->attention == FLASH && HS % 8 == 0 && HS <= 128 && attention_tiles_fit(HS, ctx);
 #else
     return (void)HS, (void)ctx, 0;
+#endif
+}
+
+// Say once if this GPU's shared memory is why attention is materialized.
+static inline void attention_tell_materialized(int HS, Context* ctx) {
+#ifdef ATTENTION_FLASH
+    if (ctx->attention != FLASH || HS % 8 || HS > 128 || attention_tiles_fit(HS, ctx) || ctx->attention_told) return;
+    warn("attention of heads of %d channels is materialized, because flash attention needs more shared memory than the "
+         "%zu KB that a block has on this GPU",
+         HS, ctx->shared_of_block >> 10);
+    ctx->attention_told = 1;
+#else
+    (void)HS, (void)ctx;
 #endif
 }
 
@@ -186,6 +205,7 @@ static inline void attention_forward(floatX* out, real* lse, const floatX* qkv, 
                                      AttentionShape shape, Context* ctx) {
     if (s->rows == 0) return;
     Scope scope = attention_scope(ctx, FORWARD, s, shape);
+    attention_tell_materialized(shape.HS, ctx);
     if (!attention_is_flash(shape.HS, ctx)) materialized_forward(out, lse, qkv, s, shape, ctx);
 #ifdef ATTENTION_FLASH
     else if (hopper_supports(FORWARD, shape, ctx) && shape.HS <= 64) hopper_forward<64>(out, lse, qkv, s, shape, ctx);

@@ -25,6 +25,7 @@ __global__ void __launch_bounds__(FLASH_THREADS, FlashTiles<D>::QUERY_BLOCKS)
     uint32_t q_tile = (uint32_t)__cvta_generic_to_shared(flash_shared), g_tile = q_tile + flash_tile_bytes<D>(QUERIES);
     uint32_t kv_tiles = g_tile + flash_tile_bytes<D>(QUERIES);
 
+    if (!FlashTiles<D>::RUNS) return;
     int head = blockIdx.y, start = z.cu_seqlens[blockIdx.z], T = z.cu_seqlens[blockIdx.z + 1] - start;
     int q0 = QUERIES * (int)(mask == CAUSAL ? gridDim.x - 1 - blockIdx.x : blockIdx.x);
     if (q0 >= T) return;
@@ -112,20 +113,22 @@ __global__ void __launch_bounds__(FLASH_THREADS, FlashTiles<D>::QUERY_BLOCKS)
 }
 
 // Writes dK and dV from the statistics `rows` of the query kernel. Grid: (tiles of keys of the longest sequence, heads,
-// sequences). A query past the end has zeros everywhere: P = 1 there, but everything that P multiplies is zero.
-template <int D, Mask mask, bool dropped>
+// sequences). M: blocks of 16 keys that a warp owns. A query past the end has zeros everywhere: P = 1 there, but
+// everything that P multiplies is zero.
+template <int D, Mask mask, bool dropped, int M>
 __global__ void __launch_bounds__(FLASH_THREADS,
                                   dropped ? FlashTiles<D>::KEY_BLOCKS_DROPPED : FlashTiles<D>::KEY_BLOCKS)
     attention_backward_key_kernel(floatX* dqkv, const floatX* dout, const floatX* qkv, const FlashRowStats* rows,
                                   FlashParams z) {
-    constexpr int M = dropped ? FlashTiles<D>::KEY_ROWS_DROPPED : FlashTiles<D>::KEY_ROWS, KEYS = FLASH_WARPS * 16 * M,
-                  QUERIES = FLASH_TILE, CHUNK = dropped ? FLASH_CHUNK : FlashTiles<D>::KEY_CHUNK;
+    constexpr int KEYS = FLASH_WARPS * 16 * M, QUERIES = FLASH_TILE,
+                  CHUNK = dropped ? FLASH_CHUNK : FlashTiles<D>::KEY_CHUNK;
     constexpr int COLUMNS = CHUNK / 8;
     constexpr uint32_t TILE_BYTES = flash_tile_bytes<D>(QUERIES), ROWS_BYTES = QUERIES * sizeof(FlashRowStats);
     extern __shared__ __align__(1024) unsigned char flash_shared[];
     uint32_t k_tile = (uint32_t)__cvta_generic_to_shared(flash_shared), v_tile = k_tile + flash_tile_bytes<D>(KEYS);
     uint32_t qg_tiles = v_tile + flash_tile_bytes<D>(KEYS), row_tiles = qg_tiles + 4 * TILE_BYTES;
 
+    if (!FlashTiles<D>::RUNS) return;
     int head = blockIdx.y, start = z.cu_seqlens[blockIdx.z], T = z.cu_seqlens[blockIdx.z + 1] - start;
     int k0 = KEYS * (int)blockIdx.x;
     if (k0 >= T) return;
@@ -215,22 +218,43 @@ __global__ void __launch_bounds__(FLASH_THREADS,
     flash_store<D, M>(to + 2 * C, stride, T - k0, z.HS, dv, v_tile, warp_row);
 }
 
+// Shared memory of the key kernel, whose warps own M blocks of 16 keys, and of the query kernel.
+template <int D, int M> constexpr size_t flash_key_bytes(void) {
+    return flash_tile_bytes<D>(2 * FLASH_WARPS * 16 * M + 4 * FLASH_TILE) + 2 * FLASH_TILE * sizeof(FlashRowStats);
+}
+
+template <int D> constexpr size_t flash_query_bytes(void) {
+    return flash_tile_bytes<D>(2 * FLASH_WARPS * 16 * FlashTiles<D>::QUERY_ROWS + 4 * FLASH_TILE);
+}
+
+// The least that the backward pass, which asks for more than the forward pass, can do with.
+template <int D> constexpr size_t flash_least_bytes(void) {
+    return flash_query_bytes<D>() > flash_key_bytes<D, 1>() ? flash_query_bytes<D>() : flash_key_bytes<D, 1>();
+}
+
+template <int D, Mask mask, bool dropped, int M>
+static void flash_backward_keys(floatX* dqkv, const floatX* dout, const floatX* qkv, const FlashRowStats* rows,
+                                const Sequences* s, FlashParams z, Context* ctx) {
+    flash_launch(attention_backward_key_kernel<D, mask, dropped, M>, s, z.NH, FLASH_WARPS * 16 * M,
+                 flash_key_bytes<D, M>(), ctx, dqkv, dout, qkv, rows, z);
+}
+
 template <int D, Mask mask, bool dropped>
 static void flash_backward_of(floatX* dqkv, const floatX* dout, const floatX* qkv, const floatX* out, const real* lse,
                               const Sequences* s, AttentionShape shape, Context* ctx) {
     constexpr int QUERIES = FLASH_WARPS * 16 * FlashTiles<D>::QUERY_ROWS;
-    constexpr int KEYS = FLASH_WARPS * 16 * (dropped ? FlashTiles<D>::KEY_ROWS_DROPPED : FlashTiles<D>::KEY_ROWS);
+    constexpr int M = dropped ? FlashTiles<D>::KEY_ROWS_DROPPED : FlashTiles<D>::KEY_ROWS;
     size_t bits_bytes = flash_bits_bytes(s, shape);
     uint32_t* bits = (uint32_t*)device_scratch(ctx, bits_bytes + flash_row_stats_bytes(s->rows, shape.NH));
     FlashRowStats* rows = (FlashRowStats*)((char*)bits + bits_bytes);
     FlashParams z = flash_params(s, shape, bits);
     if (dropped) draw_by_query(bits, s, shape, ctx);
-    flash_launch(attention_backward_query_kernel<D, mask, dropped>, s, z.NH, QUERIES,
-                 flash_tile_bytes<D>(2 * QUERIES + 4 * FLASH_TILE), ctx, dqkv, rows, dout, qkv, out, lse, z);
+    flash_launch(attention_backward_query_kernel<D, mask, dropped>, s, z.NH, QUERIES, flash_query_bytes<D>(), ctx, dqkv,
+                 rows, dout, qkv, out, lse, z);
     if (dropped) draw_by_key(bits, s, shape, ctx);
-    flash_launch(attention_backward_key_kernel<D, mask, dropped>, s, z.NH, KEYS,
-                 flash_tile_bytes<D>(2 * KEYS + 4 * FLASH_TILE) + 2 * FLASH_TILE * sizeof(FlashRowStats), ctx, dqkv,
-                 dout, qkv, (const FlashRowStats*)rows, z);
+    if (flash_key_bytes<D, M>() <= ctx->shared_of_block)
+        flash_backward_keys<D, mask, dropped, M>(dqkv, dout, qkv, rows, s, z, ctx);
+    else flash_backward_keys<D, mask, dropped, 1>(dqkv, dout, qkv, rows, s, z, ctx);
 }
 
 template <int D>

@@ -41,6 +41,7 @@ __global__ void __launch_bounds__(FLASH_THREADS, FlashTiles<D>::FORWARD_BLOCKS)
     uint32_t q_tile = (uint32_t)__cvta_generic_to_shared(flash_shared),
              kv_tiles = q_tile + flash_tile_bytes<D>(QUERIES);
 
+    if (!FlashTiles<D>::RUNS) return;
     int head = blockIdx.y, start = z.cu_seqlens[blockIdx.z], T = z.cu_seqlens[blockIdx.z + 1] - start;
     int q0 = QUERIES * (int)(mask == CAUSAL ? gridDim.x - 1 - blockIdx.x : blockIdx.x);
     if (q0 >= T) return;

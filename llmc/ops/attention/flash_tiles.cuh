@@ -1,10 +1,10 @@
-/* Attention in tiles that stay on chip, on the tensor cores of sm_80 and later (mma.sync), for bf16 and fp16. The
+/* Attention in tiles that stay on chip, on the tensor cores of sm_75 and later (mma.sync), for bf16 and fp16. The
  * kernels of flash_forward.cuh and flash_backward.cuh share this file.
  *
  * A block takes one head of one sequence and a tile of its rows; a warp owns 16 or 32 of them. The block iterates over
  * tiles of 64 rows of the other operand. Probabilities are never in shared memory.
- * Loading: 16-byte asynchronous copies; the next tile is loaded while the current one is used. Head sizes below the
- * tile's 64 or 128 channels are padded with zeros, and so are rows past a sequence's end.
+ * Loading: 16-byte copies, asynchronous from sm_80 on; the next tile is loaded while the current one is used. Head
+ * sizes below the tile's 64 or 128 channels are padded with zeros, and so are rows past a sequence's end.
  * Numerics: products take floatX and accumulate in fp32. The softmax is fp32 (online_softmax.cuh). P and ds are rounded
  * to floatX for the products that use them.
  * Source: Dao, "FlashAttention-2", arXiv 2307.08691. */
@@ -31,7 +31,13 @@ template <int D> struct FlashTiles {
     static constexpr int QUERY_ROWS = D == 64 ? 2 : 1, QUERY_BLOCKS = 2;
     // Two groups of rows save a third of the reads of shared memory, but with dropout they spill.
     static constexpr int KEY_ROWS = D == 64 ? 2 : 1, KEY_BLOCKS = 2;
+#ifdef BEFORE_SM80
+    static constexpr int KEY_ROWS_DROPPED = 1, KEY_BLOCKS_DROPPED = 1;
+    static constexpr bool RUNS = D == 64;  // tiles of 128 channels do not fit the shared memory of sm_75
+#else
     static constexpr int KEY_ROWS_DROPPED = 1, KEY_BLOCKS_DROPPED = D == 64 ? 3 : 2;
+    static constexpr bool RUNS = true;
+#endif
     static constexpr int FORWARD_CHUNK_DROPPED = D == 64 ? 32 : 16;
     // Measured on sm_90 only. On other architectures ptxas needs a few more registers and would spill at 32.
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ != 900
@@ -249,7 +255,7 @@ static void flash_launch(void (*kernel)(Arguments...), const Sequences* s, int N
         die(USAGE, "flash attention takes %d sequences and as many heads in a batch, not %d and %d; lower -b",
             FLASH_GRID_LIMIT, s->count, NH);
     dim3 grid((unsigned)((s->max_length + rows - 1) / rows), (unsigned)NH, (unsigned)s->count);
-    cudaCheck(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes));
+    kernel_allow_shared(kernel, bytes, ctx);
     kernel<<<grid, FLASH_THREADS, bytes, ctx->stream>>>(arguments...);
     cudaCheck(cudaGetLastError());
 }

@@ -370,7 +370,7 @@ static void hopper_backward_of(floatX* dqkv, const floatX* dout, const floatX* q
     HopperBackwardScratch scratch = {
         .sums = (float4*)sums, .done = done, .parts = r.parts, .slot_tiles = r.slot_tiles, .statistics = statistics};
     auto kernel = attention_backward_hopper_kernel<mask, dropped>;
-    cudaCheck(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)B::BYTES));
+    kernel_allow_shared(kernel, B::BYTES, ctx);
     kernel<<<(unsigned)min_int((int)items, ctx->multiprocessors), B::THREADS, B::BYTES, ctx->stream>>>(
         dqkv, scratch, tma_tensor_map(qkv, shape.HS, 3 * shape.NH, s->rows, 3 * C, ctx),
         tma_tensor_map(dout, shape.HS, shape.NH, s->rows, C, ctx), z);

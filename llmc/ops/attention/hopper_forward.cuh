@@ -347,7 +347,7 @@ static void hopper_forward_of(floatX* out, real* lse, const floatX* qkv, const S
     uint32_t* bits = dropped ? (uint32_t*)device_scratch(ctx, flash_bits_bytes(s, shape)) : NULL;
     if (dropped) draw_by_query(bits, s, shape, ctx);
     auto kernel = attention_forward_hopper_kernel<D, mask, dropped>;
-    cudaCheck(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)F::BYTES));
+    kernel_allow_shared(kernel, F::BYTES, ctx);
     kernel<<<(unsigned)min_int((int)items, ctx->multiprocessors), F::THREADS, F::BYTES, ctx->stream>>>(
         out, lse, tma_tensor_map(qkv, shape.HS, 3 * shape.NH, s->rows, 3 * shape.NH * shape.HS, ctx),
         hopper_params(s, shape, bits, ctx));

@@ -247,16 +247,11 @@ static inline void classifier_backward(Losses losses, floatX* logits, const int*
     const int WIDTH = Vector<floatX>::SIZE;
     Scope scope = scope_open(ctx, "classifier_backward", CLASSIFIER_BACKWARD_FLOPS(N, V),
                              CLASSIFIER_BACKWARD_BYTES(N, V, Vp), "N=%d V=%d Vp=%d", N, V, Vp);
-    int device, shared_of_block, shared_of_multiprocessor;
-    cudaCheck(cudaGetDevice(&device));
-    cudaCheck(cudaDeviceGetAttribute(&shared_of_block, cudaDevAttrMaxSharedMemoryPerBlockOptin, device));
-    cudaCheck(cudaDeviceGetAttribute(&shared_of_multiprocessor, cudaDevAttrMaxSharedMemoryPerMultiprocessor, device));
     // margin: shared memory besides the row, for the sums of the reductions and what the system reserves per block.
     size_t row = (size_t)V * sizeof(floatX), margin = 2048;
-    if (rows_are_vectors<floatX>(Vp) && row + margin <= (size_t)shared_of_block) {
-        int alone = 2 * (row + margin) > (size_t)shared_of_multiprocessor;
-        cudaCheck(cudaFuncSetAttribute(classifier_backward_kernel<WIDTH, 1>,
-                                       cudaFuncAttributeMaxDynamicSharedMemorySize, (int)row));
+    if (rows_are_vectors<floatX>(Vp) && row + margin <= ctx->shared_of_block) {
+        int alone = 2 * (row + margin) > ctx->shared_of_multiprocessor;
+        kernel_allow_shared(classifier_backward_kernel<WIDTH, 1>, row, ctx);
         classifier_backward_kernel<WIDTH, 1>
             <<<blocks_for(N, 1), classifier_threads(V, WIDTH, alone), row, ctx->stream>>>(losses, ctx->arrivals, logits,
                                                                                           targets, loss_scale, V, Vp);

@@ -259,6 +259,11 @@ __global__ void __launch_bounds__(layernorm_backward_threads(TEAM), layernorm_ba
     layernorm_sum_blocks<THREADS>(a, SUMS * a.C, shared_sums);
 }
 
+// Whether the sums of rows of C channels fit in a block's shared memory: above 4096 they take up to 132 KB.
+static inline int layernorm_backward_fits(int C, const Context* ctx) {
+    return C <= 4096 || ctx->shared_of_block >= (size_t)144 << 10;
+}
+
 // The most scratch that a launch for up to N rows takes, with the teams of layernorm_backward_choose(), below, and the
 // number of blocks that layernorm_backward_residents() allows.
 static inline size_t layernorm_scratch_bytes(int N, int C, const Context* ctx) {
@@ -280,8 +285,13 @@ static inline void layernorm_backward_start(LayerNormBackward a, Context* ctx) {
     constexpr int threads = layernorm_backward_threads(TEAM), teams = threads / TEAM;
     constexpr int sums = layernorm_shared_sums(FORM), shared = threads * (sums ? sums * E : 1) * (int)sizeof(float);
     void (*kernel)(LayerNormBackward) = layernorm_backward_kernel<W, E, TEAM, DX_MODE, FORM>;
+    if (!layernorm_backward_fits(a.C, ctx))
+        die(USAGE,
+            "layernorm's backward pass of %d channels takes more shared memory than the %zu KB that a block has on "
+            "this GPU; at most 4096 fit",
+            a.C, ctx->shared_of_block >> 10);
     if (shared > 32 << 10)  // opt in to more than the default
-        cudaCheck(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared));
+        kernel_allow_shared(kernel, (size_t)shared, ctx);
     int residents;
     cudaCheck(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&residents, kernel, threads, shared));
     residents = min_int(residents, layernorm_backward_residents(E, TEAM, FORM));

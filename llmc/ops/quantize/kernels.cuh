@@ -31,9 +31,13 @@ typedef struct {
 
 // The larger number; NaN if either is NaN.
 __device__ inline float quantize_max(float a, float b) {
+#if __CUDA_ARCH__ >= 800
     float larger;
     asm("max.NaN.f32 %0, %1, %2;" : "=f"(larger) : "f"(a), "f"(b));
     return larger;
+#else
+    return a != a || b != b ? NAN : fmaxf(a, b);
+#endif
 }
 
 // 4 adjacent elements as the bytes of a word.
@@ -60,14 +64,33 @@ __device__ inline void transpose_bytes(unsigned* w) {
     w[3] = __byte_perm(c, d, 0x7632);
 }
 
+// The largest x and the sum of x of a warp: one instruction from sm_80 on.
+__device__ inline unsigned warp_max_unsigned(unsigned x) {
+#if __CUDA_ARCH__ >= 800
+    return __reduce_max_sync(ALL_LANES, x);
+#else
+#pragma unroll
+    for (int distance = WARP / 2; distance; distance /= 2) x = max(x, __shfl_xor_sync(ALL_LANES, x, distance));
+    return x;
+#endif
+}
+
+__device__ inline unsigned warp_sum_unsigned(unsigned x) {
+#if __CUDA_ARCH__ >= 800
+    return __reduce_add_sync(ALL_LANES, x);
+#else
+    return warp_sum(x);
+#endif
+}
+
 // Add what the block has seen to the statistics, by integer operations whose order does not matter.
 __device__ inline void quantize_report(Fp8Stats* stats, QuantizeSeen seen) {
     __shared__ struct { unsigned amax, clipped, flushed; } block;
     if (threadIdx.x == 0) block = {0, 0, 0};
     __syncthreads();
-    unsigned amax = __reduce_max_sync(ALL_LANES, __float_as_uint(seen.amax));
-    seen.clipped = __reduce_add_sync(ALL_LANES, seen.clipped);
-    seen.flushed = __reduce_add_sync(ALL_LANES, seen.flushed);
+    unsigned amax = warp_max_unsigned(__float_as_uint(seen.amax));
+    seen.clipped = warp_sum_unsigned(seen.clipped);
+    seen.flushed = warp_sum_unsigned(seen.flushed);
     if (threadIdx.x % WARP == 0) {
         atomicMax(&block.amax, amax);
         atomicAdd(&block.clipped, seen.clipped);
