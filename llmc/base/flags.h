@@ -3,7 +3,7 @@
  *
  *     int batch;
  *     Flag rows[] = {
- *         {"-b", "--batch", FLAG_INT, &batch, "4", 1, 65536, NULL, SCOPE_RUN, TOPIC_BATCH, "Sequences per micro-batch."},
+ *         {"-b", "--batch", FLAG_INT, &batch, "4", 1, 65536, NULL, SCOPE_RUN, TOPIC_BATCH, "Sequences."},
  *     };
  *     flags_parse(rows, COUNT_OF(rows), argc, argv, "./train_gpt2 [flags]");
  *

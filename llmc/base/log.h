@@ -3,8 +3,8 @@
  * log.jsonl holds one JSON object per line. A line without "step" describes the run (its settings). The others are:
  *
  *   {"step", "loss", "lr", "grad_norm", "ms", "tok_s", "mfu"}   and "loss_scale" if the loss is scaled
- *       about once a second also "joules" of a step, the mean since the line before that has it, and "mhz", the clock now,
- *       both of rank 0's GPU
+ *       about once a second also "joules" of a step, the mean since the previous line that has it, and "mhz", the
+ *       clock now, both of rank 0's GPU
  *   {"step", "val_loss"}
  *   {"step", "fp8": [{"tensor", "operand", "format", "amax", "scale", "clipped", "flushed"}, ...]}
  *       with --fp8, before each validation: of the last step (optim/fp8_report.h)

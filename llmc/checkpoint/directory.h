@@ -178,7 +178,8 @@ static inline void checkpoint_delete(RunLock* lock, const char* dir) {
     free(gone);
 }
 
-// `step` is saved: delete what -nk, -nm and --keep-best do not keep. A checkpoint that is incomplete does not count as kept.
+// `step` is saved: delete what -nk, -nm and --keep-best do not keep. A checkpoint that is incomplete does not count as
+// kept.
 static inline void checkpoint_retire(const Checkpoints* c, int64_t step) {
     int64_t* steps;
     int count = checkpoint_list(c->out, &steps), whole = 0;

@@ -172,7 +172,8 @@ static inline void checkpoint_check_master(const Checkpoints* c, const char* pat
     free(name);
 }
 
-// Ends with USAGE if the run needs an average of the weights that the file lacks: an average can only begin with its run.
+// Ends with USAGE if the run needs an average of the weights that the file lacks: an average can only begin with its
+// run.
 static inline void checkpoint_check_average(const Checkpoints* c, const char* path) {
     SafeTensors file;
     char* name = xprintf(CHECKPOINT_AVERAGE "%s", c->table->tensors[0].name);

@@ -7,7 +7,7 @@
  *
  *     gone      its connection broke, or it announced that it ends with an error
  *     silent    it sent nothing for the timeout: it is stopped, or the network is cut
- *     hanging   others have waited for the timeout; it does not wait, and its main thread showed no progress for as long
+ *     hanging   others have waited for the timeout; it does not wait, and its main thread made no progress meanwhile
  *
  * Progress is a new step (heartbeat_progress), the end of a wait, or file I/O of the main thread, which the heartbeat
  * thread reads from /proc: what reads a long file needs to know nothing of ranks.

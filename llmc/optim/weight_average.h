@@ -2,10 +2,10 @@
  *
  *   after step t >= start, n = t - start: average += rate (weights - average),  rate = max(1 - decay, 1 / (n + 1))
  *
- * So it is the plain mean of the weights until that has 1 / (1 - decay) of them, then an exponential moving average; with
- * decay 1 it is the mean of all from `start` on, the tail. Each rank averages what its optimizer updates (Optimizer.average,
- * saved with the moments). For an evaluation, and to be saved as a model of its own, the average takes the place of the
- * parameters. */
+ * So it is the plain mean of the weights until that has 1 / (1 - decay) of them, then an exponential moving average;
+ * with decay 1 it is the mean of all from `start` on, the tail. Each rank averages what its optimizer updates
+ * (Optimizer.average, saved with the moments). For an evaluation, and to be saved as a model of its own, the average
+ * takes the place of the parameters. */
 #ifndef LLMC_OPTIM_WEIGHT_AVERAGE_H
 #define LLMC_OPTIM_WEIGHT_AVERAGE_H
 
@@ -15,7 +15,7 @@
 typedef struct {
     double decay;   // 0: there is no average
     int64_t start;  // the first step that counts, from 1
-    int is_in;      // the average is in the place of the parameters
+    int is_in;      // the average and the parameters are swapped
     int64_t shown;  // step after which it was evaluated last
     int64_t saved;  // step after which it was saved last
 } WeightAverage;
@@ -37,8 +37,8 @@ static inline void weight_average_step(const WeightAverage* a, int64_t step, con
     average_update(o->average, b->params + o->shard.begin, o->master, o->shard.size, weight_average_rate(a, step), ctx);
 }
 
-// Let the average and the parameters change places, on all ranks. The copies in full precision follow before the next
-// forward pass, or with ZeRO-1 here.
+// Swap the average and the parameters, on all ranks. The fp32 copies are updated before the next forward pass, or with
+// ZeRO-1 here.
 static inline void weight_average_exchange(WeightAverage* a, ModelBuffers* b, const Optimizer* o, Context* ctx) {
     floatX* params = b->params + o->shard.begin;
     grad_sync_wait(b->grad_sync, GRAD_SYNC_LAST, ctx);  // the other ranks' parameters are on their way

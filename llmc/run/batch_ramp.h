@@ -1,5 +1,5 @@
-/* --batch-ramp: over the first `ramp` steps, the micro-batches of a step rise from one to all of them, in a straight line.
- * Early gradients agree with each other, so fewer sequences do; the same tokens make more steps.
+/* --batch-ramp: over the first `ramp` steps, the number of micro-batches in a step rises linearly from one to all of
+ * them. Early gradients resemble each other, so fewer sequences are enough, and the same tokens give more steps.
  *
  *   micro-batches of step s = max(1, ceil(all (s + 1) / ramp)), at most all
  *

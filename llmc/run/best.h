@@ -1,6 +1,6 @@
-/* The best validation of a run, by its loss: --keep-best keeps a checkpoint of it, --patience ends a run that finds no better
- * one. trainer.json holds this state, so a resumed run judges as if it had never stopped. Validations before the first step
- * do not count. */
+/* The best validation of a run, by its loss: --keep-best keeps a checkpoint of it, --patience ends a run that finds
+ * none that is better. trainer.json holds this state, so a resumed run judges as if it had never stopped. Validations
+ * before the first step do not count. */
 #ifndef LLMC_RUN_BEST_H
 #define LLMC_RUN_BEST_H
 

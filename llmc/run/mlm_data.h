@@ -219,8 +219,8 @@ static inline void mlm_source_ask(MlmSource* source, MlmShare share) {
     prefetch_ask(&source->ahead);
 }
 
-// Build this rank's micro-batches of B rows for the step that starts with row number `start` and has the first `count` of
-// them. For the step after the last one they are ready; otherwise, as at the start of a run, they are made now.
+// Build this rank's micro-batches of B rows for the step that starts with row number `start` and has the first `count`
+// of them. For the step after the last one they are ready; otherwise, as at the start of a run, they are made now.
 static inline void mlm_source_build(MlmSource* source, uint64_t start, int B, int count, int rank, int ranks) {
     MlmShare share, after;
     share.start = start, share.B = B, share.rank = rank, share.ranks = ranks;

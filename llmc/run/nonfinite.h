@@ -48,8 +48,8 @@ static inline void session_check_finite(const Session* s, const char* what, doub
     free(text);
 }
 
-// A validation had this loss, on all ranks: log it, with `extra` as in LogStep. That of the average of the weights has a line of
-// its own, and does not count for --keep-best and --patience.
+// A validation had this loss, on all ranks: log it, with `extra` as in LogStep. That of the average of the weights has
+// a line of its own, and does not count for --keep-best and --patience.
 static inline void session_log_validation(Session* s, Log* log, double loss, const char* extra) {
     if (!s->average.is_in) {
         best_judge(&s->best, s->step, loss);

@@ -25,8 +25,8 @@ static inline int session_shards(const Session* s, const TensorTable* table, con
 }
 
 // Save the state after s->step steps, unless it is saved already: the result of all launches so far. Written in the
-// background if more steps follow. `config_json` and `card`: texts of config.json and README.md. Returns 0, or -1 after a
-// warning. All ranks call it.
+// background if more steps follow. `config_json` and `card`: texts of config.json and README.md. Returns 0, or -1 after
+// a warning. All ranks call it.
 static inline int session_save(Session* s, const ModelBuffers* b, Optimizer* o, const char* config_json,
                                const char* card) {
     const Settings* settings = s->settings;
@@ -64,8 +64,8 @@ static inline int session_save(Session* s, const ModelBuffers* b, Optimizer* o, 
     return result;
 }
 
-// Save the average of the weights, which is in the place of the parameters, as a model of its own: OUT/ema. It is complete or
-// absent. A failure is reported like any file's; the checkpoint has the average too.
+// Save the average of the weights, which is in the place of the parameters, as a model of its own: OUT/ema. It is
+// complete or absent. A failure is reported like any file's; the checkpoint has the average too.
 static inline void session_save_average(const Session* s, const ModelBuffers* b, const char* config_json) {
     const TensorPart part = {.prefix = "", .device = b->params, .type = VIEW_FLOATX};
     FileDigest digest;

@@ -47,8 +47,8 @@ static inline void session_check_flags(const Settings* s) {
         die(USAGE, "--override 1 without -y 1: it applies to a resumed run; add -y 1 or leave it out");
 }
 
-// Refuse what validations and the average of the weights cannot be combined with, after the settings of a checkpoint are
-// known. `micro_steps`: micro-batches of a step.
+// Refuse what validations and the average of the weights cannot be combined with, after the settings of a checkpoint
+// are known. `micro_steps`: micro-batches of a step.
 static inline void session_check_recipe(const Session* session, int has_val, int micro_steps) {
     const Settings* s = session->settings;
     const char* flag = s->keep_best ? "--keep-best 1" : "--patience";

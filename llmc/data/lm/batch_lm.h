@@ -103,8 +103,8 @@ static inline void documents_place(Documents* documents, int* ints, int N) {
     documents->cu_seqlens = ints + 2 * (size_t)N;
 }
 
-// Find the documents in inputs [B, T]: one begins at each multiple of `piece` tokens in a sequence (T: at its start alone), and
-// at each token `end_of_text`, which is the first token of a document in the files.
+// Find the documents in inputs [B, T]: one begins at each multiple of `piece` tokens in a sequence (T: at its start
+// alone), and at each token `end_of_text`, which is the first token of a document in the files.
 static inline void documents_find(Documents* documents, const int* inputs, int B, int T, int piece, int end_of_text) {
     documents->count = documents->longest = 0;
     documents->sum_sq_len = 0;

@@ -25,14 +25,14 @@
  *            time. They may lie anywhere in the flat buffers. A shard never splits a matrix.
  * dtypes     params floatX; master, m, v, grads, step real; X, A, B floatX with sums in fp32.
  * numerics   |U| is summed in double, in an order that depends on the shape alone. X is rounded once from U / |U|. The
- *            iterations take singular values of 0.01 |U| and more to between 0.68 and 1.13, one of 0.001 |U| to 0.47. On
- *            the GPU the algorithm of a product is chosen for the matrices of the whole model: a matrix gets the same
- *            bits on any number of ranks.
+ *            iterations take singular values of 0.01 |U| and more to between 0.68 and 1.13, one of 0.001 |U| to 0.47.
+ *            On the GPU the algorithm of a product is chosen for the matrices of the whole model: a matrix gets the
+ *            same bits on any number of ranks.
  *            Without a master, params is rounded stochastically, as in AdamW.
  * NaN        If the norm is not finite, nothing is updated. A gradient of zeros gives O = 0.
  * source     Jordan et al., "Muon: an optimizer for hidden layers", 2024; MATCH_RMS: Liu et al., arXiv 2502.16982;
- *            Polar Express: Amsel et al., arXiv 2505.16932; NorMuon: Li et al., arXiv 2510.05491; cautious weight decay:
- *            arXiv 2510.12402. */
+ *            Polar Express: Amsel et al., arXiv 2505.16932; NorMuon: Li et al., arXiv 2510.05491; cautious weight
+ *            decay: arXiv 2510.12402. */
 #ifndef LLMC_OPS_MUON_MUON_H
 #define LLMC_OPS_MUON_MUON_H
 
