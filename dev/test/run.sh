@@ -118,6 +118,7 @@ if [ "${build##*/}" != san ]; then
     run plot bash dev/test/plot.sh
 fi
 [ "${build##*/}" = san ] || run track python3 dev/test/track.py
+[ "${build##*/}" = san ] || run sweep bash dev/test/sweep.sh "$gpt2"
 [ "${build##*/}" = san ] || run notebook "${PYTHON:-python3}" dev/test/notebook.py
 run profile_scripts bash dev/test/profile_scripts.sh
 [ "${build##*/}" = san ] || run page python3 dev/test/page.py

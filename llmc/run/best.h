@@ -4,6 +4,7 @@
 #ifndef LLMC_RUN_BEST_H
 #define LLMC_RUN_BEST_H
 
+#include "llmc/base/json.h"
 #include "llmc/base/json_write.h"
 
 typedef struct {

@@ -1,4 +1,5 @@
-/* muon.h on the GPU: elementwise passes over the matrices of a chunk, and batched products by cuBLASLt.
+/* muon.h on the GPU: elementwise passes over the matrices of a chunk, and batched products by cuBLASLt; on
+ * Hopper the symmetric ones by symmetric_hopper.cuh.
  *
  * An elementwise pass has one row of blocks per matrix. A block takes MUON_BLOCK elements, a thread four neighbouring
  * elements at a time, aligned to 16 bytes in the flat buffers. At the ends of its block it skips those of others. */
@@ -7,6 +8,7 @@
 
 #include "llmc/device/cublaslt.cuh"
 #include "llmc/ops/muon/muon.h"
+#include "llmc/ops/muon/symmetric_hopper.cuh"
 
 #ifdef __CUDACC__
 
@@ -136,8 +138,11 @@ static inline const floatX* muon_orthogonalize(const MuonSpace* space, MuonChunk
     for (int k = 0; k < iterations; k++) {
         BatchMatrix xt = x, next = y;
         xt.layout.op = CUBLAS_OP_T;
-        batched_product(a, is_tall ? xt : x, is_tall ? x : xt, gram, 1, ctx);
-        batched_product_add(b, a, a, square, (float)t[k].c, a.p, (float)t[k].b, ctx);
+        SymmetricProduct xx = {(floatX*)a.p, (const floatX*)x.p, NULL, s, l, z.count, is_tall, 1, 0};
+        SymmetricProduct aa = {(floatX*)b.p,  (const floatX*)a.p, (const floatX*)a.p, s, s, z.count, 0,
+                               (float)t[k].c, (float)t[k].b};
+        if (!muon_symmetric(xx, ctx)) batched_product(a, is_tall ? xt : x, is_tall ? x : xt, gram, 1, ctx);
+        if (!muon_symmetric(aa, ctx)) batched_product_add(b, a, a, square, (float)t[k].c, a.p, (float)t[k].b, ctx);
         batched_product_add(next, is_tall ? x : b, is_tall ? b : x, whole, 1, x.p, (float)t[k].a, ctx);
         y = x, x = next;
     }

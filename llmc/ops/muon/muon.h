@@ -43,7 +43,7 @@ enum { MUON_ITERATIONS = 5 };
 
 // Elements that the products of one launch multiply. On the CPU one matrix at a time.
 #ifdef __CUDACC__
-#define MUON_CHUNK ((size_t)64 << 20)
+#define MUON_CHUNK ((size_t)128 << 20)
 #else
 #define MUON_CHUNK ((size_t)1)
 #endif

@@ -1,0 +1,49 @@
+#!/usr/bin/env bash
+# scripts/sweep.py: a grid and a random search with a tiny model on the CPU, a kill in the middle, table and plot.
+#
+#     bash dev/test/sweep.sh PROGRAM          from the repository's root
+set -u
+PROGRAM=${1:-}
+. "$(dirname "$0")/shell.sh"
+python=${PYTHON:-python3} s=$work/sweep
+export OMP_NUM_THREADS=1
+TINY=("$PROGRAM" -e L=1,C=16,NH=2,T=16 -x 6 -v 6 -m 1 -s 0 -n 2)
+sweep() { "$python" "$root/scripts/sweep.py" "$@" >"$work/stdout" 2>"$work/stderr"; echo $? >"$work/status"; }
+grid() { sweep "$s" --jobs 2 --vary lr=1e-3,1e-2 --vary optimizer=adamw,muon "$@" -- "${TINY[@]}"; }
+
+# Killed with all its processes once a run is done; the same command finishes it.
+setsid "$python" "$root/scripts/sweep.py" "$s" --jobs 2 --vary lr=1e-3,1e-2 --vary optimizer=adamw,muon -- "${TINY[@]}" >/dev/null 2>&1 &
+for _ in $(seq 300); do compgen -G "$s/*/result.json" >/dev/null && break; sleep 0.1; done
+kill -KILL -- -$! 2>/dev/null; wait $! 2>/dev/null
+before=$(ls "$s"/*/result.json 2>/dev/null | head -n 1) when=$(stat -c %y "$before" 2>&1)
+grid
+why=
+[ "$(cat "$work/status")" = 0 ] || why="status $(cat "$work/status"): $(tail -n 1 "$work/stderr")"
+[ "$(grep -cE '^\| 1e-[23] \| (adamw|muon) \| [0-9.]+ \| [0-9.]+ \| 6 \| [0-9.]+ \|$' "$s/table.md")" -eq 4 ] || why=${why:-"table: $(cat "$s/table.md")"}
+[ "$(stat -c %y "$before")" = "$when" ] || why=${why:-'a finished run was run again'}
+tail -n +3 "$s/table.md" | cut -d '|' -f 4 | sort -c -g 2>/dev/null || why=${why:-'the best is not first'}
+verdict 'a grid, killed and started again' "$why"
+why=
+[ "$(grep -c polyline "$s/sweep.svg")" -eq 2 ] || why='sweep.svg has not two lines'
+"$python" -c 'import sys, xml.dom.minidom as m; m.parse(sys.argv[1])' "$s/sweep.svg" || why=${why:-'sweep.svg is not XML'}
+verdict 'a line for each optimizer in the plot' "$why"
+"$PROGRAM" "${TINY[@]:1}" --lr 1e-2 --optimizer muon -o "$work/alone" >/dev/null 2>&1
+why=$(cmp "$work/alone/model.safetensors" "$s/lr=1e-2_optimizer=muon/model.safetensors" 2>&1)
+verdict 'a run is what the same flags alone give' "$why"
+grid --metric loss
+[ "$(cat "$work/status")" = 2 ] && grep -q 'is of another sweep' "$work/stderr" && why='' || why='it went on'
+verdict 'another sweep in its directory is refused' "$why"
+
+sweep "$work/random" --random 2 --vary lr=1e-4:1e-2 --metric loss -- "${TINY[@]}"
+why=
+[ "$(cat "$work/status")" = 0 ] || why="status $(cat "$work/status"): $(tail -n 1 "$work/stderr")"
+[ "$(grep -c '^| [0-9.e-]* | [0-9.]* | [0-9.]* | 6 |' "$work/random/table.md")" -eq 2 ] || why=${why:-"table: $(cat "$work/random/table.md")"}
+verdict 'two random rates' "$why"
+sweep "$work/none" --vary such-a-flag=1 --metric loss -- "${TINY[@]}"
+grep -q 'status 2: error: unknown flag' "$work/stdout" && [ "$(cat "$work/status")" = 1 ] && why='' || why='not reported'
+verdict 'a flag that the trainer refuses' "$why"
+for bad in 'lr=' 'lr' 'lr=2:1' 'lr=1,,2'; do
+    sweep "$work/bad" --random 1 --vary "$bad" -- "${TINY[@]}"
+    verdict "--vary $bad" "$(grep -q "^error: --vary $bad: " "$work/stderr" && [ "$(cat "$work/status")" = 2 ] || cat "$work/stderr" | head -n 1)"
+done
+finish
