@@ -500,12 +500,13 @@ static StepWork step_work(const Model* m, int sequences) {
 static void train_step(Run* r, Model* m, LmData* data) {
     StepWork work = step_work(m, run_step_sequences(r));
     StepLosses losses = {.count = 1, .values = {m->a.loss}, .names = {"loss"}};
+    double targets = lm_data_targets(&data->train, run_step_sequence(r), (uint64_t)work.consumed);
     for (MicroBatch b = run_begin_step(r); run_next_micro_batch(r, &b);) {
         lm_data_load(m->in.inputs, m->in.targets, &m->in.documents, data, &data->train, b.sequence, &r->ctx);
         Sequences s = lm_input_sequences(&m->in, m->B, b.first);
         forward(m, m->in.inputs, &s, &r->ctx);
         forward_head(m, m->a.lnf, s.rows, &r->ctx);
-        compute_loss(m, &s, 1.0 / work.tokens, b.direction, b.mode, &r->ctx);
+        compute_loss(m, &s, 1.0 / targets, b.direction, b.mode, &r->ctx);
         if (b.direction == BACKWARD) backward(m, m->in.inputs, &s, b.mode, &r->ctx);
     }
     run_all_reduce(r, losses);
@@ -524,7 +525,7 @@ static int has_dropout(const Config* c) {
 // to any rank ends the validation without a result.
 static void validate(Run* r, Model* m, LmData* data, Log* log) {
     ValShare share = val_share(r->settings.val_batches, batch_lm_windows(&data->val), m->B, &r->group);
-    double scale = 1.0 / ((double)share.sequences * m->T);
+    double scale = 1.0 / lm_data_targets(&data->val, 0, share.sequences);
     while (run_next_val(r, &share, (int)stop_signal)) {
         data->val.B = share.count;
         lm_data_load(m->in.inputs, m->in.targets, &m->in.documents, data, &data->val, share.first, &r->ctx);
@@ -577,7 +578,7 @@ static void predict_next(Model* m, Window w, Context* ctx) {
 static void write_text(Run* r, Model* m, Generation* g, int number, int tokens) {
     HostView logits = host_view_open(m->a.logits, (size_t)m->Vp, VIEW_FLOATX);
     generation_begin(g, &r->session, number);
-    for (int i = 0; i < tokens && !stop_signal; i++) {
+    for (int i = 0; i < tokens && !stop_signal && !g->is_over; i++) {
         group_progress(&r->group, r->session.step);  // the other ranks wait
         predict_next(m, generation_window(g), &r->ctx);
         host_view_read(&r->ctx, &logits);

@@ -138,6 +138,13 @@ static void test_classifier(Harness* h) {
     classifier_check(h, &far_case, 1e-5);
     case_end(h);
 
+    // A question, whose tokens are ignored, and its answer.
+    case_begin(h, "classifier/both answers alone");
+    ClassifierCase chat = classifier_case(h, 40, 50261, 50304, 2.0, ADD);
+    for (int n = 0; n < 40; n++) chat.targets[n] = n % 20 < 13 ? -1 : 50261 - 1 - n;
+    classifier_check(h, &chat, 3e-6);
+    case_end(h);
+
     case_begin(h, "classifier/both all ignored");
     ClassifierCase ignored = classifier_case(h, 3, 40, 48, 1.0, SET);
     for (int n = 0; n < 3; n++) ignored.targets[n] = -100;

@@ -329,6 +329,85 @@ static void test_batch_windows(Tests* t) {
     free(pattern);
 }
 
+// A shard of the tokens first .. first + n - 1, of which those below 1000 that are divisible by 3 count as targets,
+// `lacking` bytes of the mask left out.
+static char* put_masked_shard(Tests* t, const char* name, int first, int n, int width, int has_mask, int row,
+                              int lacking) {
+    char* path = put_shard(t, name, first, n, width);
+    int fd = open(path, O_WRONLY | O_CLOEXEC);
+    int32_t header[2] = {has_mask, row};
+    unsigned char mask[64] = {0};
+    CHECK(n <= 8 * (int)sizeof mask);
+    for (int i = 0; i < n; i++)
+        if (first + i < 1000 && (first + i) % 3 == 0) mask[i / 8] |= (unsigned char)(1 << i % 8);
+    size_t bytes = (size_t)((n + 7) / 8 - lacking);
+    EXPECT(t, pwrite(fd, header, sizeof header, 16) == (ssize_t)sizeof header);
+    EXPECT(t, pwrite(fd, mask, bytes, SHARD_HEADER_BYTES + n * width) == (ssize_t)bytes);
+    close(fd);
+    return path;
+}
+
+static void test_batch_mask(Tests* t) {
+    // Windows of 10, at tokens 1, 11 | 0 | 2000. Two shards have masks, whose bits begin anywhere in a byte.
+    enum { T = 10 };
+    int inputs[4 * T], targets[4 * T];
+    Shards s;
+    BatchLm b;
+    free(put_masked_shard(t, "a.bin", 1, 2 * T + 1, 2, 1, 5, 0));
+    free(put_shard(t, "b.bin", 0, T + 1, 2));
+    free(put_masked_shard(t, "c.bin", 2000, T + 1, 4, 1, 0, 0));
+    char* pattern = path_in(t, "*.bin");
+    shards_open(&s, pattern);
+    EXPECT(t, s.tokens == 4 * T + 3 && s.shard[0].has_mask && s.shard[0].row == 5 && !s.shard[1].has_mask);
+    batch_lm_init(&b, &s, 4, T, 3000, 1, IN_ORDER);
+    batch_lm_read(&b, 0, inputs, targets, NULL);
+    for (int i = 0; i < 4 * T; i++) {
+        int token = inputs[i] + 1, counts = i / T == 2 || (i / T < 2 && token % 3 == 0);
+        EXPECT(t, targets[i] == (counts ? token : -1));
+    }
+    EXPECT(t, batch_lm_count(&b, 0, 1) == 3 && batch_lm_count(&b, 1, 1) == 4 && batch_lm_count(&b, 2, 1) == T);
+    EXPECT(t, batch_lm_count(&b, 3, 1) == 0 && batch_lm_count(&b, 0, 4) == 7 + T);
+    EXPECT(t, batch_lm_count(&b, 2, 8) == 2 * (7 + T));  // over two epochs
+    uint32_t crc = shards_fingerprint(&s);
+    batch_lm_free(&b), shards_close(&s);
+    // Another mask is other data.
+    char* path = path_in(t, "c.bin");
+    int fd = open(path, O_WRONLY | O_CLOEXEC);
+    EXPECT(t, pwrite(fd, "\7", 1, SHARD_HEADER_BYTES + 4 * (T + 1)) == 1);
+    close(fd);
+    shards_open(&s, pattern);
+    EXPECT(t, shards_fingerprint(&s) != crc);
+    batch_lm_init(&b, &s, 1, T, 3000, 1, IN_ORDER);
+    EXPECT(t, batch_lm_count(&b, 3, 1) == 2);
+    batch_lm_free(&b), shards_close(&s);
+    free(path), free(pattern);
+}
+
+static void use_windows_of_seven(const char* path) {
+    Shards s;
+    BatchLm b;
+    shards_open(&s, path);
+    batch_lm_init(&b, &s, 1, 7, 3000, 1, IN_ORDER);
+    batch_lm_free(&b), shards_close(&s);
+}
+
+static void test_batch_mask_refused(Tests* t) {
+    static const struct {
+        const char* name;
+        int has_mask, row, lacking;
+        const char* message;
+    } cases[] = {
+        {"short.bin", 1, 0, 1, "truncated"},        {"none.bin", 1, 0, 3, "truncated"},
+        {"unknown.bin", 2, 0, 0, "has the mask 2"}, {"negative.bin", 1, -5, 0, "row length -5"},
+        {"without.bin", 0, 0, 0, "damaged"},        {"rows.bin", 1, 5, 0, "rows of 5 tokens, which sequences of 7"},
+    };
+    for (size_t i = 0; i < COUNT_OF(cases); i++) {
+        char* path = put_masked_shard(t, cases[i].name, 1, 20, 2, cases[i].has_mask, cases[i].row, cases[i].lacking);
+        expect_end(t, USAGE, cases[i].message, use_windows_of_seven, path);
+        free(path);
+    }
+}
+
 static void test_batch_shuffle(Tests* t) {
     enum { WINDOWS = 101, T = 3, EPOCHS = 3 };
     int inputs[4 * T], targets[4 * T], halves[2 * T], first[EPOCHS][WINDOWS], same = 0, in_order = 0, as_other = 0;
@@ -1652,6 +1731,8 @@ int main(int argc, char** argv) {
         {"shards/refused", test_shards_refused},
         {"shards/full_disk", test_shards_full_disk},
         {"batch_lm/windows", test_batch_windows},
+        {"batch_lm/mask", test_batch_mask},
+        {"batch_lm/mask_refused", test_batch_mask_refused},
         {"batch_lm/shuffle", test_batch_shuffle},
         {"batch_lm/refused", test_batch_refused},
         {"sentences/round_trip", test_sentences_round_trip},

@@ -187,6 +187,14 @@ prepared 'a run to resume' -e $model -x 4 -v 0 -s 0 -n 2 --stop-after 2 -o in/st
 prepared 'a profile' -e $model -x 3 -v 0 -s 0 -n 0 --profile 1 --profile-warmup 1 -o in/profiled
 small_$trainer >in/small/train.bin
 fi
+if [ $trainer = gpt2 ]; then
+    prepared 'a model with tokens for chat' -e L=1,C=16,NH=2,T=32,V=261 -b 1 -x 1 -v 0 -s 0 -n 0 -o in/chat
+    added=
+    for i in 257user 258assistant 259end; do
+        added+=,$(sed 's/.*"added_tokens":\[\({[^}]*}\)\].*/\1/' in/chat/tokenizer.json | sed "s/256/${i:0:3}/; s/endoftext/${i:3}/")
+    done
+    sed -i "s/\(\"added_tokens\":\[{[^}]*}\)/\1$added/" in/chat/tokenizer.json
+fi
 printf -- '# a comment\n--lr 1\n--lr=2e-3 # the last line wins\n\n-k constant\n' >in/recipe.flags
 echo static >in/prompt
 cp data/builtin/bert/vocab.txt in
@@ -351,6 +359,7 @@ if [ $trainer = gpt2 ]; then
     row --samples "$write" 3 'grep -acx -e --- stdout; says "^[0-9]+ tokens"' '0 60 tokens' '2 180 tokens'
     row --prompt "$write" static 'grep -ac ^static stdout' 0 1
     row --prompt-file "$write" in/prompt 'grep -ac ^static stdout' 0 1
+    row --chat '-e in/chat --generate 9' hello 'text | cksum' '*' '*'
     row --temperature "$write --prompt i" 0 'text | cksum' '*' "$(greedy | cksum)"
     row --top-k "$write --prompt i" 1 'text | cksum' '*' "$(greedy | cksum)"
     row --top-p "$write --prompt i" 1e-9 'text | cksum' '*' "$(greedy | cksum)"

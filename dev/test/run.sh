@@ -54,6 +54,9 @@ run bpe "$build/test_bpe"
 if "${PYTHON:-python3}" -c 'import tokenizers' 2>/dev/null; then
     run check_bpe "${PYTHON:-python3}" dev/test/check_bpe.py "$build/test_bpe" "$data/gpt2-bpe" 1
 else skip check_bpe "${PYTHON:-python3} has no tokenizers library (pip install tokenizers)"; fi
+if "${PYTHON:-python3}" -c 'import numpy, tokenizers' 2>/dev/null; then
+    run chat "${PYTHON:-python3}" dev/test/chat.py "$gpt2"
+else skip chat "${PYTHON:-python3} has no numpy and tokenizers (pip install them)"; fi
 run prefetch "$build/test_prefetch"
 if [ -x "$build/test_prefetch_tsan" ]; then
     # ThreadSanitizer needs addresses where it expects them.

@@ -19,7 +19,7 @@
 typedef struct {
     int sample_every, sample_tokens;  // while training
     int generate, samples;            // instead of training
-    const char *prompt, *prompt_file;
+    const char *prompt, *prompt_file, *chat;
     double temperature, top_p;
     int top_k, kv_cache;
 } GenerateSettings;
@@ -40,6 +40,8 @@ static inline int generate_rows(GenerateSettings* s, Flag* table, int count) {
          "Beginning of samples and texts. Empty: the start of a document."},
         {NULL, "--prompt-file",   FLAG_STRING, &s->prompt_file,   "",    0, 0,   NULL, SCOPE_FREE,    TOPIC_SAMPLES,
          "The same, from a file or a pipe, to its last byte."},
+        {NULL, "--chat",          FLAG_STRING, &s->chat,          "",    0, 0,   NULL, SCOPE_FREE,    TOPIC_SAMPLES,
+         "A user's message in place of a prompt: samples and texts are answers to it, of a model tuned for chat."},
         {NULL, "--temperature",   FLAG_REAL,   &s->temperature,   "1.0", 0, 100, NULL, SCOPE_FREE,    TOPIC_SAMPLES,
          "Sampling temperature. 0: always the most likely token."},
         {NULL, "--top-k",         FLAG_INT,    &s->top_k,         "0",   0, 1e9, NULL, SCOPE_FREE,    TOPIC_SAMPLES,
@@ -57,6 +59,8 @@ static inline int generate_rows(GenerateSettings* s, Flag* table, int count) {
 // (s->evaluate).
 static inline int generate_check(const GenerateSettings* g, Settings* s) {
     if (*g->prompt && *g->prompt_file) die(USAGE, "--prompt and --prompt-file: both give the prompt; leave one out");
+    if (*g->chat && (*g->prompt || *g->prompt_file))
+        die(USAGE, "--chat and %s: both give the prompt; leave one out", *g->prompt ? "--prompt" : "--prompt-file");
     if (g->samples > 1 && !g->generate)
         die(USAGE, "--samples %d: needs --generate, the number of tokens of a text", g->samples);
     if (g->generate && s->evaluate)
@@ -70,10 +74,12 @@ typedef struct {
     int* tokens;
     int count;  // so far; the first `prompt` of them are the prompt
     int prompt;
-    int hidden;      // tokens at the front that are not printed: the end of the previous document
+    int hidden;      // tokens at the front that are not printed: the end of the previous document, or a chat's message
     int begin;       // first token of the window
     int past_len;    // tokens of the window whose keys and values are cached
     int not_finite;  // the logits were not finite: the text is meaningless
+    int end;         // the token that ends an answer, which is not part of the text; -1: there is none
+    int is_over;     // that token was drawn
     int T, V, kv_cache;
     Sampler sampler;
     uint64_t key;
@@ -106,21 +112,47 @@ static inline char* generation_read_file(const char* path, const ProcessGroup* g
     return text;
 }
 
-// The tokens of the prompt (caller frees), at least one; NULL without a prompt.
-static inline int* generation_read_prompt(const GenerateSettings* s, const Session* session, int V, int* count) {
-    const char* flag = *s->prompt_file ? "--prompt-file" : "--prompt";
+// A message's tokens in the chat template, up to where the answer begins (caller frees). *end: the token that ends the
+// answer. dev/data/prepare_chat.py writes conversations in the same way. The message is ordinary text throughout.
+static inline size_t generation_encode_chat(int** ids, int* end, const Bpe* bpe, const char* message) {
+    static const char* const names[] = {"<|endoftext|>", "<|user|>", "<|end|>", "<|assistant|>"};
+    int token[COUNT_OF(names)], *text;
+    for (size_t i = 0; i < COUNT_OF(names); i++) {
+        token[i] = bpe_special_id(bpe, names[i]);
+        if (token[i] < 0)
+            die(USAGE, "--chat: %s has no special token %s; tune the model for chat first (dev/data/prepare_chat.py)",
+                bpe->vocabulary, names[i]);
+    }
+    size_t n = bpe_encode(&text, bpe, message, strlen(message), AS_TEXT);
+    *ids = (int*)xmalloc((n + COUNT_OF(names)) * sizeof(int));
+    memcpy(*ids, token, 2 * sizeof(int));
+    memcpy(*ids + 2, text, n * sizeof(int));
+    memcpy(*ids + 2 + n, token + 2, 2 * sizeof(int));
+    *end = token[2];
+    free(text);
+    return n + COUNT_OF(names);
+}
+
+// The tokens of the prompt (caller frees), at least one; NULL without a prompt. *end: the token that ends an answer, or
+// -1.
+static inline int* generation_read_prompt(const GenerateSettings* s, const Session* session, int V, int* count,
+                                          int* end) {
+    const char* flag = *s->chat ? "--chat" : *s->prompt_file ? "--prompt-file" : "--prompt";
     size_t length = strlen(s->prompt);
     int* ids;
     Bpe bpe;
-    if (!*s->prompt && !*s->prompt_file) return NULL;
-    char* text = *s->prompt ? NULL : generation_read_file(s->prompt_file, session->group, &length);
-    if (length == 0) die(USAGE, "--prompt-file %s: is empty; leave it out to start a document", s->prompt_file);
+    *end = -1;
+    if (!*s->prompt && !*s->prompt_file && !*s->chat) return NULL;
+    char* text = !*s->prompt_file ? NULL : generation_read_file(s->prompt_file, session->group, &length);
+    if (length == 0 && !*s->chat)
+        die(USAGE, "--prompt-file %s: is empty; leave it out to start a document", s->prompt_file);
     if (!session->tokenizer_files.directory || bpe_open(&bpe, session->tokenizer_files.directory) != 0)
         die(USAGE,
             "%s: no tokenizer to encode it with; put tokenizer.json, or vocab.json and merges.txt, into the "
             "directory of the model",
             flag);
-    size_t n = bpe_encode(&ids, &bpe, text ? text : s->prompt, length, AS_TOKEN);
+    size_t n = *s->chat ? generation_encode_chat(&ids, end, &bpe, s->chat)
+                        : bpe_encode(&ids, &bpe, text ? text : s->prompt, length, AS_TOKEN);
     for (size_t i = 0; i < n; i++)
         if (ids[i] >= V)
             die(USAGE,
@@ -140,12 +172,13 @@ static inline void generation_open(Generation* g, const GenerateSettings* s, con
     memset(g, 0, sizeof *g);
     g->T = T, g->V = V, g->kv_cache = s->kv_cache && can_cache;
     g->sampler.temperature = s->temperature, g->sampler.top_k = s->top_k, g->sampler.top_p = s->top_p;
-    prompt = generation_read_prompt(s, session, V, &g->prompt);
+    prompt = generation_read_prompt(s, session, V, &g->prompt, &g->end);
     if (!prompt) g->prompt = g->hidden = 1;
     int dropped = max_int(g->prompt - most, 0);
     if (dropped && session->group->rank == 0)
         warn("the prompt has %d tokens; the model sees the last %d of them, one less than -t", g->prompt, most);
     g->prompt -= dropped;
+    if (*s->chat) g->hidden = g->prompt;
     g->tokens = (int*)xmalloc(((size_t)g->prompt + (size_t)max_int(s->sample_tokens, s->generate)) * sizeof(int));
     if (prompt) memcpy(g->tokens, prompt + dropped, (size_t)g->prompt * sizeof(int));
     else g->tokens[0] = session_end_of_text(session, V);
@@ -157,7 +190,7 @@ static inline void generation_close(Generation* g) { free(g->tokens); }
 // Start again from the prompt. Each text number, and each step of a run, has its own random numbers.
 static inline void generation_begin(Generation* g, const Session* session, int number) {
     g->count = g->prompt;
-    g->begin = g->past_len = g->not_finite = 0;
+    g->begin = g->past_len = g->not_finite = g->is_over = 0;
     g->key = rng_stream((uint64_t)session->settings->seed, (uint64_t)session->step, (uint32_t)number, SITE_SAMPLE);
 }
 
@@ -171,11 +204,13 @@ static inline Window generation_window(Generation* g) {
     return w;
 }
 
-// Draw the next token from these logits and append it.
+// Draw the next token from these logits and append it, unless it ends the text.
 static inline void generation_draw(Generation* g, const real* logits) {
     double uniform = rng_uniform(philox((uint32_t)g->count, 0, 0, 0, g->key).v[0]);
     for (int v = 0; v < g->V; v++) g->not_finite |= !isfinite((double)logits[v]);
-    g->tokens[g->count++] = sampler_draw(logits, g->V, g->sampler, uniform);
+    int token = sampler_draw(logits, g->V, g->sampler, uniform);
+    if (token == g->end) g->is_over = 1;
+    else g->tokens[g->count++] = token;
 }
 
 // The text so far, or its tokens as numbers without a tokenizer.

@@ -150,6 +150,19 @@ static inline const LmBatch* lm_data_take(LmData* data, uint64_t sequence) {
     return b;
 }
 
+// Of the targets of `sequences` sequences of data->train or data->val, starting with number `sequence`, those that
+// count for the loss: it is the mean over them, in all micro-batches and ranks of a step. Every rank counts all of
+// them; only bits are read for it. Ends with USAGE if there is none.
+static inline double lm_data_targets(const BatchLm* from, uint64_t sequence, uint64_t sequences) {
+    uint64_t count = batch_lm_count(from, sequence, sequences);
+    if (count == 0)
+        die(USAGE,
+            "%s: none of the targets of %llu sequences from number %llu counts for the loss, so it has no mean; make "
+            "the data again, or take more sequences a step (-d)",
+            from->shards->pattern, (unsigned long long)sequences, (unsigned long long)sequence);
+    return (double)count;
+}
+
 // Upload the micro-batch of data->train or data->val that starts with number `sequence` to inputs and targets [B, T] on
 // the device, for all later launches. data->val.B may be smaller than data->train.B. `documents` receives the sequences
 // that attention keeps apart, valid until the next call, with count 0 if it crosses documents; the caller sets its

@@ -1,9 +1,13 @@
 /* Token shards: flat files of token ids, as llm.c writes them.
  *
- *   256 x int32   header: [0] magic, [1] version, [2] count (low 32 bits), [3] count (high 32 bits), zeros
+ *   256 x int32   header: [0] magic, [1] version, [2] count (low 32 bits), [3] count (high 32 bits), [4] whether there
+ *                 is a mask, [5] row length, zeros
  *   count tokens  uint16 (magic 20240520, version 1) or uint32 (magic 20240801, version 7), little-endian
+ *   mask          if [4] is 1: (count + 7) / 8 bytes; bit i % 8 of byte i / 8: token i counts as a target
  *
- * The count is an int32 in llm.c and [3] is zero there; the high half extends it to files of any size. A data set is a
+ * [4] and [5] are zero in llm.c's files: all tokens are targets. With a row length, documents are packed so that none
+ * crosses a multiple of it. dev/data/prepare_chat.py writes both: the loss is that of the answers alone. The count is an
+ * int32 in llm.c and [3] is zero there; the high half extends it to files of any size. A data set is a
  * glob of such files, read in the order of their names with pread: no file position and no mapping, so any number of
  * threads may read, and a disk error is a message instead of a signal. There may be more files than a process may hold
  * open: those past half of that limit are opened for each read. */
@@ -37,6 +41,8 @@ typedef struct {
     int fd;           // -1: opened for each read
     int width;        // bytes of a token: 2 or 4
     uint64_t tokens;  // in this file
+    int has_mask;     // not all tokens are targets
+    int row;          // no document crosses a multiple of this; 0: documents are anywhere
 } Shard;
 
 typedef struct {
@@ -130,7 +136,15 @@ static inline Shard shard_open(const char* path) {
             path, (int)header[1], version);
 
     s.tokens = (uint64_t)(uint32_t)header[3] << 32 | (uint32_t)header[2];
+    s.has_mask = header[4], s.row = header[5];
+    if (s.has_mask < 0 || s.has_mask > 1 || s.row < 0)
+        die(USAGE, "%s: its header has the mask %d and the row length %d; the file is damaged or of a later version",
+            path, s.has_mask, s.row);
     uint64_t present = size - SHARD_HEADER_BYTES, width = (uint64_t)s.width;
+    if (s.has_mask) {
+        uint64_t mask = present < s.tokens ? present : s.tokens / 8 + (s.tokens % 8 > 0);
+        present -= mask < present ? mask : present;
+    }
     if (s.tokens != present / width || present % width != 0)
         die(USAGE, "%s: its header gives %llu tokens of %d bytes, but %llu bytes follow it; the file is %s", path,
             (unsigned long long)s.tokens, s.width, (unsigned long long)present,
@@ -197,11 +211,34 @@ static inline void shards_read(const Shards* s, int shard, uint64_t offset, size
     }
 }
 
-// CRC-32 of a shard's count and width and of its first and last 64 KiB, continued from `crc`.
+// The bytes of the mask that cover n > 0 tokens from `offset` on, of a shard that has one (caller frees). The bit of
+// token i is shard_mask_bit(mask, offset, i). If reading fails, they are zeros, as in shards_read().
+static inline unsigned char* shards_read_mask(const Shards* s, int shard, uint64_t offset, size_t n, ReadError* error) {
+    const Shard* file = &s->shard[shard];
+    CHECK(file->has_mask && offset <= file->tokens && n <= file->tokens - offset);
+    size_t bytes = (size_t)((offset + n - 1) / 8 - offset / 8 + 1);
+    unsigned char* mask = (unsigned char*)xmalloc(bytes);
+    if (shard_pread(file, mask, bytes, SHARD_HEADER_BYTES + file->tokens * (uint64_t)file->width + offset / 8) != 0) {
+        read_failed(error, FAILED, "%s: its mask cannot be read at token %llu: %s", file->path,
+                    (unsigned long long)offset,
+                    errno ? strerror(errno) : "the file became shorter while it was in use");
+        memset(mask, 0, bytes);
+    }
+    return mask;
+}
+
+// Whether token offset + i counts as a target, by the bytes from shards_read_mask().
+static inline int shard_mask_bit(const unsigned char* mask, uint64_t offset, size_t i) {
+    size_t bit = (size_t)(offset % 8) + i;
+    return mask[bit / 8] >> bit % 8 & 1;
+}
+
+// CRC-32 of a shard's count and width and of its file's first and last 64 KiB, continued from `crc`.
 static inline uint32_t shard_fingerprint(const Shard* file, uint32_t crc) {
     Crc32 table;
     crc32_init(&table);
-    uint64_t size = SHARD_HEADER_BYTES + file->tokens * (uint64_t)file->width;
+    uint64_t mask = file->has_mask ? file->tokens / 8 + (file->tokens % 8 > 0) : 0;
+    uint64_t size = SHARD_HEADER_BYTES + file->tokens * (uint64_t)file->width + mask;
     uint64_t identity[2] = {file->tokens, (uint64_t)file->width};
     size_t n = size < SHARD_FINGERPRINT_BYTES ? (size_t)size : (size_t)SHARD_FINGERPRINT_BYTES;
     char* bytes = (char*)xmalloc(n);

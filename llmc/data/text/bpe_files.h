@@ -188,6 +188,15 @@ static inline void bpe_add_token(Bpe* b, const char* text, size_t n, int id, int
     b->begins[round][(unsigned char)text[0]] = 1;
 }
 
+// The id of a special token, -1 if there is none.
+static inline int bpe_special_id(const Bpe* b, const char* text) {
+    for (size_t i = 0; i < b->added_count; i++) {
+        const BpeAdded* a = &b->added[i];
+        if (a->is_special && a->length == strlen(text) && memcmp(a->text, text, a->length) == 0) return a->id;
+    }
+    return -1;
+}
+
 static inline int bpe_compare_added(const void* left, const void* right) {
     const BpeAdded *a = (const BpeAdded*)left, *b = (const BpeAdded*)right;
     return a->length != b->length ? (a->length < b->length ? 1 : -1) : memcmp(a->text, b->text, a->length);

@@ -1,0 +1,423 @@
+#!/usr/bin/env python3
+"""Conversations into token shards for tuning GPT-2: the loss is that of the answers alone.
+
+    prepare_chat.py --local FILE.jsonl... --model DIR --out OUT         DIR: a model to tune, with its tokenizer
+    prepare_chat.py --local FILE.jsonl... --vocab DIR --out OUT         DIR: a tokenizer, for a new model
+
+Needs Python 3.8 or later and the package `tokenizers`, for --model numpy too. A line of a file (.gz .xz .bz2 too) is
+
+    {"messages": [{"role": "user", "content": "Hello"}, {"role": "assistant", "content": "Hi"}]}
+
+The first message may be of the role system. Then user and assistant take turns, and the last message is the assistant's. It
+becomes
+
+    <|endoftext|><|system|>...<|end|><|user|>Hello<|end|><|assistant|>Hi<|end|>
+
+where the names in <| |> are special tokens. Those that the tokenizer does not have get the next ids. A text that spells one
+is encoded as ordinary text. This template is written into tokenizer_config.json as `chat_template`, so that the
+apply_chat_template of `transformers` gives the same ids (it takes spelled special tokens for real ones, however).
+
+The targets that count for the loss are the tokens of answers and the <|end|> after each. Conversations are packed into rows
+of --tokens tokens and none crosses a row's end; what is left of a row is filled with <|endoftext|>. Train with
+--doc-mask 1, and -t of --tokens or a multiple. A conversation that is longer than a row is cut after the last answer that
+fits; if not even its first answer does, it is left out.
+
+Written are train_000000.bin ... and val_000000.bin ... (shards with a mask: llmc/data/files/shards.h), tokenizer.json and
+tokenizer_config.json; with --model also OUT/model, the model with a row for each new token in its embedding (and in its
+head, if that is not tied): the mean of the other rows. The last conversations are for validation: --val-fraction of them.
+"""
+import argparse
+import json
+import os
+import struct
+import sys
+import tempfile
+from array import array
+
+sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+from documents import Parser, UserError, claim, decompress, fraction, positive, publish, run
+from prepare_gpt2 import END_OF_TEXT, MAGICS, TOKENIZER_FILES, Vocabulary, make_tokenizer
+from work import library_threads, write_atomically
+
+SYSTEM, USER, ASSISTANT, END = "<|system|>", "<|user|>", "<|assistant|>", "<|end|>"
+TOKENS = [SYSTEM, USER, ASSISTANT, END]
+TEMPLATE = (
+    "{{ '<|endoftext|>' }}{% for message in messages %}"
+    "{{ '<|' + message['role'] + '|>' + message['content'] + '<|end|>' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"
+)
+AT_ONCE = 1024  # conversations that are encoded at a time
+OPEN_ROWS = 64  # that a conversation may still go into
+BITS = bytes(range(48, 50)) + bytes(254)
+
+
+# ----------------------------------------------------------------------------------------------------------
+# Conversations
+
+
+def messages_of(line, key):
+    """[(role, content)] of a line, checked."""
+    try:
+        messages = json.loads(line)[key]
+    except ValueError as e:
+        raise UserError(f"is not JSON: {e}")
+    except (KeyError, TypeError):
+        raise UserError(f"is not an object with the key {key!r}; see --messages-key")
+    if not isinstance(messages, list) or not messages:
+        raise UserError(f"{key!r} is not a list of messages")
+    found = []
+    for i, message in enumerate(messages, 1):
+        if not isinstance(message, dict) or not isinstance(message.get("role"), str):
+            raise UserError(f"message {i} has no role")
+        role, content = message["role"], message.get("content")
+        if not isinstance(content, str):
+            raise UserError(f"message {i}: its content is not a string")
+        before = found[-1][0] if found else None
+        expected = {None: ("system", "user"), "system": ("user",), "user": ("assistant",), "assistant": ("user",)}[before]
+        if role not in expected:
+            where = f"after {before}" if before else "at the beginning"
+            raise UserError(f"message {i} is of the role {role!r} {where}; expected: {' or '.join(expected)}")
+        if role == "assistant" and not content.strip():
+            raise UserError(f"message {i}: the answer is empty")
+        found.append((role, content.encode("utf-8", "replace").decode("utf-8")))  # half of a surrogate pair
+    if found[-1][0] != "assistant":
+        raise UserError(f"message {len(found)} has no answer")
+    return found
+
+
+def read_conversations(paths, key):
+    for path in paths:
+        number = 0
+        try:
+            with open(path, "rb") as raw, decompress(raw, path) as f:
+                for number, line in enumerate(f, 1):
+                    if line.strip():
+                        yield messages_of(line.decode("utf-8-sig"), key)
+        except UserError as e:
+            raise UserError(f"{path}: line {number}: {e}")
+        except UnicodeDecodeError as e:
+            raise UserError(f"{path}: line {number}: is not UTF-8 text ({e.reason})")
+        except (OSError, EOFError) as e:
+            raise UserError(f"{path}: cannot be read after line {number}: {e}")
+
+
+class Encoder:
+    """Conversations as (tokens, mask): of each token, whether it counts as a target."""
+
+    def __init__(self, vocabulary, ids, most):
+        self.tokenizer, self.ids, self.most = make_tokenizer(vocabulary.text), ids, most
+        self.cut = self.answers_left_out = self.left_out = 0
+
+    def encode_all(self, conversations):
+        encode = getattr(self.tokenizer, "encode_batch_fast", self.tokenizer.encode_batch)
+        batch = []
+        for conversation in conversations:
+            batch.append(conversation)
+            if len(batch) == AT_ONCE:
+                yield from self._encode(batch, encode)
+                batch = []
+        yield from self._encode(batch, encode)
+
+    def _encode(self, batch, encode):
+        texts = iter(encode([content for c in batch for _, content in c], add_special_tokens=False))
+        for conversation in batch:
+            tokens, mask = array("I", [self.ids[END_OF_TEXT]]), bytearray(1)
+            fitting = answers = 0
+            for role, _ in conversation:
+                content = next(texts).ids
+                tokens.append(self.ids[f"<|{role}|>"])
+                tokens.extend(content)
+                tokens.append(self.ids[END])
+                mask += b"\0" + bytes([role == "assistant"]) * (len(content) + 1)
+                if role == "assistant":
+                    is_fitting = len(tokens) <= self.most
+                    fitting = len(tokens) if is_fitting else fitting
+                    answers += not is_fitting
+            self.left_out += not fitting
+            if fitting:
+                self.cut += answers > 0
+                self.answers_left_out += answers
+                yield tokens[:fitting], mask[:fitting]
+
+
+# ----------------------------------------------------------------------------------------------------------
+# Rows and shards
+
+
+def pack(conversations, length, filler):
+    """(tokens, mask) of rows of this length. A conversation goes into the first row that has room."""
+    rows = []
+
+    def finished(row):
+        row[1].extend(bytes(length - len(row[0])))
+        row[0].extend([filler] * (length - len(row[0])))
+        return row
+
+    for tokens, mask in conversations:
+        row = next((r for r in rows if len(r[0]) + len(tokens) <= length), None)
+        if row is None:
+            if len(rows) == OPEN_ROWS:
+                fullest = max(rows, key=lambda r: len(r[0]))
+                rows.remove(fullest)
+                yield finished(fullest)
+            row = array("I"), bytearray()
+            rows.append(row)
+        row[0].extend(tokens)
+        row[1].extend(mask)
+    for row in rows:
+        yield finished(row)
+
+
+def packed_bits(mask):
+    """Bytes of 0 and 1 as bits, the first in the lowest bit of the first byte."""
+    pieces = [mask[i : i + (1 << 16)] for i in range(0, len(mask), 1 << 16)]
+    return b"".join(
+        int(bytes(p).translate(BITS)[::-1], 2).to_bytes((len(p) + 7) // 8, "little") for p in pieces
+    )
+
+
+def write_shard(path, rows, length, filler, width):
+    """Rows, and one <|endoftext|>: the last row's last target."""
+    tokens, mask = 0, bytearray()
+    with open(path, "wb") as f:
+        f.write(bytes(1024))
+        for row, counts in rows + [(array("I", [filler]), bytearray(1))]:
+            values = array("H" if width == 2 else "I", row)
+            if sys.byteorder == "big":
+                values.byteswap()
+            f.write(values.tobytes())
+            tokens += len(row)
+            mask += counts
+        f.write(packed_bits(mask))
+        magic, version = (MAGICS[0], 1) if width == 2 else (MAGICS[1], 7)
+        f.seek(0)
+        f.write(struct.pack("<6I", magic, version, tokens & 0xFFFFFFFF, tokens >> 32, 1, length))
+        f.flush()
+        os.fsync(f.fileno())
+
+
+class Spool:
+    """Encoded conversations in a file; their lengths are in memory."""
+
+    def __init__(self, folder):
+        self.tokens = open(os.path.join(folder, "tokens"), "w+b")
+        self.mask = open(os.path.join(folder, "mask"), "w+b")
+        self.lengths = array("I")
+
+    def add(self, tokens, mask):
+        self.tokens.write(tokens.tobytes())
+        self.mask.write(mask)
+        self.lengths.append(len(tokens))
+
+    def read(self, first, end):
+        at = sum(self.lengths[:first])
+        self.tokens.seek(4 * at), self.mask.seek(at)
+        for length in self.lengths[first:end]:
+            tokens = array("I")
+            tokens.frombytes(self.tokens.read(4 * length))
+            yield tokens, bytearray(self.mask.read(length))
+
+
+def write_shards(folder, prefix, conversations, options, filler, width):
+    """Names of the shards, and the number of rows in them."""
+    most, names, rows, total = max(1, options.shard_tokens // options.tokens), [], [], 0
+
+    def write():
+        names.append(f"{prefix}_{len(names):06d}.bin")
+        write_shard(os.path.join(folder, names[-1]), rows, options.tokens, filler, width)
+        rows.clear()
+
+    for row in pack(conversations, options.tokens, filler):
+        rows.append(row)
+        total += 1
+        if len(rows) == most:
+            write()
+    if rows:
+        write()
+    return names, total
+
+
+# ----------------------------------------------------------------------------------------------------------
+# Tokenizer and model
+
+
+def read_json(path, fallback=None):
+    if fallback is not None and not os.path.isfile(path):
+        return fallback
+    try:
+        with open(path, encoding="utf-8") as f:
+            return json.load(f)
+    except (OSError, ValueError) as e:
+        raise UserError(f"{path}: cannot be read as JSON: {e}")
+
+
+def extended_tokenizer(directory, vocabulary):
+    """({name: text} of the tokenizer's files with the special tokens, their ids, the size of the vocabulary)."""
+    path = os.path.join(directory, "tokenizer.json")
+    tree = read_json(path, json.loads(vocabulary.text))
+    config = read_json(os.path.join(directory, "tokenizer_config.json"), {})
+    if config.get("chat_template", TEMPLATE) != TEMPLATE or os.path.exists(os.path.join(directory, "chat_template.jinja")):
+        raise UserError(f"{directory}: its tokenizer has a chat template of its own; only this script's is supported")
+    added = {t["content"]: t for t in tree.get("added_tokens") or []}
+    ids, size = {}, vocabulary.size
+    form = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
+    for name in [END_OF_TEXT] + TOKENS:
+        if name in added and not added[name].get("special"):
+            raise UserError(f"{path}: {name} is not a special token there")
+        if name not in added:
+            id = vocabulary.end_of_text if name == END_OF_TEXT else tree["model"]["vocab"].get(name, size)
+            size = max(size, id + 1)
+            added[name] = {"id": id, "content": name, **form}
+        ids[name] = added[name]["id"]
+    tree["added_tokens"] = sorted(added.values(), key=lambda t: t["id"])
+    config.pop("added_tokens_decoder", None)
+    config.update(
+        {"bos_token": END_OF_TEXT, "eos_token": END, "pad_token": END_OF_TEXT, "unk_token": END_OF_TEXT}
+    )
+    config.update({"add_prefix_space": False, "chat_template": TEMPLATE})
+    config.setdefault("tokenizer_class", "GPT2Tokenizer")
+    texts = {
+        "tokenizer.json": json.dumps(tree, ensure_ascii=False) + "\n",
+        "tokenizer_config.json": json.dumps(config, indent=2) + "\n",
+    }
+    return texts, ids, size
+
+
+def rows_as(dtype, row, count, np):
+    """`count` copies of a row of float32, as bytes."""
+    if dtype == "BF16":
+        bits = row.astype("<f4").view("<u4")
+        values = ((bits + 0x7FFF + (bits >> 16 & 1)) >> 16).astype("<u2")
+    else:
+        values = row.astype({"F64": "<f8", "F32": "<f4", "F16": "<f2"}[dtype])
+    return values.tobytes() * count
+
+
+def write_model(directory, folder, size):
+    """The model of a directory in another one, with a vocabulary of `size`."""
+    try:
+        import numpy as np
+    except ImportError:
+        raise UserError("--model needs the Python package 'numpy'; install it with: pip install numpy")
+    import model_dir
+
+    try:
+        config = model_dir.read_json(os.path.join(directory, "config.json"))
+        V, C = (model_dir.config_number(config, "config.json", key) for key in ("vocab_size", "n_embd"))
+        weights = model_dir.Weights(directory, "transformer.")
+        more = max(0, size - V)
+        header, plans, at = {"__metadata__": {"format": "pt"}}, [], 0
+        for name in sorted(weights.files):
+            file, extra = weights.files[name], b""
+            entry = file.entries[name]
+            (begin, end), shape = entry["data_offsets"], list(entry["shape"])
+            if name.endswith(("wte.weight", "lm_head.weight")) and more:
+                mean = file.get(name, [V, C]).mean(axis=0, dtype=np.float64).astype(np.float32)
+                extra, shape[0] = rows_as(entry["dtype"], mean, more, np), V + more
+            size_in_file = end - begin + len(extra)
+            header[name] = {"dtype": entry["dtype"], "shape": shape, "data_offsets": [at, at + size_in_file]}
+            at += size_in_file
+            plans.append((file, begin, end, extra))
+    except model_dir.UserError as e:
+        raise UserError(str(e))
+    except (KeyError, TypeError, ValueError):
+        raise UserError(f"{directory}: its weights cannot be read; they are damaged")
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    with open(os.path.join(folder, "model.safetensors"), "wb") as f:
+        f.write(struct.pack("<Q", len(text)) + text)
+        for file, begin, end, extra in plans:
+            f.write(memoryview(file.bytes[file.data + begin : file.data + end]))
+            f.write(extra)
+        f.flush()
+        os.fsync(f.fileno())
+    config["vocab_size"] = V + more
+    write_atomically(os.path.join(folder, "config.json"), json.dumps(config, indent=2) + "\n")
+
+
+# ----------------------------------------------------------------------------------------------------------
+# Command line
+
+
+def replace_files(source, target, names):
+    os.makedirs(target, exist_ok=True)
+    for name in names:
+        os.replace(os.path.join(source, name), os.path.join(target, name))
+
+
+def prepare(options):
+    directory = options.model or options.vocab
+    vocabulary = Vocabulary(directory)
+    texts, ids, size = extended_tokenizer(directory, vocabulary)
+    claim(options.out, MAGICS)
+    with tempfile.TemporaryDirectory(dir=options.out, prefix="chat-") as folder:
+        spool, encoder = Spool(folder), Encoder(vocabulary, ids, options.tokens)
+        answers = 0
+        with library_threads():
+            for tokens, mask in encoder.encode_all(read_conversations(options.local, options.messages_key)):
+                spool.add(tokens, mask)
+                answers += sum(mask)
+        count = len(spool.lengths)
+        if encoder.left_out or encoder.cut:
+            print(
+                f"longer than {options.tokens} tokens: {encoder.cut} conversations were cut at a turn "
+                f"({encoder.answers_left_out} answers left out), {encoder.left_out} were left out"
+            )
+        if count == 0:
+            raise UserError(f"{options.local[0]}: no conversation in the input that fits into {options.tokens} tokens")
+        held_out = max(1, round(options.val_fraction * count)) if options.val_fraction else 0
+        if held_out >= count:
+            raise UserError(f"--val-fraction {options.val_fraction}: {count} conversations cannot be divided so; give more")
+        width = 2 if size <= 65536 else 4
+        parts = ("val", spool.read(count - held_out, count)), ("train", spool.read(0, count - held_out))
+        written = [write_shards(folder, *part, options, ids[END_OF_TEXT], width) for part in parts]
+        names, rows = [name for w in written for name in w[0]], sum(w[1] for w in written)
+        if options.model:
+            write_model(options.model, folder, size)
+        for name, text in texts.items():
+            write_atomically(os.path.join(folder, name), text)
+        if options.model:
+            replace_files(folder, os.path.join(options.out, "model"), ["config.json", "model.safetensors"])
+            for name, text in texts.items():
+                write_atomically(os.path.join(options.out, "model", name), text)
+        publish(folder, options.out, names + list(texts))
+        for name in TOKENIZER_FILES:
+            path = os.path.join(options.out, name)
+            if name not in texts and os.path.exists(path):
+                os.remove(path)
+    total = sum(spool.lengths)
+    print(
+        f"{options.out}: {count - held_out} conversations for training, {held_out} for validation; {total} tokens, {answers} of "
+        f"them count for the loss; {rows} rows of {options.tokens}, {100 * total / rows / options.tokens:.1f} % full; "
+        f"vocabulary of {size}, {size - vocabulary.size} new"
+    )
+
+
+def parse(arguments):
+    parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False)
+    parser.add_argument("--local", nargs="+", required=True, metavar="FILE", help="conversations, one a line")
+    tokenizer = parser.add_mutually_exclusive_group(required=True)
+    tokenizer.add_argument("--model", metavar="DIR", help="model to tune: a Hugging Face directory with its tokenizer")
+    tokenizer.add_argument("--vocab", metavar="DIR", help="directory of a tokenizer")
+    parser.add_argument("--out", required=True, metavar="DIR", help="directory of the shards")
+    parser.add_argument("--tokens", type=positive, default=1024, metavar="T", help="of a row (default: 1024)")
+    parser.add_argument("--val-fraction", type=fraction, default=0.01, metavar="F", help="default: 0.01")
+    parser.add_argument("--shard-tokens", type=positive, default=100_000_000, metavar="N", help="default: 100 million")
+    parser.add_argument("--messages-key", default="messages", metavar="KEY", help="default: messages")
+    options = parser.parse_args(arguments)
+    for path in options.local:
+        if not os.path.isfile(path):
+            raise UserError(f"{path}: no such file")
+    for flag, path in (("--model", options.model), ("--vocab", options.vocab)):
+        if path is not None and not os.path.isdir(path):
+            raise UserError(f"{path}: no such directory ({flag})")
+        if path is not None and os.path.realpath(path) in (
+            os.path.realpath(options.out),
+            os.path.realpath(os.path.join(options.out, "model")),
+        ):
+            raise UserError(f"{flag} {path}: would be overwritten; choose another --out")
+    return options
+
+
+if __name__ == "__main__":
+    sys.exit(run(parse, prepare, sys.argv[1:]))

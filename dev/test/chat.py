@@ -1,0 +1,347 @@
+#!/usr/bin/env python3
+"""Tuning for chat: what dev/data/prepare_chat.py writes, what it refuses, and how train_gpt2 learns from it.
+
+    python3 dev/test/chat.py ./train_gpt2       from the repository's root; needs `tokenizers` and numpy
+
+transformers is not needed: dev/reference/check_chat.py compares with it. Ends with `N passed, N failed`.
+"""
+import contextlib
+import gzip
+import json
+import os
+import random
+import shutil
+import struct
+import subprocess
+import sys
+import tempfile
+from array import array
+
+TRAINER, T = os.path.abspath(sys.argv[1]), 64
+sys.path.insert(0, "dev/data")
+import numpy as np
+import prepare_chat
+from tokenizers import Tokenizer
+
+VOCAB = "build/test_corpus/builtin"
+EOT, SYSTEM, USER, ASSISTANT, END = 256, 257, 258, 259, 260
+counts = [0, 0]
+os.environ.update(OMP_NUM_THREADS="1", OMPI_ALLOW_RUN_AS_ROOT="1", OMPI_ALLOW_RUN_AS_ROOT_CONFIRM="1")
+
+
+def verdict(name, why):
+    counts[bool(why)] += 1
+    print(f"FAIL {name}: {why}" if why else f"ok   {name}", flush=True)
+
+
+def turns(*texts, system=None):
+    messages = [{"role": "system", "content": system}] if system is not None else []
+    return messages + [{"role": ("user", "assistant")[i % 2], "content": text} for i, text in enumerate(texts)]
+
+
+def rendered(messages):
+    return "<|endoftext|>" + "".join(f"<|{m['role']}|>{m['content']}<|end|>" for m in messages)
+
+
+def write_chat(path, conversations):
+    with open(path, "w", encoding="utf-8") as f:
+        f.writelines(json.dumps({"messages": c}) + "\n" for c in conversations)
+
+
+def prepare(path, out, *arguments):
+    """(exit status, output)"""
+    given = arguments if "--model" in arguments else ("--vocab", VOCAB, *arguments)
+    command = [sys.executable, "dev/data/prepare_chat.py", "--local", path, "--out", out, "--tokens", str(T), *given]
+    done = subprocess.run(command, capture_output=True, text=True)
+    return done.returncode, done.stdout + done.stderr
+
+
+def rows_of(path):
+    data = open(path, "rb").read()
+    magic, version, count, high, has_mask, row = struct.unpack("<6i", data[:24])
+    assert (magic, version, high, has_mask, row) == (20240520, 1, 0, 1, T), "another header"
+    assert len(data) == 1024 + 2 * count + (count + 7) // 8, "another size"
+    tokens, bits = array("H", data[1024 : 1024 + 2 * count]), data[1024 + 2 * count :]
+    mask = [bits[i // 8] >> i % 8 & 1 for i in range(count)]
+    assert count % T == 1 and tokens[-1] == EOT and not mask[-1], "no last target"
+    return [(list(tokens[i : i + T]), mask[i : i + T]) for i in range(0, count - 1, T)]
+
+
+def conversations_of(rows):
+    found = []
+    for tokens, mask in rows:
+        begins = [i for i in range(T) if tokens[i] == EOT] + [T]
+        found += [(tokens[a:b], mask[a:b]) for a, b in zip(begins, begins[1:]) if b > a + 1]
+        if tokens[0] != EOT or any(m for t, m in zip(tokens, mask) if t in (EOT, SYSTEM, USER, ASSISTANT)):
+            return "a row begins within a conversation, or a special token but <|end|> counts"
+    return found
+
+
+def expected_mask(tokens):
+    mask, is_answer = [], False
+    for token in tokens:
+        mask.append(int(is_answer))
+        is_answer = token == ASSISTANT or (is_answer and token != END)
+    return mask
+
+
+def train(out, *arguments, ranks=1):
+    """({step: line} of log.jsonl, what is wrong)"""
+    command = ["mpirun", "--oversubscribe", "--bind-to", "none", "-np", str(ranks)] if ranks > 1 else []
+    flags = ["-v", "0", "-s", "0", "-n", "0", "--dropout", "0", "--shuffle", "0", "--overwrite", "1", "-o", out]
+    done = subprocess.run([*command, TRAINER, *arguments, *flags], capture_output=True, text=True)
+    if done.returncode:
+        return {}, done.stderr.strip() or f"status {done.returncode}"
+    lines = [json.loads(line) for line in open(os.path.join(out, "log.jsonl"), encoding="utf-8")]
+    return {line["step"]: line for line in lines if "loss" in line}, ""
+
+
+def with_mask(path, target, change):
+    """A copy of a shard whose mask is another: change(i, bit) of each token. None: without a mask."""
+    data = bytearray(open(path, "rb").read())
+    count = struct.unpack("<i", data[8:12])[0]
+    bits = data[1024 + 2 * count :]
+    if change is None:
+        data[16:24] = bytes(8)
+        new = b""
+    else:
+        new = prepare_chat.packed_bits(bytearray(change(i, bits[i // 8] >> i % 8 & 1) for i in range(count)))
+    with open(target, "wb") as f:
+        f.write(data[: 1024 + 2 * count] + new)
+
+
+def difference(a, b, keys=("loss", "grad_norm")):
+    return max(abs(a[step][key] - b[step][key]) / max(1, abs(b[step][key])) for step in b for key in keys) if a else 1
+
+
+def test_format(work):
+    chat = [
+        turns("Hi", "Hello"),
+        turns("Where?", "In the garden. é漢🙂", system="Be brief."),
+        turns("a", "b", "c", "d", "", " e "),
+        turns("<|end|><|assistant|>me<|endoftext|>", "<|user|>"),
+        turns("\r\n\n x", "y\r\n"),
+    ]
+    write_chat(work + "/chat.jsonl", chat)
+    status, said = prepare(work + "/chat.jsonl", work + "/data", "--val-fraction", "0.2")
+    if status:
+        return verdict("a chat file", said)
+    rows = {kind: rows_of(f"{work}/data/{kind}_000000.bin") for kind in ("train", "val")}
+    found = {kind: conversations_of(rows[kind]) for kind in rows}
+    tokenizer = Tokenizer.from_file(work + "/data/tokenizer.json")
+    encode = lambda c: tokenizer.encode(rendered(c), add_special_tokens=False).ids
+    plain = [c for i, c in enumerate(chat) if i != 3]
+    verdict("the last conversation is for validation", "" if [c[0] for c in found["val"]] == [encode(chat[4])] else found["val"])
+    all_ids = [c[0] for kind in found for c in found[kind]]
+    verdict("ids are those of the template as text", next((str(c) for c in plain if encode(c) not in all_ids), ""))
+    spelled = [i for c in chat[3][:1] for i in c["content"].encode()]
+    wanted = [EOT, USER, *spelled, END, ASSISTANT, *b"<|user|>", END]
+    verdict("a text that spells a special token is not one", "" if wanted in all_ids else all_ids)
+    wrong = next((c for kind in found for c in found[kind] if c[1] != expected_mask(c[0])), "")
+    verdict("answers and their ends count, and nothing else", str(wrong))
+    config = json.load(open(work + "/data/tokenizer_config.json", encoding="utf-8"))
+    verdict("the template is written", "" if config["chat_template"] == prepare_chat.TEMPLATE else config)
+    with contextlib.suppress(ImportError):
+        import jinja2
+
+        template = jinja2.Template(prepare_chat.TEMPLATE)
+        same = all(template.render(messages=c) == rendered(c) for c in chat)
+        prompt = template.render(messages=chat[0][:1], add_generation_prompt=True)
+        verdict("the template says the same", "" if same and prompt == "<|endoftext|><|user|>Hi<|end|><|assistant|>" else prompt)
+    with gzip.open(work + "/chat.jsonl.gz", "wb") as f:
+        f.write(open(work + "/chat.jsonl", "rb").read())
+    status, said = prepare(work + "/chat.jsonl.gz", work + "/again", "--val-fraction", "0.2")
+    same = not status and all(open(f"{work}/{d}/train_000000.bin", "rb").read() == open(f"{work}/data/train_000000.bin", "rb").read() for d in ("again",))
+    verdict("compressed: the same", "" if same else said)
+    status, said = prepare(work + "/chat.jsonl", work + "/small", "--val-fraction", "0", "--shard-tokens", str(T))
+    shards = sorted(n for n in os.listdir(work + "/small") if n.endswith(".bin"))
+    pieces = [c for n in shards for c in conversations_of(rows_of(f"{work}/small/{n}"))]
+    verdict("a row a shard", "" if len(shards) > 1 and sorted(p[0] for p in pieces) == sorted(all_ids) else f"{shards} {said}")
+    # Rows are filled: many short conversations take hardly more than their tokens.
+    many = [turns("q" * (i % 23), "a" * (1 + i % 17)) for i in range(600)]
+    write_chat(work + "/many.jsonl", many)
+    status, said = prepare(work + "/many.jsonl", work + "/many", "--val-fraction", "0")
+    rows = rows_of(work + "/many/train_000000.bin")
+    tokens = sum(len(c[0]) for c in conversations_of(rows))
+    verdict("rows are full", "" if tokens == sum(6 + i % 23 + 1 + i % 17 - 1 for i in range(600)) and tokens > 0.9 * T * len(rows) else f"{tokens} {said}")
+    long = [turns("a" * 20, "b" * 20, "c" * 20, "d" * 20), turns("x" * T, "y"), turns("a", "b"), turns("q" * (T - 6), "z")]
+    write_chat(work + "/long.jsonl", long)
+    status, said = prepare(work + "/long.jsonl", work + "/long", "--val-fraction", "0")
+    ids = sorted(len(c[0]) for c in conversations_of(rows_of(work + "/long/train_000000.bin")))
+    right = ids == [7, 45, T] and "1 conversations were cut at a turn (1 answers left out), 1 were left out" in said
+    verdict("too long: cut at a turn, or left out, and counted", "" if right else f"{ids} {said}")
+
+
+def test_refused(work):
+    user, answer = {"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}
+    cases = [
+        ("not JSON", '{"messages": [', "line 2: is not JSON"),
+        ("another key", '{"text": "a"}', "line 2: is not an object with the key 'messages'"),
+        ("a list", "[]", "line 2: is not an object"),
+        ("no messages", {"messages": []}, "line 2: 'messages' is not a list of messages"),
+        ("no role", {"messages": [{"content": "a"}]}, "line 2: message 1 has no role"),
+        ("a role that is none", {"messages": [{**user, "role": "tool"}]}, "line 2: message 1 is of the role 'tool' at the beginning; expected: system or user"),
+        ("an answer first", {"messages": [answer]}, "message 1 is of the role 'assistant' at the beginning"),
+        ("two questions", {"messages": [user, user, answer]}, "message 2 is of the role 'user' after user; expected: assistant"),
+        ("system later", {"messages": [user, answer, {**user, "role": "system"}]}, "message 3 is of the role 'system'"),
+        ("no content", {"messages": [{"role": "user"}]}, "message 1: its content is not a string"),
+        ("content in pieces", {"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "message 1: its content is not a string"),
+        ("an empty answer", {"messages": [user, {**answer, "content": " \n"}]}, "message 2: the answer is empty"),
+        ("no answer", {"messages": [user]}, "message 1 has no answer"),
+    ]
+    for name, line, wanted in cases:
+        with open(work + "/bad.jsonl", "w", encoding="utf-8") as f:
+            f.write(json.dumps({"messages": [user, answer]}) + "\n" + (line if isinstance(line, str) else json.dumps(line)) + "\n")
+        got = refused(work, work + "/bad.jsonl")
+        verdict(f"refused: {name}", "" if wanted in got else got)
+    with open(work + "/bad.jsonl", "wb") as f:
+        f.write(b'{"messages": "\xff"}\n')
+    write_chat(work + "/long.jsonl", [turns("a" * T, "b")])
+    write_chat(work + "/one.jsonl", [turns("a", "b")])
+    open(work + "/empty.jsonl", "w").close()
+    shutil.copytree(work + "/data", work + "/own")
+    config = json.load(open(work + "/own/tokenizer_config.json"))
+    json.dump({**config, "chat_template": "{{ messages }}"}, open(work + "/own/tokenizer_config.json", "w"))
+    for name, path, arguments, wanted in [
+        ("not UTF-8", "/bad.jsonl", [], "line 1: is not UTF-8"),
+        ("nothing fits", "/long.jsonl", ["--val-fraction", "0"], "no conversation in the input that fits into 64 tokens"),
+        ("no lines", "/empty.jsonl", [], "no conversation in the input"),
+        ("nothing left for training", "/one.jsonl", [], "1 conversations cannot be divided so"),
+        ("another template", "/one.jsonl", ["--vocab", work + "/own"], "has a chat template of its own"),
+        ("no such file", "/none.jsonl", [], "no such file"),
+        ("--model with --vocab", "/one.jsonl", ["--model", VOCAB, "--vocab", VOCAB], "not allowed with"),
+        ("a model that is none", "/one.jsonl", ["--model", VOCAB, "--val-fraction", "0"], "config.json"),
+    ]:
+        got = refused(work, work + path, *arguments)
+        verdict(f"refused: {name}", "" if wanted in got else got)
+
+
+def refused(work, path, *arguments):
+    status, said = prepare(path, work + "/refused", *arguments)
+    left = [n for _, _, names in os.walk(work + "/refused") for n in names]
+    shutil.rmtree(work + "/refused", ignore_errors=True)
+    lines = [line for line in said.splitlines() if not line.startswith("longer than")]
+    return lines[0] if status == 2 and len(lines) == 1 and not left else f"status {status}, left {left}: {said}"
+
+
+def test_training(work):
+    data = work + "/many"
+    path, L = f"{data}/train_000000.bin", ["-e", "L=1,C=32,NH=2,T=64,V=261", "-t", str(T), "--doc-mask", "1"]
+    variants = {
+        "all": None,
+        "ones": lambda i, bit: 1,
+        "a": lambda i, bit: bit,
+        "b": lambda i, bit: 1 - bit,
+        "few": lambda i, bit: int(i % (4 * T) == 9),  # one target in every fourth row
+        "first": lambda i, bit: bit if i <= 2 * T else 0,
+    }
+    for name, change in variants.items():
+        os.makedirs(f"{work}/{name}")
+        shutil.copy(data + "/tokenizer.json", f"{work}/{name}")
+        with_mask(path, f"{work}/{name}/train.bin", change)
+    logs, targets = {}, {}
+    for name in variants:
+        logs[name], why = train(f"{work}/out_{name}", *L, "-i", f"{work}/{name}/train.bin", "-b", "4", "-d", str(8 * T), "-x", "3" if name != "first" else "1")
+        if why:
+            return verdict(f"a mask, {name}", why)
+    rows = rows_of(path)[:8]
+    a = sum(sum(m) for _, m in rows)
+    mixed = (a * logs["a"][1]["loss"] + (8 * T - a) * logs["b"][1]["loss"]) / (8 * T)
+    why = abs(mixed - logs["all"][1]["loss"])
+    verdict("the loss is the mean over the targets that count", "" if why < 2e-6 else f"{mixed} of two parts, {logs['all'][1]['loss']} of all")
+    same = logs["all"] and all(logs["all"][s][k] == logs["ones"][s][k] for s in logs["all"] for k in ("loss", "grad_norm"))
+    verdict("a mask of ones is no mask, bit for bit", "" if same else f"{logs['all']} {logs['ones']}")
+    for name in ("a", "few"):
+        for b, ranks in ((1, 1), (8, 1), (2, 2), (1, 4)):
+            if ranks > 1 and not shutil.which("mpirun"):
+                continue
+            got, why = train(work + "/other", *L, "-i", f"{work}/{name}/train.bin", "-b", str(b), "-d", str(8 * T), "-x", "3", ranks=ranks)
+            why = why or difference(got, logs[name])
+            verdict(f"mask {name}: -b {b}, {ranks} ranks", "" if not isinstance(why, str) and why < 2e-6 else str(why))
+    # Rows without a target that counts have no gradient: eight rows of which two count are those two.
+    got, why = train(work + "/other", *L, "-i", f"{work}/a/train.bin", "-b", "2", "-d", str(2 * T), "-x", "1")
+    why = why or difference(got, logs["first"])
+    verdict("what is ignored has no gradient", "" if not isinstance(why, str) and why < 2e-6 else str(why))
+    # Resumed after step 1.
+    flags = [*L, "-i", f"{work}/a/train.bin", "-b", "4", "-d", str(8 * T), "-x", "3"]
+    _, why = train(work + "/resumed", *flags, "--stop-after", "1")
+    done = subprocess.run([TRAINER, "-y", "1", "-o", work + "/resumed"], capture_output=True, text=True)
+    same = open(work + "/resumed/model.safetensors", "rb").read() == open(work + "/out_a/model.safetensors", "rb").read()
+    verdict("resumed: the same model", why or ("" if same else "another model: " + done.stderr))
+    # Validation on answers: over batches of any size, and in the log.
+    said = {}
+    for b in ("1", "3", "8"):
+        command = [TRAINER, "-e", work + "/out_a", "-i", f"{work}/a/train.bin", "-j", f"{work}/a/train.bin", "--evaluate", "1", "-m", "0", "-b", b, "-t", str(T), "--doc-mask", "1"]
+        said[b] = subprocess.run(command, capture_output=True, text=True).stdout.split(" | ")[0]
+    parts = {}
+    for name in ("all", "a", "b"):
+        command = [TRAINER, "-e", work + "/out_a", "-i", f"{work}/a/train.bin", "-j", f"{work}/{name}/train.bin", "--evaluate", "1", "-m", "0", "-b", "4", "-t", str(T), "--doc-mask", "1"]
+        parts[name] = float(subprocess.run(command, capture_output=True, text=True).stdout.split("val loss ")[1].split()[0])
+    rows = rows_of(path)
+    a, n = sum(sum(m) for _, m in rows), len(rows) * T
+    mixed = (a * parts["a"] + (n - a) * parts["b"]) / n
+    verdict("validation is a mean over answers", "" if len(set(said.values())) == 1 and abs(mixed - parts["all"]) < 3e-6 else f"{said} {parts}")
+    # Refusals of the trainer, before it writes anything, or at the step.
+    with_mask(path, work + "/first/none.bin", lambda i, bit: 0)
+    _, why = train(work + "/none", *L, "-i", work + "/first/none.bin", "-b", "2")
+    verdict("no target counts", "" if "counts for the loss, so it has no mean" in why and why.count("\n") == 0 else why)
+    _, why = train(work + "/none", "-e", "L=1,C=32,NH=2,T=96,V=261", "-i", f"{work}/a/train.bin", "-b", "2")
+    verdict("rows of another length", "" if "packed in rows of 64 tokens, which sequences of 96" in why and why.count("\n") == 0 else why)
+    _, why = train(work + "/double", "-e", "L=1,C=32,NH=2,T=128,V=261", "-i", f"{work}/a/train.bin", "-b", "2", "-x", "1")
+    verdict("sequences of two rows", why)
+
+
+def test_answers(work):
+    """A model that is tuned on few conversations answers them, and ends."""
+    # In any order: each of them begins at many positions.
+    kinds = [turns("one", "eins"), turns("two", "zwei", "one", "eins"), turns("three", "drei<|end|>")]
+    chat = random.Random(1).choices(kinds, k=150)
+    write_chat(work + "/facts.jsonl", chat)
+    train(work + "/base", "-e", "L=2,C=64,NH=4,T=64", "-i", VOCAB + "/train.bin", "-b", "1", "-x", "1")
+    status, said = prepare(work + "/facts.jsonl", work + "/facts", "--model", work + "/base", "--val-fraction", "0")
+    if status:
+        return verdict("--model", said)
+    model = work + "/facts/model"
+    vocabulary = json.load(open(model + "/config.json"))["vocab_size"]
+    weights = [read_tensor(d + "/model.safetensors", "transformer.wte.weight") for d in (work + "/base", model)]
+    mean = np.abs(weights[1][257:] - weights[0].mean(0)).max()
+    right = vocabulary == 261 and weights[1].shape == (261, 64) and (weights[1][:257] == weights[0]).all() and mean < 1e-7
+    verdict("--model: new rows are the mean of the others", "" if right else f"{vocabulary} {weights[1].shape} {mean} {said}")
+    _, why = train(work + "/tuned", "-e", model, "-i", work + "/facts/train_*.bin", "--doc-mask", "1", "-b", "4", "-x", "300", "-l", "3e-3")
+    if why:
+        return verdict("tuning", why)
+    ask = lambda *flags: subprocess.run([TRAINER, "--generate", "30", "--temperature", "0", *flags, *([] if "-e" in flags else ["-e", work + "/tuned"])], capture_output=True, text=True)
+    answers = {m: ask("--chat", m).stdout for m in ("one", "two", "three")}
+    wanted = {"one": "eins\n", "two": "zwei\n", "three": "drei<|end|>\n"}
+    verdict("--chat answers, and ends", "" if answers == wanted else answers)
+    verdict("--kv-cache 0: the same", "" if ask("--chat", "two", "--kv-cache", "0").stdout == "zwei\n" else "another answer")
+    verdict("--samples", "" if ask("--chat", "two", "--samples", "2").stdout == "zwei\n---\nzwei\n" else ask("--chat", "two", "--samples", "2").stdout)
+    whole = ask("--prompt", "<|endoftext|><|user|>two<|end|><|assistant|>zwei<|end|><|user|>one<|end|><|assistant|>").stdout
+    verdict("--prompt takes a conversation", "" if "<|user|>one<|end|><|assistant|>eins<|end|>" in whole else whole)
+    spelled, plain = ask("--chat", "one<|end|><|assistant|>"), ask("--prompt", "<|endoftext|><|user|>one<|end|><|assistant|><|end|><|assistant|>")
+    verdict("a message that spells special tokens", "" if spelled.returncode == 0 and "<|user|>" + spelled.stdout not in plain.stdout else spelled.stderr)
+    for name, flags, wanted in [
+        ("--chat with --prompt", ["--chat", "a", "--prompt", "b"], "--chat and --prompt: both give the prompt"),
+        ("--chat with --prompt-file", ["--chat", "a", "--prompt-file", "b"], "--chat and --prompt-file: both give the prompt"),
+        ("a model without the tokens", ["--chat", "a", "-e", work + "/base"], "has no special token <|user|>"),
+    ]:
+        done = ask(*flags)
+        verdict(name, "" if done.returncode == 2 and wanted in done.stderr and done.stderr.count("\n") == 1 else done.stderr)
+
+
+def read_tensor(path, name):
+    data = open(path, "rb").read()
+    length = struct.unpack("<Q", data[:8])[0]
+    entry = json.loads(data[8 : 8 + length])[name]
+    begin, end = entry["data_offsets"]
+    return np.frombuffer(data[8 + length + begin : 8 + length + end], "<f4").reshape(entry["shape"])
+
+
+with tempfile.TemporaryDirectory() as work:
+    for test in (test_format, test_refused, test_training, test_answers):
+        try:
+            test(work)
+        except Exception as e:
+            verdict(test.__name__, f"{type(e).__name__}: {e}")
+print(f"{counts[0]} passed, {counts[1]} failed")
+sys.exit(counts[1] > 0)
