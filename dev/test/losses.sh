@@ -140,6 +140,41 @@ if [ $is_bert = 0 ]; then
 fi
 
 # ---------------------------------------------------------------------------------------------------------
+# Targets that do not count: of four sequences of 16, 20 targets count in one file and the other 44 in another. In the first
+# two sequences have none.
+
+if [ $is_bert = 0 ]; then
+    tokens() { tail -c +1025 data/builtin/train.bin | head -c 130; }
+    masked_shard() { # MASK_BYTE...
+        { little_endian 4 20240520; little_endian 4 1; little_endian 4 65; little_endian 4 0; little_endian 4 1
+          head -c 1004 /dev/zero
+          tokens
+          for byte; do little_endian 1 "$byte"; done; }
+    }
+    { shard 65; tokens; } >"$work/all.bin"
+    masked_shard 255 255 31 0 0 0 0 0 0 >"$work/some.bin"
+    masked_shard 0 0 224 255 255 255 255 255 255 >"$work/rest.bin"
+    masked_shard 255 255 255 255 255 255 255 255 255 >"$work/ones.bin"
+    counted() { still "${MODEL[@]}" -i "$work/$1.bin" --shuffle 0 -x 1 "${@:2}" && column loss && column grad_norm; }
+    mean_of() { awk -v a="$1" -v b="$2" 'BEGIN { printf "%.9g", (20 * a + 44 * b) / 64 }'; }
+    near 'a mask of ones is none' "$(counted ones -b 2 -d 64)" "$(counted all -b 2 -d 64)"
+    first() { counted "$@" | head -n 1; }
+    for flags in '-b 4' '-b 1 -d 64'; do
+        # shellcheck disable=SC2086
+        near "the loss is a mean over what counts, $flags" "$(mean_of "$(first some $flags)" "$(first rest $flags)")" "$(first all $flags)"
+    done
+    one=$(counted some -b 4)
+    near 'a step of which two micro-batches have no target' "$(counted some -b 1 -d 64)" "$one"
+    if prepare_ranks; then
+        LAUNCH+=(mpirun --oversubscribe --bind-to none -np 2)
+        near 'a rank without a target' "$(counted some -b 2 -d 64)" "$one"
+        LAUNCH=(timeout --foreground 120)
+    else skip 'a rank without a target' "$why"; fi
+    held_out() { val_loss "${MODEL[@]}" -i "$work/all.bin" -j "$work/$1.bin" -b 3 -x 1 -v 1 | head -n 1; }
+    near 'validation is a mean over what counts' "$(mean_of "$(held_out some)" "$(held_out rest)")" "$(held_out all)"
+fi
+
+# ---------------------------------------------------------------------------------------------------------
 # Learning rates
 
 rates_are() { # "RATES" FLAG...
