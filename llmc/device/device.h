@@ -282,7 +282,7 @@ static inline void device_limits(Context* ctx, const struct cudaDeviceProp* prop
     if (!other || !*other) return;
     if (strcmp(other, "75") && strcmp(other, "86") && strcmp(other, "89"))
         die(USAGE, "LLMC_TEST_DEVICE is 75, 86 or 89, not '%s'", other);
-    ctx->capability = atoi(other);
+    ctx->capability = 10 * (other[0] - '0') + other[1] - '0';
     ctx->shared_of_block = ctx->capability == 75 ? 64 << 10 : 99 << 10;
     ctx->shared_of_multiprocessor = ctx->capability == 75 ? 64 << 10 : 100 << 10;
 }

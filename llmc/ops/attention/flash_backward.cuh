@@ -115,7 +115,7 @@ __global__ void __launch_bounds__(FLASH_THREADS, FlashTiles<D>::QUERY_BLOCKS)
 // Writes dK and dV from the statistics `rows` of the query kernel. Grid: (tiles of keys of the longest sequence, heads,
 // sequences). M: blocks of 16 keys that a warp owns. A query past the end has zeros everywhere: P = 1 there, but
 // everything that P multiplies is zero.
-template <int D, Mask mask, bool dropped, int M>
+template <int D, Mask mask, int M, bool dropped>
 __global__ void __launch_bounds__(FLASH_THREADS,
                                   dropped ? FlashTiles<D>::KEY_BLOCKS_DROPPED : FlashTiles<D>::KEY_BLOCKS)
     attention_backward_key_kernel(floatX* dqkv, const floatX* dout, const floatX* qkv, const FlashRowStats* rows,
@@ -232,10 +232,10 @@ template <int D> constexpr size_t flash_least_bytes(void) {
     return flash_query_bytes<D>() > flash_key_bytes<D, 1>() ? flash_query_bytes<D>() : flash_key_bytes<D, 1>();
 }
 
-template <int D, Mask mask, bool dropped, int M>
+template <int D, Mask mask, int M, bool dropped>
 static void flash_backward_keys(floatX* dqkv, const floatX* dout, const floatX* qkv, const FlashRowStats* rows,
                                 const Sequences* s, FlashParams z, Context* ctx) {
-    flash_launch(attention_backward_key_kernel<D, mask, dropped, M>, s, z.NH, FLASH_WARPS * 16 * M,
+    flash_launch(attention_backward_key_kernel<D, mask, M, dropped>, s, z.NH, FLASH_WARPS * 16 * M,
                  flash_key_bytes<D, M>(), ctx, dqkv, dout, qkv, rows, z);
 }
 
@@ -253,8 +253,8 @@ static void flash_backward_of(floatX* dqkv, const floatX* dout, const floatX* qk
                  rows, dout, qkv, out, lse, z);
     if (dropped) draw_by_key(bits, s, shape, ctx);
     if (flash_key_bytes<D, M>() <= ctx->shared_of_block)
-        flash_backward_keys<D, mask, dropped, M>(dqkv, dout, qkv, rows, s, z, ctx);
-    else flash_backward_keys<D, mask, dropped, 1>(dqkv, dout, qkv, rows, s, z, ctx);
+        flash_backward_keys<D, mask, M, dropped>(dqkv, dout, qkv, rows, s, z, ctx);
+    else flash_backward_keys<D, mask, 1, dropped>(dqkv, dout, qkv, rows, s, z, ctx);
 }
 
 template <int D>
