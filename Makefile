@@ -93,12 +93,13 @@ $(B)/command $(G)/command: always
 	@mkdir -p $(@D)
 	@echo '$(COMMAND)' | cmp -s - $@ || echo '$(COMMAND)' >$@
 
-# The page of --profile, as the numbers of its bytes: C11 cannot include a file as text.
-build/profile_page.inc: llmc/profile/page.html
+# The pages of --profile and --explain, as the numbers of their bytes: C11 cannot include a file as text.
+PAGES := build/profile_page.inc build/explain_page.inc
+$(PAGES): build/%_page.inc: llmc/%/page.html
 	@mkdir -p $(@D)
 	@od -An -v -tu1 $< | sed 's/\([0-9]\{1,\}\)/\1,/g' >$@
 
-$(GPT2) $(BERT) $(TUNE) $(B)/test_gpt2 $(B)/test_bert $(B)/test_gpt2_double $(B)/test_bert_double $(B)/test_run $(B)/test_profile $(B)/test_llmc_files $(addprefix $(B)/,train_dlrm train_ncf test_dlrm test_ncf test_dlrm_double test_ncf_double) $(addprefix $(G)/,train_gpt2cu train_bertcu finetune_bertcu test_gpt2cu test_bertcu train_dlrmcu test_dlrmcu train_ncfcu test_ncfcu) train_gpt2cu train_bertcu finetune_bertcu: build/profile_page.inc
+$(GPT2) $(BERT) $(TUNE) $(B)/test_gpt2 $(B)/test_bert $(B)/test_gpt2_double $(B)/test_bert_double $(B)/test_run $(B)/test_profile $(B)/test_llmc_files $(addprefix $(B)/,train_dlrm train_ncf test_dlrm test_ncf test_dlrm_double test_ncf_double) $(addprefix $(G)/,train_gpt2cu train_bertcu finetune_bertcu test_gpt2cu test_bertcu train_dlrmcu test_dlrmcu train_ncfcu test_ncfcu) train_gpt2cu train_bertcu finetune_bertcu: $(PAGES)
 
 train_gpt2cu train_bertcu finetune_bertcu: %cu: %.cu Makefile $(G)/command
 	$(NVCC) $(NVFLAGS) $(COMMIT) -MF $(G)/$@.d $< -o $@ $(NVLIBS)
@@ -114,7 +115,7 @@ cubins: $(CUBIN_FILES)
 $(CUBIN_FILES): override ARCH = $(word 2,$(subst ., ,$(@F)))
 $(CUBIN_FILES): override PTX =
 $(CUBIN_FILES): override PRECISION = $(word 3,$(subst ., ,$(@F)))
-$(CUBIN_FILES): build/profile_page.inc Makefile
+$(CUBIN_FILES): $(PAGES) Makefile
 	@mkdir -p $(@D)
 	$(NVCC) $(NVFLAGS) -MF $@.d -cubin $(firstword $(subst ., ,$(@F))).cu -o $@ >$@.log 2>&1; \
 	status=$$?; cat $@.log; [ $$status = 0 ] && ! grep -qiE 'warning|spill|serialized' $@.log || { rm -f $@; exit 1; }
@@ -181,7 +182,7 @@ $(B)/test_comm_plain: dev/test/comm.c Makefile $(B)/command
 	$(COMPILE) -UUSE_MPI $< -o $@ $(LIBS)
 
 # Trainers whose collectives run as late as possible.
-$(B)/late/train_%: train_%.cu Makefile $(B)/command build/profile_page.inc
+$(B)/late/train_%: train_%.cu Makefile $(B)/command $(PAGES)
 	@mkdir -p $(@D)
 	$(COMPILE) -MF $(B)/late_$*.d -include dev/test/late.h $< -o $@ $(LIBS)
 
@@ -190,7 +191,7 @@ $(B)/test_prefetch_tsan: dev/test/prefetch.c Makefile $(B)/command
 	$(CC) -x c -std=c11 $(CPP) -O1 -g -fsanitize=thread $(WARN) -Wno-unknown-pragmas $< -o $@ $(LIBS)
 
 # Either trainer's readers are a source of their own. Mutated inputs need no speed.
-$(B)/fuzz.o $(B)/fuzz_gpt2.o $(B)/fuzz_bert.o: $(B)/%.o: dev/test/%.c Makefile $(B)/command build/profile_page.inc
+$(B)/fuzz.o $(B)/fuzz_gpt2.o $(B)/fuzz_bert.o: $(B)/%.o: dev/test/%.c Makefile $(B)/command $(PAGES)
 	$(COMPILE) -O1 -c $< -o $@
 
 $(B)/test_fuzz: $(B)/fuzz.o $(B)/fuzz_gpt2.o $(B)/fuzz_bert.o

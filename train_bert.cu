@@ -20,10 +20,8 @@
 #include "llmc/ops/gelu.h"
 #include "llmc/ops/layernorm/layernorm.h"
 #include "llmc/ops/next_sentence.h"
-#include "llmc/run/embed.h"           // vectors of texts
-#include "llmc/run/fill_mask.h"       // fill-mask: predicts masked tokens
-#include "llmc/run/mlm_data.h"        // sentences, their pairs and masks
-#include "llmc/run/mlm_evaluation.h"  // losses and accuracies on held-out text
+#include "llmc/run/mlm_data.h"  // sentences, their pairs and masks
+#include "llmc/run/mlm_run.h"   // evaluation, and what is done instead of training: fill-mask, vectors, --explain
 #include "llmc/run/run.h"
 #include "llmc/run/steps.h"  // a step: all-reduce, update, log
 
@@ -115,12 +113,9 @@ static const TensorRow NEXT_ROWS[] = {  // only with next-sentence prediction
     {"cls.seq_relationship.weight",                                offsetof(Params, next.w),           {DIM_NEXT, DIM_C},  OWN,     0,      INIT_NORMAL,    1},
     {"cls.seq_relationship.bias",                                  offsetof(Params, next.b),           {DIM_NEXT},         OWN,     0,      INIT_ZERO,      0},
 };
-static const char* const HEAD[][2] = {{"embeddings.word_embeddings.weight", "cls.predictions.decoder.weight"},
-                                      {"cls.predictions.bias", "cls.predictions.decoder.bias"}};  // may be tied
-static const char* const OLD_NAMES[][2] = {{"cls.predictions.bias", "cls.predictions.decoder.bias"},
-                                           {"cls.predictions.decoder.bias", "cls.predictions.bias"},
-                                           {"LayerNorm.weight", "LayerNorm.gamma"},
-                                           {"LayerNorm.bias", "LayerNorm.beta"}};  // in files, instead
+static const char* const HEAD[][2] = {{"embeddings.word_embeddings.weight", "cls.predictions.decoder.weight"}, {"cls.predictions.bias", "cls.predictions.decoder.bias"}};  // may be tied
+static const char* const OLD_NAMES[][2] = {{"cls.predictions.bias", "cls.predictions.decoder.bias"}, {"cls.predictions.decoder.bias", "cls.predictions.bias"},
+                                           {"LayerNorm.weight", "LayerNorm.gamma"}, {"LayerNorm.bias", "LayerNorm.beta"}};  // in files, instead
 // clang-format on
 
 // ---------------------------------------------------------------------------------------------------------
@@ -225,11 +220,11 @@ static void forward_encoder(Model* m, const MlmInput* in, Context* ctx) {
     scope_at(ctx, FORWARD, -1);
 }
 
-// Compute the logits [M, Vp] of the masked rows.
-static void forward_masked(Model* m, const MlmInput* in, Context* ctx) {
+// Compute the logits [M, Vp] of the masked rows of x, the output of a layer.
+static void forward_masked(Model* m, const floatX* x, const MlmInput* in, Context* ctx) {
     const Config* c = &m->config;
     int M = in->masked, C = c->C;
-    gather_forward(m->a.masked, input_of(m, c->L), in->masked_rows, M, C, ctx);
+    gather_forward(m->a.masked, x, in->masked_rows, M, C, ctx);
     matmul_gelu_forward(m->a.transform, m->a.transform_pre, m->a.masked, m->p.transform, M, C, C, c->gelu, ctx);
     layernorm_forward(m->a.lnt, m->a.lnt_stats, m->a.transform, m->p.lnt, (Rows){.N = M, .C = C}, (real)c->eps, ctx);
     matmul_forward(m->a.logits, m->a.lnt, m->p.decoder, M, C, m->Vp, SET, ctx);
@@ -245,7 +240,7 @@ static void forward_next(Model* m, const MlmInput* in, Context* ctx) {
 // Forward pass up to the masked tokens' logits and, with next-sentence prediction, the pooler's matmul.
 static void forward(Model* m, const MlmInput* in, Context* ctx) {
     forward_encoder(m, in, ctx);
-    forward_masked(m, in, ctx);
+    forward_masked(m, input_of(m, m->config.L), in, ctx);
     if (m->config.next) forward_next(m, in, ctx);
 }
 
@@ -598,6 +593,7 @@ typedef struct {
     Model model;
     MlmSettings mlm;
     MlmSource data;
+    Explanation explanation;
 } Trainer;
 
 static volatile sig_atomic_t stop_signal;
@@ -605,13 +601,6 @@ static void on_signal(int number) { stop_signal = number; }
 
 // ---------------------------------------------------------------------------------------------------------
 // A step
-
-// The work of a step of `sequences` rows that contains `counts`. The decoder is counted for masked tokens only.
-static StepWork step_work(const Config* c, MlmCounts counts, int sequences) {
-    double C = c->C, heads = (c->V * C + C * C) * counts.masked + (c->next ? C * C * counts.sequences : 0);
-    double flops = mlm_encoder_flops(counts, c->L, c->C, c->F) + 6 * heads;
-    return (StepWork){.consumed = sequences, .sequences = counts.sequences, .tokens = counts.tokens, .flops = flops};
-}
 
 // One optimizer step. The GPU runs it asynchronously. run_end_step() reads its results and logs them.
 static void train_step(Run* r, Model* m, MlmSource* data, LossMean mean) {
@@ -627,7 +616,8 @@ static void train_step(Run* r, Model* m, MlmSource* data, LossMean mean) {
     }
     run_all_reduce(r, losses);
     run_update(r, losses);
-    run_log(r, losses, step_work(&m->config, counts, run_step_sequences(r)));
+    MlmSizes sizes = {.L = m->config.L, .C = m->config.C, .F = m->config.F, .V = m->config.V, .next = m->config.next};
+    run_log(r, losses, mlm_step_work(counts, run_step_sequences(r), sizes));
 }
 
 // ---------------------------------------------------------------------------------------------------------
@@ -662,6 +652,21 @@ static void embed(Run* r, Model* m, MlmSource* data, const MlmSettings* s) {
     embed_close(&e);
 }
 
+// --explain: the text forward and backward, then the masked-token head on the input of each layer (the logit lens).
+static void explain(Run* r, Model* m, MlmSource* data, Explanation* e) {
+    ExplainSizes sizes = {.L = m->config.L, .NH = m->config.NH, .C = m->config.C, .V = m->config.V};
+    MlmInput in = explain_mlm_load(e, data, &m->buffers, sizes, m->config.next, &r->ctx);
+    forward(m, &in, &r->ctx);
+    compute_loss(m, &in, (MlmScales){.masked = explain_scale(e), .next = 1}, explain_direction(e), SET, &r->ctx);
+    if (!e->why_no_loss) backward(m, &in, SET, &r->ctx);
+    explain_end(e, &r->ctx);
+    for (int l = 0; l <= sizes.L; l++) {
+        forward_masked(m, input_of(m, l), &in, &r->ctx);
+        explain_lens(e, m->a.logits, m->Vp, &r->ctx);
+    }
+    explain_write(e, &m->a.loss[0], m->config.next ? &m->a.loss[1] : NULL, &r->ctx);
+}
+
 // ---------------------------------------------------------------------------------------------------------
 // Settings and startup
 
@@ -673,29 +678,25 @@ static int settings_flags(Trainer* t) {
 }
 
 // Find the model, plan its tensors and memory, and make room for its batches.
-static void open_model(Run* r, Model* m, const MlmSettings* s, MlmSource* source) {
+static void open_model(Run* r, Model* m, MlmSettings* s, MlmSource* source, Explanation* e) {
     run_find_model(r, "--phase2", s->phase2);
     embed_check_model(s, r->weights, r->group.size);
     fill_mask_find_words(&source->words, &r->session, r->directory, r->data_directory);
     Config c = config_find(r->directory, &r->settings, &source->words);
     c.next = s->next_sentence;
     if (r->weights && c.tied) c.tied = weights_tie(r->weights, "bert.", HEAD, COUNT_OF(HEAD), r->group.rank == 0);
-    int T = run_sequence_length(r, c.T), recompute = r->settings.evaluate ? FORWARD_ONLY : r->settings.recompute;
+    int T = run_sequence_length(r, c.T), recompute = explain_recompute(&s->explain, &r->settings);
+    if (explain_is_asked(&s->explain)) T = explain_mlm_open(e, &s->explain, r, &source->words, c.V, T, c.next);
     MlmRecipe recipe = mlm_settings_recipe(s, T);
     for (BatchSearch search = run_search_batch(r); run_next_batch(r, &search, &m->buffers);)
         model_plan(m, c, search.B, T, search.B * recipe.max_predictions, search.B * recipe.pack, recompute);
     mlm_source_alloc(source, recipe, m->B, T, r->micro_steps, &r->ctx);
 }
 
-static void open_data(Run* r, const Config* c, MlmSource* source) {
-    mlm_source_open(source, r->train_pattern, r->val_pattern, c->V, (uint64_t)r->settings.seed);
-    mlm_check_words(&source->train, &source->words);
-    source->train.in_order = !r->settings.shuffle;
-    if (r->settings.evaluate && !source->has_val) die(USAGE, "--evaluate 1 needs validation data; name it with -j");
-    session_check_data(&r->session, mlm_fingerprint(&source->train), r->train_pattern);
-    Text config = config_write(c, c->next ? "BertForPreTraining" : "BertForMaskedLM", NULL);
+static void open_data(Run* r, MlmSettings* settings, const Model* m, MlmSource* source) {
+    mlm_run_open_data(r, settings, source, m->config.V, m->T);
+    Text config = config_write(&m->config, m->config.next ? "BertForPreTraining" : "BertForMaskedLM", NULL);
     run_check_ranks(r, config, source->has_val, source->has_val ? mlm_fingerprint(&source->val) : 0);
-    session_set_last(&r->session, mlm_sequences(&source->train));
 }
 
 // Check and open everything that the run needs. Nothing is written until all checks have passed.
@@ -703,12 +704,10 @@ static void trainer_open(Trainer* t, int argc, char** argv) {
     Run* r = &t->run;
     flags_refuse_moved(argc, argv, "--task", "./finetune_bert");
     run_parse(r, settings_flags(t), argc, argv, "./train_bert [flags]   (none: a small model on the built-in corpus)");
-    const int is_fill = fill_mask_check(t->mlm.fill, &r->settings, r->flags, r->flag_count);
-    const int has_no_data = embed_check(&t->mlm, &r->settings, r->flags, r->flag_count) || is_fill;
+    const int has_no_data = mlm_run_has_no_data(&t->mlm, r);
     run_join(r, has_no_data ? NULL : "data/builtin/bert/train.bin");
-    open_model(r, &t->model, &t->mlm, &t->data);
-    if (!has_no_data) mlm_clozes_open(&t->mlm.choices, t->model.config.V, t->model.T, &r->group);
-    if (!has_no_data) open_data(r, &t->model.config, &t->data);
+    open_model(r, &t->model, &t->mlm, &t->data, &t->explanation);
+    if (!has_no_data) open_data(r, &t->mlm, &t->model, &t->data);
     run_init_model(r, &t->model.buffers, weight_rules(&t->model.config));
 }
 
@@ -723,9 +722,9 @@ int main(int argc, char** argv) {
     if (r->settings.evaluate) process_on_stop(SIG_DFL);  // a signal may end the process at once: nothing is saved
     if (*t->mlm.fill) fill_mask(r, m, data, t->mlm.fill);
     else if (*t->mlm.embed) embed(r, m, data, &t->mlm);
+    else if (explain_is_asked(&t->mlm.explain)) explain(r, m, data, &t->explanation);
     else if (r->settings.evaluate) {
-        validate(r, m, data, NULL, NULL);
-        for (int i = 0; i < choices->count; i++) validate(r, m, data, &choices->set[i], NULL);
+        for (int i = -1; i < choices->count; i++) validate(r, m, data, i < 0 ? NULL : &choices->set[i], NULL);
     } else {
         double most = (double)m->T * run_step_sequences(r);  // tokens in a step
         for (int v = run_begin(r, data->train.text.files.tokens, "at most ", most); v; v = run_average(r))
@@ -742,6 +741,7 @@ int main(int argc, char** argv) {
         }
         run_end(r, "BERT training");
     }
+    explain_close(&t->explanation);
     mlm_source_close(data);
     multiple_choice_sets_close(choices);
     run_close(r);

@@ -16,6 +16,7 @@
 #include "llmc/ops/gather.h"
 #include "llmc/ops/gelu.h"
 #include "llmc/ops/layernorm/layernorm.h"
+#include "llmc/run/explain_lm.h"       // --explain: what every op computed
 #include "llmc/run/generate.h"         // text generation from a prompt
 #include "llmc/run/lm_input.h"         // token batches on the device
 #include "llmc/run/multiple_choice.h"  // HellaSwag and similar sets
@@ -479,6 +480,8 @@ typedef struct {
     MultipleChoiceSets choices;
     GenerateSettings generate;
     Generation text;
+    ExplainSettings explain;
+    Explanation explanation;
     int doc_mask;
     int64_t seq_warmup;
 } Trainer;
@@ -603,6 +606,25 @@ static void generate(Run* r, Model* m, Generation* g, const GenerateSettings* s)
     generation_print_speed(g, &r->session, now_seconds() - start);
 }
 
+// --explain: the text forward and backward, then the head on the residual stream before each layer (the logit lens).
+static void explain(Run* r, Model* m, Explanation* e) {
+    const Config* c = &m->config;
+    ExplainSizes sizes = {.L = c->L, .NH = c->NH, .C = c->C, .V = c->V};
+    Sequences s = explain_lm_load(e, &m->in, &m->buffers, sizes, &r->ctx);
+    Rows rows = {.N = s.rows, .C = c->C};
+    forward(m, m->in.inputs, &s, &r->ctx);
+    forward_head(m, m->a.lnf, s.rows, &r->ctx);
+    compute_loss(m, &s, explain_scale(e), explain_direction(e), SET, &r->ctx);
+    if (explain_direction(e) == BACKWARD) backward(m, m->in.inputs, &s, SET, &r->ctx);
+    explain_end(e, &r->ctx);
+    for (int l = 0; l <= c->L; l++) {
+        layernorm_forward(m->a.lnf, m->a.lnf_stats, residual_into(m, l), m->p.lnf, rows, (real)c->eps, &r->ctx);
+        forward_head(m, m->a.lnf, s.rows, &r->ctx);
+        explain_lens(e, m->a.logits, m->Vp, &r->ctx);
+    }
+    explain_write(e, m->a.loss, NULL, &r->ctx);
+}
+
 // ---------------------------------------------------------------------------------------------------------
 // Settings and startup
 
@@ -623,7 +645,8 @@ static int settings_flags(Trainer* t) {
                                        "weights), d12|d24|d36|d48, or sizes L= C= NH= V= T= F= tied=.");
     settings_default(table, count, "--model", "L=4,C=128,NH=4,T=256");
     count = settings_add_rows(table, count, rows, COUNT_OF(rows));
-    return multiple_choice_rows(&t->choices, table, generate_rows(&t->generate, table, count));
+    count = explain_lm_rows(&t->explain, table, generate_rows(&t->generate, table, count));
+    return multiple_choice_rows(&t->choices, table, count);
 }
 
 // The configuration of the model at r->source.
@@ -646,10 +669,11 @@ static void open_model(Trainer* t) {
     run_find_model(r, "", "");
     Config config = find_config(r);
     int T = run_sequence_length(r, config.T), has_cache = attention_decode_takes(config.C / config.NH);
+    int recompute = explain_recompute(&t->explain, &r->settings);
     generation_open(&t->text, &t->generate, &r->session, T, config.V, has_cache);
+    if (explain_is_asked(&t->explain)) T = explain_lm_open(&t->explanation, &t->explain, r, config.V, T);
     for (BatchSearch search = run_search_batch(r); run_next_batch(r, &search, &m->buffers);) {
-        model_plan(m, config, search.B, T, r->settings.evaluate ? FORWARD_ONLY : r->settings.recompute,
-                   t->doc_mask || t->seq_warmup > 0);
+        model_plan(m, config, search.B, T, recompute, t->doc_mask || t->seq_warmup > 0);
         if (*t->choices.files) m->buffers.batch_bytes += multiple_choice_device_bytes(m->N);
     }
 }
@@ -677,7 +701,7 @@ static void trainer_open(Trainer* t, int argc, char** argv) {
     Run* r = &t->run;
     Model* m = &t->model;
     run_parse(r, settings_flags(t), argc, argv, "./train_gpt2 [flags]   (none: a small model on the built-in corpus)");
-    const int trains = generate_check(&t->generate, &r->settings);
+    const int trains = explain_lm_check(&t->explain, &t->generate, r);
     run_join(r, trains ? "data/builtin/train.bin" : NULL);
     if (!trains) r->settings.B = 1, r->settings.total_batch = 0;  // generation uses one sequence
     open_model(t);
@@ -694,9 +718,9 @@ int main(int argc, char** argv) {
     const MultipleChoiceSets* choices = &t->choices;
     process_begin(on_signal, argv);
     trainer_open(t, argc, argv);
-    if (t->generate.generate) {
-        generate(r, m, &t->text, &t->generate);
-    } else if (r->settings.evaluate) {
+    if (explain_is_asked(&t->explain)) explain(r, m, &t->explanation);
+    else if (t->generate.generate) generate(r, m, &t->text, &t->generate);
+    else if (r->settings.evaluate) {
         process_on_stop(SIG_DFL);  // a signal may end the process at once: no checkpoint is written
         if (r->has_val) validate(r, m, &t->data, NULL);
         for (int i = 0; i < choices->count; i++) validate_choices(r, m, &choices->set[i], NULL);
@@ -720,7 +744,8 @@ int main(int argc, char** argv) {
     }
     lm_input_free(&m->in);
     generation_close(&t->text);
-    if (!t->generate.generate) lm_data_close(&t->data);
+    explain_close(&t->explanation);
+    if (r->train_pattern) lm_data_close(&t->data);
     multiple_choice_sets_close(&t->choices);
     run_close(r);
     return DONE;

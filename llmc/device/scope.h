@@ -11,6 +11,7 @@
 #ifndef LLMC_DEVICE_SCOPE_H
 #define LLMC_DEVICE_SCOPE_H
 
+#include "llmc/device/tap.h"
 #include "llmc/device/trace.h"
 #ifdef __CUDACC__
 #include <nvtx3/nvToolsExt.h>
@@ -36,6 +37,7 @@ typedef struct ScopeLog {
     size_t count, capacity;
     size_t open;         // the innermost open scope, or NO_SCOPE
     KernelTrace* trace;  // NULL: kernels are not traced
+    Tap* tap;            // NULL: no tensors are copied
 } ScopeLog;
 
 typedef struct {
@@ -192,6 +194,7 @@ static inline void scope_close(const Scope* scope) {
         r->seconds += seconds;
         if (r->outer != NO_SCOPE) ctx->scope_log->records[r->outer].seconds -= seconds;
 #endif
+        if (ctx->scope_log->tap) tap_take(ctx->scope_log->tap, r->op, r->direction, r->layer, scope->index, ctx);
     }
 #ifdef __CUDACC__
     if (scope_tool_listens(ctx)) nvtxRangePop();

@@ -2,6 +2,7 @@
 #ifndef LLMC_RUN_FILL_MASK_H
 #define LLMC_RUN_FILL_MASK_H
 
+#include "llmc/base/top_k.h"
 #include "llmc/data/text/wordpiece.h"
 #include "llmc/run/mlm_data.h"
 #include "llmc/run/session.h"
@@ -55,20 +56,6 @@ static inline void fill_mask_batch(MlmBatch* b, const WordPiece* words, const ch
     free(ids.id);
 }
 
-// The most likely tokens of a row of logits, the most likely first, and their probabilities.
-static inline void fill_mask_guess(int* guess, double* probability, const real* logits, int V) {
-    double total = 0;
-    int found = 0;
-    for (int v = 0; v < V; v++) {
-        int k = found < FILL_MASK_GUESSES ? found++ : FILL_MASK_GUESSES;
-        for (; k > 0 && logits[v] > logits[guess[k - 1]]; k--)
-            if (k < FILL_MASK_GUESSES) guess[k] = guess[k - 1];
-        if (k < FILL_MASK_GUESSES) guess[k] = v;
-    }
-    for (int v = 0; v < V; v++) total += exp((double)(logits[v] - logits[guess[0]]));
-    for (int k = 0; k < found; k++) probability[k] = exp((double)(logits[guess[k]] - logits[guess[0]])) / total;
-}
-
 // Tokens as text, or as numbers without a vocabulary.
 static inline void fill_mask_decode(Text* t, const WordPiece* words, const int* tokens, int n) {
     if (words->size) wordpiece_decode(t, words, tokens, (size_t)n);
@@ -86,7 +73,7 @@ static inline void fill_mask_write(Text* t, const WordPiece* words, const MlmBat
     for (int filled = 0; filled < 2; filled++) {
         memcpy(tokens, b->tokens, (size_t)b->rows * sizeof(int));
         for (int i = 0; i < b->masked; i++) {
-            fill_mask_guess(guess, probability, logits + (size_t)i * (size_t)Vp, V);
+            top_k(guess, probability, logits + (size_t)i * (size_t)Vp, V, FILL_MASK_GUESSES);
             tokens[b->masked_rows[i]] = filled || !words->size ? guess[0] : words->mask;
             correct += filled && guess[0] == b->targets[i];
         }
@@ -96,7 +83,7 @@ static inline void fill_mask_write(Text* t, const WordPiece* words, const MlmBat
     }
     if (!is_asked) text_printf(t, "%d of %d correct", correct, b->masked);
     for (int i = 0; i < b->masked && is_asked; i++) {
-        fill_mask_guess(guess, probability, logits + (size_t)i * (size_t)Vp, V);
+        top_k(guess, probability, logits + (size_t)i * (size_t)Vp, V, FILL_MASK_GUESSES);
         if (!isfinite(probability[0]))
             die(STOPPED_BY_NAN,
                 "--fill: the model's logits are not finite; take an earlier checkpoint or another model");

@@ -133,6 +133,24 @@ static inline size_t generation_encode_chat(int** ids, int* end, const Bpe* bpe,
     return n + COUNT_OF(names);
 }
 
+// The encoder of the model's directory, for a text that the flag `flag` gives.
+static inline void generation_open_encoder(Bpe* bpe, const char* flag, const Session* session) {
+    if (!session->tokenizer_files.directory || bpe_open(bpe, session->tokenizer_files.directory) != 0)
+        die(USAGE,
+            "%s: no tokenizer to encode it with; put tokenizer.json, or vocab.json and merges.txt, into the "
+            "directory of the model",
+            flag);
+}
+
+// Check that a model of V tokens has these n tokens.
+static inline void generation_check_tokens(const int* ids, size_t n, const char* flag, const Session* session, int V) {
+    for (size_t i = 0; i < n; i++)
+        if (ids[i] >= V)
+            die(USAGE,
+                "%s: contains token %d of the tokenizer in %s, but the model has %d tokens; put the model's own there",
+                flag, ids[i], session->tokenizer_files.directory, V);
+}
+
 // The tokens of the prompt (caller frees), at least one; NULL without a prompt. *end: the token that ends an answer, or
 // -1.
 static inline int* generation_read_prompt(const GenerateSettings* s, const Session* session, int V, int* count,
@@ -146,18 +164,10 @@ static inline int* generation_read_prompt(const GenerateSettings* s, const Sessi
     char* text = !*s->prompt_file ? NULL : generation_read_file(s->prompt_file, session->group, &length);
     if (length == 0 && !*s->chat)
         die(USAGE, "--prompt-file %s: is empty; leave it out to start a document", s->prompt_file);
-    if (!session->tokenizer_files.directory || bpe_open(&bpe, session->tokenizer_files.directory) != 0)
-        die(USAGE,
-            "%s: no tokenizer to encode it with; put tokenizer.json, or vocab.json and merges.txt, into the "
-            "directory of the model",
-            flag);
+    generation_open_encoder(&bpe, flag, session);
     size_t n = *s->chat ? generation_encode_chat(&ids, end, &bpe, s->chat)
                         : bpe_encode(&ids, &bpe, text ? text : s->prompt, length, AS_TOKEN);
-    for (size_t i = 0; i < n; i++)
-        if (ids[i] >= V)
-            die(USAGE,
-                "%s: contains token %d of the tokenizer in %s, but the model has %d tokens; put the model's own there",
-                flag, ids[i], session->tokenizer_files.directory, V);
+    generation_check_tokens(ids, n, flag, session, V);
     *count = (int)n;
     bpe_free(&bpe);
     free(text);

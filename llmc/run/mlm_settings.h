@@ -3,6 +3,7 @@
 #define LLMC_RUN_MLM_SETTINGS_H
 
 #include "llmc/data/mlm/batch_mlm.h"
+#include "llmc/run/explain_settings.h"
 #include "llmc/run/multiple_choice.h"
 
 // In the order of the flag's choices.
@@ -16,6 +17,7 @@ typedef struct {
     const char *phase2, *fill;
     const char *embed, *vectors;  // texts, and the file for their vectors
     int pool, normalize;
+    ExplainSettings explain;
     MultipleChoiceSets choices;  // clozes: mlm_evaluation.h
 } MlmSettings;
 
@@ -57,6 +59,11 @@ static inline int mlm_settings_rows(MlmSettings* s, Flag* table, int count) {
     };
     // clang-format on
     count = settings_add_rows(table, count, rows, COUNT_OF(rows));
+    count =
+        explain_rows(&s->explain, table, count,
+                     "Do not train: write OUT/explain/explain.html, a page of what -e computes for this text, which "
+                     "has [MASK]s. Those written [MASK=word] give a loss and a backward pass.");
+    count = explain_pair_rows(&s->explain, table, count);
     return multiple_choice_rows(&s->choices, table, count);
 }
 
@@ -74,7 +81,8 @@ static inline int mlm_default_settings(Flag* table, int count) {
 
 // For sequences of T tokens.
 static inline MlmRecipe mlm_settings_recipe(const MlmSettings* s, int T) {
-    int most = *s->fill                  ? T
+    int most = s->explain.predictions    ? s->explain.predictions
+               : *s->fill                ? T
                : *s->embed               ? 1
                : s->max_predictions >= 0 ? s->max_predictions
                                          : max_int(1, (int)rint(s->mask_fraction * T));
@@ -83,8 +91,8 @@ static inline MlmRecipe mlm_settings_recipe(const MlmSettings* s, int T) {
     recipe.max_predictions = min_int(most, T);
     recipe.mask_fraction = s->mask_fraction, recipe.short_fraction = s->short_fraction;
     recipe.whole_words = s->whole_words, recipe.next_sentence = s->next_sentence;
-    recipe.static_masks = s->static_masks, recipe.pack = s->pack;
-    if (!*s->fill && !*s->embed) mlm_check_recipe(recipe, T);
+    recipe.static_masks = s->static_masks, recipe.pack = s->explain.predictions ? 1 : s->pack;
+    if (!s->explain.predictions && !*s->fill && !*s->embed) mlm_check_recipe(recipe, T);
     return recipe;
 }
 

@@ -1,0 +1,23 @@
+/* The most likely of a row of logits. */
+#ifndef LLMC_BASE_TOP_K_H
+#define LLMC_BASE_TOP_K_H
+
+#include "llmc/base/util.h"
+
+// best [k]: the indices of the largest of V logits, the largest first, the first of equal ones first. Returns how many
+// there are, less than k if V is. probability [k]: of each, by softmax. Returns NaN probabilities if a logit is not finite.
+static inline int top_k(int* best, double* probability, const real* logits, int V, int k) {
+    double total = 0;
+    int found = 0;
+    for (int v = 0; v < V; v++) {
+        int i = found < k ? found++ : k;
+        for (; i > 0 && logits[v] > logits[best[i - 1]]; i--)
+            if (i < k) best[i] = best[i - 1];
+        if (i < k) best[i] = v;
+    }
+    for (int v = 0; v < V; v++) total += exp((double)(logits[v] - logits[best[0]]));
+    for (int i = 0; i < found; i++) probability[i] = exp((double)(logits[best[i]] - logits[best[0]])) / total;
+    return found;
+}
+
+#endif

@@ -1,0 +1,104 @@
+/* What --explain writes to OUT/explain: explain.html and, with --explain-tensors 1, two files of tensors:
+ *
+ *   activations.safetensors  everything that the forward pass computed, and the gradients of activations ("grad.")
+ *   gradients.safetensors    the gradients of the parameters, under the names and in the layout of the model's file */
+#ifndef LLMC_EXPLAIN_FILES_H
+#define LLMC_EXPLAIN_FILES_H
+
+#include <sys/resource.h>
+#include <sys/statvfs.h>
+
+#include "llmc/explain/page.h"
+
+static inline char* explain_path(const Explanation* e, const char* name) {
+    return xprintf("%s/explain%s%s", e->out, *name ? "/" : "", name);
+}
+
+// Bytes of the files of tensors, their headers included.
+static inline double explain_tensor_bytes(const Explanation* e) {
+    const ExplainRecord* r = &e->record;
+    const double probabilities = (double)r->sizes.NH * r->sizes.T * r->sizes.T * r->sizes.L;
+    double elements = probabilities, names = 512.0 * (double)(r->copies + 64 + 2 * (size_t)r->buffers->table.count);
+    for (size_t i = 0; i < r->copies; i++) elements += (double)explain_elements(&r->tensors[i]);
+    if (!e->why_no_loss) elements += (double)r->buffers->table.parameters;
+    return names + elements * sizeof(real);
+}
+
+// Create OUT/explain, and end with an error if it cannot be written or the disk, or the limit of `ulimit -f`, is too small
+// for the files.
+static inline void explain_check_disk(const Explanation* e) {
+    char *directory = explain_path(e, ""), *page = explain_path(e, "explain.html");
+    struct statvfs disk;
+    struct rlimit limit;
+    double tensors = e->writes_tensors ? explain_tensor_bytes(e) : 0, needs = tensors + EXPLAIN_MOST_BYTES;
+    if (make_directories(directory) != 0 || (access(page, W_OK) != 0 && errno != ENOENT) ||
+        access(directory, W_OK) != 0)
+        die(USAGE, "%s: cannot be written: %s; give another directory with -o", directory, strerror(errno));
+    if (statvfs(directory, &disk) == 0 && (double)disk.f_bavail * (double)disk.f_frsize < needs)
+        die(FAILED,
+            "%s: the disk has %.0f MiB left, but the files need up to %.0f MiB; make room, or give another -o%s",
+            directory, (double)disk.f_bavail * (double)disk.f_frsize / 1048576, needs / 1048576,
+            e->writes_tensors ? " or --explain-tensors 0" : "");
+    if (getrlimit(RLIMIT_FSIZE, &limit) == 0 && limit.rlim_cur != RLIM_INFINITY &&
+        (double)limit.rlim_cur < fmax(tensors, EXPLAIN_MOST_BYTES))
+        die(FAILED, "%s: files may have %.0f MiB (ulimit -f), but need up to %.0f MiB; raise the limit", directory,
+            (double)limit.rlim_cur / 1048576, fmax(tensors, EXPLAIN_MOST_BYTES) / 1048576);
+    free(directory), free(page);
+}
+
+// Activations and their gradients. Returns 0, or -1 with errno.
+static inline int explain_write_activations(const Explanation* e, const char* path) {
+    const ExplainRecord* r = &e->record;
+    SafeTensorsWriter w;
+    safetensors_writer_create(&w, path);
+    safetensors_writer_metadata(&w, "format", "pt");
+    for (size_t i = 0; i < r->count; i++) {
+        const ExplainTensor* t = &r->tensors[i];
+        const uint64_t shape[] = {t->shape[0], t->shape[1], t->shape[2]};
+        safetensors_writer_add(&w, t->name, safetensors_real_dtype(), t->ndim, shape);
+    }
+    safetensors_writer_begin(&w);
+    for (size_t i = 0; i < r->count && !w.error; i++)
+        safetensors_writer_append(&w, r->tensors[i].values, explain_elements(&r->tensors[i]) * sizeof(real));
+    return safetensors_writer_finish(&w);
+}
+
+static inline void explain_written(const char* path, int result) {
+    struct stat st;
+    if (result != 0) die(FAILED, "%s: cannot be written: %s", path, strerror(errno));
+    printf("%s: %.1f MB\n", path, stat(path, &st) == 0 ? 1e-6 * (double)st.st_size : 0);
+}
+
+static inline void explain_write_tensors(const Explanation* e, Context* ctx) {
+    const ModelBuffers* b = e->record.buffers;
+    char* path = explain_path(e, "activations.safetensors");
+    explain_written(path, explain_write_activations(e, path));
+    free(path);
+    path = explain_path(e, "gradients.safetensors");
+    if (!e->why_no_loss) {
+        HostView grads = explain_gradients(b, ctx);
+        TensorPart part = {.prefix = "", .device = b->grads, .type = VIEW_REAL, .host = grads.values};
+        FileDigest digest;
+        explain_written(path, tensors_write(path, &b->table, &part, 1, &digest, ctx));
+        host_view_close(&grads);
+    } else if (unlink(path) != 0 && errno != ENOENT) {
+        warn("%s: is of an earlier text and cannot be removed: %s", path, strerror(errno));
+    }
+    free(path);
+}
+
+// Write all files and print their names. The losses are on the device; pair_loss NULL: there is no next-sentence head.
+static inline void explain_write(const Explanation* e, const real* token_loss, const real* pair_loss, Context* ctx) {
+    double loss = model_buffers_number(token_loss, ctx),
+           next_loss = pair_loss ? model_buffers_number(pair_loss, ctx) : 0;
+    Text page = {NULL, 0, 0};
+    char* path = explain_path(e, "explain.html");
+    if (e->why_no_loss) printf("no loss and no backward pass: %s\n", e->why_no_loss);
+    else printf("loss %.6f\n", loss + next_loss);
+    explain_page(&page, e, loss, next_loss, ctx);
+    explain_written(path, write_file(path, page.text, page.length));
+    if (e->writes_tensors) explain_write_tensors(e, ctx);
+    free(page.text), free(path);
+}
+
+#endif

@@ -1,0 +1,43 @@
+/* The text of --explain, and the run's part of it. What is recorded and written: llmc/explain. */
+#ifndef LLMC_RUN_EXPLAIN_H
+#define LLMC_RUN_EXPLAIN_H
+
+#include "llmc/base/process.h"
+#include "llmc/explain/files.h"
+#include "llmc/run/explain_settings.h"
+#include "llmc/run/run.h"
+
+// The text (caller frees): not empty, valid UTF-8.
+static inline char* explain_read_text(const ExplainSettings* s, size_t* length) {
+    enum { MOST_BYTES = 1 << 24 };
+    const char* flag = explain_flag(s);
+    char* text;
+    *length = strlen(s->text);
+    if (*s->file) {
+        StopHandler on_stop = process_on_stop(SIG_DFL);  // a pipe may block for long
+        text = read_to_end(s->file, MOST_BYTES, length, USAGE);
+        process_on_stop(on_stop);
+    } else {
+        text = xprintf("%s", s->text);
+    }
+    if (!*length) die(USAGE, "%s %s: is empty; give a text", flag, s->file);
+    for (size_t i = 0, n; i < *length; i += n)
+        if ((n = utf8_length(text + i, *length - i)) == 0)
+            die(USAGE, "%s: byte %zu of the text is not UTF-8; convert it first", flag, i + 1);
+    return text;
+}
+
+// What all kinds of models need.
+static inline void explain_check_model(Explanation* e, const ExplainSettings* s, const Run* r) {
+    if (r->group.size > 1) die(USAGE, "%s: is the work of one process; start it without other ranks", explain_flag(s));
+    e->model = r->source, e->out = r->settings.out, e->writes_tensors = s->tensors;
+}
+
+// Room for T tokens and `count` predictions.
+static inline void explain_alloc_text(ExplainText* t, int T, int count) {
+    t->T = T, t->count = count, t->next_target = -1;
+    t->tokens = (int*)xcalloc((size_t)T, sizeof(int));
+    t->rows = (int*)xcalloc((size_t)count, sizeof(int)), t->targets = (int*)xcalloc((size_t)count, sizeof(int));
+}
+
+#endif
