@@ -30,7 +30,7 @@ each() { # suffix, headers, command...
     bad=$(printf '%s\n' $list | xargs -P "$(nproc)" -I{} bash -c 'alone "$@"' _ "$@" {})
     if [ -n "$bad" ]; then echo "$bad"; failed=$((failed + 1)); else passed=$((passed + $(wc -w <<<"$list"))); fi
 }
-make -s build/profile_page.inc || exit 1  # a header includes it
+make -s build/profile_page.inc build/explain_page.inc || exit 1  # headers include them
 flags="-D_GNU_SOURCE -I. -Ibuild -fopenmp -Wall -Wextra -Wno-missing-field-initializers -Werror"
 each .c "$plain" gcc -std=c11 -Wc++-compat $flags -fsyntax-only
 each .c "$plain" gcc -std=c11 -DREAL_DOUBLE $flags -fsyntax-only
@@ -49,7 +49,8 @@ done
 # --- includes go down only: a folder may include itself and the folders listed here
 allowed() {
     case $1 in
-        run) echo "run profile checkpoint optim dist model ops device data base" ;;
+        run) echo "run explain profile checkpoint optim dist model ops device data base" ;;
+        explain) echo "explain optim dist model ops device data base" ;;
         profile) echo "profile optim dist model ops device base" ;;
         checkpoint) echo "checkpoint optim dist model device data base" ;;
         optim) echo "optim dist model ops device base" ;;
@@ -66,7 +67,7 @@ op() { local path=${1#llmc/ops/}; echo "${path%%/*}"; } # its folder or its file
 for header in $headers; do
     folder=$(room "$header")
     while read -r included; do
-        [ "$included" != profile_page.inc ] || continue  # generated
+        [[ $included != *_page.inc ]] || continue  # generated
         target=$(room "$included")
         # An op's header may include its own parts (attention/attention.h: attention/flash_forward.cuh) and ops/common,
         # no other op.

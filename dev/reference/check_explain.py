@@ -222,7 +222,7 @@ def difference(ours, theirs, is_grad):
 
 def read_page(path):
     text = open(path, encoding="utf-8").read()
-    return json.loads(re.search(r"const DATA = (\{.*\});?\s*(?:\n|</script>)", text, re.S)[1])
+    return json.loads(re.search(r'<script id="data" type="application/json">(.*?)</script>', text, re.S)[1])
 
 
 def compare(name, program, directory, flags, show):

@@ -197,6 +197,7 @@ if [ $trainer = gpt2 ]; then
 fi
 printf -- '# a comment\n--lr 1\n--lr=2e-3 # the last line wins\n\n-k constant\n' >in/recipe.flags
 echo static >in/prompt
+echo 'a[MASK]b' >in/prompt_mask
 cp data/builtin/bert/vocab.txt in
 for i in 1 2 3 4 5 6 7 8 9 10; do printf '%d\ttext%d\n' $((i % 2)) $i; done >in/texts.tsv
 [ $trainer != tune ] || prepared 'a classifier' --task classify -e $model -i in/texts.tsv -x 1 -v 0 -n 0 -o in/classifier
@@ -389,6 +390,15 @@ elif [ $trainer = bert ]; then
     row --normalize "$vectors" 1 'cksum lines.npy' '*' '*' 'wc -c lines.npy'
 fi
 if [ $trainer != tune ]; then
+    explained="-e in/started/out --explain a[MASK]b"
+    page='ls out/explain'
+    row --explain '-e in/started/out' 'a[MASK]b' 'ls out' '*ckpt*' explain
+    row --explain-file '-e in/started/out' in/prompt_mask 'ls out' '*ckpt*' explain
+    row --explain-tensors "$explained" 1 "$page" explain.html 'activations.safetensors explain.html*'
+    if [ $trainer = bert ]; then
+        row --explain-second "$explained" 'c' 'says "^(loss|no loss)"' 'no loss' loss
+        row --explain-next "$explained --explain-second c" 1 'says "^loss .*"' '*' '*' "$page"
+    fi
     row --hellaswag '--choices in/set.bin' 2 'steps_of set_acc' '' '2 4' 'each loss'
     row --choices '--evaluate 1' in/set.bin 'says "^set acc [0-9.]+"' '' 'set acc *' 'says "val loss .*"'
 fi
@@ -411,8 +421,8 @@ printf '%s\n' "${runs[@]}" | xargs -P "$(($(nproc) + 1))" -I{} bash -c 'cd {} &&
 changes() { # RUN OTHER: the first line in which their output differs
     diff <(cd "$1" && everything) <(cd "$2" && everything) | grep -a -m1 '^[<>]' | cut -c 1-200
 }
-# An empty --fill or --embed, as from an unset shell variable, is refused: it does not ask for training.
-is_refused() { [[ "${flags[$1]}" = --@(fill|embed) ]] && [ "$(cat "${with[$1]}/status")" = 2 ]; }
+# An empty --fill, --embed or --explain, as from an unset shell variable, is refused: it does not ask for training.
+is_refused() { [[ "${flags[$1]}" = --@(fill|embed|explain?(-file)) ]] && [ "$(cat "${with[$1]}/status")" = 2 ]; }
 judge() { # INDEX: why the row does not hold, or nothing
     local observable=${observables[$1]} was is kept_was kept_is pattern
     local given="its default, ${default[${flags[$1]}]:-empty}, given"

@@ -102,6 +102,7 @@ elif "${PYTHON:-python3}" -c 'import torch, transformers, tokenizers' 2>/dev/nul
     run check_generate "${PYTHON:-python3}" dev/reference/check_generate.py "$gpt2" "$data/gpt2-bpe"
 else skip check_generate "${PYTHON:-python3} has no torch, transformers and tokenizers (pip install them)"; fi
 run cli_bert bash dev/test/cli_bert.sh "$bert"
+[ "${build##*/}" = san ] || run explain python3 dev/test/explain.py "$gpt2" "$bert"
 if "${PYTHON:-python3}" -c 'import numpy, tokenizers' 2>/dev/null; then
     run check_embed "${PYTHON:-python3}" dev/test/check_embed.py "$bert"
 else skip check_embed "${PYTHON:-python3} has no numpy and tokenizers (pip install them)"; fi

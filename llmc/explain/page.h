@@ -15,6 +15,8 @@
 #define EXPLAIN_ATTENTION_BYTES 13e6
 #define EXPLAIN_OTHER_BYTES 1e6
 
+enum { EXPLAIN_VECTOR = 1024 };  // most cells of a vector, which takes little room
+
 // Largest number of rows and columns of a heat map.
 typedef struct {
     size_t rows, columns;
@@ -46,6 +48,7 @@ typedef struct {
 } ExplainCells;
 
 static inline ExplainCells explain_cells(const ExplainTensor* t, ExplainGrid grid) {
+    if (t->shape[1] == 1) grid.rows = EXPLAIN_VECTOR;
     size_t high = (t->shape[0] + grid.rows - 1) / grid.rows, wide = (t->shape[1] + grid.columns - 1) / grid.columns;
     ExplainCells c = {.rows = (t->shape[0] + high - 1) / high,
                       .columns = (t->shape[1] + wide - 1) / wide,
@@ -204,6 +207,31 @@ static inline void explain_put_text(Text* out, const Explanation* e) {
     free(used);
 }
 
+static inline double explain_norm(const real* x, size_t n) {
+    double sum = 0;
+    for (size_t i = 0; i < n; i++) sum += (double)x[i] * (double)x[i];
+    return sqrt(sum);
+}
+
+// The norm of each token's row of the residual stream, after the embeddings and after each branch.
+static inline void explain_put_residual(Text* out, const ExplainRecord* r) {
+    size_t T = (size_t)r->sizes.T, C = (size_t)r->sizes.C;
+    float* norms = (float*)xmalloc(T * sizeof *norms);
+    json_put_key(out, "residual");
+    for (int i = 0; i <= 2 * r->sizes.L; i++) {
+        const ExplainTensor* t =
+            i == 0 ? explain_find(r, "embedded", -1) : explain_find(r, i % 2 ? "mid" : "out", (i - 1) / 2);
+        CHECK(t);
+        for (size_t k = 0; k < T; k++) norms[k] = (float)explain_norm(t->values + k * C, C);
+        text_append(out, i ? ", {" : "[{", i ? 3 : 2);
+        json_put_string(out, "name", t->name);
+        explain_put_base64(out, "norms", norms, T * sizeof *norms);
+        text_append(out, "}", 1);
+    }
+    text_append(out, "]", 1);
+    free(norms);
+}
+
 // ---------------------------------------------------------------------------------------------------------
 // Ops and parameters
 
@@ -266,12 +294,6 @@ static inline HostView explain_gradients(const ModelBuffers* b, Context* ctx) {
     return view;
 }
 
-static inline double explain_norm(const real* x, size_t n) {
-    double sum = 0;
-    for (size_t i = 0; i < n; i++) sum += (double)x[i] * (double)x[i];
-    return sqrt(sum);
-}
-
 static inline void explain_put_parameters(Text* out, const Explanation* e, Context* ctx) {
     const ModelBuffers* b = e->record.buffers;
     const int count = b->table.count, has_grads = !e->why_no_loss;
@@ -331,6 +353,7 @@ static inline void explain_data(Text* out, const Explanation* e, double loss, do
     text_append(out, "{", 1);
     explain_put_facts(out, e, loss, next_loss, &times);
     explain_put_text(out, e);
+    explain_put_residual(out, r);
     explain_put_ops(out, r, &times);
     explain_put_parameters(out, e, ctx);
     json_put_key(out, "attention");

@@ -58,6 +58,7 @@ static inline int explain_check(const ExplainSettings* e, Settings* s, Flag* tab
                            : "--explain-second");
         return 0;
     }
+    if (e->next && !*e->second) die(USAGE, "--explain-next 1: needs --explain-second, the other text of the pair");
     if (*e->text && *e->file) die(USAGE, "--explain and --explain-file: both give the text; leave one out");
     if (s->evaluate) die(USAGE, "%s: does not combine with --evaluate, --generate, --fill or --embed", explain_flag(e));
     if (s->profile) die(USAGE, "%s and --profile: explain the model after the profiled run", explain_flag(e));
