@@ -723,9 +723,9 @@ int main(int argc, char** argv) {
     if (*t->mlm.fill) fill_mask(r, m, data, t->mlm.fill);
     else if (*t->mlm.embed) embed(r, m, data, &t->mlm);
     else if (explain_is_asked(&t->mlm.explain)) explain(r, m, data, &t->explanation);
-    else if (r->settings.evaluate) {
+    else if (r->settings.evaluate)
         for (int i = -1; i < choices->count; i++) validate(r, m, data, i < 0 ? NULL : &choices->set[i], NULL);
-    } else {
+    else {
         double most = (double)m->T * run_step_sequences(r);  // tokens in a step
         for (int v = run_begin(r, data->train.text.files.tokens, "at most ", most); v; v = run_average(r))
             validate(r, m, data, NULL, &r->log);
@@ -741,7 +741,6 @@ int main(int argc, char** argv) {
         }
         run_end(r, "BERT training");
     }
-    explain_close(&t->explanation);
     mlm_source_close(data);
     multiple_choice_sets_close(choices);
     run_close(r);

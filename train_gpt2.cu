@@ -703,7 +703,6 @@ static void trainer_open(Trainer* t, int argc, char** argv) {
     run_parse(r, settings_flags(t), argc, argv, "./train_gpt2 [flags]   (none: a small model on the built-in corpus)");
     const int trains = explain_lm_check(&t->explain, &t->generate, r);
     run_join(r, trains ? "data/builtin/train.bin" : NULL);
-    if (!trains) r->settings.B = 1, r->settings.total_batch = 0;  // generation uses one sequence
     open_model(t);
     if (trains) open_data(t);
     else if (!r->weights) warn("-e %s: has random weights; name a trained model", r->source);
@@ -744,7 +743,6 @@ int main(int argc, char** argv) {
     }
     lm_input_free(&m->in);
     generation_close(&t->text);
-    explain_close(&t->explanation);
     if (r->train_pattern) lm_data_close(&t->data);
     multiple_choice_sets_close(&t->choices);
     run_close(r);

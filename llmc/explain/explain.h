@@ -3,7 +3,7 @@
  *   explain_begin   before its forward pass
  *   explain_end     after its backward pass
  *   explain_lens    with the logits of its head on the input of the first layer, then on the output of each layer
- *   explain_write   writes OUT/explain (files.h)
+ *   explain_write   writes OUT/explain (files.h) and frees everything
  *
  * The run's part (run/explain.h) fills in what is asked. */
 #ifndef LLMC_EXPLAIN_EXPLAIN_H

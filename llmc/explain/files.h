@@ -87,8 +87,8 @@ static inline void explain_write_tensors(const Explanation* e, Context* ctx) {
     free(path);
 }
 
-// Write all files and print their names. The losses are on the device; pair_loss NULL: there is no next-sentence head.
-static inline void explain_write(const Explanation* e, const real* token_loss, const real* pair_loss, Context* ctx) {
+// Write all files, print their names, and free the explanation. The losses are on the device; pair_loss NULL: there is no next-sentence head.
+static inline void explain_write(Explanation* e, const real* token_loss, const real* pair_loss, Context* ctx) {
     double loss = model_buffers_number(token_loss, ctx),
            next_loss = pair_loss ? model_buffers_number(pair_loss, ctx) : 0;
     Text page = {NULL, 0, 0};
@@ -99,6 +99,7 @@ static inline void explain_write(const Explanation* e, const real* token_loss, c
     explain_written(path, write_file(path, page.text, page.length));
     if (e->writes_tensors) explain_write_tensors(e, ctx);
     free(page.text), free(path);
+    explain_close(e);
 }
 
 #endif

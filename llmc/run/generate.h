@@ -65,7 +65,7 @@ static inline int generate_check(const GenerateSettings* g, Settings* s) {
         die(USAGE, "--samples %d: needs --generate, the number of tokens of a text", g->samples);
     if (g->generate && s->evaluate)
         die(USAGE, "--generate %d and --evaluate 1: one prints texts, the other a loss; leave one out", g->generate);
-    if (g->generate) s->evaluate = 1;
+    if (g->generate) s->evaluate = 1, s->B = 1, s->total_batch = 0;  // one sequence
     return !g->generate;
 }
 
