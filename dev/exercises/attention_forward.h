@@ -12,8 +12,8 @@
  * qkv [N, 3C]: row n holds Q, K, V of C = NH * HS channels each; head h of them begins at h * HS. So channel i of head
  * h of K in row n is qkv[n * 3 * C + C + h * HS + i]. out [N, C], head h at h * HS; lse [NH, N]: (h, n) is at h * N +
  * n. NH is shape.NH, HS is shape.HS. N = s->rows rows hold s->count sequences: number b is rows s->cu_seqlens[b] to
- * s->cu_seqlens[b + 1] - 1, and may be empty. shape.mask CAUSAL: a query sees the keys up to its own position; FULL:
- * all keys of its sequence. Dropout is off in the cases. */
+ * s->cu_seqlens[b + 1] - 1, and may be empty. shape.mask CAUSAL: a query sees the keys up to its own position, that
+ * one included; FULL: all keys of its sequence. Dropout is off in the cases. */
 static void exercise_attention_forward(floatX* out, real* lse, const floatX* qkv, const Sequences* s,
                                        AttentionShape shape, Context* ctx) {
     // your code

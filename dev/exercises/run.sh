@@ -89,7 +89,7 @@ elif [ -n "$first" ]; then
     echo "not passed: $(sed -nE 's/^([0-9]+ passed, [0-9]+ failed),.*/\1/p' "$log"). The first case that fails:"
     if [ -n "$outside" ]; then echo "$outside" | sed -E 's/^FAIL (.*)  (wrote outside of .*)/  \1\n  it \2: before or behind an array/'; fi
     [ "$first" = "$outside" ] || echo "$first" | sed -E 's/^FAIL (.*)  ([^ ].*)$/  \1\n  \2/'
-    case $first in *' is nan'*) echo "  NaN: not written, or computed from what was there before" ;; esac
+    case $first in *'] is nan'* | *'] is -nan'*) echo "  NaN: not written, computed from what was there before, or by arithmetic like 0 / 0 or inf - inf" ;; esac
     if ! grep '^FAIL' "$log" | grep -qv 'ADD'; then echo "  Only cases with ADD fail: there the result is added to what the output holds."; fi
 elif [ $status -ne 0 ]; then
     echo "not passed: it ended with status $status:"

@@ -91,6 +91,28 @@ try gelu_backward <<<"$right dx[n] = 0;"
 answer 'a write behind the output' 1 'it wrote outside of 1 buffer'
 try gelu_backward <<<"$right dx[-1] = 0;"
 answer 'a write before the output' 1 'it wrote outside of 1 buffer'
+step='for (int s = 0; s < in.count; s++) {
+        ParamSpan t = in.spans[s];
+        double squares[2] = {0}, *u = malloc(t.size * sizeof *u);
+        for (size_t i = 0; i < t.size; i++) {
+            real g = a.step->gradient * a.grads[t.offset + i], *m = &a.m[t.offset + i], *v = &a.v[t.offset + i];
+            double p = a.params[t.offset + i];
+            *m = (real)(h.beta1 * *m + (1 - h.beta1) * g);
+            *v = (real)(h.beta2 * *v + (1 - h.beta2) * g * g);
+            u[i] = a.step->step_size * *m / (a.step->root_scale * sqrt(*v) + h.eps) + h.weight_decay * t.decay * p;
+            squares[0] += p * p;
+            squares[1] += u[i] * u[i];
+        }
+        double ratio = t.trust && squares[0] > 0 && squares[1] > 0 ? sqrt(squares[0] / squares[1]) : 1;
+        for (size_t i = 0; i < t.size; i++) a.params[t.offset + i] -= (real)(h.lr * ratio * u[i]);
+        free(u);
+    }'
+try lamb_update <<<"$step"
+answer 'LAMB, a step that is not taken' 1 'lamb/update gradient norm is nan: nothing moves'
+try lamb_update < <(echo 'if (!a.step->is_taken) return;'; sed 's/ && squares\[0\] > 0 && squares\[1\] > 0//' <<<"$step")
+answer 'LAMB, a tensor of zeros' 1 'lamb/update zeros'
+try lamb_update < <(echo 'if (!a.step->is_taken) return;'; echo "$step")
+answer 'LAMB, right' 0 '^passed: 13 cases$'
 try gelu_forward <<<'gelu_forward(y, x, n, kind, ctx);'
 answer 'it calls the shipped op' 1 'uses gelu_forward, which is part of the op'
 try layernorm_backward <<<'(void)layernorm_backward_ref;'
