@@ -69,6 +69,7 @@ make_rung() { # RUNG
 }
 
 chosen=$(awk -v only="${2:-}" '$1 !~ /^(#|op)/ && (only == "" || $1 == only)' "$folder/rungs.txt")
+[ -n "$chosen" ] || { echo "$1 has no rung called $2"; exit 2; }
 for name in $(awk '{print $1}' <<<"$chosen"); do
     [ "${LADDER_BUILT:-0}" = 0 ] || continue
     rm -f "$build/$name"

@@ -33,6 +33,8 @@ for list in dev/ladder/*/rungs.txt; do
 done
 said=$(make -s ladder OP=nothing 2>&1)
 verdict 'a ladder that is not there' "$(grep -q 'no ladder is called nothing' <<<"$said" || echo "$said")"
+said=$(bash dev/ladder/run.sh adamw_cpu nothing 2>&1)
+verdict 'a rung that is not there' "$([ "$said" = 'adamw_cpu has no rung called nothing' ] || echo "$said")"
 # Every op's rungs for a GPU have some for the CPU beside them, which run where there is none.
 for list in $(grep -l '^op .* gpu$' dev/ladder/*/rungs.txt); do
     verdict "${list%/*} on the CPU" "$([ -f "${list%/*}_cpu/rungs.txt" ] || echo missing)"
