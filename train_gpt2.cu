@@ -645,8 +645,7 @@ static int settings_flags(Trainer* t) {
                                        "weights), d12|d24|d36|d48, or sizes L= C= NH= V= T= F= tied=.");
     settings_default(table, count, "--model", "L=4,C=128,NH=4,T=256");
     count = settings_add_rows(table, count, rows, COUNT_OF(rows));
-    count = explain_lm_rows(&t->explain, table, generate_rows(&t->generate, table, count));
-    return multiple_choice_rows(&t->choices, table, count);
+    return multiple_choice_rows(&t->choices, table, explain_lm_rows(&t->explain, &t->generate, table, count));
 }
 
 // The configuration of the model at r->source.

@@ -7,8 +7,9 @@
 #include "llmc/run/lm_input.h"
 #include "llmc/run/run.h"
 
-static inline int explain_lm_rows(ExplainSettings* s, Flag* table, int count) {
-    return explain_rows(s, table, count,
+// Append the rows of --generate and --explain. Returns the new count.
+static inline int explain_lm_rows(ExplainSettings* s, GenerateSettings* g, Flag* table, int count) {
+    return explain_rows(s, table, generate_rows(g, table, count),
                         "Do not train: write OUT/explain/explain.html, a page of what -e computes for this text.");
 }
 
