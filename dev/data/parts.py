@@ -97,7 +97,7 @@ class Done:
             self.sizes = {name: int(state["sizes"][name]) for name in [*streams, BLOCKS]}
             position = state["position"] or {}
             self.source = {name: position.get(name) for name in ("files", "revision")} if position else None
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             raise UserError(f"{folder}: holds no {STATE}; this part has not begun, or is not one")
         except (ValueError, KeyError, TypeError, AttributeError, argparse.ArgumentTypeError):
             raise UserError(f"{folder}: its {STATE} is damaged; make this part again with --restart")

@@ -28,10 +28,12 @@ head, if that is not tied): the mean of the other rows. The last conversations a
 """
 import argparse
 import json
+import lzma
 import os
 import struct
 import sys
 import tempfile
+import zlib
 from array import array
 
 sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
@@ -59,7 +61,7 @@ def messages_of(line, key):
     """[(role, content)] of a line, checked."""
     try:
         messages = json.loads(line)[key]
-    except ValueError as e:
+    except (ValueError, RecursionError) as e:
         raise UserError(f"is not JSON: {e}")
     except (KeyError, TypeError):
         raise UserError(f"is not an object with the key {key!r}; see --messages-key")
@@ -97,7 +99,7 @@ def read_conversations(paths, key):
             raise UserError(f"{path}: line {number}: {e}")
         except UnicodeDecodeError as e:
             raise UserError(f"{path}: line {number}: is not UTF-8 text ({e.reason})")
-        except (OSError, EOFError) as e:
+        except (OSError, EOFError, lzma.LZMAError, zlib.error) as e:
             raise UserError(f"{path}: cannot be read after line {number}: {e}")
 
 

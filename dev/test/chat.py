@@ -176,6 +176,7 @@ def test_refused(work):
     user, answer = {"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}
     cases = [
         ("not JSON", '{"messages": [', "line 2: is not JSON"),
+        ("JSON without an end", "[" * 100000, "line 2: is not JSON"),
         ("another key", '{"text": "a"}', "line 2: is not an object with the key 'messages'"),
         ("a list", "[]", "line 2: is not an object"),
         ("no messages", {"messages": []}, "line 2: 'messages' is not a list of messages"),
@@ -202,7 +203,10 @@ def test_refused(work):
     shutil.copytree(work + "/data", work + "/own")
     config = json.load(open(work + "/own/tokenizer_config.json"))
     json.dump({**config, "chat_template": "{{ messages }}"}, open(work + "/own/tokenizer_config.json", "w"))
+    with open(work + "/bad.jsonl.gz", "wb") as f:
+        f.write(gzip.compress(bytes(range(256)) * 99)[:-20])
     for name, path, arguments, wanted in [
+        ("half a .gz", "/bad.jsonl.gz", [], "/bad.jsonl.gz: "),
         ("not UTF-8", "/bad.jsonl", [], "line 1: is not UTF-8"),
         ("nothing fits", "/long.jsonl", ["--val-fraction", "0"], "no conversation in the input that fits into 64 tokens"),
         ("no lines", "/empty.jsonl", [], "no conversation in the input"),

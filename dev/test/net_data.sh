@@ -352,6 +352,7 @@ refused("a part is not finished", "part 2/3: is not finished", lambda p: edit(p 
 refused("a part was cut", "part 1/3: ", lambda p: os.truncate(p + "/1-of-3/tokens", 10))
 refused("a part lacks a block", "does not say where all of its tokens are", lambda p: edit(p + "/1-of-3/state.json", lambda s: s["sizes"].update(blocks=0)))
 refused("a damaged state", "is damaged", lambda p: open(p + "/1-of-3/state.json", "w").close())
+refused("a file among the parts", "holds no state.json", lambda p: open(p + "/a.log", "w").close())
 refused("no state", "holds no state.json", lambda p: os.remove(p + "/3-of-3/state.json"))
 refused("no parts", "holds no parts to join", lambda p: [shutil.rmtree(f"{p}/{k}-of-3") for k in (1, 2, 3)])
 for text in "0/3", "4/3", "3", "-1/3", "1/0", "a/b", "1/3/3":
