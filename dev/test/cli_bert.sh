@@ -176,6 +176,14 @@ why=$(ended_with 0)
 verdict '--embed' "$why"
 run -y 1 -o "$o" --embed "$work/lines" --vectors "$work/again.npy"
 verdict '--embed, -y 1' "$(ended_with 0)$(cmp "$work/lines.npy" "$work/again.npy" 2>&1)"
+# 14 letters leave room for [CLS] and [SEP].
+printf 'abcdefghijklmnopqrstuvw\nabcdefghijklmn\nabcdefghijklm\n' >"$work/cut"
+run -e "$o" --embed "$work/cut" -b 1
+vector() { tail -c +$((129 + 64 * $1)) "$work/cut.npy" | head -c 64 | cksum; } # LINE, from 0
+why=$(ended_with 0)
+[ "$(vector 0)" = "$(vector 1)" ] || why=${why:-'it is not the vector of the line without the rest'}
+[ "$(vector 1)" != "$(vector 2)" ] || why=${why:-'all lines have one vector: this test checks nothing'}
+verdict '--embed, a line that is cut' "$why"
 : >"$work/empty"
 refused '--embed of an unset variable' 2 "--embed '': is empty" --embed '' -o "$box/new"
 refused '--embed of no lines'        2 'empty: has no lines' -e "$o" --embed "$work/empty" --vectors "$box/new"
