@@ -324,6 +324,7 @@ def check_refusals(gpt2, bert, model, bert_model, work):
     refused("-o ''", "-o, which is empty", *g, "-o", "", "--explain", "a")
     refused("--explain-tensors alone", "needs --explain", *g, *out, "--explain-tensors", "1")
     refused("a model without a tokenizer", "no tokenizer", gpt2, "-e", "L=1,C=16,NH=2,T=16", *out, "--explain", "a")
+    refused("a second text that is not UTF-8", "--explain-second: byte 2 of the text is not UTF-8", *b, *out, "--explain", "a [MASK]", "--explain-second", b"a\xff")
     refused("a label of two tokens", r"\[MASK=ball the\]: is 2 tokens", *b, *out, "--explain", "Anna takes [MASK=ball the].")
     refused("a label without letters", r"\[MASK=\]: is 0 tokens", *b, *out, "--explain", "Anna takes [MASK=].")
     refused("an unknown label", r"\[MASK=\S+\]: is not in the vocabulary", *b, *out, "--explain", "Anna takes [MASK=\u4e2d].")

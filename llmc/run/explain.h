@@ -7,6 +7,12 @@
 #include "llmc/run/explain_settings.h"
 #include "llmc/run/run.h"
 
+static inline void explain_check_utf8(const char* flag, const char* text, size_t length) {
+    for (size_t i = 0, n; i < length; i += n)
+        if ((n = utf8_length(text + i, length - i)) == 0)
+            die(USAGE, "%s: byte %zu of the text is not UTF-8; convert it first", flag, i + 1);
+}
+
 // The text (caller frees): not empty, valid UTF-8.
 static inline char* explain_read_text(const ExplainSettings* s, size_t* length) {
     enum { MOST_BYTES = 1 << 24 };
@@ -21,9 +27,7 @@ static inline char* explain_read_text(const ExplainSettings* s, size_t* length) 
         text = xprintf("%s", s->text);
     }
     if (!*length) die(USAGE, "%s %s: is empty; give a text", flag, s->file);
-    for (size_t i = 0, n; i < *length; i += n)
-        if ((n = utf8_length(text + i, *length - i)) == 0)
-            die(USAGE, "%s: byte %zu of the text is not UTF-8; convert it first", flag, i + 1);
+    explain_check_utf8(flag, text, *length);
     return text;
 }
 

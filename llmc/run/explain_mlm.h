@@ -68,6 +68,7 @@ static inline int explain_mlm_open(Explanation* e, ExplainSettings* s, const Run
     token_ids_add(&ids, words->cls);
     explain_mlm_encode(&ids, &labels, words, flag, text, length);
     size_t first = ids.count;
+    explain_check_utf8("--explain-second", s->second, strlen(s->second));
     if (*s->second) explain_mlm_encode(&ids, &labels, words, "--explain-second", s->second, strlen(s->second));
     if (ids.count > (size_t)most)
         die(USAGE, "%s: the text has %zu tokens with [CLS] and [SEP]; the model takes %d", flag, ids.count, most);
