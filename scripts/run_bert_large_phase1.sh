@@ -10,6 +10,4 @@
 set -eu
 . "$(dirname "$0")/start.sh"
 OUT=${OUT:-out/bert_large_phase1} BATCH=${BATCH:-256}
-start ./train_bertcu -e bert-large -b "$BATCH" -t 128 -d $((65536 * 128)) -x 7038 \
-    --optimizer lamb -l 6e-3 -k poly --poly-power 0.5 -u 2000 -c 0.01 --beta2 0.999 --eps 1e-6 --dropout 0.1 \
-    -v 200 -m 100 -s 0 -n 200 -nk 2 -z 1
+start ./train_bertcu --recipe bert-large-phase1 -b "$BATCH" -v 200 -m 100 -s 0 -n 200 -nk 2 -z 1

@@ -9,6 +9,5 @@
 set -eu
 . "$(dirname "$0")/start.sh"
 OUT=${OUT:-out/bert_large_phase2} BATCH=${BATCH:-64}
-start ./train_bertcu --phase2 "${PHASE1:-out/bert_large_phase1}" -b "$BATCH" -t 512 -d $((32768 * 512)) -x 1563 \
-    --optimizer lamb -l 4e-3 -k poly --poly-power 0.5 -u 200 -c 0.01 --beta2 0.999 --eps 1e-6 --dropout 0.1 \
+start ./train_bertcu --recipe bert-large-phase2 --phase2 "${PHASE1:-out/bert_large_phase1}" -b "$BATCH" \
     -v 100 -m 100 -s 0 -n 100 -nk 2 -z 1

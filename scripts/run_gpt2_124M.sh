@@ -10,5 +10,4 @@
 set -eu
 . "$(dirname "$0")/start.sh"
 OUT=${OUT:-out/gpt2_124M} BATCH=${BATCH:-64}
-start ./train_gpt2cu -e d12 -b "$BATCH" -t 1024 -d 524288 \
-    -l 6e-4 -u 700 -q 0.0 -c 0.1 -v 250 -m 100 -s 5000 -g 256 -n 1000 -nk 2 -nm 10000 -z 1
+start ./train_gpt2cu --recipe "${RECIPE:-llmc}" -b "$BATCH" -v 250 -m 100 -s 5000 -g 256 -n 1000 -nk 2 -nm 10000 -z 1

@@ -11,5 +11,4 @@
 set -eu
 . "$(dirname "$0")/start.sh"
 OUT=${OUT:-out/gpt2_1558M} BATCH=${BATCH:-16}
-start ./train_gpt2cu -e d48 -b "$BATCH" -t 1024 -d 1048576 \
-    -l 6e-4 -k cosine -u 700 -q 0.1 -c 0.1 -v 300 -m 50 -s 5000 -g 256 -n 1000 -nk 2 -nm 10000 -z 1
+start ./train_gpt2cu --recipe gpt2-1558m -b "$BATCH" -v 300 -m 50 -s 5000 -g 256 -n 1000 -nk 2 -nm 10000 -z 1

@@ -211,6 +211,11 @@ for bad in '--rate 1' '--lr' '--lr fast' '--recipe x'; do
     run --recipe "$work/r.flags" -x 1 -o ''
     verdict "a recipe with $bad" "$(ended_with_error 2 'r.flags:1: ')"
 done
+for file in "$root"/scripts/recipes/*.flags; do  # those of this trainer, with a tiny model
+    case ${file##*/}/${PROGRAM##*/} in *bert*/train_bert* | *bert*/finetune*) ;; *bert*) continue ;; */train_bert*) continue ;; esac
+    run --recipe "$file" -e L=1,C=16,NH=2,T=1024 -b 1 -d 0 -x 0 -o ''
+    verdict "the recipe ${file##*/}" "$(ended_with 0)"
+done
 run --recipe none-such -x 1 -o ''
 verdict 'a recipe that is not there' "$(ended_with_error 2 'scripts/recipes/none-such.flags cannot be read')"
 rm -rf "$work/recipe" "$work/flags"
