@@ -207,15 +207,18 @@ static void send_gradients(Model* m, Context* ctx) {
     exchange_gradients(x, m->buffers.grad_sync, dvectors, ctx);
 }
 
-// After forward() with BACKWARD: gradients of the MLPs and of the looked-up rows.
+// After forward() with BACKWARD: gradients of the MLPs and of the looked-up rows, and the lookups sorted by row. The sort runs
+// beside the interaction: nothing runs beside a product, which fills all multiprocessors.
 static void backward(Model* m, const Batch* in, Context* ctx) {
     const Config* c = &m->config;
+    const Exchange* x = &m->exchange;
     int B = in->B, bottom = c->bottom.count - 1;
     scope_at(ctx, BACKWARD, -1);
     PartsSum parts = {.free = m->a.parts};
     MlpBackward of_top = {m->g.top, m->a.dz, &parts}, of_bottom = {m->g.bottom, NULL, &parts};
     mlp_backward(of_top, &c->top, m->p.top, &m->a.top, m->a.z, B, ctx);
     if (c->interaction == BOTTOM_PAIRS) interaction_mask(m->a.dz, interaction_shape(m, B), ctx);
+    row_segments_begin(&m->segments, x->ranks == 1 ? in->rows : x->owned_ids, exchange_lookups(x), NO_STARTS, ctx);
     Lookups looked_up = lookups(m, in);
     InteractionBackward g = {m->a.bottom.dz[bottom], m->a.dvectors,   m->a.dz,
                              m->a.bottom.h[bottom],  looked_up.table, looked_up.rows};
@@ -245,7 +248,6 @@ static void train_batch(Model* m, Optimizer* o, const Batch* in, double lr, Cont
     exchange_share(x, (uint64_t)in->B * (uint64_t)x->ranks, in->B, 1);
     scope_at(ctx, FORWARD, -1);
     fetch(m, in, ctx);
-    row_segments_begin(&m->segments, x->ranks == 1 ? in->rows : x->owned_ids, exchange_lookups(x), NO_STARTS, ctx);
     forward(m, in, BACKWARD, ctx);
     backward(m, in, ctx);
     recommender_all_reduce(&m->buffers, m->a.loss, ctx);

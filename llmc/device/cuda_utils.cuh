@@ -185,6 +185,21 @@ __device__ inline bool last_to_arrive(unsigned* arrivals, unsigned blocks) {
     return last;
 }
 
+// p[0] + p[stride] + ... of n numbers, in this order, for sums of blocks that the last one adds: many loads are under way at a
+// time, because nothing else hides their latency there.
+__device__ inline float sum_in_order(const float* p, int n, size_t stride) {
+    const int LOADS = 32;
+    float total = 0;
+    for (int i = 0; i < n; i += LOADS) {
+        float x[LOADS];
+#pragma unroll
+        for (int k = 0; k < LOADS; k++) x[k] = i + k < n ? p[(size_t)(i + k) * stride] : 0;
+#pragma unroll
+        for (int k = 0; k < LOADS; k++) total += x[k];
+    }
+    return total;
+}
+
 // ---------------------------------------------------------------------------------------------------------
 // Launches
 

@@ -7,11 +7,10 @@
 #ifdef __CUDACC__
 
 enum {
-    INTERACTION_WARPS = 4,                // samples of a block
-    INTERACTION_E = 128,                  // of the fast kernels
-    INTERACTION_VECTORS = 32,             // of a sample, padded with zeros
-    INTERACTION_ROW = INTERACTION_E + 8,  // of vectors in shared memory: ldmatrix without bank conflicts
-    INTERACTION_PAIR_ROW = INTERACTION_VECTORS + 8
+    INTERACTION_WARPS = 4,               // samples of a block
+    INTERACTION_E = 128,                 // of the fast kernels
+    INTERACTION_VECTORS = 32,            // of a sample, padded with zeros
+    INTERACTION_ROW = INTERACTION_E + 8  // of vectors in shared memory: ldmatrix without bank conflicts
 };
 
 #if defined(PRECISION_BF16) || defined(PRECISION_FP16)
@@ -75,58 +74,57 @@ static __global__ void __launch_bounds__(INTERACTION_WARPS* WARP)
     for (int i = lane * 8; i < pairs; i += WARP * 8) store128(row + INTERACTION_E + i, load128(out + i));
 }
 
-// Store columns of two neighbouring 16 x 8 tiles: lanes exchange halves, so that each stores 8 bytes.
-__device__ inline void interaction_store(floatX* row, uint32_t left, uint32_t right) {
-    int odd = threadIdx.x % 2, t = threadIdx.x % 4;
-    uint32_t other = __shfl_xor_sync(ALL_LANES, odd ? left : right, 1);
-    int2 both = odd ? make_int2((int)other, (int)right) : make_int2((int)left, (int)other);
-    if (row) *(int2*)(row + (odd ? 8 + 2 * (t - 1) : 2 * t)) = both;
+// Four bytes of the left operand S = L + L^T, L the lower triangle of dz's products: S[row][column] and the next column.
+__device__ inline uint32_t interaction_pairs(const floatX* pairs, int row, int column, int tables) {
+    floatX x[2];
+#pragma unroll
+    for (int e = 0; e < 2; e++) {
+        int high = max(row, column + e), low = min(row, column + e);
+        x[e] = high != low && high <= tables ? pairs[high * (high - 1) / 2 + low] : from_float<floatX>(0);
+    }
+    uint32_t bits;
+    memcpy(&bits, x, sizeof bits);
+    return bits;
 }
 
-// One warp per sample: dT = S T, 16 columns at a time.
+// One warp per sample: dT = S T, 16 columns at a time, which take the place of T's.
 static __global__ void __launch_bounds__(INTERACTION_WARPS* WARP)
     interaction_backward_kernel(InteractionBackward g, InteractionShape s) {
     extern __shared__ int4 shared[];
     int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
     size_t b = (size_t)blockIdx.x * INTERACTION_WARPS + warp;
-    const int VECTORS = INTERACTION_VECTORS * INTERACTION_ROW, PAIRS = INTERACTION_VECTORS * INTERACTION_PAIR_ROW;
-    floatX *T = (floatX*)shared + warp * (VECTORS + PAIRS + s.width), *S = T + VECTORS, *dz = S + PAIRS;
+    const int VECTORS = INTERACTION_VECTORS * INTERACTION_ROW;
+    floatX *T = (floatX*)shared + warp * (VECTORS + s.width), *dz = T + VECTORS;
     if (b >= (size_t)s.B) return;
     interaction_load(T, g.bottom, g.table, g.rows, s, b);
     for (int i = lane * 8; i < s.width; i += WARP * 8) store128(dz + i, load128(g.dz + b * s.width + i));
     __syncwarp();
-#pragma unroll 4
-    for (int i = 0; i < INTERACTION_VECTORS; i++) {
-        int high = max(i, lane), low = min(i, lane);
-        int exists = i != lane && high <= s.tables;
-        S[i * INTERACTION_PAIR_ROW + lane] =
-            exists ? dz[INTERACTION_E + high * (high - 1) / 2 + low] : from_float<floatX>(0);
-    }
-    cp_async_wait_all();
-    __syncwarp();
     uint32_t a[2][2][4];
-    uint32_t at_S = (uint32_t)__cvta_generic_to_shared(S) +
-                    (lane % 16 * INTERACTION_PAIR_ROW + lane / 16 * 8) * (int)sizeof(floatX);
-    uint32_t at_T =
-        (uint32_t)__cvta_generic_to_shared(T) + (lane % 16 * INTERACTION_ROW + lane / 16 * 8) * (int)sizeof(floatX);
 #pragma unroll
     for (int m = 0; m < 2; m++)
 #pragma unroll
         for (int k = 0; k < 2; k++)
-            ldmatrix_x4(a[m][k], at_S + (m * 16 * INTERACTION_PAIR_ROW + k * 16) * (int)sizeof(floatX));
+#pragma unroll
+            for (int i = 0; i < 4; i++)
+                a[m][k][i] = interaction_pairs(dz + INTERACTION_E, m * 16 + i % 2 * 8 + lane / 4,
+                                               k * 16 + i / 2 * 8 + lane % 4 * 2, s.tables);
+    cp_async_wait_all();
+    __syncwarp();
+    uint32_t at =
+        (uint32_t)__cvta_generic_to_shared(T) + (lane % 16 * INTERACTION_ROW + lane / 16 * 8) * (int)sizeof(floatX);
 #pragma unroll
     for (int n = 0; n < INTERACTION_E; n += 16) {
         float c[2][2][4] = {{{0}}};  // rows 0 .. 15 and 16 .. 31, left and right eight columns
+        uint32_t x[2][4];
 #pragma unroll
-        for (int k = 0; k < 2; k++) {
-            uint32_t x[4];
-            ldmatrix_x4_trans(x, at_T + (k * 16 * INTERACTION_ROW + n) * (int)sizeof(floatX));
+        for (int k = 0; k < 2; k++) ldmatrix_x4_trans(x[k], at + (k * 16 * INTERACTION_ROW + n) * (int)sizeof(floatX));
+#pragma unroll
+        for (int k = 0; k < 2; k++)
 #pragma unroll
             for (int m = 0; m < 2; m++) {
-                mma_m16n8k16(c[m][0], a[m][k], x[0], x[1]);
-                mma_m16n8k16(c[m][1], a[m][k], x[2], x[3]);
+                mma_m16n8k16(c[m][0], a[m][k], x[k][0], x[k][1]);
+                mma_m16n8k16(c[m][1], a[m][k], x[k][2], x[k][3]);
             }
-        }
         if (lane < 4) {  // row 0 is the bottom vector
 #pragma unroll
             for (int side = 0; side < 2; side++)
@@ -137,17 +135,22 @@ static __global__ void __launch_bounds__(INTERACTION_WARPS* WARP)
                     c[0][side][e] = to_float(T[column]) > 0 ? sum : 0;
                 }
         }
+        __syncwarp();  // all lanes have read these columns of T
 #pragma unroll
         for (int m = 0; m < 2; m++)
 #pragma unroll
-            for (int half = 0; half < 2; half++) {
-                int i = m * 16 + half * 8 + lane / 4;
-                floatX* row = i == 0 ? g.dbottom + b * INTERACTION_E + n
-                                     : g.dvectors + (b * s.tables + i - 1) * INTERACTION_E + n;
-                interaction_store(i <= s.tables ? row : NULL, pack_floatx2(c[m][0][2 * half], c[m][0][2 * half + 1]),
-                                  pack_floatx2(c[m][1][2 * half], c[m][1][2 * half + 1]));
-            }
+            for (int side = 0; side < 2; side++)
+#pragma unroll
+                for (int half = 0; half < 2; half++) {
+                    floatX* to = T + (m * 16 + half * 8 + lane / 4) * INTERACTION_ROW + n + side * 8 + lane % 4 * 2;
+                    *(uint32_t*)to = pack_floatx2(c[m][side][2 * half], c[m][side][2 * half + 1]);
+                }
     }
+    __syncwarp();
+    floatX* out = g.dvectors + b * s.tables * INTERACTION_E;
+    if (lane < 16) store128(g.dbottom + b * INTERACTION_E + lane * 8, load128(T + lane * 8));
+    for (int i = 1 + lane / 16; i <= s.tables; i += 2)
+        store128(out + (i - 1) * INTERACTION_E + lane % 16 * 8, load128(T + i * INTERACTION_ROW + lane % 16 * 8));
 }
 
 // Launch the fast kernels if they support the shape. Returns whether they do.
@@ -161,8 +164,8 @@ static inline int interaction_forward_tensor(floatX* z, const floatX* bottom, co
 }
 
 static inline int interaction_backward_tensor(InteractionBackward g, InteractionShape s, Context* ctx) {
-    size_t row = INTERACTION_VECTORS * (INTERACTION_ROW + INTERACTION_PAIR_ROW) + (size_t)s.width;
-    size_t bytes = INTERACTION_WARPS * row * sizeof(floatX);
+    size_t row = INTERACTION_VECTORS * INTERACTION_ROW + (size_t)s.width,
+           bytes = INTERACTION_WARPS * row * sizeof(floatX);
     if (s.E != INTERACTION_E || s.tables >= INTERACTION_VECTORS) return 0;
     cudaCheck(
         cudaFuncSetAttribute(interaction_backward_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes));

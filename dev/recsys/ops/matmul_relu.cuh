@@ -57,7 +57,7 @@ static inline void matmul_relu_forward(ReluOutput out, const floatX* x, Linear p
 // ---------------------------------------------------------------------------------------------------------
 // The mask and column sums
 
-enum { RELU_SUM_WARPS = 16, RELU_SUM_ROWS = 4, RELU_SUM_BLOCKS = 528 };
+enum { RELU_SUM_WARPS = 16, RELU_SUM_ROWS = 4, RELU_SUM_BLOCKS = 132 };
 
 // Grid: x is a tile of WARP * WIDTH columns, y a range of `span` rows. MASKED: dz is masked in place first. The last block of
 // a tile to arrive adds the sums of all its blocks, partial [tiles, spans, WARP * WIDTH], in their order.
@@ -104,15 +104,13 @@ __global__ void __launch_bounds__(RELU_SUM_WARPS* WARP, 2)
     if (c < COLUMNS) tile[blockIdx.y * COLUMNS + c] = total;
     if (!last_to_arrive(arrivals + blockIdx.x, gridDim.y)) return;
     if (c >= COLUMNS || first + c >= OC) return;
-    total = 0;
-#pragma unroll 8
-    for (int s = 0; s < (int)gridDim.y; s++) total += tile[s * COLUMNS + c];
-    d.db[first + c] = total;
+    d.db[first + c] = sum_in_order(tile + c, (int)gridDim.y, COLUMNS);
 }
 
 template <int WIDTH, bool MASKED>
 static inline void relu_backward_start(ReluGrads d, ReluOutput h, int N, int OC, Context* ctx) {
-    int tiles = (int)blocks_for((size_t)OC, WARP * WIDTH), most = max_int(1, RELU_SUM_BLOCKS / tiles);
+    int tiles = (int)blocks_for((size_t)OC, WARP * WIDTH),
+        most = max_int(1, (MASKED ? 2 : 1) * RELU_SUM_BLOCKS / tiles);
     int span = (int)round_up(((size_t)N + (size_t)most - 1) / (size_t)most, RELU_SUM_WARPS),
         spans = (N + span - 1) / span;
     CHECK(tiles <= (int)DEVICE_ARRIVALS);

@@ -46,6 +46,20 @@ __device__ inline void mbarrier_wait(uint32_t barrier, uint32_t parity) {
                  : "memory");
 }
 
+// mapa and mbarrier.arrive on the barrier at the same address in block `rank` of the cluster.
+__device__ inline void mbarrier_arrive_at(uint32_t barrier, uint32_t rank) {
+    asm volatile("{ .reg .b32 there; mapa.shared::cluster.u32 there, %0, %1; "
+                 "mbarrier.arrive.release.cluster.shared::cluster.b64 _, [there]; }" ::"r"(barrier),
+                 "r"(rank)
+                 : "memory");
+}
+
+// barrier.cluster: wait until all threads of the cluster's blocks have come here. No block may end before the others have
+// stopped using its shared memory.
+__device__ inline void cluster_sync(void) {
+    asm volatile("barrier.cluster.arrive.release; barrier.cluster.wait.acquire;" ::: "memory");
+}
+
 // bar.sync: wait until `threads` threads of the block have reached barrier `id`. __syncthreads() uses id 0.
 __device__ inline void named_barrier_sync(int id, int threads) {
     asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
