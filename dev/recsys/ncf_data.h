@@ -3,7 +3,8 @@
  * A sample of an epoch is a positive or one of its negatives: number p of n = pairs * (1 + negatives) is slot p % (1 +
  * negatives) of pair p / (1 + negatives), slot 0 the positive. A negative's item is drawn uniformly from the items that
  * the user has no training rating of (He et al.), or from all items (NVIDIA's DeepLearningExamples). The held-out item
- * may be drawn: training does not know it. Order and items depend on (seed, epoch, number) only. */
+ * may be drawn: training does not know it. Order and items depend on (seed, epoch, number) only: a GPU draws each batch
+ * itself, from its copy of the ratings. */
 #ifndef DEV_RECSYS_NCF_DATA_H
 #define DEV_RECSYS_NCF_DATA_H
 
@@ -11,6 +12,9 @@
 #include "llmc/base/rng.h"
 #include "llmc/base/util.h"
 #include "llmc/device/staging.h"
+#ifdef __CUDACC__
+#include "llmc/device/cuda_utils.cuh"
+#endif
 
 enum { RATINGS_MAGIC = 20261123, RATINGS_VERSION = 1, RATINGS_HEADER = 256 };
 
@@ -82,13 +86,18 @@ static inline void ratings_open(Ratings* r, const char* path) {
 static inline void ratings_close(Ratings* r) { free(r->file), free(r->begin), free(r->seen); }
 
 // Whether the user rated the item, in training or held out.
-static inline int ratings_has(const Ratings* r, int user, int item) {
-    return bsearch(&item, r->seen + r->begin[user], (size_t)(r->begin[user + 1] - r->begin[user]), sizeof item,
-                   ratings_compare) != NULL;
+HOST_DEVICE static inline int ratings_has(const Ratings* r, int user, int item) {
+    int begin = r->begin[user], end = r->begin[user + 1], last = end;
+    while (begin < end) {  // the first item that is not below it is at begin .. end
+        int middle = begin + (end - begin) / 2;
+        if (r->seen[middle] < item) begin = middle + 1;
+        else end = middle;
+    }
+    return begin < last && r->seen[begin] == item;
 }
 
 // A number in 0 .. n - 1 from 32 random bits.
-static inline int ratings_below(uint32_t bits, int n) { return (int)((uint64_t)bits * (uint64_t)n >> 32); }
+HOST_DEVICE static inline int ratings_below(uint32_t bits, int n) { return (int)((uint64_t)bits * (uint64_t)n >> 32); }
 
 // ---------------------------------------------------------------------------------------------------------
 // Batches
@@ -111,14 +120,41 @@ typedef struct {
     real* labels;        // [B]
 } HostBatch;
 
-// Uploads batches of at most B samples.
+// Draws or uploads batches of at most B samples.
 typedef struct {
     Staging staging;
     HostBatch host, device;
     int B;
+    Ratings ratings;  // on the device
 } BatchLoader;
 
 enum { SAMPLE_BYTES = 2 * sizeof(int) + sizeof(real) };
+
+#ifdef __CUDACC__
+static inline size_t ratings_bytes(const Ratings* r) {
+    return (3 * (size_t)r->pairs + 3 * (size_t)r->users + 2) * sizeof(int);
+}
+
+static inline Ratings ratings_on_device(const Ratings* r, Context* ctx) {
+    Ratings d = *r;
+    size_t pairs = (size_t)r->pairs, users = (size_t)r->users;
+    int* p = (int*)device_alloc(ctx, ratings_bytes(r), "ratings");
+    d.pair = p, d.held_out = p + 2 * pairs, d.begin = p + 2 * pairs + users, d.seen = d.begin + users + 2;
+    device_upload(ctx, p, r->pair, 2 * pairs * sizeof *p);
+    device_upload(ctx, (int*)d.held_out, r->held_out, users * sizeof *p);
+    device_upload(ctx, d.begin, r->begin, (users + 2) * sizeof *p);
+    device_upload(ctx, d.seen, r->seen, (pairs + users) * sizeof *p);
+    device_synchronize(ctx);
+    return d;
+}
+
+static inline void ratings_free(Ratings* d) { device_free((void*)d->pair, ratings_bytes(d)); }
+#else
+// Bytes of the device's copy of the ratings. The CPU needs none.
+static inline size_t ratings_bytes(const Ratings* r) { return (void)r, 0; }
+static inline Ratings ratings_on_device(const Ratings* r, Context* ctx) { return (void)ctx, *r; }
+static inline void ratings_free(Ratings* d) { (void)d; }
+#endif
 
 // Split memory of B samples.
 static inline HostBatch batch_split(void* memory, int B) {
@@ -127,8 +163,9 @@ static inline HostBatch batch_split(void* memory, int B) {
     return batch;
 }
 
-static inline void batch_loader_open(BatchLoader* l, int B, Context* ctx) {
+static inline void batch_loader_open(BatchLoader* l, int B, const Ratings* ratings, Context* ctx) {
     size_t bytes = (size_t)B * SAMPLE_BYTES;
+    l->ratings = ratings_on_device(ratings, ctx);
     staging_open(&l->staging, bytes);
     l->device = batch_split(device_alloc(ctx, bytes, "batch"), B);
     l->B = B;
@@ -137,6 +174,7 @@ static inline void batch_loader_open(BatchLoader* l, int B, Context* ctx) {
 static inline void batch_loader_close(BatchLoader* l) {
     staging_close(&l->staging);
     device_free(l->device.labels, (size_t)l->B * SAMPLE_BYTES);
+    ratings_free(&l->ratings);
 }
 
 // Begin a batch: the caller fills l->host.
@@ -153,8 +191,22 @@ static inline Batch batch_upload(BatchLoader* l, int B, Context* ctx) {
     return batch;
 }
 
+// How the samples of an epoch are ordered and drawn.
+typedef struct {
+    int negatives;
+    NegativePool pool;
+    uint64_t order, drawn;  // keys
+} EpochDraws;
+
+static inline EpochDraws epoch_draws(int negatives, NegativePool pool, uint64_t seed, uint64_t epoch) {
+    EpochDraws d = {negatives, pool, rng_stream(seed, epoch, 0, SITE_SHUFFLE),
+                    rng_stream(seed, epoch, 0, SITE_NEGATIVE)};
+    return d;
+}
+
 // The item of negative number p of `user`.
-static inline int ratings_negative(const Ratings* r, int user, uint64_t p, NegativePool pool, uint64_t key) {
+HOST_DEVICE static inline int ratings_negative(const Ratings* r, int user, uint64_t p, NegativePool pool,
+                                               uint64_t key) {
     for (uint32_t draw = 0;; draw++) {
         int item = ratings_below(philox((uint32_t)p, (uint32_t)(p >> 32), draw, 0, key).v[0], r->items);
         int is_rated = item != r->held_out[user] && ratings_has(r, user, item);
@@ -162,19 +214,41 @@ static inline int ratings_negative(const Ratings* r, int user, uint64_t p, Negat
     }
 }
 
-// Set `batch` to samples first .. first + B - 1 of an epoch.
-static inline void ratings_batch(HostBatch batch, const Ratings* r, int negatives, NegativePool pool, uint64_t seed,
-                                 uint64_t epoch, uint64_t first, int B) {
-    uint64_t n = ratings_samples(r, negatives), order = rng_stream(seed, epoch, 0, SITE_SHUFFLE),
-             drawn = rng_stream(seed, epoch, 0, SITE_NEGATIVE);
+// Set sample b of `batch` to number `at` in the order of an epoch.
+HOST_DEVICE static inline void ratings_sample(HostBatch batch, const Ratings* r, EpochDraws d, uint64_t at, int b) {
+    uint64_t each = (uint64_t)(1 + d.negatives), p = rng_permute(at, (uint64_t)r->pairs * each, d.order),
+             pair = p / each;
+    int is_positive = p % each == 0, user = r->pair[2 * pair];
+    batch.users[b] = user;
+    batch.items[b] = is_positive ? r->pair[2 * pair + 1] : ratings_negative(r, user, p, d.pool, d.drawn);
+    batch.labels[b] = (real)is_positive;
+}
+
+// Set `batch` to samples first .. first + B - 1 of an epoch, on the host.
+static inline void ratings_batch(HostBatch batch, const Ratings* r, EpochDraws d, uint64_t first, int B) {
 #pragma omp parallel for schedule(static)
-    for (int b = 0; b < B; b++) {
-        uint64_t p = rng_permute(first + (uint64_t)b, n, order), pair = p / (uint64_t)(1 + negatives);
-        int is_positive = p % (uint64_t)(1 + negatives) == 0;
-        batch.users[b] = r->pair[2 * pair];
-        batch.items[b] = is_positive ? r->pair[2 * pair + 1] : ratings_negative(r, batch.users[b], p, pool, drawn);
-        batch.labels[b] = (real)is_positive;
-    }
+    for (int b = 0; b < B; b++) ratings_sample(batch, r, d, first + (uint64_t)b, b);
+}
+
+#ifdef __CUDACC__
+static __global__ void ratings_batch_kernel(HostBatch batch, Ratings r, EpochDraws d, uint64_t first, int B) {
+    int b = blockIdx.x * blockDim.x + threadIdx.x;
+    if (b < B) ratings_sample(batch, &r, d, first + (uint64_t)b, b);
+}
+#endif
+
+// Samples first .. first + B - 1 of an epoch, drawn by the device.
+static inline Batch batch_draw(BatchLoader* l, EpochDraws d, uint64_t first, int B, Context* ctx) {
+    Scope scope = scope_open(ctx, "ratings_batch", 0, (double)B * SAMPLE_BYTES, "B=%d", B);
+#ifdef __CUDACC__
+    ratings_batch_kernel<<<blocks_for((size_t)B, 256), 256, 0, ctx->stream>>>(l->device, l->ratings, d, first, B);
+    cudaCheck(cudaGetLastError());
+#else
+    ratings_batch(l->device, &l->ratings, d, first, B);
+#endif
+    scope_close(&scope);
+    Batch batch = {l->device.users, l->device.items, l->device.labels, B, 0};
+    return batch;
 }
 
 // ---------------------------------------------------------------------------------------------------------

@@ -503,7 +503,7 @@ static void test_rivals(Tests* t) {
     int users[N], items[N], positives[9] = {0};
     real labels[N];
     HostBatch all = {users, items, labels};
-    ratings_batch(all, &r, 2, NEGATIVES_UNRATED, 1, 0, 0, N);
+    ratings_batch(all, &r, epoch_draws(2, NEGATIVES_UNRATED, 1, 0), 0, N);
     for (int b = 0; b < N; b++)
         for (int p = 0; p < 9; p++)
             positives[p] += labels[b] == 1 && users[b] == pair[2 * p] && items[b] == pair[2 * p + 1];
@@ -514,13 +514,35 @@ static void test_rivals(Tests* t) {
     int rated[2] = {0, 0}, held = 0;
     for (int pool = NEGATIVES_UNRATED; pool <= NEGATIVES_ALL; pool++)
         for (uint64_t epoch = 0; epoch < 9; epoch++) {
-            ratings_batch(all, &r, 2, (NegativePool)pool, 1, epoch, 0, N);
+            ratings_batch(all, &r, epoch_draws(2, (NegativePool)pool, 1, epoch), 0, N);
             for (int b = 0; b < N; b++) rated[pool] += labels[b] == 0 && items[b] < 3;
             for (int b = 0; b < N && pool == NEGATIVES_UNRATED; b++) held += labels[b] == 0 && items[b] == 3;
         }
     expect(t, rated[NEGATIVES_UNRATED] == 0 && rated[NEGATIVES_ALL] > 30, "unrated negatives have no training rating",
            "%d and %d have one", rated[NEGATIVES_UNRATED], rated[NEGATIVES_ALL]);
     expect(t, held > 10, "a held-out item may be a negative", "%d of 162 are", held);
+
+    // The device draws the same samples: 20 from number 5 on.
+    Context ctx;
+    BatchLoader loader;
+    EpochDraws draws = epoch_draws(2, NEGATIVES_UNRATED, 3, 4);
+    int device_users[N], device_items[N];
+    real device_labels[N];
+    memset(&ctx, 0, sizeof ctx);
+    context_init(&ctx);
+    batch_loader_open(&loader, N, &r, &ctx);
+    Batch drawn = batch_draw(&loader, draws, 5, 20, &ctx);
+    device_download(&ctx, device_users, drawn.users, 20 * sizeof(int));
+    device_download(&ctx, device_items, drawn.items, 20 * sizeof(int));
+    device_download(&ctx, device_labels, drawn.labels, 20 * sizeof(real));
+    ratings_batch(all, &r, draws, 5, 20);
+    expect_that(t,
+                memcmp(users, device_users, 20 * sizeof(int)) == 0 &&
+                    memcmp(items, device_items, 20 * sizeof(int)) == 0 &&
+                    memcmp(labels, device_labels, 20 * sizeof(real)) == 0,
+                "the device draws the host's samples");
+    batch_loader_close(&loader);
+    context_free(&ctx);
     free(r.begin), free(r.seen);
 }
 

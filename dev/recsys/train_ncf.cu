@@ -315,10 +315,8 @@ static void train_step(Trainer* t) {
     int B = m->B, all = run_step_sequences(r);
     uint64_t step = b.sequence / (uint64_t)all;
     run_next_micro_batch(r, &b);  // the only one
-    batch_begin(&t->loader);
-    ratings_batch(t->loader.host, &t->ratings, t->negatives, (NegativePool)t->negative_pool, m->seed,
-                  step / t->epoch_steps, step % t->epoch_steps * (uint64_t)all + (uint64_t)b.first, B);
-    Batch batch = batch_upload(&t->loader, B, &r->ctx);
+    EpochDraws draws = epoch_draws(t->negatives, (NegativePool)t->negative_pool, m->seed, step / t->epoch_steps);
+    Batch batch = batch_draw(&t->loader, draws, step % t->epoch_steps * (uint64_t)all + (uint64_t)b.first, B, &r->ctx);
     batch.first = (uint64_t)b.first;
     train_batch(m, &r->optimizer, &batch, m->buffers.dropout.step, optimizer_settings(&r->session, r->lr), &r->ctx);
     run_next_micro_batch(r, &b);
@@ -452,14 +450,15 @@ static void trainer_open(Trainer* t, int argc, char** argv) {
     m->adam_rows = t->lazy_adam ? LAZY : DENSE, m->seed = (uint64_t)s->seed;
     run_sequence_length(r, 1);
     size_t rows = (size_t)m->config.users + (size_t)m->config.items, all = (size_t)s->B * (size_t)r->group.size;
-    recommender_check_memory(r, &m->buffers, (size_t)s->B * SAMPLE_BYTES + exchange_bytes(&m->exchange, s->B),
-                             (rows + 12 * all) * sizeof(int));
+    recommender_check_memory(
+        r, &m->buffers, (size_t)s->B * SAMPLE_BYTES + exchange_bytes(&m->exchange, s->B) + ratings_bytes(&t->ratings),
+        (rows + 12 * all) * sizeof(int));
     session_check_data(&r->session, t->ratings.fingerprint, s->train_data);
     run_check_ranks(r, config_text(t), 1, t->ratings.fingerprint);
     session_set_last(&r->session, t->epoch_steps * (uint64_t)run_step_sequences(r));
     run_alloc(r, &m->buffers);
     model_alloc(m, &r->ctx);
-    batch_loader_open(&t->loader, s->B, &r->ctx);
+    batch_loader_open(&t->loader, s->B, &t->ratings, &r->ctx);
     if (!r->start) {
         HostView view = host_view_open(m->buffers.params, m->buffers.table.elements, VIEW_FLOATX);
         memset(view.values, 0, view.n * sizeof *view.values);  // the padding between tensors too

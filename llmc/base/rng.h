@@ -74,7 +74,7 @@ static inline double rng_normal(uint64_t key, uint64_t i) {
 // Element i of a seeded permutation of 0 .. n - 1. A four-round Feistel network over the next even number of bits,
 // applied until the result is below n (cycle walking: Black and Rogaway, "Ciphers with arbitrary finite domains",
 // 2002): fewer than four times on average. It needs no memory, so all ranks and resumed runs agree.
-static inline uint64_t rng_permute(uint64_t i, uint64_t n, uint64_t key) {
+HOST_DEVICE static inline uint64_t rng_permute(uint64_t i, uint64_t n, uint64_t key) {
     int half = 1;
     while (half < 32 && (uint64_t)1 << (2 * half) < n) half++;
     uint64_t mask = ((uint64_t)1 << half) - 1;
