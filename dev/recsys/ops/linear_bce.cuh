@@ -32,6 +32,9 @@ __global__ void __launch_bounds__(LINEAR_BCE_WARPS* WARP)
         }
     for (int first = blockIdx.x * LINEAR_BCE_WARPS + warp; first < s.N; first += ROWS * step) {
         Vector<floatX, WIDTH> rows[ROWS][K];
+        float labels[ROWS];
+#pragma unroll
+        for (int r = 0; r < ROWS; r++) labels[r] = in.labels[min(first + r * step, s.N - 1)];
 #pragma unroll
         for (int r = 0; r < ROWS; r++)
 #pragma unroll
@@ -47,7 +50,7 @@ __global__ void __launch_bounds__(LINEAR_BCE_WARPS* WARP)
             for (int k = 0; k < K; k++)
 #pragma unroll
                 for (int i = 0; i < WIDTH; i++) sum += to_float(rows[r][k].v[i]) * w[k][i];
-            float logit = warp_sum(sum) + bias, y = in.labels[n];
+            float logit = warp_sum(sum) + bias, y = labels[r];
             float each = fmaxf(logit, 0) - logit * y + log1pf(expf(-fabsf(logit)));
             float d = (float)losses.scale * (1 / (1 + expf(-logit)) - y);
             if (lane == 0) {
@@ -109,7 +112,7 @@ __global__ void __launch_bounds__(LINEAR_BCE_WARPS* WARP)
 template <int K, int WIDTH>
 static inline void linear_bce_start(Losses losses, LinearBceOutput out, LinearBceInput in, LinearBceShape s,
                                     int is_backward, Context* ctx) {
-    const int ROWS = K * WIDTH <= 8 ? 4 : 2;
+    const int ROWS = K * WIDTH <= 8 ? 8 : 2;
     unsigned blocks = blocks_for((size_t)s.N, LINEAR_BCE_WARPS);
     if (blocks > LINEAR_BCE_BLOCKS) blocks = LINEAR_BCE_BLOCKS;
     static_assert((int)LINEAR_BCE_BLOCKS <= LINEAR_BCE_WARPS * WARP, "a thread for each block's loss");

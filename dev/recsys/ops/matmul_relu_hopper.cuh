@@ -309,6 +309,8 @@ __global__ void __launch_bounds__(RELU_BLOCK, 1)
         mbarrier_init(m.tile_empty, is_masked ? RELU_STORE_WARPS * WARP : 1);
         fence_mbarrier_init();
     }
+    grid_launch_dependents();
+    grid_dependency_wait();
     if (FORWARD_PASS)
         for (int c = threadIdx.x; c < F::N; c += RELU_BLOCK)
             bias[c] = column + c < z.N ? to_float(z.bias[column + c]) : 0;
@@ -339,10 +341,12 @@ static inline void matmul_relu_hopper_start(ReluProduct z, const floatX* a, cons
     CUtensorMap map_tile = tma_tensor_map(!FORWARD_PASS && z.h ? z.h : z.d, z.N, 1, z.M, z.N, ctx);
     cudaCheck(cudaFuncSetAttribute(matmul_relu_hopper_kernel<HALVES, B, FORWARD_PASS>,
                                    cudaFuncAttributeMaxDynamicSharedMemorySize, (int)F::BYTES));
-    cudaLaunchAttribute cluster;
-    cluster.id = cudaLaunchAttributeClusterDimension;
-    cluster.val.clusterDim.x = RELU_CLUSTER, cluster.val.clusterDim.y = cluster.val.clusterDim.z = 1;
-    cudaLaunchConfig_t launch = {rows * (unsigned)z.column_tiles, RELU_BLOCK, F::BYTES, ctx->stream, &cluster, 1};
+    cudaLaunchAttribute attributes[2];  // clusters, and that blocks may begin before the kernel before has ended
+    attributes[0].id = cudaLaunchAttributeClusterDimension;
+    attributes[0].val.clusterDim.x = RELU_CLUSTER, attributes[0].val.clusterDim.y = attributes[0].val.clusterDim.z = 1;
+    attributes[1].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attributes[1].val.programmaticStreamSerializationAllowed = 1;
+    cudaLaunchConfig_t launch = {rows * (unsigned)z.column_tiles, RELU_BLOCK, F::BYTES, ctx->stream, attributes, 2};
     cudaCheck(
         cudaLaunchKernelEx(&launch, matmul_relu_hopper_kernel<HALVES, B, FORWARD_PASS>, map_a, map_b, map_tile, z));
 }
