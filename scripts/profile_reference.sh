@@ -2,10 +2,10 @@
 # Run the set-ups of published profiles with our trainers on one GPU: build, run each with --profile, and write pages that
 # compare both (scripts/profile_reference.py): dev/results/profile_*.md.
 #
-#     bash scripts/profile_reference.sh [--only "bert gpt2 transformer"] [--fp32] [--out FOLDER] [--pages FOLDER]
+#     bash scripts/profile_reference.sh [--only "bert gpt2 transformer dlrm ncf"] [--fp32] [--out FOLDER] [--pages FOLDER]
 #
-#   --only     set-ups to run: BERT with two layers, GPT-2 124M, the "2.7B" transformer in three modes; default all.
-#              Pages are written for all runs in the folder of --out, earlier ones too
+#   --only     set-ups to run: BERT with two layers, GPT-2 124M, the "2.7B" transformer in three modes, DLRM and NCF (NeuMF)
+#              at their published sizes; default all. Pages are written for all runs in the folder of --out, earlier ones too
 #   --fp32     the transformer's modes in fp32 too, the precision of its published profile
 #   --out      folder for the runs (default out/profile_reference): profile/ and log.jsonl of each are kept
 #   --pages    folder for the pages (default dev/results)
@@ -15,8 +15,8 @@
 # the first line of .commit). Exit status 0 only if every run succeeded and the pages were written.
 set -u
 cd "$(dirname "$0")/.."
-only="bert gpt2 transformer" precisions=bf16 out=out/profile_reference pages=dev/results
-usage="usage: profile_reference.sh [--only 'bert gpt2 transformer'] [--fp32] [--out FOLDER] [--pages FOLDER]"
+only="bert gpt2 transformer dlrm ncf" precisions=bf16 out=out/profile_reference pages=dev/results
+usage="usage: profile_reference.sh [--only 'bert gpt2 transformer dlrm ncf'] [--fp32] [--out FOLDER] [--pages FOLDER]"
 while [ $# -gt 0 ]; do
     case $1 in
         --only) only=${2:?$usage}; shift 2 ;;
@@ -29,8 +29,8 @@ while [ $# -gt 0 ]; do
 done
 for name in $only; do
     case $name in
-        bert | gpt2 | transformer) ;;
-        *) echo "error: --only $name: allowed are bert, gpt2, transformer" >&2; exit 2 ;;
+        bert | gpt2 | transformer | dlrm | ncf) ;;
+        *) echo "error: --only $name: allowed are bert, gpt2, transformer, dlrm, ncf" >&2; exit 2 ;;
     esac
 done
 python=${PYTHON:-python3} failed=0
@@ -44,10 +44,11 @@ build() { # make's arguments
     give_up "make $* failed; the whole log is $out/build.log"
 }
 # Enough steps to choose matmul algorithms and for clocks to settle, then profiled ones, then some to compare with.
-common=(-v 0 -s 0 -n 0 -x 20 --profile 5 --overwrite 1)
+common=(-v 0 -n 0 -x 20 --profile 5 --overwrite 1)
 profile() { # name, command...
     local name=$1
     shift
+    [[ $1 == *_dlrmcu || $1 == *_ncfcu ]] || set -- "$@" -s 0  # the recommenders write no samples
     set -- "$@" "${common[@]}" -o "$out/$name"
     echo "$*"
     rm -rf "${out:?}/$name"
@@ -63,6 +64,7 @@ profile() { # name, command...
 
 build train_gpt2cu train_bertcu data/builtin/train.bin
 [[ $precisions$only != *fp32*transformer* ]] || build PRECISION=fp32 build/fp32/train_gpt2cu
+for name in dlrm ncf; do [[ " $only " != *" $name "* ]] || build build/bf16/train_${name}cu; done
 for name in $only; do
     case $name in
         bert)
@@ -81,6 +83,18 @@ for name in $only; do
                         --mode $mode
                 done
             done
+            ;;
+        dlrm)
+            profile dlrm build/bf16/train_dlrmcu -e published --tables 26 --rows 101250 --samples 4000000 \
+                --held-out 32768 -b 32768 -l 0.1
+            ;;
+        ncf)
+            # Four ratings of each of MovieLens 20M's users, of any of its items.
+            awk 'BEGIN { for (u = 1; u <= 138493; u++) for (k = 0; k < 4; k++)
+                print u "\t" (u * 7919 + k * 6133 + k * k * u) % 26744 + 1 "\t3\t" k }' >"$out/ratings.data" || exit 1
+            "$python" dev/data/prepare_recsys.py "$out/ratings.data" --out "$out/ratings.bin" || exit 1
+            profile ncf build/bf16/train_ncfcu -e published -i "$out/ratings.bin" -b 1048576 --negatives 40 \
+                --eval-negatives 1 -l 0.0045 --beta1 0.25 --beta2 0.5 --eps 1e-8
             ;;
     esac
 done

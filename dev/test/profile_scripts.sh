@@ -60,6 +60,15 @@ bert_profile() { # FOLDER [C]
     row optimizer "" lamb_update "n=59181056" lamb_apply_kernel 200 helper
 }
 
+# A recommender's step: three kernels and a fill.
+recommender_profile() { # FOLDER
+    profile "$1" 2.5 2.4
+    row forward "" interaction_forward "B=8 tables=2 E=4" interaction_forward_kernel 5
+    row backward "" row_segments "N=16 rows=20" fill_12B 1 helper
+    row backward "" row_segments "N=16 rows=20" DeviceRadixSortOnesweepKernel 14 helper
+    row optimizer "" embedding_sgd "N=16 rows=20 E=4" embedding_sgd_kernel 300
+}
+
 # A block of GPT-2 without its attention output, both passes: 6 kernels and a fill in the first.
 gpt2_block() { # N C LAYER
     row forward "$3" matmul_forward "N=$1 IC=$2 OC=$((3 * $2))" fill_4B 1 helper
@@ -231,8 +240,10 @@ for mode in forward backward train; do gpt2_profile "$made/transformer_$mode/pro
 mode=train
 gpt2_profile "$made/transformer_train_fp32/profile" 32 2048 2560 1000 ', ["mode", "train"], ["precision", "fp32"]'
 
+for name in dlrm ncf; do recommender_profile "$made/$name/profile"; done
+
 run "$reference" "$made" --pages "$pages" --commit 1234567
-says 'pages: all written' "wrote $pages/profile_bert_two_layers.md" "wrote $pages/profile_gpt2_124m.md" "wrote $pages/profile_transformer_2_6b.md"
+says 'pages: all written' "wrote $pages/profile_bert_two_layers.md" "wrote $pages/profile_gpt2_124m.md" "wrote $pages/profile_transformer_2_6b.md" "wrote $pages/profile_recommenders.md"
 shows() { # NAME PAGE LINE...
     local name=$1 page=$pages/$2
     verdict "pages: $name" "$(lacks "$page" "${@:3}")"
@@ -260,6 +271,10 @@ fused optimizer optimizer 52 2
 layer_norms() { grep "residual, layer norm $1 " "$pages/profile_bert_two_layers.md" | tr -s ' ' | cut -d '|' -f 6 | tr -d ' \n'; }
 verdict 'pages: the residual additions of both passes are assigned correctly' "$([ "$(layer_norms 1) $(layer_norms 2)" = '4.012.0 5.010.0' ] || echo "$(layer_norms 1) and $(layer_norms 2) us, not 4.012.0 and 5.010.0")"
 shows 'recommenders' profile_bert_two_layers.md '| DLRM | 117 | 609 | 62 | 788 | 572 |' '| NCF | 38 | 149 | 7 | 194 | 122 |' '| BERT, two layers | 87 | 126 | 52 | 265 | 20 |'
+
+shows "the recommenders' directions" profile_recommenders.md '| DLRM | forward | 117 | 1 | 0 | 0.005 |' \
+    '| DLRM | backward | 609 | 1 | 1 | 0.015 |' '| DLRM | total | 788 | 3 | 1 | 0.320 |' '| NCF | total | 194 | 3 | 1 | 0.320 |'
+shows "the recommenders' launches" profile_recommenders.md '| optimizer | embedding_sgd | embedding_sgd_kernel | 300.0 |'
 
 shows "GPT-2's ranges" profile_gpt2_124m.md '| forward | gpt2_forward | 147 + 13 | 74 + 12 | 347.63 | 345.75 | 1.88 | 86437 | 937.5 |' \
     '| backward | gpt2_backward_and_reduce | 284 + 80 | 25 + 0 | 642.38 | 641.55 | 0.93 | 160387 | 466.0 |' \
@@ -314,6 +329,8 @@ name=\$(basename "\$out")
 mkdir -p "\$out/ckpt/00000030" && touch "\$out/model.safetensors" "\$out/log.jsonl" && cp -r "$made/\$name/profile" "\$out"
 TRAINER
 chmod +x "$tree"/bin/* "$tree/train_gpt2cu"
+mkdir -p "$tree/build/bf16"
+for trainer in train_dlrmcu train_ncfcu; do cp "$tree/train_gpt2cu" "$tree/build/bf16/$trainer"; done
 cp "$tree/train_gpt2cu" "$tree/train_bertcu" && cp "$tree/train_gpt2cu" "$tree/build/fp32/train_gpt2cu"
 reference_sh() {
     PATH="$tree/bin:$PATH" PYTHON=$tree/bin/numpy GPU_CHECK_COMMIT=7654321 timeout 120 bash "$tree/scripts/profile_reference.sh" "$@" >"$work/stdout" 2>"$work/stderr"
@@ -321,9 +338,10 @@ reference_sh() {
 }
 for mode in forward backward; do cp -r "$made/transformer_$mode" "$made/transformer_${mode}_fp32"; done
 reference_sh --fp32 --pages results
-says 'sh: every run and page' 'wrote results/profile_bert_two_layers.md' 'wrote results/profile_gpt2_124m.md' 'wrote results/profile_transformer_2_6b.md'
-says 'sh: the commands are shown' './train_bertcu -e L=2,C=1024,NH=16,T=512,V=30522 -b 4 -t 128 -i out/profile_reference/sentences.bin --optimizer lamb --dropout 0.1 --short-sequences 0 -v 0 -s 0 -n 0 -x 20 --profile 5 --overwrite 1 -o out/profile_reference/bert_two_layers' \
-    './train_gpt2cu -e L=32,C=2560,NH=32,V=10000,T=512,tied=0 -b 4 -t 512 --mode backward -v 0 -s 0 -n 0 -x 20 --profile 5 --overwrite 1 -o out/profile_reference/transformer_backward'
+says 'sh: every run and page' 'wrote results/profile_bert_two_layers.md' 'wrote results/profile_gpt2_124m.md' 'wrote results/profile_transformer_2_6b.md' 'wrote results/profile_recommenders.md'
+says 'sh: the commands are shown' './train_bertcu -e L=2,C=1024,NH=16,T=512,V=30522 -b 4 -t 128 -i out/profile_reference/sentences.bin --optimizer lamb --dropout 0.1 --short-sequences 0 -s 0 -v 0 -n 0 -x 20 --profile 5 --overwrite 1 -o out/profile_reference/bert_two_layers' \
+    './train_gpt2cu -e L=32,C=2560,NH=32,V=10000,T=512,tied=0 -b 4 -t 512 --mode backward -s 0 -v 0 -n 0 -x 20 --profile 5 --overwrite 1 -o out/profile_reference/transformer_backward' \
+    'build/bf16/train_dlrmcu -e published --tables 26 --rows 101250 --samples 4000000 --held-out 32768 -b 32768 -l 0.1 -v 0 -n 0 -x 20 --profile 5 --overwrite 1 -o out/profile_reference/dlrm'
 kept=$(cd "$tree/out/profile_reference/gpt2_124m" && echo *)
 verdict 'sh: only profile and log are kept' "$([ "$kept" = 'log.jsonl profile' ] || echo "$kept")"
 verdict 'sh: the commit is named' "$(lacks "$tree/results/profile_gpt2_124m.md" '| commit | 7654321 |')"
@@ -331,7 +349,7 @@ BROKEN=gpt2_124m reference_sh --only 'bert gpt2' --out other_out --pages results
 verdict 'sh: a failed run is reported, the others continue' "$(ended_with 1)$(lacks "$work/stdout" 'FAIL gpt2_124m: no profile; the end of other_out/gpt2_124m.log:' 'error: broken on purpose' \
     'left out: other_out has no gpt2_124m' 'wrote results/profile_bert_two_layers.md')"
 reference_sh --only 'bert llama'
-verdict 'sh: an unknown set-up' "$(ended_with_error 2 'error: --only llama: allowed are bert, gpt2, transformer')"
+verdict 'sh: an unknown set-up' "$(ended_with_error 2 'error: --only llama: allowed are bert, gpt2, transformer, dlrm, ncf')"
 reference_sh --faster
 verdict 'sh: an unknown flag' "$([ "$status" = 2 ] && [ "$(wc -l <"$work/stderr")" = 1 ] || echo "status $status: $(cat "$work/stderr")")"
 printf 'import sys\nsys.exit(2)\n' >"$tree/scripts/profile_reference.py"
