@@ -207,7 +207,7 @@ static void send_gradients(Model* m, Context* ctx) {
     exchange_gradients(x, m->buffers.grad_sync, dvectors, ctx);
 }
 
-// After forward() with BACKWARD: gradients of the MLPs and looked-up rows. Beside the interaction the lookups are sorted by row.
+// After forward() with BACKWARD: gradients of the MLPs and looked-up rows. The lookups are sorted beside the interaction.
 static void backward(Model* m, const Batch* in, Context* ctx) {
     const Config* c = &m->config;
     const Exchange* x = &m->exchange;

@@ -185,8 +185,8 @@ __device__ inline bool last_to_arrive(unsigned* arrivals, unsigned blocks) {
     return last;
 }
 
-// p[0] + p[stride] + ... of n numbers, in this order, for sums of blocks that the last one adds: many loads are under way at a
-// time, because nothing else hides their latency there.
+// p[0] + p[stride] + ... of n numbers, in this order, for sums of blocks that the last one adds: many loads are under
+// way at a time, because nothing else hides their latency there.
 __device__ inline float sum_in_order(const float* p, int n, size_t stride) {
     const int LOADS = 32;
     float total = 0;
@@ -210,8 +210,8 @@ static inline unsigned blocks_for(size_t n, size_t each) {
     return (unsigned)blocks;
 }
 
-// Let a kernel ask for `bytes` of dynamic shared memory, which above 48 KB needs permission. A launcher chooses a kernel
-// that fits the GPU, so more than the GPU has is a fault of the launcher.
+// Let a kernel ask for `bytes` of dynamic shared memory, which above 48 KB needs permission. A launcher chooses a
+// kernel that fits the GPU, so more than the GPU has is a fault of the launcher.
 template <typename Kernel> static inline void kernel_allow_shared(Kernel* kernel, size_t bytes, const Context* ctx) {
     if (bytes > ctx->shared_of_block)
         die(FAILED, "a kernel asks for %zu bytes of shared memory; a block has %zu on this GPU", bytes,

@@ -74,7 +74,8 @@ static __global__ void __launch_bounds__(INTERACTION_WARPS* WARP)
     for (int i = lane * 8; i < pairs; i += WARP * 8) store128(row + INTERACTION_E + i, load128(out + i));
 }
 
-// Four bytes of the left operand S = L + L^T, L the lower triangle of dz's products: S[row][column] and the next column.
+// Four bytes of the left operand S = L + L^T, L the lower triangle of dz's products: S[row][column] and the next
+// column.
 __device__ inline uint32_t interaction_pairs(const floatX* pairs, int row, int column, int tables) {
     floatX x[2];
 #pragma unroll

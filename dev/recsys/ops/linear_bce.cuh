@@ -12,8 +12,8 @@ typedef struct {
     float *bias, *columns;
 } LinearBcePartial;
 
-// One warp per row, ROWS of them at a time; a lane has WIDTH adjacent columns of every WARP * WIDTH, at most K times. The last
-// block adds the blocks' sums in their order: partial [blocks, 2 C], partial_loss and partial_bias [blocks].
+// One warp per row, ROWS of them at a time; a lane has WIDTH adjacent columns of every WARP * WIDTH, at most K times.
+// The last block adds the blocks' sums in their order: partial [blocks, 2 C], partial_loss and partial_bias [blocks].
 template <int K, int WIDTH, int ROWS>
 __global__ void __launch_bounds__(LINEAR_BCE_WARPS* WARP)
     linear_bce_kernel(Losses losses, LinearBceOutput out, LinearBceInput in, LinearBceShape s, int is_backward,

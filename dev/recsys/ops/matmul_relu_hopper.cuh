@@ -1,16 +1,15 @@
-/* matmul_relu.h's products on Hopper, in one kernel each: bias and ReLU, or the mask of the layer below and its bias gradient,
- * are done while the tensor cores work on the next tile.
+/* matmul_relu.h's products on Hopper, in one kernel each: bias and ReLU, or the mask of the layer below and its bias
+ * gradient, are done while the tensor cores work on the next tile.
  *
  *   forward          d [M, N] = relu(a [M, K] b^T + bias)          b [N, K]
  *   backward input   d [M, N] = a [M, K] b where h > 0, else 0     b [K, N];  sums [N] = column sums of d
  *                    h NULL: no mask and no sums
  *
- * A block per multiprocessor takes tiles of 128 rows and 128 or 256 columns, always the same columns. Of its three warpgroups
- * one thread of the first loads tiles by TMA; the second and third multiply, 64 rows each; the other three warps of the first
- * store what they leave in shared memory, and add columns in registers until the end; without a mask one thread stores by TMA.
- * Two blocks with adjacent rows and the
- * same columns are a cluster: each loads its rows of a and half of b for both, else reading from L2 takes longer than the
- * products.
+ * A block per multiprocessor takes tiles of 128 rows and 128 or 256 columns, always the same columns. Of its three
+ * warpgroups one thread of the first loads tiles by TMA; the second and third multiply, 64 rows each; the other three
+ * warps of the first store what they leave in shared memory, and add columns in registers until the end; without a mask
+ * one thread stores by TMA. Two blocks with adjacent rows and the same columns are a cluster: each loads its rows of a,
+ * and half of b for both.
  * Numerics: sums in fp32. Column sums are of rounded values, in an order that depends on the shape and the number of
  * multiprocessors. N and K are multiples of 8, pointers of 16 bytes. */
 #ifndef DEV_RECSYS_OPS_MATMUL_RELU_HOPPER_CUH
@@ -58,8 +57,8 @@ struct ReluShared {
 };
 
 #if HOPPER_CODE
-// The rows at which this block's tiles begin: while the first block of the cluster has one, so has the second, whose last tile
-// may be empty.
+// The rows at which this block's tiles begin: while the first block of the cluster has one, so has the second, whose
+// last tile may be empty.
 __device__ __forceinline__ bool relu_has_tile(const ReluProduct& z, int row) {
     return row / RELU_M / RELU_CLUSTER * RELU_CLUSTER * RELU_M < z.M;
 }
@@ -75,8 +74,8 @@ __device__ __forceinline__ void relu_prefetch_h(const CUtensorMap* h, const Relu
     }
 }
 
-// One thread: load the tiles of a, and this block's part of b into all blocks of the cluster. `h` NULL: there is no mask. Else
-// its next tile is prefetched.
+// One thread: load the tiles of a, and this block's part of b into all blocks of the cluster. `h` NULL: there is no
+// mask. Else its next tile is prefetched.
 template <int HALVES, Major B>
 __device__ __forceinline__ void relu_produce(const ReluShared& m, const CUtensorMap* a, const CUtensorMap* b,
                                              const CUtensorMap* h, const ReluProduct& z, int first_tile, int column) {
@@ -176,8 +175,9 @@ __device__ __forceinline__ void relu_store_plain(const ReluShared& m, const CUte
     }
 }
 
-// Of the warps that store, called by all of them with the sums [8] of each lane's columns from `at` on: add them up in shared
-// memory, then store the block's sums. The last block to arrive for these columns adds those of all blocks in their order.
+// Of the warps that store, called by all of them with the sums [8] of each lane's columns from `at` on: add them up in
+// shared memory, then store the block's sums. The last block to arrive for these columns adds those of all blocks in
+// their order.
 template <int HALVES>
 __device__ __forceinline__ void relu_finish_sums(const ReluShared& m, const ReluProduct& z, float (&sum)[8],
                                                  int first_tile, int column) {
@@ -220,8 +220,8 @@ __device__ __forceinline__ void relu_finish_sums(const ReluShared& m, const Relu
     store128(z.sums + c, total);
 }
 
-// This lane's part of h for ReluTile::LOADS steps of relu_store_masked() from `row` on. Rows and columns past the end load others
-// instead, so that all loads are under way before the first is used.
+// This lane's part of h for ReluTile::LOADS steps of relu_store_masked() from `row` on. Rows and columns past the end
+// load others instead, so that all loads are under way before the first is used.
 template <int HALVES>
 __device__ __forceinline__ void relu_load_h(Vector<floatX> (&h)[ReluTile<HALVES>::LOADS], const ReluProduct& z, int row,
                                             int column) {
@@ -234,8 +234,9 @@ __device__ __forceinline__ void relu_load_h(Vector<floatX> (&h)[ReluTile<HALVES>
     }
 }
 
-// Three warps: apply the mask to finished tiles, add their columns and store them. A warp takes one or two whole rows at a time, LOADS times one after the other; a lane has
-// eight columns. h of the next rows is loaded before the present ones are stored.
+// Three warps: apply the mask to finished tiles, add their columns and store them. A warp takes one or two whole rows
+// at a time, LOADS times one after the other; a lane has eight columns. h of the next rows is loaded before the present
+// ones are stored.
 template <int HALVES>
 __device__ __forceinline__ void relu_store_masked(const ReluShared& m, const ReluProduct& z, int first_tile,
                                                   int column) {

@@ -89,8 +89,8 @@ __device__ inline void bulk_copy_g2s(uint32_t shared, const void* global, uint32
 // ---------------------------------------------------------------------------------------------------------
 // Copies from shared to global memory, in groups of one thread
 
-// cp.async.bulk.tensor.3d: copy `tile` to the box at (channel, head, row). Elements past the tensor's ends are left out. Writes to
-// the tile must be followed by fence_proxy_async_shared() and a barrier.
+// cp.async.bulk.tensor.3d: copy `tile` to the box at (channel, head, row). Elements past the tensor's ends are left
+// out. Writes to the tile must be followed by fence_proxy_async_shared() and a barrier.
 __device__ inline void tma_store_3d(const CUtensorMap* map, int channel, int head, int row, uint32_t tile) {
     asm volatile("cp.async.bulk.tensor.3d.global.shared::cta.bulk_group [%0, {%1, %2, %3}], [%4];" ::"l"(map),
                  "r"(channel), "r"(head), "r"(row), "r"(tile)
