@@ -41,10 +41,10 @@ for list in $(grep -l '^op .* gpu$' dev/ladder/*/rungs.txt); do
 done
 if ! nvidia-smi -L 2>/dev/null | grep -q GPU; then
     said=$(LADDER_TIME=0 bash dev/ladder/run.sh adamw passes 2>&1)
-    verdict 'without a GPU, the rungs of the CPU' "$(grep -q '^no NVIDIA GPU is here: the rungs of adamw_cpu instead$' <<<"$said" && grep -q '^ok   passes: 21 passed' <<<"$said" || echo "$said")"
+    verdict 'without a GPU, the rungs of the CPU' "$(grep -q '^no NVIDIA GPU is here: the rungs of adamw_cpu instead$' <<<"$said" && grep -q '^ok   passes: [1-9][0-9]* passed, 0 failed' <<<"$said" || echo "$said")"
 fi
 # A table of times, of the cheapest ladder: one line for each rung, and what the peak is.
 said=$(make -s ladder OP=layernorm_forward_cpu CFLAGS="$CFLAGS" 2>&1)
-verdict 'times' "$([ "$(grep -cE '^(loops|lanes|shipped) +18 passed +[0-9.]+ +[0-9.]+ +[0-9.]+ % ' <<<"$said")" = 3 ] && grep -q '^peak: [0-9.]*, GB/s of a copy' <<<"$said" || echo "$said")"
+verdict 'times' "$([ "$(grep -cE '^(loops|lanes|shipped) +[1-9][0-9]* passed +[0-9.]+ +[0-9.]+ +[0-9.]+ % ' <<<"$said")" = 3 ] && grep -q '^peak: [0-9.]*, GB/s of a copy' <<<"$said" || echo "$said")"
 printf '%d passed, %d failed, %d skipped\n' "$passed" "$failed" "$skipped"
 [ "$failed" -eq 0 ]
