@@ -98,10 +98,14 @@ template <int N> __device__ inline void fence_operand(uint32_t (&a)[N][4]) {
 #define WGMMA_REGS64                                                                                                   \
     WGMMA_REGS32 ",%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,%48,%49,%50,%51,%52,%53,%54,%55,"   \
                  "%56,%57,%58,%59,%60,%61,%62,%63"
+#define WGMMA_REGS128                                                                                                  \
+    WGMMA_REGS64 ",%64,%65,%66,%67,%68,%69,%70,%71,%72,%73,%74,%75,%76,%77,%78,%79,%80,%81,%82,%83,%84,%85,%86,%87,"   \
+                 "%88,%89,%90,%91,%92,%93,%94,%95,%96,%97,%98,%99,%100,%101,%102,%103,%104,%105,%106,%107,%108,"       \
+                 "%109,%110,%111,%112,%113,%114,%115,%116,%117,%118,%119,%120,%121,%122,%123,%124,%125,%126,%127"
 
 // wgmma.mma_async, both operands in shared memory: c [64, 8 J] = a [64, 16] b [16, 8 J], or += with `add`.
 template <Major A, Major B, int J> __device__ inline void wgmma_ss(float (&c)[J][4], uint32_t a, uint32_t b, int add) {
-    static_assert(J == 4 || J == 8 || J == 16, "32, 64 or 128 columns");
+    static_assert(J == 4 || J == 8 || J == 16 || J == 32, "32, 64, 128 or 256 columns");
     if constexpr (J == 4)
         asm volatile("{ .reg .pred p; .reg .b64 a, b; setp.ne.b32 p, %18, 0; mov.b64 a, {%16, " WGMMA_DESCRIPTOR_HIGH
                      "}; mov.b64 b, {%17, " WGMMA_DESCRIPTOR_HIGH
@@ -122,6 +126,14 @@ template <Major A, Major B, int J> __device__ inline void wgmma_ss(float (&c)[J]
                      "}; wgmma.mma_async.sync.aligned.m64n128k16." WGMMA_TYPES " {" WGMMA_REGS64
                      "}, a, b, p, 1, 1, %67, %68; }"
                      : WGMMA_C16(0), WGMMA_C16(4), WGMMA_C16(8), WGMMA_C16(12)
+                     : "r"(a), "r"(b), "r"(add), "n"((int)A), "n"((int)B));
+    if constexpr (J == 32)
+        asm volatile("{ .reg .pred p; .reg .b64 a, b; setp.ne.b32 p, %130, 0; mov.b64 a, {%128, " WGMMA_DESCRIPTOR_HIGH
+                     "}; mov.b64 b, {%129, " WGMMA_DESCRIPTOR_HIGH
+                     "}; wgmma.mma_async.sync.aligned.m64n256k16." WGMMA_TYPES " {" WGMMA_REGS128
+                     "}, a, b, p, 1, 1, %131, %132; }"
+                     : WGMMA_C16(0), WGMMA_C16(4), WGMMA_C16(8), WGMMA_C16(12), WGMMA_C16(16), WGMMA_C16(20),
+                       WGMMA_C16(24), WGMMA_C16(28)
                      : "r"(a), "r"(b), "r"(add), "n"((int)A), "n"((int)B));
 }
 
@@ -148,6 +160,7 @@ __device__ inline void wgmma_rs(float (&c)[J][4], const uint32_t (&a)[4], uint32
 #undef WGMMA_REGS16
 #undef WGMMA_REGS32
 #undef WGMMA_REGS64
+#undef WGMMA_REGS128
 #undef WGMMA_TYPES
 #undef WGMMA_DESCRIPTOR_HIGH
 
