@@ -56,9 +56,10 @@ static inline Array muon_weights(const MuonCase* c) { return c->k->has_master ? 
 // its roundings by up to 3.4^5. The reference rounds X, A and B to floatX as launchers do. So in 16 bits an element
 // differs only where another order takes a sum across the middle between two numbers, once in about 10,000 sums: by
 // 2^-8 in bf16 and by 2^-11 in fp16, enlarged as above.
+// Measured: 1.2e-6 in fp32, 1.5e-3 in fp16 and 1.1e-2 in bf16 (H200).
 static inline double muon_error(void) {
-    if (sizeof(floatX) == sizeof(real)) return sizeof(real) == sizeof(double) ? 1e-12 : 1e-5;
-    return strcmp(FLOATX_NAME, "F16") == 0 ? 0.01 : 0.02;
+    if (sizeof(floatX) == sizeof(real)) return sizeof(real) == sizeof(double) ? 1e-12 : 4e-6;
+    return strcmp(FLOATX_NAME, "F16") == 0 ? 0.004 : 0.02;
 }
 
 // The error of an update of each matrix against the reference's, `want`, as a part of the update's norm.
@@ -222,7 +223,7 @@ static inline void test_muon_equalities(Harness* h) {
             }
             least = fmin(least, sum), most = fmax(most, sum);
         }
-        expect_within(h, "equal norms along the longer side", most / least, 1, 1e-4);
+        expect_within(h, "equal norms along the longer side", most / least, 1, 1e-5);
         case_end(h);
     }
 }
