@@ -72,12 +72,12 @@ fi
 # Killed at random while it saves after every step; the last process ends by itself.
 together="-e $sizes,tied=0 --init zero-out --ema 0.9 --batch-ramp 12 --keep-best 1 --optimizer normuon"
 [[ $PROGRAM == *bert* ]] || together+=" --seq-warmup 12"
-long=${base/-x 10/-x 40}
-launch 1 $long $together -o whole40
+long=${base/-x 10/-x 150}
+launch 1 $long $together -o whole150
 killed=0
 "$PROGRAM" $long $together -n 1 -o killed </dev/null >/dev/null 2>&1 & pid=$!
-for _ in $(seq 200); do
-    sleep 0.$((RANDOM % 5))$((RANDOM % 10))
+for _ in $(seq 90); do
+    sleep 0.$((1 + RANDOM % 4))$((RANDOM % 10))
     if kill -KILL $pid 2>/dev/null; then killed=$((killed + 1)); fi
     wait $pid 2>/dev/null
     [ $killed -lt "$kills" ] || break
@@ -85,7 +85,7 @@ for _ in $(seq 200); do
 done
 launch 1 -y 1 -o killed
 why=
-for f in ckpt/00000040/model ckpt/00000040/optimizer ema/model; do cmp -s "killed/$f.safetensors" "whole40/$f.safetensors" || why="$f differs"; done
-cmp -s <(losses killed) <(losses whole40) || why=${why:-'the losses differ'}
+for f in ckpt/00000150/model ckpt/00000150/optimizer ema/model; do cmp -s "killed/$f.safetensors" "whole150/$f.safetensors" || why="$f differs"; done
+cmp -s <(losses killed) <(losses whole150) || why=${why:-'the losses differ'}
 verdict "killed $killed times (SIGKILL), all of these together: the same bits" "$why"
 finish
