@@ -264,6 +264,7 @@ static void backward(Model* m, const int* inputs, const Sequences* s, Mode mode,
     int N = s->rows, C = c->C;
     Linear head = {.w = m->p.head, .b = NULL, .fp8 = m->p.head_fp8};
     LinearGrads dhead = {.w = m->g.head, .b = NULL, .fp8 = m->g.head_fp8};
+    LinearSize head_size = {.N = N, .IC = C, .OC = m->Vp};
     Rows rows = {.N = N, .C = C};
     LayerNormInputs lnf = {
         .dy = m->a.dln, .x = residual_into(m, c->L), .stats = m->a.lnf_stats, .w = m->p.lnf.w, .size = rows};
@@ -273,7 +274,7 @@ static void backward(Model* m, const int* inputs, const Sequences* s, Mode mode,
 
     scope_at(ctx, BACKWARD, -1);
     linear_backward_weight(dhead, m->a.logits, m->a.lnf, N, C, m->Vp, mode, ctx);
-    linear_backward_input(m->a.dln, m->a.logits, head, N, C, m->Vp, SET, ctx);
+    linear_logits_backward_input(m->a.dln, m->a.logits, m->in.targets, head, head_size, ctx);
     residual_layernorm_backward(residual_gradient(m, s, c->L - 1, SITE_DROPOUT_MLP_OUT), m->g.lnf, lnf, SET, mode, ctx);
     for (int l = c->L - 1; l >= 0; l--) backward_block(m, l, s, mode, ctx);
     scope_at(ctx, BACKWARD, -1);

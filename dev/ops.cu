@@ -37,6 +37,7 @@
 #include "ops/matmul_epilogue.h"
 #include "ops/matmul_parts.h"
 #include "ops/matmul_relu.h"
+#include "ops/mean_bias.h"
 #include "ops/muon.h"
 #include "ops/muon_bench.h"
 #include "ops/next_sentence.h"
@@ -46,6 +47,7 @@
 #include "ops/squared_error.h"
 #include "ops/table_rows.h"
 #include "ops/tanh.h"
+#include "ops/target_rounding.h"
 
 typedef struct {
     const char* op;
@@ -70,7 +72,9 @@ static const OpRow TABLE[] = {
     {"cast_bf16", test_cast_bf16, NULL, bench_cast_bf16},
     {"quantize", test_quantize, NULL, bench_quantize},
     {"fp8_scales", test_fp8_scales, NULL, NULL},
+    {"mean_bias", test_mean_bias, NULL, NULL},
     {"linear", test_linear, NULL, NULL},
+    {"target_rounding", test_target_rounding, NULL, NULL},
     {"attention", test_attention, grad_attention, bench_attention},
     {"attention_documents", test_attention_documents, NULL, NULL},
     {"attention_decode", test_attention_decode, NULL, bench_attention_decode},

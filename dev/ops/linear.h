@@ -138,6 +138,27 @@ static inline void linear_run_backward(void* state) {
     linear_backward_input(k->dx.device, k->dpre.device, k->p[0], z0->N, z0->IC, z0->OC, k->mode, k->ctx);
 }
 
+// The bias with which the mean of y over the sampled rows is that of x and the weight before they were rounded to
+// `stored` and `w`.
+static inline const real* linear_bias(Harness* h, const LinearCase* k, int i, const real* x, const real* stored,
+                                      const real* w) {
+    LinearSize z = k->size[i];
+    real* bias = copy_of(h, k->b[i]);
+    int rows = mean_bias_rows(z.N);
+    for (size_t c = 0; c < (size_t)z.IC; c++) {
+        double mean = 0, of_stored = 0;
+        for (int r = 0; r < rows; r++) {
+            size_t at = (size_t)mean_bias_row(r, z.N) * (size_t)z.IC + c;
+            mean += (double)x[at] / rows, of_stored += (double)stored[at] / rows;
+        }
+        for (size_t o = 0; o < (size_t)z.OC; o++) {
+            size_t at = o * (size_t)z.IC + c;
+            bias[o] += (real)((double)k->w[i].host[at] * mean - (double)w[at] * of_stored);
+        }
+    }
+    return bias;
+}
+
 // What is in the shared buffers after the last product of each pass belongs to the layer of `z`.
 static inline void linear_check_layer(Harness* h, LinearCase* k, int i, const real* x, Array y) {
     LinearSize z = k->size[i];
@@ -155,7 +176,7 @@ static inline void linear_check_layer(Harness* h, LinearCase* k, int i, const re
         const real* xt = linear_unpacked(h, f->xt, z.N, z.IC, quantize_rows(z.N), FP8_E4M3, fp8_inverse(f, FP8_X));
         expect_true(h, "the kept transpose has the input's numbers", memcmp(stored, xt, nx * sizeof *xt) == 0);
     }
-    LinearOperands operands = {w, stored, k->b[i].host};
+    LinearOperands operands = {w, stored, linear_bias(h, k, i, x, stored, w)};
     linear_expect(h, i ? "y" : "pre", MATMUL_FORWARD, y, y.host, operands, z, SET);
 }
 

@@ -110,7 +110,7 @@ static inline size_t round_up(size_t n, size_t multiple) { return (n + multiple 
 static inline size_t min_size(size_t a, size_t b) { return a < b ? a : b; }
 static inline size_t max_size(size_t a, size_t b) { return a > b ? a : b; }
 static inline int min_int(int a, int b) { return a < b ? a : b; }
-static inline int max_int(int a, int b) { return a > b ? a : b; }
+HOST_DEVICE static inline int max_int(int a, int b) { return a > b ? a : b; }
 
 // For printing: NaN without its sign, which has no meaning.
 static inline double plain_nan(double x) { return isnan(x) ? (double)NAN : x; }

@@ -29,8 +29,10 @@
 #ifndef LLMC_MODEL_LINEAR_H
 #define LLMC_MODEL_LINEAR_H
 
+#include "llmc/ops/classifier/target_rounding.h"
 #include "llmc/ops/fp8_scales.h"
 #include "llmc/ops/matmul/matmul.h"
+#include "llmc/ops/quantize/mean_bias.h"
 #include "llmc/ops/quantize/quantize.h"
 
 // The operands of a layer, in the order of their rows in the table of scales.
@@ -46,6 +48,8 @@ typedef struct {
     uint8_t *x, *xt;     // [N, IC] and [IC, Np]
     uint8_t *dy, *dyt;
     const floatX *x_of, *dy_of;  // the tensors whose bytes x, and dy and dyt, are; NULL: none
+    QuantizeInput x_from;        // what x was computed from
+    MeanBias mean_bias;          // of the product that runs
     real* unpacked[2];           // CPU: both operands as numbers
 } Fp8Operands;
 
@@ -103,6 +107,7 @@ COMPILED_IF_CALLED static inline void fp8_quantize(const Fp8Linear* f, int opera
 COMPILED_IF_CALLED static inline void fp8_quantize_x(const Fp8Linear* f, QuantizeInput x, int N, int IC, Context* ctx) {
     Fp8Operands* s = f->shared;
     fp8_quantize(f, FP8_X, fp8_output(f, FP8_X, s->x, s->records ? f->xt : NULL), x, N, IC, ctx);
+    s->x_from = x;
 }
 
 // Quantize the gradient of layer f's output.
@@ -209,13 +214,16 @@ COMPILED_IF_CALLED static inline void linear_forward_fp8(floatX* y, const floatX
     fp8_quantize(f, FP8_W, fp8_output(f, FP8_W, f->w, f->wt), quantize_plain(p.w), z.OC, z.IC, ctx);
     if (s->x_of != x) fp8_quantize_x(f, quantize_plain(x), z.N, z.IC, ctx);
     s->x_of = NULL;
+    RoundedTensor x8 = {.exact = s->x_from, .bytes = s->x, .inverse = fp8_inverse(f, FP8_X)};
+    RoundedTensor w8 = {.exact = quantize_plain(p.w), .bytes = f->w, .inverse = fp8_inverse(f, FP8_W)};
+    mean_bias(s->mean_bias, p.b, x8, w8, z.N, z.IC, z.OC, ctx);
     Fp8Product product = {.pass = MATMUL_FORWARD,
                           .a = f->w,
                           .b = s->x,
                           .a_inverse = fp8_inverse(f, FP8_W),
                           .b_inverse = fp8_inverse(f, FP8_X),
                           .d = y,
-                          .bias = p.b,
+                          .bias = s->mean_bias.bias,
                           .size = z,
                           .mode = SET};
     fp8_product(s, product, ctx);
@@ -287,6 +295,20 @@ COMPILED_IF_CALLED static inline void linear_backward_input(floatX* dx, const fl
     LinearSize size = {.N = N, .IC = IC, .OC = OC};
     if (p.fp8) linear_backward_input_fp8(dx, dy, p.fp8, size, mode, ctx);
     else matmul_backward_input(dx, dy, p.w, N, IC, OC, mode, ctx);
+}
+
+// linear_backward_input() of the output matrix: dy is the gradient of the logits of `targets`. In fp8, what rounding took
+// at the targets is added again.
+COMPILED_IF_CALLED static inline void linear_logits_backward_input(floatX* dx, const floatX* dy, const int* targets,
+                                                                   Linear p, LinearSize z, Context* ctx) {
+    linear_backward_input(dx, dy, p, z.N, z.IC, z.OC, SET, ctx);
+    if (!p.fp8) return;
+    RoundedLogits rounded = {.dlogits = dy,
+                             .rounded = p.fp8->shared->dy,
+                             .inverse = fp8_inverse(p.fp8, FP8_DY),
+                             .targets = targets,
+                             .Vp = z.OC};
+    target_rounding(dx, rounded, p.w, z.N, z.IC, ctx);
 }
 
 // d: the gradients of the layer before GELU, of which d.b is written. If it is fp8, dpre is written for it alone: in

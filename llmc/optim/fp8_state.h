@@ -23,7 +23,7 @@ typedef struct {
     Fp8Operands operands;
     uint8_t* weights;  // of all layers, and their transposes
     uint8_t* kept;     // transposed inputs of all layers; NULL: not kept
-    size_t weight_bytes, kept_bytes, x_bytes, dy_bytes;
+    size_t weight_bytes, kept_bytes, x_bytes, dy_bytes, means_bytes, bias_bytes;
     size_t rows;      // of the largest micro-batch, rounded up
     size_t unpacked;  // elements of each of operands.unpacked
 } Fp8State;
@@ -49,7 +49,7 @@ static inline void fp8_layer_size(const TensorTable* table, int i, int* IC, int*
 // Sizes of the buffers for micro-batches of up to N rows. Sets everything that does not need memory.
 static inline void fp8_state_plan(Fp8State* s, const TensorTable* table, int N) {
     size_t Np = s->rows = quantize_rows(N), most_w = 0;
-    s->count = 0, s->weight_bytes = s->kept_bytes = s->x_bytes = s->dy_bytes = 0;
+    s->count = 0, s->weight_bytes = s->kept_bytes = s->x_bytes = s->dy_bytes = s->means_bytes = s->bias_bytes = 0;
     for (int i = 0; i < table->count; i++) {
         int IC, OC;
         if (!fp8_is_weight(s, table, i)) continue;
@@ -61,6 +61,8 @@ static inline void fp8_state_plan(Fp8State* s, const TensorTable* table, int N) 
         s->x_bytes = max_size(s->x_bytes, Np * (size_t)IC);
         s->kept_bytes += s->keeps_x ? Np * (size_t)IC : 0;
         s->dy_bytes = max_size(s->dy_bytes, Np * (size_t)OC);
+        s->means_bytes = max_size(s->means_bytes, 2 * (size_t)IC * sizeof(real));
+        s->bias_bytes = max_size(s->bias_bytes, (size_t)OC * sizeof(floatX));
         most_w = max_size(most_w, (size_t)IC * (size_t)OC);
         s->count++;
     }
@@ -84,7 +86,7 @@ static inline size_t fp8_state_parameter_bytes(const Fp8State* s) {
 }
 
 static inline size_t fp8_state_activation_bytes(const Fp8State* s) {
-    return s->kept_bytes + 2 * (s->x_bytes + s->dy_bytes + s->unpacked * sizeof(real));
+    return s->kept_bytes + s->means_bytes + s->bias_bytes + 2 * (s->x_bytes + s->dy_bytes + s->unpacked * sizeof(real));
 }
 
 // Scratch for the bias gradients of the widest layer.
@@ -144,6 +146,8 @@ static inline void fp8_state_open(Fp8State* s, const TensorTable* table, void* c
     o->xt = (uint8_t*)device_alloc(ctx, s->x_bytes, "activations");
     o->dy = (uint8_t*)device_alloc(ctx, s->dy_bytes, "activations");
     o->dyt = (uint8_t*)device_alloc(ctx, s->dy_bytes, "activations");
+    o->mean_bias.means = (real*)device_alloc(ctx, s->means_bytes, "activations");
+    o->mean_bias.bias = (floatX*)device_alloc(ctx, s->bias_bytes, "activations");
     for (int i = 0; i < 2 && s->unpacked; i++)
         o->unpacked[i] = (real*)device_alloc(ctx, s->unpacked * sizeof(real), "activations");
     o->calibrates = 1;
@@ -183,6 +187,7 @@ static inline void fp8_state_close(Fp8State* s) {
     device_free(o->measured, sizeof *o->measured);
     device_free(o->x, s->x_bytes), device_free(o->xt, s->x_bytes);
     device_free(o->dy, s->dy_bytes), device_free(o->dyt, s->dy_bytes);
+    device_free(o->mean_bias.means, s->means_bytes), device_free(o->mean_bias.bias, s->bias_bytes);
     for (int i = 0; i < 2 && s->unpacked; i++) device_free(o->unpacked[i], s->unpacked * sizeof(real));
     free(s->linears), free(s->names), free(o->elements);
 }

@@ -33,10 +33,10 @@ HOST_DEVICE static inline float fp8_largest(Fp8Format format) { return format ==
 // The byte of the largest number.
 HOST_DEVICE static inline uint8_t fp8_top(Fp8Format format) { return format == FP8_E4M3 ? 0x7e : 0x7b; }
 
-static inline int fp8_fraction_bits(Fp8Format format) { return format == FP8_E4M3 ? 3 : 2; }
+HOST_DEVICE static inline int fp8_fraction_bits(Fp8Format format) { return format == FP8_E4M3 ? 3 : 2; }
 
 // The exponent of the smallest normal number.
-static inline int fp8_min_exponent(Fp8Format format) { return format == FP8_E4M3 ? -6 : -14; }
+HOST_DEVICE static inline int fp8_min_exponent(Fp8Format format) { return format == FP8_E4M3 ? -6 : -14; }
 
 // The definition: the number of steps between 0 and |x|, where a step doubles with every power of two.
 static inline uint8_t fp8_from_float_ref(float x, Fp8Format format) {
@@ -66,10 +66,10 @@ static inline uint8_t fp8_from_float(float x, Fp8Format format) {
 }
 
 // The number that a byte stands for.
-static inline float fp8_to_float(uint8_t byte, Fp8Format format) {
+HOST_DEVICE static inline float fp8_to_float(uint8_t byte, Fp8Format format) {
     int fraction = fp8_fraction_bits(format), least = fp8_min_exponent(format);
     int code = byte & 0x7f, exponent = max_int(code >> fraction, 1) - 1;
-    float size = (float)ldexp(code - (exponent << fraction), least - fraction + exponent);
+    float size = ldexpf((float)(code - (exponent << fraction)), least - fraction + exponent);
     if (format == FP8_E5M2 && code == 0x7c) size = INFINITY;
     if (code > (format == FP8_E4M3 ? 0x7e : 0x7c)) size = NAN;
     return byte & 0x80 ? -size : size;

@@ -1,0 +1,207 @@
+/* mean_bias: a bias with which the product of two rounded operands has the mean of the exact product.
+ *
+ *   bias[o] (SET) = b[o] + sum over i of (w[o, i] mean(x[., i]) - w8[o, i] mean(x8[., i]))
+ *
+ *   x [N, IC] as in quantize.h, w [OC, IC]; x8 and w8: what was stored of them in E4M3, as numbers; b [OC] or NULL;
+ *   bias [OC] floatX; means [2, IC] real: scratch
+ *
+ * Why: the errors of rounding differ from row to row and cancel in sums over rows, apart from their mean. That one moves
+ * all rows the same way, and with them the loss: it is most of what rounding does to gradients of a trained model,
+ * whose x have large means (dev/LOG.md). A bias costs nothing in a product.
+ *
+ * shapes     IC a multiple of 16, x, w and their bytes aligned to 16 bytes. N may be 0: nothing is written.
+ * rows       Means are over MEAN_BIAS_ROWS rows spread over all N, and over all rows if there are fewer. Their places
+ *            in sequences of a power of two differ.
+ * numerics   on the GPU in fp32, in an order that depends on the shapes alone; on the CPU in double
+ * bytes      OC IC (sizeof(floatX) + 1), and as much for each element of x that is read */
+#ifndef LLMC_OPS_MEAN_BIAS_H
+#define LLMC_OPS_MEAN_BIAS_H
+
+#include "llmc/ops/quantize/quantize.h"
+
+enum { MEAN_BIAS_ROWS = 512, MEAN_BIAS_SPREAD = 37 };
+
+// A tensor before and after it was rounded: bytes / scale.
+typedef struct {
+    QuantizeInput exact;
+    const uint8_t* bytes;
+    const real* inverse;
+} RoundedTensor;
+
+typedef struct {
+    floatX* bias;
+    real* means;
+} MeanBias;
+
+#define MEAN_BIAS_FLOPS(N, IC, OC) (4.0 * (IC) * ((double)mean_bias_rows(N) + (OC)))
+#define MEAN_BIAS_BYTES(N, IC, OC) ((sizeof(floatX) + 1.0) * (IC) * ((double)mean_bias_rows(N) + (OC)))
+
+HOST_DEVICE static inline int mean_bias_rows(int N) { return N < MEAN_BIAS_ROWS ? N : MEAN_BIAS_ROWS; }
+
+// The row of x that is the k-th of the means.
+HOST_DEVICE static inline int mean_bias_row(int k, int N) {
+    int apart = N / mean_bias_rows(N);
+    return k * apart + k * MEAN_BIAS_SPREAD % apart;
+}
+
+// ---------------------------------------------------------------------------------------------------------
+// Reference
+
+// x [N, IC] and w [OC, IC]: the tensors themselves.
+static inline void mean_bias_ref(real* bias, const real* b, const real* x, RoundedTensor x8, const real* w,
+                                 RoundedTensor w8, int N, int IC, int OC) {
+    for (size_t o = 0; o < (size_t)OC && N; o++) {
+        double sum = b ? (double)b[o] : 0;
+        for (size_t i = 0; i < (size_t)IC; i++) {
+            double mean = 0, mean8 = 0, rows = (double)mean_bias_rows(N);
+            for (int k = 0; k < mean_bias_rows(N); k++) {
+                size_t at = (size_t)mean_bias_row(k, N) * (size_t)IC + i;
+                mean += (double)x[at] / rows;
+                mean8 += (double)*x8.inverse * (double)fp8_to_float(x8.bytes[at], FP8_E4M3) / rows;
+            }
+            size_t at = o * (size_t)IC + i;
+            sum += (double)w[at] * mean;
+            sum -= (double)*w8.inverse * (double)fp8_to_float(w8.bytes[at], FP8_E4M3) * mean8;
+        }
+        bias[o] = (real)sum;
+    }
+}
+
+#ifdef __CUDACC__
+// ---------------------------------------------------------------------------------------------------------
+// GPU: a block takes 16 columns of the rows, then a warp an output.
+
+enum { MEAN_BIAS_THREADS = 256, MEAN_BIAS_COLUMNS = 8 };
+
+// The numbers of 8 adjacent bytes.
+__device__ inline void mean_bias_numbers(float* v, const uint8_t* bytes) {
+    uint2 words = *(const uint2*)bytes;
+    const unsigned pairs[] = {words.x & 0xffff, words.x >> 16, words.y & 0xffff, words.y >> 16};
+#pragma unroll
+    for (int j = 0; j < 4; j++) {
+        __half2_raw raw = __nv_cvt_fp8x2_to_halfraw2((__nv_fp8x2_storage_t)pairs[j], __NV_E4M3);
+        float2 two = __half22float2(__half2(raw));
+        v[2 * j] = two.x, v[2 * j + 1] = two.y;
+    }
+}
+
+// The tensor's 8 elements at [row, column] before and after rounding, the latter not scaled back.
+__device__ inline void mean_bias_load(float* exact, float* rounded, RoundedTensor t, int row, int column, int C) {
+    Vector<floatX> loaded[MEAN_BIAS_COLUMNS / Vector<floatX>::SIZE];
+    quantize_load<MEAN_BIAS_COLUMNS>(loaded, t.exact.x, row, column, row + 1, C);
+    quantize_floats<MEAN_BIAS_COLUMNS>(exact, loaded);
+    mean_bias_numbers(rounded, t.bytes + (size_t)row * C + column);
+}
+
+// means[0, i] and means[1, i]: of x and of x8.
+static __global__ void __launch_bounds__(MEAN_BIAS_THREADS)
+    mean_bias_means_kernel(real* means, RoundedTensor x, int N, int IC) {
+    constexpr int WARPS = MEAN_BIAS_THREADS / WARP, W = MEAN_BIAS_COLUMNS;
+    __shared__ float partial[2][WARPS][2 * W];
+    int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP, rows = mean_bias_rows(N);
+    int column = blockIdx.x * 2 * W + threadIdx.x % 2 * W;
+    float sum[2][W] = {{0}};
+    for (int k = threadIdx.x / 2; k < rows; k += MEAN_BIAS_THREADS / 2) {
+        float exact[W], rounded[W];
+        mean_bias_load(exact, rounded, x, mean_bias_row(k, N), column, IC);
+#pragma unroll
+        for (int j = 0; j < W; j++) {
+            if (x.exact.source == QUANTIZE_GELU) exact[j] = gelu_value(exact[j], x.exact.gelu);
+            sum[0][j] += exact[j], sum[1][j] += rounded[j];
+        }
+    }
+#pragma unroll
+    for (int which = 0; which < 2; which++)
+#pragma unroll
+        for (int j = 0; j < W; j++) {
+            float total = sum[which][j];
+#pragma unroll
+            for (int apart = 2; apart < WARP; apart *= 2) total += __shfl_xor_sync(ALL_LANES, total, apart);
+            if (lane < 2) partial[which][warp][lane * W + j] = total;
+        }
+    __syncthreads();
+    int which = threadIdx.x / (2 * W), i = threadIdx.x % (2 * W);
+    if (which >= 2) return;
+    float total = 0;
+    for (int w = 0; w < WARPS; w++) total += partial[which][w][i];
+    means[which * IC + blockIdx.x * 2 * W + i] = total / rows * (which ? *x.inverse : 1);
+}
+
+static __global__ void __launch_bounds__(MEAN_BIAS_THREADS)
+    mean_bias_kernel(MeanBias out, const floatX* b, RoundedTensor w, int IC, int OC) {
+    constexpr int W = MEAN_BIAS_COLUMNS;
+    int o = (int)(blockIdx.x * (MEAN_BIAS_THREADS / WARP) + threadIdx.x / WARP);
+    if (o >= OC) return;
+    float sum = 0, inverse = (float)*w.inverse;
+    for (int i = threadIdx.x % WARP * W; i < IC; i += WARP * W) {
+        float exact[W], rounded[W], mean[W], mean8[W];
+        mean_bias_load(exact, rounded, w, o, i, IC);
+        load_reals<W>(mean, out.means + i);
+        load_reals<W>(mean8, out.means + IC + i);
+#pragma unroll
+        for (int j = 0; j < W; j++) sum += exact[j] * mean[j] - inverse * rounded[j] * mean8[j];
+    }
+    sum = warp_sum(sum);
+    if (threadIdx.x % WARP == 0) out.bias[o] = from_float<floatX>(sum + (b ? to_float(b[o]) : 0));
+}
+
+COMPILED_IF_CALLED static inline void mean_bias_run(MeanBias out, const floatX* b, RoundedTensor x, RoundedTensor w,
+                                                    int N, int IC, int OC, Context* ctx) {
+    mean_bias_means_kernel<<<IC / (2 * MEAN_BIAS_COLUMNS), MEAN_BIAS_THREADS, 0, ctx->stream>>>(out.means, x, N, IC);
+    cudaCheck(cudaGetLastError());
+    unsigned blocks = blocks_for((size_t)OC, MEAN_BIAS_THREADS / WARP);
+    mean_bias_kernel<<<blocks, MEAN_BIAS_THREADS, 0, ctx->stream>>>(out, b, w, IC, OC);
+    cudaCheck(cudaGetLastError());
+}
+
+#else
+// ---------------------------------------------------------------------------------------------------------
+// CPU: 16 columns of the rows, then an output, in a task.
+
+static inline void mean_bias_run(MeanBias out, const floatX* b, RoundedTensor x, RoundedTensor w, int N, int IC, int OC,
+                                 Context* ctx) {
+    size_t width = (size_t)IC;
+    float number[256];
+    int rows = mean_bias_rows(N);
+    (void)ctx;
+    for (int byte = 0; byte < 256; byte++) number[byte] = fp8_to_float((uint8_t)byte, FP8_E4M3);
+#pragma omp parallel for schedule(static)
+    for (size_t i = 0; i < width; i += QUANTIZE_ALIGNMENT) {
+        double sum[2][QUANTIZE_ALIGNMENT] = {{0}};
+        for (int k = 0; k < rows; k++) {
+            size_t at = (size_t)mean_bias_row(k, N) * width + i;
+            floatX exact[QUANTIZE_ALIGNMENT];
+            quantize_source(exact, x.exact, at, QUANTIZE_ALIGNMENT);
+            for (size_t j = 0; j < QUANTIZE_ALIGNMENT; j++)
+                sum[0][j] += (double)exact[j], sum[1][j] += (double)number[x.bytes[at + j]];
+        }
+        for (size_t j = 0; j < QUANTIZE_ALIGNMENT; j++) {
+            out.means[i + j] = (real)(sum[0][j] / rows);
+            out.means[width + i + j] = (real)(sum[1][j] / rows * (double)*x.inverse);
+        }
+    }
+#pragma omp parallel for schedule(static)
+    for (int o = 0; o < OC; o++) {
+        const floatX* exact = w.exact.x + (size_t)o * width;
+        const uint8_t* bytes = w.bytes + (size_t)o * width;
+        double sum = b ? (double)b[o] : 0;
+        for (size_t i = 0; i < width; i++)
+            sum += (double)exact[i] * (double)out.means[i] -
+                   (double)*w.inverse * (double)number[bytes[i]] * (double)out.means[width + i];
+        out.bias[o] = (floatX)sum;
+    }
+}
+
+#endif
+
+COMPILED_IF_CALLED static inline void mean_bias(MeanBias out, const floatX* b, RoundedTensor x, RoundedTensor w, int N,
+                                                int IC, int OC, Context* ctx) {
+    CHECK(N >= 0 && IC > 0 && IC % QUANTIZE_ALIGNMENT == 0 && OC > 0);
+    if (!N) return;
+    Scope scope = scope_open(ctx, "mean_bias", MEAN_BIAS_FLOPS(N, IC, OC), MEAN_BIAS_BYTES(N, IC, OC),
+                             "N=%d IC=%d OC=%d", N, IC, OC);
+    mean_bias_run(out, b, x, w, N, IC, OC, ctx);
+    scope_close(&scope);
+}
+
+#endif
