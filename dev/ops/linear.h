@@ -260,6 +260,43 @@ static inline void test_linear_case(Harness* h, int N, int C, int F, Mode mode, 
     case_end(h);
 }
 
+// The output matrix: the share of the targets in dx is that of dlogits before it was rounded.
+static inline void test_linear_logits(Harness* h, int N, int C, int Vp) {
+    case_begin(h, "linear/fp8 logits N=%d C=%d Vp=%d", N, C, Vp);
+    LinearCase* k = linear_case(h, N, C, Vp, SET, GELU_TANH, 0);
+    const Fp8Linear* f = k->p[0].fp8;
+    const LinearSize z = k->size[0];
+    Array dlogits = input(h, (size_t)N * (size_t)Vp, 1e-3);
+    int* targets = int_array(h, (size_t)N);
+    for (int n = 0; n < N; n++) {
+        targets[n] = n % 4 == 2 ? -1 : random_below(h, Vp);
+        if (targets[n] >= 0) dlogits.host[(size_t)n * (size_t)Vp + (size_t)targets[n]] = (real)-0.93;
+    }
+    array_upload_real(dlogits);
+    array_upload(dlogits);
+    fp8_state_begin_step(&k->state);
+    linear_forward(k->pre.device, k->x.device, k->p[0], N, C, Vp, k->ctx);
+    linear_backward_weight(k->d[0], dlogits.device, k->x.device, N, C, Vp, SET, k->ctx);
+    linear_logits_backward_input(k->dx.device, dlogits.device, targets, k->p[0], z, k->ctx);
+    array_download(dlogits);
+    const real* dy = linear_unpacked(h, f->shared->dy, N, Vp, 0, FP8_E5M2, fp8_inverse(f, FP8_DY));
+    const real* wt = linear_unpacked(h, f->wt, Vp, C, (size_t)Vp, FP8_E4M3, fp8_inverse(f, FP8_W));
+    real* given_back = (real*)case_memory(h, (size_t)N * (size_t)C * sizeof *given_back);
+    int lost = 0;
+    for (size_t n = 0; n < (size_t)N; n++)
+        for (size_t c = 0; c < (size_t)C && targets[n] >= 0; c++) {
+            size_t t = (size_t)targets[n], at = n * (size_t)Vp + t;
+            real left = dlogits.host[at] - dy[at];
+            given_back[n * (size_t)C + c] = left * k->w[0].host[t * (size_t)C + c];
+            lost += fabs((double)left) > 0.04;
+        }
+    LinearOperands operands = {wt, dy, NULL};
+    expect_true(h, "rounding takes much at the targets", lost > 0);
+    linear_expect(h, "dx", MATMUL_BACKWARD_INPUT, k->dx, given_back, operands, z, ADD);
+    fp8_state_close(&k->state);
+    case_end(h);
+}
+
 // ---------------------------------------------------------------------------------------------------------
 // How sums are added up
 
@@ -348,6 +385,7 @@ static inline void test_linear_sums(Harness* h) {
 static inline void test_linear(Harness* h) {
     if (HAS_DEVICE_MEMORY && strcmp(FLOATX_NAME, "BF16") != 0) return;
     test_linear_sums(h);
+    test_linear_logits(h, 35, 64, 112);
     test_linear_case(h, 1, 64, 256, SET, GELU_TANH, 0);
     test_linear_case(h, 64, 128, 512, SET, GELU_TANH, 1);
     test_linear_case(h, 100, 48, 192, ADD, GELU_ERF, 1);

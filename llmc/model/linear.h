@@ -21,6 +21,10 @@
  * Up to 8192 terms are summed in the tensor cores, which keep about 13 bits ("fast accumulation": rms errors of 0.05 %
  * at 768 terms, 0.7 % at 65,536). Longer sums are split into parts that are added in fp32 (0.02 %).
  *
+ * Errors that all rows share do not cancel in sums over rows. So y has the mean over rows of the exact product
+ * (ops/quantize/mean_bias.h), and dx of the output matrix the exact share of the targets
+ * (ops/classifier/target_rounding.h).
+ *
  * shapes     IC and OC are multiples of 16.
  * scales     delayed: from the largest elements of the last steps (fp8_scales.h), one for each operand of each layer.
  *            In the first steps (`calibrates`) each tensor is measured first, and then rounded.
