@@ -197,7 +197,8 @@ static void forward(Model* m, const int* inputs, const Sequences* s, Context* ct
 // Compute logits [N, Vp] from rows x [N, C] of the final layernorm.
 static void forward_head(Model* m, const floatX* x, int N, Context* ctx) {
     Linear head = {.w = m->p.head, .b = NULL, .fp8 = m->p.head_fp8};
-    linear_forward(m->a.logits, x, head, N, m->config.C, m->Vp, ctx);
+    LinearSize size = {.N = N, .IC = m->config.C, .OC = m->Vp};
+    linear_logits_forward(m->a.logits, x, head, size, ctx);
 }
 
 // ---------------------------------------------------------------------------------------------------------

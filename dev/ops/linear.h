@@ -260,6 +260,26 @@ static inline void test_linear_case(Harness* h, int N, int C, int F, Mode mode, 
     case_end(h);
 }
 
+// The logits are those of x without its mean, with the mean of the exact ones.
+static inline void linear_check_logits(Harness* h, LinearCase* k) {
+    LinearSize z = k->size[0];
+    const Fp8Linear* f = k->p[0].fp8;
+    size_t n = (size_t)z.N * (size_t)z.IC;
+    const real* w = linear_unpacked(h, f->w, z.OC, z.IC, 0, FP8_E4M3, fp8_inverse(f, FP8_W));
+    const real* stored = linear_unpacked(h, f->shared->x, z.N, z.IC, 0, FP8_E4M3, fp8_inverse(f, FP8_X));
+    real* centered = (real*)case_memory(h, n * sizeof *centered);
+    for (size_t i = 0; i < (size_t)z.IC; i++) {
+        double mean = 0;
+        for (int r = 0; r < mean_bias_rows(z.N); r++)
+            mean += (double)k->x.host[(size_t)mean_bias_row(r, z.N) * (size_t)z.IC + i] / mean_bias_rows(z.N);
+        for (size_t at = i; at < n; at += (size_t)z.IC) centered[at] = (real)((double)k->x.host[at] - mean);
+    }
+    expect_true(h, "x is rounded without its mean",
+                linear_is_near(stored, centered, n, FP8_E4M3, linear_largest(k->x.host, n)));
+    LinearOperands operands = {w, stored, linear_bias(h, k, 0, k->x.host, stored, w)};
+    linear_expect(h, "logits", MATMUL_FORWARD, k->pre, k->pre.host, operands, z, SET);
+}
+
 // The output matrix: the share of the targets in dx is that of dlogits before it was rounded.
 static inline void test_linear_logits(Harness* h, int N, int C, int Vp) {
     case_begin(h, "linear/fp8 logits N=%d C=%d Vp=%d", N, C, Vp);
@@ -274,8 +294,12 @@ static inline void test_linear_logits(Harness* h, int N, int C, int Vp) {
     }
     array_upload_real(dlogits);
     array_upload(dlogits);
+    for (size_t i = 0; i < k->x.n; i++) k->x.host[i] += (real)(1.0 + (double)(i % 3));
+    array_upload(k->x);
+    array_download(k->x);
     fp8_state_begin_step(&k->state);
-    linear_forward(k->pre.device, k->x.device, k->p[0], N, C, Vp, k->ctx);
+    linear_logits_forward(k->pre.device, k->x.device, k->p[0], z, k->ctx);
+    linear_check_logits(h, k);
     linear_backward_weight(k->d[0], dlogits.device, k->x.device, N, C, Vp, SET, k->ctx);
     linear_logits_backward_input(k->dx.device, dlogits.device, targets, k->p[0], z, k->ctx);
     array_download(dlogits);

@@ -54,6 +54,7 @@ typedef struct {
     const floatX *x_of, *dy_of;  // the tensors whose bytes x, and dy and dyt, are; NULL: none
     QuantizeInput x_from;        // what x was computed from
     MeanBias mean_bias;          // of the product that runs
+    real* center;                // [2, IC] means of the output matrix's x
     real* unpacked[2];           // CPU: both operands as numbers
 } Fp8Operands;
 
@@ -211,13 +212,10 @@ static inline void fp8_product(const Fp8Operands* s, Fp8Product p, Context* ctx)
 // ---------------------------------------------------------------------------------------------------------
 // Launchers
 
-COMPILED_IF_CALLED static inline void linear_forward_fp8(floatX* y, const floatX* x, Linear p, LinearSize z,
-                                                         Context* ctx) {
+// y from the operands in s->x and f->w.
+COMPILED_IF_CALLED static inline void fp8_forward_product(floatX* y, Linear p, LinearSize z, Context* ctx) {
     const Fp8Linear* f = p.fp8;
     Fp8Operands* s = f->shared;
-    fp8_quantize(f, FP8_W, fp8_output(f, FP8_W, f->w, f->wt), quantize_plain(p.w), z.OC, z.IC, ctx);
-    if (s->x_of != x) fp8_quantize_x(f, quantize_plain(x), z.N, z.IC, ctx);
-    s->x_of = NULL;
     RoundedTensor x8 = {.exact = s->x_from, .bytes = s->x, .inverse = fp8_inverse(f, FP8_X)};
     RoundedTensor w8 = {.exact = quantize_plain(p.w), .bytes = f->w, .inverse = fp8_inverse(f, FP8_W)};
     mean_bias(s->mean_bias, p.b, x8, w8, z.N, z.IC, z.OC, ctx);
@@ -231,6 +229,34 @@ COMPILED_IF_CALLED static inline void linear_forward_fp8(floatX* y, const floatX
                           .size = z,
                           .mode = SET};
     fp8_product(s, product, ctx);
+}
+
+COMPILED_IF_CALLED static inline void linear_forward_fp8(floatX* y, const floatX* x, Linear p, LinearSize z,
+                                                         Context* ctx) {
+    const Fp8Linear* f = p.fp8;
+    Fp8Operands* s = f->shared;
+    fp8_quantize(f, FP8_W, fp8_output(f, FP8_W, f->w, f->wt), quantize_plain(p.w), z.OC, z.IC, ctx);
+    if (s->x_of != x) fp8_quantize_x(f, quantize_plain(x), z.N, z.IC, ctx);
+    s->x_of = NULL;
+    fp8_forward_product(y, p, z, ctx);
+}
+
+// linear_forward() of the output matrix. In fp8 it multiplies x without its mean, whose product is part of the bias:
+// what all tokens have in common makes up most of the logits, and fast sums cut off more of it than of the rest.
+COMPILED_IF_CALLED static inline void linear_logits_forward(floatX* y, const floatX* x, Linear p, LinearSize z,
+                                                            Context* ctx) {
+    const Fp8Linear* f = p.fp8;
+    if (!f) {
+        matmul_forward(y, x, p, z.N, z.IC, z.OC, SET, ctx);
+        return;
+    }
+    Fp8Operands* s = f->shared;
+    fp8_quantize(f, FP8_W, fp8_output(f, FP8_W, f->w, f->wt), quantize_plain(p.w), z.OC, z.IC, ctx);
+    fp8_quantize_x(f, quantize_plain(x), z.N, z.IC, ctx);
+    RoundedTensor x8 = {.exact = s->x_from, .bytes = s->x, .inverse = fp8_inverse(f, FP8_X)};
+    mean_bias_center(s->center, x8, z.N, z.IC, ctx);
+    quantize(fp8_output(f, FP8_X, s->x, NULL), quantize_centered(x, s->center), z.N, z.IC, ctx);
+    fp8_forward_product(y, p, z, ctx);
 }
 
 COMPILED_IF_CALLED static inline void linear_forward(floatX* y, const floatX* x, Linear p, int N, int IC, int OC,

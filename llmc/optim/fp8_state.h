@@ -86,7 +86,8 @@ static inline size_t fp8_state_parameter_bytes(const Fp8State* s) {
 }
 
 static inline size_t fp8_state_activation_bytes(const Fp8State* s) {
-    return s->kept_bytes + s->means_bytes + s->bias_bytes + 2 * (s->x_bytes + s->dy_bytes + s->unpacked * sizeof(real));
+    return s->kept_bytes + 2 * s->means_bytes + s->bias_bytes +
+           2 * (s->x_bytes + s->dy_bytes + s->unpacked * sizeof(real));
 }
 
 // Scratch for the bias gradients of the widest layer.
@@ -147,6 +148,7 @@ static inline void fp8_state_open(Fp8State* s, const TensorTable* table, void* c
     o->dy = (uint8_t*)device_alloc(ctx, s->dy_bytes, "activations");
     o->dyt = (uint8_t*)device_alloc(ctx, s->dy_bytes, "activations");
     o->mean_bias.means = (real*)device_alloc(ctx, s->means_bytes, "activations");
+    o->center = (real*)device_alloc(ctx, s->means_bytes, "activations");
     o->mean_bias.bias = (floatX*)device_alloc(ctx, s->bias_bytes, "activations");
     for (int i = 0; i < 2 && s->unpacked; i++)
         o->unpacked[i] = (real*)device_alloc(ctx, s->unpacked * sizeof(real), "activations");
@@ -187,7 +189,8 @@ static inline void fp8_state_close(Fp8State* s) {
     device_free(o->measured, sizeof *o->measured);
     device_free(o->x, s->x_bytes), device_free(o->xt, s->x_bytes);
     device_free(o->dy, s->dy_bytes), device_free(o->dyt, s->dy_bytes);
-    device_free(o->mean_bias.means, s->means_bytes), device_free(o->mean_bias.bias, s->bias_bytes);
+    device_free(o->mean_bias.means, s->means_bytes), device_free(o->center, s->means_bytes);
+    device_free(o->mean_bias.bias, s->bias_bytes);
     for (int i = 0; i < 2 && s->unpacked; i++) device_free(o->unpacked[i], s->unpacked * sizeof(real));
     free(s->linears), free(s->names), free(o->elements);
 }

@@ -27,12 +27,14 @@ static inline void quantize_row(uint8_t* y, const floatX* x, size_t count, float
     stats->flushed += flushed;
 }
 
-// `count` elements of the tensor that is quantized, from element `at`.
-static inline void quantize_source(floatX* v, QuantizeInput in, size_t at, size_t count) {
+// `count` elements of the tensor that is quantized, from element `at`, in column c.
+static inline void quantize_source(floatX* v, QuantizeInput in, size_t at, size_t c, size_t count) {
     const floatX* x = in.x + at;
     if (in.source == QUANTIZE_PLAIN) memcpy(v, x, count * sizeof *v);
     else if (in.source == QUANTIZE_GELU)
         for (size_t i = 0; i < count; i++) v[i] = gelu_value(x[i], in.gelu);
+    else if (in.source == QUANTIZE_CENTERED)
+        for (size_t i = 0; i < count; i++) v[i] = x[i] - in.center[c + i];
     else
         for (size_t i = 0; i < count; i++) v[i] = x[i] * gelu_derivative(in.pre[at + i], in.gelu);
 }
@@ -44,7 +46,7 @@ static inline void quantize_sums(BiasGrad sums, QuantizeInput in, int N, int C) 
         double sum[QUANTIZE_ALIGNMENT] = {0};
         for (int n = 0; n < N; n++) {
             floatX v[QUANTIZE_ALIGNMENT];
-            quantize_source(v, in, (size_t)n * (size_t)C + (size_t)c, QUANTIZE_ALIGNMENT);
+            quantize_source(v, in, (size_t)n * (size_t)C + (size_t)c, (size_t)c, QUANTIZE_ALIGNMENT);
             for (int j = 0; j < QUANTIZE_ALIGNMENT; j++) sum[j] += (double)v[j];
         }
         for (int j = 0; j < QUANTIZE_ALIGNMENT; j++)
@@ -70,7 +72,7 @@ static inline void quantize(QuantizeOutput out, QuantizeInput in, int N, int C, 
             for (size_t i = 0; i < height; i++) {
                 size_t at = (n + i) * columns + c;
                 floatX v[QUANTIZE_COLUMNS];
-                quantize_source(v, in, at, width);
+                quantize_source(v, in, at, c, width);
                 if (out.format == FP8_E4M3) quantize_row(tile[i], v, width, scale, FP8_E4M3, &stats);
                 else quantize_row(tile[i], v, width, scale, FP8_E5M2, &stats);
                 if (out.y) memcpy(out.y + at, tile[i], width);

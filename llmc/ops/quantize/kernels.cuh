@@ -167,7 +167,8 @@ template <int COLUMNS> __device__ inline void quantize_floats(float* v, const Ve
 // One block per tile, columns of tiles first. `partial`: column sums of the tiles; NULL: not wanted.
 template <Fp8Format FORMAT, QuantizeSource SOURCE, Gelu GELU, int COLUMNS>
 __global__ void __launch_bounds__(QUANTIZE_THREADS)
-    quantize_kernel(QuantizeOutput out, const floatX* x, const floatX* pre, float* partial, int N, int C) {
+    quantize_kernel(QuantizeOutput out, const floatX* x, const floatX* pre, const real* center, float* partial, int N,
+                    int C) {
     constexpr int VECTORS = COLUMNS / Vector<floatX>::SIZE, TILE = COLUMNS * QUANTIZE_ACROSS;
     __shared__ alignas(16) unsigned turned[TILE * QUANTIZE_WORDS];
     int tiles = (C + TILE - 1) / TILE;
@@ -175,7 +176,9 @@ __global__ void __launch_bounds__(QUANTIZE_THREADS)
     int column0 = (int)(blockIdx.x % tiles) * TILE;
     int across = threadIdx.x % QUANTIZE_ACROSS, down = threadIdx.x / QUANTIZE_ACROSS;
     int row = row0 + QUANTIZE_ROWS * down, column = column0 + COLUMNS * across;
-    float scale = (float)*out.scale, sum[COLUMNS] = {0};
+    float scale = (float)*out.scale, sum[COLUMNS] = {0}, mean[COLUMNS];
+    if constexpr (SOURCE == QUANTIZE_CENTERED)
+        if (column < C) load_reals<COLUMNS>(mean, center + column);
     QuantizeSeen seen = {0, 0, 0};
     Vector<floatX> loaded[QUANTIZE_ROWS][VECTORS], before[QUANTIZE_ROWS][VECTORS];
 #pragma unroll
@@ -193,6 +196,7 @@ __global__ void __launch_bounds__(QUANTIZE_THREADS)
 #pragma unroll
         for (int j = 0; j < COLUMNS; j++) {
             if constexpr (SOURCE == QUANTIZE_GELU) v[j] = gelu_value(v[j], GELU);
+            if constexpr (SOURCE == QUANTIZE_CENTERED) v[j] = row + i < N && column < C ? v[j] - mean[j] : 0;
             if constexpr (SOURCE == QUANTIZE_GELU_BACKWARD) v[j] *= gelu_derivative(at[j], GELU);
             if constexpr (FORMAT == FP8_E5M2) sum[j] += v[j];
             seen.amax = quantize_max(seen.amax, fabsf(v[j]));
@@ -250,7 +254,7 @@ static inline void quantize_start(QuantizeOutput out, QuantizeInput in, int N, i
     unsigned tiles = down * blocks_for((size_t)C, COLUMNS * QUANTIZE_ACROSS);
     float* partial = out.sums.b ? (float*)device_scratch(ctx, quantize_scratch_bytes(N, C)) : NULL;
     quantize_kernel<FORMAT, SOURCE, GELU, COLUMNS>
-        <<<tiles, QUANTIZE_THREADS, 0, ctx->stream>>>(out, in.x, in.pre, partial, N, C);
+        <<<tiles, QUANTIZE_THREADS, 0, ctx->stream>>>(out, in.x, in.pre, in.center, partial, N, C);
     cudaCheck(cudaGetLastError());
     if (!partial) return;
     quantize_sums_kernel<<<blocks_for((size_t)C, WARP), QUANTIZE_THREADS, 0, ctx->stream>>>(out.sums, partial,
@@ -263,11 +267,12 @@ COMPILED_IF_CALLED static inline void quantize(QuantizeOutput out, QuantizeInput
     int is_erf = in.gelu == GELU_ERF;
     if (!N) return;
     CHECK(!out.sums.b || out.format == FP8_E5M2);
-    CHECK(in.source == QUANTIZE_PLAIN || (in.source == QUANTIZE_GELU) == (out.format == FP8_E4M3));
+    CHECK(in.source == QUANTIZE_PLAIN || (in.source == QUANTIZE_GELU_BACKWARD) == (out.format == FP8_E5M2));
     Scope scope = quantize_open(out, in, N, C, ctx);
     if (in.source == QUANTIZE_PLAIN && out.format == FP8_E4M3)
         quantize_start<FP8_E4M3, QUANTIZE_PLAIN, GELU_TANH>(out, in, N, C, ctx);
     else if (in.source == QUANTIZE_PLAIN) quantize_start<FP8_E5M2, QUANTIZE_PLAIN, GELU_TANH>(out, in, N, C, ctx);
+    else if (in.source == QUANTIZE_CENTERED) quantize_start<FP8_E4M3, QUANTIZE_CENTERED, GELU_TANH>(out, in, N, C, ctx);
     else if (in.source == QUANTIZE_GELU && is_erf)
         quantize_start<FP8_E4M3, QUANTIZE_GELU, GELU_ERF>(out, in, N, C, ctx);
     else if (in.source == QUANTIZE_GELU) quantize_start<FP8_E4M3, QUANTIZE_GELU, GELU_TANH>(out, in, N, C, ctx);

@@ -69,9 +69,9 @@ static inline void mean_bias_ref(real* bias, const real* b, const real* x, Round
 
 #ifdef __CUDACC__
 // ---------------------------------------------------------------------------------------------------------
-// GPU: a block takes 16 columns of the rows, then a warp an output.
+// GPU: a block takes 16 columns of the rows, then a warp 4 outputs, which share what is read of the means.
 
-enum { MEAN_BIAS_THREADS = 256, MEAN_BIAS_COLUMNS = 8 };
+enum { MEAN_BIAS_THREADS = 256, MEAN_BIAS_COLUMNS = 8, MEAN_BIAS_OUTPUTS = 4 };
 
 // The numbers of 8 adjacent bytes.
 __device__ inline void mean_bias_numbers(float* v, const uint8_t* bytes) {
@@ -101,6 +101,7 @@ static __global__ void __launch_bounds__(MEAN_BIAS_THREADS)
     int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP, rows = mean_bias_rows(N);
     int column = blockIdx.x * 2 * W + threadIdx.x % 2 * W;
     float sum[2][W] = {{0}};
+#pragma unroll 4
     for (int k = threadIdx.x / 2; k < rows; k += MEAN_BIAS_THREADS / 2) {
         float exact[W], rounded[W];
         mean_bias_load(exact, rounded, x, mean_bias_row(k, N), column, IC);
@@ -129,27 +130,37 @@ static __global__ void __launch_bounds__(MEAN_BIAS_THREADS)
 
 static __global__ void __launch_bounds__(MEAN_BIAS_THREADS)
     mean_bias_kernel(MeanBias out, const floatX* b, RoundedTensor w, int IC, int OC) {
-    constexpr int W = MEAN_BIAS_COLUMNS;
-    int o = (int)(blockIdx.x * (MEAN_BIAS_THREADS / WARP) + threadIdx.x / WARP);
-    if (o >= OC) return;
-    float sum = 0, inverse = (float)*w.inverse;
+    constexpr int W = MEAN_BIAS_COLUMNS, OUTPUTS = MEAN_BIAS_OUTPUTS;
+    int first = (int)(blockIdx.x * (MEAN_BIAS_THREADS / WARP) + threadIdx.x / WARP) * OUTPUTS;
+    float sum[OUTPUTS] = {0}, inverse = (float)*w.inverse;
     for (int i = threadIdx.x % WARP * W; i < IC; i += WARP * W) {
-        float exact[W], rounded[W], mean[W], mean8[W];
-        mean_bias_load(exact, rounded, w, o, i, IC);
+        float exact[OUTPUTS][W], rounded[OUTPUTS][W], mean[W], mean8[W];
+#pragma unroll
+        for (int o = 0; o < OUTPUTS; o++) mean_bias_load(exact[o], rounded[o], w, min(first + o, OC - 1), i, IC);
         load_reals<W>(mean, out.means + i);
         load_reals<W>(mean8, out.means + IC + i);
 #pragma unroll
-        for (int j = 0; j < W; j++) sum += exact[j] * mean[j] - inverse * rounded[j] * mean8[j];
+        for (int o = 0; o < OUTPUTS; o++)
+#pragma unroll
+            for (int j = 0; j < W; j++) sum[o] += exact[o][j] * mean[j] - inverse * rounded[o][j] * mean8[j];
     }
-    sum = warp_sum(sum);
-    if (threadIdx.x % WARP == 0) out.bias[o] = from_float<floatX>(sum + (b ? to_float(b[o]) : 0));
+#pragma unroll
+    for (int o = 0; o < OUTPUTS; o++) {
+        float total = warp_sum(sum[o]);
+        if (threadIdx.x % WARP == 0 && first + o < OC)
+            out.bias[first + o] = from_float<floatX>(total + (b ? to_float(b[first + o]) : 0));
+    }
+}
+
+COMPILED_IF_CALLED static inline void mean_bias_means(real* means, RoundedTensor x, int N, int IC, Context* ctx) {
+    mean_bias_means_kernel<<<IC / (2 * MEAN_BIAS_COLUMNS), MEAN_BIAS_THREADS, 0, ctx->stream>>>(means, x, N, IC);
+    cudaCheck(cudaGetLastError());
 }
 
 COMPILED_IF_CALLED static inline void mean_bias_run(MeanBias out, const floatX* b, RoundedTensor x, RoundedTensor w,
                                                     int N, int IC, int OC, Context* ctx) {
-    mean_bias_means_kernel<<<IC / (2 * MEAN_BIAS_COLUMNS), MEAN_BIAS_THREADS, 0, ctx->stream>>>(out.means, x, N, IC);
-    cudaCheck(cudaGetLastError());
-    unsigned blocks = blocks_for((size_t)OC, MEAN_BIAS_THREADS / WARP);
+    mean_bias_means(out.means, x, N, IC, ctx);
+    unsigned blocks = blocks_for((size_t)OC, MEAN_BIAS_THREADS / WARP * MEAN_BIAS_OUTPUTS);
     mean_bias_kernel<<<blocks, MEAN_BIAS_THREADS, 0, ctx->stream>>>(out, b, w, IC, OC);
     cudaCheck(cudaGetLastError());
 }
@@ -158,28 +169,39 @@ COMPILED_IF_CALLED static inline void mean_bias_run(MeanBias out, const floatX* 
 // ---------------------------------------------------------------------------------------------------------
 // CPU: 16 columns of the rows, then an output, in a task.
 
-static inline void mean_bias_run(MeanBias out, const floatX* b, RoundedTensor x, RoundedTensor w, int N, int IC, int OC,
-                                 Context* ctx) {
+static inline void mean_bias_numbers(float number[256]) {
+    for (int byte = 0; byte < 256; byte++) number[byte] = fp8_to_float((uint8_t)byte, FP8_E4M3);
+}
+
+static inline void mean_bias_means(real* means, RoundedTensor x, int N, int IC, Context* ctx) {
     size_t width = (size_t)IC;
     float number[256];
     int rows = mean_bias_rows(N);
     (void)ctx;
-    for (int byte = 0; byte < 256; byte++) number[byte] = fp8_to_float((uint8_t)byte, FP8_E4M3);
+    mean_bias_numbers(number);
 #pragma omp parallel for schedule(static)
     for (size_t i = 0; i < width; i += QUANTIZE_ALIGNMENT) {
         double sum[2][QUANTIZE_ALIGNMENT] = {{0}};
         for (int k = 0; k < rows; k++) {
             size_t at = (size_t)mean_bias_row(k, N) * width + i;
             floatX exact[QUANTIZE_ALIGNMENT];
-            quantize_source(exact, x.exact, at, QUANTIZE_ALIGNMENT);
+            quantize_source(exact, x.exact, at, i, QUANTIZE_ALIGNMENT);
             for (size_t j = 0; j < QUANTIZE_ALIGNMENT; j++)
                 sum[0][j] += (double)exact[j], sum[1][j] += (double)number[x.bytes[at + j]];
         }
         for (size_t j = 0; j < QUANTIZE_ALIGNMENT; j++) {
-            out.means[i + j] = (real)(sum[0][j] / rows);
-            out.means[width + i + j] = (real)(sum[1][j] / rows * (double)*x.inverse);
+            means[i + j] = (real)(sum[0][j] / rows);
+            means[width + i + j] = (real)(sum[1][j] / rows * (double)*x.inverse);
         }
     }
+}
+
+static inline void mean_bias_run(MeanBias out, const floatX* b, RoundedTensor x, RoundedTensor w, int N, int IC, int OC,
+                                 Context* ctx) {
+    size_t width = (size_t)IC;
+    float number[256];
+    mean_bias_numbers(number);
+    mean_bias_means(out.means, x, N, IC, ctx);
 #pragma omp parallel for schedule(static)
     for (int o = 0; o < OC; o++) {
         const floatX* exact = w.exact.x + (size_t)o * width;
@@ -193,6 +215,16 @@ static inline void mean_bias_run(MeanBias out, const floatX* b, RoundedTensor x,
 }
 
 #endif
+
+// The means alone: center of quantize_centered().
+COMPILED_IF_CALLED static inline void mean_bias_center(real* means, RoundedTensor x, int N, int IC, Context* ctx) {
+    CHECK(N >= 0 && IC > 0 && IC % QUANTIZE_ALIGNMENT == 0);
+    if (!N) return;
+    Scope scope =
+        scope_open(ctx, "mean_bias_center", MEAN_BIAS_FLOPS(N, IC, 0), MEAN_BIAS_BYTES(N, IC, 0), "N=%d IC=%d", N, IC);
+    mean_bias_means(means, x, N, IC, ctx);
+    scope_close(&scope);
+}
 
 COMPILED_IF_CALLED static inline void mean_bias(MeanBias out, const floatX* b, RoundedTensor x, RoundedTensor w, int N,
                                                 int IC, int OC, Context* ctx) {

@@ -4,6 +4,7 @@
  *   v  [N, C]        = x                  quantize_plain()
  *                    = gelu(x)            quantize_gelu()
  *                    = x gelu'(pre)       quantize_gelu_backward()
+ *                    = x - center         quantize_centered(): center [C] real on the device, for E4M3
  *   y  [N, C]  (SET) = fp8(scale v)       row-major bytes of FP8_E4M3 or FP8_E5M2 (ops/common/fp8.h)
  *   yt [C, Np] (SET) = the transpose of y; Np is N rounded up to 16, and columns N to Np - 1 are zero
  *   sums.b [C] (SET or ADD) = the column sums of v before it is rounded: the gradient of a bias
@@ -43,11 +44,12 @@ typedef struct {
 } QuantizeOutput;
 
 // What is quantized.
-typedef enum { QUANTIZE_PLAIN, QUANTIZE_GELU, QUANTIZE_GELU_BACKWARD } QuantizeSource;
+typedef enum { QUANTIZE_PLAIN, QUANTIZE_GELU, QUANTIZE_GELU_BACKWARD, QUANTIZE_CENTERED } QuantizeSource;
 typedef struct {
     QuantizeSource source;
     Gelu gelu;
     const floatX *x, *pre;
+    const real* center;
 } QuantizeInput;
 
 static inline QuantizeInput quantize_plain(const floatX* x) {
@@ -62,6 +64,11 @@ static inline QuantizeInput quantize_gelu(const floatX* x, Gelu gelu) {
 
 static inline QuantizeInput quantize_gelu_backward(const floatX* x, const floatX* pre, Gelu gelu) {
     QuantizeInput in = {.source = QUANTIZE_GELU_BACKWARD, .gelu = gelu, .x = x, .pre = pre};
+    return in;
+}
+
+static inline QuantizeInput quantize_centered(const floatX* x, const real* center) {
+    QuantizeInput in = {.source = QUANTIZE_CENTERED, .gelu = GELU_TANH, .x = x, .pre = NULL, .center = center};
     return in;
 }
 
@@ -95,7 +102,7 @@ static inline void quantize_ref(QuantizeOutput out, const real* x, int N, int C)
 
 // Checks what a launcher was given and opens its scope.
 static inline Scope quantize_open(QuantizeOutput out, QuantizeInput in, int N, int C, Context* ctx) {
-    static const char* const NAMES[] = {"quantize", "quantize_gelu", "quantize_gelu_backward"};
+    static const char* const NAMES[] = {"quantize", "quantize_gelu", "quantize_gelu_backward", "quantize_centered"};
     int outputs = (out.y != NULL) + (out.yt != NULL), inputs = in.source == QUANTIZE_GELU_BACKWARD ? 2 : 1;
     CHECK(outputs > 0 && N >= 0 && C > 0 && C % QUANTIZE_ALIGNMENT == 0);
     CHECK(((uintptr_t)in.x | (uintptr_t)in.pre | (uintptr_t)out.y | (uintptr_t)out.yt) % 16 == 0);
