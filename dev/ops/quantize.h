@@ -9,6 +9,7 @@ enum { QUANTIZE_FILL = 0xa5 };  // what outputs hold before
 
 typedef struct {
     Array x;
+    real *center, *centered;  // NULL: x is quantized
     int N, C;
     QuantizeOutput out;   // in device memory
     QuantizeOutput want;  // of the reference, in the host's memory
@@ -27,6 +28,7 @@ static inline QuantizeCase* quantize_case(Harness* h, int N, int C, double size,
     *host_scale = scale;
     k->N = N, k->C = C, k->ctx = &h->ctx, k->before = before;
     k->x = input(h, n, size);
+    k->center = k->centered = NULL;
     k->out.scale = k->want.scale = host_scale;
     k->out.format = k->want.format = format;
     k->out.y = (uint8_t*)case_block(h, n, ON_DEVICE);
@@ -40,7 +42,8 @@ static inline QuantizeCase* quantize_case(Harness* h, int N, int C, double size,
 
 static inline void quantize_run_case(void* state) {
     QuantizeCase* k = (QuantizeCase*)state;
-    quantize(k->out, quantize_plain(k->x.device), k->N, k->C, k->ctx);
+    QuantizeInput in = k->center ? quantize_centered(k->x.device, k->center) : quantize_plain(k->x.device);
+    quantize(k->out, in, k->N, k->C, k->ctx);
 }
 
 static inline int same_bytes(Harness* h, const uint8_t* device, const uint8_t* want, size_t n) {
@@ -67,7 +70,7 @@ static inline void quantize_compare(Harness* h, QuantizeCase* k, int y, int yt, 
     if (!y) k->out.y = want.y = NULL;
     if (!yt) k->out.yt = want.yt = NULL;
     if (!stats) k->out.stats = want.stats = NULL;
-    quantize_ref(want, k->x.host, k->N, k->C);
+    quantize_ref(want, k->center ? k->centered : k->x.host, k->N, k->C);
     for (int threads = 1; threads <= 4; threads++) {
         device_upload(&h->ctx, all.y, fill, n);
         device_upload(&h->ctx, all.yt, fill, transposed);
@@ -182,6 +185,15 @@ static inline void test_fp8_numbers(Harness* h) {
     }
 }
 
+// From now on the case quantizes x less a number for each column.
+static inline void quantize_center(Harness* h, QuantizeCase* k) {
+    size_t n = (size_t)k->N * (size_t)k->C, C = (size_t)k->C;
+    k->center = (real*)pinned_memory(h, C * sizeof *k->center);
+    k->centered = (real*)case_memory(h, n * sizeof *k->centered);
+    for (size_t c = 0; c < C; c++) k->center[c] = (real)((double)c / (double)C - 0.3);
+    for (size_t i = 0; i < n; i++) k->centered[i] = k->x.host[i] - k->center[i % C];
+}
+
 static inline void test_quantize(Harness* h) {
     static const int ROWS[] = {0, 1, 15, 16, 17, 100, 127, 128, 129, 300}, COLUMNS[] = {16, 112, 128, 144, 768};
     test_fp8_numbers(h);
@@ -199,6 +211,11 @@ static inline void test_quantize(Harness* h) {
             if (ROWS[i])
                 expect_bytes(h, "quantize", quantize_run_case, k,
                              (double)ROWS[i] * COLUMNS[j] * ((double)sizeof(floatX) + 2));
+            if (format == FP8_E4M3) {
+                quantize_center(h, k);
+                quantize_compare(h, k, 1, 1, 1);
+                quantize_compare(h, k, 1, 0, 0);
+            }
             case_end(h);
         }
 }

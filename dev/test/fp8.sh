@@ -100,7 +100,7 @@ fi
 
 if "${PYTHON:-python3}" -c 'import numpy' 2>/dev/null; then
     step="-b 16 -d 4096 -x 1 -l 0 --beta1 0 --clip 0 -n 0 -v 0 -s 0"
-    run -e L=4,C=64,NH=2,T=64 -b 16 -d 1024 -x 20 -l 1e-3 -n 0 -v 0 -s 0 -o trained
+    run -e L=4,C=64,NH=2,T=64 -b 16 -d 1024 -x 100 -l 1e-3 -n 0 -v 0 -s 0 -o trained
     verdict 'a model to start from' "$(ended_with 0)"
     starts="L=4,C=64,NH=2,T=64 trained"
     [ $level = 2 ] || starts=${starts% *}
