@@ -115,6 +115,12 @@ COMPILED_IF_CALLED static inline void fp8_quantize_x(const Fp8Linear* f, Quantiz
     s->x_from = x;
 }
 
+// Quantize the weight of layer f.
+COMPILED_IF_CALLED static inline void fp8_quantize_w(const Fp8Linear* f, const floatX* w, int OC, int IC,
+                                                     Context* ctx) {
+    fp8_quantize(f, FP8_W, fp8_output(f, FP8_W, f->w, f->wt), quantize_plain(w), OC, IC, ctx);
+}
+
 // Quantize the gradient of layer f's output.
 COMPILED_IF_CALLED static inline void fp8_quantize_dy(const Fp8Linear* f, QuantizeInput dy, BiasGrad db, int N, int OC,
                                                       Context* ctx) {
@@ -235,7 +241,7 @@ COMPILED_IF_CALLED static inline void linear_forward_fp8(floatX* y, const floatX
                                                          Context* ctx) {
     const Fp8Linear* f = p.fp8;
     Fp8Operands* s = f->shared;
-    fp8_quantize(f, FP8_W, fp8_output(f, FP8_W, f->w, f->wt), quantize_plain(p.w), z.OC, z.IC, ctx);
+    fp8_quantize_w(f, p.w, z.OC, z.IC, ctx);
     if (s->x_of != x) fp8_quantize_x(f, quantize_plain(x), z.N, z.IC, ctx);
     s->x_of = NULL;
     fp8_forward_product(y, p, z, ctx);
@@ -251,7 +257,7 @@ COMPILED_IF_CALLED static inline void linear_logits_forward(floatX* y, const flo
         return;
     }
     Fp8Operands* s = f->shared;
-    fp8_quantize(f, FP8_W, fp8_output(f, FP8_W, f->w, f->wt), quantize_plain(p.w), z.OC, z.IC, ctx);
+    fp8_quantize_w(f, p.w, z.OC, z.IC, ctx);
     fp8_quantize_x(f, quantize_plain(x), z.N, z.IC, ctx);
     RoundedTensor x8 = {.exact = s->x_from, .bytes = s->x, .inverse = fp8_inverse(f, FP8_X)};
     mean_bias_center(s->center, x8, z.N, z.IC, ctx);

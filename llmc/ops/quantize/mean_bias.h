@@ -47,24 +47,22 @@ HOST_DEVICE static inline int mean_bias_row(int k, int N) {
 // ---------------------------------------------------------------------------------------------------------
 // Reference
 
-// x [N, IC] and w [OC, IC]: the tensors themselves.
-static inline void mean_bias_ref(real* bias, const real* b, const real* x, RoundedTensor x8, const real* w,
-                                 RoundedTensor w8, int N, int IC, int OC) {
-    for (size_t o = 0; o < (size_t)OC && N; o++) {
-        double sum = b ? (double)b[o] : 0;
-        for (size_t i = 0; i < (size_t)IC; i++) {
-            double mean = 0, mean8 = 0, rows = (double)mean_bias_rows(N);
-            for (int k = 0; k < mean_bias_rows(N); k++) {
-                size_t at = (size_t)mean_bias_row(k, N) * (size_t)IC + i;
-                mean += (double)x[at] / rows;
-                mean8 += (double)*x8.inverse * (double)fp8_to_float(x8.bytes[at], FP8_E4M3) / rows;
-            }
-            size_t at = o * (size_t)IC + i;
-            sum += (double)w[at] * mean;
-            sum -= (double)*w8.inverse * (double)fp8_to_float(w8.bytes[at], FP8_E4M3) * mean8;
+// bias[o] - b[o]. x [N, IC] and w [OC, IC]: the tensors themselves.
+static inline double mean_bias_ref(size_t o, const real* x, RoundedTensor x8, const real* w, RoundedTensor w8, int N,
+                                   int IC) {
+    double sum = 0, rows = (double)mean_bias_rows(N);
+    for (size_t i = 0; i < (size_t)IC; i++) {
+        double mean = 0, mean8 = 0;
+        for (int k = 0; k < mean_bias_rows(N); k++) {
+            size_t at = (size_t)mean_bias_row(k, N) * (size_t)IC + i;
+            mean += (double)x[at] / rows;
+            mean8 += (double)*x8.inverse * (double)fp8_to_float(x8.bytes[at], FP8_E4M3) / rows;
         }
-        bias[o] = (real)sum;
+        size_t at = o * (size_t)IC + i;
+        sum += (double)w[at] * mean;
+        sum -= (double)*w8.inverse * (double)fp8_to_float(w8.bytes[at], FP8_E4M3) * mean8;
     }
+    return sum;
 }
 
 #ifdef __CUDACC__
