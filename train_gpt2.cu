@@ -163,7 +163,6 @@ static void forward_block(Model* m, int l, const Sequences* s, Context* ctx) {
     ResidualBranch mlp = {.r = a->out, .dropout = dropout_at(m, s, l, SITE_DROPOUT_MLP_OUT)};
     Rows rows = {.N = N, .C = C};
     GeluInput gelu = {.pre = a->fc_pre, .kind = c->gelu};
-    LinearSize fc_size = {.N = N, .IC = C, .OC = c->F};
 
     scope_at(ctx, FORWARD, l);
     linear_forward(qkv, a->ln1, p->qkv, N, C, 3 * C, ctx);
@@ -171,7 +170,7 @@ static void forward_block(Model* m, int l, const Sequences* s, Context* ctx) {
     else attention_forward(a->att, a->lse, a->qkv, sequences_parts(s), attention_at(m, s, l), ctx);
     linear_forward(a->mid, a->att, p->attproj, N, C, C, ctx);
     residual_layernorm_forward(a->ln2, attention, a->ln2_stats, residual_into(m, l), p->ln2, rows, (real)c->eps, ctx);
-    linear_gelu_forward(a->fc, gelu, a->ln2, p->fc, p->fcproj, fc_size, ctx);
+    linear_gelu_forward(a->fc, gelu, a->ln2, p->fc, p->fcproj, (LinearSize){.N = N, .IC = C, .OC = c->F}, ctx);
     linear_forward(a->out, a->fc, p->fcproj, N, c->F, C, ctx);
     residual_layernorm_forward(next, mlp, next_stats, a->mid, next_norm, rows, (real)c->eps, ctx);
 }
@@ -197,8 +196,7 @@ static void forward(Model* m, const int* inputs, const Sequences* s, Context* ct
 // Compute logits [N, Vp] from rows x [N, C] of the final layernorm.
 static void forward_head(Model* m, const floatX* x, int N, Context* ctx) {
     Linear head = {.w = m->p.head, .b = NULL, .fp8 = m->p.head_fp8};
-    LinearSize size = {.N = N, .IC = m->config.C, .OC = m->Vp};
-    linear_logits_forward(m->a.logits, x, head, size, ctx);
+    linear_logits_forward(m->a.logits, x, head, (LinearSize){.N = N, .IC = m->config.C, .OC = m->Vp}, ctx);
 }
 
 // ---------------------------------------------------------------------------------------------------------

@@ -246,7 +246,7 @@ static void test_masked(Tests* t) {
                 uint32_t draw = philox(step, 0, 0, 0, 78).v[0];
                 int rank = draw % 13 ? ranks - 1 : 0;
                 if (draw % 7 == 0) start = draw >> 8;
-                mlm_source_build(&source, start, B, rank, ranks);
+                mlm_source_build(&source, start, B, micro_steps, rank, ranks);
                 for (int i = 0; i < micro_steps; i++) {
                     uint64_t before = (uint64_t)((i * ranks + rank) * B);
                     mlm_batch_build(&plain, &source.train, start + before, B);
@@ -270,7 +270,7 @@ static void build_bad_token(const char* path) {
     Context ctx;
     context_init(&ctx);
     open_documents(&source, path, 2, &ctx);
-    for (uint64_t step = 0; step < MLM_DOCUMENTS; step++) mlm_source_build(&source, 2 * B * step, B, 0, 1);
+    for (uint64_t step = 0; step < MLM_DOCUMENTS; step++) mlm_source_build(&source, 2 * B * step, B, 2, 0, 1);
     mlm_source_close(&source);
 }
 
