@@ -141,6 +141,22 @@ def read_bpe_json(path):
         raise UserError(f"{path}: is not a tokenizer of byte-level BPE")
 
 
+def read_chat(directory, ids):
+    """(chat template or None, number of the token that ends a text or an answer)"""
+    path, alone = (os.path.join(directory, name) for name in ("tokenizer_config.json", "chat_template.jinja"))
+    settings = read_json(path) if os.path.exists(path) else {}
+    settings = settings if isinstance(settings, dict) else {}
+    end, template = settings.get("eos_token"), settings.get("chat_template")
+    end = end.get("content") if isinstance(end, dict) else end
+    if os.path.exists(alone):
+        path, template = alone, "\n".join(read_lines(alone))
+    if isinstance(template, list):
+        template = {t.get("name"): t.get("template") for t in template if isinstance(t, dict)}.get("default")
+    if not isinstance(template, (str, type(None))):
+        raise UserError(f"{path}: its chat template is not a text")
+    return template, ids.get(end, ids[END_OF_TEXT]) if isinstance(end, str) else ids[END_OF_TEXT]
+
+
 def read_bpe(directory, vocab_size):
     path = os.path.join(directory, "tokenizer.json")
     if os.path.exists(path):
@@ -168,8 +184,9 @@ def read_bpe(directory, vocab_size):
         types[entry["id"]] = CONTROL if entry.get("special") else USER_DEFINED
     # llama.cpp insists on merges. This one never takes place: no word contains the token that ends a text.
     merges = merges or [f"{END_OF_TEXT} {END_OF_TEXT}"]
-    end = {"eos_token_id": ids[END_OF_TEXT], "bos_token_id": ids[END_OF_TEXT]}
-    return {"model": "gpt2", "tokens": tokens, "types": types, "merges": merges, "special": end}
+    template, end = read_chat(directory, ids)
+    special = {"eos_token_id": end, "bos_token_id": ids[END_OF_TEXT]}
+    return {"model": "gpt2", "tokens": tokens, "types": types, "merges": merges, "special": special, "template": template}
 
 
 def read_wordpiece(directory, vocab_size):
@@ -360,6 +377,8 @@ def add_keys(writer, arch, sizes, epsilon, options, tokenizer):
         writer.add_tokenizer_pre("gpt-2")
         writer.add_token_merges(tokenizer["merges"])
         writer.add_add_bos_token(False)
+        if tokenizer["template"] is not None:
+            writer.add_chat_template(tokenizer["template"])
     for key, i in tokenizer["special"].items():
         writer.add_uint32(f"tokenizer.ggml.{key}", i)
     for key, value in tokenizer.get("normalizer", {}).items():

@@ -69,6 +69,23 @@ tree["model"]["merges"] = []
 json.dump(tree, open(sys.argv[1], "w"))
 EOP
 exported 'no merges' "$work/bytes" f32
+# A model tuned for chat: its template, and the token that ends an answer.
+cp -r "$work/gpt2" "$work/chat"
+set_template() { # TEMPLATE, as JSON
+    "$python" - "$work/chat/tokenizer_config.json" "$1" <<'EOP'
+import json, sys
+settings = json.load(open(sys.argv[1]))
+settings.update(chat_template=json.loads(sys.argv[2]), eos_token="e")
+json.dump(settings, open(sys.argv[1], "w"))
+EOP
+}
+set_template '"{{ messages[0].content }} é"'
+exported 'a chat template' "$work/chat" f32 -- 'tokenizer.chat_template="{{ messages[0].content }} é"'
+mkdir "$work/chat2" && cp "$work"/chat/*.json "$work/chat/model.safetensors" "$work/chat2"
+printf '{{ 1 }}\n{{ 2 }}\n' >"$work/chat2/chat_template.jinja"
+exported 'a chat template in a file of its own' "$work/chat2" f32 -- 'tokenizer.chat_template="{{ 1 }}\n{{ 2 }}"'
+set_template 5
+export_refused 'a chat template that is none' 'its chat template is not a text' "$work/chat"
 
 # ---------------------------------------------------------------------------------------------------------
 # BERT, whose vocabulary of bytes is replaced by one of words

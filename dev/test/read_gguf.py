@@ -96,6 +96,11 @@ def check_tensors(reader, directory, arch, kind, config):
     check(not found, f"unknown tensors: {sorted(found)}")
 
 
+def settings_of(directory):
+    with open(os.path.join(directory, "tokenizer_config.json"), encoding="utf-8") as f:
+        return json.load(f)
+
+
 def tokens_of(directory, arch):
     """{number: (token in GGUF's spelling, type)} and the numbers of special tokens."""
     path = os.path.join(directory, "tokenizer.json")
@@ -104,8 +109,9 @@ def tokens_of(directory, arch):
         merges = [m if isinstance(m, str) else " ".join(m) for m in tree["model"]["merges"]]
         tokens = {i: (t, 1) for t, i in tree["model"]["vocab"].items()}
         tokens.update((t["id"], (t["content"], 3)) for t in tree["added_tokens"] if t["special"])
-        end = next(i for i, (t, _) in tokens.items() if t == "<|endoftext|>")
-        return tokens, {"bos": end, "eos": end}, merges or ["<|endoftext|> <|endoftext|>"]
+        ids = {t: i for i, (t, _) in tokens.items()}
+        end = settings_of(directory).get("eos_token", "<|endoftext|>")
+        return tokens, {"bos": ids["<|endoftext|>"], "eos": ids[end]}, merges or ["<|endoftext|> <|endoftext|>"]
     lines = open(os.path.join(directory, "vocab.txt"), encoding="utf-8").read().split("\n")[:-1]
     special = {"[PAD]": ["padding"], "[UNK]": ["unknown"], "[CLS]": ["bos", "cls"], "[SEP]": ["seperator"], "[MASK]": ["mask"]}
     tokens = {}
@@ -138,9 +144,10 @@ def main(directory, path, kind, given):
     if arch == "gpt2":
         wanted.update({"tokenizer.ggml.pre": "gpt-2", "tokenizer.ggml.merges": merges})
         wanted["tokenizer.ggml.add_bos_token"] = False
+        template = settings_of(directory).get("chat_template")
+        wanted.update({"tokenizer.chat_template": template} if template else {})
     else:
-        settings = json.load(open(os.path.join(directory, "tokenizer_config.json"), encoding="utf-8"))
-        lower = settings["do_lower_case"]
+        lower = settings_of(directory)["do_lower_case"]
         wanted.update({f"tokenizer.ggml.normalizer.{key}": lower for key in ("lowercase", "strip_accents")})
         wanted.update({"bert.attention.causal": False, "tokenizer.ggml.token_type_count": config["type_vocab_size"]})
     for pair in given:
