@@ -6,7 +6,7 @@ loss plot are sent; optimizer states, checkpoints and logs are not. Give the sam
 what has arrived is not sent again. Needs `pip install huggingface_hub` and a token: `hf auth login` or HF_TOKEN.
 """
 import argparse
-import glob
+import json
 import os
 import sys
 
@@ -18,6 +18,19 @@ FILES = ["README.md", "config.json", "generation_config.json", "model.safetensor
 def refuse(message):
     print(f"error: {' '.join(message.split())}", file=sys.stderr)
     sys.exit(2)
+
+
+def weights_of(folder):
+    """The names of the files that hold the model's weights."""
+    index = os.path.join(folder, "model.safetensors.index.json")
+    if os.path.isfile(os.path.join(folder, "model.safetensors")) or not os.path.isfile(index):
+        return ["model.safetensors"]
+    try:
+        with open(index, encoding="utf-8") as f:
+            names = set(json.load(f)["weight_map"].values())
+        return sorted(name for name in names if isinstance(name, str)) or ["model.safetensors"]
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as e:
+        refuse(f"{index}: does not say where the weights are: {type(e).__name__}")
 
 
 def quietly(what, name, call):
@@ -57,9 +70,9 @@ def main():
     options = parser.parse_args()
     if not os.path.isfile(os.path.join(options.dir, "config.json")):
         refuse(f"{options.dir}: is not a model directory: it has no config.json")
-    weights = glob.glob(os.path.join(glob.escape(options.dir), "model*.safetensors"))
-    if not weights:
-        refuse(f"{options.dir}: has no weights (model.safetensors)")
+    for name in weights_of(options.dir):
+        if not os.path.isfile(os.path.join(options.dir, name)):
+            refuse(f"{options.dir}: has no weights ({name})")
     if options.name.count("/") != 1:
         refuse(f"{options.name}: is not ORGANIZATION/MODEL or USER/MODEL")
     if not os.path.isfile(os.path.join(options.dir, "README.md")):
