@@ -49,6 +49,10 @@ run "${BASE[@]}" -x 1 -v 0 -i "$work/odd/train\`|<b>
 .bin" -o "$work/new" --overwrite 1
 verdict 'a card: an odd name stays in its quotes' "$(ended_with 0)$(has '^- training: `train\?\|<b>\?.bin`, ' "$work/new/README.md")"
 
+mkdir -p "$work/hidden/start" && cp "$work"/straight/{*.json,*.txt,model.safetensors} "$work/hidden/start"
+run -e "$work/hidden/start//" -x 1 -v 0 -s 0 -n 0 -o "$work/slashes"
+verdict 'a card: no path of a directory that ends with /' "$(ended_with 0)$(has '^- --model `start`$' "$work/slashes/README.md")$(grep -F hidden "$work/slashes/README.md")"
+
 # Three questions: a context of two tokens, an ending of one.
 {
     little_endian 4 20240522
@@ -154,6 +158,13 @@ unset HF_HUB_CACHE HF_TOKEN
 export HF_HOME=$work/hub_home HF_HUB_DISABLE_XET=1 HF_HUB_DISABLE_TELEMETRY=1
 script_refused 'upload: no directory' 'none: is not a model directory' upload "$work/none" me/model
 script_refused 'upload: no weights' 'has no weights' upload "$work/edited" me/model < <(mkdir "$work/edited" && cp "$work/straight/config.json" "$work/edited")
+cp "$work/straight/model.safetensors" "$work/edited/model_old.safetensors"
+script_refused 'upload: weights of another name' 'has no weights \(model.safetensors\)' upload "$work/edited" me/model
+cp "$work/straight/model.safetensors" "$work/edited/model-00001-of-00002.safetensors"
+printf '{"weight_map": {"a": "model-00001-of-00002.safetensors", "b": "model-00002-of-00002.safetensors"}}' >"$work/edited/model.safetensors.index.json"
+script_refused 'upload: a file of the weights is missing' 'has no weights \(model-00002-of-00002.safetensors\)' upload "$work/edited" me/model
+echo '{"weight_map": []}' >"$work/edited/model.safetensors.index.json"
+script_refused 'upload: an index that is none' 'does not say where the weights are' upload "$work/edited" me/model
 script_refused 'upload: a name without an organization' 'is not ORGANIZATION/MODEL' upload "$work/straight" model
 if ! "$python" -c 'import huggingface_hub' 2>/dev/null; then
     script_refused 'upload: the package is missing' 'huggingface_hub is missing' upload "$work/straight" me/model

@@ -25,9 +25,12 @@ static inline void card_code(Text* t, const char* s, size_t n) {
 
 // The same for the last part of a path; a name on the Hub is not shortened.
 static inline void card_name(Text* t, const char* path) {
-    const char* slash = hub_is_name(path) ? NULL : strrchr(path, '/');
-    const char* name = slash && slash[1] ? slash + 1 : path;
-    card_code(t, name, strlen(name));
+    size_t end = strlen(path), begin = 0;
+    int is_path = !hub_is_name(path);
+    while (is_path && end > 1 && path[end - 1] == '/') end--;
+    for (size_t i = 0; is_path && i + 1 < end; i++)
+        if (path[i] == '/') begin = i + 1;
+    card_code(t, path + begin, end - begin);
 }
 
 // The numbers, strings and booleans of config.json, one per line.
