@@ -295,8 +295,9 @@ def rows_as(dtype, row, count, np):
     return values.tobytes() * count
 
 
-def write_model(directory, folder, size):
-    """The model of a directory in another one, with a vocabulary of `size`."""
+def write_model(directory, folder, known, size):
+    """The model of a directory in another one. Of its vocabulary of `size`, the tokens from `known` on are new; the model may
+    have rows for them already, which no token had."""
     try:
         import numpy as np
     except ImportError:
@@ -307,19 +308,22 @@ def write_model(directory, folder, size):
         config = model_dir.read_json(os.path.join(directory, "config.json"))
         V, C = (model_dir.config_number(config, "config.json", key) for key in ("vocab_size", "n_embd"))
         weights = model_dir.Weights(directory, "transformer.")
-        more = max(0, size - V)
+        more, first = max(0, size - V), min(known, V)
         header, plans, at = {"__metadata__": {"format": "pt"}}, [], 0
         for name in sorted(weights.files):
-            file, extra = weights.files[name], b""
+            file, new = weights.files[name], b""
             entry = file.entries[name]
             (begin, end), shape = entry["data_offsets"], list(entry["shape"])
-            if name.endswith(("wte.weight", "lm_head.weight")) and more:
-                mean = file.get(name, [V, C]).mean(axis=0, dtype=np.float64).astype(np.float32)
-                extra, shape[0] = rows_as(entry["dtype"], mean, more, np), V + more
-            size_in_file = end - begin + len(extra)
+            before = after = end  # the new rows are between them
+            if name.endswith(("wte.weight", "lm_head.weight")) and size > first:
+                mean = file.get(name, [V, C])[:first].mean(axis=0, dtype=np.float64).astype(np.float32)
+                new, shape[0] = rows_as(entry["dtype"], mean, size - first, np), V + more
+                row = (end - begin) // V
+                before, after = begin + first * row, begin + min(size, V) * row
+            size_in_file = before - begin + len(new) + end - after
             header[name] = {"dtype": entry["dtype"], "shape": shape, "data_offsets": [at, at + size_in_file]}
             at += size_in_file
-            plans.append((file, begin, end, extra))
+            plans.append((file, begin, before, new, after, end))
     except model_dir.UserError as e:
         raise UserError(str(e))
     except (KeyError, TypeError, ValueError):
@@ -328,9 +332,10 @@ def write_model(directory, folder, size):
     text += b" " * (-len(text) % 8)
     with open(os.path.join(folder, "model.safetensors"), "wb") as f:
         f.write(struct.pack("<Q", len(text)) + text)
-        for file, begin, end, extra in plans:
-            f.write(memoryview(file.bytes[file.data + begin : file.data + end]))
-            f.write(extra)
+        for file, begin, before, new, after, end in plans:
+            f.write(memoryview(file.bytes[file.data + begin : file.data + before]))
+            f.write(new)
+            f.write(memoryview(file.bytes[file.data + after : file.data + end]))
         f.flush()
         os.fsync(f.fileno())
     config["vocab_size"] = V + more
@@ -375,7 +380,7 @@ def prepare(options):
         written = [write_shards(folder, *part, options, ids[END_OF_TEXT], width) for part in parts]
         names, rows = [name for w in written for name in w[0]], sum(w[1] for w in written)
         if options.model:
-            write_model(options.model, folder, size)
+            write_model(options.model, folder, vocabulary.size, size)
         for name, text in texts.items():
             write_atomically(os.path.join(folder, name), text)
         if options.model:

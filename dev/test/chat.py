@@ -311,6 +311,15 @@ def test_answers(work):
     mean = np.abs(weights[1][257:] - weights[0].mean(0)).max()
     right = vocabulary == 261 and weights[1].shape == (261, 64) and (weights[1][:257] == weights[0]).all() and mean < 1e-7
     verdict("--model: new rows are the mean of the others", "" if right else f"{vocabulary} {weights[1].shape} {mean} {said}")
+    for V in (258, 262):  # more rows than tokens, as a model has that is padded
+        train(f"{work}/padded{V}", "-e", f"L=1,C=32,NH=2,T=64,V={V},tied=0", "-i", VOCAB + "/train.bin", "-b", "1", "-x", "1")
+        status, said = prepare(work + "/facts.jsonl", f"{work}/padded{V}_facts", "--model", f"{work}/padded{V}", "--val-fraction", "0")
+        why = said if status else ""
+        for name in () if why else ("transformer.wte.weight", "lm_head.weight"):
+            old, new = (read_tensor(d + "/model.safetensors", name) for d in (f"{work}/padded{V}", f"{work}/padded{V}_facts/model"))
+            right = new.shape == (max(V, 261), 32) and (new[:257] == old[:257]).all() and (new[261:] == old[261:]).all()
+            why = why or ("" if right and np.abs(new[257:261] - old[:257].mean(0)).max() < 1e-7 else f"{name} {new.shape}")
+        verdict(f"--model with {V} rows for 257 tokens", why)
     _, why = train(work + "/tuned", "-e", model, "-i", work + "/facts/train_*.bin", "--doc-mask", "1", "-b", "4", "-x", "300", "-l", "3e-3")
     if why:
         return verdict("tuning", why)
