@@ -11,8 +11,9 @@ import os
 import sys
 
 FILES = ["README.md", "config.json", "generation_config.json", "model.safetensors", "model.safetensors.index.json",
-         "model-*-of-*.safetensors", "vocab.json", "merges.txt", "vocab.txt", "tokenizer.json", "tokenizer_config.json",
-         "special_tokens_map.json", "chat_template.jinja", "loss.svg"]
+         "model-*-of-*.safetensors", "vocab.json", "merges.txt", "encoder.json", "vocab.bpe", "vocab.txt",
+         "gpt2_tokenizer.bin", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json",
+         "chat_template.jinja", "loss.svg"]
 
 
 def refuse(message):

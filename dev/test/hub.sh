@@ -53,6 +53,11 @@ mkdir -p "$work/hidden/start" && cp "$work"/straight/{*.json,*.txt,model.safeten
 run -e "$work/hidden/start//" -x 1 -v 0 -s 0 -n 0 -o "$work/slashes"
 verdict 'a card: no path of a directory that ends with /' "$(ended_with 0)$(has '^- --model `start`$' "$work/slashes/README.md")$(grep -F hidden "$work/slashes/README.md")"
 
+mkdir "$work/first_names" && cp "$work"/straight/{config.json,model.safetensors} "$work/first_names"
+cp "$work/straight/vocab.json" "$work/first_names/encoder.json" && cp "$work/straight/merges.txt" "$work/first_names/vocab.bpe"
+run -e "$work/first_names" -x 1 -v 0 -s 0 -n 0 -o "$work/old"
+verdict 'a card: no tokenizer that transformers cannot load' "$(ended_with 0)$(has '^from transformers import GPT2LMHeadModel$' "$work/old/README.md")$(grep tokenizer "$work/old/README.md")"
+
 # Three questions: a context of two tokens, an ending of one.
 {
     little_endian 4 20240522
@@ -205,6 +210,9 @@ END
 verdict 'upload: the same bytes' "$(for file in "$work"/server/me/model/*; do cmp "$file" "$work/half/${file##*/}" 2>&1; done)"
 script upload "$work/bert/ckpt/00000002" me/bert
 verdict 'upload: a checkpoint, without its optimizer' "$(ended_with 0; ls "$work/server/me/bert" | grep -E 'optimizer|trainer|manifest'; has BertForPreTraining "$work/server/me/bert/config.json")"
+
+script upload "$work/old" me/old
+verdict "upload: a tokenizer by GPT-2's first names" "$(ended_with 0; ls "$work"/server/me/old/{encoder.json,vocab.bpe} 2>&1 >/dev/null)"
 
 script download me/model
 verdict 'download' "$(ended_with 0; [ "$(cat "$work/stdout")" = "$(ls -d "$HF_HOME"/hub/models--me--model/snapshots/*)" ] || echo 'not the directory of the cache')"

@@ -83,6 +83,15 @@ static inline void card_results(Text* t, const Log* log) {
     }
 }
 
+// Whether `transformers` can load the tokenizer: it knows neither GPT-2's first names of the files nor llm.c's file.
+static inline int card_has_tokenizer(const TokenizerFiles* f) {
+    static const char* const names[] = {"tokenizer.json", "vocab.json", "vocab.txt"};
+    for (int i = 0; i < f->count; i++)
+        for (size_t k = 0; k < COUNT_OF(names); k++)
+            if (strcmp(f->file[i].name, names[k]) == 0) return 1;
+    return 0;
+}
+
 // How `transformers` loads a model of the class `architecture`.
 static inline void card_use(Text* t, const char* architecture, int has_tokenizer) {
     text_printf(t, "\n## Use\n\n```python\nfrom transformers import %s%s\n\n", has_tokenizer ? "AutoTokenizer, " : "",
@@ -118,7 +127,7 @@ static inline Text model_card(const Session* s, const Log* log, const char* conf
     if (val) text_printf(&t, "- validation: "), card_name(&t, val), text_printf(&t, "\n");
     card_settings(&t, s);
     card_results(&t, log);
-    if (architecture) card_use(&t, architecture, s->tokenizer_files.count > 0);
+    if (architecture) card_use(&t, architecture, card_has_tokenizer(&s->tokenizer_files));
     if (has_config) json_free(&config);
     return t;
 }
