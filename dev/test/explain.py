@@ -230,6 +230,9 @@ def check_gpt2(program, model, work):
     verdict(f"{name}: the loss is that of --evaluate 1", difference([page["loss"]], [float(own[1])], 1e-4) if own else done.stderr.decode())
 
     open(f"{work}/words", "w").write(words)
+    # A loss scale, here 65536, divides out exactly.
+    why, _, scaled, acts, grads = explain(program, model, f"{work}/scaled", "--explain", words, "--loss-scale", "fixed")
+    verdict("--loss-scale fixed: the same page and files", why or ("" if (scaled, acts, grads) == (page, tensors, gradients) else "others"))
     before = open(f"{work}/gpt2/explain/activations.safetensors", "rb").read()
     why, _, other, _, _ = explain(program, model, f"{work}/file", "--explain-file", f"{work}/words")
     verdict("--explain-file: as --explain", why or ("" if before == open(f"{work}/file/explain/activations.safetensors", "rb").read() else "other tensors"))
@@ -254,6 +257,20 @@ def check_profile(program, work):
     got = [op["ms"] for op in page["ops"] if (op["op"], op["layer"]) == ("attention_forward", 1) and "ms" in op]
     verdict("a profile: every op has its time", ", ".join(without) or ("" if page["ops"] else done.stderr.decode()))
     verdict("a profile: the time is the profile's", difference(got, [1e-3 * want], 1e-4))
+
+
+def check_resumed(gpt2, bert, work):
+    """-y 1 restores the settings of the run in -o, of which the batch and fp8 must not reach --explain."""
+    for name, program, words in (("gpt2", gpt2, "Anna takes the ball."), ("bert", bert, "Anna takes the [MASK=ball].")):
+        for kind in ("plain", "fp8"):
+            run_dir, files = f"{work}/resumed_{name}_{kind}", ("activations", "gradients")
+            run(program, "-e", "L=2,C=16,NH=2,T=32", "-b", "3", "-x", "2", "-v", "0", "-s", "0", "-n", "0", "-o", run_dir,
+                *(["--fp8", "1"] if kind == "fp8" else []))
+            own = run(program, "-o", run_dir, "-y", "1", "--explain-tensors", "1", "--explain", words)
+            run(program, "-e", run_dir, "-o", f"{run_dir}/other", "--explain-tensors", "1", "--explain", words)
+            same = lambda f: open(f"{run_dir}/explain/{f}.safetensors", "rb").read() == open(f"{run_dir}/other/explain/{f}.safetensors", "rb").read()
+            verdict(f"-y 1 of a {kind} run of {name}: the same tensors as with -e",
+                    own.stderr.decode() if own.returncode else ", ".join(f for f in files if not same(f)))
 
 
 def check_bert(program, model, work):
@@ -363,6 +380,7 @@ def main():
             verdict(f"a model of {os.path.basename(program)}", done.stderr.decode() if done.returncode else "")
         check_gpt2(gpt2, f"{work}/m", work)
         check_profile(gpt2, work)
+        check_resumed(gpt2, bert, work)
         check_bert(bert, f"{work}/mb", work)
         check_refusals(gpt2, bert, f"{work}/m", f"{work}/mb", work)
     print(f"{passed} passed, {failed} failed, {skipped} skipped")

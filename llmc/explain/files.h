@@ -77,6 +77,8 @@ static inline void explain_write_tensors(const Explanation* e, Context* ctx) {
     path = explain_path(e, "gradients.safetensors");
     if (!e->why_no_loss) {
         HostView grads = explain_gradients(b, ctx);
+        const double scale = explain_loss_scale(b, ctx);
+        for (size_t i = 0; scale != 1 && i < grads.n; i++) grads.values[i] /= (real)scale;
         TensorPart part = {.prefix = "", .device = b->grads, .type = VIEW_REAL, .host = grads.values};
         FileDigest digest;
         explain_written(path, tensors_write(path, &b->table, &part, 1, &digest, ctx));

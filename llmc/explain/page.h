@@ -285,12 +285,10 @@ static inline void explain_put_ops(Text* out, const ExplainRecord* r, const Expl
     text_append(out, "]", 1);
 }
 
-// The gradients of all parameters on the host, without the loss scale.
+// The gradients of all parameters on the host, times the loss scale. On the CPU they are the trainer's own.
 static inline HostView explain_gradients(const ModelBuffers* b, Context* ctx) {
     HostView view = host_view_open(b->grads, tensors_updated(&b->table).size, VIEW_REAL);
-    double scale = explain_loss_scale(b, ctx);
     host_view_read(ctx, &view);
-    for (size_t i = 0; scale != 1 && i < view.n; i++) view.values[i] /= (real)scale;
     return view;
 }
 
@@ -299,13 +297,14 @@ static inline void explain_put_parameters(Text* out, const Explanation* e, Conte
     const int count = b->table.count, has_grads = !e->why_no_loss;
     HostView params = host_view_open(b->params, b->table.elements, VIEW_FLOATX), grads = params;
     double(*norms)[2] = (double(*)[2])xmalloc((size_t)count * sizeof *norms);
+    const double scale = explain_loss_scale(b, ctx);
     host_view_read(ctx, &params);
     if (has_grads) grads = explain_gradients(b, ctx);
 #pragma omp parallel for schedule(dynamic)
     for (int i = 0; i < count; i++) {
         const Tensor* t = &b->table.tensors[i];
         norms[i][0] = explain_norm(params.values + t->offset, tensor_elements(t));
-        norms[i][1] = has_grads ? explain_norm(grads.values + t->offset, tensor_elements(t)) : (double)NAN;
+        norms[i][1] = has_grads ? explain_norm(grads.values + t->offset, tensor_elements(t)) / scale : (double)NAN;
     }
     json_put_key(out, "parameters");
     for (int i = 0; i < count; i++) {

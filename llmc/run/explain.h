@@ -31,9 +31,11 @@ static inline char* explain_read_text(const ExplainSettings* s, size_t* length) 
     return text;
 }
 
-// What all kinds of models need.
-static inline void explain_check_model(Explanation* e, const ExplainSettings* s, const Run* r) {
+// What all kinds of models need. -y 1 has restored the resumed run's settings by now, also those that explain_check()
+// set or refuses.
+static inline void explain_check_model(Explanation* e, const ExplainSettings* s, Run* r) {
     if (r->group.size > 1) die(USAGE, "%s: is the work of one process; start it without other ranks", explain_flag(s));
+    r->settings.B = 1, r->settings.total_batch = 0, r->settings.fp8 = 0;
     e->model = r->source, e->out = r->settings.out, e->writes_tensors = s->tensors;
 }
 

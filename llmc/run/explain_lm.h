@@ -20,7 +20,7 @@ static inline int explain_lm_check(const ExplainSettings* s, const GenerateSetti
 }
 
 // Read the text for a model of V tokens and `most` positions. Returns its number of tokens.
-static inline int explain_lm_open(Explanation* e, const ExplainSettings* s, const Run* r, int V, int most) {
+static inline int explain_lm_open(Explanation* e, const ExplainSettings* s, Run* r, int V, int most) {
     const Session* session = &r->session;
     size_t length;
     int count, *ids;
