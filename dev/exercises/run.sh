@@ -37,8 +37,14 @@ if [ ! -f "$file" ]; then
 fi
 [ -n "${2:-}" ] || rm -f "exercises/.$op.passed"
 
-# While the learner's file is read, the op, its reference and its parts have other names.
-hidden="$op ${op}_ref ${op}_rows ${op}_tables ${op}_item ${op%_*}_sum ${op%_*}_sum_ref gelu_value gelu_exact gelu_derivative gelu_derivative_exact"
+# While the learner's file is read, the op, its reference and its parts have other names: those that its header, the other
+# headers of its folder and the common ones define. What the skeleton names stays.
+sources="$header llmc/ops/common/activation.h llmc/ops/common/adam.h llmc/ops/common/layernorm_row.h llmc/ops/common/product.h"
+case $header in llmc/ops/*/*) sources="$sources ${header%/*}/*.h" ;; esac
+# shellcheck disable=SC2086
+parts=$(grep -hE '^([A-Z_]+ )*static .*\(' $sources | sed -E 's/\(.*//; s/.*[ *]//' | grep -E '^[a-z][a-z0-9]*_' | grep -v '^vector_' |
+    grep -vxFf <(grep -oE '[a-z_0-9]+' "$here/$op.h") | sort -u)
+hidden="$op ${op}_ref $parts"
 {
     echo "#include \"$header\""
     echo "#include \"$here/runner.h\""
@@ -57,11 +63,12 @@ program=$build/$op log=$build/$op.log
 if ! "${CC:-gcc}" -x c -std=c11 -D_GNU_SOURCE -I. ${CFLAGS:--O3 -march=native -fopenmp -ffp-contract=off -fno-math-errno} \
     -Wall -Wextra -Wno-unused -Wno-unused-parameter -Wno-missing-field-initializers -Werror=implicit-function-declaration \
     "$build/$op.c" -o "$program" -lm >"$log" 2>&1; then
-    name=$(grep -oE 'not_yours_[a-z_0-9]+' "$log" | head -n 1)
+    name=$(grep -E 'undeclared|implicit declaration|redefinition' "$log" | grep -oE 'not_yours_[a-z_0-9]+' | head -n 1)
     if [ -n "$name" ]; then echo "not passed: $file uses ${name#not_yours_}, which is part of the op. Compute it yourself."
     else
         echo "not passed: it does not compile."
-        grep -E 'error|warning' "$log" | head -n 8
+        sed -i 's/not_yours_//g' "$log"
+        grep -E 'error|warning' "$log" | head -n 8 | grep . || tail -n 3 "$log"
     fi
     exit 1
 fi
@@ -69,7 +76,16 @@ grep -F "$file" "$log" | grep warning | head -n 8
 
 OMP_WAIT_POLICY=passive timeout -k 5 $((limit + 10)) "$program" "${EXERCISE_WITH:-test}" "$limit" >"$log" 2>&1
 status=$?
-sed -i 's/ -nan/ nan/g' "$log"
+# A learner's output may lack a newline before the harness's.
+sed -i -E 's/ -nan/ nan/g; s/(.)((FAIL|ok  ) [a-z_]+\/)/\1\n\2/' "$log"
+printed() {
+    local lines
+    grep -vE '^(FAIL|ok  |CRASH|TIMEOUT|[0-9]+ passed, )' "$log" >"$log.printed" || return
+    lines=$(wc -l <"$log.printed")
+    echo "what it printed ($log):"
+    if [ "$lines" -le 8 ]; then cat "$log.printed"; else head -n 4 "$log.printed" && echo "... $((lines - 8)) lines ..." && tail -n 4 "$log.printed"; fi |
+        cut -c 1-200 | sed 's/^/  /'
+}
 where() { sed -nE "s/^$1 ?(\([^)]*\) )?(.*)/\2/p" "$log" | tail -n 1; }
 first=$(grep -m1 '^FAIL' "$log")
 outside=$(grep -m1 'wrote outside of' "$log")
@@ -81,8 +97,7 @@ elif grep -q '^CRASH' "$log"; then
 elif [ $status -ge 126 ]; then
     echo "not passed: it crashed, with status $status"
 elif ! grep -q ' calls$' "$log"; then
-    echo "not passed: it ended before all cases were done, with status $status:"
-    tail -n 2 "$log"
+    echo "not passed: it ended before all cases were done, with status $status"
 elif grep -q ' 0 calls$' "$log"; then
     echo "not passed: exercise_$op() was never called. Does $file include something from dev/ops?"
 elif [ -n "$first" ]; then
@@ -98,7 +113,9 @@ else
     echo "passed: $(sed -nE 's/^([0-9]+) passed.*/\1/p' "$log") cases"
     [ -n "${2:-}" ] || touch "exercises/.$op.passed"
     [ "${EXERCISE_SPEED:-1}" = 0 ] || [ "${EXERCISE_WITH:-}" = shipped ] ||
-        timeout -k 5 $((limit + 10)) "$program" bench "$limit" | sed 's/^TIMEOUT.*/speed: too slow to be timed/'
+        timeout -k 5 $((limit + 10)) "$program" bench "$limit" | grep -E '^(speed|TIMEOUT)' | sed 's/^TIMEOUT.*/speed: too slow to be timed/'
+    printed
     exit 0
 fi
+printed
 exit 1

@@ -19,7 +19,7 @@ static void exercise_bench(Harness* h);
 // The last line of a program that a signal ends. Only write() is safe here.
 static void exercise_on_signal(int number) {
     const char* what = number == SIGALRM   ? "TIMEOUT "
-                       : number == SIGABRT ? "CRASH (memory outside of its outputs was overwritten) "
+                       : number == SIGABRT ? "CRASH (abort: an assertion failed, or memory outside of its outputs was overwritten) "
                        : number == SIGFPE  ? "CRASH (division of an integer by zero) "
                                            : "CRASH (it touched memory that is not its own) ";
     const char* name = exercise_harness.name;

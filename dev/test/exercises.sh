@@ -117,6 +117,21 @@ try gelu_forward <<<'gelu_forward(y, x, n, kind, ctx);'
 answer 'it calls the shipped op' 1 'uses gelu_forward, which is part of the op'
 try layernorm_backward <<<'(void)layernorm_backward_ref;'
 answer 'it takes the reference' 1 'uses layernorm_backward_ref, which is part of the op'
+for body in 'gelu_forward gelu_forward_span(y, x, n, kind);' 'gelu_backward gelu_backward_span(dx, dy, x, n, kind, mode);' \
+    'layernorm_forward layernorm_row(y, stats.mean, stats.rstd, x, p, size.C, eps);' 'lamb_update lamb_sum_sq();' \
+    'matmul_forward Product r = product_forward(y, x, p, N, IC, OC); product_run(&r, ctx);'; do
+    try "${body%% *}" <<<"${body#* }"
+    answer "it calls a part of the shipped ${body%% *}" 1 'uses [a-z_]+, which is part of the op'
+done
+sed 's/^static/static float gelu_value(float v) { return v * z; }\n&/' dev/exercises/gelu_forward.h >"$work/answer.h"
+said=$(bash dev/exercises/run.sh gelu_forward "$work/answer.h" 2>&1) status=$?
+answer 'a function of its own named as one of the op, with an error in it' 1 'answer.h:[0-9]+:[0-9]+: error: .z. undeclared'
+try gelu_forward <<<'printf("n %zu, ", n);'
+answer 'it prints without a newline: the first wrong element' 1 'y\[0\] is nan, expected -0.00363'
+answer '... and what it printed' 1 '^  n 33, $'
+try gelu_forward <<<'if (n > 1) { fprintf(stderr, "n > 1\n"); abort(); }'
+answer 'a failed assertion' 1 'it crashed in the case gelu/forward TANH n='
+answer '... and its message' 1 '^  n > 1$'
 try gelu_forward <<<'y[(size_t)1 << 40] = 0;'
 answer 'a crash' 1 'it crashed in the case gelu/forward TANH n=1'
 try gelu_forward <<<'exercise_gelu_forward(y, x, n + 1, kind, ctx); y[0] = 1;'
@@ -127,7 +142,7 @@ try gelu_forward <<<'exit(0);'
 answer 'the program ends' 1 'it ended before all cases were done'
 try gelu_forward <<<'y[0] = z;'
 answer 'it does not compile' 1 'answer.h:[0-9]+:[0-9]+: error: .z. undeclared'
-{ echo '#undef gelu_forward'; echo '#undef gelu_forward_ref'; echo '#include "dev/ops/gelu.h"'; cat dev/exercises/gelu_forward.h; } >"$work/answer.h"
+{ printf '#undef gelu_%s\n' forward forward_ref backward backward_ref; echo '#include "dev/ops/gelu.h"'; cat dev/exercises/gelu_forward.h; } >"$work/answer.h"
 said=$(bash dev/exercises/run.sh gelu_forward "$work/answer.h" 2>&1) status=$?
 answer 'it is never called' 1 'exercise_gelu_forward\(\) was never called'
 
