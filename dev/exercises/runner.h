@@ -18,10 +18,11 @@ static void exercise_bench(Harness* h);
 
 // The last line of a program that a signal ends. Only write() is safe here.
 static void exercise_on_signal(int number) {
-    const char* what = number == SIGALRM   ? "TIMEOUT "
-                       : number == SIGABRT ? "CRASH (abort: an assertion failed, or memory outside of its outputs was overwritten) "
-                       : number == SIGFPE  ? "CRASH (division of an integer by zero) "
-                                           : "CRASH (it touched memory that is not its own) ";
+    const char* what = number == SIGALRM ? "TIMEOUT "
+                       : number == SIGABRT
+                           ? "CRASH (abort: an assertion failed, or memory outside of its outputs was overwritten) "
+                       : number == SIGFPE ? "CRASH (division of an integer by zero) "
+                                          : "CRASH (it touched memory that is not its own) ";
     const char* name = exercise_harness.name;
     if (write(1, what, strlen(what)) < 0 || write(1, name, strlen(name)) < 0 || write(1, "\n", 1) < 0) _exit(FAILED);
     _exit(FAILED);

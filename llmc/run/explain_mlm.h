@@ -53,8 +53,8 @@ static inline const char* explain_mlm_why(const Explanation* e, const ExplainSet
 
 // Read the text for a model of V tokens and `most` positions, with a next-sentence head if `has_next`. Returns its number
 // of tokens.
-static inline int explain_mlm_open(Explanation* e, ExplainSettings* s, Run* r, const WordPiece* words, int V,
-                                   int most, int has_next) {
+static inline int explain_mlm_open(Explanation* e, ExplainSettings* s, Run* r, const WordPiece* words, int V, int most,
+                                   int has_next) {
     const char* flag = explain_flag(s);
     TokenIds ids = {NULL, 0, 0, 0, NULL}, labels = {NULL, 0, 0, 0, NULL};
     size_t length;
