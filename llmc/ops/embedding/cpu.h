@@ -1,5 +1,5 @@
-/* embedding.h on the CPU. Forward: threads share rows. Backward: threads share blocks of EMBEDDING_BLOCK channels, and
- * each block adds all rows in order, so the sums do not depend on the number of threads. */
+/* embedding.h on the CPU. Forward: threads share rows. Backward: threads share the channels, and each adds all rows of
+ * its channels in order, so the sums do not depend on the number of threads. */
 #include "llmc/ops/embedding/embedding.h"  // before the guard: it includes this file
 
 #ifndef LLMC_OPS_EMBEDDING_CPU_H
@@ -12,7 +12,9 @@ static inline size_t embedding_scratch_bytes(int N, int sequences, int T, Embedd
     return (void)N, (void)sequences, (void)T, (void)sizes, 0;
 }
 
-enum { EMBEDDING_BLOCK = 32 };  // two cache lines of floats, and a multiple of dropout's groups of four
+// Channels that a thread takes: a multiple of two cache lines of floats, and so of dropout's groups of four. Many at a
+// time, because a row's next channels are fetched ahead and another row is far away.
+enum { EMBEDDING_LINES = 32, EMBEDDING_MOST = 1024 };
 
 // x[c] *= keep for the channels from .. to - 1 of row n. x points to channel `from`, a multiple of four.
 static inline void embedding_drop(real* x, Dropout dropout, const Sequences* s, int n, int from, int to) {
@@ -63,6 +65,11 @@ static inline void embedding_zero(real* table, int rows, int C) {
     for (int i = 0; i < rows; i++) memset(table + (size_t)i * (size_t)C, 0, (size_t)C * sizeof *table);
 }
 
+static inline void embedding_add(real* to, const real* from, int count) {
+#pragma omp simd
+    for (int c = 0; c < count; c++) to[c] += from[c];
+}
+
 static inline void embedding_backward_tables(EmbeddingGrads d, const floatX* dx, EmbeddingInputs in,
                                              EmbeddingSizes sizes, Dropout dropout, Mode word_mode, Mode mode,
                                              Context* ctx) {
@@ -73,20 +80,22 @@ static inline void embedding_backward_tables(EmbeddingGrads d, const floatX* dx,
     if (word_mode == SET) embedding_zero(d.word, sizes.V, C);
     if (mode == SET) embedding_zero(d.position, sizes.T, C);
     if (mode == SET && d.type) embedding_zero(d.type, sizes.types, C);
+    int share = (C + device_threads() - 1) / device_threads();
+    int block = min_int(EMBEDDING_MOST, (share + EMBEDDING_LINES - 1) / EMBEDDING_LINES * EMBEDDING_LINES);
 #pragma omp parallel for schedule(dynamic)
-    for (int from = 0; from < C; from += EMBEDDING_BLOCK) {
-        int count = min_int(EMBEDDING_BLOCK, C - from);
+    for (int from = 0; from < C; from += block) {
+        int count = min_int(block, C - from);
         for (int n = 0; n < N; n++) {
-            real g[EMBEDDING_BLOCK];
-            real* word = d.word + (size_t)tokens[n] * (size_t)C + (size_t)from;
-            real* position = d.position + (size_t)s->position[n] * (size_t)C + (size_t)from;
-            memcpy(g, dx + (size_t)n * (size_t)C + (size_t)from, (size_t)count * sizeof *g);
-            if (dropout.threshold) embedding_drop(g, dropout, s, n, from, from + count);
-            for (int c = 0; c < count && tokens[n] != sizes.padding; c++) word[c] += g[c];
-            for (int c = 0; c < count; c++) position[c] += g[c];
-            if (!d.type) continue;
-            real* type = d.type + (size_t)types[n] * (size_t)C + (size_t)from;
-            for (int c = 0; c < count; c++) type[c] += g[c];
+            real kept[EMBEDDING_MOST];
+            const real* g = dx + (size_t)n * (size_t)C + (size_t)from;
+            if (dropout.threshold) {
+                memcpy(kept, g, (size_t)count * sizeof *kept);
+                embedding_drop(kept, dropout, s, n, from, from + count);
+                g = kept;
+            }
+            if (tokens[n] != sizes.padding) embedding_add(d.word + (size_t)tokens[n] * (size_t)C + from, g, count);
+            embedding_add(d.position + (size_t)s->position[n] * (size_t)C + from, g, count);
+            if (d.type) embedding_add(d.type + (size_t)types[n] * (size_t)C + from, g, count);
         }
     }
 }
