@@ -32,9 +32,9 @@ typedef struct {
 #define TARGET_ROUNDING_BYTES(N, C) (3.0 * (N) * (C) * sizeof(floatX))
 
 // What was left of the target's entry of row n.
-HOST_DEVICE static inline float target_rounding_left(RoundedLogits d, size_t n, int target) {
+HOST_DEVICE static inline real target_rounding_left(RoundedLogits d, size_t n, int target) {
     size_t at = n * (size_t)d.Vp + (size_t)target;
-    return (float)d.dlogits[at] - (float)*d.inverse * fp8_to_float(d.rounded[at], FP8_E5M2);
+    return (real)d.dlogits[at] - *d.inverse * (real)fp8_to_float(d.rounded[at], FP8_E5M2);
 }
 
 // ---------------------------------------------------------------------------------------------------------
@@ -100,7 +100,7 @@ static inline void target_rounding_run(floatX* dx, RoundedLogits d, const floatX
 #pragma omp parallel for schedule(static)
     for (int n = 0; n < N; n++) {
         if (d.targets[n] < 0) continue;
-        real left = (real)target_rounding_left(d, (size_t)n, d.targets[n]);
+        real left = target_rounding_left(d, (size_t)n, d.targets[n]);
         const floatX* from = w + (size_t)d.targets[n] * (size_t)C;
         floatX* to = dx + (size_t)n * (size_t)C;
 #pragma omp simd
