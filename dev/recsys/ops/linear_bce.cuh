@@ -112,7 +112,7 @@ __global__ void __launch_bounds__(LINEAR_BCE_WARPS* WARP)
 template <int K, int WIDTH>
 static inline void linear_bce_start(Losses losses, LinearBceOutput out, LinearBceInput in, LinearBceShape s,
                                     int is_backward, Context* ctx) {
-    const int ROWS = K * WIDTH <= 8 ? 8 : 2;
+    const int ROWS = K * WIDTH <= 8 ? 8 : WIDTH > 1 ? 2 : 1;  // the most that stay in registers on every architecture
     unsigned blocks = blocks_for((size_t)s.N, LINEAR_BCE_WARPS);
     if (blocks > LINEAR_BCE_BLOCKS) blocks = LINEAR_BCE_BLOCKS;
     static_assert((int)LINEAR_BCE_BLOCKS <= LINEAR_BCE_WARPS * WARP, "a thread for each block's loss");
