@@ -72,20 +72,22 @@ fi
 # Killed at random while it saves after every step; the last process ends by itself.
 together="-e $sizes,tied=0 --init zero-out --ema 0.9 --batch-ramp 12 --keep-best 1 --optimizer normuon"
 [[ $PROGRAM == *bert* ]] || together+=" --seq-warmup 12"
-long=${base/-x 10/-x 150}
-launch 1 $long $together -o whole150
+why= long="${base/-x 10/-x 600} $together"
+launch 1 $long -o whole600
+long=${long/-n 0/-n 1}
 killed=0
-"$PROGRAM" $long $together -n 1 -o killed </dev/null >/dev/null 2>&1 & pid=$!
-for _ in $(seq 90); do
+"$PROGRAM" $long -o killed </dev/null >/dev/null 2>&1 & pid=$!
+while [ $killed -lt "$kills" ]; do
     sleep 0.$((1 + RANDOM % 4))$((RANDOM % 10))
-    if kill -KILL $pid 2>/dev/null; then killed=$((killed + 1)); fi
+    kill -KILL $pid 2>/dev/null || break
     wait $pid 2>/dev/null
-    [ $killed -lt "$kills" ] || break
-    "$PROGRAM" -y 1 -n 1 $([ -d killed/ckpt ] && [ -n "$(ls killed/ckpt | grep -E '^[0-9]+$')" ] || echo $long $together --overwrite 0) -o killed </dev/null >/dev/null 2>&1 & pid=$!
+    killed=$((killed + 1)) again="-y 1"
+    ls killed/ckpt 2>/dev/null | grep -qE '^[0-9]+$' || again="$long --overwrite 1"
+    "$PROGRAM" $again -o killed </dev/null >/dev/null 2>&1 & pid=$!
 done
-launch 1 -y 1 -o killed
-why=
-for f in ckpt/00000150/model ckpt/00000150/optimizer ema/model; do cmp -s "killed/$f.safetensors" "whole150/$f.safetensors" || why="$f differs"; done
-cmp -s <(losses killed) <(losses whole150) || why=${why:-'the losses differ'}
+wait $pid || why="the last process ended with status $?"
+[ $killed = "$kills" ] || why="only $killed kills of $kills hit the run"
+for f in ckpt/00000600/model ckpt/00000600/optimizer ema/model; do cmp -s "killed/$f.safetensors" "whole600/$f.safetensors" || why="$f differs"; done
+cmp -s <(losses killed) <(losses whole600) || why=${why:-'the losses differ'}
 verdict "killed $killed times (SIGKILL), all of these together: the same bits" "$why"
 finish
