@@ -92,8 +92,7 @@ static void model_plan(Model* m, Config config, int B, const ProcessGroup* group
     const int rows[NCF_TABLES] = {c->users, c->items, c->users, c->items},
               widths[NCF_TABLES] = {c->F, c->F, c->E, c->E};
     TensorTable *table = &m->buffers.table, *acts = &m->buffers.acts_table, *stats = &m->buffers.stats_table;
-    c->mlp.width[0] = 2 * c->E;
-    c->mlp.scale = relu_dropout_make(c->dropout, 0, 0).scale;
+    c->mlp.width[0] = 2 * c->E, c->mlp.scale = relu_dropout_make(c->dropout, 0, 0).scale;
     m->H = c->mlp.width[c->mlp.count];
     mlp_add_params(table, "mlp", offsetof(Params, mlp), &c->mlp);
     rows_add(table, offsetof(Params, last.w), 1, c->F + m->H, OWN, "last.weight");
@@ -127,10 +126,11 @@ static void model_plan(Model* m, Config config, int B, const ProcessGroup* group
 
 // After the buffers are allocated: allocate what else the model needs.
 static void model_alloc(Model* m, Context* ctx) {
-    ParamSpan span;
-    memset(&span, 0, sizeof span);
-    span.size = m->elements, span.rate = 1;
+    ParamSpan span = {.size = m->elements, .rate = 1};
     exchange_alloc(&m->exchange, m->B, ctx);
+#ifdef NCF_FUSED
+    m->is_fused = m->is_fused && ncf_step_fits(ctx);
+#endif
     m->users = row_segments_alloc(m->B * m->exchange.ranks, m->config.users, ctx);
     m->items = row_segments_alloc(m->B * m->exchange.ranks, m->config.items, ctx);
     m->span = (ParamSpan*)device_alloc(ctx, sizeof span, "optimizer");

@@ -242,12 +242,18 @@ static inline void ncf_matmul(void* c, int c_row, int c_is_real, NcfMatrix a, Nc
 
 static inline unsigned ncf_row_blocks(const Context* ctx) { return (unsigned)(NCF_ROW_BLOCKS * ctx->multiprocessors); }
 
+// Whether this GPU can run the step, whose body is compiled for compute capability 9.0 and later.
+static inline int ncf_step_fits(const Context* ctx) {
+    cudaFuncAttributes attributes;
+    cudaCheck(cudaFuncGetAttributes(&attributes, ncf_step_kernel));
+    return attributes.ptxVersion >= 90 && attributes.sharedSizeBytes + sizeof(NcfShared) <= ctx->shared_of_block;
+}
+
 static inline void ncf_step(NcfStep s, Context* ctx) {
     Scope scope = scope_open(ctx, "ncf_step", 6.0 * s.B * (NCF_H0 * NCF_H1 + NCF_H1 * NCF_H2),
                              (double)s.B * (3.0 * NCF_H0 + 2 * NCF_F) * sizeof(floatX), "B=%d", s.B);
     CHECK(ctx->multiprocessors <= (int)NCF_THREADS);
-    cudaCheck(
-        cudaFuncSetAttribute(ncf_step_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)sizeof(NcfShared)));
+    kernel_allow_shared(ncf_step_kernel, sizeof(NcfShared), ctx);
     ncf_step_kernel<<<(unsigned)ctx->multiprocessors, NCF_STEP_THREADS, sizeof(NcfShared), ctx->stream>>>(s);
     cudaCheck(cudaGetLastError());
     scope_close(&scope);
