@@ -1,5 +1,5 @@
-/* embedding.h on the CPU. Forward: threads share rows. Backward: threads share the channels, and each adds all rows of
- * its channels in order, so the sums do not depend on the number of threads. */
+/* embedding.h on the CPU. Forward: threads share rows. Backward: threads share the rows of the tables, and each adds what
+ * its rows get in the order of the tokens, so the sums do not depend on the number of threads. */
 #include "llmc/ops/embedding/embedding.h"  // before the guard: it includes this file
 
 #ifndef LLMC_OPS_EMBEDDING_CPU_H
@@ -12,9 +12,9 @@ static inline size_t embedding_scratch_bytes(int N, int sequences, int T, Embedd
     return (void)N, (void)sequences, (void)T, (void)sizes, 0;
 }
 
-// Channels that a thread takes: a multiple of two cache lines of floats, and so of dropout's groups of four. Many at a
-// time, because a row's next channels are fetched ahead and another row is far away.
-enum { EMBEDDING_LINES = 32, EMBEDDING_MOST = 1024 };
+// Rows of the position table that a thread has in one piece, so that it reads neighbouring rows of dx; and the channels
+// that dropout works on at once, a multiple of four.
+enum { EMBEDDING_POSITIONS = 64, EMBEDDING_CHANNELS = 1024 };
 
 // x[c] *= keep for the channels from .. to - 1 of row n. x points to channel `from`, a multiple of four.
 static inline void embedding_drop(real* x, Dropout dropout, const Sequences* s, int n, int from, int to) {
@@ -80,24 +80,30 @@ static inline void embedding_backward_tables(EmbeddingGrads d, const floatX* dx,
     if (word_mode == SET) embedding_zero(d.word, sizes.V, C);
     if (mode == SET) embedding_zero(d.position, sizes.T, C);
     if (mode == SET && d.type) embedding_zero(d.type, sizes.types, C);
-    int share = (C + device_threads() - 1) / device_threads();
-    int block = min_int(EMBEDDING_MOST, (share + EMBEDDING_LINES - 1) / EMBEDDING_LINES * EMBEDDING_LINES);
-#pragma omp parallel for schedule(dynamic)
-    for (int from = 0; from < C; from += block) {
-        int count = min_int(block, C - from);
+    // Whole rows, not some channels of every row: of a part of a row the hardware fetches the rest too.
+    const int threads = device_threads();
+#pragma omp parallel for schedule(static, 1)
+    for (int thread = 0; thread < threads; thread++)
         for (int n = 0; n < N; n++) {
-            real kept[EMBEDDING_MOST];
-            const real* g = dx + (size_t)n * (size_t)C + (size_t)from;
-            if (dropout.threshold) {
-                memcpy(kept, g, (size_t)count * sizeof *kept);
-                embedding_drop(kept, dropout, s, n, from, from + count);
-                g = kept;
+            int position = s->position[n];
+            int has_word = tokens[n] != sizes.padding && tokens[n] % threads == thread;
+            int has_position = position / EMBEDDING_POSITIONS % threads == thread;
+            int has_type = d.type && types[n] % threads == thread;
+            if (!has_word && !has_position && !has_type) continue;
+            for (int from = 0; from < C; from += EMBEDDING_CHANNELS) {
+                int count = min_int(EMBEDDING_CHANNELS, C - from);
+                real kept[EMBEDDING_CHANNELS];
+                const real* g = dx + (size_t)n * (size_t)C + (size_t)from;
+                if (dropout.threshold) {
+                    memcpy(kept, g, (size_t)count * sizeof *kept);
+                    embedding_drop(kept, dropout, s, n, from, from + count);
+                    g = kept;
+                }
+                if (has_word) embedding_add(d.word + (size_t)tokens[n] * (size_t)C + from, g, count);
+                if (has_position) embedding_add(d.position + (size_t)position * (size_t)C + from, g, count);
+                if (has_type) embedding_add(d.type + (size_t)types[n] * (size_t)C + from, g, count);
             }
-            if (tokens[n] != sizes.padding) embedding_add(d.word + (size_t)tokens[n] * (size_t)C + from, g, count);
-            embedding_add(d.position + (size_t)s->position[n] * (size_t)C + from, g, count);
-            if (d.type) embedding_add(d.type + (size_t)types[n] * (size_t)C + from, g, count);
         }
-    }
 }
 
 #endif
