@@ -36,11 +36,12 @@ static void ladder_run_copy(void* state) {
     cudaCheck(cudaMemcpyAsync(c->to, c->from, LADDER_COPY_BYTES, cudaMemcpyDeviceToDevice, c->ctx->stream));
 }
 
-// Bytes that a second of copying reads and writes.
-static inline double ladder_copy_peak(Harness* h) {
+// Bytes that a second of copying reads and writes. No operand is in the L2, whatever the op touches.
+static inline double ladder_memory_peak(Harness* h, double touched, double written) {
     case_begin(h, "ladder peak");
     LadderCopy c = {case_block(h, LADDER_COPY_BYTES, ON_DEVICE), case_block(h, LADDER_COPY_BYTES, ON_DEVICE), &h->ctx};
     double bytes = 2.0 * LADDER_COPY_BYTES / bench_seconds(h, ladder_run_copy, &c);
+    (void)touched, (void)written;
     case_free(h);
     return bytes;
 }
@@ -64,19 +65,37 @@ static inline double ladder_seconds(Harness* h, void (*run)(void*), void* state)
     return fastest;
 }
 
-enum { LADDER_COPY_BYTES = 128 << 20 };
+// Words of memory: all are read, and the first `written` of them are written back.
+typedef struct {
+    uint32_t* words;
+    size_t count, written;
+    uint32_t parity;
+} LadderSweep;
 
-static void ladder_run_copy(void* state) {
-    char* bytes = (char*)state;
-#pragma omp parallel for
-    for (int i = 0; i < LADDER_COPY_BYTES; i += 1 << 20) memcpy(bytes + i, bytes + LADDER_COPY_BYTES + i, 1 << 20);
+enum { LADDER_SWEEP_WORDS = 4096 };  // that a thread reads at once
+
+static void ladder_run_sweep(void* state) {
+    LadderSweep* s = (LadderSweep*)state;
+    const size_t pieces = s->count / LADDER_SWEEP_WORDS + 1;
+    uint32_t parity = 0;
+#pragma omp parallel for schedule(static) reduction(^ : parity)
+    for (size_t i = 0; i < pieces; i++) {
+        const size_t rest = s->count - s->written;
+        uint32_t *w = s->words, *r = s->words + s->written;
+        for (size_t k = s->written * i / pieces; k < s->written * (i + 1) / pieces; k++) w[k] = ~w[k];
+        for (size_t k = rest * i / pieces; k < rest * (i + 1) / pieces; k++) parity ^= r[k];
+    }
+    s->parity ^= parity;
 }
 
-// Bytes that a second of copying reads and writes, all threads together.
-static inline double ladder_copy_peak(Harness* h) {
+// Bytes that a second of reading `touched` bytes and writing `written` of them back moves, all threads together. As many
+// as the op touches, because what fits into the caches moves faster; in place, as a copy reads its destination uncounted.
+static inline double ladder_memory_peak(Harness* h, double touched, double written) {
     case_begin(h, "ladder peak");
-    double bytes =
-        2.0 * LADDER_COPY_BYTES / ladder_seconds(h, ladder_run_copy, case_memory(h, 2 * (size_t)LADDER_COPY_BYTES));
+    LadderSweep s = {.count = (size_t)(touched / sizeof *s.words), .written = (size_t)(written / sizeof *s.words)};
+    s.words = (uint32_t*)case_memory(h, s.count * sizeof *s.words);
+    memset(s.words, 1, s.count * sizeof *s.words);
+    double bytes = (touched + written) / ladder_seconds(h, ladder_run_sweep, &s);
     case_free(h);
     return bytes;
 }

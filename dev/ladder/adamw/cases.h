@@ -5,10 +5,9 @@ enum {
     LADDER_L = HAS_DEVICE_MEMORY ? 12 : 1,
     LADDER_C = 768,
     LADDER_V = HAS_DEVICE_MEMORY ? 50304 : 1024,
-    LADDER_SPANS = 12
+    LADDER_SPANS = 12,
+    LADDER_OTHERS = 4
 };
-
-static double ladder_peak(Harness* h) { return ladder_copy_peak(h); }
 
 static void ladder_test(Harness* h) {
     test_adamw_variants(h);
@@ -20,10 +19,10 @@ static void ladder_test(Harness* h) {
 // The tensors of GPT-2: of a layer, then those outside.
 static int ladder_spans(ParamSpan* spans, size_t* elements) {
     static const int LAYER[LADDER_SPANS] = {1, 1, 3 * LADDER_C, 3, LADDER_C, 1, 1, 1, 4 * LADDER_C, 4, 4 * LADDER_C, 1};
-    static const int OTHERS[] = {LADDER_V, 1024, 1, 1};
+    static const int OTHERS[LADDER_OTHERS] = {LADDER_V, 1024, 1, 1};
     int count = 0;
     *elements = 0;
-    for (int i = 0; i < LADDER_L * LADDER_SPANS + (int)COUNT_OF(OTHERS); i++) {
+    for (int i = 0; i < LADDER_L * LADDER_SPANS + LADDER_OTHERS; i++) {
         int rows = i < LADDER_L * LADDER_SPANS ? LAYER[i % LADDER_SPANS] : OTHERS[i - LADDER_L * LADDER_SPANS];
         ParamSpan span = {
             .offset = *elements, .size = (size_t)rows * LADDER_C, .decay = rows > 4 ? 1.0f : 0, .rate = 1};
@@ -33,8 +32,15 @@ static int ladder_spans(ParamSpan* spans, size_t* elements) {
     return count;
 }
 
+static double ladder_peak(Harness* h) {
+    ParamSpan spans[LADDER_L * LADDER_SPANS + LADDER_OTHERS];
+    size_t n;
+    ladder_spans(spans, &n);
+    return ladder_memory_peak(h, 4.0 * (double)n * sizeof(real), 3.0 * (double)n * sizeof(real));
+}
+
 static LadderWork ladder_time(Harness* h) {
-    ParamSpan spans[12 * LADDER_SPANS + 4];
+    ParamSpan spans[LADDER_L * LADDER_SPANS + LADDER_OTHERS];
     size_t n;
     int count = ladder_spans(spans, &n);
     LadderWork work = {0, 0, ADAMW_UPDATE_BYTES(n, ADAMW_HAS_MASTER), 124475904.0 / (double)n};
