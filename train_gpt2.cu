@@ -460,14 +460,14 @@ static WeightRules weight_rules(const Config* c) {
 #ifndef NO_MAIN  // tests include this file for the model only
 
 // The text of the model's config.json.
-static Text config_write(const Config* c, int end_of_text) {
+static Text config_write(const Config* c, int bos, int eos) {
     Text text = {NULL, 0, 0};
     text_printf(&text, "{\"architectures\": [\"GPT2LMHeadModel\"], \"model_type\": \"gpt2\"");
     json_put_string(&text, "activation_function", c->gelu == GELU_TANH ? "gelu_new" : "gelu");
     config_rows_write(&text, c, CONFIG_ROWS, COUNT_OF(CONFIG_ROWS));
     json_put_integer(&text, "n_ctx", c->T);  // n_positions under an older name, which some converters read
-    json_put_integer(&text, "bos_token_id", end_of_text);
-    json_put_integer(&text, "eos_token_id", end_of_text);
+    json_put_integer(&text, "bos_token_id", bos);
+    json_put_integer(&text, "eos_token_id", eos);
     json_put_string(&text, "dtype", safetensors_dtype_name(FLOATX_NAME));
     text_printf(&text, "}\n");
     return text;
@@ -689,8 +689,8 @@ static void open_data(Trainer* t) {
     if (r->settings.evaluate && !data->has_val && !t->choices.count)
         die(USAGE, "--evaluate 1 needs validation data or multiple-choice sets; name them with -j or --choices");
     session_check_data(&r->session, shards_fingerprint(&data->train_shards), r->train_pattern);
-    run_check_ranks(r, config_write(c, end_of_text), data->has_val,
-                    data->has_val ? shards_fingerprint(&data->val_shards) : 0);
+    Text config = config_write(c, end_of_text, session_eos(&r->session, c->V, end_of_text));
+    run_check_ranks(r, config, data->has_val, data->has_val ? shards_fingerprint(&data->val_shards) : 0);
     vocabulary_check(&r->session, data, c->V);
     session_set_last(&r->session, batch_lm_windows(&data->train));
 }

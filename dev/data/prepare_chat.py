@@ -24,12 +24,14 @@ fits; if not even its first answer does, it is left out.
 
 Written are train_000000.bin ... and val_000000.bin ... (shards with a mask: llmc/data/files/shards.h), tokenizer.json and
 tokenizer_config.json; with --model also OUT/model, the model with a row for each new token in its embedding (and in its
-head, if that is not tied): the mean of the other rows. The last conversations are for validation: --val-fraction of them.
+head, if that is not tied): the mean of the other rows. A model of an earlier run there is replaced, or without --model
+removed. The last conversations are for validation: --val-fraction of them.
 """
 import argparse
 import json
 import lzma
 import os
+import shutil
 import struct
 import sys
 import tempfile
@@ -48,6 +50,8 @@ TEMPLATE = (
     "{{ '<|' + message['role'] + '|>' + message['content'] + '<|end|>' }}{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"
 )
+MODEL_FILES = ["config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"]
+ROW_TOKENS = 1024  # without a model
 AT_ONCE = 1024  # conversations that are encoded at a time
 OPEN_ROWS = 64  # that a conversation may still go into
 BITS = bytes(range(48, 50)) + bytes(254)
@@ -295,9 +299,23 @@ def rows_as(dtype, row, count, np):
     return values.tobytes() * count
 
 
-def write_model(directory, folder, known, size):
+def row_length(options):
+    """--tokens, which the model's positions limit; without it as many as the model has."""
+    if not options.model:
+        return options.tokens or ROW_TOKENS
+    path = os.path.join(options.model, "config.json")
+    config = read_json(path)
+    positions = config.get("n_positions") if isinstance(config, dict) else None
+    if not isinstance(positions, int) or positions < 1:
+        raise UserError(f'{path}: key "n_positions": {positions!r} is not a number of positions; is it a GPT-2?')
+    if (options.tokens or 0) > positions:
+        raise UserError(f"--tokens {options.tokens}: the model has {positions} positions; give at most that many")
+    return options.tokens or positions
+
+
+def write_model(directory, folder, known, size, eos):
     """The model of a directory in another one. Of its vocabulary of `size`, the tokens from `known` on are new; the model may
-    have rows for them already, which no token had."""
+    have rows for them already, which no token had. `eos`: the token that ends an answer."""
     try:
         import numpy as np
     except ImportError:
@@ -338,12 +356,23 @@ def write_model(directory, folder, known, size):
             f.write(memoryview(file.bytes[file.data + after : file.data + end]))
         f.flush()
         os.fsync(f.fileno())
-    config["vocab_size"] = V + more
+    config["vocab_size"], config["eos_token_id"] = V + more, eos
     write_atomically(os.path.join(folder, "config.json"), json.dumps(config, indent=2) + "\n")
 
 
 # ----------------------------------------------------------------------------------------------------------
 # Command line
+
+
+def check_model_folder(folder):
+    """OUT/model may be that of an earlier run, which is replaced or removed, and nothing else."""
+    if not os.path.lexists(folder):
+        return
+    if os.path.islink(folder) or not os.path.isdir(folder):
+        raise UserError(f"{folder}: is not a directory; choose another --out")
+    for name in sorted(os.listdir(folder)):
+        if name not in MODEL_FILES and name not in [f"{n}.tmp" for n in MODEL_FILES]:
+            raise UserError(f"{folder}: holds {name}, which this script did not write; move it away, or choose another --out")
 
 
 def replace_files(source, target, names):
@@ -356,6 +385,8 @@ def prepare(options):
     directory = options.model or options.vocab
     vocabulary = Vocabulary(directory)
     texts, ids, size = extended_tokenizer(directory, vocabulary)
+    options.tokens, model = row_length(options), os.path.join(options.out, "model")
+    check_model_folder(model)
     claim(options.out, MAGICS)
     with tempfile.TemporaryDirectory(dir=options.out, prefix="chat-") as folder:
         spool, encoder = Spool(folder), Encoder(vocabulary, ids, options.tokens)
@@ -380,13 +411,15 @@ def prepare(options):
         written = [write_shards(folder, *part, options, ids[END_OF_TEXT], width) for part in parts]
         names, rows = [name for w in written for name in w[0]], sum(w[1] for w in written)
         if options.model:
-            write_model(options.model, folder, vocabulary.size, size)
+            write_model(options.model, folder, vocabulary.size, size, ids[END])
         for name, text in texts.items():
             write_atomically(os.path.join(folder, name), text)
         if options.model:
-            replace_files(folder, os.path.join(options.out, "model"), ["config.json", "model.safetensors"])
+            replace_files(folder, model, ["config.json", "model.safetensors"])
             for name, text in texts.items():
-                write_atomically(os.path.join(options.out, "model", name), text)
+                write_atomically(os.path.join(model, name), text)
+        elif os.path.isdir(model):
+            shutil.rmtree(model)
         publish(folder, options.out, names + list(texts))
         for name in TOKENIZER_FILES:
             path = os.path.join(options.out, name)
@@ -407,7 +440,7 @@ def parse(arguments):
     tokenizer.add_argument("--model", metavar="DIR", help="model to tune: a Hugging Face directory with its tokenizer")
     tokenizer.add_argument("--vocab", metavar="DIR", help="directory of a tokenizer")
     parser.add_argument("--out", required=True, metavar="DIR", help="directory of the shards")
-    parser.add_argument("--tokens", type=positive, default=1024, metavar="T", help="of a row (default: 1024)")
+    parser.add_argument("--tokens", type=positive, metavar="T", help="of a row (default: the model's positions, or 1024)")
     parser.add_argument("--val-fraction", type=fraction, default=0.01, metavar="F", help="default: 0.01")
     parser.add_argument("--shard-tokens", type=positive, default=100_000_000, metavar="N", help="default: 100 million")
     parser.add_argument("--messages-key", default="messages", metavar="KEY", help="default: messages")

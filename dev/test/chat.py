@@ -51,7 +51,8 @@ def write_chat(path, conversations):
 def prepare(path, out, *arguments):
     """(exit status, output)"""
     given = arguments if "--model" in arguments else ("--vocab", VOCAB, *arguments)
-    command = [sys.executable, "dev/data/prepare_chat.py", "--local", path, "--out", out, "--tokens", str(T), *given]
+    given = given if "--tokens" in given or "--model" in given else ("--tokens", str(T), *given)  # else the model's
+    command = [sys.executable, "dev/data/prepare_chat.py", "--local", path, "--out", out, *given]
     done = subprocess.run(command, capture_output=True, text=True)
     return done.returncode, done.stdout + done.stderr
 
@@ -306,7 +307,12 @@ def test_answers(work):
     if status:
         return verdict("--model", said)
     model = work + "/facts/model"
-    vocabulary = json.load(open(model + "/config.json"))["vocab_size"]
+    config = json.load(open(model + "/config.json"))
+    vocabulary = config["vocab_size"]
+    verdict("--model: <|end|> ends a text", "" if (config["bos_token_id"], config["eos_token_id"]) == (256, END) else str(config))
+    verdict("--model: rows of its positions", "" if f"rows of {T}," in said else said)
+    got = refused(work, work + "/facts.jsonl", "--model", work + "/base", "--tokens", str(T + 1))
+    verdict("--model: rows longer than its positions", "" if f"--tokens {T + 1}: the model has {T} positions" in got else got)
     weights = [read_tensor(d + "/model.safetensors", "transformer.wte.weight") for d in (work + "/base", model)]
     mean = np.abs(weights[1][257:] - weights[0].mean(0)).max()
     right = vocabulary == 261 and weights[1].shape == (261, 64) and (weights[1][:257] == weights[0]).all() and mean < 1e-7
@@ -323,6 +329,16 @@ def test_answers(work):
     _, why = train(work + "/tuned", "-e", model, "-i", work + "/facts/train_*.bin", "--doc-mask", "1", "-b", "4", "-x", "300", "-l", "3e-3")
     if why:
         return verdict("tuning", why)
+    config = json.load(open(work + "/tuned/config.json"))
+    verdict("tuned: <|end|> ends a text", "" if (config["bos_token_id"], config["eos_token_id"]) == (256, END) else str(config))
+    # The same data for a new model: that of the run before would be one of other rows.
+    status, said = prepare(work + "/facts.jsonl", work + "/facts", "--val-fraction", "0")
+    verdict("--vocab removes the model of a run before", said if status else "it is there" if os.path.exists(model) else "")
+    os.mkdir(model)
+    open(model + "/log.jsonl", "w").close()
+    status, said = prepare(work + "/facts.jsonl", work + "/facts", "--val-fraction", "0")
+    right = status == 2 and said.count("\n") == 1 and "holds log.jsonl, which this script did not write" in said and os.path.exists(model + "/log.jsonl")
+    verdict("OUT/model with files of someone else", "" if right else said)
     ask = lambda *flags: subprocess.run([TRAINER, "--generate", "30", "--temperature", "0", *flags, *([] if "-e" in flags else ["-e", work + "/tuned"])], capture_output=True, text=True)
     answers = {m: ask("--chat", m).stdout for m in ("one", "two", "three")}
     wanted = {"one": "eins\n", "two": "zwei\n", "three": "drei<|end|>\n"}
@@ -334,6 +350,7 @@ def test_answers(work):
     spelled, plain = ask("--chat", "one<|end|><|assistant|>"), ask("--prompt", "<|endoftext|><|user|>one<|end|><|assistant|><|end|><|assistant|>")
     verdict("a message that spells special tokens", "" if spelled.returncode == 0 and "<|user|>" + spelled.stdout not in plain.stdout else spelled.stderr)
     for name, flags, wanted in [
+        ("--chat without a message", ["--chat", ""], "--chat '': is empty; give a message"),
         ("--chat with --prompt", ["--chat", "a", "--prompt", "b"], "--chat and --prompt: both give the prompt"),
         ("--chat with --prompt-file", ["--chat", "a", "--prompt-file", "b"], "--chat and --prompt-file: both give the prompt"),
         ("a model without the tokens", ["--chat", "a", "-e", work + "/base"], "has no special token <|user|>"),

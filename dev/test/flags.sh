@@ -421,8 +421,8 @@ printf '%s\n' "${runs[@]}" | xargs -P "$(($(nproc) + 1))" -I{} bash -c 'cd {} &&
 changes() { # RUN OTHER: the first line in which their output differs
     diff <(cd "$1" && everything) <(cd "$2" && everything) | grep -a -m1 '^[<>]' | cut -c 1-200
 }
-# An empty --fill, --embed or --explain, as from an unset shell variable, is refused: it does not ask for training.
-is_refused() { [[ "${flags[$1]}" = --@(fill|embed|explain?(-file)) ]] && [ "$(cat "${with[$1]}/status")" = 2 ]; }
+# An empty --fill, --embed, --chat or --explain, as from an unset shell variable, is refused: it does not ask for training.
+is_refused() { [[ "${flags[$1]}" = --@(fill|embed|chat|explain?(-file)) ]] && [ "$(cat "${with[$1]}/status")" = 2 ]; }
 judge() { # INDEX: why the row does not hold, or nothing
     local observable=${observables[$1]} was is kept_was kept_is pattern
     local given="its default, ${default[${flags[$1]}]:-empty}, given"

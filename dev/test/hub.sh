@@ -58,6 +58,23 @@ cp "$work/straight/vocab.json" "$work/first_names/encoder.json" && cp "$work/str
 run -e "$work/first_names" -x 1 -v 0 -s 0 -n 0 -o "$work/old"
 verdict 'a card: no tokenizer that transformers cannot load' "$(ended_with 0)$(has '^from transformers import GPT2LMHeadModel$' "$work/old/README.md")$(grep tokenizer "$work/old/README.md")"
 
+# Two ranks; no validation; the average of the weights, which has results of its own.
+verdict 'a card without -v: no validation data' "$(grep 'validation' "$work/slashes/README.md")"
+AVERAGE=("${BASE[@]}" -d 64 -x 10 -v 5 -m 2 -n 0 --ema 0.9)
+run "${AVERAGE[@]}" -o "$work/average"
+average=$work/average/ema/README.md
+verdict 'a card of the average' "$(ended_with 0)$(has '^The average of the weights of several steps' "$average"
+    has '^\| `ema_val_loss` \| [0-9.]+ \| 10 \|' "$average"; has '^tokenizer = ' "$average"; grep -E '<!--|loss of the last|`val_loss`' "$average")"
+verdict 'a card of the weights beside it' "$(has '^\| `val_loss` \| [0-9.]+ \| 10 \|' "$work/average/README.md"; grep -E 'average|ema_val' "$work/average/README.md")"
+if prepare_ranks; then
+    timeout 120 mpirun --oversubscribe --bind-to none -np 2 "$gpt2" "${AVERAGE[@]}" -o "$work/ranks" >"$work/stdout" 2>"$work/stderr"
+    status=$?
+    losses() { sed -E '/loss/s/\| [0-9.]+ \|/| |/' "$1"; } # sums of two ranks are rounded elsewhere
+    for name in '' ema/; do
+        verdict "a card of two ranks, ${name}README.md" "$(ended_with 0)$(diff <(losses "$work/ranks/${name}README.md") <(losses "$work/average/${name}README.md") 2>&1)"
+    done
+else skip 'a card of two ranks' "$why"; fi
+
 # Three questions: a context of two tokens, an ending of one.
 {
     little_endian 4 20240522

@@ -77,7 +77,7 @@ static inline void log_warn_once(Log* log, const char* file) {
 static inline int log_is_result(const char* key) {
     static const char* const ends[] = {"_acc", "_acc_norm", "_perplexity"};
     size_t n = strlen(key);
-    int is = strncmp(key, "val_", 4) == 0;
+    int is = strncmp(key, "val_", 4) == 0 || strncmp(key, "ema_val_", 8) == 0;
     for (size_t i = 0; i < COUNT_OF(ends); i++)
         is = is || (n > strlen(ends[i]) && strcmp(key + n - strlen(ends[i]), ends[i]) == 0);
     return is && n < LOG_KEY;

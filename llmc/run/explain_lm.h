@@ -15,7 +15,7 @@ static inline int explain_lm_rows(ExplainSettings* s, GenerateSettings* g, Flag*
 
 // Check --explain and --generate. Returns whether the run trains or evaluates.
 static inline int explain_lm_check(const ExplainSettings* s, const GenerateSettings* g, Run* r) {
-    const int trains = generate_check(g, &r->settings);
+    const int trains = generate_check(g, &r->settings, r->flags, r->flag_count);
     return !explain_check(s, &r->settings, r->flags, r->flag_count) && trains;
 }
 

@@ -57,7 +57,8 @@ static inline int generate_rows(GenerateSettings* s, Flag* table, int count) {
 
 // Refuse flags that contradict each other. Returns whether the run trains; with --generate it neither trains nor saves
 // (s->evaluate).
-static inline int generate_check(const GenerateSettings* g, Settings* s) {
+static inline int generate_check(const GenerateSettings* g, Settings* s, Flag* table, int count) {
+    if (!*g->chat && flag_is_given(table, count, "--chat")) die(USAGE, "--chat '': is empty; give a message");
     if (*g->prompt && *g->prompt_file) die(USAGE, "--prompt and --prompt-file: both give the prompt; leave one out");
     if (*g->chat && (*g->prompt || *g->prompt_file))
         die(USAGE, "--chat and %s: both give the prompt; leave one out", *g->prompt ? "--prompt" : "--prompt-file");

@@ -68,16 +68,20 @@ static inline void card_settings(Text* t, const Session* s) {
     }
 }
 
-static inline void card_results(Text* t, const Log* log) {
+// The results of the weights, or of their average.
+static inline void card_results(Text* t, const Log* log, int is_average) {
     const LossCurve* losses = &log->train;
-    if (losses->count == 0 && log->result_count == 0) return;
-    text_printf(t, "\n## Results\n\n| | value | after step |\n|---|---:|---:|\n");
-    if (losses->count > 0)
-        text_printf(t, "| loss of the last step | %.5g | %lld |\n", (double)losses->value[losses->count - 1],
+    const char* title = "\n## Results\n\n| | value | after step |\n|---|---:|---:|\n";
+    if (losses->count > 0 && !is_average) {
+        text_printf(t, "%s| loss of the last step | %.5g | %lld |\n", title, (double)losses->value[losses->count - 1],
                     (long long)losses->step[losses->count - 1]);
+        title = "";
+    }
     for (size_t i = 0; i < log->result_count; i++) {
         const LogResult* r = &log->results[i];
-        text_printf(t, "| ");
+        if ((strncmp(r->key, "ema_", 4) == 0) != is_average) continue;
+        text_printf(t, "%s| ", title);
+        title = "";
         card_code(t, r->key, strlen(r->key));
         text_printf(t, " | %.5g | %lld |\n", r->value, (long long)r->step);
     }
@@ -103,8 +107,9 @@ static inline void card_use(Text* t, const char* architecture, int has_tokenizer
 
 // The card of the model after s->step steps (the caller frees the text). `config_json`: text of config.json, whose
 // "architectures" names a class of `transformers` if one can load it. `val`: pattern of the validation data, or NULL.
+// `is_average`: of OUT/ema, which is replaced as a whole, so that no line marks the card.
 static inline Text model_card(const Session* s, const Log* log, const char* config_json, size_t parameters,
-                              const char* val) {
+                              const char* val, int is_average) {
     Text t = {NULL, 0, 0};
     Json config;
     char error[JSON_ERROR_SIZE], count[32];
@@ -115,7 +120,9 @@ static inline Text model_card(const Session* s, const Log* log, const char* conf
     const char *train = s->settings->train_data, *program = program_invocation_short_name;
     format_count(count, (int64_t)parameters);
     if (architecture) text_printf(&t, "---\nlibrary_name: transformers\n---\n\n");
-    text_printf(&t, "%s\n\n# %s, %s parameters\n\n", CHECKPOINT_CARD_MARKER, architecture ? architecture : kind, count);
+    if (!is_average) text_printf(&t, "%s\n\n", CHECKPOINT_CARD_MARKER);
+    text_printf(&t, "# %s, %s parameters\n\n", architecture ? architecture : kind, count);
+    if (is_average) text_printf(&t, "The average of the weights of several steps (`--ema`).\n");
     text_printf(&t, "After step %lld of %lld by ", (long long)s->step, (long long)s->last);
     card_code(&t, program, strlen(program));
     text_printf(&t, ", commit `%s`.\n", BUILD_COMMIT);
@@ -126,7 +133,7 @@ static inline Text model_card(const Session* s, const Log* log, const char* conf
     text_printf(&t, ", fingerprint `%08x`; %llu sequences so far\n", s->data, (unsigned long long)s->consumed);
     if (val) text_printf(&t, "- validation: "), card_name(&t, val), text_printf(&t, "\n");
     card_settings(&t, s);
-    card_results(&t, log);
+    card_results(&t, log, is_average);
     if (architecture) card_use(&t, architecture, card_has_tokenizer(&s->tokenizer_files));
     if (has_config) json_free(&config);
     return t;

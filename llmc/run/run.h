@@ -197,14 +197,18 @@ static inline int run_begin(Run* r, uint64_t tokens, const char* about, double s
 static inline int run_save(Run* r) {
     WeightAverage* average = &r->session.average;
     grad_sync_wait(&r->grad_sync, GRAD_SYNC_LAST, &r->ctx);  // the other ranks' parameters are on their way
-    Text card = model_card(&r->session, &r->log, r->config.text, r->buffers->table.parameters, r->val_pattern);
+    const char* val = r->settings.val_every ? r->val_pattern : NULL;
+    size_t parameters = r->buffers->table.parameters;
+    Text card = model_card(&r->session, &r->log, r->config.text, parameters, val, 0);
     int result = session_save(&r->session, r->buffers, &r->optimizer, r->config.text, card.text);
     free(card.text);
     if (!weight_average_is_on(average, r->session.step) || average->saved == r->session.step) return result;
     average->saved = r->session.step;
     weight_average_exchange(average, r->buffers, &r->optimizer, &r->ctx);
     grad_sync_wait(&r->grad_sync, GRAD_SYNC_LAST, &r->ctx);
-    session_save_average(&r->session, r->buffers, r->config.text);
+    card = model_card(&r->session, &r->log, r->config.text, parameters, val, 1);
+    session_save_average(&r->session, r->buffers, r->config.text, card.text);
+    free(card.text);
     weight_average_exchange(average, r->buffers, &r->optimizer, &r->ctx);
     return result;
 }

@@ -25,6 +25,21 @@ static inline int session_end_of_text(const Session* s, int V) {
     return id >= 0 && id < V ? id : V - 1;
 }
 
+// The token that ends a text, or an answer of a model tuned for chat: what tokenizer_config.json says, else `fallback`.
+static inline int session_eos(const Session* s, int V, int fallback) {
+    const TokenizerFiles* f = &s->tokenizer_files;
+    char error[JSON_ERROR_SIZE];
+    int id = -1, i = 0;
+    Json json;
+    while (i < f->count && strcmp(f->file[i].name, "tokenizer_config.json") != 0) i++;
+    if (i == f->count || json_parse(&json, f->file[i].bytes, f->file[i].size, error) != 0) return fallback;
+    const JsonNode *eos = json_get(json.root, "eos_token"), *content = json_get(eos, "content");
+    if (content) eos = content;  // `transformers` has written both forms
+    if (eos && eos->type == JSON_STRING) id = tokenizer_find(&s->tokenizer, eos->string, eos->length);
+    json_free(&json);
+    return id >= 0 && id < V ? id : fallback;
+}
+
 // Whether the shards' directory has the run's tokenizer and that tokenizer fits the model.
 static inline int vocabulary_is_beside(const Session* s, const Shards* shards, int V) {
     char* directory = session_directory_of(shards->pattern);
