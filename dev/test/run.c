@@ -1312,6 +1312,17 @@ static void test_energy(Tests* t) {
     }
     expect(t, measured == 4, "energy/once a second, from its beginning or a pause on", "at steps %d", measured);
     expect(t, fabs(last - 0.3 * watts) <= 1e-9, "energy/mean of a step", "%.9g J", last);
+    // Steps of 0.3 s of which the first four need less: a mean begins with the newest start that is a second old.
+    EnergyMark marks[2] = {{0, 0, 0}, {0, 0, 0}}, mark = {7, 90, 1};
+    StepEnergy none = energy_since(marks, mark);
+    for (int step = 1; step <= 9; step++, mark.time += 0.3, mark.joules += step < 5 ? 10 : 150, mark.step++)
+        energy_mark(marks, mark);
+    StepEnergy late = energy_since(marks, mark), later;
+    mark.time += 0.8, mark.joules += 150, mark.step++, later = energy_since(marks, mark);
+    expect(t,
+           isnan(none.joules) && fabs(late.seconds - 1.5) < 1e-9 && fabs(late.joules - 150) < 1e-9 &&
+               fabs(late.watts - 500) < 1e-6 && fabs(later.seconds - 1.1) < 1e-9,
+           "energy/the last steps", "%g s, %g J, %g W; %g s", late.seconds, late.joules, late.watts, later.seconds);
 }
 
 // ---------------------------------------------------------------------------------------------------------

@@ -10,12 +10,13 @@
 
 #include <dirent.h>
 
+#include "llmc/device/energy.h"
 #include "llmc/profile/losses.h"
 
 // The page's data replaces this.
 #define PROFILE_PLACE "/*PROFILE*/null"
 
-enum { PROFILE_FACTS = 16, PROFILE_TABLES = 12 };
+enum { PROFILE_FACTS = 18, PROFILE_TABLES = 13 };
 
 typedef struct {
     char* title;  // owned, like the facts' texts
@@ -32,6 +33,8 @@ typedef struct {
     Accounting accounting;
     ProfileTimes times;
     double flops;  // of the model in a step, as MFU counts them
+    StepEnergy energy;
+    double power_limit, tokens_per_joule;
     int rank;
 } ProfileReport;
 
@@ -127,6 +130,12 @@ static inline void report_summary(Text* out, const ProfileReport* r) {
                    {"communication_ms", 1e3 * a->communication},
                    {"overlapped_ms", 1e3 * a->overlapped},
                    {"flops", r->flops},
+                   {"joules", r->energy.joules},
+                   {"watts", r->energy.watts},
+                   {"mhz", r->energy.mhz},
+                   {"power_limit_w", r->power_limit},
+                   {"tokens_per_joule", r->tokens_per_joule},
+                   {"at_limit_ms", 1e3 * r->times.at_limit},
                    {"rows", (double)r->step->count},
                    {"host_waits", (double)r->step->host_waits},
                    {"stream_waits", (double)r->step->stream_waits},

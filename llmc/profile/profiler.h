@@ -15,6 +15,7 @@
 
 #include "llmc/base/json.h"
 #include "llmc/base/rng.h"
+#include "llmc/device/energy.h"
 #include "llmc/device/host_view.h"
 #include "llmc/model/linear.h"
 #include "llmc/profile/rows.h"
@@ -231,8 +232,11 @@ typedef struct {
     ScopeLog log;
     KernelTrace trace;
     int is_tracing, taken, plain_count;
-    ProfileStep* steps;   // [count], `taken` of them filled
-    double* plain;        // [count] seconds, `plain_count` of them filled
+    ProfileStep* steps;        // [count], `taken` of them filled
+    double* plain;             // [count] seconds, `plain_count` of them filled
+    const EnergyMeter* meter;  // NULL: energy is not measured
+    EnergyMark marks[2];
+    StepEnergy energy;    // of the plain steps, and of warm-up steps before them if they are short
     double began;         // when the newest step began, by the host's clock
     size_t waits_before;  // the device's host_waits then
 } Profiler;
@@ -269,10 +273,24 @@ static inline int profiler_reads_at_once(const Profiler* p, int64_t step) {
     return profiler_stage(p, step) == STAGE_PROFILED || profiler_stage(p, step + 1) == STAGE_PROFILED;
 }
 
-// Record that step number `step`, from 0, took so long.
+// Record the energy up to the end of step number `step`, from 0, a warm-up step or a plain one.
+static inline void profiler_step_energy(Profiler* p, int64_t step, double now) {
+    EnergyMark mark = {now, energy_total(p->meter), step - p->first + 1};
+    int is_plain = profiler_stage(p, step) == STAGE_PLAIN;
+    if (!is_plain || !p->marks[1].step) energy_mark(p->marks, mark);
+    if (!is_plain) return;
+    double mhz = p->energy.mhz + (energy_mhz(p->meter) - p->energy.mhz) / p->plain_count;
+    p->energy = energy_since(p->marks, mark), p->energy.mhz = mhz;
+}
+
+// Step number `step`, from 0, has ended now and took so long.
 static inline void profiler_step_took(Profiler* p, int64_t step, double seconds) {
     if (profiler_stage(p, step) == STAGE_PLAIN && p->plain_count < p->count) p->plain[p->plain_count++] = seconds;
+    if (p->meter && step < p->first + p->warmup + p->count) profiler_step_energy(p, step, now_seconds());
 }
+
+// Something other than steps took time and energy.
+static inline void profiler_pause(Profiler* p) { memset(p->marks, 0, sizeof p->marks); }
 
 // Wait for all launched work, on the collectives' stream too.
 static inline void profiler_wait(Context* ctx) {

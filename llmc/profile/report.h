@@ -21,6 +21,7 @@ typedef struct {
     int broadcast_overlaps;  // updated parameters are broadcast during the next step's forward pass
     RunLock* lock;           // of `out`
     const Fp8State* fp8;     // NULL: none
+    double tokens;           // in a step, over all ranks
 } ProfiledRun;
 
 // Index of the step whose slowest rank has the median span, of spans [ranks][count]; of an even number, the lower
@@ -137,6 +138,25 @@ static inline char* profiler_cost(double profiled, double plain, int is_gpu, int
                                                     : "");
 }
 
+// The energy of a step on this rank's GPU, and how long it takes to deliver.
+static inline void profiler_fact_energy(ProfileReport* r, const Profiler* p, const ProfiledRun* run) {
+    r->energy = p->energy;
+    if (!p->meter || !(p->energy.joules > 0)) r->energy.joules = r->energy.watts = r->energy.mhz = (double)NAN;
+    r->power_limit = p->meter ? energy_limit(p->meter) : (double)NAN;
+    r->tokens_per_joule = run->tokens / run->group->size / r->energy.joules;
+    r->times.at_limit = r->energy.joules / r->power_limit;
+    if (GPU_BUILD && !p->meter) report_fact(r, "energy", xprintf("not measured: NVML has no energy counter here"));
+    if (isnan(r->energy.joules)) return;
+    Text t = {NULL, 0, 0};
+    text_printf(&t, "%.4g J a step at %.4g W and %.0f MHz, the mean of %.3g s%s; %.4g tokens a joule", r->energy.joules,
+                r->energy.watts, r->energy.mhz, r->energy.seconds,
+                r->energy.seconds < ENERGY_SECONDS ? ", too short for NVML's counter: raise --profile-warmup" : "",
+                r->tokens_per_joule);
+    if (!isnan(r->power_limit))
+        text_printf(&t, "; at the limit of %.4g W a step takes %.3f ms", r->power_limit, 1e3 * r->times.at_limit);
+    report_fact(r, "energy", t.text);
+}
+
 static inline void profiler_facts(ProfileReport* r, const Profiler* p, const ProfiledRun* run, size_t median,
                                   const RankStep* mine) {
     double plain = r->times.plain, profiled = r->times.profiled;
@@ -172,6 +192,7 @@ static inline void profiler_facts(ProfileReport* r, const Profiler* p, const Pro
     report_fact(r, "work",
                 xprintf("%.4g TFLOP over all ranks by the model's formula, %.4g TFLOP/s in %s step", 1e-12 * run->flops,
                         1e-12 * run->flops / (isnan(plain) ? profiled : plain), isnan(plain) ? "this" : "a plain"));
+    profiler_fact_energy(r, p, run);
     if (mine->communication > 0)
         report_fact(r, "overlap",
                     xprintf("%.1f %% of %.3f ms of communication overlap with other work",

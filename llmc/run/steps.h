@@ -52,7 +52,7 @@ typedef struct {
     double peak_flops;     // of the hardware of all ranks, per second
     int peak_is_measured;  // 1: the table of data-sheet peaks does not have this device
     Profiler profiler;
-    EnergyMeter energy;   // of rank 0, which writes the log
+    EnergyMeter energy;   // of rank 0, which writes the log, and of all ranks that are profiled
     ThreadTrial threads;  // most 1: no trials
 } Steps;
 
@@ -77,6 +77,7 @@ static inline void steps_restart_clock(Steps* s) {
     readback_start(s->ctx, &s->clock, NULL, 0);
     s->last = &s->clock;
     energy_begin(&s->energy, now_seconds(), energy_total(&s->energy));
+    profiler_pause(&s->profiler);
     thread_trial_restart(&s->threads, process_pauses());
 }
 
@@ -88,7 +89,7 @@ static inline void steps_begin(Steps* s, const Session* session, const GradSync*
     s->grad_sync = grad_sync, s->buffers = b;
     s->peak_flops = profiler_peak_flops(session->ctx) * session->group->size;
     s->peak_is_measured = profiler_known_peak() == 0;
-    if (session->group->rank == 0 && *settings->out) energy_open(&s->energy);
+    if (settings->profile || (session->group->rank == 0 && *settings->out)) energy_open(&s->energy);
     // No trials if the user has set the number of threads, in a profile, which measures one number, or with several
     // ranks, whose trials would disturb each other.
     int is_fixed = settings->threads > 0 || getenv("OMP_NUM_THREADS") || settings->profile || session->group->size > 1;
@@ -96,6 +97,7 @@ static inline void steps_begin(Steps* s, const Session* session, const GradSync*
     profiler_open(&s->profiler, settings->profile_warmup, settings->profile, settings->ceilings, session->step,
                   session->ctx);
     if (settings->fp8) profiler_open_fp8(&s->profiler, session->ctx);
+    s->profiler.meter = s->energy.device ? &s->energy : NULL;
     steps_restart_clock(s);
 }
 
@@ -267,7 +269,7 @@ static inline ProfiledRun steps_profiled(const Steps* s, const Session* session,
     run.out = session->settings->out, run.lock = session->lock;
     run.passes = settings_passes_name(session->settings->passes);
     run.plan = plan, run.fp8 = s->buffers ? &s->buffers->fp8 : NULL;
-    run.flops = newest->work.flops;
+    run.flops = newest->work.flops, run.tokens = newest->work.tokens;
     run.group = session->group;
     run.broadcast_overlaps = READBACK_LAG > 0 && session->settings->zero && session->group->size > 1;
     return run;
