@@ -316,6 +316,8 @@ row --profile '' 1 'cat status; ls out/profile' 0 2 'ls -d data'
 row --profile '-x 8' 1 'ls -d out/profile' '' out/profile 'each loss; weights'
 row --profile-warmup "$profile" 2 "says '[0-9]+ warm-up'" \
     "$(D --profile-warmup) warm-up" '2 warm-up' 'each loss'
+if [ -n "$is_gpu" ]; then row --profile-energy "$profile -v 0" 1 "says '^Energy by op'" '' 'Energy by op'
+else row --profile-energy "$profile -v 0" 1 'cat status; says "^error: --profile-energy 1 measures a GPU"' 0 '2 error*'; fi
 row --ceilings "$profile" in/profiled/profile/summary.json \
     "says '^ceilings.*' | grep -o 'measured at the start\|in/profiled.*'" 'measured at the start' 'in/profiled/*'
 row --mode "$profile" forward 'says "^mode .*"; checkpoints' '* train 8' '* forward'

@@ -922,6 +922,11 @@ static void test_stages(Tests* t) {
     expect_text(t, "stages/read at once: from the last plain step on", stages.text, "0 0 1 1! 2! 2! 0 0 ");
     expect(t, p.plain_count == 2 && p.plain[0] == 11 && p.plain[1] == 12, "stages/times of plain steps", "%d",
            p.plain_count);
+    p.measures_ops = 1;
+    expect_that(t,
+                profiler_stage(&p, 15) == STAGE_CAPTURED && profiler_stage(&p, 16) == STAGE_NONE &&
+                    profiler_reads_at_once(&p, 15) && !profiler_reads_at_once(&p, 16),
+                "stages/one more step is captured");
     profiler_close(&p);
 }
 
@@ -989,6 +994,44 @@ static void test_energy(Tests* t) {
     p->meter = NULL;
     expect_fact(t, "energy/no meter", &f, "energy", "");
     filled_close(&f);
+}
+
+// The calls of a made-up step, each op by itself at another power.
+static void test_op_energies(Tests* t) {
+    static const struct {
+        Direction direction;
+        const char *op, *shapes;
+        double seconds, watts;
+    } calls[] = {{FORWARD, "matmul_forward", "N=1", 1e-3, 700},  {FORWARD, "matmul_forward", "N=2", 4e-3, 600},
+                 {BACKWARD, "matmul_forward", "N=1", 2e-3, 650}, {FORWARD, "matmul_forward", "N=1", 1e-3, 700},
+                 {OPTIMIZER, "adamw_update", "", 5e-3, 500},     {FORWARD, "gelu", "N=1", 1e-4, 400}};
+    OpEnergies e;
+    Table table;
+    memset(&e, 0, sizeof e);
+    for (size_t i = 0; i < COUNT_OF(calls); i++) {
+        ScopeRecord r;
+        memset(&r, 0, sizeof r);
+        r.direction = calls[i].direction, r.op = calls[i].op;
+        snprintf(r.shapes, sizeof r.shapes, "%s", calls[i].shapes);
+        op_energies_count(&e, &r);
+        OpEnergy* op = &e.ops[i < 3 ? i : i == 3 ? 0 : i - 1];
+        op->alone.seconds = calls[i].seconds, op->alone.watts = calls[i].watts, op->alone.mhz = 1500;
+    }
+    e.whole.seconds = 15e-3, e.whole.watts = 520, e.whole.mhz = 1555;
+    expect(t, e.count == 5 && e.ops[0].calls == 2, "energies/calls of an op", "%zu ops", e.count);
+    expect_text(t, "energies/the sum", op_energies_sum(&e),
+                "7.64 J, each op by itself; 7.8 J in 15.000 ms at 520 W and 1555 MHz, all of them in order: -2.1 %");
+    profile_table_energy(&table, &e);
+    Text text = {NULL, 0, 0};
+    for (size_t row = 0; row < table_rows(&table); row++)
+        text_printf(&text, "%s %g J %.1f %% %g ms; ", table_at(&table, row, "op")->text,
+                    table_at(&table, row, "joules")->number, table_at(&table, row, "percent")->number,
+                    table_at(&table, row, "ms")->number);
+    expect_text(t, "energies/table, most joules first", text.text,
+                "adamw_update 2.5 J 32.7 % 5 ms; matmul_forward 2.4 J 31.4 % 4 ms; matmul_forward 1.4 J 18.3 % 2 ms; "
+                "matmul_forward 1.3 J 17.0 % 2 ms; gelu 0.04 J 0.5 % 0.1 ms; ");
+    table_free(&table);
+    free(e.ops);
 }
 
 static void test_memory(Tests* t) {
@@ -1412,6 +1455,7 @@ int main(void) {
     test_words(&t);
     test_facts(&t);
     test_energy(&t);
+    test_op_energies(&t);
     test_memory(&t);
     test_ranks(&t);
     test_rank_of_ops(&t);

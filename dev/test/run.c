@@ -1325,6 +1325,22 @@ static void test_energy(Tests* t) {
            "energy/the last steps", "%g s, %g J, %g W; %g s", late.seconds, late.joules, late.watts, later.seconds);
 }
 
+// A counter read every 7 ms that moves every 0.1 s, at first at another power: what lies before the first jump and
+// after the last does not count.
+static void test_energy_jumps(Tests* t) {
+    EnergyJumps jumps;
+    int before = 0;
+    memset(&jumps, 0, sizeof jumps);
+    for (int i = 0; energy_jumps_seconds(&jumps) < ENERGY_SECONDS && i < 1000; i++) {
+        double now = 50.03 + 0.007 * i, tick = floor(10 * now) / 10;
+        energy_jumps_read(&jumps, now, tick < 50.1 ? 1000 : 9000 + 600 * (tick - 50.1));
+        before += isnan(energy_jumps_watts(&jumps));
+    }
+    expect(t, before > 10 && before < 30, "energy/two jumps are needed", "%d readings without", before);
+    expect(t, fabs(energy_jumps_watts(&jumps) - 600) < 5 && energy_jumps_seconds(&jumps) < 1.02,
+           "energy/mean power between jumps", "%g W in %g s", energy_jumps_watts(&jumps), energy_jumps_seconds(&jumps));
+}
+
 // ---------------------------------------------------------------------------------------------------------
 // The best validation; ramps
 
@@ -1387,6 +1403,7 @@ int main(void) {
     test_streams(&t);
     test_overflow(&t);
     test_energy(&t);
+    test_energy_jumps(&t);
     test_master(&t);
     test_publish(&t, "/dev/shm");
     test_elastic(&t);

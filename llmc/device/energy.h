@@ -122,4 +122,29 @@ static inline StepEnergy energy_since(const EnergyMark marks[2], EnergyMark now)
     return e;
 }
 
+// ---------------------------------------------------------------------------------------------------------
+// Power while nothing but one kind of work runs, from many readings of the counter
+
+// Between two jumps that were seen.
+typedef struct {
+    double joules;  // the newest reading
+    double first_time, first_joules, last_time;
+    int readings, jumps;
+} EnergyJumps;
+
+static inline void energy_jumps_read(EnergyJumps* e, double now, double joules) {
+    if (e->readings++ && joules != e->joules) {
+        if (!e->jumps++) e->first_time = now, e->first_joules = joules;
+        e->last_time = now;
+    }
+    e->joules = joules;
+}
+
+static inline double energy_jumps_seconds(const EnergyJumps* e) { return e->last_time - e->first_time; }
+
+// NaN if fewer than two jumps were seen.
+static inline double energy_jumps_watts(const EnergyJumps* e) {
+    return e->jumps > 1 ? (e->joules - e->first_joules) / energy_jumps_seconds(e) : (double)NAN;
+}
+
 #endif

@@ -11,6 +11,7 @@
 #ifndef LLMC_DEVICE_SCOPE_H
 #define LLMC_DEVICE_SCOPE_H
 
+#include "llmc/device/energy_graph.h"
 #include "llmc/device/tap.h"
 #include "llmc/device/trace.h"
 #ifdef __CUDACC__
@@ -32,12 +33,22 @@ typedef struct {
 } ScopeRecord;
 
 // The launches since the log was attached to a context, in execution order. Call scope_log_open() first.
+// The launches of a log's scopes, as graphs.
+typedef struct {
+    size_t capacity, open;  // open: the scope that is captured, or NO_SCOPE
+    void* scratch;          // the context's, when the first scope was captured
+#ifdef __CUDACC__
+    cudaGraph_t* graph;  // [capacity] of each record; NULL: it launched nothing, or is not captured
+#endif
+} ScopeGraphs;
+
 typedef struct ScopeLog {
     ScopeRecord* records;
     size_t count, capacity;
-    size_t open;         // the innermost open scope, or NO_SCOPE
-    KernelTrace* trace;  // NULL: kernels are not traced
-    Tap* tap;            // NULL: no tensors are copied
+    size_t open;          // the innermost open scope, or NO_SCOPE
+    KernelTrace* trace;   // NULL: kernels are not traced
+    Tap* tap;             // NULL: no tensors are copied
+    ScopeGraphs* graphs;  // NULL: launches are not captured, and run at once
 } ScopeLog;
 
 typedef struct {
@@ -87,6 +98,42 @@ static inline void scope_move(Context* ctx, Direction direction, int layer) {
     snprintf(name, sizeof name, "layer %d", layer);
     scope_push(ctx, RANGE_LAYER, name);
 }
+#endif
+
+// ---------------------------------------------------------------------------------------------------------
+// Launches as graphs (profile/energy.h). The outermost scopes of ops are captured; their graphs run as they close.
+
+// Whether an op copies from or to the host.
+static inline int scope_is_copy(const char* op) { return strcmp(op, "batch_load") == 0 || strcmp(op, "readback") == 0; }
+
+#ifdef __CUDACC__
+static inline void scope_graphs_open(ScopeGraphs* g, size_t index, Context* ctx) {
+    if (index >= g->capacity) {
+        size_t capacity = 2 * index + 1024;
+        g->graph = (cudaGraph_t*)xrealloc(g->graph, capacity * sizeof *g->graph);
+        memset(g->graph + g->capacity, 0, (capacity - g->capacity) * sizeof *g->graph);
+        g->capacity = capacity;
+    }
+    if (g->open != NO_SCOPE) return;
+    g->open = index, g->scratch = ctx->scratch;
+    energy_capture_begin(ctx);
+}
+
+static inline void scope_graphs_close(ScopeGraphs* g, size_t index, Context* ctx) {
+    if (g->open != index) return;
+    g->open = NO_SCOPE;
+    g->graph[index] = energy_capture_end(ctx);
+    if (g->graph[index]) energy_run(g->graph[index], ctx);
+}
+
+static inline void scope_graphs_free(ScopeGraphs* g) {
+    for (size_t i = 0; i < g->capacity; i++)
+        if (g->graph[i]) cudaCheck(cudaGraphDestroy(g->graph[i]));
+    free(g->graph);
+    memset(g, 0, sizeof *g);
+}
+#else
+static inline void scope_graphs_free(ScopeGraphs* g) { (void)g; }
 #endif
 
 // ---------------------------------------------------------------------------------------------------------
@@ -169,6 +216,11 @@ __attribute__((format(printf, 5, 6))) static inline Scope scope_open(Context* ct
     r->start = now_seconds();
 #ifdef __CUDACC__
     r->began = r->ended = NULL;
+    if (log->graphs) {
+        int is_captured = ctx->direction != COMMUNICATION && !scope_is_copy(op);
+        if (is_captured) scope_graphs_open(log->graphs, scope.index, ctx);
+        return scope;
+    }
     if (log->trace) {
         kernel_trace_push(log->trace, scope.index);
         return scope;
@@ -187,7 +239,8 @@ static inline void scope_close(const Scope* scope) {
         ScopeRecord* r = &ctx->scope_log->records[scope->index];
         ctx->scope_log->open = r->outer;
 #ifdef __CUDACC__
-        if (ctx->scope_log->trace) kernel_trace_pop(ctx->scope_log->trace);
+        if (ctx->scope_log->graphs) scope_graphs_close(ctx->scope_log->graphs, scope->index, ctx);
+        else if (ctx->scope_log->trace) kernel_trace_pop(ctx->scope_log->trace);
         else cudaCheck(cudaEventRecord(r->ended, ctx->stream));
 #else
         double seconds = now_seconds() - r->start;

@@ -18,7 +18,7 @@
 #include "llmc/device/energy.h"
 #include "llmc/device/host_view.h"
 #include "llmc/model/linear.h"
-#include "llmc/profile/rows.h"
+#include "llmc/profile/energy.h"
 
 #ifdef __CUDACC__
 #define GPU_BUILD 1
@@ -236,12 +236,15 @@ typedef struct {
     double* plain;             // [count] seconds, `plain_count` of them filled
     const EnergyMeter* meter;  // NULL: energy is not measured
     EnergyMark marks[2];
-    StepEnergy energy;    // of the plain steps, and of warm-up steps before them if they are short
-    double began;         // when the newest step began, by the host's clock
+    StepEnergy energy;   // of the plain steps, and of warm-up steps before them if they are short
+    double began;        // when the newest step began, by the host's clock
+    int measures_ops;    // 1: the step after the profiled ones is captured, and its ops are measured after the run
+    ScopeGraphs graphs;  // of that step
+    OpEnergies ops;
     size_t waits_before;  // the device's host_waits then
 } Profiler;
 
-typedef enum { STAGE_NONE, STAGE_PLAIN, STAGE_PROFILED } ProfilerStage;
+typedef enum { STAGE_NONE, STAGE_PLAIN, STAGE_PROFILED, STAGE_CAPTURED } ProfilerStage;
 
 // Call before the first step, number `first`. `ceilings`: "measure", or a file.
 static inline void profiler_open(Profiler* p, int warmup, int count, const char* ceilings, int64_t first,
@@ -263,14 +266,15 @@ static inline void profiler_open_fp8(Profiler* p, Context* ctx) {
 
 static inline ProfilerStage profiler_stage(const Profiler* p, int64_t step) {
     int64_t i = step - p->first - p->warmup;
-    if (i < 0 || i >= 2 * (int64_t)p->count) return STAGE_NONE;
+    if (i < 0 || i >= 2 * (int64_t)p->count)
+        return p->measures_ops && i == 2 * (int64_t)p->count ? STAGE_CAPTURED : STAGE_NONE;
     return i < p->count ? STAGE_PLAIN : STAGE_PROFILED;
 }
 
 // Whether this step's results must be read before the next step is launched. No step may be in flight when a profiled
 // one begins, and all plain ones must be finished when the report is written.
 static inline int profiler_reads_at_once(const Profiler* p, int64_t step) {
-    return profiler_stage(p, step) == STAGE_PROFILED || profiler_stage(p, step + 1) == STAGE_PROFILED;
+    return profiler_stage(p, step) >= STAGE_PROFILED || profiler_stage(p, step + 1) >= STAGE_PROFILED;
 }
 
 // Record the energy up to the end of step number `step`, from 0, a warm-up step or a plain one.
@@ -302,9 +306,14 @@ static inline void profiler_wait(Context* ctx) {
 #endif
 }
 
-// Returns 1 if this step is profiled: tracing is ready and the delay kernel launched.
+// Returns 1 if this step is captured, or profiled: tracing is ready and the delay kernel launched.
 static inline int profiler_prepare_step(Profiler* p, int64_t step, Context* ctx) {
-    if (profiler_stage(p, step) != STAGE_PROFILED) return 0;
+    if (profiler_stage(p, step) < STAGE_PROFILED) return 0;
+    if (profiler_stage(p, step) == STAGE_CAPTURED) {
+        scope_log_open(&p->log, NULL);
+        p->graphs.open = NO_SCOPE, p->log.graphs = &p->graphs;
+        return 1;
+    }
     profiler_wait(ctx);
     if (p->taken == 0) p->is_tracing = kernel_trace_start(&p->trace, ctx) == 0;
     scope_log_open(&p->log, p->is_tracing ? &p->trace : NULL);
@@ -330,8 +339,9 @@ static inline void profiler_end_trace(Profiler* p) {
     kernel_trace_free(&p->trace);
 }
 
-// Returns 1 after the last profiled step.
+// Returns 1 after the last profiled step, unless a step is captured next: then the report follows the run.
 static inline int profiler_end_step(Profiler* p, int64_t step, Context* ctx) {
+    if (profiler_stage(p, step) == STAGE_CAPTURED) ctx->scope_log = NULL;
     if (profiler_stage(p, step) != STAGE_PROFILED) return 0;
     profiler_wait(ctx);
     double seconds = now_seconds() - p->began;
@@ -361,12 +371,26 @@ static inline int profiler_end_step(Profiler* p, int64_t step, Context* ctx) {
     scope_log_close(&p->log);
     if (++p->taken < p->count) return 0;
     profiler_end_trace(p);
+    return !p->measures_ops;
+}
+
+// After the run has saved its state, which this destroys. Returns 1 if a step was captured: the report is due.
+static inline int profiler_measure_ops(Profiler* p, int64_t step, ProcessGroup* group, Context* ctx) {
+    if (!p->graphs.capacity) return 0;
+#ifdef __CUDACC__
+    if (p->graphs.scratch == ctx->scratch) op_energies_measure(&p->ops, &p->log, p->meter, group, step, ctx);
+    else warn("--profile-energy 1: what followed the last step needed more scratch: no energy of ops");
+#else
+    (void)step, (void)group, (void)ctx;
+#endif
     return 1;
 }
 
 static inline void profiler_close(Profiler* p) {
     for (int i = 0; i < p->taken; i++) profile_step_free(&p->steps[i]);
-    free(p->steps), free(p->plain);
+    free(p->steps), free(p->plain), free(p->ops.ops);
+    if (p->log.graphs) scope_log_close(&p->log);
+    scope_graphs_free(&p->graphs);
     memset(p, 0, sizeof *p);
 }
 

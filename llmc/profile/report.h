@@ -155,6 +155,7 @@ static inline void profiler_fact_energy(ProfileReport* r, const Profiler* p, con
     if (!isnan(r->power_limit))
         text_printf(&t, "; at the limit of %.4g W a step takes %.3f ms", r->power_limit, 1e3 * r->times.at_limit);
     report_fact(r, "energy", t.text);
+    if (p->ops.count) report_fact(r, "ops", op_energies_sum(&p->ops));
 }
 
 static inline void profiler_facts(ProfileReport* r, const Profiler* p, const ProfiledRun* run, size_t median,
@@ -325,6 +326,7 @@ static inline void profiler_fill_report(ProfileReport* r, Profiler* p, const Pro
     profile_table_kinds(report_table(r), step, span);
     profile_table_layers(report_table(r), step, span);
     profile_table_ops(report_table(r), step, span);
+    if (p->ops.count) profile_table_energy(report_table(r), &p->ops);
     profile_table_kernel_names(report_table(r), step, span);
     profile_table_kernels(report_table(r), step);
     profile_table_gaps(report_table(r), step);
@@ -343,12 +345,13 @@ static inline void profiler_fill_report(ProfileReport* r, Profiler* p, const Pro
 // Print the main tables and write the whole report to OUT/profile, or with several ranks to a directory per rank in it.
 // A collective call, after the last profiled step.
 static inline void profiler_report(FILE* out, Profiler* p, const ProfiledRun* run, Context* ctx) {
-    static const char* const shown[] = {"accounting", "kinds", "ops"};
+    static const char* const shown[] = {"accounting", "kinds", "ops", "energy"};
     ProfileReport r;
     Text t = {NULL, 0, 0};
     profiler_fill_report(&r, p, run, ctx);
     for (int i = 0; i < r.fact_count; i++) text_printf(&t, "%-12s %s\n", r.facts[i].name, r.facts[i].text);
-    for (size_t i = 0; i < COUNT_OF(shown); i++) report_put_table(&t, report_find(&r, shown[i]));
+    for (size_t i = 0; i < COUNT_OF(shown); i++)
+        if (report_find(&r, shown[i])) report_put_table(&t, report_find(&r, shown[i]));
     text_printf(&t, "\nThe largest losses\n\n");
     report_put_losses(&t, &r);
     if (*run->out) {

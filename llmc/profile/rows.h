@@ -95,9 +95,7 @@ static inline int profile_tensor_cores(const ProfileRow* r, int half) {
 // Whether rows are ops, because kernels were not traced.
 static inline int profile_rows_are_ops(const ProfileStep* step) { return step->count && !step->rows[0].kernel; }
 
-static inline int profile_is_copy(const ProfileRow* r) {
-    return strcmp(r->op, "batch_load") == 0 || strcmp(r->op, "readback") == 0;
-}
+static inline int profile_is_copy(const ProfileRow* r) { return scope_is_copy(r->op); }
 
 static inline Kind profile_kind(const ProfileRow* r) {
     if (r->direction == COMMUNICATION) return KIND_COMMUNICATION;

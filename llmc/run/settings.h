@@ -37,7 +37,7 @@ typedef struct {
     const char *server, *rendezvous;
     double timeout, max_hours;
     int val_every, val_batches, checkpoint_every, keep, keep_every, async_checkpoint, on_checkpoint_error;
-    int profile, profile_warmup, passes, threads, autotune, gelu_fusion, tf32, attention;
+    int profile, profile_warmup, profile_energy, passes, threads, autotune, gelu_fusion, tf32, attention;
     const char* ceilings;
 } Settings;
 
@@ -241,6 +241,8 @@ static inline int settings_running_rows(Settings* s, Flag* table, int count) {
          "Profile this many steps and explain where their time goes, in OUT/profile. 0: off."},
         {NULL,  "--profile-warmup",      FLAG_INT,    &s->profile_warmup,      "5",       0,   1e6,      NULL,   SCOPE_PROCESS, TOPIC_PROFILE,
          "Steps before the measurement, which times as many plain steps for comparison, then profiles."},
+        {NULL,  "--profile-energy",      FLAG_INT,    &s->profile_energy,      "0",       0,   1,        NULL,   SCOPE_PROCESS, TOPIC_PROFILE,
+         "GPU: 1 captures one more step, the run's last, and then measures the energy of each op by itself. Needs -v 0."},
         {NULL,  "--ceilings",            FLAG_STRING, &s->ceilings,            "measure", 0,   0,        NULL,   SCOPE_RANK,    TOPIC_PROFILE,
          "Peaks to compare with: measure, or a file of measured ones, such as another profile's summary.json."},
         {NULL,  "--mode",                FLAG_CHOICE, &s->passes,              "train",   0,   0,        PASSES_CHOICES, SCOPE_PROCESS, TOPIC_PROFILE,
@@ -296,7 +298,12 @@ static inline int settings_language_rows(Settings* s, Flag* table, const char* m
 
 // Refuse --profile if the `left` steps of the run are too few for it.
 static inline void settings_check_profile(const Settings* s, int64_t left) {
-    int64_t needs = (int64_t)s->profile_warmup + 2 * (int64_t)s->profile;
+    int64_t needs = (int64_t)s->profile_warmup + 2 * (int64_t)s->profile + s->profile_energy;
+    if (s->profile_energy && (!s->profile || s->evaluate || s->val_every || left != needs))
+        die(USAGE,
+            "--profile-energy 1 needs --profile, -v 0, and a run that ends with the step after the profiled ones: %lld "
+            "steps, but %lld are left",
+            (long long)needs, (long long)left);
     if (s->profile && !s->evaluate && left < needs)
         die(USAGE,
             "--profile %d needs %lld steps (--profile-warmup %d, then as many plain ones as profiled ones), but %lld "

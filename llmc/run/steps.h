@@ -61,6 +61,8 @@ static inline void steps_open(Steps* s, const Settings* settings) {
     if (settings->profile && settings->evaluate)
         die(USAGE, "--profile %d measures training steps; --evaluate, --generate, --fill and --embed have none",
             settings->profile);
+    if (settings->profile_energy && !GPU_BUILD)
+        die(USAGE, "--profile-energy 1 measures a GPU by its driver's NVML; this is the CPU build");
     if (settings->profile && strcmp(settings->ceilings, "measure") != 0) profiler_read_peaks(settings->ceilings);
     for (size_t i = 0; i < COUNT_OF(s->launched); i++) readback_open(&s->launched[i].result);
     readback_open(&s->clock);
@@ -98,6 +100,7 @@ static inline void steps_begin(Steps* s, const Session* session, const GradSync*
                   session->ctx);
     if (settings->fp8) profiler_open_fp8(&s->profiler, session->ctx);
     s->profiler.meter = s->energy.device ? &s->energy : NULL;
+    s->profiler.measures_ops = settings->profile_energy && s->energy.device;
     steps_restart_clock(s);
 }
 
@@ -310,9 +313,12 @@ static inline int steps_profile_end(Steps* s, const Session* session, const Memo
     return at_once;
 }
 
-// After the last save: report an incomplete profile, and how the run ended.
+// After the last save: report a profile with the energy of ops, or an incomplete one, and how the run ended.
 static inline void steps_end(Steps* s, const Session* session, const MemoryPlan* plan, int failed) {
-    if (session->stop) {
+    if (profiler_measure_ops(&s->profiler, session->step, session->group, session->ctx)) {
+        ProfiledRun run = steps_profiled(s, session, plan);
+        profiler_report(stdout, &s->profiler, &run, session->ctx);
+    } else if (session->stop) {
         ProfiledRun run = steps_profiled(s, session, plan);
         profiler_stop(stdout, &s->profiler, &run, session->ctx);
     }
