@@ -220,9 +220,9 @@ refused 'too few steps until --stop-after' 2 '--profile 2 needs 9 steps .*5 are 
 refused 'too few steps left' 2 '--profile 1 needs 3 steps .*2 are left' -y 1 -x 4 --override 1 --profile 1 --profile-warmup 1 -o "$box/kept"
 refused '--profile without training' 2 '--profile 1 measures training steps' -e "$box/kept" --evaluate 1 --profile 1 -o "$box/new"
 energy='-e L=2,C=16,NH=2,T=16 -b 2 -s 0 --profile-energy 1'
-refused '--profile-energy without --profile' 2 '--profile-energy 1 needs --profile' $energy -v 0 -x 8 -o "$box/new"
+refused '--profile-energy without --profile' 2 '--profile-energy 1: needs --profile' $energy -v 0 -x 8 -o "$box/new"
 refused '--profile-energy with steps after its own' 2 '10 steps, but 11 are left' $energy -v 0 -x 11 --profile 2 -o "$box/new"
-refused '--profile-energy with validations' 2 '--profile-energy 1 needs --profile, -v 0' $energy -v 5 -x 10 --profile 2 -o "$box/new"
+refused '--profile-energy with validations' 2 '--profile-energy 1 needs -v 0' $energy -v 5 -x 10 --profile 2 -o "$box/new"
 case $PROGRAM in *cu) ;; *) refused '--profile-energy on a CPU' 2 'this is the CPU build' $energy -v 0 -x 10 --profile 2 -o "$box/new" ;; esac
 refused '--mode without --profile' 2 '--mode .*--profile' $small -x 8 --mode forward -o "$box/new"
 refused '--ceilings without --profile' 2 '--ceilings .*--profile' $small -x 8 --ceilings bad.json -o "$box/new"

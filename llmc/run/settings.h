@@ -300,10 +300,12 @@ static inline int settings_language_rows(Settings* s, Flag* table, const char* m
 // Refuse --profile if the `left` steps of the run are too few for it.
 static inline void settings_check_profile(const Settings* s, int64_t left) {
     int64_t needs = (int64_t)s->profile_warmup + 2 * (int64_t)s->profile + s->profile_energy;
-    if (s->profile_energy && (!s->profile || s->evaluate || s->val_every || left != needs))
+    if (s->profile_energy && !s->evaluate && s->val_every)
+        die(USAGE, "--profile-energy 1 needs -v 0: a validation replaces the data of the step that it repeats");
+    if (s->profile_energy && !s->evaluate && left != needs)
         die(USAGE,
-            "--profile-energy 1 needs --profile, -v 0, and a run that ends with the step after the profiled ones: %lld "
-            "steps, but %lld are left",
+            "--profile-energy 1 needs a run that ends with the step after the profiled ones: %lld steps, but %lld are "
+            "left; change -x",
             (long long)needs, (long long)left);
     if (s->profile && !s->evaluate && left < needs)
         die(USAGE,
