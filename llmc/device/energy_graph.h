@@ -100,9 +100,11 @@ static inline RepeatedEnergy energy_repeat(const EnergyMeter* m, cudaGraph_t gra
             }
             cudaCheck(cudaGraphLaunch(exec, ctx->stream));
             cudaCheck(cudaEventRecord(queued[launches++ % QUEUED], ctx->stream));
-        } else if (first) {
-            energy_jumps_read(&jumps, now, energy_total(m));
-            e.mhz += (energy_mhz(m) - e.mhz) / (double)++readings;
+        } else {
+            if (first) {
+                energy_jumps_read(&jumps, now, energy_total(m));
+                e.mhz += (energy_mhz(m) - e.mhz) / (double)++readings;
+            }
             nanosleep(&moment, NULL);
         }
         now = now_seconds();
