@@ -393,7 +393,7 @@ static void test_flags(Tests* t) {
         {"-b 8 --learning-rate=1e-3 --seed -9223372036854775808 -k wsd -i a*.bin --out=x=y --dropout .5", 0,
          "{\"batch\": 8, \"train-data\": \"a*.bin\", \"out\": \"x=y\", \"learning-rate\": 0.001, \"dropout\": 0.5, "
          "\"seed\": -9223372036854775808, \"schedule\": \"wsd\"} given"},
-        {"--batch 4096 -o --out=", 2, "error: -o needs a value; allowed: text\n"},
+        {"--batch 4096 -o --out=", 2, "error: -o needs a value; allowed: text; all flags: --help\n"},
         {"--batch=4096 -o -odd", 0,
          "{\"batch\": 4096, \"train-data\": \"\", \"out\": \"-odd\", \"learning-rate\": 0.0003, \"dropout\": 0, "
          "\"seed\": 1337, \"schedule\": \"cosine\"} given"},
@@ -426,9 +426,9 @@ static void test_flags(Tests* t) {
         {"-k ''", 2, "error: -k --schedule: '' is not one of the choices; allowed: " SCHEDULE_CHOICES "\n"},
         {"-b 4 -b 4", 2, "error: --batch is given twice ('-b' is the second); give it once\n"},
         {"-b 4 --batch=5", 2, "error: --batch is given twice ('--batch=5' is the second); give it once\n"},
-        {"-b", 2, "error: -b needs a value; allowed: 1..4096\n"},
-        {"-b -o x", 2, "error: -b needs a value; allowed: 1..4096\n"},
-        {"-o --batch 4", 2, "error: -o needs a value; allowed: text\n"},
+        {"-b", 2, "error: -b needs a value; allowed: 1..4096; all flags: --help\n"},
+        {"-b -o x", 2, "error: -b needs a value; allowed: 1..4096; all flags: --help\n"},
+        {"-o --batch 4", 2, "error: -o needs a value; allowed: text; all flags: --help\n"},
         {"--bacth 4", 2, "error: unknown flag '--bacth'; did you mean --batch? All flags: --help\n"},
         {"--train_data x", 2, "error: unknown flag '--train_data'; did you mean --train-data? All flags: --help\n"},
         {"--learn 1", 2, "error: unknown flag '--learn'; did you mean --learning-rate? All flags: --help\n"},

@@ -59,7 +59,7 @@ speed() { awk '{ print 1 / ($1 + 0.001) }' cpu; }  # 1 / seconds of processor ti
 
 # All output but times. A profile consists of times.
 strip_times() {
-    sed -E -e 's/ \| [0-9.]+ ms \|.*//; s/ \| mfu is of .*//; s/; [0-9.]+ MiB are available//' \
+    sed -E -e 's/ \| [0-9.]+ ms \|.*//; s/ \| 100 % mfu is .*//; s/; [0-9.]+ MiB are available//' \
         -e '/^checkpoint of step /d; s/[0-9.]+ s: [0-9.]+ tokens.s//; s/ GB at [0-9.e+-]+ GB.s$/ GB/' \
         -e '/"checkpoint_ms"/d; s/"(ms|tok_s|mfu|seq_s|joules|mhz)": [^,}]+//g' "$@"
 }

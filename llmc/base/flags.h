@@ -382,7 +382,7 @@ static inline void flags_parse(Flag* rows, int count, int argc, char** argv, con
         if (!text) {
             char range[FLAG_TEXT_SIZE];
             flags_format_range(row, range, sizeof(range));
-            die(USAGE, "%s needs a value; allowed: %s", name, range);
+            die(USAGE, "%s needs a value; allowed: %s; all flags: --help", name, range);
         }
         if (flags_assign(row, text, error) != 0) die(USAGE, "%s", error);
         row->is_set = FLAG_IS_GIVEN;

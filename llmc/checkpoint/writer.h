@@ -196,9 +196,9 @@ static inline void writer_report(const CheckpointWriter* w) {
     Text t = {NULL, 0, 0};
     for (int r = 0; r < ranks && w->sharded; r++) bytes += (double)w->shards[r].bytes;
     if (checkpoint_rank(w->group) > 0 || !w->log) return;
-    printf("checkpoint of step %lld: %.3g GB in %.3g s, %.3g GB/s; the steps lost %.1f ms", (long long)w->step,
+    printf("checkpoint of step %lld: %.3g GB in %.3g s, %.3g GB/s; training waited %.1f ms", (long long)w->step,
            1e-9 * bytes, seconds, 1e-9 * bytes / seconds, 1e3 * w->lost);
-    if (w->waited > 0) printf(", %.1f of them waiting for its end", 1e3 * w->waited);
+    if (w->waited > 0) printf(", %.1f of them for the write to end", 1e3 * w->waited);
     printf("\n");
     fflush(stdout);
     text_append(&t, "{", 1);

@@ -89,7 +89,7 @@ static inline int settings_training_rows(Settings* s, Flag* table, int count) {
     // clang-format off
     const Flag rows[] = {
         {"-i",  "--train-data",          FLAG_STRING, &s->train_data,          "",        0,   0,        NULL,   SCOPE_RUN,     TOPIC_DATA,
-         "Training data: token shards, a glob. Empty: the built-in corpus."},
+         "Training data: path or glob of token shards. Empty: the built-in corpus."},
         {"-j",  "--val-data",            FLAG_STRING, &s->val_data,            "",        0,   0,        NULL,   SCOPE_RUN,     TOPIC_DATA,
          "Validation data, a glob. Empty: -i with train replaced by val."},
         {NULL,  "--shuffle",             FLAG_INT,    &s->shuffle,             "1",       0,   1,        NULL,   SCOPE_RUN,     TOPIC_DATA,
@@ -119,7 +119,8 @@ static inline int settings_training_rows(Settings* s, Flag* table, int count) {
         {NULL,  "--seed",                FLAG_SIZE,   &s->seed,                "1337",    0,   9e15,     NULL,   SCOPE_RUN,     TOPIC_RUN,
          "Seed of the initial weights, the data order, dropout and samples."},
         {NULL,  "--init",                FLAG_CHOICE, &s->init,                "config",  0,   0,        "config|zero-out", SCOPE_RUN, TOPIC_RUN,
-         "Initial weights of a new model. zero-out: the projections that end attention and MLP begin at zero."},
+         "Initial weights of a new model. config: random, of the config's initializer_range; zero-out: the same, but "
+         "the projections that end attention and MLP begin at zero."},
         {"-b",  "--batch",               FLAG_INT,    &s->B,                   "4",       1,   65536,    NULL,   SCOPE_RUN,     TOPIC_BATCH,
          "Sequences per micro-batch on each rank."},
         {"-t",  "--seq-len",             FLAG_INT,    &s->T,                   "0",       0,   1 << 20,  NULL,   SCOPE_RUN,     TOPIC_BATCH,
@@ -138,7 +139,8 @@ static inline int settings_training_rows(Settings* s, Flag* table, int count) {
          "Update rule. lamb scales the update of each tensor, for very large batches. muon orthogonalizes the momentum of "
          "the layers' matrices and leaves the rest to adamw; normuon also evens out its rows."},
         {"-k",  "--schedule",            FLAG_CHOICE, &s->schedule,            "cosine",  0,   0,        SCHEDULE_CHOICES, SCOPE_RUN, TOPIC_OPTIMIZATION,
-         "Shape of the learning rate."},
+         "Learning rate after the warmup. wsd: constant, then falling in the last --wsd-decay of the steps; poly: a "
+         "power of the fraction of steps left."},
         {"-l",  "--lr",                  FLAG_REAL,   &s->lr,                  "3e-4",    0,   inf,      NULL,   SCOPE_RUN,     TOPIC_OPTIMIZATION,
          "Peak learning rate."},
         {"-u",  "--warmup",              FLAG_SIZE,   &s->warmup,              "0",       0,   1e12,     NULL,   SCOPE_RUN,     TOPIC_OPTIMIZATION,

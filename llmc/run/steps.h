@@ -117,7 +117,7 @@ static inline void steps_print_start(const Steps* s, const Session* session, siz
     if (session->group->size > 1 && session->settings->passes != PASSES_FORWARD)
         printf("%d ranks, gradients summed %s | ", session->group->size,
                s->grad_sync->at_once ? "at once" : "bucket by bucket");
-    printf("mfu is of %.4g TFLOP/s%s, %s\n", 1e-12 * s->peak_flops / session->group->size,
+    printf("100 %% mfu is %.4g TFLOP/s%s, %s\n", 1e-12 * s->peak_flops / session->group->size,
            session->group->size > 1 ? " a rank" : "",
            s->peak_is_measured ? "measured on a large matmul" : "the data sheet's peak");
 }

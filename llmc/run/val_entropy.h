@@ -50,7 +50,7 @@ static inline void val_entropy_print(const ValEntropy* e, uint64_t sequences, in
     double sum = 0;
     if (sequences == 0 || sequences > e->blocks) return;
     for (uint64_t i = 0; i < sequences; i++) sum += e->nats[i];
-    printf("the generator of this text has a loss of %.4f on it; no model can be below %.4f on average\n",
+    printf("the generator of this text: loss %.4f on these tokens, %.4f on average, the least that a model can reach\n",
            sum / (double)sequences / T, e->bound);
     fflush(stdout);
 }
