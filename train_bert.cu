@@ -1,9 +1,9 @@
 /* Pre-train BERT, from scratch or from a Hugging Face directory. One source builds for the CPU (gcc) and GPU (nvcc).
  * finetune_bert.cu trains the same encoder to classify texts and to answer questions.
  *
- * Read it from top to bottom: the model's configuration, its tables of tensors, the forward pass, the backward pass,
- * a step, then the settings and main(). A transformer block is two lists of ops, forward_block() and backward_block().
- * Each op is a header in llmc/ops/ that holds its formula, a plain C reference and the fast version.
+ * Read it from top to bottom: tables of tensors, forward pass, backward pass, configuration, a step, flags, main(). A
+ * block is two lists of ops, forward_block() and backward_block(). Each op is a header in llmc/ops/: formula, plain C
+ * reference, fast version. Other functions mostly begin with their header's name: run_update() is in llmc/run/run.h.
  *
  * No padding: a micro-batch packs N tokens of S sequences. The masked-token head reads only the M masked tokens.
  *

@@ -1,12 +1,12 @@
 /* Train GPT-2, from scratch or from a Hugging Face directory. One source builds for the CPU (gcc) and GPU (nvcc).
  *
- * Read it from top to bottom: the model's configuration, its tables of tensors, the forward pass, the backward pass,
- * then the settings and main(). A transformer block is two lists of ops, forward_block() and backward_block(); each
- * op is a header in llmc/ops/ that holds its formula, a plain C reference and the fast version.
+ * Read it from top to bottom: tables of tensors, forward pass, backward pass, configuration, a step, flags, main(). A
+ * block is two lists of ops, forward_block() and backward_block(). Each op is a header in llmc/ops/: formula, plain C
+ * reference, fast version. Other functions mostly begin with their header's name: run_update() is in llmc/run/run.h.
  *
  * B batch size, T sequence length, N = B * T rows, V vocabulary size (Vp: padded), L layers, NH heads, HS head size,
  * C = NH * HS channels, F channels inside the MLP (4 C). */
-#define ATTENTION_MASK CAUSAL
+#define ATTENTION_MASK CAUSAL   // compile attention with this mask only
 #include "llmc/model/config.h"  // config.json as a table
 #include "llmc/model/linear.h"
 #include "llmc/ops/attention/attention.h"
@@ -59,7 +59,7 @@ typedef struct {
     BlockGrads* h;
 } Grads;
 
-// Symbols for the dimensions in the tables. ONE_DIM ends the shape of a vector.
+// Symbols for the dimensions in the tables. ONE_DIM ends the shape of a vector. DIM_DN: rows of activation gradients.
 enum { ONE_DIM, DIM_V, DIM_VP, DIM_T, DIM_C, DIM_3C, DIM_F, DIM_N, DIM_NH, DIM_DN, DIMS };
 
 // clang-format off
@@ -183,7 +183,7 @@ static void forward(Model* m, const int* inputs, const Sequences* s, Context* ct
     EmbeddingSizes sizes = {.V = m->Vp, .T = c->T, .types = 0, .C = c->C, .padding = -1};
     Rows rows = {.N = s->rows, .C = c->C};
     scope_at(ctx, FORWARD, -1);
-    model_buffers_update_copies(&m->buffers, ctx);
+    model_buffers_update_copies(&m->buffers, ctx);  // fp32 copies of layernorm weights
     embedding_forward(m->a.embedded, in, tables, sizes, dropout_at(m, s, 0, SITE_DROPOUT_EMBEDDING), ctx);
     layernorm_forward(m->a.h[0].ln1, m->a.h[0].ln1_stats, m->a.embedded, m->p.h[0].ln1, rows, (real)c->eps, ctx);
     for (int l = 0; l < c->L; l++) {

@@ -116,8 +116,8 @@ __global__ void __launch_bounds__(layernorm_backward_threads(TEAM), layernorm_ba
     constexpr int FENCED = layernorm_backward_fenced(E, TEAM, FORM);
     constexpr int SHARED_DBIAS = layernorm_shared_dbias(FORM), SHARED_DB = layernorm_masked(FORM);
     constexpr int SHARED_SUMS = SHARED_DBIAS + SHARED_DB, SUMS = layernorm_sums(FORM);
-    constexpr int OUTPUT = FORM == LAYERNORM_BACKWARD_DROPOUT;
-    extern __shared__ float4 layernorm_shared[];  // [sums][E / G][THREADS][G]; at the end THREADS floats
+    constexpr int OUTPUT = FORM == LAYERNORM_BACKWARD_DROPOUT;  // dropout follows the layer, on its output
+    extern __shared__ float4 layernorm_shared[];                // [sums][E / G][THREADS][G]; at the end THREADS floats
     float* shared_sums = (float*)layernorm_shared;
     int team = (int)threadIdx.x / TEAM, first = (int)(threadIdx.x % TEAM) * W, turn = 0;
     Vector<floatX, W> kept[VECTORS] = {};
@@ -129,7 +129,7 @@ __global__ void __launch_bounds__(layernorm_backward_threads(TEAM), layernorm_ba
     if (SHARED_SUMS > 0) __syncthreads();
     for (unsigned row = blockIdx.x * TEAMS + team; row < (unsigned)a.N; row += gridDim.x * TEAMS) {
         size_t start = (size_t)row * (size_t)a.C;
-        Vector<floatX, W> x[VECTORS] = {}, dy[VECTORS] = {}, old[VECTORS] = {};
+        Vector<floatX, W> x[VECTORS] = {}, dy[VECTORS] = {}, old[VECTORS] = {};  // old: dx before ADD
 #pragma unroll
         for (int i = 0; i < VECTORS; i++) {
             int c = first + i * TEAM * W;

@@ -61,7 +61,7 @@ typedef struct {
 // Where a backward pass writes, and the dropout before and after the layer.
 typedef struct {
     ResidualGrad r;
-    LinearGrads d;
+    LinearGrads d;   // of w and b
     Dropout output;  // of y: dy is the gradient of dropout(y)
 } LayerNormTargets;
 
