@@ -91,7 +91,7 @@ static inline int settings_training_rows(Settings* s, Flag* table, int count) {
         {"-i",  "--train-data",          FLAG_STRING, &s->train_data,          "",        0,   0,        NULL,   SCOPE_RUN,     TOPIC_DATA,
          "Training data: path or glob of token shards. Empty: the built-in corpus."},
         {"-j",  "--val-data",            FLAG_STRING, &s->val_data,            "",        0,   0,        NULL,   SCOPE_RUN,     TOPIC_DATA,
-         "Validation data, a glob. Empty: -i with train replaced by val."},
+         "Validation data: path or glob. Empty: -i with train replaced by val."},
         {NULL,  "--shuffle",             FLAG_INT,    &s->shuffle,             "1",       0,   1,        NULL,   SCOPE_RUN,     TOPIC_DATA,
          "1: a new seeded order of the sequences each epoch; 0: the order of the files."},
         {"-a",  "--overfit",             FLAG_INT,    &s->overfit,             "0",       0,   1,        NULL,   SCOPE_RUN,     TOPIC_DATA,
