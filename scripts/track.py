@@ -12,6 +12,8 @@ sample.txt, profile/profile.txt and profile/profile.html when they change.
 
 OUT/track.json records the tracker's run and how much was sent, so the same command continues there. If a resumed
 training has cut log.jsonl back, steps that were sent are not sent again, and a note in the tracker's run says so. If
+it has other settings, wandb and trackio get them in place of the old ones, and a note names them (mlflow's parameters
+never change). A new training in OUT (--overwrite 1) begins a new run of the tracker. If
 this program is killed, nothing is lost, and at most the last batch of lines is sent twice: mlflow with a database keeps
 one of two equal values; wandb and trackio keep both.
 """
@@ -28,11 +30,16 @@ import zlib
 FAILED, USAGE = 1, 2
 BATCH_LINES = 200
 POLL_SECONDS = 2.0
+OF_THE_COMMAND = {"resume", "override", "overwrite", "output"}  # settings that say nothing of the training
 FILES = ["loss.svg", "plot.png", "sample.txt", "profile/profile.txt", "profile/profile.html"]
 
 
 class UserError(Exception):
     """Wrong usage or input: one line, exit status 2."""
+
+
+class NewTraining(Exception):
+    """The log is of another training than the state."""
 
 
 # ----------------------------------------------------------------------------------------------------------
@@ -54,6 +61,9 @@ class Wandb:
     def flush(self):
         pass
 
+    def change(self, settings):
+        self.run.config.update(settings, allow_val_change=True)
+
     def note(self, text):
         self.run.notes = f"{self.run.notes or ''}{text}\n"
 
@@ -68,8 +78,8 @@ class Trackio:
     module = "trackio"
 
     def __init__(self, library, project, name, run_id, settings):
-        self.run = None
-        self.open = lambda: library.init(project=project, name=f"{name}-{run_id}", resume="allow", config=settings)
+        self.run, self.settings = None, settings
+        self.open = lambda: library.init(project=project, name=f"{name}-{run_id}", resume="allow", config=self.settings)
 
     def send(self, step, numbers, at):
         self.run = self.run or self.open()
@@ -80,6 +90,10 @@ class Trackio:
         if self.run:
             self.run.finish()
         self.run = None
+
+    def change(self, settings):
+        self.flush()
+        self.settings = settings
 
     def note(self, text):
         self.run = self.run or self.open()
@@ -116,6 +130,9 @@ class Mlflow:
         for i in range(0, len(self.waiting), 1000):
             self.client.log_batch(self.id, metrics=self.waiting[i : i + 1000])
         self.waiting = []
+
+    def change(self, settings):
+        pass  # parameters of a run never change
 
     def note(self, text):
         self.notes += f"{text}\n"
@@ -157,7 +174,8 @@ def write_atomically(path, text):
 class State:
     """OUT/track.json. `position`: bytes of log.jsonl that were sent, the last of which are `line` (a checksum); `step`: the
     last step that was sent, with the first members of its lines, `kinds`; `batch`: [end, time] of a batch that may or may
-    not have arrived."""
+    not have arrived; `current`: the settings that the tracker has; `settings` and `first`: checksums of the log's first two
+    lines, which only a new training changes."""
 
     def __init__(self, folder):
         self.path = os.path.join(folder, "track.json")
@@ -167,19 +185,22 @@ class State:
         try:
             with open(self.path, encoding="utf-8") as f:
                 self.values = json.load(f)
-            missing = {"tracker", "project", "id", "settings", "position", "line", "step", "kinds", "batch", "files"}
+            missing = {"tracker", "project", "id", "settings", "first", "current", "position", "line", "step", "kinds", "batch", "files"}
             missing -= set(self.values)
         except (OSError, ValueError, TypeError) as e:
             raise UserError(f"{self.path}: is damaged: {e}; without it a new run of the tracker begins")
         if missing:
             raise UserError(f"{self.path}: is damaged: {sorted(missing)[0]} is missing")
 
-    def begin(self, tracker, project, settings):
+    def begin(self, tracker, project, log):
+        settings, first = log.checksums()
         self.values = {
             "tracker": tracker,
             "project": project,
             "id": secrets.token_hex(4),
             "settings": settings,
+            "first": first,
+            "current": log.settings(),
             "position": 0,
             "line": 0,
             "step": -1,
@@ -188,6 +209,11 @@ class State:
             "files": {},
         }
         self.save()
+
+    def is_of(self, log):
+        """Whether the log is still of the training that it was."""
+        settings, first = log.checksums()
+        return settings == self.values["settings"] and self.values["first"] in (None, first)
 
     def save(self, **changes):
         self.values.update(changes)
@@ -230,6 +256,23 @@ class Log:
             raise UserError(f"{self.path}: does not begin with a run's settings")
         return value
 
+    def checksums(self):
+        """Of the first two lines; None for one that is not there yet."""
+        found = [zlib.crc32(line) for line, _ in self.read(0, 2)]
+        return (found + [None, None])[:2]
+
+    def newest_settings(self, end):
+        """Those before the position `end`: a resumed training writes its own again."""
+        newest, position = self.settings(), 0
+        while position < end:
+            lines = self.read(position, BATCH_LINES)
+            if not lines:
+                break
+            for line, position in lines:
+                value = parse_line(line) if position <= end and b'"step":' not in line else None
+                newest = value or newest
+        return newest
+
     def has_line(self, end, checksum):
         """Whether the line that ends there is still the one with this checksum."""
         if end == 0:
@@ -258,10 +301,26 @@ def numbers_of(value):
 class Sender:
     def __init__(self, folder, log, state, tracker):
         self.folder, self.log, self.state, self.tracker = folder, log, state, tracker
+        self.newest = log.newest_settings(state.values["position"])
+
+    def change_settings(self, step):
+        """Tell the tracker those settings that are others from this step on."""
+        current = self.state.values["current"]
+        changed = {k: v for k, v in self.newest.items() if current.get(k) != v and k not in OF_THE_COMMAND}
+        if not changed:
+            return
+        self.tracker.change({**current, **changed})
+        named = ", ".join(f"{k} {v!r} (before: {current.get(k)!r})" for k, v in changed.items())
+        self.tracker.note(f"from step {step} on with other settings: {named}")
+        self.state.save(current={**current, **changed})
 
     def send_lines(self):
         """Send what is new, batch by batch. Returns the number of lines."""
         count, values = 0, self.state.values
+        if not self.state.is_of(self.log):
+            raise NewTraining
+        if values["first"] is None:
+            self.state.save(first=self.log.checksums()[1])
         if not self.log.has_line(values["position"], values["line"]):
             self.tracker.note(f"log.jsonl was cut back by a resumed run; steps up to {values['step']} are not sent again")
             self.state.save(position=0, line=0, batch=None)
@@ -280,11 +339,14 @@ class Sender:
             for line, _ in lines:
                 value = parse_line(line)
                 found = numbers_of(value) if value else None
+                if value and "step" not in value:
+                    self.newest = value
                 if not found or found[0] < step or (found[0] == step and found[2] in kinds):
                     continue
                 if found[0] > step:
                     step, kinds = found[0], []
                 kinds.append(found[2])
+                self.change_settings(step)
                 self.tracker.send(step, found[1], at)
                 count += 1
             self.tracker.flush()
@@ -320,21 +382,26 @@ def follow(sender, options):
 
 def run(options):
     log, state = Log(options.out), State(options.out)
-    settings = log.settings()
-    checksum = zlib.crc32(json.dumps(settings, sort_keys=True).encode())
+    log.settings()
     if state.values is None:
         kind, library = find_tracker(options.to)
-        state.begin(kind.module, options.project or "llmc", checksum)
+        state.begin(kind.module, options.project or "llmc", log)
     else:
         for name, given in (("tracker", options.to), ("project", options.project)):
             if given and given != state.values[name]:
                 raise UserError(f"{state.path}: the run is in {name} {state.values[name]}, not {given}")
-        if state.values["settings"] != checksum:
-            raise UserError(f"{state.path}: is of an earlier run in {options.out}; remove it to begin a new one")
         kind, library = find_tracker(state.values["tracker"])
     name = options.name or os.path.basename(os.path.abspath(options.out))
-    tracker = kind(library, state.values["project"], name, state.values["id"], settings)
-    count = follow(Sender(options.out, log, state, tracker), options)
+    while True:
+        tracker = kind(library, state.values["project"], name, state.values["id"], state.values["current"])
+        try:
+            count = follow(Sender(options.out, log, state, tracker), options)
+        except NewTraining:
+            tracker.close()
+            print(f"{log.path}: is of a new training; it gets a new run in {kind.module}", flush=True)
+            state.begin(kind.module, state.values["project"], log)
+            continue
+        break
     tracker.close()
     print(f"{options.out}: {count} lines sent to {kind.module}, run {state.values['id']}, up to step {state.values['step']}")
 

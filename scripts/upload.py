@@ -8,6 +8,7 @@ what has arrived is not sent again. Needs `pip install huggingface_hub` and a to
 import argparse
 import json
 import os
+import re
 import sys
 
 FILES = ["README.md", "config.json", "generation_config.json", "model.safetensors", "model.safetensors.index.json",
@@ -16,8 +17,13 @@ FILES = ["README.md", "config.json", "generation_config.json", "model.safetensor
          "chat_template.jinja", "loss.svg"]
 
 
+def masked(text):
+    """Without the user and the password of an address, as HF_ENDPOINT may have them."""
+    return re.sub(r"(https?://)[^/\s]*@", r"\1***@", text)
+
+
 def refuse(message):
-    print(f"error: {' '.join(message.split())}", file=sys.stderr)
+    print(f"error: {masked(' '.join(message.split()))}", file=sys.stderr)
     sys.exit(2)
 
 
@@ -91,7 +97,7 @@ def main():
     quietly("upload to", options.name,
             lambda: api.upload_folder(repo_id=options.name, folder_path=options.dir, allow_patterns=FILES,
                                       commit_message=options.message))
-    print(f"{options.dir}: is {api.endpoint}/{options.name} now; load it with -e hub:{options.name}")
+    print(masked(f"{options.dir}: is {api.endpoint}/{options.name} now; load it with -e hub:{options.name}"))
 
 
 if __name__ == "__main__":

@@ -255,6 +255,11 @@ def check_inputs(options):
             raise UserError(f"{path}: cannot be read; check its permissions")
 
 
+def masked(text):
+    """Without the user and the password of an address, as HF_ENDPOINT or --url may have them."""
+    return re.sub(r"(https?://)[^/\s]*@", r"\1***@", text)
+
+
 def run(parse, prepare, arguments):
     """The exit status of prepare(parse(arguments)), with every failure as one line."""
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # the processes here are the parallelism
@@ -267,14 +272,14 @@ def run(parse, prepare, arguments):
             raise UserError("the Python package 'tokenizers' is missing; install it with: pip install tokenizers")
         prepare(options)
     except UserError as e:
-        print("error: " + " ".join(str(e).split()), file=sys.stderr)
+        print("error: " + masked(" ".join(str(e).split())), file=sys.stderr)
         return USAGE
     except OSError as e:
         what = f"{e.filename or options.out}: cannot be written: {e.strerror}"
         print(f"error: {what}; check space and permissions", file=sys.stderr)
         return FAILED
     except Unreachable as e:
-        print("error: " + " ".join(str(e).split()), file=sys.stderr)
+        print("error: " + masked(" ".join(str(e).split())), file=sys.stderr)
         return FAILED
     except KeyboardInterrupt as e:
         print(f"error: {str(e) or 'interrupted; nothing was written'}", file=sys.stderr, flush=True)

@@ -246,6 +246,10 @@ kill $server
 wait $server 2>/dev/null
 script_refused 'upload: no network' 'upload to me/model: http.* cannot be reached: .*refused' upload "$work/half" me/model
 script_refused 'download: no network' 'download of me/new: http.* cannot be reached: .*refused' download me/new
+for secret in ftp tiger:p@ss; do
+    HF_ENDPOINT=${HF_ENDPOINT/:\/\//:\/\/$secret@} script_refused "upload: HF_ENDPOINT with $secret@" '//\*\*\*@' upload "$work/half" me/model
+    verdict "upload: $secret is not shown" "$(grep -E 'ftp|tiger|ss@' "$work/stderr")"
+done
 HF_HUB_OFFLINE=1 script_refused 'download: offline' 'cannot be reached' download me/new
 "$python" -m venv --without-pip "$work/bare" && python=$work/bare/bin/python
 script_refused 'upload: the package is missing' 'huggingface_hub is missing: pip install' upload "$work/straight" me/model

@@ -130,6 +130,25 @@ def check_log(tracker, folder):
     why = done.stderr.strip() or case.why_not(500)
     why = why or ("" if notes and "steps up to 450 are not sent again" in notes[0]["text"] else f"notes: {notes}")
     verdict(f"{tracker}: a log that was cut back", why)
+    # Resumed with --override 1, which writes the settings once more; then killed, and resumed before that.
+    changed = {**SETTINGS, "lr": 0.01, "override": 1}
+    case.write([changed, *lines_of(501, 520)])
+    done = case.run()
+    case.write([SETTINGS, *lines_of(1, 500), changed, *lines_of(501, 510)], "w")
+    done = case.run() if done.returncode == 0 else done
+    notes = [c["text"] for c in case.calls("note") if "from step 501 on with other settings: lr 0.01 (before: 0.001)" in c["text"]]
+    count = len(notes) if tracker == "trackio" else "".join(notes[-1:]).count("from step 501")
+    why = done.stderr.strip() or case.why_not(520) or ("" if count == 1 else f"notes: {notes}")
+    new = {"wandb": lambda: case.calls("change")[-1]["config"], "trackio": lambda: case.calls("init")[-1]["config"]}
+    config = new[tracker]() if tracker in new else {**SETTINGS, "lr": 0.01}
+    verdict(f"{tracker}: settings that a resumed run overrides", why or ("" if config == {**SETTINGS, "lr": 0.01} else str(config)))
+    # The same command with --overwrite 1: its first steps are those of another run.
+    runs = {c["run"] for c in case.calls("log")}
+    case.write([SETTINGS, *({**line, "ms": 4} for line in lines_of(1, 30))], "w")
+    done = case.run()
+    sent = [c for c in case.calls("log") if c["run"] not in runs]
+    why = done.stderr.strip() or ("" if {c["step"] for c in sent} == set(range(1, 31)) and len({c["run"] for c in sent}) == 1 else str(len(sent)))
+    verdict(f"{tracker}: a new training begins a new run", why or ("" if "is of a new training" in done.stdout else done.stdout))
 
 
 def check_kills(tracker, folder):
@@ -200,7 +219,8 @@ def check_refusals(folder):
     verdict("the first that is installed", "" if done.returncode == 0 and "3 lines sent to wandb" in done.stdout else done.stderr)
     verdict("another tracker than before", error_of(case.run("--to", "mlflow"), 2, "the run is in tracker wandb, not mlflow"))
     case.write([{**SETTINGS, "lr": 1}], "w")
-    verdict("another run's log", error_of(case.run(), 2, "is of an earlier run"))
+    done = case.run()
+    verdict("another run's log", done.stderr.strip() or ("" if "0 lines sent to wandb" in done.stdout and "new training" in done.stdout else done.stdout))
     case.write([], "w")
     verdict("an empty log", error_of(case.run(), 2, "does not begin with a run's settings"))
     os.remove(os.path.join(case.out, "log.jsonl"))
