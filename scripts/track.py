@@ -189,6 +189,8 @@ class State:
             missing -= set(self.values)
         except (OSError, ValueError, TypeError) as e:
             raise UserError(f"{self.path}: is damaged: {e}; without it a new run of the tracker begins")
+        if not missing and self.values["tracker"] not in TRACKERS:
+            raise UserError(f"{self.path}: is damaged: {self.values['tracker']!r} is none of {', '.join(TRACKERS)}")
         if missing:
             raise UserError(f"{self.path}: is damaged: {sorted(missing)[0]} is missing")
 

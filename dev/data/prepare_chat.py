@@ -262,9 +262,14 @@ def extended_tokenizer(directory, vocabulary):
     path = os.path.join(directory, "tokenizer.json")
     tree = read_json(path, json.loads(vocabulary.text))
     config = read_json(os.path.join(directory, "tokenizer_config.json"), {})
+    if not isinstance(config, dict):
+        raise UserError(f"{directory}/tokenizer_config.json: is not an object of settings")
     if config.get("chat_template", TEMPLATE) != TEMPLATE or os.path.exists(os.path.join(directory, "chat_template.jinja")):
         raise UserError(f"{directory}: its tokenizer has a chat template of its own; only this script's is supported")
-    added = {t["content"]: t for t in tree.get("added_tokens") or []}
+    try:
+        added = {t["content"]: t for t in tree.get("added_tokens") or []}
+    except (AttributeError, KeyError, TypeError):
+        raise UserError(f"{path}: its added_tokens are not a list of tokens")
     ids, size = {}, vocabulary.size
     form = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
     for name in [END_OF_TEXT] + TOKENS:

@@ -204,6 +204,10 @@ def test_refused(work):
     shutil.copytree(work + "/data", work + "/own")
     config = json.load(open(work + "/own/tokenizer_config.json"))
     json.dump({**config, "chat_template": "{{ messages }}"}, open(work + "/own/tokenizer_config.json", "w"))
+    for name, file in (("list", "tokenizer_config.json"), ("tokens", "tokenizer.json")):
+        shutil.copytree(work + "/data", f"{work}/{name}")
+        with open(f"{work}/{name}/{file}", "w") as f:
+            f.write("[]" if name == "list" else '{"added_tokens": 5}')
     with open(work + "/bad.jsonl.gz", "wb") as f:
         f.write(gzip.compress(bytes(range(256)) * 99)[:-20])
     for name, path, arguments, wanted in [
@@ -213,6 +217,8 @@ def test_refused(work):
         ("no lines", "/empty.jsonl", [], "no conversation in the input"),
         ("nothing left for training", "/one.jsonl", [], "1 conversations cannot be divided so"),
         ("another template", "/one.jsonl", ["--vocab", work + "/own"], "has a chat template of its own"),
+        ("settings of a tokenizer that are a list", "/one.jsonl", ["--vocab", work + "/list"], "tokenizer_config.json: is not an object"),
+        ("added tokens that are none", "/one.jsonl", ["--vocab", work + "/tokens"], "tokenizer.json"),
         ("no such file", "/none.jsonl", [], "no such file"),
         ("--model with --vocab", "/one.jsonl", ["--model", VOCAB, "--vocab", VOCAB], "not allowed with"),
         ("a model that is none", "/one.jsonl", ["--model", VOCAB, "--val-fraction", "0"], "config.json"),

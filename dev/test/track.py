@@ -229,6 +229,12 @@ def check_refusals(folder):
     with open(os.path.join(case.out, "track.json"), "w") as f:
         f.write('{"tracker": ')
     verdict("a damaged track.json", error_of(case.run(), 2, "track.json: is damaged"))
+    os.remove(os.path.join(case.out, "track.json"))
+    case.run()
+    values = json.load(open(os.path.join(case.out, "track.json")))
+    with open(os.path.join(case.out, "track.json"), "w") as f:
+        json.dump({**values, "tracker": "neptune"}, f)
+    verdict("a tracker that is none", error_of(case.run(), 2, "is damaged: 'neptune' is none of wandb"))
 
 
 def main():
