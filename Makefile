@@ -132,6 +132,11 @@ $(G)/ladders.cubin: $(wildcard dev/ladder/*/*.cuh dev/ladder/*/rungs.txt) dev/la
 $(B)/fp8_products: dev/fp8_products.cu Makefile $(G)/command
 	$(NVCC) $(NVFLAGS) -MF $@.d $< -o $@ -lcublasLt
 
+# Products of a step on the CPU, ours and OpenBLAS's in one program.
+$(B)/cpu_products: dev/cpu_products.c Makefile $(B)/command
+	$(COMPILE) -DUSE_BLAS -Wno-unused-function -c $< -o $@.blas.o
+	$(COMPILE) -Wno-unused-function $< -x none $@.blas.o -o $@ $(LIBS) -lopenblas
+
 # The trainers: the parts of -O3 that their loops need. -O3 itself takes 1.7 times as long to compile them (dev/LOG.md).
 SOME_O3 := -O1 -fexpensive-optimizations -fschedule-insns2 -fstrict-aliasing -ftree-vectorize -fvect-cost-model=dynamic \
            -fpeel-loops -funswitch-loops -fipa-cp -fipa-cp-clone -finline-functions -finline-small-functions \

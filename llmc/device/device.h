@@ -416,8 +416,11 @@ static inline size_t device_scratch_size(size_t bytes) { return round_up(bytes, 
 static inline void* device_scratch(Context* ctx, size_t bytes) {
     if (bytes > ctx->scratch_bytes) {
         free(ctx->scratch);
-        ctx->scratch = aligned_alloc(4096, device_scratch_size(bytes));
+        size_t size = device_scratch_size(bytes), huge_page = (size_t)2 << 20;
+        ctx->scratch =
+            size < 2 * huge_page ? aligned_alloc(4096, size) : aligned_alloc(huge_page, round_up(size, huge_page));
         if (!ctx->scratch) die(FAILED, "out of memory: %zu bytes of scratch could not be allocated", bytes);
+        if (size >= 2 * huge_page) madvise(ctx->scratch, size, MADV_HUGEPAGE);
         ctx->scratch_bytes = device_scratch_size(bytes);
     }
     return ctx->scratch;

@@ -41,6 +41,8 @@
 #endif
 #define LANES ((int)(VECTOR_BYTES / sizeof(real)))
 #define TILE_COLS (2 * LANES)
+#define STRIP_ROW                                                                                                      \
+    (K_BLOCK + LANES)  // from row to row of a copied strip: no power of two, so that rows share no set of the L1
 
 typedef real Vector __attribute__((vector_size(VECTOR_BYTES), aligned(sizeof(real)), may_alias));
 
@@ -65,14 +67,15 @@ static inline void copy_row(real* to, const real* from) {
     ((Vector*)to)[1] = ((const Vector*)from)[1];
 }
 
-// tile [TILE_ROWS, TILE_COLS] (SET or ADD) = a strip of A, whose (i, k) is a[i * a_row + k * a_k], times a panel of B.
-static inline void matmul_tile(real* tile, const real* a, size_t a_row, size_t a_k, const real* b, int k, Mode mode) {
+// tile [rows, TILE_COLS] (SET or ADD) = a strip of A, whose (i, k) is a[i * a_row + k * a_k], times a panel of B.
+__attribute__((always_inline)) static inline void matmul_tile_rows(real* tile, const real* a, size_t a_row, size_t a_k,
+                                                                   const real* b, int k, Mode mode, int rows) {
     const Vector zero = {0};
     Vector sum[TILE_ROWS][2];
-    for (int i = 0; i < TILE_ROWS; i++) sum[i][0] = sum[i][1] = zero;
+    for (int i = 0; i < rows; i++) sum[i][0] = sum[i][1] = zero;
     do {
         Vector b0 = *(const Vector*)b, b1 = *(const Vector*)(b + LANES);
-        for (int i = 0; i < TILE_ROWS; i++) {
+        for (int i = 0; i < rows; i++) {
             Vector ai = a[(size_t)i * a_row] - zero;  // one value in every lane
             sum[i][0] = vector_fma(ai, b0, sum[i][0]);
             sum[i][1] = vector_fma(ai, b1, sum[i][1]);
@@ -82,11 +85,20 @@ static inline void matmul_tile(real* tile, const real* a, size_t a_row, size_t a
         b += TILE_COLS;
     } while (--k);
     Vector* t = (Vector*)tile;
-    for (int i = 0; i < TILE_ROWS; i++)
+    for (int i = 0; i < rows; i++)
         for (int j = 0; j < 2; j++) {
             if (mode == ADD) sum[i][j] += t[2 * i + j];
             t[2 * i + j] = sum[i][j];
         }
+}
+
+// The same, with at least `rows` rows. A last strip of a third of the rows takes a third of the time.
+static inline void matmul_tile(real* tile, const real* a, size_t a_row, size_t a_k, const real* b, int k, Mode mode,
+                               int rows) {
+    enum { THIRD = TILE_ROWS / 3 };
+    if (rows > 2 * THIRD) matmul_tile_rows(tile, a, a_row, a_k, b, k, mode, TILE_ROWS);
+    else if (rows > THIRD) matmul_tile_rows(tile, a, a_row, a_k, b, k, mode, 2 * THIRD);
+    else matmul_tile_rows(tile, a, a_row, a_k, b, k, mode, THIRD);
 }
 
 // One of each pair of strides is 1; `bias`, `activated` and `pre` may be NULL.
@@ -226,23 +238,27 @@ static inline void product_finish(const Product* p, real* tile, int m, int n, in
 }
 
 // Prefetches a few lines at a time that are needed soon, because the first access of a strip, a panel or a tile would
-// stall: at the last K_BLOCK the lines of C that the tile is stored to; of A, lines of the block `next` with the rows
-// of the same strip; of B, if it is not packed yet, lines of the next panel.
-__attribute__((always_inline)) static inline void product_prefetch(const Product* p, const floatX* next, int m0, int n0,
-                                                                   int k0, int i, int j) {
+// stall: at the last K_BLOCK the lines of C that the tile is stored to; of A, unless NULL, lines of the block `next`
+// with the rows of the same strip; of B, unless NULL, lines of the panel that is packed next.
+__attribute__((always_inline)) static inline void
+product_prefetch(const Product* p, const floatX* next, const floatX* next_panel, int m0, int n0, int k0, int i, int j) {
+    enum { LINE = 64 / sizeof(floatX), LINES = K_BLOCK / LINE };
     const floatX* c = p->c + (size_t)(m0 + i) * p->c_row + (size_t)(n0 + j) * p->c_col;
     int rows = min_int(TILE_ROWS, p->M - m0 - i), cols = min_int(TILE_COLS, p->N - n0 - j);
     if (p->K - k0 <= K_BLOCK) {
-        for (int r = 0; r < rows && p->c_col == 1; r++) __builtin_prefetch(c + (size_t)r * p->c_row, 1);
+        for (int r = 0; r < rows && p->c_col == 1; r++)
+            for (int l = 0; l < cols; l += LINE) __builtin_prefetch(c + (size_t)r * p->c_row + l, 1);
         for (int r = 0; r < cols && p->c_col != 1; r++) __builtin_prefetch(c + (size_t)r * p->c_col, 1);
     }
-    for (int r = 0; r < rows && next && j < K_BLOCK; r++)
-        __builtin_prefetch(next + (size_t)(i + r) * p->a_row + j, 0, 2);
-    if (!p->tasks_share_b && n0 + j + TILE_COLS < p->N) {
-        enum { LINES = 8 };
-        int from = k0 + i / TILE_ROWS * LINES, to = min_int(min_int(p->K, k0 + K_BLOCK), from + LINES);
-        const floatX* b = p->b + (size_t)(n0 + j + TILE_COLS) * p->b_col;
-        for (int r = from; r < to; r++) __builtin_prefetch(b + (size_t)r * p->b_k, 0, 2);
+    if (next) {
+        int panels = p->block_cols / TILE_COLS, share = (LINES + panels - 1) / panels, line = j / TILE_COLS * share;
+        for (int l = line; l < line + share && l < LINES; l++)
+            for (int r = 0; r < rows; r++) __builtin_prefetch(next + (size_t)(i + r) * p->a_row + l * LINE, 0, 2);
+    }
+    if (next_panel) {
+        int strips = p->block_rows / TILE_ROWS, share = (K_BLOCK + strips - 1) / strips, from = i / TILE_ROWS * share;
+        for (int r = from; r < from + share && r < K_BLOCK; r++)
+            for (int l = 0; l < TILE_COLS; l += LINE) __builtin_prefetch(next_panel + (size_t)r * p->b_k + l, 0, 2);
     }
 }
 
@@ -251,38 +267,51 @@ static inline void product_task(const Product* p, const real* packed_b, real* ow
     int rows = min_int(p->block_rows, p->M - m0), cols = min_int(p->block_cols, p->N - n0);
     size_t padded_n = round_up((size_t)p->N, TILE_COLS);
     real *own_panel = own, *own_strips = own_panel + TILE_COLS * K_BLOCK;
-    real* tiles = own_strips + (size_t)p->block_rows * K_BLOCK;
+    real* tiles = own_strips + (size_t)p->block_rows * STRIP_ROW;
+    // Rows a multiple of half a page apart, as those of 3072 floats, share one or two sets of the L1 cache.
+    enum { WAYS = 8 };
+    int shares_sets = TILE_ROWS > WAYS && p->a_row * sizeof(floatX) % 2048 == 0;
+    int in_place = p->a_k == 1 && !shares_sets ? rows / TILE_ROWS * TILE_ROWS : 0;
+    int padded_rows = (int)round_up((size_t)rows, TILE_ROWS);
     for (int k0 = 0; k0 < p->K; k0 += K_BLOCK) {
         int k = min_int(K_BLOCK, p->K - k0);
         const floatX* a = p->a + (size_t)m0 * p->a_row + (size_t)k0 * p->a_k;
         // The next block of A: the same rows, or those of the task that this thread will probably take next.
-        const floatX* next = a + K_BLOCK * p->a_k;
-        if (k0 + k == p->K) next = p->a + (size_t)(m0 + p->block_rows * device_threads()) * p->a_row;
-        if (!packed_b || p->a_k != 1 || m0 + p->block_rows * (1 + device_threads()) > p->M) next = NULL;
-        // Rows of A are read in place. Columns are packed, and so is a last strip of fewer rows. Packing takes a few k
-        // at a time: a strip is narrower than a cache line, and the line should stay in the cache for the next strip.
+        int is_last = k0 + k == p->K, next_m = packed_b ? m0 + p->block_rows * device_threads() : m0;
+        const floatX* next = is_last ? p->a + (size_t)next_m * p->a_row : a + K_BLOCK;
+        if (p->a_k != 1 || next_m + rows > p->M) next = NULL;
+        // Rows of A are read in place if they are whole strips and share no sets, else copied.
+        // Columns are packed, a few k at a time: a strip is narrower than a cache line, and the line should stay in the
+        // cache for the next strip.
         enum { STEP = 8 };
-        int first = p->a_k == 1 ? rows / TILE_ROWS * TILE_ROWS : 0;
-        for (int q = 0; q < k; q += STEP)
-            for (int i = first; i < rows; i += TILE_ROWS)
-                matmul_pack(own_strips + i * K_BLOCK + q * TILE_ROWS, TILE_ROWS,
+        for (int i = in_place; i < padded_rows && p->a_k == 1; i++)
+            if (i < rows) memcpy(own_strips + i * STRIP_ROW, a + (size_t)i * p->a_row, (size_t)k * sizeof *a);
+            else memset(own_strips + i * STRIP_ROW, 0, (size_t)k * sizeof *a);
+        for (int q = 0; q < k && p->a_k != 1; q += STEP)
+            for (int i = 0; i < rows; i += TILE_ROWS)
+                matmul_pack(own_strips + i * STRIP_ROW + q * TILE_ROWS, TILE_ROWS,
                             a + (size_t)i * p->a_row + (size_t)q * p->a_k, p->a_row, p->a_k,
                             min_int(TILE_ROWS, rows - i), min_int(STEP, k - q));
         real* tile = tiles;
         for (int j = 0; j < cols; j += TILE_COLS) {
             const real* panel = own_panel;
+            const floatX* next_panel = NULL;
             int width = min_int(TILE_COLS, cols - j);
             if (packed_b) panel = packed_b + (size_t)k0 * padded_n + (size_t)(n0 + j) * (size_t)k;
-            else
-                matmul_pack(own_panel, TILE_COLS, p->b + (size_t)k0 * p->b_k + (size_t)(n0 + j) * p->b_col, p->b_col,
-                            p->b_k, width, k);
+            else {
+                const floatX* b = p->b + (size_t)k0 * p->b_k + (size_t)(n0 + j) * p->b_col;
+                matmul_pack(own_panel, TILE_COLS, b, p->b_col, p->b_k, width, k);
+                if (p->b_col == 1 && j + TILE_COLS < cols) next_panel = b + TILE_COLS;
+                else if (p->b_col == 1 && !is_last) next_panel = b + K_BLOCK * p->b_k - j;
+            }
             for (int i = 0; i < rows; i += TILE_ROWS) {
                 int height = min_int(TILE_ROWS, rows - i);
-                product_prefetch(p, next, m0, n0, k0, i, j);
-                if (p->a_k != 1 || height < TILE_ROWS)
-                    matmul_tile(tile, own_strips + i * K_BLOCK, 1, TILE_ROWS, panel, k, k0 ? ADD : SET);
-                else matmul_tile(tile, a + (size_t)i * p->a_row, p->a_row, 1, panel, k, k0 ? ADD : SET);
-                if (k0 + k == p->K) product_finish(p, tile, m0 + i, n0 + j, height, width);
+                product_prefetch(p, next, next_panel, m0, n0, k0, i, j);
+                Mode mode = k0 ? ADD : SET;
+                if (p->a_k != 1) matmul_tile(tile, own_strips + i * STRIP_ROW, 1, TILE_ROWS, panel, k, mode, height);
+                else if (i < in_place) matmul_tile(tile, a + (size_t)i * p->a_row, p->a_row, 1, panel, k, mode, height);
+                else matmul_tile(tile, own_strips + i * STRIP_ROW, STRIP_ROW, 1, panel, k, mode, height);
+                if (is_last) product_finish(p, tile, m0 + i, n0 + j, height, width);
                 if (p->K > K_BLOCK) tile += TILE_ROWS * TILE_COLS;
             }
         }
@@ -295,7 +324,7 @@ static inline size_t product_packed_size(int N, int K, int tasks_share_b) {
 }
 
 static inline size_t product_own_size(int block_rows, int block_cols) {
-    return round_up((TILE_COLS + (size_t)block_rows) * K_BLOCK + (size_t)block_rows * (size_t)block_cols, 1024);
+    return round_up(TILE_COLS * K_BLOCK + (size_t)block_rows * (STRIP_ROW + (size_t)block_cols), 1024);
 }
 
 static inline size_t product_scratch_bytes(int N, int K, int block_rows, int block_cols, int tasks_share_b) {

@@ -10,13 +10,13 @@
 // The most scratch that a launch for up to N rows takes: that of the products below at their largest block sizes.
 static inline size_t matmul_scratch_bytes(int N, int IC, int OC) {
     int rows = min_int(OC, 96) + TILE_ROWS;
-    size_t forward = product_scratch_bytes(N, IC, rows, min_int(N, 256) + TILE_COLS, 1);
-    size_t input = product_scratch_bytes(IC, OC, min_int(N, 256) + TILE_ROWS, min_int(IC, 96) + TILE_COLS, 0);
-    size_t weight = product_scratch_bytes(IC, N, rows, min_int(IC, 1024) + TILE_COLS, 1);
+    size_t forward = product_scratch_bytes(N, IC, rows, min_int(N, 512) + TILE_COLS, 1);
+    size_t input = product_scratch_bytes(IC, OC, min_int(N, 128) + TILE_ROWS, min_int(IC, 192) + TILE_COLS, 0);
+    size_t weight = product_scratch_bytes(IC, N, rows, min_int(IC, 768) + TILE_COLS, 1);
     return max_size(forward, max_size(input, weight));
 }
 
-// Computes y = x w^T as y^T = w x^T. The rows of w are read in place. Only x, the smaller operand, is packed.
+// Computes y = x w^T as y^T = w x^T. Only x, the smaller operand, is packed for all tasks.
 static inline Product product_forward(floatX* y, const floatX* x, Linear p, int N, int IC, int OC) {
     Product r;
     memset(&r, 0, sizeof r);
@@ -25,7 +25,7 @@ static inline Product product_forward(floatX* y, const floatX* x, Linear p, int 
     r.a = p.w, r.a_row = (size_t)IC, r.a_k = 1;
     r.b = x, r.b_k = 1, r.b_col = (size_t)IC;
     r.bias = p.b;
-    r.block_rows = product_block(OC, 96, TILE_ROWS), r.block_cols = product_block(N, 256, TILE_COLS);
+    r.block_rows = product_block(OC, 96, TILE_ROWS), r.block_cols = product_block(N, 512, TILE_COLS);
     r.tasks_share_b = 1;
     return r;
 }
@@ -37,7 +37,7 @@ static inline Product product_backward_input(floatX* dx, const floatX* dy, const
     r.c = dx, r.c_row = (size_t)IC, r.c_col = 1;
     r.a = dy, r.a_row = (size_t)OC, r.a_k = 1;
     r.b = w, r.b_k = (size_t)IC, r.b_col = 1;
-    r.block_rows = product_block(N, 256, TILE_ROWS), r.block_cols = product_block(IC, 96, TILE_COLS);
+    r.block_rows = product_block(N, 128, TILE_ROWS), r.block_cols = product_block(IC, 192, TILE_COLS);
     return r;
 }
 
@@ -48,7 +48,7 @@ static inline Product product_backward_weight(real* dw, const floatX* dy, const 
     r.c = dw, r.c_row = (size_t)IC, r.c_col = 1;
     r.a = dy, r.a_row = 1, r.a_k = (size_t)OC;
     r.b = x, r.b_k = (size_t)IC, r.b_col = 1;
-    r.block_rows = product_block(OC, 96, TILE_ROWS), r.block_cols = product_block(IC, 1024, TILE_COLS);
+    r.block_rows = product_block(OC, 96, TILE_ROWS), r.block_cols = product_block(IC, 768, TILE_COLS);
     r.tasks_share_b = 1;
     return r;
 }
