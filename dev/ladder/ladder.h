@@ -72,7 +72,7 @@ typedef struct {
     uint32_t parity;
 } LadderSweep;
 
-enum { LADDER_SWEEP_WORDS = 4096 };  // that a thread reads at once
+enum { LADDER_SWEEP_WORDS = 1024 };  // that a thread reads at once
 
 static void ladder_run_sweep(void* state) {
     LadderSweep* s = (LadderSweep*)state;

@@ -81,15 +81,11 @@ if [ "$device" = gpu ] && [ "${LADDER_TIME:-1}" != build ]; then
     for name in $(awk '{print $1}' <<<"$chosen"); do "$build/$name" test >"$build/$name.tests" 2>&1 & done
     wait
 fi
-failed=0 first=1
+failed=0 peak=
+: >"$build/rows"
 while read -r name idea; do
     [ -x "$build/$name" ] || { echo "FAIL $name does not compile"; failed=1; continue; }
     [ "${LADDER_TIME:-1}" != build ] || continue
-    if [ $first = 1 ] && [ "${LADDER_TIME:-1}" != 0 ]; then
-        read -r _ peak < <("$build/$name" peak)
-        printf '%-12s %-14s %10s %9s %8s %12s %12s  %s\n' rung tests ms rate 'of peak' 'a step, ms' 'gain, ms' idea
-        before=0 first=0
-    fi
     [ "$device" = gpu ] || "$build/$name" test >"$build/$name.tests" 2>&1
     totals=$(tail -n 1 "$build/$name.tests")
     case $totals in
@@ -100,17 +96,25 @@ while read -r name idea; do
         case $totals in *' 0 failed') echo "ok   $name: $totals" ;; esac
         continue
     fi
+    # Others may slow a CPU and its memory down at any time, so its peak is the largest of those beside the rungs.
+    if [ -z "$peak" ] || [ "$device" != gpu ]; then peak="${peak:-} $("$build/$name" peak | sed 's/^peak //')"; fi
     seconds=
     read -r _ seconds _ flops _ bytes _ step < <("$build/$name" time)
     [ -n "$seconds" ] || { echo "FAIL $name: its timing ended without a time"; failed=1; continue; }
-    awk -v name="$name" -v idea="$idea" -v tests="${totals%,*}" -v s="$seconds" -v work="$flops" -v bytes="$bytes" \
-        -v peak="$peak" -v step="$step" -v before="$before" 'BEGIN {
-        if (work == 0) work = bytes
-        if (before && 1.05 * s > before) idea = idea " (not 5 % faster)"
-        printf "%-12s %-14s %10.3f %9.1f %6.1f %% %12.2f %12s  %s\n", name, tests, 1e3 * s, work / s / 1e9,
-               100 * work / s / peak, 1e3 * s * step, before ? sprintf("%.2f", 1e3 * (before - s) * step) : "", idea }'
-    before=$seconds
+    printf '%s\t' "$name" "${totals%,*}" "$seconds" "$flops" "$bytes" "$step" >>"$build/rows"
+    echo "$idea" >>"$build/rows"
 done <<<"$chosen"
-[ $first = 1 ] || awk -v peak="$peak" -v step="$(sed -n 's/^# a step: //p' "$folder/rungs.txt")" -v of="$(sed -n 's/^# peak: //p' "$folder/rungs.txt")" \
-    'BEGIN {printf "peak: %.1f, %s; a step: %s; gain: over the rung above\n", peak / 1e9, of, step}'
+[ -z "$peak" ] || awk -F '\t' -v peaks="$peak" -v step="$(sed -n 's/^# a step: //p' "$folder/rungs.txt")" -v of="$(sed -n 's/^# peak: //p' "$folder/rungs.txt")" '
+    BEGIN {
+        count = split(peaks, each, " ")
+        for (i = 1; i <= count; i++) if (each[i] + 0 > peak) peak = each[i] + 0
+        printf "%-12s %-14s %10s %9s %8s %12s %12s  %s\n", "rung", "tests", "ms", "rate", "of peak", "a step, ms", "gain, ms", "idea"
+    }
+    {
+        work = $4 == 0 ? $5 : $4
+        printf "%-12s %-14s %10.3f %9.1f %6.1f %% %12.2f %12s  %s%s\n", $1, $2, 1e3 * $3, work / $3 / 1e9, 100 * work / $3 / peak,
+               1e3 * $3 * $6, before ? sprintf("%.2f", 1e3 * (before - $3) * $6) : "", $7, (before && 1.05 * $3 > before) ? " (not 5 % faster)" : ""
+        before = $3
+    }
+    END {printf "peak: %.1f, %s; a step: %s; gain: over the rung above\n", peak / 1e9, of, step}' "$build/rows"
 exit $failed
