@@ -82,7 +82,9 @@ static void ladder_run_sweep(void* state) {
     for (size_t i = 0; i < pieces; i++) {
         const size_t rest = s->count - s->written;
         uint32_t *w = s->words, *r = s->words + s->written;
+#pragma omp simd
         for (size_t k = s->written * i / pieces; k < s->written * (i + 1) / pieces; k++) w[k] = ~w[k];
+#pragma omp simd reduction(^ : parity)
         for (size_t k = rest * i / pieces; k < rest * (i + 1) / pieces; k++) parity ^= r[k];
     }
     s->parity ^= parity;
