@@ -241,6 +241,8 @@ def check_gpt2(program, model, work):
             why or ("" if "no next one" in one.get("why_no_loss", "") and "loss" not in one and not any(t.startswith("grad.") for t in tensors) else "it has one"))
     verdict("one token: no gradients of an earlier text are left", "" if not os.path.exists(f"{work}/gpt2/explain/gradients.safetensors") else "there are")
     done = run(program, "-e", model, "-o", f"{work}/page_only", "--explain", words)
+    run(program, "-e", model, "-o", f"{work}/gpt2", "--explain", "A")
+    verdict("--explain-tensors 0: no tensors of an earlier text are left", "" if os.listdir(f"{work}/gpt2/explain") == ["explain.html"] else "there are")
     verdict("--explain-tensors 0: the page alone", "" if os.listdir(f"{work}/page_only/explain") == ["explain.html"] else "other files")
 
 

@@ -69,13 +69,20 @@ static inline void explain_written(const char* path, int result) {
     printf("%s: %.1f MB\n", path, stat(path, &st) == 0 ? 1e-6 * (double)st.st_size : 0);
 }
 
+// A file of tensors that this run does not write would be taken for this text's.
+static inline void explain_remove_earlier(const char* path) {
+    if (unlink(path) != 0 && errno != ENOENT)
+        warn("%s: is of an earlier text and cannot be removed: %s", path, strerror(errno));
+}
+
 static inline void explain_write_tensors(const Explanation* e, Context* ctx) {
     const ModelBuffers* b = e->record.buffers;
     char* path = explain_path(e, "activations.safetensors");
-    explain_written(path, explain_write_activations(e, path));
+    if (e->writes_tensors) explain_written(path, explain_write_activations(e, path));
+    else explain_remove_earlier(path);
     free(path);
     path = explain_path(e, "gradients.safetensors");
-    if (!e->why_no_loss) {
+    if (e->writes_tensors && !e->why_no_loss) {
         HostView grads = explain_gradients(b, ctx);
         const double scale = explain_loss_scale(b, ctx);
         for (size_t i = 0; scale != 1 && i < grads.n; i++) grads.values[i] /= (real)scale;
@@ -83,9 +90,7 @@ static inline void explain_write_tensors(const Explanation* e, Context* ctx) {
         FileDigest digest;
         explain_written(path, tensors_write(path, &b->table, &part, 1, &digest, ctx));
         host_view_close(&grads);
-    } else if (unlink(path) != 0 && errno != ENOENT) {
-        warn("%s: is of an earlier text and cannot be removed: %s", path, strerror(errno));
-    }
+    } else explain_remove_earlier(path);
     free(path);
 }
 
@@ -99,7 +104,7 @@ static inline void explain_write(Explanation* e, const real* token_loss, const r
     else printf("loss %.6f\n", loss + next_loss);
     explain_page(&page, e, loss, next_loss, ctx);
     explain_written(path, write_file(path, page.text, page.length));
-    if (e->writes_tensors) explain_write_tensors(e, ctx);
+    explain_write_tensors(e, ctx);
     free(page.text), free(path);
     explain_close(e);
 }
