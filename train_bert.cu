@@ -683,7 +683,7 @@ static void open_model(Run* r, Model* m, MlmSettings* s, MlmSource* source, Expl
     embed_check_model(s, r->weights, r->group.size);
     fill_mask_find_words(&source->words, &r->session, r->directory, r->data_directory);
     Config c = config_find(r->directory, &r->settings, &source->words);
-    c.next = s->next_sentence;
+    c.next = explain_mlm_has_next(e, &s->explain, r->weights, s->next_sentence);
     if (r->weights && c.tied) c.tied = weights_tie(r->weights, "bert.", HEAD, COUNT_OF(HEAD), r->group.rank == 0);
     int T = run_sequence_length(r, c.T), recompute = explain_recompute(&s->explain, &r->settings);
     if (explain_is_asked(&s->explain)) T = explain_mlm_open(e, &s->explain, r, &source->words, c.V, T, c.next);

@@ -307,6 +307,11 @@ def check_bert(program, model, work):
     why, _, bare, tensors, _ = explain(program, model, f"{work}/bare", "--explain", "Anna takes the [MASK].")
     verdict("a bare [MASK]: predictions without a backward pass, and the page says why",
             why or ("" if "[MASK=word]" in bare.get("why_no_loss", "") and bare["lens_layers"] == L + 1 and "grad.logits" not in tensors else "it has one"))
+    run(program, "-e", "L=2,C=16,NH=2,T=32", "-x", "1", "-v", "0", "-s", "0", "-n", "0", "-b", "8", "--nsp", "0", "-o", f"{work}/headless")
+    why, _, headless, tensors, _ = explain(program, f"{work}/headless", f"{work}/headless", *pair)
+    verdict("a model without a next-sentence head: left out, and the page says so",
+            why or ("" if "no next-sentence head" in headless.get("why_no_next", "") and "next_loss" not in headless and "next_logits" not in tensors else "it has one"))
+    refused("--explain-next 1 and such a model", "has no next-sentence head", program, "-e", f"{work}/headless", "-o", f"{work}/headless", *pair, "--explain-next", "1")
     why, _, alone, tensors, _ = explain(program, model, f"{work}/alone", "--nsp", "0", "--explain", "Anna takes the [MASK=ball].")
     verdict("--nsp 0: no next-sentence head", why or ("" if "next_logits" not in tensors and f"grad.h.{L - 1}.ln2" in tensors else "it has one"))
 

@@ -47,6 +47,7 @@ typedef struct {
     ExplainRecord record;
     ExplainLens lens;
     const char* why_no_loss;  // NULL: there is one, and a backward pass
+    const char* why_no_next;  // NULL: nothing is left out
     int labels;               // targets that are there
 } Explanation;
 

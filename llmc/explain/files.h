@@ -102,6 +102,7 @@ static inline void explain_write(Explanation* e, const real* token_loss, const r
     char* path = explain_path(e, "explain.html");
     if (e->why_no_loss) printf("no loss and no backward pass: %s\n", e->why_no_loss);
     else printf("loss %.6f\n", loss + next_loss);
+    if (e->why_no_next) printf("no next-sentence prediction: %s\n", e->why_no_next);
     explain_page(&page, e, loss, next_loss, ctx);
     explain_written(path, write_file(path, page.text, page.length));
     explain_write_tensors(e, ctx);

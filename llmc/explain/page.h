@@ -339,6 +339,7 @@ static inline void explain_put_facts(Text* out, const Explanation* e, double los
     json_put_integer(out, "parameter_count", (int64_t)e->record.buffers->table.parameters);
     if (e->why_no_loss) json_put_string(out, "why_no_loss", e->why_no_loss);
     else json_put_number(out, "loss", loss);
+    if (e->why_no_next) json_put_string(out, "why_no_next", e->why_no_next);
     if (e->text.next_target >= 0) json_put_number(out, "next_loss", next_loss);
     if (times->file) json_put_string(out, "profile", times->file);
 }

@@ -44,6 +44,18 @@ static inline void explain_mlm_encode(TokenIds* ids, TokenIds* labels, const Wor
     token_ids_free(&added), free(plain.text);
 }
 
+// Whether the page has next-sentence prediction: not from a head that the weights (NULL: random ones) lack.
+static inline int explain_mlm_has_next(Explanation* e, const ExplainSettings* s, const char* weights, int asked) {
+    SafeTensors file;
+    if (!asked || !explain_is_asked(s) || !weights || tensors_are_llmc(weights)) return asked;
+    weights_open(&file, weights);
+    int has_next = safetensors_find(&file, "cls.seq_relationship.weight") != NULL;
+    safetensors_close(&file);
+    if (!has_next && s->next) die(USAGE, "--explain-next 1: %s has no next-sentence head", weights);
+    if (!has_next) e->why_no_next = "the model's files have no next-sentence head";
+    return has_next;
+}
+
 // Why there is no backward pass, or NULL.
 static inline const char* explain_mlm_why(const Explanation* e, const ExplainSettings* s) {
     if (e->labels || e->text.next_target >= 0) return NULL;
