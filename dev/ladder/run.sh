@@ -82,7 +82,7 @@ if [ "$device" = gpu ] && [ "${LADDER_TIME:-1}" != build ]; then
     wait
 fi
 failed=0 peak=
-: >"$build/rows"
+: >"$build/times.tsv"
 while read -r name idea; do
     [ -x "$build/$name" ] || { echo "FAIL $name does not compile"; failed=1; continue; }
     [ "${LADDER_TIME:-1}" != build ] || continue
@@ -101,8 +101,8 @@ while read -r name idea; do
     seconds=
     read -r _ seconds _ flops _ bytes _ step < <("$build/$name" time)
     [ -n "$seconds" ] || { echo "FAIL $name: its timing ended without a time"; failed=1; continue; }
-    printf '%s\t' "$name" "${totals%,*}" "$seconds" "$flops" "$bytes" "$step" >>"$build/rows"
-    echo "$idea" >>"$build/rows"
+    printf '%s\t' "$name" "${totals%,*}" "$seconds" "$flops" "$bytes" "$step" >>"$build/times.tsv"
+    echo "$idea" >>"$build/times.tsv"
 done <<<"$chosen"
 [ -z "$peak" ] || awk -F '\t' -v peaks="$peak" -v step="$(sed -n 's/^# a step: //p' "$folder/rungs.txt")" -v of="$(sed -n 's/^# peak: //p' "$folder/rungs.txt")" '
     BEGIN {
@@ -116,5 +116,5 @@ done <<<"$chosen"
                1e3 * $3 * $6, before ? sprintf("%.2f", 1e3 * (before - $3) * $6) : "", $7, (before && 1.05 * $3 > before) ? " (not 5 % faster)" : ""
         before = $3
     }
-    END {printf "peak: %.1f, %s; a step: %s; gain: over the rung above\n", peak / 1e9, of, step}' "$build/rows"
+    END {printf "peak: %.1f, %s; a step: %s; gain: over the rung above\n", peak / 1e9, of, step}' "$build/times.tsv"
 exit $failed
