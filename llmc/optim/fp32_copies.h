@@ -1,6 +1,5 @@
 /* Copies (ops/cast_to_fp32.h) of the parameters that the forward pass reads in full precision (TensorRow.fp32_copy),
- * and the pointers to them. If floatX is full precision, there are no copies: the pointers are to the parameters. A
- * rank that holds all master weights reads these instead (fp32_copies_use_master).
+ * and the pointers to them. If floatX is full precision, there are no copies: the pointers are to the parameters.
  *
  * The copies are made from the master weights, or without these from the parameters. A run with fixed parameters keeps
  * no master weights: it reads only the copies from the file that has them. */
@@ -15,18 +14,10 @@ typedef struct {
     real* copies;     // [table.fp32_elements]; NULL: none needed
     CastSpan* spans;  // [count], on the device
     int count;
-    int is_unused;  // 1: the pointers are to the master weights
 } Fp32Copies;
 
 static inline size_t fp32_copies_bytes(const TensorTable* table) {
     return sizeof(floatX) < sizeof(real) ? table->fp32_elements * sizeof(real) : 0;
-}
-
-// Point the fp32_copy field of a tensor's struct to `value`.
-static inline void fp32_copies_point(const Tensor* t, const void* value, void* outer, void* layers,
-                                     size_t layer_bytes) {
-    char* target = t->layer < 0 ? (char*)outer : (char*)layers + (size_t)t->layer * layer_bytes;
-    memcpy(target + t->fp32_copy, &value, sizeof value);
 }
 
 // Point the fp32_copy fields of `outer` and `layers` to the copies, or to params if there are no copies.
@@ -40,8 +31,9 @@ static inline void fp32_copies_open(Fp32Copies* e, const TensorTable* table, flo
         if (!t->fp32_copy) continue;
         CastSpan span = {.from = t->offset, .to = t->fp32_offset, .size = t->size};
         spans[e->count++] = span;
-        const void* value = e->copies ? (void*)(e->copies + t->fp32_offset) : (void*)(params + t->offset);
-        fp32_copies_point(t, value, outer, layers, layer_bytes);
+        char* target = t->layer < 0 ? (char*)outer : (char*)layers + (size_t)t->layer * layer_bytes;
+        void* pointer = e->copies ? (void*)(e->copies + t->fp32_offset) : (void*)(params + t->offset);
+        memcpy(target + t->fp32_copy, &pointer, sizeof pointer);
     }
     if (e->copies) {
         e->spans = (CastSpan*)device_alloc(ctx, (size_t)e->count * sizeof *spans, "parameters");
@@ -49,18 +41,6 @@ static inline void fp32_copies_open(Fp32Copies* e, const TensorTable* table, flo
         device_synchronize(ctx);
     }
     free(spans);
-}
-
-// Point the same fields to master weights of all parameters, which saves a launch in each forward pass. They must stay
-// the weights: --ema lets an average take their place.
-static inline void fp32_copies_use_master(Fp32Copies* e, const TensorTable* table, const real* master, void* outer,
-                                          void* layers, size_t layer_bytes) {
-    if (!e->copies) return;
-    e->is_unused = 1;
-    for (int i = 0; i < table->count; i++) {
-        const Tensor* t = &table->tensors[i];
-        if (t->fp32_copy) fp32_copies_point(t, master + t->offset, outer, layers, layer_bytes);
-    }
 }
 
 // Read the copies from a file that holds their values as part `prefix`.
@@ -90,7 +70,7 @@ static inline void fp32_copies_read_master(const Fp32Copies* e, const TensorTabl
 static inline void fp32_copies_update(const Fp32Copies* e, const TensorTable* table, const floatX* params,
                                       const real* master, GradSync* r, Context* ctx) {
     int is_sharded = r && r->zero;
-    if (!e->copies || e->is_unused || ((is_sharded || table->fixed) && master)) return;
+    if (!e->copies || ((is_sharded || table->fixed) && master)) return;
     if (is_sharded) grad_sync_wait(r, GRAD_SYNC_LAST, ctx);
     cast_to_fp32(e->copies, params, master, e->spans, e->count, table->fp32_elements, ctx);
 }

@@ -111,14 +111,6 @@ static inline void model_buffers_finish_tables(ModelBuffers* b) {
     tensors_finish(&b->table), tensors_finish(&b->acts_table), tensors_finish(&b->stats_table);
 }
 
-// Let the forward pass read the optimizer's master weights instead of the fp32 copies, if it holds all of them and no
-// average can take their place.
-static inline void model_buffers_use_master(ModelBuffers* b, const Optimizer* o) {
-    const TensorStructs* params = &b->structs[0];
-    if (o->master && !o->average && o->shard.size == b->table.elements)
-        fp32_copies_use_master(&b->fp32_copies, &b->table, o->master, params->outer, b->layers[0], params->layer_bytes);
-}
-
 // Before a forward pass: wait for the parameters outside the layers, and update the fp32 copies.
 static inline void model_buffers_update_copies(const ModelBuffers* b, Context* ctx) {
     grad_sync_wait(b->grad_sync, 0, ctx);

@@ -110,10 +110,8 @@ static inline void report_put_facts(Text* out, const ProfileReport* r) {
 static inline void report_summary(Text* out, const ProfileReport* r) {
     const Accounting* a = &r->accounting;
     size_t readbacks = 0;
-    for (size_t i = 0; i < r->step->count; i++) {
-        const ProfileRow* row = &r->step->rows[i];
-        readbacks += row->kernel && (text_begins(row->kernel, "copy_to_host") || strcmp(row->op, "readback") == 0);
-    }
+    for (size_t i = 0; i < r->step->count; i++)
+        readbacks += r->step->rows[i].kernel && text_begins(r->step->rows[i].kernel, "copy_to_host");
     const struct {
         const char* name;
         double value;
