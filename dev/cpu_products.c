@@ -120,8 +120,9 @@ static void bench_layer(Layer l, int N, Context* ctx) {
 }
 
 int main(int argc, char** argv) {
-    int N = argc > 1 ? atoi(argv[1]) : 256;
-    if (N < 1) die(USAGE, "usage: cpu_products [TOKENS] [LAYER ...]");
+    char* end = NULL;
+    long N = argc > 1 ? strtol(argv[1], &end, 10) : 256;
+    if (N < 1 || N > 1 << 20 || (end && *end)) die(USAGE, "usage: cpu_products [TOKENS] [LAYER ...]");
     Context ctx;
     context_init(&ctx);
     printf("| product | N x IC x OC | ms | ours, GFLOP/s | OpenBLAS | ratio | difference |\n"
@@ -129,7 +130,7 @@ int main(int argc, char** argv) {
     for (size_t i = 0; i < COUNT_OF(LAYERS); i++) {
         int wanted = argc < 3;
         for (int a = 2; a < argc; a++) wanted |= strcmp(argv[a], LAYERS[i].name) == 0;
-        if (wanted) bench_layer(LAYERS[i], N, &ctx);
+        if (wanted) bench_layer(LAYERS[i], (int)N, &ctx);
     }
     context_free(&ctx);
     return DONE;

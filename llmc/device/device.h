@@ -128,9 +128,8 @@ typedef struct {
 static inline void device_set_matmul(Context* ctx, int autotune, const char* cache, RunLock* lock, int gelu_fusion,
                                      int tf32) {
 #ifdef __CUDACC__
-    ctx->autotune = autotune != 0, ctx->autotune_energy = autotune == 2;
-    ctx->autotune_cache = cache, ctx->autotune_lock = lock;
-    ctx->gelu_fusion = gelu_fusion, ctx->tf32 = tf32;
+    ctx->autotune = autotune != 0, ctx->autotune_energy = autotune == 2, ctx->autotune_cache = cache;
+    ctx->autotune_lock = lock, ctx->gelu_fusion = gelu_fusion, ctx->tf32 = tf32;
 #else
     (void)ctx, (void)autotune, (void)cache, (void)lock, (void)gelu_fusion, (void)tf32;
 #endif
@@ -416,11 +415,10 @@ static inline size_t device_scratch_size(size_t bytes) { return round_up(bytes, 
 static inline void* device_scratch(Context* ctx, size_t bytes) {
     if (bytes > ctx->scratch_bytes) {
         free(ctx->scratch);
-        size_t size = device_scratch_size(bytes), huge_page = (size_t)2 << 20;
-        ctx->scratch =
-            size < 2 * huge_page ? aligned_alloc(4096, size) : aligned_alloc(huge_page, round_up(size, huge_page));
+        size_t size = device_scratch_size(bytes), align = size < (size_t)4 << 20 ? 4096 : (size_t)2 << 20;
+        ctx->scratch = aligned_alloc(align, round_up(size, align));
         if (!ctx->scratch) die(FAILED, "out of memory: %zu bytes of scratch could not be allocated", bytes);
-        if (size >= 2 * huge_page) madvise(ctx->scratch, size, MADV_HUGEPAGE);
+        if (align > 4096) madvise(ctx->scratch, size, MADV_HUGEPAGE);  // fewer misses of the TLB
         ctx->scratch_bytes = device_scratch_size(bytes);
     }
     return ctx->scratch;
