@@ -29,7 +29,7 @@ is_below() { awk -v loss="$loss" -v least="$least" 'BEGIN { exit !(loss < least)
 
 train 1600 -i "$stories/train.bin" -x 600 -v 600 -l 8e-3 -u 50
 verdict 'a run on stories' "$(ended_with 0)"
-verdict "the generator's loss is printed" "$(grep -q "has a loss of $mean on it" "$work/stdout" || echo "not $mean: $(grep generator "$work/stdout")")"
+verdict "the generator's loss is printed" "$(grep -q "loss $mean on these tokens" "$work/stdout" || echo "not $mean: $(grep generator "$work/stdout")")"
 verdict 'a trained model is not below the entropy' "$(! is_below || echo "validation loss $loss, below $least: it sees its targets")"
 
 # Trained on the same blocks that validate it.
