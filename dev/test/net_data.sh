@@ -392,7 +392,7 @@ same "a file by its address" "$work/url" "$work/part"
 refused "another sha256" 2 "has the sha256 $sum, not 0000" gpt2 --url "$address/part0.jsonl.gz" --sha256 "${sum//?/0}" --text-key body
 refused "no such file there" 2 '404' gpt2 --url "$address/none.txt"
 refused "no server there" 1 'cannot be fetched' gpt2 --url http://127.0.0.1:1/x.txt
-refused "a password in the address" 1 '^error: http://\*\*\*@127.0.0.1:1/x.txt: cannot' gpt2 --url http://tiger:ftp@127.0.0.1:1/x.txt
+refused "a password in the address" 1 'http://\*\*\*@127.0.0.1:1/x.txt: cannot' gpt2 --url http://tiger:ftp@127.0.0.1:1/x.txt
 refused "no address of a file" 2 'must begin with http' gpt2 --url ftp://127.0.0.1/x.txt
 refused "an address that is none" 2 'is not an address' gpt2 --url 'http://[bad'
 refused "an address without a port's number" 2 'is not an address' gpt2 --url 'http://127.0.0.1:port/x.txt'
