@@ -123,6 +123,11 @@ int main(int argc, char** argv) {
     char* end = NULL;
     long N = argc > 1 ? strtol(argv[1], &end, 10) : 256;
     if (N < 1 || N > 1 << 20 || (end && *end)) die(USAGE, "usage: cpu_products [TOKENS] [LAYER ...]");
+    for (int a = 2; a < argc; a++) {
+        size_t i = 0;
+        while (i < COUNT_OF(LAYERS) && strcmp(argv[a], LAYERS[i].name) != 0) i++;
+        if (i == COUNT_OF(LAYERS)) die(USAGE, "%s is no layer; there are qkv, attproj, fc, fcproj and head", argv[a]);
+    }
     Context ctx;
     context_init(&ctx);
     printf("| product | N x IC x OC | ms | ours, GFLOP/s | OpenBLAS | ratio | difference |\n"

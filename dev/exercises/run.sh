@@ -42,7 +42,7 @@ fi
 sources="$header llmc/ops/common/activation.h llmc/ops/common/adam.h llmc/ops/common/layernorm_row.h llmc/ops/common/product.h"
 case $header in llmc/ops/*/*) sources="$sources ${header%/*}/*.h" ;; esac
 # shellcheck disable=SC2086
-parts=$(grep -hE '^([A-Z_]+ )*static .*\(' $sources | sed -E 's/\(.*//; s/.*[ *]//' | grep -E '^[a-z][a-z0-9]*_' | grep -v '^vector_' |
+parts=$(sed -E 's/^__attribute__\(\([a-z_]+\)\) //' $sources | grep -E '^([A-Z_]+ )*static .*\(' | sed -E 's/\(.*//; s/.*[ *]//' | grep -E '^[a-z][a-z0-9]*_' | grep -v '^vector_' |
     grep -vxFf <(grep -oE '[a-z_0-9]+' "$here/$op.h") | sort -u)
 hidden="$op ${op}_ref $parts"
 {
@@ -106,6 +106,8 @@ elif [ -n "$first" ]; then
     [ "$first" = "$outside" ] || echo "$first" | sed -E 's/^FAIL (.*)  ([^ ].*)$/  \1\n  \2/'
     case $first in *'] is nan'* | *'] is -nan'*) echo "  NaN: not written, computed from what was there before, or by arithmetic like 0 / 0 or inf - inf" ;; esac
     if ! grep '^FAIL' "$log" | grep -qv 'ADD'; then echo "  Only cases with ADD fail: there the result is added to what the output holds."; fi
+elif grep -qE '^ *# *(undef|pragma +(push|pop)_macro)|exercise_shipped|not_yours_' "$file"; then
+    echo "not passed: $file takes back a name that the harness hides (#undef, push_macro, exercise_shipped). Compute the op yourself."
 elif [ $status -ne 0 ]; then
     echo "not passed: it ended with status $status:"
     tail -n 2 "$log"

@@ -49,7 +49,8 @@ static inline int explain_mlm_has_next(Explanation* e, const ExplainSettings* s,
     SafeTensors file;
     if (!asked || !explain_is_asked(s) || !weights || tensors_are_llmc(weights)) return asked;
     weights_open(&file, weights);
-    int has_next = safetensors_find(&file, "cls.seq_relationship.weight") != NULL;
+    int has_next = safetensors_find(&file, "cls.seq_relationship.weight") != NULL &&
+                   safetensors_find(&file, "bert.pooler.dense.weight") != NULL;
     safetensors_close(&file);
     if (!has_next && s->next) die(USAGE, "--explain-next 1: %s has no next-sentence head", weights);
     if (!has_next) e->why_no_next = "the model's files have no next-sentence head";
