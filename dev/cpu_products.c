@@ -5,8 +5,8 @@
  * OpenBLAS must be the version for OpenMP (libopenblas-openmp-dev), which shares the threads of ours. The Makefile
  * compiles this file twice: with USE_BLAS it is the products by OpenBLAS, else ours and main().
  *
- * For each layer y = x w^T, dx = dy w and dw = dy^T x, without bias and GELU, which OpenBLAS lacks. A turn takes each set
- * of operands first to ours, then to OpenBLAS. The sets are more than the L3 cache holds, as in a step, where every
+ * For each layer y = x w^T, dx = dy w and dw = dy^T x, without bias and GELU, which OpenBLAS lacks. A turn takes each
+ * set of operands first to ours, then to OpenBLAS. The sets are more than the L3 cache holds, as in a step, where every
  * layer has its own. Seven turns after a warm-up; the best of each counts. Prints a table in Markdown; "difference" is
  * the largest one between the results, over the largest number in them. */
 #include "llmc/ops/matmul/matmul.h"

@@ -107,7 +107,8 @@ elif [ -n "$first" ]; then
     case $first in *'] is nan'* | *'] is -nan'*) echo "  NaN: not written, computed from what was there before, or by arithmetic like 0 / 0 or inf - inf" ;; esac
     if ! grep '^FAIL' "$log" | grep -qv 'ADD'; then echo "  Only cases with ADD fail: there the result is added to what the output holds."; fi
 elif grep -qE '^ *# *(undef|pragma +(push|pop)_macro)|exercise_shipped|not_yours_' "$file"; then
-    echo "not passed: $file takes back a name that the harness hides (#undef, push_macro, exercise_shipped). Compute the op yourself."
+    echo "not passed: $file takes back a name that the harness hides (#undef, push_macro, exercise_shipped)." \
+        "Compute the op yourself."
 elif [ $status -ne 0 ]; then
     echo "not passed: it ended with status $status:"
     tail -n 2 "$log"

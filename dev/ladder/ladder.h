@@ -90,8 +90,9 @@ static void ladder_run_sweep(void* state) {
     s->parity ^= parity;
 }
 
-// Bytes that a second of reading `touched` bytes and writing `written` of them back moves, all threads together. As many
-// as the op touches, because what fits into the caches moves faster; in place, as a copy reads its destination uncounted.
+// Bytes that a second of reading `touched` bytes and writing `written` of them back moves, all threads together. As
+// many as the op touches, because what fits into the caches moves faster; in place, as a copy reads its destination
+// uncounted.
 static inline double ladder_memory_peak(Harness* h, double touched, double written) {
     case_begin(h, "ladder peak");
     LadderSweep s = {.count = (size_t)(touched / sizeof *s.words), .written = (size_t)(written / sizeof *s.words)};

@@ -9,10 +9,10 @@ a tokenizer and at least 128 positions. Prints a line for each check and ends wi
 
 GPT-2   Token ids of 1,000 hostile lines are equal. Logits of f32 are within 5e-3 of transformers' in float32, and within 1e-4
         of those with a GELU that is rounded to fp16 before and after, as llama.cpp's table is, at 98 % of places, where no
-        input of GELU is rounded the other way. llama.cpp (keys and values in f32, no flash attention) is about as near to
-        that reference in float64 as the reference in float32 is: half as near, or by 0.5 % of places. Those of f16, bf16 and q8_0 are
-        compared with the dequantised weights in the same reference: within 5e-3 plus what rounding the inputs of the matrix
-        products, as llama.cpp does, changes. Along transformers' greedy text of 100 tokens the choice is the same wherever
+        input of GELU is rounded the other way. llama.cpp (keys and values in f32, no flash attention) is about as
+        near to that reference in float64 as the reference in float32 is: half as near, or by 0.5 % of places. Those of
+        f16, bf16 and q8_0 are compared with the dequantised weights in the same reference: within 5e-3 plus what
+        rounding the inputs of the matrix products, as llama.cpp does, changes. Along transformers' greedy text of 100 tokens the choice is the same wherever
         the two best logits are further apart than twice that.
 BERT    Token ids of 1,000 hostile lines are equal; vectors by mean and by cls are within 1e-3 of transformers'.
 """

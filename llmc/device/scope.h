@@ -32,7 +32,6 @@ typedef struct {
 #endif
 } ScopeRecord;
 
-// The launches since the log was attached to a context, in execution order. Call scope_log_open() first.
 // The launches of a log's scopes, as graphs.
 typedef struct {
     size_t capacity, open;  // open: the scope that is captured, or NO_SCOPE
@@ -42,6 +41,7 @@ typedef struct {
 #endif
 } ScopeGraphs;
 
+// The launches since the log was attached to a context, in execution order. Call scope_log_open() first.
 typedef struct ScopeLog {
     ScopeRecord* records;
     size_t count, capacity;

@@ -274,8 +274,8 @@ __device__ inline void ncf_store_sums(float (&dw1)[2][8][4], float (&dw2)[1][4][
     else out[NCF_DB2 + c - NCF_H1 - NCF_H2] = total;
 }
 
-// One block per multiprocessor; sixteen warps share each product as 4 x 4. Before compute capability 9.0 a block has less
-// shared memory than this needs (ncf_step_fits()).
+// One block per multiprocessor; sixteen warps share each product as 4 x 4. Before compute capability 9.0 a block has
+// less shared memory than this needs (ncf_step_fits()).
 static __global__ void __launch_bounds__(NCF_STEP_THREADS, 1) ncf_step_kernel(NcfStep s) {
 #if __CUDA_ARCH__ >= 900
     extern __shared__ int4 memory[];

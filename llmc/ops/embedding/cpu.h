@@ -1,5 +1,5 @@
-/* embedding.h on the CPU. Forward: threads share rows. Backward: threads share the rows of the tables, and each adds what
- * its rows get in the order of the tokens, so the sums do not depend on the number of threads. */
+/* embedding.h on the CPU. Forward: threads share rows. Backward: threads share the rows of the tables, and each adds
+ * what its rows get in the order of the tokens, so the sums do not depend on the number of threads. */
 #include "llmc/ops/embedding/embedding.h"  // before the guard: it includes this file
 
 #ifndef LLMC_OPS_EMBEDDING_CPU_H

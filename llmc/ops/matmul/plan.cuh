@@ -197,12 +197,15 @@ static inline double matmul_joules(const MatmulPlan* plan, const cublasLtMatmulA
     energy_capture_begin(ctx);
     int runs = matmul_launch(plan, algorithm, o, d, ctx) == CUBLAS_STATUS_SUCCESS;
     cudaGraph_t once = energy_capture_end(ctx);
-    if (!runs || !once) return (double)NAN;
-    cudaGraph_t graph = energy_chain(&once, 1, rounds);
-    RepeatedEnergy e = energy_repeat(&ctx->matmul_plans->meter, graph, ctx);
-    cudaCheck(cudaGraphDestroy(once));
-    cudaCheck(cudaGraphDestroy(graph));
-    return e.watts * e.seconds / (double)rounds;
+    double joules = (double)NAN;
+    if (runs && once) {
+        cudaGraph_t graph = energy_chain(&once, 1, rounds);
+        RepeatedEnergy e = energy_repeat(&ctx->matmul_plans->meter, graph, ctx);
+        joules = e.watts * e.seconds / (double)rounds;
+        cudaCheck(cudaGraphDestroy(graph));
+    }
+    if (once) cudaCheck(cudaGraphDestroy(once));
+    return joules;
 }
 
 // Of the library's first choice and the fastest other candidates, the one that needs the least energy; `best` if that
