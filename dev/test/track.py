@@ -19,6 +19,8 @@ import time
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 SCRIPT = os.path.join(ROOT, "scripts", "track.py")
 TRACKERS = os.path.join(ROOT, "dev", "test", "trackers")
+sys.path.append(TRACKERS)
+import record  # noqa: E402
 SETTINGS = {"model": "d12", "lr": 0.001, "steps": 1000, "output": "out"}
 BATCH_LINES = 200
 KILLS = 20
@@ -65,8 +67,7 @@ class Case:
         return subprocess.run(**self.command(*flags, **settings))
 
     def calls(self, name):
-        with open(self.record, encoding="utf-8") as f:
-            return [c for c in map(json.loads, f) if c["call"] == name]
+        return record.calls(name, self.record)
 
     def counts(self):
         """{(step, key, value): times}; equal ones of a database once."""
@@ -194,7 +195,7 @@ def check_follow(folder):
     deadline = time.monotonic() + 30
 
     def wait_for(count):
-        while time.monotonic() < deadline and (not os.path.exists(case.record) or len(case.calls("log")) < count):
+        while time.monotonic() < deadline and len(case.calls("log")) < count:
             time.sleep(0.05)
 
     wait_for(10)

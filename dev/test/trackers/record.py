@@ -1,4 +1,9 @@
-"""What the stand-ins share: one line of JSON a call, written at once, so that a kill cannot tear it."""
+"""What the stand-ins share: one line of JSON a call, in the file that TRACK_RECORD names.
+
+A line can be torn: a kill stops a write where a page of the file ends, and a reader can come between two pages. So a
+line begins with a newline, which ends a torn one before it, and readers leave out what is not whole: that call did not
+return to scripts/track.py.
+"""
 import json
 import os
 import time
@@ -7,12 +12,19 @@ import time
 def put(call, **values):
     time.sleep(float(os.environ.get("TRACK_SLOW", 0)))
     fd = os.open(os.environ["TRACK_RECORD"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
-    os.write(fd, (json.dumps({"call": call, **values}) + "\n").encode())
+    os.write(fd, ("\n" + json.dumps({"call": call, **values}) + "\n").encode())
     os.close(fd)
 
 
-def calls(call):
-    if not os.path.exists(os.environ["TRACK_RECORD"]):
+def calls(call, path=None):
+    path = path or os.environ["TRACK_RECORD"]
+    if not os.path.exists(path):
         return []
-    with open(os.environ["TRACK_RECORD"], encoding="utf-8") as f:
-        return [value for value in map(json.loads, f) if value["call"] == call]
+    values = []
+    with open(path, encoding="utf-8") as f:
+        for line in f:
+            try:
+                values.append(json.loads(line))
+            except json.JSONDecodeError:
+                pass  # a newline alone, or a torn line
+    return [value for value in values if value["call"] == call]
