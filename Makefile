@@ -57,9 +57,13 @@ NVFLAGS = $(if $(and $(filter bf16,$(PRECISION)),$(filter 75,$(ARCH) $(PTX))),$(
 NVLIBS := -lcublasLt $(if $(NCCL_H),$(addsuffix /lib,$(addprefix -L,$(NCCL_HOME))) -lnccl) $(MPI_LIBS) -lgomp
 G      := $(B)/$(PRECISION)
 
+# Where CUDA's headers are, CUDA programs can be built for the CPU too (dev/emulator/emulator.h).
+CUDA_H := $(if $(HAS_NVCC),$(patsubst %/cublasLt.h,%,$(wildcard $(dir $(realpath $(HAS_NVCC)))../include/cublasLt.h)))
+E      := $(B)/emulated/$(PRECISION)
+
 HAS_CC := $(shell command -v $(CC) 2>/dev/null)
 .DEFAULT_GOAL := $(if $(HAS_CC),all,help)
-.PHONY: all cpu gpu absent help setup quickstart quickstart-bert test check ops grad bench exercise ladder san mutants cubins clean needed always recsys recsys-test
+.PHONY: all cpu gpu absent help setup quickstart quickstart-bert test check ops emulated grad bench exercise ladder san mutants cubins clean needed always recsys recsys-test
 .DELETE_ON_ERROR:
 
 # ---------------------------------------------------------------------------------------------------------
@@ -122,6 +126,19 @@ $(CUBIN_FILES): $(PAGES) Makefile
 
 $(G)/opscu: dev/ops.cu Makefile $(G)/command
 	$(NVCC) $(NVFLAGS) -MF $@.d $< -o $@ $(NVLIBS)
+
+# CUDA programs on the CPU: tests of ops with the kernels of sm_80 and of sm_90a, and of the models.
+EMULATED := $(addprefix $E/,ops_80 ops_90a test_gpt2 test_bert)
+$(B)/emulated/source/made: $(shell find llmc dev/ops dev/recsys dev/test -name '*.h' -o -name '*.cuh') dev/ops.cu $(wildcard *.cu dev/emulator/*) Makefile
+	python3 dev/emulator/translate.py $(@D)
+	@touch $@
+
+$E/ops_90a: private EMULATE := -DHAS_SM90A
+$(EMULATED): $(B)/emulated/source/made $(PAGES)
+	@mkdir -p $(@D)
+	$(CXX) -std=c++17 -D_GNU_SOURCE -DPRECISION_$(shell echo $(PRECISION) | tr a-z A-Z) $(EMULATE) -I$(<D) -I. -Ibuild -isystem $(CUDA_H) $(patsubst -O3,-O2,$(CFLAGS)) \
+	    -fno-strict-aliasing -no-pie -fno-pie $(WARN) -Wno-unknown-pragmas -Wno-unused-parameter -Wno-psabi \
+	    -include dev/emulator/emulator.h -x c++ $(<D)/$(if $(filter ops%,$(@F)),dev/ops.cu,$(@F).cu) -o $@ -ldl
 
 # All rungs for GPUs in one compilation, whether or not a GPU is here.
 $(G)/ladders.cubin: $(wildcard dev/ladder/*/*.cuh dev/ladder/*/rungs.txt) dev/ladder/run.sh Makefile $(G)/command
@@ -243,6 +260,7 @@ help:
 	@echo "make test          set up, build, run every test that this machine can run"
 	@echo "make check         seconds: every header alone, include direction, size budgets, formatting, links"
 	@echo "make ops           ops against their references;  make grad: against finite differences"
+	@echo "make emulated      kernels on the CPU, without a GPU, against the same references (OP=attention for one op)"
 	@echo "make bench         time of every op (OP=matmul for one)"
 	@echo "make exercise      write an op yourself: the exercises (OP=gelu_forward begins and checks one; docs/learning.md)"
 	@echo "make ladder        how an op became fast, step by step: tests and times the rungs of dev/ladder/ (OP=matmul_cpu)"
@@ -281,7 +299,7 @@ quickstart-bert: needed
 	@echo "log, loss plot and a Hugging Face model directory: out/quickstart-bert"
 
 test: needed
-	@$(MAKE) --no-print-directory $(GPT2) $(BERT) $(TUNE) $(TEST_CORPUS) data/builtin/train.bin data/builtin/bert/train.bin $(addprefix $(B)/test_,$(TESTS) gpt2_double bert_double) $(addprefix $(B)/late/train_,gpt2 bert) $(B)/ops $(B)/ops_double $(RECSYS) $(RECSYS_TESTS)
+	@$(MAKE) --no-print-directory $(GPT2) $(BERT) $(TUNE) $(TEST_CORPUS) data/builtin/train.bin data/builtin/bert/train.bin $(addprefix $(B)/test_,$(TESTS) gpt2_double bert_double) $(addprefix $(B)/late/train_,gpt2 bert) $(B)/ops $(B)/ops_double $(RECSYS) $(RECSYS_TESTS) $(if $(CUDA_H),$(EMULATED))
 	-@$(MAKE) --no-print-directory $(B)/test_prefetch_tsan 2>/dev/null
 	@MAKEFLAGS= bash dev/test/run.sh $(B) $(GPT2) $(BERT) $(TUNE)
 
@@ -290,6 +308,10 @@ check:
 
 ops: $(B)/ops
 	$(B)/ops test $(OP)
+
+emulated: $(if $(CUDA_H),$(EMULATED),$(error make emulated needs CUDA's headers: nvcc was not found))
+	$E/ops_80 test $(OP)
+	$E/ops_90a test $(OP)
 
 grad: $(B)/ops_double $(B)/test_gpt2_double $(B)/test_bert_double
 	$(B)/ops_double grad $(OP)

@@ -44,10 +44,12 @@ SHORTEST, FACTOR, LONGEST_BUILD = 60, 10, 900  # limits in seconds; FACTOR: time
 LARGEST_LOG = 64 << 20  # bytes; a program that writes more is in a loop
 
 DATA = ["build/test_corpus/builtin/train.bin"]
-# What is built and what is run. "ops OP" and "grad OP": one op of the harness.
+# What is built and what is run. "ops OP", "grad OP" and so on: one op of the harness.
 TESTS = {
     "ops": (["build/ops"], ["build/ops", "test"]),
     "grad": (["build/ops_double"], ["build/ops_double", "grad"]),
+    "ops_80": (["build/emulated/ops_80"], ["build/emulated/ops_80", "test"]),
+    "ops_90a": (["build/emulated/ops_90a"], ["build/emulated/ops_90a", "test"]),
     "text": (["build/test_text", "build/builtin_corpus"] + DATA, ["bash", "dev/test/text.sh", "build/test_text"]),
     "base": (["build/test_base"], ["build/test_base"]),
     "data": (["build/test_data"] + DATA, ["build/test_data"]),
@@ -98,6 +100,7 @@ TESTS = {
     "late": (["train_gpt2", "build/late/train_gpt2"] + DATA, ["bash", "dev/test/late.sh", "./train_gpt2", "build/late/train_gpt2"]),
     "late_bert": (["train_bert", "build/late/train_bert"] + DATA, ["bash", "dev/test/late.sh", "./train_bert", "build/late/train_bert"]),
 }
+OPS = ("ops", "grad", "ops_80", "ops_90a")  # tests that take an op's name
 
 
 class ListError(Exception):
@@ -132,8 +135,8 @@ class Mutant:
             self.fail("names no test")
         for test in self.tests:
             name, *op = test.split()
-            if name not in TESTS or len(op) != (name in ("ops", "grad")):
-                self.fail(f"there is no test called '{test}'; there are: ops OP, grad OP, {', '.join(list(TESTS)[2:])}")
+            if name not in TESTS or len(op) != (name in OPS):
+                self.fail(f"there is no test called '{test}'; there are: {', '.join(t + ' OP' * (t in OPS) for t in TESTS)}")
 
     def applied(self, root):
         """The text of the file with the fault."""

@@ -1,5 +1,5 @@
-/* Barriers: mbarrier objects in shared memory, which also count the bytes of asynchronous copies, and the named
- * barriers of a block. One PTX instruction per function; `barrier` is an address in shared memory.
+/* Barriers: mbarrier objects in shared memory, which also count the bytes of asynchronous copies, the named barriers of
+ * a block, and flags for other blocks. One PTX instruction per function; `barrier` is an address in shared memory.
  *
  * A phase of an mbarrier ends when all expected arrivals and all expected bytes have come; the next begins at once. A
  * thread that waits names the phase by its parity, 0 for the first.
@@ -73,6 +73,18 @@ __device__ inline void grid_launch_dependents(void) { asm volatile("griddepcontr
 // bar.sync: wait until `threads` threads of the block have reached barrier `id`. __syncthreads() uses id 0.
 __device__ inline void named_barrier_sync(int id, int threads) {
     asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
+}
+
+// st.release.gpu and ld.acquire.gpu: a flag in global memory for other blocks. A thread that reads it sees what the
+// writer saw or wrote before.
+__device__ inline void st_release_gpu(int* flag, int x) {
+    asm volatile("st.release.gpu.global.s32 [%0], %1;" ::"l"(flag), "r"(x) : "memory");
+}
+
+__device__ inline int ld_acquire_gpu(const int* flag) {
+    int x;
+    asm volatile("ld.acquire.gpu.global.s32 %0, [%1];" : "=r"(x) : "l"(flag) : "memory");
+    return x;
 }
 
 // fence.proxy.async: orders this thread's memory accesses before those of the asynchronous proxy (TMA, wgmma).

@@ -95,6 +95,28 @@ __device__ inline void cp_async_ca_8(uint32_t shared, const void* global, int ex
 __device__ inline void cp_async_wait_all(void) { asm volatile("cp.async.wait_all;" ::: "memory"); }
 #endif
 
+// st.shared.b32 and ld.shared.v4.b32
+__device__ inline void st_shared_b32(uint32_t address, uint32_t x) {
+    asm volatile("st.shared.b32 [%0], %1;" ::"r"(address), "r"(x) : "memory");
+}
+
+__device__ inline int4 ld_shared_v4(uint32_t address) {
+    int4 x;
+    asm volatile("ld.shared.v4.b32 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w)
+                 : "r"(address)
+                 : "memory");
+    return x;
+}
+
+// prmt.b32: a word of four bytes of high:low. Each digit of the selector chooses one; from 8 on the byte is that of
+// digit - 8 replaced by eight copies of its sign bit. (__byte_perm() takes digits to 7 alone.)
+__device__ inline uint32_t prmt_b32(uint32_t low, uint32_t high, uint32_t selector) {
+    uint32_t x;
+    asm("prmt.b32 %0, %1, %2, %3;" : "=r"(x) : "r"(low), "r"(high), "r"(selector));
+    return x;
+}
+
 // cvt.rn.bf16x2 or cvt.rn.f16x2: two numbers, rounded to floatX, in one word.
 __device__ inline uint32_t pack_floatx2(float low, float high) {
     uint32_t bits;

@@ -181,11 +181,10 @@ __global__ void __launch_bounds__(FLASH_THREADS,
             bool diagonal = mask == CAUSAL && query < key + 16 * M - 1;
 #pragma unroll
             for (int n = 0; n < COLUMNS; n++) {
-                float lse[2], delta[2];  // of queries query + 8 n + 2 t and the next
-                asm volatile("ld.shared.v4.f32 {%0,%1,%2,%3}, [%4];"
-                             : "=f"(lse[0]), "=f"(delta[0]), "=f"(lse[1]), "=f"(delta[1])
-                             : "r"(row_tile + (uint32_t)(chunk + 8 * n + 2 * t) * (uint32_t)sizeof(FlashRowStats))
-                             : "memory");
+                // Of queries query + 8 n + 2 t and the next.
+                int4 stats = ld_shared_v4(row_tile + (uint32_t)(chunk + 8 * n + 2 * t) * (uint32_t)sizeof(FlashRowStats));
+                float lse[2] = {__int_as_float(stats.x), __int_as_float(stats.z)};
+                float delta[2] = {__int_as_float(stats.y), __int_as_float(stats.w)};
 #pragma unroll
                 for (int m = 0; m < M; m++) {
 #pragma unroll

@@ -171,19 +171,13 @@ __device__ inline void flash_store(floatX* x, size_t stride, int exist, int HS, 
         for (int n = 0; n < PIECES; n++)
 #pragma unroll
             for (int half = 0; half < 2; half++)
-                asm volatile(
-                    "st.shared.b32 [%0], %1;" ::"r"(flash_address<D>(tile, row + 16 * m + 8 * half + g, n) + 4 * t),
-                    "r"(pack_floatx2(c[m][n][2 * half], c[m][n][2 * half + 1]))
-                    : "memory");
+                st_shared_b32(flash_address<D>(tile, row + 16 * m + 8 * half + g, n) + 4 * t,
+                              pack_floatx2(c[m][n][2 * half], c[m][n][2 * half + 1]));
     __syncwarp();
 #pragma unroll
     for (int i = 0; i < 16 * M * PIECES; i += WARP) {
         int r = row + (i + lane) / PIECES, piece = lane % PIECES;
-        int4 v;
-        asm volatile("ld.shared.v4.b32 {%0,%1,%2,%3}, [%4];"
-                     : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
-                     : "r"(flash_address<D>(tile, r, piece))
-                     : "memory");
+        int4 v = ld_shared_v4(flash_address<D>(tile, r, piece));
         if (r < exist && piece * 8 < HS) *(int4*)(x + (size_t)r * stride + piece * 8) = v;
     }
 }

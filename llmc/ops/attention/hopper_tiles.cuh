@@ -62,9 +62,8 @@ __device__ inline void hopper_pack_dropped(uint32_t (&a)[J / 2][4], const float 
 #pragma unroll
         for (int j = 0; j < J; j++) {
             // This lane's bits of tile j become the sign bits of byte j % 4; prmt spreads each over a half of `kept`.
-            uint32_t left = bits[half][j / 4] << (7 - 2 * t), right = bits[half][j / 4] << (6 - 2 * t), kept;
-            asm("prmt.b32 %0, %1, %2, %3;" : "=r"(kept) : "r"(left), "r"(right), "r"(0xcc88 + 0x1111 * (j % 4)));
-            a[j / 2][2 * (j % 2) + half] &= kept;
+            uint32_t left = bits[half][j / 4] << (7 - 2 * t), right = bits[half][j / 4] << (6 - 2 * t);
+            a[j / 2][2 * (j % 2) + half] &= prmt_b32(left, right, 0xcc88u + 0x1111u * (uint32_t)(j % 4));
         }
 }
 

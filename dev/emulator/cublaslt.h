@@ -1,0 +1,241 @@
+/* cuBLASLt on the CPU: the calls, attributes and epilogues that the project uses, as the cuBLAS documentation describes
+ * cublasLtMatmul(). One algorithm for every product; sums in fp32. What is not known is refused with a line on stderr.
+ *
+ *   D[i] = epilogue(alpha scale_a scale_b op(A[i]) op(B[i]) + beta C[i])      column-major; A, B: bf16, fp16, fp32, fp8
+ *
+ * As on a GPU, an epilogue with a second array takes only rows of 16 bytes, and fp8 only transposed left operands. */
+#ifndef DEV_EMULATOR_CUBLASLT_H
+#define DEV_EMULATOR_CUBLASLT_H
+
+#include <math.h>
+
+#include "threads.h"
+
+// The contents of the opaque structs; zeros are the defaults.
+typedef struct {
+    int32_t trans_a, trans_b, epilogue, bias_type;
+    const void* bias;
+    void* aux;
+    int64_t aux_ld;
+    const float *scale_a, *scale_b;  // NULL: 1
+} EmulatedProductDesc;
+
+typedef struct {
+    uint64_t rows, columns;
+    int64_t ld, next;  // elements from column to column, and from matrix to matrix
+    int32_t type, batch;
+} EmulatedLayout;
+
+static_assert(sizeof(EmulatedProductDesc) <= sizeof(cublasLtMatmulDescOpaque_t), "it is kept in the opaque struct");
+static_assert(sizeof(EmulatedLayout) <= sizeof(cublasLtMatrixLayoutOpaque_t), "it is kept in the opaque struct");
+
+static inline cublasStatus_t emulated_refuse(const char* what, int number) {
+    fprintf(stderr, "emulator: cuBLASLt's %s %d is not known\n", what, number);
+    return CUBLAS_STATUS_NOT_SUPPORTED;
+}
+
+// ---------------------------------------------------------------------------------------------------------
+// Numbers
+
+static inline size_t emulated_size(int type) {
+    return type == CUDA_R_32F ? 4 : type == CUDA_R_16BF || type == CUDA_R_16F ? 2 : 1;
+}
+
+static inline float emulated_load(const void* p, int64_t i, int type) {
+    if (type == CUDA_R_32F) return ((const float*)p)[i];
+    if (type == CUDA_R_16BF) return __bfloat162float(((const __nv_bfloat16*)p)[i]);
+    if (type == CUDA_R_16F) return __half2float(((const __half*)p)[i]);
+    __nv_fp8_interpretation_t format = type == CUDA_R_8F_E4M3 ? __NV_E4M3 : __NV_E5M2;
+    return __half2float(__half(__nv_cvt_fp8_to_halfraw(((const __nv_fp8_storage_t*)p)[i], format)));
+}
+
+static inline void emulated_store(void* p, int64_t i, int type, float x) {
+    if (type == CUDA_R_32F) ((float*)p)[i] = x;
+    else if (type == CUDA_R_16BF) ((__nv_bfloat16*)p)[i] = __float2bfloat16_rn(x);
+    else ((__half*)p)[i] = __float2half_rn(x);
+}
+
+// op(X) of one matrix, as floats with the summed index contiguous: [outer, k].
+static inline float* emulated_panel(const void* x, const EmulatedLayout* l, int64_t matrix, int k_is_row) {
+    int64_t outer = (int64_t)(k_is_row ? l->columns : l->rows), k = (int64_t)(k_is_row ? l->rows : l->columns);
+    float* panel = (float*)malloc((size_t)(outer * k) * sizeof(float));
+    if (!panel) emulated_fault("no memory for an operand");
+    const unsigned char* from = (const unsigned char*)x + (size_t)(matrix * l->next) * emulated_size(l->type);
+#pragma omp parallel for
+    for (int64_t o = 0; o < outer; o++)
+        for (int64_t i = 0; i < k; i++)
+            panel[o * k + i] = emulated_load(from, k_is_row ? o * l->ld + i : i * l->ld + o, l->type);
+    return panel;
+}
+
+// ---------------------------------------------------------------------------------------------------------
+// Products
+
+static inline float emulated_gelu_slope(float x) {
+    float inner = 0.7978845608f * (x + 0.044715f * x * x * x), t = tanhf(inner);
+    return 0.5f * (1 + t) + 0.5f * x * (1 - t * t) * 0.7978845608f * (1 + 3 * 0.044715f * x * x);
+}
+
+// What becomes of one sum; `row` and `at` are its place in the bias and in aux.
+static inline float emulated_epilogue(const EmulatedProductDesc* p, float x, int64_t row, int64_t at, int type) {
+    if (p->epilogue & CUBLASLT_EPILOGUE_BIAS) x += emulated_load(p->bias, row, p->bias_type ? p->bias_type : type);
+    if (p->epilogue & CUBLASLT_EPILOGUE_RELU) x = x > 0 ? x : 0;
+    if (p->epilogue == CUBLASLT_EPILOGUE_DGELU) return x * emulated_gelu_slope(emulated_load(p->aux, at, type));
+    if (!(p->epilogue & CUBLASLT_EPILOGUE_GELU)) return x;
+    emulated_store(p->aux, at, type, x);
+    return 0.5f * x * (1 + tanhf(0.7978845608f * (x + 0.044715f * x * x * x)));
+}
+
+static inline int emulated_known_epilogue(int epilogue) {
+    return epilogue == 0 || epilogue == CUBLASLT_EPILOGUE_DEFAULT || epilogue == CUBLASLT_EPILOGUE_BIAS ||
+           epilogue == CUBLASLT_EPILOGUE_RELU_BIAS || epilogue == CUBLASLT_EPILOGUE_GELU_AUX ||
+           epilogue == CUBLASLT_EPILOGUE_GELU_AUX_BIAS || epilogue == CUBLASLT_EPILOGUE_DGELU;
+}
+
+static inline cublasStatus_t emulated_supported(const EmulatedProductDesc* p, const EmulatedLayout* a,
+                                                const EmulatedLayout* b) {
+    if (!emulated_known_epilogue(p->epilogue)) return emulated_refuse("epilogue", p->epilogue);
+    if (p->aux_ld % 8) return CUBLAS_STATUS_NOT_SUPPORTED;
+    if (emulated_size(a->type) == 1 && (!p->trans_a || p->trans_b || a->rows % 16)) return CUBLAS_STATUS_NOT_SUPPORTED;
+    return emulated_size(a->type) == emulated_size(b->type) ? CUBLAS_STATUS_SUCCESS : CUBLAS_STATUS_INVALID_VALUE;
+}
+
+extern "C" {
+
+cublasStatus_t cublasLtMatmul(cublasLtHandle_t, cublasLtMatmulDesc_t operation, const void* alpha, const void* a,
+                              cublasLtMatrixLayout_t layout_a, const void* b, cublasLtMatrixLayout_t layout_b,
+                              const void* beta, const void* c, cublasLtMatrixLayout_t layout_c, void* d,
+                              cublasLtMatrixLayout_t layout_d, const cublasLtMatmulAlgo_t*, void*, size_t,
+                              cudaStream_t) {
+    const EmulatedProductDesc* p = (const EmulatedProductDesc*)operation;
+    const EmulatedLayout *la = (const EmulatedLayout*)layout_a, *lb = (const EmulatedLayout*)layout_b;
+    const EmulatedLayout *lc = (const EmulatedLayout*)layout_c, *ld = (const EmulatedLayout*)layout_d;
+    int64_t m = (int64_t)ld->rows, n = (int64_t)ld->columns, k = (int64_t)(p->trans_a ? la->rows : la->columns);
+    cublasStatus_t status = emulated_supported(p, la, lb);
+    if (status != CUBLAS_STATUS_SUCCESS) return status;
+    if ((int64_t)(p->trans_a ? la->columns : la->rows) != m || (int64_t)(p->trans_b ? lb->rows : lb->columns) != n ||
+        (int64_t)(p->trans_b ? lb->columns : lb->rows) != k)
+        return CUBLAS_STATUS_INVALID_VALUE;
+    float scale = *(const float*)alpha * (p->scale_a ? *p->scale_a : 1) * (p->scale_b ? *p->scale_b : 1);
+    float more = *(const float*)beta;
+    for (int64_t i = 0; i < (ld->batch ? ld->batch : 1); i++) {
+        float *x = emulated_panel(a, la, i, p->trans_a), *y = emulated_panel(b, lb, i, !p->trans_b);
+#pragma omp parallel for
+        for (int64_t column = 0; column < n; column++)
+            for (int64_t row = 0; row < m; row++) {
+                float sum = 0;
+                const float *left = x + row * k, *right = y + column * k;
+#pragma omp simd reduction(+ : sum)
+                for (int64_t j = 0; j < k; j++) sum += left[j] * right[j];
+                sum *= scale;
+                if (more != 0) sum += more * emulated_load(c, i * lc->next + column * lc->ld + row, lc->type);
+                sum = emulated_epilogue(p, sum, row, column * p->aux_ld + row, ld->type);
+                emulated_store(d, i * ld->next + column * ld->ld + row, ld->type, sum);
+            }
+        free(x);
+        free(y);
+    }
+    return CUBLAS_STATUS_SUCCESS;
+}
+
+cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t, cublasLtMatmulDesc_t operation,
+                                              cublasLtMatrixLayout_t a, cublasLtMatrixLayout_t b,
+                                              cublasLtMatrixLayout_t, cublasLtMatrixLayout_t,
+                                              cublasLtMatmulPreference_t, int count,
+                                              cublasLtMatmulHeuristicResult_t* results, int* found) {
+    *found = 0;
+    cublasStatus_t status = emulated_supported((const EmulatedProductDesc*)operation, (const EmulatedLayout*)a,
+                                               (const EmulatedLayout*)b);
+    if (status != CUBLAS_STATUS_SUCCESS || count < 1) return status;
+    memset(results, 0, sizeof *results);
+    *found = 1;
+    return CUBLAS_STATUS_SUCCESS;
+}
+
+cublasStatus_t cublasLtMatmulAlgoCheck(cublasLtHandle_t, cublasLtMatmulDesc_t operation, cublasLtMatrixLayout_t a,
+                                       cublasLtMatrixLayout_t b, cublasLtMatrixLayout_t, cublasLtMatrixLayout_t,
+                                       const cublasLtMatmulAlgo_t*, cublasLtMatmulHeuristicResult_t* result) {
+    memset(result, 0, sizeof *result);
+    return emulated_supported((const EmulatedProductDesc*)operation, (const EmulatedLayout*)a,
+                              (const EmulatedLayout*)b);
+}
+
+// ---------------------------------------------------------------------------------------------------------
+// Descriptors
+
+cublasStatus_t cublasLtMatmulDescInit_internal(cublasLtMatmulDesc_t operation, size_t bytes, cublasComputeType_t,
+                                               cudaDataType_t scale) {
+    memset(operation, 0, bytes);
+    return scale == CUDA_R_32F ? CUBLAS_STATUS_SUCCESS : emulated_refuse("scale type", scale);
+}
+cublasStatus_t cublasLtMatmulDescCreate(cublasLtMatmulDesc_t* operation, cublasComputeType_t compute,
+                                        cudaDataType_t scale) {
+    *operation = (cublasLtMatmulDesc_t)malloc(sizeof **operation);
+    return cublasLtMatmulDescInit_internal(*operation, sizeof **operation, compute, scale);
+}
+cublasStatus_t cublasLtMatmulDescDestroy(cublasLtMatmulDesc_t p) { return free(p), CUBLAS_STATUS_SUCCESS; }
+
+cublasStatus_t cublasLtMatmulDescSetAttribute(cublasLtMatmulDesc_t operation, cublasLtMatmulDescAttributes_t name,
+                                              const void* value, size_t bytes) {
+    EmulatedProductDesc* p = (EmulatedProductDesc*)operation;
+    void* to = name == CUBLASLT_MATMUL_DESC_TRANSA                 ? (void*)&p->trans_a
+               : name == CUBLASLT_MATMUL_DESC_TRANSB               ? (void*)&p->trans_b
+               : name == CUBLASLT_MATMUL_DESC_EPILOGUE             ? (void*)&p->epilogue
+               : name == CUBLASLT_MATMUL_DESC_BIAS_POINTER         ? (void*)&p->bias
+               : name == CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE       ? (void*)&p->bias_type
+               : name == CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER ? (void*)&p->aux
+               : name == CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD      ? (void*)&p->aux_ld
+               : name == CUBLASLT_MATMUL_DESC_A_SCALE_POINTER      ? (void*)&p->scale_a
+               : name == CUBLASLT_MATMUL_DESC_B_SCALE_POINTER      ? (void*)&p->scale_b
+                                                                   : NULL;
+    if (to) memcpy(to, value, bytes);
+    else if (name != CUBLASLT_MATMUL_DESC_FAST_ACCUM) return emulated_refuse("attribute of a product", name);
+    return CUBLAS_STATUS_SUCCESS;
+}
+
+cublasStatus_t cublasLtMatrixLayoutInit_internal(cublasLtMatrixLayout_t layout, size_t bytes, cudaDataType type,
+                                                 uint64_t rows, uint64_t columns, int64_t ld) {
+    EmulatedLayout l = {rows, columns, ld, 0, type, 1};
+    memset(layout, 0, bytes);
+    memcpy(layout, &l, sizeof l);
+    return CUBLAS_STATUS_SUCCESS;
+}
+cublasStatus_t cublasLtMatrixLayoutCreate(cublasLtMatrixLayout_t* layout, cudaDataType type, uint64_t rows,
+                                          uint64_t columns, int64_t ld) {
+    *layout = (cublasLtMatrixLayout_t)malloc(sizeof **layout);
+    return cublasLtMatrixLayoutInit_internal(*layout, sizeof **layout, type, rows, columns, ld);
+}
+cublasStatus_t cublasLtMatrixLayoutDestroy(cublasLtMatrixLayout_t l) { return free(l), CUBLAS_STATUS_SUCCESS; }
+
+cublasStatus_t cublasLtMatrixLayoutSetAttribute(cublasLtMatrixLayout_t layout, cublasLtMatrixLayoutAttribute_t name,
+                                                const void* value, size_t bytes) {
+    EmulatedLayout* l = (EmulatedLayout*)layout;
+    void* to = name == CUBLASLT_MATRIX_LAYOUT_ROWS                   ? (void*)&l->rows
+               : name == CUBLASLT_MATRIX_LAYOUT_COLS                 ? (void*)&l->columns
+               : name == CUBLASLT_MATRIX_LAYOUT_LD                   ? (void*)&l->ld
+               : name == CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT          ? (void*)&l->batch
+               : name == CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET ? (void*)&l->next
+                                                                     : NULL;
+    if (!to) return emulated_refuse("attribute of a layout", name);
+    memcpy(to, value, bytes);
+    return CUBLAS_STATUS_SUCCESS;
+}
+
+// There is nothing to prefer: a product needs no workspace and no alignment.
+cublasStatus_t cublasLtMatmulPreferenceCreate(cublasLtMatmulPreference_t* p) { return *p = NULL, CUBLAS_STATUS_SUCCESS; }
+cublasStatus_t cublasLtMatmulPreferenceDestroy(cublasLtMatmulPreference_t) { return CUBLAS_STATUS_SUCCESS; }
+cublasStatus_t cublasLtMatmulPreferenceSetAttribute(cublasLtMatmulPreference_t, cublasLtMatmulPreferenceAttributes_t,
+                                                    const void*, size_t) {
+    return CUBLAS_STATUS_SUCCESS;
+}
+
+cublasStatus_t cublasLtCreate(cublasLtHandle_t* handle) { return *handle = NULL, CUBLAS_STATUS_SUCCESS; }
+cublasStatus_t cublasLtDestroy(cublasLtHandle_t) { return CUBLAS_STATUS_SUCCESS; }
+size_t cublasLtGetVersion(void) { return CUBLAS_VERSION; }
+const char* cublasLtGetStatusString(cublasStatus_t status) {
+    return status == CUBLAS_STATUS_SUCCESS ? "success" : "not supported by the emulator";
+}
+
+}  // extern "C"
+
+#endif

@@ -1,0 +1,112 @@
+#!/usr/bin/env python3
+"""CUDA sources as C++ for the emulator: a copy of the tree in which g++ compiles kernels as functions.
+
+    python3 dev/emulator/translate.py FOLDER        from the repository's root
+
+What g++ does not know is rewritten; line numbers stay what they are:
+    kernel<<<grid, block, shared, stream>>>(a, b)   emulated_launch(grid, block, shared, stream, [&] { kernel(a, b); })
+    __shared__ float x[32];                         static float x[32];  blocks run one after the other
+    extern __shared__ float x[];                    float* x = (float*)emulated_shared();
+    a device function with a PTX instruction        its declaration; dev/emulator/ptx.h defines it
+"""
+import os
+import re
+import sys
+
+FOLDERS = ["llmc", "dev/ops", "dev/recsys", "dev/test"]
+FILES = ["dev/ops.cu", "test_gpt2.cu", "test_bert.cu", "train_gpt2.cu", "train_bert.cu", "finetune_bert.cu"]
+
+
+def closing(text, at, opening, ending):
+    """The index of the bracket that closes the one at `at`."""
+    depth = 0
+    for i in range(at, len(text)):
+        depth += (text[i] == opening) - (text[i] == ending)
+        if depth == 0:
+            return i
+    sys.exit(f"translate.py: no end: {text[at:at + 60]}")
+
+
+def kernel_begin(text, end):
+    """The index where the name of a kernel, with template arguments, begins that ends before `end`."""
+    i = end
+    while text[i - 1].isspace():
+        i -= 1
+    if text[i - 1] == ">":
+        depth = 0
+        while True:
+            i -= 1
+            depth += (text[i] == ">") - (text[i] == "<")
+            if depth == 0:
+                break
+    while text[i - 1].isalnum() or text[i - 1] in "_:":
+        i -= 1
+    return i
+
+
+def launches(text):
+    while "<<<" in text:
+        middle = text.index("<<<")
+        begin, end = kernel_begin(text, middle), text.index(">>>", middle)
+        arguments = text.index("(", end)
+        last = closing(text, arguments, "(", ")")
+        call = text[begin:middle] + text[arguments : last + 1]
+        text = f"{text[:begin]}emulated_launch({text[middle + 3:end]}, [&] {{ {call}; }}){text[last + 1:]}"
+    return text
+
+
+def shared_memory(text):
+    text = re.sub(r"extern __shared__ (?:__align__\(\d+\) )?([\w ]+?) (\w+)\[\];", r"\1* \2 = (\1*)emulated_shared();", text)
+    text = re.sub(r"__shared__ (alignas\(\d+\) )", r"\1static ", text)
+    return text.replace("__shared__", "static")
+
+
+def instructions(text):
+    """Functions with PTX instructions become declarations; an empty asm, which only hides an integer, stays."""
+    begin = 0
+    for found in re.finditer(r'\basm(?: volatile)?\(\s*"([^"]|" : "\+f")', text):
+        if found.start() < begin:
+            continue
+        # The function that holds it is the last one that begins at the start of a line.
+        heads = [m for m in re.finditer(r"^(?:template|static inline|(?:static )?__(?:device|global)__)\b", text[: found.start()], re.M)]
+        body = re.compile(r"\)\s*\{").search(text, heads[-1].start()).end() - 1
+        begin = closing(text, body, "{", "}") + 1
+        inner = text[body:begin]
+        yield body, begin, ";" + "\n" * inner.count("\n")
+
+
+def translate(text):
+    pieces, at = [], 0
+    for begin, end, new in instructions(text):
+        pieces += [text[at:begin], new]
+        at = end
+    text = shared_memory("".join(pieces) + text[at:])
+    text = text.replace("cudaLaunchCooperativeKernel((const void*)kernel", "emulated_launch_cooperative(kernel")
+    text = text.replace("cooperative_groups::this_grid().sync", "emulated_grid_sync")
+    text = re.sub(r"#include <(cooperative_groups|cuda_pipeline_primitives)\.h>", "", text)
+    return launches(text)
+
+
+def main():
+    target = sys.argv[1]
+    names = list(FILES)
+    for folder in FOLDERS:
+        for path, _, files in os.walk(folder):
+            names += [os.path.join(path, name) for name in files if name.endswith((".h", ".cuh", ".cu"))]
+    for name in names:
+        with open(name, encoding="utf-8") as f:
+            try:
+                text = translate(f.read())
+            except (IndexError, AttributeError):
+                sys.exit(f"translate.py: {name}: not understood")
+        if name.endswith(".cu"):
+            text += '#include "dev/emulator/ptx.h"\n'
+        path = os.path.join(target, name)
+        os.makedirs(os.path.dirname(path), exist_ok=True)
+        if not os.path.exists(path) or open(path, encoding="utf-8").read() != text:
+            with open(path, "w", encoding="utf-8") as f:
+                f.write(text)
+
+
+if __name__ == "__main__":
+    main()
