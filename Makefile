@@ -128,13 +128,13 @@ $(G)/opscu: dev/ops.cu Makefile $(G)/command
 	$(NVCC) $(NVFLAGS) -MF $@.d $< -o $@ $(NVLIBS)
 
 # CUDA programs on the CPU: tests of ops with the kernels of sm_80 and of sm_90a, and of the models.
-EMULATED := $(addprefix $E/,ops_80 ops_90a test_gpt2 test_bert)
+EMULATED := $(addprefix $E/,ops_80 ops_90a)
 $(B)/emulated/source/made: $(shell find llmc dev/ops dev/recsys dev/test -name '*.h' -o -name '*.cuh') dev/ops.cu $(wildcard *.cu dev/emulator/*) Makefile
 	python3 dev/emulator/translate.py $(@D)
 	@touch $@
 
-$E/ops_90a: private EMULATE := -DHAS_SM90A
-$(EMULATED): $(B)/emulated/source/made $(PAGES)
+$E/ops_90a $E/test_gpt2 $E/test_bert: private EMULATE := -DHAS_SM90A
+$(EMULATED) $E/test_gpt2 $E/test_bert: $(B)/emulated/source/made $(PAGES)
 	@mkdir -p $(@D)
 	$(CXX) -std=c++17 -D_GNU_SOURCE -DPRECISION_$(shell echo $(PRECISION) | tr a-z A-Z) $(EMULATE) -I$(<D) -I. -Ibuild -isystem $(CUDA_H) $(patsubst -O3,-O2,$(CFLAGS)) \
 	    -fno-strict-aliasing -no-pie -fno-pie $(WARN) -Wno-unknown-pragmas -Wno-unused-parameter -Wno-psabi \
@@ -309,9 +309,9 @@ check:
 ops: $(B)/ops
 	$(B)/ops test $(OP)
 
-emulated: $(if $(CUDA_H),$(EMULATED),$(error make emulated needs CUDA's headers: nvcc was not found))
-	$E/ops_80 test $(OP)
-	$E/ops_90a test $(OP)
+emulated: $(if $(CUDA_H),$(EMULATED))
+	@$(if $(CUDA_H),:,echo "make emulated needs CUDA's headers; nvcc was not found" >&2; exit 1)
+	bash dev/emulator/test.sh $E $(OP)
 
 grad: $(B)/ops_double $(B)/test_gpt2_double $(B)/test_bert_double
 	$(B)/ops_double grad $(OP)

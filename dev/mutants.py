@@ -48,8 +48,8 @@ DATA = ["build/test_corpus/builtin/train.bin"]
 TESTS = {
     "ops": (["build/ops"], ["build/ops", "test"]),
     "grad": (["build/ops_double"], ["build/ops_double", "grad"]),
-    "ops_80": (["build/emulated/ops_80"], ["build/emulated/ops_80", "test"]),
-    "ops_90a": (["build/emulated/ops_90a"], ["build/emulated/ops_90a", "test"]),
+    "ops_80": (["build/emulated/bf16/ops_80"], ["build/emulated/bf16/ops_80", "test"]),
+    "ops_90a": (["build/emulated/bf16/ops_90a"], ["build/emulated/bf16/ops_90a", "test"]),
     "text": (["build/test_text", "build/builtin_corpus"] + DATA, ["bash", "dev/test/text.sh", "build/test_text"]),
     "base": (["build/test_base"], ["build/test_base"]),
     "data": (["build/test_data"] + DATA, ["build/test_data"]),

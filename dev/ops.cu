@@ -76,7 +76,9 @@ static const OpRow TABLE[] = {
     {"linear", test_linear, NULL, NULL},
     {"target_rounding", test_target_rounding, NULL, NULL},
     {"attention", test_attention, grad_attention, bench_attention},
+#ifndef DEV_EMULATOR_EMULATOR_H  // whole batches take the emulator too long
     {"attention_documents", test_attention_documents, NULL, NULL},
+#endif
     {"attention_decode", test_attention_decode, NULL, bench_attention_decode},
     {"classifier", test_classifier, grad_classifier, bench_classifier},
     {"span", test_span, grad_span, bench_span},

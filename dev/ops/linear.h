@@ -322,9 +322,9 @@ static inline void test_linear_logits(Harness* h, int N, int C, int Vp) {
 }
 
 // ---------------------------------------------------------------------------------------------------------
-// How sums are added up
+// How a GPU's sums are added up: nothing that the emulator (dev/emulator/emulator.h) would know
 
-#ifdef __CUDACC__
+#if defined(__CUDACC__) && !defined(DEV_EMULATOR_EMULATOR_H)
 
 enum { LINEAR_SUM_SIDE = 2048, LINEAR_SUM_SAMPLES = 512, LINEAR_SUM_NUMBERS = 4096 };
 
@@ -397,7 +397,7 @@ static inline void test_linear_sums(Harness* h) {
                 !matmul_fp8_is_fast(matmul_terms(MATMUL_BACKWARD_WEIGHT, 65536, 768, 3072)));
     expect_true(h, "sums over the vocabulary are not",
                 !matmul_fp8_is_fast(matmul_terms(MATMUL_BACKWARD_INPUT, 65536, 768, 50304)));
-#ifdef __CUDACC__
+#if defined(__CUDACC__) && !defined(DEV_EMULATOR_EMULATOR_H)
     linear_expect_sum(h, 768, 0, 0, 0.005);
     linear_expect_sum(h, 3072, 0, 0, 0.005);
     linear_expect_sum(h, 65536, 0, 0, 0.001);
