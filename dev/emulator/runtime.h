@@ -18,6 +18,7 @@ static const int emulated_malloc = mallopt(M_MMAP_THRESHOLD, 1 << 30) + mallopt(
 extern "C" {
 
 cudaError_t cudaMalloc(void** p, size_t bytes) {
+    *p = NULL;
     return posix_memalign(p, 256, bytes) == 0 ? cudaSuccess : cudaErrorMemoryAllocation;
 }
 cudaError_t cudaFree(void* p) { return free(p), cudaSuccess; }
