@@ -11,9 +11,10 @@
 
 #include "threads.h"
 
-// The contents of the opaque structs; zeros are the defaults.
+// The contents of the opaque structs.
 typedef struct {
-    int32_t trans_a, trans_b, epilogue, bias_type;
+    int32_t trans_a, trans_b, epilogue;
+    int32_t bias_type;  // -1: D's
     const void* bias;
     void* aux;
     int64_t aux_ld;
@@ -34,8 +35,30 @@ static inline cublasStatus_t emulated_refuse(const char* what, int number) {
     return CUBLAS_STATUS_NOT_SUPPORTED;
 }
 
+// An attribute and where its value is kept. An attribute that a list lacks is one that the products would ignore.
+typedef struct {
+    int name;
+    size_t offset, bytes;
+} EmulatedAttribute;
+
+static inline cublasStatus_t emulated_set(void* p, const EmulatedAttribute* list, size_t count, int name,
+                                          const void* value, size_t bytes, const char* what) {
+    for (size_t i = 0; i < count; i++) {
+        if (list[i].name != name) continue;
+        if (!value || list[i].bytes != bytes) return CUBLAS_STATUS_INVALID_VALUE;
+        memcpy((char*)p + list[i].offset, value, bytes);
+        return CUBLAS_STATUS_SUCCESS;
+    }
+    return emulated_refuse(what, name);
+}
+
+#define EMULATED_AT(type, field, name)                                                                                 \
+    { name, offsetof(type, field), sizeof(((type*)NULL)->field) }
+
 // ---------------------------------------------------------------------------------------------------------
 // Numbers
+
+static inline int emulated_is_fp8(int type) { return type == CUDA_R_8F_E4M3 || type == CUDA_R_8F_E5M2; }
 
 static inline size_t emulated_size(int type) {
     return type == CUDA_R_32F ? 4 : type == CUDA_R_16BF || type == CUDA_R_16F ? 2 : 1;
@@ -78,7 +101,7 @@ static inline float emulated_gelu_slope(float x) {
 
 // What becomes of one sum; `row` and `at` are its place in the bias and in aux.
 static inline float emulated_epilogue(const EmulatedProductDesc* p, float x, int64_t row, int64_t at, int type) {
-    if (p->epilogue & CUBLASLT_EPILOGUE_BIAS) x += emulated_load(p->bias, row, p->bias_type ? p->bias_type : type);
+    if (p->epilogue & CUBLASLT_EPILOGUE_BIAS) x += emulated_load(p->bias, row, p->bias_type >= 0 ? p->bias_type : type);
     if (p->epilogue & CUBLASLT_EPILOGUE_RELU) x = x > 0 ? x : 0;
     if (p->epilogue == CUBLASLT_EPILOGUE_DGELU) return x * emulated_gelu_slope(emulated_load(p->aux, at, type));
     if (!(p->epilogue & CUBLASLT_EPILOGUE_GELU)) return x;
@@ -87,17 +110,50 @@ static inline float emulated_epilogue(const EmulatedProductDesc* p, float x, int
 }
 
 static inline int emulated_known_epilogue(int epilogue) {
-    return epilogue == 0 || epilogue == CUBLASLT_EPILOGUE_DEFAULT || epilogue == CUBLASLT_EPILOGUE_BIAS ||
+    return epilogue == CUBLASLT_EPILOGUE_DEFAULT || epilogue == CUBLASLT_EPILOGUE_BIAS ||
            epilogue == CUBLASLT_EPILOGUE_RELU_BIAS || epilogue == CUBLASLT_EPILOGUE_GELU_AUX ||
            epilogue == CUBLASLT_EPILOGUE_GELU_AUX_BIAS || epilogue == CUBLASLT_EPILOGUE_DGELU;
 }
 
+static inline int emulated_layout_is_valid(const EmulatedLayout* l, int64_t rows, int64_t columns, int batch) {
+    return (int64_t)l->rows == rows && (int64_t)l->columns == columns && l->ld >= rows && l->batch == batch &&
+           batch > 0;
+}
+
+// The combinations of types of cuBLASLt's tables for fp32 sums that have no fp8 output.
+static inline cublasStatus_t emulated_known_types(const EmulatedProductDesc* p, int a, int b, int c, int d) {
+    int is_fp8 = emulated_is_fp8(a) && emulated_is_fp8(b) && (a == CUDA_R_8F_E4M3 || b == CUDA_R_8F_E4M3);
+    int is_16 = a == CUDA_R_16BF || a == CUDA_R_16F, d_is_16 = d == CUDA_R_16BF || d == CUDA_R_16F;
+    if (!is_fp8 && !(a == b && (is_16 || a == CUDA_R_32F)))
+        return emulated_refuse("pair of types 1000 A + B", 1000 * a + b);
+    if (d != CUDA_R_32F && !(d_is_16 && (is_fp8 || d == a)))
+        return emulated_refuse("type of D, from these operands,", d);
+    if (c != d) return emulated_refuse("type of C, other than D's,", c);
+    if (p->bias_type >= 0 && p->bias_type != d && !(is_fp8 && emulated_size(p->bias_type) == 2))
+        return emulated_refuse("type of the bias", p->bias_type);
+    return CUBLAS_STATUS_SUCCESS;
+}
+
+// What a GPU refuses because of a shape is refused without a line: the programs expect that and do without.
 static inline cublasStatus_t emulated_supported(const EmulatedProductDesc* p, const EmulatedLayout* a,
-                                                const EmulatedLayout* b) {
+                                                const EmulatedLayout* b, const EmulatedLayout* c,
+                                                const EmulatedLayout* d) {
+    int64_t m = (int64_t)d->rows, n = (int64_t)d->columns, k = (int64_t)(p->trans_a ? a->rows : a->columns);
+    int has_aux = (p->epilogue & 128) != 0;  // AUX bit of cublasLtEpilogue_t
     if (!emulated_known_epilogue(p->epilogue)) return emulated_refuse("epilogue", p->epilogue);
-    if (p->aux_ld % 8) return CUBLAS_STATUS_NOT_SUPPORTED;
-    if (emulated_size(a->type) == 1 && (!p->trans_a || p->trans_b || a->rows % 16)) return CUBLAS_STATUS_NOT_SUPPORTED;
-    return emulated_size(a->type) == emulated_size(b->type) ? CUBLAS_STATUS_SUCCESS : CUBLAS_STATUS_INVALID_VALUE;
+    if (p->trans_a > CUBLAS_OP_T) return emulated_refuse("operation on A", p->trans_a);
+    if (p->trans_b > CUBLAS_OP_T) return emulated_refuse("operation on B", p->trans_b);
+    cublasStatus_t types = emulated_known_types(p, a->type, b->type, c->type, d->type);
+    if (types != CUBLAS_STATUS_SUCCESS) return types;
+    if (!emulated_layout_is_valid(a, p->trans_a ? k : m, p->trans_a ? m : k, d->batch) ||
+        !emulated_layout_is_valid(b, p->trans_b ? n : k, p->trans_b ? k : n, d->batch) ||
+        !emulated_layout_is_valid(c, m, n, d->batch) || !emulated_layout_is_valid(d, m, n, d->batch))
+        return CUBLAS_STATUS_INVALID_VALUE;
+    if (has_aux && d->batch > 1) return emulated_refuse("second array, for a batch of", d->batch);
+    if (has_aux && p->aux_ld < m) return CUBLAS_STATUS_INVALID_VALUE;
+    if (has_aux && p->aux_ld % 8) return CUBLAS_STATUS_NOT_SUPPORTED;
+    if (emulated_is_fp8(a->type) && (!p->trans_a || p->trans_b || a->rows % 16)) return CUBLAS_STATUS_NOT_SUPPORTED;
+    return CUBLAS_STATUS_SUCCESS;
 }
 
 extern "C" {
@@ -111,14 +167,11 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t, cublasLtMatmulDesc_t operation, 
     const EmulatedLayout *la = (const EmulatedLayout*)layout_a, *lb = (const EmulatedLayout*)layout_b;
     const EmulatedLayout *lc = (const EmulatedLayout*)layout_c, *ld = (const EmulatedLayout*)layout_d;
     int64_t m = (int64_t)ld->rows, n = (int64_t)ld->columns, k = (int64_t)(p->trans_a ? la->rows : la->columns);
-    cublasStatus_t status = emulated_supported(p, la, lb);
+    cublasStatus_t status = emulated_supported(p, la, lb, lc, ld);
     if (status != CUBLAS_STATUS_SUCCESS) return status;
-    if ((int64_t)(p->trans_a ? la->columns : la->rows) != m || (int64_t)(p->trans_b ? lb->rows : lb->columns) != n ||
-        (int64_t)(p->trans_b ? lb->columns : lb->rows) != k)
-        return CUBLAS_STATUS_INVALID_VALUE;
     float scale = *(const float*)alpha * (p->scale_a ? *p->scale_a : 1) * (p->scale_b ? *p->scale_b : 1);
     float more = *(const float*)beta;
-    for (int64_t i = 0; i < (ld->batch ? ld->batch : 1); i++) {
+    for (int64_t i = 0; i < ld->batch; i++) {
         float *x = emulated_panel(a, la, i, p->trans_a), *y = emulated_panel(b, lb, i, !p->trans_b);
 #pragma omp parallel for
         for (int64_t column = 0; column < n; column++)
@@ -140,32 +193,38 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t, cublasLtMatmulDesc_t operation, 
 
 cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t, cublasLtMatmulDesc_t operation,
                                               cublasLtMatrixLayout_t a, cublasLtMatrixLayout_t b,
-                                              cublasLtMatrixLayout_t, cublasLtMatrixLayout_t,
+                                              cublasLtMatrixLayout_t c, cublasLtMatrixLayout_t d,
                                               cublasLtMatmulPreference_t, int count,
                                               cublasLtMatmulHeuristicResult_t* results, int* found) {
     *found = 0;
-    cublasStatus_t status = emulated_supported((const EmulatedProductDesc*)operation, (const EmulatedLayout*)a,
-                                               (const EmulatedLayout*)b);
-    if (status != CUBLAS_STATUS_SUCCESS || count < 1) return status;
+    cublasStatus_t status =
+        emulated_supported((const EmulatedProductDesc*)operation, (const EmulatedLayout*)a, (const EmulatedLayout*)b,
+                           (const EmulatedLayout*)c, (const EmulatedLayout*)d);
+    if (count < 1) return CUBLAS_STATUS_INVALID_VALUE;
+    if (status != CUBLAS_STATUS_SUCCESS) return status;
     memset(results, 0, sizeof *results);
     *found = 1;
     return CUBLAS_STATUS_SUCCESS;
 }
 
 cublasStatus_t cublasLtMatmulAlgoCheck(cublasLtHandle_t, cublasLtMatmulDesc_t operation, cublasLtMatrixLayout_t a,
-                                       cublasLtMatrixLayout_t b, cublasLtMatrixLayout_t, cublasLtMatrixLayout_t,
+                                       cublasLtMatrixLayout_t b, cublasLtMatrixLayout_t c, cublasLtMatrixLayout_t d,
                                        const cublasLtMatmulAlgo_t*, cublasLtMatmulHeuristicResult_t* result) {
     memset(result, 0, sizeof *result);
-    return emulated_supported((const EmulatedProductDesc*)operation, (const EmulatedLayout*)a,
-                              (const EmulatedLayout*)b);
+    return emulated_supported((const EmulatedProductDesc*)operation, (const EmulatedLayout*)a, (const EmulatedLayout*)b,
+                              (const EmulatedLayout*)c, (const EmulatedLayout*)d);
 }
 
 // ---------------------------------------------------------------------------------------------------------
 // Descriptors
 
-cublasStatus_t cublasLtMatmulDescInit_internal(cublasLtMatmulDesc_t operation, size_t bytes, cublasComputeType_t,
-                                               cudaDataType_t scale) {
+cublasStatus_t cublasLtMatmulDescInit_internal(cublasLtMatmulDesc_t operation, size_t bytes,
+                                               cublasComputeType_t compute, cudaDataType_t scale) {
+    EmulatedProductDesc p = {0, 0, CUBLASLT_EPILOGUE_DEFAULT, -1, NULL, NULL, 0, NULL, NULL};
     memset(operation, 0, bytes);
+    memcpy(operation, &p, sizeof p);
+    if (compute != CUBLAS_COMPUTE_32F && compute != CUBLAS_COMPUTE_32F_FAST_TF32)
+        return emulated_refuse("compute type", compute);
     return scale == CUDA_R_32F ? CUBLAS_STATUS_SUCCESS : emulated_refuse("scale type", scale);
 }
 cublasStatus_t cublasLtMatmulDescCreate(cublasLtMatmulDesc_t* operation, cublasComputeType_t compute,
@@ -177,20 +236,19 @@ cublasStatus_t cublasLtMatmulDescDestroy(cublasLtMatmulDesc_t p) { return free(p
 
 cublasStatus_t cublasLtMatmulDescSetAttribute(cublasLtMatmulDesc_t operation, cublasLtMatmulDescAttributes_t name,
                                               const void* value, size_t bytes) {
-    EmulatedProductDesc* p = (EmulatedProductDesc*)operation;
-    void* to = name == CUBLASLT_MATMUL_DESC_TRANSA                 ? (void*)&p->trans_a
-               : name == CUBLASLT_MATMUL_DESC_TRANSB               ? (void*)&p->trans_b
-               : name == CUBLASLT_MATMUL_DESC_EPILOGUE             ? (void*)&p->epilogue
-               : name == CUBLASLT_MATMUL_DESC_BIAS_POINTER         ? (void*)&p->bias
-               : name == CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE       ? (void*)&p->bias_type
-               : name == CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER ? (void*)&p->aux
-               : name == CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD      ? (void*)&p->aux_ld
-               : name == CUBLASLT_MATMUL_DESC_A_SCALE_POINTER      ? (void*)&p->scale_a
-               : name == CUBLASLT_MATMUL_DESC_B_SCALE_POINTER      ? (void*)&p->scale_b
-                                                                   : NULL;
-    if (to) memcpy(to, value, bytes);
-    else if (name != CUBLASLT_MATMUL_DESC_FAST_ACCUM) return emulated_refuse("attribute of a product", name);
-    return CUBLAS_STATUS_SUCCESS;
+    static const EmulatedAttribute LIST[] = {
+        EMULATED_AT(EmulatedProductDesc, trans_a, CUBLASLT_MATMUL_DESC_TRANSA),
+        EMULATED_AT(EmulatedProductDesc, trans_b, CUBLASLT_MATMUL_DESC_TRANSB),
+        EMULATED_AT(EmulatedProductDesc, epilogue, CUBLASLT_MATMUL_DESC_EPILOGUE),
+        EMULATED_AT(EmulatedProductDesc, bias, CUBLASLT_MATMUL_DESC_BIAS_POINTER),
+        EMULATED_AT(EmulatedProductDesc, bias_type, CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE),
+        EMULATED_AT(EmulatedProductDesc, aux, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER),
+        EMULATED_AT(EmulatedProductDesc, aux_ld, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD),
+        EMULATED_AT(EmulatedProductDesc, scale_a, CUBLASLT_MATMUL_DESC_A_SCALE_POINTER),
+        EMULATED_AT(EmulatedProductDesc, scale_b, CUBLASLT_MATMUL_DESC_B_SCALE_POINTER),
+    };
+    if (name == CUBLASLT_MATMUL_DESC_FAST_ACCUM) return CUBLAS_STATUS_SUCCESS;  // all sums are in fp32
+    return emulated_set(operation, LIST, sizeof LIST / sizeof *LIST, name, value, bytes, "attribute of a product");
 }
 
 cublasStatus_t cublasLtMatrixLayoutInit_internal(cublasLtMatrixLayout_t layout, size_t bytes, cudaDataType type,
@@ -209,20 +267,20 @@ cublasStatus_t cublasLtMatrixLayoutDestroy(cublasLtMatrixLayout_t l) { return fr
 
 cublasStatus_t cublasLtMatrixLayoutSetAttribute(cublasLtMatrixLayout_t layout, cublasLtMatrixLayoutAttribute_t name,
                                                 const void* value, size_t bytes) {
-    EmulatedLayout* l = (EmulatedLayout*)layout;
-    void* to = name == CUBLASLT_MATRIX_LAYOUT_ROWS                   ? (void*)&l->rows
-               : name == CUBLASLT_MATRIX_LAYOUT_COLS                 ? (void*)&l->columns
-               : name == CUBLASLT_MATRIX_LAYOUT_LD                   ? (void*)&l->ld
-               : name == CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT          ? (void*)&l->batch
-               : name == CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET ? (void*)&l->next
-                                                                     : NULL;
-    if (!to) return emulated_refuse("attribute of a layout", name);
-    memcpy(to, value, bytes);
-    return CUBLAS_STATUS_SUCCESS;
+    static const EmulatedAttribute LIST[] = {
+        EMULATED_AT(EmulatedLayout, rows, CUBLASLT_MATRIX_LAYOUT_ROWS),
+        EMULATED_AT(EmulatedLayout, columns, CUBLASLT_MATRIX_LAYOUT_COLS),
+        EMULATED_AT(EmulatedLayout, ld, CUBLASLT_MATRIX_LAYOUT_LD),
+        EMULATED_AT(EmulatedLayout, batch, CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT),
+        EMULATED_AT(EmulatedLayout, next, CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET),
+    };
+    return emulated_set(layout, LIST, sizeof LIST / sizeof *LIST, name, value, bytes, "attribute of a layout");
 }
 
 // There is nothing to prefer: a product needs no workspace and no alignment.
-cublasStatus_t cublasLtMatmulPreferenceCreate(cublasLtMatmulPreference_t* p) { return *p = NULL, CUBLAS_STATUS_SUCCESS; }
+cublasStatus_t cublasLtMatmulPreferenceCreate(cublasLtMatmulPreference_t* p) {
+    return *p = NULL, CUBLAS_STATUS_SUCCESS;
+}
 cublasStatus_t cublasLtMatmulPreferenceDestroy(cublasLtMatmulPreference_t) { return CUBLAS_STATUS_SUCCESS; }
 cublasStatus_t cublasLtMatmulPreferenceSetAttribute(cublasLtMatmulPreference_t, cublasLtMatmulPreferenceAttributes_t,
                                                     const void*, size_t) {
@@ -233,7 +291,9 @@ cublasStatus_t cublasLtCreate(cublasLtHandle_t* handle) { return *handle = NULL,
 cublasStatus_t cublasLtDestroy(cublasLtHandle_t) { return CUBLAS_STATUS_SUCCESS; }
 size_t cublasLtGetVersion(void) { return CUBLAS_VERSION; }
 const char* cublasLtGetStatusString(cublasStatus_t status) {
-    return status == CUBLAS_STATUS_SUCCESS ? "success" : "not supported by the emulator";
+    return status == CUBLAS_STATUS_SUCCESS         ? "success"
+           : status == CUBLAS_STATUS_INVALID_VALUE ? "invalid value"
+                                                   : "not supported by the emulator";
 }
 
 }  // extern "C"
