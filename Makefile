@@ -137,7 +137,7 @@ $E/ops_90a $E/test_gpt2 $E/test_bert: private EMULATE := -DHAS_SM90A
 $(EMULATED) $E/test_gpt2 $E/test_bert: $(B)/emulated/source/made $(PAGES)
 	@mkdir -p $(@D)
 	$(CXX) -std=c++17 -D_GNU_SOURCE -DPRECISION_$(shell echo $(PRECISION) | tr a-z A-Z) $(EMULATE) -I$(<D) -I. -Ibuild -isystem $(CUDA_H) $(patsubst -O3,-O2,$(CFLAGS)) \
-	    -fno-strict-aliasing -no-pie -fno-pie $(WARN) -Wno-unknown-pragmas -Wno-unused-parameter -Wno-psabi \
+	    -fno-strict-aliasing -no-pie -fno-pie $(WARN) -Wno-unknown-pragmas -Wno-unused-parameter -Wno-psabi -Wno-maybe-uninitialized \
 	    -include dev/emulator/emulator.h -x c++ $(<D)/$(if $(filter ops%,$(@F)),dev/ops.cu,$(@F).cu) -o $@ -ldl
 
 # All rungs for GPUs in one compilation, whether or not a GPU is here.
