@@ -106,7 +106,8 @@ if command -v python3 >/dev/null; then
     code="$headers $dev_headers $(ls ./*.cu | sed 's,^\./,,') $(find dev -name '*.cu' -o -name '*.c')"
     long=$(python3 dev/functions.py --lines 120 $(printf -- '--except %s ' $generated_functions $long_kernels) $code)
     if [ -z "$long" ]; then ok; else fail "functions of more than 120 lines:"; echo "$long"; fi
-    wide=$(python3 dev/functions.py --parameters 8 $code)
+    # The emulator's stand-ins have the parameters of what they replace.
+    wide=$(python3 dev/functions.py --parameters 8 $(printf '%s\n' $code | grep -v '^dev/emulator/'))
     count=$(grep -c . <<<"$wide")
     if [ "$count" -le $most_wide_functions ]; then ok
     else fail "$count functions have more than 8 parameters, more than $most_wide_functions:"; echo "$wide"; fi

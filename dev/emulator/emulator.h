@@ -9,12 +9,12 @@
 #ifndef DEV_EMULATOR_EMULATOR_H
 #define DEV_EMULATOR_EMULATOR_H
 
-#include <cuda_runtime.h>
+#include <cublasLt.h>
 #include <cuda.h>
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 #include <cuda_fp8.h>
-#include <cublasLt.h>
+#include <cuda_runtime.h>
 
 #undef __global__
 #undef __device__

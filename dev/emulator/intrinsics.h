@@ -12,7 +12,6 @@
 static inline void __syncthreads(void) { emulated_barrier(0, 0, 0); }
 static inline int __syncthreads_or(int value) { return emulated_barrier(0, 0, value); }
 static inline void __threadfence(void) {}
-static inline void __threadfence_system(void) {}
 
 // ---------------------------------------------------------------------------------------------------------
 // Functions of a warp
@@ -100,8 +99,6 @@ static inline unsigned __ballot_sync(unsigned mask, int value) {
         mask, bit);
 }
 
-static inline int __any_sync(unsigned mask, int value) { return __ballot_sync(mask, value) != 0; }
-static inline int __all_sync(unsigned mask, int value) { return __ballot_sync(mask, !value) == 0; }
 
 template <typename T> static inline void emulated_match(EmulatedCall* calls, unsigned mask) {
     for (int i = 0; i < 32; i++) {
@@ -153,7 +150,6 @@ template <typename T> static inline T __ldcs(const T* p) { return *p; }
 template <typename T> static inline T __ldcg(const T* p) { return *p; }
 template <typename T> static inline T __ldg(const T* p) { return *p; }
 template <typename T> static inline void __stcg(T* p, T x) { *p = x; }
-template <typename T> static inline void __stcs(T* p, T x) { *p = x; }
 
 // Static data lies below 4 GiB in a program that is linked without PIE, so that its address is one of shared memory.
 static inline size_t __cvta_generic_to_shared(const void* p) { return (size_t)p; }
@@ -168,18 +164,26 @@ static inline void __pipeline_commit(void) {}
 static inline void __pipeline_wait_prior(size_t) {}
 
 static inline unsigned __umulhi(unsigned a, unsigned b) { return (unsigned)((uint64_t)a * b >> 32); }
-static inline unsigned __float_as_uint(float x) { unsigned u; memcpy(&u, &x, sizeof u); return u; }
-static inline int __float_as_int(float x) { int u; memcpy(&u, &x, sizeof u); return u; }
-static inline float __uint_as_float(unsigned u) { float x; memcpy(&x, &u, sizeof x); return x; }
-static inline float __int_as_float(int u) { float x; memcpy(&x, &u, sizeof x); return x; }
+static inline unsigned __float_as_uint(float x) {
+    unsigned u;
+    memcpy(&u, &x, sizeof u);
+    return u;
+}
+static inline int __float_as_int(float x) {
+    int u;
+    memcpy(&u, &x, sizeof u);
+    return u;
+}
+static inline float __int_as_float(int u) {
+    float x;
+    memcpy(&x, &u, sizeof x);
+    return x;
+}
 static inline int __ffs(int x) { return __builtin_ffs(x); }
 static inline int __popc(unsigned x) { return __builtin_popcount(x); }
-static inline int __clz(int x) { return x ? __builtin_clz((unsigned)x) : 32; }
 static inline float __fdividef(float a, float b) { return a / b; }
 static inline float rsqrtf(float x) { return 1 / sqrtf(x); }
-static inline double rsqrt(double x) { return 1 / sqrt(x); }
 static inline float __fmul_rn(float a, float b) { return a * b; }
-static inline float __fadd_rn(float a, float b) { return a + b; }
 static inline int min(int a, int b) { return a < b ? a : b; }
 static inline int max(int a, int b) { return a > b ? a : b; }
 static inline unsigned min(unsigned a, unsigned b) { return a < b ? a : b; }
@@ -211,6 +215,5 @@ static inline unsigned __vcmpgts2(unsigned a, unsigned b) {
 // A lane may call it alone, which leaves out no lane that it must wait for.
 static inline unsigned __activemask(void) { return 1u << emulated_lane(); }
 [[noreturn]] static inline void __trap(void) { emulated_fault("__trap()"); }
-static inline void __nanosleep(unsigned) {}
 
 #endif

@@ -44,7 +44,8 @@ static inline void emulated_mma(EmulatedCall* calls, unsigned mask) {
     for (int lane = 0; lane < 32; lane++) {
         const uint32_t *words_a = (const uint32_t*)calls[lane].in, *words_b = (const uint32_t*)calls[lane].more[0];
         emulated_left(a, words_a, lane);
-        for (int i = 0; i < 4; i++) b[2 * (lane % 4) + i % 2 + 8 * (i / 2)][lane / 4] = emulated_half(words_b[i / 2], i % 2);
+        for (int i = 0; i < 4; i++)
+            b[2 * (lane % 4) + i % 2 + 8 * (i / 2)][lane / 4] = emulated_half(words_b[i / 2], i % 2);
     }
     for (int lane = 0; lane < 32; lane++) {
         float* c = (float*)calls[lane].out;
@@ -104,7 +105,9 @@ static inline void emulated_copy(uint32_t shared, const void* global, int exists
     else memset(emulated_address(shared), 0, bytes);
 }
 
-inline void cp_async_cg_16(uint32_t shared, const void* global, int exists) { emulated_copy(shared, global, exists, 16); }
+inline void cp_async_cg_16(uint32_t shared, const void* global, int exists) {
+    emulated_copy(shared, global, exists, 16);
+}
 inline void cp_async_ca_8(uint32_t shared, const void* global, int exists) { emulated_copy(shared, global, exists, 8); }
 inline void cp_async_wait_all(void) {}
 
@@ -187,11 +190,12 @@ typedef struct {
     uint32_t box[3];
 } EmulatedMap;
 
-static CUresult emulated_encode(CUtensorMap* map, CUtensorMapDataType, cuuint32_t rank, void* x, const cuuint64_t* sizes,
-                                const cuuint64_t* strides, const cuuint32_t* box, const cuuint32_t*,
-                                CUtensorMapInterleave, CUtensorMapSwizzle swizzle, CUtensorMapL2promotion,
-                                CUtensorMapFloatOOBfill) {
-    EmulatedMap m = {(unsigned char*)x, {sizes[0], sizes[1], sizes[2]}, {strides[0], strides[1]}, {box[0], box[1], box[2]}};
+static CUresult emulated_encode(CUtensorMap* map, CUtensorMapDataType, cuuint32_t rank, void* x,
+                                const cuuint64_t* sizes, const cuuint64_t* strides, const cuuint32_t* box,
+                                const cuuint32_t*, CUtensorMapInterleave, CUtensorMapSwizzle swizzle,
+                                CUtensorMapL2promotion, CUtensorMapFloatOOBfill) {
+    EmulatedMap m = {
+        (unsigned char*)x, {sizes[0], sizes[1], sizes[2]}, {strides[0], strides[1]}, {box[0], box[1], box[2]}};
     if (rank != 3 || swizzle != CU_TENSOR_MAP_SWIZZLE_128B || box[0] != TMA_BOX) return CUDA_ERROR_NOT_SUPPORTED;
     memcpy(map, &m, sizeof m);
     return CUDA_SUCCESS;
@@ -209,7 +213,8 @@ static inline void emulated_tma_row(uint32_t tile, int r, const EmulatedMap* m, 
     for (int c = 0; c < TMA_BOX; c++) {
         uint16_t* there = (uint16_t*)emulated_address(swizzle_128b(tile, r, c / 8)) + c % 8;
         int inside = (uint64_t)(at[0] + c) < m->size[0] && (uint64_t)at[1] < m->size[1] && (uint64_t)at[2] < m->size[2];
-        uint16_t* here = (uint16_t*)(m->x + (uint64_t)at[1] * m->stride[0] + (uint64_t)at[2] * m->stride[1]) + at[0] + c;
+        uint16_t* here =
+            (uint16_t*)(m->x + (uint64_t)at[1] * m->stride[0] + (uint64_t)at[2] * m->stride[1]) + at[0] + c;
         if (store && inside) *here = *there;
         if (!store) *there = inside ? *here : 0;
     }

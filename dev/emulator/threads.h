@@ -20,7 +20,13 @@
 #include <sys/mman.h>
 #include <ucontext.h>
 
-enum { EMULATED_THREADS = 1024, EMULATED_STACK = 256 << 10, EMULATED_SHARED = 256 << 10, EMULATED_BARRIERS = 16, EMULATED_BLOCKS = 16 };
+enum {
+    EMULATED_THREADS = 1024,
+    EMULATED_STACK = 256 << 10,
+    EMULATED_SHARED = 256 << 10,
+    EMULATED_BARRIERS = 16,
+    EMULATED_BLOCKS = 16
+};
 
 uint3 threadIdx, blockIdx;
 dim3 blockDim, gridDim;
@@ -57,7 +63,8 @@ static struct {
     uint64_t runnable[EMULATED_THREADS / 64];
     unsigned calling[EMULATED_THREADS / 32];  // lanes of each warp that wait in a call
     int group_calling[EMULATED_THREADS / 128];
-    int barrier_come[EMULATED_BARRIERS], barrier_wants[EMULATED_BARRIERS], barrier_or[EMULATED_BARRIERS][2], barrier_phase[EMULATED_BARRIERS];
+    int barrier_come[EMULATED_BARRIERS], barrier_wants[EMULATED_BARRIERS], barrier_or[EMULATED_BARRIERS][2],
+        barrier_phase[EMULATED_BARRIERS];
     uint64_t at_barrier[EMULATED_BARRIERS][EMULATED_THREADS / 64];
     int threads, current, running, reverse;
     int at_grid_barrier;  // threads of the block
@@ -110,7 +117,8 @@ static inline int emulated_next(void) {
 
 static inline void emulated_switch(void) {
     int next = emulated_next();
-    if (next < 0 && emulated.running > emulated.at_grid_barrier) emulated_fault("all threads wait: some do not reach a barrier, or a warp's function");
+    if (next < 0 && emulated.running > emulated.at_grid_barrier)
+        emulated_fault("all threads wait: some do not reach a barrier, or a warp's function");
     if (next < 0) _longjmp(emulated.scheduler, 1);
     emulated_enter(next);
 }
@@ -280,8 +288,8 @@ template <typename Kernel> static inline void emulated_launch(dim3 grid, dim3 bl
 // Blocks that can wait for each other (emulated_grid_sync): each runs to the next such place in turn, with its own
 // stacks and dynamic shared memory. Static shared memory does not outlive a wait.
 template <typename Argument>
-static inline cudaError_t emulated_launch_cooperative(void (*kernel)(Argument), dim3 grid, dim3 block,
-                                                      void** arguments, size_t shared, cudaStream_t stream) {
+static inline cudaError_t emulated_launch_cooperative(void (*kernel)(Argument), dim3 grid, dim3 block, void** arguments,
+                                                      size_t shared, cudaStream_t stream) {
     (void)stream;
     auto call = [&] { kernel(*(Argument*)arguments[0]); };
     emulated_configure(grid, block, shared, call);

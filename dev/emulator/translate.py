@@ -15,6 +15,8 @@ import sys
 
 FOLDERS = ["llmc", "dev/ops", "dev/recsys", "dev/test"]
 FILES = ["dev/ops.cu", "test_gpt2.cu", "test_bert.cu", "train_gpt2.cu", "train_bert.cu", "finetune_bert.cu"]
+HEAD = re.compile(r"^(?:template|static inline|(?:static )?__(?:device|global)__)\b", re.M)  # of a function
+BODY = re.compile(r"\)\s*\{")
 
 
 def closing(text, at, opening, ending):
@@ -56,7 +58,8 @@ def launches(text):
 
 
 def shared_memory(text):
-    text = re.sub(r"extern __shared__ (?:__align__\(\d+\) )?([\w ]+?) (\w+)\[\];", r"\1* \2 = (\1*)emulated_shared();", text)
+    dynamic = r"extern __shared__ (?:__align__\(\d+\) )?([\w ]+?) (\w+)\[\];"
+    text = re.sub(dynamic, r"\1* \2 = (\1*)emulated_shared();", text)
     text = re.sub(r"__shared__ (alignas\(\d+\) )", r"\1static ", text)
     return text.replace("__shared__", "static")
 
@@ -68,8 +71,8 @@ def instructions(text):
         if found.start() < begin:
             continue
         # The function that holds it is the last one that begins at the start of a line.
-        heads = [m for m in re.finditer(r"^(?:template|static inline|(?:static )?__(?:device|global)__)\b", text[: found.start()], re.M)]
-        body = re.compile(r"\)\s*\{").search(text, heads[-1].start()).end() - 1
+        *_, head = HEAD.finditer(text, 0, found.start())
+        body = BODY.search(text, head.start()).end() - 1
         begin = closing(text, body, "{", "}") + 1
         inner = text[body:begin]
         yield body, begin, ";" + "\n" * inner.count("\n")
@@ -97,7 +100,7 @@ def main():
         with open(name, encoding="utf-8") as f:
             try:
                 text = translate(f.read())
-            except (IndexError, AttributeError):
+            except (ValueError, AttributeError):
                 sys.exit(f"translate.py: {name}: not understood")
         if name.endswith(".cu"):
             text += '#include "dev/emulator/ptx.h"\n'

@@ -182,7 +182,8 @@ __global__ void __launch_bounds__(FLASH_THREADS,
 #pragma unroll
             for (int n = 0; n < COLUMNS; n++) {
                 // Of queries query + 8 n + 2 t and the next.
-                int4 stats = ld_shared_v4(row_tile + (uint32_t)(chunk + 8 * n + 2 * t) * (uint32_t)sizeof(FlashRowStats));
+                int4 stats =
+                    ld_shared_v4(row_tile + (uint32_t)(chunk + 8 * n + 2 * t) * (uint32_t)sizeof(FlashRowStats));
                 float lse[2] = {__int_as_float(stats.x), __int_as_float(stats.z)};
                 float delta[2] = {__int_as_float(stats.y), __int_as_float(stats.w)};
 #pragma unroll

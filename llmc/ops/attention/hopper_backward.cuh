@@ -169,8 +169,7 @@ __device__ __forceinline__ void hopper_backward_finish(floatX* dqkv, int* done, 
         int* finished = done + m.works[slot].sequence * z.NH + m.works[slot].head;
         __threadfence();
         named_barrier_sync(4, B::CONSUMERS * WARPGROUP);
-        if (x.group == 0 && x.thread == 0)
-            st_release_gpu(finished, x.k0 / HOPPER_KEYS + 1);
+        if (x.group == 0 && x.thread == 0) st_release_gpu(finished, x.k0 / HOPPER_KEYS + 1);
     }
 #pragma unroll
     for (int j = 0; j < 8; j++)
@@ -213,7 +212,8 @@ __device__ __forceinline__ void hopper_backward_consume(floatX* dqkv, float4* su
         if (work.begins && k0 > 0) {  // wait for the block with the head's earlier tiles of keys
             if (thread == 0) {
                 const int* finished = done + work.sequence * z.NH + work.head;
-                while (ld_acquire_gpu(finished) * HOPPER_KEYS < k0);
+                while (ld_acquire_gpu(finished) * HOPPER_KEYS < k0)
+                    ;
             }
             named_barrier_sync(1 + group, WARPGROUP);
         }
