@@ -99,7 +99,6 @@ static inline unsigned __ballot_sync(unsigned mask, int value) {
         mask, bit);
 }
 
-
 template <typename T> static inline void emulated_match(EmulatedCall* calls, unsigned mask) {
     for (int i = 0; i < 32; i++) {
         unsigned same = 0;
