@@ -84,7 +84,7 @@ typedef struct {
     real* rstd;  // 1 / sqrt(variance + eps)
 } LayerNormStats;
 
-#define MEMORY_CATEGORIES 8
+#define MEMORY_CATEGORIES 16
 
 // The last argument of every op. Zero-initialise it, then call context_init().
 typedef struct {
@@ -184,7 +184,7 @@ static inline int device_thread_index(void) {
 
 static inline void device_count_memory(Context* ctx, size_t bytes, const char* category) {
     int i = 0;
-    while (ctx->memory[i].name && strcmp(ctx->memory[i].name, category) != 0) i++;
+    while (i < MEMORY_CATEGORIES && ctx->memory[i].name && strcmp(ctx->memory[i].name, category) != 0) i++;
     CHECK(i < MEMORY_CATEGORIES);
     ctx->memory[i].name = category;
     ctx->memory[i].bytes += bytes;
