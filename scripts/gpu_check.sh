@@ -304,13 +304,14 @@ END
             same_training bert_ ./train_bert build/fp32/train_bertcu ./train_bertcu 5 -i "$bert_text" -e L=4,C=128,NH=4,T=64 -b 8 -x 10 --dropout 0.1
             forget bert_bf16
 
-            # BERT-base without dropout, on the batches that our trainer draws.
+            # BERT-base without dropout, on the batches that our trainer draws. Warmed up for 20 steps only, it diverges
+            # for a while on the test corpus, in PyTorch too, and comes back by two ways that are 6 % apart.
             compare() { # name, flags...
                 begin "$1" "$python" dev/reference/compare_autocast.py ./train_bertcu --bert --dump build/bf16/test_bertcu \
                     --tokens "${GPU_CHECK_BERT_DATA:-$bert_text}" --layers 12 --channels 768 --heads 12 -t 128 -b 32 "${@:2}"
             }
             compare compare_autocast_bert --steps 50 --seeds 3 --ratio 2
-            compare compare_final_bert --steps 200 --warmup 20 --final 0.01 --losses "$out/compare_final_bert.txt"
+            compare compare_final_bert --steps 200 --warmup 100 --final 0.01 --losses "$out/compare_final_bert.txt"
             finish
             results compare_autocast_bert
             results compare_final_bert

@@ -13,6 +13,7 @@ unset OMP_NUM_THREADS OMP_WAIT_POLICY GOMP_SPINCOUNT
 # Start a run that takes long, and wait for its first step. The others read $pid's threads and environment.
 pid=
 begin() { # COMMAND...
+    : >"$work/stdout"  # a line of the run before is not this one's
     "$@" "$PROGRAM" -e L=1,C=16,NH=1,T=16 -b 64 -x 1000000 -v 0 -s 0 -n 0 -o '' >"$work/stdout" 2>"$work/stderr" &
     pid=$!
     for _ in $(seq 1000); do
