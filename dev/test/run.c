@@ -549,6 +549,33 @@ static void master_checkpoint(MasterWeights master, const char* write_to, const 
     context_free(&ctx);
 }
 
+// Count memory under so many names. What lies behind the table of names is no pointer.
+static void count_names(const char* count) {
+    static const char* const names[] = {"parameters", "gradients", "optimizer",   "activations", "batch", "exchange",
+                                        "segments",   "ratings",   "measurement", "workspace",   "1",     "2",
+                                        "3",          "4",         "5",           "6",           "7"};
+    static struct {
+        Context ctx;
+        char behind[64];
+    } a;
+    memset(&a, 0xAA, sizeof a), memset(a.ctx.memory, 0, sizeof a.ctx.memory);
+    for (int k = 0; k < atoi(count); k++) {
+        device_count_memory(&a.ctx, 1, names[k]);
+        device_count_memory(&a.ctx, 2, names[0]);
+    }
+    CHECK(a.ctx.memory[0].bytes == 2 * (size_t)atoi(count) + 1);
+}
+
+static void test_memory_names(Tests* t) {
+    char *why, *one_more = xprintf("%d", MEMORY_CATEGORIES + 1);
+    int good = ends_with(DONE, NULL, count_names, "10", &why);
+    expect(t, good, "memory/the names of all programs", "%s", why);
+    free(why);
+    good = ends_with(FAILED, "internal check failed", count_names, one_more, &why);
+    expect(t, good, "memory/a name too many", "%s", why);
+    free(why), free(one_more);
+}
+
 // "has" or "wants" in one bit each: the file, the run.
 static void refuse_master(const char* has_wants) {
     MasterWeights has = has_wants[0] == '1' ? WITH_MASTER : NO_MASTER;
@@ -1388,6 +1415,7 @@ int main(void) {
     Tests t;
     tests_open(&t);
     device_set_threads(1);  // a fork knows nothing of its parent's threads
+    test_memory_names(&t);
     test_best(&t);
     test_ramps(&t);
     test_split(&t);
