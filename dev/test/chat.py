@@ -88,11 +88,12 @@ def expected_mask(tokens):
 
 def train(out, *arguments, ranks=1):
     """({step: line} of log.jsonl, what is wrong)"""
-    command = ["mpirun", "--oversubscribe", "--bind-to", "none", "-np", str(ranks)] if ranks > 1 else []
+    command, environment = [], dict(os.environ)
+    if ranks > 1:
+        command = ["mpirun", "--oversubscribe", "--bind-to", "none", "-np", str(ranks)]
+        # For `make san`, as in shell.sh: Open MPI's own leaks.
+        environment["LSAN_OPTIONS"] = "suppressions=dev/test/mpi.supp:fast_unwind_on_malloc=0:print_suppressions=0"
     flags = ["-v", "0", "-s", "0", "-n", "0", "--dropout", "0", "--shuffle", "0", "--overwrite", "1", "-o", out]
-    # Open MPI's own leaks are known; a build without sanitizers does not read this.
-    known = f"suppressions={os.path.join('dev', 'test', 'mpi.supp')}:fast_unwind_on_malloc=0:print_suppressions=0"
-    environment = {**os.environ, "LSAN_OPTIONS": known}
     done = subprocess.run([*command, TRAINER, *arguments, *flags], capture_output=True, text=True, env=environment)
     if done.returncode:
         return {}, done.stderr.strip() or f"status {done.returncode}"
