@@ -110,7 +110,6 @@ typedef struct {
     size_t shared_of_multiprocessor;   // shared memory that the blocks of a multiprocessor have together
     struct MatmulPlans* matmul_plans;  // created on first use; call matmul_plans_free() before context_free()
     int autotune;                      // 1: time cuBLASLt's candidates on first use; 0: take its first choice
-    int autotune_energy;               // 1: of the fastest candidates of large products, take that of least energy
     const char* autotune_cache;        // file with the chosen algorithms; NULL: none
     RunLock* autotune_lock;            // lock of the cache file's directory
     int gelu_fusion;                   // GELU in matmul epilogues: 0 never, 1 forward, 2 forward and backward
@@ -128,8 +127,8 @@ typedef struct {
 static inline void device_set_matmul(Context* ctx, int autotune, const char* cache, RunLock* lock, int gelu_fusion,
                                      int tf32) {
 #ifdef __CUDACC__
-    ctx->autotune = autotune != 0, ctx->autotune_energy = autotune == 2, ctx->autotune_cache = cache;
-    ctx->autotune_lock = lock, ctx->gelu_fusion = gelu_fusion, ctx->tf32 = tf32;
+    ctx->autotune = autotune, ctx->autotune_cache = cache, ctx->autotune_lock = lock;
+    ctx->gelu_fusion = gelu_fusion, ctx->tf32 = tf32;
 #else
     (void)ctx, (void)autotune, (void)cache, (void)lock, (void)gelu_fusion, (void)tf32;
 #endif

@@ -254,9 +254,8 @@ static inline int settings_running_rows(Settings* s, Flag* table, int count) {
          "materialized stores them in memory."},
         {"-ge", "--gelu-fusion",         FLAG_INT,    &s->gelu_fusion,         "2",       0,   2,        NULL,   SCOPE_RUN,     TOPIC_DEVICE,
          "GPU: fuse GELU into the matmul. 0: never; 1: forward; 2: also backward where that is faster."},
-        {NULL,  "--autotune",            FLAG_CHOICE, &s->autotune,            "1",       0,   0,        "0|1|energy", SCOPE_RUN, TOPIC_DEVICE,
-         "GPU: 1 times candidate algorithms for each large matmul once and keeps the choice in -o. energy: takes those "
-         "that need the fewest joules, measured for a second each."},
+        {NULL,  "--autotune",            FLAG_INT,    &s->autotune,            "1",       0,   1,        NULL,   SCOPE_RUN,     TOPIC_DEVICE,
+         "GPU: 1 times candidate algorithms for each large matmul once and keeps the choice in -o."},
         {"-f",  "--tf32",                FLAG_INT,    &s->tf32,                "0",       0,   1,        NULL,   SCOPE_RUN,     TOPIC_DEVICE,
          "GPU, fp32 build: 1 lets matmuls and materialized attention round their inputs to TF32."},
         {NULL,  "--threads",             FLAG_INT,    &s->threads,             "0",       0,   4096,     NULL,   SCOPE_RANK,    TOPIC_DEVICE,

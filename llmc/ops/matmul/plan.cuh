@@ -9,14 +9,10 @@
  * run turns autotuning off after its first step (device_set_autotune), so later choices do not depend on which N came
  * first, and a checkpoint holds everything that was timed. Choices can be saved (ctx->autotune_cache,
  * matmul_plans_text) and loaded (matmul_plans_load), one line each. They are valid for the same GPU, library and
- * type.
- *
- * With ctx->autotune_energy the fastest candidates of large products are then compared by energy, because at the power
- * limit a step takes as long as its energy takes to deliver. These choices have keys of their own. */
+ * type. */
 #ifndef LLMC_OPS_MATMUL_PLAN_CUH
 #define LLMC_OPS_MATMUL_PLAN_CUH
 
-#include "llmc/device/energy_graph.h"
 #include "llmc/ops/matmul/descriptors.cuh"
 #ifdef __CUDACC__
 
@@ -24,14 +20,11 @@ struct MatmulPlans {
     MatmulPlan *first, **end;  // in order of creation: those of the training step come first
     char machine[320];         // GPU, library version, type: the start of every saved line
     Text known;                // saved lines that were loaded
-    EnergyMeter meter;         // with ctx->autotune_energy
 };
 
-enum { MATMUL_CANDIDATES = 32, MATMUL_ROUNDS = 8, MATMUL_ENERGY_CANDIDATES = 4 };
-#define MATMUL_GAIN 1.06f            // how much faster than the library's first choice another candidate must be
-#define MATMUL_TIMED_FLOPS 4e9       // smaller products take about 10 us; generating text has hundreds of such shapes
-#define MATMUL_ENERGY_FLOPS 5e10     // smaller products are chosen by time: a comparison by energy takes seconds
-#define MATMUL_ENERGY_SECONDS 20e-3  // of a graph that repeats a product
+enum { MATMUL_CANDIDATES = 32, MATMUL_ROUNDS = 8 };
+#define MATMUL_GAIN 1.06f       // how much faster than the library's first choice another candidate must be
+#define MATMUL_TIMED_FLOPS 4e9  // smaller products take about 10 us; generating text has hundreds of such shapes
 
 // ---------------------------------------------------------------------------------------------------------
 // Saving and loading choices
@@ -88,12 +81,7 @@ static inline struct MatmulPlans* matmul_plans(Context* ctx) {
     cudaCheck(cudaGetDeviceProperties(&properties, device));
     for (char* c = properties.name; *c; c++)
         if (*c == ' ') *c = '_';
-    if (ctx->autotune_energy && energy_open(&plans->meter) != 0) {
-        warn("--autotune energy: NVML has no energy counter here; algorithms are chosen by time");
-        ctx->autotune_energy = 0;
-    }
-    snprintf(plans->machine, sizeof plans->machine, "%s %zu %s%s", properties.name, cublasLtGetVersion(), FLOATX_NAME,
-             ctx->autotune_energy ? "-energy" : "");
+    snprintf(plans->machine, sizeof plans->machine, "%s %zu %s", properties.name, cublasLtGetVersion(), FLOATX_NAME);
     if (ctx->autotune_cache && file_exists(ctx->autotune_cache)) {
         size_t length;
         char* text = read_file(ctx->autotune_cache, (size_t)16 << 20, &length, FAILED);
@@ -190,43 +178,6 @@ static inline float matmul_median(float* x, int n) {
     return x[n / 2];
 }
 
-// The joules of a product, repeated on these operands for at least a second; NaN if it cannot run.
-static inline double matmul_joules(const MatmulPlan* plan, const cublasLtMatmulAlgo_t* algorithm,
-                                   const MatmulOperands* o, void* d, double seconds, Context* ctx) {
-    size_t rounds = 1 + (size_t)(MATMUL_ENERGY_SECONDS / seconds);
-    energy_capture_begin(ctx);
-    int runs = matmul_launch(plan, algorithm, o, d, ctx) == CUBLAS_STATUS_SUCCESS;
-    cudaGraph_t once = energy_capture_end(ctx);
-    double joules = (double)NAN;
-    if (runs && once) {
-        cudaGraph_t graph = energy_chain(&once, 1, rounds);
-        RepeatedEnergy e = energy_repeat(&ctx->matmul_plans->meter, graph, ctx);
-        joules = e.watts * e.seconds / (double)rounds;
-        cudaCheck(cudaGraphDestroy(graph));
-    }
-    if (once) cudaCheck(cudaGraphDestroy(once));
-    return joules;
-}
-
-// Of the library's first choice and the fastest other candidates, the one that needs the least energy; `best` if that
-// is unknown. times: microseconds, INFINITY for candidates that are out.
-static inline int matmul_least_joules(const MatmulPlan* plan, const MatmulOperands* o, void* d,
-                                      const cublasLtMatmulHeuristicResult_t* results, const float* times, int best,
-                                      Context* ctx) {
-    int taken[MATMUL_CANDIDATES] = {0}, next = 0;
-    double least = INFINITY;
-    for (int turn = 0; turn < MATMUL_ENERGY_CANDIDATES && next >= 0; turn++) {
-        double joules = (double)NAN;
-        if (times[next] < INFINITY)
-            joules = matmul_joules(plan, &results[next].algo, o, d, 1e-6 * (double)times[next], ctx);
-        if (joules < least) least = joules, best = next;
-        taken[next] = 1, next = -1;
-        for (int i = 0; i < MATMUL_CANDIDATES; i++)
-            if (!taken[i] && times[i] < INFINITY && (next < 0 || times[i] < times[next])) next = i;
-    }
-    return best;
-}
-
 // Time the candidates and move the fastest to results[0]. They run on the operands of the call that needs the plan.
 // That call comes next and overwrites d; if it adds to d, the candidates write to a buffer of the same size instead.
 // Candidates take turns, so that clock changes affect all of them. Returns microseconds, or 0 if there was no memory
@@ -267,18 +218,17 @@ static inline float matmul_time_candidates(const MatmulPlan* plan, const MatmulO
         }
         for (int i = 0; i < count && round == 0; i++) alive[i] = alive[i] && times[i][0] <= 1.3f * best_time;
     }
-    float medians[MATMUL_CANDIDATES];
-    for (int i = 0; i < MATMUL_CANDIDATES; i++) {
-        medians[i] = i < count && alive[i] ? 1000 * matmul_median(times[i], MATMUL_ROUNDS) : INFINITY;
-        if (medians[i] < medians[best]) best = i;
+    best_time = INFINITY;
+    for (int i = 0; i < count; i++) {
+        float time = alive[i] ? matmul_median(times[i], MATMUL_ROUNDS) : INFINITY;
+        if (time < best_time) best_time = time, best = i;
     }
-    if (medians[0] <= MATMUL_GAIN * medians[best]) best = 0;
-    if (ctx->autotune_energy && 2.0 * k->N * k->IC * k->OC >= MATMUL_ENERGY_FLOPS)
-        best = matmul_least_joules(plan, o, d, results, medians, best, ctx);
+    float first_time = alive[0] ? matmul_median(times[0], MATMUL_ROUNDS) : INFINITY;
+    if (first_time <= MATMUL_GAIN * best_time) best_time = first_time, best = 0;
     results[0] = results[best];
     for (int i = 0; i <= count; i++) cudaCheck(cudaEventDestroy(events[i]));
     if (d != o->d) cudaCheck(cudaFree(d));
-    return medians[best];
+    return 1000 * best_time;
 }
 
 // The kernels that must follow a product. Without GELU in the epilogue: GELU, or in the backward pass its derivative
