@@ -185,7 +185,7 @@ static inline int group_listen(const ProcessGroup* group, Rendezvous* plan, cons
 static inline void group_connect(ProcessGroup* group, Rendezvous* plan) {
     const size_t size = (size_t)group->size;
     int *fds = (int*)xcalloc(size, sizeof *fds), listener = -1;
-    Identity* ranks = (Identity*)xcalloc(size, sizeof *ranks);
+    plan->ranks = (Identity*)xcalloc(size, sizeof *plan->ranks);
     ino_t inode = 0;
     Hello hello;
     memset(&hello, 0, sizeof hello);
@@ -202,21 +202,21 @@ static inline void group_connect(ProcessGroup* group, Rendezvous* plan) {
         hello.round = round;
         group_wait_begin(group);
         if (group->rank == 0)
-            handshake_host(listener, &hello, group->timeout, &plan->endpoint, file, inode, links, ranks);
-        else links[0] = handshake_join(&plan->endpoint, file, &hello, group->timeout, ranks);
+            handshake_host(listener, &hello, group->timeout, &plan->endpoint, file, inode, links, plan->ranks);
+        else links[0] = handshake_join(&plan->endpoint, file, &hello, group->timeout, plan->ranks);
         group_wait_end(group);
         if (round == ROUND_HEARTBEAT)
-            group->heartbeat = heartbeat_start(group->rank, group->size, fds, ranks, group->timeout);
+            group->heartbeat = heartbeat_start(group->rank, group->size, fds, plan->ranks, group->timeout);
     }
     if (listener >= 0) close(listener);
     group->local_size = 0;
     for (int r = 0; r < group->size; r++) {
-        if (ranks[r].machine != hello.who.machine) continue;
+        if (plan->ranks[r].machine != hello.who.machine) continue;
         if (r == group->rank) group->local_rank = group->local_size;
         group->local_size++;
     }
     if (plan->local_rank >= 0) group->local_rank = plan->local_rank;
-    free(fds), free(ranks);
+    free(fds), free(plan->ranks);
 }
 
 // Find the other ranks and connect with them; one rank if neither flags nor environment say that there are more. Ends

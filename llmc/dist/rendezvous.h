@@ -27,6 +27,7 @@ typedef struct {
     int rank, size, local_rank;
     Endpoint endpoint;
     const char* file;  // where rank 0 writes the endpoint; NULL: every rank knows it
+    Identity* ranks;   // of all ranks, while they connect
 } Rendezvous;
 
 // ---------------------------------------------------------------------------------------------------------

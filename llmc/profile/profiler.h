@@ -222,7 +222,7 @@ static inline MeasuredPeaks profiler_read_peaks(const char* path) {
 // ---------------------------------------------------------------------------------------------------------
 // Steps
 
-#define PROFILER_LEAD 5e-3  // seconds of the delay kernel, in which the host queues work before a profiled step
+#define PROFILER_LEAD 20e-3  // seconds of the delay kernel, in which the host queues work before a profiled step
 
 typedef struct {
     int warmup, count;  // warm-up steps; plain steps, and as many profiled ones. count 0: nothing is profiled
