@@ -3,18 +3,21 @@
 
     time_to_loss.py OUT [--minutes M] [--short 335] [--long 1340] [--rates A,B,...] -- PROGRAM FLAGS...
 
-PROGRAM FLAGS are what all runs share: model, data, batch, validation. Stages, each a sweep of scripts/sweep.py in OUT:
+PROGRAM FLAGS are what all runs share: model, data, batch, validation. Everything else is in recipes that are written
+here, one for each setting. Stages, each a sweep of scripts/sweep.py in OUT:
 
-    adamw      AdamW's rates, --short steps; then adamw_more: betas and weight decay at the best one
-    muon       rates of muon and normuon, --short steps
-    additions  at each optimizer's best rate: zero-out, an average, a ramp, cautious decay, one by one
-    finalists  the two best rates of each optimizer, --long steps
-    seeds      each optimizer's best rate with the additions that helped it, three seeds: AdamW --long steps, the others 0.6
-               of them with a schedule of their own
+    rates      AdamW's rates, --short steps
+    adamw      at the best one: other warm-up, last rate, weight decay, beta2, one by one; what helps, all optimizers get
+    muon       rates of muon and normuon, --muon-rates, --short steps
+    additions  at each optimizer's best rate: zero-out, an average, cautious decay, a ramp (--ramp), one by one
+    finalists  each optimizer's two best rates with what helped it: AdamW --long steps, the others --fraction of them
+               with a schedule of their own
+    seeds      each optimizer's best finalist with two more seeds, in turn
 
 Call it again with the same arguments until it ends with status 0: finished runs stay, and with --minutes it stops in time,
 so that it fits into short loans of a GPU. OUT/time_to_loss.md has the tables and the verdict. A rate at the edge of those
-swept is reported as such. Seconds are of training steps alone.
+swept is reported as such. The loss of a run with an average is the lower one of the weights' and the average's. Seconds
+are of training steps alone.
 """
 import argparse
 import json
@@ -27,7 +30,8 @@ import time
 SWEEP = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", "scripts", "sweep.py")
 OPTIMIZERS = ["adamw", "muon", "normuon"]
 SEEDS = ["1337", "1338", "1339"]
-FRACTION = 0.6
+START = {"warmup": "100", "final-lr": "0.1", "weight-decay": "0.1", "beta2": "0.95"}
+OTHERS = {"warmup": "30", "final-lr": "0", "weight-decay": "0", "beta2": "0.99"}
 
 
 class NotDone(Exception):
@@ -39,69 +43,62 @@ class Stages:
         self.options, self.end = options, time.monotonic() + 60 * options.minutes if options.minutes else None
         self.tables = []
 
-    def recipe(self, name, *lines):
-        """A file of flags, whose name is the setting in the tables."""
+    def recipe(self, name, flags):
         path = os.path.join(self.options.out, "recipes", name + ".flags")
         os.makedirs(os.path.dirname(path), exist_ok=True)
         with open(path, "w", encoding="utf-8") as f:
-            f.write("\n".join(lines) + "\n")
+            f.writelines(f"--{flag} {value}\n" for flag, value in flags.items())
         return path
 
-    def run(self, name, steps, variations):
-        """Run a stage. Returns its results: (settings, result), the best first."""
-        out = os.path.join(self.options.out, name)
-        command = [sys.executable, SWEEP, out]
-        for flag, values in variations:
-            command += ["--vary", f"{flag}={','.join(values)}"]
+    def run(self, stage, recipes, seeds=None):
+        """Run a stage: recipes is {name: flags}. Returns {name: a result for each seed}; without seeds {name: result}."""
+        out = os.path.join(self.options.out, stage)
+        paths = {name: self.recipe(name, flags) for name, flags in recipes.items()}
+        command = [sys.executable, SWEEP, out] + (["--vary", "seed=" + ",".join(seeds)] if seeds else [])
+        command += ["--vary", "recipe=" + ",".join(paths.values())]
         if self.end:
             left = (self.end - time.monotonic()) / 60
             if left < 0.05:
-                raise NotDone(name)
+                raise NotDone(stage)
             command += ["--minutes", f"{left:.3f}"]
-        print(f"== {name}", flush=True)
-        if subprocess.run(command + ["--"] + self.options.command + ["-x", str(steps)]).returncode != 0:
-            raise NotDone(name)
-        results = []
-        for each in sorted(os.listdir(out)):
-            path = os.path.join(out, each, "result.json")
-            if os.path.exists(path):
-                with open(path, encoding="utf-8") as f:
-                    results.append((self.settings(each, variations), json.load(f)))
+        print(f"== {stage}", flush=True)
+        if subprocess.run(command + ["--"] + self.options.command).returncode != 0:
+            raise NotDone(stage)
         with open(os.path.join(out, "table.md"), encoding="utf-8") as f:
-            self.tables.append(f"## {name}, {steps} steps\n\n{f.read().replace(self.options.out + '/recipes/', '')}")
-        results = [r for r in results if r[1]["status"] == 0 and r[1]["last"] is not None]
-        return sorted(results, key=lambda r: r[1]["last"])
+            table = f.read().replace(os.path.join(self.options.out, "recipes", ""), "").replace(".flags", "")
+        self.tables.append(f"## {stage}\n\n{table}")
+        results = {name: [] for name in recipes}
+        for seed in seeds or [None]:
+            for name, path in paths.items():
+                run = (f"seed={seed}_" if seed else "") + "recipe=" + path.replace("/", ".")
+                results[name].append(self.result(os.path.join(out, run)))
+        return results if seeds else {name: each[0] for name, each in results.items()}
 
     @staticmethod
-    def settings(directory, variations):
-        """The settings in a run's name, in the order of the flags."""
-        found, rest = {}, directory
-        for i, (flag, values) in enumerate(variations):
-            rest = rest[len(flag) + 1 :]
-            value = max((v for v in values if rest.startswith(v.replace("/", "."))), key=len)
-            found[flag], rest = value, rest[len(value) + 1 :]
-        return found
+    def result(run):
+        """A run's result, with its loss: infinite if it diverged, the average's if that is lower."""
+        with open(os.path.join(run, "result.json"), encoding="utf-8") as f:
+            result = json.load(f)
+        loss = result["last"] if result["status"] == 0 and result["last"] is not None else float("inf")
+        average = os.path.join(run, "ema.json")  # kept beside the result, as logs are large
+        if not os.path.exists(average):
+            last = None
+            with open(os.path.join(run, "log.jsonl"), encoding="utf-8") as f:
+                for line in f:
+                    last = json.loads(line).get("ema_val_loss", last)
+            with open(average, "w", encoding="utf-8") as f:
+                json.dump(last, f)
+        with open(average, encoding="utf-8") as f:
+            last = json.load(f)
+        result["loss"] = min(loss, last) if last is not None else loss
+        return result
 
 
-def additions_of(stages, optimizer, rate, total_batch_steps):
-    base = [f"--optimizer {optimizer}", f"--lr {rate}"]
-    if optimizer != "adamw":
-        base.append(f"--embedding-lr {rate}")
-    add = {
-        "zero-out": ["--init zero-out"],
-        "ema": ["--ema 0.99", f"--ema-start {max(1, total_batch_steps // 2)}"],
-        "ramp": [f"--batch-ramp {max(2, total_batch_steps // 5)}"],
-        "cautious": ["--cautious-decay 1"],
-    }
-    return base, add
+def by_loss(results):
+    return sorted(results, key=lambda name: results[name]["loss"])
 
 
-def best_of(results, optimizer):
-    return [r for r in results if r[0].get("optimizer", "adamw") == optimizer]
-
-
-def main():
-    arguments = sys.argv[1:]
+def parse(arguments):
     if "--" not in arguments:
         sys.exit(__doc__)
     at = arguments.index("--")
@@ -111,74 +108,84 @@ def main():
     parser.add_argument("--short", type=int, default=335)
     parser.add_argument("--long", type=int, default=1340)
     parser.add_argument("--rates", default="6e-4,1.2e-3,1.8e-3,2.4e-3,3.6e-3")
-    parser.add_argument("--no-ramp", action="store_true", help="a step is one micro-batch")
+    parser.add_argument("--muon-rates", default="1.2e-3,1.8e-3,2.4e-3,3.6e-3")
+    parser.add_argument("--fraction", type=float, default=0.6)
+    parser.add_argument("--ramp", action="store_true", help="a step is several micro-batches")
     options = parser.parse_args(arguments[:at])
     options.command = arguments[at + 1 :]
-    s, rates = Stages(options), options.rates.split(",")
+    return options
+
+
+def additions(steps, options):
+    add = {
+        "zero-out": {"init": "zero-out"},
+        "average": {"ema": "0.99", "ema-start": str(max(1, steps // 2))},
+        "cautious": {"cautious-decay": "1"},
+    }
+    if options.ramp:
+        add["ramp"] = {"batch-ramp": str(max(2, steps // 5))}
+    return add
+
+
+def rate_of(optimizer, name):
+    return name[len(optimizer) + 1 :]
+
+
+def main():
+    options = parse(sys.argv[1:])
+    s, short = Stages(options), {"steps": str(options.short)}
     report = ["# Time to loss", "", "`" + " ".join(sys.argv) + "`", ""]
+    swept = {"adamw": options.rates.split(","), **{o: options.muon_rates.split(",") for o in OPTIMIZERS[1:]}}
 
-    adamw = s.run("adamw", options.short, [("optimizer", ["adamw"]), ("lr", rates)])
-    best = {"adamw": adamw[0][0]["lr"]}
-    more = s.run(
-        "adamw_more",
-        options.short,
-        [("lr", [best["adamw"]]), ("beta2", ["0.95", "0.99"]), ("weight-decay", ["0.1", "0"])],
-    )
-    tuned = [f"--beta2 {more[0][0]['beta2']}", f"--weight-decay {more[0][0]['weight-decay']}"]
-    muon = s.run("muon", options.short, [("optimizer", ["muon", "normuon"]), ("lr", rates)])
-    for optimizer in ("muon", "normuon"):
-        best[optimizer] = best_of(muon, optimizer)[0][0]["lr"]
-    short = {o: (adamw if o == "adamw" else best_of(muon, o))[0][1]["last"] for o in OPTIMIZERS}
-    for optimizer in OPTIMIZERS:
-        edge = " (at the edge of those swept)" if best[optimizer] in (rates[0], rates[-1]) else ""
-        report.append(f"- {optimizer}: best rate {best[optimizer]}{edge}")
+    def plain(optimizer, rates, flags):
+        return {f"{optimizer}_{r}": {**short, "optimizer": optimizer, "lr": r, **flags} for r in rates}
 
-    helped, files = {o: [] for o in OPTIMIZERS}, []
-    for optimizer in OPTIMIZERS:
-        base, add = additions_of(s, optimizer, best[optimizer], options.short)
-        if options.no_ramp:
-            del add["ramp"]
-        files += [s.recipe(f"{optimizer}_{name}", *base, *tuned, *lines) for name, lines in add.items()]
-        files.append(s.recipe(f"{optimizer}_plain", *base, *tuned))
-    added = s.run("additions", options.short, [("recipe", files)])
-    losses = {os.path.basename(r[0]["recipe"])[:-6]: r[1]["last"] for r in added}
-    for optimizer in OPTIMIZERS:
-        for name in ("zero-out", "ramp", "cautious"):  # an average is judged by its own loss, in the log
-            if losses.get(f"{optimizer}_{name}", 9e9) < losses.get(f"{optimizer}_plain", short[optimizer]):
-                helped[optimizer].append(name)
+    # AdamW by itself. What helps it beside its rate is no property of AdamW's, so the others get it too.
+    first = s.run("rates", plain("adamw", swept["adamw"], START))
+    top = by_loss(first)[0]
+    at_best = {**short, "optimizer": "adamw", "lr": rate_of("adamw", top), **START}
+    more = s.run("adamw", {f"{top}_{flag}_{value}": {**at_best, flag: value} for flag, value in OTHERS.items()})
+    base = dict(START)
+    for (flag, value), result in zip(OTHERS.items(), more.values()):
+        if result["loss"] < first[top]["loss"]:
+            base[flag] = value
+    report += ["Common to all: " + ", ".join(f"`--{flag} {value}`" for flag, value in base.items()) + ".", ""]
+    muons = s.run("muon", {k: v for o in OPTIMIZERS[1:] for k, v in plain(o, swept[o], base).items()})
+    ranked = {"adamw": by_loss(first)}
+    for o in OPTIMIZERS[1:]:
+        ranked[o] = [name for name in by_loss(muons) if name.startswith(o + "_")]
 
-    final_files = []
-    for optimizer in OPTIMIZERS:
-        ranked = [r[0]["lr"] for r in (adamw if optimizer == "adamw" else best_of(muon, optimizer))][:2]
-        for rate in ranked:
-            base, _ = additions_of(s, optimizer, rate, options.long)
-            final_files.append(s.recipe(f"{optimizer}_{rate}", *base, *tuned))
-    finalists = s.run("finalists", options.long, [("recipe", final_files)])
-    seeds = {}
-    for optimizer in OPTIMIZERS:
-        name = next(
-            os.path.basename(r[0]["recipe"])[:-6]
-            for r in finalists
-            if os.path.basename(r[0]["recipe"]).startswith(optimizer + "_")
-        )
-        steps = options.long if optimizer == "adamw" else round(FRACTION * options.long)
-        base, add = additions_of(s, optimizer, name.split("_")[1], steps)
-        lines = [line for a in helped[optimizer] for line in add[a]]
-        path = s.recipe(f"final_{optimizer}", *base, *tuned, *lines)
-        runs = s.run(f"seeds_{optimizer}", steps, [("recipe", [path]), ("seed", SEEDS)])
-        seeds[optimizer] = (steps, [r[1]["last"] for r in runs], [r[1]["seconds"] for r in runs])
-    report += ["", "| | rate | with | steps | loss, mean of three seeds | of AdamW's steps | of its seconds |", "|---|---|---|---:|---:|---:|---:|"]
-    steps0, losses0, seconds0 = seeds["adamw"]
-    for optimizer in OPTIMIZERS:
-        steps, each, seconds = seeds[optimizer]
+    flags = {o: {**short, "optimizer": o, "lr": rate_of(o, ranked[o][0]), **base} for o in OPTIMIZERS}
+    tried = {f"{o}_{a}": {**flags[o], **add} for o in OPTIMIZERS for a, add in additions(options.short, options).items()}
+    added = s.run("additions", {"adamw_tuned": flags["adamw"], **tried})
+    bar = {"adamw": added["adamw_tuned"]["loss"], **{o: muons[ranked[o][0]]["loss"] for o in OPTIMIZERS[1:]}}
+    helped = {o: [a for a in additions(1, options) if added[f"{o}_{a}"]["loss"] < bar[o]] for o in OPTIMIZERS}
+
+    finals, steps = {}, {o: options.long if o == "adamw" else round(options.fraction * options.long) for o in OPTIMIZERS}
+    for o in OPTIMIZERS:
+        kept = {k: v for a in helped[o] for k, v in additions(steps[o], options)[a].items()}
+        for name in ranked[o][:2]:
+            rate = rate_of(o, name)
+            finals[f"{o}_{rate}_final"] = {"steps": str(steps[o]), "optimizer": o, "lr": rate, **base, **kept}
+    finalists = s.run("finalists", finals)
+    best = {o: next(name for name in by_loss(finalists) if name.startswith(o + "_")) for o in OPTIMIZERS}
+    seeds = s.run("seeds", {best[o]: finals[best[o]] for o in OPTIMIZERS}, SEEDS[1:])
+
+    report += ["| | rate | with | steps | loss, mean of three seeds | of AdamW's steps | of its seconds |"]
+    report += ["|---|---|---|---:|---:|---:|---:|"]
+    losses = {o: [finalists[best[o]]["loss"]] + [r["loss"] for r in seeds[best[o]]] for o in OPTIMIZERS}
+    seconds = {o: sum(r["seconds"] for r in seeds[best[o]]) for o in OPTIMIZERS}  # those that ran in turn
+    for o in OPTIMIZERS:
+        rate = rate_of(o, best[o])[: -len("_final")]
+        edge = " (the edge of those swept)" if rate in (swept[o][0], swept[o][-1]) else ""
         report.append(
-            f"| {optimizer} | {best[optimizer]} | {', '.join(helped[optimizer])} | {steps} | {statistics.mean(each):.4f} "
-            f"(+- {statistics.stdev(each):.4f}) | {steps / steps0:.2f} | {sum(seconds) / sum(seconds0):.2f} |"
+            f"| {o} | {rate}{edge} | {', '.join(helped[o])} | {steps[o]} | {statistics.mean(losses[o]):.4f} "
+            f"(+- {statistics.stdev(losses[o]):.4f}) | {steps[o] / steps['adamw']:.2f} | {seconds[o] / seconds['adamw']:.2f} |"
         )
-    goal = statistics.mean(losses0)
-    for optimizer in OPTIMIZERS[1:]:
-        verdict = "reaches" if statistics.mean(seeds[optimizer][1]) <= goal else "does not reach"
-        report.append(f"\n{optimizer} {verdict} AdamW's {goal:.4f} in {FRACTION} of its steps.")
+    goal = statistics.mean(losses["adamw"])
+    for o in OPTIMIZERS[1:]:
+        verdict = "reaches" if statistics.mean(losses[o]) <= goal else "does not reach"
+        report.append(f"\n{o} {verdict} AdamW's {goal:.4f} in {options.fraction} of its steps.")
     with open(os.path.join(options.out, "time_to_loss.md"), "w", encoding="utf-8") as f:
         f.write("\n".join(report + [""] + s.tables) + "\n")
     print("\n".join(report))
