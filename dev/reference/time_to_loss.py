@@ -1,23 +1,25 @@
 #!/usr/bin/env python3
 """Time to loss: how much sooner Muon's recipes reach the loss of well-tuned AdamW.
 
-    time_to_loss.py OUT [--minutes M] [--short 335] [--long 1340] [--rates A,B,...] -- PROGRAM FLAGS...
+    time_to_loss.py OUT [--minutes M] [--results FILE] [--short 335] [--long 1340] [--rates A,B,...] -- PROGRAM FLAGS...
 
 PROGRAM FLAGS are what all runs share: model, data, batch, validation. Everything else is in recipes that are written
 here, one for each setting. Stages, each a sweep of scripts/sweep.py in OUT:
 
     rates      AdamW's rates, --short steps
-    adamw      at the best one: other warm-up, last rate, weight decay, beta2, one by one; what helps, all optimizers get
+    adamw      at the best one: other warm-up, last rate, weight decay, beta2, one by one
     muon       rates of muon and normuon, --muon-rates, --short steps
-    additions  at each optimizer's best rate: zero-out, an average, cautious decay, a ramp (--ramp), one by one
+    additions  at each optimizer's best rate, one by one: what helped AdamW in the stage before ("tuned"), zero-out, an
+               average, cautious decay, a ramp (--ramp)
     finalists  each optimizer's two best rates with what helped it: AdamW --long steps, the others --fraction of them
                with a schedule of their own
     seeds      each optimizer's best finalist with two more seeds, in turn
 
 Call it again with the same arguments until it ends with status 0: finished runs stay, and with --minutes it stops in time,
-so that it fits into short loans of a GPU. OUT/time_to_loss.md has the tables and the verdict. A rate at the edge of those
-swept is reported as such. The loss of a run with an average is the lower one of the weights' and the average's. Seconds
-are of training steps alone.
+so that it fits into short loans of a GPU. --results keeps a line for each finished run, with its flags, so that it goes on
+on another machine, without OUT. OUT/time_to_loss.md has the tables and the verdict. A rate at the edge of those swept is
+reported as such. The loss of a run with an average is the lower one of the weights' and the average's. Seconds are of
+training steps alone.
 """
 import argparse
 import json
@@ -31,7 +33,7 @@ SWEEP = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", "sc
 OPTIMIZERS = ["adamw", "muon", "normuon"]
 SEEDS = ["1337", "1338", "1339"]
 START = {"warmup": "100", "final-lr": "0.1", "weight-decay": "0.1", "beta2": "0.95"}
-OTHERS = {"warmup": "30", "final-lr": "0", "weight-decay": "0", "beta2": "0.99"}
+OTHERS = [("warmup", "30"), ("warmup", "200"), ("final-lr", "0"), ("weight-decay", "0"), ("beta2", "0.99")]
 
 
 class NotDone(Exception):
@@ -41,7 +43,10 @@ class NotDone(Exception):
 class Stages:
     def __init__(self, options):
         self.options, self.end = options, time.monotonic() + 60 * options.minutes if options.minutes else None
-        self.tables = []
+        self.tables, self.known = [], []
+        if options.results and os.path.exists(options.results):
+            with open(options.results, encoding="utf-8") as f:
+                self.known = [json.loads(line) for line in f]
 
     def recipe(self, name, flags):
         path = os.path.join(self.options.out, "recipes", name + ".flags")
@@ -54,6 +59,15 @@ class Stages:
         """Run a stage: recipes is {name: flags}. Returns {name: a result for each seed}; without seeds {name: result}."""
         out = os.path.join(self.options.out, stage)
         paths = {name: self.recipe(name, flags) for name, flags in recipes.items()}
+        runs = {}  # directory: (name, what tells the run from others)
+        for seed in seeds or [None]:
+            for name, path in paths.items():
+                directory = (f"seed={seed}_" if seed else "") + "recipe=" + path.replace("/", ".")
+                runs[os.path.join(out, directory)] = (name, {"stage": stage, "flags": recipes[name], "seed": seed})
+        for directory, (_, key) in runs.items():
+            for line in self.known:
+                if line["run"] == key:
+                    self.write(directory, "result.json", line["result"])
         command = [sys.executable, SWEEP, out] + (["--vary", "seed=" + ",".join(seeds)] if seeds else [])
         command += ["--vary", "recipe=" + ",".join(paths.values())]
         if self.end:
@@ -62,35 +76,44 @@ class Stages:
                 raise NotDone(stage)
             command += ["--minutes", f"{left:.3f}"]
         print(f"== {stage}", flush=True)
-        if subprocess.run(command + ["--"] + self.options.command).returncode != 0:
+        status = subprocess.run(command + ["--"] + self.options.command).returncode
+        results = {name: [] for name in recipes}
+        for directory, (name, key) in runs.items():
+            if os.path.exists(os.path.join(directory, "result.json")):
+                results[name].append(self.result(directory))
+                self.keep(key, results[name][-1])
+        if status != 0:
             raise NotDone(stage)
         with open(os.path.join(out, "table.md"), encoding="utf-8") as f:
             table = f.read().replace(os.path.join(self.options.out, "recipes", ""), "").replace(".flags", "")
         self.tables.append(f"## {stage}\n\n{table}")
-        results = {name: [] for name in recipes}
-        for seed in seeds or [None]:
-            for name, path in paths.items():
-                run = (f"seed={seed}_" if seed else "") + "recipe=" + path.replace("/", ".")
-                results[name].append(self.result(os.path.join(out, run)))
         return results if seeds else {name: each[0] for name, each in results.items()}
 
     @staticmethod
-    def result(run):
+    def write(directory, name, value):
+        os.makedirs(directory, exist_ok=True)
+        with open(os.path.join(directory, name), "w", encoding="utf-8") as f:
+            json.dump(value, f)
+
+    def keep(self, key, result):
+        """Add a finished run to the file of --results, once."""
+        if self.options.results and all(line["run"] != key for line in self.known):
+            self.known.append({"run": key, "result": result})
+            with open(self.options.results, "a", encoding="utf-8") as f:
+                f.write(json.dumps(self.known[-1]) + "\n")
+
+    @staticmethod
+    def result(directory):
         """A run's result, with its loss: infinite if it diverged, the average's if that is lower."""
-        with open(os.path.join(run, "result.json"), encoding="utf-8") as f:
+        with open(os.path.join(directory, "result.json"), encoding="utf-8") as f:
             result = json.load(f)
-        loss = result["last"] if result["status"] == 0 and result["last"] is not None else float("inf")
-        average = os.path.join(run, "ema.json")  # kept beside the result, as logs are large
-        if not os.path.exists(average):
-            last = None
-            with open(os.path.join(run, "log.jsonl"), encoding="utf-8") as f:
-                for line in f:
-                    last = json.loads(line).get("ema_val_loss", last)
-            with open(average, "w", encoding="utf-8") as f:
-                json.dump(last, f)
-        with open(average, encoding="utf-8") as f:
-            last = json.load(f)
-        result["loss"] = min(loss, last) if last is not None else loss
+        if "loss" in result:
+            return result
+        result["loss"] = result["last"] if result["status"] == 0 and result["last"] is not None else float("inf")
+        with open(os.path.join(directory, "log.jsonl"), encoding="utf-8") as f:
+            averages = [json.loads(line).get("ema_val_loss") for line in f]
+        averages = [loss for loss in averages if loss is not None]
+        result["loss"] = min(result["loss"], averages[-1]) if averages else result["loss"]
         return result
 
 
@@ -105,26 +128,16 @@ def parse(arguments):
     parser = argparse.ArgumentParser()
     parser.add_argument("out")
     parser.add_argument("--minutes", type=float)
+    parser.add_argument("--results")
     parser.add_argument("--short", type=int, default=335)
     parser.add_argument("--long", type=int, default=1340)
     parser.add_argument("--rates", default="6e-4,1.2e-3,1.8e-3,2.4e-3,3.6e-3")
-    parser.add_argument("--muon-rates", default="1.2e-3,1.8e-3,2.4e-3,3.6e-3")
+    parser.add_argument("--muon-rates", default="1.8e-3,2.4e-3,3.6e-3,5.4e-3,7.2e-3")
     parser.add_argument("--fraction", type=float, default=0.6)
     parser.add_argument("--ramp", action="store_true", help="a step is several micro-batches")
     options = parser.parse_args(arguments[:at])
     options.command = arguments[at + 1 :]
     return options
-
-
-def additions(steps, options):
-    add = {
-        "zero-out": {"init": "zero-out"},
-        "average": {"ema": "0.99", "ema-start": str(max(1, steps // 2))},
-        "cautious": {"cautious-decay": "1"},
-    }
-    if options.ramp:
-        add["ramp"] = {"batch-ramp": str(max(2, steps // 5))}
-    return add
 
 
 def rate_of(optimizer, name):
@@ -133,40 +146,51 @@ def rate_of(optimizer, name):
 
 def main():
     options = parse(sys.argv[1:])
-    s, short = Stages(options), {"steps": str(options.short)}
+    s = Stages(options)
     report = ["# Time to loss", "", "`" + " ".join(sys.argv) + "`", ""]
     swept = {"adamw": options.rates.split(","), **{o: options.muon_rates.split(",") for o in OPTIMIZERS[1:]}}
 
-    def plain(optimizer, rates, flags):
-        return {f"{optimizer}_{r}": {**short, "optimizer": optimizer, "lr": r, **flags} for r in rates}
+    def plain(optimizer, rates):
+        common = {"steps": str(options.short), "optimizer": optimizer, **START}
+        return {f"{optimizer}_{rate}": {**common, "lr": rate} for rate in rates}
 
-    # AdamW by itself. What helps it beside its rate is no property of AdamW's, so the others get it too.
-    first = s.run("rates", plain("adamw", swept["adamw"], START))
+    first = s.run("rates", plain("adamw", swept["adamw"]))
     top = by_loss(first)[0]
-    at_best = {**short, "optimizer": "adamw", "lr": rate_of("adamw", top), **START}
-    more = s.run("adamw", {f"{top}_{flag}_{value}": {**at_best, flag: value} for flag, value in OTHERS.items()})
-    base = dict(START)
-    for (flag, value), result in zip(OTHERS.items(), more.values()):
+    others = s.run("adamw", {f"{top}_{f}_{v}": {**plain("adamw", [rate_of("adamw", top)])[top], f: v} for f, v in OTHERS})
+    tuned = {}
+    for (flag, value), result in sorted(zip(OTHERS, others.values()), key=lambda each: -each[1]["loss"]):
         if result["loss"] < first[top]["loss"]:
-            base[flag] = value
-    report += ["Common to all: " + ", ".join(f"`--{flag} {value}`" for flag, value in base.items()) + ".", ""]
-    muons = s.run("muon", {k: v for o in OPTIMIZERS[1:] for k, v in plain(o, swept[o], base).items()})
-    ranked = {"adamw": by_loss(first)}
-    for o in OPTIMIZERS[1:]:
-        ranked[o] = [name for name in by_loss(muons) if name.startswith(o + "_")]
+            tuned[flag] = value  # of two values of a flag the better one stays
+    report += ["tuned: " + (", ".join(f"`--{flag} {value}`" for flag, value in tuned.items()) or "nothing helped"), ""]
+    muons = s.run("muon", {k: v for o in OPTIMIZERS[1:] for k, v in plain(o, swept[o]).items()})
+    plains = {**first, **muons}
+    ranked = {o: [name for name in by_loss(plains) if name.startswith(o + "_")] for o in OPTIMIZERS}
 
-    flags = {o: {**short, "optimizer": o, "lr": rate_of(o, ranked[o][0]), **base} for o in OPTIMIZERS}
-    tried = {f"{o}_{a}": {**flags[o], **add} for o in OPTIMIZERS for a, add in additions(options.short, options).items()}
-    added = s.run("additions", {"adamw_tuned": flags["adamw"], **tried})
-    bar = {"adamw": added["adamw_tuned"]["loss"], **{o: muons[ranked[o][0]]["loss"] for o in OPTIMIZERS[1:]}}
-    helped = {o: [a for a in additions(1, options) if added[f"{o}_{a}"]["loss"] < bar[o]] for o in OPTIMIZERS}
+    def additions(steps):
+        add = {
+            "tuned": tuned,
+            "zero-out": {"init": "zero-out"},
+            "average": {"ema": "0.99", "ema-start": str(max(1, steps // 2))},
+            "cautious": {"cautious-decay": "1"},
+            "ramp": {"batch-ramp": str(max(2, steps // 5))} if options.ramp else {},
+        }
+        return {name: flags for name, flags in add.items() if flags}
+
+    tried = {}
+    for o in OPTIMIZERS:
+        best = plain(o, [rate_of(o, ranked[o][0])])[ranked[o][0]]
+        tried.update({f"{o}_{a}": {**best, **flags} for a, flags in additions(options.short).items()})
+    added = s.run("additions", tried)
+    helped = {
+        o: [a for a in additions(options.short) if added[f"{o}_{a}"]["loss"] < plains[ranked[o][0]]["loss"]]
+        for o in OPTIMIZERS
+    }
 
     finals, steps = {}, {o: options.long if o == "adamw" else round(options.fraction * options.long) for o in OPTIMIZERS}
     for o in OPTIMIZERS:
-        kept = {k: v for a in helped[o] for k, v in additions(steps[o], options)[a].items()}
-        for name in ranked[o][:2]:
-            rate = rate_of(o, name)
-            finals[f"{o}_{rate}_final"] = {"steps": str(steps[o]), "optimizer": o, "lr": rate, **base, **kept}
+        kept = {k: v for a in helped[o] for k, v in additions(steps[o])[a].items()}
+        for name, flags in plain(o, [rate_of(o, name) for name in ranked[o][:2]]).items():
+            finals[name + "_final"] = {**flags, "steps": str(steps[o]), **kept}
     finalists = s.run("finalists", finals)
     best = {o: next(name for name in by_loss(finalists) if name.startswith(o + "_")) for o in OPTIMIZERS}
     seeds = s.run("seeds", {best[o]: finals[best[o]] for o in OPTIMIZERS}, SEEDS[1:])
