@@ -71,9 +71,9 @@ static struct {
     EmulatedBlock* block[EMULATED_BLOCKS];  // made on first use
     EmulatedBlock* now;                     // the one that runs
     int threads, reverse;
-    int at_grid_barrier;             // threads of the block
-    int cluster, rank;               // blocks of a cluster, 0 without; the number in it of the block that runs
-    int at_cluster_barrier;          // threads of the cluster
+    int at_grid_barrier;     // threads of the block
+    int cluster, rank;       // blocks of a cluster, 0 without; the number in it of the block that runs
+    int at_cluster_barrier;  // threads of the cluster
     void (*kernel)(const void* call);
     const void* kernel_call;
     jmp_buf scheduler;
@@ -222,7 +222,8 @@ static inline void emulated_main(void) {
         emulated.kernel(emulated.kernel_call);
         emulated.now->ended[emulated.now->current / 32] |= 1u << (emulated.now->current % 32);
         emulated.now->running--;
-        if (emulated.now->barrier_come[0] && !emulated.now->barrier_wants[0] && emulated.now->barrier_come[0] == emulated.now->running)
+        if (emulated.now->barrier_come[0] && !emulated.now->barrier_wants[0] &&
+            emulated.now->barrier_come[0] == emulated.now->running)
             emulated_barrier_end(0);
         emulated_sleep();
     }

@@ -28,8 +28,8 @@ static void matmul_hopper_run_forward(void* state) {
 static void matmul_hopper_run_backward(void* state) {
     MatmulCase* m = (MatmulCase*)state;
     BiasGrad d = {m->dbias, m->mode};
-    CHECK(matmul_hopper_gelu_backward(matmul_hopper_backward_product(m), d, m->dy.device, m->w.device, m->kind,
-                                      m->ctx));
+    CHECK(
+        matmul_hopper_gelu_backward(matmul_hopper_backward_product(m), d, m->dy.device, m->w.device, m->kind, m->ctx));
 }
 
 static void test_matmul_hopper_forward(Harness* h, MatmulShape s, Gelu kind, int with_bias) {
@@ -105,13 +105,13 @@ static void test_matmul_hopper(Harness* h) {
                                          {129, 200, 520}, {40, 264, 1032}, {900, 136, 776}};
     static const MatmulShape many = {4200, 72, 2056};  // two or three tiles for each block of an H100
     static const MatmulShape refused[] = {{64, 64, 12}, {64, 12, 64}, {64, 64, 64}};
-    int runs = HOPPER_BUILD && sizeof(floatX) == 2 && h->ctx.capability == 90;
     for (size_t i = 0; i < COUNT_OF(refused); i++) test_matmul_hopper_refuses(h, refused[i], i == 2 ? 4 : 0);
     h->ctx.gelu_fusion = MATMUL_OWN;
-    for (int kind = 0; kind < 2; kind++) test_matmul_gelu(h, refused[kind], kind ? GELU_ERF : GELU_TANH, " own refuses");
+    for (int kind = 0; kind < 2; kind++)
+        test_matmul_gelu(h, refused[kind], kind ? GELU_ERF : GELU_TANH, " own refuses");
     test_matmul_gelu(h, shapes[3], GELU_TANH, " own");
     h->ctx.gelu_fusion = MATMUL_USUAL;
-    if (!runs) return;
+    if (!matmul_hopper_runs(&h->ctx)) return;
     for (size_t i = 0; i < COUNT_OF(shapes); i++)
         for (int k = 0; k < 2; k++) {
             Gelu kind = k ? GELU_ERF : GELU_TANH;

@@ -74,19 +74,19 @@ enum {
     GEMM_CLUSTER = 2,
     GEMM_STAGES = 3,
     GEMM_BLOCK = 4 * WARPGROUP,
-    GEMM_HALVES = 2,                    // of a tile's rows, one for each warpgroup that multiplies
+    GEMM_HALVES = 2,  // of a tile's rows, one for each warpgroup that multiplies
     GEMM_COLUMN_TILES = GEMM_N / TMA_BOX,
     GEMM_A_BYTES = GEMM_M * TMA_ROW_BYTES,
     GEMM_STAGE_BYTES = GEMM_A_BYTES + GEMM_N * TMA_ROW_BYTES,
     GEMM_HALF_BYTES = GEMM_COLUMN_TILES * TMA_TILE_BYTES,
-    GEMM_BIASES = GEMM_STAGES + 1,      // tiles whose biases are in shared memory
+    GEMM_BIASES = GEMM_STAGES + 1,  // tiles whose biases are in shared memory
     GEMM_BIAS_BYTES = GEMM_N * (int)sizeof(floatX),
     GEMM_SUM_BYTES = 4 * GEMM_N * (int)sizeof(float),
-    GEMM_TURN = 4,                      // rows that a warp of group 3 has under way
+    GEMM_TURN = 4,  // rows that a warp of group 3 has under way
     GEMM_BARRIERS = 2 * GEMM_STAGES + 2 * GEMM_HALVES,
     // Everything is in dynamic shared memory, which begins on a multiple of 16 bytes.
-    GEMM_BYTES = 1024 + GEMM_STAGES * GEMM_STAGE_BYTES + GEMM_HALVES * GEMM_HALF_BYTES +
-                 GEMM_BIASES * GEMM_BIAS_BYTES + 2 * GEMM_SUM_BYTES + 8 * GEMM_BARRIERS
+    GEMM_BYTES = 1024 + GEMM_STAGES * GEMM_STAGE_BYTES + GEMM_HALVES * GEMM_HALF_BYTES + GEMM_BIASES * GEMM_BIAS_BYTES +
+                 2 * GEMM_SUM_BYTES + 8 * GEMM_BARRIERS
 };
 static_assert(GEMM_BYTES <= 227 << 10, "shared memory of a block");
 static_assert(GEMM_M == GEMM_HALVES * TMA_BOX && GEMM_COLUMN_TILES % GEMM_CLUSTER == 0, "whole boxes");
@@ -343,7 +343,8 @@ __global__ void __launch_bounds__(GEMM_BLOCK, 1)
         fence_mbarrier_init();
     }
     if (PASS == FORWARD && !z.bias)
-        for (int i = threadIdx.x; i < GEMM_BIASES * GEMM_BIAS_BYTES / 4; i += GEMM_BLOCK) st_shared_b32(m.bias + 4 * i, 0);
+        for (int i = threadIdx.x; i < GEMM_BIASES * GEMM_BIAS_BYTES / 4; i += GEMM_BLOCK)
+            st_shared_b32(m.bias + 4 * i, 0);
     cluster_sync();
     int group = warpgroup_index();
     if (group == 0) {
@@ -377,9 +378,12 @@ static inline void matmul_hopper_start(GemmProduct z, const Element* a, const El
     cudaCheck(cudaLaunchKernelEx(&launch, matmul_hopper_kernel<Element, KIND, PASS>, map_a, map_b, map_pre, z));
 }
 
+// Whether these kernels run on this GPU.
+static inline int matmul_hopper_runs(const Context* ctx) { return HOPPER_BUILD && ctx->capability == 90; }
+
 static inline int gemm_supports(const GemmProduct* z, const floatX* a, const floatX* b, Context* ctx) {
     const void* pointers[] = {z->y, z->pre, z->bias, a, b};
-    if (!HOPPER_BUILD || ctx->capability != 90 || z->N % 8 || z->K % 8) return 0;
+    if (!matmul_hopper_runs(ctx) || z->N % 8 || z->K % 8) return 0;
     for (size_t i = 0; i < COUNT_OF(pointers); i++)
         if (pointers[i] && pointer_alignment(pointers[i]) < 16) return 0;
     return 1;
@@ -409,6 +413,7 @@ static inline int matmul_hopper_gelu_backward(GemmProduct z, BiasGrad d, const f
 
 #elif defined(__CUDACC__)
 
+static inline int matmul_hopper_runs(const Context*) { return 0; }
 static inline int matmul_hopper_gelu_forward(GemmProduct, const floatX*, const floatX*, Gelu, Context*) { return 0; }
 static inline int matmul_hopper_gelu_backward(GemmProduct, BiasGrad, const floatX*, const floatX*, Gelu, Context*) {
     return 0;
