@@ -130,8 +130,11 @@ typedef struct {
 
 static inline EmulatedBarrier* emulated_mbarrier(uint32_t barrier) { return (EmulatedBarrier*)(size_t)barrier; }
 
-// What lies at the same address of block `rank` of the cluster.
+// What lies at the same address of block `rank` of the cluster: dynamic shared memory alone.
 static inline uint32_t emulated_at_rank(uint32_t address, int rank) {
+    size_t offset = address - (size_t)emulated_shared();
+    if (rank != emulated.rank && offset >= EMULATED_SHARED)
+        emulated_fault("blocks of a cluster meet in static shared memory, which is not emulated");
     return address + (uint32_t)((rank - emulated.rank) * EMULATED_SHARED);
 }
 

@@ -85,6 +85,41 @@ static void test_matmul_hopper_backward(Harness* h, MatmulShape s, Gelu kind, in
     case_end(h);
 }
 
+// The share of elements whose bits differ.
+static double matmul_hopper_share(Array got, const real* want) {
+    size_t wrong = 0;
+    array_download(got);
+    for (size_t i = 0; i < got.n; i++) wrong += memcmp(&got.host[i], &want[i], sizeof(real)) != 0;
+    return (double)wrong / (double)got.n;
+}
+
+// Against products and kernels of GELU apart, which compute the same numbers: sums of eight terms hardly depend on their
+// order. The two forms of GELU round to different numbers in some hundredths of the elements, which no tolerance of
+// 16-bit numbers sees.
+static void test_matmul_hopper_bits(Harness* h, Gelu kind) {
+    const double most = 2e-3;
+    MatmulShape s = {300, 8, 264}, turned = {300, 264, 8};
+    case_begin(h, "matmul_hopper/bits N=%d %s", s.N, gelu_name(kind));
+    MatmulCase m = matmul_case(h, s, SET);
+    m.kind = kind;
+    m.y = output(h, matmul_size(s.N, s.OC), SET);
+    m.pre = output(h, m.y.n, SET);
+    matmul_hopper_run_forward(&m);
+    real *y = copy_of(h, m.y), *pre = copy_of(h, m.pre);
+    matmul_run_forward(&m);
+    expect_within(h, "share of pre that differs", matmul_hopper_share(m.y, pre), 0, most);
+    matmul_apply_gelu(m.y.device, m.pre.device, m.y.n, FORWARD, kind, m.ctx);
+    expect_within(h, "share of y that differs", matmul_hopper_share(m.y, y), 0, most);
+    m.s = turned;
+    m.dy = m.x, m.dx = m.y;
+    matmul_hopper_run_backward(&m);
+    real* dx = copy_of(h, m.dx);
+    matmul_run_backward_input(&m);
+    matmul_apply_gelu(m.dx.device, m.pre.device, m.dx.n, BACKWARD, kind, m.ctx);
+    expect_within(h, "share of dpre that differs", matmul_hopper_share(m.dx, dx), 0, most);
+    case_end(h);
+}
+
 // Rows that are not of 16 bytes, and pointers between them: nothing is written.
 static void test_matmul_hopper_refuses(Harness* h, MatmulShape s, int offset) {
     case_begin(h, "matmul_hopper/refuses N=%d IC=%d OC=%d, %d elements off", s.N, s.IC, s.OC, offset);
@@ -112,6 +147,7 @@ static void test_matmul_hopper(Harness* h) {
     test_matmul_gelu(h, shapes[3], GELU_TANH, " own");
     h->ctx.gelu_fusion = MATMUL_USUAL;
     if (!matmul_hopper_runs(&h->ctx)) return;
+    for (int kind = 0; kind < 2; kind++) test_matmul_hopper_bits(h, kind ? GELU_ERF : GELU_TANH);
     for (size_t i = 0; i < COUNT_OF(shapes); i++)
         for (int k = 0; k < 2; k++) {
             Gelu kind = k ? GELU_ERF : GELU_TANH;

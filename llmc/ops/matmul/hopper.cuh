@@ -16,10 +16,10 @@
  *   stage full     TMA -> 1, 2          a row half full     1 or 2 -> 3
  *   stage empty    1, 2 of both -> 0    a row half empty    3 -> 1 or 2
  *
- * A tile takes the tensor cores 16 K clocks, and group 3 has that long for its 32,768 elements: 24 instructions an element
- * for the derivative and its sums fit from K = 512 on. Groups 1 and 2 only round, and the one that ends first leaves the
- * tensor cores to the other meanwhile. In the usual alternative, two groups that multiply and finish tiles of 64 x 256
- * in turn, b would be read twice as often.
+ * A tile takes the tensor cores 16 K clocks. Group 3 has that long for its 32,768 elements and needs 3,500 instructions a
+ * warp for GELU_TANH, 8,600 for the derivative of GELU_ERF with its sums. Groups 1 and 2 only round; the one that is
+ * first leaves the tensor cores to the other meanwhile. In the usual alternative, two groups that multiply and finish
+ * tiles of 64 x 256 in turn, the L2 would have to deliver half as much again.
  *
  * Element: the type of a and b. A row of a tile has 128 bytes; what else depends on the type is in GemmElement.
  * Numerics: sums in fp32 in the order of k; pre and the product before the derivative are rounded to floatX, as when
@@ -154,6 +154,7 @@ __device__ __forceinline__ void gemm_load(const GemmShared& m, const CUtensorMap
     GemmTile t = {0, 0, 0};
     for (; gemm_tile(&t, z); t.number++) {
         if (PASS == BACKWARD) gemm_prefetch(pre, z, t);
+#pragma unroll 1
         for (int k = 0; k < steps; k++, use++) {
             uint32_t stage = use % GEMM_STAGES, to = m.stages + stage * GEMM_STAGE_BYTES, full = m.full + 8 * stage;
             uint32_t bias_bytes = PASS == FORWARD && z.bias && k == 0 ? 2u * (uint32_t)min(GEMM_N, z.N - t.column) : 0;
@@ -193,7 +194,9 @@ __device__ __forceinline__ void gemm_leave(uint32_t boxes, uint32_t bias, const 
             float add[2] = {0, 0};
             if constexpr (PASS == FORWARD) {
                 uint32_t at = bias + (uint32_t)(((j + side) * 8 + lane % 4 * 2) * (int)sizeof(floatX));
-                const floatX* two = (const floatX*)__cvta_shared_to_generic(at);
+                uint32_t word = *(const uint32_t*)__cvta_shared_to_generic(at);
+                floatX two[2];
+                memcpy(two, &word, sizeof two);
                 add[0] = to_float(two[0]), add[1] = to_float(two[1]);
             }
 #pragma unroll
@@ -279,41 +282,44 @@ __device__ __forceinline__ void gemm_store_sums(const GemmShared& m, const GemmP
 // columns.
 template <Gelu KIND, Direction PASS> __device__ __forceinline__ void gemm_finish(const GemmShared& m, GemmProduct z) {
     int lane = threadIdx.x % WARP, warp = threadIdx.x % WARPGROUP / WARP;
-    GemmTile t = {0, 0, 0};
-    for (; gemm_tile(&t, z); t.number++) {
+    const int TURNS = TMA_BOX / (4 * GEMM_TURN);  // of a half
+    GemmTile t = {0, 0, 0}, next = {1, 0, 0};
+    Vector<floatX> ahead[GEMM_TURN];
+    bool more = gemm_tile(&t, z);
+    if (PASS == BACKWARD) gemm_load_pre(ahead, z, t.row + warp, t.column + lane * 8);
+    for (; more; t = next, next.number++) {
         float sum[8] = {0};
         int column = t.column + lane * 8;
-        Vector<floatX> ahead[GEMM_TURN];
-        if (PASS == BACKWARD) gemm_load_pre(ahead, z, t.row + warp, column);
+        more = gemm_tile(&next, z);
 #pragma unroll 1
-        for (int turn = 0; turn < GEMM_M / (4 * GEMM_TURN); turn++) {
-            const int TURNS = TMA_BOX / (4 * GEMM_TURN);  // of a half
-            int half = turn / TURNS, begin = turn * 4 * GEMM_TURN + warp;
-            if (turn % TURNS == 0) mbarrier_wait(m.half_full + 8 * half, t.number & 1);
+        for (int turn = 0; turn < GEMM_HALVES * TURNS; turn++) {
+            int half = turn / TURNS, begin = turn * 4 * GEMM_TURN + warp, is_last = turn + 1 == GEMM_HALVES * TURNS;
             Vector<floatX> pre[GEMM_TURN];
 #pragma unroll
             for (int i = 0; i < GEMM_TURN && PASS == BACKWARD; i++) pre[i] = ahead[i];
-            if (PASS == BACKWARD && turn + 1 < GEMM_M / (4 * GEMM_TURN))
-                gemm_load_pre(ahead, z, t.row + begin + 4 * GEMM_TURN, column);
+            if (PASS == BACKWARD)
+                gemm_load_pre(ahead, z, is_last ? next.row + warp : t.row + begin + 4 * GEMM_TURN,
+                              is_last ? next.column + lane * 8 : column);
+            if (turn % TURNS == 0) mbarrier_wait(m.half_full + 8 * half, t.number & 1);
 #pragma unroll
             for (int i = 0; i < GEMM_TURN; i++) {
                 int r = begin + 4 * i;
                 uint32_t box = m.halves + half * GEMM_HALF_BYTES + lane / 8 * TMA_TILE_BYTES;
                 int4 bits = ld_shared_v4(swizzle_128b(box, r % TMA_BOX, lane % 8));
-                if (t.row + r >= z.M || column >= z.N) continue;
                 size_t at = (size_t)(t.row + r) * (size_t)z.N + (size_t)column;
+                bool exists = t.row + r < z.M && column < z.N;
                 float f[8], x[8];
                 to_floats(f, *(const Vector<floatX>*)&bits);
                 if constexpr (PASS == FORWARD) {
-                    *(int4*)(z.pre + at) = bits;
+                    if (exists) *(int4*)(z.pre + at) = bits;
 #pragma unroll
                     for (int e = 0; e < 8; e++) f[e] = gelu_value(f[e], KIND);
                 } else {
-                    to_floats(x, pre[i]);
+                    to_floats(x, pre[i]);  // past the end of M the product is 0
 #pragma unroll
                     for (int e = 0; e < 8; e++) f[e] *= gelu_derivative(x[e], KIND), sum[e] += f[e];
                 }
-                store128(z.y + at, from_floats<floatX>(f));
+                if (exists) store128(z.y + at, from_floats<floatX>(f));
             }
             if (turn % TURNS < TURNS - 1) continue;
             __syncwarp();
