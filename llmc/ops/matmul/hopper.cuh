@@ -194,10 +194,7 @@ __device__ __forceinline__ void gemm_leave(uint32_t boxes, uint32_t bias, const 
             float add[2] = {0, 0};
             if constexpr (PASS == FORWARD) {
                 uint32_t at = bias + (uint32_t)(((j + side) * 8 + lane % 4 * 2) * (int)sizeof(floatX));
-                uint32_t word = *(const uint32_t*)__cvta_shared_to_generic(at);
-                floatX two[2];
-                memcpy(two, &word, sizeof two);
-                add[0] = to_float(two[0]), add[1] = to_float(two[1]);
+                to_floats(add, *(const Vector<floatX, 2>*)__cvta_shared_to_generic(at));
             }
 #pragma unroll
             for (int below = 0; below < 2; below++)
