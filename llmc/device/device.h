@@ -113,8 +113,7 @@ typedef struct {
     int autotune_energy;               // 1: of the fastest candidates of large products, take that of least energy
     const char* autotune_cache;        // file with the chosen algorithms; NULL: none
     RunLock* autotune_lock;            // lock of the cache file's directory
-    int gelu_fusion;                   // GELU in matmul epilogues: 0 never, 1 forward, 2 forward and backward, 3 in
-                                       // products of our own (hopper.cuh); what it does not support: as 2
+    int gelu_fusion;                   // GELU in matmul epilogues: 0 never, 1 forward, 2 both, 3 both in our own kernel
     int tf32;                          // 1: fp32 matmuls may round their inputs to TF32
     AttentionPath attention;           // as requested; cases that flash does not support are materialized
     int attention_told;                // 1: a line has said that this GPU does not support them
