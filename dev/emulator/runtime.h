@@ -1,6 +1,5 @@
 /* The CUDA runtime without a GPU: device memory is the host's, and a stream's work is done when it is asked for. Only
- * functions that the project calls; captures, graphs and
- * launches in clusters are refused. */
+ * functions that the project calls; captures and graphs are refused. */
 #ifndef DEV_EMULATOR_RUNTIME_H
 #define DEV_EMULATOR_RUNTIME_H
 
@@ -64,7 +63,6 @@ cudaError_t cudaDeviceGetPCIBusId(char* id, int size, int) {
 }
 cudaError_t cudaDeviceGetStreamPriorityRange(int* least, int* greatest) { return *least = *greatest = 0, cudaSuccess; }
 cudaError_t cudaDeviceSynchronize(void) { return cudaSuccess; }
-cudaError_t cudaLaunchKernelExC(const cudaLaunchConfig_t*, const void*, void**) { return cudaErrorNotSupported; }
 cudaError_t cudaGetLastError(void) { return cudaSuccess; }
 const char* cudaGetErrorString(cudaError_t error) { return error == cudaSuccess ? "no error" : "not in the emulator"; }
 

@@ -85,6 +85,7 @@ def translate(text):
         at = end
     text = shared_memory("".join(pieces) + text[at:])
     text = text.replace("cudaLaunchCooperativeKernel((const void*)kernel", "emulated_launch_cooperative(kernel")
+    text = text.replace("cudaLaunchKernelEx(", "emulated_launch_ex(")
     text = text.replace("cooperative_groups::this_grid().sync", "emulated_grid_sync")
     text = re.sub(r"#include <(cooperative_groups|cuda_pipeline_primitives)\.h>", "", text)
     return launches(text)

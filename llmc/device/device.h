@@ -112,7 +112,7 @@ typedef struct {
     int autotune;                      // 1: time cuBLASLt's candidates on first use; 0: take its first choice
     const char* autotune_cache;        // file with the chosen algorithms; NULL: none
     RunLock* autotune_lock;            // lock of the cache file's directory
-    int gelu_fusion;                   // GELU in matmul epilogues: 0 never, 1 forward, 2 forward and backward
+    int gelu_fusion;                   // GELU in matmul epilogues: 0 never, 1 forward, 2 both, 3 both in our own kernel
     int tf32;                          // 1: fp32 matmuls may round their inputs to TF32
     AttentionPath attention;           // as requested; cases that flash does not support are materialized
     int attention_told;                // 1: a line has said that this GPU does not support them

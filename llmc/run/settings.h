@@ -252,8 +252,9 @@ static inline int settings_running_rows(Settings* s, Flag* table, int count) {
         {NULL,  "--attention",           FLAG_CHOICE, &s->attention,           "flash",   0,   0,        "flash|materialized", SCOPE_RUN, TOPIC_DEVICE,
          "GPU: flash keeps scores on chip (bf16 and fp16, head sizes 8, 16, .. 128; otherwise materialized); "
          "materialized stores them in memory."},
-        {"-ge", "--gelu-fusion",         FLAG_INT,    &s->gelu_fusion,         "2",       0,   2,        NULL,   SCOPE_RUN,     TOPIC_DEVICE,
-         "GPU: fuse GELU into the matmul. 0: never; 1: forward; 2: also backward where that is faster."},
+        {"-ge", "--gelu-fusion",         FLAG_INT,    &s->gelu_fusion,         "2",       0,   3,        NULL,   SCOPE_RUN,     TOPIC_DEVICE,
+         "GPU: fuse GELU into the matmul. 0: never; 1: forward; 2: also backward where that is faster; 3: both, with "
+         "the bias gradient, by a kernel of our own (sm_90a, bf16 and fp16)."},
         {NULL,  "--autotune",            FLAG_INT,    &s->autotune,            "1",       0,   1,        NULL,   SCOPE_RUN,     TOPIC_DEVICE,
          "GPU: 1 times candidate algorithms for each large matmul once and keeps the choice in -o."},
         {"-f",  "--tf32",                FLAG_INT,    &s->tf32,                "0",       0,   1,        NULL,   SCOPE_RUN,     TOPIC_DEVICE,
