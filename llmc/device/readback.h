@@ -35,15 +35,17 @@ static inline void readback_close(Readback* r) {
     cudaCheck(cudaEventDestroy(r->arrived));
 }
 
-// Start copying `count` numbers from the device. They replace the previous values.
-static inline void readback_start(Context* ctx, Readback* r, const real* const* sources, int count) {
+// Launch copies of `count` numbers from the device. They replace the previous values.
+static inline void readback_copy(Context* ctx, Readback* r, const real* const* sources, int count) {
     Scope scope = scope_open(ctx, "readback", 0, (double)((size_t)count * sizeof(real)), "n=%d", count);
     CHECK(count <= READBACK_LIMIT);
     for (int i = 0; i < count; i++)
         cudaCheck(cudaMemcpyAsync(&r->values[i], sources[i], sizeof(real), cudaMemcpyDeviceToHost, ctx->stream));
-    cudaCheck(cudaEventRecord(r->arrived, ctx->stream));
     scope_close(&scope);
 }
+
+// After the copies: what readback_wait() waits for.
+static inline void readback_record(Context* ctx, Readback* r) { cudaCheck(cudaEventRecord(r->arrived, ctx->stream)); }
 
 static inline int readback_has_arrived(const Readback* r) {
     cudaError_t state = cudaEventQuery(r->arrived);
@@ -68,12 +70,13 @@ static inline void readback_open(Readback* r) { r->values = (real*)xcalloc(READB
 
 static inline void readback_close(Readback* r) { free(r->values); }
 
-static inline void readback_start(Context* ctx, Readback* r, const real* const* sources, int count) {
+static inline void readback_copy(Context* ctx, Readback* r, const real* const* sources, int count) {
     (void)ctx;
     CHECK(count <= READBACK_LIMIT);
     for (int i = 0; i < count; i++) r->values[i] = *sources[i];
-    r->arrived = now_seconds();
 }
+
+static inline void readback_record(Context* ctx, Readback* r) { (void)ctx, r->arrived = now_seconds(); }
 
 static inline int readback_has_arrived(const Readback* r) {
     (void)r;
