@@ -48,7 +48,7 @@ cudaError_t cudaGetDevice(int* device) { return *device = 0, cudaSuccess; }
 cudaError_t cudaSetDevice(int) { return cudaSuccess; }
 cudaError_t cudaGetDeviceProperties(cudaDeviceProp* p, int) {
     memset(p, 0, sizeof *p);
-    strcpy(p->name, "emulated GPU");
+    strcpy(p->name, __CUDA_ARCH__ >= 900 ? "emulated H100" : "emulated A100");  // their peaks are known: not measured
     p->major = __CUDA_ARCH__ / 100, p->minor = __CUDA_ARCH__ % 100 / 10;
     p->multiProcessorCount = EMULATED_MULTIPROCESSORS;
     p->totalGlobalMem = (size_t)8 << 30;

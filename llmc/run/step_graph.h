@@ -123,6 +123,12 @@ static inline void step_graph_end(StepGraph* g, Context* ctx) {
             (long long)g->launched, (long long)g->made);
 }
 
+// At the end of a run: how many there were.
+static inline void step_graph_report(const StepGraph* g) {
+    if (g->launched)
+        printf("graphs: %lld launched, %lld of them instantiated\n", (long long)g->launched, (long long)g->made);
+}
+
 static inline void step_graph_close(StepGraph* g) {
     for (int i = 0; i < STEP_GRAPH_SHAPES; i++)
         for (int k = 0; k < STEP_GRAPH_TURNS; k++)
@@ -135,6 +141,7 @@ static inline void step_graph_begin(StepGraph* g, int is_first, int is_last, Con
     (void)g, (void)is_first, (void)is_last, (void)ctx;
 }
 static inline void step_graph_end(StepGraph* g, Context* ctx) { (void)g, (void)ctx; }
+static inline void step_graph_report(const StepGraph* g) { (void)g; }
 static inline void step_graph_close(StepGraph* g) { (void)g; }
 
 #endif

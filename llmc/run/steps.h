@@ -330,6 +330,7 @@ static inline void steps_end(Steps* s, const Session* session, const MemoryPlan*
         ProfiledRun run = steps_profiled(s, session, plan);
         profiler_stop(stdout, &s->profiler, &run, session->ctx);
     }
+    step_graph_report(&s->graph);
     session_end(session, failed);
 }
 
