@@ -40,7 +40,9 @@ typedef struct {
 } ReadbackSources;
 
 // Grid: one block of `count` threads. `to` is pinned host memory.
-static __global__ void readback_kernel(real* to, ReadbackSources from) { to[threadIdx.x] = *from.value[threadIdx.x]; }
+static __global__ void readback_kernel(real* to, const __grid_constant__ ReadbackSources from) {
+    to[threadIdx.x] = *from.value[threadIdx.x];
+}
 
 // Launch copies of `count` numbers from the device. They replace the previous values. In a graph one kernel takes less
 // time than several copies.

@@ -27,6 +27,7 @@ typedef struct {
     int may_give_up;         // --graph auto: where most launches need a new graph
     int64_t steps;           // of this process
     int64_t launched, made;  // graphs
+    size_t nodes;            // of the last one
 #ifdef __CUDACC__
     int part;  // of the step that is captured
     int next;  // the shape to replace by a new one
@@ -67,14 +68,14 @@ static inline void step_graph_begin(StepGraph* g, int is_first, int is_last, Con
     ctx->is_captured = 1;
 }
 
-// The place of the next graph for `nodes` launches of the captured part; it may hold one to update.
-static inline cudaGraphExec_t* step_graph_place(StepGraph* g, size_t nodes) {
+// The place of the next graph for g->nodes launches of the captured part; it may hold one to update.
+static inline cudaGraphExec_t* step_graph_place(StepGraph* g) {
     int i = 0;
-    while (i < STEP_GRAPH_SHAPES && (g->shapes[i].part != g->part || g->shapes[i].nodes != nodes)) i++;
+    while (i < STEP_GRAPH_SHAPES && (g->shapes[i].part != g->part || g->shapes[i].nodes != g->nodes)) i++;
     if (i == STEP_GRAPH_SHAPES) {
         i = g->next;
         g->next = (g->next + 1) % STEP_GRAPH_SHAPES;
-        g->shapes[i].part = g->part, g->shapes[i].nodes = nodes;
+        g->shapes[i].part = g->part, g->shapes[i].nodes = g->nodes;
     }
     return &g->shapes[i].graphs[g->shapes[i].uses++ % STEP_GRAPH_TURNS];
 }
@@ -106,12 +107,11 @@ static inline void step_graph_free_outgrown(Context* ctx) {
 static inline void step_graph_end(StepGraph* g, Context* ctx) {
     enum { FIRST = 16 };  // graphs that are not counted
     cudaGraph_t graph;
-    size_t nodes;
     if (!ctx->is_captured) return;
     ctx->is_captured = 0;
     cudaCheck(cudaStreamEndCapture(ctx->stream, &graph));
-    cudaCheck(cudaGraphGetNodes(graph, NULL, &nodes));
-    cudaGraphExec_t* exec = step_graph_place(g, nodes);
+    cudaCheck(cudaGraphGetNodes(graph, NULL, &g->nodes));
+    cudaGraphExec_t* exec = step_graph_place(g);
     g->made += step_graph_take(exec, graph);
     g->launched++;
     cudaCheck(cudaGraphDestroy(graph));
@@ -126,7 +126,8 @@ static inline void step_graph_end(StepGraph* g, Context* ctx) {
 // At the end of a run: how many there were.
 static inline void step_graph_report(const StepGraph* g) {
     if (g->launched)
-        printf("graphs: %lld launched, %lld of them instantiated\n", (long long)g->launched, (long long)g->made);
+        printf("graphs: %lld launched, %lld of them instantiated; the last one has %zu launches\n",
+               (long long)g->launched, (long long)g->made, g->nodes);
 }
 
 static inline void step_graph_close(StepGraph* g) {
