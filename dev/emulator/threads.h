@@ -20,6 +20,8 @@
 #include <sys/mman.h>
 #include <ucontext.h>
 
+#include "graph.h"
+
 enum {
     EMULATED_THREADS = 1024,
     EMULATED_STACK = 256 << 10,
@@ -294,37 +296,39 @@ static inline void emulated_configure(dim3 grid, dim3 block, size_t shared, cons
     emulated.kernel_call = &kernel;
 }
 
-template <typename Kernel>
-static inline void emulated_launch(dim3 grid, dim3 block, size_t shared, cudaStream_t stream, const Kernel& kernel) {
-    (void)stream;
-    emulated_configure(grid, block, shared, kernel);
-    unsigned blocks = grid.x * grid.y * grid.z;
+// What stands between <<< and >>>.
+struct EmulatedGrid {
+    dim3 grid, block;
+    size_t shared;
+    EmulatedGrid(dim3 grid, dim3 block, size_t shared = 0, cudaStream_t = NULL)
+        : grid(grid), block(block), shared(shared) {}
+};
+
+template <typename Kernel> static inline void emulated_launch_now(const EmulatedGrid& g, const Kernel& kernel) {
+    emulated_configure(g.grid, g.block, g.shared, kernel);
+    unsigned blocks = g.grid.x * g.grid.y * g.grid.z;
     for (unsigned i = 0; i < blocks; i++) {
-        emulated_begin(0, shared);
+        emulated_begin(0, g.shared);
         emulated_wake_all();
         emulated_resume(emulated.reverse ? blocks - 1 - i : i);
     }
 }
 
-template <typename Kernel>
-static inline void emulated_launch(dim3 grid, dim3 block, size_t shared, const Kernel& kernel) {
-    emulated_launch(grid, block, shared, NULL, kernel);
-}
+template <typename T> struct EmulatedExactly { typedef T type; };
 
-template <typename Kernel> static inline void emulated_launch(dim3 grid, dim3 block, const Kernel& kernel) {
-    emulated_launch(grid, block, 0, NULL, kernel);
+template <typename... P>
+static inline void emulated_launch(const EmulatedGrid& grid, void (*kernel)(P...),
+                                   typename EmulatedExactly<P>::type... arguments) {
+    emulated_do(EMULATED_KERNEL, [=] { emulated_launch_now(grid, [&] { kernel(arguments...); }); });
 }
 
 // Blocks that can wait for each other (emulated_grid_sync): each runs to the next such place in turn, with its own
 // stacks and dynamic shared memory. Static shared memory does not outlive a wait.
-template <typename Argument>
-static inline cudaError_t emulated_launch_cooperative(void (*kernel)(Argument), dim3 grid, dim3 block, void** arguments,
-                                                      size_t shared, cudaStream_t stream) {
-    (void)stream;
-    auto call = [&] { kernel(*(Argument*)arguments[0]); };
-    emulated_configure(grid, block, shared, call);
-    int blocks = (int)(grid.x * grid.y * grid.z), under_way = 0;
-    if (blocks > EMULATED_BLOCKS) return cudaErrorCooperativeLaunchTooLarge;
+template <typename Kernel>
+static inline void emulated_launch_all_now(const EmulatedGrid& g, int blocks, const Kernel& kernel) {
+    size_t shared = g.shared;
+    int under_way = 0;
+    emulated_configure(g.grid, g.block, shared, kernel);
     for (int round = 0; round == 0 || under_way; round++) {
         under_way = 0;
         for (int i = 0; i < blocks; i++) {
@@ -341,6 +345,16 @@ static inline cudaError_t emulated_launch_cooperative(void (*kernel)(Argument), 
         if (under_way && under_way != blocks) emulated_fault("a part of the grid's blocks waits for all");
     }
     for (int i = 0; i < blocks; i++) free(emulated.block[i]->shared);
+}
+
+template <typename Argument>
+static inline cudaError_t emulated_launch_cooperative(void (*kernel)(Argument), dim3 grid, dim3 block, void** arguments,
+                                                      size_t shared, cudaStream_t) {
+    EmulatedGrid g(grid, block, shared);
+    Argument argument = *(Argument*)arguments[0];
+    int blocks = (int)(grid.x * grid.y * grid.z);
+    if (blocks > EMULATED_BLOCKS) return cudaErrorCooperativeLaunchTooLarge;
+    emulated_do(EMULATED_KERNEL, [=] { emulated_launch_all_now(g, blocks, [&] { kernel(argument); }); });
     return cudaSuccess;
 }
 
@@ -363,20 +377,26 @@ static inline void emulated_run_cluster(unsigned first, size_t shared) {
     }
 }
 
-// cudaLaunchKernelEx(), of whose attributes the size of the cluster counts.
-template <typename... Parameters, typename... Arguments>
-static inline cudaError_t emulated_launch_ex(const cudaLaunchConfig_t* launch, void (*kernel)(Parameters...),
-                                             Arguments&&... arguments) {
-    auto call = [&] { kernel(arguments...); };
-    unsigned size = 1, blocks = launch->gridDim.x;
-    for (unsigned i = 0; i < launch->numAttrs; i++)
-        if (launch->attrs[i].id == cudaLaunchAttributeClusterDimension) size = launch->attrs[i].val.clusterDim.x;
-    emulated_configure(launch->gridDim, launch->blockDim, launch->dynamicSmemBytes, call);
-    if (size > EMULATED_CLUSTER || blocks % size) return cudaErrorInvalidClusterSize;
+template <typename Kernel>
+static inline void emulated_launch_clusters(const EmulatedGrid& g, unsigned size, const Kernel& kernel) {
+    unsigned blocks = g.grid.x;
+    emulated_configure(g.grid, g.block, g.shared, kernel);
     emulated.cluster = (int)size;
     for (unsigned i = 0; i < blocks; i += size)
-        emulated_run_cluster(emulated.reverse ? blocks - size - i : i, launch->dynamicSmemBytes);
+        emulated_run_cluster(emulated.reverse ? blocks - size - i : i, g.shared);
     emulated.cluster = emulated.rank = 0;
+}
+
+// cudaLaunchKernelEx(), of whose attributes the size of the cluster counts.
+template <typename... P>
+static inline cudaError_t emulated_launch_ex(const cudaLaunchConfig_t* launch, void (*kernel)(P...),
+                                             typename EmulatedExactly<P>::type... arguments) {
+    EmulatedGrid g(launch->gridDim, launch->blockDim, launch->dynamicSmemBytes);
+    unsigned size = 1;
+    for (unsigned i = 0; i < launch->numAttrs; i++)
+        if (launch->attrs[i].id == cudaLaunchAttributeClusterDimension) size = launch->attrs[i].val.clusterDim.x;
+    if (size > EMULATED_CLUSTER || g.grid.x % size) return cudaErrorInvalidClusterSize;
+    emulated_do(EMULATED_KERNEL, [=] { emulated_launch_clusters(g, size, [&] { kernel(arguments...); }); });
     return cudaSuccess;
 }
 
