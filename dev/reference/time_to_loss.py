@@ -17,9 +17,9 @@ here, one for each setting. Stages, each a sweep of scripts/sweep.py in OUT:
 
 Call it again with the same arguments until it ends with status 0: finished runs stay, and with --minutes it stops in time,
 so that it fits into short loans of a GPU. --results keeps a line for each finished run, with its flags, so that it goes on
-on another machine, without OUT. OUT/time_to_loss.md has the tables and the verdict. A rate at the edge of those swept is
-reported as such. The loss of a run with an average is the lower one of the weights' and the average's. Seconds are of
-training steps alone.
+on another machine, without OUT. OUT/time_to_loss.md has the tables and the verdict, from the finalists on. A rate at the
+edge of those swept is reported as such. The loss of a run with an average is the lower one of the weights' and the
+average's. Seconds are of training steps alone.
 """
 import argparse
 import json
@@ -37,7 +37,11 @@ OTHERS = [("warmup", "30"), ("warmup", "200"), ("final-lr", "0"), ("weight-decay
 
 
 class NotDone(Exception):
-    """Time is up, or a run failed."""
+    """Time is up, or a run failed. results: those that there are."""
+
+    def __init__(self, stage, results):
+        super().__init__(stage)
+        self.results = results
 
 
 class Stages:
@@ -73,7 +77,7 @@ class Stages:
         if self.end:
             left = (self.end - time.monotonic()) / 60
             if left < 0.05:
-                raise NotDone(stage)
+                raise NotDone(stage, {})
             command += ["--minutes", f"{left:.3f}"]
         print(f"== {stage}", flush=True)
         status = subprocess.run(command + ["--"] + self.options.command).returncode
@@ -83,7 +87,7 @@ class Stages:
                 results[name].append(self.result(directory))
                 self.keep(key, results[name][-1])
         if status != 0:
-            raise NotDone(stage)
+            raise NotDone(stage, results)
         with open(os.path.join(out, "table.md"), encoding="utf-8") as f:
             table = f.read().replace(os.path.join(self.options.out, "recipes", ""), "").replace(".flags", "")
         self.tables.append(f"## {stage}\n\n{table}")
@@ -193,18 +197,25 @@ def main():
             finals[name + "_final"] = {**flags, "steps": str(steps[o]), **kept}
     finalists = s.run("finalists", finals)
     best = {o: next(name for name in by_loss(finalists) if name.startswith(o + "_")) for o in OPTIMIZERS}
-    seeds = s.run("seeds", {best[o]: finals[best[o]] for o in OPTIMIZERS}, SEEDS[1:])
+    left = None
+    try:
+        seeds = s.run("seeds", {best[o]: finals[best[o]] for o in OPTIMIZERS}, SEEDS[1:])
+    except NotDone as stage:
+        seeds, left = stage.results, stage
 
-    report += ["| | rate | with | steps | loss, mean of three seeds | of AdamW's steps | of its seconds |"]
-    report += ["|---|---|---|---:|---:|---:|---:|"]
-    losses = {o: [finalists[best[o]]["loss"]] + [r["loss"] for r in seeds[best[o]]] for o in OPTIMIZERS}
-    seconds = {o: sum(r["seconds"] for r in seeds[best[o]]) for o in OPTIMIZERS}  # those that ran in turn
+    report += ["| | rate | with | steps | seeds | loss, mean of the seeds | of AdamW's steps | of its seconds |"]
+    report += ["|---|---|---|---:|---:|---:|---:|---:|"]
+    runs = {o: [finalists[best[o]]] + seeds.get(best[o], []) for o in OPTIMIZERS}
+    losses = {o: [r["loss"] for r in runs[o]] for o in OPTIMIZERS}
+    seconds = {o: statistics.mean(r["seconds"] for r in runs[o]) for o in OPTIMIZERS}
     for o in OPTIMIZERS:
         rate = rate_of(o, best[o])[: -len("_final")]
         edge = " (the edge of those swept)" if rate in (swept[o][0], swept[o][-1]) else ""
+        spread = f" (+- {statistics.stdev(losses[o]):.4f})" if len(losses[o]) > 1 else ""
         report.append(
-            f"| {o} | {rate}{edge} | {', '.join(helped[o])} | {steps[o]} | {statistics.mean(losses[o]):.4f} "
-            f"(+- {statistics.stdev(losses[o]):.4f}) | {steps[o] / steps['adamw']:.2f} | {seconds[o] / seconds['adamw']:.2f} |"
+            f"| {o} | {rate}{edge} | {', '.join(helped[o])} | {steps[o]} | {len(losses[o])} | "
+            f"{statistics.mean(losses[o]):.4f}{spread} | {steps[o] / steps['adamw']:.2f} | "
+            f"{seconds[o] / seconds['adamw']:.2f} |"
         )
     goal = statistics.mean(losses["adamw"])
     for o in OPTIMIZERS[1:]:
@@ -213,6 +224,8 @@ def main():
     with open(os.path.join(options.out, "time_to_loss.md"), "w", encoding="utf-8") as f:
         f.write("\n".join(report + [""] + s.tables) + "\n")
     print("\n".join(report))
+    if left:
+        raise left
     return 0
 
 
