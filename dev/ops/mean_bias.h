@@ -38,7 +38,7 @@ static inline MeanBiasCase* mean_bias_case(Harness* h, int N, int IC, int OC, in
     for (size_t i = 0; i < nx; i++)
         (*before)[i] = is_gelu ? (real)gelu_exact((double)k->x.host[i], GELU_TANH) : k->x.host[i];
     QuantizeInput x = is_gelu ? quantize_gelu(k->x.device, GELU_TANH) : quantize_plain(k->x.device);
-    k->x8 = mean_bias_rounded(h, x, *before, nx, 32);
+    k->x8 = mean_bias_rounded(h, x, *before, nx, 1024);  // most are clipped: errors above the tolerance
     k->w8 = mean_bias_rounded(h, quantize_plain(k->w.device), k->w.host, nw, 512);
     k->out.bias = k->bias.device, k->out.means = k->means.device_real;
     k->b_of = is_gelu ? NULL : k->b.device;
@@ -63,8 +63,8 @@ static inline void mean_bias_check_rows(Harness* h, int N) {
 }
 
 static inline void test_mean_bias(Harness* h) {
-    static const int SIZES[][3] = {{1, 16, 1},       {3, 48, 33},   {512, 64, 80},
-                                   {1000, 272, 100}, {8192, 32, 9}, {0, 16, 16}};
+    static const int SIZES[][3] = {{1, 16, 1},    {3, 48, 33},   {512, 64, 80}, {1000, 272, 100},
+                                   {8192, 32, 9}, {40, 2064, 6}, {0, 16, 16}};
     for (size_t i = 0; i < COUNT_OF(SIZES); i++)
         for (int is_gelu = 0; is_gelu < 2; is_gelu++) {
             int N = SIZES[i][0], IC = SIZES[i][1], OC = SIZES[i][2];

@@ -67,7 +67,7 @@ static inline double mean_bias_ref(size_t o, const real* x, RoundedTensor x8, co
 
 #ifdef __CUDACC__
 // ---------------------------------------------------------------------------------------------------------
-// GPU: a block takes 16 columns of the rows, then a warp 4 outputs, which share what is read of the means.
+// GPU: a block takes 16 columns of the rows, then 4 outputs, which share what is read of the means.
 
 enum { MEAN_BIAS_THREADS = 256, MEAN_BIAS_COLUMNS = 8, MEAN_BIAS_OUTPUTS = 4 };
 
@@ -128,10 +128,11 @@ static __global__ void __launch_bounds__(MEAN_BIAS_THREADS)
 
 static __global__ void __launch_bounds__(MEAN_BIAS_THREADS)
     mean_bias_kernel(MeanBias out, const floatX* b, RoundedTensor w, int IC, int OC) {
-    constexpr int W = MEAN_BIAS_COLUMNS, OUTPUTS = MEAN_BIAS_OUTPUTS;
-    int first = (int)(blockIdx.x * (MEAN_BIAS_THREADS / WARP) + threadIdx.x / WARP) * OUTPUTS;
+    constexpr int WARPS = MEAN_BIAS_THREADS / WARP, W = MEAN_BIAS_COLUMNS, OUTPUTS = MEAN_BIAS_OUTPUTS;
+    __shared__ float partial[WARPS][OUTPUTS];
+    int first = (int)blockIdx.x * OUTPUTS;
     float sum[OUTPUTS] = {0}, inverse = (float)*w.inverse;
-    for (int i = threadIdx.x % WARP * W; i < IC; i += WARP * W) {
+    for (int i = threadIdx.x * W; i < IC; i += MEAN_BIAS_THREADS * W) {
         float exact[OUTPUTS][W], rounded[OUTPUTS][W], mean[W], mean8[W];
 #pragma unroll
         for (int o = 0; o < OUTPUTS; o++) mean_bias_load(exact[o], rounded[o], w, min(first + o, OC - 1), i, IC);
@@ -145,9 +146,14 @@ static __global__ void __launch_bounds__(MEAN_BIAS_THREADS)
 #pragma unroll
     for (int o = 0; o < OUTPUTS; o++) {
         float total = warp_sum(sum[o]);
-        if (threadIdx.x % WARP == 0 && first + o < OC)
-            out.bias[first + o] = from_float<floatX>(total + (b ? to_float(b[first + o]) : 0));
+        if (threadIdx.x % WARP == 0) partial[threadIdx.x / WARP][o] = total;
     }
+    __syncthreads();
+    int o = first + threadIdx.x;
+    if (threadIdx.x >= OUTPUTS || o >= OC) return;
+    float total = b ? to_float(b[o]) : 0;
+    for (int warp = 0; warp < WARPS; warp++) total += partial[warp][threadIdx.x];
+    out.bias[o] = from_float<floatX>(total);
 }
 
 COMPILED_IF_CALLED static inline void mean_bias_means(real* means, RoundedTensor x, int N, int IC, Context* ctx) {
@@ -158,7 +164,7 @@ COMPILED_IF_CALLED static inline void mean_bias_means(real* means, RoundedTensor
 COMPILED_IF_CALLED static inline void mean_bias_run(MeanBias out, const floatX* b, RoundedTensor x, RoundedTensor w,
                                                     int N, int IC, int OC, Context* ctx) {
     mean_bias_means(out.means, x, N, IC, ctx);
-    unsigned blocks = blocks_for((size_t)OC, MEAN_BIAS_THREADS / WARP * MEAN_BIAS_OUTPUTS);
+    unsigned blocks = blocks_for((size_t)OC, MEAN_BIAS_OUTPUTS);
     mean_bias_kernel<<<blocks, MEAN_BIAS_THREADS, 0, ctx->stream>>>(out, b, w, IC, OC);
     cudaCheck(cudaGetLastError());
 }
