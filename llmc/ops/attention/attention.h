@@ -157,6 +157,7 @@ static inline void attention_backward_ref(real* dqkv, const real* dout, const re
 #include "llmc/ops/attention/flash_backward.cuh"
 #include "llmc/ops/attention/flash_forward.cuh"
 #include "llmc/ops/attention/hopper_backward.cuh"
+#include "llmc/ops/attention/hopper_backward_wide.cuh"
 #include "llmc/ops/attention/hopper_forward.cuh"
 #include "llmc/ops/attention/materialized.cuh"
 
@@ -168,7 +169,7 @@ static inline int attention_tiles_fit(int HS, const Context* ctx) {
 
 static inline int attention_is_flash(int HS, const Context* ctx) {
 #ifdef ATTENTION_FLASH
-    return ctx->attention == FLASH && HS % 8 == 0 && HS <= 128 && attention_tiles_fit(HS, ctx);
+    return ctx->attention != MATERIALIZED && HS % 8 == 0 && HS <= 128 && attention_tiles_fit(HS, ctx);
 #else
     return (void)HS, (void)ctx, 0;
 #endif
@@ -177,7 +178,7 @@ static inline int attention_is_flash(int HS, const Context* ctx) {
 // Say once if this GPU's shared memory is why attention is materialized.
 static inline void attention_tell_materialized(int HS, Context* ctx) {
 #ifdef ATTENTION_FLASH
-    if (ctx->attention != FLASH || HS % 8 || HS > 128 || attention_tiles_fit(HS, ctx) || ctx->attention_told) return;
+    if (ctx->attention == MATERIALIZED || HS % 8 || HS > 128 || attention_tiles_fit(HS, ctx) || ctx->attention_told) return;
     warn("attention of heads of %d channels is materialized, because flash attention needs more shared memory than the "
          "%zu KB that a block has on this GPU",
          HS, ctx->shared_of_block >> 10);
@@ -194,6 +195,10 @@ static inline size_t attention_scratch_bytes(int N, int fewest, int most, int T,
     if (attention_is_flash(shape.HS, ctx)) {
         int is_hopper = HOPPER_BUILD && ctx->capability == 90;
         size_t hopper = is_hopper ? hopper_scratch_most(N, fewest, most, T, shape.NH, ctx->multiprocessors) : 0;
+        if (ctx->attention == FLASH_WIDE && hopper_wide_supports(shape, ctx)) {
+            HopperWideScratch z = hopper_wide_scratch(N, most, T, shape.NH);
+            hopper = max_size(hopper, hopper_wide_scratch_bytes(&z));
+        }
         size_t bits = shape.dropout.threshold ? draw_bytes(N, most, T, shape.NH) : 0;
         return bits + max_size(hopper, flash_row_stats_bytes(N, shape.NH));
     }
@@ -223,6 +228,8 @@ static inline void attention_backward(floatX* dqkv, const floatX* dout, const fl
     if (!attention_is_flash(shape.HS, ctx)) materialized_backward(dqkv, dout, qkv, out, lse, s, shape, ctx);
 #ifdef ATTENTION_FLASH
     else if (hopper_supports(BACKWARD, shape, ctx)) hopper_backward(dqkv, dout, qkv, out, lse, s, shape, ctx);
+    else if (ctx->attention == FLASH_WIDE && hopper_wide_supports(shape, ctx))
+        hopper_wide_backward(dqkv, dout, qkv, out, lse, s, shape, ctx);
     else if (shape.HS <= 64) flash_backward<64>(dqkv, dout, qkv, out, lse, s, shape, ctx);
     else flash_backward<128>(dqkv, dout, qkv, out, lse, s, shape, ctx);
 #endif
