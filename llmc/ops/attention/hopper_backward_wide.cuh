@@ -3,8 +3,8 @@
  *
  * A work item is one tile of 128 keys of one head. Each of two consumer warpgroups owns 64 keys and keeps their dK and
  * dV in registers, which leaves no room for K and V: these stay in shared memory. The warpgroups iterate over the
- * queries, 64 at a time: S^T = K Q^T, dP^T = V dout^T, then dV += P^T dout and dK += ds^T Q from registers. dQ = ds K
- * goes through shared memory, and each warpgroup computes 64 of its channels.
+ * queries, 64 at a time: S^T = K Q^T, dP^T = V dout^T, then dV += P^T dout with P from registers, and dK += ds^T Q and
+ * dQ = ds K with ds from shared memory. Each warpgroup computes 64 channels of dQ.
  *
  * dQ sums over tiles of keys. Blocks take the tiles of a head one after the other, from the last to the first, and run
  * at the same time. Each adds its dQ to the sum in global memory, in fp32, when the tile after it has done so. So the
@@ -251,14 +251,26 @@ __device__ __forceinline__ void hopper_wide_drop(float (&dp)[8][4], const uint32
     }
 }
 
-// c += a b over 64 queries: dv += P^T dout, or dk += ds^T Q. One group of products.
-__device__ __forceinline__ void hopper_wide_add(float (&c)[16][4], uint32_t (&a)[4][4], uint32_t tile) {
-    fence_operand(a);
-    fence_operand(c);
+// dv += P^T dout: one group of products.
+__device__ __forceinline__ void hopper_wide_dv(float (&dv)[16][4], uint32_t (&p)[4][4], uint32_t dout_tile) {
+    fence_operand(p);
+    fence_operand(dv);
     wgmma_fence();
-    uint32_t b = wgmma_descriptor(tile, TMA_TILE_BYTES);
+    uint32_t dy = wgmma_descriptor(dout_tile, TMA_TILE_BYTES);
 #pragma unroll
-    for (int k = 0; k < 4; k++) wgmma_rs<MN_MAJOR>(c, a[k], b + k * WGMMA_STEP_MN_MAJOR, 1);
+    for (int k = 0; k < 4; k++) wgmma_rs<MN_MAJOR>(dv, p[k], dy + k * WGMMA_STEP_MN_MAJOR, 1);
+    wgmma_commit_group();
+}
+
+// dk += ds^T Q, with ds from shared memory: in registers it would live until the next scores are being computed, and
+// these leave it no room. One group of products.
+__device__ __forceinline__ void hopper_wide_dk(float (&dk)[16][4], uint32_t ds_tile, uint32_t q_tile) {
+    uint32_t left = wgmma_descriptor(ds_tile, 0), q = wgmma_descriptor(q_tile, TMA_TILE_BYTES);
+    fence_operand(dk);
+    wgmma_fence();
+#pragma unroll
+    for (int k = 0; k < 4; k++)
+        wgmma_ss<K_MAJOR, MN_MAJOR>(dk, left + k * WGMMA_STEP_K_MAJOR, q + k * WGMMA_STEP_MN_MAJOR, 1);
     wgmma_commit_group();
 }
 
@@ -337,7 +349,7 @@ __device__ __forceinline__ void hopper_wide_consume(floatX* dqkv, float4* sums, 
             } else {
                 hopper_pack(p, s);
             }
-            hopper_wide_add(dv, p, q_tile + 2 * TMA_TILE_BYTES);
+            hopper_wide_dv(dv, p, q_tile + 2 * TMA_TILE_BYTES);
 
             wgmma_wait_group<1>();
             fence_operand(dp);
@@ -354,9 +366,10 @@ __device__ __forceinline__ void hopper_wide_consume(floatX* dqkv, float4* sums, 
             float dq[8][4];
             float4 before[8];
             hopper_wide_dq(dq, ds_tile, m.kv_tiles + group * 2 * TMA_TILE_BYTES);
-            hopper_wide_add(dk, ds, q_tile);
+            hopper_wide_dk(dk, ds_tile + group * TMA_TILE_BYTES, q_tile);
 
             // What the later tiles of keys have added to the sum, if there are any with these queries.
+            wgmma_wait_group<2>();  // dv's products no longer need the registers of p
             mbarrier_wait(m.sum_ready + 8 * stage, (use / W::STAGES) & 1);
             bool begun = x.k0 + HOPPER_KEYS < x.T && (mask == FULL || q0 >= x.k0 + HOPPER_KEYS);
 #pragma unroll
