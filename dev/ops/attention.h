@@ -79,7 +79,7 @@ static void attention_check_forward(Harness* h, AttentionCase* a, const Attentio
 static void attention_check_path(Harness* h, AttentionCase* a, const AttentionTruth* want, AttentionPath path,
                                  double tol) {
     char what[2][32];
-    const char* name = !HAS_DEVICE_MEMORY ? "" : path == FLASH ? "flash " : "materialized ";
+    const char* name = !HAS_DEVICE_MEMORY ? "" : path == FLASH ? "flash " : path == FLASH_WIDE ? "wide " : "materialized ";
     snprintf(what[0], sizeof what[0], "%sbackward", name);
     snprintf(what[1], sizeof what[1], "%sdqkv", name);
     device_set_attention(a->ctx, path);

@@ -100,11 +100,9 @@ __device__ __forceinline__ void hopper_wide_produce(const HopperWideShared& m, c
             mbarrier_wait(m.q_empty + 8 * stage, ~(use / W::STAGES) & 1);
             mbarrier_arrive_expect_tx(full, W::Q_BYTES + W::STATISTICS_BYTES + (dropped ? W::BITS_BYTES : 0));
 #pragma unroll 1
-            for (int half = 0; half < 2; half++) {
-                tma_load_3d(q_tile + half * TMA_TILE_BYTES, qkv, TMA_BOX * half, work->head, work->start + q0, full);
-                tma_load_3d(q_tile + (2 + half) * TMA_TILE_BYTES, dout, TMA_BOX * half, work->head, work->start + q0,
-                            full);
-            }
+            for (int i = 0; i < 4; i++)
+                tma_load_3d(q_tile + i * TMA_TILE_BYTES, i < 2 ? qkv : dout, TMA_BOX * (i % 2), work->head,
+                            work->start + q0, full);
             int query_tile = hopper_first_tile(work->start, work->sequence) + q0 / HOPPER_QUERIES;
             bulk_copy_g2s(m.statistics_tiles + stage * W::STATISTICS_BYTES,
                           statistics + ((size_t)query_tile * z.NH + work->head) * HOPPER_STATISTICS,
