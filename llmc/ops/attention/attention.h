@@ -178,7 +178,8 @@ static inline int attention_is_flash(int HS, const Context* ctx) {
 // Say once if this GPU's shared memory is why attention is materialized.
 static inline void attention_tell_materialized(int HS, Context* ctx) {
 #ifdef ATTENTION_FLASH
-    if (ctx->attention == MATERIALIZED || HS % 8 || HS > 128 || attention_tiles_fit(HS, ctx) || ctx->attention_told) return;
+    if (ctx->attention == MATERIALIZED || HS % 8 || HS > 128 || attention_tiles_fit(HS, ctx) || ctx->attention_told)
+        return;
     warn("attention of heads of %d channels is materialized, because flash attention needs more shared memory than the "
          "%zu KB that a block has on this GPU",
          HS, ctx->shared_of_block >> 10);

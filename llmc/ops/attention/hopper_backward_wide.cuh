@@ -41,7 +41,7 @@ static_assert(HOPPER_WIDE_SUMS == HOPPER_QUERIES * 2 * TMA_BOX, "the sums of a t
 struct HopperWideShared {
     uint32_t kv_tiles, q_tiles, ds_tiles, out_tiles, statistics_tiles, bits_tiles;
     uint32_t kv_full, kv_empty, q_full, q_empty, sum_ready;  // mbarriers, 8 bytes each
-    HopperWork* works;                                       // of the tile of keys that is loaded; then the loader's own
+    HopperWork* works;  // of the tile of keys that is loaded; then the loader's own
 };
 
 enum { HOPPER_WIDE_BARRIERS = 2 + 3 * HopperWide::STAGES };
@@ -298,7 +298,8 @@ __device__ __forceinline__ void hopper_wide_finish(floatX* to, float (&dk)[16][4
 #pragma unroll
     for (int half = 0; half < 2; half++) {
         int row = x.k0 + TMA_BOX * x.group, channel = TMA_BOX * half;
-        hopper_write_rows(to + channel, 3 * C, row, x.T, z.HS - channel, out_tile, *(const float(*)[8][4])(&dk[8 * half]));
+        hopper_write_rows(to + channel, 3 * C, row, x.T, z.HS - channel, out_tile,
+                          *(const float(*)[8][4])(&dk[8 * half]));
         hopper_write_rows(to + C + channel, 3 * C, row, x.T, z.HS - channel, out_tile,
                           *(const float(*)[8][4])(&dv[8 * half]));
     }
@@ -323,9 +324,10 @@ __device__ __forceinline__ void hopper_wide_consume(floatX* dqkv, float4* sums, 
                             .own_row = TMA_BOX * group + thread / WARP * 16};
         float dk[16][4] = {}, dv[16][4] = {}, s[8][4], dp[8][4];
         int q0 = mask == CAUSAL ? x.k0 : 0;
-        float4* sum = sums + hopper_sum_at(0, 0, q0 / HOPPER_QUERIES, x.start, work.sequence, x.head, z.NH) *
-                                 (HOPPER_WIDE_SUMS / 4) +
-                      group * 8 * WARPGROUP + thread;
+        float4* sum =
+            sums +
+            hopper_sum_at(0, 0, q0 / HOPPER_QUERIES, x.start, work.sequence, x.head, z.NH) * (HOPPER_WIDE_SUMS / 4) +
+            group * 8 * WARPGROUP + thread;
         // Called by every thread: each has read statistics and bits there, and has written its part of the sum.
         auto release = [&](int use) { mbarrier_arrive(m.q_empty + 8 * (use % W::STAGES)); };
         hopper_wide_scores(s, dp, m, group, use);
@@ -333,7 +335,8 @@ __device__ __forceinline__ void hopper_wide_consume(floatX* dqkv, float4* sums, 
         fence_operand(s);
         for (;;) {
             int stage = use % W::STAGES;
-            uint32_t q_tile = m.q_tiles + stage * W::Q_BYTES, statistics = m.statistics_tiles + stage * W::STATISTICS_BYTES;
+            uint32_t q_tile = m.q_tiles + stage * W::Q_BYTES,
+                     statistics = m.statistics_tiles + stage * W::STATISTICS_BYTES;
             uint32_t ds_tile = m.ds_tiles + (use & 1) * 2 * TMA_TILE_BYTES;
             hopper_wide_probabilities<mask>(s, statistics, q0, x, scale);
             uint32_t p[4][4], ds[4][4], bits[2][2];
