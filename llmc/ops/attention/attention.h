@@ -20,7 +20,7 @@
  * Numerics: products and softmax accumulate in real, the log in double. The backward pass takes out and lse from the
  * forward pass and recomputes P.
  * Files: materialized.cuh (read it first), flash_forward.cuh and flash_backward.cuh (tensor cores of sm_75 and later),
- * hopper_forward.cuh and hopper_backward.cuh (sm_90a), cpu.h; decode.h has the attention of one new token.
+ * hopper_forward.cuh, hopper_backward.cuh and hopper_backward_wide.cuh (sm_90a), cpu.h; decode.h has the attention of one new token.
  * Source: Dao et al., "FlashAttention", arXiv 2205.14135, for lse, delta and the recomputation. */
 #ifndef LLMC_OPS_ATTENTION_ATTENTION_H
 #define LLMC_OPS_ATTENTION_ATTENTION_H

@@ -1,5 +1,7 @@
 /* The backward pass of attention for heads of 72 to 128 channels with Hopper's own instructions: see hopper_tiles.cuh,
- * and hopper_backward.cuh for the products, dropout and the sums' place in registers.
+ * and hopper_backward.cuh for the products, dropout and the sums' place in registers. It runs with --attention
+ * flash-wide, in bf16 and fp16. Other head sizes and other GPUs take the kernels of --attention flash: see
+ * attention_backward().
  *
  * A work item is one tile of 128 keys of one head. Each of two consumer warpgroups owns 64 keys and keeps their dK and
  * dV in registers, which leaves no room for K and V: these stay in shared memory. The warpgroups iterate over the
@@ -12,148 +14,17 @@
  * CAUSAL, a tile of keys starts two tiles of queries before the one after it, so it rarely waits. All tiles of a head
  * read the same queries and sums at nearly the same time, which then come from L2.
  *
- * An item's predecessor was always given to a running block before the item, so a wait ends.
+ * An item's predecessor was always given to a running block before the item, and a block takes its items in this order.
+ * So a wait ends.
  *
  * Dropout's scale multiplies dQ, dK and dV at the end, as in hopper_backward.cuh. Numerics as in flash_tiles.cuh.
- * Scratch: HopperWideScratch and dropout's bits. */
+ * Scratch: HopperWideScratch and dropout's bits. What is loaded and who waits for whom: hopper_backward_wide_load.cuh. */
 #ifndef LLMC_OPS_ATTENTION_HOPPER_BACKWARD_WIDE_CUH
 #define LLMC_OPS_ATTENTION_HOPPER_BACKWARD_WIDE_CUH
 
-#include "llmc/ops/attention/hopper_backward_load.cuh"
+#include "llmc/ops/attention/hopper_backward_wide_load.cuh"
 
 #if defined(PRECISION_BF16) || defined(PRECISION_FP16)
-
-struct HopperWide {
-    static constexpr int CONSUMERS = 2, THREADS = (CONSUMERS + 1) * WARPGROUP;
-    static constexpr int STAGES = 2;  // tiles of queries that are loaded ahead
-    static constexpr uint32_t KV_BYTES = 8 * TMA_TILE_BYTES, Q_BYTES = 4 * TMA_TILE_BYTES;
-    static constexpr uint32_t STATISTICS_BYTES = HOPPER_STATISTICS * sizeof(float),
-                              BITS_BYTES = HOPPER_KEYS * HOPPER_ROW_BITS;
-    static constexpr uint32_t BYTES = KV_BYTES + STAGES * (Q_BYTES + STATISTICS_BYTES + BITS_BYTES) +
-                                      4 * TMA_TILE_BYTES + CONSUMERS * TMA_TILE_BYTES + 1024;
-};
-
-static_assert(HOPPER_WIDE_SUMS == HOPPER_QUERIES * 2 * TMA_BOX, "the sums of a tile");
-
-// Addresses in shared memory. Tiles of K: channels 0 to 63 of the 128 keys, then the other channels; of V the same. A
-// stage has Q and dout, each in two halves of the channels. There are two tiles of ds. Each out tile belongs to one
-// consumer warpgroup.
-struct HopperWideShared {
-    uint32_t kv_tiles, q_tiles, ds_tiles, out_tiles, statistics_tiles, bits_tiles;
-    uint32_t kv_full, kv_empty, q_full, q_empty, sum_ready;  // mbarriers, 8 bytes each
-    HopperWork* works;  // of the tile of keys that is loaded; then the loader's own
-};
-
-enum { HOPPER_WIDE_BARRIERS = 2 + 3 * HopperWide::STAGES };
-
-__device__ __forceinline__ HopperWideShared hopper_wide_shared(void* tiles, uint64_t* barriers, HopperWork* works) {
-    typedef HopperWide W;
-    HopperWideShared m;
-    m.kv_tiles = ((uint32_t)__cvta_generic_to_shared(tiles) + 1023) & ~1023u;
-    m.q_tiles = m.kv_tiles + W::KV_BYTES;
-    m.ds_tiles = m.q_tiles + W::STAGES * W::Q_BYTES;
-    m.out_tiles = m.ds_tiles + 4 * TMA_TILE_BYTES;
-    m.statistics_tiles = m.out_tiles + W::CONSUMERS * TMA_TILE_BYTES;
-    m.bits_tiles = m.statistics_tiles + W::STAGES * W::STATISTICS_BYTES;
-    m.kv_full = (uint32_t)__cvta_generic_to_shared(barriers);
-    m.kv_empty = m.kv_full + 8;
-    m.q_full = m.kv_full + 16;
-    m.q_empty = m.q_full + 8 * W::STAGES;
-    m.sum_ready = m.q_empty + 8 * W::STAGES;
-    m.works = works;
-    return m;
-}
-
-// ---------------------------------------------------------------------------------------------------------
-// Producer: two threads of two warps. `use` counts the tiles of queries over the whole life of the block.
-
-// Takes work items and loads a tile of keys and values, then what belongs to the queries that attend to them.
-template <Mask mask, bool dropped>
-__device__ __forceinline__ void hopper_wide_produce(const HopperWideShared& m, const float* statistics,
-                                                    const CUtensorMap* qkv, const CUtensorMap* dout,
-                                                    const HopperParams& z) {
-    typedef HopperWide W;
-    int tiles = (z.max_seqlen + HOPPER_KEYS - 1) / HOPPER_KEYS, items = z.count * z.NH * tiles, keys_done = 0, use = 0;
-    volatile HopperWork* work = &m.works[1];  // read again at each use, because registers are scarce
-    for (;;) {
-        // Every item comes from the counter: see hopper_backward_produce_keys(). This thread comes here when the last
-        // loads of the item before have started: what it takes, the consumers begin soon.
-        int item = hopper_next_item(z, items + (int)gridDim.x - 1);
-        if (item >= items) break;
-        work->sequence = item / tiles / z.NH, work->head = item / tiles % z.NH;
-        work->first = HOPPER_KEYS * (tiles - 1 - item % tiles);
-        work->start = z.cu_seqlens[work->sequence];
-        work->length = z.cu_seqlens[work->sequence + 1] - work->start;
-        if (work->first >= work->length) continue;
-        mbarrier_wait(m.kv_empty, ~keys_done & 1);
-        m.works[0] = m.works[1];
-        mbarrier_arrive_expect_tx(m.kv_full, W::KV_BYTES);
-#pragma unroll 1
-        for (int i = 0; i < 8; i++)
-            tma_load_3d(m.kv_tiles + i * TMA_TILE_BYTES, qkv, TMA_BOX * (i / 2 % 2), (1 + i / 4) * z.NH + work->head,
-                        work->start + work->first + TMA_BOX * (i % 2), m.kv_full);
-        keys_done++;
-#pragma unroll 1
-        for (int q0 = mask == CAUSAL ? work->first : 0; q0 < work->length; q0 += HOPPER_QUERIES, use++) {
-            int stage = use % W::STAGES;
-            uint32_t q_tile = m.q_tiles + stage * W::Q_BYTES, full = m.q_full + 8 * stage;
-            mbarrier_wait(m.q_empty + 8 * stage, ~(use / W::STAGES) & 1);
-            mbarrier_arrive_expect_tx(full, W::Q_BYTES + W::STATISTICS_BYTES + (dropped ? W::BITS_BYTES : 0));
-#pragma unroll 1
-            for (int i = 0; i < 4; i++)
-                tma_load_3d(q_tile + i * TMA_TILE_BYTES, i < 2 ? qkv : dout, TMA_BOX * (i % 2), work->head,
-                            work->start + q0, full);
-            int query_tile = hopper_first_tile(work->start, work->sequence) + q0 / HOPPER_QUERIES;
-            bulk_copy_g2s(m.statistics_tiles + stage * W::STATISTICS_BYTES,
-                          statistics + ((size_t)query_tile * z.NH + work->head) * HOPPER_STATISTICS,
-                          W::STATISTICS_BYTES, full);
-            if (dropped)
-                bulk_copy_g2s(m.bits_tiles + stage * W::BITS_BYTES,
-                              z.dropout_bits + draw_at(work->head, q0, work->start + work->first, z.max_seqlen, z.N),
-                              W::BITS_BYTES, full);
-        }
-    }
-    mbarrier_wait(m.kv_empty, ~keys_done & 1);
-    m.works[0].sequence = -1;
-    mbarrier_arrive(m.kv_full);
-}
-
-// Keeps the order of the sums: tells the consumers when they may read the sum of a tile of queries, and the block with
-// the tile of keys before this one how far these sums are done. Consumers have written a tile's sum when they release
-// its stage.
-template <Mask mask>
-__device__ __forceinline__ void hopper_wide_order(const HopperWideShared& m, int* done, const HopperParams& z) {
-    typedef HopperWide W;
-    int use = 0;
-#pragma unroll 1
-    for (int keys_done = 0;; keys_done++) {
-        mbarrier_wait(m.kv_full, keys_done & 1);
-        const HopperWork* work = m.works;
-        if (work->sequence < 0) return;
-        int k0 = work->first, length = work->length;
-        int* own = done + hopper_wide_done_at(work->start, work->sequence, k0, work->head, z.NH);
-        int tile = mask == CAUSAL ? k0 / HOPPER_QUERIES : 0, tiles = (length + HOPPER_QUERIES - 1) / HOPPER_QUERIES;
-        // The first tile of queries whose sum the next tile of keys has begun, and the first that is told to others.
-        int begun = k0 + HOPPER_KEYS >= length ? tiles : mask == CAUSAL ? tile + HOPPER_KEYS / HOPPER_QUERIES : 0;
-        int told = k0 > 0 ? tile + W::STAGES : tiles;
-        mbarrier_arrive(m.kv_empty);
-#pragma unroll 1
-        for (int seen = 0; tile < tiles; tile++, use++) {
-            int stage = use % W::STAGES;
-            mbarrier_wait(m.q_empty + 8 * stage, ~(use / W::STAGES) & 1);
-            if (tile >= told) st_release_gpu(own, tile - W::STAGES + 1);
-            if (tile >= begun)
-                while (seen <= tile) seen = ld_acquire_gpu(own + z.NH);
-            mbarrier_arrive(m.sum_ready + 8 * stage);
-        }
-        if (k0 > 0) {
-#pragma unroll 1
-            for (int last = max(0, use - W::STAGES); last < use; last++)
-                mbarrier_wait(m.q_empty + 8 * (last % W::STAGES), (last / W::STAGES) & 1);
-            st_release_gpu(own, tiles);
-        }
-    }
-}
 
 // ---------------------------------------------------------------------------------------------------------
 // Consumers
@@ -429,10 +300,10 @@ __global__ void __launch_bounds__(HopperWide::THREADS, 1)
     HopperWideShared m = hopper_wide_shared(hopper_shared, barriers, works);
     int group = warpgroup_index() - 1;
     if (threadIdx.x == 0) {
-        mbarrier_init(m.kv_full, 1), mbarrier_init(m.kv_empty, WARPGROUP * W::CONSUMERS + 1);
+        mbarrier_init(m.kv_full, 1), mbarrier_init(m.kv_empty, WARPGROUP * W::CONSUMERS + 2);
         for (int i = 0; i < 8 * W::STAGES; i += 8) {
             mbarrier_init(m.q_full + i, 1), mbarrier_init(m.q_empty + i, WARPGROUP * W::CONSUMERS);
-            mbarrier_init(m.sum_ready + i, 1);
+            mbarrier_init(m.sum_ready + i, 2);
         }
         fence_mbarrier_init();
         fence_proxy_async();
@@ -441,7 +312,8 @@ __global__ void __launch_bounds__(HopperWide::THREADS, 1)
     if (group < 0) {
         warpgroup_reg_dealloc<24>();
         if (threadIdx.x == 0) hopper_wide_produce<mask, dropped>(m, scratch.statistics, &qkv, &dout, z);
-        if (threadIdx.x == WARP) hopper_wide_order<mask>(m, scratch.done, z);
+        if (threadIdx.x == WARP) hopper_wide_await<mask>(m, scratch.done, z);
+        if (threadIdx.x == 2 * WARP) hopper_wide_tell<mask>(m, scratch.done, z);
         return;
     }
     warpgroup_reg_alloc<240>();
