@@ -20,7 +20,8 @@
  * Numerics: products and softmax accumulate in real, the log in double. The backward pass takes out and lse from the
  * forward pass and recomputes P.
  * Files: materialized.cuh (read it first), flash_forward.cuh and flash_backward.cuh (tensor cores of sm_75 and later),
- * hopper_forward.cuh, hopper_backward.cuh and hopper_backward_wide.cuh (sm_90a), cpu.h; decode.h has the attention of one new token.
+ * hopper_forward.cuh, hopper_backward.cuh and hopper_backward_wide.cuh (sm_90a), cpu.h; decode.h has the attention of
+ * one new token.
  * Source: Dao et al., "FlashAttention", arXiv 2205.14135, for lse, delta and the recomputation. */
 #ifndef LLMC_OPS_ATTENTION_ATTENTION_H
 #define LLMC_OPS_ATTENTION_ATTENTION_H
@@ -152,7 +153,8 @@ static inline void attention_backward_ref(real* dqkv, const real* dout, const re
 // ---------------------------------------------------------------------------------------------------------
 // GPU. Flash attention runs if ctx->attention selects it, tensor cores support floatX, a head consists of whole 16-byte
 // vectors, and the tiles fit in shared memory: on sm_75, which has 64 KB, those of heads of up to 64 do. Otherwise
-// materialized attention runs. The shape and the GPU alone decide between the flash kernels for Hopper and the others.
+// materialized attention runs. The shape and the GPU alone decide between the flash kernels for Hopper and the others; the
+// backward pass of wide heads on Hopper also wants FLASH_WIDE.
 
 #include "llmc/ops/attention/flash_backward.cuh"
 #include "llmc/ops/attention/flash_forward.cuh"
