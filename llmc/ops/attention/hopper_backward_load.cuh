@@ -27,7 +27,7 @@ __device__ inline void hopper_row_stats(float* statistics, int* done, const floa
     if (D == 128 && first % HOPPER_KEYS == 0 && threadIdx.x < 4 && heads + (int)threadIdx.x < z.NH)
         done[hopper_wide_done_at(start, sequence, first, heads + (int)threadIdx.x, z.NH)] = 0;
     int head = heads + threadIdx.x / 8 % 4, channel = threadIdx.x % 8 * 8;
-#pragma unroll 4
+#pragma unroll 256 / D
     for (int r = threadIdx.x / WARP; r < HOPPER_QUERIES; r += DRAW_THREADS / WARP) {
         float delta = 0;
 #pragma unroll
