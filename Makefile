@@ -133,8 +133,8 @@ $(B)/emulated/source/made: $(shell find llmc dev/ops dev/recsys dev/test -name '
 	python3 dev/emulator/translate.py $(@D)
 	@touch $@
 
-$E/ops_90a $E/test_gpt2 $E/test_bert: private EMULATE := -DHAS_SM90A
-$(EMULATED) $E/test_gpt2 $E/test_bert: $(B)/emulated/source/made $(PAGES)
+$E/ops_90a $E/test_gpt2 $E/test_bert $E/train_gpt2 $E/train_bert: private EMULATE := -DHAS_SM90A
+$(EMULATED) $E/test_gpt2 $E/test_bert $E/train_gpt2 $E/train_bert: $(B)/emulated/source/made $(PAGES)
 	@mkdir -p $(@D)
 	$(CXX) -std=c++17 -D_GNU_SOURCE -DPRECISION_$(shell echo $(PRECISION) | tr a-z A-Z) $(EMULATE) -I$(<D) -I. -Ibuild -isystem $(CUDA_H) $(patsubst -O3,-O2,$(CFLAGS)) \
 	    -fno-strict-aliasing -no-pie -fno-pie $(WARN) -Wno-unknown-pragmas -Wno-unused-parameter -Wno-psabi -Wno-maybe-uninitialized \
@@ -299,7 +299,7 @@ quickstart-bert: needed
 	@echo "log, loss plot and a Hugging Face model directory: out/quickstart-bert"
 
 test: needed
-	@$(MAKE) --no-print-directory $(GPT2) $(BERT) $(TUNE) $(TEST_CORPUS) data/builtin/train.bin data/builtin/bert/train.bin $(addprefix $(B)/test_,$(TESTS) gpt2_double bert_double) $(addprefix $(B)/late/train_,gpt2 bert) $(B)/ops $(B)/ops_double $(RECSYS) $(RECSYS_TESTS) $(if $(CUDA_H),$(EMULATED))
+	@$(MAKE) --no-print-directory $(GPT2) $(BERT) $(TUNE) $(TEST_CORPUS) data/builtin/train.bin data/builtin/bert/train.bin $(addprefix $(B)/test_,$(TESTS) gpt2_double bert_double) $(addprefix $(B)/late/train_,gpt2 bert) $(B)/ops $(B)/ops_double $(RECSYS) $(RECSYS_TESTS) $(if $(CUDA_H),$(EMULATED) $E/train_gpt2 $E/train_bert)
 	-@$(MAKE) --no-print-directory $(B)/test_prefetch_tsan 2>/dev/null
 	@MAKEFLAGS= bash dev/test/run.sh $(B) $(GPT2) $(BERT) $(TUNE)
 

@@ -258,6 +258,7 @@ static void train_step(Run* r, TaskModel* m, MlmSource* data) {
     MlmCounts counts = mlm_source_step(data, run_step_sequence(r), m->encoder.B, r->micro_steps, &r->group);
     for (MicroBatch b = run_begin_step(r); run_next_micro_batch(r, &b);) {
         MlmInput in = mlm_load(&data->loader, &data->batches[b.index], &r->ctx);
+        run_capture(r, b);
         forward_task(m, &in, &r->ctx);
         task_loss(m, &in, 1 / counts.masked, b.direction, b.mode, &r->ctx);  // the mean over all targets of the step
         if (b.direction == BACKWARD) backward_task(m, &in, b.mode, &r->ctx);

@@ -610,6 +610,7 @@ static void train_step(Run* r, Model* m, MlmSource* data, LossMean mean) {
     for (MicroBatch b = run_begin_step(r); run_next_micro_batch(r, &b);) {
         MlmInput in = mlm_load(&data->loader, &data->batches[b.index], &r->ctx);
         MlmScales scales = mlm_scales(mean, &data->batches[b.index], counts, r->micro_steps * r->group.size);
+        run_capture(r, b);
         forward(m, &in, &r->ctx);
         compute_loss(m, &in, scales, b.direction, b.mode, &r->ctx);
         if (b.direction == BACKWARD) backward(m, &in, b.mode, &r->ctx);

@@ -316,8 +316,7 @@ static void model_plan(Model* m, Config config, int B, int T, int recompute, int
     m->config = config;
     m->B = B, m->T = T, m->N = B * T;
     m->Vp = (int)round_up((size_t)config.V, 128);
-    m->recompute = recompute;
-    m->in.doc_mask = doc_mask;
+    m->recompute = recompute, m->in.doc_mask = doc_mask;
     m->buffers.table.fixed = recompute >= FORWARD_ONLY;
     const int dN = m->buffers.table.fixed ? 0 : m->N;  // rows of activation gradients
     int dims[DIMS] = {1, config.V, m->Vp, config.T, config.C, 3 * config.C, config.F, m->N, config.NH, dN};
@@ -507,6 +506,7 @@ static void train_step(Run* r, Model* m, LmData* data) {
     for (MicroBatch b = run_begin_step(r); run_next_micro_batch(r, &b);) {
         lm_data_load(m->in.inputs, m->in.targets, &m->in.documents, data, &data->train, b.sequence, &r->ctx);
         Sequences s = lm_input_sequences(&m->in, m->B, b.first);
+        run_capture(r, b);
         forward(m, m->in.inputs, &s, &r->ctx);
         forward_head(m, m->a.lnf, s.rows, &r->ctx);
         compute_loss(m, &s, 1.0 / targets, b.direction, b.mode, &r->ctx);

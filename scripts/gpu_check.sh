@@ -9,6 +9,7 @@
 #     e2e      train_gpt2cu end to end                   train    the same compared with transformers
 #     bert     train_bertcu end to end and compared      bench bert_bench    speed, compared with PyTorch
 #     tasks    finetune_bertcu, also compared with transformers
+#     graph    --graph: the same bits as without, and the time of small steps
 #     san      the ops under compute-sanitizer           tools    our NVTX ranges in ncu
 #     scratch  scratch memory of attention's backward pass, planned and used
 #     flags    the effect of every flag, those of the GPU build too
@@ -34,8 +35,8 @@
 #   PYTHON             an interpreter with PyTorch and transformers (default python3)
 set -u
 cd "$(dirname "$0")/.."
-usage="usage: gpu_check.sh [--part 'build ops e2e train bert tasks san scratch tools profile bench bert_bench flags ranks older'] [--out FOLDER]"
-parts="build ops e2e train bert tasks san scratch tools profile bench bert_bench" out=out/gpu_check
+usage="usage: gpu_check.sh [--part 'build ops e2e train bert tasks graph san scratch tools profile bench bert_bench flags ranks older'] [--out FOLDER]"
+parts="build ops e2e train bert tasks graph san scratch tools profile bench bert_bench" out=out/gpu_check
 while [ $# -gt 0 ]; do
     case $1 in
         --part) parts=${2:?$usage}; shift 2 ;;
@@ -331,6 +332,36 @@ END
                 forget "${task}_bf16" "task_$task/out"
                 rm -rf "$work/start"
             done
+            ;;
+        graph)
+            begin graph_gpt2 bash dev/test/graph.sh ./train_gpt2cu
+            begin graph_bert bash dev/test/graph.sh ./train_bertcu
+            finish
+            totals graph_gpt2
+            totals graph_bert
+            # Small steps without and with graphs, in turn. All runs have the matmul algorithms that the first one timed.
+            in_turn() { # name, program, flags...
+                local name=$1 way run
+                rm -rf "$out"/graph_{0,1} "$out/plans.txt"
+                for way in 0 1 0 1; do
+                    run=graph_$way
+                    [ -e "$out/plans.txt" ] || cp "$out/graph_0/matmul_plans.txt" "$out/plans.txt" 2>/dev/null
+                    rm -rf "$out/$run" && mkdir "$out/$run"
+                    [ ! -e "$out/plans.txt" ] || cp "$out/plans.txt" "$out/$run/matmul_plans.txt"
+                    check "$name, --graph $way" timeout 60 "${@:2}" $quiet --graph $way -o "$out/$run"
+                    say "RESULT graph run='$name' graph=$way ms=$(median_ms "$out/$run/log.jsonl") $(grep '^graphs: ' "$(log_of "$name, --graph $way")")"
+                done
+                expect_same "$name: the same bits" graph_0 graph_1
+                forget graph_{0,1}
+            }
+            # Where Python has no numpy, the test corpus: fewer of its tokens are masked.
+            mkdir -p "$out/full_128" && full_128=$out/full_128/train.bin
+            "$python" dev/reference/make_sentences.py "$full_128" --shortest 128 >"$(log_of full_128)" 2>&1 || full_128=$bert_text
+            in_turn "two layers of BERT-large" ./train_bertcu -e L=2,C=1024,NH=16,T=512,V=30522 -b 4 -t 128 -i "$full_128" \
+                --optimizer lamb --dropout 0.1 --short-sequences 0 -k poly -u 40 -x 400
+            in_turn "GPT-2 124M, 128 tokens" ./train_gpt2cu -i "$gpt2_text" -e d12 -b 1 -t 128 --dropout 0.1 -q 0.1 -u 20 -x 200
+            in_turn "GPT-2 of 4 layers, C=256" ./train_gpt2cu -i "$gpt2_text" -e L=4,C=256,NH=4,V=257,T=256 -b 4 --dropout 0.1 -q 0.1 -x 400
+            rm -rf "$out/full_128"
             ;;
         san)
             # The ops at their test sizes under each tool, several at a time. cuBLASLt's kernels are not ours to check:

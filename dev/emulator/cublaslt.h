@@ -156,23 +156,22 @@ static inline cublasStatus_t emulated_supported(const EmulatedProductDesc* p, co
     return CUBLAS_STATUS_SUCCESS;
 }
 
-extern "C" {
+// A product with all that it was called with.
+typedef struct {
+    EmulatedProductDesc desc;
+    EmulatedLayout la, lb, lc, ld;
+    float alpha, beta;
+    const void *a, *b, *c;
+    void* d;
+} EmulatedMatmul;
 
-cublasStatus_t cublasLtMatmul(cublasLtHandle_t, cublasLtMatmulDesc_t operation, const void* alpha, const void* a,
-                              cublasLtMatrixLayout_t layout_a, const void* b, cublasLtMatrixLayout_t layout_b,
-                              const void* beta, const void* c, cublasLtMatrixLayout_t layout_c, void* d,
-                              cublasLtMatrixLayout_t layout_d, const cublasLtMatmulAlgo_t*, void*, size_t,
-                              cudaStream_t) {
-    const EmulatedProductDesc* p = (const EmulatedProductDesc*)operation;
-    const EmulatedLayout *la = (const EmulatedLayout*)layout_a, *lb = (const EmulatedLayout*)layout_b;
-    const EmulatedLayout *lc = (const EmulatedLayout*)layout_c, *ld = (const EmulatedLayout*)layout_d;
+static inline void emulated_matmul(const EmulatedMatmul* o) {
+    const EmulatedProductDesc* p = &o->desc;
+    const EmulatedLayout *la = &o->la, *lb = &o->lb, *lc = &o->lc, *ld = &o->ld;
     int64_t m = (int64_t)ld->rows, n = (int64_t)ld->columns, k = (int64_t)(p->trans_a ? la->rows : la->columns);
-    cublasStatus_t status = emulated_supported(p, la, lb, lc, ld);
-    if (status != CUBLAS_STATUS_SUCCESS) return status;
-    float scale = *(const float*)alpha * (p->scale_a ? *p->scale_a : 1) * (p->scale_b ? *p->scale_b : 1);
-    float more = *(const float*)beta;
+    float scale = o->alpha * (p->scale_a ? *p->scale_a : 1) * (p->scale_b ? *p->scale_b : 1);
     for (int64_t i = 0; i < ld->batch; i++) {
-        float *x = emulated_panel(a, la, i, p->trans_a), *y = emulated_panel(b, lb, i, !p->trans_b);
+        float *x = emulated_panel(o->a, la, i, p->trans_a), *y = emulated_panel(o->b, lb, i, !p->trans_b);
 #pragma omp parallel for
         for (int64_t column = 0; column < n; column++)
             for (int64_t row = 0; row < m; row++) {
@@ -181,14 +180,36 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t, cublasLtMatmulDesc_t operation, 
 #pragma omp simd reduction(+ : sum)
                 for (int64_t j = 0; j < k; j++) sum += left[j] * right[j];
                 sum *= scale;
-                if (more != 0) sum += more * emulated_load(c, i * lc->next + column * lc->ld + row, lc->type);
+                if (o->beta != 0) sum += o->beta * emulated_load(o->c, i * lc->next + column * lc->ld + row, lc->type);
                 sum = emulated_epilogue(p, sum, row, column * p->aux_ld + row, ld->type);
-                emulated_store(d, i * ld->next + column * ld->ld + row, ld->type, sum);
+                emulated_store(o->d, i * ld->next + column * ld->ld + row, ld->type, sum);
             }
         free(x);
         free(y);
     }
-    return CUBLAS_STATUS_SUCCESS;
+}
+
+extern "C" {
+
+cublasStatus_t cublasLtMatmul(cublasLtHandle_t, cublasLtMatmulDesc_t operation, const void* alpha, const void* a,
+                              cublasLtMatrixLayout_t layout_a, const void* b, cublasLtMatrixLayout_t layout_b,
+                              const void* beta, const void* c, cublasLtMatrixLayout_t layout_c, void* d,
+                              cublasLtMatrixLayout_t layout_d, const cublasLtMatmulAlgo_t*, void*, size_t,
+                              cudaStream_t) {
+    EmulatedMatmul p = {*(const EmulatedProductDesc*)operation,
+                        *(const EmulatedLayout*)layout_a,
+                        *(const EmulatedLayout*)layout_b,
+                        *(const EmulatedLayout*)layout_c,
+                        *(const EmulatedLayout*)layout_d,
+                        *(const float*)alpha,
+                        *(const float*)beta,
+                        a,
+                        b,
+                        c,
+                        d};
+    cublasStatus_t status = emulated_supported(&p.desc, &p.la, &p.lb, &p.lc, &p.ld);
+    if (status == CUBLAS_STATUS_SUCCESS) emulated_do(EMULATED_PRODUCT, [=] { emulated_matmul(&p); });
+    return status;
 }
 
 cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t, cublasLtMatmulDesc_t operation,

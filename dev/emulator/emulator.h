@@ -9,6 +9,9 @@
 #ifndef DEV_EMULATOR_EMULATOR_H
 #define DEV_EMULATOR_EMULATOR_H
 
+#include <functional>  // before the macros, which it may contain
+#include <vector>
+
 #include <cublasLt.h>
 #include <cuda.h>
 #include <cuda_bf16.h>

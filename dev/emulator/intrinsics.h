@@ -31,7 +31,7 @@ template <typename T> static inline T emulated_shuffle_from(unsigned mask, T x, 
     return result;
 }
 
-static inline int emulated_lane(void) { return emulated.current % 32; }
+static inline int emulated_lane(void) { return emulated.now->current % 32; }
 
 template <typename T> static inline T __shfl_sync(unsigned mask, T x, int lane, int width = 32) {
     return emulated_shuffle_from(mask, x, (emulated_lane() & -width) + (lane & (width - 1)));

@@ -2,7 +2,7 @@
  * it includes last, defines them. What an instruction does is described there and in the PTX ISA.
  *
  * Asynchronous copies and products are made when they are asked for. A kernel that forgets to wait for one is not
- * found; one that waits for what never comes is. Clusters are not emulated. */
+ * found; one that waits for what never comes is. */
 #ifndef DEV_EMULATOR_PTX_H
 #define DEV_EMULATOR_PTX_H
 
@@ -128,23 +128,40 @@ typedef struct {
     int32_t bytes;  // that the phase still waits for
 } EmulatedBarrier;
 
-static uint64_t emulated_at_mbarrier[EMULATED_THREADS / 64];  // threads that wait at one
-
 static inline EmulatedBarrier* emulated_mbarrier(uint32_t barrier) { return (EmulatedBarrier*)(size_t)barrier; }
 
-static inline void emulated_mbarrier_look(EmulatedBarrier* b) {
+// What lies at the same address of block `rank` of the cluster: dynamic shared memory alone.
+static inline uint32_t emulated_at_rank(uint32_t address, int rank) {
+    size_t offset = address - (size_t)emulated_shared();
+    if (rank != emulated.rank && offset >= EMULATED_SHARED)
+        emulated_fault("blocks of a cluster meet in static shared memory, which is not emulated");
+    return address + (uint32_t)((rank - emulated.rank) * EMULATED_SHARED);
+}
+
+// A barrier of block `rank` has changed.
+static inline void emulated_mbarrier_look(EmulatedBarrier* b, int rank) {
+    EmulatedBlock* block = emulated.cluster ? emulated.block[rank] : emulated.now;
     if (b->missing || b->bytes) return;
     b->phase ^= 1;
     b->missing = b->expected;
     for (int i = 0; i < EMULATED_THREADS / 64; i++) {
-        emulated.runnable[i] |= emulated_at_mbarrier[i];
-        emulated_at_mbarrier[i] = 0;
+        block->runnable[i] |= block->at_mbarrier[i];
+        block->at_mbarrier[i] = 0;
     }
 }
 
 static inline void emulated_mbarrier_bytes(uint32_t barrier, int bytes) {
     emulated_mbarrier(barrier)->bytes -= bytes;
-    emulated_mbarrier_look(emulated_mbarrier(barrier));
+    emulated_mbarrier_look(emulated_mbarrier(barrier), emulated.rank);
+}
+
+// Arrive at the barrier with this address in block `rank`.
+static inline void emulated_mbarrier_arrive(uint32_t barrier, int bytes, int rank) {
+    EmulatedBarrier* b = emulated_mbarrier(emulated_at_rank(barrier, rank));
+    if (!b->missing) emulated_fault("more arrivals at an mbarrier than its phase expects");
+    b->bytes += bytes;
+    b->missing--;
+    emulated_mbarrier_look(b, rank);
 }
 
 inline void mbarrier_init(uint32_t barrier, int arrivals) {
@@ -153,22 +170,18 @@ inline void mbarrier_init(uint32_t barrier, int arrivals) {
 }
 inline void fence_mbarrier_init(void) {}
 inline void mbarrier_arrive_expect_tx(uint32_t barrier, uint32_t bytes) {
-    EmulatedBarrier* b = emulated_mbarrier(barrier);
-    if (!b->missing) emulated_fault("more arrivals at an mbarrier than its phase expects");
-    b->bytes += (int32_t)bytes;
-    b->missing--;
-    emulated_mbarrier_look(b);
+    emulated_mbarrier_arrive(barrier, (int)bytes, emulated.rank);
 }
 inline void mbarrier_arrive(uint32_t barrier) { mbarrier_arrive_expect_tx(barrier, 0); }
 inline void mbarrier_wait(uint32_t barrier, uint32_t parity) {
-    int me = emulated.current;
+    int me = emulated.now->current;
     while (emulated_mbarrier(barrier)->phase == parity) {
-        emulated_at_mbarrier[me / 64] |= (uint64_t)1 << (me % 64);
+        emulated.now->at_mbarrier[me / 64] |= (uint64_t)1 << (me % 64);
         emulated_sleep();
     }
 }
-inline void mbarrier_arrive_at(uint32_t, uint32_t) { emulated_fault("clusters are not emulated"); }
-inline void cluster_sync(void) { emulated_fault("clusters are not emulated"); }
+inline void mbarrier_arrive_at(uint32_t barrier, uint32_t rank) { emulated_mbarrier_arrive(barrier, 0, (int)rank); }
+inline void cluster_sync(void) { emulated_cluster_sync(); }
 inline void grid_dependency_wait(void) {}
 inline void grid_launch_dependents(void) {}
 inline void named_barrier_sync(int id, int threads) { emulated_barrier(id, threads, 0); }
@@ -237,8 +250,16 @@ inline void tma_load_3d(uint32_t tile, const CUtensorMap* map, int channel, int 
     emulated_tma(tile, map, {channel, head, row}, 0);
     emulated_mbarrier_bytes(barrier, (int)(m.box[0] * m.box[1] * m.box[2] * 2));
 }
-inline void tma_load_3d_multicast(uint32_t, const CUtensorMap*, int, int, int, uint32_t, uint16_t) {
-    emulated_fault("clusters are not emulated");
+inline void tma_load_3d_multicast(uint32_t tile, const CUtensorMap* map, int channel, int head, int row,
+                                  uint32_t barrier, uint16_t blocks) {
+    int me = emulated.rank;
+    for (int i = 0; i < emulated.cluster; i++) {
+        uint32_t to = emulated_at_rank(tile, i), its = emulated_at_rank(barrier, i);
+        if (!(blocks >> i & 1)) continue;
+        emulated.rank = i;
+        tma_load_3d(to, map, channel, head, row, its);
+        emulated.rank = me;
+    }
 }
 inline void tma_prefetch_3d(const CUtensorMap*, int, int, int) {}
 inline void bulk_copy_g2s(uint32_t shared, const void* global, uint32_t bytes, uint32_t barrier) {
@@ -270,7 +291,7 @@ static inline float emulated_operand(uint32_t descriptor, int is_mn_major, int i
     uint32_t at = (descriptor & 0x3fff) << 4, next = descriptor >> 16 << 4;
     at += is_mn_major ? (uint32_t)(i / 64) * next + (uint32_t)(128 * k + 2 * (i % 64)) : (uint32_t)(128 * i + 2 * k);
     floatX x;
-    memcpy((void*)&x, emulated_shared_memory + (at ^ (at >> 7 & 7) << 4), sizeof x);
+    memcpy((void*)&x, (unsigned char*)emulated_shared() + (at ^ (at >> 7 & 7) << 4), sizeof x);
     return to_float(x);
 }
 

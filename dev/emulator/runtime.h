@@ -1,12 +1,10 @@
 /* The CUDA runtime without a GPU: device memory is the host's, and a stream's work is done when it is asked for. Only
- * functions that the project calls; captures, graphs and
- * launches in clusters are refused. */
+ * functions that the project calls. graph.h has graphs and events. */
 #ifndef DEV_EMULATOR_RUNTIME_H
 #define DEV_EMULATOR_RUNTIME_H
 
 #include <limits.h>
 #include <malloc.h>
-#include <time.h>
 
 #include "threads.h"
 
@@ -30,13 +28,17 @@ cudaError_t cudaMemcpy(void* to, const void* from, size_t bytes, cudaMemcpyKind)
     return cudaSuccess;
 }
 cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpyKind kind, cudaStream_t) {
-    return cudaMemcpy(to, from, bytes, kind);
+    emulated_do(EMULATED_COPY, [=] { cudaMemcpy(to, from, bytes, kind); });
+    return cudaSuccess;
 }
 cudaError_t cudaMemset(void* p, int value, size_t bytes) {
     if (bytes) memset(p, value, bytes);
     return cudaSuccess;
 }
-cudaError_t cudaMemsetAsync(void* p, int value, size_t bytes, cudaStream_t) { return cudaMemset(p, value, bytes); }
+cudaError_t cudaMemsetAsync(void* p, int value, size_t bytes, cudaStream_t) {
+    emulated_do(EMULATED_FILL, [=] { cudaMemset(p, value, bytes); });
+    return cudaSuccess;
+}
 cudaError_t cudaMemGetInfo(size_t* available, size_t* total) {
     return *available = *total = (size_t)8 << 30, cudaSuccess;
 }
@@ -46,7 +48,7 @@ cudaError_t cudaGetDevice(int* device) { return *device = 0, cudaSuccess; }
 cudaError_t cudaSetDevice(int) { return cudaSuccess; }
 cudaError_t cudaGetDeviceProperties(cudaDeviceProp* p, int) {
     memset(p, 0, sizeof *p);
-    strcpy(p->name, "emulated GPU");
+    strcpy(p->name, __CUDA_ARCH__ >= 900 ? "emulated H100" : "emulated A100");  // their peaks are known: not measured
     p->major = __CUDA_ARCH__ / 100, p->minor = __CUDA_ARCH__ % 100 / 10;
     p->multiProcessorCount = EMULATED_MULTIPROCESSORS;
     p->totalGlobalMem = (size_t)8 << 30;
@@ -63,46 +65,15 @@ cudaError_t cudaDeviceGetPCIBusId(char* id, int size, int) {
     return snprintf(id, (size_t)size, "0000:00:00.0"), cudaSuccess;
 }
 cudaError_t cudaDeviceGetStreamPriorityRange(int* least, int* greatest) { return *least = *greatest = 0, cudaSuccess; }
-cudaError_t cudaDeviceSynchronize(void) { return cudaSuccess; }
-cudaError_t cudaLaunchKernelExC(const cudaLaunchConfig_t*, const void*, void**) { return cudaErrorNotSupported; }
+cudaError_t cudaDeviceSynchronize(void) { return emulated_wait(); }
 cudaError_t cudaGetLastError(void) { return cudaSuccess; }
 const char* cudaGetErrorString(cudaError_t error) { return error == cudaSuccess ? "no error" : "not in the emulator"; }
 
 cudaError_t cudaStreamCreateWithFlags(cudaStream_t* s, unsigned) { return *s = NULL, cudaSuccess; }
 cudaError_t cudaStreamCreateWithPriority(cudaStream_t* s, unsigned, int) { return *s = NULL, cudaSuccess; }
 cudaError_t cudaStreamDestroy(cudaStream_t) { return cudaSuccess; }
-cudaError_t cudaStreamSynchronize(cudaStream_t) { return cudaSuccess; }
+cudaError_t cudaStreamSynchronize(cudaStream_t) { return emulated_wait(); }
 cudaError_t cudaStreamWaitEvent(cudaStream_t, cudaEvent_t, unsigned) { return cudaSuccess; }
-cudaError_t cudaStreamBeginCapture(cudaStream_t, cudaStreamCaptureMode) { return cudaErrorNotSupported; }
-cudaError_t cudaStreamEndCapture(cudaStream_t, cudaGraph_t*) { return cudaErrorNotSupported; }
-cudaError_t cudaGraphGetNodes(cudaGraph_t, cudaGraphNode_t*, size_t*) { return cudaErrorNotSupported; }
-cudaError_t cudaGraphDestroy(cudaGraph_t) { return cudaErrorNotSupported; }
-cudaError_t cudaGraphCreate(cudaGraph_t*, unsigned) { return cudaErrorNotSupported; }
-cudaError_t cudaGraphAddChildGraphNode(cudaGraphNode_t*, cudaGraph_t, const cudaGraphNode_t*, size_t, cudaGraph_t) {
-    return cudaErrorNotSupported;
-}
-cudaError_t cudaGraphInstantiate(cudaGraphExec_t*, cudaGraph_t, unsigned long long) { return cudaErrorNotSupported; }
-cudaError_t cudaGraphLaunch(cudaGraphExec_t, cudaStream_t) { return cudaErrorNotSupported; }
-cudaError_t cudaGraphExecDestroy(cudaGraphExec_t) { return cudaErrorNotSupported; }
-
-// An event is the time of its record.
-cudaError_t cudaEventCreateWithFlags(cudaEvent_t* e, unsigned) {
-    *e = (cudaEvent_t)calloc(1, sizeof(struct timespec));
-    return cudaSuccess;
-}
-cudaError_t cudaEventCreate(cudaEvent_t* e) { return cudaEventCreateWithFlags(e, 0); }
-cudaError_t cudaEventDestroy(cudaEvent_t e) { return free(e), cudaSuccess; }
-cudaError_t cudaEventRecord(cudaEvent_t e, cudaStream_t) {
-    clock_gettime(CLOCK_MONOTONIC, (struct timespec*)e);
-    return cudaSuccess;
-}
-cudaError_t cudaEventSynchronize(cudaEvent_t) { return cudaSuccess; }
-cudaError_t cudaEventQuery(cudaEvent_t) { return cudaSuccess; }
-cudaError_t cudaEventElapsedTime(float* ms, cudaEvent_t from, cudaEvent_t to) {
-    const struct timespec *a = (struct timespec*)from, *b = (struct timespec*)to;
-    *ms = (float)(1e3 * (double)(b->tv_sec - a->tv_sec) + 1e-6 * (double)(b->tv_nsec - a->tv_nsec));
-    return cudaSuccess;
-}
 
 }  // extern "C"
 

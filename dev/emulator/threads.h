@@ -1,5 +1,5 @@
-/* The threads of a kernel on the CPU. A block's threads are fibers of one CPU thread; blocks run one after the other.
- * A fiber runs until it waits for others, then the next one runs that can.
+/* The threads of a kernel on the CPU. A block's threads are fibers of one CPU thread; blocks run one after the other,
+ * those of a cluster in turn. A fiber runs until it waits for others, then the next one runs that can.
  *
  * What is checked on the way, and ends the program with a line that names the kernel's place:
  *   - threads that wait for each other for ever: a barrier that a part of the block does not reach
@@ -20,12 +20,15 @@
 #include <sys/mman.h>
 #include <ucontext.h>
 
+#include "graph.h"
+
 enum {
     EMULATED_THREADS = 1024,
     EMULATED_STACK = 256 << 10,
     EMULATED_SHARED = 256 << 10,
     EMULATED_BARRIERS = 16,
-    EMULATED_BLOCKS = 16
+    EMULATED_BLOCKS = 16,
+    EMULATED_CLUSTER = 2  // blocks of the largest
 };
 
 uint3 threadIdx, blockIdx;
@@ -49,42 +52,48 @@ typedef struct {
     uint3 index;
 } EmulatedThread;
 
-// The stacks of a block's threads, and their places. Only a cooperative launch has several blocks under way.
+// The stacks of a block's threads, their places, and what they wait for. Only a cooperative launch and one in clusters
+// have several blocks under way.
 typedef struct {
     EmulatedThread thread[EMULATED_THREADS];
-    unsigned ended[EMULATED_THREADS / 32];  // lanes of each warp whose threads have ended, or never were
-    unsigned char* shared;                  // its dynamic shared memory while another block runs
-} EmulatedBlock;
-
-static struct {
-    EmulatedBlock* block[EMULATED_BLOCKS];  // made on first use
-    EmulatedBlock* now;                     // the one that runs
     EmulatedCall call[EMULATED_THREADS];
     uint64_t runnable[EMULATED_THREADS / 64];
+    unsigned ended[EMULATED_THREADS / 32];    // lanes of each warp whose threads have ended, or never were
     unsigned calling[EMULATED_THREADS / 32];  // lanes of each warp that wait in a call
     int group_calling[EMULATED_THREADS / 128];
     int barrier_come[EMULATED_BARRIERS], barrier_wants[EMULATED_BARRIERS], barrier_or[EMULATED_BARRIERS][2],
         barrier_phase[EMULATED_BARRIERS];
     uint64_t at_barrier[EMULATED_BARRIERS][EMULATED_THREADS / 64];
-    int threads, current, running, reverse;
-    int at_grid_barrier;  // threads of the block
+    uint64_t at_mbarrier[EMULATED_THREADS / 64], at_cluster_barrier[EMULATED_THREADS / 64];
+    int current, running;
+    unsigned char* shared;  // its dynamic shared memory while another block of a cooperative launch runs
+} EmulatedBlock;
+
+static struct {
+    EmulatedBlock* block[EMULATED_BLOCKS];  // made on first use
+    EmulatedBlock* now;                     // the one that runs
+    int threads, reverse;
+    int at_grid_barrier;     // threads of the block
+    int cluster, rank;       // blocks of a cluster, 0 without; the number in it of the block that runs
+    int at_cluster_barrier;  // threads of the cluster
     void (*kernel)(const void* call);
     const void* kernel_call;
     jmp_buf scheduler;
 } emulated;
 
-alignas(1 << 18) static unsigned char emulated_shared_memory[EMULATED_SHARED];
+// Dynamic shared memory of the block that runs, and of the others of its cluster. Static shared memory is one for all.
+alignas(1 << 18) static unsigned char emulated_shared_memory[EMULATED_CLUSTER][EMULATED_SHARED];
 
-static inline void* emulated_shared(void) { return emulated_shared_memory; }
+static inline void* emulated_shared(void) { return emulated_shared_memory[emulated.rank]; }
 
 [[noreturn]] static inline void emulated_fault(const char* what) {
     fflush(stdout);
     fprintf(stderr, "emulator: %s; block (%u, %u, %u) of %u threads, thread %u\n", what, blockIdx.x, blockIdx.y,
-            blockIdx.z, (unsigned)emulated.threads, (unsigned)emulated.current);
+            blockIdx.z, (unsigned)emulated.threads, (unsigned)emulated.now->current);
     abort();
 }
 
-static inline void emulated_wake(int thread) { emulated.runnable[thread / 64] |= (uint64_t)1 << (thread % 64); }
+static inline void emulated_wake(int thread) { emulated.now->runnable[thread / 64] |= (uint64_t)1 << (thread % 64); }
 
 // ---------------------------------------------------------------------------------------------------------
 // Fibers
@@ -94,7 +103,7 @@ static inline void emulated_main(void);
 // Let thread `next` run; the current one has saved its place.
 [[noreturn]] static inline void emulated_enter(int next) {
     EmulatedThread* t = &emulated.now->thread[next];
-    emulated.current = next;
+    emulated.now->current = next;
     threadIdx = t->index;
     if (t->started) _longjmp(t->at, 1);
     t->started = 1;
@@ -104,10 +113,10 @@ static inline void emulated_main(void);
 
 // The next thread that can run, after the current one in the round, or before it in reverse order.
 static inline int emulated_next(void) {
-    int words = (emulated.threads + 63) / 64, at = emulated.current, step = emulated.reverse ? words - 1 : 1;
+    int words = (emulated.threads + 63) / 64, at = emulated.now->current, step = emulated.reverse ? words - 1 : 1;
     for (int i = 0; i <= words; i++) {
         int word = (at / 64 + i * step) % words;
-        uint64_t bits = emulated.runnable[word];
+        uint64_t bits = emulated.now->runnable[word];
         if (i == 0 && emulated.reverse) bits &= ((uint64_t)1 << (at % 64)) - 1;
         else if (i == 0) bits &= ~(uint64_t)1 << (at % 64);
         if (bits) return 64 * word + (emulated.reverse ? 63 - __builtin_clzll(bits) : __builtin_ctzll(bits));
@@ -117,7 +126,7 @@ static inline int emulated_next(void) {
 
 static inline void emulated_switch(void) {
     int next = emulated_next();
-    if (next < 0 && emulated.running > emulated.at_grid_barrier)
+    if (next < 0 && emulated.now->running > emulated.at_grid_barrier && !emulated.cluster)
         emulated_fault("all threads wait: some do not reach a barrier, or a warp's function");
     if (next < 0) _longjmp(emulated.scheduler, 1);
     emulated_enter(next);
@@ -125,8 +134,8 @@ static inline void emulated_switch(void) {
 
 // Wait until emulated_wake().
 __attribute__((noinline)) static void emulated_sleep(void) {
-    int me = emulated.current;
-    emulated.runnable[me / 64] &= ~((uint64_t)1 << (me % 64));
+    int me = emulated.now->current;
+    emulated.now->runnable[me / 64] &= ~((uint64_t)1 << (me % 64));
     if (_setjmp(emulated.now->thread[me].at) == 0) emulated_switch();
 }
 
@@ -134,34 +143,34 @@ __attribute__((noinline)) static void emulated_sleep(void) {
 // Functions of a warp and of a warpgroup
 
 static inline void emulated_warp_call(EmulatedCall call) {
-    int me = emulated.current, warp = me / 32, lane = me % 32;
-    EmulatedCall* calls = &emulated.call[32 * warp];
+    int me = emulated.now->current, warp = me / 32, lane = me % 32;
+    EmulatedCall* calls = &emulated.now->call[32 * warp];
     if (!(call.mask >> lane & 1)) emulated_fault("a warp's function whose mask does not have the calling lane");
-    emulated.call[me] = call;
-    emulated.calling[warp] |= 1u << lane;
+    emulated.now->call[me] = call;
+    emulated.now->calling[warp] |= 1u << lane;
     if (emulated.now->ended[warp] & call.mask) emulated_fault("a warp's function whose mask has a lane that has ended");
-    if ((emulated.calling[warp] & call.mask) != call.mask) return emulated_sleep();
+    if ((emulated.now->calling[warp] & call.mask) != call.mask) return emulated_sleep();
     for (int i = 0; i < 32; i++)
         if (call.mask >> i & 1 && (calls[i].work != call.work || calls[i].mask != call.mask))
             emulated_fault("lanes of a warp call different functions, or with different masks");
     call.work(calls, call.mask);
-    emulated.calling[warp] &= ~call.mask;
-    emulated.runnable[warp / 2] |= (uint64_t)call.mask << (warp % 2 * 32);
+    emulated.now->calling[warp] &= ~call.mask;
+    emulated.now->runnable[warp / 2] |= (uint64_t)call.mask << (warp % 2 * 32);
 }
 
 // All 128 threads of a warpgroup. `work` sees their calls, and 0 for the mask.
 static inline void emulated_group_call(EmulatedCall call) {
-    int me = emulated.current, group = me / 128;
-    EmulatedCall* calls = &emulated.call[128 * group];
-    emulated.call[me] = call;
-    if (++emulated.group_calling[group] < 128) {
+    int me = emulated.now->current, group = me / 128;
+    EmulatedCall* calls = &emulated.now->call[128 * group];
+    emulated.now->call[me] = call;
+    if (++emulated.now->group_calling[group] < 128) {
         emulated_sleep();
         return;
     }
     for (int i = 0; i < 128; i++)
         if (calls[i].work != call.work) emulated_fault("threads of a warpgroup call different functions");
     call.work(calls, 0);
-    emulated.group_calling[group] = 0;
+    emulated.now->group_calling[group] = 0;
     for (int i = 0; i < 128; i++) emulated_wake(128 * group + i);
 }
 
@@ -170,23 +179,40 @@ static inline void emulated_group_call(EmulatedCall call) {
 
 static inline void emulated_barrier_end(int id) {
     for (int i = 0; i < (emulated.threads + 63) / 64; i++) {
-        emulated.runnable[i] |= emulated.at_barrier[id][i];
-        emulated.at_barrier[id][i] = 0;
+        emulated.now->runnable[i] |= emulated.now->at_barrier[id][i];
+        emulated.now->at_barrier[id][i] = 0;
     }
-    emulated.barrier_come[id] = 0;
-    emulated.barrier_phase[id] ^= 1;  // threads that wake read the `or` of their phase; none is two phases behind
+    emulated.now->barrier_come[id] = 0;
+    emulated.now->barrier_phase[id] ^= 1;  // threads that wake read the `or` of their phase; none is two phases behind
 }
 
 // Wait for `threads` threads at barrier `id`; 0: for all that run. Returns whether `value` was not 0 for one of them.
 static inline int emulated_barrier(int id, int threads, int value) {
-    int me = emulated.current, *any = &emulated.barrier_or[id][emulated.barrier_phase[id]];
-    if (!emulated.barrier_come[id]) emulated.barrier_wants[id] = threads, *any = 0;
-    if (emulated.barrier_wants[id] != threads) emulated_fault("a barrier with different numbers of threads");
+    int me = emulated.now->current, *any = &emulated.now->barrier_or[id][emulated.now->barrier_phase[id]];
+    if (!emulated.now->barrier_come[id]) emulated.now->barrier_wants[id] = threads, *any = 0;
+    if (emulated.now->barrier_wants[id] != threads) emulated_fault("a barrier with different numbers of threads");
     *any |= value != 0;
-    emulated.at_barrier[id][me / 64] |= (uint64_t)1 << (me % 64);
-    if (++emulated.barrier_come[id] < (threads ? threads : emulated.running)) emulated_sleep();
-    else emulated.runnable[me / 64] &= ~((uint64_t)1 << (me % 64)), emulated_barrier_end(id);
+    emulated.now->at_barrier[id][me / 64] |= (uint64_t)1 << (me % 64);
+    if (++emulated.now->barrier_come[id] < (threads ? threads : emulated.now->running)) emulated_sleep();
+    else emulated.now->runnable[me / 64] &= ~((uint64_t)1 << (me % 64)), emulated_barrier_end(id);
     return *any;
+}
+
+// Wait for all threads of the cluster's blocks, none of which have ended.
+static inline void emulated_cluster_sync(void) {
+    int me = emulated.now->current, running = 0;
+    for (int i = 0; i < emulated.cluster; i++) running += emulated.block[i]->running;
+    if (!emulated.cluster) emulated_fault("a barrier of a cluster, and no cluster");
+    if (++emulated.at_cluster_barrier < running) {
+        emulated.now->at_cluster_barrier[me / 64] |= (uint64_t)1 << (me % 64);
+        return emulated_sleep();
+    }
+    emulated.at_cluster_barrier = 0;
+    for (int i = 0; i < emulated.cluster; i++)
+        for (int k = 0; k < EMULATED_THREADS / 64; k++) {
+            emulated.block[i]->runnable[k] |= emulated.block[i]->at_cluster_barrier[k];
+            emulated.block[i]->at_cluster_barrier[k] = 0;
+        }
 }
 
 // ---------------------------------------------------------------------------------------------------------
@@ -196,9 +222,10 @@ static inline int emulated_barrier(int id, int threads, int value) {
 static inline void emulated_main(void) {
     for (;;) {
         emulated.kernel(emulated.kernel_call);
-        emulated.now->ended[emulated.current / 32] |= 1u << (emulated.current % 32);
-        emulated.running--;
-        if (emulated.barrier_come[0] && !emulated.barrier_wants[0] && emulated.barrier_come[0] == emulated.running)
+        emulated.now->ended[emulated.now->current / 32] |= 1u << (emulated.now->current % 32);
+        emulated.now->running--;
+        if (emulated.now->barrier_come[0] && !emulated.now->barrier_wants[0] &&
+            emulated.now->barrier_come[0] == emulated.now->running)
             emulated_barrier_end(0);
         emulated_sleep();
     }
@@ -225,24 +252,28 @@ static inline EmulatedBlock* emulated_block_memory(int k) {
     return emulated.block[k] = b;
 }
 
-// Run a block's threads until all have ended, or wait for the other blocks of the grid.
-__attribute__((noinline)) static void emulated_run(unsigned block) {
+// Run a block's threads until all have ended or wait for other blocks.
+__attribute__((noinline)) static void emulated_resume(unsigned block) {
     blockIdx.x = block % gridDim.x, blockIdx.y = block / gridDim.x % gridDim.y;
     blockIdx.z = block / gridDim.x / gridDim.y;
-    emulated.running = 0;
+    if (_setjmp(emulated.scheduler) == 0) emulated_switch();
+}
+
+// All threads that have not ended can run.
+static inline void emulated_wake_all(void) {
+    emulated.now->running = 0;
     for (int i = 0; i < emulated.threads; i++) {
         if (emulated.now->ended[i / 32] >> (i % 32) & 1) continue;
-        emulated.running++;
+        emulated.now->running++;
         emulated_wake(i);
     }
     emulated.at_grid_barrier = 0;
-    emulated.current = emulated.reverse ? 0 : emulated.threads - 1;
-    if (_setjmp(emulated.scheduler) == 0) emulated_switch();
+    emulated.now->current = emulated.reverse ? 0 : emulated.threads - 1;
 }
 
 static inline void emulated_begin(int k, size_t shared) {
     emulated.now = emulated_block_memory(k);
-    memset(emulated_shared_memory, 0xff, shared);
+    memset(emulated_shared(), 0xff, shared);
     memset(emulated.now->ended, 0xff, sizeof emulated.now->ended);
     for (int i = 0; i < emulated.threads; i++) {
         EmulatedThread* t = &emulated.now->thread[i];
@@ -265,36 +296,39 @@ static inline void emulated_configure(dim3 grid, dim3 block, size_t shared, cons
     emulated.kernel_call = &kernel;
 }
 
-template <typename Kernel>
-static inline void emulated_launch(dim3 grid, dim3 block, size_t shared, cudaStream_t stream, const Kernel& kernel) {
-    (void)stream;
-    emulated_configure(grid, block, shared, kernel);
-    unsigned blocks = grid.x * grid.y * grid.z;
+// What stands between <<< and >>>.
+struct EmulatedGrid {
+    dim3 grid, block;
+    size_t shared;
+    EmulatedGrid(dim3 grid, dim3 block, size_t shared = 0, cudaStream_t = NULL)
+        : grid(grid), block(block), shared(shared) {}
+};
+
+template <typename Kernel> static inline void emulated_launch_now(const EmulatedGrid& g, const Kernel& kernel) {
+    emulated_configure(g.grid, g.block, g.shared, kernel);
+    unsigned blocks = g.grid.x * g.grid.y * g.grid.z;
     for (unsigned i = 0; i < blocks; i++) {
-        emulated_begin(0, shared);
-        emulated_run(emulated.reverse ? blocks - 1 - i : i);
+        emulated_begin(0, g.shared);
+        emulated_wake_all();
+        emulated_resume(emulated.reverse ? blocks - 1 - i : i);
     }
 }
 
-template <typename Kernel>
-static inline void emulated_launch(dim3 grid, dim3 block, size_t shared, const Kernel& kernel) {
-    emulated_launch(grid, block, shared, NULL, kernel);
-}
+template <typename T> struct EmulatedExactly { typedef T type; };
 
-template <typename Kernel> static inline void emulated_launch(dim3 grid, dim3 block, const Kernel& kernel) {
-    emulated_launch(grid, block, 0, NULL, kernel);
+template <typename... P>
+static inline void emulated_launch(const EmulatedGrid& grid, void (*kernel)(P...),
+                                   typename EmulatedExactly<P>::type... arguments) {
+    emulated_do(EMULATED_KERNEL, [=] { emulated_launch_now(grid, [&] { kernel(arguments...); }); });
 }
 
 // Blocks that can wait for each other (emulated_grid_sync): each runs to the next such place in turn, with its own
 // stacks and dynamic shared memory. Static shared memory does not outlive a wait.
-template <typename Argument>
-static inline cudaError_t emulated_launch_cooperative(void (*kernel)(Argument), dim3 grid, dim3 block, void** arguments,
-                                                      size_t shared, cudaStream_t stream) {
-    (void)stream;
-    auto call = [&] { kernel(*(Argument*)arguments[0]); };
-    emulated_configure(grid, block, shared, call);
-    int blocks = (int)(grid.x * grid.y * grid.z), under_way = 0;
-    if (blocks > EMULATED_BLOCKS) return cudaErrorCooperativeLaunchTooLarge;
+template <typename Kernel>
+static inline void emulated_launch_all_now(const EmulatedGrid& g, int blocks, const Kernel& kernel) {
+    size_t shared = g.shared;
+    int under_way = 0;
+    emulated_configure(g.grid, g.block, shared, kernel);
     for (int round = 0; round == 0 || under_way; round++) {
         under_way = 0;
         for (int i = 0; i < blocks; i++) {
@@ -302,14 +336,67 @@ static inline cudaError_t emulated_launch_cooperative(void (*kernel)(Argument), 
             EmulatedBlock* b = emulated.block[i];
             emulated.now = b;
             if (round == 0) b->shared = (unsigned char*)malloc(shared + 1);
-            else memcpy(emulated_shared_memory, b->shared, shared);
-            emulated_run((unsigned)i);
-            memcpy(b->shared, emulated_shared_memory, shared);
-            under_way += emulated.running > 0;
+            else memcpy(emulated_shared(), b->shared, shared);
+            emulated_wake_all();
+            emulated_resume((unsigned)i);
+            memcpy(b->shared, emulated_shared(), shared);
+            under_way += emulated.now->running > 0;
         }
         if (under_way && under_way != blocks) emulated_fault("a part of the grid's blocks waits for all");
     }
     for (int i = 0; i < blocks; i++) free(emulated.block[i]->shared);
+}
+
+template <typename Argument>
+static inline cudaError_t emulated_launch_cooperative(void (*kernel)(Argument), dim3 grid, dim3 block, void** arguments,
+                                                      size_t shared, cudaStream_t) {
+    EmulatedGrid g(grid, block, shared);
+    Argument argument = *(Argument*)arguments[0];
+    int blocks = (int)(grid.x * grid.y * grid.z);
+    if (blocks > EMULATED_BLOCKS) return cudaErrorCooperativeLaunchTooLarge;
+    emulated_do(EMULATED_KERNEL, [=] { emulated_launch_all_now(g, blocks, [&] { kernel(argument); }); });
+    return cudaSuccess;
+}
+
+// Run the blocks of a cluster, from number `first` of the grid on, in turn.
+static inline void emulated_run_cluster(unsigned first, size_t shared) {
+    int progress = 1, running = emulated.cluster;
+    for (emulated.rank = 0; emulated.rank < emulated.cluster; emulated.rank++) {
+        emulated_begin(emulated.rank, shared);
+        emulated_wake_all();
+    }
+    while (running) {
+        if (!progress) emulated_fault("all threads of a cluster wait");
+        progress = running = 0;
+        for (int i = 0; i < emulated.cluster; i++) {
+            emulated.rank = emulated.reverse ? emulated.cluster - 1 - i : i;
+            emulated.now = emulated.block[emulated.rank];
+            if (emulated_next() >= 0) progress = 1, emulated_resume(first + (unsigned)emulated.rank);
+        }
+        for (int i = 0; i < emulated.cluster; i++) running += emulated.block[i]->running;
+    }
+}
+
+template <typename Kernel>
+static inline void emulated_launch_clusters(const EmulatedGrid& g, unsigned size, const Kernel& kernel) {
+    unsigned blocks = g.grid.x;
+    emulated_configure(g.grid, g.block, g.shared, kernel);
+    emulated.cluster = (int)size;
+    for (unsigned i = 0; i < blocks; i += size)
+        emulated_run_cluster(emulated.reverse ? blocks - size - i : i, g.shared);
+    emulated.cluster = emulated.rank = 0;
+}
+
+// cudaLaunchKernelEx(), of whose attributes the size of the cluster counts.
+template <typename... P>
+static inline cudaError_t emulated_launch_ex(const cudaLaunchConfig_t* launch, void (*kernel)(P...),
+                                             typename EmulatedExactly<P>::type... arguments) {
+    EmulatedGrid g(launch->gridDim, launch->blockDim, launch->dynamicSmemBytes);
+    unsigned size = 1;
+    for (unsigned i = 0; i < launch->numAttrs; i++)
+        if (launch->attrs[i].id == cudaLaunchAttributeClusterDimension) size = launch->attrs[i].val.clusterDim.x;
+    if (size > EMULATED_CLUSTER || g.grid.x % size) return cudaErrorInvalidClusterSize;
+    emulated_do(EMULATED_KERNEL, [=] { emulated_launch_clusters(g, size, [&] { kernel(arguments...); }); });
     return cudaSuccess;
 }
 

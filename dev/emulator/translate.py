@@ -4,7 +4,7 @@
     python3 dev/emulator/translate.py FOLDER        from the repository's root
 
 What g++ does not know is rewritten; line numbers stay what they are:
-    kernel<<<grid, block, shared, stream>>>(a, b)   emulated_launch(grid, block, shared, stream, [&] { kernel(a, b); })
+    kernel<<<grid, block, shared, stream>>>(a, b)   emulated_launch(EmulatedGrid(grid, block, shared, stream), kernel, a, b)
     __shared__ float x[32];                         static float x[32];  blocks run one after the other
     extern __shared__ float x[];                    float* x = (float*)emulated_shared();
     a device function with a PTX instruction        its declaration; dev/emulator/ptx.h defines it
@@ -52,8 +52,9 @@ def launches(text):
         begin, end = kernel_begin(text, middle), text.index(">>>", middle)
         arguments = text.index("(", end)
         last = closing(text, arguments, "(", ")")
-        call = text[begin:middle] + text[arguments : last + 1]
-        text = f"{text[:begin]}emulated_launch({text[middle + 3:end]}, [&] {{ {call}; }}){text[last + 1:]}"
+        given = text[arguments + 1 : last + 1]
+        call = f"emulated_launch(EmulatedGrid({text[middle + 3:end]}), {text[begin:middle]}"
+        text = f"{text[:begin]}{call}{', ' if given != ')' else ''}{given}{text[last + 1:]}"
     return text
 
 
@@ -85,6 +86,7 @@ def translate(text):
         at = end
     text = shared_memory("".join(pieces) + text[at:])
     text = text.replace("cudaLaunchCooperativeKernel((const void*)kernel", "emulated_launch_cooperative(kernel")
+    text = text.replace("cudaLaunchKernelEx(", "emulated_launch_ex(")
     text = text.replace("cooperative_groups::this_grid().sync", "emulated_grid_sync")
     text = re.sub(r"#include <(cooperative_groups|cuda_pipeline_primitives)\.h>", "", text)
     return launches(text)

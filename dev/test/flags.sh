@@ -325,6 +325,8 @@ row --threads '' 2 "says '[0-9]+ CPU threads'" '1 CPU threads' '2 CPU threads' '
 row --model '-x 1 -b 1 -t 8' L=2,C=8,NH=1 "config $layers" '* 4' '* 2'
 row_gpu --master-weights '-e L=2,C=64,NH=2,T=16' 0 'memory optimizer' '*' '$(less 1)'
 row_gpu --autotune '-e L=1,C=768,NH=12,T=256,V=300 -b 32 -x 1' 0 'ls out/matmul_plans.txt' out/matmul_plans.txt ''
+if [ -n "$is_gpu" ]; then row --graph '-x 6' 1 "says '^graphs: [0-9]+ launched'" '' 'graphs: 4 launched' 'each loss; weights'
+else row --graph '' 1 'cat status; says "^error: --graph 1: this is the CPU build"' 0 '2 error*'; fi
 if [ $trainer = gpt2 ]; then
     row_gpu --gelu-fusion '-e L=1,C=128,NH=2,T=64 -b 16 -x 8 --profile 1' 0 \
         'cut -d, -f 1-4 out/profile/kernels.csv' '*' '*'

@@ -84,6 +84,9 @@ fi
 emulated=$(echo "$build"/emulated/*/ops_80)
 if [ -x "$emulated" ]; then run emulated bash dev/emulator/test.sh "${emulated%/*}"
 else skip emulated "CUDA's headers were not found: nvcc is not installed"; fi
+for name in gpt2 bert; do
+    [ ! -x "${emulated%/*}/train_$name" ] || run graph_$name bash dev/test/graph.sh "${emulated%/*}/train_$name"
+done
 run gpt2 "$build/test_gpt2"
 run bert "$build/test_bert"
 if [ -x "$build/test_dlrm" ]; then run recsys bash dev/recsys/test.sh "$build" without-ops; fi

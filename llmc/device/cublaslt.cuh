@@ -219,8 +219,8 @@ static inline void batched_product_plain(void* c, const void* a, const void* b, 
     unsigned threads = 256, blocks = blocks_for((size_t)(key->batch * key->M * key->N), threads);
     const floatX *x = (const floatX*)a, *y = (const floatX*)b;
     if (key->c.type == CUDA_R_32F)
-        batched_product_kernel<<<blocks, threads, 0, ctx->stream>>>((float*)c, x, y, *key, alpha, more);
-    else batched_product_kernel<<<blocks, threads, 0, ctx->stream>>>((floatX*)c, x, y, *key, alpha, more);
+        batched_product_kernel<float><<<blocks, threads, 0, ctx->stream>>>((float*)c, x, y, *key, alpha, more);
+    else batched_product_kernel<floatX><<<blocks, threads, 0, ctx->stream>>>((floatX*)c, x, y, *key, alpha, more);
     cudaCheck(cudaGetLastError());
 }
 

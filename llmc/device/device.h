@@ -6,8 +6,8 @@
 #define LLMC_DEVICE_H
 
 #include <sys/mman.h>
-#include <sys/resource.h>
 
+#include "llmc/base/host_memory.h"
 #include "llmc/base/run_lock.h"
 #ifdef _OPENMP
 #include <omp.h>
@@ -112,13 +112,16 @@ typedef struct {
     int autotune;                      // 1: time cuBLASLt's candidates on first use; 0: take its first choice
     const char* autotune_cache;        // file with the chosen algorithms; NULL: none
     RunLock* autotune_lock;            // lock of the cache file's directory
-    int gelu_fusion;                   // GELU in matmul epilogues: 0 never, 1 forward, 2 forward and backward
+    int gelu_fusion;                   // GELU in matmul epilogues: 0 never, 1 forward, 2 both, 3 both in our own kernel
     int tf32;                          // 1: fp32 matmuls may round their inputs to TF32
     AttentionPath attention;           // as requested; cases that flash does not support are materialized
     int attention_told;                // 1: a line has said that this GPU does not support them
     struct BatchPlans* batch_plans;    // created on first use (cublaslt.cuh)
     int tool;                          // whether an NVTX tool is attached: 0 not checked yet, 1 yes, -1 no
     int ranges;                        // bits of the open NVTX ranges (scope.h)
+    int is_captured;                   // 1: launches are recorded for a graph, and run later (run/step_graph.h)
+    void** outgrown;                   // [outgrown_count] scratch that recorded launches use and that was replaced
+    int outgrown_count;
 #endif
 } Context;
 
@@ -187,48 +190,6 @@ static inline void device_count_memory(Context* ctx, size_t bytes, const char* c
     CHECK(i < MEMORY_CATEGORIES);
     ctx->memory[i].name = category;
     ctx->memory[i].bytes += bytes;
-}
-
-// The number n in a file's line "key n", or in a file that holds a single number (`key` NULL); 0 if there is none.
-static inline size_t memory_figure(const char* path, const char* key) {
-    FILE* f = fopen(path, "r");
-    char line[256];
-    unsigned long long n = 0;
-    size_t found = 0;
-    while (f && !found && fgets(line, sizeof line, f)) {
-        if (key && strncmp(line, key, strlen(key)) != 0) continue;
-        if (sscanf(line + (key ? strlen(key) : 0), "%llu", &n) == 1) found = (size_t)n;
-        if (!key) break;
-    }
-    if (f) fclose(f);
-    return found;
-}
-
-// Bytes that a container may still allocate, from its control group's files; SIZE_MAX if it has no limit. The group
-// counts the page cache as used, but the kernel evicts it when memory is needed. The keys in `stat` give its size.
-static inline size_t memory_of_group(const char* limit_file, const char* used_file, const char* stat,
-                                     const char* inactive, const char* active) {
-    size_t limit = memory_figure(limit_file, NULL), used = memory_figure(used_file, NULL);
-    size_t cached = memory_figure(stat, inactive) + memory_figure(stat, active);
-    used -= min_size(used, cached);
-    return limit == 0 ? SIZE_MAX : limit - min_size(limit, used);
-}
-
-// Bytes that the host can still allocate: the kernel's MemAvailable, or less if the container (cgroup v2 or v1) or a
-// ulimit sets a lower limit.
-static inline size_t host_memory_available(void) {
-    size_t available = 1024 * memory_figure("/proc/meminfo", "MemAvailable:");
-    if (!available) available = (size_t)sysconf(_SC_PHYS_PAGES) * (size_t)sysconf(_SC_PAGESIZE);
-    size_t group2 = memory_of_group("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current",
-                                    "/sys/fs/cgroup/memory.stat", "inactive_file ", "active_file ");
-    size_t group1 =
-        memory_of_group("/sys/fs/cgroup/memory/memory.limit_in_bytes", "/sys/fs/cgroup/memory/memory.usage_in_bytes",
-                        "/sys/fs/cgroup/memory/memory.stat", "total_inactive_file ", "total_active_file ");
-    available = min_size(available, min_size(group1, group2));
-    struct rlimit address_space;
-    if (getrlimit(RLIMIT_AS, &address_space) == 0 && address_space.rlim_cur != RLIM_INFINITY)
-        available = min_size(available, (size_t)address_space.rlim_cur);
-    return available;
 }
 
 #ifdef __CUDACC__
@@ -338,12 +299,22 @@ static inline void device_free(void* p, size_t bytes) {
 // Bytes that device_scratch() allocates for a request.
 static inline size_t device_scratch_size(size_t bytes) { return round_up(bytes, (size_t)1 << 20); }
 
+// Give up the scratch, to allocate more. Launches that are recorded have not run: they keep it until they have.
+static inline void device_replace_scratch(Context* ctx) {
+    if (ctx->is_captured) {
+        ctx->outgrown = (void**)xrealloc(ctx->outgrown, ((size_t)ctx->outgrown_count + 1) * sizeof *ctx->outgrown);
+        ctx->outgrown[ctx->outgrown_count++] = ctx->scratch;
+        return;
+    }
+    cudaCheck(cudaStreamSynchronize(ctx->stream));
+    cudaCheck(cudaFree(ctx->scratch));
+}
+
 // Scratch of at least `bytes` for the current launch. Its contents do not survive the launch. Growing it waits for all
 // earlier launches. This happens in the first step, and when a later batch is the largest so far.
 static inline void* device_scratch(Context* ctx, size_t bytes) {
     if (bytes > ctx->scratch_bytes) {
-        cudaCheck(cudaStreamSynchronize(ctx->stream));
-        cudaCheck(cudaFree(ctx->scratch));
+        device_replace_scratch(ctx);
         ctx->scratch_bytes = device_scratch_size(bytes);
         cudaCheck(cudaMalloc(&ctx->scratch, ctx->scratch_bytes));
         // attention/dropout.cuh reads whole words of which it uses only some bits: initialize the other bits too.

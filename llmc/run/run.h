@@ -8,7 +8,7 @@
  *   run_init_model    allocate the model's buffers and the optimizer, and set the weights
  *   run_begin         open the log. From here on the run writes files
  *   run_next_step     save a checkpoint if one is due. Is another step due? The trainer launches it:
- *     run_begin_step, run_next_micro_batch, run_all_reduce, run_update, run_log
+ *     run_begin_step, run_next_micro_batch, run_capture, run_all_reduce, run_update, run_log
  *   run_end_step      read and log results. Then the trainer does what else is due, such as validation, which
  *                     run_average() repeats for the average of the weights
  *   run_end           the last results, the last checkpoint, the plot
@@ -147,7 +147,7 @@ static inline void run_alloc(Run* r, ModelBuffers* b) {
     b->grad_sync = &r->grad_sync;
     b->loss_scale = &r->optimizer.loss_scale->scale;
     b->master = r->optimizer.master;
-    steps_open(&r->steps, &r->settings);
+    steps_open(&r->steps, &r->settings, r->group.size);
     r->session.average.decay = r->settings.ema, r->session.average.start = r->settings.ema_start;
     fp8_state_set(&b->fp8, r->session.fp8, r->session.checkpoint, &r->ctx);
     if (r->start) session_load(&r->session, r->start, &b->table, b->params, &b->fp32_copies, &r->optimizer);
@@ -259,6 +259,7 @@ static inline MicroBatch run_begin_step(Run* r) {
 static inline int run_next_micro_batch(Run* r, MicroBatch* micro) {
     int i = ++micro->index, first = (i * r->group.size + r->group.rank) * r->settings.B;
     if (i > 0) steps_end_launch(&r->session);
+    if (i > 0 && i < r->micro_steps) step_graph_end(&r->steps.graph, &r->ctx);
     if (i == r->micro_steps) {
         r->buffers->dropout.is_on = 0;
         return 0;
@@ -269,6 +270,12 @@ static inline int run_next_micro_batch(Run* r, MicroBatch* micro) {
     if (i + 1 == r->micro_steps && micro->direction == BACKWARD) grad_sync_begin(&r->grad_sync);
     steps_begin_launch(&r->session);
     return 1;
+}
+
+// The micro-batch is on the device: with --graph, its launches are captured from here on. run_next_micro_batch() runs
+// them, and run_log() those of the last one.
+static inline void run_capture(Run* r, MicroBatch micro) {
+    step_graph_begin(&r->steps.graph, micro.index == 0, micro.index + 1 == r->micro_steps, &r->ctx);
 }
 
 // Finish the all-reduce of the gradients, and all-reduce the losses.

@@ -37,7 +37,7 @@ typedef struct {
     const char *server, *rendezvous;
     double timeout, max_hours;
     int val_every, val_batches, checkpoint_every, keep, keep_every, async_checkpoint, on_checkpoint_error;
-    int profile, profile_warmup, profile_energy, passes, threads, autotune, gelu_fusion, tf32, attention;
+    int profile, profile_warmup, profile_energy, passes, threads, autotune, gelu_fusion, graph, tf32, attention;
     const char* ceilings;
 } Settings;
 
@@ -46,6 +46,7 @@ enum { NAN_STOP, NAN_SKIP };
 enum { INIT_BY_CONFIG, INIT_ZERO_OUT };
 enum { CHECKPOINT_ERROR_STOP, CHECKPOINT_ERROR_CONTINUE };
 enum { SCALE_AUTO, SCALE_OFF, SCALE_FIXED, SCALE_DYNAMIC };
+enum { GRAPH_OFF, GRAPH_ON, GRAPH_AUTO };
 enum { PASSES_TRAIN, PASSES_BACKWARD, PASSES_FORWARD };
 #define PASSES_CHOICES "train|backward|forward"
 
@@ -253,10 +254,14 @@ static inline int settings_running_rows(Settings* s, Flag* table, int count) {
          "GPU: flash keeps scores on chip (bf16 and fp16, head sizes 8, 16, .. 128; otherwise materialized); "
          "materialized stores them in memory; flash-wide is flash with a newer backward pass for head sizes 72 to 128 "
          "on Hopper."},
-        {"-ge", "--gelu-fusion",         FLAG_INT,    &s->gelu_fusion,         "2",       0,   2,        NULL,   SCOPE_RUN,     TOPIC_DEVICE,
-         "GPU: fuse GELU into the matmul. 0: never; 1: forward; 2: also backward where that is faster."},
+        {"-ge", "--gelu-fusion",         FLAG_INT,    &s->gelu_fusion,         "2",       0,   3,        NULL,   SCOPE_RUN,     TOPIC_DEVICE,
+         "GPU: fuse GELU into the matmul. 0: never; 1: forward; 2: also backward where that is faster; 3: both, with "
+         "the bias gradient, by a kernel of our own (sm_90a, bf16 and fp16)."},
         {NULL,  "--autotune",            FLAG_INT,    &s->autotune,            "1",       0,   1,        NULL,   SCOPE_RUN,     TOPIC_DEVICE,
          "GPU: 1 times candidate algorithms for each large matmul once and keeps the choice in -o."},
+        {NULL,  "--graph",               FLAG_CHOICE, &s->graph,               "0",       0,   0,        "0|1|auto", SCOPE_FREE, TOPIC_DEVICE,
+         "GPU: 1 launches each step as a CUDA graph, which suits steps of a few milliseconds; the same bits. auto: where "
+         "that is possible."},
         {"-f",  "--tf32",                FLAG_INT,    &s->tf32,                "0",       0,   1,        NULL,   SCOPE_RUN,     TOPIC_DEVICE,
          "GPU, fp32 build: 1 lets matmuls and materialized attention round their inputs to TF32."},
         {NULL,  "--threads",             FLAG_INT,    &s->threads,             "0",       0,   4096,     NULL,   SCOPE_RANK,    TOPIC_DEVICE,

@@ -9,6 +9,7 @@
 #include "llmc/optim/model_buffers.h"
 #include "llmc/profile/report.h"
 #include "llmc/run/nonfinite.h"
+#include "llmc/run/step_graph.h"
 
 enum { STEP_LOSSES = 2 };
 
@@ -49,6 +50,7 @@ typedef struct {
     Context* ctx;
     const GradSync* grad_sync;
     const ModelBuffers* buffers;
+    StepGraph graph;
     double peak_flops;     // of the hardware of all ranks, per second
     int peak_is_measured;  // 1: the table of data-sheet peaks does not have this device
     Profiler profiler;
@@ -56,14 +58,16 @@ typedef struct {
     ThreadTrial threads;  // most 1: no trials
 } Steps;
 
-// Check --profile before anything is written: there must be steps to profile, and the file of --ceilings must be valid.
-static inline void steps_open(Steps* s, const Settings* settings) {
+// Check --profile and --graph before anything is written: there must be steps to profile, and the file of --ceilings
+// must be valid.
+static inline void steps_open(Steps* s, const Settings* settings, int ranks) {
     if (settings->profile && settings->evaluate)
         die(USAGE, "--profile %d measures training steps; --evaluate, --generate, --fill and --embed have none",
             settings->profile);
     if (settings->profile_energy && !GPU_BUILD)
         die(USAGE, "--profile-energy 1 measures a GPU by its driver's NVML; this is the CPU build");
     if (settings->profile && strcmp(settings->ceilings, "measure") != 0) profiler_read_peaks(settings->ceilings);
+    step_graph_open(&s->graph, settings, ranks);
     for (size_t i = 0; i < COUNT_OF(s->launched); i++) readback_open(&s->launched[i].result);
     readback_open(&s->clock);
 }
@@ -71,12 +75,13 @@ static inline void steps_open(Steps* s, const Settings* settings) {
 static inline void steps_close(Steps* s) {
     for (size_t i = 0; i < COUNT_OF(s->launched); i++) readback_close(&s->launched[i].result);
     readback_close(&s->clock);
+    step_graph_close(&s->graph);
     profiler_close(&s->profiler);
 }
 
 // Exclude the time between steps, such as a validation, from the next step.
 static inline void steps_restart_clock(Steps* s) {
-    readback_start(s->ctx, &s->clock, NULL, 0);
+    readback_record(s->ctx, &s->clock);
     s->last = &s->clock;
     energy_begin(&s->energy, now_seconds(), energy_total(&s->energy));
     profiler_pause(&s->profiler);
@@ -175,7 +180,10 @@ static inline void steps_launched(Steps* s, Session* session, double lr, StepWor
     int count = 2;
     for (int i = 0; i < losses.count; i++) results[count++] = losses.values[i];
     if (outliers_are_judged(o->limits)) results[count++] = &o->outliers->skipped;
-    readback_start(session->ctx, &launched->result, results, count);
+    readback_copy(session->ctx, &launched->result, results, count);
+    step_graph_end(&s->graph, session->ctx);
+    readback_record(session->ctx, &launched->result);
+    s->graph.steps++;
     launched->lr = lr;
     launched->work = work;
     if (session->settings->passes == PASSES_FORWARD)
@@ -322,6 +330,7 @@ static inline void steps_end(Steps* s, const Session* session, const MemoryPlan*
         ProfiledRun run = steps_profiled(s, session, plan);
         profiler_stop(stdout, &s->profiler, &run, session->ctx);
     }
+    step_graph_report(&s->graph);
     session_end(session, failed);
 }
 

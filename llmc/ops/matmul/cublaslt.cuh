@@ -9,13 +9,15 @@
  * Numerics: products of floatX accumulate in fp32. fp32 inputs are multiplied in TF32 only with ctx->tf32. Split-K
  * products add their parts in fp32 before rounding. GELU in an epilogue is the tanh form and takes the sum before it is
  * rounded. GELU_ERF, fp32 and unaligned shapes use a kernel of our own after the product.
- * The epilogues that sum bias gradients are not used: they measured four times slower than our kernels.
+ * The epilogues that sum bias gradients are not used: they measured four times slower than our kernels. With
+ * ctx->gelu_fusion 3, products with GELU are those of hopper.cuh where it supports them.
  */
 #ifndef LLMC_OPS_MATMUL_CUBLASLT_CUH
 #define LLMC_OPS_MATMUL_CUBLASLT_CUH
 
 #include "llmc/ops/matmul/matmul.h"
 #ifdef __CUDACC__
+#include "llmc/ops/matmul/hopper.cuh"
 #include "llmc/ops/matmul/plan.cuh"
 
 static inline MatmulKey matmul_key(int kind, int N, int IC, int OC, Mode mode, Context* ctx) {
@@ -81,7 +83,9 @@ static inline void matmul_gelu_forward(floatX* y, floatX* pre, const floatX* x, 
                              "N=%d IC=%d OC=%d", N, IC, OC);
     MatmulOperands o = {.a = p.w, .b = x, .d = y, .bias = p.b, .aux = pre, .N = N};
     MatmulKey key = matmul_key(MATMUL_FORWARD, N, IC, OC, SET, ctx);
-    if (ctx->gelu_fusion < 1 || !matmul_gelu_epilogue(key, &o, kind, ctx)) {
+    GemmProduct own = {.y = y, .pre = pre, .bias = p.b, .partial = NULL, .M = N, .N = OC, .K = IC};
+    int done = ctx->gelu_fusion >= 3 && matmul_hopper_gelu_forward(own, x, p.w, kind, ctx);
+    if (!done && (ctx->gelu_fusion < 1 || !matmul_gelu_epilogue(key, &o, kind, ctx))) {
         MatmulOperands plain = matmul_without_gelu(key.kind, &o);
         matmul_product(key, &plain, ctx);
         matmul_apply_gelu(y, pre, matmul_d_size(&key), FORWARD, kind, ctx);
@@ -104,9 +108,11 @@ static inline void matmul_gelu_backward_input(floatX* dpre, BiasGrad d, const fl
                              MATMUL_GELU_BACKWARD_INPUT_BYTES(N, IC, OC), "N=%d IC=%d OC=%d", N, IC, OC);
     MatmulOperands o = {.a = w, .b = dy, .d = dpre, .aux = (floatX*)pre, .N = N};
     MatmulKey key = matmul_key(MATMUL_BACKWARD_INPUT, N, IC, OC, SET, ctx);
-    if (ctx->gelu_fusion >= 2 && matmul_gelu_epilogue(key, &o, kind, ctx)) {
+    GemmProduct own = {.y = dpre, .pre = (floatX*)pre, .bias = NULL, .partial = NULL, .M = N, .N = IC, .K = OC};
+    int done = ctx->gelu_fusion >= 3 && matmul_hopper_gelu_backward(own, d, dy, w, kind, ctx);
+    if (!done && ctx->gelu_fusion >= 2 && matmul_gelu_epilogue(key, &o, kind, ctx)) {
         if (d.b) matmul_backward_bias(d, dpre, N, IC, ctx);
-    } else {
+    } else if (!done) {
         MatmulOperands plain = matmul_without_gelu(key.kind, &o);
         matmul_product(key, &plain, ctx);
         matmul_gelu_backward_bias(d, dpre, pre, N, IC, kind, ctx);

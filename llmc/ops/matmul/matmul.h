@@ -12,7 +12,8 @@
  * Numerics on the CPU: products accumulate in `real` with fused multiply-adds over blocks of at most 256 terms. The
  * sums of the blocks are added in order. db accumulates in double. The order depends on the shapes only.
  *
- * Files: cpu.h and ops/common/product.h for the CPU; cublaslt.cuh for the GPU, with its numerics. */
+ * Files: cpu.h and ops/common/product.h for the CPU; cublaslt.cuh for the GPU, with its numerics;
+ * hopper.cuh for the products with GELU on sm_90a. */
 #ifndef LLMC_OPS_MATMUL_MATMUL_H
 #define LLMC_OPS_MATMUL_MATMUL_H
 

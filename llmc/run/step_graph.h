@@ -1,0 +1,150 @@
+/* --graph: the launches of a step as CUDA graphs, in which kernels follow each other faster than on a stream.
+ *
+ * A graph holds the launches of one micro-batch, from the end of its upload; that of the last one also holds the
+ * all-reduce, the update and the copies of the step's results. Each time the launches are captured, which runs nothing;
+ * a graph that was instantiated for launches of the same kind takes over their parameters (cudaGraphExecUpdate) and is
+ * launched. So whatever changes from step to step (rate, random keys, numbers of rows) is an argument, as without
+ * graphs, and the same kernels write the same bits. Launches of a new kind, such as those of another algorithm, are
+ * instantiated.
+ *
+ * The first steps, which choose algorithms and allocate scratch, run without a graph, and so does everything outside of
+ * steps: validation, checkpoints, samples. */
+#ifndef LLMC_RUN_STEP_GRAPH_H
+#define LLMC_RUN_STEP_GRAPH_H
+
+#include "llmc/device/scope.h"
+#include "llmc/profile/profiler.h"
+#include "llmc/run/settings.h"
+
+enum {
+    STEP_GRAPH_WARMUP = 2,  // steps without a graph
+    STEP_GRAPH_SHAPES = 8,  // kinds of launches with a graph at a time
+    STEP_GRAPH_TURNS = 2    // graphs of a kind, used in turn: the host never updates one that is running
+};
+
+typedef struct {
+    int is_on;
+    int may_give_up;         // --graph auto: where most launches need a new graph
+    int64_t steps;           // of this process
+    int64_t launched, made;  // graphs
+    size_t nodes;            // of the last one
+#ifdef __CUDACC__
+    int part;  // of the step that is captured
+    int next;  // the shape to replace by a new one
+    struct {
+        int part;
+        size_t nodes;  // 0: unused
+        unsigned uses;
+        cudaGraphExec_t graphs[STEP_GRAPH_TURNS];
+    } shapes[STEP_GRAPH_SHAPES];
+#endif
+} StepGraph;
+
+// Why a run cannot use graphs; NULL: it can.
+static inline const char* step_graph_obstacle(const Settings* s, int ranks) {
+    if (!GPU_BUILD) return "this is the CPU build";
+    if (ranks > 1) return "it is for one GPU: the sums over ranks run on a stream of their own";
+    if (s->profile) return "--profile measures the launches one by one";
+    return NULL;
+}
+
+static inline void step_graph_open(StepGraph* g, const Settings* s, int ranks) {
+    const char* obstacle = step_graph_obstacle(s, ranks);
+    if (s->graph == GRAPH_ON && obstacle) die(USAGE, "--graph 1: %s; leave it out, or choose auto", obstacle);
+    memset(g, 0, sizeof *g);
+    g->is_on = s->graph != GRAPH_OFF && !obstacle;
+    g->may_give_up = s->graph == GRAPH_AUTO;
+}
+
+#ifdef __CUDACC__
+
+// From now on launches are captured, up to step_graph_end(). Gradients of a step's first micro-batch are set, others
+// added; the update follows the last one.
+static inline void step_graph_begin(StepGraph* g, int is_first, int is_last, Context* ctx) {
+    if (!g->is_on || g->steps < STEP_GRAPH_WARMUP || ctx->scope_log) return;
+    g->part = 2 * is_first + is_last;
+    // Relaxed: scratch may grow, and the thread that writes a checkpoint may copy and wait.
+    cudaCheck(cudaStreamBeginCapture(ctx->stream, cudaStreamCaptureModeRelaxed));
+    ctx->is_captured = 1;
+}
+
+// The place of the next graph for g->nodes launches of the captured part; it may hold one to update.
+static inline cudaGraphExec_t* step_graph_place(StepGraph* g) {
+    int i = 0;
+    while (i < STEP_GRAPH_SHAPES && (g->shapes[i].part != g->part || g->shapes[i].nodes != g->nodes)) i++;
+    if (i == STEP_GRAPH_SHAPES) {
+        i = g->next;
+        g->next = (g->next + 1) % STEP_GRAPH_SHAPES;
+        g->shapes[i].part = g->part, g->shapes[i].nodes = g->nodes;
+    }
+    return &g->shapes[i].graphs[g->shapes[i].uses++ % STEP_GRAPH_TURNS];
+}
+
+// Make *exec run the launches of `graph`. Returns 1 if it had to be instantiated.
+static inline int step_graph_take(cudaGraphExec_t* exec, cudaGraph_t graph) {
+    cudaGraphExecUpdateResultInfo info;
+    if (*exec) {
+        cudaError_t status = cudaGraphExecUpdate(*exec, graph, &info);
+        if (status == cudaSuccess) return 0;
+        if (status != cudaErrorGraphExecUpdateFailure) cudaCheck(status);
+        cudaGetLastError();  // clear it, so that no later call returns it
+        cudaCheck(cudaGraphExecDestroy(*exec));
+    }
+    cudaCheck(cudaGraphInstantiate(exec, graph, 0));
+    return 1;
+}
+
+// Free the scratch that grew during the capture, when the launches that use it have run.
+static inline void step_graph_free_outgrown(Context* ctx) {
+    if (!ctx->outgrown_count) return;
+    device_synchronize(ctx);
+    for (int i = 0; i < ctx->outgrown_count; i++) cudaCheck(cudaFree(ctx->outgrown[i]));
+    free(ctx->outgrown);
+    ctx->outgrown = NULL, ctx->outgrown_count = 0;
+}
+
+// Run what was captured since step_graph_begin().
+static inline void step_graph_end(StepGraph* g, Context* ctx) {
+    enum { FIRST = 16 };  // graphs that are not counted
+    cudaGraph_t graph;
+    if (!ctx->is_captured) return;
+    ctx->is_captured = 0;
+    cudaCheck(cudaStreamEndCapture(ctx->stream, &graph));
+    cudaCheck(cudaGraphGetNodes(graph, NULL, &g->nodes));
+    cudaGraphExec_t* exec = step_graph_place(g);
+    g->made += step_graph_take(exec, graph);
+    g->launched++;
+    cudaCheck(cudaGraphDestroy(graph));
+    cudaCheck(cudaGraphLaunch(*exec, ctx->stream));
+    step_graph_free_outgrown(ctx);
+    if (!g->may_give_up || g->made < FIRST + g->launched / 2) return;
+    g->is_on = 0;
+    fprintf(stderr, "--graph auto: off, because the launches of the steps vary: of %lld graphs %lld were new\n",
+            (long long)g->launched, (long long)g->made);
+}
+
+// At the end of a run: how many there were.
+static inline void step_graph_report(const StepGraph* g) {
+    if (g->launched)
+        printf("graphs: %lld launched, %lld of them instantiated; the last one has %zu launches\n",
+               (long long)g->launched, (long long)g->made, g->nodes);
+}
+
+static inline void step_graph_close(StepGraph* g) {
+    for (int i = 0; i < STEP_GRAPH_SHAPES; i++)
+        for (int k = 0; k < STEP_GRAPH_TURNS; k++)
+            if (g->shapes[i].graphs[k]) cudaCheck(cudaGraphExecDestroy(g->shapes[i].graphs[k]));
+}
+
+#else
+
+static inline void step_graph_begin(StepGraph* g, int is_first, int is_last, Context* ctx) {
+    (void)g, (void)is_first, (void)is_last, (void)ctx;
+}
+static inline void step_graph_end(StepGraph* g, Context* ctx) { (void)g, (void)ctx; }
+static inline void step_graph_report(const StepGraph* g) { (void)g; }
+static inline void step_graph_close(StepGraph* g) { (void)g; }
+
+#endif
+
+#endif
