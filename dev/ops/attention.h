@@ -79,7 +79,8 @@ static void attention_check_forward(Harness* h, AttentionCase* a, const Attentio
 static void attention_check_path(Harness* h, AttentionCase* a, const AttentionTruth* want, AttentionPath path,
                                  double tol) {
     char what[2][32];
-    const char* name = !HAS_DEVICE_MEMORY ? "" : path == FLASH ? "flash " : "materialized ";
+    static const char* const names[] = {[FLASH] = "flash ", [MATERIALIZED] = "materialized ", [FLASH_WIDE] = "wide "};
+    const char* name = HAS_DEVICE_MEMORY ? names[path] : "";
     snprintf(what[0], sizeof what[0], "%sbackward", name);
     snprintf(what[1], sizeof what[1], "%sdqkv", name);
     device_set_attention(a->ctx, path);
@@ -111,7 +112,7 @@ static real* attention_gradient_magnitude(Harness* h, const AttentionCase* a, do
                 }
                 for (int k = 0; k < visible; k++) {
                     size_t at_k = (begin + (size_t)k) * 3 * C + C + channel, at_v = at_k + C;
-                    double keep = attention_keep_ref(a->shape.dropout, (uint32_t)(a->s.first + b), head, query, k);
+                    double keep = attention_keep_ref(a->shape.dropout, sequences_number(&a->s, b), head, query, k);
                     double dp = 0, dp_sum = 0;
                     for (size_t i = 0; i < HS; i++) {
                         dp += (double)dout[at_g + i] * (double)qkv[at_v + i];
@@ -128,10 +129,11 @@ static real* attention_gradient_magnitude(Harness* h, const AttentionCase* a, do
     return sums;
 }
 
-// Compares the results of flash and materialized attention. Each rounds P, ds and what it stores to floatX once each.
+// Compares the results of flash attention, by `path`, and of materialized attention. Each rounds P, ds and what it stores to floatX once each.
 // The results may be three such roundings apart, of which the comparison itself allows one. Far below 1, fp16's error
 // is no longer relative.
-static void attention_check_paths(Harness* h, AttentionCase* a, const real* materialized_out, double tol) {
+static void attention_check_paths(Harness* h, AttentionCase* a, AttentionPath path, const real* materialized_out,
+                                  double tol) {
     double unit = sizeof(floatX) == sizeof(real) ? 0 : array_rounding(a->out), floor = 1e-2;
     AttentionCase positive = *a;
     size_t C = (size_t)(a->shape.NH * a->shape.HS);
@@ -148,7 +150,7 @@ static void attention_check_paths(Harness* h, AttentionCase* a, const real* mate
     real* flash = copy_of(h, a->dqkv);
     device_set_attention(a->ctx, MATERIALIZED);
     attention_run_backward(a);  // from what flash's forward pass left
-    device_set_attention(a->ctx, FLASH);
+    device_set_attention(a->ctx, path);
     magnitude = attention_gradient_magnitude(h, a, unit > 0 ? tolerance(3 * tol) / unit : 1);
     for (size_t i = 0; i < a->dqkv.n; i++) magnitude[i] = (real)fmax(magnitude[i], floor);
     expect_close_to_sum(h, "materialized dqkv against flash", a->dqkv, flash, magnitude, 3 * unit + tolerance(3 * tol));
@@ -161,7 +163,7 @@ static void attention_check_packing(Harness* h, const AttentionCase* packed) {
         int first = packed->s.cu_seqlens[b], length = packed->s.cu_seqlens[b + 1] - first;
         AttentionCase alone =
             attention_case(h, &length, 1, packed->shape.NH, packed->shape.HS, packed->shape.mask, 0, 1.0);
-        alone.s.first = packed->s.first + b;
+        alone.s.first = packed->s.first + (packed->s.is_numbered_by_row ? first : b);
         alone.shape.dropout = packed->shape.dropout;
         memcpy(alone.qkv.host, packed->qkv.host + (size_t)first * 3 * C, alone.qkv.n * sizeof(real));
         memcpy(alone.dout.host, packed->dout.host + (size_t)first * C, alone.dout.n * sizeof(real));
@@ -174,7 +176,8 @@ static void attention_check_packing(Harness* h, const AttentionCase* packed) {
     }
 }
 
-static void attention_check(Harness* h, AttentionCase* a, double tol) {
+// Both flash attention by `path` and materialized attention.
+static void attention_check(Harness* h, AttentionCase* a, AttentionPath path, double tol) {
     AttentionTruth want = {copy_of(h, a->out), copy_of(h, a->lse), copy_of(h, a->dqkv)};
     attention_forward_ref(want.out, want.lse, a->qkv.host, &a->s, a->shape);
     attention_backward_ref(want.dqkv, a->dout.host, a->qkv.host, &a->s, a->shape);
@@ -182,12 +185,12 @@ static void attention_check(Harness* h, AttentionCase* a, double tol) {
         attention_check_path(h, a, &want, MATERIALIZED, tol);
         attention_check_packing(h, a);
         real* materialized_out = copy_of(h, a->out);
-        attention_check_path(h, a, &want, FLASH, tol);
-        attention_check_paths(h, a, materialized_out, tol);
+        attention_check_path(h, a, &want, path, tol);
+        attention_check_paths(h, a, path, materialized_out, tol);
         attention_run_backward(a);
         array_download(a->dqkv);
     } else {
-        attention_check_path(h, a, &want, FLASH, tol);
+        attention_check_path(h, a, &want, path, tol);
     }
     attention_check_packing(h, a);
 }
@@ -260,7 +263,7 @@ static void test_attention(Harness* h) {
     for (size_t i = 0; i < COUNT_OF(ATTENTION_SIZES); i++)
         for (int mask = CAUSAL; mask <= FULL; mask++) {
             AttentionCase a = attention_case_of(h, "both", ATTENTION_SIZES[i], (Mask)mask);
-            attention_check(h, &a, 3e-6);
+            attention_check(h, &a, FLASH, 3e-6);
             case_end(h);
         }
 
@@ -269,7 +272,7 @@ static void test_attention(Harness* h) {
     int length = 50;
     case_begin(h, "attention/both large scores");
     AttentionCase large = attention_case(h, &length, 1, 2, 16, CAUSAL, 0.1, 8.0);
-    attention_check(h, &large, 3e-4);
+    attention_check(h, &large, FLASH, 3e-4);
     case_end(h);
 
     for (int path = FLASH; path <= (HAS_DEVICE_MEMORY ? MATERIALIZED : FLASH); path++)

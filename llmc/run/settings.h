@@ -250,9 +250,10 @@ static inline int settings_running_rows(Settings* s, Flag* table, int count) {
          "Peaks to compare with: measure, or a file of measured ones, such as another profile's summary.json."},
         {NULL,  "--mode",                FLAG_CHOICE, &s->passes,              "train",   0,   0,        PASSES_CHOICES, SCOPE_PROCESS, TOPIC_PROFILE,
          "How much of a step is profiled. Anything short of train neither trains nor saves."},
-        {NULL,  "--attention",           FLAG_CHOICE, &s->attention,           "flash",   0,   0,        "flash|materialized", SCOPE_RUN, TOPIC_DEVICE,
+        {NULL,  "--attention",           FLAG_CHOICE, &s->attention,           "flash",   0,   0,        "flash|materialized|flash-wide", SCOPE_RUN, TOPIC_DEVICE,
          "GPU: flash keeps scores on chip (bf16 and fp16, head sizes 8, 16, .. 128; otherwise materialized); "
-         "materialized stores them in memory."},
+         "materialized stores them in memory; flash-wide is flash with a newer backward pass for head sizes 72 to 128 "
+         "on Hopper."},
         {"-ge", "--gelu-fusion",         FLAG_INT,    &s->gelu_fusion,         "2",       0,   3,        NULL,   SCOPE_RUN,     TOPIC_DEVICE,
          "GPU: fuse GELU into the matmul. 0: never; 1: forward; 2: also backward where that is faster; 3: both, with "
          "the bias gradient, by a kernel of our own (sm_90a, bf16 and fp16)."},

@@ -20,7 +20,8 @@
  * Numerics: products and softmax accumulate in real, the log in double. The backward pass takes out and lse from the
  * forward pass and recomputes P.
  * Files: materialized.cuh (read it first), flash_forward.cuh and flash_backward.cuh (tensor cores of sm_75 and later),
- * hopper_forward.cuh and hopper_backward.cuh (sm_90a), cpu.h; decode.h has the attention of one new token.
+ * hopper_forward.cuh, hopper_backward.cuh and hopper_backward_wide.cuh (sm_90a), cpu.h; decode.h has the attention of
+ * one new token.
  * Source: Dao et al., "FlashAttention", arXiv 2205.14135, for lse, delta and the recomputation. */
 #ifndef LLMC_OPS_ATTENTION_ATTENTION_H
 #define LLMC_OPS_ATTENTION_ATTENTION_H
@@ -152,11 +153,13 @@ static inline void attention_backward_ref(real* dqkv, const real* dout, const re
 // ---------------------------------------------------------------------------------------------------------
 // GPU. Flash attention runs if ctx->attention selects it, tensor cores support floatX, a head consists of whole 16-byte
 // vectors, and the tiles fit in shared memory: on sm_75, which has 64 KB, those of heads of up to 64 do. Otherwise
-// materialized attention runs. The shape and the GPU alone decide between the flash kernels for Hopper and the others.
+// materialized attention runs. The shape and the GPU alone decide between the flash kernels for Hopper and the others; the
+// backward pass of wide heads on Hopper also wants FLASH_WIDE.
 
 #include "llmc/ops/attention/flash_backward.cuh"
 #include "llmc/ops/attention/flash_forward.cuh"
 #include "llmc/ops/attention/hopper_backward.cuh"
+#include "llmc/ops/attention/hopper_backward_wide.cuh"
 #include "llmc/ops/attention/hopper_forward.cuh"
 #include "llmc/ops/attention/materialized.cuh"
 
@@ -168,7 +171,7 @@ static inline int attention_tiles_fit(int HS, const Context* ctx) {
 
 static inline int attention_is_flash(int HS, const Context* ctx) {
 #ifdef ATTENTION_FLASH
-    return ctx->attention == FLASH && HS % 8 == 0 && HS <= 128 && attention_tiles_fit(HS, ctx);
+    return ctx->attention != MATERIALIZED && HS % 8 == 0 && HS <= 128 && attention_tiles_fit(HS, ctx);
 #else
     return (void)HS, (void)ctx, 0;
 #endif
@@ -177,7 +180,8 @@ static inline int attention_is_flash(int HS, const Context* ctx) {
 // Say once if this GPU's shared memory is why attention is materialized.
 static inline void attention_tell_materialized(int HS, Context* ctx) {
 #ifdef ATTENTION_FLASH
-    if (ctx->attention != FLASH || HS % 8 || HS > 128 || attention_tiles_fit(HS, ctx) || ctx->attention_told) return;
+    if (ctx->attention == MATERIALIZED || HS % 8 || HS > 128 || attention_tiles_fit(HS, ctx) || ctx->attention_told)
+        return;
     warn("attention of heads of %d channels is materialized, because flash attention needs more shared memory than the "
          "%zu KB that a block has on this GPU",
          HS, ctx->shared_of_block >> 10);
@@ -194,6 +198,10 @@ static inline size_t attention_scratch_bytes(int N, int fewest, int most, int T,
     if (attention_is_flash(shape.HS, ctx)) {
         int is_hopper = HOPPER_BUILD && ctx->capability == 90;
         size_t hopper = is_hopper ? hopper_scratch_most(N, fewest, most, T, shape.NH, ctx->multiprocessors) : 0;
+        if (ctx->attention == FLASH_WIDE && hopper_wide_supports(shape, ctx)) {
+            HopperWideScratch z = hopper_wide_scratch(N, most, T, shape.NH);
+            hopper = max_size(hopper, hopper_wide_scratch_bytes(&z));
+        }
         size_t bits = shape.dropout.threshold ? draw_bytes(N, most, T, shape.NH) : 0;
         return bits + max_size(hopper, flash_row_stats_bytes(N, shape.NH));
     }
@@ -223,6 +231,8 @@ static inline void attention_backward(floatX* dqkv, const floatX* dout, const fl
     if (!attention_is_flash(shape.HS, ctx)) materialized_backward(dqkv, dout, qkv, out, lse, s, shape, ctx);
 #ifdef ATTENTION_FLASH
     else if (hopper_supports(BACKWARD, shape, ctx)) hopper_backward(dqkv, dout, qkv, out, lse, s, shape, ctx);
+    else if (ctx->attention == FLASH_WIDE && hopper_wide_supports(shape, ctx))
+        hopper_wide_backward(dqkv, dout, qkv, out, lse, s, shape, ctx);
     else if (shape.HS <= 64) flash_backward<64>(dqkv, dout, qkv, out, lse, s, shape, ctx);
     else flash_backward<128>(dqkv, dout, qkv, out, lse, s, shape, ctx);
 #endif
