@@ -59,10 +59,12 @@ __global__ void __launch_bounds__(DRAW_THREADS)
     attention_delta_kernel(float* statistics, int* done, const floatX* dout, const floatX* out, const float* lse,
                            int blocks, const __grid_constant__ HopperParams z,
                            const __grid_constant__ AttentionDraw bits) {
+#if HOPPER_CODE
     int before = (int)((int64_t)blockIdx.x * blocks / gridDim.x);  // blocks with statistics before this one
     if (!dropped || (int64_t)(blockIdx.x + 1) * blocks / gridDim.x > before)
         hopper_row_stats<D>(statistics, done, dout, out, lse, z, before);
     else draw_by_key_thread(bits, (int)blockIdx.x - before);
+#endif
 }
 
 struct HopperBackward {
