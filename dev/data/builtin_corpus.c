@@ -110,10 +110,7 @@ static int story_start(const int* words, int at) {
 static void beginnings_add(Beginnings* b, const Block* block, int T) {
     for (int i = 1; i < T; i++) {
         if (!block->is_answer[i]) continue;
-        if (b->count == b->capacity) {
-            b->capacity = 2 * b->capacity + 1024;
-            b->hash = (uint64_t*)xrealloc(b->hash, b->capacity * sizeof *b->hash);
-        }
+        b->hash = (uint64_t*)array_reserve(b->hash, &b->capacity, b->count + 1, sizeof *b->hash);
         int start = story_start(block->words, i);
         b->hash[b->count++] = hash_words(block->words + start, i + 1 - start);
     }

@@ -13,10 +13,7 @@ typedef struct {
 } Tokens;
 
 static inline void tokens_add(Tokens* t, const int* id, size_t n) {
-    if (t->count + n > t->capacity) {
-        t->capacity = 2 * (t->count + n);
-        t->id = (int*)xrealloc(t->id, t->capacity * sizeof(int));
-    }
+    t->id = (int*)array_reserve(t->id, &t->capacity, t->count + n, sizeof(int));
     memcpy(t->id + t->count, id, n * sizeof(int));
     t->count += n;
 }

@@ -24,10 +24,7 @@ typedef struct {
 } Paths;
 
 static void paths_add(Paths* p, const char* path) {
-    if (p->count == p->capacity) {
-        p->capacity = 2 * p->capacity + 64;
-        p->path = (char**)xrealloc(p->path, p->capacity * sizeof(char*));
-    }
+    p->path = (char**)array_reserve(p->path, &p->capacity, p->count + 1, sizeof(char*));
     p->path[p->count++] = xprintf("%s", path);
 }
 

@@ -18,7 +18,8 @@ typedef struct {
 } Case;
 
 typedef struct {
-    int count, capacity;
+    int count;
+    size_t capacity;
     Case* cases;
 } CaseList;
 
@@ -89,10 +90,7 @@ static inline Case case_copy(const Case* from) {
 
 // A new, empty one at the end of the list; others of the list move.
 static inline Case* case_new(CaseList* list) {
-    if (list->count == list->capacity) {
-        list->capacity = 2 * list->capacity + 16;
-        list->cases = (Case*)xrealloc(list->cases, (size_t)list->capacity * sizeof(Case));
-    }
+    list->cases = (Case*)array_reserve(list->cases, &list->capacity, (size_t)list->count + 1, sizeof(Case));
     list->cases[list->count].count = 0;
     return &list->cases[list->count++];
 }

@@ -56,12 +56,13 @@ static inline int checkpoint_ascending(const void* a, const void* b) {
 static inline int checkpoint_list(const char* out, int64_t** steps) {
     char* path = xprintf("%s/ckpt", out);
     DIR* dir = opendir(path);
-    int count = 0, capacity = 16;
-    *steps = (int64_t*)xmalloc((size_t)capacity * sizeof(int64_t));
+    int count = 0;
+    size_t capacity = 0;
+    *steps = (int64_t*)array_reserve(NULL, &capacity, 1, sizeof(int64_t));
     for (struct dirent* e = dir ? readdir(dir) : NULL; e; e = readdir(dir)) {
         int64_t step = checkpoint_step(e->d_name, "");
         if (step < 0) continue;
-        if (count == capacity) *steps = (int64_t*)xrealloc(*steps, (size_t)(capacity *= 2) * sizeof(int64_t));
+        *steps = (int64_t*)array_reserve(*steps, &capacity, (size_t)count + 1, sizeof(int64_t));
         (*steps)[count++] = step;
     }
     if (dir) closedir(dir);

@@ -108,12 +108,9 @@ static inline int scope_is_copy(const char* op) { return strcmp(op, "batch_load"
 
 #ifdef __CUDACC__
 static inline void scope_graphs_open(ScopeGraphs* g, size_t index, Context* ctx) {
-    if (index >= g->capacity) {
-        size_t capacity = 2 * index + 1024;
-        g->graph = (cudaGraph_t*)xrealloc(g->graph, capacity * sizeof *g->graph);
-        memset(g->graph + g->capacity, 0, (capacity - g->capacity) * sizeof *g->graph);
-        g->capacity = capacity;
-    }
+    size_t before = g->capacity;
+    g->graph = (cudaGraph_t*)array_reserve(g->graph, &g->capacity, index + 1, sizeof *g->graph);
+    if (g->capacity > before) memset(g->graph + before, 0, (g->capacity - before) * sizeof *g->graph);
     if (g->open != NO_SCOPE) return;
     g->open = index, g->scratch = ctx->scratch;
     energy_capture_begin(ctx);
@@ -199,10 +196,7 @@ __attribute__((format(printf, 5, 6))) static inline Scope scope_open(Context* ct
 #endif
     if (!log) return scope;
     scope.index = log->count;
-    if (log->count == log->capacity) {
-        log->capacity = log->capacity ? 2 * log->capacity : 1024;
-        log->records = (ScopeRecord*)xrealloc(log->records, log->capacity * sizeof *log->records);
-    }
+    log->records = (ScopeRecord*)array_reserve(log->records, &log->capacity, log->count + 1, sizeof *log->records);
     ScopeRecord* r = &log->records[log->count++];
     memcpy(r->shapes, text, sizeof text);
     r->op = op;

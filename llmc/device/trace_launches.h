@@ -85,18 +85,12 @@ static inline char* kernel_name_short(const char* full) {
 // Records
 
 static inline void kernel_trace_add(KernelTrace* t, const TracedLaunch* launch) {
-    if (t->count == t->capacity) {
-        t->capacity = t->capacity ? 2 * t->capacity : 1024;
-        t->rows = (TracedLaunch*)xrealloc(t->rows, t->capacity * sizeof *t->rows);
-    }
+    t->rows = (TracedLaunch*)array_reserve(t->rows, &t->capacity, t->count + 1, sizeof *t->rows);
     t->rows[t->count++] = *launch;
 }
 
 static inline void traced_calls_add(TracedCalls* c, uint32_t correlation, uint64_t value) {
-    if (c->count == c->capacity) {
-        c->capacity = c->capacity ? 2 * c->capacity : 1024;
-        c->call = (TracedCall*)xrealloc(c->call, c->capacity * sizeof *c->call);
-    }
+    c->call = (TracedCall*)array_reserve(c->call, &c->capacity, c->count + 1, sizeof *c->call);
     TracedCall call = {.correlation = correlation, .value = value};
     c->call[c->count++] = call;
 }

@@ -62,7 +62,8 @@ typedef struct {
 // Usage: zero-initialise, tensors_add() rows, tensors_finish(), at the end tensors_free().
 typedef struct {
     Tensor* tensors;
-    int count, capacity;
+    int count;
+    size_t capacity;
     size_t elements;       // of the flat buffer, padding included
     size_t replicated;     // of these, the first ones, which all ranks hold
     size_t parameters;     // logical elements
@@ -96,10 +97,8 @@ enum { RECOMPUTE_NOTHING, RECOMPUTE_GELU, RECOMPUTE_NORMS, FORWARD_ONLY };
 static inline void tensors_add(TensorTable* table, const TensorRow* rows, int count, const int* dims, int layer) {
     for (int i = 0; i < count; i++) {
         const TensorRow* row = &rows[i];
-        if (table->count == table->capacity) {
-            table->capacity = table->capacity ? 2 * table->capacity : 64;
-            table->tensors = (Tensor*)xrealloc(table->tensors, (size_t)table->capacity * sizeof(Tensor));
-        }
+        table->tensors =
+            (Tensor*)array_reserve(table->tensors, &table->capacity, (size_t)table->count + 1, sizeof(Tensor));
         Tensor t;
         memset(&t, 0, sizeof t);
         const char* percent = strstr(row->name, "%d");

@@ -53,10 +53,7 @@ static inline size_t table_rows(const Table* t) { return t->count / t->column_co
 
 static inline void table_add(Table* t, TableType type, char* text, double number) {
     CHECK(t->columns[t->count % t->column_count].type == type);
-    if (t->count == t->capacity) {
-        t->capacity = t->capacity ? 2 * t->capacity : 64;
-        t->cells = (TableCell*)xrealloc(t->cells, t->capacity * sizeof *t->cells);
-    }
+    t->cells = (TableCell*)array_reserve(t->cells, &t->capacity, t->count + 1, sizeof *t->cells);
     TableCell cell = {.text = text, .number = number};
     t->cells[t->count++] = cell;
 }
