@@ -124,7 +124,7 @@ static double bench_loss(Bench* b, int which) {
 }
 
 static MlmScales means(const MlmBatch* b) {
-    MlmScales scales = {1.0 / b->masked, 1.0 / b->count};
+    MlmScales scales = {.masked = 1.0 / b->masked, .next = 1.0 / b->count};
     return scales;
 }
 
@@ -258,7 +258,8 @@ static void test_formula_step(Tests* t, Bench* b) {
                   {"cls.seq_relationship.weight", .0585693635},
                   {"bert.encoder.layer.0.attention.self.value.bias", 1},
                   {"bert.encoder.layer.0.output.LayerNorm.weight", 1}};
-    const OptimizerSettings settings = {1e-3, 0.9, 0.999, 1e-6, 0.01, 1.0, 0};
+    const OptimizerSettings settings = {
+        .lr = 1e-3, .beta1 = 0.9, .beta2 = 0.999, .eps = 1e-6, .weight_decay = 0.01, .max_norm = 1.0};
     const double tolerance = golden_tolerance();
     Model* m = &b->m;
     bench_optimizer(b, LAMB);
@@ -389,7 +390,8 @@ static void test_golden_steps(Tests* t, const char* directory, const SafeTensors
     real got[2 * GOLDEN_STEPS], want[2 * GOLDEN_STEPS];
     bench_optimizer(b, kind);
     for (int step = 0; step < GOLDEN_STEPS; step++) {
-        OptimizerSettings settings = {1e-3, 0.9, 0.999, 1e-6, 0.01, 1.0, 0};
+        OptimizerSettings settings = {
+            .lr = 1e-3, .beta1 = 0.9, .beta2 = 0.999, .eps = 1e-6, .weight_decay = 0.01, .max_norm = 1.0};
         bench_train(b, 0);
         got[step] = (real)bench_loss(b, -1);
         optimizer_step(&b->o, m->buffers.params, m->buffers.grads, settings, NULL, NULL, &b->ctx);
@@ -565,7 +567,7 @@ typedef enum { MASKED_ROWS, ALL_ROWS } HeadRows;
 // ALL_ROWS the head computes every row, and those that are not masked have no target.
 static real* gradients(double dropout, int count, int recompute, int threads, HeadRows head, size_t* n) {
     Bench* b = bench_open(tiny_config(dropout), TINY_COUNT, TINY_T, TINY_COUNT * TINY_T, recompute, 5);
-    MlmScales scales = {1.0 / 7, 1.0 / TINY_COUNT};
+    MlmScales scales = {.masked = 1.0 / 7, .next = 1.0 / TINY_COUNT};
 #ifdef _OPENMP
     int before = omp_get_max_threads();
     omp_set_num_threads(threads);
@@ -645,8 +647,8 @@ static void check_dropout(Tests* t, Bench* b, uint64_t seed, uint64_t step, int 
     free(name);
     for (int l = 0; l < m->config.L; l++) {
         const BlockActs* a = &m->a.h[l];
-        AttentionShape shape = {m->config.NH, C / m->config.NH, FULL,
-                                dropout_make(attention, seed, step, l, SITE_DROPOUT_ATTENTION, on_device)};
+        AttentionShape shape = {.NH = m->config.NH, .HS = C / m->config.NH, .mask = FULL};
+        shape.dropout = dropout_make(attention, seed, step, l, SITE_DROPOUT_ATTENTION, on_device);
         name = xprintf("%s, layer %d, attention", what, l);
         report_attention(t, name, a->att, a->qkv, on_device, shape, &b->ctx);
         free(name), name = xprintf("%s, layer %d, after attention", what, l);
@@ -769,7 +771,8 @@ static void test_ops(Tests* t) {
         "matmul_backward_input residual_layernorm_backward matmul_backward_weight matmul_backward_input "
         "attention_backward matmul_backward_weight matmul_backward_input ";
     enum { B = 2, T = 64, M = 8, LAYERS = 3, MIDDLE = 1, OUTSIDE = 23, A_LAYER = 18 };
-    const OptimizerSettings adamw = {1e-3, 0.9, 0.999, 1e-6, 0.01, 1, 0};
+    const OptimizerSettings adamw = {
+        .lr = 1e-3, .beta1 = 0.9, .beta2 = 0.999, .eps = 1e-6, .weight_decay = 0.01, .max_norm = 1};
     Bench* b = bench_open(config_from_descriptor("L=3,C=128,NH=2,V=53,T=64", 0), B, T, M, 0, 5);
     LoggedStep logged;
     int tokens[T] = {0}, types[T] = {0};
@@ -825,13 +828,14 @@ static void test_memory(Tests* t) {
     };
     for (size_t i = 0; i < COUNT_OF(cases); i++) {
         int B = cases[i].B, T = cases[i].T, M = cases[i].M;
-        const OptimizerSettings settings = {1e-3, 0.9, 0.999, 1e-6, 0.01, 1, 0};
+        const OptimizerSettings settings = {
+            .lr = 1e-3, .beta1 = 0.9, .beta2 = 0.999, .eps = 1e-6, .weight_decay = 0.01, .max_norm = 1};
         char name[96];
         Config config = config_from_descriptor(cases[i].model, 0);
         config.hidden_dropout = config.attention_dropout = cases[i].dropout;
         Bench* b = bench_open_with(config, B, T, M, 0, 3, cases[i].kind);
         device_set_attention(&b->ctx, cases[i].attention);
-        UpdateSettings alone = {cases[i].kind, WITH_MASTER, 0, 1};
+        UpdateSettings alone = {.kind = cases[i].kind, .master = WITH_MASTER, .ranks = 1};
         MemoryPlan plan = model_buffers_memory(&b->m.buffers, alone, &b->ctx);
         int *tokens = (int*)xcalloc((size_t)T, sizeof(int)), *types = (int*)xcalloc((size_t)T, sizeof(int));
         for (int s = 0; s < B; s++) {
@@ -857,9 +861,9 @@ static void test_memory(Tests* t) {
 // An evaluation takes the memory that the plan gives, which has neither gradients nor moments, and finds the same
 // losses. `task`: -1 for pre-training.
 static void test_forward_alone(Tests* t, int task) {
-    const UpdateSettings settings = {LAMB, WITH_MASTER, 0, 1};
+    const UpdateSettings settings = {.kind = LAMB, .master = WITH_MASTER, .ranks = 1};
     const int levels[2] = {RECOMPUTE_NOTHING, FORWARD_ONLY};
-    const MlmScales ones = {1, 1};
+    const MlmScales ones = {.masked = 1, .next = 1};
     Config config = config_from_descriptor("L=3,C=36,NH=3,V=53,T=19,F=100", 0);
     enum { B = 4, T = 17, MASKED = 3 };
     MemoryPlan plans[2];
@@ -961,7 +965,8 @@ static void test_finite_differences(Tests* t, double dropout, Gelu gelu, int nex
 
 // Write sequences as a run with this -t and --seed reads them (validation has seed 0), and what a model makes of them.
 static int write_batches(const char* pattern, int T, int count, uint64_t seed, const char* out, const char* directory) {
-    MlmRecipe recipe = {max_int(1, (int)rint(0.15 * T)), 0.15, 0, 1, 0, 1, 0.1};
+    MlmRecipe recipe = {.max_predictions = max_int(1, (int)rint(0.15 * T)), .mask_fraction = 0.15};
+    recipe.next_sentence = 1, recipe.pack = 1, recipe.short_fraction = 0.1;
     MlmData data;
     MlmBatch all;
     real losses[STEP_LOSSES] = {0, 0};
@@ -971,7 +976,7 @@ static int write_batches(const char* pattern, int T, int count, uint64_t seed, c
     if (directory) {
         char *path = xprintf("%s/config.json", directory), *weights = xprintf("%s/model.safetensors", directory);
         Bench* b = bench_open(config_read(path), 1, T, recipe.max_predictions, 0, 1);
-        MlmScales scales = {1.0 / all.masked, 1.0 / count};
+        MlmScales scales = {.masked = 1.0 / all.masked, .next = 1.0 / count};
         bench_load(b, weights);
         for (int i = 0; i < count; i++) {
             mlm_batch_build(&b->batch, &data, (uint64_t)i, 1);

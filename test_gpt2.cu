@@ -142,7 +142,8 @@ static void test_golden(Tests* t, const char* directory) {
 
     real losses[10], norms[10], want_losses[10], want_norms[10];
     for (int step = 0; step < 10; step++) {
-        OptimizerSettings adamw = {1e-3, 0.9, 0.95, 1e-8, 0.1, 1.0, 0};
+        OptimizerSettings adamw = {
+            .lr = 1e-3, .beta1 = 0.9, .beta2 = 0.95, .eps = 1e-8, .weight_decay = 0.1, .max_norm = 1.0};
         train_batch(m, (uint64_t)step, 0, 1.0 / (double)N, SET, &b->ctx);
         losses[step] = (real)model_loss(m, &b->ctx);
         optimizer_step(&b->o, m->buffers.params, m->buffers.grads, adamw, NULL, NULL, &b->ctx);
@@ -342,8 +343,8 @@ static void check_dropout(Tests* t, Bench* b, uint64_t seed, uint64_t step, int 
     free(name);
     for (int l = 0; l < m->config.L; l++) {
         const BlockActs* a = &m->a.h[l];
-        AttentionShape shape = {m->config.NH, C / m->config.NH, CAUSAL,
-                                dropout_make(attention, seed, step, l, SITE_DROPOUT_ATTENTION, &on_device)};
+        AttentionShape shape = {.NH = m->config.NH, .HS = C / m->config.NH, .mask = CAUSAL};
+        shape.dropout = dropout_make(attention, seed, step, l, SITE_DROPOUT_ATTENTION, &on_device);
         name = xprintf("%s, layer %d, attention", what, l);
         report_attention(t, name, a->att, a->qkv, &on_device, shape, &b->ctx);
         free(name), name = xprintf("%s, layer %d, after attention", what, l);
@@ -404,17 +405,17 @@ static real* document_gradients(Config config, const int* tokens, int rows, int 
         const int* inputs = tokens + row * DOCUMENT_T;
         documents_find(&found, inputs, rows, DOCUMENT_T, DOCUMENT_T, END_OF_TEXT);
         device_upload(&b->ctx, device, host, ints * sizeof(int));
-        Sequences s = {m->N,
-                       found.count,
-                       found.longest,
-                       found.sum_sq_len,
-                       0,
-                       placed.cu_seqlens,
-                       placed.document,
-                       placed.position,
-                       found.cu_seqlens,
-                       NULL,
-                       1};
+        Sequences s = {
+            .rows = m->N,
+            .count = found.count,
+            .max_length = found.longest,
+            .sum_sq_len = found.sum_sq_len,
+            .cu_seqlens = placed.cu_seqlens,
+            .sequence = placed.document,
+            .position = placed.position,
+            .host_cu_seqlens = found.cu_seqlens,
+            .is_numbered_by_row = 1,
+        };
         m->in.documents = s;
         bench_batch(b, inputs, inputs + DOCUMENT_N);
         train_batch(m, 3, row, 1.0 / DOCUMENT_N, row == 0 ? SET : ADD, &b->ctx);
@@ -497,8 +498,8 @@ static Bench* overfit_open(MasterWeights master, double scale, LossScaleKind kin
     Bench* b = (Bench*)xcalloc(1, sizeof *b);
     Config config = tiny_config(1, 0.1);
     int tokens[2 * 2 * 13];
-    LossScale state = {(real)scale, 0, 0, 0};
-    LossScaleRule rule = {kind, growth_interval};
+    LossScale state = {.scale = (real)scale};
+    LossScaleRule rule = {.kind = kind, .growth_interval = growth_interval};
     bench_open(b, config, 2, 13, 0, 5);
     if (master == NO_MASTER) {
         optimizer_free(&b->o);
@@ -520,7 +521,13 @@ static void overfit_close(Bench* b) {
 // One step, number `step` of the masks; `planted` becomes one of the gradients unless it is 0. Returns the loss.
 static double overfit_step(Bench* b, int step, double planted) {
     Model* m = &b->m;
-    OptimizerSettings adamw = {1e-2, 0.9, 0.95, 1e-8, 0.1, 1.0, rng_stream(5, (uint64_t)step, 0, SITE_ROUNDING)};
+    OptimizerSettings adamw = {.lr = 1e-2,
+                               .beta1 = 0.9,
+                               .beta2 = 0.95,
+                               .eps = 1e-8,
+                               .weight_decay = 0.1,
+                               .max_norm = 1.0,
+                               .rounding = rng_stream(5, (uint64_t)step, 0, SITE_ROUNDING)};
     real value = (real)planted;
     train_batch(m, (uint64_t)step, 0, 1.0 / m->N, SET, &b->ctx);
     if (planted != 0) device_upload(&b->ctx, m->buffers.grads + m->buffers.table.elements / 2, &value, sizeof value);
@@ -639,7 +646,8 @@ static void test_ops(Tests* t, int recompute) {
     enum { LAYERS = 3, MIDDLE = 1, OUTSIDE = 10, A_LAYER = 18 };
     Bench* b = (Bench*)xcalloc(1, sizeof *b);
     LoggedStep logged;
-    OptimizerSettings adamw = {1e-3, 0.9, 0.95, 1e-8, 0.1, 1.0, 0};
+    OptimizerSettings adamw = {
+        .lr = 1e-3, .beta1 = 0.9, .beta2 = 0.95, .eps = 1e-8, .weight_decay = 0.1, .max_norm = 1.0};
     char* what = xprintf("recompute %d", recompute);
     bench_open(b, config_from_descriptor("L=3,C=128,NH=2,V=53,T=64", 0), 2, 64, recompute, 5);
     Model* m = &b->m;
@@ -702,12 +710,13 @@ static void test_memory(Tests* t) {
     for (size_t i = 0; i < COUNT_OF(cases); i++)
         for (int path = FLASH; path < FLASH + paths && (has_fp8 || !cases[i].fp8); path++) {
             char name[96];
-            OptimizerSettings adamw = {1e-3, 0.9, 0.95, 1e-8, 0.1, 1.0, 0};
+            OptimizerSettings adamw = {
+                .lr = 1e-3, .beta1 = 0.9, .beta2 = 0.95, .eps = 1e-8, .weight_decay = 0.1, .max_norm = 1.0};
             Bench* b = (Bench*)xcalloc(1, sizeof *b);
             bench_open_fp8(b, cases[i].config, cases[i].B, cases[i].T, cases[i].recompute, cases[i].fp8, 3);
             Model* m = &b->m;
             device_set_attention(&b->ctx, (AttentionPath)path);
-            UpdateSettings alone = {ADAMW, WITH_MASTER, 0, 1};
+            UpdateSettings alone = {.kind = ADAMW, .master = WITH_MASTER, .ranks = 1};
             MemoryPlan plan = model_buffers_memory(&m->buffers, alone, &b->ctx);
             int* tokens = (int*)xmalloc(2 * (size_t)m->N * sizeof(int));
             random_tokens(tokens, 2 * m->N, m->config.V, 5);
@@ -727,7 +736,7 @@ static void test_memory(Tests* t) {
 // An evaluation takes the memory that the plan gives, which has neither gradients nor moments, and finds the same
 // losses.
 static void test_forward_alone(Tests* t, int tied) {
-    const UpdateSettings settings = {ADAMW, WITH_MASTER, 0, 1};
+    const UpdateSettings settings = {.kind = ADAMW, .master = WITH_MASTER, .ranks = 1};
     const int levels[2] = {RECOMPUTE_NOTHING, FORWARD_ONLY};
     Config config = tiny_config(tied, 0.15);
     MemoryPlan plans[2];

@@ -20,7 +20,7 @@ typedef struct {
 
 static inline RowsCase* rows_case(Harness* h, int N, int rows, int E, RowsKind kind) {
     RowsCase* k = (RowsCase*)case_memory(h, sizeof *k);
-    OptimizerSettings settings = {0.01, 0.25, 0.5, 1e-8, 0, 0, 0};
+    OptimizerSettings settings = {.lr = 0.01, .beta1 = 0.25, .beta2 = 0.5, .eps = 1e-8};
     size_t n = (size_t)rows * (size_t)E;
     k->settings = settings, k->kind = kind, k->E = E, k->ctx = &h->ctx;
     k->stride = (size_t)E + 8;

@@ -16,7 +16,7 @@ typedef struct {
     Batch batch;
 } Bench;
 
-static const OptimizerSettings PUBLISHED_ADAM = {0.0045, 0.25, 0.5, 1e-8, 0, 0, 0};
+static const OptimizerSettings PUBLISHED_ADAM = {.lr = 0.0045, .beta1 = 0.25, .beta2 = 0.5, .eps = 1e-8};
 
 static Bench* bench_open(Config config, int B) {
     Bench* b = (Bench*)xcalloc(1, sizeof *b);

@@ -230,7 +230,7 @@ static void backward(Model* m, const Batch* in, Context* ctx) {
 
 // SGD of everything. The norm in o->norm is that of the MLPs' gradients.
 static void update(Model* m, Optimizer* o, double lr, Context* ctx) {
-    OptimizerSettings h = {lr, 0, 0, 1, 0, 0, 0};
+    OptimizerSettings h = {.lr = lr, .eps = 1};
     ModelBuffers* b = &m->buffers;
     RowGradients dx = {m->exchange.ranks == 1 ? m->a.dvectors : m->exchange.owned_rows, (size_t)m->E};
     EmbeddingTable table = recommender_table(b, o, (size_t)(own_tables(m) - b->params), m->E);

@@ -247,7 +247,7 @@ static inline void batched_product_add(BatchMatrix c, BatchMatrix a, BatchMatrix
                                        const void* d, float beta, Context* ctx) {
     BatchKey key = batch_key(&c, &a, &b, n, ctx);
     BatchPlan* plan = batch_plan(&key, ctx);
-    BatchAddend more = {d, beta};
+    BatchAddend more = {.d = d, .beta = beta};
     if (plan->usable)
         cublasCheck(cublasLtMatmul(ctx->cublaslt, &plan->operation, &alpha, b.p, &plan->b, a.p, &plan->a, &beta, d,
                                    &plan->c, c.p, &plan->c, &plan->algorithm, ctx->cublaslt_workspace,

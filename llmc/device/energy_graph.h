@@ -81,7 +81,7 @@ static inline RepeatedEnergy energy_repeat(const EnergyMeter* m, cudaGraph_t gra
     enum { QUEUED = 4 };
     const struct timespec moment = {.tv_sec = 0, .tv_nsec = (long)(1e9 * ENERGY_POLL)};
     EnergyJumps jumps;
-    RepeatedEnergy e = {0, (double)NAN, 0};
+    RepeatedEnergy e = {.seconds = 0, .watts = (double)NAN};
     cudaGraphExec_t exec;
     cudaEvent_t queued[QUEUED], began, ended;
     float ms;

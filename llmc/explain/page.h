@@ -93,7 +93,7 @@ static inline void explain_put_map(Text* out, const ExplainTensor* t, ExplainGri
 
 // The finest grid for which the maps take at most `bytes`.
 static inline ExplainGrid explain_choose_grid(const ExplainRecord* r, double bytes) {
-    ExplainGrid grid = {128, 128};
+    ExplainGrid grid = {.rows = 128, .columns = 128};
     for (;;) {
         double sum = 0;
         for (size_t i = 0; i < r->count; i++)

@@ -161,7 +161,7 @@ static inline void fp8_state_open(Fp8State* s, const TensorTable* table, void* c
         if (!fp8_is_weight(s, table, i)) continue;
         fp8_layer_size(table, i, &IC, &OC);
         size_t size = (size_t)IC * (size_t)OC;
-        Fp8Linear linear = {o, n * FP8_OPERANDS, w, w + size, kept};
+        Fp8Linear linear = {.shared = o, .row = n * FP8_OPERANDS, .w = w, .wt = w + size, .xt = kept};
         s->names[n] = t->name;
         Fp8Linear* to = &s->linears[n++];
         *to = linear;

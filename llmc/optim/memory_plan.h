@@ -75,15 +75,17 @@ static inline MemoryPlan memory_plan_make(const TensorTable* table, const Tensor
     GradSync sums;
     memset(&sums, 0, sizeof sums);
     if (u.ranks > 1 && u.sums.bf16 && !table->fixed) grad_sync_cut(&sums, table, u.sums);
-    MemoryPlan plan = {{{"parameters", table->elements * sizeof(floatX) + copies},
-                        {"gradients", tensors_updated(table).size * sizeof(real) + grad_sync_bf16_bytes(&sums)},
-                        {"optimizer", optimizer + sizeof(LossScale) + sizeof(AdamWStep) + sizeof(Outliers)},
-                        {"activations", acts->elements * sizeof(floatX) + stats->elements * sizeof(real)},
-                        {"batch", batch},
-                        {"scratch", device_scratch_size(scratch)},
-                        {"workspace", device_workspace_bytes() + (u.ranks > 1 ? COLLECTIVES_BYTES : 0)}},
-                       device_memory_available() + device_workspace_bytes(),
-                       table->fixed};
+    MemoryPlan plan = {
+        .part = {{"parameters", table->elements * sizeof(floatX) + copies},
+                 {"gradients", tensors_updated(table).size * sizeof(real) + grad_sync_bf16_bytes(&sums)},
+                 {"optimizer", optimizer + sizeof(LossScale) + sizeof(AdamWStep) + sizeof(Outliers)},
+                 {"activations", acts->elements * sizeof(floatX) + stats->elements * sizeof(real)},
+                 {"batch", batch},
+                 {"scratch", device_scratch_size(scratch)},
+                 {"workspace", device_workspace_bytes() + (u.ranks > 1 ? COLLECTIVES_BYTES : 0)}},
+        .available = device_memory_available() + device_workspace_bytes(),
+        .forward_only = table->fixed,
+    };
     free(spans), free(sums.buckets);
     return plan;
 }

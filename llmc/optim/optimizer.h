@@ -209,8 +209,8 @@ static inline void optimizer_open_muon(Optimizer* o, const TensorTable* table, C
 // Allocate the state for a shard of the table's tensors. Moments are zero, and the loss is not scaled.
 static inline void optimizer_init_shard(Optimizer* o, const TensorTable* table, UpdateSettings u, FlatRange shard,
                                         Context* ctx) {
-    const LossScale unscaled = {1, 1, 0, 0};
-    const LossScaleRule fixed = {LOSS_SCALE_FIXED, 0};
+    const LossScale unscaled = {.scale = 1, .applied = 1};
+    const LossScaleRule fixed = {.kind = LOSS_SCALE_FIXED};
     size_t n = shard.size;
     o->kind = u.kind;
     o->shard = shard;
@@ -317,8 +317,10 @@ static inline void optimizer_step_shard(Optimizer* o, AdamWState state, AfterNor
 static inline void optimizer_step(Optimizer* o, floatX* params, const real* grads, OptimizerSettings settings,
                                   const real* const losses[OUTLIER_LOSSES], GradSync* r, Context* ctx) {
     size_t begin = o->shard.begin, n = o->shard.size;
-    AdamWState state = {params + begin, o->master, o->m, o->v, grads + begin, o->step, begin, o->adamw_elements};
-    AfterNorm after = {o->loss_scale, o->step, o->rule, o->kind == LAMB ? lamb_without_lr(settings) : settings};
+    AdamWState state = {.params = params + begin, .master = o->master, .m = o->m, .v = o->v};
+    state.grads = grads + begin, state.step = o->step, state.first = begin, state.updated = o->adamw_elements;
+    AfterNorm after = {.loss_scale = o->loss_scale, .step = o->step, .rule = o->rule};
+    after.settings = o->kind == LAMB ? lamb_without_lr(settings) : settings;
     if (outliers_are_judged(o->limits)) after.outliers = o->outliers, after.limits = o->limits;
     for (int i = 0; i < OUTLIER_LOSSES; i++) after.losses[i] = losses ? losses[i] : NULL;
     scope_at(ctx, OPTIMIZER, -1);

@@ -279,7 +279,7 @@ static inline int profiler_reads_at_once(const Profiler* p, int64_t step) {
 
 // Record the energy up to the end of step number `step`, from 0, a warm-up step or a plain one.
 static inline void profiler_step_energy(Profiler* p, int64_t step, double now) {
-    EnergyMark mark = {now, energy_total(p->meter), step - p->first + 1};
+    EnergyMark mark = {.time = now, .joules = energy_total(p->meter), .step = step - p->first + 1};
     int is_plain = profiler_stage(p, step) == STAGE_PLAIN;
     if (!is_plain || !p->marks[1].step) energy_mark(p->marks, mark);
     if (!is_plain) return;

@@ -280,7 +280,7 @@ __device__ __forceinline__ void gemm_store_sums(const GemmShared& m, const GemmP
 template <Gelu KIND, Direction PASS> __device__ __forceinline__ void gemm_finish(const GemmShared& m, GemmProduct z) {
     int lane = threadIdx.x % WARP, warp = threadIdx.x % WARPGROUP / WARP;
     const int TURNS = TMA_BOX / (4 * GEMM_TURN);  // of a half
-    GemmTile t = {0, 0, 0}, next = {1, 0, 0};
+    GemmTile t = {0, 0, 0}, next = {.number = 1};
     Vector<floatX> ahead[GEMM_TURN];
     bool more = gemm_tile(&t, z);
     if (PASS == BACKWARD) gemm_load_pre(ahead, z, t.row + warp, t.column + lane * 8);

@@ -33,9 +33,8 @@ typedef struct {
 __device__ inline MuonRange muon_range(MuonChunk z) {
     MuonMatrix m = z.matrices[blockIdx.y];
     size_t n = (size_t)z.rows * (size_t)z.cols, begin = m.offset + (size_t)blockIdx.x * MUON_BLOCK, end = m.offset + n;
-    MuonRange r = {begin,    begin + MUON_BLOCK < end ? begin + MUON_BLOCK : end,
-                   m.offset, n * blockIdx.y,
-                   m.decay,  (m.offset | n) % ADAMW_VECTOR == 0};
+    MuonRange r = {.begin = begin, .end = begin + MUON_BLOCK < end ? begin + MUON_BLOCK : end, .matrix = m.offset};
+    r.x = n * blockIdx.y, r.decay = m.decay, r.is_aligned = (m.offset | n) % ADAMW_VECTOR == 0;
     return r;
 }
 
@@ -120,7 +119,8 @@ static inline void muon_momentum(const MuonSpace* space, AdamWState a, MuonChunk
 }
 
 static inline BatchMatrix muon_operand(floatX* p, int rows, int cols, cublasOperation_t op) {
-    BatchMatrix m = {p, {cublaslt_type(), op, cols, (int64_t)rows * cols}};
+    BatchLayout layout = {.type = cublaslt_type(), .op = op, .row = cols, .next = (int64_t)rows * cols};
+    BatchMatrix m = {.p = p, .layout = layout};
     return m;
 }
 
@@ -132,15 +132,16 @@ static inline const floatX* muon_orthogonalize(const MuonSpace* space, MuonChunk
     BatchMatrix x = muon_operand(space->x, z.rows, z.cols, CUBLAS_OP_N), y = x,
                 a = muon_operand(space->a, s, s, CUBLAS_OP_N);
     BatchMatrix b = a;
-    BatchSize gram = {s, s, l, z.count, z.like}, square = {s, s, s, z.count, z.like};
-    BatchSize whole = {z.rows, z.cols, s, z.count, z.like};
+    BatchSize gram = {.M = s, .N = s, .K = l, .batch = z.count, .like = z.like}, square = gram, whole = gram;
+    square.K = whole.K = s, whole.M = z.rows, whole.N = z.cols;
     y.p = space->y, b.p = space->b;
     for (int k = 0; k < iterations; k++) {
         BatchMatrix xt = x, next = y;
         xt.layout.op = CUBLAS_OP_T;
-        SymmetricProduct xx = {(floatX*)a.p, (const floatX*)x.p, NULL, s, l, z.count, is_tall, 1, 0};
-        SymmetricProduct aa = {(floatX*)b.p,  (const floatX*)a.p, (const floatX*)a.p, s, s, z.count, 0,
-                               (float)t[k].c, (float)t[k].b};
+        SymmetricProduct xx = {.d = (floatX*)a.p, .x = (const floatX*)x.p, .d0 = NULL, .s = s, .k = l};
+        SymmetricProduct aa = {.d = (floatX*)b.p, .x = (const floatX*)a.p, .d0 = (const floatX*)a.p, .s = s, .k = s};
+        xx.count = aa.count = z.count, xx.is_tall = is_tall;
+        xx.alpha = 1, aa.alpha = (float)t[k].c, aa.beta = (float)t[k].b;
         if (!muon_symmetric(xx, ctx)) batched_product(a, is_tall ? xt : x, is_tall ? x : xt, gram, 1, ctx);
         if (!muon_symmetric(aa, ctx)) batched_product_add(b, a, a, square, (float)t[k].c, a.p, (float)t[k].b, ctx);
         batched_product_add(next, is_tall ? x : b, is_tall ? b : x, whole, 1, x.p, (float)t[k].a, ctx);
@@ -257,8 +258,8 @@ __global__ void __launch_bounds__(MUON_THREADS)
 template <int STORAGE>
 static inline void muon_launch_apply(AdamWState a, const floatX* o, const real* scales, MuonChunk z,
                                      OptimizerSettings h, Context* ctx) {
-    MuonRates rates = {(real)(h.lr * muon_scale(h.muon.scale, z.rows, z.cols)), (real)(h.lr * h.weight_decay),
-                       h.cautious, h.rounding};
+    MuonRates rates = {.lr = (real)(h.lr * muon_scale(h.muon.scale, z.rows, z.cols))};
+    rates.decay_rate = (real)(h.lr * h.weight_decay), rates.cautious = h.cautious, rates.rounding = h.rounding;
     if (h.muon.is_normuon)
         muon_apply_kernel<STORAGE, true><<<muon_blocks(z), MUON_THREADS, 0, ctx->stream>>>(a, o, scales, z, rates);
     else muon_apply_kernel<STORAGE, false><<<muon_blocks(z), MUON_THREADS, 0, ctx->stream>>>(a, o, scales, z, rates);
