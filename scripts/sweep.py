@@ -7,15 +7,15 @@
 --vary NAME=A,B,C     the values of the trainer's flag --NAME; "recipe" and "seed" are flags like any other
 --vary NAME=LOW:HIGH  with --random: a value between both, drawn evenly on a logarithmic scale
 --random N            N random combinations instead of all (--random-seed: others)
---gpus 0,1,2          one process at a time on each of these; default: all that nvidia-smi lists, without one: the CPU
+--gpus 0,1,2          one process at a time on each of these GPUs; default: all that nvidia-smi lists; the CPU if none
 --jobs N              on the CPU: N processes that share the cores (default 1)
---metric NAME         member of log.jsonl to compare by: its last value (default val_loss)
---minutes M           start no run later, save and stop those that run; the same command goes on with them
+--metric NAME         key of log.jsonl whose last value ranks the runs (default val_loss)
+--minutes M           after M minutes start no more runs, and save and stop the running ones
 
-Started again with the same command, it goes on: finished runs stay, a run that was killed resumes from its checkpoint (-n
-of the trainer), or starts again without one. A run that diverges is a result too. Each run has its directory in
-out/sweep. At the end, and whenever a run ends: table.md with a row for each run, the best first, and sweep.svg, the metric
-over the first numeric setting, a line for each combination of the others.
+The same command continues an interrupted sweep: finished runs are kept, and a stopped run resumes from its last
+checkpoint (-n of the trainer) or, without one, starts again. A run that diverged counts as finished. Each run has a
+directory in out/sweep. Whenever a run ends, two files are written: table.md, a row for each run, the best first; and
+sweep.svg, the metric over the first numeric setting, a line for each combination of the others.
 
 Exit status: 0 all runs are done; 1 some failed or are left; 2 wrong usage.
 """

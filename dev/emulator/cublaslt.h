@@ -1,5 +1,5 @@
 /* cuBLASLt on the CPU: the calls, attributes and epilogues that the project uses, as the cuBLAS documentation describes
- * cublasLtMatmul(). One algorithm for every product; sums in fp32. What is not known is refused with a line on stderr.
+ * cublasLtMatmul(). One algorithm for every matmul; sums in fp32. Anything else is refused with a line on stderr.
  *
  *   D[i] = epilogue(alpha scale_a scale_b op(A[i]) op(B[i]) + beta C[i])      column-major; A, B: bf16, fp16, fp32, fp8
  *

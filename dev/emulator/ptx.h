@@ -1,8 +1,8 @@
 /* The PTX instructions of llmc/device/ptx on the CPU: translate.py leaves those functions declared and this file, which
  * it includes last, defines them. What an instruction does is described there and in the PTX ISA.
  *
- * Asynchronous copies and products are made when they are asked for. A kernel that forgets to wait for one is not
- * found; one that waits for what never comes is. */
+ * Asynchronous copies and wgmma run at once. So a missing wait is not found; a wait for a copy that was never issued
+ * is. */
 #ifndef DEV_EMULATOR_PTX_H
 #define DEV_EMULATOR_PTX_H
 

@@ -1,4 +1,4 @@
-/* The CUDA runtime without a GPU: device memory is the host's, and a stream's work is done when it is asked for. Only
+/* The CUDA runtime without a GPU: device memory is host memory, and work on a stream runs at once. Only the
  * functions that the project calls. graph.h has graphs and events. */
 #ifndef DEV_EMULATOR_RUNTIME_H
 #define DEV_EMULATOR_RUNTIME_H

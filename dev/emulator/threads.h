@@ -1,14 +1,14 @@
 /* The threads of a kernel on the CPU. A block's threads are fibers of one CPU thread; blocks run one after the other,
- * those of a cluster in turn. A fiber runs until it waits for others, then the next one runs that can.
+ * those of a cluster in turn. A fiber runs until it must wait; then the next fiber that is ready runs.
  *
- * What is checked on the way, and ends the program with a line that names the kernel's place:
- *   - threads that wait for each other for ever: a barrier that a part of the block does not reach
+ * Two faults of a kernel end the program with a line that names the kernel:
+ *   - a deadlock: a barrier that only a part of the block reaches
  *   - a warp function whose mask names a lane that has ended, or whose lanes call different functions
  * LLMC_TEST_ORDER=reverse runs threads and blocks from the last to the first. Where a barrier is missing the results of
  * the two orders differ. Dynamic shared memory begins as NaN.
  *
- * A wait is one of three: a function of lanes (warp_call), a function of 128 threads (group_call), a barrier. The last
- * thread that comes does the work of all. */
+ * A thread waits in a warp function (warp_call), in a warpgroup function (group_call) or at a barrier. The last thread
+ * to arrive does the work of all. */
 #ifndef DEV_EMULATOR_THREADS_H
 #define DEV_EMULATOR_THREADS_H
 
@@ -34,7 +34,7 @@ enum {
 uint3 threadIdx, blockIdx;
 dim3 blockDim, gridDim;
 
-// What a thread gives to a function of its warp or warpgroup: the last to come calls `work`.
+// The arguments of a thread to a warp or warpgroup function. The last thread to arrive calls `work`.
 typedef struct EmulatedCall {
     void (*work)(struct EmulatedCall* calls, unsigned mask);
     unsigned mask;
@@ -240,7 +240,7 @@ static void emulated_thread_make(EmulatedThread* t, unsigned char* stack, int i)
     makecontext(&t->start, emulated_main, 0);
 }
 
-// The place of block `k`, 0 unless several are under way.
+// The state of block `k`; k is 0 unless several blocks are running.
 static inline EmulatedBlock* emulated_block_memory(int k) {
     if (emulated.block[k]) return emulated.block[k];
     size_t bytes = (size_t)EMULATED_THREADS * EMULATED_STACK;
@@ -296,7 +296,7 @@ static inline void emulated_configure(dim3 grid, dim3 block, size_t shared, cons
     emulated.kernel_call = &kernel;
 }
 
-// What stands between <<< and >>>.
+// The launch configuration: the arguments between <<< and >>>.
 struct EmulatedGrid {
     dim3 grid, block;
     size_t shared;

@@ -131,7 +131,7 @@ static inline int settings_training_rows(Settings* s, Flag* table, int count) {
         {"-r",  "--recompute",           FLAG_INT,    &s->recompute,           "0",       0,   2,        NULL,   SCOPE_FREE,    TOPIC_BATCH,
          "Recompute in the backward pass, to save memory. 1: GELU; 2: also layernorm."},
         {NULL,  "--fp8",                 FLAG_INT,    &s->fp8,                 "0",       0,   2,        NULL,   SCOPE_RUN,     TOPIC_BATCH,
-         "Products with operands in fp8. 1: those of the layers; 2: also GPT-2's output matrix. bf16 build on sm_89 and "
+         "Matmuls with operands in fp8. 1: those of the layers; 2: also GPT-2's output matrix. bf16 build on sm_89 and "
          "later; the CPU build rounds in the same way."},
         {"-w",  "--master-weights",      FLAG_INT,    &s->master_weights,      "1",       0,   1,        NULL,   SCOPE_RUN,     TOPIC_BATCH,
          "bf16 and fp16 builds: 1 also keeps the weights in fp32; 0 saves these 4 bytes per weight and rounds "

@@ -1,11 +1,11 @@
 /* --graph: the launches of a step as CUDA graphs, in which kernels follow each other faster than on a stream.
  *
- * A graph holds the launches of one micro-batch, from the end of its upload; that of the last one also holds the
- * all-reduce, the update and the copies of the step's results. Each time the launches are captured, which runs nothing;
- * a graph that was instantiated for launches of the same kind takes over their parameters (cudaGraphExecUpdate) and is
- * launched. So whatever changes from step to step (rate, random keys, numbers of rows) is an argument, as without
- * graphs, and the same kernels write the same bits. Launches of a new kind, such as those of another algorithm, are
- * instantiated.
+ * A graph holds the launches of one micro-batch after its inputs have been uploaded. The graph of the last micro-batch
+ * also holds the all-reduce, the update and the copies of the step's results. Every step is captured anew. Then
+ * cudaGraphExecUpdate() writes the new kernel arguments into an executable graph of an earlier step, which is launched.
+ * So values that change from step to step (learning rate, random keys, numbers of rows) stay kernel arguments, and the
+ * same kernels write the same bits. If no earlier graph fits, for example because another algorithm was chosen, a new
+ * one is instantiated.
  *
  * The first steps, which choose algorithms and allocate scratch, run without a graph, and so does everything outside of
  * steps: validation, checkpoints, samples. */
@@ -18,13 +18,13 @@
 
 enum {
     STEP_GRAPH_WARMUP = 2,  // steps without a graph
-    STEP_GRAPH_SHAPES = 8,  // kinds of launches with a graph at a time
-    STEP_GRAPH_TURNS = 2    // graphs of a kind, used in turn: the host never updates one that is running
+    STEP_GRAPH_SHAPES = 8,  // sequences of launches for which graphs are kept
+    STEP_GRAPH_TURNS = 2    // graphs of each, used in turn: the host never updates one that is running
 };
 
 typedef struct {
     int is_on;
-    int may_give_up;         // --graph auto: where most launches need a new graph
+    int may_give_up;         // --graph auto: graphs are switched off if most of them are new
     int64_t steps;           // of this process
     int64_t launched, made;  // graphs
     size_t nodes;            // of the last one
@@ -68,7 +68,7 @@ static inline void step_graph_begin(StepGraph* g, int is_first, int is_last, Con
     ctx->is_captured = 1;
 }
 
-// The place of the next graph for g->nodes launches of the captured part; it may hold one to update.
+// Where the next executable graph for this part of a step and g->nodes launches is kept. NULL there: none yet.
 static inline cudaGraphExec_t* step_graph_place(StepGraph* g) {
     int i = 0;
     while (i < STEP_GRAPH_SHAPES && (g->shapes[i].part != g->part || g->shapes[i].nodes != g->nodes)) i++;

@@ -1,5 +1,6 @@
-/* matmul.h's products with GELU on Hopper, in one kernel each: bias, GELU, or its derivative and the sums of a bias
- * gradient, while the tensor cores work on the next tile. cuBLASLt has no epilogue for GELU_ERF and a slow one for sums.
+/* Matmuls with GELU for Hopper, one kernel each. The epilogue (bias and GELU, or GELU's derivative and the sums of a
+ * bias gradient) runs while the tensor cores work on the next tile. cuBLASLt has no epilogue for GELU_ERF and a slow one
+ * for the sums.
  *
  *   forward          pre [M, N] = a [M, K] b^T + bias,  y = gelu(pre)         b [N, K]
  *   backward input   y [M, N] = (a [M, K] b) * gelu'(pre)                     b [K, N]
@@ -7,21 +8,21 @@
  *
  * Two blocks with the same 256 columns and adjacent 128 rows are a cluster. Each loads its rows of a, and half of b for
  * both, so that a byte from the L2 is multiplied by 256 rows: with smaller tiles the L2 is the limit. There is one block
- * per multiprocessor; clusters take tiles in turn, row after row, so that b stays in the L2 and a is read once. Of a
- * block's four warpgroups
- *   0      one thread loads tiles by TMA into a ring of three stages, 64 summed elements each
- *   1, 2   multiply 64 rows each with wgmma, add the bias, round, and leave the result in shared memory
- *   3      computes GELU or its derivative from what they leave, and stores whole rows of 512 bytes
+ * per multiprocessor; clusters take tiles in turn, row after row, so that b stays in the L2 and a is read once. The
+ * warpgroups of a block:
+ *   0      producer: one thread loads tiles by TMA into a ring of three stages, 64 elements of K each
+ *   1, 2   consumers: multiply 64 rows each with wgmma, add the bias, round, and write the result to shared memory
+ *   3      epilogue: reads it there, applies GELU or its derivative, and stores whole rows of 512 bytes
  *
- *   stage full     TMA -> 1, 2          a row half full     1 or 2 -> 3
- *   stage empty    1, 2 of both -> 0    a row half empty    3 -> 1 or 2
+ *   stage full     TMA -> 1, 2               half of the tile's rows full     1 or 2 -> 3
+ *   stage empty    1, 2 of both blocks -> 0  half of the tile's rows empty    3 -> 1 or 2
  *
- * A tile takes the tensor cores 16 K clocks. Group 3 has that long for its 32,768 elements and needs 3,500 instructions a
- * warp for GELU_TANH, 8,600 for the derivative of GELU_ERF with its sums. Groups 1 and 2 only round; the one that is
- * first leaves the tensor cores to the other meanwhile. In the usual alternative, two groups that multiply and finish
- * tiles of 64 x 256 in turn, the L2 would have to deliver half as much again.
+ * A tile takes the tensor cores 16 K clocks. Warpgroup 3 has that long for its 32,768 elements and needs 3,500
+ * instructions a warp for GELU_TANH, 8,600 for the derivative of GELU_ERF with its sums. While one consumer
+ * rounds, the other has the tensor cores. The usual alternative (ping-pong: two consumers take tiles of 64 x 256 in turn,
+ * each with its own epilogue) would read half as much again from the L2.
  *
- * Element: the type of a and b. A row of a tile has 128 bytes; what else depends on the type is in GemmElement.
+ * Element: the type of a and b. A row of a tile has 128 bytes; GemmElement has the sizes that depend on the type.
  * Numerics: sums in fp32 in the order of k; pre and the product before the derivative are rounded to floatX, as when
  * GELU is a kernel of its own. A sum of columns adds numbers before they are rounded, in an order that the shape gives.
  * Any M. N and K are multiples of 8, pointers of 16 bytes; other GPUs, types and shapes are refused (return value 0). */
@@ -82,7 +83,7 @@ enum {
     GEMM_BIASES = GEMM_STAGES + 1,  // tiles whose biases are in shared memory
     GEMM_BIAS_BYTES = GEMM_N * (int)sizeof(floatX),
     GEMM_SUM_BYTES = 4 * GEMM_N * (int)sizeof(float),
-    GEMM_TURN = 4,  // rows that a warp of group 3 has under way
+    GEMM_TURN = 4,  // rows that a warp of group 3 has in flight
     GEMM_BARRIERS = 2 * GEMM_STAGES + 2 * GEMM_HALVES,
     // Everything is in dynamic shared memory, which begins on a multiple of 16 bytes.
     GEMM_BYTES = 1024 + GEMM_STAGES * GEMM_STAGE_BYTES + GEMM_HALVES * GEMM_HALF_BYTES + GEMM_BIASES * GEMM_BIAS_BYTES +
@@ -176,15 +177,15 @@ __device__ __forceinline__ void gemm_load(const GemmShared& m, const CUtensorMap
     }
 }
 
-// A warp no longer reads a stage: tell both blocks, whose copies fill it.
+// A warp has read a stage: signal both blocks, because both fill it.
 __device__ __forceinline__ void gemm_release(const GemmShared& m, int use) {
     int lane = threadIdx.x % WARP;
     if (lane < GEMM_CLUSTER) mbarrier_arrive_at(m.empty + 8 * (use % GEMM_STAGES), (uint32_t)lane);
 }
 
-// Add the bias, round, and leave 64 rows and 128 columns of the tile in shared memory.
+// Add the bias, round, and write 64 rows and 128 columns of the tile to shared memory.
 template <Direction PASS>
-__device__ __forceinline__ void gemm_leave(uint32_t boxes, uint32_t bias, const float (&c)[16][4]) {
+__device__ __forceinline__ void gemm_write_shared(uint32_t boxes, uint32_t bias, const float (&c)[16][4]) {
     int lane = threadIdx.x % WARP, warp_row = threadIdx.x % WARPGROUP / WARP * 16;
 #pragma unroll
     for (int j = 0; j < 16; j += 2) {
@@ -205,8 +206,8 @@ __device__ __forceinline__ void gemm_leave(uint32_t boxes, uint32_t bias, const 
     }
 }
 
-// A warpgroup: multiply its 64 rows of each tile, in two products of 128 columns: one of 256 needs more registers than
-// the threads of a block of four warpgroups begin with.
+// A consumer: multiply its 64 rows of each tile, 128 columns at a time. A wgmma of 256 columns needs more registers
+// than the threads of a block of four warpgroups begin with.
 template <typename Element, Direction PASS>
 __device__ __forceinline__ void gemm_multiply(const GemmShared& m, const GemmProduct& z, int group) {
     constexpr Major B = PASS == FORWARD ? K_MAJOR : MN_MAJOR;
@@ -238,14 +239,14 @@ __device__ __forceinline__ void gemm_multiply(const GemmShared& m, const GemmPro
         gemm_release(m, use - 1);
         mbarrier_wait(m.half_empty + 8 * group, ~t.number & 1);
         uint32_t half = m.halves + group * GEMM_HALF_BYTES, bias = m.bias + t.number % GEMM_BIASES * GEMM_BIAS_BYTES;
-        gemm_leave<PASS>(half, bias, c[0]);
-        gemm_leave<PASS>(half + 2 * TMA_TILE_BYTES, bias + GEMM_BIAS_BYTES / 2, c[1]);
+        gemm_write_shared<PASS>(half, bias, c[0]);
+        gemm_write_shared<PASS>(half + 2 * TMA_TILE_BYTES, bias + GEMM_BIAS_BYTES / 2, c[1]);
         fence_proxy_async_shared();  // of the bias too, where TMA writes another one
         mbarrier_arrive(m.half_full + 8 * group);
     }
 }
 
-// pre of GEMM_TURN rows of a warp, every fourth from `row` on. Rows and columns past the end load others instead.
+// Load pre of GEMM_TURN rows of a warp, every fourth from `row` on. Indices past the end are clamped.
 __device__ __forceinline__ void gemm_load_pre(Vector<floatX> (&x)[GEMM_TURN], const GemmProduct& z, int row,
                                               int column) {
 #pragma unroll
@@ -275,9 +276,9 @@ __device__ __forceinline__ void gemm_store_sums(const GemmShared& m, const GemmP
     }
 }
 
-// Group 3: GELU or its derivative of what the others leave. A warp takes whole rows, every fourth; a lane has eight
+// The epilogue: apply GELU or its derivative to what the consumers wrote. A warp takes every fourth row, a lane eight
 // columns.
-template <Gelu KIND, Direction PASS> __device__ __forceinline__ void gemm_finish(const GemmShared& m, GemmProduct z) {
+template <Gelu KIND, Direction PASS> __device__ __forceinline__ void gemm_epilogue(const GemmShared& m, GemmProduct z) {
     int lane = threadIdx.x % WARP, warp = threadIdx.x % WARPGROUP / WARP;
     const int TURNS = TMA_BOX / (4 * GEMM_TURN);  // of a half
     GemmTile t = {0, 0, 0}, next = {.number = 1};
@@ -355,7 +356,7 @@ __global__ void __launch_bounds__(GEMM_BLOCK, 1)
         if (threadIdx.x == 0) gemm_load<Element, PASS>(m, &a, &b, &pre, z);
     } else if (group == 3) {
         warpgroup_reg_alloc<136>();
-        gemm_finish<KIND, PASS>(m, z);
+        gemm_epilogue<KIND, PASS>(m, z);
     } else {
         warpgroup_reg_alloc<168>();
         gemm_multiply<Element, PASS>(m, z, group - 1);
@@ -377,7 +378,9 @@ static inline void matmul_hopper_start(GemmProduct z, const Element* a, const El
     cudaLaunchAttribute cluster;
     cluster.id = cudaLaunchAttributeClusterDimension;
     cluster.val.clusterDim.x = GEMM_CLUSTER, cluster.val.clusterDim.y = cluster.val.clusterDim.z = 1;
-    cudaLaunchConfig_t launch = {clusters * GEMM_CLUSTER, GEMM_BLOCK, GEMM_BYTES, ctx->stream, &cluster, 1};
+    cudaLaunchConfig_t launch = {.gridDim = clusters * GEMM_CLUSTER, .blockDim = GEMM_BLOCK};
+    launch.dynamicSmemBytes = GEMM_BYTES, launch.stream = ctx->stream;
+    launch.attrs = &cluster, launch.numAttrs = 1;
     cudaCheck(cudaLaunchKernelEx(&launch, matmul_hopper_kernel<Element, KIND, PASS>, map_a, map_b, map_pre, z));
 }
 

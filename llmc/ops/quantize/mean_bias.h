@@ -1,13 +1,13 @@
-/* mean_bias: a bias with which the product of two rounded operands has the mean of the exact product.
+/* mean_bias: the bias that gives the matmul of two rounded operands the mean of the exact matmul.
  *
  *   bias[o] (SET) = b[o] + sum over i of (w[o, i] mean(x[., i]) - w8[o, i] mean(x8[., i]))
  *
  *   x [N, IC] as in quantize.h, w [OC, IC]; x8 and w8: what was stored of them in E4M3, as numbers; b [OC] or NULL;
  *   bias [OC] floatX; means [2, IC] real: scratch
  *
- * Why: the errors of rounding differ from row to row and cancel in sums over rows, apart from their mean. That one moves
- * all rows the same way, and with them the loss: it is most of what rounding does to gradients of a trained model,
- * whose x have large means (dev/LOG.md). A bias costs nothing in a product.
+ * Why: rounding errors differ from row to row and cancel in sums over rows, except for their mean. The mean shifts all
+ * rows in the same direction. It causes most of the error in the gradients of a trained model, whose x have large means
+ * (dev/LOG.md). Adding a bias in a matmul costs nothing.
  *
  * shapes     IC a multiple of 16, x, w and their bytes aligned to 16 bytes. N may be 0: nothing is written.
  * rows       Means are over MEAN_BIAS_ROWS rows spread over all N, and over all rows if there are fewer. Their places
