@@ -133,8 +133,8 @@ $(B)/emulated/source/made: $(shell find llmc dev/ops dev/recsys dev/test -name '
 	python3 dev/emulator/translate.py $(@D)
 	@touch $@
 
-$E/ops_90a $E/test_gpt2 $E/test_bert $E/train_gpt2 $E/train_bert: private EMULATE := -DHAS_SM90A
-$(EMULATED) $E/test_gpt2 $E/test_bert $E/train_gpt2 $E/train_bert: $(B)/emulated/source/made $(PAGES)
+$E/ops_90a $(addprefix $E/,test_gpt2 test_bert train_gpt2 train_bert finetune_bert): private EMULATE := -DHAS_SM90A
+$(EMULATED) $(addprefix $E/,test_gpt2 test_bert train_gpt2 train_bert finetune_bert): $(B)/emulated/source/made $(PAGES)
 	@mkdir -p $(@D)
 	$(CXX) -std=c++17 -D_GNU_SOURCE -DPRECISION_$(shell echo $(PRECISION) | tr a-z A-Z) $(EMULATE) -I$(<D) -I. -Ibuild -isystem $(CUDA_H) $(patsubst -O3,-O2,$(CFLAGS)) \
 	    -fno-strict-aliasing -no-pie -fno-pie $(WARN) -Wno-unknown-pragmas -Wno-unused-parameter -Wno-psabi -Wno-maybe-uninitialized \

@@ -1,5 +1,5 @@
-/* The CUDA runtime without a GPU: device memory is host memory, and work on a stream runs at once. Only the
- * functions that the project calls. graph.h has graphs and events. */
+/* The CUDA runtime without a GPU: device memory is host memory. Only the functions that the project calls. graph.h has
+ * the stream, graphs and events. */
 #ifndef DEV_EMULATOR_RUNTIME_H
 #define DEV_EMULATOR_RUNTIME_H
 
@@ -13,31 +13,42 @@ enum { EMULATED_MULTIPROCESSORS = 4 };
 // Keep freed memory in the process: kernels that follow each other ask for the same sizes again.
 static const int emulated_malloc = mallopt(M_MMAP_THRESHOLD, 1 << 30) + mallopt(M_TRIM_THRESHOLD, INT_MAX);
 
+// Freed memory is NaN: what still reads it gives other results.
+static inline cudaError_t emulated_free(void* p) {
+    if (p) memset(p, 0xff, malloc_usable_size(p));
+    return free(p), cudaSuccess;
+}
+
 extern "C" {
 
 cudaError_t cudaMalloc(void** p, size_t bytes) {
     *p = NULL;
     return posix_memalign(p, 256, bytes) == 0 ? cudaSuccess : cudaErrorMemoryAllocation;
 }
-cudaError_t cudaFree(void* p) { return free(p), cudaSuccess; }
+cudaError_t cudaFree(void* p) {
+    cudaError_t status = emulated_wait();
+    return status == cudaSuccess ? emulated_free(p) : status;
+}
 cudaError_t cudaHostAlloc(void** p, size_t bytes, unsigned) { return cudaMalloc(p, bytes); }
 cudaError_t cudaMallocHost(void** p, size_t bytes) { return cudaMalloc(p, bytes); }
-cudaError_t cudaFreeHost(void* p) { return cudaFree(p); }
-cudaError_t cudaMemcpy(void* to, const void* from, size_t bytes, cudaMemcpyKind) {
-    if (bytes) memmove(to, from, bytes);
+cudaError_t cudaFreeHost(void* p) { return emulated_free(p); }
+cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpyKind, cudaStream_t) {
+    emulated_do(EMULATED_COPY, [=] { bytes ? memmove(to, from, bytes) : to; });
     return cudaSuccess;
 }
-cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpyKind kind, cudaStream_t) {
-    emulated_do(EMULATED_COPY, [=] { cudaMemcpy(to, from, bytes, kind); });
+cudaError_t cudaMemcpy(void* to, const void* from, size_t bytes, cudaMemcpyKind) {
+    cudaError_t status = emulated_wait();
+    if (status == cudaSuccess && bytes) memmove(to, from, bytes);
+    return status;
+}
+cudaError_t cudaMemsetAsync(void* p, int value, size_t bytes, cudaStream_t) {
+    emulated_do(EMULATED_FILL, [=] { bytes ? memset(p, value, bytes) : p; });
     return cudaSuccess;
 }
 cudaError_t cudaMemset(void* p, int value, size_t bytes) {
-    if (bytes) memset(p, value, bytes);
-    return cudaSuccess;
-}
-cudaError_t cudaMemsetAsync(void* p, int value, size_t bytes, cudaStream_t) {
-    emulated_do(EMULATED_FILL, [=] { cudaMemset(p, value, bytes); });
-    return cudaSuccess;
+    cudaError_t status = emulated_wait();
+    if (status == cudaSuccess && bytes) memset(p, value, bytes);
+    return status;
 }
 cudaError_t cudaMemGetInfo(size_t* available, size_t* total) {
     return *available = *total = (size_t)8 << 30, cudaSuccess;
@@ -66,7 +77,10 @@ cudaError_t cudaDeviceGetPCIBusId(char* id, int size, int) {
 }
 cudaError_t cudaDeviceGetStreamPriorityRange(int* least, int* greatest) { return *least = *greatest = 0, cudaSuccess; }
 cudaError_t cudaDeviceSynchronize(void) { return emulated_wait(); }
-cudaError_t cudaGetLastError(void) { return cudaSuccess; }
+cudaError_t cudaGetLastError(void) {
+    cudaError_t last = emulated_error;
+    return emulated_error = cudaSuccess, last;
+}
 const char* cudaGetErrorString(cudaError_t error) { return error == cudaSuccess ? "no error" : "not in the emulator"; }
 
 cudaError_t cudaStreamCreateWithFlags(cudaStream_t* s, unsigned) { return *s = NULL, cudaSuccess; }

@@ -354,7 +354,7 @@ static inline cudaError_t emulated_launch_cooperative(void (*kernel)(Argument), 
     Argument argument = *(Argument*)arguments[0];
     int blocks = (int)(grid.x * grid.y * grid.z);
     if (blocks > EMULATED_BLOCKS) return cudaErrorCooperativeLaunchTooLarge;
-    emulated_do(EMULATED_KERNEL, [=] { emulated_launch_all_now(g, blocks, [&] { kernel(argument); }); });
+    emulated_do(EMULATED_COOPERATIVE, [=] { emulated_launch_all_now(g, blocks, [&] { kernel(argument); }); });
     return cudaSuccess;
 }
 
@@ -396,7 +396,7 @@ static inline cudaError_t emulated_launch_ex(const cudaLaunchConfig_t* launch, v
     for (unsigned i = 0; i < launch->numAttrs; i++)
         if (launch->attrs[i].id == cudaLaunchAttributeClusterDimension) size = launch->attrs[i].val.clusterDim.x;
     if (size > EMULATED_CLUSTER || g.grid.x % size) return cudaErrorInvalidClusterSize;
-    emulated_do(EMULATED_KERNEL, [=] { emulated_launch_clusters(g, size, [&] { kernel(arguments...); }); });
+    emulated_do(EMULATED_CLUSTERS, [=] { emulated_launch_clusters(g, size, [&] { kernel(arguments...); }); });
     return cudaSuccess;
 }
 

@@ -27,7 +27,7 @@ compare() { # NAME MOST FLAGS...
     run "$@" --graph 0 -o plain
     [ "$status" = 0 ] || why="without graphs: status $status, $(tail -n 1 "$work/stderr")"
     [ -z "$(graphs)" ] || why=${why:-"without graphs: $(graphs)"}
-    run "$@" --graph 1 -o graph
+    LLMC_TEST_LATE=1 run "$@" --graph 1 -o graph
     [ "$status" = 0 ] || why=${why:-"with graphs: status $status, $(tail -n 1 "$work/stderr")"}
     read -r launched made < <(graphs | sed -E 's/graphs: ([0-9]+) launched, ([0-9]+) .*/\1 \2/')
     [ "${launched:-0}" -gt 0 ] || why=${why:-'no graph was launched'}
@@ -66,6 +66,24 @@ else
     # Rows and masked tokens differ from step to step.
     compare 'LAMB, packed rows, validations, checkpoints, samples' 3 $small $between -x 50 --optimizer lamb --pack 3
     compare 'steps of one to three micro-batches' 3 $alone -x 30 -d 192 --batch-ramp 20 --short-sequences 0.5
+    # Fine-tuning, where it has been built: texts and questions of any length.
+    tune=${PROGRAM/%train_bert*/finetune_bert${PROGRAM##*train_bert}}
+    if [ -x "$tune" ]; then
+        for i in {10..59}; do printf '%d\t%s\n' $((i % 2)) "the dog saw $((i * i)) cats $(printf 'and %.0s' $(seq $((i % 9))))"; done >texts.tsv
+        {
+            echo '{"data": ['
+            for i in {10..59}; do
+                printf '{"paragraphs": [{"context": "%s has %d cats", "qas": [{"id": "%d", "question": "who?", "answers": [{"text": "has", "answer_start": %d}]}]}]}%s\n' \
+                    "$(printf 'tom %.0s' $(seq $((1 + i % 9))))" $i $i $((4 * (1 + i % 9) + 1)) "$([ $i = 59 ] || echo ,)"
+            done
+            echo ']}'
+        } >questions.json
+        cp data/builtin/bert/vocab.txt data/builtin/bert/tokenizer_config.json .
+        compare 'a classifier, LAMB' 3 $alone -x 30 -d 128 --task classify -i texts.tsv -j texts.tsv --optimizer lamb
+        compare 'answers, validations' 3 ${small//32/128} -x 30 -v 7 -n 11 --keep 0 -s 0 --task answer -i questions.json -j questions.json --stride 8
+    else
+        skip 'fine-tuning' "$tune has not been built"
+    fi
 fi
 case $PROGRAM in
     *fp16* | *fp32*) ;;

@@ -19,7 +19,7 @@
 enum {
     STEP_GRAPH_WARMUP = 2,  // steps without a graph
     STEP_GRAPH_SHAPES = 8,  // sequences of launches for which graphs are kept
-    STEP_GRAPH_TURNS = 2    // graphs of each, used in turn: the host never updates one that is running
+    STEP_GRAPH_TURNS = 2    // graphs of each, used in turn, as one still runs; an update changes later launches only
 };
 
 typedef struct {
@@ -87,8 +87,8 @@ static inline int step_graph_take(cudaGraphExec_t* exec, cudaGraph_t graph) {
         cudaError_t status = cudaGraphExecUpdate(*exec, graph, &info);
         if (status == cudaSuccess) return 0;
         if (status != cudaErrorGraphExecUpdateFailure) cudaCheck(status);
-        cudaGetLastError();  // clear it, so that no later call returns it
-        cudaCheck(cudaGraphExecDestroy(*exec));
+        cudaGetLastError();                      // clear it, so that no later call returns it
+        cudaCheck(cudaGraphExecDestroy(*exec));  // one that still runs is freed when it ends
     }
     cudaCheck(cudaGraphInstantiate(exec, graph, 0));
     return 1;
