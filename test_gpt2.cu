@@ -7,46 +7,8 @@
 #define NO_MAIN
 #include "train_gpt2.cu"
 
+#include "dev/test/bench_gpt2.h"
 #include "dev/test/model_tests.h"
-
-// A model with its optimizer and one batch, without files or flags.
-typedef struct {
-    Context ctx;
-    Model m;
-    Optimizer o;
-} Bench;
-
-// `fp8`: the level of --fp8.
-static void bench_open_fp8(Bench* b, Config config, int B, int T, int recompute, int fp8, uint64_t seed) {
-    context_init(&b->ctx);
-    model_plan(&b->m, config, B, T, recompute, 0);
-    b->m.buffers.fp8.level = fp8, b->m.buffers.fp8.keeps_x = recompute == RECOMPUTE_NOTHING;
-    fp8_state_plan(&b->m.buffers.fp8, &b->m.buffers.table, b->m.N);
-    model_buffers_alloc(&b->m.buffers, &b->ctx);
-    lm_input_alloc(&b->m.in, B, T, &b->ctx);
-    optimizer_init(&b->o, &b->m.buffers.table, ADAMW, WITH_MASTER, &b->ctx);
-    b->m.buffers.master = b->o.master;
-    WeightRules rules = weight_rules(&config);
-    model_buffers_init(&b->m.buffers, &b->o, &rules, seed, &b->ctx);
-    b->m.buffers.dropout.seed = seed;
-}
-
-static void bench_open(Bench* b, Config config, int B, int T, int recompute, uint64_t seed) {
-    bench_open_fp8(b, config, B, T, recompute, 0, seed);
-}
-
-static void bench_load(Bench* b, const char* path) {
-    WeightRules rules = weight_rules(&b->m.config);
-    model_buffers_read(&b->m.buffers, &b->o, path, &rules.file, &b->ctx);
-}
-
-static void bench_close(Bench* b) {
-    optimizer_free(&b->o);
-    lm_input_free(&b->m.in);
-    model_buffers_free(&b->m.buffers);
-    matmul_plans_free(&b->ctx);
-    context_free(&b->ctx);
-}
 
 // Losses and gradients of the sequences in m->in, which are number first and up of step number `step`.
 static void train_batch(Model* m, uint64_t step, int first, double scale, Mode mode, Context* ctx) {

@@ -93,7 +93,7 @@ static double matmul_tolerance(int terms) {
     return epsilon * (2 + sqrt(min_int(terms, 256) + terms / 256));
 }
 
-// Of an array that was downloaded: what an epilogue's GELU may err by, since the hardware's tanh is good to 2^-11 only.
+// Error bound of an epilogue's GELU, for a downloaded array: the hardware's tanh is accurate to 2^-11 only.
 static double matmul_epilogue_error(Array a) { return array_rounding(a) > 0 ? 4e-3 : 0; }
 
 static void test_matmul_forward(Harness* h, MatmulShape s, Mode mode, int with_bias) {
@@ -205,7 +205,7 @@ static void test_matmul_backward_weight(Harness* h, MatmulShape s, Mode mode, in
     case_end(h);
 }
 
-// `way` says in the case's name how the GPU was told to do it.
+// `way`: how the GPU computes it; a part of the case's name.
 static void test_matmul_gelu(Harness* h, MatmulShape s, Gelu kind, const char* way) {
     test_matmul_gelu_forward(h, s, kind, way);
     for (int bias = 0; bias < 3; bias++) test_matmul_gelu_backward_input(h, s, kind, bias, way);

@@ -1,6 +1,6 @@
-/* What the fuzzer needs of a trainer, from the trainer's own source, which is included before this. Four functions are
- * the source's: fuzz_flags() appends the trainer's flags to r->run.flags and returns their number, fuzz_validate()
- * looks at held-out data, fuzz_step() trains a step, fuzz_close() frees what trainer_open() allocated. */
+/* The fuzzer's interface to a trainer. Include it after the trainer's source and four functions: fuzz_flags() appends
+ * the trainer's flags to r->run.flags and returns their number, fuzz_validate() evaluates held-out data, fuzz_step()
+ * trains a step, fuzz_close() frees what trainer_open() allocated. */
 #ifndef FUZZ_TRAINER_H
 #define FUZZ_TRAINER_H
 
@@ -25,7 +25,7 @@ static void fuzz_config(const char* path) {
     if (c.C % c.NH != 0) fuzz_broken("%d channels, %d heads", c.C, c.NH);
 }
 
-// Every value is in its row's range, and what a run would save of them is read back as the same.
+// Every value is in its row's range, and the values that a run saves are read back unchanged.
 static void fuzz_check_flags(const Trainer* r, int count) {
     Trainer* again = (Trainer*)xcalloc(1, sizeof *again);
     Text first = {NULL, 0, 0}, second = {NULL, 0, 0};
@@ -47,7 +47,7 @@ static void fuzz_check_flags(const Trainer* r, int count) {
     for (int i = 0; i < again_count; i++) again->run.flags[i].scope = SCOPE_RUN;  // so that all are read back
     settings_restore(again->run.flags, again_count, json.root, 0, "settings");
     flags_to_json(&second, again->run.flags, again_count);
-    // Of a string that is no UTF-8, JSON has another one.
+    // JSON changes a string that is not valid UTF-8.
     if (!strstr(first.text, "\\ufffd") && strcmp(first.text, second.text) != 0)
         fuzz_broken("saved as %s, read as %s", first.text, second.text);
     json_free(&json);
@@ -55,7 +55,7 @@ static void fuzz_check_flags(const Trainer* r, int count) {
     free(first.text), free(second.text), free(again);
 }
 
-// The number of a model's elements is what doubles make of its shapes, which do not overflow.
+// The number of elements of a model equals that computed from its shapes in double, which does not overflow.
 static void fuzz_check_plan(const Trainer* r) {
     const TensorTable* tables[] = {&r->model.buffers.table, &r->model.buffers.acts_table,
                                    &r->model.buffers.stats_table};
@@ -151,8 +151,8 @@ static void fuzz_check_session(const Trainer* r) {
         fuzz_broken("loss scale %g, %lld updates", (double)s->scale.scale, (long long)s->scale.updates);
 }
 
-// As main() does, without the matmul that measures the machine; `steps` of them, and a checkpoint after each if that is
-// what the flags say.
+// Train `steps` steps as main() does, without the matmul that measures peak flops. Save a checkpoint after each step if
+// the flags ask for it.
 static Trainer* fuzz_steps(int argc, char** argv, int64_t steps, int limit) {
     Trainer* r = (Trainer*)xcalloc(1, sizeof *r);
     Session* session = &r->run.session;
@@ -179,7 +179,7 @@ static void fuzz_train(int argc, char** argv, int64_t steps, int limit) {
     free(r);
 }
 
-// What two ranks with -z 1 would save of the optimizer of this run.
+// The optimizer state that two ranks with -z 1 would save in this run.
 static void fuzz_write_shards(int argc, char** argv, const char* directory) {
     Trainer* r = fuzz_steps(argc, argv, 0, 0);
     Checkpoints c =

@@ -12,41 +12,28 @@
 #include "dev/test/tests.h"
 #include "train_gpt2.cu"
 
+#include "dev/test/bench_gpt2.h"
+
 // ---------------------------------------------------------------------------------------------------------
 // Models
 
-typedef struct {
-    Context ctx;
-    Model m;
-    Optimizer o;
-} Bench;
-
-static Bench* bench_open(Config config, const char* weights) {
+// `weights`: a file; NULL: random ones.
+static Bench* bench_make(Config config, const char* weights) {
     Bench* b = (Bench*)xcalloc(1, sizeof *b);
-    context_init(&b->ctx);
-    model_plan(&b->m, config, 2, min_int(config.T, 24), 0, 0);
-    model_buffers_alloc(&b->m.buffers, &b->ctx);
-    lm_input_alloc(&b->m.in, b->m.B, b->m.T, &b->ctx);
-    optimizer_init(&b->o, &b->m.buffers.table, ADAMW, WITH_MASTER, &b->ctx);
-    b->m.buffers.master = b->o.master;
-    WeightRules rules = weight_rules(&b->m.config);
-    model_buffers_init(&b->m.buffers, &b->o, &rules, 7, &b->ctx);  // what loading leaves as it is would show
-    if (weights) model_buffers_read(&b->m.buffers, &b->o, weights, &rules.file, &b->ctx);
+    bench_open(b, config, 2, min_int(config.T, 24), 0,
+               7);  // the seed differs, so weights that were not read would show
+    if (weights) bench_load(b, weights);
     return b;
 }
 
-static void bench_close(Bench* b) {
-    optimizer_free(&b->o);
-    lm_input_free(&b->m.in);
-    model_buffers_free(&b->m.buffers);
-    matmul_plans_free(&b->ctx);
-    context_free(&b->ctx);
+static void bench_free(Bench* b) {
+    bench_close(b);
     free(b);
 }
 
 static Bench* bench_of_directory(const char* directory) {
     char *path = xprintf("%s/config.json", directory), *weights = xprintf("%s/model.safetensors", directory);
-    Bench* b = bench_open(config_read(path), weights);
+    Bench* b = bench_make(config_read(path), weights);
     free(path), free(weights);
     return b;
 }
@@ -54,7 +41,7 @@ static Bench* bench_of_directory(const char* directory) {
 static Bench* bench_of_file(const char* file) {
     char *directory, *weights, *sizes = session_find_llmc(file, &directory, &weights);
     if (!sizes) die(FAILED, "%s: was not taken for a checkpoint of llm.c", file);
-    Bench* b = bench_open(config_from_descriptor(sizes, 0), weights);
+    Bench* b = bench_make(config_from_descriptor(sizes, 0), weights);
     free(directory), free(weights), free(sizes);
     return b;
 }
@@ -173,7 +160,7 @@ static void open_weights(const char* file) {
 
 // With another model's table.
 static void load_as(const char* descriptor, const char* file) {
-    bench_close(bench_open(config_from_descriptor(descriptor, 0), file));
+    bench_free(bench_make(config_from_descriptor(descriptor, 0), file));
 }
 static void load_untied(const char* file) { load_as("L=2,C=21,NH=3,V=107,T=19,tied=0", file); }
 static void load_fewer_layers(const char* file) { load_as("L=1,C=21,NH=3,V=107,T=19", file); }
@@ -195,11 +182,11 @@ static void test_weights(Tests* t) {
             Bench* read = bench_of_file(file);
             if (version == 5) bench_round(whole);
             expect_same(t, whole, read, name);
-            bench_close(read);
+            bench_free(read);
             free(file), free(name), free(bytes.text);
         }
     }
-    bench_close(whole);
+    bench_free(whole);
 }
 
 // Ranks that share the full-precision copy read only their part.
@@ -218,7 +205,7 @@ static void test_range(Tests* t) {
     }
     expect(t, good, "parts of a checkpoint", "they are not the same bits");
     free(part), free(file), free(bytes.text);
-    bench_close(whole);
+    bench_free(whole);
 }
 
 static void test_weights_refused(Tests* t) {
@@ -280,7 +267,7 @@ static void test_weights_refused(Tests* t) {
     }
     expect(t, t->failed == failed, "300 damaged headers", "see above");
     free(file), free(bytes.text);
-    bench_close(whole);
+    bench_free(whole);
 }
 
 // ---------------------------------------------------------------------------------------------------------
@@ -400,7 +387,7 @@ int main(int argc, char** argv) {
         Bench *directory = bench_of_directory(argv[2]), *file = bench_of_file(argv[3]);
         if (is_rounded) bench_round(directory);
         expect_same(&t, directory, file, argv[3]);
-        bench_close(directory), bench_close(file);
+        bench_free(directory), bench_free(file);
     } else if (argc == 1) {
         t.directory = make_scratch_directory("test_llmc_files");
         test_weights(&t);

@@ -1,6 +1,6 @@
 /* A kernel for each line of the formula, an element for each thread, as an optimizer written in tensor operations
- * launches them. Neighbours read neighbours, so no byte that is fetched goes unused; but the gradient is read twice,
- * and m and v are written by one kernel and read by another. With master weights: 12 + 12 + 18 bytes an element,
+ * launches them. Accesses are coalesced, so every fetched byte is used; but the gradient is read twice, and m and v
+ * are written by one kernel and read by another. With master weights: 12 + 12 + 18 bytes an element,
  * where the op needs 30. */
 // The element's span; NULL between spans.
 static __device__ inline const ParamSpan* passes_span(const ParamSpan* spans, int count, size_t i) {

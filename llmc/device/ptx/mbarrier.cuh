@@ -1,8 +1,8 @@
 /* Barriers: mbarrier objects in shared memory, which also count the bytes of asynchronous copies, the named barriers of
  * a block, and flags for other blocks. One PTX instruction per function; `barrier` is an address in shared memory.
  *
- * A phase of an mbarrier ends when all expected arrivals and all expected bytes have come; the next begins at once. A
- * thread that waits names the phase by its parity, 0 for the first.
+ * A phase of an mbarrier completes when all expected arrivals and bytes have arrived; the next phase begins at once. A
+ * waiting thread identifies a phase by its parity, 0 for the first.
  * Source: PTX ISA, sections on mbarrier, bar and fence.proxy. */
 #ifndef LLMC_DEVICE_PTX_MBARRIER_CUH
 #define LLMC_DEVICE_PTX_MBARRIER_CUH
@@ -46,9 +46,9 @@ __device__ inline void mbarrier_wait(uint32_t barrier, uint32_t parity) {
                  : "memory");
 }
 
-// mapa and mbarrier.arrive on the barrier at the same address in block `rank` of the cluster. It tells that
-// asynchronous products and copies are complete, so the default scope is enough: release.cluster would wait for all of
-// the thread's stores each time.
+// mapa and mbarrier.arrive on the barrier at the same address in block `rank` of the cluster. It signals that wgmma
+// and asynchronous copies are complete, so the default scope is enough: release.cluster would wait for all of the
+// thread's stores each time.
 __device__ inline void mbarrier_arrive_at(uint32_t barrier, uint32_t rank) {
     asm volatile("{ .reg .b32 there; mapa.shared::cluster.u32 there, %0, %1; "
                  "mbarrier.arrive.shared::cluster.b64 _, [there]; }" ::"r"(barrier),
@@ -56,8 +56,8 @@ __device__ inline void mbarrier_arrive_at(uint32_t barrier, uint32_t rank) {
                  : "memory");
 }
 
-// barrier.cluster: wait until all threads of the cluster's blocks have come here. No block may end before the others
-// have stopped using its shared memory.
+// barrier.cluster: wait until all threads of the cluster's blocks have arrived. No block may end while others use its
+// shared memory.
 __device__ inline void cluster_sync(void) {
     asm volatile("barrier.cluster.arrive.release; barrier.cluster.wait.acquire;" ::: "memory");
 }
@@ -91,7 +91,7 @@ __device__ inline int ld_acquire_gpu(const int* flag) {
 __device__ inline void fence_proxy_async(void) { asm volatile("fence.proxy.async;" ::: "memory"); }
 
 // fence.proxy.async.shared::cta: the same for shared memory alone. A barrier must follow before another thread starts
-// the copy or the product.
+// the copy or wgmma.
 __device__ inline void fence_proxy_async_shared(void) { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
 #endif

@@ -29,9 +29,11 @@ typedef struct {
     DropoutRows dropout;
 } LayerNormBackward;
 
+// Whether a dropout mask is computed.
 HOST_DEVICE static constexpr int layernorm_masked(LayerNormForm form) {
     return form == LAYERNORM_BACKWARD_RESIDUAL_DROPOUT || form == LAYERNORM_BACKWARD_DROPOUT;
 }
+// Column sums: d.w, d.b and, with a residual, dbias.
 HOST_DEVICE static constexpr int layernorm_sums(LayerNormForm form) {
     return form == LAYERNORM_BACKWARD || form == LAYERNORM_BACKWARD_DROPOUT ? 2 : 3;
 }
@@ -280,6 +282,7 @@ static inline size_t layernorm_scratch_bytes(int N, int C, const Context* ctx) {
     return (size_t)blocks * layernorm_sums(LAYERNORM_BACKWARD_RESIDUAL) * (size_t)C * sizeof(float);
 }
 
+// Launch the kernel. team.cuh explains W, E and TEAM.
 template <int W, int E, int TEAM, LayerNormForm FORM, Mode DX_MODE>
 static inline void layernorm_backward_start(LayerNormBackward a, Context* ctx) {
     constexpr int threads = layernorm_backward_threads(TEAM), teams = threads / TEAM;
@@ -302,6 +305,7 @@ static inline void layernorm_backward_start(LayerNormBackward a, Context* ctx) {
                                           ctx->stream));
 }
 
+// Choose the team by the number of channels. ODD: rows of C floatX that are not whole vectors. WIDE: the widest rows.
 template <LayerNormForm FORM, Mode DX_MODE>
 static inline void layernorm_backward_choose(LayerNormBackward a, Context* ctx) {
     constexpr int W = Vector<floatX>::SIZE, WIDE = sizeof(floatX) == 2 ? 512 : 256;
