@@ -6,9 +6,8 @@
     python3 dev/reference/fp8_table.py d12 out/bf16/profile out/fp8/profile
 
 A line per matmul: the layer's, and which of y = x w^T + b, dx = dy w and dw = dy^T x, all layers together. Time and
-TFLOP/s are of all of the op's kernels in the reported step. In bf16 they include GELU, its derivative and bias sums
-where the op computes them; in fp8 the rounding passes do. The last line sums these passes; the first 16 steps have
-twice as many.
+TFLOP/s are of all the op's kernels in the reported step. In bf16 these include GELU, its derivative and bias sums where
+the op has them; in fp8 the rounding passes do (last line: their sum; twice as many in the first 16 steps).
 """
 
 import argparse

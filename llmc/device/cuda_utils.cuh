@@ -38,7 +38,7 @@ __device__ inline float ex2_approx(float x) {
     return y;
 }
 
-// exp(x): the same error, plus that of rounding x * log2(e).
+// exp(x): the same error, plus half an ulp of x from rounding x * log2(e).
 __device__ inline float exp_approx(float x) { return ex2_approx(x * 1.44269504f); }
 
 // ---------------------------------------------------------------------------------------------------------

@@ -234,7 +234,7 @@ static inline size_t device_workspace_bytes(void) {
 }
 
 // The GPU's properties that launchers see. LLMC_TEST_DEVICE=75, 86 or 89 shows them a GPU of that compute capability
-// instead, to test the choices that they make there on another GPU.
+// instead, so that the choices made for it can be tested on another GPU.
 static inline void device_limits(Context* ctx, const struct cudaDeviceProp* properties) {
     ctx->capability = 10 * properties->major + properties->minor;
     ctx->shared_of_block = properties->sharedMemPerBlockOptin;

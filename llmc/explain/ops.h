@@ -12,8 +12,8 @@
 
 enum { EXPLAIN_OUTPUTS = 5 };
 
-// A tensor of layer (the op's + `shift`), or outside the layers if the op is. If there is no such layer, the tensor is
-// `edge`, outside the layers.
+// A tensor of the op's layer, or outside the layers if the op is. If `shift` is not 0, it is in the layer `shift` away
+// instead or, if there is no such layer, `edge`, outside the layers.
 typedef struct {
     const char* name;
     const char* about;   // NULL: `about` of nothing but its name

@@ -1,6 +1,6 @@
 /* Matrix multiply-accumulate of one warp on tensor cores (mma.sync) and the instructions that feed it. One PTX
  * instruction per function; addresses are in shared memory. sm_75 has no bf16, no asynchronous copies and half the
- * depth per mma: functions that need more instructions there say so.
+ * depth per mma: functions that need more instructions there say which.
  *
  * Fragments of m16n8k16, lane = 4 g + t. The result c: c[0], c[1] are row g, columns 2t and 2t + 1; c[2], c[3] are row
  * g + 8. The left operand a is four words of two elements: (g, 2t), (g + 8, 2t), (g, 2t + 8), (g + 8, 2t + 8). So two
@@ -109,8 +109,8 @@ __device__ inline int4 ld_shared_v4(uint32_t address) {
     return x;
 }
 
-// prmt.b32: each digit of the selector picks one byte of high:low for the result. Digits from 8 on pick byte digit - 8
-// and replicate its sign bit eight times; __byte_perm() supports digits up to 7 only.
+// prmt.b32: each digit of the selector picks one byte of high:low for the result. Digits from 8 on give eight copies
+// of the sign bit of byte digit - 8; __byte_perm() supports digits up to 7 only.
 __device__ inline uint32_t prmt_b32(uint32_t low, uint32_t high, uint32_t selector) {
     uint32_t x;
     asm("prmt.b32 %0, %1, %2, %3;" : "=r"(x) : "r"(low), "r"(high), "r"(selector));
