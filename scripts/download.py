@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Fetch a model of the Hugging Face Hub for `-e hub:NAME`: `scripts/download.py NAME`, or NAME@REVISION.
 
-What the trainers read goes into the cache of huggingface_hub (HF_HOME; by default ~/.cache/huggingface), once: a file
-that is there is not fetched again. Prints the directory. Needs `pip install huggingface_hub`.
+Downloads the files that the trainers read into the cache of huggingface_hub (HF_HOME; by default ~/.cache/huggingface),
+unless they are already there. Prints the directory. Needs `pip install huggingface_hub`.
 """
 import argparse
 import os

@@ -11,14 +11,14 @@
 #     tasks    finetune_bertcu, also compared with transformers
 #     graph    --graph: the same bits as without, and the time of small steps
 #     san      the ops under compute-sanitizer           tools    our NVTX ranges in ncu
-#     scratch  scratch memory of attention's backward pass, planned and used
-#     flags    the effect of every flag, those of the GPU build too
+#     scratch  planned and used scratch memory of attention's backward pass
+#     flags    the effect of every flag, including those of the GPU build only
 #     older    code for GPUs of compute capability 7.5, 8.6 and 8.9, from PTX, with the kernels chosen there
 #     profile  the reports of --profile, compared with ncu and a plain listing of kernels
 #     ranks    all GPUs together: speed, equal results, killed ranks, checkpoints
 #
-# Writes FOLDER/gpu_check.txt (default out/gpu_check) with "RESULT name key=value ..." for every figure and "N passed, N
-# failed" at its end; the full logs are in the same folder. Exit status 0 only if everything passed. Environment:
+# Writes FOLDER/gpu_check.txt (default out/gpu_check): "RESULT name key=value ..." for every result and, at the end, "N
+# passed, N failed". Full logs are in the same folder. Exit status 0 only if everything passed. Environment:
 #   GPU_CHECK_DATA     a glob of shards of GPT-2 tokens to train on (default: the test corpus)
 #   GPU_CHECK_BERT_DATA    a glob of files of prepare_bert.py for BERT to train on (default: the test corpus)
 #   GPU_CHECK_OPS      ops for part san, "gelu gather" for example (default: all)

@@ -5,13 +5,13 @@
     plot.py out/a out/b out/c --x tokens --output compare.svg
     plot.py out/a out/b --tensorboard out/tb      -> tensorboard --logdir out/tb
 
-A run is its output directory or a log.jsonl. Each quantity that a log has gets a panel, each run a colour: training
-loss (faint, with a running mean), validation loss, HellaSwag and other sets, BERT's two losses and accuracies, speed,
+A run is its output directory or a log.jsonl. Each quantity in a log gets a panel, each run a colour: training loss
+(faint, with a running mean), validation loss, HellaSwag and other sets, BERT's two losses and accuracies, speed,
 gradient norm, learning rate. Values that are not numbers (null, NaN) are skipped and, in the training loss, marked by a
-cross. Of a repeated step the last line counts; an incomplete line is skipped. A log may still grow while it is read.
+cross. If a step is repeated, its last line counts; an incomplete line is skipped. A log may still be growing.
 
 Needs `matplotlib`; for --tensorboard `tensorboard` or `tensorboardX` instead. TensorBoard gets all numbers of a log,
-also those without a panel; an earlier export of the same run in that directory is replaced.
+including those without a panel. An earlier export of the same run in that directory is replaced.
 """
 import argparse
 import errno

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Write the pages that compare our profiles with published ones of the same set-ups.
+"""Write pages that compare our profiles with published profiles of the same set-ups.
 
     python3 scripts/profile_reference.py RUNS [--pages FOLDER] [--commit NAME]
 

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Run the set-ups of published profiles with our trainers on one GPU: build, run each with --profile, and write pages that
-# compare both (scripts/profile_reference.py): dev/results/profile_*.md.
+# Run the set-ups of published profiles with our trainers on one GPU: build, run each with --profile, and write pages
+# that compare our profiles with the published ones (scripts/profile_reference.py): dev/results/profile_*.md.
 #
 #     bash scripts/profile_reference.sh [--only "bert gpt2 transformer dlrm ncf"] [--fp32] [--out FOLDER] [--pages FOLDER]
 #

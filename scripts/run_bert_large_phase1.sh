@@ -3,10 +3,10 @@
 #
 #     RANKS=8 DATA='data/books/train_*.bin' bash scripts/run_bert_large_phase1.sh [flags]
 #
-# Needs: sentences as dev/data/prepare_bert.py writes them, train_* and val_* files; GPUs of 80 GB for -b 256.
-# Started again, it resumes where it stopped; phase 2 is run_bert_large_phase2.sh. Measured: the
-# step on one GPU (dev/BENCH.md, "BERT-large on the GPU"); two GPUs, with as many micro-batches as eight would have, reach
-# 100 % of linear ("Several GPUs").
+# Needs: sentences from dev/data/prepare_bert.py (train_* and val_* files); GPUs of 80 GB for -b 256. Run it again to
+# resume where it stopped; phase 2 is run_bert_large_phase2.sh. Measured: the step on one GPU (dev/BENCH.md, "BERT-large
+# on the GPU"); two GPUs, with as many micro-batches as eight would have, reach 100 % of linear scaling ("Several
+# GPUs").
 set -eu
 . "$(dirname "$0")/start.sh"
 OUT=${OUT:-out/bert_large_phase1} BATCH=${BATCH:-256}

@@ -4,8 +4,8 @@
 #     RANKS=8 DATA='data/books/train_*.bin' PHASE1=out/bert_large_phase1 bash scripts/run_bert_large_phase2.sh [flags]
 #
 # Needs: the data of phase 1 and its run.
-# Started again, it resumes where it stopped. Measured: the step on one GPU (dev/BENCH.md, "BERT-large on the
-# GPU"). Not run on several GPUs yet.
+# Run it again to resume where it stopped. Measured: the step on one GPU (dev/BENCH.md, "BERT-large on the GPU"). Not
+# run on several GPUs yet.
 set -eu
 . "$(dirname "$0")/start.sh"
 OUT=${OUT:-out/bert_large_phase2} BATCH=${BATCH:-64}

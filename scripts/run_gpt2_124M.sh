@@ -5,8 +5,7 @@
 #
 # Needs: tokens in GPT-2's vocabulary (dev/data/prepare_gpt2.py makes them from text), train_* and val_* shards; GPUs of
 # 80 GB for -b 64, else a smaller BATCH; mpirun if RANKS is above 1.
-# Started again, it resumes where it stopped. Measured: its steps (dev/BENCH.md, "Several GPUs"). Not run to its
-# end yet.
+# Run it again to resume where it stopped. Measured: its steps (dev/BENCH.md, "Several GPUs"). Not run to its end yet.
 set -eu
 . "$(dirname "$0")/start.sh"
 OUT=${OUT:-out/gpt2_124M} BATCH=${BATCH:-64}

@@ -6,8 +6,7 @@
 # Needs: as run_gpt2_124M.sh. By the memory plan (-x 0 prints it), with 4 ranks and -z 1 a rank keeps 9.3 GB of weights and
 # gradients, 4.7 GB of the optimizer's state and 2.7 GB of activations a sequence: -b 16 is for GPUs of 80 GB, -b 8 -r 1 for
 # 48 GB.
-# Started again, it resumes where it stopped. Measured: its steps (dev/BENCH.md, "Several GPUs"). Not run to its
-# end yet.
+# Run it again to resume where it stopped. Measured: its steps (dev/BENCH.md, "Several GPUs"). Not run to its end yet.
 set -eu
 . "$(dirname "$0")/start.sh"
 OUT=${OUT:-out/gpt2_1558M} BATCH=${BATCH:-16}

@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
-# Any of the runs on several machines by mpirun, which reaches them by ssh.
+# Start any of these runs on several machines with mpirun, which reaches them by ssh.
 #
 #     HOSTS=node1:8,node2:8 TRAINER=./train_gpt2cu bash scripts/run_mpirun_nodes.sh -i 'data/web/train_*.bin' -e d12 ...
 #
 # Needs: the same folder at the same path on all machines (a shared file system), with the trainer built for their GPUs;
 # ssh from here to each without a password; the same Open MPI on all. HOSTS: machines with their numbers of GPUs.
-# IFACE, if machines have several networks: the interface that all share.
+# IFACE: the network interface that all machines share, if they have several networks.
 # Not run on several machines yet; for one machine see dev/BENCH.md, "Several GPUs".
 set -eu
 cd "$(dirname "$0")/.."

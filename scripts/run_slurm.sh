@@ -6,7 +6,7 @@
 #SBATCH --cpus-per-task=12
 #SBATCH --time=24:00:00
 #SBATCH --signal=TERM@180
-# Any of the runs under Slurm: one task per GPU. Ranks find each other by Slurm's environment, without MPI.
+# Start any of these runs under Slurm: one task per GPU. Ranks find each other by Slurm's environment, without MPI.
 #
 #     sbatch scripts/run_slurm.sh ./train_gpt2cu -i 'data/web/train_*.bin' -e d12 -b 64 -d 524288 -o out/run ...
 #

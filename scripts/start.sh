@@ -1,4 +1,4 @@
-# Shared by the runs on all GPUs of a machine; each sources it with its own flags in "$@".
+# Shared by the scripts that run on all GPUs of a machine. Each sources it with its own flags in "$@".
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 RANKS=${RANKS:-$(nvidia-smi -L | wc -l)} DATA=${DATA:?"name the files to train on: DATA='folder/train_*.bin'"} more=("$@")
 

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""A run's log in an experiment tracker: Weights & Biases, trackio or MLflow, while it grows or afterwards.
+"""Send a run's log to an experiment tracker (Weights & Biases, trackio or MLflow), while it grows or afterwards.
 
-    track.py OUT                                what is in OUT/log.jsonl and was not sent yet
+    track.py OUT                                send the part of OUT/log.jsonl that was not sent yet
     track.py OUT --follow                       continue until Ctrl-C
     track.py OUT --to mlflow --project mine
 
@@ -11,11 +11,11 @@ gets the settings, every number of log.jsonl at its step and, except for trackio
 sample.txt, profile/profile.txt and profile/profile.html when they change.
 
 OUT/track.json records the tracker's run and how much was sent, so the same command continues there. If a resumed
-training has cut log.jsonl back, steps that were sent are not sent again, and a note in the tracker's run says so. If
-it has other settings, wandb and trackio get them in place of the old ones, and a note names them (mlflow's parameters
-never change). A new training in OUT (--overwrite 1) begins a new run of the tracker. If
-this program is killed, nothing is lost, and at most the last batch of lines is sent twice: mlflow with a database keeps
-one of two equal values; wandb and trackio keep both.
+training run has cut log.jsonl back, steps that were already sent are not sent again, and a note in the tracker's run
+says so. If it has other settings, they replace the old ones in wandb and trackio, and a note names them (mlflow's
+parameters never change). A new training run in OUT (--overwrite 1) begins a new run of the tracker. If this program is
+killed, nothing is lost, and at most the last batch of lines is sent twice. Of two equal values mlflow with a database
+keeps one; wandb and trackio keep both.
 """
 import argparse
 import json

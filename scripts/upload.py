@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """Upload a model directory to the Hugging Face Hub: `scripts/upload.py DIR NAME`, where NAME is ORGANIZATION/MODEL.
 
-DIR is the OUT of a run, one of its checkpoints or any Hugging Face directory. Config, weights, tokenizer, model card and the
-loss plot are sent; optimizer states, checkpoints and logs are not. Give the same command again after an interruption:
-what has arrived is not sent again. Needs `pip install huggingface_hub` and a token: `hf auth login` or HF_TOKEN.
+DIR is the OUT of a run, one of its checkpoints or any Hugging Face directory. Config, weights, tokenizer, model card
+and loss plot are sent; optimizer states, checkpoints and logs are not. After an interruption, run the same command
+again: uploaded files are not sent again. Needs `pip install huggingface_hub` and a token: `hf auth login` or HF_TOKEN.
 """
 import argparse
 import json

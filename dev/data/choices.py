@@ -1,9 +1,10 @@
 """Shared by the scripts that prepare multiple-choice sets: the command line, the encoding, and llm.c's evaluation file.
 
 The file: a header of 256 int32 (magic 20240522, version 1, number of examples, bytes of the longest), then each example
-as uint16: 65535, its bytes, its number, the label, the number of endings, and context and endings as a length and its
-tokens. In version 2, of this project alone, the characters of each ending follow, by which acc_norm divides losses. A number of bytes or of an example that is above 65,535 has only its low 16 bits there. Readers that go by the
-lengths, as this project's does, need neither; llm.c itself reads sets of four endings below these limits.
+as uint16: 65535, its bytes, its number, the label, the number of endings, then context and endings, each as a length
+and its tokens. Version 2, of this project alone, adds the characters of each ending, by which acc_norm divides losses.
+Bytes or numbers above 65,535 keep their low 16 bits only. Readers that use the lengths, like this project's, need
+neither; llm.c itself reads sets of four endings below these limits.
 """
 import argparse
 import json

@@ -5,13 +5,13 @@
 
 Needs Python 3.8 or later and the package `tokenizers`. --vocab is a directory as for prepare_gpt2.py. FILE is one of
 
-  hellaswag_val.jsonl   one example a line: "ctx", "endings" (any number), "label"
-  plain text            six lines an example: context, label, four endings
+  hellaswag_val.jsonl   one example per line: "ctx", "endings" (any number), "label"
+  plain text            six lines per example: context, label, four endings
 
-An ending is encoded with a space before it, apart from its context. Contexts are taken as they stand, as llm.c does from
-"ctx". --lm-eval makes them from a line of jsonl as lm-evaluation-harness does: the activity, a colon, "ctx_a" and "ctx_b"
-with a capital letter, and no text in brackets, in endings neither; plain text has mostly been made so already. Such a set
-also has the characters of each ending, and acc_norm divides by them as the harness does; llm.c cannot read it.
+An ending is encoded with a space before it, separately from its context. Contexts are used as they are, as llm.c uses
+"ctx". --lm-eval builds them from a line of jsonl like lm-evaluation-harness: the activity, a colon, "ctx_a" and "ctx_b"
+with a capital letter, without text in brackets, also in endings. Plain text has usually been prepared so. Such a set
+also has the characters of each ending, by which acc_norm divides, as in the harness; llm.c cannot read it.
 """
 import re
 import sys

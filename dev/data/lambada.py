@@ -4,8 +4,8 @@
     lambada.py --local lambada_test.jsonl --vocab DIR --out lambada_test.bin
 
 Needs Python 3.8 or later and the package `tokenizers`. --vocab is a directory as for prepare_gpt2.py. A line of FILE is
-an object with the key "text" (--text-key). An example has one ending, the last word with the space before it: what
-counts is whether the model would have written it, every token of it.
+an object with the key "text" (--text-key). An example has one ending, the last word with the space before it. It counts
+if the model would have written every token of it.
 """
 import sys
 

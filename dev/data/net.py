@@ -1,12 +1,12 @@
-"""Where the text of a preparation comes from: files, a file from the net, or a data set of the Hugging Face hub.
+"""Sources of text for a preparation: files, a file from the net, or a data set of the Hugging Face hub.
 
-A source has settings(), by flag, that say what its text is, and batches(position): ([(piece of text, whether it begins
-a document)], (the position after it, the fraction of the text that is done there or None, its place)), from an earlier
-position or from the beginning (None). Positions must survive JSON. `title` is the source's name in errors. Of a part
-(parts.py) come its own blocks alone; the place of one is (its file, its number in the file).
+A source has settings(), by flag, that identify its text, and batches(position): ([(piece of text, whether it begins a
+document)], (the position after it, the fraction of the text done there or None, its place)), from an earlier position
+or, with None, from the beginning. Positions must survive JSON. `title` is the source's name in errors. A part
+(parts.py) gets only its own blocks; the place of a block is (its file, its number in the file).
 
-How this was tested: data sets were streamed from directories of parquet and jsonl files and from a stand-in for the hub
-on the same machine, files from a server on the same machine that cuts its connections. The hub itself was not used.
+Tests: data sets streamed from directories of parquet and jsonl files and from a stand-in for the hub on the same
+machine, and files from a local server that cuts its connections. The real hub was not used.
 """
 import hashlib
 import http.client

@@ -1,12 +1,12 @@
-"""A preparation in parts, for an array of jobs, and how the parts are joined.
+"""Preparing data in parts, for an array of jobs, and joining the parts.
 
-The text is cut into blocks, and a block ends with its file. Which part encodes a block depends on the file, on the block's
-number in it and on the number of parts alone. With at least as many files as parts a file is read by one part. With fewer,
-several parts read the same file and each encodes its share of the blocks.
+The text is cut into blocks, and a block ends with its file. Which part encodes a block depends only on the file, the
+block's number in it and the number of parts. With at least as many files as parts, a file is read by one part. With
+fewer, several parts read the same file and each encodes its share of the blocks.
 
-A part lies in OUT/parts/K-of-N/, like unfinished work (work.py), with a file more, `blocks`: a record of each block, with its
-file, its number, and the sizes of the other files behind it. To join is to read the blocks in the order of the text: their
-tokens are not copied before they go into the shards, and of a block's other numbers only one block's are in memory.
+A part lies in OUT/parts/K-of-N/, like unfinished work (work.py), with one more file, `blocks`: a record per block, with
+its file, its number, and the sizes of the other files after it. Joining reads the blocks in the order of the text.
+Their tokens are copied only once, into the shards; of their other numbers, one block's at a time are in memory.
 """
 import argparse
 import collections

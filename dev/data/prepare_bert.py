@@ -5,14 +5,14 @@
     prepare_bert.py --local FILE... --train-vocab 30522 --out DIR
     prepare_bert.py --dataset wikipedia --vocab vocab.txt --out DIR
 
-Needs Python 3.8 or later and the package `tokenizers`, for --dataset `datasets` too. The vocabulary is a vocab.txt of
-WordPiece, or --train-vocab N makes one of N tokens from the text: from all of --local and --url, from the first billion
+Needs Python 3.8 or later and the package `tokenizers`, for --dataset also `datasets`. The vocabulary is a WordPiece
+vocab.txt, or --train-vocab N makes one of N tokens from the text: from all of --local and --url, from the first billion
 characters of --dataset. It is uncased unless --cased.
 
-Input files, told apart by their names and first bytes, in the order given:
+Input files, recognized by their names and first bytes, in the order given:
   plain text      one document a file, cut into sentences here; with --lines one sentence a line, and a blank line
                   between documents
-  WikiExtractor   one document for each <doc ...> ... </doc>; a first line that repeats the title is left out
+  WikiExtractor   one document for each <doc ...> ... </doc>; a first line that repeats the title is skipped
   *.jsonl         one document a line, under the key "text" (--text-key); so are WikiExtractor's files of --json
 Each may be compressed (.gz .xz .bz2), and a .tar archive, compressed or not, is read as the files in it, in
 the order of the archive.
@@ -22,24 +22,24 @@ From the net come
                   (their samples of 10 billion tokens), or any NAME[:CONFIG[:SPLIT[:COLUMN]]], or a directory of parquet or
                   .jsonl files; omitted parts have their defaults (wikipedia:20231101.de is another configuration)
                   tinyshakespeare is a single file, and read with --lines
-  --url           a file as above, which must have the --sha256 where that is given
+  --url           a file as above, whose SHA-256 must be --sha256 if that is given
 
-If a long preparation is stopped or killed, the same command continues it and produces the same bytes. Until it is done
-its work is in preparation/ in the output directory; the work and the files together take twice the space of the tokens.
+If a long preparation is stopped or killed, the same command continues it and produces the same bytes. Until it is done,
+its work is in preparation/ in the output directory; work and output together take twice the space of the tokens.
 --limit-tokens stops after the document that reaches the limit.
 
-A preparation may be divided among jobs, on one machine or on several with one file system: the same command with --part
-1/64, --part 2/64, ... --part 64/64, in any order, then once with --join. The files are those of one run. Each part has
-its own work in parts/ in the output directory and can be resumed; --join checks that all are there, and removes them
-when the files are written.
+A preparation can be divided among jobs, on one machine or on several with one file system: run the same command with
+--part 1/64, --part 2/64, ... --part 64/64, in any order, then once with --join. The output equals that of a single run.
+Each part has its own work in parts/ in the output directory and can be resumed. --join checks that all parts are there,
+and removes them when the files are written.
 
-A sentence ends at a line's end, and after . ! ? (and quotes or brackets that close there) before white space and what
-may begin a sentence; not after an initial or a common abbreviation. [MASK] and the like in a text are ordinary text.
+A sentence ends at a line's end, and after . ! ? (and closing quotes or brackets after them) before white space and a
+possible sentence start; not after an initial or a common abbreviation. [MASK] and the like in a text are ordinary text.
 
-The last documents are for validation: --val-fraction of the tokens, two documents at least.
+The last documents are for validation: --val-fraction of the tokens, but at least two documents.
 
-Written are train_000000.bin ... and val_000000.bin ..., cut between documents, and vocab.txt and tokenizer_config.json
-for the trainer and for `transformers`. Earlier ones in the output directory are replaced when all else is done.
+Writes train_000000.bin ... and val_000000.bin ..., cut between documents, and vocab.txt and tokenizer_config.json for
+the trainer and for `transformers`. Earlier ones in the output directory are replaced when everything else is done.
 Format of a file, all little-endian:
   256 x int32      magic 20261121, version, tokens, sentences, documents, vocabulary size V,
                    ids of [PAD] [UNK] [CLS] [SEP] [MASK], low and high half of the vocabulary's hash (FNV-1a of
@@ -47,7 +47,7 @@ Format of a file, all little-endian:
   tokens           uint16 (version 1) or, where V > 65536, uint32 (version 2); zeros up to a multiple of 4 bytes
   sentences + 1    uint32: where each sentence's tokens begin, then the number of tokens
   documents + 1    uint32: the first sentence of each document, then the number of sentences
-  (V + 31) / 32    uint32: bit id % 32 of word id / 32 says that a token continues a word ("##...")
+  (V + 31) / 32    uint32: bit id % 32 of word id / 32 is set if the token continues a word ("##...")
 """
 import argparse
 import hashlib

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Conversations into token shards for tuning GPT-2: the loss is that of the answers alone.
+"""Conversations into token shards for tuning GPT-2: only answers count for the loss.
 
     prepare_chat.py --local FILE.jsonl... --model DIR --out OUT         DIR: a model to tune, with its tokenizer
     prepare_chat.py --local FILE.jsonl... --vocab DIR --out OUT         DIR: a tokenizer, for a new model
@@ -8,24 +8,24 @@ Needs Python 3.8 or later and the package `tokenizers`, for --model numpy too. A
 
     {"messages": [{"role": "user", "content": "Hello"}, {"role": "assistant", "content": "Hi"}]}
 
-The first message may be of the role system. Then user and assistant take turns, and the last message is the assistant's. It
-becomes
+The first message may have the role system. Then user and assistant take turns, and the last message is the assistant's.
+It becomes
 
     <|endoftext|><|system|>...<|end|><|user|>Hello<|end|><|assistant|>Hi<|end|>
 
-where the names in <| |> are special tokens. Those that the tokenizer does not have get the next ids. A text that spells one
-is encoded as ordinary text. This template is written into tokenizer_config.json as `chat_template`, so that the
-apply_chat_template of `transformers` gives the same ids (it takes spelled special tokens for real ones, however).
+where the names in <| |> are special tokens. Those that the tokenizer lacks get the next ids. If a text contains one, it
+is encoded as ordinary text. The template is written into tokenizer_config.json as `chat_template`, so that
+`transformers`' apply_chat_template gives the same ids (but it takes special tokens in a text for real ones).
 
-The targets that count for the loss are the tokens of answers and the <|end|> after each. Conversations are packed into rows
-of --tokens tokens and none crosses a row's end; what is left of a row is filled with <|endoftext|>. Train with
---doc-mask 1, and -t of --tokens or a multiple. A conversation that is longer than a row is cut after the last answer that
-fits; if not even its first answer does, it is left out.
+The targets that count for the loss are the tokens of answers and the <|end|> after each. Conversations are packed into
+rows of --tokens tokens and none crosses a row's end; the rest of a row is filled with <|endoftext|>. Train with
+--doc-mask 1, and with -t --tokens or a multiple. A conversation longer than a row is cut after the last answer that
+fits; if not even its first answer does, it is skipped.
 
-Written are train_000000.bin ... and val_000000.bin ... (shards with a mask: llmc/data/files/shards.h), tokenizer.json and
+Writes train_000000.bin ... and val_000000.bin ... (shards with a mask: llmc/data/files/shards.h), tokenizer.json and
 tokenizer_config.json; with --model also OUT/model, the model with a row for each new token in its embedding (and in its
-head, if that is not tied): the mean of the other rows. A model of an earlier run there is replaced, or without --model
-removed. The last conversations are for validation: --val-fraction of them.
+head, if that is not tied): the mean of the other rows. A model from an earlier run there is replaced or, without
+--model, removed. The last conversations are for validation: --val-fraction of them.
 """
 import argparse
 import json

@@ -6,15 +6,15 @@
     prepare_gpt2.py --dataset tinyshakespeare --vocab DIR --out DIR
     prepare_gpt2.py --local FILE... --train-vocab 16384 --out DIR
 
-Needs Python 3.8 or later and the package `tokenizers`, for --dataset `datasets` too. --vocab is a directory that holds
+Needs Python 3.8 or later and the package `tokenizers`, for --dataset also `datasets`. --vocab is a directory that holds
 vocab.json (or encoder.json) with merges.txt (or vocab.bpe), or tokenizer.json. --train-vocab N makes a tokenizer of N
-tokens from the text: a byte-level BPE that splits words as GPT-2's does, from all of --local and --url, from the first
+tokens from the text: a byte-level BPE that splits words like GPT-2's, from all of --local and --url, from the first
 billion characters of --dataset. The 256 bytes come first, <|endoftext|> last; the same text gives the same tokenizer.
 
-Input files, told apart by their names and first bytes, in the order given:
-  plain text      one document a file
+Input files, recognized by their names and first bytes, in the order given:
+  plain text      one document per file
   WikiExtractor   one document for each <doc ...> ... </doc>
-  *.jsonl         one document a line, under the key "text" (--text-key)
+  *.jsonl         one document per line, under the key "text" (--text-key)
 Each may be compressed (.gz .xz .bz2), and a .tar archive, compressed or not, is read as the files in it, in
 the order of the archive.
 
@@ -22,29 +22,28 @@ From the net come
   --dataset   a data set of the Hugging Face hub, streamed: fineweb, fineweb-edu (their samples of 10 billion tokens),
               tinystories, wikipedia (English), or any NAME[:CONFIG[:SPLIT[:COLUMN]]], or a directory of parquet or
               .jsonl files; omitted parts have their defaults (fineweb:sample-100BT is another configuration)
-              tinyshakespeare is a single file, and prepared as llm.c does: --split-blank-lines --val-tokens 32768
-  --url       a file as above, which must have the --sha256 where that is given
+              tinyshakespeare is a single file, prepared as in llm.c: --split-blank-lines --val-tokens 32768
+  --url       a file as above, whose SHA-256 must be --sha256 if that is given
 
-If a long preparation is stopped or killed, the same command continues it and produces the same bytes. Until it is done
-its work is in preparation/ in the output directory; the work and the shards together take twice the space of the
-tokens.
+If a long preparation is stopped or killed, the same command continues it and produces the same bytes. Until it is done,
+its work is in preparation/ in the output directory; work and shards together take twice the space of the tokens.
 
 <|endoftext|> is written before each document. If that string occurs in a text it is encoded as ordinary text.
 
-A preparation may be divided among jobs, on one machine or on several with one file system: the same command with --part
-1/64, --part 2/64, ... --part 64/64, in any order, then once with --join. The files are those of one run. Each part has
-its own work in parts/ in the output directory and can be resumed; --join checks that all are there, and removes them
-when the files are written.
+A preparation can be divided among jobs, on one machine or on several with one file system: run the same command with
+--part 1/64, --part 2/64, ... --part 64/64, in any order, then once with --join. The output equals that of a single run.
+Each part has its own work in parts/ in the output directory and can be resumed. --join checks that all parts are there,
+and removes them when the files are written.
 
 Validation is one of:
-  --val-tokens N      the FIRST N tokens, as llm.c does with tinyshakespeare; what follows is for training
+  --val-tokens N      the FIRST N tokens, as llm.c does with tinyshakespeare; the rest is for training
   --val-fraction F    the LAST documents, about F of all tokens: it begins with the first document that starts
-                      in that last part; where no document starts there, the last document is cut
+                      in that last part; if no document starts there, the last document is cut
 With neither, --val-fraction 0.01.
 
-Written are train_000000.bin ... and val_000000.bin ..., of equal size and at most --shard-tokens tokens, and
-copies of the tokenizer's files, from which the trainer decodes its samples. Earlier shards and tokenizer files
-in the output directory are replaced when everything else is done.
+Writes train_000000.bin ... and val_000000.bin ..., of equal size and at most --shard-tokens tokens, and copies of the
+tokenizer's files, with which the trainer decodes its samples. Earlier shards and tokenizer files in the output
+directory are replaced when everything else is done.
 """
 import argparse
 import bisect

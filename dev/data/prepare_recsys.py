@@ -6,19 +6,19 @@
     python3 dev/data/prepare_recsys.py ratings.csv --out ratings.bin     # MovieLens 20M: commas and a header
     python3 dev/data/prepare_recsys.py day_0 day_1 --format criteo --out clicks.bin --threshold 15 --held-out 200000
 
-Ratings: leave-one-out, sorted by time. Every rating is one positive, whatever its value. Each user's newest one is held out;
-of equal timestamps the later line of the file. A repeated pair of user and item counts once, by its last line. Ids are
-renumbered from 0 in ascending order.
+Ratings: leave-one-out, sorted by time. Every rating counts as a positive, whatever its value. Each user's newest one is
+held out (of equal timestamps, the later line of the file). A repeated pair of user and item counts once, by its last
+line. Ids are renumbered from 0 in ascending order.
 The file: a header of 256 int32 (magic 20261123, version 1, users, items, training pairs), then the training pairs (user,
 item) as int32, ascending by time, then the held-out item of each user as int32.
 
-Clicks: Criteo's lines of tabs: label, 13 integers, 26 categories in hexadecimal. The last --held-out samples are held out,
-the others are for training. A missing integer counts as 0, one below -2 as -2; x becomes ln(x + 3). A missing category is a
-value like others. A value that has fewer than --threshold training samples, or none, has id 0; the others have ids from 1,
-the most frequent first, of equal ones the smaller text. The files are read twice, a line at a time; memory holds the
-values' counts and the categories of --held-out lines.
-The file: a header of 256 int32 (magic 20261124, version 1, tables, numbers, training samples and held-out samples as int64,
-rows of each table), then of each sample the label (int32), the numbers (float32) and the ids (int32).
+Clicks: Criteo's tab-separated lines: label, 13 integers, 26 categories in hexadecimal. The last --held-out samples are
+held out, the others are for training. A missing integer counts as 0, one below -2 as -2; x becomes ln(x + 3). A missing
+category is a value like any other. Values with fewer than --threshold training samples, or none, get id 0. The others
+get ids from 1, the most frequent first; of equally frequent ones the smaller text first. The files are read twice, a
+line at a time; memory holds the values' counts and the categories of --held-out lines.
+The file: a header of 256 int32 (magic 20261124, version 1, tables, numbers, training samples and held-out samples as
+int64, rows of each table), then for each sample the label (int32), the numbers (float32) and the ids (int32).
 """
 import argparse
 import math

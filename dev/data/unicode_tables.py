@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""Write the tables of characters; those of the tokenizers are taken from the `tokenizers` library.
+"""Write the tables of characters. Those for the tokenizers are taken from the `tokenizers` library.
 
     unicode_tables.py >llmc/data/text/unicode.h                      BERT's text normalization of each character
     unicode_tables.py classes >llmc/data/text/unicode_classes.h      letter, number or space, for GPT-2's pattern
     unicode_tables.py strip >llmc/data/text/unicode_strip.h          the same normalization without lower-casing
     unicode_tables.py lower >llmc/data/text/unicode_lower.h          lower case as in Python, to score answers
 
-Not in the first table and in strip: CJK compatibility ideographs, and characters that become two and are not Hangul
+Not in the first table and in strip: CJK compatibility ideographs, and characters other than Hangul that become two
 (mostly vowel signs of Indic scripts and of Balinese). They stay unchanged. Hangul syllables follow a formula.
 """
 import sys

@@ -1,7 +1,7 @@
 """Preparation as a long job: several processes, a progress line with the time left, and work that survives a kill.
 
-Encoded data is kept in OUT/preparation/, in files that only grow. state.json there says how much of them is valid and
-at which position of the input. The same command, given again, truncates the files to that size and continues. The
+Encoded data is kept in OUT/preparation/, in files that only grow. state.json there records how much of them is valid
+and the matching position in the input. The same command, run again, truncates the files to that size and continues. The
 encoding depends on the input alone, so the result is the same to the last byte. The folder is removed at the end.
 """
 import collections

@@ -1,9 +1,9 @@
-/* cuBLASLt on the CPU: the calls, attributes and epilogues that the project uses, as the cuBLAS documentation describes
+/* cuBLASLt on the CPU: the calls, attributes and epilogues that the project uses, as cuBLAS documents them for
  * cublasLtMatmul(). One algorithm for every matmul; sums in fp32. Anything else is refused with a line on stderr.
  *
  *   D[i] = epilogue(alpha scale_a scale_b op(A[i]) op(B[i]) + beta C[i])      column-major; A, B: bf16, fp16, fp32, fp8
  *
- * As on a GPU, an epilogue with a second array takes only rows of 16 bytes, and fp8 only transposed left operands. */
+ * As on a GPU, an epilogue with a second array needs rows of 16 bytes, and fp8 needs a transposed left operand. */
 #ifndef DEV_EMULATOR_CUBLASLT_H
 #define DEV_EMULATOR_CUBLASLT_H
 

@@ -1,11 +1,11 @@
-/* CUDA programs on a machine without a GPU: g++ compiles what translate.py makes of the sources, with this file
- * included first. Kernels run on the CPU (threads.h), the CUDA runtime is replaced (runtime.h), and so is cuBLASLt
- * (cublaslt.h). Types and conversions are CUDA's own headers'.
+/* Run CUDA programs on a machine without a GPU: g++ compiles translate.py's output of the sources, with this file
+ * included first. Kernels run on the CPU (threads.h). runtime.h replaces the CUDA runtime, and cublaslt.h replaces
+ * cuBLASLt. Types and conversions are from CUDA's own headers.
  *
  *     make emulated && build/emulated/opscu test
  *
- * It is there for tests: it finds wrong results, missing barriers, accesses outside of arrays (SANITIZE=1). It says
- * nothing about time, and memory of other GPUs, caches and the order of concurrent writes are not modelled. */
+ * It is for tests: it finds wrong results, missing barriers and out-of-bounds accesses (SANITIZE=1). It says nothing
+ * about time, and does not model other GPUs' memory, caches or the order of concurrent writes. */
 #ifndef DEV_EMULATOR_EMULATOR_H
 #define DEV_EMULATOR_EMULATOR_H
 

@@ -1,10 +1,10 @@
-/* The stream, events and CUDA graphs on the CPU. Between the begin and the end of a capture launches are kept instead of
- * run, with their arguments as they were then. What a GPU refuses in a capture is refused here: to wait for the stream, or
- * for an event that was recorded in a capture. So is what a GPU would do at once, before the launches that are kept: a
- * copy or fill without a stream, and to free memory. There is one stream, so a graph is a list.
+/* The stream, events and CUDA graphs on the CPU. During a capture, launches are stored with their arguments at that
+ * time, instead of run. As on a GPU, it is an error during a capture to wait for the stream, or for an event that was
+ * recorded in a capture. So is what a GPU would do at once, before the captured launches: a copy or fill without a
+ * stream, and freeing memory. There is one stream, so a graph is a list.
  *
- * With LLMC_TEST_LATE=1 the stream is as late as it can be: its work is done when the host waits for it, or frees device
- * memory. Then memory of the host that changes before its copy is made, or is read before, gives other results. */
+ * With LLMC_TEST_LATE=1 the stream is as late as possible: its work is done when the host waits for it, or frees device
+ * memory. Then host memory that is changed or read before its copy is made gives other results. */
 #ifndef DEV_EMULATOR_GRAPH_H
 #define DEV_EMULATOR_GRAPH_H
 

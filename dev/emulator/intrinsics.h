@@ -1,4 +1,4 @@
-/* CUDA's device functions on the CPU, as the CUDA C++ Programming Guide describes them: those that the project uses. */
+/* The CUDA device functions that the project uses, on the CPU, as the CUDA C++ Programming Guide describes them. */
 #ifndef DEV_EMULATOR_INTRINSICS_H
 #define DEV_EMULATOR_INTRINSICS_H
 

@@ -1,8 +1,8 @@
-/* The PTX instructions of llmc/device/ptx on the CPU: translate.py leaves those functions declared and this file, which
- * it includes last, defines them. What an instruction does is described there and in the PTX ISA.
+/* The PTX instructions of llmc/device/ptx on the CPU. translate.py keeps only the declarations of those functions and
+ * includes this file last, which defines them. Their comments there and the PTX ISA describe the instructions.
  *
- * Asynchronous copies and wgmma run at once. So a missing wait is not found; a wait for a copy that was never issued
- * is. */
+ * Asynchronous copies and wgmma run at once. So the emulator does not find a missing wait, but it does find a wait for
+ * a copy that was never issued. */
 #ifndef DEV_EMULATOR_PTX_H
 #define DEV_EMULATOR_PTX_H
 

@@ -1,5 +1,5 @@
-/* The CUDA runtime without a GPU: device memory is host memory. Only the functions that the project calls. graph.h has
- * the stream, graphs and events. */
+/* The CUDA runtime without a GPU: device memory is host memory. Only the functions that the project calls. The stream,
+ * graphs and events are in graph.h. */
 #ifndef DEV_EMULATOR_RUNTIME_H
 #define DEV_EMULATOR_RUNTIME_H
 

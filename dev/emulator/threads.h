@@ -1,11 +1,11 @@
-/* The threads of a kernel on the CPU. A block's threads are fibers of one CPU thread; blocks run one after the other,
- * those of a cluster in turn. A fiber runs until it must wait; then the next fiber that is ready runs.
+/* The threads of a kernel on the CPU. A block's threads are fibers of one CPU thread. Blocks run one after the other;
+ * the blocks of a cluster take turns. A fiber runs until it must wait; then the next fiber that is ready runs.
  *
  * Two faults of a kernel end the program with a line that names the kernel:
  *   - a deadlock: a barrier that only a part of the block reaches
  *   - a warp function whose mask names a lane that has ended, or whose lanes call different functions
- * LLMC_TEST_ORDER=reverse runs threads and blocks from the last to the first. Where a barrier is missing the results of
- * the two orders differ. Dynamic shared memory begins as NaN.
+ * LLMC_TEST_ORDER=reverse runs threads and blocks from the last to the first. If a barrier is missing, the results of
+ * the two orders differ. Dynamic shared memory starts as NaN.
  *
  * A thread waits in a warp function (warp_call), in a warpgroup function (group_call) or at a barrier. The last thread
  * to arrive does the work of all. */

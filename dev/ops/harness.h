@@ -1,13 +1,13 @@
-/* The harness of dev/ops.cu: cases and comparisons. arrays.h has their memory, timing.h the clock.
+/* The harness of dev/ops.cu: cases and comparisons. arrays.h allocates their memory, timing.h measures time.
  *
  *     case_begin(h, "layernorm/forward N=%d C=%d", N, C);   seeds the random numbers from the case's name
  *     Array x = input(h, n, 1.0), y = output(h, n, SET);    y holds NaN: an element that is not written fails
  *     layernorm_forward(y.device, ..., &h->ctx);
  *     expect_close(h, "y", y, want, tolerance(1e-5));
- *     case_end(h);                                          looks at the canaries, prints one line, frees
+ *     case_end(h);                                          checks the canaries, prints one line, frees
  *
- * A comparison passes only if err <= tol, and the bits of both numbers are looked at first: NaN and infinity
- * never pass, whatever the compiler thinks of them. */
+ * A comparison passes only if err <= tol. It checks the bits of both values first: NaN and infinity never pass,
+ * whatever the compiler assumes about them. */
 #ifndef DEV_OPS_HARNESS_H
 #define DEV_OPS_HARNESS_H
 

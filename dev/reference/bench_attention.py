@@ -3,14 +3,14 @@
 
     python3 dev/reference/bench_attention.py
 
-One line a shape and backend:
+Prints one line per shape and backend:
 
     RESULT attention peer=fa2 B=32 H=12 T=1024 D=64 mask=causal forward_ms=... forward_tflops=... backward_ms=...
 
-Normal random numbers; Q, K and V are parts of one [B, T, 3, H, D] tensor, as after a QKV projection. Median of 30 runs by
-CUDA events after a warm-up of 5; before each run a read of 256 MB pushes the operands out of the L2. Flops are those of
-dev/ops: 4 (forward) and 10 (backward) times pairs of query and key times H times D, where a causal mask leaves
-T (T + 1) / 2 pairs.
+Inputs are normal random numbers; Q, K and V are parts of one [B, T, 3, H, D] tensor, as after a QKV projection. Times
+are the median of 30 runs by CUDA events after a warm-up of 5. Before each run, a read of 256 MB evicts the operands
+from the L2. Flops as in dev/ops: 4 (forward) or 10 (backward) times pairs of query and key times H times D; a causal
+mask has T (T + 1) / 2 pairs.
 """
 
 import statistics

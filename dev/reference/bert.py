@@ -3,17 +3,17 @@
 
     python3 dev/reference/bert.py -b 256 -t 128 --size large
 
-It is what an experienced user of PyTorch would run: fp32 weights under bf16 autocast, torch.compile, scaled dot product
+It runs what an experienced PyTorch user would: fp32 weights under bf16 autocast, torch.compile, scaled dot product
 attention, dropout 0.1 at all sites, a vocabulary padded to 30528, masked-token logits of the masked rows only. The
-sequences are full, so there is no padding to compute and no mask. The optimizer is fused AdamW behind clipping at 1.0:
-less work than the LAMB of ./train_bertcu, whose trust ratios need two norms a tensor. Random tokens, moved to the GPU
-beforehand: no data loading, no log. One line comes out:
+sequences are full, so there is no padding to compute and no mask. The optimizer is clipping at 1.0 and fused AdamW:
+less work than the LAMB of ./train_bertcu, whose trust ratios need two norms per tensor. The tokens are random and
+already on the GPU: no data loading, no log. Prints one line:
 
     RESULT torch_bert size=large B=256 T=128 optimizer=adamw mode=compile ms=... seq_s=... mfu=... memory_gib=...
 
-ms is the median step by CUDA events. mfu counts a token's 6 flops a weight of the blocks and 12 C for each token it
-attends to, and the heads for the rows they are computed for, over 989.4 TFLOP/s, the dense bf16 peak of an H100 or
-H200; ./train_bertcu counts the same. --float8 needs torchao.
+ms is the median step by CUDA events. mfu counts, per token, 6 flops for each weight of the blocks and 12 C for each
+token it attends to, and the heads for the rows they are computed for, relative to 989.4 TFLOP/s, the dense bf16 peak of
+an H100 or H200. ./train_bertcu counts the same. --float8 needs torchao.
 """
 
 import torch

@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
-"""Have transformers evaluate a model directory that train_bert wrote, on held-out sequences as train_bert draws them.
+"""Evaluate a model directory of train_bert with transformers, on held-out sequences as train_bert draws them.
 
     make build/test_bert
     build/test_bert batches 'data/builtin/bert/val.bin' 64 200 0 /tmp/batches.safetensors out/quickstart-bert
     python3 dev/reference/check_bert.py /tmp/batches.safetensors out/quickstart-bert
 
 Prints both losses on the same sequences and ends with status 1 if they differ by more than --tolerance. --dtype and
---device choose how transformers computes. What config.json names is loaded: a model that was trained with --nsp 0 is a
-BertForMaskedLM, which says nothing of the next sentence.
+--device are those of transformers. It loads the class that config.json names: a model trained with --nsp 0 is a
+BertForMaskedLM, without a next-sentence head.
 """
 
 import argparse

@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""Tune the same model on the same conversations by train_gpt2 and by transformers, and compare.
+"""Fine-tune the same model on the same conversations with train_gpt2 and with transformers, and compare.
 
     make train_gpt2
     python3 -m venv build/chat && build/chat/bin/pip install torch transformers tokenizers numpy
     build/chat/bin/python dev/reference/check_chat.py > dev/results/check_chat.txt
 
-A small GPT-2 of random weights is made by transformers, without dropout, with the built-in corpus's tokenizer.
-dev/data/prepare_chat.py adds the special tokens and packs conversations that are made here. Shown and checked:
+transformers makes a small GPT-2 with random weights, without dropout, with the built-in corpus's tokenizer.
+dev/data/prepare_chat.py adds the special tokens and packs conversations that are made here. Compared and checked:
 - each packed conversation's ids against apply_chat_template's, and its mask against the turns;
 - the losses of --steps steps with AdamW in two micro-batches, without ranks and with two, against transformers' model, whose
   loss is given the number of all targets of the step (num_items_in_batch), and whose attention mask keeps conversations apart;

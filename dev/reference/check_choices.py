@@ -1,11 +1,11 @@
-"""acc and acc_norm of a GPT-2 directory on a multiple-choice set by transformers, as llmc/run/multiple_choice.h counts.
+"""acc and acc_norm of a GPT-2 directory on a multiple-choice set with transformers, as llmc/run/multiple_choice.h counts.
 
     python3 dev/reference/check_choices.py MODEL_DIR SET.bin T [ACC ACC_NORM]
 
-SET.bin is what dev/data/hellaswag.py or lambada.py writes; T the trainer's -t, to which contexts are cut. In float32,
-each ending in a sequence of its own. For a set of clozes (one ending) the second number is the perplexity. With ACC and
-ACC_NORM, our own figures, the exit status is 0 only if acc and acc_norm are within one example of them, the perplexity
-within 0.1 %. Versions it was run with: torch 2.11, transformers 5.17.
+SET.bin is written by dev/data/hellaswag.py or lambada.py. T is the trainer's -t, to which contexts are cut. Float32,
+each ending in its own sequence. For a set of clozes (one ending) the second number is the perplexity. With ACC and
+ACC_NORM, our own results, the exit status is 0 only if acc and acc_norm are within one example of them, and the
+perplexity within 0.1 %. Run with torch 2.11, transformers 5.17.
 """
 import math
 import sys

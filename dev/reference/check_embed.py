@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""Are the vectors of `train_bert --embed` those of sentence-transformers?
+"""Compare the vectors of `train_bert --embed` with those of sentence-transformers.
 
     python3 -m venv build/st && build/st/bin/pip install sentence-transformers
     build/st/bin/python dev/reference/check_embed.py DIR LINES.txt [TRAIN_BERT]
 
-Both poolings, scaled to length 1 and not, on the same directory, in float32 on the CPU. Exit status: 0, or 1 where a number
-differs by more than 1e-5.
+Both poolings, with and without scaling to length 1, on the same directory, in float32 on the CPU. Exit status: 0, or 1
+if a value differs by more than 1e-5.
 """
 import os
 import subprocess

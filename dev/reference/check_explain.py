@@ -3,15 +3,15 @@
 
     python dev/reference/check_explain.py TRAIN_GPT2 TRAIN_BERT [--model DIR [--text TEXT]]
 
-Without --model, small models with random weights are made: GPT-2 with tied weights; with three heads of 16, an untied
+Without --model, it makes small models with random weights: GPT-2 with tied weights; with three heads of 16, an untied
 head and a vocabulary of 3; BERT with tied and with untied weights, with and without a pair, labels and a next-sentence
-head. With --model, that directory alone is compared, by TRAIN_GPT2 or TRAIN_BERT as its config.json says.
+head. With --model, only that directory is compared, with TRAIN_GPT2 or TRAIN_BERT as its config.json says.
 
-The reference is float32, eval(), attn_implementation="eager"; its tensors are taken by hooks and their gradients by
-retain_grad(). ROWS names the counterpart of each tensor; a tensor without a row fails. Activations must agree within
-1e-5 * max(1, |reference|), gradients within 1e-5 of the largest absolute value of their tensor. (BERT's key biases have
-a gradient of 0 whatever the text; both sides' rounding must be within 1e-5 of the sum of its absolute terms.) Values that the
-trainers fuse and `transformers` never has (mean, rstd, lse, residual sums) are computed from those of the hooks.
+The reference is float32, eval(), attn_implementation="eager". Hooks take its tensors, retain_grad() their gradients.
+ROWS names the counterpart of each tensor; a tensor without a row fails. Activations must agree within 1e-5 * max(1,
+|reference|), gradients within 1e-5 of the largest absolute value of their tensor. (BERT's key biases have a gradient of
+0 for any text; both sides' rounding must be within 1e-5 of the sum of its absolute terms.) Values that `transformers`
+never has because the trainers fuse them (mean, rstd, lse, residual sums) are computed from the hooks'.
 
 Needs torch, transformers, safetensors. Ends with `N passed, N failed`; exit status 1 if one failed.
 """

@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""Does transformers load a model directory that we wrote, and compute the same logits?
+"""Check that transformers loads a model directory that we wrote, and computes the same logits.
 
     python3 dev/reference/check_export.py MODEL_DIR LOGITS.safetensors
 
-LOGITS.safetensors holds "tokens" I32 [B, T] and our "logits" F32 [B, T, V]. The directory is loaded as it stands, in
-float32; a missing, unexpected or mismatched tensor is a failure. If it holds a tokenizer, a text must survive it.
-Exit status: 0 all well, 1 a check failed, 2 the arguments are unusable.
-Written for torch 2.11, transformers 5.17, safetensors 0.8.
+LOGITS.safetensors holds "tokens" I32 [B, T] and our "logits" F32 [B, T, V]. The directory is loaded as it is, in
+float32; a missing, unexpected or mismatched tensor is a failure. If it holds a tokenizer, a text must survive encoding
+and decoding. Exit status: 0 all passed, 1 a check failed, 2 the arguments are unusable. Written for torch 2.11,
+transformers 5.17, safetensors 0.8.
 """
 
 import os

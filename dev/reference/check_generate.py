@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
-"""Does --generate write what generate() of transformers writes, where always the most likely token is taken?
+"""Compare the greedy text of --generate with that of transformers' generate().
 
     python3 dev/reference/check_generate.py PROGRAM VOCABULARY [MODEL_DIR...]
 
 VOCABULARY holds GPT-2's encoder.json and vocab.bpe, or vocab.json and merges.txt. Small models with that vocabulary and
-random weights, large enough that no two logits are nearly equal, continue prompts up to the last position that they
-know; tied and untied, with the cache and without. Of each MODEL_DIR the text from the start of a document is compared.
-Exit status: 0 all well, 1 a check failed, 2 the arguments are unusable.
-Written for torch 2.11, transformers 5.17, tokenizers 0.22.
+random weights, large enough that no two logits are nearly equal, continue prompts up to the model's last position; tied
+and untied, with and without the cache. For each MODEL_DIR, the text from the start of a document is compared. Exit
+status: 0 all passed, 1 a check failed, 2 the arguments are unusable. Written for torch 2.11, transformers 5.17,
+tokenizers 0.22.
 """
 
 import json

@@ -1,19 +1,19 @@
 #!/usr/bin/env python3
-"""Does llama.cpp compute from dev/export_gguf.py's files what transformers compute from the directories?
+"""Compare what llama.cpp computes from dev/export_gguf.py's files with what transformers computes from the directories.
 
     python3 -m venv build/llama && build/llama/bin/pip install llama-cpp-python gguf torch transformers tokenizers
     build/llama/bin/python dev/reference/check_gguf.py DIR...
 
-llama-cpp-python comes as source alone: building it takes about 13 minutes of two cores. Each DIR is a GPT-2 or a BERT with
-a tokenizer and at least 128 positions. Prints a line for each check and ends with status 1 if one failed. On the CPU:
+llama-cpp-python comes as source only: building it takes about 13 minutes on two cores. Each DIR is a GPT-2 or a BERT
+with a tokenizer and at least 128 positions. Prints a line per check and ends with status 1 if one failed. On the CPU:
 
-GPT-2   Token ids of 1,000 hostile lines are equal. Logits of f32 are within 5e-3 of transformers' in float32, and within 1e-4
-        of those with a GELU that is rounded to fp16 before and after, as llama.cpp's table is, at 98 % of places, where no
-        input of GELU is rounded the other way. llama.cpp (keys and values in f32, no flash attention) is about as
-        near to that reference in float64 as the reference in float32 is: half as near, or by 0.5 % of places. Those of
-        f16, bf16 and q8_0 are compared with the dequantised weights in the same reference: within 5e-3 plus what
-        rounding the inputs of the matrix products, as llama.cpp does, changes. Along transformers' greedy text of 100 tokens the choice is the same wherever
-        the two best logits are further apart than twice that.
+GPT-2   Token ids of 1,000 hostile lines are equal. Logits of f32 are within 5e-3 of transformers' in float32, and at 98 %
+        of places within 1e-4 of a reference whose GELU is rounded to fp16 before and after, like llama.cpp's table. At
+        the other places an input of GELU is rounded the other way. llama.cpp (keys and values in f32, no flash attention)
+        is about as near to that reference in float64 as the reference in float32 is: half as near, or by 0.5 % of places.
+        Logits of f16, bf16 and q8_0 are compared with the dequantised weights in the same reference: within 5e-3 plus the
+        change from rounding the inputs of matmuls as llama.cpp does. Along transformers' greedy text of 100 tokens the
+        choice is the same wherever the two best logits are further apart than twice that.
 BERT    Token ids of 1,000 hostile lines are equal; vectors by mean and by cls are within 1e-3 of transformers'.
 """
 import os

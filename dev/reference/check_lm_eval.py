@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""Has a GPT-2 directory the same acc and acc_norm on HellaSwag by lm-evaluation-harness as by the trainer?
+"""Compare a GPT-2 directory's acc and acc_norm on HellaSwag by lm-evaluation-harness with the trainer's.
 
     python3 -m venv build/lm_eval && build/lm_eval/bin/pip install 'lm_eval[hf]' tokenizers
     build/lm_eval/bin/python dev/reference/check_lm_eval.py ./train_gpt2 FILE [--limit N] DIR...
 
-FILE is a local hellaswag_val.jsonl, or its text in six lines an example (dev/data/hellaswag.py), from which one is made. The
-harness runs its own task, "hellaswag", with FILE for its data set, in float32 on the CPU. Prints a line for each DIR and
-ends with status 1 if a figure differs. Results: dev/results/lm_eval.md.
+FILE is a local hellaswag_val.jsonl, or its text with six lines per example (dev/data/hellaswag.py), which is converted.
+The harness runs its own task, "hellaswag", with FILE as data set, in float32 on the CPU. Prints a line per DIR and ends
+with status 1 if a result differs. Results: dev/results/lm_eval.md.
 """
 import argparse
 import json

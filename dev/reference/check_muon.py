@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""Whole steps of Muon against torch.optim.Muon:
+"""Compare whole steps of Muon with torch.optim.Muon:
 
     make build/muon_steps && dev/reference/check_muon.py
 
-Ten steps at rate 1e-2 with decay, with both scales, for matrices whose rows are more than, as many as and fewer than their
-columns. torch.optim.Muon computes Newton-Schulz in bf16. Replaced by the same loop in fp32, its weights must agree within
-1e-6. As it is, the sum of ten steps must agree within 5 % of their length. NorMuon and Polar Express, which PyTorch has
-not, are held against the formulas in float64. Needs torch 2.9 or later and numpy. Ends with "N passed, N failed".
+Ten steps at rate 1e-2 with decay, both scales, for matrices with more, as many and fewer rows than columns.
+torch.optim.Muon computes Newton-Schulz in bf16. With the same loop in fp32 instead, its weights must agree within 1e-6.
+As it is, the sum of ten steps must agree within 5 % of its length. NorMuon and Polar Express, which PyTorch lacks, are
+compared with the formulas in float64. Needs torch 2.9 or later and numpy. Ends with "N passed, N failed".
 """
 
 import struct

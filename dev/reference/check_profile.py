@@ -3,15 +3,15 @@
 
     check_profile.py OUT/profile [--overhead PERCENT] [--waits-of OTHER/profile] [--ncu FILE.csv] [--listing FILE.csv]
 
-Rows and gaps must add up to the step's time within 1 per cent, or 30 us, which a launch before the first row and the
-host's wait after the last one may take; neither of these may be negative. Every row must belong to an op, and no launch
-may be dropped; with --overhead the profiled step must not be slower than the plain one by more. --waits-of: in the step
-the host must not wait for the GPU more often than in another profile's step, nor a stream for an event, nor may more
-numbers be copied to the host. --ncu: `ncu --csv --page raw` of one step, whose kernels must have the same names as
-often. --listing: what kernel_list.c wrote of the same program without --profile, step after step; the ten heaviest
-kernels must take the same time within 5 per cent. A GPU lowers its clock after some steps at full load, which a
-profiled run does not keep up: compared is each launch of the step where it was fastest. Prints one line "RESULT ..."
-and a line for each failure; exit status 1 if there is one.
+Rows and gaps must add up to the step's time within 1 per cent, or 30 us for a launch before the first row and the
+host's wait after the last one; neither of these may be negative. Every row must belong to an op, and no launch may be
+dropped. --overhead: the profiled step must not be slower than the plain one by more than this. --waits-of: in the step,
+the host must not wait for the GPU, nor a stream for an event, more often than in the other profile's step, and no more
+numbers may be copied to the host. --ncu: `ncu --csv --page raw` of one step; its kernels must have the same names,
+equally often. --listing: the output of kernel_list.c for the same program without --profile, step after step; the ten
+heaviest kernels must take the same time within 5 per cent. A GPU lowers its clock after some steps at full load, which
+a profiled run does not sustain, so each launch is compared in the step where it was fastest. Prints one line "RESULT
+..." and a line per failure; exit status 1 if there is one.
 """
 import argparse
 import collections

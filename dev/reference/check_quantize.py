@@ -3,10 +3,10 @@
 
     dev/reference/check_quantize.py
 
-All 65,536 numbers of bf16, at several scales, in both formats, against x.float().mul(scale).clamp(-max, max).to(dtype).
-(The bare conversion of PyTorch saturates or not, depending on format and version.) NaN is 0x7f here, whatever its sign;
-PyTorch keeps the sign. Then the transposes of tensors with any number of rows, padded with zeros to a multiple of 16.
-Needs torch and gcc.
+Compares all 65,536 values of bf16, at several scales, in both formats, with x.float().mul(scale).clamp(-max,
+max).to(dtype). (PyTorch's plain conversion saturates or not, depending on format and version.) NaN is 0x7f here,
+whatever its sign; PyTorch keeps the sign. Then the transposes of tensors with any number of rows, padded with zeros to
+a multiple of 16. Needs torch and gcc.
 """
 
 import ctypes

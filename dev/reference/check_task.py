@@ -1,16 +1,16 @@
 #!/usr/bin/env python3
-"""Fine-tune the same model on the same examples by finetune_bert and by transformers, and compare.
+"""Fine-tune the same model on the same examples with finetune_bert and with transformers, and compare.
 
     make finetune_bert
     python3 dev/reference/check_task.py classify
     python3 dev/reference/check_task.py regress
     python3 dev/reference/check_task.py answer [--vocab VOCAB.txt --squad SQUAD.json]
 
-A small BERT of random weights is made by transformers, with its head, and without dropout. Both train it with AdamW for
+transformers makes a small BERT with random weights, with its head and without dropout. Both train it with AdamW for
 --steps steps on examples in the order of the file: sentences with labels, or with numbers in STS-B's columns, or
-questions, which are made here, or SQuAD's questions. Examples are tokenized here by the tokenizers library, cut into windows and padded. Shown: the largest
-difference of the losses of a step, which is to be at most --tolerance; and how transformers scores the model that
-finetune_bert saved, on held-out examples, against what finetune_bert reports of it. Versions it was run with: torch 2.11,
+questions, which are made here, or SQuAD's questions. The tokenizers library tokenizes the examples here; then they are
+cut into windows and padded. Prints the largest difference of the losses of a step, at most --tolerance, and the scores
+of the saved model on held-out examples, by transformers and as finetune_bert reports them. Run with torch 2.11,
 transformers 5.17.
 """
 

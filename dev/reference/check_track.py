@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""scripts/track.py with the trackers themselves, offline; and whether dev/test/trackers/ have their signatures.
+"""Test scripts/track.py with the real trackers, offline, and check that dev/test/trackers/ has the same signatures.
 
     python3 -m venv build/track && build/track/bin/pip install wandb trackio mlflow
     build/track/bin/python dev/reference/check_track.py
 
-A log of 1,000 steps goes to each tracker in two parts, with a kill in the second; what the tracker has kept is read back.
-Ends with status 1 if a number is missing or wrong, or more than one batch is there twice.
+A log of 1,000 steps is sent to each tracker in two parts; the second is killed midway. Then the tracker's data is read
+back. Ends with status 1 if a number is missing or wrong, or more than one batch is there twice.
 """
 import collections
 import importlib

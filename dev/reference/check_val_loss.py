@@ -1,9 +1,9 @@
-"""Validation loss of a GPT-2 directory by transformers, on the windows that our trainer takes.
+"""Validation loss of a GPT-2 directory with transformers, on the same windows as our trainer.
 
     python3 dev/reference/check_val_loss.py MODEL_DIR VAL.bin T WINDOWS [LOSS]
 
-Windows of T + 1 tokens with stride T from the start of one shard, in float32. With LOSS, our own figure, the exit status is
-0 only if the two agree within 0.5 %. Versions it was run with: torch 2.11, transformers 5.17.
+Windows of T + 1 tokens with stride T from the start of one shard, in float32. With LOSS, our own result, the exit
+status is 0 only if both agree within 0.5 %. Run with torch 2.11, transformers 5.17.
 """
 import sys
 

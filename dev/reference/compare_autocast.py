@@ -7,16 +7,15 @@
     python3 dev/reference/compare_autocast.py ./train_bertcu --bert --dump build/bf16/test_bertcu
     python3 dev/reference/compare_autocast.py ./train_bert --bert --tiny --exact 1e-4
 
-For each seed transformers makes a GPT-2 (--bert: a BERT) in fp32 and writes it; our trainer starts from that directory
-and trains; PyTorch trains the same model on the same batches in fp32 (TF32 off) and again under bf16 autocast. The
-three start from the same fp32 weights. GPT-2 reads a shard of exactly the batches needed, in their order. BERT's
-sequences are those that our trainer draws for the seed, as test_bert writes them (--dump); PyTorch pads them and masks
-the padding.
+For each seed transformers makes and saves a GPT-2 (--bert: a BERT) in fp32. Our trainer starts from that directory;
+PyTorch trains the same model on the same batches in fp32 (TF32 off) and again under bf16 autocast. All three start from
+the same fp32 weights. GPT-2 reads a shard with exactly the batches needed, in their order. BERT's sequences are the
+ones that our trainer draws for the seed, as written by test_bert (--dump); PyTorch pads them and masks the padding.
 
-A figure is the mean over all steps and seeds of |loss - fp32 loss|. Exit status 0 if ours is at most --ratio times
-autocast's. With --exact: if no loss of ours is further than that from fp32's; no autocast is run. With --final: if the
-mean of our last 20 losses is that close to autocast's, relatively; no fp32 is run, and --losses writes both curves.
-Written for torch 2.11, transformers 5.17.
+The error is the mean of |loss - fp32 loss| over all steps and seeds. Exit status 0 if ours is at most --ratio times
+autocast's. --exact instead requires each of our losses to be that close to fp32's, and runs no autocast. --final
+requires the mean of our last 20 losses to be that close to autocast's, relatively, and runs no fp32; --losses writes
+both curves. Written for torch 2.11, transformers 5.17.
 """
 
 import argparse

@@ -7,9 +7,9 @@
     ./train_gpt2            -e d12 -b 16 -d 65536 $step -o out/cpu --fp8 2
     python3 dev/reference/fp8_gradients.py out/fp32 out/fp8 out/cpu
 
-With --beta1 0 the first moment in a checkpoint is the gradient of its last step; with a rate of 0 the weights stay. For
-the gradients of a trained model give its directory as -e. Prints a line a tensor: the cosine with the first run's
-gradient and the ratio of the norms, for each other run. Then a line a run:
+With --beta1 0 the first moment in a checkpoint is the gradient of its last step; with a rate of 0 the weights do not
+change. For the gradients of a trained model, pass its directory as -e. Prints, per tensor and for each run after the
+first, the cosine with the first run's gradient and the ratio of the norms. Then a line per run:
 
     RESULT fp8_gradients run=out/fp8 weights=50 cosine_min=C cosine_median=C norm_min=R norm_max=R
 

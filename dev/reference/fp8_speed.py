@@ -3,16 +3,16 @@
 
     python3 dev/reference/fp8_speed.py d12 --settle 400 --seconds 30 -- ./train_gpt2cu -e d12 -b 64 -t 1024 -i train.bin
 
-Runs the command with --fp8 0, then with --fp8 2 (or --fp8-level), and both again (--turns 2). Both stay alive, and one
-is stopped by a signal while the other has its turn, so that the steps to --settle are trained once; with --apart each
-turn is a run of its own. In a turn, steps count once --settle steps of the run and 15 seconds of the turn (or --warm)
-have passed, for --seconds. Energy is that of NVML's counter, clocks are sampled ten times a second. Prints a line a
+Runs the command with --fp8 0, then with --fp8 2 (or --fp8-level), and both again (--turns 2). Both processes stay
+alive, and one is stopped by a signal during the other's turn, so that the steps to --settle are trained only once. With
+--apart each turn is a new run. A turn is measured for --seconds, once --settle steps of the run and 15 seconds of the
+turn (or --warm) have passed. Energy is from NVML's counter; clocks are sampled ten times a second. Prints a line per
 turn, then one for all:
 
     RESULT fp8 size=d12 B=64 T=1024 tok_s=N ratio=R joules=J mhz=M bf16_ms=.. fp8_ms=.. bf16_joules=.. bf16_mhz=..
 
-ratio: the time of a bf16 step over that of an fp8 step, means over the turns. seq_s instead of tok_s for train_bertcu.
-Nothing is written by the runs, unless --keep asks for checkpoints, in OUT/fp8_SIZE_LEVEL.
+ratio: time of a bf16 step / time of an fp8 step, means over the turns. train_bertcu gives seq_s instead of tok_s. The
+runs write nothing, unless --keep asks for checkpoints, in OUT/fp8_SIZE_LEVEL.
 """
 
 import argparse

@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
-"""The matrix products of a training step in fp8 and in the build's own type, as a table in Markdown.
+"""The matmuls of a training step in fp8 and in the build's own type, as a table in Markdown.
 
     ./train_gpt2cu -e d12 -b 64 -x 20 --profile 2 --profile-warmup 16 -v 0 -s 0 -n 0 --fp8 0 -o out/bf16
     ./train_gpt2cu -e d12 -b 64 -x 20 --profile 2 --profile-warmup 16 -v 0 -s 0 -n 0 --fp8 2 -o out/fp8
     python3 dev/reference/fp8_table.py d12 out/bf16/profile out/fp8/profile
 
-A line a product: the layer's, y = x w^T + b, dx = dy w or dw = dy^T x, all layers together. Time and TFLOP/s are of all
-of the op's kernels in the reported step: in bf16 with GELU, its derivative and bias sums where they belong to the op; in
-fp8 these are in the passes that round, whose sum is the last line. In the first 16 steps there are twice as many of those.
+A line per matmul: the layer's, and which of y = x w^T + b, dx = dy w and dw = dy^T x, all layers together. Time and
+TFLOP/s are of all the op's kernels in the reported step. In bf16 these include GELU, its derivative and bias sums where
+the op has them; in fp8 the rounding passes do (last line: their sum; twice as many in the first 16 steps).
 """
 
 import argparse

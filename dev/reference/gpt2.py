@@ -3,14 +3,14 @@
 
     python3 dev/reference/gpt2.py -b 64 -t 1024 --size d12
 
-It is what an experienced user of PyTorch would run: fp32 weights under bf16 autocast, torch.compile, scaled dot product
-attention (FlashAttention-2 or cuDNN), fused AdamW, clipping at 1.0, a vocabulary padded to 50304. Random tokens, moved
-to the GPU beforehand, so it does less than the trainer: no data loading, no log. One line comes out:
+It runs what an experienced PyTorch user would: fp32 weights under bf16 autocast, torch.compile, scaled dot product
+attention (FlashAttention-2 or cuDNN), fused AdamW, clipping at 1.0, a vocabulary padded to 50304. The tokens are random
+and already on the GPU, so it does less than the trainer: no data loading, no log. Prints one line:
 
     RESULT torch_gpt2 size=d12 B=64 T=1024 attention=flash mode=compile ms=... tok_s=... mfu=... memory_gib=...
 
-ms is the median step by CUDA events. mfu counts (6 N + 12 L C T) flops a token, N without position embeddings, over
-989.4 TFLOP/s, the dense bf16 peak of an H100 or H200. --float8 needs torchao.
+ms is the median step by CUDA events. mfu counts (6 N + 12 L C T) flops per token, N without position embeddings,
+relative to 989.4 TFLOP/s, the dense bf16 peak of an H100 or H200. --float8 needs torchao.
 """
 
 import torch

@@ -15,10 +15,10 @@ It writes dev/reference/golden_gpt2_tied and golden_gpt2_untied, each holding
         losses, norms     F32 [10]           ten AdamW steps on this batch: before each step, the loss and the norm
                                              of the gradient before clipping;   also losses.f64, norms.f64
 
-The weights are rounded to float32 before anything is computed, so both sides start from the same numbers, and what
-is stored is the float64 result rounded once. Sizes are odd on purpose: no vocabulary, width, head or length is a
-multiple of a vector. Every bias and LayerNorm weight is random too, so that one left out shows in the logits
-(except the keys' bias: softmax does not see it, its gradient is zero but for rounding).
+The weights are rounded to float32 before anything is computed, so both sides start from the same values. Stored results
+are computed in float64 and rounded once. Sizes are odd on purpose: no vocabulary, width, head or length is a multiple
+of a vector. Every bias and LayerNorm weight is random too, so that a missing one shows in the logits (except the keys'
+bias: softmax cancels it, and its gradient is zero except for rounding).
 """
 
 import argparse

@@ -18,13 +18,13 @@ It writes dev/reference/golden_bert, holding
         grad.NAME         F64                of their sum
         lamb, adamw       F64 [2, 10]        ten steps on this batch: before each, the loss and the norm of all gradients
 
-The weights are rounded to float32 before anything is computed, so both sides start from the same numbers. Sizes are odd
+The weights are rounded to float32 before anything is computed, so both sides start from the same values. Sizes are odd
 on purpose: no vocabulary, width, head or length is a multiple of a vector. Every bias and LayerNorm weight is random
-too, so that one left out shows. The padded tokens are of all kinds: their values must not matter. A token that is
-attended to is [PAD] itself, whose embedding transformers does not train by its look-up.
+too, so that a missing one shows. The padding has tokens of all kinds: their values must not matter. One token that is
+attended to is [PAD] itself, whose embedding transformers does not train through the look-up.
 
-LAMB is You et al., arXiv 1904.00962, as NVIDIA's BERT has it: all gradients clipped to a norm of 1, bias correction,
-one trust ratio a tensor; none, and no decay, for biases and LayerNorm.
+LAMB is You et al., arXiv 1904.00962, as in NVIDIA's BERT: all gradients clipped to a norm of 1, bias correction, one
+trust ratio per tensor. Biases and LayerNorm have no trust ratio and no decay.
 """
 
 import argparse

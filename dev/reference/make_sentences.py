@@ -4,10 +4,10 @@
     python3 dev/reference/make_sentences.py train.bin --shortest 128
     python3 dev/reference/make_sentences.py train.bin --shortest 65 --longest 128
 
-A document is one sentence. With `--short-sequences 0` train_bert makes every sequence as long as -t allows, from a
-sentence and another document's. With `--pack 2` a sequence is as long as its own sentence and its special tokens: here
-uniform from --shortest to --longest = -t. Where --shortest is above half of -t no two share a row, so that -b is the
-number of sequences in both cases. The format is described in dev/data/prepare_bert.py; the vocabulary has BERT's size.
+A document is one sentence. With `--short-sequences 0` train_bert makes every sequence as long as -t allows, from two
+documents' sentences. With `--pack 2` a sequence is as long as its own sentence and its special tokens: here uniform
+from --shortest to --longest = -t. If --shortest is above half of -t, no two share a row, so -b is the number of
+sequences in both cases. dev/data/prepare_bert.py describes the format; the vocabulary has BERT's size.
 """
 
 import argparse

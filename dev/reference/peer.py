@@ -1,4 +1,4 @@
-"""What the peers' scripts, gpt2.py and bert.py, share: options, AdamW, and a training step on the GPU with its time."""
+"""Shared by the PyTorch peers, gpt2.py and bert.py: options, AdamW, and a timed training step on the GPU."""
 
 import argparse
 import statistics

@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""Extract the figures of five published profiles from their texts: kernels, counts and times, but no sentences.
+"""Extract the numbers of five published profiles from their texts: kernels, counts and times, but no sentences.
 
     python3 dev/reference/read_published.py FOLDER        FOLDER holds the texts that published/README.md names
 
 Writes dev/reference/published/*.csv, which scripts/profile_reference.py compares with our own profiles. Ends with
-status 1 where a total is not the published one.
+status 1 if a total differs from the published one.
 """
 
 import collections

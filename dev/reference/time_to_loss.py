@@ -3,8 +3,8 @@
 
     time_to_loss.py OUT [--minutes M] [--results FILE] [--short 335] [--long 1340] [--rates A,B,...] -- PROGRAM FLAGS...
 
-PROGRAM FLAGS are what all runs share: model, data, batch, validation. Everything else is in recipes that are written
-here, one for each setting. Stages, each a sweep of scripts/sweep.py in OUT:
+PROGRAM FLAGS are what all runs share: model, data, batch, validation. The rest is in recipes that this script writes,
+one per setting. Stages, each a sweep of scripts/sweep.py in OUT:
 
     rates      AdamW's rates, --short steps
     adamw      at the best one: other warm-up, last rate, weight decay, beta2, one by one
@@ -15,11 +15,11 @@ here, one for each setting. Stages, each a sweep of scripts/sweep.py in OUT:
                with a schedule of their own
     seeds      each optimizer's best finalist with two more seeds, in turn
 
-Call it again with the same arguments until it ends with status 0: finished runs stay, and with --minutes it stops in time,
-so that it fits into short loans of a GPU. --results keeps a line for each finished run, with its flags, so that it goes on
-on another machine, without OUT. OUT/time_to_loss.md has the tables and the verdict, from the finalists on. A rate at the
-edge of those swept is reported as such. The loss of a run with an average is the lower one of the weights' and the
-average's. Seconds are of training steps alone.
+Repeat the same command until it ends with status 0: finished runs are kept, and --minutes stops it in time, for short
+loans of a GPU. --results keeps a line per finished run, with its flags, so that another machine can continue without
+OUT. OUT/time_to_loss.md has the tables and the verdict, from the finalists on. A best rate at the edge of the sweep is
+reported as such. For a run with an average, the loss is the lower one of the weights' and the average's. Seconds are of
+training steps alone.
 """
 import argparse
 import json

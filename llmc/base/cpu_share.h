@@ -19,7 +19,7 @@
 // Enough for the gaps between parallel loops: some 10 microseconds.
 #define SPINS_WHILE_WAITING "1000"
 
-// The first line of a short file into `line`. Returns 0 if there is none.
+// Read the first line of a short file into `line`. Returns 0 if there is none.
 static inline int cpu_share_read(const char* directory, const char* name, char* line, int size) {
     char* path = xprintf("%s/%s", directory, name);
     FILE* f = fopen(path, "r");
@@ -82,7 +82,7 @@ static inline int cpu_share_threads(double quota, int cpus) {
     return quota >= cpus ? cpus : quota < 1 ? 1 : (int)quota;
 }
 
-// To be called before any output and any thread. Returns if nothing is to be set.
+// Call this before any output and before any thread starts. Returns if nothing needs to be set.
 static inline void cpu_share_settle(char** argv) {
     cpu_set_t mask;
     int cpus = sched_getaffinity(0, sizeof mask, &mask) == 0 ? CPU_COUNT(&mask) : 1, changed = 0;
@@ -97,8 +97,8 @@ static inline void cpu_share_settle(char** argv) {
     if (changed) execv("/proc/self/exe", argv);  // if that fails, the run is only slower
 }
 
-// A trial compares two windows of at least this many steps and seconds. Trials are this many windows apart. After each
-// trial that was not faster the distance doubles, up to the last number.
+// A trial compares two windows of at least this many steps and seconds. Trials are TRIAL_WINDOWS apart. After each
+// trial that was not faster the distance doubles, up to TRIAL_MOST_WINDOWS.
 enum { TRIAL_STEPS = 4, TRIAL_WINDOWS = 10, TRIAL_MOST_WINDOWS = 40 };
 #define TRIAL_SECONDS 0.3
 // The machine counts as busy if the system pauses a thread more often than this, per second, on average over the

@@ -219,8 +219,8 @@ static inline void flags_print_values(const Flag* rows, int count) {
     }
 }
 
-// Print a word after what ends before `column`, on a new line from column `indent` on where it would cross column 100.
-// Returns the new column.
+// Print a word after text that ends before `column`. If it would cross column 100, print it on a new line, indented to
+// column `indent`. Returns the new column.
 static inline int flags_print_word(const char* word, int length, int column, int indent) {
     int breaks = column > indent && column + 1 + length > 100;
     if (breaks) printf("\n%*s", indent, "");
@@ -290,7 +290,7 @@ static inline int flags_distance(const char* a, size_t n, const char* b) {
     return row[m];
 }
 
-// Names that other trainers have for the flags.
+// Names of the flags in other trainers.
 // clang-format off
 static const char* const FLAGS_ELSEWHERE[][2] = {
     {"batch-size", "--batch"}, {"micro-batch-size", "--batch"}, {"per-device-train-batch-size", "--batch"},
@@ -336,7 +336,7 @@ static inline const char* flags_nearest(Flag* rows, int count, const char* name,
     return best;
 }
 
-// End with USAGE where the command line has a flag that is another program's.
+// End with USAGE if the command line has a flag that belongs to another program.
 static inline void flags_refuse_moved(int argc, char** argv, const char* long_name, const char* program) {
     size_t n = strlen(long_name);
     for (int i = 1; i < argc; i++)
@@ -346,7 +346,7 @@ static inline void flags_refuse_moved(int argc, char** argv, const char* long_na
         }
 }
 
-// Every row gets its default and then what the user gave. Ends the program on --help and on any mistake.
+// Set every row to its default, then to the user's value. Ends the program on --help and on any mistake.
 static inline void flags_parse(Flag* rows, int count, int argc, char** argv, const char* usage_line) {
     char error[FLAG_ERROR_SIZE];
     for (int i = 0; i < count; i++) {

@@ -25,7 +25,7 @@
 
 // The progress of a stage, shown on one terminal line that is overwritten.
 typedef struct {
-    int is_on;            // a stage is under way
+    int is_on;            // a stage is in progress
     int is_shown;         // the line has been printed
     double first, begun;  // amount done when the stage was first seen, and the time of that
     double last, at;      // amount done when it was last seen, and the time when the line was last printed
@@ -73,7 +73,7 @@ static inline void log_warn_once(Log* log, const char* file) {
     log->has_warned = 1;
 }
 
-// Whether a key of a line is of an evaluation.
+// Whether this key of a line is an evaluation result.
 static inline int log_is_result(const char* key) {
     static const char* const ends[] = {"_acc", "_acc_norm", "_perplexity"};
     size_t n = strlen(key);
@@ -83,7 +83,7 @@ static inline int log_is_result(const char* key) {
     return is && n < LOG_KEY;
 }
 
-// Keep the results of a line of log.jsonl.
+// Keep the evaluation results of a line of log.jsonl.
 static inline void log_keep_results(Log* log, const JsonNode* line) {
     const JsonNode* step = json_get(line, "step");
     for (const JsonNode* m = step && step->is_integer ? line->first : NULL; m; m = m->next) {
@@ -99,7 +99,7 @@ static inline void log_keep_results(Log* log, const JsonNode* line) {
     }
 }
 
-// Keep the lines that a run which stopped after `last_step` would have written, and read their losses.
+// Keep the lines up to `last_step`, as if the run had stopped there, and read their losses.
 static inline void log_cut_back(Log* log, const char* path, int64_t last_step) {
     size_t n;
     char error[JSON_ERROR_SIZE];

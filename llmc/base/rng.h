@@ -1,8 +1,8 @@
 /* Random numbers without state: Philox4x32-10, keyed by the purpose of the number.
  *
- * (seed, step, layer, site) identifies a stream, up to four counters an element of it. The CPU and the GPU, one rank
- * and many, packed and unpacked batches draw the same numbers, in any order. Nothing has to be saved for the backward
- * pass or for a resumed run.
+ * (seed, step, layer, site) identifies a stream; up to four counters identify an element of it. So the CPU and the GPU,
+ * one rank and many, packed and unpacked batches draw the same numbers, in any order. Nothing has to be saved for the
+ * backward pass or for a resumed run.
  *
  * Philox: Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011. */
 #ifndef LLMC_BASE_RNG_H
@@ -37,7 +37,7 @@ typedef struct {
 HOST_DEVICE static inline Philox philox(uint32_t c0, uint32_t c1, uint32_t c2, uint32_t c3, uint64_t key) {
     uint32_t k0 = (uint32_t)key, k1 = (uint32_t)(key >> 32);
     for (int round = 0; round < 10; round++) {
-#ifdef __CUDA_ARCH__  // for a 64-bit product nvcc generates a third more instructions
+#ifdef __CUDA_ARCH__  // nvcc needs a third more instructions for a 64-bit multiply
         uint32_t a = 0xD2511F53u * c0, a_high = __umulhi(0xD2511F53u, c0);
         uint32_t b = 0xCD9E8D57u * c2, b_high = __umulhi(0xCD9E8D57u, c2);
 #else
@@ -114,7 +114,7 @@ static inline Dropout dropout_make(double p, uint64_t seed, uint64_t step, int l
 
 static inline Dropout dropout_none(const Sequences* sequences) { return dropout_make(0, 0, 0, 0, 0, sequences); }
 
-// What the masks of a step have in common. All zero: no dropout, as in an evaluation.
+// The settings that all masks of a step share. All zero: no dropout, as in an evaluation.
 typedef struct {
     int is_on;
     uint64_t seed, step;

@@ -1,9 +1,9 @@
 /* Stochastic rounding of floats to bf16 and fp16: to one of the two neighbours, with a probability that makes the
  * expected result equal to the number.
  *
- * With rounding to nearest, a parameter kept in 8 or 11 bits loses every update smaller than half of its last bit; with
- * stochastic rounding, small updates count on average. A number that the type can represent stays unchanged for any
- * random bits. Numbers beyond the largest of the type become infinite, as with rounding to nearest; NaN stays NaN.
+ * With rounding to nearest, a parameter kept in 8 or 11 bits loses every update smaller than half of its last bit. With
+ * stochastic rounding, small updates count on average. Values that the type can represent stay unchanged for any random
+ * bits. Values beyond its largest become infinite, as with rounding to nearest; NaN stays NaN.
  *
  * Functions take 32 uniform random bits and return the bits of the result, so that the CPU and the GPU round alike. */
 #ifndef LLMC_BASE_ROUNDING_H

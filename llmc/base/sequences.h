@@ -25,7 +25,7 @@ typedef struct Sequences {
     int is_numbered_by_row;
 } Sequences;
 
-// First row of a sequence, for the host; sequence number `count` begins at the end of the last one.
+// First row of a sequence, on the host. sequences_start(s, s->count) is the end of the last one.
 static inline int sequences_start(const Sequences* s, int sequence) {
     if (s->host_cu_seqlens) return s->host_cu_seqlens[sequence];
     CHECK(s->rows == s->count * s->max_length);

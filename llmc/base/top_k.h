@@ -1,11 +1,11 @@
-/* The most likely of a row of logits. */
+/* The k most likely tokens of a row of logits. */
 #ifndef LLMC_BASE_TOP_K_H
 #define LLMC_BASE_TOP_K_H
 
 #include "llmc/base/util.h"
 
-// best [k]: the indices of the largest of V logits, the largest first, the first of equal ones first. Returns how many
-// there are, less than k if V is. probability [k]: of each, by softmax. Returns NaN probabilities if a logit is not finite.
+// best [k]: the indices of the k largest of V logits, in descending order; of equal logits the lower index first.
+// probability [k]: their softmax probabilities, NaN if a logit is not finite. Returns min(k, V), the number of entries.
 static inline int top_k(int* best, double* probability, const real* logits, int V, int k) {
     double total = 0;
     int found = 0;

@@ -7,9 +7,9 @@
 #include <stddef.h>
 #include <stdint.h>
 
-// The character at `s`, of which n >= 1 bytes are readable, and its length in bytes (1 to 4). Returns -1 where no valid
-// character begins; *length is then the number of bytes that one U+FFFD replaces, as in Python's
-// decode(errors="replace"): the beginning of a character that is not completed, or one other byte.
+// Decode the character at `s`, of which n >= 1 bytes are readable; *length becomes its bytes (1 to 4). Returns -1 if no
+// valid character begins here. *length is then the number of bytes that one U+FFFD replaces, as in Python's
+// decode(errors="replace"): a truncated character, or one other byte.
 static inline int32_t utf8_decode(const char* s, size_t n, size_t* length) {
     const unsigned char* p = (const unsigned char*)s;
     *length = 1;
@@ -37,7 +37,7 @@ static inline size_t utf8_length(const char* s, size_t n) {
     return utf8_decode(s, n, &length) < 0 ? 0 : length;
 }
 
-// The bytes of character c, which is at most U+10FFFF. Returns their number.
+// Encode character c, which is at most U+10FFFF. Returns the number of bytes.
 static inline size_t utf8_encode(char out[4], uint32_t c) {
     size_t n = c < 0x80 ? 1 : c < 0x800 ? 2 : c < 0x10000 ? 3 : 4;
     for (size_t i = n; i-- > 1; c >>= 6) out[i] = (char)(0x80 | (c & 0x3F));

@@ -3,7 +3,7 @@
  *   C[i] [M, N] = alpha A[i] [M, K] B[i] [K, N] + beta D[i],   i < batch
  *
  * All matrices are row-major. Row strides and batch strides are arbitrary, so attention heads are multiplied in place.
- * cuBLASLt's heuristic is called once per shape. It sees strides but no addresses, so a product has the same bits at
+ * cuBLASLt's heuristic is called once per shape. It sees strides but no addresses, so a matmul gives the same bits at
  * any position in a batch.
  * Numerics: sums in fp32 (fp32 inputs in TF32 only with ctx->tf32). Split-K algorithms add the partial sums in fp32 in
  * a fixed order, so the same call gives the same bits. */
@@ -97,7 +97,7 @@ typedef struct {
     BatchLayout layout;
 } BatchMatrix;
 
-// C [M, N] = A [M, K] B [K, N], `batch` times. The algorithm is the one for `like` matrices; 0: for `batch`.
+// C [M, N] = A [M, K] B [K, N], `batch` times. like: choose the algorithm as for a batch of this size; 0: of `batch`.
 typedef struct {
     int M, N, K, batch, like;
 } BatchSize;
@@ -190,7 +190,7 @@ static inline BatchPlan* batch_plan(const BatchKey* key, Context* ctx) {
     return &plans->plan[at];
 }
 
-// What is added to a product: beta D, where D has C's layout and may be C itself. beta 0: nothing.
+// The addend beta D of a matmul. D has C's layout and may be C itself. beta 0: nothing is added.
 typedef struct {
     const void* d;
     float beta;

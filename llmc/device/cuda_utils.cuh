@@ -28,8 +28,8 @@ template <> __device__ inline __nv_bfloat16 from_float(float x) { return __float
 template <> __device__ inline __half from_float(float x) { return __float2half_rn(x); }
 
 // ---------------------------------------------------------------------------------------------------------
-// Exponentials of the hardware: one instruction (PTX ISA, ex2.approx.ftz), without the scaling that __expf adds for
-// results below the normal numbers.
+// Hardware exponentials: one instruction (PTX ISA, ex2.approx.ftz), without the scaling that __expf adds for denormal
+// results.
 
 // 2^x with a relative error of 2^-22; 0 for -infinity and for results below 1.2e-38.
 __device__ inline float ex2_approx(float x) {
@@ -38,7 +38,7 @@ __device__ inline float ex2_approx(float x) {
     return y;
 }
 
-// exp(x): as above, plus half a rounding of x.
+// exp(x): the same error, plus half an ulp of x from rounding x * log2(e).
 __device__ inline float exp_approx(float x) { return ex2_approx(x * 1.44269504f); }
 
 // ---------------------------------------------------------------------------------------------------------
@@ -158,7 +158,7 @@ template <int TEAM> __device__ inline float2 team_sum(float2 x, int turn) {
     return x;
 }
 
-// fmaxf drops NaN. Callers that need to see NaN find it in the sum that follows.
+// fmaxf ignores NaN. Callers that must detect NaN find it in the sum that follows.
 __device__ inline float block_max(float x) {
     __shared__ float partial[WARP];
     int lane = threadIdx.x % WARP, warps = blockDim.x / WARP;
@@ -185,8 +185,8 @@ __device__ inline bool last_to_arrive(unsigned* arrivals, unsigned blocks) {
     return last;
 }
 
-// p[0] + p[stride] + ... of n numbers, in this order, for sums of blocks that the last one adds: many loads are under
-// way at a time, because nothing else hides their latency there.
+// p[0] + p[stride] + ... of n values, in this order: the last block adds the partial sums of all blocks. Many loads are
+// in flight at a time, because nothing else hides their latency.
 __device__ inline float sum_in_order(const float* p, int n, size_t stride) {
     const int LOADS = 32;
     float total = 0;
@@ -210,8 +210,8 @@ static inline unsigned blocks_for(size_t n, size_t each) {
     return (unsigned)blocks;
 }
 
-// Let a kernel ask for `bytes` of dynamic shared memory, which above 48 KB needs permission. A launcher chooses a
-// kernel that fits the GPU, so more than the GPU has is a fault of the launcher.
+// Allow a kernel `bytes` of dynamic shared memory; more than 48 KB needs this opt-in. Launchers choose kernels that fit
+// the GPU, so a request above the GPU's limit is a launcher's bug.
 template <typename Kernel> static inline void kernel_allow_shared(Kernel* kernel, size_t bytes, const Context* ctx) {
     if (bytes > ctx->shared_of_block)
         die(FAILED, "a kernel asks for %zu bytes of shared memory; a block has %zu on this GPU", bytes,

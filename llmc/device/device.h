@@ -50,7 +50,7 @@ typedef enum { FORWARD, BACKWARD, OPTIMIZER, COMMUNICATION, DIRECTIONS } Directi
 typedef struct {
     floatX* w;
     floatX* b;
-    struct Fp8Linear* fp8;  // its fp8 operands (model/linear.h); NULL: its products are in floatX
+    struct Fp8Linear* fp8;  // its fp8 operands (model/linear.h); NULL: its matmuls are in floatX
 } Linear;
 
 // A layernorm: w and b [C]. The forward pass reads w in full precision (see ops/cast_to_fp32.h for the reason).
@@ -115,12 +115,12 @@ typedef struct {
     int gelu_fusion;                   // GELU in matmul epilogues: 0 never, 1 forward, 2 both, 3 both in our own kernel
     int tf32;                          // 1: fp32 matmuls may round their inputs to TF32
     AttentionPath attention;           // as requested; cases that flash does not support are materialized
-    int attention_told;                // 1: a line has said that this GPU does not support them
+    int attention_told;                // 1: the message about materialized attention was printed
     struct BatchPlans* batch_plans;    // created on first use (cublaslt.cuh)
     int tool;                          // whether an NVTX tool is attached: 0 not checked yet, 1 yes, -1 no
     int ranges;                        // bits of the open NVTX ranges (scope.h)
-    int is_captured;                   // 1: launches are recorded for a graph, and run later (run/step_graph.h)
-    void** outgrown;                   // [outgrown_count] scratch that recorded launches use and that was replaced
+    int is_captured;                   // 1: launches are captured in a graph, and run later (run/step_graph.h)
+    void** outgrown;                   // [outgrown_count] replaced scratch that captured launches still use
     int outgrown_count;
 #endif
 } Context;
@@ -233,8 +233,8 @@ static inline size_t device_workspace_bytes(void) {
     return CUBLASLT_WORKSPACE_BYTES + DEVICE_ARRIVALS * sizeof(unsigned);
 }
 
-// What launchers see of the GPU. LLMC_TEST_DEVICE=75, 86 or 89 makes them see one of that compute capability instead, so
-// that another GPU can run what they choose there.
+// The GPU's properties that launchers see. LLMC_TEST_DEVICE=75, 86 or 89 shows them a GPU of that compute capability
+// instead, so that the choices made for it can be tested on another GPU.
 static inline void device_limits(Context* ctx, const struct cudaDeviceProp* properties) {
     ctx->capability = 10 * properties->major + properties->minor;
     ctx->shared_of_block = properties->sharedMemPerBlockOptin;
@@ -299,7 +299,7 @@ static inline void device_free(void* p, size_t bytes) {
 // Bytes that device_scratch() allocates for a request.
 static inline size_t device_scratch_size(size_t bytes) { return round_up(bytes, (size_t)1 << 20); }
 
-// Give up the scratch, to allocate more. Launches that are recorded have not run: they keep it until they have.
+// Replace the scratch by a larger one. Captured launches have not run yet, so they keep the old one until they have.
 static inline void device_replace_scratch(Context* ctx) {
     if (ctx->is_captured) {
         ctx->outgrown = (void**)xrealloc(ctx->outgrown, ((size_t)ctx->outgrown_count + 1) * sizeof *ctx->outgrown);

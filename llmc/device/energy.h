@@ -14,7 +14,7 @@
 #include "llmc/device/cuda_utils.cuh"
 #endif
 
-#define ENERGY_SECONDS 1.0  // least duration of a measurement
+#define ENERGY_SECONDS 1.0  // minimum duration of a measurement
 
 typedef struct {
     void* device;                                     // nvmlDevice_t; NULL: nothing is measured
@@ -78,8 +78,8 @@ static inline void energy_begin(EnergyMeter* m, double now, double joules) {
     m->steps = 0, m->began = now, m->joules = joules;
 }
 
-// A step has ended at time `now`, with the counter at `joules`. Returns the joules of a step, the mean since the
-// measurement began, and begins the next one. Returns NaN if it is not long enough yet.
+// A step has ended at time `now`, with the counter at `joules`. Returns the joules per step, the mean since the
+// measurement began, and begins the next one; or NaN, if the measurement is still too short.
 static inline double energy_step(EnergyMeter* m, double now, double joules) {
     m->steps++;
     if (now - m->began < ENERGY_SECONDS) return (double)NAN;
@@ -89,7 +89,7 @@ static inline double energy_step(EnergyMeter* m, double now, double joules) {
 }
 
 // ---------------------------------------------------------------------------------------------------------
-// The steps before a moment that is not known in advance: as few as last ENERGY_SECONDS
+// The last steps before a moment that is not known in advance, enough of them to last ENERGY_SECONDS
 
 // The end of step number `step`, from 1.
 typedef struct {
@@ -97,22 +97,22 @@ typedef struct {
     int64_t step;  // 0: none
 } EnergyMark;
 
-// The mean of steps one after another.
+// The means over consecutive steps.
 typedef struct {
     double seconds;  // of all of them
     double joules;   // of a step; NaN: unknown
     double watts, mhz;
 } StepEnergy;
 
-// A step has ended, after which a measurement may begin. marks[1] is the newest start that is kept, marks[0] the one
-// before it.
+// A step has ended, and a measurement may begin here. Keeps two such starts at least ENERGY_SECONDS apart: marks[1] is
+// the newest, marks[0] the one before it.
 static inline void energy_mark(EnergyMark marks[2], EnergyMark now) {
     if (!marks[1].step) marks[0] = marks[1] = now;
     if (now.time - marks[1].time < ENERGY_SECONDS) return;
     marks[0] = marks[1], marks[1] = now;
 }
 
-// The steps from the newest start that is ENERGY_SECONDS ago, or from the oldest start, to `now`.
+// Measure from the newest kept start that is at least ENERGY_SECONDS ago, or else from the oldest, to `now`.
 static inline StepEnergy energy_since(const EnergyMark marks[2], EnergyMark now) {
     const EnergyMark* from = &marks[now.time - marks[1].time >= ENERGY_SECONDS];
     StepEnergy e = {.seconds = now.time - from->time, .joules = (double)NAN};
@@ -123,9 +123,9 @@ static inline StepEnergy energy_since(const EnergyMark marks[2], EnergyMark now)
 }
 
 // ---------------------------------------------------------------------------------------------------------
-// Power while nothing but one kind of work runs, from many readings of the counter
+// Mean power while only one kind of work runs, from many readings of the counter
 
-// Between two jumps that were seen.
+// The interval between two observed jumps of the counter.
 typedef struct {
     double joules;  // the newest reading
     double first_time, first_joules, last_time;

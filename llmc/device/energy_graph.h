@@ -8,7 +8,7 @@
 #include "llmc/device/device.h"
 #include "llmc/device/energy.h"
 
-// Work that was repeated.
+// The cost of repeated work.
 typedef struct {
     double seconds;     // of one repetition
     double watts, mhz;  // means; NaN: unknown
@@ -17,16 +17,16 @@ typedef struct {
 #ifdef __CUDACC__
 
 #define ENERGY_WARMUP 0.5  // seconds for the power controller to settle
-#define ENERGY_MOST 5.0    // seconds after which a counter that does not move is given up
+#define ENERGY_MOST 5.0    // seconds after which we stop waiting for the counter to move
 #define ENERGY_POLL 1e-3   // seconds between readings
 
-// Launches on the context's stream are recorded and do not run, up to energy_capture_end(). No launch may allocate, or
-// wait for the device.
+// Capture launches on the context's stream, instead of running them, until energy_capture_end(). No launch may allocate
+// or wait for the device.
 static inline void energy_capture_begin(Context* ctx) {
     cudaCheck(cudaStreamBeginCapture(ctx->stream, cudaStreamCaptureModeRelaxed));
 }
 
-// Returns the recorded launches; NULL if there were none. The caller destroys the graph.
+// Returns the captured launches; NULL if there were none. The caller destroys the graph.
 static inline cudaGraph_t energy_capture_end(Context* ctx) {
     cudaGraph_t graph;
     size_t nodes = 0;

@@ -60,7 +60,7 @@ static inline void readback_copy(Context* ctx, Readback* r, const real* const* s
     scope_close(&scope);
 }
 
-// After the copies: what readback_wait() waits for.
+// Call after the copies: readback_wait() waits for this event.
 static inline void readback_record(Context* ctx, Readback* r) { cudaCheck(cudaEventRecord(r->arrived, ctx->stream)); }
 
 static inline int readback_has_arrived(const Readback* r) {

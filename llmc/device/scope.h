@@ -32,10 +32,10 @@ typedef struct {
 #endif
 } ScopeRecord;
 
-// The launches of a log's scopes, as graphs.
+// The captured launches of a log's scopes, one graph each.
 typedef struct {
-    size_t capacity, open;  // open: the scope that is captured, or NO_SCOPE
-    void* scratch;          // the context's, when the first scope was captured
+    size_t capacity, open;  // open: the scope being captured, or NO_SCOPE
+    void* scratch;          // the context's scratch at the time of the first capture
 #ifdef __CUDACC__
     cudaGraph_t* graph;  // [capacity] of each record; NULL: it launched nothing, or is not captured
 #endif
@@ -48,7 +48,7 @@ typedef struct ScopeLog {
     size_t open;          // the innermost open scope, or NO_SCOPE
     KernelTrace* trace;   // NULL: kernels are not traced
     Tap* tap;             // NULL: no tensors are copied
-    ScopeGraphs* graphs;  // NULL: launches are not captured, and run at once
+    ScopeGraphs* graphs;  // NULL: launches run at once and are not captured
 } ScopeLog;
 
 typedef struct {
@@ -63,7 +63,7 @@ static inline const char* direction_name(Direction direction) {
 
 #ifdef __CUDACC__
 // ---------------------------------------------------------------------------------------------------------
-// NVTX ranges around those of the launchers. Whether a tool is attached is checked once; without one, nothing is done.
+// NVTX ranges that enclose those of the launchers. Whether a tool is attached is checked once; if not, they do nothing.
 
 enum { RANGE_STEP = 1, RANGE_DIRECTION = 2, RANGE_LAYER = 4 };
 
@@ -101,7 +101,7 @@ static inline void scope_move(Context* ctx, Direction direction, int layer) {
 #endif
 
 // ---------------------------------------------------------------------------------------------------------
-// Launches as graphs (profile/energy.h). The outermost scopes of ops are captured; their graphs run as they close.
+// Launches as graphs (profile/energy.h). Outermost op scopes are captured; each graph runs when its scope closes.
 
 // Whether an op copies from or to the host.
 static inline int scope_is_copy(const char* op) { return strcmp(op, "batch_load") == 0 || strcmp(op, "readback") == 0; }
@@ -148,7 +148,7 @@ static inline void scope_log_close(ScopeLog* log) {
     memset(log, 0, sizeof *log);
 }
 
-// Following launches belong to this optimizer step; -1: to no step (validation, sampling).
+// The launches that follow belong to this optimizer step; -1: to no step (validation, sampling).
 static inline void scope_step(Context* ctx, int64_t step) {
 #ifdef __CUDACC__
     char name[32];
@@ -162,7 +162,7 @@ static inline void scope_step(Context* ctx, int64_t step) {
 #endif
 }
 
-// Following launches belong to this direction and layer (-1: outside the blocks).
+// The launches that follow belong to this direction and layer (-1: outside the blocks).
 static inline void scope_at(Context* ctx, Direction direction, int layer) {
 #ifdef __CUDACC__
     if (scope_tool_listens(ctx)) scope_move(ctx, direction, layer);

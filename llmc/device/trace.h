@@ -232,7 +232,7 @@ static inline uint64_t kernel_trace_now(const KernelTrace* t) {
     return now;
 }
 
-// Launches belong to this scope until kernel_trace_pop().
+// Assign the launches that follow to this scope, until kernel_trace_pop().
 static inline void kernel_trace_push(KernelTrace* t, size_t scope) {
     t->cupti->push(CUPTI_EXTERNAL_CORRELATION_KIND_CUSTOM0, (uint64_t)scope + 1);
 }

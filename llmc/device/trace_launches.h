@@ -45,8 +45,8 @@ typedef struct KernelTrace {
     size_t count, capacity;
     TracedCalls scopes, returns;
     size_t lost;           // launches that CUPTI could not record
-    size_t host_waits;     // calls of the runtime in which the host waits for the device
-    size_t stream_waits;   // and those that make a stream wait for an event
+    size_t host_waits;     // runtime calls that make the host wait for the device
+    size_t stream_waits;   // runtime calls that make a stream wait for an event
     pthread_mutex_t lock;  // CUPTI delivers records on its own thread
     struct Cupti* cupti;   // NULL: nothing is traced
 } KernelTrace;

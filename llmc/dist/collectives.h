@@ -35,7 +35,7 @@ typedef struct {
     ncclComm_t nccl;
 #endif
 #else
-    size_t piece;  // most bytes of a rank in one MPI_Alltoallv, which counts in int
+    size_t piece;  // most bytes per rank in one MPI_Alltoallv, whose counts are int
 #endif
 } Collectives;
 
@@ -57,7 +57,7 @@ static inline void stream_event_open(StreamEvent* e) {
 }
 static inline void stream_event_close(StreamEvent* e) { cudaCheck(cudaEventDestroy(e->event)); }
 
-// Collectives launched from now on begin after all ops that were launched so far.
+// Make collectives launched from now on wait for all ops launched so far.
 static inline void collectives_wait_for_ops(Collectives* c, StreamEvent* e, Context* ctx) {
     cudaCheck(cudaEventRecord(e->event, ctx->stream));
     cudaCheck(cudaStreamWaitEvent(c->stream, e->event, 0));
@@ -68,7 +68,7 @@ static inline void collectives_record_event(Collectives* c, StreamEvent* e) {
     cudaCheck(cudaEventRecord(e->event, c->stream));
 }
 
-// Ops launched from now on begin after that event.
+// Make ops launched from now on wait for that event.
 static inline void ops_wait_for_collectives(Context* ctx, StreamEvent* e) {
     cudaCheck(cudaStreamWaitEvent(ctx->stream, e->event, 0));
 }
@@ -98,9 +98,9 @@ static inline void collectives_open(Collectives* c, ProcessGroup* group) {
     cudaCheck(cudaStreamCreateWithPriority(&c->stream, cudaStreamNonBlocking, greatest));
 }
 
-// Whether all ranks' GPUs are in this machine and joined by NVLink: only over NVLink do GPUs have atomics in each
-// other's memory. If a process does not see the others' GPUs this is unknown, and the answer is no. All ranks call it
-// together and get the same answer.
+// Whether all ranks' GPUs are in this machine and joined by NVLink, which is what native atomics in each other's memory
+// require. The answer is no if it is unknown, because a process does not see the others' GPUs. A collective call; all
+// ranks get the same answer.
 static inline int has_p2p(const ProcessGroup* group) {
     int seen = 0, mine = -1, has_all = group->local_size == group->size;
     if (group->size == 1) return 0;
@@ -125,8 +125,8 @@ static inline void collectives_close(Collectives* c) {
     cudaCheck(cudaStreamDestroy(c->stream));
 }
 
-// Check for asynchronous errors of NCCL; called from time to time. Usually another rank is gone, and the heartbeat
-// reports it.
+// Check for asynchronous errors of NCCL, from time to time. The usual cause is a lost rank, which the heartbeat
+// reports.
 static inline void collectives_check(const Collectives* c) {
     ncclResult_t status;
     if (c->group->size == 1) return;
@@ -141,27 +141,27 @@ static inline ncclDataType_t collectives_type(ReduceType type) {
                                 : ncclUint32;
 }
 
-// The collectives between these two are one launch.
+// Launch the collectives between these two calls as one.
 static inline void collectives_begin(void) { ncclCheck(ncclGroupStart()); }
 static inline void collectives_end(void) { ncclCheck(ncclGroupEnd()); }
 
-// The sum or maximum of n values over the ranks, in place, on every rank.
+// Sum n values over the ranks, or take their maximum, in place, on every rank.
 static inline void all_reduce(Collectives* c, void* values, size_t n, ReduceType type) {
     ncclRedOp_t op = type == MAX_UINT32 ? ncclMax : ncclSum;
     ncclCheck(ncclAllReduce(values, values, n, collectives_type(type), op, c->nccl, c->stream));
 }
 
-// The same on rank `root` alone; the others keep theirs.
+// The same on rank `root` only; the other ranks' values do not change.
 static inline void reduce(Collectives* c, void* values, size_t n, ReduceType type, int root) {
     ncclCheck(ncclReduce(values, values, n, collectives_type(type), ncclSum, root, c->nccl, c->stream));
 }
 
-// n bytes of rank `root`, to all.
+// Copy n bytes from rank `root` to all.
 static inline void broadcast(Collectives* c, void* bytes, size_t n, int root) {
     ncclCheck(ncclBroadcast(bytes, bytes, n, ncclUint8, root, c->nccl, c->stream));
 }
 
-// A block of bytes from each rank to each. In both buffers the blocks lie in the order of ranks without gaps; sizes
+// Send a block of bytes from each rank to each. Both buffers hold the blocks in the order of ranks without gaps; sizes
 // [ranks].
 static inline void all_to_all(Collectives* c, void* receive, const size_t* receive_bytes, const void* send,
                               const size_t* send_bytes) {

@@ -1,6 +1,6 @@
 /* The CPU's part of collectives.h: MPI if it started the ranks, else TCP over the process group's links.
  *
- * All links end at rank 0, which adds in the order of ranks and forwards what others exchange. MPI is faster. */
+ * Every link ends at rank 0, which adds in rank order and forwards what other ranks exchange. MPI is faster. */
 #ifndef LLMC_DIST_COLLECTIVES_CPU_H
 #define LLMC_DIST_COLLECTIVES_CPU_H
 
@@ -133,8 +133,8 @@ static inline void mpi_broadcast(Collectives* c, void* bytes, size_t n, int root
         mpiCheck(MPI_Bcast((char*)bytes + i, (int)min_size(n - i, COLLECTIVES_PIECE), MPI_BYTE, root, MPI_COMM_WORLD));
 }
 
-// One of the calls of mpi_all_to_all(): bytes `done` .. `done + most` - 1 of each block, at `at` in their buffer,
-// packed into `pieces`. Returns the bytes of all, and sets counts and places in `pieces`.
+// Plan one call of mpi_all_to_all(): bytes `done` .. `done + most` - 1 of each block, packed into one buffer. Returns
+// the total bytes, and sets each rank's count and place in that buffer.
 static inline size_t mpi_pieces(const Collectives* c, int* counts, int* places, const size_t* bytes, size_t done,
                                 size_t most) {
     size_t total = 0;
@@ -146,8 +146,8 @@ static inline size_t mpi_pieces(const Collectives* c, int* counts, int* places, 
     return total;
 }
 
-// MPI_Alltoallv counts bytes and places in int. Larger buffers are exchanged in several calls, which take a piece of
-// each block; all ranks need the same number of calls.
+// MPI_Alltoallv's counts and offsets are int. Larger buffers are exchanged in several calls, each with a piece of every
+// block. All ranks must make the same number of calls.
 static inline void mpi_all_to_all(Collectives* c, void* receive, const size_t* receive_bytes, const void* send,
                                   const size_t* send_bytes) {
     int size = c->group->size, *counts = (int*)xmalloc(4 * (size_t)size * sizeof *counts);
@@ -196,17 +196,17 @@ static inline void collectives_sum(Collectives* c, void* values, size_t n, Reduc
     group_wait_end(c->group);
 }
 
-// The sum or maximum of n values over the ranks, in place, on every rank.
+// Sum n values over the ranks, or take their maximum, in place, on every rank.
 static inline void all_reduce(Collectives* c, void* values, size_t n, ReduceType type) {
     collectives_sum(c, values, n, type, TO_ALL);
 }
 
-// The same on rank `root` alone; the others keep theirs.
+// The same on rank `root` only; the other ranks' values do not change.
 static inline void reduce(Collectives* c, void* values, size_t n, ReduceType type, int root) {
     collectives_sum(c, values, n, type, root);
 }
 
-// n bytes of rank `root`, to all.
+// Copy n bytes from rank `root` to all.
 static inline void broadcast(Collectives* c, void* bytes, size_t n, int root) {
     group_wait_begin(c->group);
     if (c->group->is_mpi) mpi_broadcast(c, bytes, n, root);
@@ -214,7 +214,7 @@ static inline void broadcast(Collectives* c, void* bytes, size_t n, int root) {
     group_wait_end(c->group);
 }
 
-// A block of bytes from each rank to each. In both buffers the blocks lie in the order of ranks without gaps; sizes
+// Send a block of bytes from each rank to each. Both buffers hold the blocks in the order of ranks without gaps; sizes
 // [ranks].
 static inline void all_to_all(Collectives* c, void* receive, const size_t* receive_bytes, const void* send,
                               const size_t* send_bytes) {

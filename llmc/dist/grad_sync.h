@@ -24,7 +24,7 @@
 #include "llmc/model/tensors.h"
 #include "llmc/ops/cast_bf16.h"
 
-enum { GRAD_SYNC_LAST = 1 << 30 };  // a layer behind all layers: wait for everything
+enum { GRAD_SYNC_LAST = 1 << 30 };  // a layer number above all layers: wait for everything
 
 // Elements begin .. end - 1 of the flat buffer. Their gradients are complete after the backward pass of layer `layer`;
 // -1: at its end.
@@ -37,7 +37,7 @@ typedef struct {
 typedef struct {
     Collectives collectives;
     int zero;           // 1: ZeRO-1
-    int is_active;      // the gradients of this micro-step are to be summed
+    int is_active;      // sum the gradients of this micro-step
     int at_once;        // as one buffer, after the backward pass
     FlatRange shard;    // of this rank; all elements without ZeRO-1
     FlatRange* shards;  // ZeRO-1: [ranks]
@@ -48,19 +48,19 @@ typedef struct {
     StreamEvent ready, done;
 } GradSync;
 
-// The time of an update of each of the tensor's elements, in units of AdamW's. AdamW moves 30 bytes an element, Muon
-// about as many; a GPU does some 4500 flops of its products in that time (ops/muon/muon.h has their number).
+// The cost of updating one of the tensor's elements, relative to AdamW's. AdamW moves 30 bytes per element, Muon about
+// as many; in that time a GPU does some 4500 flops of Muon's matmuls (ops/muon/muon.h counts them).
 static inline double update_cost(const Tensor* t) {
     if (!t->matrices) return 1;
     int rows = t->shape[0] / t->matrices, s = min_int(rows, t->shape[1]), l = max_int(rows, t->shape[1]);
     return 1 + 5 * (4.0 * s + 2.0 * s * s / l) / 4500;
 }
 
-// The element of the flat buffer before which `share` of the cost of an update lies, moved to the nearest multiple of
-// TENSOR_ALIGNMENT that is not inside a matrix.
+// The end of the first `share` of the total update cost: an element of the flat buffer, rounded to the nearest multiple
+// of TENSOR_ALIGNMENT that is not inside a matrix.
 static inline size_t shard_border(const TensorTable* table, double share) {
     double total = 0, cost = 0;
-    size_t before = 0;  // the last border that was possible
+    size_t before = 0;  // the last possible border
     int is_past = 0;
     for (int i = 0; i < table->count; i++) total += update_cost(&table->tensors[i]) * (double)table->tensors[i].size;
     for (int i = 0; i < table->count; i++) {
@@ -82,7 +82,7 @@ static inline size_t shard_border(const TensorTable* table, double share) {
     return table->elements;
 }
 
-// Rank `rank`'s shard: whole groups of TENSOR_ALIGNMENT. `whole_matrices`: it cuts no matrix, and shards cost the same.
+// Rank `rank`'s shard, in multiples of TENSOR_ALIGNMENT. `whole_matrices`: cut no matrix, and give shards equal cost.
 static inline FlatRange shard_of(const TensorTable* table, int whole_matrices, int rank, int size) {
     size_t groups = table->elements / TENSOR_ALIGNMENT, ends[2];
     for (int i = 0; i < 2; i++)
@@ -112,7 +112,7 @@ static inline size_t grad_sync_layer_begin(const TensorTable* table, int layer) 
 typedef struct {
     int zero;            // 1: ZeRO-1
     int bf16;            // 1: rounded to bf16
-    double bucket_mib;   // least MiB of gradients in a bucket, or BUCKET_AUTO
+    double bucket_mib;   // minimum MiB of gradients per bucket, or BUCKET_AUTO
     int has_p2p;         // has_p2p()
     int whole_matrices;  // ZeRO-1: shards cut no matrices (Muon)
 } GradSyncSettings;
@@ -130,8 +130,8 @@ static inline int grad_sync_at_once(const TensorTable* table, GradSyncSettings s
     return bytes <= settings.bucket_mib * 1048576;
 }
 
-// Cut the buffer into buckets, from its end: whole layers until a bucket is large enough; the last one takes what lies
-// before the first layer. Parameters are broadcast by buckets even if gradients are summed at once.
+// Cut the buffer into buckets, from its end: whole layers until a bucket is large enough. The last bucket also gets
+// everything before the first layer. Parameters are broadcast by buckets even if gradients are summed at once.
 static inline void grad_sync_cut(GradSync* r, const TensorTable* table, GradSyncSettings settings) {
     r->at_once = grad_sync_at_once(table, settings);
     double mib = r->at_once || settings.bucket_mib < 0 ? BUCKET_MIB : settings.bucket_mib;
@@ -195,7 +195,7 @@ static inline void grad_sync_close(GradSync* r) {
 
 static inline int grad_sync_is_alone(const GradSync* r) { return !r || r->collectives.group->size == 1; }
 
-// What the context had before grad_sync_side_stream().
+// The context's state before grad_sync_side_stream().
 typedef struct {
     Direction direction;
     int layer;
@@ -204,8 +204,8 @@ typedef struct {
 #endif
 } MainStream;
 
-// Switch ops and scopes to the side stream, up to grad_sync_main_stream(). They begin after all that was launched on
-// the main stream before.
+// Switch ops and scopes to the side stream, until grad_sync_main_stream(). They wait for everything launched on the
+// main stream so far.
 static inline MainStream grad_sync_side_stream(GradSync* r, int layer, Context* ctx) {
     MainStream kept = {.direction = ctx->direction, .layer = ctx->layer};
     collectives_wait_for_ops(&r->collectives, &r->ready, ctx);
@@ -263,7 +263,7 @@ static inline void grad_sync_begin(GradSync* r) {
     r->sent = 0;
 }
 
-// The backward pass has done `layer` and all layers behind it: reduce the buckets that are complete.
+// The backward pass has finished `layer` and all layers above it: reduce the buckets that are complete.
 static inline void grad_sync_ready(GradSync* r, int layer, real* grads, Context* ctx) {
     if (grad_sync_is_alone(r) || !r->is_active || r->at_once) return;
     for (; r->sent < r->count && r->buckets[r->count - 1 - r->sent].layer >= layer; r->sent++) {
@@ -316,8 +316,8 @@ static inline void broadcast_params(GradSync* r, floatX* params, Context* ctx) {
     grad_sync_main_stream(kept, ctx);
 }
 
-// Ops launched from now on see the updated parameters of `layer` and of what lies before it; all parameters if the
-// model has no such layer. Collectives run in order: a bucket's event covers the buckets before it.
+// Make ops launched from now on see the updated parameters of `layer` and of everything before it in the buffer (all
+// parameters, if the model has no such layer). Collectives run in order: a bucket's event covers the buckets before it.
 static inline void grad_sync_wait(GradSync* r, int layer, Context* ctx) {
     if (grad_sync_is_alone(r) || !r->zero) return;
     int last = 0;

@@ -4,10 +4,10 @@
  * sends each of them the list of ranks. The first round makes the connections of the heartbeat, which then watches the
  * second round, the connections of the collectives.
  *
- * Rank 0 closes a connection without an answer if it does not send the run's key, so a port scanner, a process of
- * another run or an address that belongs to another machine does no harm: ranks try again until the timeout. A rank
- * that does not fit (another number of ranks, a rank that exists already) is refused, and all ranks end with the
- * reason. All machines must have the same byte order. */
+ * Rank 0 closes a connection that does not send the run's key, without an answer. So port scanners, processes of other
+ * runs and addresses of other machines do no harm: ranks try again until the timeout. A rank that does not fit (another
+ * number of ranks, or a duplicate rank) is refused, and all ranks end with the reason. All machines must have the same
+ * byte order. */
 #ifndef LLMC_DIST_HANDSHAKE_H
 #define LLMC_DIST_HANDSHAKE_H
 
@@ -35,8 +35,8 @@ typedef struct {
     Identity who;
 } Hello;
 
-// What rank 0 answers: HELLO_RECEIVED at once, later DONE (all ranks are there; the list of ranks follows) or the exit
-// status to end with, and the reason.
+// Rank 0's answer: first HELLO_RECEIVED, later DONE (all ranks have connected; the list of ranks follows), or the exit
+// status to end with and the reason.
 enum { HELLO_RECEIVED = -1 };
 typedef struct {
     char magic[8];
@@ -81,8 +81,8 @@ static inline int endpoint_read(Endpoint* e, const char* file) {
 // ---------------------------------------------------------------------------------------------------------
 // The other ranks
 
-// Try once every address of the endpoint. Returns a connection on which rank 0 of this run has answered, or -1 and in
-// `why` how the last attempt failed. If rank 0 refuses this rank, the program ends as rank 0 says.
+// Try every address of the endpoint once. Returns a connection on which rank 0 of this run has answered, or -1 with the
+// last failure in `why`. If rank 0 refuses this rank, the program ends with rank 0's reason.
 static inline int handshake_try(const Endpoint* e, const Hello* hello, char why[ENDPOINT_NAME_SIZE]) {
     const int same_machine = e->machine != 0 && e->machine == hello->who.machine;
     for (int i = same_machine ? -1 : 0; i < e->names; i++)
@@ -103,8 +103,8 @@ static inline int handshake_try(const Endpoint* e, const Hello* hello, char why[
     return -1;
 }
 
-// One round: connect to rank 0 and wait until all ranks have, within `timeout` seconds. If a `file` is given (not
-// NULL), the endpoint is read from it before each attempt. Returns the connection; the list of ranks goes to
+// One round: connect to rank 0 and wait, at most `timeout` seconds, until all ranks have connected. If `file` is not
+// NULL, the endpoint is read from it before each attempt. Returns the connection; the list of ranks goes to
 // ranks[size].
 static inline int handshake_join(Endpoint* e, const char* file, Hello* hello, double timeout, Identity* ranks) {
     const double deadline = now_seconds() + timeout;
@@ -194,8 +194,8 @@ static inline void lobby_accept(Lobby* l, int listener) {
     }
 }
 
-// Wait for connections, at most until the time `until`. Ranks send nothing before all have connected, so a readable
-// connection has been closed.
+// Wait for connections until the time `until`. Ranks send nothing until all have connected, so a connection that
+// becomes readable was closed.
 static inline void lobby_wait(Lobby* l, int listener, struct pollfd* polls, double until) {
     const int size = l->hellos[0].size;
     double left = until - now_seconds();
@@ -209,7 +209,7 @@ static inline void lobby_wait(Lobby* l, int listener, struct pollfd* polls, doub
     if (polls[0].revents) lobby_accept(l, listener);
 }
 
-// "ranks 2, 3 and 5", or "rank 2", of those that have not connected; at most eight are named. Returns their number.
+// List the ranks that have not connected, at most eight: "ranks 2, 3 and 5", or "rank 2". Returns their number.
 static inline int lobby_missing(const Lobby* l, char* out, size_t n) {
     const int size = l->hellos[0].size;
     int missing = 0, named = 0;
@@ -234,9 +234,9 @@ static inline void raise_open_files(int size) {
     setrlimit(RLIMIT_NOFILE, &files);
 }
 
-// One round: wait on `listener` until every other rank has connected. Fills fds[size] and ranks[size]. Ends the
-// program, here and in all ranks that have connected, if they do not fit together or some are missing after the
-// timeout. A `file` (may be NULL) whose inode is no longer `inode` was written by another rank 0.
+// One round: wait on `listener` until every other rank has connected. Fills fds[size] and ranks[size]. Ends this and
+// all connected ranks if the ranks do not fit together or some are missing after the timeout. If the inode of `file`
+// (may be NULL) is no longer `inode`, another rank 0 has replaced it.
 static inline void handshake_host(int listener, const Hello* own, double timeout, const Endpoint* e, const char* file,
                                   ino_t inode, int* fds, Identity* ranks) {
     enum { LINGER = 1 };  // seconds for which ranks that connect after a refusal are refused too

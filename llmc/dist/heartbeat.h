@@ -1,23 +1,23 @@
 /* The heartbeat: how ranks notice that one of them died, fell silent or hangs.
  *
- * A thread in every rank keeps a connection to rank 0 and sends a heartbeat each way once a second: how often the main
- * thread has begun to wait for other ranks, for how long it has been waiting, how long ago it last showed progress, and
- * its step. Three things end a run, each with a line on stderr that names the rank, the same on all surviving ranks,
- * and with exit status LOST_PEER:
+ * A thread in every rank keeps a connection to rank 0 and exchanges heartbeats with it once a second. A heartbeat holds
+ * the number of waits for other ranks that the main thread has begun, the duration of the present wait, the time since
+ * its last progress, and its step. Three things end a run, each with one line on stderr that names the rank, the same
+ * on all surviving ranks, and with exit status LOST_PEER:
  *
  *     gone      its connection broke, or it announced that it ends with an error
  *     silent    it sent nothing for the timeout: it is stopped, or the network is cut
  *     hanging   others have waited for the timeout; it does not wait, and its main thread made no progress meanwhile
  *
  * Progress is a new step (heartbeat_progress), the end of a wait, or file I/O of the main thread, which the heartbeat
- * thread reads from /proc: what reads a long file needs to know nothing of ranks.
+ * thread reads from /proc. So code that reads long files need not know about ranks.
  *
  * Rank 0 decides and sends its verdict to the others; each of them decides by itself only about rank 0. The verdict
  * arrives before rank 0 closes the connection, so the others report the lost rank and not rank 0. A rank that leaves at
  * the end of a run announces that and is no longer watched.
  *
- * The clock pauses while the heartbeat thread itself does not run (a stopped process, an overloaded machine): other
- * ranks are not reported for that time. */
+ * The clock pauses while the heartbeat thread itself does not run (a stopped process, an overloaded machine). Other
+ * ranks are not blamed for that time. */
 #ifndef LLMC_DIST_HEARTBEAT_H
 #define LLMC_DIST_HEARTBEAT_H
 
@@ -28,7 +28,7 @@
 
 enum { HEARTBEAT_TEXT_SIZE = 344 };
 
-// A HEARTBEAT; HEARD, the answer to one that announces an end; VERDICT, the text with which all ranks end.
+// HEARD answers a heartbeat that announces an end. VERDICT holds the line with which all ranks end.
 typedef enum { HEARTBEAT, HEARD, VERDICT } HeartbeatKind;
 
 // Whether and how a rank ends: an exit status, or one of these.
@@ -38,7 +38,7 @@ enum { RUNNING = -2, LEAVING = -1 };  // LEAVING: the normal end of a run
 typedef struct {
     int kind, ending;
     int64_t waits;   // begun so far
-    int64_t waited;  // for how long in the present one, -1 outside
+    int64_t waited;  // duration of the present wait, -1 outside of one
     int64_t quiet;   // how long ago the main thread last showed progress
     int64_t step;    // -1: none yet
     char text[HEARTBEAT_TEXT_SIZE];
@@ -47,9 +47,9 @@ typedef struct {
 // The state of another rank. Ranks other than 0 only have rank 0's.
 typedef struct {
     int fd;      // -1: not connected
-    int heard;   // it has read that this rank ends
-    int stuck;   // only part of a message could be sent, so no other can follow
-    int broken;  // the connection: errno, or -1 for an ordinary end; 0: not
+    int heard;   // it has confirmed that this rank ends
+    int stuck;   // a message was sent in part, so no other can follow
+    int broken;  // 0: not broken; else errno, or -1 for a normal close
     double ended_at, heard_at;
     HeartbeatMessage last;   // its last heartbeat
     HeartbeatMessage draft;  // the incoming message, of which `got` bytes have arrived
@@ -98,7 +98,7 @@ static inline void heartbeat_wait_end(Heartbeat* h) {
     heartbeat_store(&h->waiting_since, -1);
 }
 
-// The run has come to this step, or is still at work on it. Any thread.
+// The run has reached this step, or is still working on it. Any thread may call this.
 static inline void heartbeat_progress(Heartbeat* h, int64_t step) {
     if (!h) return;
     heartbeat_store(&h->step, step);
@@ -153,8 +153,8 @@ __attribute__((noreturn)) static inline void heartbeat_end(Heartbeat* h, const c
     HeartbeatMessage m = heartbeat_message(h, VERDICT);
     snprintf(m.text, sizeof m.text, "%s", text);
     heartbeat_send_all(h, &m);
-    // The main thread may never release stderr's lock, so write to the descriptor: whole lines do not mix. Do not wait
-    // long for whoever reads stderr, who may have stopped reading. Flush what the main thread has printed, if possible.
+    // The main thread may never release stderr's lock, so write to the descriptor; lines stay whole. The reader of
+    // stderr may have stopped, so do not wait long. Flush what the main thread has printed, if possible.
     struct pollfd error = {.fd = STDERR_FILENO, .events = POLLOUT}, out = {.fd = STDOUT_FILENO, .events = POLLOUT};
     char line[HEARTBEAT_TEXT_SIZE + 16];
     int length = snprintf(line, sizeof line, "error: %s\n", m.text);
@@ -251,7 +251,7 @@ static inline void heartbeat_check_peers(Heartbeat* h) {
     }
 }
 
-// Rank 0: does a rank keep the others waiting? While any rank that does not wait makes progress, no rank counts as
+// Rank 0: find a rank that keeps the others waiting. While any rank outside of a wait makes progress, none counts as
 // hanging.
 static inline void heartbeat_check_waits(Heartbeat* h) {
     const int64_t limit = (int64_t)(1e9 * h->timeout);
@@ -290,9 +290,9 @@ static inline void heartbeat_check_waits(Heartbeat* h) {
 // ---------------------------------------------------------------------------------------------------------
 // The thread
 
-// This rank ends: announce it once, and wait until the others know. Returns 1 when this rank may end.
+// This rank ends: announce it once, and wait until the others know. Returns 1 when it may exit.
 static inline int heartbeat_may_end(Heartbeat* h, int ending, int* announced, double* since) {
-    const double PATIENCE = 0.3;  // seconds that a rank with an error waits to be heard
+    const double PATIENCE = 0.3;  // seconds that a rank with an error waits for confirmation
     if (*announced != ending) {
         HeartbeatMessage m = heartbeat_message(h, HEARTBEAT);
         m.ending = ending;
@@ -308,7 +308,7 @@ static inline int heartbeat_may_end(Heartbeat* h, int ending, int* announced, do
     return 1;
 }
 
-// Wait for messages until `seconds` have passed or the main thread ends, and process those that have arrived.
+// Receive and process messages until `seconds` have passed or the main thread ends.
 static inline void heartbeat_receive(Heartbeat* h, double seconds) {
     uint64_t count;
     for (int r = 0; r < h->size; r++) {
@@ -368,7 +368,7 @@ static inline void heartbeat_at_exit(int status, void* argument) {
     if (h->pid == getpid() && !h->stopped) heartbeat_finish(h, status);
 }
 
-// Start the heartbeat of `rank`. It takes over the connections fds[size], on rank 0 to all others, on them to rank 0.
+// Start the heartbeat of `rank`. It takes over the connections fds[size]: on rank 0 to all others, elsewhere to rank 0.
 // `ranks` [size] is copied, `timeout` is in seconds. All ranks must start it at about the same time.
 static inline Heartbeat* heartbeat_start(int rank, int size, const int* fds, const Identity* ranks, double timeout) {
     Heartbeat* h = (Heartbeat*)xcalloc(1, sizeof(Heartbeat));
@@ -395,8 +395,7 @@ static inline Heartbeat* heartbeat_start(int rank, int size, const int* fds, con
     return h;
 }
 
-// End the heartbeat at the normal end of a run. Rank 0 waits until all others have ended theirs, and watches them until
-// then.
+// End the heartbeat at the normal end of a run. Rank 0 keeps watching the others until all have ended theirs.
 static inline void heartbeat_stop(Heartbeat* h) {
     heartbeat_wait_begin(h);
     heartbeat_finish(h, LEAVING);

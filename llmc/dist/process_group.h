@@ -86,7 +86,7 @@ static inline void group_receive(const ProcessGroup* group, int from, void* byte
         group_lost(group, errno ? strerror(errno) : "it closed");
 }
 
-// Rank 0's `bytes`, to all.
+// Copy rank 0's `bytes` to all.
 static inline void group_broadcast(const ProcessGroup* group, void* data, size_t bytes) {
     if (group->size == 1) return;
     group_wait_begin(group);
@@ -95,7 +95,7 @@ static inline void group_broadcast(const ProcessGroup* group, void* data, size_t
     group_wait_end(group);
 }
 
-// `bytes` of every rank, in the order of ranks, to all: all[size][bytes].
+// Gather `bytes` of every rank on all ranks, in the order of ranks: all[size][bytes].
 static inline void group_gather(const ProcessGroup* group, void* all, const void* mine, size_t bytes) {
     memcpy((char*)all + (size_t)group->rank * bytes, mine, bytes);
     if (group->size == 1) return;
@@ -107,8 +107,7 @@ static inline void group_gather(const ProcessGroup* group, void* all, const void
     group_wait_end(group);
 }
 
-// Sum n numbers over all ranks, in place, on every rank. All add in the order of ranks and get the same
-// bits.
+// Sum n numbers over all ranks, in place, on every rank. All add in the order of ranks and get the same bits.
 static inline void group_sum_counts(const ProcessGroup* group, double* values, size_t n) {
     if (group->size == 1) return;
     double* all = (double*)xmalloc((size_t)group->size * n * sizeof *all);
@@ -148,7 +147,7 @@ static inline void group_start_mpi(ProcessGroup* group, Rendezvous* plan, const 
             "mpirun, srun --mpi=pmix, or -pi env",
             expected, group->size);
     if (group->size == 1) return;
-    // The heartbeat names a lost rank.
+    // Errors return, so that the heartbeat can name the lost rank.
     MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN);
     if (s->local_size > 0) plan->local_rank = group->rank % s->local_size;
     // Rank 0 calls this too, once it listens.
@@ -160,13 +159,13 @@ static inline void group_start_mpi(ProcessGroup* group, Rendezvous* plan, const 
 #endif
 }
 
-// Rank 0: listen, and publish where. Returns the socket; the inode of a published file goes to *inode.
+// Rank 0: listen, and publish the endpoint. Returns the socket; the inode of a published file goes to *inode.
 static inline int group_listen(const ProcessGroup* group, Rendezvous* plan, const Hello* hello, ino_t* inode) {
     Endpoint* e = &plan->endpoint;
     int listener = tcp_listen(e);
     if (listener < 0 && errno == EADDRINUSE) {
         char why[ENDPOINT_NAME_SIZE];
-        handshake_try(e, hello, why);  // if it is rank 0 of this very run that listens there, its refusal says more
+        handshake_try(e, hello, why);  // if rank 0 of this run listens there, its refusal says more
         die(USAGE,
             "port %d of this machine, where rank 0 should listen, is taken by another program; choose another one",
             e->port);
@@ -219,8 +218,8 @@ static inline void group_connect(ProcessGroup* group, Rendezvous* plan) {
     free(fds), free(plan->ranks);
 }
 
-// Find the other ranks and connect with them; one rank if neither flags nor environment say that there are more. Ends
-// the program with a line that names the error or the missing ranks.
+// Find the other ranks and connect to them; a single rank unless flags or environment specify more. Ends the program
+// with a line that names the error or the missing ranks.
 static inline void group_init(ProcessGroup* group, const RendezvousSettings* settings) {
     Rendezvous plan;
     memset(group, 0, sizeof *group);
@@ -234,7 +233,7 @@ static inline void group_init(ProcessGroup* group, const RendezvousSettings* set
     free((char*)plan.file);
 }
 
-// The normal end of a run. Rank 0 stays until the others have left.
+// The normal end of a run. Rank 0 waits until the others have left.
 static inline void group_close(ProcessGroup* group) {
 #ifdef USE_MPI
     // MPI waits here for all ranks, while the heartbeat watches them.
@@ -252,7 +251,7 @@ static inline void group_close(ProcessGroup* group) {
     group->size = 1;
 }
 
-// End all ranks with this status, on which they have agreed: none is lost.
+// End all ranks with this status, which they have agreed on: no rank counts as lost.
 __attribute__((noreturn)) static inline void group_exit(const ProcessGroup* group, int status) {
     ProcessGroup copy = *group;
     fflush(stdout);
@@ -263,7 +262,7 @@ __attribute__((noreturn)) static inline void group_exit(const ProcessGroup* grou
 // ---------------------------------------------------------------------------------------------------------
 // Consistency
 
-// The line of `text` around position `at`; of a long line only the words from there.
+// Copy the line of `text` around position `at`; of a long line only the words from there.
 static inline void group_excerpt(const char* text, size_t at, char out[96]) {
     enum { MOST = 72 };
     size_t length = strlen(text), begin = at < length ? at : length;

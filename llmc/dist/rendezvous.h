@@ -1,5 +1,5 @@
-/* A process's rank, the number of ranks, and how it finds the others: from flags, and from the environment that mpirun,
- * torchrun or srun sets. No connection is opened here. */
+/* A process's rank, the number of ranks, and how it finds the others: from flags, and from the environment of mpirun,
+ * torchrun or srun. This file opens no connections. */
 #ifndef LLMC_DIST_RENDEZVOUS_H
 #define LLMC_DIST_RENDEZVOUS_H
 
@@ -70,7 +70,7 @@ static inline int environment_number(const char* name, int most) {
     return (int)value;
 }
 
-// Whether srun started this task. Batch scripts see the variables of tasks too; their step has no ordinary number.
+// Whether srun started this task. Batch scripts see task variables too, but their step has no ordinary number.
 static inline int launcher_is_slurm_step(void) {
     const char* step = environment_text("SLURM_STEP_ID");
     return step && environment_text("SLURM_PROCID") && strtoul(step, NULL, 10) < 0xFFFFFFF0ul;
@@ -94,7 +94,7 @@ static inline uint64_t rendezvous_hash(uint64_t hash, const char* text) {
     return fnv_update(fnv_update(hash, text, text ? strlen(text) : 0), "/", 1);
 }
 
-// A number of the run that a launcher started, the same on all its ranks. Runs that are started by hand share one.
+// A number for the launched run, the same on all its ranks. Runs that are started by hand share one number.
 static inline uint64_t rendezvous_run_id(LauncherKind kind) {
     static const char* names[LAUNCHERS + 1][2] = {{"PMIX_NAMESPACE", NULL},
                                                   {NULL, NULL},
@@ -106,7 +106,7 @@ static inline uint64_t rendezvous_run_id(LauncherKind kind) {
     return hash;
 }
 
-// A number of the machine that this process runs on, the same in all of its containers and namespaces.
+// A number for this machine, the same in all of its containers and namespaces.
 static inline uint64_t rendezvous_machine_id(void) {
     char text[64] = "";
     int fd = open("/proc/sys/kernel/random/boot_id", O_RDONLY | O_CLOEXEC);
@@ -182,7 +182,7 @@ static inline void rendezvous_find_endpoint(Endpoint* e, const RendezvousSetting
     if (s->port > 0) e->port = s->port;
     if (e->port != 0) return;
     e->port = master_port > 0 ? master_port : RENDEZVOUS_PORT;
-    // torchrun itself listens on MASTER_PORT; the ranks take one of the ports after it. So do Slurm's jobs, which have
+    // torchrun itself listens on MASTER_PORT, so ranks take one of the ports after it. So do Slurm's jobs, which have
     // no port of their own.
     if (master_port > 0 && master_port < 65520 && agent && strcmp(agent, "True") == 0) e->port++, e->ports = 8;
     if (master_port <= 0 && slurm) e->port = 20000 + (int)(rendezvous_run_id(kind) % 1000) * 10, e->ports = 8;
@@ -191,7 +191,7 @@ static inline void rendezvous_find_endpoint(Endpoint* e, const RendezvousSetting
 // ---------------------------------------------------------------------------------------------------------
 // Rank and size
 
-// From the launcher; flags may add what it leaves out, but not contradict it.
+// From the launcher. Flags may add values that it lacks, but not contradict it.
 static inline void rendezvous_rank_of_launcher(Rendezvous* r, const RendezvousSettings* s, LauncherKind kind) {
     const int most = 1 << 20;
     const Launcher l = launcher_of(kind);
@@ -246,7 +246,7 @@ static inline void rendezvous_plan(Rendezvous* r, const RendezvousSettings* s) {
         int mpi = kind == LAUNCHER_OPENMPI || kind == LAUNCHER_PMI ||
                   (kind == LAUNCHER_SLURM && environment_text("PMIX_RANK"));
 #ifndef USE_MPI
-        // srun needs no MPI. Nor does mpirun if the user says where the ranks meet: its variables give rank and size.
+        // srun needs no MPI. Nor does mpirun if the user gives the meeting point: its variables give rank and size.
         mpi = mpi && kind != LAUNCHER_SLURM && !has_directory && !has_address;
 #endif
         r->start = mpi ? START_MPI : has_directory ? START_FS : kind != LAUNCHERS ? START_ENV : START_TCP;

@@ -28,7 +28,7 @@ typedef struct {
 // ---------------------------------------------------------------------------------------------------------
 // Messages
 
-// Send all, blocking. Returns 0, or -1 with errno. `flags`: 0, or MSG_MORE where more follows at once.
+// Send everything, blocking. Returns 0, or -1 with errno. `flags`: 0, or MSG_MORE if more follows at once.
 static inline int tcp_send(int fd, const void* bytes, size_t n, int flags) {
     const char* p = (const char*)bytes;
     while (n) {
@@ -40,8 +40,8 @@ static inline int tcp_send(int fd, const void* bytes, size_t n, int flags) {
     return 0;
 }
 
-// Receive exactly n bytes until the time `deadline` (now_seconds(); INFINITY: whenever they come). Returns 0, or -1
-// with errno (0: the connection was closed).
+// Receive exactly n bytes before the time `deadline` (as now_seconds(); INFINITY: no limit). Returns 0, or -1 with
+// errno (0: the connection was closed).
 static inline int tcp_receive(int fd, void* bytes, size_t n, double deadline) {
     char* p = (char*)bytes;
     while (n) {
@@ -62,7 +62,7 @@ static inline int tcp_receive(int fd, void* bytes, size_t n, double deadline) {
     return 0;
 }
 
-// Small messages must leave at once.
+// Send small messages without delay.
 static inline void tcp_no_delay(int fd) {
     int on = 1;
     setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
@@ -79,8 +79,8 @@ static inline void endpoint_add_name(Endpoint* e, const char* name) {
     snprintf(e->name[e->names++], ENDPOINT_NAME_SIZE, "%s", name);
 }
 
-// Append this machine's host name, then the addresses of its interfaces. A machine with many interfaces does not know
-// which of them the others can reach; they try.
+// Append this machine's host name, then the addresses of its interfaces. It cannot know which of them the others can
+// reach; they try each.
 static inline void endpoint_add_own_names(Endpoint* e) {
     char name[ENDPOINT_NAME_SIZE];
     struct ifaddrs *list = NULL, *i;
@@ -99,7 +99,7 @@ static inline void endpoint_add_own_names(Endpoint* e) {
     freeifaddrs(list);
 }
 
-// Listen on the first free port of the endpoint (port 0: any), and note it there. If its only name is the loopback, no
+// Listen on the first free port of the endpoint (port 0: any), and store it there. If its only name is the loopback, no
 // other machine can connect. Returns the socket, or -1 with errno.
 static inline int tcp_listen(Endpoint* e) {
     const int is_ipv6_loopback = strcmp(e->name[0], "::1") == 0;
@@ -131,7 +131,7 @@ static inline int tcp_listen(Endpoint* e) {
             }
             why = errno;
             close(fd);
-            if (why == EADDRINUSE) break;  // if IPv6's port is taken, another program may own the same one of IPv4
+            if (why == EADDRINUSE) break;  // IPv6's port is taken: another program may own IPv4's too
         }
     }
     errno = why;

@@ -1,11 +1,11 @@
-/* --explain: one text through a model, forward and backward, and what every op of it computed. A trainer calls
+/* --explain: run one text through a model, forward and backward, and record what every op computed. A trainer calls
  *
  *   explain_begin   before its forward pass
  *   explain_end     after its backward pass
  *   explain_lens    with the logits of its head on the input of the first layer, then on the output of each layer
  *   explain_write   writes OUT/explain (files.h) and frees everything
  *
- * The run's part (run/explain.h) fills in what is asked. */
+ * run/explain.h fills in the request. */
 #ifndef LLMC_EXPLAIN_EXPLAIN_H
 #define LLMC_EXPLAIN_EXPLAIN_H
 
@@ -20,11 +20,11 @@ enum { EXPLAIN_TOP = 5 };
 typedef struct {
     int T, count;
     int *tokens, *types;  // [T]; types NULL: all 0
-    int *rows, *targets;  // [count]; a target below 0: there is none
+    int *rows, *targets;  // [count]; a negative target: none
     int next_target;      // whether the second segment follows the first (0) or not (1); -1: not asked
 } ExplainText;
 
-// The vocabulary as text, one of the two.
+// The vocabulary as text. One of the two is set.
 typedef struct {
     const Tokenizer* bytes;
     const WordPiece* words;
@@ -39,21 +39,21 @@ typedef struct {
 } ExplainLens;
 
 typedef struct {
-    const char* model;  // where its weights are from
+    const char* model;  // where its weights come from
     const char* out;    // the run's directory
     int writes_tensors;
     ExplainText text;
     ExplainVocabulary vocabulary;
     ExplainRecord record;
     ExplainLens lens;
-    const char* why_no_loss;  // NULL: there is one, and a backward pass
-    const char* why_no_next;  // NULL: nothing is left out
-    int labels;               // targets that are there
+    const char* why_no_loss;  // why there is no loss and no backward pass; NULL: there are both
+    const char* why_no_next;  // why the next-sentence part is missing; NULL: it is not
+    int labels;               // number of targets
 } Explanation;
 
 static inline Direction explain_direction(const Explanation* e) { return e->why_no_loss ? FORWARD : BACKWARD; }
 
-// A loss is a mean: the factor on the summed losses of the tokens.
+// The loss is a mean: the factor that scales the sum of the tokens' losses.
 static inline double explain_scale(const Explanation* e) { return e->labels ? 1.0 / e->labels : 1; }
 
 // Append a token as text; its number if there is no such token.

@@ -24,8 +24,8 @@ static inline double explain_tensor_bytes(const Explanation* e) {
     return names + elements * sizeof(real);
 }
 
-// Create OUT/explain, and end with an error if it cannot be written or the disk, or the limit of `ulimit -f`, is too small
-// for the files.
+// Create OUT/explain. Ends with an error if it cannot be written, or if the files exceed the free disk space or the
+// limit of `ulimit -f`.
 static inline void explain_check_disk(const Explanation* e) {
     char *directory = explain_path(e, ""), *page = explain_path(e, "explain.html");
     struct statvfs disk;
@@ -69,7 +69,7 @@ static inline void explain_written(const char* path, int result) {
     printf("%s: %.1f MB\n", path, stat(path, &st) == 0 ? 1e-6 * (double)st.st_size : 0);
 }
 
-// A file of tensors that this run does not write would be taken for this text's.
+// Remove a file of tensors that this run does not write, so that it is not taken for this text's.
 static inline void explain_remove_earlier(const char* path) {
     if (unlink(path) != 0 && errno != ENOENT)
         warn("%s: is of an earlier text and cannot be removed: %s", path, strerror(errno));
@@ -94,7 +94,7 @@ static inline void explain_write_tensors(const Explanation* e, Context* ctx) {
     free(path);
 }
 
-// Write all files, print their names, and free the explanation. The losses are on the device; pair_loss NULL: there is no next-sentence head.
+// Write all files, print their names, and free the explanation. Losses are in device memory; pair_loss NULL: none.
 static inline void explain_write(Explanation* e, const real* token_loss, const real* pair_loss, Context* ctx) {
     double loss = model_buffers_number(token_loss, ctx),
            next_loss = pair_loss ? model_buffers_number(pair_loss, ctx) : 0;

@@ -1,8 +1,8 @@
-/* The ops of a model in launch order, with the tensors that each of them writes: what --explain copies and describes.
- * A list here follows the trainer's forward() or backward(); explain/record.h compares each op that runs with it, so a
- * list that differs from the trainer ends the run.
+/* The ops of a model in launch order, with the tensors that each of them writes. --explain copies and describes these.
+ * A list here follows the trainer's forward() or backward(). explain/record.h compares each op that runs with the list
+ * and ends the run if they differ.
  *
- * Tensors have the names of the trainer's tables of activations. A buffer that is written twice has two names: `attproj`
+ * Tensors have the names of the trainer's activation tables. A buffer that is written twice has two names: `attproj`
  * and `fcproj` are the outputs of the branches, which the residual sums `mid` and `out` overwrite. `grad.X` is the
  * gradient of the tensor X. */
 #ifndef LLMC_EXPLAIN_OPS_H
@@ -12,8 +12,8 @@
 
 enum { EXPLAIN_OUTPUTS = 5 };
 
-// A tensor of the op's layer, or outside the layers if the op is. If `shift` is not 0, it is of another layer; where
-// there is no such layer, it is `edge`, outside the layers.
+// A tensor of the op's layer, or outside the layers if the op is. If `shift` is not 0, it is in the layer `shift` away
+// instead or, if there is no such layer, `edge`, outside the layers.
 typedef struct {
     const char* name;
     const char* about;   // NULL: `about` of nothing but its name
@@ -27,7 +27,7 @@ typedef struct {
     ExplainOutput out[EXPLAIN_OUTPUTS];
 } ExplainOp;
 
-// Ops that follow one another, once or for each layer: upwards in the forward pass, downwards in the backward pass.
+// Consecutive ops, run once or for each layer: upwards in the forward pass, downwards in the backward pass.
 typedef struct {
     const ExplainOp* ops;
     int count;
@@ -161,7 +161,7 @@ static const ExplainOp POST_NORM_MASKED_BACKWARD[] = {
     {"matmul_backward_weight", "grad of transform.w = grad.transform_pre^T masked;  grad of transform.b = column sums", {{NULL}}},
     {"matmul_backward_input", "grad.masked = grad.transform_pre transform.w", {{"grad.masked", "gradient of the masked tokens' hidden states", "dmasked"}}},
 };
-// The rows of the masked tokens are the gradient of the last layer's output, to which that of [CLS] may be added.
+// The gradient of the last layer's output: the masked tokens' rows, to which that of [CLS] may be added.
 static const ExplainOp POST_NORM_SCATTER[] = {
     {"gather_backward", "grad.ln2 = grad.masked in the masked tokens' rows, 0 elsewhere",
      {{"grad.ln2", "gradient of the last layer's output", "dx", -1, "grad.ln0"}}},

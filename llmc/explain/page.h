@@ -1,6 +1,6 @@
 /* The page of --explain: explain/page.html with the data in place of a marker. Numbers are JSON; arrays are base64 of
- * little-endian bytes. The page stays below EXPLAIN_MOST_BYTES: large tensors are reduced to cells of a grid, each with
- * its element of the largest absolute value, and attention maps to 8 bits. */
+ * little-endian bytes. The page stays below EXPLAIN_MOST_BYTES: large tensors are reduced to a grid of cells, each with
+ * its element of largest absolute value, and attention maps to 8 bits. */
 #ifndef LLMC_EXPLAIN_PAGE_H
 #define LLMC_EXPLAIN_PAGE_H
 
@@ -11,11 +11,11 @@
 #define EXPLAIN_MOST_BYTES 20e6  // of the page
 #define EXPLAIN_PLACE "/*EXPLAIN*/null"
 
-// Of the page's bytes: what attention maps may take, and what everything but heat maps is expected to take besides.
+// Parts of the page's bytes: the limit for attention maps, and an estimate for everything except maps.
 #define EXPLAIN_ATTENTION_BYTES 13e6
 #define EXPLAIN_OTHER_BYTES 1e6
 
-enum { EXPLAIN_VECTOR = 1024 };  // most cells of a vector, which takes little room
+enum { EXPLAIN_VECTOR = 1024 };  // most cells of a vector, which is small
 
 // Largest number of rows and columns of a heat map.
 typedef struct {
@@ -70,7 +70,7 @@ static inline double explain_map_bytes(const ExplainTensor* t, ExplainGrid grid)
 
 static inline int explain_is_larger(real a, real b) { return isnan(a) || fabs((double)a) > fabs((double)b); }
 
-// Values and, where a cell has several elements, places inside the cell (row * wide + column).
+// Write each cell's value and, if it covers several elements, the value's place in it (row * wide + column).
 static inline void explain_put_map(Text* out, const ExplainTensor* t, ExplainGrid grid) {
     ExplainCells c = explain_cells(t, grid);
     size_t cells = c.rows * c.columns, place_bytes = explain_place_bytes(&c), columns = t->shape[1];
@@ -125,7 +125,7 @@ static inline void explain_put_tensor(Text* out, const ExplainTensor* t, Explain
 // ---------------------------------------------------------------------------------------------------------
 // Attention maps
 
-// Side of the square of queries and keys that one number stands for, by its largest probability.
+// Side of the square of queries and keys that one cell covers. The cell has the largest probability in the square.
 static inline int explain_attention_side(const ExplainSizes* s) {
     int side = 1;
     for (;; side++) {
@@ -134,8 +134,8 @@ static inline int explain_attention_side(const ExplainSizes* s) {
     }
 }
 
-// Each map has one byte a cell, 255 sqrt(p), so that small probabilities can be told apart; of causal attention the
-// triangle.
+// One byte per cell, 255 sqrt(p), so that small probabilities remain distinct. Causal maps have the lower triangle
+// only.
 static inline void explain_put_attention(Text* out, const ExplainRecord* r) {
     const ExplainSizes* s = &r->sizes;
     int side = explain_attention_side(s), cells = (s->T + side - 1) / side;
@@ -165,7 +165,7 @@ static inline void explain_put_attention(Text* out, const ExplainRecord* r) {
 }
 
 // ---------------------------------------------------------------------------------------------------------
-// The text and what is predicted for it
+// The text and its predictions
 
 static inline void explain_put_integers(Text* out, const char* key, const int* x, int n) {
     json_put_key(out, key);
@@ -258,7 +258,7 @@ static inline const char* explain_file_of(const char* op) {
     return NULL;
 }
 
-// The ops that ran, in launch order. Those that the model's list lacks, such as casts, have no formula and no tensors.
+// The ops that ran, in launch order. Those not in the model's list, such as casts, have no formula and no tensors.
 static inline void explain_put_ops(Text* out, const ExplainRecord* r, const ExplainTimes* times) {
     size_t next = 0;
     json_put_key(out, "ops");

@@ -108,13 +108,13 @@ static inline void explain_add_ops(ExplainRecord* r, const ExplainSection* s, in
     }
 }
 
-// Begin a record for the model in `b`. Its tables are planned for exactly this text; nothing needs to be allocated yet.
+// Begin a record for the model in `b`. Its tables must be planned for exactly this text; no allocation is needed yet.
 static inline void explain_record_open(ExplainRecord* r, const ModelBuffers* b, ExplainSizes sizes) {
     memset(r, 0, sizeof *r);
     r->sizes = sizes, r->buffers = b;
 }
 
-// Append sections, in launch order. The model's buffers are allocated.
+// Append sections, in launch order. The model's buffers must be allocated.
 static inline void explain_record_add(ExplainRecord* r, const ExplainSection* sections, size_t count) {
     for (size_t i = 0; i < count; i++) {
         const ExplainSection* s = &sections[i];
@@ -165,12 +165,12 @@ static inline void explain_add_probabilities(ExplainRecord* r, int layer) {
     t->shape[0] = (size_t)NH, t->shape[1] = t->shape[2] = (size_t)T;
 }
 
-// The loss scale that all gradients are multiplied by.
+// The loss scale, a factor of all gradients.
 static inline double explain_loss_scale(const ModelBuffers* b, Context* ctx) {
     return b->loss_scale ? model_buffers_number(b->loss_scale, ctx) : 1;
 }
 
-// After the passes: every op must have run, in the order of the sections.
+// Call after the passes: checks that every op has run, in the order of the sections.
 static inline void explain_record_end(ExplainRecord* r, Context* ctx) {
     const Tap* tap = &r->tap;
     ctx->scope_log = NULL;

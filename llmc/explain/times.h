@@ -4,8 +4,8 @@
 
 #include "llmc/device/scope.h"
 
-// The rows of one op: one layer, one direction, and shapes without the number of tokens, which differs between the
-// profiled batch and a text.
+// The rows of one op: one layer, one direction, and shapes without the number of tokens, in which the profiled batch
+// and the text differ.
 typedef struct {
     char key[160];
     double ms;
@@ -56,7 +56,7 @@ static inline void explain_times_add(ExplainTimes* t, const char* key, double ms
     t->times[i].ms += ms;
 }
 
-// Read the profile in `directory`, if there is one. A line that is no row of a profile is left out.
+// Read the profile in `directory`, if there is one. Lines that are not rows of a profile are skipped.
 static inline void explain_times_read(ExplainTimes* t, const char* directory) {
     enum { MOST_BYTES = 1 << 28, DIRECTION_AT = 1, LAYER_AT, OP_AT, SHAPES_AT, FIELDS = 24 };
     char* path = xprintf("%s/profile/kernels.csv", directory);
@@ -89,8 +89,8 @@ static inline void explain_scope_key(char key[160], const ScopeRecord* r) {
     explain_time_key(key, direction_name(r->direction), layer, r->op, r->shapes);
 }
 
-// Milliseconds of record number i of the log in the profiled step; ops of equal shapes in one layer share their time.
-// NaN: the profile has no such op.
+// Milliseconds of record number i of the log in the profiled step. Ops of equal shapes in one layer share their time.
+// NaN if the profile has no such op.
 static inline double explain_time_of(const ExplainTimes* t, const ScopeLog* log, size_t i) {
     char key[160], other[160];
     int same = 0;

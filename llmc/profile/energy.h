@@ -1,10 +1,10 @@
 /* --profile-energy: the energy of each op, measured by itself.
  *
- * The launches of one step are captured, one graph for each call of an op, and also run, so the step computes what it
- * always does. After the run's last save all of them are repeated in their order, and then each op's calls alone: those
- * of all layers one after another, so that inputs rotate. An op's kernels stay together, because some depend on each
- * other's counters. Repeated updates destroy the model, so the optimizer comes last. Communication and copies from and
- * to the host are not measured. */
+ * The launches of one step are captured, one graph for each call of an op, and also run, so the step computes the same
+ * as ever. After the run's last save, all graphs are repeated in order. Then each op's calls are repeated alone, those
+ * of all layers one after another, so that inputs rotate. Kernels of one call stay together, because some depend on
+ * each other's counters. Repeated updates destroy the model, so the optimizer comes last. Communication and copies
+ * between host and device are not measured. */
 #ifndef LLMC_PROFILE_ENERGY_H
 #define LLMC_PROFILE_ENERGY_H
 
@@ -32,7 +32,7 @@ static inline int op_energy_descending(const void* a, const void* b) {
     return (x < y) - (x > y);
 }
 
-// Count a call of an op that launched something; add the op if it is the first.
+// Count a call of an op that launched something. Adds the op at its first call.
 static inline void op_energies_count(OpEnergies* e, const ScopeRecord* r) {
     size_t i = 0;
     while (i < e->count && (e->ops[i].direction != r->direction || strcmp(e->ops[i].op, r->op) != 0 ||
@@ -47,7 +47,7 @@ static inline void op_energies_count(OpEnergies* e, const ScopeRecord* r) {
     e->ops[i].calls++;
 }
 
-// The sum over the ops and what they are compared with, as a sentence (caller frees).
+// The sum over the ops, compared with the whole step, as a sentence (caller frees).
 static inline char* op_energies_sum(const OpEnergies* e) {
     double sum = 0, whole = e->whole.seconds * e->whole.watts;
     for (size_t i = 0; i < e->count; i++) sum += op_joules(&e->ops[i]);
@@ -95,7 +95,7 @@ static inline size_t op_energy_parts(cudaGraph_t* parts, const OpEnergy* op, con
     return count;
 }
 
-// Repeat these parts for so long that launching the graph costs nothing.
+// Repeat these parts in one graph, often enough to make the cost of launching it negligible.
 static inline RepeatedEnergy op_energy_repeat(const EnergyMeter* m, const cudaGraph_t* parts, size_t count,
                                               Context* ctx) {
     const double LEAST = 20e-3;
@@ -111,7 +111,7 @@ static inline RepeatedEnergy op_energy_repeat(const EnergyMeter* m, const cudaGr
     return e;
 }
 
-// Measure the ops of a captured step. `step`: the run's. The buffers must be those of the captured step.
+// Measure the ops of a captured step. `step`: the run's. The captured step's buffers must still be in place.
 static inline void op_energies_measure(OpEnergies* e, const ScopeLog* log, const EnergyMeter* m, ProcessGroup* group,
                                        int64_t step, Context* ctx) {
     cudaGraph_t* parts = (cudaGraph_t*)xcalloc(log->count + 1, sizeof *parts);
@@ -125,7 +125,7 @@ static inline void op_energies_measure(OpEnergies* e, const ScopeLog* log, const
             OpEnergy* op = &e->ops[i];
             if ((op->direction == OPTIMIZER) != optimizer) continue;
             group_progress(group, step);
-            energy_run(whole, ctx);  // ops that work in place find the inputs of a step again
+            energy_run(whole, ctx);  // restore the inputs of ops that work in place
             op->alone = op_energy_repeat(m, parts, op_energy_parts(parts, op, log), ctx);
         }
     cudaCheck(cudaGraphDestroy(whole));

@@ -205,8 +205,8 @@ static inline void report_trace_lane(Text* out, const ProfileReport* r, int lane
     text_append(out, "}}", 2);
 }
 
-// Bars over consecutive rows of the same direction, or of the same layer too. Rows of several streams overlap, bars do
-// not: each begins when the one before has ended.
+// Bars over consecutive rows of the same direction, or of the same layer too. Rows of several streams overlap, but bars
+// do not: each starts after the previous one has ended.
 static inline void report_trace_bars(Text* out, const ProfileReport* r, int lane) {
     const ProfileStep* step = r->step;
     const ProfileRow* first = NULL;
@@ -278,7 +278,7 @@ static const ReportFile REPORT_FILES[] = {{"profile.txt", report_text},
                                           {"trace.json", report_trace},
                                           {"kernels.csv", report_csv}};
 
-// Remove a report's files, and no others, from `directory`. `lock`, here and below, is the lock of the run's directory.
+// Remove a report's files, and only those, from `directory`. `lock`, here and below: the lock of the run's directory.
 static inline void report_remove(RunLock* lock, const char* directory) {
     for (size_t i = 0; i < COUNT_OF(REPORT_FILES); i++) {
         char* path = xprintf("%s/%s", directory, REPORT_FILES[i].name);
@@ -295,8 +295,8 @@ static inline char* report_directory(const char* out, int rank, int ranks) {
     return ranks == 1 ? xprintf("%s/profile", out) : xprintf("%s/profile/rank_%d", out, rank);
 }
 
-// Remove the reports of an earlier profile with another number of ranks. Any rank may call it: no rank of this run
-// writes to those directories.
+// Remove the reports of an earlier profile with another number of ranks. Any rank may call this, because no rank of
+// this run writes to those directories.
 static inline void report_clear(RunLock* lock, const char* out, int ranks) {
     char* directory = report_directory(out, 0, 1);
     DIR* listing = opendir(directory);
@@ -316,7 +316,7 @@ static inline void report_clear(RunLock* lock, const char* out, int ranks) {
     free(directory);
 }
 
-// Create `directory` and write all files to it; a warning names each that cannot be written.
+// Create `directory` and write all files to it. Prints a warning for each file that cannot be written.
 static inline void report_write(const ProfileReport* r, RunLock* lock, const char* directory) {
     if (run_lock_check(lock) != 0) return;
     if (make_directories(directory) != 0) {

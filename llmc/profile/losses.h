@@ -1,5 +1,5 @@
-/* The largest losses of a step, as sentences: which ops take longer than their roofline time, and what the GPU waits
- * for. */
+/* The largest losses of a step, as sentences: ops that exceed their roofline time, and the causes of gaps between
+ * launches. */
 #ifndef LLMC_PROFILE_LOSSES_H
 #define LLMC_PROFILE_LOSSES_H
 

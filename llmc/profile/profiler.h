@@ -1,10 +1,10 @@
-/* Measure what a step spends its time on. A profiled run has warm-up steps, then as many plain steps as profiled ones
- * (they show what profiling costs), then the profiled steps. The report describes the step of median time, with min and
- * max over all. With several ranks the slowest rank's time counts, so that all ranks report the same step.
+/* Measure where the time of a step goes. A profiled run has warm-up steps, then plain steps (to show the cost of
+ * profiling), then the same number of profiled steps. The report describes the step of median time, with min and max
+ * over all. With several ranks the slowest rank's time counts, so that all ranks report the same step.
  *
- * In a normal run the host is ahead of the GPU. Profiled steps are synchronized before and after, so each begins with a
- * delay kernel that lets the host queue work as it does in a run. The step lasts from the end of that kernel to the end
- * of everything launched after it.
+ * In a normal run the host is ahead of the GPU. Profiled steps are synchronized before and after. So each begins with a
+ * delay kernel, during which the host queues work as in a normal run. The step lasts from the end of that kernel to the
+ * end of everything launched after it.
  *
  * Rows are kernels if CUPTI can trace them, else ops: timed by two events on the GPU, by the host's clock on the CPU.
  *
@@ -56,10 +56,10 @@ enum { PEAK_SIZE = 1024, PEAK_REPEATS = 1000 };
 #define COPY_BYTES ((size_t)1 << 27)
 #endif
 
-// Operands of square products: x, w and y in floatX, and for those in fp8 x and w rounded.
+// Operands of square matmuls: x, w and y in floatX, and for fp8 matmuls the rounded x and w.
 typedef struct {
     floatX* x;       // [3, PEAK_SIZE, PEAK_SIZE], y last
-    uint8_t* bytes;  // [2, PEAK_SIZE, PEAK_SIZE]; NULL: products in floatX
+    uint8_t* bytes;  // [2, PEAK_SIZE, PEAK_SIZE]; NULL: matmuls in floatX
     real* one;
 } PeakOperands;
 
@@ -101,9 +101,9 @@ static inline void profiler_peak_product(const PeakOperands* o, int size, Contex
 }
 
 // The best FLOP/s of repeated square matmuls, in floatX or fp8, with the library's default algorithm: timing others
-// would heat the GPU. On the CPU each size gets the same time. Large products are faster on an idle machine. On a busy
+// would heat the GPU. On the CPU each size gets the same time. Large matmuls are faster on an idle machine. On a busy
 // one they always lose a core halfway, but a small one sometimes fits into the threads' time slices. If fewer than 5
-// products come close to the best, the machine is busy and more are measured.
+// matmuls come close to the best, the machine is busy and more are measured.
 static inline double profiler_matmul_flops(int fp8, Context* ctx) {
     size_t n = (size_t)PEAK_SIZE * PEAK_SIZE;
     static const int sizes[] = {PEAK_SIZES};
@@ -225,7 +225,7 @@ static inline MeasuredPeaks profiler_read_peaks(const char* path) {
 #define PROFILER_LEAD 20e-3  // seconds of the delay kernel, in which the host queues work before a profiled step
 
 typedef struct {
-    int warmup, count;  // warm-up steps; plain steps, and as many profiled ones. count 0: nothing is profiled
+    int warmup, count;  // warm-up steps; number of plain steps and of profiled ones; 0: no profile
     int64_t first;      // the run's first step, from 0
     MeasuredPeaks peaks;
     const char* peaks_from;
@@ -258,7 +258,7 @@ static inline void profiler_open(Profiler* p, int warmup, int count, const char*
     p->plain = (double*)xcalloc((size_t)count, sizeof *p->plain);
 }
 
-// In a run with --fp8: also measure the peak of products in fp8, unless the file has it. The CPU's are products in
+// In a run with --fp8: also measure the peak of fp8 matmuls, unless the file has it. On the CPU these are matmuls in
 // floatX.
 static inline void profiler_open_fp8(Profiler* p, Context* ctx) {
     if (GPU_BUILD && p->count && !p->peaks.fp8_flops) p->peaks.fp8_flops = profiler_matmul_flops(1, ctx);
@@ -287,7 +287,7 @@ static inline void profiler_step_energy(Profiler* p, int64_t step, double now) {
     p->energy = energy_since(p->marks, mark), p->energy.mhz = mhz;
 }
 
-// Step number `step`, from 0, has ended now and took so long.
+// Step number `step`, from 0, has ended now and took this many seconds.
 static inline void profiler_step_took(Profiler* p, int64_t step, double seconds) {
     if (profiler_stage(p, step) == STAGE_PLAIN && p->plain_count < p->count) p->plain[p->plain_count++] = seconds;
     if (p->meter && step < p->first + p->warmup + p->count) profiler_step_energy(p, step, now_seconds());
@@ -296,7 +296,7 @@ static inline void profiler_step_took(Profiler* p, int64_t step, double seconds)
 // Something other than steps took time and energy.
 static inline void profiler_pause(Profiler* p) { memset(p->marks, 0, sizeof p->marks); }
 
-// Wait for all launched work, on the collectives' stream too.
+// Wait for all launched work, including the collectives' stream.
 static inline void profiler_wait(Context* ctx) {
 #ifdef __CUDACC__
     (void)ctx;
@@ -318,7 +318,7 @@ static inline int profiler_prepare_step(Profiler* p, int64_t step, Context* ctx)
     if (p->taken == 0) p->is_tracing = kernel_trace_start(&p->trace, ctx) == 0;
     scope_log_open(&p->log, p->is_tracing ? &p->trace : NULL);
     if (p->is_tracing) {
-        kernel_trace_collect(&p->trace);  // work between the steps, not of interest
+        kernel_trace_collect(&p->trace);  // discard work between the steps
         kernel_trace_clear(&p->trace);
         kernel_trace_lead((uint64_t)(1e9 * PROFILER_LEAD), ctx);
     }
@@ -339,7 +339,7 @@ static inline void profiler_end_trace(Profiler* p) {
     kernel_trace_free(&p->trace);
 }
 
-// Returns 1 after the last profiled step, unless a step is captured next: then the report follows the run.
+// Returns 1 after the last profiled step, unless the next step is captured: then the report follows the run.
 static inline int profiler_end_step(Profiler* p, int64_t step, Context* ctx) {
     if (profiler_stage(p, step) == STAGE_CAPTURED) ctx->scope_log = NULL;
     if (profiler_stage(p, step) != STAGE_PROFILED) return 0;
@@ -374,7 +374,7 @@ static inline int profiler_end_step(Profiler* p, int64_t step, Context* ctx) {
     return !p->measures_ops;
 }
 
-// After the run has saved its state, which this destroys. Returns 1 if a step was captured: the report is due.
+// Call after the run has saved its state, which this destroys. Returns 1 if a step was captured and can be reported.
 static inline int profiler_measure_ops(Profiler* p, int64_t step, ProcessGroup* group, Context* ctx) {
     if (!p->graphs.capacity) return 0;
 #ifdef __CUDACC__

@@ -51,10 +51,9 @@ static inline size_t profiler_median_step(const Profiler* p, const ProcessGroup*
     return median;
 }
 
-// A rank's step in seconds. `own`: from the beginning to the end of its last row, without communication that overlaps
-// with nothing. Other ranks may wait for all of it, also for the time before its first row and for gaps.
-// `communication` does not include `broadcast`, which a run overlaps with its next step. `host`: gaps that wait for the
-// host.
+// A rank's step in seconds. `own`: from the start to the end of its last row, less communication that overlaps with
+// nothing. Other ranks may wait for all of `own`, including the time before the first row and gaps. `communication`
+// excludes `broadcast`, which a run overlaps with its next step. `host`: gaps in which the GPU waits for the host.
 typedef struct {
     double span, own, communication, overlapped, broadcast, host;
 } RankStep;
@@ -74,7 +73,7 @@ static inline RankStep profiler_rank_step(const ProfileStep* step, const Account
 
 static inline int is_control(char c) { return (c >= 0 && c < ' ') || c == 127; }
 
-// A word of a command as one would type it, quoted if the shell needs it.
+// Append a word of a command as one would type it, quoted if the shell needs it.
 static inline void profiler_put_word(Text* t, const char* word) {
     static const char plain[] = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_./=,:@%+-";
     int escapes = 0;  // needs bash's $'...'
@@ -106,7 +105,7 @@ static inline char* profiler_command(void) {
     return t.text ? t.text : xprintf("unknown");
 }
 
-// Name of the GPU, or of the processor with the number of threads (caller frees).
+// Name of the GPU, or of the CPU with the number of threads (caller frees).
 static inline char* profiler_machine(void) {
 #ifdef __CUDACC__
     struct cudaDeviceProp properties;
@@ -129,7 +128,7 @@ static inline char* profiler_machine(void) {
 #endif
 }
 
-// What profiling costs; if it costs less than nothing, why (caller frees). `waits`: plain steps wait for the host.
+// The cost of profiling; if it is negative, also why (caller frees). `waits`: plain steps wait for the host.
 static inline char* profiler_cost(double profiled, double plain, int is_gpu, int waits) {
     double cost = profiled / plain - 1;
     return xprintf("%.3f ms profiled, %.3f ms plain: %+.1f %%%s", 1e3 * profiled, 1e3 * plain, 100 * cost,
@@ -205,7 +204,7 @@ static inline void profiler_facts(ProfileReport* r, const Profiler* p, const Pro
                             1e3 * mine->broadcast));
 }
 
-// Memory planned, allocated and used.
+// Memory: planned, allocated and used.
 static inline void profiler_table_memory(Table* t, const MemoryPlan* plan, const Context* ctx) {
     static const TableColumn columns[] = {
         {"category", TABLE_TEXT, 0, 0}, {"planned_mib", TABLE_NUMBER, 1, 0}, {"allocated_mib", TABLE_NUMBER, 1, 0}};
@@ -242,7 +241,7 @@ static inline void profiler_table_memory(Table* t, const MemoryPlan* plan, const
         "report.");
 }
 
-// What rounding to 8 bits did to each tensor in the last profiled step.
+// Effects of rounding to 8 bits on each tensor in the last profiled step.
 static inline void profiler_table_fp8(ProfileReport* r, const Fp8ReportRow* rows, int count) {
     static const TableColumn columns[] = {{"tensor", TABLE_TEXT, 0, 0},
                                           {"operand", TABLE_TEXT, 0, 0},
@@ -368,8 +367,8 @@ static inline void profiler_report(FILE* out, Profiler* p, const ProfiledRun* ru
     group_barrier(run->group);  // so that no rank is still writing when the next step begins
 }
 
-// Call at the end of the run. If that cuts the profile short, print a line that says so and report the steps that were
-// profiled. A collective call.
+// Call at the end of the run. If the run ends before the profile is complete, print a line that says so and report the
+// steps profiled so far. A collective call.
 static inline void profiler_stop(FILE* out, Profiler* p, const ProfiledRun* run, Context* ctx) {
     if (p->count == 0) return;
     if (run->group->rank == 0)

@@ -2,12 +2,12 @@
  * between launches. tables.h prints them, profiler.h measures them.
  *
  * A row is a kernel, a copy or a fill on the GPU. On the CPU, and where kernels cannot be traced, it is an op. An op's
- * work (its header counts flops and bytes) is assigned to its longest row. Its other rows are helpers: their time
- * counts as lost, except for roofline time that the longest row does not use. So if an op passes over memory twice,
- * each pass gets its part.
+ * work (flops and bytes, as its header counts them) is assigned to its longest row. Its other rows are helpers: their
+ * time counts as lost, except for roofline time that the longest row does not use. So if an op passes over memory
+ * twice, each pass gets its part.
  *
- * The roofline time of a row is the largest of three: its flops at the measured rate of a large matmul (in fp8, of one
- * in fp8), its bytes at the measured rate of a copy, and the shortest launch. The largest one is the row's bound; time
+ * The roofline time of a row is the maximum of three: its flops at the measured rate of a large matmul (an fp8 matmul
+ * for fp8), its bytes at the measured rate of a copy, and the shortest launch. The maximum is the row's bound; time
  * above it is lost. Operands that are still in a cache can beat the memory bound: such rows show more than 100 % and
  * lose nothing. */
 #ifndef LLMC_PROFILE_ROWS_H
@@ -24,7 +24,7 @@ typedef enum { KIND_MATMUL, KIND_ATTENTION, KIND_MEMORY, KIND_LAUNCH, KIND_COMMU
 typedef struct {
     double flops, bytes;  // per second
     double launch;        // seconds of the shortest launch
-    double fp8_flops;     // of products in fp8; 0: as `flops`
+    double fp8_flops;     // of fp8 matmuls; 0: as `flops`
 } MeasuredPeaks;
 
 typedef struct {
@@ -53,8 +53,8 @@ typedef struct {
     double seconds;        // of the step by the host's clock, from its first launch to the end of its work
     double before, after;  // seconds before the first row starts and after the last one ends; NaN: unknown
     size_t dropped;        // launches that could not be recorded
-    size_t host_waits;     // times that the host waited for the device, the end of the step included
-    size_t stream_waits;   // times that a stream was made to wait for an event; 0 where kernels are not traced
+    size_t host_waits;     // host waits for the device, including the one at the end of the step
+    size_t stream_waits;   // stream waits for an event; 0 if kernels are not traced
 } ProfileStep;
 
 // What a gap between rows waits for: the host's launch, a row of another stream, or the switch from one kernel to the
@@ -64,11 +64,11 @@ typedef enum { GAP_HOST, GAP_STREAM, GAP_SWITCH, GAPS } Gap;
 // kernels - overlap + all gaps = span.
 typedef struct {
     double kernels;    // seconds of all rows added up
-    double overlap;    // of them counted more than once, because rows of several streams overlap
+    double overlap;    // the part counted more than once, because rows of several streams overlap
     double gap[GAPS];  // seconds in which nothing runs, by cause
     double span;       // from the beginning of the first row to the end of the last
     size_t gaps[GAPS], unscoped;
-    double communication, overlapped;        // seconds of communication; of them overlapped with other work
+    double communication, overlapped;        // seconds of communication, and its part overlapped with other work
     double broadcast, broadcast_overlapped;  // the same of share_parameters, which a run may overlap with its next step
 } Accounting;
 
@@ -107,7 +107,7 @@ static inline Kind profile_kind(const ProfileRow* r) {
     return KIND_MEMORY;
 }
 
-// The measured peak of an op's products.
+// The measured peak for an op's matmuls.
 static inline double profile_peak_flops(const char* op, const MeasuredPeaks* c) {
     return c->fp8_flops > 0 && strstr(op, "_fp8") ? c->fp8_flops : c->flops;
 }
@@ -124,8 +124,8 @@ static inline void profile_set_roofline(ProfileRow* r, const MeasuredPeaks* c) {
     r->bound = r->roofline == compute ? BOUND_COMPUTE : r->roofline == memory ? BOUND_MEMORY : BOUND_LAUNCH;
 }
 
-// Roofline times of all rows. Roofline time that a scope's longest row does not use goes to its helpers, in their
-// order; what they do not use either goes back.
+// Roofline times of all rows. Roofline time that a scope's longest row does not use goes to its helpers, in order; the
+// rest goes back to the longest row.
 static inline void profile_set_rooflines(ProfileStep* step, const MeasuredPeaks* c) {
     size_t scopes = 0;
     for (size_t i = 0; i < step->count; i++)
@@ -257,14 +257,14 @@ static inline double median_of(double* values, size_t n) {
     return n % 2 ? values[n / 2] : 0.5 * (values[n / 2 - 1] + values[n / 2]);
 }
 
-// By direction, layer and op.
+// Compare by direction, layer and op.
 static inline int profile_compare_places(const ProfileRow* a, const ProfileRow* b) {
     if (a->direction != b->direction) return a->direction < b->direction ? -1 : 1;
     if (a->layer != b->layer) return a->layer < b->layer ? -1 : 1;
     return strcmp(a->op, b->op);
 }
 
-// Rows of one place are in order of execution.
+// The same, then by order of execution.
 static inline int profile_place_ascending(const void* a, const void* b) {
     const ProfileRow *x = *(const ProfileRow*const*)a, *y = *(const ProfileRow*const*)b;
     int order = profile_compare_places(x, y);
@@ -310,10 +310,10 @@ static inline void profile_compare_steps(ProfileStep* chosen, const ProfileStep*
 // ---------------------------------------------------------------------------------------------------------
 // Accounting
 
-// A time in which nothing runs, before rows[before].
+// An interval in which nothing runs, before rows[before].
 typedef struct {
     double start, seconds;
-    double host;  // of them until the host has launched the next row
+    double host;  // the part until the host has launched the next row
     Gap rest;     // cause of the remaining seconds
     size_t before;
 } ProfileGap;

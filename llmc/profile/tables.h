@@ -27,7 +27,7 @@ static inline const char* profile_gap_name(Gap gap) {
 
 typedef struct {
     const ProfileRow* row;                                  // the first one; if grouped by op, one with work
-    size_t rows, calls;                                     // calls of the op; each may have several rows
+    size_t rows, calls;                                     // calls of the op; a call may have several rows
     double seconds, flops, bytes, roofline, lost, helpers;  // helpers: seconds lost in them
     double by_direction[DIRECTIONS];                        // seconds
     int has_roofline;

@@ -174,7 +174,7 @@ static inline void llmc_tokens_read(LlmcTokens* t, const char* path) {
                 header[2]);
         t->end_of_text = (int)header[3];
     }
-    // A token takes at least two bytes. So a damaged header cannot make this allocate more than the file justifies.
+    // A token takes at least two bytes, so a damaged header cannot make this allocate more than the file justifies.
     if ((size - at) / 2 < (size_t)t->count)
         die(USAGE, "%s: its header gives %d tokens, but only %zu bytes follow it; the file is truncated", path,
             t->count, size - at);

@@ -293,7 +293,7 @@ typedef struct {
     Text metadata, entries;
     uint64_t expected, written;  // bytes of data
     uint64_t bytes;              // of the whole file up to here
-    uint64_t flushed;            // of these, on their way to the disk
+    uint64_t flushed;            // of these, being written to the disk
     uint32_t crc;                // of the whole file up to here
     Crc32 table;
 } SafeTensorsWriter;
@@ -376,7 +376,7 @@ static inline int safetensors_writer_append(SafeTensorsWriter* w, const void* by
     return safetensors_writer_result(w);
 }
 
-// Flush to the disk and close. Must also be called after an error. w->crc and w->bytes are then those of the file.
+// Flush to the disk and close. Call it after an error, too. w->crc and w->bytes are then those of the file.
 static inline int safetensors_writer_finish(SafeTensorsWriter* w) {
     if (!w->error) CHECK(w->written == w->expected);
     if (!w->error && fsync(w->fd) != 0) w->error = errno;

@@ -11,7 +11,7 @@
 
 #define SAFETENSORS_INDEX "model.safetensors.index.json"
 
-// The shard that an entry of the index names, in the directory of the index. It is opened when it is named first.
+// The shard that an entry of the index names, in the directory of the index. It is opened at its first use.
 static inline const SafeTensors* safetensors_shard(SafeTensors* st, const JsonNode* entry) {
     const char *slash = strrchr(st->file, '/'), *name = entry->string;
     if (entry->type != JSON_STRING || !*name || strlen(name) != entry->length || strchr(name, '/') ||
@@ -19,7 +19,7 @@ static inline const SafeTensors* safetensors_shard(SafeTensors* st, const JsonNo
         die(USAGE, "%s: tensor \"%s\": is not mapped to a file in the same directory; the index is damaged", st->file,
             entry->key);
     char* path = xprintf("%.*s%s", slash ? (int)(slash + 1 - st->file) : 0, st->file, name);
-    // Most tensors are in the same shard as the one before.
+    // Most tensors are in the same shard as the previous one.
     for (int i = st->shard_count - 1; i >= 0; i--) {
         if (strcmp(st->shards[i].file, path) != 0) continue;
         free(path);

@@ -6,11 +6,11 @@
  *   mask          if [4] is 1: (count + 7) / 8 bytes; bit i % 8 of byte i / 8: token i counts as a target
  *
  * [4] and [5] are zero in llm.c's files: all tokens are targets. With a row length, documents are packed so that none
- * crosses a multiple of it. dev/data/prepare_chat.py writes both: the loss is that of the answers alone. The count is an
- * int32 in llm.c and [3] is zero there; the high half extends it to files of any size. A data set is a
- * glob of such files, read in the order of their names with pread: no file position and no mapping, so any number of
- * threads may read, and a disk error is a message instead of a signal. There may be more files than a process may hold
- * open: those past half of that limit are opened for each read. */
+ * crosses a multiple of it. dev/data/prepare_chat.py sets both, so that only answers count for the loss. The count is
+ * an int32 in llm.c and [3] is zero there; the high half extends it to files of any size. A data set is a glob of such
+ * files, read in the order of their names with pread, without file positions or mappings. So any number of threads may
+ * read, and a disk error is a message instead of a signal. If there are more files than half of the process's limit on
+ * open files, the rest are opened for each read. */
 #ifndef LLMC_DATA_FILES_SHARDS_H
 #define LLMC_DATA_FILES_SHARDS_H
 
@@ -30,7 +30,7 @@ enum {
     SHARD_FINGERPRINT_BYTES = 65536
 };
 
-// The first error while reading. A thread that reads ahead does not end the program, but passes this on.
+// The first error while reading. A thread that reads ahead does not end the program, but reports it here.
 typedef struct {
     int status;
     char* message;  // NULL: nothing
@@ -67,12 +67,12 @@ __attribute__((format(printf, 3, 4))) static inline void read_failed(ReadError* 
     e->message = message;
 }
 
-// End the program, as the reader would have, if there was an error.
+// If there was an error, end the program as the reader would have.
 static inline void read_error_end(const ReadError* e) {
     if (e->message) die(e->status, "%s", e->message);
 }
 
-// Whether the file may stay open for the whole run. Raises the process's limit on descriptors first, if possible.
+// Whether the file may stay open for the whole run. Raises the process's limit on open files first, if possible.
 static inline int shard_may_stay_open(int fd) {
     struct rlimit limit;
     if (getrlimit(RLIMIT_NOFILE, &limit) != 0 || (rlim_t)fd < limit.rlim_cur / 2) return 1;
@@ -153,7 +153,7 @@ static inline Shard shard_open(const char* path) {
     return s;
 }
 
-// Open, by `open_one`, every file that `pattern` (a shell glob) matches, or the file with exactly that name.
+// Open every file that `pattern` (a shell glob) matches, or the file with exactly that name, with `open_one`.
 static inline void shards_open_with(Shards* s, const char* pattern, Shard (*open_one)(const char* path)) {
     glob_t found;
     int is_name = file_exists(pattern), result = is_name ? 0 : glob(pattern, 0, NULL, &found);
@@ -188,7 +188,7 @@ static inline void shards_close(Shards* s) {
     memset(s, 0, sizeof(*s));
 }
 
-// Read tokens offset .. offset + n - 1 of one shard into out [n]. An id of 2^31 or more comes out negative. If reading
+// Read tokens offset .. offset + n - 1 of one shard into out [n]. Ids of 2^31 or more become negative. If reading
 // fails, `error` is set and out is zeros; with `error` NULL the program ends. Readers built on this do the same.
 static inline void shards_read(const Shards* s, int shard, uint64_t offset, size_t n, int* out, ReadError* error) {
     const Shard* file = &s->shard[shard];

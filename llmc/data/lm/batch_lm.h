@@ -1,6 +1,6 @@
 /* Batches for next-token prediction: windows of T + 1 tokens; the inputs are the first T, the targets the last T.
  *
- * A target that does not count for the loss is -1; which ones do is in the shard's mask.
+ * A target that does not count for the loss is -1; the shard's mask determines which targets count.
  *
  * A shard of n tokens has (n - 1) / T windows with stride T: every target is used once in an epoch, and no window
  * crosses from one file to the next. The order is a seeded permutation of all windows, new in every epoch, or the order
@@ -17,10 +17,10 @@ enum { IN_ORDER = 0, SHUFFLED = 1 };
 typedef struct {
     const Shards* shards;
     int B, T;
-    int V;  // all tokens are below
+    int V;  // all tokens are below V
     uint64_t seed;
     int shuffle;      // IN_ORDER or SHUFFLED
-    int has_mask;     // a shard has one: not all targets count
+    int has_mask;     // some shard has a mask: not all targets count
     uint64_t* first;  // [shards->count + 1] number of windows before each shard; the last is the total
 } BatchLm;
 
@@ -65,7 +65,7 @@ static inline uint64_t batch_lm_window(const BatchLm* b, uint64_t sequence) {
     return b->shuffle == SHUFFLED ? rng_permute(i, windows, rng_stream(b->seed, epoch, 0, SITE_SHUFFLE)) : i;
 }
 
-// The shard that has window w: the last whose first window is not after it. *offset: the window's first token there.
+// Find the shard of window w, the last one that starts at or before w. *offset: the window's first token in it.
 static inline int batch_lm_find(const BatchLm* b, uint64_t w, uint64_t* offset) {
     int low = 0, high = b->shards->count - 1;
     while (low < high) {
@@ -77,7 +77,7 @@ static inline int batch_lm_find(const BatchLm* b, uint64_t w, uint64_t* offset) 
     return low;
 }
 
-// The targets of `sequences` sequences, starting with number `sequence`, that count.
+// The number of targets that count in `sequences` sequences, starting with number `sequence`.
 static inline uint64_t batch_lm_count(const BatchLm* b, uint64_t sequence, uint64_t sequences) {
     uint64_t count = b->has_mask ? 0 : sequences * (uint64_t)b->T;
     for (uint64_t i = 0; i < sequences && b->has_mask; i++) {
@@ -141,8 +141,8 @@ static inline void documents_place(Documents* documents, int* ints, int N) {
     documents->cu_seqlens = ints + 2 * (size_t)N;
 }
 
-// Find the documents in inputs [B, T]: one begins at each multiple of `piece` tokens in a sequence (T: at its start
-// alone), and at each token `end_of_text`, which is the first token of a document in the files.
+// Find the documents in inputs [B, T]. One begins at each multiple of `piece` tokens in a sequence (piece T: at its
+// start only), and at each token `end_of_text`, which is the first token of a document in the files.
 static inline void documents_find(Documents* documents, const int* inputs, int B, int T, int piece, int end_of_text) {
     documents->count = documents->longest = 0;
     documents->sum_sq_len = 0;

@@ -1,4 +1,4 @@
-/* The largest token of a shard. Otherwise a vocabulary that is too small for the data would be noticed at the first
+/* Find the largest token of a shard. Otherwise a vocabulary too small for the data would be noticed only at the first
  * such token, perhaps thousands of steps into a run. All threads read; the disk or the page cache is the limit.
  *
  * The result of a scan is kept as a line of text for each shard: size in bytes, modification time in nanoseconds,
@@ -43,7 +43,7 @@ static inline uint32_t token_scan_largest(const void* tokens, size_t n, int widt
     return width == 4 ? largest : most;
 }
 
-// The index of the first `token` among n; it must be there.
+// The index of the first `token` among n; it must occur.
 static inline size_t token_scan_find(const void* tokens, size_t n, int width, uint32_t token) {
     size_t i = 0;
     while (i + 1 < n && (width == 4 ? ((const uint32_t*)tokens)[i] : ((const uint16_t*)tokens)[i]) != token) i++;

@@ -4,7 +4,7 @@
  *             rounds to even. Of these, 80 % become [MASK], 10 % a token drawn from the whole vocabulary, 10 % stay
  *             unchanged
  *   words     with whole_words the tokens of a word are chosen together, and a word that would exceed the count is
- *             skipped; if only such words are left, the first of them gives as many tokens as are missing */
+ *   skipped; if only such words are left, the first of them supplies the missing tokens */
 #ifndef LLMC_DATA_MLM_BATCH_MLM_H
 #define LLMC_DATA_MLM_BATCH_MLM_H
 
@@ -43,9 +43,9 @@ static inline int mlm_find_words(MlmWord* word, int count, const MlmData* data, 
     return count;
 }
 
-// Set chosen [row] for `wanted` rows of the words. Shuffles the words as far as necessary.
+// Set chosen [row] for `wanted` rows of the words. Shuffles only as many words as it needs.
 static inline void mlm_choose(unsigned char* chosen, MlmWord* word, int count, int wanted, MlmDraws* draws) {
-    MlmWord skipped = {0, 0};  // the first that was too long
+    MlmWord skipped = {0, 0};  // the first word that was too long
     for (int i = 0; i < count && wanted > 0; i++) {
         int k = i + (int)mlm_draw_below(draws, (uint32_t)(count - i));
         MlmWord w = word[k];

@@ -8,15 +8,15 @@
  *             sentences from a uniformly drawn sentence of another, uniformly drawn document
  *   length    while A and B are too long together, the longer one loses a token, its first or its last by a fair draw
  *
- * At the start every document is cut into chunks of about T tokens. An epoch visits every chunk once: in an order of
- * its own, or with in_order in the order of the files. A chunk between two others of its document begins up to half a
- * chunk earlier or later in each epoch. All draws depend on (seed, epoch, chunk) alone: any rank, batch size and
- * resumed run sees the same sequences. With static_masks = N the draws of epoch e are those of epoch e % N, as if N
- * copies had been prepared beforehand.
+ * Every document is first cut into chunks of about T tokens. An epoch visits every chunk once, in an order of its own
+ * or, with in_order, in the order of the files. A chunk between two others of its document begins up to half a chunk
+ * earlier or later in each epoch. All draws depend on (seed, epoch, chunk) alone: any rank, batch size and resumed run
+ * sees the same sequences. With static_masks = N, epoch e uses the draws of epoch e % N, as if N copies had been
+ * prepared beforehand.
  *
- * pack > 1 counts in rows. A row is up to `pack` sequences that together have at most T tokens and max_predictions
- * masks, combined from the lengths of the chunks by best fit, longest first. A sequence then has at most the length of
- * its chunk. Without packing a row is one sequence. */
+ * With pack > 1, a batch counts rows. A row is up to `pack` sequences that together have at most T tokens and
+ * max_predictions masks, combined from the lengths of the chunks by best fit, longest first. A sequence then has at
+ * most the length of its chunk. Without packing a row is one sequence. */
 #ifndef LLMC_DATA_MLM_PAIRS_H
 #define LLMC_DATA_MLM_PAIRS_H
 
@@ -84,13 +84,13 @@ static inline uint32_t mlm_draw_below(MlmDraws* r, uint32_t n) {
 }
 
 // ---------------------------------------------------------------------------------------------------------
-// The data set: chunks, and rows of several
+// The data set: chunks, and rows of several chunks
 
 // [CLS] and one or two [SEP].
 static inline uint32_t mlm_special_tokens(const MlmData* data) { return data->recipe.next_sentence ? 3 : 2; }
 
-// The end of the fewest sentences from `first` on that have at least `tokens` tokens and are at least `least`; at most
-// the end of the document.
+// The end of the shortest range of sentences from `first` on with at least `tokens` tokens and `least` sentences; at
+// most the end of the document.
 static inline uint32_t mlm_fill(const MlmData* data, uint64_t document, uint32_t first, uint32_t tokens,
                                 uint32_t least) {
     uint32_t end = first, n = data->text.document[document].sentences;
@@ -130,7 +130,7 @@ static inline int mlm_budget(const MlmData* data, uint64_t chunk) {
 
 static inline void mlm_pack_rows(MlmData* data) {
     const uint32_t none = UINT32_MAX;
-    uint32_t* next = (uint32_t*)xmalloc((size_t)data->chunks * sizeof(uint32_t));  // chunk with the same length
+    uint32_t* next = (uint32_t*)xmalloc((size_t)data->chunks * sizeof(uint32_t));  // the next chunk of the same length
     uint32_t* head = (uint32_t*)xmalloc(((size_t)data->T + 1) * sizeof(uint32_t));
     data->order = (uint32_t*)xmalloc((size_t)data->chunks * sizeof(uint32_t));
     data->row_ends = (uint32_t*)xmalloc((size_t)data->chunks * sizeof(uint32_t));
@@ -161,7 +161,7 @@ static inline void mlm_pack_rows(MlmData* data) {
     free(head);
 }
 
-// Ends with USAGE if no data can be read with this recipe.
+// Ends with USAGE if the recipe is invalid for sequences of T tokens.
 static inline void mlm_check_recipe(MlmRecipe recipe, int T) {
     if (T < MLM_MIN_LENGTH)
         die(USAGE, "sequences of %d tokens are too short; -t must be at least %d", T, (int)MLM_MIN_LENGTH);
@@ -200,7 +200,7 @@ static inline void mlm_close(MlmData* data) {
 // The number of sequences in an epoch; with packing, of rows.
 static inline uint64_t mlm_sequences(const MlmData* data) { return data->rows; }
 
-// Identifies the data set, for a resumed run.
+// Identifies the data set when a run is resumed.
 static inline uint32_t mlm_fingerprint(const MlmData* data) { return shards_fingerprint(&data->text.files); }
 
 // Ends with USAGE unless the data fits a model with V tokens.

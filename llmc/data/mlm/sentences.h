@@ -60,7 +60,7 @@ static inline SentencesHeader sentences_header_from(const int32_t* h) {
     return r;
 }
 
-// Read from a file that was checked before, but may have become shorter since.
+// Read from a file that was checked before but may have been truncated since.
 static inline void sentences_pread(const Shard* file, void* bytes, size_t n, uint64_t offset) {
     if (shard_pread(file, bytes, n, offset) != 0)
         die(FAILED, "%s: cannot be read: %s", file->path, errno ? strerror(errno) : "the file became shorter");
@@ -128,7 +128,7 @@ static inline uint32_t* sentences_read_continues(const Shard* file, const Senten
     return continues;
 }
 
-// Compare the headers of two files, and their bitmaps, which differ for most vocabularies where there is no hash.
+// Compare the headers and bitmaps of two files. Without a hash, different vocabularies mostly differ in their bitmaps.
 static inline int sentences_same_vocabulary(const SentencesHeader* a, const SentencesHeader* b,
                                             const uint32_t* continues_a, const uint32_t* continues_b) {
     return a->V == b->V && a->pad == b->pad && a->unk == b->unk && a->cls == b->cls && a->sep == b->sep &&

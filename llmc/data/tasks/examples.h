@@ -11,7 +11,7 @@ typedef struct {
     int* tokens;    // [begin[count]]
     int* second;    // [count] position where segment B begins; the length of the sequence if there is none
     int* label;     // [count, 2] class and 0, or first and last position
-    int* group;     // [count] what it belongs to, ascending: the question of a window; else its own number
+    int* group;     // [count] its group, ascending: a window's question; else its own number
     int targets;    // of an example: 1, its class; or 2, the first and the last position of the answer
     size_t capacity, token_capacity;
 } Examples;
@@ -47,7 +47,7 @@ static inline void examples_add(Examples* e, const int* tokens, int n, int secon
     e->begin[++e->count] = at + (size_t)n;
 }
 
-// CRC-32 of everything that is trained on.
+// CRC-32 of all training data.
 static inline uint32_t examples_fingerprint(const Examples* e) {
     Crc32 table;
     size_t n = (size_t)e->count;
@@ -58,7 +58,7 @@ static inline uint32_t examples_fingerprint(const Examples* e) {
 }
 
 // ---------------------------------------------------------------------------------------------------------
-// Batches. Targets are in the place of the masked tokens: a class at the first row of the sequence, or two positions.
+// Batches. Targets take the place of masked tokens: a class at the first row of the sequence, or two positions.
 
 static inline void examples_batch_add(MlmBatch* b, const Examples* e, int i) {
     const int *tokens = e->tokens + e->begin[i], length = examples_length(e, i), second = e->second[i];
@@ -72,7 +72,7 @@ static inline void examples_batch_add(MlmBatch* b, const Examples* e, int i) {
     mlm_batch_end(b, -1);
 }
 
-// Examples index .. index + B - 1, counted over all epochs. With `shuffle` every epoch has an order of its own.
+// Examples index .. index + B - 1, counted over all epochs. With `shuffle` every epoch has its own order.
 static inline void examples_batch_read(MlmBatch* b, const Examples* e, uint64_t seed, int shuffle, uint64_t index,
                                        int B, int64_t first) {
     uint64_t n = (uint64_t)e->count;
@@ -83,7 +83,7 @@ static inline void examples_batch_read(MlmBatch* b, const Examples* e, uint64_t 
     }
 }
 
-// The number of first examples that make whole groups and are at most `most` (0: no limit), but at least one group.
+// The number of examples, from the first, that form whole groups: at most `most` (0: no limit), but at least one group.
 static inline int examples_first(const Examples* e, uint64_t most) {
     if (most == 0 || most >= (uint64_t)e->count) return e->count;
     int n = (int)most;
@@ -93,8 +93,8 @@ static inline int examples_first(const Examples* e, uint64_t most) {
     return n;
 }
 
-// The next examples for evaluation, at most B, among the first `count` from number *next on, of the groups of one rank
-// of `ranks`. Returns how many there are, 0 after the last, and their numbers in number [B].
+// Read the next examples for evaluation: at most B, from number *next on among the first `count`, whose groups belong
+// to this rank. Returns how many there are, 0 after the last, and their numbers in number [B].
 static inline int examples_batch_next(MlmBatch* b, int* number, const Examples* e, int* next, int count, int B,
                                       int rank, int ranks) {
     mlm_batch_begin(b, 0);

@@ -47,7 +47,7 @@ static inline void label_names_add(LabelNames* n, const char* text, size_t lengt
     n->name[n->count++] = xprintf("%.*s", (int)length, text);
 }
 
-// The class of that name, -1 if there is none.
+// The class with that name, -1 if there is none.
 static inline int label_names_find(const LabelNames* n, const char* text, size_t length) {
     for (int i = 0; i < n->count; i++)
         if (strlen(n->name[i]) == length && memcmp(n->name[i], text, length) == 0) return i;
@@ -88,7 +88,7 @@ typedef struct {
     size_t length;
 } Field;
 
-// A file while it is read: its columns, and the last line.
+// The state of reading a file: its columns, and the last line.
 typedef struct {
     const char* path;
     char* text;
@@ -161,8 +161,8 @@ static inline int labelled_is_cola(const Field* field, int count) {
     return 1;
 }
 
-// Find the columns that a header names, if the first line is one. With NULL `names` the file must have labels.
-// Otherwise it may have none, and a first line that begins with a number or one of the names is not a header without
+// If the first line is a header, find the columns that it names. With NULL `names` the file must have labels. Otherwise
+// labels are optional, and a first line that begins with a number or one of the names is not taken for a header without
 // labels.
 static inline void labelled_read_header(Labelled* l, const LabelNames* names) {
     static const char* const columns[][2] = {{"|text|text_a|sentence|sentence1|question1|premise|#1 String|",
@@ -208,7 +208,7 @@ static inline void labelled_refuse_header(const char* path, Field first) {
         (int)min_size(first.length, 80), first.text);
 }
 
-// `names`: those of the classes if the file may have no labels (for predictions); else NULL.
+// `names`: the names of the classes, for a file whose labels are optional (predictions); else NULL.
 static inline void labelled_open(Labelled* l, const char* path, const LabelNames* names) {
     memset(l, 0, sizeof *l);
     l->path = path;
@@ -240,7 +240,7 @@ static inline int labelled_next(Labelled* l, Field field[LABELLED_COLUMNS]) {
 // ---------------------------------------------------------------------------------------------------------
 // Examples
 
-// Take the names of the classes, at most `labels`, from training data. There are none if all labels are numbers below
+// Take the names of the classes, at most `labels`, from training data. None are set if all labels are numbers below
 // `labels`, or if `labels` is 1 (a regression).
 static inline void labelled_find_names(LabelNames* names, const char* path, int labels) {
     Labelled l;
@@ -299,7 +299,7 @@ static inline void labelled_add(Examples* e, const WordPiece* words, Field a, Fi
     free(first.id), free(second.id), free(all.id);
 }
 
-// End with USAGE: a label is neither a class nor, for a regression, a number.
+// End with USAGE: the label is not a class or, for a regression, not a number.
 static inline void labelled_refuse_label(const Labelled* l, Field label, const LabelNames* names, int labels) {
     int is_name = l->line == 1 && isnan(field_number(label)), length = (int)min_size(label.length, 80);
     const char* hint = is_name ? LABELLED_HINT : "";
@@ -313,8 +313,8 @@ static inline void labelled_refuse_label(const Labelled* l, Field label, const L
         names->count ? names->name[0] : "", hint);
 }
 
-// Read a file of texts with one of `labels` classes each, or with a number (as the bits of a float) if `labels` is 1,
-// as sequences of at most T >= 8 tokens. `may_lack` 1: the file may have no labels; the class of every example is then
+// Read a file of texts, as sequences of at most T >= 8 tokens. Each has one of `labels` classes or, if `labels` is 1, a
+// number (stored as the bits of a float). `may_lack` 1: labels are optional; without them the class of every example is
 // -1.
 static inline void labelled_read(Examples* e, const char* path, const WordPiece* words, const LabelNames* names,
                                  int labels, int T, int may_lack) {

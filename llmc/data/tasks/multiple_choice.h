@@ -6,9 +6,9 @@
  *                 the number of endings, then the length and the tokens of the context, and the same for each ending;
  *                 with version 2 (of this project) last the characters of each ending, which losses are divided by
  *
- * If an example has 65,536 bytes or more, or so large a number, the field has the low 16 bits: the lengths determine
- * where an example ends. (llm.c uses the bytes instead, and expects four endings and fewer examples.) An example with
- * one ending is a cloze: it asks for that ending, as LAMBADA asks for the last word of a text.
+ * Fields for bytes and numbers of 65,536 or more hold the low 16 bits only; the lengths determine where an example
+ * ends. (llm.c uses the bytes instead, and expects four endings and fewer examples.) An example with one ending is a
+ * cloze: it asks for that ending, as LAMBADA asks for the last word of a text.
  *
  * The whole file is checked and kept in memory. */
 #ifndef LLMC_DATA_TASKS_MULTIPLE_CHOICE_H
@@ -136,7 +136,7 @@ static inline void multiple_choice_open(MultipleChoice* c, const char* path, int
     size_t n = (size - SHARD_HEADER_BYTES) / sizeof *c->words;
     c->count = (int)header[2];
     c->chance = header[MULTIPLE_CHOICE_CHANCE] / 1e6;
-    // An example takes at least nine words. So a damaged header cannot make this allocate more than the file justifies.
+    // An example takes at least nine words, so a damaged header cannot make this allocate more than the file justifies.
     if (c->count < 1 || (size_t)c->count > n / 9)
         die(USAGE, "%s: its header gives %d examples, but %zu bytes follow it; the file is truncated or damaged", path,
             c->count, size - SHARD_HEADER_BYTES);

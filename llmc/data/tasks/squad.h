@@ -1,4 +1,4 @@
-/* Answers to the questions of a SQuAD file (squad_files.h), and how good they are (squad_match.h).
+/* Answers to the questions of a SQuAD file (squad_files.h), and their scores (squad_match.h).
  *
  * The answer is the part of the context with the largest sum of a start and an end logit, over all windows and all
  * parts of at most `most_answer` tokens. In v2.0 there is no answer if the smallest sum at [CLS] is larger.
@@ -14,15 +14,15 @@
 // ---------------------------------------------------------------------------------------------------------
 // Answers
 
-// The number of questions that the model has answered, also with "no answer".
+// The number of questions that the model has answered, including those answered with "no answer".
 static inline int squad_answered(const Squad* s) {
     int count = 0;
     for (int i = 0; i < s->questions; i++) count += s->answer[i].example != 0;
     return count;
 }
 
-// Take the model's output for an example: logits[t * stride] that position t of its sequence starts the answer, and
-// logits[t * stride + 1] that it ends it. Of equal scores the first one counts, and NaN is never the best.
+// Take the model's output for an example: logits[t * stride] for position t of its sequence being the start of the
+// answer, logits[t * stride + 1] for the end. Of equal scores the first one counts, and NaN is never the best.
 static inline void squad_take(Squad* s, const Examples* e, int example, const real* logits, int stride) {
     SquadAnswer* a = &s->answer[e->group[example]];
     int begin = e->second[example], end = examples_length(e, example) - 1;  // positions of the context
@@ -132,7 +132,7 @@ static inline void squad_share_end(SquadShare* share) {
     share->f1 = 100.0 * share->f1 / share->questions;
 }
 
-// Whether the file has an answer, or says that there is none.
+// Whether the file gives the answer, or states that there is none.
 static inline int squad_is_known(const Squad* s, int question) {
     return s->question[question].gold_count > 0 || s->question[question].is_impossible;
 }

@@ -50,8 +50,8 @@ typedef struct {
     int is_impossible;
 } SquadQuestion;
 
-// What a model predicts for a question; all 0 if none of its windows has been seen. One rank must see all windows of a
-// question: then the sum over ranks is what that rank found. All members are doubles, so that they can be summed.
+// A model's prediction for a question; all 0 if none of its windows has been seen. One rank must see all windows of a
+// question, so that the sum over ranks is that rank's result. All members are doubles, so that they can be summed.
 typedef struct {
     double score, null_score;  // of the best part of the context (-INFINITY: there is none), and of no answer
     double example;            // 1 + the window of that part
@@ -71,7 +71,7 @@ typedef struct {
     Text text;            // contexts, ids, gold answers
     TokenIds tokens;      // of the contexts, with the bytes that they come from
     SquadAnswer* answer;  // [questions]
-    int unanswered;       // questions for which the file does not tell whether they have an answer
+    int unanswered;       // questions for which the file does not say whether they have an answer
     int misplaced;        // questions whose first answer is not at answer_start
     char* first_misplaced;
 } Squad;
@@ -79,8 +79,8 @@ typedef struct {
 // ---------------------------------------------------------------------------------------------------------
 // Windows
 
-// Find the tokens first .. last among begin .. end - 1 of a context that cover its bytes from .. to - 1. Returns 0 if
-// begin .. end - 1 do not cover them.
+// Find the tokens first .. last, among tokens begin .. end - 1 of a context, that cover bytes from .. to - 1. Returns 0
+// if they do not cover these bytes.
 static inline int squad_find(const TextSpan* origin, int begin, int end, size_t from, size_t to, int* first,
                              int* last) {
     if (begin == end || origin[begin].begin > from || origin[end - 1].end < to) return 0;
@@ -251,7 +251,7 @@ static inline void squad_check_ids(const Squad* s) {
     free(id);
 }
 
-// Forget all answers, before an evaluation.
+// Clear all answers before an evaluation.
 static inline void squad_begin(Squad* s) { memset(s->answer, 0, (size_t)s->questions * sizeof *s->answer); }
 
 // Read a file, and make examples of its windows: window i is example i, and its group is the number of its question.
@@ -302,7 +302,7 @@ static inline void squad_close(Squad* s) {
     memset(s, 0, sizeof *s);
 }
 
-// Warn about what is odd in the file. For one rank.
+// Warn about oddities of the file. Call it on one rank.
 static inline void squad_warn(const Squad* s) {
     int trains = s->settings.use == SQUAD_TRAIN;
     if (s->misplaced)

@@ -1,5 +1,5 @@
-/* Text to the tokens of a byte-level BPE vocabulary, as GPT-2's tokenizer makes them. tokenizer.h decodes; bpe_files.h
- * reads the files.
+/* Text to the tokens of a byte-level BPE vocabulary, like GPT-2's tokenizer. tokenizer.h decodes; bpe_files.h reads the
+ * files.
  *
  * A text is split into words: a contraction ('s 't 're 've 'm 'll 'd), or a run of letters, of numbers, or of anything
  * else except white space, each with the space before it if there is one. Of white space before a word, the last
@@ -7,10 +7,10 @@
  * of neighbours with the lowest rank (the leftmost of equal ones) becomes one symbol. The remaining symbols are the
  * tokens.
  *
- * The tokens are those of Hugging Face's `tokenizers` for every text. Invalid UTF-8 becomes U+FFFD, as Python's
- * decode(errors="replace") does it. Tokens that a tokenizer would add around a text are not added. A vocabulary need
- * not have a token for every byte: a missing one becomes the unknown token. If there is no unknown token, the library
- * silently drops the byte; here a text that contains it is refused.
+ * The tokens are those of Hugging Face's `tokenizers` for every text. Invalid UTF-8 becomes U+FFFD, as in Python's
+ * decode(errors="replace"). Tokens that a tokenizer would add around a text are not added. A vocabulary need not have a
+ * token for every byte: a missing one becomes the unknown token. Without an unknown token, the library silently drops
+ * the byte; here a text that contains it is refused.
  *
  * A word of n bytes in which m different merges apply takes O(n * m) steps. That suits prompts: words are short.
  *
@@ -41,7 +41,7 @@ static inline UnicodeClass bpe_class(const char* text, size_t n, size_t* bytes) 
     return unicode_class((uint32_t)utf8_decode(text, n, bytes));
 }
 
-// Bytes of the contraction that a text begins with, 0 for none.
+// Bytes of the contraction at the start of a text, 0 if there is none.
 static inline size_t bpe_contraction(const char* text, size_t n) {
     if (n < 2 || text[0] != '\'') return 0;
     if (strchr("stmd", text[1]) && text[1]) return 2;
@@ -50,7 +50,7 @@ static inline size_t bpe_contraction(const char* text, size_t n) {
     return is_two ? 3 : 0;
 }
 
-// Bytes of the word that a text of n > 0 bytes begins with.
+// Bytes of the word at the start of a text of n > 0 bytes.
 static inline size_t bpe_word(const char* text, size_t n) {
     size_t end = bpe_contraction(text, n), last = 0, bytes;
     if (end > 0) return end;
@@ -82,8 +82,8 @@ static inline void bpe_set_rank(const Bpe* b, BpeSymbols* s, size_t i, int right
     s->rank[i] = m ? m->rank : BPE_NO_MERGE;
 }
 
-// Make all merges of rank `lowest`, which no rank in the word is below, from left to right. A merge may form pairs of a
-// lower or the same rank with its neighbours: those come first, the lower before the higher, the left before the right.
+// Make all merges of rank `lowest`, the lowest rank in the word, from left to right. A merge may form pairs of a lower
+// or the same rank with its neighbours. Those come first: lower before higher rank, left before right.
 static inline void bpe_merge_lowest(const Bpe* b, BpeSymbols* s, int lowest) {
     size_t to = 0;  // symbols before it are done; those from i on are unchanged
     for (size_t i = 0; i < s->count;) {
@@ -125,7 +125,7 @@ static inline size_t bpe_merge(int* ids, int* rank, const Bpe* b, const char* wo
     }
 }
 
-// The longest added token of this round that a text begins with, NULL for none.
+// The longest added token of this round at the start of a text, NULL if there is none.
 static inline const BpeAdded* bpe_added_at(const Bpe* b, const char* text, size_t n, int round) {
     for (size_t i = 0; i < b->added_count && b->begins[round][(unsigned char)text[0]]; i++) {
         const BpeAdded* a = &b->added[i];
@@ -134,8 +134,8 @@ static inline const BpeAdded* bpe_added_at(const Bpe* b, const char* text, size_
     return NULL;
 }
 
-// Encode a text between added tokens that were found in earlier rounds. Returns the number of tokens; ids and rank have
-// room for n.
+// Encode a text between added tokens found in earlier rounds. Returns the number of tokens; ids and rank have room for
+// n.
 static inline size_t bpe_encode_part(int* ids, int* rank, const Bpe* b, const char* text, size_t n,
                                      SpecialTokens special, int round) {
     size_t count = 0, begin = 0;

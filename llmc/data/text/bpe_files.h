@@ -1,6 +1,6 @@
 /* The files of a byte-level BPE vocabulary: tokenizer.json, or vocab.json with merges.txt (encoder.json with vocab.bpe
- * in older releases). They give the token of each byte, the merges, and added tokens. What bpe.h would encode in
- * another way than the file's own tokenizer is refused with the name of the key.
+ * in older releases). They give the token of each byte, the merges, and added tokens. A file with a setting that bpe.h
+ * would encode differently is refused, with the name of the key.
  *
  * 50,000 merges take 2 MB. */
 #ifndef LLMC_DATA_TEXT_BPE_FILES_H
@@ -8,7 +8,7 @@
 
 #include "llmc/data/text/tokenizer.h"
 
-// Two neighbours become one symbol.
+// A merge of two neighbours into one symbol.
 typedef struct {
     int left, right;  // -1: a free slot of the table
     int rank, id;
@@ -21,14 +21,14 @@ typedef struct {
     int id, is_special, round;
 } BpeAdded;
 
-// Added tokens are searched for in two rounds, the second one between the finds of the first: those that the library
-// would search for in normalized text come second. The files read here normalize nothing, but the order matters where
-// tokens overlap.
+// Added tokens are searched for in two rounds. The second round, for tokens that the library would search for in
+// normalized text, searches between the finds of the first. The files read here normalize nothing, but the order
+// matters if tokens overlap.
 enum { BPE_ROUNDS = 2 };
 
 typedef struct {
     char* vocabulary;  // name of its file
-    int byte_id[256];  // -1: a text with this byte is refused
+    int byte_id[256];  // -1: texts with this byte are refused
     BpeMerge* merge;   // [slots] a hash table
     uint32_t slots;    // a power of 2
     BpeAdded* added;   // [added_count], the longest first
@@ -45,7 +45,7 @@ static inline BpeMerge* bpe_merge_slot(const Bpe* b, int left, int right) {
     }
 }
 
-// What reading needs: the vocabulary by spelling.
+// State while reading: the vocabulary by spelling.
 typedef struct {
     Bpe* bpe;
     char *vocabulary, *merges;    // file names; the same for tokenizer.json
@@ -94,7 +94,7 @@ static inline void bpe_read_vocabulary(BpeFiles* f, const JsonNode* vocabulary) 
     }
 }
 
-// Bytes without a token become the unknown token of tokenizer.json, if it has one and uses one for each byte.
+// Bytes without a token become the unknown token of tokenizer.json, if it has one and uses it for each byte.
 static inline void bpe_read_unknown(BpeFiles* f, const JsonNode* model) {
     const char *file = f->vocabulary, *unknown = json_get_string_or(model, "unk_token", "", file);
     int is_other = json_get_bool_or(model, "fuse_unk", 0, file) || json_get_bool_or(model, "byte_fallback", 0, file);
@@ -259,7 +259,7 @@ static inline void bpe_free(Bpe* b) {
 }
 
 // Returns 0, or -1 if `directory` has neither tokenizer.json nor a vocabulary. Ends with USAGE if the vocabulary is
-// damaged, has no merges next to it, or treats a text differently than GPT-2's.
+// damaged, has no merges file, or encodes text differently from GPT-2's.
 static inline int bpe_open(Bpe* b, const char* directory) {
     static const char* const vocabularies[] = {"tokenizer.json", "vocab.json", "encoder.json"};
     static const char* const merges[] = {"merges.txt", "vocab.bpe"};

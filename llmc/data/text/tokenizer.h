@@ -166,7 +166,7 @@ static inline const char* tokenizer_decode(const Tokenizer* t, int id, size_t* l
 
 static inline int tokenizer_end_of_text(const Tokenizer* t) { return t->end_of_text; }
 
-// The id of the token with these bytes; -1: there is none. Special tokens are the last ones.
+// The id of the token with these bytes; -1 if there is none. Special tokens are the last ones.
 static inline int tokenizer_find(const Tokenizer* t, const char* text, size_t n) {
     for (int id = t->size - 1; id >= 0; id--)
         if (t->token[id].length == (int)n && memcmp(t->bytes.text + t->token[id].start, text, n) == 0) return id;

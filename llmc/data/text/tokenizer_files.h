@@ -1,5 +1,5 @@
-/* The files of a tokenizer, kept in memory from the start of a run. Every checkpoint gets a copy. The directory that
- * they came from may be renamed or deleted during the run: it may be an older checkpoint of the same run. */
+/* The files of a tokenizer, kept in memory from the start of a run. Every checkpoint gets a copy. Their directory may
+ * be renamed or deleted during the run, for example if it is an older checkpoint of the same run. */
 #ifndef LLMC_DATA_TEXT_TOKENIZER_FILES_H
 #define LLMC_DATA_TEXT_TOKENIZER_FILES_H
 
@@ -14,7 +14,7 @@ typedef struct {
 } TokenizerFile;
 
 typedef struct {
-    char* directory;  // where they were read; NULL: no tokenizer
+    char* directory;  // where they were read from; NULL: no tokenizer
     TokenizerFile file[TOKENIZER_FILES_MOST];
     int count;
 } TokenizerFiles;

@@ -1,5 +1,4 @@
-/* Text to the tokens of a WordPiece vocabulary and back, as BERT's tokenizer does it. wordpiece_files.h reads the
- * files.
+/* Text to the tokens of a WordPiece vocabulary and back, like BERT's tokenizer. wordpiece_files.h reads the files.
  *
  * Control characters are removed from the text and, for an uncased vocabulary, it is lower-cased and stripped of
  * accents. It is split at white space and around punctuation and CJK ideographs. Each word is cut from its left into
@@ -55,7 +54,7 @@ static inline void wordpiece_put(Text* word, uint32_t c) {
     text_append(word, bytes, utf8_encode(bytes, c));
 }
 
-// A word as it is looked up, and if requested, for each of its bytes the character of the text that it comes from.
+// A word in the form that is looked up. If requested, also the character of the text that each of its bytes comes from.
 typedef struct {
     Text text;
     TextSpan* origin;  // [text.length]
@@ -110,11 +109,11 @@ static inline void wordpiece_add_alone(TokenIds* out, const WordPiece* w, WordPi
     wordpiece_cut(out, w, word);
 }
 
-// The character in lower case, without accents, or unchanged, as the vocabulary wants it; 0 if nothing is left of it.
+// The character, lower-cased and stripped of accents as the vocabulary requires; 0 if nothing is left of it.
 static inline uint32_t wordpiece_normalize(const WordPiece* w, uint32_t c) {
     if (w->strips_accents) return w->letter_case == UNCASED ? unicode_fold(c) : unicode_strip(c);
     if (w->letter_case == CASED) return c;
-    // Characters without accents are lower-cased as the library does it; it knows more letters than Python's table.
+    // Characters without accents are lower-cased as in the library, which knows more letters than Python's table.
     return unicode_strip(c) == c ? unicode_fold(c) : unicode_lower(c);
 }
 
@@ -149,7 +148,7 @@ static inline void wordpiece_encode_plain(TokenIds* out, const WordPiece* w, con
     free(word.text.text), free(word.origin);
 }
 
-// The special token that `text` begins with, -1 for none.
+// The special token at the start of `text`, -1 if there is none.
 static inline int wordpiece_special_at(const WordPiece* w, const char* text, size_t n) {
     const int ids[] = {w->pad, w->unk, w->cls, w->sep, w->mask};
     for (size_t i = 0; i < COUNT_OF(ids) && n > 0 && text[0] == '['; i++) {
@@ -160,7 +159,7 @@ static inline int wordpiece_special_at(const WordPiece* w, const char* text, siz
     return -1;
 }
 
-// Append the tokens of a text; [CLS] and [SEP] are left to the caller.
+// Append the tokens of a text; the caller adds [CLS] and [SEP].
 static inline void wordpiece_encode(TokenIds* out, const WordPiece* w, const char* text, size_t n) {
     CHECK(!out->has_origins || n <= UINT32_MAX);
     for (size_t i = 0, begin = 0; i <= n; i++) {

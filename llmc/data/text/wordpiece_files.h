@@ -1,5 +1,5 @@
-/* The files of a WordPiece vocabulary: vocab.txt, one token per line whose number is its id, or else the vocabulary of
- * tokenizer.json, all other settings of which must be what wordpiece.h does. tokenizer_config.json may set
+/* The files of a WordPiece vocabulary: vocab.txt, one token per line whose number is its id, or else tokenizer.json,
+ * whose vocabulary is used and whose other settings must match what wordpiece.h does. tokenizer_config.json may set
  * do_lower_case, strip_accents (null: same as do_lower_case) and tokenize_chinese_chars. Its settings take precedence
  * over the normalizer of tokenizer.json, as in `transformers`.
  *
@@ -76,10 +76,10 @@ static inline int wordpiece_of_bytes(const WordPiece* w) {
 // A file's settings for characters.
 typedef struct {
     int is_lower, splits_ideographs;
-    int strips_accents;  // -1: as is_lower
+    int strips_accents;  // -1: same as is_lower
 } WordPieceRules;
 
-// Take the settings that an object has; the others stay unchanged.
+// Take the settings that an object has, and leave the others unchanged.
 static inline void wordpiece_read_rules(WordPieceRules* r, const JsonNode* part, const char* lower,
                                         const char* ideographs, const char* path) {
     const char* accents = "strip_accents";
@@ -88,7 +88,7 @@ static inline void wordpiece_read_rules(WordPieceRules* r, const JsonNode* part,
     if (json_get(part, accents)) r->strips_accents = json_get_bool_or(part, accents, -1, path);
 }
 
-// Apply the settings of tokenizer_config.json, if there is one, over `rules`, and `letter_case` over both.
+// Apply `rules`, then the settings of tokenizer_config.json if it exists, then `letter_case`. The last one wins.
 static inline void wordpiece_set_rules(WordPiece* w, WordPieceRules rules, const char* directory,
                                        LetterCase letter_case) {
     char* path = xprintf("%s/tokenizer_config.json", directory);
@@ -144,7 +144,7 @@ static inline void wordpiece_expect_bool(const JsonNode* part, const char* key, 
             value ? "true" : "false");
 }
 
-// Read the rules of tokenizer.json, whose normalizer must otherwise do what wordpiece.h does.
+// Read the rules of tokenizer.json. Otherwise its normalizer must match what wordpiece.h does.
 static inline void wordpiece_read_normalizer(WordPieceRules* rules, const JsonNode* root, const char* path) {
     const char* of = "normalizer";
     const JsonNode* part = json_need(root, of, JSON_OBJECT, path);
@@ -181,7 +181,7 @@ static inline void wordpiece_read_vocabulary(WordPiece* w, const JsonNode* root,
     w->text = text.text, w->size = (int)vocabulary->count;
 }
 
-// Check that the added tokens of tokenizer.json are exactly the five special ones: nothing else stands for itself.
+// Check that the added tokens of tokenizer.json are exactly the five special ones, because no others are supported.
 static inline void wordpiece_check_added(const WordPiece* w, const JsonNode* root, const char* path) {
     static const char* const flags[] = {"single_word", "lstrip", "rstrip", "normalized"};
     const int ids[] = {w->pad, w->unk, w->cls, w->sep, w->mask};

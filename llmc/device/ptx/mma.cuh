@@ -1,6 +1,6 @@
-/* Matrix products of one warp on tensor cores (mma.sync) and the instructions that feed them. One PTX instruction per
- * function; addresses are of shared memory. sm_75 has no bf16 and no asynchronous copies, and its products are half as
- * deep: functions that need more instructions there say which.
+/* Matrix multiply-accumulate of one warp on tensor cores (mma.sync) and the instructions that feed it. One PTX
+ * instruction per function; addresses are in shared memory. sm_75 has no bf16, no asynchronous copies and half the
+ * depth per mma: functions that need more instructions there say which.
  *
  * Fragments of m16n8k16, lane = 4 g + t. The result c: c[0], c[1] are row g, columns 2t and 2t + 1; c[2], c[3] are row
  * g + 8. The left operand a is four words of two elements: (g, 2t), (g + 8, 2t), (g, 2t + 8), (g + 8, 2t + 8). So two
@@ -109,15 +109,15 @@ __device__ inline int4 ld_shared_v4(uint32_t address) {
     return x;
 }
 
-// prmt.b32: a word of four bytes of high:low. Each digit of the selector chooses one; from 8 on the byte is that of
-// digit - 8 replaced by eight copies of its sign bit. (__byte_perm() takes digits to 7 alone.)
+// prmt.b32: each digit of the selector picks one byte of high:low for the result. Digits from 8 on give eight copies
+// of the sign bit of byte digit - 8; __byte_perm() supports digits up to 7 only.
 __device__ inline uint32_t prmt_b32(uint32_t low, uint32_t high, uint32_t selector) {
     uint32_t x;
     asm("prmt.b32 %0, %1, %2, %3;" : "=r"(x) : "r"(low), "r"(high), "r"(selector));
     return x;
 }
 
-// cvt.rn.bf16x2 or cvt.rn.f16x2: two numbers, rounded to floatX, in one word.
+// cvt.rn.bf16x2 or cvt.rn.f16x2: round two floats to floatX and pack them into one word.
 __device__ inline uint32_t pack_floatx2(float low, float high) {
     uint32_t bits;
 #ifdef PRECISION_BF16

@@ -62,7 +62,7 @@ __device__ inline void tma_load_3d(uint32_t tile, const CUtensorMap* map, int ch
         : "memory");
 }
 
-// The same into all blocks of the cluster whose bits `blocks` has, each at the same address, and for its own `barrier`.
+// The same, multicast to the blocks of the cluster in the bit mask `blocks`, each at the same address and `barrier`.
 __device__ inline void tma_load_3d_multicast(uint32_t tile, const CUtensorMap* map, int channel, int head, int row,
                                              uint32_t barrier, uint16_t blocks) {
     asm volatile("cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster [%0], "
@@ -87,10 +87,10 @@ __device__ inline void bulk_copy_g2s(uint32_t shared, const void* global, uint32
 }
 
 // ---------------------------------------------------------------------------------------------------------
-// Copies from shared to global memory, in groups of one thread
+// Copies from shared to global memory, in bulk groups of one thread
 
-// cp.async.bulk.tensor.3d: copy `tile` to the box at (channel, head, row). Elements past the tensor's ends are left
-// out. Writes to the tile must be followed by fence_proxy_async_shared() and a barrier.
+// cp.async.bulk.tensor.3d: copy `tile` to the box at (channel, head, row). Elements outside the tensor are not written.
+// Writes to the tile must be followed by fence_proxy_async_shared() and a barrier.
 __device__ inline void tma_store_3d(const CUtensorMap* map, int channel, int head, int row, uint32_t tile) {
     asm volatile("cp.async.bulk.tensor.3d.global.shared::cta.bulk_group [%0, {%1, %2, %3}], [%4];" ::"l"(map),
                  "r"(channel), "r"(head), "r"(row), "r"(tile)
@@ -115,7 +115,7 @@ __device__ inline uint32_t fragment_address(uint32_t tile, int row, int k) {
     return swizzle_128b(tile, row + (lane & 15), 2 * k + (lane >> 4));
 }
 
-// A 16 x 16 block of a tile as a left operand, and back.
+// Load a 16 x 16 block of a tile as a left operand, and store it.
 __device__ inline void ldmatrix_tile(uint32_t (&x)[4], uint32_t tile, int row, int k) {
     ldmatrix_x4(x, fragment_address(tile, row, k));
 }

@@ -1,16 +1,16 @@
-/* Matrix products of one warpgroup, four warps, on Hopper's tensor cores (wgmma, sm_90a). One PTX instruction per
- * function.
+/* Matrix multiply-accumulate of one warpgroup (four warps) on Hopper's tensor cores (wgmma, sm_90a). One PTX
+ * instruction per function.
  *
  * Operands in shared memory are tiles as tma.cuh describes them, read in one of two directions:
- *   K_MAJOR    the summed index runs along a row: the next 16 elements are 32 bytes further
- *   MN_MAJOR   the summed index runs down the rows ("transposed"): the next 16 rows are 2048 bytes further
+ *   K_MAJOR    k runs along a row: the next 16 elements are 32 bytes further
+ *   MN_MAJOR   k runs down the rows ("transposed"): the next 16 rows are 2048 bytes further
  *
  * Fragments: warp w of the four holds rows 16 w .. 16 w + 15 of the result, lane = 4 g + t: c[j][0], c[j][1] are row g,
  * columns 8 j + 2 t and the next; c[j][2], c[j][3] are row g + 8. A left operand in registers is as mma.cuh describes
  * it.
  *
- * A product is asynchronous: its registers must not be touched until wgmma_wait_group() returns. The compiler does not
- * know that they change late; fence_operand() must name them before the product and after the wait.
+ * A wgmma is asynchronous: its registers must not be touched until wgmma_wait_group() returns. The compiler does not
+ * know that they change later, so pass them to fence_operand() before the wgmma and after the wait.
  * Source: PTX ISA, sections on wgmma and setmaxnreg; the names are CUTLASS's, or the instructions'. */
 #ifndef LLMC_DEVICE_PTX_WGMMA_CUH
 #define LLMC_DEVICE_PTX_WGMMA_CUH
@@ -39,7 +39,7 @@ enum { WARPGROUP = 4 * WARP };  // threads
 // descriptors are computed once per warp.
 __device__ inline int warpgroup_index(void) { return __shfl_sync(ALL_LANES, (int)threadIdx.x / WARPGROUP, 0); }
 
-// setmaxnreg: this warp takes more registers, or gives some back. All warps of the warpgroup must execute it.
+// setmaxnreg: allocate or release registers of this warp. All warps of the warpgroup must execute it.
 template <int REGISTERS> __device__ inline void warpgroup_reg_alloc(void) {
     asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(REGISTERS));
 }
@@ -50,23 +50,23 @@ template <int REGISTERS> __device__ inline void warpgroup_reg_dealloc(void) {
 // ---------------------------------------------------------------------------------------------------------
 // Descriptors of tiles
 
-// The lower half of a tile's descriptor, to which steps are added. `next` is read only for MN_MAJOR operands wider than
-// 64: the bytes from a tile to that of the next 64 columns. The upper half is the same for all: 128-byte swizzle, and
-// 1024 bytes from eight rows to the next eight.
+// The lower half of a tile's descriptor; k steps are added to it. `next`: for MN_MAJOR operands wider than 64, the
+// bytes from a tile to the tile of the next 64 columns; otherwise unused. The upper half is the same for all: 128-byte
+// swizzle, and 1024 bytes between groups of eight rows.
 __device__ inline uint32_t wgmma_descriptor(uint32_t tile, uint32_t next) {
     return (next >> 4) << 16 | (tile & 0x3ffff) >> 4;
 }
 #define WGMMA_DESCRIPTOR_HIGH "0x40000040"
 
 enum Major { K_MAJOR, MN_MAJOR };
-enum { WGMMA_STEP_K_MAJOR = 32 >> 4, WGMMA_STEP_MN_MAJOR = 2048 >> 4 };  // from 16 summed elements to the next 16
+enum { WGMMA_STEP_K_MAJOR = 32 >> 4, WGMMA_STEP_MN_MAJOR = 2048 >> 4 };  // to the next 16 elements of k
 
 // ---------------------------------------------------------------------------------------------------------
 // Synchronization
 
-// wgmma.fence: orders accesses to registers before the products that follow.
+// wgmma.fence: orders accesses to registers before the wgmmas that follow.
 __device__ inline void wgmma_fence(void) { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
-// wgmma.commit_group: the products since the last commit are one group.
+// wgmma.commit_group: the wgmmas since the last commit form a group.
 __device__ inline void wgmma_commit_group(void) { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
 // wgmma.wait_group: wait until at most PENDING groups are incomplete.
 template <int PENDING> __device__ inline void wgmma_wait_group(void) {
@@ -84,7 +84,7 @@ template <int N> __device__ inline void fence_operand(uint32_t (&a)[N][4]) {
 }
 
 // ---------------------------------------------------------------------------------------------------------
-// Products
+// Multiply-accumulate
 
 #ifdef PRECISION_BF16
 #define WGMMA_TYPES "f32.bf16.bf16"
