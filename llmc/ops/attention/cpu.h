@@ -10,8 +10,9 @@
 
 #ifndef __CUDACC__
 
-// The right operand of a matmul, [K, columns], is stored as panels of ATTENTION_PANEL columns: [columns /
-// panel][K][panel]. A tile of the result is ATTENTION_ROWS rows of one panel. It stays in registers: 12 of AVX2's 16.
+// The right operand of a matmul, [K, columns], is stored as panels of ATTENTION_PANEL columns:
+// [columns / panel][K][panel]. A tile of the result is ATTENTION_ROWS rows of one panel. It stays in registers: 12 of
+// AVX2's 16.
 typedef real AttentionVector __attribute__((vector_size(32), aligned(sizeof(real)), may_alias));
 enum {
     ATTENTION_VECTOR = 32 / sizeof(real),

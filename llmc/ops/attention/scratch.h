@@ -196,7 +196,7 @@ typedef struct {
 } HopperScratch;
 
 // The scratch for N rows in `sequences` sequences, the longest of `longest` rows. dQ is summed in one slot per block
-// or, if heads are divided among blocks or it takes less memory, in tiles of each head. GPT-2 124M at -b 64: 41 MB of
+// or, if heads are divided among blocks or that takes less memory, in tiles of each head. GPT-2 124M at -b 64: 41 MB of
 // slots, which stay in L2, instead of 221 MB.
 static inline HopperScratch hopper_scratch(int N, int sequences, int longest, int NH, int multiprocessors) {
     HopperScratch z;
