@@ -1,11 +1,11 @@
 /* Accuracy: the number of rows whose most likely class is the correct one.
  *
  *   correct [1] = (SET) or += (ADD) the number of rows n where logits[n, targets[n]] is the largest of
- *               logits[n, 0 .. V - 1]; the first of equal ones wins
+ *               logits[n, 0 .. V - 1]; the first one wins ties
  *
  * Shapes: logits [N, Vp] floatX, targets [N], correct real. A row with a target below 0 is ignored and does not count.
- * Columns V .. Vp - 1 are padding and are not read. Numerics: comparisons and integers; exact. A row with a NaN does
- * not count. */
+ * Columns V .. Vp - 1 are padding and are not read. Numerics: comparisons and integer counts; exact. A row with a NaN
+ * does not count. */
 #ifndef LLMC_OPS_ACCURACY_H
 #define LLMC_OPS_ACCURACY_H
 
@@ -32,7 +32,7 @@ enum { ACCURACY_THREADS = 256 };
 
 // One block per row checks whether any other logit is larger than the target's, or equal to it and before it.
 // counters[1] counts the correct rows. Integer addition gives the same result in any order. The last block to arrive,
-// according to counters[0], reads and clears the count. Both counters are 0 before and after.
+// according to counters[0], reads and clears the count. Both counters are 0 before and after the launch.
 __global__ static void accuracy_forward_kernel(real* correct, unsigned* counters, const floatX* logits,
                                                const int* targets, int V, int Vp, Mode mode) {
     const floatX* x = logits + (size_t)blockIdx.x * (size_t)Vp;

@@ -7,20 +7,19 @@
  *   p = p - lr / (1 - beta1^t) * m / (sqrt(v) / sqrt(1 - beta2^t) + eps)          t: the number of this update
  *
  *   update     params (and master), m, v [flat buffer] in place, from grads [same layout] and step [1]. step holds the
- *              values that are the same for all elements. adamw_step() computes it on the device after the norm
- *              (global_norm.h).
+ *              values that all elements share. adamw_step() computes it on the device after the norm (global_norm.h).
  *
- * spans      the ranges of the flat buffer that are parameters. The gaps between them are not touched. A shard passes
- *            its own spans (ops/common/adam.h), and its elements get the same bits as in the whole buffer. To ensure
- *            this, GPU code writes every FMA explicitly: the compiler might contract two copies of a loop differently.
+ * spans      the ranges of the flat buffer that are parameters. Gaps between them are not touched. A shard passes its
+ *            own spans (ops/common/adam.h), and its elements get the same bits as in the whole buffer. To ensure this,
+ *            GPU code writes every FMA explicitly: the compiler might contract two copies of a loop differently.
  * dtypes     params floatX; master, m, v, grads and step real; the step is computed in double.
  * numerics   elementwise in real, one pass, memory-bound. If floatX is narrower than real, the master copy is updated
  *            and params is the master rounded to nearest. Without a master, the updated value is rounded stochastically
  *            to params (base/rounding.h). The random bits depend only on h.rounding and the element's position in the
- *            flat buffer, so every rank and every launch draws the same bits.
+ *            flat buffer, so all ranks and launches draw the same bits.
  * cautious   weight decay only where the step and the parameter have the same sign, or one of them is 0:
  *            arXiv 2510.12402.
- * NaN        if the norm is not finite, nothing is updated. The trainer reads the norm later and applies its policy.
+ * NaN        if the norm is not finite, nothing is updated. The trainer reads the norm later and applies --on-nan.
  * source     Loshchilov and Hutter, arXiv 1711.05101, in the form of torch.optim.AdamW. */
 #ifndef LLMC_OPS_ADAMW_H
 #define LLMC_OPS_ADAMW_H
@@ -63,7 +62,7 @@ static inline void adamw_update_ref(AdamWRefState a, double norm, double scale, 
 // ---------------------------------------------------------------------------------------------------------
 // GPU: each thread updates four adjacent elements of the flat buffers.
 
-// `rate` and `shrink`: of the element's span.
+// `rate` and `shrink` belong to the element's span.
 __device__ inline void adamw_element(real* p, real* m, real* v, real gradient, real rate, real shrink,
                                      const AdamWStep* step, const AdamWCoefficients* c) {
     real g = step->gradient * gradient;
@@ -77,7 +76,7 @@ __device__ inline real adamw_shrink(ParamSpan span, real decay_rate) {
     return fmaf(-decay_rate * span.rate, span.decay, 1);
 }
 
-// The last span that begins at or before element i, or the first span if none does.
+// The last span that begins at or before element i; the first span if there is none.
 __device__ inline int adamw_span_at(const ParamSpan* spans, int count, size_t i) {
     int low = 0, high = count;
     while (high - low > 1) {

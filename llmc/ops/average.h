@@ -1,12 +1,12 @@
-/* Average: a moving average of the weights, and trading places with it.
+/* Average: a moving average (EMA) of the weights, and swapping it with the weights.
  *
  *   update     average += rate (w - average);  w: the master weights, or params if there are none
  *   exchange   kept = params;  params = average          the average is to be evaluated or saved
  *   restore    params = kept
  *
  * dtypes     average and master real, params and kept floatX; n elements each. master may be NULL.
- * numerics   in real; rate 1 makes the average w exactly if it was 0. exchange rounds to nearest.
- * bytes      update 2 sizeof(real) and those of w, exchange sizeof(real) + 3 sizeof(floatX) an element */
+ * numerics   in real; with rate 1 an average of 0 becomes exactly w. exchange rounds to nearest.
+ * bytes      per element: update 2 sizeof(real) and the bytes of w, exchange sizeof(real) + 3 sizeof(floatX) */
 #ifndef LLMC_OPS_AVERAGE_H
 #define LLMC_OPS_AVERAGE_H
 

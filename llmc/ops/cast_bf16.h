@@ -1,4 +1,4 @@
-/* Casts between full precision and bf16, which halves the bytes of the gradients that ranks exchange.
+/* Casts between full precision and bf16. Gradients in bf16 halve the bytes that ranks exchange.
  *
  *   forward    y [n] = x [n], rounded to the nearest bf16, ties to even; overflow gives infinity, NaN stays NaN
  *   back       x [n] = y [n] (SET), or x += y (ADD): the conversion of y is exact, the sum is rounded to real

@@ -1,7 +1,7 @@
 /* Full-precision copies of some tensors of the flat parameter buffer.
  *
- * Layernorm weights lie near 1, where floatX has low precision. In bf16 the next number after 1 is 1.0078, so the
- * change of a few hundred updates is lost in rounding. The forward pass reads such tensors from these copies instead.
+ * Layernorm weights are near 1, where floatX is coarse: in bf16 the next value after 1 is 1.0078, so rounding loses the
+ * change of a few hundred updates. The forward pass reads such tensors from these copies instead.
  *
  *   forward    copies[s.to + i] = values[s.from + i],  i < s.size, for each span s; values are the master weights, or
  *              params if there are none

@@ -1,4 +1,4 @@
-/* Dropout of hidden states: y = x * mask / (1 - p). The mask is not stored but regenerated when it is needed.
+/* Dropout of hidden states: y = x * mask / (1 - p). The mask is not stored; it is regenerated when needed.
  *
  *   forward    y  [N, C]  from x  [N, C]                 y may be x
  *   backward   dx [N, C]  from dy [N, C], SET or ADD     dx may be dy
@@ -8,7 +8,7 @@
  * mask       Philox bits keyed by (step, layer, site; sequence in the step, position, channel). The mask does not
  *            depend on the row of a sequence in the batch, the number of ranks or the device.
  * p = 0      a copy (forward, SET) or an addition (ADD).
- * source     Srivastava et al., JMLR 15 (2014), in the inverted form that is now usual. */
+ * source     Srivastava et al., JMLR 15 (2014), in the inverted form that is now common. */
 #ifndef LLMC_OPS_DROPOUT_H
 #define LLMC_OPS_DROPOUT_H
 

@@ -1,24 +1,23 @@
-/* fp8_scales: delayed scaling. The scale of each fp8 tensor in the next step, from its largest elements in the last 16.
+/* fp8_scales: delayed scaling. The scale of an fp8 tensor in the next step follows from its amax in the last 16 steps.
  *
  *   measure  scale and inverse of tensor t from one amax, in the first steps;  measured.amax = 0
  *   record   history [step % 16, t] = stats[t].amax;  recorded[t] = stats[t], scale[t];  stats[t] = 0
  *   update   amax = max over the 16 steps of history [., t]
  *            scale[t] = 2^floor(log2(largest(format[t]) / (2 amax))),  inverse [t, 0] = 1 / scale[t]
  *
- * Between record and update, the ranks replace the new row of history by its maximum over all ranks, so that they get
- * the same scales. The factor 2 leaves room for elements that are larger than those of the last steps. Scales are
- * powers of two, so they change no bit of a number that stays in the format's range.
+ * Between record and update, the new row of history is all-reduced (max), so that all ranks get the same scales. The
+ * factor 2 leaves room for larger elements than in the last steps. Scales are powers of two, so scaling is exact for
+ * values that stay in the format's range.
  *
- * Steps without a record (0, before the first step) and steps with an amax that is not finite do not count. If no step
- * counts, the scale stays. In the first steps, while the history is short, each tensor is measured just before it is
- * quantized.
+ * Steps without a record (0, before the first step) and steps whose amax is not finite are ignored. If all are ignored,
+ * the scale stays. In the first steps, while the history is short, each tensor is measured just before it is quantized.
  *
- * dtypes     history uint32: the bits of floats that are not negative, whose order is that of the floats; scale and
- *            inverse real, within 2^-126 to 2^126.
+ * dtypes     history uint32: the bits of non-negative floats, which are ordered like the floats; scale and inverse
+ *            real, within 2^-126 to 2^126.
  * shapes     all arrays [count]; history [FP8_HISTORY, count]; inverse [count, FP8_INVERSE_APART], because cuBLASLt
- *            takes scales that are aligned to 16 bytes only. count may be 0. All are on the device.
+ *            requires scales aligned to 16 bytes. count may be 0. All are on the device.
  * numerics   exact: only exponents are computed.
- * state      history and scale are what a checkpoint has to hold.
+ * state      a checkpoint has to hold history and scale.
  * source     Micikevicius et al., "FP8 formats for deep learning", arXiv 2209.05433; the window is a design choice. */
 #ifndef LLMC_OPS_FP8_SCALES_H
 #define LLMC_OPS_FP8_SCALES_H
@@ -86,8 +85,8 @@ HOST_DEVICE static inline real fp8_power_of_two(int exponent) {
     return (real)power;
 }
 
-// The largest number of both formats is 1.75 times a power of two, 2^8 or 2^15. So the quotient's exponent is the
-// difference of the exponents, and one less where the fraction of amax exceeds 0.75.
+// The largest value of both formats is 1.75 times a power of two, 2^8 or 2^15. So the quotient's exponent is the
+// difference of the exponents, minus one if the fraction of amax exceeds 0.75.
 HOST_DEVICE static inline void fp8_scales_set_one(Fp8Scales s, uint32_t amax, int t) {
     if (amax == 0) return;
     int largest = s.format[t] == FP8_E4M3 ? 8 : 15;
@@ -106,7 +105,7 @@ HOST_DEVICE static inline void fp8_scales_update_one(Fp8Scales s, int t) {
     fp8_scales_set_one(s, amax, t);
 }
 
-// In the first steps: the scale of tensor t from one measurement, which is then reset.
+// In the first steps: set the scale of tensor t from one measurement, and reset the measurement.
 HOST_DEVICE static inline void fp8_scales_measure_one(Fp8Scales s, Fp8Stats* measured, int t) {
     fp8_scales_set_one(s, measured->amax < 0x7f800000u ? measured->amax : 0, t);
     measured->amax = 0;

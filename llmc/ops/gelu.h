@@ -15,7 +15,7 @@
 #include "llmc/device/scope.h"
 #include "llmc/ops/common/activation.h"
 
-#define GELU_FORWARD_FLOPS(n) (25.0 * (double)(n))  // the tanh form as implemented here; a division counts as one
+#define GELU_FORWARD_FLOPS(n) (25.0 * (double)(n))  // the tanh form as implemented here; a division counts as one flop
 #define GELU_BACKWARD_FLOPS(n) (33.0 * (double)(n))
 #define GELU_FORWARD_BYTES(n) (2.0 * (double)(n) * sizeof(floatX))
 #define GELU_BACKWARD_BYTES(n, mode) (((mode) == ADD ? 4.0 : 3.0) * (double)(n) * sizeof(floatX))

@@ -2,13 +2,13 @@
  *
  *   forward    norm [1] from g [n]. The same launch then calls after_norm() (ops/common/adam.h), which updates the loss
  *              scale, divides norm by the scale of g, and computes the values that all elements of the update share.
- *   squares    sum [1] = sum over i of g[i]^2 for one rank's shard of the gradient; the ranks' sums are then added
+ *   squares    sum [1] = sum over i of g[i]^2 over one rank's shard of the gradient, to be all-reduced
  *   finish     norm [1] = sqrt(sum), then after_norm()
  *
  * dtypes     g and norm real, sum double.
  * numerics   squares and sums in double, in blocks of GLOBAL_NORM_BLOCK elements. Their order depends only on n, so the
- *            result has the same bits for any number of threads. Splitting g into shards changes the norm only by the
- *            rounding of these sums. A NaN or infinity in g makes the norm NaN or infinite. */
+ *            result has the same bits for any number of threads. Sharding g changes the norm only by the rounding of
+ *            these sums. A NaN or infinity in g makes the norm NaN or infinite. */
 #ifndef LLMC_OPS_GLOBAL_NORM_H
 #define LLMC_OPS_GLOBAL_NORM_H
 
@@ -45,7 +45,7 @@ HOST_DEVICE static inline void global_norm_from(real* norm, double sum, AfterNor
 enum { GLOBAL_NORM_THREADS = 512 };
 
 // Each block sums GLOBAL_NORM_BLOCK elements. Its threads load four adjacent elements at a time. Returns true in
-// exactly one thread of the grid, in the last block. In that thread *total is the sum.
+// exactly one thread of the grid, in the last block; only there *total is the sum.
 __device__ inline bool global_norm_sum(double* total, double* partial, unsigned* arrivals, const real* g, size_t n) {
     const int VECTORS = GLOBAL_NORM_BLOCK / (4 * GLOBAL_NORM_THREADS);
     size_t start = (size_t)blockIdx.x * GLOBAL_NORM_BLOCK;

@@ -4,7 +4,7 @@
  *   t[s, c]      = tanh(pre[s, c])
  *   logits[s, k] = sum over c of t[s, c] w[k, c], + b[k]                                     k = 0, 1
  *   loss  (SET or ADD) = scale * sum over s of (log(sum over k of exp(logits[s, k])) - logits[s, labels[s]])
- *   correct (SET or ADD) = number of s whose label has the largest logit; the first of equal ones wins
+ *   correct (SET or ADD) = number of s whose label has the largest logit; the first one wins ties
  *   backward, with factor = scale * loss_scale[0] (loss_scale NULL: scale):
  *   dlogits[s, k] = factor * (softmax(logits[s])[k] - [k == labels[s]])
  *   dpre[s, c]    = (sum over k of dlogits[s, k] w[k, c]) * (1 - t[s, c]^2)                   written over pre
@@ -14,9 +14,9 @@
  * Shapes: pre [S, C], w [2, C], b [2] floatX; labels [S] int; logits [S, 2], loss [1], correct [1], loss_scale [1],
  * dw [2, C], db [2], dbias [C] real. A label is 0 or 1; a label below 0 is ignored: loss 0, gradients 0, never correct.
  * loss_scale is on the device. It never scales the losses.
- * Numerics: all in real, but the losses are summed over s in double. t and dpre are not rounded to floatX before they
- * are summed. The two classes have opposite gradients, so only one is computed: the softmax of the wrong class, from
- * the difference of the logits. This loses no digits for confident predictions. A NaN in pre makes its loss NaN.
+ * Numerics: all in real, except that the losses are summed over s in double. t and dpre are not rounded to floatX
+ * before they are summed. The two classes have opposite gradients, so only one is computed: the softmax of the wrong
+ * class, from the difference of the logits. Confident predictions lose no digits. A NaN in pre makes its loss NaN.
  * Source: Devlin et al., "BERT: Pre-training of deep bidirectional transformers", 2018, section 3.1; definitions. */
 #ifndef LLMC_OPS_NEXT_SENTENCE_H
 #define LLMC_OPS_NEXT_SENTENCE_H
@@ -25,7 +25,7 @@
 #include "llmc/device/scope.h"
 #include "llmc/ops/common/vector_math.h"
 
-// A tanh counts as twenty operations.
+// A tanh counts as twenty flops.
 #define NEXT_SENTENCE_FORWARD_FLOPS(S, C) (24.0 * (S) * (C))
 #define NEXT_SENTENCE_BACKWARD_FLOPS(S, C) (31.0 * (S) * (C))
 #define NEXT_SENTENCE_FORWARD_BYTES(S, C) (((S) + 2.0) * (C) * sizeof(floatX) + (S) * (2 * sizeof(real) + sizeof(int)))
@@ -138,7 +138,7 @@ HOST_DEVICE static inline NextSentenceTerms next_sentence_terms(real x0, real x1
 enum {
     NEXT_SENTENCE_THREADS = 512,
     NEXT_SENTENCE_MOST = 8,     // maximum number of sequences per block
-    NEXT_SENTENCE_BLOCKS = 16,  // maximum number of blocks, unless S exceeds the product of both
+    NEXT_SENTENCE_BLOCKS = 16,  // maximum number of blocks, unless S exceeds MOST * BLOCKS
 };
 
 typedef struct {
@@ -270,7 +270,7 @@ __global__ void __launch_bounds__(NEXT_SENTENCE_THREADS) next_sentence_kernel(Ne
     }
 }
 
-// The maximum scratch of any launch with at most S sequences.
+// Upper bound of the scratch of a launch with up to S sequences.
 static inline size_t next_sentence_scratch_bytes(int S, int C) {
     int blocks = min_int(S, max_int(NEXT_SENTENCE_BLOCKS, (S + NEXT_SENTENCE_MOST - 1) / NEXT_SENTENCE_MOST));
     return (3 * (size_t)S + 2 * (size_t)blocks * (size_t)C) * sizeof(float);

@@ -23,7 +23,7 @@
 #define SQUARED_ERROR_FLOPS(N) (5.0 * (N))
 #define SQUARED_ERROR_BYTES(N, Kp) ((N) * ((1.0 + (Kp)) * sizeof(floatX) + sizeof(int) + sizeof(real)))
 
-// Convert a number to a target, and back. The int -1, which means "no class", is a NaN.
+// Convert a value to a target, and back. The int -1, which means "no class", is a NaN.
 static inline int squared_error_bits(double x) {
     float value = (float)x;
     int bits;

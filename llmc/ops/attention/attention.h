@@ -1,4 +1,4 @@
-/* Attention over packed sequences; no T x T matrix outlives a launch.
+/* Attention over packed sequences. No T x T matrix is kept for the backward pass.
  *
  *   s[q, k]    = Q[q] . K[k] / sqrt(HS)                 k in q's own sequence; CAUSAL: k <= q
  *   lse[q]     = log(sum over k of exp(s[q, k]))
@@ -17,7 +17,7 @@
  * Any NH, HS and sequence lengths. dqkv is SET.
  * Dropout: the random bits are a function of (sequence, head, query, key). Query and key are counted within the
  * sequence, so packing does not change the bits. Each pair uses 16 bits (base/rng.h).
- * Numerics: products and softmax accumulate in real, the log in double. The backward pass takes out and lse from the
+ * Numerics: matmuls and softmax accumulate in real, the log is in double. The backward pass reads out and lse of the
  * forward pass and recomputes P.
  * Files: materialized.cuh (read it first), flash_forward.cuh and flash_backward.cuh (tensor cores of sm_75 and later),
  * hopper_forward.cuh, hopper_backward.cuh and hopper_backward_wide.cuh (sm_90a), cpu.h; decode.h has the attention of
@@ -152,9 +152,9 @@ static inline void attention_backward_ref(real* dqkv, const real* dout, const re
 #ifdef __CUDACC__
 // ---------------------------------------------------------------------------------------------------------
 // GPU. Flash attention runs if ctx->attention selects it, tensor cores support floatX, a head consists of whole 16-byte
-// vectors, and the tiles fit in shared memory: on sm_75, which has 64 KB, those of heads of up to 64 do. Otherwise
-// materialized attention runs. The shape and the GPU alone decide between the flash kernels for Hopper and the others; the
-// backward pass of wide heads on Hopper also wants FLASH_WIDE.
+// vectors, and the tiles fit in shared memory (on sm_75, with 64 KB: heads of up to 64). Otherwise materialized
+// attention runs. The flash kernels for Hopper are chosen by shape and GPU alone, except that the backward pass of wide
+// heads also requires FLASH_WIDE.
 
 #include "llmc/ops/attention/flash_backward.cuh"
 #include "llmc/ops/attention/flash_forward.cuh"
@@ -177,7 +177,7 @@ static inline int attention_is_flash(int HS, const Context* ctx) {
 #endif
 }
 
-// Say once if this GPU's shared memory is why attention is materialized.
+// Warn once if attention is materialized because this GPU has too little shared memory.
 static inline void attention_tell_materialized(int HS, Context* ctx) {
 #ifdef ATTENTION_FLASH
     if (ctx->attention == MATERIALIZED || HS % 8 || HS > 128 || attention_tiles_fit(HS, ctx) || ctx->attention_told)
@@ -191,7 +191,7 @@ static inline void attention_tell_materialized(int HS, Context* ctx) {
 #endif
 }
 
-// The most scratch that a launch takes, for up to N rows in `fewest` to `most` sequences of up to T rows.
+// Upper bound of the scratch of a launch with up to N rows in `fewest` to `most` sequences of up to T rows.
 static inline size_t attention_scratch_bytes(int N, int fewest, int most, int T, AttentionShape shape,
                                              const Context* ctx) {
 #ifdef ATTENTION_FLASH

@@ -1,6 +1,6 @@
 /* Attention on the CPU. A work item is one head of one sequence. It copies its operands into panels, takes
- * ATTENTION_BLOCK queries at a time, and computes all products with one register-blocked tile. No other item writes its
- * rows and channels, so the number of threads does not change the result. Numerics: products and softmax accumulate in
+ * ATTENTION_BLOCK queries at a time, and computes all matmuls with one register-blocked tile. No other item writes its
+ * rows and channels, so the number of threads does not change the result. Numerics: matmuls and softmax accumulate in
  * real. */
 #ifndef LLMC_OPS_ATTENTION_CPU_H
 #define LLMC_OPS_ATTENTION_CPU_H
@@ -10,8 +10,8 @@
 
 #ifndef __CUDACC__
 
-// The right operand of a product, [K, columns], is stored as panels of ATTENTION_PANEL columns:
-// [columns / panel][K][panel]. A tile of the product is ATTENTION_ROWS rows of one panel. It stays in registers: 12 of
+// The right operand of a matmul, [K, columns], is stored as panels of ATTENTION_PANEL columns:
+// [columns / panel][K][panel]. A tile of the result is ATTENTION_ROWS rows of one panel. It stays in registers: 12 of
 // AVX2's 16.
 typedef real AttentionVector __attribute__((vector_size(32), aligned(sizeof(real)), may_alias));
 enum {
@@ -188,8 +188,8 @@ static inline void attention_weighted_sum(real* o, const real* s, const real* pa
                            s + (size_t)i * ATTENTION_ROWS * a->width, a->width, 1, panels, limit[i], SET);
 }
 
-// sums [keys, channels] += s^T [width, count] times panels of the block's rows. With CAUSAL a key gets nothing from
-// earlier queries.
+// sums [keys, channels] += s^T [width, count] times panels of the block's rows. With CAUSAL, queries before a key add
+// nothing to it.
 static inline void attention_add_transposed(real* sums, const real* s, const real* panels, int q0, int count,
                                             int visible, Mask mask, const AttentionScratch* a) {
     for (size_t c = 0; c < a->channels; c += ATTENTION_PANEL, panels += count * ATTENTION_PANEL)

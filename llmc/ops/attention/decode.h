@@ -1,5 +1,5 @@
-/* Attention of the newest token to all tokens up to itself, for generating text. qkv is the KV cache. This is one row
- * of CAUSAL attention, without dropout.
+/* Attention of the newest token to itself and all earlier tokens, for text generation. qkv is the KV cache. This is one
+ * row of CAUSAL attention, without dropout.
  *
  *   s[k]   = Q[p] . K[k] / sqrt(HS)                  k = 0 .. p; p is the position of the newest token
  *   P[k]   = exp(s[k]) / sum over j of exp(s[j])
@@ -7,8 +7,8 @@
  *
  * Shapes: qkv [p + 1, 3C], each row Q | K | V, each of these [NH, HS]; out [C]; C = NH * HS. p is any position.
  * attention_decode_takes() checks HS.
- * Numerics: products and softmax accumulate in real. On the GPU P is not rounded. On the CPU out has the same bits as
- * row p of attention_forward(), because sums are taken in the same order.
+ * Numerics: dot products and softmax accumulate in real. On the GPU P is not rounded. On the CPU out has the same bits
+ * as row p of attention_forward(), because the order of the sums is the same.
  * Cost: memory-bound; keys and values are read once.
  * Source: Dao et al., arXiv 2205.14135, for the running maximum and sum. */
 #ifndef LLMC_OPS_ATTENTION_DECODE_H
@@ -51,7 +51,7 @@ enum { DECODE_THREADS = 256, DECODE_HS = 256 };
 
 static inline int attention_decode_takes(int HS) { return HS <= DECODE_HS; }
 
-// This thread's part of a row of HS elements: COUNT vectors of W elements, TEAM vectors apart. Past the row it is zero.
+// This thread's part of a row of HS elements: COUNT vectors of W elements, TEAM vectors apart; zeros past the row.
 template <int W, int TEAM, int COUNT>
 __device__ inline void decode_load(float (&x)[COUNT][W], const floatX* row, int member, int HS) {
 #pragma unroll
@@ -77,7 +77,7 @@ __global__ void __launch_bounds__(DECODE_THREADS)
     decode_load<W, TEAM, COUNT>(q, qkv + (size_t)position * 3 * C + head, member, HS);
 #pragma unroll 4
     for (int first = 0; first <= position; first += TEAMS) {
-        // All lanes of a warp take part in the shuffles, so a team that has no key left loads the newest key again.
+        // All lanes of a warp must take part in the shuffles, so a team without a key loads the newest one again.
         bool has_key = first + team <= position;
         const floatX* key = qkv + (size_t)(has_key ? first + team : position) * 3 * C + C + head;
         float k[COUNT][W], v[COUNT][W], score = 0;
@@ -135,15 +135,15 @@ static inline void attention_decode(floatX* out, const floatX* qkv, int position
 
 static inline int attention_decode_takes(int HS) { return HS > 0; }
 
-// What one thread works on: heads first .. last - 1.
+// One thread's work: heads first .. last - 1.
 typedef struct {
     int position, first, last, NH, HS;
     real* s;       // scratch [heads, width + 1]
     size_t width;  // position + 1 in whole panels
 } DecodeItem;
 
-// Each sum has the same order as in attention_forward_item(). Keys and values are read once for all heads, because each
-// row is on a page of its own.
+// Each sum has the same order as in attention_forward_item(). Each key and value row is on a page of its own, so it is
+// read once for all heads.
 static inline void attention_decode_item(floatX* out, const floatX* qkv, DecodeItem item) {
     int position = item.position, first = item.first, last = item.last, NH = item.NH, HS = item.HS;
     real* s = item.s;

@@ -1,6 +1,6 @@
-/* Dropout's decisions for pairs of query and key, drawn once per launch and stored as bits in scratch; 1 keeps the
- * pair. Drawing them in the attention kernels would repeat work: one Philox call decides eight neighbouring keys, which
- * belong to several threads there. For the layout and the numbering of threads see scratch.h.
+/* Dropout masks for pairs of query and key, drawn once per launch and stored as bits in scratch; 1 keeps the pair.
+ * Drawing them in the attention kernels would repeat work: one Philox call yields the bits of eight adjacent keys,
+ * which belong to several threads there. scratch.h explains the layout and the numbering of threads.
  * Cost per head: N T / 8 Philox calls, half of that with CAUSAL, and as many bytes written. */
 #ifndef LLMC_OPS_ATTENTION_DROPOUT_CUH
 #define LLMC_OPS_ATTENTION_DROPOUT_CUH
@@ -14,11 +14,11 @@
 typedef struct {
     uint32_t* bits;
     const int* cu_seqlens;
-    const int64_t* begins;      // [count] of each sequence's threads; NULL where all sequences have the same length
+    const int64_t* begins;      // [count] first thread of each sequence; NULL: all sequences have the same length
     int64_t threads;            // of a head
     int blocks;                 // of these threads
-    int N, NH, count, longest;  // longest: of the sequences
-    uint32_t first;             // with the next: a sequence's number in the step, as in sequences_number()
+    int N, NH, count, longest;  // longest: length of the longest
+    uint32_t first;             // this and the next give a sequence's number in the step, as in sequences_number()
     int is_numbered_by_row;
     Mask mask;
     Dropout dropout;
@@ -28,7 +28,7 @@ __device__ inline uint32_t draw_number(const AttentionDraw& z, int sequence, int
     return z.first + (uint32_t)(z.is_numbered_by_row ? start : sequence);
 }
 
-// Finds what this thread draws. Returns false past the last thread of a head.
+// Find the head, sequence, row and column for which this thread draws. Returns false past a head's last thread.
 __device__ inline bool draw_of_thread(DrawPlace* place, int* head, const AttentionDraw& z, DrawForm form, int block) {
     *head = block / z.blocks;
     int64_t thread = (int64_t)(block % z.blocks) * DRAW_THREADS + threadIdx.x;
@@ -64,7 +64,7 @@ __global__ void __launch_bounds__(DRAW_THREADS)
         make_uint4(words[0], words[1], words[2], words[3]);
 }
 
-// `block`: the number of the block among those that draw, over all heads.
+// `block`: the index among the blocks that draw, over all heads.
 __device__ inline void draw_by_key_thread(const AttentionDraw& z, int block) {
     DrawPlace place;
     int head;
@@ -93,7 +93,7 @@ __global__ void __launch_bounds__(DRAW_THREADS) attention_draw_by_key_kernel(con
 
 enum { DRAW_SCAN_THREADS = 1024 };
 
-// begins[sequence]: how many threads draw the bits of the sequences before it, for one head. One block: a prefix sum.
+// begins[sequence]: for one head, the number of threads that draw for earlier sequences. A prefix sum by one block.
 __global__ void __launch_bounds__(DRAW_SCAN_THREADS)
     attention_draw_begins_kernel(int64_t* begins, DrawForm form, const __grid_constant__ AttentionDraw z) {
     __shared__ int64_t sums[DRAW_SCAN_THREADS / WARP];

@@ -3,7 +3,7 @@
  *   query kernel   a block takes queries, iterates over keys and sums dQ. It writes (lse, delta) of its rows for the
  *                  key kernel
  *   key kernel     a block takes keys, iterates over queries and sums dK and dV. Its scores are transposed (a row is a
- *                  key), so that P and ds are left operands in the registers in which they were computed
+ *                  key), so that P and ds are left operands without leaving their registers
  * See flash_tiles.cuh. Scratch: dropout's bits and FlashRowStats. */
 #ifndef LLMC_OPS_ATTENTION_FLASH_BACKWARD_CUH
 #define LLMC_OPS_ATTENTION_FLASH_BACKWARD_CUH
@@ -41,8 +41,7 @@ __global__ void __launch_bounds__(FLASH_THREADS, FlashTiles<D>::QUERY_BLOCKS)
     flash_load<D, KEYS>(kv_tiles, q + C, stride, T, z.HS);
     flash_load<D, KEYS>(kv_tiles + TILE_BYTES, q + 2 * C, stride, T, z.HS);
 
-    // Meanwhile the four lanes of a row compute its delta. Values of rows past the end are not used, but all are
-    // finite.
+    // During these copies the four lanes of a row compute its delta. Rows past the end get unused but finite values.
     FlashRowStats row[M][2];
 #pragma unroll
     for (int m = 0; m < M; m++)
@@ -112,8 +111,8 @@ __global__ void __launch_bounds__(FLASH_THREADS, FlashTiles<D>::QUERY_BLOCKS)
     flash_store<D, M>(dqkv + (size_t)(start + q0) * stride + channel, stride, T - q0, z.HS, dq, q_tile, warp_row);
 }
 
-// Writes dK and dV from the statistics `rows` of the query kernel. Grid: (tiles of keys of the longest sequence, heads,
-// sequences). M: blocks of 16 keys that a warp owns. A query past the end has zeros everywhere: P = 1 there, but
+// Write dK and dV, using the row statistics `rows` of the query kernel. Grid: (tiles of keys of the longest sequence,
+// heads, sequences). M: blocks of 16 keys that a warp owns. A query past the end contributes nothing: P = 1 there, but
 // everything that P multiplies is zero.
 template <int D, Mask mask, int M, bool dropped>
 __global__ void __launch_bounds__(FLASH_THREADS,
@@ -181,7 +180,7 @@ __global__ void __launch_bounds__(FLASH_THREADS,
             bool diagonal = mask == CAUSAL && query < key + 16 * M - 1;
 #pragma unroll
             for (int n = 0; n < COLUMNS; n++) {
-                // Of queries query + 8 n + 2 t and the next.
+                // Statistics of queries query + 8 n + 2 t and the next.
                 int4 stats =
                     ld_shared_v4(row_tile + (uint32_t)(chunk + 8 * n + 2 * t) * (uint32_t)sizeof(FlashRowStats));
                 float lse[2] = {__int_as_float(stats.x), __int_as_float(stats.z)};
@@ -218,7 +217,7 @@ __global__ void __launch_bounds__(FLASH_THREADS,
     flash_store<D, M>(to + 2 * C, stride, T - k0, z.HS, dv, v_tile, warp_row);
 }
 
-// Shared memory of the key kernel, whose warps own M blocks of 16 keys, and of the query kernel.
+// Shared memory of the key kernel, in which a warp owns M blocks of 16 keys, and of the query kernel.
 template <int D, int M> constexpr size_t flash_key_bytes(void) {
     return flash_tile_bytes<D>(2 * FLASH_WARPS * 16 * M + 4 * FLASH_TILE) + 2 * FLASH_TILE * sizeof(FlashRowStats);
 }
@@ -227,7 +226,7 @@ template <int D> constexpr size_t flash_query_bytes(void) {
     return flash_tile_bytes<D>(2 * FLASH_WARPS * 16 * FlashTiles<D>::QUERY_ROWS + 4 * FLASH_TILE);
 }
 
-// The least that the backward pass, which asks for more than the forward pass, can do with.
+// The minimum shared memory for flash attention: that of the backward pass, which needs more than the forward pass.
 template <int D> constexpr size_t flash_least_bytes(void) {
     return flash_query_bytes<D>() > flash_key_bytes<D, 1>() ? flash_query_bytes<D>() : flash_key_bytes<D, 1>();
 }

@@ -9,8 +9,8 @@
 
 #if defined(PRECISION_BF16) || defined(PRECISION_FP16)
 
-// Processes one tile of scores s, of which this lane has COLUMNS columns of two rows. s becomes exp(s - row_max), and
-// the output o so far is rescaled. Key 0 is visible to every query, so row_max is a number after the first tile.
+// Process one tile of scores s, of which this lane has COLUMNS columns of two rows. s becomes exp(s - row_max), and the
+// output o so far is rescaled. Every query sees key 0, so row_max is above -infinity after the first tile.
 template <int COLUMNS, int CHANNELS>
 __device__ __forceinline__ void flash_online_softmax(float (&s)[COLUMNS][4], float (&o)[CHANNELS][4],
                                                      float (&row_max)[2], float (&row_sum)[2], float scale) {
@@ -28,8 +28,8 @@ __device__ __forceinline__ void flash_online_softmax(float (&s)[COLUMNS][4], flo
     }
 }
 
-// Grid: (tiles of queries of the longest sequence, heads, sequences). With CAUSAL the last tile runs first: it has the
-// most keys, so short tiles are left for the end.
+// Grid: (tiles of queries of the longest sequence, heads, sequences). With CAUSAL the last tile, which has the most
+// keys, runs first, so that short tiles fill up the end.
 template <int D, Mask mask, bool dropped>
 __global__ void __launch_bounds__(FLASH_THREADS, FlashTiles<D>::FORWARD_BLOCKS)
     attention_forward_flash_kernel(floatX* out, float* lse, const floatX* qkv, FlashParams z) {
@@ -74,7 +74,7 @@ __global__ void __launch_bounds__(FLASH_THREADS, FlashTiles<D>::FORWARD_BLOCKS)
         for (int chunk = 0; chunk < KEYS; chunk += CHUNK) {
             int k0 = step * KEYS + chunk;
             if (k0 >= T || (mask == CAUSAL && k0 > query + 16 * M - 1))
-                continue;  // this warp's queries see none of them
+                continue;  // masked for all of this warp's queries
 
             uint32_t keep[M][2];
             if (dropped)

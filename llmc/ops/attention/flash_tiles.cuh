@@ -1,12 +1,12 @@
-/* Attention in tiles that stay on chip, on the tensor cores of sm_75 and later (mma.sync), for bf16 and fp16. The
- * kernels of flash_forward.cuh and flash_backward.cuh share this file.
+/* Flash attention: tiles that stay on chip, on the tensor cores of sm_75 and later (mma.sync), for bf16 and fp16. This
+ * file is shared by flash_forward.cuh and flash_backward.cuh.
  *
  * A block takes one head of one sequence and a tile of its rows; a warp owns 16 or 32 of them. The block iterates over
- * tiles of 64 rows of the other operand. Probabilities are never in shared memory.
+ * tiles of 64 rows of the other operand. Probabilities stay in registers.
  * Loading: 16-byte copies, asynchronous from sm_80 on; the next tile is loaded while the current one is used. Head
  * sizes below the tile's 64 or 128 channels are padded with zeros, and so are rows past a sequence's end.
- * Numerics: products take floatX and accumulate in fp32. The softmax is fp32 (online_softmax.cuh). P and ds are rounded
- * to floatX for the products that use them.
+ * Numerics: matmuls read floatX and accumulate in fp32. The softmax is fp32 (online_softmax.cuh). P and ds are rounded
+ * to floatX for the matmuls that read them.
  * Source: Dao, "FlashAttention-2", arXiv 2307.08691. */
 #ifndef LLMC_OPS_ATTENTION_FLASH_TILES_CUH
 #define LLMC_OPS_ATTENTION_FLASH_TILES_CUH
@@ -25,7 +25,7 @@ enum {
 };
 
 // Parameters by channels of a tile. ROWS: blocks of 16 rows that a warp owns. BLOCKS: thread blocks per multiprocessor.
-// With more rows shared memory is read less often; with fewer, more blocks fit in the registers.
+// More rows mean fewer reads of shared memory; fewer rows let more blocks fit in the register file.
 template <int D> struct FlashTiles {
     static constexpr int FORWARD_ROWS = 2, FORWARD_CHUNK = D == 64 ? 64 : 32, FORWARD_BLOCKS = 2;
     static constexpr int QUERY_ROWS = D == 64 ? 2 : 1, QUERY_BLOCKS = 2;
@@ -52,16 +52,16 @@ typedef struct {
     const int* cu_seqlens;
     int N, NH, HS, max_seqlen;
     float softmax_scale;           // 1 / sqrt(HS)
-    float keep_scale;              // dropout's factor of the pairs that are kept
+    float keep_scale;              // kept pairs are multiplied by it
     const uint32_t* dropout_bits;  // 1: the pair is kept
 } FlashParams;
 
-// Statistics of one query: x = lse in powers of two, y = delta.
+// Statistics of one query: x = lse * log2(e), y = delta.
 typedef float2 FlashRowStats;
 
 // ---------------------------------------------------------------------------------------------------------
-// Tiles in shared memory: rows of D channels. The 16-byte piece `piece` of row `row` lies at piece ^ (row % 8), so that
-// the same piece of eight rows lies in different banks. Tiles start on multiples of 1024 bytes.
+// Tiles in shared memory: rows of D channels, swizzled. Piece `piece` (16 bytes) of row `row` is at piece ^ (row % 8),
+// so that the same piece of eight rows is in different banks. Tiles are aligned to 1024 bytes.
 
 template <int D> HOST_DEVICE constexpr uint32_t flash_tile_bytes(int rows) {
     return (uint32_t)rows * D * sizeof(floatX);
@@ -71,7 +71,7 @@ template <int D> __device__ inline uint32_t flash_address(uint32_t tile, int row
     return tile + (uint32_t)row * D * (uint32_t)sizeof(floatX) + (uint32_t)((piece ^ (row & 7)) << 4);
 }
 
-// Start loading ROWS rows, `stride` elements apart, of which the first `exist` exist.
+// Start loading ROWS rows, `stride` elements apart. Rows from `exist` on become zeros.
 template <int D, int ROWS>
 __device__ inline void flash_load(uint32_t tile, const floatX* x, int stride, int exist, int HS) {
     constexpr int PIECES = D / 8, ROWS_AT_ONCE = FLASH_THREADS / PIECES;  // a multiple of 8: the same swizzle
@@ -110,7 +110,7 @@ template <int D> __device__ inline uint32_t flash_lane_columns_first(uint32_t ti
 template <int D, int M, int COLUMNS>
 __device__ inline void flash_product_nt(float (&c)[M][COLUMNS][4], uint32_t a, int a_row, uint32_t b, int b_row) {
     constexpr uint32_t ROW = D * sizeof(floatX);
-    asm volatile("" : "+r"(a), "+r"(b));  // or the compiler keeps the addresses of all k throughout the outer loop
+    asm volatile("" : "+r"(a), "+r"(b));  // else the compiler keeps the addresses of all k in registers
 #pragma unroll
     for (int k = 0; k < D / 16; k++) {
         uint32_t x[M][4], y[4];
@@ -128,8 +128,8 @@ __device__ inline void flash_product_nt(float (&c)[M][COLUMNS][4], uint32_t a, i
     }
 }
 
-// c [16 M, D] += p b: p [16 M, 8 COLUMNS] is rounded. b is a tile's rows from b_row on; `b` is this lane's address,
-// rows first.
+// c [16 M, D] += p b: p [16 M, 8 COLUMNS] is rounded to floatX. b is a tile's rows from b_row on; `b` is this lane's
+// address, rows first.
 template <int D, int M, int COLUMNS>
 __device__ inline void flash_product_nn(float (&c)[M][D / 8][4], const float (&p)[M][COLUMNS][4], uint32_t b,
                                         int b_row) {
@@ -157,8 +157,8 @@ __device__ inline void flash_product_nn(float (&c)[M][D / 8][4], const float (&p
     }
 }
 
-// Write the warp's rows of a result to global memory. They go through the warp's rows of `tile`, which are no longer
-// used, so that a lane writes 16 bytes instead of 4.
+// Write the warp's rows of a result to global memory. They pass through the warp's rows of `tile`, no longer in use, so
+// that a lane writes 16 bytes instead of 4.
 template <int D, int M>
 __device__ inline void flash_store(floatX* x, size_t stride, int exist, int HS, const float (&c)[M][D / 8][4],
                                    uint32_t tile, int row) {
@@ -202,8 +202,8 @@ __device__ inline void flash_mask(float (&s)[M][COLUMNS][4], int query, int k0, 
     }
 }
 
-// Dropout's decisions for c [16, 8 COLUMNS]. `row` is its first row, counted in the batch; `column` is its first
-// column, counted in the sequence. Its columns lie in one word. Bit 8 n + i % 2 of keep[i / 2] decides c[n][i].
+// The dropout bits of c [16, 8 COLUMNS]. `row` is its first row in the batch; `column` is its first column in the
+// sequence. A row's columns are in one word. Bit 8 n + i % 2 of keep[i / 2] is that of c[n][i].
 __device__ inline void flash_dropout_bits(uint32_t (&keep)[2], const FlashParams& z, int head, int row, int column) {
     int lane = threadIdx.x % WARP, g = lane / 4, t = lane % 4;
     const uint32_t* at =
@@ -219,7 +219,7 @@ __device__ inline bool flash_is_kept(const uint32_t (&keep)[2], int n, int i) {
 // ---------------------------------------------------------------------------------------------------------
 // Launches
 
-// Scratch: dropout's bits; in the backward pass also the statistics of rows.
+// Scratch: dropout's bits; in the backward pass also row statistics.
 static inline size_t flash_bits_bytes(const Sequences* s, AttentionShape shape) {
     return shape.dropout.threshold ? draw_bytes(s->rows, s->count, s->max_length, shape.NH) : 0;
 }
@@ -254,7 +254,7 @@ static void flash_launch(void (*kernel)(Arguments...), const Sequences* s, int N
     cudaCheck(cudaGetLastError());
 }
 
-// Calls launch with the template arguments that the shape requires.
+// Call `launch` with the template arguments for the shape.
 template <Mask mask, bool dropped> struct FlashVariant {
     static constexpr Mask MASK = mask;
     static constexpr bool DROPPED = dropped;

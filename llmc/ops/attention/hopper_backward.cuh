@@ -1,24 +1,24 @@
-/* The backward pass of attention with Hopper's own instructions: see hopper_tiles.cuh. The layout of shared memory and
- * the producer are in hopper_backward_load.cuh.
+/* The backward pass of attention with Hopper's instructions: see hopper_tiles.cuh. The layout of shared memory and the
+ * producer are in hopper_backward_load.cuh.
  *
- * A work item is a range of neighbouring tiles of 128 keys of one head. Each of two consumer warpgroups owns 64 keys of
- * a tile, with their K and V as left operands in registers, and iterates over the queries, 64 at a time: S^T = K Q^T,
+ * A work item is a range of adjacent tiles of 128 keys of one head. Each of two consumer warpgroups owns 64 keys of a
+ * tile, with their K and V as left operands in registers, and iterates over the queries, 64 at a time: S^T = K Q^T,
  * dP^T = V dout^T, then dV += P^T dout and dK += ds^T Q from registers, and dQ = ds K over both warpgroups' keys
  * through shared memory.
  *
- * dQ sums over tiles of keys. The sums are kept in global memory, in fp32 and in the order of the registers: each
- * thread reads the numbers that it wrote itself. The tiles of keys of one head are taken in ascending order, by one
- * block or by blocks that wait for each other. So the sum has one order: no atomics, the same bits every time. An
- * item's predecessor was always given to a running block before the item, so the wait ends.
+ * dQ sums over tiles of keys. The sums are kept in global memory, in fp32 and in register order: each thread reads back
+ * what it wrote itself. The tiles of keys of one head are taken in ascending order, by one block or by blocks that wait
+ * for each other. So the order of the sum is fixed: no atomics, and the same bits in every run. Waits end, because an
+ * item is handed out only after its predecessor, which a running block has taken.
  *
- * Dropout's scale multiplies dQ, dK and dV at the end instead of ds. The products dP start at -delta / scale, which
- * gives dout V - delta / scale for the pairs that are kept. For the other pairs dP is reset to -delta / scale.
+ * Dropout's scale multiplies dQ, dK and dV at the end instead of ds. The accumulators of dP start at -delta / scale,
+ * which gives dout V - delta / scale for kept pairs. For dropped pairs dP is reset to -delta / scale.
  *
- * If one block takes all tiles of keys of a head, the head's sums are dead when the block starts its next head. Then
- * one slot of sums per block replaces the sums per head. No thread reads stale sums there. It reads
- * and writes its own numbers only, whose place in the slot depends on the tile of queries alone. At a head's first tile
- * of keys it reads nothing. At a later one it reads a tile of queries that it visited, and then stored, at the previous
- * tile of keys. FULL visits all tiles of queries and stores all while keys are left. CAUSAL visits those from k0 on and
+ * If one block takes all tiles of keys of a head, the head's sums are no longer needed when the block starts its next
+ * head. Then each block has one slot of sums and reuses it for every head. No thread reads stale sums there: it reads
+ * and writes only its own values, whose place in the slot depends on the tile of queries alone. At a head's first tile
+ * of keys it reads nothing. At a later one it reads tiles of queries that it visited and stored at the previous tile of
+ * keys. FULL visits and stores all tiles of queries until the last tile of keys. CAUSAL visits those from k0 on and
  * stores those from k0 + 128 on, which the next tile of keys visits.
  *
  * Numerics as in flash_tiles.cuh. Scratch: HopperScratch and dropout's bits. */
@@ -32,15 +32,15 @@
 // ---------------------------------------------------------------------------------------------------------
 // Consumers. `use` counts the tiles of queries over the whole life of the block.
 
-// The offset in qkv of a head's first row. The empty asm makes the compiler recompute it at each use, because registers
-// are scarce in the loop.
+// The offset in qkv of a head's first row. The empty asm makes the compiler recompute it at each use, to save registers
+// in the loop.
 __device__ inline size_t hopper_row_at(const HopperParams& z, const HopperWork& work, int start) {
     int head = work.head;
     asm volatile("" : "+r"(start), "+r"(head));
     return (size_t)start * (3 * z.NH * z.HS) + head * z.HS;
 }
 
-// lse in powers of two of this thread's queries in columns 8 j, and their delta / keep_scale.
+// lse * log2(e) of this thread's queries in columns 8 j, and their delta / keep_scale.
 __device__ __forceinline__ float2 hopper_lse_of(const HopperBackwardShared& m, int use, int j) {
     int t = threadIdx.x % WARP % 4;
     return *(const float2*)__cvta_shared_to_generic(
@@ -51,7 +51,7 @@ __device__ __forceinline__ float2 hopper_delta_of(const HopperBackwardShared& m,
     return hopper_lse_of(m, use, j + HOPPER_QUERIES / 8);
 }
 
-// s = K Q^T and dp = V dout^T - delta: two groups of products.
+// s = K Q^T and dp = V dout^T - delta: two wgmma groups.
 __device__ __forceinline__ void hopper_backward_scores(float (&s)[8][4], float (&dp)[8][4], uint32_t (&k_rows)[4][4],
                                                        uint32_t (&v_rows)[4][4], const HopperBackwardShared& m,
                                                        int use) {
@@ -93,7 +93,7 @@ __device__ __forceinline__ void hopper_backward_probabilities(float (&s)[8][4], 
         for (int i = 0; i < 4; i++) s[j][i] = ex2_approx(fmaf(s[j][i], scale, i % 2 ? -lse.y : -lse.x));
     }
     if (edge) {
-        // Of a key's columns 8 j + i in this thread, those from `low` on and below `high` are pairs.
+        // This thread's column 8 j + i of a key is a valid pair if low <= 8 j + i < high.
         int first = q0 + 2 * t, high = T - first;
 #pragma unroll
         for (int half = 0; half < 2; half++) {
@@ -121,7 +121,7 @@ __device__ __forceinline__ void hopper_backward_drop(float (&dp)[8][4], const ui
     }
 }
 
-// dv += P^T dout: one group of products.
+// dv += P^T dout: one wgmma group.
 __device__ __forceinline__ void hopper_backward_dv(float (&dv)[8][4], uint32_t (&p)[4][4], uint32_t dout_tile) {
     fence_operand(p);
     fence_operand(dv);
@@ -132,7 +132,7 @@ __device__ __forceinline__ void hopper_backward_dv(float (&dv)[8][4], uint32_t (
     wgmma_commit_group();
 }
 
-// dq += ds K over both warpgroups' keys, of which each computes 32 channels, and dk += ds^T Q: two groups of products.
+// dq += ds K over both warpgroups' keys, of which each computes 32 channels, and dk += ds^T Q: two wgmma groups.
 __device__ __forceinline__ void hopper_backward_dq_dk(float (&dq)[4][4], float (&dk)[8][4], uint32_t (&ds)[4][4],
                                                       uint32_t ds_tile, uint32_t k_tile, uint32_t q_tile, int group) {
     uint32_t left = wgmma_descriptor(ds_tile, 0), right = wgmma_descriptor(k_tile, 0) + group * (64 >> 4);
@@ -158,7 +158,7 @@ struct HopperBackwardTile {
     int thread;        // this thread's number in the warpgroup
 };
 
-// The tile of keys is done: let the block with the head's next tiles start, and write dK and dV.
+// Finish a tile of keys: let the block with the head's next tiles start, and write dK and dV.
 template <bool dropped>
 __device__ __forceinline__ void hopper_backward_finish(floatX* dqkv, int* done, float (&dk)[8][4], float (&dv)[8][4],
                                                        const HopperBackwardShared& m, const HopperBackwardTile& x,
@@ -179,7 +179,7 @@ __device__ __forceinline__ void hopper_backward_finish(floatX* dqkv, int* done, 
             if (dropped) dv[j][i] *= z.keep_scale;
         }
     floatX* to = dqkv + hopper_row_at(z, m.works[slot], x.start);
-    mbarrier_arrive(m.kv_empty + 8 * slot);  // every thread arrives, because each has read the work
+    mbarrier_arrive(m.kv_empty + 8 * slot);  // every thread arrives, because each has read the work item
     size_t C = (size_t)z.NH * z.HS;
     hopper_write_rows(to + C, 3 * C, x.k0 + TMA_BOX * x.group, x.T, z.HS, out_tile, dk);
     hopper_write_rows(to + 2 * C, 3 * C, x.k0 + TMA_BOX * x.group, x.T, z.HS, out_tile, dv);
@@ -225,7 +225,7 @@ __device__ __forceinline__ void hopper_backward_consume(floatX* dqkv, float4* su
         float4* sum = sums + first_sum * 8 * WARPGROUP + group * 4 * WARPGROUP + thread;
         // Called by every thread, because each has read statistics and bits there.
         auto release = [&](int use) { mbarrier_arrive(m.q_empty + 8 * (use % HOPPER_STAGES)); };
-        // dQ of the tile of queries: kept for the next tile of keys, or written out after the last one.
+        // Store the sum of dQ for the next tile of keys or, after the last one, write dQ.
         auto write_dq = [&]() {
             // The last tile of keys that these queries attend to: their own, or the sequence's last.
             if (k0 + HOPPER_KEYS > (mask == CAUSAL ? q0 : T - 1)) {
@@ -298,7 +298,7 @@ __device__ __forceinline__ void hopper_backward_consume(floatX* dqkv, float4* su
     }
 }
 
-// What the backward kernel keeps in scratch.
+// The backward kernel's scratch.
 typedef struct {
     float4* sums;  // dQ so far, [hopper_sum_at()][warpgroup][4][thread]
     int* done;     // [sequence, head] counts the finished parts

@@ -1,5 +1,5 @@
-/* The backward pass of attention with Hopper's own instructions: what its kernel loads. This file has the kernel that
- * computes statistics of rows beforehand, the layout of shared memory, and the producer. See hopper_backward.cuh. */
+/* The loading half of hopper_backward.cuh, the backward pass of attention with Hopper's instructions: the kernel that
+ * computes row statistics beforehand, the layout of shared memory, and the producer. */
 #ifndef LLMC_OPS_ATTENTION_HOPPER_BACKWARD_LOAD_CUH
 #define LLMC_OPS_ATTENTION_HOPPER_BACKWARD_LOAD_CUH
 
@@ -11,7 +11,7 @@ enum { HOPPER_STAGES = 4 };  // tiles of queries that are loaded ahead
 
 static_assert(HOPPER_SUMS == HOPPER_QUERIES * TMA_BOX, "the sums of a tile");
 
-// Computes the statistics of the `block`-th tile of queries of four heads. 8 lanes take a row's channels of one head.
+// Compute the row statistics of the `block`-th tile of queries for four heads. 8 lanes take a row of one head.
 // Statistics past the sequence's end are zero. It also sets the counters in `done` to 0 for the next kernel: one for
 // each sequence and head, or with D=128 for each tile of keys and head.
 template <int D>
@@ -76,7 +76,7 @@ struct HopperBackward {
                                       4 * TMA_TILE_BYTES + CONSUMERS * TMA_TILE_BYTES + 1024;
 };
 
-// The first tile of keys of part `part` of a sequence with `tiles` tiles, cut into `parts` parts of about equal work.
+// The first tile of keys of part `part`. A sequence's `tiles` tiles are divided into `parts` parts of similar work.
 template <Mask mask> __device__ inline int hopper_part_begin(int tiles, int part, int parts) {
     if (mask == FULL) return tiles * part / parts;
     // With CAUSAL, tiles - n tiles of queries of the same size attend to tile n.
@@ -89,7 +89,7 @@ template <Mask mask> __device__ inline int hopper_part_begin(int tiles, int part
 struct HopperBackwardShared {
     uint32_t kv_tiles, q_tiles, ds_tiles, out_tiles, statistics_tiles, bits_tiles;
     uint32_t kv_full, kv_empty, q_full, q_empty;  // mbarriers, 8 bytes each
-    HopperWork* works;                            // of the two tiles of keys that are loaded; then the producer's own
+    HopperWork* works;                            // of the two loaded tiles of keys; then the producer's own
 };
 
 enum { HOPPER_BACKWARD_BARRIERS = 4 + 2 * HOPPER_STAGES };
@@ -113,7 +113,7 @@ __device__ __forceinline__ HopperBackwardShared hopper_backward_shared(void* til
 }
 
 // ---------------------------------------------------------------------------------------------------------
-// Producer: two threads of two warps, so that each fits in the few registers that are left
+// Producer: two threads of two warps, so that each gets by with the few registers left
 
 // Takes work items and loads tiles of keys and values.
 template <Mask mask>
@@ -124,8 +124,7 @@ __device__ __forceinline__ void hopper_backward_produce_keys(const HopperBackwar
     volatile HopperWork* item_work = &m.works[2];
     for (;;) {
         // Every item comes from the counter, including the first, and each block takes one number past the end. So a
-        // block that has not started yet, because another kernel occupies its multiprocessor, has no work that others
-        // wait for.
+        // block that cannot start yet, because another kernel occupies its SM, holds no work that others wait for.
         int item = hopper_next_item(z, heads * parts + (int)gridDim.x - 1);
         if (item >= heads * parts) break;
         item_work->sequence = item % heads / z.NH, item_work->head = item % z.NH;
@@ -155,7 +154,7 @@ __device__ __forceinline__ void hopper_backward_produce_keys(const HopperBackwar
     mbarrier_arrive(m.kv_full + 8 * (keys_done & 1));
 }
 
-// Loads what belongs to the queries that attend to these keys: Q, dout, statistics and dropout's bits.
+// Load the data of the queries that attend to these keys: Q, dout, statistics and dropout's bits.
 template <Mask mask, bool dropped>
 __device__ __forceinline__ void hopper_backward_produce_queries(const HopperBackwardShared& m, const float* statistics,
                                                                 const CUtensorMap* qkv, const CUtensorMap* dout,

@@ -1,24 +1,23 @@
-/* The backward pass of attention for heads of 72 to 128 channels with Hopper's own instructions: see hopper_tiles.cuh,
- * and hopper_backward.cuh for the products, dropout and the sums' place in registers. It runs with --attention
- * flash-wide, in bf16 and fp16. Other head sizes and other GPUs take the kernels of --attention flash: see
- * attention_backward().
+/* The backward pass of attention for heads of 72 to 128 channels with Hopper's instructions: see hopper_tiles.cuh, and
+ * hopper_backward.cuh for the matmuls, dropout and the sums' place in registers. It runs with --attention flash-wide,
+ * in bf16 and fp16. Other head sizes and other GPUs use the kernels of --attention flash: see attention_backward().
  *
  * A work item is one tile of 128 keys of one head. Each of two consumer warpgroups owns 64 keys and keeps their dK and
- * dV in registers, which leaves no room for K and V: these stay in shared memory. The warpgroups iterate over the
+ * dV in registers. No registers are left for K and V, which stay in shared memory. The warpgroups iterate over the
  * queries, 64 at a time: S^T = K Q^T, dP^T = V dout^T, then dV += P^T dout with P from registers, and dK += ds^T Q and
  * dQ = ds K with ds from shared memory. Each warpgroup computes 64 channels of dQ.
  *
  * dQ sums over tiles of keys. Blocks take the tiles of a head one after the other, from the last to the first, and run
- * at the same time. Each adds its dQ to the sum in global memory, in fp32, when the tile after it has done so. So the
- * sum has one order: no atomics, the same bits every time. A tile's counter in `done` says how far it has come. With
- * CAUSAL, a tile of keys starts two tiles of queries before the one after it, so it rarely waits. All tiles of a head
- * read the same queries and sums at nearly the same time, which then come from L2.
+ * at the same time. Each adds its dQ to the sum in global memory, in fp32, after the tile that follows it has done so.
+ * So the order of the sum is fixed: no atomics, and the same bits in every run. A tile's counter in `done` holds its
+ * progress. With CAUSAL, a tile of keys starts two tiles of queries before the one after it, so it rarely waits. All
+ * tiles of a head read the same queries and sums at nearly the same time, so the reads hit L2.
  *
- * An item's predecessor was always given to a running block before the item, and a block takes its items in this order.
- * So a wait ends.
+ * Waits end, because an item is handed out only after its predecessor, which a running block has taken, and a block
+ * takes its items in this order.
  *
  * Dropout's scale multiplies dQ, dK and dV at the end, as in hopper_backward.cuh. Numerics as in flash_tiles.cuh.
- * Scratch: HopperWideScratch and dropout's bits. What is loaded and who waits for whom: hopper_backward_wide_load.cuh. */
+ * Scratch: HopperWideScratch and dropout's bits. Loads and synchronization: hopper_backward_wide_load.cuh. */
 #ifndef LLMC_OPS_ATTENTION_HOPPER_BACKWARD_WIDE_CUH
 #define LLMC_OPS_ATTENTION_HOPPER_BACKWARD_WIDE_CUH
 
@@ -43,14 +42,13 @@ __device__ inline size_t hopper_wide_row_at(const HopperParams& z, const HopperW
     return (size_t)start * (3 * z.NH * z.HS) + head * z.HS;
 }
 
-// lse in powers of two of this thread's queries in columns 8 j; at j + 8, their delta / keep_scale. `statistics`: the
-// stage's.
+// lse * log2(e) of this thread's queries in columns 8 j; at j + 8, their delta / keep_scale. `statistics`: the stage's.
 __device__ __forceinline__ float2 hopper_wide_statistic(uint32_t statistics, int j) {
     int t = threadIdx.x % WARP % 4;
     return *(const float2*)__cvta_shared_to_generic(statistics + (8 * j + 2 * t) * 4);
 }
 
-// s = K Q^T and dp = V dout^T - delta: two groups of products.
+// s = K Q^T and dp = V dout^T - delta: two wgmma groups.
 __device__ __forceinline__ void hopper_wide_scores(float (&s)[8][4], float (&dp)[8][4], const HopperWideShared& m,
                                                    int group, int use) {
     typedef HopperWide W;
@@ -93,7 +91,7 @@ __device__ __forceinline__ void hopper_wide_probabilities(float (&s)[8][4], uint
         for (int i = 0; i < 4; i++) s[j][i] = ex2_approx(fmaf(s[j][i], scale, i % 2 ? -lse.y : -lse.x));
     }
     if (edge) {
-        // Of a key's columns 8 j + i in this thread, those from `low` on and below `high` are pairs.
+        // This thread's column 8 j + i of a key is a valid pair if low <= 8 j + i < high.
         int first = q0 + 2 * t, high = x.T - first;
 #pragma unroll
         for (int half = 0; half < 2; half++) {
@@ -120,7 +118,7 @@ __device__ __forceinline__ void hopper_wide_drop(float (&dp)[8][4], const uint32
     }
 }
 
-// dv += P^T dout: one group of products.
+// dv += P^T dout: one wgmma group.
 __device__ __forceinline__ void hopper_wide_dv(float (&dv)[16][4], uint32_t (&p)[4][4], uint32_t dout_tile) {
     fence_operand(p);
     fence_operand(dv);
@@ -131,8 +129,8 @@ __device__ __forceinline__ void hopper_wide_dv(float (&dv)[16][4], uint32_t (&p)
     wgmma_commit_group();
 }
 
-// dk += ds^T Q, with ds from shared memory: in registers it would live until the next scores are being computed, and
-// these leave it no room. One group of products.
+// dk += ds^T Q, with ds from shared memory: in registers it would stay live while the next scores are computed, which
+// need these registers. One wgmma group.
 __device__ __forceinline__ void hopper_wide_dk(float (&dk)[16][4], uint32_t ds_tile, uint32_t q_tile) {
     uint32_t left = wgmma_descriptor(ds_tile, 0), q = wgmma_descriptor(q_tile, TMA_TILE_BYTES);
     fence_operand(dk);
@@ -143,7 +141,7 @@ __device__ __forceinline__ void hopper_wide_dk(float (&dk)[16][4], uint32_t ds_t
     wgmma_commit_group();
 }
 
-// dq = ds K over both warpgroups' keys, of which each computes 64 channels. One group of products.
+// dq = ds K over both warpgroups' keys, of which each computes 64 channels. One wgmma group.
 __device__ __forceinline__ void hopper_wide_dq(float (&dq)[8][4], uint32_t ds_tile, uint32_t k_tile) {
     uint32_t left = wgmma_descriptor(ds_tile, 0), right = wgmma_descriptor(k_tile, 0);
     fence_operand(dq);
@@ -240,8 +238,8 @@ __device__ __forceinline__ void hopper_wide_consume(floatX* dqkv, float4* sums, 
             hopper_wide_dq(dq, ds_tile, m.kv_tiles + group * 2 * TMA_TILE_BYTES);
             hopper_wide_dk(dk, ds_tile + group * TMA_TILE_BYTES, q_tile);
 
-            // What the later tiles of keys have added to the sum, if there are any with these queries.
-            wgmma_wait_group<2>();  // dv's products no longer need the registers of p
+            // Load the sum so far, of later tiles of keys, if these queries attend to any.
+            wgmma_wait_group<2>();  // dv's wgmma no longer reads the registers of p
             mbarrier_wait(m.sum_ready + 8 * stage, (use / W::STAGES) & 1);
             bool begun = x.k0 + HOPPER_KEYS < x.T && (mask == FULL || q0 >= x.k0 + HOPPER_KEYS);
 #pragma unroll
@@ -274,16 +272,16 @@ __device__ __forceinline__ void hopper_wide_consume(floatX* dqkv, float4* sums, 
         fence_operand(dv);
         fence_operand(dk);
         release(use - 1);
-        mbarrier_arrive(m.kv_empty);  // every thread arrives, because each has read the work
+        mbarrier_arrive(m.kv_empty);  // every thread arrives, because each has read the work item
         floatX* to = dqkv + hopper_wide_row_at(z, x) + (size_t)z.NH * z.HS;
         hopper_wide_finish<dropped>(to, dk, dv, out_tile, x, z);
     }
 }
 
-// What the kernel keeps in scratch.
+// The kernel's scratch.
 typedef struct {
     float4* sums;  // dQ so far, [tile of queries, head][warpgroup][8][thread]
-    int* done;     // [tile of keys, head] counts the tiles of queries whose sums are done, from the sequence's first on
+    int* done;     // [tile of keys, head]: tiles of queries whose sums are done, counted from the sequence's first
     const float* statistics;
 } HopperWidePointers;
 

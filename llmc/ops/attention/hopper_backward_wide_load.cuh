@@ -1,5 +1,5 @@
-/* What the threads of the producer's warpgroup do in the backward pass for heads of 72 to 128 channels, and the layout of
- * shared memory: see hopper_backward_wide.cuh. */
+/* The loading half of hopper_backward_wide.cuh, the backward pass for heads of 72 to 128 channels: the layout of shared
+ * memory and the threads of the producer's warpgroup. */
 #ifndef LLMC_OPS_ATTENTION_HOPPER_BACKWARD_WIDE_LOAD_CUH
 #define LLMC_OPS_ATTENTION_HOPPER_BACKWARD_WIDE_LOAD_CUH
 
@@ -19,13 +19,13 @@ struct HopperWide {
 
 static_assert(HOPPER_WIDE_SUMS == HOPPER_QUERIES * 2 * TMA_BOX, "the sums of a tile");
 
-// Addresses in shared memory. Tiles of K: channels 0 to 63 of the 128 keys, then the other channels; of V the same. A
-// stage has Q and dout, each in two halves of the channels. There are two tiles of ds. Each out tile belongs to one
+// Addresses in shared memory. Tiles of K: channels 0 to 63 of the 128 keys, then the other channels; the same for V. A
+// stage has Q and dout, each as two halves of the channels. There are two tiles of ds. Each out tile belongs to one
 // consumer warpgroup.
 struct HopperWideShared {
     uint32_t kv_tiles, q_tiles, ds_tiles, out_tiles, statistics_tiles, bits_tiles;
     uint32_t kv_full, kv_empty, q_full, q_empty, sum_ready;  // mbarriers, 8 bytes each
-    HopperWork* works;  // of the tile of keys that is loaded; then the loader's own
+    HopperWork* works;                                       // of the loaded tile of keys; then the loader's own
 };
 
 enum { HOPPER_WIDE_BARRIERS = 2 + 3 * HopperWide::STAGES };
@@ -51,7 +51,7 @@ __device__ __forceinline__ HopperWideShared hopper_wide_shared(void* tiles, uint
 // ---------------------------------------------------------------------------------------------------------
 // Producer: one thread. `use` counts the tiles of queries over the whole life of the block.
 
-// Takes work items and loads a tile of keys and values, then what belongs to the queries that attend to them.
+// Take work items. Load a tile of keys and values, then the data of the queries that attend to them.
 template <Mask mask, bool dropped>
 __device__ __forceinline__ void hopper_wide_produce(const HopperWideShared& m, const float* statistics,
                                                     const CUtensorMap* qkv, const CUtensorMap* dout,
@@ -60,8 +60,8 @@ __device__ __forceinline__ void hopper_wide_produce(const HopperWideShared& m, c
     int tiles = (z.max_seqlen + HOPPER_KEYS - 1) / HOPPER_KEYS, items = z.count * z.NH * tiles, keys_done = 0, use = 0;
     volatile HopperWork* work = &m.works[1];  // read again at each use, because registers are scarce
     for (;;) {
-        // Every item comes from the counter: see hopper_backward_produce_keys(). This thread comes here when the last
-        // loads of the item before have started: what it takes, the consumers begin soon.
+        // Every item comes from the counter: see hopper_backward_produce_keys(). This thread takes an item only after
+        // it has started the last loads of the previous one, so the consumers begin it soon.
         int item = hopper_next_item(z, items + (int)gridDim.x - 1);
         if (item >= items) break;
         work->sequence = item / tiles / z.NH, work->head = item / tiles % z.NH;
@@ -106,10 +106,10 @@ __device__ __forceinline__ void hopper_wide_produce(const HopperWideShared& m, c
     mbarrier_arrive(m.kv_full);
 }
 
-// Two threads of two more warps keep the order of the sums. Consumers have written a tile's sum when they release its
-// stage. They wait for both threads before the next tile of the stage, so that neither misses a phase.
+// Two threads of two other warps keep the sums in order. Consumers release a stage after they have written its tile's
+// sum. Before the stage's next tile they wait for both threads, so that neither thread misses a phase.
 
-// Tells the consumers when they may read the sum of a tile of queries.
+// Signal the consumers when they may read the sum of a tile of queries.
 template <Mask mask>
 __device__ __forceinline__ void hopper_wide_await(const HopperWideShared& m, const int* done, const HopperParams& z) {
     typedef HopperWide W;
@@ -122,7 +122,7 @@ __device__ __forceinline__ void hopper_wide_await(const HopperWideShared& m, con
         int k0 = work->first, length = work->length;
         const int* next = done + hopper_wide_done_at(work->start, work->sequence, k0 + HOPPER_KEYS, work->head, z.NH);
         int tile = mask == CAUSAL ? k0 / HOPPER_QUERIES : 0, tiles = (length + HOPPER_QUERIES - 1) / HOPPER_QUERIES;
-        // The first tile of queries whose sum the next tile of keys has begun.
+        // The first tile of queries to whose sum the next tile of keys adds.
         int begun = k0 + HOPPER_KEYS >= length ? tiles : mask == CAUSAL ? tile + HOPPER_KEYS / HOPPER_QUERIES : 0;
         mbarrier_arrive(m.kv_empty);
 #pragma unroll 1
@@ -136,7 +136,7 @@ __device__ __forceinline__ void hopper_wide_await(const HopperWideShared& m, con
     }
 }
 
-// Tells the block with the tile of keys before this one how many tiles of queries have their sums.
+// Publish, to the block with the previous tile of keys, the number of tiles of queries whose sums are written.
 template <Mask mask>
 __device__ __forceinline__ void hopper_wide_tell(const HopperWideShared& m, int* done, const HopperParams& z) {
     typedef HopperWide W;
@@ -149,7 +149,7 @@ __device__ __forceinline__ void hopper_wide_tell(const HopperWideShared& m, int*
         int k0 = work->first, length = work->length;
         int* own = done + hopper_wide_done_at(work->start, work->sequence, k0, work->head, z.NH);
         int tile = mask == CAUSAL ? k0 / HOPPER_QUERIES : 0, tiles = (length + HOPPER_QUERIES - 1) / HOPPER_QUERIES;
-        int told = k0 > 0 ? tile + W::STAGES : tiles;  // when a tile is tried, that of STAGES before is done
+        int told = k0 > 0 ? tile + W::STAGES : tiles;  // once a tile's stage is free, the tile STAGES before is done
         mbarrier_arrive(m.kv_empty);
 #pragma unroll 1
         for (; tile < tiles; tile++, use++) {

@@ -1,11 +1,11 @@
-/* The forward pass of attention with Hopper's own instructions: see hopper_tiles.cuh.
+/* The forward pass of attention with Hopper's instructions: see hopper_tiles.cuh.
  *
- * A work item is a tile of queries of one head of one sequence; each consumer warpgroup owns 64 of its rows. While the
- * product P V of one tile of keys runs, the softmax of the next is computed.
+ * A work item is a tile of queries of one head of one sequence; each consumer warpgroup owns 64 of its rows. The matmul
+ * P V of one tile of keys overlaps with the softmax of the next.
  *
- * Dropout's bits are drawn beforehand (dropout.cuh) and are loaded with the tiles of V. Dropped probabilities become
- * zero after the row's sum has been taken. Scratch: the bits.
- * Source: Shah et al., "FlashAttention-3", arXiv 2407.08608, for overlapping softmax and products. */
+ * Dropout's bits are drawn beforehand (dropout.cuh) and loaded with the tiles of V. Dropped probabilities become zero
+ * after the row has been summed. Scratch: the bits.
+ * Source: Shah et al., "FlashAttention-3", arXiv 2407.08608, for overlapping softmax and matmuls. */
 #ifndef LLMC_OPS_ATTENTION_HOPPER_FORWARD_CUH
 #define LLMC_OPS_ATTENTION_HOPPER_FORWARD_CUH
 
@@ -58,8 +58,8 @@ __device__ __forceinline__ void hopper_forward_produce(const HopperForwardShared
     int tiles = (z.max_seqlen + F::QUERIES - 1) / F::QUERIES, items = z.count * z.NH * tiles;
     int item = -1, tiles_done = 0, keys_done = 0;
     for (;;) {
-        // A block's first item is its own number. Each block takes one number past the end, so `items` numbers are
-        // taken in all.
+        // A block's first item is its block index. Each block ends with one number past the end, so `items` numbers are
+        // taken from the counter in all.
         item = item < 0 ? (int)blockIdx.x : (int)gridDim.x + hopper_next_item(z, items - 1);
         int slot = tiles_done % F::Q_STAGES, use = tiles_done / F::Q_STAGES;
         if (item >= items) {
@@ -105,7 +105,7 @@ __device__ __forceinline__ void hopper_forward_produce(const HopperForwardShared
 // ---------------------------------------------------------------------------------------------------------
 // Consumers
 
-// What a warpgroup works on: 64 rows of a tile of queries.
+// A warpgroup's part of a tile: 64 queries.
 struct HopperForwardTile {
     HopperWork work;
     int start, T;     // first row and length of the sequence
@@ -158,8 +158,8 @@ __device__ __forceinline__ void hopper_forward_mask(float (&s)[HOPPER_KEYS / 8][
     }
 }
 
-// s becomes exp(s - row_max). Earlier sums must be multiplied by `rescale`. Key 0 is visible to every query, so row_max
-// is a number after the first tile.
+// s becomes exp(s - row_max). Earlier sums must be multiplied by `rescale`. Every query sees key 0, so row_max is above
+// -infinity after the first tile.
 __device__ __forceinline__ void hopper_online_softmax(float (&s)[HOPPER_KEYS / 8][4], float (&row_max)[2],
                                                       float (&row_sum)[2], float (&rescale)[2], float scale) {
 #pragma unroll
@@ -212,7 +212,7 @@ __device__ __forceinline__ void hopper_forward_consume(floatX* out, float* lse, 
         if (x.work.sequence < 0) return;
         x.start = z.cu_seqlens[x.work.sequence], x.T = z.cu_seqlens[x.work.sequence + 1] - x.start;
         x.group = group, x.group_row = x.work.first + TMA_BOX * group, x.row = x.work.first + warp_row + g;
-        // Tiles of keys of the whole block, and of this warpgroup up to the last key that its last row attends to.
+        // Tiles of keys for the whole block, and for this warpgroup: up to the last key that its last row sees.
         int steps = ((mask == CAUSAL ? min(x.T, x.work.first + F::QUERIES) : x.T) + HOPPER_KEYS - 1) / HOPPER_KEYS;
         int own = ((mask == CAUSAL ? min(x.T, x.group_row + TMA_BOX) : x.T) + HOPPER_KEYS - 1) / HOPPER_KEYS;
         if (x.group_row >= x.T) own = 0;
@@ -224,7 +224,7 @@ __device__ __forceinline__ void hopper_forward_consume(floatX* out, float* lse, 
             int use = keys_done + step;
             mbarrier_wait(full + 8 * (use & 1), (use >> 1) & 1);
         };
-        // Every thread releases V if dropout's bits come with it, because every thread reads them itself.
+        // With dropout every thread releases V, because every thread reads the bits that come with it.
         auto release = [&](uint32_t empty, int step) {
             __syncwarp();  // no lane is still waiting for the buffer's copy
             if (lane == 0 || (dropped && empty == m.v_empty)) mbarrier_arrive(empty + 8 * ((keys_done + step) & 1));

@@ -1,10 +1,9 @@
-/* Attention in tiles with Hopper's own instructions (sm_90a), for bf16 and fp16. hopper_forward.cuh and
- * hopper_backward.cuh share this file. A warpgroup computes products (wgmma) from tiles that TMA loads ahead of time.
+/* Flash attention with Hopper's instructions (sm_90a), for bf16 and fp16: warpgroups multiply (wgmma) tiles that TMA
+ * loads ahead of time. This file is shared by hopper_forward.cuh and the hopper_backward files.
  *
  * Blocks are persistent and warp-specialized. One or two threads of a block, the producer, take work items from a
- * counter and load their tiles. They wait only for free buffers. The block's other two or three warpgroups, the
- * consumers, compute. A pair of mbarriers guards each buffer: `full`, which the copies complete, and `empty`, on which
- * the readers of the buffer arrive.
+ * counter and load their tiles. They wait only for free buffers. The other two or three warpgroups, the consumers,
+ * compute. Two mbarriers guard each buffer: copies complete `full`, and the buffer's readers arrive on `empty`.
  *
  * Numerics as in flash_tiles.cuh.
  * Source: Shah et al., "FlashAttention-3", arXiv 2407.08608. */
@@ -23,26 +22,26 @@ enum { HOPPER_ROW_BITS = DRAW_COLUMNS / 8 };  // bytes of a row's dropout bits
 // Kernel parameters other than tensors.
 typedef struct {
     const int* cu_seqlens;
-    unsigned* next_item;  // counter of the items that blocks have taken
+    unsigned* next_item;  // counter from which blocks take work items
     int N, NH, HS, count, max_seqlen;
     float softmax_scale;           // 1 / sqrt(HS)
-    float keep_scale;              // dropout's factor of the pairs that are kept
+    float keep_scale;              // kept pairs are multiplied by it
     const uint32_t* dropout_bits;  // 1: the pair is kept
 } HopperParams;
 
-// The producer's description of a tile for the consumers. sequence -1: no more work.
+// A tile, as the producer describes it to the consumers. sequence -1: no more work.
 typedef struct {
     int sequence, head, first;  // first row of the tile
-    int begins, ends;           // backward: whether this is the first, the last tile of an item
+    int begins, ends;           // backward: 1 for the first, 1 for the last tile of an item
     int start, length;          // backward: first row and length of the sequence
 } HopperWork;
 
-// The counter's next number. The counter is 0 again once `last` has been taken.
+// Take the counter's next number. After `last` the counter wraps to 0, ready for the next launch.
 __device__ inline int hopper_next_item(const HopperParams& z, int last) {
     return (int)atomicInc(z.next_item, (unsigned)last);
 }
 
-// c, rounded and packed: left operands of products that sum over c's columns.
+// Round c and pack it into left operands of matmuls that sum over c's columns.
 template <int J> __device__ inline void hopper_pack(uint32_t (&a)[J / 2][4], const float (&c)[J][4]) {
 #pragma unroll
     for (int k = 0; k < J / 2; k++)
@@ -51,7 +50,7 @@ template <int J> __device__ inline void hopper_pack(uint32_t (&a)[J / 2][4], con
             a[k][i] = pack_floatx2(c[2 * k + i / 2][2 * (i % 2)], c[2 * k + i / 2][2 * (i % 2) + 1]);
 }
 
-// The same with dropout. `bits`: those of row g's columns, then those of row g + 8's, 32 in a word.
+// The same with dropout. `bits`: those of row g, then those of row g + 8, 32 columns in a word.
 template <int J>
 __device__ inline void hopper_pack_dropped(uint32_t (&a)[J / 2][4], const float (&c)[J][4],
                                            const uint32_t (&bits)[2][J / 4]) {
@@ -67,7 +66,7 @@ __device__ inline void hopper_pack_dropped(uint32_t (&a)[J / 2][4], const float 
         }
 }
 
-// A warp writes its 16 rows of a result, through its rows of `tile`, to rows `row` and following of x, below `exist`.
+// A warp writes its 16 rows of a result, through its rows of `tile`, to rows of x from `row` on and below `exist`.
 template <int J>
 __device__ inline void hopper_write_rows(floatX* x, size_t stride, int row, int exist, int channels, uint32_t tile,
                                          const float (&c)[J][4]) {

@@ -1,23 +1,23 @@
 /* Attention with all scores in memory, for fp32 and for head sizes that the flash kernels do not support. Read this
- * version first. Sequences are processed one after the other. Each line is one launch for all heads:
+ * version first. Sequences are processed one after the other. A line is one launch for all heads of a sequence:
  *
- *   forward     S = Q K^T                                          batched product
+ *   forward     S = Q K^T                                          batched matmul
  *               D = dropout(softmax(S / sqrt(HS), masked)), lse    attention_forward_softmax_kernel
- *               out = D V                                          batched product
+ *               out = D V                                          batched matmul
  *
- *   backward    S = Q K^T,  dD = dout V^T                          two batched products
+ *   backward    S = Q K^T,  dD = dout V^T                          two batched matmuls
  *               D and ds from S, dD, lse and delta                 attention_backward_softmax_kernel
  *               dV = D^T dout,  dQ = ds K / sqrt(HS),  dK = ds^T Q / sqrt(HS)
  *
  * Q, K and V are read where the preceding matmul wrote them. dQ, dK and dV are written where the next matmul reads
  * them. A head is HS channels wide and its rows are 3C apart.
- * The products compute the whole square. With CAUSAL the kernels read only the visible half. They write zeros into the
- * other half, which the next product reads.
+ * The matmuls compute the whole T x T square. With CAUSAL the softmax kernels read only the visible half. They write
+ * zeros into the other half, because the next matmul reads it.
  * Memory: scores [NH, T, T] of the longest sequence in fp32, T rounded up to 8 so that every row is aligned. This takes
  * 4 NH T^2 bytes forward and twice that backward. D and ds replace S and dD: a row of floatX starts where its fp32 row
  * started.
- * Numerics: S and dD stay in fp32, whatever floatX is: a bf16 score of 16 would be off by up to 1/16, and so would P.
- * D and ds are rounded to floatX for the products that use them, a relative error of 2^-8 in bf16 and 2^-11 in fp16. */
+ * Numerics: S and dD stay in fp32, whatever floatX is: a bf16 score of 16 would be off by up to 1/16, and P by the same
+ * relative error. D and ds are rounded to floatX for the matmuls, relative errors of 2^-8 (bf16) and 2^-11 (fp16). */
 #ifndef LLMC_OPS_ATTENTION_MATERIALIZED_CUH
 #define LLMC_OPS_ATTENTION_MATERIALIZED_CUH
 
@@ -53,7 +53,7 @@ static inline size_t materialized_scratch_bytes(int T, int NH) {
 
 enum { MATERIALIZED_STEP = 4 * WARP };  // keys that a warp takes at a time
 
-// The four scores from `key` on. Scores of keys that the query does not attend to are not read and become `hidden`.
+// Load the four scores from `key` on. Scores of masked keys are not read and become `hidden`.
 __device__ inline void materialized_load(float (&x)[4], const float* row, int key, int visible, float hidden) {
     if (key + 4 <= visible) {
         to_floats(x, load128(row + key));
@@ -91,7 +91,7 @@ __global__ void __launch_bounds__(MATERIALIZED_THREADS)
     floatX* d = (floatX*)s;
     int visible = attention_visible(z.mask, query, z.T);
 
-    // Each lane's largest score, and its sum of exponentials relative to that; then the row's.
+    // Online softmax: the maximum and the sum of exponentials relative to it, first of each lane, then of the row.
     float top = -INFINITY, sum = 0, x[4], keep[4];
     for (int key = 4 * lane; key < visible; key += MATERIALIZED_STEP) {
         materialized_load(x, s, key, visible, -INFINITY);
@@ -102,7 +102,7 @@ __global__ void __launch_bounds__(MATERIALIZED_THREADS)
         for (int i = 0; i < 4; i++) added += real_exp(x[i] - top);
         sum = sum * real_exp(old - top) + added;
     }
-    float largest = warp_max(top);  // a number, because key 0 is visible to all, unless all are NaN
+    float largest = warp_max(top);  // above -infinity unless all are NaN: every query sees key 0
     sum = warp_sum(sum * real_exp(top - largest));
     float inverse = 1 / sum;
     if (lane == 0) lse[(size_t)head * z.N + z.row + query] = largest + logf(sum);
@@ -116,7 +116,7 @@ __global__ void __launch_bounds__(MATERIALIZED_THREADS)
 #pragma unroll
             for (int i = 0; i < 4; i++) p[i] = real_exp(x[i] * z.factor - largest) * inverse * keep[i];
         }
-        __syncwarp();  // all lanes have read this step's scores, and D's row stays behind them
+        __syncwarp();  // all lanes have read this step's scores; D overwrites no later ones
         if (key < z.width) materialized_store(d, key, p);
     }
 }
@@ -176,14 +176,14 @@ static inline MaterializedSequence materialized_sequence(const Sequences* s, int
     return z;
 }
 
-// The heads of the sequence's rows of x as [T, HS] matrices; rows are `row` elements apart.
+// The sequence's rows of x as one [T, HS] matrix per head; rows are `row` elements apart.
 static inline BatchMatrix materialized_heads(const floatX* x, size_t row, const MaterializedSequence* z) {
     BatchMatrix m = {.p = (void*)(x + (size_t)z->row * row),
                      .layout = {.type = cublaslt_type(), .op = CUBLAS_OP_N, .row = (int64_t)row, .next = z->HS}};
     return m;
 }
 
-// [T, T] matrices of scores in fp32 (CUDA_R_32F), or of what replaces them.
+// [T, T] matrices: scores in fp32 (CUDA_R_32F), or D or ds in floatX, which replace them.
 static inline BatchMatrix materialized_pairs(float* x, cudaDataType_t type, const MaterializedSequence* z) {
     int64_t width = type == CUDA_R_32F ? z->width : z->width * (int64_t)(sizeof(float) / sizeof(floatX));
     BatchMatrix m = {.p = x, .layout = {.type = type, .op = CUBLAS_OP_N, .row = width, .next = z->T * width}};

@@ -1,15 +1,15 @@
-/* Softmax of a row of scores whose keys arrive tile by tile, on fragments of mma.sync and wgmma: the running maximum
- * and the running sum of exponentials relative to it.
+/* Online softmax: a row of scores is processed tile by tile, with a running maximum and a running sum of exponentials
+ * relative to it. The scores are fragments of mma.sync or wgmma.
  *
  *   new_max = max(row_max, max over the tile of s)
  *   rescale = exp(row_max - new_max)                     the factor for earlier sums
  *   s       = exp(s - new_max)
  *   row_sum = row_sum * rescale + sum over the tile of s
  *
- * Four neighbouring lanes hold a row of a fragment; c[n][2 half] and c[n][2 half + 1] are elements of row g + 8 half
+ * Four adjacent lanes hold a row of a fragment; c[n][2 half] and c[n][2 half + 1] are elements of row g + 8 half
  * (ptx/mma.cuh). row_sum covers this lane's columns only: quad_sum() adds the four lanes' sums at the end.
- * Numerics: fp32, in powers of two. Scores are multiplied by `scale`, log2(e) / sqrt(HS), and 2^x is the hardware's ex2
- * (relative error 2^-22, far below floatX's rounding).
+ * Numerics: fp32, with base-2 exponentials. Scores are multiplied by `scale`, log2(e) / sqrt(HS), and 2^x is the
+ * hardware's ex2 (relative error 2^-22, far below floatX's rounding).
  * Source: Milakov and Gimelshein, "Online normalizer calculation for softmax", arXiv 1805.02867. */
 #ifndef LLMC_OPS_ATTENTION_ONLINE_SOFTMAX_CUH
 #define LLMC_OPS_ATTENTION_ONLINE_SOFTMAX_CUH

@@ -1,10 +1,10 @@
 /* The layout of the scratch that attention's GPU kernels share, and the assignment of dropout's bits to the threads
  * that draw them. All of it is index arithmetic on sizes, so tests on the CPU can check it.
  *
- * Dropout's bits: one for each pair of a query and a key; 1 keeps the pair. In one form rows are queries and columns
- * are keys, in the other rows are keys and columns are queries. The bits of one head, 128 columns and one row of the
- * batch are four words, at [head][columns / 128][row], so that the bits of a tile of rows are contiguous. Columns are
- * counted in the row's sequence. Bits of pairs that do not exist are undefined.
+ * Dropout's bits: one per pair of query and key; 1 keeps the pair. In one form rows are queries and columns are keys,
+ * in the other rows are keys and columns are queries. The bits of one head, 128 columns and one row of the batch are
+ * four words, at [head][columns / 128][row], so that the bits of a tile of rows are contiguous. Columns are counted
+ * within the row's sequence. Bits of pairs that do not exist are undefined.
  *
  * Sums of dQ: tiles of 64 queries and 64 channels in fp32 (hopper_backward.cuh), or 128 channels
  * (hopper_backward_wide.cuh). */
@@ -47,12 +47,12 @@ static inline size_t draw_bytes(int N, int sequences, int longest, int NH) {
 // Threads that draw. One thread draws, for one head,
 //   rows are queries   the 128 bits at draw_at() of one row
 //   rows are keys      one word, 32 queries, of each of eight neighbouring rows: one Philox call decides eight keys
-// Only bits that exist and that the mask allows are numbered, so every thread has something to draw. With CAUSAL the
+// Threads are numbered over existing and unmasked bits only, so every thread has something to draw. With CAUSAL the
 // threads form strips of growing length: strip n of a sequence starts at thread half * n * (n + 1).
 //   rows are queries   strip n is 128 rows, each with n + 1 times 128 columns: half = 64
 //   rows are keys      strip n is 32 columns with 4 (n + 1) groups of eight rows: half = 2
 
-// How many threads draw the bits of a sequence of T rows, for one head.
+// The number of threads that draw the bits of a sequence of T rows, for one head.
 HOST_DEVICE static inline int64_t draw_threads(DrawForm form, Mask mask, int T) {
     int64_t blocks = draw_blocks_of_columns(T), words = (T + 31) / 32, groups = (T + 7) / 8;
     if (T == 0) return 0;
@@ -70,8 +70,7 @@ HOST_DEVICE static inline int draw_strip(int64_t thread, int half) {
     return (int)n;
 }
 
-// The first row and column, in the sequence, of what a thread draws. Neighbouring threads write to neighbouring
-// addresses.
+// The first row and column, in the sequence, of a thread's bits. Adjacent threads write to adjacent addresses.
 HOST_DEVICE static inline void draw_place(int* row, int* column, DrawForm form, Mask mask, int T, int64_t thread) {
     int groups = (T + 7) / 8, words = (T + 31) / 32, rest, n, strip;
     if (form == ROWS_ARE_QUERIES) {
@@ -87,7 +86,7 @@ HOST_DEVICE static inline void draw_place(int* row, int* column, DrawForm form, 
         *row = DRAW_COLUMNS * strip + rest % n, *column = DRAW_COLUMNS * (rest / n);
         return;
     }
-    // Here strips are taken four at a time: 128 columns, whose words are contiguous.
+    // Strips are taken four at a time: 128 columns, whose words are contiguous.
     int64_t before;
     if (mask == FULL) {
         strip = (int)((uint64_t)thread / (uint64_t)(4 * groups));
@@ -96,7 +95,7 @@ HOST_DEVICE static inline void draw_place(int* row, int* column, DrawForm form, 
         strip = draw_strip(thread, 2) / 4;
         before = (int64_t)2 * (4 * strip) * (4 * strip + 1);
     }
-    int whole = mask == FULL ? groups : 16 * strip;  // groups of rows that have all of the columns
+    int whole = mask == FULL ? groups : 16 * strip;  // groups of rows with all of the columns
     rest = (int)(thread - before);
     n = words - 4 * strip;
     if (n > 4) n = 4;
@@ -120,7 +119,7 @@ HOST_DEVICE static inline int draw_sequence(const int64_t* begins, int count, in
     return low;
 }
 
-// A thread draws from this row and column of the sequence on.
+// The first row and column, in the sequence, of a thread's bits.
 typedef struct {
     int sequence, row, column;
 } DrawPlace;
@@ -133,7 +132,7 @@ typedef struct {
     int count, longest;
 } DrawSequences;
 
-// What thread number `thread` of a head draws.
+// The bits that a head's thread number `thread` draws.
 HOST_DEVICE static inline DrawPlace draw_find(DrawSequences s, DrawForm form, Mask mask, int64_t thread) {
     DrawPlace place;
     if (s.begins) {
@@ -151,7 +150,7 @@ HOST_DEVICE static inline DrawPlace draw_find(DrawSequences s, DrawForm form, Ma
 
 static inline int draw_is_uniform(const Sequences* s) { return s->rows == (int64_t)s->count * s->max_length; }
 
-// How many threads draw the bits of a head.
+// The number of threads that draw the bits of a head.
 static inline int64_t draw_threads_of_head(DrawForm form, Mask mask, const Sequences* s) {
     if (draw_is_uniform(s)) return s->count * draw_threads(form, mask, s->max_length);
     int64_t threads = 0;
@@ -171,7 +170,7 @@ enum {
     HOPPER_KEYS = 128,                       // of a tile
     HOPPER_QUERIES = 64,                     // of a tile
     HOPPER_SUMS = HOPPER_QUERIES * 64,       // floats of a tile of queries: dQ so far
-    HOPPER_STATISTICS = 2 * HOPPER_QUERIES,  // floats of a tile of queries: lse in powers of two, then delta / scale
+    HOPPER_STATISTICS = 2 * HOPPER_QUERIES,  // floats of a tile of queries: lse * log2(e), then delta / scale
     HOPPER_PARTS = 4                         // at most
 };
 
@@ -189,16 +188,16 @@ HOST_DEVICE static inline size_t hopper_sum_at(int slot_tiles, int block, int ti
 HOST_DEVICE static inline int hopper_sum_stride(int slot_tiles, int NH) { return slot_tiles ? 1 : NH; }
 
 typedef struct {
-    int parts;       // work items that a head's tiles of keys are divided into
+    int parts;       // work items into which a head's tiles of keys are divided
     int slot_tiles;  // tiles of queries in a block's slot; 0: each head has tiles of its own
     size_t tiles;    // of queries, of all heads: statistics
     size_t sums;     // tiles of queries with room for sums of dQ
     size_t heads;    // of all sequences: a counter of finished tiles of keys each
 } HopperScratch;
 
-// The scratch for N rows in `sequences` sequences, the longest of `longest` rows. dQ is summed in a slot of the block
-// that takes the whole head, or, where that takes less memory or heads are divided, in tiles of each head. GPT-2 124M
-// at -b 64: 41 MB of slots, which stay in L2, instead of 221.
+// The scratch for N rows in `sequences` sequences, the longest of `longest` rows. dQ is summed in one slot per block
+// or, if heads are divided among blocks or that takes less memory, in tiles of each head. GPT-2 124M at -b 64: 41 MB of
+// slots, which stay in L2, instead of 221 MB.
 static inline HopperScratch hopper_scratch(int N, int sequences, int longest, int NH, int multiprocessors) {
     HopperScratch z;
     int64_t heads = (int64_t)sequences * NH, rounds = (heads + multiprocessors - 1) / multiprocessors;
@@ -223,9 +222,9 @@ static inline size_t hopper_scratch_bytes(const HopperScratch* z) {
     return (z->sums * HOPPER_SUMS + z->tiles * HOPPER_STATISTICS) * sizeof(float) + z->heads * sizeof(int);
 }
 
-// The most scratch that batches of up to N rows take, in `fewest` to `most` sequences of up to T rows. For a given
-// number of sequences the largest batch takes most. Fewer sequences can take more, because heads are then divided among
-// blocks.
+// Upper bound of the scratch of batches of up to N rows in `fewest` to `most` sequences of up to T rows. For a given
+// number of sequences the largest batch takes most. Fewer sequences can take more, because their heads are divided
+// among blocks.
 static inline size_t hopper_scratch_most(int N, int fewest, int most, int T, int NH, int multiprocessors) {
     size_t bytes = 0;
     for (int sequences = fewest; sequences <= most; sequences++) {

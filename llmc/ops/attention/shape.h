@@ -11,14 +11,14 @@ typedef struct {
     Dropout dropout;  // on the probabilities
 } AttentionShape;
 
-// How many keys of its sequence, from the first on, a query attends to.
+// The number of keys, from the sequence's first, that a query attends to.
 HOST_DEVICE static inline int attention_visible(Mask mask, int query, int length) {
     return mask == CAUSAL ? query + 1 : length;
 }
 
 #ifdef __CUDACC__
-// A program whose attention always has the same mask defines ATTENTION_MASK before its includes; nvcc then compiles the
-// fast kernels of this mask only.
+// A program with only one attention mask defines ATTENTION_MASK before its includes. nvcc then compiles the fast
+// kernels for this mask only.
 static constexpr bool attention_compiles(Mask mask) {
 #ifdef ATTENTION_MASK
     return mask == ATTENTION_MASK;

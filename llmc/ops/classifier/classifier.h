@@ -10,12 +10,11 @@
  * ignored: its loss and its gradients are 0. The columns V .. Vp - 1 are padding. They are not in the softmax, their
  * gradient is 0, and classifier_forward does not read them. classifier_backward writes
  * d(loss_scale * scale * sum of each) / dlogits. The losses do not include loss_scale. loss_scale is in device memory,
- * where dynamic loss scaling (ops/common/loss_scale.h) changes it without the host.
- * Numerics: exponentials in real, after subtracting the row's maximum. On the CPU their sum is in real over blocks of
- * 512; the sum of the blocks and the logarithm are in double. On the GPU all are in float, with a partial sum per
- * thread. The losses are added in double, in an order that depends on N alone. A NaN or +inf among a row's logits
- * always makes its loss NaN. In fp16 a factor that is too large makes gradients infinite, and one that is too small
- * makes them 0.
+ * so that dynamic loss scaling (ops/common/loss_scale.h) can change it without the host.
+ * Numerics: exponentials in real, after subtracting the row's maximum. On the CPU they are summed in real over blocks
+ * of 512; the sum of the blocks and the logarithm are in double. On the GPU all are in float, with a partial sum per
+ * thread. The losses are added in double, in an order that depends only on N. A NaN or +inf among a row's logits always
+ * makes its loss NaN. In fp16 too large a factor makes gradients infinite, and too small a factor makes them 0.
  * Source: the definition; the usual fusion of softmax, loss and gradient. */
 #ifndef LLMC_OPS_CLASSIFIER_H
 #define LLMC_OPS_CLASSIFIER_H
@@ -30,7 +29,7 @@
 #include "llmc/device/cuda_utils.cuh"
 #endif
 
-// An exponential counts as one operation.
+// An exponential counts as one flop.
 #define CLASSIFIER_FORWARD_FLOPS(N, V) (4.0 * (N) * (V))
 #define CLASSIFIER_BACKWARD_FLOPS(N, V) (5.0 * (N) * (V))
 #define CLASSIFIER_FORWARD_BYTES(N, V) (1.0 * (N) * (V) * sizeof(floatX) + (N) * (sizeof(int) + sizeof(real)))
@@ -73,14 +72,14 @@ static inline void classifier_backward_ref(Losses losses, real* logits, const in
 
 #ifdef __CUDACC__
 // ---------------------------------------------------------------------------------------------------------
-// GPU: one block per row. The last block to finish its loss adds the losses of all rows. Each thread tracks the maximum
-// and the sum of its own elements as it reads them. If the row fits in shared memory, the backward kernel copies it
-// there in the first pass (STAGED), and its second pass reads nothing from global memory. A thread stages and rereads
-// only its own elements. WIDTH is 1 if rows are not aligned to 16 bytes.
+// GPU: one block per row. The last block to finish its loss adds up the losses of all rows. Each thread tracks the
+// maximum and the sum of its own elements as it reads them. If the row fits in shared memory, the backward kernel
+// copies it there in the first pass (STAGED), and its second pass reads nothing from global memory. A thread stages and
+// rereads only its own elements. WIDTH is 1 if rows are not aligned to 16 bytes.
 
 enum { CLASSIFIER_COPIES_AHEAD = 8, CLASSIFIER_THREADS = 512 };
 
-// sum: of exp(x - max) over the elements seen so far. NaN and +inf remain in sum as NaN.
+// sum: the sum of exp(x - max) over the elements so far. A NaN or +inf makes it NaN for good.
 typedef struct {
     float max, sum;
 } ClassifierStatistics;
@@ -95,7 +94,7 @@ template <int COUNT> __device__ inline void classifier_add(ClassifierStatistics*
     s->max = max;
 }
 
-// Maximum and sum of a row, the same in all threads. If STAGED, the row's whole vectors are left in `staged`.
+// Maximum and sum of a row, the same in all threads. If STAGED, `staged` gets the row's whole vectors.
 template <int WIDTH, int STAGED>
 __device__ inline ClassifierStatistics classifier_statistics(Vector<floatX, WIDTH>* staged, const floatX* x, int V) {
     ClassifierStatistics s = {.max = -FLT_MAX};  // not -inf: exp(-inf + inf) would be NaN where a logit is -inf
@@ -137,9 +136,9 @@ __device__ inline float classifier_loss_of(ClassifierStatistics s, float at_targ
     return s.max - at_target + logf(s.sum);
 }
 
-// Write the loss of the block's row. Returns, to the thread that writes it, the number of losses written before. That
-// thread is in the last warp, which has fewer elements left to process than the first. The number is used later, so
-// nothing waits for it here.
+// Write the loss of the block's row. Returns, in the thread that writes it, the number of losses written before. That
+// thread is in the last warp, which has fewer elements left to process than the first. The number is used later, so no
+// thread waits for it here.
 __device__ inline unsigned classifier_put_loss(Losses losses, float loss, unsigned* arrivals) {
     if (threadIdx.x != blockDim.x - 1) return 0xffffffffu;
     losses.each[blockIdx.x] = loss;
@@ -147,8 +146,8 @@ __device__ inline unsigned classifier_put_loss(Losses losses, float loss, unsign
     return atomicInc(arrivals, gridDim.x - 1);
 }
 
-// The block that finished last adds the losses of all rows: a warp takes one of WARP pieces at a time. The order of the
-// additions depends on the number of rows alone.
+// The last block to finish adds up the losses of all rows: a warp takes one of WARP pieces at a time. The order of the
+// additions depends only on the number of rows.
 __device__ inline void classifier_add_losses(Losses losses, unsigned before) {
     __shared__ double of_piece[WARP];
     if (!__syncthreads_or(before == gridDim.x - 1)) return;
@@ -247,7 +246,7 @@ static inline void classifier_backward(Losses losses, floatX* logits, const int*
     const int WIDTH = Vector<floatX>::SIZE;
     Scope scope = scope_open(ctx, "classifier_backward", CLASSIFIER_BACKWARD_FLOPS(N, V),
                              CLASSIFIER_BACKWARD_BYTES(N, V, Vp), "N=%d V=%d Vp=%d", N, V, Vp);
-    // margin: shared memory besides the row, for the sums of the reductions and what the system reserves per block.
+    // margin: shared memory besides the row, for reductions and the system's reserve per block.
     size_t row = (size_t)V * sizeof(floatX), margin = 2048;
     if (rows_are_vectors<floatX>(Vp) && row + margin <= ctx->shared_of_block) {
         int alone = 2 * (row + margin) > ctx->shared_of_multiprocessor;
@@ -268,8 +267,8 @@ static inline void classifier_backward(Losses losses, floatX* logits, const int*
 
 #else
 // ---------------------------------------------------------------------------------------------------------
-// CPU: a work item is a row. Maximum and sum are computed in CLASSIFIER_LANES lanes, in an order that depends on V
-// alone, so the loops vectorize.
+// CPU: a work item is a row. Maximum and sum are computed in CLASSIFIER_LANES lanes, so that the loops vectorize, in an
+// order that depends only on V.
 
 enum { CLASSIFIER_LANES = 16, CLASSIFIER_BLOCK = 512 };
 
@@ -285,7 +284,7 @@ static inline real classifier_maximum(const floatX* x, int V) {
     return max;
 }
 
-// The sum over v < V of exp(x[v] - max). Unless `exponentials` is NULL, it gets the exponentials; it may be x.
+// The sum over v < V of exp(x[v] - max). `exponentials`, if not NULL, gets the exponentials; it may be x.
 static inline double classifier_sum(floatX* exponentials, const floatX* x, int V, real max) {
     real e[CLASSIFIER_BLOCK];
     double sum = 0;

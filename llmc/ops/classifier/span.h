@@ -1,4 +1,4 @@
-/* The loss of a span in a sequence: two classifications over its positions, one for the first and one for the last.
+/* The loss of a span in a sequence: two classifications over its positions, for the span's first and last position.
  *
  *   x[k, t]       = logits[cu_seqlens[s] + t, k]                                k = 0: first position, 1: last one
  *   each[2 s + k] = log(sum over t of exp(x[k, t])) - x[k, targets[2 s + k]]
@@ -10,8 +10,8 @@
  * {each [2 S], sum [1], scale, mode}; loss_scale [1], in device memory. A target outside its sequence is ignored: loss
  * 0, gradients 0. The columns 2 .. Kp - 1 are padding: they are not read, and their gradient is 0.
  * Numerics: exponentials in real, after subtracting the maximum. Their sums are in double on the CPU and in float on
- * the GPU, in an order that depends on the sequence's length alone. Losses are added in double. A NaN makes its loss
- * NaN.
+ * the GPU, in an order that depends only on the sequence's length. Losses are added in double. A NaN logit makes its
+ * loss NaN.
  * Source: Devlin et al., "BERT: Pre-training of deep bidirectional transformers", 2018, section 4.2; the definition. */
 #ifndef LLMC_OPS_CLASSIFIER_SPAN_H
 #define LLMC_OPS_CLASSIFIER_SPAN_H
@@ -21,7 +21,7 @@
 
 enum { SPAN_ENDS = 2 };
 
-// An exponential counts as one operation.
+// An exponential counts as one flop.
 #define SPAN_FORWARD_FLOPS(N) (8.0 * (N))
 #define SPAN_BACKWARD_FLOPS(N) (14.0 * (N))
 #define SPAN_FORWARD_BYTES(N, S) (2.0 * (N) * sizeof(floatX) + (S) * (3 * sizeof(int) + 2 * sizeof(real)))
@@ -74,7 +74,7 @@ static inline void span_backward_ref(Losses losses, real* logits, const int* tar
 
 #ifdef __CUDACC__
 // ---------------------------------------------------------------------------------------------------------
-// GPU: one block per end of a sequence. The last block to finish adds all losses, as in classifier.h.
+// GPU: one block per span end of a sequence. The last block to finish adds up all losses, as in classifier.h.
 
 enum { SPAN_THREADS = 256 };
 
@@ -126,9 +126,9 @@ static inline void span_backward(Losses losses, floatX* logits, const int* targe
 
 #else
 // ---------------------------------------------------------------------------------------------------------
-// CPU: a work item is one end of one sequence.
+// CPU: a work item is one span end of one sequence.
 
-// The loss of one end over the positions x[0], x[Kp], ... If `factor` is not 0, the gradient overwrites them.
+// The loss of one end over the positions x[0], x[Kp], ... If `factor` is not 0, the gradient overwrites the logits.
 static inline real span_end(floatX* x, int length, int target, int Kp, double factor) {
     double max = -INFINITY, sum = 0;
     if (target < 0 || target >= length) {
@@ -151,7 +151,7 @@ static inline void span_forward(Losses losses, const floatX* logits, const int* 
 #pragma omp parallel for schedule(static)
     for (int i = 0; i < SPAN_ENDS * s->count; i++) {
         int begin = s->cu_seqlens[i / SPAN_ENDS], length = s->cu_seqlens[i / SPAN_ENDS + 1] - begin;
-        floatX* x = (floatX*)logits + (size_t)begin * (size_t)Kp + i % SPAN_ENDS;  // is read only
+        floatX* x = (floatX*)logits + (size_t)begin * (size_t)Kp + i % SPAN_ENDS;  // only read
         losses.each[i] = span_end(x, length, targets[i], Kp, 0);
     }
     losses_add_ref(losses, SPAN_ENDS * s->count);

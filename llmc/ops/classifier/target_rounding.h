@@ -1,13 +1,13 @@
-/* Target rounding: give a gradient back what rounding the logits' gradients to fp8 took at the targets.
+/* Target rounding: correct dx for the rounding errors of the logits' gradients in fp8 at the targets.
  *
  *   left[n]     = dlogits[n, t] - inverse[0] * number(rounded[n, t])        t = targets[n]; 0 where t < 0
  *   dx[n]  (ADD) = left[n] * w[t]
  *
  * Shapes: dx [N, C], dlogits [N, Vp] and their bytes `rounded` [N, Vp] in E5M2, inverse [1], targets [N], w [Vp, C].
  *
- * Why: of the gradients p - [v == t] of a row, the target's is by far the largest, and E5M2 has no number between 0.875
- * and 1. The many small ones are rounded up and down, and their errors cancel in dx = dlogits w; the target's does not,
- * and it is the same for all tokens whose p at the target is alike.
+ * Why: of the gradients p - [v == t] of a row, the target's is by far the largest, and E5M2 has no value between 0.875
+ * and 1. The many small gradients are rounded up and down, so their errors cancel in dx = dlogits w. The target's error
+ * does not cancel: it is the same for all tokens with a similar p at the target.
  *
  * Numerics: in real. On the GPU one warp per row. */
 #ifndef LLMC_OPS_TARGET_ROUNDING_H
@@ -31,7 +31,7 @@ typedef struct {
 #define TARGET_ROUNDING_FLOPS(N, C) (2.0 * (N) * (C))
 #define TARGET_ROUNDING_BYTES(N, C) (3.0 * (N) * (C) * sizeof(floatX))
 
-// What was left of the target's entry of row n.
+// The rounding error of the target's entry of row n.
 HOST_DEVICE static inline real target_rounding_left(RoundedLogits d, size_t n, int target) {
     size_t at = n * (size_t)d.Vp + (size_t)target;
     return (real)d.dlogits[at] - *d.inverse * (real)fp8_to_float(d.rounded[at], FP8_E5M2);

@@ -31,14 +31,14 @@ static inline double gelu_derivative_exact(double x, Gelu kind) {
     return 0.5 * (1 + t) + 0.5 * x * (1 - t * t) * 0.79788456080286535588 * (1 + 3 * 0.044715 * x * x);
 }
 
-// Versions for inner loops. The only branch is on `kind`. gcc moves it out of the loop, so the loop vectorizes.
+// Versions for inner loops. The only branch is on `kind`; gcc hoists it out of the loop, so the loop vectorizes.
 // Absolute error below 3e-7 max(1, |y|) in float.
 //
 // On the GPU, 1 + tanh(z) = 2 / (1 + e) with e = exp(-2 z). The hardware's power of two and reciprocal (each within 2
 // ulp) are accurate enough, because nothing cancels: the relative error stays below 1e-6 where y is not tiny. The limit
-// on the exponent keeps e * s finite. These kernels are bound by instructions, so constants are multiplied
-// beforehand. With q = erfc(|x| / sqrt(2)) / 2, (1 + erf(x / sqrt(2))) / 2 is q or 1 - q. The same hardware
-// exponential gives q, with half the instructions of erff.
+// on the exponent keeps e * s finite. These kernels are instruction-bound, so constants are multiplied beforehand. With
+// q = erfc(|x| / sqrt(2)) / 2, (1 + erf(x / sqrt(2))) / 2 is q or 1 - q. The same hardware exponential gives q, with
+// half the instructions of erff.
 #ifdef GELU_BY_HARDWARE
 // e = 2^(x (k + 0.044715 k x^2)) with k = -2 sqrt(2 / pi) / log(2)
 __device__ inline float gelu_tanh_exp(float x, float square) {

@@ -1,5 +1,5 @@
-/* Code shared by the optimizers: Adam's two moments, the flat buffers of a model, the values that depend on the
- * gradient norm and are the same for all elements of a step, and how parameters are stored.
+/* Code shared by the optimizers: Adam's two moments, the flat buffers of a model, the per-step values that depend on
+ * the gradient norm, and how parameters are stored.
  *
  * If floatX is narrower than real, a master copy may hold the full-precision parameters. Without a master copy, the sum
  * of parameter and update is rounded stochastically (base/rounding.h). The random bits depend only on a key and the
@@ -69,7 +69,7 @@ typedef struct {
 } OptimizerSettings;
 
 // ---------------------------------------------------------------------------------------------------------
-// Values that are the same for every element of a step
+// Values that all elements of a step share
 
 // Values that the host knows at launch.
 typedef struct {
@@ -93,7 +93,7 @@ typedef struct {
     const real* grads;
     const AdamWStep* step;  // [1]
     size_t first;           // position of element 0 in the whole flat buffers, a multiple of 4
-    size_t updated;         // AdamW: elements in spans, if long gaps lie between them; 0: there are only short ones
+    size_t updated;         // AdamW: elements in spans, if there are long gaps between spans; 0: gaps are short
 } AdamWState;
 
 // The same in full precision, for the references.
@@ -112,7 +112,7 @@ static inline AdamWCoefficients adamw_coefficients(OptimizerSettings h) {
     return c;
 }
 
-// `norm` is that of grads / scale. `update` is the number of this update, from 1; skipped steps do not count.
+// `norm` is the norm of grads / scale. `update` is the number of this update, from 1; skipped steps do not count.
 HOST_DEVICE static inline AdamWStep adamw_step(double norm, double scale, int64_t update, OptimizerSettings h) {
     double t = (double)update;
     AdamWStep step;
@@ -140,7 +140,7 @@ typedef struct {
     const real* losses[OUTLIER_LOSSES];  // [1] each; their sum is the step's loss; NULL: none
 } AfterNorm;
 
-// On entry, `norm` is that of the scaled gradients. The loss scale is divided out of it.
+// On entry, `norm` is the norm of the scaled gradients. It is divided by the loss scale.
 HOST_DEVICE static inline void after_norm(AfterNorm a, real* norm) {
     loss_scale_update(a.loss_scale, norm, a.rule);
     *a.step = adamw_step((double)*norm, (double)a.loss_scale->applied, a.loss_scale->updates, a.settings);
@@ -149,7 +149,7 @@ HOST_DEVICE static inline void after_norm(AfterNorm a, real* norm) {
     for (int i = 0; i < OUTLIER_LOSSES; i++) loss += a.losses[i] ? (double)*a.losses[i] : 0;
     if (!outliers_judge(a.outliers, a.limits, loss, (double)*norm) || !a.step->is_taken) return;
     a.step->is_taken = 0;
-    a.loss_scale->updates--;  // the optimizer counts only updates that were made
+    a.loss_scale->updates--;  // skipped updates do not count
 }
 
 // Random bits for rounding the four adjacent elements 4 * group .. 4 * group + 3 of the flat buffer.
@@ -162,7 +162,7 @@ HOST_DEVICE static inline Philox adamw_bits(uint64_t key, size_t group) {
 // GPU: each thread updates four adjacent elements of the flat buffers
 
 enum { ADAMW_THREADS = 256, ADAMW_VECTOR = 4, ADAMW_NARROW = sizeof(floatX) < sizeof(real) };
-// Where the full-precision parameters are stored: in params itself, in master, or nowhere.
+// Where the full-precision parameters are: in params itself, in master, or nowhere.
 enum { ADAMW_EXACT, ADAMW_MASTER, ADAMW_ROUNDED };
 
 __device__ inline AdamWStep adamw_load_step(AdamWState a) {

@@ -8,7 +8,7 @@
 
 #include "llmc/device/device.h"
 
-// The part of a LayerNorm that kernels read.
+// The members of a LayerNorm that kernels read.
 typedef struct {
     const real* w;
     const floatX* b;

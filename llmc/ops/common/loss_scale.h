@@ -1,11 +1,11 @@
 /* Dynamic loss scaling: the update of the loss scale, and the count of optimizer updates.
  *
  * In fp16, gradients below 6e-8 underflow to 0. The loss is therefore multiplied by a scale before the backward pass
- * (classifier.h). All gradients are larger by this factor, and the optimizer divides it out again (adam.h). If the
- * scale is too large, gradients are not finite. Such a step is skipped, and the scale is halved. After a number of
- * consecutive finite steps the scale is doubled. This runs on the device, so the host need not wait for the norm.
+ * (classifier.h). All gradients are larger by this factor, and the optimizer divides by it (adam.h). If the scale is
+ * too large, gradients are not finite. Such a step is skipped, and the scale is halved. After a number of consecutive
+ * finite steps the scale is doubled. All of this runs on the device, so the host need not wait for the norm.
  *
- *   applied = scale                                         the scale of the gradients whose norm this is
+ *   applied = scale                                         the scale of the gradients of this norm
  *   norm    = norm / applied
  *   finite:      updates + 1, good + 1;  if good >= growth_interval: scale = min(2 scale, ceiling), good = 0
  *   not finite:  scale = max(scale / 2, floor), good = 0    only if dynamic

@@ -3,9 +3,9 @@
  *   score(x) = (x - mean) / deviation      of the last OUTLIER_WINDOW values, without x itself
  *   skip the update if score(loss) > limit of losses or score(norm) > limit of norms; a limit of 0 disables the check
  *
- * No step is skipped before the window is full. Each value is added to the window after its own check, even if it is an
- * outlier. Otherwise a run whose loss rises permanently would skip every later update. A value that is not finite has
- * no score and is not added. Such a step is handled elsewhere (loss_scale.h, --on-nan).
+ * No step is skipped before the window is full. Each value is added to the window after its check, even if it is an
+ * outlier. Otherwise a run whose loss rises for good would skip every later update. A value that is not finite has no
+ * score and is not added. Such a step is handled elsewhere (loss_scale.h, --on-nan).
  *
  * The check runs on the device, after the norm and before the update, so the host need not wait.
  *
@@ -44,7 +44,7 @@ static inline int outliers_are_judged(OutlierLimits limits) { return limits.loss
 HOST_DEVICE static inline double outlier_score(const OutlierWindow* w, double x) {
     double sum = 0, sum_sq = 0;
     if (!isfinite(x) || w->count < OUTLIER_WINDOW) return (double)NAN;
-        // Not unrolled on the GPU: one thread runs this at the end of a kernel, and low register use matters more.
+        // Not unrolled on the GPU: one thread runs this at the end of a kernel, so low register use matters more.
 #ifdef __CUDA_ARCH__
 #pragma unroll 1
 #endif

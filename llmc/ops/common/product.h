@@ -1,6 +1,5 @@
-/* The matrix product of the CPU versions of matmul and Muon: packed and register-blocked, after Goto and van de Geijn,
- * "Anatomy of high-performance matrix multiplication", ACM TOMS 34 (2008). With USE_BLAS a CBLAS library computes the
- * products. */
+/* The CPU's GEMM, used by matmul and Muon: packed and register-blocked, after Goto and van de Geijn, "Anatomy of
+ * high-performance matrix multiplication", ACM TOMS 34 (2008). With USE_BLAS a CBLAS library is used instead. */
 #ifndef LLMC_OPS_COMMON_PRODUCT_H
 #define LLMC_OPS_COMMON_PRODUCT_H
 
@@ -16,15 +15,15 @@
 #endif
 
 // ---------------------------------------------------------------------------------------------------------
-// One product for all directions
+// One GEMM for all directions
 //
 //   C [M, N] (SET or ADD) = A [M, K] B [K, N] + bias; strides can transpose any operand
 //
-// C is divided into blocks, one per task. A task iterates over K in steps of K_BLOCK, over panels in each step, and
-// over strips for each panel. A panel is TILE_COLS columns of B, packed so that each k has TILE_COLS contiguous values.
-// A strip is TILE_ROWS rows of A. A strip times a panel is a tile, whose sums stay in registers for a whole K_BLOCK.
-// The panel stays in the L1 cache; strips come from L2. Between K_BLOCKs the tiles are kept in the task's own buffer.
-// So C is accessed once, after bias and GELU have been applied.
+// C is divided into blocks, one per task. A task loops over K in steps of K_BLOCK, over panels within a step, and over
+// strips within a panel. A panel is TILE_COLS columns of B, packed so that each k has TILE_COLS contiguous values. A
+// strip is TILE_ROWS rows of A. A strip times a panel is a tile, whose sums stay in registers for a whole K_BLOCK. The
+// panel stays in the L1 cache; strips come from L2. Between K_BLOCKs the tiles are kept in the task's own buffer. So C
+// is accessed once, after bias and GELU have been applied.
 
 #if defined(__AVX512F__)
 #define VECTOR_BYTES 64
@@ -42,7 +41,7 @@
 #define LANES ((int)(VECTOR_BYTES / sizeof(real)))
 #define TILE_COLS (2 * LANES)
 #define STRIP_ROW                                                                                                      \
-    (K_BLOCK + LANES)  // from row to row of a copied strip: no power of two, so that rows share no set of the L1
+    (K_BLOCK + LANES)  // row stride of a copied strip; no power of two, so that rows use different L1 sets
 
 typedef real Vector __attribute__((vector_size(VECTOR_BYTES), aligned(sizeof(real)), may_alias));
 
@@ -61,7 +60,7 @@ static inline Vector vector_fma(Vector a, Vector b, Vector c) {
 #endif
 }
 
-// Copy TILE_COLS values as two vectors. gcc's own memcpy would use smaller pieces.
+// Copy TILE_COLS values as two vectors. gcc's memcpy would use smaller pieces.
 static inline void copy_row(real* to, const real* from) {
     ((Vector*)to)[0] = ((const Vector*)from)[0];
     ((Vector*)to)[1] = ((const Vector*)from)[1];
@@ -81,7 +80,7 @@ __attribute__((always_inline)) static inline void matmul_tile_rows(real* tile, c
             sum[i][1] = vector_fma(ai, b1, sum[i][1]);
         }
         a += a_k;
-        __asm__("" : "+r"(a));  // hides the step from gcc, which would add a loop for a_k = 1 and spill
+        __asm__("" : "+r"(a));  // hides the stride from gcc, which would add a loop for a_k = 1 and spill
         b += TILE_COLS;
     } while (--k);
     Vector* t = (Vector*)tile;
@@ -92,7 +91,7 @@ __attribute__((always_inline)) static inline void matmul_tile_rows(real* tile, c
         }
 }
 
-// The same, with at least `rows` rows. A last strip of a third of the rows takes a third of the time.
+// The same for at least `rows` rows. A last strip with a third of the rows takes a third of the time.
 static inline void matmul_tile(real* tile, const real* a, size_t a_row, size_t a_k, const real* b, int k, Mode mode,
                                int rows) {
     enum { THIRD = TILE_ROWS / 3 };
@@ -116,7 +115,7 @@ typedef struct {
     const floatX* pre;   // C becomes C * gelu'(pre), laid out as C, where c_col is 1
     Gelu kind;
     int block_rows, block_cols;  // a task's block of C: multiples of TILE_ROWS and TILE_COLS
-    int tasks_share_b;  // 1: B is packed once, before the tasks; 0: a task packs the columns that it alone uses
+    int tasks_share_b;  // 1: B is packed once, before the tasks; 0: each task packs the columns that only it uses
 } Product;
 
 // Splits `size` into equal blocks of at most `limit` and returns their size, rounded up to a multiple of `multiple`.
@@ -162,8 +161,8 @@ static inline void product_run(const Product* p, Context* ctx) {
 
 #else
 
-// to[k * width + i] = from[i * stride + k * k_stride] for i < count, 0 for count <= i < width. A tile reads `to` in one
-// stream.
+// to[k * width + i] = from[i * stride + k * k_stride] for i < count, 0 for count <= i < width. A tile reads `to`
+// sequentially.
 __attribute__((always_inline)) static inline void matmul_pack(real* to, int width, const floatX* from, size_t stride,
                                                               size_t k_stride, int count, int k) {
     if (count < width) memset(to, 0, (size_t)width * (size_t)k * sizeof *to);
@@ -188,8 +187,8 @@ static inline void matmul_store(floatX* c, size_t c_row, size_t c_col, const rea
                 *to = sum;
             }
     } else if (mode == SET && c_row == 1 && cols == TILE_COLS && rows == TILE_ROWS) {
-        // Interleave pairs of rows first; gcc does that with vector shuffles. Then finish each line of C before the
-        // next. The lines are OC apart and may all map to one set of the cache, which cannot hold them all.
+        // Interleave pairs of rows first; gcc does that with vector shuffles. Then finish each cache line of C before
+        // the next: the lines are OC apart and may all map to one set of the cache, which cannot hold them all.
         real pairs[TILE_ROWS / 2][2 * TILE_COLS];
         for (int i = 0; i < TILE_ROWS; i += 2)
             for (int j = 0; j < TILE_COLS; j++) {
@@ -237,9 +236,9 @@ static inline void product_finish(const Product* p, real* tile, int m, int n, in
     }
 }
 
-// Prefetches a few lines at a time that are needed soon, because the first access of a strip, a panel or a tile would
-// stall: at the last K_BLOCK the lines of C that the tile is stored to; of A, unless NULL, lines of the block `next`
-// with the rows of the same strip; of B, unless NULL, lines of the panel that is packed next.
+// Prefetch a few cache lines that are needed soon, because the first access to a strip, a panel or a tile would stall.
+// Of C, at the last K_BLOCK: the lines to which the tile is stored. Of A: lines of the same strip in the block `next`.
+// Of B: lines of the panel that is packed next. NULL: none.
 __attribute__((always_inline)) static inline void
 product_prefetch(const Product* p, const floatX* next, const floatX* next_panel, int m0, int n0, int k0, int i, int j) {
     enum { LINE = 64 / sizeof(floatX), LINES = K_BLOCK / LINE };
@@ -268,7 +267,7 @@ static inline void product_task(const Product* p, const real* packed_b, real* ow
     size_t padded_n = round_up((size_t)p->N, TILE_COLS);
     real *own_panel = own, *own_strips = own_panel + TILE_COLS * K_BLOCK;
     real* tiles = own_strips + (size_t)p->block_rows * STRIP_ROW;
-    // Rows a multiple of half a page apart, as those of 3072 floats, share one or two sets of the L1 cache.
+    // Rows whose stride is a multiple of half a page, such as 3072 floats, share one or two sets of the L1 cache.
     enum { WAYS = 8 };
     int shares_sets = TILE_ROWS > WAYS && p->a_row * sizeof(floatX) % 2048 == 0;
     int in_place = p->a_k == 1 && !shares_sets ? rows / TILE_ROWS * TILE_ROWS : 0;
@@ -276,13 +275,12 @@ static inline void product_task(const Product* p, const real* packed_b, real* ow
     for (int k0 = 0; k0 < p->K; k0 += K_BLOCK) {
         int k = min_int(K_BLOCK, p->K - k0);
         const floatX* a = p->a + (size_t)m0 * p->a_row + (size_t)k0 * p->a_k;
-        // The next block of A: the same rows, or those of the task that this thread will probably take next.
+        // The next block of A: the same rows, or the rows of the task that this thread will probably take next.
         int is_last = k0 + k == p->K, next_m = packed_b ? m0 + p->block_rows * device_threads() : m0;
         const floatX* next = is_last ? p->a + (size_t)next_m * p->a_row : a + K_BLOCK;
         if (p->a_k != 1 || next_m + rows > p->M) next = NULL;
-        // Rows of A are read in place if they are whole strips and share no sets, else copied.
-        // Columns are packed, a few k at a time: a strip is narrower than a cache line, and the line should stay in the
-        // cache for the next strip.
+        // Rows of A are read in place if they form whole strips and share no sets, else copied. Columns are packed, a
+        // few k at a time: a strip is narrower than a cache line, which should stay in the cache for the next strip.
         enum { STEP = 8 };
         for (int i = in_place; i < padded_rows && p->a_k == 1; i++)
             if (i < rows) memcpy(own_strips + i * STRIP_ROW, a + (size_t)i * p->a_row, (size_t)k * sizeof *a);
@@ -318,7 +316,7 @@ static inline void product_task(const Product* p, const real* packed_b, real* ow
     }
 }
 
-// Sizes in elements. Packed: all of B in panels, if tasks share it. Own: a thread's panel, strips and tiles.
+// Sizes in elements. packed: all of B in panels, if tasks share it. own: a thread's panel, strips and tiles.
 static inline size_t product_packed_size(int N, int K, int tasks_share_b) {
     return tasks_share_b ? round_up(round_up((size_t)N, TILE_COLS) * (size_t)K, 1024) : 0;
 }

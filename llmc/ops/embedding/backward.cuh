@@ -4,14 +4,14 @@
  * (sort.cuh). Positions need no sort: position 0 has a row of every sequence, position 1 a row of every sequence that
  * is long enough, and so on. Then one launch handles all tables:
  *   - A list is divided into chunks and the channels into slices. A block, which is one warp, takes a slice of a chunk.
- *     A sum whose rows all lie in the chunk goes to the table, other sums go to `ends`. The last block to arrive of
- *     those with a part of such a sum adds up the parts.
+ *     A sum whose rows are all in the chunk is added to the table; other sums go to `ends`. Of the blocks with a part
+ *     of such a sum, the last to arrive adds up the parts.
  *   - The few token types are summed along with the positions: a block keeps one sum per type. The last block to arrive
  *     of each group of blocks adds up the group's sums, and the last of all groups adds up those. More than
  *     EMBEDDING_TYPES types are sorted like the words.
  * The blocks of a slice start one after another, so the second table finds its rows of dx in L2. Positions come first,
- * so that the types' sums are added up while the words' blocks run. Which numbers are added, and in which order,
- * depends on the batch alone. */
+ * so that the types' sums are added up while the words' blocks run. The terms of each sum and their order depend only
+ * on the batch. */
 #include "llmc/ops/embedding/embedding.h"  // before the guard: it includes this file
 
 #ifndef LLMC_OPS_EMBEDDING_BACKWARD_CUH
@@ -22,18 +22,18 @@
 #ifdef __CUDACC__
 
 enum {
-    EMBEDDING_CHUNK = 64,    // most entries of a chunk: each part of a sum costs two rows of traffic
-    EMBEDDING_SHORTEST = 8,  // fewest entries of a chunk
+    EMBEDDING_CHUNK = 64,    // maximum entries of a chunk: each part of a sum costs two rows of traffic
+    EMBEDDING_SHORTEST = 8,  // minimum entries of a chunk
     EMBEDDING_CHUNKS = 512,  // enough chunks to keep a GPU busy
     EMBEDDING_UNROLL = 4,    // rows loaded at a time, of dx and of the table
-    EMBEDDING_TYPES = 8      // most token types whose sums a block keeps
+    EMBEDDING_TYPES = 8      // maximum number of token types whose sums a block keeps
 };
 
-// An ordered list of rows of dx, each with the row of the table that it is added to.
+// An ordered list of rows of dx, each with the row of the table to which it is added.
 typedef struct {
     real* table;
     Mode mode;
-    int skipped;  // the row of the table that gets no gradient; -1: none
+    int skipped;  // the table's row without a gradient; -1: none
     int n, each, chunks;
     int rows, rows_reached;  // positions: SET zeroes the table's rows from rows_reached on
     SortedRows sorted;       // index NULL: the list of positions
@@ -52,7 +52,7 @@ typedef struct {
     unsigned* arrivals;       // [groups + 1, slices]
 } EmbeddingTypes;
 
-// What happens to the running sum after a row.
+// What a block does with the running sum after a row.
 typedef enum { SUM_CONTINUES, SUM_TO_TABLE, SUM_TO_HEAD, SUM_TO_TAIL, SUM_IS_DROPPED } EmbeddingSum;
 
 // f = p[0 .. WIDTH - 1]. embedding_store() does the reverse.
@@ -97,8 +97,7 @@ __device__ inline int2 embedding_entry(const EmbeddingList& list, int i) {
     return make_int2(position, row < list.cu_seqlens[sequence + 1] ? row : -1);
 }
 
-// The number of consecutive chunks that begin with this index, from the neighbour of `chunk` in the direction of
-// `step`.
+// The number of consecutive chunks that begin with this index, starting next to `chunk` in the direction of `step`.
 __device__ inline int embedding_chunks_with(const EmbeddingList& list, int index, int chunk, int step) {
     for (int found = 0;; found += WARP) {
         int k = chunk + step * (found + 1 + (int)threadIdx.x);
@@ -198,14 +197,14 @@ __global__ void __launch_bounds__(WARP)
                     : here == index[-1]    ? SUM_TO_HEAD
                     : here == index[i + 1] ? SUM_TO_TAIL
                                            : SUM_TO_TABLE;
-        if (i >= count) rows[i] = -1, row_types[i] = 0;  // the unrolled loop may go past the last row
+        if (i >= count) rows[i] = -1, row_types[i] = 0;  // the unrolled loop may run past the last row
     }
     __syncthreads();
 
     float sum[WIDTH] = {0};
     for (int first = 0; first < count; first += EMBEDDING_UNROLL) {
         Vector<floatX, WIDTH> x[EMBEDDING_UNROLL];
-        float before[EMBEDDING_UNROLL][WIDTH];  // the table's values, loaded early: rare words are not in cache
+        float before[EMBEDDING_UNROLL][WIDTH];  // the table's values, loaded early because rare words miss the cache
 #pragma unroll
         for (int j = 0; j < EMBEDDING_UNROLL; j++) {
             int i = first + j;
@@ -315,21 +314,21 @@ static inline EmbeddingScratch embedding_scratch(int positions, int words, int s
     return z;
 }
 
-// The most chunks of a list of up to n entries: n / EMBEDDING_SHORTEST for short lists; up to an eighth more than
-// EMBEDDING_CHUNKS for longer ones, because a chunk's length is a whole number; n / EMBEDDING_CHUNK for the longest.
+// Upper bound of the chunks of a list of up to n entries: n / EMBEDDING_SHORTEST for short lists; up to an eighth more
+// than EMBEDDING_CHUNKS for longer ones, because chunk lengths are integers; n / EMBEDDING_CHUNK for the longest.
 static inline int embedding_chunks_most(size_t n) {
     int longest = (int)blocks_for(n, EMBEDDING_CHUNK), shortest = (int)blocks_for(n, EMBEDDING_SHORTEST);
     return min_int(shortest, max_int(EMBEDDING_CHUNKS + EMBEDDING_CHUNKS / EMBEDDING_SHORTEST, longest));
 }
 
-// Chunks per group. Both steps of the types' sum are about equally long.
+// Chunks per group, chosen so that both steps of the types' sum take about as long.
 static inline int embedding_group(int chunks) {
     int group = 0;
     while (group * group < chunks) group++;
     return group;
 }
 
-// The most scratch that a launch takes, for up to N rows in up to `sequences` sequences of up to T rows.
+// Upper bound of a launch's scratch for up to N rows in up to `sequences` sequences of up to T rows.
 static inline size_t embedding_scratch_bytes(int N, int sequences, int T, EmbeddingSizes sizes) {
     int sorted = sizes.types > EMBEDDING_TYPES, words = embedding_chunks_most((size_t)N);
     int positions = embedding_chunks_most((size_t)sequences * (size_t)T);

@@ -1,5 +1,5 @@
-/* embedding.h on the CPU. Forward: threads share rows. Backward: threads share the rows of the tables, and each adds
- * what its rows get in the order of the tokens, so the sums do not depend on the number of threads. */
+/* embedding.h on the CPU. Forward: threads share rows. Backward: each thread owns rows of the tables and adds their
+ * gradients in the order of the tokens, so the sums do not depend on the number of threads. */
 #include "llmc/ops/embedding/embedding.h"  // before the guard: it includes this file
 
 #ifndef LLMC_OPS_EMBEDDING_CPU_H
@@ -12,8 +12,8 @@ static inline size_t embedding_scratch_bytes(int N, int sequences, int T, Embedd
     return (void)N, (void)sequences, (void)T, (void)sizes, 0;
 }
 
-// Rows of the position table that a thread has in one piece, so that it reads neighbouring rows of dx; and the channels
-// that dropout works on at once, a multiple of four.
+// Adjacent rows of the position table per thread, so that it reads adjacent rows of dx; and the channels that dropout
+// processes at once, a multiple of four.
 enum { EMBEDDING_POSITIONS = 64, EMBEDDING_CHANNELS = 1024 };
 
 // x[c] *= keep for the channels from .. to - 1 of row n. x points to channel `from`, a multiple of four.
@@ -80,7 +80,7 @@ static inline void embedding_backward_tables(EmbeddingGrads d, const floatX* dx,
     if (word_mode == SET) embedding_zero(d.word, sizes.V, C);
     if (mode == SET) embedding_zero(d.position, sizes.T, C);
     if (mode == SET && d.type) embedding_zero(d.type, sizes.types, C);
-    // Whole rows, not some channels of every row: of a part of a row the hardware fetches the rest too.
+    // Threads own whole rows, not some channels of every row: hardware prefetch would load the other channels too.
     const int threads = device_threads();
 #pragma omp parallel for schedule(static, 1)
     for (int thread = 0; thread < threads; thread++)

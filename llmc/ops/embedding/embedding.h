@@ -8,13 +8,13 @@
  * The backward pass of the second form is layernorm_dropout_backward, then backward without dropout. The
  * padding token (sizes.padding) gets no gradient in the word table.
  *
- * Shapes: x, dx [N, C] with N = s->rows; word [V, C]; position [T, C]; type [types, C], or NULL where the model
- * has none; tokens, types [N]. keep is dropout's factor per channel, 0 or 1 / (1 - p), applied to the sum.
+ * Shapes: x, dx [N, C] with N = s->rows; word [V, C]; position [T, C]; type [types, C], or NULL if the model has none;
+ * tokens, types [N]. keep is dropout's factor per channel, 0 or 1 / (1 - p), applied to the sum.
  * Indices are not checked here: they were checked when the batch was built.
- * Modes: SET zeroes the whole table first. The word table has its own mode because a tied head has already
- * written to its gradient.
+ * Modes: SET zeroes the whole table first. The word table has its own mode, because a tied head writes to its gradient
+ * first.
  * Numerics: sums are in real. The CPU adds rows in order. The GPU adds the rows of each chunk, then the chunks, whose
- * size depends on the shapes alone. e is rounded to floatX before it is normalized, with sums as in layernorm.
+ * size depends only on the shapes. e is rounded to floatX before it is normalized, with sums as in layernorm.
  * Source: Vaswani et al., arXiv 1706.03762; token types: Devlin et al., arXiv 1810.04805. */
 #ifndef LLMC_OPS_EMBEDDING_EMBEDDING_H
 #define LLMC_OPS_EMBEDDING_EMBEDDING_H
@@ -46,7 +46,7 @@ typedef struct {
 
 // What selects the rows of the tables.
 typedef struct {
-    const int *tokens, *types;  // [N]; types NULL where the model has none
+    const int *tokens, *types;  // [N]; types NULL if the model has none
     const Sequences* s;
 } EmbeddingInputs;
 

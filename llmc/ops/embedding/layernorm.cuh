@@ -77,7 +77,7 @@ __global__ void __launch_bounds__(embedding_layernorm_threads(TEAM))
     for (int i = 0; i < VECTORS; i++) {
         int c = first + i * TEAM * W;
         if (c >= C) break;
-        if (E > 8) {  // registers are scarce: one vector's loads and masks at a time, no round keys kept
+        if (E > 8) {  // to save registers: one vector's loads and masks at a time, no round keys kept
             __syncwarp(__activemask());
             asm volatile("" : "+l"(dropout.dropout.key));
         }

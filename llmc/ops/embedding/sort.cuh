@@ -5,8 +5,8 @@
  * placed after all keys with a smaller digit, and after the keys with the same digit in earlier tiles, in earlier warps
  * of its tile, and earlier in its own warp. The next pass needs to know how many keys of each tile have each digit.
  * These are counted while the keys are moved, so a pass is one launch. 65,536 rows and 50,257 tokens: three launches,
- * about 1.5 MB of traffic, latency-bound. Each block reads the counts of all tiles, so long lists get large tiles. The
- * result does not depend on the order of execution: all arithmetic is on integers. */
+ * about 1.5 MB of traffic, latency-bound. Each block reads the counts of all tiles, so long lists get large tiles. All
+ * arithmetic is on integers, so the result does not depend on the order of execution. */
 #ifndef LLMC_OPS_EMBEDDING_SORT_CUH
 #define LLMC_OPS_EMBEDDING_SORT_CUH
 
@@ -24,7 +24,7 @@ enum {
     SORT_RANKED = 4096
 };
 
-// The keys in ascending order, and the row that each came from.
+// The keys in ascending order, and the original row of each.
 typedef struct {
     int *index, *row;  // [N]
 } SortedRows;
@@ -86,7 +86,7 @@ __global__ void __launch_bounds__(WARPS* WARP)
                                   const int* rows, int N, int shift) {
     constexpr int TILE = embedding_sort_tile(WARPS), PARTS = WARPS * WARP / SORT_DIGITS;
     static_assert(PARTS * SORT_DIGITS == WARPS * WARP, "PARTS threads share a digit");
-    // First the keys with this digit that this warp has seen, then where its next one goes.
+    // First the number of this warp's keys with this digit so far, then where its next one goes.
     __shared__ int count[WARPS][SORT_DIGITS];
     __shared__ int2 part_sums[PARTS][SORT_DIGITS];  // keys with this digit in earlier tiles, and in all tiles
     // up_to: keys of the whole list with this digit or an earlier one of its group of WARP digits
@@ -199,7 +199,7 @@ static inline SortedRows embedding_sort_radix(int* memory, SortCounters zeroed, 
     return to;
 }
 
-// Sort the rows 0 .. N - 1 by their index [N], which is below `entries`. The result lies in `scratch`, of
+// Sort the rows 0 .. N - 1 by their index [N], which is below `entries`. The result is in `scratch`, of
 // embedding_sort_bytes(entries, N).
 static inline SortedRows embedding_sort(void* scratch, SortCounters zeroed, const int* index, int entries, int N,
                                         Context* ctx) {

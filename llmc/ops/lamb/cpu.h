@@ -59,8 +59,7 @@ static inline void lamb_apply_block(const LambBlock* b, AdamWState a, real decay
     for (size_t i = 0; i < b->count; i++) p[i] -= length * lamb_direction(p[i], m[i], v[i], decay, &k, &c);
 }
 
-// Divides the spans into blocks. Returns them in scratch that the threads share: [blocks], followed by [2 * count] sums
-// of squares.
+// Divide the spans into blocks. Returns shared scratch: the blocks [blocks], followed by [2 * count] sums of squares.
 static inline LambBlock* lamb_cut(LambSpans l, Context* ctx) {
     const ParamSpan* spans = l.spans;
     LambBlock* block =

@@ -2,8 +2,8 @@
  *
  * The first pass over the flat buffers updates the moments and sums the squares; the last block of each span to arrive
  * adds up the span's sums. The second pass applies the update. In both a block takes LAMB_BLOCK elements of one span. A
- * thread takes four neighbouring elements at a time, aligned to 16 bytes. At the ends of a span it skips elements of
- * neighbouring spans. */
+ * thread takes four adjacent elements at a time, aligned to 16 bytes. At the ends of a span it skips elements of
+ * adjacent spans. */
 #ifndef LLMC_OPS_LAMB_KERNELS_CUH
 #define LLMC_OPS_LAMB_KERNELS_CUH
 
@@ -39,7 +39,7 @@ __device__ inline LambBlock lamb_block(const ParamSpan* spans, int count) {
     return b;
 }
 
-// Adds the sums of a span's blocks. All threads of a block take part, and all get the result.
+// Add the sums of a span's blocks. All threads of a block must call it, and all get the result.
 __device__ inline LambSumSq lamb_sum_sq_of_span(const LambSumSq* sum_sq, ParamSpan span) {
     LambSumSq sum = {0, 0};
     for (int i = (int)threadIdx.x; i < lamb_blocks(span.size); i += ADAMW_THREADS) {
@@ -52,7 +52,7 @@ __device__ inline LambSumSq lamb_sum_sq_of_span(const LambSumSq* sum_sq, ParamSp
     return sum;
 }
 
-// Writes each span's ratio or, if `tensors` is not NULL, its sums to its tensor's place in `tensors`.
+// Write each span's ratio or, if `tensors` is not NULL, its sums to its tensor's place in `tensors`.
 template <int STORAGE>
 __global__ void __launch_bounds__(ADAMW_THREADS)
     lamb_moments_kernel(real* ratio, LambSumSq* tensors, LambSumSq* sum_sq, unsigned* arrivals, AdamWState a,
@@ -128,7 +128,7 @@ __global__ void __launch_bounds__(ADAMW_THREADS)
     }
 }
 
-// What the launches of one update share.
+// Arguments that the launches of one update share.
 typedef struct {
     LambSpans of;
     OptimizerSettings h;
@@ -144,7 +144,7 @@ static inline LambLaunch lamb_launch(LambSpans of, OptimizerSettings h, Context*
     CHECK(of.blocks >= of.count);
     l.sum_sq = (LambSumSq*)device_scratch(ctx, sums + ratios + arrivals);
     l.ratio = (real*)(l.sum_sq + of.blocks);
-    if (arrivals) {  // more spans than the context has counters for
+    if (arrivals) {  // more spans than the context has counters
         l.arrivals = (unsigned*)(l.ratio + of.count);
         cudaCheck(cudaMemsetAsync(l.arrivals, 0, arrivals, ctx->stream));
     }

@@ -13,20 +13,20 @@
  *              of p^2 and u^2 over its elements in the shard, 0 if it has none. The squares are then summed over ranks
  *   apply      for a shard: p, with the ratios from the summed squares
  *
- * spans      one for each tensor. Tensors that are stored as one (Q, K and V) have a span each, because each has its
+ * spans      one for each tensor. Q, K and V, which are stored as one tensor, have a span each, because each has its
  *            own norms. Elements between spans are not changed. Padding rows of a tensor are 0 with zero gradients, so
  *            they stay 0 and add nothing to the norms. lamb_number_blocks() must fill in spans[].blocks, for a shard
  *            after adam_clip_spans().
  * dtypes     params floatX; master, m, v, grads and step real; sum_sq double.
- * numerics   Elementwise in real. The squares of a block of LAMB_BLOCK elements are summed in an order that depends on
- *            the tensor's size alone: on the CPU in double, on the GPU in fp32 over a thread's 64 and then in double.
- *            The sums of blocks are added in double. u is not stored: the second pass recomputes it from m and v, which
- *            costs the same bytes and no memory.
- *            How a tensor is divided into shards changes its sums by no more than their rounding. On the GPU, where 64
- *            terms, none negative, are added in fp32, this is a relative 64 * 2^-24 = 3.8e-6; on the CPU it is that of
- *            a double. A ratio is the square root of the quotient of two such sums. So for two divisions into shards
- *            the ratio and the step agree within 7.6e-6, on the CPU within one rounding to real. m and v have the same
- *            bits (on the GPU their FMAs are explicit).
+ * numerics   Elementwise in real. The squares of a block of LAMB_BLOCK elements are summed in an order that depends
+ *            only on the tensor's size: on the CPU in double, on the GPU in fp32 over a thread's 64 elements, then in
+ *            double. The blocks' sums are added in double. u is not stored: the second pass recomputes it from m and v,
+ *            which costs the same traffic and no memory.
+ *            Sharding a tensor changes its sums only by their rounding error. On the GPU, where 64 non-negative terms
+ *            are added in fp32, the relative error is 64 * 2^-24 = 3.8e-6; on the CPU it is that of a double. A ratio
+ *            is the square root of the quotient of two such sums. So for two ways of sharding, the ratio and the step
+ *            agree within 7.6e-6, on the CPU within one rounding to real. m and v have the same bits (on the GPU their
+ *            FMAs are explicit).
  *            Without a master, params is rounded stochastically, as in AdamW.
  * NaN        If the norm is not finite, nothing is updated.
  * source     You et al., arXiv 1904.00962, in the form of NVIDIA's multi-tensor LAMB: clipping by the global norm
@@ -43,7 +43,7 @@
 #define LAMB_APPLY_FLOPS(n) (11.0 * (double)(n))
 #define LAMB_UPDATE_FLOPS(n) (LAMB_MOMENTS_FLOPS(n) + LAMB_APPLY_FLOPS(n))
 // The first pass reads grads, m, v and the parameters, and writes m and v. The second reads m, v and the parameters,
-// and writes the parameters. `master`: the number of copies in full precision, 0 or 1.
+// and writes the parameters. `master`: the number of full-precision copies, 0 or 1.
 #define LAMB_MOMENTS_BYTES(n, master)                                                                                  \
     ((double)(n) * ((5.0 + (master)) * sizeof(real) + (1.0 - (master)) * sizeof(floatX)))
 #define LAMB_APPLY_BYTES(n, master)                                                                                    \
@@ -62,7 +62,7 @@ static inline int lamb_number_blocks(ParamSpan* spans, int count) {
     return blocks;
 }
 
-// The tensors that an update reaches, in the flat buffers of the model or of a shard.
+// The tensors to update, in the flat buffers of the model or of a shard.
 typedef struct {
     const ParamSpan* spans;  // [count] in device memory, in order and without overlaps
     int count;               // may be 0 in a shard
@@ -103,7 +103,7 @@ static inline void lamb_update_ref(AdamWRefState a, double norm, double scale, i
 }
 
 // ---------------------------------------------------------------------------------------------------------
-// One element and one tensor, for both devices
+// One element and one tensor; shared by both devices
 
 // u of one element, from its updated moments; step->step_size is 1 / (1 - beta1^t).
 HOST_DEVICE static inline real lamb_direction(real p, real m, real v, real decay, const AdamWStep* step,

@@ -20,7 +20,7 @@ typedef enum {
 
 typedef struct {
     LayerNormTargets to;
-    float* partial;  // [blocks, layernorm_sums(form), C]: what each block's rows add to d.w, d.b and dbias
+    float* partial;  // [blocks, layernorm_sums(form), C]: each block's partial sums of d.w, d.b and dbias
     const floatX *dy, *x;
     LayerNormStats stats;
     const floatX* w;
@@ -38,7 +38,7 @@ HOST_DEVICE static constexpr int layernorm_sums(LayerNormForm form) {
     return form == LAYERNORM_BACKWARD || form == LAYERNORM_BACKWARD_DROPOUT ? 2 : 3;
 }
 
-// The sums that are kept in shared memory: dbias, and d.b where computing the dropout masks takes registers.
+// Number of sums in shared memory: dbias, and d.b too if the dropout masks need its registers.
 HOST_DEVICE static constexpr int layernorm_shared_dbias(LayerNormForm form) { return layernorm_sums(form) - 2; }
 HOST_DEVICE static constexpr int layernorm_shared_sums(LayerNormForm form) {
     return layernorm_shared_dbias(form) + layernorm_masked(form);
@@ -55,13 +55,13 @@ HOST_DEVICE static constexpr int layernorm_backward_residents(int E, int team, L
     return E <= 16 ? (sizeof(floatX) > 2 ? 2 : 3) : 1;
 }
 
-// Whether a row is read a second time because it does not fit into the registers.
+// Whether a row is read twice because it does not fit into registers.
 HOST_DEVICE static constexpr int layernorm_backward_rereads(int E, int team, LayerNormForm form) {
     return layernorm_masked(form) && team > WARP && E * team > 4096;
 }
 
-// Whether a fence keeps ptxas from moving loads up. On sm_100 ptxas moves up the loads of a whole row if a thread has
-// many channels, and spills. On every architecture it does the same with the inputs of the dropout masks.
+// Whether a fence keeps ptxas from hoisting loads. On sm_100 ptxas hoists the loads of a whole row if a thread has many
+// channels, and spills. On every architecture it does the same with the inputs of the dropout masks.
 HOST_DEVICE static constexpr int layernorm_backward_fenced(int E, int team, LayerNormForm form) {
     return team > WARP && (layernorm_masked(form) || (LAYERNORM_ARCH >= 1000 && E > 8));
 }
@@ -105,14 +105,14 @@ template <int THREADS> __device__ inline void layernorm_sum_blocks(LayerNormBack
     }
 }
 
-// All blocks must be resident at once (cooperative launch). Their teams take rows in turn. Over all its rows a team
-// keeps the sums for d.w and d.b in registers while there are enough, and the other sums in shared memory.
+// All blocks must be resident at once (cooperative launch). Teams take rows in turn. Each team accumulates d.w and d.b
+// over its rows in registers if there are enough, and the other sums in shared memory.
 template <int W, int E, int TEAM, Mode DX_MODE, LayerNormForm FORM>
 __global__ void __launch_bounds__(layernorm_backward_threads(TEAM), layernorm_backward_residents(E, TEAM, FORM))
     layernorm_backward_kernel(LayerNormBackward a) {
     constexpr int THREADS = layernorm_backward_threads(TEAM), G = W < 4 ? 1 : 4;
     constexpr int VECTORS = E / W, TEAMS = THREADS / TEAM;
-    constexpr int EARLY = TEAM == WARP;          // block-wide teams have registers for dy and x only
+    constexpr int EARLY = TEAM == WARP;          // block-wide teams have registers only for dy and x
     constexpr int EARLY_OLD = EARLY && E <= 24;  // more channels would spill a register or two
     constexpr int REREAD = layernorm_backward_rereads(E, TEAM, FORM);
     constexpr int FENCED = layernorm_backward_fenced(E, TEAM, FORM);
@@ -185,8 +185,8 @@ __global__ void __launch_bounds__(layernorm_backward_threads(TEAM), layernorm_ba
             keep_packed(&kept[i]);
         }
         turn ^= 1;
-        // This divides instead of multiplying by 1 / C. The division's rare path ends a basic block, and ptxas does not
-        // keep the converted floats across it either. Without the division the kernel for 768 channels spills 300
+        // Divide instead of multiplying by 1 / C: the division's rare path ends a basic block, which also keeps ptxas
+        // from holding the converted floats in registers. With a multiplication the kernel for 768 channels spills 300
         // bytes.
         float average = sums.x / (float)a.C, slope = sums.y / (float)a.C;
         if (FORM == LAYERNORM_BACKWARD_RESIDUAL_DROPOUT) place = dropout_place(a.dropout, (int)row);
@@ -222,7 +222,7 @@ __global__ void __launch_bounds__(layernorm_backward_threads(TEAM), layernorm_ba
                 layernorm_add_group<G>(shared_sums + ((i * W + k) * THREADS + (int)threadIdx.x * G), d + k);
         }
     }
-    // Add up the sums of the block's teams one after the other, then write the block's partial sums.
+    // Add up the teams' sums one after the other, then write the block's partial sums.
     float *weight = a.partial + (size_t)blockIdx.x * SUMS * (size_t)a.C, *bias = weight + a.C;
     if constexpr (TEAMS > 1) {
         __shared__ float shared[SHARED_DB ? 1 : 2][E][WARP];  // [e][lane], so that lanes use different banks
@@ -261,13 +261,13 @@ __global__ void __launch_bounds__(layernorm_backward_threads(TEAM), layernorm_ba
     layernorm_sum_blocks<THREADS>(a, SUMS * a.C, shared_sums);
 }
 
-// Whether the sums of rows of C channels fit in a block's shared memory: above 4096 they take up to 132 KB.
+// Whether the sums of C channels fit in a block's shared memory: above 4096 channels they take up to 132 KB.
 static inline int layernorm_backward_fits(int C, const Context* ctx) {
     return C <= 4096 || ctx->shared_of_block >= (size_t)144 << 10;
 }
 
-// The most scratch that a launch for up to N rows takes, with the teams of layernorm_backward_choose(), below, and the
-// number of blocks that layernorm_backward_residents() allows.
+// Upper bound of the scratch of a launch for up to N rows, with the teams of layernorm_backward_choose(), below, and
+// the number of blocks that layernorm_backward_residents() allows.
 static inline size_t layernorm_scratch_bytes(int N, int C, const Context* ctx) {
     int E = 24, team = WARP;
     if (!rows_are_vectors<floatX>(C)) E = 8, team = 1024;
@@ -333,7 +333,7 @@ static inline LayerNormBackward layernorm_backward_args(LayerNormTargets to, Lay
     return a;
 }
 
-// dx [N, C], which needs no branch.
+// Targets of a backward pass without a residual branch: dx [N, C] only.
 static inline LayerNormTargets layernorm_targets(floatX* dx, LayerNormGrads d, Dropout output) {
     LayerNormTargets to = {.r = {.dx = dx, .dropout = dropout_none(NULL)}, .d = {.w = d.w, .b = d.b}, .output = output};
     return to;

@@ -97,7 +97,7 @@ static inline void residual_gradient_row(real* dbias, floatX* dbranch, const flo
     for (int c = 0; c < C; c++) dbias[c] += dx[c];
 }
 
-// out [C] (SET or ADD) = the sum of the blocks' partial sums, which are `stride` apart. out NULL: not wanted.
+// out [C] (SET or ADD) = the sum of the blocks' partial sums, which are `stride` apart. out NULL: skipped.
 static inline void layernorm_add_blocks(real* out, const real* partial, size_t blocks, size_t stride, size_t C,
                                         Mode mode) {
     if (!out) return;
@@ -119,7 +119,7 @@ static inline size_t layernorm_sums_bytes(int N, int C, int sums) {
     return ((size_t)N + LAYERNORM_BLOCK - 1) / LAYERNORM_BLOCK * (size_t)sums * (size_t)C * sizeof(real);
 }
 
-// The most scratch that a launch for up to N rows takes.
+// Upper bound of the scratch of a launch for up to N rows.
 static inline size_t layernorm_scratch_bytes(int N, int C, const Context* ctx) {
     return (void)ctx, layernorm_sums_bytes(N, C, 3);
 }

@@ -24,7 +24,7 @@ typedef struct {
 HOST_DEVICE static constexpr int layernorm_forward_threads(int team) { return team == WARP ? 256 : team; }
 
 // Minimum resident blocks per multiprocessor; 0: no bound. Without a bound ptxas aims at 64 registers on sm_80, and in
-// fp32. These kernels need more, so it spills.
+// fp32. These kernels need more and would spill.
 HOST_DEVICE static constexpr int layernorm_forward_residents(int W, int E, int team, LayerNormBranch branch) {
     int tight = branch == LAYERNORM_RESIDUAL_DROPOUT && E == 32 && (W == 4 || (W == 8 && LAYERNORM_ARCH < 900));
     return tight ? (W == 4 ? 512 : 768) / layernorm_forward_threads(team) : 0;

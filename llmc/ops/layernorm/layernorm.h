@@ -15,13 +15,13 @@
  * With SET, dx may be dy. dbranch may be dy.
  *
  * dtypes     x, y, r, b, dx, dy and dbranch are floatX; mean, rstd, the gradients d and dbias are real. w is real in
- *            the forward pass, where its rounding would shift every output. It is floatX in the backward pass, where it
- *            is one rounding among many.
- * numerics   The sums of a row are in real, in LAYERNORM_LANES interleaved partial sums. So neither the number of
- *            threads nor the vector width changes a bit. The variance is the population variance, from a second pass
+ *            the forward pass, because rounding it would shift every output. In the backward pass it is floatX: its
+ *            rounding error is one among many.
+ * numerics   A row is summed in real, in LAYERNORM_LANES interleaved partial sums. So the result has the same bits for
+ *            any number of threads and any vector width. The variance is the population variance, from a second pass
  *            over the row (no cancellation for a large mean). d.w, d.b and dbias: sums in real over LAYERNORM_BLOCK
  *            rows, then in double over the blocks. dbias sums dbranch, or dx, before it is rounded to floatX.
- *            On the GPU each thread has a partial sum, and a butterfly adds these. All sums are fp32. r is rounded to
+ *            On the GPU all sums are fp32: a partial sum per thread, added up by butterfly shuffles. r is rounded to
  *            floatX before it is normalized.
  * source     Ba, Kiros and Hinton, arXiv 1607.06450. */
 #ifndef LLMC_OPS_LAYERNORM_LAYERNORM_H
@@ -45,8 +45,8 @@ typedef struct {
 // Where the gradient of r = x + dropout(branch) goes.
 typedef struct {
     floatX* dx;       // of x
-    floatX* dbranch;  // of the branch's output; not written without dropout, because then it equals dx
-    real* dbias;      // column sums of dbranch; NULL: not wanted
+    floatX* dbranch;  // of the branch's output; without dropout it equals dx and is not written
+    real* dbias;      // column sums of dbranch; NULL: not computed
     Dropout dropout;  // the forward pass's
 } ResidualGrad;
 

@@ -19,7 +19,7 @@
 #define LAYERNORM_ARCH 0
 #endif
 
-// A team's registers limit the number of channels.
+// C is limited by the registers of a team.
 static inline void layernorm_check_size(int N, int C) {
     CHECK(N > 0 && C > 0);
     int longest = sizeof(floatX) == 2 && rows_are_vectors<floatX>(C) ? 16384 : 8192;

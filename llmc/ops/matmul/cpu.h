@@ -1,4 +1,4 @@
-/* matmul.h on the CPU: every direction is one product of ops/common/product.h. */
+/* matmul.h on the CPU: every direction is one GEMM of ops/common/product.h. */
 #ifndef LLMC_OPS_MATMUL_CPU_H
 #define LLMC_OPS_MATMUL_CPU_H
 
@@ -7,7 +7,7 @@
 
 #ifndef __CUDACC__
 
-// The most scratch that a launch for up to N rows takes: that of the products below at their largest block sizes.
+// Upper bound of the scratch of a launch for up to N rows: that of the GEMMs below at their largest block sizes.
 static inline size_t matmul_scratch_bytes(int N, int IC, int OC, const Context* ctx) {
     (void)ctx;
     int rows = min_int(OC, 96) + TILE_ROWS;
@@ -17,7 +17,7 @@ static inline size_t matmul_scratch_bytes(int N, int IC, int OC, const Context* 
     return max_size(forward, max_size(input, weight));
 }
 
-// Computes y = x w^T as y^T = w x^T. Only x, the smaller operand, is packed for all tasks.
+// Computes y = x w^T as y^T = w x^T. Only x, the smaller operand, is packed once for all tasks.
 static inline Product product_forward(floatX* y, const floatX* x, Linear p, int N, int IC, int OC) {
     Product r;
     memset(&r, 0, sizeof r);
@@ -100,7 +100,7 @@ static inline void matmul_backward_bias(BiasGrad d, const floatX* dy, int N, int
     }
 }
 
-// dpre [N, OC] holds the product and becomes product * gelu'(pre). d.b, if not NULL, gets the column sums of dpre.
+// dpre [N, OC] holds dy w and becomes (dy w) * gelu'(pre). d.b, if not NULL, gets the column sums of dpre.
 static inline void matmul_gelu_backward_bias(BiasGrad d, floatX* dpre, const floatX* pre, int N, int OC, Gelu kind,
                                              Context* ctx) {
     size_t n = (size_t)N * (size_t)OC;

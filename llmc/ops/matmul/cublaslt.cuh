@@ -6,11 +6,10 @@
  *   backward input   dx (IC x N)  = w dy       times gelu'(pre) in the epilogue, or in the kernel that sums dbias
  *   backward weight  dw (IC x OC) = x dy^T     dw in full precision; db by a kernel of epilogue.cuh
  *
- * Numerics: products of floatX accumulate in fp32. fp32 inputs are multiplied in TF32 only with ctx->tf32. Split-K
- * products add their parts in fp32 before rounding. GELU in an epilogue is the tanh form and takes the sum before it is
- * rounded. GELU_ERF, fp32 and unaligned shapes use a kernel of our own after the product.
- * The epilogues that sum bias gradients are not used: they measured four times slower than our kernels. With
- * ctx->gelu_fusion 3, products with GELU are those of hopper.cuh where it supports them.
+ * Numerics: GEMMs of floatX accumulate in fp32. fp32 inputs use TF32 only with ctx->tf32. Split-K adds its parts in
+ * fp32 before rounding. GELU in an epilogue is the tanh form and reads the sum before it is rounded. GELU_ERF, fp32 and
+ * unaligned shapes use our own kernel after the GEMM. The epilogues that sum bias gradients are not used: they measured
+ * four times slower than our kernels. With ctx->gelu_fusion 3, GEMMs with GELU run in hopper.cuh if it supports them.
  */
 #ifndef LLMC_OPS_MATMUL_CUBLASLT_CUH
 #define LLMC_OPS_MATMUL_CUBLASLT_CUH
@@ -55,8 +54,8 @@ static inline void matmul_product(MatmulKey key, const MatmulOperands* o, Contex
     matmul_run(plan, o, ctx);
 }
 
-// Runs the product with GELU or its derivative in cuBLASLt's epilogue, if that is possible and faster. Returns whether
-// it did. If not, nothing was done.
+// Run the GEMM with GELU or its derivative in cuBLASLt's epilogue, if that is possible and faster. Returns whether it
+// did. If not, nothing was done.
 static inline int matmul_gelu_epilogue(MatmulKey key, const MatmulOperands* o, Gelu gelu, Context* ctx) {
     int aligned = matmul_d_rows(&key) % 8 == 0 && pointer_alignment(o->aux) >= 16;
     if (sizeof(floatX) != 2 || gelu != GELU_TANH || !aligned) return 0;

@@ -1,4 +1,4 @@
-/* The cuBLASLt descriptors of a product: operands, layouts, epilogue, formats. plan.cuh chooses its algorithm. */
+/* The cuBLASLt descriptors of a GEMM: operands, layouts, epilogue, formats. plan.cuh chooses the algorithm. */
 #ifndef LLMC_OPS_MATMUL_DESCRIPTORS_CUH
 #define LLMC_OPS_MATMUL_DESCRIPTORS_CUH
 
@@ -15,10 +15,10 @@ typedef struct {
     const floatX* bias;
     floatX* aux;
     int N;                              // rows
-    const real *a_inverse, *b_inverse;  // fp8: by what a stored number is multiplied, [1] each, on the device
+    const real *a_inverse, *b_inverse;  // fp8: factors that undo the scaling, [1] each, on the device
 } MatmulOperands;
 
-// Everything that the choice of an algorithm depends on. All members are int, because keys are compared as bytes.
+// Everything on which the choice of an algorithm depends. All members are int, because keys are compared as bytes.
 typedef struct {
     int kind, N, IC, OC;  // kind: the MatmulPass, plus MATMUL_PASSES if the operands are fp8; N: in a plan, the largest
                           // of its range
@@ -78,7 +78,7 @@ static inline cublasLtMatrixLayout_t matmul_layout(cudaDataType_t type, int rows
 }
 
 // The operands in fp8, each with the summed index contiguous: cuBLASLt has no other layout on sm_90. The gradient dy is
-// E5M2, the rest is E4M3.
+// E5M2, other operands are E4M3.
 static inline void matmul_plan_describe_fp8(MatmulPlan* plan) {
     const MatmulKey* k = &plan->key;
     MatmulPass pass = matmul_pass(k);
@@ -150,7 +150,7 @@ static inline cublasStatus_t matmul_launch(const MatmulPlan* plan, const cublasL
                           plan->d, algorithm, ctx->cublaslt_workspace, CUBLASLT_WORKSPACE_BYTES, ctx->stream);
 }
 
-// The algorithms that cuBLASLt proposes, best guess first. Returns their number, 0 if there are none.
+// The algorithms that cuBLASLt proposes, best guess first. Returns their number, which may be 0.
 static inline int matmul_propose(const MatmulPlan* plan, cublasLtMatmulHeuristicResult_t* results, int limit,
                                  Context* ctx) {
     const MatmulKey* k = &plan->key;

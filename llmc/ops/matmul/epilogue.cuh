@@ -1,5 +1,5 @@
-/* Kernels that run after matmul's products on the GPU: GELU and its derivative where cuBLASLt's epilogue cannot apply
- * them or is slower; the bias where no epilogue is available; the bias gradient, which epilogues sum slowly.
+/* Kernels that run after matmul's GEMMs on the GPU: GELU and its derivative if cuBLASLt's epilogue cannot apply them or
+ * is slower; the bias if no epilogue is available; the bias gradient, which epilogues sum slowly.
  *
  * All are memory-bound and compute in fp32. Pointers are aligned to 16 bytes. */
 #ifndef LLMC_OPS_MATMUL_EPILOGUE_CUH
@@ -25,7 +25,7 @@ template <Gelu KIND> __global__ void matmul_gelu_forward_kernel(floatX* y, const
     }
 }
 
-// dpre holds the product and becomes product * gelu'(pre). One vector per thread, over all n elements.
+// dpre holds dy w and becomes (dy w) * gelu'(pre). One vector per thread, over all n elements.
 template <Gelu KIND> __global__ void matmul_gelu_backward_input_kernel(floatX* dpre, const floatX* pre, size_t n) {
     constexpr int SIZE = Vector<floatX>::SIZE;
     size_t i = ((size_t)blockIdx.x * blockDim.x + threadIdx.x) * SIZE;
@@ -42,7 +42,7 @@ template <Gelu KIND> __global__ void matmul_gelu_backward_input_kernel(floatX* d
     }
 }
 
-// FORWARD: y = gelu(pre). BACKWARD: y holds the product and becomes dpre = y * gelu'(pre).
+// FORWARD: y = gelu(pre). BACKWARD: y holds the GEMM's result and becomes dpre = y * gelu'(pre).
 static inline void matmul_apply_gelu(floatX* y, const floatX* pre, size_t n, Direction direction, Gelu gelu,
                                      Context* ctx) {
     unsigned threads = 256, blocks = blocks_for(n, threads * (size_t)Vector<floatX>::SIZE);
@@ -68,11 +68,11 @@ static inline void matmul_add_bias(floatX* y, const floatX* b, int N, int OC, Co
     cudaCheck(cudaGetLastError());
 }
 
-// Column sums of dy [N, OC]. The kernel can first compute dy from a product and GELU's derivative. How rows are divided
-// among blocks depends on the shape only, so the sums have the same bits on every GPU.
+// Column sums of dy [N, OC]. The kernel can first compute dy from a GEMM's result and GELU's derivative. The division
+// of rows among blocks depends only on the shape, so the sums have the same bits on every GPU.
 enum { BIAS_WARPS = 16, BIAS_BLOCKS = 256 };  // two blocks on each of an H200's 132 multiprocessors
 
-// What the buffer dy holds: dy itself, or a product that the kernel multiplies in place by GELU's derivative at `pre`.
+// What the buffer dy holds: dy, or a GEMM's result that the kernel multiplies in place by GELU's derivative at `pre`.
 typedef enum { BIAS_PLAIN, BIAS_GELU_TANH, BIAS_GELU_ERF } BiasSource;
 
 // The sum of column `at` over COUNT rows of `columns` floats in shared memory.
@@ -84,8 +84,8 @@ template <int COUNT> __device__ inline float matmul_column_sum(const float* rows
 }
 
 // Grid: x is a tile of WARP * WIDTH columns, y a range of `span` rows. A warp sums every 16th row of the range, before
-// rounding. The last block of a tile to arrive adds the sums of all its blocks, partial [tiles, spans, WARP * WIDTH],
-// into d.b.
+// rounding. The last block to arrive at a tile adds the tile's partial sums, partial [tiles, spans, WARP * WIDTH], into
+// d.b.
 template <int WIDTH, BiasSource SOURCE>
 __global__ void __launch_bounds__(BIAS_WARPS* WARP, 2)
     matmul_backward_bias_kernel(BiasGrad d, float* partial, unsigned* arrivals, floatX* dy, const floatX* pre, int N,
@@ -152,7 +152,7 @@ static inline size_t matmul_bias_bytes(int N, int OC) {
     return (size_t)tiles * (size_t)matmul_bias_spans(N, tiles) * (size_t)columns * sizeof(float);
 }
 
-// The most scratch that a launch takes, without cuBLASLt's workspace: that of the bias gradient of dy or of dpre.
+// Upper bound of a launch's scratch without cuBLASLt's workspace: that of the bias gradient of dy or of dpre.
 static inline size_t matmul_scratch_bytes(int N, int IC, int OC, const Context* ctx) {
     size_t own = ctx->gelu_fusion >= 3 ? gemm_partial_bytes(N, IC) : 0;
     return max_size(own, max_size(matmul_bias_bytes(N, IC), matmul_bias_bytes(N, OC)));
@@ -182,7 +182,7 @@ static inline void matmul_backward_bias(BiasGrad d, const floatX* dy, int N, int
     matmul_backward_bias_any<BIAS_PLAIN>(d, (floatX*)dy, NULL, N, OC, ctx);
 }
 
-// dpre [N, OC] holds the product and becomes product * gelu'(pre). d.b, if not NULL, gets the column sums of dpre.
+// dpre [N, OC] holds dy w and becomes (dy w) * gelu'(pre). d.b, if not NULL, gets the column sums of dpre.
 static inline void matmul_gelu_backward_bias(BiasGrad d, floatX* dpre, const floatX* pre, int N, int OC, Gelu kind,
                                              Context* ctx) {
     if (!d.b) matmul_apply_gelu(dpre, pre, (size_t)N * (size_t)OC, BACKWARD, kind, ctx);

@@ -1,4 +1,4 @@
-/* matmul: the linear layer, with bias and GELU fused into the products before or after them.
+/* matmul: the linear layer, with bias and GELU fused into the GEMMs.
  *
  *   forward          y   (SET or ADD)  = x w^T + b              x [N, IC], w [OC, IC], b [OC] or NULL, y [N, OC]
  *   gelu forward     pre = x w^T + b,  y = gelu(pre)            both are kept: the backward pass reads pre
@@ -9,18 +9,18 @@
  *
  * All arrays are row-major floatX, except dw, db and dbias, which are real. N is the number of rows (tokens).
  *
- * Numerics on the CPU: products accumulate in `real` with fused multiply-adds over blocks of at most 256 terms. The
- * sums of the blocks are added in order. db accumulates in double. The order depends on the shapes only.
+ * Numerics on the CPU: GEMMs accumulate in `real` with fused multiply-adds over blocks of at most 256 terms. The
+ * blocks' sums are added in order. db accumulates in double. The order depends on the shapes only.
  *
- * Files: cpu.h and ops/common/product.h for the CPU; cublaslt.cuh for the GPU, with its numerics;
- * hopper.cuh for the products with GELU on sm_90a. */
+ * Files: cpu.h and ops/common/product.h for the CPU; cublaslt.cuh for the GPU, with its numerics; hopper.cuh for GEMMs
+ * with GELU on sm_90a. */
 #ifndef LLMC_OPS_MATMUL_MATMUL_H
 #define LLMC_OPS_MATMUL_MATMUL_H
 
 #include "llmc/device/scope.h"
 #include "llmc/ops/common/activation.h"
 
-// The three products of a linear layer.
+// The three GEMMs of a linear layer.
 typedef enum { MATMUL_FORWARD, MATMUL_BACKWARD_INPUT, MATMUL_BACKWARD_WEIGHT, MATMUL_PASSES } MatmulPass;
 
 // Every operand counts once, in its own type. ADD also reads the output. GELU adds its input, which the forward pass
@@ -34,14 +34,14 @@ typedef enum { MATMUL_FORWARD, MATMUL_BACKWARD_INPUT, MATMUL_BACKWARD_WEIGHT, MA
 #define MATMUL_BACKWARD_WEIGHT_BYTES(N, IC, OC, mode)                                                                  \
     (1.0 * (N) * ((IC) + (OC)) * sizeof(floatX) + ((mode) == ADD ? 2.0 : 1.0) * (OC) * (IC) * sizeof(real))
 
-// The terms of each sum of a product.
+// The number of terms of each sum in a GEMM.
 static inline int matmul_terms(MatmulPass pass, int N, int IC, int OC) {
     return pass == MATMUL_FORWARD ? IC : pass == MATMUL_BACKWARD_INPUT ? OC : N;
 }
 
-// In fp8, tensor cores keep about 13 bits of a sum: with fast accumulation of the whole sum, else of parts of it, which
-// are added in fp32. Whether sums of so many terms are fast: those over tokens, or over the vocabulary, are too long
-// (dev/results/fp8_products.md).
+// Whether fp8 sums of so many terms use fast accumulation. In fp8, tensor cores keep about 13 bits of a sum. With fast
+// accumulation this holds for the whole sum, else for parts of it, which are added in fp32. Sums over tokens or the
+// vocabulary are too long for it (dev/results/fp8_products.md).
 enum { MATMUL_FAST_TERMS = 8192 };
 static inline int matmul_fp8_is_fast(int terms) { return terms <= MATMUL_FAST_TERMS; }
 

@@ -1,15 +1,13 @@
-/* Plans: the descriptors and the cuBLASLt algorithm of a product, made once for each shape and kept in
- * ctx->matmul_plans.
+/* Plans: the descriptors and the cuBLASLt algorithm of a GEMM, made once for each shape and kept in ctx->matmul_plans.
  *
- * With sequences of any length the number of rows N differs from step to step. One plan serves a range of N, identified
- * by the largest N in it. There are four ranges for each doubling of N, so a shape has few plans.
+ * Sequences differ in length, so the number of rows N changes from step to step. One plan serves a range of N,
+ * identified by the range's largest N. There are four ranges per doubling of N, so a shape has few plans.
  *
- * With ctx->autotune the first call times the library's candidates for the range's largest N on its own operands. For
- * GELU it also times the product with separate GELU kernels. Without autotuning the library's first choice is taken. A
- * run turns autotuning off after its first step (device_set_autotune), so later choices do not depend on which N came
- * first, and a checkpoint holds everything that was timed. Choices can be saved (ctx->autotune_cache,
- * matmul_plans_text) and loaded (matmul_plans_load), one line each. They are valid for the same GPU, library and
- * type. */
+ * With ctx->autotune the first call times cuBLASLt's candidates for the range's largest N on its own operands. For GELU
+ * it also times the GEMM with separate GELU kernels. Without autotuning cuBLASLt's first choice is used. A run turns
+ * autotuning off after its first step (device_set_autotune), so later choices do not depend on which N came first, and
+ * a checkpoint holds everything that was timed. Choices can be saved (ctx->autotune_cache, matmul_plans_text) and
+ * loaded (matmul_plans_load), one line each. They are valid for the same GPU, library and type. */
 #ifndef LLMC_OPS_MATMUL_PLAN_CUH
 #define LLMC_OPS_MATMUL_PLAN_CUH
 
@@ -17,14 +15,14 @@
 #ifdef __CUDACC__
 
 struct MatmulPlans {
-    MatmulPlan *first, **end;  // in order of creation: those of the training step come first
-    char machine[320];         // GPU, library version, type: the start of every saved line
+    MatmulPlan *first, **end;  // in order of creation: plans of the training step come first
+    char machine[320];         // GPU, library version, type: every saved line begins with it
     Text known;                // saved lines that were loaded
 };
 
 enum { MATMUL_CANDIDATES = 32, MATMUL_ROUNDS = 8 };
-#define MATMUL_GAIN 1.06f       // how much faster than the library's first choice another candidate must be
-#define MATMUL_TIMED_FLOPS 4e9  // smaller products take about 10 us; generating text has hundreds of such shapes
+#define MATMUL_GAIN 1.06f       // speedup over cuBLASLt's first choice that another candidate needs
+#define MATMUL_TIMED_FLOPS 4e9  // smaller GEMMs take about 10 us; text generation has hundreds of such shapes
 
 // ---------------------------------------------------------------------------------------------------------
 // Saving and loading choices
@@ -93,8 +91,8 @@ static inline struct MatmulPlans* matmul_plans(Context* ctx) {
     return plans;
 }
 
-// Use these choices, the matmul_plans_text of the run being resumed, instead of any loaded before, and time no new
-// ones. If they are for another GPU, library or type, this only prints a warning.
+// Use the choices in `text`, written by matmul_plans_text in the run being resumed, instead of any loaded before, and
+// time no new ones. If they are for another GPU, library or type, this only prints a warning.
 static inline void matmul_plans_load(Context* ctx, const char* text) {
     struct MatmulPlans* plans = matmul_plans(ctx);
     size_t n = strlen(plans->machine);
@@ -111,8 +109,8 @@ static inline void matmul_plans_load(Context* ctx, const char* text) {
     ctx->autotune = 0;
 }
 
-// Append a line for every timed choice so far, and for every loaded one for this machine that was not needed yet.
-// Choices that were not timed are not saved, because they would be the same again.
+// Append a line for every choice timed so far, and for every unused loaded choice for this machine. Choices that were
+// not timed are not saved, because cuBLASLt would make them again.
 static inline void matmul_plans_text(Context* ctx, Text* t) {
     const struct MatmulPlans* plans = matmul_plans(ctx);
     for (MatmulPlan* p = plans->first; p; p = p->next)
@@ -161,7 +159,7 @@ static inline void matmul_plan_save(const MatmulPlan* plan, Context* ctx) {
 // ---------------------------------------------------------------------------------------------------------
 // Choosing an algorithm
 
-// The operands of the plain product that comes before matmul_apply_gelu.
+// The operands of the plain GEMM before matmul_apply_gelu.
 static inline MatmulOperands matmul_without_gelu(int kind, const MatmulOperands* o) {
     MatmulOperands plain = *o;
     if (kind == MATMUL_FORWARD) plain.d = o->aux;
@@ -178,13 +176,13 @@ static inline float matmul_median(float* x, int n) {
     return x[n / 2];
 }
 
-// Time the candidates and move the fastest to results[0]. They run on the operands of the call that needs the plan.
-// That call comes next and overwrites d; if it adds to d, the candidates write to a buffer of the same size instead.
-// Candidates take turns, so that clock changes affect all of them. Returns microseconds, or 0 if there was no memory
+// Time the candidates and move the fastest to results[0]. They run on the operands of the call that needs the plan and
+// may overwrite d, because that call sets d afterwards. If it adds to d, candidates write to a buffer of the same size
+// instead. They take turns, so that clock changes affect all of them. Returns microseconds, or 0 if there was no memory
 // for the buffer.
 //
-// Small gains do not count. The products of a step run at the GPU's power limit, and there the library's first choice,
-// with its large tiles, needs less power than many candidates that are slightly faster alone (dev/LOG.md).
+// Small gains are ignored. In a training step GEMMs run at the GPU's power limit. There cuBLASLt's first choice, with
+// its large tiles, needs less power than many candidates that are slightly faster alone (dev/LOG.md).
 static inline float matmul_time_candidates(const MatmulPlan* plan, const MatmulOperands* o,
                                            cublasLtMatmulHeuristicResult_t* results, int count, Context* ctx) {
     const MatmulKey* k = &plan->key;
@@ -203,7 +201,7 @@ static inline float matmul_time_candidates(const MatmulPlan* plan, const MatmulO
     for (int i = 0; i <= count; i++) cudaCheck(cudaEventCreate(&events[i]));
     for (int i = 0; i < count; i++) alive[i] = 1;
     for (int round = -1; round < MATMUL_ROUNDS; round++) {  // round -1 loads the kernels
-        for (int i = 0; i < count; i++)  // keeps the GPU busy, so that no time includes launch latency
+        for (int i = 0; i < count; i++)                     // keeps the GPU busy, so that times exclude launch latency
             if (alive[i] && matmul_launch(plan, &results[i].algo, o, d, ctx) == CUBLAS_STATUS_SUCCESS) break;
         cudaCheck(cudaEventRecord(events[0], ctx->stream));
         for (int i = 0; i < count; i++) {
@@ -231,10 +229,10 @@ static inline float matmul_time_candidates(const MatmulPlan* plan, const MatmulO
     return 1000 * best_time;
 }
 
-// The kernels that must follow a product. Without GELU in the epilogue: GELU, or in the backward pass its derivative
+// Run the kernels that must follow a GEMM. Without GELU in the epilogue: GELU, or in the backward pass its derivative
 // and the bias gradient. With it: none, or in the backward pass the bias gradient.
 static inline void matmul_finish_gelu(const MatmulKey* k, const MatmulOperands* o, int in_epilogue, Context* ctx) {
-    BiasGrad bias = {.b = (real*)ctx->cublaslt_workspace, .mode = SET};  // not read by anyone
+    BiasGrad bias = {.b = (real*)ctx->cublaslt_workspace, .mode = SET};  // never read
     floatX* d = (floatX*)o->d;
     if (k->kind == MATMUL_FORWARD && !in_epilogue)
         matmul_apply_gelu(d, o->aux, matmul_d_size(k), FORWARD, GELU_TANH, ctx);
@@ -285,7 +283,7 @@ static inline void matmul_plan_choose(MatmulPlan* plan, const MatmulOperands* o,
     }
 }
 
-// Returns the plan of a product, and makes it on first use. Fills in the range and the alignments of `key`.
+// Return the plan of a GEMM. It is made on first use. Fills in the range and the alignments of `key`.
 static inline MatmulPlan* matmul_plan(MatmulKey key, const MatmulOperands* o, Context* ctx) {
     struct MatmulPlans* plans = matmul_plans(ctx);
     key.N = matmul_range(o->N);

@@ -1,4 +1,4 @@
-/* muon.h on the CPU: one matrix at a time. Threads share its rows, and the products of ops/common/product.h. */
+/* muon.h on the CPU: one matrix at a time. Threads share its rows and its GEMMs (ops/common/product.h). */
 #ifndef LLMC_OPS_MUON_CPU_H
 #define LLMC_OPS_MUON_CPU_H
 
@@ -24,7 +24,7 @@ static inline Product muon_product(floatX* c, const floatX* a, int a_is_transpos
     return p;
 }
 
-// The most scratch that a product of muon_orthogonalize() takes.
+// Upper bound of the scratch of a GEMM in muon_orthogonalize().
 static inline size_t muon_scratch_bytes(int rows, int cols) {
     int l = max_int(rows, cols);
     return product_scratch_bytes(l, l, min_int(l, 96) + TILE_ROWS, min_int(l, 256) + TILE_COLS, 1);
@@ -83,7 +83,7 @@ static inline const floatX* muon_orthogonalize(const MuonSpace* space, MuonChunk
     return x;
 }
 
-// NorMuon: r [l], from its second moments v [l], with the factor that keeps the norm of o.
+// NorMuon: r [l] from the second moments v [l], including the factor that keeps the norm of o.
 static inline void muon_normuon_scales(real* r, real* v, const floatX* o, MuonChunk z, double beta2) {
     size_t rows = (size_t)z.rows, cols = (size_t)z.cols;
     int l = max_int(z.rows, z.cols), s = min_int(z.rows, z.cols);

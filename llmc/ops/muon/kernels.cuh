@@ -1,8 +1,8 @@
-/* muon.h on the GPU: elementwise passes over the matrices of a chunk, and batched products by cuBLASLt; on
- * Hopper the symmetric ones by symmetric_hopper.cuh.
+/* muon.h on the GPU: elementwise passes over the matrices of a chunk, and batched GEMMs by cuBLASLt. On Hopper
+ * symmetric_hopper.cuh computes the symmetric ones.
  *
- * An elementwise pass has one row of blocks per matrix. A block takes MUON_BLOCK elements, a thread four neighbouring
- * elements at a time, aligned to 16 bytes in the flat buffers. At the ends of its block it skips those of others. */
+ * An elementwise pass has one row of blocks per matrix. A block takes MUON_BLOCK elements, a thread four adjacent
+ * elements at a time, aligned to 16 bytes in the flat buffers. At a block's ends it skips those of others. */
 #ifndef LLMC_OPS_MUON_KERNELS_CUH
 #define LLMC_OPS_MUON_KERNELS_CUH
 
@@ -14,7 +14,7 @@
 
 enum { MUON_THREADS = 256, MUON_BLOCK = 16384, MUON_COLUMNS = 32, MUON_ROWS = 8 };
 
-// A sum of squares for each block.
+// One sum of squares per block.
 static inline size_t muon_sums(int rows, int cols) {
     return ((size_t)rows * (size_t)cols + MUON_BLOCK - 1) / MUON_BLOCK;
 }
@@ -22,7 +22,7 @@ static inline size_t muon_sums(int rows, int cols) {
 // cuBLASLt has its own workspace.
 static inline size_t muon_scratch_bytes(int rows, int cols) { return (void)rows, (void)cols, 0; }
 
-// This block's elements of the flat buffers, and how they lie in X.
+// This block's elements of the flat buffers, and their place in X.
 typedef struct {
     size_t begin, end;
     size_t matrix, x;  // first element of the matrix in the flat buffers and in X
@@ -38,7 +38,7 @@ __device__ inline MuonRange muon_range(MuonChunk z) {
     return r;
 }
 
-// The first of the four elements that the thread takes first. The next are MUON_THREADS * ADAMW_VECTOR further.
+// The first of this thread's first four elements. The next four are MUON_THREADS * ADAMW_VECTOR further.
 __device__ inline size_t muon_first(MuonRange r) {
     return r.begin / ADAMW_VECTOR * ADAMW_VECTOR + ADAMW_VECTOR * threadIdx.x;
 }
@@ -75,7 +75,7 @@ static __global__ void __launch_bounds__(MUON_THREADS)
     if (threadIdx.x == 0) sums[(size_t)blockIdx.y * gridDim.x + blockIdx.x] = total;
 }
 
-// X, from the momentum that muon_momentum_kernel() has updated.
+// Write X from the momentum, which muon_momentum_kernel() has updated.
 static __global__ void __launch_bounds__(MUON_THREADS)
     muon_normalize_kernel(floatX* x, const double* sums, AdamWState a, MuonChunk z, real mu, real rest,
                           MuonCoefficients kind) {
@@ -154,7 +154,7 @@ static inline const floatX* muon_orthogonalize(const MuonSpace* space, MuonChunk
 // ---------------------------------------------------------------------------------------------------------
 // NorMuon: the means of squares over the shorter side to q [count, l]
 
-// A warp for each row. Grid: rows / 8, matrices.
+// One warp per row. Grid: rows / 8, matrices.
 static __global__ void __launch_bounds__(MUON_THREADS)
     muon_row_squares_kernel(real* q, const floatX* o, int rows, int cols) {
     int row = (int)(blockIdx.x * (MUON_THREADS / WARP) + threadIdx.x / WARP);
@@ -169,7 +169,7 @@ static __global__ void __launch_bounds__(MUON_THREADS)
     if (threadIdx.x % WARP == 0) q[(size_t)blockIdx.y * (size_t)rows + (size_t)row] = sum / (real)cols;
 }
 
-// A block of 32 x 8 threads for 32 columns. Grid: columns / 32, matrices.
+// One block of 32 x 8 threads per 32 columns. Grid: columns / 32, matrices.
 static __global__ void __launch_bounds__(MUON_THREADS)
     muon_column_squares_kernel(real* q, const floatX* o, int rows, int cols) {
     __shared__ real part[MUON_ROWS][MUON_COLUMNS];
@@ -188,14 +188,14 @@ static __global__ void __launch_bounds__(MUON_THREADS)
     q[(size_t)blockIdx.y * (size_t)cols + (size_t)column] = sum / (real)rows;
 }
 
-// Update the second moments, and replace q by the factors of the rows or columns of O. A block for each matrix.
+// Update the second moments, and replace q by the factors of the rows or columns of O. One block per matrix.
 static __global__ void __launch_bounds__(MUON_THREADS)
     muon_normuon_kernel(real* q, AdamWState a, MuonChunk z, real beta2, real rest) {
     AdamWStep step = adamw_load_step(a);
     if (!step.is_taken) return;
     int l = z.rows > z.cols ? z.rows : z.cols;
     real *r = q + (size_t)blockIdx.x * (size_t)l, *v = a.v + z.matrices[blockIdx.x].offset;
-    double norm = 0, norm_r = 0;  // without the factor of the shorter side, which both have
+    double norm = 0, norm_r = 0;  // both without their factor s, the shorter side
     for (int i = (int)threadIdx.x; i < l; i += MUON_THREADS) {
         real vi = fmaf(beta2, v[i], rest * r[i]), scale = rsqrtf(fmaxf(vi, 1e-10f));
         v[i] = vi;
@@ -213,9 +213,9 @@ static __global__ void __launch_bounds__(MUON_THREADS)
 // ---------------------------------------------------------------------------------------------------------
 // The parameters
 
-// The same for all elements of a launch.
+// Shared by all elements of a launch.
 typedef struct {
-    real lr, decay_rate;  // lr includes the scale of the shape
+    real lr, decay_rate;  // lr includes the scale for the shape
     int cautious;
     uint64_t rounding;
 } MuonRates;

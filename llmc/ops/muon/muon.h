@@ -21,13 +21,13 @@
  *              m is the momentum. NorMuon keeps its v in the first max(rows, cols) elements of the matrix's range of v;
  *              Muon uses none of it.
  *
- * shapes     matrices of one shape (MuonGroup) are multiplied by the same batched products, MUON_CHUNK elements at a
- *            time. They may lie anywhere in the flat buffers. A shard never splits a matrix.
+ * shapes     matrices of one shape (MuonGroup) are multiplied together in batched GEMMs, MUON_CHUNK elements at a time.
+ *            They may be anywhere in the flat buffers. A shard never splits a matrix.
  * dtypes     params floatX; master, m, v, grads, step real; X, A, B floatX with sums in fp32.
- * numerics   |U| is summed in double, in an order that depends on the shape alone. X is rounded once from U / |U|. The
- *            iterations take singular values of 0.01 |U| and more to between 0.68 and 1.13, one of 0.001 |U| to 0.47.
- *            On the GPU the algorithm of a product is chosen for the matrices of the whole model: a matrix gets the
- *            same bits on any number of ranks.
+ * numerics   |U| is summed in double, in an order that depends only on the shape. U / |U| is rounded once, to X. The
+ *            iterations map singular values of 0.01 |U| and more to between 0.68 and 1.13, and 0.001 |U| to 0.47. On
+ *            the GPU a GEMM's algorithm is chosen for the matrices of the whole model, so a matrix gets the same bits
+ *            on any number of ranks.
  *            Without a master, params is rounded stochastically, as in AdamW.
  * NaN        If the norm is not finite, nothing is updated. A gradient of zeros gives O = 0.
  * source     Jordan et al., "Muon: an optimizer for hidden layers", 2024; MATCH_RMS: Liu et al., arXiv 2502.16982;
@@ -41,7 +41,7 @@
 
 enum { MUON_ITERATIONS = 5 };
 
-// Elements that the products of one launch multiply. On the CPU one matrix at a time.
+// Elements of X in one batched GEMM. The CPU takes one matrix at a time.
 #ifdef __CUDACC__
 #define MUON_CHUNK ((size_t)128 << 20)
 #else
@@ -53,11 +53,11 @@ enum { MUON_ITERATIONS = 5 };
     ((double)(n)*MUON_ITERATIONS * (4.0 * (s) * (s) * (l) + 2.0 * (s) * (s) * (s)))
 #define MUON_ORTHOGONALIZE_BYTES(n, s, l)                                                                              \
     ((double)(n)*MUON_ITERATIONS * (3.0 * (s) * (l) + 4.0 * (s) * (s)) * sizeof(floatX))
-// Two passes over grads and m, of which the first writes m and the second X.
+// Two passes over grads and m: the first writes m, the second X.
 #define MUON_MOMENTUM_FLOPS(n) (10.0 * (double)(n))
 #define MUON_MOMENTUM_BYTES(n) ((double)(n) * (5.0 * sizeof(real) + sizeof(floatX)))
-// Reads O and the parameters and writes these. `master`: the number of copies in full precision, 0 or 1. NorMuon reads
-// O twice.
+// Reads O and the parameters, writes the parameters. `master`: the number of full-precision copies, 0 or 1. NorMuon
+// reads O twice.
 #define MUON_APPLY_FLOPS(n) (4.0 * (double)(n))
 #define MUON_APPLY_BYTES(n, master, is_normuon)                                                                        \
     ((double)(n) * ((3.0 - (master) + (is_normuon)) * sizeof(floatX) + 2.0 * (master) * sizeof(real)))
@@ -72,17 +72,17 @@ typedef struct {
 typedef struct {
     int rows, cols;
     int first, count;
-    int model_count;  // in the whole model, of which a shard has `count`
+    int model_count;  // in the whole model; a shard has `count` of them
 } MuonGroup;
 
-// The part of a group that is multiplied by one launch.
+// The part of a group that one launch multiplies.
 typedef struct {
     const MuonMatrix* matrices;  // [count] on the device
     int rows, cols, count;
-    int like;  // the algorithms of the products are those for this many matrices
+    int like;  // GEMM algorithms are chosen for this many matrices
 } MuonChunk;
 
-// Buffers of a chunk, the same for all.
+// Buffers of a chunk, reused by all chunks.
 typedef struct {
     floatX *x, *y;  // [count, rows, cols]
     floatX *a, *b;  // [count, s, s]
@@ -127,7 +127,7 @@ static inline double muon_scale(MuonScale kind, int rows, int cols) {
     return kind == MUON_MATCH_RMS ? 0.2 * sqrt(max_int(rows, cols)) : sqrt(fmax(1, (double)rows / cols));
 }
 
-// The momentum of a step. It rises linearly from MUON_MOMENTUM_START in the first `warmup` steps; 0: it is constant.
+// The momentum of a step. It rises linearly from MUON_MOMENTUM_START during the first `warmup` steps; 0: constant.
 #define MUON_MOMENTUM_START 0.85
 static inline double muon_momentum_at(double momentum, int64_t warmup, int64_t step) {
     double start = fmin(MUON_MOMENTUM_START, momentum);
@@ -136,7 +136,7 @@ static inline double muon_momentum_at(double momentum, int64_t warmup, int64_t s
 
 static inline size_t muon_elements(MuonGroup g) { return (size_t)g.rows * (size_t)g.cols; }
 
-// Matrices in a launch.
+// The number of matrices in a launch.
 static inline int muon_chunk_count(MuonGroup g) {
     size_t most = min_size(MUON_CHUNK / muon_elements(g), (size_t)g.model_count);
     return most ? (int)most : 1;
@@ -158,7 +158,7 @@ static inline double muon_stored_ref(double x) {
     return sizeof(floatX) < sizeof(real) ? (double)(float)(floatX)(float)x : x;
 }
 
-// x [rows, cols] after `iterations` iterations. Here the smaller product is always x x^T: a tall x is transposed.
+// x [rows, cols] after `iterations` iterations. A tall x is transposed first, so that x x^T is the smaller matrix.
 static inline void muon_orthogonalize_ref(double* x, int rows, int cols, const MuonTriple* t, int iterations) {
     int s = min_int(rows, cols), l = max_int(rows, cols), n = s * l;
     double *w = (double*)xmalloc(2 * (size_t)n * sizeof *w), *wt = w + n;
@@ -196,7 +196,7 @@ static inline void muon_normalize_ref(double* o, real* v, int rows, int cols, do
     free(r);
 }
 
-// `matrices`: of group g, [g.count].
+// `matrices` [g.count]: those of group g.
 static inline void muon_update_ref(AdamWRefState a, double norm, double scale, const MuonMatrix* matrices, MuonGroup g,
                                    OptimizerSettings h) {
     size_t n = muon_elements(g);
@@ -225,11 +225,11 @@ static inline void muon_update_ref(AdamWRefState a, double norm, double scale, c
 }
 
 // ---------------------------------------------------------------------------------------------------------
-// What each device has: the number of partial sums of a matrix, scratch, and the three parts of an update
+// Implemented for each device: the number of partial sums of a matrix, scratch, and the three parts of an update
 
 static inline size_t muon_sums(int rows, int cols);
 static inline size_t muon_scratch_bytes(int rows, int cols);
-// Update the momentum, and write U to X, normalized.
+// Update the momentum, and write the normalized U to X.
 static inline void muon_momentum(const MuonSpace* space, AdamWState a, MuonChunk z, OptimizerSettings h, Context* ctx);
 // `iterations` iterations from space->x. Returns the result, which is x or y.
 static inline const floatX* muon_orthogonalize(const MuonSpace* space, MuonChunk z, const MuonTriple* t, int iterations,
@@ -245,7 +245,7 @@ static inline void muon_apply(AdamWState a, const floatX* o, const MuonSpace* sp
 #endif
 
 // ---------------------------------------------------------------------------------------------------------
-// The same for both devices
+// Shared by both devices
 
 // The bytes of the buffers for these groups. If `memory` is not NULL, point `space` into it; it is aligned to 256
 // bytes.
@@ -269,7 +269,7 @@ static inline size_t muon_space_bind(MuonSpace* space, void* memory, const MuonG
     return at[6];
 }
 
-// Update all matrices. h.lr: the rate of this step.
+// Update all matrices. h.lr: the learning rate of this step.
 static inline void muon_update(AdamWState a, const MuonMatrices* m, OptimizerSettings h, Context* ctx) {
     for (int i = 0; i < m->group_count; i++) {
         MuonGroup g = m->groups[i];

@@ -1,13 +1,13 @@
-/* Muon's symmetric products on Hopper, of `count` matrices at once: only tiles that touch the upper triangle are multiplied,
- * and each is stored twice.
+/* Muon's symmetric matmuls on Hopper, for `count` matrices at once. Only tiles that touch the upper triangle are
+ * computed, and each is stored twice.
  *
  *   d[i] [s, s] = alpha x[i] x[i]^T + beta d0[i]     x [s, k], or x^T is stored, [k, s] (is_tall); d0 symmetric, or NULL
  *
- * A block per multiprocessor takes tiles of 128 x 256. Of its four warpgroups, one thread of the first loads tiles of x by
- * TMA and another one d0's tile; the second and third multiply, 64 rows each; the fourth stores what they leave in shared
- * memory, in place and mirrored, while they work on the next tile.
- * Numerics: sums in fp32, in the order of k; a matrix gets the same bits wherever it lies. s is a multiple of 8, k of 8, or
- * of 64 if x^T is stored; pointers are on 16 bytes. */
+ * One block per SM takes tiles of 128 x 256. The producer, its first warpgroup, loads by TMA: one thread tiles of x,
+ * another d0's tile. The two consumers multiply, 64 rows each, and write to shared memory. The epilogue, the fourth
+ * warpgroup, stores the finished tile in place and mirrored while the consumers compute the next.
+ * Numerics: sums in fp32, in the order of k; a matrix gets the same bits at any place in the batch. s is a multiple of
+ * 8, k of 8, or of 64 if x^T is stored; pointers are aligned to 16 bytes. */
 #ifndef LLMC_OPS_MUON_SYMMETRIC_HOPPER_CUH
 #define LLMC_OPS_MUON_SYMMETRIC_HOPPER_CUH
 
@@ -36,7 +36,7 @@ enum {
     SYMMETRIC_BYTES = SYMMETRIC_STAGES * SYMMETRIC_STAGE_BYTES + SYMMETRIC_TILE_BYTES + 1024
 };
 
-// Tiles of a matrix: those of column c are in rows 0 .. 2 c + 1.
+// The number of tiles of a matrix: column c has tiles in rows 0 .. 2 c + 1.
 __host__ __device__ static inline int symmetric_tiles(int s) {
     int rows = (s + SYMMETRIC_M - 1) / SYMMETRIC_M, columns = (s + SYMMETRIC_N - 1) / SYMMETRIC_N, tiles = 0;
     for (int c = 0; c < columns; c++) tiles += rows < 2 * c + 2 ? rows : 2 * c + 2;
@@ -49,7 +49,7 @@ struct SymmetricShared {
     uint32_t stages, tile, full, empty, tile_full, tile_empty, addend;
 };
 
-// Where a tile lies: its matrix, and its first row and column there.
+// The place of a tile: its matrix, and its first row and column there.
 struct SymmetricPlace {
     int matrix, row, column;
 };
@@ -60,7 +60,7 @@ __device__ __forceinline__ SymmetricPlace symmetric_place(int tile, int tiles, i
     return {tile / tiles, left * SYMMETRIC_M, c * SYMMETRIC_N};
 }
 
-// One thread: load the tiles of x.
+// Producer, one thread: load the tiles of x.
 template <Major X>
 __device__ __forceinline__ void symmetric_produce(const SymmetricShared& m, const CUtensorMap* x,
                                                   const SymmetricProduct& z, int tiles) {
@@ -84,7 +84,7 @@ __device__ __forceinline__ void symmetric_produce(const SymmetricShared& m, cons
     }
 }
 
-// One thread: load d0's tile to where the finished tile will be.
+// Producer, one thread: load d0's tile to where the finished tile will be.
 __device__ __forceinline__ void symmetric_load_addend(const SymmetricShared& m, const CUtensorMap* d0,
                                                       const SymmetricProduct& z, int tiles) {
     int use = 0;
@@ -99,7 +99,7 @@ __device__ __forceinline__ void symmetric_load_addend(const SymmetricShared& m, 
     }
 }
 
-// A warpgroup: multiply its 64 rows of each tile, and leave them in shared memory.
+// A consumer: multiply its 64 rows of each tile, and write them to shared memory.
 template <Major X, bool ADDS>
 __device__ __forceinline__ void symmetric_consume(const SymmetricShared& m, const SymmetricProduct& z, int group,
                                                   int tiles) {
@@ -125,7 +125,7 @@ __device__ __forceinline__ void symmetric_consume(const SymmetricShared& m, cons
                 }
             wgmma_commit_group();
             if (k == 0) continue;
-            wgmma_wait_group<1>();  // the stage before is no longer read
+            wgmma_wait_group<1>();  // the previous stage is no longer read
             if (lane == 0) mbarrier_arrive(m.empty + 8 * ((use - 1) % SYMMETRIC_STAGES));
         }
         wgmma_wait_group<0>();
@@ -167,7 +167,7 @@ __device__ __forceinline__ void symmetric_store_block(floatX* d, uint32_t tile, 
     }
 }
 
-// Store its transpose: a thread has eight rows of a column, which become 16 bytes of a row, and its neighbour the next eight.
+// Store its transpose: a thread takes eight rows of a column (16 bytes of a row of d), the next thread the next eight.
 __device__ __forceinline__ void symmetric_store_mirrored(floatX* d, uint32_t tile, int row, int column, int s) {
     int lane = threadIdx.x % WARP, warp = threadIdx.x % WARPGROUP / WARP, c = warp * 16 + lane / 2;
 #pragma unroll
@@ -186,7 +186,7 @@ __device__ __forceinline__ void symmetric_store_mirrored(floatX* d, uint32_t til
     }
 }
 
-// A warpgroup: store finished tiles, without what lies below the diagonal, and mirrored what lies above.
+// The epilogue: store the part of finished tiles on and above the diagonal, and mirror the part above it.
 __device__ __forceinline__ void symmetric_store(const SymmetricShared& m, const SymmetricProduct& z, int tiles) {
     int done = 0;
     for (int tile = blockIdx.x; tile < tiles * z.count; tile += gridDim.x, done++) {
@@ -261,7 +261,7 @@ template <Major X, bool ADDS> static inline void muon_symmetric_start(SymmetricP
 #endif
 
 #ifdef __CUDACC__
-// Runs the product if this GPU and shape are supported. Returns whether it did.
+// Run the matmul if this GPU and shape are supported. Returns whether it did.
 static inline int muon_symmetric(SymmetricProduct z, Context* ctx) {
 #if defined(PRECISION_BF16) || defined(PRECISION_FP16)
     if (!HOPPER_BUILD || ctx->capability != 90 || z.s % 8 || z.k % (z.is_tall ? TMA_BOX : 8)) return 0;

@@ -1,4 +1,4 @@
-/* quantize on the CPU: strips of 16 rows, which are 16 adjacent bytes of every row of the transpose. */
+/* quantize on the CPU: strips of 16 rows, which are 16 adjacent bytes in every row of the transpose. */
 #ifndef LLMC_OPS_QUANTIZE_CPU_H
 #define LLMC_OPS_QUANTIZE_CPU_H
 
@@ -8,7 +8,7 @@
 
 enum { QUANTIZE_COLUMNS = 256 };  // of a tile
 
-// A row's `count` elements into y; adds to stats.
+// Quantize `count` elements of a row to y; adds to stats.
 static inline void quantize_row(uint8_t* y, const floatX* x, size_t count, float scale, Fp8Format format,
                                 Fp8Stats* stats) {
     uint8_t top = fp8_top(format);
@@ -27,7 +27,7 @@ static inline void quantize_row(uint8_t* y, const floatX* x, size_t count, float
     stats->flushed += flushed;
 }
 
-// `count` elements of the tensor that is quantized, from element `at`, in column c.
+// Compute `count` elements of the tensor to quantize, from element `at`, which is in column c.
 static inline void quantize_source(floatX* v, QuantizeInput in, size_t at, size_t c, size_t count) {
     const floatX* x = in.x + at;
     if (in.source == QUANTIZE_PLAIN) memcpy(v, x, count * sizeof *v);

@@ -1,9 +1,9 @@
 /* quantize on the GPU: a block quantizes a tile of 128 rows and 8 COLUMNS columns. A thread takes 4 rows of COLUMNS
- * columns, so that it has the 4 bytes that are one word of the transpose in its registers. The words are exchanged
- * through shared memory, from which a warp writes 4 whole lines of 128 bytes of the transpose. A second kernel adds the
- * tiles' column sums.
+ * columns, so that its registers hold the 4 bytes of a word of the transpose. The words are exchanged through shared
+ * memory, from which a warp writes 4 whole 128-byte lines of the transpose. A second kernel adds up the tiles' column
+ * sums.
  *
- * Instructions limit the kernels that compute GELU, not memory. */
+ * Kernels that compute GELU are instruction-bound, not memory-bound. */
 #ifndef LLMC_OPS_QUANTIZE_KERNELS_CUH
 #define LLMC_OPS_QUANTIZE_KERNELS_CUH
 
@@ -18,18 +18,18 @@ enum {
     QUANTIZE_THREADS = 256,
     QUANTIZE_TILE_ROWS = 128,
     QUANTIZE_ROWS = 4,                                   // of a thread
-    QUANTIZE_ACROSS = 8,                                 // threads that share a row; each takes COLUMNS of the tile's
+    QUANTIZE_ACROSS = 8,                                 // threads that share a row; each takes COLUMNS columns
     QUANTIZE_WORDS = QUANTIZE_TILE_ROWS / QUANTIZE_ROWS  // of the tile's transpose, in a row
 };
 static_assert(QUANTIZE_THREADS * QUANTIZE_ROWS == QUANTIZE_TILE_ROWS * QUANTIZE_ACROSS, "a whole tile");
 
-// What a thread has seen. A tile has 2^14 elements at most.
+// A thread's statistics. A tile has at most 2^14 elements.
 typedef struct {
     float amax;
     unsigned clipped, flushed;
 } QuantizeSeen;
 
-// The larger number; NaN if either is NaN.
+// The larger value; NaN if either is NaN.
 __device__ inline float quantize_max(float a, float b) {
 #if __CUDA_ARCH__ >= 800
     float larger;
@@ -48,8 +48,8 @@ template <Fp8Format FORMAT> __device__ inline unsigned quantize_word(const float
     return low | high << 16;
 }
 
-// The number of bytes of a word that are `byte`, apart from their signs. A byte plus 0x7f has its upper bit set
-// unless it is 0; no carry leaves it. `upper`: the upper bits of the bytes that count.
+// The number of bytes of a word that equal `byte` except for the sign. A 7-bit value plus 0x7f sets the upper bit
+// unless the value is 0, and never carries into the next byte. `upper`: the upper bits of the bytes to count.
 __device__ inline unsigned quantize_count(unsigned word, unsigned byte, unsigned upper) {
     return __popc(~(((word & 0x7f7f7f7fu) ^ byte * 0x01010101u) + 0x7f7f7f7fu) & upper);
 }
@@ -83,7 +83,7 @@ __device__ inline unsigned warp_sum_unsigned(unsigned x) {
 #endif
 }
 
-// Add what the block has seen to the statistics, by integer operations whose order does not matter.
+// Add the block's statistics to `stats` by integer operations, whose order does not matter.
 __device__ inline void quantize_report(Fp8Stats* stats, QuantizeSeen seen) {
     __shared__ struct { unsigned amax, clipped, flushed; } block;
     if (threadIdx.x == 0) block = {0, 0, 0};
@@ -103,8 +103,8 @@ __device__ inline void quantize_report(Fp8Stats* stats, QuantizeSeen seen) {
     if (block.flushed) atomicAdd((unsigned long long*)&stats->flushed, (unsigned long long)block.flushed);
 }
 
-// 16 bytes of a row of the tile's transpose. Rows are shifted against each other so that neither the threads that write
-// words nor those that read 16 bytes have bank conflicts in shared memory.
+// 16 bytes of a row of the tile's transpose. Rows are swizzled, so that neither the threads that write words nor those
+// that read 16 bytes have bank conflicts.
 template <int COLUMNS> __device__ inline int quantize_chunk(int column, int chunk) {
     return column * QUANTIZE_WORDS + 4 * (chunk ^ column / COLUMNS);
 }
@@ -164,7 +164,7 @@ template <int COLUMNS> __device__ inline void quantize_floats(float* v, const Ve
     for (int j = 0; j < COLUMNS / W; j++) to_floats(v + j * W, from[j]);
 }
 
-// One block per tile, columns of tiles first. `partial`: column sums of the tiles; NULL: not wanted.
+// One block per tile, columns of tiles first. `partial`: column sums of the tiles; NULL: skipped.
 template <Fp8Format FORMAT, QuantizeSource SOURCE, Gelu GELU, int COLUMNS>
 __global__ void __launch_bounds__(QUANTIZE_THREADS)
     quantize_kernel(QuantizeOutput out, const floatX* x, const floatX* pre, const real* center, float* partial, int N,
@@ -203,7 +203,7 @@ __global__ void __launch_bounds__(QUANTIZE_THREADS)
         }
 #pragma unroll
         for (int j = 0; j < COLUMNS / 4; j++) words[j][i] = quantize_word<FORMAT>(v + 4 * j, scale);
-        // A mask and no branch: with a branch the compiler makes two copies of all that follows.
+        // A mask instead of a branch: with a branch the compiler duplicates everything that follows.
         unsigned upper = row + i < N && column < C ? 0x80808080u : 0;
 #pragma unroll
         for (int j = 0; j < COLUMNS / 4; j++) {
@@ -262,7 +262,7 @@ static inline void quantize_start(QuantizeOutput out, QuantizeInput in, int N, i
     cudaCheck(cudaGetLastError());
 }
 
-// Activations are E4M3, gradients E5M2; the latter alone have column sums.
+// Activations are E4M3, gradients E5M2; only gradients have column sums.
 COMPILED_IF_CALLED static inline void quantize(QuantizeOutput out, QuantizeInput in, int N, int C, Context* ctx) {
     int is_erf = in.gelu == GELU_ERF;
     if (!N) return;

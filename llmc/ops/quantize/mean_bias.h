@@ -2,18 +2,18 @@
  *
  *   bias[o] (SET) = b[o] + sum over i of (w[o, i] mean(x[., i]) - w8[o, i] mean(x8[., i]))
  *
- *   x [N, IC] as in quantize.h, w [OC, IC]; x8 and w8: what was stored of them in E4M3, as numbers; b [OC] or NULL;
- *   bias [OC] floatX; means [2, IC] real: scratch
+ *   x [N, IC] as in quantize.h, w [OC, IC]; x8, w8: their values after rounding to E4M3; b [OC] or NULL; bias [OC]
+ *   floatX; means [2, IC] real: scratch
  *
  * Why: rounding errors differ from row to row and cancel in sums over rows, except for their mean. The mean shifts all
  * rows in the same direction. It causes most of the error in the gradients of a trained model, whose x have large means
  * (dev/LOG.md). Adding a bias in a matmul costs nothing.
  *
  * shapes     IC a multiple of 16, x, w and their bytes aligned to 16 bytes. N may be 0: nothing is written.
- * rows       Means are over MEAN_BIAS_ROWS rows spread over all N, and over all rows if there are fewer. Their places
- *            in sequences of a power of two differ.
- * numerics   on the GPU in fp32, in an order that depends on the shapes alone; on the CPU in double
- * bytes      OC IC (sizeof(floatX) + 1), and as much for each element of x that is read */
+ * rows       Means are over MEAN_BIAS_ROWS rows spread over all N, or over all rows if there are fewer. They have
+ *            different positions even in sequences of power-of-two length.
+ * numerics   on the GPU in fp32, in an order that depends only on the shapes; on the CPU in double
+ * bytes      OC IC (sizeof(floatX) + 1), and sizeof(floatX) + 1 for each element of x that is read */
 #ifndef LLMC_OPS_MEAN_BIAS_H
 #define LLMC_OPS_MEAN_BIAS_H
 
@@ -38,7 +38,7 @@ typedef struct {
 
 HOST_DEVICE static inline int mean_bias_rows(int N) { return N < MEAN_BIAS_ROWS ? N : MEAN_BIAS_ROWS; }
 
-// The row of x that is the k-th of the means.
+// The k-th row of x that the means read.
 HOST_DEVICE static inline int mean_bias_row(int k, int N) {
     int apart = N / mean_bias_rows(N);
     return k * apart + k * MEAN_BIAS_SPREAD % apart;
@@ -67,11 +67,11 @@ static inline double mean_bias_ref(size_t o, const real* x, RoundedTensor x8, co
 
 #ifdef __CUDACC__
 // ---------------------------------------------------------------------------------------------------------
-// GPU: a block takes 16 columns of the rows, then 4 outputs, which share what is read of the means.
+// GPU: the first kernel's blocks take 16 columns of the rows, the second's 4 outputs, which share reads of the means.
 
 enum { MEAN_BIAS_THREADS = 256, MEAN_BIAS_COLUMNS = 8, MEAN_BIAS_OUTPUTS = 4 };
 
-// The numbers of 8 adjacent bytes.
+// The values of 8 adjacent bytes.
 __device__ inline void mean_bias_numbers(float* v, const uint8_t* bytes) {
     uint2 words = *(const uint2*)bytes;
     const unsigned pairs[] = {words.x & 0xffff, words.x >> 16, words.y & 0xffff, words.y >> 16};
@@ -91,7 +91,7 @@ __device__ inline void mean_bias_load(float* exact, float* rounded, RoundedTenso
     mean_bias_numbers(rounded, t.bytes + (size_t)row * C + column);
 }
 
-// means[0, i] and means[1, i]: of x and of x8.
+// means[0, i] and means[1, i]: the means of x and of x8.
 static __global__ void __launch_bounds__(MEAN_BIAS_THREADS)
     mean_bias_means_kernel(real* means, RoundedTensor x, int N, int IC) {
     constexpr int WARPS = MEAN_BIAS_THREADS / WARP, W = MEAN_BIAS_COLUMNS;
@@ -171,7 +171,7 @@ COMPILED_IF_CALLED static inline void mean_bias_run(MeanBias out, const floatX* 
 
 #else
 // ---------------------------------------------------------------------------------------------------------
-// CPU: 16 columns of the rows, then an output, in a task.
+// CPU: a task takes 16 columns of the rows, then one output.
 
 static inline void mean_bias_numbers(float number[256]) {
     for (int byte = 0; byte < 256; byte++) number[byte] = fp8_to_float((uint8_t)byte, FP8_E4M3);
@@ -220,7 +220,7 @@ static inline void mean_bias_run(MeanBias out, const floatX* b, RoundedTensor x,
 
 #endif
 
-// The means alone: center of quantize_centered().
+// Only the means: the center of quantize_centered().
 COMPILED_IF_CALLED static inline void mean_bias_center(real* means, RoundedTensor x, int N, int IC, Context* ctx) {
     CHECK(N >= 0 && IC > 0 && IC % QUANTIZE_ALIGNMENT == 0);
     if (!N) return;

@@ -1,5 +1,5 @@
-/* quantize: a tensor in 8 bits and its transpose, in one pass, with what delayed scaling and the reports need. The pass
- * can first compute the tensor from what is stored.
+/* quantize: a tensor in fp8 and its transpose, in one pass, with the statistics for delayed scaling and reports. The
+ * pass can first compute the tensor from stored ones.
  *
  *   v  [N, C]        = x                  quantize_plain()
  *                    = gelu(x)            quantize_gelu()
@@ -13,15 +13,15 @@
  *
  *   x, pre [N, C] floatX; scale [1] real, a power of two, read on the device; stats on the device
  *
- * Products in fp8 take both operands with the summed index contiguous and a multiple of 16: y serves one, yt the other.
- * Either may be NULL. So may sums.b, and stats, for tensors of an evaluation.
+ * fp8 matmuls need both operands with the summed index contiguous and a multiple of 16: y serves one, yt the other. y,
+ * yt, sums.b and, in evaluation, stats may be NULL.
  * shapes     C is a multiple of 16; x, y and yt are aligned to 16 bytes. N may be 0: nothing is written.
- * numerics   v and scale v in fp32; the scaling is exact for a power of two. Rounding is to nearest even, saturating.
- *            NaN becomes 0x7f, counts neither as clipped nor as flushed, and makes amax NaN; infinity makes it
+ * numerics   v and scale v are in fp32; scaling by a power of two is exact. Rounding is to nearest even, saturating.
+ *            NaN becomes 0x7f, counts neither as clipped nor as flushed, and makes amax NaN; infinity makes amax
  *            infinite.
- * stats      integers: amax is the bits of a float that is not negative, and these are ordered as the floats are. So
- *            the order of elements does not matter, and the same x gives the same bits.
- * sums       on the GPU in fp32, rows of a tile first, then the tiles in order; on the CPU in double
+ * stats      integers. amax holds the bits of a non-negative float; these are ordered like the floats. So the order of
+ *            elements does not matter, and the same x gives the same bits.
+ * sums       on the GPU in fp32, over the rows of a tile, then over the tiles in order; on the CPU in double
  * bytes      N C (sizeof(floatX) for each input + 1 for each output)
  * source     delayed scaling: Micikevicius et al., "FP8 formats for deep learning", arXiv 2209.05433
  *
@@ -100,7 +100,7 @@ static inline void quantize_ref(QuantizeOutput out, const real* x, int N, int C)
         }
 }
 
-// Checks what a launcher was given and opens its scope.
+// Check a launcher's arguments and open its scope.
 static inline Scope quantize_open(QuantizeOutput out, QuantizeInput in, int N, int C, Context* ctx) {
     static const char* const NAMES[] = {"quantize", "quantize_gelu", "quantize_gelu_backward", "quantize_centered"};
     int outputs = (out.y != NULL) + (out.yt != NULL), inputs = in.source == QUANTIZE_GELU_BACKWARD ? 2 : 1;
