@@ -7,12 +7,12 @@
 
 typedef struct {
     const char *text, *file;
-    const char* second;  // of a pair of texts
+    const char* second;  // second text of a pair
     int next, tensors;
-    int predictions;  // masks of the text, once it is read
+    int predictions;  // number of masks in the text, set when it is read
 } ExplainSettings;
 
-// Append the rows of these settings. `help`: of --explain. Returns the new count.
+// Append the rows of these settings. `help`: help text of --explain. Returns the new count.
 static inline int explain_rows(ExplainSettings* s, Flag* table, int count, const char* help) {
     // clang-format off
     const Flag rows[] = {
