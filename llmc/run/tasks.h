@@ -105,8 +105,8 @@ static inline MlmRecipe task_recipe(Task task) {
 // Class names, as in a model's config.json: {"id2label": {"0": "no", ...}}
 
 // Read the class names in a directory's config.json into `names`, which must be empty. It stays empty if there are no
-// names, if one is missing or occurs twice, or if they are only LABEL_0, LABEL_1, ... Returns the number of classes, 0 if
-// the file does not have it. For --task classify, exits with USAGE if the model's problem_type is not the task's:
+// names, if one is missing or occurs twice, or if they are only LABEL_0, LABEL_1, ... Returns the number of classes, or
+// 0 if the file does not have it. For --task classify, exits with USAGE if the model's problem_type is not the task's:
 // classification or regression.
 static inline int task_find_names(LabelNames* names, const char* directory, const TaskSettings* t) {
     Json json;
