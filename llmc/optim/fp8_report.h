@@ -5,7 +5,7 @@
  *   clipped  the share of elements stored as the format's largest number
  *   flushed  the share of elements stored as 0, zeros included
  *
- * They are over all ranks and micro-batches of the step. Reading them waits for the device, so this is only done at
+ * Statistics cover all ranks and micro-batches of the step. Reading them waits for the device, so it is done only at
  * validations and at the end of a profile. */
 #ifndef LLMC_OPTIM_FP8_REPORT_H
 #define LLMC_OPTIM_FP8_REPORT_H

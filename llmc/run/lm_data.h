@@ -91,7 +91,7 @@ static inline void lm_data_check_documents(const LmData* data) {
 
 // Open both patterns (val_pattern may be NULL) for batches of B sequences of T tokens below V. This rank takes every
 // `ranks`th batch. Validation data is read in file order. Attention does not cross documents, which begin with
-// `end_of_text`. With it or CUT_IN_PIECES, nor pieces of data->piece tokens, which the caller sets before each step.
+// `end_of_text`. With a token or CUT_IN_PIECES, it does not cross multiples of data->piece either; set that each step.
 static inline void lm_data_open(LmData* data, const char* train_pattern, const char* val_pattern, int B, int T, int V,
                                 uint64_t seed, int shuffle, int ranks, int end_of_text, Context* ctx) {
     memset(data, 0, sizeof *data);
