@@ -119,8 +119,8 @@ static void task_loss(TaskModel* m, const MlmInput* in, double scale, Direction 
 // ---------------------------------------------------------------------------------------------------------
 // Backward. `mode` selects how parameter gradients are written: SET in a step's first micro-batch, ADD in the others.
 
-// Backpropagate from the gradient of the logits to all parameters, after forward_task(). For classify, that has left
-// the output layer's input in `work`.
+// Backpropagate from the gradient of the logits to all parameters, after forward_task(). For classify, `work`
+// still holds the output layer's input.
 static void backward_task(TaskModel* m, const MlmInput* in, Mode mode, Context* ctx) {
     Model* e = &m->encoder;
     TaskActs* a = &m->a;
@@ -144,7 +144,7 @@ static void backward_task(TaskModel* m, const MlmInput* in, Mode mode, Context* 
 // ---------------------------------------------------------------------------------------------------------
 // Memory
 
-// Ints on the device besides the micro-batch: first_rows.
+// Ints on the device for first_rows, in addition to the micro-batch.
 static size_t task_ints(const TaskModel* m) { return m->task == TASK_CLASSIFY ? 3 * (size_t)m->encoder.S + 1 : 0; }
 
 // Fill the tables for micro-batches of at most B sequences of at most T tokens. Allocates only the tables.
@@ -181,7 +181,7 @@ static void task_plan(TaskModel* m, Config config, Task task, int K, int B, int 
     b->batch_bytes = (mlm_loader_ints(B * T, is_answer ? SPAN_ENDS * B : B, B) + task_ints(m)) * sizeof(int);
 }
 
-// After the buffers are allocated: bind the encoder to them, and allocate what else the head needs.
+// After the buffers are allocated: bind the encoder to them, and allocate first_rows.
 static void task_alloc(TaskModel* m, Context* ctx) {
     Model* e = &m->encoder;
     size_t n = task_ints(m);
@@ -199,7 +199,7 @@ static void task_free(TaskModel* m) {
     if (m->ints) device_free(m->ints, task_ints(m) * sizeof(int));
 }
 
-// Weights of the encoder of any BERT, with or without heads.
+// Accept the encoder weights of any BERT, with or without heads.
 static WeightRules task_weight_rules(const Config* c) {
     static const char* const ignored[] = {"embeddings.position_ids",
                                           "predictions.decoder.weight",
@@ -299,7 +299,7 @@ static int settings_flags(Trainer* t) {
     return mlm_default_settings(t->run.flags, task_settings_rows(&t->task, t->run.flags, count));
 }
 
-// The text of the model's config.json. `names`: of the classes.
+// The text of the model's config.json. `names`: the class names.
 static Text task_config_write(const TaskModel* m, const LabelNames* names) {
     const Config* c = &m->encoder.config;
     Text keys = {NULL, 0, 0};

@@ -3,7 +3,7 @@
  *
  * Read it from top to bottom: tables of tensors, forward pass, backward pass, configuration, a step, flags, main(). A
  * block is two lists of ops, forward_block() and backward_block(). Each op is a header in llmc/ops/: formula, plain C
- * reference, fast version. Other functions mostly begin with their header's name: run_update() is in llmc/run/run.h.
+ * reference, fast version. Most other functions begin with their header's name: run_update() is in llmc/run/run.h.
  *
  * No padding: a micro-batch packs N tokens of S sequences. The masked-token head reads only the M masked tokens.
  *
@@ -21,7 +21,7 @@
 #include "llmc/ops/layernorm/layernorm.h"
 #include "llmc/ops/next_sentence.h"
 #include "llmc/run/mlm_data.h"  // sentences, their pairs and masks
-#include "llmc/run/mlm_run.h"   // evaluation, and what is done instead of training: fill-mask, vectors, --explain
+#include "llmc/run/mlm_run.h"   // evaluation, and modes that do not train: fill-mask, embeddings, --explain
 #include "llmc/run/run.h"
 #include "llmc/run/steps.h"  // a step: all-reduce, update, log
 
@@ -63,7 +63,7 @@ typedef struct {
     BlockGrads* h;
 } Grads;
 
-// Symbols for the dimensions in the tables. ONE_DIM ends the shape of a vector.
+// Symbols for the dimensions in the tables. ONE_DIM: no second dimension.
 // clang-format off
 enum { ONE_DIM, DIM_V, DIM_VP, DIM_T, DIM_TYPES, DIM_C, DIM_3C, DIM_F, DIM_N, DIM_NH, DIM_M, DIM_S, DIM_NEXT,
        DIM_LOSSES, DIM_DN, DIMS };
@@ -115,7 +115,7 @@ static const TensorRow NEXT_ROWS[] = {  // only with next-sentence prediction
 };
 static const char* const HEAD[][2] = {{"embeddings.word_embeddings.weight", "cls.predictions.decoder.weight"}, {"cls.predictions.bias", "cls.predictions.decoder.bias"}};  // may be tied
 static const char* const OLD_NAMES[][2] = {{"cls.predictions.bias", "cls.predictions.decoder.bias"}, {"cls.predictions.decoder.bias", "cls.predictions.bias"},
-                                           {"LayerNorm.weight", "LayerNorm.gamma"}, {"LayerNorm.bias", "LayerNorm.beta"}};  // in files, instead
+                                           {"LayerNorm.weight", "LayerNorm.gamma"}, {"LayerNorm.bias", "LayerNorm.beta"}};  // older names in files
 // clang-format on
 
 // ---------------------------------------------------------------------------------------------------------
@@ -247,7 +247,7 @@ static void forward(Model* m, const MlmInput* in, Context* ctx) {
 // ---------------------------------------------------------------------------------------------------------
 // Backward. `mode` selects how parameter gradients are written: SET in a step's first micro-batch, ADD in the others.
 
-// Where the gradient of a residual sum goes: to the stream, through dropout to layer l's branch, and to its last bias.
+// Where the gradient of a residual sum is written: to the stream, and through dropout to l's branch and its last bias.
 static ResidualGrad residual_gradient(const Model* m, const Sequences* s, int l, int site) {
     real* dbias = site == SITE_DROPOUT_ATTENTION_OUT ? m->g.h[l].attproj.b : m->g.h[l].fcproj.b;
     return (ResidualGrad){.dx = m->a.dx, .dbranch = m->a.dbranch, .dbias = dbias, .dropout = dropout_at(m, s, l, site)};
@@ -558,7 +558,7 @@ static Config config_find(const char* directory, const Settings* s, const WordPi
     return config;
 }
 
-// The text of the model's config.json. `keys`: what it says of a task's head; NULL: nothing.
+// The text of the model's config.json. `keys`: members that describe a task's head; NULL: none.
 static Text config_write(const Config* c, const char* architecture, const char* keys) {
     Text t = {NULL, 0, 0};
     text_printf(&t, "{\"architectures\": [\"%s\"], \"model_type\": \"bert\"", architecture);
@@ -570,7 +570,7 @@ static Text config_write(const Config* c, const char* architecture, const char* 
     return t;
 }
 
-// Initial values, and what a file of weights may have or lack: all heads, or only the next-sentence head.
+// Initial values, and which tensors a weight file may have or lack: all heads, or only the next-sentence head.
 static WeightRules weight_rules(const Config* c) {
     static const char* const ignored[] = {
         "embeddings.position_ids", "predictions.decoder.weight", "predictions.decoder.bias", "predictions.bias",
@@ -642,7 +642,7 @@ static void fill_mask(Run* r, Model* m, MlmSource* data, const char* text) {
     fill_mask_show(&r->session, &data->words, &data->batches[0], m->a.logits, m->config.V, m->Vp);
 }
 
-// Write a vector for each line of the file of --embed.
+// --embed: write one vector per line of a text file.
 static void embed(Run* r, Model* m, MlmSource* data, const MlmSettings* s) {
     Embedding e = embed_open(s, &data->words, m->B, m->T, m->config.V, m->config.C);
     while (embed_next(&e, &data->batches[0])) {
@@ -653,7 +653,7 @@ static void embed(Run* r, Model* m, MlmSource* data, const MlmSettings* s) {
     embed_close(&e);
 }
 
-// --explain: the text forward and backward, then the masked-token head on the input of each layer (the logit lens).
+// --explain: run the text forward and backward. Then apply the masked-token head to each layer's input (logit lens).
 static void explain(Run* r, Model* m, MlmSource* data, Explanation* e) {
     ExplainSizes sizes = {.L = m->config.L, .NH = m->config.NH, .C = m->config.C, .V = m->config.V};
     MlmInput in = explain_mlm_load(e, data, &m->buffers, sizes, m->config.next, &r->ctx);
@@ -678,7 +678,7 @@ static int settings_flags(Trainer* t) {
     return mlm_default_settings(t->run.flags, mlm_settings_rows(&t->mlm, t->run.flags, count));
 }
 
-// Find the model, plan its tensors and memory, and make room for its batches.
+// Find the model, plan its tensors and memory, and allocate its batches.
 static void open_model(Run* r, Model* m, MlmSettings* s, MlmSource* source, Explanation* e) {
     run_find_model(r, "--phase2", s->phase2);
     embed_check_model(s, r->weights, r->group.size);

@@ -2,7 +2,7 @@
  *
  * Read it from top to bottom: tables of tensors, forward pass, backward pass, configuration, a step, flags, main(). A
  * block is two lists of ops, forward_block() and backward_block(). Each op is a header in llmc/ops/: formula, plain C
- * reference, fast version. Other functions mostly begin with their header's name: run_update() is in llmc/run/run.h.
+ * reference, fast version. Most other functions begin with their header's name: run_update() is in llmc/run/run.h.
  *
  * B batch size, T sequence length, N = B * T rows, V vocabulary size (Vp: padded), L layers, NH heads, HS head size,
  * C = NH * HS channels, F channels inside the MLP (4 C). */
@@ -21,7 +21,7 @@
 #include "llmc/run/lm_input.h"         // token batches on the device
 #include "llmc/run/multiple_choice.h"  // HellaSwag and similar sets
 #include "llmc/run/run.h"              // opens, steps and closes a run
-#include "llmc/run/seq_warmup.h"       // attention's reach in the first steps
+#include "llmc/run/seq_warmup.h"       // shorter attention span in the first steps
 #include "llmc/run/steps.h"            // a step: all-reduce, update, log
 #include "llmc/run/vocabulary.h"       // token shards, their batches, their tokenizer
 
@@ -59,7 +59,7 @@ typedef struct {
     BlockGrads* h;
 } Grads;
 
-// Symbols for the dimensions in the tables. ONE_DIM ends the shape of a vector. DIM_DN: rows of activation gradients.
+// Symbols for the dimensions in the tables. ONE_DIM: no second dimension. DIM_DN: rows of activation gradients.
 enum { ONE_DIM, DIM_V, DIM_VP, DIM_T, DIM_C, DIM_3C, DIM_F, DIM_N, DIM_NH, DIM_DN, DIMS };
 
 // clang-format off
@@ -217,7 +217,7 @@ static const floatX* branch_gradient(const Model* m, const Sequences* s, int l, 
     return dropout_at(m, s, l, site).threshold ? m->a.dbranch : m->a.dx;
 }
 
-// The reverse of forward_block(): the backward pass of the next layernorm has already run. It ends with that of ln1.
+// The reverse of forward_block(). The next layernorm's backward pass has already run. The last op is ln1's.
 static void backward_block(Model* m, int l, const Sequences* s, Mode mode, Context* ctx) {
     const Config* c = &m->config;
     const BlockParams* p = &m->p.h[l];
@@ -448,7 +448,7 @@ static Config config_read(const char* path) {
     return c;
 }
 
-// Initial values, and what a file of weights may have or lack.
+// Initial values, and which tensors a weight file may have or lack.
 static WeightRules weight_rules(const Config* c) {
     static const char* const ignored[] = {".attn.bias", ".attn.masked_bias", "lm_head.weight"};
     FileRules file = {.optional_prefix = "transformer.", .ignored = ignored, .ignored_count = c->tied ? 3 : 2};
@@ -606,7 +606,7 @@ static void generate(Run* r, Model* m, Generation* g, const GenerateSettings* s)
     generation_print_speed(g, &r->session, now_seconds() - start);
 }
 
-// --explain: the text forward and backward, then the head on the residual stream before each layer (the logit lens).
+// --explain: run the text forward and backward. Then apply the head to the input of each layer (the logit lens).
 static void explain(Run* r, Model* m, Explanation* e) {
     const Config* c = &m->config;
     ExplainSizes sizes = {.L = c->L, .NH = c->NH, .C = c->C, .V = c->V};
@@ -633,10 +633,10 @@ static int settings_flags(Trainer* t) {
     // clang-format off
     const Flag rows[] = {
         {NULL, "--doc-mask", FLAG_INT, &t->doc_mask, "0", 0, 1, NULL, SCOPE_RUN, TOPIC_DATA,
-         "1: attention stays within a document; documents begin with the end-of-text token. Positions remain those "
-         "in the sequence."},
+         "1: attention stays within a document, which begins with the end-of-text token. Positions do not restart at "
+         "documents."},
         {NULL, "--seq-warmup", FLAG_SIZE, &t->seq_warmup, "0", 0, 1e12, NULL, SCOPE_RUN, TOPIC_DATA,
-         "Steps over which attention's reach rises from an eighth of the sequence to all of it. 0: always all."},
+         "Steps over which the attention span grows from an eighth of the sequence to all of it. 0: off."},
     };
     // clang-format on
     Flag* table = t->run.flags;

@@ -1,19 +1,19 @@
-/* Checkpoints: complete or absent, whenever the process is killed, and verified before they are used.
+/* Checkpoints: complete or absent, even if the process is killed, and verified before they are used.
  *
  *   OUT/ckpt/00000120/   config.json, model.safetensors, tokenizer files, README.md: a Hugging Face directory
- *                        optimizer.safetensors: the moments, and the master weights if there are any; or, if each rank
- *                        keeps a shard of them, optimizer-00002-of-00004.safetensors from each (counted from 0)
+ *                        optimizer.safetensors: the moments, and the master weights if there are any; with ZeRO-1,
+ *                        each rank writes its shard, optimizer-00002-of-00004.safetensors (counted from 0)
  *                        trainer.json: step, position in the data, settings
  *                        manifest.json: size and CRC-32 of every other file, and of itself
  *   OUT/                 the newest model: copies of the same files, which users may edit
  *
- * A checkpoint is written as 00000120.tmp, every file and the directory are flushed, then it is renamed: the rename is
- * the commit. Older checkpoints are deleted only after that. A checkpoint that is found damaged when a run is resumed
- * is kept for its owner as 00000120.damaged. A reader locks the checkpoint that it reads, so that it is not deleted
- * meanwhile. Any number of ranks can resume from either kind of optimizer files. All ranks share one file system.
+ * A checkpoint is written as 00000120.tmp. Every file and the directory are flushed, then it is renamed: the rename is
+ * the commit. Older checkpoints are deleted only after that. If a resumed run finds a damaged checkpoint, it keeps it
+ * for its owner as 00000120.damaged. A reader locks its checkpoint, so that nobody deletes it. Any number of ranks can
+ * resume from either kind of optimizer files. All ranks share one file system.
  *
- * This file: what a checkpoint holds. manifest.h: its manifest. directory.h: the directories of OUT. resume.h: find,
- * verify and load. writer.h: save, all ranks together, while the run continues. */
+ * This file: the contents of a checkpoint. manifest.h: its manifest. directory.h: the directories of OUT. resume.h:
+ * find, verify and load. writer.h: save, by all ranks together, while the run continues. */
 #ifndef LLMC_CHECKPOINT_CHECKPOINT_H
 #define LLMC_CHECKPOINT_CHECKPOINT_H
 
@@ -25,23 +25,23 @@
 
 enum { CHECKPOINT_NAME = 64, CHECKPOINT_WHY = 1024 };
 
-// The model card. In OUT it replaces only a file that has this line: a README without it is the user's own.
+// The model card. In OUT it replaces only a file that has this line; any other README is the user's own.
 #define CHECKPOINT_CARD "README.md"
 #define CHECKPOINT_CARD_MARKER "<!-- Written with each checkpoint. Delete this line to keep a card of your own. -->"
 
-// A run's checkpoints: where they are, what they hold and which of them stay.
+// A run's checkpoints: where they are, what they hold and which are kept.
 typedef struct {
     const char* out;  // the run's directory
     const TensorTable* table;
     floatX* params;
     Optimizer* optimizer;
     const TokenizerFiles* tokenizer;  // copied into each; NULL: none
-    int keep;                         // newest checkpoints that stay; 0 = all
-    int keep_every;                   // those of steps that are multiples of it stay for good; 0 = none
+    int keep;                         // number of newest checkpoints to keep; 0 = all
+    int keep_every;                   // also keep those at multiples of this step; 0 = none
     Context* ctx;
     RunLock* lock;    // of `out`; NULL: there is none
-    int64_t best;     // the checkpoint of this step stays too; 0 = none
-    int starts_anew;  // to load: the average of another run's weights is not taken
+    int64_t best;     // also keep the checkpoint of this step; 0 = none
+    int starts_anew;  // to load: skip the average of another run's weights
 } Checkpoints;
 
 // ---------------------------------------------------------------------------------------------------------
@@ -50,13 +50,13 @@ typedef struct {
 static inline int checkpoint_rank(const ProcessGroup* group) { return group ? group->rank : 0; }
 static inline int checkpoint_ranks(const ProcessGroup* group) { return group ? group->size : 1; }
 
-// `bytes` of every rank, in the order of ranks, to all: all[ranks][bytes].
+// All-gather `bytes` of every rank: all[ranks][bytes].
 static inline void checkpoint_gather(const ProcessGroup* group, void* all, const void* mine, size_t bytes) {
     if (checkpoint_ranks(group) > 1) group_gather(group, all, mine, bytes);
     else memcpy(all, mine, bytes);
 }
 
-// End all ranks, which all call this; rank 0 prints the reason.
+// End all ranks. Rank 0 prints the reason. All ranks call it.
 __attribute__((format(printf, 3, 4), noreturn)) static inline void checkpoint_die(const ProcessGroup* group, int status,
                                                                                   const char* format, ...) {
     va_list args;
@@ -87,7 +87,7 @@ static inline int checkpoint_optimizer_parts(const Checkpoints* c, TensorPart pa
     return count;
 }
 
-// The file of rank `rank` of `ranks` if the state is `sharded`, else the file that holds all of it.
+// The name of the optimizer's file: of rank `rank` of `ranks` if `sharded`, else of the whole state.
 static inline void checkpoint_optimizer_name(char name[CHECKPOINT_NAME], int sharded, int rank, int ranks) {
     if (sharded) snprintf(name, CHECKPOINT_NAME, "optimizer-%05d-of-%05d.safetensors", rank, ranks);
     else snprintf(name, CHECKPOINT_NAME, "optimizer.safetensors");

@@ -1,5 +1,5 @@
-/* The directories of a run: OUT, which shows the newest model's files for others to use, and OUT/ckpt with the
- * checkpoints. Which are there, which stay, and how they are removed. `lock` is that of OUT (base/run_lock.h). */
+/* The directories of a run: OUT, with a copy of the newest model's files, and OUT/ckpt, with the checkpoints. Functions
+ * list, keep and remove them. `lock` is OUT's lock (base/run_lock.h). */
 #ifndef LLMC_CHECKPOINT_DIRECTORY_H
 #define LLMC_CHECKPOINT_DIRECTORY_H
 
@@ -18,8 +18,8 @@ static inline int checkpoint_remove(RunLock* lock, const char* path) {
     return run_lock_check(lock) == 0 ? rmdir(path) : -1;
 }
 
-// The step in the name of a checkpoint's directory, which ends with `kind`: "", ".tmp" or ".damaged"; -1 if a run gives
-// no such name.
+// The step in the name of a checkpoint's directory, which ends with `kind`: "", ".tmp" or ".damaged"; -1 if it is not
+// such a name.
 static inline int64_t checkpoint_step(const char* name, const char* kind) {
     char given[64];
     int64_t step = strtoll(name, NULL, 10);
@@ -29,8 +29,8 @@ static inline int64_t checkpoint_step(const char* name, const char* kind) {
 
 typedef enum { COUNT_THEM, DELETE_THEM } CheckpointUse;
 
-// Count or delete the directories of OUT/ckpt of a kind: ".tmp" or ".damaged". To count them no `lock` is needed
-// (NULL). Returns their number.
+// Count or delete the directories of a kind, ".tmp" or ".damaged", in OUT/ckpt. Counting needs no `lock` (NULL).
+// Returns their number.
 static inline int checkpoint_of_kind(RunLock* lock, const char* out, const char* kind, CheckpointUse use) {
     char* path = xprintf("%s/ckpt", out);
     DIR* dir = opendir(path);
@@ -75,8 +75,8 @@ static inline char* checkpoint_path(const char* out, int64_t step) {
     return xprintf("%s/ckpt/%08lld", out, (long long)step);
 }
 
-// Lock a checkpoint's directory, so that it is not deleted while it is read; a file system may lack such locks. Returns
-// a descriptor, which holds the lock; -1 if the directory was deleted or is being deleted.
+// Lock a checkpoint's directory, so that it is not deleted while it is read. Some file systems lack such locks. Returns
+// a descriptor that holds the lock; -1 if the directory was deleted or is being deleted.
 static inline int checkpoint_hold(const char* dir) {
     int fd = open(dir, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     if (fd < 0 || ((flock(fd, LOCK_SH | LOCK_NB) == 0 || errno != EWOULDBLOCK) && is_open_file(fd, dir))) return fd;
@@ -84,8 +84,8 @@ static inline int checkpoint_hold(const char* dir) {
     return -1;
 }
 
-// checkpoint_list(), with a lock on the newest: *held. A run may delete that one in between, but only after it has
-// saved a newer one.
+// checkpoint_list(), with a lock on the newest checkpoint in *held. A run may delete it in between, but only after it
+// has saved a newer one.
 static inline int checkpoint_list_held(const char* out, int64_t** steps, int* held) {
     enum { TRIES = 16 };
     int count = 0;
@@ -104,7 +104,7 @@ static inline int checkpoint_list_held(const char* out, int64_t** steps, int* he
 // ---------------------------------------------------------------------------------------------------------
 // OUT
 
-// Create OUT and check that checkpoints can be written there, before the first step is computed.
+// Before the first step: create OUT and check that checkpoints can be written there.
 static inline void run_directory_prepare(const char* out) {
     char* path = xprintf("%s/ckpt", out);
     if (make_directories(path) != 0 || access(path, W_OK) != 0)
@@ -113,7 +113,7 @@ static inline void run_directory_prepare(const char* out) {
     free(path);
 }
 
-// Refuse to replace a model in OUT that is not from a checkpoint there: it is not this program's.
+// Refuse to replace a model in OUT that is not from a checkpoint there, because this program has not written it.
 static inline void run_directory_refuse_foreign(const char* out) {
     static const char* const names[] = {"model.safetensors", "config.json"};
     for (size_t i = 0; i < COUNT_OF(names); i++) {
@@ -127,7 +127,7 @@ static inline void run_directory_refuse_foreign(const char* out) {
     }
 }
 
-// Whether OUT has a README.md of the user's own: without the line that marks our cards, or one that cannot be read.
+// Whether OUT has a user's own README.md: one without the line that marks our cards, or one that cannot be read.
 static inline int checkpoint_has_users_card(const char* out) {
     char text[4096], *path = xprintf("%s/%s", out, CHECKPOINT_CARD);
     int fd = open_file(path), is_there = fd >= 0 || errno != ENOENT;
@@ -139,9 +139,8 @@ static inline int checkpoint_has_users_card(const char* out) {
     return !strstr(text, CHECKPOINT_CARD_MARKER);
 }
 
-// Copy the files of a checkpoint that make up the model to OUT. No links: an edit of a linked
-// file would change the checkpoint. Each copy appears by a rename, so a reader never sees half a file. Returns 0, or -1
-// with errno.
+// Copy the model's files from a checkpoint to OUT. They are not linked, because an edit of a linked file would change
+// the checkpoint. Each copy appears by a rename, so a reader never sees half a file. Returns 0, or -1 with errno.
 static inline int checkpoint_publish(RunLock* lock, const char* out, const char* dir) {
     DIR* listing = opendir(dir);
     int bad = !listing;
@@ -166,8 +165,8 @@ static inline int checkpoint_publish(RunLock* lock, const char* out, const char*
     return bad ? -1 : 0;
 }
 
-// Delete a checkpoint, unless a process reads it (checkpoint_hold): then a later call deletes it. A failure only leaves
-// files behind.
+// Delete a checkpoint, unless a process is reading it (checkpoint_hold); then a later call deletes it. A failure only
+// leaves files behind.
 static inline void checkpoint_delete(RunLock* lock, const char* dir) {
     char* gone = xprintf("%s.tmp", dir);
     int fd = open(dir, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
@@ -179,8 +178,8 @@ static inline void checkpoint_delete(RunLock* lock, const char* dir) {
     free(gone);
 }
 
-// `step` is saved: delete what -nk, -nm and --keep-best do not keep. A checkpoint that is incomplete does not count as
-// kept.
+// After `step` was saved: delete the checkpoints that -nk, -nm and --keep-best do not keep. Incomplete checkpoints do
+// not count for -nk.
 static inline void checkpoint_retire(const Checkpoints* c, int64_t step) {
     int64_t* steps;
     int count = checkpoint_list(c->out, &steps), whole = 0;
@@ -196,8 +195,8 @@ static inline void checkpoint_retire(const Checkpoints* c, int64_t step) {
     free(steps);
 }
 
-// Clean OUT when a run starts, before its first save: delete what a killed process left half written, rename the
-// checkpoints after `step`, which were all found damaged, and copy the model of the one that is resumed (NULL: none).
+// Clean OUT when a run starts, before its first save: delete files that a killed process left half written, rename the
+// checkpoints after `step`, which are all damaged, and copy the model of the resumed `checkpoint` (NULL: none).
 static inline void checkpoint_clean(RunLock* lock, const char* out, const char* checkpoint, int64_t step) {
     int64_t* steps;
     checkpoint_of_kind(lock, out, ".tmp", DELETE_THEM);

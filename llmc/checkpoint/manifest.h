@@ -1,5 +1,5 @@
-/* manifest.json of a checkpoint: size and CRC-32 of every file. Its last line holds the CRC-32 of the bytes before that
- * line, so that it also verifies itself. */
+/* manifest.json of a checkpoint: size and CRC-32 of every file. Its last line holds the CRC-32 of the preceding bytes,
+ * so that it also verifies itself. */
 #ifndef LLMC_CHECKPOINT_MANIFEST_H
 #define LLMC_CHECKPOINT_MANIFEST_H
 
@@ -44,7 +44,7 @@ typedef struct {
     FileDigest digest;
 } CheckpointFile;
 
-// The digest of dir/name: from the known ones, else by reading the file. Returns 0, or -1 with errno.
+// The digest of dir/name: from `known`, else by reading the file. Returns 0, or -1 with errno.
 static inline int checkpoint_find_digest(const char* dir, const char* name, const CheckpointFile* known, int count,
                                          FileDigest* digest) {
     for (int i = 0; i < count; i++) {
@@ -95,7 +95,7 @@ typedef struct {
     char *path, *text;
     Json json;
     const JsonNode* files;
-    uint32_t crc;  // of all of it: ranks that read the same CRC see the same checkpoint
+    uint32_t crc;  // of the whole manifest: ranks with the same CRC see the same checkpoint
 } CheckpointManifest;
 
 static inline void checkpoint_manifest_close(CheckpointManifest* m) {
@@ -103,7 +103,7 @@ static inline void checkpoint_manifest_close(CheckpointManifest* m) {
     free(m->text), free(m->path);
 }
 
-// Returns 0, or -1 and the reason in `why`.
+// Open a manifest. Returns 0, or -1 and the reason in `why`.
 static inline int checkpoint_manifest_open(CheckpointManifest* m, const char* dir, char why[CHECKPOINT_WHY]) {
     const size_t last = strlen("\"crc32\": \"00000000\"}\n");
     struct stat st;

@@ -1,5 +1,5 @@
-/* Resuming: find the newest complete checkpoint, verify it with all ranks, and load it. The number of ranks may differ
- * from that of the run that wrote it. */
+/* Resuming: find the newest complete checkpoint, verify it on all ranks, and load it. The number of ranks may differ
+ * from the run that wrote it. */
 #ifndef LLMC_CHECKPOINT_RESUME_H
 #define LLMC_CHECKPOINT_RESUME_H
 
@@ -10,7 +10,7 @@
 
 // What a rank found when it checked its share of a checkpoint.
 typedef struct {
-    int32_t sees, bad;  // the directory is there; the manifest or a file is damaged
+    int32_t sees, bad;  // the directory exists; the manifest or a file is damaged
     uint32_t manifest;
     char why[CHECKPOINT_WHY];
 } CheckpointFinding;
@@ -46,8 +46,8 @@ static inline CheckpointFinding checkpoint_examine(const char* dir, const Proces
     return found;
 }
 
-// Check every file of a checkpoint against its manifest, each rank a share of them. Returns 0, or -1 after a warning
-// that names the file; the same on every rank.
+// Check every file of a checkpoint against its manifest; each rank checks a share. Returns 0, or -1 after a warning
+// that names the file. All ranks return the same.
 static inline int checkpoint_verify(const char* dir, const ProcessGroup* group) {
     int ranks = checkpoint_ranks(group), bad = 0;
     CheckpointFinding mine = checkpoint_examine(dir, group);
@@ -69,8 +69,8 @@ static inline int checkpoint_verify(const char* dir, const ProcessGroup* group) 
 // ---------------------------------------------------------------------------------------------------------
 // Find
 
-// Ends with USAGE if `out` belongs to a run that has no complete checkpoint: a command that only resumes does not say
-// which model to start with, and the default model would replace the run's.
+// Ends with USAGE if `out` belongs to a run without a complete checkpoint. A command that only resumes does not name a
+// model, and the default model would replace the run's.
 static inline void checkpoint_refuse_default(const char* out, const ProcessGroup* group) {
     char* log = xprintf("%s/log.jsonl", out);
     if (file_exists(log))
@@ -80,9 +80,9 @@ static inline void checkpoint_refuse_default(const char* out, const ProcessGroup
     free(log);
 }
 
-// The newest complete checkpoint of OUT, after warnings that name newer ones that are damaged. Returns its directory
-// (caller frees) and its step, or NULL if there is none; the same on every rank, as rank 0 sees it. Rank 0 locks it
-// until *held is closed; -1: not locked.
+// Find the newest complete checkpoint of OUT. Warns about newer ones, which are damaged. Returns its directory (caller
+// frees) and its step, or NULL if there is none; the same on every rank, as rank 0 sees it. Rank 0 locks it until *held
+// is closed; -1: not locked.
 static inline char* checkpoint_find(const char* out, int64_t* step, int* held, const ProcessGroup* group) {
     int64_t *steps = NULL, count = 0;
     char* found = NULL;
@@ -113,7 +113,7 @@ static inline char* checkpoint_find(const char* out, int64_t* step, int* held, c
 // Load
 
 // The number of shards that hold a directory's optimizer state; 0 if one file holds it. Ends with USAGE if there are
-// files of both kinds, or of two numbers of shards.
+// files of both kinds, or of different numbers of shards.
 static inline int checkpoint_shards(const char* dir) {
     int shards = -1;
     DIR* listing = opendir(dir);
@@ -133,7 +133,7 @@ static inline int checkpoint_shards(const char* dir) {
     return shards;
 }
 
-// Read a range of one part from shards, which together must hold the whole buffer, in order.
+// Read a range of one part from shards. In order, they must hold the whole buffer.
 static inline void checkpoint_read_shards(const Checkpoints* c, const char* dir, int shards, const TensorPart* part,
                                           FlatRange range) {
     char name[CHECKPOINT_NAME];
@@ -159,7 +159,7 @@ static inline void checkpoint_read_shards(const Checkpoints* c, const char* dir,
     host_view_close(&view);
 }
 
-// A run cannot gain or lose master weights: copied from rounded weights they would have other values.
+// A resumed run cannot gain or lose master weights, because copies of rounded weights have other values.
 static inline void checkpoint_check_master(const Checkpoints* c, const char* path) {
     SafeTensors file;
     char* name = xprintf("master.%s", c->table->tensors[0].name);
@@ -172,7 +172,7 @@ static inline void checkpoint_check_master(const Checkpoints* c, const char* pat
     free(name);
 }
 
-// Ends with USAGE if the run needs an average of the weights that the file lacks: an average can only begin with its
+// Ends with USAGE if the run needs an average of the weights that the file lacks. An average can only begin with a new
 // run.
 static inline void checkpoint_check_average(const Checkpoints* c, const char* path) {
     SafeTensors file;
@@ -185,8 +185,8 @@ static inline void checkpoint_check_average(const Checkpoints* c, const char* pa
     free(name);
 }
 
-// Read the weights and this rank's range of the moments from a verified checkpoint. Fixed parameters have no moments,
-// and of their master weights only the fp32 `copies` are read, which may be NULL otherwise.
+// Read the weights and this rank's range of the moments from a verified checkpoint. Fixed parameters have no moments;
+// of the master weights, only the fp32 `copies` are read. Otherwise `copies` may be NULL.
 static inline void checkpoint_load(const Checkpoints* c, const Fp32Copies* copies, const char* dir) {
     static const char* const all[] = {""};
     const FileRules other_parts = {.optional_prefix = NULL, .ignored = all, .ignored_count = 1};

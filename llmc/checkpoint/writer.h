@@ -1,11 +1,11 @@
-/* Saving a checkpoint while the run continues. The step loop pays for a snapshot (device/snapshot.h); a thread of each
- * rank writes that rank's part: rank 0 the model, the settings and an optimizer state that is not sharded, every rank
- * its shard of one that is. The main threads poll their threads at the same steps, so that all ranks learn in the same
- * step that every file is on the disk, or that one could not be written. Only then rank 0 commits: manifest, flush,
- * rename. One checkpoint is written at a time.
+/* Saving a checkpoint while the run continues. The step loop only waits for a snapshot (device/snapshot.h). Then a
+ * thread of each rank writes that rank's files: rank 0 the model, the settings and an optimizer state that is not
+ * sharded; every rank its shard if it is. The main threads poll their threads at the same steps, so all ranks learn in
+ * the same step that every file is on the disk, or that one could not be written. Only then rank 0 commits: manifest,
+ * flush, rename. One checkpoint is written at a time.
  *
- * Several ranks compare a hash of the weights that all hold; if they differ, the run ends. Tensors that belong to one
- * rank are sent to rank 0, which writes all as if there was one rank. */
+ * Ranks compare a hash of the weights that they all hold. If the hashes differ, the run ends. Tensors that belong to
+ * one rank are sent to rank 0, which writes them all as if there were one rank. */
 #ifndef LLMC_CHECKPOINT_WRITER_H
 #define LLMC_CHECKPOINT_WRITER_H
 
@@ -18,16 +18,16 @@ typedef enum { WRITER_IDLE, WRITER_FILES, WRITER_COMMIT } WriterPhase;
 // A rank's state, which all ranks exchange.
 typedef struct {
     int32_t done, error;  // errno of the first failure; 0: none so far
-    int32_t is_shard;     // its optimizer's state is not all of it
+    int32_t is_shard;     // it holds only a shard of the optimizer state
     int32_t no_snapshot;  // its step loop must wait until the files are written
-    int32_t is_lost;      // OUT is no longer this run's
-    uint32_t weights;     // CRC-32 of its parameters that all ranks hold
+    int32_t is_lost;      // another run has locked OUT
+    uint32_t weights;     // CRC-32 of the parameters that all ranks hold
     FileDigest shard;
     char task[96];  // that failed
 } WriterShare;
 
-// Zero-initialise it, then writer_open(). The main thread does not read what the thread writes before the thread has
-// ended.
+// Zero-initialise it, then call writer_open(). The main thread reads fields that the writing thread sets only after
+// that thread has ended.
 typedef struct {
     const ProcessGroup* group;  // NULL: alone
     Log* log;                   // NULL: nothing is reported
@@ -35,23 +35,23 @@ typedef struct {
     int64_t saved;  // step of the newest checkpoint; -1: none
 
     WriterPhase phase;
-    Checkpoints c;                              // of the checkpoint that is being written, as all that follows
-    int64_t step;                               // its step, or that of the last one; -1: there was none, or it failed
-    int sharded;                                // every rank writes a shard of the optimizer's state
+    Checkpoints c;                              // of the checkpoint that is being written, like the next fields
+    int64_t step;                               // its step, or that of the last checkpoint; -1: none, or it failed
+    int sharded;                                // 1: every rank writes a shard of the optimizer state
     char *dir, *tmp, *config, *trainer, *card;  // paths, and the texts of files; card NULL: none
     TensorPart weights, moments[CHECKPOINT_PARTS];
     int moment_count;
 
-    void* elsewhere[1 + CHECKPOINT_PARTS];  // rank 0: the weights and moments that belong to other ranks
+    void* elsewhere[1 + CHECKPOINT_PARTS];  // rank 0: weights and moments that belong to other ranks
     Snapshot snapshot;
-    int has_warned;  // that there is no memory for a snapshot
-    int is_taken;    // the snapshot is written, not the buffers
+    int has_warned;  // has warned that there is no memory for a snapshot
+    int is_taken;    // 1: the snapshot is written, not the buffers
     Background thread;
     WriterShare mine, *all;                // [ranks]
     FileDigest model, optimizer, *shards;  // [ranks]
     char* warning;                         // what failed after the commit; NULL: nothing
-    double began, ended;                   // times of the writing
-    double lost, waited;                   // seconds that the step loop lost; of that, waiting for the end of writing
+    double began, ended;                   // start and end of writing
+    double lost, waited;                   // seconds that the step loop lost; of these, waiting for the thread
 } CheckpointWriter;
 
 static inline void writer_open(CheckpointWriter* w, const ProcessGroup* group, Log* log, int stop_on_error,
@@ -188,8 +188,8 @@ static inline void writer_commit_thread(void* argument) {
 // ---------------------------------------------------------------------------------------------------------
 // The main threads: all ranks call these at the same places
 
-// Report a written checkpoint on the terminal and in log.jsonl: the step loop's lost time in ms, the time until it was
-// on the disk, and the speed of that.
+// Report a written checkpoint on the terminal and in log.jsonl: the step loop's lost time in ms, and the time and speed
+// of writing.
 static inline void writer_report(const CheckpointWriter* w) {
     int ranks = checkpoint_ranks(w->group);
     double bytes = (double)w->model.bytes + (double)w->optimizer.bytes, seconds = w->ended - w->began;
@@ -217,7 +217,7 @@ static inline void writer_report(const CheckpointWriter* w) {
     free(t.text);
 }
 
-// The checkpoint is written, or rank `failed` could not write. Returns 0; or -1 after a warning, if
+// Finish a checkpoint that is written, or that rank `failed` could not write. Returns 0, or -1 after a warning if
 // --on-checkpoint-error does not stop the run.
 static inline int writer_end(CheckpointWriter* w, int failed) {
     int is_first = checkpoint_rank(w->group) == 0, ranks = checkpoint_ranks(w->group);
@@ -265,8 +265,7 @@ static inline void writer_compare_weights(const CheckpointWriter* w) {
     }
 }
 
-// Take note of what the threads have written. Called every step. Returns 0, or -1 after a warning if the checkpoint has
-// just failed.
+// Poll the threads of all ranks, once per step. Returns 0, or -1 after a warning if the checkpoint has just failed.
 static inline int writer_poll(CheckpointWriter* w) {
     int ranks = checkpoint_ranks(w->group), is_done = w->phase != WRITER_IDLE && background_is_done(&w->thread);
     WriterShare mine;
@@ -329,12 +328,12 @@ static inline int writer_snapshot(CheckpointWriter* w) {
     return 1;
 }
 
-// Whether rank `rank` sends a tensor to rank 0, which lacks it.
+// Whether rank `rank` sends a tensor to rank 0, or receives it as rank 0.
 static inline int writer_is_sent(const Tensor* t, int rank) {
     return t->owner > 1 && (rank == 0 || t->owner == rank + 1);
 }
 
-// Send the values of tensors that belong to one rank to rank 0.
+// Send the values of tensors that belong to another rank to rank 0.
 static inline void writer_collect(CheckpointWriter* w) {
     const TensorTable* table = w->c.table;
     int rank = checkpoint_rank(w->group);
@@ -374,10 +373,10 @@ static inline int writer_make_directory(const CheckpointWriter* w) {
     return bad ? -1 : 0;
 }
 
-// Save the state after `step` steps, as it is after everything launched so far. With `background` this returns as soon
-// as the state may change again, and writer_poll() and writer_finish() return how it ended. `card`: the text of
-// README.md, or NULL. Returns 0, or -1 after a warning that gives the reason; then no earlier checkpoint was touched
-// and no incomplete one is visible.
+// Save the state after `step` steps, including all launches so far. With `background` this returns as soon as the state
+// may change again, and writer_poll() and writer_finish() return the result. `card`: the text of README.md, or NULL.
+// Returns 0, or -1 after a warning that gives the reason; then earlier checkpoints are untouched, and no incomplete one
+// is visible.
 static inline int writer_begin(CheckpointWriter* w, const Checkpoints* c, int64_t step, const char* config_json,
                                const char* trainer_json, const char* card, int background) {
     int bad = writer_finish(w), waits = !background;

@@ -18,7 +18,7 @@ typedef struct {
     size_t field;      // offsetof a double (CONFIG_REAL) or an int (all others)
     double fallback;   // if the key is absent, or null (except for CONFIG_TOKEN)
     double min, max;   // inclusive
-    const char* size;  // its name in a descriptor, such as L; NULL: it has none
+    const char* size;  // its name in a descriptor, such as L; NULL: none
 } ConfigRow;
 
 static inline void config_refuse(const ConfigRow* row, double value, const char* source) {
@@ -132,8 +132,8 @@ static inline int config_sizes_read(void* config, const ConfigRow* rows, size_t 
     return 0;
 }
 
-// Set the sizes given with -e in `config`, which has the defaults: those of a published model, or a descriptor. Exits
-// with USAGE if the text is anything else. `allowed` completes the message.
+// Set the sizes that -e gives, as a published model's name or a descriptor, in `config`, which has the defaults. Exits
+// with USAGE if the text is neither. `allowed` completes the message.
 static inline void config_sizes_find(void* config, const ConfigRow* rows, size_t count,
                                      const ConfigPublished* published, size_t published_count, const char* text,
                                      const char* allowed) {

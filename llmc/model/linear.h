@@ -1,4 +1,4 @@
-/* linear: the products of a linear layer, in floatX (matmul.h) or with operands in fp8 (--fp8).
+/* linear: the matmuls of a linear layer, in floatX (matmul.h) or with fp8 operands (--fp8).
  *
  *   forward          y  (SET) = x w^T + b            x [N, IC], w [OC, IC], b [OC] or NULL, y [N, OC]
  *   gelu forward     pre = x w^T + b,  y = gelu(pre)
@@ -6,12 +6,11 @@
  *   backward input   dx (SET or ADD) = dy w          after backward weight, with the same dy
  *   gelu backward    dpre = (dy w) * gelu'(pre), dbias (SET or ADD) = column sums of dpre; likewise
  *
- * Shapes, types and modes are those of matmul.h. A layer whose `fp8` is NULL calls matmul.h.
+ * Shapes, types and modes are as in matmul.h. A layer whose `fp8` is NULL calls matmul.h.
  *
- * In fp8 each operand is scaled, rounded to 8 bits (quantize.h), and multiplied; the product is scaled back and stored
- * as floatX, dw as real. x and w are E4M3, dy is E5M2, which has a wider range. Bias gradients are sums of dy before it
- * is rounded. The tensor cores sum along the contiguous index of both operands, so w, x and dy are also kept
- * transposed.
+ * In fp8, operands are scaled, rounded to 8 bits (quantize.h), and multiplied. The result is scaled back and stored as
+ * floatX, dw as real. x and w are E4M3; dy is E5M2, which has a wider range. Bias gradients are sums of the unrounded
+ * dy. The tensor cores sum along the contiguous index of both operands, so w, x and dy are also stored transposed.
  *
  *   pass             operands        format        terms of a sum
  *   forward          x, w            E4M3 E4M3     IC
@@ -21,13 +20,13 @@
  * Up to 8192 terms are summed in the tensor cores, which keep about 13 bits ("fast accumulation": rms errors of 0.05 %
  * at 768 terms, 0.7 % at 65,536). Longer sums are split into parts that are added in fp32 (0.02 %).
  *
- * Errors that all rows share do not cancel in sums over rows. So y has the mean over rows of the exact product
- * (ops/quantize/mean_bias.h), and dx of the output matrix the exact share of the targets
+ * Errors that all rows share do not cancel in sums over rows. So the mean of y over rows is corrected to that of the
+ * exact matmul (ops/quantize/mean_bias.h), and in dx of the output matrix the targets' part is corrected
  * (ops/classifier/target_rounding.h).
  *
  * shapes     IC and OC are multiples of 16.
- * scales     delayed: from the largest elements of the last steps (fp8_scales.h), one for each operand of each layer.
- *            In the first steps (`calibrates`) each tensor is measured first, and then rounded.
+ * scales     one per operand and layer, delayed: from the largest absolute values of the last steps (fp8_scales.h). In
+ *            the first steps (`calibrates`) each tensor is measured before it is rounded.
  * numerics   the CPU version computes with the same rounded operands, in `real`.
  * source     Micikevicius et al., "FP8 formats for deep learning", arXiv 2209.05433 */
 #ifndef LLMC_MODEL_LINEAR_H
@@ -42,20 +41,20 @@
 // The operands of a layer, in the order of their rows in the table of scales.
 enum { FP8_X, FP8_W, FP8_DY, FP8_OPERANDS };
 
-// What all fp8 layers share: the table of scales, and the operands of the product that runs.
+// Shared by all fp8 layers: the table of scales, and the operands of the current matmul.
 typedef struct {
     Fp8Scales scales;    // [FP8_OPERANDS * layers]
     Fp8Stats* measured;  // [1], of one tensor in the first steps
     int calibrates;      // 1: too few steps for scales, so every tensor is measured first
-    int records;         // 1: a training step, whose largest elements make the scales
-    double* elements;    // [FP8_OPERANDS * layers] on the host: how many elements the step has quantized
+    int records;         // 1: in a training step, which records the largest absolute values
+    double* elements;    // [FP8_OPERANDS * layers] on the host: number of elements that the step has quantized
     uint8_t *x, *xt;     // [N, IC] and [IC, Np]
     uint8_t *dy, *dyt;
-    const floatX *x_of, *dy_of;  // the tensors whose bytes x, and dy and dyt, are; NULL: none
+    const floatX *x_of, *dy_of;  // the tensors that x, and dy and dyt, were quantized from; NULL: none
     QuantizeInput x_from;        // what x was computed from
-    MeanBias mean_bias;          // of the product that runs
+    MeanBias mean_bias;          // of the current matmul
     real* center;                // [2, IC] means of the output matrix's x
-    real* unpacked[2];           // CPU: both operands as numbers
+    real* unpacked[2];           // CPU: both operands, cast to real
 } Fp8Operands;
 
 typedef struct Fp8Linear {
@@ -75,7 +74,7 @@ typedef struct {
     Gelu kind;
 } GeluInput;
 
-// The same without the bias, whose gradient another op computes.
+// `d` without the bias, whose gradient another op computes.
 static inline LinearGrads linear_weight_only(LinearGrads d) {
     d.b = NULL;
     return d;
@@ -93,7 +92,7 @@ static inline QuantizeOutput fp8_output(const Fp8Linear* f, int operand, uint8_t
     return out;
 }
 
-// Quantize an operand of [N, C] for the first time in a pass: it is measured. `sums`: the gradient of a bias.
+// Measure and quantize an operand [N, C]. Call it once per pass. out.sums: a bias gradient.
 COMPILED_IF_CALLED static inline void fp8_quantize(const Fp8Linear* f, int operand, QuantizeOutput out,
                                                    QuantizeInput in, int N, int C, Context* ctx) {
     const Fp8Operands* s = f->shared;
@@ -108,7 +107,7 @@ COMPILED_IF_CALLED static inline void fp8_quantize(const Fp8Linear* f, int opera
     quantize(out, in, N, C, ctx);
 }
 
-// Quantize the input of layer f, which is the tensor x or computed from it.
+// Quantize the input of layer f: the tensor x, or values computed from it.
 COMPILED_IF_CALLED static inline void fp8_quantize_x(const Fp8Linear* f, QuantizeInput x, int N, int IC, Context* ctx) {
     Fp8Operands* s = f->shared;
     fp8_quantize(f, FP8_X, fp8_output(f, FP8_X, s->x, s->records ? f->xt : NULL), x, N, IC, ctx);
@@ -135,7 +134,7 @@ static inline const real* fp8_inverse(const Fp8Linear* f, int operand) {
 }
 
 // ---------------------------------------------------------------------------------------------------------
-// Products of fp8 operands
+// Matmuls of fp8 operands
 
 typedef struct {
     MatmulPass pass;
@@ -147,7 +146,7 @@ typedef struct {
     Mode mode;
 } Fp8Product;
 
-// Bytes that a product reads and writes: fp8 operands of `a` and `b` elements, d elements of the type `type`.
+// Bytes that a matmul reads and writes: fp8 operands of `a` and `b` elements, d elements of type `type`.
 #define FP8_PRODUCT_BYTES(a, b, d, mode, type)                                                                         \
     (1.0 * (a) + 1.0 * (b) + ((mode) == ADD ? 2.0 : 1.0) * (d) * sizeof(type))
 
@@ -176,7 +175,7 @@ static inline void fp8_product(const Fp8Operands* s, Fp8Product p, Context* ctx)
 
 #else
 
-// The numbers [N, C] that bytes stand for, or bytes of the transpose, whose rows are `stride` apart.
+// Cast fp8 bytes to real x [N, C]. stride 0: from [N, C]; otherwise from the transpose, with rows `stride` apart.
 static inline void fp8_unpack(real* x, const uint8_t* bytes, int N, int C, size_t stride, Fp8Format format,
                               const real* inverse) {
     size_t rows = (size_t)N, columns = (size_t)C;
@@ -218,7 +217,7 @@ static inline void fp8_product(const Fp8Operands* s, Fp8Product p, Context* ctx)
 // ---------------------------------------------------------------------------------------------------------
 // Launchers
 
-// y from the operands in s->x and f->w.
+// Compute y from the operands in s->x and f->w.
 COMPILED_IF_CALLED static inline void fp8_forward_product(floatX* y, Linear p, LinearSize z, Context* ctx) {
     const Fp8Linear* f = p.fp8;
     Fp8Operands* s = f->shared;
@@ -247,8 +246,8 @@ COMPILED_IF_CALLED static inline void linear_forward_fp8(floatX* y, const floatX
     fp8_forward_product(y, p, z, ctx);
 }
 
-// linear_forward() of the output matrix. In fp8 it multiplies x without its mean, whose product is part of the bias:
-// what all tokens have in common makes up most of the logits, and fast sums cut off more of it than of the rest.
+// linear_forward() of the output matrix. In fp8 it multiplies x minus its mean; the mean's matmul is part of the bias.
+// Most of the logits is common to all tokens, and fast accumulation would lose more of this part than of the rest.
 COMPILED_IF_CALLED static inline void linear_logits_forward(floatX* y, const floatX* x, Linear p, LinearSize z,
                                                             Context* ctx) {
     const Fp8Linear* f = p.fp8;
@@ -272,7 +271,7 @@ COMPILED_IF_CALLED static inline void linear_forward(floatX* y, const floatX* x,
     else matmul_forward(y, x, p, N, IC, OC, SET, ctx);
 }
 
-// `next`: the layer that takes y. If it is fp8, y is written for it alone, in fp8.
+// `next`: the layer that reads y. If it is fp8, y is written only in fp8, for that layer.
 COMPILED_IF_CALLED static inline void linear_gelu_forward(floatX* y, GeluInput gelu, const floatX* x, Linear p,
                                                           Linear next, LinearSize z, Context* ctx) {
     if (!p.fp8) {
@@ -333,8 +332,8 @@ COMPILED_IF_CALLED static inline void linear_backward_input(floatX* dx, const fl
     else matmul_backward_input(dx, dy, p.w, N, IC, OC, mode, ctx);
 }
 
-// linear_backward_input() of the output matrix: dy is the gradient of the logits of `targets`. In fp8, what rounding took
-// at the targets is added again.
+// linear_backward_input() of the output matrix: dy is the gradient of the logits of `targets`. In fp8, the rounding
+// error at the targets is added back.
 COMPILED_IF_CALLED static inline void linear_logits_backward_input(floatX* dx, const floatX* dy, const int* targets,
                                                                    Linear p, LinearSize z, Context* ctx) {
     linear_backward_input(dx, dy, p, z.N, z.IC, z.OC, SET, ctx);
@@ -347,8 +346,8 @@ COMPILED_IF_CALLED static inline void linear_logits_backward_input(floatX* dx, c
     target_rounding(dx, rounded, p.w, z.N, z.IC, ctx);
 }
 
-// d: the gradients of the layer before GELU, of which d.b is written. If it is fp8, dpre is written for it alone: in
-// fp8, and as floatX still without GELU's derivative.
+// `d`: the gradients of the layer before GELU; only d.b is written. If that layer is fp8, the result is written only in
+// fp8, and dpre is scratch: it lacks GELU's derivative.
 COMPILED_IF_CALLED static inline void linear_gelu_backward_input(floatX* dpre, LinearGrads d, Mode mode,
                                                                  const floatX* dy, Linear p, GeluInput gelu,
                                                                  LinearSize z, Context* ctx) {

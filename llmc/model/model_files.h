@@ -1,23 +1,23 @@
-/* Tensors of a table, to and from safetensors files under their Hugging Face names and layouts.
+/* Read and write the tensors of a table as safetensors files, with Hugging Face names and layouts.
  *
- * A file holds logical shapes: rows of padding are not stored, and matrices that a model's files keep as [in, out] are
- * transposed when they are read and written. Loading is strict: a tensor that is missing, unknown, or of another shape
- * or a type that is not a floating type ends the program with its name, unless FileRules allow it. So does a value that
- * is not finite. Weights may also be a checkpoint of llm.c (weight_files.h). */
+ * A file holds logical shapes: rows of padding are not stored, and matrices that a model's files store as [in, out] are
+ * transposed when they are read and written. Loading is strict: a tensor that is missing, unknown, or has another shape
+ * or a type that is not floating point ends the program with its name, unless FileRules allow it. So does a non-finite
+ * value. Weights may also be an llm.c checkpoint (weight_files.h). */
 #ifndef LLMC_MODEL_MODEL_FILES_H
 #define LLMC_MODEL_MODEL_FILES_H
 
 #include "llmc/device/host_view.h"
 #include "llmc/model/weight_files.h"
 
-// A flat buffer on the device that is laid out by the table. It is stored in its own type, under the table's names with
-// a prefix ("m." for a first moment).
+// A flat buffer on the device with the table's layout. It is stored in its own type, under the table's names with a
+// prefix ("m." for a first moment).
 typedef struct {
     const char* prefix;
     void* device;
     ViewType type;
-    const void* host;       // a copy of the buffer, which is written instead; NULL: none
-    const void* elsewhere;  // the values of tensors that other ranks hold, in the order of the table
+    const void* host;       // a copy of the buffer, to write instead; NULL: none
+    const void* elsewhere;  // values of tensors that other ranks hold, in table order
 } TensorPart;
 
 // Size and checksum of a written file.
@@ -26,18 +26,18 @@ typedef struct {
     uint32_t crc;  // CRC-32
 } FileDigest;
 
-// Deviations that are allowed in a file of another program: names without their first part ("transformer."), tensors
-// that are not needed, older names, and missing tensors, which keep the values that they have.
+// Deviations that are allowed in files of other programs: names without a prefix ("transformer."), tensors that are not
+// needed, older names, and missing tensors, which keep their current values.
 typedef struct {
     const char* optional_prefix;  // NULL: none
-    const char* const* ignored;   // endings of names
+    const char* const* ignored;   // suffixes of names
     int ignored_count;
-    const char* const (*aliases)[2];  // an ending of names, and what may be there instead
+    const char* const (*aliases)[2];  // a suffix of names, and its alternative
     int alias_count;
-    int preferred_count;          // the first aliases, which are read even if the file has the first name too
-    const char* const* may_lack;  // beginnings of names
+    int preferred_count;          // the first aliases, which are preferred if the file has both names
+    const char* const* may_lack;  // prefixes of names
     int may_lack_count;
-    const char* ignored_prefix;  // a beginning of names; NULL: none
+    const char* ignored_prefix;  // a prefix of names; NULL: none
 } FileRules;
 
 // ---------------------------------------------------------------------------------------------------------
@@ -86,7 +86,7 @@ static inline size_t tensor_part_element(const TensorPart* part) {
     return part->type == VIEW_FLOATX ? sizeof(floatX) : sizeof(real);
 }
 
-// n elements of the part's buffer from `first` on, in the buffer's type: in its copy, or downloaded to `space`.
+// n elements of the part's buffer from `first` on, in the buffer's type: from its copy, or downloaded to `space`.
 static inline const void* tensor_part_elements(const TensorPart* part, size_t first, size_t n, void* space,
                                                Context* ctx) {
     size_t size = tensor_part_element(part);
@@ -108,7 +108,7 @@ static inline int tensors_write(const char* path, const TensorTable* table, cons
     SafeTensorsWriter w;
     size_t largest = 0;
     safetensors_writer_create(&w, path);
-    // transformers refuses a file without the name of the framework whose layout it has.
+    // transformers refuses a file that does not name its framework.
     safetensors_writer_metadata(&w, "format", "pt");
     for (int p = 0; p < count; p++) {
         for (int i = 0; i < table->count; i++) {
@@ -145,7 +145,7 @@ static inline int tensors_write(const char* path, const TensorTable* table, cons
 // ---------------------------------------------------------------------------------------------------------
 // Read
 
-// The file's entry for this tensor: under its name, an older one, or either without the optional prefix; NULL if there
+// The file's entry for this tensor, under its name or an older one, with or without the optional prefix; NULL if there
 // is none.
 static inline const SafeTensor* tensors_file_entry(const SafeTensors* file, const char* prefix, const Tensor* t,
                                                    const FileRules* rules) {
@@ -172,8 +172,8 @@ static inline int tensors_may_lack(const FileRules* rules, const Tensor* t) {
     return 0;
 }
 
-// Read elements first .. first + n - 1 of a tensor, in the order of memory, from its entry in a file. Of a matrix that
-// the file holds transposed only the rows with these elements are read.
+// Read elements first .. first + n - 1 of a tensor, in memory order, from its entry in a file. From a matrix that is
+// transposed in the file, only the rows with these elements are read.
 static inline void tensor_read(const SafeTensor* entry, const Tensor* t, size_t first, size_t n, real* out) {
     if (t->file != TRANSPOSED) {
         safetensors_read_real(entry, first, n, out);
@@ -190,8 +190,8 @@ static inline void tensor_read(const SafeTensor* entry, const Tensor* t, size_t 
     free(turned);
 }
 
-// End with STOPPED_BY_NAN if one of n values that were read of a part's tensor is not finite: no result would mean
-// anything. A second moment may be infinite, because the square of a large gradient is; its element is no longer
+// End with STOPPED_BY_NAN if one of n values of a part's tensor is not finite, because all results would be
+// meaningless. A second moment may be infinite, because the square of a large gradient is; such an element is no longer
 // updated.
 static inline void tensor_check_finite(const SafeTensor* entry, const TensorPart* part, const real* values, size_t n) {
     int bad = 0, may_overflow = strcmp(part->prefix, "v.") == 0;
@@ -205,8 +205,8 @@ static inline void tensor_check_finite(const SafeTensor* entry, const TensorPart
             entry->file, entry->name);
 }
 
-// Read the elements `range` of the table's flat buffer, for all parts, from one file; padding is set to zero. `rules`
-// may be NULL; the names of tensors that the file lacks by these rules are appended to `lacking`, if that is not NULL.
+// Read the elements `range` of the flat buffer, for all parts, from one file. Padding is set to zero. `rules` may be
+// NULL. Names of tensors that the file lacks, as the rules allow, are appended to `lacking` if that is not NULL.
 static inline void tensors_read_range(const char* path, const TensorTable* table, const TensorPart* parts, int count,
                                       FlatRange range, const FileRules* rules, Text* lacking, Context* ctx) {
     SafeTensors file;
@@ -261,7 +261,7 @@ static inline void tensors_read_range(const char* path, const TensorTable* table
     safetensors_close(&file);
 }
 
-// Likewise for parts that hold the whole buffer.
+// The same for the whole buffer.
 static inline void tensors_read(const char* path, const TensorTable* table, const TensorPart* parts, int count,
                                 const FileRules* rules, Text* lacking, Context* ctx) {
     tensors_read_range(path, table, parts, count, tensors_whole(table), rules, lacking, ctx);

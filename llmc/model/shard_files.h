@@ -1,5 +1,5 @@
-/* A rank's shard of the optimizer's state in a file: a range of the flat buffers as they are in memory, padding
- * included. The file's metadata holds the range. The tensor of a part is named by its prefix without the dot. */
+/* The file of a rank's shard of the optimizer state: a range of the flat buffers as in memory, padding included. The
+ * file's metadata holds the range. A part's tensor has the name of its prefix without the dot. */
 #ifndef LLMC_MODEL_SHARD_FILES_H
 #define LLMC_MODEL_SHARD_FILES_H
 
@@ -69,7 +69,7 @@ static inline uint64_t tensors_shard_fact(const SafeTensors* file, const char* k
     return strtoull(fact->string, NULL, 10);
 }
 
-// Open a shard of this table. Returns the elements that it holds.
+// Open a shard of this table. Returns the range of its elements.
 static inline FlatRange tensors_open_shard(SafeTensors* file, const char* path, const TensorTable* table) {
     safetensors_open(file, path);
     FlatRange range = {.begin = (size_t)tensors_shard_fact(file, "begin"),
@@ -83,8 +83,8 @@ static inline FlatRange tensors_open_shard(SafeTensors* file, const char* path, 
     return range;
 }
 
-// Read from an open shard, which holds the elements `held` of a part, those that are also in `wanted`, to `values`,
-// which begin with the first of `wanted`.
+// Read the elements of a part that are in `wanted` from an open shard with the elements `held`. `values` begins with
+// the first element of `wanted`.
 static inline void tensors_read_shard(const SafeTensors* file, FlatRange held, const TensorPart* part, FlatRange wanted,
                                       real* values) {
     char name[16];

@@ -6,8 +6,8 @@
  * except if its row continues a group, such as Q, K, V, which one matmul uses as one tensor. A group has no padding.
  * Rows of padding at a tensor's end (a vocabulary of 50,257 is stored as 50,304) are zero and stay zero.
  *
- * A tensor may belong to one rank, such as an embedding table that would not fit on each. The others have its row, for
- * the sake of names and files, but no elements. Such rows come last, after all that every rank holds. */
+ * A tensor may belong to one rank, such as an embedding table that would not fit on every rank. Other ranks have its
+ * row, for names and files, but no elements. Such rows come last, after the rows that all ranks hold. */
 #ifndef LLMC_MODEL_TENSORS_H
 #define LLMC_MODEL_TENSORS_H
 
@@ -36,8 +36,8 @@ typedef struct {
     FileLayout file;
     size_t fp32_copy;  // offsetof the real* for the fp32 copy (optim/fp32_copies.h); 0: none
     size_t fp8;        // offsetof the Fp8Linear* of the linear layer whose weight this is (optim/fp8_state.h); 0: none
-    int matrices;      // Muon updates it, as this many matrices of equal shape, one below the other; 0: AdamW does
-    int owner;         // 1 + the rank that alone holds it; 0: all ranks do
+    int matrices;      // Muon updates it as this many stacked matrices of equal shape; 0: AdamW updates it
+    int owner;         // 1 + the only rank that holds it; 0: all ranks hold it
 } TensorRow;
 
 typedef struct {
@@ -56,7 +56,7 @@ typedef struct {
     size_t fp8;                     // the row's
     int matrices;                   // the row's
     int owner;                      // the row's
-    int is_elsewhere;               // 1: another rank holds it, and this one has no elements of it
+    int is_elsewhere;               // 1: another rank holds it, so it has no elements here
 } Tensor;
 
 // Usage: zero-initialise, tensors_add() rows, tensors_finish(), at the end tensors_free().
@@ -65,11 +65,11 @@ typedef struct {
     int count;
     size_t capacity;
     size_t elements;       // of the flat buffer, padding included
-    size_t replicated;     // of these, the first ones, which all ranks hold
+    size_t replicated;     // the first of these, which all ranks hold
     size_t parameters;     // logical elements
     size_t fp32_elements;  // of the buffer of fp32 copies
     int fixed;             // 1: the parameters are never updated and have neither gradients nor moments
-    int rank;              // whose buffer this is, if tensors have owners
+    int rank;              // this rank, if tensors have owners
 } TensorTable;
 
 // A part of the flat buffer, in multiples of TENSOR_ALIGNMENT elements, such as one rank's shard.
@@ -89,7 +89,7 @@ static inline FlatRange tensors_updated(const TensorTable* table) {
     return shard;
 }
 
-// Levels of --recompute, and one more: FORWARD_ONLY has no backward pass, so no activations are kept for it, and the
+// Levels of --recompute, and FORWARD_ONLY: there is no backward pass, so no activations are kept for it, and the
 // parameters are fixed.
 enum { RECOMPUTE_NOTHING, RECOMPUTE_GELU, RECOMPUTE_NORMS, FORWARD_ONLY };
 

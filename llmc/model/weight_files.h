@@ -1,5 +1,5 @@
-/* Open a model's weights: model.safetensors, the shards of a large model, or a checkpoint of llm.c (a file whose name
- * ends with .bin). Whichever it is, its tensors are entries of a SafeTensors. */
+/* Open a model's weights: model.safetensors, the shards of a large model, or an llm.c checkpoint (a file whose name ends
+ * with .bin). In all cases its tensors become entries of a SafeTensors. */
 #ifndef LLMC_MODEL_WEIGHT_FILES_H
 #define LLMC_MODEL_WEIGHT_FILES_H
 
@@ -12,8 +12,8 @@ static inline int name_ends_with(const char* name, const char* ending) {
     return n >= m && strcmp(name + n - m, ending) == 0;
 }
 
-// Open a checkpoint of llm.c: its tensors become entries under the table's names, so that they are read like those of
-// any other file. It holds the table's tensors without names, in the table's order apart from the order of layers.
+// Open an llm.c checkpoint. It holds the table's tensors without names, in table order except for the order of layers.
+// They become entries with the table's names, so that they are read like any other file's.
 static inline void tensors_open_llmc(SafeTensors* file, const char* path, const TensorTable* table) {
     LlmcWeights w;
     llmc_weights_open(&w, path);
@@ -47,8 +47,8 @@ static inline void tensors_open_llmc(SafeTensors* file, const char* path, const 
 
 static inline int tensors_are_llmc(const char* path) { return name_ends_with(path, ".bin"); }
 
-// How to write a model of transformers as safetensors: with the class that its config.json names, because another class
-// drops heads, or adds random ones that look like trained ones.
+// Instructions to convert a model to safetensors with transformers. They name the class in config.json, because another
+// class would drop heads, or add random heads that look like trained ones.
 static inline char* tensors_recipe(const char* directory) {
     static const char* const automatic[][2] = {{"ForSequenceClassification", "AutoModelForSequenceClassification"},
                                                {"ForQuestionAnswering", "AutoModelForQuestionAnswering"},
@@ -76,8 +76,8 @@ static inline char* tensors_recipe(const char* directory) {
     return recipe;
 }
 
-// Open the weights at `path`. If it is a directory's model.safetensors and missing, the shards in the same directory
-// are opened instead, as transformers does. Ends with USAGE if there are only PyTorch's own files.
+// Open the weights at `path`. If `path` is a missing model.safetensors, open the shards in the same directory instead,
+// as transformers does. Ends with USAGE if there are only pickled PyTorch files.
 static inline void weights_open(SafeTensors* file, const char* path) {
     static const char* const pickled[] = {"pytorch_model.bin", "pytorch_model.bin.index.json"};
     const char* slash = strrchr(path, '/');
@@ -98,7 +98,7 @@ static inline void weights_open(SafeTensors* file, const char* path) {
     free(directory), free(index);
 }
 
-// Open a file of weights of either kind. Returns its layout of the matrices that the table marks TRANSPOSED.
+// Open a weight file of either kind. Returns its layout of the matrices that the table marks TRANSPOSED.
 static inline FileLayout tensors_open(SafeTensors* file, const char* path, const TensorTable* table) {
     int is_llmc = tensors_are_llmc(path);
     if (is_llmc) tensors_open_llmc(file, path, table);
@@ -120,10 +120,10 @@ static inline int tensors_differ(const SafeTensor* a, const SafeTensor* b) {
     return differ;
 }
 
-// Whether a file agrees with a config.json that ties the head to the embedding: it has no head, or one of the same
+// Whether a file agrees with a config.json that ties the head to the embedding: it has no head, or one with equal
 // values. As in transformers, a head with other values is loaded untied. `pairs`: the embedding, which may lack the
-// prefix, and the head; then other tensors and what is read instead of them. If `warns`, this rank warns of those that
-// differ.
+// prefix, and the head; then other tensors and the tensors that are read instead. If `warns`, this rank prints warnings
+// about pairs that differ.
 static inline int weights_tie(const char* path, const char* prefix, const char* const (*pairs)[2], int count,
                               int warns) {
     SafeTensors file;

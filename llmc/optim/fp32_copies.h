@@ -1,8 +1,8 @@
-/* Copies (ops/cast_to_fp32.h) of the parameters that the forward pass reads in full precision (TensorRow.fp32_copy),
- * and the pointers to them. If floatX is full precision, there are no copies: the pointers are to the parameters.
+/* fp32 copies (ops/cast_to_fp32.h) of the parameters that the forward pass reads in full precision
+ * (TensorRow.fp32_copy), and pointers to them. If floatX is fp32, the pointers are to the parameters themselves.
  *
- * The copies are made from the master weights, or without these from the parameters. A run with fixed parameters keeps
- * no master weights: it reads only the copies from the file that has them. */
+ * The copies are made from the master weights if there are any, else from the parameters. A run with fixed parameters
+ * has no master weights. It reads only the copies from the file with the master weights. */
 #ifndef LLMC_OPTIM_FP32_COPIES_H
 #define LLMC_OPTIM_FP32_COPIES_H
 
@@ -43,7 +43,7 @@ static inline void fp32_copies_open(Fp32Copies* e, const TensorTable* table, flo
     free(spans);
 }
 
-// Read the copies from a file that holds their values as part `prefix`.
+// Read the copies from a file that holds their values in the part with prefix `prefix`.
 static inline void fp32_copies_read(const Fp32Copies* e, const TensorTable* table, const char* path, const char* prefix,
                                     const FileRules* rules, Context* ctx) {
     for (int i = 0; e->copies && i < table->count; i++) {
@@ -54,8 +54,8 @@ static inline void fp32_copies_read(const Fp32Copies* e, const TensorTable* tabl
     }
 }
 
-// Read the master weights, if there are any, from a model's file: this optimizer's shard of them. If the parameters are
-// fixed, read only the copies.
+// Read this optimizer's shard of the master weights from a model's file, if there are master weights. If the parameters
+// are fixed, read only the copies.
 static inline void fp32_copies_read_master(const Fp32Copies* e, const TensorTable* table, const Optimizer* o,
                                            const char* path, const FileRules* rules, Context* ctx) {
     TensorPart master = {.prefix = "", .device = o->master, .type = VIEW_REAL};
@@ -64,9 +64,9 @@ static inline void fp32_copies_read_master(const Fp32Copies* e, const TensorTabl
     else tensors_read_range(path, table, &master, 1, o->shard, rules, NULL, ctx);
 }
 
-// Before a forward pass: update the copies from the master weights, or without these from the parameters. With master
-// weights there is nothing to do in two cases: copies of fixed parameters were read from the file, and for sharded
-// master weights fp32_copies_share() has updated the copies. `r`: NULL for one rank.
+// Before a forward pass: update the copies from the master weights, or else from the parameters. With master weights
+// there is nothing to do in two cases: if parameters are fixed, the copies were read from the file; and if master
+// weights are sharded, fp32_copies_share() has updated them. `r`: NULL for one rank.
 static inline void fp32_copies_update(const Fp32Copies* e, const TensorTable* table, const floatX* params,
                                       const real* master, GradSync* r, Context* ctx) {
     int is_sharded = r && r->zero;
@@ -75,7 +75,7 @@ static inline void fp32_copies_update(const Fp32Copies* e, const TensorTable* ta
     cast_to_fp32(e->copies, params, master, e->spans, e->count, table->fp32_elements, ctx);
 }
 
-// With ZeRO-1, each rank has new parameters in its shard: broadcast them, and update the copies on all ranks.
+// With ZeRO-1, each rank has updated its shard. Broadcast the new parameters, and update the copies on all ranks.
 static inline void fp32_copies_share(const Fp32Copies* e, const TensorTable* table, floatX* params, const real* master,
                                      GradSync* r, Context* ctx) {
     if (!r || !r->zero) return;

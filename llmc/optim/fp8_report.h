@@ -1,12 +1,12 @@
-/* What rounding to 8 bits did to the tensors of the last step (--fp8): for log.jsonl and the profile. A tensor is an
- * operand of a linear layer, named by the layer's weight.
+/* Rounding statistics of the fp8 tensors of the last step (--fp8), for log.jsonl and the profile. A tensor is an operand
+ * of a linear layer, named by the layer's weight.
  *
- *   amax     its largest absolute value          scale    what its elements were multiplied by
+ *   amax     its largest absolute value          scale    the factor on its elements
  *   clipped  the share of elements stored as the format's largest number
  *   flushed  the share of elements stored as 0, zeros included
  *
- * Numbers are over all ranks and micro-batches of the step. Reading them waits for the device, so this is for
- * validations and the end of a profile. */
+ * Statistics cover all ranks and micro-batches of the step. Reading them waits for the device, so it is done only at
+ * validations and at the end of a profile. */
 #ifndef LLMC_OPTIM_FP8_REPORT_H
 #define LLMC_OPTIM_FP8_REPORT_H
 

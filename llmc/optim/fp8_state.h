@@ -1,10 +1,10 @@
-/* What a model needs for fp8 products (model/linear.h): the table of scales, the operands in fp8, and the pointers to
- * them in the structs of parameters and gradients. The weights that rows of the table mark (TensorRow.fp8) take part.
+/* A model's state for fp8 matmuls (model/linear.h): the table of scales, the operands in fp8, and the pointers to them
+ * in the structs of parameters and gradients. The weights with TensorRow.fp8 are multiplied in fp8.
  *
- * A run that trains calls fp8_state_begin_step() before and fp8_state_end_step() after the micro-batches of a step. In
- * between, statistics are collected. Forward passes at other times use the scales and do not change the statistics.
+ * Training calls fp8_state_begin_step() before and fp8_state_end_step() after the micro-batches of a step. In between,
+ * statistics are collected. Forward passes at other times use the scales and do not change the statistics.
  *
- * In the first FP8_HISTORY steps every tensor is measured just before it is quantized: otherwise gradients that are
+ * In the first FP8_HISTORY steps every tensor is measured just before it is quantized. Otherwise gradients that are
  * zero in the first steps, such as those below projections that start at zero, would be quantized without a scale. */
 #ifndef LLMC_OPTIM_FP8_STATE_H
 #define LLMC_OPTIM_FP8_STATE_H
@@ -14,22 +14,22 @@
 #include "llmc/model/linear.h"
 
 typedef struct {
-    int level;     // --fp8: 1: the layers' products; 2: also those outside the layers
-    int keeps_x;   // 1: the transposed inputs are kept from the forward pass
+    int level;     // --fp8: 1: the layers' matmuls; 2: also matmuls outside the layers
+    int keeps_x;   // 1: the transposed inputs are kept for the backward pass
     int count;     // linear layers
-    int recorded;  // steps whose largest elements are known, at most FP8_HISTORY
+    int recorded;  // steps whose largest absolute values are known, at most FP8_HISTORY
     Fp8Linear* linears;
     const char** names;  // of their weights, in the table of tensors
     Fp8Operands operands;
     uint8_t* weights;  // of all layers, and their transposes
     uint8_t* kept;     // transposed inputs of all layers; NULL: not kept
     size_t weight_bytes, kept_bytes, x_bytes, dy_bytes, means_bytes, bias_bytes;
-    size_t rows;      // of the largest micro-batch, rounded up
+    size_t rows;      // rows of the largest micro-batch, rounded up
     size_t unpacked;  // elements of each of operands.unpacked
 } Fp8State;
 
-// Whether tensor i is the weight of a linear layer in fp8. Of several weights for one field the last is bound: a head
-// that is not tied takes the place of the embedding.
+// Whether tensor i is the weight of a linear layer in fp8. If several weights name the same field, the last one is
+// used: a head that is not tied replaces the embedding.
 static inline int fp8_is_weight(const Fp8State* s, const TensorTable* table, int i) {
     const Tensor* t = &table->tensors[i];
     if (!t->fp8 || s->level < (t->layer < 0 ? 2 : 1)) return 0;
@@ -38,7 +38,7 @@ static inline int fp8_is_weight(const Fp8State* s, const TensorTable* table, int
     return 1;
 }
 
-// The size of its layer. Rows of a group are one layer (Q, K and V).
+// The size of its layer. The tensors of a group (Q, K and V) are one layer.
 static inline void fp8_layer_size(const TensorTable* table, int i, int* IC, int* OC) {
     const Tensor* t = &table->tensors[i];
     *IC = t->shape[1], *OC = t->stored_rows;
@@ -46,7 +46,7 @@ static inline void fp8_layer_size(const TensorTable* table, int i, int* IC, int*
         *OC += table->tensors[k].shape[0];
 }
 
-// Sizes of the buffers for micro-batches of up to N rows. Sets everything that does not need memory.
+// Compute the buffer sizes for micro-batches of up to N rows. Sets all fields that need no memory.
 static inline void fp8_state_plan(Fp8State* s, const TensorTable* table, int N) {
     size_t Np = s->rows = quantize_rows(N), most_w = 0;
     s->count = 0, s->weight_bytes = s->kept_bytes = s->x_bytes = s->dy_bytes = s->means_bytes = s->bias_bytes = 0;
@@ -99,7 +99,7 @@ static inline size_t fp8_state_scratch_bytes(const Fp8State* s) {
 #endif
 }
 
-// Refuse builds and GPUs that have no fp8 products.
+// Refuse builds and GPUs without fp8 matmuls.
 static inline void fp8_check_device(const Context* ctx) {
 #ifdef __CUDACC__
     if (strcmp(FLOATX_NAME, "BF16") != 0) die(USAGE, "--fp8 needs the bf16 build: make PRECISION=bf16");
@@ -130,8 +130,8 @@ static inline void fp8_scales_alloc(Fp8Scales* s, int count, Context* ctx) {
     free(formats), free(ones);
 }
 
-// Allocate what fp8_state_plan() found, and point the marked fields of parameters and gradients to their layers.
-// `outers` and `layers`: of parameters and of gradients.
+// Allocate the buffers of fp8_state_plan(), and point the fp8 fields of parameters and gradients to their layers.
+// `outers` and `layers`: the structs of parameters and of gradients.
 static inline void fp8_state_open(Fp8State* s, const TensorTable* table, void* const outers[2], void* const layers[2],
                                   const size_t layer_bytes[2], Context* ctx) {
     Fp8Operands* o = &s->operands;
@@ -203,7 +203,7 @@ static inline void fp8_state_begin_step(Fp8State* s) {
     for (int i = 0; i < s->operands.scales.count; i++) s->operands.elements[i] = 0;
 }
 
-// After the last micro-batch of step `step` (from 0): the scales of the next step, the same on all ranks.
+// After the last micro-batch of step `step` (from 0): compute the next step's scales, equal on all ranks.
 static inline void fp8_state_end_step(Fp8State* s, int64_t step, GradSync* r, Context* ctx) {
     Fp8Operands* o = &s->operands;
     size_t n = (size_t)o->scales.count;
@@ -217,7 +217,7 @@ static inline void fp8_state_end_step(Fp8State* s, int64_t step, GradSync* r, Co
 }
 
 // ---------------------------------------------------------------------------------------------------------
-// Checkpoints: the bits of the history and of the scales, 8 hexadecimal digits a number
+// Checkpoints: the bits of the history and of the scales, 8 hexadecimal digits per value
 
 static inline void fp8_state_put(Text* t, const Fp8State* s, Context* ctx) {
     const Fp8Scales* scales = &s->operands.scales;

@@ -34,7 +34,7 @@ typedef struct {
     size_t other_scratch;  // bytes for ops that only some models have
 } StepSizes;
 
-// The largest scratch request of any op, in bytes. `spans` and `blocks` are the optimizer's.
+// The largest scratch size that any op requests, in bytes. `spans` and `blocks` are the optimizer's.
 static inline size_t memory_plan_scratch(const StepSizes* z, size_t elements, const ParamSpan* spans, int count,
                                          int blocks, const Context* ctx) {
     int N = z->N, C = z->embedding.C;
@@ -49,7 +49,7 @@ static inline size_t memory_plan_scratch(const StepSizes* z, size_t elements, co
         matmul_scratch_bytes(N, z->F, C, ctx),
         matmul_scratch_bytes(z->head_rows, C, z->embedding.V, ctx),
         norm_blocks * sizeof(double),
-        adamw_blocks * sizeof(ParamSpan),  // for both optimizers: the CPU version, which needs more
+        adamw_blocks * sizeof(ParamSpan),  // for AdamW and LAMB; the CPU version, which needs more
         (size_t)blocks * sizeof(LambBlock) + (size_t)count * sizeof(real),
         z->other_scratch,
     };

@@ -14,7 +14,7 @@ typedef struct {
     size_t layers, layer_bytes;
 } TensorStructs;
 
-// How a new model gets its weights: random values, which those of a file may replace.
+// A new model's weights: random values, which a file's values may replace.
 typedef struct {
     double std, residual_std;       // standard deviations (tensors_init())
     size_t zero_begin, zero_count;  // elements of the parameters that start as zero
@@ -32,7 +32,7 @@ typedef struct {
     size_t batch_bytes;        // bytes of its inputs on the device
     // Allocated.
     floatX* params;
-    real* grads;  // empty if nothing is trained (table.fixed)
+    real* grads;  // empty if the parameters are fixed (table.fixed)
     floatX* acts;
     real* stats;
     void* layers[3];  // of `structs`
@@ -51,8 +51,8 @@ static inline void model_buffers_set_structs(ModelBuffers* b, TensorStructs para
     b->structs[0] = params, b->structs[1] = grads, b->structs[2] = acts;
 }
 
-// Tie two fields of the parameters' and gradients' outer structs: `tied` is not in the table, and will point where `to`
-// does.
+// Tie two fields of the outer structs of parameters and gradients. `tied` is not in the table; it will point where `to`
+// points.
 static inline void model_buffers_tie(ModelBuffers* b, size_t tied, size_t to) { b->tied = tied, b->tied_to = to; }
 
 // The memory of a run with these tables, computed before anything is allocated.
@@ -122,8 +122,7 @@ static inline void model_buffers_share(const ModelBuffers* b, Context* ctx) {
     fp32_copies_share(&b->fp32_copies, &b->table, b->params, b->master, b->grad_sync, ctx);
 }
 
-// Write the values of a view of b->params, [table.elements], to all parameters and to the master weights. Close the
-// view.
+// Write the values of a view of b->params, [table.elements], to all parameters and master weights. Closes the view.
 static inline void model_buffers_write(const ModelBuffers* b, const Optimizer* o, HostView* view, Context* ctx) {
     optimizer_write_weights(o, view, ctx);
     fp32_copies_update(&b->fp32_copies, &b->table, b->params, NULL, NULL, ctx);  // for fixed parameters not in a file
@@ -139,8 +138,8 @@ static inline void model_buffers_init(const ModelBuffers* b, const Optimizer* o,
     model_buffers_write(b, o, &view, ctx);
 }
 
-// Read the parameters from a model's file, and the master weights if there are any. Tensors that `rules` allows to be
-// missing in the file keep their values and are reported.
+// Read the parameters from a model's file, and the master weights if there are any. Tensors that the file may lack by
+// `rules` keep their values and are reported.
 static inline void model_buffers_read(const ModelBuffers* b, const Optimizer* o, const char* path,
                                       const FileRules* rules, Context* ctx) {
     TensorPart part = {.prefix = "", .device = b->params, .type = VIEW_FLOATX};

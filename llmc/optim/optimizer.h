@@ -2,11 +2,11 @@
  *
  * A step computes the norm of all gradients, adjusts the loss scale, and updates the parameters. The update clips by
  * the norm and divides by the loss scale. All optimizers keep the same state. Muon and NorMuon update the matrices that
- * the table marks (TensorRow.matrices), and AdamW updates the rest. All of it stays on the device, so the host does not
- * wait. If the norm is not finite, the device skips the update. The trainer's policy reads it later.
+ * the table marks (TensorRow.matrices), and AdamW updates the rest. Everything stays on the device, so the host does
+ * not wait. If the norm is not finite, the device skips the update; the host checks the norm later.
  *
- * With ZeRO-1, a rank keeps the state of its shard only, and updates only that shard; with Muon it holds whole
- * matrices. The sum of squares for the norm, and LAMB's sums for each tensor, are all-reduced. */
+ * With ZeRO-1, a rank keeps the state of its shard and updates only that shard. With Muon, shards hold whole matrices.
+ * The sum of squares for the norm, and LAMB's sums for each tensor, are all-reduced. */
 #ifndef LLMC_OPTIM_OPTIMIZER_H
 #define LLMC_OPTIM_OPTIMIZER_H
 
@@ -17,7 +17,7 @@
 #include "llmc/ops/lamb/lamb.h"
 #include "llmc/ops/muon/muon.h"
 
-// Whether to keep master weights in full precision if floatX is narrower.
+// Whether to keep fp32 master weights if floatX is narrower.
 typedef enum { NO_MASTER, WITH_MASTER } MasterWeights;
 // LAMB scales AdamW's direction by each tensor's trust ratio. As usual, it scales only tensors with weight decay, not
 // biases and layernorms.
@@ -33,13 +33,13 @@ typedef struct {
     real *m, *v;            // [shard.size] first and second moments
     real* master;           // [shard.size] master weights in full precision; NULL: none, or floatX is full precision
     real* average;          // [shard.size] average of the weights; NULL: none
-    floatX* kept;           // [shard.size] the parameters while the average is in their place; NULL: no average
+    floatX* kept;           // [shard.size] the parameters while the average is swapped in; NULL: no average
     real* norm;             // [1] gradient norm of the last step, unscaled, before clipping
     LossScale* loss_scale;  // [1] on the device
     LossScaleRule rule;
     Outliers* outliers;  // [1] on the device
     OutlierLimits limits;
-    AdamWStep* step;   // [1] on the device: values that follow from the last norm
+    AdamWStep* step;   // [1] on the device: values computed from the last norm
     ParamSpan* spans;  // [spans_of_model] on the device; the first span_count are this shard's
     int span_count, lamb_blocks, spans_of_model;
     size_t adamw_elements;  // Muon: elements in spans; 0: all
@@ -56,8 +56,8 @@ typedef struct {
     MasterWeights master;
     int rank, ranks;
     GradSyncSettings sums;
-    // AdamW: factors on the learning rate; 0: none. Of embeddings and other matrices that Muon does not update, and of
-    // biases and layernorms.
+    // AdamW: factors on the learning rate, 0: none, for embeddings and other matrices that Muon does not update, and
+    // for biases and layernorms.
     double embedding_rate, vector_rate;
     int keeps_average;  // of the weights
 } UpdateSettings;
@@ -76,12 +76,12 @@ static inline size_t optimizer_bytes(size_t elements, MasterWeights master) {
     return (optimizer_buffers(master) * elements + 1) * sizeof(real);
 }
 
-// Bytes of the average of `elements` weights and of what it displaces.
+// Bytes of the average of `elements` weights and of the copy of the parameters that it replaces.
 static inline size_t optimizer_average_bytes(size_t elements, UpdateSettings u) {
     return u.keeps_average ? (elements + 1) * (sizeof(real) + sizeof(floatX)) : 0;
 }
 
-// Set the state from which dynamic loss scaling and the update count continue.
+// Set the state of dynamic loss scaling and the update count.
 static inline void optimizer_set_loss_scale(Optimizer* o, LossScale state, LossScaleRule rule, Context* ctx) {
     o->rule = rule;
     device_upload(ctx, o->loss_scale, &state, sizeof state);
@@ -94,7 +94,7 @@ static inline LossScale optimizer_loss_scale(const Optimizer* o, Context* ctx) {
     return state;
 }
 
-// Set the state from which outlier detection continues, and its limits.
+// Set the state and the limits of outlier detection.
 static inline void optimizer_set_outliers(Optimizer* o, const Outliers* state, OutlierLimits limits, Context* ctx) {
     o->limits = limits;
     device_upload(ctx, o->outliers, state, sizeof *state);
@@ -112,9 +112,9 @@ static inline float optimizer_rate(const Tensor* t, UpdateSettings u) {
     return rate > 0 ? (float)rate : 1;
 }
 
-// Split the parameters into spans that are updated as one: for LAMB each tensor, for AdamW adjacent tensors of equal
-// weight decay and rate. Padding between tensors is zero with zero gradients, so it stays zero. The matrices that Muon
-// updates are in no span. Returns the number of spans.
+// Split the parameters into spans with a common update. For LAMB a span is a tensor, for AdamW adjacent tensors of
+// equal weight decay and rate. Padding between tensors is zero with zero gradients, so it stays zero. Matrices that
+// Muon updates are in no span. Returns the number of spans.
 static inline int optimizer_spans(ParamSpan* spans, const TensorTable* table, UpdateSettings u) {
     int count = 0, is_apart = u.kind == LAMB;
     for (int i = 0; i < table->count; i++) {
@@ -135,8 +135,8 @@ static inline int optimizer_spans(ParamSpan* spans, const TensorTable* table, Up
     return count;
 }
 
-// Find Muon's matrices in a shard, and list them by shape. Returns their number; matrices: NULL, or at least this many.
-// Without Muon there are none.
+// Find Muon's matrices in a shard, and list them by shape. Returns their number, 0 without Muon. `matrices`: room for
+// them, or NULL.
 static inline int optimizer_matrices(MuonGroup groups[MUON_GROUPS], int* group_count, MuonMatrix* matrices,
                                      const TensorTable* table, OptimizerKind kind, FlatRange shard) {
     int found = 0;
@@ -171,7 +171,7 @@ static inline int optimizer_matrices(MuonGroup groups[MUON_GROUPS], int* group_c
     return found;
 }
 
-// Bytes that Muon needs besides the moments.
+// Bytes that Muon needs in addition to the moments.
 static inline size_t optimizer_muon_bytes(const TensorTable* table, OptimizerKind kind, FlatRange shard) {
     MuonGroup groups[MUON_GROUPS];
     int group_count, count = optimizer_matrices(groups, &group_count, NULL, table, kind, shard);
@@ -179,7 +179,7 @@ static inline size_t optimizer_muon_bytes(const TensorTable* table, OptimizerKin
                  : 0;
 }
 
-// Scratch of Muon's products.
+// Scratch for Muon's matmuls.
 static inline size_t optimizer_muon_scratch(const TensorTable* table, OptimizerKind kind) {
     MuonGroup groups[MUON_GROUPS];
     int count;
@@ -270,8 +270,8 @@ static inline void optimizer_free(Optimizer* o) {
     memset(o, 0, sizeof *o);
 }
 
-// Write the view's values to the parameters it covers, and to this rank's part of the master weights if there are any.
-// The view must cover all parameters if the optimizer is sharded.
+// Write the view's values to the parameters that it covers, and to this rank's master weights if there are any. If the
+// optimizer is sharded, the view must cover all parameters.
 static inline void optimizer_write_weights(const Optimizer* o, const HostView* view, Context* ctx) {
     HostView master = *view;
     host_view_write(ctx, view);
@@ -286,7 +286,7 @@ static inline LambSpans optimizer_lamb_spans(const Optimizer* o) {
     return spans;
 }
 
-// AdamW's update, and Muon's of the matrices that it leaves out.
+// AdamW's update, and Muon's update of the matrices that AdamW skips.
 static inline void optimizer_update(const Optimizer* o, AdamWState state, OptimizerSettings settings, Context* ctx) {
     MuonMatrices matrices = o->muon;
     matrices.groups = o->muon_groups;  // the optimizer may have been moved
@@ -311,8 +311,8 @@ static inline void optimizer_step_shard(Optimizer* o, AdamWState state, AfterNor
     lamb_apply(state, o->sum_sq, optimizer_lamb_spans(o), settings, ctx);
 }
 
-// Update the parameters. `grads` is the whole flat buffer, multiplied by the loss scale that the backward pass read at
-// &o->loss_scale->scale. Gradients, at least the shard's, and losses must already be summed over the ranks. Only
+// Update the parameters. `grads` is the whole flat buffer, multiplied by the loss scale that the backward pass read
+// from &o->loss_scale->scale. Losses and gradients (at least the shard's) must already be summed over the ranks. Only
 // outlier detection reads `losses` (NULL: none). `r`: NULL for one rank.
 static inline void optimizer_step(Optimizer* o, floatX* params, const real* grads, OptimizerSettings settings,
                                   const real* const losses[OUTLIER_LOSSES], GradSync* r, Context* ctx) {

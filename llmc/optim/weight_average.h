@@ -1,11 +1,11 @@
-/* --ema: an average of the weights, which usually predicts better than the last ones, at no cost in steps.
+/* --ema: an average of the weights, which usually predicts better than the last weights, without additional steps.
  *
  *   after step t >= start, n = t - start: average += rate (weights - average),  rate = max(1 - decay, 1 / (n + 1))
  *
- * So it is the plain mean of the weights until that has 1 / (1 - decay) of them, then an exponential moving average;
- * with decay 1 it is the mean of all from `start` on, the tail. Each rank averages what its optimizer updates
- * (Optimizer.average, saved with the moments). For an evaluation, and to be saved as a model of its own, the average
- * takes the place of the parameters. */
+ * It is the plain mean over the first 1 / (1 - decay) steps, then an exponential moving average. With decay 1 it is the
+ * mean over all steps from `start` on (tail averaging). Each rank averages the shard that its optimizer updates
+ * (Optimizer.average, saved with the moments). The average is swapped in for the parameters to evaluate it and to save
+ * it as a separate model. */
 #ifndef LLMC_OPTIM_WEIGHT_AVERAGE_H
 #define LLMC_OPTIM_WEIGHT_AVERAGE_H
 
@@ -14,10 +14,10 @@
 
 typedef struct {
     double decay;   // 0: there is no average
-    int64_t start;  // the first step that counts, from 1
+    int64_t start;  // the first step in the average, counted from 1
     int is_in;      // the average and the parameters are swapped
-    int64_t shown;  // step after which it was evaluated last
-    int64_t saved;  // step after which it was saved last
+    int64_t shown;  // step after which it was last evaluated
+    int64_t saved;  // step after which it was last saved
 } WeightAverage;
 
 static inline double weight_average_rate(const WeightAverage* a, int64_t step) {
@@ -29,7 +29,7 @@ static inline int weight_average_is_on(const WeightAverage* a, int64_t step) {
     return a->decay > 0 && step >= a->start && step > 0;
 }
 
-// The update of step `step` is done.
+// Update the average after the update of step `step`.
 static inline void weight_average_step(const WeightAverage* a, int64_t step, const ModelBuffers* b, const Optimizer* o,
                                        Context* ctx) {
     if (!weight_average_is_on(a, step)) return;

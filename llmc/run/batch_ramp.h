@@ -1,5 +1,5 @@
 /* --batch-ramp: over the first `ramp` steps, the number of micro-batches in a step rises linearly from one to all of
- * them. Early gradients resemble each other, so fewer sequences are enough, and the same tokens give more steps.
+ * them. Early gradients are similar, so a small batch is enough, and the same tokens give more steps.
  *
  *   micro-batches of step s = max(1, ceil(all (s + 1) / ramp)), at most all
  *
@@ -9,13 +9,13 @@
 
 #include "llmc/base/util.h"
 
-// Of `all`; ramp 0: no ramp.
+// Micro-batches in step `step`, of `all` at most. ramp 0: no ramp.
 static inline int batch_ramp_at(int64_t ramp, int all, int64_t step) {
     if (step >= ramp) return all;
     return (int)(((step + 1) * all + ramp - 1) / ramp);
 }
 
-// The steps that train on at most `micro_batches`.
+// The number of steps that `micro_batches` micro-batches suffice for.
 static inline int64_t batch_ramp_steps(int64_t ramp, int all, double micro_batches) {
     int64_t step = 0;
     for (; step < ramp && micro_batches >= batch_ramp_at(ramp, all, step); step++)
@@ -23,7 +23,7 @@ static inline int64_t batch_ramp_steps(int64_t ramp, int all, double micro_batch
     return step < ramp ? step : step + (int64_t)(micro_batches / all);
 }
 
-// Refuse a ramp without stages.
+// Refuse a ramp if a step has only one micro-batch.
 static inline void batch_ramp_check(int64_t ramp, int all) {
     if (ramp > 0 && all < 2)
         die(USAGE,

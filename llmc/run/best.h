@@ -1,6 +1,6 @@
-/* The best validation of a run, by its loss: --keep-best keeps a checkpoint of it, --patience ends a run that finds
- * none that is better. trainer.json holds this state, so a resumed run judges as if it had never stopped. Validations
- * before the first step do not count. */
+/* The validation with the lowest loss so far. --keep-best keeps a checkpoint of it, and --patience ends a run that has
+ * not improved on it for some time. trainer.json holds this state, so a resumed run decides as an uninterrupted one.
+ * Validations before the first step do not count. */
 #ifndef LLMC_RUN_BEST_H
 #define LLMC_RUN_BEST_H
 
@@ -8,14 +8,13 @@
 #include "llmc/base/json_write.h"
 
 typedef struct {
-    double loss;   // the lowest
-    int64_t step;  // its step; 0: none yet
-    int64_t
-        judged;  // the newest step that counts here: a validation that is repeated after a resume does not count twice
+    double loss;     // the lowest
+    int64_t step;    // its step; 0: none yet
+    int64_t judged;  // the newest step that was counted: a validation repeated after a resume does not count twice
     int64_t waited;  // validations since the best one
 } Best;
 
-// A validation after `step` steps had this loss.
+// Record the loss of a validation after `step` steps.
 static inline void best_judge(Best* b, int64_t step, double loss) {
     if (step <= b->judged) return;
     b->judged = step;
@@ -24,7 +23,7 @@ static inline void best_judge(Best* b, int64_t step, double loss) {
     b->loss = loss, b->step = step, b->waited = 0;
 }
 
-// Whether `patience` validations in a row (0: any number) have brought no better loss.
+// Whether `patience` validations in a row have not improved the loss. patience 0: never.
 static inline int best_is_over(const Best* b, int64_t patience) { return patience > 0 && b->waited >= patience; }
 
 static inline void best_put(Text* t, const Best* b) {
@@ -38,7 +37,7 @@ static inline void best_put(Text* t, const Best* b) {
     text_append(t, "}", 1);
 }
 
-// Read what best_put() wrote into an object. Without it there was no validation yet.
+// Read what best_put() wrote into an object; it writes nothing before the first validation.
 static inline Best best_get(const JsonNode* object, const char* file) {
     const JsonNode* saved = json_get(object, "best");
     Best b;

@@ -1,6 +1,6 @@
-/* Consistency checks: what ranks must have in common before they train together. If two ranks differ, each function
- * ends all ranks with USAGE, and names the two and their difference. All ranks call them; with one rank they do
- * nothing. */
+/* Consistency checks: ranks that train together must agree on flags, model, data and weights. If two ranks differ, each
+ * function ends all ranks with USAGE and reports the two ranks and the difference. All ranks call them. With one rank
+ * they do nothing. */
 #ifndef LLMC_RUN_CONSISTENCY_H
 #define LLMC_RUN_CONSISTENCY_H
 
@@ -8,7 +8,7 @@
 #include "llmc/dist/process_group.h"
 #include "llmc/run/settings.h"
 
-// Compare the present values of all flags but those of SCOPE_RANK, which may differ.
+// Compare the current values of all flags except those of SCOPE_RANK, which may differ.
 static inline void check_same_flags(const ProcessGroup* group, const Flag* rows, int count) {
     Text settings = {NULL, 0, 0};
     char value[FLAG_TEXT_SIZE];
@@ -23,7 +23,7 @@ static inline void check_same_flags(const ProcessGroup* group, const Flag* rows,
     free(settings.text);
 }
 
-// Compare the type of the build, config.json and the fingerprints of the data.
+// Compare the build's data type, config.json and the fingerprints of the data.
 static inline void check_same_model(const ProcessGroup* group, const char* config_json, uint32_t data,
                                     uint32_t val_data) {
     char fingerprints[48];
@@ -33,8 +33,8 @@ static inline void check_same_model(const ProcessGroup* group, const char* confi
     group_check_same(group, "the data's fingerprint", fingerprints);
 }
 
-// Compare the initial weights: files of one name may differ between machines, and with ZeRO-1 each rank would then
-// broadcast its own part of them.
+// Compare the initial weights. Files with the same name may differ between machines, and with ZeRO-1 each rank would
+// broadcast a shard of its own file.
 static inline void check_same_weights(const ProcessGroup* group, const TensorTable* table, floatX* params,
                                       Context* ctx) {
     const TensorPart weights = {.prefix = "", .device = params, .type = VIEW_FLOATX};

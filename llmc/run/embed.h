@@ -1,6 +1,6 @@
-/* Vectors of texts: one for each line of a file, the mean of its tokens' last hidden states or that of [CLS], written
- * as a NumPy file, float32 [lines, C]. A line that is too long for the model is cut; an empty one has [CLS] and [SEP]
- * alone. */
+/* --embed: one vector for each line of a file, written as a NumPy file, float32 [lines, C]. A vector is the mean of the
+ * last hidden states of the line's tokens, or the hidden state of [CLS]. A line that is too long for the model is
+ * truncated. An empty line is [CLS] [SEP]. */
 #ifndef LLMC_RUN_EMBED_H
 #define LLMC_RUN_EMBED_H
 
@@ -13,7 +13,7 @@ typedef struct {
     const WordPiece* words;
     int B, T, C;
     char *text, *path, *temporary;
-    size_t size, at;  // of the text, and where the next line begins
+    size_t size, at;  // bytes of the text; offset of the next line
     size_t lines, cut;
     FILE* file;
     TokenIds ids;
@@ -35,7 +35,7 @@ static inline char* embed_path(const MlmSettings* m) {
     return *m->vectors ? xprintf("%s", m->vectors) : xprintf("%s.npy", m->embed);
 }
 
-// End with USAGE if --fill or --embed cannot be done: there are no weights, too many ranks, or no file to write to.
+// End with USAGE if there are no weights for --fill or --embed, or if --embed has several ranks or no file to write to.
 static inline void embed_check_model(const MlmSettings* m, const char* weights, int ranks) {
     const char* flag = *m->embed ? "--embed" : "--fill";
     if ((*m->embed || *m->fill) && !weights)
@@ -51,7 +51,7 @@ static inline void embed_put(Embedding* e, const void* data, size_t n) {
     if (fwrite(data, 1, n, e->file) != n) die(FAILED, "%s: cannot be written: %s", e->temporary, strerror(errno));
 }
 
-// The header of NumPy's format, version 1.0.
+// Write the header of NumPy's format, version 1.0.
 static inline void embed_put_header(Embedding* e, size_t lines) {
     enum { PREFIX = 10, SIZE = 128 };  // the data begin at a multiple of 64 bytes
     char header[SIZE + 1];
@@ -66,8 +66,8 @@ static inline void embed_put_header(Embedding* e, size_t lines) {
     free(shape);
 }
 
-// Open the texts of --embed and the file of their vectors, for a model of V tokens and C channels and batches of B
-// sequences of T tokens.
+// Open the text file and the file of vectors, for a model of V tokens and C channels, and batches of B sequences of T
+// tokens.
 static inline Embedding embed_open(const MlmSettings* settings, const WordPiece* words, int B, int T, int V, int C) {
     Embedding e;
     size_t lines = 0;
@@ -111,7 +111,7 @@ static inline int embed_next(Embedding* e, MlmBatch* b) {
     return b->count > 0;
 }
 
-// The vector of one sequence from its hidden states [rows, C].
+// Compute the vector of one sequence from its hidden states [rows, C].
 static inline void embed_pool(Embedding* e, const real* x, int rows) {
     double sum_sq = 0;
     for (int c = 0; c < e->C; c++) {
@@ -141,7 +141,7 @@ static inline void embed_write(Embedding* e, const MlmBatch* b, floatX* hidden, 
     host_view_close(&view);
 }
 
-// Complete the file, and report it.
+// Complete and report the file.
 static inline void embed_close(Embedding* e) {
     int bad = fflush(e->file) != 0 || fsync(fileno(e->file)) != 0;
     bad |= fclose(e->file) != 0;

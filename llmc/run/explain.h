@@ -1,4 +1,4 @@
-/* The text of --explain, and the run's part of it. What is recorded and written: llmc/explain. */
+/* --explain: read and check the text, and allocate for it. llmc/explain/ records and writes the results. */
 #ifndef LLMC_RUN_EXPLAIN_H
 #define LLMC_RUN_EXPLAIN_H
 
@@ -13,7 +13,7 @@ static inline void explain_check_utf8(const char* flag, const char* text, size_t
             die(USAGE, "%s: byte %zu of the text is not UTF-8; convert it first", flag, i + 1);
 }
 
-// The text (caller frees): not empty, valid UTF-8.
+// Read the text (caller frees). It must not be empty, and be valid UTF-8.
 static inline char* explain_read_text(const ExplainSettings* s, size_t* length) {
     enum { MOST_BYTES = 1 << 24 };
     const char* flag = explain_flag(s);
@@ -31,15 +31,15 @@ static inline char* explain_read_text(const ExplainSettings* s, size_t* length) 
     return text;
 }
 
-// What all kinds of models need. -y 1 has restored the resumed run's settings by now, also those that explain_check()
-// set or refuses.
+// Checks for all kinds of models. By now, -y 1 has restored the settings of the resumed run, including those that
+// explain_check() set or refuses.
 static inline void explain_check_model(Explanation* e, const ExplainSettings* s, Run* r) {
     if (r->group.size > 1) die(USAGE, "%s: is the work of one process; start it without other ranks", explain_flag(s));
     r->settings.B = 1, r->settings.total_batch = 0, r->settings.fp8 = 0;
     e->model = r->source, e->out = r->settings.out, e->writes_tensors = s->tensors;
 }
 
-// Room for T tokens and `count` predictions.
+// Allocate for T tokens and `count` predictions.
 static inline void explain_alloc_text(ExplainText* t, int T, int count) {
     t->T = T, t->count = count, t->next_target = -1;
     t->tokens = (int*)xcalloc((size_t)T, sizeof(int));

@@ -1,4 +1,4 @@
-/* --explain of a language model: every token is predicted from those before it. */
+/* --explain for a language model: every token is predicted from its predecessors. */
 #ifndef LLMC_RUN_EXPLAIN_LM_H
 #define LLMC_RUN_EXPLAIN_LM_H
 
@@ -44,7 +44,7 @@ static inline int explain_lm_open(Explanation* e, const ExplainSettings* s, Run*
     return count;
 }
 
-// Upload the text. Plan what is recorded; the model's buffers are allocated.
+// Upload the text and plan what to record. The model's buffers must be allocated.
 static inline Sequences explain_lm_load(Explanation* e, LmInput* in, const ModelBuffers* b, ExplainSizes sizes,
                                         Context* ctx) {
     ExplainText* t = &e->text;

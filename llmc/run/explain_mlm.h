@@ -1,12 +1,12 @@
-/* --explain of a masked language model: a text, or a pair of texts, in which "[MASK]" is predicted and "[MASK=word]" is
- * predicted and compared with the word. */
+/* --explain for a masked language model: a text, or a pair of texts. The model predicts each "[MASK]" and
+ * "[MASK=word]"; the word is the label for the loss. */
 #ifndef LLMC_RUN_EXPLAIN_MLM_H
 #define LLMC_RUN_EXPLAIN_MLM_H
 
 #include "llmc/run/explain.h"
 #include "llmc/run/mlm_data.h"
 
-// The token that a label of n bytes is.
+// The token ID of a label of n bytes.
 static inline int explain_mlm_label(const WordPiece* words, const char* flag, const char* label, size_t n) {
     TokenIds ids = {NULL, 0, 0, 0, NULL};
     wordpiece_encode(&ids, words, label, n);
@@ -44,7 +44,7 @@ static inline void explain_mlm_encode(TokenIds* ids, TokenIds* labels, const Wor
     token_ids_free(&added), free(plain.text);
 }
 
-// Whether the page has next-sentence prediction: not from a head that the weights (NULL: random ones) lack.
+// Whether the page shows next-sentence prediction. It does not if the weights (NULL: random ones) lack the head.
 static inline int explain_mlm_has_next(Explanation* e, const ExplainSettings* s, const char* weights, int asked) {
     SafeTensors file;
     if (!asked || !explain_is_asked(s) || !weights || tensors_are_llmc(weights)) return asked;
@@ -57,15 +57,15 @@ static inline int explain_mlm_has_next(Explanation* e, const ExplainSettings* s,
     return has_next;
 }
 
-// Why there is no backward pass, or NULL.
+// The reason why there is no backward pass, or NULL.
 static inline const char* explain_mlm_why(const Explanation* e, const ExplainSettings* s) {
     if (e->labels || e->text.next_target >= 0) return NULL;
     return *s->second ? "no [MASK=word] gives a label, and without a next-sentence head the pair has none"
                       : "no [MASK=word] and no --explain-second give a label to compare the predictions with";
 }
 
-// Read the text for a model of V tokens and `most` positions, with a next-sentence head if `has_next`. Returns its number
-// of tokens.
+// Read the text for a model of V tokens and `most` positions, with a next-sentence head if `has_next`. Returns the
+// number of tokens.
 static inline int explain_mlm_open(Explanation* e, ExplainSettings* s, Run* r, const WordPiece* words, int V, int most,
                                    int has_next) {
     const char* flag = explain_flag(s);
@@ -106,7 +106,7 @@ static inline int explain_mlm_open(Explanation* e, ExplainSettings* s, Run* r, c
     return e->text.T;
 }
 
-// Plan what is recorded.
+// Plan what to record.
 static inline void explain_mlm_plan(ExplainRecord* r, int has_next, int has_loss) {
     static const ExplainSection forward[] = {EXPLAIN_SECTION(POST_NORM_START, FORWARD, 0),
                                              EXPLAIN_SECTION(POST_NORM_BLOCK, FORWARD, 1),
@@ -131,7 +131,7 @@ static inline void explain_mlm_plan(ExplainRecord* r, int has_next, int has_loss
     explain_record_add(r, encoder, COUNT_OF(encoder));
 }
 
-// Make the text the only sequence of a micro-batch and upload it. The model's buffers are allocated.
+// Make the text the only sequence of a micro-batch and upload it. The model's buffers must be allocated.
 static inline MlmInput explain_mlm_load(Explanation* e, MlmSource* source, const ModelBuffers* buffers,
                                         ExplainSizes sizes, int has_next, Context* ctx) {
     const ExplainText* t = &e->text;

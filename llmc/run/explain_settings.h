@@ -7,12 +7,12 @@
 
 typedef struct {
     const char *text, *file;
-    const char* second;  // of a pair of texts
+    const char* second;  // second text of a pair
     int next, tensors;
-    int predictions;  // masks of the text, once it is read
+    int predictions;  // number of masks in the text, set when it is read
 } ExplainSettings;
 
-// Append the rows of these settings. `help`: of --explain. Returns the new count.
+// Append the rows of these settings. `help`: help text of --explain. Returns the new count.
 static inline int explain_rows(ExplainSettings* s, Flag* table, int count, const char* help) {
     // clang-format off
     const Flag rows[] = {
@@ -43,8 +43,8 @@ static inline const char* explain_flag(const ExplainSettings* s) { return *s->fi
 
 static inline int explain_is_asked(const ExplainSettings* s) { return *s->text || *s->file; }
 
-// Returns whether --explain or --explain-file is given; then the run neither trains nor saves (s->evaluate). Ends with USAGE
-// if it is empty, as from an unset shell variable, or contradicts other flags.
+// Returns whether --explain or --explain-file is given; then the run neither trains nor saves (s->evaluate). Ends with
+// USAGE if the text is empty, as from an unset shell variable, or if flags contradict it.
 static inline int explain_check(const ExplainSettings* e, Settings* s, Flag* table, int count) {
     static const char* const flags[] = {"--explain", "--explain-file"};
     for (size_t i = 0; i < COUNT_OF(flags); i++)
@@ -70,7 +70,7 @@ static inline int explain_check(const ExplainSettings* e, Settings* s, Flag* tab
     return 1;
 }
 
-// How much of a model's activations is kept (model/tensors.h).
+// Which activations the model keeps (model/tensors.h).
 static inline int explain_recompute(const ExplainSettings* e, const Settings* s) {
     return explain_is_asked(e) ? RECOMPUTE_NOTHING : s->evaluate ? FORWARD_ONLY : s->recompute;
 }

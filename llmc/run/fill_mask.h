@@ -1,4 +1,4 @@
-/* Fill-mask: what a model predicts for masked tokens. */
+/* Fill-mask: print a model's predictions for masked tokens. */
 #ifndef LLMC_RUN_FILL_MASK_H
 #define LLMC_RUN_FILL_MASK_H
 
@@ -9,8 +9,8 @@
 
 enum { FILL_MASK_GUESSES = 5 };
 
-// Open the vocabulary of the first of these directories that has one: checkpoint, model, data. words->size is 0 if none
-// has.
+// Open the vocabulary from the first of these directories that has one: checkpoint, model, data. words->size is 0 if
+// none has one.
 static inline void fill_mask_find_words(WordPiece* words, Session* s, const char* model, const char* data_dir) {
     const char* places[] = {s->checkpoint, model, data_dir};
     for (size_t i = 0; i < COUNT_OF(places) && !s->tokenizer_files.directory; i++)
@@ -56,15 +56,15 @@ static inline void fill_mask_batch(MlmBatch* b, const WordPiece* words, const ch
     free(ids.id);
 }
 
-// Tokens as text, or as numbers without a vocabulary.
+// Append tokens as text; without a vocabulary, their IDs.
 static inline void fill_mask_decode(Text* t, const WordPiece* words, const int* tokens, int n) {
     if (words->size) wordpiece_decode(t, words, tokens, (size_t)n);
     for (int i = 0; i < n && !words->size; i++) text_printf(t, "%d ", tokens[i]);
 }
 
-// Write the batch's only sequence to `t`, first with [MASK] for every masked token, whatever the model saw there, then
-// with the predictions of `logits` [masked, Vp]. For the text of --fill (fill_mask_batch()), omit [CLS] and [SEP] and
-// add the most likely tokens with their probabilities.
+// Write the batch's only sequence to `t` twice: with [MASK] for every masked token, even if its input was another
+// token, then with the predictions from `logits` [masked, Vp]. For the text of --fill (fill_mask_batch()), omit [CLS]
+// and [SEP], and add the most likely tokens with their probabilities.
 static inline void fill_mask_write(Text* t, const WordPiece* words, const MlmBatch* b, const real* logits, int V,
                                    int Vp) {
     int guess[FILL_MASK_GUESSES], *tokens = (int*)xmalloc((size_t)b->rows * sizeof(int)), correct = 0;
@@ -97,8 +97,8 @@ static inline void fill_mask_write(Text* t, const WordPiece* words, const MlmBat
     free(tokens);
 }
 
-// Show the predictions for the batch's only sequence, from `logits` [masked, Vp] on the device: those for the text of
-// --fill on the terminal alone, those for a held-out sequence as a sample of the run.
+// Show the predictions for the batch's only sequence, from `logits` [masked, Vp] on the device. For the text of --fill
+// they are only printed; for a held-out sequence they are a sample of the run.
 static inline void fill_mask_show(const Session* s, const WordPiece* words, const MlmBatch* b, floatX* logits, int V,
                                   int Vp) {
     HostView view = host_view_open(logits, (size_t)b->masked * (size_t)Vp, VIEW_FLOATX);

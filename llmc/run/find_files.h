@@ -13,9 +13,9 @@ static inline char* session_directory_of(const char* path) {
     return slash ? xprintf("%.*s", (int)(slash - path), path) : xprintf(".");
 }
 
-// The patterns of the training and validation shards. An empty -i selects the built-in corpus, in the working directory
-// or else in the program's. An empty -j selects -i with "train" replaced by "val" at the start of the file name.
-// *val_pattern is NULL without validation data. For an evaluation of -j both are -j.
+// The patterns of the training and validation shards. An empty -i selects the built-in corpus in the working directory,
+// or else in the program's directory. An empty -j selects -i with "train" replaced by "val" at the start of the file
+// name. *val_pattern is NULL without validation data. To evaluate -j, both are -j.
 static inline void session_find_data(const Session* s, const char* builtin, char** train_pattern, char** val_pattern) {
     const char *val = s->settings->val_data, *train = s->settings->train_data;
     char program[4096];
@@ -44,8 +44,8 @@ static inline void session_find_data(const Session* s, const char* builtin, char
     *val_pattern = NULL;
 }
 
-// A model's directory and weights: of a Hugging Face directory; of a .safetensors file, whose directory has the rest;
-// of a config.json, for a model from scratch, without weights. Both paths are NULL for a descriptor.
+// A model's directory and weights, from a Hugging Face directory, a .safetensors file, whose directory has the other
+// files, or a config.json, for a model from scratch without weights. Both paths are NULL for a descriptor.
 static inline void session_find_model(const char* source, char** directory, char** weights) {
     const char* slash = strrchr(source, '/');
     int is_file = strlen(source) > 12 && name_ends_with(source, ".safetensors");
@@ -58,7 +58,7 @@ static inline void session_find_model(const char* source, char** directory, char
                                           : NULL;
 }
 
-// The same for a checkpoint of llm.c, a .bin file. Returns the model's sizes as a descriptor, or NULL if `source` is
+// The same for an llm.c checkpoint, a .bin file. Returns the model's sizes as a descriptor, or NULL if `source` is
 // something else.
 static inline char* session_find_llmc(const char* source, char** directory, char** weights) {
     LlmcWeights w;

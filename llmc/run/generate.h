@@ -1,12 +1,12 @@
-/* Text generation: a prompt is extended by one token after the other.
+/* Text generation: extend a prompt token by token.
  *
- * For each token the model computes only the new positions. The keys and values of earlier positions are still in its
- * layers' activations (the KV cache), so that a token costs one position.
+ * The model computes only new positions. The keys and values of earlier positions are still in the layers' activations
+ * (the KV cache), so a token costs one position.
  *
  * The model has T positions; position 0 is the first token of a window. When a text exceeds T tokens, the window moves
- * by T / 4 and all of its tokens are computed again at their new positions; the next T / 4 tokens cost one position
- * each again. So a token sees at least 3 T / 4 of its predecessors. Without the cache every token costs the whole
- * window; the tokens are the same. */
+ * by T / 4 and all of its tokens are recomputed at their new positions. The next T / 4 tokens cost one position each
+ * again. So a token sees at least its last 3 T / 4 predecessors. Without the cache the tokens are the same, but each
+ * costs the whole window. */
 #ifndef LLMC_RUN_GENERATE_H
 #define LLMC_RUN_GENERATE_H
 
@@ -33,21 +33,21 @@ static inline int generate_rows(GenerateSettings* s, Flag* table, int count) {
         {"-g", "--sample-tokens", FLAG_INT,    &s->sample_tokens, "128", 1, 1e6, NULL, SCOPE_FREE,    TOPIC_SAMPLES,
          "Tokens per sample."},
         {NULL, "--generate",      FLAG_INT,    &s->generate,      "0",   0, 1e8, NULL, SCOPE_PROCESS, TOPIC_SAMPLES,
-         "Do not train: print texts of this many new tokens by the model of -e, or of -o with -y 1. 0: off."},
+         "Do not train: generate texts of this many new tokens with -e (or -o with -y 1) and exit. 0: off."},
         {NULL, "--samples",       FLAG_INT,    &s->samples,       "1",   1, 1e6, NULL, SCOPE_FREE,    TOPIC_SAMPLES,
-         "Texts that --generate prints, each with its own random numbers."},
+         "Number of texts that --generate prints, each with its own random numbers."},
         {NULL, "--prompt",        FLAG_STRING, &s->prompt,        "",    0, 0,   NULL, SCOPE_FREE,    TOPIC_SAMPLES,
          "Beginning of samples and texts. Empty: the start of a document."},
         {NULL, "--prompt-file",   FLAG_STRING, &s->prompt_file,   "",    0, 0,   NULL, SCOPE_FREE,    TOPIC_SAMPLES,
          "The same, from a file or a pipe, to its last byte."},
         {NULL, "--chat",          FLAG_STRING, &s->chat,          "",    0, 0,   NULL, SCOPE_FREE,    TOPIC_SAMPLES,
-         "A user's message in place of a prompt: samples and texts are answers to it, of a model tuned for chat."},
+         "User message instead of a prompt: samples and texts answer it. For models tuned for chat."},
         {NULL, "--temperature",   FLAG_REAL,   &s->temperature,   "1.0", 0, 100, NULL, SCOPE_FREE,    TOPIC_SAMPLES,
          "Sampling temperature. 0: always the most likely token."},
         {NULL, "--top-k",         FLAG_INT,    &s->top_k,         "0",   0, 1e9, NULL, SCOPE_FREE,    TOPIC_SAMPLES,
          "Sample from the k most likely tokens. 0: from all."},
         {NULL, "--top-p",         FLAG_REAL,   &s->top_p,         "0",   0, 1,   NULL, SCOPE_FREE,    TOPIC_SAMPLES,
-         "Of these, sample from the fewest most likely ones whose probabilities add up to p. 0: from all."},
+         "Of these, sample from the smallest set of top tokens whose probabilities add up to p. 0: from all."},
         {NULL, "--kv-cache",      FLAG_INT,    &s->kv_cache,      "1",   0, 1,   NULL, SCOPE_FREE,    TOPIC_SAMPLES,
          "0: recompute all positions for every token of a sample, for comparison."},
     };
@@ -75,11 +75,11 @@ typedef struct {
     int* tokens;
     int count;  // so far; the first `prompt` of them are the prompt
     int prompt;
-    int hidden;      // tokens at the front that are not printed: the end of the previous document, or a chat's message
+    int hidden;      // leading tokens that are not printed: end-of-text, or the message of a chat
     int begin;       // first token of the window
     int past_len;    // tokens of the window whose keys and values are cached
     int not_finite;  // the logits were not finite: the text is meaningless
-    int end;         // the token that ends an answer, which is not part of the text; -1: there is none
+    int end;         // the token that ends an answer; it is not part of the text; -1: none
     int is_over;     // that token was drawn
     int T, V, kv_cache;
     Sampler sampler;
@@ -87,15 +87,15 @@ typedef struct {
     int64_t written;  // new tokens of the texts that are printed
 } Generation;
 
-// Input of the next forward pass, which computes the logits after the last of `count` tokens; the keys and values of
-// the first `past_len` are cached.
+// Input of the next forward pass, which computes the logits after the last of `count` tokens. The keys and values of
+// the first `past_len` tokens are cached.
 typedef struct {
     const int* tokens;
     int count, past_len;
 } Window;
 
-// The bytes of the prompt's file (caller frees). Rank 0 reads it for all, because a pipe can be read only once. A pipe
-// may block for long, so signals end the program meanwhile.
+// The bytes of the prompt file (caller frees). Rank 0 reads it for all ranks, because a pipe can be read only once.
+// Reading a pipe may block, so meanwhile signals end the program.
 static inline char* generation_read_file(const char* path, const ProcessGroup* group, size_t* length) {
     enum { MOST_BYTES = 1 << 28 };
     char* text = NULL;
@@ -113,8 +113,8 @@ static inline char* generation_read_file(const char* path, const ProcessGroup* g
     return text;
 }
 
-// A message's tokens in the chat template, up to where the answer begins (caller frees). *end: the token that ends the
-// answer. dev/data/prepare_chat.py writes conversations in the same way. The message is ordinary text throughout.
+// The tokens of a message in the chat template, up to the start of the answer (caller frees). *end: the token that ends
+// the answer. dev/data/prepare_chat.py uses the same template. Special tokens in the message are ordinary text.
 static inline size_t generation_encode_chat(int** ids, int* end, const Bpe* bpe, const char* message) {
     static const char* const names[] = {"<|endoftext|>", "<|user|>", "<|end|>", "<|assistant|>"};
     int token[COUNT_OF(names)], *text;
@@ -134,7 +134,7 @@ static inline size_t generation_encode_chat(int** ids, int* end, const Bpe* bpe,
     return n + COUNT_OF(names);
 }
 
-// The encoder of the model's directory, for a text that the flag `flag` gives.
+// Open the encoder in the model's directory, for a text from the flag `flag`.
 static inline void generation_open_encoder(Bpe* bpe, const char* flag, const Session* session) {
     if (!session->tokenizer_files.directory || bpe_open(bpe, session->tokenizer_files.directory) != 0)
         die(USAGE,
@@ -143,7 +143,7 @@ static inline void generation_open_encoder(Bpe* bpe, const char* flag, const Ses
             flag);
 }
 
-// Check that a model of V tokens has these n tokens.
+// Check that these n tokens are below V, the model's vocabulary size.
 static inline void generation_check_tokens(const int* ids, size_t n, const char* flag, const Session* session, int V) {
     for (size_t i = 0; i < n; i++)
         if (ids[i] >= V)
@@ -198,7 +198,7 @@ static inline void generation_open(Generation* g, const GenerateSettings* s, con
 
 static inline void generation_close(Generation* g) { free(g->tokens); }
 
-// Start again from the prompt. Each text number, and each step of a run, has its own random numbers.
+// Restart from the prompt. Each text number and each step of a run has its own random numbers.
 static inline void generation_begin(Generation* g, const Session* session, int number) {
     g->count = g->prompt;
     g->begin = g->past_len = g->not_finite = g->is_over = 0;
@@ -224,7 +224,7 @@ static inline void generation_draw(Generation* g, const real* logits) {
     else g->tokens[g->count++] = token;
 }
 
-// The text so far, or its tokens as numbers without a tokenizer.
+// The text so far; without a tokenizer, its token IDs.
 static inline Text generation_text(const Generation* g, const Session* session) {
     Text text = {NULL, 0, 0};
     for (int i = g->hidden; i < g->count; i++) {
@@ -251,14 +251,14 @@ static inline void generation_print(Generation* g, const Session* session, int n
     g->written += g->count - g->prompt;
 }
 
-// What the model has written so far in training: print it, and keep it in OUT/sample.txt.
+// Print the text as a sample of a training run, and save it in OUT/sample.txt.
 static inline void generation_show(const Generation* g, const Session* session) {
     Text text = generation_text(g, session);
     session_show_text(session, &text);
     free(text.text);
 }
 
-// Print the speed to stderr; stdout has the texts alone.
+// Print the speed to stderr, because stdout has only the texts.
 static inline void generation_print_speed(const Generation* g, const Session* session, double seconds) {
     if (session->group->rank == 0)
         fprintf(stderr, "%lld tokens in %.2f s: %.1f tokens/s\n", (long long)g->written, seconds,

@@ -1,7 +1,7 @@
-/* -e hub:NAME: a model of the Hugging Face Hub, in the cache that `huggingface_hub` keeps. scripts/download.py puts it
- * there; the trainer itself uses no network.
+/* -e hub:NAME: a model from the Hugging Face Hub, in the cache of `huggingface_hub`. scripts/download.py downloads it;
+ * the trainer itself does not access the network.
  *
- *   CACHE/models--ORGANIZATION--MODEL/refs/main              the commit that was fetched last
+ *   CACHE/models--ORGANIZATION--MODEL/refs/main              the commit that was downloaded last
  *   CACHE/models--ORGANIZATION--MODEL/snapshots/COMMIT/      its files
  *
  * CACHE is $HF_HUB_CACHE, else $HF_HOME/hub, else $XDG_CACHE_HOME/huggingface/hub, else ~/.cache/huggingface/hub. */
@@ -14,7 +14,7 @@
 
 static inline int hub_is_name(const char* source) { return strncmp(source, HUB_PREFIX, strlen(HUB_PREFIX)) == 0; }
 
-// The value of an environment variable; NULL if it is empty. A leading ~ is the home directory, as in the library.
+// The value of an environment variable; NULL if it is empty. A leading ~ is $HOME, as in `huggingface_hub`.
 static inline char* hub_variable(const char* name) {
     const char *value = getenv(name), *home = getenv("HOME");
     if (!value || !*value) return NULL;
@@ -69,7 +69,7 @@ static inline char* hub_snapshot(const char* folder, const char* revision) {
 }
 
 // The directory of hub:NAME or hub:NAME@REVISION (caller frees); NULL if `source` is something else. Ends with USAGE if
-// it is not in the cache.
+// the model is not in the cache.
 static inline char* hub_find(const char* source) {
     if (!hub_is_name(source)) return NULL;
     const char* name = source + strlen(HUB_PREFIX);

@@ -1,8 +1,8 @@
-/* The data of a language model's run: shards for training, optional shards for validation, and their batches on the way
- * to the device.
+/* Data loading for a language model: shards for training, optional shards for validation, and the upload of their
+ * batches.
  *
- * From one micro-batch of a rank to its next it is B * ranks sequences, across steps and epochs, so the next ones are
- * known: a thread reads them ahead. After a jump, what was read ahead is discarded. The batches never depend on it. */
+ * A rank's micro-batches are B * ranks sequences apart, across steps and epochs. So the next ones are known, and a
+ * thread reads them ahead. After a jump, they are discarded. Reading ahead never changes the batches. */
 #ifndef LLMC_RUN_LM_DATA_H
 #define LLMC_RUN_LM_DATA_H
 
@@ -13,7 +13,7 @@
 #include "llmc/run/val_entropy.h"
 
 enum { LM_AHEAD = 4, LM_MEAN_DOCUMENT = 64 };
-// What cuts sequences instead of a token that begins documents. CUT_IN_PIECES: LmData.piece alone.
+// Values of LmData.end_of_text instead of a token. CUT_IN_PIECES: cut sequences only at multiples of LmData.piece.
 enum { NO_CUTS = -1, CUT_IN_PIECES = -2 };
 
 // A micro-batch on the host: inputs [B, T], targets [B, T], and the three arrays of `documents` with --doc-mask.
@@ -30,20 +30,20 @@ typedef struct {
     int has_val;
     ValEntropy val_entropy;
     int end_of_text;  // first token of each document, NO_CUTS or CUT_IN_PIECES
-    int piece;        // training: attention does not cross multiples of it in a sequence; T: no pieces
+    int piece;        // training: attention is cut at multiples of this many tokens; T: no pieces
     int* documents;   // on the device: the arrays of Documents for the micro-batch
     Staging staging;  // the arrays of an LmBatch
-    LmBatch now;      // read without the thread
+    LmBatch now;      // read by the trainer itself
     // Read ahead: job n reads into batch[n % LM_AHEAD].
     Prefetch ahead;
-    int is_ahead;  // the thread runs
+    int is_ahead;  // the thread is running
     LmBatch batch[LM_AHEAD];
     uint64_t next;    // the next job to use
     uint64_t stride;  // from one micro-batch of this rank to its next
 } LmData;
 
-// Documents in a micro-batch of N rows that the memory plan assumes. A batch with more takes more memory when it comes.
-// The worst case, N, would plan 16 KiB per row and head where attention's scratch is tiled.
+// The number of documents in a micro-batch of N rows that the memory plan assumes. A batch with more needs more memory.
+// Planning for the worst case, N, would take 16 KiB per row and head where attention's scratch is tiled.
 static inline int lm_data_planned_documents(int B, int N) { return B + N / LM_MEAN_DOCUMENT; }
 
 static inline size_t lm_batch_ints(const LmData* data) {
@@ -89,9 +89,9 @@ static inline void lm_data_check_documents(const LmData* data) {
     free(tokens);
 }
 
-// Open both patterns (val_pattern may be NULL) for batches of B sequences of T tokens below V; this rank takes one
-// batch in `ranks`. Validation data is read in the order of its files. Documents that begin with `end_of_text` are kept
-// apart, and with it or CUT_IN_PIECES the pieces of data->piece tokens, which the caller sets before each step.
+// Open both patterns (val_pattern may be NULL) for batches of B sequences of T tokens below V. This rank takes every
+// `ranks`th batch. Validation data is read in file order. Attention does not cross documents, which begin with
+// `end_of_text`. With a token or CUT_IN_PIECES, it does not cross multiples of data->piece either; set that each step.
 static inline void lm_data_open(LmData* data, const char* train_pattern, const char* val_pattern, int B, int T, int V,
                                 uint64_t seed, int shuffle, int ranks, int end_of_text, Context* ctx) {
     memset(data, 0, sizeof *data);
@@ -136,10 +136,10 @@ static inline const LmBatch* lm_data_take(LmData* data, uint64_t sequence) {
     data->is_ahead = 1;
     uint64_t asked = data->ahead.asked;
     if (asked > 0 && data->batch[data->next % LM_AHEAD].sequence == sequence) {
-        // The place of the previous batch is free again.
+        // The previous batch's buffer is free again.
         lm_data_ask(data, data->batch[(asked - 1) % LM_AHEAD].sequence + data->stride);
     } else {
-        // The run starts here, or jumps: discard what was read ahead.
+        // The run starts here, or jumps: discard batches that were read ahead.
         if (asked > 0) prefetch_wait(&data->ahead, asked - 1);
         data->next = asked;
         for (uint64_t i = 0; i < LM_AHEAD; i++) lm_data_ask(data, sequence + i * data->stride);
@@ -150,9 +150,9 @@ static inline const LmBatch* lm_data_take(LmData* data, uint64_t sequence) {
     return b;
 }
 
-// Of the targets of `sequences` sequences of data->train or data->val, starting with number `sequence`, those that
-// count for the loss: it is the mean over them, in all micro-batches and ranks of a step. Every rank counts all of
-// them; only bits are read for it. Ends with USAGE if there is none.
+// The number of targets that count for the loss, in `sequences` sequences of data->train or data->val from number
+// `sequence` on. The loss is the mean over them, in all micro-batches and ranks of a step, so every rank counts them
+// all. Only the mask bits are read. Ends with USAGE if there are none.
 static inline double lm_data_targets(const BatchLm* from, uint64_t sequence, uint64_t sequences) {
     uint64_t count = batch_lm_count(from, sequence, sequences);
     if (count == 0)
@@ -164,8 +164,8 @@ static inline double lm_data_targets(const BatchLm* from, uint64_t sequence, uin
 }
 
 // Upload the micro-batch of data->train or data->val that starts with number `sequence` to inputs and targets [B, T] on
-// the device, for all later launches. data->val.B may be smaller than data->train.B. `documents` receives the sequences
-// that attention keeps apart, valid until the next call, with count 0 if it crosses documents; the caller sets its
+// the device, for all later launches. data->val.B may be smaller than data->train.B. `documents` receives the documents
+// that attention does not cross, valid until the next call; count 0: attention crosses all. The caller sets its
 // `first`.
 static inline void lm_data_load(int* inputs, int* targets, Sequences* documents, LmData* data, const BatchLm* from,
                                 uint64_t sequence, Context* ctx) {
@@ -180,7 +180,7 @@ static inline void lm_data_load(int* inputs, int* targets, Sequences* documents,
     memcpy(host, b->ints, ints * sizeof(int));
     Documents found = b->documents;
     int is_cut = from == &data->train && data->piece < data->train.T;
-    if (is_cut) {  // the thread that reads ahead does not know the step
+    if (is_cut) {  // the thread does not know the step, so it cannot cut
         found = data->now.documents;
         documents_find(&found, host, from->B, from->T, data->piece, data->end_of_text);
         memcpy(host + 2 * N, data->now.ints + 2 * N, documents_ints((int)N) * sizeof(int));

@@ -11,8 +11,8 @@ typedef struct {
     int* sample_cu_seqlens;  // [2] for one sequence, for sampling
     int* layout;             // cu_seqlens, sequence and position of B sequences of T rows
     Staging staging;         // for uploads from this file; lm_data_load() has its own
-    int doc_mask;            // 1: attention may be kept within documents or other parts
-    Sequences documents;     // those of the micro-batch; count 0: attention crosses them
+    int doc_mask;            // 1: attention may be limited to documents or pieces
+    Sequences documents;     // of the micro-batch; count 0: attention crosses documents
 } LmInput;
 
 static inline size_t lm_input_token_ints(int B, int T) { return 2 * (size_t)B * (size_t)T + 2; }
@@ -44,7 +44,7 @@ static inline void lm_input_free(LmInput* in) {
     device_free(in->layout, lm_input_layout_ints(in->B, in->T) * sizeof(int));
 }
 
-// B sequences, at most in->B, and their documents. `first`: number of the first sequence in the whole step.
+// The layout of B <= in->B sequences and their documents. `first`: number of the first sequence in the whole step.
 static inline Sequences lm_input_sequences(LmInput* in, int B, int first) {
     const int *layout = in->layout, *rows = layout + in->B + 1;
     Sequences s = {.rows = B * in->T,

@@ -1,6 +1,6 @@
-/* The data of a masked language model's run: sentences for training, optional sentences for validation, or a task's
- * examples in their place, and their batches on the way to the device. While a step uses its micro-batches, a thread
- * draws and masks those of the next step. */
+/* Data loading for a masked language model: sentences for training and optionally for validation, or the examples of a
+ * task instead, and the upload of their batches. While a step uses its micro-batches, a thread draws and masks those of
+ * the next step. */
 #ifndef LLMC_RUN_MLM_DATA_H
 #define LLMC_RUN_MLM_DATA_H
 
@@ -14,10 +14,10 @@
 // A micro-batch on the device: the sequences one after the other, without padding.
 typedef struct {
     Sequences sequences;
-    int masked;                 // number of tokens to predict; of examples: of targets
+    int masked;                 // number of tokens to predict; with examples: of targets
     const int *tokens, *types;  // [rows]
     const int* masked_rows;     // [masked] their rows, in ascending order
-    const int* targets;         // [masked] the original tokens; of examples: the targets, sequence by sequence
+    const int* targets;         // [masked] the original tokens; with examples: the targets, sequence by sequence
     const int* next_targets;    // [sequences] 0: the second segment follows the first, 1: it is a random one
 } MlmInput;
 
@@ -102,17 +102,17 @@ typedef struct {
     int T;
     MlmData train, val;
     int has_train, has_val;
-    const Examples* examples;  // train on these instead; NULL: none
+    const Examples* examples;  // train on these instead of sentences; NULL: none
     uint64_t seed;             // of the order of the examples
     int shuffle;               // 0: in the order of their file
-    // The micro-batches of a step on this rank. All are ready before the first is used, so that their tokens can be
-    // counted.
+    // The micro-batches of a step on this rank. All are built before the first is used, so that their tokens can
+    // be counted.
     MlmBatch* batches;
     int micro_steps;
     MlmLoader loader;
-    // Those of the next step, which belong to the thread while it works on them.
+    // The micro-batches of the next step. The thread owns them while it builds them.
     Prefetch ahead;
-    int is_ahead;  // the thread runs
+    int is_ahead;  // the thread is running
     MlmBatch* next;
     MlmShare share;  // of `next`
     ReadError error;
@@ -137,8 +137,8 @@ static inline void mlm_source_alloc(MlmSource* source, MlmRecipe recipe, int B, 
     mlm_loader_open(&source->loader, B * T, B * recipe.max_predictions, B * max_int(1, recipe.pack), ctx);
 }
 
-// Open both patterns (val_pattern may be NULL), whose tokens must be below V. The masks of validation data are always
-// the same.
+// Open both patterns (val_pattern may be NULL). Their tokens must be below V. Validation data always has the same
+// masks.
 static inline void mlm_source_open(MlmSource* source, const char* train_pattern, const char* val_pattern, int V,
                                    uint64_t seed) {
     mlm_open(&source->train, train_pattern, source->T, source->recipe, seed);
@@ -154,7 +154,7 @@ static inline void mlm_source_open(MlmSource* source, const char* train_pattern,
     source->has_val = 1;
 }
 
-// Ends with USAGE if the data was made with another vocabulary. Without `words` there is nothing to compare.
+// Ends with USAGE if the data was made with another vocabulary than `words`. Does nothing if `words` is empty.
 static inline void mlm_check_words(const MlmData* data, const WordPiece* words) {
     const SentencesHeader* v = &data->text.vocabulary;
     uint64_t hash = FNV_START;
@@ -190,7 +190,7 @@ static inline void mlm_source_close(MlmSource* source) {
     if (source->has_val) mlm_close(&source->val);
 }
 
-// The thread that prepares the next step. One thread suffices: it has the time of a whole step.
+// The thread that builds the next step's batches. One thread is enough, because it has a whole step's time.
 static inline void* mlm_source_work(void* state) {
     MlmSource* source = (MlmSource*)state;
     for (uint64_t job; prefetch_take(&source->ahead, &job); prefetch_done(&source->ahead)) {
@@ -219,8 +219,8 @@ static inline void mlm_source_ask(MlmSource* source, MlmShare share) {
     prefetch_ask(&source->ahead);
 }
 
-// Build this rank's micro-batches of B rows for the step that starts with row number `start` and has the first `count`
-// of them. For the step after the last one they are ready; otherwise, as at the start of a run, they are made now.
+// Get this rank's first `count` micro-batches of B rows for the step that starts with row number `start`. For the step
+// that follows the last one, the thread has built them. Otherwise, as at the start of a run, they are built now.
 static inline void mlm_source_build(MlmSource* source, uint64_t start, int B, int count, int rank, int ranks) {
     MlmShare share, after;
     share.start = start, share.B = B, share.rank = rank, share.ranks = ranks;
@@ -253,8 +253,8 @@ static inline MlmCounts mlm_source_step(MlmSource* source, uint64_t start, int B
     return counts;
 }
 
-// FLOPs of a step in L encoder layers of C channels and F in the MLP. They cover real tokens; attention is counted as
-// if every token attended to its whole sequence.
+// FLOPs of a step in L encoder layers of C channels and F in the MLP, for real tokens. Attention is counted as if every
+// token attended to its whole sequence.
 static inline double mlm_encoder_flops(MlmCounts counts, int L, int C, int F) {
     double matmuls = 4.0 * C * C + 2.0 * C * F;
     return L * (6 * matmuls * counts.tokens + 12.0 * C * counts.sum_sq_len);
@@ -265,8 +265,8 @@ typedef struct {
     double masked, next;
 } MlmScales;
 
-// The loss of a step is the mean of its `parts` micro-batches' means (--loss-mean micro), or the mean over the step
-// (global).
+// The loss of a step is the mean of its `parts` micro-batches' means (--loss-mean micro), or the mean over all targets
+// of the step (global).
 static inline MlmScales mlm_scales(LossMean mean, const MlmBatch* batch, MlmCounts step, int parts) {
     MlmScales micro = {.masked = 1.0 / parts / batch->masked, .next = 1.0 / parts / batch->count};
     MlmScales global = {.masked = 1 / step.masked, .next = 1 / step.sequences};

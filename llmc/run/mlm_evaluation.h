@@ -1,6 +1,6 @@
 /* Losses and accuracies of a masked language model on held-out text, and on a set of clozes
- * (llmc/data/tasks/multiple_choice.h): does it fill in the first token of the ending? It sees the rest of the ending,
- * and the context:
+ * (llmc/data/tasks/multiple_choice.h). In a cloze it predicts the first token of the ending, from the context and the
+ * rest of the ending:
  *
  *   [CLS] Ben goes to the park . Where is Ben ? Ben is in the [MASK] . [SEP]
  *
@@ -12,7 +12,7 @@
 #include "llmc/run/mlm_data.h"
 #include "llmc/run/run.h"
 
-// Of masked tokens, then of sequences: summed losses and correct predictions; then their counts. All double, for
+// Summed losses, correct predictions and counts, first of masked tokens, then of sequences. All double, for
 // group_sum_counts().
 typedef struct {
     double losses[2], correct[2], masked, sequences;
@@ -20,7 +20,7 @@ typedef struct {
 
 typedef struct {
     const MultipleChoice* set;  // of clozes; NULL: held-out text
-    ValShare share;             // the rows, or the clozes, that are measured
+    ValShare share;             // the rows or clozes to evaluate
     MlmInput in;                // this rank's current micro-batch
     MlmSums sums;               // the counts of this rank's micro-batches so far
     // The result: the sum of losses that training minimises, and means over masked tokens and over sequences.
@@ -40,7 +40,7 @@ static inline MlmEvaluation mlm_evaluation_begin(const Run* r, const MlmSource* 
     return e;
 }
 
-// Open the sets of a run, whose examples must be clozes. A sequence has [CLS] and [SEP] too.
+// Open the sets of a run. Their examples must be clozes. A sequence also has [CLS] and [SEP].
 static inline void mlm_clozes_open(MultipleChoiceSets* s, int V, int T, const ProcessGroup* group) {
     multiple_choice_sets_open(s, V, T - 3, group);
     for (int i = 0; i < s->count; i++)
@@ -86,7 +86,7 @@ static inline void mlm_evaluation_print(const MlmEvaluation* e) {
     val_share_print(&e->share);
 }
 
-// Write a line of the log, or without a log print the result. Does nothing if a signal ended the evaluation.
+// Log the result, or print it if `log` is NULL. Does nothing if a signal ended the evaluation.
 static inline void mlm_evaluation_show(const MlmEvaluation* e, Log* log, Session* s) {
     Text t = {NULL, 0, 0};
     if (e->share.is_stopped) return;

@@ -1,4 +1,4 @@
-/* A masked language model's run, apart from its model: its data, and what it may do instead of training. */
+/* The model-independent part of a masked language model's run: its data, and the modes that do not train. */
 #ifndef LLMC_RUN_MLM_RUN_H
 #define LLMC_RUN_MLM_RUN_H
 

@@ -27,11 +27,11 @@ static inline int mlm_settings_rows(MlmSettings* s, Flag* table, int count) {
     const Flag rows[] = {
         {NULL, "--loss-mean",          FLAG_CHOICE, &s->loss_mean,       "global", 0,   0,       "micro|global", SCOPE_RUN, TOPIC_MASKING,
          "Loss of a step. micro: mean of its micro-batches' means, as published; global: mean over all its masked "
-         "tokens, however they are split."},
+         "tokens."},
         {NULL, "--nsp",                FLAG_INT,    &s->next_sentence,   "1",      0,   1,       NULL,   SCOPE_RUN,     TOPIC_MASKING,
          "1: also predict whether the second segment follows the first."},
         {NULL, "--max-predictions",    FLAG_INT,    &s->max_predictions, "-1",     -1,  1 << 20, NULL,   SCOPE_RUN,     TOPIC_MASKING,
-         "Maximum masked tokens per sequence. -1: --mask-fraction of -t."},
+         "Maximum masked tokens per sequence. -1: --mask-fraction times -t."},
         {NULL, "--mask-fraction",      FLAG_REAL,   &s->mask_fraction,   "0.15",   1e-6, 1,      NULL,   SCOPE_RUN,     TOPIC_MASKING,
          "Fraction of a sequence's tokens to predict."},
         {NULL, "--whole-word-masking", FLAG_INT,    &s->whole_words,     "0",      0,   1,       NULL,   SCOPE_RUN,     TOPIC_MASKING,
@@ -39,35 +39,34 @@ static inline int mlm_settings_rows(MlmSettings* s, Flag* table, int count) {
         {NULL, "--static-masking",     FLAG_INT,    &s->static_masks,    "0",      0,   1e6,     NULL,   SCOPE_RUN,     TOPIC_MASKING,
          "Draw new pairs and masks for this many epochs, then repeat them. 0: always new ones."},
         {NULL, "--short-sequences",    FLAG_REAL,   &s->short_fraction,  "0.1",    0,   1,       NULL,   SCOPE_RUN,     TOPIC_MASKING,
-         "Fraction of sequences made shorter than -t on purpose."},
+         "Fraction of sequences that are deliberately shorter than -t."},
         {NULL, "--pack",               FLAG_INT,    &s->pack,            "1",      1,   64,      NULL,   SCOPE_RUN,     TOPIC_MASKING,
          "Maximum sequences in a row of -t tokens."},
         {NULL, "--phase2",             FLAG_STRING, &s->phase2,          "",       0,   0,       NULL,   SCOPE_RUN,     TOPIC_RUN,
          "Directory of another run: start from its newest weights and moments instead of -e, at step 0, with any -t."},
         {"-s", "--sample-every",       FLAG_INT,    &s->sample_every,    "500",    0,   1e9,     NULL,   SCOPE_FREE,    TOPIC_SAMPLES,
-         "Steps between samples, which fill in a held-out sequence, and one at the end. 0: never."},
+         "Steps between samples (a held-out sequence with masks filled in), and one at the end. 0: never."},
         {NULL, "--fill",               FLAG_STRING, &s->fill,            "",       0,   0,       NULL,   SCOPE_PROCESS, TOPIC_SAMPLES,
          "Print this text with its [MASK]s filled in by -e (or by -o with -y 1) and exit."},
         {NULL, "--embed",              FLAG_STRING, &s->embed,           "",       0,   0,       NULL,   SCOPE_PROCESS, TOPIC_SAMPLES,
-         "Write a vector for each line of this text file, by -e (or by -o with -y 1), and exit."},
+         "Embed each line of this text file with -e (or -o with -y 1), write the vectors and exit."},
         {NULL, "--vectors",            FLAG_STRING, &s->vectors,         "",       0,   0,       NULL,   SCOPE_PROCESS, TOPIC_SAMPLES,
-         "NumPy file for the vectors, float32 [lines, channels]. Empty: the name of --embed with .npy after it."},
+         "NumPy file for the vectors, float32 [lines, channels]. Empty: the name of --embed plus .npy."},
         {NULL, "--pool",               FLAG_CHOICE, &s->pool,            "mean",   0,   0,       "mean|cls", SCOPE_PROCESS, TOPIC_SAMPLES,
-         "Vector of a line. mean: of its tokens' last hidden states, with [CLS] and [SEP]; cls: that of [CLS]."},
+         "Vector of a line. mean: the mean of all last hidden states, with [CLS] and [SEP]; cls: that of [CLS]."},
         {NULL, "--normalize",          FLAG_INT,    &s->normalize,       "0",      0,   1,       NULL,   SCOPE_PROCESS, TOPIC_SAMPLES,
          "1: scale each vector to length 1."},
     };
     // clang-format on
     count = settings_add_rows(table, count, rows, COUNT_OF(rows));
-    count =
-        explain_rows(&s->explain, table, count,
-                     "Do not train: write OUT/explain/explain.html, a page of what -e computes for this text, which "
-                     "has [MASK]s. Those written [MASK=word] give a loss and a backward pass.");
+    count = explain_rows(&s->explain, table, count,
+                         "Do not train: write OUT/explain/explain.html, a page of what -e computes for this text with "
+                         "[MASK]s. [MASK=word] gives a target, for a loss and a backward pass.");
     count = explain_pair_rows(&s->explain, table, count);
     return multiple_choice_rows(&s->choices, table, count);
 }
 
-// Set the defaults: the published ones, and a small model. Returns the count.
+// Set the defaults: published hyperparameters, and a small model. Returns the count.
 static inline int mlm_default_settings(Flag* table, int count) {
     settings_default(table, count, "--model", "L=4,C=128,NH=4,T=128");
     settings_default(table, count, "--batch", "8");

@@ -1,13 +1,12 @@
-/* The model card, README.md of a checkpoint: what the model is, what it was trained on and with which settings, what it
- * reached, and how to load it. It holds neither paths nor times, so that a resumed run writes the same card as an
- * uninterrupted one. */
+/* The model card, README.md of a checkpoint: architecture, training data, settings, results, and how to load the model.
+ * It contains neither paths nor times, so that a resumed run writes the same card as an uninterrupted one. */
 #ifndef LLMC_RUN_MODEL_CARD_H
 #define LLMC_RUN_MODEL_CARD_H
 
 #include "llmc/run/hub.h"
 #include "llmc/run/session_state.h"
 
-// The commit of the sources, from the Makefile; a build that changes nothing keeps the one that it was compiled from.
+// The commit of the sources, from the Makefile. A build that compiles nothing keeps the commit of the last compilation.
 #ifndef BUILD_COMMIT
 #define BUILD_COMMIT "unknown"
 #endif
@@ -45,9 +44,9 @@ static inline void card_architecture(Text* t, const JsonNode* config) {
     }
 }
 
-// The settings that are part of the run: the model's, and those that are not the program's defaults.
+// The settings of SCOPE_RUN that differ from the defaults, and --model.
 static inline void card_settings(Text* t, const Session* s) {
-    static const char* const elsewhere[] = {"--train-data", "--val-data"};  // in the section on data
+    static const char* const elsewhere[] = {"--train-data", "--val-data"};  // listed under "Data"
     text_printf(t, "\n## Settings\n\nThose that differ from the program's defaults:\n\n");
     for (int i = 0; i < s->flag_count; i++) {
         char value[FLAG_TEXT_SIZE], usual[FLAG_TEXT_SIZE], error[FLAG_ERROR_SIZE];
@@ -68,7 +67,7 @@ static inline void card_settings(Text* t, const Session* s) {
     }
 }
 
-// The results of the weights, or of their average.
+// The results of the weights, or of their average (is_average).
 static inline void card_results(Text* t, const Log* log, int is_average) {
     const LossCurve* losses = &log->train;
     const char* title = "\n## Results\n\n| | value | after step |\n|---|---:|---:|\n";
@@ -87,7 +86,7 @@ static inline void card_results(Text* t, const Log* log, int is_average) {
     }
 }
 
-// Whether `transformers` can load the tokenizer: it knows neither GPT-2's first names of the files nor llm.c's file.
+// Whether `transformers` can load the tokenizer. It cannot load the original GPT-2 file names, nor llm.c's file.
 static inline int card_has_tokenizer(const TokenizerFiles* f) {
     static const char* const names[] = {"tokenizer.json", "vocab.json", "vocab.txt"};
     for (int i = 0; i < f->count; i++)
@@ -96,7 +95,7 @@ static inline int card_has_tokenizer(const TokenizerFiles* f) {
     return 0;
 }
 
-// How `transformers` loads a model of the class `architecture`.
+// Example code that loads a model of the class `architecture` with `transformers`.
 static inline void card_use(Text* t, const char* architecture, int has_tokenizer) {
     text_printf(t, "\n## Use\n\n```python\nfrom transformers import %s%s\n\n", has_tokenizer ? "AutoTokenizer, " : "",
                 architecture);
@@ -107,7 +106,7 @@ static inline void card_use(Text* t, const char* architecture, int has_tokenizer
 
 // The card of the model after s->step steps (the caller frees the text). `config_json`: text of config.json, whose
 // "architectures" names a class of `transformers` if one can load it. `val`: pattern of the validation data, or NULL.
-// `is_average`: of OUT/ema, which is replaced as a whole, so that no line marks the card.
+// `is_average`: for OUT/ema. That directory is replaced as a whole, so the card needs no CHECKPOINT_CARD_MARKER.
 static inline Text model_card(const Session* s, const Log* log, const char* config_json, size_t parameters,
                               const char* val, int is_average) {
     Text t = {NULL, 0, 0};

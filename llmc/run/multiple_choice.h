@@ -1,16 +1,16 @@
-/* Evaluation of a language model on a multiple-choice set: which ending does it find the most likely?
+/* Evaluate a language model on a multiple-choice set: which ending does it consider most likely?
  *
- *   loss       of an ending: minus the logarithm of its probability after the context, the sum over its tokens
+ *   loss       of an ending: the negative log-likelihood of its tokens after the context, summed
  *   acc        the share of examples whose correct ending has the smallest loss; of equal ones the first
- *   acc_norm   the same for the loss divided by the ending's tokens, as in llm.c's evaluation; by its characters, as
- *              in lm-evaluation-harness, if the set has their numbers
+ *   acc_norm   the same, with the loss divided by the ending's tokens, as in llm.c's evaluation; or by its characters,
+ *              as in lm-evaluation-harness, if the set has their number
  *   cloze      an example with one ending. It counts in acc if each token of the ending is the model's most likely one
  *              (of equal ones the first). perplexity is exp(mean loss of the endings), as in lm-evaluation-harness
  *
- * Context and ending, without its last token, form a sequence. A micro-batch is packed with as many as fit its rows;
- * only rows that predict a token of an ending reach the head. If a sequence is too long, its context is cut at the
- * beginning. Examples are distributed round-robin over the ranks; the sums over ranks are of whole numbers, and of
- * losses of clozes. */
+ * Context and ending, without the last token, form a sequence. A micro-batch is packed with as many sequences as fit
+ * its rows. The head reads only rows that predict a token of an ending. If a sequence is too long, its context is
+ * truncated on the left. Examples are distributed round-robin over the ranks. Sums over ranks are of integers, and of
+ * the losses of clozes. */
 #ifndef LLMC_RUN_MULTIPLE_CHOICE_H
 #define LLMC_RUN_MULTIPLE_CHOICE_H
 
@@ -25,7 +25,7 @@
 typedef struct {
     int label, ending, endings;
     int first, count;  // its rows among the scored ones
-    int norm;          // what acc_norm divides its loss by
+    int norm;          // divisor of its loss for acc_norm
 } MultipleChoiceSequence;
 
 // All double, for group_sum_counts().
@@ -41,9 +41,9 @@ typedef struct {
     int ending;               // its next ending to pack
     MultipleChoiceText text;  // the previous ending
     // The micro-batch, on the host.
-    int count, scored;                  // sequences; rows that are scored
-    int *inputs, *rows, *targets;       // [N] tokens; [scored] rows that are scored, and their target tokens
-    Documents packed;                   // where the sequences are
+    int count, scored;                  // sequences; scored rows
+    int *inputs, *rows, *targets;       // [N] tokens; [scored] the scored rows, and their target tokens
+    Documents packed;                   // layout of the sequences
     MultipleChoiceSequence* sequences;  // [count]
     real *losses, *correct;             // [scored], [count]
     // The current example: its best ending so far, by loss and by mean loss; -1: no finite loss yet.
@@ -52,7 +52,7 @@ typedef struct {
     MultipleChoiceSums sums;
     // On the device.
     int* device_rows;      // [scored], and from N on the arrays of `packed`
-    real* device_correct;  // [count] of each cloze: scored tokens that the model finds the most likely
+    real* device_correct;  // [count] scored tokens of each cloze that are the model's most likely ones
 } MultipleChoiceEvaluation;
 
 typedef struct {
@@ -72,7 +72,7 @@ static inline size_t multiple_choice_device_bytes(int N) {
     return multiple_choice_device_ints(N) * sizeof(int) + (size_t)N * sizeof(real);
 }
 
-// End with USAGE if an ending does not fit sequences of T tokens. If a context does not, warn (with `says`).
+// End with USAGE if an ending does not fit into T tokens. If only a context does not, warn (with `says`).
 static inline void multiple_choice_fit(const MultipleChoice* set, int T, int says) {
     if (set->longest_ending > T)
         die(USAGE, "%s: one of its endings has %d tokens, but sequences have %d at most (-t)", set->file,
@@ -81,8 +81,8 @@ static inline void multiple_choice_fit(const MultipleChoice* set, int T, int say
         warn("%s: its longest example has %d tokens; contexts are cut to sequences of %d", set->file, set->longest, T);
 }
 
-// Begin with the examples of one rank of `ranks`. Micro-batches have N rows at most, of sequences of up to T tokens, T
-// <= N, which endings fit.
+// Begin with the examples of rank `rank` of `ranks`. Micro-batches have at most N rows, in sequences of at most T <= N
+// tokens, which all endings fit.
 static inline void multiple_choice_begin(MultipleChoiceEvaluation* e, const MultipleChoice* set, int N, int T, int rank,
                                          int ranks) {
     CHECK(set->longest_ending <= T && T <= N);
@@ -94,7 +94,7 @@ static inline void multiple_choice_begin(MultipleChoiceEvaluation* e, const Mult
     e->rows = e->inputs + N;
     e->targets = e->rows + N;
     documents_place(&e->packed, e->targets + N, N);
-    e->sequences = (MultipleChoiceSequence*)xmalloc((size_t)N * sizeof *e->sequences);  // each has a row at least
+    e->sequences = (MultipleChoiceSequence*)xmalloc((size_t)N * sizeof *e->sequences);  // each has at least one row
     e->losses = (real*)xmalloc((size_t)N * sizeof(real));
     e->correct = (real*)xcalloc((size_t)N, sizeof(real));
 }
@@ -148,7 +148,7 @@ static inline int multiple_choice_pack(MultipleChoiceEvaluation* e) {
     return e->packed.cu_seqlens[e->count];
 }
 
-// Add the micro-batch to the sums, from the losses of its scored rows and, for clozes alone, the number of correct
+// Add the micro-batch to the sums, from the losses of its scored rows and, for clozes only, the number of correct
 // tokens of each sequence.
 static inline void multiple_choice_score(MultipleChoiceEvaluation* e, const real* losses, const real* correct) {
     for (int i = 0; i < e->count; i++) {
@@ -169,7 +169,7 @@ static inline void multiple_choice_score(MultipleChoiceEvaluation* e, const real
     }
 }
 
-// From each rank's sums.
+// Compute the result over all ranks from this rank's sums.
 static inline MultipleChoiceResult multiple_choice_result(const MultipleChoiceEvaluation* e,
                                                           const ProcessGroup* group) {
     MultipleChoiceSums sums = e->sums;
@@ -197,7 +197,7 @@ static inline void multiple_choice_free(MultipleChoiceEvaluation* e) {
     device_free(e->device_correct, (size_t)e->N * sizeof(real));
 }
 
-// Begin the evaluation of a set, of which this rank takes its share, with what it needs on the device.
+// Begin the evaluation of this rank's share of a set, and allocate device memory for it.
 static inline void multiple_choice_evaluation_open(MultipleChoiceEvaluation* e, const MultipleChoice* set, int N, int T,
                                                    const ProcessGroup* group, Context* ctx) {
     multiple_choice_begin(e, set, N, T, group->rank, group->size);
@@ -261,7 +261,7 @@ static inline void multiple_choice_print(const MultipleChoice* set, MultipleChoi
     printf(" (%.0f examples)\n", r.examples);
 }
 
-// Write a line to the log and the terminal; without a log to the terminal alone.
+// Write a line to the log and the terminal; without a log only to the terminal.
 static inline void multiple_choice_show(const Session* s, Log* log, const MultipleChoice* set, MultipleChoiceResult r) {
     char name[32], key[48];
     multiple_choice_name(set, name);
@@ -293,8 +293,8 @@ typedef struct {
     MultipleChoice* set;  // [count]
 } MultipleChoiceSets;
 
-// The first set whose results are due before the first step of this process (session_is_missing); those of all later
-// sets are, too. s->count: none.
+// The first set whose results are due before this process's first step (session_is_missing). Those of all later sets
+// are also due. s->count: none.
 static inline int multiple_choice_first_missing(const MultipleChoiceSets* s, const Session* session, const Log* log) {
     char name[32], key[48];
     int i = session->step > 0 ? 0 : s->count;

@@ -1,11 +1,11 @@
-/* Gradients and losses that are not finite: the run ends with one line and STOPPED_BY_NAN, or continues with --on-nan
- * skip. Weights that are not finite are refused when they are loaded (model_files.h). */
+/* Non-finite gradients and losses: the run ends with an error and STOPPED_BY_NAN, or continues with --on-nan skip.
+ * Loading non-finite weights is an error (model_files.h). */
 #ifndef LLMC_RUN_NONFINITE_H
 #define LLMC_RUN_NONFINITE_H
 
 #include "llmc/run/session.h"
 
-// A number is not finite: all ranks call this, and rank 0 prints `what`.
+// A value is not finite. Rank 0 prints `what`; then the run ends or continues. All ranks call it.
 static inline void session_not_finite(const Session* s, const char* what) {
     int trains = s->writer != NULL, stops = !trains || s->settings->on_nan == NAN_STOP;
     if (trains && stops) session_finish_save(s);
@@ -21,12 +21,12 @@ static inline void session_not_finite(const Session* s, const char* what) {
     if (stops) group_exit(s->group, STOPPED_BY_NAN);
 }
 
-// The optimizer skipped the update of `step` because the gradients were not finite: report the first tensor (in the
-// gradients as they are now).
+// The optimizer skipped the update of `step` because the gradients were not finite. Report the first such tensor of
+// `grads`, which may be of a later step.
 static inline void session_report_nan(const Session* s, int64_t step, const TensorTable* table, const real* grads,
                                       double loss, double norm) {
     int first = -1;
-    if (s->group->rank == 0) {  // all have the same norm
+    if (s->group->rank == 0) {  // all ranks have the same norm
         HostView view = host_view_open((void*)grads, table->elements, VIEW_REAL);
         host_view_read(s->ctx, &view);
         first = tensors_first_not_finite(table, view.values);
@@ -48,8 +48,8 @@ static inline void session_check_finite(const Session* s, const char* what, doub
     free(text);
 }
 
-// A validation had this loss, on all ranks: log it, with `extra` as in LogStep. That of the average of the weights has
-// a line of its own, and does not count for --keep-best and --patience.
+// Log a validation loss over all ranks, with `extra` as in LogStep. The loss of the average of the weights has its own
+// line, and does not count for --keep-best and --patience.
 static inline void session_log_validation(Session* s, Log* log, double loss, const char* extra) {
     if (!s->average.is_in) {
         best_judge(&s->best, s->step, loss);
@@ -68,8 +68,7 @@ static inline void session_log_validation(Session* s, Log* log, double loss, con
     free(t.text);
 }
 
-// Add up the ranks' parts of the validation loss and report it: in the log, or without one on the terminal. All ranks
-// call it.
+// Sum the validation loss over the ranks, and log it, or print it if `log` is NULL. All ranks call it.
 static inline void session_show_validation(Session* s, Log* log, double loss, const ValShare* share) {
     group_sum_counts(s->group, &loss, 1);
     if (share->is_stopped) return;

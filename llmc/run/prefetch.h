@@ -33,7 +33,7 @@ static inline void prefetch_open(Prefetch* p, void* (*work)(void*), void* data) 
     if (bad) die(FAILED, "cannot start the thread that reads ahead: %s", strerror(bad));
 }
 
-// Let the running job finish and drop the others.
+// Wait for the running job and drop the others.
 static inline void prefetch_close(Prefetch* p) {
     pthread_mutex_lock(&p->lock);
     p->stops = 1;
@@ -44,7 +44,7 @@ static inline void prefetch_close(Prefetch* p) {
     pthread_mutex_destroy(&p->lock);
 }
 
-// Returns the number of the job.
+// Ask for the next job. Returns its number.
 static inline uint64_t prefetch_ask(Prefetch* p) {
     pthread_mutex_lock(&p->lock);
     uint64_t job = p->asked++;

@@ -1,7 +1,7 @@
-/* Recipes: files of flags. One flag a line, with its value after a blank or =; "#" begins a comment. If several lines
+/* Recipes: files of flags. One flag per line, with its value after a blank or =. "#" begins a comment. If several lines
  * set a flag, the last one wins. A flag on the command line overrides the recipe.
  *
- * The values are settings like any others, so trainer.json has them. A resumed run takes them from there: the recipe
+ * The values are ordinary settings, so trainer.json has them. A resumed run takes them from there, because the recipe
  * may have changed. */
 #ifndef LLMC_RUN_RECIPE_H
 #define LLMC_RUN_RECIPE_H
@@ -26,7 +26,7 @@ static inline char* recipe_path(const char* name) {
     return beside;
 }
 
-// Apply one line, which is changed.
+// Apply one line. Overwrites `line`.
 static inline void recipe_apply_line(Flag* flags, int count, char* line, const char* path, int number) {
     char error[FLAG_ERROR_SIZE];
     line[strcspn(line, "#\r\n")] = '\0';
@@ -53,7 +53,7 @@ static inline void recipe_apply_line(Flag* flags, int count, char* line, const c
         die(USAGE, "%s:%d: %s", path, number, error);
 }
 
-// Read the recipe into the rows that the command line has not set.
+// Apply a recipe to the rows that the command line has not set.
 static inline void recipe_apply(Flag* flags, int count, const char* name) {
     char *path = recipe_path(name), *line = NULL;
     size_t capacity = 0;

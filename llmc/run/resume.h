@@ -1,7 +1,7 @@
-/* Resuming: find the checkpoint that a run continues, and take from it settings, position, loss scale, weights and
- * moments.
+/* Resuming: find the checkpoint that a run continues, and restore settings, position, loss scale, weights and moments
+ * from it.
  *
- * trainer.json in the checkpoint holds all but weights and moments; session_save() (save.h) writes it. */
+ * The checkpoint's trainer.json, written by session_save() (save.h), holds all but weights and moments. */
 #ifndef LLMC_RUN_RESUME_H
 #define LLMC_RUN_RESUME_H
 
@@ -17,8 +17,8 @@ static inline int64_t session_count(int64_t n, int64_t most, const char* key, co
     return n;
 }
 
-// With -y 1, find the newest complete checkpoint in s->out and restore s->flags and the state from its trainer.json.
-// Without, refuse a directory that has checkpoints.
+// With -y 1, find the newest complete checkpoint in s->out, and restore s->flags and the state from its trainer.json.
+// Without -y 1, a directory that has checkpoints is an error.
 static inline void session_find_checkpoint(Session* s) {
     int resume = s->settings->resume, earlier = s->earlier = session_count_checkpoints(s->out);
     if (!resume && earlier)
@@ -41,11 +41,11 @@ static inline void session_find_checkpoint(Session* s) {
     }
     char* path = xprintf("%s/trainer.json", s->checkpoint);
     Json json;
-    json_load(&json, path, (size_t)16 << 20);  // with --fp8 it has 1.6 KB a layer
+    json_load(&json, path, (size_t)16 << 20);  // with --fp8 it has 1.6 KB per layer
     if (json_get_int(json.root, "step", path) != s->step)
         die(USAGE, "%s: key \"step\": differs from the directory's name; restore that name", path);
     const JsonNode* settings = json_get(json.root, "settings");
-    // Fine-tuning and pre-training are two programs. Checkpoints of both say "task" from when they were one.
+    // Pre-training and fine-tuning were once one program with a "task" setting, so checkpoints have that key.
     const char* task = settings ? json_get_string_or(settings, "task", "pretrain", path) : "pretrain";
     int is_task = strcmp(task, "pretrain") != 0, has_task = flags_find(s->flags, s->flag_count, "--task", 6) != NULL;
     if (is_task != has_task)
@@ -63,7 +63,7 @@ static inline void session_find_checkpoint(Session* s) {
     if (!is_other) s->step_sequences = session_count(sequences, INT_MAX, "step_sequences", path);
     s->scale.updates = session_count(json_get_int(json.root, "updates", path), s->step, "updates", path);
     double scale = json_get_double_or(json.root, "loss_scale", 0, path);
-    // Up to the largest float: the largest --loss-scale-start, 3e38, becomes 3.00000006e38 as a float.
+    // At most FLT_MAX, because the largest --loss-scale-start, 3e38, is 3.00000006e38 as a float.
     if (!(scale >= 0 && scale <= FLT_MAX))
         die(USAGE, "%s: key \"loss_scale\": is %g; allowed: 0..%g", path, scale, (double)FLT_MAX);
     s->scale.scale = (real)scale;
@@ -91,7 +91,7 @@ static inline char* session_find_start(Session* s, const char* flag, const char*
     return found;
 }
 
-// Refuse to resume with other training data than the checkpoint's, except for an evaluation.
+// Resuming with other training data than the checkpoint's is an error, except for an evaluation.
 static inline void session_check_data(Session* s, uint32_t fingerprint, const char* pattern) {
     if (s->checkpoint && !s->settings->override && !s->settings->evaluate && s->data != fingerprint)
         die(USAGE, "%s: is not the data that %s was trained on; restore it, or add --override 1", pattern,

@@ -1,4 +1,4 @@
-/* A run: what every trainer has besides its model and its data. A trainer calls the functions in this order:
+/* A run: the parts of a trainer that do not depend on its model and data. A trainer calls the functions in this order:
  *
  *   run_parse         parse the flags
  *   run_join          join the other ranks, open the device, find the checkpoint to resume and the data
@@ -7,7 +7,7 @@
  *   run_check_ranks   check that all ranks train the same model on the same data
  *   run_init_model    allocate the model's buffers and the optimizer, and set the weights
  *   run_begin         open the log. From here on the run writes files
- *   run_next_step     save a checkpoint if one is due. Is another step due? The trainer launches it:
+ *   run_next_step     save a checkpoint if one is due. If another step follows, the trainer launches it:
  *     run_begin_step, run_next_micro_batch, run_capture, run_all_reduce, run_update, run_log
  *   run_end_step      read and log results. Then the trainer does what else is due, such as validation, which
  *                     run_average() repeats for the average of the weights
@@ -88,15 +88,15 @@ static inline int run_sequence_length(Run* r, int positions) {
     return T;
 }
 
-// A search for a micro-batch that fits the memory.
+// A binary search for the largest micro-batch that fits into memory.
 typedef struct {
     int low, high;  // the largest size that fits is one of these
     int B;          // the size to plan next
     UpdateSettings update;
 } BatchSearch;
 
-// The caller plans the tables for each size that run_next_batch() asks for: that of -b, and if this does not fit,
-// others.
+// The caller plans the tables for each size that run_next_batch() asks for: first the size of -b, and if it does not
+// fit, others.
 static inline BatchSearch run_search_batch(const Run* r) {
     BatchSearch search;
     memset(&search, 0, sizeof search);
@@ -105,8 +105,8 @@ static inline BatchSearch run_search_batch(const Run* r) {
     return search;
 }
 
-// Returns 1 if the caller must plan `b` for micro-batches of search->B sequences, 0 if the plan for -b fits. If it does
-// not, report the largest size that fits, and exit. --steps 0 prints settings, tensors and plan, and exits.
+// Returns 1 if the caller must plan `b` for micro-batches of search->B sequences, 0 if the plan for -b fits. If -b does
+// not fit, reports the largest size that does, and exits. With --steps 0, prints settings, tensors and plan, and exits.
 static inline int run_next_batch(Run* r, BatchSearch* search, ModelBuffers* b) {
     if (!search->B) {
         search->B = search->high;
@@ -129,16 +129,16 @@ static inline int run_next_batch(Run* r, BatchSearch* search, ModelBuffers* b) {
     return 1;
 }
 
-// Check that all ranks train the same model on the same data. `config`: the text of the model's config.json, which the
-// run keeps. `val`: fingerprint of the validation data; 0: none.
+// Check that all ranks train the same model on the same data. `config`: the text of config.json; the run takes
+// ownership. `val`: fingerprint of the validation data; 0: none.
 static inline void run_check_ranks(Run* r, Text config, int has_val, uint32_t val) {
     r->config = config, r->has_val = has_val;
     session_check_recipe(&r->session, has_val, r->micro_steps);
     session_check_ranks(&r->session, config.text, val);
 }
 
-// Allocate the model's buffers, make the optimizer, and give the buffers what they need from it. If the run starts from
-// a checkpoint, load its weights and moments; else the caller sets the weights.
+// Allocate the model's buffers and the optimizer, and connect them. If the run starts from a checkpoint, load its
+// weights and moments; otherwise the caller sets the weights.
 static inline void run_alloc(Run* r, ModelBuffers* b) {
     r->buffers = b;
     model_buffers_alloc(b, &r->ctx);
@@ -153,14 +153,14 @@ static inline void run_alloc(Run* r, ModelBuffers* b) {
     if (r->start) session_load(&r->session, r->start, &b->table, b->params, &b->fp32_copies, &r->optimizer);
 }
 
-// After setting the weights: check that all ranks have the same, and share the fp32 copies.
+// After setting the weights: check that they are equal on all ranks, and share the fp32 copies.
 static inline void run_share(Run* r) {
     check_same_weights(&r->group, &r->buffers->table, r->buffers->params, &r->ctx);
     model_buffers_share(r->buffers, &r->ctx);
 }
 
-// Allocate as run_alloc() does, and set the weights: those of the checkpoint, else those of the model's file, else
-// random values. A file that may lack tensors replaces random values.
+// Allocate as run_alloc() does, and set the weights: from the checkpoint, else from the model's file, else random.
+// Tensors that the file may lack keep their random values.
 static inline void run_init_model(Run* r, ModelBuffers* b, WeightRules rules) {
     int is_zero_out = r->settings.init == INIT_ZERO_OUT;
     if (is_zero_out && !r->start && r->weights && !r->settings.evaluate)
@@ -176,8 +176,8 @@ static inline void run_init_model(Run* r, ModelBuffers* b, WeightRules rules) {
 // ---------------------------------------------------------------------------------------------------------
 // Steps
 
-// From here on the run writes files. The first line on the terminal reports the number of training tokens (`tokens`)
-// and of tokens in a step over all ranks (`step_tokens`). `about`: "" if the latter is exact, else "about " or
+// From here on the run writes files. Prints the first line, with the number of training tokens (`tokens`) and of tokens
+// in a step over all ranks (`step_tokens`). `about`: "" if the latter is exact, else "about " or
 // "at most ". Returns 1 if a validation is due that log.jsonl lacks.
 static inline int run_begin(Run* r, uint64_t tokens, const char* about, double step_tokens) {
     session_begin(&r->session, &r->log);
@@ -272,8 +272,8 @@ static inline int run_next_micro_batch(Run* r, MicroBatch* micro) {
     return 1;
 }
 
-// The micro-batch is on the device: with --graph, its launches are captured from here on. run_next_micro_batch() runs
-// them, and run_log() those of the last one.
+// Call after the micro-batch is on the device. With --graph, launches are captured from here on. run_next_micro_batch()
+// runs them; for the last micro-batch, run_log() does.
 static inline void run_capture(Run* r, MicroBatch micro) {
     step_graph_begin(&r->steps.graph, micro.index == 0, micro.index + 1 == r->micro_steps, &r->ctx);
 }
@@ -291,7 +291,7 @@ static inline void run_update(Run* r, StepLosses losses) {
         weight_average_step(&r->session.average, r->session.step + 1, r->buffers, &r->optimizer, &r->ctx);
 }
 
-// Sequences in the current step over all ranks; before the first step, in a whole one.
+// Sequences in the current step over all ranks; before the first step, in a full one.
 static inline int run_step_sequences(const Run* r) { return r->micro_steps * r->settings.B * r->group.size; }
 
 // The step is launched: start reading its results, which run_end_step() logs.
@@ -326,8 +326,8 @@ static inline int run_next_val(Run* r, ValShare* share, int signal) {
     return 0;
 }
 
-// After a validation of the weights: let their average take their place for another one, and then give it back. Returns
-// whether a validation follows. All ranks call it.
+// After a validation of the weights: swap in their average for another validation, then swap back. Returns whether a
+// validation follows. All ranks call it.
 static inline int run_average(Run* r) {
     WeightAverage* average = &r->session.average;
     int64_t step = r->session.step;

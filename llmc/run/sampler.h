@@ -7,7 +7,7 @@
 typedef struct {
     double temperature;  // 0: always the most likely token
     int top_k;           // 0: all tokens are candidates
-    double top_p;        // nucleus: of these the fewest whose probabilities reach it; 0: all of them
+    double top_p;        // nucleus: of these, the smallest set whose probabilities add up to it; 0: all
 } Sampler;
 
 static inline int sampler_descending(const void* a, const void* b) {
@@ -15,8 +15,8 @@ static inline int sampler_descending(const void* a, const void* b) {
     return (x < y) - (x > y);
 }
 
-// Number of the first `count` logits, sorted in descending order, whose probabilities reach top_p of the sum: at least
-// one.
+// How many of the first `count` logits, sorted in descending order, have probabilities that add up to top_p of the sum;
+// at least one.
 static inline int sampler_nucleus(const real* sorted, int count, Sampler sampler) {
     double total = 0, sum = 0;
     int n = 0;

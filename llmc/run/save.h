@@ -6,7 +6,7 @@
 #include "llmc/optim/model_buffers.h"
 #include "llmc/run/session_state.h"
 
-// What the functions of checkpoint/ need to know.
+// The arguments for the functions of checkpoint/.
 static inline Checkpoints session_checkpoints(const Session* s, const TensorTable* table, floatX* params,
                                               Optimizer* o) {
     Checkpoints c;
@@ -24,8 +24,8 @@ static inline int session_shards(const Session* s, const TensorTable* table, con
     return group_any(s->group, o->shard.size < table->elements) ? s->group->size : 1;
 }
 
-// Save the state after s->step steps, unless it is saved already: the result of all launches so far. Written in the
-// background if more steps follow. `config_json` and `card`: texts of config.json and README.md. Returns 0, or -1 after
+// Save the state after s->step steps, including all launches so far, unless it is already saved. If more steps follow,
+// it is written in the background. `config_json` and `card`: texts of config.json and README.md. Returns 0, or -1 after
 // a warning. All ranks call it.
 static inline int session_save(Session* s, const ModelBuffers* b, Optimizer* o, const char* config_json,
                                const char* card) {
@@ -64,8 +64,8 @@ static inline int session_save(Session* s, const ModelBuffers* b, Optimizer* o, 
     return result;
 }
 
-// Save the average of the weights, which is in the place of the parameters, as a model of its own: OUT/ema. It is
-// complete or absent. A failure is reported like any file's; the checkpoint has the average too.
+// Save the average of the weights, which is swapped in for the parameters, as a separate model in OUT/ema. It is
+// complete or absent. A failure is only a warning, because the checkpoint also has the average.
 static inline void session_save_average(const Session* s, const ModelBuffers* b, const char* config_json,
                                         const char* card) {
     const TensorPart part = {.prefix = "", .device = b->params, .type = VIEW_FLOATX};
@@ -83,8 +83,8 @@ static inline void session_save_average(const Session* s, const ModelBuffers* b,
     free(dir), free(tmp), free(model), free(config), free(readme);
 }
 
-// Whether a checkpoint is due after this step. Also polls the previous one, which may still be in writing. All ranks
-// call it once per step.
+// Whether a checkpoint is due after this step. Also polls the previous checkpoint, which may still be written in the
+// background. All ranks call it once per step.
 static inline int session_checkpoint_is_due(const Session* s) {
     writer_poll(s->writer);
     return session_is_due(s, s->settings->checkpoint_every, 0);

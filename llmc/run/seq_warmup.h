@@ -1,6 +1,6 @@
-/* --seq-warmup: over the first `warmup` steps, attention reaches over a growing part of a sequence. A sequence is cut
- * into pieces, between which attention is masked; their length rises from an eighth of T to T in eight stages. Tokens,
- * positions and the work outside attention stay the same.
+/* --seq-warmup: over the first `warmup` steps, the attention span grows. A sequence is cut into pieces, and attention
+ * across pieces is masked. The length of a piece rises from an eighth of T to T in eight stages. Tokens, positions and
+ * the work outside attention stay the same.
  *
  *   length of a piece in step s = ceil(T / 8) ceil(8 (s + 1) / warmup), at most T
  *

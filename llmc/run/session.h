@@ -1,10 +1,10 @@
-/* A run from its first to its last line, apart from its model:
+/* The life of a run, independent of its model:
  *
- *   session_join      the other ranks
- *   session_open      context, lock, checkpoint; writes nothing
+ *   session_join      join the other ranks
+ *   session_open      open context, lock, checkpoint; writes nothing
  *   ...               the trainer builds its model: find_files.h, resume.h
- *   session_begin     from here on the run writes
- *   ...               steps; session_state.h says what is due, save.h saves
+ *   session_begin     from here on the run writes files
+ *   ...               steps; session_state.h decides what is due, save.h saves
  *   session_end       reports how it ended
  *   session_close */
 #ifndef LLMC_RUN_SESSION_H
@@ -48,8 +48,8 @@ static inline void session_check_flags(const Settings* s) {
         die(USAGE, "--override 1 without -y 1: it applies to a resumed run; add -y 1 or leave it out");
 }
 
-// Refuse what validations and the average of the weights cannot be combined with, after the settings of a checkpoint
-// are known. `micro_steps`: micro-batches of a step.
+// Refuse settings that contradict --keep-best, --patience, --ema or --batch-ramp. The settings of a checkpoint must be
+// known by now. `micro_steps`: micro-batches of a step.
 static inline void session_check_recipe(const Session* session, int has_val, int micro_steps) {
     const Settings* s = session->settings;
     const char* flag = s->keep_best ? "--keep-best 1" : "--patience";
@@ -87,8 +87,8 @@ static inline void session_open(Session* s, const Settings* settings, Flag* flag
     if (s->matmul_plans) matmul_plans_load(ctx, s->matmul_plans);
 }
 
-// Check, before anything is written, that all ranks train the same model (config.json) on the same data with the same
-// settings, which may be those of a checkpoint by now.
+// Before anything is written: check that all ranks train the same model (config.json) on the same data with the same
+// settings, which may by now be a checkpoint's.
 static inline void session_check_ranks(const Session* s, const char* config_json, uint32_t val_data) {
     check_same_flags(s->group, s->flags, s->flag_count);
     check_same_model(s->group, config_json, s->data, val_data);
@@ -102,13 +102,13 @@ static inline void session_delete_earlier(const Session* s) {
     free(average);
 }
 
-// From here on the run writes. Take OUT, open the log with the settings as its first line, and delete earlier
+// From here on the run writes files. Lock OUT, open the log with the settings as its first line, and delete earlier
 // checkpoints with --overwrite.
 static inline void session_begin(Session* s, Log* log) {
     Text settings = {NULL, 0, 0};
     session_check_lock(s);
     if (*s->out) run_directory_prepare(s->out);
-    int was_open = *s->out && !s->lock->path && !s->settings->overwrite;  // other runs could take it until now
+    int was_open = *s->out && !s->lock->path && !s->settings->overwrite;  // other runs could lock it until now
     session_lock(s, O_CREAT);
     if (was_open && session_count_checkpoints(s->out) != s->earlier)
         die(USAGE, "%s: another run has saved there since this one started; choose another -o", s->out);
@@ -128,8 +128,8 @@ static inline void session_begin(Session* s, Log* log) {
                 s->checkpoint ? s->step : -1);
 }
 
-// After the first step: all ranks use the matmul algorithms of rank 0 from now on, as a resumed run does, whose
-// checkpoint has those of rank 0.
+// After the first step: from now on, all ranks use the matmul algorithms that rank 0 chose. So does a resumed run,
+// because the checkpoint has the algorithms of rank 0.
 static inline void session_share_plans(Session* s) {
     Text plans = {NULL, 0, 0};
     if (s->shares_plans || s->group->size == 1) return;

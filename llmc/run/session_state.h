@@ -1,5 +1,5 @@
-/* The state of a run apart from its model: where it stands, what it was resumed from, what it writes. The same for
- * every model. session.h opens, begins and ends it. */
+/* The model-independent state of a run: its position, the checkpoint that it was resumed from, and its output files.
+ * session.h opens, begins and ends a run. */
 #ifndef LLMC_RUN_SESSION_STATE_H
 #define LLMC_RUN_SESSION_STATE_H
 
@@ -19,17 +19,17 @@ enum { SESSION_TIME_IS_UP = -1, SESSION_LOCK_LOST = -2, SESSION_NO_BETTER = -3 }
 typedef struct {
     const Settings* settings;
     ProcessGroup* group;
-    const char* out;  // settings->out, the run's directory; "" writes nothing, as on all ranks but 0
+    const char* out;  // settings->out, the run's directory; "": write nothing, as on all ranks but 0
     double began;     // now_seconds() when the run was opened
     Flag* flags;
     int flag_count;
     Context* ctx;
-    RunLock* lock;  // of OUT
-    int earlier;    // checkpoints in OUT when the run looked for them
-    int held;       // until session_begin(): protects the checkpoint that is read from being deleted (checkpoint_hold)
+    RunLock* lock;       // of OUT
+    int earlier;         // checkpoints in OUT when the run looked for them
+    int held;            // until session_begin(): lock that keeps others from deleting the checkpoint (checkpoint_hold)
     int shares_plans;    // all ranks use the matmul algorithms that rank 0 chose
     char* matmul_cache;  // file of the GPU's matmul algorithms; NULL: none
-    char* matmul_plans;  // those of the checkpoint; NULL: none
+    char* matmul_plans;  // the algorithms in the checkpoint; NULL: none
     char* fp8;           // the checkpoint's state of fp8 scales; NULL: none
 
     char* checkpoint;          // directory of the checkpoint that the run resumes; NULL: a new run
@@ -41,7 +41,7 @@ typedef struct {
     CheckpointWriter* writer;  // from session_begin() on
     int64_t last;              // last step of the run
     int64_t end;               // last step of this process: --stop-after, or the run's last
-    int stop;                  // why it stops earlier: a signal's number, or SESSION_TIME_IS_UP; 0: it does not
+    int stop;                  // why it stops earlier: a signal's number, or SESSION_...; 0: it does not
     LossScale scale;           // the checkpoint's; scale 0: not dynamic
     Outliers outliers;         // the checkpoint's
     Best best;                 // of the validations so far
@@ -54,7 +54,7 @@ typedef struct {
 // ---------------------------------------------------------------------------------------------------------
 // The run's directory
 
-// Take OUT for this run, unless it has it already.
+// Lock OUT for this run, unless it is already locked.
 static inline void session_lock(Session* s, int create) {
     if (*s->out && !s->lock->path) run_lock_take(s->lock, s->out, create);
 }
@@ -67,12 +67,12 @@ static inline int session_count_checkpoints(const char* out) {
     return count;
 }
 
-// End all ranks with an error: another run has taken OUT.
+// End all ranks with an error, because another run has locked OUT.
 __attribute__((noreturn)) static inline void session_lost(const Session* s) {
     checkpoint_die(s->group, FAILED, RUN_LOCK_LOST, s->settings->out);
 }
 
-// End the run if another one has taken OUT. All ranks call it.
+// End the run if another run has locked OUT. All ranks call it.
 static inline void session_check_lock(const Session* s) {
     if (group_any(s->group, run_lock_check(s->lock) != 0)) session_lost(s);
 }
@@ -94,10 +94,10 @@ static inline void session_show_text(const Session* s, const Text* text) {
 }
 
 // ---------------------------------------------------------------------------------------------------------
-// What the settings ask for
+// Values that follow from the settings
 
-// Micro-batches per step on each rank, of B sequences of T tokens. A step has --total-batch tokens; without that flag
-// as many sequences as in the resumed run; in a new run one micro-batch per rank. An evaluation has one.
+// Micro-batches per step on each rank, of B sequences of T tokens. A step has --total-batch tokens. Without that flag,
+// a resumed run keeps its number of sequences, and a new run has one micro-batch per rank. An evaluation has one.
 static inline int session_micro_steps(Session* s, int B, int T) {
     int64_t total_batch = s->settings->total_batch, ranks = s->group->size, micro_tokens = (int64_t)B * T * ranks;
     if (s->settings->evaluate) total_batch = s->step_sequences = 0;
@@ -145,7 +145,7 @@ static inline Schedule session_schedule(const Session* session) {
     return schedule;
 }
 
-// How the optimizer updates: rule, master weights, sharding. All ranks call it.
+// The optimizer's settings: update rule, master weights, sharding. All ranks call it.
 static inline UpdateSettings session_update(const Session* session) {
     const Settings* s = session->settings;
     int is_muon = optimizer_is_muon((OptimizerKind)s->optimizer);
@@ -168,19 +168,19 @@ static inline UpdateSettings session_update(const Session* session) {
 // ---------------------------------------------------------------------------------------------------------
 // After each step
 
-// Whether something is due now: after every `every` steps (0: never), and after the run's last with `at_end`.
+// Whether something is due now: every `every` steps (0: never), and with `at_end` also after the run's last step.
 static inline int session_is_due(const Session* s, int every, int at_end) {
     return every > 0 && (s->step % every == 0 || (at_end && s->step == s->last));
 }
 
-// The same before the first step of this process, for a result that log.jsonl has under `key`: due only if the log
-// lacks it, as in a new run or after a signal interrupted it. All ranks call it.
+// The same before the first step of this process, for a result with key `key` in log.jsonl. It is due only if the log
+// lacks it, as in a new run, or if a signal interrupted it. All ranks call it.
 static inline int session_is_missing(const Session* s, const Log* log, int every, const char* key) {
     return group_any(s->group, s->group->rank == 0 && session_is_due(s, every, 1) && !log_has(log, key));
 }
 
-// Whether all ranks stop now: one received a signal (0: this one did not), or --max-hours are over. Ends the run if
-// another one has taken OUT.
+// Whether all ranks stop now: a rank received a signal (`signal`; 0: this one did not), or --max-hours are over. Ends
+// the run if another run has locked OUT.
 static inline int session_must_stop(Session* s, int signal) {
     double hours = (now_seconds() - s->began) / 3600, most = s->settings->max_hours;
     int stop = signal ? signal : most > 0 && hours >= most ? SESSION_TIME_IS_UP : 0;

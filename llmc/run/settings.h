@@ -1,7 +1,7 @@
 /* Settings of a run: the flags that all trainers share, and how a resumed run restores them.
  *
- * The settings of the checkpoint win over flags. A flag that contradicts them is refused, because it would silently
- * make it a different run. */
+ * A checkpoint's settings take precedence over flags. A flag that contradicts them is an error, because it would
+ * silently turn the run into a different one. */
 #ifndef LLMC_RUN_SETTINGS_H
 #define LLMC_RUN_SETTINGS_H
 
@@ -74,7 +74,7 @@ static inline void settings_default(Flag* table, int count, const char* long_nam
     settings_find(table, count, long_name)->default_text = text;
 }
 
-// Replace the greatest number that a row allows.
+// Replace the maximum of a row.
 static inline void settings_most(Flag* table, int count, const char* long_name, double most) {
     settings_find(table, count, long_name)->max = most;
 }
@@ -84,7 +84,7 @@ static inline void settings_help(Flag* table, int count, const char* long_name, 
     settings_find(table, count, long_name)->help = text;
 }
 
-// Rows of what is trained: data, run, batch and optimization.
+// The rows for training: data, run, batch and optimization.
 static inline int settings_training_rows(Settings* s, Flag* table, int count) {
     const double inf = INFINITY;
     // clang-format off
@@ -94,13 +94,13 @@ static inline int settings_training_rows(Settings* s, Flag* table, int count) {
         {"-j",  "--val-data",            FLAG_STRING, &s->val_data,            "",        0,   0,        NULL,   SCOPE_RUN,     TOPIC_DATA,
          "Validation data: path or glob. Empty: -i with train replaced by val."},
         {NULL,  "--shuffle",             FLAG_INT,    &s->shuffle,             "1",       0,   1,        NULL,   SCOPE_RUN,     TOPIC_DATA,
-         "1: a new seeded order of the sequences each epoch; 0: the order of the files."},
+         "1: shuffle the sequences each epoch, by --seed; 0: keep the order of the files."},
         {"-a",  "--overfit",             FLAG_INT,    &s->overfit,             "0",       0,   1,        NULL,   SCOPE_RUN,     TOPIC_DATA,
-         "1: train on the first batch again and again."},
+         "1: train on the first batch in every step."},
         {"-o",  "--output",              FLAG_STRING, &s->out,                 "out",     0,   0,        NULL,   SCOPE_PROCESS, TOPIC_RUN,
          "Directory for the log, checkpoints and the model. Empty: write nothing."},
         {NULL,  "--recipe",              FLAG_STRING, &s->recipe,              "",        0,   0,        NULL,   SCOPE_RUN,     TOPIC_RUN,
-         "File of flags, or the name of one in scripts/recipes. Flags of the command line win."},
+         "File of flags, or the name of one in scripts/recipes. The command line overrides it."},
         {"-y",  "--resume",              FLAG_INT,    &s->resume,              "0",       0,   1,        NULL,   SCOPE_PROCESS, TOPIC_RUN,
          "1: resume from the newest complete checkpoint in -o; start a new run if there is none."},
         {NULL,  "--override",            FLAG_INT,    &s->override,            "0",       0,   1,        NULL,   SCOPE_PROCESS, TOPIC_RUN,
@@ -112,7 +112,7 @@ static inline int settings_training_rows(Settings* s, Flag* table, int count) {
         {NULL,  "--epochs",              FLAG_REAL,   &s->epochs,              "1",       1e-6, 1e6,     NULL,   SCOPE_RUN,     TOPIC_RUN,
          "Passes over the training data if --steps is -1."},
         {NULL,  "--stop-after",          FLAG_SIZE,   &s->stop_after,          "0",       0,   1e12,     NULL,   SCOPE_PROCESS, TOPIC_RUN,
-         "Save and stop after this step; the schedule stays that of all steps. 0: off."},
+         "Save and stop after this step. The learning-rate schedule still spans all steps. 0: off."},
         {NULL,  "--max-hours",           FLAG_REAL,   &s->max_hours,           "0",       0,   1e6,      NULL,   SCOPE_RANK,    TOPIC_RUN,
          "Save and stop after this many hours. 0: never."},
         {NULL,  "--on-nan",              FLAG_CHOICE, &s->on_nan,              "stop",    0,   0,        "stop|skip", SCOPE_FREE, TOPIC_RUN,
@@ -120,27 +120,27 @@ static inline int settings_training_rows(Settings* s, Flag* table, int count) {
         {NULL,  "--seed",                FLAG_SIZE,   &s->seed,                "1337",    0,   9e15,     NULL,   SCOPE_RUN,     TOPIC_RUN,
          "Seed of the initial weights, the data order, dropout and samples."},
         {NULL,  "--init",                FLAG_CHOICE, &s->init,                "config",  0,   0,        "config|zero-out", SCOPE_RUN, TOPIC_RUN,
-         "Initial weights of a new model. config: random, of the config's initializer_range; zero-out: the same, but "
-         "the projections that end attention and MLP begin at zero."},
+         "Initial weights of a new model. config: random, by the config's initializer_range; zero-out: the same, but "
+         "the output projections of attention and MLP start at zero."},
         {"-b",  "--batch",               FLAG_INT,    &s->B,                   "4",       1,   65536,    NULL,   SCOPE_RUN,     TOPIC_BATCH,
          "Sequences per micro-batch on each rank."},
         {"-t",  "--seq-len",             FLAG_INT,    &s->T,                   "0",       0,   1 << 20,  NULL,   SCOPE_RUN,     TOPIC_BATCH,
-         "Tokens per sequence. 0: as many as the model allows."},
+         "Tokens per sequence. 0: the model's maximum."},
         {"-d",  "--total-batch",         FLAG_SIZE,   &s->total_batch,         "0",       0,   1e12,     NULL,   SCOPE_RUN,     TOPIC_BATCH,
          "Tokens per optimizer step, over all ranks and micro-batches. 0: one micro-batch per rank."},
         {"-r",  "--recompute",           FLAG_INT,    &s->recompute,           "0",       0,   2,        NULL,   SCOPE_FREE,    TOPIC_BATCH,
          "Recompute in the backward pass, to save memory. 1: GELU; 2: also layernorm."},
         {NULL,  "--fp8",                 FLAG_INT,    &s->fp8,                 "0",       0,   2,        NULL,   SCOPE_RUN,     TOPIC_BATCH,
-         "Matmuls with operands in fp8. 1: those of the layers; 2: also GPT-2's output matrix. bf16 build on sm_89 and "
-         "later; the CPU build rounds in the same way."},
+         "Matmuls in fp8. 1: in the layers; 2: also GPT-2's output matrix. Needs the bf16 build and sm_89 or later; the "
+         "CPU build emulates the rounding."},
         {"-w",  "--master-weights",      FLAG_INT,    &s->master_weights,      "1",       0,   1,        NULL,   SCOPE_RUN,     TOPIC_BATCH,
          "bf16 and fp16 builds: 1 also keeps the weights in fp32; 0 saves these 4 bytes per weight and rounds "
          "updates stochastically."},
         {NULL,  "--optimizer",           FLAG_CHOICE, &s->optimizer,           "adamw",   0,   0,        "adamw|lamb|muon|normuon", SCOPE_RUN, TOPIC_OPTIMIZATION,
          "Update rule. lamb scales the update of each tensor, for very large batches. muon orthogonalizes the momentum of "
-         "the layers' matrices and leaves the rest to adamw; normuon also evens out its rows."},
+         "the layers' matrices; adamw updates the rest. normuon is muon with normalized rows."},
         {"-k",  "--schedule",            FLAG_CHOICE, &s->schedule,            "cosine",  0,   0,        SCHEDULE_CHOICES, SCOPE_RUN, TOPIC_OPTIMIZATION,
-         "Learning rate after the warmup. wsd: constant, then falling in the last --wsd-decay of the steps; poly: a "
+         "Learning rate after the warmup. wsd: constant, then decaying in the last --wsd-decay of the steps; poly: a "
          "power of the fraction of steps left."},
         {"-l",  "--lr",                  FLAG_REAL,   &s->lr,                  "3e-4",    0,   inf,      NULL,   SCOPE_RUN,     TOPIC_OPTIMIZATION,
          "Peak learning rate."},
@@ -149,7 +149,7 @@ static inline int settings_training_rows(Settings* s, Flag* table, int count) {
         {"-q",  "--final-lr",            FLAG_REAL,   &s->final_fraction,      "1.0",     0,   1,        NULL,   SCOPE_RUN,     TOPIC_OPTIMIZATION,
          "Final learning rate, as a fraction of the peak."},
         {NULL,  "--wsd-decay",           FLAG_REAL,   &s->wsd_decay,           "0.2",     1e-9, 1,       NULL,   SCOPE_RUN,     TOPIC_OPTIMIZATION,
-         "wsd: fraction of the steps that decay."},
+         "wsd: fraction of the steps with a decaying rate."},
         {NULL,  "--poly-power",          FLAG_REAL,   &s->poly_power,          "1.0",     0,   inf,      NULL,   SCOPE_RUN,     TOPIC_OPTIMIZATION,
          "poly: exponent."},
         {"-c",  "--weight-decay",        FLAG_REAL,   &s->weight_decay,        "0.0",     0,   inf,      NULL,   SCOPE_RUN,     TOPIC_OPTIMIZATION,
@@ -159,36 +159,36 @@ static inline int settings_training_rows(Settings* s, Flag* table, int count) {
         {NULL,  "--beta2",               FLAG_REAL,   &s->beta2,               "0.95",    0,   0.999999, NULL,   SCOPE_RUN,     TOPIC_OPTIMIZATION,
          "Decay of the second moment."},
         {NULL,  "--eps",                 FLAG_REAL,   &s->eps,                 "1e-8",    1.17549435e-38, 1, NULL, SCOPE_RUN,   TOPIC_OPTIMIZATION,
-         "Added to the root of the second moment. The minimum is the smallest normal float; less would make elements "
-         "without any gradient 0/0."},
+         "Added to the square root of the second moment. The minimum is the smallest normal float: with less, "
+         "elements that never had a gradient would become 0/0."},
         {NULL,  "--clip",                FLAG_REAL,   &s->clip,                "1.0",     0,   inf,      NULL,   SCOPE_RUN,     TOPIC_OPTIMIZATION,
          "Maximum norm of all gradients. 0: no clipping."},
         {NULL,  "--embedding-lr",        FLAG_REAL,   &s->embedding_lr,        "0",       0,   inf,      NULL,   SCOPE_RUN,     TOPIC_OPTIMIZATION,
-         "Peak learning rate of embeddings and of all other matrices outside the layers. 0: that of -l."},
+         "Peak learning rate of embeddings and of all other matrices outside the layers. 0: same as -l."},
         {NULL,  "--vector-lr",           FLAG_REAL,   &s->vector_lr,           "0",       0,   inf,      NULL,   SCOPE_RUN,     TOPIC_OPTIMIZATION,
-         "Peak learning rate of biases and layernorms. 0: that of -l."},
+         "Peak learning rate of biases and layernorms. 0: same as -l."},
         {NULL,  "--cautious-decay",      FLAG_INT,    &s->cautious_decay,      "0",       0,   1,        NULL,   SCOPE_RUN,     TOPIC_OPTIMIZATION,
          "1: decay a weight only in steps that move it towards zero."},
         {NULL,  "--muon-scale",          FLAG_CHOICE, &s->muon_scale,          "match_rms", 0, 0,        "match_rms|original", SCOPE_RUN, TOPIC_OPTIMIZATION,
-         "muon, normuon: size of an update. match_rms: that of adamw's at the same rate; original: of spectral norm 1."},
+         "muon, normuon: size of an update. match_rms: RMS as in adamw at the same rate; original: spectral norm 1."},
         {NULL,  "--muon-coefficients",   FLAG_CHOICE, &s->muon_coefficients,   "newton_schulz", 0, 0,    "newton_schulz|polar_express", SCOPE_RUN, TOPIC_OPTIMIZATION,
-         "muon, normuon: polynomials of the five iterations."},
+         "muon, normuon: polynomial coefficients of the five iterations."},
         {NULL,  "--muon-momentum",       FLAG_REAL,   &s->muon_momentum,       "0.95",    0,   0.999999, NULL,   SCOPE_RUN,     TOPIC_OPTIMIZATION,
-         "muon, normuon: momentum of the matrices."},
+         "muon, normuon: momentum coefficient."},
         {NULL,  "--muon-warmup",         FLAG_SIZE,   &s->muon_warmup,         "0",       0,   1e12,     NULL,   SCOPE_RUN,     TOPIC_OPTIMIZATION,
-         "muon, normuon: steps in which the momentum rises from 0.85."},
+         "muon, normuon: steps over which the momentum rises from 0.85."},
         {NULL,  "--normuon-beta2",       FLAG_REAL,   &s->normuon_beta2,       "0.95",    0,   0.999999, NULL,   SCOPE_RUN,     TOPIC_OPTIMIZATION,
-         "normuon: decay of its second moments."},
+         "normuon: decay of the second moment."},
         {NULL,  "--dropout",             FLAG_REAL,   &s->dropout,             "-1",      -1,  0.999,    NULL,   SCOPE_RUN,     TOPIC_OPTIMIZATION,
          "Dropout probability, everywhere. -1: from the model's config (from scratch: 0)."},
         {"-sl", "--loss-outlier",        FLAG_REAL,   &s->loss_outlier,        "0",       0,   inf,      NULL,   SCOPE_RUN,     TOPIC_OPTIMIZATION,
-         "Skip the update if the loss is this many standard deviations above those of the 128 steps before. 0: never."},
+         "Skip the update if the loss is this many standard deviations above the mean of the last 128 steps. 0: never."},
         {"-sg", "--norm-outlier",        FLAG_REAL,   &s->norm_outlier,        "0",       0,   inf,      NULL,   SCOPE_RUN,     TOPIC_OPTIMIZATION,
-         "The same for the norm of the gradients."},
+         "The same for the gradient norm."},
         {NULL,  "--loss-scale",          FLAG_CHOICE, &s->loss_scale,          "auto",    0,   0,        "auto|off|fixed|dynamic", SCOPE_RUN, TOPIC_OPTIMIZATION,
          "Factor on the loss that keeps small gradients from underflowing. auto: dynamic in the fp16 build, else off."},
         {NULL,  "--loss-scale-start",    FLAG_REAL,   &s->loss_scale_start,    "65536",   1,   3e38,     NULL,   SCOPE_RUN,     TOPIC_OPTIMIZATION,
-         "fixed: the factor. dynamic: the first factor; an overflow halves it (down to 1) and skips the update."},
+         "fixed: the factor. dynamic: the initial factor; an overflow halves it (down to 1) and skips the update."},
         {NULL,  "--loss-scale-growth",   FLAG_INT,    &s->loss_scale_growth,   "2000",    1,   1e9,      NULL,   SCOPE_RUN,     TOPIC_OPTIMIZATION,
          "dynamic: double the factor (up to 2^24) after this many steps in a row without overflow."},
     };
@@ -196,7 +196,7 @@ static inline int settings_training_rows(Settings* s, Flag* table, int count) {
     return settings_add_rows(table, count, rows, COUNT_OF(rows));
 }
 
-// Rows of how it is run: validation, checkpoints, ranks, profile and device.
+// The rows for everything else: validation, checkpoints, ranks, profile and device.
 static inline int settings_running_rows(Settings* s, Flag* table, int count) {
     // clang-format off
     const Flag rows[] = {
@@ -219,7 +219,7 @@ static inline int settings_running_rows(Settings* s, Flag* table, int count) {
         {"-z",  "--zero",                FLAG_INT,    &s->zero,                "0",       0,   1,        NULL,   SCOPE_FREE,    TOPIC_RANKS,
          "1: each rank holds one shard of the optimizer state (ZeRO-1)."},
         {NULL,  "--reduce",              FLAG_CHOICE, &s->reduce,              "fp32",    0,   0,        "fp32|bf16", SCOPE_FREE, TOPIC_RANKS,
-         "Data type of the gradient all-reduce. bf16 halves the traffic and rounds, in a copy of each bucket."},
+         "Data type of the gradient all-reduce. bf16 halves the traffic; a copy of each bucket is rounded."},
         {NULL,  "--bucket",              FLAG_REAL,   &s->bucket,              "-1",      -1,  1e6,      NULL,   SCOPE_FREE,    TOPIC_RANKS,
          "Gradient bucket size in MiB. 0: one per layer; larger than the model: one all-reduce after the backward "
          "pass; -1: automatic (NVLink and at most 2 GiB of gradients: one all-reduce; else 16)."},
@@ -239,33 +239,33 @@ static inline int settings_running_rows(Settings* s, Flag* table, int count) {
         {"-pf", "--rendezvous",          FLAG_STRING, &s->rendezvous,          "",        0,   0,        NULL,   SCOPE_RANK,    TOPIC_RANKS,
          "fs: directory that all ranks can access."},
         {NULL,  "--timeout",             FLAG_REAL,   &s->timeout,             "60",      1,   86400,    NULL,   SCOPE_RANK,    TOPIC_RANKS,
-         "Seconds to wait for a rank before the run ends with status 4. Choose more than a step takes."},
+         "Seconds to wait for another rank; then the run ends with status 4. Choose more than a step takes."},
         {NULL,  "--profile",             FLAG_INT,    &s->profile,             "0",       0,   1000,     NULL,   SCOPE_PROCESS, TOPIC_PROFILE,
          "Profile this many steps and explain where their time goes, in OUT/profile. 0: off."},
         {NULL,  "--profile-warmup",      FLAG_INT,    &s->profile_warmup,      "5",       0,   1e6,      NULL,   SCOPE_PROCESS, TOPIC_PROFILE,
-         "Steps before the measurement, which times as many plain steps for comparison, then profiles."},
+         "Warm-up steps. Then --profile steps are timed without the profiler, and as many are profiled."},
         {NULL,  "--profile-energy",      FLAG_INT,    &s->profile_energy,      "0",       0,   1,        NULL,   SCOPE_PROCESS, TOPIC_PROFILE,
-         "GPU: 1 captures one more step, the run's last, and then measures the energy of each op by itself. Needs -v 0."},
+         "GPU: 1 captures one more step, the run's last, and then measures the energy of each op alone. Needs -v 0."},
         {NULL,  "--ceilings",            FLAG_STRING, &s->ceilings,            "measure", 0,   0,        NULL,   SCOPE_RANK,    TOPIC_PROFILE,
-         "Peaks to compare with: measure, or a file of measured ones, such as another profile's summary.json."},
+         "Hardware peaks to compare with: measure, or a file of measured peaks, such as a profile's summary.json."},
         {NULL,  "--mode",                FLAG_CHOICE, &s->passes,              "train",   0,   0,        PASSES_CHOICES, SCOPE_PROCESS, TOPIC_PROFILE,
-         "How much of a step is profiled. Anything short of train neither trains nor saves."},
+         "Part of a step to profile. forward and backward neither train nor save."},
         {NULL,  "--attention",           FLAG_CHOICE, &s->attention,           "flash",   0,   0,        "flash|materialized|flash-wide", SCOPE_RUN, TOPIC_DEVICE,
          "GPU: flash keeps scores on chip (bf16 and fp16, head sizes 8, 16, .. 128; otherwise materialized); "
          "materialized stores them in memory; flash-wide is flash with a newer backward pass for head sizes 72 to 128 "
          "on Hopper."},
         {"-ge", "--gelu-fusion",         FLAG_INT,    &s->gelu_fusion,         "2",       0,   3,        NULL,   SCOPE_RUN,     TOPIC_DEVICE,
          "GPU: fuse GELU into the matmul. 0: never; 1: forward; 2: also backward where that is faster; 3: both, with "
-         "the bias gradient, by a kernel of our own (sm_90a, bf16 and fp16)."},
+         "the bias gradient, in this project's kernel (sm_90a, bf16 and fp16)."},
         {NULL,  "--autotune",            FLAG_INT,    &s->autotune,            "1",       0,   1,        NULL,   SCOPE_RUN,     TOPIC_DEVICE,
-         "GPU: 1 times candidate algorithms for each large matmul once and keeps the choice in -o."},
+         "GPU: 1 times candidate algorithms for each large matmul once and saves the choice in -o."},
         {NULL,  "--graph",               FLAG_CHOICE, &s->graph,               "0",       0,   0,        "0|1|auto", SCOPE_FREE, TOPIC_DEVICE,
-         "GPU: 1 launches each step as a CUDA graph, which suits steps of a few milliseconds; the same bits. auto: where "
-         "that is possible."},
+         "GPU: 1 launches each step as a CUDA graph, which helps steps of a few milliseconds; results are bitwise equal. "
+         "auto: where possible."},
         {"-f",  "--tf32",                FLAG_INT,    &s->tf32,                "0",       0,   1,        NULL,   SCOPE_RUN,     TOPIC_DEVICE,
          "GPU, fp32 build: 1 lets matmuls and materialized attention round their inputs to TF32."},
         {NULL,  "--threads",             FLAG_INT,    &s->threads,             "0",       0,   4096,     NULL,   SCOPE_RANK,    TOPIC_DEVICE,
-         "CPU threads. 0: all, fewer while the machine is busy. Results do not depend on it."},
+         "CPU threads. 0: all, or fewer while the machine is busy. Results do not depend on it."},
     };
     // clang-format on
     return settings_add_rows(table, count, rows, COUNT_OF(rows));
@@ -285,20 +285,20 @@ static inline int settings_rows(Settings* s, Flag* table, const char* model_help
     return settings_add_rows(table, count, &row, 1);
 }
 
-// Begin a table with the rows of language models: those of all, and those of runs whose validation has a loss.
+// Begin a table with the rows of language models: the shared settings, and those that need a validation loss.
 static inline int settings_language_rows(Settings* s, Flag* table, const char* model_help) {
     // clang-format off
     const Flag rows[] = {
         {NULL,  "--batch-ramp",          FLAG_SIZE,   &s->batch_ramp,          "0",       0,   1e12,     NULL,   SCOPE_RUN,     TOPIC_BATCH,
-         "Steps over which the micro-batches of a step rise from one to those of -d. 0: always all."},
+         "Steps over which the micro-batches per step rise from one to the number for -d. 0: off."},
         {NULL,  "--ema",                 FLAG_REAL,   &s->ema,                 "0",       0,   1,        NULL,   SCOPE_RUN,     TOPIC_OPTIMIZATION,
-         "Decay of an average of the weights, which is validated too and saved in OUT/ema. 1: their mean; 0: none."},
+         "Decay of an average of the weights, which is also validated and saved in OUT/ema. 1: plain mean; 0: off."},
         {NULL,  "--ema-start",           FLAG_SIZE,   &s->ema_start,           "1",       1,   1e12,     NULL,   SCOPE_RUN,     TOPIC_OPTIMIZATION,
-         "--ema: the first step whose weights are in the average."},
+         "--ema: first step to include in the average."},
         {NULL,  "--patience",            FLAG_SIZE,   &s->patience,            "0",       0,   1e9,      NULL,   SCOPE_FREE,    TOPIC_VALIDATION,
-         "Save and stop after this many validations in a row without a lower loss. 0: never."},
+         "Early stopping: save and stop after this many validations in a row without a new lowest loss. 0: off."},
         {NULL,  "--keep-best",           FLAG_INT,    &s->keep_best,           "0",       0,   1,        NULL,   SCOPE_FREE,    TOPIC_CHECKPOINTS,
-         "1: save a checkpoint whenever the validation loss is the lowest so far, and keep that of the lowest."},
+         "1: save a checkpoint at each new lowest validation loss, and keep the one with the lowest."},
     };
     // clang-format on
     return settings_add_rows(table, settings_rows(s, table, model_help), rows, COUNT_OF(rows));
@@ -330,8 +330,8 @@ static inline const char* settings_saved_text(const Flag* row, const JsonNode* s
     return row->type == FLAG_CHOICE && strcmp(saved->string, "explicit") == 0 ? "materialized" : saved->string;
 }
 
-// Check a flag of the command line against the saved value. Both are compared as the flag prints them: 1e-3 and 0.001
-// do not contradict each other.
+// Check a flag of the command line against the saved value. Both are compared as the flag prints them, so 1e-3 equals
+// 0.001.
 static inline void settings_check_given(const Flag* row, const char* saved, int may_differ, const char* file) {
     char was[FLAG_TEXT_SIZE], is[FLAG_TEXT_SIZE], error[FLAG_ERROR_SIZE];
     Flag copy = *row;
@@ -353,9 +353,9 @@ static inline void settings_check_given(const Flag* row, const char* saved, int 
             row->long_name, is_text, file, was_text);
 }
 
-// Take the saved `settings` (an object as flags_to_json() writes it) into the rows, as their scopes say. Flags of scope
-// SCOPE_PROCESS or SCOPE_RANK keep their values. Of the others, a flag on the command line stays where it is SCOPE_FREE
-// or `override` is set, and must else equal the saved value.
+// Restore the rows from saved `settings`, an object that flags_to_json() wrote. Flags of SCOPE_PROCESS and SCOPE_RANK
+// keep their values; others take the saved value. If such a flag is on the command line, it wins if it is SCOPE_FREE or
+// `override` is set; otherwise it must equal the saved value.
 static inline void settings_restore(Flag* rows, int count, const JsonNode* settings, int override, const char* file) {
     char error[FLAG_ERROR_SIZE];
     for (int i = 0; i < count; i++) {

@@ -1,4 +1,4 @@
-/* --graph: the launches of a step as CUDA graphs, in which kernels follow each other faster than on a stream.
+/* --graph: launch a step as CUDA graphs, because the gaps between their kernels are shorter than on a stream.
  *
  * A graph holds the launches of one micro-batch after its inputs have been uploaded. The graph of the last micro-batch
  * also holds the all-reduce, the update and the copies of the step's results. Every step is captured anew. Then
@@ -58,8 +58,8 @@ static inline void step_graph_open(StepGraph* g, const Settings* s, int ranks) {
 
 #ifdef __CUDACC__
 
-// From now on launches are captured, up to step_graph_end(). Gradients of a step's first micro-batch are set, others
-// added; the update follows the last one.
+// Capture launches until step_graph_end(). The first micro-batch of a step sets the gradients, others add to them, and
+// the update follows the last one, so these need different graphs.
 static inline void step_graph_begin(StepGraph* g, int is_first, int is_last, Context* ctx) {
     if (!g->is_on || g->steps < STEP_GRAPH_WARMUP || ctx->scope_log) return;
     g->part = 2 * is_first + is_last;
@@ -87,14 +87,14 @@ static inline int step_graph_take(cudaGraphExec_t* exec, cudaGraph_t graph) {
         cudaError_t status = cudaGraphExecUpdate(*exec, graph, &info);
         if (status == cudaSuccess) return 0;
         if (status != cudaErrorGraphExecUpdateFailure) cudaCheck(status);
-        cudaGetLastError();                      // clear it, so that no later call returns it
-        cudaCheck(cudaGraphExecDestroy(*exec));  // one that still runs is freed when it ends
+        cudaGetLastError();                      // clear the error, so that no later call returns it
+        cudaCheck(cudaGraphExecDestroy(*exec));  // a running graph is freed when it ends
     }
     cudaCheck(cudaGraphInstantiate(exec, graph, 0));
     return 1;
 }
 
-// Free the scratch that grew during the capture, when the launches that use it have run.
+// Free old scratch buffers, replaced during the capture, after the launches that use them have run.
 static inline void step_graph_free_outgrown(Context* ctx) {
     if (!ctx->outgrown_count) return;
     device_synchronize(ctx);
@@ -103,9 +103,9 @@ static inline void step_graph_free_outgrown(Context* ctx) {
     ctx->outgrown = NULL, ctx->outgrown_count = 0;
 }
 
-// Run what was captured since step_graph_begin().
+// Launch the graph of everything captured since step_graph_begin().
 static inline void step_graph_end(StepGraph* g, Context* ctx) {
-    enum { FIRST = 16 };  // graphs that are not counted
+    enum { FIRST = 16 };  // new graphs that --graph auto always allows
     cudaGraph_t graph;
     if (!ctx->is_captured) return;
     ctx->is_captured = 0;
@@ -123,7 +123,7 @@ static inline void step_graph_end(StepGraph* g, Context* ctx) {
             (long long)g->launched, (long long)g->made);
 }
 
-// At the end of a run: how many there were.
+// At the end of a run: print the number of graphs.
 static inline void step_graph_report(const StepGraph* g) {
     if (g->launched)
         printf("graphs: %lld launched, %lld of them instantiated; the last one has %zu launches\n",

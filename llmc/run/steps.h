@@ -1,4 +1,4 @@
-/* The steps of a run. The host launches a step and continues. On the GPU, its loss and norm are read, logged and
+/* The steps of a run. The host launches a step without waiting for it. On the GPU, loss and norm are read, logged and
  * checked one step late, so that the host never stalls the device. */
 #ifndef LLMC_RUN_STEPS_H
 #define LLMC_RUN_STEPS_H
@@ -15,7 +15,7 @@ enum { STEP_LOSSES = 2 };
 
 // The work of a step, over all ranks.
 typedef struct {
-    int consumed;  // sequences by which the run's position in the data advances
+    int consumed;  // sequences by which the position in the data advances
     double sequences, tokens, flops;
 } StepWork;
 
@@ -43,23 +43,23 @@ typedef struct {
 } LaunchedStep;
 
 typedef struct {
-    LaunchedStep launched[READBACK_LAG + 2];  // steps in flight, and the one before them, whose end is their start time
+    LaunchedStep launched[READBACK_LAG + 2];  // steps in flight, and the previous one, whose end is their start
     int64_t finished;                         // steps whose results are read
-    Readback clock;                           // without values: a time between steps
-    const Readback* last;                     // the end of this is the start of the next step to finish
+    Readback clock;                           // without values: only a time, between steps
+    const Readback* last;                     // its end is the start of the next step to finish
     Context* ctx;
     const GradSync* grad_sync;
     const ModelBuffers* buffers;
     StepGraph graph;
     double peak_flops;     // of the hardware of all ranks, per second
-    int peak_is_measured;  // 1: the table of data-sheet peaks does not have this device
+    int peak_is_measured;  // 1: this device is not in the table of data-sheet peaks
     Profiler profiler;
-    EnergyMeter energy;   // of rank 0, which writes the log, and of all ranks that are profiled
+    EnergyMeter energy;   // on rank 0, which writes the log, and on all ranks with --profile
     ThreadTrial threads;  // most 1: no trials
 } Steps;
 
-// Check --profile and --graph before anything is written: there must be steps to profile, and the file of --ceilings
-// must be valid.
+// Check --profile, --ceilings and --graph before anything is written. There must be steps to profile, and the file of
+// --ceilings must be valid.
 static inline void steps_open(Steps* s, const Settings* settings, int ranks) {
     if (settings->profile && settings->evaluate)
         die(USAGE, "--profile %d measures training steps; --evaluate, --generate, --fill and --embed have none",
@@ -97,7 +97,7 @@ static inline void steps_begin(Steps* s, const Session* session, const GradSync*
     s->peak_flops = profiler_peak_flops(session->ctx) * session->group->size;
     s->peak_is_measured = profiler_known_peak() == 0;
     if (settings->profile || (session->group->rank == 0 && *settings->out)) energy_open(&s->energy);
-    // No trials if the user has set the number of threads, in a profile, which measures one number, or with several
+    // No trials of thread counts if the user has set one, in a profile, which measures a single one, or with several
     // ranks, whose trials would disturb each other.
     int is_fixed = settings->threads > 0 || getenv("OMP_NUM_THREADS") || settings->profile || session->group->size > 1;
     s->threads = thread_trial_begin(READBACK_LAG > 0 || is_fixed ? 1 : device_threads());
@@ -162,7 +162,7 @@ static inline void steps_update(const Session* session, const ModelBuffers* b, S
     collectives_check(&b->grad_sync->collectives);
 }
 
-// Call these around the launches of a micro-batch, in which a host that is too far ahead waits for the device. They do
+// Call these around the launches of a micro-batch, where a host that is too far ahead waits for the device. They do
 // nothing in the first step, which autotunes the matmuls.
 static inline void steps_begin_launch(const Session* session) {
     if (READBACK_LAG > 0 && session->shares_plans) group_wait_begin(session->group);
@@ -195,8 +195,8 @@ static inline void steps_launched(Steps* s, Session* session, double lr, StepWor
     session->consumed += (uint64_t)work.consumed;
 }
 
-// Add to a line of log.jsonl: energy and clock, if a measurement of them has ended with this step; and if there are
-// several losses, each of them and sequences per second.
+// Add to a line of log.jsonl: energy and clock, if their measurement ended with this step; and with several losses,
+// each loss and sequences per second.
 static inline void steps_extra(Text* t, const LaunchedStep* done, double seconds, EnergyMeter* energy) {
     double joules = energy->device ? energy_step(energy, now_seconds(), energy_total(energy)) : (double)NAN;
     if (!isnan(joules)) log_put(t, "joules", joules, 6), log_put(t, "mhz", energy_mhz(energy), 6);
@@ -206,13 +206,13 @@ static inline void steps_extra(Text* t, const LaunchedStep* done, double seconds
     log_put(t, "seq_s", done->work.sequences / seconds, 6);
 }
 
-// Whether the gradients overflowed because of the loss scale alone: then the optimizer skipped the update and lowered
-// the scale, and the run continues. A loss that is not finite, or an overflow at the lowest scale, is an error.
+// Whether the gradients overflowed only because of the loss scale. Then the optimizer has skipped the update and
+// lowered the scale, and the run continues. A non-finite loss, or an overflow at the lowest scale, is an error.
 static inline int steps_is_overflow(LossScaleRule rule, double loss, double norm, double scale) {
     return !isfinite(norm) && isfinite(loss) && rule.kind == LOSS_SCALE_DYNAMIC && scale > LOSS_SCALE_FLOOR;
 }
 
-// Wait for a step's results, which depend on the other ranks. Polls for NCCL errors, which would make the wait endless.
+// Wait for a step's results, which depend on the other ranks. Polls for NCCL errors; otherwise the wait might not end.
 static inline void steps_await(const Steps* s, const Session* session, Readback* result) {
     const struct timespec moment = {.tv_sec = 0, .tv_nsec = 100000};
     group_wait_begin(session->group);
@@ -236,7 +236,7 @@ static inline void steps_finish_one(Steps* s, const Session* session, Log* log, 
     int overflow = steps_is_overflow(o->rule, loss, norm, scale);
     int is_outlier = outliers_are_judged(o->limits) && done->result.values[2 + done->losses.count] != 0;
     int is_scaled = o->rule.kind == LOSS_SCALE_DYNAMIC || scale != 1;
-    // The measurement at the start was too low if the machine was busy.
+    // If the machine was busy at the start, the measured peak was too low.
     if (s->peak_is_measured) s->peak_flops = fmax(s->peak_flops, done->work.flops / seconds);
     Text extra = {NULL, 0, 0};
     steps_extra(&extra, done, seconds, &s->energy);
@@ -286,7 +286,7 @@ static inline ProfiledRun steps_profiled(const Steps* s, const Session* session,
     return run;
 }
 
-// With --fp8: what the last step's rounding did, as a line of log.jsonl. A collective call.
+// With --fp8: log statistics of the last step's rounding in log.jsonl. A collective call.
 static inline void steps_log_fp8(const Session* session, Log* log, const ModelBuffers* b) {
     int count;
     Text t = {NULL, 0, 0};
@@ -321,7 +321,7 @@ static inline int steps_profile_end(Steps* s, const Session* session, const Memo
     return at_once;
 }
 
-// After the last save: report a profile with the energy of ops, or an incomplete one, and how the run ended.
+// After the last save: report a profile with the energy of ops, or an incomplete profile, and how the run ended.
 static inline void steps_end(Steps* s, const Session* session, const MemoryPlan* plan, int failed) {
     if (profiler_measure_ops(&s->profiler, session->step, session->group, session->ctx)) {
         ProfiledRun run = steps_profiled(s, session, plan);

@@ -31,11 +31,11 @@ typedef struct {
 typedef struct {
     TaskData* data;
     MlmBatch* batch;
-    int count;          // the number of examples to evaluate, the first ones of the data
+    int count;          // evaluate only this many examples, the first of the data
     int next, *number;  // index of the next example; [B] indices of the batch's examples
     int B, rank, ranks;
     double *predicted, *prob;  // [examples] predicted class + 1 or predicted number; probability of the predicted class
-    double loss, targets;      // summed loss of the examples whose class or answer is known; their number
+    double loss, targets;      // summed loss of the examples with a known class or answer; their number
     double not_finite;         // number of non-finite logits, over all examples
     int is_stopped;            // a signal to any rank ended the evaluation early, so it has no result
 } TaskEvaluation;

@@ -104,10 +104,10 @@ static inline MlmRecipe task_recipe(Task task) {
 // ---------------------------------------------------------------------------------------------------------
 // Class names, as in a model's config.json: {"id2label": {"0": "no", ...}}
 
-// Read the class names in a directory's config.json into `names`, which must be empty. They stay empty if there are
-// none, if one is missing or occurs twice, or if they only number the classes: LABEL_0, LABEL_1, ... Returns the number
-// of classes, 0 if the file does not give it. For --task classify, exits with USAGE if the model's problem_type is not
-// the task's: classification or regression.
+// Read the class names in a directory's config.json into `names`, which must be empty. It stays empty if there are no
+// names, if one is missing or occurs twice, or if they are only LABEL_0, LABEL_1, ... Returns the number of classes, or
+// 0 if the file does not have it. For --task classify, exits with USAGE if the model's problem_type is not the task's:
+// classification or regression.
 static inline int task_find_names(LabelNames* names, const char* directory, const TaskSettings* t) {
     Json json;
     char* path = xprintf("%s/config.json", directory);
@@ -189,7 +189,7 @@ static inline void task_data_read(TaskData* data, const TaskSettings* s, const c
             path);
 }
 
-// The number of tokens that neighbouring windows of T tokens share: --stride if given, else 128. If 128 would leave no
+// The number of tokens that neighbouring windows of T tokens share: --stride, or by default 128. If 128 would leave no
 // new tokens in a window with the longest question, half of the window's room for context.
 static inline int task_stride(const TaskSettings* s, int T, int says) {
     int room = T - 3 - TASK_MOST_QUESTION;

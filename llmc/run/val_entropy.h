@@ -1,8 +1,8 @@
-/* The generator's own loss on held-out data, and the entropy, which no model can beat on average. Generated data has
- * them in a file next to its shard: X_entropy.txt next to X.bin.
+/* For generated data: the generator's own loss on the validation data, and the entropy, a lower bound on the mean loss
+ * of any model. Both are in a file next to the shard: X_entropy.txt next to X.bin.
  *
- *   T BOUND      tokens of a block; the entropy of the text in nats a token, which no model can beat on average
- *   NATS         for each block of the shard: -log of its probability. One a line
+ *   T BOUND      tokens in a block; the entropy of the text in nats per token
+ *   NATS         for each block of the shard, one per line: -log of its probability
  *
  * The shard is blocks of T tokens, each of which begins with end-of-text, and one more end-of-text. So the targets of a
  * window of T tokens are exactly one block. */
@@ -12,13 +12,13 @@
 #include "llmc/data/files/shards.h"
 
 typedef struct {
-    double bound;     // nats a token
+    double bound;     // nats per token
     double* nats;     // [blocks]
     uint64_t blocks;  // 0: unknown
 } ValEntropy;
 
-// Read the file next to a data set's only shard. blocks stays 0 without that file, if its T is not this one, or if it
-// lacks a block.
+// Read the file next to a data set's only shard. e->blocks stays 0 if there is no file, if it is for another T, or if
+// it lacks a block.
 static inline void val_entropy_open(ValEntropy* e, const Shards* shards, int T) {
     enum { MOST_BYTES = 1 << 30 };
     memset(e, 0, sizeof *e);

@@ -1,6 +1,6 @@
-/* The held-out sequences that a validation measures: the first ones, in at most --val-batches micro-batches of B; the
- * last one may be smaller. The result is the mean over these sequences. If all are measured, B changes it only by
- * rounding. */
+/* The sequences of a validation: the first ones of the held-out data, in at most --val-batches micro-batches of B. The
+ * last micro-batch may be smaller. The result is the mean over these sequences. If they are all of the data, B changes
+ * it only by rounding. */
 #ifndef LLMC_RUN_VAL_SHARE_H
 #define LLMC_RUN_VAL_SHARE_H
 
@@ -17,8 +17,8 @@ typedef struct {
     int is_stopped;  // after the last: a signal to any rank ended the validation early, so it has no result
 } ValShare;
 
-// Divide the first `sequences` sequences into micro-batches of B, at most `most` (0: all). This rank takes every
-// ranks-th of them.
+// Divide the first `sequences` sequences into micro-batches of B, at most `most_batches` (0: all). Micro-batches are
+// distributed round-robin over the ranks.
 static inline ValShare val_share(int most_batches, uint64_t sequences, int B, const ProcessGroup* group) {
     uint64_t most = (uint64_t)most_batches;
     ValShare v;

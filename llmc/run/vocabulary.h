@@ -1,5 +1,5 @@
-/* The vocabulary of a language model's run: find its tokenizer, and check that the model has every token of the data.
- * */
+/* The vocabulary of a language model: find the tokenizer, and check that the model has every token of the data.
+ */
 #ifndef LLMC_RUN_VOCABULARY_H
 #define LLMC_RUN_VOCABULARY_H
 
@@ -19,13 +19,13 @@ static inline void session_find_tokenizer(Session* s, const char* model, const c
             tokenizer_files_read(&s->tokenizer_files, places[i]);
 }
 
-// The token that separates documents: the tokenizer's, or without one the last of V, as in GPT-2's vocabulary.
+// The token that separates documents: from the tokenizer, or else the last of V, as in GPT-2's vocabulary.
 static inline int session_end_of_text(const Session* s, int V) {
     int id = s->tokenizer_files.directory ? tokenizer_end_of_text(&s->tokenizer) : -1;
     return id >= 0 && id < V ? id : V - 1;
 }
 
-// The token that ends a text, or an answer of a model tuned for chat: what tokenizer_config.json says, else `fallback`.
+// The token that ends a text, or an answer of a chat model: from tokenizer_config.json, else `fallback`.
 static inline int session_eos(const Session* s, int V, int fallback) {
     const TokenizerFiles* f = &s->tokenizer_files;
     char error[JSON_ERROR_SIZE];
@@ -48,8 +48,8 @@ static inline int vocabulary_is_beside(const Session* s, const Shards* shards, i
     return is_beside;
 }
 
-// Scan the shards, distributed over the ranks, except those that the file of an earlier scan, `known`, has. Adds the
-// bytes read to *bytes and the results to s->token_scans.
+// Scan the shards, distributed over the ranks, except shards in `known`, the results of earlier scans. Adds the bytes
+// read to *bytes and the results to s->token_scans.
 static inline TokenScan* vocabulary_scan(Session* s, const Shards* shards, const char* known, double* bytes) {
     const int ranks = s->group->size;
     const size_t n = (size_t)shards->count;
@@ -90,9 +90,9 @@ static inline uint32_t vocabulary_check_shards(Session* s, const Shards* shards,
     return largest;
 }
 
-// Before step 0: end with USAGE if the training or validation data has a token that the model does not have. Data next
-// to the run's tokenizer need not be scanned; for other data OUT keeps the results (session_begin()). The scan may be
-// long and nothing is written yet, so signals end the program meanwhile. All ranks call it.
+// Before step 0: end with USAGE if the training or validation data has a token that the model lacks. Data next to the
+// run's tokenizer is not scanned. The results for other data are saved in OUT (session_begin()). A scan may take long,
+// and nothing is written yet, so meanwhile signals end the program. All ranks call it.
 static inline void vocabulary_check(Session* s, const LmData* data, int V) {
     const Shards* const sets[] = {&data->train_shards, data->has_val ? &data->val_shards : NULL};
     double bytes = 0, began = now_seconds();
