@@ -225,7 +225,7 @@ for part in $parts; do
                 begin_train ${!precision} ${precision}_4x16 $many -b 16
                 for r in 0 1 2; do begin_train ${!precision} ${precision}_recompute_$r $wide -ge 0 -r $r; done
             done
-            for r in 0 1 2; do begin_train $bf16 bf16_epilogue_recompute_$r $wide -ge 2 -r $r; done
+            for r in 0 1 2; do begin_train $bf16 bf16_epilogue_recompute_$r $wide -ge 3 -r $r; done
             finish
             expect_near flash_against_explicit bf16 bf16_explicit $near_bf16
             for precision in fp32 bf16; do

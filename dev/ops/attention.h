@@ -79,7 +79,7 @@ static void attention_check_forward(Harness* h, AttentionCase* a, const Attentio
 static void attention_check_path(Harness* h, AttentionCase* a, const AttentionTruth* want, AttentionPath path,
                                  double tol) {
     char what[2][32];
-    static const char* const names[] = {[FLASH] = "flash ", [MATERIALIZED] = "materialized ", [FLASH_WIDE] = "wide "};
+    static const char* const names[] = {[FLASH] = "flash ", [MATERIALIZED] = "materialized "};
     const char* name = HAS_DEVICE_MEMORY ? names[path] : "";
     snprintf(what[0], sizeof what[0], "%sbackward", name);
     snprintf(what[1], sizeof what[1], "%sdqkv", name);

@@ -16,7 +16,7 @@ trainer=gpt2
 
 # What a run left, but for times.
 left() { # OUT
-    sed -E 's/"(ms|tok_s|mfu|seq_s|joules|mhz)": [^,}]+//g; /"checkpoint_ms"/d; s/"(output|graph)": "?[^,]*,//g' "$1/log.jsonl"
+    sed -E 's/, "(ms|tok_s|mfu|seq_s|joules|mhz)": [^,}]+//g; /"checkpoint_ms"/d; s/"(output|graph)": "?[^,]*,//g' "$1/log.jsonl"
     (cd "$1" && find . -name '*.safetensors' -exec cksum {} + | sort -k 3)
 }
 graphs() { grep '^graphs: ' "$work/stdout" | tail -n 1; }
@@ -33,7 +33,7 @@ compare() { # NAME MOST FLAGS...
     [ "${launched:-0}" -gt 0 ] || why=${why:-'no graph was launched'}
     left plain >plain.txt
     left graph >graph.txt
-    cmp -s plain.txt graph.txt || why=${why:-"they differ: $(diff plain.txt graph.txt | head -n 4 | cut -c 1-200 | tr '\n' ' ')"}
+    cmp -s plain.txt graph.txt || why=${why:-"they differ: $(diff plain.txt graph.txt | grep -m 1 -A 1 '^<'; diff plain.txt graph.txt | grep -m 2 '^>')"}
     [ "$((10 * ${made:-0}))" -le "$((most * ${launched:-0}))" ] || why=${why:-"$(graphs)"}
     verdict "$name${launched:+ ($launched graphs, $made instantiated)}" "$why"
 }

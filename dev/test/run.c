@@ -1321,6 +1321,14 @@ static void test_full_disk(Tests* t) {
     }
 }
 
+// A GPU that has used `*device` joules, and how often it was asked.
+static int energy_asked;
+static int energy_made_up(void* device, unsigned long long* millijoules) {
+    energy_asked++;
+    *millijoules = (unsigned long long)(1000 * *(double*)device + 0.5);
+    return 0;
+}
+
 // The means that the log shows of a GPU with `watts`, for steps of 0.3 s: a pause in between does not count.
 static void test_energy(Tests* t) {
     const double watts = 500;
@@ -1328,16 +1336,19 @@ static void test_energy(Tests* t) {
     int measured = 0;
     EnergyMeter m;
     expect(t, energy_open(&m) == -1 && isnan(energy_total(&m)), "energy/no GPU", "NVML is used");
-    energy_begin(&m, now, watts * now);
+    double used = watts * now;
+    m.device = &used, m.total = energy_made_up, energy_asked = 0;
+    energy_begin(&m, now);
     for (int step = 1; step <= 9; step++) {
         if (step == 7) {
-            now += 100;
-            energy_begin(&m, now, watts * now);
+            now += 100, used = watts * now;
+            energy_begin(&m, now);
         }
-        now += 0.3;
-        double joules = energy_step(&m, now, watts * now);
+        now += 0.3, used = watts * now;
+        double joules = energy_step(&m, now);
         if (!isnan(joules)) measured = 10 * measured + step, last = joules;
     }
+    expect(t, energy_asked == 3, "energy/the counter is read once a second", "%d times", energy_asked);
     expect(t, measured == 4, "energy/once a second, from its beginning or a pause on", "at steps %d", measured);
     expect(t, fabs(last - 0.3 * watts) <= 1e-9, "energy/mean of a step", "%.9g J", last);
     // Steps of 0.3 s of which the first four need less: a mean begins with the newest start that is a second old.

@@ -42,7 +42,7 @@ typedef enum { CAUSAL, FULL } Mask;
 // The two forms of GELU: GPT-2 uses the tanh approximation, BERT's "gelu" is the erf form.
 typedef enum { GELU_TANH, GELU_ERF } Gelu;
 // Attention on the GPU: in tiles on chip, with all scores in memory, or in tiles with the kernel for wide heads.
-typedef enum { FLASH, MATERIALIZED, FLASH_WIDE } AttentionPath;
+typedef enum { FLASH, MATERIALIZED } AttentionPath;
 // The part of a step that a launch belongs to.
 typedef enum { FORWARD, BACKWARD, OPTIMIZER, COMMUNICATION, DIRECTIONS } Direction;
 
@@ -263,7 +263,7 @@ static inline void context_init(Context* ctx) {
     cudaCheck(cudaGetDeviceProperties(&properties, device));
     ctx->multiprocessors = properties.multiProcessorCount;
     device_limits(ctx, &properties);
-    ctx->gelu_fusion = 2;
+    ctx->gelu_fusion = 3;
     cudaCheck(cudaStreamCreateWithFlags(&ctx->stream, cudaStreamNonBlocking));
     cublasCheck(cublasLtCreate(&ctx->cublaslt));
     cudaCheck(cudaMalloc(&ctx->cublaslt_workspace, CUBLASLT_WORKSPACE_BYTES));

@@ -73,19 +73,21 @@ static inline int energy_open(EnergyMeter* m) {
     return m->device ? 0 : -1;
 }
 
-// Begin a measurement at time `now`, with the counter at `joules`.
-static inline void energy_begin(EnergyMeter* m, double now, double joules) {
-    m->steps = 0, m->began = now, m->joules = joules;
+// Begin a measurement at time `now`.
+static inline void energy_begin(EnergyMeter* m, double now) {
+    m->steps = 0, m->began = now, m->joules = energy_total(m);
 }
 
-// A step has ended at time `now`, with the counter at `joules`. Returns the joules per step, the mean since the
-// measurement began, and begins the next one; or NaN, if the measurement is still too short.
-static inline double energy_step(EnergyMeter* m, double now, double joules) {
+// A step has ended at time `now`. Returns the joules per step, the mean since the measurement began, and begins the next
+// one; or NaN, if the measurement is still too short. The counter is not read at each step: that may take longer than a
+// step of a small model.
+static inline double energy_step(EnergyMeter* m, double now) {
     m->steps++;
-    if (now - m->began < ENERGY_SECONDS) return (double)NAN;
-    double mean = (joules - m->joules) / m->steps;
-    energy_begin(m, now, joules);
-    return mean;
+    if (!m->device || now - m->began < ENERGY_SECONDS) return (double)NAN;
+    int steps = m->steps;
+    double before = m->joules;
+    energy_begin(m, now);
+    return (m->joules - before) / steps;
 }
 
 // ---------------------------------------------------------------------------------------------------------

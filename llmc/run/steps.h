@@ -83,7 +83,7 @@ static inline void steps_close(Steps* s) {
 static inline void steps_restart_clock(Steps* s) {
     readback_record(s->ctx, &s->clock);
     s->last = &s->clock;
-    energy_begin(&s->energy, now_seconds(), energy_total(&s->energy));
+    energy_begin(&s->energy, now_seconds());
     profiler_pause(&s->profiler);
     thread_trial_restart(&s->threads, process_pauses());
 }
@@ -198,7 +198,7 @@ static inline void steps_launched(Steps* s, Session* session, double lr, StepWor
 // Add to a line of log.jsonl: energy and clock, if their measurement ended with this step; and with several losses,
 // each loss and sequences per second.
 static inline void steps_extra(Text* t, const LaunchedStep* done, double seconds, EnergyMeter* energy) {
-    double joules = energy->device ? energy_step(energy, now_seconds(), energy_total(energy)) : (double)NAN;
+    double joules = energy_step(energy, now_seconds());
     if (!isnan(joules)) log_put(t, "joules", joules, 6), log_put(t, "mhz", energy_mhz(energy), 6);
     if (done->losses.count < 2) return;
     for (int i = 0; i < done->losses.count; i++)

@@ -153,8 +153,7 @@ static inline void attention_backward_ref(real* dqkv, const real* dout, const re
 // ---------------------------------------------------------------------------------------------------------
 // GPU. Flash attention runs if ctx->attention selects it, tensor cores support floatX, a head consists of whole 16-byte
 // vectors, and the tiles fit in shared memory (on sm_75, with 64 KB: heads of up to 64). Otherwise materialized
-// attention runs. The flash kernels for Hopper are chosen by shape and GPU alone, except that the backward pass of wide
-// heads also requires FLASH_WIDE.
+// attention runs. The flash kernels for Hopper are chosen by shape and GPU alone.
 
 #include "llmc/ops/attention/flash_backward.cuh"
 #include "llmc/ops/attention/flash_forward.cuh"
@@ -198,7 +197,7 @@ static inline size_t attention_scratch_bytes(int N, int fewest, int most, int T,
     if (attention_is_flash(shape.HS, ctx)) {
         int is_hopper = HOPPER_BUILD && ctx->capability == 90;
         size_t hopper = is_hopper ? hopper_scratch_most(N, fewest, most, T, shape.NH, ctx->multiprocessors) : 0;
-        if (ctx->attention == FLASH_WIDE && hopper_wide_supports(shape, ctx)) {
+        if (hopper_wide_supports(shape, ctx)) {
             HopperWideScratch z = hopper_wide_scratch(N, most, T, shape.NH);
             hopper = max_size(hopper, hopper_wide_scratch_bytes(&z));
         }
@@ -231,8 +230,7 @@ static inline void attention_backward(floatX* dqkv, const floatX* dout, const fl
     if (!attention_is_flash(shape.HS, ctx)) materialized_backward(dqkv, dout, qkv, out, lse, s, shape, ctx);
 #ifdef ATTENTION_FLASH
     else if (hopper_supports(BACKWARD, shape, ctx)) hopper_backward(dqkv, dout, qkv, out, lse, s, shape, ctx);
-    else if (ctx->attention == FLASH_WIDE && hopper_wide_supports(shape, ctx))
-        hopper_wide_backward(dqkv, dout, qkv, out, lse, s, shape, ctx);
+    else if (hopper_wide_supports(shape, ctx)) hopper_wide_backward(dqkv, dout, qkv, out, lse, s, shape, ctx);
     else if (shape.HS <= 64) flash_backward<64>(dqkv, dout, qkv, out, lse, s, shape, ctx);
     else flash_backward<128>(dqkv, dout, qkv, out, lse, s, shape, ctx);
 #endif
