@@ -934,9 +934,11 @@ static void test_stages(Tests* t) {
 typedef struct {
     double joules;
     unsigned mhz, limit;  // limit 0: NVML does not know it
+    int reads;            // of its counter
 } MadeGpu;
 
 static int made_total(void* device, unsigned long long* mj) {
+    ((MadeGpu*)device)->reads++;
     *mj = (unsigned long long)(1e3 * ((MadeGpu*)device)->joules + 0.5);
     return 0;
 }
@@ -967,6 +969,7 @@ static void test_energy(Tests* t) {
     }
     expect(t, near_to(p->energy.joules, 85) && near_to(p->energy.mhz, 1550),
            "energy/warm-up steps if plain ones are short", "%g J, %g MHz", p->energy.joules, p->energy.mhz);
+    expect(t, gpu.reads == 2, "energy/the counter is not read at each step", "%d times", gpu.reads);
     p->energy.seconds = 1.2, p->energy.joules = 66, p->energy.watts = 660;
     expect_fact(
         t, "energy/fact", &f, "energy",

@@ -31,6 +31,12 @@ static inline void cublaslt_set(cublasLtMatmulDesc_t operation, cublasLtMatmulDe
     cublasCheck(cublasLtMatmulDescSetAttribute(operation, name, &value, sizeof value));
 }
 
+// Call this before a matmul with this algorithm is launched.
+static inline void cublaslt_note(Context* ctx, const cublasLtMatmulAlgo_t* algorithm) {
+    if (ctx->is_captured)
+        ctx->captured_algorithms = fnv_update(ctx->captured_algorithms, (const char*)algorithm, sizeof *algorithm);
+}
+
 // The largest power of two that divides x, at most 256.
 static inline int alignment_of(size_t x) {
     int alignment = 256;
@@ -248,11 +254,12 @@ static inline void batched_product_add(BatchMatrix c, BatchMatrix a, BatchMatrix
     BatchKey key = batch_key(&c, &a, &b, n, ctx);
     BatchPlan* plan = batch_plan(&key, ctx);
     BatchAddend more = {.d = d, .beta = beta};
-    if (plan->usable)
+    if (plan->usable) {
+        cublaslt_note(ctx, &plan->algorithm);
         cublasCheck(cublasLtMatmul(ctx->cublaslt, &plan->operation, &alpha, b.p, &plan->b, a.p, &plan->a, &beta, d,
                                    &plan->c, c.p, &plan->c, &plan->algorithm, ctx->cublaslt_workspace,
                                    CUBLASLT_WORKSPACE_BYTES, ctx->stream));
-    else batched_product_plain(c.p, a.p, b.p, &key, alpha, more, ctx);
+    } else batched_product_plain(c.p, a.p, b.p, &key, alpha, more, ctx);
 }
 
 // C = alpha A B.

@@ -120,6 +120,7 @@ typedef struct {
     int tool;                          // whether an NVTX tool is attached: 0 not checked yet, 1 yes, -1 no
     int ranges;                        // bits of the open NVTX ranges (scope.h)
     int is_captured;                   // 1: launches are captured in a graph, and run later (run/step_graph.h)
+    uint64_t captured_algorithms;      // hash of the algorithms of the captured matmuls
     void** outgrown;                   // [outgrown_count] replaced scratch that captured launches still use
     int outgrown_count;
 #endif

@@ -277,13 +277,17 @@ static inline int profiler_reads_at_once(const Profiler* p, int64_t step) {
     return profiler_stage(p, step) >= STAGE_PROFILED || profiler_stage(p, step + 1) >= STAGE_PROFILED;
 }
 
-// Record the energy up to the end of step number `step`, from 0, a warm-up step or a plain one.
+// Record the energy up to the end of step number `step`, from 0, a warm-up step or a plain one. NVML may take several
+// milliseconds to read its counter, so it is read about once a second and after the last plain step.
 static inline void profiler_step_energy(Profiler* p, int64_t step, double now) {
+    int is_plain = profiler_stage(p, step) == STAGE_PLAIN, is_last = is_plain && p->plain_count == p->count;
+    int begins = !p->marks[1].step || (!is_plain && now - p->marks[1].time >= ENERGY_SECONDS);
+    if (is_plain) p->energy.mhz += (energy_mhz(p->meter) - p->energy.mhz) / p->plain_count;
+    if (!begins && !is_last) return;
     EnergyMark mark = {.time = now, .joules = energy_total(p->meter), .step = step - p->first + 1};
-    int is_plain = profiler_stage(p, step) == STAGE_PLAIN;
-    if (!is_plain || !p->marks[1].step) energy_mark(p->marks, mark);
-    if (!is_plain) return;
-    double mhz = p->energy.mhz + (energy_mhz(p->meter) - p->energy.mhz) / p->plain_count;
+    if (begins) energy_mark(p->marks, mark), p->energy.joules = (double)NAN;
+    if (!is_last) return;
+    double mhz = p->energy.mhz;
     p->energy = energy_since(p->marks, mark), p->energy.mhz = mhz;
 }
 

@@ -4,8 +4,9 @@
  * also holds the all-reduce, the update and the copies of the step's results. Every step is captured anew. Then
  * cudaGraphExecUpdate() writes the new kernel arguments into an executable graph of an earlier step, which is launched.
  * So values that change from step to step (learning rate, random keys, numbers of rows) stay kernel arguments, and the
- * same kernels write the same bits. If no earlier graph fits, for example because another algorithm was chosen, a new
- * one is instantiated.
+ * same kernels write the same bits. If no earlier graph fits, a new one is instantiated. A graph with other matmul
+ * algorithms never fits: an update can put another kernel in a kernel's place, but leaves the old dimensions of thread
+ * block clusters, and then the results are wrong.
  *
  * The first steps, which choose algorithms and allocate scratch, run without a graph, and so does everything outside of
  * steps: validation, checkpoints, samples. */
@@ -17,9 +18,9 @@
 #include "llmc/run/settings.h"
 
 enum {
-    STEP_GRAPH_WARMUP = 2,  // steps without a graph
-    STEP_GRAPH_SHAPES = 8,  // sequences of launches for which graphs are kept
-    STEP_GRAPH_TURNS = 2    // graphs of each, used in turn, as one still runs; an update changes later launches only
+    STEP_GRAPH_WARMUP = 2,   // steps without a graph
+    STEP_GRAPH_SHAPES = 16,  // sequences of launches for which graphs are kept
+    STEP_GRAPH_TURNS = 2     // graphs of each, used in turn, as one still runs; an update changes later launches only
 };
 
 typedef struct {
@@ -33,6 +34,7 @@ typedef struct {
     int next;  // the shape to replace by a new one
     struct {
         int part;
+        uint64_t algorithms;
         size_t nodes;  // 0: unused
         unsigned uses;
         cudaGraphExec_t graphs[STEP_GRAPH_TURNS];
@@ -66,16 +68,27 @@ static inline void step_graph_begin(StepGraph* g, int is_first, int is_last, Con
     // Relaxed: scratch may grow, and the thread that writes a checkpoint may copy and wait.
     cudaCheck(cudaStreamBeginCapture(ctx->stream, cudaStreamCaptureModeRelaxed));
     ctx->is_captured = 1;
+    ctx->captured_algorithms = FNV_START;
 }
 
-// Where the next executable graph for this part of a step and g->nodes launches is kept. NULL there: none yet.
-static inline cudaGraphExec_t* step_graph_place(StepGraph* g) {
+// A running graph is freed when it ends.
+static inline void step_graph_free(cudaGraphExec_t* exec) {
+    if (*exec) cudaCheck(cudaGraphExecDestroy(*exec));
+    *exec = NULL;
+}
+
+// Where the next executable graph for this part of a step, g->nodes launches and these algorithms is kept. NULL there:
+// none yet.
+static inline cudaGraphExec_t* step_graph_place(StepGraph* g, uint64_t algorithms) {
     int i = 0;
-    while (i < STEP_GRAPH_SHAPES && (g->shapes[i].part != g->part || g->shapes[i].nodes != g->nodes)) i++;
+    while (i < STEP_GRAPH_SHAPES &&
+           (g->shapes[i].part != g->part || g->shapes[i].nodes != g->nodes || g->shapes[i].algorithms != algorithms))
+        i++;
     if (i == STEP_GRAPH_SHAPES) {
         i = g->next;
         g->next = (g->next + 1) % STEP_GRAPH_SHAPES;
-        g->shapes[i].part = g->part, g->shapes[i].nodes = g->nodes;
+        for (int k = 0; k < STEP_GRAPH_TURNS; k++) step_graph_free(&g->shapes[i].graphs[k]);
+        g->shapes[i].part = g->part, g->shapes[i].nodes = g->nodes, g->shapes[i].algorithms = algorithms;
     }
     return &g->shapes[i].graphs[g->shapes[i].uses++ % STEP_GRAPH_TURNS];
 }
@@ -87,8 +100,8 @@ static inline int step_graph_take(cudaGraphExec_t* exec, cudaGraph_t graph) {
         cudaError_t status = cudaGraphExecUpdate(*exec, graph, &info);
         if (status == cudaSuccess) return 0;
         if (status != cudaErrorGraphExecUpdateFailure) cudaCheck(status);
-        cudaGetLastError();                      // clear the error, so that no later call returns it
-        cudaCheck(cudaGraphExecDestroy(*exec));  // a running graph is freed when it ends
+        cudaGetLastError();  // clear the error, so that no later call returns it
+        step_graph_free(exec);
     }
     cudaCheck(cudaGraphInstantiate(exec, graph, 0));
     return 1;
@@ -111,7 +124,7 @@ static inline void step_graph_end(StepGraph* g, Context* ctx) {
     ctx->is_captured = 0;
     cudaCheck(cudaStreamEndCapture(ctx->stream, &graph));
     cudaCheck(cudaGraphGetNodes(graph, NULL, &g->nodes));
-    cudaGraphExec_t* exec = step_graph_place(g);
+    cudaGraphExec_t* exec = step_graph_place(g, ctx->captured_algorithms);
     g->made += step_graph_take(exec, graph);
     g->launched++;
     cudaCheck(cudaGraphDestroy(graph));
@@ -132,8 +145,7 @@ static inline void step_graph_report(const StepGraph* g) {
 
 static inline void step_graph_close(StepGraph* g) {
     for (int i = 0; i < STEP_GRAPH_SHAPES; i++)
-        for (int k = 0; k < STEP_GRAPH_TURNS; k++)
-            if (g->shapes[i].graphs[k]) cudaCheck(cudaGraphExecDestroy(g->shapes[i].graphs[k]));
+        for (int k = 0; k < STEP_GRAPH_TURNS; k++) step_graph_free(&g->shapes[i].graphs[k]);
 }
 
 #else

@@ -146,6 +146,7 @@ static inline void matmul_point(MatmulPlan* plan, const MatmulOperands* o) {
 static inline cublasStatus_t matmul_launch(const MatmulPlan* plan, const cublasLtMatmulAlgo_t* algorithm,
                                            const MatmulOperands* o, void* d, Context* ctx) {
     float one = 1, beta = plan->key.mode == ADD ? 1 : 0;
+    cublaslt_note(ctx, algorithm);
     return cublasLtMatmul(ctx->cublaslt, plan->operation, &one, o->a, plan->a, o->b, plan->b, &beta, d, plan->d, d,
                           plan->d, algorithm, ctx->cublaslt_workspace, CUBLASLT_WORKSPACE_BYTES, ctx->stream);
 }
