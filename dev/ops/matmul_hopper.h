@@ -135,17 +135,38 @@ static void test_matmul_hopper_refuses(Harness* h, MatmulShape s, int offset) {
     case_end(h);
 }
 
+// Large matmuls with short sums prefer this kernel.
+static void test_matmul_hopper_preferred(Harness* h) {
+    static const struct {
+        int fusion, M, N, K, is_preferred;
+    } cases[] = {
+        {3, 65536, 3072, 768, 1}, {2, 65536, 3072, 768, 0}, {3, 32768, 4096, 1024, 1}, {3, 32768, 4096, 1032, 0},
+        {3, 512, 4096, 1024, 0},  {3, 8448, 2048, 64, 1},   {3, 8320, 2048, 64, 0},
+    };
+    Context ctx = h->ctx;
+    ctx.multiprocessors = 132;
+    case_begin(h, "matmul_hopper/preferred");
+    for (size_t i = 0; i < COUNT_OF(cases); i++) {
+        GemmProduct z = {.M = cases[i].M, .N = cases[i].N, .K = cases[i].K};
+        ctx.gelu_fusion = cases[i].fusion;
+        expect_true(h, "as listed", matmul_prefers_own(&z, &ctx) == cases[i].is_preferred);
+    }
+    case_end(h);
+}
+
 static void test_matmul_hopper(Harness* h) {
     static const MatmulShape shapes[] = {{1, 8, 8},       {128, 64, 256},  {256, 192, 512}, {300, 72, 264},
                                          {129, 200, 520}, {40, 264, 1032}, {900, 136, 776}};
     static const MatmulShape many = {4200, 72, 2056};  // two or three tiles for each block of an H100
     static const MatmulShape refused[] = {{64, 64, 12}, {64, 12, 64}, {64, 64, 64}};
+    static const MatmulShape odd[] = {{900, 136, 12}, {900, 12, 136}};
     for (size_t i = 0; i < COUNT_OF(refused); i++) test_matmul_hopper_refuses(h, refused[i], i == 2 ? 4 : 0);
-    h->ctx.gelu_fusion = MATMUL_OWN;
-    for (int kind = 0; kind < 2; kind++)
-        test_matmul_gelu(h, refused[kind], kind ? GELU_ERF : GELU_TANH, " own refuses");
-    test_matmul_gelu(h, shapes[3], GELU_TANH, " own");
-    h->ctx.gelu_fusion = MATMUL_USUAL;
+    test_matmul_hopper_preferred(h);
+    int multiprocessors = h->ctx.multiprocessors;
+    h->ctx.gelu_fusion = MATMUL_OWN, h->ctx.multiprocessors = 2;  // so that eight tiles are enough
+    for (int kind = 0; kind < 2; kind++) test_matmul_gelu(h, odd[kind], kind ? GELU_ERF : GELU_TANH, " own refuses");
+    test_matmul_gelu(h, shapes[6], GELU_TANH, " own");
+    h->ctx.gelu_fusion = MATMUL_USUAL, h->ctx.multiprocessors = multiprocessors;
     if (!matmul_hopper_runs(&h->ctx)) return;
     for (int kind = 0; kind < 2; kind++) test_matmul_hopper_bits(h, kind ? GELU_ERF : GELU_TANH);
     for (size_t i = 0; i < COUNT_OF(shapes); i++)
