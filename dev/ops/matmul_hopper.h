@@ -166,7 +166,7 @@ static void test_matmul_hopper(Harness* h) {
     h->ctx.gelu_fusion = MATMUL_OWN, h->ctx.multiprocessors = 2;  // so that eight tiles are enough
     for (int kind = 0; kind < 2; kind++) test_matmul_gelu(h, odd[kind], kind ? GELU_ERF : GELU_TANH, " own refuses");
     test_matmul_gelu(h, shapes[6], GELU_TANH, " own");
-    h->ctx.gelu_fusion = MATMUL_USUAL, h->ctx.multiprocessors = multiprocessors;
+    h->ctx.multiprocessors = multiprocessors;
     if (!matmul_hopper_runs(&h->ctx)) return;
     for (int kind = 0; kind < 2; kind++) test_matmul_hopper_bits(h, kind ? GELU_ERF : GELU_TANH);
     for (size_t i = 0; i < COUNT_OF(shapes); i++)

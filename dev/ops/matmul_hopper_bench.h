@@ -1,4 +1,4 @@
-/* Bench of llmc/ops/matmul/hopper.cuh: what a step launches today and our kernel in turn, each for over a second back to
+/* Bench of llmc/ops/matmul/hopper.cuh: cuBLASLt and our kernel in turn, each for over a second back to
  * back, because a GPU that has rested is faster than one at its power limit.
  *
  *     ops bench matmul_hopper 0 0        about 45 seconds; 0 0: ceilings are not measured
@@ -146,7 +146,7 @@ static void hopper_bench_row(Harness* h, EnergyMeter* meter, HopperBench b, int 
            is_forward ? "forward" : "backward", b.model, 1e6 * ways[0].seconds, 1e6 * ways[1].seconds,
            1e6 * ways[2].seconds, 1e-12 * MATMUL_FLOPS(s.N, s.IC, s.OC) / ways[1].seconds,
            ways[0].seconds / ways[1].seconds);
-    h->ctx.autotune = 0, h->ctx.gelu_fusion = MATMUL_USUAL;
+    h->ctx.autotune = 0, h->ctx.gelu_fusion = MATMUL_OWN;
     matmul_plans_free(&h->ctx);
     case_free(h);
 }

@@ -425,9 +425,9 @@ static void test_scopes(Tests* t) {
                    "1\n");
 }
 
-// The name that earlier versions saved.
-static void test_old_choice(Tests* t) {
-    static const char saved[] = "{\"attention\": \"explicit\"}";
+// A name that earlier versions saved.
+static void test_old_choice(Tests* t, const char* name, int want) {
+    char* saved = xprintf("{\"attention\": \"%s\"}", name);
     int attention = -1;
     Flag row = {NULL, "--attention",        FLAG_CHOICE, &attention, "flash", 0,
                 0,    "flash|materialized", SCOPE_RUN,   TOPIC_NONE, ""};
@@ -437,7 +437,8 @@ static void test_old_choice(Tests* t) {
     if (json_parse(&json, saved, strlen(saved), error) != 0) die(FAILED, "%s", error);
     settings_restore(&row, 1, json.root, 0, "file");
     json_free(&json);
-    expect(t, attention == 1, "settings/--attention explicit of an earlier version", "%d", attention);
+    free(saved);
+    expect(t, attention == want, "settings/--attention of an earlier version", "%s: %d", name, attention);
 }
 
 static void test_settings(Tests* t) {
@@ -1438,7 +1439,8 @@ int main(void) {
     test_config(&t);
     test_settings(&t);
     test_scopes(&t);
-    test_old_choice(&t);
+    test_old_choice(&t, "explicit", 1);
+    test_old_choice(&t, "flash-wide", 0);
     test_update_settings(&t);
     test_streams(&t);
     test_overflow(&t);

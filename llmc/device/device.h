@@ -41,7 +41,7 @@ typedef enum { SET, ADD } Mode;
 typedef enum { CAUSAL, FULL } Mask;
 // The two forms of GELU: GPT-2 uses the tanh approximation, BERT's "gelu" is the erf form.
 typedef enum { GELU_TANH, GELU_ERF } Gelu;
-// Attention on the GPU: in tiles on chip, with all scores in memory, or in tiles with the kernel for wide heads.
+// Attention on the GPU: in tiles on chip, or with all scores in memory.
 typedef enum { FLASH, MATERIALIZED } AttentionPath;
 // The part of a step that a launch belongs to.
 typedef enum { FORWARD, BACKWARD, OPTIMIZER, COMMUNICATION, DIRECTIONS } Direction;

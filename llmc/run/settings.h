@@ -323,10 +323,13 @@ static inline void settings_check_profile(const Settings* s, int64_t left) {
 // ---------------------------------------------------------------------------------------------------------
 // Resuming
 
-// The text of a saved value. --attention materialized had another name in earlier versions.
+// The text of a saved value. --attention materialized had another name in earlier versions, and a part of flash was a
+// choice of its own.
 static inline const char* settings_saved_text(const Flag* row, const JsonNode* saved, const char* file) {
     if (!saved->string) die(USAGE, "%s: key \"%s\": is not a setting's value", file, row->long_name + 2);
-    return row->type == FLAG_CHOICE && strcmp(saved->string, "explicit") == 0 ? "materialized" : saved->string;
+    if (row->type == FLAG_CHOICE && strcmp(saved->string, "explicit") == 0) return "materialized";
+    if (row->type == FLAG_CHOICE && strcmp(saved->string, "flash-wide") == 0) return "flash";
+    return saved->string;
 }
 
 // Check a flag of the command line against the saved value. Both are compared as the flag prints them, so 1e-3 equals

@@ -1,6 +1,6 @@
 /* The backward pass of attention for heads of 72 to 128 channels with Hopper's instructions: see hopper_tiles.cuh, and
- * hopper_backward.cuh for the matmuls, dropout and the sums' place in registers. bf16 and
- * fp16. Other head sizes and other GPUs use other kernels: see attention_backward().
+ * hopper_backward.cuh for the matmuls, dropout and the sums' place in registers. For bf16 and fp16. Other head sizes
+ * and other GPUs use other kernels: see attention_backward().
  *
  * A work item is one tile of 128 keys of one head. Each of two consumer warpgroups owns 64 keys and keeps their dK and
  * dV in registers. No registers are left for K and V, which stay in shared memory. The warpgroups iterate over the

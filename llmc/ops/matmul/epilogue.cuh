@@ -154,7 +154,7 @@ static inline size_t matmul_bias_bytes(int N, int OC) {
 
 // Upper bound of a launch's scratch without cuBLASLt's workspace: that of the bias gradient of dy or of dpre.
 static inline size_t matmul_scratch_bytes(int N, int IC, int OC, const Context* ctx) {
-    size_t own = ctx->gelu_fusion >= 3 ? gemm_partial_bytes(N, IC) : 0;
+    size_t own = ctx->gelu_fusion >= 3 && matmul_hopper_runs(ctx) ? gemm_partial_bytes(N, IC) : 0;
     return max_size(own, max_size(matmul_bias_bytes(N, IC), matmul_bias_bytes(N, OC)));
 }
 
