@@ -1,5 +1,6 @@
 /* cuBLASLt on the CPU: the calls, attributes and epilogues that the project uses, as cuBLAS documents them for
- * cublasLtMatmul(). One algorithm for every matmul; sums in fp32. Anything else is refused with a line on stderr.
+ * cublasLtMatmul(). Sums in fp32. Two algorithms that differ in name alone: one for small matmuls, one for others.
+ * Anything else is refused with a line on stderr.
  *
  *   D[i] = epilogue(alpha scale_a scale_b op(A[i]) op(B[i]) + beta C[i])      column-major; A, B: bf16, fp16, fp32, fp8
  *
@@ -10,6 +11,8 @@
 #include <math.h>
 
 #include "threads.h"
+
+enum { EMULATED_SMALL = 48 };  // the most terms or columns of a small matmul
 
 // The contents of the opaque structs.
 typedef struct {
@@ -194,8 +197,8 @@ extern "C" {
 cublasStatus_t cublasLtMatmul(cublasLtHandle_t, cublasLtMatmulDesc_t operation, const void* alpha, const void* a,
                               cublasLtMatrixLayout_t layout_a, const void* b, cublasLtMatrixLayout_t layout_b,
                               const void* beta, const void* c, cublasLtMatrixLayout_t layout_c, void* d,
-                              cublasLtMatrixLayout_t layout_d, const cublasLtMatmulAlgo_t*, void*, size_t,
-                              cudaStream_t) {
+                              cublasLtMatrixLayout_t layout_d, const cublasLtMatmulAlgo_t* algorithm, void*,
+                              size_t, cudaStream_t) {
     EmulatedMatmul p = {*(const EmulatedProductDesc*)operation,
                         *(const EmulatedLayout*)layout_a,
                         *(const EmulatedLayout*)layout_b,
@@ -208,7 +211,7 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t, cublasLtMatmulDesc_t operation, 
                         c,
                         d};
     cublasStatus_t status = emulated_supported(&p.desc, &p.la, &p.lb, &p.lc, &p.ld);
-    if (status == CUBLAS_STATUS_SUCCESS) emulated_do(EMULATED_PRODUCT, [=] { emulated_matmul(&p); });
+    if (status == CUBLAS_STATUS_SUCCESS) emulated_do(EMULATED_PRODUCT, [=] { emulated_matmul(&p); }, (int)algorithm->data[0]);
     return status;
 }
 
@@ -224,6 +227,9 @@ cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t, cublasLtMatmulDe
     if (count < 1) return CUBLAS_STATUS_INVALID_VALUE;
     if (status != CUBLAS_STATUS_SUCCESS) return status;
     memset(results, 0, sizeof *results);
+    const EmulatedLayout* left = (const EmulatedLayout*)a;
+    uint64_t terms = ((const EmulatedProductDesc*)operation)->trans_a ? left->rows : left->columns;
+    results->algo.data[0] = terms > EMULATED_SMALL && ((const EmulatedLayout*)d)->columns > EMULATED_SMALL;
     *found = 1;
     return CUBLAS_STATUS_SUCCESS;
 }

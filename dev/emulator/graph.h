@@ -28,6 +28,7 @@ typedef enum {
 
 struct EmulatedNode {
     EmulatedKind kind;
+    int clusters;  // of a product's algorithm; a graph's node keeps them too, without an error
     std::function<void()> work;
 };
 typedef std::vector<EmulatedNode> EmulatedGraph;
@@ -58,8 +59,8 @@ static inline void emulated_run(const std::function<void()>& work) {
     else work();
 }
 
-template <typename Work> static inline void emulated_do(EmulatedKind kind, const Work& work) {
-    if (emulated_capture) emulated_capture->push_back({kind, work});
+template <typename Work> static inline void emulated_do(EmulatedKind kind, const Work& work, int clusters = 0) {
+    if (emulated_capture) emulated_capture->push_back({kind, clusters, work});
     else emulated_run(work);
 }
 
@@ -106,14 +107,19 @@ cudaError_t cudaGraphInstantiate(cudaGraphExec_t* exec, cudaGraph_t graph, unsig
     return cudaSuccess;
 }
 // Launches of the same kinds in the same order. A GPU may refuse more (another size of a fill, other attributes of a
-// kernel): a late stream refuses each 16th update.
+// kernel): a late stream refuses each 16th update. It does not refuse a product with other clusters, whose results are
+// then wrong: here it writes none.
 cudaError_t cudaGraphExecUpdate(cudaGraphExec_t exec, cudaGraph_t graph, cudaGraphExecUpdateResultInfo*) {
     static unsigned updates;
     EmulatedGraph &to = *(EmulatedGraph*)exec, &from = *(EmulatedGraph*)graph;
     int is_same = to.size() == from.size() && !(emulated_is_late && ++updates % 16 == 0);
     for (size_t i = 0; is_same && i < to.size(); i++) is_same = to[i].kind == from[i].kind;
     if (!is_same) return emulated_status(cudaErrorGraphExecUpdateFailure);
-    to = from;
+    for (size_t i = 0; i < to.size(); i++) {
+        int clusters = to[i].clusters;
+        to[i] = from[i];
+        if (to[i].clusters != clusters) to[i].clusters = clusters, to[i].work = [] {};
+    }
     return cudaSuccess;
 }
 cudaError_t cudaGraphLaunch(cudaGraphExec_t exec, cudaStream_t) {

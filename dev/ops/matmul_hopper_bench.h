@@ -1,5 +1,5 @@
-/* Bench of llmc/ops/matmul/hopper.cuh: cuBLASLt and our kernel in turn, each for over a second back to
- * back, because a GPU that has rested is faster than one at its power limit.
+/* Bench of llmc/ops/matmul/hopper.cuh: cuBLASLt and our kernel in turn, each for over a second back to back, because a
+ * GPU that has rested is faster than one at its power limit.
  *
  *     ops bench matmul_hopper 0 0        about 45 seconds; 0 0: ceilings are not measured
  *

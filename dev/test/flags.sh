@@ -61,7 +61,7 @@ speed() { awk '{ print 1 / ($1 + 0.001) }' cpu; }  # 1 / seconds of processor ti
 strip_times() {
     sed -E -e 's/ \| [0-9.]+ ms \|.*//; s/ \| 100 % mfu is .*//; s/; [0-9.]+ MiB are available//' \
         -e '/^checkpoint of step /d; s/[0-9.]+ s: [0-9.]+ tokens.s//; s/ GB at [0-9.e+-]+ GB.s$/ GB/' \
-        -e '/"checkpoint_ms"/d; s/"(ms|tok_s|mfu|seq_s|joules|mhz)": [^,}]+//g' "$@"
+        -e '/"checkpoint_ms"/d; s/, "(ms|tok_s|mfu|seq_s|joules|mhz)": [^,}]+//g' "$@"
 }
 everything() {
     cat status
@@ -330,8 +330,7 @@ else row --graph '' 1 'cat status; says "^error: --graph 1: this is the CPU buil
 if [ $trainer = gpt2 ]; then
     row_gpu --gelu-fusion '-e L=1,C=128,NH=2,T=64 -b 16 -x 8 --profile 1' 0 \
         'cut -d, -f 1-4 out/profile/kernels.csv' '*' '*'
-elif [ -n "$is_gpu" ]; then row --gelu-fusion '' 0 'cat status' 0 '='  # only Hopper's kernel has the GELU of BERT
-else row --gelu-fusion '' 0 results '*' '='; fi
+else row --gelu-fusion '' 0 results '*' '='; fi  # GELU of BERT: only in our kernel, for large matmuls
 case $PROGRAM in
     *fp32*) row_gpu --tf32 '-e L=1,C=128,NH=2,T=64 -b 16' 1 'each loss' '*' '*' ;;
     *) row --tf32 '' 1 results '*' '=' ;;  # other precisions have no products of fp32 operands

@@ -33,7 +33,9 @@ compare() { # NAME MOST FLAGS...
     [ "${launched:-0}" -gt 0 ] || why=${why:-'no graph was launched'}
     left plain >plain.txt
     left graph >graph.txt
-    cmp -s plain.txt graph.txt || why=${why:-"they differ: $(diff plain.txt graph.txt | grep -m 1 -A 1 '^<'; diff plain.txt graph.txt | grep -m 2 '^>')"}
+    # The first lines of each side.
+    cmp -s plain.txt graph.txt ||
+        why=${why:-"they differ: $(diff plain.txt graph.txt | awk '/^[<>]/ && n[$1]++ < 2' | cut -c 1-200 | tr '\n' ' ')"}
     [ "$((10 * ${made:-0}))" -le "$((most * ${launched:-0}))" ] || why=${why:-"$(graphs)"}
     verdict "$name${launched:+ ($launched graphs, $made instantiated)}" "$why"
 }

@@ -78,9 +78,9 @@ static inline void energy_begin(EnergyMeter* m, double now) {
     m->steps = 0, m->began = now, m->joules = energy_total(m);
 }
 
-// A step has ended at time `now`. Returns the joules per step, the mean since the measurement began, and begins the next
-// one; or NaN, if the measurement is still too short. The counter is not read at each step: that may take longer than a
-// step of a small model.
+// A step has ended at time `now`. Returns the joules per step, the mean since the measurement began, and begins the
+// next one; or NaN, if the measurement is still too short. The counter is not read at each step: that may take longer
+// than a step of a small model.
 static inline double energy_step(EnergyMeter* m, double now) {
     m->steps++;
     if (!m->device || now - m->began < ENERGY_SECONDS) return (double)NAN;
@@ -106,11 +106,16 @@ typedef struct {
     double watts, mhz;
 } StepEnergy;
 
+// Whether energy_mark() would keep a start at time `now`.
+static inline int energy_mark_is_due(const EnergyMark marks[2], double now) {
+    return !marks[1].step || now - marks[1].time >= ENERGY_SECONDS;
+}
+
 // A step has ended, and a measurement may begin here. Keeps two such starts at least ENERGY_SECONDS apart: marks[1] is
 // the newest, marks[0] the one before it.
 static inline void energy_mark(EnergyMark marks[2], EnergyMark now) {
-    if (!marks[1].step) marks[0] = marks[1] = now;
-    if (now.time - marks[1].time < ENERGY_SECONDS) return;
+    if (!energy_mark_is_due(marks, now.time)) return;
+    if (!marks[1].step) marks[1] = now;
     marks[0] = marks[1], marks[1] = now;
 }
 

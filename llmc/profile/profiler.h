@@ -281,7 +281,7 @@ static inline int profiler_reads_at_once(const Profiler* p, int64_t step) {
 // milliseconds to read its counter, so it is read about once a second and after the last plain step.
 static inline void profiler_step_energy(Profiler* p, int64_t step, double now) {
     int is_plain = profiler_stage(p, step) == STAGE_PLAIN, is_last = is_plain && p->plain_count == p->count;
-    int begins = !p->marks[1].step || (!is_plain && now - p->marks[1].time >= ENERGY_SECONDS);
+    int begins = is_plain ? !p->marks[1].step : energy_mark_is_due(p->marks, now);
     if (is_plain) p->energy.mhz += (energy_mhz(p->meter) - p->energy.mhz) / p->plain_count;
     if (!begins && !is_last) return;
     EnergyMark mark = {.time = now, .joules = energy_total(p->meter), .step = step - p->first + 1};

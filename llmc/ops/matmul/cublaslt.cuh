@@ -76,8 +76,8 @@ static inline void matmul_forward(floatX* y, const floatX* x, Linear p, int N, i
     scope_close(&scope);
 }
 
-// Whether to try hopper.cuh for this matmul with GELU. Measured (dev/LOG.md, 2026-11-26): it is faster than cuBLASLt for
-// sums of 768 and 1024 terms and slower for 1600. Of few tiles, other tile sizes make better use of the GPU.
+// Whether to try hopper.cuh for this matmul with GELU. Measured (dev/LOG.md, 2026-11-26): it is faster than cuBLASLt
+// for sums of 768 and 1024 terms and slower for 1600. With few tiles it was not measured.
 static inline int matmul_prefers_own(const GemmProduct* z, const Context* ctx) {
     enum { TERMS = 1024, TILES = 4 };  // most terms of a sum, fewest tiles for each multiprocessor
     size_t tiles = blocks_for((size_t)z->M, GEMM_M) * (size_t)blocks_for((size_t)z->N, GEMM_N);
