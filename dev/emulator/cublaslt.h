@@ -197,8 +197,8 @@ extern "C" {
 cublasStatus_t cublasLtMatmul(cublasLtHandle_t, cublasLtMatmulDesc_t operation, const void* alpha, const void* a,
                               cublasLtMatrixLayout_t layout_a, const void* b, cublasLtMatrixLayout_t layout_b,
                               const void* beta, const void* c, cublasLtMatrixLayout_t layout_c, void* d,
-                              cublasLtMatrixLayout_t layout_d, const cublasLtMatmulAlgo_t* algorithm, void*,
-                              size_t, cudaStream_t) {
+                              cublasLtMatrixLayout_t layout_d, const cublasLtMatmulAlgo_t* algorithm, void*, size_t,
+                              cudaStream_t) {
     EmulatedMatmul p = {*(const EmulatedProductDesc*)operation,
                         *(const EmulatedLayout*)layout_a,
                         *(const EmulatedLayout*)layout_b,
@@ -211,7 +211,9 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t, cublasLtMatmulDesc_t operation, 
                         c,
                         d};
     cublasStatus_t status = emulated_supported(&p.desc, &p.la, &p.lb, &p.lc, &p.ld);
-    if (status == CUBLAS_STATUS_SUCCESS) emulated_do(EMULATED_PRODUCT, [=] { emulated_matmul(&p); }, (int)algorithm->data[0]);
+    if (status == CUBLAS_STATUS_SUCCESS)
+        emulated_do(
+            EMULATED_PRODUCT, [=] { emulated_matmul(&p); }, (int)algorithm->data[0]);
     return status;
 }
 
