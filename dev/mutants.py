@@ -50,7 +50,7 @@ TESTS = {
     "grad": (["build/ops_double"], ["build/ops_double", "grad"]),
     "ops_80": (["build/emulated/bf16/ops_80"], ["build/emulated/bf16/ops_80", "test"]),
     "ops_90a": (["build/emulated/bf16/ops_90a"], ["build/emulated/bf16/ops_90a", "test"]),
-    "graph": (["build/emulated/bf16/train_bert"] + DATA, ["bash", "dev/test/graph.sh", "build/emulated/bf16/train_bert"]),
+    "graph": (["build/emulated/bf16/train_bert", "build/emulated/bf16/finetune_bert"] + DATA, ["bash", "dev/test/graph.sh", "build/emulated/bf16/train_bert"]),
     "text": (["build/test_text", "build/builtin_corpus"] + DATA, ["bash", "dev/test/text.sh", "build/test_text"]),
     "base": (["build/test_base"], ["build/test_base"]),
     "data": (["build/test_data"] + DATA, ["build/test_data"]),
