@@ -19,8 +19,6 @@
 
 #include "llmc/ops/quantize/quantize.h"
 
-enum { MEAN_BIAS_ROWS = 512, MEAN_BIAS_SPREAD = 37 };
-
 // A tensor before and after it was rounded: bytes / scale.
 typedef struct {
     QuantizeInput exact;
@@ -35,14 +33,6 @@ typedef struct {
 
 #define MEAN_BIAS_FLOPS(N, IC, OC) (4.0 * (IC) * ((double)mean_bias_rows(N) + (OC)))
 #define MEAN_BIAS_BYTES(N, IC, OC) ((sizeof(floatX) + 1.0) * (IC) * ((double)mean_bias_rows(N) + (OC)))
-
-HOST_DEVICE static inline int mean_bias_rows(int N) { return N < MEAN_BIAS_ROWS ? N : MEAN_BIAS_ROWS; }
-
-// The k-th row of x that the means read.
-HOST_DEVICE static inline int mean_bias_row(int k, int N) {
-    int apart = N / mean_bias_rows(N);
-    return k * apart + k * MEAN_BIAS_SPREAD % apart;
-}
 
 // ---------------------------------------------------------------------------------------------------------
 // Reference
