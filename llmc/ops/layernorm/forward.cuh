@@ -124,8 +124,8 @@ template <LayerNormBranch BRANCH> static inline void layernorm_forward_choose(La
     else layernorm_forward_start<W, 32, 512, BRANCH>(a, ctx);
 }
 
-COMPILED_IF_CALLED static inline void layernorm_forward_rows(floatX* y, LayerNormStats stats, const floatX* x,
-                                                             LayerNorm p, Rows size, real eps, Context* ctx) {
+static inline LayerNormForward layernorm_forward_args(floatX* y, LayerNormStats stats, const floatX* x, LayerNorm p,
+                                                      Rows size, real eps) {
     LayerNormForward a = {.y = y,
                           .stats = stats,
                           .x = x,
@@ -134,22 +134,19 @@ COMPILED_IF_CALLED static inline void layernorm_forward_rows(floatX* y, LayerNor
                           .C = size.C,
                           .inverse_C = 1.0f / (float)size.C,
                           .eps = (float)eps};
-    layernorm_forward_choose<LAYERNORM_ALONE>(a, ctx);
+    return a;
+}
+
+COMPILED_IF_CALLED static inline void layernorm_forward_rows(floatX* y, LayerNormStats stats, const floatX* x,
+                                                             LayerNorm p, Rows size, real eps, Context* ctx) {
+    layernorm_forward_choose<LAYERNORM_ALONE>(layernorm_forward_args(y, stats, x, p, size, eps), ctx);
 }
 
 COMPILED_IF_CALLED static inline void residual_layernorm_forward_rows(floatX* y, ResidualBranch branch,
                                                                       LayerNormStats stats, const floatX* x,
                                                                       LayerNorm p, Rows size, real eps, Context* ctx) {
-    LayerNormForward a = {.y = y,
-                          .r = branch.r,
-                          .stats = stats,
-                          .x = x,
-                          .p = {.w = p.w_fp32, .b = p.b},
-                          .N = size.N,
-                          .C = size.C,
-                          .inverse_C = 1.0f / (float)size.C,
-                          .eps = (float)eps,
-                          .dropout = dropout_rows(branch.dropout)};
+    LayerNormForward a = layernorm_forward_args(y, stats, x, p, size, eps);
+    a.r = branch.r, a.dropout = dropout_rows(branch.dropout);
     if (branch.dropout.threshold) layernorm_forward_choose<LAYERNORM_RESIDUAL_DROPOUT>(a, ctx);
     else layernorm_forward_choose<LAYERNORM_RESIDUAL>(a, ctx);
 }
