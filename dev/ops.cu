@@ -30,6 +30,7 @@
 #include "ops/interaction.h"
 #include "ops/lamb.h"
 #include "ops/layernorm.h"
+#include "ops/layernorm_fp8.h"
 #include "ops/linear.h"
 #include "ops/linear_bce.h"
 #include "ops/loss_scale.h"
@@ -62,6 +63,9 @@ typedef struct {
 // clang-format off
 static const OpRow TABLE[] = {
     {"layernorm", test_layernorm, grad_layernorm, bench_layernorm},
+#ifdef __CUDACC__
+    {"layernorm_fp8", test_layernorm_fp8, NULL, bench_layernorm_fp8},
+#endif
     {"dropout", test_dropout, grad_dropout, bench_dropout},
     {"gather", test_gather, grad_gather, bench_gather},
     {"adamw", test_adamw, NULL, bench_adamw},
