@@ -14,10 +14,11 @@
 #include "llmc/model/linear.h"
 
 typedef struct {
-    int level;     // --fp8: 1: the layers' matmuls; 2: also matmuls outside the layers
-    int keeps_x;   // 1: the transposed inputs are kept for the backward pass
-    int count;     // linear layers
-    int recorded;  // steps whose largest absolute values are known, at most FP8_HISTORY
+    int level;           // --fp8: 1: the layers' matmuls; 2: also matmuls outside the layers
+    int keeps_x;         // 1: the transposed inputs are kept for the backward pass
+    int from_layernorm;  // --fp8-layernorm
+    int count;           // linear layers
+    int recorded;        // steps whose largest absolute values are known, at most FP8_HISTORY
     Fp8Linear* linears;
     const char** names;  // of their weights, in the table of tensors
     Fp8Operands operands;
@@ -153,6 +154,7 @@ static inline void fp8_state_open(Fp8State* s, const TensorTable* table, void* c
     for (int i = 0; i < 2 && s->unpacked; i++)
         o->unpacked[i] = (real*)device_alloc(ctx, s->unpacked * sizeof(real), "activations");
     o->calibrates = 1;
+    o->from_layernorm = s->from_layernorm;
     if (s->kept_bytes) s->kept = (uint8_t*)device_alloc(ctx, s->kept_bytes, "activations");
     uint8_t *w = s->weights, *kept = s->kept;
     for (int i = 0, n = 0; i < table->count; i++) {
