@@ -3,7 +3,7 @@
  *   layernorm_for_linear(), residual_layernorm_for_linear()     the ops of layernorm.h, with p from layernorm_for()
  *
  * If that layer is fp8, they also round y to fp8 as linear_forward() would, with the same bits: if they are asked to
- * (`from_layernorm`) and know scales (not `calibrates`). On the GPU one kernel does both (layernorm_fp8.h). */
+ * (--fp8-fusion) and know scales (not `calibrates`). On the GPU one kernel does both (layernorm_fp8.h). */
 #ifndef LLMC_MODEL_LINEAR_INPUT_H
 #define LLMC_MODEL_LINEAR_INPUT_H
 
@@ -23,7 +23,7 @@ static inline LayerNorm layernorm_also_for(LayerNorm p, Linear next) {
 }
 
 static inline int fp8_from_layernorm(LayerNorm p) {
-    return p.next && p.next->shared->from_layernorm && !p.next->shared->calibrates;
+    return p.next && p.next->shared->fusion && !p.next->shared->calibrates;
 }
 
 #ifdef __CUDACC__

@@ -33,6 +33,16 @@ template <Fp8Format FORMAT> __device__ inline unsigned quantize_word(const float
     return low | high << 16;
 }
 
+// The values of the E4M3 bytes of a word.
+__device__ inline void quantize_numbers(float* v, unsigned word) {
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+        __half2_raw raw = __nv_cvt_fp8x2_to_halfraw2((__nv_fp8x2_storage_t)(word >> 16 * half & 0xffff), __NV_E4M3);
+        float2 two = __half22float2(__half2(raw));
+        v[2 * half] = two.x, v[2 * half + 1] = two.y;
+    }
+}
+
 // The number of bytes of a word that equal `byte` except for the sign. A 7-bit value plus 0x7f sets the upper bit
 // unless the value is 0, and never carries into the next byte. `upper`: the upper bits of the bytes to count.
 __device__ inline unsigned quantize_count(unsigned word, unsigned byte, unsigned upper) {
