@@ -1,4 +1,4 @@
-/* layernorm_fp8.h's kernel. A block takes 32 rows, a warp 4 of them, one after the other. It writes a row's bytes to y8
+/* layernorm_fp8.h's kernel. A block takes 32 rows, a warp 4 or 8 of them, one after the other. It writes a row's bytes to y8
  * and to shared memory. From there the block transposes them: a thread takes 4 columns of 16 rows, and two threads write
  * the 32 bytes of a column, a whole sector of the transpose. */
 #include "llmc/ops/layernorm/layernorm_fp8.h"  // before the guard: it includes this file
@@ -11,10 +11,9 @@
 #ifdef __CUDACC__
 
 enum {
-    LAYERNORM_FP8_THREADS = 256,
     LAYERNORM_FP8_ROWS = 32,
     LAYERNORM_FP8_HALF = 16,  // rows that a thread transposes
-    LAYERNORM_FP8_COLUMNS = 64 * WARP
+    LAYERNORM_FP8_COLUMNS = 56 * WARP
 };
 static_assert(LAYERNORM_FP8_HALF % QUANTIZE_ALIGNMENT == 0 && LAYERNORM_FP8_ROWS == 2 * LAYERNORM_FP8_HALF,
               "each half is 16 bytes of the transpose");
@@ -70,7 +69,7 @@ __device__ inline void layernorm_fp8_write(const LayerNormForward& a, const Laye
 __device__ inline void layernorm_fp8_transpose(uint8_t* yt, const unsigned* tile, int row0, int N, int C) {
     constexpr int HALF = LAYERNORM_FP8_HALF;
     size_t Np = (size_t)(N + QUANTIZE_ALIGNMENT - 1) / QUANTIZE_ALIGNMENT * QUANTIZE_ALIGNMENT;
-    for (int i = threadIdx.x; i < C / 2; i += LAYERNORM_FP8_THREADS) {
+    for (int i = threadIdx.x; i < C / 2; i += (int)blockDim.x) {
         int column = 4 * (i / 2), row = HALF * (i % 2);
         if (row0 + row >= N) continue;
         unsigned words[HALF / 4][4];
@@ -85,10 +84,14 @@ __device__ inline void layernorm_fp8_transpose(uint8_t* yt, const unsigned* tile
     }
 }
 
+// Threads of a block, and minimum resident blocks per multiprocessor. The longest rows need about 150 registers.
+HOST_DEVICE static constexpr int layernorm_fp8_threads(int E) { return E == 56 ? 128 : 256; }
+HOST_DEVICE static constexpr int layernorm_fp8_residents() { return sizeof(floatX) == 2 ? 3 : 1; }
+
 template <int E, LayerNormBranch BRANCH>
-__global__ void __launch_bounds__(LAYERNORM_FP8_THREADS)
+__global__ void __launch_bounds__(layernorm_fp8_threads(E), layernorm_fp8_residents())
     layernorm_forward_fp8_kernel(LayerNormForward a, LayerNormFp8 out) {
-    constexpr int W = Vector<floatX>::SIZE, WARPS = LAYERNORM_FP8_THREADS / WARP;
+    constexpr int W = Vector<floatX>::SIZE, WARPS = layernorm_fp8_threads(E) / WARP;
     extern __shared__ int4 layernorm_fp8_shared[];
     unsigned* tile = (unsigned*)layernorm_fp8_shared;
     int lane = threadIdx.x % WARP, row0 = (int)blockIdx.x * LAYERNORM_FP8_ROWS;
@@ -125,7 +128,7 @@ static inline void layernorm_fp8_start(LayerNormForward a, LayerNormFp8 out, Con
     size_t shared = out.yt ? layernorm_fp8_shared_bytes(a.C) : 0;
     kernel_allow_shared(layernorm_forward_fp8_kernel<E, BRANCH>, shared, ctx);
     layernorm_forward_fp8_kernel<E, BRANCH>
-        <<<blocks_for((size_t)a.N, LAYERNORM_FP8_ROWS), LAYERNORM_FP8_THREADS, shared, ctx->stream>>>(a, out);
+        <<<blocks_for((size_t)a.N, LAYERNORM_FP8_ROWS), layernorm_fp8_threads(E), shared, ctx->stream>>>(a, out);
     cudaCheck(cudaGetLastError());
 }
 
@@ -133,7 +136,7 @@ template <LayerNormBranch BRANCH>
 static inline void layernorm_fp8_choose(LayerNormForward a, LayerNormFp8 out, Context* ctx) {
     if (a.C <= 24 * WARP) layernorm_fp8_start<24, BRANCH>(a, out, ctx);
     else if (a.C <= 32 * WARP) layernorm_fp8_start<32, BRANCH>(a, out, ctx);
-    else layernorm_fp8_start<64, BRANCH>(a, out, ctx);
+    else layernorm_fp8_start<56, BRANCH>(a, out, ctx);
 }
 
 #endif
