@@ -33,6 +33,7 @@
 #include "ops/layernorm_fp8.h"
 #include "ops/linear.h"
 #include "ops/linear_bce.h"
+#include "ops/linear_input.h"
 #include "ops/loss_scale.h"
 #include "ops/matmul.h"
 #include "ops/matmul_bench.h"
@@ -81,6 +82,7 @@ static const OpRow TABLE[] = {
     {"fp8_scales", test_fp8_scales, NULL, NULL},
     {"mean_bias", test_mean_bias, NULL, NULL},
     {"linear", test_linear, NULL, NULL},
+    {"linear_input", test_linear_input, NULL, NULL},
     {"target_rounding", test_target_rounding, NULL, NULL},
     {"attention", test_attention, grad_attention, bench_attention},
 #ifndef DEV_EMULATOR_EMULATOR_H  // whole batches take the emulator too long

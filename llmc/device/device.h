@@ -75,9 +75,11 @@ typedef struct {
     Mode mode;
 } BiasGrad;
 
-// The tensor tables bind Linear and LinearGrads, LayerNorm and LayerNormGrads with the same field offsets.
+// The tensor tables bind Linear and LinearGrads, LayerNorm and LayerNormGrads with the same field offsets, so both of a
+// pair have the same size.
 typedef struct {
-    real *w, *b, *unused;
+    real *w, *b;
+    const void* unused[3];
 } LayerNormGrads;
 
 // Per-row statistics that layernorm keeps for its backward pass: [N] each.
