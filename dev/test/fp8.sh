@@ -99,7 +99,7 @@ fi
 # Layernorm that writes x in fp8 gives the same bits, from the step on in which scales are known
 
 left() { # OUT: losses, statistics of rounding, weights
-    sed -E 's/, "(ms|tok_s|mfu|seq_s|joules|mhz)": [^,}]+//g' "$1/log.jsonl" | grep '^{"step"'
+    sed -E 's/, "(ms|tok_s|mfu|seq_s|joules|mhz)": [^,}]+//g' "$1/log.jsonl" | grep '^{"step"' | grep -v checkpoint_ms
     (cd "$1" && find . -name '*.safetensors' -exec cksum {} + | sort -k 3)
 }
 same_with_layernorm() { # NAME FLAGS...
