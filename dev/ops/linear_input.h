@@ -73,7 +73,8 @@ static inline void test_linear_input_case(Harness* h, int N, int C, int is_resid
 static inline void test_linear_input(Harness* h) {
     if (!linear_has_fp8(h)) return;
     for (int flags = 0; flags < 8; flags++) test_linear_input_case(h, 40, 64, flags & 1, flags >> 1 & 1, flags >> 2);
-    test_linear_input_case(h, 1200, 16, 1, 1, 1);  // more rows than the means are of
+    // More rows than the means are of.
+    for (int is_only = 0; is_only < 2; is_only++) test_linear_input_case(h, 1200, 16, 1, is_only, 1);
     test_linear_input_case(h, 16, 2064, 1, 1, 1);  // too wide for the kernel
 }
 

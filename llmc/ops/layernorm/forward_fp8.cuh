@@ -1,4 +1,4 @@
-/* layernorm_fp8.h's kernel. A block takes 32 rows, a warp 4 or 8 of them, one after the other. It writes a row's bytes to y8
+/* layernorm_fp8.h's kernel. A block takes 32 rows, a warp 4 of them, one after the other. It writes a row's bytes to y8
  * and to shared memory. From there the block transposes them: a thread takes 4 columns of 16 rows, and two threads write
  * the 32 bytes of a column, a whole sector of the transpose. */
 #include "llmc/ops/layernorm/layernorm_fp8.h"  // before the guard: it includes this file
@@ -11,9 +11,10 @@
 #ifdef __CUDACC__
 
 enum {
+    LAYERNORM_FP8_THREADS = 256,
     LAYERNORM_FP8_ROWS = 32,
     LAYERNORM_FP8_HALF = 16,  // rows that a thread transposes
-    LAYERNORM_FP8_COLUMNS = 56 * WARP
+    LAYERNORM_FP8_COLUMNS = 64 * WARP
 };
 static_assert(LAYERNORM_FP8_HALF % QUANTIZE_ALIGNMENT == 0 && LAYERNORM_FP8_ROWS == 2 * LAYERNORM_FP8_HALF,
               "each half is 16 bytes of the transpose");
@@ -31,19 +32,31 @@ template <int WORDS> __device__ inline void layernorm_fp8_store(void* to, const 
     else *(unsigned*)to = words[0];
 }
 
-// Round a row to E4M3. v, stats: from layernorm_forward_read(). `tile`: the row in shared memory.
+// Round row i of the block to E4M3. v, stats: from layernorm_forward_read(). The scale is read again for each row: in a
+// register it would be one too many while a long row is read.
 template <int E>
 __device__ inline void layernorm_fp8_write(const LayerNormForward& a, const LayerNormFp8& out, const float* v,
-                                           float2 stats, int row, unsigned* tile, float scale, QuantizeSeen* seen) {
+                                           float2 stats, int i, unsigned* tile, QuantizeSeen* seen) {
     constexpr int W = Vector<floatX>::SIZE, WORDS = W / 4;
-    int first = (int)(threadIdx.x % WARP) * W;
+    int first = (int)(threadIdx.x % WARP) * W, row = (int)blockIdx.x * LAYERNORM_FP8_ROWS + i;
     size_t start = (size_t)row * (size_t)a.C;
+    float scale = (float)*out.scale;
+    unsigned* to = tile + layernorm_fp8_row(i, a.C);
+    // v are numbers of floatX, so packing them loses nothing and frees half of their registers.
+    Vector<floatX, W> packed[E / W];
+#pragma unroll
+    for (int j = 0; j < E / W; j++) {
+        packed[j] = from_floats<floatX, W>(v + j * W);
+        keep_packed(&packed[j]);
+    }
     bool writes_y = out.rows == LAYERNORM_ALL_ROWS || mean_bias_reads(row, a.N);
 #pragma unroll
-    for (int i = 0; i < E / W; i++) {
-        int c = first + i * WARP * W;
+    for (int j = 0; j < E / W; j++) {
+        int c = first + j * WARP * W;
         if (c >= a.C) break;
-        Vector<floatX, W> y = layernorm_forward_vector<W>(v + i * W, a.p, stats, c);
+        float x[W];
+        to_floats(x, packed[j]);
+        Vector<floatX, W> y = layernorm_forward_vector<W>(x, a.p, stats, c);
         if (writes_y) store_vector(a.y + start + c, y);
         float rounded[W];
         unsigned words[WORDS];
@@ -57,7 +70,7 @@ __device__ inline void layernorm_fp8_write(const LayerNormForward& a, const Laye
             seen->flushed += quantize_count(words[k], 0, 0x80808080u);
         }
         layernorm_fp8_store<WORDS>(out.y8 + start + c, words);
-        if (out.yt) layernorm_fp8_store<WORDS>(tile + c / 4, words);
+        if (out.yt) layernorm_fp8_store<WORDS>(to + c / 4, words);
     }
     if (first == 0) {
         a.stats.mean[row] = stats.x;
@@ -69,7 +82,7 @@ __device__ inline void layernorm_fp8_write(const LayerNormForward& a, const Laye
 __device__ inline void layernorm_fp8_transpose(uint8_t* yt, const unsigned* tile, int row0, int N, int C) {
     constexpr int HALF = LAYERNORM_FP8_HALF;
     size_t Np = (size_t)(N + QUANTIZE_ALIGNMENT - 1) / QUANTIZE_ALIGNMENT * QUANTIZE_ALIGNMENT;
-    for (int i = threadIdx.x; i < C / 2; i += (int)blockDim.x) {
+    for (int i = threadIdx.x; i < C / 2; i += LAYERNORM_FP8_THREADS) {
         int column = 4 * (i / 2), row = HALF * (i % 2);
         if (row0 + row >= N) continue;
         unsigned words[HALF / 4][4];
@@ -84,28 +97,27 @@ __device__ inline void layernorm_fp8_transpose(uint8_t* yt, const unsigned* tile
     }
 }
 
-// Threads of a block, and minimum resident blocks per multiprocessor. The longest rows need about 150 registers.
-HOST_DEVICE static constexpr int layernorm_fp8_threads(int E) { return E == 56 ? 128 : 256; }
-HOST_DEVICE static constexpr int layernorm_fp8_residents() { return sizeof(floatX) == 2 ? 3 : 1; }
+// Minimum resident blocks per multiprocessor. Without a bound ptxas takes up to 254 registers. fp32, which no trainer uses
+// with fp8, would spill.
+HOST_DEVICE static constexpr int layernorm_fp8_residents(int E) { return sizeof(floatX) > 2 ? 1 : E == 56 ? 2 : 3; }
 
 template <int E, LayerNormBranch BRANCH>
-__global__ void __launch_bounds__(layernorm_fp8_threads(E), layernorm_fp8_residents())
+__global__ void __launch_bounds__(LAYERNORM_FP8_THREADS, layernorm_fp8_residents(E))
     layernorm_forward_fp8_kernel(LayerNormForward a, LayerNormFp8 out) {
-    constexpr int W = Vector<floatX>::SIZE, WARPS = layernorm_fp8_threads(E) / WARP;
+    constexpr int W = Vector<floatX>::SIZE, WARPS = LAYERNORM_FP8_THREADS / WARP;
     extern __shared__ int4 layernorm_fp8_shared[];
     unsigned* tile = (unsigned*)layernorm_fp8_shared;
-    int lane = threadIdx.x % WARP, row0 = (int)blockIdx.x * LAYERNORM_FP8_ROWS;
-    float scale = (float)*out.scale;
+    int row0 = (int)blockIdx.x * LAYERNORM_FP8_ROWS;
     QuantizeSeen seen = {0, 0, 0};
 #pragma unroll 1
     for (int i = threadIdx.x / WARP; i < LAYERNORM_FP8_ROWS; i += WARPS) {
-        unsigned* to = tile + layernorm_fp8_row(i, a.C);
         if (row0 + i < a.N) {
             float v[E];
-            float2 stats = layernorm_forward_read<W, E, WARP, BRANCH>(v, a, row0 + i, lane * W);
-            layernorm_fp8_write<E>(a, out, v, stats, row0 + i, to, scale, &seen);
+            int first = (int)(threadIdx.x % WARP) * W;
+            float2 stats = layernorm_forward_read<W, E, WARP, BRANCH>(v, a, row0 + i, first);
+            layernorm_fp8_write<E>(a, out, v, stats, i, tile, &seen);
         } else if (out.yt)
-            for (int k = lane; k < a.C / 4; k += WARP) to[k] = 0;
+            for (int k = threadIdx.x % WARP; k < a.C / 4; k += WARP) tile[layernorm_fp8_row(i, a.C) + k] = 0;
     }
     if (out.stats) quantize_report(out.stats, seen);
     if (!out.yt) return;
@@ -128,7 +140,7 @@ static inline void layernorm_fp8_start(LayerNormForward a, LayerNormFp8 out, Con
     size_t shared = out.yt ? layernorm_fp8_shared_bytes(a.C) : 0;
     kernel_allow_shared(layernorm_forward_fp8_kernel<E, BRANCH>, shared, ctx);
     layernorm_forward_fp8_kernel<E, BRANCH>
-        <<<blocks_for((size_t)a.N, LAYERNORM_FP8_ROWS), layernorm_fp8_threads(E), shared, ctx->stream>>>(a, out);
+        <<<blocks_for((size_t)a.N, LAYERNORM_FP8_ROWS), LAYERNORM_FP8_THREADS, shared, ctx->stream>>>(a, out);
     cudaCheck(cudaGetLastError());
 }
 
@@ -136,7 +148,7 @@ template <LayerNormBranch BRANCH>
 static inline void layernorm_fp8_choose(LayerNormForward a, LayerNormFp8 out, Context* ctx) {
     if (a.C <= 24 * WARP) layernorm_fp8_start<24, BRANCH>(a, out, ctx);
     else if (a.C <= 32 * WARP) layernorm_fp8_start<32, BRANCH>(a, out, ctx);
-    else layernorm_fp8_start<56, BRANCH>(a, out, ctx);
+    else layernorm_fp8_start<64, BRANCH>(a, out, ctx);
 }
 
 #endif
