@@ -25,29 +25,23 @@ HOST_DEVICE static inline int layernorm_fp8_row(int row, int C) {
     return row * (C / 4) + (row < LAYERNORM_FP8_HALF ? 0 : WARP / 2);
 }
 
-// Write 4 or 8 adjacent bytes.
-template <int WORDS> __device__ inline void layernorm_fp8_store(void* to, const unsigned* words) {
-    static_assert(WORDS <= 2, "of a 16-byte vector of floatX");
-    if constexpr (WORDS == 2) *(uint2*)to = make_uint2(words[0], words[1]);
-    else *(unsigned*)to = words[0];
-}
-
 // Round row i of the block to E4M3. v, stats: from layernorm_forward_read(). The scale is read again for each row: in a
 // register it would be one too many while a long row is read.
 template <int E>
 __device__ inline void layernorm_fp8_write(const LayerNormForward& a, const LayerNormFp8& out, const float* v,
                                            float2 stats, int i, unsigned* tile, QuantizeSeen* seen) {
-    constexpr int W = Vector<floatX>::SIZE, WORDS = W / 4;
+    constexpr int W = Vector<floatX>::SIZE;
+    static_assert(E / W == E / 8, "a thread writes 8 bytes");
     int first = (int)(threadIdx.x % WARP) * W, row = (int)blockIdx.x * LAYERNORM_FP8_ROWS + i;
     size_t start = (size_t)row * (size_t)a.C;
     float scale = (float)*out.scale;
     unsigned* to = tile + layernorm_fp8_row(i, a.C);
-    // v are numbers of floatX, so packing them loses nothing and frees half of their registers.
+    // v are numbers of floatX: packing them loses nothing, and of a long row frees registers.
     Vector<floatX, W> packed[E / W];
 #pragma unroll
     for (int j = 0; j < E / W; j++) {
         packed[j] = from_floats<floatX, W>(v + j * W);
-        keep_packed(&packed[j]);
+        if constexpr (E == 64) keep_packed(&packed[j]);
     }
     bool writes_y = out.rows == LAYERNORM_ALL_ROWS || mean_bias_reads(row, a.N);
 #pragma unroll
@@ -59,18 +53,18 @@ __device__ inline void layernorm_fp8_write(const LayerNormForward& a, const Laye
         Vector<floatX, W> y = layernorm_forward_vector<W>(x, a.p, stats, c);
         if (writes_y) store_vector(a.y + start + c, y);
         float rounded[W];
-        unsigned words[WORDS];
+        unsigned words[2];
         to_floats(rounded, y);
 #pragma unroll
         for (int k = 0; k < W; k++) seen->amax = quantize_max(seen->amax, fabsf(rounded[k]));
 #pragma unroll
-        for (int k = 0; k < WORDS; k++) {
+        for (int k = 0; k < 2; k++) {
             words[k] = quantize_word<FP8_E4M3>(rounded + 4 * k, scale);
             seen->clipped += quantize_count(words[k], fp8_top(FP8_E4M3), 0x80808080u);
             seen->flushed += quantize_count(words[k], 0, 0x80808080u);
         }
-        layernorm_fp8_store<WORDS>(out.y8 + start + c, words);
-        if (out.yt) layernorm_fp8_store<WORDS>(to + c / 4, words);
+        *(uint2*)(out.y8 + start + c) = make_uint2(words[0], words[1]);
+        if (out.yt) *(uint2*)(to + c / 4) = make_uint2(words[0], words[1]);
     }
     if (first == 0) {
         a.stats.mean[row] = stats.x;
@@ -97,12 +91,13 @@ __device__ inline void layernorm_fp8_transpose(uint8_t* yt, const unsigned* tile
     }
 }
 
-// Minimum resident blocks per multiprocessor. Without a bound ptxas takes up to 254 registers. fp32, which no trainer uses
-// with fp8, would spill.
-HOST_DEVICE static constexpr int layernorm_fp8_residents(int E) { return sizeof(floatX) > 2 ? 1 : E == 56 ? 2 : 3; }
+// Minimum resident blocks per multiprocessor. Without a bound one kernel takes 222 registers; with one more, some spill.
+HOST_DEVICE static constexpr int layernorm_fp8_residents(int E, LayerNormBranch branch) {
+    return E == 64 || (E == 32 && branch == LAYERNORM_RESIDUAL_DROPOUT && LAYERNORM_ARCH >= 1000) ? 2 : 3;
+}
 
 template <int E, LayerNormBranch BRANCH>
-__global__ void __launch_bounds__(LAYERNORM_FP8_THREADS, layernorm_fp8_residents(E))
+__global__ void __launch_bounds__(LAYERNORM_FP8_THREADS, layernorm_fp8_residents(E, BRANCH))
     layernorm_forward_fp8_kernel(LayerNormForward a, LayerNormFp8 out) {
     constexpr int W = Vector<floatX>::SIZE, WARPS = LAYERNORM_FP8_THREADS / WARP;
     extern __shared__ int4 layernorm_fp8_shared[];
@@ -131,7 +126,7 @@ static inline size_t layernorm_fp8_shared_bytes(int C) {
 }
 
 static inline int layernorm_fp8_takes(int C, const Context* ctx) {
-    return C > 0 && C % QUANTIZE_ALIGNMENT == 0 && C <= LAYERNORM_FP8_COLUMNS &&
+    return sizeof(floatX) == 2 && C > 0 && C % QUANTIZE_ALIGNMENT == 0 && C <= LAYERNORM_FP8_COLUMNS &&
            layernorm_fp8_shared_bytes(C) + 1024 <= ctx->shared_of_block;
 }
 
@@ -146,9 +141,11 @@ static inline void layernorm_fp8_start(LayerNormForward a, LayerNormFp8 out, Con
 
 template <LayerNormBranch BRANCH>
 static inline void layernorm_fp8_choose(LayerNormForward a, LayerNormFp8 out, Context* ctx) {
-    if (a.C <= 24 * WARP) layernorm_fp8_start<24, BRANCH>(a, out, ctx);
-    else if (a.C <= 32 * WARP) layernorm_fp8_start<32, BRANCH>(a, out, ctx);
-    else layernorm_fp8_start<64, BRANCH>(a, out, ctx);
+    if constexpr (sizeof(floatX) == 2) {  // fp32 builds do not even compile the kernels: some would spill
+        if (a.C <= 24 * WARP) layernorm_fp8_start<24, BRANCH>(a, out, ctx);
+        else if (a.C <= 32 * WARP) layernorm_fp8_start<32, BRANCH>(a, out, ctx);
+        else layernorm_fp8_start<64, BRANCH>(a, out, ctx);
+    }
 }
 
 #endif
