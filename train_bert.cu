@@ -12,13 +12,13 @@
 #define ATTENTION_MASK FULL
 #include "llmc/model/config.h"  // config.json as a table
 #include "llmc/model/linear.h"
+#include "llmc/model/linear_input.h"
 #include "llmc/ops/accuracy.h"
 #include "llmc/ops/attention/attention.h"
 #include "llmc/ops/classifier/classifier.h"
 #include "llmc/ops/embedding/embedding.h"
 #include "llmc/ops/gather.h"
 #include "llmc/ops/gelu.h"
-#include "llmc/ops/layernorm/layernorm.h"
 #include "llmc/ops/next_sentence.h"
 #include "llmc/run/mlm_data.h"  // sentences, their pairs and masks
 #include "llmc/run/mlm_run.h"   // evaluation, and modes that do not train: fill-mask, embeddings, --explain
@@ -184,21 +184,21 @@ static void forward_block(Model* m, int l, const Sequences* s, Context* ctx) {
     const Config* c = &m->config;
     const BlockParams* p = &m->p.h[l];
     BlockActs* a = &m->a.h[l];
-    int N = s->rows, C = c->C;
+    int last = l + 1 == c->L, N = s->rows, C = c->C;
     Rows rows = {.N = N, .C = C};
-    floatX* x = input_of(m, l);
+    LayerNorm ln1 = layernorm_also_for(p->ln1, p->fc), ln2 = last ? p->ln2 : layernorm_also_for(p->ln2, p[1].qkv);
     ResidualBranch attention = {.r = a->mid, .dropout = dropout_at(m, s, l, SITE_DROPOUT_ATTENTION_OUT)};
     ResidualBranch mlp = {.r = a->out, .dropout = dropout_at(m, s, l, SITE_DROPOUT_MLP_OUT)};
     GeluInput gelu = {.pre = a->fc_pre, .kind = c->gelu};
 
     scope_at(ctx, FORWARD, l);
-    linear_forward(a->qkv, x, p->qkv, N, C, 3 * C, ctx);
+    linear_forward(a->qkv, input_of(m, l), p->qkv, N, C, 3 * C, ctx);
     attention_forward(a->att, a->lse, a->qkv, s, attention_at(m, s, l), ctx);
     linear_forward(a->mid, a->att, p->attproj, N, C, C, ctx);
-    residual_layernorm_forward(a->ln1, attention, a->ln1_stats, x, p->ln1, rows, (real)c->eps, ctx);
+    residual_layernorm_for_linear(a->ln1, attention, a->ln1_stats, input_of(m, l), ln1, rows, (real)c->eps, ctx);
     linear_gelu_forward(a->fc, gelu, a->ln1, p->fc, p->fcproj, (LinearSize){.N = N, .IC = C, .OC = c->F}, ctx);
     linear_forward(a->out, a->fc, p->fcproj, N, c->F, C, ctx);
-    residual_layernorm_forward(a->ln2, mlp, a->ln2_stats, a->ln1, p->ln2, rows, (real)c->eps, ctx);
+    residual_layernorm_for_linear(a->ln2, mlp, a->ln2_stats, a->ln1, ln2, rows, (real)c->eps, ctx);
 }
 
 // Forward pass up to the last block's layernorm [N, C].

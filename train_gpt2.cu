@@ -9,13 +9,13 @@
 #define ATTENTION_MASK CAUSAL   // compile attention with this mask only
 #include "llmc/model/config.h"  // config.json as a table
 #include "llmc/model/linear.h"
+#include "llmc/model/linear_input.h"
 #include "llmc/ops/attention/attention.h"
 #include "llmc/ops/attention/decode.h"
 #include "llmc/ops/classifier/classifier.h"
 #include "llmc/ops/embedding/embedding.h"
 #include "llmc/ops/gather.h"
 #include "llmc/ops/gelu.h"
-#include "llmc/ops/layernorm/layernorm.h"
 #include "llmc/run/explain_lm.h"       // --explain: what every op computed
 #include "llmc/run/generate.h"         // text generation from a prompt
 #include "llmc/run/lm_input.h"         // token batches on the device
@@ -158,7 +158,7 @@ static void forward_block(Model* m, int l, const Sequences* s, Context* ctx) {
     int last = l + 1 == c->L, N = s->rows, C = c->C;
     floatX *next = last ? m->a.lnf : m->a.h[l + 1].ln1, *qkv = a->qkv + (size_t)m->past_len * 3 * (size_t)C;
     LayerNormStats next_stats = last ? m->a.lnf_stats : m->a.h[l + 1].ln1_stats;
-    LayerNorm next_norm = last ? m->p.lnf : p[1].ln1;
+    LayerNorm ln2 = layernorm_for(p->ln2, p->fc), next_norm = last ? m->p.lnf : layernorm_for(p[1].ln1, p[1].qkv);
     ResidualBranch attention = {.r = a->mid, .dropout = dropout_at(m, s, l, SITE_DROPOUT_ATTENTION_OUT)};
     ResidualBranch mlp = {.r = a->out, .dropout = dropout_at(m, s, l, SITE_DROPOUT_MLP_OUT)};
     Rows rows = {.N = N, .C = C};
@@ -169,10 +169,10 @@ static void forward_block(Model* m, int l, const Sequences* s, Context* ctx) {
     if (m->past_len) attention_decode(a->att, a->qkv, m->past_len, c->NH, C / c->NH, ctx);
     else attention_forward(a->att, a->lse, a->qkv, sequences_parts(s), attention_at(m, s, l), ctx);
     linear_forward(a->mid, a->att, p->attproj, N, C, C, ctx);
-    residual_layernorm_forward(a->ln2, attention, a->ln2_stats, residual_into(m, l), p->ln2, rows, (real)c->eps, ctx);
+    residual_layernorm_for_linear(a->ln2, attention, a->ln2_stats, residual_into(m, l), ln2, rows, (real)c->eps, ctx);
     linear_gelu_forward(a->fc, gelu, a->ln2, p->fc, p->fcproj, (LinearSize){.N = N, .IC = C, .OC = c->F}, ctx);
     linear_forward(a->out, a->fc, p->fcproj, N, c->F, C, ctx);
-    residual_layernorm_forward(next, mlp, next_stats, a->mid, next_norm, rows, (real)c->eps, ctx);
+    residual_layernorm_for_linear(next, mlp, next_stats, a->mid, next_norm, rows, (real)c->eps, ctx);
 }
 
 // Forward pass up to the final layernorm, m->a.lnf [N, C].
@@ -181,11 +181,11 @@ static void forward(Model* m, const int* inputs, const Sequences* s, Context* ct
     Embeddings tables = {.word = m->p.wte, .position = m->p.wpe};
     EmbeddingInputs in = {.tokens = inputs, .types = NULL, .s = s};
     EmbeddingSizes sizes = {.V = m->Vp, .T = c->T, .types = 0, .C = c->C, .padding = -1};
-    Rows rows = {.N = s->rows, .C = c->C};
     scope_at(ctx, FORWARD, -1);
     model_buffers_update_copies(&m->buffers, ctx);  // fp32 copies of layernorm weights
     embedding_forward(m->a.embedded, in, tables, sizes, dropout_at(m, s, 0, SITE_DROPOUT_EMBEDDING), ctx);
-    layernorm_forward(m->a.h[0].ln1, m->a.h[0].ln1_stats, m->a.embedded, m->p.h[0].ln1, rows, (real)c->eps, ctx);
+    layernorm_for_linear(m->a.h[0].ln1, m->a.h[0].ln1_stats, m->a.embedded, layernorm_for(m->p.h[0].ln1, m->p.h[0].qkv),
+                         (Rows){.N = s->rows, .C = c->C}, (real)c->eps, ctx);
     for (int l = 0; l < c->L; l++) {
         grad_sync_wait(m->buffers.grad_sync, l + 1, ctx);  // the block's last op reads parameters of the next
         forward_block(m, l, s, ctx);

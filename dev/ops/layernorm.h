@@ -18,7 +18,7 @@ typedef struct {
 } LayernormCase;
 
 static inline LayerNormGrads layernorm_grads(Array w, Array b) {
-    LayerNormGrads d = {w.device_real, b.device_real, NULL};
+    LayerNormGrads d = {.w = w.device_real, .b = b.device_real};
     return d;
 }
 

@@ -18,7 +18,12 @@ typedef struct {
     Context* ctx;
 } LinearCase;
 
-static inline LinearCase* linear_case(Harness* h, int N, int C, int F, Mode mode, Gelu gelu, int keeps_x) {
+typedef struct {
+    Gelu gelu;
+    int keeps_x, fusion;
+} LinearKind;
+
+static inline LinearCase* linear_case(Harness* h, LinearKind kind, int N, int C, int F, Mode mode) {
     LinearCase* k = (LinearCase*)case_memory(h, sizeof *k);
     LinearSize size[] = {{N, C, F}, {N, F, C}};
     const int dims[] = {0, C, F};
@@ -35,8 +40,8 @@ static inline LinearCase* linear_case(Harness* h, int N, int C, int F, Mode mode
     memset(&table, 0, sizeof table);
     memset(&k->state, 0, sizeof k->state);
     memcpy(k->size, size, sizeof size);
-    k->mode = mode, k->gelu = gelu, k->ctx = &h->ctx;
-    k->state.level = 2, k->state.keeps_x = keeps_x;
+    k->mode = mode, k->gelu = kind.gelu, k->ctx = &h->ctx;
+    k->state.level = 2, k->state.keeps_x = kind.keeps_x, k->state.fusion = kind.fusion;
     tensors_add(&table, rows, 2, dims, -1);
     fp8_state_plan(&k->state, &table, N);
     fp8_state_open(&k->state, &table, outers, layers, layer_bytes, k->ctx);
@@ -180,10 +185,11 @@ static inline void linear_check_layer(Harness* h, LinearCase* k, int i, const re
     linear_expect(h, i ? "y" : "pre", MATMUL_FORWARD, y, y.host, operands, z, SET);
 }
 
-static inline void test_linear_case(Harness* h, int N, int C, int F, Mode mode, Gelu gelu, int keeps_x) {
-    case_begin(h, "linear/fp8 N=%d C=%d F=%d %s %s%s", N, C, F, mode == ADD ? "ADD" : "SET",
-               gelu == GELU_ERF ? "erf" : "tanh", keeps_x ? " kept" : "");
-    LinearCase* k = linear_case(h, N, C, F, mode, gelu, keeps_x);
+static inline void test_linear_case(Harness* h, LinearKind kind, int N, int C, int F, Mode mode) {
+    Gelu gelu = kind.gelu;
+    case_begin(h, "linear/fp8 N=%d C=%d F=%d %s %s%s fusion=%d", N, C, F, mode == ADD ? "ADD" : "SET",
+               gelu == GELU_ERF ? "erf" : "tanh", kind.keeps_x ? " kept" : "", kind.fusion);
+    LinearCase* k = linear_case(h, kind, N, C, F, mode);
     const Fp8Operands* s = &k->state.operands;
     size_t n = (size_t)N * (size_t)F, nx = (size_t)N * (size_t)C;
     fp8_state_begin_step(&k->state);
@@ -198,7 +204,7 @@ static inline void test_linear_case(Harness* h, int N, int C, int F, Mode mode, 
     // The gradients: dy of layer 1 is an input, dpre that of layer 0.
     real *dw0 = copy_of(h, k->dw[0]), *dx = copy_of(h, k->dx);
     real *db0 = copy_of(h, k->db[0]), *db1 = copy_of(h, k->db[1]);
-    if (!keeps_x) gelu_forward(k->h.device, k->pre.device, n, gelu, k->ctx);
+    if (!kind.keeps_x) gelu_forward(k->h.device, k->pre.device, n, gelu, k->ctx);
     linear_run_backward(k);
     const Fp8Linear* f = k->p[0].fp8;
     const real* dpre = linear_unpacked(h, s->dy, N, F, 0, FP8_E5M2, fp8_inverse(f, FP8_DY));
@@ -281,9 +287,9 @@ static inline void linear_check_logits(Harness* h, LinearCase* k) {
 }
 
 // The output matrix: the share of the targets in dx is that of dlogits before it was rounded.
-static inline void test_linear_logits(Harness* h, int N, int C, int Vp) {
-    case_begin(h, "linear/fp8 logits N=%d C=%d Vp=%d", N, C, Vp);
-    LinearCase* k = linear_case(h, N, C, Vp, SET, GELU_TANH, 0);
+static inline void test_linear_logits(Harness* h, int fusion, int N, int C, int Vp) {
+    case_begin(h, "linear/fp8 logits N=%d C=%d Vp=%d fusion=%d", N, C, Vp, fusion);
+    LinearCase* k = linear_case(h, (LinearKind){.gelu = GELU_TANH, .keeps_x = 0, .fusion = fusion}, N, C, Vp, SET);
     const Fp8Linear* f = k->p[0].fp8;
     const LinearSize z = k->size[0];
     Array dlogits = input(h, (size_t)N * (size_t)Vp, 1e-3);
@@ -406,18 +412,28 @@ static inline void test_linear_sums(Harness* h) {
     case_end(h);
 }
 
-static inline void test_linear(Harness* h) {
-    if (HAS_DEVICE_MEMORY && strcmp(FLOATX_NAME, "BF16") != 0) return;
+// Whether this build and GPU have fp8 products.
+static inline int linear_has_fp8(const Harness* h) {
 #ifdef __CUDACC__
-    if (h->ctx.capability < 89) return;  // no fp8 products there
+    return strcmp(FLOATX_NAME, "BF16") == 0 && h->ctx.capability >= 89;
+#else
+    return (void)h, 1;
 #endif
+}
+
+static inline void test_linear(Harness* h) {
+    if (!linear_has_fp8(h)) return;
     test_linear_sums(h);
-    test_linear_logits(h, 35, 64, 112);
-    test_linear_case(h, 1, 64, 256, SET, GELU_TANH, 0);
-    test_linear_case(h, 64, 128, 512, SET, GELU_TANH, 1);
-    test_linear_case(h, 100, 48, 192, ADD, GELU_ERF, 1);
-    test_linear_case(h, 17, 64, 256, SET, GELU_ERF, 0);
-    test_linear_case(h, 300, 768, 96, ADD, GELU_TANH, 0);
+    for (int fusion = 0; fusion <= 2; fusion += 2) {
+        LinearKind tanh = {GELU_TANH, 0, fusion}, kept = {GELU_TANH, 1, fusion};
+        LinearKind erf = {GELU_ERF, 0, fusion}, erf_kept = {GELU_ERF, 1, fusion};
+        test_linear_logits(h, fusion, 35, 64, 112);
+        test_linear_case(h, tanh, 1, 64, 256, SET);
+        test_linear_case(h, kept, 64, 128, 512, SET);
+        test_linear_case(h, erf_kept, 100, 48, 192, ADD);
+        test_linear_case(h, erf, 17, 64, 256, SET);
+        test_linear_case(h, tanh, 300, 768, 96, ADD);
+    }
 }
 
 #endif

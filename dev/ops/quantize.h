@@ -194,10 +194,38 @@ static inline void quantize_center(Harness* h, QuantizeCase* k) {
     for (size_t i = 0; i < n; i++) k->centered[i] = k->x.host[i] - k->center[i % C];
 }
 
+// The bias of a matmul with the rounded tensor as its weight; without and with another bias, twice the same bits.
+static inline void test_quantize_bias(Harness* h) {
+    static const int SIZES[][2] = {{1, 16}, {33, 48}, {128, 128}, {130, 272}, {300, 2064}};
+    for (size_t i = 0; i < COUNT_OF(SIZES); i++)
+        for (int has_b = 0; has_b < 2; has_b++) {
+            int N = SIZES[i][0], C = SIZES[i][1];
+            case_begin(h, "quantize/bias N=%d C=%d%s", N, C, has_b ? " added" : "");
+            QuantizeCase* k = quantize_case(h, N, C, 1, 256, FP8_E4M3);
+            Array means = input(h, 2 * (size_t)C, 1), b = input(h, (size_t)N, 1), y = output(h, (size_t)N, SET);
+            real *want = copy_of(h, y), *size = (real*)case_memory(h, (size_t)N * sizeof *size);
+            QuantizeBias bias = {.y = y.device, .b = has_b ? b.device : NULL, .means = means.device_real};
+            array_upload_real(means);
+            k->out.bias = bias;
+            k->want.bias = bias, k->want.bias.means = means.host;
+            for (size_t n = 0; n < (size_t)N; n++) {
+                const real* x = k->x.host + n * (size_t)C;
+                want[n] = (real)((has_b ? (double)b.host[n] : 0) + quantize_bias_ref(k->want, x, C));
+                size[n] = has_b ? (real)fabs((double)b.host[n]) : 0;
+                for (int c = 0; c < C; c++) size[n] += (real)(2 * fabs((double)(x[c] * means.host[c])));
+            }
+            expect_same_for_any_threads(h, "bias", quantize_run_case, k, &y, 1);
+            expect_close_to_sum(h, "bias", y, want, size, tolerance(1e-5));
+            quantize_compare(h, k, 1, 1, 1);
+            case_end(h);
+        }
+}
+
 static inline void test_quantize(Harness* h) {
     static const int ROWS[] = {0, 1, 15, 16, 17, 100, 127, 128, 129, 300}, COLUMNS[] = {16, 112, 128, 144, 768};
     test_fp8_numbers(h);
     test_quantize_values(h);
+    test_quantize_bias(h);
     for (size_t i = 0; i < COUNT_OF(ROWS); i++)
         for (size_t j = 0; j < COUNT_OF(COLUMNS); j++) {
             Fp8Format format = (i + j) % 2 ? FP8_E5M2 : FP8_E4M3;

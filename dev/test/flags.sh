@@ -295,6 +295,11 @@ case $PROGRAM in
         [ $trainer != gpt2 ] || row --fp8 '--fp8 1' 2 'each loss; memory parameters' '*' '*' 'each lr'
         ;;
 esac
+# From the step on in which scales are known.
+case $PROGRAM in
+    */fp16/* | */fp32/*) row --fp8-fusion '' 1 results '*' '=' ;;
+    *) row --fp8-fusion '--fp8 1 -x 19' 1 results '*' '=' ;;
+esac
 # Without --gelu-fusion, whose GELU is of the input before it is rounded, recomputing changes no bit.
 row --recompute '-e L=3,C=32,NH=2,T=32 -x 1 -b 32 -ge 0' 1 'memory activations' '*' '$(less 1)' 'each loss; each grad_norm'
 row --recompute '-e L=3,C=32,NH=2,T=32 -x 1 -b 32 -ge 0' 2 'memory activations' '*' '$(less 1)' 'each loss; each grad_norm'

@@ -96,6 +96,51 @@ if [ $level = 2 ]; then
 fi
 
 # ---------------------------------------------------------------------------------------------------------
+# Layernorm that writes x in fp8 gives the same bits, from the step on in which scales are known
+# (--fp8-fusion 1). The kernel that rounds a weight adds up the bias in another order than mean_bias (2).
+
+left() { # OUT: losses, statistics of rounding, weights
+    sed -E 's/, "(ms|tok_s|mfu|seq_s|joules|mhz)": [^,}]+//g; /"checkpoint_ms"/d' "$1/log.jsonl" | grep '^{"step"'
+    (cd "$1" && find . -name '*.safetensors' -exec cksum {} + | sort -k 3)
+}
+same_with_fusion() { # NAME FLAGS...
+    local name=$1 why= on
+    shift
+    for on in 0 1; do
+        run ${model%-n 0} --fp8 $level --dropout 0.1 -x 18 -v 18 -m 1 -n 18 "$@" --fp8-fusion $on -o "fusion$on" --overwrite 1
+        why+=$(ended_with 0)
+        left "fusion$on" >"left$on"
+    done
+    [ "$(grep -c '"loss"' left0)" = 18 ] || why=${why:-"$(grep -c '"loss"' left0) losses"}
+    cmp -s left0 left1 || why=${why:-"they differ: $(diff left0 left1 | head -n 4 | cut -c 1-200 | tr '\n' ' ')"}
+    verdict "--fp8-fusion $name" "$why"
+}
+same_with_fusion 'with recomputation' -r 2
+same_with_fusion 'with kept inputs'
+run ${model%-n 0} --fp8 $level --dropout 0.1 -x 18 -v 18 -m 1 -n 18 --fp8-fusion 2 -o fusion2
+why=$(ended_with 0)
+logged '--fp8-fusion 2: nearly the same' fusion2 "
+near = [json.loads(line) for line in open('fusion0/log.jsonl')]
+a, b = ([line['loss'] for line in of if 'loss' in line] for of in (lines, near))
+assert len(a) == len(b) == 18 and all(abs(x / y - 1) < 1e-3 for x, y in zip(a, b)), (a, b)"
+why=
+for on in 0 1; do
+    run -y 1 --override 1 -x 20 -v 20 -n 20 --fp8-fusion $((1 - on)) -o fusion$on
+    why+=$(ended_with 0)
+    left fusion$on >left$on
+done
+[ "$(grep -c '"loss"' left0)" = 20 ] || why=${why:-"$(grep -c '"loss"' left0) losses"}
+cmp -s left0 left1 || why=${why:-'they differ'}
+verdict '--fp8-fusion switched on and off in resumed runs' "$why"
+run $model --fp8 $level -x 20 -v 0 --fp8-fusion 1 --profile 1 --profile-warmup 17 -o fusion
+why=$(ended_with 0)
+case $PROGRAM in
+    *cu | */emulated/*) grep -q 'layernorm_forward_fp8' fusion/profile/profile.txt || why=${why:-'its kernel did not run'} ;;
+    *) ! grep -q 'layernorm_forward_fp8' fusion/profile/profile.txt || why=${why:-'the CPU has no such kernel'} ;;
+esac
+verdict '--fp8-fusion: the kernel' "$why"
+
+# ---------------------------------------------------------------------------------------------------------
 # Gradients against those of the same step without fp8: of new weights, and of GPT-2's that were trained for a moment
 
 if "${PYTHON:-python3}" -c 'import numpy' 2>/dev/null; then

@@ -57,6 +57,8 @@ typedef struct {
 typedef struct {
     floatX *w, *b;
     const real* w_fp32;
+    struct Fp8Linear* next;  // the linear layer that reads the output, if it is fp8 (model/linear.h); NULL: not known
+    int is_only_next;        // 1: nothing else reads the output
 } LayerNorm;
 
 // The gradients of a linear layer. Parameter gradients are kept in full precision because they are sums over all
@@ -73,9 +75,11 @@ typedef struct {
     Mode mode;
 } BiasGrad;
 
-// The tensor tables bind Linear and LinearGrads, LayerNorm and LayerNormGrads with the same field offsets.
+// The tensor tables bind Linear and LinearGrads, LayerNorm and LayerNormGrads with the same field offsets, so both of a
+// pair have the same size.
 typedef struct {
-    real *w, *b, *unused;
+    real *w, *b;
+    const void* unused[3];
 } LayerNormGrads;
 
 // Per-row statistics that layernorm keeps for its backward pass: [N] each.

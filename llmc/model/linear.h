@@ -47,6 +47,7 @@ typedef struct {
     Fp8Stats* measured;  // [1], of one tensor in the first steps
     int calibrates;      // 1: too few steps for scales, so every tensor is measured first
     int records;         // 1: in a training step, which records the largest absolute values
+    int fusion;          // --fp8-fusion. 1: layernorm writes x; 2: also, rounding the weight computes the bias
     double* elements;    // [FP8_OPERANDS * layers] on the host: number of elements that the step has quantized
     uint8_t *x, *xt;     // [N, IC] and [IC, Np]
     uint8_t *dy, *dyt;
@@ -97,13 +98,15 @@ COMPILED_IF_CALLED static inline void fp8_quantize(const Fp8Linear* f, int opera
                                                    QuantizeInput in, int N, int C, Context* ctx) {
     const Fp8Operands* s = f->shared;
     BiasGrad sums = out.sums;
+    QuantizeBias bias = out.bias;
     if (s->calibrates) {
-        out.stats = s->measured, out.sums.b = NULL;
+        out.stats = s->measured, out.sums.b = NULL, out.bias.y = NULL;
         quantize(out, in, N, C, ctx);
         fp8_scales_measure(s->scales, s->measured, f->row + operand, ctx);
     }
     if (s->records) s->elements[f->row + operand] += (double)N * C;
     out.stats = s->records ? s->scales.stats + f->row + operand : NULL, out.sums = sums;
+    out.bias = bias;
     quantize(out, in, N, C, ctx);
 }
 
@@ -114,10 +117,12 @@ COMPILED_IF_CALLED static inline void fp8_quantize_x(const Fp8Linear* f, Quantiz
     s->x_from = x;
 }
 
-// Quantize the weight of layer f.
-COMPILED_IF_CALLED static inline void fp8_quantize_w(const Fp8Linear* f, const floatX* w, int OC, int IC,
-                                                     Context* ctx) {
-    fp8_quantize(f, FP8_W, fp8_output(f, FP8_W, f->w, f->wt), quantize_plain(w), OC, IC, ctx);
+// Quantize the weight of layer p; `bias`: see quantize.h.
+COMPILED_IF_CALLED static inline void fp8_quantize_w(Linear p, QuantizeBias bias, int OC, int IC, Context* ctx) {
+    const Fp8Linear* f = p.fp8;
+    QuantizeOutput out = fp8_output(f, FP8_W, f->w, f->wt);
+    out.bias = bias;
+    fp8_quantize(f, FP8_W, out, quantize_plain(p.w), OC, IC, ctx);
 }
 
 // Quantize the gradient of layer f's output.
@@ -217,13 +222,16 @@ static inline void fp8_product(const Fp8Operands* s, Fp8Product p, Context* ctx)
 // ---------------------------------------------------------------------------------------------------------
 // Launchers
 
-// Compute y from the operands in s->x and f->w.
+// Quantize the weight and compute y; the input is in s->x.
 COMPILED_IF_CALLED static inline void fp8_forward_product(floatX* y, Linear p, LinearSize z, Context* ctx) {
     const Fp8Linear* f = p.fp8;
     Fp8Operands* s = f->shared;
     RoundedTensor x8 = {.exact = s->x_from, .bytes = s->x, .inverse = fp8_inverse(f, FP8_X)};
     RoundedTensor w8 = {.exact = quantize_plain(p.w), .bytes = f->w, .inverse = fp8_inverse(f, FP8_W)};
-    mean_bias(s->mean_bias, p.b, x8, w8, z.N, z.IC, z.OC, ctx);
+    QuantizeBias bias = {.y = s->fusion >= 2 ? s->mean_bias.bias : NULL, .b = p.b, .means = s->mean_bias.means};
+    if (bias.y) mean_bias_center(s->mean_bias.means, x8, z.N, z.IC, ctx);
+    fp8_quantize_w(p, bias, z.OC, z.IC, ctx);
+    if (!bias.y) mean_bias(s->mean_bias, p.b, x8, w8, z.N, z.IC, z.OC, ctx);
     Fp8Product product = {.pass = MATMUL_FORWARD,
                           .a = f->w,
                           .b = s->x,
@@ -240,7 +248,6 @@ COMPILED_IF_CALLED static inline void linear_forward_fp8(floatX* y, const floatX
                                                          Context* ctx) {
     const Fp8Linear* f = p.fp8;
     Fp8Operands* s = f->shared;
-    fp8_quantize_w(f, p.w, z.OC, z.IC, ctx);
     if (s->x_of != x) fp8_quantize_x(f, quantize_plain(x), z.N, z.IC, ctx);
     s->x_of = NULL;
     fp8_forward_product(y, p, z, ctx);
@@ -256,7 +263,6 @@ COMPILED_IF_CALLED static inline void linear_logits_forward(floatX* y, const flo
         return;
     }
     Fp8Operands* s = f->shared;
-    fp8_quantize_w(f, p.w, z.OC, z.IC, ctx);
     fp8_quantize_x(f, quantize_plain(x), z.N, z.IC, ctx);
     RoundedTensor x8 = {.exact = s->x_from, .bytes = s->x, .inverse = fp8_inverse(f, FP8_X)};
     mean_bias_center(s->center, x8, z.N, z.IC, ctx);

@@ -16,6 +16,7 @@
 typedef struct {
     int level;     // --fp8: 1: the layers' matmuls; 2: also matmuls outside the layers
     int keeps_x;   // 1: the transposed inputs are kept for the backward pass
+    int fusion;    // --fp8-fusion
     int count;     // linear layers
     int recorded;  // steps whose largest absolute values are known, at most FP8_HISTORY
     Fp8Linear* linears;
@@ -24,6 +25,7 @@ typedef struct {
     uint8_t* weights;  // of all layers, and their transposes
     uint8_t* kept;     // transposed inputs of all layers; NULL: not kept
     size_t weight_bytes, kept_bytes, x_bytes, dy_bytes, means_bytes, bias_bytes;
+    size_t scratch_bytes;
     size_t rows;      // rows of the largest micro-batch, rounded up
     size_t unpacked;  // elements of each of operands.unpacked
 } Fp8State;
@@ -50,6 +52,7 @@ static inline void fp8_layer_size(const TensorTable* table, int i, int* IC, int*
 static inline void fp8_state_plan(Fp8State* s, const TensorTable* table, int N) {
     size_t Np = s->rows = quantize_rows(N), most_w = 0;
     s->count = 0, s->weight_bytes = s->kept_bytes = s->x_bytes = s->dy_bytes = s->means_bytes = s->bias_bytes = 0;
+    s->scratch_bytes = 0;
     for (int i = 0; i < table->count; i++) {
         int IC, OC;
         if (!fp8_is_weight(s, table, i)) continue;
@@ -64,6 +67,10 @@ static inline void fp8_state_plan(Fp8State* s, const TensorTable* table, int N) 
         s->means_bytes = max_size(s->means_bytes, 2 * (size_t)IC * sizeof(real));
         s->bias_bytes = max_size(s->bias_bytes, (size_t)OC * sizeof(floatX));
         most_w = max_size(most_w, (size_t)IC * (size_t)OC);
+#ifdef __CUDACC__
+        s->scratch_bytes = max_size(s->scratch_bytes, quantize_scratch_bytes((int)Np, OC));
+        if (s->fusion >= 2) s->scratch_bytes = max_size(s->scratch_bytes, quantize_bias_bytes(OC, IC));
+#endif
         s->count++;
     }
     if (s->level && !s->count) die(USAGE, "--fp8 %d: this model has no products in fp8", s->level);
@@ -88,15 +95,6 @@ static inline size_t fp8_state_parameter_bytes(const Fp8State* s) {
 static inline size_t fp8_state_activation_bytes(const Fp8State* s) {
     return s->kept_bytes + 2 * s->means_bytes + s->bias_bytes +
            2 * (s->x_bytes + s->dy_bytes + s->unpacked * sizeof(real));
-}
-
-// Scratch for the bias gradients of the widest layer.
-static inline size_t fp8_state_scratch_bytes(const Fp8State* s) {
-#ifdef __CUDACC__
-    return s->count ? quantize_scratch_bytes((int)s->rows, (int)(s->dy_bytes / s->rows)) : 0;
-#else
-    return (void)s, 0;
-#endif
 }
 
 // Refuse builds and GPUs without fp8 matmuls.
@@ -153,6 +151,7 @@ static inline void fp8_state_open(Fp8State* s, const TensorTable* table, void* c
     for (int i = 0; i < 2 && s->unpacked; i++)
         o->unpacked[i] = (real*)device_alloc(ctx, s->unpacked * sizeof(real), "activations");
     o->calibrates = 1;
+    o->fusion = s->fusion;
     if (s->kept_bytes) s->kept = (uint8_t*)device_alloc(ctx, s->kept_bytes, "activations");
     uint8_t *w = s->weights, *kept = s->kept;
     for (int i = 0, n = 0; i < table->count; i++) {

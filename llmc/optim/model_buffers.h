@@ -58,7 +58,7 @@ static inline void model_buffers_tie(ModelBuffers* b, size_t tied, size_t to) { 
 // The memory of a run with these tables, computed before anything is allocated.
 static inline MemoryPlan model_buffers_memory(const ModelBuffers* b, UpdateSettings update, const Context* ctx) {
     StepSizes step = b->step;
-    step.other_scratch = max_size(step.other_scratch, fp8_state_scratch_bytes(&b->fp8));
+    step.other_scratch = max_size(step.other_scratch, b->fp8.scratch_bytes);
     MemoryPlan plan = memory_plan_make(&b->table, &b->acts_table, &b->stats_table, update, b->batch_bytes, &step, ctx);
     memory_plan_add(&plan, "parameters", fp8_state_parameter_bytes(&b->fp8));
     memory_plan_add(&plan, "activations", fp8_state_activation_bytes(&b->fp8));

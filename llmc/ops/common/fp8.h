@@ -75,4 +75,23 @@ HOST_DEVICE static inline float fp8_to_float(uint8_t byte, Fp8Format format) {
     return byte & 0x80 ? -size : size;
 }
 
+// ---------------------------------------------------------------------------------------------------------
+// The rows of an fp8 matmul's input whose exact values are also needed (quantize/mean_bias.h)
+
+enum { MEAN_BIAS_ROWS = 512, MEAN_BIAS_SPREAD = 37 };
+
+HOST_DEVICE static inline int mean_bias_rows(int N) { return N < MEAN_BIAS_ROWS ? N : MEAN_BIAS_ROWS; }
+
+// The k-th row of x that the means read.
+HOST_DEVICE static inline int mean_bias_row(int k, int N) {
+    int apart = N / mean_bias_rows(N);
+    return k * apart + k * MEAN_BIAS_SPREAD % apart;
+}
+
+// Whether `row` is one of them.
+HOST_DEVICE static inline int mean_bias_reads(int row, int N) {
+    int k = row / (N / mean_bias_rows(N));
+    return k < mean_bias_rows(N) && mean_bias_row(k, N) == row;
+}
+
 #endif

@@ -30,16 +30,13 @@ HOST_DEVICE static constexpr int layernorm_forward_residents(int W, int E, int t
     return tight ? (W == 4 ? 512 : 768) / layernorm_forward_threads(team) : 0;
 }
 
-// One team per row.
+// The elements of a row that a thread normalizes, v, which become r too. Returns the row's mean and rstd.
 template <int W, int E, int TEAM, LayerNormBranch BRANCH>
-__global__ void __launch_bounds__(layernorm_forward_threads(TEAM), layernorm_forward_residents(W, E, TEAM, BRANCH))
-    layernorm_forward_kernel(LayerNormForward a) {
+__device__ inline float2 layernorm_forward_read(float* v, const LayerNormForward& a, int row, int first) {
     constexpr int VECTORS = E / W;
-    int row = (int)(blockIdx.x * (blockDim.x / TEAM) + threadIdx.x / TEAM), first = (int)(threadIdx.x % TEAM) * W;
-    if (row >= a.N) return;  // only whole warps return: a block-wide team always has a row
     size_t start = (size_t)row * (size_t)a.C;
     Vector<floatX, W> x[VECTORS] = {}, branch[VECTORS] = {};
-    float v[E], sum = 0, sum_sq = 0;
+    float sum = 0, sum_sq = 0;
 #pragma unroll
     for (int i = 0; i < VECTORS; i++) {
         int c = first + i * TEAM * W;
@@ -74,20 +71,37 @@ __global__ void __launch_bounds__(layernorm_forward_threads(TEAM), layernorm_for
             sum_sq += deviation * deviation;
         }
     float rstd = rsqrtf(team_sum<TEAM>(make_float2(sum_sq, 0), 1).x * a.inverse_C + a.eps);
+    return make_float2(mean, rstd);
+}
+
+// y of W elements v, from column c on.
+template <int W>
+__device__ inline Vector<floatX, W> layernorm_forward_vector(const float* v, LayerNormArgs p, float2 stats, int c) {
+    float w[W], b[W];
+    load_reals<W>(w, p.w + c);
+    to_floats(b, load_vector<W>(p.b + c));
 #pragma unroll
-    for (int i = 0; i < VECTORS; i++) {
+    for (int k = 0; k < W; k++) w[k] = (v[k] - stats.x) * stats.y * w[k] + b[k];
+    return from_floats<floatX, W>(w);
+}
+
+// One team per row.
+template <int W, int E, int TEAM, LayerNormBranch BRANCH>
+__global__ void __launch_bounds__(layernorm_forward_threads(TEAM), layernorm_forward_residents(W, E, TEAM, BRANCH))
+    layernorm_forward_kernel(LayerNormForward a) {
+    int row = (int)(blockIdx.x * (blockDim.x / TEAM) + threadIdx.x / TEAM), first = (int)(threadIdx.x % TEAM) * W;
+    if (row >= a.N) return;  // only whole warps return: a block-wide team always has a row
+    float v[E];
+    float2 stats = layernorm_forward_read<W, E, TEAM, BRANCH>(v, a, row, first);
+#pragma unroll
+    for (int i = 0; i < E / W; i++) {
         int c = first + i * TEAM * W;
         if (c >= a.C) break;
-        float w[W], b[W];
-        load_reals<W>(w, a.p.w + c);
-        to_floats(b, load_vector<W>(a.p.b + c));
-#pragma unroll
-        for (int k = 0; k < W; k++) w[k] = (v[i * W + k] - mean) * rstd * w[k] + b[k];
-        store_vector(a.y + start + c, from_floats<floatX, W>(w));
+        store_vector(a.y + (size_t)row * (size_t)a.C + c, layernorm_forward_vector<W>(v + i * W, a.p, stats, c));
     }
     if (first == 0) {
-        a.stats.mean[row] = mean;
-        a.stats.rstd[row] = rstd;
+        a.stats.mean[row] = stats.x;
+        a.stats.rstd[row] = stats.y;
     }
 }
 
@@ -110,8 +124,8 @@ template <LayerNormBranch BRANCH> static inline void layernorm_forward_choose(La
     else layernorm_forward_start<W, 32, 512, BRANCH>(a, ctx);
 }
 
-COMPILED_IF_CALLED static inline void layernorm_forward_rows(floatX* y, LayerNormStats stats, const floatX* x,
-                                                             LayerNorm p, Rows size, real eps, Context* ctx) {
+static inline LayerNormForward layernorm_forward_args(floatX* y, LayerNormStats stats, const floatX* x, LayerNorm p,
+                                                      Rows size, real eps) {
     LayerNormForward a = {.y = y,
                           .stats = stats,
                           .x = x,
@@ -120,22 +134,19 @@ COMPILED_IF_CALLED static inline void layernorm_forward_rows(floatX* y, LayerNor
                           .C = size.C,
                           .inverse_C = 1.0f / (float)size.C,
                           .eps = (float)eps};
-    layernorm_forward_choose<LAYERNORM_ALONE>(a, ctx);
+    return a;
+}
+
+COMPILED_IF_CALLED static inline void layernorm_forward_rows(floatX* y, LayerNormStats stats, const floatX* x,
+                                                             LayerNorm p, Rows size, real eps, Context* ctx) {
+    layernorm_forward_choose<LAYERNORM_ALONE>(layernorm_forward_args(y, stats, x, p, size, eps), ctx);
 }
 
 COMPILED_IF_CALLED static inline void residual_layernorm_forward_rows(floatX* y, ResidualBranch branch,
                                                                       LayerNormStats stats, const floatX* x,
                                                                       LayerNorm p, Rows size, real eps, Context* ctx) {
-    LayerNormForward a = {.y = y,
-                          .r = branch.r,
-                          .stats = stats,
-                          .x = x,
-                          .p = {.w = p.w_fp32, .b = p.b},
-                          .N = size.N,
-                          .C = size.C,
-                          .inverse_C = 1.0f / (float)size.C,
-                          .eps = (float)eps,
-                          .dropout = dropout_rows(branch.dropout)};
+    LayerNormForward a = layernorm_forward_args(y, stats, x, p, size, eps);
+    a.r = branch.r, a.dropout = dropout_rows(branch.dropout);
     if (branch.dropout.threshold) layernorm_forward_choose<LAYERNORM_RESIDUAL_DROPOUT>(a, ctx);
     else layernorm_forward_choose<LAYERNORM_RESIDUAL>(a, ctx);
 }

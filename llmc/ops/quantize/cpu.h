@@ -54,6 +54,22 @@ static inline void quantize_sums(BiasGrad sums, QuantizeInput in, int N, int C) 
     }
 }
 
+// bias.y from v [N, C] and its bytes.
+static inline void quantize_bias(QuantizeBias bias, const floatX* v, const uint8_t* bytes, double inverse, int N,
+                                 int C) {
+    size_t width = (size_t)C;
+    float number[256];
+    for (int byte = 0; byte < 256; byte++) number[byte] = fp8_to_float((uint8_t)byte, FP8_E4M3);
+#pragma omp parallel for schedule(static)
+    for (size_t n = 0; n < (size_t)N; n++) {
+        double sum = bias.b ? (double)bias.b[n] : 0;
+        for (size_t c = 0; c < width; c++)
+            sum += (double)v[n * width + c] * (double)bias.means[c] -
+                   inverse * (double)number[bytes[n * width + c]] * (double)bias.means[width + c];
+        bias.y[n] = (floatX)sum;
+    }
+}
+
 static inline void quantize(QuantizeOutput out, QuantizeInput in, int N, int C, Context* ctx) {
     if (!N) return;
     Scope scope = quantize_open(out, in, N, C, ctx);
@@ -89,6 +105,7 @@ static inline void quantize(QuantizeOutput out, QuantizeInput in, int N, int C, 
         out.stats->clipped += clipped;
         out.stats->flushed += flushed;
     }
+    if (out.bias.y) quantize_bias(out.bias, in.x, out.y, 1 / (double)scale, N, C);
     scope_close(&scope);
 }
 

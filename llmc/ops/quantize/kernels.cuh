@@ -8,100 +8,21 @@
 #define LLMC_OPS_QUANTIZE_KERNELS_CUH
 
 #include "llmc/device/cuda_utils.cuh"
+#include "llmc/ops/common/fp8_words.cuh"
 #include "llmc/ops/common/launcher.h"
 #include "llmc/ops/quantize/quantize.h"
 
 #ifdef __CUDACC__
-#include <cuda_fp8.h>
 
 enum {
     QUANTIZE_THREADS = 256,
     QUANTIZE_TILE_ROWS = 128,
     QUANTIZE_ROWS = 4,                                   // of a thread
     QUANTIZE_ACROSS = 8,                                 // threads that share a row; each takes COLUMNS columns
+    QUANTIZE_WIDE_TILE = 16 * QUANTIZE_ACROSS,           // its columns where COLUMNS is 16
     QUANTIZE_WORDS = QUANTIZE_TILE_ROWS / QUANTIZE_ROWS  // of the tile's transpose, in a row
 };
 static_assert(QUANTIZE_THREADS * QUANTIZE_ROWS == QUANTIZE_TILE_ROWS * QUANTIZE_ACROSS, "a whole tile");
-
-// A thread's statistics. A tile has at most 2^14 elements.
-typedef struct {
-    float amax;
-    unsigned clipped, flushed;
-} QuantizeSeen;
-
-// The larger value; NaN if either is NaN.
-__device__ inline float quantize_max(float a, float b) {
-#if __CUDA_ARCH__ >= 800
-    float larger;
-    asm("max.NaN.f32 %0, %1, %2;" : "=f"(larger) : "f"(a), "f"(b));
-    return larger;
-#else
-    return a != a || b != b ? NAN : fmaxf(a, b);
-#endif
-}
-
-// 4 adjacent elements as the bytes of a word.
-template <Fp8Format FORMAT> __device__ inline unsigned quantize_word(const float* v, float scale) {
-    const __nv_fp8_interpretation_t KIND = FORMAT == FP8_E4M3 ? __NV_E4M3 : __NV_E5M2;
-    unsigned low = __nv_cvt_float2_to_fp8x2(make_float2(v[0] * scale, v[1] * scale), __NV_SATFINITE, KIND);
-    unsigned high = __nv_cvt_float2_to_fp8x2(make_float2(v[2] * scale, v[3] * scale), __NV_SATFINITE, KIND);
-    return low | high << 16;
-}
-
-// The number of bytes of a word that equal `byte` except for the sign. A 7-bit value plus 0x7f sets the upper bit
-// unless the value is 0, and never carries into the next byte. `upper`: the upper bits of the bytes to count.
-__device__ inline unsigned quantize_count(unsigned word, unsigned byte, unsigned upper) {
-    return __popc(~(((word & 0x7f7f7f7fu) ^ byte * 0x01010101u) + 0x7f7f7f7fu) & upper);
-}
-
-// Rows to columns: byte i of word j becomes byte j of word i.
-__device__ inline void transpose_bytes(unsigned* w) {
-    unsigned a = __byte_perm(w[0], w[1], 0x5140), b = __byte_perm(w[2], w[3], 0x5140);
-    unsigned c = __byte_perm(w[0], w[1], 0x7362), d = __byte_perm(w[2], w[3], 0x7362);
-    w[0] = __byte_perm(a, b, 0x5410);
-    w[1] = __byte_perm(a, b, 0x7632);
-    w[2] = __byte_perm(c, d, 0x5410);
-    w[3] = __byte_perm(c, d, 0x7632);
-}
-
-// The largest x and the sum of x of a warp: one instruction from sm_80 on.
-__device__ inline unsigned warp_max_unsigned(unsigned x) {
-#if __CUDA_ARCH__ >= 800
-    return __reduce_max_sync(ALL_LANES, x);
-#else
-#pragma unroll
-    for (int distance = WARP / 2; distance; distance /= 2) x = max(x, __shfl_xor_sync(ALL_LANES, x, distance));
-    return x;
-#endif
-}
-
-__device__ inline unsigned warp_sum_unsigned(unsigned x) {
-#if __CUDA_ARCH__ >= 800
-    return __reduce_add_sync(ALL_LANES, x);
-#else
-    return warp_sum(x);
-#endif
-}
-
-// Add the block's statistics to `stats` by integer operations, whose order does not matter.
-__device__ inline void quantize_report(Fp8Stats* stats, QuantizeSeen seen) {
-    __shared__ struct { unsigned amax, clipped, flushed; } block;
-    if (threadIdx.x == 0) block = {0, 0, 0};
-    __syncthreads();
-    unsigned amax = warp_max_unsigned(__float_as_uint(seen.amax));
-    seen.clipped = warp_sum_unsigned(seen.clipped);
-    seen.flushed = warp_sum_unsigned(seen.flushed);
-    if (threadIdx.x % WARP == 0) {
-        atomicMax(&block.amax, amax);
-        atomicAdd(&block.clipped, seen.clipped);
-        atomicAdd(&block.flushed, seen.flushed);
-    }
-    __syncthreads();
-    if (threadIdx.x) return;
-    atomicMax(&stats->amax, block.amax);
-    if (block.clipped) atomicAdd((unsigned long long*)&stats->clipped, (unsigned long long)block.clipped);
-    if (block.flushed) atomicAdd((unsigned long long*)&stats->flushed, (unsigned long long)block.flushed);
-}
 
 // 16 bytes of a row of the tile's transpose. Rows are swizzled, so that neither the threads that write words nor those
 // that read 16 bytes have bank conflicts.
@@ -147,6 +68,24 @@ static __global__ void __launch_bounds__(QUANTIZE_THREADS)
     sums.b[c] = sums.mode == ADD ? sums.b[c] + sum : sum;
 }
 
+// bias.y of the tile's rows: a thread's sums over its columns, then sums over the tile's, then, by the last block of
+// these rows, over those of all tiles. partial [tiles, rows of all tiles]. All threads call it.
+__device__ inline void quantize_bias(QuantizeBias bias, float* partial, unsigned* arrivals, float* sum, int N, int C) {
+    int tiles = (C + QUANTIZE_WIDE_TILE - 1) / QUANTIZE_WIDE_TILE, tile = (int)blockIdx.x % tiles;
+    int down = (int)blockIdx.x / tiles, row0 = down * QUANTIZE_TILE_ROWS, row = row0 + (int)threadIdx.x;
+    size_t rows = (size_t)(N + QUANTIZE_TILE_ROWS - 1) / QUANTIZE_TILE_ROWS * QUANTIZE_TILE_ROWS;
+#pragma unroll
+    for (int i = 0; i < QUANTIZE_ROWS; i++)
+#pragma unroll
+        for (int apart = 1; apart < QUANTIZE_ACROSS; apart *= 2) sum[i] += __shfl_xor_sync(ALL_LANES, sum[i], apart);
+    if (threadIdx.x % QUANTIZE_ACROSS == 0)
+        *(float4*)(partial + tile * rows + row0 + threadIdx.x / QUANTIZE_ACROSS * QUANTIZE_ROWS) =
+            make_float4(sum[0], sum[1], sum[2], sum[3]);
+    if (!last_to_arrive(arrivals + down, (unsigned)tiles) || threadIdx.x >= QUANTIZE_TILE_ROWS || row >= N) return;
+    float total = bias.b ? to_float(bias.b[row]) : 0;
+    bias.y[row] = from_float<floatX>(total + sum_in_order(partial + row, tiles, rows));
+}
+
 // Elements [row, column...] of a tensor; zeros outside it, which do not change the statistics.
 template <int COLUMNS>
 __device__ inline void quantize_load(Vector<floatX>* to, const floatX* x, int row, int column, int N, int C) {
@@ -164,11 +103,12 @@ template <int COLUMNS> __device__ inline void quantize_floats(float* v, const Ve
     for (int j = 0; j < COLUMNS / W; j++) to_floats(v + j * W, from[j]);
 }
 
-// One block per tile, columns of tiles first. `partial`: column sums of the tiles; NULL: skipped.
-template <Fp8Format FORMAT, QuantizeSource SOURCE, Gelu GELU, int COLUMNS>
+// One block per tile, columns of tiles first. `partial`: column sums of the tiles, or row sums for the bias; NULL:
+// skipped.
+template <Fp8Format FORMAT, QuantizeSource SOURCE, Gelu GELU, int COLUMNS, bool BIAS>
 __global__ void __launch_bounds__(QUANTIZE_THREADS)
-    quantize_kernel(QuantizeOutput out, const floatX* x, const floatX* pre, const real* center, float* partial, int N,
-                    int C) {
+    quantize_kernel(QuantizeOutput out, const floatX* x, const floatX* pre, const real* center, float* partial,
+                    unsigned* arrivals, int N, int C) {
     constexpr int VECTORS = COLUMNS / Vector<floatX>::SIZE, TILE = COLUMNS * QUANTIZE_ACROSS;
     __shared__ alignas(16) unsigned turned[TILE * QUANTIZE_WORDS];
     int tiles = (C + TILE - 1) / TILE;
@@ -176,9 +116,15 @@ __global__ void __launch_bounds__(QUANTIZE_THREADS)
     int column0 = (int)(blockIdx.x % tiles) * TILE;
     int across = threadIdx.x % QUANTIZE_ACROSS, down = threadIdx.x / QUANTIZE_ACROSS;
     int row = row0 + QUANTIZE_ROWS * down, column = column0 + COLUMNS * across;
-    float scale = (float)*out.scale, sum[COLUMNS] = {0}, mean[COLUMNS];
+    float scale = (float)*out.scale, sum[COLUMNS] = {0}, mean[COLUMNS] = {0};
     if constexpr (SOURCE == QUANTIZE_CENTERED)
         if (column < C) load_reals<COLUMNS>(mean, center + column);
+    float mean8[COLUMNS] = {0}, bias[QUANTIZE_ROWS] = {0}, inverse = 1 / scale;
+    if constexpr (BIAS)
+        if (column < C) {
+            load_reals<COLUMNS>(mean, out.bias.means + column);
+            load_reals<COLUMNS>(mean8, out.bias.means + C + column);
+        }
     QuantizeSeen seen = {0, 0, 0};
     Vector<floatX> loaded[QUANTIZE_ROWS][VECTORS], before[QUANTIZE_ROWS][VECTORS];
 #pragma unroll
@@ -203,6 +149,13 @@ __global__ void __launch_bounds__(QUANTIZE_THREADS)
         }
 #pragma unroll
         for (int j = 0; j < COLUMNS / 4; j++) words[j][i] = quantize_word<FORMAT>(v + 4 * j, scale);
+        if constexpr (BIAS) {
+            float rounded[COLUMNS];
+#pragma unroll
+            for (int j = 0; j < COLUMNS / 4; j++) quantize_numbers(rounded + 4 * j, words[j][i]);
+#pragma unroll
+            for (int j = 0; j < COLUMNS; j++) bias[i] += v[j] * mean[j] - inverse * rounded[j] * mean8[j];
+        }
         // A mask instead of a branch: with a branch the compiler duplicates everything that follows.
         unsigned upper = row + i < N && column < C ? 0x80808080u : 0;
 #pragma unroll
@@ -222,6 +175,7 @@ __global__ void __launch_bounds__(QUANTIZE_THREADS)
             }
     }
     if (out.stats) quantize_report(out.stats, seen);
+    if (BIAS) quantize_bias(out.bias, partial, arrivals, bias, N, C);
     if (FORMAT == FP8_E5M2 && partial) quantize_tile_sums<COLUMNS>(partial, sum, (float*)turned, column0, C);
     if (!out.yt) return;
 
@@ -247,16 +201,24 @@ static inline size_t quantize_scratch_bytes(int N, int C) {
     return blocks_for((size_t)N, QUANTIZE_TILE_ROWS) * (size_t)C * sizeof(float);
 }
 
-template <Fp8Format FORMAT, QuantizeSource SOURCE, Gelu GELU>
+// Scratch for the row sums of all tiles.
+static inline size_t quantize_bias_bytes(int N, int C) {
+    return blocks_for((size_t)N, QUANTIZE_TILE_ROWS) * QUANTIZE_TILE_ROWS * blocks_for((size_t)C, QUANTIZE_WIDE_TILE) *
+           sizeof(float);
+}
+
+template <Fp8Format FORMAT, QuantizeSource SOURCE, Gelu GELU, bool BIAS>
 static inline void quantize_start(QuantizeOutput out, QuantizeInput in, int N, int C, Context* ctx) {
     constexpr int COLUMNS = SOURCE == QUANTIZE_GELU_BACKWARD ? 8 : 16;  // it needs more registers
     unsigned down = blocks_for((size_t)N, QUANTIZE_TILE_ROWS);
     unsigned tiles = down * blocks_for((size_t)C, COLUMNS * QUANTIZE_ACROSS);
-    float* partial = out.sums.b ? (float*)device_scratch(ctx, quantize_scratch_bytes(N, C)) : NULL;
-    quantize_kernel<FORMAT, SOURCE, GELU, COLUMNS>
-        <<<tiles, QUANTIZE_THREADS, 0, ctx->stream>>>(out, in.x, in.pre, in.center, partial, N, C);
+    size_t bytes = BIAS ? quantize_bias_bytes(N, C) : out.sums.b ? quantize_scratch_bytes(N, C) : 0;
+    float* partial = bytes ? (float*)device_scratch(ctx, bytes) : NULL;
+    CHECK(!BIAS || down <= DEVICE_ARRIVALS);
+    quantize_kernel<FORMAT, SOURCE, GELU, COLUMNS, BIAS>
+        <<<tiles, QUANTIZE_THREADS, 0, ctx->stream>>>(out, in.x, in.pre, in.center, partial, ctx->arrivals, N, C);
     cudaCheck(cudaGetLastError());
-    if (!partial) return;
+    if (!out.sums.b) return;
     quantize_sums_kernel<<<blocks_for((size_t)C, WARP), QUANTIZE_THREADS, 0, ctx->stream>>>(out.sums, partial,
                                                                                             (int)down, C);
     cudaCheck(cudaGetLastError());
@@ -269,15 +231,18 @@ COMPILED_IF_CALLED static inline void quantize(QuantizeOutput out, QuantizeInput
     CHECK(!out.sums.b || out.format == FP8_E5M2);
     CHECK(in.source == QUANTIZE_PLAIN || (in.source == QUANTIZE_GELU_BACKWARD) == (out.format == FP8_E5M2));
     Scope scope = quantize_open(out, in, N, C, ctx);
-    if (in.source == QUANTIZE_PLAIN && out.format == FP8_E4M3)
-        quantize_start<FP8_E4M3, QUANTIZE_PLAIN, GELU_TANH>(out, in, N, C, ctx);
-    else if (in.source == QUANTIZE_PLAIN) quantize_start<FP8_E5M2, QUANTIZE_PLAIN, GELU_TANH>(out, in, N, C, ctx);
-    else if (in.source == QUANTIZE_CENTERED) quantize_start<FP8_E4M3, QUANTIZE_CENTERED, GELU_TANH>(out, in, N, C, ctx);
+    if (out.bias.y) quantize_start<FP8_E4M3, QUANTIZE_PLAIN, GELU_TANH, true>(out, in, N, C, ctx);
+    else if (in.source == QUANTIZE_PLAIN && out.format == FP8_E4M3)
+        quantize_start<FP8_E4M3, QUANTIZE_PLAIN, GELU_TANH, false>(out, in, N, C, ctx);
+    else if (in.source == QUANTIZE_PLAIN)
+        quantize_start<FP8_E5M2, QUANTIZE_PLAIN, GELU_TANH, false>(out, in, N, C, ctx);
+    else if (in.source == QUANTIZE_CENTERED)
+        quantize_start<FP8_E4M3, QUANTIZE_CENTERED, GELU_TANH, false>(out, in, N, C, ctx);
     else if (in.source == QUANTIZE_GELU && is_erf)
-        quantize_start<FP8_E4M3, QUANTIZE_GELU, GELU_ERF>(out, in, N, C, ctx);
-    else if (in.source == QUANTIZE_GELU) quantize_start<FP8_E4M3, QUANTIZE_GELU, GELU_TANH>(out, in, N, C, ctx);
-    else if (is_erf) quantize_start<FP8_E5M2, QUANTIZE_GELU_BACKWARD, GELU_ERF>(out, in, N, C, ctx);
-    else quantize_start<FP8_E5M2, QUANTIZE_GELU_BACKWARD, GELU_TANH>(out, in, N, C, ctx);
+        quantize_start<FP8_E4M3, QUANTIZE_GELU, GELU_ERF, false>(out, in, N, C, ctx);
+    else if (in.source == QUANTIZE_GELU) quantize_start<FP8_E4M3, QUANTIZE_GELU, GELU_TANH, false>(out, in, N, C, ctx);
+    else if (is_erf) quantize_start<FP8_E5M2, QUANTIZE_GELU_BACKWARD, GELU_ERF, false>(out, in, N, C, ctx);
+    else quantize_start<FP8_E5M2, QUANTIZE_GELU_BACKWARD, GELU_TANH, false>(out, in, N, C, ctx);
     scope_close(&scope);
 }
 

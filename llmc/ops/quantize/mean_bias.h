@@ -19,8 +19,6 @@
 
 #include "llmc/ops/quantize/quantize.h"
 
-enum { MEAN_BIAS_ROWS = 512, MEAN_BIAS_SPREAD = 37 };
-
 // A tensor before and after it was rounded: bytes / scale.
 typedef struct {
     QuantizeInput exact;
@@ -35,14 +33,6 @@ typedef struct {
 
 #define MEAN_BIAS_FLOPS(N, IC, OC) (4.0 * (IC) * ((double)mean_bias_rows(N) + (OC)))
 #define MEAN_BIAS_BYTES(N, IC, OC) ((sizeof(floatX) + 1.0) * (IC) * ((double)mean_bias_rows(N) + (OC)))
-
-HOST_DEVICE static inline int mean_bias_rows(int N) { return N < MEAN_BIAS_ROWS ? N : MEAN_BIAS_ROWS; }
-
-// The k-th row of x that the means read.
-HOST_DEVICE static inline int mean_bias_row(int k, int N) {
-    int apart = N / mean_bias_rows(N);
-    return k * apart + k * MEAN_BIAS_SPREAD % apart;
-}
 
 // ---------------------------------------------------------------------------------------------------------
 // Reference
@@ -71,24 +61,14 @@ static inline double mean_bias_ref(size_t o, const real* x, RoundedTensor x8, co
 
 enum { MEAN_BIAS_THREADS = 256, MEAN_BIAS_COLUMNS = 8, MEAN_BIAS_OUTPUTS = 4 };
 
-// The values of 8 adjacent bytes.
-__device__ inline void mean_bias_numbers(float* v, const uint8_t* bytes) {
-    uint2 words = *(const uint2*)bytes;
-    const unsigned pairs[] = {words.x & 0xffff, words.x >> 16, words.y & 0xffff, words.y >> 16};
-#pragma unroll
-    for (int j = 0; j < 4; j++) {
-        __half2_raw raw = __nv_cvt_fp8x2_to_halfraw2((__nv_fp8x2_storage_t)pairs[j], __NV_E4M3);
-        float2 two = __half22float2(__half2(raw));
-        v[2 * j] = two.x, v[2 * j + 1] = two.y;
-    }
-}
-
 // The tensor's 8 elements at [row, column] before and after rounding, the latter not scaled back.
 __device__ inline void mean_bias_load(float* exact, float* rounded, RoundedTensor t, int row, int column, int C) {
     Vector<floatX> loaded[MEAN_BIAS_COLUMNS / Vector<floatX>::SIZE];
     quantize_load<MEAN_BIAS_COLUMNS>(loaded, t.exact.x, row, column, row + 1, C);
     quantize_floats<MEAN_BIAS_COLUMNS>(exact, loaded);
-    mean_bias_numbers(rounded, t.bytes + (size_t)row * C + column);
+    uint2 words = *(const uint2*)(t.bytes + (size_t)row * C + column);
+    quantize_numbers(rounded, words.x);
+    quantize_numbers(rounded + 4, words.y);
 }
 
 // means[0, i] and means[1, i]: the means of x and of x8.
@@ -202,25 +182,14 @@ static inline void mean_bias_means(real* means, RoundedTensor x, int N, int IC, 
 
 static inline void mean_bias_run(MeanBias out, const floatX* b, RoundedTensor x, RoundedTensor w, int N, int IC, int OC,
                                  Context* ctx) {
-    size_t width = (size_t)IC;
-    float number[256];
-    mean_bias_numbers(number);
+    QuantizeBias bias = {.y = out.bias, .b = b, .means = out.means};
     mean_bias_means(out.means, x, N, IC, ctx);
-#pragma omp parallel for schedule(static)
-    for (int o = 0; o < OC; o++) {
-        const floatX* exact = w.exact.x + (size_t)o * width;
-        const uint8_t* bytes = w.bytes + (size_t)o * width;
-        double sum = b ? (double)b[o] : 0;
-        for (size_t i = 0; i < width; i++)
-            sum += (double)exact[i] * (double)out.means[i] -
-                   (double)*w.inverse * (double)number[bytes[i]] * (double)out.means[width + i];
-        out.bias[o] = (floatX)sum;
-    }
+    quantize_bias(bias, w.exact.x, w.bytes, (double)*w.inverse, OC, IC);
 }
 
 #endif
 
-// Only the means: the center of quantize_centered().
+// Only the means: the center of quantize_centered(), or the means of a bias that quantize() computes.
 COMPILED_IF_CALLED static inline void mean_bias_center(real* means, RoundedTensor x, int N, int IC, Context* ctx) {
     CHECK(N >= 0 && IC > 0 && IC % QUANTIZE_ALIGNMENT == 0);
     if (!N) return;

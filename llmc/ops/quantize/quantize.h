@@ -8,20 +8,23 @@
  *   y  [N, C]  (SET) = fp8(scale v)       row-major bytes of FP8_E4M3 or FP8_E5M2 (ops/common/fp8.h)
  *   yt [C, Np] (SET) = the transpose of y; Np is N rounded up to 16, and columns N to Np - 1 are zero
  *   sums.b [C] (SET or ADD) = the column sums of v before it is rounded: the gradient of a bias
+ *   bias.y [N] (SET) = bias.b + v mean - (fp8(scale v) / scale) mean8: the bias of a matmul whose weight is v, with
+ *                      bias.means = mean, mean8 [2, C] real (mean_bias.h); bias.b [N] or NULL
  *   stats (ADD): amax = max(amax, |v|), clipped += elements stored as the format's largest number,
  *                flushed += elements stored as 0
  *
  *   x, pre [N, C] floatX; scale [1] real, a power of two, read on the device; stats on the device
  *
  * fp8 matmuls need both operands with the summed index contiguous and a multiple of 16: y serves one, yt the other. y,
- * yt, sums.b and, in evaluation, stats may be NULL.
+ * yt, sums.b, bias.y and, in evaluation, stats may be NULL. bias.y needs quantize_plain(), E4M3 and y.
  * shapes     C is a multiple of 16; x, y and yt are aligned to 16 bytes. N may be 0: nothing is written.
  * numerics   v and scale v are in fp32; scaling by a power of two is exact. Rounding is to nearest even, saturating.
  *            NaN becomes 0x7f, counts neither as clipped nor as flushed, and makes amax NaN; infinity makes amax
  *            infinite.
  * stats      integers. amax holds the bits of a non-negative float; these are ordered like the floats. So the order of
  *            elements does not matter, and the same x gives the same bits.
- * sums       on the GPU in fp32, over the rows of a tile, then over the tiles in order; on the CPU in double
+ * sums       on the GPU in fp32, over the rows of a tile, then over the tiles in order (bias: over the columns); on the
+ *            CPU in double
  * bytes      N C (sizeof(floatX) for each input + 1 for each output)
  * source     delayed scaling: Micikevicius et al., "FP8 formats for deep learning", arXiv 2209.05433
  *
@@ -34,6 +37,13 @@
 #include "llmc/ops/common/fp8.h"
 #include "llmc/ops/common/launcher.h"
 
+// The bias that is computed with the rounding errors of a weight.
+typedef struct {
+    floatX* y;  // NULL: not wanted
+    const floatX* b;
+    const real* means;
+} QuantizeBias;
+
 // Where an fp8 tensor is written and how.
 typedef struct {
     uint8_t *y, *yt;  // NULL: not wanted
@@ -41,6 +51,7 @@ typedef struct {
     const real* scale;
     Fp8Format format;
     BiasGrad sums;  // sums.b NULL: not wanted
+    QuantizeBias bias;
 } QuantizeOutput;
 
 // What is quantized.
@@ -100,14 +111,26 @@ static inline void quantize_ref(QuantizeOutput out, const real* x, int N, int C)
         }
 }
 
+// out.bias.y[n] - out.bias.b[n]. x: row n of the tensor.
+static inline double quantize_bias_ref(QuantizeOutput out, const real* x, int C) {
+    double sum = 0;
+    for (int c = 0; c < C; c++) {
+        float rounded = fp8_to_float(fp8_from_float_ref((float)x[c] * (float)*out.scale, out.format), out.format);
+        sum += (double)x[c] * (double)out.bias.means[c];
+        sum -= (double)rounded / (double)*out.scale * (double)out.bias.means[C + c];
+    }
+    return sum;
+}
+
 // Check a launcher's arguments and open its scope.
 static inline Scope quantize_open(QuantizeOutput out, QuantizeInput in, int N, int C, Context* ctx) {
     static const char* const NAMES[] = {"quantize", "quantize_gelu", "quantize_gelu_backward", "quantize_centered"};
     int outputs = (out.y != NULL) + (out.yt != NULL), inputs = in.source == QUANTIZE_GELU_BACKWARD ? 2 : 1;
     CHECK(outputs > 0 && N >= 0 && C > 0 && C % QUANTIZE_ALIGNMENT == 0);
+    CHECK(!out.bias.y || (out.y && in.source == QUANTIZE_PLAIN && out.format == FP8_E4M3));
     CHECK(((uintptr_t)in.x | (uintptr_t)in.pre | (uintptr_t)out.y | (uintptr_t)out.yt) % 16 == 0);
-    return scope_open(ctx, NAMES[in.source], QUANTIZE_FLOPS(N, C), QUANTIZE_BYTES(N, C, inputs, outputs), "N=%d C=%d",
-                      N, C);
+    return scope_open(ctx, NAMES[in.source], QUANTIZE_FLOPS(N, C) * (out.bias.y ? 5 : 1),
+                      QUANTIZE_BYTES(N, C, inputs, outputs), "N=%d C=%d%s", N, C, out.bias.y ? " bias" : "");
 }
 
 #ifdef __CUDACC__
