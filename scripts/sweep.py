@@ -9,7 +9,8 @@
 --random N            N random combinations instead of all (--random-seed: others)
 --gpus 0,1,2          one process at a time on each of these GPUs; default: all that nvidia-smi lists; the CPU if none
 --jobs N              on the CPU: N processes that share the cores (default 1)
---metric NAME         key of log.jsonl whose last value ranks the runs (default val_loss)
+--metric NAME         key of log.jsonl whose last value ranks the runs (default val_loss): the lowest is the best, but
+                      the highest of val_mlm_accuracy and the like
 --minutes M           after M minutes start no more runs, and save and stop the running ones
 
 The same command continues an interrupted sweep: finished runs are kept, and a stopped run resumes from its last
@@ -49,6 +50,8 @@ class UserError(Exception):
 def read_variation(text):
     name, equals, values = text.partition("=")
     name = name.lstrip("-")
+    if len(set(values.split(","))) < len(values.split(",")):
+        raise UserError(f"--vary {text}: a value is there twice")
     if not name or not equals or not values or "" in values.split(","):
         raise UserError(f"--vary {text}: is not NAME=VALUE,VALUE,... or NAME=LOW:HIGH")
     bounds = values.split(":")
@@ -118,8 +121,12 @@ class Trial:
         os.replace(temporary, temporary[:-4])
 
 
+def is_higher_better(metric):
+    return any(word in metric for word in ("accuracy", "exact_match", "f1", "tok_s", "seq_s"))
+
+
 def read_log(path, metric):
-    """Steps, seconds of training, and the last and lowest value of the metric; null where there is none."""
+    """Steps, seconds of training, and the last and best value of the metric; null where there is none."""
     values, steps, seconds = [], 0, {}
     try:
         with open(path, encoding="utf-8", errors="replace") as f:
@@ -140,7 +147,7 @@ def read_log(path, metric):
     return {
         "metric": metric,
         "last": values[-1] if values else None,
-        "lowest": min(values) if values else None,
+        "best": (max if is_higher_better(metric) else min)(values) if values else None,
         "steps": steps,
         "seconds": round(sum(seconds.values()), 3),
     }
@@ -184,23 +191,24 @@ def number(value, digits=4):
 
 
 def score(trial):
-    """For sorting: the lowest first, then what diverged, then what is not done."""
+    """For sorting: the best first, then what diverged, then what is not done."""
     r = trial.result
     if r is None:
         return (2, 0)
-    return (0, r["last"]) if r["status"] == 0 and r["last"] is not None else (1, 0)
+    sign = -1 if is_higher_better(r["metric"]) else 1
+    return (0, sign * r["last"]) if r["status"] == 0 and r["last"] is not None else (1, 0)
 
 
 def write_table(path, trials, metric):
     names = [name for name, _ in trials[0].settings]
-    lines = ["| " + " | ".join(names + [metric, "lowest", "steps", "seconds"]) + " |", "|" + "---|" * (len(names) + 4)]
+    lines = ["| " + " | ".join(names + [metric, "best", "steps", "seconds"]) + " |", "|" + "---|" * (len(names) + 4)]
     for trial in sorted(trials, key=score):
         r = trial.result
         if r is None:
             rest = ["not done", "", "", ""]
         else:
             last = "diverged" if r["status"] == DIVERGED else number(r["last"])
-            rest = [last, number(r["lowest"]), number(r["steps"]), number(r["seconds"], 1)]
+            rest = [last, number(r.get("best")), number(r["steps"]), number(r["seconds"], 1)]
         lines.append("| " + " | ".join([value for _, value in trial.settings] + rest) + " |")
     with open(path, "w", encoding="utf-8") as f:
         f.write("\n".join(lines) + "\n")
@@ -307,6 +315,10 @@ def parse(arguments):
         raise UserError(f"--random {options.random}: must be at least 1")
     if options.jobs is not None and options.jobs < 1:
         raise UserError(f"--jobs {options.jobs}: must be at least 1")
+    if options.minutes is not None and options.minutes <= 0:
+        raise UserError(f"--minutes {options.minutes:g}: must be more than 0")
+    if not shutil.which(options.command[0]):
+        raise UserError(f"{options.command[0]}: there is no such program")
     return options
 
 
@@ -344,6 +356,7 @@ def main():
         else:
             r = trial.result
             value = "diverged" if r["status"] == DIVERGED else number(r["last"])
+            value = value or "is not in log.jsonl"
             print(f"{trial.name}: {options.metric} {value}, {r['steps']} steps, {r['seconds']:.1f} s", flush=True)
         write_table(os.path.join(options.out, "table.md"), trials, options.metric)
         write_plot(os.path.join(options.out, "sweep.svg"), trials, options.metric)
