@@ -68,7 +68,7 @@ static inline void fp8_state_plan(Fp8State* s, const TensorTable* table, int N) 
         s->bias_bytes = max_size(s->bias_bytes, (size_t)OC * sizeof(floatX));
         most_w = max_size(most_w, (size_t)IC * (size_t)OC);
 #ifdef __CUDACC__
-        s->scratch_bytes = max_size(s->scratch_bytes, quantize_scratch_bytes((int)Np, OC));
+        if (!table->fixed) s->scratch_bytes = max_size(s->scratch_bytes, quantize_scratch_bytes((int)Np, OC));
         if (s->fusion >= 2) s->scratch_bytes = max_size(s->scratch_bytes, quantize_bias_bytes(OC, IC));
 #endif
         s->count++;
