@@ -151,7 +151,7 @@ static void test_layernorm_fp8(Harness* h) {
     // rows than the means are of.
     static const Rows SIZES[] = {{1, 16},    {15, 64},   {16, 768},  {17, 64},   {31, 784}, {48, 768},
                                  {33, 1024}, {50, 1040}, {70, 1600}, {64, 2048}, {600, 80}, {1027, 48}};
-    if (sizeof(floatX) != 2) return;
+    if (!layernorm_fp8_takes(16, &h->ctx)) return;
     test_layernorm_fp8_rows(h);
     test_layernorm_fp8_nan(h);
     for (size_t i = 0; i < COUNT_OF(SIZES); i++)
@@ -168,7 +168,7 @@ static void test_layernorm_fp8(Harness* h) {
 
 static void bench_layernorm_fp8(Harness* h) {
     static const Rows SIZES[] = {{65536, 768}, {16384, 1600}, {32768, 1024}};
-    if (sizeof(floatX) != 2) return;
+    if (!layernorm_fp8_takes(16, &h->ctx)) return;
     for (size_t i = 0; i < COUNT_OF(SIZES); i++)
         for (int branch = LAYERNORM_RESIDUAL; branch <= LAYERNORM_RESIDUAL_DROPOUT; branch++) {
             Rows size = SIZES[i];

@@ -125,8 +125,11 @@ static inline size_t layernorm_fp8_shared_bytes(int C) {
     return sizeof(unsigned) * (size_t)layernorm_fp8_row(LAYERNORM_FP8_ROWS, C);
 }
 
+// Only bf16 builds multiply in fp8. Others do not even compile the kernels: some would spill.
+HOST_DEVICE static constexpr bool layernorm_fp8_is_built() { return FLOATX_NAME[0] == 'B'; }
+
 static inline int layernorm_fp8_takes(int C, const Context* ctx) {
-    return sizeof(floatX) == 2 && C > 0 && C % QUANTIZE_ALIGNMENT == 0 && C <= LAYERNORM_FP8_COLUMNS &&
+    return layernorm_fp8_is_built() && C > 0 && C % QUANTIZE_ALIGNMENT == 0 && C <= LAYERNORM_FP8_COLUMNS &&
            layernorm_fp8_shared_bytes(C) + 1024 <= ctx->shared_of_block;
 }
 
@@ -141,7 +144,7 @@ static inline void layernorm_fp8_start(LayerNormForward a, LayerNormFp8 out, Con
 
 template <LayerNormBranch BRANCH>
 static inline void layernorm_fp8_choose(LayerNormForward a, LayerNormFp8 out, Context* ctx) {
-    if constexpr (sizeof(floatX) == 2) {  // fp32 builds do not even compile the kernels: some would spill
+    if constexpr (layernorm_fp8_is_built()) {
         if (a.C <= 24 * WARP) layernorm_fp8_start<24, BRANCH>(a, out, ctx);
         else if (a.C <= 32 * WARP) layernorm_fp8_start<32, BRANCH>(a, out, ctx);
         else layernorm_fp8_start<64, BRANCH>(a, out, ctx);
