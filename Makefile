@@ -299,7 +299,10 @@ quickstart-bert: needed
 	@echo "log, loss plot and a Hugging Face model directory: out/quickstart-bert"
 
 test: needed
-	@$(MAKE) --no-print-directory $(GPT2) $(BERT) $(TUNE) $(TEST_CORPUS) data/builtin/train.bin data/builtin/bert/train.bin $(addprefix $(B)/test_,$(TESTS) gpt2_double bert_double) $(addprefix $(B)/late/train_,gpt2 bert) $(B)/ops $(B)/ops_double $(RECSYS) $(RECSYS_TESTS) $(if $(CUDA_H),$(EMULATED) $E/train_gpt2 $E/train_bert $E/finetune_bert)
+	@$(MAKE) --no-print-directory $(GPT2) $(BERT) $(TUNE) $(TEST_CORPUS) data/builtin/train.bin data/builtin/bert/train.bin \
+		$(addprefix $(B)/test_,$(TESTS) gpt2_double bert_double) $(addprefix $(B)/late/train_,gpt2 bert) \
+		$(B)/ops $(B)/ops_double $(RECSYS) $(RECSYS_TESTS) \
+		$(if $(CUDA_H),$(EMULATED) $E/train_gpt2 $E/train_bert $E/finetune_bert)
 	-@$(MAKE) --no-print-directory $(B)/test_prefetch_tsan 2>/dev/null
 	@MAKEFLAGS= bash dev/test/run.sh $(B) $(GPT2) $(BERT) $(TUNE)
 

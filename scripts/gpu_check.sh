@@ -371,7 +371,8 @@ END
             # device_scratch() before cuBLASLt writes to it, so initcheck, which cannot see cuBLASLt's stores, counts it
             # as initialised. racecheck fails by itself on cuBLASLt: it runs matmul_epilogue, our kernels without the
             # products. In 280 s it did not end on attention_wide.
-            ops="attention attention_documents layernorm dropout gather gelu classifier embedding adamw lamb loss_scale global_norm next_sentence accuracy cast_to_fp32 cast_bf16 matmul matmul_epilogue matmul_hopper attention_wide"
+            ops="attention attention_documents layernorm dropout gather gelu classifier embedding adamw lamb \
+loss_scale global_norm next_sentence accuracy cast_to_fp32 cast_bf16 matmul matmul_epilogue matmul_hopper attention_wide"
             names=()
             for tool in memcheck racecheck initcheck synccheck; do
                 for op in ${GPU_CHECK_OPS:-$ops}; do
@@ -386,7 +387,7 @@ END
             san() {
                 local which=  # kernels
                 [ "$1" = initcheck ] && which="--kernel-name-exclude kernel_substring=_softmax_kernel"
-                [[ $2 = matmul || $2 = matmul_hopper ]] && [ "$1" != memcheck ] && which="--kernel-name kernel_substring=matmul_"
+                [[ $1 != memcheck && $2 =~ ^matmul(_hopper)?$ ]] && which="--kernel-name kernel_substring=matmul_"
                 timeout ${GPU_CHECK_SAN_SECONDS:-560} compute-sanitizer --tool "$1" $which --error-exitcode 9 build/bf16/opscu test "$2" >"$out/$1_$2.log" 2>&1
                 echo $? >"$out/$1_$2.status"
             }

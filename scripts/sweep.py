@@ -50,10 +50,10 @@ class UserError(Exception):
 def read_variation(text):
     name, equals, values = text.partition("=")
     name = name.lstrip("-")
-    if len(set(values.split(","))) < len(values.split(",")):
-        raise UserError(f"--vary {text}: a value is there twice")
     if not name or not equals or not values or "" in values.split(","):
         raise UserError(f"--vary {text}: is not NAME=VALUE,VALUE,... or NAME=LOW:HIGH")
+    if len(set(values.split(","))) <= values.count(","):
+        raise UserError(f"--vary {text}: a value is there twice")
     bounds = values.split(":")
     try:
         low, high = map(float, bounds)

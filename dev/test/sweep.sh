@@ -43,13 +43,15 @@ sweep "$work/none" --vary such-a-flag=1 --metric loss -- "${TINY[@]}"
 grep -q 'status 2: error: unknown flag' "$work/stdout" && [ "$(cat "$work/status")" = 1 ] && why='' || why='not reported'
 verdict 'a flag that the trainer refuses' "$why"
 sweep "$work/fast" --vary lr=1e-4,1e-3,1e-2 --metric tok_s -- "${TINY[@]}"
-tail -n +3 "$work/fast/table.md" | cut -d '|' -f 3 | sort -c -g -r 2>/dev/null && [ "$(wc -l <"$work/fast/table.md")" = 5 ] && why= || why=$(cat "$work/fast/table.md")
+tail -n +3 "$work/fast/table.md" | cut -d '|' -f 3 | sort -c -g -r 2>/dev/null &&
+    [ "$(wc -l <"$work/fast/table.md")" = 5 ] && why= || why=$(cat "$work/fast/table.md")
 verdict 'of speeds the highest is the best' "$why"
 sweep "$work/other" --vary lr=1e-3 --metric such_a_key -- "${TINY[@]}"
 grep -q 'such_a_key is not in log.jsonl' "$work/stdout" && why= || why=$(cat "$work/stdout")
 verdict 'a metric that is not there' "$why"
 sweep "$work/none" --vary lr=1 -- ./such-a-program
-grep -q '^error: ./such-a-program: ' "$work/stderr" && [ "$(cat "$work/status")" = 2 ] && why= || why=$(tail -n 1 "$work/stderr")
+grep -q '^error: ./such-a-program: ' "$work/stderr" && [ "$(cat "$work/status")" = 2 ] && why= ||
+    why=$(tail -n 1 "$work/stderr")
 verdict 'a program that is not there' "$why"
 for bad in 'lr=' 'lr' 'lr=2:1' 'lr=1,,2' 'lr=1,2,1'; do
     sweep "$work/bad" --random 1 --vary "$bad" -- "${TINY[@]}"

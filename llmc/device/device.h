@@ -5,6 +5,7 @@
 #ifndef LLMC_DEVICE_H
 #define LLMC_DEVICE_H
 
+#include <assert.h>
 #include <sys/mman.h>
 
 #include "llmc/base/host_memory.h"
@@ -81,6 +82,8 @@ typedef struct {
     real *w, *b;
     const void* unused[3];
 } LayerNormGrads;
+static_assert(sizeof(LayerNorm) == sizeof(LayerNormGrads) && sizeof(Linear) == sizeof(LinearGrads),
+              "one table for both");
 
 // Per-row statistics that layernorm keeps for its backward pass: [N] each.
 typedef struct {

@@ -93,20 +93,25 @@ static inline QuantizeOutput fp8_output(const Fp8Linear* f, int operand, uint8_t
     return out;
 }
 
+// Count the elements of an operand [N, C] that is rounded now. Returns where its statistics go; NULL: nowhere.
+static inline Fp8Stats* fp8_count(const Fp8Linear* f, int operand, int N, int C) {
+    const Fp8Operands* s = f->shared;
+    if (!s->records) return NULL;
+    s->elements[f->row + operand] += (double)N * C;
+    return s->scales.stats + f->row + operand;
+}
+
 // Measure and quantize an operand [N, C]. Call it once per pass. out.sums: a bias gradient.
 COMPILED_IF_CALLED static inline void fp8_quantize(const Fp8Linear* f, int operand, QuantizeOutput out,
                                                    QuantizeInput in, int N, int C, Context* ctx) {
     const Fp8Operands* s = f->shared;
-    BiasGrad sums = out.sums;
-    QuantizeBias bias = out.bias;
     if (s->calibrates) {
-        out.stats = s->measured, out.sums.b = NULL, out.bias.y = NULL;
-        quantize(out, in, N, C, ctx);
+        QuantizeOutput first = out;
+        first.stats = s->measured, first.sums.b = NULL, first.bias.y = NULL;
+        quantize(first, in, N, C, ctx);
         fp8_scales_measure(s->scales, s->measured, f->row + operand, ctx);
     }
-    if (s->records) s->elements[f->row + operand] += (double)N * C;
-    out.stats = s->records ? s->scales.stats + f->row + operand : NULL, out.sums = sums;
-    out.bias = bias;
+    out.stats = fp8_count(f, operand, N, C);
     quantize(out, in, N, C, ctx);
 }
 

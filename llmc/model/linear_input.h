@@ -28,8 +28,8 @@ static inline int fp8_from_layernorm(LayerNorm p) {
 
 #ifdef __CUDACC__
 
-// Describe the output y of a kernel that rounds it for p.next, and note that this layer's x is y. If the layer keeps its
-// transposed x, the backward pass does not read y either: then only the rows for mean_bias() are written.
+// Describe the output y of a kernel that rounds it for p.next, and note that this layer's x is y. If the layer keeps
+// its transposed x, the backward pass does not read y either: then only the rows for mean_bias() are written.
 static inline LayerNormFp8 fp8_layernorm_output(floatX* y, LayerNorm p, Rows size) {
     const Fp8Linear* f = p.next;
     Fp8Operands* s = f->shared;
@@ -38,9 +38,8 @@ static inline LayerNormFp8 fp8_layernorm_output(floatX* y, LayerNorm p, Rows siz
                         .rows = p.is_only_next && x.yt ? LAYERNORM_MEAN_ROWS : LAYERNORM_ALL_ROWS,
                         .y8 = x.y,
                         .yt = x.yt,
-                        .stats = s->records ? s->scales.stats + f->row + FP8_X : NULL,
+                        .stats = fp8_count(f, FP8_X, size.N, size.C),
                         .scale = x.scale};
-    if (s->records) s->elements[f->row + FP8_X] += (double)size.N * size.C;
     s->x_from = quantize_plain(y), s->x_of = y;
     return out;
 }

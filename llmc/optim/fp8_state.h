@@ -16,7 +16,6 @@
 typedef struct {
     int level;     // --fp8: 1: the layers' matmuls; 2: also matmuls outside the layers
     int keeps_x;   // 1: the transposed inputs are kept for the backward pass
-    int fusion;    // --fp8-fusion
     int count;     // linear layers
     int recorded;  // steps whose largest absolute values are known, at most FP8_HISTORY
     Fp8Linear* linears;
@@ -69,7 +68,7 @@ static inline void fp8_state_plan(Fp8State* s, const TensorTable* table, int N) 
         most_w = max_size(most_w, (size_t)IC * (size_t)OC);
 #ifdef __CUDACC__
         if (!table->fixed) s->scratch_bytes = max_size(s->scratch_bytes, quantize_scratch_bytes((int)Np, OC));
-        if (s->fusion >= 2) s->scratch_bytes = max_size(s->scratch_bytes, quantize_bias_bytes(OC, IC));
+        if (s->operands.fusion >= 2) s->scratch_bytes = max_size(s->scratch_bytes, quantize_bias_bytes(OC, IC));
 #endif
         s->count++;
     }
@@ -151,7 +150,6 @@ static inline void fp8_state_open(Fp8State* s, const TensorTable* table, void* c
     for (int i = 0; i < 2 && s->unpacked; i++)
         o->unpacked[i] = (real*)device_alloc(ctx, s->unpacked * sizeof(real), "activations");
     o->calibrates = 1;
-    o->fusion = s->fusion;
     if (s->kept_bytes) s->kept = (uint8_t*)device_alloc(ctx, s->kept_bytes, "activations");
     uint8_t *w = s->weights, *kept = s->kept;
     for (int i = 0, n = 0; i < table->count; i++) {

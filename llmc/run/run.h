@@ -113,7 +113,7 @@ static inline int run_next_batch(Run* r, BatchSearch* search, ModelBuffers* b) {
         return 1;
     }
     b->fp8.level = r->settings.fp8, b->fp8.keeps_x = !b->table.fixed && r->settings.recompute == RECOMPUTE_NOTHING;
-    b->fp8.fusion = r->settings.fp8_fusion;
+    b->fp8.operands.fusion = r->settings.fp8_fusion;
     fp8_state_plan(&b->fp8, &b->table, b->step.N);
     MemoryPlan plan = model_buffers_memory(b, search->update, &r->ctx);
     int fits = memory_plan_fits(plan);

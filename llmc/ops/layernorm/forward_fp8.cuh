@@ -1,6 +1,6 @@
 /* layernorm_fp8.h's kernel. A block takes 32 rows, a warp 4 of them, one after the other. It writes a row's bytes to y8
- * and to shared memory. From there the block transposes them: a thread takes 4 columns of 16 rows, and two threads write
- * the 32 bytes of a column, a whole sector of the transpose. */
+ * and to shared memory. From there the block transposes them: a thread takes 4 columns of 16 rows, and two threads
+ * write the 32 bytes of a column, a whole sector of the transpose. */
 #include "llmc/ops/layernorm/layernorm_fp8.h"  // before the guard: it includes this file
 
 #ifndef LLMC_OPS_LAYERNORM_FORWARD_FP8_CUH
@@ -91,7 +91,8 @@ __device__ inline void layernorm_fp8_transpose(uint8_t* yt, const unsigned* tile
     }
 }
 
-// Minimum resident blocks per multiprocessor. Without a bound one kernel takes 222 registers; with one more, some spill.
+// Minimum resident blocks per multiprocessor. Without a bound one kernel takes 222 registers; with one more block, some
+// spill.
 HOST_DEVICE static constexpr int layernorm_fp8_residents(int E, LayerNormBranch branch) {
     return E == 64 || (E == 32 && branch == LAYERNORM_RESIDUAL_DROPOUT && LAYERNORM_ARCH >= 1000) ? 2 : 3;
 }
