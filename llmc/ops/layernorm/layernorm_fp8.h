@@ -6,7 +6,7 @@
  *
  * All have the same bits as after layernorm and quantize(): y is rounded to floatX, then scaled and rounded to E4M3.
  *
- * shapes     C is a multiple of 16, at most 2048; all pointers are aligned to 16 bytes. layernorm_fp8_takes(): whether
+ * shapes     C is a multiple of 16, at most 1792; all pointers are aligned to 16 bytes. layernorm_fp8_takes(): whether
  *            this GPU has the shared memory. Np is N rounded up to 16; columns N to Np - 1 of yt are zero.
  * bytes      N C (3 sizeof(floatX) + 2) with a residual and yt, plus the rows of y that are written
  * builds     only in bf16: layernorm_fp8_takes() is 0 in others

@@ -19,7 +19,7 @@ enum {
     QUANTIZE_TILE_ROWS = 128,
     QUANTIZE_ROWS = 4,                                   // of a thread
     QUANTIZE_ACROSS = 8,                                 // threads that share a row; each takes COLUMNS columns
-    QUANTIZE_WIDE_TILE = 16 * QUANTIZE_ACROSS,           // its columns where COLUMNS is 16
+    QUANTIZE_BIAS_TILE = 8 * QUANTIZE_ACROSS,            // columns of a tile with row sums
     QUANTIZE_WORDS = QUANTIZE_TILE_ROWS / QUANTIZE_ROWS  // of the tile's transpose, in a row
 };
 static_assert(QUANTIZE_THREADS * QUANTIZE_ROWS == QUANTIZE_TILE_ROWS * QUANTIZE_ACROSS, "a whole tile");
@@ -69,10 +69,12 @@ static __global__ void __launch_bounds__(QUANTIZE_THREADS)
 }
 
 // bias.y of the tile's rows: a thread's sums over its columns, then sums over the tile's, then, by the last block of
-// these rows, over those of all tiles. partial [tiles, rows of all tiles]. All threads call it.
-__device__ inline void quantize_bias(QuantizeBias bias, float* partial, unsigned* arrivals, float* sum, int N, int C) {
-    int tiles = (C + QUANTIZE_WIDE_TILE - 1) / QUANTIZE_WIDE_TILE, tile = (int)blockIdx.x % tiles;
-    int down = (int)blockIdx.x / tiles, row0 = down * QUANTIZE_TILE_ROWS, row = row0 + (int)threadIdx.x;
+// these rows, over those of all tiles, half of them by each of two threads. partial [tiles, rows of all tiles]; shared
+// [QUANTIZE_TILE_ROWS]. All threads call it.
+__device__ inline void quantize_bias(QuantizeBias bias, float* partial, unsigned* arrivals, float* sum, float* shared,
+                                     int N, int C) {
+    int tiles = (C + QUANTIZE_BIAS_TILE - 1) / QUANTIZE_BIAS_TILE, tile = (int)blockIdx.x % tiles;
+    int down = (int)blockIdx.x / tiles, row0 = down * QUANTIZE_TILE_ROWS, at = threadIdx.x % QUANTIZE_TILE_ROWS;
     size_t rows = (size_t)(N + QUANTIZE_TILE_ROWS - 1) / QUANTIZE_TILE_ROWS * QUANTIZE_TILE_ROWS;
 #pragma unroll
     for (int i = 0; i < QUANTIZE_ROWS; i++)
@@ -81,9 +83,15 @@ __device__ inline void quantize_bias(QuantizeBias bias, float* partial, unsigned
     if (threadIdx.x % QUANTIZE_ACROSS == 0)
         *(float4*)(partial + tile * rows + row0 + threadIdx.x / QUANTIZE_ACROSS * QUANTIZE_ROWS) =
             make_float4(sum[0], sum[1], sum[2], sum[3]);
-    if (!last_to_arrive(arrivals + down, (unsigned)tiles) || threadIdx.x >= QUANTIZE_TILE_ROWS || row >= N) return;
-    float total = bias.b ? to_float(bias.b[row]) : 0;
-    bias.y[row] = from_float<floatX>(total + sum_in_order(partial + row, tiles, rows));
+    if (!last_to_arrive(arrivals + down, (unsigned)tiles)) return;
+    int second = threadIdx.x >= QUANTIZE_TILE_ROWS, first = second ? tiles / 2 : 0;
+    float total =
+        sum_in_order(partial + first * rows + row0 + at, second ? tiles - first : tiles / 2, rows);
+    if (second) shared[at] = total;
+    __syncthreads();
+    if (!second && row0 + at < N)
+        bias.y[row0 + at] = from_float<floatX>((bias.b ? to_float(bias.b[row0 + at]) : 0) + total + shared[at]);
+    __syncthreads();
 }
 
 // Elements [row, column...] of a tensor; zeros outside it, which do not change the statistics.
@@ -103,10 +111,14 @@ template <int COLUMNS> __device__ inline void quantize_floats(float* v, const Ve
     for (int j = 0; j < COLUMNS / W; j++) to_floats(v + j * W, from[j]);
 }
 
+// Minimum resident blocks per multiprocessor; 0: no bound. Without a bound, loading many partial sums at a time takes 128
+// registers, and two blocks are resident.
+HOST_DEVICE static constexpr int quantize_residents(bool bias) { return bias && sizeof(floatX) == 2 ? 4 : 0; }
+
 // One block per tile, columns of tiles first. `partial`: column sums of the tiles, or row sums for the bias; NULL:
 // skipped.
 template <Fp8Format FORMAT, QuantizeSource SOURCE, Gelu GELU, int COLUMNS, bool BIAS>
-__global__ void __launch_bounds__(QUANTIZE_THREADS)
+__global__ void __launch_bounds__(QUANTIZE_THREADS, quantize_residents(BIAS))
     quantize_kernel(QuantizeOutput out, const floatX* x, const floatX* pre, const real* center, float* partial,
                     unsigned* arrivals, int N, int C) {
     constexpr int VECTORS = COLUMNS / Vector<floatX>::SIZE, TILE = COLUMNS * QUANTIZE_ACROSS;
@@ -175,7 +187,7 @@ __global__ void __launch_bounds__(QUANTIZE_THREADS)
             }
     }
     if (out.stats) quantize_report(out.stats, seen);
-    if (BIAS) quantize_bias(out.bias, partial, arrivals, bias, N, C);
+    if (BIAS) quantize_bias(out.bias, partial, arrivals, bias, (float*)turned, N, C);
     if (FORMAT == FP8_E5M2 && partial) quantize_tile_sums<COLUMNS>(partial, sum, (float*)turned, column0, C);
     if (!out.yt) return;
 
@@ -203,13 +215,13 @@ static inline size_t quantize_scratch_bytes(int N, int C) {
 
 // Scratch for the row sums of all tiles.
 static inline size_t quantize_bias_bytes(int N, int C) {
-    return blocks_for((size_t)N, QUANTIZE_TILE_ROWS) * QUANTIZE_TILE_ROWS * blocks_for((size_t)C, QUANTIZE_WIDE_TILE) *
+    return blocks_for((size_t)N, QUANTIZE_TILE_ROWS) * QUANTIZE_TILE_ROWS * blocks_for((size_t)C, QUANTIZE_BIAS_TILE) *
            sizeof(float);
 }
 
 template <Fp8Format FORMAT, QuantizeSource SOURCE, Gelu GELU, bool BIAS>
 static inline void quantize_start(QuantizeOutput out, QuantizeInput in, int N, int C, Context* ctx) {
-    constexpr int COLUMNS = SOURCE == QUANTIZE_GELU_BACKWARD ? 8 : 16;  // it needs more registers
+    constexpr int COLUMNS = SOURCE == QUANTIZE_GELU_BACKWARD || BIAS ? 8 : 16;  // these need more registers
     unsigned down = blocks_for((size_t)N, QUANTIZE_TILE_ROWS);
     unsigned tiles = down * blocks_for((size_t)C, COLUMNS * QUANTIZE_ACROSS);
     size_t bytes = BIAS ? quantize_bias_bytes(N, C) : out.sums.b ? quantize_scratch_bytes(N, C) : 0;
