@@ -143,7 +143,7 @@ verdict '--fp8-fusion: the kernel' "$why"
 run $model --fp8 $level -x 20 -v 0 --fp8-fusion 2 --profile 1 --profile-warmup 17 -o fusion2 --overwrite 1
 why=$(ended_with 0)
 for on in '' 2; do
-    grep -q '^mean_bias ' fusion$on/profile/profile.txt && apart=1 || apart=0
+    grep -q '^forward  *mean_bias ' fusion$on/profile/profile.txt && apart=1 || apart=0
     grep -q 'N=[0-9]* C=[0-9]* bias' fusion$on/profile/profile.txt && together=1 || together=0
     [ "$apart $together" = "${on:+0 1}" ] || [ "$apart $together$on" = '1 0' ] ||
         why=${why:-"--fp8-fusion ${on:-1}: apart $apart, together $together"}
