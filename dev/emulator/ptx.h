@@ -8,8 +8,6 @@
 
 #include "intrinsics.h"
 
-static inline void* emulated_address(uint32_t shared) { return (void*)(size_t)shared; }
-
 inline float ex2_approx(float x) { return exp2f(x); }
 
 #ifdef LLMC_OPS_QUANTIZE_KERNELS_CUH
@@ -18,24 +16,6 @@ inline float quantize_max(float a, float b) { return a != a || b != b ? NAN : fm
 
 #ifdef LLMC_DEVICE_TRACE_H
 void kernel_trace_lead_kernel(uint64_t) {}  // keeps a GPU busy while launches are queued
-#endif
-
-#ifdef LLMC_DEVICE_PTX_CP_ASYNC_CUH
-
-// ---------------------------------------------------------------------------------------------------------
-// cp_async.cuh
-
-static inline void emulated_copy(uint32_t shared, const void* global, int exists, size_t bytes) {
-    if (exists) memcpy(emulated_address(shared), global, bytes);
-    else memset(emulated_address(shared), 0, bytes);
-}
-
-inline void cp_async_cg_16(uint32_t shared, const void* global, int exists) {
-    emulated_copy(shared, global, exists, 16);
-}
-inline void cp_async_ca_8(uint32_t shared, const void* global, int exists) { emulated_copy(shared, global, exists, 8); }
-inline void cp_async_wait_all(void) {}
-
 #endif
 
 #if defined(LLMC_DEVICE_PTX_MMA_CUH) && !defined(PRECISION_FP32)
@@ -103,6 +83,7 @@ static inline void emulated_stmatrix(EmulatedCall* calls, unsigned) {
             memcpy((uint16_t*)calls[8 * m + lane / 4].out + 2 * (lane % 4), (const uint32_t*)calls[lane].in + m, 4);
 }
 
+static inline void* emulated_address(uint32_t shared) { return (void*)(size_t)shared; }
 
 inline void ldmatrix_x4(uint32_t (&x)[4], uint32_t address) {
     EmulatedCall call = {emulated_ldmatrix, 0xffffffffu, emulated_address(address), x, 0, 0, {NULL, NULL, NULL}};
@@ -118,6 +99,17 @@ inline void stmatrix_x4(uint32_t address, const uint32_t (&x)[4]) {
     EmulatedCall call = {emulated_stmatrix, 0xffffffffu, x, emulated_address(address), 0, 0, {NULL, NULL, NULL}};
     emulated_warp_call(call);
 }
+
+static inline void emulated_copy(uint32_t shared, const void* global, int exists, size_t bytes) {
+    if (exists) memcpy(emulated_address(shared), global, bytes);
+    else memset(emulated_address(shared), 0, bytes);
+}
+
+inline void cp_async_cg_16(uint32_t shared, const void* global, int exists) {
+    emulated_copy(shared, global, exists, 16);
+}
+inline void cp_async_ca_8(uint32_t shared, const void* global, int exists) { emulated_copy(shared, global, exists, 8); }
+inline void cp_async_wait_all(void) {}
 
 inline void st_shared_b32(uint32_t address, uint32_t x) { memcpy(emulated_address(address), &x, sizeof x); }
 inline int4 ld_shared_v4(uint32_t address) { return *(const int4*)emulated_address(address); }

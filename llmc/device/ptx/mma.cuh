@@ -1,15 +1,15 @@
 /* Matrix multiply-accumulate of one warp on tensor cores (mma.sync) and the instructions that feed it. One PTX
- * instruction per function; addresses are in shared memory. sm_75 has no bf16 and half the depth per mma: functions that
- * need more instructions there say which.
+ * instruction per function; addresses are in shared memory. sm_75 has no bf16, no asynchronous copies and half the
+ * depth per mma: functions that need more instructions there say which.
  *
  * Fragments of m16n8k16, lane = 4 g + t. The result c: c[0], c[1] are row g, columns 2t and 2t + 1; c[2], c[3] are row
  * g + 8. The left operand a is four words of two elements: (g, 2t), (g + 8, 2t), (g, 2t + 8), (g + 8, 2t + 8). So two
  * neighbouring c tiles, rounded and packed, are one left operand.
- * Source: PTX ISA, sections on mma.m16n8k16, ldmatrix and stmatrix. */
+ * Source: PTX ISA, sections on mma.m16n8k16, ldmatrix, stmatrix and cp.async. */
 #ifndef LLMC_DEVICE_PTX_MMA_CUH
 #define LLMC_DEVICE_PTX_MMA_CUH
 
-#include "llmc/device/ptx/cp_async.cuh"
+#include "llmc/device/cuda_utils.cuh"
 
 #if defined(__CUDACC__) && (defined(PRECISION_BF16) || defined(PRECISION_FP16))
 
@@ -63,6 +63,37 @@ __device__ inline void stmatrix_x4(uint32_t address, const uint32_t (&x)[4]) {
                  "r"(x[2]), "r"(x[3])
                  : "memory");
 }
+
+#ifdef BEFORE_SM80
+// Stand-ins for cp.async: a load and a store. The barrier after cp_async_wait_all() orders them too.
+__device__ inline void cp_async_cg_16(uint32_t shared, const void* global, int exists) {
+    int4 x = exists ? *(const int4*)global : make_int4(0, 0, 0, 0);
+    asm volatile("st.shared.v4.b32 [%0], {%1,%2,%3,%4};" ::"r"(shared), "r"(x.x), "r"(x.y), "r"(x.z), "r"(x.w)
+                 : "memory");
+}
+
+__device__ inline void cp_async_ca_8(uint32_t shared, const void* global, int exists) {
+    int2 x = exists ? *(const int2*)global : make_int2(0, 0);
+    asm volatile("st.shared.v2.b32 [%0], {%1,%2};" ::"r"(shared), "r"(x.x), "r"(x.y) : "memory");
+}
+
+__device__ inline void cp_async_wait_all(void) {}
+#else
+// cp.async.cg: start copying 16 bytes to shared memory, past the L1 cache. Zeros unless `exists`.
+__device__ inline void cp_async_cg_16(uint32_t shared, const void* global, int exists) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared), "l"(global), "r"(exists ? 16 : 0)
+                 : "memory");
+}
+
+// cp.async.ca: start copying 8 bytes to shared memory. Zeros unless `exists`.
+__device__ inline void cp_async_ca_8(uint32_t shared, const void* global, int exists) {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 8, %2;" ::"r"(shared), "l"(global), "r"(exists ? 8 : 0)
+                 : "memory");
+}
+
+// cp.async.wait_all: wait for this thread's copies. A barrier must follow before other threads read them.
+__device__ inline void cp_async_wait_all(void) { asm volatile("cp.async.wait_all;" ::: "memory"); }
+#endif
 
 // st.shared.b32 and ld.shared.v4.b32
 __device__ inline void st_shared_b32(uint32_t address, uint32_t x) {

@@ -4,7 +4,6 @@
 #ifndef LLMC_OPS_LAYERNORM_BACKWARD_CUH
 #define LLMC_OPS_LAYERNORM_BACKWARD_CUH
 
-#include "llmc/device/ptx/cp_async.cuh"
 #include "llmc/ops/layernorm/team.cuh"
 
 #ifdef __CUDACC__
@@ -61,15 +60,6 @@ HOST_DEVICE static constexpr int layernorm_backward_rereads(int E, int team, Lay
     return layernorm_masked(form) && team > WARP && E * team > 4096;
 }
 
-// Whether the next row is copied to shared memory while a team computes one. Otherwise each row of a block-wide team
-// would wait for its loads, because registers for a second row are missing.
-HOST_DEVICE static constexpr int layernorm_backward_copies(int E, int team) { return team == 256 && E == 8; }
-
-// Elements of floatX of two rows of dy, x and dx.
-HOST_DEVICE static constexpr int layernorm_backward_copied(int E, int team) {
-    return layernorm_backward_copies(E, team) ? 2 * 3 * team * E : 0;
-}
-
 // Whether a fence keeps ptxas from hoisting loads. On sm_100 ptxas hoists the loads of a whole row if a thread has many
 // channels, and spills. On every architecture it does the same with the inputs of the dropout masks.
 HOST_DEVICE static constexpr int layernorm_backward_fenced(int E, int team, LayerNormForm form) {
@@ -115,23 +105,6 @@ template <int THREADS> __device__ inline void layernorm_sum_blocks(LayerNormBack
     }
 }
 
-// Copy a row's part of a thread, which alone reads it: dy, x and, for ADD, dx, each TEAM * E elements after the one
-// before.
-template <int W, int E, int TEAM, Mode DX_MODE>
-__device__ inline void layernorm_backward_copy(floatX* to, const LayerNormBackward& a, unsigned row, int first) {
-    uint32_t shared = (uint32_t)__cvta_generic_to_shared(to), tensor = TEAM * E * sizeof(floatX);
-#pragma unroll
-    for (int i = 0; i < E / W; i++) {
-        int c = first + i * TEAM * W;
-        size_t at = (size_t)row * (size_t)a.C + (size_t)c;
-        if (c >= a.C) break;
-        cp_async_cg_16(shared, a.dy + at, 1);
-        cp_async_cg_16(shared + tensor, a.x + at, 1);
-        if (DX_MODE == ADD) cp_async_cg_16(shared + 2 * tensor, a.to.r.dx + at, 1);
-        shared += TEAM * W * sizeof(floatX);
-    }
-}
-
 // All blocks must be resident at once (cooperative launch). Teams take rows in turn. Each team accumulates d.w and d.b
 // over its rows in registers if there are enough, and the other sums in shared memory.
 template <int W, int E, int TEAM, Mode DX_MODE, LayerNormForm FORM>
@@ -141,14 +114,13 @@ __global__ void __launch_bounds__(layernorm_backward_threads(TEAM), layernorm_ba
     constexpr int VECTORS = E / W, TEAMS = THREADS / TEAM;
     constexpr int EARLY = TEAM == WARP;          // block-wide teams have registers only for dy and x
     constexpr int EARLY_OLD = EARLY && E <= 24;  // more channels would spill a register or two
-    constexpr int REREAD = layernorm_backward_rereads(E, TEAM, FORM), COPIES = layernorm_backward_copies(E, TEAM);
+    constexpr int REREAD = layernorm_backward_rereads(E, TEAM, FORM);
     constexpr int FENCED = layernorm_backward_fenced(E, TEAM, FORM);
     constexpr int SHARED_DBIAS = layernorm_shared_dbias(FORM), SHARED_DB = layernorm_masked(FORM);
     constexpr int SHARED_SUMS = SHARED_DBIAS + SHARED_DB, SUMS = layernorm_sums(FORM);
     constexpr int OUTPUT = FORM == LAYERNORM_BACKWARD_DROPOUT;  // dropout follows the layer, on its output
-    extern __shared__ float4 layernorm_shared[];  // [sums][E / G][THREADS][G], at the end THREADS floats; copied rows
+    extern __shared__ float4 layernorm_shared[];                // [sums][E / G][THREADS][G]; at the end THREADS floats
     float* shared_sums = (float*)layernorm_shared;
-    floatX* copied = (floatX*)(shared_sums + THREADS * (SHARED_SUMS ? SHARED_SUMS * E : 1));
     int team = (int)threadIdx.x / TEAM, first = (int)(threadIdx.x % TEAM) * W, turn = 0;
     Vector<floatX, W> kept[VECTORS] = {};
     float dw[E] = {}, db[SHARED_DB ? 1 : E] = {};
@@ -157,25 +129,15 @@ __global__ void __launch_bounds__(layernorm_backward_threads(TEAM), layernorm_ba
         if (EARLY && first + i * TEAM * W < a.C) kept[i] = load_vector<W>(a.w + first + i * TEAM * W);
     for (int e = 0; e < SHARED_SUMS * E; e++) shared_sums[e * THREADS + (int)threadIdx.x] = 0;
     if (SHARED_SUMS > 0) __syncthreads();
-    if (COPIES && blockIdx.x < (unsigned)a.N)
-        layernorm_backward_copy<W, E, TEAM, DX_MODE>(copied + first, a, blockIdx.x, first);
     for (unsigned row = blockIdx.x * TEAMS + team; row < (unsigned)a.N; row += gridDim.x * TEAMS) {
         size_t start = (size_t)row * (size_t)a.C;
-        const floatX *row_dy = a.dy + start + first, *row_x = a.x + start + first, *row_dx = a.to.r.dx + start + first;
-        if (COPIES) {
-            row_dy = copied + turn * 3 * TEAM * E + first, row_x = row_dy + TEAM * E, row_dx = row_x + TEAM * E;
-            cp_async_wait_all();
-            if (row + gridDim.x < (unsigned)a.N)
-                layernorm_backward_copy<W, E, TEAM, DX_MODE>(copied + (turn ^ 1) * 3 * TEAM * E + first, a,
-                                                             row + gridDim.x, first);
-        }
         Vector<floatX, W> x[VECTORS] = {}, dy[VECTORS] = {}, old[VECTORS] = {};  // old: dx before ADD
 #pragma unroll
         for (int i = 0; i < VECTORS; i++) {
             int c = first + i * TEAM * W;
-            if (!(REREAD && OUTPUT) && c < a.C) dy[i] = load_vector<W>(row_dy + i * TEAM * W);
-            if (!(REREAD && OUTPUT) && c < a.C) x[i] = load_vector<W>(row_x + i * TEAM * W);
-            if (DX_MODE == ADD && EARLY_OLD && c < a.C) old[i] = load_vector<W>(row_dx + i * TEAM * W);
+            if (!(REREAD && OUTPUT) && c < a.C) dy[i] = load_vector<W>(a.dy + start + c);
+            if (!(REREAD && OUTPUT) && c < a.C) x[i] = load_vector<W>(a.x + start + c);
+            if (DX_MODE == ADD && EARLY_OLD && c < a.C) old[i] = load_vector<W>(a.to.r.dx + start + c);
         }
         float mean = a.stats.mean[row], rstd = a.stats.rstd[row];
         DropoutPlace place = {0, 0};
@@ -240,7 +202,7 @@ __global__ void __launch_bounds__(layernorm_backward_threads(TEAM), layernorm_ba
                 x[i] = load_vector<W>(a.x + start + c);
             }
             if (!EARLY) w = load_vector<W>(a.w + c);
-            if (!EARLY_OLD && DX_MODE == ADD) old[i] = load_vector<W>(row_dx + i * TEAM * W);
+            if (!EARLY_OLD && DX_MODE == ADD) old[i] = load_vector<W>(a.to.r.dx + start + c);
             to_floats(d, dy[i]);
             to_floats(u, x[i]);
             to_floats(weight, w);
@@ -324,9 +286,7 @@ static inline size_t layernorm_scratch_bytes(int N, int C, const Context* ctx) {
 template <int W, int E, int TEAM, LayerNormForm FORM, Mode DX_MODE>
 static inline void layernorm_backward_start(LayerNormBackward a, Context* ctx) {
     constexpr int threads = layernorm_backward_threads(TEAM), teams = threads / TEAM;
-    constexpr int sums = layernorm_shared_sums(FORM);
-    constexpr int shared = threads * (sums ? sums * E : 1) * (int)sizeof(float) +
-                           layernorm_backward_copied(E, TEAM) * (int)sizeof(floatX);
+    constexpr int sums = layernorm_shared_sums(FORM), shared = threads * (sums ? sums * E : 1) * (int)sizeof(float);
     void (*kernel)(LayerNormBackward) = layernorm_backward_kernel<W, E, TEAM, DX_MODE, FORM>;
     if (!layernorm_backward_fits(a.C, ctx))
         die(USAGE,

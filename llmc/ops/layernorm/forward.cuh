@@ -30,11 +30,9 @@ HOST_DEVICE static constexpr int layernorm_forward_residents(int W, int E, int t
     return tight ? (W == 4 ? 512 : 768) / layernorm_forward_threads(team) : 0;
 }
 
-// The elements of a row that a thread normalizes, v, which become r too. Returns the row's mean and rstd. row_x, row_r:
-// where the row of x, and of r before the sum, is read.
+// The elements of a row that a thread normalizes, v, which become r too. Returns the row's mean and rstd.
 template <int W, int E, int TEAM, LayerNormBranch BRANCH>
-__device__ inline float2 layernorm_forward_read(float* v, const LayerNormForward& a, const floatX* row_x,
-                                                const floatX* row_r, int row, int first) {
+__device__ inline float2 layernorm_forward_read(float* v, const LayerNormForward& a, int row, int first) {
     constexpr int VECTORS = E / W;
     size_t start = (size_t)row * (size_t)a.C;
     Vector<floatX, W> x[VECTORS] = {}, branch[VECTORS] = {};
@@ -42,8 +40,8 @@ __device__ inline float2 layernorm_forward_read(float* v, const LayerNormForward
 #pragma unroll
     for (int i = 0; i < VECTORS; i++) {
         int c = first + i * TEAM * W;
-        if (c < a.C) x[i] = load_vector<W>(row_x + c);
-        if (BRANCH != LAYERNORM_ALONE && c < a.C) branch[i] = load_vector<W>(row_r + c);
+        if (c < a.C) x[i] = load_vector<W>(a.x + start + c);
+        if (BRANCH != LAYERNORM_ALONE && c < a.C) branch[i] = load_vector<W>(a.r + start + c);
     }
     DropoutPlace place = {0, 0};
     if (BRANCH == LAYERNORM_RESIDUAL_DROPOUT) place = dropout_place(a.dropout, row);
@@ -94,13 +92,12 @@ __global__ void __launch_bounds__(layernorm_forward_threads(TEAM), layernorm_for
     int row = (int)(blockIdx.x * (blockDim.x / TEAM) + threadIdx.x / TEAM), first = (int)(threadIdx.x % TEAM) * W;
     if (row >= a.N) return;  // only whole warps return: a block-wide team always has a row
     float v[E];
-    size_t start = (size_t)row * (size_t)a.C;
-    float2 stats = layernorm_forward_read<W, E, TEAM, BRANCH>(v, a, a.x + start, a.r + start, row, first);
+    float2 stats = layernorm_forward_read<W, E, TEAM, BRANCH>(v, a, row, first);
 #pragma unroll
     for (int i = 0; i < E / W; i++) {
         int c = first + i * TEAM * W;
         if (c >= a.C) break;
-        store_vector(a.y + start + c, layernorm_forward_vector<W>(v + i * W, a.p, stats, c));
+        store_vector(a.y + (size_t)row * (size_t)a.C + c, layernorm_forward_vector<W>(v + i * W, a.p, stats, c));
     }
     if (first == 0) {
         a.stats.mean[row] = stats.x;

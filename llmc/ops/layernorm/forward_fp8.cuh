@@ -1,13 +1,11 @@
-/* layernorm_fp8.h's kernel. A block takes 32 rows, a warp 4 of them, one after the other. While a warp computes a row,
- * its next one is copied to shared memory. The warp writes a row's bytes to y8 and to shared memory. From there the
- * block transposes them: a thread takes 4 columns of 16 rows, and two threads write the 32 bytes of a column, a whole
- * sector of the transpose. */
+/* layernorm_fp8.h's kernel. A block takes 32 rows, a warp 4 of them, one after the other. It writes a row's bytes to y8
+ * and to shared memory. From there the block transposes them: a thread takes 4 columns of 16 rows, and two threads
+ * write the 32 bytes of a column, a whole sector of the transpose. */
 #include "llmc/ops/layernorm/layernorm_fp8.h"  // before the guard: it includes this file
 
 #ifndef LLMC_OPS_LAYERNORM_FORWARD_FP8_CUH
 #define LLMC_OPS_LAYERNORM_FORWARD_FP8_CUH
 
-#include "llmc/device/ptx/cp_async.cuh"
 #include "llmc/ops/common/fp8_words.cuh"
 
 #ifdef __CUDACC__
@@ -75,20 +73,6 @@ __device__ inline void layernorm_fp8_write(const LayerNormForward& a, const Laye
     }
 }
 
-// Copy a row's part of a thread, which alone reads it, to `to`: x, and behind it r if there is one.
-template <int E, LayerNormBranch BRANCH>
-__device__ inline void layernorm_fp8_copy(floatX* to, const LayerNormForward& a, int row, int first) {
-    constexpr int W = Vector<floatX>::SIZE;
-    size_t start = (size_t)row * (size_t)a.C;
-#pragma unroll
-    for (int i = 0; i < E / W; i++) {
-        int c = first + i * WARP * W;
-        if (c >= a.C) break;
-        cp_async_cg_16((uint32_t)__cvta_generic_to_shared(to + c), a.x + start + c, 1);
-        if (BRANCH != LAYERNORM_ALONE) cp_async_cg_16((uint32_t)__cvta_generic_to_shared(to + a.C + c), a.r + start + c, 1);
-    }
-}
-
 // Write the transpose of the block's rows, from row0 on.
 __device__ inline void layernorm_fp8_transpose(uint8_t* yt, const unsigned* tile, int row0, int N, int C) {
     constexpr int HALF = LAYERNORM_FP8_HALF;
@@ -111,28 +95,23 @@ __device__ inline void layernorm_fp8_transpose(uint8_t* yt, const unsigned* tile
 // Minimum resident blocks per multiprocessor. Without a bound one kernel takes 222 registers; with one more block, some
 // spill.
 HOST_DEVICE static constexpr int layernorm_fp8_residents(int E, LayerNormBranch branch) {
-    return E == LAYERNORM_FP8_LONG || branch == LAYERNORM_RESIDUAL_DROPOUT ? 2 : 3;
+    return E == LAYERNORM_FP8_LONG || (E == 32 && branch == LAYERNORM_RESIDUAL_DROPOUT && LAYERNORM_ARCH >= 1000) ? 2 : 3;
 }
 
 template <int E, LayerNormBranch BRANCH>
 __global__ void __launch_bounds__(LAYERNORM_FP8_THREADS, layernorm_fp8_residents(E, BRANCH))
     layernorm_forward_fp8_kernel(LayerNormForward a, LayerNormFp8 out) {
     constexpr int W = Vector<floatX>::SIZE, WARPS = LAYERNORM_FP8_THREADS / WARP;
-    extern __shared__ int4 layernorm_fp8_shared[];  // a row of x and r for each warp, then the tile
-    int warp = threadIdx.x / WARP, first = (int)(threadIdx.x % WARP) * W, row0 = (int)blockIdx.x * LAYERNORM_FP8_ROWS;
-    constexpr int INPUTS = BRANCH == LAYERNORM_ALONE ? 1 : 2;
-    floatX* next = (floatX*)layernorm_fp8_shared + warp * INPUTS * a.C;
-    unsigned* tile = (unsigned*)((floatX*)layernorm_fp8_shared + WARPS * INPUTS * a.C);
+    extern __shared__ int4 layernorm_fp8_shared[];
+    unsigned* tile = (unsigned*)layernorm_fp8_shared;
+    int row0 = (int)blockIdx.x * LAYERNORM_FP8_ROWS;
     QuantizeSeen seen = {0, 0, 0};
-    int rows = min(LAYERNORM_FP8_ROWS, a.N - row0);
-    if (warp < rows) layernorm_fp8_copy<E, BRANCH>(next, a, row0 + warp, first);
 #pragma unroll 1
-    for (int i = warp; i < LAYERNORM_FP8_ROWS; i += WARPS) {
-        if (i < rows) {
+    for (int i = threadIdx.x / WARP; i < LAYERNORM_FP8_ROWS; i += WARPS) {
+        if (row0 + i < a.N) {
             float v[E];
-            cp_async_wait_all();
-            float2 stats = layernorm_forward_read<W, E, WARP, BRANCH>(v, a, next, next + a.C, row0 + i, first);
-            if (i + WARPS < rows) layernorm_fp8_copy<E, BRANCH>(next, a, row0 + i + WARPS, first);
+            int first = (int)(threadIdx.x % WARP) * W;
+            float2 stats = layernorm_forward_read<W, E, WARP, BRANCH>(v, a, row0 + i, first);
             layernorm_fp8_write<E>(a, out, v, stats, i, tile, &seen);
         } else if (out.yt)
             for (int k = threadIdx.x % WARP; k < a.C / 4; k += WARP) tile[layernorm_fp8_row(i, a.C) + k] = 0;
@@ -143,10 +122,9 @@ __global__ void __launch_bounds__(LAYERNORM_FP8_THREADS, layernorm_fp8_residents
     layernorm_fp8_transpose(out.yt, tile, row0, a.N, a.C);
 }
 
-// Dynamic shared memory; quantize_report() has a few bytes of static memory.
+// Dynamic shared memory for a tile; quantize_report() has a few bytes of static memory.
 static inline size_t layernorm_fp8_shared_bytes(int C) {
-    size_t rows = sizeof(floatX) * 2 * (size_t)(LAYERNORM_FP8_THREADS / WARP) * (size_t)C;
-    return rows + sizeof(unsigned) * (size_t)layernorm_fp8_row(LAYERNORM_FP8_ROWS, C);
+    return sizeof(unsigned) * (size_t)layernorm_fp8_row(LAYERNORM_FP8_ROWS, C);
 }
 
 // Only bf16 builds multiply in fp8. Others do not even compile the kernels: some would spill.
@@ -159,7 +137,7 @@ static inline int layernorm_fp8_takes(int C, const Context* ctx) {
 
 template <int E, LayerNormBranch BRANCH>
 static inline void layernorm_fp8_start(LayerNormForward a, LayerNormFp8 out, Context* ctx) {
-    size_t shared = layernorm_fp8_shared_bytes(a.C);
+    size_t shared = out.yt ? layernorm_fp8_shared_bytes(a.C) : 0;
     kernel_allow_shared(layernorm_forward_fp8_kernel<E, BRANCH>, shared, ctx);
     layernorm_forward_fp8_kernel<E, BRANCH>
         <<<blocks_for((size_t)a.N, LAYERNORM_FP8_ROWS), LAYERNORM_FP8_THREADS, shared, ctx->stream>>>(a, out);
