@@ -13,12 +13,13 @@ one per setting. Stages, each a sweep of scripts/sweep.py in OUT:
                average, cautious decay, a ramp (--ramp)
     finalists  each optimizer's two best rates with what helped it: AdamW --long steps, the others --fraction of them
                with a schedule of their own
-    seeds      each optimizer's best finalist with two more seeds, in turn
+    warmups    each optimizer's best finalist with other warm-ups, --warmups: shares of its steps
+    seeds      each optimizer's best run of these with two more seeds, in turn
 
 Repeat the same command until it ends with status 0: finished runs are kept, and --minutes stops it in time, for short
 loans of a GPU. --results keeps a line per finished run, with its flags, so that another machine can continue without
-OUT. OUT/time_to_loss.md has the tables and the verdict, from the finalists on. A best rate at the edge of the sweep is
-reported as such. For a run with an average, the loss is the lower one of the weights' and the average's. Seconds are of
+OUT. OUT/time_to_loss.md has the tables and the verdict, from the finalists on. A best rate or warm-up at the edge of the
+sweep is reported as such. For a run with an average, the loss is the lower one of the weights' and the average's. Seconds are of
 training steps alone.
 """
 import argparse
@@ -138,6 +139,7 @@ def parse(arguments):
     parser.add_argument("--rates", default="6e-4,1.2e-3,1.8e-3,2.4e-3,3.6e-3")
     parser.add_argument("--muon-rates", default="1.8e-3,2.4e-3,3.6e-3,5.4e-3,7.2e-3")
     parser.add_argument("--fraction", type=float, default=0.6)
+    parser.add_argument("--warmups", default="0.15,0.3,0.45")
     parser.add_argument("--ramp", action="store_true", help="a step is several micro-batches")
     options = parser.parse_args(arguments[:at])
     options.command = arguments[at + 1 :]
@@ -196,24 +198,40 @@ def main():
         for name, flags in plain(o, [rate_of(o, name) for name in ranked[o][:2]]).items():
             finals[name + "_final"] = {**flags, "steps": str(steps[o]), **kept}
     finalists = s.run("finalists", finals)
-    best = {o: next(name for name in by_loss(finalists) if name.startswith(o + "_")) for o in OPTIMIZERS}
+
+    def best_finals():
+        return {o: next(name for name in by_loss(finalists) if name.startswith(o + "_")) for o in OPTIMIZERS}
+
+    shares = [float(share) for share in options.warmups.split(",")]
+    warmups = {o: [str(round(float(f"{share * steps[o]:.2g}"))) for share in shares] for o in OPTIMIZERS}
+    longer = {
+        f"{name}_warmup_{w}": {**finals[name], "warmup": w}
+        for o, name in best_finals().items()
+        for w in warmups[o]
+        if w != finals[name]["warmup"]
+    }
+    finals.update(longer)
+    finalists.update(s.run("warmups", longer))
+    best = best_finals()
     left = None
     try:
         seeds = s.run("seeds", {best[o]: finals[best[o]] for o in OPTIMIZERS}, SEEDS[1:])
     except NotDone as stage:
         seeds, left = stage.results, stage
 
-    report += ["| | rate | with | steps | seeds | loss, mean of the seeds | of AdamW's steps | of its seconds |"]
-    report += ["|---|---|---|---:|---:|---:|---:|---:|"]
+    report += ["| | rate | warm-up | with | steps | seeds | loss, mean of the seeds | of AdamW's steps | of its seconds |"]
+    report += ["|---|---|---|---|---:|---:|---:|---:|---:|"]
     runs = {o: [finalists[best[o]]] + seeds.get(best[o], []) for o in OPTIMIZERS}
     losses = {o: [r["loss"] for r in runs[o]] for o in OPTIMIZERS}
     seconds = {o: statistics.mean(r["seconds"] for r in runs[o]) for o in OPTIMIZERS}
     for o in OPTIMIZERS:
-        rate = rate_of(o, best[o])[: -len("_final")]
+        rate, warmup = finals[best[o]]["lr"], finals[best[o]]["warmup"]
         edge = " (the edge of those swept)" if rate in (swept[o][0], swept[o][-1]) else ""
+        tried_warmups = sorted({int(finals[name]["warmup"]) for name in finalists if name.startswith(o + "_")})
+        edge_warmup = " (the edge of those swept)" if int(warmup) in (tried_warmups[0], tried_warmups[-1]) else ""
         spread = f" (+- {statistics.stdev(losses[o]):.4f})" if len(losses[o]) > 1 else ""
         report.append(
-            f"| {o} | {rate}{edge} | {', '.join(helped[o])} | {steps[o]} | {len(losses[o])} | "
+            f"| {o} | {rate}{edge} | {warmup}{edge_warmup} | {', '.join(helped[o])} | {steps[o]} | {len(losses[o])} | "
             f"{statistics.mean(losses[o]):.4f}{spread} | {steps[o] / steps['adamw']:.2f} | "
             f"{seconds[o] / seconds['adamw']:.2f} |"
         )

@@ -70,6 +70,10 @@ why=
 [ "$(grep -cE '^\| (adamw \| .*\| 8 \| 3|(nor)?muon \| .*\| 5 \| 3) \| [0-9.]+ \(\+- [0-9.]+\) \|' "$work/first/time_to_loss.md")" -eq 3 ] ||
     why=${why:-"table: $(grep '^|' "$work/first/time_to_loss.md" | head -n 5)"}
 verdict 'time to loss: three seeds of each optimizer' "$why"
+# The longest warm-up is 45 % of the steps: 4 of 8, 2 of 5.
+[ "$(sed -n '/^## warmups/,/^## /p' "$work/first/time_to_loss.md" | grep -cE '^\| (adamw_.*_warmup_4|(nor)?muon_.*_warmup_2) \|')" -eq 3 ] && why= ||
+    why="runs: $(sed -n '/^## warmups/,/^## /p' "$work/first/time_to_loss.md")"
+verdict 'time to loss: other warm-ups of the best' "$why"
 sed -i '/"stage": "seeds".*"optimizer": "muon".*"seed": "1338"/d' "$work/results.jsonl"
 runs=$(wc -l <"$work/results.jsonl")
 ttl second
