@@ -95,7 +95,8 @@ __device__ inline void layernorm_fp8_transpose(uint8_t* yt, const unsigned* tile
 // Minimum resident blocks per multiprocessor. Without a bound one kernel takes 222 registers; with one more block, some
 // spill.
 HOST_DEVICE static constexpr int layernorm_fp8_residents(int E, LayerNormBranch branch) {
-    return E == LAYERNORM_FP8_LONG || (E == 32 && branch == LAYERNORM_RESIDUAL_DROPOUT && LAYERNORM_ARCH >= 1000) ? 2 : 3;
+    return E == LAYERNORM_FP8_LONG || (E == 32 && branch == LAYERNORM_RESIDUAL_DROPOUT && LAYERNORM_ARCH >= 1000) ? 2
+                                                                                                                  : 3;
 }
 
 template <int E, LayerNormBranch BRANCH>

@@ -85,8 +85,7 @@ __device__ inline void quantize_bias(QuantizeBias bias, float* partial, unsigned
             make_float4(sum[0], sum[1], sum[2], sum[3]);
     if (!last_to_arrive(arrivals + down, (unsigned)tiles)) return;
     int second = threadIdx.x >= QUANTIZE_TILE_ROWS, first = second ? tiles / 2 : 0;
-    float total =
-        sum_in_order(partial + first * rows + row0 + at, second ? tiles - first : tiles / 2, rows);
+    float total = sum_in_order(partial + first * rows + row0 + at, second ? tiles - first : tiles / 2, rows);
     if (second) shared[at] = total;
     __syncthreads();
     if (!second && row0 + at < N)
