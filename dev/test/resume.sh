@@ -202,10 +202,25 @@ run "${SHORT[@]}" --optimizer muon --init zero-out -o "$work/flags"
 why=$(ended_with 0)
 run "${SHORT[@]}" --recipe "$work/r.flags" --stop-after 7 -o "$work/recipe"
 grep -q '"lr": "*0.01[",]' "$work/recipe/ckpt/00000007/trainer.json" || why=${why:-'the command line does not win'}
-echo '--lr 3' >"$work/r.flags"
+cp "$work/r.flags" "$work/kept.flags"
+echo '--rate 1' >"$work/r.flags"
+run -y 1 --recipe "$work/r.flags" --stop-after 12 -o "$work/recipe"
+why=${why:-$(ended_with 0)}
+rm "$work/r.flags"
+cp -a "$work/recipe" "$work/recipe-damaged"
 run -y 1 --recipe "$work/r.flags" -o "$work/recipe"
 why=${why:-$(ended_with 0)}
-verdict 'a recipe, resumed after it changed' "${why:-$(same_run "$work/recipe" "$work/flags" $last)}"
+verdict 'a recipe, resumed after it changed and was deleted' "${why:-$(same_run "$work/recipe" "$work/flags" $last)}"
+# A new run reads it: with -y 1 if there is no checkpoint, or no usable one.
+run -y 1 "${SHORT[@]}" --recipe "$work/kept.flags" -o "$work/recipe-new"
+why=$(ended_with 0)
+verdict 'a recipe of a new run with -y 1' "${why:-$(same_run "$work/recipe-new" "$work/flags" $last)}"
+for step in 07 12; do flip_byte "$work/recipe-damaged/ckpt/000000$step/optimizer.safetensors" 5000; done
+mv "$work/recipe-damaged" "$work/out"
+printf -- '-o elsewhere\n' >>"$work/kept.flags"  # the directory is chosen by now: the default
+run -y 1 "${SHORT[@]}" --recipe "$work/kept.flags"
+why=$(ended_with 0)
+verdict 'a recipe, all checkpoints damaged' "${why:-$(same_run "$work/out" "$work/flags" $last)}"
 for bad in '--rate 1' '--lr' '--lr fast' '--recipe x'; do
     echo "$bad" >"$work/r.flags"
     run --recipe "$work/r.flags" -x 1 -o ''
@@ -218,7 +233,7 @@ for file in "$root"/scripts/recipes/*.flags; do  # those of this trainer, with a
 done
 run --recipe none-such -x 1 -o ''
 verdict 'a recipe that is not there' "$(ended_with_error 2 'scripts/recipes/none-such.flags cannot be read')"
-rm -rf "$work/recipe" "$work/flags"
+rm -rf "$work"/recipe* "$work/flags" "$work/out"
 
 # fp8: the largest elements of 16 steps are part of the checkpoint. Large gradients at the start still count after step 14.
 run "${SHORT[@]}" --fp8 2 -o "$work/fp8"

@@ -23,6 +23,7 @@ typedef struct {
     double began;     // now_seconds() when the run was opened
     Flag* flags;
     int flag_count;
+    int skips_recipe;  // the recipe is not read: -o holds checkpoints to resume, which may still be damaged
     Context* ctx;
     RunLock* lock;       // of OUT
     int earlier;         // checkpoints in OUT when the run looked for them
