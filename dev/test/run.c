@@ -1405,6 +1405,20 @@ static void test_best(Tests* t) {
     free(text.text);
 }
 
+// The tokens of each step are those of one rank, rounded up to micro-batches of all ranks.
+static void test_ramp_of_ranks(Tests* t) {
+    for (int ranks = 2; ranks <= 4; ranks *= 2) {
+        int wrong = 0;
+        for (int all = 2 * ranks; all <= 32; all += ranks)
+            for (int ramp = 1; ramp <= 40; ramp++)
+                for (int s = 0; s <= ramp; s++) {
+                    int alone = batch_ramp_at(ramp, all, s), each = batch_ramp_at(ramp, all / ranks, s);
+                    wrong += each != (alone + ranks - 1) / ranks;
+                }
+        expect(t, wrong == 0, "batch ramp/several ranks", "%d ranks: %d steps are wrong", ranks, wrong);
+    }
+}
+
 static void test_ramps(Tests* t) {
     static const int stages[] = {1, 2, 2, 3, 3, 4, 5, 5, 6, 6, 7, 7};  // of 7 over 12 steps
     int wrong = 0, sum = 0;
@@ -1431,6 +1445,7 @@ int main(void) {
     test_memory_names(&t);
     test_best(&t);
     test_ramps(&t);
+    test_ramp_of_ranks(&t);
     test_split(&t);
     test_sampler(&t);
     test_nucleus(&t);

@@ -293,7 +293,8 @@ static inline int settings_language_rows(Settings* s, Flag* table, const char* m
     // clang-format off
     const Flag rows[] = {
         {NULL,  "--batch-ramp",          FLAG_SIZE,   &s->batch_ramp,          "0",       0,   1e12,     NULL,   SCOPE_RUN,     TOPIC_BATCH,
-         "Steps over which the micro-batches per step rise from one to the number for -d. 0: off."},
+         "Steps over which the tokens per step rise linearly to those of -d, rounded up to whole micro-batches of all "
+         "ranks. 0: off."},
         {NULL,  "--ema",                 FLAG_REAL,   &s->ema,                 "0",       0,   1,        NULL,   SCOPE_RUN,     TOPIC_OPTIMIZATION,
          "Decay of an average of the weights, which is also validated and saved in OUT/ema. 1: plain mean; 0: off."},
         {NULL,  "--ema-start",           FLAG_SIZE,   &s->ema_start,           "1",       1,   1e12,     NULL,   SCOPE_RUN,     TOPIC_OPTIMIZATION,
