@@ -128,6 +128,7 @@ static inline void session_set_last(Session* s, uint64_t sequences) {
     int64_t all = batch_ramp_steps(settings->batch_ramp, parts, micro_batches);
     s->last = settings->steps > 0 ? settings->steps : all > 0 ? all : 1;
     s->end = settings->stop_after > 0 && settings->stop_after < s->last ? settings->stop_after : s->last;
+    settings_check_average(settings, s->last);
     settings_check_profile(settings, s->end - s->step);
 }
 

@@ -308,6 +308,14 @@ static inline int settings_language_rows(Settings* s, Flag* table, const char* m
     return settings_add_rows(table, settings_rows(s, table, model_help), rows, COUNT_OF(rows));
 }
 
+// Refuse an average of the weights that begins with the run's `last` step or later: it would hold those weights alone,
+// or none.
+static inline void settings_check_average(const Settings* s, int64_t last) {
+    if (s->ema > 0 && !s->evaluate && s->ema_start > 1 && s->ema_start >= last)
+        die(USAGE, "--ema-start %lld leaves nothing to average: the run ends after step %lld; lower it, or raise -x",
+            (long long)s->ema_start, (long long)last);
+}
+
 // Refuse --profile if the `left` steps of the run are too few for it.
 static inline void settings_check_profile(const Settings* s, int64_t left) {
     int64_t needs = (int64_t)s->profile_warmup + 2 * (int64_t)s->profile + s->profile_energy;
