@@ -124,6 +124,15 @@ contradiction --dropout --dropout 0.2
 contradiction --model -e L=1,C=16,NH=2,T=16
 contradiction --master-weights -w 0
 contradiction --loss-scale --loss-scale fixed
+for override in '' ' --override 1'; do  # its moments would mean something else
+    again
+    before=$(listing "$work/again")
+    run -y 1 -o "$work/again" --optimizer muon $override
+    why=$(ended_with_error 2 '--optimizer muon: .*/00000010 has the moments of adamw')
+    [ "$before" = "$(listing "$work/again")" ] || why=${why:-'files were created or changed'}
+    verdict "--optimizer muon$override of an adamw run is refused" "$why"
+done
+again
 run -y 1 -o "$work/again" -l 1e-3 --override 1
 why=$(ended_with 0)
 [ "$(losses "$work/again" | wc -l)" -eq 20 ] || why=${why:-'not 20 losses in log.jsonl'}
