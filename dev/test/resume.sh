@@ -200,6 +200,16 @@ run -y 1 --patience 5 -o "$work/best-kept"
 grep -q 'stopped by --patience after step 12' "$work/stdout" || why=${why:-'resumed, it did not stop again'}
 verdict 'the best checkpoint stays; --patience counts across a resume' "$why"
 rm -rf "$work/best-kept"
+# Given later, --keep-best counts from then on: there is no checkpoint of step 2.
+run -e L=2,C=16,NH=2,T=16 -s 0 -x 20 -m 2 -l 0 -v 2 -nk 1 -n 4 --stop-after 8 -o "$work/best-later"
+run -y 1 --keep-best 1 --stop-after 16 -o "$work/best-later"
+why=$(ended_with 0)
+run -y 1 -o "$work/best-later"
+why=${why:-$(ended_with 0)}
+[ "$(ls "$work/best-later/ckpt" | tr '\n' ' ')" = '00000010 00000020 ' ] || why=${why:-"checkpoints: $(ls "$work/best-later/ckpt" | tr '\n' ' ')"}
+grep -q '^lowest validation loss: .* after step 10$' "$work/stdout" || why=${why:-"$(grep '^lowest' "$work/stdout")"}
+verdict '--keep-best in a resumed run names a checkpoint that exists' "$why"
+rm -rf "$work/best-later"
 run "${SHORT[@]}" --stop-after 7 -o "$work/average"
 run -y 1 --override 1 --ema 0.9 -o "$work/average"
 verdict 'an average cannot begin in a resumed run' "$(ended_with_error 2 'holds no average of the weights')"

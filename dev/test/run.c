@@ -1403,6 +1403,10 @@ static void test_best(Tests* t) {
     expect_that(t, memcmp(&saved, &b, sizeof b) == 0, "best/read back");
     json_free(&json);
     free(text.text);
+    best_forget(&b), best_judge(&b, 40, 1);
+    expect_that(t, b.step == 0 && !best_is_over(&b, 1), "best/forgotten");
+    best_judge(&b, 50, 6);
+    expect_that(t, b.step == 50 && b.loss == 6, "best/the first one after that");
 }
 
 // The tokens of each step are those of one rank, rounded up to micro-batches of all ranks.

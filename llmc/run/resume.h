@@ -27,6 +27,13 @@ static inline void session_check_optimizer(const Session* s, const JsonNode* set
             was);
 }
 
+// --keep-best: forget a best validation that has no checkpoint, as before --keep-best was given. All ranks call it.
+static inline void session_check_best(Session* s) {
+    char* kept = checkpoint_path(s->settings->out, s->best.step);
+    if (group_any(s->group, s->group->rank == 0 && !checkpoint_is_whole(kept))) best_forget(&s->best);
+    free(kept);
+}
+
 // With -y 1, find the newest complete checkpoint in s->out, and restore s->flags and the state from its trainer.json.
 // Without -y 1, a directory that has checkpoints is an error.
 static inline void session_find_checkpoint(Session* s) {
@@ -82,6 +89,7 @@ static inline void session_find_checkpoint(Session* s) {
     s->scale.good = session_count(good, s->step, "loss_scale_good_steps", path);
     s->outliers = outliers_get(json.root, path);
     s->best = best_get(json.root, path);
+    if (s->settings->keep_best) session_check_best(s);
     if (json_has(json.root, "matmul_plans"))
         s->matmul_plans = xprintf("%s", json_get_string(json.root, "matmul_plans", path));
     if (json_has(json.root, "fp8")) s->fp8 = xprintf("%s", json_get_string(json.root, "fp8", path));
