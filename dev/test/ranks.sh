@@ -138,6 +138,11 @@ for zero in 0 1; do
     why=${why:-$(ended_with 0)}
     case_is "elastic from -z $zero: 4, 2, 1, 4 ranks" "$why" "$(near "elastic$zero" one)"
 done
+# The ramp takes 2, 4, 6 and 8 micro-batches of one rank, which two ranks can share.
+run $common -b 1 --batch-ramp 4 -o ramp
+why=$(ended_with 0)
+launch 2 $common -b 1 --batch-ramp 4 -o ramp2
+case_is '--batch-ramp on 2 ranks: like one rank' "$why$(ended_with 0)" "$(near ramp2 ramp)"
 # Without -d a resumed run keeps its step's size.
 launch 4 $model -b 2 -x 20 -v 0 -s 0 -n 0 -o kept --stop-after 10
 launch 2 -y 1 -o kept

@@ -124,6 +124,15 @@ contradiction --dropout --dropout 0.2
 contradiction --model -e L=1,C=16,NH=2,T=16
 contradiction --master-weights -w 0
 contradiction --loss-scale --loss-scale fixed
+for override in '' ' --override 1'; do  # its moments would mean something else
+    again
+    before=$(listing "$work/again")
+    run -y 1 -o "$work/again" --optimizer muon $override
+    why=$(ended_with_error 2 '--optimizer muon: .*/00000010 has the moments of adamw')
+    [ "$before" = "$(listing "$work/again")" ] || why=${why:-'files were created or changed'}
+    verdict "--optimizer muon$override of an adamw run is refused" "$why"
+done
+again
 run -y 1 -o "$work/again" -l 1e-3 --override 1
 why=$(ended_with 0)
 [ "$(losses "$work/again" | wc -l)" -eq 20 ] || why=${why:-'not 20 losses in log.jsonl'}
@@ -191,6 +200,16 @@ run -y 1 --patience 5 -o "$work/best-kept"
 grep -q 'stopped by --patience after step 12' "$work/stdout" || why=${why:-'resumed, it did not stop again'}
 verdict 'the best checkpoint stays; --patience counts across a resume' "$why"
 rm -rf "$work/best-kept"
+# Given later, --keep-best counts from then on: there is no checkpoint of step 2.
+run -e L=2,C=16,NH=2,T=16 -s 0 -x 20 -m 2 -l 0 -v 2 -nk 1 -n 4 --stop-after 8 -o "$work/best-later"
+run -y 1 --keep-best 1 --stop-after 16 -o "$work/best-later"
+why=$(ended_with 0)
+run -y 1 -o "$work/best-later"
+why=${why:-$(ended_with 0)}
+[ "$(ls "$work/best-later/ckpt" | tr '\n' ' ')" = '00000010 00000020 ' ] || why=${why:-"checkpoints: $(ls "$work/best-later/ckpt" | tr '\n' ' ')"}
+grep -q '^lowest validation loss: .* after step 10$' "$work/stdout" || why=${why:-"$(grep '^lowest' "$work/stdout")"}
+verdict '--keep-best in a resumed run names a checkpoint that exists' "$why"
+rm -rf "$work/best-later"
 run "${SHORT[@]}" --stop-after 7 -o "$work/average"
 run -y 1 --override 1 --ema 0.9 -o "$work/average"
 verdict 'an average cannot begin in a resumed run' "$(ended_with_error 2 'holds no average of the weights')"
@@ -202,10 +221,25 @@ run "${SHORT[@]}" --optimizer muon --init zero-out -o "$work/flags"
 why=$(ended_with 0)
 run "${SHORT[@]}" --recipe "$work/r.flags" --stop-after 7 -o "$work/recipe"
 grep -q '"lr": "*0.01[",]' "$work/recipe/ckpt/00000007/trainer.json" || why=${why:-'the command line does not win'}
-echo '--lr 3' >"$work/r.flags"
+cp "$work/r.flags" "$work/kept.flags"
+echo '--rate 1' >"$work/r.flags"
+run -y 1 --recipe "$work/r.flags" --stop-after 12 -o "$work/recipe"
+why=${why:-$(ended_with 0)}
+rm "$work/r.flags"
+cp -a "$work/recipe" "$work/recipe-damaged"
 run -y 1 --recipe "$work/r.flags" -o "$work/recipe"
 why=${why:-$(ended_with 0)}
-verdict 'a recipe, resumed after it changed' "${why:-$(same_run "$work/recipe" "$work/flags" $last)}"
+verdict 'a recipe, resumed after it changed and was deleted' "${why:-$(same_run "$work/recipe" "$work/flags" $last)}"
+# A new run reads it: with -y 1 if there is no checkpoint, or no usable one.
+run -y 1 "${SHORT[@]}" --recipe "$work/kept.flags" -o "$work/recipe-new"
+why=$(ended_with 0)
+verdict 'a recipe of a new run with -y 1' "${why:-$(same_run "$work/recipe-new" "$work/flags" $last)}"
+for step in 07 12; do flip_byte "$work/recipe-damaged/ckpt/000000$step/optimizer.safetensors" 5000; done
+mv "$work/recipe-damaged" "$work/out"
+printf -- '-o elsewhere\n' >>"$work/kept.flags"  # the directory is chosen by now: the default
+run -y 1 "${SHORT[@]}" --recipe "$work/kept.flags"
+why=$(ended_with 0)
+verdict 'a recipe, all checkpoints damaged' "${why:-$(same_run "$work/out" "$work/flags" $last)}"
 for bad in '--rate 1' '--lr' '--lr fast' '--recipe x'; do
     echo "$bad" >"$work/r.flags"
     run --recipe "$work/r.flags" -x 1 -o ''
@@ -218,7 +252,7 @@ for file in "$root"/scripts/recipes/*.flags; do  # those of this trainer, with a
 done
 run --recipe none-such -x 1 -o ''
 verdict 'a recipe that is not there' "$(ended_with_error 2 'scripts/recipes/none-such.flags cannot be read')"
-rm -rf "$work/recipe" "$work/flags"
+rm -rf "$work"/recipe* "$work/flags" "$work/out"
 
 # fp8: the largest elements of 16 steps are part of the checkpoint. Large gradients at the start still count after step 14.
 run "${SHORT[@]}" --fp8 2 -o "$work/fp8"

@@ -1403,6 +1403,24 @@ static void test_best(Tests* t) {
     expect_that(t, memcmp(&saved, &b, sizeof b) == 0, "best/read back");
     json_free(&json);
     free(text.text);
+    best_forget(&b), best_judge(&b, 40, 1);
+    expect_that(t, b.step == 0 && !best_is_over(&b, 1), "best/forgotten");
+    best_judge(&b, 50, 6);
+    expect_that(t, b.step == 50 && b.loss == 6, "best/the first one after that");
+}
+
+// The tokens of each step are those of one rank, rounded up to micro-batches of all ranks.
+static void test_ramp_of_ranks(Tests* t) {
+    for (int ranks = 2; ranks <= 4; ranks *= 2) {
+        int wrong = 0;
+        for (int all = 2 * ranks; all <= 32; all += ranks)
+            for (int ramp = 1; ramp <= 40; ramp++)
+                for (int s = 0; s <= ramp; s++) {
+                    int alone = batch_ramp_at(ramp, all, s), each = batch_ramp_at(ramp, all / ranks, s);
+                    wrong += each != (alone + ranks - 1) / ranks;
+                }
+        expect(t, wrong == 0, "batch ramp/several ranks", "%d ranks: %d steps are wrong", ranks, wrong);
+    }
 }
 
 static void test_ramps(Tests* t) {
@@ -1431,6 +1449,7 @@ int main(void) {
     test_memory_names(&t);
     test_best(&t);
     test_ramps(&t);
+    test_ramp_of_ranks(&t);
     test_split(&t);
     test_sampler(&t);
     test_nucleus(&t);

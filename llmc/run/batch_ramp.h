@@ -1,7 +1,10 @@
 /* --batch-ramp: over the first `ramp` steps, the number of micro-batches in a step rises linearly from one to all of
  * them. Early gradients are similar, so a small batch is enough, and the same tokens give more steps.
  *
- *   micro-batches of step s = max(1, ceil(all (s + 1) / ramp)), at most all
+ *   micro-batches of step s = ceil(all (s + 1) / ramp), at most all
+ *
+ * On several ranks each counts its own micro-batches. A step thus has the tokens that one rank would take, rounded up to
+ * micro-batches of all ranks: ceil(ceil(x) / ranks) = ceil(x / ranks).
  *
  * It depends on the step alone, so a resumed run needs no state of its own. */
 #ifndef LLMC_RUN_BATCH_RAMP_H

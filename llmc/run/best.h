@@ -23,6 +23,9 @@ static inline void best_judge(Best* b, int64_t step, double loss) {
     b->loss = loss, b->step = step, b->waited = 0;
 }
 
+// The next validation becomes the best. Those so far still count as judged.
+static inline void best_forget(Best* b) { b->loss = 0, b->step = b->waited = 0; }
+
 // Whether `patience` validations in a row have not improved the loss. patience 0: never.
 static inline int best_is_over(const Best* b, int64_t patience) { return patience > 0 && b->waited >= patience; }
 

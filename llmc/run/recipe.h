@@ -1,8 +1,8 @@
 /* Recipes: files of flags. One flag per line, with its value after a blank or =. "#" begins a comment. If several lines
  * set a flag, the last one wins. A flag on the command line overrides the recipe.
  *
- * The values are ordinary settings, so trainer.json has them. A resumed run takes them from there, because the recipe
- * may have changed. */
+ * The values are ordinary settings, so trainer.json has them. A resumed run takes them from there and does not open the
+ * recipe, which may have changed or be gone. */
 #ifndef LLMC_RUN_RECIPE_H
 #define LLMC_RUN_RECIPE_H
 

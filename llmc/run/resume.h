@@ -17,6 +17,23 @@ static inline int64_t session_count(int64_t n, int64_t most, const char* key, co
     return n;
 }
 
+// Refuse another optimizer than the checkpoint's, even with --override 1: its moments would mean something else.
+static inline void session_check_optimizer(const Session* s, const JsonNode* settings, const char* file) {
+    char is[FLAG_TEXT_SIZE];
+    flags_format_value(settings_find(s->flags, s->flag_count, "--optimizer"), is, sizeof is);
+    const char* was = json_get_string_or(settings, "optimizer", is, file);
+    if (flag_is_given(s->flags, s->flag_count, "--optimizer") && strcmp(was, is) != 0)
+        die(USAGE, "--optimizer %s: %s has the moments of %s; leave it out, or start a new run", is, s->checkpoint,
+            was);
+}
+
+// --keep-best: forget a best validation that has no checkpoint, as before --keep-best was given. All ranks call it.
+static inline void session_check_best(Session* s) {
+    char* kept = checkpoint_path(s->settings->out, s->best.step);
+    if (group_any(s->group, s->group->rank == 0 && !checkpoint_is_whole(kept))) best_forget(&s->best);
+    free(kept);
+}
+
 // With -y 1, find the newest complete checkpoint in s->out, and restore s->flags and the state from its trainer.json.
 // Without -y 1, a directory that has checkpoints is an error.
 static inline void session_find_checkpoint(Session* s) {
@@ -53,6 +70,7 @@ static inline void session_find_checkpoint(Session* s) {
             is_task                     ? "finetune_bert"
             : json_has(settings, "nsp") ? "train_bert"
                                         : "train_gpt2");
+    session_check_optimizer(s, settings, path);
     settings_restore(s->flags, s->flag_count, settings, s->settings->override, path);
     s->consumed = (uint64_t)session_count(json_get_int(json.root, "samples", path), INT64_MAX, "samples", path);
     s->data = (uint32_t)json_get_int(json.root, "train_data_fingerprint", path);
@@ -71,6 +89,7 @@ static inline void session_find_checkpoint(Session* s) {
     s->scale.good = session_count(good, s->step, "loss_scale_good_steps", path);
     s->outliers = outliers_get(json.root, path);
     s->best = best_get(json.root, path);
+    if (s->settings->keep_best) session_check_best(s);
     if (json_has(json.root, "matmul_plans"))
         s->matmul_plans = xprintf("%s", json_get_string(json.root, "matmul_plans", path));
     if (json_has(json.root, "fp8")) s->fp8 = xprintf("%s", json_get_string(json.root, "fp8", path));

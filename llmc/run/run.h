@@ -20,7 +20,6 @@
 #include "llmc/optim/model_buffers.h"
 #include "llmc/run/hub.h"
 #include "llmc/run/model_card.h"
-#include "llmc/run/recipe.h"
 #include "llmc/run/steps.h"
 
 typedef struct {
@@ -53,12 +52,13 @@ typedef struct {
 // ---------------------------------------------------------------------------------------------------------
 // Start. Nothing is written until run_begin()
 
-// Parse the command line into the rows of r->flags, and then the recipe that it names. `usage`: the first line of
-// --help.
+// Parse the command line into the rows of r->flags, and then the recipe that it names, unless -y 1 takes the flags from
+// a checkpoint. `usage`: the first line of --help.
 static inline void run_parse(Run* r, int flag_count, int argc, char** argv, const char* usage) {
     r->flag_count = flag_count;
     flags_parse(r->flags, flag_count, argc, argv, usage);
-    if (*r->settings.recipe) recipe_apply(r->flags, flag_count, r->settings.recipe);
+    r->session.skips_recipe = r->settings.resume && session_count_checkpoints(r->settings.out) > 0;
+    if (*r->settings.recipe && !r->session.skips_recipe) recipe_apply(r->flags, flag_count, r->settings.recipe);
 }
 
 // Join the other ranks, open the device, and find the checkpoint to resume, the data and its directory. `builtin`: the

@@ -12,6 +12,7 @@
 
 #include "llmc/run/consistency.h"
 #include "llmc/run/find_files.h"
+#include "llmc/run/recipe.h"
 #include "llmc/run/resume.h"
 #include "llmc/run/save.h"
 #include "llmc/run/val_share.h"
@@ -62,6 +63,13 @@ static inline void session_check_recipe(const Session* session, int has_val, int
     if (!session->checkpoint) batch_ramp_check(s->batch_ramp, micro_steps);
 }
 
+// A resumed run skipped its recipe, but no checkpoint is usable: a new run needs it. OUT is open and stays.
+static inline void session_read_recipe(const Session* s) {
+    settings_find(s->flags, s->flag_count, "--output")->is_set |= FLAG_IS_GIVEN;
+    recipe_apply(s->flags, s->flag_count, s->settings->recipe);
+    session_check_flags(s->settings);
+}
+
 // Open the run with parsed flags: context, lock, and the checkpoint to resume. Writes nothing.
 static inline void session_open(Session* s, const Settings* settings, Flag* flags, int flag_count, ProcessGroup* group,
                                 Context* ctx) {
@@ -81,6 +89,7 @@ static inline void session_open(Session* s, const Settings* settings, Flag* flag
     if (!settings->evaluate && settings->steps != 0) session_lock(s, 0);
     if (settings->resume || !(settings->overwrite || settings->evaluate || settings->steps == 0))
         session_find_checkpoint(s);
+    if (s->skips_recipe && !s->checkpoint && *settings->recipe) session_read_recipe(s);
     s->matmul_cache = *s->out && !settings->evaluate ? xprintf("%s/matmul_plans.txt", s->out) : NULL;
     device_set_matmul(ctx, settings->autotune, s->matmul_cache, s->lock, settings->gelu_fusion, settings->tf32);
     device_set_attention(ctx, (AttentionPath)settings->attention);

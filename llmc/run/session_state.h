@@ -23,6 +23,7 @@ typedef struct {
     double began;     // now_seconds() when the run was opened
     Flag* flags;
     int flag_count;
+    int skips_recipe;  // the recipe is not read: -o holds checkpoints to resume, which may still be damaged
     Context* ctx;
     RunLock* lock;       // of OUT
     int earlier;         // checkpoints in OUT when the run looked for them
@@ -127,6 +128,7 @@ static inline void session_set_last(Session* s, uint64_t sequences) {
     int64_t all = batch_ramp_steps(settings->batch_ramp, parts, micro_batches);
     s->last = settings->steps > 0 ? settings->steps : all > 0 ? all : 1;
     s->end = settings->stop_after > 0 && settings->stop_after < s->last ? settings->stop_after : s->last;
+    settings_check_average(settings, s->last);
     settings_check_profile(settings, s->end - s->step);
 }
 

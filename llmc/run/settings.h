@@ -100,7 +100,8 @@ static inline int settings_training_rows(Settings* s, Flag* table, int count) {
         {"-o",  "--output",              FLAG_STRING, &s->out,                 "out",     0,   0,        NULL,   SCOPE_PROCESS, TOPIC_RUN,
          "Directory for the log, checkpoints and the model. Empty: write nothing."},
         {NULL,  "--recipe",              FLAG_STRING, &s->recipe,              "",        0,   0,        NULL,   SCOPE_RUN,     TOPIC_RUN,
-         "File of flags, or the name of one in scripts/recipes. The command line overrides it."},
+         "File of flags, or the name of one in scripts/recipes. The command line overrides it. A resumed run does not read "
+         "it."},
         {"-y",  "--resume",              FLAG_INT,    &s->resume,              "0",       0,   1,        NULL,   SCOPE_PROCESS, TOPIC_RUN,
          "1: resume from the newest complete checkpoint in -o; start a new run if there is none."},
         {NULL,  "--override",            FLAG_INT,    &s->override,            "0",       0,   1,        NULL,   SCOPE_PROCESS, TOPIC_RUN,
@@ -292,7 +293,8 @@ static inline int settings_language_rows(Settings* s, Flag* table, const char* m
     // clang-format off
     const Flag rows[] = {
         {NULL,  "--batch-ramp",          FLAG_SIZE,   &s->batch_ramp,          "0",       0,   1e12,     NULL,   SCOPE_RUN,     TOPIC_BATCH,
-         "Steps over which the micro-batches per step rise from one to the number for -d. 0: off."},
+         "Steps over which the tokens per step rise linearly to those of -d, rounded up to whole micro-batches of all "
+         "ranks. 0: off."},
         {NULL,  "--ema",                 FLAG_REAL,   &s->ema,                 "0",       0,   1,        NULL,   SCOPE_RUN,     TOPIC_OPTIMIZATION,
          "Decay of an average of the weights, which is also validated and saved in OUT/ema. 1: plain mean; 0: off."},
         {NULL,  "--ema-start",           FLAG_SIZE,   &s->ema_start,           "1",       1,   1e12,     NULL,   SCOPE_RUN,     TOPIC_OPTIMIZATION,
@@ -304,6 +306,14 @@ static inline int settings_language_rows(Settings* s, Flag* table, const char* m
     };
     // clang-format on
     return settings_add_rows(table, settings_rows(s, table, model_help), rows, COUNT_OF(rows));
+}
+
+// Refuse an average of the weights that begins with the run's `last` step or later: it would hold those weights alone,
+// or none.
+static inline void settings_check_average(const Settings* s, int64_t last) {
+    if (s->ema > 0 && !s->evaluate && s->ema_start > 1 && s->ema_start >= last)
+        die(USAGE, "--ema-start %lld leaves nothing to average: the run ends after step %lld; lower it, or raise -x",
+            (long long)s->ema_start, (long long)last);
 }
 
 // Refuse --profile if the `left` steps of the run are too few for it.
