@@ -112,7 +112,7 @@ template <int COLUMNS> __device__ inline void quantize_floats(float* v, const Ve
 
 // Minimum resident blocks per multiprocessor; 0: no bound. Without a bound, loading many partial sums at a time takes 128
 // registers, and two blocks are resident.
-HOST_DEVICE static constexpr int quantize_residents(bool bias) { return bias && sizeof(floatX) == 2 ? 4 : 0; }
+HOST_DEVICE static constexpr int quantize_residents(int bias) { return bias && sizeof(floatX) == 2 ? 4 : 0; }
 
 // One block per tile, columns of tiles first. `partial`: column sums of the tiles, or row sums for the bias; NULL:
 // skipped.
