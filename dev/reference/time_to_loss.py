@@ -18,9 +18,9 @@ one per setting. Stages, each a sweep of scripts/sweep.py in OUT:
 
 Repeat the same command until it ends with status 0: finished runs are kept, and --minutes stops it in time, for short
 loans of a GPU. --results keeps a line per finished run, with its flags, so that another machine can continue without
-OUT. OUT/time_to_loss.md has the tables and the verdict, from the finalists on. A best rate or warm-up at the edge of the
-sweep is reported as such. For a run with an average, the loss is the lower one of the weights' and the average's. Seconds are of
-training steps alone.
+OUT. OUT/time_to_loss.md has the tables and the verdict, from the finalists on. A best rate or warm-up
+at the edge of the sweep is reported as such. For a run with an average, the loss is the lower one of
+the weights' and the average's. Seconds are of training steps alone.
 """
 import argparse
 import json
@@ -204,14 +204,14 @@ def main():
 
     shares = [float(share) for share in options.warmups.split(",")]
     warmups = {o: [str(round(float(f"{share * steps[o]:.2g}"))) for share in shares] for o in OPTIMIZERS}
-    longer = {
+    with_warmups = {
         f"{name}_warmup_{w}": {**finals[name], "warmup": w}
         for o, name in best_finals().items()
         for w in warmups[o]
         if w != finals[name]["warmup"]
     }
-    finals.update(longer)
-    finalists.update(s.run("warmups", longer))
+    finals.update(with_warmups)
+    finalists.update(s.run("warmups", with_warmups))
     best = best_finals()
     left = None
     try:
@@ -219,7 +219,8 @@ def main():
     except NotDone as stage:
         seeds, left = stage.results, stage
 
-    report += ["| | rate | warm-up | with | steps | seeds | loss, mean of the seeds | of AdamW's steps | of its seconds |"]
+    header = "| | rate | warm-up | with | steps | seeds | loss, mean of the seeds | of AdamW's steps | of its seconds |"
+    report += [header]
     report += ["|---|---|---|---|---:|---:|---:|---:|---:|"]
     runs = {o: [finalists[best[o]]] + seeds.get(best[o], []) for o in OPTIMIZERS}
     losses = {o: [r["loss"] for r in runs[o]] for o in OPTIMIZERS}

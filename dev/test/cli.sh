@@ -59,8 +59,10 @@ f '--keep-best without validations' '--keep-best 1 goes by the validation loss' 
 f '--patience without validations' '--patience goes by the validation loss'         --patience 3
 f '--ema with --fp8'              '--ema does not combine with --fp8'               --ema 0.9 --fp8 1
 f '--ema-start without --ema'     '--ema-start: needs --ema'                        --ema-start 5
-f '--ema-start at the last step'  '--ema-start 5 leaves nothing to average: .* after step 5' --ema 0.9 -x 5 --ema-start 5
-f '--ema-start after the last step' '--ema-start 7 leaves nothing to average: .* after step 5' --ema 0.9 -x 5 --ema-start 7
+f '--ema-start at the last step'  '--ema-start 5 leaves nothing to average: .* after step 5' \
+    --ema 0.9 -x 5 --ema-start 5
+f '--ema-start after the last step' '--ema-start 7 leaves nothing to average: .* after step 5' \
+    --ema 0.9 -x 5 --ema-start 7
 f '--ema 1.5'                     "--ema: '1.5' .*0\.\.1"                           --ema 1.5
 f '--batch-ramp of one micro-batch' '--batch-ramp 4 needs steps of several'         --batch-ramp 4
 refused "flags: --keep-best 1 and -o ''" 2 "--keep-best 1 and -o ''" "${SIZES[@]}" -s 0 -n 0 -v 1 --keep-best 1 -o ''

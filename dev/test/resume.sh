@@ -206,7 +206,8 @@ run -y 1 --keep-best 1 --stop-after 16 -o "$work/best-later"
 why=$(ended_with 0)
 run -y 1 -o "$work/best-later"
 why=${why:-$(ended_with 0)}
-[ "$(ls "$work/best-later/ckpt" | tr '\n' ' ')" = '00000010 00000020 ' ] || why=${why:-"checkpoints: $(ls "$work/best-later/ckpt" | tr '\n' ' ')"}
+kept=$(ls "$work/best-later/ckpt" | tr '\n' ' ')
+[ "$kept" = '00000010 00000020 ' ] || why=${why:-"checkpoints: $kept"}
 grep -q '^lowest validation loss: .* after step 10$' "$work/stdout" || why=${why:-"$(grep '^lowest' "$work/stdout")"}
 verdict '--keep-best in a resumed run names a checkpoint that exists' "$why"
 rm -rf "$work/best-later"

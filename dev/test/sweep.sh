@@ -71,8 +71,8 @@ why=
     why=${why:-"table: $(grep '^|' "$work/first/time_to_loss.md" | head -n 5)"}
 verdict 'time to loss: three seeds of each optimizer' "$why"
 # The longest warm-up is 45 % of the steps: 4 of 8, 2 of 5.
-[ "$(sed -n '/^## warmups/,/^## /p' "$work/first/time_to_loss.md" | grep -cE '^\| (adamw_.*_warmup_4|(nor)?muon_.*_warmup_2) \|')" -eq 3 ] && why= ||
-    why="runs: $(sed -n '/^## warmups/,/^## /p' "$work/first/time_to_loss.md")"
+table=$(sed -n '/^## warmups/,/^## /p' "$work/first/time_to_loss.md")
+[ "$(grep -cE '^\| (adamw_.*_warmup_4|(nor)?muon_.*_warmup_2) \|' <<<"$table")" -eq 3 ] && why= || why="runs: $table"
 verdict 'time to loss: other warm-ups of the best' "$why"
 sed -i '/"stage": "seeds".*"optimizer": "muon".*"seed": "1338"/d' "$work/results.jsonl"
 runs=$(wc -l <"$work/results.jsonl")

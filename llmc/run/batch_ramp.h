@@ -3,8 +3,8 @@
  *
  *   micro-batches of step s = ceil(all (s + 1) / ramp), at most all
  *
- * On several ranks each counts its own micro-batches. A step thus has the tokens that one rank would take, rounded up to
- * micro-batches of all ranks: ceil(ceil(x) / ranks) = ceil(x / ranks).
+ * On several ranks each counts its own micro-batches. A step thus has the tokens that one rank would take, rounded up
+ * to micro-batches of all ranks: ceil(ceil(x) / ranks) = ceil(x / ranks).
  *
  * It depends on the step alone, so a resumed run needs no state of its own. */
 #ifndef LLMC_RUN_BATCH_RAMP_H

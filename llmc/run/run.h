@@ -57,8 +57,9 @@ typedef struct {
 static inline void run_parse(Run* r, int flag_count, int argc, char** argv, const char* usage) {
     r->flag_count = flag_count;
     flags_parse(r->flags, flag_count, argc, argv, usage);
+    if (!*r->settings.recipe) return;
     r->session.skips_recipe = r->settings.resume && session_count_checkpoints(r->settings.out) > 0;
-    if (*r->settings.recipe && !r->session.skips_recipe) recipe_apply(r->flags, flag_count, r->settings.recipe);
+    if (!r->session.skips_recipe) recipe_apply(r->flags, flag_count, r->settings.recipe);
 }
 
 // Join the other ranks, open the device, and find the checkpoint to resume, the data and its directory. `builtin`: the

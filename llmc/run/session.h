@@ -89,7 +89,7 @@ static inline void session_open(Session* s, const Settings* settings, Flag* flag
     if (!settings->evaluate && settings->steps != 0) session_lock(s, 0);
     if (settings->resume || !(settings->overwrite || settings->evaluate || settings->steps == 0))
         session_find_checkpoint(s);
-    if (s->skips_recipe && !s->checkpoint && *settings->recipe) session_read_recipe(s);
+    if (s->skips_recipe && !s->checkpoint) session_read_recipe(s);
     s->matmul_cache = *s->out && !settings->evaluate ? xprintf("%s/matmul_plans.txt", s->out) : NULL;
     device_set_matmul(ctx, settings->autotune, s->matmul_cache, s->lock, settings->gelu_fusion, settings->tf32);
     device_set_attention(ctx, (AttentionPath)settings->attention);

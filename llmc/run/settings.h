@@ -100,8 +100,8 @@ static inline int settings_training_rows(Settings* s, Flag* table, int count) {
         {"-o",  "--output",              FLAG_STRING, &s->out,                 "out",     0,   0,        NULL,   SCOPE_PROCESS, TOPIC_RUN,
          "Directory for the log, checkpoints and the model. Empty: write nothing."},
         {NULL,  "--recipe",              FLAG_STRING, &s->recipe,              "",        0,   0,        NULL,   SCOPE_RUN,     TOPIC_RUN,
-         "File of flags, or the name of one in scripts/recipes. The command line overrides it. A resumed run does not read "
-         "it."},
+         "File of flags, or the name of one in scripts/recipes. The command line overrides it. A resumed run "
+         "does not read it."},
         {"-y",  "--resume",              FLAG_INT,    &s->resume,              "0",       0,   1,        NULL,   SCOPE_PROCESS, TOPIC_RUN,
          "1: resume from the newest complete checkpoint in -o; start a new run if there is none."},
         {NULL,  "--override",            FLAG_INT,    &s->override,            "0",       0,   1,        NULL,   SCOPE_PROCESS, TOPIC_RUN,

@@ -110,8 +110,8 @@ template <int COLUMNS> __device__ inline void quantize_floats(float* v, const Ve
     for (int j = 0; j < COLUMNS / W; j++) to_floats(v + j * W, from[j]);
 }
 
-// Minimum resident blocks per multiprocessor; 0: no bound. Without a bound, loading many partial sums at a time takes 128
-// registers, and two blocks are resident.
+// Minimum resident blocks per multiprocessor; 0: no bound. Without a bound, loading many partial sums at a time takes
+// 128 registers, and two blocks are resident.
 HOST_DEVICE static constexpr int quantize_residents(int bias) { return bias && sizeof(floatX) == 2 ? 4 : 0; }
 
 // One block per tile, columns of tiles first. `partial`: column sums of the tiles, or row sums for the bias; NULL:
@@ -121,6 +121,7 @@ __global__ void __launch_bounds__(QUANTIZE_THREADS, quantize_residents(BIAS))
     quantize_kernel(QuantizeOutput out, const floatX* x, const floatX* pre, const real* center, float* partial,
                     unsigned* arrivals, int N, int C) {
     constexpr int VECTORS = COLUMNS / Vector<floatX>::SIZE, TILE = COLUMNS * QUANTIZE_ACROSS;
+    static_assert(!BIAS || TILE == QUANTIZE_BIAS_TILE, "quantize_bias() has the same tiles");
     __shared__ alignas(16) unsigned turned[TILE * QUANTIZE_WORDS];
     int tiles = (C + TILE - 1) / TILE;
     int row0 = (int)(blockIdx.x / tiles) * QUANTIZE_TILE_ROWS;
