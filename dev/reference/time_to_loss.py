@@ -13,16 +13,18 @@ one per setting. Stages, each a sweep of scripts/sweep.py in OUT:
                average, cautious decay, a ramp (--ramp)
     finalists  each optimizer's two best rates with what helped it: AdamW --long steps, the others --fraction of them
                with a schedule of their own
-    warmups    each optimizer's best finalist with other warm-ups, --warmups: shares of its steps
-    seeds      each optimizer's best run of these with two more seeds, in turn
+    tuning     from each optimizer's best finalist on: a longer warm-up (of --warmups, shares of its steps), a higher
+               rate, a shorter warm-up, a lower rate; the first that is better is the next to start from, until none is
+    seeds      each optimizer's best run with two more seeds, in turn
 
 Repeat the same command until it ends with status 0: finished runs are kept, and --minutes stops it in time, for short
 loans of a GPU. --results keeps a line per finished run, with its flags, so that another machine can continue without
-OUT. OUT/time_to_loss.md has the tables and the verdict, from the finalists on. A best rate or warm-up
-at the edge of the sweep is reported as such. For a run with an average, the loss is the lower one of
-the weights' and the average's. Seconds are of training steps alone.
+OUT. OUT/time_to_loss.md has the tables and the verdict, once there is a best run. A best rate or warm-up at the edge of
+the sweep is reported as such. For a run with an average, the loss is the lower one of the weights' and the average's.
+Seconds are of training steps alone.
 """
 import argparse
+import contextlib
 import json
 import os
 import statistics
@@ -48,7 +50,7 @@ class NotDone(Exception):
 class Stages:
     def __init__(self, options):
         self.options, self.end = options, time.monotonic() + 60 * options.minutes if options.minutes else None
-        self.tables, self.known = [], []
+        self.tables, self.known = {}, []  # tables by stage
         if options.results and os.path.exists(options.results):
             with open(options.results, encoding="utf-8") as f:
                 self.known = [json.loads(line) for line in f]
@@ -80,6 +82,8 @@ class Stages:
             if left < 0.05:
                 raise NotDone(stage, {})
             command += ["--minutes", f"{left:.3f}"]
+        with contextlib.suppress(FileNotFoundError):
+            os.remove(os.path.join(out, "sweep.json"))  # which settings it has: stage tuning adds some
         print(f"== {stage}", flush=True)
         status = subprocess.run(command + ["--"] + self.options.command).returncode
         results = {name: [] for name in recipes}
@@ -91,7 +95,7 @@ class Stages:
             raise NotDone(stage, results)
         with open(os.path.join(out, "table.md"), encoding="utf-8") as f:
             table = f.read().replace(os.path.join(self.options.out, "recipes", ""), "").replace(".flags", "")
-        self.tables.append(f"## {stage}\n\n{table}")
+        self.tables[stage] = f"## {stage}\n\n{table}"
         return results if seeds else {name: each[0] for name, each in results.items()}
 
     @staticmethod
@@ -136,10 +140,10 @@ def parse(arguments):
     parser.add_argument("--results")
     parser.add_argument("--short", type=int, default=335)
     parser.add_argument("--long", type=int, default=1340)
-    parser.add_argument("--rates", default="6e-4,1.2e-3,1.8e-3,2.4e-3,3.6e-3")
+    parser.add_argument("--rates", default="6e-4,1.2e-3,1.8e-3,2.4e-3,3e-3,3.6e-3")
     parser.add_argument("--muon-rates", default="1.8e-3,2.4e-3,3.6e-3,5.4e-3,7.2e-3")
     parser.add_argument("--fraction", type=float, default=0.6)
-    parser.add_argument("--warmups", default="0.15,0.3,0.45")
+    parser.add_argument("--warmups", default="0.3,0.45,0.6,0.75,0.9")
     parser.add_argument("--ramp", action="store_true", help="a step is several micro-batches")
     options = parser.parse_args(arguments[:at])
     options.command = arguments[at + 1 :]
@@ -199,20 +203,39 @@ def main():
             finals[name + "_final"] = {**flags, "steps": str(steps[o]), **kept}
     finalists = s.run("finalists", finals)
 
-    def best_finals():
-        return {o: next(name for name in by_loss(finalists) if name.startswith(o + "_")) for o in OPTIMIZERS}
+    def best_final(optimizer):
+        return next(name for name in by_loss(finalists) if name.startswith(optimizer + "_"))
 
     shares = [float(share) for share in options.warmups.split(",")]
-    warmups = {o: [str(round(float(f"{share * steps[o]:.2g}"))) for share in shares] for o in OPTIMIZERS}
-    with_warmups = {
-        f"{name}_warmup_{w}": {**finals[name], "warmup": w}
-        for o, name in best_finals().items()
-        for w in warmups[o]
-        if w != finals[name]["warmup"]
+    warmups = {
+        o: sorted({str(round(float(f"{share * steps[o]:.2g}"))) for share in shares} | {finals[best_final(o)]["warmup"]}, key=int)
+        for o in OPTIMIZERS
     }
-    finals.update(with_warmups)
-    finalists.update(s.run("warmups", with_warmups))
-    best = best_finals()
+
+    def next_to_try(optimizer):
+        """The first setting beside the best one that was not run: {name: flags}, empty if there is none."""
+        best = finals[best_final(optimizer)]
+        run = [(f["lr"], f["warmup"]) for f in finals.values() if f["optimizer"] == optimizer]
+        rates, times = swept[optimizer], warmups[optimizer]
+        rate, time_ = rates.index(best["lr"]), times.index(best["warmup"])
+        for r, t in [(rate, time_ + 1), (rate + 1, time_), (rate, time_ - 1), (rate - 1, time_)]:
+            if 0 <= r < len(rates) and 0 <= t < len(times) and (rates[r], times[t]) not in run:
+                return {f"{optimizer}_{rates[r]}_warmup_{times[t]}": {**best, "lr": rates[r], "warmup": times[t]}}
+        return {}
+
+    tuning = {  # those in --results count too
+        f"{run['flags']['optimizer']}_{run['flags']['lr']}_warmup_{run['flags']['warmup']}": run["flags"]
+        for run in (line["run"] for line in s.known)
+        if run["stage"] == "tuning"
+    }
+    if tuning:
+        finals.update(tuning)
+        finalists.update(s.run("tuning", tuning))
+    while more := {name: flags for o in OPTIMIZERS for name, flags in next_to_try(o).items()}:
+        tuning.update(more)
+        finals.update(more)
+        finalists.update(s.run("tuning", tuning))
+    best = {o: best_final(o) for o in OPTIMIZERS}
     left = None
     try:
         seeds = s.run("seeds", {best[o]: finals[best[o]] for o in OPTIMIZERS}, SEEDS[1:])
@@ -241,7 +264,7 @@ def main():
         verdict = "reaches" if statistics.mean(losses[o]) <= goal else "does not reach"
         report.append(f"\n{o} {verdict} AdamW's {goal:.4f} in {options.fraction} of its steps.")
     with open(os.path.join(options.out, "time_to_loss.md"), "w", encoding="utf-8") as f:
-        f.write("\n".join(report + [""] + s.tables) + "\n")
+        f.write("\n".join(report + ["", *s.tables.values()]) + "\n")
     print("\n".join(report))
     if left:
         raise left

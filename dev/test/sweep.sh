@@ -70,10 +70,27 @@ why=
 [ "$(grep -cE '^\| (adamw \| .*\| 8 \| 3|(nor)?muon \| .*\| 5 \| 3) \| [0-9.]+ \(\+- [0-9.]+\) \|' "$work/first/time_to_loss.md")" -eq 3 ] ||
     why=${why:-"table: $(grep '^|' "$work/first/time_to_loss.md" | head -n 5)"}
 verdict 'time to loss: three seeds of each optimizer' "$why"
-# The longest warm-up is 45 % of the steps: 4 of 8, 2 of 5.
-table=$(sed -n '/^## warmups/,/^## /p' "$work/first/time_to_loss.md")
-[ "$(grep -cE '^\| (adamw_.*_warmup_4|(nor)?muon_.*_warmup_2) \|' <<<"$table")" -eq 3 ] && why= || why="runs: $table"
-verdict 'time to loss: other warm-ups of the best' "$why"
+# Around each optimizer's best run the settings beside it were run, and none is better.
+"$python" - "$work/results.jsonl" >"$work/stdout" <<'END'
+import json, sys
+
+LONGER = {"adamw": ["2", "4", "5", "6", "7", "100"], "muon": ["2", "3", "4", "100"]}
+runs = {}
+with open(sys.argv[1]) as f:
+    for run, result in ((line["run"], line["result"]) for line in map(json.loads, f)):
+        if run["stage"] in ("finalists", "tuning"):
+            runs[run["flags"]["optimizer"], run["flags"]["lr"], run["flags"]["warmup"]] = result["loss"]
+for optimizer in "adamw", "muon", "normuon":
+    warmups = sorted({w for o, _, w in runs if o == optimizer} | set(LONGER[optimizer.replace("nor", "")]), key=int)
+    loss, best = min((loss, run) for run, loss in runs.items() if run[0] == optimizer)
+    at = warmups.index(best[2])
+    beside = [(optimizer, best[1], w) for w in warmups[max(0, at - 1) : at + 2]] + [(optimizer, r, best[2]) for r in ("1e-3", "1e-2")]
+    for run in beside:
+        if run not in runs:
+            print(f"{optimizer} is best at {best[1:]}, but {run[1:]} was not run")
+END
+why=$(cat "$work/stdout")
+verdict 'time to loss: no setting beside the best one is left out' "$why"
 sed -i '/"stage": "seeds".*"optimizer": "muon".*"seed": "1338"/d' "$work/results.jsonl"
 runs=$(wc -l <"$work/results.jsonl")
 ttl second
