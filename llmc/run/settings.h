@@ -134,9 +134,10 @@ static inline int settings_training_rows(Settings* s, Flag* table, int count) {
         {NULL,  "--fp8",                 FLAG_INT,    &s->fp8,                 "0",       0,   2,        NULL,   SCOPE_RUN,     TOPIC_BATCH,
          "Matmuls in fp8. 1: in the layers; 2: also GPT-2's output matrix. Needs the bf16 build and sm_89 or later; the "
          "CPU build emulates the rounding."},
-        {NULL,  "--fp8-fusion",          FLAG_INT,    &s->fp8_fusion,          "2",       0,   2,        NULL,   SCOPE_RUN,     TOPIC_DEVICE,
+        {NULL,  "--fp8-fusion",          FLAG_INT,    &s->fp8_fusion,          "2",       0,   3,        NULL,   SCOPE_RUN,     TOPIC_DEVICE,
          "GPU, with --fp8: save passes over memory. 1: layernorm writes the next matmul's fp8 input; 2: also, the "
-         "kernel that rounds a weight computes the bias that corrects y's mean."},
+         "kernel that rounds a weight computes the bias that corrects y's mean; 3: also, on a Hopper GPU, the backward "
+         "pass of attention writes its result in fp8."},
         {"-w",  "--master-weights",      FLAG_INT,    &s->master_weights,      "1",       0,   1,        NULL,   SCOPE_RUN,     TOPIC_BATCH,
          "bf16 and fp16 builds: 1 also keeps the weights in fp32; 0 saves these 4 bytes per weight and rounds "
          "updates stochastically."},

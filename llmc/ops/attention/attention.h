@@ -229,7 +229,7 @@ static inline void attention_backward(floatX* dqkv, const floatX* dout, const fl
     Scope scope = attention_scope(ctx, BACKWARD, s, shape);
     if (!attention_is_flash(shape.HS, ctx)) materialized_backward(dqkv, dout, qkv, out, lse, s, shape, ctx);
 #ifdef ATTENTION_FLASH
-    else if (hopper_supports(BACKWARD, shape, ctx)) hopper_backward(dqkv, dout, qkv, out, lse, s, shape, ctx);
+    else if (hopper_supports(BACKWARD, shape, ctx)) hopper_backward(HopperGradient{dqkv}, dout, qkv, out, lse, s, shape, ctx);
     else if (hopper_wide_supports(shape, ctx)) hopper_wide_backward(dqkv, dout, qkv, out, lse, s, shape, ctx);
     else if (shape.HS <= 64) flash_backward<64>(dqkv, dout, qkv, out, lse, s, shape, ctx);
     else flash_backward<128>(dqkv, dout, qkv, out, lse, s, shape, ctx);

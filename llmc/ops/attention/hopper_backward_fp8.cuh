@@ -1,0 +1,164 @@
+/* Where attention's backward kernel for Hopper (hopper_backward.cuh) writes dqkv: in floatX, or in E5M2 with its
+ * transpose, as quantize.h would afterwards (backward_fp8.h).
+ *
+ * A warpgroup finishes 64 rows of a head at a time: 64 channels of dK or dV, 32 of dQ. In fp8, they go through the
+ * warpgroup's tile in shared memory twice: in floatX, from which a thread takes 4 rows, so that its registers hold words
+ * of the transpose; then in bytes, of which threads write 16 at a time. */
+#ifndef LLMC_OPS_ATTENTION_HOPPER_BACKWARD_FP8_CUH
+#define LLMC_OPS_ATTENTION_HOPPER_BACKWARD_FP8_CUH
+
+#include "llmc/ops/attention/hopper_backward_load.cuh"
+#include "llmc/ops/common/fp8_words.cuh"
+#include "llmc/ops/quantize/quantize.h"
+
+#if defined(PRECISION_BF16) || defined(PRECISION_FP16)
+
+// Where a finished tile belongs.
+struct HopperGradientTile {
+    int start, T, head;  // first row and length of the sequence
+    int third;           // 0 for dQ, 1 for dK, 2 for dV
+    int row, group;      // first row in the sequence; this thread's warpgroup
+    uint32_t tile;       // the warpgroup's
+};
+
+// The first channel that this warpgroup has: the two share those of dQ.
+template <int J> __device__ __forceinline__ int hopper_gradient_channel(int group) { return J == 4 ? 32 * group : 0; }
+
+// ---------------------------------------------------------------------------------------------------------
+// In floatX
+
+struct HopperGradient {
+    static constexpr bool IS_FP8 = false;
+    floatX* dqkv;
+};
+
+template <int J>
+__device__ __forceinline__ void hopper_write_gradient(const HopperGradient& to, const HopperGradientTile& x,
+                                                      const HopperParams& z, const float (&c)[J][4]) {
+    size_t C = (size_t)z.NH * z.HS;
+    int start = x.start, head = x.head, channel = hopper_gradient_channel<J>(x.group);
+    asm volatile("" : "+r"(start), "+r"(head));  // recomputed at each use, to save registers in the loop
+    floatX* first = to.dqkv + (size_t)start * (3 * z.NH * z.HS) + head * z.HS;
+    hopper_write_rows(first + x.third * C + channel, 3 * C, x.row, x.T, z.HS - channel, x.tile, c);
+}
+
+// ---------------------------------------------------------------------------------------------------------
+// In fp8
+
+// Shared by a block.
+struct HopperFp8Shared {
+    float sums[HopperBackward::CONSUMERS][WARPGROUP / WARP][TMA_BOX];  // of a warp's rows
+    unsigned amax, clipped, flushed;
+};
+
+struct HopperGradientFp8 {
+    static constexpr bool IS_FP8 = true;
+    QuantizeOutput out;
+    float* partial;           // [N / 64, 3 C] sums over the rows of tiles; NULL: not wanted
+    HopperFp8Shared* shared;  // of the block; NULL on the host
+};
+
+// The word of the tile's transpose with rows 4 `down`... of column `column`. 16-byte pieces are swizzled by the thread
+// that wrote them, so that neither words nor pieces have bank conflicts.
+template <int J> __device__ __forceinline__ uint32_t hopper_fp8_turned(uint32_t tile, int column, int down) {
+    int piece = 4 * (column & 1) + down / 4;
+    return tile + TMA_TILE_BYTES / 2 + column / 2 * 128 + ((piece ^ (column / J & 7)) << 4) + 4 * (down % 4);
+}
+
+// Round this thread's 4 rows of J channels, from shared memory. words: 4 channels of a row each. Keeps sums and counts.
+template <int J>
+__device__ __forceinline__ void hopper_fp8_round(unsigned (&words)[J / 4][4], const HopperGradientFp8& to,
+                                                 const HopperGradientTile& x) {
+    int thread = threadIdx.x % WARPGROUP, across = thread % 8, down = thread / 8, lane = threadIdx.x % WARP;
+    float scale = (float)*to.out.scale, sum[J] = {}, amax = 0;
+    unsigned clipped = 0, flushed = 0;
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        float v[J];
+        const floatX* from = (const floatX*)__cvta_shared_to_generic(
+            swizzle_128b(x.tile, 4 * down + i, across * J / 8) + across * J % 8 * sizeof(floatX));
+        to_floats(v, *(const Vector<floatX, J>*)from);
+#pragma unroll
+        for (int j = 0; j < J; j++) sum[j] += v[j], amax = quantize_max(amax, fabsf(v[j]));
+#pragma unroll
+        for (int j = 0; j < J / 4; j++) {
+            words[j][i] = quantize_word<FP8_E5M2>(v + 4 * j, scale);
+            clipped += quantize_count(words[j][i], fp8_top(FP8_E5M2), 0x80808080u);
+            flushed += quantize_count(words[j][i], 0, 0x80808080u);
+        }
+    }
+    float* sums = to.shared->sums[x.group][thread / WARP];
+#pragma unroll
+    for (int j = 0; j < J; j++) {
+        sum[j] += __shfl_xor_sync(ALL_LANES, sum[j], 8);
+        sum[j] += __shfl_xor_sync(ALL_LANES, sum[j], 16);
+        if (lane < 8) sums[J * across + j] = sum[j];
+    }
+    unsigned most = warp_max_unsigned(__float_as_uint(amax));
+    clipped = warp_sum_unsigned(clipped), flushed = warp_sum_unsigned(flushed);
+    if (lane) return;
+    atomicMax(&to.shared->amax, most);
+    if (clipped) atomicAdd(&to.shared->clipped, clipped);
+    if (flushed) atomicAdd(&to.shared->flushed, flushed);
+}
+
+// Write a tile of 64 rows and 8 J channels. A tile past the sequence's end is left out.
+template <int J>
+__device__ __forceinline__ void hopper_write_gradient(const HopperGradientFp8& to, const HopperGradientTile& x,
+                                                      const HopperParams& z, const float (&c)[J][4]) {
+    constexpr int COLUMNS = 8 * J, PIECES = COLUMNS / 16;
+    int thread = threadIdx.x % WARPGROUP, across = thread % 8, down = thread / 8;
+    size_t width = (size_t)3 * z.NH * TMA_BOX, row = (size_t)x.start + x.row;
+    size_t column = ((size_t)x.third * z.NH + x.head) * TMA_BOX + hopper_gradient_channel<J>(x.group);
+    if (x.row >= x.T) return;
+    auto wait = [&]() { named_barrier_sync(1 + x.group, WARPGROUP); };
+    uint32_t a[J / 2][4];
+    hopper_pack(a, c);
+    wait();  // the tile before this one is written
+#pragma unroll
+    for (int k = 0; k < J / 2; k++) stmatrix_tile(x.tile, thread / WARP * 16, k, a[k]);
+    wait();
+    unsigned words[J / 4][4];
+    hopper_fp8_round<J>(words, to, x);
+    wait();
+#pragma unroll
+    for (int i = 0; i < 4; i++)
+#pragma unroll
+        for (int j = 0; j < J / 4; j++)
+            *(unsigned*)__cvta_shared_to_generic(x.tile + (4 * down + i) * COLUMNS + J * across + 4 * j) = words[j][i];
+#pragma unroll
+    for (int j = 0; j < J / 4; j++) {
+        transpose_bytes(words[j]);
+#pragma unroll
+        for (int k = 0; k < 4; k++)
+            *(unsigned*)__cvta_shared_to_generic(hopper_fp8_turned<J>(x.tile, J * across + 4 * j + k, down)) =
+                words[j][k];
+    }
+    if (to.partial && thread < COLUMNS) {
+        float sum = 0;
+#pragma unroll
+        for (int w = 0; w < WARPGROUP / WARP; w++) sum += to.shared->sums[x.group][w][thread];
+        to.partial[row / TMA_BOX * width + column + thread] = sum;
+    }
+    wait();
+#pragma unroll
+    for (int i = thread; i < TMA_BOX * PIECES; i += WARPGROUP) {
+        int r = i / PIECES, piece = i % PIECES, at = i / 4;
+        uint4 y = *(const uint4*)__cvta_shared_to_generic(x.tile + 16 * i);
+        __stcg((uint4*)(to.out.y + (row + r) * width + column + 16 * piece), y);
+        uint4 yt = *(const uint4*)__cvta_shared_to_generic(hopper_fp8_turned<J>(x.tile, at, 4 * (i % 4)));
+        __stcg((uint4*)(to.out.yt + (column + at) * z.N + row + 16 * (i % 4)), yt);
+    }
+}
+
+// Add the block's statistics to out.stats. Called by the consumers after their last tile.
+__device__ inline void hopper_fp8_report(const HopperGradientFp8& to) {
+    named_barrier_sync(4, HopperBackward::CONSUMERS * WARPGROUP);
+    if (threadIdx.x != WARPGROUP || !to.out.stats) return;
+    atomicMax(&to.out.stats->amax, to.shared->amax);
+    atomicAdd((unsigned long long*)&to.out.stats->clipped, (unsigned long long)to.shared->clipped);
+    atomicAdd((unsigned long long*)&to.out.stats->flushed, (unsigned long long)to.shared->flushed);
+}
+
+#endif
+#endif
