@@ -269,7 +269,7 @@ static void backward_block(Model* m, int l, const Sequences* s, Mode mode, Conte
     LayerNormInputs ln1 = {.dy = dx, .x = a->mid, .stats = a->ln1_stats, .w = p->ln1.w, .size = rows};
     LayerNormInputs ln2 = {.dy = dx, .x = a->out, .stats = a->ln2_stats, .w = p->ln2.w, .size = rows};
     // These bias gradients are fused into the layernorm and GELU backward ops.
-    LinearGrads dfcproj = linear_weight_only(g->fcproj), dfc = linear_weight_only(g->fc);
+    LinearGrads dfcproj = linear_weight_only(g->fcproj), dfc = linear_weight_only(g->fc), dqkv = g->qkv;
     AttentionInputs att = {.dout = m->a.datt, .qkv = a->qkv, .out = a->att, .lse = a->lse};
     GeluInput gelu = {.pre = a->fc_pre, .kind = c->gelu};
     LinearSize fcproj_size = {.N = N, .IC = c->F, .OC = C};
@@ -291,10 +291,10 @@ static void backward_block(Model* m, int l, const Sequences* s, Mode mode, Conte
     linear_backward_input(m->a.datt, dbranch, p->attproj, N, C, C, SET, ctx);
     // Overlap the all-reduce of buckets with attention, which tolerates fewer SMs. The matmuls would not.
     grad_sync_ready(m->buffers.grad_sync, l + 1, m->buffers.grads, ctx);
-    attention_backward_for_linear(m->a.dqkv, att, s, attention_at(m, s, l), g->qkv, mode, ctx);
+    dqkv = attention_backward_for_linear(m->a.dqkv, att, s, attention_at(m, s, l), dqkv, mode, ctx);
     if (m->recompute >= RECOMPUTE_NORMS && l > 0)
         layernorm_forward(x, a[-1].ln2_stats, a[-1].out, p[-1].ln2, rows, (real)c->eps, ctx);
-    linear_backward_weight(g->qkv, m->a.dqkv, x, N, C, 3 * C, mode, ctx);
+    linear_backward_weight(dqkv, m->a.dqkv, x, N, C, 3 * C, mode, ctx);
     linear_backward_input(dx, m->a.dqkv, p->qkv, N, C, 3 * C, ADD, ctx);
 }
 

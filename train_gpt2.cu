@@ -226,7 +226,7 @@ static void backward_block(Model* m, int l, const Sequences* s, Mode mode, Conte
     int N = s->rows, C = c->C;
     Rows rows = {.N = N, .C = C};
     // These bias gradients are fused into the layernorm and GELU backward ops.
-    LinearGrads dfcproj = linear_weight_only(g->fcproj), dfc = linear_weight_only(g->fc);
+    LinearGrads dfcproj = linear_weight_only(g->fcproj), dfc = linear_weight_only(g->fc), dqkv = g->qkv;
     AttentionInputs att = {.dout = m->a.datt, .qkv = a->qkv, .out = a->att, .lse = a->lse};
     GeluInput gelu = {.pre = a->fc_pre, .kind = c->gelu};
     LinearSize fcproj_size = {.N = N, .IC = c->F, .OC = C};
@@ -250,9 +250,9 @@ static void backward_block(Model* m, int l, const Sequences* s, Mode mode, Conte
     linear_backward_input(m->a.datt, dbranch, p->attproj, N, C, C, SET, ctx);
     // Overlap the all-reduce of buckets with attention, which tolerates fewer SMs. The matmuls would not.
     grad_sync_ready(m->buffers.grad_sync, l + 1, m->buffers.grads, ctx);
-    attention_backward_for_linear(m->a.dqkv, att, sequences_parts(s), attention_at(m, s, l), g->qkv, mode, ctx);
+    dqkv = attention_backward_for_linear(m->a.dqkv, att, sequences_parts(s), attention_at(m, s, l), dqkv, mode, ctx);
     if (m->recompute >= RECOMPUTE_NORMS) layernorm_forward(a->ln1, a->ln1_stats, x, p->ln1, rows, (real)c->eps, ctx);
-    linear_backward_weight(g->qkv, m->a.dqkv, a->ln1, N, C, 3 * C, mode, ctx);
+    linear_backward_weight(dqkv, m->a.dqkv, a->ln1, N, C, 3 * C, mode, ctx);
     linear_backward_input(m->a.dln, m->a.dqkv, p->qkv, N, C, 3 * C, SET, ctx);
     residual_layernorm_backward(residual_gradient(m, s, l - 1, SITE_DROPOUT_MLP_OUT), g->ln1, ln1, ADD, mode, ctx);
 }

@@ -14,7 +14,7 @@
 #include "ops/adamw.h"
 #include "ops/attention.h"
 #include "ops/attention_decode.h"
-#include "ops/attention_fp8.h"
+#include "ops/attention_fused.h"
 #include "ops/attention_wide.h"
 #include "ops/average.h"
 #include "ops/cast_bf16.h"
@@ -90,7 +90,7 @@ static const OpRow TABLE[] = {
     {"attention_documents", test_attention_documents, NULL, NULL},
 #endif
 #ifdef __CUDACC__
-    {"attention_fp8", test_attention_fp8, NULL, bench_attention_fp8},
+    {"attention_fused", test_attention_fused, NULL, bench_attention_fused},
 #endif
     {"attention_wide", test_attention_wide, NULL, NULL},
     {"attention_decode", test_attention_decode, NULL, bench_attention_decode},

@@ -255,9 +255,10 @@ static inline int settings_running_rows(Settings* s, Flag* table, int count) {
          "Hardware peaks to compare with: measure, or a file of measured peaks, such as a profile's summary.json."},
         {NULL,  "--mode",                FLAG_CHOICE, &s->passes,              "train",   0,   0,        PASSES_CHOICES, SCOPE_PROCESS, TOPIC_PROFILE,
          "Part of a step to profile. forward and backward neither train nor save."},
-        {NULL,  "--attention",           FLAG_CHOICE, &s->attention,           "flash",   0,   0,        "flash|materialized", SCOPE_RUN, TOPIC_DEVICE,
+        {NULL,  "--attention",           FLAG_CHOICE, &s->attention,           "flash",   0,   0,        "flash|materialized|flash-bias", SCOPE_RUN, TOPIC_DEVICE,
          "GPU: flash keeps scores on chip (bf16 and fp16, head sizes 8, 16, .. 128; otherwise materialized); "
-         "materialized stores them in memory."},
+         "materialized stores them in memory; flash-bias also sums qkv's bias gradient in the backward pass (Hopper "
+         "GPUs, heads of up to 64)."},
         {"-ge", "--gelu-fusion",         FLAG_INT,    &s->gelu_fusion,         "3",       0,   3,        NULL,   SCOPE_RUN,     TOPIC_DEVICE,
          "GPU: fuse GELU into the matmul. 0: never; 1: forward; 2: also backward where that is faster; 3: both, with "
          "the bias gradient, in this project's kernel where that is faster (sm_90a, bf16 and fp16)."},

@@ -25,7 +25,7 @@
 #ifndef LLMC_OPS_ATTENTION_HOPPER_BACKWARD_CUH
 #define LLMC_OPS_ATTENTION_HOPPER_BACKWARD_CUH
 
-#include "llmc/ops/attention/hopper_backward_fp8.cuh"
+#include "llmc/ops/attention/hopper_backward_write.cuh"
 
 #if defined(PRECISION_BF16) || defined(PRECISION_FP16)
 
@@ -171,6 +171,7 @@ __device__ __forceinline__ void hopper_backward_finish(const Gradient& to, int* 
         }
     HopperGradientTile y = {.start = x.start,
                             .T = x.T,
+                            .sequence = m.works[slot].sequence,
                             .head = m.works[slot].head,
                             .third = 1,
                             .row = x.k0 + TMA_BOX * x.group,
@@ -231,6 +232,7 @@ __device__ __forceinline__ void hopper_backward_consume(const Gradient& to, floa
                     for (int i = 0; i < 4; i++) dq[j][i] *= z.softmax_scale * z.keep_scale;
                 HopperGradientTile y = {.start = start,
                                         .T = T,
+                                        .sequence = work.sequence,
                                         .head = work.head,
                                         .third = 0,
                                         .row = q0,
@@ -320,8 +322,8 @@ __global__ void __launch_bounds__(HopperBackward::THREADS, 1)
     extern __shared__ unsigned char hopper_shared[];
     __shared__ __align__(8) uint64_t barriers[HOPPER_BACKWARD_BARRIERS];
     __shared__ HopperWork works[3];
-    if constexpr (Gradient::IS_FP8) {
-        __shared__ HopperFp8Shared shared;
+    if constexpr (Gradient::HAS_SUMS) {
+        __shared__ HopperGradientShared shared;
         to.shared = &shared;
         if (threadIdx.x == 0) shared.amax = shared.clipped = shared.flushed = 0;
     }
@@ -344,7 +346,7 @@ __global__ void __launch_bounds__(HopperBackward::THREADS, 1)
     }
     warpgroup_reg_alloc<240>();
     hopper_backward_consume<mask, dropped>(to, scratch.sums, scratch.done, scratch.slot_tiles, m, group, z);
-    if constexpr (Gradient::IS_FP8) hopper_fp8_report(to);
+    hopper_gradient_end(to);
 #else
     __trap();
 #endif
@@ -361,8 +363,14 @@ static void hopper_backward_of(Gradient to, const floatX* dout, const floatX* qk
     HopperScratch r = hopper_scratch(s->rows, s->count, s->max_length, shape.NH, ctx->multiprocessors);
     int64_t items = (int64_t)r.heads * r.parts;
     CHECK(items < 1 << 30);
-    size_t bits_bytes = flash_bits_bytes(s, shape);
-    uint32_t* bits = (uint32_t*)device_scratch(ctx, bits_bytes + hopper_scratch_bytes(&r));
+    size_t bits_bytes = flash_bits_bytes(s, shape), before = 0;
+    if constexpr (Gradient::SUMS_IN_SCRATCH) before = hopper_bias_bytes(s->rows, s->count, shape);
+    char* first = (char*)device_scratch(ctx, before + bits_bytes + hopper_scratch_bytes(&r));
+    if constexpr (Gradient::SUMS_IN_SCRATCH) {
+        to.partial = (float*)first;
+        cudaCheck(cudaMemsetAsync(first, 0, before, ctx->stream));  // some numbers belong to no tile
+    }
+    uint32_t* bits = (uint32_t*)(first + before);
     float* sums = (float*)((char*)bits + bits_bytes);
     float* statistics = sums + r.sums * HOPPER_SUMS;
     int* done = (int*)(statistics + r.tiles * HOPPER_STATISTICS);
@@ -384,7 +392,7 @@ static void hopper_backward_of(Gradient to, const floatX* dout, const floatX* qk
     cudaCheck(cudaGetLastError());
 }
 
-// `to`: HopperGradient or HopperGradientFp8.
+// `to`: HopperGradient, or one with sums (backward_fused.h).
 template <class Gradient>
 static inline void hopper_backward(Gradient to, const floatX* dout, const floatX* qkv, const floatX* out,
                                    const real* lse, const Sequences* s, AttentionShape shape, Context* ctx) {

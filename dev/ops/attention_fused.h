@@ -1,9 +1,11 @@
-/* attention_fp8: the kernel against attention_backward() and quantize(), bit for bit; bench: both in turn. */
-#ifndef DEV_OPS_ATTENTION_FP8_H
-#define DEV_OPS_ATTENTION_FP8_H
+/* attention_fused: the kernels against attention_backward() and quantize() or the sums of a bias gradient, bit for bit;
+ * bench: together and apart in turn. */
+#ifndef DEV_OPS_ATTENTION_FUSED_H
+#define DEV_OPS_ATTENTION_FUSED_H
 
 #include "attention.h"
-#include "llmc/ops/attention/backward_fp8.h"
+#include "llmc/ops/attention/backward_fused.h"
+#include "matmul.h"
 #include "quantize.h"
 
 #ifdef __CUDACC__
@@ -93,7 +95,30 @@ static void attention_fp8_compare(Harness* h, AttentionFp8Case* f, int sums, int
                     got.stats.clipped > f->before.clipped && got.stats.flushed > f->before.flushed);
 }
 
-static void test_attention_fp8(Harness* h) {
+// The bias gradient of [N, 3C] dqkv, for any lengths: dqkv keeps its bits.
+static void test_attention_bias(Harness* h, AttentionSizes sizes, Mask mask, Mode mode) {
+    AttentionCase a = attention_case_of(h, "bias", sizes, mask);
+    size_t width = 3 * (size_t)a.shape.NH * (size_t)a.shape.HS;
+    AttentionInputs in = {a.dout.device, a.qkv.device, a.out.device, a.lse.device_real};
+    Array bias = output(h, width, mode);
+    real* want = (real*)case_memory(h, width * sizeof *want);
+    attention_run_forward(&a);
+    attention_run_backward(&a);
+    real* dqkv = copy_of(h, a.dqkv);
+    for (size_t c = 0; c < width; c++) {
+        double sum = mode == ADD ? (double)bias.initial[c] : 0;
+        for (size_t n = 0; n < (size_t)a.s.rows; n++) sum += (double)dqkv[n * width + c];
+        want[c] = (real)sum;
+    }
+    array_restore(a.dqkv);
+    attention_backward_bias(a.dqkv.device, (BiasGrad){bias.device_real, mode}, in, &a.s, a.shape, a.ctx);
+    array_download(a.dqkv);
+    expect_equal(h, "dqkv", a.dqkv, dqkv);
+    expect_close(h, "bias", bias, want, tolerance(3e-6));
+    case_end(h);
+}
+
+static void test_attention_fused(Harness* h) {
     static const struct {
         int B, T, NH;
         double p;
@@ -101,16 +126,22 @@ static void test_attention_fp8(Harness* h) {
     static const int uneven[] = {64, 128}, odd[] = {72, 72}, even[] = {128, 128};
     Sequences unequal = sequences_of(h, uneven, 2, 5), narrow = sequences_of(h, odd, 2, 5),
               two = sequences_of(h, even, 2, 5);
+    static const AttentionSizes BIAS[] = {{{1}, 1, 1, 64, 0},           {{128, 64}, 2, 2, 64, 0},
+                                          {{300, 65}, 2, 1, 64, 0.1},   {{129, 1, 257}, 3, 2, 40, 0},
+                                          {{0, 130, 63}, 3, 3, 8, 0.1}, {{200}, 1, 2, 32, 0}};
     AttentionShape shape = {.NH = 2, .HS = 64, .mask = CAUSAL}, wide = {.NH = 2, .HS = 56, .mask = CAUSAL};
+    if (!attention_bias_takes(shape, &h->ctx)) return;
+    for (size_t i = 0; i < COUNT_OF(BIAS); i++)
+        for (int mask = CAUSAL; mask <= FULL; mask++) test_attention_bias(h, BIAS[i], (Mask)mask, i % 2 ? ADD : SET);
     if (!attention_fp8_takes(&two, shape, &h->ctx)) return;
-    case_begin(h, "attention_fp8/what it does not take");
+    case_begin(h, "attention_fused/what it does not take");
     expect_true(h, "sequences of several lengths", !attention_fp8_takes(&unequal, shape, &h->ctx));
     expect_true(h, "of a length that is no multiple of 64", !attention_fp8_takes(&narrow, shape, &h->ctx));
     expect_true(h, "heads of 56", !attention_fp8_takes(&two, wide, &h->ctx));
     case_end(h);
     for (size_t i = 0; i < COUNT_OF(SIZES); i++)
         for (int mask = CAUSAL; mask <= FULL; mask++) {
-            case_begin(h, "attention_fp8/B=%d T=%d NH=%d %s p=%g", SIZES[i].B, SIZES[i].T, SIZES[i].NH,
+            case_begin(h, "attention_fused/fp8 B=%d T=%d NH=%d %s p=%g", SIZES[i].B, SIZES[i].T, SIZES[i].NH,
                        mask == CAUSAL ? "CAUSAL" : "FULL", SIZES[i].p);
             AttentionFp8Case f =
                 attention_fp8_case(h, SIZES[i].B, SIZES[i].T, SIZES[i].NH, (Mask)mask, SIZES[i].p, i % 2 ? ADD : SET);
@@ -121,14 +152,27 @@ static void test_attention_fp8(Harness* h) {
         }
 }
 
-static void bench_attention_fp8(Harness* h) {
+static void attention_bias_run_apart(void* state) {
+    AttentionFp8Case* f = (AttentionFp8Case*)state;
+    attention_run_backward(&f->a);
+    matmul_backward_bias((BiasGrad){f->sums.device_real, SET}, f->a.dqkv.device, f->a.s.rows, 3 * f->a.shape.NH * 64,
+                         f->a.ctx);
+}
+
+static void attention_bias_run_fused(void* state) {
+    AttentionFp8Case* f = (AttentionFp8Case*)state;
+    AttentionInputs in = {f->a.dout.device, f->a.qkv.device, f->a.out.device, f->a.lse.device_real};
+    attention_backward_bias(f->a.dqkv.device, (BiasGrad){f->sums.device_real, SET}, in, &f->a.s, f->a.shape, f->a.ctx);
+}
+
+static void bench_attention_fused(Harness* h) {
     static const AttentionBench SIZES[] = {{64, 1024, 12, 64, CAUSAL, 0, FLASH},
                                            {16, 1024, 25, 64, CAUSAL, 0, FLASH},
                                            {256, 128, 16, 64, FULL, 0.1, FLASH},
                                            {64, 512, 16, 64, FULL, 0.1, FLASH}};
     for (size_t i = 0; i < COUNT_OF(SIZES); i++) {
         AttentionBench b = SIZES[i];
-        case_begin(h, "attention_fp8/bench");
+        case_begin(h, "attention_fused/bench");
         AttentionFp8Case f = attention_fp8_case(h, b.B, b.T, b.NH, b.mask, b.p, SET);
         char shapes[64];
         double pairs = attention_pairs(&f.a.s, b.mask);
@@ -136,12 +180,16 @@ static void bench_attention_fp8(Harness* h) {
         if (!attention_fp8_takes(&f.a.s, f.a.shape, &h->ctx)) return;
         snprintf(shapes, sizeof shapes, "B=%d T=%d NH=%d p=%g", b.B, b.T, b.NH, b.p);
         attention_run_forward(&f.a);
-        for (int turn = 0; turn < 2; turn++) {
-            bench_report(h, "attention_backward, quantize", shapes, bench_seconds(h, attention_fp8_run_apart, &f),
+        static const struct {
+            const char* name;
+            void (*run)(void* state);
+        } RUNS[] = {{"attention_backward, quantize", attention_fp8_run_apart},
+                    {"attention_backward_fp8", attention_fp8_run_fused},
+                    {"attention_backward, bias", attention_bias_run_apart},
+                    {"attention_backward_bias", attention_bias_run_fused}};
+        for (size_t run = 0; run < 2 * COUNT_OF(RUNS); run++)
+            bench_report(h, RUNS[run % 4].name, shapes, bench_seconds(h, RUNS[run % 4].run, &f),
                          ATTENTION_BACKWARD_FLOPS(pairs, b.NH, 64), ATTENTION_BACKWARD_BYTES(f.a.s.rows, b.NH, 64));
-            bench_report(h, "fused", shapes, bench_seconds(h, attention_fp8_run_fused, &f),
-                         ATTENTION_BACKWARD_FLOPS(pairs, b.NH, 64), ATTENTION_BACKWARD_BYTES(f.a.s.rows, b.NH, 64));
-        }
         case_free(h);
     }
 }
