@@ -89,7 +89,7 @@ static const OpRow TABLE[] = {
 #ifndef DEV_EMULATOR_EMULATOR_H  // whole batches take the emulator too long
     {"attention_documents", test_attention_documents, NULL, NULL},
 #endif
-#ifdef __CUDACC__
+#ifdef ATTENTION_FLASH
     {"attention_fused", test_attention_fused, NULL, bench_attention_fused},
 #endif
     {"attention_wide", test_attention_wide, NULL, NULL},

@@ -1,14 +1,14 @@
-/* attention_fused: the kernels against attention_backward() and quantize() or the sums of a bias gradient, bit for bit;
- * bench: together and apart in turn. */
+/* attention_fused: the kernels against attention_backward() and quantize(), bit for bit but for sums, and the trainers'
+ * choice between them; bench: together and apart in turn. */
 #ifndef DEV_OPS_ATTENTION_FUSED_H
 #define DEV_OPS_ATTENTION_FUSED_H
 
 #include "attention.h"
-#include "llmc/ops/attention/backward_fused.h"
+#include "llmc/model/linear_output.h"
 #include "matmul.h"
 #include "quantize.h"
 
-#ifdef __CUDACC__
+#ifdef ATTENTION_FLASH
 
 typedef struct {
     AttentionCase a;
@@ -110,10 +110,17 @@ static void test_attention_bias(Harness* h, AttentionSizes sizes, Mask mask, Mod
         for (size_t n = 0; n < (size_t)a.s.rows; n++) sum += (double)dqkv[n * width + c];
         want[c] = (real)sum;
     }
-    array_restore(a.dqkv);
-    attention_backward_bias(a.dqkv.device, (BiasGrad){bias.device_real, mode}, in, &a.s, a.shape, a.ctx);
-    array_download(a.dqkv);
-    expect_equal(h, "dqkv", a.dqkv, dqkv);
+    for (int path = FLASH; path <= FLASH_BIAS; path++) {
+        LinearGrads d = {.w = NULL, .b = bias.device_real, .fp8 = NULL};
+        array_restore(a.dqkv);
+        device_set_attention(a.ctx, (AttentionPath)path);
+        if (path == MATERIALIZED) continue;
+        d = attention_backward_for_linear(a.dqkv.device, in, &a.s, a.shape, d, mode, a.ctx);
+        array_download(a.dqkv);
+        expect_equal(h, "dqkv", a.dqkv, dqkv);
+        expect_true(h, "the bias gradient is left to the next op", d.b == (path == FLASH ? bias.device_real : NULL));
+    }
+    device_set_attention(a.ctx, FLASH);
     expect_close(h, "bias", bias, want, tolerance(3e-6));
     case_end(h);
 }
@@ -170,6 +177,13 @@ static void bench_attention_fused(Harness* h) {
                                            {16, 1024, 25, 64, CAUSAL, 0, FLASH},
                                            {256, 128, 16, 64, FULL, 0.1, FLASH},
                                            {64, 512, 16, 64, FULL, 0.1, FLASH}};
+    static const struct {
+        const char* name;
+        void (*run)(void* state);
+    } RUNS[] = {{"attention_backward, bias", attention_bias_run_apart},
+                {"attention_backward_bias", attention_bias_run_fused},
+                {"attention_backward, quantize", attention_fp8_run_apart},
+                {"attention_backward_fp8", attention_fp8_run_fused}};
     for (size_t i = 0; i < COUNT_OF(SIZES); i++) {
         AttentionBench b = SIZES[i];
         case_begin(h, "attention_fused/bench");
@@ -177,18 +191,13 @@ static void bench_attention_fused(Harness* h) {
         char shapes[64];
         double pairs = attention_pairs(&f.a.s, b.mask);
         f.a.s = resident_sequences(h, f.a.s);
-        if (!attention_fp8_takes(&f.a.s, f.a.shape, &h->ctx)) return;
         snprintf(shapes, sizeof shapes, "B=%d T=%d NH=%d p=%g", b.B, b.T, b.NH, b.p);
         attention_run_forward(&f.a);
-        static const struct {
-            const char* name;
-            void (*run)(void* state);
-        } RUNS[] = {{"attention_backward, quantize", attention_fp8_run_apart},
-                    {"attention_backward_fp8", attention_fp8_run_fused},
-                    {"attention_backward, bias", attention_bias_run_apart},
-                    {"attention_backward_bias", attention_bias_run_fused}};
-        for (size_t run = 0; run < 2 * COUNT_OF(RUNS); run++)
-            bench_report(h, RUNS[run % 4].name, shapes, bench_seconds(h, RUNS[run % 4].run, &f),
+        size_t takes = attention_fp8_takes(&f.a.s, f.a.shape, &h->ctx) ? 4
+                       : attention_bias_takes(f.a.shape, &h->ctx)      ? 2
+                                                                       : 0;
+        for (size_t run = 0; run < 2 * takes; run++)
+            bench_report(h, RUNS[run % takes].name, shapes, bench_seconds(h, RUNS[run % takes].run, &f),
                          ATTENTION_BACKWARD_FLOPS(pairs, b.NH, 64), ATTENTION_BACKWARD_BYTES(f.a.s.rows, b.NH, 64));
         case_free(h);
     }

@@ -82,8 +82,9 @@ class Stages:
             if left < 0.05:
                 raise NotDone(stage, {})
             command += ["--minutes", f"{left:.3f}"]
-        with contextlib.suppress(FileNotFoundError):
-            os.remove(os.path.join(out, "sweep.json"))  # which settings it has: stage tuning adds some
+        if stage == "tuning":  # adds settings to a sweep that is already there
+            with contextlib.suppress(FileNotFoundError):
+                os.remove(os.path.join(out, "sweep.json"))
         print(f"== {stage}", flush=True)
         status = subprocess.run(command + ["--"] + self.options.command).returncode
         results = {name: [] for name in recipes}
@@ -207,10 +208,16 @@ def main():
         return next(name for name in by_loss(finalists) if name.startswith(optimizer + "_"))
 
     shares = [float(share) for share in options.warmups.split(",")]
-    warmups = {
-        o: sorted({str(round(float(f"{share * steps[o]:.2g}"))) for share in shares} | {finals[best_final(o)]["warmup"]}, key=int)
-        for o in OPTIMIZERS
-    }
+    warmups = {}
+    for o in OPTIMIZERS:
+        rounded = {str(round(float(f"{share * steps[o]:.2g}"))) for share in shares}
+        warmups[o] = sorted(rounded | {finals[best_final(o)]["warmup"]}, key=int)
+
+    def is_of_grid(run):
+        """Whether it is a run of this stage: as the best finalist, but for a rate and a warm-up that are swept."""
+        flags, o = run["flags"], run["flags"]["optimizer"]
+        alike = flags == {**finals[best_final(o)], "lr": flags["lr"], "warmup": flags["warmup"]}
+        return alike and flags["lr"] in swept[o] and flags["warmup"] in warmups[o]
 
     def next_to_try(optimizer):
         """The first setting beside the best one that was not run: {name: flags}, empty if there is none."""
@@ -226,7 +233,7 @@ def main():
     tuning = {  # those in --results count too
         f"{run['flags']['optimizer']}_{run['flags']['lr']}_warmup_{run['flags']['warmup']}": run["flags"]
         for run in (line["run"] for line in s.known)
-        if run["stage"] == "tuning"
+        if run["stage"] == "tuning" and is_of_grid(run)
     }
     if tuning:
         finals.update(tuning)

@@ -150,7 +150,7 @@ for on in '' 2; do
 done
 verdict '--fp8-fusion: where the bias is computed' "$why"
 # With 3, attention's backward pass writes fp8, if sequences have one length (BERT's do not).
-heads=${model/NH=2/NH=1}
+heads=${model/NH=2/NH=1} why=
 for on in 2 3; do
     run $heads --fp8 $level -x 20 -v 0 --fp8-fusion $on --profile 1 --profile-warmup 17 -o heads$on
     why+=$(ended_with 0)

@@ -5,7 +5,8 @@
  * is attention.h's attention_backward(), for linear_backward_weight(d, dqkv, .., mode), which must be the next op that
  * reads dqkv. Where a kernel can (backward_fused.h), it also computes
  *
- *   d.b     the bias gradient, if --attention flash-bias asks for it: the returned d has none
+ *   d.b     the bias gradient, if --attention flash-bias asks for it and the layer is not fp8: the returned d has
+ *           none
  *   dqkv    in fp8 only, with the bias gradient, if the layer is fp8, knows scales (not `calibrates`) and --fp8-fusion 3
  *           asks for it: dqkv itself is not written */
 #ifndef LLMC_MODEL_LINEAR_OUTPUT_H

@@ -107,9 +107,9 @@ static inline Kind profile_kind(const ProfileRow* r) {
     return KIND_MEMORY;
 }
 
-// The measured peak for an op's matmuls.
+// The measured peak for an op's matmuls. Other ops whose names contain _fp8 write fp8, but do not multiply it.
 static inline double profile_peak_flops(const char* op, const MeasuredPeaks* c) {
-    return c->fp8_flops > 0 && strstr(op, "_fp8") ? c->fp8_flops : c->flops;
+    return c->fp8_flops > 0 && text_begins(op, "matmul") && strstr(op, "_fp8") ? c->fp8_flops : c->flops;
 }
 
 // A row's roofline time and bound.

@@ -258,7 +258,7 @@ static inline int settings_running_rows(Settings* s, Flag* table, int count) {
         {NULL,  "--attention",           FLAG_CHOICE, &s->attention,           "flash",   0,   0,        "flash|materialized|flash-bias", SCOPE_RUN, TOPIC_DEVICE,
          "GPU: flash keeps scores on chip (bf16 and fp16, head sizes 8, 16, .. 128; otherwise materialized); "
          "materialized stores them in memory; flash-bias also sums qkv's bias gradient in the backward pass (Hopper "
-         "GPUs, heads of up to 64)."},
+         "GPUs, heads of up to 64, without --fp8)."},
         {"-ge", "--gelu-fusion",         FLAG_INT,    &s->gelu_fusion,         "3",       0,   3,        NULL,   SCOPE_RUN,     TOPIC_DEVICE,
          "GPU: fuse GELU into the matmul. 0: never; 1: forward; 2: also backward where that is faster; 3: both, with "
          "the bias gradient, in this project's kernel where that is faster (sm_90a, bf16 and fp16)."},

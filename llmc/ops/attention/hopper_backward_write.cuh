@@ -172,15 +172,16 @@ __device__ __forceinline__ void hopper_write_gradient(const HopperGradientFp8& t
     wait();  // the tile before this one is written
 #pragma unroll
     for (int k = 0; k < J / 2; k++) stmatrix_tile(x.tile, thread / WARP * 16, k, a[k]);
-    wait();
+    __syncwarp();  // a warp reads the rows that it has written
     unsigned words[J / 4][4];
     hopper_fp8_round<J>(words, to, x);
     wait();
 #pragma unroll
-    for (int i = 0; i < 4; i++)
-#pragma unroll
-        for (int j = 0; j < J / 4; j++)
-            *(unsigned*)__cvta_shared_to_generic(x.tile + (4 * down + i) * COLUMNS + J * across + 4 * j) = words[j][i];
+    for (int i = 0; i < 4; i++) {
+        void* y = __cvta_shared_to_generic(x.tile + (4 * down + i) * COLUMNS + J * across);
+        if constexpr (J == 8) *(uint2*)y = make_uint2(words[0][i], words[J / 8][i]);
+        else *(unsigned*)y = words[0][i];
+    }
 #pragma unroll
     for (int j = 0; j < J / 4; j++) {
         transpose_bytes(words[j]);
