@@ -1,6 +1,6 @@
 /* layernorm_fp8.h's kernel. A block takes 32 rows, a warp 4 of them, one after the other. It writes a row's bytes to y8
- * and to shared memory. From there the block transposes them: a thread takes 4 columns of 16 rows, and two threads
- * write the 32 bytes of a column, a whole sector of the transpose. */
+ * and to shared memory. From there the block transposes them: a thread takes 4 columns of a piece of 16 rows, and two
+ * threads write the 32 bytes of a column, a whole sector of the transpose. */
 #include "llmc/ops/layernorm/layernorm_fp8.h"  // before the guard: it includes this file
 
 #ifndef LLMC_OPS_LAYERNORM_FORWARD_FP8_CUH
@@ -12,18 +12,19 @@
 
 enum {
     LAYERNORM_FP8_THREADS = 256,
-    LAYERNORM_FP8_ROWS = 32,
-    LAYERNORM_FP8_HALF = 16,  // rows that a thread transposes
+    LAYERNORM_FP8_ROWS = 32,   // 64 and 128 also work, with as much more shared memory
+    LAYERNORM_FP8_PIECE = 16,  // rows that a thread transposes
+    LAYERNORM_FP8_PIECES = LAYERNORM_FP8_ROWS / LAYERNORM_FP8_PIECE,
     LAYERNORM_FP8_LONG = 56,  // elements of a thread in the longest rows
     LAYERNORM_FP8_COLUMNS = LAYERNORM_FP8_LONG * WARP
 };
-static_assert(LAYERNORM_FP8_HALF % QUANTIZE_ALIGNMENT == 0 && LAYERNORM_FP8_ROWS == 2 * LAYERNORM_FP8_HALF,
-              "each half is 16 bytes of the transpose");
+static_assert(LAYERNORM_FP8_PIECE == QUANTIZE_ALIGNMENT && WARP % LAYERNORM_FP8_PIECES == 0,
+              "a piece is 16 bytes of the transpose");
 
-// The first word of a row in shared memory. The second half begins 16 banks further than it otherwise would: the two
-// threads of a column read a row of each half at the same time.
+// The first word of a row in shared memory. Pieces are shifted against each other, because the threads of a column read
+// a row of each piece at the same time: the banks that a warp reads are all different.
 HOST_DEVICE static inline int layernorm_fp8_row(int row, int C) {
-    return row * (C / 4) + (row < LAYERNORM_FP8_HALF ? 0 : WARP / 2);
+    return row * (C / 4) + row / LAYERNORM_FP8_PIECE * (WARP / LAYERNORM_FP8_PIECES);
 }
 
 // Round row i of the block to E4M3. v, stats: from layernorm_forward_read(). The scale is read again for each row: in a
@@ -75,16 +76,17 @@ __device__ inline void layernorm_fp8_write(const LayerNormForward& a, const Laye
 
 // Write the transpose of the block's rows, from row0 on.
 __device__ inline void layernorm_fp8_transpose(uint8_t* yt, const unsigned* tile, int row0, int N, int C) {
-    constexpr int HALF = LAYERNORM_FP8_HALF;
+    constexpr int PIECE = LAYERNORM_FP8_PIECE, PIECES = LAYERNORM_FP8_PIECES;
     size_t Np = (size_t)(N + QUANTIZE_ALIGNMENT - 1) / QUANTIZE_ALIGNMENT * QUANTIZE_ALIGNMENT;
-    for (int i = threadIdx.x; i < C / 2; i += LAYERNORM_FP8_THREADS) {
-        int column = 4 * (i / 2), row = HALF * (i % 2);
+    for (int i = threadIdx.x; i < C / 4 * PIECES; i += LAYERNORM_FP8_THREADS) {
+        int column = 4 * (i / PIECES), row = PIECE * (i % PIECES);
         if (row0 + row >= N) continue;
-        unsigned words[HALF / 4][4];
+        unsigned words[PIECE / 4][4];
 #pragma unroll
-        for (int j = 0; j < HALF; j++) words[j / 4][j % 4] = tile[layernorm_fp8_row(row, C) + j * (C / 4) + column / 4];
+        for (int j = 0; j < PIECE; j++)
+            words[j / 4][j % 4] = tile[layernorm_fp8_row(row, C) + j * (C / 4) + column / 4];
 #pragma unroll
-        for (int j = 0; j < HALF / 4; j++) transpose_bytes(words[j]);
+        for (int j = 0; j < PIECE / 4; j++) transpose_bytes(words[j]);
 #pragma unroll
         for (int k = 0; k < 4; k++)
             *(uint4*)(yt + (size_t)(column + k) * Np + row0 + row) =
