@@ -48,7 +48,8 @@ static void attention_fp8_run_apart(void* state) {
 static void attention_fp8_run_fused(void* state) {
     AttentionFp8Case* f = (AttentionFp8Case*)state;
     AttentionInputs in = {f->a.dout.device, f->a.qkv.device, f->a.out.device, f->a.lse.device_real};
-    attention_backward_fp8(f->out, f->partial, in, &f->a.s, f->a.shape, f->a.ctx);
+    AttentionFp8 out = {f->out.y, f->out.yt, f->out.stats, f->out.scale, f->out.sums};
+    attention_backward_fp8(out, f->partial, in, &f->a.s, f->a.shape, f->a.ctx);
 }
 
 // What a run leaves on the device.

@@ -23,9 +23,11 @@ COMPILED_IF_CALLED static inline LinearGrads attention_backward_for_linear(float
     const Fp8Linear* f = d.fp8;
     if (f && f->shared->fusion >= 3 && !f->shared->calibrates && s->rows && attention_fp8_takes(s, shape, ctx)) {
         Fp8Operands* o = f->shared;
-        QuantizeOutput out = fp8_output(f, FP8_DY, o->dy, o->dyt);
-        out.stats = fp8_count(f, FP8_DY, s->rows, 3 * shape.NH * shape.HS);
-        out.sums = bias;
+        AttentionFp8 out = {.y = o->dy,
+                            .yt = o->dyt,
+                            .stats = fp8_count(f, FP8_DY, s->rows, 3 * shape.NH * shape.HS),
+                            .scale = fp8_output(f, FP8_DY, NULL, NULL).scale,
+                            .bias = bias};
         // o->x, the rounded input of a layer in the forward pass, has room for the sums, and is not in use.
         attention_backward_fp8(out, (float*)o->x, in, s, shape, ctx);
         o->dy_of = dqkv;

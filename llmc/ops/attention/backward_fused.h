@@ -3,7 +3,7 @@
  *
  *   attention_backward_bias   dqkv as in attention.h, and bias.b [3C] (SET or ADD) = the column sums of dqkv
  *   attention_backward_fp8    out.y [N, 3C], out.yt [3C, N]: the bytes of quantize(dqkv), E5M2, and out.stats; dqkv itself
- *                             is not written. out.sums.b [3C] (SET or ADD) = the column sums; NULL: not wanted
+ *                             is not written. out.bias.b [3C] (SET or ADD) = the column sums; NULL: not wanted
  *
  * dqkv, bytes and statistics have the same bits as apart. Sums are in fp32: over the rows of tiles of 64, then over the
  * tiles in order; apart the tiles have other sizes.
@@ -17,7 +17,6 @@
 #define LLMC_OPS_ATTENTION_BACKWARD_FUSED_H
 
 #include "llmc/ops/attention/attention.h"
-#include "llmc/ops/quantize/quantize.h"
 
 // The tensors that attention's backward pass reads; see attention.h.
 typedef struct {
@@ -48,35 +47,29 @@ static inline int attention_fp8_takes(const Sequences* s, AttentionShape shape, 
 
 #ifdef ATTENTION_FLASH
 
-// bias.b (SET or ADD) = the sums over the tiles of partial [tiles, C].
-static inline void attention_sum_tiles(BiasGrad bias, const float* partial, int tiles, int C, Context* ctx) {
-    quantize_sums_kernel<<<blocks_for((size_t)C, WARP), QUANTIZE_THREADS, 0, ctx->stream>>>(bias, partial, tiles, C);
-    cudaCheck(cudaGetLastError());
-}
-
 static inline void attention_backward_bias(floatX* dqkv, BiasGrad bias, AttentionInputs in, const Sequences* s,
                                            AttentionShape shape, Context* ctx) {
     CHECK(s->rows > 0 && attention_bias_takes(shape, ctx));
     Scope scope = attention_scope(ctx, BACKWARD, s, shape);
     hopper_backward(HopperGradientSums{dqkv, NULL, NULL}, in.dout, in.qkv, in.out, in.lse, s, shape, ctx);
     // The scratch begins with the sums of tiles.
-    attention_sum_tiles(bias, (const float*)device_scratch(ctx, hopper_bias_bytes(s->rows, s->count, shape)),
-                        hopper_first_tile(s->rows, s->count), 3 * shape.NH * shape.HS, ctx);
+    tile_sums(bias, (const float*)device_scratch(ctx, hopper_bias_bytes(s->rows, s->count, shape)),
+              hopper_first_tile(s->rows, s->count), 3 * shape.NH * shape.HS, ctx);
     scope_close(&scope);
 }
 
 // partial [ATTENTION_FP8_BYTES]: scratch, on the device.
-static inline void attention_backward_fp8(QuantizeOutput out, float* partial, AttentionInputs in, const Sequences* s,
+static inline void attention_backward_fp8(AttentionFp8 out, float* partial, AttentionInputs in, const Sequences* s,
                                           AttentionShape shape, Context* ctx) {
     int N = s->rows, NH = shape.NH, width = 3 * NH * 64;
     double pairs = attention_pairs(s, shape.mask);
-    CHECK(N > 0 && attention_fp8_takes(s, shape, ctx) && out.y && out.yt && out.format == FP8_E5M2);
+    CHECK(N > 0 && attention_fp8_takes(s, shape, ctx) && out.y && out.yt);
     Scope scope = scope_open(ctx, "attention_backward_fp8", ATTENTION_BACKWARD_FLOPS(pairs, NH, 64),
                              ATTENTION_BACKWARD_BYTES(N, NH, 64) - 1.0 * N * width * (sizeof(floatX) - 2.0),
                              "N=%d sequences=%d NH=%d HS=64", N, s->count, NH);
-    HopperGradientFp8 to = {.out = out, .partial = out.sums.b ? partial : NULL, .shared = NULL};
+    HopperGradientFp8 to = {.out = out, .partial = out.bias.b ? partial : NULL, .shared = NULL};
     hopper_backward(to, in.dout, in.qkv, in.out, in.lse, s, shape, ctx);
-    if (out.sums.b) attention_sum_tiles(out.sums, partial, N / 64, width, ctx);
+    if (out.bias.b) tile_sums(out.bias, partial, N / 64, width, ctx);
     scope_close(&scope);
 }
 

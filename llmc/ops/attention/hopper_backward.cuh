@@ -151,7 +151,7 @@ struct HopperBackwardTile {
 };
 
 // Finish a tile of keys: let the block with the head's next tiles start, and write dK and dV.
-template <bool dropped, class Gradient>
+template <class Gradient, bool dropped>
 __device__ __forceinline__ void hopper_backward_finish(const Gradient& to, int* done, float (&dk)[8][4],
                                                        float (&dv)[8][4], const HopperBackwardShared& m,
                                                        const HopperBackwardTile& x, int slot, const HopperParams& z) {
@@ -183,7 +183,7 @@ __device__ __forceinline__ void hopper_backward_finish(const Gradient& to, int* 
     hopper_write_gradient(to, y, z, dv);
 }
 
-template <Mask mask, bool dropped, class Gradient>
+template <class Gradient, Mask mask, bool dropped>
 __device__ __forceinline__ void hopper_backward_consume(const Gradient& to, float4* sums, int* done, int slot_tiles,
                                                         const HopperBackwardShared& m, int group,
                                                         const HopperParams& z) {
@@ -298,7 +298,7 @@ __device__ __forceinline__ void hopper_backward_consume(const Gradient& to, floa
         fence_operand(dk);
         release(queries_done - 1);
         HopperBackwardTile x = {.start = start, .T = T, .k0 = k0, .group = group, .thread = thread};
-        hopper_backward_finish<dropped>(to, done, dk, dv, m, x, slot, z);
+        hopper_backward_finish<Gradient, dropped>(to, done, dk, dv, m, x, slot, z);
     }
 }
 
@@ -312,7 +312,7 @@ typedef struct {
 
 // A block has the producer's warpgroup, then two consumers. Work is (part, sequence, head); a part is some tiles of
 // keys.
-template <Mask mask, bool dropped, class Gradient>
+template <class Gradient, Mask mask, bool dropped>
 __global__ void __launch_bounds__(HopperBackward::THREADS, 1)
     attention_backward_hopper_kernel(Gradient to, HopperBackwardScratch scratch,
                                      const __grid_constant__ CUtensorMap qkv, const __grid_constant__ CUtensorMap dout,
@@ -345,7 +345,7 @@ __global__ void __launch_bounds__(HopperBackward::THREADS, 1)
         return;
     }
     warpgroup_reg_alloc<240>();
-    hopper_backward_consume<mask, dropped>(to, scratch.sums, scratch.done, scratch.slot_tiles, m, group, z);
+    hopper_backward_consume<Gradient, mask, dropped>(to, scratch.sums, scratch.done, scratch.slot_tiles, m, group, z);
     hopper_gradient_end(to);
 #else
     __trap();
@@ -355,7 +355,7 @@ __global__ void __launch_bounds__(HopperBackward::THREADS, 1)
 // ---------------------------------------------------------------------------------------------------------
 // Launch
 
-template <Mask mask, bool dropped, class Gradient>
+template <class Gradient, Mask mask, bool dropped>
 static void hopper_backward_of(Gradient to, const floatX* dout, const floatX* qkv, const floatX* out, const real* lse,
                                const Sequences* s, AttentionShape shape, Context* ctx) {
     typedef HopperBackward B;
@@ -384,7 +384,7 @@ static void hopper_backward_of(Gradient to, const floatX* dout, const floatX* qk
     cudaCheck(cudaGetLastError());
     HopperBackwardScratch scratch = {
         .sums = (float4*)sums, .done = done, .parts = r.parts, .slot_tiles = r.slot_tiles, .statistics = statistics};
-    auto kernel = attention_backward_hopper_kernel<mask, dropped, Gradient>;
+    auto kernel = attention_backward_hopper_kernel<Gradient, mask, dropped>;
     kernel_allow_shared(kernel, B::BYTES, ctx);
     kernel<<<(unsigned)min_int((int)items, ctx->multiprocessors), B::THREADS, B::BYTES, ctx->stream>>>(
         to, scratch, tma_tensor_map(qkv, shape.HS, 3 * shape.NH, s->rows, 3 * C, ctx),
@@ -397,7 +397,7 @@ template <class Gradient>
 static inline void hopper_backward(Gradient to, const floatX* dout, const floatX* qkv, const floatX* out,
                                    const real* lse, const Sequences* s, AttentionShape shape, Context* ctx) {
     flash_dispatch(shape, [&](auto v) {
-        hopper_backward_of<decltype(v)::MASK, decltype(v)::DROPPED>(to, dout, qkv, out, lse, s, shape, ctx);
+        hopper_backward_of<Gradient, decltype(v)::MASK, decltype(v)::DROPPED>(to, dout, qkv, out, lse, s, shape, ctx);
     });
 }
 

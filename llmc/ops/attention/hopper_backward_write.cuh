@@ -10,7 +10,7 @@
 
 #include "llmc/ops/attention/hopper_backward_load.cuh"
 #include "llmc/ops/common/fp8_words.cuh"
-#include "llmc/ops/quantize/quantize.h"
+#include "llmc/ops/common/tile_sums.cuh"
 
 #if defined(PRECISION_BF16) || defined(PRECISION_FP16)
 
@@ -108,7 +108,7 @@ __device__ __forceinline__ void hopper_write_gradient(const HopperGradientSums& 
 
 struct HopperGradientFp8 {
     static constexpr bool HAS_SUMS = true, SUMS_IN_SCRATCH = false;
-    QuantizeOutput out;
+    AttentionFp8 out;
     float* partial;                // [N / 64, 3 C] sums over the rows of tiles; NULL: not wanted
     HopperGradientShared* shared;  // of the block; NULL on the host
 };

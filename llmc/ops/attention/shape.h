@@ -4,6 +4,7 @@
 
 #include "llmc/base/rng.h"
 #include "llmc/device/device.h"
+#include "llmc/ops/common/fp8.h"
 
 typedef struct {
     int NH, HS;
@@ -27,5 +28,13 @@ static constexpr bool attention_compiles(Mask mask) {
 #endif
 }
 #endif
+
+// Where dqkv is written in fp8 and how. y, yt: aligned to 16 bytes.
+typedef struct {
+    uint8_t *y, *yt;
+    Fp8Stats* stats;    // NULL: not wanted
+    const real* scale;  // [1], a power of two, read on the device
+    BiasGrad bias;      // bias.b NULL: not wanted
+} AttentionFp8;
 
 #endif

@@ -10,6 +10,7 @@
 #include "llmc/device/cuda_utils.cuh"
 #include "llmc/ops/common/fp8_words.cuh"
 #include "llmc/ops/common/launcher.h"
+#include "llmc/ops/common/tile_sums.cuh"
 #include "llmc/ops/quantize/quantize.h"
 
 #ifdef __CUDACC__
@@ -51,21 +52,6 @@ __device__ inline void quantize_tile_sums(float* partial, const float* sum, floa
         partial[(size_t)(blockIdx.x / tiles) * C + column0 + c] = total;
     }
     __syncthreads();
-}
-
-// sums.b [C] (SET or ADD) = the column sums of partial [tiles, C]. A block takes 32 columns.
-static __global__ void __launch_bounds__(QUANTIZE_THREADS)
-    quantize_sums_kernel(BiasGrad sums, const float* partial, int tiles, int C) {
-    __shared__ float rows[QUANTIZE_THREADS / WARP][WARP];
-    int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP, c = blockIdx.x * WARP + lane;
-    float sum = 0;
-    if (c < C)
-        for (int t = warp; t < tiles; t += QUANTIZE_THREADS / WARP) sum += partial[(size_t)t * C + c];
-    rows[warp][lane] = sum;
-    __syncthreads();
-    if (warp || c >= C) return;
-    for (int w = 1; w < QUANTIZE_THREADS / WARP; w++) sum += rows[w][lane];
-    sums.b[c] = sums.mode == ADD ? sums.b[c] + sum : sum;
 }
 
 // bias.y of the tile's rows: a thread's sums over its columns, then sums over the tile's, then, by the last block of
@@ -231,9 +217,7 @@ static inline void quantize_start(QuantizeOutput out, QuantizeInput in, int N, i
         <<<tiles, QUANTIZE_THREADS, 0, ctx->stream>>>(out, in.x, in.pre, in.center, partial, ctx->arrivals, N, C);
     cudaCheck(cudaGetLastError());
     if (!out.sums.b) return;
-    quantize_sums_kernel<<<blocks_for((size_t)C, WARP), QUANTIZE_THREADS, 0, ctx->stream>>>(out.sums, partial,
-                                                                                            (int)down, C);
-    cudaCheck(cudaGetLastError());
+    tile_sums(out.sums, partial, (int)down, C, ctx);
 }
 
 // Activations are E4M3, gradients E5M2; only gradients have column sums.
