@@ -230,18 +230,21 @@ def main():
                 return {f"{optimizer}_{rates[r]}_warmup_{times[t]}": {**best, "lr": rates[r], "warmup": times[t]}}
         return {}
 
-    tuning = {  # those in --results count too
+    def next_round():
+        return {name: flags for o in OPTIMIZERS for name, flags in next_to_try(o).items()}
+
+    tuning = {}
+    earlier = {  # those in --results count too
         f"{run['flags']['optimizer']}_{run['flags']['lr']}_warmup_{run['flags']['warmup']}": run["flags"]
         for run in (line["run"] for line in s.known)
         if run["stage"] == "tuning" and is_of_grid(run)
     }
-    if tuning:
-        finals.update(tuning)
-        finalists.update(s.run("tuning", tuning))
-    while more := {name: flags for o in OPTIMIZERS for name, flags in next_to_try(o).items()}:
+    more = earlier or next_round()
+    while more:
         tuning.update(more)
         finals.update(more)
         finalists.update(s.run("tuning", tuning))
+        more = next_round()
     best = {o: best_final(o) for o in OPTIMIZERS}
     left = None
     try:

@@ -156,8 +156,11 @@ for on in 2 3; do
     why+=$(ended_with 0)
 done
 grep -q 'attention_backward_fp8' heads3/profile/profile.txt && ran=1 || ran=0
-wanted=0
-if [ $level = 2 ] && [[ $PROGRAM == */emulated/* || ($PROGRAM == *cu && $(nvidia-smi --query-gpu=compute_cap --format=csv,noheader) == 9.0*) ]]; then wanted=1; fi
+case $level,$PROGRAM in
+    2,*/emulated/*) wanted=1 ;; # a Hopper GPU
+    2,*cu) [[ $(nvidia-smi --query-gpu=compute_cap --format=csv,noheader) == 9.0* ]] && wanted=1 || wanted=0 ;;
+    *) wanted=0 ;;
+esac
 [ $ran = $wanted ] || why=${why:-"the profile has its kernel: $ran"}
 verdict '--fp8-fusion 3: the kernel' "$why"
 logged '--fp8-fusion 3: nearly the same' heads3 "

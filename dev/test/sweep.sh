@@ -84,7 +84,8 @@ for optimizer in "adamw", "muon", "normuon":
     warmups = sorted({w for o, _, w in runs if o == optimizer} | set(LONGER[optimizer.replace("nor", "")]), key=int)
     loss, best = min((loss, run) for run, loss in runs.items() if run[0] == optimizer)
     at = warmups.index(best[2])
-    beside = [(optimizer, best[1], w) for w in warmups[max(0, at - 1) : at + 2]] + [(optimizer, r, best[2]) for r in ("1e-3", "1e-2")]
+    beside = [(optimizer, best[1], w) for w in warmups[max(0, at - 1) : at + 2]]
+    beside += [(optimizer, rate, best[2]) for rate in ("1e-3", "1e-2")]
     for run in beside:
         if run not in runs:
             print(f"{optimizer} is best at {best[1:]}, but {run[1:]} was not run")

@@ -7,8 +7,8 @@
  *
  *   d.b     the bias gradient, if --attention flash-bias asks for it and the layer is not fp8: the returned d has
  *           none
- *   dqkv    in fp8 only, with the bias gradient, if the layer is fp8, knows scales (not `calibrates`) and --fp8-fusion 3
- *           asks for it: dqkv itself is not written */
+ *   dqkv    in fp8 only, with the bias gradient, if the layer is fp8, knows scales (not `calibrates`) and
+ *           --fp8-fusion 3 asks for it: dqkv itself is not written */
 #ifndef LLMC_MODEL_LINEAR_OUTPUT_H
 #define LLMC_MODEL_LINEAR_OUTPUT_H
 
@@ -23,10 +23,11 @@ COMPILED_IF_CALLED static inline LinearGrads attention_backward_for_linear(float
     const Fp8Linear* f = d.fp8;
     if (f && f->shared->fusion >= 3 && !f->shared->calibrates && s->rows && attention_fp8_takes(s, shape, ctx)) {
         Fp8Operands* o = f->shared;
-        AttentionFp8 out = {.y = o->dy,
-                            .yt = o->dyt,
+        QuantizeOutput dy = fp8_output(f, FP8_DY, o->dy, o->dyt);
+        AttentionFp8 out = {.y = dy.y,
+                            .yt = dy.yt,
                             .stats = fp8_count(f, FP8_DY, s->rows, 3 * shape.NH * shape.HS),
-                            .scale = fp8_output(f, FP8_DY, NULL, NULL).scale,
+                            .scale = dy.scale,
                             .bias = bias};
         // o->x, the rounded input of a layer in the forward pass, has room for the sums, and is not in use.
         attention_backward_fp8(out, (float*)o->x, in, s, shape, ctx);

@@ -2,8 +2,8 @@
  * Hopper GPUs.
  *
  *   attention_backward_bias   dqkv as in attention.h, and bias.b [3C] (SET or ADD) = the column sums of dqkv
- *   attention_backward_fp8    out.y [N, 3C], out.yt [3C, N]: the bytes of quantize(dqkv), E5M2, and out.stats; dqkv itself
- *                             is not written. out.bias.b [3C] (SET or ADD) = the column sums; NULL: not wanted
+ *   attention_backward_fp8    out.y [N, 3C], out.yt [3C, N]: the bytes of quantize(dqkv), E5M2, and out.stats; dqkv
+ *                             itself is not written. out.bias.b [3C] (SET or ADD) = the column sums; NULL: not wanted
  *
  * dqkv, bytes and statistics have the same bits as apart. Sums are in fp32: over the rows of tiles of 64, then over the
  * tiles in order; apart the tiles have other sizes.
@@ -53,8 +53,8 @@ static inline void attention_backward_bias(floatX* dqkv, BiasGrad bias, Attentio
     Scope scope = attention_scope(ctx, BACKWARD, s, shape);
     hopper_backward(HopperGradientSums{dqkv, NULL, NULL}, in.dout, in.qkv, in.out, in.lse, s, shape, ctx);
     // The scratch begins with the sums of tiles.
-    tile_sums(bias, (const float*)device_scratch(ctx, hopper_bias_bytes(s->rows, s->count, shape)),
-              hopper_first_tile(s->rows, s->count), 3 * shape.NH * shape.HS, ctx);
+    tile_sums<8>(bias, (const float*)device_scratch(ctx, hopper_bias_bytes(s->rows, s->count, shape)),
+                 hopper_first_tile(s->rows, s->count), 3 * shape.NH * shape.HS, ctx);
     scope_close(&scope);
 }
 
@@ -69,7 +69,7 @@ static inline void attention_backward_fp8(AttentionFp8 out, float* partial, Atte
                              "N=%d sequences=%d NH=%d HS=64", N, s->count, NH);
     HopperGradientFp8 to = {.out = out, .partial = out.bias.b ? partial : NULL, .shared = NULL};
     hopper_backward(to, in.dout, in.qkv, in.out, in.lse, s, shape, ctx);
-    if (out.bias.b) tile_sums(out.bias, partial, N / 64, width, ctx);
+    if (out.bias.b) tile_sums<8>(out.bias, partial, N / 64, width, ctx);
     scope_close(&scope);
 }
 

@@ -325,7 +325,7 @@ __global__ void __launch_bounds__(HopperBackward::THREADS, 1)
     if constexpr (Gradient::HAS_SUMS) {
         __shared__ HopperGradientShared shared;
         to.shared = &shared;
-        if (threadIdx.x == 0) shared.amax = shared.clipped = shared.flushed = 0;
+        if (threadIdx.x == 0) shared.seen = {0, 0, 0};
     }
     HopperBackwardShared m = hopper_backward_shared(hopper_shared, barriers, works);
     int group = warpgroup_index() - 1;

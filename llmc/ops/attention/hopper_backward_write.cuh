@@ -28,7 +28,7 @@ template <int J> __device__ __forceinline__ int hopper_gradient_channel(int grou
 // What a block shares for sums and statistics.
 struct HopperGradientShared {
     float sums[HopperBackward::CONSUMERS][WARPGROUP / WARP][TMA_BOX];  // of a warp's rows
-    unsigned amax, clipped, flushed;
+    QuantizeBlock seen;
 };
 
 // The sum of this thread's column over the rows of all warps of its warpgroup.
@@ -125,8 +125,8 @@ template <int J>
 __device__ __forceinline__ void hopper_fp8_round(unsigned (&words)[J / 4][4], const HopperGradientFp8& to,
                                                  const HopperGradientTile& x) {
     int thread = threadIdx.x % WARPGROUP, across = thread % 8, down = thread / 8, lane = threadIdx.x % WARP;
-    float scale = (float)*to.out.scale, sum[J] = {}, amax = 0;
-    unsigned clipped = 0, flushed = 0;
+    float scale = (float)*to.out.scale, sum[J] = {};
+    QuantizeSeen seen = {0, 0, 0};
 #pragma unroll
     for (int i = 0; i < 4; i++) {
         float v[J];
@@ -134,12 +134,12 @@ __device__ __forceinline__ void hopper_fp8_round(unsigned (&words)[J / 4][4], co
             swizzle_128b(x.tile, 4 * down + i, across * J / 8) + across * J % 8 * sizeof(floatX));
         to_floats(v, *(const Vector<floatX, J>*)from);
 #pragma unroll
-        for (int j = 0; j < J; j++) sum[j] += v[j], amax = quantize_max(amax, fabsf(v[j]));
+        for (int j = 0; j < J; j++) sum[j] += v[j], seen.amax = quantize_max(seen.amax, fabsf(v[j]));
 #pragma unroll
         for (int j = 0; j < J / 4; j++) {
             words[j][i] = quantize_word<FP8_E5M2>(v + 4 * j, scale);
-            clipped += quantize_count(words[j][i], fp8_top(FP8_E5M2), 0x80808080u);
-            flushed += quantize_count(words[j][i], 0, 0x80808080u);
+            seen.clipped += quantize_count(words[j][i], fp8_top(FP8_E5M2), 0x80808080u);
+            seen.flushed += quantize_count(words[j][i], 0, 0x80808080u);
         }
     }
     float* sums = to.shared->sums[x.group][thread / WARP];
@@ -149,12 +149,7 @@ __device__ __forceinline__ void hopper_fp8_round(unsigned (&words)[J / 4][4], co
         sum[j] += __shfl_xor_sync(ALL_LANES, sum[j], 16);
         if (lane < 8) sums[J * across + j] = sum[j];
     }
-    unsigned most = warp_max_unsigned(__float_as_uint(amax));
-    clipped = warp_sum_unsigned(clipped), flushed = warp_sum_unsigned(flushed);
-    if (lane) return;
-    atomicMax(&to.shared->amax, most);
-    if (clipped) atomicAdd(&to.shared->clipped, clipped);
-    if (flushed) atomicAdd(&to.shared->flushed, flushed);
+    quantize_gather(&to.shared->seen, seen);
 }
 
 // Write a tile of 64 rows and 8 J channels. A tile past the sequence's end is left out.
@@ -208,10 +203,7 @@ template <class Gradient> __device__ inline void hopper_gradient_end(const Gradi
 
 __device__ inline void hopper_gradient_end(const HopperGradientFp8& to) {
     named_barrier_sync(4, HopperBackward::CONSUMERS * WARPGROUP);
-    if (threadIdx.x != WARPGROUP || !to.out.stats) return;
-    atomicMax(&to.out.stats->amax, to.shared->amax);
-    atomicAdd((unsigned long long*)&to.out.stats->clipped, (unsigned long long)to.shared->clipped);
-    atomicAdd((unsigned long long*)&to.out.stats->flushed, (unsigned long long)to.shared->flushed);
+    if (threadIdx.x == WARPGROUP && to.out.stats) quantize_add(to.out.stats, to.shared->seen);
 }
 
 #endif

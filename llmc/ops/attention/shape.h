@@ -1,4 +1,4 @@
-/* The parameters of attention besides its sequences: heads, mask, dropout. The op is in attention.h. */
+/* The parameters of attention besides its sequences: heads, mask, dropout; outputs in fp8. The op is in attention.h. */
 #ifndef LLMC_OPS_ATTENTION_SHAPE_H
 #define LLMC_OPS_ATTENTION_SHAPE_H
 

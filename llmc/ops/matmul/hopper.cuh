@@ -34,6 +34,7 @@
 #include "llmc/device/ptx/tma.cuh"
 #include "llmc/device/ptx/wgmma.cuh"
 #include "llmc/ops/common/activation.h"
+#include "llmc/ops/common/tile_sums.cuh"
 
 typedef struct {
     floatX *y, *pre;  // pre: forward written, backward read
@@ -49,22 +50,6 @@ enum { GEMM_M = 128, GEMM_N = 256, GEMM_SUM_WARPS = 16 };  // a block's tile
 // Scratch for the sums of N columns.
 static inline size_t gemm_partial_bytes(int M, int N) {
     return (size_t)((M + GEMM_M - 1) / GEMM_M) * (size_t)N * sizeof(float);
-}
-
-// d.b [N] (SET or ADD) = the sums of the columns of partial [rows, N]. A block has 32 columns, a warp every 16th row.
-static __global__ void __launch_bounds__(GEMM_SUM_WARPS* WARP)
-    matmul_hopper_sum_kernel(BiasGrad d, const float* partial, int rows, int N) {
-    __shared__ float sums[GEMM_SUM_WARPS][WARP];
-    int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP, c = blockIdx.x * WARP + lane;
-    float sum = 0;
-    if (c < N)
-#pragma unroll 8
-        for (int r = warp; r < rows; r += GEMM_SUM_WARPS) sum += partial[(size_t)r * N + c];
-    sums[warp][lane] = sum;
-    __syncthreads();
-    if (warp > 0 || c >= N) return;
-    for (int w = 1; w < GEMM_SUM_WARPS; w++) sum += sums[w][lane];
-    d.b[c] = d.mode == ADD ? d.b[c] + sum : sum;
 }
 
 #endif
@@ -411,9 +396,7 @@ static inline int matmul_hopper_gelu_backward(GemmProduct z, BiasGrad d, const f
     if (kind == GELU_ERF) matmul_hopper_start<floatX, GELU_ERF, BACKWARD>(z, a, b, ctx);
     else matmul_hopper_start<floatX, GELU_TANH, BACKWARD>(z, a, b, ctx);
     if (!d.b) return 1;
-    matmul_hopper_sum_kernel<<<blocks_for((size_t)z.N, WARP), GEMM_SUM_WARPS * WARP, 0, ctx->stream>>>(
-        d, z.partial, (int)blocks_for((size_t)z.M, GEMM_M), z.N);
-    cudaCheck(cudaGetLastError());
+    tile_sums<GEMM_SUM_WARPS>(d, z.partial, (int)blocks_for((size_t)z.M, GEMM_M), z.N, ctx);
     return 1;
 }
 

@@ -217,7 +217,7 @@ static inline void quantize_start(QuantizeOutput out, QuantizeInput in, int N, i
         <<<tiles, QUANTIZE_THREADS, 0, ctx->stream>>>(out, in.x, in.pre, in.center, partial, ctx->arrivals, N, C);
     cudaCheck(cudaGetLastError());
     if (!out.sums.b) return;
-    tile_sums(out.sums, partial, (int)down, C, ctx);
+    tile_sums<QUANTIZE_THREADS / WARP>(out.sums, partial, (int)down, C, ctx);
 }
 
 // Activations are E4M3, gradients E5M2; only gradients have column sums.
