@@ -11,8 +11,8 @@
  * C = NH * HS channels, F channels inside the MLP (4 C). */
 #define ATTENTION_MASK FULL
 #include "llmc/model/config.h"  // config.json as a table
+#include "llmc/model/linear.h"
 #include "llmc/model/linear_input.h"
-#include "llmc/model/linear_output.h"
 #include "llmc/ops/accuracy.h"
 #include "llmc/ops/attention/attention.h"
 #include "llmc/ops/classifier/classifier.h"
@@ -269,8 +269,8 @@ static void backward_block(Model* m, int l, const Sequences* s, Mode mode, Conte
     LayerNormInputs ln1 = {.dy = dx, .x = a->mid, .stats = a->ln1_stats, .w = p->ln1.w, .size = rows};
     LayerNormInputs ln2 = {.dy = dx, .x = a->out, .stats = a->ln2_stats, .w = p->ln2.w, .size = rows};
     // These bias gradients are fused into the layernorm and GELU backward ops.
-    LinearGrads dfcproj = linear_weight_only(g->fcproj), dfc = linear_weight_only(g->fc), dqkv = g->qkv;
-    AttentionInputs att = {.dout = m->a.datt, .qkv = a->qkv, .out = a->att, .lse = a->lse};
+    LinearGrads dfcproj = linear_weight_only(g->fcproj), dfc = linear_weight_only(g->fc);
+    LinearGrads dattproj = linear_weight_only(g->attproj);
     GeluInput gelu = {.pre = a->fc_pre, .kind = c->gelu};
     LinearSize fcproj_size = {.N = N, .IC = c->F, .OC = C};
 
@@ -287,14 +287,14 @@ static void backward_block(Model* m, int l, const Sequences* s, Mode mode, Conte
 
     residual_layernorm_backward(residual_gradient(m, s, l, SITE_DROPOUT_ATTENTION_OUT), g->ln1, ln1, SET, mode, ctx);
     dbranch = branch_gradient(m, s, l, SITE_DROPOUT_ATTENTION_OUT);
-    linear_backward_weight(linear_weight_only(g->attproj), dbranch, a->att, N, C, C, mode, ctx);
+    linear_backward_weight(dattproj, dbranch, a->att, N, C, C, mode, ctx);
     linear_backward_input(m->a.datt, dbranch, p->attproj, N, C, C, SET, ctx);
     // Overlap the all-reduce of buckets with attention, which tolerates fewer SMs. The matmuls would not.
     grad_sync_ready(m->buffers.grad_sync, l + 1, m->buffers.grads, ctx);
-    dqkv = attention_backward_for_linear(m->a.dqkv, att, s, attention_at(m, s, l), dqkv, mode, ctx);
+    attention_backward(m->a.dqkv, m->a.datt, a->qkv, a->att, a->lse, s, attention_at(m, s, l), ctx);
     if (m->recompute >= RECOMPUTE_NORMS && l > 0)
         layernorm_forward(x, a[-1].ln2_stats, a[-1].out, p[-1].ln2, rows, (real)c->eps, ctx);
-    linear_backward_weight(dqkv, m->a.dqkv, x, N, C, 3 * C, mode, ctx);
+    linear_backward_weight(g->qkv, m->a.dqkv, x, N, C, 3 * C, mode, ctx);
     linear_backward_input(dx, m->a.dqkv, p->qkv, N, C, 3 * C, ADD, ctx);
 }
 

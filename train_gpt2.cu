@@ -8,8 +8,8 @@
  * C = NH * HS channels, F channels inside the MLP (4 C). */
 #define ATTENTION_MASK CAUSAL   // compile attention with this mask only
 #include "llmc/model/config.h"  // config.json as a table
+#include "llmc/model/linear.h"
 #include "llmc/model/linear_input.h"
-#include "llmc/model/linear_output.h"
 #include "llmc/ops/attention/attention.h"
 #include "llmc/ops/attention/decode.h"
 #include "llmc/ops/classifier/classifier.h"
@@ -226,8 +226,8 @@ static void backward_block(Model* m, int l, const Sequences* s, Mode mode, Conte
     int N = s->rows, C = c->C;
     Rows rows = {.N = N, .C = C};
     // These bias gradients are fused into the layernorm and GELU backward ops.
-    LinearGrads dfcproj = linear_weight_only(g->fcproj), dfc = linear_weight_only(g->fc), dqkv = g->qkv;
-    AttentionInputs att = {.dout = m->a.datt, .qkv = a->qkv, .out = a->att, .lse = a->lse};
+    LinearGrads dfcproj = linear_weight_only(g->fcproj), dfc = linear_weight_only(g->fc);
+    LinearGrads dattproj = linear_weight_only(g->attproj);
     GeluInput gelu = {.pre = a->fc_pre, .kind = c->gelu};
     LinearSize fcproj_size = {.N = N, .IC = c->F, .OC = C};
     floatX* x = residual_into(m, l);
@@ -246,13 +246,13 @@ static void backward_block(Model* m, int l, const Sequences* s, Mode mode, Conte
     residual_layernorm_backward(residual_gradient(m, s, l, SITE_DROPOUT_ATTENTION_OUT), g->ln2, ln2, ADD, mode, ctx);
 
     dbranch = branch_gradient(m, s, l, SITE_DROPOUT_ATTENTION_OUT);
-    linear_backward_weight(linear_weight_only(g->attproj), dbranch, a->att, N, C, C, mode, ctx);
+    linear_backward_weight(dattproj, dbranch, a->att, N, C, C, mode, ctx);
     linear_backward_input(m->a.datt, dbranch, p->attproj, N, C, C, SET, ctx);
     // Overlap the all-reduce of buckets with attention, which tolerates fewer SMs. The matmuls would not.
     grad_sync_ready(m->buffers.grad_sync, l + 1, m->buffers.grads, ctx);
-    dqkv = attention_backward_for_linear(m->a.dqkv, att, sequences_parts(s), attention_at(m, s, l), dqkv, mode, ctx);
+    attention_backward(m->a.dqkv, m->a.datt, a->qkv, a->att, a->lse, sequences_parts(s), attention_at(m, s, l), ctx);
     if (m->recompute >= RECOMPUTE_NORMS) layernorm_forward(a->ln1, a->ln1_stats, x, p->ln1, rows, (real)c->eps, ctx);
-    linear_backward_weight(dqkv, m->a.dqkv, a->ln1, N, C, 3 * C, mode, ctx);
+    linear_backward_weight(g->qkv, m->a.dqkv, a->ln1, N, C, 3 * C, mode, ctx);
     linear_backward_input(m->a.dln, m->a.dqkv, p->qkv, N, C, 3 * C, SET, ctx);
     residual_layernorm_backward(residual_gradient(m, s, l - 1, SITE_DROPOUT_MLP_OUT), g->ln1, ln1, ADD, mode, ctx);
 }

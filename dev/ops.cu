@@ -14,7 +14,6 @@
 #include "ops/adamw.h"
 #include "ops/attention.h"
 #include "ops/attention_decode.h"
-#include "ops/attention_fused.h"
 #include "ops/attention_wide.h"
 #include "ops/average.h"
 #include "ops/cast_bf16.h"
@@ -88,9 +87,6 @@ static const OpRow TABLE[] = {
     {"attention", test_attention, grad_attention, bench_attention},
 #ifndef DEV_EMULATOR_EMULATOR_H  // whole batches take the emulator too long
     {"attention_documents", test_attention_documents, NULL, NULL},
-#endif
-#ifdef ATTENTION_FLASH
-    {"attention_fused", test_attention_fused, NULL, bench_attention_fused},
 #endif
     {"attention_wide", test_attention_wide, NULL, NULL},
     {"attention_decode", test_attention_decode, NULL, bench_attention_decode},

@@ -373,7 +373,7 @@ END
             # products. In 280 s it did not end on attention_wide.
             ops="attention attention_documents layernorm dropout gather gelu classifier embedding adamw lamb \
 loss_scale global_norm next_sentence accuracy cast_to_fp32 cast_bf16 matmul matmul_epilogue matmul_hopper \
-attention_wide attention_fused layernorm_fp8 quantize"
+attention_wide layernorm_fp8 quantize linear_input"
             names=()
             for tool in memcheck racecheck initcheck synccheck; do
                 for op in ${GPU_CHECK_OPS:-$ops}; do

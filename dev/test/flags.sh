@@ -295,6 +295,10 @@ case $PROGRAM in
         [ $trainer != gpt2 ] || row --fp8 '--fp8 1' 2 'each loss; memory parameters' '*' '*' 'each lr'
         ;;
 esac
+case $PROGRAM in
+    */fp16/* | */fp32/*) row --fp8-steps '' 1 'cat status' 0 2 ;;
+    *) row --fp8-steps '--fp8 1' 2 'nth loss 4' '*' '*' 'nth loss 2' ;;
+esac
 # From the step on in which scales are known.
 case $PROGRAM in
     */fp16/* | */fp32/*) row --fp8-fusion '' 1 results '*' '=' ;;

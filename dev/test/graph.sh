@@ -89,7 +89,10 @@ else
 fi
 case $PROGRAM in
     *fp16* | *fp32*) ;;
-    *) compare 'fp8' 3 $alone -x 24 --fp8 1 ;;
+    *)
+        compare 'fp8' 3 $alone -x 24 --fp8 1
+        compare 'fp8, then bf16' 6 $alone -x 30 --fp8 1 --fp8-steps 20
+        ;;
 esac
 
 # A resumed run goes on with graphs.

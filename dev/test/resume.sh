@@ -265,7 +265,20 @@ why=${why:-$(same_run "$work/fp8-half" "$work/fp8" $last)}
 verdict 'resumed with fp8' "$why"
 run -y 1 -o "$work/fp8-half" --fp8 1 --override 1 -x 24
 [[ $PROGRAM == *bert* ]] || verdict 'another level of fp8 is refused' "$(ended_with_error 2 'trainer.json: key "fp8": is not the state of')"
-rm -rf "$work/fp8" "$work/fp8-half"
+# --fp8-steps: the same as a run in fp8 that is resumed without it, wherever it is stopped.
+run "${SHORT[@]}" --fp8 2 --stop-after 17 -o "$work/fp8-then"
+run -y 1 --override 1 --fp8 0 -o "$work/fp8-then"
+why=$(ended_with 0)
+for stop in 5 17 18; do
+    rm -rf "$work/fp8-half"
+    run "${SHORT[@]}" --fp8 2 --fp8-steps 17 --stop-after $stop -o "$work/fp8-half"
+    run -y 1 -o "$work/fp8-half"
+    why=${why:-$(ended_with 0)}
+    why=${why:-$(same_run "$work/fp8-half" "$work/fp8-then" $last)}
+done
+[ -n "$(same_run "$work/fp8-half" "$work/fp8" $last)" ] || why=${why:-'the same as in fp8 to the end'}
+verdict 'fp8 in the first steps only' "$why"
+rm -rf "$work"/fp8*
 
 # Outliers: the window of 128 steps is part of the checkpoint.
 run "${MODEL[@]}" -x 180 -v 0 -n 0 -sl 0.3 -sg 0.3 -o "$work/outliers"

@@ -42,9 +42,8 @@ typedef enum { SET, ADD } Mode;
 typedef enum { CAUSAL, FULL } Mask;
 // The two forms of GELU: GPT-2 uses the tanh approximation, BERT's "gelu" is the erf form.
 typedef enum { GELU_TANH, GELU_ERF } Gelu;
-// Attention on the GPU: in tiles on chip, or with all scores in memory. FLASH_BIAS: as FLASH, and the backward pass
-// also sums the bias gradient of the layer before it where a kernel can.
-typedef enum { FLASH, MATERIALIZED, FLASH_BIAS } AttentionPath;
+// Attention on the GPU: in tiles on chip, or with all scores in memory.
+typedef enum { FLASH, MATERIALIZED } AttentionPath;
 // The part of a step that a launch belongs to.
 typedef enum { FORWARD, BACKWARD, OPTIMIZER, COMMUNICATION, DIRECTIONS } Direction;
 

@@ -47,8 +47,7 @@ typedef struct {
     Fp8Stats* measured;  // [1], of one tensor in the first steps
     int calibrates;      // 1: too few steps for scales, so every tensor is measured first
     int records;         // 1: in a training step, which records the largest absolute values
-    int fusion;          // --fp8-fusion. 1: layernorm writes x; 2: also, rounding a weight computes the bias; 3: also,
-                         // attention's backward pass writes dy
+    int fusion;          // --fp8-fusion. 1: layernorm writes x; 2: also, rounding the weight computes the bias
     double* elements;    // [FP8_OPERANDS * layers] on the host: number of elements that the step has quantized
     uint8_t *x, *xt;     // [N, IC] and [IC, Np]
     uint8_t *dy, *dyt;

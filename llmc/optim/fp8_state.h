@@ -4,6 +4,8 @@
  * Training calls fp8_state_begin_step() before and fp8_state_end_step() after the micro-batches of a step. In between,
  * statistics are collected. Forward passes at other times use the scales and do not change the statistics.
  *
+ * After the first steps (--fp8-steps) these pointers are NULL, so all matmuls are in floatX.
+ *
  * In the first FP8_HISTORY steps every tensor is measured just before it is quantized. Otherwise gradients that are
  * zero in the first steps, such as those below projections that start at zero, would be quantized without a scale. */
 #ifndef LLMC_OPTIM_FP8_STATE_H
@@ -16,10 +18,12 @@
 typedef struct {
     int level;     // --fp8: 1: the layers' matmuls; 2: also matmuls outside the layers
     int keeps_x;   // 1: the transposed inputs are kept for the backward pass
+    int64_t last;  // --fp8-steps: the first steps, in fp8; 0: all steps
     int count;     // linear layers
     int recorded;  // steps whose largest absolute values are known, at most FP8_HISTORY
     Fp8Linear* linears;
-    const char** names;  // of their weights, in the table of tensors
+    Fp8Linear*** fields;  // [2 * count] the pointers to them in the structs of parameters and gradients
+    const char** names;   // of their weights, in the table of tensors
     Fp8Operands operands;
     uint8_t* weights;  // of all layers, and their transposes
     uint8_t* kept;     // transposed inputs of all layers; NULL: not kept
@@ -127,6 +131,14 @@ static inline void fp8_scales_alloc(Fp8Scales* s, int count, Context* ctx) {
     free(formats), free(ones);
 }
 
+static inline int fp8_state_is_on(const Fp8State* s, int64_t step) { return s->count && (!s->last || step < s->last); }
+
+// Use fp8 in step `step` (from 0) and what precedes it, such as a validation, or stop using it.
+static inline void fp8_state_switch(Fp8State* s, int64_t step) {
+    int is_on = fp8_state_is_on(s, step);
+    for (int i = 0; i < 2 * s->count; i++) *s->fields[i] = is_on ? &s->linears[i / 2] : NULL;
+}
+
 // Allocate the buffers of fp8_state_plan(), and point the fp8 fields of parameters and gradients to their layers.
 // `outers` and `layers`: the structs of parameters and of gradients.
 static inline void fp8_state_open(Fp8State* s, const TensorTable* table, void* const outers[2], void* const layers[2],
@@ -135,6 +147,7 @@ static inline void fp8_state_open(Fp8State* s, const TensorTable* table, void* c
     if (!s->count) return;
     fp8_check_device(ctx);
     s->linears = (Fp8Linear*)xcalloc((size_t)s->count, sizeof *s->linears);
+    s->fields = (Fp8Linear***)xcalloc(2 * (size_t)s->count, sizeof *s->fields);
     s->names = (const char**)xcalloc((size_t)s->count, sizeof *s->names);
     o->elements = (double*)xcalloc((size_t)s->count * FP8_OPERANDS, sizeof *o->elements);
     s->weights = (uint8_t*)device_alloc(ctx, s->weight_bytes, "parameters");
@@ -160,15 +173,16 @@ static inline void fp8_state_open(Fp8State* s, const TensorTable* table, void* c
         size_t size = (size_t)IC * (size_t)OC;
         Fp8Linear linear = {.shared = o, .row = n * FP8_OPERANDS, .w = w, .wt = w + size, .xt = kept};
         s->names[n] = t->name;
-        Fp8Linear* to = &s->linears[n++];
-        *to = linear;
+        s->linears[n] = linear;
         w += 2 * size;
         if (kept) kept += s->rows * (size_t)IC;
         for (int k = 0; k < 2; k++) {
             char* target = t->layer < 0 ? (char*)outers[k] : (char*)layers[k] + (size_t)t->layer * layer_bytes[k];
-            memcpy(target + t->fp8, &to, sizeof to);
+            s->fields[2 * n + k] = (Fp8Linear**)(void*)(target + t->fp8);
         }
+        n++;
     }
+    fp8_state_switch(s, 0);
 }
 
 static inline void fp8_state_close(Fp8State* s) {
@@ -189,7 +203,7 @@ static inline void fp8_state_close(Fp8State* s) {
     device_free(o->mean_bias.means, s->means_bytes), device_free(o->center, s->means_bytes);
     device_free(o->mean_bias.bias, s->bias_bytes);
     for (int i = 0; i < 2 && s->unpacked; i++) device_free(o->unpacked[i], s->unpacked * sizeof(real));
-    free(s->linears), free(s->names), free(o->elements);
+    free(s->linears), free(s->fields), free(s->names), free(o->elements);
 }
 
 // ---------------------------------------------------------------------------------------------------------
@@ -200,17 +214,18 @@ static inline void fp8_state_begin_step(Fp8State* s) {
     for (int i = 0; i < s->operands.scales.count; i++) s->operands.elements[i] = 0;
 }
 
-// After the last micro-batch of step `step` (from 0): compute the next step's scales, equal on all ranks.
+// After the last micro-batch of step `step` (from 0): compute the next step's scales, equal on all ranks, and switch.
 static inline void fp8_state_end_step(Fp8State* s, int64_t step, GradSync* r, Context* ctx) {
     Fp8Operands* o = &s->operands;
     size_t n = (size_t)o->scales.count;
-    if (!s->count) return;
+    if (!fp8_state_is_on(s, step)) return;
     fp8_scales_record(o->scales, step, ctx);
     grad_sync_all_reduce(r, o->scales.history + (size_t)(step % FP8_HISTORY) * n, n, MAX_UINT32, ctx);
     fp8_scales_update(o->scales, ctx);
     s->recorded = min_int(s->recorded + 1, FP8_HISTORY);
     o->records = 0;
     o->calibrates = s->recorded < FP8_HISTORY;
+    fp8_state_switch(s, step + 1);
 }
 
 // ---------------------------------------------------------------------------------------------------------

@@ -23,7 +23,7 @@ typedef struct {
     double muon_momentum, normuon_beta2, embedding_lr, vector_lr;
     int64_t muon_warmup;
     int keep_best;
-    int64_t patience, ema_start, batch_ramp;
+    int64_t patience, ema_start, batch_ramp, fp8_steps;
     double ema;
     double loss_outlier, norm_outlier;
     int master_weights, loss_scale, loss_scale_growth;
@@ -134,10 +134,11 @@ static inline int settings_training_rows(Settings* s, Flag* table, int count) {
         {NULL,  "--fp8",                 FLAG_INT,    &s->fp8,                 "0",       0,   2,        NULL,   SCOPE_RUN,     TOPIC_BATCH,
          "Matmuls in fp8. 1: in the layers; 2: also GPT-2's output matrix. Needs the bf16 build and sm_89 or later; the "
          "CPU build emulates the rounding."},
-        {NULL,  "--fp8-fusion",          FLAG_INT,    &s->fp8_fusion,          "2",       0,   3,        NULL,   SCOPE_RUN,     TOPIC_DEVICE,
+        {NULL,  "--fp8-steps",           FLAG_SIZE,   &s->fp8_steps,           "0",       0,   1e12,     NULL,   SCOPE_RUN,     TOPIC_BATCH,
+         "With --fp8: use fp8 only in the first steps, this many, and bf16 after them. 0: in all steps."},
+        {NULL,  "--fp8-fusion",          FLAG_INT,    &s->fp8_fusion,          "2",       0,   2,        NULL,   SCOPE_RUN,     TOPIC_DEVICE,
          "GPU, with --fp8: save passes over memory. 1: layernorm writes the next matmul's fp8 input; 2: also, the "
-         "kernel that rounds a weight computes the bias that corrects y's mean; 3: also, on a Hopper GPU, the backward "
-         "pass of attention writes its result in fp8."},
+         "kernel that rounds a weight computes the bias that corrects y's mean."},
         {"-w",  "--master-weights",      FLAG_INT,    &s->master_weights,      "1",       0,   1,        NULL,   SCOPE_RUN,     TOPIC_BATCH,
          "bf16 and fp16 builds: 1 also keeps the weights in fp32; 0 saves these 4 bytes per weight and rounds "
          "updates stochastically."},
@@ -255,10 +256,9 @@ static inline int settings_running_rows(Settings* s, Flag* table, int count) {
          "Hardware peaks to compare with: measure, or a file of measured peaks, such as a profile's summary.json."},
         {NULL,  "--mode",                FLAG_CHOICE, &s->passes,              "train",   0,   0,        PASSES_CHOICES, SCOPE_PROCESS, TOPIC_PROFILE,
          "Part of a step to profile. forward and backward neither train nor save."},
-        {NULL,  "--attention",           FLAG_CHOICE, &s->attention,           "flash",   0,   0,        "flash|materialized|flash-bias", SCOPE_RUN, TOPIC_DEVICE,
+        {NULL,  "--attention",           FLAG_CHOICE, &s->attention,           "flash",   0,   0,        "flash|materialized", SCOPE_RUN, TOPIC_DEVICE,
          "GPU: flash keeps scores on chip (bf16 and fp16, head sizes 8, 16, .. 128; otherwise materialized); "
-         "materialized stores them in memory; flash-bias also sums qkv's bias gradient in the backward pass (Hopper "
-         "GPUs, heads of up to 64, without --fp8)."},
+         "materialized stores them in memory."},
         {"-ge", "--gelu-fusion",         FLAG_INT,    &s->gelu_fusion,         "3",       0,   3,        NULL,   SCOPE_RUN,     TOPIC_DEVICE,
          "GPU: fuse GELU into the matmul. 0: never; 1: forward; 2: also backward where that is faster; 3: both, with "
          "the bias gradient, in this project's kernel where that is faster (sm_90a, bf16 and fp16)."},

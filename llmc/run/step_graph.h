@@ -58,6 +58,9 @@ static inline void step_graph_open(StepGraph* g, const Settings* s, int ranks) {
     g->may_give_up = s->graph == GRAPH_AUTO;
 }
 
+// The next steps launch other ops: begin again with steps that choose algorithms.
+static inline void step_graph_restart(StepGraph* g) { g->steps = 0; }
+
 #ifdef __CUDACC__
 
 // Capture launches until step_graph_end(). The first micro-batch of a step sets the gradients, others add to them, and

@@ -21,7 +21,7 @@
  * forward pass and recomputes P.
  * Files: materialized.cuh (read it first), flash_forward.cuh and flash_backward.cuh (tensor cores of sm_75 and later),
  * hopper_forward.cuh, hopper_backward.cuh and hopper_backward_wide.cuh (sm_90a), cpu.h; decode.h has the attention of
- * one new token; backward_fused.h has the backward pass with parts of the next op.
+ * one new token.
  * Source: Dao et al., "FlashAttention", arXiv 2205.14135, for lse, delta and the recomputation. */
 #ifndef LLMC_OPS_ATTENTION_ATTENTION_H
 #define LLMC_OPS_ATTENTION_ATTENTION_H
@@ -202,7 +202,6 @@ static inline size_t attention_scratch_bytes(int N, int fewest, int most, int T,
             hopper = max_size(hopper, hopper_wide_scratch_bytes(&z));
         }
         size_t bits = shape.dropout.threshold ? draw_bytes(N, most, T, shape.NH) : 0;
-        if (is_hopper && ctx->attention == FLASH_BIAS) bits += hopper_bias_bytes(N, most, shape);
         return bits + max_size(hopper, flash_row_stats_bytes(N, shape.NH));
     }
 #endif
@@ -230,8 +229,7 @@ static inline void attention_backward(floatX* dqkv, const floatX* dout, const fl
     Scope scope = attention_scope(ctx, BACKWARD, s, shape);
     if (!attention_is_flash(shape.HS, ctx)) materialized_backward(dqkv, dout, qkv, out, lse, s, shape, ctx);
 #ifdef ATTENTION_FLASH
-    else if (hopper_supports(BACKWARD, shape, ctx))
-        hopper_backward(HopperGradient{dqkv}, dout, qkv, out, lse, s, shape, ctx);
+    else if (hopper_supports(BACKWARD, shape, ctx)) hopper_backward(dqkv, dout, qkv, out, lse, s, shape, ctx);
     else if (hopper_wide_supports(shape, ctx)) hopper_wide_backward(dqkv, dout, qkv, out, lse, s, shape, ctx);
     else if (shape.HS <= 64) flash_backward<64>(dqkv, dout, qkv, out, lse, s, shape, ctx);
     else flash_backward<128>(dqkv, dout, qkv, out, lse, s, shape, ctx);

@@ -25,12 +25,20 @@
 #ifndef LLMC_OPS_ATTENTION_HOPPER_BACKWARD_CUH
 #define LLMC_OPS_ATTENTION_HOPPER_BACKWARD_CUH
 
-#include "llmc/ops/attention/hopper_backward_write.cuh"
+#include "llmc/ops/attention/hopper_backward_load.cuh"
 
 #if defined(PRECISION_BF16) || defined(PRECISION_FP16)
 
 // ---------------------------------------------------------------------------------------------------------
 // Consumers. `use` counts the tiles of queries over the whole life of the block.
+
+// The offset in qkv of a head's first row. The empty asm makes the compiler recompute it at each use, to save registers
+// in the loop.
+__device__ inline size_t hopper_row_at(const HopperParams& z, const HopperWork& work, int start) {
+    int head = work.head;
+    asm volatile("" : "+r"(start), "+r"(head));
+    return (size_t)start * (3 * z.NH * z.HS) + head * z.HS;
+}
 
 // lse * log2(e) of this thread's queries in columns 8 j, and their delta / keep_scale.
 __device__ __forceinline__ float2 hopper_lse_of(const HopperBackwardShared& m, int use, int j) {
@@ -151,11 +159,12 @@ struct HopperBackwardTile {
 };
 
 // Finish a tile of keys: let the block with the head's next tiles start, and write dK and dV.
-template <class Gradient, bool dropped>
-__device__ __forceinline__ void hopper_backward_finish(const Gradient& to, int* done, float (&dk)[8][4],
-                                                       float (&dv)[8][4], const HopperBackwardShared& m,
-                                                       const HopperBackwardTile& x, int slot, const HopperParams& z) {
+template <bool dropped>
+__device__ __forceinline__ void hopper_backward_finish(floatX* dqkv, int* done, float (&dk)[8][4], float (&dv)[8][4],
+                                                       const HopperBackwardShared& m, const HopperBackwardTile& x,
+                                                       int slot, const HopperParams& z) {
     typedef HopperBackward B;
+    uint32_t out_tile = m.out_tiles + x.group * TMA_TILE_BYTES;
     if (m.works[slot].ends && x.k0 + HOPPER_KEYS < x.T) {
         int* finished = done + m.works[slot].sequence * z.NH + m.works[slot].head;
         __threadfence();
@@ -169,27 +178,21 @@ __device__ __forceinline__ void hopper_backward_finish(const Gradient& to, int* 
             dk[j][i] *= z.softmax_scale * z.keep_scale;
             if (dropped) dv[j][i] *= z.keep_scale;
         }
-    HopperGradientTile y = {.start = x.start,
-                            .T = x.T,
-                            .sequence = m.works[slot].sequence,
-                            .head = m.works[slot].head,
-                            .third = 1,
-                            .row = x.k0 + TMA_BOX * x.group,
-                            .group = x.group,
-                            .tile = m.out_tiles + x.group * TMA_TILE_BYTES};
+    floatX* to = dqkv + hopper_row_at(z, m.works[slot], x.start);
     mbarrier_arrive(m.kv_empty + 8 * slot);  // every thread arrives, because each has read the work item
-    hopper_write_gradient(to, y, z, dk);
-    y.third = 2;
-    hopper_write_gradient(to, y, z, dv);
+    size_t C = (size_t)z.NH * z.HS;
+    hopper_write_rows(to + C, 3 * C, x.k0 + TMA_BOX * x.group, x.T, z.HS, out_tile, dk);
+    hopper_write_rows(to + 2 * C, 3 * C, x.k0 + TMA_BOX * x.group, x.T, z.HS, out_tile, dv);
 }
 
-template <class Gradient, Mask mask, bool dropped>
-__device__ __forceinline__ void hopper_backward_consume(const Gradient& to, float4* sums, int* done, int slot_tiles,
+template <Mask mask, bool dropped>
+__device__ __forceinline__ void hopper_backward_consume(floatX* dqkv, float4* sums, int* done, int slot_tiles,
                                                         const HopperBackwardShared& m, int group,
                                                         const HopperParams& z) {
     typedef HopperBackward B;
     int lane = threadIdx.x % WARP, thread = (int)threadIdx.x % WARPGROUP;
     int warp_row = thread / WARP * 16, own_row = TMA_BOX * group + warp_row;
+    uint32_t out_tile = m.out_tiles + group * TMA_TILE_BYTES;
     float scale = z.softmax_scale * LOG2_E;
     int queries_done = 0;
     for (int keys_done = 0;; keys_done++) {
@@ -230,15 +233,8 @@ __device__ __forceinline__ void hopper_backward_consume(const Gradient& to, floa
                 for (int j = 0; j < 4; j++)
 #pragma unroll
                     for (int i = 0; i < 4; i++) dq[j][i] *= z.softmax_scale * z.keep_scale;
-                HopperGradientTile y = {.start = start,
-                                        .T = T,
-                                        .sequence = work.sequence,
-                                        .head = work.head,
-                                        .third = 0,
-                                        .row = q0,
-                                        .group = group,
-                                        .tile = m.out_tiles + group * TMA_TILE_BYTES};
-                hopper_write_gradient(to, y, z, dq);
+                hopper_write_rows(dqkv + hopper_row_at(z, work, start) + 32 * group, (size_t)3 * z.NH * z.HS, q0, T,
+                                  z.HS - 32 * group, out_tile, dq);
             } else {
 #pragma unroll
                 for (int j = 0; j < 4; j++) __stcg(sum + j * WARPGROUP, *(const float4*)dq[j]);
@@ -298,7 +294,7 @@ __device__ __forceinline__ void hopper_backward_consume(const Gradient& to, floa
         fence_operand(dk);
         release(queries_done - 1);
         HopperBackwardTile x = {.start = start, .T = T, .k0 = k0, .group = group, .thread = thread};
-        hopper_backward_finish<Gradient, dropped>(to, done, dk, dv, m, x, slot, z);
+        hopper_backward_finish<dropped>(dqkv, done, dk, dv, m, x, slot, z);
     }
 }
 
@@ -312,9 +308,9 @@ typedef struct {
 
 // A block has the producer's warpgroup, then two consumers. Work is (part, sequence, head); a part is some tiles of
 // keys.
-template <class Gradient, Mask mask, bool dropped>
+template <Mask mask, bool dropped>
 __global__ void __launch_bounds__(HopperBackward::THREADS, 1)
-    attention_backward_hopper_kernel(Gradient to, HopperBackwardScratch scratch,
+    attention_backward_hopper_kernel(floatX* dqkv, HopperBackwardScratch scratch,
                                      const __grid_constant__ CUtensorMap qkv, const __grid_constant__ CUtensorMap dout,
                                      const __grid_constant__ HopperParams z) {
 #if HOPPER_CODE
@@ -322,11 +318,6 @@ __global__ void __launch_bounds__(HopperBackward::THREADS, 1)
     extern __shared__ unsigned char hopper_shared[];
     __shared__ __align__(8) uint64_t barriers[HOPPER_BACKWARD_BARRIERS];
     __shared__ HopperWork works[3];
-    if constexpr (Gradient::HAS_SUMS) {
-        __shared__ HopperGradientShared shared;
-        to.shared = &shared;
-        if (threadIdx.x == 0) shared.seen = {0, 0, 0};
-    }
     HopperBackwardShared m = hopper_backward_shared(hopper_shared, barriers, works);
     int group = warpgroup_index() - 1;
     if (threadIdx.x == 0) {
@@ -345,8 +336,7 @@ __global__ void __launch_bounds__(HopperBackward::THREADS, 1)
         return;
     }
     warpgroup_reg_alloc<240>();
-    hopper_backward_consume<Gradient, mask, dropped>(to, scratch.sums, scratch.done, scratch.slot_tiles, m, group, z);
-    hopper_gradient_end(to);
+    hopper_backward_consume<mask, dropped>(dqkv, scratch.sums, scratch.done, scratch.slot_tiles, m, group, z);
 #else
     __trap();
 #endif
@@ -355,22 +345,16 @@ __global__ void __launch_bounds__(HopperBackward::THREADS, 1)
 // ---------------------------------------------------------------------------------------------------------
 // Launch
 
-template <class Gradient, Mask mask, bool dropped>
-static void hopper_backward_of(Gradient to, const floatX* dout, const floatX* qkv, const floatX* out, const real* lse,
+template <Mask mask, bool dropped>
+static void hopper_backward_of(floatX* dqkv, const floatX* dout, const floatX* qkv, const floatX* out, const real* lse,
                                const Sequences* s, AttentionShape shape, Context* ctx) {
     typedef HopperBackward B;
     int C = shape.NH * shape.HS;
     HopperScratch r = hopper_scratch(s->rows, s->count, s->max_length, shape.NH, ctx->multiprocessors);
     int64_t items = (int64_t)r.heads * r.parts;
     CHECK(items < 1 << 30);
-    size_t bits_bytes = flash_bits_bytes(s, shape), before = 0;
-    if constexpr (Gradient::SUMS_IN_SCRATCH) before = hopper_bias_bytes(s->rows, s->count, shape);
-    char* first = (char*)device_scratch(ctx, before + bits_bytes + hopper_scratch_bytes(&r));
-    if constexpr (Gradient::SUMS_IN_SCRATCH) {
-        to.partial = (float*)first;
-        cudaCheck(cudaMemsetAsync(first, 0, before, ctx->stream));  // some numbers belong to no tile
-    }
-    uint32_t* bits = (uint32_t*)(first + before);
+    size_t bits_bytes = flash_bits_bytes(s, shape);
+    uint32_t* bits = (uint32_t*)device_scratch(ctx, bits_bytes + hopper_scratch_bytes(&r));
     float* sums = (float*)((char*)bits + bits_bytes);
     float* statistics = sums + r.sums * HOPPER_SUMS;
     int* done = (int*)(statistics + r.tiles * HOPPER_STATISTICS);
@@ -384,20 +368,18 @@ static void hopper_backward_of(Gradient to, const floatX* dout, const floatX* qk
     cudaCheck(cudaGetLastError());
     HopperBackwardScratch scratch = {
         .sums = (float4*)sums, .done = done, .parts = r.parts, .slot_tiles = r.slot_tiles, .statistics = statistics};
-    auto kernel = attention_backward_hopper_kernel<Gradient, mask, dropped>;
+    auto kernel = attention_backward_hopper_kernel<mask, dropped>;
     kernel_allow_shared(kernel, B::BYTES, ctx);
     kernel<<<(unsigned)min_int((int)items, ctx->multiprocessors), B::THREADS, B::BYTES, ctx->stream>>>(
-        to, scratch, tma_tensor_map(qkv, shape.HS, 3 * shape.NH, s->rows, 3 * C, ctx),
+        dqkv, scratch, tma_tensor_map(qkv, shape.HS, 3 * shape.NH, s->rows, 3 * C, ctx),
         tma_tensor_map(dout, shape.HS, shape.NH, s->rows, C, ctx), z);
     cudaCheck(cudaGetLastError());
 }
 
-// `to`: HopperGradient, or one with sums (backward_fused.h).
-template <class Gradient>
-static inline void hopper_backward(Gradient to, const floatX* dout, const floatX* qkv, const floatX* out,
+static inline void hopper_backward(floatX* dqkv, const floatX* dout, const floatX* qkv, const floatX* out,
                                    const real* lse, const Sequences* s, AttentionShape shape, Context* ctx) {
     flash_dispatch(shape, [&](auto v) {
-        hopper_backward_of<Gradient, decltype(v)::MASK, decltype(v)::DROPPED>(to, dout, qkv, out, lse, s, shape, ctx);
+        hopper_backward_of<decltype(v)::MASK, decltype(v)::DROPPED>(dqkv, dout, qkv, out, lse, s, shape, ctx);
     });
 }
 

@@ -66,11 +66,10 @@ __device__ inline void hopper_pack_dropped(uint32_t (&a)[J / 2][4], const float 
         }
 }
 
-// A warp writes its 16 rows of a result, through its rows of `tile`, to rows of x from `row` on and below `exist`. A
-// thread calls `visit` with each piece of 8 channels that it writes.
-template <int J, class Visit>
+// A warp writes its 16 rows of a result, through its rows of `tile`, to rows of x from `row` on and below `exist`.
+template <int J>
 __device__ inline void hopper_write_rows(floatX* x, size_t stride, int row, int exist, int channels, uint32_t tile,
-                                         const float (&c)[J][4], Visit visit) {
+                                         const float (&c)[J][4]) {
     uint32_t a[J / 2][4];
     int lane = threadIdx.x % WARP, warp_row = threadIdx.x % WARPGROUP / WARP * 16;
     hopper_pack(a, c);
@@ -82,17 +81,8 @@ __device__ inline void hopper_write_rows(floatX* x, size_t stride, int row, int 
     for (int i = 0; i < 16 * J; i += WARP) {
         int r = warp_row + (i + lane) / J, piece = (i + lane) % J;
         int4 v = *(const int4*)__cvta_shared_to_generic(swizzle_128b(tile, r, piece));
-        if (row + r < exist && piece * 8 < channels) {
-            __stcg((int4*)(x + (size_t)(row + r) * stride + piece * 8), v);
-            visit(v);
-        }
+        if (row + r < exist && piece * 8 < channels) __stcg((int4*)(x + (size_t)(row + r) * stride + piece * 8), v);
     }
-}
-
-template <int J>
-__device__ inline void hopper_write_rows(floatX* x, size_t stride, int row, int exist, int channels, uint32_t tile,
-                                         const float (&c)[J][4]) {
-    hopper_write_rows(x, stride, row, exist, channels, tile, c, [](int4) {});
 }
 
 // ---------------------------------------------------------------------------------------------------------

@@ -13,7 +13,6 @@
 
 #include "llmc/base/sequences.h"
 #include "llmc/device/device.h"
-#include "llmc/ops/attention/shape.h"
 
 enum {
     DRAW_THREADS = 256,  // of a block
@@ -221,12 +220,6 @@ static inline HopperScratch hopper_scratch(int N, int sequences, int longest, in
 
 static inline size_t hopper_scratch_bytes(const HopperScratch* z) {
     return (z->sums * HOPPER_SUMS + z->tiles * HOPPER_STATISTICS) * sizeof(float) + z->heads * sizeof(int);
-}
-
-// The sums of all tiles of a batch for a bias gradient (backward_fused.h). Numbers between sequences belong to no tile.
-static inline size_t hopper_bias_bytes(int N, int sequences, AttentionShape shape) {
-    size_t width = 3 * (size_t)shape.NH * (size_t)shape.HS;
-    return round_up((size_t)hopper_first_tile(N, sequences) * width * sizeof(float), 256);
 }
 
 // Upper bound of the scratch of batches of up to N rows in `fewest` to `most` sequences of up to T rows. For a given

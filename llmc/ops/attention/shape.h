@@ -1,10 +1,9 @@
-/* The parameters of attention besides its sequences: heads, mask, dropout; outputs in fp8. The op is in attention.h. */
+/* The parameters of attention besides its sequences: heads, mask, dropout. The op is in attention.h. */
 #ifndef LLMC_OPS_ATTENTION_SHAPE_H
 #define LLMC_OPS_ATTENTION_SHAPE_H
 
 #include "llmc/base/rng.h"
 #include "llmc/device/device.h"
-#include "llmc/ops/common/fp8.h"
 
 typedef struct {
     int NH, HS;
@@ -28,13 +27,5 @@ static constexpr bool attention_compiles(Mask mask) {
 #endif
 }
 #endif
-
-// Where dqkv is written in fp8 and how. y, yt: aligned to 16 bytes.
-typedef struct {
-    uint8_t *y, *yt;
-    Fp8Stats* stats;    // NULL: not wanted
-    const real* scale;  // [1], a power of two, read on the device
-    BiasGrad bias;      // bias.b NULL: not wanted
-} AttentionFp8;
 
 #endif

@@ -78,37 +78,24 @@ __device__ inline unsigned warp_sum_unsigned(unsigned x) {
 #endif
 }
 
-// A block's statistics, in shared memory.
-typedef struct {
-    unsigned amax, clipped, flushed;
-} QuantizeBlock;
-
-// A warp adds its threads' statistics to the block's.
-__device__ inline void quantize_gather(QuantizeBlock* block, QuantizeSeen seen) {
+// Add the block's statistics to `stats` by integer operations, whose order does not matter.
+__device__ inline void quantize_report(Fp8Stats* stats, QuantizeSeen seen) {
+    __shared__ struct { unsigned amax, clipped, flushed; } block;
+    if (threadIdx.x == 0) block = {0, 0, 0};
+    __syncthreads();
     unsigned amax = warp_max_unsigned(__float_as_uint(seen.amax));
     seen.clipped = warp_sum_unsigned(seen.clipped);
     seen.flushed = warp_sum_unsigned(seen.flushed);
-    if (threadIdx.x % WARP) return;
-    atomicMax(&block->amax, amax);
-    atomicAdd(&block->clipped, seen.clipped);
-    atomicAdd(&block->flushed, seen.flushed);
-}
-
-// One thread adds the block's statistics to `stats` by integer operations, whose order does not matter.
-__device__ inline void quantize_add(Fp8Stats* stats, QuantizeBlock block) {
+    if (threadIdx.x % WARP == 0) {
+        atomicMax(&block.amax, amax);
+        atomicAdd(&block.clipped, seen.clipped);
+        atomicAdd(&block.flushed, seen.flushed);
+    }
+    __syncthreads();
+    if (threadIdx.x) return;
     atomicMax(&stats->amax, block.amax);
     if (block.clipped) atomicAdd((unsigned long long*)&stats->clipped, (unsigned long long)block.clipped);
     if (block.flushed) atomicAdd((unsigned long long*)&stats->flushed, (unsigned long long)block.flushed);
-}
-
-// Add the statistics of a block's threads to `stats`. All threads call it.
-__device__ inline void quantize_report(Fp8Stats* stats, QuantizeSeen seen) {
-    __shared__ QuantizeBlock block;
-    if (threadIdx.x == 0) block = {0, 0, 0};
-    __syncthreads();
-    quantize_gather(&block, seen);
-    __syncthreads();
-    if (threadIdx.x == 0) quantize_add(stats, block);
 }
 
 #endif
