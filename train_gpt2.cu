@@ -8,7 +8,6 @@
  * C = NH * HS channels, F channels inside the MLP (4 C). */
 #define ATTENTION_MASK CAUSAL   // compile attention with this mask only
 #include "llmc/model/config.h"  // config.json as a table
-#include "llmc/model/linear.h"
 #include "llmc/model/linear_input.h"
 #include "llmc/ops/attention/attention.h"
 #include "llmc/ops/attention/decode.h"
@@ -257,7 +256,7 @@ static void backward_block(Model* m, int l, const Sequences* s, Mode mode, Conte
     residual_layernorm_backward(residual_gradient(m, s, l - 1, SITE_DROPOUT_MLP_OUT), g->ln1, ln1, ADD, mode, ctx);
 }
 
-// Backpropagate from m->a.logits, which holds the gradient of the logits, to all parameters.
+// Backpropagate from the gradient of the logits, which compute_loss() wrote, to all parameters.
 static void backward(Model* m, const int* inputs, const Sequences* s, Mode mode, Context* ctx) {
     const Config* c = &m->config;
     int N = s->rows, C = c->C;
@@ -273,7 +272,7 @@ static void backward(Model* m, const int* inputs, const Sequences* s, Mode mode,
 
     scope_at(ctx, BACKWARD, -1);
     linear_backward_weight(dhead, m->a.logits, m->a.lnf, N, C, m->Vp, mode, ctx);
-    linear_logits_backward_input(m->a.dln, m->a.logits, m->in.targets, head, head_size, ctx);
+    linear_logits_backward_input(m->a.dln, m->a.logits, head, head_size, ctx);
     residual_layernorm_backward(residual_gradient(m, s, c->L - 1, SITE_DROPOUT_MLP_OUT), m->g.lnf, lnf, SET, mode, ctx);
     for (int l = c->L - 1; l >= 0; l--) backward_block(m, l, s, mode, ctx);
     scope_at(ctx, BACKWARD, -1);
@@ -286,13 +285,14 @@ static void backward(Model* m, const int* inputs, const Sequences* s, Mode mode,
 // Losses
 
 // The loss of the sequences `s` from their logits. `mode` sets or adds to m->a.loss, which is `scale` times the sum of
-// the token losses. BACKWARD also replaces the logits by their gradient, multiplied by *m->buffers.loss_scale.
+// the token losses. BACKWARD also writes the gradient of the logits, times *m->buffers.loss_scale, over them or in fp8.
 static void compute_loss(Model* m, const Sequences* s, double scale, Direction direction, Mode mode, Context* ctx) {
     Losses losses = {.each = m->a.losses, .sum = m->a.loss, .scale = scale, .mode = mode};
-    const int *targets = m->in.targets, N = s->rows, V = m->config.V;
+    LogitsGradient d = {losses, m->in.targets, m->buffers.loss_scale, m->config.V};
+    Linear head = {.w = m->p.head, .b = NULL, .fp8 = m->p.head_fp8};
     scope_at(ctx, direction, -1);
-    if (direction == FORWARD) classifier_forward(losses, m->a.logits, targets, N, V, m->Vp, ctx);
-    else classifier_backward(losses, m->a.logits, targets, m->buffers.loss_scale, N, V, m->Vp, ctx);
+    if (direction == FORWARD) classifier_forward(losses, m->a.logits, d.targets, s->rows, d.V, m->Vp, ctx);
+    else linear_classifier_backward(m->a.logits, d, head, s->rows, m->Vp, ctx);
 }
 
 // Evaluate the B sequences in m->in, without gradients.

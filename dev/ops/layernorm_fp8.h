@@ -76,8 +76,8 @@ static LayernormFp8Result layernorm_fp8_result(Harness* h, LayernormFp8Case* f, 
     LayernormFp8Result got;
     size_t n = (size_t)k->size.N * (size_t)k->size.C, transposed = quantize_rows(k->size.N) * (size_t)k->size.C;
     array_restore(k->y), array_restore(k->r), array_restore(k->mean), array_restore(k->rstd);
-    cudaCheck(cudaMemset(all.y, QUANTIZE_FILL, n));
-    cudaCheck(cudaMemset(all.yt, QUANTIZE_FILL, transposed));
+    cudaCheck(cudaMemsetAsync(all.y, QUANTIZE_FILL, n, k->ctx->stream));
+    cudaCheck(cudaMemsetAsync(all.yt, QUANTIZE_FILL, transposed, k->ctx->stream));
     device_upload(k->ctx, all.stats, &f->before, sizeof f->before);
     device_synchronize(k->ctx);
     run(f);

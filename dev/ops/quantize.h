@@ -3,6 +3,7 @@
 #define DEV_OPS_QUANTIZE_H
 
 #include "harness.h"
+#include "llmc/ops/classifier/classifier.h"
 #include "llmc/ops/quantize/quantize.h"
 
 enum { QUANTIZE_FILL = 0xa5 };  // what outputs hold before
@@ -221,11 +222,89 @@ static inline void test_quantize_bias(Harness* h) {
         }
 }
 
+// The gradient of logits: x of a case are logits, whose losses come from classifier_forward().
+typedef struct {
+    QuantizeCase* k;
+    LogitsGradient d;
+} QuantizeLogitsCase;
+
+// Every fourth target is ignored. Padding columns hold NaN.
+static inline QuantizeLogitsCase* quantize_logits_case(Harness* h, int N, int V, int Vp) {
+    QuantizeLogitsCase* c = (QuantizeLogitsCase*)case_memory(h, sizeof *c);
+    c->k = quantize_case(h, N, Vp, 4, 4096, FP8_E5M2);
+    int* targets = int_array(h, (size_t)N);
+    real* loss_scale = (real*)pinned_memory(h, sizeof *loss_scale);
+    Array each = output(h, (size_t)N, SET), sum = output(h, 1, SET);
+    for (int n = 0; n < N; n++) {
+        targets[n] = n % 4 == 2 ? -1 : random_below(h, V);
+        for (int v = V; v < Vp; v++) c->k->x.host[(size_t)n * (size_t)Vp + (size_t)v] = (real)NAN;
+    }
+    *loss_scale = 8;
+    array_upload(c->k->x);
+    c->d.losses.each = each.device_real, c->d.losses.sum = sum.device_real;
+    c->d.losses.scale = 0.25, c->d.losses.mode = SET;
+    c->d.targets = targets, c->d.loss_scale = loss_scale, c->d.V = V;
+    classifier_forward(c->d.losses, c->k->x.device, targets, N, V, Vp, c->k->ctx);
+    device_synchronize(c->k->ctx);
+    return c;
+}
+
+static inline void quantize_run_logits(void* state) {
+    QuantizeLogitsCase* c = (QuantizeLogitsCase*)state;
+    quantize(c->k->out, quantize_classifier_backward(c->k->x.device, c->d), c->k->N, c->k->C, c->k->ctx);
+}
+
+// Bytes of dlogits by classifier_backward_ref(): where they are others, a change of 2e-5 in the number explains it.
+static inline void test_quantize_logits(Harness* h) {
+    static const int SIZES[][3] = {{1, 5, 16}, {4, 16, 16}, {33, 50, 64}, {128, 272, 272}, {131, 1000, 1008}};
+    for (size_t i = 0; i < COUNT_OF(SIZES); i++) {
+        int N = SIZES[i][0], V = SIZES[i][1], Vp = SIZES[i][2], wrong = 0, same = 0, turned = 0;
+        case_begin(h, "quantize/logits N=%d V=%d Vp=%d", N, V, Vp);
+        QuantizeLogitsCase* c = quantize_logits_case(h, N, V, Vp);
+        QuantizeCase* k = c->k;
+        size_t n = (size_t)N * (size_t)Vp, Np = quantize_rows(N);
+        real* want = copy_of(h, k->x);
+        Losses losses = c->d.losses;
+        losses.each = (real*)case_memory(h, (size_t)N * sizeof(real)), losses.sum = (real*)case_memory(h, sizeof(real));
+        classifier_backward_ref(losses, want, c->d.targets, c->d.loss_scale, N, V, Vp);
+        device_upload(k->ctx, k->out.stats, &k->before, sizeof k->before);
+        quantize_run_logits(c);
+        uint8_t *y = (uint8_t*)case_memory(h, n), *yt = (uint8_t*)case_memory(h, Np * (size_t)Vp);
+        Fp8Stats stats, none = k->before;
+        device_download(k->ctx, y, k->out.y, n);
+        device_download(k->ctx, yt, k->out.yt, Np * (size_t)Vp);
+        device_download(k->ctx, &stats, k->out.stats, sizeof stats);
+        double amax = 0, seen;
+        for (size_t at = 0; at < n; at++) {
+            double scaled = (double)want[at] * 4096, low = scaled * (1 - 2e-5), high = scaled * (1 + 2e-5);
+            same += y[at] == fp8_from_float_ref((float)scaled, FP8_E5M2);
+            wrong += y[at] != fp8_from_float_ref((float)scaled, FP8_E5M2) &&
+                     y[at] != fp8_from_float_ref((float)low, FP8_E5M2) &&
+                     y[at] != fp8_from_float_ref((float)high, FP8_E5M2);
+            turned += yt[at % (size_t)Vp * Np + at / (size_t)Vp] != y[at];
+            none.flushed += (y[at] & 0x7f) == 0;
+            amax = fmax(amax, fabs((double)want[at]));
+        }
+        for (size_t v = 0; v < (size_t)Vp; v++)
+            for (size_t row = (size_t)N; row < Np; row++) turned += yt[v * Np + row] != 0;
+        float bits;
+        memcpy(&bits, &stats.amax, sizeof bits);
+        seen = (double)bits;
+        expect_true(h, "y is the rounded gradient", wrong == 0 && same > 0.999 * (double)n);
+        expect_true(h, "yt is its transpose", turned == 0);
+        expect_true(h, "amax", fabs(seen / amax - 1) < 2e-5 && stats.clipped == none.clipped);
+        expect_true(h, "what is flushed is counted", stats.flushed == none.flushed);
+        expect_bytes(h, "quantize_classifier_backward", quantize_run_logits, c, (double)n * ((double)sizeof(floatX) + 2));
+        case_end(h);
+    }
+}
+
 static inline void test_quantize(Harness* h) {
     static const int ROWS[] = {0, 1, 15, 16, 17, 100, 127, 128, 129, 300}, COLUMNS[] = {16, 112, 128, 144, 768};
     test_fp8_numbers(h);
     test_quantize_values(h);
     test_quantize_bias(h);
+    test_quantize_logits(h);
     for (size_t i = 0; i < COUNT_OF(ROWS); i++)
         for (size_t j = 0; j < COUNT_OF(COLUMNS); j++) {
             Fp8Format format = (i + j) % 2 ? FP8_E5M2 : FP8_E4M3;
@@ -248,7 +327,39 @@ static inline void test_quantize(Harness* h) {
         }
 }
 
+// The two ways from logits to their gradient in fp8.
+static inline void quantize_run_loss_apart(void* state) {
+    QuantizeLogitsCase* c = (QuantizeLogitsCase*)state;
+    LogitsGradient d = c->d;
+    classifier_backward(d.losses, c->k->x.device, d.targets, d.loss_scale, c->k->N, d.V, c->k->C, c->k->ctx);
+    quantize_run_case(c->k);
+}
+
+static inline void quantize_run_loss_fused(void* state) {
+    QuantizeLogitsCase* c = (QuantizeLogitsCase*)state;
+    LogitsGradient d = c->d;
+    classifier_forward(d.losses, c->k->x.device, d.targets, c->k->N, d.V, c->k->C, c->k->ctx);
+    quantize_run_logits(c);
+}
+
+static inline void bench_quantize_logits(Harness* h) {
+    int N = HAS_DEVICE_MEMORY ? 16384 : 256, V = 50257, Vp = 50304;
+    char shapes[64];
+    snprintf(shapes, sizeof shapes, "N=%d V=%d", N, V);
+    QuantizeLogitsCase* c = quantize_logits_case(h, N, V, Vp);
+    double apart = CLASSIFIER_BACKWARD_BYTES(N, V, Vp) + QUANTIZE_BYTES(N, Vp, 1, 2);
+    double fused = CLASSIFIER_FORWARD_BYTES(N, V) + QUANTIZE_BYTES(N, Vp, 1, 2);
+    for (int turn = 0; turn < 2; turn++) {
+        bench_report(h, "classifier_backward, quantize", shapes, bench_seconds(h, quantize_run_loss_apart, c),
+                     CLASSIFIER_BACKWARD_FLOPS(N, V), apart);
+        bench_report(h, "quantize_classifier_backward", shapes, bench_seconds(h, quantize_run_loss_fused, c),
+                     CLASSIFIER_BACKWARD_FLOPS(N, V), fused);
+    }
+    case_free(h);
+}
+
 static inline void bench_quantize(Harness* h) {
+    bench_quantize_logits(h);
     int N = HAS_DEVICE_MEMORY ? 65536 : 4096;
     static const int COLUMNS[] = {768, 3072};
     for (size_t j = 0; j < COUNT_OF(COLUMNS); j++) {

@@ -4,15 +4,16 @@
 
 #include "harness.h"
 #include "llmc/ops/classifier/target_rounding.h"
+#include "quantize.h"
 
 typedef struct {
-    Array dx, dlogits, w;
+    Array dx, each, w;
     RoundedLogits rounded;
     int N, C;
     Context* ctx;
 } TargetRoundingCase;
 
-// Gradients up to 1 / N, which are multiplied by a power of two before they are rounded.
+// Losses whose gradients, up to 1 / N, are multiplied by a power of two before they are rounded.
 static inline TargetRoundingCase* target_rounding_case(Harness* h, int N, int C, int Vp) {
     TargetRoundingCase* k = (TargetRoundingCase*)case_memory(h, sizeof *k);
     size_t logits = (size_t)N * (size_t)Vp;
@@ -22,12 +23,20 @@ static inline TargetRoundingCase* target_rounding_case(Harness* h, int N, int C,
     int* targets = int_array(h, (size_t)N);
     k->N = N, k->C = C, k->ctx = &h->ctx;
     k->dx = output(h, (size_t)N * (size_t)C, ADD);
-    k->dlogits = input(h, logits, 1.0 / N), k->w = input(h, (size_t)Vp * (size_t)C, 1.0);
-    for (size_t i = 0; i < logits; i++) bytes[i] = fp8_from_float((float)(k->dlogits.host[i] * scale), FP8_E5M2);
-    for (int n = 0; n < N; n++) targets[n] = n % 5 == 3 ? -1 : random_below(h, Vp);
+    k->each = input(h, (size_t)N, 3), k->w = input(h, (size_t)Vp * (size_t)C, 1.0);
+    memset(bytes, QUANTIZE_FILL, logits);
+    for (int n = 0; n < N; n++) {
+        k->each.host[n] = (real)fabs((double)k->each.host[n]);
+        targets[n] = n % 5 == 3 ? -1 : random_below(h, Vp);
+        if (targets[n] >= 0)
+            bytes[(size_t)n * (size_t)Vp + (size_t)targets[n]] =
+                fp8_from_float((float)(expm1(-(double)k->each.host[n]) / N * scale), FP8_E5M2);
+    }
+    array_upload_real(k->each);
     *inverse = (real)(1 / scale);
-    k->rounded.dlogits = k->dlogits.device, k->rounded.rounded = bytes;
-    k->rounded.inverse = inverse, k->rounded.targets = targets, k->rounded.Vp = Vp;
+    k->rounded.of.losses.each = k->each.device_real, k->rounded.of.losses.scale = 1.0 / N;
+    k->rounded.of.targets = targets, k->rounded.of.loss_scale = NULL;
+    k->rounded.rounded = bytes, k->rounded.inverse = inverse, k->rounded.Vp = Vp;
     return k;
 }
 
@@ -43,17 +52,17 @@ static inline void test_target_rounding(Harness* h) {
         case_begin(h, "target_rounding N=%d C=%d Vp=%d", N, C, Vp);
         TargetRoundingCase* k = target_rounding_case(h, N, C, Vp);
         real* dx = copy_of(h, k->dx);
-        target_rounding_ref(dx, k->dlogits.host, k->rounded, k->w.host, N, C);
+        target_rounding_ref(dx, k->each.host, k->rounded, k->w.host, N, C);
         expect_same_for_any_threads(h, "backward", target_rounding_launch, k, &k->dx, 1);
         expect_close(h, "dx", k->dx, dx, tolerance(1e-6));
         // What the products of the bytes and this op add up to at the target is exact.
         int is_whole = 1, others = 0;
         for (size_t n = 0; n < (size_t)N; n++) {
-            if (k->rounded.targets[n] < 0) continue;
-            size_t target = (size_t)k->rounded.targets[n], at = n * (size_t)Vp + target;
+            if (k->rounded.of.targets[n] < 0) continue;
+            size_t target = (size_t)k->rounded.of.targets[n], at = n * (size_t)Vp + target;
             double number = (double)*k->rounded.inverse * (double)fp8_to_float(k->rounded.rounded[at], FP8_E5M2);
             double left = (double)dx[n * (size_t)C] - (double)k->dx.initial[n * (size_t)C];
-            double weight = (double)k->w.host[target * (size_t)C], want = (double)k->dlogits.host[at] * weight;
+            double weight = (double)k->w.host[target * (size_t)C], want = expm1(-(double)k->each.host[n]) / N * weight;
             is_whole &= fabs(number * weight + left - want) <= 1e-6;
             others += fabs(left) > 1e-6;
         }

@@ -22,7 +22,7 @@
  *
  * Errors that all rows share do not cancel in sums over rows. So the mean of y over rows is corrected to that of the
  * exact matmul (ops/quantize/mean_bias.h), and in dx of the output matrix the targets' part is corrected
- * (ops/classifier/target_rounding.h).
+ * (ops/classifier/target_rounding.h). The gradient of the logits is written in fp8 only, straight from the logits.
  *
  * shapes     IC and OC are multiples of 16.
  * scales     one per operand and layer, delayed: from the largest absolute values of the last steps (fp8_scales.h). In
@@ -32,6 +32,7 @@
 #ifndef LLMC_MODEL_LINEAR_H
 #define LLMC_MODEL_LINEAR_H
 
+#include "llmc/ops/classifier/classifier.h"
 #include "llmc/ops/classifier/target_rounding.h"
 #include "llmc/ops/fp8_scales.h"
 #include "llmc/ops/matmul/matmul.h"
@@ -55,6 +56,7 @@ typedef struct {
     QuantizeInput x_from;        // what x was computed from
     MeanBias mean_bias;          // of the current matmul
     real* center;                // [2, IC] means of the output matrix's x
+    LogitsGradient dlogits;      // what dy of the output matrix was computed from
     real* unpacked[2];           // CPU: both operands, cast to real
 } Fp8Operands;
 
@@ -343,17 +345,28 @@ COMPILED_IF_CALLED static inline void linear_backward_input(floatX* dx, const fl
     else matmul_backward_input(dx, dy, p.w, N, IC, OC, mode, ctx);
 }
 
-// linear_backward_input() of the output matrix: dy is the gradient of the logits of `targets`. In fp8, the rounding
-// error at the targets is added back.
-COMPILED_IF_CALLED static inline void linear_logits_backward_input(floatX* dx, const floatX* dy, const int* targets,
-                                                                   Linear p, LinearSize z, Context* ctx) {
+// classifier_backward() of the logits [N, Vp] of the output matrix p. In fp8 the logits stay as they are: their gradient
+// is written only in fp8, for the two backward matmuls, which are called with the logits as dy.
+COMPILED_IF_CALLED static inline void linear_classifier_backward(floatX* logits, LogitsGradient d, Linear p, int N,
+                                                                 int Vp, Context* ctx) {
+    BiasGrad none = {.b = NULL, .mode = SET};
+    if (!p.fp8) {
+        classifier_backward(d.losses, logits, d.targets, d.loss_scale, N, d.V, Vp, ctx);
+        return;
+    }
+    classifier_forward(d.losses, logits, d.targets, N, d.V, Vp, ctx);
+    fp8_quantize_dy(p.fp8, quantize_classifier_backward(logits, d), none, N, Vp, ctx);
+    p.fp8->shared->dy_of = logits, p.fp8->shared->dlogits = d;
+}
+
+// linear_backward_input() of the output matrix, after linear_classifier_backward(). In fp8, the rounding error at the
+// targets is added back.
+COMPILED_IF_CALLED static inline void linear_logits_backward_input(floatX* dx, const floatX* dy, Linear p, LinearSize z,
+                                                                   Context* ctx) {
     linear_backward_input(dx, dy, p, z.N, z.IC, z.OC, SET, ctx);
     if (!p.fp8) return;
-    RoundedLogits rounded = {.dlogits = dy,
-                             .rounded = p.fp8->shared->dy,
-                             .inverse = fp8_inverse(p.fp8, FP8_DY),
-                             .targets = targets,
-                             .Vp = z.OC};
+    RoundedLogits rounded = {
+        .of = p.fp8->shared->dlogits, .rounded = p.fp8->shared->dy, .inverse = fp8_inverse(p.fp8, FP8_DY), .Vp = z.OC};
     target_rounding(dx, rounded, p.w, z.N, z.IC, ctx);
 }
 

@@ -1,9 +1,11 @@
 /* Target rounding: correct dx for the rounding errors of the logits' gradients in fp8 at the targets.
  *
- *   left[n]     = dlogits[n, t] - inverse[0] * number(rounded[n, t])        t = targets[n]; 0 where t < 0
+ *   left[n]     = factor * (exp(-each[n]) - 1) - inverse[0] * number(rounded[n, t])      t = targets[n]; 0 where t < 0
  *   dx[n]  (ADD) = left[n] * w[t]
  *
- * Shapes: dx [N, C], dlogits [N, Vp] and their bytes `rounded` [N, Vp] in E5M2, inverse [1], targets [N], w [Vp, C].
+ * The first term is the gradient of the target's logit, from its loss (classifier.h).
+ *
+ * Shapes: dx [N, C], the bytes `rounded` [N, Vp] of dlogits in E5M2, inverse [1], w [Vp, C]; LogitsGradient: losses.h.
  *
  * Why: of the gradients p - [v == t] of a row, the target's is by far the largest, and E5M2 has no value between 0.875
  * and 1. The many small gradients are rounded up and down, so their errors cancel in dx = dlogits w. The target's error
@@ -16,15 +18,15 @@
 #include "llmc/device/scope.h"
 #include "llmc/ops/common/fp8.h"
 #include "llmc/ops/common/launcher.h"
+#include "llmc/ops/common/losses.h"
 #ifdef __CUDACC__
 #include "llmc/device/cuda_utils.cuh"
 #endif
 
 typedef struct {
-    const floatX* dlogits;
+    LogitsGradient of;
     const uint8_t* rounded;
     const real* inverse;
-    const int* targets;
     int Vp;
 } RoundedLogits;
 
@@ -34,18 +36,20 @@ typedef struct {
 // The rounding error of the target's entry of row n.
 HOST_DEVICE static inline real target_rounding_left(RoundedLogits d, size_t n, int target) {
     size_t at = n * (size_t)d.Vp + (size_t)target;
-    return (real)d.dlogits[at] - *d.inverse * (real)fp8_to_float(d.rounded[at], FP8_E5M2);
+    real exact = logits_gradient_factor(d.of) * (real)expm1f(-(float)d.of.losses.each[n]);
+    return exact - *d.inverse * (real)fp8_to_float(d.rounded[at], FP8_E5M2);
 }
 
 // ---------------------------------------------------------------------------------------------------------
 // Reference
 
-// dlogits in real.
-static inline void target_rounding_ref(real* dx, const real* dlogits, RoundedLogits d, const real* w, int N, int C) {
+// each: the losses in host memory.
+static inline void target_rounding_ref(real* dx, const real* each, RoundedLogits d, const real* w, int N, int C) {
     for (size_t n = 0; n < (size_t)N; n++) {
-        if (d.targets[n] < 0) continue;
-        size_t target = (size_t)d.targets[n], at = n * (size_t)d.Vp + target;
-        double left = (double)dlogits[at] - (double)*d.inverse * (double)fp8_to_float(d.rounded[at], FP8_E5M2);
+        if (d.of.targets[n] < 0) continue;
+        size_t target = (size_t)d.of.targets[n], at = n * (size_t)d.Vp + target;
+        double left = (double)logits_gradient_factor(d.of) * expm1(-(double)each[n]) -
+                      (double)*d.inverse * (double)fp8_to_float(d.rounded[at], FP8_E5M2);
         for (size_t c = 0; c < (size_t)C; c++) {
             real* to = &dx[n * (size_t)C + c];
             *to = (real)((double)*to + left * (double)w[target * (size_t)C + c]);
@@ -63,8 +67,8 @@ template <int W>
 static __global__ void __launch_bounds__(TARGET_ROUNDING_THREADS)
     target_rounding_kernel(floatX* dx, RoundedLogits d, const floatX* w, int N, int C) {
     int n = (int)(blockIdx.x * (TARGET_ROUNDING_THREADS / WARP) + threadIdx.x / WARP);
-    if (n >= N || d.targets[n] < 0) return;
-    int target = d.targets[n];
+    if (n >= N || d.of.targets[n] < 0) return;
+    int target = d.of.targets[n];
     float left = target_rounding_left(d, (size_t)n, target);
     const floatX* from = w + (size_t)target * C;
     floatX* to = dx + (size_t)n * C;
@@ -99,9 +103,9 @@ static inline void target_rounding_run(floatX* dx, RoundedLogits d, const floatX
     (void)ctx;
 #pragma omp parallel for schedule(static)
     for (int n = 0; n < N; n++) {
-        if (d.targets[n] < 0) continue;
-        real left = target_rounding_left(d, (size_t)n, d.targets[n]);
-        const floatX* from = w + (size_t)d.targets[n] * (size_t)C;
+        if (d.of.targets[n] < 0) continue;
+        real left = target_rounding_left(d, (size_t)n, d.of.targets[n]);
+        const floatX* from = w + (size_t)d.of.targets[n] * (size_t)C;
         floatX* to = dx + (size_t)n * (size_t)C;
 #pragma omp simd
         for (int c = 0; c < C; c++) to[c] += left * from[c];

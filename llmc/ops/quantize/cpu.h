@@ -27,14 +27,28 @@ static inline void quantize_row(uint8_t* y, const floatX* x, size_t count, float
     stats->flushed += flushed;
 }
 
-// Compute `count` elements of the tensor to quantize, from element `at`, which is in column c.
-static inline void quantize_source(floatX* v, QuantizeInput in, size_t at, size_t c, size_t count) {
+// Elements of dlogits: `count` of row n, from column c on. x: their logits.
+static inline void quantize_dlogits(floatX* v, const floatX* x, QuantizeInput in, size_t n, size_t c, size_t count,
+                                    size_t C) {
+    LogitsGradient d = in.logits;
+    int target = d.targets[n];
+    size_t used = target < 0 || (size_t)d.V <= c ? 0 : min_size((size_t)d.V - c, count);
+    real factor = logits_gradient_factor(d), lse = used ? d.losses.each[n] + in.x[n * C + (size_t)target] : 0;
+    for (size_t i = 0; i < used; i++) v[i] = factor * real_exp(x[i] - lse);
+    for (size_t i = used; i < count; i++) v[i] = 0;
+    if ((size_t)target - c < used) v[(size_t)target - c] -= factor;
+}
+
+// Compute `count` elements of row n of the tensor to quantize [., C], from column c on.
+static inline void quantize_source(floatX* v, QuantizeInput in, size_t n, size_t c, size_t count, size_t C) {
+    size_t at = n * C + c;
     const floatX* x = in.x + at;
     if (in.source == QUANTIZE_PLAIN) memcpy(v, x, count * sizeof *v);
     else if (in.source == QUANTIZE_GELU)
         for (size_t i = 0; i < count; i++) v[i] = gelu_value(x[i], in.gelu);
     else if (in.source == QUANTIZE_CENTERED)
         for (size_t i = 0; i < count; i++) v[i] = x[i] - in.center[c + i];
+    else if (in.source == QUANTIZE_CLASSIFIER_BACKWARD) quantize_dlogits(v, x, in, n, c, count, C);
     else
         for (size_t i = 0; i < count; i++) v[i] = x[i] * gelu_derivative(in.pre[at + i], in.gelu);
 }
@@ -46,7 +60,7 @@ static inline void quantize_sums(BiasGrad sums, QuantizeInput in, int N, int C) 
         double sum[QUANTIZE_ALIGNMENT] = {0};
         for (int n = 0; n < N; n++) {
             floatX v[QUANTIZE_ALIGNMENT];
-            quantize_source(v, in, (size_t)n * (size_t)C + (size_t)c, (size_t)c, QUANTIZE_ALIGNMENT);
+            quantize_source(v, in, (size_t)n, (size_t)c, QUANTIZE_ALIGNMENT, (size_t)C);
             for (int j = 0; j < QUANTIZE_ALIGNMENT; j++) sum[j] += (double)v[j];
         }
         for (int j = 0; j < QUANTIZE_ALIGNMENT; j++)
@@ -88,7 +102,7 @@ static inline void quantize(QuantizeOutput out, QuantizeInput in, int N, int C, 
             for (size_t i = 0; i < height; i++) {
                 size_t at = (n + i) * columns + c;
                 floatX v[QUANTIZE_COLUMNS];
-                quantize_source(v, in, at, c, width);
+                quantize_source(v, in, n + i, c, width, columns);
                 if (out.format == FP8_E4M3) quantize_row(tile[i], v, width, scale, FP8_E4M3, &stats);
                 else quantize_row(tile[i], v, width, scale, FP8_E5M2, &stats);
                 if (out.y) memcpy(out.y + at, tile[i], width);

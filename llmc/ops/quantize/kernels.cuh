@@ -96,6 +96,40 @@ template <int COLUMNS> __device__ inline void quantize_floats(float* v, const Ve
     for (int j = 0; j < COLUMNS / W; j++) to_floats(v + j * W, from[j]);
 }
 
+#define QUANTIZE_LOG2_E 1.44269504f
+
+// A row of logits: factor exp(x - lse) = 2^(log2(e) x + shift), which is 0 if the row is ignored, or is none.
+typedef struct {
+    int target;
+    float shift;
+} QuantizeLogits;
+
+__device__ inline QuantizeLogits quantize_logits(const QuantizeInput& in, int row, int N, int C) {
+    QuantizeLogits r = {row < N ? in.logits.targets[row] : -1, -INFINITY};
+    if (r.target < 0) return r;
+    float lse = in.logits.losses.each[row] + to_float(in.x[(size_t)row * C + r.target]);
+    r.shift = log2f((float)logits_gradient_factor(in.logits)) - QUANTIZE_LOG2_E * lse;
+    return r;
+}
+
+// The gradients of a row's logits x, in place: COLUMNS of them, from column on. The branches are for few threads.
+template <int COLUMNS>
+__device__ inline void quantize_dlogits(float* x, const QuantizeLogits& row, const LogitsGradient& d, int column) {
+#pragma unroll
+    for (int j = 0; j < COLUMNS; j++) x[j] = ex2_approx(fmaf(QUANTIZE_LOG2_E, x[j], row.shift));
+    if (column + COLUMNS > d.V) {
+#pragma unroll
+        for (int j = 0; j < COLUMNS; j++)
+            if (column + j >= d.V) x[j] = 0;
+    }
+    if ((unsigned)(row.target - column) < COLUMNS) {
+        float factor = (float)logits_gradient_factor(d);
+#pragma unroll
+        for (int j = 0; j < COLUMNS; j++)
+            if (column + j == row.target) x[j] -= factor;
+    }
+}
+
 // Minimum resident blocks per multiprocessor; 0: no bound. Without a bound, loading many partial sums at a time takes
 // 128 registers, and two blocks are resident.
 HOST_DEVICE static constexpr int quantize_residents(int bias) { return bias && sizeof(floatX) == 2 ? 4 : 0; }
@@ -104,8 +138,8 @@ HOST_DEVICE static constexpr int quantize_residents(int bias) { return bias && s
 // skipped.
 template <Fp8Format FORMAT, QuantizeSource SOURCE, Gelu GELU, int COLUMNS, bool BIAS>
 __global__ void __launch_bounds__(QUANTIZE_THREADS, quantize_residents(BIAS))
-    quantize_kernel(QuantizeOutput out, const floatX* x, const floatX* pre, const real* center, float* partial,
-                    unsigned* arrivals, int N, int C) {
+    quantize_kernel(QuantizeOutput out, const __grid_constant__ QuantizeInput in, float* partial, unsigned* arrivals,
+                    int N, int C) {
     constexpr int VECTORS = COLUMNS / Vector<floatX>::SIZE, TILE = COLUMNS * QUANTIZE_ACROSS;
     static_assert(!BIAS || TILE == QUANTIZE_BIAS_TILE, "quantize_bias() has the same tiles");
     __shared__ alignas(16) unsigned turned[TILE * QUANTIZE_WORDS];
@@ -116,7 +150,7 @@ __global__ void __launch_bounds__(QUANTIZE_THREADS, quantize_residents(BIAS))
     int row = row0 + QUANTIZE_ROWS * down, column = column0 + COLUMNS * across;
     float scale = (float)*out.scale, sum[COLUMNS] = {0}, mean[COLUMNS] = {0};
     if constexpr (SOURCE == QUANTIZE_CENTERED)
-        if (column < C) load_reals<COLUMNS>(mean, center + column);
+        if (column < C) load_reals<COLUMNS>(mean, in.center + column);
     float mean8[COLUMNS] = {0}, bias[QUANTIZE_ROWS] = {0}, inverse = 1 / scale;
     if constexpr (BIAS)
         if (column < C) {
@@ -127,8 +161,16 @@ __global__ void __launch_bounds__(QUANTIZE_THREADS, quantize_residents(BIAS))
     Vector<floatX> loaded[QUANTIZE_ROWS][VECTORS], before[QUANTIZE_ROWS][VECTORS];
 #pragma unroll
     for (int i = 0; i < QUANTIZE_ROWS; i++) {
-        quantize_load<COLUMNS>(loaded[i], x, row + i, column, N, C);
-        if constexpr (SOURCE == QUANTIZE_GELU_BACKWARD) quantize_load<COLUMNS>(before[i], pre, row + i, column, N, C);
+        quantize_load<COLUMNS>(loaded[i], in.x, row + i, column, N, C);
+        if constexpr (SOURCE == QUANTIZE_GELU_BACKWARD)
+            quantize_load<COLUMNS>(before[i], in.pre, row + i, column, N, C);
+    }
+    [[maybe_unused]] QuantizeLogits* rows = NULL;
+    if constexpr (SOURCE == QUANTIZE_CLASSIFIER_BACKWARD) {
+        __shared__ QuantizeLogits of_tile[QUANTIZE_TILE_ROWS];
+        rows = of_tile + QUANTIZE_ROWS * down;
+        if (threadIdx.x < QUANTIZE_TILE_ROWS) of_tile[threadIdx.x] = quantize_logits(in, row0 + (int)threadIdx.x, N, C);
+        __syncthreads();
     }
 
     unsigned words[COLUMNS / 4][QUANTIZE_ROWS];
@@ -137,12 +179,13 @@ __global__ void __launch_bounds__(QUANTIZE_THREADS, quantize_residents(BIAS))
         float v[COLUMNS], at[COLUMNS];
         quantize_floats<COLUMNS>(v, loaded[i]);
         if constexpr (SOURCE == QUANTIZE_GELU_BACKWARD) quantize_floats<COLUMNS>(at, before[i]);
+        if constexpr (SOURCE == QUANTIZE_CLASSIFIER_BACKWARD) quantize_dlogits<COLUMNS>(v, rows[i], in.logits, column);
 #pragma unroll
         for (int j = 0; j < COLUMNS; j++) {
             if constexpr (SOURCE == QUANTIZE_GELU) v[j] = gelu_value(v[j], GELU);
             if constexpr (SOURCE == QUANTIZE_CENTERED) v[j] = row + i < N && column < C ? v[j] - mean[j] : 0;
             if constexpr (SOURCE == QUANTIZE_GELU_BACKWARD) v[j] *= gelu_derivative(at[j], GELU);
-            if constexpr (FORMAT == FP8_E5M2) sum[j] += v[j];
+            if constexpr (FORMAT == FP8_E5M2 && SOURCE != QUANTIZE_CLASSIFIER_BACKWARD) sum[j] += v[j];
             seen.amax = quantize_max(seen.amax, fabsf(v[j]));
         }
 #pragma unroll
@@ -214,7 +257,7 @@ static inline void quantize_start(QuantizeOutput out, QuantizeInput in, int N, i
     float* partial = bytes ? (float*)device_scratch(ctx, bytes) : NULL;
     CHECK(!BIAS || down <= DEVICE_ARRIVALS);
     quantize_kernel<FORMAT, SOURCE, GELU, COLUMNS, BIAS>
-        <<<tiles, QUANTIZE_THREADS, 0, ctx->stream>>>(out, in.x, in.pre, in.center, partial, ctx->arrivals, N, C);
+        <<<tiles, QUANTIZE_THREADS, 0, ctx->stream>>>(out, in, partial, ctx->arrivals, N, C);
     cudaCheck(cudaGetLastError());
     if (!out.sums.b) return;
     tile_sums<QUANTIZE_THREADS / WARP>(out.sums, partial, (int)down, C, ctx);
@@ -224,8 +267,9 @@ static inline void quantize_start(QuantizeOutput out, QuantizeInput in, int N, i
 COMPILED_IF_CALLED static inline void quantize(QuantizeOutput out, QuantizeInput in, int N, int C, Context* ctx) {
     int is_erf = in.gelu == GELU_ERF;
     if (!N) return;
-    CHECK(!out.sums.b || out.format == FP8_E5M2);
-    CHECK(in.source == QUANTIZE_PLAIN || (in.source == QUANTIZE_GELU_BACKWARD) == (out.format == FP8_E5M2));
+    CHECK(!out.sums.b || (out.format == FP8_E5M2 && in.source != QUANTIZE_CLASSIFIER_BACKWARD));
+    int is_gradient = in.source == QUANTIZE_GELU_BACKWARD || in.source == QUANTIZE_CLASSIFIER_BACKWARD;
+    CHECK(in.source == QUANTIZE_PLAIN || is_gradient == (out.format == FP8_E5M2));
     Scope scope = quantize_open(out, in, N, C, ctx);
     if (out.bias.y) quantize_start<FP8_E4M3, QUANTIZE_PLAIN, GELU_TANH, true>(out, in, N, C, ctx);
     else if (in.source == QUANTIZE_PLAIN && out.format == FP8_E4M3)
@@ -234,6 +278,8 @@ COMPILED_IF_CALLED static inline void quantize(QuantizeOutput out, QuantizeInput
         quantize_start<FP8_E5M2, QUANTIZE_PLAIN, GELU_TANH, false>(out, in, N, C, ctx);
     else if (in.source == QUANTIZE_CENTERED)
         quantize_start<FP8_E4M3, QUANTIZE_CENTERED, GELU_TANH, false>(out, in, N, C, ctx);
+    else if (in.source == QUANTIZE_CLASSIFIER_BACKWARD)
+        quantize_start<FP8_E5M2, QUANTIZE_CLASSIFIER_BACKWARD, GELU_TANH, false>(out, in, N, C, ctx);
     else if (in.source == QUANTIZE_GELU && is_erf)
         quantize_start<FP8_E4M3, QUANTIZE_GELU, GELU_ERF, false>(out, in, N, C, ctx);
     else if (in.source == QUANTIZE_GELU) quantize_start<FP8_E4M3, QUANTIZE_GELU, GELU_TANH, false>(out, in, N, C, ctx);

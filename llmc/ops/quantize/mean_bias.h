@@ -167,9 +167,9 @@ static inline void mean_bias_means(real* means, RoundedTensor x, int N, int IC, 
     for (size_t i = 0; i < width; i += QUANTIZE_ALIGNMENT) {
         double sum[2][QUANTIZE_ALIGNMENT] = {{0}};
         for (int k = 0; k < rows; k++) {
-            size_t at = (size_t)mean_bias_row(k, N) * width + i;
+            size_t row = (size_t)mean_bias_row(k, N), at = row * width + i;
             floatX exact[QUANTIZE_ALIGNMENT];
-            quantize_source(exact, x.exact, at, i, QUANTIZE_ALIGNMENT);
+            quantize_source(exact, x.exact, row, i, QUANTIZE_ALIGNMENT, width);
             for (size_t j = 0; j < QUANTIZE_ALIGNMENT; j++)
                 sum[0][j] += (double)exact[j], sum[1][j] += (double)number[x.bytes[at + j]];
         }

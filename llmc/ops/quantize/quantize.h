@@ -5,6 +5,8 @@
  *                    = gelu(x)            quantize_gelu()
  *                    = x gelu'(pre)       quantize_gelu_backward()
  *                    = x - center         quantize_centered(): center [C] real on the device, for E4M3
+ *                    = dlogits            quantize_classifier_backward(): what classifier_backward() makes of the logits
+ *                                         x, from the losses of classifier_forward(); for E5M2
  *   y  [N, C]  (SET) = fp8(scale v)       row-major bytes of FP8_E4M3 or FP8_E5M2 (ops/common/fp8.h)
  *   yt [C, Np] (SET) = the transpose of y; Np is N rounded up to 16, and columns N to Np - 1 are zero
  *   sums.b [C] (SET or ADD) = the column sums of v before it is rounded: the gradient of a bias
@@ -20,7 +22,7 @@
  * shapes     C is a multiple of 16; x, y and yt are aligned to 16 bytes. N may be 0: nothing is written.
  * numerics   v and scale v are in fp32; scaling by a power of two is exact. Rounding is to nearest even, saturating.
  *            NaN becomes 0x7f, counts neither as clipped nor as flushed, and makes amax NaN; infinity makes amax
- *            infinite.
+ *            infinite. exp(x - lse) is computed with lse = each + x[target], so a target's logit of -inf makes the row NaN.
  * stats      integers. amax holds the bits of a non-negative float; these are ordered like the floats. So the order of
  *            elements does not matter, and the same x gives the same bits.
  * sums       on the GPU in fp32, over the rows of a tile, then over the tiles in order (bias: over the columns); on the
@@ -36,6 +38,7 @@
 #include "llmc/ops/common/activation.h"
 #include "llmc/ops/common/fp8.h"
 #include "llmc/ops/common/launcher.h"
+#include "llmc/ops/common/losses.h"
 
 // The bias that is computed with the rounding errors of a weight.
 typedef struct {
@@ -55,12 +58,19 @@ typedef struct {
 } QuantizeOutput;
 
 // What is quantized.
-typedef enum { QUANTIZE_PLAIN, QUANTIZE_GELU, QUANTIZE_GELU_BACKWARD, QUANTIZE_CENTERED } QuantizeSource;
+typedef enum {
+    QUANTIZE_PLAIN,
+    QUANTIZE_GELU,
+    QUANTIZE_GELU_BACKWARD,
+    QUANTIZE_CENTERED,
+    QUANTIZE_CLASSIFIER_BACKWARD
+} QuantizeSource;
 typedef struct {
     QuantizeSource source;
     Gelu gelu;
     const floatX *x, *pre;
     const real* center;
+    LogitsGradient logits;
 } QuantizeInput;
 
 static inline QuantizeInput quantize_plain(const floatX* x) {
@@ -80,6 +90,12 @@ static inline QuantizeInput quantize_gelu_backward(const floatX* x, const floatX
 
 static inline QuantizeInput quantize_centered(const floatX* x, const real* center) {
     QuantizeInput in = {.source = QUANTIZE_CENTERED, .gelu = GELU_TANH, .x = x, .pre = NULL, .center = center};
+    return in;
+}
+
+static inline QuantizeInput quantize_classifier_backward(const floatX* x, LogitsGradient logits) {
+    QuantizeInput in = {
+        .source = QUANTIZE_CLASSIFIER_BACKWARD, .gelu = GELU_TANH, .x = x, .pre = NULL, .logits = logits};
     return in;
 }
 
@@ -124,9 +140,11 @@ static inline double quantize_bias_ref(QuantizeOutput out, const real* x, int C)
 
 // Check a launcher's arguments and open its scope.
 static inline Scope quantize_open(QuantizeOutput out, QuantizeInput in, int N, int C, Context* ctx) {
-    static const char* const NAMES[] = {"quantize", "quantize_gelu", "quantize_gelu_backward", "quantize_centered"};
+    static const char* const NAMES[] = {"quantize", "quantize_gelu", "quantize_gelu_backward", "quantize_centered",
+                                        "quantize_classifier_backward"};
     int outputs = (out.y != NULL) + (out.yt != NULL), inputs = in.source == QUANTIZE_GELU_BACKWARD ? 2 : 1;
     CHECK(outputs > 0 && N >= 0 && C > 0 && C % QUANTIZE_ALIGNMENT == 0);
+    CHECK(in.source != QUANTIZE_CLASSIFIER_BACKWARD || (out.format == FP8_E5M2 && in.logits.V <= C));
     CHECK(!out.bias.y || (out.y && in.source == QUANTIZE_PLAIN && out.format == FP8_E4M3));
     CHECK(((uintptr_t)in.x | (uintptr_t)in.pre | (uintptr_t)out.y | (uintptr_t)out.yt) % 16 == 0);
     return scope_open(ctx, NAMES[in.source], QUANTIZE_FLOPS(N, C) * (out.bias.y ? 5 : 1),
