@@ -294,7 +294,8 @@ static inline void test_quantize_logits(Harness* h) {
         expect_true(h, "yt is its transpose", turned == 0);
         expect_true(h, "amax", fabs(seen / amax - 1) < 2e-5 && stats.clipped == none.clipped);
         expect_true(h, "what is flushed is counted", stats.flushed == none.flushed);
-        expect_bytes(h, "quantize_classifier_backward", quantize_run_logits, c, (double)n * ((double)sizeof(floatX) + 2));
+        expect_bytes(h, "quantize_classifier_backward", quantize_run_logits, c,
+                     (double)n * ((double)sizeof(floatX) + 2));
         case_end(h);
     }
 }
