@@ -97,7 +97,8 @@ fi
 
 # ---------------------------------------------------------------------------------------------------------
 # Layernorm that writes x in fp8 gives the same bits, from the step on in which scales are known
-# (--fp8-fusion 1). The kernel that rounds a weight adds up the bias in another order than mean_bias (2).
+# (--fp8-fusion 1). The kernel that rounds a weight adds up the bias in another order than mean_bias (2), and the gradient
+# of the logits is not rounded to floatX before it is rounded to fp8 (3).
 
 left() { # OUT: losses, statistics of rounding, weights
     sed -E 's/, "(ms|tok_s|mfu|seq_s|joules|mhz)": [^,}]+//g; /"checkpoint_ms"/d' "$1/log.jsonl" | grep '^{"step"'
@@ -118,12 +119,14 @@ same_with_fusion() { # NAME FLAGS...
 }
 same_with_fusion 'with recomputation' -r 2
 same_with_fusion 'with kept inputs'
-run $fused --fp8-fusion 2 -o fusion2
-why=$(ended_with 0)
-logged '--fp8-fusion 2: nearly the same' fusion2 "
+for on in 2 3; do
+    run $fused --fp8-fusion $on -o fusion$on
+    why=$(ended_with 0)
+    logged "--fp8-fusion $on: nearly the same" fusion$on "
 near = [json.loads(line) for line in open('fusion0/log.jsonl')]
 a, b = ([line['loss'] for line in of if 'loss' in line] for of in (lines, near))
 assert len(a) == len(b) == 18 and all(abs(x / y - 1) < 1e-3 for x, y in zip(a, b)), (a, b)"
+done
 why=
 for on in 0 1; do
     run -y 1 --override 1 -x 20 -v 20 -n 20 --fp8-fusion $((1 - on)) -o fusion$on
@@ -149,6 +152,14 @@ for on in '' 2; do
         why=${why:-"--fp8-fusion ${on:-1}: apart $apart, together $together"}
 done
 verdict '--fp8-fusion: where the bias is computed' "$why"
+run $model --fp8 $level -x 20 -v 0 --fp8-fusion 3 --profile 1 --profile-warmup 17 -o fusion3 --overwrite 1
+why=$(ended_with 0)
+for on in 2 3; do
+    grep -q 'quantize_classifier_backward' fusion$on/profile/profile.txt && ran=1 || ran=0
+    [ $on,$level = 3,2 ] && wanted=1 || wanted=0 # BERT's output matrix stays in floatX
+    [ $ran = $wanted ] || why=${why:-"--fp8-fusion $on: the profile has the gradient of logits: $ran"}
+done
+verdict '--fp8-fusion 3: the op' "$why"
 
 # ---------------------------------------------------------------------------------------------------------
 # Gradients against those of the same step without fp8: of new weights, and of GPT-2's that were trained for a moment

@@ -22,7 +22,7 @@
  *
  * Errors that all rows share do not cancel in sums over rows. So the mean of y over rows is corrected to that of the
  * exact matmul (ops/quantize/mean_bias.h), and in dx of the output matrix the targets' part is corrected
- * (ops/classifier/target_rounding.h). The gradient of the logits is written in fp8 only, straight from the logits.
+ * (ops/classifier/target_rounding.h).
  *
  * shapes     IC and OC are multiples of 16.
  * scales     one per operand and layer, delayed: from the largest absolute values of the last steps (fp8_scales.h). In
@@ -48,9 +48,10 @@ typedef struct {
     Fp8Stats* measured;  // [1], of one tensor in the first steps
     int calibrates;      // 1: too few steps for scales, so every tensor is measured first
     int records;         // 1: in a training step, which records the largest absolute values
-    int fusion;          // --fp8-fusion. 1: layernorm writes x; 2: also, rounding the weight computes the bias
-    double* elements;    // [FP8_OPERANDS * layers] on the host: number of elements that the step has quantized
-    uint8_t *x, *xt;     // [N, IC] and [IC, Np]
+    int fusion;        // --fp8-fusion. 1: layernorm writes x; 2: also, rounding the weight computes the bias; 3: also,
+                       // the gradient of the logits is computed as it is rounded
+    double* elements;  // [FP8_OPERANDS * layers] on the host: number of elements that the step has quantized
+    uint8_t *x, *xt;   // [N, IC] and [IC, Np]
     uint8_t *dy, *dyt;
     const floatX *x_of, *dy_of;  // the tensors that x, and dy and dyt, were quantized from; NULL: none
     QuantizeInput x_from;        // what x was computed from
@@ -345,18 +346,20 @@ COMPILED_IF_CALLED static inline void linear_backward_input(floatX* dx, const fl
     else matmul_backward_input(dx, dy, p.w, N, IC, OC, mode, ctx);
 }
 
-// classifier_backward() of the logits [N, Vp] of the output matrix p. In fp8 the logits stay as they are: their gradient
-// is written only in fp8, for the two backward matmuls, which are called with the logits as dy.
+// classifier_backward() of the logits [N, Vp] of the output matrix p. If it is fp8 and --fp8-fusion asks for it, the
+// logits stay as they are: their gradient is written only in fp8, for the two backward matmuls, which are called with
+// the logits as dy.
 COMPILED_IF_CALLED static inline void linear_classifier_backward(floatX* logits, LogitsGradient d, Linear p, int N,
                                                                  int Vp, Context* ctx) {
     BiasGrad none = {.b = NULL, .mode = SET};
-    if (!p.fp8) {
+    if (p.fp8) p.fp8->shared->dlogits = d;
+    if (!p.fp8 || p.fp8->shared->fusion < 3) {
         classifier_backward(d.losses, logits, d.targets, d.loss_scale, N, d.V, Vp, ctx);
         return;
     }
     classifier_forward(d.losses, logits, d.targets, N, d.V, Vp, ctx);
     fp8_quantize_dy(p.fp8, quantize_classifier_backward(logits, d), none, N, Vp, ctx);
-    p.fp8->shared->dy_of = logits, p.fp8->shared->dlogits = d;
+    p.fp8->shared->dy_of = logits;
 }
 
 // linear_backward_input() of the output matrix, after linear_classifier_backward(). In fp8, the rounding error at the
