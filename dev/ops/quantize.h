@@ -228,7 +228,7 @@ typedef struct {
     LogitsGradient d;
 } QuantizeLogitsCase;
 
-// Every fourth target is ignored. Padding columns hold NaN.
+// Every fourth target is ignored, and its row has infinity or NaN. Padding columns hold NaN.
 static inline QuantizeLogitsCase* quantize_logits_case(Harness* h, int N, int V, int Vp) {
     QuantizeLogitsCase* c = (QuantizeLogitsCase*)case_memory(h, sizeof *c);
     c->k = quantize_case(h, N, Vp, 4, 4096, FP8_E5M2);
@@ -237,6 +237,7 @@ static inline QuantizeLogitsCase* quantize_logits_case(Harness* h, int N, int V,
     Array each = output(h, (size_t)N, SET), sum = output(h, 1, SET);
     for (int n = 0; n < N; n++) {
         targets[n] = n % 4 == 2 ? -1 : random_below(h, V);
+        if (targets[n] < 0) c->k->x.host[(size_t)n * (size_t)Vp] = n % 8 == 2 ? (real)INFINITY : (real)NAN;
         for (int v = V; v < Vp; v++) c->k->x.host[(size_t)n * (size_t)Vp + (size_t)v] = (real)NAN;
     }
     *loss_scale = 8;

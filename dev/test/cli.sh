@@ -57,7 +57,6 @@ f '--loss-scale-start 0.5'        "--loss-scale-start: '0.5' .*1\.\."           
 f '-w 2'                          "-w --master-weights: '2' .*0\.\.1"              -w 2
 f '--keep-best without validations' '--keep-best 1 goes by the validation loss'     --keep-best 1
 f '--patience without validations' '--patience goes by the validation loss'         --patience 3
-f '--fp8-steps without --fp8'     '--fp8-steps: needs --fp8'                       --fp8-steps 1
 f '--ema with --fp8'              '--ema does not combine with --fp8'               --ema 0.9 --fp8 1
 f '--ema-start without --ema'     '--ema-start: needs --ema'                        --ema-start 5
 f '--ema-start at the last step'  '--ema-start 5 leaves nothing to average: .* after step 5' \

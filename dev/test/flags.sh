@@ -296,7 +296,7 @@ case $PROGRAM in
         ;;
 esac
 case $PROGRAM in
-    */fp16/* | */fp32/*) row --fp8-steps '' 1 'cat status' 0 2 ;;
+    */fp16/* | */fp32/*) row --fp8-steps '' 1 results '*' '=' ;;
     *) row --fp8-steps '--fp8 1' 2 'nth loss 4' '*' '*' 'nth loss 2' ;;
 esac
 # From the step on in which scales are known.

@@ -231,10 +231,10 @@ static inline void fp8_state_end_step(Fp8State* s, int64_t step, GradSync* r, Co
 // ---------------------------------------------------------------------------------------------------------
 // Checkpoints: the bits of the history and of the scales, 8 hexadecimal digits per value
 
-static inline void fp8_state_put(Text* t, const Fp8State* s, Context* ctx) {
+static inline void fp8_state_put(Text* t, const Fp8State* s, int64_t step, Context* ctx) {
     const Fp8Scales* scales = &s->operands.scales;
     size_t n = (size_t)scales->count, recorded = FP8_HISTORY * n;
-    if (!s->count || !s->recorded) return;
+    if (!fp8_state_is_on(s, step) || !s->recorded) return;  // later the scales are too old for another --fp8-steps
     uint32_t* history = (uint32_t*)xmalloc(recorded * sizeof *history);
     real* scale = (real*)xmalloc(n * sizeof *scale);
     Text hex = {NULL, 0, 0};

@@ -52,7 +52,7 @@ static inline int session_save(Session* s, const ModelBuffers* b, Optimizer* o, 
         outliers_put(&trainer, &outliers);
     }
     best_put(&trainer, &s->best);
-    fp8_state_put(&trainer, &b->fp8, s->ctx);
+    fp8_state_put(&trainer, &b->fp8, s->step, s->ctx);
     matmul_plans_text(s->ctx, &plans);
     json_put_string(&trainer, "matmul_plans", plans.text ? plans.text : "");
     json_put_key(&trainer, "settings");

@@ -58,7 +58,6 @@ static inline void session_check_recipe(const Session* session, int has_val, int
     if ((s->keep_best || s->patience > 0) && (s->val_every == 0 || !has_val))
         die(USAGE, "%s goes by the validation loss; give -v and validation data (-j)", flag);
     if (s->keep_best && !*s->out) die(USAGE, "--keep-best 1 and -o '': there is nowhere to keep a checkpoint");
-    if (s->fp8_steps && !s->fp8) die(USAGE, "--fp8-steps: needs --fp8");
     if (s->ema > 0 && s->fp8) die(USAGE, "--ema does not combine with --fp8, whose scales follow the last weights");
     if (s->ema == 0 && s->ema_start > 1) die(USAGE, "--ema-start: needs --ema");
     if (!session->checkpoint) batch_ramp_check(s->batch_ramp, micro_steps);

@@ -58,7 +58,7 @@ static inline void step_graph_open(StepGraph* g, const Settings* s, int ranks) {
     g->may_give_up = s->graph == GRAPH_AUTO;
 }
 
-// The next steps launch other ops: begin again with steps that choose algorithms.
+// The next steps launch other ops, which may allocate scratch: begin again with steps without a graph.
 static inline void step_graph_restart(StepGraph* g) { g->steps = 0; }
 
 #ifdef __CUDACC__

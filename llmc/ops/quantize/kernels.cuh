@@ -98,21 +98,21 @@ template <int COLUMNS> __device__ inline void quantize_floats(float* v, const Ve
 
 #define QUANTIZE_LOG2_E 1.44269504f
 
-// A row of logits: factor exp(x - lse) = 2^(log2(e) x + shift), which is 0 if the row is ignored, or is none.
+// A row of logits: factor exp(x - lse) = 2^(log2(e) x + shift).
 typedef struct {
-    int target;
+    int target;  // below 0: the row is ignored, or is none
     float shift;
 } QuantizeLogits;
 
 __device__ inline QuantizeLogits quantize_logits(const QuantizeInput& in, int row, int N, int C) {
-    QuantizeLogits r = {row < N ? in.logits.targets[row] : -1, -INFINITY};
+    QuantizeLogits r = {row < N ? in.logits.targets[row] : -1, 0};
     if (r.target < 0) return r;
     float lse = in.logits.losses.each[row] + to_float(in.x[(size_t)row * C + r.target]);
     r.shift = log2f((float)logits_gradient_factor(in.logits)) - QUANTIZE_LOG2_E * lse;
     return r;
 }
 
-// The gradients of a row's logits x, in place: COLUMNS of them, from column on. The branches are for few threads.
+// The gradients of a row's logits x, in place: COLUMNS of them, from column on. Few threads take the branches.
 template <int COLUMNS>
 __device__ inline void quantize_dlogits(float* x, const QuantizeLogits& row, const LogitsGradient& d, int column) {
 #pragma unroll
@@ -121,6 +121,10 @@ __device__ inline void quantize_dlogits(float* x, const QuantizeLogits& row, con
 #pragma unroll
         for (int j = 0; j < COLUMNS; j++)
             if (column + j >= d.V) x[j] = 0;
+    }
+    if (row.target < 0) {
+#pragma unroll
+        for (int j = 0; j < COLUMNS; j++) x[j] = 0;
     }
     if ((unsigned)(row.target - column) < COLUMNS) {
         float factor = (float)logits_gradient_factor(d);
