@@ -19,6 +19,7 @@
 #include "llmc/ops/common/fp8.h"
 #include "llmc/ops/common/launcher.h"
 #include "llmc/ops/common/losses.h"
+#include "llmc/ops/common/vector_math.h"
 #ifdef __CUDACC__
 #include "llmc/device/cuda_utils.cuh"
 #endif
@@ -36,7 +37,7 @@ typedef struct {
 // The rounding error of the target's entry of row n.
 HOST_DEVICE static inline real target_rounding_left(RoundedLogits d, size_t n, int target) {
     size_t at = n * (size_t)d.Vp + (size_t)target;
-    real exact = logits_gradient_factor(d.of) * (real)expm1f(-(float)d.of.losses.each[n]);
+    real exact = logits_gradient_factor(d.of) * real_expm1(-d.of.losses.each[n]);
     return exact - *d.inverse * (real)fp8_to_float(d.rounded[at], FP8_E5M2);
 }
 
