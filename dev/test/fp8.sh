@@ -97,8 +97,8 @@ fi
 
 # ---------------------------------------------------------------------------------------------------------
 # Layernorm that writes x in fp8 gives the same bits, from the step on in which scales are known
-# (--fp8-fusion 1). The kernel that rounds a weight adds up the bias in another order than mean_bias (2), and the gradient
-# of the logits is not rounded to floatX before it is rounded to fp8 (3).
+# (--fp8-fusion 1). The kernel that rounds a weight adds up the bias in another order than mean_bias (2), and the
+# gradient of the logits is not rounded to floatX before it is rounded to fp8 (3).
 
 left() { # OUT: losses, statistics of rounding, weights
     sed -E 's/, "(ms|tok_s|mfu|seq_s|joules|mhz)": [^,}]+//g; /"checkpoint_ms"/d' "$1/log.jsonl" | grep '^{"step"'

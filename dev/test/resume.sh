@@ -279,7 +279,8 @@ done
 [ -n "$(same_run "$work/fp8-half" "$work/fp8" $last)" ] || why=${why:-'the same as in fp8 to the end'}
 verdict 'fp8 in the first steps only' "$why"
 # Fp8 again after a pause: its old scales are not used.
-grep -q '"fp8": "[0-9a-f]\{64\}' "$work/fp8-half/ckpt/$last/trainer.json" && why='there are scales after the last step in fp8' || why=
+grep -q '"fp8": "[0-9a-f]\{64\}' "$work/fp8-half/ckpt/$last/trainer.json" &&
+    why='there are scales after the last step in fp8' || why=
 run -y 1 --override 1 --fp8-steps 24 -x 24 -o "$work/fp8-half"
 verdict 'fp8 in more steps than before' "${why:-$(ended_with 0)}"
 rm -rf "$work"/fp8*

@@ -17,8 +17,8 @@ typedef struct {
     double amax, scale, clipped, flushed;
 } Fp8ReportRow;
 
-// The rows of all tensors (the caller frees them), and their number in *count: 0 if the last step of this process was not
-// in fp8, or there was none. A collective call.
+// The rows of all tensors (the caller frees them), and their number in *count: 0 if the last step of this process
+// was not in fp8, or there was none. A collective call.
 static inline Fp8ReportRow* fp8_report(const Fp8State* s, const ProcessGroup* group, int* count, Context* ctx) {
     static const char* const OPERANDS[] = {"x", "w", "dy"};
     const Fp8Operands* o = &s->operands;

@@ -16,11 +16,11 @@
 #include "llmc/model/linear.h"
 
 typedef struct {
-    int level;     // --fp8: 1: the layers' matmuls; 2: also matmuls outside the layers
-    int keeps_x;   // 1: the transposed inputs are kept for the backward pass
-    int64_t last;  // --fp8-steps: the first steps, in fp8; 0: all steps
-    int count;     // linear layers
-    int recorded;  // steps whose largest absolute values are known, at most FP8_HISTORY
+    int level;      // --fp8: 1: the layers' matmuls; 2: also matmuls outside the layers
+    int keeps_x;    // 1: the transposed inputs are kept for the backward pass
+    int64_t steps;  // --fp8-steps: the number of first steps in fp8; 0: all
+    int count;      // linear layers
+    int recorded;   // steps whose largest absolute values are known, at most FP8_HISTORY
     Fp8Linear* linears;
     Fp8Linear*** fields;  // [2 * count] the pointers to them in the structs of parameters and gradients
     const char** names;   // of their weights, in the table of tensors
@@ -131,7 +131,9 @@ static inline void fp8_scales_alloc(Fp8Scales* s, int count, Context* ctx) {
     free(formats), free(ones);
 }
 
-static inline int fp8_state_is_on(const Fp8State* s, int64_t step) { return s->count && (!s->last || step < s->last); }
+static inline int fp8_state_is_on(const Fp8State* s, int64_t step) {
+    return s->count && (!s->steps || step < s->steps);
+}
 
 // Use fp8 in step `step` (from 0) and what precedes it, such as a validation, or stop using it.
 static inline void fp8_state_switch(Fp8State* s, int64_t step) {

@@ -114,7 +114,7 @@ static inline int run_next_batch(Run* r, BatchSearch* search, ModelBuffers* b) {
         return 1;
     }
     b->fp8.level = r->settings.fp8, b->fp8.keeps_x = !b->table.fixed && r->settings.recompute == RECOMPUTE_NOTHING;
-    b->fp8.last = r->settings.fp8_steps, b->fp8.operands.fusion = r->settings.fp8_fusion;
+    b->fp8.steps = r->settings.fp8_steps, b->fp8.operands.fusion = r->settings.fp8_fusion;
     fp8_state_plan(&b->fp8, &b->table, b->step.N);
     MemoryPlan plan = model_buffers_memory(b, search->update, &r->ctx);
     int fits = memory_plan_fits(plan);
@@ -254,7 +254,7 @@ static inline MicroBatch run_begin_step(Run* r) {
     r->lr = schedule_at(&r->schedule, r->session.step);
     scope_step(&r->ctx, r->session.step + 1);
     fp8_state_begin_step(&r->buffers->fp8);
-    if (r->session.step == r->buffers->fp8.last) step_graph_restart(&r->steps.graph);  // with other matmuls
+    if (r->session.step == r->buffers->fp8.steps) step_graph_restart(&r->steps.graph);  // with other matmuls
     return micro;
 }
 

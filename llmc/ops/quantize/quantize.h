@@ -5,8 +5,8 @@
  *                    = gelu(x)            quantize_gelu()
  *                    = x gelu'(pre)       quantize_gelu_backward()
  *                    = x - center         quantize_centered(): center [C] real on the device, for E4M3
- *                    = dlogits            quantize_classifier_backward(): what classifier_backward() makes of the logits
- *                                         x, from the losses of classifier_forward(); for E5M2
+ *                    = dlogits            quantize_classifier_backward(): as classifier_backward() of the logits x,
+ *                                         with the losses of classifier_forward(); for E5M2
  *   y  [N, C]  (SET) = fp8(scale v)       row-major bytes of FP8_E4M3 or FP8_E5M2 (ops/common/fp8.h)
  *   yt [C, Np] (SET) = the transpose of y; Np is N rounded up to 16, and columns N to Np - 1 are zero
  *   sums.b [C] (SET or ADD) = the column sums of v before it is rounded: the gradient of a bias
@@ -22,7 +22,7 @@
  * shapes     C is a multiple of 16; x, y and yt are aligned to 16 bytes. N may be 0: nothing is written.
  * numerics   v and scale v are in fp32; scaling by a power of two is exact. Rounding is to nearest even, saturating.
  *            NaN becomes 0x7f, counts neither as clipped nor as flushed, and makes amax NaN; infinity makes amax
- *            infinite. exp(x - lse) is computed with lse = each + x[target], so a target's logit of -inf makes the row NaN.
+ *            infinite. dlogits take lse = each + x[target], so a target's logit of -inf makes the row NaN.
  * stats      integers. amax holds the bits of a non-negative float; these are ordered like the floats. So the order of
  *            elements does not matter, and the same x gives the same bits.
  * sums       on the GPU in fp32, over the rows of a tile, then over the tiles in order (bias: over the columns); on the
