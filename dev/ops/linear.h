@@ -435,8 +435,8 @@ static inline int linear_has_fp8(const Harness* h) {
 static inline void test_linear(Harness* h) {
     if (!linear_has_fp8(h)) return;
     test_linear_sums(h);
-    for (int fusion = 0; fusion <= 3; fusion++) test_linear_logits(h, fusion, 35, 64, 112);
-    for (int fusion = 0; fusion <= 2; fusion += 2) {
+    for (int fusion = 0; fusion <= 1; fusion++) test_linear_logits(h, fusion, 35, 64, 112);
+    for (int fusion = 0; fusion <= 1; fusion++) {
         LinearKind tanh = {GELU_TANH, 0, fusion}, kept = {GELU_TANH, 1, fusion};
         LinearKind erf = {GELU_ERF, 0, fusion}, erf_kept = {GELU_ERF, 1, fusion};
         test_linear_case(h, tanh, 1, 64, 256, SET);

@@ -48,8 +48,8 @@ typedef struct {
     Fp8Stats* measured;  // [1], of one tensor in the first steps
     int calibrates;      // 1: too few steps for scales, so every tensor is measured first
     int records;         // 1: in a training step, which records the largest absolute values
-    int fusion;        // --fp8-fusion. 1: layernorm writes x; 2: also, rounding the weight computes the bias; 3: also,
-                       // the gradient of the logits is computed as it is rounded
+    int fusion;  // --fp8-fusion. 1: layernorm writes x and dy, rounding the weight computes the bias, the gradient
+                 // of the logits is computed as it is rounded
     double* elements;  // [FP8_OPERANDS * layers] on the host: number of elements that the step has quantized
     uint8_t *x, *xt;   // [N, IC] and [IC, Np]
     uint8_t *dy, *dyt;
@@ -236,7 +236,7 @@ COMPILED_IF_CALLED static inline void fp8_forward_product(floatX* y, Linear p, L
     Fp8Operands* s = f->shared;
     RoundedTensor x8 = {.exact = s->x_from, .bytes = s->x, .inverse = fp8_inverse(f, FP8_X)};
     RoundedTensor w8 = {.exact = quantize_plain(p.w), .bytes = f->w, .inverse = fp8_inverse(f, FP8_W)};
-    QuantizeBias bias = {.y = s->fusion >= 2 ? s->mean_bias.bias : NULL, .b = p.b, .means = s->mean_bias.means};
+    QuantizeBias bias = {.y = s->fusion ? s->mean_bias.bias : NULL, .b = p.b, .means = s->mean_bias.means};
     if (bias.y) mean_bias_center(s->mean_bias.means, x8, z.N, z.IC, ctx);
     fp8_quantize_w(p, bias, z.OC, z.IC, ctx);
     if (!bias.y) mean_bias(s->mean_bias, p.b, x8, w8, z.N, z.IC, z.OC, ctx);
@@ -353,7 +353,7 @@ COMPILED_IF_CALLED static inline void linear_classifier_backward(floatX* logits,
                                                                  int Vp, Context* ctx) {
     BiasGrad none = {.b = NULL, .mode = SET};
     if (p.fp8) p.fp8->shared->dlogits = d;
-    if (!p.fp8 || p.fp8->shared->fusion < 3) {
+    if (!p.fp8 || !p.fp8->shared->fusion) {
         classifier_backward(d.losses, logits, d.targets, d.loss_scale, N, d.V, Vp, ctx);
         return;
     }

@@ -72,7 +72,7 @@ static inline void fp8_state_plan(Fp8State* s, const TensorTable* table, int N) 
         most_w = max_size(most_w, (size_t)IC * (size_t)OC);
 #ifdef __CUDACC__
         if (!table->fixed) s->scratch_bytes = max_size(s->scratch_bytes, quantize_scratch_bytes((int)Np, OC));
-        if (s->operands.fusion >= 2) s->scratch_bytes = max_size(s->scratch_bytes, quantize_bias_bytes(OC, IC));
+        if (s->operands.fusion) s->scratch_bytes = max_size(s->scratch_bytes, quantize_bias_bytes(OC, IC));
 #endif
         s->count++;
     }
