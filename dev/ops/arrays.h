@@ -99,6 +99,14 @@ static inline void* case_block(Harness* h, size_t bytes, Place place) {
 // For the case itself and its references; launchers must not be given it.
 static inline void* case_memory(Harness* h, size_t bytes) { return case_block(h, bytes, ON_HOST); }
 
+// A number on the device: kernels that read it often would wait for pinned memory.
+static inline real* resident_real(Harness* h, real value) {
+    real* x = (real*)case_block(h, sizeof *x, ON_DEVICE);
+    device_upload(&h->ctx, x, &value, sizeof value);
+    device_synchronize(&h->ctx);
+    return x;
+}
+
 // For what both the case and launchers read (indices, spans): the same pointer serves both.
 static inline void* pinned_memory(Harness* h, size_t bytes) { return case_block(h, bytes, ON_BOTH); }
 

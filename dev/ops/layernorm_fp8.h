@@ -28,9 +28,7 @@ static LayernormFp8Case layernorm_fp8_case(Harness* h, Rows size, LayerNormBranc
         k->b.host[c] = 0;
     }
     array_upload_real(k->w), array_upload(k->b);
-    real* scale = (real*)pinned_memory(h, sizeof *scale);
-    *scale = 128;
-    f.out.scale = scale, f.out.format = FP8_E4M3;
+    f.out.scale = resident_real(h, 128), f.out.format = FP8_E4M3;
     f.out.y = (uint8_t*)case_block(h, (size_t)size.N * (size_t)size.C, ON_DEVICE);
     f.out.yt = (uint8_t*)case_block(h, quantize_rows(size.N) * (size_t)size.C, ON_DEVICE);
     f.out.stats = (Fp8Stats*)case_block(h, sizeof *f.out.stats, ON_DEVICE);
@@ -163,13 +161,13 @@ static void test_layernorm_fp8_backward(Harness* h, int N, int C, int modes) {
     LayernormCase* k = f.k;
     real *scale_w = copy_of(h, k->dw), *scale_b = copy_of(h, k->db), *scale = copy_of(h, k->dbias);
     f.out.format = FP8_E5M2;
-    *(real*)f.out.scale = 65536;
+    f.out.scale = resident_real(h, 65536);
     if (!stats) f.out.stats = NULL;
     layernorm_run_forward(k);
     array_download(k->mean), array_download(k->rstd);
     layernorm_sum_scales(k, scale_w, scale_b);
     Array written[] = {k->dx, k->dw, k->db, k->dbias};
-    real *want[4], *got[4];
+    real* want[4];
     uint8_t *bytes[2], *turned[2];
     Fp8Stats seen[2];
     for (int fused = 0; fused < 2; fused++) {
@@ -181,7 +179,7 @@ static void test_layernorm_fp8_backward(Harness* h, int N, int C, int modes) {
         device_synchronize(k->ctx);
         if (fused) layernorm_fp8_run_backward_fused(&f);
         else layernorm_fp8_run_backward_apart(&f);
-        for (int i = 0; i < 4; i++) (fused ? got : want)[i] = copy_of(h, written[i]);
+        for (int i = 0; i < 4 && !fused; i++) want[i] = copy_of(h, written[i]);
         bytes[fused] = (uint8_t*)case_memory(h, n), turned[fused] = (uint8_t*)case_memory(h, transposed);
         device_download(k->ctx, bytes[fused], f.out.y, n);
         device_download(k->ctx, turned[fused], f.out.yt, transposed);

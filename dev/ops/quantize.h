@@ -24,13 +24,13 @@ static inline const char* fp8_name(Fp8Format format) { return format == FP8_E4M3
 static inline QuantizeCase* quantize_case(Harness* h, int N, int C, double size, real scale, Fp8Format format) {
     QuantizeCase* k = (QuantizeCase*)case_memory(h, sizeof *k);
     size_t n = (size_t)N * (size_t)C, transposed = quantize_rows(N) * (size_t)C;
-    real* host_scale = (real*)pinned_memory(h, sizeof *host_scale);
+    real* host_scale = (real*)case_memory(h, sizeof *host_scale);
     Fp8Stats before = {7, 9, float_bits(0.25f * (float)size)};  // ADD: they grow
     *host_scale = scale;
     k->N = N, k->C = C, k->ctx = &h->ctx, k->before = before;
     k->x = input(h, n, size);
     k->center = k->centered = NULL;
-    k->out.scale = k->want.scale = host_scale;
+    k->out.scale = resident_real(h, scale), k->want.scale = host_scale;
     k->out.format = k->want.format = format;
     k->out.y = (uint8_t*)case_block(h, n, ON_DEVICE);
     k->out.yt = (uint8_t*)case_block(h, transposed, ON_DEVICE);

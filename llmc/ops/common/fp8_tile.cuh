@@ -8,9 +8,6 @@
 
 #ifdef __CUDACC__
 
-// Only bf16 builds multiply in fp8. Others do not even compile the kernels: some would spill.
-HOST_DEVICE static constexpr bool fp8_is_built() { return FLOATX_NAME[0] == 'B'; }
-
 enum { FP8_PIECE = QUANTIZE_ALIGNMENT };  // rows that a thread transposes: 16 bytes of the transpose
 
 // The first word of a row of the tile. Pieces are shifted against each other, because the threads of a column read a
@@ -28,17 +25,18 @@ template <int ROWS> static inline size_t fp8_tile_bytes(int C) {
 // Round 8 elements to fp8, and write them to y and to the tile; NULL: not to the tile.
 template <Fp8Format FORMAT>
 __device__ inline void fp8_put(uint8_t* y, unsigned* tile, Vector<floatX, 8> from, float scale, QuantizeSeen* seen) {
-    float v[8];
+    float v[8], amax = 0;
     unsigned words[2];
     to_floats(v, from);
 #pragma unroll
-    for (int k = 0; k < 8; k++) seen->amax = quantize_max(seen->amax, fabsf(v[k]));
+    for (int k = 0; k < 8; k++) amax = quantize_max(amax, fabsf(v[k]));
 #pragma unroll
-    for (int k = 0; k < 2; k++) {
-        words[k] = quantize_word<FORMAT>(v + 4 * k, scale);
-        seen->clipped += quantize_count(words[k], fp8_top(FORMAT), 0x80808080u);
-        seen->flushed += quantize_count(words[k], 0, 0x80808080u);
-    }
+    for (int k = 0; k < 2; k++) words[k] = quantize_word<FORMAT>(v + 4 * k, scale);
+    seen->amax = quantize_max(seen->amax, amax);
+    seen->flushed += __popc(quantize_equal(words[0], 0, 0x80808080u) >> 1 | quantize_equal(words[1], 0, 0x80808080u));
+    if (!(amax * scale < fp8_largest(FORMAT) / 2))  // else nothing is clipped
+        seen->clipped += quantize_count(words[0], fp8_top(FORMAT), 0x80808080u) +
+                         quantize_count(words[1], fp8_top(FORMAT), 0x80808080u);
     *(uint2*)y = make_uint2(words[0], words[1]);
     if (tile) *(uint2*)tile = make_uint2(words[0], words[1]);
 }

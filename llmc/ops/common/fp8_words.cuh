@@ -8,6 +8,9 @@
 #ifdef __CUDACC__
 #include <cuda_fp8.h>
 
+// Only bf16 builds multiply in fp8. Others do not even compile the kernels: some would spill.
+HOST_DEVICE static constexpr bool fp8_is_built() { return FLOATX_NAME[0] == 'B'; }
+
 // A thread's statistics. A block has less than 2^32 elements.
 typedef struct {
     float amax;
@@ -43,10 +46,15 @@ __device__ inline void quantize_numbers(float* v, unsigned word) {
     }
 }
 
-// The number of bytes of a word that equal `byte` except for the sign. A 7-bit value plus 0x7f sets the upper bit
-// unless the value is 0, and never carries into the next byte. `upper`: the upper bits of the bytes to count.
+// The upper bits of the bytes of a word that equal `byte` except for the sign. A 7-bit value plus 0x7f sets the upper
+// bit unless the value is 0, and never carries into the next byte. `upper`: the upper bits of the bytes to compare.
+__device__ inline unsigned quantize_equal(unsigned word, unsigned byte, unsigned upper) {
+    return ~(((word & 0x7f7f7f7fu) ^ byte * 0x01010101u) + 0x7f7f7f7fu) & upper;
+}
+
+// The number of these bytes.
 __device__ inline unsigned quantize_count(unsigned word, unsigned byte, unsigned upper) {
-    return __popc(~(((word & 0x7f7f7f7fu) ^ byte * 0x01010101u) + 0x7f7f7f7fu) & upper);
+    return __popc(quantize_equal(word, byte, upper));
 }
 
 // Rows to columns: byte i of word j becomes byte j of word i.

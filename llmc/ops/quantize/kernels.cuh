@@ -90,10 +90,22 @@ __device__ inline void quantize_load(Vector<floatX>* to, const floatX* x, int ro
     }
 }
 
-template <int COLUMNS> __device__ inline void quantize_floats(float* v, const Vector<floatX>* from) {
+// `zero` is 0, from a barrier after the loads. Otherwise the compiler moves what is computed from the first rows up
+// between the loads, and the memory system waits.
+template <int COLUMNS>
+__device__ inline void quantize_floats(float* v, const Vector<floatX>* from, [[maybe_unused]] unsigned zero) {
     constexpr int W = Vector<floatX>::SIZE;
+    if constexpr (fp8_is_built()) {
+        const unsigned* words = (const unsigned*)from;
 #pragma unroll
-    for (int j = 0; j < COLUMNS / W; j++) to_floats(v + j * W, from[j]);
+        for (int j = 0; j < COLUMNS / 2; j++) {
+            v[2 * j] = __int_as_float((int)(words[j] * (0x10000u + zero)));
+            v[2 * j + 1] = __int_as_float((int)(words[j] & (0xffff0000u + zero)));
+        }
+    } else {
+#pragma unroll
+        for (int j = 0; j < COLUMNS / W; j++) to_floats(v + j * W, from[j]);
+    }
 }
 
 #define QUANTIZE_LOG2_E 1.44269504f
@@ -169,6 +181,7 @@ __global__ void __launch_bounds__(QUANTIZE_THREADS, quantize_residents(BIAS))
         if constexpr (SOURCE == QUANTIZE_GELU_BACKWARD)
             quantize_load<COLUMNS>(before[i], in.pre, row + i, column, N, C);
     }
+    unsigned zero = (unsigned)__syncthreads_or(0);
     [[maybe_unused]] QuantizeLogits* rows = NULL;
     if constexpr (SOURCE == QUANTIZE_CLASSIFIER_BACKWARD) {
         __shared__ QuantizeLogits of_tile[QUANTIZE_TILE_ROWS];
@@ -177,12 +190,12 @@ __global__ void __launch_bounds__(QUANTIZE_THREADS, quantize_residents(BIAS))
         __syncthreads();
     }
 
-    unsigned words[COLUMNS / 4][QUANTIZE_ROWS];
+    unsigned words[COLUMNS / 4][QUANTIZE_ROWS], zeros = 0;
 #pragma unroll
     for (int i = 0; i < QUANTIZE_ROWS; i++) {
         float v[COLUMNS], at[COLUMNS];
-        quantize_floats<COLUMNS>(v, loaded[i]);
-        if constexpr (SOURCE == QUANTIZE_GELU_BACKWARD) quantize_floats<COLUMNS>(at, before[i]);
+        quantize_floats<COLUMNS>(v, loaded[i], zero);
+        if constexpr (SOURCE == QUANTIZE_GELU_BACKWARD) quantize_floats<COLUMNS>(at, before[i], zero);
         if constexpr (SOURCE == QUANTIZE_CLASSIFIER_BACKWARD) quantize_dlogits<COLUMNS>(v, rows[i], in.logits, column);
 #pragma unroll
         for (int j = 0; j < COLUMNS; j++) {
@@ -201,13 +214,22 @@ __global__ void __launch_bounds__(QUANTIZE_THREADS, quantize_residents(BIAS))
 #pragma unroll
             for (int j = 0; j < COLUMNS; j++) bias[i] += v[j] * mean[j] - inverse * rounded[j] * mean8[j];
         }
-        // A mask instead of a branch: with a branch the compiler duplicates everything that follows.
+        // A mask instead of a branch: with a branch the compiler duplicates everything that follows. The bits of 8 words
+        // are counted together.
         unsigned upper = row + i < N && column < C ? 0x80808080u : 0;
 #pragma unroll
         for (int j = 0; j < COLUMNS / 4; j++) {
-            seen.clipped += quantize_count(words[j][i], fp8_top(FORMAT), upper);
-            seen.flushed += quantize_count(words[j][i], 0, upper);
+            zeros = zeros >> 1 | quantize_equal(words[j][i], 0, upper);
+            if ((i * COLUMNS / 4 + j) % 8 == 7) seen.flushed += __popc(zeros), zeros = 0;
         }
+    }
+    if (!(seen.amax * scale < fp8_largest(FORMAT) / 2)) {  // else nothing is clipped
+#pragma unroll
+        for (int i = 0; i < QUANTIZE_ROWS; i++)
+#pragma unroll
+            for (int j = 0; j < COLUMNS / 4; j++)
+                seen.clipped +=
+                    quantize_count(words[j][i], fp8_top(FORMAT), row + i < N && column < C ? 0x80808080u : 0);
     }
     if (out.y && column < C) {
 #pragma unroll

@@ -65,7 +65,7 @@ enum { MEAN_BIAS_THREADS = 256, MEAN_BIAS_COLUMNS = 8, MEAN_BIAS_OUTPUTS = 4 };
 __device__ inline void mean_bias_load(float* exact, float* rounded, RoundedTensor t, int row, int column, int C) {
     Vector<floatX> loaded[MEAN_BIAS_COLUMNS / Vector<floatX>::SIZE];
     quantize_load<MEAN_BIAS_COLUMNS>(loaded, t.exact.x, row, column, row + 1, C);
-    quantize_floats<MEAN_BIAS_COLUMNS>(exact, loaded);
+    quantize_floats<MEAN_BIAS_COLUMNS>(exact, loaded, 0);
     uint2 words = *(const uint2*)(t.bytes + (size_t)row * C + column);
     quantize_numbers(rounded, words.x);
     quantize_numbers(rounded + 4, words.y);
