@@ -249,8 +249,8 @@ static void forward(Model* m, const MlmInput* in, Context* ctx) {
 
 // Where the gradient of a residual sum is written: to the stream, and through dropout to l's branch and its last bias.
 static ResidualGrad residual_gradient(const Model* m, const Sequences* s, int l, int site) {
-    LinearGrads last = site == SITE_DROPOUT_ATTENTION_OUT ? m->g.h[l].attproj : m->g.h[l].fcproj;
-    return (ResidualGrad){m->a.dx, m->a.dbranch, last.b, dropout_at(m, s, l, site), last.fp8};
+    real* dbias = site == SITE_DROPOUT_ATTENTION_OUT ? m->g.h[l].attproj.b : m->g.h[l].fcproj.b;
+    return (ResidualGrad){.dx = m->a.dx, .dbranch = m->a.dbranch, .dbias = dbias, .dropout = dropout_at(m, s, l, site)};
 }
 
 // The gradient of a branch's output after residual_layernorm_backward(). Without dropout it is the stream's gradient.
@@ -278,14 +278,14 @@ static void backward_block(Model* m, int l, const Sequences* s, Mode mode, Conte
     if (m->recompute >= RECOMPUTE_GELU) gelu_forward(a->fc, a->fc_pre, (size_t)N * (size_t)c->F, c->gelu, ctx);
     if (m->recompute >= RECOMPUTE_NORMS)
         layernorm_forward(a->ln1, a->ln1_stats, a->mid, p->ln1, rows, (real)c->eps, ctx);
-    layernorm_backward_for_linear(residual_gradient(m, s, l, SITE_DROPOUT_MLP_OUT), g->ln2, ln2, SET, mode, ctx);
+    residual_layernorm_backward(residual_gradient(m, s, l, SITE_DROPOUT_MLP_OUT), g->ln2, ln2, SET, mode, ctx);
     const floatX* dbranch = branch_gradient(m, s, l, SITE_DROPOUT_MLP_OUT);
     linear_backward_weight(dfcproj, dbranch, a->fc, N, c->F, C, mode, ctx);
     linear_gelu_backward_input(m->a.dfc, g->fc, mode, dbranch, p->fcproj, gelu, fcproj_size, ctx);
     linear_backward_weight(dfc, m->a.dfc, a->ln1, N, C, c->F, mode, ctx);
     linear_backward_input(dx, m->a.dfc, p->fc, N, C, c->F, ADD, ctx);
 
-    layernorm_backward_for_linear(residual_gradient(m, s, l, SITE_DROPOUT_ATTENTION_OUT), g->ln1, ln1, SET, mode, ctx);
+    residual_layernorm_backward(residual_gradient(m, s, l, SITE_DROPOUT_ATTENTION_OUT), g->ln1, ln1, SET, mode, ctx);
     dbranch = branch_gradient(m, s, l, SITE_DROPOUT_ATTENTION_OUT);
     linear_backward_weight(dattproj, dbranch, a->att, N, C, C, mode, ctx);
     linear_backward_input(m->a.datt, dbranch, p->attproj, N, C, C, SET, ctx);

@@ -204,10 +204,11 @@ static void forward_head(Model* m, const floatX* x, int N, Context* ctx) {
 // Where the gradient of a residual sum is written: to the stream and, through dropout, to the branch of layer l and the
 // bias at its end. Layer -1 is the embedding, which has no branch.
 static ResidualGrad residual_gradient(const Model* m, const Sequences* s, int l, int site) {
-    ResidualGrad none = {.dx = m->a.dx, .dbranch = NULL, .dbias = NULL, .dropout = dropout_none(s), .last = NULL};
-    if (l < 0) return none;
-    LinearGrads last = site == SITE_DROPOUT_ATTENTION_OUT ? m->g.h[l].attproj : m->g.h[l].fcproj;
-    return (ResidualGrad){m->a.dx, m->a.dbranch, last.b, dropout_at(m, s, l, site), last.fp8};
+    ResidualGrad r = {.dx = m->a.dx, .dbranch = m->a.dbranch, .dbias = NULL, .dropout = dropout_none(s)};
+    if (l < 0) return r;
+    r.dbias = site == SITE_DROPOUT_ATTENTION_OUT ? m->g.h[l].attproj.b : m->g.h[l].fcproj.b;
+    r.dropout = dropout_at(m, s, l, site);
+    return r;
 }
 
 // The gradient of a branch's output after residual_layernorm_backward(). Without dropout it is the stream's gradient.
@@ -241,7 +242,7 @@ static void backward_block(Model* m, int l, const Sequences* s, Mode mode, Conte
     linear_gelu_backward_input(m->a.dfc, g->fc, mode, dbranch, p->fcproj, gelu, fcproj_size, ctx);
     linear_backward_weight(dfc, m->a.dfc, a->ln2, N, C, c->F, mode, ctx);
     linear_backward_input(m->a.dln, m->a.dfc, p->fc, N, C, c->F, SET, ctx);
-    layernorm_backward_for_linear(residual_gradient(m, s, l, SITE_DROPOUT_ATTENTION_OUT), g->ln2, ln2, ADD, mode, ctx);
+    residual_layernorm_backward(residual_gradient(m, s, l, SITE_DROPOUT_ATTENTION_OUT), g->ln2, ln2, ADD, mode, ctx);
 
     dbranch = branch_gradient(m, s, l, SITE_DROPOUT_ATTENTION_OUT);
     linear_backward_weight(dattproj, dbranch, a->att, N, C, C, mode, ctx);
@@ -252,7 +253,7 @@ static void backward_block(Model* m, int l, const Sequences* s, Mode mode, Conte
     if (m->recompute >= RECOMPUTE_NORMS) layernorm_forward(a->ln1, a->ln1_stats, x, p->ln1, rows, (real)c->eps, ctx);
     linear_backward_weight(g->qkv, m->a.dqkv, a->ln1, N, C, 3 * C, mode, ctx);
     linear_backward_input(m->a.dln, m->a.dqkv, p->qkv, N, C, 3 * C, SET, ctx);
-    layernorm_backward_for_linear(residual_gradient(m, s, l - 1, SITE_DROPOUT_MLP_OUT), g->ln1, ln1, ADD, mode, ctx);
+    residual_layernorm_backward(residual_gradient(m, s, l - 1, SITE_DROPOUT_MLP_OUT), g->ln1, ln1, ADD, mode, ctx);
 }
 
 // Backpropagate from the gradient of the logits, which compute_loss() wrote, to all parameters.
@@ -272,8 +273,7 @@ static void backward(Model* m, const int* inputs, const Sequences* s, Mode mode,
     scope_at(ctx, BACKWARD, -1);
     linear_backward_weight(dhead, m->a.logits, m->a.lnf, N, C, m->Vp, mode, ctx);
     linear_logits_backward_input(m->a.dln, m->a.logits, head, head_size, ctx);
-    layernorm_backward_for_linear(residual_gradient(m, s, c->L - 1, SITE_DROPOUT_MLP_OUT), m->g.lnf, lnf, SET, mode,
-                                  ctx);
+    residual_layernorm_backward(residual_gradient(m, s, c->L - 1, SITE_DROPOUT_MLP_OUT), m->g.lnf, lnf, SET, mode, ctx);
     for (int l = c->L - 1; l >= 0; l--) backward_block(m, l, s, mode, ctx);
     scope_at(ctx, BACKWARD, -1);
     // A tied head has already written the token embedding's gradient.

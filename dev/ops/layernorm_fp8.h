@@ -1,4 +1,4 @@
-/* layernorm_fp8: the kernels against layernorm and quantize(), bit for bit; bench: both in turn. */
+/* layernorm_fp8: the kernel against layernorm and quantize(), bit for bit; bench: both in turn. */
 #ifndef DEV_OPS_LAYERNORM_FP8_H
 #define DEV_OPS_LAYERNORM_FP8_H
 
@@ -17,9 +17,9 @@ typedef struct {
 } LayernormFp8Case;
 
 // Some columns of y are zero or small, so that elements are flushed; the scale clips some of the others.
-static LayernormFp8Case layernorm_fp8_case(Harness* h, Rows size, LayerNormBranch branch, Mode dx_mode, Mode d_mode) {
+static LayernormFp8Case layernorm_fp8_case(Harness* h, Rows size, LayerNormBranch branch) {
     LayernormFp8Case f = {
-        .k = layernorm_case(h, size.N, size.C, dx_mode, d_mode, branch == LAYERNORM_RESIDUAL_DROPOUT ? 0.3 : 0),
+        .k = layernorm_case(h, size.N, size.C, SET, SET, branch == LAYERNORM_RESIDUAL_DROPOUT ? 0.3 : 0),
         .branch = branch,
         .before = {7, 9, float_bits(0.25f)}};
     LayernormCase* k = f.k;
@@ -47,7 +47,12 @@ static void layernorm_fp8_run_fused(void* state) {
     LayernormCase* k = f->k;
     ResidualBranch branch = {.r = k->r.device, .dropout = k->dropout};
     LayerNorm p = layernorm_norm(k->w, k->b);
-    LayerNormFp8 out = {.y = k->y.device, .rows = f->rows, .fp8 = {f->out.y, f->out.yt, f->out.stats, f->out.scale}};
+    LayerNormFp8 out = {.y = k->y.device,
+                        .rows = f->rows,
+                        .y8 = f->out.y,
+                        .yt = f->out.yt,
+                        .stats = f->out.stats,
+                        .scale = f->out.scale};
     if (f->branch == LAYERNORM_ALONE)
         layernorm_forward_fp8(out, layernorm_stats(k), k->x.device, p, k->size, (real)LAYERNORM_EPS, k->ctx);
     else
@@ -129,83 +134,10 @@ static void test_layernorm_fp8_rows(Harness* h) {
     case_end(h);
 }
 
-// ---------------------------------------------------------------------------------------------------------
-// Backward
-
-static Array layernorm_fp8_branch(const LayernormCase* k) { return k->dropout.threshold ? k->dbranch : k->dx; }
-
-static void layernorm_fp8_run_backward_apart(void* state) {
-    LayernormFp8Case* f = (LayernormFp8Case*)state;
-    layernorm_run_residual_backward(f->k);
-    quantize(f->out, quantize_plain(layernorm_fp8_branch(f->k).device), f->k->size.N, f->k->size.C, f->k->ctx);
-}
-
-static void layernorm_fp8_run_backward_fused(void* state) {
-    LayernormFp8Case* f = (LayernormFp8Case*)state;
-    LayernormCase* k = f->k;
-    ResidualGrad r = {k->dx.device, NULL, k->dbias.device_real, k->dropout, NULL};
-    Fp8Target fp8 = {f->out.y, f->out.yt, f->out.stats, f->out.scale};
-    residual_layernorm_backward_fp8(fp8, r, layernorm_grads(k->dw, k->db), layernorm_inputs(k, k->x), k->dx_mode,
-                                    k->d_mode, k->ctx);
-}
-
-// Sums are added up in another order; the bytes and dx are the same.
-static void test_layernorm_fp8_backward(Harness* h, int N, int C, int modes) {
-    Mode dx_mode = modes & 1 ? ADD : SET, d_mode = modes & 2 ? ADD : SET;
-    int dropped = modes >> 2, stats = modes != 3;
-    case_begin(h, "layernorm_fp8/backward N=%d C=%d dx %s, dw %s%s", N, C, mode_name(dx_mode), mode_name(d_mode),
-               dropped ? ", dropout" : "");
-    size_t n = (size_t)N * (size_t)C, transposed = quantize_rows(N) * (size_t)C;
-    LayernormFp8Case f = layernorm_fp8_case(h, (Rows){.N = N, .C = C},
-                                            dropped ? LAYERNORM_RESIDUAL_DROPOUT : LAYERNORM_RESIDUAL, dx_mode, d_mode);
-    LayernormCase* k = f.k;
-    real *scale_w = copy_of(h, k->dw), *scale_b = copy_of(h, k->db), *scale = copy_of(h, k->dbias);
-    f.out.format = FP8_E5M2;
-    f.out.scale = resident_real(h, 65536);
-    if (!stats) f.out.stats = NULL;
-    layernorm_run_forward(k);
-    array_download(k->mean), array_download(k->rstd);
-    layernorm_sum_scales(k, scale_w, scale_b);
-    Array written[] = {k->dx, k->dw, k->db, k->dbias};
-    real* want[4];
-    uint8_t *bytes[2], *turned[2];
-    Fp8Stats seen[2];
-    for (int fused = 0; fused < 2; fused++) {
-        for (int i = 0; i < 4; i++) array_restore(written[i]);
-        cudaCheck(cudaMemsetAsync(f.out.y, QUANTIZE_FILL, n, k->ctx->stream));
-        cudaCheck(cudaMemsetAsync(f.out.yt, QUANTIZE_FILL, transposed, k->ctx->stream));
-        seen[fused] = f.before;
-        if (stats) device_upload(k->ctx, f.out.stats, &f.before, sizeof f.before);
-        device_synchronize(k->ctx);
-        if (fused) layernorm_fp8_run_backward_fused(&f);
-        else layernorm_fp8_run_backward_apart(&f);
-        for (int i = 0; i < 4 && !fused; i++) want[i] = copy_of(h, written[i]);
-        bytes[fused] = (uint8_t*)case_memory(h, n), turned[fused] = (uint8_t*)case_memory(h, transposed);
-        device_download(k->ctx, bytes[fused], f.out.y, n);
-        device_download(k->ctx, turned[fused], f.out.yt, transposed);
-        if (stats) device_download(k->ctx, &seen[fused], f.out.stats, sizeof seen[fused]);
-    }
-    array_download(k->dx);
-    for (int c = 0; c < C; c++) {
-        scale[c] = 0;
-        for (int row = 0; row < N; row++)
-            scale[c] += 1 + (real)fabs((double)k->dx.host[(size_t)row * (size_t)C + (size_t)c]);
-    }
-    expect_equal(h, "dx", k->dx, want[0]);
-    expect_close_to_sum(h, "dw", k->dw, want[1], scale_w, 4e-6);
-    expect_close_to_sum(h, "db", k->db, want[2], scale_b, 4e-6);
-    expect_close_to_sum(h, "dbias", k->dbias, want[3], scale, 4e-6);
-    expect_true(h, "quantize's bytes", memcmp(bytes[0], bytes[1], n) == 0);
-    expect_true(h, "quantize's transpose", memcmp(turned[0], turned[1], transposed) == 0);
-    expect_true(h, "amax and the counts are quantize's", same_stats(seen[0], seen[1]));
-    if (stats && n > 1000) expect_true(h, "some are clipped", seen[1].clipped > f.before.clipped);
-    case_end(h);
-}
-
 // Infinity and NaN in the input make a row of NaN: bytes, and amax.
 static void test_layernorm_fp8_nan(Harness* h) {
     case_begin(h, "layernorm_fp8/a row with NaN and one with infinity");
-    LayernormFp8Case f = layernorm_fp8_case(h, (Rows){.N = 40, .C = 768}, LAYERNORM_ALONE, SET, SET);
+    LayernormFp8Case f = layernorm_fp8_case(h, (Rows){.N = 40, .C = 768}, LAYERNORM_ALONE);
     f.k->x.host[3 * 768 + 5] = (real)NAN, f.k->x.host[33 * 768 + 700] = (real)INFINITY;
     array_upload_real(f.k->x);
     layernorm_fp8_compare(h, &f, LAYERNORM_ALL_ROWS, 1, 1);
@@ -224,17 +156,12 @@ static void test_layernorm_fp8(Harness* h) {
         for (int branch = LAYERNORM_ALONE; branch <= LAYERNORM_RESIDUAL_DROPOUT; branch++) {
             int N = SIZES[i].N, C = SIZES[i].C;
             case_begin(h, "layernorm_fp8/N=%d C=%d %s", N, C, layernorm_fp8_name((LayerNormBranch)branch));
-            LayernormFp8Case f = layernorm_fp8_case(h, SIZES[i], (LayerNormBranch)branch, SET, SET);
+            LayernormFp8Case f = layernorm_fp8_case(h, SIZES[i], (LayerNormBranch)branch);
             layernorm_fp8_compare(h, &f, LAYERNORM_ALL_ROWS, 1, 1);
             layernorm_fp8_compare(h, &f, LAYERNORM_MEAN_ROWS, 1, 1);
             layernorm_fp8_compare(h, &f, LAYERNORM_ALL_ROWS, 0, 0);
             case_end(h);
         }
-    // More tiles than blocks, a tile without some of its rows, every team.
-    static const Rows BACKWARD[] = {{1, 16},    {33, 48},   {40, 768},  {31, 784},  {48, 1024},
-                                    {17, 1040}, {70, 1600}, {40, 2048}, {6001, 64}, {2500, 1040}};
-    for (size_t i = 0; i < COUNT_OF(BACKWARD); i++)
-        for (int modes = 0; modes < 8; modes++) test_layernorm_fp8_backward(h, BACKWARD[i].N, BACKWARD[i].C, modes);
 }
 
 static void bench_layernorm_fp8(Harness* h) {
@@ -243,7 +170,7 @@ static void bench_layernorm_fp8(Harness* h) {
     for (size_t i = 0; i < COUNT_OF(SIZES); i++)
         for (int branch = LAYERNORM_RESIDUAL; branch <= LAYERNORM_RESIDUAL_DROPOUT; branch++) {
             Rows size = SIZES[i];
-            LayernormFp8Case f = layernorm_fp8_case(h, size, (LayerNormBranch)branch, SET, SET);
+            LayernormFp8Case f = layernorm_fp8_case(h, size, (LayerNormBranch)branch);
             f.k->sequences = resident_sequences(h, f.k->sequences);
             char shapes[64];
             snprintf(shapes, sizeof shapes, "N=%d C=%d%s", size.N, size.C,
@@ -255,32 +182,11 @@ static void bench_layernorm_fp8(Harness* h) {
                              apart + QUANTIZE_BYTES(size.N, size.C, 1, 2));
                 for (int rows = LAYERNORM_ALL_ROWS; rows <= LAYERNORM_MEAN_ROWS; rows++) {
                     f.rows = (LayerNormRows)rows;
-                    LayerNormFp8 out = {.rows = f.rows, .fp8 = {.yt = f.out.yt}};
+                    LayerNormFp8 out = {.rows = f.rows, .yt = f.out.yt};
                     bench_report(h, rows == LAYERNORM_ALL_ROWS ? "fused, all of y" : "fused, rows of the means", shapes,
                                  bench_seconds(h, layernorm_fp8_run_fused, &f), flops,
                                  layernorm_fp8_bytes(out, apart, size));
                 }
-            }
-            case_free(h);
-        }
-    for (size_t i = 0; i < COUNT_OF(SIZES); i++)
-        for (int dropped = 0; dropped < 2; dropped++) {
-            Rows size = SIZES[i];
-            LayernormFp8Case f = layernorm_fp8_case(h, size, dropped ? LAYERNORM_RESIDUAL_DROPOUT : LAYERNORM_RESIDUAL,
-                                                    dropped ? SET : ADD, SET);
-            f.k->sequences = resident_sequences(h, f.k->sequences);
-            f.out.format = FP8_E5M2;
-            char shapes[64];
-            snprintf(shapes, sizeof shapes, "N=%d C=%d dx %s%s", size.N, size.C, mode_name(f.k->dx_mode),
-                     dropped ? " dropout" : "");
-            double flops = RESIDUAL_LAYERNORM_BACKWARD_FLOPS(size.N, size.C, dropped), fp8 = 2.0 * size.N * size.C;
-            double apart = RESIDUAL_LAYERNORM_BACKWARD_BYTES(size.N, size.C, f.k->dx_mode, dropped);
-            double fused = RESIDUAL_LAYERNORM_BACKWARD_BYTES(size.N, size.C, f.k->dx_mode, 0) + fp8;
-            for (int turn = 0; turn < 2; turn++) {
-                bench_report(h, "backward, quantize", shapes, bench_seconds(h, layernorm_fp8_run_backward_apart, &f),
-                             flops, apart + QUANTIZE_BYTES(size.N, size.C, 1, 2));
-                bench_report(h, "backward, fused", shapes, bench_seconds(h, layernorm_fp8_run_backward_fused, &f),
-                             flops, fused);
             }
             case_free(h);
         }

@@ -301,10 +301,9 @@ case $PROGRAM in
 esac
 # From the step on in which scales are known.
 case $PROGRAM in
-    */fp16/* | */fp32/*) row --fp8-fusion '' 1 results '*' '=' ;;
-    *cu) row --fp8-fusion '--fp8 1 -x 19 --profile 1 --profile-warmup 17' 1 \
+    */fp16/* | */fp32/*) row --fp8-fusion '' 0 results '*' '=' ;;
+    *) row --fp8-fusion '--fp8 1 -x 19 --profile 1 --profile-warmup 17' 0 \
         "grep -c '^forward  *mean_bias ' out/profile/profile.txt" 0 '[1-9]*' ;;
-    *) row --fp8-fusion '--fp8 1 -x 19' 1 results '*' '=' ;;
 esac
 # Without --gelu-fusion, whose GELU is of the input before it is rounded, recomputing changes no bit.
 row --recompute '-e L=3,C=32,NH=2,T=32 -x 1 -b 32 -ge 0' 1 'memory activations' '*' '$(less 1)' 'each loss; each grad_norm'

@@ -48,8 +48,8 @@ typedef struct {
     Fp8Stats* measured;  // [1], of one tensor in the first steps
     int calibrates;      // 1: too few steps for scales, so every tensor is measured first
     int records;         // 1: in a training step, which records the largest absolute values
-    int fusion;  // --fp8-fusion. 1: layernorm writes x and dy, rounding the weight computes the bias, the gradient
-                 // of the logits is computed as it is rounded
+    int fusion;  // --fp8-fusion. 1: layernorm writes x, the kernel that rounds a weight computes the bias, and the
+                 // gradient of the logits is computed as it is rounded
     double* elements;  // [FP8_OPERANDS * layers] on the host: number of elements that the step has quantized
     uint8_t *x, *xt;   // [N, IC] and [IC, Np]
     uint8_t *dy, *dyt;

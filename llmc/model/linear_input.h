@@ -1,9 +1,8 @@
-/* linear_input: the ops of layernorm.h that write what a matmul reads.
+/* linear_input: layernorm of the input of a linear layer.
  *
- *   layernorm_for_linear(), residual_layernorm_for_linear()  y is the input of a linear layer; p from layernorm_for()
- *   layernorm_backward_for_linear()                 dbranch is the gradient of the output of layer r.last
+ *   layernorm_for_linear(), residual_layernorm_for_linear()     the ops of layernorm.h, with p from layernorm_for()
  *
- * If that layer is fp8, they also round the tensor to fp8 as linear.h would, with the same bytes: if they are asked to
+ * If that layer is fp8, they also round y to fp8 as linear_forward() would, with the same bits: if they are asked to
  * (--fp8-fusion) and know scales (not `calibrates`). On the GPU one kernel does both (layernorm_fp8.h). */
 #ifndef LLMC_MODEL_LINEAR_INPUT_H
 #define LLMC_MODEL_LINEAR_INPUT_H
@@ -23,8 +22,9 @@ static inline LayerNorm layernorm_also_for(LayerNorm p, Linear next) {
     return p;
 }
 
-// Whether layernorm writes an operand of layer f in fp8.
-static inline int fp8_from_layernorm(const Fp8Linear* f) { return f && f->shared->fusion && !f->shared->calibrates; }
+static inline int fp8_from_layernorm(LayerNorm p) {
+    return p.next && p.next->shared->fusion && !p.next->shared->calibrates;
+}
 
 #ifdef __CUDACC__
 
@@ -36,7 +36,10 @@ static inline LayerNormFp8 fp8_layernorm_output(floatX* y, LayerNorm p, Rows siz
     QuantizeOutput x = fp8_output(f, FP8_X, s->x, s->records ? f->xt : NULL);
     LayerNormFp8 out = {.y = y,
                         .rows = p.is_only_next && x.yt ? LAYERNORM_MEAN_ROWS : LAYERNORM_ALL_ROWS,
-                        .fp8 = {x.y, x.yt, fp8_count(f, FP8_X, size.N, size.C), x.scale}};
+                        .y8 = x.y,
+                        .yt = x.yt,
+                        .stats = fp8_count(f, FP8_X, size.N, size.C),
+                        .scale = x.scale};
     s->x_from = quantize_plain(y), s->x_of = y;
     return out;
 }
@@ -45,7 +48,7 @@ static inline LayerNormFp8 fp8_layernorm_output(floatX* y, LayerNorm p, Rows siz
 
 // After a layernorm that wrote y: quantize it now.
 COMPILED_IF_CALLED static inline void fp8_layernorm_end(const floatX* y, LayerNorm p, Rows size, Context* ctx) {
-    if (!fp8_from_layernorm(p.next)) return;
+    if (!fp8_from_layernorm(p)) return;
     fp8_quantize_x(p.next, quantize_plain(y), size.N, size.C, ctx);
     p.next->shared->x_of = y;
 }
@@ -54,7 +57,7 @@ COMPILED_IF_CALLED static inline void fp8_layernorm_end(const floatX* y, LayerNo
 COMPILED_IF_CALLED static inline void layernorm_for_linear(floatX* y, LayerNormStats stats, const floatX* x,
                                                            LayerNorm p, Rows size, real eps, Context* ctx) {
 #ifdef __CUDACC__
-    if (fp8_from_layernorm(p.next) && layernorm_fp8_takes(size.C, ctx)) {
+    if (fp8_from_layernorm(p) && layernorm_fp8_takes(size.C, ctx)) {
         layernorm_forward_fp8(fp8_layernorm_output(y, p, size), stats, x, p, size, eps, ctx);
         return;
     }
@@ -68,30 +71,13 @@ COMPILED_IF_CALLED static inline void residual_layernorm_for_linear(floatX* y, R
                                                                     LayerNormStats stats, const floatX* x, LayerNorm p,
                                                                     Rows size, real eps, Context* ctx) {
 #ifdef __CUDACC__
-    if (fp8_from_layernorm(p.next) && layernorm_fp8_takes(size.C, ctx)) {
+    if (fp8_from_layernorm(p) && layernorm_fp8_takes(size.C, ctx)) {
         residual_layernorm_forward_fp8(fp8_layernorm_output(y, p, size), branch, stats, x, p, size, eps, ctx);
         return;
     }
 #endif
     residual_layernorm_forward(y, branch, stats, x, p, size, eps, ctx);
     fp8_layernorm_end(y, p, size, ctx);
-}
-
-// residual_layernorm_backward() before the backward pass of layer r.last. On the CPU that layer quantizes dbranch.
-COMPILED_IF_CALLED static inline void layernorm_backward_for_linear(ResidualGrad r, LayerNormGrads d,
-                                                                    LayerNormInputs in, Mode dx_mode, Mode d_mode,
-                                                                    Context* ctx) {
-#ifdef __CUDACC__
-    const Fp8Linear* f = r.last;
-    if (fp8_from_layernorm(f) && layernorm_backward_fp8_takes(in.size.C, ctx)) {
-        QuantizeOutput dy = fp8_output(f, FP8_DY, f->shared->dy, f->shared->dyt);
-        Fp8Target target = {dy.y, dy.yt, fp8_count(f, FP8_DY, in.size.N, in.size.C), dy.scale};
-        residual_layernorm_backward_fp8(target, r, d, in, dx_mode, d_mode, ctx);
-        f->shared->dy_of = r.dropout.threshold ? r.dbranch : r.dx;
-        return;
-    }
-#endif
-    residual_layernorm_backward(r, d, in, dx_mode, d_mode, ctx);
 }
 
 #endif

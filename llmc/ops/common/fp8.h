@@ -22,13 +22,6 @@ typedef struct {
     uint32_t amax;  // float_bits() of the largest absolute value
 } Fp8Stats;
 
-// Where a kernel that computes a tensor [N, C] also writes it in fp8.
-typedef struct {
-    uint8_t *y, *yt;    // [N, C] and its transpose [C, quantize_rows(N)], zeros behind the last row; yt NULL: not wanted
-    Fp8Stats* stats;    // NULL: not wanted
-    const real* scale;  // [1], a power of two, read on the device
-} Fp8Target;
-
 // Sizes of fp8 matmuls must be multiples of this.
 #define QUANTIZE_ALIGNMENT 16
 

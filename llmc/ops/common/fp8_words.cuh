@@ -8,7 +8,7 @@
 #ifdef __CUDACC__
 #include <cuda_fp8.h>
 
-// Only bf16 builds multiply in fp8. Others do not even compile the kernels: some would spill.
+// Only bf16 builds multiply in fp8. In others some kernels would spill and are not compiled.
 HOST_DEVICE static constexpr bool fp8_is_built() { return FLOATX_NAME[0] == 'B'; }
 
 // A thread's statistics. A block has less than 2^32 elements.

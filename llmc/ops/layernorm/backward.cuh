@@ -4,7 +4,6 @@
 #ifndef LLMC_OPS_LAYERNORM_BACKWARD_CUH
 #define LLMC_OPS_LAYERNORM_BACKWARD_CUH
 
-#include "llmc/ops/common/fp8_tile.cuh"
 #include "llmc/ops/layernorm/team.cuh"
 
 #ifdef __CUDACC__
@@ -28,7 +27,6 @@ typedef struct {
     int N, C;
     Mode d_mode;
     DropoutRows dropout;
-    Fp8Target fp8;  // of dbranch, if the kernel writes it in fp8
 } LayerNormBackward;
 
 // Whether a dropout mask is computed.
@@ -49,10 +47,6 @@ HOST_DEVICE static constexpr int layernorm_shared_sums(LayerNormForm form) {
 // Resident blocks per multiprocessor. This bounds a thread's registers, which hold two sums for each of E channels and
 // the thread's part of a row.
 HOST_DEVICE static constexpr int layernorm_backward_threads(int team) { return team == WARP ? 128 : team; }
-// Rows that a block takes at a time: one a team, or a tile that is transposed.
-HOST_DEVICE static constexpr int layernorm_backward_group(int team, int is_fp8) {
-    return !is_fp8 ? layernorm_backward_threads(team) / team : team == WARP ? 2 * FP8_PIECE : FP8_PIECE;
-}
 HOST_DEVICE static constexpr int layernorm_backward_residents(int E, int team, LayerNormForm form) {
     if (layernorm_masked(form) && team == WARP) return E <= 8 ? 5 : sizeof(floatX) > 2 ? 2 : 3;
     if (layernorm_masked(form)) return E <= 8 ? 768 / team : E <= 16 ? 512 / team : 1;
@@ -111,41 +105,22 @@ template <int THREADS> __device__ inline void layernorm_sum_blocks(LayerNormBack
     }
 }
 
-// The row after `row` of a team. After a tile's last row the block writes its transpose.
-template <int THREADS, int TEAMS, int GROUP, bool FP8>
-__device__ inline unsigned layernorm_next_row(const LayerNormBackward& a, const unsigned* tile, unsigned row) {
-    if constexpr (!FP8) return row + gridDim.x * GROUP;
-    else {
-        row += TEAMS;
-        if (row % GROUP >= TEAMS) return row;
-        unsigned end = row - row % GROUP;
-        __syncthreads();
-        fp8_tile_transpose<GROUP, THREADS>(a.fp8.yt, tile, (int)end - GROUP, a.N, a.C);
-        __syncthreads();
-        return row + (gridDim.x - 1) * GROUP;
-    }
-}
-
 // All blocks must be resident at once (cooperative launch). Teams take rows in turn. Each team accumulates d.w and d.b
-// over its rows in registers if there are enough, and the other sums in shared memory. FP8: dbranch is also written in
-// fp8, and with dropout only so.
-template <int W, int E, int TEAM, Mode DX_MODE, LayerNormForm FORM, bool FP8>
+// over its rows in registers if there are enough, and the other sums in shared memory.
+template <int W, int E, int TEAM, Mode DX_MODE, LayerNormForm FORM>
 __global__ void __launch_bounds__(layernorm_backward_threads(TEAM), layernorm_backward_residents(E, TEAM, FORM))
     layernorm_backward_kernel(LayerNormBackward a) {
     constexpr int THREADS = layernorm_backward_threads(TEAM), G = W < 4 ? 1 : 4;
     constexpr int VECTORS = E / W, TEAMS = THREADS / TEAM;
-    constexpr int EARLY = TEAM == WARP;                  // block-wide teams have registers only for dy and x
-    constexpr int EARLY_OLD = EARLY && E <= 24 && !FP8;  // more channels would spill a register or two
+    constexpr int EARLY = TEAM == WARP;          // block-wide teams have registers only for dy and x
+    constexpr int EARLY_OLD = EARLY && E <= 24;  // more channels would spill a register or two
     constexpr int REREAD = layernorm_backward_rereads(E, TEAM, FORM);
     constexpr int FENCED = layernorm_backward_fenced(E, TEAM, FORM);
     constexpr int SHARED_DBIAS = layernorm_shared_dbias(FORM), SHARED_DB = layernorm_masked(FORM);
     constexpr int SHARED_SUMS = SHARED_DBIAS + SHARED_DB, SUMS = layernorm_sums(FORM);
     constexpr int OUTPUT = FORM == LAYERNORM_BACKWARD_DROPOUT;  // dropout follows the layer, on its output
-    constexpr int GROUP = layernorm_backward_group(TEAM, FP8);
-    extern __shared__ float4 layernorm_shared[];  // [sums][E / G][THREADS][G], then the tile; at the end THREADS floats
+    extern __shared__ float4 layernorm_shared[];                // [sums][E / G][THREADS][G]; at the end THREADS floats
     float* shared_sums = (float*)layernorm_shared;
-    [[maybe_unused]] unsigned* tile = (unsigned*)(shared_sums + SHARED_SUMS * E * THREADS);
-    [[maybe_unused]] QuantizeSeen seen = {0, 0, 0};
     int team = (int)threadIdx.x / TEAM, first = (int)(threadIdx.x % TEAM) * W, turn = 0;
     Vector<floatX, W> kept[VECTORS] = {};
     float dw[E] = {}, db[SHARED_DB ? 1 : E] = {};
@@ -154,10 +129,7 @@ __global__ void __launch_bounds__(layernorm_backward_threads(TEAM), layernorm_ba
         if (EARLY && first + i * TEAM * W < a.C) kept[i] = load_vector<W>(a.w + first + i * TEAM * W);
     for (int e = 0; e < SHARED_SUMS * E; e++) shared_sums[e * THREADS + (int)threadIdx.x] = 0;
     if (SHARED_SUMS > 0) __syncthreads();
-    // With FP8, up to the end of the last tile. `end` in a variable would spill.
-    for (unsigned row = blockIdx.x * GROUP + team; row < (unsigned)(FP8 ? (a.N + GROUP - 1) / GROUP * GROUP : a.N);
-         row = layernorm_next_row<THREADS, TEAMS, GROUP, FP8>(a, tile, row)) {
-        if (FP8 && row >= (unsigned)a.N) continue;
+    for (unsigned row = blockIdx.x * TEAMS + team; row < (unsigned)a.N; row += gridDim.x * TEAMS) {
         size_t start = (size_t)row * (size_t)a.C;
         Vector<floatX, W> x[VECTORS] = {}, dy[VECTORS] = {}, old[VECTORS] = {};  // old: dx before ADD
 #pragma unroll
@@ -243,17 +215,13 @@ __global__ void __launch_bounds__(layernorm_backward_threads(TEAM), layernorm_ba
             store_vector(a.to.r.dx + start + c, from_floats<floatX, W>(d));
             if constexpr (FORM == LAYERNORM_BACKWARD_RESIDUAL_DROPOUT) {
                 dropout_multiply<W>(d, a.dropout.dropout, place, c);
-                if constexpr (!FP8) store_vector(a.to.r.dbranch + start + c, from_floats<floatX, W>(d));
+                store_vector(a.to.r.dbranch + start + c, from_floats<floatX, W>(d));
             }
-            if constexpr (FP8)
-                fp8_put<FP8_E5M2>(a.fp8.y + start + c, tile + fp8_tile_row<GROUP>((int)(row % GROUP), a.C) + c / 4,
-                                  from_floats<floatX, W>(d), (float)*a.fp8.scale, &seen);
 #pragma unroll
             for (int k = 0; k < W && SHARED_DBIAS; k += G)
                 layernorm_add_group<G>(shared_sums + ((i * W + k) * THREADS + (int)threadIdx.x * G), d + k);
         }
     }
-    if (FP8 && a.fp8.stats) quantize_report(a.fp8.stats, seen);
     // Add up the teams' sums one after the other, then write the block's partial sums.
     float *weight = a.partial + (size_t)blockIdx.x * SUMS * (size_t)a.C, *bias = weight + a.C;
     if constexpr (TEAMS > 1) {
@@ -315,13 +283,11 @@ static inline size_t layernorm_scratch_bytes(int N, int C, const Context* ctx) {
 }
 
 // Launch the kernel. team.cuh explains W, E and TEAM.
-template <int W, int E, int TEAM, LayerNormForm FORM, Mode DX_MODE, bool FP8 = false>
+template <int W, int E, int TEAM, LayerNormForm FORM, Mode DX_MODE>
 static inline void layernorm_backward_start(LayerNormBackward a, Context* ctx) {
-    constexpr int threads = layernorm_backward_threads(TEAM), group = layernorm_backward_group(TEAM, FP8);
-    constexpr int sums = layernorm_shared_sums(FORM);
-    int shared = threads * (sums ? sums * E : 1) * (int)sizeof(float);
-    if constexpr (FP8) shared += (int)fp8_tile_bytes<group>(a.C);
-    void (*kernel)(LayerNormBackward) = layernorm_backward_kernel<W, E, TEAM, DX_MODE, FORM, FP8>;
+    constexpr int threads = layernorm_backward_threads(TEAM), teams = threads / TEAM;
+    constexpr int sums = layernorm_shared_sums(FORM), shared = threads * (sums ? sums * E : 1) * (int)sizeof(float);
+    void (*kernel)(LayerNormBackward) = layernorm_backward_kernel<W, E, TEAM, DX_MODE, FORM>;
     if (!layernorm_backward_fits(a.C, ctx))
         die(USAGE,
             "layernorm's backward pass of %d channels takes more shared memory than the %zu KB that a block has on "
@@ -332,7 +298,7 @@ static inline void layernorm_backward_start(LayerNormBackward a, Context* ctx) {
     int residents;
     cudaCheck(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&residents, kernel, threads, shared));
     residents = min_int(residents, layernorm_backward_residents(E, TEAM, FORM));
-    int blocks = min_int(ctx->multiprocessors * residents, (int)blocks_for((size_t)a.N, group));
+    int blocks = min_int(ctx->multiprocessors * residents, (int)blocks_for((size_t)a.N, teams));
     a.partial = (float*)device_scratch(ctx, (size_t)blocks * layernorm_sums(FORM) * (size_t)a.C * sizeof(float));
     void* arguments[] = {&a};
     cudaCheck(cudaLaunchCooperativeKernel((const void*)kernel, dim3((unsigned)blocks), dim3(threads), arguments, shared,
@@ -398,30 +364,6 @@ COMPILED_IF_CALLED static inline void residual_layernorm_backward_rows(ResidualG
     else if (r.dbias && add) layernorm_backward_choose<LAYERNORM_BACKWARD_RESIDUAL, ADD>(a, ctx);
     else if (r.dbias) layernorm_backward_choose<LAYERNORM_BACKWARD_RESIDUAL, SET>(a, ctx);
     else layernorm_backward_choose<LAYERNORM_BACKWARD, ADD>(a, ctx);
-}
-
-// ---------------------------------------------------------------------------------------------------------
-// dbranch in fp8 (layernorm_fp8.h)
-
-enum { LAYERNORM_BACKWARD_FP8_COLUMNS = 2048 };
-
-// Shared memory of the largest instance for C channels: sums with dropout, the tile, the sums of teams.
-static inline int layernorm_backward_fp8_takes(int C, const Context* ctx) {
-    int is_warp = C <= 32 * WARP;
-    size_t tile = is_warp ? fp8_tile_bytes<2 * FP8_PIECE>(C) : fp8_tile_bytes<FP8_PIECE>(C);
-    size_t sums = is_warp ? (size_t)(2 * 128 + WARP) * 32 * sizeof(float) : (size_t)2 * 256 * 8 * sizeof(float);
-    return fp8_is_built() && C > 0 && C % QUANTIZE_ALIGNMENT == 0 && C <= LAYERNORM_BACKWARD_FP8_COLUMNS &&
-           tile + sums + 1024 <= ctx->shared_of_block;
-}
-
-template <LayerNormForm FORM, Mode DX_MODE>
-static inline void layernorm_backward_fp8_choose(LayerNormBackward a, Context* ctx) {
-    constexpr int W = Vector<floatX>::SIZE;
-    if constexpr (fp8_is_built()) {
-        if (a.C <= 24 * WARP) layernorm_backward_start<W, 24, WARP, FORM, DX_MODE, true>(a, ctx);
-        else if (a.C <= 32 * WARP) layernorm_backward_start<W, 32, WARP, FORM, DX_MODE, true>(a, ctx);
-        else layernorm_backward_start<W, 8, 256, FORM, DX_MODE, true>(a, ctx);
-    }
 }
 
 #endif

@@ -1,19 +1,31 @@
-/* layernorm_fp8.h's forward kernel. A block takes 32 rows, a warp 4 of them, one after the other. */
+/* layernorm_fp8.h's kernel. A block takes 32 rows, a warp 4 of them, one after the other. It writes a row's bytes to y8
+ * and to shared memory. From there the block transposes them: a thread takes 4 columns of a piece of 16 rows, and two
+ * threads write the 32 bytes of a column, a whole sector of the transpose. */
 #include "llmc/ops/layernorm/layernorm_fp8.h"  // before the guard: it includes this file
 
 #ifndef LLMC_OPS_LAYERNORM_FORWARD_FP8_CUH
 #define LLMC_OPS_LAYERNORM_FORWARD_FP8_CUH
 
-#include "llmc/ops/common/fp8_tile.cuh"
+#include "llmc/ops/common/fp8_words.cuh"
 
 #ifdef __CUDACC__
 
 enum {
     LAYERNORM_FP8_THREADS = 256,
-    LAYERNORM_FP8_ROWS = 32,  // 64 and 128 are slower
+    LAYERNORM_FP8_ROWS = 32,   // 64 and 128 also work, but were slower
+    LAYERNORM_FP8_PIECE = 16,  // rows that a thread transposes
+    LAYERNORM_FP8_PIECES = LAYERNORM_FP8_ROWS / LAYERNORM_FP8_PIECE,
     LAYERNORM_FP8_LONG = 56,  // elements of a thread in the longest rows
     LAYERNORM_FP8_COLUMNS = LAYERNORM_FP8_LONG * WARP
 };
+static_assert(LAYERNORM_FP8_PIECE == QUANTIZE_ALIGNMENT && WARP % LAYERNORM_FP8_PIECES == 0,
+              "a piece is 16 bytes of the transpose");
+
+// The first word of a row in shared memory. Pieces are shifted against each other, because the threads of a column read
+// a row of each piece at the same time: the banks that a warp reads are all different.
+HOST_DEVICE static inline int layernorm_fp8_row(int row, int C) {
+    return row * (C / 4) + row / LAYERNORM_FP8_PIECE * (WARP / LAYERNORM_FP8_PIECES);
+}
 
 // Round row i of the block to E4M3. v, stats: from layernorm_forward_read(). The scale is read again for each row: in a
 // register it would be one too many while a long row is read.
@@ -24,8 +36,8 @@ __device__ inline void layernorm_fp8_write(const LayerNormForward& a, const Laye
     static_assert(E / W == E / 8, "a thread writes 8 bytes");
     int first = (int)(threadIdx.x % WARP) * W, row = (int)blockIdx.x * LAYERNORM_FP8_ROWS + i;
     size_t start = (size_t)row * (size_t)a.C;
-    float scale = (float)*out.fp8.scale;
-    unsigned* to = tile + fp8_tile_row<LAYERNORM_FP8_ROWS>(i, a.C);
+    float scale = (float)*out.scale;
+    unsigned* to = tile + layernorm_fp8_row(i, a.C);
     // v are numbers of floatX: packing them loses nothing, and of a long row frees registers.
     Vector<floatX, W> packed[E / W];
 #pragma unroll
@@ -42,11 +54,43 @@ __device__ inline void layernorm_fp8_write(const LayerNormForward& a, const Laye
         to_floats(x, packed[j]);
         Vector<floatX, W> y = layernorm_forward_vector<W>(x, a.p, stats, c);
         if (writes_y) store_vector(a.y + start + c, y);
-        fp8_put<FP8_E4M3>(out.fp8.y + start + c, out.fp8.yt ? to + c / 4 : NULL, y, scale, seen);
+        float rounded[W];
+        unsigned words[2];
+        to_floats(rounded, y);
+#pragma unroll
+        for (int k = 0; k < W; k++) seen->amax = quantize_max(seen->amax, fabsf(rounded[k]));
+#pragma unroll
+        for (int k = 0; k < 2; k++) {
+            words[k] = quantize_word<FP8_E4M3>(rounded + 4 * k, scale);
+            seen->clipped += quantize_count(words[k], fp8_top(FP8_E4M3), 0x80808080u);
+            seen->flushed += quantize_count(words[k], 0, 0x80808080u);
+        }
+        *(uint2*)(out.y8 + start + c) = make_uint2(words[0], words[1]);
+        if (out.yt) *(uint2*)(to + c / 4) = make_uint2(words[0], words[1]);
     }
     if (first == 0) {
         a.stats.mean[row] = stats.x;
         a.stats.rstd[row] = stats.y;
+    }
+}
+
+// Write the transpose of the block's rows, from row0 on.
+__device__ inline void layernorm_fp8_transpose(uint8_t* yt, const unsigned* tile, int row0, int N, int C) {
+    constexpr int PIECE = LAYERNORM_FP8_PIECE, PIECES = LAYERNORM_FP8_PIECES;
+    size_t Np = (size_t)(N + QUANTIZE_ALIGNMENT - 1) / QUANTIZE_ALIGNMENT * QUANTIZE_ALIGNMENT;
+    for (int i = threadIdx.x; i < C / 4 * PIECES; i += LAYERNORM_FP8_THREADS) {
+        int column = 4 * (i / PIECES), row = PIECE * (i % PIECES);
+        if (row0 + row >= N) continue;
+        unsigned words[PIECE / 4][4];
+#pragma unroll
+        for (int j = 0; j < PIECE; j++)
+            words[j / 4][j % 4] = tile[layernorm_fp8_row(row, C) + j * (C / 4) + column / 4];
+#pragma unroll
+        for (int j = 0; j < PIECE / 4; j++) transpose_bytes(words[j]);
+#pragma unroll
+        for (int k = 0; k < 4; k++)
+            *(uint4*)(yt + (size_t)(column + k) * Np + row0 + row) =
+                make_uint4(words[0][k], words[1][k], words[2][k], words[3][k]);
     }
 }
 
@@ -66,26 +110,34 @@ __global__ void __launch_bounds__(LAYERNORM_FP8_THREADS, layernorm_fp8_residents
     int row0 = (int)blockIdx.x * LAYERNORM_FP8_ROWS;
     QuantizeSeen seen = {0, 0, 0};
 #pragma unroll 1
-    for (int i = threadIdx.x / WARP; i < LAYERNORM_FP8_ROWS && row0 + i < a.N; i += WARPS) {
-        float v[E];
-        int first = (int)(threadIdx.x % WARP) * W;
-        float2 stats = layernorm_forward_read<W, E, WARP, BRANCH>(v, a, row0 + i, first);
-        layernorm_fp8_write<E>(a, out, v, stats, i, tile, &seen);
+    for (int i = threadIdx.x / WARP; i < LAYERNORM_FP8_ROWS; i += WARPS) {
+        if (row0 + i < a.N) {
+            float v[E];
+            int first = (int)(threadIdx.x % WARP) * W;
+            float2 stats = layernorm_forward_read<W, E, WARP, BRANCH>(v, a, row0 + i, first);
+            layernorm_fp8_write<E>(a, out, v, stats, i, tile, &seen);
+        } else if (out.yt)
+            for (int k = threadIdx.x % WARP; k < a.C / 4; k += WARP) tile[layernorm_fp8_row(i, a.C) + k] = 0;
     }
-    if (out.fp8.stats) quantize_report(out.fp8.stats, seen);
-    if (!out.fp8.yt) return;
+    if (out.stats) quantize_report(out.stats, seen);
+    if (!out.yt) return;
     __syncthreads();
-    fp8_tile_transpose<LAYERNORM_FP8_ROWS, LAYERNORM_FP8_THREADS>(out.fp8.yt, tile, row0, a.N, a.C);
+    layernorm_fp8_transpose(out.yt, tile, row0, a.N, a.C);
+}
+
+// Dynamic shared memory for a tile; quantize_report() has a few bytes of static memory.
+static inline size_t layernorm_fp8_shared_bytes(int C) {
+    return sizeof(unsigned) * (size_t)layernorm_fp8_row(LAYERNORM_FP8_ROWS, C);
 }
 
 static inline int layernorm_fp8_takes(int C, const Context* ctx) {
     return fp8_is_built() && C > 0 && C % QUANTIZE_ALIGNMENT == 0 && C <= LAYERNORM_FP8_COLUMNS &&
-           fp8_tile_bytes<LAYERNORM_FP8_ROWS>(C) + 1024 <= ctx->shared_of_block;
+           layernorm_fp8_shared_bytes(C) + 1024 <= ctx->shared_of_block;
 }
 
 template <int E, LayerNormBranch BRANCH>
 static inline void layernorm_fp8_start(LayerNormForward a, LayerNormFp8 out, Context* ctx) {
-    size_t shared = out.fp8.yt ? fp8_tile_bytes<LAYERNORM_FP8_ROWS>(a.C) : 0;
+    size_t shared = out.yt ? layernorm_fp8_shared_bytes(a.C) : 0;
     kernel_allow_shared(layernorm_forward_fp8_kernel<E, BRANCH>, shared, ctx);
     layernorm_forward_fp8_kernel<E, BRANCH>
         <<<blocks_for((size_t)a.N, LAYERNORM_FP8_ROWS), LAYERNORM_FP8_THREADS, shared, ctx->stream>>>(a, out);

@@ -44,11 +44,10 @@ typedef struct {
 
 // Where the gradient of r = x + dropout(branch) goes.
 typedef struct {
-    floatX* dx;              // of x
-    floatX* dbranch;         // of the branch's output; without dropout it equals dx and is not written
-    real* dbias;             // column sums of dbranch; NULL: not computed
-    Dropout dropout;         // the forward pass's
-    struct Fp8Linear* last;  // the layer at the end of the branch, for model/linear_input.h; NULL: not in fp8, or none
+    floatX* dx;       // of x
+    floatX* dbranch;  // of the branch's output; without dropout it equals dx and is not written
+    real* dbias;      // column sums of dbranch; NULL: not computed
+    Dropout dropout;  // the forward pass's
 } ResidualGrad;
 
 // What a backward pass reads.

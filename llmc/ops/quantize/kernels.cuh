@@ -90,8 +90,8 @@ __device__ inline void quantize_load(Vector<floatX>* to, const floatX* x, int ro
     }
 }
 
-// `zero` is 0, from a barrier after the loads. Otherwise the compiler moves what is computed from the first rows up
-// between the loads, and the memory system waits.
+// `zero` is 0, but the compiler does not know: it comes from a barrier after all loads. Otherwise ptxas computes with the
+// first rows before it loads the others, and a thread waits for memory several times instead of once.
 template <int COLUMNS>
 __device__ inline void quantize_floats(float* v, const Vector<floatX>* from, [[maybe_unused]] unsigned zero) {
     constexpr int W = Vector<floatX>::SIZE;
@@ -148,7 +148,13 @@ __device__ inline void quantize_dlogits(float* x, const QuantizeLogits& row, con
 
 // Minimum resident blocks per multiprocessor; 0: no bound. Without a bound, loading many partial sums at a time takes
 // 128 registers, and two blocks are resident.
-HOST_DEVICE static constexpr int quantize_residents(int bias) { return bias && sizeof(floatX) == 2 ? 4 : 0; }
+HOST_DEVICE static constexpr int quantize_residents(int bias) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 890  // converts by several instructions, which take more registers
+    return bias ? 2 : 0;
+#else
+    return bias && sizeof(floatX) == 2 ? 4 : 0;
+#endif
+}
 
 // One block per tile, columns of tiles first. `partial`: column sums of the tiles, or row sums for the bias; NULL:
 // skipped.
