@@ -136,10 +136,10 @@ static inline int settings_training_rows(Settings* s, Flag* table, int count) {
          "CPU build emulates the rounding."},
         {NULL,  "--fp8-steps",           FLAG_SIZE,   &s->fp8_steps,           "0",       0,   1e12,     NULL,   SCOPE_RUN,     TOPIC_BATCH,
          "With --fp8: the number of first steps in fp8; after them, matmuls use the build's own type. 0: all steps."},
-        {NULL,  "--fp8-fusion",          FLAG_INT,    &s->fp8_fusion,          "1",       0,   1,        NULL,   SCOPE_RUN,     TOPIC_DEVICE,
+        {NULL,  "--fp8-fusion",          FLAG_INT,    &s->fp8_fusion,          "1",       0,   3,        NULL,   SCOPE_RUN,     TOPIC_DEVICE,
          "With --fp8: 1 saves passes over memory. On the GPU layernorm writes the next matmul's fp8 input; the kernel "
          "that rounds a weight computes the bias that corrects y's mean; the gradient of the logits is computed as it "
-         "is rounded."},
+         "is rounded. 2 and 3, of older checkpoints, do the same."},
         {"-w",  "--master-weights",      FLAG_INT,    &s->master_weights,      "1",       0,   1,        NULL,   SCOPE_RUN,     TOPIC_BATCH,
          "bf16 and fp16 builds: 1 also keeps the weights in fp32; 0 saves these 4 bytes per weight and rounds "
          "updates stochastically."},
