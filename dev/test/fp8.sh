@@ -100,11 +100,15 @@ fi
 # and the gradient of the logits is not rounded to floatX before it is rounded to fp8. The tests of the ops compare bits.
 
 fused="${model%-n 0} --fp8 $level --dropout 0.1 -x 18 -v 18 -m 1 -n 18"
+near=2e-4 # with fp32 beside fp8
+[[ $PROGRAM == *cu || $PROGRAM == */emulated/* ]] && near=1e-3 # with bf16
 near_with_fusion() { # NAME STEPS: the losses of fusion0 and fusion1
-    logged "--fp8-fusion $1" fusion1 "
+    verdict "--fp8-fusion, $1: the runs end" "$why"
+    why=
+    logged "--fp8-fusion, $1: nearly the same losses" fusion1 "
 near = [json.loads(line) for line in open('fusion0/log.jsonl')]
 a, b = ([line['loss'] for line in of if 'loss' in line] for of in (lines, near))
-assert len(a) == len(b) == $2 and all(abs(x / y - 1) < 1e-3 for x, y in zip(a, b)), (a, b)"
+assert len(a) == len(b) == $2 and all(abs(x / y - 1) < $near for x, y in zip(a, b)), (a, b)"
 }
 for with in '-r 2' ''; do
     why=
@@ -112,7 +116,7 @@ for with in '-r 2' ''; do
         run $fused $with --fp8-fusion $on -o "fusion$on" --overwrite 1
         why+=$(ended_with 0)
     done
-    near_with_fusion "${with:+with recomputation}" 18
+    near_with_fusion "${with:-inputs kept}" 18
 done
 for on in 0 1; do
     run -y 1 --override 1 -x 20 -v 20 -n 20 --fp8-fusion $((1 - on)) -o fusion$on

@@ -12,7 +12,7 @@
 
 enum {
     LAYERNORM_FP8_THREADS = 256,
-    LAYERNORM_FP8_ROWS = 32,   // 64 and 128 also work, but were slower
+    LAYERNORM_FP8_ROWS = 32,   // 64 and 128 also work
     LAYERNORM_FP8_PIECE = 16,  // rows that a thread transposes
     LAYERNORM_FP8_PIECES = LAYERNORM_FP8_ROWS / LAYERNORM_FP8_PIECE,
     LAYERNORM_FP8_LONG = 56,  // elements of a thread in the longest rows
