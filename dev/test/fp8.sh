@@ -96,8 +96,9 @@ if [ $level = 2 ]; then
 fi
 
 # ---------------------------------------------------------------------------------------------------------
-# --fp8-fusion: nearly the same losses. The kernel that rounds a weight adds up the bias in another order than mean_bias,
-# and the gradient of the logits is not rounded to floatX before it is rounded to fp8. The tests of the ops compare bits.
+# --fp8-fusion: nearly the same losses. The kernel that rounds a weight adds up the bias in another order than
+# mean_bias, and the gradient of the logits is not rounded to floatX before it is rounded to fp8. The tests of the ops
+# compare bits.
 
 fused="${model%-n 0} --fp8 $level --dropout 0.1 -x 18 -v 18 -m 1 -n 18"
 near=2e-4 # with fp32 beside fp8
@@ -118,6 +119,7 @@ for with in '-r 2' ''; do
     done
     near_with_fusion "${with:-inputs kept}" 18
 done
+why=
 for on in 0 1; do
     run -y 1 --override 1 -x 20 -v 20 -n 20 --fp8-fusion $((1 - on)) -o fusion$on
     why+=$(ended_with 0)
@@ -136,7 +138,7 @@ for on in 0 1; do
     if [ $on = 1 ]; then
         wanted='bias '
         [[ $PROGRAM == *cu || $PROGRAM == */emulated/* ]] && wanted='layernorm bias ' # the CPU has no such kernel
-        [ $level = 2 ] && wanted+='logits '                                           # BERT's output matrix is in floatX
+        [ $level = 2 ] && wanted+='logits ' # BERT's output matrix is in floatX
     fi
     [ "$found" = "$wanted" ] || why=${why:-"--fp8-fusion $on: the profile has: $found"}
 done

@@ -90,8 +90,9 @@ __device__ inline void quantize_load(Vector<floatX>* to, const floatX* x, int ro
     }
 }
 
-// `zero` is 0, but the compiler does not know: it comes from a barrier after all loads. Otherwise ptxas computes with the
-// first rows before it loads the others, and a thread waits for memory several times instead of once.
+// `zero` is 0, but if it comes from a barrier after all loads, the compiler does not know. With a literal 0, ptxas
+// computes with the first rows before it loads the others, and a thread waits for memory several times instead of once.
+// Only bf16, the type of builds that multiply in fp8, is unpacked so.
 template <int COLUMNS>
 __device__ inline void quantize_floats(float* v, const Vector<floatX>* from, [[maybe_unused]] unsigned zero) {
     constexpr int W = Vector<floatX>::SIZE;
@@ -220,8 +221,8 @@ __global__ void __launch_bounds__(QUANTIZE_THREADS, quantize_residents(BIAS))
 #pragma unroll
             for (int j = 0; j < COLUMNS; j++) bias[i] += v[j] * mean[j] - inverse * rounded[j] * mean8[j];
         }
-        // A mask instead of a branch: with a branch the compiler duplicates everything that follows. The bits of 8 words
-        // are counted together.
+        // A mask instead of a branch: with a branch the compiler duplicates everything that follows. The bits of 8
+        // words are counted together.
         unsigned upper = row + i < N && column < C ? 0x80808080u : 0;
 #pragma unroll
         for (int j = 0; j < COLUMNS / 4; j++) {
