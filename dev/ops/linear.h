@@ -21,6 +21,7 @@ typedef struct {
 typedef struct {
     Gelu gelu;
     int keeps_x, fusion;
+    const char* exact_forward;  // parts of names; NULL: none
 } LinearKind;
 
 static inline LinearCase* linear_case(Harness* h, LinearKind kind, int N, int C, int F, Mode mode) {
@@ -42,6 +43,7 @@ static inline LinearCase* linear_case(Harness* h, LinearKind kind, int N, int C,
     memcpy(k->size, size, sizeof size);
     k->mode = mode, k->gelu = kind.gelu, k->ctx = &h->ctx;
     k->state.level = 2, k->state.keeps_x = kind.keeps_x, k->state.operands.fusion = kind.fusion;
+    k->state.exact_forward = kind.exact_forward ? kind.exact_forward : "";
     tensors_add(&table, rows, 2, dims, -1);
     fp8_state_plan(&k->state, &table, N);
     fp8_state_open(&k->state, &table, outers, layers, layer_bytes, k->ctx);
@@ -182,13 +184,19 @@ static inline void linear_check_layer(Harness* h, LinearCase* k, int i, const re
         expect_true(h, "the kept transpose has the input's numbers", memcmp(stored, xt, nx * sizeof *xt) == 0);
     }
     LinearOperands operands = {w, stored, linear_bias(h, k, i, x, stored, w)};
+    if (f->exact_forward) {
+        LinearOperands exact = {k->w[i].host, i ? copy_of(h, k->h) : x, k->b[i].host};
+        if (i) expect_close(h, "the activation", k->h, x, 1e-5);
+        operands = exact;
+    }
     linear_expect(h, i ? "y" : "pre", MATMUL_FORWARD, y, y.host, operands, z, SET);
 }
 
 static inline void test_linear_case(Harness* h, LinearKind kind, int N, int C, int F, Mode mode) {
     Gelu gelu = kind.gelu;
-    case_begin(h, "linear/fp8 N=%d C=%d F=%d %s %s%s fusion=%d", N, C, F, mode == ADD ? "ADD" : "SET",
-               gelu == GELU_ERF ? "erf" : "tanh", kind.keeps_x ? " kept" : "", kind.fusion);
+    case_begin(h, "linear/fp8 N=%d C=%d F=%d %s %s%s fusion=%d%s", N, C, F, mode == ADD ? "ADD" : "SET",
+               gelu == GELU_ERF ? "erf" : "tanh", kind.keeps_x ? " kept" : "", kind.fusion,
+               kind.exact_forward ? " exact forward" : "");
     LinearCase* k = linear_case(h, kind, N, C, F, mode);
     const Fp8Operands* s = &k->state.operands;
     size_t n = (size_t)N * (size_t)F, nx = (size_t)N * (size_t)C;
@@ -437,13 +445,16 @@ static inline void test_linear(Harness* h) {
     test_linear_sums(h);
     for (int fusion = 0; fusion <= 1; fusion++) test_linear_logits(h, fusion, 35, 64, 112);
     for (int fusion = 0; fusion <= 1; fusion++) {
-        LinearKind tanh = {GELU_TANH, 0, fusion}, kept = {GELU_TANH, 1, fusion};
-        LinearKind erf = {GELU_ERF, 0, fusion}, erf_kept = {GELU_ERF, 1, fusion};
+        LinearKind tanh = {GELU_TANH, 0, fusion, NULL}, kept = {GELU_TANH, 1, fusion, NULL};
+        LinearKind erf = {GELU_ERF, 0, fusion, NULL}, erf_kept = {GELU_ERF, 1, fusion, NULL};
+        LinearKind exact = {GELU_TANH, 0, fusion, "w0,1"}, exact_kept = {GELU_ERF, 1, fusion, "w"};
         test_linear_case(h, tanh, 1, 64, 256, SET);
         test_linear_case(h, kept, 64, 128, 512, SET);
         test_linear_case(h, erf_kept, 100, 48, 192, ADD);
         test_linear_case(h, erf, 17, 64, 256, SET);
         test_linear_case(h, tanh, 300, 768, 96, ADD);
+        test_linear_case(h, exact, 40, 64, 256, ADD);
+        test_linear_case(h, exact_kept, 100, 64, 128, SET);
     }
 }
 

@@ -145,6 +145,29 @@ done
 verdict '--fp8-fusion: the ops' "$why"
 
 # ---------------------------------------------------------------------------------------------------------
+# --fp8-exclude-forward: with all layers the forward pass is that without fp8, and only gradients differ.
+
+attention=attn.c_attn
+[ $level = 2 ] || attention=attention.self.query
+for with in . "$attention" ''; do
+    run $model --fp8 $level -x 18 -v 18 -m 1 --fp8-exclude-forward "$with" -o "forward$with" --overwrite 1
+    verdict "--fp8-exclude-forward '$with': the run ends" "$(ended_with 0)"
+done
+run $model -x 18 -v 18 -m 1 -o plain --overwrite 1
+same=2e-7 differs=2e-7
+[[ $PROGRAM == *cu || $PROGRAM == */emulated/* ]] && same=1e-4 differs=0 # in bf16, GELU's input is rounded
+logged '--fp8-exclude-forward: the forward pass is that without fp8' plain "
+def losses(of):
+    rows = [json.loads(line) for line in open(of + '/log.jsonl')]
+    return [row['loss'] for row in rows if 'loss' in row]
+plain, every, attention, none = losses('plain'), losses('forward.'), losses('forward$attention'), losses('forward')
+off = lambda of, i: abs(of[i] / plain[i] - 1)
+assert off(every, 0) < $same and off(none, 0) > $differs, (plain[0], every[0], none[0])
+assert every[-1] != plain[-1] and attention not in (every, none), (plain, every, attention, none)"
+refused '--fp8-exclude-forward: each part must be in a name' 2 "no weight of an fp8 layer has 'nothing' in its name" \
+    $model --fp8 $level --fp8-exclude-forward "$attention,nothing"
+
+# ---------------------------------------------------------------------------------------------------------
 # Gradients against those of the same step without fp8: of new weights, and of GPT-2's that were trained for a moment
 
 if "${PYTHON:-python3}" -c 'import numpy' 2>/dev/null; then

@@ -20,6 +20,9 @@
  * Up to 8192 terms are summed in the tensor cores, which keep about 13 bits ("fast accumulation": rms errors of 0.05 %
  * at 768 terms, 0.7 % at 65,536). Longer sums are split into parts that are added in fp32 (0.02 %).
  *
+ * If a layer's `exact_forward` is 1 (--fp8-exclude-forward), its forward matmul is that of matmul.h, and x and w are
+ * rounded for the backward pass only.
+ *
  * Errors that all rows share do not cancel in sums over rows. So the mean of y over rows is corrected to that of the
  * exact matmul (ops/quantize/mean_bias.h), and in dx of the output matrix the targets' part is corrected
  * (ops/classifier/target_rounding.h).
@@ -35,6 +38,7 @@
 #include "llmc/ops/classifier/classifier.h"
 #include "llmc/ops/classifier/target_rounding.h"
 #include "llmc/ops/fp8_scales.h"
+#include "llmc/ops/gelu.h"
 #include "llmc/ops/matmul/matmul.h"
 #include "llmc/ops/quantize/mean_bias.h"
 #include "llmc/ops/quantize/quantize.h"
@@ -63,9 +67,10 @@ typedef struct {
 
 typedef struct Fp8Linear {
     Fp8Operands* shared;
-    int row;          // of its x in the table of scales
-    uint8_t *w, *wt;  // [OC, IC] and [IC, OC]: its weight as of the last forward pass
-    uint8_t* xt;      // [IC, Np]: its x, kept from a step's forward pass; NULL: the backward pass quantizes x again
+    int row;            // of its x in the table of scales
+    int exact_forward;  // 1: the forward matmul is in floatX
+    uint8_t *w, *wt;    // [OC, IC] and [IC, OC]: its weight as of the last forward pass
+    uint8_t* xt;        // [IC, Np]: its x, kept from a step's forward pass; NULL: the backward pass quantizes x again
 } Fp8Linear;
 
 typedef struct {
@@ -258,7 +263,20 @@ COMPILED_IF_CALLED static inline void linear_forward_fp8(floatX* y, const floatX
     Fp8Operands* s = f->shared;
     if (s->x_of != x) fp8_quantize_x(f, quantize_plain(x), z.N, z.IC, ctx);
     s->x_of = NULL;
-    fp8_forward_product(y, p, z, ctx);
+    if (f->exact_forward) {
+        QuantizeBias none = {.y = NULL, .b = NULL, .means = NULL};
+        fp8_quantize_w(p, none, z.OC, z.IC, ctx);
+        matmul_forward(y, x, p, z.N, z.IC, z.OC, SET, ctx);
+    } else {
+        fp8_forward_product(y, p, z, ctx);
+    }
+}
+
+COMPILED_IF_CALLED static inline void linear_forward(floatX* y, const floatX* x, Linear p, int N, int IC, int OC,
+                                                     Context* ctx) {
+    LinearSize size = {.N = N, .IC = IC, .OC = OC};
+    if (p.fp8) linear_forward_fp8(y, x, p, size, ctx);
+    else matmul_forward(y, x, p, N, IC, OC, SET, ctx);
 }
 
 // linear_forward() of the output matrix. In fp8 it multiplies x minus its mean; the mean's matmul is part of the bias.
@@ -266,8 +284,8 @@ COMPILED_IF_CALLED static inline void linear_forward_fp8(floatX* y, const floatX
 COMPILED_IF_CALLED static inline void linear_logits_forward(floatX* y, const floatX* x, Linear p, LinearSize z,
                                                             Context* ctx) {
     const Fp8Linear* f = p.fp8;
-    if (!f) {
-        matmul_forward(y, x, p, z.N, z.IC, z.OC, SET, ctx);
+    if (!f || f->exact_forward) {
+        linear_forward(y, x, p, z.N, z.IC, z.OC, ctx);
         return;
     }
     Fp8Operands* s = f->shared;
@@ -278,14 +296,8 @@ COMPILED_IF_CALLED static inline void linear_logits_forward(floatX* y, const flo
     fp8_forward_product(y, p, z, ctx);
 }
 
-COMPILED_IF_CALLED static inline void linear_forward(floatX* y, const floatX* x, Linear p, int N, int IC, int OC,
-                                                     Context* ctx) {
-    LinearSize size = {.N = N, .IC = IC, .OC = OC};
-    if (p.fp8) linear_forward_fp8(y, x, p, size, ctx);
-    else matmul_forward(y, x, p, N, IC, OC, SET, ctx);
-}
-
-// `next`: the layer that reads y. If it is fp8, y is written only in fp8, for that layer.
+// `next`: the layer that reads y. If it is fp8, y is written in fp8, for that layer, and as floatX only if its forward
+// matmul needs it.
 COMPILED_IF_CALLED static inline void linear_gelu_forward(floatX* y, GeluInput gelu, const floatX* x, Linear p,
                                                           Linear next, LinearSize z, Context* ctx) {
     if (!p.fp8) {
@@ -294,6 +306,7 @@ COMPILED_IF_CALLED static inline void linear_gelu_forward(floatX* y, GeluInput g
     }
     CHECK(next.fp8);
     linear_forward_fp8(gelu.pre, x, p, z, ctx);
+    if (next.fp8->exact_forward) gelu_forward(y, gelu.pre, (size_t)z.N * (size_t)z.OC, gelu.kind, ctx);
     fp8_quantize_x(next.fp8, quantize_gelu(gelu.pre, gelu.kind), z.N, z.OC, ctx);
     next.fp8->shared->x_of = y;
 }

@@ -29,13 +29,14 @@ static inline int fp8_from_layernorm(LayerNorm p) {
 #ifdef __CUDACC__
 
 // Describe the output y of a kernel that rounds it for p.next, and note that this layer's x is y. If the layer keeps
-// its transposed x, the backward pass does not read y either: then only the rows for mean_bias() are written.
+// its transposed x, the backward pass does not read y either: then only the rows for mean_bias() are written, unless
+// the layer's forward matmul is in floatX.
 static inline LayerNormFp8 fp8_layernorm_output(floatX* y, LayerNorm p, Rows size) {
     const Fp8Linear* f = p.next;
     Fp8Operands* s = f->shared;
     QuantizeOutput x = fp8_output(f, FP8_X, s->x, s->records ? f->xt : NULL);
     LayerNormFp8 out = {.y = y,
-                        .rows = p.is_only_next && x.yt ? LAYERNORM_MEAN_ROWS : LAYERNORM_ALL_ROWS,
+                        .rows = p.is_only_next && x.yt && !f->exact_forward ? LAYERNORM_MEAN_ROWS : LAYERNORM_ALL_ROWS,
                         .y8 = x.y,
                         .yt = x.yt,
                         .stats = fp8_count(f, FP8_X, size.N, size.C),

@@ -16,11 +16,12 @@
 #include "llmc/model/linear.h"
 
 typedef struct {
-    int level;      // --fp8: 1: the layers' matmuls; 2: also matmuls outside the layers
-    int keeps_x;    // 1: the transposed inputs are kept for the backward pass
-    int64_t steps;  // --fp8-steps: the number of first steps in fp8; 0: all
-    int count;      // linear layers
-    int recorded;   // steps whose largest absolute values are known, at most FP8_HISTORY
+    int level;                  // --fp8: 1: the layers' matmuls; 2: also matmuls outside the layers
+    int keeps_x;                // 1: the transposed inputs are kept for the backward pass
+    int64_t steps;              // --fp8-steps: the number of first steps in fp8; 0: all
+    const char* exact_forward;  // --fp8-exclude-forward: parts of weights' names
+    int count;                  // linear layers
+    int recorded;               // steps whose largest absolute values are known, at most FP8_HISTORY
     Fp8Linear* linears;
     Fp8Linear*** fields;  // [2 * count] the pointers to them in the structs of parameters and gradients
     const char** names;   // of their weights, in the table of tensors
@@ -41,6 +42,27 @@ static inline int fp8_is_weight(const Fp8State* s, const TensorTable* table, int
     for (int k = i + 1; k < table->count; k++)
         if (table->tensors[k].fp8 == t->fp8 && table->tensors[k].layer == t->layer) return 0;
     return 1;
+}
+
+// Whether `name` contains one of the comma-separated `parts`.
+static inline int fp8_has_part(const char* name, const char* parts) {
+    for (size_t n; *parts; parts += n + (parts[n] == ',')) {
+        n = strcspn(parts, ",");
+        if (n > 0 && memmem(name, strlen(name), parts, n)) return 1;
+    }
+    return 0;
+}
+
+// Each part of --fp8-exclude-forward must be in the name of a weight.
+static inline void fp8_check_parts(const Fp8State* s, const TensorTable* table) {
+    for (const char* p = s->exact_forward; *p; p += strcspn(p, ","), p += *p == ',') {
+        char* part = xprintf("%.*s", (int)strcspn(p, ","), p);
+        int found = 0;
+        for (int i = 0; i < table->count && !found; i++)
+            found = fp8_is_weight(s, table, i) && fp8_has_part(table->tensors[i].name, part);
+        if (!found) die(USAGE, "--fp8-exclude-forward: no weight of an fp8 layer has '%s' in its name", part);
+        free(part);
+    }
 }
 
 // The size of its layer. The tensors of a group (Q, K and V) are one layer.
@@ -77,6 +99,7 @@ static inline void fp8_state_plan(Fp8State* s, const TensorTable* table, int N) 
         s->count++;
     }
     if (s->level && !s->count) die(USAGE, "--fp8 %d: this model has no products in fp8", s->level);
+    if (s->level) fp8_check_parts(s, table);
     if (table->fixed) s->dy_bytes = 0;
 #ifdef __CUDACC__
     s->unpacked = 0;
@@ -173,7 +196,12 @@ static inline void fp8_state_open(Fp8State* s, const TensorTable* table, void* c
         if (!fp8_is_weight(s, table, i)) continue;
         fp8_layer_size(table, i, &IC, &OC);
         size_t size = (size_t)IC * (size_t)OC;
-        Fp8Linear linear = {.shared = o, .row = n * FP8_OPERANDS, .w = w, .wt = w + size, .xt = kept};
+        Fp8Linear linear = {.shared = o,
+                            .row = n * FP8_OPERANDS,
+                            .exact_forward = fp8_has_part(t->name, s->exact_forward),
+                            .w = w,
+                            .wt = w + size,
+                            .xt = kept};
         s->names[n] = t->name;
         s->linears[n] = linear;
         w += 2 * size;
