@@ -299,6 +299,10 @@ case $PROGRAM in
     */fp16/* | */fp32/*) row --fp8-steps '' 1 results '*' '=' ;;
     *) row --fp8-steps '--fp8 1' 2 'nth loss 4' '*' '*' 'nth loss 2' ;;
 esac
+case $PROGRAM in
+    */fp16/* | */fp32/*) row --fp8-exclude-forward '' . results '*' '=' ;;
+    *) row --fp8-exclude-forward '--fp8 1' . 'nth loss 1' '*' '*' ;;
+esac
 # From the step on in which scales are known.
 case $PROGRAM in
     */fp16/* | */fp32/*) row --fp8-fusion '' 0 results '*' '=' ;;
