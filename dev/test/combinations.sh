@@ -17,26 +17,29 @@ declare -A flags=([zero-out]="-e $sizes --init zero-out" [tied=0]="-e $sizes,tie
 order="zero-out tied=0 ema ramp seq-warmup"
 case ${PROGRAM##*/} in train_bert*) order="zero-out tied=0 ema ramp" ;; esac
 
-launch() { # RANKS FLAG...
+launch() { # RANKS FLAG...: a run that must end without an error
     local ranks=$1
     shift
     if [ "$ranks" -eq 1 ]; then "$PROGRAM" "$@" </dev/null >"$work/stdout" 2>"$work/stderr"
     else mpirun --allow-run-as-root --oversubscribe --bind-to none -np "$ranks" "$PROGRAM" "$@" </dev/null >"$work/stdout" 2>"$work/stderr"; fi
+    status=$?
+    [ $status -eq 0 ] || fail "$ranks ranks: $*" "$(ended_with 0)"
 }
 losses() { grep -hE '"(loss|val_loss|ema_val_loss)"' "$1/log.jsonl" | sed 's/, "ms".*//'; }
-finite() { ! losses "$1" | grep -qE 'null|nan|inf'; }
+finite() { [ "$(losses "$1" | grep -c '"loss"')" -eq 10 ] && ! losses "$1" | grep -qE 'null|nan|inf'; }
 same() { # OUT REFERENCE
-    local f
-    for f in $(cd "$2" && find ckpt/00000010 ema -name '*.safetensors' 2>/dev/null); do cmp -s "$1/$f" "$2/$f" || return 1; done
+    local f files
+    files=$(cd "$2" && find ckpt/00000010 ema -name '*.safetensors' 2>/dev/null)
+    [ -n "$files" ] || return 1
+    for f in $files; do cmp -s "$1/$f" "$2/$f" || return 1; done
     cmp -s <(losses "$1") <(losses "$2")
 }
-say() { if "${@:2}"; then echo "$1"; else echo "NO: $1"; failed=$((failed + 1)); fi; }
 
 echo "| optimizer | with | -z 0, one rank | -z 1, two ranks | last loss |"
 echo "|---|---|---|---|---|"
 for optimizer in muon normuon; do
     for with in $order; do
-        row="| $optimizer | $with |"
+        row="| $optimizer | $with |" why=
         for zero in 0 1; do
             rm -rf whole half
             all="$base ${flags[$with]} --optimizer $optimizer -z $zero"
@@ -44,10 +47,11 @@ for optimizer in muon normuon; do
             launch $((zero + 1)) $all -o whole
             launch $((zero + 1)) $all --stop-after 5 -o half
             launch $((zero + 1)) -y 1 -o half
-            row+=" $(say finite finite whole), $(say 'same bits' same half whole) |"
+            finite whole && row+=' finite,' || row+=' not finite,' why=no
+            same half whole && row+=' same bits |' || row+=' other bits |' why=no
         done
         echo "$row $(losses whole | sed -nE 's/.*"loss": ([0-9.]+).*/\1/p' | tail -n 1) |"
-        passed=$((passed + 1))
+        if [ -z "$why" ]; then passed=$((passed + 1)); else failed=$((failed + 1)); fi
     done
 done
 echo
@@ -60,7 +64,9 @@ if [[ $PROGRAM != *bert* ]]; then  # BERT masks each of equal sequences in its o
         for ranks in 1 2 4; do
             launch $ranks -t 16 -i equal.bin -x 8 -b 1 -d $((32 * ranks)) -l 1e-2 -v 0 -s 0 -n 0 ${flags[$with]} \
                 --optimizer normuon -z 1 -o "equal$ranks"
-            for f in $(cd equal1 && find . -maxdepth 2 -name model.safetensors); do
+            files=$(cd equal1 && find . -maxdepth 2 -name model.safetensors)
+            [ -n "$files" ] || why='there is no model'
+            for f in $files; do
                 cmp -s "equal$ranks/$f" "equal1/$f" || why="$ranks ranks: $f differs"
             done
         done
@@ -88,6 +94,7 @@ done
 wait $pid || why="the last process ended with status $?"
 [ $killed = "$kills" ] || why="only $killed kills of $kills hit the run"
 for f in ckpt/00000600/model ckpt/00000600/optimizer ema/model; do cmp -s "killed/$f.safetensors" "whole600/$f.safetensors" || why="$f differs"; done
+[ "$(losses whole600 | grep -c '"loss"')" -eq 600 ] || why=${why:-'no run of 600 steps to compare with'}
 cmp -s <(losses killed) <(losses whole600) || why=${why:-'the losses differ'}
 verdict "killed $killed times (SIGKILL), all of these together: the same bits" "$why"
 finish

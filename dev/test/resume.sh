@@ -121,17 +121,24 @@ contradiction --batch -b 4
 contradiction --steps -x 30
 contradiction --seed --seed 7
 contradiction --dropout --dropout 0.2
-contradiction --model -e L=1,C=16,NH=2,T=16
 contradiction --master-weights -w 0
 contradiction --loss-scale --loss-scale fixed
-for override in '' ' --override 1'; do  # its moments would mean something else
+refused_again() { # NAME PATTERN FLAG...
+    local name=$1 pattern=$2 before
+    shift 2
     again
     before=$(listing "$work/again")
-    run -y 1 -o "$work/again" --optimizer muon $override
-    why=$(ended_with_error 2 '--optimizer muon: .*/00000010 has the moments of adamw')
+    run -y 1 -o "$work/again" "$@"
+    why=$(ended_with_error 2 "$pattern")
     [ "$before" = "$(listing "$work/again")" ] || why=${why:-'files were created or changed'}
-    verdict "--optimizer muon$override of an adamw run is refused" "$why"
+    verdict "$name is refused" "$why"
+}
+for override in '' ' --override 1'; do  # the checkpoint has its weights and its moments
+    refused_again "--optimizer muon$override of an adamw run" '--optimizer muon: .*/00000010 has the moments of adamw' \
+        --optimizer muon $override
+    refused_again "another -e$override" "-e L=1,C=16,NH=2,T=16: .*/00000010 is of a run with -e '" -e L=1,C=16,NH=2,T=16 $override
 done
+refused_again '--batch-ramp in steps of one micro-batch' '--batch-ramp 4 needs steps of several' --batch-ramp 4 -d 32 --override 1
 again
 run -y 1 -o "$work/again" -l 1e-3 --override 1
 why=$(ended_with 0)

@@ -27,6 +27,13 @@ static inline void session_check_optimizer(const Session* s, const JsonNode* set
             was);
 }
 
+// Likewise another -e: the checkpoint has the weights.
+static inline void session_check_model(const Session* s, const JsonNode* settings, const char* file) {
+    const char *is = s->settings->model, *was = json_get_string_or(settings, "model", is, file);
+    if (flag_is_given(s->flags, s->flag_count, "--model") && strcmp(was, is) != 0)
+        die(USAGE, "-e %s: %s is of a run with -e '%s'; leave it out, or start a new run", is, s->checkpoint, was);
+}
+
 // --keep-best: forget a best validation that has no checkpoint, as before --keep-best was given. All ranks call it.
 static inline void session_check_best(Session* s) {
     char* kept = checkpoint_path(s->settings->out, s->best.step);
@@ -70,6 +77,7 @@ static inline void session_find_checkpoint(Session* s) {
             is_task                     ? "finetune_bert"
             : json_has(settings, "nsp") ? "train_bert"
                                         : "train_gpt2");
+    session_check_model(s, settings, path);
     session_check_optimizer(s, settings, path);
     settings_restore(s->flags, s->flag_count, settings, s->settings->override, path);
     s->consumed = (uint64_t)session_count(json_get_int(json.root, "samples", path), INT64_MAX, "samples", path);

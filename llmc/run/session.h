@@ -60,7 +60,9 @@ static inline void session_check_recipe(const Session* session, int has_val, int
     if (s->keep_best && !*s->out) die(USAGE, "--keep-best 1 and -o '': there is nowhere to keep a checkpoint");
     if (s->ema > 0 && s->fp8) die(USAGE, "--ema does not combine with --fp8, whose scales follow the last weights");
     if (s->ema == 0 && s->ema_start > 1) die(USAGE, "--ema-start: needs --ema");
-    if (!session->checkpoint) batch_ramp_check(s->batch_ramp, micro_steps);
+    // A resumed run may have fewer micro-batches on more ranks.
+    if (!session->checkpoint || flag_is_given(session->flags, session->flag_count, "--batch-ramp"))
+        batch_ramp_check(s->batch_ramp, micro_steps);
 }
 
 // A resumed run skipped its recipe, but no checkpoint is usable: a new run needs it. OUT is open and stays.
