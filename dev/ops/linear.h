@@ -44,7 +44,7 @@ static inline LinearCase* linear_case(Harness* h, LinearKind kind, int N, int C,
     memcpy(k->size, size, sizeof size);
     k->mode = mode, k->gelu = kind.gelu, k->ctx = &h->ctx;
     k->state.level = 2, k->state.keeps_x = kind.keeps_x, k->state.operands.fusion = kind.fusion;
-    k->state.exact_forward = kind.exact_forward ? kind.exact_forward : "";
+    k->state.exact_forward = kind.exact_forward;
     tensors_add(&table, rows, 2, dims, -1);
     fp8_state_plan(&k->state, &table, N);
     fp8_state_open(&k->state, &table, outers, layers, layer_bytes, k->ctx);

@@ -148,7 +148,7 @@ verdict '--fp8-fusion: the ops' "$why"
 # --fp8-exclude-forward: with all layers the forward pass is that without fp8, and only gradients differ.
 
 attention=attn.c_attn
-[ $level = 2 ] || attention=attention.self.query
+[ $level = 2 ] || attention=self.value
 for with in . "$attention" ''; do
     run $model --fp8 $level -x 18 -v 18 -m 1 --fp8-exclude-forward "$with" -o "forward$with" --overwrite 1
     verdict "--fp8-exclude-forward '$with': the run ends" "$(ended_with 0)"

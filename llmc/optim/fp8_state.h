@@ -19,7 +19,7 @@ typedef struct {
     int level;                  // --fp8: 1: the layers' matmuls; 2: also matmuls outside the layers
     int keeps_x;                // 1: the transposed inputs are kept for the backward pass
     int64_t steps;              // --fp8-steps: the number of first steps in fp8; 0: all
-    const char* exact_forward;  // --fp8-exclude-forward: parts of weights' names
+    const char* exact_forward;  // --fp8-exclude-forward: parts of weights' names; NULL: none
     int count;                  // linear layers
     int recorded;               // steps whose largest absolute values are known, at most FP8_HISTORY
     Fp8Linear* linears;
@@ -44,33 +44,40 @@ static inline int fp8_is_weight(const Fp8State* s, const TensorTable* table, int
     return 1;
 }
 
-// Whether `name` contains one of the comma-separated `parts`.
-static inline int fp8_has_part(const char* name, const char* parts) {
-    for (size_t n; *parts; parts += n + (parts[n] == ',')) {
-        n = strcspn(parts, ",");
-        if (n > 0 && memmem(name, strlen(name), parts, n)) return 1;
-    }
+// The end of the layer of weight i: the tensors of a group (Q, K and V) are one layer.
+static inline int fp8_layer_end(const TensorTable* table, int i) {
+    for (i++; i < table->count && table->tensors[i].is_grouped && table->tensors[i].ndim == 2;) i++;
+    return i;
+}
+
+static inline void fp8_layer_size(const TensorTable* table, int i, int* IC, int* OC) {
+    const Tensor* t = &table->tensors[i];
+    *IC = t->shape[1], *OC = t->stored_rows;
+    for (int k = i + 1; k < fp8_layer_end(table, i); k++) *OC += table->tensors[k].shape[0];
+}
+
+// Whether the name of a weight of the layer of weight i contains the `n` characters at `part`.
+static inline int fp8_layer_has(const TensorTable* table, int i, const char* part, size_t n) {
+    for (int k = i; n > 0 && k < fp8_layer_end(table, i); k++)
+        if (memmem(table->tensors[k].name, strlen(table->tensors[k].name), part, n)) return 1;
+    return 0;
+}
+
+// Whether that layer is one of --fp8-exclude-forward.
+static inline int fp8_is_excluded(const Fp8State* s, const TensorTable* table, int i) {
+    for (const char* p = s->exact_forward; p && *p; p += strcspn(p, ","), p += *p == ',')
+        if (fp8_layer_has(table, i, p, strcspn(p, ","))) return 1;
     return 0;
 }
 
 // Each part of --fp8-exclude-forward must be in the name of a weight.
-static inline void fp8_check_parts(const Fp8State* s, const TensorTable* table) {
-    for (const char* p = s->exact_forward; *p; p += strcspn(p, ","), p += *p == ',') {
-        char* part = xprintf("%.*s", (int)strcspn(p, ","), p);
-        int found = 0;
+static inline void fp8_check_excluded(const Fp8State* s, const TensorTable* table) {
+    for (const char* p = s->exact_forward; p && *p; p += strcspn(p, ","), p += *p == ',') {
+        int n = (int)strcspn(p, ","), found = 0;
         for (int i = 0; i < table->count && !found; i++)
-            found = fp8_is_weight(s, table, i) && fp8_has_part(table->tensors[i].name, part);
-        if (!found) die(USAGE, "--fp8-exclude-forward: no weight of an fp8 layer has '%s' in its name", part);
-        free(part);
+            found = fp8_is_weight(s, table, i) && fp8_layer_has(table, i, p, (size_t)n);
+        if (!found) die(USAGE, "--fp8-exclude-forward: no weight of an fp8 layer has '%.*s' in its name", n, p);
     }
-}
-
-// The size of its layer. The tensors of a group (Q, K and V) are one layer.
-static inline void fp8_layer_size(const TensorTable* table, int i, int* IC, int* OC) {
-    const Tensor* t = &table->tensors[i];
-    *IC = t->shape[1], *OC = t->stored_rows;
-    for (int k = i + 1; k < table->count && table->tensors[k].is_grouped && table->tensors[k].ndim == 2; k++)
-        *OC += table->tensors[k].shape[0];
 }
 
 // Compute the buffer sizes for micro-batches of up to N rows. Sets all fields that need no memory.
@@ -99,7 +106,7 @@ static inline void fp8_state_plan(Fp8State* s, const TensorTable* table, int N) 
         s->count++;
     }
     if (s->level && !s->count) die(USAGE, "--fp8 %d: this model has no products in fp8", s->level);
-    if (s->level) fp8_check_parts(s, table);
+    if (s->level) fp8_check_excluded(s, table);
     if (table->fixed) s->dy_bytes = 0;
 #ifdef __CUDACC__
     s->unpacked = 0;
@@ -198,7 +205,7 @@ static inline void fp8_state_open(Fp8State* s, const TensorTable* table, void* c
         size_t size = (size_t)IC * (size_t)OC;
         Fp8Linear linear = {.shared = o,
                             .row = n * FP8_OPERANDS,
-                            .exact_forward = fp8_has_part(t->name, s->exact_forward),
+                            .exact_forward = fp8_is_excluded(s, table, i),
                             .w = w,
                             .wt = w + size,
                             .xt = kept};
