@@ -66,6 +66,14 @@ average=$work/average/ema/README.md
 verdict 'a card of the average' "$(ended_with 0)$(has '^The average of the weights of several steps' "$average"
     has '^\| `ema_val_loss` \| [0-9.]+ \| 10 \|' "$average"; has '^tokenizer = ' "$average"; grep -E '<!--|loss of the last|`val_loss`' "$average")"
 verdict 'a card of the weights beside it' "$(has '^\| `val_loss` \| [0-9.]+ \| 10 \|' "$work/average/README.md"; grep -E 'average|ema_val' "$work/average/README.md")"
+if "$python" -c 'import transformers, torch' 2>/dev/null; then
+    for name in '' ema/; do  # -v has two batches of two windows
+        key=${name:+ema_}val_loss
+        loss=$(sed -nE 's/^\{"step": 10, .*"'$key'": ([0-9.]+).*/\1/p' "$work/average/log.jsonl")
+        HF_HUB_OFFLINE=1 "$python" "$root/dev/reference/check_val_loss.py" "$work/average/$name" "$work/data/builtin/val.bin" 16 4 "$loss" >"$work/log" 2>&1
+        verdict "transformers load ${name:-OUT} and compute its $key" "$([ $? -eq 0 ] || tail -n 1 "$work/log")"
+    done
+else skip 'transformers load the average' "$python has no transformers"; fi
 if prepare_ranks; then
     timeout 120 mpirun --oversubscribe --bind-to none -np 2 "$gpt2" "${AVERAGE[@]}" -o "$work/ranks" >"$work/stdout" 2>"$work/stderr"
     status=$?
