@@ -3,7 +3,7 @@
 # compare training with PyTorch, run the sanitizers and the profiler, and benchmark. Each part takes at most ten minutes.
 #
 #     bash scripts/gpu_check.sh [--part PARTS] [--out FOLDER]      PARTS: "build bert", for example. Without it:
-#                                                                  all parts except flags, ranks and older
+#                                                                  all parts except flags, fp8, ranks and older
 #
 #     build    programs in three precisions              ops      kernels against their references
 #     e2e      train_gpt2cu end to end                   train    the same compared with transformers
@@ -12,6 +12,7 @@
 #     graph    --graph: the same bits as without, and the time of small steps
 #     san      the ops under compute-sanitizer           tools    our NVTX ranges in ncu
 #     scratch  planned and used scratch memory of attention's backward pass
+#     fp8      --fp8: the same bits again, resumed and on several GPUs; gradients; waits; speed and energy
 #     flags    the effect of every flag, including those of the GPU build only
 #     older    code for GPUs of compute capability 7.5, 8.6 and 8.9, from PTX, with the kernels chosen there
 #     profile  the reports of --profile, compared with ncu and a plain listing of kernels
@@ -28,6 +29,8 @@
 #   GPU_CHECK_PROFILE  pieces of part profile (default: "gpt2 bert published tools ranks")
 #   GPU_CHECK_RANKS    pieces of part ranks (default: "d12 d48 bert_large 124M 1558M phase1 curves kills checkpoints",
 #                      which take more than ten minutes on four GPUs)
+#   GPU_CHECK_FP8      pieces of part fp8 (default: "tests bits ranks gradients waits speed"; speed takes 15 minutes a GPU,
+#                      four minutes on four GPUs)
 #   GPU_CHECK_TORCH_BERT    another BERT training step in PyTorch for part bert_bench: a script and its flags. It also gets
 #                      -B batch -T length and prints a line "RESULT ... ms=..." as dev/reference/bert.py does
 #   GPU_CHECK_OLDER_OPS    ops for part older (default: all)
@@ -35,7 +38,7 @@
 #   PYTHON             an interpreter with PyTorch and transformers (default python3)
 set -u
 cd "$(dirname "$0")/.."
-usage="usage: gpu_check.sh [--part 'build ops e2e train bert tasks graph san scratch tools profile bench bert_bench flags ranks older'] [--out FOLDER]"
+usage="usage: gpu_check.sh [--part 'build ops e2e train bert tasks graph san scratch tools profile bench bert_bench flags fp8 ranks older'] [--out FOLDER]"
 parts="build ops e2e train bert tasks graph san scratch tools profile bench bert_bench" out=out/gpu_check
 while [ $# -gt 0 ]; do
     case $1 in
@@ -133,6 +136,11 @@ expect_same() { # name, run, run: weights, moments and master weights of the new
         if ! cmp -s "$a/$file" "$b/$file"; then bad "$1: $file differs"; return; fi
     done
     ok "$1"
+}
+# One process per GPU, on the first GPUs.
+export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
+launch() { # ranks, command...
+    if [ "$1" = 1 ]; then "${@:2}"; else mpirun -np "$1" --bind-to none --oversubscribe "${@:2}"; fi
 }
 forget() { # runs: delete their weights, keep the logs
     local run
@@ -373,7 +381,7 @@ END
             # products. In 280 s it did not end on attention_wide.
             ops="attention attention_documents layernorm dropout gather gelu classifier embedding adamw lamb \
 loss_scale global_norm next_sentence accuracy cast_to_fp32 cast_bf16 matmul matmul_epilogue matmul_hopper \
-attention_wide layernorm_fp8 quantize linear_input"
+attention_wide layernorm_fp8 quantize linear_input mean_bias target_rounding fp8_scales"
             names=()
             for tool in memcheck racecheck initcheck synccheck; do
                 for op in ${GPU_CHECK_OPS:-$ops}; do
@@ -656,13 +664,98 @@ END
                 esac
             done
             ;;
-        ranks)
-            # One process per GPU. `launch` starts the given number on the first GPUs.
+        fp8)
             gpus=$(count_gpus)
-            export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
-            launch() { # ranks, command...
-                if [ "$1" = 1 ]; then "${@:2}"; else mpirun -np "$1" --bind-to none --oversubscribe "${@:2}"; fi
+            text=${GPU_CHECK_DATA:-$gpt2_text}
+            fp8_run=(-i "$text" -e d12 -b 16 -t 1024 -d 65536 -x 24 -n 12 -l 1e-4 -u 20 -v 0 -s 0 --overwrite 1 --autotune 0 --fp8 2)
+            fp8_tests() {
+                begin fp8_gpt2 bash dev/test/fp8.sh ./train_gpt2cu
+                begin fp8_bert bash dev/test/fp8.sh ./train_bertcu
+                finish
+                totals fp8_gpt2
+                totals fp8_bert
             }
+            # The same run twice, and stopped after step 12 and resumed. Scales are measured until step 16.
+            fp8_same() { # ranks, flags...
+                local n=$1 what="fp8, ranks=$1${2:+, ${*:2}}"
+                check "$what" launch "$n" ./train_gpt2cu "${fp8_run[@]}" "${@:2}" -o "$out/fp8_straight"
+                check "$what, again" launch "$n" ./train_gpt2cu "${fp8_run[@]}" "${@:2}" -o "$out/fp8_again"
+                expect_same "$what: repeated, the same bits" fp8_again fp8_straight
+                check "$what, to step 12" launch "$n" ./train_gpt2cu "${fp8_run[@]}" "${@:2}" --stop-after 12 -o "$out/fp8_stopped"
+                check "$what, from step 12" launch "$n" ./train_gpt2cu -y 1 ${z:+-z 1} -o "$out/fp8_stopped"
+                expect_same "$what: resumed, the same bits" fp8_stopped fp8_straight
+                forget fp8_{straight,again,stopped}
+            }
+            fp8_bits() {
+                local z=
+                fp8_same 1
+                fp8_same 1 --fp8-exclude-forward attn.c_attn --fp8-steps 18
+            }
+            # Scales are the largest of all ranks', so the log has the same ones as on one GPU.
+            fp8_ranks() {
+                local n z=1
+                [ "$gpus" -gt 1 ] || { say "skip fp8 on several GPUs: one GPU"; return; }
+                check "fp8, one rank" ./train_gpt2cu "${fp8_run[@]}" -o "$out/fp8_one"
+                for ((n = 2; n <= gpus; n *= 2)); do
+                    check "fp8, $n ranks" launch "$n" ./train_gpt2cu "${fp8_run[@]}" -z 1 -o "$out/fp8_more"
+                    expect_near "fp8: losses of $n ranks against one" fp8_more fp8_one 5e-3
+                    check "fp8, $n ranks: weights_hash in the log at each checkpoint" [ "$(grep -c weights_hash "$out/fp8_more/log.jsonl")" = 2 ]
+                    fp8_same "$n" -z 1
+                done
+                forget fp8_{one,more}
+            }
+            # Of d12, new and after 400 steps in fp8, on the same 65,536 tokens.
+            fp8_gradients() {
+                local start step=(-i "$text" -b 16 -t 1024 -d 65536 -x 1 -l 0 --beta1 0 --clip 0 -v 0 -s 0 --overwrite 1)
+                check "fp8: 400 steps" ./train_gpt2cu -i "$text" -e d12 -b 64 -t 1024 -x 400 -l 6e-4 -u 100 -c 0.1 --fp8 2 $quiet -o "$out/fp8_trained"
+                for start in d12 "$out/fp8_trained"; do
+                    check "fp8: gradients in fp32" build/fp32/train_gpt2cu -e "$start" "${step[@]}" -o "$out/fp8_fp32"
+                    for level in 2 0; do check "fp8: gradients with --fp8 $level" ./train_gpt2cu -e "$start" "${step[@]}" --fp8 $level -o "$out/fp8_$level"; done
+                    check "fp8: gradients of ${start##*/}" "$python" dev/reference/fp8_gradients.py "$out"/fp8_{fp32,2,0}
+                    results "fp8: gradients of ${start##*/}"
+                done
+                forget fp8_{trained,fp32,2,0}
+            }
+            fp8_waits() {
+                for level in 0 2; do
+                    check "fp8: profile with --fp8 $level" ./train_gpt2cu -i "$text" -e d12 -b 64 -t 1024 -x 26 --fp8 $level --profile 3 --profile-warmup 20 $quiet -o "$out/fp8_waits_$level"
+                done
+                check "fp8: no more waits and readbacks than in bf16" "$python" dev/reference/check_profile.py "$out/fp8_waits_2/profile" --waits-of "$out/fp8_waits_0/profile"
+                results "fp8: no more waits and readbacks than in bf16"
+                forget fp8_waits_{0,2}
+            }
+            # Means of 30 s after 15 s, in turn on one GPU, after 400 steps (d48: 150). Every GPU takes its share of the sizes.
+            fp8_speed_on() { # GPU
+                local bert="./train_bertcu -e bert-large -i ${GPU_CHECK_BERT_DATA:-$bert_text} --optimizer lamb --dropout 0.1 --short-sequences 0 -l 1e-3 -u 100"
+                local gpt2="-t 1024 -i $text -l 6e-4 -u 100 -c 0.1" i commands=(
+                    "d12 --settle 400 -- ./train_gpt2cu -e d12 -b 64"
+                    "bert-large --settle 400 -- $bert -b 256 -t 128"
+                    "bert-large512 --settle 400 -- $bert -b 64 -t 512"
+                    "d48 --apart --settle 150 -- ./train_gpt2cu -e d48 -b 16")
+                set -f # the trainers expand their globs
+                for ((i = $1; i < ${#commands[@]}; i += gpus)); do
+                    set -- "$1" ${commands[i]/ -- / --seconds 30 --out $out -- }
+                    [[ ${commands[i]} != *gpt2cu* ]] || set -- "$@" $gpt2
+                    CUDA_VISIBLE_DEVICES=$1 "$python" dev/reference/fp8_speed.py "${@:2}" || return
+                done
+            }
+            fp8_speed() {
+                local i
+                at_once=$gpus
+                for ((i = 0; i < gpus && i < 4; i++)); do begin "fp8 speed on GPU $i" fp8_speed_on $i; done
+                finish
+                at_once=2
+                for ((i = 0; i < gpus && i < 4; i++)); do results "fp8 speed on GPU $i"; done
+            }
+            for piece in ${GPU_CHECK_FP8:-tests bits ranks gradients waits speed}; do
+                case $piece in
+                    tests | bits | ranks | gradients | waits | speed) piece_started=$SECONDS && fp8_$piece && say "fp8, $piece: $((SECONDS - piece_started)) s" ;;
+                    *) bad "no piece of part fp8 is called $piece" ;;
+                esac
+            done
+            ;;
+        ranks)
+            gpus=$(count_gpus)
             # Mean of the last two thirds of a run's steps. Not their median: at the power limit step times vary by 10 %
             # within a second, few of them long, and take some seconds to settle (dev/LOG.md).
             step_ms() { sed -nE 's/^step .*\| ([0-9.]+) ms \|.*/\1/p' "$(log_of "$1")" | awk '{a[NR] = $1} END {for (i = int(NR / 3) + 1; i <= NR; i++) {s += a[i]; n++} if (n) printf "%.1f", s / n}'; }
