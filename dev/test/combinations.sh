@@ -47,6 +47,7 @@ for optimizer in muon normuon; do
             launch $((zero + 1)) $all -o whole
             launch $((zero + 1)) $all --stop-after 5 -o half
             launch $((zero + 1)) -y 1 -o half
+            grep -q '| steps 6 to 10 |' "$work/stdout" || row+=' not resumed,' why=no
             finite whole && row+=' finite,' || row+=' not finite,' why=no
             same half whole && row+=' same bits |' || row+=' other bits |' why=no
         done

@@ -60,9 +60,10 @@ static inline void session_check_recipe(const Session* session, int has_val, int
     if (s->keep_best && !*s->out) die(USAGE, "--keep-best 1 and -o '': there is nowhere to keep a checkpoint");
     if (s->ema > 0 && s->fp8) die(USAGE, "--ema does not combine with --fp8, whose scales follow the last weights");
     if (s->ema == 0 && s->ema_start > 1) die(USAGE, "--ema-start: needs --ema");
-    // A resumed run may have fewer micro-batches on more ranks.
-    if (!session->checkpoint || flag_is_given(session->flags, session->flag_count, "--batch-ramp"))
-        batch_ramp_check(s->batch_ramp, micro_steps);
+    // A resumed run may have fewer micro-batches on more ranks, unless its ramp is another than the checkpoint's.
+    int is_other =
+        s->override && s->batch_ramp > 0 && flag_is_given(session->flags, session->flag_count, "--batch-ramp");
+    if (!session->checkpoint || is_other) batch_ramp_check(s->batch_ramp, micro_steps);
 }
 
 // A resumed run skipped its recipe, but no checkpoint is usable: a new run needs it. OUT is open and stays.
