@@ -134,9 +134,10 @@ refused_again() { # NAME PATTERN FLAG...
     verdict "$name is refused" "$why"
 }
 for override in '' ' --override 1'; do  # the checkpoint has its weights and its moments
-    refused_again "--optimizer muon$override of an adamw run" '--optimizer muon: .*/00000010 has the moments of adamw' \
+    refused_again "--optimizer muon$override of an adamw run" "--optimizer muon: .*/00000010 is of a run with 'adamw'" \
         --optimizer muon $override
-    refused_again "another -e$override" "-e L=1,C=16,NH=2,T=16: .*/00000010 is of a run with -e '" -e L=1,C=16,NH=2,T=16 $override
+    refused_again "another -e$override" "--model L=1,C=16,NH=2,T=16: .*/00000010 is of a run with 'L=2" -e L=1,C=16,NH=2,T=16 $override
+    refused_again "another --init$override" "--init zero-out: .*/00000010 is of a run with '" --init zero-out $override
 done
 refused_again '--batch-ramp in steps of one micro-batch' '--batch-ramp 4 needs steps of several' --batch-ramp 4 -d 32 --override 1
 again

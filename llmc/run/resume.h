@@ -17,21 +17,15 @@ static inline int64_t session_count(int64_t n, int64_t most, const char* key, co
     return n;
 }
 
-// Refuse another optimizer than the checkpoint's, even with --override 1: its moments would mean something else.
-static inline void session_check_optimizer(const Session* s, const JsonNode* settings, const char* file) {
-    char is[FLAG_TEXT_SIZE];
-    flags_format_value(settings_find(s->flags, s->flag_count, "--optimizer"), is, sizeof is);
-    const char* was = json_get_string_or(settings, "optimizer", is, file);
-    if (flag_is_given(s->flags, s->flag_count, "--optimizer") && strcmp(was, is) != 0)
-        die(USAGE, "--optimizer %s: %s has the moments of %s; leave it out, or start a new run", is, s->checkpoint,
-            was);
-}
-
-// Likewise another -e: the checkpoint has the weights.
-static inline void session_check_model(const Session* s, const JsonNode* settings, const char* file) {
-    const char *is = s->settings->model, *was = json_get_string_or(settings, "model", is, file);
-    if (flag_is_given(s->flags, s->flag_count, "--model") && strcmp(was, is) != 0)
-        die(USAGE, "-e %s: %s is of a run with -e '%s'; leave it out, or start a new run", is, s->checkpoint, was);
+// Refuse another value of a flag than the checkpoint's, even with --override 1: the checkpoint has the weights and moments
+// that it determines.
+static inline void session_check_same(const Session* s, const JsonNode* settings, const char* key, const char* file) {
+    char is[4200], flag[16];  // a path is at most 4096 bytes long
+    snprintf(flag, sizeof flag, "--%s", key);
+    flags_format_value(settings_find(s->flags, s->flag_count, flag), is, sizeof is);
+    const char* was = json_get_string_or(settings, key, is, file);
+    if (flag_is_given(s->flags, s->flag_count, flag) && strcmp(was, is) != 0)
+        die(USAGE, "%s %s: %s is of a run with '%s'; leave it out, or start a new run", flag, is, s->checkpoint, was);
 }
 
 // --keep-best: forget a best validation that has no checkpoint, as before --keep-best was given. All ranks call it.
@@ -77,8 +71,9 @@ static inline void session_find_checkpoint(Session* s) {
             is_task                     ? "finetune_bert"
             : json_has(settings, "nsp") ? "train_bert"
                                         : "train_gpt2");
-    session_check_model(s, settings, path);
-    session_check_optimizer(s, settings, path);
+    session_check_same(s, settings, "model", path);
+    session_check_same(s, settings, "init", path);
+    session_check_same(s, settings, "optimizer", path);
     settings_restore(s->flags, s->flag_count, settings, s->settings->override, path);
     s->consumed = (uint64_t)session_count(json_get_int(json.root, "samples", path), INT64_MAX, "samples", path);
     s->data = (uint32_t)json_get_int(json.root, "train_data_fingerprint", path);
