@@ -29,8 +29,8 @@
 #   GPU_CHECK_PROFILE  pieces of part profile (default: "gpt2 bert published tools ranks")
 #   GPU_CHECK_RANKS    pieces of part ranks (default: "d12 d48 bert_large 124M 1558M phase1 curves kills checkpoints",
 #                      which take more than ten minutes on four GPUs)
-#   GPU_CHECK_FP8      pieces of part fp8 (default: "tests bits ranks gradients waits speed"; speed takes 15 minutes a GPU,
-#                      four minutes on four GPUs)
+#   GPU_CHECK_FP8      pieces of part fp8 (default: "tests bits ranks gradients waits speed"; speed takes more than ten
+#                      minutes on fewer than four GPUs)
 #   GPU_CHECK_TORCH_BERT    another BERT training step in PyTorch for part bert_bench: a script and its flags. It also gets
 #                      -B batch -T length and prints a line "RESULT ... ms=..." as dev/reference/bert.py does
 #   GPU_CHECK_OLDER_OPS    ops for part older (default: all)
@@ -667,7 +667,8 @@ END
         fp8)
             gpus=$(count_gpus)
             text=${GPU_CHECK_DATA:-$gpt2_text}
-            fp8_run=(-i "$text" -e d12 -b 16 -t 1024 -d 65536 -x 24 -n 12 -l 1e-4 -u 20 -v 0 -s 0 --overwrite 1 --autotune 0 --fp8 2)
+            fp8_run=(-i "$text" -e d12 -b 16 -t 1024 -d 65536 -x 24 -n 12 -l 1e-4 -u 20 -v 0 -s 0 --overwrite 1
+                --autotune 0 --fp8 2)
             fp8_tests() {
                 begin fp8_gpt2 bash dev/test/fp8.sh ./train_gpt2cu
                 begin fp8_bert bash dev/test/fp8.sh ./train_bertcu
@@ -677,56 +678,65 @@ END
             }
             # The same run twice, and stopped after step 12 and resumed. Scales are measured until step 16.
             fp8_same() { # ranks, flags...
-                local n=$1 what="fp8, ranks=$1${2:+, ${*:2}}"
-                check "$what" launch "$n" ./train_gpt2cu "${fp8_run[@]}" "${@:2}" -o "$out/fp8_straight"
-                check "$what, again" launch "$n" ./train_gpt2cu "${fp8_run[@]}" "${@:2}" -o "$out/fp8_again"
+                local n=$1 what="fp8, ranks=$1${2:+, ${*:2}}" run=(launch "$1" ./train_gpt2cu)
+                [ "$n" = 1 ] || run+=(-z 1)
+                check "$what" "${run[@]}" "${fp8_run[@]}" "${@:2}" -o "$out/fp8_straight"
+                check "$what, again" "${run[@]}" "${fp8_run[@]}" "${@:2}" -o "$out/fp8_again"
                 expect_same "$what: repeated, the same bits" fp8_again fp8_straight
-                check "$what, to step 12" launch "$n" ./train_gpt2cu "${fp8_run[@]}" "${@:2}" --stop-after 12 -o "$out/fp8_stopped"
-                check "$what, from step 12" launch "$n" ./train_gpt2cu -y 1 ${z:+-z 1} -o "$out/fp8_stopped"
+                check "$what, to step 12" "${run[@]}" "${fp8_run[@]}" "${@:2}" --stop-after 12 -o "$out/fp8_stopped"
+                check "$what, from step 12" "${run[@]}" -y 1 -o "$out/fp8_stopped"
                 expect_same "$what: resumed, the same bits" fp8_stopped fp8_straight
                 forget fp8_{straight,again,stopped}
             }
             fp8_bits() {
-                local z=
                 fp8_same 1
                 fp8_same 1 --fp8-exclude-forward attn.c_attn --fp8-steps 18
             }
-            # Scales are the largest of all ranks', so the log has the same ones as on one GPU.
             fp8_ranks() {
-                local n z=1
+                local n log="$out/fp8_straight/log.jsonl"
                 [ "$gpus" -gt 1 ] || { say "skip fp8 on several GPUs: one GPU"; return; }
                 check "fp8, one rank" ./train_gpt2cu "${fp8_run[@]}" -o "$out/fp8_one"
                 for ((n = 2; n <= gpus; n *= 2)); do
-                    check "fp8, $n ranks" launch "$n" ./train_gpt2cu "${fp8_run[@]}" -z 1 -o "$out/fp8_more"
-                    expect_near "fp8: losses of $n ranks against one" fp8_more fp8_one 5e-3
-                    check "fp8, $n ranks: weights_hash in the log at each checkpoint" [ "$(grep -c weights_hash "$out/fp8_more/log.jsonl")" = 2 ]
-                    fp8_same "$n" -z 1
+                    fp8_same "$n"
+                    expect_near "fp8: losses of $n ranks against one" fp8_straight fp8_one 5e-3
+                    check "fp8, $n ranks: weights_hash at each checkpoint" [ "$(grep -c weights_hash "$log")" = 2 ]
                 done
-                forget fp8_{one,more}
+                forget fp8_one
             }
             # Of d12, new and after 400 steps in fp8, on the same 65,536 tokens.
             fp8_gradients() {
-                local start step=(-i "$text" -b 16 -t 1024 -d 65536 -x 1 -l 0 --beta1 0 --clip 0 -v 0 -s 0 --overwrite 1)
-                check "fp8: 400 steps" ./train_gpt2cu -i "$text" -e d12 -b 64 -t 1024 -x 400 -l 6e-4 -u 100 -c 0.1 --fp8 2 $quiet -o "$out/fp8_trained"
+                local start level step=(-i "$text" -b 16 -t 1024 -d 65536 -x 1 -l 0 --beta1 0 --clip 0 -v 0 -s 0
+                    --overwrite 1)
+                check "fp8: 400 steps" ./train_gpt2cu -i "$text" -e d12 -b 64 -t 1024 -x 400 -l 6e-4 -u 100 -c 0.1 \
+                    --fp8 2 $quiet -o "$out/fp8_trained"
                 for start in d12 "$out/fp8_trained"; do
                     check "fp8: gradients in fp32" build/fp32/train_gpt2cu -e "$start" "${step[@]}" -o "$out/fp8_fp32"
-                    for level in 2 0; do check "fp8: gradients with --fp8 $level" ./train_gpt2cu -e "$start" "${step[@]}" --fp8 $level -o "$out/fp8_$level"; done
-                    check "fp8: gradients of ${start##*/}" "$python" dev/reference/fp8_gradients.py "$out"/fp8_{fp32,2,0}
+                    for level in 2 0; do
+                        check "fp8: gradients with --fp8 $level" \
+                            ./train_gpt2cu -e "$start" "${step[@]}" --fp8 $level -o "$out/fp8_$level"
+                    done
+                    check "fp8: gradients of ${start##*/}" \
+                        "$python" dev/reference/fp8_gradients.py "$out"/fp8_{fp32,2,0}
                     results "fp8: gradients of ${start##*/}"
                 done
                 forget fp8_{trained,fp32,2,0}
             }
             fp8_waits() {
+                local level what="fp8: no more waits and readbacks than in bf16"
                 for level in 0 2; do
-                    check "fp8: profile with --fp8 $level" ./train_gpt2cu -i "$text" -e d12 -b 64 -t 1024 -x 26 --fp8 $level --profile 3 --profile-warmup 20 $quiet -o "$out/fp8_waits_$level"
+                    check "fp8: profile with --fp8 $level" ./train_gpt2cu -i "$text" -e d12 -b 64 -t 1024 -x 26 \
+                        --fp8 $level --profile 3 --profile-warmup 20 $quiet -o "$out/fp8_waits_$level"
                 done
-                check "fp8: no more waits and readbacks than in bf16" "$python" dev/reference/check_profile.py "$out/fp8_waits_2/profile" --waits-of "$out/fp8_waits_0/profile"
-                results "fp8: no more waits and readbacks than in bf16"
+                check "$what" "$python" dev/reference/check_profile.py "$out/fp8_waits_2/profile" \
+                    --waits-of "$out/fp8_waits_0/profile"
+                results "$what"
                 forget fp8_waits_{0,2}
             }
-            # Means of 30 s after 15 s, in turn on one GPU, after 400 steps (d48: 150). Every GPU takes its share of the sizes.
+            # Means of 30 s after 15 s, in turn on one GPU, after 400 steps (d48: 150). Every GPU takes its share of the
+            # sizes.
             fp8_speed_on() { # GPU
-                local bert="./train_bertcu -e bert-large -i ${GPU_CHECK_BERT_DATA:-$bert_text} --optimizer lamb --dropout 0.1 --short-sequences 0 -l 1e-3 -u 100"
+                local bert="./train_bertcu -e bert-large -i ${GPU_CHECK_BERT_DATA:-$bert_text} --optimizer lamb"
+                bert+=" --dropout 0.1 --short-sequences 0 -l 1e-3 -u 100"
                 local gpt2="-t 1024 -i $text -l 6e-4 -u 100 -c 0.1" i commands=(
                     "d12 --settle 400 -- ./train_gpt2cu -e d12 -b 64"
                     "bert-large --settle 400 -- $bert -b 256 -t 128"
@@ -749,7 +759,11 @@ END
             }
             for piece in ${GPU_CHECK_FP8:-tests bits ranks gradients waits speed}; do
                 case $piece in
-                    tests | bits | ranks | gradients | waits | speed) piece_started=$SECONDS && fp8_$piece && say "fp8, $piece: $((SECONDS - piece_started)) s" ;;
+                    tests | bits | ranks | gradients | waits | speed)
+                        piece_started=$SECONDS
+                        fp8_$piece
+                        say "fp8, $piece: $((SECONDS - piece_started)) s"
+                        ;;
                     *) bad "no piece of part fp8 is called $piece" ;;
                 esac
             done

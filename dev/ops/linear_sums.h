@@ -1,4 +1,4 @@
-/* linear: how a GPU adds up the sums of fp8 products. Nothing that the emulator (dev/emulator/emulator.h) would know. */
+/* linear: how a GPU adds up the sums of fp8 products. The emulator (dev/emulator/emulator.h) cannot know it. */
 #ifndef DEV_OPS_LINEAR_SUMS_H
 #define DEV_OPS_LINEAR_SUMS_H
 

@@ -70,7 +70,8 @@ if "$python" -c 'import transformers, torch' 2>/dev/null; then
     for name in '' ema/; do  # -v has two batches of two windows
         key=${name:+ema_}val_loss
         loss=$(sed -nE 's/^\{"step": 10, .*"'$key'": ([0-9.]+).*/\1/p' "$work/average/log.jsonl")
-        HF_HUB_OFFLINE=1 "$python" "$root/dev/reference/check_val_loss.py" "$work/average/$name" "$work/data/builtin/val.bin" 16 4 "$loss" >"$work/log" 2>&1
+        HF_HUB_OFFLINE=1 "$python" "$root/dev/reference/check_val_loss.py" "$work/average/$name" \
+            "$work/data/builtin/val.bin" 16 4 "$loss" >"$work/log" 2>&1
         verdict "transformers load ${name:-OUT} and compute its $key" "$([ $? -eq 0 ] || tail -n 1 "$work/log")"
     done
 else skip 'transformers load the average' "$python has no transformers"; fi

@@ -136,10 +136,12 @@ refused_again() { # NAME PATTERN FLAG...
 for override in '' ' --override 1'; do  # the checkpoint has its weights and its moments
     refused_again "--optimizer muon$override of an adamw run" "--optimizer muon: .*/00000010 is of a run with 'adamw'" \
         --optimizer muon $override
-    refused_again "another -e$override" "--model L=1,C=16,NH=2,T=16: .*/00000010 is of a run with 'L=2" -e L=1,C=16,NH=2,T=16 $override
+    refused_again "another -e$override" "--model L=1,C=16,NH=2,T=16: .*/00000010 is of a run with 'L=2" \
+        -e L=1,C=16,NH=2,T=16 $override
     refused_again "another --init$override" "--init zero-out: .*/00000010 is of a run with '" --init zero-out $override
 done
-refused_again '--batch-ramp in steps of one micro-batch' '--batch-ramp 4 needs steps of several' --batch-ramp 4 -d 32 --override 1
+refused_again '--batch-ramp in steps of one micro-batch' '--batch-ramp 4 needs steps of several' \
+    --batch-ramp 4 -d 32 --override 1
 again
 run -y 1 -o "$work/again" -l 1e-3 --override 1
 why=$(ended_with 0)

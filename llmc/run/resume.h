@@ -17,8 +17,8 @@ static inline int64_t session_count(int64_t n, int64_t most, const char* key, co
     return n;
 }
 
-// Refuse another value of a flag than the checkpoint's, even with --override 1: the checkpoint has the weights and moments
-// that it determines.
+// Refuse another value of a flag than the checkpoint's, even with --override 1: the checkpoint has the weights and
+// moments that it determines.
 static inline void session_check_same(const Session* s, const JsonNode* settings, const char* key, const char* file) {
     char is[4200], flag[16];  // a path is at most 4096 bytes long
     snprintf(flag, sizeof flag, "--%s", key);

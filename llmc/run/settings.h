@@ -138,8 +138,8 @@ static inline int settings_training_rows(Settings* s, Flag* table, int count) {
         {NULL,  "--fp8-steps",           FLAG_SIZE,   &s->fp8_steps,           "0",       0,   1e12,     NULL,   SCOPE_RUN,     TOPIC_BATCH,
          "With --fp8: the number of first steps in fp8; after them, matmuls use the build's own type. 0: all steps."},
         {NULL,  "--fp8-exclude-forward", FLAG_STRING, &s->fp8_exclude_forward, "",        0,   0,        NULL,   SCOPE_RUN,     TOPIC_BATCH,
-         "With --fp8: layers whose forward matmul stays in the build's own type: parts of their weights' names, separated by "
-         "commas, such as attn.c_attn. BERT's query, key and value are one layer."},
+         "With --fp8: layers whose forward matmul stays in the build's own type: parts of their weights' names, "
+         "separated by commas, such as attn.c_attn. BERT's query, key and value are one layer."},
         {NULL,  "--fp8-fusion",          FLAG_INT,    &s->fp8_fusion,          "1",       0,   3,        NULL,   SCOPE_RUN,     TOPIC_DEVICE,
          "With --fp8: 1 saves passes over memory. On the GPU layernorm writes the next matmul's fp8 input; the kernel "
          "that rounds a weight computes the bias that corrects y's mean; the gradient of the logits is computed as it "
