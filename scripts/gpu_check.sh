@@ -110,11 +110,11 @@ train() { # build, name, flags...: a run into $out/name
 begin_train() { # the same, later
     begin "run $2" "$1" "${@:3}" $quiet -o "$out/$2"
 }
-expect_near() { # name, run, run, tol: losses of all steps
-    local worst
-    worst=$(paste <(column "$out/$2/log.jsonl" loss) <(column "$out/$3/log.jsonl" loss) |
+expect_near() { # name, run, run, tol, [key of log.jsonl]: losses, or else these numbers, of all steps
+    local worst key=${5:-loss}
+    worst=$(paste <(column "$out/$2/log.jsonl" "$key") <(column "$out/$3/log.jsonl" "$key") |
         awk 'NF == 2 {d = $1 - $2; if (d < 0) d = -d; if (d > m) m = d; n++} NF != 2 {n = -1e9} END {print (n > 0 ? m + 0 : 99)}')
-    say "RESULT $1 steps=$(column "$out/$2/log.jsonl" loss | wc -l) max_loss_difference=$worst tol=$4"
+    say "RESULT $1 steps=$(column "$out/$2/log.jsonl" loss | wc -l) max_${key}_difference=$worst tol=$4"
     if awk "BEGIN {exit !($worst <= $4)}"; then ok "$1"; else bad "$1"; fi
 }
 whole() { # run: the directories of its complete checkpoints, newest last
@@ -397,6 +397,8 @@ attention_wide layernorm_fp8 quantize linear_input mean_bias target_rounding fp8
                 local which=  # kernels
                 [ "$1" = initcheck ] && which="--kernel-name-exclude kernel_substring=_softmax_kernel"
                 [[ $1 != memcheck && $2 =~ ^matmul(_hopper)?$ ]] && which="--kernel-name kernel_substring=matmul_"
+                # racecheck does not see all synchronization in cuBLASLt's kernels either.
+                [ "$1 $2" = "racecheck linear" ] && which="--kernel-name-exclude kernel_substring=nvjet"
                 timeout ${GPU_CHECK_SAN_SECONDS:-560} compute-sanitizer --tool "$1" $which --error-exitcode 9 build/bf16/opscu test "$2" >"$out/$1_$2.log" 2>&1
                 echo $? >"$out/$1_$2.status"
             }
@@ -692,16 +694,21 @@ END
                 fp8_same 1
                 fp8_same 1 --fp8-exclude-forward attn.c_attn --fp8-steps 18
             }
+            # Losses and gradients are compared at a rate of 0. While weights change, the order of a sum decides how some
+            # of them are rounded, and in fp8 such differences grow within 20 steps.
             fp8_ranks() {
-                local n log="$out/fp8_straight/log.jsonl"
+                local n what log="$out/fp8_straight/log.jsonl"
                 [ "$gpus" -gt 1 ] || { say "skip fp8 on several GPUs: one GPU"; return; }
-                check "fp8, one rank" ./train_gpt2cu "${fp8_run[@]}" -o "$out/fp8_one"
+                check "fp8, one rank, -l 0" ./train_gpt2cu "${fp8_run[@]/1e-4/0}" -o "$out/fp8_one"
                 for ((n = 2; n <= gpus; n *= 2)); do
+                    what="fp8, ranks=$n, -l 0"
+                    check "$what" launch "$n" ./train_gpt2cu -z 1 "${fp8_run[@]/1e-4/0}" -o "$out/fp8_still"
+                    expect_near "$what: losses of one" fp8_still fp8_one 1e-5
+                    expect_near "$what: gradient norms of one" fp8_still fp8_one 1e-5 grad_norm
                     fp8_same "$n"
-                    expect_near "fp8: losses of $n ranks against one" fp8_straight fp8_one 5e-3
                     check "fp8, $n ranks: weights_hash at each checkpoint" [ "$(grep -c weights_hash "$log")" = 2 ]
                 done
-                forget fp8_one
+                forget fp8_one fp8_still
             }
             # Of d12, new and after 400 steps in fp8, on the same 65,536 tokens.
             fp8_gradients() {

@@ -58,6 +58,7 @@ prepare_ranks() {
     why=
     command -v mpirun >/dev/null || why='mpirun was not found'
     ldd "$PROGRAM" | grep -q libmpi || why=${why:-'this build knows no MPI'}
+    [[ $PROGRAM != *cu || ${CUDA_VISIBLE_DEVICES-,} == *,* && $(nvidia-smi -L | wc -l) -gt 1 ]] || why=${why:-'one GPU'}
     export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 OMPI_MCA_mpi_yield_when_idle=1
     ! is_sanitized || export LSAN_OPTIONS="suppressions=$root/dev/test/mpi.supp:fast_unwind_on_malloc=0:print_suppressions=0"
     [ -z "$why" ]
