@@ -18,7 +18,7 @@ checkpoint (-n of the trainer) or, without one, starts again. A run that diverge
 directory in out/sweep. Whenever a run ends, two files are written: table.md, a row for each run, the best first; and
 sweep.svg, the metric over the first numeric setting, a line for each combination of the others.
 
-Exit status: 0 all runs are done; 1 some failed or are left; 2 wrong usage.
+Exit status: 0 all runs are done; 1 some failed, are left or did not log the metric; 2 wrong usage.
 """
 import argparse
 import itertools
@@ -126,7 +126,8 @@ def is_higher_better(metric):
 
 
 def read_log(path, metric):
-    """Steps, seconds of training, and the last and best value of the metric; null where there is none."""
+    """Steps, seconds of training, and the last and best value of the metric: NaN if the trainer logged null for it, null
+    if there is none. The best is of finite values after step 0."""
     values, steps, seconds = [], 0, {}
     try:
         with open(path, encoding="utf-8", errors="replace") as f:
@@ -140,14 +141,15 @@ def read_log(path, metric):
                 if isinstance(entry.get("ms"), (int, float)):
                     steps = entry["step"]
                     seconds[steps] = entry["ms"] / 1e3
-                if isinstance(entry.get(metric), (int, float)):
-                    values.append(entry[metric])
+                if metric in entry and isinstance(entry[metric], (int, float, type(None))):
+                    values.append((entry.get("step", 1), math.nan if entry[metric] is None else entry[metric]))
     except OSError:
         pass
+    trained = [value for step, value in values if step > 0 and math.isfinite(value)]
     return {
         "metric": metric,
-        "last": values[-1] if values else None,
-        "best": (max if is_higher_better(metric) else min)(values) if values else None,
+        "last": values[-1][1] if values else None,
+        "best": (max if is_higher_better(metric) else min)(trained) if trained else None,
         "steps": steps,
         "seconds": round(sum(seconds.values()), 3),
     }
@@ -196,7 +198,8 @@ def score(trial):
     if r is None:
         return (2, 0)
     sign = -1 if is_higher_better(r["metric"]) else 1
-    return (0, sign * r["last"]) if r["status"] == 0 and r["last"] is not None else (1, 0)
+    is_known = r["status"] == 0 and r["last"] is not None and math.isfinite(r["last"])
+    return (0, sign * r["last"]) if is_known else (1, 0)
 
 
 def write_table(path, trials, metric):
@@ -346,6 +349,8 @@ def main():
     if len(set(names)) < len(names):
         raise UserError(f"--vary {names}: a name is there twice")
     trials = [Trial(options.out, settings) for settings in combinations(variations, options.random, options.random_seed)]
+    for name in {t.name for t in trials if sum(other.name == t.name for other in trials) > 1}:
+        raise UserError(f"{name}: would be the directory of several runs; name their files differently")
     check_same(options, variations)
     queue, lock = [t for t in trials if t.result is None], threading.Lock()
 
@@ -376,7 +381,7 @@ def main():
     write_plot(os.path.join(options.out, "sweep.svg"), trials, options.metric)
     left = sum(t.result is None for t in trials)
     print(f"{os.path.join(options.out, 'table.md')}: {len(trials) - left} of {len(trials)} runs")
-    return FAILED if left else 0
+    return FAILED if left or any(t.result["status"] == 0 and t.result["last"] is None for t in trials) else 0
 
 
 if __name__ == "__main__":
@@ -384,4 +389,7 @@ if __name__ == "__main__":
         sys.exit(main())
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
+        sys.exit(USAGE)
+    except OSError as error:
+        print(f"error: {error.filename}: {error.strerror}", file=sys.stderr)
         sys.exit(USAGE)

@@ -99,6 +99,15 @@ why=$(ended_with 0)
 launch 2 $common -b 2 -z 1 --fp8 2 -o fp8_stopped --stop-after 13
 launch 2 -y 1 -o fp8_stopped
 case_is '2 ranks, fp8: stopped and resumed, the same bits' "${why:-$(ended_with 0)}" "$(same fp8_stopped fp8)"
+# Weights that do not change, so that all activations and gradients are those of one rank.
+still=${common/-l 1e-3/-l 0}
+run $still -b 2 --fp8 2 -o fp8_still
+why=$(ended_with 0)
+launch 2 $still -b 2 -z 1 --fp8 2 -o fp8_still2
+why=${why:-$(ended_with 0)}
+scales_of() { grep -o '"fp8": "[0-9a-f]*"' "$1/ckpt/00000020/trainer.json"; }
+[ -n "$(scales_of fp8_still)" ] && cmp -s <(scales_of fp8_still) <(scales_of fp8_still2) || why=${why:-'they differ'}
+verdict '2 ranks, fp8: scales and largest elements of one rank' "$why"
 run $common -b 2 --optimizer lamb -o lamb1
 launch 4 $common -b 2 --optimizer lamb -z 1 -o lamb4
 case_is '4 ranks, -z 1, LAMB: like one rank' "$(ended_with 0)" "$(near lamb4 lamb1)"

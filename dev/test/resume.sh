@@ -194,7 +194,13 @@ for flags in '-e L=2,C=16,NH=2,T=16 --ema 0.9 --ema-start 3 --patience 9' "$toge
         cmp -s "$work/recipe/model.safetensors" "$work/recipe/ema/model.safetensors" && why=${why:-'the average is the model'}
         grep '"ema_val_loss"' "$work/recipe/log.jsonl" >"$work/wanted"
         grep '"ema_val_loss"' "$work/recipe-half/log.jsonl" | cmp -s - "$work/wanted" || why=${why:-'losses of the average differ'}
-        [ "$(wc -l <"$work/wanted")" -eq 4 ] || why=${why:-'not four losses of the average'} ;;
+        [ "$(wc -l <"$work/wanted")" -eq 4 ] || why=${why:-'not four losses of the average'}
+        # As after a kill between the last checkpoint and the average.
+        rm -rf "$work/recipe-half/ema" && sed -i '/"step": 20, "ema_val_loss"/d' "$work/recipe-half/log.jsonl"
+        run -y 1 -o "$work/recipe-half"
+        why=${why:-$(ended_with 0)}
+        cmp -s "$work/recipe-half/ema/model.safetensors" "$work/recipe/ema/model.safetensors" || why=${why:-'the lost average differs'}
+        grep '"ema_val_loss"' "$work/recipe-half/log.jsonl" | cmp -s - "$work/wanted" || why=${why:-'its lost loss differs'} ;;
     esac
     verdict "resumed with $flags" "${why:-$(same_run "$work/recipe-half" "$work/recipe" $last)}"
     rm -rf "$work/recipe" "$work/recipe-half"

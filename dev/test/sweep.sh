@@ -47,12 +47,25 @@ tail -n +3 "$work/fast/table.md" | cut -d '|' -f 3 | sort -c -g -r 2>/dev/null &
     [ "$(wc -l <"$work/fast/table.md")" = 5 ] && why= || why=$(cat "$work/fast/table.md")
 verdict 'of speeds the highest is the best' "$why"
 sweep "$work/other" --vary lr=1e-3 --metric such_a_key -- "${TINY[@]}"
-grep -q 'such_a_key is not in log.jsonl' "$work/stdout" && why= || why=$(cat "$work/stdout")
+grep -q 'such_a_key is not in log.jsonl' "$work/stdout" && [ "$(cat "$work/status")" = 1 ] && why= || why=$(cat "$work/stdout")
 verdict 'a metric that is not there' "$why"
 sweep "$work/none" --vary lr=1 -- ./such-a-program
 grep -q '^error: ./such-a-program: ' "$work/stderr" && [ "$(cat "$work/status")" = 2 ] && why= ||
     why=$(tail -n 1 "$work/stderr")
 verdict 'a program that is not there' "$why"
+# A loss of NaN is the last one, not that of step 0 before it.
+sweep "$work/nan" --vary lr=1e30,1e-3 -- "${TINY[@]}" --on-nan skip
+grep -Eq '^\| 1e30 \| nan \|  \| 6 \|' <(tail -n 1 "$work/nan/table.md") && [ "$(wc -l <"$work/nan/table.md")" = 4 ] && why= ||
+    why=$(cat "$work/nan/table.md")
+verdict 'a run whose loss is NaN comes last' "$why"
+mkdir -p "$work/r" && for f in r/a.flags r.a.flags; do echo '--lr 1e-3' >"$work/$f"; done
+(cd "$work" && sweep same --vary recipe=r/a.flags,r.a.flags -- "${TINY[@]}")
+grep -q '^error: recipe=r.a.flags: would be the directory' "$work/stderr" && [ "$(cat "$work/status")" = 2 ] && why= ||
+    why=$(tail -n 1 "$work/stderr")
+verdict 'two settings of one directory' "$why"
+sweep "$work/stderr" --vary lr=1e-3 -- "${TINY[@]}"
+grep -q '^error: .*stderr' "$work/stderr" && [ "$(cat "$work/status")" = 2 ] && why= || why=$(tail -n 1 "$work/stderr")
+verdict 'a directory that is a file' "$why"
 for bad in 'lr=' 'lr' 'lr=2:1' 'lr=1,,2' 'lr=1,2,1'; do
     sweep "$work/bad" --random 1 --vary "$bad" -- "${TINY[@]}"
     verdict "--vary $bad" "$(grep -q "^error: --vary $bad: " "$work/stderr" && [ "$(cat "$work/status")" = 2 ] || cat "$work/stderr" | head -n 1)"

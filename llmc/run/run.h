@@ -180,6 +180,17 @@ static inline void run_init_model(Run* r, ModelBuffers* b, WeightRules rules) {
 // ---------------------------------------------------------------------------------------------------------
 // Steps
 
+// After a validation of the weights: swap in their average for another validation, then swap back. Returns whether a
+// validation follows. All ranks call it.
+static inline int run_average(Run* r) {
+    WeightAverage* average = &r->session.average;
+    int64_t step = r->session.step;
+    if (!average->is_in && (!weight_average_is_on(average, step) || average->shown == step)) return 0;
+    average->shown = step;
+    weight_average_exchange(average, r->buffers, &r->optimizer, &r->ctx);
+    return average->is_in;
+}
+
 // From here on the run writes files. Prints the first line, with the number of training tokens (`tokens`) and of tokens
 // in a step over all ranks (`step_tokens`). `about`: "" if the latter is exact, else "about " or
 // "at most ". Returns 1 if a validation is due that log.jsonl lacks.
@@ -190,10 +201,14 @@ static inline int run_begin(Run* r, uint64_t tokens, const char* about, double s
     memory_plan_print(stdout, &r->plan);
     r->schedule = session_schedule(&r->session);
     r->is_paused = 1;
-    int is_missing = r->has_val && session_is_missing(&r->session, &r->log, r->settings.val_every, "val_loss");
-    r->session.average.saved = r->session.step;
-    r->session.average.shown = is_missing ? -1 : r->session.step;
-    return is_missing;
+    // A run that was killed may lack the last validation and the average of the last checkpoint, which follows it.
+    WeightAverage* average = &r->session.average;
+    const char* last = weight_average_is_on(average, r->session.step) ? "ema_val_loss" : "val_loss";
+    int val_every = r->settings.val_every;
+    average->saved = -1;
+    average->shown = r->has_val && session_is_missing(&r->session, &r->log, val_every, last) ? -1 : r->session.step;
+    if (r->has_val && session_is_missing(&r->session, &r->log, val_every, "val_loss")) return 1;
+    return run_average(r);
 }
 
 // Save the model and the optimizer. Returns 0, -1 after a warning.
@@ -329,17 +344,6 @@ static inline int run_next_val(Run* r, ValShare* share, int signal) {
     if (!signal && val_share_next(share)) return 1;
     share->is_stopped = group_any(&r->group, signal != 0);
     return 0;
-}
-
-// After a validation of the weights: swap in their average for another validation, then swap back. Returns whether a
-// validation follows. All ranks call it.
-static inline int run_average(Run* r) {
-    WeightAverage* average = &r->session.average;
-    int64_t step = r->session.step;
-    if (!average->is_in && (!weight_average_is_on(average, step) || average->shown == step)) return 0;
-    average->shown = step;
-    weight_average_exchange(average, r->buffers, &r->optimizer, &r->ctx);
-    return average->is_in;
 }
 
 // After the last step: read and log the remaining results, save, draw the plot, and report how the run ended.
