@@ -170,6 +170,9 @@ same_training() { # prefix of runs, CPU build, fp32 build, bf16 build, steps bef
 count_gpus() { # of CUDA_VISIBLE_DEVICES, if it is set
     if [ -n "${CUDA_VISIBLE_DEVICES:-}" ]; then tr , '\n' <<<"$CUDA_VISIBLE_DEVICES"; else nvidia-smi -L; fi | wc -l
 }
+gpu_at() { # index, from 0: what CUDA_VISIBLE_DEVICES calls that GPU
+    if [ -n "${CUDA_VISIBLE_DEVICES:-}" ]; then cut -d , -f $(($1 + 1)) <<<"$CUDA_VISIBLE_DEVICES"; else echo "$1"; fi
+}
 at_least() { # number, limit, name
     if awk "BEGIN {exit !(${1:-0} >= $2)}"; then ok "$3"; else bad "$3"; fi
 }
@@ -777,8 +780,9 @@ END
                 set -f
                 for run in "small $small" "large $fp8_bert -b 256 -t 128 -x 300 -v 300"; do
                     for level in 0 2; do
-                        begin "fp8: curve of ${run%% *} with --fp8 $level" env CUDA_VISIBLE_DEVICES=$((level / 2 % gpus)) \
-                            ${run#* } -j "$val" -m 0 -s 0 -n 0 --overwrite 1 --fp8 $level -o "$out/fp8_${run%% *}_$level"
+                        begin "fp8: curve of ${run%% *} with --fp8 $level" \
+                            env CUDA_VISIBLE_DEVICES="$(gpu_at $((level / 2 % gpus)))" ${run#* } \
+                            -j "$val" -m 0 -s 0 -n 0 --overwrite 1 --fp8 $level -o "$out/fp8_${run%% *}_$level"
                         [ "$gpus" -gt 1 ] || wait
                     done
                     finish
@@ -802,7 +806,7 @@ END
                 local i
                 set -f
                 for ((i = $1; i < ${#fp8_sizes[@]}; i += gpus)); do
-                    CUDA_VISIBLE_DEVICES=$1 "$python" dev/reference/fp8_speed.py \
+                    CUDA_VISIBLE_DEVICES=$(gpu_at "$1") "$python" dev/reference/fp8_speed.py \
                         ${fp8_sizes[i]/ -- / --seconds 30 --out $out -- } || return
                 done
             }
