@@ -193,7 +193,8 @@ static inline int run_average(Run* r) {
 
 // From here on the run writes files. Prints the first line, with the number of training tokens (`tokens`) and of tokens
 // in a step over all ranks (`step_tokens`). `about`: "" if the latter is exact, else "about " or
-// "at most ". Returns 1 if a validation is due that log.jsonl lacks.
+// "at most ". Returns 1 if log.jsonl lacks a validation that is due. If it is only that of the average of the weights,
+// the average is swapped in.
 static inline int run_begin(Run* r, uint64_t tokens, const char* about, double step_tokens) {
     session_begin(&r->session, &r->log);
     steps_begin(&r->steps, &r->session, &r->grad_sync, r->buffers);
