@@ -12,7 +12,8 @@
 #     graph    --graph: the same bits as without, and the time of small steps
 #     san      the ops under compute-sanitizer           tools    our NVTX ranges in ncu
 #     scratch  planned and used scratch memory of attention's backward pass
-#     fp8      --fp8: the same bits again, resumed and on several GPUs; gradients; waits; memory; losses; speed and energy
+#     fp8      --fp8: the same bits again, resumed and on several GPUs; gradients; waits; memory; losses; speed
+#              and energy
 #     flags    the effect of every flag, including those of the GPU build only
 #     older    code for GPUs of compute capability 7.5, 8.6 and 8.9, from PTX, with the kernels chosen there
 #     profile  the reports of --profile, compared with ncu and a plain listing of kernels
@@ -745,7 +746,8 @@ END
                 forget fp8_waits_{0,2}
             }
             # Sizes whose speed and memory are compared: name, flags of fp8_speed.py, command.
-            fp8_bert="./train_bertcu -e bert-large -i ${GPU_CHECK_BERT_DATA:-$bert_text} --optimizer lamb"
+            fp8_bert_text=${GPU_CHECK_BERT_DATA:-$bert_text}
+            fp8_bert="./train_bertcu -e bert-large -i $fp8_bert_text --optimizer lamb"
             fp8_bert+=" --dropout 0.1 --short-sequences 0 -l 1e-3 -u 100"
             fp8_gpt2="-t 1024 -i $text -l 6e-4 -u 100 -c 0.1"
             fp8_sizes=(
@@ -770,24 +772,27 @@ END
                 set +f
                 forget fp8_memory
             }
-            # BERT of 4 layers for 12,000 steps: its accuracy at most 0.5 points lower; BERT-large for 300: its loss at most
-            # 0.5 % higher.
+            last_of() { # run, key of log.jsonl
+                sed -nE "s/.*\"$2\": ([0-9.eE+-]+).*/\1/p" "$out/$1/log.jsonl" | tail -n 1
+            }
+            # BERT of 4 layers for 12,000 steps: its accuracy at most 0.5 points lower. BERT-large for 300
+            # steps: its loss at most 0.5 % higher.
             fp8_curves() {
-                local level run val=${GPU_CHECK_BERT_DATA:-$bert_text} name
-                val=${val/train/val}
-                local small="./train_bertcu -e L=4,C=512,NH=8,V=30522,T=512 -b 256 -t 128 -x 12000 -u 2000 -l 7e-4
-                    -k linear -c 0.01 --dropout 0.1 -v 12000 -i ${GPU_CHECK_BERT_DATA:-$bert_text}"
+                local level run name small="./train_bertcu -e L=4,C=512,NH=8,V=30522,T=512 -b 256 -t 128 -x 12000
+                    -u 2000 -l 7e-4 -k linear -c 0.01 --dropout 0.1 -v 12000 -i $fp8_bert_text"
+                [ "$gpus" -gt 1 ] || at_once=1
                 set -f
                 for run in "small $small" "large $fp8_bert -b 256 -t 128 -x 300 -v 300"; do
                     for level in 0 2; do
                         begin "fp8: curve of ${run%% *} with --fp8 $level" \
                             env CUDA_VISIBLE_DEVICES="$(gpu_at $((level / 2 % gpus)))" ${run#* } \
-                            -j "$val" -m 0 -s 0 -n 0 --overwrite 1 --fp8 $level -o "$out/fp8_${run%% *}_$level"
-                        [ "$gpus" -gt 1 ] || wait
+                            -j "${fp8_bert_text/train/val}" -m 0 -s 0 -n 0 --overwrite 1 --fp8 $level \
+                            -o "$out/fp8_${run%% *}_$level"
                     done
                     finish
                 done
                 set +f
+                at_once=2
                 for name in fp8_{small,large}_{0,2}; do
                     say "RESULT fp8_curve run=$name $(grep -h '"val_' "$out/$name/log.jsonl" | tail -n 1)"
                 done
@@ -796,9 +801,6 @@ END
                 check "fp8: losses of large" awk "BEGIN {r = $(last_of fp8_large_2 val_loss) / \
                     $(last_of fp8_large_0 val_loss); exit !(r < 1.005)}"
                 forget fp8_{small,large}_{0,2}
-            }
-            last_of() { # run, key of log.jsonl
-                sed -nE "s/.*\"$2\": ([0-9.eE+-]+).*/\1/p" "$out/$1/log.jsonl" | tail -n 1
             }
             # Means of 30 s after 15 s, in turn on one GPU, after 400 steps (d48: 150). Every GPU takes its share of the
             # sizes.
@@ -859,7 +861,8 @@ END
                 [ "$micro" = 1 ] || first=$gpus ways=("-z 0" "-z 1")
                 sample
                 for ((i = 0; i < gpus; i++)); do
-                    CUDA_VISIBLE_DEVICES=$i "$@" -b "$batch" -t "$T" -d $((batch * T * micro)) -x "$steps" $quiet -o "" >"$(log_of "$name alone $i")" 2>&1 &
+                    CUDA_VISIBLE_DEVICES=$(gpu_at $i) "$@" -b "$batch" -t "$T" -d $((batch * T * micro)) -x "$steps" \
+                        $quiet -o "" >"$(log_of "$name alone $i")" 2>&1 &
                 done
                 wait $(jobs -p | grep -vx "$sampler")
                 power=$(sampled)

@@ -21,6 +21,7 @@ sweep.svg, the metric over the first numeric setting, a line for each combinatio
 Exit status: 0 all runs are done; 1 some failed, are left or did not log the metric; 2 wrong usage.
 """
 import argparse
+import collections
 import itertools
 import json
 import math
@@ -126,8 +127,10 @@ def is_higher_better(metric):
 
 
 def read_log(path, metric):
-    """Steps, seconds of training, and the last and best value of the metric: NaN if the trainer logged null for it, null
-    if there is none. The best is of finite values after step 0."""
+    """Steps, seconds of training, and the last and best value of the metric.
+
+    The last is NaN if the trainer logged null, and null if there is none. The best is of finite values after step 0.
+    """
     values, steps, seconds = [], 0, {}
     try:
         with open(path, encoding="utf-8", errors="replace") as f:
@@ -331,15 +334,17 @@ def check_same(options, variations):
     mine = {"command": options.command, "vary": [[n, list(v)] for n, v in variations], "metric": options.metric}
     mine["random"] = [options.random, options.random_seed] if options.random else None
     try:
+        os.makedirs(options.out, exist_ok=True)
         with open(path, encoding="utf-8") as f:
             if json.load(f) != mine:
                 raise UserError(f"{path}: is of another sweep; choose another directory, or delete it")
     except FileNotFoundError:
-        os.makedirs(options.out, exist_ok=True)
         with open(path, "w", encoding="utf-8") as f:
             json.dump(mine, f, indent=1)
     except ValueError:
         raise UserError(f"{path}: is damaged; delete it, the finished runs stay")
+    except OSError as error:
+        raise UserError(f"{options.out}: {error.strerror}")
 
 
 def main():
@@ -349,7 +354,8 @@ def main():
     if len(set(names)) < len(names):
         raise UserError(f"--vary {names}: a name is there twice")
     trials = [Trial(options.out, settings) for settings in combinations(variations, options.random, options.random_seed)]
-    for name in {t.name for t in trials if sum(other.name == t.name for other in trials) > 1}:
+    name, count = collections.Counter(t.name for t in trials).most_common(1)[0]
+    if count > 1:
         raise UserError(f"{name}: would be the directory of several runs; name their files differently")
     check_same(options, variations)
     queue, lock = [t for t in trials if t.result is None], threading.Lock()
@@ -389,7 +395,4 @@ if __name__ == "__main__":
         sys.exit(main())
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
-        sys.exit(USAGE)
-    except OSError as error:
-        print(f"error: {error.filename}: {error.strerror}", file=sys.stderr)
         sys.exit(USAGE)

@@ -179,6 +179,11 @@ why=${why:-$(ended_with 0)}
 verdict 'resumed with NorMuon' "${why:-$(same_run "$work/muon-half" "$work/muon" $last)}"
 rm -rf "$work/muon" "$work/muon-half"
 
+# Print why the average of "recipe-half" is not that of "recipe", or nothing.
+same_average() {
+    cmp -s "$work/recipe-half/ema/model.safetensors" "$work/recipe/ema/model.safetensors" || echo 'the averages differ'
+    grep '"ema_val_loss"' "$work/recipe-half/log.jsonl" | cmp -s - "$work/wanted" || echo 'losses of the average differ'
+}
 # What recipes add, together. The average is saved as a model of its own.
 RECIPE=(-b 2 -d 128 --dropout 0.1 -l 1e-2 -u 3 -q 0.1 -c 0.1 -s 0 -x 20 -v 5 -m 2 -n 0)
 together='-e L=2,C=16,NH=2,T=16,tied=0 --ema 1 --batch-ramp 12 --keep-best 1 --optimizer normuon --init zero-out'
@@ -190,17 +195,15 @@ for flags in '-e L=2,C=16,NH=2,T=16 --ema 0.9 --ema-start 3 --patience 9' "$toge
     run -y 1 -o "$work/recipe-half"
     why=${why:-$(ended_with 0)}
     case $flags in *--ema*)
-        cmp -s "$work/recipe-half/ema/model.safetensors" "$work/recipe/ema/model.safetensors" || why=${why:-'the averages differ'}
         cmp -s "$work/recipe/model.safetensors" "$work/recipe/ema/model.safetensors" && why=${why:-'the average is the model'}
         grep '"ema_val_loss"' "$work/recipe/log.jsonl" >"$work/wanted"
-        grep '"ema_val_loss"' "$work/recipe-half/log.jsonl" | cmp -s - "$work/wanted" || why=${why:-'losses of the average differ'}
+        why=${why:-$(same_average)}
         [ "$(wc -l <"$work/wanted")" -eq 4 ] || why=${why:-'not four losses of the average'}
         # As after a kill between the last checkpoint and the average.
         rm -rf "$work/recipe-half/ema" && sed -i '/"step": 20, "ema_val_loss"/d' "$work/recipe-half/log.jsonl"
         run -y 1 -o "$work/recipe-half"
         why=${why:-$(ended_with 0)}
-        cmp -s "$work/recipe-half/ema/model.safetensors" "$work/recipe/ema/model.safetensors" || why=${why:-'the lost average differs'}
-        grep '"ema_val_loss"' "$work/recipe-half/log.jsonl" | cmp -s - "$work/wanted" || why=${why:-'its lost loss differs'} ;;
+        why=${why:-$(same_average)} ;;
     esac
     verdict "resumed with $flags" "${why:-$(same_run "$work/recipe-half" "$work/recipe" $last)}"
     rm -rf "$work/recipe" "$work/recipe-half"

@@ -191,6 +191,11 @@ static inline int run_average(Run* r) {
     return average->is_in;
 }
 
+// Whether a validation is due now whose result `key` log.jsonl lacks. All ranks call it.
+static inline int run_is_missing(const Run* r, const char* key) {
+    return r->has_val && session_is_missing(&r->session, &r->log, r->settings.val_every, key);
+}
+
 // From here on the run writes files. Prints the first line, with the number of training tokens (`tokens`) and of tokens
 // in a step over all ranks (`step_tokens`). `about`: "" if the latter is exact, else "about " or
 // "at most ". Returns 1 if log.jsonl lacks a validation that is due. If it is only that of the average of the weights,
@@ -203,13 +208,9 @@ static inline int run_begin(Run* r, uint64_t tokens, const char* about, double s
     r->schedule = session_schedule(&r->session);
     r->is_paused = 1;
     // A run that was killed may lack the last validation and the average of the last checkpoint, which follows it.
-    WeightAverage* average = &r->session.average;
-    const char* last = weight_average_is_on(average, r->session.step) ? "ema_val_loss" : "val_loss";
-    int val_every = r->settings.val_every;
-    average->saved = -1;
-    average->shown = r->has_val && session_is_missing(&r->session, &r->log, val_every, last) ? -1 : r->session.step;
-    if (r->has_val && session_is_missing(&r->session, &r->log, val_every, "val_loss")) return 1;
-    return run_average(r);
+    r->session.average.saved = -1;
+    r->session.average.shown = run_is_missing(r, "ema_val_loss") ? -1 : r->session.step;
+    return run_is_missing(r, "val_loss") || run_average(r);
 }
 
 // Save the model and the optimizer. Returns 0, -1 after a warning.
