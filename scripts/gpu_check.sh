@@ -401,10 +401,15 @@ attention_wide layernorm_fp8 quantize linear linear_input mean_bias target_round
                 local which=  # kernels
                 [ "$1" = initcheck ] && which="--kernel-name-exclude kernel_substring=_softmax_kernel"
                 [[ $1 != memcheck && $2 =~ ^matmul(_hopper)?$ ]] && which="--kernel-name kernel_substring=matmul_"
-                # racecheck does not see all synchronization in cuBLASLt's kernels either.
-                [ "$1 $2" = "racecheck linear" ] && which="--kernel-name-exclude kernel_substring=nvjet"
-                timeout ${GPU_CHECK_SAN_SECONDS:-560} compute-sanitizer --tool "$1" $which --error-exitcode 9 build/bf16/opscu test "$2" >"$out/$1_$2.log" 2>&1
-                echo $? >"$out/$1_$2.status"
+                local log=$out/$1_$2.log status
+                timeout ${GPU_CHECK_SAN_SECONDS:-560} compute-sanitizer --tool "$1" $which --error-exitcode 9 \
+                    build/bf16/opscu test "$2" >"$log" 2>&1
+                status=$?
+                # racecheck does not see all synchronization in cuBLASLt's kernels either, and ends with an error
+                # of its own if they are excluded. So of linear's races those count that are in our kernels.
+                if [ "$1 $2 $status" = "racecheck linear 9" ] && grep -q '^[0-9]* passed, 0 failed' "$log" &&
+                    grep -q 'Race reported' "$log" && ! grep 'Race reported' "$log" | grep -qv nvjet; then status=0; fi
+                echo $status >"$out/$1_$2.status"
             }
             export -f san
             export out
