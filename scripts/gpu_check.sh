@@ -703,8 +703,15 @@ END
                 fp8_same 1
                 fp8_same 1 --fp8-exclude-forward attn.c_attn --fp8-steps 18
             }
-            # All losses and gradients at a rate of 0, and the losses of five steps at 1e-4. While weights change, the
-            # order of a sum decides how some of them are rounded, and in fp8 such differences grow within 20 steps.
+            scales_of() { # run: scales and largest elements of its newest checkpoint
+                grep -o '"fp8": "[0-9a-f]*"' "$(whole "$1" | tail -n 1)/trainer.json"
+            }
+            same_scales() { # run, run
+                [ -n "$(scales_of "$1")" ] && [ "$(scales_of "$1")" = "$(scales_of "$2")" ]
+            }
+            # All losses, gradients and scales at a rate of 0, and the losses of five steps at 1e-4. While weights
+            # change, the order of a sum decides how some of them are rounded, and in fp8 such differences grow
+            # within 20 steps.
             fp8_ranks() {
                 local n log="$out/fp8_straight/log.jsonl" still=("${fp8_run[@]/#1e-4/0}") five=("${fp8_run[@]/#24/5}")
                 [ "$gpus" -gt 1 ] || { say "skip fp8 on several GPUs: one GPU"; return; }
@@ -714,6 +721,7 @@ END
                     check "fp8, ranks=$n, -l 0" launch "$n" ./train_gpt2cu -z 1 "${still[@]}" -o "$out/fp8_still"
                     expect_near "fp8, ranks=$n, -l 0: losses of one" fp8_still fp8_still_1 1e-5
                     expect_near "fp8, ranks=$n, -l 0: gradient norms of one" fp8_still fp8_still_1 1e-4 grad_norm
+                    check "fp8, ranks=$n, -l 0: scales of one" same_scales fp8_still fp8_still_1
                     check "fp8, ranks=$n, five steps" launch "$n" ./train_gpt2cu -z 1 "${five[@]}" -o "$out/fp8_five"
                     expect_near "fp8, ranks=$n, five steps: losses of one" fp8_five fp8_five_1 1e-3
                     fp8_same "$n"
