@@ -18,7 +18,7 @@ static inline int64_t session_count(int64_t n, int64_t most, const char* key, co
 }
 
 // Refuse another value of a flag than the checkpoint's, even with --override 1: the checkpoint has the weights and
-// moments that it determines.
+// moments that it determines, and a resumed run does not read a recipe.
 static inline void session_check_same(const Session* s, const JsonNode* settings, const char* key, const char* file) {
     char is[4200], flag[16];  // a path is at most 4096 bytes long
     snprintf(flag, sizeof flag, "--%s", key);
@@ -26,6 +26,15 @@ static inline void session_check_same(const Session* s, const JsonNode* settings
     const char* was = json_get_string_or(settings, key, is, file);
     if (flag_is_given(s->flags, s->flag_count, flag) && strcmp(was, is) != 0)
         die(USAGE, "%s %s: %s is of a run with '%s'; leave it out, or start a new run", flag, is, s->checkpoint, was);
+}
+
+// Refuse another --ema-start than the checkpoint's unless it is still to come: the steps up to it are not averaged.
+static inline void session_check_start(const Session* s, const JsonNode* settings, const char* file) {
+    int64_t start = s->settings->ema_start;
+    if (s->settings->ema == 0 || s->settings->evaluate || start > s->step) return;
+    if (start != json_get_int_or(settings, "ema-start", start, file))
+        die(USAGE, "--ema-start %lld: %s is of step %lld; the average of a resumed run can only begin later",
+            (long long)start, s->checkpoint, (long long)s->step);
 }
 
 // --keep-best: forget a best validation that has no checkpoint, as before --keep-best was given. All ranks call it.
@@ -74,7 +83,9 @@ static inline void session_find_checkpoint(Session* s) {
     session_check_same(s, settings, "model", path);
     session_check_same(s, settings, "init", path);
     session_check_same(s, settings, "optimizer", path);
+    session_check_same(s, settings, "recipe", path);
     settings_restore(s->flags, s->flag_count, settings, s->settings->override, path);
+    session_check_start(s, settings, path);
     s->consumed = (uint64_t)session_count(json_get_int(json.root, "samples", path), INT64_MAX, "samples", path);
     s->data = (uint32_t)json_get_int(json.root, "train_data_fingerprint", path);
     // With --override, -b or -d may change the size of a step.
