@@ -235,6 +235,8 @@ run -y 1 --override 1 --ema 0.9 -o "$work/average"
 verdict 'an average cannot begin in a resumed run' "$(ended_with_error 2 'holds no average of the weights')"
 rm -rf "$work/average"
 run "${SHORT[@]}" --ema 0.9 --ema-start 9 --stop-after 7 -o "$work/average"
+why=$(grep -q '^no average of the weights: --ema-start 9 is not reached$' "$work/stdout" || cat "$work/stdout")
+verdict 'a run that ends before --ema-start says so' "$why"
 run -y 1 --override 1 --ema-start 7 -o "$work/average"
 verdict 'an average cannot begin before the step of the checkpoint' "$(ended_with_error 2 'can only begin later')"
 run -y 1 --override 1 --ema-start 8 -o "$work/average"
@@ -243,6 +245,8 @@ run "${SHORT[@]}" --ema 0.9 --ema-start 8 -o "$work/average-8"
 cmp -s "$work/average/ema/model.safetensors" "$work/average-8/ema/model.safetensors" ||
     why=${why:-'it differs from that of a run that begins there'}
 verdict 'an average that begins one step after the checkpoint' "$why"
+run -y 1 --override 1 --ema 0 -x 21 -o "$work/average"
+verdict 'a resumed run without its average' "$(ended_with 0)"
 run -y 1 --override 1 --recipe llmc -o "$work/average"
 verdict 'another recipe in a resumed run' "$(ended_with_error 2 'leave it out, or start a new run')"
 rm -rf "$work/average" "$work/average-8"

@@ -59,7 +59,8 @@ static inline void session_check_recipe(const Session* session, int has_val, int
         die(USAGE, "%s goes by the validation loss; give -v and validation data (-j)", flag);
     if (s->keep_best && !*s->out) die(USAGE, "--keep-best 1 and -o '': there is nowhere to keep a checkpoint");
     if (s->ema > 0 && s->fp8) die(USAGE, "--ema does not combine with --fp8, whose scales follow the last weights");
-    if (s->ema == 0 && s->ema_start > 1) die(USAGE, "--ema-start: needs --ema");
+    if (s->ema == 0 && flag_is_given(session->flags, session->flag_count, "--ema-start"))
+        die(USAGE, "--ema-start: needs --ema");
     // A resumed run may have fewer micro-batches on more ranks, unless its ramp is another than the checkpoint's.
     int is_other =
         s->override && s->batch_ramp > 0 && flag_is_given(session->flags, session->flag_count, "--batch-ramp");
@@ -165,6 +166,8 @@ static inline void session_end(const Session* s, int failed) {
     const char* saved = failed || !*s->out ? "" : ", saved";
     if (s->best.step > 0 && (s->settings->keep_best || s->settings->patience > 0))
         printf("lowest validation loss: %.4f after step %lld\n", s->best.loss, (long long)s->best.step);
+    if (s->settings->ema > 0 && !s->settings->evaluate && s->step < s->settings->ema_start)
+        printf("no average of the weights: --ema-start %lld is not reached\n", (long long)s->settings->ema_start);
     if (s->stop == SESSION_TIME_IS_UP) printf("stopped by --max-hours after step %lld%s\n", (long long)s->step, saved);
     else if (s->stop == SESSION_NO_BETTER)
         printf("stopped by --patience after step %lld%s\n", (long long)s->step, saved);
