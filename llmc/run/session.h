@@ -59,7 +59,7 @@ static inline void session_check_recipe(const Session* session, int has_val, int
         die(USAGE, "%s goes by the validation loss; give -v and validation data (-j)", flag);
     if (s->keep_best && !*s->out) die(USAGE, "--keep-best 1 and -o '': there is nowhere to keep a checkpoint");
     if (s->ema > 0 && s->fp8) die(USAGE, "--ema does not combine with --fp8, whose scales follow the last weights");
-    if (s->ema == 0 && flag_is_given(session->flags, session->flag_count, "--ema-start"))
+    if (s->ema == 0 && s->ema_start > 1 && flag_is_given(session->flags, session->flag_count, "--ema-start"))
         die(USAGE, "--ema-start: needs --ema");
     // A resumed run may have fewer micro-batches on more ranks, unless its ramp is another than the checkpoint's.
     int is_other =
