@@ -166,7 +166,7 @@ static inline void session_end(const Session* s, int failed) {
     const char* saved = failed || !*s->out ? "" : ", saved";
     if (s->best.step > 0 && (s->settings->keep_best || s->settings->patience > 0))
         printf("lowest validation loss: %.4f after step %lld\n", s->best.loss, (long long)s->best.step);
-    if (s->settings->ema > 0 && !s->settings->evaluate && s->step < s->settings->ema_start)
+    if (s->average.decay > 0 && !s->settings->evaluate && !weight_average_is_on(&s->average, s->step))
         printf("no average of the weights: --ema-start %lld is not reached\n", (long long)s->settings->ema_start);
     if (s->stop == SESSION_TIME_IS_UP) printf("stopped by --max-hours after step %lld%s\n", (long long)s->step, saved);
     else if (s->stop == SESSION_NO_BETTER)
