@@ -8,7 +8,7 @@
 
 #include "threads.h"
 
-enum { EMULATED_MULTIPROCESSORS = 4, EMULATED_RESIDENTS = 3 };
+enum { EMULATED_MULTIPROCESSORS = 4 };
 
 // Keep freed memory in the process: kernels that follow each other ask for the same sizes again.
 static const int emulated_malloc = mallopt(M_MMAP_THRESHOLD, 1 << 30) + mallopt(M_TRIM_THRESHOLD, INT_MAX);
@@ -70,7 +70,7 @@ cudaError_t cudaGetDeviceProperties(cudaDeviceProp* p, int) {
     return cudaSuccess;
 }
 cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(int* blocks, const void*, int, size_t, unsigned) {
-    return *blocks = EMULATED_RESIDENTS, cudaSuccess;
+    return *blocks = 1, cudaSuccess;
 }
 cudaError_t cudaDeviceGetPCIBusId(char* id, int size, int) {
     return snprintf(id, (size_t)size, "0000:00:00.0"), cudaSuccess;

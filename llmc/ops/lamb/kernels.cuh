@@ -1,16 +1,16 @@
 /* lamb.h on the GPU.
  *
  * The first pass over the flat buffers updates the moments and sums the squares; the last block of each span to arrive
- * adds up the span's sums. The second pass applies the update. In both a block takes LAMB_BLOCK elements of one span at
- * a time. A thread takes four adjacent elements at a time, aligned to 16 bytes. At the ends of a span it skips elements
- * of adjacent spans.
+ * adds up the span's sums. The second pass applies the update. Both take parts of LAMB_BLOCK elements of one span. A
+ * thread takes four adjacent elements at a time, aligned to 16 bytes. At the ends of a span it skips elements of
+ * adjacent spans.
  *
- * lamb_update() makes both passes in one kernel where a multiprocessor has shared memory for LAMB_RESIDENTS blocks and
- * their update directions u. Then the second pass need not read m and v again: 30 bytes an element instead of 42 with
- * master weights in bf16. The blocks of the grid are all resident and take the blocks of the spans in turn. After its
- * part of a span, a block waits for the others' sums of squares, while its neighbors on the multiprocessor use the
- * memory. A span with more blocks than the grid does not fit: its second pass comes at the end and computes u anew.
- * All ways write the same bits. */
+ * lamb_update() makes both passes in one kernel. Its blocks are all resident and take parts in turn. A block keeps the
+ * update directions u of its last parts, four on an H100, in shared memory, so that the second pass need not read m and
+ * v again: 30 bytes an element instead of 42, with bf16 and master weights. It makes the second pass over a part when
+ * it has no room to go on. By then the others have usually left their sums of squares, and it need not wait. The second
+ * pass over a span of more parts than the grid can keep comes at the end and computes u anew. The bits are those of
+ * lamb_moments() and lamb_apply(). */
 #ifndef LLMC_OPS_LAMB_KERNELS_CUH
 #define LLMC_OPS_LAMB_KERNELS_CUH
 
@@ -19,10 +19,10 @@
 #ifdef __CUDACC__
 #include "llmc/device/ptx/mbarrier.cuh"
 
-// u of a block: up to three elements more, because a thread's four are aligned.
-enum { LAMB_RESIDENTS = 3, LAMB_SHARED = (LAMB_BLOCK + ADAMW_VECTOR) * sizeof(real) };
+// LAMB_ROOM: u of a part, with up to three elements more, because a thread's four are aligned.
+enum { LAMB_RESIDENTS = 3, LAMB_ROOM = LAMB_BLOCK + ADAMW_VECTOR, LAMB_WARPS = ADAMW_THREADS / WARP };
 
-// The sums of squares over a block.
+// The sums of squares over a part.
 typedef struct {
     double p, u;
 } LambSumSq;
@@ -32,6 +32,7 @@ typedef struct {
     AdamWState a;
     const ParamSpan* spans;
     int count, blocks;
+    int kept;  // parts whose u a block has room for
     AdamWCoefficients c;
     real weight_decay, lr;
     uint64_t rounding;
@@ -41,45 +42,33 @@ typedef struct {
     unsigned* arrivals;  // [count] 0 before and after each kernel
 } LambArgs;
 
-// Elements begin .. end - 1 of span number `span` are this block's; first: begin, rounded down to a whole vector.
+// Elements begin .. end - 1 of span number `span`; first: begin, rounded down to a whole vector.
 typedef struct {
-    int span;
+    int span, parts;  // parts: of the span
     size_t first, begin, end;
     real decay;
-} LambBlock;
+} LambPart;
 
-__device__ inline LambBlock lamb_block(const LambArgs& z, int block) {
+__device__ inline LambPart lamb_part(const LambArgs& z, int part) {
     int low = 0, high = z.count;
     while (high - low > 1) {
         int middle = (low + high) / 2;
-        if (z.spans[middle].blocks <= block) low = middle;
+        if (z.spans[middle].blocks <= part) low = middle;
         else high = middle;
     }
     ParamSpan span = z.spans[low];
-    LambBlock b = {.span = low, .end = span.offset + span.size, .decay = z.weight_decay * span.decay};
-    b.begin = span.offset + (size_t)(block - span.blocks) * LAMB_BLOCK;
+    LambPart b = {.span = low, .parts = lamb_blocks(span.size), .end = span.offset + span.size};
+    b.decay = z.weight_decay * span.decay;
+    b.begin = span.offset + (size_t)(part - span.blocks) * LAMB_BLOCK;
     b.first = b.begin / ADAMW_VECTOR * ADAMW_VECTOR;
     b.end = b.end - b.begin > LAMB_BLOCK ? b.begin + LAMB_BLOCK : b.end;
     return b;
 }
 
-// Add the sums of a span's blocks. All threads of a block must call it, and all get the result.
-__device__ inline LambSumSq lamb_sum_sq_of_span(const LambSumSq* sum_sq, ParamSpan span) {
-    LambSumSq sum = {0, 0};
-    for (int i = (int)threadIdx.x; i < lamb_blocks(span.size); i += ADAMW_THREADS) {
-        LambSumSq more = sum_sq[span.blocks + i];
-        sum.p += more.p;
-        sum.u += more.u;
-    }
-    sum.p = block_sum(sum.p);
-    sum.u = block_sum(sum.u);
-    return sum;
-}
-
-// The first pass over a block. Returns the sums of squares, the same in all threads. If KEPT, u gets the update
-// directions; each thread reads only its own again.
+// The first pass over a part. Returns the thread's sums of squares. If KEPT, u gets the update directions; each thread
+// reads only its own again.
 template <int STORAGE, int KEPT>
-__device__ inline LambSumSq lamb_moments_pass(real* u, const LambArgs& z, LambBlock b, AdamWStep step) {
+__device__ inline LambSumSq lamb_moments_pass(real* u, const LambArgs& z, LambPart b, AdamWStep step) {
     AdamWState a = z.a;
     real sum_sq_p = 0, sum_sq_u = 0;
 #pragma unroll 2
@@ -105,14 +94,46 @@ __device__ inline LambSumSq lamb_moments_pass(real* u, const LambArgs& z, LambBl
         store128(a.m + i, m);
         store128(a.v + i, v);
     }
-    LambSumSq sum = {.p = block_sum((double)sum_sq_p)};
-    sum.u = block_sum((double)sum_sq_u);
+    LambSumSq sum = {(double)sum_sq_p, (double)sum_sq_u};
     return sum;
 }
 
-// The second pass over a block. KEPT: u has the update directions. Otherwise they are computed anew.
+__device__ inline LambSumSq lamb_warp_sum(LambSumSq sum) {
+    sum.p = warp_sum(sum.p);
+    sum.u = warp_sum(sum.u);
+    return sum;
+}
+
+// Leave the sums of squares of part number `part`, from those of the block's threads. The block that leaves a span's
+// last ones, of `arrivals` of them, adds up the span's. Returns 1 in one of its threads, which gets the sum; 0 in all
+// others. The first warp does this alone, while the others go on. turn: 0 and 1 from call to call.
+__device__ inline int lamb_leave_sums(LambSumSq* sum, const LambArgs& z, int part, LambPart b, int turn) {
+    __shared__ LambSumSq of_warp[2][LAMB_WARPS];
+    int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP, last = 0;
+    LambSumSq none = {0, 0};
+    *sum = lamb_warp_sum(*sum);
+    if (lane == 0) of_warp[turn][warp] = *sum;
+    __syncthreads();
+    if (warp > 0) return 0;
+    *sum = lamb_warp_sum(lane < LAMB_WARPS ? of_warp[turn][lane] : none);
+    if (lane == 0) {
+        z.sum_sq[part] = *sum;
+        __threadfence();
+        last = atomicAdd(&z.arrivals[b.span], 1u) == (unsigned)b.parts - 1;
+    }
+    if (!__shfl_sync(ALL_LANES, last, 0)) return 0;
+    __threadfence();
+    *sum = none;
+    const LambSumSq* of_part = z.sum_sq + z.spans[b.span].blocks;
+#pragma unroll 8
+    for (int i = lane; i < b.parts; i += WARP) sum->p += of_part[i].p, sum->u += of_part[i].u;
+    *sum = lamb_warp_sum(*sum);
+    return lane == 0;
+}
+
+// The second pass over a part. KEPT: u has the update directions. Otherwise they are computed anew.
 template <int STORAGE, int KEPT>
-__device__ inline void lamb_apply_pass(const real* u, const LambArgs& z, LambBlock b, AdamWStep step, real ratio) {
+__device__ inline void lamb_apply_pass(const real* u, const LambArgs& z, LambPart b, AdamWStep step, real ratio) {
     AdamWState a = z.a;
     real length = z.lr * ratio;
 #pragma unroll 2
@@ -138,19 +159,15 @@ __device__ inline void lamb_apply_pass(const real* u, const LambArgs& z, LambBlo
     }
 }
 
-// Write the sums of each span to its tensor's place in `tensors` or, without `tensors`, its ratio.
+// Write the sums of each span to its tensor's place in `tensors`.
 template <int STORAGE> __global__ void __launch_bounds__(ADAMW_THREADS) lamb_moments_kernel(LambArgs z) {
     AdamWStep step = adamw_load_step(z.a);
     if (!step.is_taken) return;
-    LambBlock b = lamb_block(z, (int)blockIdx.x);
+    LambPart b = lamb_part(z, (int)blockIdx.x);
     LambSumSq sum = lamb_moments_pass<STORAGE, 0>(NULL, z, b, step);
-    if (threadIdx.x == 0) z.sum_sq[blockIdx.x] = sum;
-    ParamSpan span = z.spans[b.span];
-    if (!last_to_arrive(&z.arrivals[b.span], (unsigned)lamb_blocks(span.size))) return;
-    sum = lamb_sum_sq_of_span(z.sum_sq, span);
-    if (threadIdx.x > 0) return;
-    if (z.tensors) z.tensors[span.tensor] = sum;
-    else z.ratio[b.span] = lamb_ratio(span.trust, sum.p, sum.u);
+    if (!lamb_leave_sums(&sum, z, (int)blockIdx.x, b, 0)) return;
+    z.tensors[z.spans[b.span].tensor] = sum;
+    z.arrivals[b.span] = 0;
 }
 
 // One thread per span.
@@ -164,77 +181,65 @@ static __global__ void lamb_ratios_kernel(LambArgs z) {
 template <int STORAGE> __global__ void __launch_bounds__(ADAMW_THREADS) lamb_apply_kernel(LambArgs z) {
     AdamWStep step = adamw_load_step(z.a);
     if (!step.is_taken) return;
-    LambBlock b = lamb_block(z, (int)blockIdx.x);
+    LambPart b = lamb_part(z, (int)blockIdx.x);
     lamb_apply_pass<STORAGE, 0>(NULL, z, b, step, z.ratio[b.span]);
 }
 
-// A span's counter in lamb_update_kernel, for a span of n blocks: n when all sums are written, n + 1 when the last
-// block has written the ratio, and one more for each block that has read it. The last one sets it to 0.
-
-// Leave a block's sums of squares. The last block of the span writes its ratio.
-__device__ inline void lamb_leave_sums(const LambArgs& z, int block, LambBlock b, LambSumSq sum) {
-    __shared__ int last;
-    ParamSpan span = z.spans[b.span];
+// Wait for the ratio of a part's span. All threads get it. The span's counter has one for each part whose sums have
+// been left, one for the ratio, and one for each part for which the ratio has been read. The last reader clears it.
+// turn: 0 and 1 from call to call.
+__device__ inline real lamb_await_ratio(const LambArgs& z, LambPart b, int turn) {
+    __shared__ real ratio[2];
+    unsigned parts = (unsigned)b.parts, *arrivals = &z.arrivals[b.span];
     if (threadIdx.x == 0) {
-        z.sum_sq[block] = sum;
-        __threadfence();
-        last = atomicAdd(&z.arrivals[b.span], 1u) == (unsigned)lamb_blocks(span.size) - 1;
+        wait_for_count_gpu(arrivals, parts + 1);
+        ratio[turn] = __ldcg(&z.ratio[b.span]);
     }
     __syncthreads();
-    if (!last) return;
-    __threadfence();
-    sum = lamb_sum_sq_of_span(z.sum_sq, span);
-    if (threadIdx.x > 0) return;
-    z.ratio[b.span] = lamb_ratio(span.trust, sum.p, sum.u);
-    __threadfence();
-    atomicAdd(&z.arrivals[b.span], 1u);
+    if (threadIdx.x == 0 && atomicAdd(arrivals, 1u) == 2 * parts) *arrivals = 0;
+    return ratio[turn];
 }
 
-// Wait for the ratio of a block's span. All threads get it.
-__device__ inline real lamb_await_ratio(const LambArgs& z, LambBlock b) {
-    __shared__ real ratio;
-    if (threadIdx.x == 0) {
-        unsigned blocks = (unsigned)lamb_blocks(z.spans[b.span].size), *arrivals = &z.arrivals[b.span];
-        wait_for_count_gpu(arrivals, blocks + 1);
-        ratio = __ldcg(&z.ratio[b.span]);
-        if (atomicAdd(arrivals, 1u) == 2 * blocks) *arrivals = 0;
-    }
-    __syncthreads();
-    return ratio;
-}
-
-// Both passes. All blocks must be resident at once (cooperative launch), as they wait for each other. They do so in the
-// order of the spans, and no block has two parts of a span for which it waits before the end. So none waits for itself.
+// Both passes. All blocks must be resident at once (cooperative launch), as they wait for each other. This ends: of the
+// parts that wait, take the first. When a block comes to another part of that span, its second passes so far were over
+// parts before the first one, because the span has at most `kept` parts for each block.
 template <int STORAGE> __global__ void __launch_bounds__(ADAMW_THREADS, LAMB_RESIDENTS) lamb_update_kernel(LambArgs z) {
     extern __shared__ float4 lamb_shared[];
     real* u = (real*)lamb_shared;
     AdamWStep step = adamw_load_step(z.a);
     if (!step.is_taken) return;
-    int grid = (int)gridDim.x, left_begin = z.blocks, left_end = 0;  // blocks left for the end are among these
-    for (int block = (int)blockIdx.x; block < z.blocks; block += grid) {
-        LambBlock b = lamb_block(z, block);
-        int fits = lamb_blocks(z.spans[b.span].size) <= grid;
-        lamb_leave_sums(z, block, b,
-                        fits ? lamb_moments_pass<STORAGE, 1>(u, z, b, step)
-                             : lamb_moments_pass<STORAGE, 0>(NULL, z, b, step));
-        if (fits) {
-            lamb_apply_pass<STORAGE, 1>(u, z, b, step, lamb_await_ratio(z, b));
+    int grid = (int)gridDim.x, later = (z.kept - 1) * grid, turn = 0, waits = 0;
+    int left_begin = z.blocks, left_end = 0;  // the parts left for the end are among these
+    for (int part = (int)blockIdx.x; part < z.blocks + later; part += grid, turn++) {
+        if (part < z.blocks) {
+            LambPart b = lamb_part(z, part);
+            LambSumSq sum = lamb_moments_pass<STORAGE, 1>(u + turn % z.kept * LAMB_ROOM, z, b, step);
+            if (lamb_leave_sums(&sum, z, part, b, turn % 2)) {
+                z.ratio[b.span] = lamb_ratio(z.spans[b.span].trust, sum.p, sum.u);
+                __threadfence();
+                atomicAdd(&z.arrivals[b.span], 1u);
+            }
+        }
+        if (part < later) continue;
+        LambPart b = lamb_part(z, part - later);
+        if (b.parts <= z.kept * grid) {
+            real ratio = lamb_await_ratio(z, b, waits++ % 2);
+            lamb_apply_pass<STORAGE, 1>(u + (turn + 1) % z.kept * LAMB_ROOM, z, b, step, ratio);
         } else {
-            left_begin = min(left_begin, block);
-            left_end = block + 1;
+            left_begin = min(left_begin, part - later);
+            left_end = part - later + 1;
         }
     }
-    for (int block = left_begin; block < left_end; block += grid) {
-        LambBlock b = lamb_block(z, block);
-        if (lamb_blocks(z.spans[b.span].size) <= grid) continue;
-        lamb_apply_pass<STORAGE, 0>(NULL, z, b, step, lamb_await_ratio(z, b));
+    for (int part = left_begin; part < left_end; part += grid) {
+        LambPart b = lamb_part(z, part);
+        if (b.parts <= z.kept * grid) continue;
+        lamb_apply_pass<STORAGE, 0>(NULL, z, b, step, lamb_await_ratio(z, b, waits++ % 2));
     }
 }
 
 // tensors: as in lamb_moments_kernel().
 static inline LambArgs lamb_args(AdamWState a, LambSumSq* tensors, LambSpans of, OptimizerSettings h, Context* ctx) {
     CHECK(of.elements % ADAMW_VECTOR == 0 && a.first % ADAMW_VECTOR == 0 && (ADAMW_NARROW || !a.master));
-    CHECK(of.blocks >= of.count);
     LambArgs z = {.a = a, .spans = of.spans, .count = of.count, .blocks = of.blocks, .c = adamw_coefficients(h)};
     z.weight_decay = (real)h.weight_decay, z.lr = (real)h.lr, z.rounding = h.rounding;
     z.tensors = tensors;
@@ -253,20 +258,15 @@ static inline LambArgs lamb_args(AdamWState a, LambSumSq* tensors, LambSpans of,
 typedef enum { LAMB_MOMENTS, LAMB_APPLY, LAMB_BOTH } LambPasses;
 
 template <int STORAGE> static inline void lamb_start_both(LambArgs z, Context* ctx) {
+    // 2048: the system's reserve per block and the kernel's other shared memory.
+    size_t part = LAMB_ROOM * sizeof(real), of_block = ctx->shared_of_multiprocessor / LAMB_RESIDENTS - 2048;
+    z.kept = max_int(1, (int)(of_block / part));
+    size_t shared = (size_t)z.kept * part;
     void (*kernel)(LambArgs) = lamb_update_kernel<STORAGE>;
-    int residents = 0;
-    if (LAMB_SHARED <= ctx->shared_of_block) {
-        kernel_allow_shared(kernel, LAMB_SHARED, ctx);
-        cudaCheck(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&residents, kernel, ADAMW_THREADS, LAMB_SHARED));
-    }
-    if (residents < LAMB_RESIDENTS) {  // too few to hide each other's waits
-        lamb_moments_kernel<STORAGE><<<(unsigned)z.blocks, ADAMW_THREADS, 0, ctx->stream>>>(z);
-        lamb_apply_kernel<STORAGE><<<(unsigned)z.blocks, ADAMW_THREADS, 0, ctx->stream>>>(z);
-        return;
-    }
+    kernel_allow_shared(kernel, shared, ctx);
     unsigned grid = (unsigned)min_int(z.blocks, ctx->multiprocessors * LAMB_RESIDENTS);
     void* arguments[] = {&z};
-    cudaCheck(cudaLaunchCooperativeKernel((const void*)kernel, dim3(grid), dim3(ADAMW_THREADS), arguments, LAMB_SHARED,
+    cudaCheck(cudaLaunchCooperativeKernel((const void*)kernel, dim3(grid), dim3(ADAMW_THREADS), arguments, shared,
                                           ctx->stream));
 }
 
