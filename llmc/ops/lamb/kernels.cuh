@@ -43,18 +43,21 @@ typedef struct {
 } LambArgs;
 
 // Elements begin .. end - 1 of span number `span`; first: begin, rounded down to a whole vector.
-typedef struct {
+typedef struct alignas(16) {
     int span, parts;  // parts: of the span
     size_t first, begin, end;
     real decay;
 } LambPart;
 
+// All lanes of a warp must call it. They search together: each step of a search by one thread would wait for memory.
 __device__ inline LambPart lamb_part(const LambArgs& z, int part) {
-    int low = 0, high = z.count;
-    while (high - low > 1) {
-        int middle = (low + high) / 2;
-        if (z.spans[middle].blocks <= part) low = middle;
-        else high = middle;
+    int low = 0, lane = threadIdx.x % WARP;
+    for (int left = z.count; left > 1;) {  // it is one of spans[low .. low + left - 1]
+        int step = (left + WARP - 1) / WARP, at = lane * step;
+        unsigned begun = __ballot_sync(ALL_LANES, at < left && z.spans[low + (at < left ? at : 0)].blocks <= part);
+        int last = step * (__popc(begun) - 1);
+        low += last;
+        left = min(step, left - last);
     }
     ParamSpan span = z.spans[low];
     LambPart b = {.span = low, .parts = lamb_blocks(span.size), .end = span.offset + span.size};
@@ -205,7 +208,9 @@ __device__ inline real lamb_await_ratio(const LambArgs& z, LambPart b, int turn)
 // parts before the first one, because the span has at most `kept` parts for each block.
 template <int STORAGE> __global__ void __launch_bounds__(ADAMW_THREADS, LAMB_RESIDENTS) lamb_update_kernel(LambArgs z) {
     extern __shared__ float4 lamb_shared[];
-    real* u = (real*)lamb_shared;
+    // The last z.kept parts, with room for one that is written while slower threads read, then their u.
+    LambPart* kept = (LambPart*)lamb_shared;
+    real* u = (real*)(kept + z.kept + 1);
     AdamWStep step = adamw_load_step(z.a);
     if (!step.is_taken) return;
     int grid = (int)gridDim.x, later = (z.kept - 1) * grid, turn = 0, waits = 0;
@@ -213,6 +218,7 @@ template <int STORAGE> __global__ void __launch_bounds__(ADAMW_THREADS, LAMB_RES
     for (int part = (int)blockIdx.x; part < z.blocks + later; part += grid, turn++) {
         if (part < z.blocks) {
             LambPart b = lamb_part(z, part);
+            if (threadIdx.x == 0) kept[turn % (z.kept + 1)] = b;
             LambSumSq sum = lamb_moments_pass<STORAGE, 1>(u + turn % z.kept * LAMB_ROOM, z, b, step);
             if (lamb_leave_sums(&sum, z, part, b, turn % 2)) {
                 z.ratio[b.span] = lamb_ratio(z.spans[b.span].trust, sum.p, sum.u);
@@ -221,7 +227,7 @@ template <int STORAGE> __global__ void __launch_bounds__(ADAMW_THREADS, LAMB_RES
             }
         }
         if (part < later) continue;
-        LambPart b = lamb_part(z, part - later);
+        LambPart b = kept[(turn + 2) % (z.kept + 1)];
         if (b.parts <= z.kept * grid) {
             real ratio = lamb_await_ratio(z, b, waits++ % 2);
             lamb_apply_pass<STORAGE, 1>(u + (turn + 1) % z.kept * LAMB_ROOM, z, b, step, ratio);
@@ -259,9 +265,10 @@ typedef enum { LAMB_MOMENTS, LAMB_APPLY, LAMB_BOTH } LambPasses;
 
 template <int STORAGE> static inline void lamb_start_both(LambArgs z, Context* ctx) {
     // 2048: the system's reserve per block and the kernel's other shared memory.
-    size_t part = LAMB_ROOM * sizeof(real), of_block = ctx->shared_of_multiprocessor / LAMB_RESIDENTS - 2048;
+    size_t part = LAMB_ROOM * sizeof(real) + sizeof(LambPart),
+           of_block = ctx->shared_of_multiprocessor / LAMB_RESIDENTS - 2048;
     z.kept = max_int(1, (int)(of_block / part));
-    size_t shared = (size_t)z.kept * part;
+    size_t shared = (size_t)z.kept * part + sizeof(LambPart);
     void (*kernel)(LambArgs) = lamb_update_kernel<STORAGE>;
     kernel_allow_shared(kernel, shared, ctx);
     unsigned grid = (unsigned)min_int(z.blocks, ctx->multiprocessors * LAMB_RESIDENTS);
