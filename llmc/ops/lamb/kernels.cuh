@@ -5,7 +5,7 @@
  * thread takes four adjacent elements at a time, aligned to 16 bytes. At the ends of a span it skips elements of
  * adjacent spans.
  *
- * lamb_update() makes both passes in one kernel. Its blocks are all resident and take parts in turn. A block keeps the
+ * lamb_update() makes both passes in one kernel. Its blocks are all resident and take part after part. A block keeps the
  * update directions u of its last parts, four on an H100, in shared memory, so that the second pass need not read m and
  * v again: 30 bytes an element instead of 42, with bf16 and master weights. It makes the second pass over a part when
  * it has no room to go on. By then the others have usually left their sums of squares, and it need not wait. The second
@@ -39,7 +39,7 @@ typedef struct {
     LambSumSq* sum_sq;   // [blocks]
     LambSumSq* tensors;  // [tensors of the whole model] the result of lamb_moments_kernel
     real* ratio;         // [count]
-    unsigned* arrivals;  // [count] 0 before and after each kernel
+    unsigned* arrivals;  // [count + 1] 0 before and after each kernel; the last one counts parts
 } LambArgs;
 
 // Elements begin .. end - 1 of span number `span`; first: begin, rounded down to a whole vector.
@@ -188,59 +188,76 @@ template <int STORAGE> __global__ void __launch_bounds__(ADAMW_THREADS) lamb_app
     lamb_apply_pass<STORAGE, 0>(NULL, z, b, step, z.ratio[b.span]);
 }
 
-// Wait for the ratio of a part's span. All threads get it. The span's counter has one for each part whose sums have
-// been left, one for the ratio, and one for each part for which the ratio has been read. The last reader clears it.
-// turn: 0 and 1 from call to call.
-__device__ inline real lamb_await_ratio(const LambArgs& z, LambPart b, int turn) {
-    __shared__ real ratio[2];
-    unsigned parts = (unsigned)b.parts, *arrivals = &z.arrivals[b.span];
+typedef struct {
+    int part;
+    real ratio;
+} LambNext;
+
+// Wait for the ratio of the span of part `b`, if it is not NULL. Then, if `more`, take the next part that no block has;
+// it is z.blocks or more when none is left. All threads get both. turn: 0 and 1 from call to call.
+// The counter of parts wraps back to 0, because each block asks once in vain. The span's counter has one for each part
+// whose sums have been left, one for the ratio, and one for each part for which the ratio has been read. The last
+// reader clears it.
+__device__ inline LambNext lamb_next(const LambArgs& z, const LambPart* b, int more, int turn) {
+    __shared__ LambNext next[2];
+    unsigned* arrivals = b ? &z.arrivals[b->span] : NULL;
     if (threadIdx.x == 0) {
-        wait_for_count_gpu(arrivals, parts + 1);
-        ratio[turn] = __ldcg(&z.ratio[b.span]);
+        if (b) wait_for_count_gpu(arrivals, (unsigned)b->parts + 1);
+        if (more) next[turn].part = (int)atomicInc(&z.arrivals[z.count], (unsigned)z.blocks + gridDim.x - 1);
+        if (b) next[turn].ratio = __ldcg(&z.ratio[b->span]);
     }
     __syncthreads();
-    if (threadIdx.x == 0 && atomicAdd(arrivals, 1u) == 2 * parts) *arrivals = 0;
-    return ratio[turn];
+    if (b && threadIdx.x == 0 && atomicAdd(arrivals, 1u) == 2 * (unsigned)b->parts) *arrivals = 0;
+    return next[turn];
 }
 
-// Both passes. All blocks must be resident at once (cooperative launch), as they wait for each other. This ends: of the
-// parts that wait, take the first. When a block comes to another part of that span, its second passes so far were over
-// parts before the first one, because the span has at most `kept` parts for each block.
+// The second pass over the spans that have more parts than the grid can keep.
+template <int STORAGE> __device__ inline void lamb_apply_left(const LambArgs& z, AdamWStep step, int turn) {
+    int grid = (int)gridDim.x, lane = threadIdx.x % WARP;
+    for (int first = 0; first < z.count; first += WARP) {
+        int s = first + lane;
+        unsigned left = __ballot_sync(ALL_LANES, s < z.count && lamb_blocks(z.spans[s].size) > z.kept * grid);
+        for (; left; left &= left - 1) {
+            ParamSpan span = z.spans[first + __ffs((int)left) - 1];
+            for (int i = (int)blockIdx.x; i < lamb_blocks(span.size); i += grid) {
+                LambPart b = lamb_part(z, span.blocks + i);
+                lamb_apply_pass<STORAGE, 0>(NULL, z, b, step, lamb_next(z, &b, 0, turn++ % 2).ratio);
+            }
+        }
+    }
+}
+
+// Both passes. All blocks must be resident at once (cooperative launch), as they wait for each other. This ends: a block
+// that waits has made the first pass over all parts that it has taken, and as long as a part of a span is not taken,
+// some block has room for it.
 template <int STORAGE> __global__ void __launch_bounds__(ADAMW_THREADS, LAMB_RESIDENTS) lamb_update_kernel(LambArgs z) {
     extern __shared__ float4 lamb_shared[];
-    // The last z.kept parts, with room for one that is written while slower threads read, then their u.
-    LambPart* kept = (LambPart*)lamb_shared;
-    real* u = (real*)(kept + z.kept + 1);
+    LambPart* kept = (LambPart*)lamb_shared;  // the last z.kept parts, then their u
+    real* u = (real*)(kept + z.kept);
     AdamWStep step = adamw_load_step(z.a);
     if (!step.is_taken) return;
-    int grid = (int)gridDim.x, later = (z.kept - 1) * grid, turn = 0, waits = 0;
-    int left_begin = z.blocks, left_end = 0;  // the parts left for the end are among these
-    for (int part = (int)blockIdx.x; part < z.blocks + later; part += grid, turn++) {
-        if (part < z.blocks) {
+    int taken = 0, turn = 0, part = lamb_next(z, NULL, 1, 1).part;
+    for (;; turn++) {
+        int more = part < z.blocks, oldest = turn - (z.kept - 1), place = oldest % z.kept;
+        if (more) {
             LambPart b = lamb_part(z, part);
-            if (threadIdx.x == 0) kept[turn % (z.kept + 1)] = b;
+            if (threadIdx.x == 0) kept[turn % z.kept] = b;
+            taken = turn + 1;
             LambSumSq sum = lamb_moments_pass<STORAGE, 1>(u + turn % z.kept * LAMB_ROOM, z, b, step);
             if (lamb_leave_sums(&sum, z, part, b, turn % 2)) {
                 z.ratio[b.span] = lamb_ratio(z.spans[b.span].trust, sum.p, sum.u);
                 __threadfence();
                 atomicAdd(&z.arrivals[b.span], 1u);
             }
+        } else if (oldest >= taken) {
+            break;
         }
-        if (part < later) continue;
-        LambPart b = kept[(turn + 2) % (z.kept + 1)];
-        if (b.parts <= z.kept * grid) {
-            real ratio = lamb_await_ratio(z, b, waits++ % 2);
-            lamb_apply_pass<STORAGE, 1>(u + (turn + 1) % z.kept * LAMB_ROOM, z, b, step, ratio);
-        } else {
-            left_begin = min(left_begin, part - later);
-            left_end = part - later + 1;
-        }
+        int fits = oldest >= 0 && kept[place].parts <= z.kept * (int)gridDim.x;
+        LambNext next = lamb_next(z, fits ? &kept[place] : NULL, more, turn % 2);
+        if (fits) lamb_apply_pass<STORAGE, 1>(u + place * LAMB_ROOM, z, kept[place], step, next.ratio);
+        if (more) part = next.part;
     }
-    for (int part = left_begin; part < left_end; part += grid) {
-        LambPart b = lamb_part(z, part);
-        if (b.parts <= z.kept * grid) continue;
-        lamb_apply_pass<STORAGE, 0>(NULL, z, b, step, lamb_await_ratio(z, b, waits++ % 2));
-    }
+    lamb_apply_left<STORAGE>(z, step, turn);
 }
 
 // tensors: as in lamb_moments_kernel().
@@ -251,7 +268,7 @@ static inline LambArgs lamb_args(AdamWState a, LambSumSq* tensors, LambSpans of,
     z.tensors = tensors;
     z.arrivals = ctx->arrivals;
     size_t sums = (size_t)of.blocks * sizeof(LambSumSq), ratios = (size_t)of.count * sizeof(real);
-    size_t arrivals = of.count > DEVICE_ARRIVALS ? (size_t)of.count * sizeof(unsigned) : 0;
+    size_t arrivals = of.count >= DEVICE_ARRIVALS ? ((size_t)of.count + 1) * sizeof(unsigned) : 0;
     z.sum_sq = (LambSumSq*)device_scratch(ctx, sums + ratios + arrivals);
     z.ratio = (real*)(z.sum_sq + of.blocks);
     if (arrivals) {  // more spans than the context has counters
@@ -268,7 +285,7 @@ template <int STORAGE> static inline void lamb_start_both(LambArgs z, Context* c
     size_t part = LAMB_ROOM * sizeof(real) + sizeof(LambPart),
            of_block = ctx->shared_of_multiprocessor / LAMB_RESIDENTS - 2048;
     z.kept = max_int(1, (int)(of_block / part));
-    size_t shared = (size_t)z.kept * part + sizeof(LambPart);
+    size_t shared = (size_t)z.kept * part;
     void (*kernel)(LambArgs) = lamb_update_kernel<STORAGE>;
     kernel_allow_shared(kernel, shared, ctx);
     unsigned grid = (unsigned)min_int(z.blocks, ctx->multiprocessors * LAMB_RESIDENTS);
