@@ -252,9 +252,10 @@ template <int STORAGE> __global__ void __launch_bounds__(ADAMW_THREADS, LAMB_RES
         } else if (oldest >= taken) {
             break;
         }
-        int fits = oldest >= 0 && kept[place].parts <= z.kept * (int)gridDim.x;
-        LambNext next = lamb_next(z, fits ? &kept[place] : NULL, more, turn % 2);
-        if (fits) lamb_apply_pass<STORAGE, 1>(u + place * LAMB_ROOM, z, kept[place], step, next.ratio);
+        LambPart b = kept[max(place, 0)];
+        int fits = oldest >= 0 && b.parts <= z.kept * (int)gridDim.x;
+        LambNext next = lamb_next(z, fits ? &b : NULL, more, turn % 2);
+        if (fits) lamb_apply_pass<STORAGE, 1>(u + place * LAMB_ROOM, z, b, step, next.ratio);
         if (more) part = next.part;
     }
     lamb_apply_left<STORAGE>(z, step, turn);
