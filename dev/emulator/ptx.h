@@ -187,9 +187,6 @@ inline void grid_launch_dependents(void) {}
 inline void named_barrier_sync(int id, int threads) { emulated_barrier(id, threads, 0); }
 inline void st_release_gpu(int* flag, int x) { *flag = x; }
 inline int ld_acquire_gpu(const int* flag) { return *flag; }
-inline void wait_for_count_gpu(const unsigned* count, unsigned n) {
-    while (*count < n) emulated_pause();
-}
 inline void fence_proxy_async(void) {}
 inline void fence_proxy_async_shared(void) {}
 

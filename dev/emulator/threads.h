@@ -28,8 +28,7 @@ enum {
     EMULATED_SHARED = 256 << 10,
     EMULATED_BARRIERS = 16,
     EMULATED_BLOCKS = 16,
-    EMULATED_ROUNDS = 100000,  // turns of the blocks of a cooperative launch
-    EMULATED_CLUSTER = 2       // blocks of the largest
+    EMULATED_CLUSTER = 2  // blocks of the largest
 };
 
 uint3 threadIdx, blockIdx;
@@ -66,8 +65,7 @@ typedef struct {
         barrier_phase[EMULATED_BARRIERS];
     uint64_t at_barrier[EMULATED_BARRIERS][EMULATED_THREADS / 64];
     uint64_t at_mbarrier[EMULATED_THREADS / 64], at_cluster_barrier[EMULATED_THREADS / 64];
-    uint64_t pausing[EMULATED_THREADS / 64];  // threads that wait for another block of a cooperative launch
-    int current, running, pauses;
+    int current, running;
     unsigned char* shared;  // its dynamic shared memory while another block of a cooperative launch runs
 } EmulatedBlock;
 
@@ -128,7 +126,7 @@ static inline int emulated_next(void) {
 
 static inline void emulated_switch(void) {
     int next = emulated_next();
-    if (next < 0 && emulated.now->running > emulated.at_grid_barrier && !emulated.now->pauses && !emulated.cluster)
+    if (next < 0 && emulated.now->running > emulated.at_grid_barrier && !emulated.cluster)
         emulated_fault("all threads wait: some do not reach a barrier, or a warp's function");
     if (next < 0) _longjmp(emulated.scheduler, 1);
     emulated_enter(next);
@@ -139,14 +137,6 @@ __attribute__((noinline)) static void emulated_sleep(void) {
     int me = emulated.now->current;
     emulated.now->runnable[me / 64] &= ~((uint64_t)1 << (me % 64));
     if (_setjmp(emulated.now->thread[me].at) == 0) emulated_switch();
-}
-
-// Let the other blocks of a cooperative launch run before this thread goes on.
-static inline void emulated_pause(void) {
-    int me = emulated.now->current;
-    emulated.now->pausing[me / 64] |= (uint64_t)1 << (me % 64);
-    emulated.now->pauses++;
-    emulated_sleep();
 }
 
 // ---------------------------------------------------------------------------------------------------------
@@ -281,17 +271,6 @@ static inline void emulated_wake_all(void) {
     emulated.now->current = emulated.reverse ? 0 : emulated.threads - 1;
 }
 
-// The threads that wait for other blocks can run, or look again: those in emulated_pause() or, if there are none, all.
-static inline void emulated_wake_waiting(void) {
-    if (!emulated.now->pauses) return emulated_wake_all();
-    for (int i = 0; i < EMULATED_THREADS / 64; i++) {
-        emulated.now->runnable[i] |= emulated.now->pausing[i];
-        emulated.now->pausing[i] = 0;
-    }
-    emulated.now->pauses = 0;
-    emulated.now->current = emulated.reverse ? 0 : emulated.threads - 1;
-}
-
 static inline void emulated_begin(int k, size_t shared) {
     emulated.now = emulated_block_memory(k);
     memset(emulated_shared(), 0xff, shared);
@@ -332,7 +311,6 @@ template <typename Kernel> static inline void emulated_launch_now(const Emulated
         emulated_begin(0, g.shared);
         emulated_wake_all();
         emulated_resume(emulated.reverse ? blocks - 1 - i : i);
-        if (emulated.now->pauses) emulated_fault("a block waits for another, and the launch is not cooperative");
     }
 }
 
@@ -344,30 +322,27 @@ static inline void emulated_launch(const EmulatedGrid& grid, void (*kernel)(P...
     emulated_do(EMULATED_KERNEL, [=] { emulated_launch_now(grid, [&] { kernel(arguments...); }); });
 }
 
-// Blocks that can wait for each other (emulated_grid_sync, emulated_pause): each runs to the next such place in turn,
-// with its own stacks and dynamic shared memory. Static shared memory does not outlive a wait.
+// Blocks that can wait for each other (emulated_grid_sync): each runs to the next such place in turn, with its own
+// stacks and dynamic shared memory. Static shared memory does not outlive a wait.
 template <typename Kernel>
 static inline void emulated_launch_all_now(const EmulatedGrid& g, int blocks, const Kernel& kernel) {
     size_t shared = g.shared;
-    int under_way = 0, pausing = 0;
+    int under_way = 0;
     emulated_configure(g.grid, g.block, shared, kernel);
     for (int round = 0; round == 0 || under_way; round++) {
-        under_way = pausing = 0;
+        under_way = 0;
         for (int i = 0; i < blocks; i++) {
             if (round == 0) emulated_begin(i, shared);
             EmulatedBlock* b = emulated.block[i];
             emulated.now = b;
             if (round == 0) b->shared = (unsigned char*)malloc(shared + 1);
             else memcpy(emulated_shared(), b->shared, shared);
-            if (round == 0) emulated_wake_all();
-            else emulated_wake_waiting();
+            emulated_wake_all();
             emulated_resume((unsigned)i);
             memcpy(b->shared, emulated_shared(), shared);
             under_way += emulated.now->running > 0;
-            pausing += emulated.now->pauses > 0;
         }
-        if (under_way && under_way != blocks && !pausing) emulated_fault("a part of the grid's blocks waits for all");
-        if (round == EMULATED_ROUNDS) emulated_fault("blocks wait for what none of them does");
+        if (under_way && under_way != blocks) emulated_fault("a part of the grid's blocks waits for all");
     }
     for (int i = 0; i < blocks; i++) free(emulated.block[i]->shared);
 }

@@ -72,7 +72,7 @@ static inline LambSpans lamb_spans_of(const AdamWShard* s) {
 static inline void test_lamb_shards(Harness* h) {
     const int TENSORS = (int)COUNT_OF(SHARDED_SPANS), SUMS = 2 * TENSORS;
     // Of a sum in another order: the bound that lamb.h states on the GPU; on the CPU sums are of doubles.
-    double bound = HAS_DEVICE_MEMORY ? 2 * 9.5e-7 : 1e-12;
+    double bound = HAS_DEVICE_MEMORY ? 2 * 3.8e-6 : 1e-12;
     double tol = sizeof(real) == sizeof(double) ? 1e-13 : tolerance(1e-6);
     for (size_t c = 0; c < COUNT_OF(SHARD_CUTS); c++)
         for (int has_master = ADAMW_HAS_MASTER; has_master >= 0; has_master--) {
@@ -242,13 +242,10 @@ static inline void test_lamb(Harness* h) {
     int count = (int)COUNT_OF(LAMB_SPANS);
     test_lamb_update(h);
 
-    // Tensors of more blocks than an H100 keeps on chip, and of fewer, next to small ones.
+    // A tensor of more blocks than a block has threads, next to small ones.
     case_begin(h, "lamb/update hundreds of blocks");
-    static const ParamSpan LARGE[] = {{0, 40, 1, 1, 0},
-                                      {128, 1700 * LAMB_BLOCK + 3, 1, 1, 0},
-                                      {6963456, 200 * LAMB_BLOCK + 3, 1, 1, 0},
-                                      {7782784, 33, 0, 0, 0}};
-    LambCase* l = lamb_case(h, 7782912, LARGE, (int)COUNT_OF(LARGE));
+    static const ParamSpan LARGE[] = {{0, 40, 1, 1, 0}, {128, 300 * LAMB_BLOCK + 3, 1, 1, 0}, {4915456, 33, 0, 0, 0}};
+    LambCase* l = lamb_case(h, 4915584, LARGE, (int)COUNT_OF(LARGE));
     lamb_check(h, l, 1, 1);
     case_end(h);
 

@@ -86,13 +86,6 @@ __device__ inline int ld_acquire_gpu(const int* flag) {
     return x;
 }
 
-// Wait until other blocks have counted up to at least n. What they wrote before is then visible to this thread.
-__device__ inline void wait_for_count_gpu(const unsigned* count, unsigned n) {
-    unsigned x;
-    do asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(x) : "l"(count) : "memory");
-    while (x < n);
-}
-
 // fence.proxy.async: orders this thread's memory accesses before those of the asynchronous proxy (TMA, wgmma).
 __device__ inline void fence_proxy_async(void) { asm volatile("fence.proxy.async;" ::: "memory"); }
 
