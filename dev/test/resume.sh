@@ -251,8 +251,20 @@ run -y 1 --override 1 --recipe llmc -o "$work/average"
 verdict 'another recipe in a resumed run' "$(ended_with_error 2 'leave it out, or start a new run')"
 rm -rf "$work/average" "$work/average-8"
 
-# A recipe: flags of the command line override its flags, and a resumed run takes them from trainer.json.
-printf -- '--lr 2e-2\n--optimizer muon\n--init zero-out\n' >"$work/r.flags"
+# What the first lines say of a run without steps, and of one that is shorter than its warm-up.
+run -e L=2,C=16,NH=2,T=16 -b 2 -l 1e-2 -x 20 -u 80 -v 0 -s 0 -n 0 -o "$work/short"
+why=$(grep -q '^the warm-up (-u 80) is longer than the run: the learning rate ends at 0.25 of -l$' "$work/stdout" ||
+    echo 'not a word about the warm-up')
+grep -q '"step": 20, .*"lr": 0.0025,' "$work/short/log.jsonl" || why=${why:-'it ends at another rate'}
+run -y 1 --override 1 -x 18 -o "$work/short"
+why=${why:-$(ended_with 0)}
+grep -q '| no steps left: step 20 is done, the last one is 18 |' "$work/stdout" || why=${why:-'it does not say that it is done'}
+verdict 'the first lines of a run' "$why"
+rm -rf "$work/short"
+
+# A recipe: flags of the command line override its flags, and a resumed run takes them from trainer.json. An editor may
+# have begun it with a byte order mark.
+printf -- '\xEF\xBB\xBF--lr 2e-2\n--optimizer muon\n--init zero-out\n' >"$work/r.flags"
 run "${SHORT[@]}" --optimizer muon --init zero-out -o "$work/flags"
 why=$(ended_with 0)
 run "${SHORT[@]}" --recipe "$work/r.flags" --stop-after 7 -o "$work/recipe"

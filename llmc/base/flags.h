@@ -176,9 +176,10 @@ static inline Flag* flags_find(Flag* rows, int count, const char* name, size_t n
     return NULL;
 }
 
-// Whether the command line has this flag.
+// Whether the command line has this flag. A program without the flag never has it.
 static inline int flag_is_given(Flag* rows, int count, const char* name) {
-    return (flags_find(rows, count, name, strlen(name))->is_set & FLAG_IS_GIVEN) != 0;
+    const Flag* row = flags_find(rows, count, name, strlen(name));
+    return row && (row->is_set & FLAG_IS_GIVEN) != 0;
 }
 
 static inline void flags_free(Flag* rows, int count) {

@@ -109,22 +109,27 @@ static inline void steps_begin(Steps* s, const Session* session, const GradSync*
     steps_restart_clock(s);
 }
 
-// Print the first line of a run. `tokens`: in a step over all ranks. `about`: "" if exact, else "about " or "at most ".
+// Print the first lines of a run. `tokens`: in a step over all ranks. `about`: "" if exact, else "about " or "at most ".
 static inline void steps_print_start(const Steps* s, const Session* session, size_t parameters, uint64_t data_tokens,
                                      const char* about, double tokens) {
-    printf("%zu parameters, %s | %llu training tokens, %s%.0f a step | steps %lld to %lld | %d CPU threads | ",
-           parameters,
+    int64_t step = session->step, last = session->last, warmup = session->settings->warmup;
+    printf("%zu parameters, %s | %llu training tokens, %s%.0f a step | ", parameters,
            session->checkpoint ? session->checkpoint
            : session->started  ? session->started
                                : session->settings->model,
-           (unsigned long long)data_tokens, about, tokens, (long long)session->step + 1, (long long)session->last,
-           device_threads());
+           (unsigned long long)data_tokens, about, tokens);
+    if (step < last) printf("steps %lld to %lld | ", (long long)step + 1, (long long)last);
+    else printf("no steps left: step %lld is done, the last one is %lld | ", (long long)step, (long long)last);
+    printf("%d CPU threads | ", device_threads());
     if (session->group->size > 1 && session->settings->passes != PASSES_FORWARD)
         printf("%d ranks, gradients summed %s | ", session->group->size,
                s->grad_sync->at_once ? "at once" : "bucket by bucket");
     printf("100 %% mfu is %.4g TFLOP/s%s, %s\n", 1e-12 * s->peak_flops / session->group->size,
            session->group->size > 1 ? " a rank" : "",
            s->peak_is_measured ? "measured on a large matmul" : "the data sheet's peak");
+    if (warmup > last && step < last)
+        printf("the warm-up (-u %lld) is longer than the run: the learning rate ends at %.3g of -l\n",
+               (long long)warmup, (double)last / (double)warmup);
 }
 
 // Settings of the optimizer's next update.
