@@ -258,7 +258,8 @@ why=$(grep -q '^the warm-up (-u 80) is longer than the run: the learning rate en
 grep -q '"step": 20, .*"lr": 0.0025,' "$work/short/log.jsonl" || why=${why:-'it ends at another rate'}
 run -y 1 --override 1 -x 18 -o "$work/short"
 why=${why:-$(ended_with 0)}
-grep -q '| no steps left: step 20 is done, the last one is 18 |' "$work/stdout" || why=${why:-'it does not say that it is done'}
+grep -q '| no steps left: step 20 is done, the last one is 18 |' "$work/stdout" ||
+    why=${why:-'it does not say that it is done'}
 verdict 'the first lines of a run' "$why"
 rm -rf "$work/short"
 

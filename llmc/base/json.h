@@ -321,8 +321,8 @@ static inline int json_parse(Json* out, const char* text, size_t n, char error[J
     JsonParser p;
     p.text = text, p.n = n, p.at = 0, p.string_end = out->strings, p.json = out, p.error = error;
     out->root = json_new_node(out);
-    int has_mark = n >= 3 && memcmp(text, "\xEF\xBB\xBF", 3) == 0;
-    int bad = has_mark ? json_fail(&p, 0, "a byte order mark; save it without") : json_value(&p, out->root, 0);
+    int bad =
+        utf8_mark(text, n) ? json_fail(&p, 0, "a byte order mark; save it without") : json_value(&p, out->root, 0);
     if (!bad && json_peek(&p) >= 0) bad = json_fail(&p, p.at, "something follows the end of the value");
     if (bad) json_free(out);
     return bad;

@@ -6,6 +6,10 @@
 
 #include <stddef.h>
 #include <stdint.h>
+#include <string.h>
+
+// The bytes of the byte order mark that a text begins with: 3, or 0 without one.
+static inline size_t utf8_mark(const char* s, size_t n) { return n >= 3 && memcmp(s, "\xEF\xBB\xBF", 3) == 0 ? 3 : 0; }
 
 // Decode the character at `s`, of which n >= 1 bytes are readable; *length becomes its bytes (1 to 4). Returns -1 if no
 // valid character begins here. *length is then the number of bytes that one U+FFFD replaces, as in Python's

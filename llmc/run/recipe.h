@@ -59,10 +59,9 @@ static inline void recipe_apply(Flag* flags, int count, const char* name) {
     size_t capacity = 0;
     FILE* file = fopen(path, "r");
     if (!file) die(USAGE, "--recipe %s: %s cannot be read: %s", name, path, strerror(errno));
-    for (int number = 1; getline(&line, &capacity, file) >= 0; number++) {
-        int has_mark = number == 1 && strncmp(line, "\xEF\xBB\xBF", 3) == 0;  // a byte order mark
-        recipe_apply_line(flags, count, line + 3 * has_mark, path, number);
-    }
+    ssize_t n;
+    for (int number = 1; (n = getline(&line, &capacity, file)) >= 0; number++)
+        recipe_apply_line(flags, count, line + (number == 1 ? utf8_mark(line, (size_t)n) : 0), path, number);
     if (ferror(file)) die(USAGE, "--recipe %s: %s cannot be read: %s", name, path, strerror(errno));
     fclose(file);
     free(line), free(path);

@@ -109,10 +109,13 @@ static inline void steps_begin(Steps* s, const Session* session, const GradSync*
     steps_restart_clock(s);
 }
 
-// Print the first lines of a run. `tokens`: in a step over all ranks. `about`: "" if exact, else "about " or "at most ".
+// Print the first lines of a run. `tokens`: in a step over all ranks. `about`: "" if exact, else
+// "about " or "at most ".
 static inline void steps_print_start(const Steps* s, const Session* session, size_t parameters, uint64_t data_tokens,
                                      const char* about, double tokens) {
-    int64_t step = session->step, last = session->last, warmup = session->settings->warmup;
+    int64_t step = session->step, last = session->last;
+    Schedule schedule = session_schedule(session);
+    schedule.peak = 1;  // so its rates are parts of -l
     printf("%zu parameters, %s | %llu training tokens, %s%.0f a step | ", parameters,
            session->checkpoint ? session->checkpoint
            : session->started  ? session->started
@@ -127,9 +130,9 @@ static inline void steps_print_start(const Steps* s, const Session* session, siz
     printf("100 %% mfu is %.4g TFLOP/s%s, %s\n", 1e-12 * s->peak_flops / session->group->size,
            session->group->size > 1 ? " a rank" : "",
            s->peak_is_measured ? "measured on a large matmul" : "the data sheet's peak");
-    if (warmup > last && step < last)
+    if (schedule.warmup > last && step < last)
         printf("the warm-up (-u %lld) is longer than the run: the learning rate ends at %.3g of -l\n",
-               (long long)warmup, (double)last / (double)warmup);
+               (long long)schedule.warmup, schedule_at(&schedule, last - 1));
 }
 
 // Settings of the optimizer's next update.

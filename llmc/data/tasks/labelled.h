@@ -213,8 +213,7 @@ static inline void labelled_open(Labelled* l, const char* path, const LabelNames
     memset(l, 0, sizeof *l);
     l->path = path;
     l->text = read_file(path, LABELLED_MAX_FILE, &l->size, USAGE);
-    if (l->size >= 3 && memcmp(l->text, "\xEF\xBB\xBF", 3) == 0) l->begin = 3;  // a byte order mark
-    l->at = l->begin;
+    l->at = l->begin = utf8_mark(l->text, l->size);
     l->has_empty = names != NULL;
     labelled_read_header(l, names);
 }
