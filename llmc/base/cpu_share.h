@@ -4,7 +4,7 @@
  * Waiting threads spin, by libgomp's default for milliseconds. On a busy machine they take CPU time from the thread
  * that they wait for. libgomp reads the number of threads and the length of the spinning from environment variables
  * when it is loaded, so the program sets these and executes itself again. Variables that the user has set are not
- * changed.
+ * changed. The same way, a rank that Open MPI has bound to one core gets its share of the machine's CPUs.
  *
  * While other processes keep the CPUs busy, fewer threads can be faster: each parallel loop waits for the thread that
  * the system has paused. ThreadTrial tries fewer threads while a run trains. */
@@ -82,10 +82,33 @@ static inline int cpu_share_threads(double quota, int cpus) {
     return quota >= cpus ? cpus : quota < 1 ? 1 : (int)quota;
 }
 
+// Open MPI binds a rank to one core unless the user chooses a binding. All host work, such as drawing the first weights,
+// would then have one thread. Give this rank an equal share of the machine's CPUs, if that is more. Returns whether the
+// mask has changed.
+static inline int cpu_share_unbind(void) {
+    const char *ranks = getenv("OMPI_COMM_WORLD_LOCAL_SIZE"), *rank = getenv("OMPI_COMM_WORLD_LOCAL_RANK");
+    int is_chosen = getenv("OMPI_MCA_hwloc_base_binding_policy") || getenv("OMPI_MCA_hwloc_base_cpu_set");
+    cpu_set_t bound, allowed, share;
+    if (!ranks || !rank || is_chosen || sched_getaffinity(0, sizeof bound, &bound) != 0) return 0;
+    memset(&allowed, 0xff, sizeof allowed);  // the system keeps the CPUs that this process may use
+    if (sched_setaffinity(0, sizeof allowed, &allowed) != 0) return 0;
+    int n = sched_getaffinity(0, sizeof allowed, &allowed) == 0 ? CPU_COUNT(&allowed) : 0, size = atoi(ranks);
+    int first = size > 0 ? n * atoi(rank) / size : 0, end = size > 0 ? n * (atoi(rank) + 1) / size : 0;
+    CPU_ZERO(&share);
+    for (int cpu = 0, i = 0; cpu < CPU_SETSIZE; cpu++) {
+        if (!CPU_ISSET(cpu, &allowed)) continue;
+        if (i >= first && i < end) CPU_SET(cpu, &share);
+        i++;
+    }
+    int is_more = CPU_COUNT(&share) > CPU_COUNT(&bound);
+    return sched_setaffinity(0, sizeof share, is_more ? &share : &bound) == 0 && is_more;
+}
+
 // Call this before any output and before any thread starts. Returns if nothing needs to be set.
 static inline void cpu_share_settle(char** argv) {
+    int changed = cpu_share_unbind();
     cpu_set_t mask;
-    int cpus = sched_getaffinity(0, sizeof mask, &mask) == 0 ? CPU_COUNT(&mask) : 1, changed = 0;
+    int cpus = sched_getaffinity(0, sizeof mask, &mask) == 0 ? CPU_COUNT(&mask) : 1;
     int threads = cpu_share_threads(cpu_share_quota("/proc/self/cgroup", "/sys/fs/cgroup"), cpus);
     if (!getenv("OMP_WAIT_POLICY") && !getenv("GOMP_SPINCOUNT"))
         changed |= setenv("GOMP_SPINCOUNT", SPINS_WHILE_WAITING, 0) == 0;
