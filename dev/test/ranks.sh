@@ -66,6 +66,18 @@ case_is() { # NAME WHY-OF-THE-RUN WHY
 
 run $common -b 2 -o one
 verdict 'one rank' "$(ended_with 0)"
+
+# Open MPI binds each rank to one core by default; its host work gets the rank's share of the CPUs all the same.
+threads() { # LAUNCHER...: what the run says
+    timeout --foreground 180 env -u OMP_NUM_THREADS "$@" "$PROGRAM" $common -b 2 -x 1 -o '' </dev/null 2>"$work/stderr" |
+        grep -o '[0-9]* CPU threads'
+}
+if [ "$(env -u OMP_NUM_THREADS nproc)" -gt 1 ]; then
+    all=$(threads) shared=$(threads mpirun -np 1) bound=$(threads mpirun --bind-to core -np 1)
+    verdict 'mpirun without a binding: as many threads as without mpirun' "$([ "$shared" = "$all" ] || echo "$shared, not $all")"
+    verdict 'mpirun --bind-to core: one thread' "$([ "$bound" = '1 CPU threads' ] || echo "$bound")"
+else skip 'threads of a rank' 'one CPU'; fi
+
 for zero in 0 1; do
     for ranks in 2 4; do
         name="$ranks ranks, -z $zero"

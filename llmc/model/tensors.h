@@ -168,17 +168,20 @@ static inline void tensors_bind(const TensorTable* table, void* base, size_t ele
 // projections into the residual stream), ones, zeros. Element i of a tensor depends on (seed, tensor, i) only.
 static inline void tensors_init(const TensorTable* table, real* params, uint64_t seed, double std,
                                 double residual_std) {
-    memset(params, 0, table->elements * sizeof *params);
     for (int k = 0; k < table->count; k++) {
         const Tensor* t = &table->tensors[k];
         uint64_t key = rng_stream(seed, (uint64_t)k, 0, SITE_INIT);
-        double deviation = t->init == INIT_NORMAL ? std : residual_std;
+        double deviation = t->init == INIT_NORMAL ? std : t->init == INIT_NORMAL_RESIDUAL ? residual_std : 0;
         int64_t n = (int64_t)t->shape[0] * t->shape[1];
+        int64_t end = (int64_t)((k + 1 < table->count ? t[1].offset : table->elements) - t->offset);  // with padding
         real* w = params + t->offset;
-        if (t->init == INIT_ZERO || (t->init == INIT_NORMAL_RESIDUAL && deviation == 0)) continue;
+        // One thread would need seconds for zeros alone: the memory is new, and each page is a fault.
 #pragma omp parallel for schedule(static)
-        for (int64_t i = 0; i < n; i++)
-            w[i] = t->init == INIT_ONE ? (real)1 : (real)(deviation * rng_normal(key, (uint64_t)i));
+        for (int64_t i = 0; i < end; i++)
+            w[i] = i >= n                ? (real)0
+                   : t->init == INIT_ONE ? (real)1
+                   : deviation == 0      ? (real)0
+                                         : (real)(deviation * rng_normal(key, (uint64_t)i));
     }
 }
 
