@@ -1148,6 +1148,32 @@ static void test_flushed(Tests* t) {
     tiny_end();
 }
 
+static int damaged_events;  // at which the only checkpoint was not whole
+
+static void check_whole(const char* event) {
+    char* dir = checkpoint_path(tiny_out, 1);
+    (void)event;
+    damaged_events += !checkpoint_is_whole(dir);
+    free(dir);
+}
+
+// A checkpoint that is saved again, because a result came later, stays until the new one is in its place.
+static void test_again(Tests* t) {
+    Tiny tiny;
+    tiny_begin();
+    tiny_open(&tiny, tiny_out, 5, 0, 0, 1);
+    int saved = tiny_save(&tiny, 1, 0);
+    on_disk_event = check_whole;
+    saved += tiny_save(&tiny, 1, 0);
+    on_disk_event = NULL;
+    char *dir = checkpoint_path(tiny_out, 1), *left = xprintf("%s.tmp", dir);
+    expect(t, saved == 0 && damaged_events == 0 && checkpoint_is_whole(dir) && !file_exists(left),
+           "checkpoint/saved again", "%d, not whole at %d events", saved, damaged_events);
+    free(dir), free(left);
+    tiny_close(&tiny);
+    tiny_end();
+}
+
 static const char* replace_at;  // the event after which another run's directory is in the place of OUT
 
 static void put(const char* path, const char* text) {
@@ -1475,6 +1501,7 @@ int main(void) {
     test_ranks_fail(&t);
     test_retention(&t);
     test_flushed(&t);
+    test_again(&t);
     test_replaced(&t);
     test_held(&t);
     test_full_disk(&t);

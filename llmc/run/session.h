@@ -115,6 +115,14 @@ static inline void session_delete_earlier(const Session* s) {
     free(average);
 }
 
+// A run that was killed may have logged a validation of its step after the checkpoint. All ranks call it.
+static inline void session_judge_logged(Session* s, const Log* log) {
+    for (size_t i = 0; i < log->result_count; i++)
+        if (strcmp(log->results[i].key, "val_loss") == 0 && log->results[i].step == s->step)
+            best_judge(&s->best, s->step, log->results[i].value);
+    group_broadcast(s->group, &s->best, sizeof s->best);
+}
+
 // From here on the run writes files. Lock OUT, open the log with the settings as its first line, and delete earlier
 // checkpoints with --overwrite.
 static inline void session_begin(Session* s, Log* log) {
@@ -130,6 +138,7 @@ static inline void session_begin(Session* s, Log* log) {
     if (s->held >= 0) close(s->held);
     s->held = -1;
     log_open(log, s->out, s->lock, s->checkpoint ? s->step : -1);
+    if (s->settings->keep_best || s->settings->patience > 0) session_judge_logged(s, log);
     if (*s->out && s->settings->overwrite) session_delete_earlier(s);
     if (*s->out) checkpoint_clean(s->lock, s->out, s->checkpoint, s->checkpoint ? s->step : -1);
     flags_to_json(&settings, s->flags, s->flag_count);
