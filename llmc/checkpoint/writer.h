@@ -373,7 +373,7 @@ static inline void writer_collect(CheckpointWriter* w) {
 static inline int writer_make_directory(const CheckpointWriter* w) {
     char* parent = xprintf("%s/ckpt", w->c.out);
     int bad = checkpoint_remove(w->c.lock, w->tmp) != 0 || (mkdir(parent, 0777) != 0 && errno != EEXIST) ||
-              mkdir(w->tmp, 0777) != 0;
+              checkpoint_make_directory(w->tmp) != 0;
     int why = errno;
     free(parent);
     errno = why;
