@@ -196,6 +196,9 @@ for flags in '-e L=2,C=16,NH=2,T=16 --ema 0.9 --ema-start 3 --patience 9' "$toge
     why=${why:-$(ended_with 0)}
     case $flags in *--ema*)
         cmp -s "$work/recipe/model.safetensors" "$work/recipe/ema/model.safetensors" && why=${why:-'the average is the model'}
+        [[ $flags != *patience* ]] || cmp -s "$work/recipe/model.safetensors" "$straight/model.safetensors" ||
+            why=${why:-'the average changes the model'}
+        for file in $tokenizer; do [ -f "$work/recipe/ema/$file" ] || why=${why:-"the average has no $file"}; done
         grep '"ema_val_loss"' "$work/recipe/log.jsonl" >"$work/wanted"
         why=${why:-$(same_average)}
         [ "$(wc -l <"$work/wanted")" -eq 4 ] || why=${why:-'not four losses of the average'}

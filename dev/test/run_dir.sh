@@ -105,6 +105,19 @@ else
 fi
 
 # ---------------------------------------------------------------------------------------------------------
+# Two runs in one directory
+
+rm -rf "$work/out"
+start '^step *3/' "${ENDLESS[@]}" -n 0 -o "$work/out"
+kill -STOP $pid
+run "${MODEL[@]}" -x 2 -v 0 -o "$work/out"
+why=$(ended_with_error 2 "$work/out: another process is training there")
+kill -CONT $pid
+kill -TERM $pid
+join
+verdict 'a second run in the same directory is refused' "${why:-$(ended_with 0)}"
+
+# ---------------------------------------------------------------------------------------------------------
 # The newest model in OUT may be edited
 
 rm -rf "$work/out"

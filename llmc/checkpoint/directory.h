@@ -195,6 +195,7 @@ static inline int checkpoint_publish(RunLock* lock, const char* out, const char*
         errno = why;
         free(from), free(to), free(tmp);
     }
+    bad = bad || sync_directory(out) != 0;
     int saved = errno;
     if (listing) closedir(listing);
     errno = saved;

@@ -78,7 +78,7 @@ static inline void session_save_average(const Session* s, const ModelBuffers* b,
               write_file(config, config_json, strlen(config_json)) != 0 ||
               write_file(readme, card, strlen(card)) != 0 || tokenizer_files_write(&s->tokenizer_files, tmp) != 0 ||
               checkpoint_write_manifest(tmp, &known, 1) != 0 || sync_directory(tmp) != 0 ||
-              checkpoint_remove(s->lock, dir) != 0 || run_lock_check(s->lock) != 0 || rename(tmp, dir) != 0;
+              checkpoint_remove(s->lock, dir) != 0 || run_lock_check(s->lock) != 0 || rename_into_place(tmp, dir) != 0;
     if (bad) {
         warn("%s: the average of the weights cannot be saved: %s", dir, strerror(errno));
         checkpoint_remove(s->lock, tmp);
