@@ -55,6 +55,7 @@ static void disk_renames(const char* from, const char* to) {
     char parent[4096];
     struct stat st;
     const char *end = strrchr(to, '.'), *slash = strrchr(to, '/');
+    disk_event("before", from);
     if (!slash || (end && (strcmp(end, ".tmp") == 0 || strcmp(end, ".damaged") == 0))) return;  // renamed out of place
     nftw(from, disk_check, 8, FTW_PHYS);
     snprintf(parent, sizeof parent, "%.*s", (int)(slash - to), to);
@@ -819,6 +820,7 @@ static int tiny_save(Tiny* t, int64_t step, int background) {
 static char tiny_out[64];
 
 static void tiny_begin(void) {
+    disk_events[0] = '\0';
     snprintf(tiny_out, sizeof tiny_out, "/tmp/llmc_checkpoint_XXXXXX");
     if (!mkdtemp(tiny_out)) die(FAILED, "%s: %s", tiny_out, strerror(errno));
 }
@@ -1184,7 +1186,6 @@ static void test_flushed(Tests* t) {
     Tiny tiny;
     tiny_begin();
     tiny_open(&tiny, tiny_out, 5, 0, 0, 1);
-    disk_events[0] = '\0';
     int saved = tiny_save(&tiny, 1, 0), flushed = disk_saw(directory, commit);
     for (size_t i = 0; i < COUNT_OF(files); i++) {
         char* event = xprintf("fsync /ckpt/00000001.tmp/%s\n", files[i]);
@@ -1209,7 +1210,7 @@ static void test_power_cut(Tests* t) {
     tiny_open(&tiny, tiny_out, 5, 0, 0, 1);
     tiny.c.keep = 1;
     disk_flushed_count = disk_names_count = disk_lost_count = 0;
-    int saved = tiny_save(&tiny, 1, 0) + tiny_save(&tiny, 2, 0) + tiny_save(&tiny, 2, 0);
+    int saved = tiny_save(&tiny, 1, 0) + tiny_save(&tiny, 2, 0) + tiny_save(&tiny, 2, 0) + disk_names_count;
     memset(&s, 0, sizeof s), memset(&b, 0, sizeof b), memset(&e, 0, sizeof e);
     s.out = tiny_out, s.ctx = &tiny.ctx, b.table = tiny.table, b.params = tiny.c.params;
     session_save_average(&s, &b, "{}", "card");
@@ -1304,8 +1305,8 @@ static void put(const char* path, const char* text) {
     free(file);
 }
 
-static const char* const theirs[] = {".lock",       "model.safetensors",   "model.safetensors.tmp",
-                                     "config.json", "ckpt/00000001/notes", "ckpt/00000002.tmp/notes"};
+static const char* const theirs[] = {".lock",       "model.safetensors",           "model.safetensors.tmp",
+                                     "config.json", "ckpt/00000001/manifest.json", "ckpt/00000002.tmp/manifest.json"};
 
 static void replace_out(const char* event) {
     if (strcmp(event, replace_at) != 0) return;
