@@ -81,7 +81,7 @@ record() { # PROGRAMS DATA OUT [BEFORE]
     run gpt2_text train_gpt2 -e gpt2_adamw --generate 60 --samples 3 --prompt 'the ' --temperature 0.9 --top-k 40
     run bert_adamw "${bert[@]}" -b 4 --dropout 0.1 -r 2 -o bert_adamw
     run bert_lamb "${bert[@]}" --optimizer lamb -b 2 -d 512 --pack 2 --whole-word-masking 1 -o bert_lamb
-    run bert_phase2 train_bert --phase2 bert_lamb -b 2 -t 48 -x 10 -v 0 -s 0 -n 0 -o bert_phase2
+    run bert_phase2 train_bert --phase2 bert_lamb --optimizer lamb -b 2 -t 48 -x 10 -v 0 -s 0 -n 0 -o bert_phase2
     run bert_fill train_bert -e bert_adamw --fill 'th[MASK] qu[MASK]ck'
     small=(-e L=1,C=32,NH=2,T=128 -n 0 -l 3e-3 -u 10 -x 30 -v 15)
     run classify "$tasks" --task classify "${small[@]}" --labels 3 -i "$data/tasks/train.tsv" -b 16 -o classify

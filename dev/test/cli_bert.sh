@@ -137,6 +137,8 @@ verdict 'global means do not depend on the micro-batch' "$why"
 # Phase 2: another length, step 0, the weights and moments of phase 1.
 accepted 'phase 1' -e L=1,C=16,NH=2,T=32 -t 16 -x 6 -v 0 -s 0 -n 0 -o "$box/phase1" --optimizer lamb
 refused '--phase2 with another model' 2 'leave -e out' --phase2 "$box/phase1" -e L=9 -t 32 -x 4 -o "$box/new"
+refused '--phase2 with another optimizer' 2 "--phase2 $box/phase1: has the moments of --optimizer lamb, .* adamw" \
+    --phase2 "$box/phase1" -t 32 -x 4 -o "$box/new"
 run --phase2 "$box/phase1" -t 32 -x 4 -u 2 -v 0 -s 0 -n 0 -o "$box/phase2" --optimizer lamb --stop-after 2
 why=$(ended_with 0)
 grep -q ' steps 1 to 4 ' "$work/stdout" || why=${why:-'it does not start at step 1'}

@@ -196,6 +196,9 @@ for flags in '-e L=2,C=16,NH=2,T=16 --ema 0.9 --ema-start 3 --patience 9' "$toge
     why=${why:-$(ended_with 0)}
     case $flags in *--ema*)
         cmp -s "$work/recipe/model.safetensors" "$work/recipe/ema/model.safetensors" && why=${why:-'the average is the model'}
+        [[ $flags != *patience* ]] || cmp -s "$work/recipe/model.safetensors" "$straight/model.safetensors" ||
+            why=${why:-'the average changes the model'}
+        for file in $tokenizer; do [ -f "$work/recipe/ema/$file" ] || why=${why:-"the average has no $file"}; done
         grep '"ema_val_loss"' "$work/recipe/log.jsonl" >"$work/wanted"
         why=${why:-$(same_average)}
         [ "$(wc -l <"$work/wanted")" -eq 4 ] || why=${why:-'not four losses of the average'}
@@ -230,6 +233,24 @@ kept=$(ls "$work/best-later/ckpt" | tr '\n' ' ')
 grep -q '^lowest validation loss: .* after step 10$' "$work/stdout" || why=${why:-"$(grep '^lowest' "$work/stdout")"}
 verdict '--keep-best in a resumed run names a checkpoint that exists' "$why"
 rm -rf "$work/best-later"
+# A validation that a resumed run makes up, and that becomes the best: the checkpoint is completed, and stays. So does the
+# checkpoint if the run was killed just after it logged the validation.
+run -e L=2,C=16,NH=2,T=16 -s 0 -x 4 -m 2 -l 0 -v 0 -n 4 -nk 1 -o "$work/made-up"
+cp -a "$work/made-up" "$work/made-up-killed"
+echo '{"step": 4, "val_loss": 1}' >>"$work/made-up-killed/log.jsonl"
+run -y 1 -v 4 --keep-best 1 -o "$work/made-up"
+why=$(ended_with 0)
+for card in "$work/made-up/README.md" "$work/made-up/ckpt/00000004/README.md"; do
+    grep -q '^| `val_loss` | .* | 4 |$' "$card" || why=${why:-"$card: no loss of step 4"}
+done
+for out in "$work/made-up" "$work/made-up-killed"; do
+    run -y 1 -v 4 --keep-best 1 --override 1 -x 12 -o "$out"
+    why=${why:-$(ended_with 0)}
+    kept=$(ls "$out/ckpt" | tr '\n' ' ')
+    [ "$kept" = '00000004 00000012 ' ] || why=${why:-"$out: checkpoints: $kept"}
+done
+verdict 'a checkpoint is completed by a validation that comes later' "$why"
+rm -rf "$work"/made-up*
 run "${SHORT[@]}" --stop-after 7 -o "$work/average"
 run -y 1 --override 1 --ema 0.9 -o "$work/average"
 verdict 'an average cannot begin in a resumed run' "$(ended_with_error 2 'holds no average of the weights')"
@@ -246,7 +267,9 @@ cmp -s "$work/average/ema/model.safetensors" "$work/average-8/ema/model.safetens
     why=${why:-'it differs from that of a run that begins there'}
 verdict 'an average that begins one step after the checkpoint' "$why"
 run -y 1 --override 1 --ema 0 -x 21 -o "$work/average"
-verdict 'a resumed run without its average' "$(ended_with 0)"
+why=$(ended_with 0)
+[ ! -e "$work/average/ema" ] || why=${why:-'the average of step 20 is still there'}
+verdict 'a resumed run without its average' "$why"
 run -y 1 --override 1 --recipe llmc -o "$work/average"
 verdict 'another recipe in a resumed run' "$(ended_with_error 2 'leave it out, or start a new run')"
 rm -rf "$work/average" "$work/average-8"

@@ -3,11 +3,13 @@
  * written, and in a directory that another run has taken.
  * Prints a line per case and `N passed, N failed`; exit status 1 if one failed. */
 #include <errno.h>
+#include <ftw.h>
 #include <pthread.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/file.h>
 #include <sys/mount.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 // The code under test calls the disk through these functions, which record the call and may act in between. A path is
@@ -30,16 +32,60 @@ static void disk_event_of(const char* what, int fd) {
     disk_event(what, path);
 }
 
+// What a power cut would lose: names that were renamed before everything below them was flushed, and directories with
+// such names that were not flushed since.
+enum { DISK_MOST = 1024 };
+static struct stat disk_flushed[DISK_MOST];    // of files and directories when they were flushed
+static ino_t disk_unflushed_names[DISK_MOST];  // of directories
+static int disk_flushed_count, disk_names_count, disk_lost_count;
+
+static int disk_check(const char* path, const struct stat* st, int kind, struct FTW* walk) {
+    (void)path, (void)kind, (void)walk;
+    for (int i = 0; i < disk_flushed_count; i++) {
+        const struct stat* f = &disk_flushed[i];
+        if (f->st_dev == st->st_dev && f->st_ino == st->st_ino &&
+            memcmp(&f->st_mtim, &st->st_mtim, sizeof f->st_mtim) == 0)
+            return 0;
+    }
+    disk_lost_count++;
+    return 0;
+}
+
+static void disk_renames(const char* from, const char* to) {
+    char parent[4096];
+    struct stat st;
+    const char *end = strrchr(to, '.'), *slash = strrchr(to, '/');
+    disk_event("before", from);
+    if (!slash || (end && (strcmp(end, ".tmp") == 0 || strcmp(end, ".damaged") == 0))) return;  // renamed out of place
+    nftw(from, disk_check, 8, FTW_PHYS);
+    snprintf(parent, sizeof parent, "%.*s", (int)(slash - to), to);
+    if (stat(parent, &st) == 0 && disk_names_count < DISK_MOST) disk_unflushed_names[disk_names_count++] = st.st_ino;
+}
+
 static int test_fsync(int fd) {
-    int result = fsync(fd), why = errno;
+    int result = fsync(fd), why = errno, names = 0;
+    struct stat st;
+    if (fstat(fd, &st) == 0 && disk_flushed_count < DISK_MOST) disk_flushed[disk_flushed_count++] = st;
+    for (int i = 0; i < disk_names_count; i++)
+        if (disk_unflushed_names[i] != st.st_ino) disk_unflushed_names[names++] = disk_unflushed_names[i];
+    disk_names_count = names;
     disk_event_of("fsync", fd);
     errno = why;
     return result;
 }
 
 static int test_rename(const char* from, const char* to) {
+    disk_renames(from, to);
     int result = rename(from, to), why = errno;
     disk_event("rename", from);
+    errno = why;
+    return result;
+}
+
+static int test_renameat2(int a, const char* from, int b, const char* to, unsigned flags) {
+    disk_renames(from, to);
+    int result = renameat2(a, from, b, to, flags), why = errno;
+    disk_event("exchange", from);
     errno = why;
     return result;
 }
@@ -51,6 +97,7 @@ static int test_flock(int fd, int how) {
 
 #define fsync test_fsync
 #define rename test_rename
+#define renameat2 test_renameat2
 #define flock test_flock
 
 // Ranks of these tests are processes with shared memory.
@@ -110,6 +157,7 @@ __attribute__((noreturn)) static inline void test_exit(const ProcessGroup* group
 #include "llmc/checkpoint/resume.h"
 #include "llmc/model/config.h"
 #include "llmc/profile/profiler.h"
+#include "llmc/run/embed.h"
 #include "llmc/run/generate.h"
 #include "llmc/run/mlm_data.h"
 #include "llmc/run/seq_warmup.h"
@@ -464,6 +512,14 @@ static void test_update_settings(Tests* t) {
     session.step = 1;
     expect(t, optimizer_settings(&session, 0.7).rounding != rounding, "update/rounding draws new bits in every step",
            "it does not");
+    ProcessGroup alone = {.size = 1};
+    session.group = &alone, session.step = 5;
+    s.muon_momentum = 0.95, s.muon_warmup = 10, s.embedding_lr = 1.2, s.vector_lr = 1.8;
+    double momentum = optimizer_settings(&session, 0.7).muon.momentum;  // half of the way from 0.85
+    UpdateSettings u = session_update(&session);
+    expect(t, fabs(momentum - 0.9) < 1e-12, "update/--muon-warmup", "momentum %g", momentum);
+    expect(t, fabs(u.embedding_rate - 2) < 1e-12 && fabs(u.vector_rate - 3) < 1e-12,
+           "update/--embedding-lr and --vector-lr", "rates %g %g", u.embedding_rate, u.vector_rate);
 }
 
 // ---------------------------------------------------------------------------------------------------------
@@ -625,8 +681,7 @@ static void test_publish(Tests* t, const char* other) {
                "publish/another file system", "result %d, %zu bytes", result, n);
         free(got), free(from), free(to), free(tmp), free(bytes);
     }
-    checkpoint_remove(NULL, dir);
-    checkpoint_remove(NULL, out);
+    remove_directory(dir), remove_directory(out);
     free(dir);
 }
 
@@ -765,18 +820,12 @@ static int tiny_save(Tiny* t, int64_t step, int background) {
 static char tiny_out[64];
 
 static void tiny_begin(void) {
+    disk_events[0] = '\0';
     snprintf(tiny_out, sizeof tiny_out, "/tmp/llmc_checkpoint_XXXXXX");
     if (!mkdtemp(tiny_out)) die(FAILED, "%s: %s", tiny_out, strerror(errno));
 }
 
-static void tiny_end(void) {
-    char* ckpt = xprintf("%s/ckpt", tiny_out);
-    checkpoint_of_kind(NULL, tiny_out, ".tmp", DELETE_THEM);
-    checkpoint_delete_all(NULL, tiny_out);
-    checkpoint_remove(NULL, ckpt);
-    checkpoint_remove(NULL, tiny_out);
-    free(ckpt);
-}
+static void tiny_end(void) { remove_directory(tiny_out); }
 
 // Run `body` in `ranks` processes, whose exit statuses must be `want`. Returns their output on stderr (caller frees).
 static char* in_ranks(int ranks, void (*body)(ProcessGroup, int), int argument, int want, int* good) {
@@ -1074,7 +1123,8 @@ static void test_ranks_fail(Tests* t) {
     free(said), free(want), free(shard), free(old), free(new_one), free(tmp);
 }
 
-// Save seed 5's state as these steps with -nk `keep` and, if `spoil` is a step, cut its model short before the last.
+// Save seed 5's state as these steps with -nk `keep` and, if `spoil` is a step, cut its model short before the last; if
+// it is a negative step, make its model too large.
 // Returns the steps that are left as text (caller frees).
 static char* kept_steps(int keep, int every, int count, int spoil) {
     Text left = {NULL, 0, 0};
@@ -1085,8 +1135,8 @@ static char* kept_steps(int keep, int every, int count, int spoil) {
         tiny_open(&tiny, tiny_out, 5, 0, 0, 1);
         tiny.c.keep = keep, tiny.c.keep_every = every;
         if (step == count && spoil) {
-            char *dir = checkpoint_path(tiny_out, spoil), *model = xprintf("%s/model.safetensors", dir);
-            if (truncate(model, 100) != 0) die(FAILED, "%s: %s", model, strerror(errno));
+            char *dir = checkpoint_path(tiny_out, abs(spoil)), *model = xprintf("%s/model.safetensors", dir);
+            if (truncate(model, spoil > 0 ? 100 : 1 << 20) != 0) die(FAILED, "%s: %s", model, strerror(errno));
             free(dir), free(model);
         }
         if (tiny_save(&tiny, step, step % 2) != 0) text_printf(&left, "failed ");
@@ -1107,7 +1157,8 @@ static void test_retention(Tests* t) {
                  {"-nk 2 -nm 2", "2 4 5 ", 2, 2, 5, 0},
                  {"-nk 0", "1 2 3 4 ", 0, 0, 4, 0},
                  {"-nk 1, the one before damaged", "3 ", 1, 0, 3, 2},
-                 {"-nk 2, the one before damaged", "2 3 4 ", 2, 0, 4, 3}};
+                 {"-nk 2, the one before damaged", "2 3 4 ", 2, 0, 4, 3},
+                 {"-nk 2, the one before too large", "2 3 4 ", 2, 0, 4, -3}};
     for (size_t i = 0; i < COUNT_OF(cases); i++) {
         char* name = xprintf("checkpoint/kept with %s", cases[i].name);
         char* left = kept_steps(cases[i].keep, cases[i].every, cases[i].count, cases[i].spoil);
@@ -1135,7 +1186,6 @@ static void test_flushed(Tests* t) {
     Tiny tiny;
     tiny_begin();
     tiny_open(&tiny, tiny_out, 5, 0, 0, 1);
-    disk_events[0] = '\0';
     int saved = tiny_save(&tiny, 1, 0), flushed = disk_saw(directory, commit);
     for (size_t i = 0; i < COUNT_OF(files); i++) {
         char* event = xprintf("fsync /ckpt/00000001.tmp/%s\n", files[i]);
@@ -1144,6 +1194,102 @@ static void test_flushed(Tests* t) {
     }
     flushed = flushed && disk_saw(commit, "fsync /ckpt\n");
     expect(t, saved == 0 && flushed, "checkpoint/flushed before and after it appears", "%d, %s", saved, disk_events);
+    tiny_close(&tiny);
+    tiny_end();
+}
+
+// Everything that a run renames into place was flushed before, and its directory after.
+static void test_power_cut(Tests* t) {
+    Tiny tiny;
+    Session s;
+    ModelBuffers b;
+    Embedding e;
+    Log log;
+    Text line = {NULL, 0, 0};
+    tiny_begin();
+    tiny_open(&tiny, tiny_out, 5, 0, 0, 1);
+    tiny.c.keep = 1;
+    disk_flushed_count = disk_names_count = disk_lost_count = 0;
+    int saved = tiny_save(&tiny, 1, 0) + tiny_save(&tiny, 2, 0) + tiny_save(&tiny, 2, 0) + disk_names_count;
+    memset(&s, 0, sizeof s), memset(&b, 0, sizeof b), memset(&e, 0, sizeof e);
+    s.out = tiny_out, s.ctx = &tiny.ctx, b.table = tiny.table, b.params = tiny.c.params;
+    session_save_average(&s, &b, "{}", "card");
+    char *path = xprintf("%s/log.jsonl", tiny_out), *predictions = xprintf("%s/predictions", tiny_out);
+    text_printf(&line, "{\"step\": 1}\n{\"step\": 2}\n");
+    predictions_write(predictions, &line);
+    saved += write_file(path, line.text, line.length);
+    log_open(&log, tiny_out, NULL, 1);  // cuts it back
+    log_write_svg(&log, "loss");
+    log_close(&log);
+    e.path = xprintf("%s/vectors", tiny_out), e.temporary = xprintf("%s.tmp", e.path);
+    e.file = fopen(e.temporary, "wb");
+    embed_put(&e, "vector", 6);
+    embed_close(&e);
+    const char* renamed[] = {"ckpt/00000002", "ema", "model.safetensors", "predictions", "loss.svg", "vectors"};
+    for (size_t i = 0; i < COUNT_OF(renamed); i++) {
+        char* name = xprintf("%s/%s", tiny_out, renamed[i]);
+        saved += access(name, F_OK);
+        free(name);
+    }
+    expect(t, saved == 0 && disk_lost_count == 0 && disk_names_count == 0, "disk/renamed files after a power cut",
+           "saved %d, %d renamed before they were flushed, %d names not flushed", saved, disk_lost_count,
+           disk_names_count);
+    tiny_close(&tiny);
+    tiny_end();
+    free(path), free(predictions), free(line.text);
+}
+
+// The newest checkpoint loses bytes as soon as it appears.
+static void damage_newest(const char* event) {
+    char* model = xprintf("%s/ckpt/00000002/model.safetensors", tiny_out);
+    if (strcmp(event, "rename /ckpt/00000002.tmp\n") == 0 && truncate(model, 100) != 0) die(FAILED, "%s", model);
+    free(model);
+}
+
+static void save_damaged(const char* unused) {
+    Tiny tiny;
+    int64_t* steps;
+    (void)unused;
+    tiny_open(&tiny, tiny_out, 5, 0, 0, 1);
+    tiny.c.keep = 1;
+    int saved = tiny_save(&tiny, 1, 0);
+    on_disk_event = damage_newest;
+    saved += tiny_save(&tiny, 2, 0);
+    die(USAGE, "saved %d, %d left", saved, checkpoint_list(tiny_out, &steps));
+}
+
+// It is verified before earlier ones are deleted.
+static void test_damaged_newest(Tests* t) {
+    tiny_begin();
+    char* said = refusal(save_damaged, "");
+    expect(t, said && strstr(said, "; no earlier checkpoint is deleted\nerror: saved 0, 2 left\n"),
+           "checkpoint/the newest is damaged at once", "%s", said ? said : "another exit status");
+    free(said);
+    tiny_end();
+}
+
+static int damaged_events;  // at which the only checkpoint was not whole
+
+static void check_whole(const char* event) {
+    char* dir = checkpoint_path(tiny_out, 1);
+    (void)event;
+    damaged_events += !checkpoint_is_whole(dir);
+    free(dir);
+}
+
+// A checkpoint that is saved again, because a result came later, stays until the new one is in its place.
+static void test_again(Tests* t) {
+    Tiny tiny;
+    tiny_begin();
+    tiny_open(&tiny, tiny_out, 5, 0, 0, 1);
+    int saved = tiny_save(&tiny, 1, 0);
+    on_disk_event = check_whole;
+    saved += tiny_save(&tiny, 1, 0);
+    on_disk_event = NULL;
+    char *dir = checkpoint_path(tiny_out, 1), *left = xprintf("%s.tmp", dir);
+    expect(t, saved == 0 && damaged_events == 0 && checkpoint_is_whole(dir) && !file_exists(left),
+           "checkpoint/saved again", "%d, not whole at %d events", saved, damaged_events);
+    free(dir), free(left);
     tiny_close(&tiny);
     tiny_end();
 }
@@ -1159,8 +1305,8 @@ static void put(const char* path, const char* text) {
     free(file);
 }
 
-static const char* const theirs[] = {".lock",       "model.safetensors",   "model.safetensors.tmp",
-                                     "config.json", "ckpt/00000001/notes", "ckpt/00000002.tmp/notes"};
+static const char* const theirs[] = {".lock",       "model.safetensors",           "model.safetensors.tmp",
+                                     "config.json", "ckpt/00000001/manifest.json", "ckpt/00000002.tmp/manifest.json"};
 
 static void replace_out(const char* event) {
     if (strcmp(event, replace_at) != 0) return;
@@ -1278,6 +1424,22 @@ static void test_held(Tests* t) {
     tiny_end();
 }
 
+// Save an average on a full disk. Returns whether nothing is left of it.
+static int average_leaves_nothing(const Tiny* t) {
+    Session s;
+    ModelBuffers b;
+    struct stat st;
+    char *filler = xprintf("%s/filler", tiny_out), *half = xprintf("%s/ema.tmp", tiny_out);
+    char* bytes = (char*)xcalloc(1 << 20, 1);
+    memset(&s, 0, sizeof s), memset(&b, 0, sizeof b);
+    s.out = tiny_out, s.ctx = t->c.ctx, b.table = t->table, b.params = t->c.params;
+    int is_full = write_file(filler, bytes, 1 << 20) != 0;
+    session_save_average(&s, &b, "{}", "");
+    int leaves_nothing = is_full && stat(half, &st) != 0;
+    free(filler), free(half), free(bytes);
+    return leaves_nothing;
+}
+
 // On a file system so small that only one checkpoint fits, in a child process.
 static void fill_disk(const char* how) {
     Tiny t;
@@ -1294,6 +1456,7 @@ static void fill_disk(const char* how) {
         t.c.out = "/dev/null";
         third = tiny_save(&t, 3, 1);  // below a file there is no directory
     }
+    good = good && average_leaves_nothing(&t);
     free(steps), free(whole), free(tmp);
     tiny_close(&t);
     umount2(tiny_out, MNT_DETACH);
@@ -1314,6 +1477,7 @@ static void test_full_disk(Tests* t) {
             size_t n = said ? strlen(said) : 0, m = strlen(end);
             expect(t,
                    n > m && strcmp(said + n - m, end) == 0 && strstr(said, "No space left on device") &&
+                       strstr(said, "the average of the weights cannot be saved") &&
                        strstr(said, "(create its directory: Not a directory)"),
                    name, "%s", said ? said : "another exit status");
         }
@@ -1475,6 +1639,9 @@ int main(void) {
     test_ranks_fail(&t);
     test_retention(&t);
     test_flushed(&t);
+    test_again(&t);
+    test_power_cut(&t);
+    test_damaged_newest(&t);
     test_replaced(&t);
     test_held(&t);
     test_full_disk(&t);

@@ -105,6 +105,19 @@ else
 fi
 
 # ---------------------------------------------------------------------------------------------------------
+# Two runs in one directory
+
+rm -rf "$work/out"
+start '^step *3/' "${ENDLESS[@]}" -n 0 -o "$work/out"
+kill -STOP $pid
+run "${MODEL[@]}" -x 2 -v 0 -o "$work/out"
+why=$(ended_with_error 2 "$work/out: another process is training there")
+kill -CONT $pid
+kill -TERM $pid
+join
+verdict 'a second run in the same directory is refused' "${why:-$(ended_with 0)}"
+
+# ---------------------------------------------------------------------------------------------------------
 # The newest model in OUT may be edited
 
 rm -rf "$work/out"
@@ -137,6 +150,41 @@ if [ -z "$short" ]; then
     [ -f "$work/out/ckpt/mine.tmp/notes" ] || why=${why:-"somebody's file was deleted"}
     verdict 'only names that a run gives count as checkpoints' "$why"
 fi
+
+# What no run has written is neither removed nor replaced, and no link is followed: a directory with a user's model, and
+# a link to one.
+foreign() { # PATH FLAG...
+    local path=$1 kind
+    shift
+    for kind in directory link; do
+        rm -rf "${box:?}"/*
+        mkdir -p "$(dirname "$box/out/$path")" "$box/mine" && echo '{}' >"$box/mine/config.json"
+        if [ $kind = link ]; then ln -s "$box/mine" "$box/out/$path"; else mv "$box/mine" "$box/out/$path"; fi
+        refused "a user's $path, a $kind: refused" 2 "^error: $box/out/$path: is a link or has no manifest.json" \
+            "${MODEL[@]}" -x 2 -v 0 -n 1 -nk 1 -o "$box/out" "$@"
+    done
+}
+foreign ema --ema 0.9
+foreign ema.tmp --ema 0.9
+foreign ckpt/00000001.tmp
+foreign ckpt/00000001 --overwrite 1
+foreign ckpt/00000001.damaged --overwrite 1
+rm -rf "${box:?}"/* && mkdir "$box/out" && echo mine >"$box/out/$vocabulary"
+refused 'the file of another tokenizer in OUT: refused' 2 "^error: $box/out/$vocabulary: belongs to another tokenizer" \
+    "${MODEL[@]}" -x 2 -v 0 -o "$box/out"
+rm -rf "${box:?}"/*
+
+# -nk leaves them, too.
+rm -rf "$work/out" "$work/mine"
+run "${MODEL[@]}" -x 4 -v 0 -n 2 -nk 1 --stop-after 2 -o "$work/out"
+mkdir "$work/out/ckpt/00000001" "$work/mine" && ln -s "$work/mine" "$work/out/ckpt/00000000"
+echo '{}' | tee "$work/out/ckpt/00000001/config.json" >"$work/mine/manifest.json"
+run -y 1 -o "$work/out"
+why=$(ended_with 0)
+kept=$(cd "$work" && find out/ckpt mine ! -path '*/00000004/*' | sort | tr '\n' ' ')
+[ "$kept" = 'mine mine/manifest.json out/ckpt out/ckpt/00000000 out/ckpt/00000001 out/ckpt/00000001/config.json out/ckpt/00000004 ' ] ||
+    why=${why:-"left: $kept"}
+verdict "-nk deletes no user's directory" "$why"
 
 # ---------------------------------------------------------------------------------------------------------
 # Reading the checkpoints of a running run

@@ -124,7 +124,7 @@ static inline void log_cut_back(Log* log, const char* path, int64_t last_step) {
     }
     char* temporary = xprintf("%s.tmp", path);
     if (kept.length != n && (run_lock_check(log->lock) != 0 || write_file(temporary, kept.text, kept.length) != 0 ||
-                             run_lock_check(log->lock) != 0 || rename(temporary, path) != 0))
+                             run_lock_check(log->lock) != 0 || rename_into_place(temporary, path) != 0))
         die(FAILED, "%s: cannot be cut back to step %lld: %s", path, (long long)last_step, strerror(errno));
     free(temporary);
     free(kept.text);
@@ -168,6 +168,13 @@ static inline void log_close(Log* log) {
     loss_curve_free(&log->validation);
     memset(log, 0, sizeof(*log));
     log->fd = -1;
+}
+
+// Whether a result of `step`, from which the run resumed, was logged only after that.
+static inline int log_has_late_result(const Log* log, int64_t step) {
+    for (size_t i = 0; i < log->result_count; i++)
+        if (log->results[i].step == step && !log_has(log, log->results[i].key)) return 1;
+    return 0;
 }
 
 // Append one JSON object, given without a newline.
@@ -304,7 +311,7 @@ static inline void log_write_svg(Log* log, const char* title) {
     char* path = xprintf("%s/loss.svg", log->directory);
     char* temporary = xprintf("%s.tmp", path);
     int bad = run_lock_check(log->lock) != 0 || write_file(temporary, t.text, t.length) != 0 ||
-              run_lock_check(log->lock) != 0 || rename(temporary, path) != 0;
+              run_lock_check(log->lock) != 0 || rename_into_place(temporary, path) != 0;
     if (bad && run_lock_check(log->lock) == 0) {
         log_warn_once(log, "loss.svg");
         unlink(temporary);

@@ -366,4 +366,15 @@ static inline int sync_directory(const char* path) {
     return bad ? -1 : 0;
 }
 
+// Rename what is flushed, and flush the directory, so that a power cut leaves the old or the new one. Returns 0, or -1
+// with errno.
+static inline int rename_into_place(const char* from, const char* to) {
+    const char* slash = strrchr(to, '/');
+    char* parent = slash ? xprintf("%.*s", (int)(slash - to) + 1, to) : xprintf(".");
+    int bad = rename(from, to) != 0 || sync_directory(parent) != 0, why = errno;
+    free(parent);
+    errno = why;
+    return bad ? -1 : 0;
+}
+
 #endif

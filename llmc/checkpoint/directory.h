@@ -8,14 +8,49 @@
 // ---------------------------------------------------------------------------------------------------------
 // Checkpoints in OUT/ckpt
 
-// Remove a directory below OUT, whose lock is `lock`, and the plain files in it. Returns 0, or -1 with errno.
+// Create a directory that checkpoint_remove() may remove: it has a manifest from the start.
+static inline int checkpoint_make_directory(const char* path) {
+    char* manifest = xprintf("%s/%s", path, CHECKPOINT_MANIFEST);
+    int fd = mkdir(path, 0777) == 0 ? open(manifest, O_WRONLY | O_CREAT | O_CLOEXEC, 0666) : -1, why = errno;
+    if (fd >= 0) close(fd);
+    free(manifest);
+    errno = why;
+    return fd < 0 ? -1 : 0;
+}
+
+// Whether `path` may be removed: a directory with a manifest or nothing in it, and no link to one. A user's own is not.
+// True if there is nothing.
+static inline int checkpoint_is_own(const char* path) {
+    struct stat st;
+    if (lstat(path, &st) != 0) return errno == ENOENT;
+    DIR* dir = S_ISDIR(st.st_mode) ? opendir(path) : NULL;
+    int is_own = 0, entries = 0;
+    for (struct dirent* e = dir ? readdir(dir) : NULL; e; e = readdir(dir), entries++)
+        is_own = is_own || strcmp(e->d_name, CHECKPOINT_MANIFEST) == 0;
+    if (dir) closedir(dir);
+    return dir && (is_own || entries == 2);  // "." and ".."
+}
+
+// Before anything is written: end with USAGE if the run would have to remove a directory that is not its own.
+static inline void checkpoint_refuse_foreign(const char* path) {
+    if (!checkpoint_is_own(path))
+        die(USAGE, "%s: is a link or has no %s, so no run has written it; move it elsewhere, or choose another -o",
+            path, CHECKPOINT_MANIFEST);
+}
+
+// Remove a directory below OUT, whose lock is `lock`, and the plain files in it; the manifest last, in case the process
+// is killed. Returns 0, or -1 with errno.
 static inline int checkpoint_remove(RunLock* lock, const char* path) {
     DIR* dir = run_lock_check(lock) == 0 ? opendir(path) : NULL;
     if (!dir) return errno == ENOENT ? 0 : -1;
-    for (struct dirent* e = readdir(dir); e; e = readdir(dir))
-        if (strcmp(e->d_name, ".") != 0 && strcmp(e->d_name, "..") != 0) unlinkat(dirfd(dir), e->d_name, 0);
+    int is_own = checkpoint_is_own(path);
+    for (struct dirent* e = readdir(dir); e && is_own; e = readdir(dir))
+        if (strcmp(e->d_name, CHECKPOINT_MANIFEST) != 0 && strcmp(e->d_name, ".") != 0 && strcmp(e->d_name, "..") != 0)
+            unlinkat(dirfd(dir), e->d_name, 0);
+    if (is_own) unlinkat(dirfd(dir), CHECKPOINT_MANIFEST, 0);
     closedir(dir);
-    return run_lock_check(lock) == 0 ? rmdir(path) : -1;
+    if (!is_own) errno = EEXIST;
+    return is_own && run_lock_check(lock) == 0 ? rmdir(path) : -1;
 }
 
 // The step in the name of a checkpoint's directory, which ends with `kind`: "", ".tmp" or ".damaged"; -1 if it is not
@@ -27,9 +62,9 @@ static inline int64_t checkpoint_step(const char* name, const char* kind) {
     return step >= 0 && strcmp(name, given) == 0 ? step : -1;
 }
 
-typedef enum { COUNT_THEM, DELETE_THEM } CheckpointUse;
+typedef enum { COUNT_THEM, REFUSE_FOREIGN, DELETE_THEM } CheckpointUse;
 
-// Count or delete the directories of a kind, ".tmp" or ".damaged", in OUT/ckpt. Counting needs no `lock` (NULL).
+// Count, check or delete the directories of a kind in OUT/ckpt: "", ".tmp" or ".damaged". Only deleting needs a `lock`.
 // Returns their number.
 static inline int checkpoint_of_kind(RunLock* lock, const char* out, const char* kind, CheckpointUse use) {
     char* path = xprintf("%s/ckpt", out);
@@ -38,6 +73,7 @@ static inline int checkpoint_of_kind(RunLock* lock, const char* out, const char*
     for (struct dirent* e = dir ? readdir(dir) : NULL; e; e = readdir(dir)) {
         if (checkpoint_step(e->d_name, kind) < 0) continue;
         char* found = xprintf("%s/%s", path, e->d_name);
+        if (use == REFUSE_FOREIGN) checkpoint_refuse_foreign(found);
         if (use == DELETE_THEM) checkpoint_remove(lock, found);
         free(found);
         count++;
@@ -147,7 +183,7 @@ static inline int checkpoint_publish(RunLock* lock, const char* out, const char*
     for (struct dirent* e = listing ? readdir(listing) : NULL; e && !bad; e = readdir(listing)) {
         const char* name = e->d_name;
         if (name[0] == '.' || strncmp(name, "optimizer", strlen("optimizer")) == 0 ||
-            strcmp(name, "trainer.json") == 0 || strcmp(name, "manifest.json") == 0)
+            strcmp(name, "trainer.json") == 0 || strcmp(name, CHECKPOINT_MANIFEST) == 0)
             continue;
         if (strcmp(name, CHECKPOINT_CARD) == 0 && checkpoint_has_users_card(out)) continue;
         char *from = xprintf("%s/%s", dir, name), *to = xprintf("%s/%s", out, name), *tmp = xprintf("%s.tmp", to);
@@ -159,21 +195,23 @@ static inline int checkpoint_publish(RunLock* lock, const char* out, const char*
         errno = why;
         free(from), free(to), free(tmp);
     }
+    bad = bad || sync_directory(out) != 0;
     int saved = errno;
     if (listing) closedir(listing);
     errno = saved;
     return bad ? -1 : 0;
 }
 
-// Delete a checkpoint, unless a process is reading it (checkpoint_hold); then a later call deletes it. A failure only
-// leaves files behind.
+// Delete a checkpoint, unless it is not the run's own, or a process is reading it (checkpoint_hold); then a later call
+// deletes it. A failure only leaves files behind.
 static inline void checkpoint_delete(RunLock* lock, const char* dir) {
     char* gone = xprintf("%s.tmp", dir);
     int fd = open(dir, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     int is_read = fd >= 0 && flock(fd, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK;
-    if (!is_read) checkpoint_remove(lock, gone);
+    int stays = is_read || !checkpoint_is_own(dir);
+    if (!stays) checkpoint_remove(lock, gone);
     // Renamed first: a checkpoint that is being deleted must not look complete.
-    if (!is_read && run_lock_check(lock) == 0 && rename(dir, gone) == 0) checkpoint_remove(lock, gone);
+    if (!stays && run_lock_check(lock) == 0 && rename(dir, gone) == 0) checkpoint_remove(lock, gone);
     if (fd >= 0) close(fd);
     free(gone);
 }

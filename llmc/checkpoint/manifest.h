@@ -7,6 +7,7 @@
 
 #include "llmc/checkpoint/checkpoint.h"
 
+#define CHECKPOINT_MANIFEST "manifest.json"
 #define CHECKPOINT_MANIFEST_LIMIT ((size_t)1 << 20)
 
 // Size and CRC-32 of a file. Returns 0, or -1 with errno.
@@ -67,7 +68,7 @@ static inline int checkpoint_write_manifest(const char* dir, const CheckpointFil
     text_printf(&t, "{\"files\": [");
     for (int i = 0, written = 0; i < n; i++) {
         FileDigest digest;
-        if (!bad && entries[i]->d_name[0] != '.') {
+        if (!bad && entries[i]->d_name[0] != '.' && strcmp(entries[i]->d_name, CHECKPOINT_MANIFEST) != 0) {
             bad = checkpoint_find_digest(dir, entries[i]->d_name, known, count, &digest) != 0;
             if (!bad) {
                 text_printf(&t, "%s\n  {\"name\": ", written++ ? "," : "");
@@ -81,7 +82,7 @@ static inline int checkpoint_write_manifest(const char* dir, const CheckpointFil
     free(entries);
     text_printf(&t, "],\n");
     text_printf(&t, "\"crc32\": \"%08x\"}\n", checkpoint_text_crc(t.text, t.length));
-    char* path = xprintf("%s/manifest.json", dir);
+    char* path = xprintf("%s/%s", dir, CHECKPOINT_MANIFEST);
     if (!bad) bad = write_file(path, t.text, t.length) != 0;
     int saved = errno;
     free(path);
@@ -110,7 +111,7 @@ static inline int checkpoint_manifest_open(CheckpointManifest* m, const char* di
     size_t n;
     char line[32] = "", error[JSON_ERROR_SIZE];
     memset(m, 0, sizeof *m);
-    m->path = xprintf("%s/manifest.json", dir);
+    m->path = xprintf("%s/%s", dir, CHECKPOINT_MANIFEST);
     if (stat(m->path, &st) != 0 || !S_ISREG(st.st_mode) || (uint64_t)st.st_size > CHECKPOINT_MANIFEST_LIMIT) {
         snprintf(why, CHECKPOINT_WHY, "%s: missing or damaged", m->path);
         return -1;

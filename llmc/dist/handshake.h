@@ -61,7 +61,7 @@ static inline void endpoint_write(const Endpoint* e, const char* file, ino_t* in
     int fd = open(draft, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
     struct stat st;
     if (fd < 0 || write_all(fd, e, sizeof *e) != 0 || fsync(fd) != 0 || fstat(fd, &st) != 0 || close(fd) != 0 ||
-        rename(draft, file) != 0)
+        rename_into_place(draft, file) != 0)
         die(FAILED, "%s: cannot be written: %s", draft, strerror(errno));
     *inode = st.st_ino;
     free(draft);

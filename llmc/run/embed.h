@@ -145,7 +145,8 @@ static inline void embed_write(Embedding* e, const MlmBatch* b, floatX* hidden, 
 static inline void embed_close(Embedding* e) {
     int bad = fflush(e->file) != 0 || fsync(fileno(e->file)) != 0;
     bad |= fclose(e->file) != 0;
-    if (bad || rename(e->temporary, e->path) != 0) die(FAILED, "%s: cannot be written: %s", e->path, strerror(errno));
+    if (bad || rename_into_place(e->temporary, e->path) != 0)
+        die(FAILED, "%s: cannot be written: %s", e->path, strerror(errno));
     printf("%s: %zu vectors of %d channels", e->path, e->lines, e->C);
     if (e->cut) printf("; %zu line%s cut to %d tokens", e->cut, e->cut > 1 ? "s were" : " was", e->T);
     printf("\n");

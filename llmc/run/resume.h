@@ -111,6 +111,19 @@ static inline void session_find_checkpoint(Session* s) {
     free(path);
 }
 
+// A run that starts from another one's moments needs its optimizer.
+static inline void session_check_optimizer(const Session* s, const char* flag, const char* other, const char* found) {
+    char is[FLAG_TEXT_SIZE], *path = xprintf("%s/trainer.json", found);
+    Json json;
+    json_load(&json, path, (size_t)16 << 20);
+    flags_format_value(settings_find(s->flags, s->flag_count, "--optimizer"), is, sizeof is);
+    const char* was = json_get_string_or(json_get(json.root, "settings"), "optimizer", is, path);
+    if (strcmp(was, is) != 0)
+        die(USAGE, "%s %s: has the moments of --optimizer %s, but this run uses %s; give --optimizer %s", flag, other,
+            was, is, was);
+    json_free(&json), free(path);
+}
+
 // The checkpoint that a run starts from instead of a model (caller frees): its own, or the newest complete one of the
 // run in the directory `other` ("": none). NULL if there is neither.
 static inline char* session_find_start(Session* s, const char* flag, const char* other) {
@@ -120,7 +133,7 @@ static inline char* session_find_start(Session* s, const char* flag, const char*
     if (*other && !found) die(USAGE, "%s %s: has no complete checkpoint; name the directory of a run", flag, other);
     if (found && flag_is_given(s->flags, s->flag_count, "--model"))
         die(USAGE, "%s %s: the model comes from that run; leave -e out", flag, other);
-    if (found) s->started = xprintf("%s", found);
+    if (found) session_check_optimizer(s, flag, other, found), s->started = xprintf("%s", found);
     return found;
 }
 

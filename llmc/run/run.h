@@ -237,6 +237,9 @@ static inline int run_save(Run* r) {
 // run. All ranks call it.
 static inline int run_next_step(Run* r, int signal) {
     Session* s = &r->session;
+    // A resumed run made up a validation that a signal had ended: its checkpoint is saved again, with the result.
+    if (s->writer->step == s->step && group_any(s->group, log_has_late_result(&r->log, s->step)))
+        s->writer->step = -1, r->checkpoint_is_due = 1;
     if (r->checkpoint_is_due || (r->settings.keep_best && s->best.step == s->step && s->step > 0)) run_save(r);
     if (r->is_paused) steps_restart_clock(&r->steps);
     r->checkpoint_is_due = r->is_paused = 0;

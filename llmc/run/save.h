@@ -69,17 +69,20 @@ static inline int session_save(Session* s, const ModelBuffers* b, Optimizer* o, 
 static inline void session_save_average(const Session* s, const ModelBuffers* b, const char* config_json,
                                         const char* card) {
     const TensorPart part = {.prefix = "", .device = b->params, .type = VIEW_FLOATX};
-    FileDigest digest;
+    CheckpointFile known = {.name = "model.safetensors"};
     if (!*s->out || run_lock_check(s->lock) != 0) return;
-    char *dir = xprintf("%s/ema", s->out), *tmp = xprintf("%s.tmp", dir), *model = xprintf("%s/model.safetensors", tmp),
+    char *dir = xprintf("%s/ema", s->out), *tmp = xprintf("%s.tmp", dir), *model = xprintf("%s/%s", tmp, known.name),
          *config = xprintf("%s/config.json", tmp), *readme = xprintf("%s/%s", tmp, CHECKPOINT_CARD);
-    int bad = checkpoint_remove(s->lock, tmp) != 0 || mkdir(tmp, 0777) != 0 ||
-              tensors_write(model, &b->table, &part, 1, &digest, s->ctx) != 0 ||
+    int bad = checkpoint_remove(s->lock, tmp) != 0 || checkpoint_make_directory(tmp) != 0 ||
+              tensors_write(model, &b->table, &part, 1, &known.digest, s->ctx) != 0 ||
               write_file(config, config_json, strlen(config_json)) != 0 ||
               write_file(readme, card, strlen(card)) != 0 || tokenizer_files_write(&s->tokenizer_files, tmp) != 0 ||
-              sync_directory(tmp) != 0 || checkpoint_remove(s->lock, dir) != 0 || run_lock_check(s->lock) != 0 ||
-              rename(tmp, dir) != 0;
-    if (bad) warn("%s: the average of the weights cannot be saved: %s", dir, strerror(errno));
+              checkpoint_write_manifest(tmp, &known, 1) != 0 || sync_directory(tmp) != 0 ||
+              checkpoint_remove(s->lock, dir) != 0 || run_lock_check(s->lock) != 0 || rename_into_place(tmp, dir) != 0;
+    if (bad) {
+        warn("%s: the average of the weights cannot be saved: %s", dir, strerror(errno));
+        checkpoint_remove(s->lock, tmp);
+    }
     free(dir), free(tmp), free(model), free(config), free(readme);
 }
 

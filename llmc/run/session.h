@@ -107,19 +107,48 @@ static inline void session_check_ranks(const Session* s, const char* config_json
     check_same_model(s->group, config_json, s->data, val_data);
 }
 
-// --overwrite: delete an earlier run's checkpoints and the average of its weights.
-static inline void session_delete_earlier(const Session* s) {
-    char* average = xprintf("%s/ema", s->out);
-    checkpoint_delete_all(s->lock, s->out);
-    checkpoint_remove(s->lock, average);
-    free(average);
+// Before anything is written: end with USAGE if the run would have to replace what no run has written.
+static inline void session_refuse_foreign(const Session* s) {
+    int replaces = s->settings->overwrite;
+    char *average = xprintf("%s/ema", s->out), *half = xprintf("%s.tmp", average);
+    checkpoint_of_kind(NULL, s->out, ".tmp", REFUSE_FOREIGN);
+    if (replaces) checkpoint_of_kind(NULL, s->out, "", REFUSE_FOREIGN);
+    if (replaces) checkpoint_of_kind(NULL, s->out, ".damaged", REFUSE_FOREIGN);
+    if (s->settings->ema > 0) checkpoint_refuse_foreign(average), checkpoint_refuse_foreign(half);
+    for (int i = 0; i < s->tokenizer_files.count && !s->earlier && !replaces; i++) {
+        TokenizerFiles one = {.file = {s->tokenizer_files.file[i]}, .count = 1};
+        char* path = xprintf("%s/%s", s->out, one.file[0].name);
+        if (file_exists(path) && !tokenizer_files_match(&one, s->out))
+            die(USAGE, "%s: belongs to another tokenizer; choose another -o, or --overwrite 1 (without -y) replaces it",
+                path);
+        free(path);
+    }
+    free(average), free(half);
 }
 
-// From here on the run writes files. Lock OUT, open the log with the settings as its first line, and delete earlier
-// checkpoints with --overwrite.
+// Delete an earlier run's checkpoints with --overwrite, and the average of the weights if this run does not resume it.
+static inline void session_delete_earlier(const Session* s) {
+    char *average = xprintf("%s/ema", s->out), *half = xprintf("%s.tmp", average);
+    if (s->settings->overwrite) checkpoint_delete_all(s->lock, s->out);
+    if (s->settings->overwrite || (s->checkpoint && s->settings->ema == 0)) checkpoint_remove(s->lock, average);
+    checkpoint_remove(s->lock, half);
+    free(average), free(half);
+}
+
+// A run that was killed may have logged a validation of its step after the checkpoint. All ranks call it.
+static inline void session_judge_logged(Session* s, const Log* log) {
+    for (size_t i = 0; i < log->result_count; i++)
+        if (strcmp(log->results[i].key, "val_loss") == 0 && log->results[i].step == s->step)
+            best_judge(&s->best, s->step, log->results[i].value);
+    group_broadcast(s->group, &s->best, sizeof s->best);
+}
+
+// From here on the run writes files. Lock OUT, open the log with the settings as its first line, and delete what an
+// earlier run has left.
 static inline void session_begin(Session* s, Log* log) {
     Text settings = {NULL, 0, 0};
     session_check_lock(s);
+    if (*s->out) session_refuse_foreign(s);
     if (*s->out) run_directory_prepare(s->out);
     int was_open = *s->out && !s->lock->path && !s->settings->overwrite;  // other runs could lock it until now
     session_lock(s, O_CREAT);
@@ -130,7 +159,8 @@ static inline void session_begin(Session* s, Log* log) {
     if (s->held >= 0) close(s->held);
     s->held = -1;
     log_open(log, s->out, s->lock, s->checkpoint ? s->step : -1);
-    if (*s->out && s->settings->overwrite) session_delete_earlier(s);
+    if (s->settings->keep_best || s->settings->patience > 0) session_judge_logged(s, log);
+    if (*s->out) session_delete_earlier(s);
     if (*s->out) checkpoint_clean(s->lock, s->out, s->checkpoint, s->checkpoint ? s->step : -1);
     flags_to_json(&settings, s->flags, s->flag_count);
     log_line(log, &settings);

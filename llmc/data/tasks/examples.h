@@ -125,7 +125,7 @@ static inline void predictions_check(const char* flag, const char* path) {
 
 static inline void predictions_write(const char* path, const Text* t) {
     char* temporary = xprintf("%s.tmp", path);
-    if (write_file(temporary, t->text, t->length) != 0 || rename(temporary, path) != 0)
+    if (write_file(temporary, t->text, t->length) != 0 || rename_into_place(temporary, path) != 0)
         die(FAILED, "%s: cannot be written: %s", path, strerror(errno));
     free(temporary);
 }
