@@ -218,7 +218,9 @@ static inline Window generation_window(Generation* g) {
 // Draw the next token from these logits and append it, unless it ends the text.
 static inline void generation_draw(Generation* g, const real* logits) {
     double uniform = rng_uniform(philox((uint32_t)g->count, 0, 0, 0, g->key).v[0]);
-    for (int v = 0; v < g->V; v++) g->not_finite |= !isfinite((double)logits[v]);
+    int not_finite = 0;
+    for (int v = 0; v < g->V; v++) not_finite |= !isfinite(logits[v]);
+    g->not_finite |= not_finite;
     int token = sampler_draw(logits, g->V, g->sampler, uniform);
     if (token == g->end) g->is_over = 1;
     else g->tokens[g->count++] = token;
