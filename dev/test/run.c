@@ -1420,7 +1420,8 @@ static void test_energy_jumps(Tests* t) {
         energy_jumps_read(&jumps, now, tick < 50.1 ? 1000 : 9000 + 600 * (tick - 50.1));
         before += isnan(energy_jumps_watts(&jumps));
     }
-    expect(t, before > 10 && before < 30, "energy/two jumps are needed", "%d readings without", before);
+    expect(t, before > 140 && energy_jumps_seconds(&jumps) >= ENERGY_SECONDS, "energy/a second of jumps is needed",
+           "%d readings without", before);
     expect(t, fabs(energy_jumps_watts(&jumps) - 600) < 5 && energy_jumps_seconds(&jumps) < 1.02,
            "energy/mean power between jumps", "%g W in %g s", energy_jumps_watts(&jumps), energy_jumps_seconds(&jumps));
 }
