@@ -1355,7 +1355,8 @@ static void expect_words(Tests* t, const WordPiece* w, const char* text, const c
 static void test_wordpiece_words(Tests* t) {
     static const char vocabulary[] =
         "[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\nthe\nun\n##aff\n##able\ncafe\n!\n,\n\xe4\xb8\xad\n"
-        "The\nCaf\xc3\xa9\n\xce\xb1\n##\xcf\x83\n[\n]\nmask\na\n##a\n=\n\xe1\x84\x80\n##\xe1\x85\xa1\n##able\n\xe0\xa6\x95\n##\xe0\xa7\x87\n##\xe0\xa6\xbe\n"
+        "The\nCaf\xc3\xa9\n\xce\xb1\n##\xcf\x83\n[\n]\nmask\na\n##a\n=\n\xe1\x84\x80\n##\xe1\x85\xa1\n##able\n"
+        "\xe0\xa6\x95\n##\xe0\xa7\x87\n##\xe0\xa6\xbe\n"
         "\xe8\xb1\x88\n##\xf0\x9d\x85\xa5\n##\xf0\x9d\x85\xad\n";
     WordPiece w;
     char* x101 = xprintf("%0101d", 0);
