@@ -878,6 +878,27 @@ static void test_svg(Tests* t) {
     }
 }
 
+// The first step of a process, which autotunes, does not count for the time left.
+static void test_log_time_left(Tests* t) {
+    char *directory = make_scratch_directory("test_base"), *path = xprintf("%s/shown", directory);
+    Log log = {.fd = -1, .is_terminal = 1};
+    fflush(stdout);
+    int terminal = dup(STDOUT_FILENO), file = open(path, O_CREAT | O_RDWR, 0600);
+    dup2(file, STDOUT_FILENO);
+    for (int step = 8; step <= 10; step++) {
+        LogStep s = {.step = step, .steps = 10, .loss = 1, .seconds = step == 8 ? 385 : 1e-3};
+        log_step(&log, &s);
+    }
+    dup2(terminal, STDOUT_FILENO), close(terminal), close(file);
+    char* text = read_text(directory, "shown");
+    const char *second = strstr(text, "\nstep  9/10"), *left = strstr(text, " left");
+    expect(t, second && left > second && strncmp(left - 8, " | 00:", 6) == 0 && !strstr(left + 1, " left"),
+           "log/time left, without the first step", "%s", text);
+    log_close(&log);
+    remove_directory(directory);
+    free(text), free(path), free(directory);
+}
+
 static void test_log_progress(Tests* t) {
     static const struct {
         double done, all, now;
@@ -1029,6 +1050,7 @@ int main(int argc, char** argv) {
     test_log(&t);
     test_log_formats(&t);
     test_log_progress(&t);
+    test_log_time_left(&t);
     test_svg(&t);
     return tests_close(&t);
 }

@@ -22,10 +22,10 @@ import tempfile
 import time
 
 import tokenizers
-from tokenizers import AddedToken, Tokenizer
+from tokenizers import AddedToken, Regex, Tokenizer
 from tokenizers.decoders import ByteLevel as ByteLevelDecoder
 from tokenizers.models import BPE
-from tokenizers.pre_tokenizers import ByteLevel
+from tokenizers.pre_tokenizers import ByteLevel, Sequence, Split
 from tokenizers.trainers import BpeTrainer
 
 DATA = os.environ.get("LLMC_TEST_DATA", "")
@@ -293,6 +293,21 @@ def own_tokenizer(folder, mixed):
     return Tokenizer.from_file(os.path.join(folder, "tokenizer.json"))
 
 
+TAIL = r"| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+
+
+def check_splits(program, folder, tokenizer, mixed, work):
+    """The same vocabulary with GPT-2's pre-tokenizer in other words."""
+    bare = ByteLevel(add_prefix_space=False, use_regex=False)
+    for name, split in [
+        ("isolated", Split(Regex("'s|'t|'re|'ve|'m|'ll|'d" + TAIL), "isolated")),
+        ("removed, inverted", Split(Regex("'(?:[sdmt]|ll|ve|re)" + TAIL), "removed", invert=True)),
+    ]:
+        tokenizer.pre_tokenizer = Sequence([split, bare])
+        tokenizer.save(os.path.join(folder, "tokenizer.json"))
+        check_tokens(f"Split, {name}", program, folder, tokenizer, mixed, work)
+
+
 def gpt2_tokenizer(folder):
     tokenizer = Tokenizer(BPE.from_file(os.path.join(folder, "encoder.json"), os.path.join(folder, "vocab.bpe")))
     tokenizer.pre_tokenizer = ByteLevel(add_prefix_space=False)
@@ -307,6 +322,7 @@ def main(program, gpt2=DATA + "/gpt2-bpe", megabytes="10"):
         tokenizer = own_tokenizer(own, mixed)
         check_words(program, own, work)
         check_tokens("own vocabulary", program, own, tokenizer, mixed[:24], work)
+        check_splits(program, own, tokenizer, mixed[:12], work)
         if os.path.isfile("build/test_corpus/builtin/tokenizer.json"):
             builtin = Tokenizer.from_file("build/test_corpus/builtin/tokenizer.json")
             check_tokens("bytes as tokens", program, "build/test_corpus/builtin", builtin, mixed[:12], work)

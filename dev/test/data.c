@@ -1355,14 +1355,16 @@ static void expect_words(Tests* t, const WordPiece* w, const char* text, const c
 static void test_wordpiece_words(Tests* t) {
     static const char vocabulary[] =
         "[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\nthe\nun\n##aff\n##able\ncafe\n!\n,\n\xe4\xb8\xad\n"
-        "The\nCaf\xc3\xa9\n\xce\xb1\n##\xcf\x83\n[\n]\nmask\na\n##a\n=\n\xe1\x84\x80\n##\xe1\x85\xa1\n##able\n";
+        "The\nCaf\xc3\xa9\n\xce\xb1\n##\xcf\x83\n[\n]\nmask\na\n##a\n=\n\xe1\x84\x80\n##\xe1\x85\xa1\n##able\n"
+        "\xe0\xa6\x95\n##\xe0\xa7\x87\n##\xe0\xa6\xbe\n"
+        "\xe8\xb1\x88\n##\xf0\x9d\x85\xa5\n##\xf0\x9d\x85\xad\n";
     WordPiece w;
     char* x101 = xprintf("%0101d", 0);
     EXPECT(t, wordpiece_open(&w, t->directory, UNCASED) == -1);
     free(put_file(t, "vocab.txt", vocabulary, sizeof(vocabulary) - 1));
     memset(x101, 'a', 101);
     EXPECT(t, wordpiece_open(&w, t->directory, CASE_OF_MODEL) == 0 && w.letter_case == UNCASED && !w.is_bytes);
-    EXPECT(t, w.size == 26 && w.mask == 4 && wordpiece_id(&w, "##able", 6) == 25 && wordpiece_id(&w, "x", 1) == -1);
+    EXPECT(t, w.size == 32 && w.mask == 4 && wordpiece_id(&w, "##able", 6) == 25 && wordpiece_id(&w, "x", 1) == -1);
     expect_words(t, &w, "", "");
     expect_words(t, &w, "The UNAFFABLE  caf\xc3\xa9!", "the un ##aff ##able cafe !");
     expect_words(t, &w, "unaff,unx the", "un ##aff , [UNK] the");
@@ -1377,6 +1379,12 @@ static void test_wordpiece_words(Tests* t) {
                  "e\xe2\x80\x8b\x01 the\xc2\xa0the\xff\xe3\x80",
                  "the the the");
     expect_words(t, &w, "\xe2\x89\xa0 \xea\xb0\x80", "= \xe1\x84\x80 ##\xe1\x85\xa1");
+    // A vowel sign of two parts, a CJK compatibility ideograph, and marks that change places, in the second word not.
+    expect_words(t, &w, "\xe0\xa6\x95\xe0\xa7\x8b \xef\xa4\x80",
+                 "\xe0\xa6\x95 ##\xe0\xa7\x87 ##\xe0\xa6\xbe \xe8\xb1\x88");
+    expect_words(t, &w,
+                 "a\xf0\x9d\x85\xad\xf0\x9d\x85\xa5 a\xf0\x9d\x85\xad\xcd\x8f\xf0\x9d\x85\xa5",
+                 "a ##\xf0\x9d\x85\xa5 ##\xf0\x9d\x85\xad a ##\xf0\x9d\x85\xad ##\xf0\x9d\x85\xa5");
     expect_words(t, &w, x101 + 1,
                  "a ##a ##a ##a ##a ##a ##a ##a ##a ##a ##a ##a ##a ##a ##a ##a ##a ##a ##a ##a ##a ##a ##a ##a ##a "
                  "##a ##a ##a ##a ##a ##a ##a ##a ##a ##a ##a ##a ##a ##a ##a ##a ##a ##a ##a ##a ##a ##a ##a ##a ##a "

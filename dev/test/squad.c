@@ -249,7 +249,7 @@ static void test_refused(Tests* t) {
         {"no qas", "{\"data\": [{\"paragraphs\": [{\"context\": \"a\"}]}]}", "paragraphs[0]: key \"qas\": missing"},
         {"no id", "{\"data\": [{\"paragraphs\": [{\"context\": \"a\", \"qas\": [{}]}]}]}",
          "qas[0]: key \"id\": missing"},
-        {"an id that is a number", "{\"data\": [{\"paragraphs\": [{\"context\": \"a\", \"qas\": [{\"id\": 1}]}]}]}",
+        {"an id that is no integer", "{\"data\": [{\"paragraphs\": [{\"context\": \"a\", \"qas\": [{\"id\": 1.5}]}]}]}",
          "key \"id\": is a number, but a string"},
         {"no question", "{\"data\": [{\"paragraphs\": [{\"context\": \"a\", \"qas\": [{\"id\": \"x\\ny\"}]}]}]}",
          "question \"x\\ny\": key \"question\": missing"},
@@ -461,7 +461,7 @@ static void test_answer_windows(Tests* t) {
 static void test_write(Tests* t) {
     static const char file[] =
         "{\"data\": [{\"paragraphs\": [{\"context\": \"a \\\"b\\\" caf\\u00e9\", \"qas\": [{\"id\": \"x\", "
-        "\"question\": \"d\"}, {\"id\": \"y\\n\", \"question\": \"d\"}, {\"id\": \"z\", \"question\": \"d\"}]}]}]}";
+        "\"question\": \"d\"}, {\"id\": -262, \"question\": \"d\"}, {\"id\": \"z\\n\", \"question\": \"d\"}]}]}]}";
     real logits[3 * ROOM] = {0};
     Squad s;
     Examples e;
@@ -474,9 +474,11 @@ static void test_write(Tests* t) {
     squad_take(&s, &e, 0, logits, 3);
     logits[3 * 4] = logits[3 * 6 + 1] = 1;
     squad_take(&s, &e, 1, logits, 3);
+    squad_take(&s, &e, 2, logits, 3);
     squad_write(&s, out);
     text = read_file(out, 1000, NULL, FAILED);
-    expect(t, strcmp(text, "{\n\"x\": \"a\",\n\"y\\n\": \"\\\"b\\\"\"\n}\n") == 0, "predictions", text);
+    const char* want = "{\n\"x\": \"a\",\n\"-262\": \"\\\"b\\\"\",\n\"z\\n\": \"\\\"b\\\"\"\n}\n";
+    expect(t, strcmp(text, want) == 0, "predictions, an integer as an id", text);
     char* temporary = xprintf("%s.tmp", out);
     expect(t, !file_exists(temporary), "nothing else is left", temporary);
     SquadScore score = squad_score(&s);

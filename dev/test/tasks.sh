@@ -378,6 +378,10 @@ bad 'an empty file'            'contains no labelled text'                      
 bad 'no tab'                   'line 2 has 1 field with tabs .* needs 2'        '0\ta\n1 b\n'
 bad 'a tab in a text'            'line 2 has 3 fields .* a label and what line 1 has after its own are 2' '0\ta\n1\tb\tc\n'
 bad 'not a pair'               'line 2 has 2 fields .* needs 3'                 '0\ta\tb\n1\tc\n'
+bad 'more fields than the header' 'line 3 has 5 fields .* the header has 4' 'sentence1\tsentence2\tlabel1\tlabel\na\tb\t0\t1\na\tb\t0\t0\t1\n'
+bad 'a break, no quotation mark' 'line 2 has 1 field with' 'text\tlabel\na\nb\t1\n'
+bad 'a quotation mark that no other ends' 'line 2 has 1 field with' 'text\tlabel\n"a\nb\nc\t1\n'
+bad 'a text in quotation marks, and its end' 'line 2 has 1 field with' 'text\tlabel\n"a"\nb\t1\n'
 bad 'a header without text'    'line 1 has a column for labels, but none called text' 'label\tnothing\n0\ta\n'
 printf 'left\ta\nlow\tb\n' >"$d/bad.tsv"
 r 'another name'               'bad.tsv: line 1: the label "left" is neither a number from 0 to 2 .* such as low' -j "$d/bad.tsv"

@@ -46,7 +46,7 @@ typedef struct {
     int fd;           // of log.jsonl, or -1
     int has_warned;   // about a failed write
     int is_terminal;  // stdout is a terminal: show the time left
-    double started;   // when the first step of this process began
+    double started;   // when the first step of this process ended: it includes autotuning
     int64_t first;    // number of that step, 0 before it
     LossCurve train, validation;
     Text last;  // of a resumed run: the log lines of the step that it resumes from
@@ -253,7 +253,7 @@ static inline void log_print_step(int64_t step, int64_t steps) {
 
 static inline void log_step(Log* log, const LogStep* s) {
     loss_curve_add(&log->train, s->step, s->loss);
-    if (log->first == 0) log->first = s->step, log->started = now_seconds() - s->seconds;
+    if (log->first == 0) log->first = s->step, log->started = now_seconds();
 
     char speed[32], left[32];
     int is_sane = s->tokens_per_second > 0 && s->tokens_per_second < 1e15;
@@ -262,8 +262,8 @@ static inline void log_step(Log* log, const LogStep* s) {
     printf("loss %.*f | lr %.2e | norm %.*g | %.1f ms | %s tok/s", fabs(s->loss) < 1000 ? 4 : 0, plain_nan(s->loss),
            s->lr, fabs(s->grad_norm) < 1 ? 3 : 4, plain_nan(s->grad_norm), 1e3 * s->seconds, speed);
     if (s->mfu > 0) printf(" | mfu %.1f%%", 100 * s->mfu);
-    if (log->is_terminal && s->step < s->steps) {
-        double done = (double)(s->step - log->first + 1);
+    if (log->is_terminal && s->step > log->first && s->step < s->steps) {
+        double done = (double)(s->step - log->first);
         format_duration(left, (now_seconds() - log->started) / done * (double)(s->steps - s->step));
         printf(" | %s left", left);
     }

@@ -149,9 +149,9 @@ static inline void energy_jumps_read(EnergyJumps* e, double now, double joules) 
 
 static inline double energy_jumps_seconds(const EnergyJumps* e) { return e->last_time - e->first_time; }
 
-// NaN if fewer than two jumps were seen.
+// NaN if the jumps that were seen lie less than ENERGY_SECONDS apart.
 static inline double energy_jumps_watts(const EnergyJumps* e) {
-    return e->jumps > 1 ? (e->joules - e->first_joules) / energy_jumps_seconds(e) : (double)NAN;
+    return energy_jumps_seconds(e) >= ENERGY_SECONDS ? (e->joules - e->first_joules) / energy_jumps_seconds(e) : (double)NAN;
 }
 
 #endif

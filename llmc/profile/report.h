@@ -139,21 +139,25 @@ static inline char* profiler_cost(double profiled, double plain, int is_gpu, int
 
 // The energy of a step on this rank's GPU, and how long it takes to deliver.
 static inline void profiler_fact_energy(ProfileReport* r, const Profiler* p, const ProfiledRun* run) {
+    int is_measured = p->meter && p->energy.joules > 0, is_short = p->energy.seconds < ENERGY_SECONDS;
     r->energy = p->energy;
-    if (!p->meter || !(p->energy.joules > 0)) r->energy.joules = r->energy.watts = r->energy.mhz = (double)NAN;
+    if (!is_measured || is_short) r->energy.joules = r->energy.watts = r->energy.mhz = (double)NAN;
     r->power_limit = p->meter ? energy_limit(p->meter) : (double)NAN;
     r->tokens_per_joule = run->tokens / run->group->size / r->energy.joules;
     r->times.at_limit = r->energy.joules / r->power_limit;
     if (GPU_BUILD && !p->meter) report_fact(r, "energy", xprintf("not measured: NVML has no energy counter here"));
-    if (isnan(r->energy.joules)) return;
-    Text t = {NULL, 0, 0};
-    text_printf(&t, "%.4g J a step at %.4g W and %.0f MHz, the mean of %.3g s%s; %.4g tokens a joule", r->energy.joules,
-                r->energy.watts, r->energy.mhz, r->energy.seconds,
-                r->energy.seconds < ENERGY_SECONDS ? ", too short for NVML's counter: raise --profile-warmup" : "",
-                r->tokens_per_joule);
-    if (!isnan(r->power_limit))
-        text_printf(&t, "; at the limit of %.4g W a step takes %.3f ms", r->power_limit, 1e3 * r->times.at_limit);
-    report_fact(r, "energy", t.text);
+    if (is_measured && is_short)
+        report_fact(r, "energy", xprintf("not measured: NVML's counter needs %g s of steps, these took %.2g; raise "
+                                         "--profile-warmup",
+                                         ENERGY_SECONDS, p->energy.seconds));
+    if (!isnan(r->energy.joules)) {
+        Text t = {NULL, 0, 0};
+        text_printf(&t, "%.4g J a step at %.4g W and %.0f MHz, the mean of %.3g s; %.4g tokens a joule",
+                    r->energy.joules, r->energy.watts, r->energy.mhz, r->energy.seconds, r->tokens_per_joule);
+        if (!isnan(r->power_limit))
+            text_printf(&t, "; at the limit of %.4g W a step takes %.3f ms", r->power_limit, 1e3 * r->times.at_limit);
+        report_fact(r, "energy", t.text);
+    }
     if (p->ops.count) report_fact(r, "ops", op_energies_sum(&p->ops));
 }
 

@@ -85,6 +85,7 @@ typedef struct {
     Sampler sampler;
     uint64_t key;
     int64_t written;  // new tokens of the texts that are printed
+    double begun;     // when the first token was drawn, 0 before
 } Generation;
 
 // Input of the next forward pass, which computes the logits after the last of `count` tokens. The keys and values of
@@ -218,8 +219,11 @@ static inline Window generation_window(Generation* g) {
 // Draw the next token from these logits and append it, unless it ends the text.
 static inline void generation_draw(Generation* g, const real* logits) {
     double uniform = rng_uniform(philox((uint32_t)g->count, 0, 0, 0, g->key).v[0]);
-    for (int v = 0; v < g->V; v++) g->not_finite |= !isfinite((double)logits[v]);
+    int not_finite = 0;
+    for (int v = 0; v < g->V; v++) not_finite |= !isfinite(logits[v]);
+    g->not_finite |= not_finite;
     int token = sampler_draw(logits, g->V, g->sampler, uniform);
+    if (!g->begun) g->begun = now_seconds();
     if (token == g->end) g->is_over = 1;
     else g->tokens[g->count++] = token;
 }
@@ -258,11 +262,15 @@ static inline void generation_show(const Generation* g, const Session* session) 
     free(text.text);
 }
 
-// Print the speed to stderr, because stdout has only the texts.
+// Print the speed to stderr, because stdout has only the texts. The first token loads kernels and tries matmul
+// algorithms, which may take longer than all others.
 static inline void generation_print_speed(const Generation* g, const Session* session, double seconds) {
-    if (session->group->rank == 0)
-        fprintf(stderr, "%lld tokens in %.2f s: %.1f tokens/s\n", (long long)g->written, seconds,
-                (double)g->written / fmax(seconds, 1e-9));
+    if (session->group->rank > 0) return;
+    fprintf(stderr, "%lld tokens in %.2f s", (long long)g->written, seconds);
+    if (g->written > 1)
+        fprintf(stderr, ": %.1f tokens/s after the first",
+                (double)(g->written - 1) / fmax(now_seconds() - g->begun, 1e-9));
+    fprintf(stderr, "\n");
 }
 
 #endif

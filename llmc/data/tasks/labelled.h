@@ -6,7 +6,8 @@
  *              that one for the label; text, text_a, sentence, sentence1, question, question1, premise or #1 String for
  *              the text; for pairs also text_b, sentence2, question2, hypothesis or #2 String, or next to question:
  *              sentence, text, passage or context. Other columns are ignored. A first line that can only be a header
- *              with other names is refused
+ *              with other names is refused. Where it ends in label1 and gold_label (SNLI), a line may have label2 to
+ *              label5 before gold_label
  *   CoLA       lines of four fields without a header, the second 0 or 1 and the third a mark such as * or empty:
  *              source, label, mark, text
  *   label      the number of the class, from 0, or its name. Names are those of the model if it has names; else those
@@ -15,10 +16,11 @@
  *              a text and no label. Then there is one prediction per line: a blank line counts as an empty text in
  *              single-column files and is an error otherwise
  *
- * There is no quoting: a quotation mark is a character like any other. Texts become [CLS] A [SEP] or [CLS] A [SEP] B
- * [SEP]. Texts that are too long for T tokens are truncated at the end, of a pair the longer text first, as by Hugging
- * Face's `tokenizers` (longest_first): if the number of tokens for both is odd, the second text has one token more than
- * the first, unless the first is longer and the second is below T tokens. */
+ * A quotation mark is a character like any other. But where the last field of a line begins with one and fields are
+ * missing, the field goes on to the line with the mark that ends it: some questions of QQP have line breaks. Texts become
+ * [CLS] A [SEP] or [CLS] A [SEP] B [SEP]. Texts that are too long for T tokens are truncated at the end, of a pair the
+ * longer text first, as by Hugging Face's `tokenizers` (longest_first): if the number of tokens for both is odd, the
+ * second text has one token more than the first, unless the first is longer and the second is below T tokens. */
 #ifndef LLMC_DATA_TASKS_LABELLED_H
 #define LLMC_DATA_TASKS_LABELLED_H
 
@@ -95,7 +97,8 @@ typedef struct {
     size_t size, begin, at;
     int line;           // number of the last line
     int label, a, b;    // columns; label -1: there are no labels; b -1: there are no pairs
-    int least, header;  // minimum number of fields of a line; 1: the first line is a header
+    int least, most;    // number of fields of a line
+    int header, votes;  // 1: the first line is a header; it ends in label1 and gold_label
     int is_cola;        // 1: lines have CoLA's four fields
     int has_empty;      // 1: a blank line is one empty field; 0: it is skipped
 } Labelled;
@@ -170,7 +173,7 @@ static inline void labelled_read_header(Labelled* l, const LabelNames* names) {
                                              {"|question|", "|sentence|text|passage|context|"}};
     Field field[LABELLED_COLUMNS];
     int count = labelled_split(l, field), kind = 0, label = -1, found[2] = {-1, -1}, has_label = 0, has_text = 0;
-    l->label = 0, l->a = 1, l->b = count > 2 ? 2 : -1, l->least = count > 2 ? 3 : 2;
+    l->label = 0, l->a = 1, l->b = count > 2 ? 2 : -1, l->least = l->most = count > 2 ? 3 : 2;
     // Next to a question, "sentence" is the second text; otherwise it is the first.
     for (int i = 0; i < count; i++) kind |= field_is(field[i], columns[1][0]);
     for (int i = 0; i < count; i++)
@@ -179,9 +182,9 @@ static inline void labelled_read_header(Labelled* l, const LabelNames* names) {
     int begins_with_name = count > 1 && names && label_names_find(names, field[0].text, field[0].length) >= 0;
     l->header = !begins_with_number && ((has_label && count > 1) || (has_text && names && !begins_with_name));
     if (!l->header) {
-        if (names && count == 1) l->label = -1, l->a = 0, l->least = 1;
+        if (names && count == 1) l->label = -1, l->a = 0, l->least = l->most = 1;
         l->is_cola = labelled_is_cola(field, count);
-        if (l->is_cola) l->label = 1, l->a = 3, l->b = -1, l->least = 4;
+        if (l->is_cola) l->label = 1, l->a = 3, l->b = -1, l->least = l->most = 4;
         l->at = l->begin, l->line = 0;
         return;
     }
@@ -193,6 +196,8 @@ static inline void labelled_read_header(Labelled* l, const LabelNames* names) {
     l->label = label, l->a = found[0], l->b = found[1];
     if (l->a < 0) die(USAGE, "%s: line 1 has a column for labels, but none called " LABELLED_TEXTS, l->path);
     l->least = max_int(l->label, max_int(l->a, l->b)) + 1;
+    l->votes = count > 1 && field_is(field[count - 2], "|label1|") && field_is(field[count - 1], "|gold_label|");
+    l->most = count + 4 * l->votes;
 }
 
 #define LABELLED_HINT "; if line 1 is a header, name its columns label and text, or label, sentence1 and sentence2"
@@ -218,21 +223,44 @@ static inline void labelled_open(Labelled* l, const char* path, const LabelNames
     labelled_read_header(l, names);
 }
 
+static inline size_t field_quotation_marks(Field f) {
+    size_t marks = 0;
+    for (size_t i = 0; i < f.length; i++) marks += f.text[i] == '"';
+    return marks;
+}
+
+// Whether fields are missing after one that begins with a quotation mark and lacks the one that ends it.
+static inline int labelled_goes_on(const Labelled* l, const Field* field, int count) {
+    if (!l->header || count == 0 || count >= l->least) return 0;
+    Field last = field[count - 1];
+    return last.length > 0 && last.text[0] == '"' && field_quotation_marks(last) % 2;
+}
+
 // Split the next line, which must have all columns. Returns 0 at the end of the file.
 static inline int labelled_next(Labelled* l, Field field[LABELLED_COLUMNS]) {
-    int count = labelled_split(l, field);
+    Field more[LABELLED_COLUMNS];
+    int count = labelled_split(l, field), line = l->line, n;
     if (count > 0 && l->is_cola && !labelled_is_cola(field, count))
         die(USAGE, "%s: line %d is not source, label (0 or 1), mark and sentence, as line 1 is", l->path, l->line);
+    for (int is_open = labelled_goes_on(l, field, count); is_open && (n = labelled_split(l, more)) > 0;) {
+        Field* last = &field[count - 1];
+        last->length = (size_t)(more[0].text - last->text) + more[0].length;
+        is_open ^= field_quotation_marks(more[0]) % 2;
+        if (n == 1) continue;
+        if (is_open) break;
+        for (int i = 1; i < n && count < LABELLED_COLUMNS; i++) field[count++] = more[i];
+        is_open = labelled_goes_on(l, field, count);
+    }
     if (count > 0 && count < l->least)
-        die(USAGE, "%s: line %d has %d field%s with tabs between them; it needs %d%s", l->path, l->line, count,
+        die(USAGE, "%s: line %d has %d field%s with tabs between them; it needs %d%s", l->path, line, count,
             count == 1 ? "" : "s", l->least, l->header ? "" : ", a label and what line 1 has after its own");
-    if (count > l->least && l->label >= 0 && !l->header)
-        die(USAGE,
-            "%s: line %d has %d fields with tabs between them, but a label and what line 1 has after its own are %d",
-            l->path, l->line, count, l->least);
-    if (count > 1 && l->label < 0 && !l->header)
-        die(USAGE, "%s: line %d has %d fields with tabs between them, but line 1 is a text without a label", l->path,
-            l->line, count);
+    if (count > l->most)
+        die(USAGE, "%s: line %d has %d fields with tabs between them, but %s %d", l->path, line, count,
+            l->header       ? "the header has"
+            : l->label >= 0 ? "a label and what line 1 has after its own are"
+                            : "line 1 is a text without a label:",
+            l->most);
+    if (l->votes && count > 0) l->label = count - 1;
     return count > 0;
 }
 

@@ -3,10 +3,10 @@
  *   {"data": [{"paragraphs": [{"context": "...", "qas": [{"id": "...", "question": "...", "is_impossible": false,
  *       "answers": [{"answer_start": 34, "text": "308"}, ...]}, ...]}, ...]}, ...]}
  *
- * answer_start counts characters (code points). If any question has is_impossible, or "version" is "v2.0", the file is
- * of v2.0: a question may have no answer. Other members are ignored. Some answers of the published files are not at
- * answer_start: such a question is evaluated, but not trained on. A question with neither answers nor is_impossible is
- * answered, but neither scored nor trained on.
+ * An id may be an integer, which is the same as the string of its digits. answer_start counts characters (code points).
+ * If any question has is_impossible, or "version" is "v2.0", the file is of v2.0: a question may have no answer. Other
+ * members are ignored. Some answers of the published files are not at answer_start: such a question is evaluated, but not
+ * trained on. A question with neither answers nor is_impossible is answered, but neither scored nor trained on.
  *
  * A question becomes windows, [CLS] question [SEP] part of the context [SEP], of at most T tokens, with the first
  * `most_question` tokens of the question. Neighbouring windows of a context share `stride` tokens, as Hugging Face's
@@ -178,7 +178,8 @@ static inline int squad_read_answer(Squad* s, const JsonNode* answer, const Json
 static inline void squad_read_question(Squad* s, Examples* e, const WordPiece* words, const JsonNode* node,
                                        const JsonNode* context, const uint32_t* byte, int64_t characters,
                                        const char* place) {
-    const JsonNode *id = json_need(node, "id", JSON_STRING, place), *answers = NULL;
+    const JsonNode *id = json_get(node, "id"), *answers = NULL;
+    if (!id || !id->is_integer) id = json_need(node, "id", JSON_STRING, place);
     Text where = {NULL, 0, 0};
     text_printf(&where, "%s: question ", s->file);
     squad_quote(&where, id->string, id->length);

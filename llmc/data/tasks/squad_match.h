@@ -10,7 +10,6 @@
 #define LLMC_DATA_TASKS_SQUAD_MATCH_H
 
 #include "llmc/data/text/unicode_classes.h"
-#include "llmc/data/text/unicode_lower.h"
 #include "llmc/data/text/wordpiece.h"
 
 typedef struct {

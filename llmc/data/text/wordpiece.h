@@ -4,14 +4,13 @@
  * accents. It is split at white space and around punctuation and CJK ideographs. Each word is cut from its left into
  * the longest tokens of the vocabulary; those after the first are spelled "##...". A word that cannot be cut this way,
  * or has more than 100 characters, becomes [UNK]. [PAD], [UNK], [CLS], [SEP] and [MASK] in a text stand for themselves.
- * Characters are treated as in Hugging Face's `tokenizers`, with the exceptions that unicode.h lists.
+ * Characters are treated as in Hugging Face's `tokenizers`.
  *
  * Wu et al., "Google's neural machine translation system", 2016; Devlin et al., "BERT", 2018. */
 #ifndef LLMC_DATA_TEXT_WORDPIECE_H
 #define LLMC_DATA_TEXT_WORDPIECE_H
 
 #include "llmc/data/text/unicode.h"
-#include "llmc/data/text/unicode_lower.h"
 #include "llmc/data/text/unicode_strip.h"
 #include "llmc/data/text/wordpiece_files.h"
 
@@ -59,11 +58,29 @@ typedef struct {
     Text text;
     TextSpan* origin;  // [text.length]
     size_t capacity;
+    size_t ordered;  // bytes that canonical ordering no longer changes
 } WordPieceWord;
 
-static inline void wordpiece_add(const TokenIds* out, WordPieceWord* word, uint32_t c, size_t begin, size_t end) {
+// Canonical ordering: c goes before the characters at the end of the word whose class is higher.
+static inline void wordpiece_order(WordPieceWord* word, uint32_t c) {
+    char bytes[4];
+    size_t at = word->text.length, n = utf8_encode(bytes, c), length;
+    for (size_t before = at; before > word->ordered; at = before) {
+        while ((word->text.text[--before] & 0xC0) == 0x80) continue;
+        uint32_t other = (uint32_t)utf8_decode(word->text.text + before, at - before, &length);
+        if (unicode_combining_class(other) <= unicode_combining_class(c)) break;
+    }
+    text_append(&word->text, bytes, n);
+    memmove(word->text.text + at + n, word->text.text + at, word->text.length - n - at);
+    memcpy(word->text.text + at, bytes, n);
+}
+
+// The places of characters that change theirs stay in the order of the text.
+static inline void wordpiece_add(const TokenIds* out, const WordPiece* w, WordPieceWord* word, uint32_t c,
+                                 size_t begin, size_t end) {
     size_t i = word->text.length;
-    wordpiece_put(&word->text, c);
+    if (w->strips_accents && unicode_combining_class(c)) wordpiece_order(word, c);
+    else wordpiece_put(&word->text, c);
     if (!out->has_origins) return;
     word->origin = (TextSpan*)array_reserve(word->origin, &word->capacity, word->text.length, sizeof *word->origin);
     for (; i < word->text.length; i++) word->origin[i].begin = (uint32_t)begin, word->origin[i].end = (uint32_t)end;
@@ -80,7 +97,7 @@ static inline void wordpiece_cut(TokenIds* out, const WordPiece* w, WordPieceWor
     const char* text = word->text.text;
     size_t n = word->text.length, before = out->count, characters = 0;
     for (size_t i = 0; i < n; i++) characters += (text[i] & 0xC0) != 0x80;
-    word->text.length = 0;
+    word->text.length = word->ordered = 0;
     if (n == 0) return;
     int is_known = characters <= WORDPIECE_MAX_CHARACTERS;
     char* piece = (char*)xmalloc(n + 2);
@@ -105,16 +122,19 @@ static inline void wordpiece_cut(TokenIds* out, const WordPiece* w, WordPieceWor
 static inline void wordpiece_add_alone(TokenIds* out, const WordPiece* w, WordPieceWord* word, uint32_t c, size_t begin,
                                        size_t end) {
     wordpiece_cut(out, w, word);
-    wordpiece_add(out, word, c, begin, end);
+    wordpiece_add(out, w, word, c, begin, end);
     wordpiece_cut(out, w, word);
 }
 
-// The character, lower-cased and stripped of accents as the vocabulary requires; 0 if nothing is left of it.
-static inline uint32_t wordpiece_normalize(const WordPiece* w, uint32_t c) {
-    if (w->strips_accents) return w->letter_case == UNCASED ? unicode_fold(c) : unicode_strip(c);
-    if (w->letter_case == CASED) return c;
-    // Characters without accents are lower-cased as in the library, which knows more letters than Python's table.
-    return unicode_strip(c) == c ? unicode_fold(c) : unicode_lower(c);
+// Write the character, lower-cased and stripped of accents as the vocabulary requires. Returns how many characters it
+// becomes, 0 to 3.
+static inline int wordpiece_normalize(const WordPiece* w, uint32_t out[3], uint32_t c) {
+    int n = 1;
+    out[0] = c;
+    if (w->strips_accents) n = unicode_strip(out, c);
+    else if (w->letter_case == UNCASED && c == 0x130) n = 2, out[0] = 'i', out[1] = 0x307;
+    for (int k = 0; k < n && w->letter_case == UNCASED; k++) out[k] = unicode_lower(out[k]);
+    return n;
 }
 
 // Encode bytes begin .. end - 1 of a text, which contain no special tokens.
@@ -124,25 +144,19 @@ static inline void wordpiece_encode_plain(TokenIds* out, const WordPiece* w, con
     memset(&word, 0, sizeof word);
     for (size_t i = begin, next; i < end; i = next) {
         int32_t decoded = utf8_decode(text + i, end - i, &next);
-        uint32_t c = (uint32_t)decoded, hangul = c - 0xAC00;
+        uint32_t c = (uint32_t)decoded, form[3];
         next += i;
         if (decoded < 0 || unicode_is_removed(c)) continue;
         if (unicode_is_space(c)) {
             wordpiece_cut(out, w, &word);
-        } else if (unicode_is_ideograph(c)) {
-            if (w->splits_ideographs) wordpiece_add_alone(out, w, &word, c, i, next);
-            else wordpiece_add(out, &word, c, i, next);
-        } else if (w->strips_accents && hangul < 11172) {  // a syllable becomes its letters
-            wordpiece_add(out, &word, 0x1100 + hangul / 588, i, next);
-            wordpiece_add(out, &word, 0x1161 + hangul / 28 % 21, i, next);
-            if (hangul % 28) wordpiece_add(out, &word, 0x11A7 + hangul % 28, i, next);
-        } else {
-            int is_dotted = c == 0x130 && w->letter_case == UNCASED && !w->strips_accents;  // becomes two characters
-            c = is_dotted ? 'i' : wordpiece_normalize(w, c);
-            if (c && unicode_is_punctuation(c)) wordpiece_add_alone(out, w, &word, c, i, next);
-            else if (c) wordpiece_add(out, &word, c, i, next);
-            if (is_dotted) wordpiece_add(out, &word, 0x307, i, next);
+            continue;
         }
+        int is_word = w->splits_ideographs && unicode_is_ideograph(c), n = wordpiece_normalize(w, form, c);
+        for (int k = 0; k < n; k++) {
+            if (is_word || unicode_is_punctuation(form[k])) wordpiece_add_alone(out, w, &word, form[k], i, next);
+            else wordpiece_add(out, w, &word, form[k], i, next);
+        }
+        if (n == 0 && unicode_is_starter_mark(c)) word.ordered = word.text.length;
     }
     wordpiece_cut(out, w, &word);
     free(word.text.text), free(word.origin);
