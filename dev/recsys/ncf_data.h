@@ -1,4 +1,5 @@
-/* Ratings for NeuMF: the file of dev/data/prepare_recsys.py or generated ones, the batches of a run, and the held-out items' rivals.
+/* Ratings for NeuMF: the file of dev/data/prepare_recsys.py or generated ones, the batches of a run, and the held-out
+ * items' rivals.
  *
  * A sample of an epoch is a positive or one of its negatives: number p of n = pairs * (1 + negatives) is slot p % (1 +
  * negatives) of pair p / (1 + negatives), slot 0 the positive. A negative's item is drawn uniformly from the items that

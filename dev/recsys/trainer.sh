@@ -119,7 +119,7 @@ for flag in clip embedding-lr vector-lr cautious-decay init; do
     refused "train_dlrm has no --$flag" "unknown flag '--$flag'" "$dlrm" -o "" --$flag 1
 done
 for trainer in "$ncf" "$dlrm"; do
-    refused "${trainer##*/}: no evaluation of random weights" "--evaluate 1: needs a trained model" "$trainer" -o "" --evaluate 1
+    refused "${trainer##*/}: no evaluation of random weights" "needs a trained model" "$trainer" -o "" --evaluate 1
 done
 
 # --- refusals of train_dlrm
