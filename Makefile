@@ -40,13 +40,17 @@ NVCC   ?= nvcc
 HAS_NVCC := $(shell command -v $(NVCC) 2>/dev/null)
 FOUND  := $(sort $(subst .,,$(if $(HAS_NVCC),$(shell nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2>/dev/null))))
 ARCH   ?= $(if $(FOUND),$(FOUND:90=90a),$(if $(HAS_NVCC),$(filter $(subst compute_,,$(shell $(NVCC) --list-gpu-arch)),80) 90a $(filter $(subst compute_,,$(shell $(NVCC) --list-gpu-arch)),100)))
+# As nvidia-smi prints it.
+ifneq ($(findstring .,$(ARCH)),)
+override ARCH := $(subst .,,$(ARCH:9.0=90a))
+endif
 PRECISION ?= $(if $(filter 75,$(FOUND)),fp16,bf16)
-PTX    ?= $(if $(FOUND)$(filter command environment,$(firstword $(origin ARCH))),,80)
+PTX    ?= $(if $(FOUND)$(filter command environment override,$(firstword $(origin ARCH))),,80)
 # CUPTI's header, where the toolkit keeps it apart; without it --profile lists no kernels.
 CUPTI  := $(if $(HAS_NVCC),$(wildcard $(dir $(realpath $(HAS_NVCC)))../extras/CUPTI/include))
 # NCCL, likewise: it connects the ranks of the GPU build.
 NCCL_H := $(if $(filter 0,$(NCCL)),,$(if $(HAS_NVCC),$(firstword $(wildcard $(addsuffix /nccl.h,$(NCCL_HOME)/include $(dir $(realpath $(HAS_NVCC)))../include /usr/include)))))
-GENCODE = $(foreach a,$(ARCH),-gencode=arch=compute_$(a),code=sm_$(a)) $(foreach a,$(PTX),-gencode=arch=compute_$(a),code=compute_$(a))
+GENCODE = $(foreach a,$(ARCH),-gencode=arch=compute_$(a),code=sm_$(a)) $(foreach a,$(subst .,,$(PTX)),-gencode=arch=compute_$(a),code=compute_$(a))
 # -O1 applies to host code: device code is always compiled with -O3. ptxas uses all cores and makes the same code; nvcc's
 # own --split-compile would make other code.
 NVFLAGS = $(if $(and $(filter bf16,$(PRECISION)),$(filter 75,$(ARCH) $(PTX))),$(error GPUs of compute capability 7.5 have no bf16: make PRECISION=fp16)) \
@@ -63,7 +67,7 @@ E      := $(B)/emulated/$(PRECISION)
 
 HAS_CC := $(shell command -v $(CC) 2>/dev/null)
 .DEFAULT_GOAL := $(if $(HAS_CC),all,help)
-.PHONY: all cpu gpu absent help setup quickstart quickstart-bert test check ops emulated grad bench exercise ladder san mutants cubins clean needed always recsys recsys-test
+.PHONY: all cpu gpu absent help setup quickstart quickstart-bert test check ops emulated grad bench exercise ladder san mutants cubins clean needed needed-by-tests always recsys recsys-test
 .DELETE_ON_ERROR:
 
 # ---------------------------------------------------------------------------------------------------------
@@ -277,6 +281,9 @@ setup:
 needed:
 	@bash dev/setup.sh --needed
 
+needed-by-tests:
+	@bash dev/setup.sh --tests
+
 # Two layers of 64 channels, 14,000 steps of 8 blocks. A step's line is shown every 500 steps. The exam's questions are
 # answered by the most likely tokens; "notlast" has those whose answer is not the last person or place named.
 export EVERY_500 := awk '!/ tok\/s / || /^step +[0-9]*[05]00\// { print; fflush() }'
@@ -298,7 +305,7 @@ quickstart-bert: needed
 	$(if $(FOUND),./train_bertcu,./$(BERT)) -e out/quickstart-bert --nsp 0 --fill "Anna takes the ball. Who has the ball? Anna has the ball. Tom goes to the park. Who has the ball? [MASK] has the ball. Mia goes to the barn. Where is Tom? Tom is in the [MASK]."
 	@echo "log, loss plot and a Hugging Face model directory: out/quickstart-bert"
 
-test: needed
+test: needed-by-tests
 	@$(MAKE) --no-print-directory $(GPT2) $(BERT) $(TUNE) $(TEST_CORPUS) data/builtin/train.bin data/builtin/bert/train.bin \
 		$(addprefix $(B)/test_,$(TESTS) gpt2_double bert_double) $(addprefix $(B)/late/train_,gpt2 bert) \
 		$(B)/ops $(B)/ops_double $(RECSYS) $(RECSYS_TESTS) \

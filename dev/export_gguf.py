@@ -76,6 +76,8 @@ BERT_BLOCK = [
     ("blk.%d.layer_output_norm.bias", "bert.encoder.layer.%d.output.LayerNorm.bias", "C"),
 ]
 FLOAT32_TENSORS = "position_embd.weight", "token_types.weight"
+BUFFERS = ".attn.bias", ".attn.masked_bias", "embeddings.position_ids"  # ends of names of what is no weight
+LARGEST = {"f16": 65504, "bf16": 3.3895314e38, "q8_0": 127 * 65504}  # q8_0: 127 times the scale of a block, in f16
 
 
 # ----------------------------------------------------------------------------------------------------------
@@ -347,8 +349,8 @@ class Row:
         values = weights.get(self.source, self.shape)
         if not np.isfinite(values).all():
             raise UserError(f"tensor {self.source}: holds values that are not finite (NaN or infinity)")
-        if self.kind == "f16" and np.abs(values).max() > np.finfo(np.float16).max:
-            raise UserError(f"tensor {self.source}: holds {np.abs(values).max():g}, too large for f16; take bf16 or f32")
+        if np.abs(values).max() > LARGEST.get(self.kind, np.inf):
+            raise UserError(f"tensor {self.source}: holds {np.abs(values).max():g}, too large for {self.kind}; take f32")
         values = np.ascontiguousarray(values.T if self.is_turned else values)
         return gguf.quants.quantize(values, gguf.GGMLQuantizationType[self.kind.upper()])
 
@@ -418,7 +420,7 @@ def export(options):
         if os.path.exists(temporary):
             os.remove(temporary)
     used = {weights.find(row.source) for row in rows} | {weights.find("lm_head.weight")}
-    left = sorted({".".join(name.split(".")[:2]) for name in set(weights.files) - used})
+    left = sorted({".".join(name.split(".")[:2]) for name in set(weights.files) - used if not name.endswith(BUFFERS)})
     if left:
         print(f"{options.directory}: GGUF has no place for {', '.join(left)}; left out")
     print(

@@ -13,6 +13,7 @@ import numpy as np
 from user_error import FAILED, USAGE, UserError, read_json
 
 END_OF_TEXT = "<|endoftext|>"
+WRAPPERS = ("_orig_mod.", "module.", "model.")  # prefixes of a wrapper's state, as in llmc/model/weight_files.h
 DTYPES = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16": "<u2"}
 
 # ----------------------------------------------------------------------------------------------------------
@@ -53,8 +54,13 @@ class SafeTensors:
             if length > len(self.bytes) - 8:
                 raise ValueError("it is truncated")
             self.entries = json.loads(self.bytes[8 : 8 + length].tobytes().decode("utf-8"))
-            self.entries.pop("__metadata__", None)
-        except (struct.error, ValueError, AttributeError) as e:
+            for name, stored in (self.entries.pop("__metadata__", None) or {}).items():
+                if stored in self.entries:  # by save_model(), which stores a tensor of several names once
+                    self.entries.setdefault(name, self.entries[stored])
+            for prefix in WRAPPERS * len(WRAPPERS):
+                if all(name.startswith(prefix) for name in self.entries):
+                    self.entries = {name[len(prefix) :]: entry for name, entry in self.entries.items()}
+        except (struct.error, ValueError, AttributeError, TypeError) as e:
             raise UserError(f"{path}: is not a valid safetensors file: {e}")
         self.data = 8 + length
 

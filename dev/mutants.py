@@ -77,6 +77,7 @@ TESTS = {
     "tokenizer_files": (["train_gpt2", "train_bert", "finetune_bert"] + DATA, ["bash", "dev/test/tokenizer_files.sh", "./train_gpt2", "./train_bert"]),
     "choices": (["build/profile_page.inc", "build/test_choices"], ["build/test_choices"]),
     "hub": (["train_gpt2", "train_bert", "finetune_bert"] + DATA, ["bash", "dev/test/hub.sh", "./train_gpt2", "./train_bert"]),
+    "gguf": (["train_gpt2", "train_bert"] + DATA, ["bash", "dev/test/gguf.sh", "./train_gpt2", "./train_bert"]),
     "cli": (["train_gpt2"] + DATA, ["bash", "dev/test/cli.sh", "./train_gpt2"]),
     "explain": (["train_gpt2", "train_bert", "data/builtin/bert/train.bin"] + DATA, ["python3", "dev/test/explain.py", "./train_gpt2", "./train_bert"]),
     "cli_bert": (["train_bert"] + DATA, ["bash", "dev/test/cli_bert.sh", "./train_bert"]),
@@ -222,6 +223,9 @@ class Processes:
         """The exit status of a command; "FAIL" if `watch` is set and it printed such a line, "time" if it did not end in time or
         printed too much."""
         environment = dict(os.environ, OMP_WAIT_POLICY="passive", GOMP_SPINCOUNT="0", TMPDIR=os.path.join(folder, "tmp"))
+        python = os.path.join(ROOT, "build", "venv", "bin", "python")
+        if os.path.exists(python):
+            environment.setdefault("PYTHON", python)  # it has the packages that some tests need
         with open(log, "wb") as out:
             with self.lock:
                 if self.stopped:

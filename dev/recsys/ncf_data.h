@@ -1,4 +1,5 @@
-/* Ratings for NeuMF: the file of dev/data/prepare_recsys.py, the batches of a run, and the held-out items' rivals.
+/* Ratings for NeuMF: the file of dev/data/prepare_recsys.py or generated ones, the batches of a run, and the held-out
+ * items' rivals.
  *
  * A sample of an epoch is a positive or one of its negatives: number p of n = pairs * (1 + negatives) is slot p % (1 +
  * negatives) of pair p / (1 + negatives), slot 0 the positive. A negative's item is drawn uniformly from the items that
@@ -83,6 +84,36 @@ static inline void ratings_open(Ratings* r, const char* path) {
     r->fingerprint = crc32_update(&crc, 0, r->file, bytes);
 }
 
+// A number in 0 .. n - 1 from 32 random bits.
+HOST_DEVICE static inline int ratings_below(uint32_t bits, int n) { return (int)((uint64_t)bits * (uint64_t)n >> 32); }
+
+enum { GENERATED_USERS = 2000, GENERATED_KINDS = 10, GENERATED_PER_KIND = 100, GENERATED_RATED = 20 };
+
+// Ratings that are generated: each user takes 4 of 5 items from the one kind of items that it likes, and popular items
+// more often, by Zipf's law.
+static inline void ratings_generate(Ratings* r, uint64_t seed) {
+    uint64_t key = rng_stream(seed, 0, 2, SITE_CLICK);
+    memset(r, 0, sizeof *r);
+    r->users = GENERATED_USERS, r->items = GENERATED_KINDS * GENERATED_PER_KIND;
+    r->pairs = GENERATED_USERS * GENERATED_RATED, r->fingerprint = (uint32_t)key;
+    int* pair = (int*)xmalloc((2 * (size_t)r->pairs + (size_t)r->users) * sizeof *pair);
+    r->file = (char*)pair, r->pair = pair, r->held_out = pair + 2 * r->pairs;
+    for (int u = 0; u < r->users; u++) {
+        int items[GENERATED_RATED + 1], count = 0;
+        for (uint32_t draw = 0; count <= GENERATED_RATED; draw++) {
+            Philox bits = philox((uint32_t)u, draw, 0, 0, key);
+            int kind = ratings_below(bits.v[0], 5) ? u % GENERATED_KINDS : ratings_below(bits.v[1], GENERATED_KINDS);
+            int rank = (int)pow(GENERATED_PER_KIND + 1.0, rng_uniform(bits.v[2])) - 1, is_new = 1;
+            items[count] = rank * GENERATED_KINDS + kind;
+            for (int k = 0; k < count; k++) is_new &= items[k] != items[count];
+            count += is_new;
+        }
+        for (int k = 0; k < GENERATED_RATED; k++) *pair++ = u, *pair++ = items[k];
+        ((int*)r->held_out)[u] = items[GENERATED_RATED];
+    }
+    ratings_index(r);
+}
+
 static inline void ratings_close(Ratings* r) { free(r->file), free(r->begin), free(r->seen); }
 
 // Whether the user rated the item, in training or held out.
@@ -95,9 +126,6 @@ HOST_DEVICE static inline int ratings_has(const Ratings* r, int user, int item) 
     }
     return begin < last && r->seen[begin] == item;
 }
-
-// A number in 0 .. n - 1 from 32 random bits.
-HOST_DEVICE static inline int ratings_below(uint32_t bits, int n) { return (int)((uint64_t)bits * (uint64_t)n >> 32); }
 
 // ---------------------------------------------------------------------------------------------------------
 // Batches

@@ -1,27 +1,40 @@
-/* What main() of both recommenders needs besides the run layer: what they refuse, and their memory plan. */
+/* What main() of both recommenders needs besides the run layer: their flags, what they refuse, and their memory plan. */
 #ifndef DEV_RECSYS_RECOMMENDER_H
 #define DEV_RECSYS_RECOMMENDER_H
 
 #include "llmc/run/run.h"
 
-// Refuse flags that neither recommender implements. Then refuse those of `others` [count].
-static inline void recommender_check_flags(Run* r, const char* program, const char* const* others, size_t count) {
+// Take the flags that neither recommender uses out of the table, and those of `others` [count]. Their settings keep the
+// defaults. Returns the number of rows left.
+static inline int recommender_rows(Flag* table, int rows, const char* const* others, size_t count) {
     // clang-format off
     static const char* const neither[] = {
         "--val-data", "--val-batches", "--zero", "--shuffle", "--seq-len", "--total-batch", "--recompute", "--master-weights",
-        "--optimizer", "--weight-decay", "--clip", "--loss-outlier", "--norm-outlier", "--loss-scale",
-        "--loss-scale-start", "--loss-scale-growth", "--mode", "--attention", "--gelu-fusion", "--graph", "--fp8"};
+        "--optimizer", "--weight-decay", "--cautious-decay", "--clip", "--embedding-lr", "--vector-lr", "--init",
+        "--muon-scale", "--muon-coefficients", "--muon-momentum", "--muon-warmup", "--normuon-beta2",
+        "--loss-outlier", "--norm-outlier", "--loss-scale", "--loss-scale-start", "--loss-scale-growth", "--mode",
+        "--attention", "--gelu-fusion", "--graph", "--fp8", "--fp8-steps", "--fp8-exclude-forward", "--fp8-fusion"};
     // clang-format on
+    char error[FLAG_ERROR_SIZE];
     for (size_t i = 0; i < COUNT_OF(neither) + count; i++) {
-        const char* name = i < COUNT_OF(neither) ? neither[i] : others[i - COUNT_OF(neither)];
-        if (flag_is_given(r->flags, r->flag_count, name)) die(USAGE, "%s: %s does not have it", name, program);
+        Flag* row = settings_find(table, rows, i < COUNT_OF(neither) ? neither[i] : others[i - COUNT_OF(neither)]);
+        CHECK(flags_assign(row, row->default_text, error) == 0);
+        memmove(row, row + 1, (size_t)(table + --rows - row) * sizeof *row);
     }
+    return rows;
+}
+
+// The data's name for messages.
+static inline const char* recommender_data(const Settings* s) {
+    return *s->train_data ? s->train_data : "the generated data";
 }
 
 enum { RECOMMENDER_MOST_SAMPLES = 1 << 21 };  // of a batch
 
-// Refuse more ranks than tables.
-static inline void recommender_check_ranks(const Run* r, int tables) {
+// Refuse more ranks than tables, and an evaluation of random weights.
+static inline void recommender_check(const Run* r, int tables) {
+    if (r->settings.evaluate && !r->session.checkpoint)
+        checkpoint_die(&r->group, USAGE, "--evaluate 1: needs a trained model; name its run with -y 1 -o DIR");
     if (r->group.size > tables)
         checkpoint_die(&r->group, USAGE, "%d ranks: the model has %d tables, and each rank needs one", r->group.size,
                        tables);

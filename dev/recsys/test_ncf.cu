@@ -475,6 +475,12 @@ static void test_ranks(Tests* t) {
     scores[0] = (real)NAN;
     rank_add(&sums, scores, items, RIVALS);
     expect_that(t, sums.users == 3 && sums.hits == 2, "NaN counts against the model");
+    for (int k = 0; k <= RIVALS; k++) items[k] = k, scores[k] = k && k <= 10 ? 2 : 1 / (real)(1 + k);
+    rank_add(&constant, scores, items, RIVALS);
+    expect_that(t, constant.hits == 0 && constant.gain == 0, "place eleven is no hit");
+    scores[10] = 0;
+    rank_add(&constant, scores, items, RIVALS);
+    expect_that(t, constant.hits == 1 && constant.gain > 0, "place ten is a hit");
 }
 
 // Three users who rated items 0 .. 3 of 8, the last held out.

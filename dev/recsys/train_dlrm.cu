@@ -357,6 +357,7 @@ static void validate(Trainer* t, Log* log) {
 // Settings and startup
 
 static int settings_flags(Trainer* t, Flag* table) {
+    static const char* const adam[] = {"--dropout", "--beta1", "--beta2", "--eps"};
     // clang-format off
     const Flag rows[] = {
         {NULL, "--interaction", FLAG_CHOICE, &t->interaction, "all", 0, 0, "all|bottom", SCOPE_RUN, TOPIC_MODEL,
@@ -387,7 +388,7 @@ static int settings_flags(Trainer* t, Flag* table) {
     settings_default(table, count, "--final-lr", "0");
     settings_default(table, count, "--clip", "0");  // the norm covers the MLPs only
     settings_default(table, count, "--val-every", "10000");
-    return count;
+    return recommender_rows(table, count, adam, COUNT_OF(adam));
 }
 
 // The model that -e describes.
@@ -433,7 +434,7 @@ static void open_data(Trainer* t) {
             die(USAGE, "%s: is of generated data; leave it or -i out", generated[i]);
     if (*s->train_data) clicks_open(&t->clicks, s->train_data);
     else clicks_generate(&t->clicks, t->tables, t->rows, t->samples, t->held_out, (uint64_t)s->seed);
-    recommender_check_ranks(r, t->clicks.tables);
+    recommender_check(r, t->clicks.tables);
     t->epoch_steps =
         t->clicks.train / ((uint64_t)s->B * (uint64_t)r->group.size);  // the last part of a batch is dropped
     if (!t->epoch_steps) die(USAGE, "-b %d: an epoch has %llu samples", s->B, (unsigned long long)t->clicks.train);
@@ -441,13 +442,11 @@ static void open_data(Trainer* t) {
 
 // Check and open everything that the run needs. Nothing is written until all checks have passed.
 static void trainer_open(Trainer* t, int argc, char** argv) {
-    static const char* const adam[] = {"--dropout", "--beta1", "--beta2", "--eps"};
     Run* r = &t->run;
     const Settings* s = &r->settings;
     Model* m = &t->model;
     run_parse(r, settings_flags(t, r->flags), argc, argv, "train_dlrm [-i CLICKS.bin] [flags]");
     run_join(r, NULL);
-    recommender_check_flags(r, "train_dlrm", adam, COUNT_OF(adam));
     open_data(t);
     run_find_model(r, "", "");
     model_plan(m, config_from_descriptor(s->model, &t->clicks, (Interaction)t->interaction), s->B, &r->group);
@@ -455,7 +454,7 @@ static void trainer_open(Trainer* t, int argc, char** argv) {
     size_t lookups = (size_t)s->B * (size_t)r->group.size * (size_t)m->exchange.count_of[r->group.rank],
            batch = batch_bytes(s->B, t->clicks.tables, m->padded) + exchange_bytes(&m->exchange, s->B);
     recommender_check_memory(r, &m->buffers, batch, ((size_t)m->all_rows + 6 * lookups) * sizeof(int));
-    session_check_data(&r->session, t->clicks.fingerprint, *s->train_data ? s->train_data : "the generated data");
+    session_check_data(&r->session, t->clicks.fingerprint, recommender_data(s));
     run_check_ranks(r, config_text(t), t->clicks.held_out > 0, t->clicks.fingerprint);
     session_set_last(&r->session, t->epoch_steps * (uint64_t)run_step_sequences(r));
     run_alloc(r, &m->buffers);

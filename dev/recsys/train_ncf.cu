@@ -377,7 +377,7 @@ static int settings_flags(Trainer* t, Flag* table) {
     int count = settings_rows(&t->run.settings, table,
                               "published, or sizes: factors F, each of the MLP's two embeddings E, its layers H.");
     count = settings_add_rows(table, count, rows, COUNT_OF(rows));
-    settings_help(table, count, "--train-data", "Ratings: a file of dev/data/prepare_recsys.py.");
+    settings_help(table, count, "--train-data", "Ratings: a file of dev/data/prepare_recsys.py. Empty: generated.");
     settings_help(table, count, "--batch", "Samples per step and rank.");
     settings_most(table, count, "--batch", RECOMMENDER_MOST_SAMPLES);
     settings_help(table, count, "--evaluate", "1: print HR@10 and NDCG@10 of -o with -y 1, and exit.");
@@ -388,7 +388,7 @@ static int settings_flags(Trainer* t, Flag* table) {
     settings_default(table, count, "--beta2", "0.999");
     settings_default(table, count, "--clip", "0");  // the norm covers the MLP only
     settings_default(table, count, "--val-every", "1000");
-    return count;
+    return recommender_rows(table, count, NULL, 0);
 }
 
 // The model that -e describes.
@@ -423,14 +423,15 @@ static Text config_text(const Trainer* t) {
     return text;
 }
 
-// Open the ratings, and check them against the settings.
+// Open or generate the ratings, and check them against the settings.
 static void open_data(Trainer* t) {
     const Settings* s = &t->run.settings;
     Ratings* data = &t->ratings;
-    ratings_open(data, s->train_data);
-    ratings_check_rivals(data, t->eval_negatives, (EvalPool)t->eval_pool, s->train_data);
+    if (*s->train_data) ratings_open(data, s->train_data);
+    else ratings_generate(data, (uint64_t)s->seed);
+    ratings_check_rivals(data, t->eval_negatives, (EvalPool)t->eval_pool, recommender_data(s));
     uint64_t samples = ratings_samples(data, t->negatives);
-    recommender_check_ranks(&t->run, NCF_TABLES);
+    recommender_check(&t->run, NCF_TABLES);
     t->epoch_steps = samples / ((uint64_t)s->B * (uint64_t)t->run.group.size);  // the last part of a batch is dropped
     if (!t->epoch_steps) die(USAGE, "-b %d: an epoch has %llu samples", s->B, (unsigned long long)samples);
     if (s->B <= t->eval_negatives) die(USAGE, "-b %d: must be above --eval-negatives %d", s->B, t->eval_negatives);
@@ -441,10 +442,8 @@ static void trainer_open(Trainer* t, int argc, char** argv) {
     Run* r = &t->run;
     const Settings* s = &r->settings;
     Model* m = &t->model;
-    run_parse(r, settings_flags(t, r->flags), argc, argv, "train_ncf -i RATINGS.bin [flags]");
+    run_parse(r, settings_flags(t, r->flags), argc, argv, "train_ncf [-i RATINGS.bin] [flags]");
     run_join(r, NULL);
-    recommender_check_flags(r, "train_ncf", NULL, 0);
-    if (!*s->train_data) die(USAGE, "-i is needed: a file of dev/data/prepare_recsys.py");
     open_data(t);
     run_find_model(r, "", "");
     model_plan(m, config_from_descriptor(s->model, &t->ratings, s->dropout), s->B, &r->group);
@@ -454,7 +453,7 @@ static void trainer_open(Trainer* t, int argc, char** argv) {
     recommender_check_memory(
         r, &m->buffers, (size_t)s->B * SAMPLE_BYTES + exchange_bytes(&m->exchange, s->B) + ratings_bytes(&t->ratings),
         (rows + 12 * all) * sizeof(int));
-    session_check_data(&r->session, t->ratings.fingerprint, s->train_data);
+    session_check_data(&r->session, t->ratings.fingerprint, recommender_data(s));
     run_check_ranks(r, config_text(t), 1, t->ratings.fingerprint);
     session_set_last(&r->session, t->epoch_steps * (uint64_t)run_step_sequences(r));
     run_alloc(r, &m->buffers);

@@ -98,7 +98,7 @@ check "refused files leave nothing behind" test -z "$(ls | grep '^x.bin')"
 # --- refusals of train_ncf
 run_ncf() { # a small run; variables before the command replace its settings, exec=exec replaces the shell
     ${exec:-} "$ncf" -i "${data:-r.bin}" -e "${model:-F=4,E=4,H=8-4}" -b "${batch:-64}" -x 300 -v 50 -n 10 \
-        --eval-negatives "${rivals:-20}" --eval-pool "${pool:-unseen}" "$@"
+        --eval-negatives "${rivals:-20}" --eval-pool "${pool:-unseen}" -l "${lr:-1e-3}" "$@"
 }
 cp r.bin bad.bin
 put bad.bin '\377\377\377\177' 1028
@@ -107,7 +107,6 @@ head -c 2000 r.bin >short.bin
 data=bad.bin refused "an item out of range" "pair 0: user" run_ncf -o ""
 data=short.bin refused "a file that is cut short" "bytes instead of" run_ncf -o ""
 data=empty.bin refused "an empty file" "is not a file of ratings" run_ncf -o ""
-refused "no data" "-i is needed" "$ncf" -o ""
 model=F=256,E=4096,H=4096-4096-4096-4096-4096-256 refused_by_plan "a model larger than memory" run_ncf -o ""
 model=F=256,E=4,H=260 refused "a last layer that is too wide" "exceed 512" run_ncf -o ""
 model=F=4 refused "not a model" "is not like" run_ncf -o ""
@@ -115,12 +114,18 @@ model=F=4,E=4,H=6 refused "a width that is not a multiple of 4" "multiples of 4"
 rivals=45 refused "more rivals than unseen items" "has only" run_ncf -o ""
 batch=20 refused "a batch smaller than a user's rivals" "must be above --eval-negatives" run_ncf -o ""
 batch=4096 refused "a batch larger than an epoch" "an epoch has" run_ncf -o ""
-refused "a flag of other trainers" "does not have it" run_ncf -o "" --clip 1
+for flag in clip embedding-lr vector-lr cautious-decay init; do
+    refused "train_ncf has no --$flag" "unknown flag '--$flag'" run_ncf -o "" --$flag 1
+    refused "train_dlrm has no --$flag" "unknown flag '--$flag'" "$dlrm" -o "" --$flag 1
+done
+for trainer in "$ncf" "$dlrm"; do
+    refused "${trainer##*/}: no evaluation of random weights" "needs a trained model" "$trainer" -o "" --evaluate 1
+done
 
 # --- refusals of train_dlrm
 run_dlrm() {
     ${exec:-} "$dlrm" -e "${model:-bottom=16-8,top=16}" --tables 4 --rows "${rows:-30}" --samples 8000 --held-out 500 \
-        -b "${batch:-64}" -l 1 -x "${steps:-300}" -v 50 -n 10 "$@"
+        -b "${batch:-64}" -l "${lr:-1}" -x "${steps:-300}" -v 50 -n 10 "$@"
 }
 of_file() { "$dlrm" -i "$1" -e bottom=8,top=8 -b 2 -l 1 -x 3 -o "" "${@:2}"; }
 check "clicks of a file are trained on" grep -q "AUC 0.*of 2 held-out" <(of_file c.bin)
@@ -147,7 +152,7 @@ rows=2000000000 refused "more rows than 2^31" "rows; 2147483646 are known" run_d
 model=bottom=16-9,top=16 refused "a width that is not a multiple of 8" "multiples of 8" run_dlrm -o ""
 model=bottom=16 refused "no top MLP" "is not like" run_dlrm -o ""
 batch=8001 refused "a batch larger than the data" "an epoch has" run_dlrm -o ""
-refused "Adam's flags for SGD" "does not have it" run_dlrm -o "" --beta1 0.8
+refused "Adam's flags for SGD" "unknown flag '--beta1'" run_dlrm -o "" --beta1 0.8
 
 # --- the same bits
 results() { grep -oE '"step": [0-9]+, "(loss|val_loss|hr_at_10)": .*' "$1/log.jsonl" | sed -E 's/"(ms|tok_s|mfu)": [^,}]*//g'; }
@@ -198,6 +203,17 @@ differs "--interaction bottom is another model" dlrm --interaction bottom
 refused "a resumed run keeps its data" "contradicts" run_dlrm -o dlrm-whole -y 1 --seed 9
 run_dlrm -o dlrm-profile --profile 2 >/dev/null
 check "--profile writes a report" grep -q interaction_forward dlrm-profile/profile/kernels.csv
+
+# --- an epoch has an order of its own: without updates, a step's loss is that of its samples
+for epoch in 'dlrm 125' 'ncf 32'; do # trainer, steps
+    set -- $epoch
+    lr=0 run_$1 -o order --overwrite 1 >/dev/null
+    check "train_$1: two epochs have two orders" awk -v n=$2 \
+        'NR <= n { loss[NR] = $2 } NR > n && NR <= 2 * n { same += $2 == loss[NR - n] } END { exit !(NR > 2 * n && same < 2) }' \
+        <(grep -o '"loss": [0-9.]*' order/log.jsonl)
+done
+hits=$("$ncf" -o "" -x 400 -v 400 | grep -oE 'HR@10 [0-9.]+' | tail -n 1)
+check "train_ncf: 400 steps of generated ratings: $hits" awk '{ exit !($2 > 0.4 && $2 < 0.9) }' <<<"$hits"
 
 # --- evaluation
 score() { grep -oE '(HR@10|AUC) .*' | tail -n 1; }

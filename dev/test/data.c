@@ -600,6 +600,20 @@ static void test_safetensors_types(Tests* t) {
 #define ENTRY(dtype, shape, begin, end)                                                                                \
     "{\"dtype\":\"" dtype "\",\"shape\":" shape ",\"data_offsets\":[" #begin "," #end "]}"
 
+// A name in the metadata whose value is a tensor is a second name of that tensor, unless it is a tensor itself.
+static void test_safetensors_aliases(Tests* t) {
+    char* path = put_safetensors(t, "aliases",
+                                 "{\"__metadata__\":{\"a\":\"y\",\"x\":\"y\",\"b\":\"z\",\"z\":\"a\"},\"x\":" ENTRY(
+                                     "U8", "[1]", 0, 1) ",\"y\":" ENTRY("U8", "[2]", 1, 3) "}",
+                                 3);
+    SafeTensors st;
+    safetensors_open(&st, path);
+    EXPECT(t, st.count == 3 && !safetensors_find(&st, "b") && !safetensors_find(&st, "z"));
+    EXPECT(t, safetensors_find(&st, "a")->elements == 2 && safetensors_find(&st, "x")->elements == 1);
+    safetensors_close(&st);
+    free(path);
+}
+
 static void read_integer_tensor_as_real(const char* path) {
     SafeTensors st;
     real x[2];
@@ -1753,6 +1767,7 @@ int main(int argc, char** argv) {
         {"batch_mlm/refused", test_mlm_refused},
         {"safetensors/round_trip", test_safetensors_round_trip},
         {"safetensors/types", test_safetensors_types},
+        {"safetensors/aliases", test_safetensors_aliases},
         {"safetensors/refused", test_safetensors_refused},
         {"safetensors/damaged", test_safetensors_damaged},
         {"safetensors/full_disk", test_safetensors_full_disk},

@@ -61,6 +61,34 @@ cp -r "$work/gpt2" "$work/plain" && rm "$work/plain/tokenizer.json"
 mkdir "$work/named" && mv "$work/plain" "$work/named/gpt2"
 export_gguf "$work/named/gpt2" "$work/model.gguf"
 verdict 'vocab.json and merges.txt' "$(cmp "$work/again.gguf" "$work/model.gguf" 2>&1)$(cat "$work/stderr")"
+# The names of a wrapper's state, a tied embedding that save_model() stored under the head's name alone, and buffers of
+# attention as older transformers stored them.
+rm -r "$work/named/gpt2" && cp -r "$work/gpt2" "$work/named/gpt2"
+"$python" - "$work/named/gpt2/model.safetensors" <<'EOP'
+import json, struct, sys
+data = open(sys.argv[1], "rb").read()
+n = struct.unpack("<Q", data[:8])[0]
+header = json.loads(data[8 : 8 + n])
+header["lm_head.weight"] = header.pop("transformer.wte.weight")
+header["h.0.attn.bias"] = header["transformer.h.1.attn.masked_bias"] = header["transformer.ln_f.bias"]
+header = {name if name == "__metadata__" else "module." + name: entry for name, entry in header.items()}
+header["__metadata__"]["module.transformer.wte.weight"] = "module.lm_head.weight"
+text = json.dumps(header).encode()
+open(sys.argv[1], "wb").write(struct.pack("<Q", len(text)) + text + data[8 + n :])
+EOP
+export_gguf "$work/named/gpt2" "$work/model.gguf"
+verdict 'other names of the same tensors' "$(cmp "$work/again.gguf" "$work/model.gguf" 2>&1)$(cat "$work/stderr")"
+verdict 'buffers are not named' "$(! grep 'no place' "$work/stdout")"
+# Tokens that were added behind the vocabulary: a special one, and one of the user's.
+cp -r "$work/untied" "$work/added"
+"$python" - "$work/added/tokenizer.json" <<'EOP'
+import json, sys
+tree = json.load(open(sys.argv[1]))
+for k, (content, special) in enumerate([("<|user|>", True), ("two words", False)]):
+    tree["added_tokens"].append({**tree["added_tokens"][0], "id": 390 + k, "content": content, "special": special})
+json.dump(tree, open(sys.argv[1], "w"))
+EOP
+exported 'added tokens' "$work/added" f32
 cp -r "$work/gpt2" "$work/bytes"
 "$python" - "$work/bytes/tokenizer.json" <<'EOP'
 import json, sys
@@ -129,7 +157,7 @@ rm -rf "$work/edited" && cp -r "$model" "$work/edited" && rm "$work/edited"/*.tx
 export_refused 'no tokenizer' 'holds neither tokenizer.json nor vocab.json' "$work/edited"
 rm -rf "$work/edited" && cp -r "$model" "$work/edited" && truncate -s -5 "$work/edited/model.safetensors"
 export_refused 'truncated weights' 'data_offsets are damaged' "$work/edited"
-poked() { # VALUE: the first weight of $work/edited, a copy of $model, becomes VALUE
+poked() { # VALUE: the first embedding of $work/edited, a copy of $model, becomes VALUE
     rm -rf "$work/edited" && cp -r "$model" "$work/edited" && "$python" - "$work/edited/model.safetensors" "$1" <<'EOP'
 import json
 import sys
@@ -143,8 +171,15 @@ EOP
 }
 poked 1e5
 export_refused 'too large for f16' 'tensor transformer.wte.weight: holds 100000, too large for f16' "$work/edited" --type f16
+poked 3.4e38
+export_refused 'too large for bf16' 'tensor transformer.wte.weight: holds 3.4e.38, too large for bf16' "$work/edited" --type bf16
 poked nan
 export_refused 'not a number' 'tensor transformer.wte.weight: holds values that are not finite' "$work/edited"
+model=$work/untied
+poked 8.4e6
+export_refused 'too large for q8_0' 'tensor transformer.wte.weight: holds 8.4e.06, too large for q8_0' "$work/edited" --type q8_0
+poked 8.3e6
+exported 'GPT-2, q8_0 of a large weight' "$work/edited" q8_0
 model=$work/bert
 edited 'relative positions'      'position_embedding_type'        config.json 's/{/{"position_embedding_type": "relative_key", /'
 edited 'a decoder'               'is_decoder'                     config.json 's/{/{"is_decoder": true, /'

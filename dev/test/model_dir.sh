@@ -23,6 +23,8 @@ fi
 #     scale TENSOR FACTOR         a tensor
 #     drop TENSOR                 leave it out
 #     shard                       split model.safetensors in two, with an index
+#     prefix TEXT                 before every name, as the state of a wrapper has it
+#     save_model TENSOR NEW       TENSOR under the name NEW, as save_model() of safetensors.torch stores two tied tensors
 #     key FILE KEY JSON           a key of a JSON file
 #     seal                        make the manifest fit the files
 cat >"$work/edit.py" <<'END'
@@ -38,8 +40,8 @@ def load(path):
     header.pop("__metadata__", None)
     return {k: (v["dtype"], v["shape"], data[8 + n + v["data_offsets"][0] : 8 + n + v["data_offsets"][1]]) for k, v in header.items()}
 
-def save(path, tensors):
-    header, begin = {"__metadata__": {"format": "pt"}}, 0
+def save(path, tensors, **aliases):
+    header, begin = {"__metadata__": {"format": "pt", **aliases}}, 0
     for k, (dtype, shape, raw) in tensors.items():
         header[k] = {"dtype": dtype, "shape": shape, "data_offsets": [begin, begin + len(raw)]}
         begin += len(raw)
@@ -70,6 +72,13 @@ else:
             save(at(name), {k: tensors[k] for k in part})
         json.dump({"metadata": {}, "weight_map": {k: name for name, part in parts.items() for k in part}}, open(at(file + ".index.json"), "w"))
         os.remove(at(file))
+        sys.exit()
+    if command == "prefix":
+        save(at(file), {rest[0] + name: tensor for name, tensor in tensors.items()})
+        sys.exit()
+    if command == "save_model":
+        tensors[rest[1]] = tensors.pop(rest[0])
+        save(at(file), tensors, **{rest[0]: rest[1]})
         sys.exit()
     dtype, shape, raw = tensors[rest[0]]
     values = array.array("f", raw)
@@ -278,6 +287,31 @@ run -e "$m" --evaluate 1 -m 1
 why=$(ended_with 0)
 grep -q ': lacks what is initialised instead: cls.predictions.decoder.weight$' "$work/stdout" || why=${why:-"said '$(head -n 1 "$work/stdout")'"}
 verdict 'heads: BERT, untied but none in the file' "$why"
+
+# ---------------------------------------------------------------------------------------------------------
+# Other names: of a wrapper's state, and of tied tensors that save_model() stores once
+
+named() { # NAME MODEL COMMAND...: after the commands still the same model
+    local name=$1 why
+    evaluate "$2"
+    local want=$loss
+    changed "${@:2}"
+    evaluate "$m"
+    why=$(ended_with 0)
+    [ -n "$want" ] && [ "$loss" = "$want" ] && [ ! -s "$work/stderr" ] || why=${why:-"$loss, not $want; $(cat "$work/stderr")"}
+    verdict "names: $name" "$why"
+}
+PROGRAM=$gpt2
+wte=transformer.wte.weight
+named 'GPT-2 by save_model' "$g" "save_model $wte lm_head.weight"
+named 'of DistributedDataParallel and torch.compile' "$g" 'prefix module._orig_mod.'
+named 'of torch.compile and Lightning, by save_model' "$g" 'prefix _orig_mod.model.' "save_model _orig_mod.model.$wte _orig_mod.model.lm_head.weight"
+named 'with a prefix, in shards' "$g" 'prefix model.' shard
+changed "$g" 'prefix model.' "copy model.$wte loss.weight 1"
+refused 'names: a prefix of some' 2 "tensor \"$wte\" is missing" -e "$m" --evaluate 1 -m 1
+PROGRAM=$bert
+named 'BERT by save_model' "$b" 'save_model bert.embeddings.word_embeddings.weight cls.predictions.decoder.weight'
+named 'BERT of a wrapper' "$b" 'prefix module.'
 
 # ---------------------------------------------------------------------------------------------------------
 # Shards

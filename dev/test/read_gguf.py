@@ -108,7 +108,7 @@ def tokens_of(directory, arch):
         tree = json.load(open(path, encoding="utf-8"))
         merges = [m if isinstance(m, str) else " ".join(m) for m in tree["model"]["merges"]]
         tokens = {i: (t, 1) for t, i in tree["model"]["vocab"].items()}
-        tokens.update((t["id"], (t["content"], 3)) for t in tree["added_tokens"] if t["special"])
+        tokens.update((t["id"], (t["content"], 3 if t["special"] else 4)) for t in tree["added_tokens"])
         ids = {t: i for i, (t, _) in tokens.items()}
         end = settings_of(directory).get("eos_token", "<|endoftext|>")
         return tokens, {"bos": ids["<|endoftext|>"], "eos": ids[end]}, merges or ["<|endoftext|> <|endoftext|>"]

@@ -52,13 +52,19 @@ __attribute__((format(printf, 2, 0))) static inline void print_message(const cha
     if (n >= 0) free(text);
 }
 
+// The status that die() ends the process with, for functions that exit() calls.
+static inline int* exit_status(void) {
+    static int status = FAILED;
+    return &status;
+}
+
 // Print "error: <message>" and end with `status`. The message names the thing, then the remedy.
 __attribute__((format(printf, 2, 3), noreturn)) static inline void die(int status, const char* format, ...) {
     va_list args;
     va_start(args, format);
     print_message("error", format, args);
     va_end(args);
-    exit(status);
+    exit(*exit_status() = status);
 }
 
 __attribute__((format(printf, 1, 2))) static inline void warn(const char* format, ...) {

@@ -362,10 +362,16 @@ static inline void heartbeat_finish(Heartbeat* h, int ending) {
     pthread_join(h->thread, NULL);
 }
 
+// This process's heartbeat, for exit(), which passes nothing to its functions. on_exit() would, but musl has none.
+static inline Heartbeat** heartbeat_of_process(void) {
+    static Heartbeat* h;
+    return &h;
+}
+
 // exit() calls this: a rank that ends without heartbeat_stop() announces an error.
-static inline void heartbeat_at_exit(int status, void* argument) {
-    Heartbeat* h = (Heartbeat*)argument;
-    if (h->pid == getpid() && !h->stopped) heartbeat_finish(h, status);
+static inline void heartbeat_at_exit(void) {
+    Heartbeat* h = *heartbeat_of_process();
+    if (h->pid == getpid() && !h->stopped) heartbeat_finish(h, *exit_status());
 }
 
 // Start the heartbeat of `rank`. It takes over the connections fds[size]: on rank 0 to all others, elsewhere to rank 0.
@@ -391,7 +397,8 @@ static inline Heartbeat* heartbeat_start(int rank, int size, const int* fds, con
     }
     int bad = thread_start(&h->thread, heartbeat_run, h);
     if (bad) die(FAILED, "no thread for the heartbeat: %s", strerror(bad));
-    on_exit(heartbeat_at_exit, h);
+    if (!*heartbeat_of_process()) atexit(heartbeat_at_exit);
+    *heartbeat_of_process() = h;
     return h;
 }
 

@@ -76,6 +76,19 @@ static inline char* tensors_recipe(const char* directory) {
     return recipe;
 }
 
+// Remove the prefixes that all names have because a wrapper's state was saved: torch.compile's, DistributedDataParallel's
+// or a Lightning module's.
+static inline void weights_unwrap(SafeTensors* file) {
+    static const char* const prefixes[] = {"_orig_mod.", "module.", "model."};
+    for (size_t k = 0; k < COUNT_OF(prefixes) && file->count;) {
+        size_t n = strlen(prefixes[k++]);
+        const char *first = file->tensors[0].name, *last = file->tensors[file->count - 1].name;  // they are sorted
+        if (strncmp(first, prefixes[k - 1], n) != 0 || strncmp(last, prefixes[k - 1], n) != 0) continue;
+        for (int i = 0; i < file->count; i++) file->tensors[i].name += n;
+        k = 0;
+    }
+}
+
 // Open the weights at `path`. If `path` is a missing model.safetensors, open the shards in the same directory instead,
 // as transformers does. Ends with USAGE if there are only pickled PyTorch files.
 static inline void weights_open(SafeTensors* file, const char* path) {
@@ -83,6 +96,7 @@ static inline void weights_open(SafeTensors* file, const char* path) {
     const char* slash = strrchr(path, '/');
     if (!slash || strcmp(slash, "/model.safetensors") != 0 || file_exists(path)) {
         safetensors_open(file, path);
+        weights_unwrap(file);
         return;
     }
     char *directory = xprintf("%.*s", (int)(slash - path), path), *index = xprintf("%s/" SAFETENSORS_INDEX, directory);
@@ -95,6 +109,7 @@ static inline void weights_open(SafeTensors* file, const char* path) {
     }
     if (file_exists(index)) safetensors_open_index(file, index);
     else safetensors_open(file, path);  // reports that it is missing
+    weights_unwrap(file);
     free(directory), free(index);
 }
 

@@ -22,7 +22,9 @@ static inline int64_t session_count(int64_t n, int64_t most, const char* key, co
 static inline void session_check_same(const Session* s, const JsonNode* settings, const char* key, const char* file) {
     char is[4200], flag[16];  // a path is at most 4096 bytes long
     snprintf(flag, sizeof flag, "--%s", key);
-    flags_format_value(settings_find(s->flags, s->flag_count, flag), is, sizeof is);
+    const Flag* row = flags_find(s->flags, s->flag_count, flag, strlen(flag));
+    if (!row) return;  // a program without this choice
+    flags_format_value(row, is, sizeof is);
     const char* was = json_get_string_or(settings, key, is, file);
     if (flag_is_given(s->flags, s->flag_count, flag) && strcmp(was, is) != 0)
         die(USAGE, "%s %s: %s is of a run with '%s'; leave it out, or start a new run", flag, is, s->checkpoint, was);

@@ -4,6 +4,9 @@
  *   n bytes    JSON: {"__metadata__": {string: string}, NAME: {"dtype", "shape", "data_offsets": [begin, end]}}
  *   the rest   the tensors' bytes, row-major and little-endian, without overlap and without gaps
  *
+ * Metadata {"a": "b"}, where b is a tensor and a is not, says that a is b: safetensors.torch.save_model stores a tensor
+ * that has several names once.
+ *
  * The reader checks all of this before it returns a tensor, and dies naming the file and the tensor. The writer reports
  * errors instead: a full disk must not end a run. After its first error it does nothing more, so it is enough to check
  * the result of safetensors_writer_finish(). */
@@ -156,6 +159,27 @@ static inline void safetensors_check_metadata(const SafeTensors* st, const JsonN
             die(USAGE, "%s: its __metadata__ has a value for \"%s\" that is not a string", st->file, m->key);
 }
 
+// The tensor with that name, or NULL.
+static inline const SafeTensor* safetensors_find(const SafeTensors* st, const char* name) {
+    SafeTensor key;
+    key.name = name;
+    if (st->count == 0) return NULL;
+    return (const SafeTensor*)bsearch(&key, st->tensors, (size_t)st->count, sizeof(key), safetensors_compare_name);
+}
+
+// Add an entry for each second name of a tensor.
+static inline void safetensors_add_aliases(SafeTensors* st, const JsonNode* metadata) {
+    int count = st->count;
+    for (const JsonNode* m = metadata ? metadata->first : NULL; m; m = m->next) {
+        const SafeTensor* stored = safetensors_find(st, m->string);
+        if (!stored || safetensors_find(st, m->key)) continue;
+        st->tensors[count] = *stored;
+        st->tensors[count++].name = m->key;
+    }
+    st->count = count;
+    qsort(st->tensors, (size_t)st->count, sizeof(SafeTensor), safetensors_compare_name);
+}
+
 static inline void safetensors_open(SafeTensors* st, const char* path) {
     struct stat info;
     unsigned char length[8];
@@ -191,7 +215,8 @@ static inline void safetensors_open(SafeTensors* st, const char* path) {
     free(text);
 
     uint64_t data = sizeof(length) + n;
-    st->tensors = (SafeTensor*)xcalloc(st->header.root->count, sizeof(SafeTensor));
+    const JsonNode* metadata = json_get(st->header.root, "__metadata__");
+    st->tensors = (SafeTensor*)xcalloc(st->header.root->count + (metadata ? metadata->count : 0), sizeof(SafeTensor));
     for (const JsonNode* node = st->header.root->first; node; node = node->next) {
         if (strcmp(node->key, "__metadata__") == 0) safetensors_check_metadata(st, node);
         else st->tensors[st->count++] = safetensors_entry(node, path, data, size - data);
@@ -199,6 +224,7 @@ static inline void safetensors_open(SafeTensors* st, const char* path) {
     safetensors_check_places(st, data, size);
     for (int i = 0; i < st->count; i++) st->tensors[i].file = st->file, st->tensors[i].fd = st->fd;
     qsort(st->tensors, (size_t)st->count, sizeof(SafeTensor), safetensors_compare_name);
+    safetensors_add_aliases(st, metadata);
 }
 
 static inline void safetensors_close(SafeTensors* st) {
@@ -209,14 +235,6 @@ static inline void safetensors_close(SafeTensors* st) {
     free(st->tensors);
     json_free(&st->header);
     memset(st, 0, sizeof(*st));
-}
-
-// The tensor with that name, or NULL.
-static inline const SafeTensor* safetensors_find(const SafeTensors* st, const char* name) {
-    SafeTensor key;
-    key.name = name;
-    if (st->count == 0) return NULL;
-    return (const SafeTensor*)bsearch(&key, st->tensors, (size_t)st->count, sizeof(key), safetensors_compare_name);
 }
 
 // Read bytes first .. first + n - 1 of a tensor.
