@@ -55,6 +55,7 @@ printf '1\t2\t3\n' >columns.data
 refused "a missing column" "is not user, item, rating and time" prepare columns.data --out x.bin
 : >none.data
 refused "an empty file of ratings" "holds no ratings" prepare none.data --out x.bin
+refused "ratings as their own output" "columns.data: exists and is not" prepare columns.data --out columns.data
 refused "no file of ratings" "no such file" prepare nothing.data --out x.bin
 
 # --- clicks: a line has label, 13 integers, 26 categories. Number i of line n is n + i, but the first is missing, -9 or 5.

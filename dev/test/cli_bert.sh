@@ -194,6 +194,16 @@ refused '--embed without a vocabulary' 2 'no vocab.txt' -e "$golden" --embed "$w
 refused '--embed, no room for [SEP]' 2 'at least 2 tokens' -e "$o" -t 1 --embed "$work/lines" --vectors "$box/new"
 refused '--vectors in no directory'  2 '--vectors .*cannot be written' -e "$o" --embed "$work/lines" --vectors "$box/none/v.npy"
 refused '--vectors, a directory'     2 '--vectors .*not a regular file' -e "$o" --embed "$work/lines" --vectors "$box"
+# No output replaces an input or a file of a model, not through a link or as the temporary file either.
+cp "$work/lines" "$box/lines.tmp" && ln -s out/vocab.txt "$box/linked"
+for file in lines.tmp lines out/model.safetensors out/config.json linked; do
+    refused "--vectors $file" 2 "--vectors .*${file%.tmp}.*not a file of this flag" \
+        -e "$o" --embed "$box/lines.tmp" --vectors "$box/$file"
+done
+cp "$work/lines" "$box/lines.tmp.npy"
+refused '--embed, whose .npy is not one' 2 'lines.tmp.npy: .*not a file of this flag' -e "$o" --embed "$box/lines.tmp"
+: >"$work/empty.npy"
+accepted '--vectors, an empty file' -e "$o" --embed "$work/lines" --vectors "$work/empty.npy"
 
 # ---------------------------------------------------------------------------------------------------------
 # Data
