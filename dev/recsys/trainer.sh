@@ -36,6 +36,10 @@ put() { printf "$2" | dd of="$1" bs=1 seek="$3" conv=notrunc 2>/dev/null; } # fi
 numbers() { od -An -v -t"$2" -j"$3" -N"$4" "$1" | tr -s ' \n' ' '; } # file, type, place, bytes
 cd "$work" || exit 1
 
+for program in "$dlrm" "$ncf"; do
+    "$program" --help >/dev/full 2>stderr
+    check "${program##*/} --help on a full disk ends with status 1" test $? -eq 1
+done
 # --- ratings: 60 users, 50 items, 8 ratings each
 awk 'BEGIN { for (u = 1; u <= 60; u++) for (k = 0; k < 8; k++)
     print u "\t" (u * 7 + k * k * 3) % 50 + 1 "\t3\t" 1000 + (u * 31 + k * 17) % 400 }' >u.data

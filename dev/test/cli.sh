@@ -80,6 +80,10 @@ awk 'length > 100 { exit 1 }' "$work/stdout" || why=${why:-'lines of more than 1
 grep -qx 'Optimization' "$work/stdout" || why=${why:-'not by topic'}
 cp "$work/stdout" "$work/help"
 verdict '--help' "$why"
+on_full_disk '--help' --help
+"$PROGRAM" --help 2>"$work/stderr" | head -n 1 >/dev/null
+status=${PIPESTATUS[0]}
+verdict '--help into a closed pipe' "$([[ $status == @(0|141) && ! -s $work/stderr ]] || echo "status $status: $(cat "$work/stderr")")"
 
 # ---------------------------------------------------------------------------------------------------------
 # Model descriptors and -x 0
@@ -216,6 +220,14 @@ for documents in 0 1; do
     grep -q '31 sequences$' "$work/stdout" || why=${why:-'-b above the number of sequences: other sequences'}
     verdict "--evaluate 1 -j -m 0: the mean of all windows, --doc-mask $documents" "$why"
 done
+for what in '--evaluate 1 -m 1' '--generate 5' '--explain a' '-x 0'; do
+    # shellcheck disable=SC2086
+    on_full_disk "$what" -e "$o" -o "$work/explained" $what
+done
+# A run trains and saves all the same.
+on_full_disk 'training' "${TINY[@]}" -x 2 -o "$work/quiet"
+[ -s "$work/quiet/ckpt/00000002/model.safetensors" ] || fail 'standard output on a full disk: training' 'nothing was saved'
+on_full_disk 'a loss that is not finite' -3 'step 2: loss' "${TINY[@]}" -l 1e38 -x 4 -o ''
 # With the smallest --eps, elements that never have a gradient remain finite: here the positions beyond -t.
 for optimizer in adamw lamb; do
     run "${TINY[@]}" -t 8 -x 3 --optimizer $optimizer --eps 1.17549435e-38 -o "$work/eps" --overwrite 1

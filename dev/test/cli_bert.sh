@@ -162,6 +162,7 @@ verdict '--fill, -y 1' "$(ended_with 0)"
 refused '--fill of an unset variable' 2 "--fill '': is empty" --fill '' -o "$box/new"
 refused '--fill without a mask' 2 "contains no \[MASK\]" -e "$o" --fill 'main'
 refused '--fill, too long'      2 'has 20 tokens .*maximum is 16' -e "$o" --fill 'abcdefghijklmnopq[MASK]'
+on_full_disk '--fill' -e "$o" --fill 'a[MASK]c'
 refused '--fill without a model' 2 '--fill needs a trained model' --fill 'a[MASK]'
 refused '--fill without a vocabulary' 2 'no vocab.txt' -e "$golden" --fill 'a [MASK]'
 
@@ -184,6 +185,7 @@ why=$(ended_with 0)
 [ "$(vector 0)" = "$(vector 1)" ] || why=${why:-'it is not the vector of the line without the rest'}
 [ "$(vector 1)" != "$(vector 2)" ] || why=${why:-'all lines have one vector: this test checks nothing'}
 verdict '--embed, a line that is cut' "$why"
+on_full_disk '--embed' -e "$o" --embed "$work/lines"
 : >"$work/empty"
 refused '--embed of an unset variable' 2 "--embed '': is empty" --embed '' -o "$box/new"
 refused '--embed of no lines'        2 'empty: has no lines' -e "$o" --embed "$work/empty" --vectors "$box/new"

@@ -352,6 +352,7 @@ any 'no head for answers to evaluate' 'classes/model.safetensors: has no qa_outp
 says() { any "$1" "$2" --task classify -e "$box/classes" --evaluate 1 "${@:3}"; }
 says '--predictions nowhere'   '--predictions .*/none/said: cannot be written: No such file' -j "$d/none.tsv" --predictions "$work/none/said"
 says '--predictions onto a directory' "--predictions $work: exists and is not a regular file" -j "$d/none.tsv" --predictions "$work"
+on_full_disk '--evaluate 1' --task classify -e "$box/classes" --evaluate 1 -j "$d/val.tsv"
 cp "$d/val.tsv" "$box"
 for file in val.tsv classes/model.safetensors classes/vocab.txt; do
     says "--predictions $file" "--predictions .*$file: .*not a file of this flag" -j "$box/val.tsv" --predictions "$box/$file"
