@@ -25,6 +25,7 @@ f 'unknown, from other trainers'  "'--batch-size'; did you mean --batch\?"      
 f 'unknown, close to another one' "'--larning-rate'; did you mean --lr\?"          --larning-rate 1
 f 'unknown, one dash'             "'-lr'; did you mean --lr\?"                     -lr 1
 f 'a word that is not a flag'     "'hello' is not a flag"                          hello
+f 'a pattern without quotes'      "val.bin' is a file, not a flag; quote a pattern" -i data/builtin/*.bin
 f '-b x'                          "-b --batch: 'x' .*allowed: 1\.\."               -b x
 f '-b 0'                          "-b --batch: '0' .*allowed: 1\.\."               -b 0
 f '-b -3'                         "-b --batch: '-3' "                              -b -3
@@ -101,7 +102,9 @@ e 'an MLP too wide'     '"n_inner": 4194305 .*4194304'           L=1,C=16,NH=2,F
 refused 'descriptor: too many layers, -x 0' 2 '"n_layer": 16777216 ' -e L=16777216,C=1,NH=1 -x 0 -o "$o"
 e 'heads do not fit'    '15 channels cannot be cut into 2 heads'   L=1,C=15,NH=2
 e 'tied=2'              'tied.*0.*1'                               L=1,C=16,NH=2,tied=2
-e 'no such directory'   'no/such/dir'                              "$box/no/such/dir"
+e 'no such directory'   "-e $box/no/such/dir: no such file or directory" "$box/no/such/dir"
+e 'a name on the Hub'   '-e gpt2: is neither .* hub:NAME'          gpt2
+refused '--generate, no such directory' 2 '-e ./none: no such file or directory' -e ./none --generate 3
 e 'no such file'        'none.safetensors|config.json'             "$box/none.safetensors"
 
 published() { # NAME TENSORS PARAMETERS

@@ -33,6 +33,7 @@ f '--phase2 of no run'        "--phase2 $box/none: has no complete checkpoint" -
 f '-d that is not a multiple' '-d 100: .*multiple of the 128 tokens'         -d 100
 e() { refused "descriptor: $1" 2 "$2" -v 0 -s 0 -o "$o" -e "$3"; }
 e 'no such size'              '-e bert-huge: '                               bert-huge
+e 'a name on the Hub'         '-e bert-base-uncased: is neither .* hub:NAME'  bert-base-uncased
 e 'unknown key'               '-e L=1,D=1: '                                 L=1,D=1
 e 'neither tied nor untied'   '-e L=1,tied=2: '                              L=1,tied=2
 e 'no layers'                 '"num_hidden_layers": 0 .*1\.\.4096'           L=0
@@ -164,6 +165,11 @@ refused '--fill without a mask' 2 "contains no \[MASK\]" -e "$o" --fill 'main'
 refused '--fill, too long'      2 'has 20 tokens .*maximum is 16' -e "$o" --fill 'abcdefghijklmnopq[MASK]'
 on_full_disk '--fill' -e "$o" --fill 'a[MASK]c'
 refused '--fill without a model' 2 '--fill needs a trained model' --fill 'a[MASK]'
+for source in "$box/none" bert-base-uncased; do
+    refused "--fill -e ${source##*/}" 2 "-e $source: (no such file|is neither)" -e "$source" --fill 'a[MASK]'
+    refused "--embed -e ${source##*/}" 2 "-e $source: (no such file|is neither)" -e "$source" --embed "$work/lines"
+    refused "--explain -e ${source##*/}" 2 "-e $source: (no such file|is neither)" -e "$source" --explain 'a[MASK]' -o "$box/new"
+done
 refused '--fill without a vocabulary' 2 'no vocab.txt' -e "$golden" --fill 'a [MASK]'
 
 # ---------------------------------------------------------------------------------------------------------
