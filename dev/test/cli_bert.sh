@@ -192,6 +192,9 @@ why=$(ended_with 0)
 [ "$(vector 1)" != "$(vector 2)" ] || why=${why:-'all lines have one vector: this test checks nothing'}
 verdict '--embed, a line that is cut' "$why"
 on_full_disk '--embed' -e "$o" --embed "$work/lines"
+printf 'abc\r\nabc\n' >"$work/crlf"
+run -e "$o" --embed "$work/crlf"
+verdict '--embed, a line that ends with CR' "$(ended_with 0)$(cmp <(tail -c +129 "$work/crlf.npy" | head -c 64) <(tail -c 64 "$work/crlf.npy") 2>&1)"
 : >"$work/empty"
 refused '--embed of an unset variable' 2 "--embed '': is empty" --embed '' -o "$box/new"
 refused '--embed of no lines'        2 'empty: has no lines' -e "$o" --embed "$work/empty" --vectors "$box/new"
