@@ -10,7 +10,9 @@ static inline void recommender_check_flags(Run* r, const char* program, const ch
     static const char* const neither[] = {
         "--val-data", "--val-batches", "--zero", "--shuffle", "--seq-len", "--total-batch", "--recompute", "--master-weights",
         "--optimizer", "--weight-decay", "--clip", "--loss-outlier", "--norm-outlier", "--loss-scale",
-        "--loss-scale-start", "--loss-scale-growth", "--mode", "--attention", "--gelu-fusion", "--graph", "--fp8"};
+        "--loss-scale-start", "--loss-scale-growth", "--mode", "--attention", "--gelu-fusion", "--graph", "--fp8", "--fp8-steps",
+        "--fp8-exclude-forward", "--fp8-fusion", "--init", "--embedding-lr", "--vector-lr", "--cautious-decay", "--muon-scale",
+        "--muon-coefficients", "--muon-momentum", "--muon-warmup", "--normuon-beta2"};
     // clang-format on
     for (size_t i = 0; i < COUNT_OF(neither) + count; i++) {
         const char* name = i < COUNT_OF(neither) ? neither[i] : others[i - COUNT_OF(neither)];
