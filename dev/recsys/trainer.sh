@@ -222,7 +222,7 @@ rows() { # flag, value, and flags that it needs; none of it has a comma
 --seed 7,--init zero-out'
     if [ $1 = ncf ]; then printf -- '%s\n' '--train-data other.bin' '--model F=4,E=8,H=8-4' '--negatives 2' '--negative-pool all' \
         '--lazy-adam 1' '--eval-negatives 9' '--eval-pool all'
-    else printf -- '%s\n' '--train-data c.bin -b 2' '--model bottom=16-8,top=8' '--interaction bottom' '--tables 5' '--rows 9' \
+    else printf -- '%s\n' '--train-data c.bin -b 2 -l 0.1' '--model bottom=16-8,top=8' '--interaction bottom' '--tables 5' '--rows 9' \
         '--samples 4000' '--held-out 100'; fi
 }
 head -n 400 u.data >other.data && prepare other.data --out other.bin >/dev/null
