@@ -294,7 +294,7 @@ static void validate(Trainer* t, Log* log) {
 static int settings_flags(Trainer* t) {
     int count =
         settings_rows(&t->run.settings, t->run.flags,
-                      "Pre-trained Hugging Face directory or .safetensors file, "
+                      "Pre-trained Hugging Face directory, hub:NAME or .safetensors file, "
                       "or config.json, bert-base|bert-large or sizes L= C= NH= V= T= F= tied= for random weights.");
     return mlm_default_settings(t->run.flags, task_settings_rows(&t->task, t->run.flags, count));
 }

@@ -673,7 +673,7 @@ static void explain(Run* r, Model* m, MlmSource* data, Explanation* e) {
 
 static int settings_flags(Trainer* t) {
     int count = settings_language_rows(&t->run.settings, t->run.flags,
-                                       "Hugging Face directory, .safetensors file, config.json "
+                                       "Hugging Face directory, hub:NAME, .safetensors file, config.json "
                                        "(random weights), bert-base|bert-large, or sizes L= C= NH= V= T= F= tied=.");
     return mlm_default_settings(t->run.flags, mlm_settings_rows(&t->mlm, t->run.flags, count));
 }
@@ -681,9 +681,9 @@ static int settings_flags(Trainer* t) {
 // Find the model, plan its tensors and memory, and allocate its batches.
 static void open_model(Run* r, Model* m, MlmSettings* s, MlmSource* source, Explanation* e) {
     run_find_model(r, "--phase2", s->phase2);
-    embed_check_model(s, r->weights, r->group.size);
     fill_mask_find_words(&source->words, &r->session, r->directory, r->data_directory);
     Config c = config_find(r->directory, &r->settings, &source->words);
+    embed_check_model(s, r->weights, r->group.size);
     c.next = explain_mlm_has_next(e, &s->explain, r->weights, s->next_sentence);
     if (r->weights && c.tied) c.tied = weights_tie(r->weights, "bert.", HEAD, COUNT_OF(HEAD), r->group.rank == 0);
     int T = run_sequence_length(r, c.T), recompute = explain_recompute(&s->explain, &r->settings);

@@ -641,8 +641,8 @@ static int settings_flags(Trainer* t) {
     // clang-format on
     Flag* table = t->run.flags;
     int count = settings_language_rows(&t->run.settings, table,
-                                       "Hugging Face directory, .safetensors file, llm.c's .bin, config.json (random "
-                                       "weights), d12|d24|d36|d48, or sizes L= C= NH= V= T= F= tied=.");
+                                       "Hugging Face directory, hub:NAME, .safetensors file, llm.c's .bin, config.json "
+                                       "(random weights), d12|d24|d36|d48, or sizes L= C= NH= V= T= F= tied=.");
     settings_default(table, count, "--model", "L=4,C=128,NH=4,T=256");
     count = settings_add_rows(table, count, rows, COUNT_OF(rows));
     return multiple_choice_rows(&t->choices, table, explain_lm_rows(&t->explain, &t->generate, table, count));

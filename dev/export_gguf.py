@@ -23,6 +23,7 @@ from itertools import count
 import numpy as np
 
 from model_dir import END_OF_TEXT, Parser, UserError, Weights, config_expect, config_number, read_json, run
+from user_error import refuse_foreign
 
 BLOCK_VALUES = 32  # of q8_0
 WORD_BEGINS = "\u2581"
@@ -446,6 +447,7 @@ def main(arguments):
         import gguf  # noqa: F401
     except ImportError:
         raise UserError("the Python package 'gguf' is missing; install it with: pip install gguf")
+    refuse_foreign(options.out, b"GGUF")
     export(options)
 
 

@@ -23,6 +23,7 @@ import sys
 import numpy as np
 
 from model_dir import END_OF_TEXT, Parser, UserError, Weights, config_expect, config_number, read_json, run, write_file
+from user_error import refuse_foreign
 
 MAGIC_WEIGHTS, MAGIC_TOKENS = 20240326, 20240328
 TOKENS_FILE = "gpt2_tokenizer.bin"
@@ -182,6 +183,10 @@ def main(arguments):
             f"{target}: would be taken for the tokens of {options.out}, but {options.directory} holds no tokenizer; "
             "remove it, or choose another directory for OUT.bin"
         )
+    if os.path.realpath(target) == os.path.realpath(options.out):
+        raise UserError(f"--tokens {target}: is OUT.bin too; choose another name")
+    for path, magic in ((options.out, MAGIC_WEIGHTS), (target, MAGIC_TOKENS)):
+        refuse_foreign(path, struct.pack("<I", magic))
     write_file(options.out, write_weights, options.directory, options.version)
     if found:
         write_file(target, write_tokens, found[0], found[1])

@@ -80,6 +80,7 @@ TESTS = {
     "gguf": (["train_gpt2", "train_bert"] + DATA, ["bash", "dev/test/gguf.sh", "./train_gpt2", "./train_bert"]),
     "cli": (["train_gpt2"] + DATA, ["bash", "dev/test/cli.sh", "./train_gpt2"]),
     "explain": (["train_gpt2", "train_bert", "data/builtin/bert/train.bin"] + DATA, ["python3", "dev/test/explain.py", "./train_gpt2", "./train_bert"]),
+    "chat": (["train_gpt2"] + DATA, [sys.executable, "dev/test/chat.py", "./train_gpt2"]),
     "cli_bert": (["train_bert"] + DATA, ["bash", "dev/test/cli_bert.sh", "./train_bert"]),
     "threads": (["train_gpt2"] + DATA, ["bash", "dev/test/threads.sh", "./train_gpt2"]),
     "losses": (["train_gpt2"] + DATA, ["bash", "dev/test/losses.sh", "./train_gpt2"]),

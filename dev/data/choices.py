@@ -13,7 +13,7 @@ import struct
 import sys
 from array import array
 
-from documents import Parser, UserError, positive, temporary_of
+from documents import Parser, UserError, positive, refuse_foreign, temporary_of
 from prepare_gpt2 import Vocabulary, make_tokenizer
 
 MAGIC, VERSION, WITH_CHARACTERS, BEGIN = 20240522, 1, 2, 65535
@@ -32,6 +32,7 @@ def parse(description, add_options, arguments):
         raise UserError(f"{options.local}: no such file (--local)")
     if not os.path.isdir(options.vocab):
         raise UserError(f"{options.vocab}: no such directory (--vocab)")
+    refuse_foreign(options.out, struct.pack("<i", MAGIC))
     return options
 
 

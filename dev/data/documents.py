@@ -19,7 +19,7 @@ import tarfile
 import zlib
 
 sys.path.insert(1, os.path.join(os.path.dirname(os.path.abspath(__file__)), os.pardir))
-from user_error import FAILED, USAGE, UserError, read_json  # noqa: E402, F401: the scripts here import them from here
+from user_error import FAILED, USAGE, UserError, read_json, refuse_foreign  # noqa: E402, F401: the scripts here import them from here
 
 
 class Unreachable(Exception):

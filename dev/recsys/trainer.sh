@@ -36,6 +36,10 @@ put() { printf "$2" | dd of="$1" bs=1 seek="$3" conv=notrunc 2>/dev/null; } # fi
 numbers() { od -An -v -t"$2" -j"$3" -N"$4" "$1" | tr -s ' \n' ' '; } # file, type, place, bytes
 cd "$work" || exit 1
 
+for program in "$dlrm" "$ncf"; do
+    "$program" --help >/dev/full 2>stderr
+    check "${program##*/} --help on a full disk ends with status 1" test $? -eq 1
+done
 # --- ratings: 60 users, 50 items, 8 ratings each
 awk 'BEGIN { for (u = 1; u <= 60; u++) for (k = 0; k < 8; k++)
     print u "\t" (u * 7 + k * k * 3) % 50 + 1 "\t3\t" 1000 + (u * 31 + k * 17) % 400 }' >u.data
@@ -55,6 +59,7 @@ printf '1\t2\t3\n' >columns.data
 refused "a missing column" "is not user, item, rating and time" prepare columns.data --out x.bin
 : >none.data
 refused "an empty file of ratings" "holds no ratings" prepare none.data --out x.bin
+refused "ratings as their own output" "columns.data: exists and is not" prepare columns.data --out columns.data
 refused "no file of ratings" "no such file" prepare nothing.data --out x.bin
 
 # --- clicks: a line has label, 13 integers, 26 categories. Number i of line n is n + i, but the first is missing, -9 or 5.
@@ -214,6 +219,46 @@ for epoch in 'dlrm 125' 'ncf 32'; do # trainer, steps
 done
 hits=$("$ncf" -o "" -x 400 -v 400 | grep -oE 'HR@10 [0-9.]+' | tail -n 1)
 check "train_ncf: 400 steps of generated ratings: $hits" awk '{ exit !($2 > 0.4 && $2 < 0.9) }' <<<"$hits"
+
+# --- a flag of the model, the data or the numbers changes them, or is refused by name; dev/test/flags.sh has the others
+printf -- '-i r.bin\n-e F=4,E=4,H=8-4\n-b 64\n-x 30\n-v 10\n--eval-negatives 20\n' >ncf.flags
+printf -- '-e bottom=16-8,top=16\n--tables 4\n--rows 30\n--samples 8000\n--held-out 500\n-b 64\n-x 30\n-u 0\n-v 10\n' >dlrm.flags
+numbers() { # trainer, flag...
+    "${!1}" --recipe ./$1.flags -o flagged --overwrite 1 "${@:2}" 2>&1 >/dev/null || return
+    grep '^{"step"' flagged/log.jsonl | sed -E '/checkpoint_ms/d; s/, "(ms|tok_s|mfu)": [^,}]+//g'
+    cksum <flagged/model.safetensors
+}
+rows() { # flag, value, and flags that it needs; none of it has a comma
+    tr ',' '\n' <<<'--val-data r.bin,--shuffle 0,--overfit 1,--batch 32,--seq-len 2,--total-batch 128,--recompute 1,--fp8 1
+--fp8-steps 1,--fp8-exclude-forward a,--fp8-fusion 0,--master-weights 0,--optimizer lamb,--schedule poly -q 0 --poly-power 2,--lr 0.01
+--warmup 9,--final-lr 0.5 -k linear,--wsd-decay 0.5 -k wsd -q 0,--poly-power 2 -k poly -q 0,--weight-decay 0.1
+--beta1 0.5,--beta2 0.5,--eps 0.1,--clip 1e-3,--embedding-lr 1,--vector-lr 1,--cautious-decay 1,--muon-scale original
+--muon-coefficients polar_express,--muon-momentum 0.5,--muon-warmup 9,--normuon-beta2 0.5,--dropout 0.5,--loss-outlier 1
+--norm-outlier 1,--loss-scale fixed,--loss-scale-start 9,--loss-scale-growth 9,--val-every 15,--val-batches 1
+--seed 7,--init zero-out'
+    if [ $1 = ncf ]; then printf -- '%s\n' '--train-data other.bin' '--model F=4,E=8,H=8-4' '--negatives 2' '--negative-pool all' \
+        '--lazy-adam 1' '--eval-negatives 9' '--eval-pool all'
+    else printf -- '%s\n' '--train-data c.bin -b 2 -l 0.1' '--model bottom=16-8,top=8' '--interaction bottom' '--tables 5' '--rows 9' \
+        '--samples 4000' '--held-out 100'; fi
+}
+head -n 400 u.data >other.data && prepare other.data --out other.bin >/dev/null
+for trainer in ncf dlrm; do
+    unset without seen
+    declare -A without=() seen=()
+    while read -r flag value needs; do
+        seen[$flag]=1
+        # shellcheck disable=SC2086
+        with=$(numbers $trainer $flag $value $needs)
+        # shellcheck disable=SC2086
+        [[ $with == error:* || -n ${without[$needs.]:-} ]] || without[$needs.]=$(numbers $trainer $needs)
+        if [[ $with == error:* ]]; then check "train_$trainer $flag is refused" grep -q "^error: $flag: .*not have" <<<"$with"
+        else check "train_$trainer $flag $value acts" test "$with" != "${without[$needs.]:-}"; fi
+    done < <(rows $trainer)
+    for flag in $("${!trainer}" --help | awk '/^[A-Z]/ { on = /^(Model|Data|Batch and|Optim|Valid)/ }
+            on && match($0, / --[a-z0-9-]+/) && $1 ~ /^-/ { print substr($0, RSTART + 1, RLENGTH - 1) }'); do
+        [ $flag = --evaluate ] || [ -n "${seen[$flag]:-}" ] || fail "train_$trainer $flag has no row"
+    done
+done
 
 # --- evaluation
 score() { grep -oE '(HR@10|AUC) .*' | tail -n 1; }

@@ -147,4 +147,5 @@ refused 'no such set' 2 "$box/none.bin: cannot be read" "${TINY[@]}" --choices "
 refused 'data for a set' 2 'train.bin: is not a multiple-choice set: its magic number' "${TINY[@]}" --choices data/builtin/train.bin
 refused 'a set for data' 2 'is a multiple-choice evaluation set' "${TINY[@]}" -i "$work/six.bin"
 refused 'endings that do not fit' 2 'one of its endings has .* tokens, but sequences have 3 at most' "${TINY[@]}" -t 3 --choices "$work/hellaswag_val.bin"
+prepare_refused 'onto its input' 'text: exists and is not' hellaswag 'a\n0\nb\nc\nd\ne\n' --out "$work/text"
 finish

@@ -25,6 +25,7 @@ f 'unknown, from other trainers'  "'--batch-size'; did you mean --batch\?"      
 f 'unknown, close to another one' "'--larning-rate'; did you mean --lr\?"          --larning-rate 1
 f 'unknown, one dash'             "'-lr'; did you mean --lr\?"                     -lr 1
 f 'a word that is not a flag'     "'hello' is not a flag"                          hello
+f 'a pattern without quotes'      "val.bin' is a file, not a flag; quote a pattern" -i data/builtin/*.bin
 f '-b x'                          "-b --batch: 'x' .*allowed: 1\.\."               -b x
 f '-b 0'                          "-b --batch: '0' .*allowed: 1\.\."               -b 0
 f '-b -3'                         "-b --batch: '-3' "                              -b -3
@@ -80,6 +81,10 @@ awk 'length > 100 { exit 1 }' "$work/stdout" || why=${why:-'lines of more than 1
 grep -qx 'Optimization' "$work/stdout" || why=${why:-'not by topic'}
 cp "$work/stdout" "$work/help"
 verdict '--help' "$why"
+on_full_disk '--help' --help
+"$PROGRAM" --help 2>"$work/stderr" | head -n 1 >/dev/null
+status=${PIPESTATUS[0]}
+verdict '--help into a closed pipe' "$([[ $status == @(0|141) && ! -s $work/stderr ]] || echo "status $status: $(cat "$work/stderr")")"
 
 # ---------------------------------------------------------------------------------------------------------
 # Model descriptors and -x 0
@@ -97,7 +102,9 @@ e 'an MLP too wide'     '"n_inner": 4194305 .*4194304'           L=1,C=16,NH=2,F
 refused 'descriptor: too many layers, -x 0' 2 '"n_layer": 16777216 ' -e L=16777216,C=1,NH=1 -x 0 -o "$o"
 e 'heads do not fit'    '15 channels cannot be cut into 2 heads'   L=1,C=15,NH=2
 e 'tied=2'              'tied.*0.*1'                               L=1,C=16,NH=2,tied=2
-e 'no such directory'   'no/such/dir'                              "$box/no/such/dir"
+e 'no such directory'   "-e $box/no/such/dir: no such file or directory" "$box/no/such/dir"
+e 'a name on the Hub'   '-e gpt2: is neither .* hub:NAME'          gpt2
+refused '--generate, no such directory' 2 '-e ./none: no such file or directory' -e ./none --generate 3
 e 'no such file'        'none.safetensors|config.json'             "$box/none.safetensors"
 
 published() { # NAME TENSORS PARAMETERS
@@ -216,6 +223,14 @@ for documents in 0 1; do
     grep -q '31 sequences$' "$work/stdout" || why=${why:-'-b above the number of sequences: other sequences'}
     verdict "--evaluate 1 -j -m 0: the mean of all windows, --doc-mask $documents" "$why"
 done
+for what in '--evaluate 1 -m 1' '--generate 5' '--explain a' '-x 0'; do
+    # shellcheck disable=SC2086
+    on_full_disk "$what" -e "$o" -o "$work/explained" $what
+done
+# A run trains and saves all the same.
+on_full_disk 'training' "${TINY[@]}" -x 2 -o "$work/quiet"
+[ -s "$work/quiet/ckpt/00000002/model.safetensors" ] || fail 'standard output on a full disk: training' 'nothing was saved'
+on_full_disk 'a loss that is not finite' -3 'step 2: loss' "${TINY[@]}" -l 1e38 -x 4 -o ''
 # With the smallest --eps, elements that never have a gradient remain finite: here the positions beyond -t.
 for optimizer in adamw lamb; do
     run "${TINY[@]}" -t 8 -x 3 --optimizer $optimizer --eps 1.17549435e-38 -o "$work/eps" --overwrite 1

@@ -33,6 +33,7 @@ f '--phase2 of no run'        "--phase2 $box/none: has no complete checkpoint" -
 f '-d that is not a multiple' '-d 100: .*multiple of the 128 tokens'         -d 100
 e() { refused "descriptor: $1" 2 "$2" -v 0 -s 0 -o "$o" -e "$3"; }
 e 'no such size'              '-e bert-huge: '                               bert-huge
+e 'a name on the Hub'         '-e bert-base-uncased: is neither .* hub:NAME'  bert-base-uncased
 e 'unknown key'               '-e L=1,D=1: '                                 L=1,D=1
 e 'neither tied nor untied'   '-e L=1,tied=2: '                              L=1,tied=2
 e 'no layers'                 '"num_hidden_layers": 0 .*1\.\.4096'           L=0
@@ -164,7 +165,13 @@ verdict '--fill, -y 1' "$(ended_with 0)"
 refused '--fill of an unset variable' 2 "--fill '': is empty" --fill '' -o "$box/new"
 refused '--fill without a mask' 2 "contains no \[MASK\]" -e "$o" --fill 'main'
 refused '--fill, too long'      2 'has 20 tokens .*maximum is 16' -e "$o" --fill 'abcdefghijklmnopq[MASK]'
+on_full_disk '--fill' -e "$o" --fill 'a[MASK]c'
 refused '--fill without a model' 2 '--fill needs a trained model' --fill 'a[MASK]'
+for source in "$box/none" bert-base-uncased; do
+    refused "--fill -e ${source##*/}" 2 "-e $source: (no such file|is neither)" -e "$source" --fill 'a[MASK]'
+    refused "--embed -e ${source##*/}" 2 "-e $source: (no such file|is neither)" -e "$source" --embed "$work/lines"
+    refused "--explain -e ${source##*/}" 2 "-e $source: (no such file|is neither)" -e "$source" --explain 'a[MASK]' -o "$box/new"
+done
 refused '--fill without a vocabulary' 2 'no vocab.txt' -e "$golden" --fill 'a [MASK]'
 
 # ---------------------------------------------------------------------------------------------------------
@@ -186,6 +193,10 @@ why=$(ended_with 0)
 [ "$(vector 0)" = "$(vector 1)" ] || why=${why:-'it is not the vector of the line without the rest'}
 [ "$(vector 1)" != "$(vector 2)" ] || why=${why:-'all lines have one vector: this test checks nothing'}
 verdict '--embed, a line that is cut' "$why"
+on_full_disk '--embed' -e "$o" --embed "$work/lines"
+printf 'abc\r\nabc\n' >"$work/crlf"
+run -e "$o" --embed "$work/crlf"
+verdict '--embed, a line that ends with CR' "$(ended_with 0)$(cmp <(tail -c +129 "$work/crlf.npy" | head -c 64) <(tail -c 64 "$work/crlf.npy") 2>&1)"
 : >"$work/empty"
 refused '--embed of an unset variable' 2 "--embed '': is empty" --embed '' -o "$box/new"
 refused '--embed of no lines'        2 'empty: has no lines' -e "$o" --embed "$work/empty" --vectors "$box/new"
@@ -196,6 +207,16 @@ refused '--embed without a vocabulary' 2 'no vocab.txt' -e "$golden" --embed "$w
 refused '--embed, no room for [SEP]' 2 'at least 2 tokens' -e "$o" -t 1 --embed "$work/lines" --vectors "$box/new"
 refused '--vectors in no directory'  2 '--vectors .*cannot be written' -e "$o" --embed "$work/lines" --vectors "$box/none/v.npy"
 refused '--vectors, a directory'     2 '--vectors .*not a regular file' -e "$o" --embed "$work/lines" --vectors "$box"
+# No output replaces an input or a file of a model, not through a link or as the temporary file either.
+cp "$work/lines" "$box/lines.tmp" && ln -s out/vocab.txt "$box/linked"
+for file in lines.tmp lines out/model.safetensors out/config.json linked; do
+    refused "--vectors $file" 2 "--vectors .*${file%.tmp}.*not a file of this flag" \
+        -e "$o" --embed "$box/lines.tmp" --vectors "$box/$file"
+done
+cp "$work/lines" "$box/lines.tmp.npy"
+refused '--embed, whose .npy is not one' 2 'lines.tmp.npy: .*not a file of this flag' -e "$o" --embed "$box/lines.tmp"
+: >"$work/empty.npy"
+accepted '--vectors, an empty file' -e "$o" --embed "$work/lines" --vectors "$work/empty.npy"
 
 # ---------------------------------------------------------------------------------------------------------
 # Data

@@ -229,6 +229,12 @@ def check_gpt2(program, model, work):
     own = re.search(rb"val loss ([0-9.]+)", done.stdout)
     verdict(f"{name}: the loss is that of --evaluate 1", difference([page["loss"]], [float(own[1])], 1e-4) if own else done.stderr.decode())
 
+    markup = "a</script><!--b"
+    why, text, page_of_markup, _, _ = explain(program, model, f"{work}/markup", "--explain", markup)
+    verdict("a text does not end the page's script", why or (
+        "" if "".join(page_of_markup["vocabulary"][str(t)] for t in page_of_markup["tokens"]) == markup
+        and "<" not in text.split('type="application/json">')[1].split("</script>")[0] else "its data have <"))
+
     open(f"{work}/words", "w").write(words)
     # A loss scale, here 65536, divides out exactly.
     why, _, scaled, acts, grads = explain(program, model, f"{work}/scaled", "--explain", words, "--loss-scale", "fixed")

@@ -14,8 +14,12 @@ shift
 only=("$@")
 
 case ${PROGRAM##*/} in train_bert*) trainer=bert ;; finetune_bert*) trainer=tune ;; *) trainer=gpt2 ;; esac
-# Of finetune_bert the flags that the other trainers lack.
-[ $trainer != tune ] || [ ${#only[@]} -gt 0 ] || only=(--task --labels --stride --predictions)
+# Of finetune_bert the flags that the other trainers lack, and those of a step.
+[ $trainer != tune ] || [ ${#only[@]} -gt 0 ] || only=(--task --labels --stride --predictions --optimizer --init --schedule
+    --lr --warmup --final-lr --wsd-decay --poly-power --weight-decay --beta1 --beta2 --eps --clip --embedding-lr --vector-lr
+    --cautious-decay --muon-scale --muon-coefficients --muon-momentum --muon-warmup --normuon-beta2 --dropout --loss-scale
+    --loss-scale-start --loss-scale-growth --seed --shuffle --overfit --on-nan --val-every --checkpoint-every --keep
+    --keep-every --stop-after --fp8 --fp8-steps --output)
 case ${PROGRAM##*/} in *cu) is_gpu=1 ;; *) is_gpu= ;; esac
 
 # From --help: the long names in order, and for each the short name and the default.
@@ -55,6 +59,13 @@ saved_late() { # the number of checkpoints that were reported after the line of 
 }
 skipped() { sed -nE '/"skipped": true/s/^\{"step": ([0-9]+).*/\1/p' out/log.jsonl; }  # steps
 results() { cat status; each loss; each grad_norm; weights; }
+norm() { # of the weights, which are fp32 in CPU builds
+    local header
+    header=$(od -An -tu8 -N 8 out/model.safetensors)
+    od -An -v -tf4 -j $((8 + header)) out/model.safetensors | awk '{ for (i = 1; i <= NF; i++) s += $i * $i } END { print sqrt(s) }'
+}
+kinds() { od -An -v -tu1 -w1 stdout | sort -u | wc -l; }  # different bytes of the text
+last() { each "$1" | tail -n 1; }
 speed() { awk '{ print 1 / ($1 + 0.001) }' cpu; }  # 1 / seconds of processor time, which does not depend on the load
 
 # All output but times. A profile consists of times.
@@ -81,7 +92,7 @@ declare -A run_of
 declare -a runs=()
 model=L=1,C=16,NH=2,T=16
 base="-e $model -x 4 -v 0 -m 2 -n 0"
-[ $trainer = tune ] || base="$base -s 0"
+if [ $trainer = tune ]; then base="$base --task classify -i in/texts.tsv -j in/texts.tsv"; else base="$base -s 0"; fi
 [ -z "$is_gpu" ] || base="$base --autotune 0"
 
 # The run of a row with the flag at "--flag=value" or, with "--flag", absent; $dir is its directory. Of the row's other
@@ -129,14 +140,15 @@ need() { # FLAG[=VALUE] OTHERS
 less() { awk -v is="$is" -v was="$was" -v n="$1" 'BEGIN { print is != "" && n * is < was ? is : "less" }'; }
 
 declare -A has_row
-flags=() without=() with=() changed=() values=() observables=() before=() after=() keeps=()
+flags=() without=() with=() changed=() values=() observables=() before=() after=() keeps=() orders=()
 # With the default, OBSERVABLE matches the pattern BEFORE; with VALUE it differs and matches AFTER, in which $was and $is
-# are its two values. AFTER "=": it does not differ. KEEPS: another observable, which VALUE does not change.
-row() { # FLAG OTHERS VALUE OBSERVABLE BEFORE AFTER [KEEPS]
+# are its two values. AFTER "=": it does not differ. KEEPS: another observable, which VALUE does not change. ORDER, as in
+# "< OBSERVABLE": with VALUE that number is less than with the default.
+row() { # FLAG OTHERS VALUE OBSERVABLE BEFORE AFTER [KEEPS [ORDER]]
     has_row[$1]=1
     [ -n "${default[$1]+set}" ] || { fail "$1" 'has a row, but --help does not list it'; return; }
     [ ${#only[@]} -eq 0 ] || [[ " ${only[*]} " == *" $1 "* ]] || return
-    flags+=("$1") values+=("$3") observables+=("$4") before+=("$5") after+=("$6") keeps+=("${7:-:}")
+    flags+=("$1") values+=("$3") observables+=("$4") before+=("$5") after+=("$6") keeps+=("${7:-:}") orders+=("${8:-}")
     need "$1" "$2" && without+=("$dir")
     need "$1=${default[$1]}" "$2" && with+=("$dir")
     need "$1=$3" "$2" && changed+=("$dir")
@@ -230,7 +242,11 @@ small="-e $model,V=$V -i in/small/train.bin -b 1"
 profile='-x 8 --profile 1'
 rendezvous='-pn 2 -pr 1 --timeout 1'
 
-# flag, others, value, observable, with the default, with the value, keeps
+unfit='> last loss' norm_falls= norm_rises=
+[ $trainer != tune ] || unfit=  # two classes of ten texts are too few for dropout to hurt
+[ -n "$is_gpu" ] || norm_falls='< norm' norm_rises='> norm'
+
+# flag, others, value, observable, with the default, with the value, keeps, order
 row --train-data '' $builtin/val.bin "says '[0-9]+ training tokens'" \
     "$(shard_tokens $builtin/train.bin) *" "$(shard_tokens $builtin/val.bin) *"
 row --val-data '-v 2' $builtin/train.bin 'each val_loss' '*' '*' 'each loss'
@@ -239,7 +255,7 @@ row --resume '@from=started' 1 'cat status; steps_of loss' '2 1 2' '0 1 2 3 4'
 row --override '@from=started -y 1 -l 1e-2 -k constant' 1 'cat status; each lr' '2 0.0003*' '0 0.0003 * 0.01 0.01'
 row --overwrite '@from=started' 1 'cat status; steps_of loss' '2 1 2' '0 1 2 3 4'
 row --batch '' 3 "says '[0-9]+ a step'" "$tokens a step" '48 a step'
-row --seq-len '' 8 "says '[0-9]+ a step'" "$tokens a step" "$((tokens / 2)) a step"
+row --seq-len '' 8 "says '[0-9]+ a step'" "$tokens a step" "$((tokens / 2)) a step" : '< memory activations'
 row --total-batch '' $((2 * tokens)) "says '[0-9]+ a step'" "$tokens a step" "$((2 * tokens)) a step"
 row --steps "$small" 3 'steps_of loss | tail -n 1' '[1-9]*' 3
 row --epochs "$small -x @none" 2 'steps_of loss | tail -n 1' '[1-9]*' '$((2 * was))'
@@ -254,13 +270,13 @@ row --muon-coefficients '--optimizer muon' polar_express 'nth loss 2; weights' '
 row --muon-momentum '--optimizer muon -l 1e-2' 0.5 'nth loss 3; weights' '*' '*' 'nth loss 1'
 row --muon-warmup '--optimizer muon -l 1e-2' 4 'nth loss 3; weights' '*' '*' 'nth loss 1'
 row --normuon-beta2 '--optimizer normuon -l 1e-2' 0.5 'nth loss 3; weights' '*' '*' 'nth loss 1'
-row --cautious-decay '-l 1e-2 -c 0.5' 1 'weights; nth loss 3' '*' '*' 'nth loss 1'
-row --cautious-decay '--optimizer muon -l 1e-2 -c 0.5' 1 'weights; nth loss 3' '*' '*' 'nth loss 1'
-row --embedding-lr '-l 1e-2' 1e-3 'weights; nth loss 2' '*' '*' 'nth loss 1; each lr'
-row --vector-lr '-l 1e-2' 1e-3 'weights; nth loss 2' '*' '*' 'nth loss 1; each lr'
+row --cautious-decay '-l 1e-2 -c 0.5' 1 'weights; nth loss 3' '*' '*' 'nth loss 1' "$norm_rises"
+row --cautious-decay '--optimizer muon -l 1e-2 -c 0.5' 1 'weights; nth loss 3' '*' '*' 'nth loss 1' "$norm_rises"
+row --embedding-lr '-l 1e-2 -a 1' 1e-3 'weights; nth loss 2' '*' '*' 'nth loss 1; each lr' '> last loss'
+row --vector-lr '-l 1e-2 -a 1' 1e-3 'weights; nth loss 2' '*' '*' 'nth loss 1; each lr' '> last loss'
 if [ $trainer != tune ]; then
     row --ema '-v 2' 0.5 'each ema_val_loss; ls out | grep ema' '' '*' 'each loss; each val_loss'
-    row --ema-start '-v 2 --ema 1 -l 1e-2' 3 'each ema_val_loss' '*' '*' 'each loss; each val_loss'
+    row --ema-start '-v 2 --ema 1 -l 1e-2' 3 'each ema_val_loss' '*' '*' 'each loss; each val_loss' '< last ema_val_loss'
     row --batch-ramp "-d $((4 * tokens)) -l 1e-2" 3 'each loss; weights' '*' '*' 'each lr'
     row --patience '-v 1 -l 0' 2 'steps_of loss | tail -n 1; says "stopped by --patience"' 4 '3 stopped*' 'nth val_loss 1'
     row --keep-best '-v 1 -l 0 -nk 1' 1 checkpoints 4 '1 4' 'each loss; weights'
@@ -270,16 +286,16 @@ row --schedule '-q 0.5' $schedule 'each lr' '*' '*' 'nth lr 1'
 row --schedule '-q 0.5' constant 'each lr' '*' '0.0003 0.0003 0.0003 0.0003' 'nth loss 1'
 row --schedule '-q 0 --poly-power 2' poly 'each lr' '*' '0.0003 0.00016875 7.5e-05 1.875e-05'
 row --schedule '-q 0 --wsd-decay 0.5' wsd 'each lr' '*' '0.0003 0.0003 0.0003 8.78679*e-05'
-row --lr '-k constant' 6e-4 'each lr' '0.0003 *' '0.0006 0.0006 0.0006 0.0006' 'nth loss 1'
-row --warmup '-k constant' 2 'each lr' '0.0003 *' '0.00015 0.0003 0.0003 0.0003' 'nth loss 1'
-row --final-lr '-k linear' 0.5 'each lr' "$(linear "$(D --final-lr)")" "$(linear 0.5)" 'nth loss 1'
+row --lr '-k constant -a 1' 6e-4 'each lr' '0.0003 *' '0.0006 0.0006 0.0006 0.0006' 'nth loss 1' '< last loss'
+row --warmup '-k constant -a 1' 2 'each lr' '0.0003 *' '0.00015 0.0003 0.0003 0.0003' 'nth loss 1' '> last loss'
+row --final-lr '-k linear -a 1' 0.5 'each lr' "$(linear "$(D --final-lr)")" "$(linear 0.5)" 'nth loss 1' "$([ "$(D --final-lr)" = 0 ] && echo "<" || echo ">") last loss"
 row --wsd-decay '-k wsd -q 0' 0.5 'each lr' '0.0003 0.0003 0.0003 0.0003' '0.0003 0.0003 0.0003 8.78679*e-05'
 row --poly-power '-k poly -q 0' 2 'each lr' '0.0003 0.000225 0.00015 7.5e-05' '0.0003 0.00016875 7.5e-05 1.875e-05'
-row --weight-decay '-l 1e-2' 0.5 'weights; each loss' '*' '*' 'nth loss 1; nth grad_norm 1'
+row --weight-decay '-l 1e-2' 0.5 'weights; each loss' '*' '*' 'nth loss 1; nth grad_norm 1' "$norm_falls"
 row --beta1 '-l 1e-2' 0.5 'nth loss 3; nth loss 4' '*' '*' 'nth loss 1; nth grad_norm 1'
 row --beta2 '-l 1e-2' 0.5 'nth loss 3; nth loss 4' '*' '*' 'nth loss 1; nth grad_norm 1'
-row --eps '-l 1e-2' 0.1 'nth loss 2; nth loss 3' '*' '*' 'nth loss 1; nth grad_norm 1'
-row --clip '-l 1e-2' 1e-6 'nth loss 2; nth loss 3' '*' '*' 'nth loss 1; nth grad_norm 1'
+row --eps '-l 1e-2 -a 1' 0.1 'nth loss 2; nth loss 3' '*' '*' 'nth loss 1; nth grad_norm 1' '> last loss'
+row --clip '-l 1e-2 -a 1' 1e-6 'nth loss 2; nth loss 3' '*' '*' 'nth loss 1; nth grad_norm 1' '> last loss'
 row --loss-outlier '-x 160 -l 0' 0.001 'skipped | head -n 1' '' '@(129|1[3-6][0-9])'
 row --norm-outlier '-x 160 -l 0' 0.001 'skipped | head -n 1' '' '@(129|1[3-6][0-9])'
 row --loss-scale '' fixed 'count each loss_scale; each loss_scale | head -n 1' 0 '1 65536'
@@ -287,7 +303,7 @@ row --loss-scale '' off 'each loss_scale' '' =
 row --loss-scale-start '--loss-scale fixed' 1024 'each loss_scale' '65536 65536 65536 65536' '1024 1024 1024 1024'
 row --loss-scale-growth '--loss-scale dynamic' 2 'each loss_scale' \
     '65536 65536 65536 65536' '65536 65536 131072 131072'
-row --dropout '-v 4' 0.5 'each loss' '*' '*' 'nth val_loss 1'
+row --dropout '-v 4 -a 1 -l 1e-2 -x 20' 0.5 'each loss' '*' '*' 'nth val_loss 1' "$unfit"
 case $PROGRAM in
     */fp16/* | */fp32/*) row --fp8 '' 1 'cat status' 0 2 ;;
     *)
@@ -379,9 +395,10 @@ if [ $trainer = gpt2 ]; then
     row --prompt "$write" static 'grep -ac ^static stdout' 0 1
     row --prompt-file "$write" in/prompt 'grep -ac ^static stdout' 0 1
     row --chat '-e in/chat --generate 9' hello 'text | cksum' '*' '*'
-    row --temperature "$write --prompt i" 0 'text | cksum' '*' "$(greedy | cksum)"
-    row --top-k "$write --prompt i" 1 'text | cksum' '*' "$(greedy | cksum)"
-    row --top-p "$write --prompt i" 1e-9 'text | cksum' '*' "$(greedy | cksum)"
+    row --temperature "$write --prompt i" 0 'text | cksum' '*' "$(greedy | cksum)" : '< kinds'
+    row --temperature "$write --prompt i" 0.02 'text | cksum' '*' '*' : '< kinds'
+    row --top-k "$write --prompt i" 1 'text | cksum' '*' "$(greedy | cksum)" : '< kinds'
+    row --top-p "$write --prompt i" 1e-9 'text | cksum' '*' "$(greedy | cksum)" : '< kinds'
     cached='-e L=2,C=64,NH=2,T=256,V=257 --generate 250'
     # On a GPU a step of this model takes as long as its launches, with the cache and without.
     if [ -n "$is_gpu" ]; then row --kv-cache "$cached" 0 text '*' =
@@ -425,7 +442,7 @@ if [ $trainer = tune ]; then
     row --task '-i in/texts.tsv' answer 'cat status; config problem_type' '0 "problem_type": "single_label_classification"' 2
     row --labels "$class" 3 "grep -o 'LABEL_[0-9]' out/config.json | sort -u" \
         'LABEL_0 LABEL_1' 'LABEL_0 LABEL_1 LABEL_2'
-    row --stride '--task answer -i in/answers.json -e L=1,C=16,NH=2,T=256 -x @none -b 1' 16 \
+    row --stride '--task answer -i in/answers.json -j @none -e L=1,C=16,NH=2,T=256 -x @none -b 1' 16 \
         'steps_of loss | tail -n 1' '[1-9]*' '$(less 1)'
     row --predictions "$class -e in/classifier --evaluate 1" said.tsv 'wc -l <said.tsv' '' '[1-9]*' 'says "val loss .*"'
 fi
@@ -464,7 +481,11 @@ judge() { # INDEX: why the row does not hold, or nothing
     # shellcheck disable=SC2053
     [[ $is == $pattern ]] || { echo "with ${values[$1]} '$observable' is '$is', not '$pattern'"; return; }
     kept_was=$(observed "${without[$1]}" "${keeps[$1]}") kept_is=$(observed "${changed[$1]}" "${keeps[$1]}")
-    [ "$kept_was" = "$kept_is" ] || echo "${values[$1]} changes '${keeps[$1]}' from '$kept_was' to '$kept_is'"
+    [ "$kept_was" = "$kept_is" ] || { echo "${values[$1]} changes '${keeps[$1]}' from '$kept_was' to '$kept_is'"; return; }
+    [ -n "${orders[$1]}" ] || return
+    was=$(observed "${without[$1]}" "${orders[$1]:2}") is=$(observed "${changed[$1]}" "${orders[$1]:2}")
+    awk -v was="$was" -v is="$is" "BEGIN { exit !(was != \"\" && is != \"\" && is + 0 ${orders[$1]:0:1} was + 0) }" ||
+        echo "${values[$1]}: '${orders[$1]:2}' is $is, not ${orders[$1]:0:1} $was"
 }
 for i in "${!flags[@]}"; do verdict "${flags[i]} ${values[i]}" "$(judge "$i")"; done
 [ $trainer != tune ] || names=("${only[@]}")

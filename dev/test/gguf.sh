@@ -189,4 +189,8 @@ edited 'a token twice'           'a token is there twice'         vocab.txt 's/^
 edited 'tokens that fall together' 'are both .* in GGUF'          vocab.txt 's/^##a$/##▁b/'
 export_gguf "$model" "$box/x.bin"
 verdict 'refused: another name' "$(has '^error: .*must end with .gguf' "$work/stderr")"
+cp "$model/config.json" "$box/config.gguf"
+export_gguf "$model" "$box/config.gguf"
+verdict 'refused: onto a file of another kind' \
+    "$(has '^error: .*config.gguf: exists and is not' "$work/stderr")$(cmp "$model/config.json" "$box/config.gguf" 2>&1)"
 finish

@@ -166,7 +166,11 @@ run -y 1 -o "$work/tuned" -e hub:me/cache
 verdict '-e hub:, resumed' "$(ended_with 0)"
 refused '-e hub:, not in the cache' 2 "-e hub:me/none: is not in $work/cache; fetch it once: python3 scripts/download.py me/none$" -e hub:me/none -o "$box/new"
 refused '-e hub:, no such revision' 2 'download.py me/cache@v2$' -e hub:me/cache@v2 -o "$box/new"
+cached "$work/cache" me/other 5555
+printf %s ../../models--me--other/snapshots/5555 >"$work/cache/models--me--cache/refs/main"
+refused '-e hub:, a ref that names another directory' 2 'download.py me/cache$' -e hub:me/cache -o "$box/new"
 rm "$work/cache/models--me--cache/snapshots/4444/model.safetensors"
+printf 4444 >"$work/cache/models--me--cache/refs/main"
 refused '-e hub:, half fetched' 2 'download.py me/cache$' -e hub:me/cache -o "$box/new"
 for name in '' /a a/ a/b/c ../a a..b 'a b' a/b@ a@../b; do
     refused "-e 'hub:$name'" 2 'is not a name on the Hub' -e "hub:$name" -o "$box/new"

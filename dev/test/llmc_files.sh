@@ -145,4 +145,13 @@ export_refused 'another name' 'must end with .bin' "$golden" "$box/x.pt"
 mkdir "$work/older" && : >"$work/older/gpt2_tokenizer.bin"
 export_refused 'the tokens of another model' 'older/gpt2_tokenizer.bin: would be taken for the tokens of .*holds no tokenizer' "$golden" "$work/older/model.bin"
 verdict 'export refused: nothing is written beside them' "$([ "$(ls "$work/older")" = gpt2_tokenizer.bin ] || ls "$work/older")"
+# No output replaces a file of another kind.
+rm -rf "$model" && cp -r "$golden" "$model"
+echo '{"a": 0, "<|endoftext|>": 1}' >"$model/vocab.json"
+echo PK >"$model/pytorch_model.bin"
+before=$(listing "$model")
+export_refused 'onto weights of the model' 'pytorch_model.bin: exists and is not' "$model" "$model/pytorch_model.bin"
+export_refused '--tokens onto the vocabulary' 'vocab.json: exists and is not' "$model" "$box/x.bin" --tokens "$model/vocab.json"
+export_refused '--tokens onto the checkpoint' '--tokens .*x.bin: is OUT.bin too' "$model" "$box/x.bin" --tokens "$box/x.bin"
+verdict 'export refused: no file is replaced' "$([ "$before" = "$(listing "$model")" ] || echo 'the model was changed')"
 finish

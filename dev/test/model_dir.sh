@@ -360,11 +360,13 @@ accepted 'shards: model.safetensors comes first' -e "$m" --evaluate 1 -m 1
 # ---------------------------------------------------------------------------------------------------------
 # Weights that only PyTorch reads
 
-recipe() { # NAME ARCHITECTURES PATTERN [FILE]
+recipe() { # NAME ARCHITECTURES PATTERN [FILE [FRAMEWORK]]
     changed "$g" "key config.json architectures $2" && mv "$m/model.safetensors" "$m/${4:-pytorch_model.bin}"
-    refused "recipe: $1" 2 "${4:-pytorch_model.bin}: holds weights as PyTorch writes them; .*$3" -e "$m" -x 1 -o "$box/new"
+    refused "recipe: $1" 2 "${4:-pytorch_model.bin}: holds weights as ${5:-PyTorch} writes them; .*$3" -e "$m" -x 1 -o "$box/new"
 }
 by() { echo "transformers: transformers.$1.from_pretrained..$work/changed..\\.save_pretrained.NEW.,"; }
+recipe TensorFlow '["GPT2LMHeadModel"]' 'transformers 4: .*changed., from_tf=True.\.save_pretrained' tf_model.h5 TensorFlow
+recipe Flax '["GPT2LMHeadModel"]' 'transformers 4: .*changed., from_flax=True.\.save_pretrained' flax_model.msgpack Flax
 recipe GPT-2 '["GPT2LMHeadModel"]' "$(by AutoModelForCausalLM)"
 recipe shards '["GPT2LMHeadModel"]' "$(by AutoModelForCausalLM)" pytorch_model.bin.index.json
 recipe classifier '["BertForSequenceClassification"]' "$(by AutoModelForSequenceClassification)"

@@ -312,18 +312,26 @@ printf -- '-o elsewhere\n' >>"$work/kept.flags"  # the directory is chosen by no
 run -y 1 "${SHORT[@]}" --recipe "$work/kept.flags"
 why=$(ended_with 0)
 verdict 'a recipe, all checkpoints damaged' "${why:-$(same_run "$work/out" "$work/flags" $last)}"
-for bad in '--rate 1' '--lr' '--lr fast' '--recipe x'; do
-    echo "$bad" >"$work/r.flags"
+for bad in '--rate 1' '--lr' '--lr fast' '--recipe x' '--lr 1\r--seed 2' '#\r--lr 1\r' '--lr 1\0--seed 2'; do
+    printf '%b\n' "$bad" >"$work/r.flags"
     run --recipe "$work/r.flags" -x 1 -o ''
     verdict "a recipe with $bad" "$(ended_with_error 2 'r.flags:1: ')"
 done
+printf -- '--steps 0\r\n--out' >"$work/r.flags"
+run --recipe "$work/r.flags" -o ''
+verdict 'a recipe with ends of lines of Windows, cut' "$(ended_with_error 2 'r.flags:2: .--out. is not a flag')"
+mkfifo "$work/pipe"
+{ echo '--lr 1' >"$work/pipe"; } 2>/dev/null & # without it, a trainer that waits for the pipe would never end
+run --recipe "$work/pipe" -x 1 -o ''
+{ kill $! && wait $!; } 2>/dev/null
+verdict 'a recipe that is a pipe' "$(ended_with_error 2 'pipe: is not a regular file')"
 for file in "$root"/scripts/recipes/*.flags; do  # those of this trainer, with a tiny model
     case ${file##*/}/${PROGRAM##*/} in *bert*/train_bert* | *bert*/finetune*) ;; *bert*) continue ;; */train_bert*) continue ;; esac
     run --recipe "$file" -e L=1,C=16,NH=2,T=1024 -b 1 -d 0 -x 0 -o ''
     verdict "the recipe ${file##*/}" "$(ended_with 0)"
 done
 run --recipe none-such -x 1 -o ''
-verdict 'a recipe that is not there' "$(ended_with_error 2 'scripts/recipes/none-such.flags cannot be read')"
+verdict 'a recipe that is not there' "$(ended_with_error 2 'scripts/recipes/none-such.flags: cannot be read')"
 rm -rf "$work"/recipe* "$work/flags" "$work/out"
 
 # fp8: the largest elements of 16 steps are part of the checkpoint. Large gradients at the start still count after step 14.

@@ -119,6 +119,18 @@ refused() { # NAME STATUS PATTERN FLAG...
     verdict "$name" "$why"
 }
 
+# Run with standard output on a full disk: status 1, unless STATUS and PATTERN say otherwise.
+on_full_disk() { # NAME [-STATUS PATTERN] FLAG...
+    local name=$1 wanted=1 pattern='standard output could not be written'
+    shift
+    case $1 in -[0-9]) wanted=${1#-} pattern=$2 && shift 2 ;; esac
+    set_command "$@"
+    timeout --foreground 120 "${command[@]}" </dev/null >/dev/full 2>"$work/stderr"
+    status=$?
+    sed -i '/ tokens\/s$/d' "$work/stderr"  # of --generate
+    verdict "standard output on a full disk: $name" "$(ended_with_error "$wanted" "$pattern")"
+}
+
 # Run and expect success.
 accepted() { # NAME FLAG...
     local name=$1

@@ -352,7 +352,12 @@ any 'no head for answers to evaluate' 'classes/model.safetensors: has no qa_outp
 says() { any "$1" "$2" --task classify -e "$box/classes" --evaluate 1 "${@:3}"; }
 says '--predictions nowhere'   '--predictions .*/none/said: cannot be written: No such file' -j "$d/none.tsv" --predictions "$work/none/said"
 says '--predictions onto a directory' "--predictions $work: exists and is not a regular file" -j "$d/none.tsv" --predictions "$work"
-echo old >"$box/old"
+on_full_disk '--evaluate 1' --task classify -e "$box/classes" --evaluate 1 -j "$d/val.tsv"
+cp "$d/val.tsv" "$box"
+for file in val.tsv classes/model.safetensors classes/vocab.txt; do
+    says "--predictions $file" "--predictions .*$file: .*not a file of this flag" -j "$box/val.tsv" --predictions "$box/$file"
+done
+echo prediction >"$box/old"
 says '--predictions is left alone' 'none.tsv: cannot be read'                   -j "$d/none.tsv" --predictions "$box/old"
 says '--predictions is not begun' 'none.tsv: cannot be read'                    -j "$d/none.tsv" --predictions "$box/young"
 says 'no labels, no --predictions' 'texts.tsv: line 1 has 1 field with tabs'    -j "$d/texts.tsv"

@@ -23,6 +23,16 @@ has_all() { # OUT FILE ORIGINAL
     [ "$count" -gt 0 ] || echo "$1 has no checkpoint"
 }
 
+# A byte order mark would become a part of the first token or merge.
+for file in vocab.txt merges.txt; do
+    rm -rf "$box/marked" && mkdir "$box/marked"
+    case $file in vocab.txt) PROGRAM=$bert data=data/builtin/bert text= ;; *) PROGRAM=$gpt2 data=data/builtin text=a ;; esac
+    cp "$data"/*.txt "$data"/vocab.json "$data/train.bin" "$box/marked" 2>/dev/null
+    { printf '\xEF\xBB\xBF'; cat "$data/$file"; } >"$box/marked/$file"
+    refused "$file with a byte order mark" 2 "$file: begins with a byte order mark" -e $SMALL -i "$box/marked/train.bin" -x 1 \
+        ${text:+--prompt $text} -o "$box/new"
+done
+
 # ---------------------------------------------------------------------------------------------------------
 # BERT: resumed twice, with -nk 1, which deletes the checkpoint that was resumed from
 

@@ -368,6 +368,8 @@ static inline void flags_parse(Flag* rows, int count, int argc, char** argv, con
         const char *name = argv[i], *text = NULL;
         size_t n = strcspn(name, "=");
         Flag* row = flags_find(rows, count, name, n);
+        if (!row && name[0] != '-' && file_exists(name))
+            die(USAGE, "'%.80s' is a file, not a flag; quote a pattern, or the shell expands it: 'data/*.bin'", name);
         if (!row && name[0] != '-')
             die(USAGE, "'%.80s' is not a flag, and only flags are understood; all flags: --help", name);
         if (!row) {

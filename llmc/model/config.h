@@ -140,9 +140,13 @@ static inline void config_sizes_find(void* config, const ConfigRow* rows, size_t
     const char* expanded = text;
     for (size_t i = 0; i < published_count; i++)
         if (strcmp(text, published[i].name) == 0) expanded = published[i].sizes;
-    if (config_sizes_read(config, rows, count, expanded) != 0)
-        die(USAGE, "-e %s: is neither a model directory, a .safetensors file, %s (V, F and tied=0|1 may follow)", text,
-            allowed);
+    if (config_sizes_read(config, rows, count, expanded) == 0) return;
+    if (strchr(text, '/') && !file_exists(text))
+        die(USAGE, "-e %s: no such file or directory; a model on the Hub is hub:ORGANIZATION/MODEL", text);
+    die(USAGE,
+        "-e %s: is neither a model directory, a .safetensors file, hub:NAME of a model on the Hub, %s (V, F and "
+        "tied=0|1 may follow)",
+        text, allowed);
 }
 
 #endif

@@ -48,8 +48,8 @@ static inline void tensors_open_llmc(SafeTensors* file, const char* path, const 
 static inline int tensors_are_llmc(const char* path) { return name_ends_with(path, ".bin"); }
 
 // Instructions to convert a model to safetensors with transformers. They name the class in config.json, because another
-// class would drop heads, or add random heads that look like trained ones.
-static inline char* tensors_recipe(const char* directory) {
+// class would drop heads, or add random heads that look like trained ones. `from` completes the arguments.
+static inline char* tensors_recipe(const char* directory, const char* from) {
     static const char* const automatic[][2] = {{"ForSequenceClassification", "AutoModelForSequenceClassification"},
                                                {"ForQuestionAnswering", "AutoModelForQuestionAnswering"},
                                                {"ForPreTraining", "AutoModelForPreTraining"},
@@ -66,9 +66,9 @@ static inline char* tensors_recipe(const char* directory) {
     for (size_t i = 0; i < COUNT_OF(automatic); i++)
         if (name_ends_with(name, automatic[i][0])) class_name = automatic[i][1];
     char* recipe = *name && strspn(name, letters) == strlen(name)
-                       ? xprintf("transformers.%s.from_pretrained(\"%s\").save_pretrained(NEW), and copy the "
+                       ? xprintf("transformers.%s.from_pretrained(\"%s\"%s).save_pretrained(NEW), and copy the "
                                  "tokenizer's files to NEW",
-                                 class_name, directory)
+                                 class_name, directory, from)
                        : xprintf("from_pretrained() and save_pretrained() of the model's class, which config.json does "
                                  "not name");
     json_free(&json);
@@ -90,9 +90,12 @@ static inline void weights_unwrap(SafeTensors* file) {
 }
 
 // Open the weights at `path`. If `path` is a missing model.safetensors, open the shards in the same directory instead,
-// as transformers does. Ends with USAGE if there are only pickled PyTorch files.
+// as transformers does. Ends with USAGE if there are only files of PyTorch, TensorFlow or Flax.
 static inline void weights_open(SafeTensors* file, const char* path) {
-    static const char* const pickled[] = {"pytorch_model.bin", "pytorch_model.bin.index.json"};
+    static const char* const foreign[][4] = {{"pytorch_model.bin", "PyTorch", "", ""},
+                                             {"pytorch_model.bin.index.json", "PyTorch", "", ""},
+                                             {"tf_model.h5", "TensorFlow", " 4", ", from_tf=True"},
+                                             {"flax_model.msgpack", "Flax", " 4", ", from_flax=True"}};
     const char* slash = strrchr(path, '/');
     if (!slash || strcmp(slash, "/model.safetensors") != 0 || file_exists(path)) {
         safetensors_open(file, path);
@@ -100,11 +103,11 @@ static inline void weights_open(SafeTensors* file, const char* path) {
         return;
     }
     char *directory = xprintf("%.*s", (int)(slash - path), path), *index = xprintf("%s/" SAFETENSORS_INDEX, directory);
-    for (size_t i = 0; i < COUNT_OF(pickled) && !file_exists(index); i++) {
-        char* other = xprintf("%s/%s", directory, pickled[i]);
+    for (size_t i = 0; i < COUNT_OF(foreign) && !file_exists(index); i++) {
+        char* other = xprintf("%s/%s", directory, foreign[i][0]);
         if (file_exists(other))
-            die(USAGE, "%s: holds weights as PyTorch writes them; write model.safetensors with transformers: %s", other,
-                tensors_recipe(directory));
+            die(USAGE, "%s: holds weights as %s writes them; write model.safetensors with transformers%s: %s", other,
+                foreign[i][1], foreign[i][2], tensors_recipe(directory, foreign[i][3]));
         free(other);
     }
     if (file_exists(index)) safetensors_open_index(file, index);

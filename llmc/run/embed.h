@@ -8,6 +8,8 @@
 #include "llmc/run/mlm_data.h"
 #include "llmc/run/session.h"
 
+#define NUMPY_MAGIC "\x93NUMPY"
+
 typedef struct {
     const MlmSettings* settings;
     const WordPiece* words;
@@ -43,7 +45,7 @@ static inline void embed_check_model(const MlmSettings* m, const char* weights, 
     if (!*m->embed) return;
     if (ranks > 1) die(USAGE, "--embed %s: runs in a single process; start it without other ranks", m->embed);
     char* path = embed_path(m);
-    predictions_check(*m->vectors ? "--vectors" : "--embed: the file", path);
+    predictions_check(*m->vectors ? "--vectors" : "--embed: the file", path, NUMPY_MAGIC);
     free(path);
 }
 
@@ -56,7 +58,7 @@ static inline void embed_put_header(Embedding* e, size_t lines) {
     enum { PREFIX = 10, SIZE = 128 };  // the data begin at a multiple of 64 bytes
     char header[SIZE + 1];
     memset(header, ' ', sizeof header);
-    memcpy(header, "\x93NUMPY\x01\x00", 8);
+    memcpy(header, NUMPY_MAGIC "\x01\x00", 8);
     header[8] = SIZE - PREFIX, header[9] = 0;
     char* shape = xprintf("{'descr': '<f4', 'fortran_order': False, 'shape': (%zu, %d), }", lines, e->C);
     CHECK(strlen(shape) < SIZE - PREFIX);

@@ -29,7 +29,7 @@ static inline char* recipe_path(const char* name) {
 // Apply one line. Overwrites `line`.
 static inline void recipe_apply_line(Flag* flags, int count, char* line, const char* path, int number) {
     char error[FLAG_ERROR_SIZE];
-    line[strcspn(line, "#\r\n")] = '\0';
+    line[strcspn(line, "#")] = '\0';
     line += strspn(line, " \t");
     size_t n = strcspn(line, " \t=");
     char* text = line + n + strspn(line + n, " \t");
@@ -55,16 +55,19 @@ static inline void recipe_apply_line(Flag* flags, int count, char* line, const c
 
 // Apply a recipe to the rows that the command line has not set.
 static inline void recipe_apply(Flag* flags, int count, const char* name) {
-    char *path = recipe_path(name), *line = NULL;
-    size_t capacity = 0;
-    FILE* file = fopen(path, "r");
-    if (!file) die(USAGE, "--recipe %s: %s cannot be read: %s", name, path, strerror(errno));
-    ssize_t n;
-    for (int number = 1; (n = getline(&line, &capacity, file)) >= 0; number++)
-        recipe_apply_line(flags, count, line + (number == 1 ? utf8_mark(line, (size_t)n) : 0), path, number);
-    if (ferror(file)) die(USAGE, "--recipe %s: %s cannot be read: %s", name, path, strerror(errno));
-    fclose(file);
-    free(line), free(path);
+    enum { MOST_BYTES = 1 << 20 };
+    size_t n, length;
+    char *path = recipe_path(name), *text = read_file(path, MOST_BYTES, &n, USAGE);
+    int number = 1;
+    for (size_t at = utf8_mark(text, n); at < n; at += length + 1, number++) {
+        char *line = text + at, *end = (char*)memchr(line, '\n', n - at);
+        size_t kept = length = end ? (size_t)(end - line) : n - at;
+        if (kept > 0 && line[kept - 1] == '\r') kept--;
+        line[kept] = '\0';
+        if (strcspn(line, "\r") != kept) die(USAGE, "%s:%d: has a CR or NUL inside; end lines with LF", path, number);
+        recipe_apply_line(flags, count, line, path, number);
+    }
+    free(text), free(path);
 }
 
 #endif

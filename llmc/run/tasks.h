@@ -204,7 +204,8 @@ static inline int task_stride(const TaskSettings* s, int T, int says) {
 static inline void task_data_open(TaskData* data, const TaskSettings* s, const char* train, const char* val,
                                   const WordPiece* words, int labels, int V, int T, int says) {
     data->task = (Task)s->task, data->labels = labels;
-    if (*s->predictions && says) predictions_check("--predictions", s->predictions);
+    if (*s->predictions && says)  // as squad_write() and task_write_classes() begin
+        predictions_check("--predictions", s->predictions, data->task == TASK_ANSWER ? "{\n\"" : "prediction");
     if (!words->size)
         die(USAGE, "--task: there is no vocab.txt or tokenizer.json to read texts with; put the model's into its "
                    "directory (-e)");

@@ -109,12 +109,27 @@ static inline int examples_batch_next(MlmBatch* b, int* number, const Examples* 
 // ---------------------------------------------------------------------------------------------------------
 // Predictions: a file that is complete or absent
 
-// End with USAGE if the file of `flag` could not be written. Changes nothing on the disk.
-static inline void predictions_check(const char* flag, const char* path) {
+// End with USAGE if `path` is a file that does not begin with `start`, as this program's own do. An empty file may be
+// replaced.
+static inline void predictions_refuse_foreign(const char* flag, const char* path, const char* start) {
+    char found[16];
+    CHECK(strlen(start) <= sizeof found);
+    int fd = open_file(path);
+    ssize_t n = fd < 0 ? 0 : read(fd, found, strlen(start));
+    if (fd >= 0) close(fd);
+    if (n < 0 || memcmp(found, start, (size_t)n) != 0)
+        die(USAGE, "%s %s: exists and is not a file of this flag; choose another name, or remove it", flag, path);
+}
+
+// End with USAGE if the file of `flag` could not be written, or if it would replace a file that does not begin with
+// `start`, such as an input or a model's file. Changes nothing on the disk.
+static inline void predictions_check(const char* flag, const char* path, const char* start) {
     struct stat found;
     char* temporary = xprintf("%s.tmp", path);
     int is_there = stat(path, &found) == 0, was_there = access(temporary, F_OK) == 0;
     if (is_there && !S_ISREG(found.st_mode)) die(USAGE, "%s %s: exists and is not a regular file", flag, path);
+    predictions_refuse_foreign(flag, path, start);
+    predictions_refuse_foreign(flag, temporary, start);
     int fd =
         is_there && access(path, W_OK) != 0 ? -1 : open(temporary, O_WRONLY | O_CREAT | O_CLOEXEC | O_NONBLOCK, 0666);
     if (fd < 0) die(USAGE, "%s %s: cannot be written: %s", flag, path, strerror(errno));

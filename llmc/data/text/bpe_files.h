@@ -145,6 +145,7 @@ static inline void bpe_add_merge(BpeFiles* f, const char* spelling, size_t n) {
 static inline void bpe_read_merge_lines(BpeFiles* f) {
     size_t n, lines = 1;
     char* text = read_file(f->merges, TOKENIZER_MAX_FILE, &n, USAGE);
+    if (utf8_mark(text, n)) die(USAGE, "%s: begins with a byte order mark; save it without", f->merges);
     for (size_t i = 0; i < n; i++) lines += text[i] == '\n';
     bpe_reserve_merges(f, min_size(lines, n / 4 + 1));  // the line of a merge has at least four bytes
     for (size_t begin = 0, end; begin < n; begin = end + 1) {

@@ -117,6 +117,7 @@ static inline void wordpiece_read_lines(WordPiece* w, const char* path) {
     size_t n;
     int lines = 0;
     w->text = read_file(path, TOKENIZER_MAX_FILE, &n, USAGE);
+    if (utf8_mark(w->text, n)) die(USAGE, "%s: begins with a byte order mark; save it without", path);
     for (size_t i = 0; i < n; i++) lines += w->text[i] == '\n' || i + 1 == n;
     w->token = (TokenText*)xmalloc((size_t)lines * sizeof(TokenText));
     for (size_t i = 0; i < n; w->size++) {
