@@ -160,34 +160,9 @@ def read_documents(path, raw, options):
 # Command line
 
 
-SHARD = r"(train|val)_\d{6}\.bin"
-
-
-def claim(folder, magics):
-    """Make the folder, unless it holds shards that begin with none of these numbers: those of another preparation."""
-    os.makedirs(folder, exist_ok=True)
-    for name in sorted(os.listdir(folder)):
-        if not re.fullmatch(SHARD, name):
-            continue
-        with open(os.path.join(folder, name), "rb") as f:
-            if int.from_bytes(f.read(4), "little") not in magics:
-                raise UserError(
-                    f"{os.path.join(folder, name)}: is of another kind of model's data; choose another --out"
-                )
-
-
 def temporary_of(folder, name):
     """Where a file is written before it is complete."""
     return os.path.join(folder, f"{name}.tmp{os.getpid()}")
-
-
-def publish(source, folder, names):
-    """Move complete files from one folder to another, and remove the shards of an earlier preparation there."""
-    for name in names:
-        os.replace(os.path.join(source, name), os.path.join(folder, name))
-    for name in os.listdir(folder):
-        if re.fullmatch(SHARD, name) and name not in names:
-            os.remove(os.path.join(folder, name))
 
 
 class Parser(argparse.ArgumentParser):

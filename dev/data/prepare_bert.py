@@ -39,7 +39,8 @@ possible sentence start; not after an initial or a common abbreviation. [MASK] a
 The last documents are for validation: --val-fraction of the tokens, but at least two documents.
 
 Writes train_000000.bin ... and val_000000.bin ..., cut between documents, and vocab.txt and tokenizer_config.json for
-the trainer and for `transformers`. Earlier ones in the output directory are replaced when everything else is done.
+the trainer and for `transformers`. What an earlier run wrote to the output directory, listed there in prepared.json, is
+replaced when everything else is done; other files of these names are an error.
 Format of a file, all little-endian:
   256 x int32      magic 20261121, version, tokens, sentences, documents, vocabulary size V,
                    ids of [PAD] [UNK] [CLS] [SEP] [MASK], low and high half of the vocabulary's hash (FNV-1a of
@@ -63,15 +64,13 @@ from documents import (
     UserError,
     add_common_options,
     check_inputs,
-    claim,
     fraction,
     positive,
-    publish,
     run,
 )
 from net import is_file, open_source
 from parts import add_options, check_options, join
-from work import Progress, Work, library_threads, mapped_numbers, vocabulary_texts, write_atomically
+from work import Output, Progress, Work, library_threads, mapped_numbers, vocabulary_texts, write_atomically
 
 MAGIC = 20261121
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
@@ -144,9 +143,12 @@ def make_tokenizer(tokens, is_cased):
     return tokenizer
 
 
+def vocabulary_path(path):
+    return os.path.join(path, "vocab.txt") if os.path.isdir(path) else path
+
+
 def read_vocabulary(path):
-    if os.path.isdir(path):
-        path = os.path.join(path, "vocab.txt")
+    path = vocabulary_path(path)
     try:
         with open(path, encoding="utf-8", newline="\n") as f:
             text = f.read()
@@ -363,9 +365,11 @@ def prepare(options):
         "--text-key": options.text_key,
         "--limit-tokens": options.limit_tokens,
     }
-    claim(options.out, (MAGIC,))
-    streams = ["tokens", "lengths", "counts"]
+    streams, target = ["tokens", "lengths", "counts"], os.path.join(options.out, "vocab.txt")
     with Work(options, settings, streams) as work:
+        has_vocabulary = options.vocab and os.path.isfile(target) and os.path.samefile(target, vocabulary_path(options.vocab))
+        spared = ["vocab.txt"] if has_vocabulary else []
+        output = Output(options.out, "prepare_bert.py", r"vocab\.txt|tokenizer_config\.json", spared)
         if not options.join:
             source.open(work)
         vocabulary = get_vocabulary(options, source, work)
@@ -389,7 +393,7 @@ def prepare(options):
         texts = {"vocab.txt": "\n".join(vocabulary), "tokenizer_config.json": json.dumps(config, indent=2)}
         for name, text in texts.items():
             write_atomically(work.path(name), text + "\n")
-        publish(work.folder, options.out, names + list(texts))
+        output.publish(work.folder, names + [name for name in texts if name not in spared])
         work.forget()
         if options.join:
             work.forget_parts()

@@ -24,24 +24,22 @@ fits; if not even its first answer does, it is skipped.
 
 Writes train_000000.bin ... and val_000000.bin ... (shards with a mask: llmc/data/files/shards.h), tokenizer.json and
 tokenizer_config.json; with --model also OUT/model, the model with a row for each new token in its embedding (and in its
-head, if that is not tied): the mean of the other rows. A model from an earlier run there is replaced or, without
---model, removed. The last conversations are for validation: --val-fraction of them.
+head, if that is not tied): the mean of the other rows. What an earlier run wrote, listed in prepared.json, is replaced or
+removed; other files of these names are an error. The last conversations are for validation: --val-fraction of them.
 """
 import argparse
 import json
 import lzma
 import os
-import shutil
 import struct
 import sys
-import tempfile
 import zlib
 from array import array
 
 sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-from documents import Parser, UserError, claim, decompress, fraction, positive, publish, run
-from prepare_gpt2 import END_OF_TEXT, MAGICS, TOKENIZER_FILES, Vocabulary, make_tokenizer
-from work import library_threads, write_atomically
+from documents import Parser, UserError, decompress, fraction, positive, run
+from prepare_gpt2 import END_OF_TEXT, MAGICS, Vocabulary, make_tokenizer
+from work import Output, Work, library_threads, write_atomically
 
 SYSTEM, USER, ASSISTANT, END = "<|system|>", "<|user|>", "<|assistant|>", "<|end|>"
 TOKENS = [SYSTEM, USER, ASSISTANT, END]
@@ -50,7 +48,6 @@ TEMPLATE = (
     "{{ '<|' + message['role'] + '|>' + message['content'] + '<|end|>' }}{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"
 )
-MODEL_FILES = ["config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"]
 ROW_TOKENS = 1024  # without a model
 AT_ONCE = 1024  # conversations that are encoded at a time
 OPEN_ROWS = 64  # that a conversation may still go into
@@ -203,11 +200,10 @@ def write_shard(path, rows, length, filler, width):
 
 
 class Spool:
-    """Encoded conversations in a file; their lengths are in memory."""
+    """Encoded conversations in files; their lengths are in memory."""
 
-    def __init__(self, folder):
-        self.tokens = open(os.path.join(folder, "tokens"), "w+b")
-        self.mask = open(os.path.join(folder, "mask"), "w+b")
+    def __init__(self, files):
+        self.tokens, self.mask = files["tokens"], files["mask"]
         self.lengths = array("I")
 
     def add(self, tokens, mask):
@@ -369,32 +365,14 @@ def write_model(directory, folder, known, size, eos):
 # Command line
 
 
-def check_model_folder(folder):
-    """OUT/model may be that of an earlier run, which is replaced or removed, and nothing else."""
-    if not os.path.lexists(folder):
-        return
-    if os.path.islink(folder) or not os.path.isdir(folder):
-        raise UserError(f"{folder}: is not a directory; choose another --out")
-    for name in sorted(os.listdir(folder)):
-        if name not in MODEL_FILES and name not in [f"{n}.tmp" for n in MODEL_FILES]:
-            raise UserError(f"{folder}: holds {name}, which this script did not write; move it away, or choose another --out")
-
-
-def replace_files(source, target, names):
-    os.makedirs(target, exist_ok=True)
-    for name in names:
-        os.replace(os.path.join(source, name), os.path.join(target, name))
-
-
 def prepare(options):
     directory = options.model or options.vocab
     vocabulary = Vocabulary(directory)
     texts, ids, size = extended_tokenizer(directory, vocabulary)
-    options.tokens, model = row_length(options), os.path.join(options.out, "model")
-    check_model_folder(model)
-    claim(options.out, MAGICS)
-    with tempfile.TemporaryDirectory(dir=options.out, prefix="chat-") as folder:
-        spool, encoder = Spool(folder), Encoder(vocabulary, ids, options.tokens)
+    options.tokens = row_length(options)
+    with Work(options, {}, ["tokens", "mask"]) as work:
+        output = Output(options.out, "prepare_chat.py", r"tokenizer(_config)?\.json|model(/.*)?")
+        spool, encoder = Spool(work.files), Encoder(vocabulary, ids, options.tokens)
         answers = 0
         with library_threads():
             for tokens, mask in encoder.encode_all(read_conversations(options.local, options.messages_key)):
@@ -413,23 +391,16 @@ def prepare(options):
             raise UserError(f"--val-fraction {options.val_fraction}: {count} conversations cannot be divided so; give more")
         width = 2 if size <= 65536 else 4
         parts = ("val", spool.read(count - held_out, count)), ("train", spool.read(0, count - held_out))
-        written = [write_shards(folder, *part, options, ids[END_OF_TEXT], width) for part in parts]
+        written = [write_shards(work.folder, *part, options, ids[END_OF_TEXT], width) for part in parts]
         names, rows = [name for w in written for name in w[0]], sum(w[1] for w in written)
         if options.model:
-            write_model(options.model, folder, vocabulary.size, size, ids[END])
+            os.mkdir(work.path("model"))
+            write_model(options.model, work.path("model"), vocabulary.size, size, ids[END])
+            names += ["model/config.json", "model/model.safetensors"]
+            texts.update({f"model/{name}": text for name, text in texts.items()})
         for name, text in texts.items():
-            write_atomically(os.path.join(folder, name), text)
-        if options.model:
-            replace_files(folder, model, ["config.json", "model.safetensors"])
-            for name, text in texts.items():
-                write_atomically(os.path.join(model, name), text)
-        elif os.path.isdir(model):
-            shutil.rmtree(model)
-        publish(folder, options.out, names + list(texts))
-        for name in TOKENIZER_FILES:
-            path = os.path.join(options.out, name)
-            if name not in texts and os.path.exists(path):
-                os.remove(path)
+            write_atomically(work.path(name), text)
+        output.publish(work.folder, names + list(texts))
     total = sum(spool.lengths)
     print(
         f"{options.out}: {count - held_out} conversations for training, {held_out} for validation; {total} tokens, {answers} of "
@@ -449,6 +420,7 @@ def parse(arguments):
     parser.add_argument("--val-fraction", type=fraction, default=0.01, metavar="F", help="default: 0.01")
     parser.add_argument("--shard-tokens", type=positive, default=100_000_000, metavar="N", help="default: 100 million")
     parser.add_argument("--messages-key", default="messages", metavar="KEY", help="default: messages")
+    parser.set_defaults(part=None, join=False, restart=False)  # for Work
     options = parser.parse_args(arguments)
     for path in options.local:
         if not os.path.isfile(path):

@@ -42,15 +42,15 @@ Validation is one of:
 With neither, --val-fraction 0.01.
 
 Writes train_000000.bin ... and val_000000.bin ..., of equal size and at most --shard-tokens tokens, and copies of the
-tokenizer's files, with which the trainer decodes its samples. Earlier shards and tokenizer files in the output
-directory are replaced when everything else is done.
+tokenizer's files, with which the trainer decodes its samples. What an earlier run wrote to the output directory, listed
+there in prepared.json, is replaced when everything else is done; other files of these names are an error.
 """
 import argparse
 import bisect
 import hashlib
 import json
 import os
-import shutil
+import re
 import struct
 import sys
 from array import array
@@ -60,30 +60,27 @@ from documents import (
     UserError,
     add_common_options,
     check_inputs,
-    claim,
     fraction,
     positive,
-    publish,
     read_json,
     run,
 )
 from net import is_file, open_source
 from parts import add_options, check_options, join
-from work import Progress, Work, library_threads, mapped_numbers, vocabulary_texts, write_atomically
+from work import Output, Progress, Work, library_threads, mapped_numbers, vocabulary_texts, write_atomically
 
 END_OF_TEXT = "<|endoftext|>"
 MAGICS = 20240520, 20240801  # of shards of uint16 and of uint32
 LEAST_VOCABULARY = 257  # of --train-vocab
 PIECE_CHARACTERS = 1 << 18  # plain text is encoded in pieces of about this length
 COPY_BYTES = 1 << 22
+SETTINGS = ["tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"]
 TOKENIZER_FILES = [
     "vocab.json",
     "merges.txt",
     "encoder.json",
     "vocab.bpe",
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "special_tokens_map.json",
+    *SETTINGS,
 ]
 
 
@@ -99,6 +96,11 @@ def first_existing(directory, names):
     return None
 
 
+def read_bytes(path):
+    with open(path, "rb") as f:
+        return f.read()
+
+
 class Vocabulary:
     """What the workers need to build the tokenizer (text), and what the shards need to know about it."""
 
@@ -106,13 +108,11 @@ class Vocabulary:
         vocab = first_existing(directory, ["vocab.json", "encoder.json"])
         merges = first_existing(directory, ["merges.txt", "vocab.bpe"])
         whole = first_existing(directory, ["tokenizer.json"])
-        self.copies = {}  # name in the output directory -> path
-        for name in ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"):
-            path = first_existing(directory, [name])
-            if path:
-                self.copies[name] = path
+        files = {name: os.path.join(directory, name) for name in SETTINGS}
         if vocab and merges:
-            self.copies["vocab.json"], self.copies["merges.txt"] = vocab, merges
+            files.update({"vocab.json": vocab, "merges.txt": merges})
+        self.copies = {name: read_bytes(path) for name, path in files.items() if os.path.isfile(path)}
+        if vocab and merges:
             ids = self._from_vocab(vocab, merges)
         elif whole:
             ids = self._from_tokenizer_json(whole)
@@ -356,16 +356,6 @@ def write_shards(work, prefix, begin, end, options, width, progress):
     return names
 
 
-def copy_tokenizer(vocabulary, out):
-    """The tokenizer's files, and none of another tokenizer that were there before."""
-    for name in TOKENIZER_FILES:
-        target = os.path.join(out, name)
-        if name in vocabulary.copies:
-            shutil.copyfile(vocabulary.copies[name], target)
-        elif os.path.exists(target):
-            os.remove(target)
-
-
 def relocated(_, data, begin, tokens):
     """Starts of documents in a part, in the whole."""
     return array("Q", [s - begin + tokens for s in memoryview(data).cast("Q")]).tobytes()
@@ -390,9 +380,11 @@ def prepare(options):
         "--split-blank-lines": options.split_blank_lines,
         "--limit-tokens": options.limit_tokens,
     }
-    claim(options.out, MAGICS)
     streams = ["tokens", "starts"]
     with Work(options, settings, streams) as work:
+        has_tokenizer = bool(options.vocab) and os.path.samefile(options.vocab, options.out)
+        names = "|".join(map(re.escape, TOKENIZER_FILES))
+        output = Output(options.out, "prepare_gpt2.py", names, ["config.json", *TOKENIZER_FILES] if has_tokenizer else ())
         if not options.join:
             source.open(work)
         vocabulary = get_vocabulary(options, source, work)
@@ -415,9 +407,10 @@ def prepare(options):
         names = write_shards(work, "val", val[0], val[1], options, width, progress)
         names += write_shards(work, "train", train[0], train[1], options, width, progress)
         progress.end()
-        publish(work.folder, options.out, names)
-        if not options.vocab or not os.path.samefile(options.vocab, options.out):
-            copy_tokenizer(vocabulary, options.out)
+        copies = {} if has_tokenizer else vocabulary.copies
+        for name, data in copies.items():
+            write_atomically(work.path(name), data)
+        output.publish(work.folder, names + list(copies))
         work.forget()
         if options.join:
             work.forget_parts()

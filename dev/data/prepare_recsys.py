@@ -136,6 +136,13 @@ def write_clicks(out, paths, threshold, held_out):
     return f"{samples - held_out} training samples, {held_out} held out, {sum(rows)} rows in {CATEGORIES} tables"
 
 
+def is_ours(path):
+    if os.path.islink(path) or not os.path.isfile(path):
+        return False
+    with open(path, "rb") as f:
+        return int.from_bytes(f.read(4), "little") in (RATINGS_MAGIC, CLICKS_MAGIC)
+
+
 def main(arguments):
     parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False)
     parser.add_argument("files", nargs="+", metavar="FILE", help="u.data, ratings.dat, ratings.csv or Criteo's files")
@@ -151,6 +158,8 @@ def main(arguments):
     for path in options.files:
         if not os.path.isfile(path):
             raise UserError(f"{path}: no such file")
+    if os.path.lexists(options.out) and not is_ours(options.out):
+        raise UserError(f"{options.out}: was not written by prepare_recsys.py; move it away, or choose another --out")
     folder, name = os.path.split(options.out)
     temporary = temporary_of(folder or ".", name)
     try:

@@ -104,6 +104,50 @@ for case in '256;--train-vocab 256: the bytes and .* alone take 257' "300 --voca
     else fail "--train-vocab ${case%;*}" "$(tail -n 1 "$work/log")"; fi
 done
 
+# What a preparation did not write stays: refused with a line, and nothing changes. What it wrote is replaced and removed.
+listing() { (cd "$work/box" && find . -printf '%p %y %l\n' -type f -exec md5sum {} + | sort); }
+theirs() { # NAME FILE: that the line names; SCRIPT ARGUMENTS...
+    local name=$1 file=$2 script=$3 before after
+    shift 3
+    before=$(listing)
+    "$python" "dev/data/prepare_$script.py" --local "$work/a.txt" --val-fraction 0 --out "$work/box/out" "$@" >/dev/null 2>"$work/log"
+    if [ $? -ne 2 ] || [ "$(wc -l <"$work/log")" -ne 1 ] || ! grep -q "^error: $work/box/out/$file: was not" "$work/log"; then
+        fail "theirs: $name" "$(tail -n 1 "$work/log")"
+    else
+        after=$(listing)
+        if [ "$before" = "$after" ]; then ok "theirs: $name"; else fail "theirs: $name" "$(diff <(echo "$before") <(echo "$after"))"; fi
+    fi
+    rm -rf "$work/box"/out/*
+}
+mkdir -p "$work/box/out" "$work/box/mine"
+echo mine | tee "$work/box/mine/preparation.lock" >"$work/box/mine/notes.txt"
+builtin=(--vocab build/test_corpus/builtin)
+mkdir "$work/box/out/preparation" && echo mine >"$work/box/out/preparation/notes.txt"
+theirs "a directory of work" preparation gpt2 "${builtin[@]}"
+ln -s ../mine "$work/box/out/preparation"
+theirs "a link to one" preparation bert --train-vocab 400
+ln -s ../mine "$work/box/out/parts"
+theirs "a link to one of parts" parts/1-of-2 gpt2 "${builtin[@]}" --part 1/2
+cp build/test_corpus/builtin/*.json "$work/box/out"
+theirs "a tokenizer" tokenizer.json gpt2 --train-vocab 300
+echo '{}' >"$work/box/out/config.json"
+theirs "a model" config.json gpt2 "${builtin[@]}"
+ln -s ../mine/notes.txt "$work/box/out/vocab.json"
+theirs "a link to a vocabulary" vocab.json gpt2 "${builtin[@]}"
+cp "$work"/bytes/*_000000.bin "$work/box/out"
+theirs "shards of GPT-2's form" train_000000.bin gpt2 "${builtin[@]}"
+echo '{"strip_accents": true}' >"$work/box/out/tokenizer_config.json"
+theirs "settings of a tokenizer" tokenizer_config.json bert --train-vocab 400
+cp "$work"/bytes/*.json "$work/box/out" && ln -s ../mine/notes.txt "$work/box/out/train_000007.bin"
+theirs "a link to a shard" train_000007.bin gpt2 "${builtin[@]}"
+mkdir "$work/only" && cp build/test_corpus/builtin/tokenizer.json "$work/only" && echo mine >"$work/box/out/notes.txt" && why=
+for given in "--vocab build/test_corpus/builtin --shard-tokens 4" "--vocab $work/only"; do
+    # shellcheck disable=SC2086
+    "$python" dev/data/prepare_gpt2.py --local "$work/a.txt" --val-fraction 0 --out "$work/box/out" $given >"$work/log" 2>&1 || why=$(tail -n 1 "$work/log")
+done
+[ "$(ls "$work/box/out" | tr '\n' ' ')" = "notes.txt prepared.json tokenizer.json train_000000.bin " ] || why=${why:-$(ls "$work/box/out" | tr '\n' ' ')}
+if [ -z "$why" ]; then ok "its own earlier files are replaced and removed"; else fail "its own earlier files" "$why"; fi
+
 # Sentences for BERT: what is in the files is what was in the text, whichever way it is marked.
 show=${TEST_DATA:-build/test_data}
 printf '[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\nthe\ncat\nsat\n##s\n.\n!\n?\ndr\nit\nsaid\n"\n3\n[\n]\nmask\n' >"$work/vocab.txt"
