@@ -322,25 +322,29 @@ def write_model(directory, folder, known, size, eos):
     except ImportError:
         raise UserError("--model needs the Python package 'numpy'; install it with: pip install numpy")
     import model_dir
+    from export_llmc import BLOCK
 
     try:
         config = model_dir.read_json(os.path.join(directory, "config.json"))
-        V, C = (model_dir.config_number(config, "config.json", key) for key in ("vocab_size", "n_embd"))
+        V, C, L = (model_dir.config_number(config, "config.json", key) for key in ("vocab_size", "n_embd", "n_layer"))
         weights = model_dir.Weights(directory, "transformer.")
+        needed = ["wte.weight", "wpe.weight", "ln_f.weight", "ln_f.bias"]
+        for name in needed + [f"h.{layer}.{name}" for layer in range(L) for name, _ in BLOCK]:
+            if not weights.find(f"transformer.{name}"):
+                raise UserError(f'{weights.path}: tensor "{name}" is missing; the file is damaged or of another model')
         more, first = max(0, size - V), min(known, V)
         header, plans, at = {"__metadata__": {"format": "pt"}}, [], 0
         for name in sorted(weights.files):
             file, new = weights.files[name], b""
-            entry = file.entries[name]
-            (begin, end), shape = entry["data_offsets"], list(entry["shape"])
+            dtype, shape, begin, end = file.place(name)
             before = after = end  # the new rows are between them
             if name.endswith(("wte.weight", "lm_head.weight")) and size > first:
                 mean = file.get(name, [V, C])[:first].mean(axis=0, dtype=np.float64).astype(np.float32)
-                new, shape[0] = rows_as(entry["dtype"], mean, size - first, np), V + more
+                new, shape[0] = rows_as(dtype, mean, size - first, np), V + more
                 row = (end - begin) // V
                 before, after = begin + first * row, begin + min(size, V) * row
             size_in_file = before - begin + len(new) + end - after
-            header[name] = {"dtype": entry["dtype"], "shape": shape, "data_offsets": [at, at + size_in_file]}
+            header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [at, at + size_in_file]}
             at += size_in_file
             plans.append((file, begin, before, new, after, end))
     except model_dir.UserError as e:

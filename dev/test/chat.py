@@ -11,10 +11,12 @@ import json
 import os
 import random
 import shutil
+import signal
 import struct
 import subprocess
 import sys
 import tempfile
+import time
 from array import array
 
 TRAINER, T = os.path.abspath(sys.argv[1]), 64
@@ -342,13 +344,41 @@ def test_answers(work):
     config = json.load(open(work + "/tuned/config.json"))
     verdict("tuned: <|end|> ends a text", "" if (config["bos_token_id"], config["eos_token_id"]) == (256, END) else str(config))
     # The same data for a new model: that of the run before would be one of other rows.
+    # A damaged model is refused, and the model of the run before stays.
+    good, base = contents(model), open(work + "/base/model.safetensors", "rb").read()
+    length = struct.unpack("<Q", base[:8])[0]
+    header, tensors = json.loads(base[8 : 8 + length]), base[8 + length :]
+    wpe, bias = header["transformer.wpe.weight"], header["transformer.ln_f.bias"]
+    lacking = {name: entry for name, entry in header.items() if entry != bias}
+    for name, changed, data, wanted in [
+        ("cut", header, tensors[:-5], "data_offsets are damaged"),
+        ("longer", header, tensors + b"\0", "its size is not that of its tensors"),
+        ("without a tensor's entry", lacking, tensors, "its size is not that of its tensors"),
+        ("with tensors that overlap", {**header, "transformer.ln_f.bias": {**bias, "data_offsets": [i - 4 for i in bias["data_offsets"]]}}, tensors, "overlap or leave gaps"),
+        ("with another shape", {**header, "transformer.wpe.weight": {**wpe, "shape": [T, 63]}}, tensors, "data_offsets are damaged"),
+        ("with a tensor's name changed", {**lacking, "ln_f.biases": bias}, tensors, "ln_f.bias"),
+        ("with an entry that is none", {**header, "transformer.wpe.weight": [5]}, tensors, "its entry is damaged"),
+    ]:
+        shutil.copytree(work + "/base", work + "/damaged", dirs_exist_ok=True)
+        text = json.dumps(changed).encode()
+        with open(work + "/damaged/model.safetensors", "wb") as f:
+            f.write(struct.pack("<Q", len(text)) + text + data)
+        status, said = prepare(work + "/facts.jsonl", work + "/facts", "--model", work + "/damaged", "--val-fraction", "0")
+        right = status == 2 and said.count("\n") == 1 and "/model.safetensors: " in said and wanted in said
+        verdict(f"--model {name}", "" if right and contents(model) == good else f"status {status}: {said}")
     status, said = prepare(work + "/facts.jsonl", work + "/facts", "--val-fraction", "0")
     verdict("--vocab removes the model of a run before", said if status else "it is there" if os.path.exists(model) else "")
     os.mkdir(model)
     open(model + "/log.jsonl", "w").close()
     status, said = prepare(work + "/facts.jsonl", work + "/facts", "--val-fraction", "0")
-    right = status == 2 and said.count("\n") == 1 and "holds log.jsonl, which this script did not write" in said and os.path.exists(model + "/log.jsonl")
+    right = status == 2 and said.count("\n") == 1 and "/model/log.jsonl: was not written by prepare_chat.py" in said and os.path.exists(model + "/log.jsonl")
     verdict("OUT/model with files of someone else", "" if right else said)
+    shutil.rmtree(model)
+    shutil.copytree(work + "/base", model, ignore=lambda _, names: set(names) - {"config.json", "model.safetensors"})
+    theirs = contents(model)
+    status, said = prepare(work + "/facts.jsonl", work + "/facts", "--model", work + "/base", "--val-fraction", "0")
+    right = status == 2 and "/model/config.json: was not written by prepare_chat.py" in said and contents(model) == theirs
+    verdict("OUT/model of someone else", "" if right else said)
     ask = lambda *flags: subprocess.run([TRAINER, "--generate", "30", "--temperature", "0", *flags, *([] if "-e" in flags else ["-e", work + "/tuned"])], capture_output=True, text=True)
     answers = {m: ask("--chat", m).stdout for m in ("one", "two", "three")}
     wanted = {"one": "eins\n", "two": "zwei\n", "three": "drei<|end|>\n"}
@@ -369,6 +399,29 @@ def test_answers(work):
         verdict(name, "" if done.returncode == 2 and wanted in done.stderr and done.stderr.count("\n") == 1 else done.stderr)
 
 
+def contents(folder):
+    return {name: open(os.path.join(folder, name), "rb").read() for name in os.listdir(folder)}
+
+
+def test_interrupted(work):
+    """Killed, and two at a time."""
+    write_chat(work + "/long.jsonl", [turns("q" * (i % 23), "a" * 20) for i in range(100000)])
+    out, command = work + "/killed", [sys.executable, "dev/data/prepare_chat.py", "--local", work + "/long.jsonl", "--vocab", VOCAB]
+    process = subprocess.Popen([*command, "--out", out], stderr=subprocess.PIPE, text=True)
+    while process.poll() is None and not os.path.exists(out + "/preparation/tokens"):
+        time.sleep(0.01)
+    process.send_signal(signal.SIGSTOP)
+    status, said = prepare(work + "/many.jsonl", out)
+    right = process.poll() is None and status == 2 and said.count("\n") == 1 and "another preparation is writing there" in said
+    verdict("two at a time", "" if right else f"status {status}: {said}")
+    process.kill(), process.communicate()
+    left = os.listdir(out)
+    status, said = prepare(work + "/many.jsonl", out)
+    names = sorted(os.listdir(out))
+    right = left == ["preparation"] and names == ["prepared.json", "tokenizer.json", "tokenizer_config.json", "train_000000.bin", "val_000000.bin"]
+    verdict("the next run removes what a killed one left", "" if right and not status else f"{left} {names} {said}")
+
+
 def read_tensor(path, name):
     data = open(path, "rb").read()
     length = struct.unpack("<Q", data[:8])[0]
@@ -378,7 +431,7 @@ def read_tensor(path, name):
 
 
 with tempfile.TemporaryDirectory() as work:
-    for test in (test_format, test_refused, test_training, test_answers):
+    for test in (test_format, test_refused, test_interrupted, test_training, test_answers):
         try:
             test(work)
         except Exception as e:
