@@ -17,7 +17,8 @@ where the names in <| |> are special tokens. Those that the tokenizer lacks get 
 is encoded as ordinary text. The template is written into tokenizer_config.json as `chat_template`, so that
 `transformers`' apply_chat_template gives the same ids (but it takes special tokens in a text for real ones).
 
-The targets that count for the loss are the tokens of answers and the <|end|> after each. Conversations are packed into
+The targets that count for the loss are the tokens of answers and the <|end|> after each, without the answers that have
+"weight": 0 or "train": false. Conversations are packed into
 rows of --tokens tokens and none crosses a row's end; the rest of a row is filled with <|endoftext|>. Train with
 --doc-mask 1, and with -t --tokens or a multiple. A conversation longer than a row is cut after the last answer that
 fits; if not even its first answer does, it is skipped.
@@ -59,7 +60,7 @@ BITS = bytes(range(48, 50)) + bytes(254)
 
 
 def messages_of(line, key):
-    """[(role, content)] of a line, checked."""
+    """[(role, content, whether it counts for the loss)] of a line, checked."""
     try:
         messages = json.loads(line)[key]
     except (ValueError, RecursionError) as e:
@@ -82,7 +83,13 @@ def messages_of(line, key):
             raise UserError(f"message {i} is of the role {role!r} {where}; expected: {' or '.join(expected)}")
         if role == "assistant" and not content.strip():
             raise UserError(f"message {i}: the answer is empty")
-        found.append((role, content.encode("utf-8", "replace").decode("utf-8")))  # half of a surrogate pair
+        counts = role == "assistant"
+        for name, values in (("weight", (0, 1)), ("train", (False, True))):
+            value = message.get(name)
+            if value is not None and (isinstance(value, bool) != (name == "train") or value not in values):
+                raise UserError(f"message {i}: its {name} is {json.dumps(value)}; allowed: {json.dumps(values)[1:-1]}")
+            counts = counts and value != values[0]
+        found.append((role, content.encode("utf-8", "replace").decode("utf-8"), counts))  # half of a surrogate pair
     if found[-1][0] != "assistant":
         raise UserError(f"message {len(found)} has no answer")
     return found
@@ -122,16 +129,16 @@ class Encoder:
         yield from self._encode(batch, encode)
 
     def _encode(self, batch, encode):
-        texts = iter(encode([content for c in batch for _, content in c], add_special_tokens=False))
+        texts = iter(encode([content for c in batch for _, content, _ in c], add_special_tokens=False))
         for conversation in batch:
             tokens, mask = array("I", [self.ids[END_OF_TEXT]]), bytearray(1)
             fitting = answers = 0
-            for role, _ in conversation:
+            for role, _, counts in conversation:
                 content = next(texts).ids
                 tokens.append(self.ids[f"<|{role}|>"])
                 tokens.extend(content)
                 tokens.append(self.ids[END])
-                mask += b"\0" + bytes([role == "assistant"]) * (len(content) + 1)
+                mask += b"\0" + bytes([counts]) * (len(content) + 1)
                 if role == "assistant":
                     is_fitting = len(tokens) <= self.most
                     fitting = len(tokens) if is_fitting else fitting
@@ -390,6 +397,8 @@ def prepare(options):
             )
         if count == 0:
             raise UserError(f"{options.local[0]}: no conversation in the input that fits into {options.tokens} tokens")
+        if answers == 0:
+            raise UserError(f"{options.local[0]}: no answer in the input counts for the loss; all have weight 0 or train false")
         held_out = max(1, round(options.val_fraction * count)) if options.val_fraction else 0
         if held_out >= count:
             raise UserError(f"--val-fraction {options.val_fraction}: {count} conversations cannot be divided so; give more")

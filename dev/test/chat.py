@@ -171,6 +171,14 @@ def test_format(work):
     rows = rows_of(work + "/many/train_000000.bin")
     tokens = sum(len(c[0]) for c in conversations_of(rows))
     verdict("rows are full", "" if tokens == sum(6 + i % 23 + 1 + i % 17 - 1 for i in range(600)) and tokens > 0.9 * T * len(rows) else f"{tokens} {said}")
+    said = {"weight": [None, 0, 1], "train": [False, True, None]}
+    off = [turns(*"abcdef")] + [[{**m, key: values[i // 2]} for i, m in enumerate(turns(*"abcdef"))] for key, values in said.items()]
+    write_chat(work + "/off.jsonl", off)
+    status, said = prepare(work + "/off.jsonl", work + "/off", "--val-fraction", "0")
+    masks = [c[1] for c in conversations_of(rows_of(work + "/off/train_000000.bin"))] if not status else said
+    answer = [0, 0, 0, 0, 1, 1], [0] * 6
+    wanted = [[0] + [bit for i in (0, 1, 2) for bit in answer[i == none]] for none in (None, 1, 0)]
+    verdict("answers of weight 0 or train false do not count", "" if masks == wanted else str(masks))
     long = [turns("a" * 20, "b" * 20, "c" * 20, "d" * 20), turns("x" * T, "y"), turns("a", "b"), turns("q" * (T - 6), "z")]
     write_chat(work + "/long.jsonl", long)
     status, said = prepare(work + "/long.jsonl", work + "/long", "--val-fraction", "0")
@@ -196,6 +204,8 @@ def test_refused(work):
         ("content in pieces", {"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "message 1: its content is not a string"),
         ("an empty answer", {"messages": [user, {**answer, "content": " \n"}]}, "message 2: the answer is empty"),
         ("no answer", {"messages": [user]}, "message 1 has no answer"),
+        ("a weight", {"messages": [user, {**answer, "weight": 0.5}]}, "message 2: its weight is 0.5; allowed: 0, 1"),
+        ("train", {"messages": [user, {**answer, "train": "no"}]}, 'message 2: its train is "no"; allowed: false, true'),
     ]
     for name, line, wanted in cases:
         with open(work + "/bad.jsonl", "w", encoding="utf-8") as f:
@@ -206,6 +216,7 @@ def test_refused(work):
         f.write(b'{"messages": "\xff"}\n')
     write_chat(work + "/long.jsonl", [turns("a" * T, "b")])
     write_chat(work + "/one.jsonl", [turns("a", "b")])
+    write_chat(work + "/none.jsonl", [[user, {**answer, "weight": 0}]])
     open(work + "/empty.jsonl", "w").close()
     shutil.copytree(work + "/data", work + "/own")
     config = json.load(open(work + "/own/tokenizer_config.json"))
@@ -225,7 +236,8 @@ def test_refused(work):
         ("another template", "/one.jsonl", ["--vocab", work + "/own"], "has a chat template of its own"),
         ("settings of a tokenizer that are a list", "/one.jsonl", ["--vocab", work + "/list"], "tokenizer_config.json: is not an object"),
         ("added tokens that are none", "/one.jsonl", ["--vocab", work + "/tokens"], "tokenizer.json"),
-        ("no such file", "/none.jsonl", [], "no such file"),
+        ("no answer that counts", "/none.jsonl", ["--val-fraction", "0"], "no answer in the input counts for the loss"),
+        ("no such file", "/nothing.jsonl", [], "no such file"),
         ("--model with --vocab", "/one.jsonl", ["--model", VOCAB, "--vocab", VOCAB], "not allowed with"),
         ("a model that is none", "/one.jsonl", ["--model", VOCAB, "--val-fraction", "0"], "config.json"),
     ]:
