@@ -84,7 +84,7 @@ FLOAT32_TENSORS = "position_embd.weight", "token_types.weight"
 
 def read_lines(path):
     try:
-        with open(path, encoding="utf-8", newline="\n") as f:
+        with open(path, encoding="utf-8-sig", newline="\n") as f:
             text = f.read()
     except (OSError, ValueError) as e:
         raise UserError(f"{path}: cannot be read: {e}")

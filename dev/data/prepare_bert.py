@@ -14,6 +14,7 @@ Input files, recognized by their names and first bytes, in the order given:
                   between documents
   WikiExtractor   one document for each <doc ...> ... </doc>; a first line that repeats the title is skipped
   *.jsonl         one document a line, under the key "text" (--text-key); so are WikiExtractor's files of --json
+  *.json          the same, or an array of such objects; in an archive plain text
 Each may be compressed (.gz .xz .bz2), and a .tar archive, compressed or not, is read as the files in it, in
 the order of the archive.
 
@@ -65,8 +66,8 @@ from documents import (
     add_common_options,
     check_inputs,
     fraction,
-    positive,
     run,
+    vocabulary_size,
 )
 from net import is_file, open_source
 from parts import add_options, check_options, join
@@ -150,7 +151,7 @@ def vocabulary_path(path):
 def read_vocabulary(path):
     path = vocabulary_path(path)
     try:
-        with open(path, encoding="utf-8", newline="\n") as f:
+        with open(path, encoding="utf-8-sig", newline="\n") as f:
             text = f.read()
     except (OSError, ValueError) as e:
         raise UserError(f"{path}: cannot be read as a vocabulary: {e}")
@@ -414,7 +415,7 @@ def parse(arguments):
     add_options(parser)
     vocabulary = parser.add_mutually_exclusive_group(required=True)
     vocabulary.add_argument("--vocab", metavar="PATH", help="vocab.txt, or the directory that holds it")
-    vocabulary.add_argument("--train-vocab", type=positive, metavar="N", help="make a vocabulary of N tokens")
+    vocabulary.add_argument("--train-vocab", type=vocabulary_size, metavar="N", help="make a vocabulary of N tokens")
     parser.add_argument("--cased", action="store_true", help="keep upper case and accents")
     parser.add_argument("--lines", action="store_true", help="plain text: a line is a sentence, blank lines divide")
     parser.add_argument("--val-fraction", type=fraction, default=0.01, metavar="F", help="the last documents are")

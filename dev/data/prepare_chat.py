@@ -38,7 +38,7 @@ import zlib
 from array import array
 
 sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-from documents import Parser, UserError, decompress, fraction, positive, run
+from documents import Parser, UserError, check_format, decompress, fraction, positive, run
 from prepare_gpt2 import END_OF_TEXT, MAGICS, Vocabulary, make_tokenizer
 from work import Output, Work, library_threads, write_atomically
 
@@ -100,11 +100,12 @@ def read_conversations(paths, key):
         number = 0
         try:
             with open(path, "rb") as raw, decompress(raw, path) as f:
+                check_format(f.peek(8))
                 for number, line in enumerate(f, 1):
                     if line.strip():
                         yield messages_of(line.decode("utf-8-sig"), key)
         except UserError as e:
-            raise UserError(f"{path}: line {number}: {e}")
+            raise UserError(f"{path}: line {number}: {e}" if number else f"{path}: {e}")
         except UnicodeDecodeError as e:
             raise UserError(f"{path}: line {number}: is not UTF-8 text ({e.reason})")
         except (OSError, EOFError, lzma.LZMAError, zlib.error) as e:
@@ -263,7 +264,7 @@ def read_json(path, fallback=None):
 def extended_tokenizer(directory, vocabulary):
     """({name: text} of the tokenizer's files with the special tokens, their ids, the size of the vocabulary)."""
     path = os.path.join(directory, "tokenizer.json")
-    tree = read_json(path, json.loads(vocabulary.text))
+    tree = json.loads(vocabulary.copies.get("tokenizer.json", vocabulary.text))
     config = read_json(os.path.join(directory, "tokenizer_config.json"), {})
     if not isinstance(config, dict):
         raise UserError(f"{directory}/tokenizer_config.json: is not an object of settings")

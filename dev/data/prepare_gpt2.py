@@ -15,6 +15,7 @@ Input files, recognized by their names and first bytes, in the order given:
   plain text      one document per file
   WikiExtractor   one document for each <doc ...> ... </doc>
   *.jsonl         one document per line, under the key "text" (--text-key)
+  *.json          the same, or an array of such objects; in an archive plain text
 Each may be compressed (.gz .xz .bz2), and a .tar archive, compressed or not, is read as the files in it, in
 the order of the archive.
 
@@ -64,6 +65,7 @@ from documents import (
     positive,
     read_json,
     run,
+    vocabulary_size,
 )
 from net import is_file, open_source
 from parts import add_options, check_options, join
@@ -112,10 +114,11 @@ class Vocabulary:
         if vocab and merges:
             files.update({"vocab.json": vocab, "merges.txt": merges})
         self.copies = {name: read_bytes(path) for name, path in files.items() if os.path.isfile(path)}
+        tree = self._tokenizer_json(whole) if whole else None
         if vocab and merges:
             ids = self._from_vocab(vocab, merges)
         elif whole:
-            ids = self._from_tokenizer_json(whole)
+            ids = self._from_tokenizer_json(whole, tree)
         else:
             raise UserError(
                 f"{directory}: holds neither vocab.json (or encoder.json) with merges.txt (or vocab.bpe), "
@@ -133,12 +136,26 @@ class Vocabulary:
         except Exception as e:  # the library raises plain Exception
             raise UserError(f"{vocab or whole}: the tokenizer is invalid: {e}")
 
+    def _tokenizer_json(self, path):
+        tree = read_json(path)
+        try:
+            kind, model = (tree.get("pre_tokenizer") or {}).get("type"), tree.get("model") or {}
+            dropout = model.pop("dropout", None)
+        except AttributeError:
+            raise UserError(f"{path}: is not a tokenizer with a vocabulary and added tokens")
+        if '"ByteLevel"' not in json.dumps([tree.get("pre_tokenizer"), tree.get("normalizer")]):
+            raise UserError(f"{path}: its pre-tokenizer is {kind}; only byte-level tokenizers, as GPT-2's, can be used")
+        if dropout:  # BPE-dropout: other merges in every run
+            print(f"{path}: its dropout of {dropout} is switched off, so that a text always gives the same tokens")
+            self.copies["tokenizer.json"] = json.dumps(tree, ensure_ascii=False)
+        return tree
+
     def _from_vocab(self, vocab, merges):
         ids = read_json(vocab)
         if not isinstance(ids, dict):
             raise UserError(f"{vocab}: is not an object of tokens and ids")
         try:
-            with open(merges, encoding="utf-8") as f:
+            with open(merges, encoding="utf-8-sig") as f:
                 lines = f.read().split("\n")
         except (OSError, ValueError) as e:
             raise UserError(f"{merges}: cannot be read: {e}")
@@ -163,9 +180,8 @@ class Vocabulary:
         )
         return ids
 
-    def _from_tokenizer_json(self, path):
+    def _from_tokenizer_json(self, path, tree):
         # Without special tokens none is found inside a text, and nothing is added to a text.
-        tree = read_json(path)
         try:
             added = tree.get("added_tokens") or []
             ids = dict(tree["model"]["vocab"])
@@ -430,7 +446,7 @@ def parse(arguments):
     add_options(parser)
     vocabulary = parser.add_mutually_exclusive_group(required=True)
     vocabulary.add_argument("--vocab", metavar="DIR", help="directory of the tokenizer")
-    vocabulary.add_argument("--train-vocab", type=positive, metavar="N", help="make a tokenizer of N tokens")
+    vocabulary.add_argument("--train-vocab", type=vocabulary_size, metavar="N", help="make a tokenizer of N tokens")
     validation = parser.add_mutually_exclusive_group()
     validation.add_argument("--val-tokens", type=positive, metavar="N", help="the first N tokens are validation")
     validation.add_argument("--val-fraction", type=fraction, metavar="F", help="the last documents are (default: 0.01)")

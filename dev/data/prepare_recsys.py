@@ -28,7 +28,7 @@ import sys
 from array import array
 from collections import Counter, deque
 
-from documents import USAGE, Parser, UserError, temporary_of
+from documents import USAGE, Parser, UserError, check_format, temporary_of
 
 RATINGS_MAGIC, CLICKS_MAGIC, VERSION, HEADER = 20261123, 20261124, 1, 256
 INTEGERS, CATEGORIES = 13, 26
@@ -158,6 +158,8 @@ def main(arguments):
     for path in options.files:
         if not os.path.isfile(path):
             raise UserError(f"{path}: no such file")
+        with open(path, "rb") as f:
+            check_format(f.read(8), f"{path}: ")
     if os.path.lexists(options.out) and not is_ours(options.out):
         raise UserError(f"{options.out}: was not written by prepare_recsys.py; move it away, or choose another --out")
     folder, name = os.path.split(options.out)

@@ -55,6 +55,8 @@ printf '1\t2\t3\n' >columns.data
 refused "a missing column" "is not user, item, rating and time" prepare columns.data --out x.bin
 : >none.data
 refused "an empty file of ratings" "holds no ratings" prepare none.data --out x.bin
+gzip -c u.data >u.data.gz
+refused "compressed ratings" "u.data.gz: is compressed with gzip; decompress it first" prepare u.data.gz --out x.bin
 cp u.data other.data && ln -s r.bin link.bin
 refused "the ratings as output" "u.data: was not written by prepare_recsys.py" prepare u.data --out u.data
 refused "a link as output" "link.bin: was not written by prepare_recsys.py" prepare u.data --out link.bin
