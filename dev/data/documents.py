@@ -156,9 +156,9 @@ def read_stream(binary, name, options, is_member):
     start = start[len(codecs.BOM_UTF8) * start.startswith(codecs.BOM_UTF8) :].lstrip()
     text = io.TextIOWrapper(binary, encoding="utf-8-sig", newline="\n")  # a byte order mark is not text
     name = re.sub(r"\.(gz|xz|bz2)$", "", os.path.basename(name))
-    # WikiExtractor --json names its files wiki_00; with a name of its own, code.json of an archive say, a file is what it seems.
-    is_json = name.endswith(".json") and not is_member
-    if re.search(r"\.(jsonl|ndjson)$", name) or ("." not in name and start.startswith(b'{"')) or (is_json and start[:1] == b"{"):
+    # WikiExtractor --json names its files wiki_00; with a name of its own, as code.json in an archive, a file is what it seems.
+    is_json, is_wiki_json = name.endswith(".json") and not is_member, "." not in name and start.startswith(b'{"')
+    if re.search(r"\.(jsonl|ndjson)$", name) or is_wiki_json or (is_json and start[:1] == b"{"):
         yield from read_jsonl(text, options)
     elif is_json and start[:1] == b"[":
         yield from read_json_array(text, options)
