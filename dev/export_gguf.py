@@ -87,7 +87,7 @@ LARGEST = {"f16": 65504, "bf16": 3.3895314e38, "q8_0": 127 * 65504}  # q8_0: 127
 
 def read_lines(path):
     try:
-        with open(path, encoding="utf-8", newline="\n") as f:
+        with open(path, encoding="utf-8-sig", newline="\n") as f:
             text = f.read()
     except (OSError, ValueError) as e:
         raise UserError(f"{path}: cannot be read: {e}")

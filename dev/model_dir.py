@@ -4,7 +4,9 @@ Needs Python 3.8 or later and numpy.
 """
 import argparse
 import json
+import math
 import os
+import re
 import struct
 import sys
 
@@ -41,7 +43,7 @@ def config_expect(config, path, fixed, what):
 
 
 class SafeTensors:
-    """One file: the entries of its header, and the bytes."""
+    """One file: the entries of its header, and the bytes, which the tensors fill without overlap and without gaps."""
 
     def __init__(self, path):
         self.path = path
@@ -62,22 +64,36 @@ class SafeTensors:
                     self.entries = {name[len(prefix) :]: entry for name, entry in self.entries.items()}
         except (struct.error, ValueError, AttributeError, TypeError) as e:
             raise UserError(f"{path}: is not a valid safetensors file: {e}")
-        self.data = 8 + length
+        self.data, at = 8 + length, 0
+        for begin, end in sorted({self.place(name)[2:] for name in self.entries}):
+            if begin != at:
+                raise UserError(f"{path}: its tensors overlap or leave gaps; it is damaged")
+            at = end
+        if at != len(self.bytes) - self.data:
+            raise UserError(f"{path}: its size is not that of its tensors; it is damaged")
 
-    def get(self, name, shape):
-        entry = self.entries[name]
+    def place(self, name):
+        """Of a tensor: dtype, shape, and where its bytes begin and end."""
         try:
-            dtype, found, (begin, end) = DTYPES.get(entry["dtype"]), list(entry["shape"]), entry["data_offsets"]
+            dtype, shape, (begin, end) = (self.entries[name][key] for key in ("dtype", "shape", "data_offsets"))
+            bits = 8 if dtype == "BOOL" else int(re.search(r"\d+", dtype)[0])
+            if not all(type(n) is int and n >= 0 for n in [begin, end, *shape]):
+                raise ValueError
         except (KeyError, TypeError, ValueError):
             raise UserError(f'{self.path}: tensor "{name}": its entry is damaged')
+        if 8 * (end - begin) != bits * math.prod(shape) or end > len(self.bytes) - self.data:
+            raise UserError(f'{self.path}: tensor "{name}": its data_offsets are damaged')
+        return dtype, shape, begin, end
+
+    def get(self, name, shape):
+        kind, found, begin, end = self.place(name)
+        dtype = DTYPES.get(kind)
         if not dtype:
-            raise UserError(f'{self.path}: tensor "{name}": its dtype is {entry["dtype"]}; allowed: {", ".join(DTYPES)}')
+            raise UserError(f'{self.path}: tensor "{name}": its dtype is {kind}; allowed: {", ".join(DTYPES)}')
         if found != list(shape):
             raise UserError(f'{self.path}: tensor "{name}": its shape is {found}, but config.json implies {list(shape)}')
-        if end - begin != int(np.prod(found)) * int(dtype[2]) or not 0 <= begin <= end <= len(self.bytes) - self.data:
-            raise UserError(f'{self.path}: tensor "{name}": its data_offsets are damaged')
         values = self.bytes[self.data + begin : self.data + end].view(dtype).reshape(found)
-        if entry["dtype"] == "BF16":
+        if kind == "BF16":
             return (values.astype("<u4") << 16).view("<f4")
         return values.astype("<f4")
 

@@ -25,5 +25,5 @@ def refuse_foreign(path, start):
         return
     except OSError as e:
         raise UserError(f"{path}: cannot be written: {e.strerror}")
-    if found not in (b"", start):
+    if os.path.islink(path) or found not in (b"", start):
         raise UserError(f"{path}: exists and is not a file of this script; choose another name, or remove it")

@@ -55,6 +55,24 @@ def read_wiki(stream, options):
         raise UserError(f"the <doc> of line {opened} is not closed; the file is truncated")
 
 
+FORMATS = {  # by the first bytes
+    b"PAR1": "a Parquet file; convert it to .jsonl, or give the directory of such files to --dataset of prepare_gpt2.py",
+    b"ARROW1": "an Arrow file; convert it to .jsonl",
+    b"\x28\xb5\x2f\xfd": "compressed with Zstandard; decompress it first",
+    b"\x1f\x8b": "compressed with gzip; decompress it first",
+    b"\xfd7zXZ\0": "compressed with xz; decompress it first",
+    b"BZh91AY": "compressed with bzip2; decompress it first",
+    b"PK\3\4": "a zip file; decompress it first",
+}
+
+
+def check_format(start, prefix=""):
+    """Whether a file is text is seen when it is read. What else it is most often, its first bytes tell."""
+    for mark, name in FORMATS.items():
+        if start.startswith(mark):
+            raise UserError(f"{prefix}is {name}")
+
+
 def read_text(text, options):
     """One document that is in memory."""
     try:
@@ -65,19 +83,35 @@ def read_text(text, options):
         yield from options.read_document(io.StringIO(text.replace("\r\n", "\n")), options)
 
 
+def read_json_document(text, where, options):
+    try:
+        text = text[options.text_key]
+    except (KeyError, IndexError, TypeError):
+        raise UserError(f"{where} is not an object with the key {options.text_key!r}; see --text-key")
+    if not isinstance(text, str):
+        raise UserError(f"{where}: {options.text_key!r} is not a string")
+    yield from read_text(text, options)
+
+
 def read_jsonl(stream, options):
     for number, line in enumerate(stream, 1):
         if not line.strip():
             continue
         try:
-            text = json.loads(line)[options.text_key]
-        except ValueError as e:
+            document = json.loads(line)
+        except (ValueError, RecursionError) as e:
             raise UserError(f"line {number} is not JSON: {e}")
-        except (KeyError, IndexError, TypeError):
-            raise UserError(f"line {number} is not an object with the key {options.text_key!r}; see --text-key")
-        if not isinstance(text, str):
-            raise UserError(f"line {number}: {options.text_key!r} is not a string")
-        yield from read_text(text, options)
+        yield from read_json_document(document, f"line {number}", options)
+
+
+def read_json_array(stream, options):
+    text = stream.read()
+    try:
+        documents = json.loads(text)
+    except (ValueError, RecursionError) as e:
+        raise UserError(f"is not JSON: {e}")
+    for number, document in enumerate(documents, 1):
+        yield from read_json_document(document, f"document {number}", options)
 
 
 class Forward(io.RawIOBase):
@@ -115,15 +149,19 @@ class Lines(io.RawIOBase):
         return len(whole) if whole or not data else self.readinto(buffer)
 
 
-def read_stream(binary, name, options):
+def read_stream(binary, name, options, is_member):
     binary = io.BufferedReader(Lines(binary))
     start = binary.peek(256)[:256]
+    check_format(start)
     start = start[len(codecs.BOM_UTF8) * start.startswith(codecs.BOM_UTF8) :].lstrip()
     text = io.TextIOWrapper(binary, encoding="utf-8-sig", newline="\n")  # a byte order mark is not text
     name = re.sub(r"\.(gz|xz|bz2)$", "", os.path.basename(name))
-    # WikiExtractor --json names its files wiki_00; with a name of its own, code.json say, a file is what it seems.
-    if re.search(r"\.(jsonl|ndjson)$", name) or ("." not in name and start.startswith(b'{"')):
+    # WikiExtractor --json names its files wiki_00; with a name of its own, as code.json in an archive, a file is what it seems.
+    is_json, is_wiki_json = name.endswith(".json") and not is_member, "." not in name and start.startswith(b'{"')
+    if re.search(r"\.(jsonl|ndjson)$", name) or is_wiki_json or (is_json and start[:1] == b"{"):
         yield from read_jsonl(text, options)
+    elif is_json and start[:1] == b"[":
+        yield from read_json_array(text, options)
     elif start.startswith(b"<doc "):
         yield from read_wiki(text, options)
     else:
@@ -144,10 +182,10 @@ def read_documents(path, raw, options):
                 for member in archive:
                     if member.isfile():
                         name = f"{path}: {member.name}"
-                        yield from read_stream(Forward(archive.extractfile(member)), member.name, options)
+                        yield from read_stream(Forward(archive.extractfile(member)), member.name, options, True)
             return
         with decompress(raw, path) as f:
-            yield from read_stream(f, path, options)
+            yield from read_stream(f, path, options, False)
     except UserError as e:
         raise UserError(f"{name}: {e}")
     except UnicodeDecodeError as e:
@@ -160,34 +198,9 @@ def read_documents(path, raw, options):
 # Command line
 
 
-SHARD = r"(train|val)_\d{6}\.bin"
-
-
-def claim(folder, magics):
-    """Make the folder, unless it holds shards that begin with none of these numbers: those of another preparation."""
-    os.makedirs(folder, exist_ok=True)
-    for name in sorted(os.listdir(folder)):
-        if not re.fullmatch(SHARD, name):
-            continue
-        with open(os.path.join(folder, name), "rb") as f:
-            if int.from_bytes(f.read(4), "little") not in magics:
-                raise UserError(
-                    f"{os.path.join(folder, name)}: is of another kind of model's data; choose another --out"
-                )
-
-
 def temporary_of(folder, name):
     """Where a file is written before it is complete."""
     return os.path.join(folder, f"{name}.tmp{os.getpid()}")
-
-
-def publish(source, folder, names):
-    """Move complete files from one folder to another, and remove the shards of an earlier preparation there."""
-    for name in names:
-        os.replace(os.path.join(source, name), os.path.join(folder, name))
-    for name in os.listdir(folder):
-        if re.fullmatch(SHARD, name) and name not in names:
-            os.remove(os.path.join(folder, name))
 
 
 class Parser(argparse.ArgumentParser):
@@ -198,6 +211,13 @@ class Parser(argparse.ArgumentParser):
 def positive(text):
     if not re.fullmatch(r"\+?\d+", text) or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 1")
+    return int(text)
+
+
+def vocabulary_size(text):
+    """A number of tokens that the trainers take."""
+    if positive(text) > 1 << 24:
+        raise argparse.ArgumentTypeError(f"{text} is more than {1 << 24}")
     return int(text)
 
 

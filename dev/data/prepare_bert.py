@@ -14,6 +14,7 @@ Input files, recognized by their names and first bytes, in the order given:
                   between documents
   WikiExtractor   one document for each <doc ...> ... </doc>; a first line that repeats the title is skipped
   *.jsonl         one document a line, under the key "text" (--text-key); so are WikiExtractor's files of --json
+  *.json          the same, or an array of such objects; in an archive plain text
 Each may be compressed (.gz .xz .bz2), and a .tar archive, compressed or not, is read as the files in it, in
 the order of the archive.
 
@@ -39,7 +40,8 @@ possible sentence start; not after an initial or a common abbreviation. [MASK] a
 The last documents are for validation: --val-fraction of the tokens, but at least two documents.
 
 Writes train_000000.bin ... and val_000000.bin ..., cut between documents, and vocab.txt and tokenizer_config.json for
-the trainer and for `transformers`. Earlier ones in the output directory are replaced when everything else is done.
+the trainer and for `transformers`. What an earlier run wrote to the output directory, listed there in prepared.json, is
+replaced when everything else is done; other files of these names are an error.
 Format of a file, all little-endian:
   256 x int32      magic 20261121, version, tokens, sentences, documents, vocabulary size V,
                    ids of [PAD] [UNK] [CLS] [SEP] [MASK], low and high half of the vocabulary's hash (FNV-1a of
@@ -63,15 +65,13 @@ from documents import (
     UserError,
     add_common_options,
     check_inputs,
-    claim,
     fraction,
-    positive,
-    publish,
     run,
+    vocabulary_size,
 )
 from net import is_file, open_source
 from parts import add_options, check_options, join
-from work import Progress, Work, library_threads, mapped_numbers, vocabulary_texts, write_atomically
+from work import Output, Progress, Work, library_threads, mapped_numbers, vocabulary_texts, write_atomically
 
 MAGIC = 20261121
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
@@ -144,11 +144,14 @@ def make_tokenizer(tokens, is_cased):
     return tokenizer
 
 
+def vocabulary_path(path):
+    return os.path.join(path, "vocab.txt") if os.path.isdir(path) else path
+
+
 def read_vocabulary(path):
-    if os.path.isdir(path):
-        path = os.path.join(path, "vocab.txt")
+    path = vocabulary_path(path)
     try:
-        with open(path, encoding="utf-8", newline="\n") as f:
+        with open(path, encoding="utf-8-sig", newline="\n") as f:
             text = f.read()
     except (OSError, ValueError) as e:
         raise UserError(f"{path}: cannot be read as a vocabulary: {e}")
@@ -363,9 +366,11 @@ def prepare(options):
         "--text-key": options.text_key,
         "--limit-tokens": options.limit_tokens,
     }
-    claim(options.out, (MAGIC,))
-    streams = ["tokens", "lengths", "counts"]
+    streams, target = ["tokens", "lengths", "counts"], os.path.join(options.out, "vocab.txt")
     with Work(options, settings, streams) as work:
+        has_vocabulary = options.vocab and os.path.isfile(target) and os.path.samefile(target, vocabulary_path(options.vocab))
+        spared = ["vocab.txt"] if has_vocabulary else []
+        output = Output(options.out, "prepare_bert.py", r"vocab\.txt|tokenizer_config\.json", spared)
         if not options.join:
             source.open(work)
         vocabulary = get_vocabulary(options, source, work)
@@ -389,7 +394,7 @@ def prepare(options):
         texts = {"vocab.txt": "\n".join(vocabulary), "tokenizer_config.json": json.dumps(config, indent=2)}
         for name, text in texts.items():
             write_atomically(work.path(name), text + "\n")
-        publish(work.folder, options.out, names + list(texts))
+        output.publish(work.folder, names + [name for name in texts if name not in spared])
         work.forget()
         if options.join:
             work.forget_parts()
@@ -410,7 +415,7 @@ def parse(arguments):
     add_options(parser)
     vocabulary = parser.add_mutually_exclusive_group(required=True)
     vocabulary.add_argument("--vocab", metavar="PATH", help="vocab.txt, or the directory that holds it")
-    vocabulary.add_argument("--train-vocab", type=positive, metavar="N", help="make a vocabulary of N tokens")
+    vocabulary.add_argument("--train-vocab", type=vocabulary_size, metavar="N", help="make a vocabulary of N tokens")
     parser.add_argument("--cased", action="store_true", help="keep upper case and accents")
     parser.add_argument("--lines", action="store_true", help="plain text: a line is a sentence, blank lines divide")
     parser.add_argument("--val-fraction", type=fraction, default=0.01, metavar="F", help="the last documents are")

@@ -17,31 +17,30 @@ where the names in <| |> are special tokens. Those that the tokenizer lacks get 
 is encoded as ordinary text. The template is written into tokenizer_config.json as `chat_template`, so that
 `transformers`' apply_chat_template gives the same ids (but it takes special tokens in a text for real ones).
 
-The targets that count for the loss are the tokens of answers and the <|end|> after each. Conversations are packed into
+The targets that count for the loss are the tokens of answers and the <|end|> after each, without the answers that have
+"weight": 0 or "train": false. Conversations are packed into
 rows of --tokens tokens and none crosses a row's end; the rest of a row is filled with <|endoftext|>. Train with
 --doc-mask 1, and with -t --tokens or a multiple. A conversation longer than a row is cut after the last answer that
 fits; if not even its first answer does, it is skipped.
 
 Writes train_000000.bin ... and val_000000.bin ... (shards with a mask: llmc/data/files/shards.h), tokenizer.json and
 tokenizer_config.json; with --model also OUT/model, the model with a row for each new token in its embedding (and in its
-head, if that is not tied): the mean of the other rows. A model from an earlier run there is replaced or, without
---model, removed. The last conversations are for validation: --val-fraction of them.
+head, if that is not tied): the mean of the other rows. What an earlier run wrote, listed in prepared.json, is replaced or
+removed; other files of these names are an error. The last conversations are for validation: --val-fraction of them.
 """
 import argparse
 import json
 import lzma
 import os
-import shutil
 import struct
 import sys
-import tempfile
 import zlib
 from array import array
 
 sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-from documents import Parser, UserError, claim, decompress, fraction, positive, publish, run
-from prepare_gpt2 import END_OF_TEXT, MAGICS, TOKENIZER_FILES, Vocabulary, make_tokenizer
-from work import library_threads, write_atomically
+from documents import Parser, UserError, check_format, decompress, fraction, positive, run
+from prepare_gpt2 import END_OF_TEXT, MAGICS, Vocabulary, make_tokenizer
+from work import Output, Work, library_threads, write_atomically
 
 SYSTEM, USER, ASSISTANT, END = "<|system|>", "<|user|>", "<|assistant|>", "<|end|>"
 TOKENS = [SYSTEM, USER, ASSISTANT, END]
@@ -50,7 +49,6 @@ TEMPLATE = (
     "{{ '<|' + message['role'] + '|>' + message['content'] + '<|end|>' }}{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"
 )
-MODEL_FILES = ["config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"]
 ROW_TOKENS = 1024  # without a model
 AT_ONCE = 1024  # conversations that are encoded at a time
 OPEN_ROWS = 64  # that a conversation may still go into
@@ -62,7 +60,7 @@ BITS = bytes(range(48, 50)) + bytes(254)
 
 
 def messages_of(line, key):
-    """[(role, content)] of a line, checked."""
+    """[(role, content, whether it counts for the loss)] of a line, checked."""
     try:
         messages = json.loads(line)[key]
     except (ValueError, RecursionError) as e:
@@ -85,7 +83,13 @@ def messages_of(line, key):
             raise UserError(f"message {i} is of the role {role!r} {where}; expected: {' or '.join(expected)}")
         if role == "assistant" and not content.strip():
             raise UserError(f"message {i}: the answer is empty")
-        found.append((role, content.encode("utf-8", "replace").decode("utf-8")))  # half of a surrogate pair
+        counts = role == "assistant"
+        for name, values in (("weight", (0, 1)), ("train", (False, True))):
+            value = message.get(name)
+            if value is not None and (isinstance(value, bool) != (name == "train") or value not in values):
+                raise UserError(f"message {i}: its {name} is {json.dumps(value)}; allowed: {json.dumps(values)[1:-1]}")
+            counts = counts and value != values[0]
+        found.append((role, content.encode("utf-8", "replace").decode("utf-8"), counts))  # half of a surrogate pair
     if found[-1][0] != "assistant":
         raise UserError(f"message {len(found)} has no answer")
     return found
@@ -96,11 +100,12 @@ def read_conversations(paths, key):
         number = 0
         try:
             with open(path, "rb") as raw, decompress(raw, path) as f:
+                check_format(f.peek(8))
                 for number, line in enumerate(f, 1):
                     if line.strip():
                         yield messages_of(line.decode("utf-8-sig"), key)
         except UserError as e:
-            raise UserError(f"{path}: line {number}: {e}")
+            raise UserError(f"{path}: line {number}: {e}" if number else f"{path}: {e}")
         except UnicodeDecodeError as e:
             raise UserError(f"{path}: line {number}: is not UTF-8 text ({e.reason})")
         except (OSError, EOFError, lzma.LZMAError, zlib.error) as e:
@@ -125,16 +130,16 @@ class Encoder:
         yield from self._encode(batch, encode)
 
     def _encode(self, batch, encode):
-        texts = iter(encode([content for c in batch for _, content in c], add_special_tokens=False))
+        texts = iter(encode([content for c in batch for _, content, _ in c], add_special_tokens=False))
         for conversation in batch:
             tokens, mask = array("I", [self.ids[END_OF_TEXT]]), bytearray(1)
             fitting = answers = 0
-            for role, _ in conversation:
+            for role, _, counts in conversation:
                 content = next(texts).ids
                 tokens.append(self.ids[f"<|{role}|>"])
                 tokens.extend(content)
                 tokens.append(self.ids[END])
-                mask += b"\0" + bytes([role == "assistant"]) * (len(content) + 1)
+                mask += b"\0" + bytes([counts]) * (len(content) + 1)
                 if role == "assistant":
                     is_fitting = len(tokens) <= self.most
                     fitting = len(tokens) if is_fitting else fitting
@@ -203,11 +208,10 @@ def write_shard(path, rows, length, filler, width):
 
 
 class Spool:
-    """Encoded conversations in a file; their lengths are in memory."""
+    """Encoded conversations in files; their lengths are in memory."""
 
-    def __init__(self, folder):
-        self.tokens = open(os.path.join(folder, "tokens"), "w+b")
-        self.mask = open(os.path.join(folder, "mask"), "w+b")
+    def __init__(self, files):
+        self.tokens, self.mask = files["tokens"], files["mask"]
         self.lengths = array("I")
 
     def add(self, tokens, mask):
@@ -260,7 +264,7 @@ def read_json(path, fallback=None):
 def extended_tokenizer(directory, vocabulary):
     """({name: text} of the tokenizer's files with the special tokens, their ids, the size of the vocabulary)."""
     path = os.path.join(directory, "tokenizer.json")
-    tree = read_json(path, json.loads(vocabulary.text))
+    tree = json.loads(vocabulary.copies.get("tokenizer.json", vocabulary.text))
     config = read_json(os.path.join(directory, "tokenizer_config.json"), {})
     if not isinstance(config, dict):
         raise UserError(f"{directory}/tokenizer_config.json: is not an object of settings")
@@ -326,25 +330,29 @@ def write_model(directory, folder, known, size, eos):
     except ImportError:
         raise UserError("--model needs the Python package 'numpy'; install it with: pip install numpy")
     import model_dir
+    from export_llmc import BLOCK
 
     try:
         config = model_dir.read_json(os.path.join(directory, "config.json"))
-        V, C = (model_dir.config_number(config, "config.json", key) for key in ("vocab_size", "n_embd"))
+        V, C, L = (model_dir.config_number(config, "config.json", key) for key in ("vocab_size", "n_embd", "n_layer"))
         weights = model_dir.Weights(directory, "transformer.")
+        needed = ["wte.weight", "wpe.weight", "ln_f.weight", "ln_f.bias"]
+        for name in needed + [f"h.{layer}.{name}" for layer in range(L) for name, _ in BLOCK]:
+            if not weights.find(f"transformer.{name}"):
+                raise UserError(f'{weights.path}: tensor "{name}" is missing; the file is damaged or of another model')
         more, first = max(0, size - V), min(known, V)
         header, plans, at = {"__metadata__": {"format": "pt"}}, [], 0
         for name in sorted(weights.files):
             file, new = weights.files[name], b""
-            entry = file.entries[name]
-            (begin, end), shape = entry["data_offsets"], list(entry["shape"])
+            dtype, shape, begin, end = file.place(name)
             before = after = end  # the new rows are between them
             if name.endswith(("wte.weight", "lm_head.weight")) and size > first:
                 mean = file.get(name, [V, C])[:first].mean(axis=0, dtype=np.float64).astype(np.float32)
-                new, shape[0] = rows_as(entry["dtype"], mean, size - first, np), V + more
+                new, shape[0] = rows_as(dtype, mean, size - first, np), V + more
                 row = (end - begin) // V
                 before, after = begin + first * row, begin + min(size, V) * row
             size_in_file = before - begin + len(new) + end - after
-            header[name] = {"dtype": entry["dtype"], "shape": shape, "data_offsets": [at, at + size_in_file]}
+            header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [at, at + size_in_file]}
             at += size_in_file
             plans.append((file, begin, before, new, after, end))
     except model_dir.UserError as e:
@@ -369,32 +377,14 @@ def write_model(directory, folder, known, size, eos):
 # Command line
 
 
-def check_model_folder(folder):
-    """OUT/model may be that of an earlier run, which is replaced or removed, and nothing else."""
-    if not os.path.lexists(folder):
-        return
-    if os.path.islink(folder) or not os.path.isdir(folder):
-        raise UserError(f"{folder}: is not a directory; choose another --out")
-    for name in sorted(os.listdir(folder)):
-        if name not in MODEL_FILES and name not in [f"{n}.tmp" for n in MODEL_FILES]:
-            raise UserError(f"{folder}: holds {name}, which this script did not write; move it away, or choose another --out")
-
-
-def replace_files(source, target, names):
-    os.makedirs(target, exist_ok=True)
-    for name in names:
-        os.replace(os.path.join(source, name), os.path.join(target, name))
-
-
 def prepare(options):
     directory = options.model or options.vocab
     vocabulary = Vocabulary(directory)
     texts, ids, size = extended_tokenizer(directory, vocabulary)
-    options.tokens, model = row_length(options), os.path.join(options.out, "model")
-    check_model_folder(model)
-    claim(options.out, MAGICS)
-    with tempfile.TemporaryDirectory(dir=options.out, prefix="chat-") as folder:
-        spool, encoder = Spool(folder), Encoder(vocabulary, ids, options.tokens)
+    options.tokens = row_length(options)
+    with Work(options, {}, ["tokens", "mask"]) as work:
+        output = Output(options.out, "prepare_chat.py", r"tokenizer(_config)?\.json|model(/.*)?")
+        spool, encoder = Spool(work.files), Encoder(vocabulary, ids, options.tokens)
         answers = 0
         with library_threads():
             for tokens, mask in encoder.encode_all(read_conversations(options.local, options.messages_key)):
@@ -408,28 +398,23 @@ def prepare(options):
             )
         if count == 0:
             raise UserError(f"{options.local[0]}: no conversation in the input that fits into {options.tokens} tokens")
+        if answers == 0:
+            raise UserError(f"{options.local[0]}: no answer in the input counts for the loss; all have weight 0 or train false")
         held_out = max(1, round(options.val_fraction * count)) if options.val_fraction else 0
         if held_out >= count:
             raise UserError(f"--val-fraction {options.val_fraction}: {count} conversations cannot be divided so; give more")
         width = 2 if size <= 65536 else 4
         parts = ("val", spool.read(count - held_out, count)), ("train", spool.read(0, count - held_out))
-        written = [write_shards(folder, *part, options, ids[END_OF_TEXT], width) for part in parts]
+        written = [write_shards(work.folder, *part, options, ids[END_OF_TEXT], width) for part in parts]
         names, rows = [name for w in written for name in w[0]], sum(w[1] for w in written)
         if options.model:
-            write_model(options.model, folder, vocabulary.size, size, ids[END])
+            os.mkdir(work.path("model"))
+            write_model(options.model, work.path("model"), vocabulary.size, size, ids[END])
+            names += ["model/config.json", "model/model.safetensors"]
+            texts.update({f"model/{name}": text for name, text in texts.items()})
         for name, text in texts.items():
-            write_atomically(os.path.join(folder, name), text)
-        if options.model:
-            replace_files(folder, model, ["config.json", "model.safetensors"])
-            for name, text in texts.items():
-                write_atomically(os.path.join(model, name), text)
-        elif os.path.isdir(model):
-            shutil.rmtree(model)
-        publish(folder, options.out, names + list(texts))
-        for name in TOKENIZER_FILES:
-            path = os.path.join(options.out, name)
-            if name not in texts and os.path.exists(path):
-                os.remove(path)
+            write_atomically(work.path(name), text)
+        output.publish(work.folder, names + list(texts))
     total = sum(spool.lengths)
     print(
         f"{options.out}: {count - held_out} conversations for training, {held_out} for validation; {total} tokens, {answers} of "
@@ -449,6 +434,7 @@ def parse(arguments):
     parser.add_argument("--val-fraction", type=fraction, default=0.01, metavar="F", help="default: 0.01")
     parser.add_argument("--shard-tokens", type=positive, default=100_000_000, metavar="N", help="default: 100 million")
     parser.add_argument("--messages-key", default="messages", metavar="KEY", help="default: messages")
+    parser.set_defaults(part=None, join=False, restart=False)  # for Work
     options = parser.parse_args(arguments)
     for path in options.local:
         if not os.path.isfile(path):

@@ -15,6 +15,7 @@ Input files, recognized by their names and first bytes, in the order given:
   plain text      one document per file
   WikiExtractor   one document for each <doc ...> ... </doc>
   *.jsonl         one document per line, under the key "text" (--text-key)
+  *.json          the same, or an array of such objects; in an archive plain text
 Each may be compressed (.gz .xz .bz2), and a .tar archive, compressed or not, is read as the files in it, in
 the order of the archive.
 
@@ -42,15 +43,15 @@ Validation is one of:
 With neither, --val-fraction 0.01.
 
 Writes train_000000.bin ... and val_000000.bin ..., of equal size and at most --shard-tokens tokens, and copies of the
-tokenizer's files, with which the trainer decodes its samples. Earlier shards and tokenizer files in the output
-directory are replaced when everything else is done.
+tokenizer's files, with which the trainer decodes its samples. What an earlier run wrote to the output directory, listed
+there in prepared.json, is replaced when everything else is done; other files of these names are an error.
 """
 import argparse
 import bisect
 import hashlib
 import json
 import os
-import shutil
+import re
 import struct
 import sys
 from array import array
@@ -60,30 +61,28 @@ from documents import (
     UserError,
     add_common_options,
     check_inputs,
-    claim,
     fraction,
     positive,
-    publish,
     read_json,
     run,
+    vocabulary_size,
 )
 from net import is_file, open_source
 from parts import add_options, check_options, join
-from work import Progress, Work, library_threads, mapped_numbers, vocabulary_texts, write_atomically
+from work import Output, Progress, Work, library_threads, mapped_numbers, vocabulary_texts, write_atomically
 
 END_OF_TEXT = "<|endoftext|>"
 MAGICS = 20240520, 20240801  # of shards of uint16 and of uint32
 LEAST_VOCABULARY = 257  # of --train-vocab
 PIECE_CHARACTERS = 1 << 18  # plain text is encoded in pieces of about this length
 COPY_BYTES = 1 << 22
+SETTINGS = ["tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"]
 TOKENIZER_FILES = [
     "vocab.json",
     "merges.txt",
     "encoder.json",
     "vocab.bpe",
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "special_tokens_map.json",
+    *SETTINGS,
 ]
 
 
@@ -99,6 +98,11 @@ def first_existing(directory, names):
     return None
 
 
+def read_bytes(path):
+    with open(path, "rb") as f:
+        return f.read()
+
+
 class Vocabulary:
     """What the workers need to build the tokenizer (text), and what the shards need to know about it."""
 
@@ -106,16 +110,15 @@ class Vocabulary:
         vocab = first_existing(directory, ["vocab.json", "encoder.json"])
         merges = first_existing(directory, ["merges.txt", "vocab.bpe"])
         whole = first_existing(directory, ["tokenizer.json"])
-        self.copies = {}  # name in the output directory -> path
-        for name in ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"):
-            path = first_existing(directory, [name])
-            if path:
-                self.copies[name] = path
+        files = {name: os.path.join(directory, name) for name in SETTINGS}
         if vocab and merges:
-            self.copies["vocab.json"], self.copies["merges.txt"] = vocab, merges
+            files.update({"vocab.json": vocab, "merges.txt": merges})
+        self.copies = {name: read_bytes(path) for name, path in files.items() if os.path.isfile(path)}
+        tree = self._tokenizer_json(whole) if whole else None
+        if vocab and merges:
             ids = self._from_vocab(vocab, merges)
         elif whole:
-            ids = self._from_tokenizer_json(whole)
+            ids = self._from_tokenizer_json(whole, tree)
         else:
             raise UserError(
                 f"{directory}: holds neither vocab.json (or encoder.json) with merges.txt (or vocab.bpe), "
@@ -133,12 +136,26 @@ class Vocabulary:
         except Exception as e:  # the library raises plain Exception
             raise UserError(f"{vocab or whole}: the tokenizer is invalid: {e}")
 
+    def _tokenizer_json(self, path):
+        tree = read_json(path)
+        try:
+            kind, model = (tree.get("pre_tokenizer") or {}).get("type"), tree.get("model") or {}
+            dropout = model.pop("dropout", None)
+        except AttributeError:
+            raise UserError(f"{path}: is not a tokenizer with a vocabulary and added tokens")
+        if '"ByteLevel"' not in json.dumps([tree.get("pre_tokenizer"), tree.get("normalizer")]):
+            raise UserError(f"{path}: its pre-tokenizer is {kind}; only byte-level tokenizers, as GPT-2's, can be used")
+        if dropout:  # BPE-dropout: other merges in every run
+            print(f"{path}: its dropout of {dropout} is switched off, so that a text always gives the same tokens")
+            self.copies["tokenizer.json"] = json.dumps(tree, ensure_ascii=False)
+        return tree
+
     def _from_vocab(self, vocab, merges):
         ids = read_json(vocab)
         if not isinstance(ids, dict):
             raise UserError(f"{vocab}: is not an object of tokens and ids")
         try:
-            with open(merges, encoding="utf-8") as f:
+            with open(merges, encoding="utf-8-sig") as f:
                 lines = f.read().split("\n")
         except (OSError, ValueError) as e:
             raise UserError(f"{merges}: cannot be read: {e}")
@@ -163,9 +180,8 @@ class Vocabulary:
         )
         return ids
 
-    def _from_tokenizer_json(self, path):
+    def _from_tokenizer_json(self, path, tree):
         # Without special tokens none is found inside a text, and nothing is added to a text.
-        tree = read_json(path)
         try:
             added = tree.get("added_tokens") or []
             ids = dict(tree["model"]["vocab"])
@@ -356,16 +372,6 @@ def write_shards(work, prefix, begin, end, options, width, progress):
     return names
 
 
-def copy_tokenizer(vocabulary, out):
-    """The tokenizer's files, and none of another tokenizer that were there before."""
-    for name in TOKENIZER_FILES:
-        target = os.path.join(out, name)
-        if name in vocabulary.copies:
-            shutil.copyfile(vocabulary.copies[name], target)
-        elif os.path.exists(target):
-            os.remove(target)
-
-
 def relocated(_, data, begin, tokens):
     """Starts of documents in a part, in the whole."""
     return array("Q", [s - begin + tokens for s in memoryview(data).cast("Q")]).tobytes()
@@ -390,9 +396,11 @@ def prepare(options):
         "--split-blank-lines": options.split_blank_lines,
         "--limit-tokens": options.limit_tokens,
     }
-    claim(options.out, MAGICS)
     streams = ["tokens", "starts"]
     with Work(options, settings, streams) as work:
+        has_tokenizer = bool(options.vocab) and os.path.samefile(options.vocab, options.out)
+        names = "|".join(map(re.escape, TOKENIZER_FILES))
+        output = Output(options.out, "prepare_gpt2.py", names, ["config.json", *TOKENIZER_FILES] if has_tokenizer else ())
         if not options.join:
             source.open(work)
         vocabulary = get_vocabulary(options, source, work)
@@ -415,9 +423,10 @@ def prepare(options):
         names = write_shards(work, "val", val[0], val[1], options, width, progress)
         names += write_shards(work, "train", train[0], train[1], options, width, progress)
         progress.end()
-        publish(work.folder, options.out, names)
-        if not options.vocab or not os.path.samefile(options.vocab, options.out):
-            copy_tokenizer(vocabulary, options.out)
+        copies = {} if has_tokenizer else vocabulary.copies
+        for name, data in copies.items():
+            write_atomically(work.path(name), data)
+        output.publish(work.folder, names + list(copies))
         work.forget()
         if options.join:
             work.forget_parts()
@@ -437,7 +446,7 @@ def parse(arguments):
     add_options(parser)
     vocabulary = parser.add_mutually_exclusive_group(required=True)
     vocabulary.add_argument("--vocab", metavar="DIR", help="directory of the tokenizer")
-    vocabulary.add_argument("--train-vocab", type=positive, metavar="N", help="make a tokenizer of N tokens")
+    vocabulary.add_argument("--train-vocab", type=vocabulary_size, metavar="N", help="make a tokenizer of N tokens")
     validation = parser.add_mutually_exclusive_group()
     validation.add_argument("--val-tokens", type=positive, metavar="N", help="the first N tokens are validation")
     validation.add_argument("--val-fraction", type=fraction, metavar="F", help="the last documents are (default: 0.01)")

@@ -28,7 +28,7 @@ import sys
 from array import array
 from collections import Counter, deque
 
-from documents import USAGE, Parser, UserError, refuse_foreign, temporary_of
+from documents import USAGE, Parser, UserError, check_format, refuse_foreign, temporary_of
 
 RATINGS_MAGIC, CLICKS_MAGIC, VERSION, HEADER = 20261123, 20261124, 1, 256
 INTEGERS, CATEGORIES = 13, 26
@@ -151,6 +151,8 @@ def main(arguments):
     for path in options.files:
         if not os.path.isfile(path):
             raise UserError(f"{path}: no such file")
+        with open(path, "rb") as f:
+            check_format(f.read(8), f"{path}: ")
     refuse_foreign(options.out, struct.pack("<i", CLICKS_MAGIC if options.format == "criteo" else RATINGS_MAGIC))
     folder, name = os.path.split(options.out)
     temporary = temporary_of(folder or ".", name)

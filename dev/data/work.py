@@ -3,6 +3,9 @@
 Encoded data is kept in OUT/preparation/, in files that only grow. state.json there records how much of them is valid
 and the matching position in the input. The same command, run again, truncates the files to that size and continues. The
 encoding depends on the input alone, so the result is the same to the last byte. The folder is removed at the end.
+
+No file of the user is replaced or removed: a folder of work has the lock in it, and prepared.json lists the files in OUT
+that are of an earlier run.
 """
 import collections
 import contextlib
@@ -13,6 +16,7 @@ import multiprocessing
 import multiprocessing.connection
 import os
 import queue
+import re
 import shutil
 import signal
 import struct
@@ -23,9 +27,10 @@ import traceback
 from array import array
 
 import parts
-from documents import Unreachable, UserError
+from documents import Unreachable, UserError, read_json
 
-FOLDER, STATE, LOCK = "preparation", "state.json", "lock"
+FOLDER, STATE, LOCK = "preparation", "state.json", "preparation.lock"
+MANIFEST, SHARD = "prepared.json", r"(train|val)_\d{6}\.bin"
 COUNTS = "position", "complete", "tokens", "sizes"  # what is recorded of the work, besides its settings
 SIGNALS = signal.SIGINT, signal.SIGTERM
 
@@ -241,6 +246,18 @@ class Progress:
 # The text that a vocabulary is made from
 
 VOCABULARY_CHARACTERS = 1_000_000_000  # of a data set; of --local and --url all
+LONG_WORD = 1000  # characters
+
+
+def cut_long_words(text):
+    """The text in pieces without words, or white space, of twice that length: the library's time grows with its square."""
+    begin = 0
+    for end in range(LONG_WORD, len(text) + 1, LONG_WORD):
+        block = text[end - LONG_WORD : end]
+        if block.isspace() or block.split(None, 1)[0] == block:
+            yield text[begin:end]
+            begin = end
+    yield text[begin:]
 
 
 def vocabulary_texts(options, source):
@@ -249,7 +266,7 @@ def vocabulary_texts(options, source):
         for batch, (_, done, _) in batches:
             for text, _ in batch:
                 characters += len(text)
-                yield text
+                yield from cut_long_words(text)
             if options.dataset is not None:
                 done = max(done or 0, characters / VOCABULARY_CHARACTERS)
             progress.show(done, f"{characters / 1e6:.1f} M characters")
@@ -273,8 +290,9 @@ def library_threads():
 
 
 def write_atomically(path, text):
-    with open(path + ".tmp", "w", encoding="utf-8", newline="\n") as f:
-        f.write(text)
+    """Of a str, or of bytes."""
+    with open(path + ".tmp", "wb") as f:
+        f.write(text.encode("utf-8") if isinstance(text, str) else text)
         f.flush()
         os.fsync(f.fileno())
     os.replace(path + ".tmp", path)
@@ -300,6 +318,10 @@ class Work:
             self.settings["--part"] = str(options.part)
             self.folder = options.part.folder(options.out)
             streams = [*streams, parts.BLOCKS]
+        links = [self.folder, os.path.join(options.out, parts.FOLDER)]
+        found = os.listdir(self.folder) if os.path.isdir(self.folder) else [FOLDER] * os.path.lexists(self.folder)
+        if any(map(os.path.islink, links)) or (found and LOCK not in found):
+            raise UserError(f"{self.folder}: was not made by a preparation; move it away, or choose another --out")
         os.makedirs(self.folder, exist_ok=True)
         self.lock = open(self.path(LOCK), "w")
         try:
@@ -328,15 +350,16 @@ class Work:
         for flag in sorted(set(settings) | set(self.settings)):
             if settings.get(flag) != self.settings.get(flag):
                 raise UserError(
-                    f"{self.folder}: holds an unfinished preparation with another {flag}; give the same to continue it, "
-                    "or --restart to give it up"
+                    f"{self.folder}: holds an unfinished preparation with another {flag}; its own command continues it, "
+                    "or gives it up with --restart"
                 )
         return done
 
     def _clear(self):
         for name in os.listdir(self.folder):
             if name != LOCK:
-                os.remove(self.path(name))
+                is_folder = os.path.isdir(self.path(name)) and not os.path.islink(self.path(name))
+                (shutil.rmtree if is_folder else os.remove)(self.path(name))
 
     def _open(self, name, size):
         path = self.path(name)
@@ -364,7 +387,10 @@ class Work:
             with contextlib.suppress(OSError):  # of a disk that is full
                 f.close()
         if not self.is_kept:
-            shutil.rmtree(self.folder, ignore_errors=True)
+            with contextlib.suppress(OSError):
+                self._clear()
+                os.remove(self.path(LOCK))  # last: without it the rest would not be known as ours
+                os.rmdir(self.folder)
             if self.options.part:
                 with contextlib.suppress(OSError):  # there are others
                     os.rmdir(os.path.dirname(self.folder))
@@ -438,3 +464,42 @@ class Work:
     def forget(self):
         """Remove the work: everything is in its place, or the fetched file is refused."""
         self.is_kept = False
+
+
+class Output:
+    """The directory of --out, not a model's. `names`: a pattern of the files that the script writes there, besides shards.
+    Those that are there must be listed in prepared.json, except the `spared` ones, which are neither replaced nor removed."""
+
+    def __init__(self, folder, script, names, spared=()):
+        self.folder, self.script, self.spared = folder, script, set(spared)
+        path, model = self.path(MANIFEST), self.path("model")
+        manifest = read_json(path) if os.path.isfile(path) else {}
+        files = manifest.get("files") if isinstance(manifest, dict) and manifest.get("script") == script else None
+        found = set(os.listdir(folder))
+        if os.path.isdir(model) and not os.path.islink(model):
+            found = found - {"model"} | {f"model/{name}" for name in os.listdir(model)}
+        found = {name for name in found if re.fullmatch(rf"{SHARD}|{MANIFEST}|config\.json|{names}", name)}
+        self.earlier = {name for name in found if isinstance(files, list) and name in files}
+        for name in sorted(found - self.earlier - self.spared):
+            raise UserError(f"{self.path(name)}: was not written by {script}; move it away, or choose another --out")
+
+    def path(self, name):
+        return os.path.join(self.folder, name)
+
+    def _list(self, names):
+        text = json.dumps({"script": self.script, "files": sorted({MANIFEST, *names})}, indent=1)
+        write_atomically(self.path(MANIFEST), text + "\n")
+
+    def publish(self, source, names):
+        """Move complete files from another folder here, and remove the others of an earlier run."""
+        self._list(self.earlier.union(names))  # a kill leaves no file that is not listed
+        for name in names:
+            os.makedirs(os.path.dirname(self.path(name)), exist_ok=True)
+            os.replace(os.path.join(source, name), self.path(name))
+        kept = self.spared.union(names, [MANIFEST])
+        for name in sorted(self.earlier - kept):
+            os.remove(self.path(name))
+            if os.path.dirname(name):
+                with contextlib.suppress(OSError):  # other files are in it
+                    os.rmdir(os.path.dirname(self.path(name)))
+        self._list(self.earlier & kept | set(names))

@@ -59,7 +59,13 @@ printf '1\t2\t3\n' >columns.data
 refused "a missing column" "is not user, item, rating and time" prepare columns.data --out x.bin
 : >none.data
 refused "an empty file of ratings" "holds no ratings" prepare none.data --out x.bin
-refused "ratings as their own output" "columns.data: exists and is not" prepare columns.data --out columns.data
+gzip -c u.data >u.data.gz
+refused "compressed ratings" "u.data.gz: is compressed with gzip; decompress it first" prepare u.data.gz --out x.bin
+cp u.data other.data && ln -s r.bin link.bin
+refused "the ratings as output" "u.data: exists and is not a file of this script" prepare u.data --out u.data
+refused "a link as output" "link.bin: exists and is not a file of this script" prepare u.data --out link.bin
+check "neither is replaced" test "$(cmp u.data other.data)$(readlink link.bin)" = r.bin
+check "a file of its own is replaced" test "$(prepare u.data --out r.bin)" = "r.bin: 60 users, 50 items, 420 training pairs"
 refused "no file of ratings" "no such file" prepare nothing.data --out x.bin
 
 # --- clicks: a line has label, 13 integers, 26 categories. Number i of line n is n + i, but the first is missing, -9 or 5.

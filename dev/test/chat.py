@@ -11,10 +11,12 @@ import json
 import os
 import random
 import shutil
+import signal
 import struct
 import subprocess
 import sys
 import tempfile
+import time
 from array import array
 
 TRAINER, T = os.path.abspath(sys.argv[1]), 64
@@ -169,6 +171,14 @@ def test_format(work):
     rows = rows_of(work + "/many/train_000000.bin")
     tokens = sum(len(c[0]) for c in conversations_of(rows))
     verdict("rows are full", "" if tokens == sum(6 + i % 23 + 1 + i % 17 - 1 for i in range(600)) and tokens > 0.9 * T * len(rows) else f"{tokens} {said}")
+    said = {"weight": [None, 0, 1], "train": [False, True, None]}
+    off = [turns(*"abcdef")] + [[{**m, key: values[i // 2]} for i, m in enumerate(turns(*"abcdef"))] for key, values in said.items()]
+    write_chat(work + "/off.jsonl", off)
+    status, said = prepare(work + "/off.jsonl", work + "/off", "--val-fraction", "0")
+    masks = [c[1] for c in conversations_of(rows_of(work + "/off/train_000000.bin"))] if not status else said
+    answer = [0, 0, 0, 0, 1, 1], [0] * 6
+    wanted = [[0] + [bit for i in (0, 1, 2) for bit in answer[i == none]] for none in (None, 1, 0)]
+    verdict("answers of weight 0 or train false do not count", "" if masks == wanted else str(masks))
     long = [turns("a" * 20, "b" * 20, "c" * 20, "d" * 20), turns("x" * T, "y"), turns("a", "b"), turns("q" * (T - 6), "z")]
     write_chat(work + "/long.jsonl", long)
     status, said = prepare(work + "/long.jsonl", work + "/long", "--val-fraction", "0")
@@ -194,6 +204,8 @@ def test_refused(work):
         ("content in pieces", {"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "message 1: its content is not a string"),
         ("an empty answer", {"messages": [user, {**answer, "content": " \n"}]}, "message 2: the answer is empty"),
         ("no answer", {"messages": [user]}, "message 1 has no answer"),
+        ("a weight", {"messages": [user, {**answer, "weight": 0.5}]}, "message 2: its weight is 0.5; allowed: 0, 1"),
+        ("train", {"messages": [user, {**answer, "train": "no"}]}, 'message 2: its train is "no"; allowed: false, true'),
     ]
     for name, line, wanted in cases:
         with open(work + "/bad.jsonl", "w", encoding="utf-8") as f:
@@ -204,6 +216,7 @@ def test_refused(work):
         f.write(b'{"messages": "\xff"}\n')
     write_chat(work + "/long.jsonl", [turns("a" * T, "b")])
     write_chat(work + "/one.jsonl", [turns("a", "b")])
+    write_chat(work + "/none.jsonl", [[user, {**answer, "weight": 0}]])
     open(work + "/empty.jsonl", "w").close()
     shutil.copytree(work + "/data", work + "/own")
     config = json.load(open(work + "/own/tokenizer_config.json"))
@@ -223,7 +236,8 @@ def test_refused(work):
         ("another template", "/one.jsonl", ["--vocab", work + "/own"], "has a chat template of its own"),
         ("settings of a tokenizer that are a list", "/one.jsonl", ["--vocab", work + "/list"], "tokenizer_config.json: is not an object"),
         ("added tokens that are none", "/one.jsonl", ["--vocab", work + "/tokens"], "tokenizer.json"),
-        ("no such file", "/none.jsonl", [], "no such file"),
+        ("no answer that counts", "/none.jsonl", ["--val-fraction", "0"], "no answer in the input counts for the loss"),
+        ("no such file", "/nothing.jsonl", [], "no such file"),
         ("--model with --vocab", "/one.jsonl", ["--model", VOCAB, "--vocab", VOCAB], "not allowed with"),
         ("a model that is none", "/one.jsonl", ["--model", VOCAB, "--val-fraction", "0"], "config.json"),
     ]:
@@ -342,13 +356,41 @@ def test_answers(work):
     config = json.load(open(work + "/tuned/config.json"))
     verdict("tuned: <|end|> ends a text", "" if (config["bos_token_id"], config["eos_token_id"]) == (256, END) else str(config))
     # The same data for a new model: that of the run before would be one of other rows.
+    # A damaged model is refused, and the model of the run before stays.
+    good, base = contents(model), open(work + "/base/model.safetensors", "rb").read()
+    length = struct.unpack("<Q", base[:8])[0]
+    header, tensors = json.loads(base[8 : 8 + length]), base[8 + length :]
+    wpe, bias = header["transformer.wpe.weight"], header["transformer.ln_f.bias"]
+    lacking = {name: entry for name, entry in header.items() if entry != bias}
+    for name, changed, data, wanted in [
+        ("cut", header, tensors[:-5], "data_offsets are damaged"),
+        ("longer", header, tensors + b"\0", "its size is not that of its tensors"),
+        ("without a tensor's entry", lacking, tensors, "its size is not that of its tensors"),
+        ("with tensors that overlap", {**header, "transformer.ln_f.bias": {**bias, "data_offsets": [i - 4 for i in bias["data_offsets"]]}}, tensors, "overlap or leave gaps"),
+        ("with another shape", {**header, "transformer.wpe.weight": {**wpe, "shape": [T, 63]}}, tensors, "data_offsets are damaged"),
+        ("with a tensor's name changed", {**lacking, "ln_f.biases": bias}, tensors, "ln_f.bias"),
+        ("with an entry that is none", {**header, "transformer.wpe.weight": [5]}, tensors, "its entry is damaged"),
+    ]:
+        shutil.copytree(work + "/base", work + "/damaged", dirs_exist_ok=True)
+        text = json.dumps(changed).encode()
+        with open(work + "/damaged/model.safetensors", "wb") as f:
+            f.write(struct.pack("<Q", len(text)) + text + data)
+        status, said = prepare(work + "/facts.jsonl", work + "/facts", "--model", work + "/damaged", "--val-fraction", "0")
+        right = status == 2 and said.count("\n") == 1 and "/model.safetensors: " in said and wanted in said
+        verdict(f"--model {name}", "" if right and contents(model) == good else f"status {status}: {said}")
     status, said = prepare(work + "/facts.jsonl", work + "/facts", "--val-fraction", "0")
     verdict("--vocab removes the model of a run before", said if status else "it is there" if os.path.exists(model) else "")
     os.mkdir(model)
     open(model + "/log.jsonl", "w").close()
     status, said = prepare(work + "/facts.jsonl", work + "/facts", "--val-fraction", "0")
-    right = status == 2 and said.count("\n") == 1 and "holds log.jsonl, which this script did not write" in said and os.path.exists(model + "/log.jsonl")
+    right = status == 2 and said.count("\n") == 1 and "/model/log.jsonl: was not written by prepare_chat.py" in said and os.path.exists(model + "/log.jsonl")
     verdict("OUT/model with files of someone else", "" if right else said)
+    shutil.rmtree(model)
+    shutil.copytree(work + "/base", model, ignore=lambda _, names: set(names) - {"config.json", "model.safetensors"})
+    theirs = contents(model)
+    status, said = prepare(work + "/facts.jsonl", work + "/facts", "--model", work + "/base", "--val-fraction", "0")
+    right = status == 2 and "/model/config.json: was not written by prepare_chat.py" in said and contents(model) == theirs
+    verdict("OUT/model of someone else", "" if right else said)
     ask = lambda *flags: subprocess.run([TRAINER, "--generate", "30", "--temperature", "0", *flags, *([] if "-e" in flags else ["-e", work + "/tuned"])], capture_output=True, text=True)
     answers = {m: ask("--chat", m).stdout for m in ("one", "two", "three")}
     wanted = {"one": "eins\n", "two": "zwei\n", "three": "drei<|end|>\n"}
@@ -372,6 +414,29 @@ def test_answers(work):
         verdict(name, "" if done.returncode == 2 and wanted in done.stderr and done.stderr.count("\n") == 1 else done.stderr)
 
 
+def contents(folder):
+    return {name: open(os.path.join(folder, name), "rb").read() for name in os.listdir(folder)}
+
+
+def test_interrupted(work):
+    """Killed, and two at a time."""
+    write_chat(work + "/long.jsonl", [turns("q" * (i % 23), "a" * 20) for i in range(100000)])
+    out, command = work + "/killed", [sys.executable, "dev/data/prepare_chat.py", "--local", work + "/long.jsonl", "--vocab", VOCAB]
+    process = subprocess.Popen([*command, "--out", out], stderr=subprocess.PIPE, text=True)
+    while process.poll() is None and not os.path.exists(out + "/preparation/tokens"):
+        time.sleep(0.01)
+    process.send_signal(signal.SIGSTOP)
+    status, said = prepare(work + "/many.jsonl", out)
+    right = process.poll() is None and status == 2 and said.count("\n") == 1 and "another preparation is writing there" in said
+    verdict("two at a time", "" if right else f"status {status}: {said}")
+    process.kill(), process.communicate()
+    left = os.listdir(out)
+    status, said = prepare(work + "/many.jsonl", out)
+    names = sorted(os.listdir(out))
+    right = left == ["preparation"] and names == ["prepared.json", "tokenizer.json", "tokenizer_config.json", "train_000000.bin", "val_000000.bin"]
+    verdict("the next run removes what a killed one left", "" if right and not status else f"{left} {names} {said}")
+
+
 def read_tensor(path, name):
     data = open(path, "rb").read()
     length = struct.unpack("<Q", data[:8])[0]
@@ -381,7 +446,7 @@ def read_tensor(path, name):
 
 
 with tempfile.TemporaryDirectory() as work:
-    for test in (test_format, test_refused, test_training, test_answers):
+    for test in (test_format, test_refused, test_interrupted, test_training, test_answers):
         try:
             test(work)
         except Exception as e:

@@ -128,6 +128,9 @@ verdict 'BERT: what is left out is named' "$(has 'no place for bert.pooler, cls.
 for type in f16 bf16; do exported "BERT, $type" "$work/bert" $type --pool cls -- bert.pooling_type=2; done
 sed -i 's/"do_lower_case": false/"do_lower_case": true/' "$work/bert/tokenizer_config.json"
 exported 'BERT, lower case' "$work/bert" f32 -- bert.pooling_type=1
+mkdir "$work/marked" && cp -r "$work/bert" "$work/marked" && sed -i $'1s/^/\xef\xbb\xbf/' "$work/marked/bert/vocab.txt"
+export_gguf "$work/marked/bert" "$work/marked/model.gguf"
+verdict 'BERT, a vocabulary with a byte order mark' "$(cmp "$work/model.gguf" "$work/marked/model.gguf" 2>&1)"
 
 # ---------------------------------------------------------------------------------------------------------
 # Models that GGUF cannot express

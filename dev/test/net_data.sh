@@ -156,7 +156,7 @@ verdict "other settings are refused" "$why"
 f = open(sys.argv[1], "r+")
 fcntl.lockf(f, fcntl.LOCK_EX)
 open(sys.argv[2], "w").close()
-time.sleep(300)' "$work/stopped/preparation/lock" "$work/held" &
+time.sleep(300)' "$work/stopped/preparation/preparation.lock" "$work/held" &
 holder=$!
 until [ -f "$work/held" ] || ! kill -0 $holder 2>/dev/null; do sleep 0.05; done
 gpt2 "${long[@]}"

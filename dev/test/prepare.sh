@@ -96,13 +96,112 @@ then ok "its GGUF file"; else fail "its GGUF file" "$(tail -n 2 "$work/log" | tr
 "$python" dev/data/prepare_gpt2.py --local "$work/a.txt" --train-vocab 500 --val-tokens 2 --out "$work/few" >"$work/log" 2>&1
 if grep -q -- '--train-vocab 500: no further pair occurs twice; the tokenizer has 2[56][0-9] tokens' "$work/log"; then ok "a text too short for so many tokens"
 else fail "a text too short for so many tokens" "$(tail -n 1 "$work/log")"; fi
-for case in '256;--train-vocab 256: the bytes and .* alone take 257' "300 --vocab $work;not allowed with argument"; do
+for case in '256;--train-vocab 256: the bytes and .* alone take 257' '99999999999;99999999999 is more than 16777216' "300 --vocab $work;not allowed with argument"; do
     # shellcheck disable=SC2086
     if "$python" dev/data/prepare_gpt2.py --local "$work/a.txt" --out "$work/x" --train-vocab ${case%;*} >/dev/null 2>"$work/log"; then
         fail "--train-vocab ${case%;*}" accepted
     elif [ "$(wc -l <"$work/log")" -eq 1 ] && grep -q -- "${case#*;}" "$work/log"; then ok "refused: --train-vocab ${case%% *}"
     else fail "--train-vocab ${case%;*}" "$(tail -n 1 "$work/log")"; fi
 done
+
+# A word of a million characters: the library's time grows with the square of a word's length.
+"$python" -c 'print("ab" * 500000, end=" " * 100000)' >"$work/word.txt"
+for script in gpt2 bert; do
+    timeout -s KILL 300 "$python" "dev/data/prepare_$script.py" --local "$work/word.txt" --train-vocab 300 --val-fraction 0 --out "$work/word_$script" >"$work/log" 2>&1
+    status=$?
+    if [ $status -eq 0 ]; then ok "a word without end: $script"; else fail "a word without end: $script" "status $status: $(tail -n 1 "$work/log")"; fi
+done
+
+# Tokenizers whose result would be another one in every run, or which are not byte-level: before anything is encoded.
+"$python" - "$work" <<'END'
+import json, os, sys
+for name, key, value in (("dropout", "dropout", 0.5), ("metaspace", "pre_tokenizer", {"type": "Metaspace", "replacement": "_", "prepend_scheme": "always"}), ("none", "pre_tokenizer", None)):
+    tree = json.load(open(sys.argv[1] + "/bpe1/tokenizer.json", encoding="utf-8"))
+    (tree["model"] if key == "dropout" else tree)[key] = value
+    os.makedirs(f"{sys.argv[1]}/tokenizer_{name}")
+    json.dump(tree, open(f"{sys.argv[1]}/tokenizer_{name}/tokenizer.json", "w"))
+END
+"$python" dev/data/prepare_gpt2.py --local "$work/cr1.txt" build/test_corpus/text/00*.md --vocab "$work/tokenizer_dropout" --val-fraction 0.1 --out "$work/dropout" >"$work/log" 2>&1
+cmp -s "$work/dropout/train_000000.bin" "$work/bpe1/train_000000.bin" && why= || why="other tokens: $(tail -n 1 "$work/log")"
+grep -q 'tokenizer_dropout/tokenizer.json: its dropout of 0.5 is switched off' "$work/log" || why=${why:-not told}
+! grep -q dropout "$work/dropout/tokenizer.json" || why=${why:-'the copy has it still'}
+if [ -z "$why" ]; then ok "a tokenizer's dropout is off"; else fail "a tokenizer's dropout is off" "$why"; fi
+bad_input() { # NAME PATTERN SCRIPT INPUT ARGUMENTS...: one line, and nothing is left
+    local name=$1 pattern=$2 script=$3 input=$4
+    shift 4
+    "$python" "dev/data/prepare_$script.py" --local "$work/$input" --out "$work/bad" "$@" >/dev/null 2>"$work/log"
+    if [ $? -eq 2 ] && [ "$(wc -l <"$work/log")" -eq 1 ] && grep -q "$pattern" "$work/log" && [ -z "$(ls -A "$work/bad" 2>/dev/null)" ]; then ok "refused: $name"
+    else fail "refused: $name" "$(tail -n 1 "$work/log") $(ls -A "$work/bad" 2>/dev/null)"; fi
+}
+bad_input "Metaspace" 'its pre-tokenizer is Metaspace; only byte-level' gpt2 a.txt --vocab "$work/tokenizer_metaspace"
+bad_input "no pre-tokenizer" 'its pre-tokenizer is None; only byte-level' gpt2 a.txt --vocab "$work/tokenizer_none"
+bad_input "Metaspace, chat" 'its pre-tokenizer is Metaspace; only byte-level' chat a.txt --vocab "$work/tokenizer_metaspace"
+# Files that are not text say what they are.
+printf 'PAR1\x15\xff' >"$work/a.parquet"
+printf '\x28\xb5\x2f\xfd\xff' >"$work/a.jsonl.zst"
+gzip -c "$work/a.txt" >"$work/a.GZ"
+for script in gpt2 bert chat; do
+    given=(--vocab build/test_corpus/builtin)
+    [ $script != bert ] || given=(--train-vocab 400)
+    bad_input "Parquet, $script" 'a.parquet: is a Parquet file; convert it to .jsonl' $script a.parquet "${given[@]}"
+    bad_input "Zstandard, $script" 'a.jsonl.zst: is compressed with Zstandard; decompress it first' $script a.jsonl.zst "${given[@]}"
+    bad_input "gzip by another name, $script" 'a.GZ: is compressed with gzip; decompress it first' $script a.GZ "${given[@]}"
+done
+# JSON files: an array or lines of objects, not one document of source text.
+echo '[{"text": "first document\n"}, {"text": "second, with \u00e9\n"}]' >"$work/array.json"
+printf '{"text": "first document\\n"}\n{"text": "second, with \\u00e9\\n"}\n' >"$work/lines.json"
+for kind in array lines; do
+    "$python" dev/data/prepare_gpt2.py --local "$work/$kind.json" --vocab build/test_corpus/builtin --val-tokens 4 --out "$work/$kind" >"$work/log" 2>&1
+    if cmp -s "$work/$kind/train_000000.bin" "$work/bytes/train_000000.bin"; then ok "a JSON file: $kind"; else fail "a JSON file: $kind" "$(tail -n 1 "$work/log")"; fi
+done
+echo '["a"]' >"$work/strings.json"
+bad_input "a JSON array of strings" "document 1 is not an object with the key 'text'" gpt2 strings.json --vocab build/test_corpus/builtin
+echo '[{"text": ' >"$work/half.json"
+bad_input "half a JSON array" 'half.json: is not JSON' gpt2 half.json --vocab build/test_corpus/builtin
+
+# What a preparation did not write stays: refused with a line, and nothing changes. What it wrote is replaced and removed.
+listing() { (cd "$work/box" && find . -printf '%p %y %l\n' -type f -exec md5sum {} + | sort); }
+theirs() { # NAME FILE: that the line names; SCRIPT ARGUMENTS...
+    local name=$1 file=$2 script=$3 before after
+    shift 3
+    before=$(listing)
+    "$python" "dev/data/prepare_$script.py" --local "$work/a.txt" --val-fraction 0 --out "$work/box/out" "$@" >/dev/null 2>"$work/log"
+    if [ $? -ne 2 ] || [ "$(wc -l <"$work/log")" -ne 1 ] || ! grep -q "^error: $work/box/out/$file: was not" "$work/log"; then
+        fail "theirs: $name" "$(tail -n 1 "$work/log")"
+    else
+        after=$(listing)
+        if [ "$before" = "$after" ]; then ok "theirs: $name"; else fail "theirs: $name" "$(diff <(echo "$before") <(echo "$after"))"; fi
+    fi
+    rm -rf "$work/box"/out/*
+}
+mkdir -p "$work/box/out" "$work/box/mine"
+echo mine | tee "$work/box/mine/preparation.lock" >"$work/box/mine/notes.txt"
+builtin=(--vocab build/test_corpus/builtin)
+mkdir "$work/box/out/preparation" && echo mine >"$work/box/out/preparation/notes.txt"
+theirs "a directory of work" preparation gpt2 "${builtin[@]}"
+ln -s ../mine "$work/box/out/preparation"
+theirs "a link to one" preparation bert --train-vocab 400
+ln -s ../mine "$work/box/out/parts"
+theirs "a link to one of parts" parts/1-of-2 gpt2 "${builtin[@]}" --part 1/2
+cp build/test_corpus/builtin/*.json "$work/box/out"
+theirs "a tokenizer" tokenizer.json gpt2 --train-vocab 300
+echo '{}' >"$work/box/out/config.json"
+theirs "a model" config.json gpt2 "${builtin[@]}"
+ln -s ../mine/notes.txt "$work/box/out/vocab.json"
+theirs "a link to a vocabulary" vocab.json gpt2 "${builtin[@]}"
+cp "$work"/bytes/*_000000.bin "$work/box/out"
+theirs "shards of GPT-2's form" train_000000.bin gpt2 "${builtin[@]}"
+echo '{"strip_accents": true}' >"$work/box/out/tokenizer_config.json"
+theirs "settings of a tokenizer" tokenizer_config.json bert --train-vocab 400
+cp "$work"/bytes/*.json "$work/box/out" && ln -s ../mine/notes.txt "$work/box/out/train_000007.bin"
+theirs "a link to a shard" train_000007.bin gpt2 "${builtin[@]}"
+mkdir "$work/only" && cp build/test_corpus/builtin/tokenizer.json "$work/only" && echo mine >"$work/box/out/notes.txt" && why=
+for given in "--vocab build/test_corpus/builtin --shard-tokens 4" "--vocab $work/only"; do
+    # shellcheck disable=SC2086
+    "$python" dev/data/prepare_gpt2.py --local "$work/a.txt" --val-fraction 0 --out "$work/box/out" $given >"$work/log" 2>&1 || why=$(tail -n 1 "$work/log")
+done
+[ "$(ls "$work/box/out" | tr '\n' ' ')" = "notes.txt prepared.json tokenizer.json train_000000.bin " ] || why=${why:-$(ls "$work/box/out" | tr '\n' ' ')}
+if [ -z "$why" ]; then ok "its own earlier files are replaced and removed"; else fail "its own earlier files" "$why"; fi
 
 # Sentences for BERT: what is in the files is what was in the text, whichever way it is marked.
 show=${TEST_DATA:-build/test_data}
@@ -128,6 +227,8 @@ else
     sentences "sentences: WikiExtractor" 'the cat.\nit sat.\n\ncats sat.\n\n' --local "$work/wiki.gz" "${given[@]}"
     printf '\xef\xbb\xbf  <doc id="1" title="It">\nIt\n\nThe cat.\n  </doc>\n' >"$work/marked"
     sentences "sentences: a byte order mark, an indented <doc>" 'the cat.\n\n' --local "$work/marked" "${given[@]}"
+    { printf '\xef\xbb\xbf'; cat "$work/vocab.txt"; } >"$work/marked_vocab.txt"
+    sentences "a vocabulary with a byte order mark" 'the cat. sat\n\nit sat!\nthe cats\n\n[ mask ]\n\n' --local "$work/lines.txt" --lines --vocab "$work/marked_vocab.txt" --val-fraction 0
     printf '\xef\xbb\xbfThe cat.\n' >"$work/marked.txt"
     sentences "sentences: plain text with a byte order mark" 'the cat.\n\n' --local "$work/marked.txt" "${given[@]}"
     printf '{"id": "1", "text": "The cat. It sat."}\n{"id": "2", "text": "Cats."}\n' >"$work/wiki_00"
