@@ -38,10 +38,11 @@ def masked(text):
 
 def run(main, *arguments):
     """The exit status of main(*arguments): what it returns, or that of a failure, which becomes one line."""
-    sys.stdout.reconfigure(errors="backslashreplace")  # names and texts may hold what UTF-8 does not
+    if sys.__stdout__:
+        sys.__stdout__.reconfigure(errors="backslashreplace")  # names and texts may hold what UTF-8 does not
     try:
         status = main(*arguments) or 0
-        sys.stdout.flush()
+        print(end="", flush=True)
         return status
     except UserError as e:
         message, status = e, USAGE

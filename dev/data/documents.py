@@ -9,7 +9,6 @@ import bz2
 import codecs
 import gzip
 import io
-import json
 import lzma
 import os
 import re
@@ -19,11 +18,9 @@ import tarfile
 import zlib
 
 sys.path.insert(1, os.path.join(os.path.dirname(os.path.abspath(__file__)), os.pardir))
-from user_error import FAILED, USAGE, UserError, read_json  # noqa: E402, F401: the scripts here import them from here
-
-
-class Unreachable(Exception):
-    """Something that the work needs is not available now, but may be later: one line, exit status 1."""
+import user_error  # noqa: E402
+from user_error import FAILED, Parser, Unreachable, UserError, parse_json, read_json, sync_directory  # noqa: E402, F401
+from user_error import replacing, write_atomically, writing  # noqa: E402, F401: the scripts here import them from here
 
 
 # ----------------------------------------------------------------------------------------------------------
@@ -70,7 +67,7 @@ def read_jsonl(stream, options):
         if not line.strip():
             continue
         try:
-            text = json.loads(line)[options.text_key]
+            text = parse_json(line)[options.text_key]
         except ValueError as e:
             raise UserError(f"line {number} is not JSON: {e}")
         except (KeyError, IndexError, TypeError):
@@ -176,23 +173,14 @@ def claim(folder, magics):
                 )
 
 
-def temporary_of(folder, name):
-    """Where a file is written before it is complete."""
-    return os.path.join(folder, f"{name}.tmp{os.getpid()}")
-
-
 def publish(source, folder, names):
     """Move complete files from one folder to another, and remove the shards of an earlier preparation there."""
     for name in names:
         os.replace(os.path.join(source, name), os.path.join(folder, name))
+    sync_directory(folder)
     for name in os.listdir(folder):
         if re.fullmatch(SHARD, name) and name not in names:
             os.remove(os.path.join(folder, name))
-
-
-class Parser(argparse.ArgumentParser):
-    def error(self, message):
-        raise UserError(f"{message}; --help lists the options")
 
 
 def positive(text):
@@ -255,33 +243,22 @@ def check_inputs(options):
             raise UserError(f"{path}: cannot be read; check its permissions")
 
 
-def masked(text):
-    """Without the user and the password of an address, as HF_ENDPOINT or --url may have them."""
-    return re.sub(r"(https?://)[^/\s]*@", r"\1***@", text)
-
-
 def run(parse, prepare, arguments):
     """The exit status of prepare(parse(arguments)), with every failure as one line."""
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # the processes here are the parallelism
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    try:
+
+    def main():
         options = parse(arguments)
         try:
             import tokenizers  # noqa: F401
         except ImportError:
             raise UserError("the Python package 'tokenizers' is missing; install it with: pip install tokenizers")
-        prepare(options)
-    except UserError as e:
-        print("error: " + masked(" ".join(str(e).split())), file=sys.stderr)
-        return USAGE
-    except OSError as e:
-        what = f"{e.filename or options.out}: cannot be written: {e.strerror}"
-        print(f"error: {what}; check space and permissions", file=sys.stderr)
-        return FAILED
-    except Unreachable as e:
-        print("error: " + masked(" ".join(str(e).split())), file=sys.stderr)
-        return FAILED
-    except KeyboardInterrupt as e:
-        print(f"error: {str(e) or 'interrupted; nothing was written'}", file=sys.stderr, flush=True)
-        os._exit(FAILED)  # an ordinary end waits for threads of libraries, which may be in the middle of something
-    return 0
+        try:
+            with writing(options.out):
+                prepare(options)
+        except KeyboardInterrupt as e:
+            print(f"error: {str(e) or 'interrupted; nothing was written'}", file=sys.stderr, flush=True)
+            os._exit(FAILED)  # an ordinary end waits for threads of libraries, which may be in the middle of something
+
+    return user_error.run(main)

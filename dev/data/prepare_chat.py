@@ -39,7 +39,7 @@ import zlib
 from array import array
 
 sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-from documents import Parser, UserError, claim, decompress, fraction, positive, publish, run
+from documents import Parser, UserError, claim, decompress, fraction, parse_json, positive, publish, run, sync_directory
 from prepare_gpt2 import END_OF_TEXT, MAGICS, TOKENIZER_FILES, Vocabulary, make_tokenizer
 from work import library_threads, write_atomically
 
@@ -64,8 +64,8 @@ BITS = bytes(range(48, 50)) + bytes(254)
 def messages_of(line, key):
     """[(role, content)] of a line, checked."""
     try:
-        messages = json.loads(line)[key]
-    except (ValueError, RecursionError) as e:
+        messages = parse_json(line)[key]
+    except ValueError as e:
         raise UserError(f"is not JSON: {e}")
     except (KeyError, TypeError):
         raise UserError(f"is not an object with the key {key!r}; see --messages-key")
@@ -252,7 +252,7 @@ def read_json(path, fallback=None):
         return fallback
     try:
         with open(path, encoding="utf-8") as f:
-            return json.load(f)
+            return parse_json(f.read())
     except (OSError, ValueError) as e:
         raise UserError(f"{path}: cannot be read as JSON: {e}")
 
@@ -384,6 +384,7 @@ def replace_files(source, target, names):
     os.makedirs(target, exist_ok=True)
     for name in names:
         os.replace(os.path.join(source, name), os.path.join(target, name))
+    sync_directory(target)
 
 
 def prepare(options):

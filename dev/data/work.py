@@ -23,7 +23,7 @@ import traceback
 from array import array
 
 import parts
-from documents import Unreachable, UserError
+from documents import Unreachable, UserError, parse_json, write_atomically
 
 FOLDER, STATE, LOCK = "preparation", "state.json", "lock"
 COUNTS = "position", "complete", "tokens", "sizes"  # what is recorded of the work, besides its settings
@@ -272,14 +272,6 @@ def library_threads():
 # Work that can be resumed
 
 
-def write_atomically(path, text):
-    with open(path + ".tmp", "w", encoding="utf-8", newline="\n") as f:
-        f.write(text)
-        f.flush()
-        os.fsync(f.fileno())
-    os.replace(path + ".tmp", path)
-
-
 def mapped_numbers(file, code):
     """The numbers in a file, mapped: there may be billions."""
     file.flush()
@@ -319,7 +311,7 @@ class Work:
         path = self.path(STATE)
         try:
             with open(path, encoding="utf-8") as f:
-                state = json.load(f)
+                state = parse_json(f.read())
             settings, done = state["settings"], {name: state[name] for name in COUNTS}
         except FileNotFoundError:
             return None
