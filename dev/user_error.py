@@ -49,9 +49,13 @@ def run(main, *arguments):
     except Unreachable as e:
         message, status = e, FAILED
     except OSError as e:
-        message, status = f"{e.filename or 'standard output'}: {e.strerror or e}", USAGE if e.errno in OF_A_NAME else FAILED
-        if not e.filename:
+        name, status = e.filename, USAGE if e.errno in OF_A_NAME else FAILED
+        try:
+            print(end="", flush=True)
+        except OSError:
+            name = "standard output"
             os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # or the interpreter fails once more when it ends
+        message = f"{name}: {e.strerror}" if name else e
     except KeyboardInterrupt:
         message, status = "interrupted", FAILED
     print("error: " + masked(" ".join(str(message).split())), file=sys.stderr, flush=True)

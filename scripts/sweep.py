@@ -357,9 +357,9 @@ def claim(options, variations):
     mine["random"] = [options.random, options.random_seed] if options.random else None
     os.makedirs(options.out, exist_ok=True)
     f = lock(path, f"{options.out}: another sweep is running there; wait for it, or choose another directory")
-    f.seek(0)
-    text = f.read()
     try:
+        f.seek(0)
+        text = f.read()
         if text and parse_json(text) != mine:
             raise UserError(f"{path}: is of another sweep; choose another directory, or delete it")
     except ValueError:

@@ -267,16 +267,16 @@ def extended_tokenizer(directory, vocabulary):
     if config.get("chat_template", TEMPLATE) != TEMPLATE or os.path.exists(os.path.join(directory, "chat_template.jinja")):
         raise UserError(f"{directory}: its tokenizer has a chat template of its own; only this script's is supported")
     try:
-        added = {t["content"]: t for t in tree.get("added_tokens") or []}
-    except (AttributeError, KeyError, TypeError):
-        raise UserError(f"{path}: its added_tokens are not a list of tokens")
+        known, added = dict(tree["model"]["vocab"]), {t["content"]: t for t in tree.get("added_tokens") or []}
+    except (AttributeError, KeyError, TypeError, ValueError):
+        raise UserError(f"{path}: is not a tokenizer with a vocabulary and added tokens")
     ids, size = {}, vocabulary.size
     form = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
     for name in [END_OF_TEXT] + TOKENS:
         if name in added and not added[name].get("special"):
             raise UserError(f"{path}: {name} is not a special token there")
         if name not in added:
-            id = vocabulary.end_of_text if name == END_OF_TEXT else tree["model"]["vocab"].get(name, size)
+            id = vocabulary.end_of_text if name == END_OF_TEXT else known.get(name, size)
             size = max(size, id + 1)
             added[name] = {"id": id, "content": name, **form}
         ids[name] = added[name]["id"]
