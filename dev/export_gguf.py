@@ -22,7 +22,7 @@ from itertools import count
 
 import numpy as np
 
-from model_dir import END_OF_TEXT, Parser, UserError, Weights, config_expect, config_number, read_json, run
+from model_dir import END_OF_TEXT, Parser, UserError, Weights, config_expect, config_number, read_json, replacing, run
 from user_error import refuse_foreign
 
 BLOCK_VALUES = 32  # of q8_0
@@ -402,9 +402,8 @@ def export(options):
     sizes, rows, epsilon = (describe_gpt2 if arch == "gpt2" else describe_bert)(config, path, weights)
     tokenizer = (read_bpe if arch == "gpt2" else read_wordpiece)(options.directory, sizes["V"])
     rows = [Row(row, sizes, options.type) for row in rows]
-    temporary = f"{options.out}.tmp"
-    writer = gguf.GGUFWriter(temporary, arch)
-    try:
+    with replacing(options.out) as f:
+        writer = gguf.GGUFWriter(f.name, arch)
         add_keys(writer, arch, sizes, epsilon, options, tokenizer)
         for row in rows:
             row.announce(writer)
@@ -414,12 +413,6 @@ def export(options):
         for row in rows:
             writer.write_tensor_data(row.encode(weights))
         writer.close()
-        with open(temporary, "rb") as f:
-            os.fsync(f.fileno())
-        os.replace(temporary, options.out)
-    finally:
-        if os.path.exists(temporary):
-            os.remove(temporary)
     used = {weights.find(row.source) for row in rows} | {weights.find("lm_head.weight")}
     left = sorted({".".join(name.split(".")[:2]) for name in set(weights.files) - used if not name.endswith(BUFFERS)})
     if left:

@@ -1,18 +1,15 @@
-"""Hugging Face directories for the scripts that convert or describe them: config.json, the tensors, the command line.
+"""Hugging Face directories for the scripts that convert or describe them: config.json, the tensors.
 
 Needs Python 3.8 or later and numpy.
 """
-import argparse
-import json
 import math
 import os
 import re
 import struct
-import sys
 
 import numpy as np
 
-from user_error import FAILED, USAGE, UserError, read_json
+from user_error import Parser, UserError, parse_json, read_json, replacing, run  # noqa: F401: scripts import them from here
 
 END_OF_TEXT = "<|endoftext|>"
 WRAPPERS = ("_orig_mod.", "module.", "model.")  # prefixes of a wrapper's state, as in llmc/model/weight_files.h
@@ -55,7 +52,7 @@ class SafeTensors:
             length = struct.unpack("<Q", self.bytes[:8].tobytes())[0]
             if length > len(self.bytes) - 8:
                 raise ValueError("it is truncated")
-            self.entries = json.loads(self.bytes[8 : 8 + length].tobytes().decode("utf-8"))
+            self.entries = parse_json(self.bytes[8 : 8 + length].tobytes().decode("utf-8"))
             for name, stored in (self.entries.pop("__metadata__", None) or {}).items():
                 if stored in self.entries:  # by save_model(), which stores a tensor of several names once
                     self.entries.setdefault(name, self.entries[stored])
@@ -128,41 +125,11 @@ class Weights:
 
 
 # ----------------------------------------------------------------------------------------------------------
-# Command line
+# Files
 
 
 def write_file(path, write, *arguments):
     """Complete or not at all."""
-    temporary = f"{path}.tmp"
-    try:
-        with open(temporary, "wb") as f:
-            what = write(f, *arguments)
-            f.flush()
-            os.fsync(f.fileno())
-        os.replace(temporary, path)
-    finally:
-        if os.path.exists(temporary):
-            os.remove(temporary)
+    with replacing(path) as f:
+        what = write(f, *arguments)
     print(f"{path}: {what}")
-
-
-class Parser(argparse.ArgumentParser):
-    def __init__(self, description):
-        formatter = argparse.RawDescriptionHelpFormatter
-        super().__init__(description=description, formatter_class=formatter, allow_abbrev=False)
-
-    def error(self, message):
-        raise UserError(f"{message}; --help says more")
-
-
-def run(main, arguments):
-    """The exit status of main(arguments), with every failure as one line."""
-    try:
-        main(arguments)
-    except UserError as e:
-        print("error: " + " ".join(str(e).split()), file=sys.stderr)
-        return USAGE
-    except OSError as e:
-        print(f"error: {e.filename}: {e.strerror}", file=sys.stderr)
-        return FAILED
-    return 0

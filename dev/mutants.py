@@ -89,6 +89,8 @@ TESTS = {
     "one_file": (["train_gpt2"] + DATA, ["bash", "dev/test/one_file.sh", "./train_gpt2"]),
     "entropy": (["train_gpt2", "data/builtin/train.bin"] + DATA, ["bash", "dev/test/entropy.sh", "./train_gpt2"]),
     "losses_bert": (["train_bert", "finetune_bert"] + DATA, ["bash", "dev/test/losses.sh", "./train_bert"]),
+    "scripts": (["train_gpt2", "train_bert"] + DATA, ["bash", "-c", '"${PYTHON:-python3}" dev/test/scripts.py ./train_gpt2 ./train_bert']),
+    "sweep": (["train_gpt2"] + DATA, ["bash", "dev/test/sweep.sh", "./train_gpt2"]),
     "exam": (["train_bert", "data/builtin/bert/train.bin"] + DATA, ["bash", "dev/test/exam.sh", "./train_bert"]),
     "model_dir": (["train_gpt2", "train_bert", "finetune_bert"] + DATA, ["bash", "dev/test/model_dir.sh", "./train_gpt2", "./train_bert"]),
     "flags": (["train_gpt2"] + DATA, ["bash", "dev/test/flags.sh", "./train_gpt2"]),

@@ -4,15 +4,14 @@
 Downloads the files that the trainers read into the cache of huggingface_hub (HF_HOME; by default ~/.cache/huggingface),
 unless they are already there. Prints the directory. Needs `pip install huggingface_hub`.
 """
-import argparse
 import os
 import sys
 
-from upload import FILES, quietly, refuse
+from upload import FILES, Parser, quietly, refuse, run
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Parser(__doc__)
     parser.add_argument("name", metavar="NAME", help="MODEL or ORGANIZATION/MODEL, then perhaps @REVISION")
     name, _, revision = parser.parse_args().name.removeprefix("hub:").partition("@")
     try:
@@ -31,4 +30,4 @@ def main():
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(run(main))

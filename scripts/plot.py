@@ -14,15 +14,15 @@ Needs `matplotlib`; for --tensorboard `tensorboard` or `tensorboardX` instead. T
 including those without a panel. An earlier export of the same run in that directory is replaced.
 """
 import argparse
-import errno
 import glob
-import json
 import math
 import os
 import re
 import sys
 
-FAILED, USAGE = 1, 2
+sys.path.insert(1, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "dev"))
+from user_error import Parser, UserError, parse_json, replacing, run, writing  # noqa: E402
+
 EVENTS_SUFFIX = ".log"  # of our event files, so that no others are replaced
 FORMATS = "png", "svg", "pdf"
 
@@ -46,10 +46,6 @@ PANELS = [
 EVALUATIONS_AFTER = 2  # of these panels there is one for each evaluation set, and for each val_... that has none below
 SET_NAMES = {"hellaswag": "HellaSwag", "lambada": "LAMBADA"}
 MEDIAN_POINTS = 500  # at so many places of a curve the median is taken
-
-
-class UserError(Exception):
-    """Wrong usage or input: one line, exit status 2."""
 
 
 # ----------------------------------------------------------------------------------------------------------
@@ -81,8 +77,8 @@ class Run:
     def _read_line(self, line):
         """Whether the line is a complete object."""
         try:
-            entry = json.loads(line)
-        except (ValueError, RecursionError):
+            entry = parse_json(line)
+        except ValueError:
             return False
         if not isinstance(entry, dict):
             return False
@@ -370,16 +366,8 @@ def write_picture(figure, path):
     """Write the whole file or nothing, because plots are viewed during a run."""
     kind = path.rsplit(".", 1)[1].lower()
     undated = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}.get(kind)
-    temporary = f"{path}.tmp{os.getpid()}"
-    try:
-        figure.savefig(temporary, format=kind, dpi=130, metadata=undated)
-        os.replace(temporary, path)
-    except OSError as e:
-        e.filename = path
-        raise
-    finally:
-        if os.path.exists(temporary):
-            os.remove(temporary)
+    with replacing(path) as f:
+        figure.savefig(f, format=kind, dpi=130, metadata=undated)
 
 
 # ----------------------------------------------------------------------------------------------------------
@@ -430,17 +418,13 @@ def export_events(run, folder, since):
 def export(runs, options):
     for run in runs:
         folder = os.path.join(options.tensorboard, run.name)
-        count = export_events(run, folder, options.since)
+        with writing(folder):
+            count = export_events(run, folder, options.since)
         print(f"{folder}: {count} scalars of {len(run.members)} names")
 
 
 # ----------------------------------------------------------------------------------------------------------
 # Command line
-
-
-class Parser(argparse.ArgumentParser):
-    def error(self, message):
-        raise UserError(f"{message}; --help lists the options")
 
 
 def whole_number(least):
@@ -453,7 +437,7 @@ def whole_number(least):
 
 
 def parse(arguments):
-    parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False)
+    parser = Parser(__doc__)
     parser.add_argument("runs", nargs="+", metavar="RUN", help="a run's output directory, or its log.jsonl")
     parser.add_argument("--output", metavar="FILE", help=".png, .svg or .pdf (default: plot.png in the folder of the first log)")
     parser.add_argument(
@@ -481,25 +465,14 @@ def parse(arguments):
 
 
 def main(arguments):
-    try:
-        options = parse(arguments)
-        runs = read_runs(options.runs)
-        if options.tensorboard is not None:
-            export(runs, options)
-        if options.output is not None or options.tensorboard is None:
-            options.output = options.output or os.path.join(os.path.dirname(runs[0].log), "plot.png")
-            draw(runs, options)
-    except UserError as e:
-        print("error: " + " ".join(str(e).split()), file=sys.stderr)
-        return USAGE
-    except OSError as e:
-        print(f"error: {e.filename or options.output}: cannot be written: {e.strerror}", file=sys.stderr)
-        return FAILED if e.errno in (errno.ENOSPC, errno.EIO) else USAGE
-    except KeyboardInterrupt:
-        print("error: interrupted", file=sys.stderr)
-        return FAILED
-    return 0
+    options = parse(arguments)
+    runs = read_runs(options.runs)
+    if options.tensorboard is not None:
+        export(runs, options)
+    if options.output is not None or options.tensorboard is None:
+        options.output = options.output or os.path.join(os.path.dirname(runs[0].log), "plot.png")
+        draw(runs, options)
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(run(main, sys.argv[1:]))

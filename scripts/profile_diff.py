@@ -8,15 +8,16 @@ are medians over the profiled steps; "+" means that B takes longer. Exit status:
 step is slower than A's by more than that; 2 for wrong usage or files that cannot be read.
 """
 
-import argparse
 import collections
 import csv
-import json
 import math
 import os
 import re
 import sys
 import textwrap
+
+sys.path.insert(1, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "dev"))
+from user_error import Parser, UserError, read_json, replacing, run  # noqa: E402
 
 TEXT_COLUMNS = ("direction", "layer", "op", "shapes", "kernel")
 NUMBER_COLUMNS = ("us", "gflop", "mbyte")
@@ -24,15 +25,7 @@ DIRECTIONS = ("forward", "backward", "optimizer", "communication")
 
 
 def die(message):
-    print(f"error: {message}", file=sys.stderr)
-    sys.exit(2)
-
-
-class Parser(argparse.ArgumentParser):
-    """Prints one line about a wrong command line."""
-
-    def error(self, message):
-        die(f"{message}; --help tells more")
+    raise UserError(message)
 
 
 # ---------------------------------------------------------------------------------------------------------
@@ -87,10 +80,7 @@ def read_rows(path):
 def read_profile(folder, rank=0):
     folder = find_folder(folder, rank)
     path = os.path.join(folder, "summary.json")
-    try:
-        with open(path, encoding="utf-8") as f: summary = json.load(f)
-    except OSError as error: die(f"{path}: {error.strerror}")
-    except ValueError as error: die(f"{path}: is not JSON ({error})")
+    summary = read_json(path)
     step = summary.get("step") if isinstance(summary, dict) else None
     if not isinstance(step, dict): die(f"{path}: has no object 'step'")
     step = {key: value for key, value in step.items() if isinstance(value, (int, float)) and math.isfinite(value)}
@@ -148,9 +138,7 @@ class Page:
 
 
 def write_page(path, page):
-    try:
-        with open(path, "w", encoding="utf-8") as f: f.write(str(page))
-    except OSError as error: die(f"{path}: {error.strerror}")
+    with replacing(path, "w", encoding="utf-8") as f: f.write(str(page))
     print(f"wrote {path}")
 
 
@@ -264,7 +252,7 @@ def rank(text):
 
 
 def main():
-    parser = Parser(description=__doc__.splitlines()[0])
+    parser = Parser(__doc__.splitlines()[0])
     parser.add_argument("a", metavar="A", help="a profile, or the folder of a run that has one")
     parser.add_argument("b", metavar="B", help="what to compare with it")
     parser.add_argument("--markdown", action="store_true", help="tables in Markdown")
@@ -280,8 +268,8 @@ def main():
         page.text(f"{'- ' if args.markdown else ''}{name}: {profile.folder}{what}")
     for put in (put_facts, put_totals, put_ops, put_layers, put_names): put(page, a, b)
     print(page, end="")
-    if args.fail_above is not None: sys.exit(judge(a, b, args.fail_above))
+    if args.fail_above is not None: return judge(a, b, args.fail_above)
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(run(main))

@@ -16,7 +16,7 @@ import re
 import sys
 
 sys.dont_write_bytecode = True  # no __pycache__ in scripts/
-from profile_diff import Page, Parser, die, is_move, number, read_profile, write_page
+from profile_diff import Page, Parser, die, is_move, number, read_profile, run, write_page
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 PUBLISHED = os.path.join(HERE, "..", "dev", "reference", "published")
@@ -663,7 +663,7 @@ def recommenders_page(profiles, commit):
 # ---------------------------------------------------------------------------------------------------------
 
 def main():
-    parser = Parser(description=__doc__.splitlines()[0])
+    parser = Parser(__doc__.splitlines()[0])
     parser.add_argument("runs", metavar="RUNS", help="the folder with the runs' outputs")
     parser.add_argument("--pages", default=os.path.join(HERE, "..", "dev", "results"), help="where to write the pages")
     parser.add_argument("--commit", default="not recorded", help="the sources that were run, where profiles do not say")
@@ -694,4 +694,4 @@ def main():
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(run(main))

@@ -15,18 +15,22 @@
 
 The same command continues an interrupted sweep: finished runs are kept, and a stopped run resumes from its last
 checkpoint (-n of the trainer) or, without one, starts again. A run that diverged counts as finished. Each run has a
-directory in out/sweep. Whenever a run ends, two files are written: table.md, a row for each run, the best first; and
+directory in out/sweep; one that no sweep has made is refused. If this program is killed, its running trainers save and
+stop. Whenever a run ends, two files are written: table.md, a row for each run, the best first; and
 sweep.svg, the metric over the first numeric setting, a line for each combination of the others.
 
 Exit status: 0 all runs are done; 1 some failed, are left or did not log the metric; 2 wrong usage.
 """
-import argparse
 import collections
+import concurrent.futures
+import ctypes
 import itertools
 import json
 import math
 import os
 import random
+import re
+import shlex
 import shutil
 import signal
 import subprocess
@@ -34,14 +38,15 @@ import sys
 import threading
 import time
 
-FAILED, USAGE = 1, 2
+sys.path.insert(1, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "dev"))
+from user_error import FAILED, Parser, UserError, lock, parse_json, read_json, run, write_atomically, writing  # noqa: E402
+
 DIVERGED = 3  # the trainer's exit status
 COLOURS = "#4269d0 #efb118 #ff725c #6cc5b0 #3ca951 #ff8ab7 #a463f2 #97bbf5 #9c6b4e #9498a0".split()
+MARK = "# sweep.py: "  # begins the output of a run, and shows that the run's directory is a sweep's
+PR_SET_PDEATHSIG = 1
+libc = ctypes.CDLL(None)
 stopping = threading.Event()
-
-
-class UserError(Exception):
-    """Wrong usage or input: one line, exit status 2."""
 
 
 # ----------------------------------------------------------------------------------------------------------
@@ -87,39 +92,48 @@ def combinations(variations, count, seed):
     return found
 
 
+def name_of(settings):
+    return "_".join(f"{name}={value.replace('/', '.')}" for name, value in settings)
+
+
 class Trial:
     """One run: its settings, its directory, and what is known of its result."""
 
     def __init__(self, sweep, settings):
         self.settings = settings
-        self.name = "_".join(f"{name}={value.replace('/', '.')}" for name, value in settings)
+        self.name = name_of(settings)
         self.out = os.path.join(sweep, self.name)
-        self.result = None
-        try:
-            with open(os.path.join(self.out, "result.json"), encoding="utf-8") as f:
-                self.result = json.load(f)
-        except (OSError, ValueError):
-            pass
+        self.result, path = None, os.path.join(self.out, "result.json")
+        if os.path.lexists(path):
+            self.result = read_json(path)
+            if not is_result(self.result):
+                raise UserError(f"{path}: is not the result of a run; delete it, and the run is repeated")
 
     def command(self, base):
         flags = [word for name, value in self.settings for word in (f"--{name}", value)]
         return base + flags + ["-o", self.out, "-y", "1"]
 
-    def prepare(self):
-        """Without a checkpoint there is nothing to resume: start again."""
-        checkpoints = os.path.join(self.out, "ckpt")
-        if not os.path.isdir(checkpoints) or not any(n.isdigit() for n in os.listdir(checkpoints)):
-            shutil.rmtree(self.out, ignore_errors=True)
-        os.makedirs(self.out, exist_ok=True)
+    def check_directory(self):
+        """A run writes only into a directory that it makes, or that an earlier run of a sweep has made."""
+        try:
+            with open(os.path.join(self.out, "output.txt"), "rb") as f:
+                is_own = MARK.encode().startswith(f.read(len(MARK)))  # a kill can leave it empty
+        except OSError:
+            is_own = not os.path.lexists(self.out) or (os.path.isdir(self.out) and not os.listdir(self.out))
+        if os.path.islink(self.out) or not is_own:
+            raise UserError(f"{self.out}: was not made by a sweep; move it away, or choose another directory")
 
     def finish(self, status, metric, output):
-        if status not in (0, DIVERGED) or (status == 0 and "stopped by " in output and "--patience" not in output):
-            return  # it failed, or a signal ended it
+        """Record the result, unless the run failed or was stopped before its end: then this is the trainer's last line."""
+        if status not in (0, DIVERGED) or re.match(r"stopped by (signal|--max-hours)", output.strip().split("\n")[-1]):
+            return
         self.result = {"status": status, **read_log(os.path.join(self.out, "log.jsonl"), metric)}
-        temporary = os.path.join(self.out, "result.json.tmp")
-        with open(temporary, "w", encoding="utf-8") as f:
-            json.dump(self.result, f)
-        os.replace(temporary, temporary[:-4])
+        write_atomically(os.path.join(self.out, "result.json"), json.dumps(self.result))
+
+
+def is_result(value):
+    keys = {"status": int, "metric": str, "last": (int, float, type(None)), "steps": int, "seconds": (int, float)}
+    return isinstance(value, dict) and all(isinstance(value.get(key, keys), kind) for key, kind in keys.items())
 
 
 def is_higher_better(metric):
@@ -136,7 +150,7 @@ def read_log(path, metric):
         with open(path, encoding="utf-8", errors="replace") as f:
             for line in f:
                 try:
-                    entry = json.loads(line)
+                    entry = parse_json(line)
                 except ValueError:
                     continue
                 if not isinstance(entry, dict):
@@ -158,7 +172,14 @@ def read_log(path, metric):
     }
 
 
-def work(queue, lock, place, options, on_end):
+def end_with(parent):
+    """In a new process: when the sweep is killed, the trainer saves and stops."""
+    libc.prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+    if os.getppid() != parent:  # it was killed before that
+        os._exit(FAILED)
+
+
+def work(queue, mutex, place, options, on_end):
     """Run trials on one GPU, or on a share of the CPU, until none is left."""
     environment = dict(os.environ)
     if place["gpu"] is not None:
@@ -166,23 +187,26 @@ def work(queue, lock, place, options, on_end):
     elif place["threads"]:
         environment.setdefault("OMP_NUM_THREADS", str(place["threads"]))
     while not stopping.is_set():
-        with lock:
+        with mutex:
             if not queue:
                 return
             trial = queue.pop(0)
-        trial.prepare()
-        log = os.path.join(trial.out, "output.txt")
+        os.makedirs(trial.out, exist_ok=True)
+        log, command, parent = os.path.join(trial.out, "output.txt"), trial.command(options.command), os.getpid()
         with open(log, "wb") as out:
+            out.write(f"{MARK}{shlex.join(command)}\n".encode(errors="surrogateescape"))
+            out.flush()
             process = subprocess.Popen(
-                trial.command(options.command), stdin=subprocess.DEVNULL, stdout=out, stderr=out, env=environment
+                command, stdin=subprocess.DEVNULL, stdout=out, stderr=out, env=environment,
+                preexec_fn=lambda: end_with(parent),
             )
             while process.poll() is None:
                 if stopping.wait(0.1):
                     process.send_signal(signal.SIGTERM)  # the trainer saves and stops
                     process.wait()
         with open(log, encoding="utf-8", errors="replace") as f:
-            output = f.read()
-        with lock:
+            output = f.read().partition("\n")[2]
+        with mutex:
             trial.finish(process.returncode, options.metric, output)
             on_end(trial, process.returncode, output)
 
@@ -216,8 +240,7 @@ def write_table(path, trials, metric):
             last = "diverged" if r["status"] == DIVERGED else number(r["last"])
             rest = [last, number(r.get("best")), number(r["steps"]), number(r["seconds"], 1)]
         lines.append("| " + " | ".join([value for _, value in trial.settings] + rest) + " |")
-    with open(path, "w", encoding="utf-8") as f:
-        f.write("\n".join(lines) + "\n")
+    write_atomically(path, "\n".join(lines) + "\n")
 
 
 def is_number(text):
@@ -273,8 +296,7 @@ def write_plot(path, trials, metric):
         svg += [f'<circle cx="{at_x(px):.1f}" cy="{at_y(py):.1f}" r="3" fill="{colour}"/>' for px, py in points]
         svg.append(f'<rect x="{left}" y="{y - 4}" width="12" height="4" fill="{colour}"/>')
         svg.append(f'<text x="{left + 18}" y="{y + 2}">{escape(name) or "all"}</text>')
-    with open(path, "w", encoding="utf-8") as f:
-        f.write("\n".join(svg + ["</svg>"]) + "\n")
+    write_atomically(path, "\n".join(svg + ["</svg>"]) + "\n")
     return True
 
 
@@ -297,7 +319,7 @@ def places(options):
 
 
 def parse(arguments):
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Parser(__doc__)
     parser.add_argument("out")
     parser.add_argument("--vary", action="append", default=[])
     parser.add_argument("--random", type=int)
@@ -328,23 +350,25 @@ def parse(arguments):
     return options
 
 
-def check_same(options, variations):
-    """The directory belongs to one command; its other options may change."""
+def claim(options, variations):
+    """The directory belongs to one command, whose other options may change, and to one process at a time. Returns the lock."""
     path = os.path.join(options.out, "sweep.json")
     mine = {"command": options.command, "vary": [[n, list(v)] for n, v in variations], "metric": options.metric}
     mine["random"] = [options.random, options.random_seed] if options.random else None
+    os.makedirs(options.out, exist_ok=True)
+    f = lock(path, f"{options.out}: another sweep is running there; wait for it, or choose another directory")
     try:
-        os.makedirs(options.out, exist_ok=True)
-        with open(path, encoding="utf-8") as f:
-            if json.load(f) != mine:
-                raise UserError(f"{path}: is of another sweep; choose another directory, or delete it")
-    except FileNotFoundError:
-        with open(path, "w", encoding="utf-8") as f:
-            json.dump(mine, f, indent=1)
+        f.seek(0)
+        text = f.read()
+        if text and parse_json(text) != mine:
+            raise UserError(f"{path}: is of another sweep; choose another directory, or delete it")
     except ValueError:
         raise UserError(f"{path}: is damaged; delete it, the finished runs stay")
-    except OSError as error:
-        raise UserError(f"{options.out}: {error.strerror}")
+    if not text:
+        with writing(path):
+            json.dump(mine, f, indent=1)
+            f.flush()
+    return f
 
 
 def main():
@@ -353,12 +377,15 @@ def main():
     names = [name for name, _ in variations]
     if len(set(names)) < len(names):
         raise UserError(f"--vary {names}: a name is there twice")
-    trials = [Trial(options.out, settings) for settings in combinations(variations, options.random, options.random_seed)]
-    name, count = collections.Counter(t.name for t in trials).most_common(1)[0]
+    combined = combinations(variations, options.random, options.random_seed)
+    name, count = collections.Counter(map(name_of, combined)).most_common(1)[0]
     if count > 1:
         raise UserError(f"{name}: would be the directory of several runs; name their files differently")
-    check_same(options, variations)
-    queue, lock = [t for t in trials if t.result is None], threading.Lock()
+    held = claim(options, variations)
+    trials = [Trial(options.out, settings) for settings in combined]
+    queue, mutex = [t for t in trials if t.result is None], threading.Lock()
+    for trial in queue:
+        trial.check_directory()
 
     def on_end(trial, status, output):
         if trial.result is None:
@@ -375,24 +402,22 @@ def main():
     print(f"{len(trials)} runs, {len(trials) - len(queue)} of them done", flush=True)
     for number_ in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number_, lambda *_: stopping.set())
-    workers = [threading.Thread(target=work, args=(queue, lock, place, options, on_end)) for place in places(options)]
     end = time.monotonic() + options.minutes * 60 if options.minutes else math.inf
+    where = places(options)
+    with concurrent.futures.ThreadPoolExecutor(len(where)) as pool:
+        workers = [pool.submit(work, queue, mutex, place, options, on_end) for place in where]
+        while concurrent.futures.wait(workers, 0.05).not_done:
+            if time.monotonic() > end or any(worker.done() and worker.exception() for worker in workers):
+                stopping.set()
     for worker in workers:
-        worker.start()
-    while any(worker.is_alive() for worker in workers):
-        time.sleep(0.05)
-        if time.monotonic() > end:
-            stopping.set()
+        worker.result()  # raises what it failed with
     write_table(os.path.join(options.out, "table.md"), trials, options.metric)
     write_plot(os.path.join(options.out, "sweep.svg"), trials, options.metric)
     left = sum(t.result is None for t in trials)
     print(f"{os.path.join(options.out, 'table.md')}: {len(trials) - left} of {len(trials)} runs")
+    held.close()
     return FAILED if left or any(t.result["status"] == 0 and t.result["last"] is None for t in trials) else 0
 
 
 if __name__ == "__main__":
-    try:
-        sys.exit(main())
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(USAGE)
+    sys.exit(run(main))

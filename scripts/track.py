@@ -14,10 +14,10 @@ OUT/track.json records the tracker's run and how much was sent, so the same comm
 training run has cut log.jsonl back, steps that were already sent are not sent again, and a note in the tracker's run
 says so. If it has other settings, they replace the old ones in wandb and trackio, and a note names them (mlflow's
 parameters never change). A new training run in OUT (--overwrite 1) begins a new run of the tracker. If this program is
-killed, nothing is lost, and at most the last batch of lines is sent twice. Of two equal values mlflow with a database
+killed, nothing is lost, and at most the last batch of lines is sent twice. OUT/track.lock is locked meanwhile, so that
+two of these programs do not send the same. Of two equal values mlflow with a database
 keeps one; wandb and trackio keep both.
 """
-import argparse
 import json
 import os
 import re
@@ -27,15 +27,13 @@ import sys
 import time
 import zlib
 
-FAILED, USAGE = 1, 2
+sys.path.insert(1, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "dev"))
+from user_error import Parser, Unreachable, UserError, lock, parse_json, read_json, run, write_atomically  # noqa: E402
+
 BATCH_LINES = 200
 POLL_SECONDS = 2.0
 OF_THE_COMMAND = {"resume", "override", "overwrite", "output"}  # settings that say nothing of the training
 FILES = ["loss.svg", "plot.png", "sample.txt", "profile/profile.txt", "profile/profile.html"]
-
-
-class UserError(Exception):
-    """Wrong usage or input: one line, exit status 2."""
 
 
 class NewTraining(Exception):
@@ -148,6 +146,23 @@ class Mlflow:
 TRACKERS = {kind.module: kind for kind in (Wandb, Trackio, Mlflow)}
 
 
+class Guarded:
+    """A tracker whose failures are one line, whatever its library raises."""
+
+    def __init__(self, kind, *arguments):
+        self.module, self.tracker = kind.module, None
+        self.tracker = self.call(UserError, kind, *arguments)
+
+    def call(self, failure, function, *arguments):
+        try:
+            return function(*arguments)
+        except Exception as e:
+            raise failure(f"{self.module}: {type(e).__name__}: {e}") from e
+
+    def __getattr__(self, name):
+        return lambda *arguments: self.call(Unreachable, getattr(self.tracker, name), *arguments)
+
+
 def find_tracker(name):
     """(class, library) of the named tracker, or of the first that is installed."""
     for module in [name] if name else TRACKERS:
@@ -163,36 +178,29 @@ def find_tracker(name):
 # The log, and how much of it was sent
 
 
-def write_atomically(path, text):
-    with open(f"{path}.tmp", "w", encoding="utf-8") as f:
-        f.write(text)
-        f.flush()
-        os.fsync(f.fileno())
-    os.replace(f"{path}.tmp", path)
+FORM = {"tracker": str, "project": str, "id": str, "settings": int, "first": (int, type(None)), "current": dict,
+        "position": int, "line": int, "step": int, "kinds": (dict, list), "batch": (list, type(None)), "files": dict}
 
 
 class State:
     """OUT/track.json. `position`: bytes of log.jsonl that were sent, the last of which are `line` (a checksum); `step`: the
-    last step that was sent, with the first members of its lines, `kinds`; `batch`: [end, time] of a batch that may or may
-    not have arrived; `current`: the settings that the tracker has; `settings` and `first`: checksums of the log's first two
-    lines, which only a new training changes."""
+    last step that was sent; `kinds`: the same of each kind of line, by its first member (a checkpoint's line comes after
+    those of later steps); `batch`: [end, time] of a batch that may or may not have arrived; `current`: the settings that
+    the tracker has; `settings` and `first`: checksums of the log's first two lines, which only a new training changes."""
 
     def __init__(self, folder):
         self.path = os.path.join(folder, "track.json")
         self.values = None
         if not os.path.exists(self.path):
             return
-        try:
-            with open(self.path, encoding="utf-8") as f:
-                self.values = json.load(f)
-            missing = {"tracker", "project", "id", "settings", "first", "current", "position", "line", "step", "kinds", "batch", "files"}
-            missing -= set(self.values)
-        except (OSError, ValueError, TypeError) as e:
-            raise UserError(f"{self.path}: is damaged: {e}; without it a new run of the tracker begins")
-        if not missing and self.values["tracker"] not in TRACKERS:
+        self.values = read_json(self.path)
+        for key, kind in FORM.items():
+            if not isinstance(self.values, dict) or not isinstance(self.values.get(key, FORM), kind):
+                raise UserError(f"{self.path}: is damaged: {key} is missing; without the file a new run of the tracker begins")
+        if self.values["tracker"] not in TRACKERS:
             raise UserError(f"{self.path}: is damaged: {self.values['tracker']!r} is none of {', '.join(TRACKERS)}")
-        if missing:
-            raise UserError(f"{self.path}: is damaged: {sorted(missing)[0]} is missing")
+        if isinstance(self.values["kinds"], list):  # earlier versions: those of the last step
+            self.values["kinds"] = dict.fromkeys(self.values["kinds"], self.values["step"])
 
     def begin(self, tracker, project, log):
         settings, first = log.checksums()
@@ -206,7 +214,7 @@ class State:
             "position": 0,
             "line": 0,
             "step": -1,
-            "kinds": [],
+            "kinds": {},
             "batch": None,
             "files": {},
         }
@@ -225,7 +233,7 @@ class State:
 def parse_line(line):
     """An object, or None for a line that is torn."""
     try:
-        value = json.loads(line)
+        value = parse_json(line)
     except ValueError:
         return None
     return value if isinstance(value, dict) else None
@@ -337,19 +345,18 @@ class Sender:
                 self.state.save(batch=None)
                 continue
             self.state.save(batch=[lines[-1][1], at])
-            step, kinds = values["step"], list(values["kinds"])
+            step, kinds = values["step"], dict(values["kinds"])
             for line, _ in lines:
                 value = parse_line(line)
                 found = numbers_of(value) if value else None
                 if value and "step" not in value:
                     self.newest = value
-                if not found or found[0] < step or (found[0] == step and found[2] in kinds):
+                if not found or found[0] <= kinds.get(found[2], -1):
                     continue
-                if found[0] > step:
-                    step, kinds = found[0], []
-                kinds.append(found[2])
-                self.change_settings(step)
-                self.tracker.send(step, found[1], at)
+                kinds[found[2]] = found[0]
+                step = max(step, found[0])
+                self.change_settings(found[0])
+                self.tracker.send(found[0], found[1], at)
                 count += 1
             self.tracker.flush()
             last = zlib.crc32(lines[-1][0][:-1])
@@ -382,9 +389,11 @@ def follow(sender, options):
     return count
 
 
-def run(options):
-    log, state = Log(options.out), State(options.out)
+def track(options):
+    log = Log(options.out)
     log.settings()
+    held = lock(os.path.join(options.out, "track.lock"), f"{options.out}: another track.py is sending its log; wait for it")
+    state = State(options.out)
     if state.values is None:
         kind, library = find_tracker(options.to)
         state.begin(kind.module, options.project or "llmc", log)
@@ -395,7 +404,7 @@ def run(options):
         kind, library = find_tracker(state.values["tracker"])
     name = options.name or os.path.basename(os.path.abspath(options.out))
     while True:
-        tracker = kind(library, state.values["project"], name, state.values["id"], state.values["current"])
+        tracker = Guarded(kind, library, state.values["project"], name, state.values["id"], state.values["current"])
         try:
             count = follow(Sender(options.out, log, state, tracker), options)
         except NewTraining:
@@ -405,6 +414,7 @@ def run(options):
             continue
         break
     tracker.close()
+    held.close()
     print(f"{options.out}: {count} lines sent to {kind.module}, run {state.values['id']}, up to step {state.values['step']}")
 
 
@@ -412,13 +422,8 @@ def run(options):
 # Command line
 
 
-class Parser(argparse.ArgumentParser):
-    def error(self, message):
-        raise UserError(f"{message}; --help says more")
-
-
 def main(arguments):
-    parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False)
+    parser = Parser(__doc__)
     parser.add_argument("out", metavar="OUT", help="directory of a run")
     parser.add_argument("--to", choices=list(TRACKERS), help="the tracker (default: the first that is installed)")
     parser.add_argument("--project", metavar="NAME", help="project or experiment (default: llmc)")
@@ -427,15 +432,8 @@ def main(arguments):
     options = parser.parse_args(arguments)
     if options.project and not re.fullmatch(r"[\w. -]{1,100}", options.project):
         raise UserError(f"--project {options.project}: only letters, digits, dots, blanks, - and _, 100 at most")
-    run(options)
+    track(options)
 
 
 if __name__ == "__main__":
-    try:
-        main(sys.argv[1:])
-    except UserError as e:
-        print("error: " + " ".join(str(e).split()), file=sys.stderr)
-        sys.exit(USAGE)
-    except OSError as e:
-        print(f"error: {e.filename}: {e.strerror}", file=sys.stderr)
-        sys.exit(FAILED)
+    sys.exit(run(main, sys.argv[1:]))

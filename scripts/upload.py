@@ -5,11 +5,12 @@ DIR is the OUT of a run, one of its checkpoints or any Hugging Face directory. C
 and loss plot are sent; optimizer states, checkpoints and logs are not. After an interruption, run the same command
 again: uploaded files are not sent again. Needs `pip install huggingface_hub` and a token: `hf auth login` or HF_TOKEN.
 """
-import argparse
-import json
+import errno
 import os
-import re
 import sys
+
+sys.path.insert(1, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "dev"))
+from user_error import Parser, UserError, masked, read_json, run  # noqa: E402
 
 FILES = ["README.md", "config.json", "generation_config.json", "model.safetensors", "model.safetensors.index.json",
          "model-*-of-*.safetensors", "vocab.json", "merges.txt", "encoder.json", "vocab.bpe", "vocab.txt",
@@ -17,14 +18,8 @@ FILES = ["README.md", "config.json", "generation_config.json", "model.safetensor
          "chat_template.jinja", "loss.svg"]
 
 
-def masked(text):
-    """Without the user and the password of an address, as HF_ENDPOINT may have them."""
-    return re.sub(r"(https?://)[^/\s]*@", r"\1***@", text)
-
-
 def refuse(message):
-    print(f"error: {masked(' '.join(message.split()))}", file=sys.stderr)
-    sys.exit(2)
+    raise UserError(message)
 
 
 def weights_of(folder):
@@ -33,10 +28,9 @@ def weights_of(folder):
     if os.path.isfile(os.path.join(folder, "model.safetensors")) or not os.path.isfile(index):
         return ["model.safetensors"]
     try:
-        with open(index, encoding="utf-8") as f:
-            names = set(json.load(f)["weight_map"].values())
+        names = set(read_json(index)["weight_map"].values())
         return sorted(name for name in names if isinstance(name, str)) or ["model.safetensors"]
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as e:
+    except (KeyError, TypeError, AttributeError) as e:
         refuse(f"{index}: does not say where the weights are: {type(e).__name__}")
 
 
@@ -63,13 +57,15 @@ def quietly(what, name, call):
             refuse(f"{what} {name}: {address} refuses your token, or there is none: hf auth login, or set HF_TOKEN")
         refuse(f"{what} {name}: {e.server_message or str(e).splitlines()[0]} (status {status}); give the same command again")
     except (network, errors.OfflineModeIsEnabled, errors.LocalEntryNotFoundError, OSError) as e:
+        if getattr(e, "errno", None) == errno.ENOSPC:
+            raise
         refuse(f"{what} {name}: {address} cannot be reached: {str(e).splitlines()[0] if str(e) else type(e).__name__}")
     except ValueError as e:
         refuse(f"{what} {name}: {e}")
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Parser(__doc__)
     parser.add_argument("dir", metavar="DIR", help="the model directory")
     parser.add_argument("name", metavar="NAME", help="ORGANIZATION/MODEL or USER/MODEL; made if it does not exist")
     parser.add_argument("--private", action="store_true", help="a new repository is private")
@@ -101,4 +97,4 @@ def main():
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(run(main))

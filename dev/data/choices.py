@@ -6,14 +6,12 @@ and its tokens. Version 2, of this project alone, adds the characters of each en
 Bytes or numbers above 65,535 keep their low 16 bits only. Readers that use the lengths, like this project's, need
 neither; llm.c itself reads sets of four endings below these limits.
 """
-import argparse
-import json
 import os
 import struct
 import sys
 from array import array
 
-from documents import Parser, UserError, positive, refuse_foreign, temporary_of
+from documents import Parser, UserError, parse_json, positive, refuse_foreign, replacing
 from prepare_gpt2 import Vocabulary, make_tokenizer
 
 MAGIC, VERSION, WITH_CHARACTERS, BEGIN = 20240522, 1, 2, 65535
@@ -21,7 +19,7 @@ BATCH = 256  # examples that are encoded together
 
 
 def parse(description, add_options, arguments):
-    parser = Parser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False)
+    parser = Parser(description)
     parser.add_argument("--local", required=True, metavar="FILE", help="the examples")
     parser.add_argument("--vocab", required=True, metavar="DIR", help="directory of the tokenizer")
     parser.add_argument("--out", required=True, metavar="FILE.bin", help="the set; logs take their name from its name")
@@ -55,7 +53,7 @@ def read_jsonl(path):
             continue
         where = f"{path}: line {number}"
         try:
-            example = json.loads(line)
+            example = parse_json(line)
         except ValueError as e:
             raise UserError(f"{where} is not JSON: {e}")
         if not isinstance(example, dict):
@@ -130,16 +128,7 @@ def write_set(f, options, examples, counts):
 
 def write(options, examples, counts=False):
     """Encode (context, endings, label) of an iterable and write the set, complete or not at all. counts: version 2."""
-    folder = os.path.dirname(options.out) or "."
-    os.makedirs(folder, exist_ok=True)
-    temporary = temporary_of(folder, os.path.basename(options.out))
-    try:
-        with open(temporary, "wb") as f:
-            what = write_set(f, options, examples, counts)
-            f.flush()
-            os.fsync(f.fileno())
-        os.replace(temporary, options.out)
-    finally:
-        if os.path.exists(temporary):
-            os.remove(temporary)
+    os.makedirs(os.path.dirname(options.out) or ".", exist_ok=True)
+    with replacing(options.out) as f:
+        what = write_set(f, options, examples, counts)
     print(f"{options.out}: {what}")

@@ -9,7 +9,6 @@ import bz2
 import codecs
 import gzip
 import io
-import json
 import lzma
 import os
 import re
@@ -19,11 +18,9 @@ import tarfile
 import zlib
 
 sys.path.insert(1, os.path.join(os.path.dirname(os.path.abspath(__file__)), os.pardir))
-from user_error import FAILED, USAGE, UserError, read_json, refuse_foreign  # noqa: E402, F401: the scripts here import them from here
-
-
-class Unreachable(Exception):
-    """Something that the work needs is not available now, but may be later: one line, exit status 1."""
+import user_error  # noqa: E402
+from user_error import FAILED, Parser, Unreachable, UserError, parse_json, read_json, sync_directory  # noqa: E402, F401
+from user_error import refuse_foreign, replacing, write_atomically, writing  # noqa: E402, F401: scripts import them from here
 
 
 # ----------------------------------------------------------------------------------------------------------
@@ -98,8 +95,8 @@ def read_jsonl(stream, options):
         if not line.strip():
             continue
         try:
-            document = json.loads(line)
-        except (ValueError, RecursionError) as e:
+            document = parse_json(line)
+        except ValueError as e:
             raise UserError(f"line {number} is not JSON: {e}")
         yield from read_json_document(document, f"line {number}", options)
 
@@ -107,8 +104,8 @@ def read_jsonl(stream, options):
 def read_json_array(stream, options):
     text = stream.read()
     try:
-        documents = json.loads(text)
-    except (ValueError, RecursionError) as e:
+        documents = parse_json(text)
+    except ValueError as e:
         raise UserError(f"is not JSON: {e}")
     for number, document in enumerate(documents, 1):
         yield from read_json_document(document, f"document {number}", options)
@@ -198,14 +195,6 @@ def read_documents(path, raw, options):
 # Command line
 
 
-def temporary_of(folder, name):
-    """Where a file is written before it is complete."""
-    return os.path.join(folder, f"{name}.tmp{os.getpid()}")
-
-
-class Parser(argparse.ArgumentParser):
-    def error(self, message):
-        raise UserError(f"{message}; --help lists the options")
 
 
 def positive(text):
@@ -275,33 +264,22 @@ def check_inputs(options):
             raise UserError(f"{path}: cannot be read; check its permissions")
 
 
-def masked(text):
-    """Without the user and the password of an address, as HF_ENDPOINT or --url may have them."""
-    return re.sub(r"(https?://)[^/\s]*@", r"\1***@", text)
-
-
 def run(parse, prepare, arguments):
     """The exit status of prepare(parse(arguments)), with every failure as one line."""
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # the processes here are the parallelism
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    try:
+
+    def main():
         options = parse(arguments)
         try:
             import tokenizers  # noqa: F401
         except ImportError:
             raise UserError("the Python package 'tokenizers' is missing; install it with: pip install tokenizers")
-        prepare(options)
-    except UserError as e:
-        print("error: " + masked(" ".join(str(e).split())), file=sys.stderr)
-        return USAGE
-    except OSError as e:
-        what = f"{e.filename or options.out}: cannot be written: {e.strerror}"
-        print(f"error: {what}; check space and permissions", file=sys.stderr)
-        return FAILED
-    except Unreachable as e:
-        print("error: " + masked(" ".join(str(e).split())), file=sys.stderr)
-        return FAILED
-    except KeyboardInterrupt as e:
-        print(f"error: {str(e) or 'interrupted; nothing was written'}", file=sys.stderr, flush=True)
-        os._exit(FAILED)  # an ordinary end waits for threads of libraries, which may be in the middle of something
-    return 0
+        try:
+            with writing(options.out):
+                prepare(options)
+        except KeyboardInterrupt as e:
+            print(f"error: {str(e) or 'interrupted; nothing was written'}", file=sys.stderr, flush=True)
+            os._exit(FAILED)  # an ordinary end waits for threads of libraries, which may be in the middle of something
+
+    return user_error.run(main)

@@ -17,7 +17,7 @@ import urllib.error
 import urllib.parse
 import urllib.request
 
-from documents import Unreachable, UserError, read_documents, read_text
+from documents import Unreachable, UserError, read_documents, read_text, replacing, writing
 from work import Progress
 
 BATCH_CHARACTERS = 1 << 18  # of text for one task of a worker
@@ -151,12 +151,12 @@ class Download(Files):
         path = work.path(self.name)
         self.paths, self.work = [path], work
         if not os.path.exists(path):
-            digest = self._fetch(path + ".tmp")
-            if self.sha256 not in (None, digest):
-                raise UserError(
-                    f"{self.url}: has the sha256 {digest}, not {self.sha256}; it is not the expected file"
-                )
-            os.replace(path + ".tmp", path)
+            with replacing(path, temporary=f"{path}.tmp") as f:
+                digest = self._fetch(f, path)
+                if self.sha256 not in (None, digest):
+                    raise UserError(
+                        f"{self.url}: has the sha256 {digest}, not {self.sha256}; it is not the expected file"
+                    )
             work.save()
 
     def batches(self, position):
@@ -167,17 +167,18 @@ class Download(Files):
                 self.work.forget()
             raise
 
-    def _fetch(self, path):
+    def _fetch(self, f, path):
         digest, done, progress = hashlib.sha256(), 0, Progress("download")
         try:
-            with urllib.request.urlopen(self.url, timeout=TIMEOUT) as answer, open(path, "wb") as f:
+            with urllib.request.urlopen(self.url, timeout=TIMEOUT) as answer:
                 length = answer.headers.get("Content-Length")
                 total = int(length) if length and length.isdigit() else None
                 while True:
                     data = answer.read(COPY_BYTES)
                     if not data:
                         break
-                    f.write(data)
+                    with writing(path):
+                        f.write(data)
                     digest.update(data)
                     done += len(data)
                     progress.show(done / total if total else None, f"{done / 1e6:.1f} MB")

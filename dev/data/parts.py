@@ -16,7 +16,7 @@ import re
 import struct
 from array import array
 
-from documents import UserError
+from documents import UserError, parse_json
 
 FOLDER, STATE, BLOCKS = "parts", "state.json", "blocks"
 RECORDS = 4096  # that are read at a time
@@ -91,7 +91,7 @@ class Done:
         self.folder = folder
         try:
             with open(os.path.join(folder, STATE), encoding="utf-8") as f:
-                state = json.load(f)
+                state = parse_json(f.read())
             self.part = part(state["settings"].pop("--part"))
             self.settings, self.complete = state["settings"], state["complete"]
             self.sizes = {name: int(state["sizes"][name]) for name in [*streams, BLOCKS]}

@@ -38,7 +38,7 @@ import zlib
 from array import array
 
 sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-from documents import Parser, UserError, check_format, decompress, fraction, positive, run
+from documents import Parser, UserError, check_format, decompress, fraction, parse_json, positive, run
 from prepare_gpt2 import END_OF_TEXT, MAGICS, Vocabulary, make_tokenizer
 from work import Output, Work, library_threads, write_atomically
 
@@ -62,8 +62,8 @@ BITS = bytes(range(48, 50)) + bytes(254)
 def messages_of(line, key):
     """[(role, content, whether it counts for the loss)] of a line, checked."""
     try:
-        messages = json.loads(line)[key]
-    except (ValueError, RecursionError) as e:
+        messages = parse_json(line)[key]
+    except ValueError as e:
         raise UserError(f"is not JSON: {e}")
     except (KeyError, TypeError):
         raise UserError(f"is not an object with the key {key!r}; see --messages-key")
@@ -256,7 +256,7 @@ def read_json(path, fallback=None):
         return fallback
     try:
         with open(path, encoding="utf-8") as f:
-            return json.load(f)
+            return parse_json(f.read())
     except (OSError, ValueError) as e:
         raise UserError(f"{path}: cannot be read as JSON: {e}")
 
@@ -271,16 +271,16 @@ def extended_tokenizer(directory, vocabulary):
     if config.get("chat_template", TEMPLATE) != TEMPLATE or os.path.exists(os.path.join(directory, "chat_template.jinja")):
         raise UserError(f"{directory}: its tokenizer has a chat template of its own; only this script's is supported")
     try:
-        added = {t["content"]: t for t in tree.get("added_tokens") or []}
-    except (AttributeError, KeyError, TypeError):
-        raise UserError(f"{path}: its added_tokens are not a list of tokens")
+        known, added = dict(tree["model"]["vocab"]), {t["content"]: t for t in tree.get("added_tokens") or []}
+    except (AttributeError, KeyError, TypeError, ValueError):
+        raise UserError(f"{path}: is not a tokenizer with a vocabulary and added tokens")
     ids, size = {}, vocabulary.size
     form = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
     for name in [END_OF_TEXT] + TOKENS:
         if name in added and not added[name].get("special"):
             raise UserError(f"{path}: {name} is not a special token there")
         if name not in added:
-            id = vocabulary.end_of_text if name == END_OF_TEXT else tree["model"]["vocab"].get(name, size)
+            id = vocabulary.end_of_text if name == END_OF_TEXT else known.get(name, size)
             size = max(size, id + 1)
             added[name] = {"id": id, "content": name, **form}
         ids[name] = added[name]["id"]

@@ -28,7 +28,7 @@ import sys
 from array import array
 from collections import Counter, deque
 
-from documents import USAGE, Parser, UserError, check_format, refuse_foreign, temporary_of
+from documents import Parser, UserError, check_format, refuse_foreign, replacing, user_error
 
 RATINGS_MAGIC, CLICKS_MAGIC, VERSION, HEADER = 20261123, 20261124, 1, 256
 INTEGERS, CATEGORIES = 13, 26
@@ -37,7 +37,7 @@ INTEGERS, CATEGORIES = 13, 26
 def read_ratings(path):
     """(user, item, time) of every line."""
     ratings = []
-    with open(path, encoding="utf-8-sig") as f:
+    with open(path, encoding="utf-8-sig", errors="replace") as f:  # a line of another encoding is refused by its number
         for number, line in enumerate(f, 1):
             line = line.strip()
             separator = "::" if "::" in line else "\t" if "\t" in line else ","
@@ -154,24 +154,13 @@ def main(arguments):
         with open(path, "rb") as f:
             check_format(f.read(8), f"{path}: ")
     refuse_foreign(options.out, struct.pack("<i", CLICKS_MAGIC if options.format == "criteo" else RATINGS_MAGIC))
-    folder, name = os.path.split(options.out)
-    temporary = temporary_of(folder or ".", name)
-    try:
-        with open(temporary, "wb") as f:
-            if options.format == "criteo":
-                summary = write_clicks(f, options.files, options.threshold, options.held_out)
-            else:
-                summary = write_ratings(f, options.files[0])
-        os.replace(temporary, options.out)
-    except BaseException:
-        os.remove(temporary)
-        raise
+    with replacing(options.out) as f:
+        if options.format == "criteo":
+            summary = write_clicks(f, options.files, options.threshold, options.held_out)
+        else:
+            summary = write_ratings(f, options.files[0])
     print(f"{options.out}: {summary}")
 
 
 if __name__ == "__main__":
-    try:
-        main(sys.argv[1:])
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(USAGE)
+    sys.exit(user_error.run(main, sys.argv[1:]))

@@ -27,7 +27,7 @@ import traceback
 from array import array
 
 import parts
-from documents import Unreachable, UserError, read_json
+from documents import Unreachable, UserError, parse_json, read_json, sync_directory, write_atomically
 
 FOLDER, STATE, LOCK = "preparation", "state.json", "preparation.lock"
 MANIFEST, SHARD = "prepared.json", r"(train|val)_\d{6}\.bin"
@@ -289,15 +289,6 @@ def library_threads():
 # Work that can be resumed
 
 
-def write_atomically(path, text):
-    """Of a str, or of bytes."""
-    with open(path + ".tmp", "wb") as f:
-        f.write(text.encode("utf-8") if isinstance(text, str) else text)
-        f.flush()
-        os.fsync(f.fileno())
-    os.replace(path + ".tmp", path)
-
-
 def mapped_numbers(file, code):
     """The numbers in a file, mapped: there may be billions."""
     file.flush()
@@ -341,7 +332,7 @@ class Work:
         path = self.path(STATE)
         try:
             with open(path, encoding="utf-8") as f:
-                state = json.load(f)
+                state = parse_json(f.read())
             settings, done = state["settings"], {name: state[name] for name in COUNTS}
         except FileNotFoundError:
             return None
@@ -496,6 +487,8 @@ class Output:
         for name in names:
             os.makedirs(os.path.dirname(self.path(name)), exist_ok=True)
             os.replace(os.path.join(source, name), self.path(name))
+        for folder in {os.path.dirname(self.path(name)) for name in names}:
+            sync_directory(folder)
         kept = self.spared.union(names, [MANIFEST])
         for name in sorted(self.earlier - kept):
             os.remove(self.path(name))

@@ -206,6 +206,13 @@ refused '--embed without a model'    2 '--embed needs a trained model' --embed "
 refused '--embed without a vocabulary' 2 'no vocab.txt' -e "$golden" --embed "$work/lines" --vectors "$box/new"
 refused '--embed, no room for [SEP]' 2 'at least 2 tokens' -e "$o" -t 1 --embed "$work/lines" --vectors "$box/new"
 refused '--vectors in no directory'  2 '--vectors .*cannot be written' -e "$o" --embed "$work/lines" --vectors "$box/none/v.npy"
+for lines in 20 2000; do  # a full disk at the end, and while it is written
+    yes text | head -n $lines >"$work/many"
+    (trap '' XFSZ; ulimit -f 1; "$PROGRAM" -e "$o" --embed "$work/many" --vectors "$box/v.npy" </dev/null >/dev/null 2>"$work/stderr")
+    status=$?
+    why=$(ended_with_error 1 'v.npy: cannot be written: File too large')$(ls "$box" | grep '^v')
+    verdict "--embed of $lines lines on a full disk" "$why"
+done
 refused '--vectors, a directory'     2 '--vectors .*not a regular file' -e "$o" --embed "$work/lines" --vectors "$box"
 # No output replaces an input or a file of a model, not through a link or as the temporary file either.
 cp "$work/lines" "$box/lines.tmp" && ln -s out/vocab.txt "$box/linked"

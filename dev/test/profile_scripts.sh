@@ -222,11 +222,11 @@ damaged 'cells are missing' 'kernels.csv, line 4: has not as many cells' kernels
 damaged 'an open quote' 'kernels.csv: is not a table' kernels.csv '$s/"$//'
 damaged 'no rows' 'kernels.csv: lists no kernels' kernels.csv '2,$d'
 damaged 'an empty file' "kernels.csv: .*no column 'direction'" kernels.csv d
-damaged 'no JSON' 'summary.json: is not JSON' summary.json 1s/{//
+damaged 'no JSON' 'summary.json: cannot be read as JSON' summary.json 1s/{//
 damaged 'no step' "summary.json: has no object 'step'" summary.json s/step/stop/
 damaged 'a step without time' "summary.json: 'step' has no span_ms above 0" summary.json 's/"span_ms": 9.0/"span_ms": 0/'
 rm -rf damaged && cp -r b damaged && rm damaged/profile/summary.json
-wrong 'diff: no summary' '^error: damaged/profile/summary.json: No such file' "$diff" a damaged
+wrong 'diff: no summary' '^error: damaged/profile/summary.json: cannot be read as JSON: .*No such file' "$diff" a damaged
 
 # ---------------------------------------------------------------------------------------------------------
 # profile_reference.py
@@ -303,7 +303,7 @@ verdict 'pages: no line of text is too long' "$(grep -v '^|' "$pages"/*.md | sed
 
 wrong 'pages: no runs' '^error: nowhere: there is no such folder' "$reference" nowhere
 wrong 'pages: none of the runs' '^error: empty: has none of the runs bert_two_layers' "$reference" empty --pages "$pages"
-wrong 'pages: nowhere to write' '^error: .*nowhere/profile_bert_two_layers.md: No such file' "$reference" "$made" --pages nowhere
+wrong 'pages: nowhere to write' '^error: .*nowhere/profile_bert_two_layers.md: cannot be written: No such file' "$reference" "$made" --pages nowhere
 mkdir -p other && bert_profile other/bert_two_layers/profile 768
 wrong 'pages: another model' 'bert_two_layers/profile: is of 2 layers, 768 wide, where the set-up has 2, 1024 wide' "$reference" other --pages "$pages"
 rm -rf other && mkdir other && cp -r "$made/transformer_train" other/gpt2_124m
@@ -318,7 +318,7 @@ verdict 'pages: one mode alone' "$(lacks other/pages/profile_transformer_2_6b.md
 
 tree=$work/tree
 mkdir -p "$tree/dev" "$tree/bin" "$tree/build/fp32" "$tree/results"
-cp -r "$root/scripts" "$tree" && cp -r "$root/dev/reference" "$tree/dev"
+cp -r "$root/scripts" "$tree" && cp -r "$root/dev/reference" "$root/dev/user_error.py" "$tree/dev"
 printf '#!/bin/sh\nexit 0\n' >"$tree/bin/make"
 cp "$tree/bin/make" "$tree/bin/numpy"
 cat >"$tree/train_gpt2cu" <<TRAINER

@@ -128,6 +128,10 @@ if [ "${build##*/}" != san ]; then
     run plot bash dev/test/plot.sh
 fi
 [ "${build##*/}" = san ] || run track python3 dev/test/track.py
+if [ "${build##*/}" = san ]; then :
+elif "${PYTHON:-python3}" -c 'import numpy, tokenizers' 2>/dev/null; then
+    run scripts "${PYTHON:-python3}" dev/test/scripts.py "$gpt2" "$bert"
+else skip scripts "${PYTHON:-python3} has no numpy and tokenizers (pip install them)"; fi
 [ "${build##*/}" = san ] || run sweep bash dev/test/sweep.sh "$gpt2"
 [ "${build##*/}" = san ] || run notebook "${PYTHON:-python3}" dev/test/notebook.py
 run profile_scripts bash dev/test/profile_scripts.sh

@@ -13,6 +13,9 @@
  * Prints a line per case and `N passed, N failed, 0 skipped`; exit status 1 if one failed. */
 
 #include "llmc/data/tasks/squad.h"
+#include <signal.h>
+#include <sys/resource.h>
+
 #include "dev/test/tests.h"
 #include "llmc/base/rng.h"
 
@@ -223,6 +226,17 @@ static void write_nowhere(const char* path) {
     squad_write(&s, "/nowhere/predictions.json");
 }
 
+// On a disk that is full; `path` is a good file, next to which they are written.
+static void write_full(const char* path) {
+    struct rlimit limit = {1, 1};
+    Squad s;
+    Examples e;
+    squad_open(&s, &e, path, &words, settings_of(11, 2, SQUAD_EVALUATE));
+    signal(SIGXFSZ, SIG_IGN);
+    setrlimit(RLIMIT_FSIZE, &limit);
+    squad_write(&s, xprintf("%s.predicted", path));
+}
+
 // Text before and after the members of a question with the id q.
 #define BEFORE "{\"data\": [{\"paragraphs\": [{\"context\": \"a b c\", \"qas\": [{\"id\": \"q\", \"question\": \"d\""
 #define AFTER "}]}]}]}"
@@ -295,7 +309,10 @@ static void test_refused(Tests* t) {
     expect_end(t, USAGE, "less than nothing shared", "share -1 tokens", open_negative, good);
     expect_end(t, FAILED, "a folder that is not there", "/nowhere/predictions.json: cannot be written", write_nowhere,
                good);
-    free(good);
+    expect_end(t, FAILED, "a full disk", ".predicted: cannot be written: File too large", write_full, good);
+    char* left = xprintf("%s.predicted.tmp", good);
+    expect_that(t, access(left, F_OK) != 0, "a full disk: no temporary file is left");
+    free(left), free(good);
     char* none = xprintf("%s/none.json", t->directory);
     expect_end(t, USAGE, "no file", "none.json: cannot be read", open_training, none);
     free(none);

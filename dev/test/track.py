@@ -38,6 +38,8 @@ def lines_of(first, last):
         yield {"step": step, "loss": 5 - step / 1000, "lr": 0.001, "grad_norm": None if step % 7 == 0 else 1.5, "ms": 3}
         if step % 50 == 0:
             yield {"step": step, "val_loss": 5.5 - step / 1000}
+        if step % 50 == 3 and step > 50:  # after the lines of later steps
+            yield {"step": step - 3, "checkpoint_ms": 100 + step}
 
 
 def expected(last):
@@ -58,8 +60,8 @@ class Case:
         with open(os.path.join(self.out, "log.jsonl"), mode) as f:
             f.write("".join(json.dumps(v) + "\n" for v in values))
 
-    def command(self, *flags, trackers=TRACKERS, slow="0"):
-        environment = {**os.environ, "PYTHONPATH": trackers, "TRACK_RECORD": self.record, "TRACK_SLOW": slow}
+    def command(self, *flags, trackers=TRACKERS, slow="0", fails=""):
+        environment = {**os.environ, "PYTHONPATH": trackers, "TRACK_RECORD": self.record, "TRACK_SLOW": slow, "TRACK_FAILS": fails}
         command = [sys.executable, "-S", SCRIPT, self.out, *(["--to", self.tracker] if self.tracker else []), *flags]
         return {"args": command, "env": environment, "text": True, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
 
@@ -199,6 +201,7 @@ def check_follow(folder):
             time.sleep(0.05)
 
     wait_for(10)
+    verdict("two of one run at once", error_of(case.run(), 2, "out: another track.py is sending its log"))
     case.write(lines_of(11, 20))
     wait_for(20)
     process.send_signal(signal.SIGINT)
@@ -212,6 +215,10 @@ def check_refusals(folder):
     empty = os.path.join(folder, "none")
     os.mkdir(empty)
     verdict("a tracker that is not installed", error_of(case.run(trackers=empty), 2, "'wandb' is missing; install it with: pip"))
+    for call, status in (("init", 2), ("log", 1)):
+        done = case.run(fails=call)
+        verdict(f"a tracker that fails: {call}", error_of(done, status, "wandb: RuntimeError: no API key configured log in first"))
+    os.remove(os.path.join(case.out, "track.json"))
     case.tracker = None
     verdict("no tracker at all", error_of(case.run(trackers=empty), 2, "no tracker is installed"))
     verdict("another tracker's name", error_of(case.run("--to", "neptune"), 2, "invalid choice: 'neptune'"))
@@ -229,7 +236,7 @@ def check_refusals(folder):
     case.write([SETTINGS])
     with open(os.path.join(case.out, "track.json"), "w") as f:
         f.write('{"tracker": ')
-    verdict("a damaged track.json", error_of(case.run(), 2, "track.json: is damaged"))
+    verdict("a damaged track.json", error_of(case.run(), 2, "track.json: cannot be read as JSON"))
     os.remove(os.path.join(case.out, "track.json"))
     case.run()
     values = json.load(open(os.path.join(case.out, "track.json")))

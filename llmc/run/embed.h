@@ -50,7 +50,7 @@ static inline void embed_check_model(const MlmSettings* m, const char* weights, 
 }
 
 static inline void embed_put(Embedding* e, const void* data, size_t n) {
-    if (fwrite(data, 1, n, e->file) != n) die(FAILED, "%s: cannot be written: %s", e->temporary, strerror(errno));
+    if (fwrite(data, 1, n, e->file) != n) predictions_fail(e->temporary, e->path);
 }
 
 // Write the header of NumPy's format, version 1.0.
@@ -147,8 +147,7 @@ static inline void embed_write(Embedding* e, const MlmBatch* b, floatX* hidden, 
 static inline void embed_close(Embedding* e) {
     int bad = fflush(e->file) != 0 || fsync(fileno(e->file)) != 0;
     bad |= fclose(e->file) != 0;
-    if (bad || rename_into_place(e->temporary, e->path) != 0)
-        die(FAILED, "%s: cannot be written: %s", e->path, strerror(errno));
+    if (bad || rename_into_place(e->temporary, e->path) != 0) predictions_fail(e->temporary, e->path);
     printf("%s: %zu vectors of %d channels", e->path, e->lines, e->C);
     if (e->cut) printf("; %zu line%s cut to %d tokens", e->cut, e->cut > 1 ? "s were" : " was", e->T);
     printf("\n");

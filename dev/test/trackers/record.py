@@ -11,6 +11,8 @@ import time
 
 def put(call, **values):
     time.sleep(float(os.environ.get("TRACK_SLOW", 0)))
+    if os.environ.get("TRACK_FAILS") == call:
+        raise RuntimeError("no API key configured\nlog in first")
     fd = os.open(os.environ["TRACK_RECORD"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
     os.write(fd, ("\n" + json.dumps({"call": call, **values}) + "\n").encode())
     os.close(fd)

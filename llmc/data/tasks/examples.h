@@ -138,10 +138,17 @@ static inline void predictions_check(const char* flag, const char* path, const c
     free(temporary);
 }
 
+// End because of errno; nothing is left of the file.
+static inline void predictions_fail(const char* temporary, const char* path) {
+    int error = errno;
+    unlink(temporary);
+    die(FAILED, "%s: cannot be written: %s", path, strerror(error));
+}
+
 static inline void predictions_write(const char* path, const Text* t) {
     char* temporary = xprintf("%s.tmp", path);
     if (write_file(temporary, t->text, t->length) != 0 || rename_into_place(temporary, path) != 0)
-        die(FAILED, "%s: cannot be written: %s", path, strerror(errno));
+        predictions_fail(temporary, path);
     free(temporary);
 }
 
