@@ -406,11 +406,9 @@ static void expect_refused(Tests* t, const char* file, const char* message) {
 #define WITH_KIND(more) "{" KIND ",\"model\":{" more "}}"
 // A part of a pre-tokenizer that splits nothing, and one that splits.
 #define PART "{\"type\":\"ByteLevel\",\"add_prefix_space\":false,\"use_regex\":false}"
-#define SPLIT(pattern, behavior, invert)                                                        \
-    "{\"type\":\"Split\",\"pattern\":{\"Regex\":\"" pattern "\"},\"behavior\":\"" behavior \
-    "\",\"invert\":" invert "}"
-#define GPT2 \
-    "'s|'t|'re|'ve|'m|'ll|'d| ?\\\\p{L}+| ?\\\\p{N}+| ?[^\\\\s\\\\p{L}\\\\p{N}]+|\\\\s+(?!\\\\S)|\\\\s+"
+#define SPLIT(pattern, behavior, invert)                                                                               \
+    "{\"type\":\"Split\",\"pattern\":{\"Regex\":\"" pattern "\"},\"behavior\":\"" behavior "\",\"invert\":" invert "}"
+#define GPT2 "'s|'t|'re|'ve|'m|'ll|'d| ?\\\\p{L}+| ?\\\\p{N}+| ?[^\\\\s\\\\p{L}\\\\p{N}]+|\\\\s+(?!\\\\S)|\\\\s+"
 #define WITH_PARTS(parts) WITH_PRE("\"type\":\"Sequence\",\"pretokenizers\":[" parts "]")
 #define WITH_PRE(pre) "{\"pre_tokenizer\":{" pre "},\"model\":{}}"
 
@@ -427,7 +425,8 @@ static void test_refused(Tests* t) {
         {WITH_PARTS(""), "key \"pre_tokenizer\": differs"},
         {WITH_PARTS("{\"type\":\"Digits\",\"individual_digits\":true}," PART), "\"pre_tokenizer\": \"Digits\" differs"},
         {WITH_PARTS(PART "," PART), "\"pre_tokenizer\": \"ByteLevel\" differs"},
-        {WITH_PARTS(SPLIT("\\\\p{N}{1,3}", "Isolated", "false")), "\"pre_tokenizer\": \"Split\", or its pattern, differs"},
+        {WITH_PARTS(SPLIT("\\\\p{N}{1,3}", "Isolated", "false")),
+         "\"pre_tokenizer\": \"Split\", or its pattern, differs"},
         {WITH_PARTS(SPLIT(GPT2, "Removed", "false")), "\"pre_tokenizer\": \"Split\", or its pattern, differs"},
         {WITH_PARTS(PART "," SPLIT(GPT2, "Isolated", "false")), "\"pre_tokenizer\": \"Split\", or"},
         {WITH_PARTS(PART), "key \"use_regex\""},

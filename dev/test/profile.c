@@ -988,7 +988,9 @@ static void test_energy(Tests* t) {
     p->energy.seconds = 0.35, gpu.limit = 700;
     profiler_fact_energy(&f.report, p, &f.run);
     const char* text = f.report.facts[f.report.fact_count - 1].text;
-    expect(t, strcmp(text, "not measured: NVML's counter needs 1 s of steps, these took 0.35; raise --profile-warmup") == 0,
+    expect(t,
+           strcmp(text, "not measured: NVML's counter needs 1 s of steps, these took 0.35; raise --profile-warmup") ==
+               0,
            "energy/too short", "%s", text);
     expect_that(t,
                 isnan(f.report.energy.joules) && isnan(f.report.energy.watts) && isnan(f.report.times.at_limit) &&

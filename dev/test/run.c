@@ -290,7 +290,8 @@ static void test_nucleus(Tests* t) {
 // The token that `uniform` selects of all logits sorted in descending order, of equal ones the first first.
 static int draw_sorted(const real* logits, int n, Sampler sampler, double uniform) {
     double total = 0, mass = 0, sum = 0;
-    int *order = (int*)xmalloc((size_t)n * sizeof(int)), *is_candidate = (int*)xcalloc((size_t)n, sizeof(int)), token = 0;
+    int *order = (int*)xmalloc((size_t)n * sizeof(int)), *is_candidate = (int*)xcalloc((size_t)n, sizeof(int)),
+        token = 0;
     for (int i = 0; i < n; i++) {
         int at = i;
         for (; at > 0 && logits[order[at - 1]] < logits[i]; at--) order[at] = order[at - 1];
@@ -311,7 +312,8 @@ static int draw_sorted(const real* logits, int n, Sampler sampler, double unifor
 // one that is far below the others.
 static void test_sampler_sorted(Tests* t) {
     enum { N = 2000 };
-    static const Sampler samplers[] = {{1, 0, 0}, {1, 40, 0}, {0.7, 1500, 0}, {1, 0, 0.9}, {2, 300, 0.95}, {0.2, 0, 0.3}};
+    static const Sampler samplers[] = {{1, 0, 0},   {1, 40, 0},     {0.7, 1500, 0},
+                                       {1, 0, 0.9}, {2, 300, 0.95}, {0.2, 0, 0.3}};
     static real logits[N];
     double worst = 0;
     for (int i = 0; i <= 7000; i++) worst = fmax(worst, fabs(sampler_exp(-0.1 * i) / exp(-0.1 * i) - 1));

@@ -151,7 +151,8 @@ static inline double energy_jumps_seconds(const EnergyJumps* e) { return e->last
 
 // NaN if the jumps that were seen lie less than ENERGY_SECONDS apart.
 static inline double energy_jumps_watts(const EnergyJumps* e) {
-    return energy_jumps_seconds(e) >= ENERGY_SECONDS ? (e->joules - e->first_joules) / energy_jumps_seconds(e) : (double)NAN;
+    return energy_jumps_seconds(e) >= ENERGY_SECONDS ? (e->joules - e->first_joules) / energy_jumps_seconds(e)
+                                                     : (double)NAN;
 }
 
 #endif

@@ -147,9 +147,10 @@ static inline void profiler_fact_energy(ProfileReport* r, const Profiler* p, con
     r->times.at_limit = r->energy.joules / r->power_limit;
     if (GPU_BUILD && !p->meter) report_fact(r, "energy", xprintf("not measured: NVML has no energy counter here"));
     if (is_measured && is_short)
-        report_fact(r, "energy", xprintf("not measured: NVML's counter needs %g s of steps, these took %.2g; raise "
-                                         "--profile-warmup",
-                                         ENERGY_SECONDS, p->energy.seconds));
+        report_fact(r, "energy",
+                    xprintf("not measured: NVML's counter needs %g s of steps, these took %.2g; raise "
+                            "--profile-warmup",
+                            ENERGY_SECONDS, p->energy.seconds));
     if (!isnan(r->energy.joules)) {
         Text t = {NULL, 0, 0};
         text_printf(&t, "%.4g J a step at %.4g W and %.0f MHz, the mean of %.3g s; %.4g tokens a joule",

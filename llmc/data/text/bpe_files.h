@@ -250,8 +250,8 @@ static inline void bpe_check_pre_tokenizer(const JsonNode* part, const char* fil
         if (json_get_bool_or(part, "add_prefix_space", 1, file)) bpe_refuse(file, "add_prefix_space");
         *splits |= json_get_bool_or(part, "use_regex", 1, file), *is_bytes = 1;
     } else {
-        die(USAGE, "%s: key \"pre_tokenizer\": \"%s\"%s differs from GPT-2's; text cannot be encoded with it", file, type,
-            strcmp(type, "Split") == 0 ? ", or its pattern," : "");
+        die(USAGE, "%s: key \"pre_tokenizer\": \"%s\"%s differs from GPT-2's; text cannot be encoded with it", file,
+            type, strcmp(type, "Split") == 0 ? ", or its pattern," : "");
     }
 }
 

@@ -76,8 +76,8 @@ static inline void wordpiece_order(WordPieceWord* word, uint32_t c) {
 }
 
 // The places of characters that change theirs stay in the order of the text.
-static inline void wordpiece_add(const TokenIds* out, const WordPiece* w, WordPieceWord* word, uint32_t c,
-                                 size_t begin, size_t end) {
+static inline void wordpiece_add(const TokenIds* out, const WordPiece* w, WordPieceWord* word, uint32_t c, size_t begin,
+                                 size_t end) {
     size_t i = word->text.length;
     if (w->strips_accents && unicode_combining_class(c)) wordpiece_order(word, c);
     else wordpiece_put(&word->text, c);
