@@ -21,11 +21,10 @@ static inline StopHandler process_on_stop(StopHandler handler) {
 
 // exit() calls this: a program that would end with status 0 ends with 1 if its output could not be written, as on a full
 // disk. A pipe's reader may leave early: that is no failure.
-static inline void process_check_output(int status, void* unused) {
+static inline void process_check_output(void) {
     struct stat out;
-    (void)unused;
     int bad = fflush(stdout) != 0 || ferror(stdout);
-    if (status != DONE || !bad || fstat(STDOUT_FILENO, &out) != 0 || S_ISFIFO(out.st_mode) || S_ISSOCK(out.st_mode))
+    if (*exit_status() != DONE || !bad || fstat(STDOUT_FILENO, &out) != 0 || S_ISFIFO(out.st_mode) || S_ISSOCK(out.st_mode))
         return;
     fprintf(stderr, "error: standard output could not be written completely; is its disk full?\n");
     _exit(FAILED);
@@ -36,7 +35,7 @@ static inline void process_check_output(int status, void* unused) {
 // output would go into these files.
 static inline void process_begin(StopHandler on_stop, char** argv) {
     cpu_share_settle(argv);
-    on_exit(process_check_output, NULL);
+    atexit(process_check_output);
     int fd = 0;
     while (fd >= 0 && fd <= STDERR_FILENO) fd = open("/dev/null", O_RDWR);
     if (fd >= 0) close(fd);

@@ -52,9 +52,9 @@ __attribute__((format(printf, 2, 0))) static inline void print_message(const cha
     if (n >= 0) free(text);
 }
 
-// The status that die() ends the process with, for functions that exit() calls.
+// The status that die() ends the process with, for functions that exit() calls; DONE until then.
 static inline int* exit_status(void) {
-    static int status = FAILED;
+    static int status = DONE;
     return &status;
 }
 

@@ -371,7 +371,7 @@ static inline Heartbeat** heartbeat_of_process(void) {
 // exit() calls this: a rank that ends without heartbeat_stop() announces an error.
 static inline void heartbeat_at_exit(void) {
     Heartbeat* h = *heartbeat_of_process();
-    if (h->pid == getpid() && !h->stopped) heartbeat_finish(h, *exit_status());
+    if (h->pid == getpid() && !h->stopped) heartbeat_finish(h, *exit_status() == DONE ? FAILED : *exit_status());
 }
 
 // Start the heartbeat of `rank`. It takes over the connections fds[size]: on rank 0 to all others, elsewhere to rank 0.

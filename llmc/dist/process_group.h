@@ -256,7 +256,7 @@ __attribute__((noreturn)) static inline void group_exit(const ProcessGroup* grou
     ProcessGroup copy = *group;
     fflush(stdout);
     group_close(&copy);
-    exit(status);
+    exit(*exit_status() = status);
 }
 
 // ---------------------------------------------------------------------------------------------------------
