@@ -24,7 +24,8 @@ static inline StopHandler process_on_stop(StopHandler handler) {
 static inline void process_check_output(void) {
     struct stat out;
     int bad = fflush(stdout) != 0 || ferror(stdout);
-    if (*exit_status() != DONE || !bad || fstat(STDOUT_FILENO, &out) != 0 || S_ISFIFO(out.st_mode) || S_ISSOCK(out.st_mode))
+    if (*exit_status() != DONE || !bad || fstat(STDOUT_FILENO, &out) != 0 || S_ISFIFO(out.st_mode) ||
+        S_ISSOCK(out.st_mode))
         return;
     fprintf(stderr, "error: standard output could not be written completely; is its disk full?\n");
     _exit(FAILED);
