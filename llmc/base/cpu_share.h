@@ -92,10 +92,12 @@ static inline int cpu_share_unbind(void) {
     if (!ranks || !rank || is_chosen || sched_getaffinity(0, sizeof bound, &bound) != 0) return 0;
     memset(&allowed, 0xff, sizeof allowed);  // the system keeps the CPUs that this process may use
     if (sched_setaffinity(0, sizeof allowed, &allowed) != 0) return 0;
-    int n = sched_getaffinity(0, sizeof allowed, &allowed) == 0 ? CPU_COUNT(&allowed) : 0, size = atoi(ranks);
-    int first = size > 0 ? n * atoi(rank) / size : 0, end = size > 0 ? n * (atoi(rank) + 1) / size : 0;
+    long n = sched_getaffinity(0, sizeof allowed, &allowed) == 0 ? CPU_COUNT(&allowed) : 0;
+    long size = strtol(ranks, NULL, 10), place = strtol(rank, NULL, 10);
+    long first = size > 0 ? n * place / size : 0, end = size > 0 ? n * (place + 1) / size : 0;
     CPU_ZERO(&share);
-    for (int cpu = 0, i = 0; cpu < CPU_SETSIZE; cpu++) {
+    long i = 0;
+    for (int cpu = 0; cpu < CPU_SETSIZE; cpu++) {
         if (!CPU_ISSET(cpu, &allowed)) continue;
         if (i >= first && i < end) CPU_SET(cpu, &share);
         i++;

@@ -265,7 +265,7 @@ static inline void generation_show(const Generation* g, const Session* session) 
 // Print the speed to stderr, because stdout has only the texts. The first token loads kernels and tries matmul
 // algorithms, which may take longer than all others.
 static inline void generation_print_speed(const Generation* g, const Session* session, double seconds) {
-    if (session->group->rank > 0) return;
+    if (session->group->rank > 0 || ferror(stdout)) return;
     fprintf(stderr, "%lld tokens in %.2f s", (long long)g->written, seconds);
     if (g->written > 1)
         fprintf(stderr, ": %.1f tokens/s after the first",

@@ -103,7 +103,7 @@ static inline int sampler_draw(const real* logits, int V, Sampler sampler, doubl
     double *weight = (double*)xmalloc((size_t)V * sizeof(double)), total = 0, sum = 0;
     b->largest = largest, b->temperature = sampler.temperature;
     for (int i = 0; i < V; i++) weight[i] = sampler_exponent(b, logits[i]);
-    // A loop of its own: with the choice in it, gcc would not vectorize it.
+        // A loop of its own: with the choice in it, gcc would not vectorize it.
 #pragma omp simd
     for (int i = 0; i < V; i++) weight[i] = sampler_exp(weight[i]);
     if (most < V || sampler.top_p > 0) {
