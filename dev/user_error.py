@@ -41,7 +41,10 @@ def run(main, *arguments):
     if sys.__stdout__:
         sys.__stdout__.reconfigure(errors="backslashreplace")  # names and texts may hold what UTF-8 does not
     try:
-        status = main(*arguments) or 0
+        try:
+            status = main(*arguments) or 0
+        except SystemExit as e:  # after --help
+            status = e.code or 0
         print(end="", flush=True)
         return status
     except UserError as e:

@@ -121,7 +121,7 @@ class Trial:
         except OSError:
             is_own = not os.path.lexists(self.out) or (os.path.isdir(self.out) and not os.listdir(self.out))
         if os.path.islink(self.out) or not is_own:
-            raise UserError(f"{self.out}: was not made by a sweep; move it away, or choose another directory")
+            raise UserError(f"{self.out}: was not made by a sweep of this version; move it away, or choose another directory")
 
     def finish(self, status, metric, output):
         """Record the result, unless the run failed or was stopped before its end: then this is the trainer's last line."""

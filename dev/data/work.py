@@ -312,7 +312,7 @@ class Work:
         links = [self.folder, os.path.join(options.out, parts.FOLDER)]
         found = os.listdir(self.folder) if os.path.isdir(self.folder) else [FOLDER] * os.path.lexists(self.folder)
         if any(map(os.path.islink, links)) or (found and LOCK not in found):
-            raise UserError(f"{self.folder}: was not made by a preparation; move it away, or choose another --out")
+            raise UserError(f"{self.folder}: was not made by a preparation of this version; move it away, or choose another --out")
         os.makedirs(self.folder, exist_ok=True)
         self.lock = open(self.path(LOCK), "w")
         try:
@@ -472,7 +472,7 @@ class Output:
         found = {name for name in found if re.fullmatch(rf"{SHARD}|{MANIFEST}|config\.json|{names}", name)}
         self.earlier = {name for name in found if isinstance(files, list) and name in files}
         for name in sorted(found - self.earlier - self.spared):
-            raise UserError(f"{self.path(name)}: was not written by {script}; move it away, or choose another --out")
+            raise UserError(f"{self.path(name)}: is not in {MANIFEST}, so {script} has not written it; move it away, or choose another --out")
 
     def path(self, name):
         return os.path.join(self.folder, name)

@@ -383,13 +383,13 @@ def test_answers(work):
     os.mkdir(model)
     open(model + "/log.jsonl", "w").close()
     status, said = prepare(work + "/facts.jsonl", work + "/facts", "--val-fraction", "0")
-    right = status == 2 and said.count("\n") == 1 and "/model/log.jsonl: was not written by prepare_chat.py" in said and os.path.exists(model + "/log.jsonl")
+    right = status == 2 and said.count("\n") == 1 and "/model/log.jsonl: is not in prepared.json, so prepare_chat.py has not written it" in said and os.path.exists(model + "/log.jsonl")
     verdict("OUT/model with files of someone else", "" if right else said)
     shutil.rmtree(model)
     shutil.copytree(work + "/base", model, ignore=lambda _, names: set(names) - {"config.json", "model.safetensors"})
     theirs = contents(model)
     status, said = prepare(work + "/facts.jsonl", work + "/facts", "--model", work + "/base", "--val-fraction", "0")
-    right = status == 2 and "/model/config.json: was not written by prepare_chat.py" in said and contents(model) == theirs
+    right = status == 2 and "/model/config.json: is not in prepared.json, so prepare_chat.py has not written it" in said and contents(model) == theirs
     verdict("OUT/model of someone else", "" if right else said)
     ask = lambda *flags: subprocess.run([TRAINER, "--generate", "30", "--temperature", "0", *flags, *([] if "-e" in flags else ["-e", work + "/tuned"])], capture_output=True, text=True)
     answers = {m: ask("--chat", m).stdout for m in ("one", "two", "three")}

@@ -140,6 +140,7 @@ accepted 'phase 1' -e L=1,C=16,NH=2,T=32 -t 16 -x 6 -v 0 -s 0 -n 0 -o "$box/phas
 refused '--phase2 with another model' 2 'leave -e out' --phase2 "$box/phase1" -e L=9 -t 32 -x 4 -o "$box/new"
 refused '--phase2 with another optimizer' 2 "--phase2 $box/phase1: has the moments of --optimizer lamb, .* adamw" \
     --phase2 "$box/phase1" -t 32 -x 4 -o "$box/new"
+accepted '--phase2 with another optimizer, to evaluate' --phase2 "$box/phase1" -t 32 --evaluate 1 -m 1
 run --phase2 "$box/phase1" -t 32 -x 4 -u 2 -v 0 -s 0 -n 0 -o "$box/phase2" --optimizer lamb --stop-after 2
 why=$(ended_with 0)
 grep -q ' steps 1 to 4 ' "$work/stdout" || why=${why:-'it does not start at step 1'}
@@ -217,7 +218,7 @@ refused '--vectors, a directory'     2 '--vectors .*not a regular file' -e "$o" 
 # No output replaces an input or a file of a model, not through a link or as the temporary file either.
 cp "$work/lines" "$box/lines.tmp" && ln -s out/vocab.txt "$box/linked"
 for file in lines.tmp lines out/model.safetensors out/config.json linked; do
-    refused "--vectors $file" 2 "--vectors .*${file%.tmp}.*not a file of this flag" \
+    refused "--vectors $file" 2 "--vectors .*${file%.tmp}.*(not a file of this flag|is an input)" \
         -e "$o" --embed "$box/lines.tmp" --vectors "$box/$file"
 done
 cp "$work/lines" "$box/lines.tmp.npy"

@@ -117,7 +117,7 @@ setup() { # NAME EXPECTED ACTUAL
     if [[ $3 == $2 ]]; then ok "$1"; else fail "$1" "'$3' is not '$2'"; fi
 }
 run_setup() {
-    setup 'make test begins with what tests need' 'bash dev/setup.sh --tests' "$(MAKEFLAGS= make -n test 2>/dev/null | head -n 1)"
+    setup 'make test begins with what tests need' 'bash dev/setup.sh --tests' "$(MAKEFLAGS= make --no-print-directory -n test 2>/dev/null | head -n 1)"
     setup 'MPI is installed for tests, and nothing else' \
         $'update -qq\ninstall -y --no-install-recommends libopenmpi-dev openmpi-bin' "$(installed)"
     setup 'nothing is installed for tests that have all' '' "$(installed mpicc)"

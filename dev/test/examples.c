@@ -98,6 +98,10 @@ static void test_files(Tests* t, const WordPiece* words) {
     labelled_read(&e, path, words, &names, 2, 16, 0);
     expect_that(t, e.count == 2 && e.label[0] == 1 && is_example(&e, 1, "b|", 3, 1), "SNLI: label2 to label5");
     examples_close(&e), free(path);
+    path = put_text_file(t, "tabs.tsv", "sentence\tlabel\na\tno\t\nb\tyes\t\t\n");
+    labelled_read(&e, path, words, &names, 2, 16, 0);
+    expect_that(t, e.count == 2 && is_example(&e, 1, "b|", 3, 1), "tabs at the end of a line");
+    examples_close(&e), free(path);
     label_names_free(&names);
     path = put_text_file(t, "breaks.tsv",
                          "id\tquestion1\tquestion2\tis_duplicate\n"

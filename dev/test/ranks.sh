@@ -75,6 +75,8 @@ threads() { # LAUNCHER...: what the run says
 if [ "$(env -u OMP_NUM_THREADS nproc)" -gt 1 ]; then
     all=$(threads) shared=$(threads mpirun -np 1) bound=$(threads mpirun --bind-to core -np 1)
     verdict 'mpirun without a binding: as many threads as without mpirun' "$([ "$shared" = "$all" ] || echo "$shared, not $all")"
+    limited=$(threads taskset -c "$(taskset -cp $$ | sed 's/.*[ ,-]//')" mpirun -np 1)
+    verdict 'taskset mpirun: one thread' "$([ "$limited" = '1 CPU threads' ] || echo "$limited")"
     verdict 'mpirun --bind-to core: one thread' "$([ "$bound" = '1 CPU threads' ] || echo "$bound")"
 else skip 'threads of a rank' 'one CPU'; fi
 

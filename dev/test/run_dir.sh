@@ -169,6 +169,14 @@ foreign ema.tmp --ema 0.9
 foreign ckpt/00000001.tmp
 foreign ckpt/00000001 --overwrite 1
 foreign ckpt/00000001.damaged --overwrite 1
+# A checkpoint that lost its manifest is the run's own all the same.
+rm -rf "${box:?}"/*
+run "${MODEL[@]}" -x 2 -v 0 -n 1 -o "$box/out"
+mv "$box/out/ckpt/00000001" "$box/out/ckpt/00000001.damaged"
+rm "$box/out/ckpt/00000001.damaged/manifest.json" "$box/out/ckpt/00000002/manifest.json"
+run "${MODEL[@]}" -x 1 -v 0 -n 0 -o "$box/out" --overwrite 1
+why=$(ended_with 0)
+verdict '--overwrite deletes damaged checkpoints' "${why:-$(ls "$box/out/ckpt" | grep -v '^00000001$')}"
 rm -rf "${box:?}"/* && mkdir "$box/out" && echo mine >"$box/out/$vocabulary"
 refused 'the file of another tokenizer in OUT: refused' 2 "^error: $box/out/$vocabulary: belongs to another tokenizer" \
     "${MODEL[@]}" -x 2 -v 0 -o "$box/out"

@@ -62,6 +62,13 @@ why=
 right=$(paste <(cut -f 1 "$d/val.tsv") <(tail -n +2 "$work/said.tsv" | cut -f 2) | awk '$1 == $2 { n++ } END { printf "%.6f", n / NR }')
 awk -v a="$right" -v b="$accuracy" 'BEGIN { exit !(a - b < 1e-5 && b - a < 1e-5) }' || why=${why:-"$right of them are right, not $accuracy"}
 verdict '--predictions' "$why"
+printf 'prediction\tname\ttext\tlabel\n0\tn\ta\t1\n' >"$box/input.tsv"
+ln -s input.tsv "$box/link.tsv"
+for name in input link; do
+    refused "--predictions $name.tsv, the validation data" 2 "--predictions .*$name.tsv: is an input" \
+        --task classify -e "$box/classes" --evaluate 1 -j "$box/input.tsv" --predictions "$box/$name.tsv"
+done
+rm "$box/input.tsv" "$box/link.tsv"
 run --task classify --labels 3 -e "$box/classes" -i "$d/train.tsv" -j "$d/val.tsv" --evaluate 1
 verdict '--labels as the model has' "$(ended_with 0)"
 
@@ -355,9 +362,9 @@ says '--predictions onto a directory' "--predictions $work: exists and is not a 
 on_full_disk '--evaluate 1' --task classify -e "$box/classes" --evaluate 1 -j "$d/val.tsv"
 cp "$d/val.tsv" "$box"
 for file in val.tsv classes/model.safetensors classes/vocab.txt; do
-    says "--predictions $file" "--predictions .*$file: .*not a file of this flag" -j "$box/val.tsv" --predictions "$box/$file"
+    says "--predictions $file" "--predictions .*$file: .*(not a file of this flag|is an input)" -j "$box/val.tsv" --predictions "$box/$file"
 done
-echo prediction >"$box/old"
+printf 'prediction\tname\tprobability\n' >"$box/old"
 says '--predictions is left alone' 'none.tsv: cannot be read'                   -j "$d/none.tsv" --predictions "$box/old"
 says '--predictions is not begun' 'none.tsv: cannot be read'                    -j "$d/none.tsv" --predictions "$box/young"
 says 'no labels, no --predictions' 'texts.tsv: line 1 has 1 field with tabs'    -j "$d/texts.tsv"

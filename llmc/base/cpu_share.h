@@ -83,27 +83,26 @@ static inline int cpu_share_threads(double quota, int cpus) {
 }
 
 // Open MPI binds a rank to one core unless the user chooses a binding. All host work, such as drawing the first weights,
-// would then have one thread. Give this rank an equal share of the machine's CPUs, if that is more. Returns whether the
-// mask has changed.
+// would then have one thread. Give this rank an equal share of the CPUs of its launcher, which is this process's parent,
+// if that is more. Returns whether the mask has changed.
 static inline int cpu_share_unbind(void) {
+    static const char* const choices[] = {"OMPI_MCA_hwloc_base_binding_policy", "OMPI_MCA_hwloc_base_cpu_set",
+                                          "OMPI_MCA_hwloc_base_cpu_list", "OMPI_MCA_rmaps_base_mapping_policy"};
     const char *ranks = getenv("OMPI_COMM_WORLD_LOCAL_SIZE"), *rank = getenv("OMPI_COMM_WORLD_LOCAL_RANK");
-    int is_chosen = getenv("OMPI_MCA_hwloc_base_binding_policy") || getenv("OMPI_MCA_hwloc_base_cpu_set");
     cpu_set_t bound, allowed, share;
-    if (!ranks || !rank || is_chosen || sched_getaffinity(0, sizeof bound, &bound) != 0) return 0;
-    memset(&allowed, 0xff, sizeof allowed);  // the system keeps the CPUs that this process may use
-    if (sched_setaffinity(0, sizeof allowed, &allowed) != 0) return 0;
-    long n = sched_getaffinity(0, sizeof allowed, &allowed) == 0 ? CPU_COUNT(&allowed) : 0;
-    long size = strtol(ranks, NULL, 10), place = strtol(rank, NULL, 10);
-    long first = size > 0 ? n * place / size : 0, end = size > 0 ? n * (place + 1) / size : 0;
+    for (size_t i = 0; i < COUNT_OF(choices); i++)
+        if (getenv(choices[i])) return 0;
+    if (!ranks || !rank || sched_getaffinity(0, sizeof bound, &bound) != 0) return 0;
+    if (sched_getaffinity(getppid(), sizeof allowed, &allowed) != 0) return 0;
+    long n = CPU_COUNT(&allowed), size = strtol(ranks, NULL, 10), place = strtol(rank, NULL, 10);
+    long first = size > 0 ? n * place / size : 0, end = size > 0 ? n * (place + 1) / size : 0, i = 0;
     CPU_ZERO(&share);
-    long i = 0;
     for (int cpu = 0; cpu < CPU_SETSIZE; cpu++) {
         if (!CPU_ISSET(cpu, &allowed)) continue;
         if (i >= first && i < end) CPU_SET(cpu, &share);
         i++;
     }
-    int is_more = CPU_COUNT(&share) > CPU_COUNT(&bound);
-    return sched_setaffinity(0, sizeof share, is_more ? &share : &bound) == 0 && is_more;
+    return CPU_COUNT(&share) > CPU_COUNT(&bound) && sched_setaffinity(0, sizeof share, &share) == 0;
 }
 
 // Call this before any output and before any thread starts. Returns if nothing needs to be set.

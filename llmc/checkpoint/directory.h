@@ -18,15 +18,15 @@ static inline int checkpoint_make_directory(const char* path) {
     return fd < 0 ? -1 : 0;
 }
 
-// Whether `path` may be removed: a directory with a manifest or nothing in it, and no link to one. A user's own is not.
-// True if there is nothing.
+// Whether `path` may be removed: a directory with a manifest, a trainer.json (a damaged checkpoint may lack the manifest)
+// or nothing in it, and no link to one. A user's own is not. True if there is nothing.
 static inline int checkpoint_is_own(const char* path) {
     struct stat st;
     if (lstat(path, &st) != 0) return errno == ENOENT;
     DIR* dir = S_ISDIR(st.st_mode) ? opendir(path) : NULL;
     int is_own = 0, entries = 0;
     for (struct dirent* e = dir ? readdir(dir) : NULL; e; e = readdir(dir), entries++)
-        is_own = is_own || strcmp(e->d_name, CHECKPOINT_MANIFEST) == 0;
+        is_own = is_own || strcmp(e->d_name, CHECKPOINT_MANIFEST) == 0 || strcmp(e->d_name, "trainer.json") == 0;
     if (dir) closedir(dir);
     return dir && (is_own || entries == 2);  // "." and ".."
 }
@@ -34,7 +34,9 @@ static inline int checkpoint_is_own(const char* path) {
 // Before anything is written: end with USAGE if the run would have to remove a directory that is not its own.
 static inline void checkpoint_refuse_foreign(const char* path) {
     if (!checkpoint_is_own(path))
-        die(USAGE, "%s: is a link or has no %s, so no run has written it; move it elsewhere, or choose another -o",
+        die(USAGE,
+            "%s: is a link or has no %s, so no run of this version has written it; move it elsewhere, or choose "
+            "another -o",
             path, CHECKPOINT_MANIFEST);
 }
 

@@ -45,6 +45,7 @@ static inline void embed_check_model(const MlmSettings* m, const char* weights, 
     if (!*m->embed) return;
     if (ranks > 1) die(USAGE, "--embed %s: runs in a single process; start it without other ranks", m->embed);
     char* path = embed_path(m);
+    predictions_refuse_input("--vectors", path, m->embed);
     predictions_check(*m->vectors ? "--vectors" : "--embed: the file", path, NUMPY_MAGIC);
     free(path);
 }

@@ -204,8 +204,12 @@ static inline int task_stride(const TaskSettings* s, int T, int says) {
 static inline void task_data_open(TaskData* data, const TaskSettings* s, const char* train, const char* val,
                                   const WordPiece* words, int labels, int V, int T, int says) {
     data->task = (Task)s->task, data->labels = labels;
-    if (*s->predictions && says)  // as squad_write() and task_write_classes() begin
-        predictions_check("--predictions", s->predictions, data->task == TASK_ANSWER ? "{\n\"" : "prediction");
+    if (*s->predictions && says) {  // as squad_write() and task_write_classes() begin
+        const char* start = labels == 1 ? "prediction\n" : "prediction\tname\t";
+        predictions_refuse_input("--predictions", s->predictions, train);
+        predictions_refuse_input("--predictions", s->predictions, val);
+        predictions_check("--predictions", s->predictions, data->task == TASK_ANSWER ? "{\n\"" : start);
+    }
     if (!words->size)
         die(USAGE, "--task: there is no vocab.txt or tokenizer.json to read texts with; put the model's into its "
                    "directory (-e)");

@@ -121,6 +121,13 @@ static inline void predictions_refuse_foreign(const char* flag, const char* path
         die(USAGE, "%s %s: exists and is not a file of this flag; choose another name, or remove it", flag, path);
 }
 
+// End with USAGE if `path`, the file of `flag`, is the input file `input` (NULL: none), under whatever name.
+static inline void predictions_refuse_input(const char* flag, const char* path, const char* input) {
+    struct stat out, in;
+    if (input && stat(path, &out) == 0 && stat(input, &in) == 0 && out.st_dev == in.st_dev && out.st_ino == in.st_ino)
+        die(USAGE, "%s %s: is an input of this run; choose another name", flag, path);
+}
+
 // End with USAGE if the file of `flag` could not be written, or if it would replace a file that does not begin with
 // `start`, such as an input or a model's file. Changes nothing on the disk.
 static inline void predictions_check(const char* flag, const char* path, const char* start) {

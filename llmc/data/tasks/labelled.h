@@ -254,6 +254,7 @@ static inline int labelled_next(Labelled* l, Field field[LABELLED_COLUMNS]) {
     if (count > 0 && count < l->least)
         die(USAGE, "%s: line %d has %d field%s with tabs between them; it needs %d%s", l->path, line, count,
             count == 1 ? "" : "s", l->least, l->header ? "" : ", a label and what line 1 has after its own");
+    while (!l->votes && count > l->most && !field[count - 1].length) count--;  // tabs at the line's end
     if (count > l->most)
         die(USAGE, "%s: line %d has %d fields with tabs between them, but %s %d", l->path, line, count,
             l->header       ? "the header has"
