@@ -166,7 +166,7 @@ theirs() { # NAME FILE: that the line names; SCRIPT ARGUMENTS...
     shift 3
     before=$(listing)
     "$python" "dev/data/prepare_$script.py" --local "$work/a.txt" --val-fraction 0 --out "$work/box/out" "$@" >/dev/null 2>"$work/log"
-    if [ $? -ne 2 ] || [ "$(wc -l <"$work/log")" -ne 1 ] || ! grep -q "^error: $work/box/out/$file: was not" "$work/log"; then
+    if [ $? -ne 2 ] || [ "$(wc -l <"$work/log")" -ne 1 ] || ! grep -q "^error: $work/box/out/$file: \(was not\|is not in prepared.json\)" "$work/log"; then
         fail "theirs: $name" "$(tail -n 1 "$work/log")"
     else
         after=$(listing)
