@@ -103,17 +103,19 @@ static inline void weights_open(SafeTensors* file, const char* path) {
         return;
     }
     char *directory = xprintf("%.*s", (int)(slash - path), path), *index = xprintf("%s/" SAFETENSORS_INDEX, directory);
-    for (size_t i = 0; i < COUNT_OF(foreign) && !file_exists(index); i++) {
+    int is_sharded = file_exists(index);
+    if (is_sharded) safetensors_open_index(file, index);
+    free(index);
+    for (size_t i = 0; i < COUNT_OF(foreign) && !is_sharded; i++) {
         char* other = xprintf("%s/%s", directory, foreign[i][0]);
         if (file_exists(other))
             die(USAGE, "%s: holds weights as %s writes them; write model.safetensors with transformers%s: %s", other,
                 foreign[i][1], foreign[i][2], tensors_recipe(directory, foreign[i][3]));
         free(other);
     }
-    if (file_exists(index)) safetensors_open_index(file, index);
-    else safetensors_open(file, path);  // reports that it is missing
+    if (!is_sharded) safetensors_open(file, path);  // reports that it is missing
     weights_unwrap(file);
-    free(directory), free(index);
+    free(directory);
 }
 
 // Open a weight file of either kind. Returns its layout of the matrices that the table marks TRANSPOSED.
