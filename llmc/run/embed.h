@@ -88,11 +88,7 @@ static inline Embedding embed_open(const MlmSettings* settings, const WordPiece*
     if (lines == 0) die(USAGE, "--embed %s: has no lines", settings->embed);
     e.path = embed_path(settings), e.temporary = xprintf("%s.tmp", e.path);
     e.file = fopen(e.temporary, "wb");
-    int error = errno;
-    if (!e.file) {
-        free(e.text), free(e.path);
-        die(FAILED, "%s: cannot be written: %s", e.temporary, strerror(error));
-    }
+    if (!e.file) die(FAILED, "%s: cannot be written: %s", e.temporary, strerror(errno));
     e.vector = (float*)xmalloc((size_t)C * sizeof(float));
     embed_put_header(&e, lines);
     return e;

@@ -139,10 +139,11 @@ static inline void predictions_check(const char* flag, const char* path, const c
     predictions_refuse_foreign(flag, temporary, start);
     int fd =
         is_there && access(path, W_OK) != 0 ? -1 : open(temporary, O_WRONLY | O_CREAT | O_CLOEXEC | O_NONBLOCK, 0666);
-    if (fd < 0) die(USAGE, "%s %s: cannot be written: %s", flag, path, strerror(errno));
-    close(fd);
-    if (!was_there) unlink(temporary);
+    int error = errno;
+    if (fd >= 0 && !was_there) unlink(temporary);
     free(temporary);
+    if (fd < 0) die(USAGE, "%s %s: cannot be written: %s", flag, path, strerror(error));
+    close(fd);
 }
 
 // End because of errno; nothing is left of the file.
