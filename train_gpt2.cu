@@ -582,7 +582,7 @@ static void write_text(Run* r, Model* m, Generation* g, int number, int tokens) 
     HostView logits = host_view_open(m->a.logits, (size_t)m->Vp, VIEW_FLOATX);
     generation_begin(g, &r->session, number);
     for (int i = 0; i < tokens && !stop_signal && !g->is_over; i++) {
-        group_progress(&r->group, r->session.step);  // the other ranks wait
+        group_begin_work(&r->group);
         predict_next(m, generation_window(g), &r->ctx);
         host_view_read(&r->ctx, &logits);
         generation_draw(g, logits.values);

@@ -40,9 +40,9 @@ static inline void recommender_check(const Run* r, int tables) {
                        tables);
 }
 
-// During an evaluation: report progress to the other ranks. Returns whether one of them has received a signal.
+// During an evaluation, which makes progress. Returns whether one of them has received a signal.
 static inline int recommender_stops(const Run* r, int signal) {
-    group_progress(&r->group, r->session.step);
+    group_begin_work(&r->group);
     return group_any(&r->group, signal != 0);
 }
 

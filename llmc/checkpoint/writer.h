@@ -351,7 +351,6 @@ static inline void writer_collect(CheckpointWriter* w) {
         largest = max_size(largest, tensor_elements(&table->tensors[i]));
     }
     if (!sum) return;
-    group_wait_begin(w->group);
     for (int p = 0; p <= w->moment_count; p++) {
         TensorPart* part = p ? &w->moments[p - 1] : &w->weights;
         size_t size = tensor_part_element(part);
@@ -366,7 +365,6 @@ static inline void writer_collect(CheckpointWriter* w) {
         if (rank == 0) part->elsewhere = w->elsewhere[p] = space;
         else free(space);
     }
-    group_wait_end(w->group);
 }
 
 // Create the directory to write to. A missing OUT is not created: it was moved or deleted. Returns 0, or -1 with errno.

@@ -1,4 +1,4 @@
-/* Collectives in device memory: NCCL on GPUs; on the CPU MPI, or TCP if the ranks were started without it.
+/* Collectives in device memory: NCCL on GPUs, MPI on the CPU.
  *
  * They run on a side stream, overlapped with the ops on the main stream. Events keep the two in order: one stream
  * records an event, the other waits for it. On the CPU a collective is done when the call returns, and events do
@@ -89,9 +89,7 @@ static inline void collectives_open(Collectives* c, ProcessGroup* group) {
     if (group->size == 1) return;
     if (group->rank == 0) ncclCheck(ncclGetUniqueId(&id));
     group_broadcast(group, &id, sizeof id);
-    group_wait_begin(group);
     ncclCheck(ncclCommInitRank(&c->nccl, group->size, id, group->rank));
-    group_wait_end(group);
     // A higher priority than the main stream's, so that collectives do not wait behind ops that were launched earlier.
     int least, greatest;
     cudaCheck(cudaDeviceGetStreamPriorityRange(&least, &greatest));
@@ -125,8 +123,7 @@ static inline void collectives_close(Collectives* c) {
     cudaCheck(cudaStreamDestroy(c->stream));
 }
 
-// Check for asynchronous errors of NCCL, from time to time. The usual cause is a lost rank, which the heartbeat
-// reports.
+// Check for asynchronous errors of NCCL, from time to time. The usual cause is a lost rank.
 static inline void collectives_check(const Collectives* c) {
     ncclResult_t status;
     if (c->group->size == 1) return;

@@ -103,9 +103,7 @@ static inline char* generation_read_file(const char* path, const ProcessGroup* g
     *length = 0;
     if (group->rank == 0) {
         StopHandler on_stop = process_on_stop(SIG_DFL);
-        group_wait_begin(group);
         text = read_to_end(path, MOST_BYTES, length, USAGE);
-        group_wait_end(group);
         process_on_stop(on_stop);
     }
     group_broadcast(group, length, sizeof *length);

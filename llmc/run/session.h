@@ -1,6 +1,5 @@
 /* The life of a run, independent of its model:
  *
- *   session_join      join the other ranks
  *   session_open      open context, lock, checkpoint; writes nothing
  *   ...               the trainer builds its model: find_files.h, resume.h
  *   session_begin     from here on the run writes files
@@ -16,18 +15,6 @@
 #include "llmc/run/resume.h"
 #include "llmc/run/save.h"
 #include "llmc/run/val_share.h"
-
-// Join the other ranks as the settings and the environment define them.
-static inline void session_join(const Settings* s, ProcessGroup* group) {
-    RendezvousSettings r;
-    memset(&r, 0, sizeof r);
-    r.start = s->start;
-    r.rank = s->rank, r.size = s->ranks, r.local_size = s->ranks_per_machine;
-    r.server_address = s->server, r.port = s->server_port;
-    r.directory = s->rendezvous;
-    r.timeout = s->timeout;
-    group_init(group, &r);
-}
 
 // Refuse flags that contradict each other.
 static inline void session_check_flags(const Settings* s) {

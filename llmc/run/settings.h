@@ -7,7 +7,6 @@
 
 #include "llmc/base/flags.h"
 #include "llmc/base/schedule.h"
-#include "llmc/dist/rendezvous.h"
 
 typedef struct {
     const char *train_data, *val_data, *model, *out, *recipe;
@@ -34,8 +33,6 @@ typedef struct {
     int64_t seed;
     int zero, reduce;
     double bucket;
-    int start, ranks, rank, ranks_per_machine, server_port;
-    const char *server, *rendezvous;
     double timeout, max_hours;
     int val_every, val_batches, checkpoint_every, keep, keep_every, async_checkpoint, on_checkpoint_error;
     int profile, profile_warmup, profile_energy, passes, threads, autotune, gelu_fusion, graph, tf32, attention;
@@ -234,23 +231,8 @@ static inline int settings_running_rows(Settings* s, Flag* table, int count) {
         {NULL,  "--bucket",              FLAG_REAL,   &s->bucket,              "-1",      -1,  1e6,      NULL,   SCOPE_FREE,    TOPIC_RANKS,
          "Gradient bucket size in MiB. 0: one per layer; larger than the model: one all-reduce after the backward "
          "pass; -1: automatic (NVLink and at most 2 GiB of gradients: one all-reduce; else 16)."},
-        {"-pi", "--ranks-start",         FLAG_CHOICE, &s->start,               "auto",    0,   0,        RENDEZVOUS_METHODS, SCOPE_RANK, TOPIC_RANKS,
-         "How ranks find each other: mpirun, the environment (torchrun, Slurm), the server -ps, or the shared "
-         "directory -pf."},
-        {"-pn", "--ranks",               FLAG_INT,    &s->ranks,               "-1",      -1,  65536,    NULL,   SCOPE_RANK,    TOPIC_RANKS,
-         "tcp, fs: number of processes. -1: from the environment."},
-        {"-pr", "--rank",                FLAG_INT,    &s->rank,                "-1",      -1,  65535,    NULL,   SCOPE_RANK,    TOPIC_RANKS,
-         "tcp, fs: number of this process, from 0. -1: from the environment."},
-        {"-pg", "--ranks-per-machine",   FLAG_INT,    &s->ranks_per_machine,   "-1",      -1,  1024,     NULL,   SCOPE_RANK,    TOPIC_RANKS,
-         "tcp, fs: processes per machine; each uses GPU number rank modulo this. -1: from the environment."},
-        {"-ps", "--server",              FLAG_STRING, &s->server,              "",        0,   0,        NULL,   SCOPE_RANK,    TOPIC_RANKS,
-         "tcp: name or address of rank 0's machine."},
-        {NULL,  "--server-port",         FLAG_INT,    &s->server_port,         "0",       0,   65535,    NULL,   SCOPE_RANK,    TOPIC_RANKS,
-         "tcp: port of the server. 0: 29500."},
-        {"-pf", "--rendezvous",          FLAG_STRING, &s->rendezvous,          "",        0,   0,        NULL,   SCOPE_RANK,    TOPIC_RANKS,
-         "fs: directory that all ranks can access."},
-        {NULL,  "--timeout",             FLAG_REAL,   &s->timeout,             "60",      1,   86400,    NULL,   SCOPE_RANK,    TOPIC_RANKS,
-         "Seconds to wait for another rank; then the run ends with status 4. Choose more than a step takes."},
+        {NULL,  "--timeout",             FLAG_REAL,   &s->timeout,             "600",     1,   86400,    NULL,   SCOPE_RANK,    TOPIC_RANKS,
+         "Several ranks: seconds that a step may take; then the run ends with status 4, because a rank is lost."},
         {NULL,  "--profile",             FLAG_INT,    &s->profile,             "0",       0,   1000,     NULL,   SCOPE_PROCESS, TOPIC_PROFILE,
          "Profile this many steps and explain where their time goes, in OUT/profile. 0: off."},
         {NULL,  "--profile-warmup",      FLAG_INT,    &s->profile_warmup,      "5",       0,   1e6,      NULL,   SCOPE_PROCESS, TOPIC_PROFILE,
