@@ -20,6 +20,9 @@ STEP='^step +[0-9]+/[0-9]+ \| loss [0-9.]+ \| lr [0-9.e+-]+ \| norm [0-9.]+ \| [
 o=$box/out
 f() { refused "flags: $1" 2 "$2" "${TINY[@]}" -o "$o" "${@:3}"; }
 f 'unknown'                       "unknown flag '-zz'.*--help"                     -zz 1
+for flag in '-pi --ranks-start' '-pn --ranks' '-pr --rank' '-pg --ranks-per-machine' '-ps --server' '-pf --rendezvous' --server-port; do
+    for name in $flag; do f "$name, which MPI replaces" "unknown flag '$name': it was removed; use mpirun.*--help" "$name" 1; done
+done
 f 'unknown, near miss'            'did you mean --dropout'                         --droput 0.1
 f 'unknown, from other trainers'  "'--batch-size'; did you mean --batch\?"         --batch-size 4
 f 'unknown, close to another one' "'--larning-rate'; did you mean --lr\?"          --larning-rate 1

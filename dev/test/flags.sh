@@ -240,7 +240,6 @@ case $trainer in
 esac
 small="-e $model,V=$V -i in/small/train.bin -b 1"
 profile='-x 8 --profile 1'
-rendezvous='-pn 2 -pr 1 --timeout 1'
 
 unfit='> last loss' norm_falls= norm_rises=
 [ $trainer != tune ] || unfit=  # two classes of ten texts are too few for dropout to hurt
@@ -367,18 +366,7 @@ case $PROGRAM in
 esac
 row_gpu --attention '-e L=1,C=128,NH=2,T=64 -b 16' materialized 'memory scratch; each loss' '*' '*'
 
-# Rendezvous: the message of rank 1 of 2 that waits for rank 0, at an unused address or in a directory.
-row --ranks-start '-x 0' env 'cat status; says "^error: -pi env"' 0 '2 error: -pi env'
-row --ranks '-pr 1 -pf . --timeout 1' 3 'says "^error: .*" | grep -oE "[-]pn is missing|rank 1 of [0-9]"' \
-    '-pn is missing' 'rank 1 of 3'
-row --rank '-pn 2 -pf . --timeout 1' 1 'says "^error: .*" | grep -oE "[-]pr is missing|rank 1 of [0-9]"' \
-    '-pr is missing' 'rank 1 of 2'
-row --server "$rendezvous" 192.0.2.1 'says "needs the address|192.0.2.1 port [0-9]+"' \
-    'needs the address' '192.0.2.1 port 29500'
-row --server-port "$rendezvous -ps 192.0.2.1" 777 'says "192.0.2.1 port [0-9]+"' '192.0.2.1 port 29500' '192.0.2.1 port 777'
-row --rendezvous "$rendezvous" in 'says "needs the address|in/rank0-"' 'needs the address' in/rank0-
-row --timeout '@end=5 -pn 2 -pr 1 -pf .' 1 'cat status' 124 1
-row_ranks --ranks-per-machine '' 1 results '*' '='
+row_ranks --timeout '' 100 results '*' '='  # it acts where a rank is lost: ranks.sh
 row_ranks --zero "-e L=2,C=64,NH=2,T=16" 1 'memory optimizer' '*' '$(less 1)' 'nth loss 1'
 row_ranks --reduce '' bf16 'nth grad_norm 1; weights' '*' '*' 'nth loss 1'
 row_ranks --bucket '' 1000 'says "gradients summed [a-z ]+"' \

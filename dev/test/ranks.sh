@@ -202,7 +202,7 @@ begin() { # OUT FLAG...
     local out=$1
     shift
     rm -f "$out".child.*
-    mpirun --oversubscribe --bind-to none -np 4 bash -c 'echo $$ >"$0.pid.$OMPI_COMM_WORLD_RANK"; "$@" & child=$!; echo $child >"$0.child.$OMPI_COMM_WORLD_RANK"; trap "kill -TERM $child" TERM; while kill -0 $child 2>/dev/null; do wait $child; s=$?; done; echo $s >"$0.status.$OMPI_COMM_WORLD_RANK"; exit $s' \
+    mpirun --oversubscribe --bind-to none -np 4 bash -c 'echo $$ >"$0.child.$OMPI_COMM_WORLD_RANK"; exec "$@"' \
         "$work/$out" "$PROGRAM" $model -b 2 -v 0 -s 0 -o "$out" "$@" </dev/null >"$work/stdout" 2>"$work/stderr" &
     long=$!
 }
@@ -232,18 +232,28 @@ begin_long() { # OUT FLAG...
         sleep 0.1
     done
 }
-for victim in 0 2; do
-    begin_long "killed$victim" -z 1
+# Rank VICTIM gets SIGNAL: all end within SECONDS, as PATTERN says, and the run resumes from a whole checkpoint.
+loses() { # SIGNAL VICTIM SECONDS PATTERN
+    local out=$1$2 why= child
+    begin_long "$out" -z 1 --timeout 5
     start=$SECONDS
-    kill -KILL "$(cat "killed$victim.child.$victim")"
-    await_end "killed$victim"
-    why=
-    [ $((SECONDS - start)) -le 20 ] || why="it took $((SECONDS - start)) s"
-    grep -Eq "rank $victim of 4 .*is gone" "$work/stderr" || why=${why:-"no line names rank $victim: $(tail -n 4 "$work/stderr" | tr '\n' ' ')"}
+    kill "-$1" "$(cat "$out.child.$2")"
+    await_end "$out"
+    echo "rank $2, SIG$1: $((SECONDS - start)) s"
+    [ $((SECONDS - start)) -le "$3" ] || why="it took $((SECONDS - start)) s"
+    for child in $(cat "$out".child.*); do ! kill -0 "$child" 2>/dev/null || why=${why:-"process $child still runs"}; done
+    grep -Eq "$4" "$work/stderr" || why=${why:-"stderr does not say so: $(tail -n 4 "$work/stderr" | tr '\n' ' ')"}
     [ $status -ne 0 ] || why=${why:-'mpirun ended with 0'}
-    verdict "rank $victim is killed: all end, and name it" "$why"
-    launch 2 -y 1 -o "killed$victim" --stop-after 8
-    verdict "after that: resumed" "$(ended_with 0)"
+    [ "$1" != STOP ] || [ $status -eq 4 ] || why=${why:-"exit status $status"}
+    verdict "SIG$1 to rank $2: all end" "$why"
+    launch 2 -y 1 -o "$out" --stop-after 8
+    why=$(ended_with 0)
+    ! grep -q 'damaged\|not used' "$work/stdout" "$work/stderr" || why=${why:-"$(grep -h 'damaged\|not used' "$work/stdout" "$work/stderr" | head -n 1)"}
+    verdict 'after that: resumed' "$why"
+}
+for victim in 0 2; do
+    loses KILL $victim 15 "rank $victim with PID .* exited on signal 9"
+    loses STOP $victim 15 "^error: rank [0-3] of 4: has waited in step [0-9]+ for 5 s; another rank is stopped"
 done
 # Ten kills at random moments: the run ends with the bits of an undisturbed one, and every checkpoint it resumes from is
 # complete. It is endless, so that each kill finds it at work even on a fast machine; the undisturbed run makes as many
@@ -339,10 +349,10 @@ else
     forget_machines
     [ $((SECONDS - start)) -le 20 ] || why=${why:-"it took $((SECONDS - start)) s"}
     for i in 0 1; do
-        grep -q "rank $i of 2 .*has not answered" "$work/stderr" || why=${why:-"no line names rank $i: $(tail -n 4 "$work/stderr" | tr '\n' ' ')"}
+        grep -q "^error: rank $i of 2: has waited in step [0-9]* for 5 s" "$work/stderr" || why=${why:-"no line of rank $i: $(tail -n 4 "$work/stderr" | tr '\n' ' ')"}
     done
     [ $status -eq 4 ] || why=${why:-"exit status $status"}
-    verdict 'two machines, a cable cut: each names the other, status 4' "$why"
+    verdict 'two machines, a cable cut: both end, status 4' "$why"
 fi
 
 # ---------------------------------------------------------------------------------------------------------

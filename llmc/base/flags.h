@@ -326,7 +326,14 @@ static const RetiredFlag FLAGS_RETIRED[] = {
     {NULL, "--normuon-beta2", "0.95", NULL},
     {NULL, "--on-checkpoint-error", "continue", NULL},
     {NULL, "--prompt-file", NULL, "--prompt @FILE (- for standard input)"},
+    {"-pr", "--rank", NULL, "mpirun, which numbers the ranks"},
+    {"-pn", "--ranks", NULL, "mpirun -np N"},
+    {"-pg", "--ranks-per-machine", NULL, "mpirun --npernode N"},
+    {"-pi", "--ranks-start", NULL, "mpirun -np N, or srun --mpi=pmix -K -n N"},
+    {"-pf", "--rendezvous", NULL, "mpirun -np N, which connects the ranks"},
     {NULL, "--seq-warmup", "0", NULL},
+    {"-ps", "--server", NULL, "mpirun --host A,B, which connects the ranks"},
+    {NULL, "--server-port", NULL, "mpirun -np N, which connects the ranks"},
 };
 // clang-format on
 
