@@ -206,6 +206,8 @@ begin() { # OUT FLAG...
         "$work/$out" "$PROGRAM" $model -b 2 -v 0 -s 0 -o "$out" "$@" </dev/null >"$work/stdout" 2>"$work/stderr" &
     long=$!
 }
+# Whether a process runs; one that has ended may wait for init to notice.
+is_alive() { grep -q '^State:.[^ZX]' "/proc/$1/status" 2>/dev/null; }
 # Wait for $long to end. mpirun itself can hang for ever if a rank dies while it connects to mpirun (Open MPI 4.1): if all ranks
 # of OUT have ended, mpirun is killed, and that is not a failure.
 await_end() { # OUT
@@ -215,7 +217,7 @@ await_end() { # OUT
         sleep 0.1
     done
     if kill -0 $long 2>/dev/null; then
-        for child in $(cat "$1".child.*); do kill -0 "$child" 2>/dev/null && alive=$((alive + 1)); done
+        for child in $(cat "$1".child.*); do is_alive "$child" && alive=$((alive + 1)); done
         echo "after 60 s mpirun runs, and $alive ranks"
         kill -KILL $long
         [ $alive -gt 0 ] || start=$SECONDS  # nobody waited for a rank
@@ -232,16 +234,19 @@ begin_long() { # OUT FLAG...
         sleep 0.1
     done
 }
-# Rank VICTIM gets SIGNAL: all end within SECONDS, as PATTERN says, and the run resumes from a whole checkpoint.
+# Rank VICTIM gets SIGNAL in a step: all end within SECONDS, as PATTERN says, and the run resumes from a whole checkpoint.
+# No save is due meanwhile, because ranks wait longer for a save than for a step.
 loses() { # SIGNAL VICTIM SECONDS PATTERN
-    local out=$1$2 why= child
-    begin_long "$out" -z 1 --timeout 5
+    local out=$1$2 why= child i
+    launch 4 $model -b 2 -v 0 -s 0 -n 0 -z 1 -x 100000 --stop-after 5 -o "$out"
+    begin "$out" -n 0 -z 1 -x 100000 -y 1 --timeout 5
+    for ((i = 0; i < 300; i++)); do grep -q '"step": 10,' "$out/log.jsonl" && break || sleep 0.1; done
     start=$SECONDS
     kill "-$1" "$(cat "$out.child.$2")"
     await_end "$out"
     echo "rank $2, SIG$1: $((SECONDS - start)) s"
     [ $((SECONDS - start)) -le "$3" ] || why="it took $((SECONDS - start)) s"
-    for child in $(cat "$out".child.*); do ! kill -0 "$child" 2>/dev/null || why=${why:-"process $child still runs"}; done
+    for child in $(cat "$out".child.*); do ! is_alive "$child" || why=${why:-"process $child still runs"}; done
     grep -Eq "$4" "$work/stderr" || why=${why:-"stderr does not say so: $(tail -n 4 "$work/stderr" | tr '\n' ' ')"}
     [ $status -ne 0 ] || why=${why:-'mpirun ended with 0'}
     [ "$1" != STOP ] || [ $status -eq 4 ] || why=${why:-"exit status $status"}
