@@ -1037,7 +1037,7 @@ static void test_sentences_refused(Tests* t) {
 // Batches of masked sentences
 
 static MlmRecipe published_recipe(void) {
-    MlmRecipe r = {20, 0.15, 0, 1, 0, 0, 0.1};
+    MlmRecipe r = {20, 0.15, 0, 1, 0, 0.1};
     return r;
 }
 

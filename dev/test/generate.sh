@@ -171,7 +171,7 @@ accepted 'samples of a run' "${RUN[@]}" -s 4 -g 60 --prompt 'if (' -o "$box/run1
 verdict 'samples of a run: start with the prompt' "$([ "$(grep -ac '^if (' "$work/stdout")" -ge 2 ] || echo 'they do not')"
 verdict 'samples change no weights' "$(cmp "$box/run0/model.safetensors" "$box/run1/model.safetensors" 2>&1)"
 run -y 1 -o "$box/run1" --generate 60
-verdict 'samples of a run: as --generate of its checkpoint' "$(ended_with 0)$(cmp "$work/stdout" "$box/run1/sample.txt" 2>&1)"
+verdict 'samples of a run: as --generate of its checkpoint' "$(ended_with 0)$(cmp "$work/stdout" <(cat "$box/run1/sample.txt"; echo) 2>&1)"
 accepted 'a resumed run may change the prompt' -y 1 -o "$box/run1" --prompt 'for (' --top-p 0.9
 
 finish

@@ -276,7 +276,7 @@ static void test_orders(Tests* t) {
     };
     for (int zero = 0; zero < 2; zero++)
         for (size_t way = 0; way < COUNT_OF(ways); way++) {
-            GradSyncSettings settings = {zero, 0, ways[way].bucket_mib, ways[way].has_p2p};
+            GradSyncSettings settings = {zero, ways[way].bucket_mib, ways[way].has_p2p};
             char* name = xprintf("-z %d, %s: correct in every order", zero, ways[way].name);
             expect_that(t, wrong_orders(settings, NOWHERE, OPS) == 0, name);
             free(name);

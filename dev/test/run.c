@@ -559,7 +559,7 @@ static void test_update_settings(Tests* t) {
            "it does not");
     ProcessGroup alone = {.size = 1};
     session.group = &alone, session.step = 5;
-    s.muon_momentum = 0.95, s.muon_warmup = 10, s.embedding_lr = 1.2, s.vector_lr = 1.8;
+    s.muon_warmup = 10, s.embedding_lr = 1.2, s.vector_lr = 1.8;
     double momentum = optimizer_settings(&session, 0.7).muon.momentum;  // half of the way from 0.85
     UpdateSettings u = session_update(&session);
     expect(t, fabs(momentum - 0.9) < 1e-12, "update/--muon-warmup", "momentum %g", momentum);
@@ -740,7 +740,7 @@ static Text split_stream(int ranks, int B, int pack) {
     Text all = {NULL, 0, 0};
     Context ctx;
     MlmSource data;
-    MlmRecipe recipe = {SPLIT_MASKS, 0.15, 0, 1, 0, pack, 0.1};
+    MlmRecipe recipe = {SPLIT_MASKS, 0.15, 0, 1, pack, 0.1};
     int micro_steps = STEP_ROWS / (ranks * B);
     context_init(&ctx);
     memset(&data, 0, sizeof data);

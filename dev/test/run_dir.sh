@@ -393,7 +393,9 @@ verdict 'closed standard descriptors' "$why"
 
 # The largest loss scale, which is rounded to a larger one.
 rm -rf "$work/new"
-start 'memory plan' "${MODEL[@]}" -x 2 -v 2 -m 3000 -n 0 --loss-scale dynamic --loss-scale-start 3e38 -o "$work/new"
+"$PROGRAM" "${MODEL[@]}" -x 2 -v 2 -m 3000 -n 0 --loss-scale dynamic --loss-scale-start 3e38 -o "$work/new" </dev/null >"$work/stdout" 2>"$work/stderr" &
+pid=$!
+until [ -s "$work/new/log.jsonl" ] || ! kill -0 $pid 2>/dev/null; do sleep 0.002; done  # then its first validation begins
 kill -TERM $pid
 join
 why=$(ended_with 0)

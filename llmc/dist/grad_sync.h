@@ -18,6 +18,7 @@
 #ifndef LLMC_DIST_GRAD_SYNC_H
 #define LLMC_DIST_GRAD_SYNC_H
 
+#include "llmc/device/scope.h"
 #include "llmc/dist/collectives.h"
 #include "llmc/model/tensors.h"
 
