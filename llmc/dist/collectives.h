@@ -34,17 +34,8 @@ typedef struct {
 #ifdef USE_NCCL
     ncclComm_t nccl;
 #endif
-#else
-    size_t piece;  // most bytes per rank in one MPI_Alltoallv, whose counts are int
 #endif
 } Collectives;
-
-// The bytes of one rank's blocks.
-static inline size_t collectives_total(const Collectives* c, const size_t* bytes) {
-    size_t total = 0;
-    for (int r = 0; r < c->group->size; r++) total += bytes[r];
-    return total;
-}
 
 #if defined(__CUDACC__) && defined(USE_NCCL)
 // ---------------------------------------------------------------------------------------------------------
@@ -161,20 +152,6 @@ static inline void broadcast(Collectives* c, void* bytes, size_t n, int root) {
     ncclCheck(ncclBroadcast(bytes, bytes, n, ncclUint8, root, c->nccl, c->stream));
 }
 
-// Send a block of bytes from each rank to each. Both buffers hold the blocks in the order of ranks without gaps; sizes
-// [ranks].
-static inline void all_to_all(Collectives* c, void* receive, const size_t* receive_bytes, const void* send,
-                              const size_t* send_bytes) {
-    char* to = (char*)receive;
-    const char* from = (const char*)send;
-    ncclCheck(ncclGroupStart());
-    for (int r = 0; r < c->group->size; to += receive_bytes[r], from += send_bytes[r], r++) {
-        if (send_bytes[r]) ncclCheck(ncclSend(from, send_bytes[r], ncclUint8, r, c->nccl, c->stream));
-        if (receive_bytes[r]) ncclCheck(ncclRecv(to, receive_bytes[r], ncclUint8, r, c->nccl, c->stream));
-    }
-    ncclCheck(ncclGroupEnd());
-}
-
 #else
 // ---------------------------------------------------------------------------------------------------------
 // CPU, and GPU builds without NCCL: nothing overlaps
@@ -212,11 +189,6 @@ static inline void reduce(Collectives* c, void* values, size_t n, ReduceType typ
 }
 static inline void broadcast(Collectives* c, void* bytes, size_t n, int root) {
     (void)bytes, (void)n, (void)root;
-    CHECK(c->group->size == 1);
-}
-static inline void all_to_all(Collectives* c, void* receive, const size_t* receive_bytes, const void* send,
-                              const size_t* send_bytes) {
-    (void)receive, (void)receive_bytes, (void)send, (void)send_bytes;
     CHECK(c->group->size == 1);
 }
 #else
