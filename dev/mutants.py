@@ -73,7 +73,6 @@ TESTS = {
     "ncf_double": (["build/test_ncf_double"], ["build/test_ncf_double"]),
     "recsys": (["build/train_dlrm", "build/train_ncf"], ["bash", "dev/recsys/trainer.sh", "build/train_dlrm", "build/train_ncf"]),
     "comm": (["build/test_comm"], ["bash", "dev/test/comm.sh", "build/test_comm"]),
-    "recsys_ranks": (["build/train_dlrm", "build/train_ncf"], ["bash", "dev/recsys/ranks.sh", "build/train_dlrm", "build/train_ncf"]),
     "tokenizer_files": (["train_gpt2", "train_bert", "finetune_bert"] + DATA, ["bash", "dev/test/tokenizer_files.sh", "./train_gpt2", "./train_bert"]),
     "choices": (["build/profile_page.inc", "build/test_choices"], ["build/test_choices"]),
     "hub": (["train_gpt2", "train_bert", "finetune_bert"] + DATA, ["bash", "dev/test/hub.sh", "./train_gpt2", "./train_bert"]),

@@ -49,7 +49,6 @@
 #include "ops/quantize.h"
 #include "ops/span.h"
 #include "ops/squared_error.h"
-#include "ops/table_rows.h"
 #include "ops/tanh.h"
 #include "ops/target_rounding.h"
 
@@ -106,7 +105,6 @@ static const OpRow TABLE[] = {
     {"embedding_rows", test_embedding_rows, NULL, bench_embedding_rows},
     {"matmul_relu", test_matmul_relu, NULL, NULL},
     {"matmul_parts", test_matmul_parts, NULL, NULL},
-    {"table_rows", test_table_rows, NULL, NULL},
     {NULL, NULL, NULL, NULL},
 };
 // clang-format on

@@ -72,34 +72,6 @@ static void test_collectives(Tests* t, const ProcessGroup* group) {
     free(all);
 }
 
-// Byte i of what rank `from` sends to rank `to`.
-static unsigned char block_byte(int from, int to, size_t i) {
-    return (unsigned char)(i * 31 + (size_t)from * 101 + (size_t)to * 7 + 1);
-}
-
-// Blocks of `scale` times 0 to 12 bytes, some of them empty, in calls of at most `piece` bytes.
-static void test_all_to_all(Tests* t, ProcessGroup* group, size_t scale, size_t piece) {
-    Collectives c;
-    size_t size = (size_t)group->size, out = 0, in = 0, most = 13 * scale * size;
-    size_t *sent = (size_t*)xcalloc(2 * size, sizeof *sent), *received = sent + size;
-    unsigned char *send = (unsigned char*)xcalloc(most, 1), *receive = (unsigned char*)xcalloc(most + 1, 1);
-    int good = 1;
-    collectives_open(&c, group);
-    c.piece = piece;
-    memset(receive, 0xAA, most + 1);
-    for (int r = 0; r < group->size; r++) {
-        sent[r] = scale * (size_t)((group->rank * 5 + r * 3 + 2) % 13);
-        received[r] = scale * (size_t)((r * 5 + group->rank * 3 + 2) % 13);
-        for (size_t i = 0; i < sent[r]; i++) send[out++] = block_byte(group->rank, r, i);
-    }
-    all_to_all(&c, receive, received, send, sent);
-    for (int r = 0; r < group->size; r++)
-        for (size_t i = 0; i < received[r]; i++) good &= receive[in++] == block_byte(r, group->rank, i);
-    expect_here(t, good && receive[in] == 0xAA, group, "all-to-all");
-    collectives_close(&c);
-    free(sent), free(send), free(receive);
-}
-
 // Sums, the maximum and broadcasts of the device's collectives. The numbers are integers, which add up exactly in any
 // order.
 static void test_device_sums(Tests* t, ProcessGroup* group) {
@@ -149,10 +121,6 @@ int main(int argc, char** argv) {
 
     if (strcmp(mode, "collectives") == 0) {
         test_collectives(&t, &group);
-        test_all_to_all(&t, &group, 1, 1000);
-        test_all_to_all(&t, &group, 1, 5);        // several calls of one or two bytes
-        test_all_to_all(&t, &group, 1000, 4001);  // and of many
-        test_all_to_all(&t, &group, 300000, 1 << 30);
         test_device_sums(&t, &group);
         double totals[2] = {t.passed, t.failed};
         group_sum_counts(&group, totals, 2);

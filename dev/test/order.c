@@ -294,11 +294,11 @@ static void test_orders(Tests* t) {
 static void test_buckets(Tests* t) {
     TensorTable table;
     memset(&table, 0, sizeof table);
-    table.replicated = (size_t)(AT_ONCE_BYTES / sizeof(real));
+    table.elements = (size_t)(AT_ONCE_BYTES / sizeof(real));
     GradSyncSettings nvlink = {0, BUCKET_AUTO, 1}, no_nvlink = {0, BUCKET_AUTO, 0};
     expect_that(t, grad_sync_at_once(&table, nvlink), "2 GiB of gradients: at once with NVLink");
     expect_that(t, !grad_sync_at_once(&table, no_nvlink), "2 GiB of gradients: in buckets without");
-    table.replicated++;
+    table.elements++;
     expect_that(t, !grad_sync_at_once(&table, nvlink), "more than 2 GiB of gradients: in buckets");
     // Three layers of 12 MiB.
     const int dims[] = {0, 3, 1 << 20};

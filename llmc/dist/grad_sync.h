@@ -121,7 +121,7 @@ typedef struct {
 #define AT_ONCE_BYTES 2147483648.0
 
 static inline int grad_sync_at_once(const TensorTable* table, GradSyncSettings settings) {
-    double bytes = (double)table->replicated * sizeof(real);
+    double bytes = (double)table->elements * sizeof(real);
     if (settings.bucket_mib < 0) return settings.has_p2p && bytes <= AT_ONCE_BYTES;
     return bytes <= settings.bucket_mib * 1048576;
 }
@@ -134,7 +134,7 @@ static inline void grad_sync_cut(GradSync* r, const TensorTable* table, GradSync
     int layers = 0;
     for (int i = 0; i < table->count; i++) layers = max_int(layers, table->tensors[i].layer + 1);
     r->buckets = (Bucket*)xcalloc((size_t)layers + 1, sizeof(Bucket));
-    size_t end = table->replicated;
+    size_t end = table->elements;
     for (int l = layers - 1; l >= -1; l--) {
         size_t begin = l < 0 ? 0 : grad_sync_layer_begin(table, l);
         if (l >= 0 && (double)((end - begin) * sizeof(real)) < mib * 1048576) continue;
@@ -154,7 +154,7 @@ static inline void grad_sync_open(GradSync* r, ProcessGroup* group, const Tensor
                                   GradSyncSettings settings) {
     memset(r, 0, sizeof *r);
     collectives_open(&r->collectives, group);
-    r->elements = table->replicated;
+    r->elements = table->elements;
     r->zero = settings.zero && group->size > 1 && !table->fixed;
     r->shard = tensors_updated(table);
     if (group->size == 1) return;

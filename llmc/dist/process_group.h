@@ -109,25 +109,6 @@ static inline void group_gather(const ProcessGroup* group, void* all, const void
 #endif
 }
 
-// Send bytes to another rank, which receives as many.
-static inline void group_send(const ProcessGroup* group, int to, const void* bytes, size_t n) {
-#ifdef USE_MPI
-    CHECK(group->size > 1 && n <= INT_MAX);
-    MPI_Send(bytes, (int)n, MPI_BYTE, to, 0, MPI_COMM_WORLD);
-#else
-    (void)group, (void)to, (void)bytes, (void)n;
-#endif
-}
-
-static inline void group_receive(const ProcessGroup* group, int from, void* bytes, size_t n) {
-#ifdef USE_MPI
-    CHECK(group->size > 1 && n <= INT_MAX);
-    MPI_Recv(bytes, (int)n, MPI_BYTE, from, 0, MPI_COMM_WORLD, MPI_STATUS_IGNORE);
-#else
-    (void)group, (void)from, (void)bytes, (void)n;
-#endif
-}
-
 // Sum n numbers over all ranks, in place, on every rank. All add in the order of ranks and get the same bits.
 static inline void group_sum_counts(const ProcessGroup* group, double* values, size_t n) {
     if (group->size == 1) return;
