@@ -111,7 +111,7 @@ static void sentences_check(const MlmBatch* b, const MlmData* data) {
 
 static void sentences_read_case(void) {
     enum { B = 2, T = 24 };
-    static const MlmRecipe recipes[] = {{4, 0.15, 0, 1, 0, 0, 0.1}, {6, 0.3, 1, 0, 2, 3, 0.5}};
+    static const MlmRecipe recipes[] = {{4, 0.15, 0, 1, 0, 0.1}, {6, 0.3, 1, 0, 3, 0.5}};
     for (size_t k = 0; k < COUNT_OF(recipes); k++) {
         MlmData data;
         MlmBatch b;

@@ -37,7 +37,11 @@ static void command_line_seeds(CaseList* list) {
          "--profile\n3\n--profile-warmup\n1\n--mode\nforward\n--ceilings\nx.json\n-h\n10\n--choices\na,b\n"},
         {"gpt2.txt", "--help\n"},
         {"gpt2.txt", ""},
+<<<<<<< HEAD
         {"gpt2.txt", "--bucket\n0\n--timeout\n5\n-b\n1\n"},
+=======
+        {"gpt2.txt", "-pn\n4\n-pr\n1\n-ps\nnode0\n--bucket\n0\n--timeout\n5\n-b\n1\n"},
+>>>>>>> 60b27d85bcb6e86a7678e2bab73c7641838e50b4
         {"bert.txt", "-e\nL=1,C=8,NH=2,T=16,V=64\n-b\n2\n--nsp\n0\n--mask-fraction\n0.2\n--pack\n4\n"},
         {"bert.txt",
          "-e\nbert-base\n--optimizer\nlamb\n-k\npoly\n--poly-power\n0.5\n--loss-mean\nmicro\n-d\n65536\n-b\n8\n"},

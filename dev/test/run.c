@@ -905,13 +905,7 @@ static char* in_ranks(int ranks, void (*body)(ProcessGroup, int), int argument, 
     return said.text ? said.text : xprintf("%s", "");
 }
 
-enum {
-    WHOLE = 1 << 8,
-    BACKGROUND = 1 << 9,
-    OTHER_WEIGHTS = 1 << 10,
-    NO_SHARED_DISK = 1 << 11,
-    NO_MEMORY = 1 << 12
-};
+enum { WHOLE = 1 << 8, BACKGROUND = 1 << 9, OTHER_WEIGHTS = 1 << 10, NO_SHARED_DISK = 1 << 11, NO_MEMORY = 1 << 12 };
 
 // Save seed 5's state as step `how` & 255.
 static void save_rank(ProcessGroup group, int how) {

@@ -233,8 +233,8 @@ static inline int run_save(Run* r) {
     return result;
 }
 
-// Save a checkpoint if one is due. Returns whether another step follows. `signal` (0: none) or the time limit ends the
-// run. All ranks call it.
+// Save a checkpoint if one is due. Returns whether another step follows. A `signal` (0: none) ends the run. All ranks
+// call it.
 static inline int run_next_step(Run* r, int signal) {
     Session* s = &r->session;
     // A resumed run made up a validation that a signal had ended: its checkpoint is saved again, with the result.
