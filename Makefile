@@ -22,8 +22,7 @@ OPT    := $(if $(DEBUG)$(SANITIZE),-O1 -g,-O3) -march=$(MARCH)
 # depend on how the compiler cut a loop. -fno-math-errno only lets sqrtf be an instruction.
 CFLAGS := $(OPT) -fopenmp -ffp-contract=off -fno-math-errno $(if $(SANITIZE),-fsanitize=address$(COMMA)undefined -fno-sanitize-recover)
 WARN   := -Wall -Wextra -Wno-missing-field-initializers -Werror
-# MPI, if its compiler wrapper is found: it connects the ranks of the CPU build, and is one way to start those of the
-# GPU build.
+# MPI, if its compiler wrapper is found: it starts several ranks.
 HAS_MPI := $(if $(filter 0,$(MPI)),,$(shell command -v mpicc 2>/dev/null))
 MPI_CPP := $(if $(HAS_MPI),-DUSE_MPI $(patsubst -I%,-isystem %,$(filter -I%,$(shell mpicc -show))))
 MPI_LIBS := $(if $(HAS_MPI),$(filter -L% -l%,$(shell mpicc -show)))
@@ -74,7 +73,7 @@ HAS_CC := $(shell command -v $(CC) 2>/dev/null)
 # Programs
 
 # Test programs of the CPU build; ops and the double builds come besides.
-TESTS := gpt2 bert base data world llmc_files choices squad examples bpe prefetch run profile order comm comm_plain
+TESTS := gpt2 bert base data world llmc_files choices squad examples bpe prefetch run profile order comm
 
 # The trainers are linked at the top, where people look for them; variants stay in their build folder.
 TOP  := $(if $(DEBUG)$(SANITIZE)$(BLAS),$(B)/)
@@ -202,10 +201,6 @@ $(RECSYS): $(B)/train_%: dev/recsys/train_%.cu Makefile $(B)/command
 
 $(addprefix $(G)/,test_dlrmcu test_ncfcu train_dlrmcu train_ncfcu): $(G)/%cu: dev/recsys/%.cu Makefile $(G)/command
 	$(NVCC) $(NVFLAGS) -MF $@.d $< -o $@ $(NVLIBS)
-
-# Ranks that find each other without MPI, even if MPI is installed.
-$(B)/test_comm_plain: dev/test/comm.c Makefile $(B)/command
-	$(COMPILE) -UUSE_MPI $< -o $@ $(LIBS)
 
 # Trainers whose collectives run as late as possible.
 $(B)/late/train_%: train_%.cu Makefile $(B)/command $(PAGES)

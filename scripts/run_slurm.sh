@@ -6,12 +6,13 @@
 #SBATCH --cpus-per-task=12
 #SBATCH --time=24:00:00
 #SBATCH --signal=TERM@180
-# Start any of these runs under Slurm: one task per GPU. Ranks find each other by Slurm's environment, without MPI.
+# Start any of these runs under Slurm: one task per GPU.
 #
 #     sbatch scripts/run_slurm.sh ./train_gpt2cu -i 'data/web/train_*.bin' -e d12 -b 64 -d 524288 -o out/run ...
 #
-# Needs: the repository on a file system that all nodes see, with the trainer built for their GPUs. The lines above are for
-# two nodes of eight GPUs. Three minutes before the time limit the run saves and ends; submitted again, it resumes.
+# Needs: the repository on a file system that all nodes see, with the trainer built for their GPUs; Slurm with PMIx. The
+# lines above are for two nodes of eight GPUs. Three minutes before the time limit the run saves and ends; submitted again,
+# it resumes.
 # Not run on a cluster yet.
 set -eu
 cd "${SLURM_SUBMIT_DIR:-.}"
@@ -20,5 +21,5 @@ shift
 out=out flags=("$@")
 for ((i = 0; i < $#; i++)); do [[ ! ${flags[i]} =~ ^(-o|--output)$ ]] || out=${flags[i + 1]}; done
 # A run that ended before its first checkpoint starts again.
-if compgen -G "$out/ckpt/*[0-9]" >/dev/null; then exec srun "$trainer" -y 1 -o "$out"; fi
-exec srun "$trainer" "$@"
+if compgen -G "$out/ckpt/*[0-9]" >/dev/null; then exec srun --mpi=pmix -K "$trainer" -y 1 -o "$out"; fi
+exec srun --mpi=pmix -K "$trainer" "$@"

@@ -15,6 +15,7 @@
 
 #include <sys/mman.h>
 
+#include "dev/recsys/sites.h"
 #include "llmc/base/log.h"
 #include "llmc/base/rng.h"
 #include "llmc/base/util.h"
@@ -232,11 +233,6 @@ typedef struct {
     double score;
     int label;
 } Scored;
-
-// A held-out sample, scored by the model and by the true logit.
-typedef struct {
-    Scored model, truth;
-} HeldOut;
 
 static inline int scored_compare(const void* a, const void* b) {
     double x = ((const Scored*)a)->score, y = ((const Scored*)b)->score;

@@ -3,8 +3,8 @@
  * An MLP of `count` layers has widths width[0] (input) .. width[count]. Every layer here ends with ReLU. A model's last
  * layer, which has one output, is linear_bce.h's.
  *
- * The flat buffers hold the MLPs first, then the embedding tables, of several ranks each its own. Gradients exist for
- * the MLPs only: embedding_rows.h updates the tables from the gradients of the lookups. */
+ * The flat buffers hold the MLPs first, then the embedding tables. Gradients exist for the MLPs only: embedding_rows.h
+ * updates the tables from the gradients of the lookups. */
 #ifndef DEV_RECSYS_MLP_H
 #define DEV_RECSYS_MLP_H
 
@@ -50,18 +50,12 @@ typedef struct {
 // ---------------------------------------------------------------------------------------------------------
 // Rows of the tables
 
-// A row whose sizes are numbers: `columns` 0 for a vector. `owner`: the rank that alone holds it; -1: all ranks do.
-static inline void rows_add_owned(TensorTable* table, size_t field, int rows, int columns, Placement placement,
-                                  const char* name, int owner) {
-    const int dims[] = {1, rows, columns};
-    TensorRow row = {name, field, {1, columns ? 2 : 0}, placement};
-    row.owner = owner + 1;
-    tensors_add(table, &row, 1, dims, -1);
-}
-
+// A row whose sizes are numbers: `columns` 0 for a vector.
 static inline void rows_add(TensorTable* table, size_t field, int rows, int columns, Placement placement,
                             const char* name) {
-    rows_add_owned(table, field, rows, columns, placement, name, -1);
+    const int dims[] = {1, rows, columns};
+    const TensorRow row = {name, field, {1, columns ? 2 : 0}, placement};
+    tensors_add(table, &row, 1, dims, -1);
 }
 
 // Weights and biases: fields of a Linear array at `field`.
@@ -145,14 +139,6 @@ static inline real* recommender_weights(const ModelBuffers* b, const Optimizer* 
 static inline EmbeddingTable recommender_table(const ModelBuffers* b, const Optimizer* o, size_t at, int E) {
     EmbeddingTable t = {recommender_weights(b, o) + at, b->params + at, o->m + at, o->v + at, E};
     return t;
-}
-
-// Sum the gradients of the MLPs and the loss over the ranks.
-static inline void recommender_all_reduce(const ModelBuffers* b, real* loss, Context* ctx) {
-    if (grad_sync_is_alone(b->grad_sync)) return;
-    grad_sync_finish(b->grad_sync, b->grads, ctx);
-    grad_sync_all_reduce(b->grad_sync, loss, 1, SUM_REAL, ctx);
-    collectives_check(&b->grad_sync->collectives);
 }
 
 // The norm of the MLPs' gradients, and from it the values that all updates of the step share.

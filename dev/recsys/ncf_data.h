@@ -9,6 +9,7 @@
 #ifndef DEV_RECSYS_NCF_DATA_H
 #define DEV_RECSYS_NCF_DATA_H
 
+#include "dev/recsys/sites.h"
 #include "llmc/base/log.h"
 #include "llmc/base/rng.h"
 #include "llmc/base/util.h"

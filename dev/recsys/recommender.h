@@ -4,6 +4,8 @@
 
 #include "llmc/run/run.h"
 
+enum { RECOMMENDER_MOST_SAMPLES = 1 << 21 };  // of a batch
+
 // Take the flags that neither recommender uses out of the table, and those of `others` [count]. Their settings keep the
 // defaults. Returns the number of rows left.
 static inline int recommender_rows(Flag* table, int rows, const char* const* others, size_t count) {
@@ -11,16 +13,18 @@ static inline int recommender_rows(Flag* table, int rows, const char* const* oth
     static const char* const neither[] = {
         "--val-data", "--val-batches", "--zero", "--shuffle", "--seq-len", "--total-batch", "--recompute", "--master-weights",
         "--optimizer", "--weight-decay", "--cautious-decay", "--clip", "--embedding-lr", "--vector-lr", "--init",
-        "--muon-scale", "--muon-coefficients", "--muon-momentum", "--muon-warmup", "--normuon-beta2",
-        "--loss-outlier", "--norm-outlier", "--loss-scale", "--loss-scale-start", "--loss-scale-growth", "--mode",
+        "--muon-warmup", "--loss-outlier", "--norm-outlier", "--loss-scale", "--loss-scale-start", "--mode",
         "--attention", "--gelu-fusion", "--graph", "--fp8", "--fp8-steps", "--fp8-exclude-forward", "--fp8-fusion"};
     // clang-format on
     char error[FLAG_ERROR_SIZE];
+    settings_default(table, rows, "--clip", "0");  // the norm covers the MLPs only
     for (size_t i = 0; i < COUNT_OF(neither) + count; i++) {
         Flag* row = settings_find(table, rows, i < COUNT_OF(neither) ? neither[i] : others[i - COUNT_OF(neither)]);
         CHECK(flags_assign(row, row->default_text, error) == 0);
         memmove(row, row + 1, (size_t)(table + --rows - row) * sizeof *row);
     }
+    settings_help(table, rows, "--batch", "Samples per step.");
+    settings_most(table, rows, "--batch", RECOMMENDER_MOST_SAMPLES);
     return rows;
 }
 
@@ -29,24 +33,16 @@ static inline const char* recommender_data(const Settings* s) {
     return *s->train_data ? s->train_data : "the generated data";
 }
 
-enum { RECOMMENDER_MOST_SAMPLES = 1 << 21 };  // of a batch
-
-// Refuse more ranks than tables, and an evaluation of random weights.
-static inline void recommender_check(const Run* r, int tables) {
+// Refuse several ranks, and an evaluation of random weights.
+static inline void recommender_check(const Run* r) {
+    if (r->group.size > 1)
+        checkpoint_die(&r->group, USAGE, "%d ranks: a recommender trains on one; start it without mpirun",
+                       r->group.size);
     if (r->settings.evaluate && !r->session.checkpoint)
-        checkpoint_die(&r->group, USAGE, "--evaluate 1: needs a trained model; name its run with -y 1 -o DIR");
-    if (r->group.size > tables)
-        checkpoint_die(&r->group, USAGE, "%d ranks: the model has %d tables, and each rank needs one", r->group.size,
-                       tables);
+        die(USAGE, "--evaluate 1: needs a trained model; name its run with -y 1 -o DIR");
 }
 
-// During an evaluation: report progress to the other ranks. Returns whether one of them has received a signal.
-static inline int recommender_stops(const Run* r, int signal) {
-    group_progress(&r->group, r->session.step);
-    return group_any(&r->group, signal != 0);
-}
-
-// Plan the memory of this rank before anything is allocated. The run allocates gradients and moments of the tables too.
+// Plan the memory before anything is allocated. The run allocates gradients and moments of the tables too.
 static inline void recommender_check_memory(Run* r, const ModelBuffers* b, size_t batch, size_t segments) {
     size_t n = b->table.elements;
     MemoryPlan plan = {
@@ -56,21 +52,16 @@ static inline void recommender_check_memory(Run* r, const ModelBuffers* b, size_
          {"activations", b->acts_table.elements * sizeof(floatX) + b->stats_table.elements * sizeof(real)},
          {"batch", batch},
          {"segments", segments},
-         {"workspace", device_workspace_bytes() + (r->group.size > 1 ? COLLECTIVES_BYTES : 0)}},
+         {"workspace", device_workspace_bytes()}},
         device_memory_available() + device_workspace_bytes(),
         0};
     r->plan = plan;
     if (r->settings.steps == 0) memory_plan_show(r->flags, r->flag_count, &b->table, &plan, &r->group);
-    double mine[2] = {(double)memory_plan_bytes(&plan) / 1048576, (double)plan.available / 1048576};
-    double* all = (double*)xmalloc((size_t)r->group.size * sizeof mine);
-    group_gather(&r->group, all, mine, sizeof mine);
-    for (int k = 0; k < r->group.size; k++)
-        if (all[2 * k] > all[2 * k + 1])
-            checkpoint_die(&r->group, USAGE,
-                           "the run needs %.1f MiB on rank %d, but %.1f MiB are available; choose a smaller -e or -b "
-                           "(-x 0 prints the plan)",
-                           all[2 * k], k, all[2 * k + 1]);
-    free(all);
+    double needed = (double)memory_plan_bytes(&plan) / 1048576, available = (double)plan.available / 1048576;
+    if (needed > available)
+        die(USAGE,
+            "the run needs %.1f MiB, but %.1f MiB are available; choose a smaller -e or -b (-x 0 prints the plan)",
+            needed, available);
 }
 
 #endif

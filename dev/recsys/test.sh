@@ -4,7 +4,7 @@
 #     bash dev/recsys/test.sh BUILD_FOLDER [without-ops]     make test tests the ops with all others
 set -u
 build=$1 passed=0 failed=0 skipped=0
-ops=(interaction linear_bce embedding_rows matmul_relu matmul_parts table_rows)
+ops=(interaction linear_bce embedding_rows matmul_relu matmul_parts)
 [ "${2:-}" != without-ops ] || ops=()
 run() { # command...
     local out status totals
@@ -26,8 +26,6 @@ done
 for test in dlrm ncf dlrm_double ncf_double; do
     [ ! -x "$build/test_$test" ] || run "$build/test_$test"
 done
-for script in trainer ranks; do
-    [ ! -x "$build/train_dlrm" ] || run bash dev/recsys/$script.sh "$build/train_dlrm" "$build/train_ncf"
-done
+[ ! -x "$build/train_dlrm" ] || run bash dev/recsys/trainer.sh "$build/train_dlrm" "$build/train_ncf"
 echo "$passed passed, $failed failed, $skipped skipped"
 [ "$failed" -eq 0 ]

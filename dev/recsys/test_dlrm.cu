@@ -29,7 +29,7 @@ static floatX* floats_on_device(Context* ctx, const real* values, size_t n) {
 static Bench* bench_open(Config config, int B) {
     Bench* b = (Bench*)xcalloc(1, sizeof *b);
     context_init(&b->ctx);
-    model_plan(&b->m, config, B, NULL);
+    model_plan(&b->m, config, B);
     model_buffers_alloc(&b->m.buffers, &b->ctx);
     model_alloc(&b->m, &b->ctx);
     optimizer_init(&b->o, &b->m.buffers.table, ADAMW, WITH_MASTER, &b->ctx);
@@ -56,7 +56,7 @@ static double bench_loss(Bench* b) {
 // Parameters of the published configuration, and three columns of padding in the first layer.
 static void test_published_size(Tests* t) {
     Model m;
-    model_plan(&m, config_published(), 1, NULL);
+    model_plan(&m, config_published(), 1);
     size_t tables = (26 * 100000 + 100 * 325) * (size_t)128, mlps = 171392 + 2198529 + 3 * 512;
     expect(t, m.buffers.table.parameters == tables + mlps, "published size", "%zu parameters, not %zu",
            m.buffers.table.parameters, tables + mlps);

@@ -21,7 +21,7 @@ static const OptimizerSettings PUBLISHED_ADAM = {.lr = 0.0045, .beta1 = 0.25, .b
 static Bench* bench_open(Config config, int B) {
     Bench* b = (Bench*)xcalloc(1, sizeof *b);
     context_init(&b->ctx);
-    model_plan(&b->m, config, B, NULL);
+    model_plan(&b->m, config, B);
     model_buffers_alloc(&b->m.buffers, &b->ctx);
     model_alloc(&b->m, &b->ctx);
     optimizer_init(&b->o, &b->m.buffers.table, ADAMW, WITH_MASTER, &b->ctx);
@@ -54,7 +54,7 @@ static void bench_batch(Bench* b, const int* users, const int* items, const real
 
 static void test_published_size(Tests* t) {
     Model m;
-    model_plan(&m, config_published(), 1, NULL);
+    model_plan(&m, config_published(), 1);
     expect(t, m.buffers.table.parameters == 31725504 + 107073, "published size", "%zu parameters",
            m.buffers.table.parameters);
     model_buffers_free_tables(&m.buffers);

@@ -8,13 +8,11 @@
  *   logit [B]     = MLP(z)                           ReLU after every layer but the last
  *
  * Updates are SGD without momentum. Gradients of tables are never stored: ops/embedding_rows.h. --interaction bottom leaves
- * out the products of two tables' rows, to show what they are worth. Of several ranks each has its part of the samples, all
- * of the MLPs and some of the tables: exchange.h.
+ * out the products of two tables' rows, to show what they are worth.
  *
  * Read it from top to bottom: configuration, tables of tensors, forward pass, backward pass, a step, main.
  * Source: Naumov et al., arXiv 1906.00091; sizes and initial values as in NVIDIA's DeepLearningExamples. */
 #include "dev/recsys/dlrm_data.h"
-#include "dev/recsys/exchange.h"
 #include "dev/recsys/mlp.h"
 #include "dev/recsys/ops/interaction.h"
 #include "dev/recsys/ops/linear_bce.h"
@@ -32,7 +30,7 @@ typedef struct {
 
 typedef struct {
     Linear bottom[MLP_LAYERS], top[MLP_LAYERS], last;
-    floatX* tables[CLICK_TABLES];  // those of this rank are adjacent: the first is also one table with all rows
+    floatX* tables[CLICK_TABLES];  // adjacent: the first is also one table with all rows
 } Params;
 
 typedef struct {
@@ -48,9 +46,8 @@ typedef struct {
 
 typedef struct {
     Config config;
-    int B, E, all_rows, padded;   // all_rows: of this rank's tables; padded: columns of the numbers
-    int first_row[CLICK_TABLES];  // of each table among its rank's
-    Exchange exchange;
+    int B, E, all_rows, padded;   // all_rows: of all tables; padded: columns of the numbers
+    int first_row[CLICK_TABLES];  // of each table among all rows
     ModelBuffers buffers;
     size_t elements;  // of the MLPs
     RowSegments segments;
@@ -69,10 +66,9 @@ static Config config_published(void) {
     return c;
 }
 
-// Fill the tables of tensors for batches of at most B samples of each rank of `group` (NULL: one). Allocates only the tables.
-static void model_plan(Model* m, Config config, int B, const ProcessGroup* group) {
+// Fill the tables of tensors for batches of at most B samples. Allocates only the tables.
+static void model_plan(Model* m, Config config, int B) {
     char name[64];
-    int widths[CLICK_TABLES], all_rows[CLICK_TABLES] = {0};  // of each rank
     memset(m, 0, sizeof *m);
     m->config = config, m->B = B;
     Config* c = &m->config;
@@ -81,9 +77,6 @@ static void model_plan(Model* m, Config config, int B, const ProcessGroup* group
     m->padded = c->bottom.width[0] = (int)round_up((size_t)c->numbers, 8);
     int width = c->top.width[0] = interaction_width(c->tables, m->E);
     c->bottom.scale = c->top.scale = 1;
-    for (int t = 0; t < c->tables; t++) widths[t] = m->E;
-    exchange_plan(&m->exchange, group, c->tables, c->rows, widths);
-    table->rank = m->exchange.rank;
     mlp_add_params(table, "bottom_mlp", offsetof(Params, bottom), &c->bottom);
     mlp_add_params(table, "top_mlp", offsetof(Params, top), &c->top);
     rows_add(table, offsetof(Params, last.w), 1, c->top.width[c->top.count], OWN, "last.weight");
@@ -91,13 +84,11 @@ static void model_plan(Model* m, Config config, int B, const ProcessGroup* group
     int first_table = table->count;
     for (int t = 0; t < c->tables; t++) {
         snprintf(name, sizeof name, "tables.%d.weight", t);
-        int owner = m->exchange.owner[t];
-        rows_add_owned(table, offsetof(Params, tables) + (size_t)t * sizeof(floatX*), c->rows[t], m->E,
-                       t ? GROUPED : OWN, name, owner);
-        m->first_row[t] = all_rows[owner];
-        all_rows[owner] += c->rows[t];
+        rows_add(table, offsetof(Params, tables) + (size_t)t * sizeof(floatX*), c->rows[t], m->E, t ? GROUPED : OWN,
+                 name);
+        m->first_row[t] = m->all_rows;
+        m->all_rows += c->rows[t];
     }
-    m->all_rows = all_rows[m->exchange.rank];
     mlp_add_acts(acts, "bottom_mlp", offsetof(Acts, bottom), &c->bottom, B);
     mlp_add_acts(acts, "top_mlp", offsetof(Acts, top), &c->top, B);
     rows_add(acts, offsetof(Acts, z), B, width, OWN, "z");
@@ -117,11 +108,10 @@ static void model_plan(Model* m, Config config, int B, const ProcessGroup* group
 
 // After the buffers are allocated: allocate what else the model needs.
 static void model_alloc(Model* m, Context* ctx) {
-    exchange_alloc(&m->exchange, m->B, ctx);
-    m->segments = row_segments_alloc(exchange_most_lookups(&m->exchange), m->all_rows, ctx);
+    m->segments = row_segments_alloc(m->B * m->config.tables, m->all_rows, ctx);
 }
 
-static void model_free(Model* m) { row_segments_free(&m->segments), exchange_free(&m->exchange); }
+static void model_free(Model* m) { row_segments_free(&m->segments); }
 
 // Initial values: weights N(0, sqrt(2 / (in + out))), biases N(0, sqrt(1 / out)), tables U(-1, 1) / sqrt(rows). Columns
 // of padding are zero and stay zero, because their inputs are.
@@ -131,7 +121,6 @@ static void random_weights(const Model* m, real* values, uint64_t seed) {
     for (int k = 0; k < m->buffers.table.count; k++) {
         const Tensor* t = &m->buffers.table.tensors[k];
         uint64_t key = rng_stream(seed, (uint64_t)k, 0, SITE_INIT);
-        if (t->is_elsewhere) continue;
         int rows = t->shape[0], columns = t->shape[1], used = columns;
         int is_table = strncmp(t->name, "tables.", 7) == 0, is_weight = t->ndim == 2;
         if (strcmp(t->name, "bottom_mlp.0.weight") == 0) used = c->numbers;
@@ -155,28 +144,7 @@ static InteractionShape interaction_shape(const Model* m, int B) {
     return s;
 }
 
-// This rank's tables, as one.
-static floatX* own_tables(const Model* m) { return m->p.tables[m->exchange.owned[0]]; }
-
-// Where the rows of a batch are.
-static Lookups lookups(const Model* m, const Batch* in) {
-    Lookups own = {own_tables(m), in->rows}, fetched = {m->exchange.rows, m->exchange.place};
-    return m->exchange.ranks == 1 ? own : fetched;
-}
-
-// Before forward() on several ranks: fetch the rows of the batch that exchange_share() has begun.
-static void fetch(Model* m, const Batch* in, Context* ctx) {
-    Exchange* x = &m->exchange;
-    TableIds ids = {0};
-    TableRows tables = {0};
-    if (x->ranks == 1) return;
-    for (int t = 0; t < x->tables; t++) table_ids_add(&ids, (int*)in->rows + t, (size_t)x->tables);
-    for (int k = 0; k < x->count_of[x->rank]; k++) table_rows_add(&tables, own_tables(m), (size_t)m->E, m->E);
-    exchange_lookup(x, m->buffers.grad_sync, ids, tables, ctx);
-}
-
-// Forward pass, and with BACKWARD also the gradient at the last layer. m->a.loss [1] is SET to this rank's part of the mean
-// loss.
+// Forward pass, and with BACKWARD also the gradient at the last layer. m->a.loss [1] is SET to the mean loss.
 static void forward(Model* m, const Batch* in, Direction direction, Context* ctx) {
     const Config* c = &m->config;
     static const ReluDropout none[MLP_LAYERS] = {{0, 0, 0, 1}, {0, 0, 0, 1}, {0, 0, 0, 1}, {0, 0, 0, 1},
@@ -184,45 +152,30 @@ static void forward(Model* m, const Batch* in, Direction direction, Context* ctx
     int B = in->B, last = c->top.count - 1;
     scope_at(ctx, FORWARD, -1);
     mlp_forward(&c->bottom, m->p.bottom, &m->a.bottom, in->numbers, none, B, ctx);
-    Lookups looked_up = lookups(m, in);
-    interaction_forward(m->a.z, m->a.bottom.h[c->bottom.count - 1], looked_up.table, looked_up.rows,
-                        interaction_shape(m, B), ctx);
+    interaction_forward(m->a.z, m->a.bottom.h[c->bottom.count - 1], m->p.tables[0], in->rows, interaction_shape(m, B),
+                        ctx);
     if (c->interaction == BOTTOM_PAIRS) interaction_mask(m->a.z, interaction_shape(m, B), ctx);
     mlp_forward(&c->top, m->p.top, &m->a.top, m->a.z, none, B, ctx);
-    Losses losses = {m->a.losses, m->a.loss, 1.0 / exchange_samples(&m->exchange), SET};
+    Losses losses = {m->a.losses, m->a.loss, 1.0 / B, SET};
     LinearBceInput input = {m->a.top.h[last], m->p.last, in->labels};
     LinearBceOutput output = {m->a.logits, m->a.top.dz[last], m->g.last, m->g.top[last].b};
     LinearBceShape shape = {B, c->top.width[last + 1], 0, 1};
     linear_bce(losses, output, input, shape, direction, ctx);
 }
 
-// On several ranks: send the gradients of the looked-up rows to the tables.
-static void send_gradients(Model* m, Context* ctx) {
-    Exchange* x = &m->exchange;
-    TableRows dvectors = {0};
-    size_t E = (size_t)m->E;
-    if (x->ranks == 1) return;
-    for (int t = 0; t < x->tables; t++)
-        table_rows_add(&dvectors, m->a.dvectors + (size_t)t * E, (size_t)x->tables * E, m->E);
-    exchange_gradients(x, m->buffers.grad_sync, dvectors, ctx);
-}
-
 // After forward() with BACKWARD: gradients of the MLPs and looked-up rows. The lookups are sorted beside the interaction.
 static void backward(Model* m, const Batch* in, Context* ctx) {
     const Config* c = &m->config;
-    const Exchange* x = &m->exchange;
     int B = in->B, bottom = c->bottom.count - 1;
     scope_at(ctx, BACKWARD, -1);
     PartsSum parts = {.free = m->a.parts};
     MlpBackward of_top = {m->g.top, m->a.dz, &parts}, of_bottom = {m->g.bottom, NULL, &parts};
     mlp_backward(of_top, &c->top, m->p.top, &m->a.top, m->a.z, B, ctx);
     if (c->interaction == BOTTOM_PAIRS) interaction_mask(m->a.dz, interaction_shape(m, B), ctx);
-    row_segments_begin(&m->segments, x->ranks == 1 ? in->rows : x->owned_ids, exchange_lookups(x), NO_STARTS, ctx);
-    Lookups looked_up = lookups(m, in);
-    InteractionBackward g = {m->a.bottom.dz[bottom], m->a.dvectors,   m->a.dz,
-                             m->a.bottom.h[bottom],  looked_up.table, looked_up.rows};
+    row_segments_begin(&m->segments, in->rows, B * c->tables, NO_STARTS, ctx);
+    InteractionBackward g = {m->a.bottom.dz[bottom], m->a.dvectors,  m->a.dz,
+                             m->a.bottom.h[bottom],  m->p.tables[0], in->rows};
     interaction_backward(g, interaction_shape(m, B), ctx);
-    send_gradients(m, ctx);
     mlp_backward(of_bottom, &c->bottom, m->p.bottom, &m->a.bottom, in->numbers, B, ctx);
     matmul_relu_backward_bias(m->g.bottom[bottom].b, m->a.bottom.dz[bottom], B, m->E, ctx);
     matmul_parts_sum(&parts, ctx);
@@ -232,23 +185,18 @@ static void backward(Model* m, const Batch* in, Context* ctx) {
 static void update(Model* m, Optimizer* o, double lr, Context* ctx) {
     OptimizerSettings h = {.lr = lr, .eps = 1};
     ModelBuffers* b = &m->buffers;
-    RowGradients dx = {m->exchange.ranks == 1 ? m->a.dvectors : m->exchange.owned_rows, (size_t)m->E};
-    EmbeddingTable table = recommender_table(b, o, (size_t)(own_tables(m) - b->params), m->E);
+    RowGradients dx = {m->a.dvectors, (size_t)m->E};
+    EmbeddingTable table = recommender_table(b, o, (size_t)(m->p.tables[0] - b->params), m->E);
     recommender_norm(b, o, m->elements, h, ctx);
     sgd_update(b->params, recommender_weights(b, o), b->grads, o->step, lr, m->elements, ctx);
     row_segments_wait(&m->segments, ctx);
     embedding_sgd(table, dx, m->segments, lr, o->step, ctx);
 }
 
-// One step of training: forward, backward, update. Each rank has in->B samples. m->a.loss gets the mean loss before it.
+// One step of training: forward, backward, update. m->a.loss gets the mean loss before it.
 static void train_batch(Model* m, Optimizer* o, const Batch* in, double lr, Context* ctx) {
-    Exchange* x = &m->exchange;
-    exchange_share(x, (uint64_t)in->B * (uint64_t)x->ranks, in->B, 1);
-    scope_at(ctx, FORWARD, -1);
-    fetch(m, in, ctx);
     forward(m, in, BACKWARD, ctx);
     backward(m, in, ctx);
-    recommender_all_reduce(&m->buffers, m->a.loss, ctx);
     update(m, o, lr, ctx);
 }
 
@@ -258,7 +206,7 @@ static void train_batch(Model* m, Optimizer* o, const Batch* in, double lr, Cont
 #endif
 
 typedef struct {
-    Run run;  // settings, ranks, optimizer, log: llmc/run/run.h
+    Run run;  // settings, optimizer, log: llmc/run/run.h
     Model model;
     Clicks clicks;
     BatchLoader loader;
@@ -279,66 +227,43 @@ static void train_step(Trainer* t) {
     Model* m = &t->model;
     StepLosses losses = {1, {m->a.loss}, {"loss"}};
     MicroBatch b = run_begin_step(r);
-    int B = m->B, all = run_step_sequences(r);
-    uint64_t step = b.sequence / (uint64_t)all, epoch = step / t->epoch_steps;
+    int B = m->B;
+    uint64_t step = b.sequence / (uint64_t)B, epoch = step / t->epoch_steps;
     run_next_micro_batch(r, &b);  // the only one
     Batch batch =
-        batch_load(&t->loader, &t->clicks, step % t->epoch_steps * (uint64_t)all + (uint64_t)b.first, B,
+        batch_load(&t->loader, &t->clicks, step % t->epoch_steps * (uint64_t)B, B,
                    rng_stream((uint64_t)r->settings.seed, epoch, 0, SITE_SHUFFLE), m->first_row, NULL, &r->ctx);
     train_batch(m, &r->optimizer, &batch, r->lr, &r->ctx);
     run_next_micro_batch(r, &b);
-    double interaction = INTERACTION_FORWARD_FLOPS(interaction_shape(m, all));
-    double flops = mlp_flops(&m->config.bottom, all) + mlp_flops(&m->config.top, all) + 3 * interaction;
-    StepWork work = {all, (double)all, (double)all, flops};  // a sample counts as a token
+    double interaction = INTERACTION_FORWARD_FLOPS(interaction_shape(m, B));
+    double flops = mlp_flops(&m->config.bottom, B) + mlp_flops(&m->config.top, B) + 3 * interaction;
+    StepWork work = {B, (double)B, (double)B, flops};  // a sample counts as a token
     run_log(r, losses, work);
 }
 
-// Score the next held-out samples, m->B on each rank, of `left`: out [m->B of each rank], on all ranks.
-static void score_batch(Trainer* t, HeldOut* out, uint64_t left) {
+// Score the held-out samples. Log loss and AUC, or print them if `log` is NULL.
+static void validate(Trainer* t, Log* log) {
     Run* r = &t->run;
     Model* m = &t->model;
     const Clicks* data = &t->clicks;
-    int B = exchange_share(&m->exchange, left, m->B, 1);
-    uint64_t first = data->train + data->held_out - left + (uint64_t)r->group.rank * (uint64_t)m->B;
-    size_t n = (size_t)m->B;
-    double* logits = (double*)xmalloc(n * sizeof *logits);
-    HeldOut* mine = (HeldOut*)xcalloc(n, sizeof *mine);
-    Batch batch = batch_load(&t->loader, data, first, B, 0, m->first_row, logits, &r->ctx);
-    fetch(m, &batch, &r->ctx);
-    if (B) {
+    double loss = 0, *logits = (double*)xmalloc((size_t)m->B * sizeof *logits);
+    Scored *scores = (Scored*)xmalloc(data->held_out * sizeof *scores),
+           *truth = (Scored*)xmalloc(data->held_out * sizeof *truth);
+    for (uint64_t first = 0; first < data->held_out && !stop_signal; first += (uint64_t)m->B) {
+        int B = (int)min_size((size_t)m->B, (size_t)(data->held_out - first));
+        Batch batch = batch_load(&t->loader, data, data->train + first, B, 0, m->first_row, logits, &r->ctx);
         forward(m, &batch, FORWARD, &r->ctx);
         HostView view = host_view_open(m->a.logits, (size_t)B, VIEW_REAL);
         host_view_read(&r->ctx, &view);
         for (int b = 0; b < B; b++) {
             int label = t->loader.host.labels[b] == 1;
-            HeldOut sample = {{(double)view.values[b], label}, {logits[b], label}};
-            mine[b] = sample;
+            Scored score = {(double)view.values[b], label}, best = {logits[b], label};
+            scores[first + (uint64_t)b] = score, truth[first + (uint64_t)b] = best;
+            loss += bce_loss(score.score, label);
         }
         host_view_close(&view);
     }
-    group_gather(&r->group, out, mine, n * sizeof *mine);
-    free(logits), free(mine);
-}
-
-// Score the held-out samples of all ranks. Log loss and AUC, or print them if `log` is NULL.
-static void validate(Trainer* t, Log* log) {
-    Run* r = &t->run;
-    const Clicks* data = &t->clicks;
-    size_t all = (size_t)t->model.B * (size_t)r->group.size;
-    int stops = 0;
-    double loss = 0;
-    HeldOut* batch = (HeldOut*)xmalloc(all * sizeof *batch);
-    Scored *scores = (Scored*)xmalloc(data->held_out * sizeof *scores),
-           *truth = (Scored*)xmalloc(data->held_out * sizeof *truth);
-    for (uint64_t first = 0; first < data->held_out && !stops; first += all) {
-        score_batch(t, batch, data->held_out - first);
-        for (size_t b = 0; b < min_size(all, (size_t)(data->held_out - first)); b++) {
-            scores[first + b] = batch[b].model, truth[first + b] = batch[b].truth;
-            loss += bce_loss(batch[b].model.score, batch[b].model.label);
-        }
-        stops = recommender_stops(r, (int)stop_signal);
-    }
-    if (!stops) {
+    if (!stop_signal) {
         double auc = area_under_curve(scores, data->held_out), best = area_under_curve(truth, data->held_out);
         Text extra = {NULL, 0, 0};
         log_put(&extra, "auc", auc, 8);
@@ -350,7 +275,7 @@ static void validate(Trainer* t, Log* log) {
         else printf("; the true logit's is %.5f\n", best);
         free(extra.text);
     }
-    free(batch), free(scores), free(truth);
+    free(logits), free(scores), free(truth);
 }
 
 // ---------------------------------------------------------------------------------------------------------
@@ -377,8 +302,6 @@ static int settings_flags(Trainer* t, Flag* table) {
                       "published, or the MLPs' layers. The bottom MLP's last width is that of the tables' rows.");
     count = settings_add_rows(table, count, rows, COUNT_OF(rows));
     settings_help(table, count, "--train-data", "Clicks: a file of dev/data/prepare_recsys.py. Empty: generated.");
-    settings_help(table, count, "--batch", "Samples per step and rank.");
-    settings_most(table, count, "--batch", RECOMMENDER_MOST_SAMPLES);
     settings_help(table, count, "--evaluate", "1: print the AUC of -o with -y 1, and exit.");
     settings_default(table, count, "--model", "bottom=64-16,top=64-32");
     settings_default(table, count, "--batch", "128");
@@ -386,7 +309,6 @@ static int settings_flags(Trainer* t, Flag* table) {
     settings_default(table, count, "--schedule", "linear");
     settings_default(table, count, "--warmup", "200");
     settings_default(table, count, "--final-lr", "0");
-    settings_default(table, count, "--clip", "0");  // the norm covers the MLPs only
     settings_default(table, count, "--val-every", "10000");
     return recommender_rows(table, count, adam, COUNT_OF(adam));
 }
@@ -434,9 +356,7 @@ static void open_data(Trainer* t) {
             die(USAGE, "%s: is of generated data; leave it or -i out", generated[i]);
     if (*s->train_data) clicks_open(&t->clicks, s->train_data);
     else clicks_generate(&t->clicks, t->tables, t->rows, t->samples, t->held_out, (uint64_t)s->seed);
-    recommender_check(r, t->clicks.tables);
-    t->epoch_steps =
-        t->clicks.train / ((uint64_t)s->B * (uint64_t)r->group.size);  // the last part of a batch is dropped
+    t->epoch_steps = t->clicks.train / (uint64_t)s->B;  // the last part of a batch is dropped
     if (!t->epoch_steps) die(USAGE, "-b %d: an epoch has %llu samples", s->B, (unsigned long long)t->clicks.train);
 }
 
@@ -447,16 +367,16 @@ static void trainer_open(Trainer* t, int argc, char** argv) {
     Model* m = &t->model;
     run_parse(r, settings_flags(t, r->flags), argc, argv, "train_dlrm [-i CLICKS.bin] [flags]");
     run_join(r, NULL);
+    recommender_check(r);
     open_data(t);
     run_find_model(r, "", "");
-    model_plan(m, config_from_descriptor(s->model, &t->clicks, (Interaction)t->interaction), s->B, &r->group);
+    model_plan(m, config_from_descriptor(s->model, &t->clicks, (Interaction)t->interaction), s->B);
     run_sequence_length(r, 1);
-    size_t lookups = (size_t)s->B * (size_t)r->group.size * (size_t)m->exchange.count_of[r->group.rank],
-           batch = batch_bytes(s->B, t->clicks.tables, m->padded) + exchange_bytes(&m->exchange, s->B);
+    size_t lookups = (size_t)s->B * (size_t)t->clicks.tables, batch = batch_bytes(s->B, t->clicks.tables, m->padded);
     recommender_check_memory(r, &m->buffers, batch, ((size_t)m->all_rows + 6 * lookups) * sizeof(int));
     session_check_data(&r->session, t->clicks.fingerprint, recommender_data(s));
     run_check_ranks(r, config_text(t), t->clicks.held_out > 0, t->clicks.fingerprint);
-    session_set_last(&r->session, t->epoch_steps * (uint64_t)run_step_sequences(r));
+    session_set_last(&r->session, t->epoch_steps * (uint64_t)s->B);
     run_alloc(r, &m->buffers);
     model_alloc(m, &r->ctx);
     batch_loader_open(&t->loader, s->B, t->clicks.tables, m->padded, &r->ctx);
@@ -486,7 +406,7 @@ int main(int argc, char** argv) {
         process_on_stop(SIG_DFL);  // a signal may end the process at once: no checkpoint is written
         validate(t, NULL);
     } else {
-        if (run_begin(r, t->clicks.train, "", run_step_sequences(r))) validate(t, &r->log);
+        if (run_begin(r, t->clicks.train, "", r->settings.B)) validate(t, &r->log);
         while (run_next_step(r, (int)stop_signal)) {
             train_step(t);
             if (run_end_step(r, 0)) validate(t, &r->log);

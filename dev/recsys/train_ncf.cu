@@ -5,12 +5,10 @@
  *   logit [B]    = w . [x | h] + b
  *
  * Updates are Adam. Each row of each table is updated in every step, looked up or not, as published; --lazy-adam 1 updates
- * only the rows of the step, which is another optimizer. Gradients of tables are never stored: ops/embedding_rows.h. Of several
- * ranks each has its part of the samples, all of the MLP and some of the tables: exchange.h.
+ * only the rows of the step, which is another optimizer. Gradients of tables are never stored: ops/embedding_rows.h.
  *
  * Read it from top to bottom: configuration, tables of tensors, forward pass, backward pass, a step, main.
  * Source: He et al., "Neural Collaborative Filtering", 2017; sizes, initial values: NVIDIA's DeepLearningExamples. */
-#include "dev/recsys/exchange.h"
 #include "dev/recsys/mlp.h"
 #include "dev/recsys/ncf_data.h"
 #include "dev/recsys/ops/gmf.h"
@@ -52,7 +50,6 @@ typedef struct {
     int B, H;  // H: width of the MLP's output
     ModelBuffers buffers;
     size_t elements;  // of the MLP
-    Exchange exchange;
     RowSegments users, items;
     ParamSpan* span;  // the MLP as one span of AdamW, on the device
     AdamRows adam_rows;
@@ -82,8 +79,8 @@ static void dropouts(ReluDropout* dropout, const Model* m, uint64_t step, uint64
 #include "dev/recsys/ncf_fused_step.cuh"
 #endif
 
-// Fill the tables of tensors for batches of at most B samples of each rank of `group` (NULL: one). Allocates only the tables.
-static void model_plan(Model* m, Config config, int B, const ProcessGroup* group) {
+// Fill the tables of tensors for batches of at most B samples. Allocates only the tables.
+static void model_plan(Model* m, Config config, int B) {
     static const char* const names[NCF_TABLES] = {"mf_user.weight", "mf_item.weight", "mlp_user.weight",
                                                   "mlp_item.weight"};
     memset(m, 0, sizeof *m);
@@ -98,11 +95,8 @@ static void model_plan(Model* m, Config config, int B, const ProcessGroup* group
     rows_add(table, offsetof(Params, last.w), 1, c->F + m->H, OWN, "last.weight");
     rows_add(table, offsetof(Params, last.b), 1, 0, OWN, "last.bias");
     int first_table = table->count;
-    exchange_plan(&m->exchange, group, NCF_TABLES, rows, widths);
-    table->rank = m->exchange.rank;
     for (int t = 0; t < NCF_TABLES; t++)
-        rows_add_owned(table, offsetof(Params, tables) + (size_t)t * sizeof(floatX*), rows[t], widths[t], OWN, names[t],
-                       m->exchange.owner[t]);
+        rows_add(table, offsetof(Params, tables) + (size_t)t * sizeof(floatX*), rows[t], widths[t], OWN, names[t]);
     mlp_add_acts(acts, "mlp", offsetof(Acts, mlp), &c->mlp, B);
     rows_add(acts, offsetof(Acts, h0), B, 2 * c->E, OWN, "h0");
     rows_add(acts, offsetof(Acts, dh0), B, 2 * c->E, OWN, "dh0");
@@ -115,7 +109,7 @@ static void model_plan(Model* m, Config config, int B, const ProcessGroup* group
     rows_add(stats, offsetof(Acts, loss), 1, 0, OWN, "loss");
     rows_add(stats, offsetof(Acts, parts), (int)mlp_parts_size(&c->mlp, B) + 1, 0, OWN, "parts");
 #ifdef NCF_FUSED
-    if ((m->is_fused = fused_supports(c) && m->exchange.ranks == 1)) fused_plan(m, acts, stats);
+    if ((m->is_fused = fused_supports(c))) fused_plan(m, acts, stats);
 #endif
     model_buffers_finish_tables(&m->buffers);
     m->elements = mlp_elements(table, first_table);
@@ -127,12 +121,11 @@ static void model_plan(Model* m, Config config, int B, const ProcessGroup* group
 // After the buffers are allocated: allocate what else the model needs.
 static void model_alloc(Model* m, Context* ctx) {
     ParamSpan span = {.size = m->elements, .rate = 1};
-    exchange_alloc(&m->exchange, m->B, ctx);
 #ifdef NCF_FUSED
     m->is_fused = m->is_fused && ncf_step_fits(ctx);
 #endif
-    m->users = row_segments_alloc(m->B * m->exchange.ranks, m->config.users, ctx);
-    m->items = row_segments_alloc(m->B * m->exchange.ranks, m->config.items, ctx);
+    m->users = row_segments_alloc(m->B, m->config.users, ctx);
+    m->items = row_segments_alloc(m->B, m->config.items, ctx);
     m->span = (ParamSpan*)device_alloc(ctx, sizeof span, "optimizer");
     device_upload(ctx, m->span, &span, sizeof span);
     device_synchronize(ctx);
@@ -140,7 +133,6 @@ static void model_alloc(Model* m, Context* ctx) {
 
 static void model_free(Model* m) {
     row_segments_free(&m->users), row_segments_free(&m->items);
-    exchange_free(&m->exchange);
     device_free(m->span, sizeof *m->span);
 }
 
@@ -149,7 +141,6 @@ static void model_free(Model* m) {
 static void random_weights(const Model* m, real* values, uint64_t seed) {
     for (int k = 0; k < m->buffers.table.count; k++) {
         const Tensor* t = &m->buffers.table.tensors[k];
-        if (t->is_elsewhere) continue;
         uint64_t key = rng_stream(seed, (uint64_t)k, 0, SITE_INIT), n = (uint64_t)t->shape[0] * (uint64_t)t->shape[1];
         int is_table = t->offset >= m->elements, is_last = strncmp(t->name, "last.", 5) == 0;
         const Tensor* weight = t->ndim == 2 ? t : t - 1;  // a bias follows its weight
@@ -166,45 +157,14 @@ static void random_weights(const Model* m, real* values, uint64_t seed) {
 // ---------------------------------------------------------------------------------------------------------
 // Forward and backward
 
-// The rows that a batch looks up are those of the tables, or on several ranks those that fetch() got: row n for sample n.
 static NcfLookups lookups(const Model* m, const Batch* in) {
     NcfLookups s = {in->users, in->items, in->B, m->config.F, m->config.E, m->H};
-    if (m->exchange.ranks > 1) s.users = s.items = m->exchange.numbers;
     return s;
 }
 
-// Fetched rows of the MF tables are kept where the gradient of the other one goes. gmf_split() reads an element of both and
-// then writes there.
 static NcfTables tables(const Model* m) {
-    NcfTables own = {m->p.tables[MF_USER], m->p.tables[MF_ITEM], m->p.tables[MLP_USER], m->p.tables[MLP_ITEM]};
-    NcfTables fetched = {m->a.dmf_item, m->a.dmf_user, NULL, NULL};
-    return m->exchange.ranks == 1 ? own : fetched;
-}
-
-// A row of each table for each sample, in the order of the tables: h has those of the MLP's tables side by side.
-static TableRows sample_rows(const Model* m, floatX* mf_user, floatX* mf_item, floatX* h) {
-    TableRows rows = {0};
-    int F = m->config.F, E = m->config.E;
-    table_rows_add(&rows, mf_user, (size_t)F, F);
-    table_rows_add(&rows, mf_item, (size_t)F, F);
-    table_rows_add(&rows, h, 2 * (size_t)E, E);
-    table_rows_add(&rows, h + E, 2 * (size_t)E, E);
-    return rows;
-}
-
-// Before forward() on several ranks: fetch the rows of the batch that exchange_share() has begun.
-static void fetch(Model* m, const Batch* in, Context* ctx) {
-    Exchange* x = &m->exchange;
-    TableIds ids = {0};
-    TableRows own = {0}, rows = sample_rows(m, m->a.dmf_item, m->a.dmf_user, m->a.h0);
-    if (x->ranks == 1) return;
-    for (int t = 0; t < NCF_TABLES; t++) {
-        table_ids_add(&ids, (int*)(t == MF_USER || t == MLP_USER ? in->users : in->items), 1);
-        if (exchange_is_mine(x, t)) table_rows_add(&own, m->p.tables[t], (size_t)x->width[t], x->width[t]);
-    }
-    exchange_lookup(x, m->buffers.grad_sync, ids, own, ctx);
-    TableRows fetched = exchange_rows(x);
-    table_rows_copy(&rows, &fetched, NULL, in->B, ctx);
+    NcfTables t = {m->p.tables[MF_USER], m->p.tables[MF_ITEM], m->p.tables[MLP_USER], m->p.tables[MLP_ITEM]};
+    return t;
 }
 
 // Forward pass. BACKWARD: with dropout of this step, and the gradient at the last layer. m->a.loss [1] is SET to the sum
@@ -215,7 +175,7 @@ static void forward(Model* m, const Batch* in, uint64_t step, double scale, Dire
     ReluDropout dropout[MLP_LAYERS];
     dropouts(dropout, m, step, in->first, direction == BACKWARD ? c->dropout : 0);
     scope_at(ctx, FORWARD, -1);
-    if (m->exchange.ranks == 1) gmf_gather(m->a.h0, tables(m), lookups(m, in), ctx);
+    gmf_gather(m->a.h0, tables(m), lookups(m, in), ctx);
     mlp_forward(&c->mlp, m->p.mlp, &m->a.mlp, m->a.h0, dropout, B, ctx);
     gmf_join(m->a.x, m->a.mlp.h[last], tables(m), lookups(m, in), ctx);
     Losses losses = {m->a.losses, m->a.loss, scale, SET};
@@ -236,53 +196,40 @@ static void backward(Model* m, const Batch* in, Context* ctx) {
     matmul_parts_sum(&parts, ctx);
 }
 
-// Find the segments of all samples' lookups in the tables of users, or of items.
-static void find_segments(Model* m, RowSegments* segments, const int* index, RowStarts starts, int mf, Context* ctx) {
-    Exchange* x = &m->exchange;
-    int table = exchange_is_mine(x, mf) ? mf : mf + MLP_USER;  // the MLP's table of the same ids
-    if (!exchange_is_mine(x, table)) return;
-    if (x->ranks > 1) index = exchange_table_ids(x, table, ctx);
-    row_segments_begin(segments, index, exchange_samples(x), starts, ctx);
-}
-
 // Adam of everything. The norm in o->norm is that of the MLP's gradients.
 static void update(Model* m, Optimizer* o, OptimizerSettings h, Context* ctx) {
     ModelBuffers* b = &m->buffers;
-    const Exchange* x = &m->exchange;
+    int F = m->config.F, E = m->config.E;
+    const RowGradients dx[NCF_TABLES] = {{m->a.dmf_user, (size_t)F},
+                                         {m->a.dmf_item, (size_t)F},
+                                         {m->a.dh0, 2 * (size_t)E},
+                                         {m->a.dh0 + E, 2 * (size_t)E}};
     AdamWState state = {b->params, o->master, o->m, o->v, b->grads, o->step, 0};
-    TableRows rows = x->ranks == 1 ? sample_rows(m, m->a.dmf_user, m->a.dmf_item, m->a.dh0) : exchange_owned_rows(x);
     recommender_norm(b, o, m->elements, h, ctx);
     adamw_update(state, m->elements, m->span, 1, h, ctx);
     row_segments_wait(&m->users, ctx), row_segments_wait(&m->items, ctx);
-    for (int k = 0; k < x->count_of[x->rank]; k++) {
-        int t = x->owned[k], is_user = t == MF_USER || t == MLP_USER;
-        EmbeddingTable table = recommender_table(b, o, (size_t)(m->p.tables[t] - b->params), x->width[t]);
-        RowGradients dx = {rows.p[k], rows.stride[k]};
-        embedding_adam(table, dx, is_user ? m->users : m->items, h, m->adam_rows, o->step, ctx);
+    for (int t = 0; t < NCF_TABLES; t++) {
+        int is_user = t == MF_USER || t == MLP_USER, width = t < MLP_USER ? F : E;
+        EmbeddingTable table = recommender_table(b, o, (size_t)(m->p.tables[t] - b->params), width);
+        embedding_adam(table, dx[t], is_user ? m->users : m->items, h, m->adam_rows, o->step, ctx);
     }
 }
 
-// One step of training: forward, backward, update. Each rank has in->B samples. m->a.loss gets the loss before the update.
+// One step of training: forward, backward, update. m->a.loss gets the loss before the update.
 static void train_batch(Model* m, Optimizer* o, const Batch* in, uint64_t step, OptimizerSettings h, Context* ctx) {
-    Exchange* x = &m->exchange;
     int is_fused = m->is_fused && m->adam_rows == DENSE;
     RowStarts starts = is_fused ? NO_STARTS : WITH_STARTS;
-    exchange_share(x, (uint64_t)in->B * (uint64_t)x->ranks, in->B, 1);
     scope_at(ctx, FORWARD, -1);
-    fetch(m, in, ctx);
-    find_segments(m, &m->users, in->users, starts, MF_USER, ctx);
-    find_segments(m, &m->items, in->items, starts, MF_ITEM, ctx);
+    row_segments_begin(&m->users, in->users, in->B, starts, ctx);
+    row_segments_begin(&m->items, in->items, in->B, starts, ctx);
 #ifdef NCF_FUSED
     if (is_fused) {
         train_fused(m, o, in, step, h, ctx);
         return;
     }
 #endif
-    forward(m, in, step, 1.0 / exchange_samples(x), BACKWARD, ctx);
+    forward(m, in, step, 1.0 / in->B, BACKWARD, ctx);
     backward(m, in, ctx);
-    if (x->ranks > 1)
-        exchange_gradients(x, m->buffers.grad_sync, sample_rows(m, m->a.dmf_user, m->a.dmf_item, m->a.dh0), ctx);
-    recommender_all_reduce(&m->buffers, m->a.loss, ctx);
     update(m, o, h, ctx);
 }
 
@@ -292,7 +239,7 @@ static void train_batch(Model* m, Optimizer* o, const Batch* in, uint64_t step, 
 #endif
 
 typedef struct {
-    Run run;  // settings, ranks, optimizer, log: llmc/run/run.h
+    Run run;  // settings, optimizer, log: llmc/run/run.h
     Model model;
     Ratings ratings;
     BatchLoader loader;
@@ -312,15 +259,14 @@ static void train_step(Trainer* t) {
     Model* m = &t->model;
     StepLosses losses = {1, {m->a.loss}, {"loss"}};
     MicroBatch b = run_begin_step(r);
-    int B = m->B, all = run_step_sequences(r);
-    uint64_t step = b.sequence / (uint64_t)all;
+    int B = m->B;
+    uint64_t step = b.sequence / (uint64_t)B;
     run_next_micro_batch(r, &b);  // the only one
     EpochDraws draws = epoch_draws(t->negatives, (NegativePool)t->negative_pool, m->seed, step / t->epoch_steps);
-    Batch batch = batch_draw(&t->loader, draws, step % t->epoch_steps * (uint64_t)all + (uint64_t)b.first, B, &r->ctx);
-    batch.first = (uint64_t)b.first;
+    Batch batch = batch_draw(&t->loader, draws, step % t->epoch_steps * (uint64_t)B, B, &r->ctx);
     train_batch(m, &r->optimizer, &batch, m->buffers.dropout.step, optimizer_settings(&r->session, r->lr), &r->ctx);
     run_next_micro_batch(r, &b);
-    StepWork work = {all, (double)all, (double)all, mlp_flops(&m->config.mlp, all)};  // a sample counts as a token
+    StepWork work = {B, (double)B, (double)B, mlp_flops(&m->config.mlp, B)};  // a sample counts as a token
     run_log(r, losses, work);
 }
 
@@ -329,30 +275,24 @@ static void validate(Trainer* t, Log* log) {
     Run* r = &t->run;
     Model* m = &t->model;
     const Ratings* data = &t->ratings;
-    int width = t->eval_negatives + 1, most = m->B / width, stops = 0;
+    int width = t->eval_negatives + 1, most = m->B / width;
     int* rivals = (int*)xmalloc((size_t)width * sizeof *rivals * (size_t)most);
     RankSums sums = {0, 0, 0};
-    for (int user = 0; user < data->users && !stops; user += most * r->group.size) {
-        int first = user + r->group.rank * most;  // of this rank
-        int count = exchange_share(&m->exchange, (uint64_t)(data->users - user), most, width), B = count * width;
+    for (int first = 0; first < data->users && !stop_signal; first += most) {
+        int count = min_int(data->users - first, most), B = count * width;
         batch_begin(&t->loader);
         for (int u = 0; u < count; u++)
             ratings_rivals(data, first + u, t->eval_negatives, (EvalPool)t->eval_pool, m->seed, rivals + u * width);
         rivals_batch(t->loader.host, first, rivals, width, B);
         Batch batch = batch_upload(&t->loader, B, &r->ctx);
-        fetch(m, &batch, &r->ctx);
-        if (B) {
-            forward(m, &batch, 0, 1, FORWARD, &r->ctx);
-            HostView logits = host_view_open(m->a.logits, (size_t)B, VIEW_REAL);
-            host_view_read(&r->ctx, &logits);
-            for (int u = 0; u < count; u++) rank_add(&sums, logits.values + u * width, rivals + u * width, width - 1);
-            host_view_close(&logits);
-        }
-        stops = recommender_stops(r, (int)stop_signal);
+        forward(m, &batch, 0, 1, FORWARD, &r->ctx);
+        HostView logits = host_view_open(m->a.logits, (size_t)B, VIEW_REAL);
+        host_view_read(&r->ctx, &logits);
+        for (int u = 0; u < count; u++) rank_add(&sums, logits.values + u * width, rivals + u * width, width - 1);
+        host_view_close(&logits);
     }
     free(rivals);
-    if (stops) return;
-    group_sum_counts(&r->group, (double*)&sums, sizeof sums / sizeof(double));
+    if (stop_signal) return;
     ranks_show(log, r->session.step, r->session.last, sums, t->eval_negatives, (EvalPool)t->eval_pool);
 }
 
@@ -378,15 +318,12 @@ static int settings_flags(Trainer* t, Flag* table) {
                               "published, or sizes: factors F, each of the MLP's two embeddings E, its layers H.");
     count = settings_add_rows(table, count, rows, COUNT_OF(rows));
     settings_help(table, count, "--train-data", "Ratings: a file of dev/data/prepare_recsys.py. Empty: generated.");
-    settings_help(table, count, "--batch", "Samples per step and rank.");
-    settings_most(table, count, "--batch", RECOMMENDER_MOST_SAMPLES);
     settings_help(table, count, "--evaluate", "1: print HR@10 and NDCG@10 of -o with -y 1, and exit.");
     settings_default(table, count, "--model", "F=32,E=64,H=64-32-32");
     settings_default(table, count, "--batch", "1024");
     settings_default(table, count, "--epochs", "13");
     settings_default(table, count, "--lr", "1e-3");
     settings_default(table, count, "--beta2", "0.999");
-    settings_default(table, count, "--clip", "0");  // the norm covers the MLP only
     settings_default(table, count, "--val-every", "1000");
     return recommender_rows(table, count, NULL, 0);
 }
@@ -431,8 +368,7 @@ static void open_data(Trainer* t) {
     else ratings_generate(data, (uint64_t)s->seed);
     ratings_check_rivals(data, t->eval_negatives, (EvalPool)t->eval_pool, recommender_data(s));
     uint64_t samples = ratings_samples(data, t->negatives);
-    recommender_check(&t->run, NCF_TABLES);
-    t->epoch_steps = samples / ((uint64_t)s->B * (uint64_t)t->run.group.size);  // the last part of a batch is dropped
+    t->epoch_steps = samples / (uint64_t)s->B;  // the last part of a batch is dropped
     if (!t->epoch_steps) die(USAGE, "-b %d: an epoch has %llu samples", s->B, (unsigned long long)samples);
     if (s->B <= t->eval_negatives) die(USAGE, "-b %d: must be above --eval-negatives %d", s->B, t->eval_negatives);
 }
@@ -444,18 +380,18 @@ static void trainer_open(Trainer* t, int argc, char** argv) {
     Model* m = &t->model;
     run_parse(r, settings_flags(t, r->flags), argc, argv, "train_ncf [-i RATINGS.bin] [flags]");
     run_join(r, NULL);
+    recommender_check(r);
     open_data(t);
     run_find_model(r, "", "");
-    model_plan(m, config_from_descriptor(s->model, &t->ratings, s->dropout), s->B, &r->group);
+    model_plan(m, config_from_descriptor(s->model, &t->ratings, s->dropout), s->B);
     m->adam_rows = t->lazy_adam ? LAZY : DENSE, m->seed = (uint64_t)s->seed;
     run_sequence_length(r, 1);
-    size_t rows = (size_t)m->config.users + (size_t)m->config.items, all = (size_t)s->B * (size_t)r->group.size;
-    recommender_check_memory(
-        r, &m->buffers, (size_t)s->B * SAMPLE_BYTES + exchange_bytes(&m->exchange, s->B) + ratings_bytes(&t->ratings),
-        (rows + 12 * all) * sizeof(int));
+    size_t rows = (size_t)m->config.users + (size_t)m->config.items, B = (size_t)s->B;
+    recommender_check_memory(r, &m->buffers, B * SAMPLE_BYTES + ratings_bytes(&t->ratings),
+                             (rows + 12 * B) * sizeof(int));
     session_check_data(&r->session, t->ratings.fingerprint, recommender_data(s));
     run_check_ranks(r, config_text(t), 1, t->ratings.fingerprint);
-    session_set_last(&r->session, t->epoch_steps * (uint64_t)run_step_sequences(r));
+    session_set_last(&r->session, t->epoch_steps * (uint64_t)s->B);
     run_alloc(r, &m->buffers);
     model_alloc(m, &r->ctx);
     batch_loader_open(&t->loader, s->B, &t->ratings, &r->ctx);
@@ -485,7 +421,7 @@ int main(int argc, char** argv) {
         process_on_stop(SIG_DFL);  // a signal may end the process at once: no checkpoint is written
         validate(t, NULL);
     } else {
-        run_begin(r, ratings_samples(&t->ratings, t->negatives), "", run_step_sequences(r));
+        run_begin(r, ratings_samples(&t->ratings, t->negatives), "", r->settings.B);
         if (session_is_missing(&r->session, &r->log, r->settings.val_every, "hr_at_10")) validate(t, &r->log);
         while (run_next_step(r, (int)stop_signal)) {
             train_step(t);

@@ -25,7 +25,6 @@ typedef struct {
     void (*descriptor)(const char* text);         // -e L=4,C=128,...
     void (*config)(const char* path);             // config.json
     void (*command_line)(int argc, char** argv);  // flags, and the plan that they mean
-    void (*ranks)(int argc, char** argv);         // the flags and the environment that say who the others are
     void (*evaluate)(int argc, char** argv);      // a model's directory, on validation data
     // From flags or a checkpoint: so many steps if each has at most `limit` rows, and checkpoints if there are several.
     void (*train)(int argc, char** argv, int64_t steps, int limit);

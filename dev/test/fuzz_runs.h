@@ -19,11 +19,11 @@ static const FuzzTrainer* case_trainer(const char* name, char path[64]) {
 }
 
 // ---------------------------------------------------------------------------------------------------------
-// Command line; descriptors of -e; the flags and variables of ranks; where rank 0 is
+// Command line; descriptors of -e
 
 static void command_line_seeds(CaseList* list) {
     static const char* const texts[][2] = {
-        {"gpt2.txt", "-e\nL=2,C=16,NH=2,T=32,V=300\n-b\n2\n-t\n16\n-l\n1e-3\n-k\nwsd\n--wsd-decay=0.5\n-r\n2\n"},
+        {"gpt2.txt", "-e\nL=2,C=16,NH=2,T=32,V=300\n-b\n2\n-t\n16\n-l\n1e-3\n-k\nwsd\n--final-lr=0.5\n-r\n2\n"},
         {"gpt2.txt",
          "-e\nd12\n-b\n8\n-d\n524288\n--optimizer\nlamb\n-z\n1\n-u\n700\n-q\n0.1\n-c\n0.1\n--dropout\n0.1\n"},
         {"gpt2.txt",
@@ -32,20 +32,21 @@ static void command_line_seeds(CaseList* list) {
         {"gpt2.txt",
          "-s\n0\n-g\n64\n--temperature\n0.8\n--top-k\n40\n-a\n1\n--shuffle\n0\n--beta1\n0.8\n--eps=1e-9\n"
          "--clip\n0\n-w\n0\n--loss-scale\nfixed\n--loss-scale-start\n1024\n-ge\n1\n-f\n1\n--attention\nmaterialized\n"},
-        {"gpt2.txt", "--generate\n16\n--samples\n3\n--prompt\nHello\n--top-p\n0.9\n--kv-cache\n0\n-sl\n3\n-sg\n4.5\n"},
+        {"gpt2.txt", "--generate\n16\n--samples\n3\n--prompt\nHello\n--top-p\n0.9\n-sl\n3\n-sg\n4.5\n"},
         {"gpt2.txt",
          "--profile\n3\n--profile-warmup\n1\n--mode\nforward\n--ceilings\nx.json\n-h\n10\n--choices\na,b\n"},
         {"gpt2.txt", "--help\n"},
         {"gpt2.txt", ""},
-        {"gpt2.txt",
-         "-pn\n4\n-pr\n1\n-ps\nnode0\n--bucket\n0\n--reduce\nbf16\n--timeout\n5\n--max-hours\n0.5\n-b\n1\n"},
-        {"bert.txt",
-         "-e\nL=1,C=8,NH=2,T=16,V=64\n-b\n2\n--nsp\n0\n--max-predictions\n2\n--mask-fraction\n0.2\n--pack\n4\n"},
+<<<<<<< HEAD
+        {"gpt2.txt", "--bucket\n0\n--timeout\n5\n-b\n1\n"},
+=======
+        {"gpt2.txt", "-pn\n4\n-pr\n1\n-ps\nnode0\n--bucket\n0\n--timeout\n5\n-b\n1\n"},
+>>>>>>> 60b27d85bcb6e86a7678e2bab73c7641838e50b4
+        {"bert.txt", "-e\nL=1,C=8,NH=2,T=16,V=64\n-b\n2\n--nsp\n0\n--mask-fraction\n0.2\n--pack\n4\n"},
         {"bert.txt",
          "-e\nbert-base\n--optimizer\nlamb\n-k\npoly\n--poly-power\n0.5\n--loss-mean\nmicro\n-d\n65536\n-b\n8\n"},
         {"bert.txt", "--task\nclassify\n--labels\n3\n-i\ntexts.tsv\n--epochs\n2\n-e\nL=1,C=8,NH=2,T=16,V=64\n-b\n2\n"},
-        {"bert.txt",
-         "--whole-word-masking\n1\n--static-masking\n10\n--short-sequences\n0\n--fill\na [MASK]\n--phase2\nout\n"},
+        {"bert.txt", "--whole-word-masking\n1\n--short-sequences\n0\n--fill\na [MASK]\n--phase2\nout\n"},
     };
     for (size_t i = 0; i < COUNT_OF(texts); i++) seed_text(list, texts[i][0], texts[i][1]);
 }
@@ -81,62 +82,6 @@ static void descriptor_read(void) {
     char empty[] = "";
     trainer->descriptor(words.count ? words.word[0] : empty);
     lines_free(&words);
-}
-
-static void ranks_seeds(CaseList* list) {
-    static const char* const texts[] = {
-        "RANK=1\nWORLD_SIZE=4\nLOCAL_RANK=1\nMASTER_ADDR=node0\nMASTER_PORT=29500\n",
-        "RANK=0\nWORLD_SIZE=2\nMASTER_ADDR=[::1]\nMASTER_PORT=65519\nTORCHELASTIC_RUN_ID=x\n"
-        "TORCHELASTIC_USE_AGENT_STORE=True\n",
-        "SLURM_PROCID=3\nSLURM_NTASKS=8\nSLURM_LOCALID=3\nSLURM_STEP_ID=0\nSLURM_STEP_NODELIST=node[01-04,7]-ib\n"
-        "SLURM_STEP_NUM_TASKS=4\nSLURM_JOB_ID=77\n-pi=env\n",
-        "SLURM_PROCID=0\nSLURM_NTASKS=2\nSLURM_STEP_ID=1\nSLURM_LAUNCH_NODE_IPADDR=10.0.0.1\n-pi=env\n",
-        "-pn=3\n-pr=2\n-ps=host:1234\n-pg=2\n",
-        "-pn=2\n-pr=0\n-pf=.\n",
-        "-pi=tcp\n-pn=2\n-pr=1\n-ps=fe80::1\n--server-port=1\n",
-        "OMPI_COMM_WORLD_RANK=1\nOMPI_COMM_WORLD_SIZE=2\nOMPI_COMM_WORLD_LOCAL_RANK=1\nPMIX_NAMESPACE=a\n",
-        "PMI_RANK=0\nPMI_SIZE=1\n-b=2\n",
-        "\n"};
-    for (size_t i = 0; i < COUNT_OF(texts); i++) seed_text(list, "ranks.txt", texts[i]);
-}
-
-// Lines with a variable of the environment or with a flag and its value.
-static void ranks_read(void) {
-    Lines lines = lines_read(CASE_DIR "/ranks.txt");
-    char **argv = (char**)xcalloc((size_t)lines.count + 2, sizeof *argv), program[] = "train";
-    int argc = 0;
-    clearenv();
-    argv[argc++] = program;
-    for (int i = 0; i < lines.count; i++) {
-        if (lines.word[i][0] == '-') argv[argc++] = lines.word[i];
-        else if (lines.word[i][0] != '=' && strchr(lines.word[i], '=')) putenv(lines.word[i]);
-    }
-    FUZZ_GPT2.ranks(argc, argv);
-    clearenv();
-    free(argv);
-    lines_free(&lines);
-}
-
-// ---------------------------------------------------------------------------------------------------------
-// Where rank 0 is, as it says in a shared directory
-
-static void place_seeds(CaseList* list) {
-    Endpoint endpoint;
-    memset(&endpoint, 0, sizeof endpoint);
-    memcpy(endpoint.magic, TCP_MAGIC, 8);
-    endpoint.key = 77, endpoint.machine = 5, endpoint.port = 29500, endpoint.ports = 1;
-    endpoint_add_name(&endpoint, "node0");
-    endpoint_add_name(&endpoint, "10.0.0.1");
-    case_add(case_new(list), "place.bin", (const char*)&endpoint, sizeof endpoint);
-}
-
-static void place_read(void) {
-    Endpoint endpoint;
-    if (!endpoint_read(&endpoint, CASE_DIR "/place.bin")) die(USAGE, "no place");
-    for (int i = 0; i < endpoint.names; i++)
-        if (strlen(endpoint.name[i]) >= ENDPOINT_NAME_SIZE) fuzz_broken("name %d does not end", i);
-    if (endpoint.port < 1 || endpoint.ports < 1 || endpoint.port > 65536 - endpoint.ports)
-        fuzz_broken("%d ports from %d on", endpoint.ports, endpoint.port);
 }
 
 // ---------------------------------------------------------------------------------------------------------
@@ -358,8 +303,6 @@ static const Reader READERS[] = {
     {"log",              50,  500, 0,          0, (size_t)64 << 20, log_seeds,          log_read,           NULL},
     {"command_line",     80,  100, 0,          0, 0,                command_line_seeds, command_line_read,  NULL},
     {"descriptor",       30,  500, 0,          0, (size_t)16 << 20, descriptor_seeds,   descriptor_read,    NULL},
-    {"ranks",            60,  500, 0,          0, (size_t)16 << 20, ranks_seeds,        ranks_read,         NULL},
-    {"place",            10, 1000, 0,          0, (size_t)16 << 20, place_seeds,        place_read,         NULL},
     {"ceilings",         10, 1000, 0,          0, (size_t)16 << 20, ceilings_seeds,     ceilings_read,      NULL},
     {"safetensors",     120,  500, 0,          0, (size_t)16 << 20, safetensors_seeds,  safetensors_read,   safetensors_settle},
     {"llmc",             30, 1000, 0,          0, (size_t)16 << 20, llmc_seeds,         llmc_read,          NULL},

@@ -74,25 +74,16 @@ static void fuzz_check_plan(const Trainer* r) {
 static const Trainer* fuzz_planned;
 static void fuzz_check_planned(void) { fuzz_check_plan(fuzz_planned); }
 
-static int fuzz_is_of_ranks(const char* name) {
-    static const char* const names[] = {"-pi", "-pn", "-pr", "-pg", "-ps", "-pf", "--rank", "--server", "--rendezvous"};
-    for (size_t i = 0; i < COUNT_OF(names); i++)
-        if (strncmp(name, names[i], strlen(names[i])) == 0) return 1;
-    return 0;
-}
-
-// The flags, then the settings, tensors and memory of the run that they ask for; a run of several ranks would wait for
-// the others.
+// The flags, then the settings, tensors and memory of the run that they ask for.
 static void fuzz_command_line(int argc, char** argv) {
     Trainer *parsed = (Trainer*)xcalloc(1, sizeof *parsed), *run = (Trainer*)xcalloc(1, sizeof *run);
     char **again = (char**)xmalloc(((size_t)argc + 3) * sizeof *again), x[] = "-x", zero[] = "0";
-    int count = fuzz_flags(parsed), n = 0, is_alone = 1;
+    int count = fuzz_flags(parsed), n = 0;
     flags_parse(parsed->run.flags, count, argc, argv, "fuzz");
     fuzz_check_flags(parsed, count);
     for (int i = 0; i < argc; i++) {
         size_t length = strcspn(argv[i], "=");
         Flag* row = i > 0 ? flags_find(parsed->run.flags, count, argv[i], length) : NULL;
-        if (row && fuzz_is_of_ranks(argv[i])) is_alone = 0;
         if (row && strcmp(row->long_name, "--steps") == 0) {
             if (argv[i][length] != '=') i++;
             continue;
@@ -101,33 +92,10 @@ static void fuzz_command_line(int argc, char** argv) {
         if (row && argv[i][length] != '=') again[n++] = argv[++i];  // a value may look like a flag
     }
     again[n++] = x, again[n++] = zero, again[n] = NULL;
-    if (is_alone) {
-        fuzz_planned = run;
-        fuzz_when_done = fuzz_check_planned;
-        trainer_open(run, n, again);
-        fuzz_broken("-x 0 did not end");
-    }
-    flags_free(parsed->run.flags, count);
-    free(parsed), free(run), free(again);
-}
-
-static void fuzz_ranks(int argc, char** argv) {
-    Trainer* r = (Trainer*)xcalloc(1, sizeof *r);
-    const Settings* s = &r->run.settings;
-    Rendezvous plan;
-    flags_parse(r->run.flags, fuzz_flags(r), argc, argv, "fuzz");
-    RendezvousSettings c = {s->start,  s->rank,        s->ranks,      s->ranks_per_machine,
-                            s->server, s->server_port, s->rendezvous, s->timeout};
-    rendezvous_plan(&plan, &c);
-    const Endpoint* e = &plan.endpoint;
-    int has_endpoint = !plan.file && (plan.start == START_ENV || plan.start == START_TCP);
-    if (plan.size < 0 || plan.rank < 0 ||
-        (plan.start != START_AUTO && plan.start != START_MPI && plan.rank >= plan.size))
-        fuzz_broken("rank %d of %d", plan.rank, plan.size);
-    if (has_endpoint && (e->port < 1 || e->port + e->ports > 65536 || e->ports < 1 || e->names != 1))
-        fuzz_broken("%d names, ports %d to %d", e->names, e->port, e->port + e->ports - 1);
-    free((char*)plan.file);
-    free(r);
+    fuzz_planned = run;
+    fuzz_when_done = fuzz_check_planned;
+    trainer_open(run, n, again);
+    fuzz_broken("-x 0 did not end");
 }
 
 // Weights, tokenizer and configuration of a model, on the data of one validation.
@@ -203,6 +171,6 @@ static void fuzz_write_shards(int argc, char** argv, const char* directory) {
 }
 
 #define FUZZ_TRAINER                                                                                                   \
-    { fuzz_descriptor, fuzz_config, fuzz_command_line, fuzz_ranks, fuzz_evaluate, fuzz_train, fuzz_write_shards }
+    { fuzz_descriptor, fuzz_config, fuzz_command_line, fuzz_evaluate, fuzz_train, fuzz_write_shards }
 
 #endif

@@ -23,11 +23,7 @@ enum {
     SITE_ROUNDING = 7,
     SITE_PAIR = 8,
     SITE_MASK = 9,
-    SITE_DROPOUT_POOLED = 10,
-    SITE_DROPOUT_RELU = 11,
-    SITE_NEGATIVE = 12,
-    SITE_RIVAL = 13,
-    SITE_CLICK = 14
+    SITE_DROPOUT_POOLED = 10
 };
 
 typedef struct {

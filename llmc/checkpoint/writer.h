@@ -31,8 +31,7 @@ typedef struct {
 typedef struct {
     const ProcessGroup* group;  // NULL: alone
     Log* log;                   // NULL: nothing is reported
-    int stop_on_error;
-    int64_t saved;  // step of the newest checkpoint; -1: none
+    int64_t saved;              // step of the newest checkpoint; -1: none
 
     WriterPhase phase;
     Checkpoints c;                              // of the checkpoint that is being written, like the next fields
@@ -42,7 +41,6 @@ typedef struct {
     TensorPart weights, moments[CHECKPOINT_PARTS];
     int moment_count;
 
-    void* elsewhere[1 + CHECKPOINT_PARTS];  // rank 0: weights and moments that belong to other ranks
     Snapshot snapshot;
     int has_warned;  // has warned that there is no memory for a snapshot
     int is_taken;    // 1: the snapshot is written, not the buffers
@@ -54,9 +52,8 @@ typedef struct {
     double lost, waited;                   // seconds that the step loop lost; of these, waiting for the thread
 } CheckpointWriter;
 
-static inline void writer_open(CheckpointWriter* w, const ProcessGroup* group, Log* log, int stop_on_error,
-                               int64_t saved) {
-    w->group = group, w->log = log, w->stop_on_error = stop_on_error, w->saved = w->step = saved;
+static inline void writer_open(CheckpointWriter* w, const ProcessGroup* group, Log* log, int64_t saved) {
+    w->group = group, w->log = log, w->saved = w->step = saved;
     w->all = (WriterShare*)xcalloc((size_t)checkpoint_ranks(group), sizeof(WriterShare));
     w->shards = (FileDigest*)xcalloc((size_t)checkpoint_ranks(group), sizeof(FileDigest));
 }
@@ -181,7 +178,7 @@ static inline void writer_write_thread(void* argument) {
         }
     }
     if (checkpoint_ranks(w->group) > 1)
-        w->mine.weights = checkpoint_weights_hash(&w->weights, c->table->replicated, c->ctx);
+        w->mine.weights = checkpoint_weights_hash(&w->weights, c->table->elements, c->ctx);
     else if (!w->mine.error) writer_commit(w);
     w->ended = now_seconds();
 }
@@ -224,8 +221,7 @@ static inline void writer_report(const CheckpointWriter* w) {
     free(t.text);
 }
 
-// Finish a checkpoint that is written, or that rank `failed` could not write. Returns 0, or -1 after a warning if
-// --on-checkpoint-error does not stop the run.
+// Finish a checkpoint that is written, or that rank `failed` could not write. Returns 0, or -1 after a warning.
 static inline int writer_end(CheckpointWriter* w, int failed) {
     int is_first = checkpoint_rank(w->group) == 0, ranks = checkpoint_ranks(w->group);
     w->phase = WRITER_IDLE;
@@ -246,10 +242,7 @@ static inline int writer_end(CheckpointWriter* w, int failed) {
              why->task, strerror(why->error));
         free(who);
     }
-    if (failed >= 0 && w->stop_on_error)
-        checkpoint_die(w->group, FAILED, "%s: could not be saved, and --on-checkpoint-error stop ends the run", w->dir);
     if (failed >= 0) w->step = -1;
-    for (size_t p = 0; p < COUNT_OF(w->elsewhere); p++) free(w->elsewhere[p]), w->elsewhere[p] = NULL;
     free(w->dir), free(w->tmp), free(w->config), free(w->trainer), free(w->card), free(w->warning);
     w->dir = w->tmp = w->config = w->trainer = w->card = w->warning = NULL;
     return failed < 0 ? 0 : -1;
@@ -335,40 +328,6 @@ static inline int writer_snapshot(CheckpointWriter* w) {
     return 1;
 }
 
-// Whether rank `rank` sends a tensor to rank 0, or receives it as rank 0.
-static inline int writer_is_sent(const Tensor* t, int rank) {
-    return t->owner > 1 && (rank == 0 || t->owner == rank + 1);
-}
-
-// Send the values of tensors that belong to another rank to rank 0.
-static inline void writer_collect(CheckpointWriter* w) {
-    const TensorTable* table = w->c.table;
-    int rank = checkpoint_rank(w->group);
-    size_t sum = 0, largest = 0;
-    for (int i = 0; i < table->count; i++) {
-        if (!writer_is_sent(&table->tensors[i], rank)) continue;
-        sum += tensor_elements(&table->tensors[i]);
-        largest = max_size(largest, tensor_elements(&table->tensors[i]));
-    }
-    if (!sum) return;
-    group_wait_begin(w->group);
-    for (int p = 0; p <= w->moment_count; p++) {
-        TensorPart* part = p ? &w->moments[p - 1] : &w->weights;
-        size_t size = tensor_part_element(part);
-        char *space = (char*)xmalloc(size * (rank ? largest : sum)), *at = space;
-        for (int i = 0; i < table->count; i++) {
-            const Tensor* t = &table->tensors[i];
-            size_t n = tensor_elements(t);
-            if (!writer_is_sent(t, rank)) continue;
-            if (rank == 0) group_receive(w->group, t->owner - 1, at, n * size), at += n * size;
-            else group_send(w->group, 0, tensor_part_elements(part, t->offset, n, space, w->c.ctx), n * size);
-        }
-        if (rank == 0) part->elsewhere = w->elsewhere[p] = space;
-        else free(space);
-    }
-    group_wait_end(w->group);
-}
-
 // Create the directory to write to. A missing OUT is not created: it was moved or deleted. Returns 0, or -1 with errno.
 static inline int writer_make_directory(const CheckpointWriter* w) {
     char* parent = xprintf("%s/ckpt", w->c.out);
@@ -405,7 +364,6 @@ static inline int writer_begin(CheckpointWriter* w, const Checkpoints* c, int64_
     w->sharded = w->is_taken = 0;
     for (int r = 0; r < checkpoint_ranks(w->group); r++) w->sharded = w->sharded || w->all[r].is_shard;
     if (writer_failed_rank(w) >= 0) return writer_end(w, writer_failed_rank(w));
-    writer_collect(w);
     w->is_taken = background && writer_snapshot(w);
     w->mine.no_snapshot = background && !w->is_taken;
     checkpoint_gather(w->group, w->all, &w->mine, sizeof w->mine);

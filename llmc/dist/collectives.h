@@ -1,4 +1,4 @@
-/* Collectives in device memory: NCCL on GPUs; on the CPU MPI, or TCP if the ranks were started without it.
+/* Collectives in device memory: NCCL on GPUs, MPI on the CPU.
  *
  * They run on a side stream, overlapped with the ops on the main stream. Events keep the two in order: one stream
  * records an event, the other waits for it. On the CPU a collective is done when the call returns, and events do
@@ -17,7 +17,7 @@
 
 #include "llmc/device/device.h"
 
-typedef enum { SUM_REAL, SUM_DOUBLE, SUM_BF16, MAX_UINT32 } ReduceType;
+typedef enum { SUM_REAL, SUM_DOUBLE, MAX_UINT32 } ReduceType;
 
 typedef struct {
 #ifdef __CUDACC__
@@ -34,17 +34,8 @@ typedef struct {
 #ifdef USE_NCCL
     ncclComm_t nccl;
 #endif
-#else
-    size_t piece;  // most bytes per rank in one MPI_Alltoallv, whose counts are int
 #endif
 } Collectives;
-
-// The bytes of one rank's blocks.
-static inline size_t collectives_total(const Collectives* c, const size_t* bytes) {
-    size_t total = 0;
-    for (int r = 0; r < c->group->size; r++) total += bytes[r];
-    return total;
-}
 
 #if defined(__CUDACC__) && defined(USE_NCCL)
 // ---------------------------------------------------------------------------------------------------------
@@ -89,9 +80,7 @@ static inline void collectives_open(Collectives* c, ProcessGroup* group) {
     if (group->size == 1) return;
     if (group->rank == 0) ncclCheck(ncclGetUniqueId(&id));
     group_broadcast(group, &id, sizeof id);
-    group_wait_begin(group);
     ncclCheck(ncclCommInitRank(&c->nccl, group->size, id, group->rank));
-    group_wait_end(group);
     // A higher priority than the main stream's, so that collectives do not wait behind ops that were launched earlier.
     int least, greatest;
     cudaCheck(cudaDeviceGetStreamPriorityRange(&least, &greatest));
@@ -125,8 +114,7 @@ static inline void collectives_close(Collectives* c) {
     cudaCheck(cudaStreamDestroy(c->stream));
 }
 
-// Check for asynchronous errors of NCCL, from time to time. The usual cause is a lost rank, which the heartbeat
-// reports.
+// Check for asynchronous errors of NCCL, from time to time. The usual cause is a lost rank.
 static inline void collectives_check(const Collectives* c) {
     ncclResult_t status;
     if (c->group->size == 1) return;
@@ -135,10 +123,7 @@ static inline void collectives_check(const Collectives* c) {
 }
 
 static inline ncclDataType_t collectives_type(ReduceType type) {
-    return type == SUM_REAL     ? ncclFloat32
-           : type == SUM_DOUBLE ? ncclFloat64
-           : type == SUM_BF16   ? ncclBfloat16
-                                : ncclUint32;
+    return type == SUM_REAL ? ncclFloat32 : type == SUM_DOUBLE ? ncclFloat64 : ncclUint32;
 }
 
 // Launch the collectives between these two calls as one.
@@ -161,23 +146,9 @@ static inline void broadcast(Collectives* c, void* bytes, size_t n, int root) {
     ncclCheck(ncclBroadcast(bytes, bytes, n, ncclUint8, root, c->nccl, c->stream));
 }
 
-// Send a block of bytes from each rank to each. Both buffers hold the blocks in the order of ranks without gaps; sizes
-// [ranks].
-static inline void all_to_all(Collectives* c, void* receive, const size_t* receive_bytes, const void* send,
-                              const size_t* send_bytes) {
-    char* to = (char*)receive;
-    const char* from = (const char*)send;
-    ncclCheck(ncclGroupStart());
-    for (int r = 0; r < c->group->size; to += receive_bytes[r], from += send_bytes[r], r++) {
-        if (send_bytes[r]) ncclCheck(ncclSend(from, send_bytes[r], ncclUint8, r, c->nccl, c->stream));
-        if (receive_bytes[r]) ncclCheck(ncclRecv(to, receive_bytes[r], ncclUint8, r, c->nccl, c->stream));
-    }
-    ncclCheck(ncclGroupEnd());
-}
-
 #else
 // ---------------------------------------------------------------------------------------------------------
-// CPU, and GPU builds without NCCL: nothing overlaps
+// CPU, and builds without NCCL or MPI, for one rank: nothing overlaps
 
 #define COLLECTIVES_BYTES ((size_t)0)  // of device memory that they allocate
 
@@ -194,7 +165,41 @@ static inline void collectives_begin(void) {}
 static inline void collectives_end(void) {}
 static inline void collectives_close(Collectives* c) { (void)c; }
 
-#ifdef __CUDACC__  // one rank
+#if defined(USE_MPI) && !defined(__CUDACC__)
+enum { TO_ALL = -1 };  // instead of the root of a sum
+
+static inline void collectives_open(Collectives* c, ProcessGroup* group) { c->group = group; }
+
+static inline void mpi_sum(const Collectives* c, void* values, size_t n, ReduceType type, int root) {
+    const size_t PIECE = 1 << 28;  // MPI counts in int
+    size_t size = type == SUM_DOUBLE ? sizeof(double) : type == MAX_UINT32 ? sizeof(uint32_t) : sizeof(real);
+    MPI_Datatype kind = type == MAX_UINT32 ? MPI_UINT32_T : size == sizeof(double) ? MPI_DOUBLE : MPI_FLOAT;
+    MPI_Op op = type == MAX_UINT32 ? MPI_MAX : MPI_SUM;
+    int is_root = c->group->rank == root;
+    for (size_t i = 0; i < n && c->group->size > 1; i += PIECE) {
+        char* piece = (char*)values + i * size;
+        int count = (int)min_size(n - i, PIECE);
+        if (root == TO_ALL) MPI_Allreduce(MPI_IN_PLACE, piece, count, kind, op, MPI_COMM_WORLD);
+        else MPI_Reduce(is_root ? MPI_IN_PLACE : piece, piece, count, kind, MPI_SUM, root, MPI_COMM_WORLD);
+    }
+}
+
+// Sum n values over the ranks, or take their maximum, in place, on every rank.
+static inline void all_reduce(Collectives* c, void* values, size_t n, ReduceType type) {
+    mpi_sum(c, values, n, type, TO_ALL);
+}
+
+// The same on rank `root` only; the other ranks' values do not change.
+static inline void reduce(Collectives* c, void* values, size_t n, ReduceType type, int root) {
+    mpi_sum(c, values, n, type, root);
+}
+
+// Copy n bytes from rank `root` to all.
+static inline void broadcast(Collectives* c, void* bytes, size_t n, int root) {
+    group_broadcast_from(c->group, bytes, n, root);
+}
+
+#else  // one rank
 static inline void collectives_open(Collectives* c, ProcessGroup* group) {
     memset(c, 0, sizeof *c);
     c->group = group;
@@ -214,13 +219,6 @@ static inline void broadcast(Collectives* c, void* bytes, size_t n, int root) {
     (void)bytes, (void)n, (void)root;
     CHECK(c->group->size == 1);
 }
-static inline void all_to_all(Collectives* c, void* receive, const size_t* receive_bytes, const void* send,
-                              const size_t* send_bytes) {
-    (void)receive, (void)receive_bytes, (void)send, (void)send_bytes;
-    CHECK(c->group->size == 1);
-}
-#else
-#include "llmc/dist/collectives_cpu.h"
 #endif
 #endif
 

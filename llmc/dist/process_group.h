@@ -1,16 +1,15 @@
-/* Ranks that train together: how they start, exchange small messages in host memory, and notice that one is lost.
+/* Ranks that train together: how they start, exchange small messages in host memory, and end if one of them is lost.
  *
- *     mpirun -np 4 PROGRAM                       MPI (in builds with USE_MPI)
- *     torchrun --nproc-per-node 4 PROGRAM        RANK WORLD_SIZE LOCAL_RANK MASTER_ADDR MASTER_PORT
- *     srun -n 4 PROGRAM                          MPI where Slurm offers PMIx, else SLURM_PROCID, _NTASKS and _LOCALID
- *     PROGRAM -pi tcp -ps HOST -pr 2 -pn 4       by hand: the address of rank 0
- *     PROGRAM -pi fs -pf DIR -pr 2 -pn 4         by hand: a directory that all ranks see
+ *     mpirun -np 4 PROGRAM
+ *     srun --mpi=pmix -K -n 4 PROGRAM
  *
- * However they start, ranks connect to rank 0 over TCP (handshake.h): one connection for the heartbeat, one for the
- * host's collectives. These are for small or rare messages: settings, counts, addresses, decisions.
+ * MPI starts the ranks and carries the host's collectives. These are for small or rare messages: settings, counts,
+ * NCCL's id, decisions. All ranks must call the same collectives in the same order, from the main thread. With one rank
+ * everything returns at once and costs nothing.
  *
- * All ranks must call the same collectives in the same order, from the main thread. A collective in which another rank
- * is lost does not return. With one rank everything returns at once and costs nothing. */
+ * If a rank dies, the launcher ends the others. If a rank is stopped or cannot be reached, the others wait for it until
+ * their watch ends them. The watch is a thread that counts seconds: of a step, from its launch to its end, and of the
+ * work between steps. */
 #ifndef LLMC_DIST_PROCESS_GROUP_H
 #define LLMC_DIST_PROCESS_GROUP_H
 
@@ -20,91 +19,94 @@
 #include <mpi.h>
 #endif
 
-#include "llmc/device/device.h"
-#include "llmc/dist/heartbeat.h"
-#include "llmc/dist/rendezvous.h"
+#include <limits.h>
 
-typedef struct ProcessGroup {
+#include "llmc/base/thread.h"
+#include "llmc/device/device.h"
+
+typedef struct {
     int rank, size;
-    int local_rank,
-        local_size;        // among the ranks on this machine, in the order of ranks unless the launcher gives them
-    double timeout;        // seconds
-    int is_mpi;            // MPI was initialised
-    int* links;            // [size] connections for collectives; NULL if there is one rank
-    Heartbeat* heartbeat;  // NULL if there is one rank
+    int64_t timeout;               // of a step, in seconds
+    int64_t step;                  // the newest one that was launched; 0: none
+    int64_t in_step, limit, left;  // whether it runs; seconds that it, or the other work, may take and has left
+    pthread_t thread;
+} Watch;
+
+typedef struct {
+    int rank, size;
+    int local_rank, local_size;  // among the ranks on this machine
+    Watch* watch;                // NULL if there is one rank
 } ProcessGroup;
 
 // ---------------------------------------------------------------------------------------------------------
-// Waiting for other ranks
+// The watch
 
-static inline void group_wait_begin(const ProcessGroup* group) { heartbeat_wait_begin(group->heartbeat); }
-static inline void group_wait_end(const ProcessGroup* group) { heartbeat_wait_end(group->heartbeat); }
-
-// Report that this rank is working on this step. A rank that keeps others waiting for longer than the timeout counts as
-// hanging, unless it calls this, waits itself, or reads or writes files. Any thread.
-static inline void group_progress(const ProcessGroup* group, int64_t step) {
-    heartbeat_progress(group->heartbeat, step);
+static inline void* watch_run(void* argument) {
+    Watch* w = (Watch*)argument;
+    do sleep(1);  // however long this process is suspended meanwhile
+    while (__atomic_sub_fetch(&w->left, 1, __ATOMIC_ACQUIRE) > 0);
+    char line[256];
+    int n =
+        snprintf(line, sizeof line, "error: rank %d of %d: %s step %lld for %lld s; another rank is %s\n", w->rank,
+                 w->size, w->in_step ? "has waited in" : "has waited after", (long long)w->step, (long long)w->limit,
+                 w->in_step ? "stopped or out of reach, or --timeout is too short" : "stopped or out of reach");
+    write_all(STDERR_FILENO, line, (size_t)n);
+    _exit(LOST_PEER);
 }
 
-// A connection or MPI reports that another rank is gone. The heartbeat finds out which one, and ends this process. If
-// it finds none, this function ends the process.
+static inline void watch_set(Watch* w, int in_step, int64_t limit) {
+    w->in_step = in_step, w->limit = limit;
+    __atomic_store_n(&w->left, limit + 1, __ATOMIC_RELEASE);  // the present second has begun
+}
+
+// This step begins: from now on its launch and its end have --timeout seconds.
+static inline void group_begin_step(const ProcessGroup* group, int64_t step) {
+    if (!group->watch) return;
+    group->watch->step = step;
+    watch_set(group->watch, 1, group->watch->timeout);
+}
+
+// Something else begins or makes progress: loading, evaluating, sampling, saving.
+static inline void group_begin_work(const ProcessGroup* group) {
+    enum { WORK_SECONDS = 1800 };
+    if (group->watch) watch_set(group->watch, 0, WORK_SECONDS);
+}
+
+// NCCL reports that another rank is gone. End at once: functions that exit() calls could wait for the device.
 __attribute__((noreturn)) static inline void group_lost(const ProcessGroup* group, const char* what) {
-    double end = now_seconds() + (group->heartbeat ? group->timeout + 5 : 0);
-    while (now_seconds() < end) usleep(10000);
-    die(LOST_PEER, "rank %d of %d lost another rank: %s", group->rank, group->size, what);
+    fflush(stdout);
+    fprintf(stderr, "error: rank %d of %d lost another rank in step %lld: %s\n", group->rank, group->size,
+            (long long)group->watch->step, what);
+    _exit(LOST_PEER);
 }
-
-#ifdef USE_MPI
-// Check what an MPI call returned.
-static inline void group_mpi_check(const ProcessGroup* group, int result, const char* call) {
-    char reason[MPI_MAX_ERROR_STRING] = "";
-    int length = 0;
-    if (result == MPI_SUCCESS) return;
-    MPI_Error_string(result, reason, &length);
-    group_lost(group, xprintf("%s: %s", call, reason));
-}
-#endif
 
 // ---------------------------------------------------------------------------------------------------------
 // Collectives in host memory
 
-// Each message begins with its length, so that ranks that are at different collectives do not mistake one for another.
-static inline void group_send(const ProcessGroup* group, int to, const void* bytes, size_t n) {
-    uint64_t header = n;
-    if (tcp_send(group->links[to], &header, sizeof header, n ? MSG_MORE : 0) != 0 ||
-        tcp_send(group->links[to], bytes, n, 0) != 0)
-        group_lost(group, strerror(errno));
-}
-
-static inline void group_receive(const ProcessGroup* group, int from, void* bytes, size_t n) {
-    uint64_t header = n;
-    int lost = tcp_receive(group->links[from], &header, sizeof header, INFINITY) != 0;
-    if (!lost && header != n)
-        die(FAILED, "internal: rank %d sends %llu bytes where rank %d expects %zu", from, (unsigned long long)header,
-            group->rank, n);
-    if (lost || tcp_receive(group->links[from], bytes, n, INFINITY) != 0)
-        group_lost(group, errno ? strerror(errno) : "it closed");
+// Copy `bytes` from rank `root` to all.
+static inline void group_broadcast_from(const ProcessGroup* group, void* data, size_t bytes, int root) {
+#ifdef USE_MPI
+    const size_t PIECE = 1 << 28;  // MPI counts in int
+    for (size_t i = 0; i < bytes && group->size > 1; i += PIECE)
+        MPI_Bcast((char*)data + i, (int)min_size(bytes - i, PIECE), MPI_BYTE, root, MPI_COMM_WORLD);
+#else
+    (void)group, (void)data, (void)bytes, (void)root;
+#endif
 }
 
 // Copy rank 0's `bytes` to all.
 static inline void group_broadcast(const ProcessGroup* group, void* data, size_t bytes) {
-    if (group->size == 1) return;
-    group_wait_begin(group);
-    if (group->rank != 0) group_receive(group, 0, data, bytes);
-    for (int r = 1; r < group->size && group->rank == 0; r++) group_send(group, r, data, bytes);
-    group_wait_end(group);
+    group_broadcast_from(group, data, bytes, 0);
 }
 
 // Gather `bytes` of every rank on all ranks, in the order of ranks: all[size][bytes].
 static inline void group_gather(const ProcessGroup* group, void* all, const void* mine, size_t bytes) {
     memcpy((char*)all + (size_t)group->rank * bytes, mine, bytes);
-    if (group->size == 1) return;
-    group_wait_begin(group);
-    if (group->rank != 0) group_send(group, 0, mine, bytes);
-    for (int r = 1; r < group->size && group->rank == 0; r++)
-        group_receive(group, r, (char*)all + (size_t)r * bytes, bytes);
-    group_broadcast(group, all, (size_t)group->size * bytes);
-    group_wait_end(group);
+#ifdef USE_MPI
+    CHECK(bytes <= INT_MAX);
+    int n = (int)bytes;
+    if (group->size > 1) MPI_Allgather(MPI_IN_PLACE, n, MPI_BYTE, all, n, MPI_BYTE, MPI_COMM_WORLD);
+#endif
 }
 
 // Sum n numbers over all ranks, in place, on every rank. All add in the order of ranks and get the same bits.
@@ -132,121 +134,72 @@ static inline void group_barrier(const ProcessGroup* group) { group_any(group, 0
 // ---------------------------------------------------------------------------------------------------------
 // Beginning and ending
 
-// Start MPI, which gives rank and size, and take rank 0's endpoint from it.
-static inline void group_start_mpi(ProcessGroup* group, Rendezvous* plan, const RendezvousSettings* s) {
+// The number of ranks that a launcher has started, and its name; 1: there is none. mpirun comes first: srun may have
+// started it, once on each machine.
+static inline int launcher_ranks(const char** launcher) {
+    static const char* const variables[][2] = {{"mpirun", "OMPI_COMM_WORLD_SIZE"},
+                                               {"mpirun", "PMI_SIZE"},
+                                               {"srun", "SLURM_STEP_NUM_TASKS"},
+                                               {"torchrun", "WORLD_SIZE"}};
+    for (size_t i = 0; i < COUNT_OF(variables); i++) {
+        const char* text = getenv(variables[i][1]);
+        *launcher = variables[i][0];
+        if (text && *text) return atoi(text);
+    }
+    return 1;
+}
+
+// Join the other ranks if a launcher has started several. `timeout`: seconds that a step may take.
+static inline void group_init(ProcessGroup* group, double timeout) {
+    const char* launcher;
+    int ranks = launcher_ranks(&launcher);
+    memset(group, 0, sizeof *group);
+    group->size = group->local_size = 1;
+    if (ranks <= 1) return;
 #ifdef USE_MPI
-    int provided = 0, expected = plan->size;
+    int provided = 0;
+    MPI_Comm machine;
+    if (!getenv("OMPI_COMM_WORLD_SIZE") && !getenv("PMI_SIZE") && !getenv("PMIX_RANK"))
+        die(USAGE, "%s started %d ranks without MPI; start them with mpirun -np %d, or srun --mpi=pmix -K -n %d",
+            launcher, ranks, ranks, ranks);
     MPI_Init_thread(NULL, NULL, MPI_THREAD_FUNNELED, &provided);
-    group->is_mpi = 1;
     MPI_Comm_rank(MPI_COMM_WORLD, &group->rank);
     MPI_Comm_size(MPI_COMM_WORLD, &group->size);
     if (provided < MPI_THREAD_FUNNELED) die(FAILED, "this MPI allows no threads");
-    if (expected > 1 && group->size != expected)
+    if (group->size != ranks)
         die(USAGE,
-            "%d ranks were started, but MPI sees %d: it is not the MPI that this program was built with; use its own "
-            "mpirun, srun --mpi=pmix, or -pi env",
-            expected, group->size);
-    if (group->size == 1) return;
-    // Errors return, so that the heartbeat can name the lost rank.
-    MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN);
-    if (s->local_size > 0) plan->local_rank = group->rank % s->local_size;
-    // Rank 0 calls this too, once it listens.
-    if (group->rank != 0)
-        group_mpi_check(group, MPI_Bcast(&plan->endpoint, sizeof plan->endpoint, MPI_BYTE, 0, MPI_COMM_WORLD),
-                        "MPI_Bcast");
+            "%s started %d ranks, but MPI sees %d: it is not the MPI that this program was built with; use its own "
+            "mpirun, or srun --mpi=pmix",
+            launcher, ranks, group->size);
+    MPI_Comm_split_type(MPI_COMM_WORLD, MPI_COMM_TYPE_SHARED, 0, MPI_INFO_NULL, &machine);
+    MPI_Comm_rank(machine, &group->local_rank);
+    MPI_Comm_size(machine, &group->local_size);
+    MPI_Comm_free(&machine);
+    group->watch = (Watch*)xcalloc(1, sizeof *group->watch);
+    group->watch->rank = group->rank, group->watch->size = group->size;
+    group->watch->timeout = (int64_t)ceil(timeout);
+    group_begin_work(group);
+    int bad = thread_start(&group->watch->thread, watch_run, group->watch);
+    if (bad) die(FAILED, "no thread for the watch: %s", strerror(bad));
 #else
-    (void)group, (void)plan, (void)s;
+    (void)timeout;
+    die(USAGE,
+        "%s started %d ranks, but this program was built without MPI, for one process or GPU; build it where mpicc is "
+        "found (make setup)",
+        launcher, ranks);
 #endif
 }
 
-// Rank 0: listen, and publish the endpoint. Returns the socket; the inode of a published file goes to *inode.
-static inline int group_listen(const ProcessGroup* group, Rendezvous* plan, const Hello* hello, ino_t* inode) {
-    Endpoint* e = &plan->endpoint;
-    int listener = tcp_listen(e);
-    if (listener < 0 && errno == EADDRINUSE) {
-        char why[ENDPOINT_NAME_SIZE];
-        handshake_try(e, hello, why);  // if rank 0 of this run listens there, its refusal says more
-        die(USAGE,
-            "port %d of this machine, where rank 0 should listen, is taken by another program; choose another one",
-            e->port);
-    }
-    if (listener < 0) die(FAILED, "rank 0 cannot listen on port %d: %s", e->port, strerror(errno));
-    e->machine = hello->who.machine;
-    if (plan->file) endpoint_write(e, plan->file, inode);
-#ifdef USE_MPI
-    if (group->is_mpi) group_mpi_check(group, MPI_Bcast(e, sizeof *e, MPI_BYTE, 0, MPI_COMM_WORLD), "MPI_Bcast");
-#endif
-    (void)group;
-    return listener;
-}
-
-// Connect with the other ranks: first the heartbeat, which then watches the second round.
-static inline void group_connect(ProcessGroup* group, Rendezvous* plan) {
-    const size_t size = (size_t)group->size;
-    int *fds = (int*)xcalloc(size, sizeof *fds), listener = -1;
-    plan->ranks = (Identity*)xcalloc(size, sizeof *plan->ranks);
-    ino_t inode = 0;
-    Hello hello;
-    memset(&hello, 0, sizeof hello);
-    memcpy(hello.magic, TCP_MAGIC, 8);
-    hello.key = plan->endpoint.key, hello.process = random_key(), hello.size = group->size;
-    hello.who.machine = rendezvous_machine_id();
-    hello.who.rank = group->rank, hello.who.local_rank = plan->local_rank, hello.who.pid = (int)getpid();
-    if (gethostname(hello.who.host, HOST_NAME_SIZE - 1) != 0) snprintf(hello.who.host, HOST_NAME_SIZE, "unknown");
-    if (group->rank == 0) listener = group_listen(group, plan, &hello, &inode);
-    group->links = (int*)xcalloc(size, sizeof *group->links);
-    for (int round = ROUND_HEARTBEAT; round <= ROUND_COLLECTIVES; round++) {
-        const char* file = round == ROUND_HEARTBEAT ? plan->file : NULL;  // read once, and deleted after that
-        int* links = round == ROUND_HEARTBEAT ? fds : group->links;
-        hello.round = round;
-        group_wait_begin(group);
-        if (group->rank == 0)
-            handshake_host(listener, &hello, group->timeout, &plan->endpoint, file, inode, links, plan->ranks);
-        else links[0] = handshake_join(&plan->endpoint, file, &hello, group->timeout, plan->ranks);
-        group_wait_end(group);
-        if (round == ROUND_HEARTBEAT)
-            group->heartbeat = heartbeat_start(group->rank, group->size, fds, plan->ranks, group->timeout);
-    }
-    if (listener >= 0) close(listener);
-    group->local_size = 0;
-    for (int r = 0; r < group->size; r++) {
-        if (plan->ranks[r].machine != hello.who.machine) continue;
-        if (r == group->rank) group->local_rank = group->local_size;
-        group->local_size++;
-    }
-    if (plan->local_rank >= 0) group->local_rank = plan->local_rank;
-    free(fds), free(plan->ranks);
-}
-
-// Find the other ranks and connect to them; a single rank unless flags or environment specify more. Ends the program
-// with a line that names the error or the missing ranks.
-static inline void group_init(ProcessGroup* group, const RendezvousSettings* settings) {
-    Rendezvous plan;
-    memset(group, 0, sizeof *group);
-    group->timeout = settings->timeout > 0 ? settings->timeout : 60;
-    group->local_size = 1;
-    rendezvous_plan(&plan, settings);
-    group->rank = plan.rank, group->size = plan.size;
-    if (plan.start == START_AUTO) return;
-    if (plan.start == START_MPI) group_start_mpi(group, &plan, settings);
-    if (group->size > 1) group_connect(group, &plan);
-    free((char*)plan.file);
-}
-
-// The normal end of a run. Rank 0 waits until the others have left.
+// The normal end of a run, which waits for all ranks.
 static inline void group_close(ProcessGroup* group) {
 #ifdef USE_MPI
-    // MPI waits here for all ranks, while the heartbeat watches them.
-    if (group->is_mpi) {
-        group_wait_begin(group);
-        MPI_Finalize();
-        group_wait_end(group);
-    }
+    if (group->size > 1) MPI_Finalize();
 #endif
-    if (group->heartbeat) heartbeat_stop(group->heartbeat);
-    for (int r = 0; group->links && r < group->size; r++)
-        if (r != group->rank && (r == 0 || group->rank == 0)) close(group->links[r]);
-    free(group->links);
+    if (group->watch) {
+        pthread_cancel(group->watch->thread);
+        pthread_join(group->watch->thread, NULL);
+        free(group->watch);
+    }
     memset(group, 0, sizeof *group);
     group->size = 1;
 }

@@ -16,8 +16,7 @@ typedef struct {
     const char* prefix;
     void* device;
     ViewType type;
-    const void* host;       // a copy of the buffer, to write instead; NULL: none
-    const void* elsewhere;  // values of tensors that other ranks hold, in table order
+    const void* host;  // a copy of the buffer, to write instead; NULL: none
 } TensorPart;
 
 // Size and checksum of a written file.
@@ -124,12 +123,9 @@ static inline int tensors_write(const char* path, const TensorTable* table, cons
     void *space = xmalloc(largest * sizeof(real)), *turned = xmalloc(largest * sizeof(real));
     for (int p = 0; p < count && !w.error; p++) {
         size_t size = tensor_part_element(&parts[p]);
-        const char* elsewhere = (const char*)parts[p].elsewhere;
         for (int i = 0; i < table->count && !w.error; i++) {
             const Tensor* t = &table->tensors[i];
-            const void* values = elsewhere;
-            if (t->is_elsewhere) elsewhere += size * tensor_elements(t);
-            else values = tensor_part_elements(&parts[p], t->offset, tensor_elements(t), space, ctx);
+            const void* values = tensor_part_elements(&parts[p], t->offset, tensor_elements(t), space, ctx);
             if (t->file == TRANSPOSED) {
                 if (size == sizeof(real)) transpose((real*)turned, (const real*)values, t->shape[0], t->shape[1]);
                 else transpose_halves((uint16_t*)turned, (const uint16_t*)values, t->shape[0], t->shape[1]);
@@ -237,7 +233,6 @@ static inline void tensors_read_range(const char* path, const TensorTable* table
                     entry->name, expected);
             }
             used[entry - file.tensors] = 1;
-            if (t->is_elsewhere) continue;
             size_t from = t->offset > range.begin ? t->offset : range.begin;
             size_t to = min_size(t->offset + tensor_elements(t), range.begin + range.size);
             if (from >= to) continue;

@@ -37,7 +37,6 @@ typedef struct {
     size_t fp32_copy;  // offsetof the real* for the fp32 copy (optim/fp32_copies.h); 0: none
     size_t fp8;        // offsetof the Fp8Linear* of the linear layer whose weight this is (optim/fp8_state.h); 0: none
     int matrices;      // Muon updates it as this many stacked matrices of equal shape; 0: AdamW updates it
-    int owner;         // 1 + the only rank that holds it; 0: all ranks hold it
 } TensorRow;
 
 typedef struct {
@@ -55,8 +54,6 @@ typedef struct {
     size_t fp32_copy, fp32_offset;  // the row's fp32_copy; elements in the buffer of fp32 copies
     size_t fp8;                     // the row's
     int matrices;                   // the row's
-    int owner;                      // the row's
-    int is_elsewhere;               // 1: another rank holds it, so it has no elements here
 } Tensor;
 
 // Usage: zero-initialise, tensors_add() rows, tensors_finish(), at the end tensors_free().
@@ -65,11 +62,9 @@ typedef struct {
     int count;
     size_t capacity;
     size_t elements;       // of the flat buffer, padding included
-    size_t replicated;     // the first of these, which all ranks hold
     size_t parameters;     // logical elements
     size_t fp32_elements;  // of the buffer of fp32 copies
     int fixed;             // 1: the parameters are never updated and have neither gradients nor moments
-    int rank;              // this rank, if tensors have owners
 } TensorTable;
 
 // A part of the flat buffer, in multiples of TENSOR_ALIGNMENT elements, such as one rank's shard.
@@ -115,19 +110,14 @@ static inline void tensors_add(TensorTable* table, const TensorRow* rows, int co
         t.init = row->init;
         t.decay = row->decay;
         t.file = row->file;
-        t.owner = row->owner, t.is_elsewhere = row->owner && row->owner != table->rank + 1;
-        t.size = t.is_elsewhere ? 0 : (size_t)t.stored_rows * (size_t)t.shape[1];
-        int begins_owned = row->owner && (!table->count || !table->tensors[table->count - 1].owner);
-        CHECK(row->owner || !table->count || !table->tensors[table->count - 1].owner);
-        if (begins_owned) table->elements = table->replicated = round_up(table->elements, TENSOR_ALIGNMENT);
+        t.size = (size_t)t.stored_rows * (size_t)t.shape[1];
         int first = -1;
         for (int k = 0; row->placement == SHARED && k < table->count && first < 0; k++)
             if (table->tensors[k].layer >= 0 && table->tensors[k].field == t.field) first = k;
         if (first >= 0) {
             t.offset = table->tensors[first].offset;
         } else {
-            int is_adjacent = row->placement == GROUPED || t.is_elsewhere;
-            t.offset = is_adjacent ? table->elements : round_up(table->elements, TENSOR_ALIGNMENT);
+            t.offset = t.is_grouped ? table->elements : round_up(table->elements, TENSOR_ALIGNMENT);
             table->elements = t.offset + t.size;
             table->parameters += (size_t)t.shape[0] * (size_t)t.shape[1];
         }
@@ -142,10 +132,7 @@ static inline void tensors_add(TensorTable* table, const TensorRow* rows, int co
 }
 
 // Call after the last row. Rounds the flat buffer up to whole aligned blocks, so that it can be split between them.
-static inline void tensors_finish(TensorTable* table) {
-    table->elements = round_up(table->elements, TENSOR_ALIGNMENT);
-    if (!table->count || !table->tensors[table->count - 1].owner) table->replicated = table->elements;
-}
+static inline void tensors_finish(TensorTable* table) { table->elements = round_up(table->elements, TENSOR_ALIGNMENT); }
 
 static inline void tensors_free(TensorTable* table) {
     free(table->tensors);

@@ -111,9 +111,9 @@ static inline RepeatedEnergy op_energy_repeat(const EnergyMeter* m, const cudaGr
     return e;
 }
 
-// Measure the ops of a captured step. `step`: the run's. The captured step's buffers must still be in place.
+// Measure the ops of a captured step, whose buffers must still be in place.
 static inline void op_energies_measure(OpEnergies* e, const ScopeLog* log, const EnergyMeter* m, ProcessGroup* group,
-                                       int64_t step, Context* ctx) {
+                                       Context* ctx) {
     cudaGraph_t* parts = (cudaGraph_t*)xcalloc(log->count + 1, sizeof *parts);
     for (size_t i = 0; i < log->count; i++)
         if (log->graphs->graph[i]) op_energies_count(e, &log->records[i]);
@@ -124,7 +124,7 @@ static inline void op_energies_measure(OpEnergies* e, const ScopeLog* log, const
         for (size_t i = 0; i < e->count; i++) {
             OpEnergy* op = &e->ops[i];
             if ((op->direction == OPTIMIZER) != optimizer) continue;
-            group_progress(group, step);
+            group_begin_work(group);
             energy_run(whole, ctx);  // restore the inputs of ops that work in place
             op->alone = op_energy_repeat(m, parts, op_energy_parts(parts, op, log), ctx);
         }

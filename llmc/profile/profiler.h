@@ -379,13 +379,13 @@ static inline int profiler_end_step(Profiler* p, int64_t step, Context* ctx) {
 }
 
 // Call after the run has saved its state, which this destroys. Returns 1 if a step was captured and can be reported.
-static inline int profiler_measure_ops(Profiler* p, int64_t step, ProcessGroup* group, Context* ctx) {
+static inline int profiler_measure_ops(Profiler* p, ProcessGroup* group, Context* ctx) {
     if (!p->graphs.capacity) return 0;
 #ifdef __CUDACC__
-    if (p->graphs.scratch == ctx->scratch) op_energies_measure(&p->ops, &p->log, p->meter, group, step, ctx);
+    if (p->graphs.scratch == ctx->scratch) op_energies_measure(&p->ops, &p->log, p->meter, group, ctx);
     else warn("--profile-energy 1: what followed the last step needed more scratch: no energy of ops");
 #else
-    (void)step, (void)group, (void)ctx;
+    (void)group, (void)ctx;
 #endif
     return 1;
 }

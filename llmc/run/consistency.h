@@ -40,7 +40,7 @@ static inline void check_same_weights(const ProcessGroup* group, const TensorTab
     const TensorPart weights = {.prefix = "", .device = params, .type = VIEW_FLOATX};
     char hash[16];
     if (group->size == 1) return;
-    snprintf(hash, sizeof hash, "%08x", checkpoint_weights_hash(&weights, table->replicated, ctx));
+    snprintf(hash, sizeof hash, "%08x", checkpoint_weights_hash(&weights, table->elements, ctx));
     group_check_same(group, "the initial weights (CRC-32)", hash);
 }
 

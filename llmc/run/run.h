@@ -40,7 +40,7 @@ typedef struct {
     MemoryPlan plan;
     ModelBuffers* buffers;
     Optimizer optimizer;
-    int micro_steps;  // micro-batches of the current step on this rank; before the first step, of a whole step
+    int micro_steps;  // micro-batches of a step on this rank
     Steps steps;
     Schedule schedule;
     double lr;  // learning rate of the current step
@@ -65,7 +65,7 @@ static inline void run_parse(Run* r, int flag_count, int argc, char** argv, cons
 // Join the other ranks, open the device, and find the checkpoint to resume, the data and its directory. `builtin`: the
 // data that an empty -i selects; NULL: none, because the run needs no data.
 static inline void run_join(Run* r, const char* builtin) {
-    session_join(&r->settings, &r->group);
+    group_init(&r->group, r->settings.timeout);
     session_open(&r->session, &r->settings, r->flags, r->flag_count, &r->group, &r->ctx);
     if (builtin) session_find_data(&r->session, builtin, &r->train_pattern, &r->val_pattern);
     const char* data = *r->settings.train_data ? r->settings.train_data : r->train_pattern;
@@ -136,7 +136,7 @@ static inline int run_next_batch(Run* r, BatchSearch* search, ModelBuffers* b) {
 // ownership. `val`: fingerprint of the validation data; 0: none.
 static inline void run_check_ranks(Run* r, Text config, int has_val, uint32_t val) {
     r->config = config, r->has_val = has_val;
-    session_check_recipe(&r->session, has_val, r->micro_steps);
+    session_check_recipe(&r->session, has_val);
     session_check_ranks(&r->session, config.text, val);
 }
 
@@ -233,8 +233,8 @@ static inline int run_save(Run* r) {
     return result;
 }
 
-// Save a checkpoint if one is due. Returns whether another step follows. `signal` (0: none) or the time limit ends the
-// run. All ranks call it.
+// Save a checkpoint if one is due. Returns whether another step follows. A `signal` (0: none) ends the run. All ranks
+// call it.
 static inline int run_next_step(Run* r, int signal) {
     Session* s = &r->session;
     // A resumed run made up a validation that a signal had ended: its checkpoint is saved again, with the result.
@@ -244,8 +244,7 @@ static inline int run_next_step(Run* r, int signal) {
     if (r->is_paused) steps_restart_clock(&r->steps);
     r->checkpoint_is_due = r->is_paused = 0;
     if (s->step >= s->end || session_must_stop(s, signal)) return 0;
-    int all = (int)(s->step_sequences / (r->settings.B * r->group.size));
-    r->micro_steps = batch_ramp_at(r->settings.batch_ramp, all, s->step);
+    group_begin_step(&r->group, s->step + 1);
     steps_profile_begin(&r->steps, s);
     return 1;
 }
@@ -283,7 +282,6 @@ static inline MicroBatch run_begin_step(Run* r) {
 // the last one.
 static inline int run_next_micro_batch(Run* r, MicroBatch* micro) {
     int i = ++micro->index, first = (i * r->group.size + r->group.rank) * r->settings.B;
-    if (i > 0) steps_end_launch(&r->session);
     if (i > 0 && i < r->micro_steps) step_graph_end(&r->steps.graph, &r->ctx);
     if (i == r->micro_steps) {
         r->buffers->dropout.is_on = 0;
@@ -293,7 +291,6 @@ static inline int run_next_micro_batch(Run* r, MicroBatch* micro) {
     micro->first = first;
     micro->mode = i == 0 ? SET : ADD;
     if (i + 1 == r->micro_steps && micro->direction == BACKWARD) grad_sync_begin(&r->grad_sync);
-    steps_begin_launch(&r->session);
     return 1;
 }
 
@@ -316,7 +313,7 @@ static inline void run_update(Run* r, StepLosses losses) {
         weight_average_step(&r->session.average, r->session.step + 1, r->buffers, &r->optimizer, &r->ctx);
 }
 
-// Sequences in the current step over all ranks; before the first step, in a full one.
+// Sequences in a step over all ranks.
 static inline int run_step_sequences(const Run* r) { return r->micro_steps * r->settings.B * r->group.size; }
 
 // The step is launched: start reading its results, which run_end_step() logs.
@@ -334,6 +331,7 @@ static inline int run_end_step(Run* r, int pauses) {
     r->is_paused = profile || pauses || validation || r->checkpoint_is_due;
     int lag = r->is_paused || r->session.step == r->session.end ? 0 : READBACK_LAG;
     steps_finish(&r->steps, lag, &r->session, &r->log, r->buffers, &r->optimizer);
+    if (r->is_paused) group_begin_work(&r->group);
     if (validation) steps_log_fp8(&r->session, &r->log, r->buffers);
     return validation;
 }
@@ -354,6 +352,7 @@ static inline int run_next_val(Run* r, ValShare* share, int signal) {
 // After the last step: read and log the remaining results, save, draw the plot, and report how the run ended.
 static inline void run_end(Run* r, const char* title) {
     steps_finish(&r->steps, 0, &r->session, &r->log, r->buffers, &r->optimizer);
+    group_begin_work(&r->group);
     int failed = run_save(r) != 0 || session_finish_save(&r->session) != 0;
     log_write_svg(&r->log, title);
     steps_end(&r->steps, &r->session, &r->plan, failed);

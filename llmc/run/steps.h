@@ -26,9 +26,9 @@ typedef struct {
     const char* names[STEP_LOSSES];
 } StepLosses;
 
-// Report progress of an evaluation: to the other ranks, and on rank 0 to a terminal.
+// An evaluation makes progress: restart its watch, and on rank 0 report to a terminal.
 static inline void steps_evaluating(Log* log, const Session* s, const char* what, double done, double all) {
-    group_progress(s->group, s->step);
+    group_begin_work(s->group);
     if (s->group->rank == 0 && isatty(STDERR_FILENO))
         log_progress(&log->progress, stderr, what, done, all, now_seconds());
 }
@@ -147,9 +147,7 @@ static inline OptimizerSettings optimizer_settings(const Session* session, doubl
     o.max_norm = s->clip;
     o.rounding = rounding;
     o.cautious = s->cautious_decay;
-    o.muon.momentum = muon_momentum_at(s->muon_momentum, s->muon_warmup, session->step);
-    o.muon.scale = (MuonScale)s->muon_scale, o.muon.coefficients = (MuonCoefficients)s->muon_coefficients;
-    o.muon.beta2 = s->normuon_beta2;
+    o.muon.momentum = muon_momentum_at(s->muon_warmup, session->step);
     return o;
 }
 
@@ -168,16 +166,6 @@ static inline void steps_update(const Session* session, const ModelBuffers* b, S
     optimizer_step(o, b->params, b->grads, optimizer_settings(session, lr), all, b->grad_sync, ctx);
     model_buffers_share(b, ctx);
     collectives_check(&b->grad_sync->collectives);
-}
-
-// Call these around the launches of a micro-batch, where a host that is too far ahead waits for the device. They do
-// nothing in the first step, which autotunes the matmuls.
-static inline void steps_begin_launch(const Session* session) {
-    if (READBACK_LAG > 0 && session->shares_plans) group_wait_begin(session->group);
-}
-
-static inline void steps_end_launch(const Session* session) {
-    if (READBACK_LAG > 0 && session->shares_plans) group_wait_end(session->group);
 }
 
 // After all launches of a step: start reading its results.
@@ -223,13 +211,11 @@ static inline int steps_is_overflow(LossScaleRule rule, double loss, double norm
 // Wait for a step's results, which depend on the other ranks. Polls for NCCL errors; otherwise the wait might not end.
 static inline void steps_await(const Steps* s, const Session* session, Readback* result) {
     const struct timespec moment = {.tv_sec = 0, .tv_nsec = 100000};
-    group_wait_begin(session->group);
     while (session->group->size > 1 && !readback_has_arrived(result)) {
         collectives_check(&s->grad_sync->collectives);
         nanosleep(&moment, NULL);
     }
     readback_wait(result);
-    group_wait_end(session->group);
 }
 
 // Wait for the oldest step, log it, and check that its loss and norm are finite.
@@ -237,7 +223,6 @@ static inline void steps_finish_one(Steps* s, const Session* session, Log* log, 
                                     const Optimizer* o) {
     LaunchedStep* done = &s->launched[s->finished % (int64_t)COUNT_OF(s->launched)];
     steps_await(s, session, &done->result);
-    group_progress(session->group, done->step);
     double loss = 0, norm = (double)done->result.values[0], scale = (double)done->result.values[1];
     double seconds = readback_seconds(s->last, &done->result);
     for (int i = 0; i < done->losses.count; i++) loss += (double)done->result.values[2 + i];
@@ -323,6 +308,7 @@ static inline int steps_profile_end(Steps* s, const Session* session, const Memo
     int64_t step = session->step - 1;
     int at_once = profiler_reads_at_once(&s->profiler, step);
     if (profiler_end_step(&s->profiler, step, session->ctx)) {
+        group_begin_work(session->group);
         ProfiledRun run = steps_profiled(s, session, plan);
         profiler_report(stdout, &s->profiler, &run, session->ctx);
     }
@@ -331,7 +317,7 @@ static inline int steps_profile_end(Steps* s, const Session* session, const Memo
 
 // After the last save: report a profile with the energy of ops, or an incomplete profile, and how the run ended.
 static inline void steps_end(Steps* s, const Session* session, const MemoryPlan* plan, int failed) {
-    if (profiler_measure_ops(&s->profiler, session->step, session->group, session->ctx)) {
+    if (profiler_measure_ops(&s->profiler, session->group, session->ctx)) {
         ProfiledRun run = steps_profiled(s, session, plan);
         profiler_report(stdout, &s->profiler, &run, session->ctx);
     } else if (session->stop) {

@@ -22,7 +22,7 @@
 
 // Dropout of one layer. threshold 0 keeps everything.
 typedef struct {
-    uint64_t key, first;  // first: number in the whole step of this rank's first sample
+    uint64_t key, first;  // first: number in the whole step of the batch's first sample
     uint32_t threshold;   // of 16 bits
     float scale;
 } ReluDropout;

@@ -1,0 +1,47 @@
+#!/usr/bin/env bash
+# What ranks exchange, and starts that are refused:
+#
+#     bash dev/test/comm.sh TEST_COMM          from the repository's root
+#
+# TEST_COMM is dev/test/comm.c. Ends with `N passed, N failed, N skipped`; exit status 1 if one failed.
+PROGRAM=${1:-}
+set -u
+. "$(dirname "$0")/shell.sh"
+# This script may itself run under a launcher.
+for name in $(compgen -e | grep -E '^(OMPI_COMM|PMI|SLURM|WORLD_SIZE$)'); do unset "$name"; done
+
+start() { # RANKS FLAG...
+    timeout --foreground 60 mpirun --oversubscribe --bind-to none -np "$1" "$PROGRAM" "${@:2}" </dev/null >"$work/stdout" 2>"$work/stderr"
+    status=$?
+}
+says() { # STATUS PATTERN: why the last start did not end so, or nothing
+    local why
+    why=$(ended_with "$1")
+    [ -n "$why" ] || grep -Eq "$2" "$work/stdout" "$work/stderr" || why="not said: $2; $(cat "$work/stdout" "$work/stderr")"
+    echo "$why"
+}
+
+run collectives
+verdict 'one process' "$(says 0 '^1 ranks: 16 passed, 0 failed')"
+for variable in WORLD_SIZE=4 SLURM_STEP_NUM_TASKS=4; do
+    (export "$variable" && run who && says 2 '^error: (srun|torchrun) started 4 ranks without MPI; start them with mpirun -np 4, or srun --mpi=pmix -K -n 4$') >why
+    verdict "$variable without MPI is refused" "$(cat why)"
+done
+if ! prepare_ranks; then
+    skip mpirun "$why"
+    finish
+    exit
+fi
+(export OMPI_COMM_WORLD_SIZE=4 && run who && says 2 '^error: mpirun started 4 ranks, but MPI sees 1: ') >why
+verdict 'mpirun of another MPI is refused' "$(cat why)"
+for n in 1 2 4; do
+    start $n collectives
+    verdict "$n ranks" "$(says 0 "^$n ranks: $((n == 1 ? 16 : 20 * n)) passed, 0 failed")"
+done
+start 2 who
+verdict 'local ranks' "$([ "$(sort "$work/stdout" | tr '\n' ';')" = 'rank 0 of 2, local 0 of 2;rank 1 of 2, local 1 of 2;' ] || cat "$work/stdout")"
+start 3 disagree 1
+verdict 'ranks that disagree' "$(says 2 "^error: ranks 0 and 1 disagree about settings: '--lr 0.0003' / '--lr 0.001'$")"
+start 3 disagree_long 2
+verdict 'ranks that disagree about a long line' "$(says 2 '^error: ranks 0 and 2 disagree about text: ')"
+finish
