@@ -13,7 +13,7 @@ static inline int recommender_rows(Flag* table, int rows, const char* const* oth
         "--optimizer", "--weight-decay", "--cautious-decay", "--clip", "--embedding-lr", "--vector-lr", "--init",
         "--muon-scale", "--muon-coefficients", "--muon-momentum", "--muon-warmup", "--normuon-beta2",
         "--loss-outlier", "--norm-outlier", "--loss-scale", "--loss-scale-start", "--loss-scale-growth", "--mode",
-        "--attention", "--gelu-fusion", "--graph", "--fp8", "--fp8-steps", "--fp8-exclude-forward", "--fp8-fusion"};
+        "--attention", "--gelu-fusion", "--graph", "--fp8", "--fp8-steps", "--fp8-exclude-forward"};
     // clang-format on
     char error[FLAG_ERROR_SIZE];
     for (size_t i = 0; i < COUNT_OF(neither) + count; i++) {

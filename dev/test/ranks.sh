@@ -108,16 +108,16 @@ launch 2 ${common/--bucket 0/--bucket 1} -b 2 -z 1 --reduce bf16 -o narrow_whole
 case_is '2 ranks, all-reduce in bf16 at once: the same bits' "$(ended_with 0)" "$(same narrow_whole narrow)"
 [ -z "$(near narrow one)" ] && why='bf16 changed nothing' || why=
 verdict 'all-reduce in bf16 rounds the gradients' "$why"
-launch 2 $common -b 2 -z 1 --fp8 2 -o fp8
+launch 2 $common -b 2 -z 1 --fp8 1 -o fp8
 why=$(ended_with 0)
-launch 2 $common -b 2 -z 1 --fp8 2 -o fp8_stopped --stop-after 13
+launch 2 $common -b 2 -z 1 --fp8 1 -o fp8_stopped --stop-after 13
 launch 2 -y 1 -o fp8_stopped
 case_is '2 ranks, fp8: stopped and resumed, the same bits' "${why:-$(ended_with 0)}" "$(same fp8_stopped fp8)"
 # Weights that do not change, so that all activations and gradients are those of one rank.
 still=${common/-l 1e-3/-l 0}
-run $still -b 2 --fp8 2 -o fp8_still
+run $still -b 2 --fp8 1 -o fp8_still
 why=$(ended_with 0)
-launch 2 $still -b 2 -z 1 --fp8 2 -o fp8_still2
+launch 2 $still -b 2 -z 1 --fp8 1 -o fp8_still2
 why=${why:-$(ended_with 0)}
 scales_of() { grep -o '"fp8": "[0-9a-f]*"' "$1/ckpt/00000020/trainer.json"; }
 [ -n "$(scales_of fp8_still)" ] && cmp -s <(scales_of fp8_still) <(scales_of fp8_still2) || why=${why:-'they differ'}

@@ -63,8 +63,7 @@ static inline int explain_check(const ExplainSettings* e, Settings* s, Flag* tab
     if (s->evaluate) die(USAGE, "%s: does not combine with --evaluate, --generate, --fill or --embed", explain_flag(e));
     if (s->profile) die(USAGE, "%s and --profile: explain the model after the profiled run", explain_flag(e));
     if (s->fp8)
-        die(USAGE, "%s and --fp8 %d: an fp8 model keeps no activations to show; leave --fp8 out", explain_flag(e),
-            s->fp8);
+        die(USAGE, "%s and --fp8 1: an fp8 model keeps no activations to show; leave --fp8 out", explain_flag(e));
     if (!*s->out) die(USAGE, "%s: writes to -o, which is empty; name a directory", explain_flag(e));
     s->evaluate = 1, s->B = 1, s->total_batch = 0;
     return 1;
