@@ -365,7 +365,7 @@ static real* document_gradients(Config config, const int* tokens, int rows, int 
     m->in.doc_mask = mask;
     for (int row = 0; row < DOCUMENT_B; row += rows) {
         const int* inputs = tokens + row * DOCUMENT_T;
-        documents_find(&found, inputs, rows, DOCUMENT_T, DOCUMENT_T, END_OF_TEXT);
+        documents_find(&found, inputs, rows, DOCUMENT_T, END_OF_TEXT);
         device_upload(&b->ctx, device, host, ints * sizeof(int));
         Sequences s = {
             .rows = m->N,

@@ -20,7 +20,6 @@
 #include "llmc/run/lm_input.h"         // token batches on the device
 #include "llmc/run/multiple_choice.h"  // HellaSwag and similar sets
 #include "llmc/run/run.h"              // opens, steps and closes a run
-#include "llmc/run/seq_warmup.h"       // shorter attention span in the first steps
 #include "llmc/run/steps.h"            // a step: all-reduce, update, log
 #include "llmc/run/vocabulary.h"       // token shards, their batches, their tokenizer
 
@@ -482,7 +481,6 @@ typedef struct {
     ExplainSettings explain;
     Explanation explanation;
     int doc_mask;
-    int64_t seq_warmup;
 } Trainer;
 
 static volatile sig_atomic_t stop_signal;
@@ -635,8 +633,6 @@ static int settings_flags(Trainer* t) {
         {NULL, "--doc-mask", FLAG_INT, &t->doc_mask, "0", 0, 1, NULL, SCOPE_RUN, TOPIC_DATA,
          "1: attention stays within a document, which begins with the end-of-text token. Positions do not restart at "
          "documents."},
-        {NULL, "--seq-warmup", FLAG_SIZE, &t->seq_warmup, "0", 0, 1e12, NULL, SCOPE_RUN, TOPIC_DATA,
-         "Steps over which the attention span grows from an eighth of the sequence to all of it. 0: off."},
     };
     // clang-format on
     Flag* table = t->run.flags;
@@ -672,7 +668,7 @@ static void open_model(Trainer* t) {
     generation_open(&t->text, &t->generate, &r->session, T, config.V, has_cache);
     if (explain_is_asked(&t->explain)) T = explain_lm_open(&t->explanation, &t->explain, r, config.V, T);
     for (BatchSearch search = run_search_batch(r); run_next_batch(r, &search, &m->buffers);) {
-        model_plan(m, config, search.B, T, recompute, t->doc_mask || t->seq_warmup > 0);
+        model_plan(m, config, search.B, T, recompute, t->doc_mask);
         if (*t->choices.files) m->buffers.batch_bytes += multiple_choice_device_bytes(m->N);
     }
 }
@@ -682,7 +678,7 @@ static void open_data(Trainer* t) {
     const Config* c = &t->model.config;
     LmData* data = &t->data;
     int end_of_text = session_end_of_text(&r->session, c->V);
-    int cuts = t->doc_mask ? end_of_text : t->seq_warmup > 0 ? CUT_IN_PIECES : NO_CUTS;
+    int cuts = t->doc_mask ? end_of_text : NO_CUTS;
     lm_data_open(data, r->train_pattern, r->val_pattern, t->model.B, t->model.T, c->V, (uint64_t)r->settings.seed,
                  r->settings.shuffle ? SHUFFLED : IN_ORDER, r->group.size, cuts, &r->ctx);
     multiple_choice_sets_open(&t->choices, c->V, t->model.T, &r->group);
@@ -724,13 +720,11 @@ int main(int argc, char** argv) {
         for (int i = 0; i < choices->count; i++) validate_choices(r, m, &choices->set[i], NULL);
     } else {
         double tokens = step_work(m, run_step_sequences(r)).tokens;
-        const char* about = r->settings.batch_ramp ? "at most " : "";
-        for (int v = run_begin(r, t->data.train_shards.tokens, about, tokens); v; v = run_average(r))
+        for (int v = run_begin(r, t->data.train_shards.tokens, "", tokens); v; v = run_average(r))
             validate(r, m, &t->data, &r->log);
         for (int i = multiple_choice_first_missing(choices, &r->session, &r->log); i < choices->count; i++)
             validate_choices(r, m, &choices->set[i], &r->log);
         while (run_next_step(r, (int)stop_signal)) {
-            t->data.piece = seq_warmup_at(t->seq_warmup, m->T, r->session.step);
             train_step(r, m, &t->data);
             int scores = multiple_choice_due(choices, &r->session);
             int text = session_is_due(&r->session, t->generate.sample_every, 1);

@@ -16,7 +16,6 @@
 #include "ops/attention_decode.h"
 #include "ops/attention_wide.h"
 #include "ops/average.h"
-#include "ops/cast_bf16.h"
 #include "ops/cast_to_fp32.h"
 #include "ops/classifier.h"
 #include "ops/dropout.h"
@@ -77,7 +76,6 @@ static const OpRow TABLE[] = {
     {"loss_scale", test_loss_scale, NULL, NULL},
     {"outliers", test_outliers, NULL, NULL},
     {"cast_to_fp32", test_cast_to_fp32, NULL, bench_cast_to_fp32},
-    {"cast_bf16", test_cast_bf16, NULL, bench_cast_bf16},
     {"quantize", test_quantize, NULL, bench_quantize},
     {"fp8_scales", test_fp8_scales, NULL, NULL},
     {"mean_bias", test_mean_bias, NULL, NULL},

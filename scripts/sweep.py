@@ -125,7 +125,7 @@ class Trial:
 
     def finish(self, status, metric, output):
         """Record the result, unless the run failed or was stopped before its end: then this is the trainer's last line."""
-        if status not in (0, DIVERGED) or re.match(r"stopped by (signal|--max-hours)", output.strip().split("\n")[-1]):
+        if status not in (0, DIVERGED) or re.match("stopped by signal", output.strip().split("\n")[-1]):
             return
         self.result = {"status": status, **read_log(os.path.join(self.out, "log.jsonl"), metric)}
         write_atomically(os.path.join(self.out, "result.json"), json.dumps(self.result))

@@ -57,7 +57,7 @@ static inline void bench_muon_model(Harness* h, const char* name, int layers, in
     b.a.v = (real*)case_block(h, n * sizeof(real), ON_DEVICE);
     b.a.master = has_master ? (real*)case_block(h, n * sizeof(real), ON_DEVICE) : NULL;
     b.a.params = (floatX*)case_block(h, n * sizeof(floatX), ON_DEVICE);
-    b.h.lr = 0.01, b.h.muon.momentum = 0.95, b.h.muon.beta2 = 0.95;
+    b.h.lr = 0.01, b.h.muon.momentum = 0.95;
     b.ctx = &h->ctx;
     double bytes = MUON_MOMENTUM_BYTES(n) + MUON_APPLY_BYTES(n, has_master, 0);
     for (int is_normuon = 0; is_normuon < 2; is_normuon++) {

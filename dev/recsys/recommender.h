@@ -11,8 +11,7 @@ static inline int recommender_rows(Flag* table, int rows, const char* const* oth
     static const char* const neither[] = {
         "--val-data", "--val-batches", "--zero", "--shuffle", "--seq-len", "--total-batch", "--recompute", "--master-weights",
         "--optimizer", "--weight-decay", "--cautious-decay", "--clip", "--embedding-lr", "--vector-lr", "--init",
-        "--muon-scale", "--muon-coefficients", "--muon-momentum", "--muon-warmup", "--normuon-beta2",
-        "--loss-outlier", "--norm-outlier", "--loss-scale", "--loss-scale-start", "--loss-scale-growth", "--mode",
+        "--muon-warmup", "--loss-outlier", "--norm-outlier", "--loss-scale", "--loss-scale-start", "--mode",
         "--attention", "--gelu-fusion", "--graph", "--fp8", "--fp8-steps", "--fp8-exclude-forward"};
     // clang-format on
     char error[FLAG_ERROR_SIZE];

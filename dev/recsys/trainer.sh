@@ -237,10 +237,10 @@ numbers() { # trainer, flag...
 rows() { # flag, value, and flags that it needs; none of it has a comma
     tr ',' '\n' <<<'--val-data r.bin,--shuffle 0,--overfit 1,--batch 32,--seq-len 2,--total-batch 128,--recompute 1,--fp8 1
 --fp8-steps 1,--fp8-exclude-forward a,--master-weights 0,--optimizer lamb,--schedule poly -q 0 --poly-power 2,--lr 0.01
---warmup 9,--final-lr 0.5 -k linear,--wsd-decay 0.5 -k wsd -q 0,--poly-power 2 -k poly -q 0,--weight-decay 0.1
---beta1 0.5,--beta2 0.5,--eps 0.1,--clip 1e-3,--embedding-lr 1,--vector-lr 1,--cautious-decay 1,--muon-scale original
---muon-coefficients polar_express,--muon-momentum 0.5,--muon-warmup 9,--normuon-beta2 0.5,--dropout 0.5,--loss-outlier 1
---norm-outlier 1,--loss-scale fixed,--loss-scale-start 9,--loss-scale-growth 9,--val-every 15,--val-batches 1
+--warmup 9,--final-lr 0.5 -k linear,--poly-power 2 -k poly -q 0,--weight-decay 0.1
+--beta1 0.5,--beta2 0.5,--eps 0.1,--clip 1e-3,--embedding-lr 1,--vector-lr 1,--cautious-decay 1
+--muon-warmup 9,--dropout 0.5,--loss-outlier 1
+--norm-outlier 1,--loss-scale fixed,--loss-scale-start 9,--val-every 15,--val-batches 1
 --seed 7,--init zero-out'
     if [ $1 = ncf ]; then printf -- '%s\n' '--train-data other.bin' '--model F=4,E=8,H=8-4' '--negatives 2' '--negative-pool all' \
         '--lazy-adam 1' '--eval-negatives 9' '--eval-pool all'

@@ -1,6 +1,6 @@
-/* Steps of Muon on one matrix, for check_muon.py. From stdin: eight int32 (rows, cols, steps, scale, coefficients,
- * NorMuon, cautious, 0), four doubles (lr, weight decay, momentum, NorMuon's beta2), then float32: the matrix and the
- * gradient of each step. To stdout: the matrix after each step. */
+/* Steps of Muon on one matrix, for check_muon.py. From stdin: five int32 (rows, cols, steps, NorMuon, cautious),
+ * three doubles (lr, weight decay, momentum), then float32: the matrix and the gradient of each step. To stdout: the
+ * matrix after each step. */
 #include <stdio.h>
 
 #include "llmc/ops/muon/muon.h"
@@ -10,20 +10,19 @@ static void read_all(void* to, size_t size, size_t n) {
 }
 
 int main(void) {
-    int32_t n[8];
-    double rates[4];
+    int32_t n[5];
+    double rates[3];
     Context ctx;
     context_init(&ctx);
-    read_all(n, sizeof *n, 8);
-    read_all(rates, sizeof *rates, 4);
+    read_all(n, sizeof *n, 5);
+    read_all(rates, sizeof *rates, 3);
     const MuonGroup group = {.rows = n[0], .cols = n[1], .count = 1, .model_count = 1};
     const MuonMatrix matrix = {.offset = 0, .decay = 1};
     const AdamWStep step = {.gradient = 1, .is_taken = 1};
     size_t size = muon_elements(group);
     MuonMatrices matrices = {.matrices = &matrix, .groups = &group, .group_count = 1};
-    OptimizerSettings h = {.lr = rates[0], .weight_decay = rates[1], .cautious = n[6]};
-    h.muon.scale = (MuonScale)n[3], h.muon.coefficients = (MuonCoefficients)n[4], h.muon.is_normuon = n[5];
-    h.muon.momentum = rates[2], h.muon.beta2 = rates[3];
+    OptimizerSettings h = {.lr = rates[0], .weight_decay = rates[1], .cautious = n[4]};
+    h.muon.is_normuon = n[3], h.muon.momentum = rates[2];
     muon_space_bind(&matrices.space, xmalloc(muon_space_bind(NULL, NULL, &group, 1)), &group, 1);
     real *w = (real*)xmalloc(size * sizeof *w), *g = (real*)xmalloc(size * sizeof *g);
     real *m = (real*)xcalloc(size, sizeof *m), *v = (real*)xcalloc(size, sizeof *v);

@@ -10,7 +10,7 @@ one per setting. Stages, each a sweep of scripts/sweep.py in OUT:
     adamw      at the best one: other warm-up, last rate, weight decay, beta2, one by one
     muon       rates of muon and normuon, --muon-rates, --short steps
     additions  at each optimizer's best rate, one by one: what helped AdamW in the stage before ("tuned"), zero-out, an
-               average, cautious decay, a ramp (--ramp)
+               average, cautious decay
     finalists  each optimizer's two best rates with what helped it: AdamW --long steps, the others --fraction of them
                with a schedule of their own
     tuning     from each optimizer's best finalist on: a longer warm-up (of --warmups, shares of its steps), a higher
@@ -145,7 +145,6 @@ def parse(arguments):
     parser.add_argument("--muon-rates", default="1.8e-3,2.4e-3,3.6e-3,5.4e-3,7.2e-3")
     parser.add_argument("--fraction", type=float, default=0.6)
     parser.add_argument("--warmups", default="0.3,0.45,0.6,0.75,0.9")
-    parser.add_argument("--ramp", action="store_true", help="a step is several micro-batches")
     options = parser.parse_args(arguments[:at])
     options.command = arguments[at + 1 :]
     return options
@@ -183,7 +182,6 @@ def main():
             "zero-out": {"init": "zero-out"},
             "average": {"ema": "0.99", "ema-start": str(max(1, steps // 2))},
             "cautious": {"cautious-decay": "1"},
-            "ramp": {"batch-ramp": str(max(2, steps // 5))} if options.ramp else {},
         }
         return {name: flags for name, flags in add.items() if flags}
 

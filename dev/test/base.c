@@ -548,41 +548,40 @@ static void test_philox(Tests* t) {
 // Schedules
 
 static void test_schedule(Tests* t) {
-    // kind, peak, warmup, total, final fraction, power, decay fraction; step; the value by hand
+    // kind, peak, warmup, total, final fraction, power; step; the value by hand
     static const struct {
         Schedule s;
         int64_t step;
         double want;
     } cases[] = {
-        {{SCHEDULE_COSINE, 1, 10, 110, 0.1, 0, 0}, 0, 0.1},
-        {{SCHEDULE_COSINE, 1, 10, 110, 0.1, 0, 0}, 4, 0.5},
-        {{SCHEDULE_COSINE, 1, 10, 110, 0.1, 0, 0}, 9, 1},
-        {{SCHEDULE_COSINE, 1, 10, 110, 0.1, 0, 0}, 10, 1},
-        {{SCHEDULE_COSINE, 1, 10, 110, 0.1, 0, 0}, 60, 0.55},
-        {{SCHEDULE_COSINE, 1, 10, 110, 0.1, 0, 0}, 35, 0.1 + 0.9 * 0.85355339059327376},
-        {{SCHEDULE_COSINE, 1, 10, 110, 0.1, 0, 0}, 110, 0.1},
-        {{SCHEDULE_COSINE, 1, 10, 110, 0.1, 0, 0}, 1000, 0.1},
-        {{SCHEDULE_COSINE, 3e-4, 0, 300, 0, 0, 0}, 0, 3e-4},
-        {{SCHEDULE_LINEAR, 2, 5, 25, 0, 0, 0}, 5, 2},
-        {{SCHEDULE_LINEAR, 2, 5, 25, 0, 0, 0}, 20, 0.5},
-        {{SCHEDULE_LINEAR, 2, 5, 25, 0, 0, 0}, 24, 0.1},
-        {{SCHEDULE_LINEAR, 2, 5, 25, 0.5, 0, 0}, 25, 1},
-        {{SCHEDULE_CONSTANT, 3e-4, 4, 10, 0, 0, 0}, 1, 1.5e-4},
-        {{SCHEDULE_CONSTANT, 3e-4, 4, 10, 0, 0, 0}, 9, 3e-4},
-        {{SCHEDULE_CONSTANT, 3e-4, 4, 10, 0, 0, 0}, 99, 3e-4},
-        {{SCHEDULE_WSD, 1, 10, 100, 0, 0, 0.2}, 9, 1},
-        {{SCHEDULE_WSD, 1, 10, 100, 0, 0, 0.2}, 80, 1},
-        {{SCHEDULE_WSD, 1, 10, 100, 0, 0, 0.2}, 85, 0.5},
-        {{SCHEDULE_WSD, 1, 10, 100, 0.2, 0, 0.2}, 85, 0.6},
-        {{SCHEDULE_WSD, 1, 10, 100, 0.2, 0, 0.2}, 100, 0.2},
-        {{SCHEDULE_WSD, 1, 0, 100, 0, 0, 0}, 99, 1},
-        {{SCHEDULE_POLY, 6e-3, 2000, 7038, 0, 0.5, 0}, 999, 3e-3},
-        {{SCHEDULE_POLY, 6e-3, 2000, 7038, 0, 0.5, 0}, 1999, 6e-3},
-        {{SCHEDULE_POLY, 6e-3, 2000, 7038, 0, 0.5, 0}, 2000, 5.0763984e-3},  // "6e-3 -> 5.08e-3" in the BERT recipe
-        {{SCHEDULE_POLY, 1, 0, 100, 0, 1, 0}, 25, 0.75},
-        {{SCHEDULE_POLY, 1, 0, 100, 0, 0.5, 0}, 100, 0},
-        {{SCHEDULE_COSINE, 1, 20, 10, 0.1, 0, 0}, 15, 0.8},  // a warm-up longer than the run
-        {{SCHEDULE_LINEAR, 1, 0, 0, 0.1, 0, 0}, 0, 0.1},
+        {{SCHEDULE_COSINE, 1, 10, 110, 0.1, 0}, 0, 0.1},
+        {{SCHEDULE_COSINE, 1, 10, 110, 0.1, 0}, 4, 0.5},
+        {{SCHEDULE_COSINE, 1, 10, 110, 0.1, 0}, 9, 1},
+        {{SCHEDULE_COSINE, 1, 10, 110, 0.1, 0}, 10, 1},
+        {{SCHEDULE_COSINE, 1, 10, 110, 0.1, 0}, 60, 0.55},
+        {{SCHEDULE_COSINE, 1, 10, 110, 0.1, 0}, 35, 0.1 + 0.9 * 0.85355339059327376},
+        {{SCHEDULE_COSINE, 1, 10, 110, 0.1, 0}, 110, 0.1},
+        {{SCHEDULE_COSINE, 1, 10, 110, 0.1, 0}, 1000, 0.1},
+        {{SCHEDULE_COSINE, 3e-4, 0, 300, 0, 0}, 0, 3e-4},
+        {{SCHEDULE_LINEAR, 2, 5, 25, 0, 0}, 5, 2},
+        {{SCHEDULE_LINEAR, 2, 5, 25, 0, 0}, 20, 0.5},
+        {{SCHEDULE_LINEAR, 2, 5, 25, 0, 0}, 24, 0.1},
+        {{SCHEDULE_LINEAR, 2, 5, 25, 0.5, 0}, 25, 1},
+        {{SCHEDULE_CONSTANT, 3e-4, 4, 10, 0, 0}, 1, 1.5e-4},
+        {{SCHEDULE_CONSTANT, 3e-4, 4, 10, 0, 0}, 9, 3e-4},
+        {{SCHEDULE_CONSTANT, 3e-4, 4, 10, 0, 0}, 99, 3e-4},
+        {{SCHEDULE_WSD, 1, 10, 100, 0, 0}, 9, 1},
+        {{SCHEDULE_WSD, 1, 10, 100, 0, 0}, 80, 1},
+        {{SCHEDULE_WSD, 1, 10, 100, 0, 0}, 85, 0.5},
+        {{SCHEDULE_WSD, 1, 10, 100, 0.2, 0}, 85, 0.6},
+        {{SCHEDULE_WSD, 1, 10, 100, 0.2, 0}, 100, 0.2},
+        {{SCHEDULE_POLY, 6e-3, 2000, 7038, 0, 0.5}, 999, 3e-3},
+        {{SCHEDULE_POLY, 6e-3, 2000, 7038, 0, 0.5}, 1999, 6e-3},
+        {{SCHEDULE_POLY, 6e-3, 2000, 7038, 0, 0.5}, 2000, 5.0763984e-3},  // "6e-3 -> 5.08e-3" in the BERT recipe
+        {{SCHEDULE_POLY, 1, 0, 100, 0, 1}, 25, 0.75},
+        {{SCHEDULE_POLY, 1, 0, 100, 0, 0.5}, 100, 0},
+        {{SCHEDULE_COSINE, 1, 20, 10, 0.1, 0}, 15, 0.8},  // a warm-up longer than the run
+        {{SCHEDULE_LINEAR, 1, 0, 0, 0.1, 0}, 0, 0.1},
     };
     static const char* const kinds[] = {"cosine", "linear", "constant", "wsd", "poly"};
     for (size_t i = 0; i < COUNT_OF(cases); i++) {

@@ -395,7 +395,6 @@ def test_answers(work):
     answers = {m: ask("--chat", m).stdout for m in ("one", "two", "three")}
     wanted = {"one": "eins\n", "two": "zwei\n", "three": "drei<|end|>\n"}
     verdict("--chat answers, and ends", "" if answers == wanted else answers)
-    verdict("--kv-cache 0: the same", "" if ask("--chat", "two", "--kv-cache", "0").stdout == "zwei\n" else "another answer")
     verdict("--samples", "" if ask("--chat", "two", "--samples", "2").stdout == "zwei\n---\nzwei\n" else ask("--chat", "two", "--samples", "2").stdout)
     whole = ask("--prompt", "<|endoftext|><|user|>two<|end|><|assistant|>zwei<|end|><|user|>one<|end|><|assistant|>").stdout
     verdict("--prompt takes a conversation", "" if "<|user|>one<|end|><|assistant|>eins<|end|>" in whole else whole)
@@ -407,7 +406,6 @@ def test_answers(work):
     for name, flags, wanted in [
         ("--chat without a message", ["--chat", ""], "--chat '': is empty; give a message"),
         ("--chat with --prompt", ["--chat", "a", "--prompt", "b"], "--chat and --prompt: both give the prompt"),
-        ("--chat with --prompt-file", ["--chat", "a", "--prompt-file", "b"], "--chat and --prompt-file: both give the prompt"),
         ("a model without the tokens", ["--chat", "a", "-e", work + "/base"], "has no special token <|user|>"),
     ]:
         done = ask(*flags)

@@ -20,8 +20,6 @@ STEP='^step +[0-9]+/[0-9]+ \| loss [0-9.]+ \| lr [0-9.e+-]+ \| norm [0-9.]+ \| [
 f() { refused "flags: $1" 2 "$2" "${TINY[@]}" -o "$o" "${@:3}"; }
 f 'unknown'                   "unknown flag '-zz'.*--help"                   -zz 1
 f '-g, a flag of GPT-2'       "unknown flag '-g'"                            -g 8
-f '--max-predictions 0'       '--max-predictions 0: at least one'            --max-predictions 0
-f '--max-predictions -2'      "--max-predictions: '-2'"                      --max-predictions -2
 f '-t 7'                      'sequences of 7 tokens are too short.*-t'      -t 7
 f '-t above the model'        '-t 17: the model knows 16 positions'          -t 17
 f '--nsp 2'                   "--nsp: '2' .*0\.\.1"                          --nsp 2
@@ -116,7 +114,7 @@ why=${why:-$(ended_with 0)}
 grep -q 'lacks what is initialised instead: bert.pooler.dense.weight, .*cls.seq_relationship.bias$' "$work/stdout" || why=${why:-'the missing tensors are not reported'}
 verdict 'a BertForMaskedLM: missing heads are initialised' "$why"
 accepted 'a BertForPreTraining without its head' -e "$o" -x 1 -v 1 -m 1 -s 0 -o '' --nsp 0
-accepted 'LAMB, whole words, static masks' "${TINY[@]}" -x 3 -o '' --optimizer lamb --whole-word-masking 1 --static-masking 2
+accepted 'LAMB, whole words' "${TINY[@]}" -x 3 -o '' --optimizer lamb --whole-word-masking 1
 accepted 'several sequences a row' "${SIZES[@]}" -t 16 -x 3 -v 3 -m 1 -s 3 -o '' --pack 3
 accepted 'the published mean, four micro-batches' "${TINY[@]}" -b 2 -d 128 -x 3 -o '' --loss-mean micro
 
@@ -263,7 +261,6 @@ refused 'data: files of two vocabularies' 2 'hash2.bin: its vocabulary differs f
 cp "$d/words.bin" "$d/bits.bin" && printf '\004' | dd of="$d/bits.bin" bs=1 seek=40 conv=notrunc status=none
 printf '\020' | dd of="$d/bits.bin" bs=1 seek=$(($(wc -c <"$d/bits.bin") - 8)) conv=notrunc status=none
 refused 'data: other tokens that continue words' 2 'bits.bin: was made with another vocabulary' "${TINY[@]}" -x 1 -o "$box/new" -j "$d/bits.bin"
-refused 'no masks, -x 0' 2 'max-predictions 0: at least one' "${TINY[@]}" -x 0 --max-predictions 0
 refused 'data: no such file' 2 'none.bin: no file matches' "${TINY[@]}" -o "$box/new" -i "$d/none.bin"
 
 # ---------------------------------------------------------------------------------------------------------

@@ -12,10 +12,8 @@ RANDOM=${2:-7}
 kills=${3:-30}
 base="-t 16 -b 2 -d 256 -x 10 -l 1e-2 -u 2 -q 0.1 -c 0.1 -v 5 -m 2 -s 0 -n 0"
 sizes=L=2,C=16,NH=2,T=16
-declare -A flags=([zero-out]="-e $sizes --init zero-out" [tied=0]="-e $sizes,tied=0" [ema]="-e $sizes --ema 0.9 --ema-start 2"
-    [ramp]="-e $sizes --batch-ramp 6" [seq-warmup]="-e $sizes --seq-warmup 6")
-order="zero-out tied=0 ema ramp seq-warmup"
-case ${PROGRAM##*/} in train_bert*) order="zero-out tied=0 ema ramp" ;; esac
+declare -A flags=([zero-out]="-e $sizes --init zero-out" [tied=0]="-e $sizes,tied=0" [ema]="-e $sizes --ema 0.9 --ema-start 2")
+order="zero-out tied=0 ema"
 
 launch() { # RANKS FLAG...: a run that must end without an error
     local ranks=$1
@@ -77,8 +75,7 @@ if [[ $PROGRAM != *bert* ]]; then  # BERT masks each of equal sequences in its o
 fi
 
 # Killed at random while it saves after every step; the last process ends by itself.
-together="-e $sizes,tied=0 --init zero-out --ema 0.9 --batch-ramp 12 --keep-best 1 --optimizer normuon"
-[[ $PROGRAM == *bert* ]] || together+=" --seq-warmup 12"
+together="-e $sizes,tied=0 --init zero-out --ema 0.9 --keep-best 1 --optimizer normuon"
 why= long="${base/-x 10/-x 600} $together"
 launch 1 $long -o whole600
 long=${long/-n 0/-n 1}

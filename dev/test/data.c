@@ -1037,7 +1037,7 @@ static void test_sentences_refused(Tests* t) {
 // Batches of masked sentences
 
 static MlmRecipe published_recipe(void) {
-    MlmRecipe r = {20, 0.15, 0, 1, 0, 0, 0.1};
+    MlmRecipe r = {20, 0.15, 0, 1, 0, 0.1};
     return r;
 }
 
@@ -1254,12 +1254,10 @@ static void test_mlm_stream(Tests* t) {
     char* pattern = path_in(t, "s*.bin");
     for (int pack = 1; pack <= 3; pack += 2) {
         MlmRecipe r = published_recipe();
-        MlmData data, other, fixed;
+        MlmData data, other;
         r.pack = pack;
         mlm_open(&data, pattern, 96, r, 7);
         mlm_open(&other, pattern, 96, r, 8);
-        r.static_masks = 2;
-        mlm_open(&fixed, pattern, 96, r, 7);
         uint64_t n = mlm_sequences(&data), start = n - 30;  // over the end of an epoch
         uint32_t one = stream_checksum(&data, start, 5, 1, 24);
         EXPECT(t, stream_checksum(&data, start, 5, 1, 8) == one && stream_checksum(&data, start, 5, 2, 4) == one);
@@ -1268,10 +1266,8 @@ static void test_mlm_stream(Tests* t) {
                stream_checksum(&data, start + 24, 4, 4, 2) == stream_checksum(&data, start + 24, 4, 1, 12));  // resumed
         EXPECT(t,
                stream_checksum(&other, start, 5, 1, 24) != one && stream_checksum(&data, start + n, 5, 1, 24) != one);
-        EXPECT(t, stream_checksum(&fixed, 0, 1, 1, 24) == stream_checksum(&data, 0, 1, 1, 24));
 
-        // The order of each epoch visits every row once. The draws of a row differ between epochs, but with
-        // static_masks = 2 they are those of two epochs before.
+        // The order of each epoch visits every row once. The draws of a row differ between epochs.
         unsigned char* seen = (unsigned char*)xcalloc((size_t)n, 1);
         uint64_t at[4], as_before = 0, as_other = 0;
         for (uint64_t i = 0; i < 4 * n; i++) {
@@ -1284,19 +1280,16 @@ static void test_mlm_stream(Tests* t) {
         EXPECT(t, as_before < n / 4 && as_other < n / 4);
         Crc32 table;
         MlmBatch b;
-        uint32_t dynamic[4], of_two[4];
+        uint32_t drawn[4];
         crc32_init(&table);
         mlm_batch_alloc(&b, 1, 96, r.max_predictions);
-        for (int epoch = 0; epoch < 4; epoch++) {
-            mlm_batch_build(&b, &data, at[epoch], 1), dynamic[epoch] = batch_checksum(&b, &table, 0, 0);
-            mlm_batch_build(&b, &fixed, at[epoch], 1), of_two[epoch] = batch_checksum(&b, &table, 0, 0);
-        }
-        EXPECT(t, dynamic[0] != dynamic[1] && dynamic[0] != dynamic[2] && dynamic[1] != dynamic[3]);
-        EXPECT(t, of_two[0] == of_two[2] && of_two[1] == of_two[3] && of_two[0] != of_two[1]);
+        for (int epoch = 0; epoch < 4; epoch++)
+            mlm_batch_build(&b, &data, at[epoch], 1), drawn[epoch] = batch_checksum(&b, &table, 0, 0);
+        EXPECT(t, drawn[0] != drawn[1] && drawn[0] != drawn[2] && drawn[1] != drawn[3]);
         EXPECT(t, mlm_fingerprint(&data) == mlm_fingerprint(&other));
         mlm_batch_free(&b);
         free(seen);
-        mlm_close(&data), mlm_close(&other), mlm_close(&fixed);
+        mlm_close(&data), mlm_close(&other);
     }
     free(pattern);
     made_free(&m);
@@ -1305,13 +1298,6 @@ static void test_mlm_stream(Tests* t) {
 static void open_short(const char* argument) {
     MlmData data;
     mlm_open(&data, argument + strlen(argument) + 1, 7, published_recipe(), 0);
-}
-
-static void open_unmasked(const char* argument) {
-    MlmData data;
-    MlmRecipe r = published_recipe();
-    r.max_predictions = 0;
-    mlm_open(&data, argument + strlen(argument) + 1, 128, r, 0);
 }
 
 static void open_alone(const char* path) {
@@ -1332,7 +1318,6 @@ static void test_mlm_refused(Tests* t) {
     Made m = make_sentences(t, 1, 1);
     char* path = path_in(t, "s0.bin");
     expect_end(t, USAGE, "-t must be at least 8", open_short, "7 tokens");
-    expect_end(t, USAGE, "at least one token", open_unmasked, "--max-predictions 0");
     expect_end(t, USAGE, "contains one document", open_alone, path);
     expect_end(t, USAGE, "is larger than the model's", open_narrow, path);
     free(path);

@@ -16,10 +16,9 @@ only=("$@")
 case ${PROGRAM##*/} in train_bert*) trainer=bert ;; finetune_bert*) trainer=tune ;; *) trainer=gpt2 ;; esac
 # Of finetune_bert the flags that the other trainers lack, and those of a step.
 [ $trainer != tune ] || [ ${#only[@]} -gt 0 ] || only=(--task --labels --stride --predictions --optimizer --init --schedule
-    --lr --warmup --final-lr --wsd-decay --poly-power --weight-decay --beta1 --beta2 --eps --clip --embedding-lr --vector-lr
-    --cautious-decay --muon-scale --muon-coefficients --muon-momentum --muon-warmup --normuon-beta2 --dropout --loss-scale
-    --loss-scale-start --loss-scale-growth --seed --shuffle --overfit --on-nan --val-every --checkpoint-every --keep
-    --keep-every --stop-after --fp8 --fp8-steps --output)
+    --lr --warmup --final-lr --poly-power --weight-decay --beta1 --beta2 --eps --clip --embedding-lr --vector-lr
+    --cautious-decay --muon-warmup --dropout --loss-scale --loss-scale-start --seed --shuffle --overfit --on-nan --val-every
+    --checkpoint-every --keep --keep-every --stop-after --fp8 --fp8-steps --output)
 case ${PROGRAM##*/} in *cu) is_gpu=1 ;; *) is_gpu= ;; esac
 
 # From --help: the long names in order, and for each the short name and the default.
@@ -66,7 +65,6 @@ norm() { # of the weights, which are fp32 in CPU builds
 }
 kinds() { od -An -v -tu1 -w1 stdout | sort -u | wc -l; }  # different bytes of the text
 last() { each "$1" | tail -n 1; }
-speed() { awk '{ print 1 / ($1 + 0.001) }' cpu; }  # 1 / seconds of processor time, which does not depend on the load
 
 # All output but times. A profile consists of times.
 strip_times() {
@@ -80,7 +78,7 @@ everything() {
     [ -d out/profile ] || strip_times stdout
     strip_times stderr
     [ ! -f out/log.jsonl ] || strip_times out/log.jsonl
-    find . -path '*/profile/*' -print -o -type f ! -name stdout ! -name stderr ! -name log.jsonl ! -name command ! -name cpu -exec cksum {} + | sort
+    find . -path '*/profile/*' -print -o -type f ! -name stdout ! -name stderr ! -name log.jsonl ! -name command -exec cksum {} + | sort
 }
 
 observed() { (cd "$1" && eval "$2" 2>/dev/null | tr '\n' ' ' | sed 's/ $//'); }  # RUN OBSERVABLE
@@ -96,8 +94,8 @@ if [ $trainer = tune ]; then base="$base --task classify -i in/texts.tsv -j in/t
 [ -z "$is_gpu" ] || base="$base --autotune 0"
 
 # The run of a row with the flag at "--flag=value" or, with "--flag", absent; $dir is its directory. Of the row's other
-# flags, @from=DIR: start with a copy of that directory; @ranks: on two ranks; @limit=N: no file above N KiB;
-# @end=SECONDS: end it after that time. The value @none removes a flag of the base.
+# flags, @from=DIR: start with a copy of that directory; @ranks: on two ranks; @end=SECONDS: end it
+# after that time. The value @none removes a flag of the base.
 need() { # FLAG[=VALUE] OTHERS
     local -A flag=()
     local -a words=() commands=()
@@ -109,7 +107,6 @@ need() { # FLAG[=VALUE] OTHERS
         shift
         case $word in
             @from=*) prepare+="cp -r in/${word#*=}/. .; " ;;
-            @limit=*) prepare+="trap '' XFSZ; ulimit -f ${word#*=}; " ;;
             @end=*) limit=${word#*=} ;;
             @ranks) start='mpirun --oversubscribe --bind-to none -np 2' ;;
             *) flag[${long[$word]:-$word}]=$1 && shift ;;
@@ -127,7 +124,7 @@ need() { # FLAG[=VALUE] OTHERS
         run_of["$prepare$key"]=$dir
         mkdir "$dir"
         echo "ln -s '$work/data' '$work/in' .; $prepare
-            { time $key </dev/null >stdout 2>stderr; } 2>cpu
+            $key </dev/null >stdout 2>stderr
             echo \$? >status" >"$dir/command"
         runs+=("$dir")
     fi
@@ -265,11 +262,7 @@ row --optimizer '' muon 'nth loss 2; weights' '*' '*' 'nth loss 1; each lr'
 row --optimizer '--optimizer muon' normuon 'nth loss 2; weights' '*' '*' 'nth loss 1; each lr'
 row --init '' zero-out 'nth loss 1; weights' '*' '*' 'each lr'
 row --recipe '' in/recipe.flags 'each lr' '*' '0.002 0.002 0.002 0.002' 'nth loss 1'
-row --muon-scale '--optimizer muon' original 'nth loss 2; weights' '*' '*' 'nth loss 1'
-row --muon-coefficients '--optimizer muon' polar_express 'nth loss 2; weights' '*' '*' 'nth loss 1'
-row --muon-momentum '--optimizer muon -l 1e-2' 0.5 'nth loss 3; weights' '*' '*' 'nth loss 1'
 row --muon-warmup '--optimizer muon -l 1e-2' 4 'nth loss 3; weights' '*' '*' 'nth loss 1'
-row --normuon-beta2 '--optimizer normuon -l 1e-2' 0.5 'nth loss 3; weights' '*' '*' 'nth loss 1'
 row --cautious-decay '-l 1e-2 -c 0.5' 1 'weights; nth loss 3' '*' '*' 'nth loss 1' "$norm_rises"
 row --cautious-decay '--optimizer muon -l 1e-2 -c 0.5' 1 'weights; nth loss 3' '*' '*' 'nth loss 1' "$norm_rises"
 row --embedding-lr '-l 1e-2 -a 1' 1e-3 'weights; nth loss 2' '*' '*' 'nth loss 1; each lr' '> last loss'
@@ -277,19 +270,15 @@ row --vector-lr '-l 1e-2 -a 1' 1e-3 'weights; nth loss 2' '*' '*' 'nth loss 1; e
 if [ $trainer != tune ]; then
     row --ema '-v 2' 0.5 'each ema_val_loss; ls out | grep ema' '' '*' 'each loss; each val_loss'
     row --ema-start '-v 2 --ema 1 -l 1e-2' 3 'each ema_val_loss' '*' '*' 'each loss; each val_loss' '< last ema_val_loss'
-    row --batch-ramp "-d $((4 * tokens)) -l 1e-2" 3 'each loss; weights' '*' '*' 'each lr'
-    row --patience '-v 1 -l 0' 2 'steps_of loss | tail -n 1; says "stopped by --patience"' 4 '3 stopped*' 'nth val_loss 1'
     row --keep-best '-v 1 -l 0 -nk 1' 1 checkpoints 4 '1 4' 'each loss; weights'
 fi
-[ $trainer != gpt2 ] || row --seq-warmup '-l 1e-2' 4 'nth loss 1; weights' '*' '*' 'each lr'
 row --schedule '-q 0.5' $schedule 'each lr' '*' '*' 'nth lr 1'
 row --schedule '-q 0.5' constant 'each lr' '*' '0.0003 0.0003 0.0003 0.0003' 'nth loss 1'
 row --schedule '-q 0 --poly-power 2' poly 'each lr' '*' '0.0003 0.00016875 7.5e-05 1.875e-05'
-row --schedule '-q 0 --wsd-decay 0.5' wsd 'each lr' '*' '0.0003 0.0003 0.0003 8.78679*e-05'
+row --schedule '-q 0 -x 10' wsd 'each lr' '*' '0.0003 * 0.0003 0.0003 8.78679*e-05'
 row --lr '-k constant -a 1' 6e-4 'each lr' '0.0003 *' '0.0006 0.0006 0.0006 0.0006' 'nth loss 1' '< last loss'
 row --warmup '-k constant -a 1' 2 'each lr' '0.0003 *' '0.00015 0.0003 0.0003 0.0003' 'nth loss 1' '> last loss'
 row --final-lr '-k linear -a 1' 0.5 'each lr' "$(linear "$(D --final-lr)")" "$(linear 0.5)" 'nth loss 1' "$([ "$(D --final-lr)" = 0 ] && echo "<" || echo ">") last loss"
-row --wsd-decay '-k wsd -q 0' 0.5 'each lr' '0.0003 0.0003 0.0003 0.0003' '0.0003 0.0003 0.0003 8.78679*e-05'
 row --poly-power '-k poly -q 0' 2 'each lr' '0.0003 0.000225 0.00015 7.5e-05' '0.0003 0.00016875 7.5e-05 1.875e-05'
 row --weight-decay '-l 1e-2' 0.5 'weights; each loss' '*' '*' 'nth loss 1; nth grad_norm 1' "$norm_falls"
 row --beta1 '-l 1e-2' 0.5 'nth loss 3; nth loss 4' '*' '*' 'nth loss 1; nth grad_norm 1'
@@ -301,8 +290,6 @@ row --norm-outlier '-x 160 -l 0' 0.001 'skipped | head -n 1' '' '@(129|1[3-6][0-
 row --loss-scale '' fixed 'count each loss_scale; each loss_scale | head -n 1' 0 '1 65536'
 row --loss-scale '' off 'each loss_scale' '' =
 row --loss-scale-start '--loss-scale fixed' 1024 'each loss_scale' '65536 65536 65536 65536' '1024 1024 1024 1024'
-row --loss-scale-growth '--loss-scale dynamic' 2 'each loss_scale' \
-    '65536 65536 65536 65536' '65536 65536 131072 131072'
 row --dropout '-v 4 -a 1 -l 1e-2 -x 20' 0.5 'each loss' '*' '*' 'nth val_loss 1' "$unfit"
 case $PROGRAM in
     */fp16/* | */fp32/*) row --fp8 '' 1 'cat status' 0 2 ;;
@@ -329,9 +316,6 @@ row --checkpoint-every '' 2 checkpoints 4 '2 4' 'each loss; weights'
 row --keep '-n 1' 1 checkpoints '3 4' 4 weights
 row --keep-every '-n 1 --keep 1 -x 5' 2 checkpoints 5 '2 4 5' weights
 row --async-checkpoint '-x 12 -n 4' 0 saved_late 2 0 'each loss; weights'
-row --on-checkpoint-error '@limit=48 -n 2 --async-checkpoint 0' stop 'cat status; says "step 4/4"' \
-    '1 step 4/4' 1 'checkpoints'
-row --max-hours '' 1e-9 'says "stopped by --max-hours after step 0"; steps_of loss' '1 2 3 4' 'stopped*'
 row --evaluate '' 1 'ls -d out; says "^val loss [0-9.]+"' out 'val loss*'
 row --profile '' 1 'cat status; ls out/profile' 0 2 'ls -d data'
 row --profile '-x 8' 1 'ls -d out/profile' '' out/profile 'each loss; weights'
@@ -371,7 +355,6 @@ row --rendezvous "$rendezvous" in 'says "needs the address|in/rank0-"' 'needs th
 row --timeout '@end=5 -pn 2 -pr 1 -pf .' 1 'cat status' 124 1
 row_ranks --ranks-per-machine '' 1 results '*' '='
 row_ranks --zero "-e L=2,C=64,NH=2,T=16" 1 'memory optimizer' '*' '$(less 1)' 'nth loss 1'
-row_ranks --reduce '' bf16 'nth grad_norm 1; weights' '*' '*' 'nth loss 1'
 row_ranks --bucket '' 1000 'says "gradients summed [a-z ]+"' \
     'gradients summed bucket by bucket*' 'gradients summed at once*' 'nth loss 1'
 
@@ -384,24 +367,18 @@ if [ $trainer = gpt2 ]; then
     row --generate '-e in/started/out' 5 'ls -d out; says "^[0-9]+ tokens in"' out '5 tokens in'
     row --samples "$write" 3 'grep -acx -e --- stdout; says "^[0-9]+ tokens"' '0 60 tokens' '2 180 tokens'
     row --prompt "$write" static 'grep -ac ^static stdout' 0 1
-    row --prompt-file "$write" in/prompt 'grep -ac ^static stdout' 0 1
+    row --prompt "$write" @in/prompt 'grep -ac ^static stdout' 0 1
     row --chat '-e in/chat --generate 9' hello 'text | cksum' '*' '*'
     row --temperature "$write --prompt i" 0 'text | cksum' '*' "$(greedy | cksum)" : '< kinds'
     row --temperature "$write --prompt i" 0.02 'text | cksum' '*' '*' : '< kinds'
     row --top-k "$write --prompt i" 1 'text | cksum' '*' "$(greedy | cksum)" : '< kinds'
     row --top-p "$write --prompt i" 1e-9 'text | cksum' '*' "$(greedy | cksum)" : '< kinds'
-    cached='-e L=2,C=64,NH=2,T=256,V=257 --generate 250'
-    # On a GPU a step of this model takes as long as its launches, with the cache and without.
-    if [ -n "$is_gpu" ]; then row --kv-cache "$cached" 0 text '*' =
-    else row --kv-cache "$cached" 0 speed '[0-9]*' '$(less 3)' text; fi
 elif [ $trainer = bert ]; then
     lines="-e L=1,C=16,NH=2,T=64,V=261 -i in/small/train.bin -b 1"  # each of its four documents is a sequence
     row --loss-mean "$lines -d 128 --mask-fraction 0.5" micro 'each loss; each grad_norm' '*' '*' 'each lr'
     row --nsp '' 0 'count each nsp_loss' 4 0
-    row --max-predictions '' 1 'each loss' '*' '*' 'each lr'
     row --mask-fraction '' 0.5 'each loss' '*' '*' 'each lr'
     row --whole-word-masking "$small -b 8" 1 'each loss' '*' '*' 'each lr'
-    row --static-masking "$lines -b 4 -l 0 --shuffle 0" 1 'count each loss' 4 1
     row --short-sequences '' 0.9 'each loss' '*' '*' sequences
     row --pack "$lines" 3 sequences '1 1 1 1' '@(1 3|3 1) @(1 3|3 1)' 'each lr'
     row --phase2 '-e @none -x 2 -b 1 -t 16' in/started/out "says '\| steps 1 to 2|in/started/out/ckpt/0*2 '" \
@@ -413,13 +390,12 @@ elif [ $trainer = bert ]; then
     row --embed '-e in/started/out @from=embed' lines 'ls -d out *.npy; says "3 vectors of 16"' out 'lines.npy 3 vectors of 16'
     row --vectors "$vectors" v.npy 'ls *.npy' lines.npy v.npy
     row --pool "$vectors" cls 'cksum lines.npy' '*' '*' 'wc -c lines.npy'
-    row --normalize "$vectors" 1 'cksum lines.npy' '*' '*' 'wc -c lines.npy'
 fi
 if [ $trainer != tune ]; then
     explained="-e in/started/out --explain a[MASK]b"
     page='ls out/explain'
     row --explain '-e in/started/out' 'a[MASK]b' 'ls out' '*ckpt*' explain
-    row --explain-file '-e in/started/out' in/prompt_mask 'ls out' '*ckpt*' explain
+    row --explain '-e in/started/out' @in/prompt_mask 'ls out' '*ckpt*' explain
     row --explain-tensors "$explained" 1 "$page" explain.html 'activations.safetensors explain.html*'
     if [ $trainer = bert ]; then
         row --explain-second "$explained" 'c' 'says "^(loss|no loss)"' 'no loss' loss

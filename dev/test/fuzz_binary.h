@@ -49,7 +49,7 @@ static void shards_read_case(void) {
         for (int k = 0; k < B * FUZZ_T && !error.message; k++)
             if (inputs[k] < 0 || inputs[k] >= FUZZ_V || targets[k] < 0 || targets[k] >= FUZZ_V)
                 fuzz_broken("tokens %d and %d of %d", inputs[k], targets[k], FUZZ_V);
-        documents_find(&documents, inputs, B, FUZZ_T, FUZZ_T, FUZZ_V - 1);
+        documents_find(&documents, inputs, B, FUZZ_T, FUZZ_V - 1);
         if (documents.count < B || documents.count > B * FUZZ_T || documents.longest > FUZZ_T)
             fuzz_broken("%d documents", documents.count);
     }

@@ -23,7 +23,7 @@ static const FuzzTrainer* case_trainer(const char* name, char path[64]) {
 
 static void command_line_seeds(CaseList* list) {
     static const char* const texts[][2] = {
-        {"gpt2.txt", "-e\nL=2,C=16,NH=2,T=32,V=300\n-b\n2\n-t\n16\n-l\n1e-3\n-k\nwsd\n--wsd-decay=0.5\n-r\n2\n"},
+        {"gpt2.txt", "-e\nL=2,C=16,NH=2,T=32,V=300\n-b\n2\n-t\n16\n-l\n1e-3\n-k\nwsd\n--final-lr=0.5\n-r\n2\n"},
         {"gpt2.txt",
          "-e\nd12\n-b\n8\n-d\n524288\n--optimizer\nlamb\n-z\n1\n-u\n700\n-q\n0.1\n-c\n0.1\n--dropout\n0.1\n"},
         {"gpt2.txt",
@@ -32,20 +32,20 @@ static void command_line_seeds(CaseList* list) {
         {"gpt2.txt",
          "-s\n0\n-g\n64\n--temperature\n0.8\n--top-k\n40\n-a\n1\n--shuffle\n0\n--beta1\n0.8\n--eps=1e-9\n"
          "--clip\n0\n-w\n0\n--loss-scale\nfixed\n--loss-scale-start\n1024\n-ge\n1\n-f\n1\n--attention\nmaterialized\n"},
-        {"gpt2.txt", "--generate\n16\n--samples\n3\n--prompt\nHello\n--top-p\n0.9\n--kv-cache\n0\n-sl\n3\n-sg\n4.5\n"},
+        {"gpt2.txt", "--generate\n16\n--samples\n3\n--prompt\nHello\n--top-p\n0.9\n-sl\n3\n-sg\n4.5\n"},
         {"gpt2.txt",
          "--profile\n3\n--profile-warmup\n1\n--mode\nforward\n--ceilings\nx.json\n-h\n10\n--choices\na,b\n"},
         {"gpt2.txt", "--help\n"},
         {"gpt2.txt", ""},
         {"gpt2.txt",
-         "-pn\n4\n-pr\n1\n-ps\nnode0\n--bucket\n0\n--reduce\nbf16\n--timeout\n5\n--max-hours\n0.5\n-b\n1\n"},
+         "-pn\n4\n-pr\n1\n-ps\nnode0\n--bucket\n0\n--timeout\n5\n-b\n1\n"},
         {"bert.txt",
-         "-e\nL=1,C=8,NH=2,T=16,V=64\n-b\n2\n--nsp\n0\n--max-predictions\n2\n--mask-fraction\n0.2\n--pack\n4\n"},
+         "-e\nL=1,C=8,NH=2,T=16,V=64\n-b\n2\n--nsp\n0\n--mask-fraction\n0.2\n--pack\n4\n"},
         {"bert.txt",
          "-e\nbert-base\n--optimizer\nlamb\n-k\npoly\n--poly-power\n0.5\n--loss-mean\nmicro\n-d\n65536\n-b\n8\n"},
         {"bert.txt", "--task\nclassify\n--labels\n3\n-i\ntexts.tsv\n--epochs\n2\n-e\nL=1,C=8,NH=2,T=16,V=64\n-b\n2\n"},
         {"bert.txt",
-         "--whole-word-masking\n1\n--static-masking\n10\n--short-sequences\n0\n--fill\na [MASK]\n--phase2\nout\n"},
+         "--whole-word-masking\n1\n--short-sequences\n0\n--fill\na [MASK]\n--phase2\nout\n"},
     };
     for (size_t i = 0; i < COUNT_OF(texts); i++) seed_text(list, texts[i][0], texts[i][1]);
 }

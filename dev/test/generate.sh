@@ -1,6 +1,6 @@
 #!/bin/bash
-# Texts by --generate and samples while training: equal with and without the KV cache, also beyond the model's positions;
-# kinds of prompts; refusals.
+# Texts by --generate and samples while training: equal to tokens that are generated one by one, without cached ones before
+# them, also beyond the model's positions; kinds of prompts; refusals.
 #
 #     bash dev/test/generate.sh PROGRAM          from the repository's root
 #
@@ -17,38 +17,36 @@ mv data away  # --generate needs no data
 before=$(listing "$box")
 
 # ---------------------------------------------------------------------------------------------------------
-# With and without the KV cache
+# The KV cache: each token is that of a run of its own, whose prompt is what the model sees of the text before it
 
-# The output of FLAG..., which must be the same without the cache, in $work/text.
-same() { # NAME FLAG...
-    local why
-    run "${@:2}" --kv-cache 0
+same() { # NAME PROMPT TOKENS WINDOW FLAG...: WINDOW: -t of the text; longer ones move by a quarter of it
+    local name=$1 prompt=$2 tokens=$3 window=$4 why i begin=0
+    shift 4
+    printf %s "$prompt" >"$work/begin"
+    run "$@" -t "$window" --prompt "$prompt" --generate "$tokens"
     why=$(ended_with 0)
     cp "$work/stdout" "$work/text"
-    run "${@:2}" --kv-cache 1
-    why=${why:-$(ended_with 0)}
-    [ -n "$why" ] || [ -s "$work/text" ] || why='no text'
-    [ -n "$why" ] || cmp -s "$work/text" "$work/stdout" || why='the cache changes the text'
-    verdict "the cache: $1" "$why"
-}
-long='static inline int min_int(int a, int b) { return a < b ? a : b; }'
-for model in tied untied; do
-    for seed in 1 2; do
-        for prompt in '' 'static ' "$long"; do
-            for way in '0' '0.8 --top-k 5' '1 --top-p 0.9' '1.5'; do
-                # shellcheck disable=SC2086
-                same "$model, seed $seed, a prompt of ${#prompt} bytes, temperature $way" -e "$box/$model" --seed $seed \
-                    --prompt "$prompt" --generate 70 --temperature $way
-            done
-        done
+    [ "$(wc -c <"$work/text")" -eq $((${#prompt} + tokens + 1)) ] || why=${why:-'a token is not a byte'}
+    for ((i = ${#prompt}; i < ${#prompt} + tokens; i++)); do
+        [ -z "$why" ] || break
+        [ $((i - begin)) -le "$window" ] || begin=$((begin + window / 4))
+        head -c $i "$work/text" | tail -c $((i - begin)) >"$work/begin"
+        run "$@" --prompt "@$work/begin" --generate 1
+        why=$(ended_with 0)
+        cmp -s "$work/stdout" <(head -c $((i + 1)) "$work/text" | tail -c $((i + 1 - begin)); echo) || why=${why:-"another token $i"}
     done
+    verdict "the cache: $name" "$why"
+}
+for model in tied untied; do
+    for way in '0' '0.8 --top-k 5' '1 --top-p 0.9'; do
+        # shellcheck disable=SC2086
+        same "$model, temperature $way" 'static ' $((T - 7)) $T -e "$box/$model" --temperature $way
+    done
+    same "$model, the window moves" 'static ' 40 $((T - 4)) -e "$box/$model" --temperature 0
 done
-same 'up to the last position' -e "$box/tied" --prompt 'int main' --generate $((T - 8))
-same 'one position beyond'      -e "$box/tied" --prompt 'int main' --generate $((T - 7))
-same 'sequences of 3 tokens'   -e "$box/tied" -t 3 --generate 30
-same 'sequences of 1 token'    -e "$box/tied" -t 1 --generate 30
-same 'a prompt of T - 1'       -e "$box/tied" --prompt 'return 0; // 3456 890 23' --generate 9
-same 'recomputing'             -e "$box/tied" -r 2 --prompt 'int' --generate 40
+same 'sequences of 4 tokens' 'i' 20 4 -e "$box/tied" --temperature 0
+same 'recomputing' 'int' 12 $T -e "$box/tied" --temperature 0 -r 2
+long='static inline int min_int(int a, int b) { return a < b ? a : b; }'
 
 # ---------------------------------------------------------------------------------------------------------
 # Texts
@@ -84,25 +82,30 @@ grep -Eq '^50 tokens in [0-9.]+ s: [0-9.]+ tokens/s after the first$' "$work/std
 verdict 'the text starts with the prompt; the speed on stderr' "$why"
 cp "$work/stdout" "$work/text"
 printf 'void f(' >"$work/prompt"
-run "${G[@]}" --prompt-file "$work/prompt" --temperature 0
-verdict '--prompt-file' "$(ended_with 0)$(cmp -s "$work/stdout" "$work/text" || echo 'another text than with --prompt')"
+run "${G[@]}" --prompt "@$work/prompt" --temperature 0
+verdict '--prompt @FILE' "$(ended_with 0)$(cmp -s "$work/stdout" "$work/text" || echo 'another text than with --prompt')"
 printf 'void f(' >"$work/prompt"
-run "${G[@]}" --prompt-file <(printf 'void '; sleep 0.1; printf 'f(') --temperature 0
-verdict '--prompt-file from a pipe, in two parts' "$(ended_with 0)$(cmp -s "$work/stdout" "$work/text" || echo 'another text than with --prompt')"
-"$PROGRAM" "${G[@]}" --prompt-file /dev/stdin --temperature 0 <"$work/prompt" 2>&1 >"$work/stdout" | head -n 1 >"$work/stderr"
-verdict '--prompt-file from standard input' "$(cmp -s "$work/stdout" "$work/text" || echo "another text than with --prompt: $(cat "$work/stderr")")"
+run "${G[@]}" --prompt @<(printf 'void '; sleep 0.1; printf 'f(') --temperature 0
+verdict '--prompt @FILE of a pipe, in two parts' "$(ended_with 0)$(cmp -s "$work/stdout" "$work/text" || echo 'another text than with --prompt')"
+for stdin in - @-; do
+    "$PROGRAM" "${G[@]}" --prompt $stdin --temperature 0 <"$work/prompt" 2>&1 >"$work/stdout" | head -n 1 >"$work/stderr"
+    verdict "--prompt $stdin" "$(cmp -s "$work/stdout" "$work/text" || echo "another text than with --prompt: $(cat "$work/stderr")")"
+done
 mkfifo "$work/fifo"
-timeout -k 5 1 "$PROGRAM" "${G[@]}" --prompt-file "$work/fifo" >"$work/stdout" 2>"$work/stderr"
+timeout -k 5 1 "$PROGRAM" "${G[@]}" --prompt "@$work/fifo" >"$work/stdout" 2>"$work/stderr"
 status=$?
 verdict 'SIGTERM while it waits for a pipe' "$([ $status -eq 124 ] || echo "status $status")"
 if is_sanitized; then skip 'standard input of mpirun' 'with sanitizers'
 elif prepare_ranks; then
-    mpirun --oversubscribe --bind-to none -np 2 "$PROGRAM" "${G[@]}" --prompt-file /dev/stdin --temperature 0 \
+    mpirun --oversubscribe --bind-to none -np 2 "$PROGRAM" "${G[@]}" --prompt - --temperature 0 \
         <"$work/prompt" >"$work/stdout" 2>"$work/stderr"
     verdict 'standard input of mpirun reaches all ranks' "$(cmp -s "$work/stdout" "$work/text" || echo "another text than of one: $(head -n 1 "$work/stderr")")"
 else skip 'standard input of mpirun' "$why"; fi
 printf 'a\377\0b' >"$work/prompt"
-accepted 'a prompt that is not UTF-8' "${G[@]}" --prompt-file "$work/prompt"
+accepted 'a prompt that is not UTF-8' "${G[@]}" --prompt "@$work/prompt"
+printf '@a' >"$work/prompt"
+run "${G[@]}" --prompt "@$work/prompt"
+verdict 'a prompt that begins with @' "$(ended_with 0)$([ "$(head -c 2 "$work/stdout")" = @a ] || echo 'the text does not start with it')"
 
 run "${G[@]}" --samples 3 --prompt 'int'
 why=$(ended_with 0)
@@ -135,12 +138,10 @@ f '--samples 0'                "--samples: '0' "                          --gene
 f '--samples without texts'    '--samples 2: needs --generate'           --samples 2
 f '--generate and --evaluate'  '--generate 4 and --evaluate 1: '          --generate 4 --evaluate 1
 f '--top-p 1.5'                "--top-p: '1.5' "                          --generate 4 --top-p 1.5
-f '--kv-cache 2'               "--kv-cache: '2' "                         --generate 4 --kv-cache 2
-f 'two prompts'                '--prompt and --prompt-file: '             --generate 4 --prompt a --prompt-file b
-f 'no such file'               "$work/none: cannot be read"               --generate 4 --prompt-file "$work/none"
+f 'no such file'               "$work/none: cannot be read"               --generate 4 --prompt "@$work/none"
 : >"$work/empty"
-f 'a directory'                "$box/tied: cannot be read: Is a directory" --generate 4 --prompt-file "$box/tied"
-f 'an empty file'              "--prompt-file $work/empty: is empty"      --generate 4 --prompt-file "$work/empty"
+f 'a directory'                "$box/tied: cannot be read: Is a directory" --generate 4 --prompt "@$box/tied"
+f 'an empty file'              "--prompt @$work/empty: is empty"          --generate 4 --prompt "@$work/empty"
 refused 'a prompt without a tokenizer' 2 '--prompt: no tokenizer .*merges.txt' -e "$work/bare" --generate 4 --prompt a
 cp "$box/tied/vocab.json" "$work/bare"
 refused 'a prompt without merges' 2 'vocab.json: neither merges.txt' -e "$work/bare" --generate 4 --prompt a
@@ -164,13 +165,13 @@ verdict 'nothing is written' "$([ "$before" = "$(listing "$box")" ] || echo 'fil
 # While training
 
 mv away data
-for cache in 0 1; do
-    accepted "samples of a run, --kv-cache $cache" -e L=2,C=32,NH=2,T=$T -b 4 -x 8 -v 0 -s 4 -g 60 -n 0 --prompt 'if (' --kv-cache $cache -o "$box/run$cache"
-    cp "$work/stdout" "$work/run$cache"
-done
-verdict 'samples of a run: equal with and without the cache' "$(cmp "$box/run0/sample.txt" "$box/run1/sample.txt" 2>&1)"
-verdict 'samples of a run: start with the prompt' "$([ "$(grep -ac '^if (' "$work/run1")" -ge 2 ] || echo 'they do not')"
+RUN=(-e L=2,C=32,NH=2,T=$T -b 4 -x 8 -v 0 -n 0)
+accepted 'a run without samples' "${RUN[@]}" -s 0 -o "$box/run0"
+accepted 'samples of a run' "${RUN[@]}" -s 4 -g 60 --prompt 'if (' -o "$box/run1"
+verdict 'samples of a run: start with the prompt' "$([ "$(grep -ac '^if (' "$work/stdout")" -ge 2 ] || echo 'they do not')"
 verdict 'samples change no weights' "$(cmp "$box/run0/model.safetensors" "$box/run1/model.safetensors" 2>&1)"
+run -y 1 -o "$box/run1" --generate 60
+verdict 'samples of a run: as --generate of its checkpoint' "$(ended_with 0)$(cmp "$work/stdout" <(cat "$box/run1/sample.txt"; echo) 2>&1)"
 accepted 'a resumed run may change the prompt' -y 1 -o "$box/run1" --prompt 'for (' --top-p 0.9
 
 finish

@@ -49,10 +49,10 @@ if [ $trainer = gpt2 ]; then
     compare 'outliers are skipped' 2 ${alone/L=2/L=1} -x 150 -sl 0.3 -sg 0.3
     grep -q '"skipped": true' graph/log.jsonl && why= || why='none was skipped'
     verdict 'there were outliers' "$why"
-    compare 'steps of one to three micro-batches, validations, checkpoints, samples' 3 $small $between -x 50 -d 192 --batch-ramp 30
-    compare 'attention over growing parts, average of the weights' 3 $small $between -x 50 --seq-warmup 40 --ema 0.9 --ema-start 20
+    compare 'steps of three micro-batches, validations, checkpoints, samples' 3 $small $between -x 50 -d 192
+    compare 'average of the weights' 3 $small $between -x 50 --ema 0.9 --ema-start 20
     compare 'Muon, recomputation' 3 $alone -x 12 --optimizer muon --muon-warmup 8 -r 2
-    compare 'weights in bf16 alone, a dynamic loss scale' 3 $alone -x 12 -w 0 --loss-scale dynamic --loss-scale-growth 3
+    compare 'weights in bf16 alone, a dynamic loss scale' 3 $alone -x 12 -w 0 --loss-scale dynamic
     # Scores in memory: after documents of four tokens come whole sequences, and scratch grows in a captured step.
     bytes() { printf '%b' "$(awk -v n="$1" '{
         for (i = 1; i <= NF; i++) for (b = 0; b < n; b++) { printf "\\0%03o", $i % 256; $i = int($i / 256) }
@@ -67,7 +67,7 @@ if [ $trainer = gpt2 ]; then
 else
     # Rows and masked tokens differ from step to step.
     compare 'LAMB, packed rows, validations, checkpoints, samples' 3 $small $between -x 50 --optimizer lamb --pack 3
-    compare 'steps of one to three micro-batches' 3 $alone -x 30 -d 192 --batch-ramp 20 --short-sequences 0.5
+    compare 'steps of three micro-batches' 3 $alone -x 30 -d 192 --short-sequences 0.5
     # Fine-tuning, where it has been built: texts and questions of any length.
     tune=${PROGRAM/%train_bert*/finetune_bert${PROGRAM##*train_bert}}
     if [ -x "$tune" ]; then

@@ -178,7 +178,7 @@ fi
 # Learning rates
 
 rates_are() { # "RATES" FLAG...
-    train "${MODEL[@]}" -v 0 -l 1e-3 -x 4 "${@:2}"
+    train "${MODEL[@]}" -v 0 -l 1e-3 -x "$(wc -w <<<"$1")" "${@:2}"
     local got
     got=$(column lr | tr '\n' ' ')
     verdict "learning rates, ${*:2}" "$([ "$got" = "$1 " ] || echo "they are $got")"
@@ -186,7 +186,6 @@ rates_are() { # "RATES" FLAG...
 rates_are '0.0005 0.001 0.001 0.001'         -k constant -u 2
 rates_are '0.001 0.00075 0.0005 0.00025'     -q 0 -k poly
 rates_are '0.001 0.0005625 0.00025 6.25e-05' -q 0 -k poly --poly-power 2
-rates_are '0.001 0.001 0.001 0.001'          -q 0 -k wsd --wsd-decay 0.25
-rates_are '0.001 0.001 0.001 0.000292893219' -q 0 -k wsd --wsd-decay 0.5
+rates_are '0.001 0.001 0.001 0.001 0.001 0.001 0.001 0.001 0.001 0.000292893219' -q 0 -k wsd
 
 finish

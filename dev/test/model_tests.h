@@ -61,8 +61,7 @@ static void report_decay(Tests* t, const TensorTable* table) {
 // which GPT-2 stores three as one, and everything else by AdamW with rates of its own. Replaces the optimizer.
 static void report_muon_step(Tests* t, const ModelBuffers* b, Optimizer* o, Context* ctx) {
     const TensorTable* table = &b->table;
-    const OptimizerSettings settings = {
-        1e-2, 0.9, 0.95, 1e-8, 0.1, 1.0, 0, 0, {0.9, MUON_ORIGINAL, MUON_POLAR_EXPRESS, 1, 0.9}};
+    const OptimizerSettings settings = {1e-2, 0.9, 0.95, 1e-8, 0.1, 1.0, 0, 0, {0.9, 1}};
     UpdateSettings update;
     size_t n = table->elements;
     memset(&update, 0, sizeof update);

@@ -215,7 +215,7 @@ static char* put_documents(const char* directory, int planted, int value) {
 }
 
 static void open_documents(MlmSource* source, const char* path, int micro_steps, Context* ctx) {
-    MlmRecipe recipe = {4, 0.15, 0, 1, 0, 2, 0.1};
+    MlmRecipe recipe = {4, 0.15, 0, 1, 2, 0.1};
     memset(source, 0, sizeof *source);
     mlm_source_alloc(source, recipe, B, MLM_T, micro_steps, ctx);
     mlm_source_open(source, path, path, MLM_V, 11);

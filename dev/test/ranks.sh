@@ -102,12 +102,6 @@ for zero in 0 1; do
 done
 launch 3 $model -d 192 -x 6 -b 2 -v 0 -s 0 -n 0 -z 1 -o three
 verdict '3 ranks, -z 1' "$(ended_with 0)"
-launch 2 $common -b 2 -z 1 --reduce bf16 -o narrow
-verdict '2 ranks, all-reduce in bf16' "$(ended_with 0)"
-launch 2 ${common/--bucket 0/--bucket 1} -b 2 -z 1 --reduce bf16 -o narrow_whole
-case_is '2 ranks, all-reduce in bf16 at once: the same bits' "$(ended_with 0)" "$(same narrow_whole narrow)"
-[ -z "$(near narrow one)" ] && why='bf16 changed nothing' || why=
-verdict 'all-reduce in bf16 rounds the gradients' "$why"
 launch 2 $common -b 2 -z 1 --fp8 1 -o fp8
 why=$(ended_with 0)
 launch 2 $common -b 2 -z 1 --fp8 1 -o fp8_stopped --stop-after 13
@@ -161,11 +155,6 @@ for zero in 0 1; do
     why=${why:-$(ended_with 0)}
     case_is "elastic from -z $zero: 4, 2, 1, 4 ranks" "$why" "$(near "elastic$zero" one)"
 done
-# The ramp takes 2, 4, 6 and 8 micro-batches of one rank, which two ranks can share.
-run $common -b 1 --batch-ramp 4 -o ramp
-why=$(ended_with 0)
-launch 2 $common -b 1 --batch-ramp 4 -o ramp2
-case_is '--batch-ramp on 2 ranks: like one rank' "$why$(ended_with 0)" "$(near ramp2 ramp)"
 # Without -d a resumed run keeps its step's size.
 launch 4 $model -b 2 -x 20 -v 0 -s 0 -n 0 -o kept --stop-after 10
 launch 2 -y 1 -o kept
@@ -190,7 +179,7 @@ launch 2 -y 1 --evaluate 1 -m 3 -o kept3
 why=${why:-$(ended_with 0)}
 why=${why:-$(awk -v alone="${loss#val loss }" -v two="$(sed -n 's/^val loss //p' "$work/stdout")" 'BEGIN {d = alone - two; if (two == "" || d > 1e-5 || d < -1e-5) print alone " alone, " two " of two"}')}
 verdict 'but any number of ranks can evaluate the model' "$why"
-launch 2 $model -x 0 -z 1 --evaluate 1 --reduce bf16
+launch 2 $model -x 0 -z 1 --evaluate 1
 why=$(ended_with 0)$(grep 'memory plan' "$work/stdout" | grep -E 'gradients|optimizer [^0]|optimizer 0[.][^0]')
 verdict 'without training, no memory for gradients or optimizer state' "$why"
 
@@ -284,10 +273,6 @@ grep -q 'stopped by signal' "$work/stdout" || why=${why:-'the signal is not repo
 newest=$(ls signal/ckpt | grep -v tmp | tail -n 1)
 grep -q "\"step\": $((10#$newest))," signal/log.jsonl && [ "$(tail -n 1 signal/log.jsonl | grep -c "\"step\": $((10#$newest))")" -eq 1 ] || why=${why:-"the newest checkpoint, $newest, is not the last step's"}
 verdict 'SIGTERM to one rank: all end with 0, saved' "$why"
-launch 4 $model -b 2 -x 100000 -v 0 -s 0 -n 0 -o hours --max-hours 0.0008
-why=$(ended_with 0)
-[ -n "$(ls hours/ckpt 2>/dev/null)" ] || why=${why:-'nothing was saved'}
-verdict '--max-hours: all end with 0, saved' "$why"
 
 launch 2 $model -x 0
 verdict '-x 0: all end with 0' "$(ended_with 0)"

@@ -63,9 +63,9 @@ done
 for recompute in 1 2; do
     same "recompute $recompute" "$work/recompute$recompute" "$straight" $last "${SHORT[@]}" -r $recompute
 done
-# A scale that is a power of two changes no bit, whether it stays or doubles.
+# A scale that is a power of two changes no bit.
 same 'loss scale 65536' "$work/scale65536" "$straight" $last "${SHORT[@]}" --loss-scale fixed
-same 'loss scale 64 and more' "$work/scale64" "$straight" $last "${SHORT[@]}" --loss-scale dynamic --loss-scale-start 64 --loss-scale-growth 3
+same 'loss scale 64' "$work/scale64" "$straight" $last "${SHORT[@]}" --loss-scale fixed --loss-scale-start 64
 run "${MODEL[@]}" --seed 7 -x 20 -v 0 -n 0 -o "$work/seed"
 cmp -s "$work/seed/model.safetensors" "$straight/model.safetensors"
 verdict 'another seed gives another model' "$([ $? -eq 1 ] || echo 'the models are equal: the comparisons prove nothing')"
@@ -140,8 +140,6 @@ for override in '' ' --override 1'; do  # the checkpoint has its weights and its
         -e L=1,C=16,NH=2,T=16 $override
     refused_again "another --init$override" "--init zero-out: .*/00000010 is of a run with '" --init zero-out $override
 done
-refused_again '--batch-ramp in steps of one micro-batch' '--batch-ramp 4 needs steps of several' \
-    --batch-ramp 4 -d 32 --override 1
 again
 run -y 1 -o "$work/again" -l 1e-3 --override 1
 why=$(ended_with 0)
@@ -149,8 +147,39 @@ why=$(ended_with 0)
 cmp -s "$work/again/model.safetensors" "$straight/model.safetensors" && why=${why:-'it changed nothing'}
 verdict '--override 1' "$why"
 
+# An older version's checkpoint has flags that were removed: at their defaults it is resumed.
+retired() { # SETTINGS: as text of a JSON object's beginning
+    again
+    python3 - "$work/again/ckpt/00000010" "$1" <<'END'
+import json, os, sys, zlib
+
+folder, added = sys.argv[1:]
+path = os.path.join(folder, "trainer.json")
+text = open(path).read().replace('"settings": {', '"settings": {' + added, 1)
+assert added in text
+open(path, "w").write(text)
+files = []
+for name in sorted(set(os.listdir(folder)) - {"manifest.json"}):
+    data = open(os.path.join(folder, name), "rb").read()
+    files.append('\n  {"name": "%s", "bytes": %d, "crc32": "%08x"}' % (name, len(data), zlib.crc32(data)))
+text = '{"files": [' + ",".join(files) + "],\n"
+open(os.path.join(folder, "manifest.json"), "w").write(text + '"crc32": "%08x"}\n' % zlib.crc32(text.encode()))
+END
+}
+retired '"batch-ramp": 0, "muon-scale": "match_rms", "normuon-beta2": 0.95, "prompt-file": "", "max-hours": 2, '
+same 'resumed with removed flags at their defaults' "$work/again" "$straight" $last -y 1
+for setting in '"batch-ramp": 12' '"muon-scale": "original"' '"prompt-file": "a"'; do
+    name=${setting%%:*}
+    retired "$setting, "
+    before=$(listing "$work/again")
+    run -y 1 -o "$work/again"
+    why=$(ended_with_error 2 "00000010/trainer.json: the run has --${name//\"/} '.*'; that flag was removed, and only '.*' can go on")
+    [ "$before" = "$(listing "$work/again")" ] || why=${why:-'files were created or changed'}
+    verdict "resumed with $setting, which was removed, is refused" "$why"
+done
+
 # A dynamic loss scale: its value, the steps since it changed and the number of updates are resumed. The first scale overflows,
-# so that there are fewer updates than steps; the second run stops between two increases.
+# so that there are fewer updates than steps.
 scales() { sed -nE 's/.*"loss_scale": ([^,}]*)[,}].*/\1/p' "$1/log.jsonl" | tr '\n' ' '; }
 scaled() { # NAME MIDDLE FLAG...
     local name=$1 middle=$2 why
@@ -167,7 +196,6 @@ scaled() { # NAME MIDDLE FLAG...
     rm -rf "$work/scaled" "$work/scaled-half"
 }
 scaled 'resumed after an overflow' 10 --loss-scale dynamic --loss-scale-start 3e38 --clip 0
-scaled 'resumed while the loss scale grows' 11 --loss-scale dynamic --loss-scale-start 64 --loss-scale-growth 3
 
 # Muon: its momentum rises with the steps, and NorMuon's second moments are part of the checkpoint.
 MUON=("${SHORT[@]}" --optimizer normuon --muon-warmup 16 --cautious-decay 1 --embedding-lr 5e-3 --vector-lr 2e-3)
@@ -186,9 +214,8 @@ same_average() {
 }
 # What recipes add, together. The average is saved as a model of its own.
 RECIPE=(-b 2 -d 128 --dropout 0.1 -l 1e-2 -u 3 -q 0.1 -c 0.1 -s 0 -x 20 -v 5 -m 2 -n 0)
-together='-e L=2,C=16,NH=2,T=16,tied=0 --ema 1 --batch-ramp 12 --keep-best 1 --optimizer normuon --init zero-out'
-case ${PROGRAM##*/} in train_gpt2*) together+=' --seq-warmup 12' ;; esac
-for flags in '-e L=2,C=16,NH=2,T=16 --ema 0.9 --ema-start 3 --patience 9' "$together"; do
+together='-e L=2,C=16,NH=2,T=16,tied=0 --ema 1 --keep-best 1 --optimizer normuon --init zero-out'
+for flags in '-e L=2,C=16,NH=2,T=16 --ema 0.9 --ema-start 3' "$together"; do
     run "${RECIPE[@]}" $flags -o "$work/recipe"
     why=$(ended_with 0)
     run "${RECIPE[@]}" $flags --stop-after 7 -o "$work/recipe-half"
@@ -196,7 +223,7 @@ for flags in '-e L=2,C=16,NH=2,T=16 --ema 0.9 --ema-start 3 --patience 9' "$toge
     why=${why:-$(ended_with 0)}
     case $flags in *--ema*)
         cmp -s "$work/recipe/model.safetensors" "$work/recipe/ema/model.safetensors" && why=${why:-'the average is the model'}
-        [[ $flags != *patience* ]] || cmp -s "$work/recipe/model.safetensors" "$straight/model.safetensors" ||
+        [[ $flags == "$together" ]] || cmp -s "$work/recipe/model.safetensors" "$straight/model.safetensors" ||
             why=${why:-'the average changes the model'}
         for file in $tokenizer; do [ -f "$work/recipe/ema/$file" ] || why=${why:-"the average has no $file"}; done
         grep '"ema_val_loss"' "$work/recipe/log.jsonl" >"$work/wanted"
@@ -214,13 +241,10 @@ done
 # The loss does not improve with a rate of 0: the first validation stays the best, and its checkpoint the only older one.
 run -e L=2,C=16,NH=2,T=16 -s 0 -x 20 -m 2 -l 0 -v 2 -nk 1 -n 4 --keep-best 1 --stop-after 8 -o "$work/best-kept"
 why=$(ended_with 0)
-run -y 1 --patience 5 -o "$work/best-kept"
+run -y 1 -o "$work/best-kept"
 why=${why:-$(ended_with 0)}
-[ "$(ls "$work/best-kept/ckpt" | tr '\n' ' ')" = '00000002 00000012 ' ] || why=${why:-"checkpoints: $(ls "$work/best-kept/ckpt" | tr '\n' ' ')"}
-grep -q 'stopped by --patience after step 12' "$work/stdout" || why=${why:-'not stopped after step 12'}
-run -y 1 --patience 5 -o "$work/best-kept"
-grep -q 'stopped by --patience after step 12' "$work/stdout" || why=${why:-'resumed, it did not stop again'}
-verdict 'the best checkpoint stays; --patience counts across a resume' "$why"
+[ "$(ls "$work/best-kept/ckpt" | tr '\n' ' ')" = '00000002 00000020 ' ] || why=${why:-"checkpoints: $(ls "$work/best-kept/ckpt" | tr '\n' ' ')"}
+verdict 'the best checkpoint stays' "$why"
 rm -rf "$work/best-kept"
 # Given later, --keep-best counts from then on: there is no checkpoint of step 2.
 run -e L=2,C=16,NH=2,T=16 -s 0 -x 20 -m 2 -l 0 -v 2 -nk 1 -n 4 --stop-after 8 -o "$work/best-later"
@@ -312,7 +336,7 @@ printf -- '-o elsewhere\n' >>"$work/kept.flags"  # the directory is chosen by no
 run -y 1 "${SHORT[@]}" --recipe "$work/kept.flags"
 why=$(ended_with 0)
 verdict 'a recipe, all checkpoints damaged' "${why:-$(same_run "$work/out" "$work/flags" $last)}"
-for bad in '--rate 1' '--lr' '--lr fast' '--recipe x' '--lr 1\r--seed 2' '#\r--lr 1\r' '--lr 1\0--seed 2'; do
+for bad in '--rate 1' '--lr' '--lr fast' '--recipe x' '--lr 1\r--seed 2' '#\r--lr 1\r' '--lr 1\0--seed 2' '--batch-ramp 0'; do
     printf '%b\n' "$bad" >"$work/r.flags"
     run --recipe "$work/r.flags" -x 1 -o ''
     verdict "a recipe with $bad" "$(ended_with_error 2 'r.flags:1: ')"

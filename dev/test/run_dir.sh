@@ -202,7 +202,7 @@ if [ -z "$is_bert" ]; then
     rm -rf "$work/out"
     run "${MODEL[@]}" -x 8 -v 0 -n 1 -nk 1 --stop-after 2 -o "$work/out"
     mkfifo "$work/prompt"
-    timeout 60 "$PROGRAM" -y 1 -o "$work/out" --generate 3 --prompt-file "$work/prompt" </dev/null >"$work/reader" 2>&1 &
+    timeout 60 "$PROGRAM" -y 1 -o "$work/out" --generate 3 --prompt "@$work/prompt" </dev/null >"$work/reader" 2>&1 &
     reader=$!
     # The reader waits where both ends of the FIFO meet; from then on it has found its checkpoint.
     exec 8>"$work/prompt"
@@ -224,7 +224,7 @@ fi
 if [ -z "$is_bert" ]; then
     rm -rf "$work/out" "$work/prompt"
     mkfifo "$work/prompt"
-    timeout 60 "$PROGRAM" "${MODEL[@]}" -x 2 -v 0 -o "$work/out" --prompt-file "$work/prompt" </dev/null >"$work/late" 2>&1 &
+    timeout 60 "$PROGRAM" "${MODEL[@]}" -x 2 -v 0 -o "$work/out" --prompt "@$work/prompt" </dev/null >"$work/late" 2>&1 &
     late=$!
     exec 8>"$work/prompt"
     run "${MODEL[@]}" -x 3 -v 0 -o "$work/out"
@@ -303,11 +303,11 @@ same_log() { # NAME
 rm -rf "$work/out" "$work/straight"
 VALIDATED=("${MODEL[@]}" -x 2 -v 1 -m 4 -n 0)
 run "${VALIDATED[@]}" -o "$work/straight"
-run "${VALIDATED[@]}" --max-hours 1e-9 -o "$work/out"
+run "${VALIDATED[@]}" --stop-after 1 -o "$work/out"
 why=$(ended_with 0)
-run -y 1 -o "$work/out" --max-hours 1e-9
-run -y 1 -o "$work/out" --max-hours 0
-same_log 'stopped at step 0: one validation of it' "$why"
+run -y 1 -o "$work/out" --stop-after 1
+run -y 1 -o "$work/out"
+same_log 'stopped at a validation: one of that step' "$why"
 
 # Stopped during a long validation, which is repeated when the run is resumed.
 rm -rf "$work/out" "$work/straight"
@@ -393,9 +393,16 @@ verdict 'closed standard descriptors' "$why"
 
 # The largest loss scale, which is rounded to a larger one.
 rm -rf "$work/new"
-run "${MODEL[@]}" -x 2 -v 0 -n 0 --loss-scale dynamic --loss-scale-start 3e38 --max-hours 1e-9 -o "$work/new"
+"$PROGRAM" "${MODEL[@]}" -x 2 -v 2 -m 3000 -n 0 --loss-scale dynamic --loss-scale-start 3e38 -o "$work/new" </dev/null >"$work/stdout" 2>"$work/stderr" &
+pid=$!
+until [ -s "$work/new/log.jsonl" ] || ! kill -0 $pid 2>/dev/null; do sleep 0.002; done  # then its first validation begins
+kill -TERM $pid
+join
 why=$(ended_with 0)
-run -y 1 --max-hours 0 -o "$work/new"
-verdict '--loss-scale-start 3e38 is resumed' "${why:-$(ended_with 0)}"
+if [ ! -d "$work/new/ckpt/00000000" ]; then skip '--loss-scale-start 3e38 is resumed' 'the validation was over before the signal came'
+else
+    run -y 1 -v 0 -o "$work/new"
+    verdict '--loss-scale-start 3e38 is resumed' "${why:-$(ended_with 0)}"
+fi
 
 finish

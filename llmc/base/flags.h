@@ -321,13 +321,20 @@ static const RetiredFlag FLAGS_RETIRED[] = {
     {NULL, "--fp8-fusion", "1|2|3", NULL},
     {NULL, "--kv-cache", NULL, NULL},
     {NULL, "--loss-scale-growth", "2000", NULL},
-    {NULL, "--max-hours", NULL, "timeout -s TERM and -y 1"},
+    {NULL, "--max-hours", NULL, "timeout -s TERM, which saves, and -y 1"},
+    {NULL, "--max-predictions", "-1", "--mask-fraction"},
     {NULL, "--muon-coefficients", "newton_schulz", NULL},
+    {NULL, "--muon-momentum", "0.95", NULL},
     {NULL, "--muon-scale", "match_rms", NULL},
+    {NULL, "--normalize", NULL, NULL},
     {NULL, "--normuon-beta2", "0.95", NULL},
     {NULL, "--on-checkpoint-error", "continue", NULL},
-    {NULL, "--prompt-file", NULL, "--prompt @FILE (- for standard input)"},
+    {NULL, "--patience", "0", "--keep-best 1, and SIGTERM to stop"},
+    {NULL, "--prompt-file", "", "--prompt @FILE (- for standard input)"},
+    {NULL, "--reduce", "fp32", NULL},
     {NULL, "--seq-warmup", "0", NULL},
+    {NULL, "--static-masking", "0", NULL},
+    {NULL, "--wsd-decay", "0.2", NULL},
 };
 // clang-format on
 
@@ -381,6 +388,13 @@ static inline void flags_refuse_moved(int argc, char** argv, const char* long_na
             const char* value = argv[i][n] ? argv[i] + n + 1 : i + 1 < argc ? argv[i + 1] : "";
             die(USAGE, "%s: is a flag of %s; run: %s %s %s [flags]", long_name, program, program, long_name, value);
         }
+}
+
+// The file that the value of a flag for a text names: FILE of "@FILE", standard input of "-" and "@-". NULL: the value is
+// the text.
+static inline const char* flags_text_file(const char* value) {
+    if (strcmp(value, "-") == 0 || strcmp(value, "@-") == 0) return "/dev/stdin";
+    return *value == '@' ? value + 1 : NULL;
 }
 
 // Set every row to its default, then to the user's value. Ends the program on --help and on any mistake.

@@ -7,7 +7,7 @@
  *   cosine    f + (p - f) * (1 + cos(pi r)) / 2                Loshchilov and Hutter, "SGDR", 2016
  *   linear    f + (p - f) * (1 - r)
  *   constant  p
- *   wsd       p, and over the last part of length D = decay_fraction * S
+ *   wsd       p, and over the last part of length D = 0.2 * S, as in llm.c
  *             f + (p - f) * (1 - sqrt(r')),  r' = (s - (S - D)) / D
  *                                                              warm-up, stable, decay: Hu et al., "MiniCPM", 2024;
  *                                                              this decay: Haegele et al., "Scaling laws and compute-
@@ -26,14 +26,14 @@ typedef enum { SCHEDULE_COSINE, SCHEDULE_LINEAR, SCHEDULE_CONSTANT, SCHEDULE_WSD
 
 // The names in that order, for a flag of type FLAG_CHOICE.
 #define SCHEDULE_CHOICES "cosine|linear|constant|wsd|poly"
+#define SCHEDULE_WSD_DECAY 0.2
 
 typedef struct {
     ScheduleKind kind;
     double peak;
     int64_t warmup, total;
     double final_fraction;
-    double power;           // poly
-    double decay_fraction;  // wsd; 0.2 in llm.c
+    double power;  // poly
 } Schedule;
 
 static inline double schedule_at(const Schedule* s, int64_t step) {
@@ -46,7 +46,7 @@ static inline double schedule_at(const Schedule* s, int64_t step) {
     if (s->kind == SCHEDULE_LINEAR) return final_rate + drop * (1 - r);
     if (s->kind == SCHEDULE_POLY) return final_rate + drop * pow(1 - (double)step / (double)s->total, s->power);
     CHECK(s->kind == SCHEDULE_WSD);
-    double decay = s->decay_fraction * (double)s->total, into = (double)step - ((double)s->total - decay);
+    double decay = SCHEDULE_WSD_DECAY * (double)s->total, into = (double)step - ((double)s->total - decay);
     return into <= 0 ? s->peak : final_rate + drop * (1 - sqrt(into / decay));
 }
 

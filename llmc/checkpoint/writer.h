@@ -31,8 +31,7 @@ typedef struct {
 typedef struct {
     const ProcessGroup* group;  // NULL: alone
     Log* log;                   // NULL: nothing is reported
-    int stop_on_error;
-    int64_t saved;  // step of the newest checkpoint; -1: none
+    int64_t saved;              // step of the newest checkpoint; -1: none
 
     WriterPhase phase;
     Checkpoints c;                              // of the checkpoint that is being written, like the next fields
@@ -54,9 +53,8 @@ typedef struct {
     double lost, waited;                   // seconds that the step loop lost; of these, waiting for the thread
 } CheckpointWriter;
 
-static inline void writer_open(CheckpointWriter* w, const ProcessGroup* group, Log* log, int stop_on_error,
-                               int64_t saved) {
-    w->group = group, w->log = log, w->stop_on_error = stop_on_error, w->saved = w->step = saved;
+static inline void writer_open(CheckpointWriter* w, const ProcessGroup* group, Log* log, int64_t saved) {
+    w->group = group, w->log = log, w->saved = w->step = saved;
     w->all = (WriterShare*)xcalloc((size_t)checkpoint_ranks(group), sizeof(WriterShare));
     w->shards = (FileDigest*)xcalloc((size_t)checkpoint_ranks(group), sizeof(FileDigest));
 }
@@ -224,8 +222,7 @@ static inline void writer_report(const CheckpointWriter* w) {
     free(t.text);
 }
 
-// Finish a checkpoint that is written, or that rank `failed` could not write. Returns 0, or -1 after a warning if
-// --on-checkpoint-error does not stop the run.
+// Finish a checkpoint that is written, or that rank `failed` could not write. Returns 0, or -1 after a warning.
 static inline int writer_end(CheckpointWriter* w, int failed) {
     int is_first = checkpoint_rank(w->group) == 0, ranks = checkpoint_ranks(w->group);
     w->phase = WRITER_IDLE;
@@ -246,8 +243,6 @@ static inline int writer_end(CheckpointWriter* w, int failed) {
              why->task, strerror(why->error));
         free(who);
     }
-    if (failed >= 0 && w->stop_on_error)
-        checkpoint_die(w->group, FAILED, "%s: could not be saved, and --on-checkpoint-error stop ends the run", w->dir);
     if (failed >= 0) w->step = -1;
     for (size_t p = 0; p < COUNT_OF(w->elsewhere); p++) free(w->elsewhere[p]), w->elsewhere[p] = NULL;
     free(w->dir), free(w->tmp), free(w->config), free(w->trainer), free(w->card), free(w->warning);

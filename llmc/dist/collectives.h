@@ -17,7 +17,7 @@
 
 #include "llmc/device/device.h"
 
-typedef enum { SUM_REAL, SUM_DOUBLE, SUM_BF16, MAX_UINT32 } ReduceType;
+typedef enum { SUM_REAL, SUM_DOUBLE, MAX_UINT32 } ReduceType;
 
 typedef struct {
 #ifdef __CUDACC__
@@ -135,10 +135,7 @@ static inline void collectives_check(const Collectives* c) {
 }
 
 static inline ncclDataType_t collectives_type(ReduceType type) {
-    return type == SUM_REAL     ? ncclFloat32
-           : type == SUM_DOUBLE ? ncclFloat64
-           : type == SUM_BF16   ? ncclBfloat16
-                                : ncclUint32;
+    return type == SUM_REAL ? ncclFloat32 : type == SUM_DOUBLE ? ncclFloat64 : ncclUint32;
 }
 
 // Launch the collectives between these two calls as one.

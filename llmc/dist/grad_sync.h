@@ -14,15 +14,13 @@
  *
  * A shard is a contiguous part of the flat buffer and may begin and end inside a tensor: any number of ranks, tensors
  * of any size. Only Muon's matrices are never cut; with Muon, shards have equal cost instead of equal size. With ZeRO-1
- * each part of a bucket is reduced to the rank that owns it; without ZeRO-1 a bucket is all-reduced.
- *
- * Gradients are summed in their own type, or with `bf16` rounded to bf16 first, which halves the bytes. */
+ * each part of a bucket is reduced to the rank that owns it; without ZeRO-1 a bucket is all-reduced. */
 #ifndef LLMC_DIST_GRAD_SYNC_H
 #define LLMC_DIST_GRAD_SYNC_H
 
+#include "llmc/device/scope.h"
 #include "llmc/dist/collectives.h"
 #include "llmc/model/tensors.h"
-#include "llmc/ops/cast_bf16.h"
 
 enum { GRAD_SYNC_LAST = 1 << 30 };  // a layer number above all layers: wait for everything
 
@@ -44,7 +42,6 @@ typedef struct {
     size_t elements;    // of the flat buffer, without tensors that belong to one rank
     Bucket* buckets;    // in the order of the buffer
     int count, sent;    // buckets; those that this step has reduced so far, from the back
-    Bf16* bf16;         // [largest number of elements that are reduced together]; NULL: sums are of real
     StreamEvent ready, done;
 } GradSync;
 
@@ -111,7 +108,6 @@ static inline size_t grad_sync_layer_begin(const TensorTable* table, int layer) 
 // How gradients are summed.
 typedef struct {
     int zero;            // 1: ZeRO-1
-    int bf16;            // 1: rounded to bf16
     double bucket_mib;   // minimum MiB of gradients per bucket, or BUCKET_AUTO
     int has_p2p;         // has_p2p()
     int whole_matrices;  // ZeRO-1: shards cut no matrices (Muon)
@@ -153,19 +149,9 @@ static inline void grad_sync_cut(GradSync* r, const TensorTable* table, GradSync
     }
 }
 
-// Bytes of the buffer for gradients in bf16.
-static inline size_t grad_sync_bf16_bytes(const GradSync* r) {
-    size_t largest = 0;
-    for (int i = 0; i < r->count; i++) {
-        size_t n = r->buckets[i].end - r->buckets[i].begin;
-        largest = r->at_once ? largest + n : max_size(n, largest);
-    }
-    return largest * sizeof(Bf16);
-}
-
 // Start gradient sync with the other ranks, for the parameters of `table`.
-static inline void grad_sync_open(GradSync* r, ProcessGroup* group, const TensorTable* table, GradSyncSettings settings,
-                                  Context* ctx) {
+static inline void grad_sync_open(GradSync* r, ProcessGroup* group, const TensorTable* table,
+                                  GradSyncSettings settings) {
     memset(r, 0, sizeof *r);
     collectives_open(&r->collectives, group);
     r->elements = table->replicated;
@@ -180,14 +166,12 @@ static inline void grad_sync_open(GradSync* r, ProcessGroup* group, const Tensor
     grad_sync_cut(r, table, settings);
     stream_event_open(&r->ready), stream_event_open(&r->done);
     for (int i = 0; i < r->count; i++) stream_event_open(&r->buckets[i].params_ready);
-    if (settings.bf16 && !table->fixed) r->bf16 = (Bf16*)device_alloc(ctx, grad_sync_bf16_bytes(r), "gradients");
 }
 
 static inline void grad_sync_close(GradSync* r) {
     if (r->collectives.group->size > 1) {
         for (int i = 0; i < r->count; i++) stream_event_close(&r->buckets[i].params_ready);
         stream_event_close(&r->ready), stream_event_close(&r->done);
-        if (r->bf16) device_free(r->bf16, grad_sync_bf16_bytes(r));
         free(r->buckets), free(r->shards);
     }
     collectives_close(&r->collectives);
@@ -228,30 +212,18 @@ static inline void grad_sync_main_stream(MainStream kept, Context* ctx) {
 // is for the profile.
 static inline void grad_sync_reduce(GradSync* r, size_t begin, size_t end, int layer, real* grads, Context* ctx) {
     MainStream kept = grad_sync_side_stream(r, layer, ctx);
-    size_t n = end - begin, size = sizeof(real);
-    char* values = (char*)(grads + begin);
-    ReduceType type = SUM_REAL;
-    FlatRange ours = {.begin = begin, .size = n};
+    size_t n = end - begin;
     Scope scope = scope_open(ctx, "sum_gradients", 0, (double)n * sizeof(real), "n=%zu", n);
-    if (r->bf16) cast_to_bf16(r->bf16, grads + begin, n, ctx);
-#ifdef __CUDACC__
-    if (r->bf16) values = (char*)r->bf16, type = SUM_BF16, size = sizeof(Bf16);
-#else  // MPI has no bf16: rounded gradients are summed in fp32
-    if (r->bf16) cast_from_bf16(grads + begin, r->bf16, n, SET, ctx);
-#endif
     if (r->zero) {
         collectives_begin();
         for (int rank = 0; rank < r->collectives.group->size; rank++) {
             FlatRange part = shard_part(r, rank, begin, end);
-            if (rank == r->collectives.group->rank) ours = part;
-            if (part.size) reduce(&r->collectives, values + (part.begin - begin) * size, part.size, type, rank);
+            if (part.size) reduce(&r->collectives, grads + part.begin, part.size, SUM_REAL, rank);
         }
         collectives_end();
     } else {
-        all_reduce(&r->collectives, values, n, type);
+        all_reduce(&r->collectives, grads + begin, n, SUM_REAL);
     }
-    if (type == SUM_BF16 && ours.size)
-        cast_from_bf16(grads + ours.begin, r->bf16 + (ours.begin - begin), ours.size, SET, ctx);
     scope_close(&scope);
     grad_sync_main_stream(kept, ctx);
 }

@@ -72,12 +72,9 @@ static inline MemoryPlan memory_plan_make(const TensorTable* table, const Tensor
     optimizer += optimizer_average_bytes(held, u);
     optimizer += optimizer_muon_bytes(table, u.kind, update_shard(table, u));
     optimizer += (size_t)count * (sizeof *spans + (held < table->elements ? 2 * sizeof(double) : 0));
-    GradSync sums;
-    memset(&sums, 0, sizeof sums);
-    if (u.ranks > 1 && u.sums.bf16 && !table->fixed) grad_sync_cut(&sums, table, u.sums);
     MemoryPlan plan = {
         .part = {{"parameters", table->elements * sizeof(floatX) + copies},
-                 {"gradients", tensors_updated(table).size * sizeof(real) + grad_sync_bf16_bytes(&sums)},
+                 {"gradients", tensors_updated(table).size * sizeof(real)},
                  {"optimizer", optimizer + sizeof(LossScale) + sizeof(AdamWStep) + sizeof(Outliers)},
                  {"activations", acts->elements * sizeof(floatX) + stats->elements * sizeof(real)},
                  {"batch", batch},
@@ -86,7 +83,7 @@ static inline MemoryPlan memory_plan_make(const TensorTable* table, const Tensor
         .available = device_memory_available() + device_workspace_bytes(),
         .forward_only = table->fixed,
     };
-    free(spans), free(sums.buckets);
+    free(spans);
     return plan;
 }
 

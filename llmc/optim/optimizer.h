@@ -254,7 +254,7 @@ static inline void optimizer_init(Optimizer* o, const TensorTable* table, Optimi
 // Open gradient synchronisation with the other ranks, and allocate this rank's part of the state.
 static inline void optimizer_join(Optimizer* o, GradSync* r, const TensorTable* table, UpdateSettings u,
                                   ProcessGroup* group, Context* ctx) {
-    grad_sync_open(r, group, table, u.sums, ctx);
+    grad_sync_open(r, group, table, u.sums);
     optimizer_init_shard(o, table, u, r->shard, ctx);
 }
 

@@ -1,6 +1,5 @@
-/* The validation with the lowest loss so far. --keep-best keeps a checkpoint of it, and --patience ends a run that has
- * not improved on it for some time. trainer.json holds this state, so a resumed run decides as an uninterrupted one.
- * Validations before the first step do not count. */
+/* The validation with the lowest loss so far. --keep-best keeps a checkpoint of it. trainer.json holds this
+ * state, so a resumed run decides as an uninterrupted one. Validations before the first step do not count. */
 #ifndef LLMC_RUN_BEST_H
 #define LLMC_RUN_BEST_H
 
@@ -11,23 +10,18 @@ typedef struct {
     double loss;     // the lowest
     int64_t step;    // its step; 0: none yet
     int64_t judged;  // the newest step that was counted: a validation repeated after a resume does not count twice
-    int64_t waited;  // validations since the best one
 } Best;
 
 // Record the loss of a validation after `step` steps.
 static inline void best_judge(Best* b, int64_t step, double loss) {
     if (step <= b->judged) return;
     b->judged = step;
-    b->waited++;
     if (!isfinite(loss) || (b->step > 0 && loss >= b->loss)) return;
-    b->loss = loss, b->step = step, b->waited = 0;
+    b->loss = loss, b->step = step;
 }
 
 // The next validation becomes the best. Those so far still count as judged.
-static inline void best_forget(Best* b) { b->loss = 0, b->step = b->waited = 0; }
-
-// Whether `patience` validations in a row have not improved the loss. patience 0: never.
-static inline int best_is_over(const Best* b, int64_t patience) { return patience > 0 && b->waited >= patience; }
+static inline void best_forget(Best* b) { b->loss = 0, b->step = 0; }
 
 static inline void best_put(Text* t, const Best* b) {
     if (b->judged == 0) return;
@@ -35,7 +29,6 @@ static inline void best_put(Text* t, const Best* b) {
     text_append(t, "{", 1);
     json_put_integer(t, "judged", b->judged);
     json_put_integer(t, "step", b->step);
-    json_put_integer(t, "waited", b->waited);
     json_put_number(t, "loss", b->loss);
     text_append(t, "}", 1);
 }
@@ -47,8 +40,8 @@ static inline Best best_get(const JsonNode* object, const char* file) {
     memset(&b, 0, sizeof b);
     if (!saved) return b;
     b.judged = json_get_int(saved, "judged", file), b.step = json_get_int(saved, "step", file);
-    b.waited = json_get_int(saved, "waited", file), b.loss = json_get_double_or(saved, "loss", NAN, file);
-    if (b.step < 0 || b.step > b.judged || b.waited < 0 || (b.step > 0 && !isfinite(b.loss)))
+    b.loss = json_get_double_or(saved, "loss", NAN, file);
+    if (b.step < 0 || b.step > b.judged || (b.step > 0 && !isfinite(b.loss)))
         die(USAGE, "%s: key \"best\": is not the state of a run's validations", file);
     return b;
 }

@@ -126,8 +126,6 @@ static inline void embed_pool(Embedding* e, const real* x, int rows) {
     if (!isfinite(sum_sq))
         die(STOPPED_BY_NAN,
             "--embed: the vector of line %zu is not finite; take an earlier checkpoint or another model", e->lines);
-    double scale = e->settings->normalize ? 1 / fmax(sqrt(sum_sq), 1e-12) : 1;
-    for (int c = 0; c < e->C; c++) e->vector[c] = (float)(scale * (double)e->vector[c]);
 }
 
 // Write the vectors of the batch's sequences. `hidden` [rows, C] on the device: their last hidden states.

@@ -16,25 +16,25 @@ static inline void explain_check_utf8(const char* flag, const char* text, size_t
 // Read the text (caller frees). It must not be empty, and be valid UTF-8.
 static inline char* explain_read_text(const ExplainSettings* s, size_t* length) {
     enum { MOST_BYTES = 1 << 24 };
-    const char* flag = explain_flag(s);
+    const char* file = flags_text_file(s->text);
     char* text;
     *length = strlen(s->text);
-    if (*s->file) {
+    if (file) {
         StopHandler on_stop = process_on_stop(SIG_DFL);  // a pipe may block for long
-        text = read_to_end(s->file, MOST_BYTES, length, USAGE);
+        text = read_to_end(file, MOST_BYTES, length, USAGE);
         process_on_stop(on_stop);
     } else {
         text = xprintf("%s", s->text);
     }
-    if (!*length) die(USAGE, "%s %s: is empty; give a text", flag, s->file);
-    explain_check_utf8(flag, text, *length);
+    if (!*length) die(USAGE, "--explain %s: is empty; give a text", s->text);
+    explain_check_utf8("--explain", text, *length);
     return text;
 }
 
 // Checks for all kinds of models. By now, -y 1 has restored the settings of the resumed run, including those that
 // explain_check() set or refuses.
 static inline void explain_check_model(Explanation* e, const ExplainSettings* s, Run* r) {
-    if (r->group.size > 1) die(USAGE, "%s: is the work of one process; start it without other ranks", explain_flag(s));
+    if (r->group.size > 1) die(USAGE, "--explain: is the work of one process; start it without other ranks");
     r->settings.B = 1, r->settings.total_batch = 0, r->settings.fp8 = 0;
     e->model = r->source, e->out = r->settings.out, e->writes_tensors = s->tensors;
 }

@@ -10,7 +10,8 @@
 // Append the rows of --generate and --explain. Returns the new count.
 static inline int explain_lm_rows(ExplainSettings* s, GenerateSettings* g, Flag* table, int count) {
     return explain_rows(s, table, generate_rows(g, table, count),
-                        "Do not train: write OUT/explain/explain.html, a page of what -e computes for this text.");
+                        "Do not train: write OUT/explain/explain.html, a page of what -e computes for this text "
+                        "(@FILE: for that of a file or a pipe; -: of standard input).");
 }
 
 // Check --explain and --generate. Returns whether the run trains or evaluates.
@@ -27,11 +28,11 @@ static inline int explain_lm_open(Explanation* e, const ExplainSettings* s, Run*
     Bpe bpe;
     explain_check_model(e, s, r);
     char* text = explain_read_text(s, &length);
-    generation_open_encoder(&bpe, explain_flag(s), session);
+    generation_open_encoder(&bpe, "--explain", session);
     count = (int)bpe_encode(&ids, &bpe, text, length, AS_TOKEN);
     bpe_free(&bpe);
-    generation_check_tokens(ids, (size_t)count, explain_flag(s), session, V);
-    if (count > most) die(USAGE, "%s: the text has %d tokens; the model takes %d", explain_flag(s), count, most);
+    generation_check_tokens(ids, (size_t)count, "--explain", session, V);
+    if (count > most) die(USAGE, "--explain: the text has %d tokens; the model takes %d", count, most);
     explain_alloc_text(&e->text, count, count);
     for (int i = 0; i < count; i++) {
         e->text.tokens[i] = ids[i], e->text.rows[i] = i;

@@ -68,7 +68,7 @@ static inline const char* explain_mlm_why(const Explanation* e, const ExplainSet
 // number of tokens.
 static inline int explain_mlm_open(Explanation* e, ExplainSettings* s, Run* r, const WordPiece* words, int V, int most,
                                    int has_next) {
-    const char* flag = explain_flag(s);
+    const char* flag = "--explain";
     TokenIds ids = {NULL, 0, 0, 0, NULL}, labels = {NULL, 0, 0, 0, NULL};
     size_t length;
     char* text = explain_read_text(s, &length);

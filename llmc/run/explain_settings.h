@@ -6,7 +6,7 @@
 #include "llmc/run/settings.h"
 
 typedef struct {
-    const char *text, *file;
+    const char* text;
     const char* second;  // second text of a pair
     int next, tensors;
     int predictions;  // number of masks in the text, set when it is read
@@ -17,8 +17,6 @@ static inline int explain_rows(ExplainSettings* s, Flag* table, int count, const
     // clang-format off
     const Flag rows[] = {
         {NULL, "--explain",         FLAG_STRING, &s->text,    "",  0, 0, NULL, SCOPE_PROCESS, TOPIC_SAMPLES, help},
-        {NULL, "--explain-file",    FLAG_STRING, &s->file,    "",  0, 0, NULL, SCOPE_PROCESS, TOPIC_SAMPLES,
-         "The same, with the text of a file or a pipe, to its last byte."},
         {NULL, "--explain-tensors", FLAG_INT,    &s->tensors, "0", 0, 1, NULL, SCOPE_PROCESS, TOPIC_SAMPLES,
          "1: --explain also writes all activations and gradients, as OUT/explain/*.safetensors."},
     };
@@ -38,18 +36,12 @@ static inline int explain_pair_rows(ExplainSettings* s, Flag* table, int count) 
     return settings_add_rows(table, count, rows, COUNT_OF(rows));
 }
 
-// Name of the flag that gives the text.
-static inline const char* explain_flag(const ExplainSettings* s) { return *s->file ? "--explain-file" : "--explain"; }
+static inline int explain_is_asked(const ExplainSettings* s) { return *s->text != '\0'; }
 
-static inline int explain_is_asked(const ExplainSettings* s) { return *s->text || *s->file; }
-
-// Returns whether --explain or --explain-file is given; then the run neither trains nor saves (s->evaluate). Ends with
-// USAGE if the text is empty, as from an unset shell variable, or if flags contradict it.
+// Returns whether --explain is given; then the run neither trains nor saves (s->evaluate). Ends with USAGE if the text is
+// empty, as from an unset shell variable, or if flags contradict it.
 static inline int explain_check(const ExplainSettings* e, Settings* s, Flag* table, int count) {
-    static const char* const flags[] = {"--explain", "--explain-file"};
-    for (size_t i = 0; i < COUNT_OF(flags); i++)
-        if (flag_is_given(table, count, flags[i]) && !*(i ? e->file : e->text))
-            die(USAGE, "%s '': is empty; give a text", flags[i]);
+    if (flag_is_given(table, count, "--explain") && !*e->text) die(USAGE, "--explain '': is empty; give a text");
     if (!explain_is_asked(e)) {
         if (e->tensors || (e->second && *e->second) || e->next)
             die(USAGE, "%s: needs --explain",
@@ -59,12 +51,11 @@ static inline int explain_check(const ExplainSettings* e, Settings* s, Flag* tab
         return 0;
     }
     if (e->next && !*e->second) die(USAGE, "--explain-next 1: needs --explain-second, the other text of the pair");
-    if (*e->text && *e->file) die(USAGE, "--explain and --explain-file: both give the text; leave one out");
-    if (s->evaluate) die(USAGE, "%s: does not combine with --evaluate, --generate, --fill or --embed", explain_flag(e));
-    if (s->profile) die(USAGE, "%s and --profile: explain the model after the profiled run", explain_flag(e));
+    if (s->evaluate) die(USAGE, "--explain: does not combine with --evaluate, --generate, --fill or --embed");
+    if (s->profile) die(USAGE, "--explain and --profile: explain the model after the profiled run");
     if (s->fp8)
-        die(USAGE, "%s and --fp8 1: an fp8 model keeps no activations to show; leave --fp8 out", explain_flag(e));
-    if (!*s->out) die(USAGE, "%s: writes to -o, which is empty; name a directory", explain_flag(e));
+        die(USAGE, "--explain and --fp8 1: an fp8 model keeps no activations to show; leave --fp8 out");
+    if (!*s->out) die(USAGE, "--explain: writes to -o, which is empty; name a directory");
     s->evaluate = 1, s->B = 1, s->total_batch = 0;
     return 1;
 }

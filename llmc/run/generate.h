@@ -5,8 +5,7 @@
  *
  * The model has T positions; position 0 is the first token of a window. When a text exceeds T tokens, the window moves
  * by T / 4 and all of its tokens are recomputed at their new positions. The next T / 4 tokens cost one position each
- * again. So a token sees at least its last 3 T / 4 predecessors. Without the cache the tokens are the same, but each
- * costs the whole window. */
+ * again. So a token sees at least its last 3 T / 4 predecessors. */
 #ifndef LLMC_RUN_GENERATE_H
 #define LLMC_RUN_GENERATE_H
 
@@ -19,9 +18,9 @@
 typedef struct {
     int sample_every, sample_tokens;  // while training
     int generate, samples;            // instead of training
-    const char *prompt, *prompt_file, *chat;
+    const char *prompt, *chat;
     double temperature, top_p;
-    int top_k, kv_cache;
+    int top_k;
 } GenerateSettings;
 
 // Append the rows of these settings. Returns the new count.
@@ -37,9 +36,8 @@ static inline int generate_rows(GenerateSettings* s, Flag* table, int count) {
         {NULL, "--samples",       FLAG_INT,    &s->samples,       "1",   1, 1e6, NULL, SCOPE_FREE,    TOPIC_SAMPLES,
          "Number of texts that --generate prints, each with its own random numbers."},
         {NULL, "--prompt",        FLAG_STRING, &s->prompt,        "",    0, 0,   NULL, SCOPE_FREE,    TOPIC_SAMPLES,
-         "Beginning of samples and texts. Empty: the start of a document."},
-        {NULL, "--prompt-file",   FLAG_STRING, &s->prompt_file,   "",    0, 0,   NULL, SCOPE_FREE,    TOPIC_SAMPLES,
-         "The same, from a file or a pipe, to its last byte."},
+         "Beginning of samples and texts: a text, @FILE for a file or a pipe to its last byte, or - for standard input. "
+         "Empty: the start of a document."},
         {NULL, "--chat",          FLAG_STRING, &s->chat,          "",    0, 0,   NULL, SCOPE_FREE,    TOPIC_SAMPLES,
          "User message instead of a prompt: samples and texts answer it. For models tuned for chat."},
         {NULL, "--temperature",   FLAG_REAL,   &s->temperature,   "1.0", 0, 100, NULL, SCOPE_FREE,    TOPIC_SAMPLES,
@@ -48,8 +46,6 @@ static inline int generate_rows(GenerateSettings* s, Flag* table, int count) {
          "Sample from the k most likely tokens. 0: from all."},
         {NULL, "--top-p",         FLAG_REAL,   &s->top_p,         "0",   0, 1,   NULL, SCOPE_FREE,    TOPIC_SAMPLES,
          "Of these, sample from the smallest set of top tokens whose probabilities add up to p. 0: from all."},
-        {NULL, "--kv-cache",      FLAG_INT,    &s->kv_cache,      "1",   0, 1,   NULL, SCOPE_FREE,    TOPIC_SAMPLES,
-         "0: recompute all positions for every token of a sample, for comparison."},
     };
     // clang-format on
     return settings_add_rows(table, count, rows, COUNT_OF(rows));
@@ -59,9 +55,7 @@ static inline int generate_rows(GenerateSettings* s, Flag* table, int count) {
 // (s->evaluate).
 static inline int generate_check(const GenerateSettings* g, Settings* s, Flag* table, int count) {
     if (!*g->chat && flag_is_given(table, count, "--chat")) die(USAGE, "--chat '': is empty; give a message");
-    if (*g->prompt && *g->prompt_file) die(USAGE, "--prompt and --prompt-file: both give the prompt; leave one out");
-    if (*g->chat && (*g->prompt || *g->prompt_file))
-        die(USAGE, "--chat and %s: both give the prompt; leave one out", *g->prompt ? "--prompt" : "--prompt-file");
+    if (*g->chat && *g->prompt) die(USAGE, "--chat and --prompt: both give the prompt; leave one out");
     if (g->samples > 1 && !g->generate)
         die(USAGE, "--samples %d: needs --generate, the number of tokens of a text", g->samples);
     if (g->generate && s->evaluate)
@@ -81,7 +75,7 @@ typedef struct {
     int not_finite;  // the logits were not finite: the text is meaningless
     int end;         // the token that ends an answer; it is not part of the text; -1: none
     int is_over;     // that token was drawn
-    int T, V, kv_cache;
+    int T, V, can_cache;
     Sampler sampler;
     uint64_t key;
     int64_t written;  // new tokens of the texts that are printed
@@ -157,15 +151,14 @@ static inline void generation_check_tokens(const int* ids, size_t n, const char*
 // -1.
 static inline int* generation_read_prompt(const GenerateSettings* s, const Session* session, int V, int* count,
                                           int* end) {
-    const char* flag = *s->chat ? "--chat" : *s->prompt_file ? "--prompt-file" : "--prompt";
+    const char *flag = *s->chat ? "--chat" : "--prompt", *file = flags_text_file(s->prompt);
     size_t length = strlen(s->prompt);
     int* ids;
     Bpe bpe;
     *end = -1;
-    if (!*s->prompt && !*s->prompt_file && !*s->chat) return NULL;
-    char* text = !*s->prompt_file ? NULL : generation_read_file(s->prompt_file, session->group, &length);
-    if (length == 0 && !*s->chat)
-        die(USAGE, "--prompt-file %s: is empty; leave it out to start a document", s->prompt_file);
+    if (!*s->prompt && !*s->chat) return NULL;
+    char* text = file ? generation_read_file(file, session->group, &length) : NULL;
+    if (length == 0 && !*s->chat) die(USAGE, "--prompt %s: is empty; leave it out to start a document", s->prompt);
     generation_open_encoder(&bpe, flag, session);
     size_t n = *s->chat ? generation_encode_chat(&ids, end, &bpe, s->chat)
                         : bpe_encode(&ids, &bpe, text ? text : s->prompt, length, AS_TOKEN);
@@ -182,7 +175,7 @@ static inline void generation_open(Generation* g, const GenerateSettings* s, con
                                    int can_cache) {
     int most = max_int(T - 1, 1), *prompt;
     memset(g, 0, sizeof *g);
-    g->T = T, g->V = V, g->kv_cache = s->kv_cache && can_cache;
+    g->T = T, g->V = V, g->can_cache = can_cache;
     g->sampler.temperature = s->temperature, g->sampler.top_k = s->top_k, g->sampler.top_p = s->top_p;
     prompt = generation_read_prompt(s, session, V, &g->prompt, &g->end);
     if (!prompt) g->prompt = g->hidden = 1;
@@ -212,7 +205,7 @@ static inline Window generation_window(Generation* g) {
         g->past_len = 0;
     }
     Window w = {.tokens = g->tokens + g->begin, .count = g->count - g->begin, .past_len = g->past_len};
-    if (g->kv_cache) g->past_len = w.count;
+    if (g->can_cache) g->past_len = w.count;
     return w;
 }
 

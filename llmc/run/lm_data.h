@@ -13,8 +13,7 @@
 #include "llmc/run/val_entropy.h"
 
 enum { LM_AHEAD = 4, LM_MEAN_DOCUMENT = 64 };
-// Values of LmData.end_of_text instead of a token. CUT_IN_PIECES: cut sequences only at multiples of LmData.piece.
-enum { NO_CUTS = -1, CUT_IN_PIECES = -2 };
+enum { NO_CUTS = -1 };  // LmData.end_of_text instead of a token
 
 // A micro-batch on the host: inputs [B, T], targets [B, T], and the three arrays of `documents` with --doc-mask.
 typedef struct {
@@ -29,8 +28,7 @@ typedef struct {
     BatchLm train, val;
     int has_val;
     ValEntropy val_entropy;
-    int end_of_text;  // first token of each document, NO_CUTS or CUT_IN_PIECES
-    int piece;        // training: attention is cut at multiples of this many tokens; T: no pieces
+    int end_of_text;  // first token of each document, or NO_CUTS
     int* documents;   // on the device: the arrays of Documents for the micro-batch
     Staging staging;  // the arrays of an LmBatch
     LmBatch now;      // read by the trainer itself
@@ -48,7 +46,7 @@ static inline int lm_data_planned_documents(int B, int N) { return B + N / LM_ME
 
 static inline size_t lm_batch_ints(const LmData* data) {
     int N = data->train.B * data->train.T;
-    return 2 * (size_t)N + (data->end_of_text != NO_CUTS ? documents_ints(N) : 0);
+    return 2 * (size_t)N + (data->end_of_text >= 0 ? documents_ints(N) : 0);
 }
 
 static inline void lm_batch_alloc(LmBatch* b, const LmData* data) {
@@ -62,7 +60,7 @@ static inline void lm_batch_alloc(LmBatch* b, const LmData* data) {
 static inline void lm_batch_read(LmBatch* b, const LmData* data, const BatchLm* from, uint64_t sequence,
                                  ReadError* error) {
     batch_lm_read(from, sequence, b->ints, b->ints + (size_t)data->train.B * (size_t)data->train.T, error);
-    if (data->end_of_text >= 0) documents_find(&b->documents, b->ints, from->B, from->T, from->T, data->end_of_text);
+    if (data->end_of_text >= 0) documents_find(&b->documents, b->ints, from->B, from->T, data->end_of_text);
 }
 
 // The thread that reads ahead.
@@ -91,7 +89,7 @@ static inline void lm_data_check_documents(const LmData* data) {
 
 // Open both patterns (val_pattern may be NULL) for batches of B sequences of T tokens below V. This rank takes every
 // `ranks`th batch. Validation data is read in file order. Attention does not cross documents, which begin with
-// `end_of_text`. With a token or CUT_IN_PIECES, it does not cross multiples of data->piece either; set that each step.
+// `end_of_text` (NO_CUTS: it does).
 static inline void lm_data_open(LmData* data, const char* train_pattern, const char* val_pattern, int B, int T, int V,
                                 uint64_t seed, int shuffle, int ranks, int end_of_text, Context* ctx) {
     memset(data, 0, sizeof *data);
@@ -102,9 +100,9 @@ static inline void lm_data_open(LmData* data, const char* train_pattern, const c
     if (data->has_val) batch_lm_init(&data->val, &data->val_shards, B, T, V, 0, IN_ORDER);
     if (data->has_val) val_entropy_open(&data->val_entropy, &data->val_shards, T);
     data->stride = (uint64_t)B * (uint64_t)ranks;
-    data->end_of_text = end_of_text, data->piece = T;
+    data->end_of_text = end_of_text;
     if (end_of_text >= 0) lm_data_check_documents(data);
-    if (end_of_text != NO_CUTS) data->documents = (int*)device_alloc(ctx, documents_ints(B * T) * sizeof(int), "batch");
+    if (end_of_text >= 0) data->documents = (int*)device_alloc(ctx, documents_ints(B * T) * sizeof(int), "batch");
     staging_open(&data->staging, lm_batch_ints(data) * sizeof(int));
     lm_batch_alloc(&data->now, data);
     for (int i = 0; i < LM_AHEAD; i++) lm_batch_alloc(&data->batch[i], data);
@@ -178,25 +176,18 @@ static inline void lm_data_load(int* inputs, int* targets, Sequences* documents,
     else lm_batch_read(&data->now, data, from, sequence, NULL);
     int* host = (int*)staging_begin(&data->staging);
     memcpy(host, b->ints, ints * sizeof(int));
-    Documents found = b->documents;
-    int is_cut = from == &data->train && data->piece < data->train.T;
-    if (is_cut) {  // the thread does not know the step, so it cannot cut
-        found = data->now.documents;
-        documents_find(&found, host, from->B, from->T, data->piece, data->end_of_text);
-        memcpy(host + 2 * N, data->now.ints + 2 * N, documents_ints((int)N) * sizeof(int));
-    }
     device_upload(ctx, inputs, host, n * sizeof(int));
     device_upload(ctx, targets, host + N, n * sizeof(int));
     memset(documents, 0, sizeof *documents);
-    if (data->end_of_text >= 0 || is_cut) {
+    if (data->end_of_text >= 0) {
         Documents on_device;
         Sequences s;
         memset(&s, 0, sizeof s);
-        s.rows = (int)n, s.count = found.count;
-        s.max_length = found.longest, s.sum_sq_len = found.sum_sq_len;
+        s.rows = (int)n, s.count = b->documents.count;
+        s.max_length = b->documents.longest, s.sum_sq_len = b->documents.sum_sq_len;
         documents_place(&on_device, data->documents, (int)N);
         s.cu_seqlens = on_device.cu_seqlens, s.sequence = on_device.document, s.position = on_device.position;
-        s.host_cu_seqlens = found.cu_seqlens;
+        s.host_cu_seqlens = b->documents.cu_seqlens;
         s.is_numbered_by_row = 1;
         device_upload(ctx, data->documents, host + 2 * N, documents_ints((int)N) * sizeof(int));
         *documents = s;

@@ -11,7 +11,7 @@ typedef struct {
     int* sample_cu_seqlens;  // [2] for one sequence, for sampling
     int* layout;             // cu_seqlens, sequence and position of B sequences of T rows
     Staging staging;         // for uploads from this file; lm_data_load() has its own
-    int doc_mask;            // 1: attention may be limited to documents or pieces
+    int doc_mask;            // 1: attention is limited to documents
     Sequences documents;     // of the micro-batch; count 0: attention crosses documents
 } LmInput;
 

@@ -11,12 +11,12 @@ typedef enum { MEAN_MICRO, MEAN_GLOBAL } LossMean;
 typedef enum { POOL_MEAN, POOL_CLS } Pool;
 
 typedef struct {
-    int loss_mean, next_sentence, max_predictions, whole_words, static_masks, pack;
+    int loss_mean, next_sentence, whole_words, pack;
     double mask_fraction, short_fraction;
     int sample_every;
     const char *phase2, *fill;
     const char *embed, *vectors;  // texts, and the file for their vectors
-    int pool, normalize;
+    int pool;
     ExplainSettings explain;
     MultipleChoiceSets choices;  // clozes: mlm_evaluation.h
 } MlmSettings;
@@ -30,14 +30,10 @@ static inline int mlm_settings_rows(MlmSettings* s, Flag* table, int count) {
          "tokens."},
         {NULL, "--nsp",                FLAG_INT,    &s->next_sentence,   "1",      0,   1,       NULL,   SCOPE_RUN,     TOPIC_MASKING,
          "1: also predict whether the second segment follows the first."},
-        {NULL, "--max-predictions",    FLAG_INT,    &s->max_predictions, "-1",     -1,  1 << 20, NULL,   SCOPE_RUN,     TOPIC_MASKING,
-         "Maximum masked tokens per sequence. -1: --mask-fraction times -t."},
         {NULL, "--mask-fraction",      FLAG_REAL,   &s->mask_fraction,   "0.15",   1e-6, 1,      NULL,   SCOPE_RUN,     TOPIC_MASKING,
          "Fraction of a sequence's tokens to predict."},
         {NULL, "--whole-word-masking", FLAG_INT,    &s->whole_words,     "0",      0,   1,       NULL,   SCOPE_RUN,     TOPIC_MASKING,
          "1: mask all pieces of a word together."},
-        {NULL, "--static-masking",     FLAG_INT,    &s->static_masks,    "0",      0,   1e6,     NULL,   SCOPE_RUN,     TOPIC_MASKING,
-         "Draw new pairs and masks for this many epochs, then repeat them. 0: always new ones."},
         {NULL, "--short-sequences",    FLAG_REAL,   &s->short_fraction,  "0.1",    0,   1,       NULL,   SCOPE_RUN,     TOPIC_MASKING,
          "Fraction of sequences that are deliberately shorter than -t."},
         {NULL, "--pack",               FLAG_INT,    &s->pack,            "1",      1,   64,      NULL,   SCOPE_RUN,     TOPIC_MASKING,
@@ -54,14 +50,14 @@ static inline int mlm_settings_rows(MlmSettings* s, Flag* table, int count) {
          "NumPy file for the vectors, float32 [lines, channels]. Empty: the name of --embed plus .npy."},
         {NULL, "--pool",               FLAG_CHOICE, &s->pool,            "mean",   0,   0,       "mean|cls", SCOPE_PROCESS, TOPIC_SAMPLES,
          "Vector of a line. mean: the mean of all last hidden states, with [CLS] and [SEP]; cls: that of [CLS]."},
-        {NULL, "--normalize",          FLAG_INT,    &s->normalize,       "0",      0,   1,       NULL,   SCOPE_PROCESS, TOPIC_SAMPLES,
-         "1: scale each vector to length 1."},
     };
     // clang-format on
     count = settings_add_rows(table, count, rows, COUNT_OF(rows));
-    count = explain_rows(&s->explain, table, count,
-                         "Do not train: write OUT/explain/explain.html, a page of what -e computes for this text with "
-                         "[MASK]s. [MASK=word] gives a target, for a loss and a backward pass.");
+    count = explain_rows(
+        &s->explain, table, count,
+        "Do not train: write OUT/explain/explain.html, a page of what -e computes for this text (@FILE: for "
+        "that of a file or a pipe; -: of standard input) with [MASK]s. [MASK=word] gives a target, for a loss and a "
+        "backward pass.");
     count = explain_pair_rows(&s->explain, table, count);
     return multiple_choice_rows(&s->choices, table, count);
 }
@@ -80,18 +76,17 @@ static inline int mlm_default_settings(Flag* table, int count) {
 
 // For sequences of T tokens.
 static inline MlmRecipe mlm_settings_recipe(const MlmSettings* s, int T) {
-    int most = s->explain.predictions    ? s->explain.predictions
-               : *s->fill                ? T
-               : *s->embed               ? 1
-               : s->max_predictions >= 0 ? s->max_predictions
-                                         : max_int(1, (int)rint(s->mask_fraction * T));
+    int most = s->explain.predictions ? s->explain.predictions
+               : *s->fill             ? T
+               : *s->embed            ? 1
+                                      : max_int(1, (int)rint(s->mask_fraction * T));
     MlmRecipe recipe;
     memset(&recipe, 0, sizeof recipe);
     recipe.max_predictions = min_int(most, T);
     recipe.mask_fraction = s->mask_fraction, recipe.short_fraction = s->short_fraction;
     recipe.whole_words = s->whole_words, recipe.next_sentence = s->next_sentence;
-    recipe.static_masks = s->static_masks, recipe.pack = s->explain.predictions ? 1 : s->pack;
-    if (!s->explain.predictions && !*s->fill && !*s->embed) mlm_check_recipe(recipe, T);
+    recipe.pack = s->explain.predictions ? 1 : s->pack;
+    if (!s->explain.predictions && !*s->fill && !*s->embed) mlm_check_length(T);
     return recipe;
 }
 

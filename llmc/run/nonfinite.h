@@ -49,7 +49,7 @@ static inline void session_check_finite(const Session* s, const char* what, doub
 }
 
 // Log a validation loss over all ranks, with `extra` as in LogStep. The loss of the average of the weights has its own
-// line, and does not count for --keep-best and --patience.
+// line, and does not count for --keep-best.
 static inline void session_log_validation(Session* s, Log* log, double loss, const char* extra) {
     if (!s->average.is_in) {
         best_judge(&s->best, s->step, loss);

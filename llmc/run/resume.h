@@ -153,7 +153,7 @@ static inline void session_set_steps(const Session* s, Optimizer* o) {
     const int automatic = strcmp(FLOATX_NAME, "F16") == 0 ? SCALE_DYNAMIC : SCALE_OFF;
     int kind = s->settings->loss_scale == SCALE_AUTO ? automatic : s->settings->loss_scale;
     LossScaleRule rule = {.kind = kind == SCALE_DYNAMIC ? LOSS_SCALE_DYNAMIC : LOSS_SCALE_FIXED,
-                          .growth_interval = s->settings->loss_scale_growth};
+                          .growth_interval = LOSS_SCALE_GROWTH};
     LossScale state = s->scale;
     if (kind != SCALE_DYNAMIC || state.scale == 0) {
         state.scale = kind == SCALE_OFF ? 1 : (real)s->settings->loss_scale_start;

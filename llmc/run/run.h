@@ -40,7 +40,7 @@ typedef struct {
     MemoryPlan plan;
     ModelBuffers* buffers;
     Optimizer optimizer;
-    int micro_steps;  // micro-batches of the current step on this rank; before the first step, of a whole step
+    int micro_steps;  // micro-batches of a step on this rank
     Steps steps;
     Schedule schedule;
     double lr;  // learning rate of the current step
@@ -136,7 +136,7 @@ static inline int run_next_batch(Run* r, BatchSearch* search, ModelBuffers* b) {
 // ownership. `val`: fingerprint of the validation data; 0: none.
 static inline void run_check_ranks(Run* r, Text config, int has_val, uint32_t val) {
     r->config = config, r->has_val = has_val;
-    session_check_recipe(&r->session, has_val, r->micro_steps);
+    session_check_recipe(&r->session, has_val);
     session_check_ranks(&r->session, config.text, val);
 }
 
@@ -233,8 +233,8 @@ static inline int run_save(Run* r) {
     return result;
 }
 
-// Save a checkpoint if one is due. Returns whether another step follows. `signal` (0: none) or the time limit ends the
-// run. All ranks call it.
+// Save a checkpoint if one is due. Returns whether another step follows. A `signal` (0: none) ends the run. All ranks
+// call it.
 static inline int run_next_step(Run* r, int signal) {
     Session* s = &r->session;
     // A resumed run made up a validation that a signal had ended: its checkpoint is saved again, with the result.
@@ -244,8 +244,6 @@ static inline int run_next_step(Run* r, int signal) {
     if (r->is_paused) steps_restart_clock(&r->steps);
     r->checkpoint_is_due = r->is_paused = 0;
     if (s->step >= s->end || session_must_stop(s, signal)) return 0;
-    int all = (int)(s->step_sequences / (r->settings.B * r->group.size));
-    r->micro_steps = batch_ramp_at(r->settings.batch_ramp, all, s->step);
     steps_profile_begin(&r->steps, s);
     return 1;
 }
@@ -316,7 +314,7 @@ static inline void run_update(Run* r, StepLosses losses) {
         weight_average_step(&r->session.average, r->session.step + 1, r->buffers, &r->optimizer, &r->ctx);
 }
 
-// Sequences in the current step over all ranks; before the first step, in a full one.
+// Sequences in a step over all ranks.
 static inline int run_step_sequences(const Run* r) { return r->micro_steps * r->settings.B * r->group.size; }
 
 // The step is launched: start reading its results, which run_end_step() logs.

@@ -49,22 +49,16 @@ static inline void session_check_flags(const Settings* s) {
         die(USAGE, "--override 1 without -y 1: it applies to a resumed run; add -y 1 or leave it out");
 }
 
-// Refuse settings that contradict --keep-best, --patience, --ema or --batch-ramp. The settings of a checkpoint must be
-// known by now. `micro_steps`: micro-batches of a step.
-static inline void session_check_recipe(const Session* session, int has_val, int micro_steps) {
+// Refuse settings that contradict --keep-best or --ema. The settings of a checkpoint must be known by now.
+static inline void session_check_recipe(const Session* session, int has_val) {
     const Settings* s = session->settings;
-    const char* flag = s->keep_best ? "--keep-best 1" : "--patience";
     if (s->evaluate) return;
-    if ((s->keep_best || s->patience > 0) && (s->val_every == 0 || !has_val))
-        die(USAGE, "%s goes by the validation loss; give -v and validation data (-j)", flag);
+    if (s->keep_best && (s->val_every == 0 || !has_val))
+        die(USAGE, "--keep-best 1 goes by the validation loss; give -v and validation data (-j)");
     if (s->keep_best && !*s->out) die(USAGE, "--keep-best 1 and -o '': there is nowhere to keep a checkpoint");
     if (s->ema > 0 && s->fp8) die(USAGE, "--ema does not combine with --fp8, whose scales follow the last weights");
     if (s->ema == 0 && s->ema_start > 1 && flag_is_given(session->flags, session->flag_count, "--ema-start"))
         die(USAGE, "--ema-start: needs --ema");
-    // A resumed run may have fewer micro-batches on more ranks, unless its ramp is another than the checkpoint's.
-    int is_other =
-        s->override && s->batch_ramp > 0 && flag_is_given(session->flags, session->flag_count, "--batch-ramp");
-    if (!session->checkpoint || is_other) batch_ramp_check(s->batch_ramp, micro_steps);
 }
 
 // A resumed run skipped its recipe, but no checkpoint is usable: a new run needs it. OUT is open and stays.
@@ -81,7 +75,6 @@ static inline void session_open(Session* s, const Settings* settings, Flag* flag
     s->settings = settings, s->group = group, s->out = group->rank == 0 ? settings->out : "";
     s->flags = flags, s->flag_count = flag_count;
     s->ctx = ctx, s->lock = (RunLock*)xcalloc(1, sizeof *s->lock), s->held = -1;
-    s->began = now_seconds();
     // An evaluation ends when its output is closed (SIGPIPE); training continues.
     if (!settings->evaluate && settings->steps != 0) signal(SIGPIPE, SIG_IGN);
     // Rank 0 prints for all. Each rank reports its own errors.
@@ -159,7 +152,7 @@ static inline void session_begin(Session* s, Log* log) {
     if (s->held >= 0) close(s->held);
     s->held = -1;
     log_open(log, s->out, s->lock, s->checkpoint ? s->step : -1);
-    if (s->settings->keep_best || s->settings->patience > 0) session_judge_logged(s, log);
+    if (s->settings->keep_best) session_judge_logged(s, log);
     if (*s->out) session_delete_earlier(s);
     if (*s->out) checkpoint_clean(s->lock, s->out, s->checkpoint, s->checkpoint ? s->step : -1);
     flags_to_json(&settings, s->flags, s->flag_count);
@@ -167,8 +160,7 @@ static inline void session_begin(Session* s, Log* log) {
     free(settings.text);
     if (*s->out && s->token_scans.length) session_write(s, SESSION_TOKEN_SCANS, &s->token_scans);
     s->writer = (CheckpointWriter*)xcalloc(1, sizeof *s->writer);
-    writer_open(s->writer, s->group, log, s->settings->on_checkpoint_error == CHECKPOINT_ERROR_STOP,
-                s->checkpoint ? s->step : -1);
+    writer_open(s->writer, s->group, log, s->checkpoint ? s->step : -1);
 }
 
 // After the first step: from now on, all ranks use the matmul algorithms that rank 0 chose. So does a resumed run,
@@ -194,14 +186,11 @@ static inline void session_share_plans(Session* s) {
 static inline void session_end(const Session* s, int failed) {
     session_check_lock(s);
     const char* saved = failed || !*s->out ? "" : ", saved";
-    if (s->best.step > 0 && (s->settings->keep_best || s->settings->patience > 0))
+    if (s->best.step > 0 && s->settings->keep_best)
         printf("lowest validation loss: %.4f after step %lld\n", s->best.loss, (long long)s->best.step);
     if (s->average.decay > 0 && !s->settings->evaluate && !weight_average_is_on(&s->average, s->step))
         printf("no average of the weights: --ema-start %lld is not reached\n", (long long)s->settings->ema_start);
-    if (s->stop == SESSION_TIME_IS_UP) printf("stopped by --max-hours after step %lld%s\n", (long long)s->step, saved);
-    else if (s->stop == SESSION_NO_BETTER)
-        printf("stopped by --patience after step %lld%s\n", (long long)s->step, saved);
-    else if (s->stop) printf("stopped by signal %d after step %lld%s\n", s->stop, (long long)s->step, saved);
+    if (s->stop) printf("stopped by signal %d after step %lld%s\n", s->stop, (long long)s->step, saved);
     if (failed)
         die(FAILED, "%s: the state after step %lld could not be saved; make room there, then resume with -y 1",
             s->settings->out, (long long)s->step);

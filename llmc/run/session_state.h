@@ -9,18 +9,16 @@
 #include "llmc/checkpoint/writer.h"
 #include "llmc/dist/process_group.h"
 #include "llmc/optim/weight_average.h"
-#include "llmc/run/batch_ramp.h"
 #include "llmc/run/best.h"
 #include "llmc/run/settings.h"
 
 #define SESSION_TOKEN_SCANS "largest_tokens.txt"
-enum { SESSION_TIME_IS_UP = -1, SESSION_LOCK_LOST = -2, SESSION_NO_BETTER = -3 };
+enum { SESSION_LOCK_LOST = -1 };
 
 typedef struct {
     const Settings* settings;
     ProcessGroup* group;
     const char* out;  // settings->out, the run's directory; "": write nothing, as on all ranks but 0
-    double began;     // now_seconds() when the run was opened
     Flag* flags;
     int flag_count;
     int skips_recipe;  // the recipe is not read: -o holds checkpoints to resume, which may still be damaged
@@ -42,7 +40,7 @@ typedef struct {
     CheckpointWriter* writer;  // from session_begin() on
     int64_t last;              // last step of the run
     int64_t end;               // last step of this process: --stop-after, or the run's last
-    int stop;                  // why it stops earlier: a signal's number, or SESSION_...; 0: it does not
+    int stop;                  // why it stops earlier: a signal's number, or SESSION_LOCK_LOST; 0: it does not
     LossScale scale;           // the checkpoint's; scale 0: not dynamic
     Outliers outliers;         // the checkpoint's
     Best best;                 // of the validations so far
@@ -123,9 +121,7 @@ static inline int session_micro_steps(Session* s, int B, int T) {
 // The run ends after --steps, or after --epochs passes over the data's `sequences`.
 static inline void session_set_last(Session* s, uint64_t sequences) {
     const Settings* settings = s->settings;
-    int parts = (int)(s->step_sequences / (settings->B * s->group->size));  // micro-batches of a step
-    double micro_batches = settings->epochs * (double)sequences * parts / (double)s->step_sequences;
-    int64_t all = batch_ramp_steps(settings->batch_ramp, parts, micro_batches);
+    int64_t all = (int64_t)(settings->epochs * (double)sequences / (double)s->step_sequences);
     s->last = settings->steps > 0 ? settings->steps : all > 0 ? all : 1;
     s->end = settings->stop_after > 0 && settings->stop_after < s->last ? settings->stop_after : s->last;
     settings_check_average(settings, s->last);
@@ -143,7 +139,6 @@ static inline Schedule session_schedule(const Session* session) {
     schedule.total = session->last;
     schedule.final_fraction = s->final_fraction;
     schedule.power = s->poly_power;
-    schedule.decay_fraction = s->wsd_decay;
     return schedule;
 }
 
@@ -151,11 +146,8 @@ static inline Schedule session_schedule(const Session* session) {
 static inline UpdateSettings session_update(const Session* session) {
     const Settings* s = session->settings;
     int is_muon = optimizer_is_muon((OptimizerKind)s->optimizer);
-    GradSyncSettings sums = {.zero = s->zero,
-                             .bf16 = s->reduce,
-                             .bucket_mib = s->bucket,
-                             .has_p2p = has_p2p(session->group),
-                             .whole_matrices = is_muon};
+    GradSyncSettings sums = {
+        .zero = s->zero, .bucket_mib = s->bucket, .has_p2p = has_p2p(session->group), .whole_matrices = is_muon};
     UpdateSettings update;
     memset(&update, 0, sizeof update);
     update.kind = (OptimizerKind)s->optimizer;
@@ -181,13 +173,10 @@ static inline int session_is_missing(const Session* s, const Log* log, int every
     return group_any(s->group, s->group->rank == 0 && session_is_due(s, every, 1) && !log_has(log, key));
 }
 
-// Whether all ranks stop now: a rank received a signal (`signal`; 0: this one did not), or --max-hours are over. Ends
-// the run if another run has locked OUT.
+// Whether all ranks stop now: a rank received a signal (`signal`; 0: this one did not). Ends the run if another run has
+// locked OUT.
 static inline int session_must_stop(Session* s, int signal) {
-    double hours = (now_seconds() - s->began) / 3600, most = s->settings->max_hours;
-    int stop = signal ? signal : most > 0 && hours >= most ? SESSION_TIME_IS_UP : 0;
-    if (!stop && best_is_over(&s->best, s->settings->patience)) stop = SESSION_NO_BETTER;
-    if (run_lock_check(s->lock) != 0) stop = SESSION_LOCK_LOST;
+    int stop = run_lock_check(s->lock) != 0 ? SESSION_LOCK_LOST : signal;
     int* stops = (int*)xmalloc((size_t)s->group->size * sizeof *stops);
     group_gather(s->group, stops, &stop, sizeof stop);
     int is_lost = 0;

@@ -17,27 +17,27 @@ typedef struct {
     double epochs;
     int optimizer, schedule;
     int64_t warmup;
-    double lr, final_fraction, wsd_decay, poly_power;
+    double lr, final_fraction, poly_power;
     double weight_decay, beta1, beta2, eps, clip;
-    int muon_scale, muon_coefficients, cautious_decay;
-    double muon_momentum, normuon_beta2, embedding_lr, vector_lr;
+    int cautious_decay;
+    double embedding_lr, vector_lr;
     int64_t muon_warmup;
     int keep_best;
-    int64_t patience, ema_start, batch_ramp, fp8_steps;
+    int64_t ema_start, fp8_steps;
     double ema;
     double loss_outlier, norm_outlier;
-    int master_weights, loss_scale, loss_scale_growth;
+    int master_weights, loss_scale;
     double loss_scale_start;
     double dropout;
     int init, recompute, fp8, shuffle, overfit, on_nan;
     const char* fp8_exclude_forward;
     int64_t seed;
-    int zero, reduce;
+    int zero;
     double bucket;
     int start, ranks, rank, ranks_per_machine, server_port;
     const char *server, *rendezvous;
-    double timeout, max_hours;
-    int val_every, val_batches, checkpoint_every, keep, keep_every, async_checkpoint, on_checkpoint_error;
+    double timeout;
+    int val_every, val_batches, checkpoint_every, keep, keep_every, async_checkpoint;
     int profile, profile_warmup, profile_energy, passes, threads, autotune, gelu_fusion, graph, tf32, attention;
     const char* ceilings;
 } Settings;
@@ -45,7 +45,6 @@ typedef struct {
 // Values of choices, in the order of their names.
 enum { NAN_STOP, NAN_SKIP };
 enum { INIT_BY_CONFIG, INIT_ZERO_OUT };
-enum { CHECKPOINT_ERROR_STOP, CHECKPOINT_ERROR_CONTINUE };
 enum { SCALE_AUTO, SCALE_OFF, SCALE_FIXED, SCALE_DYNAMIC };
 enum { GRAPH_OFF, GRAPH_ON, GRAPH_AUTO };
 enum { PASSES_TRAIN, PASSES_BACKWARD, PASSES_FORWARD };
@@ -115,8 +114,6 @@ static inline int settings_training_rows(Settings* s, Flag* table, int count) {
          "Passes over the training data if --steps is -1."},
         {NULL,  "--stop-after",          FLAG_SIZE,   &s->stop_after,          "0",       0,   1e12,     NULL,   SCOPE_PROCESS, TOPIC_RUN,
          "Save and stop after this step. The learning-rate schedule still spans all steps. 0: off."},
-        {NULL,  "--max-hours",           FLAG_REAL,   &s->max_hours,           "0",       0,   1e6,      NULL,   SCOPE_RANK,    TOPIC_RUN,
-         "Save and stop after this many hours. 0: never."},
         {NULL,  "--on-nan",              FLAG_CHOICE, &s->on_nan,              "stop",    0,   0,        "stop|skip", SCOPE_FREE, TOPIC_RUN,
          "What to do if the loss or the gradients are not finite. Both skip the update."},
         {NULL,  "--seed",                FLAG_SIZE,   &s->seed,                "1337",    0,   9e15,     NULL,   SCOPE_RUN,     TOPIC_RUN,
@@ -147,16 +144,14 @@ static inline int settings_training_rows(Settings* s, Flag* table, int count) {
          "Update rule. lamb scales the update of each tensor, for very large batches. muon orthogonalizes the momentum of "
          "the layers' matrices; adamw updates the rest. normuon is muon with normalized rows."},
         {"-k",  "--schedule",            FLAG_CHOICE, &s->schedule,            "cosine",  0,   0,        SCHEDULE_CHOICES, SCOPE_RUN, TOPIC_OPTIMIZATION,
-         "Learning rate after the warmup. wsd: constant, then decaying in the last --wsd-decay of the steps; poly: a "
-         "power of the fraction of steps left."},
+         "Learning rate after the warmup. wsd: constant, then decaying in the last fifth of the steps; poly: a power "
+         "of the fraction of steps left."},
         {"-l",  "--lr",                  FLAG_REAL,   &s->lr,                  "3e-4",    0,   inf,      NULL,   SCOPE_RUN,     TOPIC_OPTIMIZATION,
          "Peak learning rate."},
         {"-u",  "--warmup",              FLAG_SIZE,   &s->warmup,              "0",       0,   1e12,     NULL,   SCOPE_RUN,     TOPIC_OPTIMIZATION,
          "Steps of linear warmup."},
         {"-q",  "--final-lr",            FLAG_REAL,   &s->final_fraction,      "1.0",     0,   1,        NULL,   SCOPE_RUN,     TOPIC_OPTIMIZATION,
          "Final learning rate, as a fraction of the peak."},
-        {NULL,  "--wsd-decay",           FLAG_REAL,   &s->wsd_decay,           "0.2",     1e-9, 1,       NULL,   SCOPE_RUN,     TOPIC_OPTIMIZATION,
-         "wsd: fraction of the steps with a decaying rate."},
         {NULL,  "--poly-power",          FLAG_REAL,   &s->poly_power,          "1.0",     0,   inf,      NULL,   SCOPE_RUN,     TOPIC_OPTIMIZATION,
          "poly: exponent."},
         {"-c",  "--weight-decay",        FLAG_REAL,   &s->weight_decay,        "0.0",     0,   inf,      NULL,   SCOPE_RUN,     TOPIC_OPTIMIZATION,
@@ -176,16 +171,8 @@ static inline int settings_training_rows(Settings* s, Flag* table, int count) {
          "Peak learning rate of biases and layernorms. 0: same as -l."},
         {NULL,  "--cautious-decay",      FLAG_INT,    &s->cautious_decay,      "0",       0,   1,        NULL,   SCOPE_RUN,     TOPIC_OPTIMIZATION,
          "1: decay a weight only in steps that move it towards zero."},
-        {NULL,  "--muon-scale",          FLAG_CHOICE, &s->muon_scale,          "match_rms", 0, 0,        "match_rms|original", SCOPE_RUN, TOPIC_OPTIMIZATION,
-         "muon, normuon: size of an update. match_rms: RMS as in adamw at the same rate; original: spectral norm 1."},
-        {NULL,  "--muon-coefficients",   FLAG_CHOICE, &s->muon_coefficients,   "newton_schulz", 0, 0,    "newton_schulz|polar_express", SCOPE_RUN, TOPIC_OPTIMIZATION,
-         "muon, normuon: polynomial coefficients of the five iterations."},
-        {NULL,  "--muon-momentum",       FLAG_REAL,   &s->muon_momentum,       "0.95",    0,   0.999999, NULL,   SCOPE_RUN,     TOPIC_OPTIMIZATION,
-         "muon, normuon: momentum coefficient."},
         {NULL,  "--muon-warmup",         FLAG_SIZE,   &s->muon_warmup,         "0",       0,   1e12,     NULL,   SCOPE_RUN,     TOPIC_OPTIMIZATION,
          "muon, normuon: steps over which the momentum rises from 0.85."},
-        {NULL,  "--normuon-beta2",       FLAG_REAL,   &s->normuon_beta2,       "0.95",    0,   0.999999, NULL,   SCOPE_RUN,     TOPIC_OPTIMIZATION,
-         "normuon: decay of the second moment."},
         {NULL,  "--dropout",             FLAG_REAL,   &s->dropout,             "-1",      -1,  0.999,    NULL,   SCOPE_RUN,     TOPIC_OPTIMIZATION,
          "Dropout probability, everywhere. -1: from the model's config (from scratch: 0)."},
         {"-sl", "--loss-outlier",        FLAG_REAL,   &s->loss_outlier,        "0",       0,   inf,      NULL,   SCOPE_RUN,     TOPIC_OPTIMIZATION,
@@ -196,8 +183,6 @@ static inline int settings_training_rows(Settings* s, Flag* table, int count) {
          "Factor on the loss that keeps small gradients from underflowing. auto: dynamic in the fp16 build, else off."},
         {NULL,  "--loss-scale-start",    FLAG_REAL,   &s->loss_scale_start,    "65536",   1,   3e38,     NULL,   SCOPE_RUN,     TOPIC_OPTIMIZATION,
          "fixed: the factor. dynamic: the initial factor; an overflow halves it (down to 1) and skips the update."},
-        {NULL,  "--loss-scale-growth",   FLAG_INT,    &s->loss_scale_growth,   "2000",    1,   1e9,      NULL,   SCOPE_RUN,     TOPIC_OPTIMIZATION,
-         "dynamic: double the factor (up to 2^24) after this many steps in a row without overflow."},
     };
     // clang-format on
     return settings_add_rows(table, count, rows, COUNT_OF(rows));
@@ -221,12 +206,8 @@ static inline int settings_running_rows(Settings* s, Flag* table, int count) {
          "Never delete checkpoints at multiples of this step. 0: no such steps."},
         {NULL,  "--async-checkpoint",    FLAG_INT,    &s->async_checkpoint,    "1",       0,   1,        NULL,   SCOPE_FREE,    TOPIC_CHECKPOINTS,
          "1: write checkpoints in the background, from a copy in host memory; 0: training waits."},
-        {NULL,  "--on-checkpoint-error", FLAG_CHOICE, &s->on_checkpoint_error, "continue", 0,  0,        "stop|continue", SCOPE_FREE, TOPIC_CHECKPOINTS,
-         "What to do if a checkpoint cannot be written. Earlier ones stay in both cases."},
         {"-z",  "--zero",                FLAG_INT,    &s->zero,                "0",       0,   1,        NULL,   SCOPE_FREE,    TOPIC_RANKS,
          "1: each rank holds one shard of the optimizer state (ZeRO-1)."},
-        {NULL,  "--reduce",              FLAG_CHOICE, &s->reduce,              "fp32",    0,   0,        "fp32|bf16", SCOPE_FREE, TOPIC_RANKS,
-         "Data type of the gradient all-reduce. bf16 halves the traffic; a copy of each bucket is rounded."},
         {NULL,  "--bucket",              FLAG_REAL,   &s->bucket,              "-1",      -1,  1e6,      NULL,   SCOPE_FREE,    TOPIC_RANKS,
          "Gradient bucket size in MiB. 0: one per layer; larger than the model: one all-reduce after the backward "
          "pass; -1: automatic (NVLink and at most 2 GiB of gradients: one all-reduce; else 16)."},
@@ -295,15 +276,10 @@ static inline int settings_rows(Settings* s, Flag* table, const char* model_help
 static inline int settings_language_rows(Settings* s, Flag* table, const char* model_help) {
     // clang-format off
     const Flag rows[] = {
-        {NULL,  "--batch-ramp",          FLAG_SIZE,   &s->batch_ramp,          "0",       0,   1e12,     NULL,   SCOPE_RUN,     TOPIC_BATCH,
-         "Steps over which the tokens per step rise linearly to those of -d, rounded up to whole micro-batches of all "
-         "ranks. 0: off."},
         {NULL,  "--ema",                 FLAG_REAL,   &s->ema,                 "0",       0,   1,        NULL,   SCOPE_RUN,     TOPIC_OPTIMIZATION,
          "Decay of an average of the weights, which is also validated and saved in OUT/ema. 1: plain mean; 0: off."},
         {NULL,  "--ema-start",           FLAG_SIZE,   &s->ema_start,           "1",       1,   1e12,     NULL,   SCOPE_RUN,     TOPIC_OPTIMIZATION,
          "--ema: first step to include in the average."},
-        {NULL,  "--patience",            FLAG_SIZE,   &s->patience,            "0",       0,   1e9,      NULL,   SCOPE_FREE,    TOPIC_VALIDATION,
-         "Early stopping: save and stop after this many validations in a row without a new lowest loss. 0: off."},
         {NULL,  "--keep-best",           FLAG_INT,    &s->keep_best,           "0",       0,   1,        NULL,   SCOPE_FREE,    TOPIC_CHECKPOINTS,
          "1: save a checkpoint at each new lowest validation loss, and keep the one with the lowest."},
     };
@@ -375,16 +351,19 @@ static inline void settings_check_given(const Flag* row, const char* saved, int 
 
 // Refuse saved settings with a retired flag that had an effect.
 static inline void settings_refuse_retired(Flag* rows, int count, const JsonNode* settings, const char* file) {
-    char error[FLAG_ERROR_SIZE];
     for (size_t i = 0; i < COUNT_OF(FLAGS_RETIRED); i++) {
         const RetiredFlag* r = &FLAGS_RETIRED[i];
         const JsonNode* saved = json_get(settings, r->long_name + 2);
         if (!saved || !r->values || flags_find(rows, count, r->long_name, strlen(r->long_name))) continue;
         int index;
+        char error[FLAG_ERROR_SIZE];
         Flag row = {.long_name = r->long_name, .type = FLAG_CHOICE, .value = &index, .choices = r->values};
-        if (flags_assign(&row, settings_saved_text(&row, saved, file), error) != 0)
-            die(USAGE, "%s: %s; the flag was removed, so this run cannot go on; -e starts a new one from its weights",
-                file, error);
+        const char* text = settings_saved_text(&row, saved, file);
+        if (strcmp(text, r->values) != 0 && flags_assign(&row, text, error) != 0)
+            die(USAGE,
+                "%s: the run has %s '%.80s'; that flag was removed, and only '%s' can go on; -e starts a new run from "
+                "its weights",
+                file, r->long_name, text, r->values);
     }
 }
 

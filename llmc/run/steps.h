@@ -147,9 +147,7 @@ static inline OptimizerSettings optimizer_settings(const Session* session, doubl
     o.max_norm = s->clip;
     o.rounding = rounding;
     o.cautious = s->cautious_decay;
-    o.muon.momentum = muon_momentum_at(s->muon_momentum, s->muon_warmup, session->step);
-    o.muon.scale = (MuonScale)s->muon_scale, o.muon.coefficients = (MuonCoefficients)s->muon_coefficients;
-    o.muon.beta2 = s->normuon_beta2;
+    o.muon.momentum = muon_momentum_at(s->muon_warmup, session->step);
     return o;
 }
 

@@ -141,13 +141,13 @@ static inline void documents_place(Documents* documents, int* ints, int N) {
     documents->cu_seqlens = ints + 2 * (size_t)N;
 }
 
-// Find the documents in inputs [B, T]. One begins at each multiple of `piece` tokens in a sequence (piece T: at its
-// start only), and at each token `end_of_text`, which is the first token of a document in the files.
-static inline void documents_find(Documents* documents, const int* inputs, int B, int T, int piece, int end_of_text) {
+// Find the documents in inputs [B, T]. One begins at the start of each sequence, and at each token `end_of_text`, which
+// is the first token of a document in the files.
+static inline void documents_find(Documents* documents, const int* inputs, int B, int T, int end_of_text) {
     documents->count = documents->longest = 0;
     documents->sum_sq_len = 0;
     for (int row = 0, length = 0; row < B * T; row++) {
-        int begins = row % T % piece == 0 || inputs[row] == end_of_text;
+        int begins = row % T == 0 || inputs[row] == end_of_text;
         length = begins ? 1 : length + 1;
         if (begins) documents->cu_seqlens[documents->count++] = row;
         documents->document[row] = documents->count - 1;

@@ -11,8 +11,7 @@
  * Every document is first cut into chunks of about T tokens. An epoch visits every chunk once, in an order of its own
  * or, with in_order, in the order of the files. A chunk between two others of its document begins up to half a chunk
  * earlier or later in each epoch. All draws depend on (seed, epoch, chunk) alone: any rank, batch size and resumed run
- * sees the same sequences. With static_masks = N, epoch e uses the draws of epoch e % N, as if N copies had been
- * prepared beforehand.
+ * sees the same sequences.
  *
  * With pack > 1, a batch counts rows. A row is up to `pack` sequences that together have at most T tokens and
  * max_predictions masks, combined from the lengths of the chunks by best fit, longest first. A sequence then has at
@@ -29,8 +28,7 @@ typedef struct {
     int max_predictions;
     double mask_fraction;
     int whole_words, next_sentence;
-    int static_masks;  // 0: new draws in every epoch
-    int pack;          // most sequences in a row; 0 and 1: one
+    int pack;  // most sequences in a row; 0 and 1: one
     double short_fraction;
 } MlmRecipe;
 
@@ -62,7 +60,6 @@ typedef struct {
 
 static inline MlmDraws mlm_draws(const MlmData* data, uint64_t epoch, uint32_t site, uint64_t sequence) {
     MlmDraws r;
-    if (data->recipe.static_masks > 0) epoch %= (uint64_t)data->recipe.static_masks;
     memset(&r, 0, sizeof(r));
     r.key = rng_stream(data->seed, epoch, 0, site);
     r.sequence = sequence;
@@ -161,18 +158,16 @@ static inline void mlm_pack_rows(MlmData* data) {
     free(head);
 }
 
-// Ends with USAGE if the recipe is invalid for sequences of T tokens.
-static inline void mlm_check_recipe(MlmRecipe recipe, int T) {
+// Ends with USAGE if sequences of T tokens are too short.
+static inline void mlm_check_length(int T) {
     if (T < MLM_MIN_LENGTH)
         die(USAGE, "sequences of %d tokens are too short; -t must be at least %d", T, (int)MLM_MIN_LENGTH);
-    if (recipe.max_predictions < 1)
-        die(USAGE, "--max-predictions %d: at least one token of a sequence must be masked", recipe.max_predictions);
 }
 
 // Open every file that `pattern` matches for sequences of at most T tokens. Ends with USAGE if they are unusable.
 static inline void mlm_open(MlmData* data, const char* pattern, int T, MlmRecipe recipe, uint64_t seed) {
-    mlm_check_recipe(recipe, T);
-    CHECK(recipe.mask_fraction > 0 && recipe.mask_fraction <= 1 && recipe.static_masks >= 0 && recipe.pack >= 0);
+    mlm_check_length(T);
+    CHECK(recipe.mask_fraction > 0 && recipe.mask_fraction <= 1 && recipe.max_predictions > 0 && recipe.pack >= 0);
     memset(data, 0, sizeof(*data));
     sentences_open(&data->text, pattern);
     if (recipe.next_sentence && data->text.documents < 2)

@@ -49,15 +49,9 @@ static inline int adam_clip_spans(ParamSpan* clipped, const ParamSpan* spans, in
 }
 
 // ops/muon/muon.h
-typedef enum { MUON_MATCH_RMS, MUON_ORIGINAL } MuonScale;
-typedef enum { MUON_NEWTON_SCHULZ, MUON_POLAR_EXPRESS } MuonCoefficients;
-
 typedef struct {
     double momentum;
-    MuonScale scale;
-    MuonCoefficients coefficients;
     int is_normuon;
-    double beta2;  // NorMuon's
 } MuonSettings;
 
 // Settings of all optimizers.

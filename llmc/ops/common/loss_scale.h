@@ -29,6 +29,8 @@ typedef struct {
     int64_t updates;  // number of updates made: the optimizer's step count, without skipped steps
 } LossScale;
 
+enum { LOSS_SCALE_GROWTH = 2000 };  // growth_interval of a run
+
 typedef enum { LOSS_SCALE_FIXED, LOSS_SCALE_DYNAMIC } LossScaleKind;
 
 typedef struct {

@@ -50,7 +50,7 @@ static inline void muon_momentum(const MuonSpace* space, AdamWState a, MuonChunk
         }
     }
     for (int row = 0; row < z.rows; row++) sum += space->sums[row];
-    real scale = (real)muon_normalizer(h.muon.coefficients, sqrt(sum));
+    real scale = (real)muon_normalizer(sqrt(sum));
 #pragma omp parallel for schedule(static)
     for (size_t i = 0; i < n; i++) space->x[i] = a.step->is_taken ? space->x[i] * scale : 0;
     scope_close(&scope);
@@ -84,7 +84,7 @@ static inline const floatX* muon_orthogonalize(const MuonSpace* space, MuonChunk
 }
 
 // NorMuon: r [l] from the second moments v [l], including the factor that keeps the norm of o.
-static inline void muon_normuon_scales(real* r, real* v, const floatX* o, MuonChunk z, double beta2) {
+static inline void muon_normuon_scales(real* r, real* v, const floatX* o, MuonChunk z) {
     size_t rows = (size_t)z.rows, cols = (size_t)z.cols;
     int l = max_int(z.rows, z.cols), s = min_int(z.rows, z.cols);
     double norm = 0, norm_r = 0;
@@ -98,7 +98,7 @@ static inline void muon_normuon_scales(real* r, real* v, const floatX* o, MuonCh
         r[i] = (real)(q / s);
     }
     for (int i = 0; i < l; i++) {
-        double q = (double)r[i], vi = beta2 * (double)v[i] + (1 - beta2) * q;
+        double q = (double)r[i], vi = NORMUON_BETA2 * (double)v[i] + (1 - NORMUON_BETA2) * q;
         v[i] = (real)vi;
         r[i] = (real)(1 / sqrt(fmax(vi, 1e-10)));
         norm += q * s;
@@ -114,10 +114,10 @@ static inline void muon_apply(AdamWState a, const floatX* o, const MuonSpace* sp
     size_t cols = (size_t)z.cols, n = (size_t)z.rows * cols;
     Scope scope = scope_open(ctx, "muon_apply", MUON_APPLY_FLOPS(n), MUON_APPLY_BYTES(n, 0, h.muon.is_normuon),
                              "%dx[%d,%d]", z.count, z.rows, z.cols);
-    real lr = (real)(h.lr * muon_scale(h.muon.scale, z.rows, z.cols));
+    real lr = (real)(h.lr * muon_scale(z.rows, z.cols));
     real shrink = (real)(1 - h.lr * h.weight_decay * z.matrices->decay), unchanged = h.cautious ? 1 : shrink;
     const real* r = h.muon.is_normuon ? space->r : NULL;
-    if (r && a.step->is_taken) muon_normuon_scales(space->r, a.v + z.matrices->offset, o, z, h.muon.beta2);
+    if (r && a.step->is_taken) muon_normuon_scales(space->r, a.v + z.matrices->offset, o, z);
 #pragma omp parallel for schedule(static)
     for (int row = 0; row < z.rows; row++) {
         floatX* p = a.params + z.matrices->offset + (size_t)row * cols;

@@ -77,14 +77,13 @@ static __global__ void __launch_bounds__(MUON_THREADS)
 
 // Write X from the momentum, which muon_momentum_kernel() has updated.
 static __global__ void __launch_bounds__(MUON_THREADS)
-    muon_normalize_kernel(floatX* x, const double* sums, AdamWState a, MuonChunk z, real mu, real rest,
-                          MuonCoefficients kind) {
+    muon_normalize_kernel(floatX* x, const double* sums, AdamWState a, MuonChunk z, real mu, real rest) {
     AdamWStep step = adamw_load_step(a);
     if (!step.is_taken) return;
     MuonRange r = muon_range(z);
     double sum = 0;
     for (unsigned i = threadIdx.x; i < gridDim.x; i += MUON_THREADS) sum += sums[(size_t)blockIdx.y * gridDim.x + i];
-    real scale = (real)muon_normalizer(kind, sqrt(block_sum(sum)));
+    real scale = (real)muon_normalizer(sqrt(block_sum(sum)));
     floatX* to = x + r.x;
 #pragma unroll 2
     for (size_t i = muon_first(r); i < r.end; i += MUON_THREADS * ADAMW_VECTOR) {
@@ -112,8 +111,7 @@ static inline void muon_momentum(const MuonSpace* space, AdamWState a, MuonChunk
                              z.count, z.rows, z.cols);
     real mu = (real)h.muon.momentum, rest = (real)(1 - h.muon.momentum);
     muon_momentum_kernel<<<muon_blocks(z), MUON_THREADS, 0, ctx->stream>>>(space->sums, a, z, mu, rest);
-    muon_normalize_kernel<<<muon_blocks(z), MUON_THREADS, 0, ctx->stream>>>(space->x, space->sums, a, z, mu, rest,
-                                                                            h.muon.coefficients);
+    muon_normalize_kernel<<<muon_blocks(z), MUON_THREADS, 0, ctx->stream>>>(space->x, space->sums, a, z, mu, rest);
     cudaCheck(cudaGetLastError());
     scope_close(&scope);
 }
@@ -258,7 +256,7 @@ __global__ void __launch_bounds__(MUON_THREADS)
 template <int STORAGE>
 static inline void muon_launch_apply(AdamWState a, const floatX* o, const real* scales, MuonChunk z,
                                      OptimizerSettings h, Context* ctx) {
-    MuonRates rates = {.lr = (real)(h.lr * muon_scale(h.muon.scale, z.rows, z.cols))};
+    MuonRates rates = {.lr = (real)(h.lr * muon_scale(z.rows, z.cols))};
     rates.decay_rate = (real)(h.lr * h.weight_decay), rates.cautious = h.cautious, rates.rounding = h.rounding;
     if (h.muon.is_normuon)
         muon_apply_kernel<STORAGE, true><<<muon_blocks(z), MUON_THREADS, 0, ctx->stream>>>(a, o, scales, z, rates);
@@ -280,8 +278,8 @@ static inline void muon_apply(AdamWState a, const floatX* o, const MuonSpace* sp
         else
             muon_column_squares_kernel<<<dim3(blocks_for((size_t)z.cols, MUON_COLUMNS), count),
                                          dim3(MUON_COLUMNS, MUON_ROWS), 0, ctx->stream>>>(space->r, o, z.rows, z.cols);
-        muon_normuon_kernel<<<count, MUON_THREADS, 0, ctx->stream>>>(space->r, a, z, (real)h.muon.beta2,
-                                                                     (real)(1 - h.muon.beta2));
+        muon_normuon_kernel<<<count, MUON_THREADS, 0, ctx->stream>>>(space->r, a, z, (real)NORMUON_BETA2,
+                                                                     (real)(1 - NORMUON_BETA2));
     }
     if constexpr (!ADAMW_NARROW) muon_launch_apply<ADAMW_EXACT>(a, o, space->r, z, h, ctx);
     else if (a.master) muon_launch_apply<ADAMW_MASTER>(a, o, space->r, z, h, ctx);

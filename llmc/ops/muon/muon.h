@@ -4,16 +4,15 @@
  *
  *   G = grads * min(1, max_norm / norm) / scale                   as in AdamW (ops/adamw.h)
  *   M = mu * M + (1 - mu) * G;   U = mu * M + (1 - mu) * G        Nesterov momentum
- *   X = U / max(|U|, 1e-7)                                        POLAR_EXPRESS: U / (1.02 |U| + 1e-6); Frobenius norm
+ *   X = U / max(|U|, 1e-7)                                        Frobenius norm
  *   5 times:  A = X X^T;  B = b A + c A A;  X = a X + B X         rows > cols:  A = X^T X;  X = a X + X B
  *   O = X                                                         close to the matrix that has U's singular vectors and
  *                                                                 singular values of 1
- *   W = W * (1 - lr * weight_decay * decay) - lr * s * O          s: 0.2 sqrt(max(rows, cols)) for MATCH_RMS, whose
- *                                                                 updates have the RMS of AdamW's; ORIGINAL:
- *                                                                 sqrt(max(1, rows / cols))
+ *   W = W * (1 - lr * weight_decay * decay) - lr * s * O          s: 0.2 sqrt(max(rows, cols)), so that updates have
+ *                                                                 the RMS of AdamW's
  *
  *   NorMuon    scales O before it is added. For each index of the longer side (of rows, if both are equal):
- *              q = mean of O^2 over the shorter side;  v = beta2 * v + (1 - beta2) * q;  r = max(v, 1e-10)^-1/2
+ *              q = mean of O^2 over the shorter side;  v = 0.95 v + 0.05 q;  r = max(v, 1e-10)^-1/2
  *              O = O r |O| / max(|O r|, 1e-10)
  *   cautious   weight decay only where O and W have the same sign, or one of them is 0
  *
@@ -30,9 +29,8 @@
  *            on any number of ranks.
  *            Without a master, params is rounded stochastically, as in AdamW.
  * NaN        If the norm is not finite, nothing is updated. A gradient of zeros gives O = 0.
- * source     Jordan et al., "Muon: an optimizer for hidden layers", 2024; MATCH_RMS: Liu et al., arXiv 2502.16982;
- *            Polar Express: Amsel et al., arXiv 2505.16932; NorMuon: Li et al., arXiv 2510.05491; cautious weight
- *            decay: arXiv 2510.12402. */
+ * source     Jordan et al., "Muon: an optimizer for hidden layers", 2024; s: Liu et al., arXiv 2502.16982; NorMuon: Li
+ *            et al., arXiv 2510.05491; cautious weight decay: arXiv 2510.12402. */
 #ifndef LLMC_OPS_MUON_MUON_H
 #define LLMC_OPS_MUON_MUON_H
 
@@ -40,6 +38,7 @@
 #include "llmc/ops/common/adam.h"
 
 enum { MUON_ITERATIONS = 5 };
+#define NORMUON_BETA2 0.95
 
 // Elements of X in one batched GEMM. The CPU takes one matrix at a time.
 #ifdef __CUDACC__
@@ -103,35 +102,26 @@ typedef struct {
     double a, b, c;
 } MuonTriple;
 
-static inline const MuonTriple* muon_triples(MuonCoefficients kind) {
+static inline const MuonTriple* muon_triples(void) {
     static const MuonTriple newton_schulz[MUON_ITERATIONS] = {{3.4445, -4.7750, 2.0315},
                                                               {3.4445, -4.7750, 2.0315},
                                                               {3.4445, -4.7750, 2.0315},
                                                               {3.4445, -4.7750, 2.0315},
                                                               {3.4445, -4.7750, 2.0315}};
-    static const MuonTriple polar_express[MUON_ITERATIONS] = {
-        {8.156554524902461, -22.48329292557795, 15.878769915207462},
-        {4.042929935166739, -2.808917465908714, 0.5000178451051316},
-        {3.8916678022926607, -2.772484153217685, 0.5060648178503393},
-        {3.285753657755655, -2.3681294933425376, 0.46449024233003106},
-        {2.3465413258596377, -1.7097828382687081, 0.42323551169305323}};
-    return kind == MUON_POLAR_EXPRESS ? polar_express : newton_schulz;
+    return newton_schulz;
 }
 
 // The factor that turns U into X.
-HOST_DEVICE static inline double muon_normalizer(MuonCoefficients kind, double norm) {
-    return kind == MUON_POLAR_EXPRESS ? 1 / (1.02 * norm + 1e-6) : 1 / fmax(norm, 1e-7);
-}
+HOST_DEVICE static inline double muon_normalizer(double norm) { return 1 / fmax(norm, 1e-7); }
 
-static inline double muon_scale(MuonScale kind, int rows, int cols) {
-    return kind == MUON_MATCH_RMS ? 0.2 * sqrt(max_int(rows, cols)) : sqrt(fmax(1, (double)rows / cols));
-}
+static inline double muon_scale(int rows, int cols) { return 0.2 * sqrt(max_int(rows, cols)); }
 
 // The momentum of a step. It rises linearly from MUON_MOMENTUM_START during the first `warmup` steps; 0: constant.
+#define MUON_MOMENTUM 0.95
 #define MUON_MOMENTUM_START 0.85
-static inline double muon_momentum_at(double momentum, int64_t warmup, int64_t step) {
-    double start = fmin(MUON_MOMENTUM_START, momentum);
-    return step >= warmup ? momentum : start + (momentum - start) * (double)step / (double)warmup;
+static inline double muon_momentum_at(int64_t warmup, int64_t step) {
+    const double rise = MUON_MOMENTUM - MUON_MOMENTUM_START;
+    return step >= warmup ? MUON_MOMENTUM : MUON_MOMENTUM_START + rise * (double)step / (double)warmup;
 }
 
 static inline size_t muon_elements(MuonGroup g) { return (size_t)g.rows * (size_t)g.cols; }
@@ -179,12 +169,12 @@ static inline void muon_orthogonalize_ref(double* x, int rows, int cols, const M
 }
 
 // NorMuon's scaling of o, with its state v [max(rows, cols)].
-static inline void muon_normalize_ref(double* o, real* v, int rows, int cols, double beta2) {
+static inline void muon_normalize_ref(double* o, real* v, int rows, int cols) {
     int s = min_int(rows, cols), l = max_int(rows, cols), n = rows * cols;
     double *r = (double*)xcalloc((size_t)l, sizeof *r), norm = 0, norm_r = 0;
     for (int i = 0; i < n; i++) r[rows >= cols ? i / cols : i % cols] += o[i] * o[i] / s;
     for (int i = 0; i < l; i++) {
-        v[i] = (real)(beta2 * v[i] + (1 - beta2) * r[i]);
+        v[i] = (real)(NORMUON_BETA2 * v[i] + (1 - NORMUON_BETA2) * r[i]);
         r[i] = 1 / sqrt(fmax((double)v[i], 1e-10));
     }
     for (int i = 0; i < n; i++) {
@@ -200,7 +190,7 @@ static inline void muon_normalize_ref(double* o, real* v, int rows, int cols, do
 static inline void muon_update_ref(AdamWRefState a, double norm, double scale, const MuonMatrix* matrices, MuonGroup g,
                                    OptimizerSettings h) {
     size_t n = muon_elements(g);
-    double *o = (double*)xmalloc(n * sizeof *o), mu = h.muon.momentum, s = muon_scale(h.muon.scale, g.rows, g.cols);
+    double *o = (double*)xmalloc(n * sizeof *o), mu = h.muon.momentum, s = muon_scale(g.rows, g.cols);
     double clip = h.max_norm > 0 && norm > h.max_norm ? h.max_norm / norm : 1;
     for (int k = 0; k < g.count && isfinite(norm); k++) {
         real *p = a.params + matrices[k].offset, *m = a.m + matrices[k].offset;
@@ -212,9 +202,9 @@ static inline void muon_update_ref(AdamWRefState a, double norm, double scale, c
             m[i] = (real)mi;
             sum += o[i] * o[i];
         }
-        for (size_t i = 0; i < n; i++) o[i] *= muon_normalizer(h.muon.coefficients, sqrt(sum));
-        muon_orthogonalize_ref(o, g.rows, g.cols, muon_triples(h.muon.coefficients), MUON_ITERATIONS);
-        if (h.muon.is_normuon) muon_normalize_ref(o, a.v + matrices[k].offset, g.rows, g.cols, h.muon.beta2);
+        for (size_t i = 0; i < n; i++) o[i] *= muon_normalizer(sqrt(sum));
+        muon_orthogonalize_ref(o, g.rows, g.cols, muon_triples(), MUON_ITERATIONS);
+        if (h.muon.is_normuon) muon_normalize_ref(o, a.v + matrices[k].offset, g.rows, g.cols);
         for (size_t i = 0; i < n; i++) {
             int decays = !h.cautious || o[i] * p[i] >= 0;
             double kept = p[i] * (1 - h.lr * h.weight_decay * matrices[k].decay * decays);
@@ -281,8 +271,7 @@ static inline void muon_update(AdamWState a, const MuonMatrices* m, OptimizerSet
                                .count = min_int(most, g.count - k),
                                .like = most};
             muon_momentum(&m->space, a, chunk, h, ctx);
-            const floatX* o =
-                muon_orthogonalize(&m->space, chunk, muon_triples(h.muon.coefficients), MUON_ITERATIONS, ctx);
+            const floatX* o = muon_orthogonalize(&m->space, chunk, muon_triples(), MUON_ITERATIONS, ctx);
             muon_apply(a, o, &m->space, chunk, h, ctx);
         }
     }
