@@ -438,7 +438,7 @@ accepted 'fp8: 2 of an earlier version is 1' -y 1 -o "$work/second"
 cmp -s "$work/first/model.safetensors" "$work/second/model.safetensors" && why= || why='the models differ'
 verdict 'fp8: resumed with the same bits' "$why"
 earlier 's/"fp8-fusion": 3/"fp8-fusion": 0/'
-refused 'fp8: without fusion' 2 "--fp8-fusion: '0' is not one of the choices; allowed: 1.2.3; the flag was removed" -y 1 -o "$work/fp8"
+refused 'fp8: without fusion' 2 "the run has --fp8-fusion '0'; that flag was removed, and only '1.2.3' can go on" -y 1 -o "$work/fp8"
 earlier 's/"fp8": 2, "fp8-fusion": 0,/"fp8": 1,/; s/("fp8": "[0-9a-f]{1632})[0-9a-f]*/\1/'
 refused 'fp8: 1 of an earlier version' 2 'not the state of this model.s 5 fp8 layers.*--fp8 1, which left out the output matrix' -y 1 -o "$work/fp8"
 accepted 'fp8: it goes on without fp8' -y 1 --fp8 0 --override 1 -o "$work/fp8"
