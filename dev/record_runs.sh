@@ -78,10 +78,12 @@ record() { # PROGRAMS DATA OUT [BEFORE]
     run gpt2_lamb "${gpt2[@]}" --optimizer lamb -b 2 -d 512 -r 2 -l 1e-2 -k wsd -o gpt2_lamb
     run gpt2_documents "${gpt2[@]}" -b 4 --doc-mask 1 --dropout 0.1 -r 1 -o gpt2_documents
     run gpt2_untied train_gpt2 -e L=2,C=48,NH=3,T=64,V=300,tied=0 -b 3 -x 20 -v 0 -s 0 -n 5 -sl 4 -sg 4 --shuffle 0 -o gpt2_untied
+    run gpt2_fp8 "${gpt2[@]}" -b 2 -d 512 --fp8 1 --fp8-steps 18 --dropout 0.1 -r 2 -o gpt2_fp8
     run gpt2_text train_gpt2 -e gpt2_adamw --generate 60 --samples 3 --prompt 'the ' --temperature 0.9 --top-k 40
     run bert_adamw "${bert[@]}" -b 4 --dropout 0.1 -r 2 -o bert_adamw
     run bert_lamb "${bert[@]}" --optimizer lamb -b 2 -d 512 --pack 2 --whole-word-masking 1 -o bert_lamb
     run bert_phase2 train_bert --phase2 bert_lamb --optimizer lamb -b 2 -t 48 -x 10 -v 0 -s 0 -n 0 -o bert_phase2
+    run bert_fp8 "${bert[@]}" -b 4 --fp8 1 --fp8-exclude-forward self.value -o bert_fp8
     run bert_fill train_bert -e bert_adamw --fill 'th[MASK] qu[MASK]ck'
     small=(-e L=1,C=32,NH=2,T=128 -n 0 -l 3e-3 -u 10 -x 30 -v 15)
     run classify "$tasks" --task classify "${small[@]}" --labels 3 -i "$data/tasks/train.tsv" -b 16 -o classify
@@ -105,7 +107,7 @@ record() { # PROGRAMS DATA OUT [BEFORE]
     run gpt2_resumed train_gpt2 -y 1 -o gpt2_resumed
     run bert_resumed train_bert -y 1 -o bert_resumed
     run classify_resumed "$tasks" -y 1 -o classify_resumed
-    for n in gpt2_adamw gpt2_lamb gpt2_documents gpt2_untied bert_adamw bert_lamb bert_phase2 classify answer gpt2_resumed bert_resumed classify_resumed; do
+    for n in gpt2_{adamw,lamb,documents,untied,fp8,resumed} bert_{adamw,lamb,phase2,fp8,resumed} classify answer classify_resumed; do
         keep "$n"
     done
     for n in gpt2_text bert_fill classify_said answer_said; do keep "$n" stdout; done

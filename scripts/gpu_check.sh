@@ -679,7 +679,7 @@ END
             gpus=$(count_gpus)
             text=${GPU_CHECK_DATA:-$gpt2_text}
             fp8_run=(-i "$text" -e d12 -b 16 -t 1024 -d 65536 -x 24 -n 12 -l 1e-4 -u 20 -v 0 -s 0 --overwrite 1
-                --autotune 0 --fp8 2)
+                --autotune 0 --fp8 1)
             fp8_tests() {
                 begin fp8_gpt2 bash dev/test/fp8.sh ./train_gpt2cu
                 begin fp8_bert bash dev/test/fp8.sh ./train_bertcu
@@ -731,32 +731,32 @@ END
             }
             # Of d12, new and after 400 steps in fp8, on the same 65,536 tokens.
             fp8_gradients() {
-                local start level step=(-i "$text" -b 16 -t 1024 -d 65536 -x 1 -l 0 --beta1 0 --clip 0 -v 0 -s 0
+                local start fp8 step=(-i "$text" -b 16 -t 1024 -d 65536 -x 1 -l 0 --beta1 0 --clip 0 -v 0 -s 0
                     --overwrite 1)
                 check "fp8: 400 steps" ./train_gpt2cu -i "$text" -e d12 -b 64 -t 1024 -x 400 -l 6e-4 -u 100 -c 0.1 \
-                    --fp8 2 $quiet -o "$out/fp8_trained"
+                    --fp8 1 $quiet -o "$out/fp8_trained"
                 for start in d12 "$out/fp8_trained"; do
                     check "fp8: gradients in fp32" build/fp32/train_gpt2cu -e "$start" "${step[@]}" -o "$out/fp8_fp32"
-                    for level in 2 0; do
-                        check "fp8: gradients with --fp8 $level" \
-                            ./train_gpt2cu -e "$start" "${step[@]}" --fp8 $level -o "$out/fp8_$level"
+                    for fp8 in 1 0; do
+                        check "fp8: gradients with --fp8 $fp8" \
+                            ./train_gpt2cu -e "$start" "${step[@]}" --fp8 $fp8 -o "$out/fp8_$fp8"
                     done
                     check "fp8: gradients of ${start##*/}" \
-                        "$python" dev/reference/fp8_gradients.py "$out"/fp8_{fp32,2,0}
+                        "$python" dev/reference/fp8_gradients.py "$out"/fp8_{fp32,1,0}
                     results "fp8: gradients of ${start##*/}"
                 done
-                forget fp8_{trained,fp32,2,0}
+                forget fp8_{trained,fp32,1,0}
             }
             fp8_waits() {
-                local level what="fp8: no more waits and readbacks than in bf16"
-                for level in 0 2; do
-                    check "fp8: profile with --fp8 $level" ./train_gpt2cu -i "$text" -e d12 -b 64 -t 1024 -x 26 \
-                        --fp8 $level --profile 3 --profile-warmup 20 $quiet -o "$out/fp8_waits_$level"
+                local fp8 what="fp8: no more waits and readbacks than in bf16"
+                for fp8 in 0 1; do
+                    check "fp8: profile with --fp8 $fp8" ./train_gpt2cu -i "$text" -e d12 -b 64 -t 1024 -x 26 \
+                        --fp8 $fp8 --profile 3 --profile-warmup 20 $quiet -o "$out/fp8_waits_$fp8"
                 done
-                check "$what" "$python" dev/reference/check_profile.py "$out/fp8_waits_2/profile" \
+                check "$what" "$python" dev/reference/check_profile.py "$out/fp8_waits_1/profile" \
                     --waits-of "$out/fp8_waits_0/profile"
                 results "$what"
-                forget fp8_waits_{0,2}
+                forget fp8_waits_{0,1}
             }
             # Sizes whose speed and memory are compared: name, flags of fp8_speed.py, command.
             fp8_bert_text=${GPU_CHECK_BERT_DATA:-$bert_text}
@@ -770,14 +770,14 @@ END
                 "d48 --apart --settle 150 -- ./train_gpt2cu -e d48 -b 16 $fp8_gpt2")
             # The memory plan, and what was allocated after three steps.
             fp8_memory() {
-                local size level name
+                local size fp8 name
                 set -f # the trainers expand their globs
                 for size in "${fp8_sizes[@]}"; do
-                    for level in 0 2; do
-                        name="fp8: memory of ${size%% *} with --fp8 $level"
-                        check "$name" ${size#*-- } --fp8 $level -x 3 --profile 1 --profile-warmup 1 $quiet \
+                    for fp8 in 0 1; do
+                        name="fp8: memory of ${size%% *} with --fp8 $fp8"
+                        check "$name" ${size#*-- } --fp8 $fp8 -x 3 --profile 1 --profile-warmup 1 $quiet \
                             -o "$out/fp8_memory"
-                        say "RESULT fp8_memory size=${size%% *} fp8=$level" "$(sed -nE \
+                        say "RESULT fp8_memory size=${size%% *} fp8=$fp8" "$(sed -nE \
                             's/^together +([0-9.]+) +([0-9.]+)$/planned_mib=\1 allocated_mib=\2/p' \
                             "$out/fp8_memory/profile/profile.txt")"
                     done
@@ -791,29 +791,29 @@ END
             # BERT of 4 layers for 12,000 steps: its accuracy at most 0.5 points lower. BERT-large for 300
             # steps: its loss at most 0.5 % higher.
             fp8_curves() {
-                local level run name small="./train_bertcu -e L=4,C=512,NH=8,V=30522,T=512 -b 256 -t 128 -x 12000
+                local fp8 run name small="./train_bertcu -e L=4,C=512,NH=8,V=30522,T=512 -b 256 -t 128 -x 12000
                     -u 2000 -l 7e-4 -k linear -c 0.01 --dropout 0.1 -v 12000 -i $fp8_bert_text"
                 [ "$gpus" -gt 1 ] || at_once=1
                 set -f
                 for run in "small $small" "large $fp8_bert -b 256 -t 128 -x 300 -v 300"; do
-                    for level in 0 2; do
-                        begin "fp8: curve of ${run%% *} with --fp8 $level" \
-                            env CUDA_VISIBLE_DEVICES="$(gpu_at $((level / 2 % gpus)))" ${run#* } \
-                            -j "${fp8_bert_text/train/val}" -m 0 -s 0 -n 0 --overwrite 1 --fp8 $level \
-                            -o "$out/fp8_${run%% *}_$level"
+                    for fp8 in 0 1; do
+                        begin "fp8: curve of ${run%% *} with --fp8 $fp8" \
+                            env CUDA_VISIBLE_DEVICES="$(gpu_at $((fp8 % gpus)))" ${run#* } \
+                            -j "${fp8_bert_text/train/val}" -m 0 -s 0 -n 0 --overwrite 1 --fp8 $fp8 \
+                            -o "$out/fp8_${run%% *}_$fp8"
                     done
                     finish
                 done
                 set +f
                 at_once=2
-                for name in fp8_{small,large}_{0,2}; do
+                for name in fp8_{small,large}_{0,1}; do
                     say "RESULT fp8_curve run=$name $(grep -h '"val_' "$out/$name/log.jsonl" | tail -n 1)"
                 done
-                check "fp8: accuracies of small" awk "BEGIN {d = $(last_of fp8_small_2 val_mlm_accuracy) - \
+                check "fp8: accuracies of small" awk "BEGIN {d = $(last_of fp8_small_1 val_mlm_accuracy) - \
                     $(last_of fp8_small_0 val_mlm_accuracy); exit !(d > -0.005)}"
-                check "fp8: losses of large" awk "BEGIN {r = $(last_of fp8_large_2 val_loss) / \
+                check "fp8: losses of large" awk "BEGIN {r = $(last_of fp8_large_1 val_loss) / \
                     $(last_of fp8_large_0 val_loss); exit !(r < 1.005)}"
-                forget fp8_{small,large}_{0,2}
+                forget fp8_{small,large}_{0,1}
             }
             # Means of 30 s after 15 s, in turn on one GPU, after 400 steps (d48: 150). Every GPU takes its share of the
             # sizes.

@@ -21,7 +21,7 @@ typedef struct {
 
 typedef struct {
     Gelu gelu;
-    int keeps_x, fusion;
+    int keeps_x;
     const char* exact_forward;  // parts of names; NULL: none
 } LinearKind;
 
@@ -43,7 +43,7 @@ static inline LinearCase* linear_case(Harness* h, LinearKind kind, int N, int C,
     memset(&k->state, 0, sizeof k->state);
     memcpy(k->size, size, sizeof size);
     k->mode = mode, k->gelu = kind.gelu, k->ctx = &h->ctx;
-    k->state.level = 2, k->state.keeps_x = kind.keeps_x, k->state.operands.fusion = kind.fusion;
+    k->state.is_wanted = 1, k->state.keeps_x = kind.keeps_x;
     k->state.exact_forward = kind.exact_forward;
     tensors_add(&table, rows, 2, dims, -1);
     fp8_state_plan(&k->state, &table, N);
@@ -195,8 +195,8 @@ static inline void linear_check_layer(Harness* h, LinearCase* k, int i, const re
 
 static inline void test_linear_case(Harness* h, LinearKind kind, int N, int C, int F, Mode mode) {
     Gelu gelu = kind.gelu;
-    case_begin(h, "linear/fp8 N=%d C=%d F=%d %s %s%s fusion=%d%s", N, C, F, mode == ADD ? "ADD" : "SET",
-               gelu == GELU_ERF ? "erf" : "tanh", kind.keeps_x ? " kept" : "", kind.fusion,
+    case_begin(h, "linear/fp8 N=%d C=%d F=%d %s %s%s%s", N, C, F, mode == ADD ? "ADD" : "SET",
+               gelu == GELU_ERF ? "erf" : "tanh", kind.keeps_x ? " kept" : "",
                kind.exact_forward ? " exact forward" : "");
     LinearCase* k = linear_case(h, kind, N, C, F, mode);
     const Fp8Operands* s = &k->state.operands;
@@ -308,9 +308,9 @@ static inline int linear_target(const real* logits, int V) {
 }
 
 // The output matrix: the share of the targets in dx is that of dlogits before it was rounded.
-static inline void test_linear_logits(Harness* h, int fusion, int N, int C, int Vp) {
-    case_begin(h, "linear/fp8 logits N=%d C=%d Vp=%d fusion=%d", N, C, Vp, fusion);
-    LinearCase* k = linear_case(h, (LinearKind){.gelu = GELU_TANH, .keeps_x = 0, .fusion = fusion}, N, C, Vp, SET);
+static inline void test_linear_logits(Harness* h, int N, int C, int Vp) {
+    case_begin(h, "linear/fp8 logits N=%d C=%d Vp=%d", N, C, Vp);
+    LinearCase* k = linear_case(h, (LinearKind){.gelu = GELU_TANH, .keeps_x = 0}, N, C, Vp, SET);
     const Fp8Linear* f = k->p[0].fp8;
     const LinearSize z = k->size[0];
     Array each = output(h, (size_t)N, SET), sum = output(h, 1, SET);
@@ -362,19 +362,17 @@ static inline int linear_has_fp8(const Harness* h) {
 static inline void test_linear(Harness* h) {
     if (!linear_has_fp8(h)) return;
     test_linear_sums(h);
-    for (int fusion = 0; fusion <= 1; fusion++) test_linear_logits(h, fusion, 35, 64, 112);
-    for (int fusion = 0; fusion <= 1; fusion++) {
-        LinearKind tanh = {GELU_TANH, 0, fusion, NULL}, kept = {GELU_TANH, 1, fusion, NULL};
-        LinearKind erf = {GELU_ERF, 0, fusion, NULL}, erf_kept = {GELU_ERF, 1, fusion, NULL};
-        LinearKind exact = {GELU_TANH, 0, fusion, "w0,1"}, exact_kept = {GELU_ERF, 1, fusion, "w"};
-        test_linear_case(h, tanh, 1, 64, 256, SET);
-        test_linear_case(h, kept, 64, 128, 512, SET);
-        test_linear_case(h, erf_kept, 100, 48, 192, ADD);
-        test_linear_case(h, erf, 17, 64, 256, SET);
-        test_linear_case(h, tanh, 300, 768, 96, ADD);
-        test_linear_case(h, exact, 40, 64, 256, ADD);
-        test_linear_case(h, exact_kept, 100, 64, 128, SET);
-    }
+    test_linear_logits(h, 35, 64, 112);
+    LinearKind tanh = {GELU_TANH, 0, NULL}, kept = {GELU_TANH, 1, NULL};
+    LinearKind erf = {GELU_ERF, 0, NULL}, erf_kept = {GELU_ERF, 1, NULL};
+    LinearKind exact = {GELU_TANH, 0, "w0,1"}, exact_kept = {GELU_ERF, 1, "w"};
+    test_linear_case(h, tanh, 1, 64, 256, SET);
+    test_linear_case(h, kept, 64, 128, 512, SET);
+    test_linear_case(h, erf_kept, 100, 48, 192, ADD);
+    test_linear_case(h, erf, 17, 64, 256, SET);
+    test_linear_case(h, tanh, 300, 768, 96, ADD);
+    test_linear_case(h, exact, 40, 64, 256, ADD);
+    test_linear_case(h, exact_kept, 100, 64, 128, SET);
 }
 
 #endif

@@ -329,15 +329,8 @@ static inline void test_quantize(Harness* h) {
         }
 }
 
-// The two ways from logits to their gradient in fp8.
-static inline void quantize_run_loss_apart(void* state) {
-    QuantizeLogitsCase* c = (QuantizeLogitsCase*)state;
-    LogitsGradient d = c->d;
-    classifier_backward(d.losses, c->k->x.device, d.targets, d.loss_scale, c->k->N, d.V, c->k->C, c->k->ctx);
-    quantize_run_case(c->k);
-}
-
-static inline void quantize_run_loss_fused(void* state) {
+// From logits to their losses and their gradient in fp8.
+static inline void quantize_run_loss(void* state) {
     QuantizeLogitsCase* c = (QuantizeLogitsCase*)state;
     LogitsGradient d = c->d;
     classifier_forward(d.losses, c->k->x.device, d.targets, c->k->N, d.V, c->k->C, c->k->ctx);
@@ -349,14 +342,8 @@ static inline void bench_quantize_logits(Harness* h) {
     char shapes[64];
     snprintf(shapes, sizeof shapes, "N=%d V=%d", N, V);
     QuantizeLogitsCase* c = quantize_logits_case(h, N, V, Vp);
-    double apart = CLASSIFIER_BACKWARD_BYTES(N, V, Vp) + QUANTIZE_BYTES(N, Vp, 1, 2);
-    double fused = CLASSIFIER_FORWARD_BYTES(N, V) + QUANTIZE_BYTES(N, Vp, 1, 2);
-    for (int turn = 0; turn < 2; turn++) {
-        bench_report(h, "classifier_backward, quantize", shapes, bench_seconds(h, quantize_run_loss_apart, c),
-                     CLASSIFIER_BACKWARD_FLOPS(N, V), apart);
-        bench_report(h, "quantize_classifier_backward", shapes, bench_seconds(h, quantize_run_loss_fused, c),
-                     CLASSIFIER_BACKWARD_FLOPS(N, V), fused);
-    }
+    bench_report(h, "quantize_classifier_backward", shapes, bench_seconds(h, quantize_run_loss, c),
+                 CLASSIFIER_BACKWARD_FLOPS(N, V), CLASSIFIER_FORWARD_BYTES(N, V) + QUANTIZE_BYTES(N, Vp, 1, 2));
     case_free(h);
 }
 

@@ -236,7 +236,7 @@ numbers() { # trainer, flag...
 }
 rows() { # flag, value, and flags that it needs; none of it has a comma
     tr ',' '\n' <<<'--val-data r.bin,--shuffle 0,--overfit 1,--batch 32,--seq-len 2,--total-batch 128,--recompute 1,--fp8 1
---fp8-steps 1,--fp8-exclude-forward a,--fp8-fusion 0,--master-weights 0,--optimizer lamb,--schedule poly -q 0 --poly-power 2,--lr 0.01
+--fp8-steps 1,--fp8-exclude-forward a,--master-weights 0,--optimizer lamb,--schedule poly -q 0 --poly-power 2,--lr 0.01
 --warmup 9,--final-lr 0.5 -k linear,--poly-power 2 -k poly -q 0,--weight-decay 0.1
 --beta1 0.5,--beta2 0.5,--eps 0.1,--clip 1e-3,--embedding-lr 1,--vector-lr 1,--cautious-decay 1
 --muon-warmup 9,--dropout 0.5,--loss-outlier 1

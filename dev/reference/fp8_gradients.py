@@ -3,8 +3,8 @@
 
     step="-x 1 -l 0 --beta1 0 --clip 0 -n 0 -v 0 -s 0"
     build/fp32/train_gpt2cu -e d12 -b 16 -d 65536 $step -o out/fp32
-    ./train_gpt2cu          -e d12 -b 16 -d 65536 $step -o out/fp8 --fp8 2
-    ./train_gpt2            -e d12 -b 16 -d 65536 $step -o out/cpu --fp8 2
+    ./train_gpt2cu          -e d12 -b 16 -d 65536 $step -o out/fp8 --fp8 1
+    ./train_gpt2            -e d12 -b 16 -d 65536 $step -o out/cpu --fp8 1
     python3 dev/reference/fp8_gradients.py out/fp32 out/fp8 out/cpu
 
 With --beta1 0 the first moment in a checkpoint is the gradient of its last step; with a rate of 0 the weights do not

@@ -3,16 +3,16 @@
 
     python3 dev/reference/fp8_speed.py d12 --settle 400 --seconds 30 -- ./train_gpt2cu -e d12 -b 64 -t 1024 -i train.bin
 
-Runs the command with --fp8 0, then with --fp8 2 (or --fp8-level), and both again (--turns 2). Both processes stay
-alive, and one is stopped by a signal during the other's turn, so that the steps to --settle are trained only once. With
---apart each turn is a new run. A turn is measured for --seconds, once --settle steps of the run and 15 seconds of the
-turn (or --warm) have passed. Energy is from NVML's counter; clocks are sampled ten times a second. Prints a line per
-turn, then one for all:
+Runs the command with --fp8 0, then with --fp8 1, and both again (--turns 2). Both processes stay alive, and one is
+stopped by a signal during the other's turn, so that the steps to --settle are trained only once. With --apart each turn
+is a new run. A turn is measured for --seconds, once --settle steps of the run and 15 seconds of the turn (or --warm)
+have passed. Energy is from NVML's counter; clocks are sampled ten times a second. Prints a line per turn, then one for
+all:
 
     RESULT fp8 size=d12 B=64 T=1024 tok_s=N ratio=R joules=J mhz=M bf16_ms=.. fp8_ms=.. bf16_joules=.. bf16_mhz=..
 
 ratio: time of a bf16 step / time of an fp8 step, means over the turns. train_bertcu gives seq_s instead of tok_s. The
-runs write nothing, unless --keep asks for checkpoints, in OUT/fp8_SIZE_LEVEL.
+runs write nothing, unless --keep asks for checkpoints, in OUT/fp8_SIZE_0 and OUT/fp8_SIZE_1.
 """
 
 import argparse
@@ -118,27 +118,26 @@ def main():
     parser.add_argument("--warm", type=float, default=15, help="seconds before those that count, in each turn")
     parser.add_argument("--seconds", type=float, default=30)
     parser.add_argument("--turns", type=int, default=2)
-    parser.add_argument("--fp8-level", default="2")
     parser.add_argument("--apart", action="store_true", help="one run at a time: both do not fit into memory")
     parser.add_argument("--keep", type=int, default=0, help="both runs write a checkpoint every so many steps")
     parser.add_argument("--out", default=".", help="folder for the outputs of the runs")
     parser.add_argument("command", nargs="+", help="the trainer with -b and -t, without -x, -o and --fp8")
     a = parser.parse_args()
 
-    gpu, means, running = Gpu(), {"0": [], a.fp8_level: []}, {}
+    gpu, means, running = Gpu(), {0: [], 1: []}, {}
     try:
         for turn in range(a.turns):
-            for level in means:
-                name = os.path.join(a.out, f"fp8_{a.size}_{level}")
-                command = a.command + f"-x 1000000 -v 0 -s 0 -nk 1 -n {a.keep} --fp8 {level}".split()
+            for fp8 in means:
+                name = os.path.join(a.out, f"fp8_{a.size}_{fp8}")
+                command = a.command + f"-x 1000000 -v 0 -s 0 -nk 1 -n {a.keep} --fp8 {fp8}".split()
                 command += ["-o", name if a.keep else ""]
-                if level not in running:
-                    running[level] = Trainer(command, f"{name}_{turn}.log")
-                ms, joules, mhz, step = running[level].turn(a.settle, a.warm, a.seconds, gpu)
-                means[level].append((ms, joules, mhz))
-                print(f"{a.size} --fp8 {level}: {ms:.2f} ms, {joules:.1f} J, {mhz:.0f} MHz up to step {step}", flush=True)
+                if fp8 not in running:
+                    running[fp8] = Trainer(command, f"{name}_{turn}.log")
+                ms, joules, mhz, step = running[fp8].turn(a.settle, a.warm, a.seconds, gpu)
+                means[fp8].append((ms, joules, mhz))
+                print(f"{a.size} --fp8 {fp8}: {ms:.2f} ms, {joules:.1f} J, {mhz:.0f} MHz up to step {step}", flush=True)
                 if a.apart:
-                    running.pop(level).end()
+                    running.pop(fp8).end()
     finally:
         for trainer in running.values():
             trainer.end()

@@ -2,7 +2,7 @@
 """The matmuls of a training step in fp8 and in the build's own type, as a table in Markdown.
 
     ./train_gpt2cu -e d12 -b 64 -x 20 --profile 2 --profile-warmup 16 -v 0 -s 0 -n 0 --fp8 0 -o out/bf16
-    ./train_gpt2cu -e d12 -b 64 -x 20 --profile 2 --profile-warmup 16 -v 0 -s 0 -n 0 --fp8 2 -o out/fp8
+    ./train_gpt2cu -e d12 -b 64 -x 20 --profile 2 --profile-warmup 16 -v 0 -s 0 -n 0 --fp8 1 -o out/fp8
     python3 dev/reference/fp8_table.py d12 out/bf16/profile out/fp8/profile
 
 A line per matmul: the layer's, and which of y = x w^T + b, dx = dy w and dw = dy^T x, all layers together. Time and

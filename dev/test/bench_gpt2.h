@@ -8,11 +8,11 @@ typedef struct {
     Optimizer o;
 } Bench;
 
-// `fp8`: the level of --fp8.
+// `fp8`: --fp8.
 static void bench_open_fp8(Bench* b, Config config, int B, int T, int recompute, int fp8, uint64_t seed) {
     context_init(&b->ctx);
     model_plan(&b->m, config, B, T, recompute, 0);
-    b->m.buffers.fp8.level = fp8, b->m.buffers.fp8.keeps_x = recompute == RECOMPUTE_NOTHING;
+    b->m.buffers.fp8.is_wanted = fp8, b->m.buffers.fp8.keeps_x = recompute == RECOMPUTE_NOTHING;
     fp8_state_plan(&b->m.buffers.fp8, &b->m.buffers.table, b->m.N);
     model_buffers_alloc(&b->m.buffers, &b->ctx);
     lm_input_alloc(&b->m.in, B, T, &b->ctx);

@@ -292,10 +292,7 @@ row --loss-scale-start '--loss-scale fixed' 1024 'each loss_scale' '65536 65536 
 row --dropout '-v 4 -a 1 -l 1e-2 -x 20' 0.5 'each loss' '*' '*' 'nth val_loss 1' "$unfit"
 case $PROGRAM in
     */fp16/* | */fp32/*) row --fp8 '' 1 'cat status' 0 2 ;;
-    *)
-        row --fp8 '' 1 'each loss; memory parameters' '*' '*' 'each lr'
-        [ $trainer != gpt2 ] || row --fp8 '--fp8 1' 2 'each loss; memory parameters' '*' '*' 'each lr'
-        ;;
+    *) row --fp8 '' 1 'each loss; memory parameters' '*' '*' 'each lr' ;;
 esac
 case $PROGRAM in
     */fp16/* | */fp32/*) row --fp8-steps '' 1 results '*' '=' ;;
@@ -304,12 +301,6 @@ esac
 case $PROGRAM in
     */fp16/* | */fp32/*) row --fp8-exclude-forward '' . results '*' '=' ;;
     *) row --fp8-exclude-forward '--fp8 1' . 'nth loss 1' '*' '*' ;;
-esac
-# From the step on in which scales are known.
-case $PROGRAM in
-    */fp16/* | */fp32/*) row --fp8-fusion '' 0 results '*' '=' ;;
-    *) row --fp8-fusion '--fp8 1 -x 19 --profile 1 --profile-warmup 17' 0 \
-        "grep -c '^forward  *mean_bias ' out/profile/profile.txt" 0 '[1-9]*' ;;
 esac
 # Without --gelu-fusion, whose GELU is of the input before it is rounded, recomputing changes no bit.
 row --recompute '-e L=3,C=32,NH=2,T=32 -x 1 -b 32 -ge 0' 1 'memory activations' '*' '$(less 1)' 'each loss; each grad_norm'

@@ -10,8 +10,8 @@ PROGRAM=${1:-}
 . "$(dirname "$0")/shell.sh"
 
 model="-e L=2,C=64,NH=2,T=64 -b 4 -d 1024 -s 0 -n 0"
-layers=$((4 * 2)) level=2
-[[ $PROGRAM == *bert* ]] && level=1 || layers=$((layers + 1)) # the output matrix
+layers=$((4 * 2)) is_bert=
+[[ $PROGRAM == *bert* ]] && is_bert=1 || layers=$((layers + 1)) # the output matrix
 command -v python3 >/dev/null || { skip 'fp8' 'python3 was not found'; finish; exit; }
 
 # A case of Python that gets the lines of log.jsonl with "fp8" as `steps`, {step: rows}.
@@ -32,7 +32,7 @@ EOP
 # ---------------------------------------------------------------------------------------------------------
 # The log
 
-run $model --fp8 $level -x 20 -v 10 -m 1 --profile 2 --profile-warmup 16 -o run
+run $model --fp8 1 -x 20 -v 10 -m 1 --profile 2 --profile-warmup 16 -o run
 verdict 'a run' "$(ended_with 0)"
 logged 'a line of all tensors at each validation after a step' run "
 assert sorted(steps) == [10, 20], sorted(steps)
@@ -81,6 +81,12 @@ for row, r in zip(table['rows'], steps[20]):
     assert row[at['scale']] == '2^%d' % math.log2(r['scale']), row
     assert abs(float(row[at['amax']]) / r['amax'] - 1) < 1e-3, (row, r)
     assert abs(row[at['flushed_percent']] - 100 * r['flushed']) < 1e-3, (row, r)"
+ops=('N=[0-9]* C=[0-9]* bias') # of a rounded weight
+[ $is_bert ] || ops+=(quantize_classifier_backward) # BERT's output matrix is in floatX
+[[ $PROGRAM == *cu || $PROGRAM == */emulated/* ]] && ops+=(layernorm_forward_fp8) # the CPU has no such kernel
+why=
+for op in "${ops[@]}"; do grep -q "$op" run/profile/profile.txt || why+=" no $op"; done
+verdict 'kernels round their own outputs' "$why"
 python3 "$root/dev/reference/check_profile.py" run/profile --waits-of plain/profile >python.out 2>&1
 why=$(grep -h 'FAIL.*\(waits\|readbacks\)' python.out)
 grep -q 'host_waits=[1-9][0-9]*/[1-9]' python.out || why+=" nothing was counted: $(tail -n 1 python.out)"
@@ -89,68 +95,19 @@ mkdir -p fewer && sed 's/"host_waits": [0-9]*/"host_waits": 0/' plain/profile/su
 python3 "$root/dev/reference/check_profile.py" run/profile --waits-of fewer >python.out 2>&1
 grep -q 'FAIL host_waits: [1-9][0-9]* in a step, 0 in' python.out && why= || why=$(tail -n 1 python.out)
 verdict 'a wait too many is found' "$why"
-if [ $level = 2 ]; then
+if [ ! $is_bert ]; then
     python3 "$root/dev/reference/fp8_table.py" small plain/profile run/profile >python.out 2>&1
     why=$(for product in 'qkv y' 'attproj dx' 'fc dw' 'fcproj y'; do grep -q "^| small | $product | .*, fast | [0-9.]* | [0-9]* | [0-9.]* | [0-9]* |$" python.out || echo "no $product"; done)
     verdict 'the table of products' "$why"
 fi
 
 # ---------------------------------------------------------------------------------------------------------
-# --fp8-fusion: nearly the same losses. The kernel that rounds a weight adds up the bias in another order than
-# mean_bias, and the gradient of the logits is not rounded to floatX before it is rounded to fp8. The tests of the ops
-# compare bits.
-
-fused="${model%-n 0} --fp8 $level --dropout 0.1 -x 18 -v 18 -m 1 -n 18"
-near=2e-4 # with fp32 beside fp8
-[[ $PROGRAM == *cu || $PROGRAM == */emulated/* ]] && near=1e-3 # with bf16
-near_with_fusion() { # NAME STEPS: the losses of fusion0 and fusion1
-    verdict "--fp8-fusion, $1: the runs end" "$why"
-    why=
-    logged "--fp8-fusion, $1: nearly the same losses" fusion1 "
-near = [json.loads(line) for line in open('fusion0/log.jsonl')]
-a, b = ([line['loss'] for line in of if 'loss' in line] for of in (lines, near))
-assert len(a) == len(b) == $2 and all(abs(x / y - 1) < $near for x, y in zip(a, b)), (a, b)"
-}
-for with in '-r 2' ''; do
-    why=
-    for on in 0 1; do
-        run $fused $with --fp8-fusion $on -o "fusion$on" --overwrite 1
-        why+=$(ended_with 0)
-    done
-    near_with_fusion "${with:-inputs kept}" 18
-done
-why=
-for on in 0 1; do
-    run -y 1 --override 1 -x 20 -v 20 -n 20 --fp8-fusion $((1 - on)) -o fusion$on
-    why+=$(ended_with 0)
-done
-near_with_fusion 'switched on and off in resumed runs' 20
-why=
-for on in 0 1; do
-    run $model --fp8 $level -x 20 -v 0 --fp8-fusion $on --profile 1 --profile-warmup 17 -o "fused$on"
-    why+=$(ended_with 0)
-    found=
-    grep -q 'layernorm_forward_fp8' "fused$on/profile/profile.txt" && found+='layernorm '
-    grep -q '^forward  *mean_bias ' "fused$on/profile/profile.txt" && found+='mean_bias '
-    grep -q 'N=[0-9]* C=[0-9]* bias' "fused$on/profile/profile.txt" && found+='bias '
-    grep -q 'quantize_classifier_backward' "fused$on/profile/profile.txt" && found+='logits '
-    wanted='mean_bias '
-    if [ $on = 1 ]; then
-        wanted='bias '
-        [[ $PROGRAM == *cu || $PROGRAM == */emulated/* ]] && wanted='layernorm bias ' # the CPU has no such kernel
-        [ $level = 2 ] && wanted+='logits ' # BERT's output matrix is in floatX
-    fi
-    [ "$found" = "$wanted" ] || why=${why:-"--fp8-fusion $on: the profile has: $found"}
-done
-verdict '--fp8-fusion: the ops' "$why"
-
-# ---------------------------------------------------------------------------------------------------------
 # --fp8-exclude-forward: with all layers the forward pass is that without fp8, and only gradients differ.
 
 attention=attn.c_attn
-[ $level = 2 ] || attention=self.value
+[ ! $is_bert ] || attention=self.value
 for with in . "$attention" ''; do
-    run $model --fp8 $level -x 18 -v 18 -m 1 --fp8-exclude-forward "$with" -o "forward$with" --overwrite 1
+    run $model --fp8 1 -x 18 -v 18 -m 1 --fp8-exclude-forward "$with" -o "forward$with" --overwrite 1
     verdict "--fp8-exclude-forward '$with': the run ends" "$(ended_with 0)"
 done
 run $model -x 18 -v 18 -m 1 -o plain --overwrite 1
@@ -165,7 +122,7 @@ off = lambda of, i: abs(of[i] / plain[i] - 1)
 assert off(every, 0) < $same and off(none, 0) > $differs, (plain[0], every[0], none[0])
 assert every[-1] != plain[-1] and attention not in (every, none), (plain, every, attention, none)"
 refused '--fp8-exclude-forward: each part must be in a name' 2 "no weight of an fp8 layer has 'nothing' in its name" \
-    $model --fp8 $level --fp8-exclude-forward "$attention,nothing"
+    $model --fp8 1 --fp8-exclude-forward "$attention,nothing"
 
 # ---------------------------------------------------------------------------------------------------------
 # Gradients against those of the same step without fp8: of new weights, and of GPT-2's that were trained for a moment
@@ -177,16 +134,16 @@ if "${PYTHON:-python3}" -c 'import numpy' 2>/dev/null; then
     run -e $wide -b 16 -d 1024 -x 100 -l 1e-3 -n 0 -v 0 -s 0 -o trained
     verdict 'a model to start from' "$(ended_with 0)"
     starts="$wide trained"
-    [ $level = 2 ] || starts=${starts% *}
+    [ ! $is_bert ] || starts=${starts% *}
     for start in $starts; do
-        for fp8 in 0 $level; do run -e $start $step --fp8 $fp8 -o "gradients$fp8" --overwrite 1; done
-        "${PYTHON:-python3}" "$root/dev/reference/fp8_gradients.py" gradients0 gradients$level >python.out 2>&1 && why= || why='too far off: '
+        for fp8 in 0 1; do run -e $start $step --fp8 $fp8 -o "gradients$fp8" --overwrite 1; done
+        "${PYTHON:-python3}" "$root/dev/reference/fp8_gradients.py" gradients0 gradients1 >python.out 2>&1 && why= || why='too far off: '
         why+=$(ended_with 0)
         grep -q "^RESULT .* weights=[1-9][0-9]* " python.out || why+='no result: '
         echo "$start: $(tail -n 1 python.out)"
         verdict "gradients of $start" "${why:+$why$(tail -n 1 python.out)}"
     done
-    "${PYTHON:-python3}" "$root/dev/reference/fp8_gradients.py" gradients0 gradients$level --cosine 0.99999 >python.out 2>&1 && why='none is 1e-5 off' || why=
+    "${PYTHON:-python3}" "$root/dev/reference/fp8_gradients.py" gradients0 gradients1 --cosine 0.99999 >python.out 2>&1 && why='none is 1e-5 off' || why=
     verdict 'the comparison finds what is off' "$why"
 else skip 'gradients' "${PYTHON:-python3} has no numpy"; fi
 
@@ -194,9 +151,9 @@ else skip 'gradients' "${PYTHON:-python3} has no numpy"; fi
 # Ranks
 
 prepare_ranks || { skip 'two ranks' "$why"; finish; exit; }
-run $model --fp8 $level -x 1 -v 1 -m 1 -o one
+run $model --fp8 1 -x 1 -v 1 -m 1 -o one
 why=$(ended_with 0)
-timeout --foreground 180 mpirun --oversubscribe --bind-to none -np 2 "$PROGRAM" $model --fp8 $level -x 1 -v 1 -m 1 -o two </dev/null >"$work/stdout" 2>"$work/stderr"
+timeout --foreground 180 mpirun --oversubscribe --bind-to none -np 2 "$PROGRAM" $model --fp8 1 -x 1 -v 1 -m 1 -o two </dev/null >"$work/stdout" 2>"$work/stderr"
 status=$?
 why+=$(ended_with 0)
 [ -z "$why" ] || verdict 'one rank and two' "$why"

@@ -423,4 +423,23 @@ edit "$work/long/ckpt/00000002" key trainer.json samples 6000000000
 edit "$work/long/ckpt/00000002" seal
 run -y 1 -o "$work/long"
 says 'samples: beyond 32 bits' "$work/long/ckpt/00000004/trainer.json" '"samples": 6000000004,'
+
+# fp8 of earlier versions: 2 is now 1, whose scales are of four matmuls of the layer and the output matrix. Their 1 left out
+# the output matrix.
+run -e L=1,C=16,NH=2,T=16 -x 4 --stop-after 2 --fp8 1 "${NO[@]}" -o "$work/fp8"
+cp -r "$work/fp8" "$work/first"
+run -y 1 -o "$work/first"
+earlier() { # SED_SCRIPT
+    sed -i -E "$1" "$work/fp8/ckpt/00000002/trainer.json" && edit "$work/fp8/ckpt/00000002" seal
+}
+earlier 's/"fp8": 1,/"fp8": 2, "fp8-fusion": 3,/'
+cp -r "$work/fp8" "$work/second"
+accepted 'fp8: 2 of an earlier version is 1' -y 1 -o "$work/second"
+cmp -s "$work/first/model.safetensors" "$work/second/model.safetensors" && why= || why='the models differ'
+verdict 'fp8: resumed with the same bits' "$why"
+earlier 's/"fp8-fusion": 3/"fp8-fusion": 0/'
+refused 'fp8: without fusion' 2 "the run has --fp8-fusion '0'; that flag was removed, and only '1.2.3' can go on" -y 1 -o "$work/fp8"
+earlier 's/"fp8": 2, "fp8-fusion": 0,/"fp8": 1,/; s/("fp8": "[0-9a-f]{1632})[0-9a-f]*/\1/'
+refused 'fp8: 1 of an earlier version' 2 'not the state of this model.s 5 fp8 layers.*--fp8 1, which left out the output matrix' -y 1 -o "$work/fp8"
+accepted 'fp8: it goes on without fp8' -y 1 --fp8 0 --override 1 -o "$work/fp8"
 finish

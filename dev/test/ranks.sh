@@ -102,16 +102,16 @@ for zero in 0 1; do
 done
 launch 3 $model -d 192 -x 6 -b 2 -v 0 -s 0 -n 0 -z 1 -o three
 verdict '3 ranks, -z 1' "$(ended_with 0)"
-launch 2 $common -b 2 -z 1 --fp8 2 -o fp8
+launch 2 $common -b 2 -z 1 --fp8 1 -o fp8
 why=$(ended_with 0)
-launch 2 $common -b 2 -z 1 --fp8 2 -o fp8_stopped --stop-after 13
+launch 2 $common -b 2 -z 1 --fp8 1 -o fp8_stopped --stop-after 13
 launch 2 -y 1 -o fp8_stopped
 case_is '2 ranks, fp8: stopped and resumed, the same bits' "${why:-$(ended_with 0)}" "$(same fp8_stopped fp8)"
 # Weights that do not change, so that all activations and gradients are those of one rank.
 still=${common/-l 1e-3/-l 0}
-run $still -b 2 --fp8 2 -o fp8_still
+run $still -b 2 --fp8 1 -o fp8_still
 why=$(ended_with 0)
-launch 2 $still -b 2 -z 1 --fp8 2 -o fp8_still2
+launch 2 $still -b 2 -z 1 --fp8 1 -o fp8_still2
 why=${why:-$(ended_with 0)}
 scales_of() { grep -o '"fp8": "[0-9a-f]*"' "$1/ckpt/00000020/trainer.json"; }
 [ -n "$(scales_of fp8_still)" ] && cmp -s <(scales_of fp8_still) <(scales_of fp8_still2) || why=${why:-'they differ'}

@@ -318,6 +318,7 @@ typedef struct {
 static const RetiredFlag FLAGS_RETIRED[] = {
     {NULL, "--batch-ramp", "0", NULL},
     {NULL, "--explain-file", NULL, "--explain @FILE (- for standard input)"},
+    {NULL, "--fp8-fusion", "1|2|3", NULL},
     {NULL, "--kv-cache", NULL, NULL},
     {NULL, "--loss-scale-growth", "2000", NULL},
     {NULL, "--max-hours", NULL, "timeout -s TERM, which saves, and -y 1"},

@@ -52,15 +52,14 @@ typedef struct {
     Fp8Stats* measured;  // [1], of one tensor in the first steps
     int calibrates;      // 1: too few steps for scales, so every tensor is measured first
     int records;         // 1: in a training step, which records the largest absolute values
-    int fusion;  // --fp8-fusion. 1: layernorm writes x, the kernel that rounds a weight computes the bias, and the
-                 // gradient of the logits is computed as it is rounded
-    double* elements;  // [FP8_OPERANDS * layers] on the host: number of elements that the step has quantized
+    double* elements;    // [FP8_OPERANDS * layers] on the host: number of elements that the step has quantized
     uint8_t *x, *xt;   // [N, IC] and [IC, Np]
     uint8_t *dy, *dyt;
     const floatX *x_of, *dy_of;  // the tensors that x, and dy and dyt, were quantized from; NULL: none
     QuantizeInput x_from;        // what x was computed from
-    MeanBias mean_bias;          // of the current matmul
-    real* center;                // [2, IC] means of the output matrix's x
+    real* means;                 // [2, IC] of the current matmul's x
+    real* center;                // [2, IC] of the output matrix's x
+    floatX* bias;                // [OC] of the current matmul
     LogitsGradient dlogits;      // what dy of the output matrix was computed from
     real* unpacked[2];           // CPU: both operands, cast to real
 } Fp8Operands;
@@ -240,18 +239,16 @@ COMPILED_IF_CALLED static inline void fp8_forward_product(floatX* y, Linear p, L
     const Fp8Linear* f = p.fp8;
     Fp8Operands* s = f->shared;
     RoundedTensor x8 = {.exact = s->x_from, .bytes = s->x, .inverse = fp8_inverse(f, FP8_X)};
-    RoundedTensor w8 = {.exact = quantize_plain(p.w), .bytes = f->w, .inverse = fp8_inverse(f, FP8_W)};
-    QuantizeBias bias = {.y = s->fusion ? s->mean_bias.bias : NULL, .b = p.b, .means = s->mean_bias.means};
-    if (bias.y) mean_bias_center(s->mean_bias.means, x8, z.N, z.IC, ctx);
+    QuantizeBias bias = {.y = s->bias, .b = p.b, .means = s->means};
+    mean_bias_center(s->means, x8, z.N, z.IC, ctx);
     fp8_quantize_w(p, bias, z.OC, z.IC, ctx);
-    if (!bias.y) mean_bias(s->mean_bias, p.b, x8, w8, z.N, z.IC, z.OC, ctx);
     Fp8Product product = {.pass = MATMUL_FORWARD,
                           .a = f->w,
                           .b = s->x,
                           .a_inverse = fp8_inverse(f, FP8_W),
                           .b_inverse = fp8_inverse(f, FP8_X),
                           .d = y,
-                          .bias = s->mean_bias.bias,
+                          .bias = s->bias,
                           .size = z,
                           .mode = SET};
     fp8_product(s, product, ctx);
@@ -359,20 +356,18 @@ COMPILED_IF_CALLED static inline void linear_backward_input(floatX* dx, const fl
     else matmul_backward_input(dx, dy, p.w, N, IC, OC, mode, ctx);
 }
 
-// classifier_backward() of the logits [N, Vp] of the output matrix p. If it is fp8 and --fp8-fusion asks for it, the
-// logits stay as they are: their gradient is written only in fp8, for the two backward matmuls, which are called with
-// the logits as dy.
+// classifier_backward() of the logits [N, Vp] of the output matrix p. If it is fp8, the logits stay as they are: their
+// gradient is written only in fp8, for the two backward matmuls, which are called with the logits as dy.
 COMPILED_IF_CALLED static inline void linear_classifier_backward(floatX* logits, LogitsGradient d, Linear p, int N,
                                                                  int Vp, Context* ctx) {
     BiasGrad none = {.b = NULL, .mode = SET};
-    if (p.fp8) p.fp8->shared->dlogits = d;
-    if (!p.fp8 || !p.fp8->shared->fusion) {
+    if (!p.fp8) {
         classifier_backward(d.losses, logits, d.targets, d.loss_scale, N, d.V, Vp, ctx);
         return;
     }
     classifier_forward(d.losses, logits, d.targets, N, d.V, Vp, ctx);
     fp8_quantize_dy(p.fp8, quantize_classifier_backward(logits, d), none, N, Vp, ctx);
-    p.fp8->shared->dy_of = logits;
+    p.fp8->shared->dlogits = d, p.fp8->shared->dy_of = logits;
 }
 
 // linear_backward_input() of the output matrix, after linear_classifier_backward(). In fp8, the rounding error at the

@@ -2,8 +2,8 @@
  *
  *   layernorm_for_linear(), residual_layernorm_for_linear()     the ops of layernorm.h, with p from layernorm_for()
  *
- * If that layer is fp8, they also round y to fp8 as linear_forward() would, with the same bits: if they are asked to
- * (--fp8-fusion) and know scales (not `calibrates`). On the GPU one kernel does both (layernorm_fp8.h). */
+ * If that layer is fp8 and has scales (not `calibrates`), they also round y to fp8 as linear_forward() would, with the
+ * same bits. On the GPU one kernel does both (layernorm_fp8.h). */
 #ifndef LLMC_MODEL_LINEAR_INPUT_H
 #define LLMC_MODEL_LINEAR_INPUT_H
 
@@ -22,14 +22,12 @@ static inline LayerNorm layernorm_also_for(LayerNorm p, Linear next) {
     return p;
 }
 
-static inline int fp8_from_layernorm(LayerNorm p) {
-    return p.next && p.next->shared->fusion && !p.next->shared->calibrates;
-}
+static inline int fp8_from_layernorm(LayerNorm p) { return p.next && !p.next->shared->calibrates; }
 
 #ifdef __CUDACC__
 
 // Describe the output y of a kernel that rounds it for p.next, and note that this layer's x is y. If the layer keeps
-// its transposed x, the backward pass does not read y either: then only the rows for mean_bias() are written, unless
+// its transposed x, the backward pass does not read y either: then only the rows of the means are written, unless
 // the layer's forward matmul is in floatX.
 static inline LayerNormFp8 fp8_layernorm_output(floatX* y, LayerNorm p, Rows size) {
     const Fp8Linear* f = p.next;

@@ -16,7 +16,7 @@
 #include "llmc/model/linear.h"
 
 typedef struct {
-    int level;                  // --fp8: 1: the layers' matmuls; 2: also matmuls outside the layers
+    int is_wanted;              // --fp8
     int keeps_x;                // 1: the transposed inputs are kept for the backward pass
     int64_t steps;              // --fp8-steps: the number of first steps in fp8; 0: all
     const char* exact_forward;  // --fp8-exclude-forward: parts of weights' names; NULL: none
@@ -38,7 +38,7 @@ typedef struct {
 // used: a head that is not tied replaces the embedding.
 static inline int fp8_is_weight(const Fp8State* s, const TensorTable* table, int i) {
     const Tensor* t = &table->tensors[i];
-    if (!t->fp8 || s->level < (t->layer < 0 ? 2 : 1)) return 0;
+    if (!t->fp8 || !s->is_wanted) return 0;
     for (int k = i + 1; k < table->count; k++)
         if (table->tensors[k].fp8 == t->fp8 && table->tensors[k].layer == t->layer) return 0;
     return 1;
@@ -90,8 +90,8 @@ static inline void fp8_state_plan(Fp8State* s, const TensorTable* table, int N) 
         if (!fp8_is_weight(s, table, i)) continue;
         fp8_layer_size(table, i, &IC, &OC);
         if (IC % QUANTIZE_ALIGNMENT || OC % QUANTIZE_ALIGNMENT)
-            die(USAGE, "--fp8 %d: %s is %d x %d; both must be multiples of %d", s->level, table->tensors[i].name, OC,
-                IC, QUANTIZE_ALIGNMENT);
+            die(USAGE, "--fp8 1: %s is %d x %d; both must be multiples of %d", table->tensors[i].name, OC, IC,
+                QUANTIZE_ALIGNMENT);
         s->weight_bytes += 2 * (size_t)IC * (size_t)OC;
         s->x_bytes = max_size(s->x_bytes, Np * (size_t)IC);
         s->kept_bytes += s->keeps_x ? Np * (size_t)IC : 0;
@@ -101,12 +101,12 @@ static inline void fp8_state_plan(Fp8State* s, const TensorTable* table, int N) 
         most_w = max_size(most_w, (size_t)IC * (size_t)OC);
 #ifdef __CUDACC__
         if (!table->fixed) s->scratch_bytes = max_size(s->scratch_bytes, quantize_scratch_bytes((int)Np, OC));
-        if (s->operands.fusion) s->scratch_bytes = max_size(s->scratch_bytes, quantize_bias_bytes(OC, IC));
+        s->scratch_bytes = max_size(s->scratch_bytes, quantize_bias_bytes(OC, IC));
 #endif
         s->count++;
     }
-    if (s->level && !s->count) die(USAGE, "--fp8 %d: this model has no products in fp8", s->level);
-    if (s->level) fp8_check_excluded(s, table);
+    if (s->is_wanted && !s->count) die(USAGE, "--fp8 1: this model has no products in fp8");
+    if (s->is_wanted) fp8_check_excluded(s, table);
     if (table->fixed) s->dy_bytes = 0;
 #ifdef __CUDACC__
     s->unpacked = 0;
@@ -189,9 +189,9 @@ static inline void fp8_state_open(Fp8State* s, const TensorTable* table, void* c
     o->xt = (uint8_t*)device_alloc(ctx, s->x_bytes, "activations");
     o->dy = (uint8_t*)device_alloc(ctx, s->dy_bytes, "activations");
     o->dyt = (uint8_t*)device_alloc(ctx, s->dy_bytes, "activations");
-    o->mean_bias.means = (real*)device_alloc(ctx, s->means_bytes, "activations");
+    o->means = (real*)device_alloc(ctx, s->means_bytes, "activations");
     o->center = (real*)device_alloc(ctx, s->means_bytes, "activations");
-    o->mean_bias.bias = (floatX*)device_alloc(ctx, s->bias_bytes, "activations");
+    o->bias = (floatX*)device_alloc(ctx, s->bias_bytes, "activations");
     for (int i = 0; i < 2 && s->unpacked; i++)
         o->unpacked[i] = (real*)device_alloc(ctx, s->unpacked * sizeof(real), "activations");
     o->calibrates = 1;
@@ -237,8 +237,8 @@ static inline void fp8_state_close(Fp8State* s) {
     device_free(o->measured, sizeof *o->measured);
     device_free(o->x, s->x_bytes), device_free(o->xt, s->x_bytes);
     device_free(o->dy, s->dy_bytes), device_free(o->dyt, s->dy_bytes);
-    device_free(o->mean_bias.means, s->means_bytes), device_free(o->center, s->means_bytes);
-    device_free(o->mean_bias.bias, s->bias_bytes);
+    device_free(o->means, s->means_bytes), device_free(o->center, s->means_bytes);
+    device_free(o->bias, s->bias_bytes);
     for (int i = 0; i < 2 && s->unpacked; i++) device_free(o->unpacked[i], s->unpacked * sizeof(real));
     free(s->linears), free(s->fields), free(s->names), free(o->elements);
 }
@@ -290,9 +290,8 @@ static inline void fp8_state_set(Fp8State* s, const char* hex, const char* check
     if (!s->count || !hex) return;
     if (strlen(hex) != 8 * (recorded + n) || strspn(hex, "0123456789abcdef") != strlen(hex))
         die(USAGE,
-            "%s/trainer.json: key \"fp8\": is not the state of this model's %d fp8 layers; resume with the --fp8 of "
-            "the "
-            "checkpoint",
+            "%s/trainer.json: key \"fp8\": is not the state of this model's %d fp8 layers. If it is of an older version's "
+            "--fp8 1, which left out the output matrix, it goes on only without fp8: --fp8 0 --override 1",
             checkpoint, s->count);
     uint32_t* bits = (uint32_t*)xmalloc((recorded + n) * sizeof *bits);
     real* scale = (real*)xcalloc(n * (1 + FP8_INVERSE_APART), sizeof *scale);

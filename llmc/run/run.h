@@ -113,9 +113,9 @@ static inline int run_next_batch(Run* r, BatchSearch* search, ModelBuffers* b) {
         search->B = search->high;
         return 1;
     }
-    b->fp8.level = r->settings.fp8, b->fp8.keeps_x = !b->table.fixed && r->settings.recompute == RECOMPUTE_NOTHING;
+    b->fp8.is_wanted = r->settings.fp8, b->fp8.keeps_x = !b->table.fixed && r->settings.recompute == RECOMPUTE_NOTHING;
     b->fp8.exact_forward = r->settings.fp8_exclude_forward;
-    b->fp8.steps = r->settings.fp8_steps, b->fp8.operands.fusion = r->settings.fp8_fusion;
+    b->fp8.steps = r->settings.fp8_steps;
     fp8_state_plan(&b->fp8, &b->table, b->step.N);
     MemoryPlan plan = model_buffers_memory(b, search->update, &r->ctx);
     int fits = memory_plan_fits(plan);

@@ -28,7 +28,7 @@ typedef struct {
     int master_weights, loss_scale;
     double loss_scale_start;
     double dropout;
-    int init, recompute, fp8, fp8_fusion, shuffle, overfit, on_nan;
+    int init, recompute, fp8, shuffle, overfit, on_nan;
     const char* fp8_exclude_forward;
     int64_t seed;
     int zero;
@@ -126,18 +126,14 @@ static inline int settings_training_rows(Settings* s, Flag* table, int count) {
          "Tokens per optimizer step, over all ranks and micro-batches. 0: one micro-batch per rank."},
         {"-r",  "--recompute",           FLAG_INT,    &s->recompute,           "0",       0,   2,        NULL,   SCOPE_FREE,    TOPIC_BATCH,
          "Recompute in the backward pass, to save memory. 1: GELU; 2: also layernorm."},
-        {NULL,  "--fp8",                 FLAG_INT,    &s->fp8,                 "0",       0,   2,        NULL,   SCOPE_RUN,     TOPIC_BATCH,
-         "Matmuls in fp8. 1: in the layers; 2: also GPT-2's output matrix. Needs the bf16 build and sm_89 or later; the "
-         "CPU build emulates the rounding."},
+        {NULL,  "--fp8",                 FLAG_INT,    &s->fp8,                 "0",       0,   1,        NULL,   SCOPE_RUN,     TOPIC_BATCH,
+         "1: matmuls in fp8, those of the layers and of GPT-2's output matrix. Needs the bf16 build and sm_89 or later; "
+         "the CPU build emulates the rounding."},
         {NULL,  "--fp8-steps",           FLAG_SIZE,   &s->fp8_steps,           "0",       0,   1e12,     NULL,   SCOPE_RUN,     TOPIC_BATCH,
          "With --fp8: the number of first steps in fp8; after them, matmuls use the build's own type. 0: all steps."},
         {NULL,  "--fp8-exclude-forward", FLAG_STRING, &s->fp8_exclude_forward, "",        0,   0,        NULL,   SCOPE_RUN,     TOPIC_BATCH,
          "With --fp8: layers whose forward matmul stays in the build's own type: parts of their weights' names, "
          "separated by commas, such as attn.c_attn. BERT's query, key and value are one layer."},
-        {NULL,  "--fp8-fusion",          FLAG_INT,    &s->fp8_fusion,          "1",       0,   3,        NULL,   SCOPE_RUN,     TOPIC_DEVICE,
-         "With --fp8: 1 saves passes over memory. On the GPU layernorm writes the next matmul's fp8 input; the kernel "
-         "that rounds a weight computes the bias that corrects y's mean; the gradient of the logits is computed as it "
-         "is rounded. 2 and 3, of older checkpoints, do the same."},
         {"-w",  "--master-weights",      FLAG_INT,    &s->master_weights,      "1",       0,   1,        NULL,   SCOPE_RUN,     TOPIC_BATCH,
          "bf16 and fp16 builds: 1 also keeps the weights in fp32; 0 saves these 4 bytes per weight and rounds "
          "updates stochastically."},
@@ -302,11 +298,13 @@ static inline void settings_check_profile(const Settings* s, int64_t left) {
 // Resuming
 
 // The text of a saved value. --attention materialized had another name in earlier versions, and a part of flash was a
-// choice of its own.
+// choice of its own. What is now --fp8 1 was 2; another 1, without GPT-2's output matrix, has fewer scales
+// (fp8_state_set).
 static inline const char* settings_saved_text(const Flag* row, const JsonNode* saved, const char* file) {
     if (!saved->string) die(USAGE, "%s: key \"%s\": is not a setting's value", file, row->long_name + 2);
     if (row->type == FLAG_CHOICE && strcmp(saved->string, "explicit") == 0) return "materialized";
     if (row->type == FLAG_CHOICE && strcmp(saved->string, "flash-wide") == 0) return "flash";
+    if (strcmp(row->long_name, "--fp8") == 0 && strcmp(saved->string, "2") == 0) return "1";
     return saved->string;
 }
 

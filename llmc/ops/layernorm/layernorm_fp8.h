@@ -17,7 +17,7 @@
 #include "llmc/ops/common/fp8.h"
 #include "llmc/ops/layernorm/layernorm.h"
 
-// The rows of y that are written: all, or those that mean_bias reads.
+// The rows of y that are written: all, or those that mean_bias_center() reads.
 typedef enum { LAYERNORM_ALL_ROWS, LAYERNORM_MEAN_ROWS } LayerNormRows;
 
 typedef struct {

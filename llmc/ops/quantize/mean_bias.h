@@ -1,19 +1,21 @@
-/* mean_bias: the bias that gives the matmul of two rounded operands the mean of the exact matmul.
+/* mean_bias_center: the means over rows of the input of a matmul, before and after it is rounded.
  *
- *   bias[o] (SET) = b[o] + sum over i of (w[o, i] mean(x[., i]) - w8[o, i] mean(x8[., i]))
+ *   means[0, i] (SET) = mean(x[., i]),  means[1, i] (SET) = mean(x8[., i])
  *
- *   x [N, IC] as in quantize.h, w [OC, IC]; x8, w8: their values after rounding to E4M3; b [OC] or NULL; bias [OC]
- *   floatX; means [2, IC] real: scratch
+ *   x [N, IC] as in quantize.h; x8: its values after rounding to E4M3; means [2, IC] real
+ *
+ * With them quantize() computes, as it rounds the weight w, the bias that gives the matmul of two rounded operands the
+ * mean of the exact matmul: b + w mean(x) - w8 mean(x8).
  *
  * Why: rounding errors differ from row to row and cancel in sums over rows, except for their mean. The mean shifts all
  * rows in the same direction. It causes most of the error in the gradients of a trained model, whose x have large means
  * (dev/LOG.md). Adding a bias in a matmul costs nothing.
  *
- * shapes     IC a multiple of 16, x, w and their bytes aligned to 16 bytes. N may be 0: nothing is written.
+ * shapes     IC a multiple of 16, x and its bytes aligned to 16 bytes. N may be 0: nothing is written.
  * rows       Means are over MEAN_BIAS_ROWS rows spread over all N, or over all rows if there are fewer. They have
  *            different positions even in sequences of power-of-two length.
  * numerics   on the GPU in fp32, in an order that depends only on the shapes; on the CPU in double
- * bytes      OC IC (sizeof(floatX) + 1), and sizeof(floatX) + 1 for each element of x that is read */
+ * bytes      sizeof(floatX) + 1 for each element of x that is read */
 #ifndef LLMC_OPS_MEAN_BIAS_H
 #define LLMC_OPS_MEAN_BIAS_H
 
@@ -26,21 +28,15 @@ typedef struct {
     const real* inverse;
 } RoundedTensor;
 
-typedef struct {
-    floatX* bias;
-    real* means;
-} MeanBias;
-
-#define MEAN_BIAS_FLOPS(N, IC, OC) (4.0 * (IC) * ((double)mean_bias_rows(N) + (OC)))
-#define MEAN_BIAS_BYTES(N, IC, OC) ((sizeof(floatX) + 1.0) * (IC) * ((double)mean_bias_rows(N) + (OC)))
+#define MEAN_BIAS_FLOPS(N, IC) (4.0 * (IC) * mean_bias_rows(N))
+#define MEAN_BIAS_BYTES(N, IC) ((sizeof(floatX) + 1.0) * (IC) * mean_bias_rows(N))
 
 // ---------------------------------------------------------------------------------------------------------
 // Reference
 
-// bias[o] - b[o]. x [N, IC] and w [OC, IC]: the tensors themselves.
-static inline double mean_bias_ref(size_t o, const real* x, RoundedTensor x8, const real* w, RoundedTensor w8, int N,
-                                   int IC) {
-    double sum = 0, rows = (double)mean_bias_rows(N);
+// x [N, IC]: the tensor itself.
+static inline void mean_bias_center_ref(real* means, const real* x, RoundedTensor x8, int N, int IC) {
+    double rows = (double)mean_bias_rows(N);
     for (size_t i = 0; i < (size_t)IC; i++) {
         double mean = 0, mean8 = 0;
         for (int k = 0; k < mean_bias_rows(N); k++) {
@@ -48,18 +44,15 @@ static inline double mean_bias_ref(size_t o, const real* x, RoundedTensor x8, co
             mean += (double)x[at] / rows;
             mean8 += (double)*x8.inverse * (double)fp8_to_float(x8.bytes[at], FP8_E4M3) / rows;
         }
-        size_t at = o * (size_t)IC + i;
-        sum += (double)w[at] * mean;
-        sum -= (double)*w8.inverse * (double)fp8_to_float(w8.bytes[at], FP8_E4M3) * mean8;
+        means[i] = (real)mean, means[(size_t)IC + i] = (real)mean8;
     }
-    return sum;
 }
 
 #ifdef __CUDACC__
 // ---------------------------------------------------------------------------------------------------------
-// GPU: the first kernel's blocks take 16 columns of the rows, the second's 4 outputs, which share reads of the means.
+// GPU: a block takes 16 columns of the rows.
 
-enum { MEAN_BIAS_THREADS = 256, MEAN_BIAS_COLUMNS = 8, MEAN_BIAS_OUTPUTS = 4 };
+enum { MEAN_BIAS_THREADS = 256, MEAN_BIAS_COLUMNS = 8 };
 
 // The tensor's 8 elements at [row, column] before and after rounding, the latter not scaled back.
 __device__ inline void mean_bias_load(float* exact, float* rounded, RoundedTensor t, int row, int column, int C) {
@@ -106,52 +99,14 @@ static __global__ void __launch_bounds__(MEAN_BIAS_THREADS)
     means[which * IC + blockIdx.x * 2 * W + i] = total / rows * (which ? *x.inverse : 1);
 }
 
-static __global__ void __launch_bounds__(MEAN_BIAS_THREADS)
-    mean_bias_kernel(MeanBias out, const floatX* b, RoundedTensor w, int IC, int OC) {
-    constexpr int WARPS = MEAN_BIAS_THREADS / WARP, W = MEAN_BIAS_COLUMNS, OUTPUTS = MEAN_BIAS_OUTPUTS;
-    __shared__ float partial[WARPS][OUTPUTS];
-    int first = (int)blockIdx.x * OUTPUTS;
-    float sum[OUTPUTS] = {0}, inverse = (float)*w.inverse;
-    for (int i = threadIdx.x * W; i < IC; i += MEAN_BIAS_THREADS * W) {
-        float exact[OUTPUTS][W], rounded[OUTPUTS][W], mean[W], mean8[W];
-#pragma unroll
-        for (int o = 0; o < OUTPUTS; o++) mean_bias_load(exact[o], rounded[o], w, min(first + o, OC - 1), i, IC);
-        load_reals<W>(mean, out.means + i);
-        load_reals<W>(mean8, out.means + IC + i);
-#pragma unroll
-        for (int o = 0; o < OUTPUTS; o++)
-#pragma unroll
-            for (int j = 0; j < W; j++) sum[o] += exact[o][j] * mean[j] - inverse * rounded[o][j] * mean8[j];
-    }
-#pragma unroll
-    for (int o = 0; o < OUTPUTS; o++) {
-        float total = warp_sum(sum[o]);
-        if (threadIdx.x % WARP == 0) partial[threadIdx.x / WARP][o] = total;
-    }
-    __syncthreads();
-    int o = first + threadIdx.x;
-    if (threadIdx.x >= OUTPUTS || o >= OC) return;
-    float total = b ? to_float(b[o]) : 0;
-    for (int warp = 0; warp < WARPS; warp++) total += partial[warp][threadIdx.x];
-    out.bias[o] = from_float<floatX>(total);
-}
-
 COMPILED_IF_CALLED static inline void mean_bias_means(real* means, RoundedTensor x, int N, int IC, Context* ctx) {
     mean_bias_means_kernel<<<IC / (2 * MEAN_BIAS_COLUMNS), MEAN_BIAS_THREADS, 0, ctx->stream>>>(means, x, N, IC);
     cudaCheck(cudaGetLastError());
 }
 
-COMPILED_IF_CALLED static inline void mean_bias_run(MeanBias out, const floatX* b, RoundedTensor x, RoundedTensor w,
-                                                    int N, int IC, int OC, Context* ctx) {
-    mean_bias_means(out.means, x, N, IC, ctx);
-    unsigned blocks = blocks_for((size_t)OC, MEAN_BIAS_OUTPUTS);
-    mean_bias_kernel<<<blocks, MEAN_BIAS_THREADS, 0, ctx->stream>>>(out, b, w, IC, OC);
-    cudaCheck(cudaGetLastError());
-}
-
 #else
 // ---------------------------------------------------------------------------------------------------------
-// CPU: a task takes 16 columns of the rows, then one output.
+// CPU: a task takes 16 columns of the rows.
 
 static inline void mean_bias_numbers(float number[256]) {
     for (int byte = 0; byte < 256; byte++) number[byte] = fp8_to_float((uint8_t)byte, FP8_E4M3);
@@ -180,32 +135,15 @@ static inline void mean_bias_means(real* means, RoundedTensor x, int N, int IC, 
     }
 }
 
-static inline void mean_bias_run(MeanBias out, const floatX* b, RoundedTensor x, RoundedTensor w, int N, int IC, int OC,
-                                 Context* ctx) {
-    QuantizeBias bias = {.y = out.bias, .b = b, .means = out.means};
-    mean_bias_means(out.means, x, N, IC, ctx);
-    quantize_bias(bias, w.exact.x, w.bytes, (double)*w.inverse, OC, IC);
-}
-
 #endif
 
-// Only the means: the center of quantize_centered(), or the means of a bias that quantize() computes.
+// The center of quantize_centered(), or the means of a bias that quantize() computes.
 COMPILED_IF_CALLED static inline void mean_bias_center(real* means, RoundedTensor x, int N, int IC, Context* ctx) {
     CHECK(N >= 0 && IC > 0 && IC % QUANTIZE_ALIGNMENT == 0);
     if (!N) return;
     Scope scope =
-        scope_open(ctx, "mean_bias_center", MEAN_BIAS_FLOPS(N, IC, 0), MEAN_BIAS_BYTES(N, IC, 0), "N=%d IC=%d", N, IC);
+        scope_open(ctx, "mean_bias_center", MEAN_BIAS_FLOPS(N, IC), MEAN_BIAS_BYTES(N, IC), "N=%d IC=%d", N, IC);
     mean_bias_means(means, x, N, IC, ctx);
-    scope_close(&scope);
-}
-
-COMPILED_IF_CALLED static inline void mean_bias(MeanBias out, const floatX* b, RoundedTensor x, RoundedTensor w, int N,
-                                                int IC, int OC, Context* ctx) {
-    CHECK(N >= 0 && IC > 0 && IC % QUANTIZE_ALIGNMENT == 0 && OC > 0);
-    if (!N) return;
-    Scope scope = scope_open(ctx, "mean_bias", MEAN_BIAS_FLOPS(N, IC, OC), MEAN_BIAS_BYTES(N, IC, OC),
-                             "N=%d IC=%d OC=%d", N, IC, OC);
-    mean_bias_run(out, b, x, w, N, IC, OC, ctx);
     scope_close(&scope);
 }
 
