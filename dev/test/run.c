@@ -312,8 +312,8 @@ static int draw_sorted(const real* logits, int n, Sampler sampler, double unifor
 // one that is far below the others.
 static void test_sampler_sorted(Tests* t) {
     enum { N = 2000 };
-    static const Sampler samplers[] = {{1, 0, 0},   {1, 40, 0},     {0.7, 1500, 0},
-                                       {1, 0, 0.9}, {2, 300, 0.95}, {0.2, 0, 0.3}};
+    static const Sampler samplers[] = {{1, 0, 0},      {1, 40, 0},    {0.7, 1500, 0}, {1, 0, 0.9},
+                                       {2, 300, 0.95}, {0.2, 0, 0.3}, {3, 0, 0.95}};
     static real logits[N];
     double worst = 0;
     for (int i = 0; i <= 7000; i++) worst = fmax(worst, fabs(sampler_exp(-0.1 * i) / exp(-0.1 * i) - 1));
@@ -360,6 +360,14 @@ static void test_sampler_bounds(Tests* t) {
         expect(t, memcmp(share, same, sizeof share) == 0, name, "%g %g", share[1], same[1]);
         free(name);
     }
+    // Four rows of columns, each row a little below the one before: most candidates are no column's maximum.
+    static real rows[4 * SAMPLER_BINS];
+    for (int i = 0; i < 4 * SAMPLER_BINS; i++) rows[i] = (real)(-0.01 * (i / SAMPLER_BINS));
+    Sampler many = {1, 3 * SAMPLER_BINS + 2, 0}, nucleus = {1, 0, 0.9};  // 0.9 of the four ends at 608 of the last
+    int last = sampler_draw(rows, 4 * SAMPLER_BINS, many, 1 - 1e-9);
+    expect(t, last == 3 * SAMPLER_BINS + 1, "sampler/more than columns", "token %d", last);
+    last = sampler_draw(rows, 4 * SAMPLER_BINS, nucleus, 1 - 1e-9) - 3 * SAMPLER_BINS;
+    expect(t, last > 600 && last < 616, "sampler/top p beyond the columns' maxima", "token %d of the last row", last);
     Sampler greedy = {0, 0, 0.25};
     expect(t, sampler_draw(equal, 4, greedy, 0.999) == 0, "sampler/temperature 0 of equal ones", "not the first");
 }
