@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 """Planted faults: does a test fail for each of the one-line faults in dev/mutants.txt?
 
-    dev/mutants.py [--only NAME] [--jobs N]    build and test each fault in a copy of the sources
+    dev/mutants.py [--only NAME] [--minutes N] build and test each fault in a copy of the sources, as many at a time as there
+                                               are CPUs (--jobs N: N at a time); begin none after N minutes
     dev/mutants.py --check                     see, in less than a second, that the list still fits the sources
     dev/mutants.py --list                      names, files, tests
 
@@ -294,8 +295,9 @@ def command_of(test):
 
 
 class Runner:
-    def __init__(self, work):
+    def __init__(self, work, jobs, end):
         self.work, self.base = work, os.path.join(work, "base")
+        self.jobs, self.end = jobs, end
         self.processes, self.limits = Processes(), {}
 
     def build(self, folder, targets):
@@ -307,24 +309,31 @@ class Runner:
         return first_error(log) if status != 0 else ""
 
     def begin(self, tests):
-        """Build and run all needed tests without a fault."""
+        """Build what all tests need without a fault."""
         copy_sources(self.base)
         for test in tests:
-            targets, command = command_of(test)
-            wrong = self.build(self.base, targets)
+            wrong = self.build(self.base, [f"-j{self.jobs}"] + command_of(test)[0])
             if wrong:
                 raise ListError(f"the unchanged sources do not build: {wrong}")
-            log, began = os.path.join(self.base, "tmp", "test.log"), time.monotonic()
-            status = self.processes.run(command, self.base, log, 3600, True)
-            seconds = time.monotonic() - began
-            if status != 0:
-                raise ListError(f"the unchanged sources fail '{test}': {evidence_of(status, log)}")
-            self.limits[test] = SHORTEST + FACTOR * seconds
-            print(f"{'passes':9} {'unchanged':32} {test:16} {seconds:4.0f} s", flush=True)
+
+    def try_unchanged(self, test):
+        """Run a test in a copy of the unchanged sources, which must pass."""
+        folder, began = os.path.join(self.work, test), time.monotonic()
+        log = os.path.join(folder, "tmp", "test.log")
+        shutil.copytree(self.base, folder, symlinks=True)
+        status = self.processes.run(command_of(test)[1], folder, log, 3600, True)
+        if status != 0:
+            raise ListError(f"the unchanged sources fail '{test}': {evidence_of(status, log)}")
+        seconds = time.monotonic() - began
+        shutil.rmtree(folder, ignore_errors=True)
+        self.limits[test] = SHORTEST + FACTOR * seconds
+        print(f"{'passes':9} {'unchanged':32} {test:16} {seconds:4.0f} s", flush=True)
 
     def try_one(self, mutant):
-        """The result for the fault: killed, SURVIVED or ERROR; the deciding tests, seconds, and the evidence."""
+        """The result for the fault: killed, SURVIVED, ERROR or skip; the deciding tests, seconds, and the evidence."""
         folder, began = os.path.join(self.work, mutant.name), time.monotonic()
+        if began > self.end:
+            return "skip", ", ".join(mutant.tests), 0, "no time was left"
         shutil.copytree(self.base, folder, symlinks=True)
         log, blind, evidence = os.path.join(folder, "tmp", "test.log"), [], ""
         try:
@@ -353,18 +362,22 @@ def first_error(log):
     return next((line for line in lines if " error: " in line or "***" in line), last_line(log))
 
 
-def run_all(mutants, jobs):
-    passed, failed = 0, 0
+def run_all(mutants, jobs, minutes):
+    results, tests = [], sorted({test for m in mutants for test in m.tests})
     began, work = time.monotonic(), tempfile.mkdtemp(prefix="mutants.")
-    runner = Runner(work)
+    runner = Runner(work, jobs, began + 60 * minutes)
     try:
-        runner.begin(sorted({test for m in mutants for test in m.tests}))
+        runner.begin(tests)
         with concurrent.futures.ThreadPoolExecutor(jobs) as pool:
+            waiting = {}
             try:
+                waiting = {pool.submit(runner.try_unchanged, test): None for test in tests}
+                for done in concurrent.futures.as_completed(waiting):
+                    done.result()
                 waiting = {pool.submit(runner.try_one, m): m for m in mutants}
                 for done in concurrent.futures.as_completed(waiting):
                     result, tests, seconds, evidence = done.result()
-                    passed, failed = passed + (result == "killed"), failed + (result != "killed")
+                    results.append(result)
                     print(f"{result:9} {waiting[done].name:32} {tests:16} {seconds:4.0f} s  {evidence}", flush=True)
             except BaseException:
                 for future in waiting:
@@ -374,15 +387,17 @@ def run_all(mutants, jobs):
     finally:
         runner.processes.stop_all()
         shutil.rmtree(work, ignore_errors=True)
+    killed, skipped = results.count("killed"), results.count("skip")
     print(f"{time.monotonic() - began:.0f} s with {jobs} at a time")
-    print(f"{passed} passed, {failed} failed")
-    return failed
+    print(f"{killed} passed, {len(results) - killed - skipped} failed, {skipped} skipped")
+    return len(results) - killed - skipped
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0], epilog="The list is dev/mutants.txt.")
     parser.add_argument("--only", metavar="NAME", action="append", help="only this fault; may be repeated")
-    parser.add_argument("--jobs", metavar="N", type=int, default=1, help="faults at a time (default 1)")
+    parser.add_argument("--jobs", metavar="N", type=int, default=len(os.sched_getaffinity(0)), help="faults at a time (default: the CPUs)")
+    parser.add_argument("--minutes", metavar="N", type=float, default=1e9, help="begin no fault after N minutes")
     parser.add_argument("--check", action="store_true", help="only check that the list fits the sources")
     parser.add_argument("--list", action="store_true", help="print the list")
     options = parser.parse_args()
@@ -403,7 +418,7 @@ def main():
         if options.check or options.list:
             print(f"{len(chosen)} faults fit the sources")
             return 0
-        return 1 if run_all(chosen, options.jobs) else 0
+        return 1 if run_all(chosen, options.jobs, options.minutes) else 0
     except ListError as e:
         print(f"error: {e}", file=sys.stderr)
         return 2
