@@ -38,8 +38,6 @@
 #include "ops/matmul.h"
 #include "ops/matmul_bench.h"
 #include "ops/matmul_epilogue.h"
-#include "ops/matmul_hopper.h"
-#include "ops/matmul_hopper_bench.h"
 #include "ops/matmul_parts.h"
 #include "ops/matmul_relu.h"
 #include "ops/mean_bias.h"
@@ -99,7 +97,6 @@ static const OpRow TABLE[] = {
     {"matmul", test_matmul, grad_matmul, bench_matmul},
 #ifdef __CUDACC__
     {"matmul_epilogue", test_matmul_epilogue, NULL, NULL},
-    {"matmul_hopper", test_matmul_hopper, NULL, bench_matmul_hopper},
 #endif
     {"next_sentence", test_next_sentence, grad_next_sentence, bench_next_sentence},
     {"accuracy", test_accuracy, NULL, bench_accuracy},
