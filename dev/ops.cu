@@ -14,7 +14,6 @@
 #include "ops/adamw.h"
 #include "ops/attention.h"
 #include "ops/attention_decode.h"
-#include "ops/attention_wide.h"
 #include "ops/average.h"
 #include "ops/cast_bf16.h"
 #include "ops/cast_to_fp32.h"
@@ -86,7 +85,6 @@ static const OpRow TABLE[] = {
 #ifndef DEV_EMULATOR_EMULATOR_H  // whole batches take the emulator too long
     {"attention_documents", test_attention_documents, NULL, NULL},
 #endif
-    {"attention_wide", test_attention_wide, NULL, NULL},
     {"attention_decode", test_attention_decode, NULL, bench_attention_decode},
     {"classifier", test_classifier, grad_classifier, bench_classifier},
     {"span", test_span, grad_span, bench_span},
