@@ -274,7 +274,7 @@ static inline int settings_running_rows(Settings* s, Flag* table, int count) {
         {"-f",  "--tf32",                FLAG_INT,    &s->tf32,                "0",       0,   1,        NULL,   SCOPE_RUN,     TOPIC_DEVICE,
          "GPU, fp32 build: 1 lets matmuls and materialized attention round their inputs to TF32."},
         {NULL,  "--threads",             FLAG_INT,    &s->threads,             "0",       0,   4096,     NULL,   SCOPE_RANK,    TOPIC_DEVICE,
-         "CPU threads. 0: all, or fewer while the machine is busy. Results do not depend on it."},
+         "CPU threads. 0: all. Results do not depend on it."},
     };
     // clang-format on
     return settings_add_rows(table, count, rows, COUNT_OF(rows));
