@@ -14,7 +14,6 @@
 #include "ops/adamw.h"
 #include "ops/attention.h"
 #include "ops/attention_decode.h"
-#include "ops/attention_wide.h"
 #include "ops/average.h"
 #include "ops/cast_to_fp32.h"
 #include "ops/classifier.h"
@@ -37,8 +36,6 @@
 #include "ops/matmul.h"
 #include "ops/matmul_bench.h"
 #include "ops/matmul_epilogue.h"
-#include "ops/matmul_hopper.h"
-#include "ops/matmul_hopper_bench.h"
 #include "ops/matmul_parts.h"
 #include "ops/matmul_relu.h"
 #include "ops/mean_bias.h"
@@ -85,7 +82,6 @@ static const OpRow TABLE[] = {
 #ifndef DEV_EMULATOR_EMULATOR_H  // whole batches take the emulator too long
     {"attention_documents", test_attention_documents, NULL, NULL},
 #endif
-    {"attention_wide", test_attention_wide, NULL, NULL},
     {"attention_decode", test_attention_decode, NULL, bench_attention_decode},
     {"classifier", test_classifier, grad_classifier, bench_classifier},
     {"span", test_span, grad_span, bench_span},
@@ -96,7 +92,6 @@ static const OpRow TABLE[] = {
     {"matmul", test_matmul, grad_matmul, bench_matmul},
 #ifdef __CUDACC__
     {"matmul_epilogue", test_matmul_epilogue, NULL, NULL},
-    {"matmul_hopper", test_matmul_hopper, NULL, bench_matmul_hopper},
 #endif
     {"next_sentence", test_next_sentence, grad_next_sentence, bench_next_sentence},
     {"accuracy", test_accuracy, NULL, bench_accuracy},

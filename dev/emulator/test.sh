@@ -10,7 +10,7 @@ logs=$(mktemp -d)
 trap 'rm -rf "$logs"' EXIT
 only_sm90a() {
     local name
-    for name in attention attention_wide muon linear matmul_hopper; do
+    for name in attention muon linear; do
         [ -n "$op" ] && [ "$op" != "$name" ] || "$folder/ops_90a" test "$name" || return
     done
 }

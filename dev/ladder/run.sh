@@ -16,7 +16,7 @@ if [ "${1:-}" = --source ]; then
     printf '#include "llmc/device/ptx/%s.cuh"\n' mbarrier mma tma wgmma
     for list in $gpu; do
         for name in $(awk '$1 !~ /^(#|op|shipped)/ {print $1}' "$list"); do
-            printf '#undef %s\n' LADDER_ABOVE LADDER_FUSED LADDER_MMA
+            printf '#undef %s\n' LADDER_ABOVE LADDER_FUSED LADDER_MMA LADDER_WGMMA
             name=${list%/*}/$name.cuh
             printf 'namespace %s {\n#include "%s"\n}\n' "$(tr -c 'a-z\n' _ <<<"$name")" "$name"
         done

@@ -228,46 +228,4 @@ static void test_attention_scratch(Harness* h) {
     case_end(h);
 }
 
-// The same for heads of 72 to 128 channels: sums, statistics and counters of two sequences or heads are never the same,
-// and a batch never takes more than was planned.
-static void test_attention_wide_scratch(Harness* h) {
-    int lengths[24], sums = 0;
-    case_begin(h, "attention/scratch of the wide backward pass");
-    HopperWideScratch known = hopper_wide_scratch(32768, 8, 4096, 16);
-    expect_true(h, "bytes of 8 sequences of 4096", hopper_wide_scratch_bytes(&known) == 277439040);
-    for (uint32_t draw = 0; draw < 1000; draw++) {
-        uint64_t key = attention_random(draw, 78);
-        int count = 1 + (int)(key % COUNT_OF(lengths)), NH = 1 + (int)((key >> 8) % 5), longest = 0, N = 0;
-        int T = 1 + (int)((key >> 16) % ((key >> 40) % 4 == 0 ? 130 : 700));
-        for (int b = 0; b < count; b++) {
-            lengths[b] = (int)(attention_random(draw, 1000 + (uint32_t)b) % (uint64_t)(T + 1));
-            longest = max_int(longest, lengths[b]), N += lengths[b];
-        }
-        HopperWideScratch z = hopper_wide_scratch(N, count, longest, NH),
-                          plan = hopper_wide_scratch(N + 7, count, T, NH);
-        unsigned char *tile_taken = (unsigned char*)xcalloc(z.tiles, 1), *taken = (unsigned char*)xcalloc(z.done, 1);
-        int start = 0, wrong = z.sums != (longest > HOPPER_KEYS ? z.tiles : 0);
-        for (int b = 0; b < count; start += lengths[b++])
-            for (int head = 0; head < NH; head++) {
-                for (int q = 0; q < lengths[b]; q += HOPPER_QUERIES) {
-                    size_t at = hopper_sum_at(0, 0, q / HOPPER_QUERIES, start, b, head, NH);
-                    if (at >= z.tiles || tile_taken[at]) wrong = 1;
-                    else tile_taken[at] = 1;
-                }
-                for (int k = 0; k < lengths[b]; k += HOPPER_KEYS) {
-                    size_t at = hopper_wide_done_at(start, b, k, head, NH);
-                    if (at >= z.done || taken[at]) wrong = 1;
-                    else taken[at] = 1;
-                }
-            }
-        if (wrong) case_fail(h, "N=%d, %d sequences, %d heads: a place is shared or outside", N, count, NH);
-        if (hopper_wide_scratch_bytes(&z) > hopper_wide_scratch_bytes(&plan))
-            case_fail(h, "N=%d, %d sequences: more bytes than planned", N, count);
-        free(tile_taken), free(taken);
-        sums += z.sums > 0;
-    }
-    expect_true(h, "with sums and without", sums > 100 && sums < 900);
-    case_end(h);
-}
-
 #endif

@@ -989,52 +989,11 @@ static void test_cpu_share(Tests* t) {
     }
 }
 
-// Steps of a machine whose speed depends on the number of threads. Returns the number in use after `seconds`, and the
-// share of the steps that had it in *share.
-static int thread_trial_run(ThreadTrial* trial, const double* speed, double pauses_a_second, double seconds,
-                            double* share) {
-    int counts[9] = {0}, steps = 0;
-    double now = 0, pauses = 0;
-    while (now < seconds) {
-        double step = 1 / speed[trial->threads];
-        now += step, pauses += pauses_a_second * step;
-        counts[trial->threads]++, steps++;
-        thread_trial_next(trial, 1, step, pauses);
-    }
-    int threads = trial->before ? trial->before : trial->threads;
-    *share = counts[threads] / (double)steps;
-    return threads;
-}
-
-static void test_thread_trial(Tests* t) {
-    static const double alone[9] = {0, 20, 38, 54, 68, 80, 90, 98, 104};  // more threads are faster
-    static const double beside[9] = {0, 30, 28, 26, 24, 22, 20, 18, 16};  // the fewer the better
-    static const double middle[9] = {0, 20, 30, 35, 40, 36, 32, 28, 24};  // 4 are best
-    static const double few_pauses = 5, many_pauses = 1000;
-    double share;
-    ThreadTrial trial = thread_trial_begin(8);
-    int threads = thread_trial_run(&trial, alone, few_pauses, 100, &share);
-    expect(t, threads == 8 && share == 1, "thread_trial/idle: no trials", "%d threads, share %.3f", threads, share);
-    threads = thread_trial_run(&trial, alone, many_pauses, 100, &share);
-    expect(t, threads == 8 && share > 0.9, "thread_trial/busy, all are best", "%d threads, %.3f", threads, share);
-    threads = thread_trial_run(&trial, beside, many_pauses, 100, &share);
-    expect(t, threads == 1 && share > 0.75, "thread_trial/busy, one is best", "%d threads, %.3f", threads, share);
-    threads = thread_trial_run(&trial, alone, few_pauses, 100, &share);
-    expect(t, threads == 8 && share > 0.9, "thread_trial/idle again", "%d threads, %.3f", threads, share);
-    threads = thread_trial_run(&trial, middle, many_pauses, 100, &share);
-    expect(t, threads == 4 && share > 0.75, "thread_trial/busy, half are best", "%d threads, %.3f", threads, share);
-    trial = thread_trial_begin(3);
-    threads = thread_trial_run(&trial, beside, many_pauses, 100, &share);
-    threads = thread_trial_run(&trial, alone, few_pauses, 100, &share);
-    expect(t, threads == 3, "thread_trial/never more than allowed", "%d threads", threads);
-}
-
 int main(int argc, char** argv) {
     Tests t;
     tests_open(&t);
     t.only = argc > 1 ? argv[1] : NULL;
     test_cpu_share(&t);
-    test_thread_trial(&t);
     test_json_good(&t);
     test_json_bad(&t);
     test_json_depth(&t);

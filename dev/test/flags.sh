@@ -334,7 +334,7 @@ else row --graph '' 1 'cat status; says "^error: --graph 1: this is the CPU buil
 if [ $trainer = gpt2 ]; then
     row_gpu --gelu-fusion '-e L=1,C=128,NH=2,T=64 -b 16 -x 8 --profile 1' 0 \
         'cut -d, -f 1-4 out/profile/kernels.csv' '*' '*'
-else row --gelu-fusion '' 0 results '*' '='; fi  # GELU of BERT: only in our kernel, for large matmuls
+else row --gelu-fusion '' 0 results '*' '='; fi  # no epilogue has BERT's GELU
 case $PROGRAM in
     *fp32*) row_gpu --tf32 '-e L=1,C=128,NH=2,T=64 -b 16' 1 'each loss' '*' '*' ;;
     *) row --tf32 '' 1 results '*' '=' ;;  # other precisions have no products of fp32 operands

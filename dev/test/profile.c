@@ -50,7 +50,6 @@ static void test_tensor_cores(Tests* t) {
         {"cutlass_80_simt_sgemm_128x64_tn_align1", 1, 0},
         {"cutlass_80_tensorop_s1688gemm_128x64", 0, 0},
         {"attention_forward_flash_kernel", 0, 1},
-        {"attention_backward_wide_kernel", 1, 1},
         {"attention_forward_softmax_kernel", 1, 0},
         {"layernorm_forward_kernel", 1, 0},
         {NULL, 1, -1},

@@ -526,20 +526,22 @@ static void test_scopes(Tests* t) {
                    "1\n");
 }
 
-// A name that earlier versions saved.
-static void test_old_choice(Tests* t, const char* name, int want) {
-    char* saved = xprintf("{\"attention\": \"%s\"}", name);
-    int attention = -1;
-    Flag row = {NULL, "--attention",        FLAG_CHOICE, &attention, "flash", 0,
-                0,    "flash|materialized", SCOPE_RUN,   TOPIC_NONE, ""};
+// A value of --attention or --gelu-fusion that earlier versions saved.
+static void test_old_value(Tests* t, const char* flag, const char* value, int want) {
+    char* saved = xprintf("{\"%s\": %s}", flag, value);
+    int attention = -1, gelu_fusion = -1;
+    Flag rows[] = {
+        {NULL, "--attention", FLAG_CHOICE, &attention, "flash", 0, 0, "flash|materialized", SCOPE_RUN, TOPIC_NONE, ""},
+        {"-ge", "--gelu-fusion", FLAG_INT, &gelu_fusion, "2", 0, 2, NULL, SCOPE_RUN, TOPIC_NONE, ""}};
     char *argv[] = {(char*)"program"}, error[JSON_ERROR_SIZE];
     Json json;
-    flags_parse(&row, 1, 1, argv, "");
+    flags_parse(rows, COUNT_OF(rows), 1, argv, "");
     if (json_parse(&json, saved, strlen(saved), error) != 0) die(FAILED, "%s", error);
-    settings_restore(&row, 1, json.root, 0, "file");
+    settings_restore(rows, COUNT_OF(rows), json.root, 0, "file");
     json_free(&json);
     free(saved);
-    expect(t, attention == want, "settings/--attention of an earlier version", "%s: %d", name, attention);
+    int is = strcmp(flag, "attention") == 0 ? attention : gelu_fusion;
+    expect(t, is == want, "settings/--attention and --gelu-fusion of an earlier version", "%s %s: %d", flag, value, is);
 }
 
 static void test_settings(Tests* t) {
@@ -1635,8 +1637,9 @@ int main(void) {
     test_config(&t);
     test_settings(&t);
     test_scopes(&t);
-    test_old_choice(&t, "explicit", 1);
-    test_old_choice(&t, "flash-wide", 0);
+    test_old_value(&t, "attention", "\"explicit\"", 1);
+    test_old_value(&t, "attention", "\"flash-wide\"", 0);
+    test_old_value(&t, "gelu-fusion", "3", 2);
     test_update_settings(&t);
     test_streams(&t);
     test_overflow(&t);

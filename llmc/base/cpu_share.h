@@ -4,15 +4,11 @@
  * Waiting threads spin, by libgomp's default for milliseconds. On a busy machine they take CPU time from the thread
  * that they wait for. libgomp reads the number of threads and the length of the spinning from environment variables
  * when it is loaded, so the program sets these and executes itself again. Variables that the user has set are not
- * changed. The same way, a rank that Open MPI has bound to one core gets its share of the machine's CPUs.
- *
- * While other processes keep the CPUs busy, fewer threads can be faster: each parallel loop waits for the thread that
- * the system has paused. ThreadTrial tries fewer threads while a run trains. */
+ * changed. The same way, a rank that Open MPI has bound to one core gets its share of the machine's CPUs. */
 #ifndef LLMC_BASE_CPU_SHARE_H
 #define LLMC_BASE_CPU_SHARE_H
 
 #include <sched.h>
-#include <sys/resource.h>
 
 #include "llmc/base/util.h"
 
@@ -119,74 +115,6 @@ static inline void cpu_share_settle(char** argv) {
         changed |= setenv("OMP_NUM_THREADS", text, 0) == 0;
     }
     if (changed) execv("/proc/self/exe", argv);  // if that fails, the run is only slower
-}
-
-// A trial compares two windows of at least this many steps and seconds. Trials are TRIAL_WINDOWS apart. After each
-// trial that was not faster the distance doubles, up to TRIAL_MOST_WINDOWS.
-enum { TRIAL_STEPS = 4, TRIAL_WINDOWS = 10, TRIAL_MOST_WINDOWS = 40 };
-#define TRIAL_SECONDS 0.3
-// The machine counts as busy if the system pauses a thread more often than this, per second, on average over the
-// threads. On an idle machine it pauses them a few times.
-#define BUSY_PAUSES 50.0
-
-typedef struct {
-    int most;                  // threads that the run may use
-    int threads;               // in use
-    int before;                // during a trial: the number that it is compared with; else 0
-    int is_upward;             // whether the last trial was of more threads
-    int pays;                  // whether it was faster
-    int steps, windows, wait;  // wait: windows until the next trial
-    double work, seconds;      // of this window
-    double rate;               // work per second in the window before the trial
-    double pauses;             // of the process, at the start of this window
-} ThreadTrial;
-
-static inline ThreadTrial thread_trial_begin(int most) {
-    ThreadTrial t;
-    memset(&t, 0, sizeof t);
-    t.most = t.threads = most;
-    t.wait = TRIAL_WINDOWS;
-    return t;
-}
-
-// How often the system has paused a thread of this process to run something else.
-static inline double process_pauses(void) {
-    struct rusage usage;
-    return getrusage(RUSAGE_SELF, &usage) == 0 ? (double)usage.ru_nivcsw : 0;
-}
-
-// Something other than steps ran in between: restart the window.
-static inline void thread_trial_restart(ThreadTrial* t, double pauses) {
-    t->steps = 0, t->work = t->seconds = 0, t->pauses = pauses;
-}
-
-// The number of threads to try: half as many on a busy machine, or twice as many up to the most. If both are possible,
-// keep the direction of the last trial if it was faster, else reverse it. 0: no trial.
-static inline int thread_trial_candidate(ThreadTrial* t, int is_busy) {
-    int fewer = is_busy ? t->threads / 2 : 0;
-    int more = t->threads == t->most ? 0 : t->threads * 2 < t->most ? t->threads * 2 : t->most;
-    t->is_upward = more && (!fewer || t->is_upward == t->pays);
-    return t->is_upward ? more : fewer;
-}
-
-// A step did `work` in `seconds`, in any unit of work. `pauses`: process_pauses() after it. Returns the number of
-// threads for the steps that follow. Results do not depend on it.
-static inline int thread_trial_next(ThreadTrial* t, double work, double seconds, double pauses) {
-    t->work += work, t->seconds += seconds;
-    if (++t->steps < TRIAL_STEPS || t->seconds < TRIAL_SECONDS) return t->threads;
-    double rate = t->work / t->seconds;
-    int is_busy = pauses - t->pauses > BUSY_PAUSES * t->seconds * t->threads, candidate = 0;
-    thread_trial_restart(t, pauses);
-    if (t->before) {
-        t->pays = rate >= t->rate;
-        if (!t->pays) t->threads = t->before;
-        t->wait = t->pays ? TRIAL_WINDOWS : t->wait * 2 < TRIAL_MOST_WINDOWS ? t->wait * 2 : TRIAL_MOST_WINDOWS;
-        t->before = t->windows = 0;
-    } else if (++t->windows >= t->wait) {
-        candidate = thread_trial_candidate(t, is_busy);
-    }
-    if (candidate) t->before = t->threads, t->threads = candidate, t->rate = rate;
-    return t->threads;
 }
 
 #endif

@@ -119,7 +119,7 @@ typedef struct {
     int autotune;                      // 1: time cuBLASLt's candidates on first use; 0: take its first choice
     const char* autotune_cache;        // file with the chosen algorithms; NULL: none
     RunLock* autotune_lock;            // lock of the cache file's directory
-    int gelu_fusion;                   // GELU in matmul epilogues: 0 never, 1 forward, 2 both, 3 both in our own kernel
+    int gelu_fusion;                   // GELU in matmul epilogues: 0 never, 1 forward, 2 both
     int tf32;                          // 1: fp32 matmuls may round their inputs to TF32
     AttentionPath attention;           // as requested; cases that flash does not support are materialized
     int attention_told;                // 1: the message about materialized attention was printed
@@ -271,7 +271,7 @@ static inline void context_init(Context* ctx) {
     cudaCheck(cudaGetDeviceProperties(&properties, device));
     ctx->multiprocessors = properties.multiProcessorCount;
     device_limits(ctx, &properties);
-    ctx->gelu_fusion = 3;
+    ctx->gelu_fusion = 2;
     cudaCheck(cudaStreamCreateWithFlags(&ctx->stream, cudaStreamNonBlocking));
     cublasCheck(cublasLtCreate(&ctx->cublaslt));
     cudaCheck(cudaMalloc(&ctx->cublaslt_workspace, CUBLASLT_WORKSPACE_BYTES));

@@ -80,9 +80,8 @@ static inline int text_begins(const char* text, const char* with) { return strnc
 // Whether a kernel uses tensor cores. `half`: the build computes in 16 bits, or fp32 may be rounded to TF32. Libraries
 // put "simt" into the names of kernels that do not use them; splitKreduce kernels only add up partial sums.
 static inline int profile_tensor_cores(const ProfileRow* r, int half) {
-    static const char* const ours[] = {
-        "attention_forward_hopper", "attention_backward_hopper", "attention_backward_wide", "attention_forward_flash",
-        "attention_backward_query", "attention_backward_key",    "matmul_hopper_kernel"};
+    static const char* const ours[] = {"attention_forward_hopper", "attention_backward_hopper",
+                                       "attention_forward_flash", "attention_backward_query", "attention_backward_key"};
     static const char* const others[] = {"nvjet", "cutlass", "gemm", "xmma"};
     if (!r->kernel) return -1;
     for (size_t i = 0; i < COUNT_OF(ours); i++)

@@ -3,7 +3,6 @@
 #ifndef LLMC_RUN_STEPS_H
 #define LLMC_RUN_STEPS_H
 
-#include "llmc/base/cpu_share.h"
 #include "llmc/device/energy.h"
 #include "llmc/device/readback.h"
 #include "llmc/optim/model_buffers.h"
@@ -54,8 +53,7 @@ typedef struct {
     double peak_flops;     // of the hardware of all ranks, per second
     int peak_is_measured;  // 1: this device is not in the table of data-sheet peaks
     Profiler profiler;
-    EnergyMeter energy;   // on rank 0, which writes the log, and on all ranks with --profile
-    ThreadTrial threads;  // most 1: no trials
+    EnergyMeter energy;  // on rank 0, which writes the log, and on all ranks with --profile
 } Steps;
 
 // Check --profile, --ceilings and --graph before anything is written. There must be steps to profile, and the file of
@@ -85,7 +83,6 @@ static inline void steps_restart_clock(Steps* s) {
     s->last = &s->clock;
     energy_begin(&s->energy, now_seconds());
     profiler_pause(&s->profiler);
-    thread_trial_restart(&s->threads, process_pauses());
 }
 
 // Start at the session's current step.
@@ -97,10 +94,6 @@ static inline void steps_begin(Steps* s, const Session* session, const GradSync*
     s->peak_flops = profiler_peak_flops(session->ctx) * session->group->size;
     s->peak_is_measured = profiler_known_peak() == 0;
     if (settings->profile || (session->group->rank == 0 && *settings->out)) energy_open(&s->energy);
-    // No trials of thread counts if the user has set one, in a profile, which measures a single one, or with several
-    // ranks, whose trials would disturb each other.
-    int is_fixed = settings->threads > 0 || getenv("OMP_NUM_THREADS") || settings->profile || session->group->size > 1;
-    s->threads = thread_trial_begin(READBACK_LAG > 0 || is_fixed ? 1 : device_threads());
     profiler_open(&s->profiler, settings->profile_warmup, settings->profile, settings->ceilings, session->step,
                   session->ctx);
     if (settings->fp8) profiler_open_fp8(&s->profiler, session->ctx);
@@ -249,8 +242,6 @@ static inline void steps_finish_one(Steps* s, const Session* session, Log* log, 
     s->last = &done->result;
     s->finished = done->step;
     profiler_step_took(&s->profiler, done->step - 1, seconds);
-    if (s->threads.most > 1)
-        device_set_threads(thread_trial_next(&s->threads, done->work.tokens, seconds, process_pauses()));
     if (!isfinite(norm) && !overflow) session_report_nan(session, done->step, &b->table, b->grads, loss, norm);
     log_step(log, &line);
     free(extra.text);

@@ -6,12 +6,14 @@
  *
  * A block has two warpgroups, each with 64 x 128 outputs, and three stages of tiles, 64 deep. `full` of a stage ends
  * a phase when its tiles have arrived, `empty` when all eight warps have read them. Two blocks fit on a
- * multiprocessor: one multiplies while the other writes its outputs. cuBLASLt gains more by larger tiles in clusters
- * of blocks, whose loads serve several multiprocessors, and by blocks that persist over many tiles.
+ * multiprocessor: one multiplies while the other writes its outputs.
  *
  * For sm_90a, and rows of whole 16-byte vectors; others take the rung above. See llmc/device/ptx/ for the
  * instructions. */
+#ifndef LADDER_ABOVE
 #define LADDER_ABOVE
+#define LADDER_WGMMA
+#endif
 #include "dev/ladder/matmul/mma.cuh"
 #include "llmc/device/ptx/mbarrier.cuh"
 #include "llmc/device/ptx/wgmma.cuh"
@@ -40,9 +42,8 @@ static __device__ inline void wgmma_load(uint32_t tiles, uint32_t full, uint32_t
         tma_load_3d(tile + X_BYTES + i * TMA_TILE_BYTES, w, step * TMA_BOX, 0, o0 + i * TMA_BOX, barrier);
 }
 
-// A warp's 16 rows of outputs, through two tiles of shared memory, so that a row is written in pieces of 16 bytes.
-static __device__ inline void wgmma_write(MmaOutput to, float (&sum)[16][4], uint32_t tile0, uint32_t tile1, int n0,
-                                          int o0) {
+// A warp's 16 rows of sums: add the bias, round, and write them to two tiles of shared memory.
+static __device__ inline void wgmma_round(MmaOutput to, float (&sum)[16][4], uint32_t tile0, uint32_t tile1, int o0) {
     int lane = (int)threadIdx.x % WARP, warp_row = (int)threadIdx.x % WARPGROUP / WARP * 16;
 #pragma unroll
     for (int j = 0; j < 16; j++) {
@@ -58,7 +59,11 @@ static __device__ inline void wgmma_write(MmaOutput to, float (&sum)[16][4], uin
             a[i] = pack_floatx2(sum[2 * k + i / 2][2 * (i % 2)], sum[2 * k + i / 2][2 * (i % 2) + 1]);
         stmatrix_tile(k < 4 ? tile0 : tile1, warp_row, k % 4, a);
     }
-    __syncwarp();
+}
+
+// Store the 16 rows of a warp from there, in pieces of 16 bytes.
+static __device__ inline void wgmma_store(MmaOutput to, uint32_t tile0, uint32_t tile1, int n0, int o0) {
+    int lane = (int)threadIdx.x % WARP, warp_row = (int)threadIdx.x % WARPGROUP / WARP * 16;
 #pragma unroll
     for (int i = 0; i < 8; i++) {
         int row = warp_row + 2 * i + lane / 16, piece = lane % 16, n = n0 + row, o = o0 + 8 * piece;
@@ -121,12 +126,14 @@ static __global__ void __launch_bounds__(GROUPS* WARPGROUP, 2)
     // The tiles of x of two stages are this warpgroup's own.
     uint32_t tile = tiles + group * TMA_TILE_BYTES;
     MmaOutput to = {y, bias, N, OC, mode};
-    wgmma_write(to, sum, tile, tile + STAGE_BYTES, n0 + group * TMA_BOX, o0);
+    wgmma_round(to, sum, tile, tile + STAGE_BYTES, o0);
+    __syncwarp();
+    wgmma_store(to, tile, tile + STAGE_BYTES, n0 + group * TMA_BOX, o0);
 #endif
 }
 
-static inline void rung_matmul_forward(floatX* y, const floatX* x, Linear p, int N, int IC, int OC, Mode mode,
-                                       Context* ctx) {
+static inline void wgmma_matmul_forward(floatX* y, const floatX* x, Linear p, int N, int IC, int OC, Mode mode,
+                                        Context* ctx) {
     if (!HOPPER_BUILD || ctx->capability != 90 || IC % 8 != 0) {
         mma_matmul_forward(y, x, p, N, IC, OC, mode, ctx);
         return;
@@ -137,3 +144,10 @@ static inline void rung_matmul_forward(floatX* y, const floatX* x, Linear p, int
     wgmma_kernel<<<grid, GROUPS * WARPGROUP, SHARED_BYTES, ctx->stream>>>(y, x_map, w_map, p.b, N, IC, OC, mode);
     cudaCheck(cudaGetLastError());
 }
+
+#ifdef LADDER_WGMMA
+static inline void rung_matmul_forward(floatX* y, const floatX* x, Linear p, int N, int IC, int OC, Mode mode,
+                                       Context* ctx) {
+    wgmma_matmul_forward(y, x, p, N, IC, OC, mode, ctx);
+}
+#endif

@@ -20,8 +20,8 @@
  * Numerics: matmuls and softmax accumulate in real, the log is in double. The backward pass reads out and lse of the
  * forward pass and recomputes P.
  * Files: materialized.cuh (read it first), flash_forward.cuh and flash_backward.cuh (tensor cores of sm_75 and later),
- * hopper_forward.cuh, hopper_backward.cuh and hopper_backward_wide.cuh (sm_90a), cpu.h; decode.h has the attention of
- * one new token.
+ * hopper_forward.cuh and, for heads of up to 64 channels, hopper_backward.cuh (sm_90a), cpu.h; decode.h has the
+ * attention of one new token.
  * Source: Dao et al., "FlashAttention", arXiv 2205.14135, for lse, delta and the recomputation. */
 #ifndef LLMC_OPS_ATTENTION_ATTENTION_H
 #define LLMC_OPS_ATTENTION_ATTENTION_H
@@ -158,7 +158,6 @@ static inline void attention_backward_ref(real* dqkv, const real* dout, const re
 #include "llmc/ops/attention/flash_backward.cuh"
 #include "llmc/ops/attention/flash_forward.cuh"
 #include "llmc/ops/attention/hopper_backward.cuh"
-#include "llmc/ops/attention/hopper_backward_wide.cuh"
 #include "llmc/ops/attention/hopper_forward.cuh"
 #include "llmc/ops/attention/materialized.cuh"
 
@@ -197,10 +196,6 @@ static inline size_t attention_scratch_bytes(int N, int fewest, int most, int T,
     if (attention_is_flash(shape.HS, ctx)) {
         int is_hopper = HOPPER_BUILD && ctx->capability == 90;
         size_t hopper = is_hopper ? hopper_scratch_most(N, fewest, most, T, shape.NH, ctx->multiprocessors) : 0;
-        if (hopper_wide_supports(shape, ctx)) {
-            HopperWideScratch z = hopper_wide_scratch(N, most, T, shape.NH);
-            hopper = max_size(hopper, hopper_wide_scratch_bytes(&z));
-        }
         size_t bits = shape.dropout.threshold ? draw_bytes(N, most, T, shape.NH) : 0;
         return bits + max_size(hopper, flash_row_stats_bytes(N, shape.NH));
     }
@@ -230,7 +225,6 @@ static inline void attention_backward(floatX* dqkv, const floatX* dout, const fl
     if (!attention_is_flash(shape.HS, ctx)) materialized_backward(dqkv, dout, qkv, out, lse, s, shape, ctx);
 #ifdef ATTENTION_FLASH
     else if (hopper_supports(BACKWARD, shape, ctx)) hopper_backward(dqkv, dout, qkv, out, lse, s, shape, ctx);
-    else if (hopper_wide_supports(shape, ctx)) hopper_wide_backward(dqkv, dout, qkv, out, lse, s, shape, ctx);
     else if (shape.HS <= 64) flash_backward<64>(dqkv, dout, qkv, out, lse, s, shape, ctx);
     else flash_backward<128>(dqkv, dout, qkv, out, lse, s, shape, ctx);
 #endif

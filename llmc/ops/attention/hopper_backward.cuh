@@ -363,7 +363,7 @@ static void hopper_backward_of(floatX* dqkv, const floatX* dout, const floatX* q
 
     unsigned of_statistics = (unsigned)((s->max_length + HOPPER_QUERIES - 1) / HOPPER_QUERIES) *
                              (unsigned)((shape.NH + 3) / 4) * (unsigned)s->count;
-    attention_delta_kernel<64, dropped><<<of_statistics + draw_blocks(draw), DRAW_THREADS, 0, ctx->stream>>>(
+    attention_delta_kernel<dropped><<<of_statistics + draw_blocks(draw), DRAW_THREADS, 0, ctx->stream>>>(
         statistics, done, dout, out, lse, (int)of_statistics, z, draw);
     cudaCheck(cudaGetLastError());
     HopperBackwardScratch scratch = {

@@ -13,27 +13,22 @@ static_assert(HOPPER_SUMS == HOPPER_QUERIES * TMA_BOX, "the sums of a tile");
 
 // Compute the row statistics of the `block`-th tile of queries for four heads. 8 lanes take a row of one head.
 // Statistics past the sequence's end are zero. It also sets the counters in `done` to 0 for the next kernel: one for
-// each sequence and head, or with D=128 for each tile of keys and head.
-template <int D>
+// each sequence and head.
 __device__ inline void hopper_row_stats(float* statistics, int* done, const floatX* dout, const floatX* out,
                                         const float* lse, const HopperParams& z, int block) {
     __shared__ float deltas[4][HOPPER_QUERIES];
     int tiles = (z.max_seqlen + HOPPER_QUERIES - 1) / HOPPER_QUERIES, fours = (z.NH + 3) / 4;
     int first = block % tiles * HOPPER_QUERIES, heads = block / tiles % fours * 4, sequence = block / tiles / fours;
     int start = z.cu_seqlens[sequence], exist = z.cu_seqlens[sequence + 1] - start - first;
-    if (D == 64 && first == 0 && threadIdx.x < 4 && heads + (int)threadIdx.x < z.NH)
+    if (first == 0 && threadIdx.x < 4 && heads + (int)threadIdx.x < z.NH)
         done[sequence * z.NH + heads + threadIdx.x] = 0;
     if (exist <= 0) return;
-    if (D == 128 && first % HOPPER_KEYS == 0 && threadIdx.x < 4 && heads + (int)threadIdx.x < z.NH)
-        done[hopper_wide_done_at(start, sequence, first, heads + (int)threadIdx.x, z.NH)] = 0;
     int head = heads + threadIdx.x / 8 % 4, channel = threadIdx.x % 8 * 8;
-#pragma unroll 256 / D
+#pragma unroll 4
     for (int r = threadIdx.x / WARP; r < HOPPER_QUERIES; r += DRAW_THREADS / WARP) {
         float delta = 0;
-#pragma unroll
-        for (int half = 0; half < D / 64; half++) {
-            if (r >= exist || head >= z.NH || channel + 64 * half >= z.HS) continue;
-            size_t at = ((size_t)(start + first + r) * z.NH + head) * z.HS + channel + 64 * half;
+        if (r < exist && head < z.NH && channel < z.HS) {
+            size_t at = ((size_t)(start + first + r) * z.NH + head) * z.HS + channel;
             Vector<floatX> x = load128(dout + at), y = load128(out + at);
 #pragma unroll
             for (int i = 0; i < 8; i++) delta += to_float(x.v[i]) * to_float(y.v[i]);
@@ -54,7 +49,7 @@ __device__ inline void hopper_row_stats(float* statistics, int* done, const floa
 
 // `blocks` blocks compute statistics, the others draw dropout's bits by key. The two kinds alternate, because the first
 // is memory-bound and the second compute-bound.
-template <int D, bool dropped>
+template <bool dropped>
 __global__ void __launch_bounds__(DRAW_THREADS)
     attention_delta_kernel(float* statistics, int* done, const floatX* dout, const floatX* out, const float* lse,
                            int blocks, const __grid_constant__ HopperParams z,
@@ -62,7 +57,7 @@ __global__ void __launch_bounds__(DRAW_THREADS)
 #if HOPPER_CODE
     int before = (int)((int64_t)blockIdx.x * blocks / gridDim.x);  // blocks with statistics before this one
     if (!dropped || (int64_t)(blockIdx.x + 1) * blocks / gridDim.x > before)
-        hopper_row_stats<D>(statistics, done, dout, out, lse, z, before);
+        hopper_row_stats(statistics, done, dout, out, lse, z, before);
     else draw_by_key_thread(bits, (int)blockIdx.x - before);
 #endif
 }

@@ -6,8 +6,7 @@
  * four words, at [head][columns / 128][row], so that the bits of a tile of rows are contiguous. Columns are counted
  * within the row's sequence. Bits of pairs that do not exist are undefined.
  *
- * Sums of dQ: tiles of 64 queries and 64 channels in fp32 (hopper_backward.cuh), or 128 channels
- * (hopper_backward_wide.cuh). */
+ * Sums of dQ: tiles of 64 queries and 64 channels in fp32 (hopper_backward.cuh). */
 #ifndef LLMC_OPS_ATTENTION_SCRATCH_H
 #define LLMC_OPS_ATTENTION_SCRATCH_H
 
@@ -233,34 +232,6 @@ static inline size_t hopper_scratch_most(int N, int fewest, int most, int T, int
         bytes = max_size(bytes, hopper_scratch_bytes(&z));
     }
     return bytes;
-}
-
-// ---------------------------------------------------------------------------------------------------------
-// The same for heads of 72 to 128 channels (hopper_backward_wide.cuh)
-
-enum { HOPPER_WIDE_SUMS = HOPPER_QUERIES * 128 };  // floats of a tile of queries
-
-// Where the counter of a head's tile of keys is that begins at `key`. No two sequences share a counter.
-HOST_DEVICE static inline size_t hopper_wide_done_at(int start, int sequence, int key, int head, int NH) {
-    return (size_t)(start / HOPPER_KEYS + sequence + key / HOPPER_KEYS) * (size_t)NH + (size_t)head;
-}
-
-typedef struct {
-    size_t tiles;  // of queries, of all heads: statistics
-    size_t sums;   // tiles of queries with room for sums of dQ
-    size_t done;   // counters of tiles of keys, of all heads
-} HopperWideScratch;
-
-static inline HopperWideScratch hopper_wide_scratch(int N, int sequences, int longest, int NH) {
-    HopperWideScratch z;
-    z.tiles = ((size_t)N / HOPPER_QUERIES + (size_t)sequences + 1) * (size_t)NH;
-    z.sums = longest <= HOPPER_KEYS ? 0 : z.tiles;  // the first tile of keys is the last
-    z.done = ((size_t)N / HOPPER_KEYS + (size_t)sequences + 1) * (size_t)NH;
-    return z;
-}
-
-static inline size_t hopper_wide_scratch_bytes(const HopperWideScratch* z) {
-    return (z->sums * HOPPER_WIDE_SUMS + z->tiles * HOPPER_STATISTICS) * sizeof(float) + z->done * sizeof(int);
 }
 
 #endif

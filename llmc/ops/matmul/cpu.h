@@ -8,8 +8,7 @@
 #ifndef __CUDACC__
 
 // Upper bound of the scratch of a launch for up to N rows: that of the GEMMs below at their largest block sizes.
-static inline size_t matmul_scratch_bytes(int N, int IC, int OC, const Context* ctx) {
-    (void)ctx;
+static inline size_t matmul_scratch_bytes(int N, int IC, int OC) {
     int rows = min_int(OC, 96) + TILE_ROWS;
     size_t forward = product_scratch_bytes(N, IC, rows, min_int(N, 512) + TILE_COLS, 1);
     size_t input = product_scratch_bytes(IC, OC, min_int(N, 128) + TILE_ROWS, min_int(IC, 192) + TILE_COLS, 0);

@@ -9,14 +9,12 @@
  * Numerics: GEMMs of floatX accumulate in fp32. fp32 inputs use TF32 only with ctx->tf32. Split-K adds its parts in
  * fp32 before rounding. GELU in an epilogue is the tanh form and reads the sum before it is rounded. GELU_ERF, fp32 and
  * unaligned shapes use our own kernel after the GEMM. The epilogues that sum bias gradients are not used: they measured
- * four times slower than our kernels. With ctx->gelu_fusion 3, large GEMMs with GELU run in hopper.cuh if it supports
- * them and their sums are short: see matmul_prefers_own(). */
+ * four times slower than our kernels. */
 #ifndef LLMC_OPS_MATMUL_CUBLASLT_CUH
 #define LLMC_OPS_MATMUL_CUBLASLT_CUH
 
 #include "llmc/ops/matmul/matmul.h"
 #ifdef __CUDACC__
-#include "llmc/ops/matmul/hopper.cuh"
 #include "llmc/ops/matmul/plan.cuh"
 
 static inline MatmulKey matmul_key(int kind, int N, int IC, int OC, Mode mode, Context* ctx) {
@@ -76,23 +74,13 @@ static inline void matmul_forward(floatX* y, const floatX* x, Linear p, int N, i
     scope_close(&scope);
 }
 
-// Whether to try hopper.cuh for this matmul with GELU. Measured (dev/LOG.md, 2026-11-26): it is faster than cuBLASLt
-// for sums of 768 and 1024 terms and slower for 1600. With few tiles it was not measured.
-static inline int matmul_prefers_own(const GemmProduct* z, const Context* ctx) {
-    enum { TERMS = 1024, TILES = 4 };  // most terms of a sum, fewest tiles for each multiprocessor
-    size_t tiles = blocks_for((size_t)z->M, GEMM_M) * (size_t)blocks_for((size_t)z->N, GEMM_N);
-    return ctx->gelu_fusion >= 3 && z->K <= TERMS && tiles >= (size_t)ctx->multiprocessors * TILES;
-}
-
 static inline void matmul_gelu_forward(floatX* y, floatX* pre, const floatX* x, Linear p, int N, int IC, int OC,
                                        Gelu kind, Context* ctx) {
     Scope scope = scope_open(ctx, "matmul_gelu_forward", MATMUL_FLOPS(N, IC, OC), MATMUL_GELU_FORWARD_BYTES(N, IC, OC),
                              "N=%d IC=%d OC=%d", N, IC, OC);
     MatmulOperands o = {.a = p.w, .b = x, .d = y, .bias = p.b, .aux = pre, .N = N};
     MatmulKey key = matmul_key(MATMUL_FORWARD, N, IC, OC, SET, ctx);
-    GemmProduct own = {.y = y, .pre = pre, .bias = p.b, .partial = NULL, .M = N, .N = OC, .K = IC};
-    int done = matmul_prefers_own(&own, ctx) && matmul_hopper_gelu_forward(own, x, p.w, kind, ctx);
-    if (!done && (ctx->gelu_fusion < 1 || !matmul_gelu_epilogue(key, &o, kind, ctx))) {
+    if (ctx->gelu_fusion < 1 || !matmul_gelu_epilogue(key, &o, kind, ctx)) {
         MatmulOperands plain = matmul_without_gelu(key.kind, &o);
         matmul_product(key, &plain, ctx);
         matmul_apply_gelu(y, pre, matmul_d_size(&key), FORWARD, kind, ctx);
@@ -115,11 +103,9 @@ static inline void matmul_gelu_backward_input(floatX* dpre, BiasGrad d, const fl
                              MATMUL_GELU_BACKWARD_INPUT_BYTES(N, IC, OC), "N=%d IC=%d OC=%d", N, IC, OC);
     MatmulOperands o = {.a = w, .b = dy, .d = dpre, .aux = (floatX*)pre, .N = N};
     MatmulKey key = matmul_key(MATMUL_BACKWARD_INPUT, N, IC, OC, SET, ctx);
-    GemmProduct own = {.y = dpre, .pre = (floatX*)pre, .bias = NULL, .partial = NULL, .M = N, .N = IC, .K = OC};
-    int done = matmul_prefers_own(&own, ctx) && matmul_hopper_gelu_backward(own, d, dy, w, kind, ctx);
-    if (!done && ctx->gelu_fusion >= 2 && matmul_gelu_epilogue(key, &o, kind, ctx)) {
+    if (ctx->gelu_fusion >= 2 && matmul_gelu_epilogue(key, &o, kind, ctx)) {
         if (d.b) matmul_backward_bias(d, dpre, N, IC, ctx);
-    } else if (!done) {
+    } else {
         MatmulOperands plain = matmul_without_gelu(key.kind, &o);
         matmul_product(key, &plain, ctx);
         matmul_gelu_backward_bias(d, dpre, pre, N, IC, kind, ctx);

@@ -8,7 +8,6 @@
 #include "llmc/ops/common/activation.h"
 #ifdef __CUDACC__
 #include "llmc/device/cuda_utils.cuh"
-#include "llmc/ops/matmul/hopper.cuh"
 
 // One vector per thread, over all n elements.
 template <Gelu KIND> __global__ void matmul_gelu_forward_kernel(floatX* y, const floatX* pre, size_t n) {
@@ -153,9 +152,8 @@ static inline size_t matmul_bias_bytes(int N, int OC) {
 }
 
 // Upper bound of a launch's scratch without cuBLASLt's workspace: that of the bias gradient of dy or of dpre.
-static inline size_t matmul_scratch_bytes(int N, int IC, int OC, const Context* ctx) {
-    size_t own = ctx->gelu_fusion >= 3 && matmul_hopper_runs(ctx) ? gemm_partial_bytes(N, IC) : 0;
-    return max_size(own, max_size(matmul_bias_bytes(N, IC), matmul_bias_bytes(N, OC)));
+static inline size_t matmul_scratch_bytes(int N, int IC, int OC) {
+    return max_size(matmul_bias_bytes(N, IC), matmul_bias_bytes(N, OC));
 }
 
 template <int WIDTH, BiasSource SOURCE>

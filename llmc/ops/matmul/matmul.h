@@ -12,8 +12,7 @@
  * Numerics on the CPU: GEMMs accumulate in `real` with fused multiply-adds over blocks of at most 256 terms. The
  * blocks' sums are added in order. db accumulates in double. The order depends on the shapes only.
  *
- * Files: cpu.h and ops/common/product.h for the CPU; cublaslt.cuh for the GPU, with its numerics; hopper.cuh for GEMMs
- * with GELU on sm_90a. */
+ * Files: cpu.h and ops/common/product.h for the CPU; cublaslt.cuh for the GPU, with its numerics. */
 #ifndef LLMC_OPS_MATMUL_MATMUL_H
 #define LLMC_OPS_MATMUL_MATMUL_H
 
