@@ -9,7 +9,7 @@
 #
 # For each run, NAME.txt holds what is compared: losses, norms and learning rates of log.jsonl, the SHA-256 of every
 # .safetensors file of the last checkpoint, and what was printed to stdout where that is the result. trainer.json is compared
-# key by key. Needs mpirun and python3. `compare` exits with 1 where anything differs.
+# key by key, without retired flags. Needs mpirun and python3. `compare` exits with 1 where anything differs.
 set -eu
 usage() { sed -n '2,14s/^# \{0,1\}//p' "$0" >&2; exit 2; }
 
@@ -118,19 +118,21 @@ compare() { # BEFORE AFTER
     for file in "$1"/*.txt; do
         cmp -s "$file" "$2/${file##*/}" || { differs=1; echo "${file##*/} differs"; diff "$file" "$2/${file##*/}" | head -n 4; }
     done
-    python3 - "$1" "$2" <<'END' || differs=1
-import glob, json, os, sys
+    python3 - "$1" "$2" "$(dirname "$0")/../llmc/base/flags.h" <<'END' || differs=1
+import glob, json, os, re, sys
 
 def flat(value, at=""):
     if isinstance(value, dict):
         return {k: v for name in value for k, v in flat(value[name], f"{at}.{name}").items()}
     return {at: value}
 
+rows = open(sys.argv[3]).read().partition("FLAGS_RETIRED[] = {")[2].partition("};")[0]
+retired = {f".settings.{name}" for name in re.findall(r'^ *{[^,]*, "--([^"]*)"', rows, re.M)}
 differs = 0
 for path in sorted(glob.glob(sys.argv[1] + "/*.trainer.json")):
-    a, b = (flat(json.load(open(os.path.join(d, os.path.basename(path))))) for d in sys.argv[1:])
+    a, b = (flat(json.load(open(os.path.join(d, os.path.basename(path))))) for d in sys.argv[1:3])
     # A resumed run's settings name where it was started; matmul_plans are the machine's.
-    found = [k for k in sorted(a.keys() | b.keys()) if a.get(k) != b.get(k)]
+    found = [k for k in sorted((a.keys() | b.keys()) - retired) if a.get(k) != b.get(k)]
     differs |= bool(found)
     for k in found:
         print(os.path.basename(path), k, a.get(k, "absent"), "->", b.get(k, "absent"))

@@ -307,6 +307,41 @@ static const char* const FLAGS_ELSEWHERE[][2] = {
     {"save-total-limit", "--keep"}, {"resume-from-checkpoint", "--resume"}};
 // clang-format on
 
+// A flag of earlier versions.
+typedef struct {
+    const char *flag, *long_name;  // as in Flag
+    const char* values;   // those that a checkpoint may hold, "a|b": with them it resumes as it began. NULL: any.
+    const char* instead;  // what to use now, or NULL
+} RetiredFlag;
+
+// clang-format off
+static const RetiredFlag FLAGS_RETIRED[] = {
+    {NULL, "--batch-ramp", "0", NULL},
+    {NULL, "--explain-file", NULL, "--explain @FILE (- for standard input)"},
+    {NULL, "--kv-cache", NULL, NULL},
+    {NULL, "--loss-scale-growth", "2000", NULL},
+    {NULL, "--max-hours", NULL, "timeout -s TERM and -y 1"},
+    {NULL, "--muon-coefficients", "newton_schulz", NULL},
+    {NULL, "--muon-scale", "match_rms", NULL},
+    {NULL, "--normuon-beta2", "0.95", NULL},
+    {NULL, "--on-checkpoint-error", "continue", NULL},
+    {NULL, "--prompt-file", NULL, "--prompt @FILE (- for standard input)"},
+    {NULL, "--seq-warmup", "0", NULL},
+};
+// clang-format on
+
+// End with USAGE if `name` (of n bytes) is a retired flag. `where`: "FILE:LINE: " of a recipe, "" of the command line.
+static inline void flags_refuse_retired(const char* name, size_t n, const char* where) {
+    for (size_t i = 0; i < COUNT_OF(FLAGS_RETIRED); i++) {
+        const RetiredFlag* r = &FLAGS_RETIRED[i];
+        const char* names[2] = {r->flag, r->long_name};
+        for (int k = 0; k < 2; k++)
+            if (names[k] && strlen(names[k]) == n && memcmp(names[k], name, n) == 0)
+                die(USAGE, "%sunknown flag '%s': it was removed%s%s; all flags: --help", where, names[k],
+                    r->instead ? "; use " : "", r->instead ? r->instead : "");
+    }
+}
+
 // Whether the user's `name` is closer than *distance to the name `candidate`. Leading dashes do not count; - and _ are
 // the same.
 static inline int flags_is_nearer(const char* name, size_t n, const char* candidate, int* distance) {
@@ -373,6 +408,7 @@ static inline void flags_parse(Flag* rows, int count, int argc, char** argv, con
         if (!row && name[0] != '-')
             die(USAGE, "'%.80s' is not a flag, and only flags are understood; all flags: --help", name);
         if (!row) {
+            flags_refuse_retired(name, n, "");
             const char* nearest = flags_nearest(rows, count, name, n);
             if (nearest) die(USAGE, "unknown flag '%.80s'; did you mean %s? All flags: --help", name, nearest);
             die(USAGE, "unknown flag '%.80s'; all flags: --help", name);

@@ -37,6 +37,11 @@ static inline void recipe_apply_line(Flag* flags, int count, char* line, const c
     for (size_t end = strlen(text); end > 0 && strchr(" \t", text[end - 1]); end--) text[end - 1] = '\0';
     if (n == 0) return;
     Flag* row = flags_find(flags, count, line, n);
+    if (!row) {
+        char where[4200];  // a path is at most 4096 bytes long
+        snprintf(where, sizeof where, "%s:%d: ", path, number);
+        flags_refuse_retired(line, n, where);
+    }
     if (!row || strcmp(row->long_name, "--recipe") == 0)
         die(USAGE, "%s:%d: '%.*s' is not a flag of this program that a recipe may set", path, number, (int)n, line);
     if (*text == '\0') die(USAGE, "%s:%d: %s needs a value", path, number, row->long_name);

@@ -372,11 +372,27 @@ static inline void settings_check_given(const Flag* row, const char* saved, int 
             row->long_name, is_text, file, was_text);
 }
 
+// Refuse saved settings with a retired flag that had an effect.
+static inline void settings_refuse_retired(Flag* rows, int count, const JsonNode* settings, const char* file) {
+    char error[FLAG_ERROR_SIZE];
+    for (size_t i = 0; i < COUNT_OF(FLAGS_RETIRED); i++) {
+        const RetiredFlag* r = &FLAGS_RETIRED[i];
+        const JsonNode* saved = json_get(settings, r->long_name + 2);
+        if (!saved || !r->values || flags_find(rows, count, r->long_name, strlen(r->long_name))) continue;
+        int index;
+        Flag row = {.long_name = r->long_name, .type = FLAG_CHOICE, .value = &index, .choices = r->values};
+        if (flags_assign(&row, settings_saved_text(&row, saved, file), error) != 0)
+            die(USAGE, "%s: %s; the flag was removed, so this run cannot go on; -e starts a new one from its weights",
+                file, error);
+    }
+}
+
 // Restore the rows from saved `settings`, an object that flags_to_json() wrote. Flags of SCOPE_PROCESS and SCOPE_RANK
 // keep their values; others take the saved value. If such a flag is on the command line, it wins if it is SCOPE_FREE or
 // `override` is set; otherwise it must equal the saved value.
 static inline void settings_restore(Flag* rows, int count, const JsonNode* settings, int override, const char* file) {
     char error[FLAG_ERROR_SIZE];
+    settings_refuse_retired(rows, count, settings, file);
     for (int i = 0; i < count; i++) {
         Flag* row = &rows[i];
         const JsonNode* saved = json_get(settings, row->long_name + 2);
