@@ -317,6 +317,7 @@ typedef struct {
 // clang-format off
 static const RetiredFlag FLAGS_RETIRED[] = {
     {NULL, "--batch-ramp", "0", NULL},
+    {NULL, "--ceilings", NULL, NULL},
     {NULL, "--explain-file", NULL, "--explain @FILE (- for standard input)"},
     {NULL, "--kv-cache", NULL, NULL},
     {NULL, "--loss-scale-growth", "2000", NULL},
