@@ -7,7 +7,6 @@
 #include "fuzz_binary.h"
 #include "fuzz_tasks.h"
 #include "llmc/checkpoint/resume.h"
-#include "llmc/profile/profiler.h"
 
 // Either trainer's file, "gpt2..." or "bert...", whichever the input has.
 static const FuzzTrainer* case_trainer(const char* name, char path[64]) {
@@ -34,7 +33,7 @@ static void command_line_seeds(CaseList* list) {
          "--clip\n0\n-w\n0\n--loss-scale\nfixed\n--loss-scale-start\n1024\n-ge\n1\n-f\n1\n--attention\nmaterialized\n"},
         {"gpt2.txt", "--generate\n16\n--samples\n3\n--prompt\nHello\n--top-p\n0.9\n--kv-cache\n0\n-sl\n3\n-sg\n4.5\n"},
         {"gpt2.txt",
-         "--profile\n3\n--profile-warmup\n1\n--mode\nforward\n--ceilings\nx.json\n-h\n10\n--choices\na,b\n"},
+         "--profile\n3\n--profile-warmup\n1\n--mode\nforward\n-h\n10\n--choices\na,b\n"},
         {"gpt2.txt", "--help\n"},
         {"gpt2.txt", ""},
         {"gpt2.txt",
@@ -137,19 +136,6 @@ static void place_read(void) {
         if (strlen(endpoint.name[i]) >= ENDPOINT_NAME_SIZE) fuzz_broken("name %d does not end", i);
     if (endpoint.port < 1 || endpoint.ports < 1 || endpoint.port > 65536 - endpoint.ports)
         fuzz_broken("%d ports from %d on", endpoint.ports, endpoint.port);
-}
-
-// ---------------------------------------------------------------------------------------------------------
-// Measured ceilings of a machine
-
-static void ceilings_seeds(CaseList* list) {
-    seed_text(list, "input.json", "{\"flops\": 1.5e12, \"bytes\": 2e10, \"launch_us\": 3.5}");
-    seed_text(list, "input.json", "{\"title\": \"x\", \"ceilings\": {\"flops\": 1, \"bytes\": 2, \"launch_us\": 3}}");
-}
-
-static void ceilings_read(void) {
-    MeasuredPeaks c = profiler_read_peaks(CASE_DIR "/input.json");
-    if (!(c.flops > 0 && c.bytes > 0 && c.launch > 0)) fuzz_broken("ceilings %g %g %g", c.flops, c.bytes, c.launch);
 }
 
 // ---------------------------------------------------------------------------------------------------------
@@ -360,7 +346,6 @@ static const Reader READERS[] = {
     {"descriptor",       30,  500, 0,          0, (size_t)16 << 20, descriptor_seeds,   descriptor_read,    NULL},
     {"ranks",            60,  500, 0,          0, (size_t)16 << 20, ranks_seeds,        ranks_read,         NULL},
     {"place",            10, 1000, 0,          0, (size_t)16 << 20, place_seeds,        place_read,         NULL},
-    {"ceilings",         10, 1000, 0,          0, (size_t)16 << 20, ceilings_seeds,     ceilings_read,      NULL},
     {"safetensors",     120,  500, 0,          0, (size_t)16 << 20, safetensors_seeds,  safetensors_read,   safetensors_settle},
     {"llmc",             30, 1000, 0,          0, (size_t)16 << 20, llmc_seeds,         llmc_read,          NULL},
     {"tokenizer",        70,  500, 0,          0, (size_t)1 << 30,  tokenizer_seeds,    tokenizer_read,     NULL},
