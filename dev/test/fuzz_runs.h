@@ -32,8 +32,7 @@ static void command_line_seeds(CaseList* list) {
          "-s\n0\n-g\n64\n--temperature\n0.8\n--top-k\n40\n-a\n1\n--shuffle\n0\n--beta1\n0.8\n--eps=1e-9\n"
          "--clip\n0\n-w\n0\n--loss-scale\nfixed\n--loss-scale-start\n1024\n-ge\n1\n-f\n1\n--attention\nmaterialized\n"},
         {"gpt2.txt", "--generate\n16\n--samples\n3\n--prompt\nHello\n--top-p\n0.9\n--kv-cache\n0\n-sl\n3\n-sg\n4.5\n"},
-        {"gpt2.txt",
-         "--profile\n3\n--profile-warmup\n1\n--mode\nforward\n-h\n10\n--choices\na,b\n"},
+        {"gpt2.txt", "--profile\n3\n--profile-warmup\n1\n--mode\nforward\n-h\n10\n--choices\na,b\n"},
         {"gpt2.txt", "--help\n"},
         {"gpt2.txt", ""},
         {"gpt2.txt",

@@ -1164,7 +1164,8 @@ static void test_summary(Tests* t, const char* text) {
         const char* at = strstr(text, begin);
         double value = at ? strtod(at + length, NULL) : 0;
         int is_number = *number >= '0' && *number <= '9';
-        expect(t, at && (is_number ? near_to(value, atof(number)) : text_begins(at, lines[i])), name, "%s", text);
+        expect(t, at && (is_number ? near_to(value, strtod(number, NULL)) : text_begins(at, lines[i])), name, "%s",
+               text);
         free(name), free(begin);
     }
     free(read);
