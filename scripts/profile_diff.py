@@ -1,11 +1,12 @@
 #!/usr/bin/env python3
 """Compare two profiles that the trainers wrote with --profile: where a step became slower or faster, and which kernels changed.
 
-    python3 scripts/profile_diff.py A B [--markdown] [--rank R] [--fail-above PERCENT]
+    python3 scripts/profile_diff.py A B [--fail-above PERCENT]
 
-A and B are folders with kernels.csv and summary.json (OUT/profile), or the OUT that holds such a folder. Times by op
-are medians over the profiled steps; "+" means that B takes longer. Exit status: 0; 1 if --fail-above is given and B's
-step is slower than A's by more than that; 2 for wrong usage or files that cannot be read.
+A and B are folders with kernels.csv and summary.csv (OUT/profile, or that of a rank in it), or the OUT that holds such a
+folder. Prints tables in Markdown. Times by op are medians over the profiled steps; "+" means that B takes longer. Exit
+status: 0; 1 if --fail-above is given and B's step is slower than A's by more than that; 2 for wrong usage or files that
+cannot be read.
 """
 
 import collections
@@ -17,11 +18,10 @@ import sys
 import textwrap
 
 sys.path.insert(1, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "dev"))
-from user_error import Parser, UserError, read_json, replacing, run  # noqa: E402
+from user_error import Parser, UserError, replacing, run  # noqa: E402
 
-TEXT_COLUMNS = ("direction", "layer", "op", "shapes", "kernel")
-NUMBER_COLUMNS = ("us", "gflop", "mbyte")
-DIRECTIONS = ("forward", "backward", "optimizer", "communication")
+TEXT_COLUMNS = ("direction", "layer", "op", "shapes", "kernel", "stream")
+NUMBER_COLUMNS = ("start_us", "us", "gflop", "mbyte")
 
 
 def die(message):
@@ -31,20 +31,16 @@ def die(message):
 # ---------------------------------------------------------------------------------------------------------
 # Profiles
 
-Profile = collections.namedtuple("Profile", "folder rows title facts step")
+Profile = collections.namedtuple("Profile", "folder rows facts step")
 
 
-def find_folder(folder, rank):
-    """The folder with kernels.csv in or below `folder`; of a run with several ranks, that of rank `rank`."""
-    for inner in ("", "profile"):
-        for of_rank in ("", f"rank_{rank}"):
-            if not of_rank and rank: continue
-            place = os.path.join(folder, inner, of_rank).rstrip("/") or "/"
-            if os.path.isfile(os.path.join(place, "kernels.csv")): return place
+def find_folder(folder):
+    """The folder with kernels.csv: `folder`, or the first one below it; of a run with several ranks, that of rank 0."""
+    for inner in ("", "profile", "rank_0", "profile/rank_0"):
+        place = os.path.join(folder, inner).rstrip("/") or "/"
+        if os.path.isfile(os.path.join(place, "kernels.csv")): return place
     if not os.path.isdir(folder): die(f"{folder}: there is no such folder")
-    of_rank = f" of rank {rank}" if rank else ""
-    die(f"{folder}: has no kernels.csv{of_rank}, nor has its folder profile; --profile 5 -o {folder} makes a trainer "
-        "write one")
+    die(f"{folder}: has no kernels.csv, nor has its folder profile; --profile 5 -o {folder} makes a trainer write one")
 
 
 def read_number(text, what):
@@ -55,39 +51,46 @@ def read_number(text, what):
     return value
 
 
-def read_rows(path):
-    """The rows of a kernels.csv, each a dict: text, and numbers or None in NUMBER_COLUMNS and in ms, the median."""
+def read_table(path, columns):
+    """The rows of a CSV file, each a dict, with the line that it ends on in "line"."""
     rows = []
     try:
         with open(path, newline="", encoding="utf-8") as f:
             reader = csv.DictReader(f, strict=True)
-            missing = [c for c in TEXT_COLUMNS + NUMBER_COLUMNS if c not in (reader.fieldnames or [])]
+            missing = [c for c in columns if c not in (reader.fieldnames or [])]
             if missing: die(f"{path}: its first line names no column '{missing[0]}', as that of a profile does")
             for row in reader:
                 where = f"{path}, line {reader.line_num}"
                 if None in row or None in row.values(): die(f"{where}: has not as many cells as the first line")
-                for column in NUMBER_COLUMNS: row[column] = read_number(row[column], f"{where}: {column}")
-                if row["us"] is None: die(f"{where}: us is empty")
-                median = read_number(row.get("median_us", ""), f"{where}: median_us")
-                row["ms"] = (row["us"] if median is None else median) / 1e3
-                rows.append(row)
+                rows.append({**row, "line": where})
     except OSError as error: die(f"{path}: {error.strerror}")
     except (csv.Error, UnicodeDecodeError) as error: die(f"{path}: is not a table of comma-separated values ({error})")
-    if not rows: die(f"{path}: lists no kernels")
+    if not rows: die(f"{path}: has no rows")
     return rows
 
 
-def read_profile(folder, rank=0):
-    folder = find_folder(folder, rank)
-    path = os.path.join(folder, "summary.json")
-    summary = read_json(path)
-    step = summary.get("step") if isinstance(summary, dict) else None
-    if not isinstance(step, dict): die(f"{path}: has no object 'step'")
-    step = {key: value for key, value in step.items() if isinstance(value, (int, float)) and math.isfinite(value)}
-    if "beside_ms" in step: step["overlap_ms"] = step.pop("beside_ms")  # its name in older profiles
-    if step.get("span_ms", 0) <= 0: die(f"{path}: 'step' has no span_ms above 0")
-    facts = [(str(f[0]), str(f[1])) for f in summary.get("facts") or [] if isinstance(f, list) and len(f) == 2]
-    return Profile(folder, read_rows(os.path.join(folder, "kernels.csv")), str(summary.get("title", "")), facts, step)
+def read_rows(path):
+    """The rows of a kernels.csv: text, and numbers or None in NUMBER_COLUMNS and in ms, the median."""
+    rows = read_table(path, TEXT_COLUMNS + NUMBER_COLUMNS)
+    for row in rows:
+        for column in NUMBER_COLUMNS: row[column] = read_number(row[column], f"{row['line']}: {column}")
+        for column in ("start_us", "us"):
+            if row[column] is None: die(f"{row['line']}: {column} is empty")
+        median = read_number(row.get("median_us", ""), f"{row['line']}: median_us")
+        row["ms"] = (row["us"] if median is None else median) / 1e3
+    return rows
+
+
+def read_profile(folder):
+    """`facts`: the command and what the trainer says of the run. `step`: the known numbers of the reported step."""
+    folder = find_folder(folder)
+    path = os.path.join(folder, "summary.csv")
+    facts, step = {}, {}
+    for row in read_table(path, ("kind", "name", "value")):
+        if row["kind"] == "fact": facts[row["name"]] = row["value"]
+        elif row["value"]: step[row["name"]] = read_number(row["value"], f"{row['line']}: {row['name']}")
+    if step.get("span_ms", 0) <= 0: die(f"{path}: has no span_ms above 0")
+    return Profile(folder, read_rows(os.path.join(folder, "kernels.csv")), facts, step)
 
 
 def is_move(row):
@@ -103,38 +106,33 @@ def number(value, digits=3, sign=False):
 
 
 class Page:
-    """Lines of text or of readable Markdown."""
+    """Lines of readable Markdown."""
 
-    def __init__(self, markdown):
-        self.markdown, self.lines = markdown, []
+    def __init__(self):
+        self.lines = []
 
     def __str__(self):
         return "\n".join(self.lines) + "\n"
 
     def text(self, *lines):
+        if self.lines: self.lines.append("")
         self.lines += lines
 
     def heading(self, text, level=2):
-        if self.lines and self.lines[-1]: self.lines.append("")
-        self.lines += ["#" * level + " " + text, ""] if self.markdown else [text]
+        self.text("#" * level + " " + text)
 
     def paragraph(self, text):
-        if self.lines and self.lines[-1]: self.lines.append("")
-        self.lines += textwrap.wrap(text, 120, break_long_words=False, break_on_hyphens=False)
+        self.text(*textwrap.wrap(text, 120, break_long_words=False, break_on_hyphens=False))
 
     def table(self, columns, rows):
         """A ">" at the end of a column's name aligns it to the right and is not printed."""
         right = [column.endswith(">") for column in columns]
-        cells = [[column.rstrip(">") for column in columns]] + [[str(cell) for cell in row] for row in rows]
-        if self.markdown:
-            cells = [[cell.replace("|", "\\|") for cell in row] for row in cells]
-            if self.lines and self.lines[-1]: self.lines.append("")
+        cells = [[column.rstrip(">") for column in columns]]
+        cells += [[str(cell).replace("|", "\\|") for cell in row] for row in rows]
         widths = [max(3, *(len(row[i]) for row in cells)) for i in range(len(columns))]
         padded = [[cell.rjust(w) if r else cell.ljust(w) for cell, w, r in zip(row, widths, right)] for row in cells]
-        if self.markdown:
-            padded.insert(1, ["-" * (w - 1) + ":" if r else "-" * w for w, r in zip(widths, right)])
-            self.lines += ["| " + " | ".join(row) + " |" for row in padded]
-        else: self.lines += ["  ".join(row).rstrip() for row in padded]
+        padded.insert(1, ["-" * (w - 1) + ":" if r else "-" * w for w, r in zip(widths, right)])
+        self.text(*("| " + " | ".join(row) + " |" for row in padded))
 
 
 def write_page(path, page):
@@ -151,11 +149,10 @@ TOTALS = {"plain_ms": "step, not profiled", "profiled_ms": "step, profiled", "sp
 
 
 def put_facts(page, a, b):
-    facts = [dict(profile.facts) for profile in (a, b)]
-    names = [name for name in dict.fromkeys([*facts[0], *facts[1]]) if facts[0].get(name) != facts[1].get(name)]
+    names = [name for name in dict.fromkeys([*a.facts, *b.facts]) if a.facts.get(name) != b.facts.get(name)]
     if not names: return
     page.heading("Differences in the set-up")
-    page.table(["", "A", "B"], [[name, facts[0].get(name, "-"), facts[1].get(name, "-")] for name in names])
+    page.table(["", "A", "B"], [[name, a.facts.get(name, "-"), b.facts.get(name, "-")] for name in names])
 
 
 def put_totals(page, a, b):
@@ -197,21 +194,6 @@ def put_ops(page, a, b):
                 "of A>", ""], [cells for _, cells in sorted(rows, key=lambda row: row[0])])
 
 
-def put_layers(page, a, b):
-    x, y = (collections.Counter((row["direction"], row["layer"]) for row in profile.rows) for profile in (a, b))
-
-    def place(key):
-        direction, layer = key
-        known = DIRECTIONS.index(direction) if direction in DIRECTIONS else len(DIRECTIONS)
-        return known, direction, int(layer) if layer.isdigit() else -1, layer
-
-    differ = [key for key in sorted(set(x) | set(y), key=place) if x[key] != y[key]]
-    page.heading("Kernels by layer, where their number differs")
-    if not differ: return page.text("The same number in every layer.")
-    page.table(["direction", "layer", "A>", "B>", "difference>"],
-               [[key[0], key[1] or "-", x[key], y[key], f"{y[key] - x[key]:+d}"] for key in differ])
-
-
 def put_names(page, a, b):
     """Kernels replaced by others: same op, layer and shapes."""
     names = [collections.defaultdict(collections.Counter) for _ in range(2)]
@@ -246,27 +228,18 @@ def percent(text):
     return value
 
 
-def rank(text):
-    if not re.fullmatch("[0-9]{1,6}", text): raise ValueError
-    return int(text)
-
-
 def main():
     parser = Parser(__doc__.splitlines()[0])
     parser.add_argument("a", metavar="A", help="a profile, or the folder of a run that has one")
     parser.add_argument("b", metavar="B", help="what to compare with it")
-    parser.add_argument("--markdown", action="store_true", help="tables in Markdown")
-    parser.add_argument("--rank", type=rank, default=0, help="whose profile, where several ranks have one (default 0)")
     parser.add_argument("--fail-above", type=percent, metavar="PERCENT",
                         help="exit 1 where B's step is slower than A's by more than that, 0 or above")
     args = parser.parse_args()
-    a, b = read_profile(args.a, args.rank), read_profile(args.b, args.rank)
-    page = Page(args.markdown)
+    a, b = read_profile(args.a), read_profile(args.b)
+    page = Page()
     page.heading("Two profiles", 1)
-    for name, profile in (("A", a), ("B", b)):
-        what = f": {profile.title}" if profile.title else ""
-        page.text(f"{'- ' if args.markdown else ''}{name}: {profile.folder}{what}")
-    for put in (put_facts, put_totals, put_ops, put_layers, put_names): put(page, a, b)
+    page.text(f"- A: {a.folder}", f"- B: {b.folder}")
+    for put in (put_facts, put_totals, put_ops, put_names): put(page, a, b)
     print(page, end="")
     if args.fail_above is not None: return judge(a, b, args.fail_above)
 

@@ -1,12 +1,10 @@
 #!/usr/bin/env bash
 # Run the set-ups of published profiles with our trainers on one GPU: build, run each with --profile, and write pages
-# that compare our profiles with the published ones (scripts/profile_reference.py): dev/results/profile_*.md.
+# that compare our profiles with the published ones (scripts/profile_reference.py): dev/results/profile_*.md. They are BERT
+# with two layers, GPT-2 124M, the "2.7B" transformer in three modes, DLRM and NCF (NeuMF) at their published sizes.
 #
-#     bash scripts/profile_reference.sh [--only "bert gpt2 transformer dlrm ncf"] [--fp32] [--out FOLDER] [--pages FOLDER]
+#     bash scripts/profile_reference.sh [--out FOLDER] [--pages FOLDER]
 #
-#   --only     set-ups to run: BERT with two layers, GPT-2 124M, the "2.7B" transformer in three modes, DLRM and NCF (NeuMF)
-#              at their published sizes; default all. Pages are written for all runs in the folder of --out, earlier ones too
-#   --fp32     the transformer's modes in fp32 too, the precision of its published profile
 #   --out      folder for the runs (default out/profile_reference): profile/ and log.jsonl of each are kept
 #   --pages    folder for the pages (default dev/results)
 #
@@ -15,22 +13,14 @@
 # the first line of .commit). Exit status 0 only if every run succeeded and the pages were written.
 set -u
 cd "$(dirname "$0")/.."
-only="bert gpt2 transformer dlrm ncf" precisions=bf16 out=out/profile_reference pages=dev/results
-usage="usage: profile_reference.sh [--only 'bert gpt2 transformer dlrm ncf'] [--fp32] [--out FOLDER] [--pages FOLDER]"
+out=out/profile_reference pages=dev/results
+usage="usage: profile_reference.sh [--out FOLDER] [--pages FOLDER]"
 while [ $# -gt 0 ]; do
     case $1 in
-        --only) only=${2:?$usage}; shift 2 ;;
-        --fp32) precisions="bf16 fp32"; shift ;;
         --out) out=${2:?$usage}; shift 2 ;;
         --pages) pages=${2:?$usage}; shift 2 ;;
         --help) sed -n '2,/^set/s/^# \{0,1\}//p' "$0"; exit 0 ;;
         *) echo "$usage" >&2; exit 2 ;;
-    esac
-done
-for name in $only; do
-    case $name in
-        bert | gpt2 | transformer | dlrm | ncf) ;;
-        *) echo "error: --only $name: allowed are bert, gpt2, transformer, dlrm, ncf" >&2; exit 2 ;;
     esac
 done
 python=${PYTHON:-python3} failed=0
@@ -38,17 +28,11 @@ commit=${GPU_CHECK_COMMIT:-$(git rev-parse --short HEAD 2>/dev/null || head -n 1
 mkdir -p "$out" "$pages" || exit 1
 
 give_up() { echo "error: $1" >&2; exit 1; }
-build() { # make's arguments
-    make -s "$@" >"$out/build.log" 2>&1 && return
-    tail -n 20 "$out/build.log" >&2
-    give_up "make $* failed; the whole log is $out/build.log"
-}
 # Enough steps to choose matmul algorithms and for clocks to settle, then profiled ones, then some to compare with.
 common=(-v 0 -n 0 -x 20 --profile 5 --overwrite 1)
 profile() { # name, command...
     local name=$1
     shift
-    [[ $1 == *_dlrmcu || $1 == *_ncfcu ]] || set -- "$@" -s 0  # the recommenders write no samples
     set -- "$@" "${common[@]}" -o "$out/$name"
     echo "$*"
     rm -rf "${out:?}/$name"
@@ -62,41 +46,25 @@ profile() { # name, command...
     find "$out" -mindepth 2 -maxdepth 2 -path "$out/$name/*" ! -name profile ! -name log.jsonl -exec rm -rf {} +
 }
 
-build train_gpt2cu train_bertcu data/builtin/train.bin
-[[ $precisions$only != *fp32*transformer* ]] || build PRECISION=fp32 build/fp32/train_gpt2cu
-for name in dlrm ncf; do [[ " $only " != *" $name "* ]] || build build/bf16/train_${name}cu; done
-for name in $only; do
-    case $name in
-        bert)
-            "$python" -c 'import numpy' 2>/dev/null || give_up "$python has no numpy; set PYTHON=... to an interpreter that has it"
-            "$python" dev/reference/make_sentences.py "$out/sentences.bin" --shortest 128 || exit 1
-            profile bert_two_layers ./train_bertcu -e L=2,C=1024,NH=16,T=512,V=30522 -b 4 -t 128 \
-                -i "$out/sentences.bin" --optimizer lamb --dropout 0.1 --short-sequences 0
-            ;;
-        gpt2) profile gpt2_124m ./train_gpt2cu -e d12 -b 64 -t 1024 ;;
-        transformer)
-            for precision in $precisions; do
-                trainer=./train_gpt2cu end=
-                [ $precision = bf16 ] || trainer=build/$precision/train_gpt2cu end=_$precision
-                for mode in forward backward train; do
-                    profile transformer_$mode$end "$trainer" -e L=32,C=2560,NH=32,V=10000,T=512,tied=0 -b 4 -t 512 \
-                        --mode $mode
-                done
-            done
-            ;;
-        dlrm)
-            profile dlrm build/bf16/train_dlrmcu -e published --tables 26 --rows 101250 --samples 4000000 \
-                --held-out 32768 -b 32768 -l 0.1
-            ;;
-        ncf)
-            # Four ratings of each of MovieLens 20M's users, of any of its items.
-            awk 'BEGIN { for (u = 1; u <= 138493; u++) for (k = 0; k < 4; k++)
-                print u "\t" (u * 7919 + k * 6133 + k * k * u) % 26744 + 1 "\t3\t" k }' >"$out/ratings.data" || exit 1
-            "$python" dev/data/prepare_recsys.py "$out/ratings.data" --out "$out/ratings.bin" || exit 1
-            profile ncf build/bf16/train_ncfcu -e published -i "$out/ratings.bin" -b 1048576 --negatives 40 \
-                --eval-negatives 1 -l 0.0045 --beta1 0.25 --beta2 0.5 --eps 1e-8
-            ;;
-    esac
+"$python" -c 'import numpy' 2>/dev/null || give_up "$python has no numpy; set PYTHON=... to an interpreter that has it"
+if ! make -s train_gpt2cu train_bertcu data/builtin/train.bin build/bf16/train_{dlrm,ncf}cu >"$out/build.log" 2>&1; then
+    tail -n 20 "$out/build.log" >&2
+    give_up "make failed; the whole log is $out/build.log"
+fi
+"$python" dev/reference/make_sentences.py "$out/sentences.bin" --shortest 128 || exit 1
+profile bert_two_layers ./train_bertcu -e L=2,C=1024,NH=16,T=512,V=30522 -b 4 -t 128 -i "$out/sentences.bin" \
+    --optimizer lamb --dropout 0.1 --short-sequences 0 -s 0
+profile gpt2_124m ./train_gpt2cu -e d12 -b 64 -t 1024 -s 0
+for mode in forward backward train; do
+    profile transformer_$mode ./train_gpt2cu -e L=32,C=2560,NH=32,V=10000,T=512,tied=0 -b 4 -t 512 --mode $mode -s 0
 done
+profile dlrm build/bf16/train_dlrmcu -e published --tables 26 --rows 101250 --samples 4000000 --held-out 32768 \
+    -b 32768 -l 0.1
+# Four ratings of each of MovieLens 20M's users, of any of its items.
+awk 'BEGIN { for (u = 1; u <= 138493; u++) for (k = 0; k < 4; k++)
+    print u "\t" (u * 7919 + k * 6133 + k * k * u) % 26744 + 1 "\t3\t" k }' >"$out/ratings.data" || exit 1
+"$python" dev/data/prepare_recsys.py "$out/ratings.data" --out "$out/ratings.bin" || exit 1
+profile ncf build/bf16/train_ncfcu -e published -i "$out/ratings.bin" -b 1048576 --negatives 40 --eval-negatives 1 \
+    -l 0.0045 --beta1 0.25 --beta2 0.5 --eps 1e-8
 python3 scripts/profile_reference.py "$out" --pages "$pages" --commit "${commit:-not recorded}" || failed=1
 exit $failed

@@ -16,11 +16,16 @@ a profiled run does not sustain, so each launch is compared in the step where it
 import argparse
 import collections
 import csv
-import json
 import pathlib
 import statistics
 import subprocess
 import sys
+
+
+def read_step(profile):
+    """The step's numbers; None for an unknown one."""
+    rows = csv.DictReader((profile / "summary.csv").open(newline=""))
+    return {row["name"]: float(row["value"]) if row["value"] else None for row in rows if row["kind"] == "number"}
 
 
 def short(name):
@@ -55,7 +60,7 @@ def main():
     parser.add_argument("--ncu", type=pathlib.Path)
     parser.add_argument("--listing", type=pathlib.Path)
     args = parser.parse_args()
-    step = json.loads((args.profile / "summary.json").read_text())["step"]
+    step = read_step(args.profile)
     rows = list(csv.DictReader((args.profile / "kernels.csv").open(newline="")))
     failures = []
     total, profiled, plain = add_up(step), step["profiled_ms"], step["plain_ms"]
@@ -66,7 +71,7 @@ def main():
             failures.append(f"{key} is {step[key]:.3f}: the step ends before its rows do, or begins after them")
     for key in ("unattributed", "dropped"):
         if step[key] != 0:
-            failures.append(f"{step[key]} launches are {key}")
+            failures.append(f"{step[key]:.0f} launches are {key}")
     result = f"RESULT profile rows={len(rows)} rows_and_gaps_ms={total:.3f} profiled_ms={profiled:.3f}"
     if plain is not None:
         overhead = 100 * (profiled / plain - 1)
@@ -77,11 +82,11 @@ def main():
         failures.append("there is no plain step to compare with")
 
     if args.waits_of:
-        other = json.loads((args.waits_of / "summary.json").read_text())["step"]
+        other = read_step(args.waits_of)
         for key in ("host_waits", "stream_waits", "readbacks"):
             if step[key] > other[key]:
-                failures.append(f"{key}: {step[key]} in a step, {other[key]} in {args.waits_of}")
-            result += f" {key}={step[key]}/{other[key]}"
+                failures.append(f"{key}: {step[key]:.0f} in a step, {other[key]:.0f} in {args.waits_of}")
+            result += f" {key}={step[key]:.0f}/{other[key]:.0f}"
 
     if args.ncu:
         lines = [line for line in args.ncu.read_text().split("\n") if line.startswith('"')]

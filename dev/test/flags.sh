@@ -193,7 +193,6 @@ mkdir -p in/started in/small in/embed
 if [ $trainer != tune ]; then
 printf 'a\n\nbcd\n' >in/embed/lines
 prepared 'a run to resume' -e $model -x 4 -v 0 -s 0 -n 2 --stop-after 2 -o in/started/out
-prepared 'a profile' -e $model -x 3 -v 0 -s 0 -n 0 --profile 1 --profile-warmup 1 -o in/profiled
 small_$trainer >in/small/train.bin
 fi
 if [ $trainer = gpt2 ]; then
@@ -322,8 +321,6 @@ row --profile-warmup "$profile" 2 "says '[0-9]+ warm-up'" \
     "$(D --profile-warmup) warm-up" '2 warm-up' 'each loss'
 if [ -n "$is_gpu" ]; then row --profile-energy "$profile -v 0" 1 "says '^Energy by op'" '' 'Energy by op'
 else row --profile-energy "$profile -v 0" 1 'cat status; says "^error: --profile-energy 1 measures a GPU"' 0 '2 error*'; fi
-row --ceilings "$profile" in/profiled/profile/summary.json \
-    "says '^ceilings.*' | grep -o 'measured at the start\|in/profiled.*'" 'measured at the start' 'in/profiled/*'
 row --mode "$profile" forward 'says "^mode .*"; checkpoints' '* train 8' '* forward'
 row --threads '' 2 "says '[0-9]+ CPU threads'" '1 CPU threads' '2 CPU threads' 'each loss; weights'
 row --model '-x 1 -b 1 -t 8' L=2,C=8,NH=1 "config $layers" '* 4' '* 2'

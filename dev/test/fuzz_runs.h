@@ -7,7 +7,6 @@
 #include "fuzz_binary.h"
 #include "fuzz_tasks.h"
 #include "llmc/checkpoint/resume.h"
-#include "llmc/profile/profiler.h"
 
 // Either trainer's file, "gpt2..." or "bert...", whichever the input has.
 static const FuzzTrainer* case_trainer(const char* name, char path[64]) {
@@ -33,15 +32,10 @@ static void command_line_seeds(CaseList* list) {
          "-s\n0\n-g\n64\n--temperature\n0.8\n--top-k\n40\n-a\n1\n--shuffle\n0\n--beta1\n0.8\n--eps=1e-9\n"
          "--clip\n0\n-w\n0\n--loss-scale\nfixed\n--loss-scale-start\n1024\n-ge\n1\n-f\n1\n--attention\nmaterialized\n"},
         {"gpt2.txt", "--generate\n16\n--samples\n3\n--prompt\nHello\n--top-p\n0.9\n-sl\n3\n-sg\n4.5\n"},
-        {"gpt2.txt",
-         "--profile\n3\n--profile-warmup\n1\n--mode\nforward\n--ceilings\nx.json\n-h\n10\n--choices\na,b\n"},
+        {"gpt2.txt", "--profile\n3\n--profile-warmup\n1\n--mode\nforward\n-h\n10\n--choices\na,b\n"},
         {"gpt2.txt", "--help\n"},
         {"gpt2.txt", ""},
-<<<<<<< HEAD
         {"gpt2.txt", "--bucket\n0\n--timeout\n5\n-b\n1\n"},
-=======
-        {"gpt2.txt", "-pn\n4\n-pr\n1\n-ps\nnode0\n--bucket\n0\n--timeout\n5\n-b\n1\n"},
->>>>>>> 60b27d85bcb6e86a7678e2bab73c7641838e50b4
         {"bert.txt", "-e\nL=1,C=8,NH=2,T=16,V=64\n-b\n2\n--nsp\n0\n--mask-fraction\n0.2\n--pack\n4\n"},
         {"bert.txt",
          "-e\nbert-base\n--optimizer\nlamb\n-k\npoly\n--poly-power\n0.5\n--loss-mean\nmicro\n-d\n65536\n-b\n8\n"},
@@ -82,19 +76,6 @@ static void descriptor_read(void) {
     char empty[] = "";
     trainer->descriptor(words.count ? words.word[0] : empty);
     lines_free(&words);
-}
-
-// ---------------------------------------------------------------------------------------------------------
-// Measured ceilings of a machine
-
-static void ceilings_seeds(CaseList* list) {
-    seed_text(list, "input.json", "{\"flops\": 1.5e12, \"bytes\": 2e10, \"launch_us\": 3.5}");
-    seed_text(list, "input.json", "{\"title\": \"x\", \"ceilings\": {\"flops\": 1, \"bytes\": 2, \"launch_us\": 3}}");
-}
-
-static void ceilings_read(void) {
-    MeasuredPeaks c = profiler_read_peaks(CASE_DIR "/input.json");
-    if (!(c.flops > 0 && c.bytes > 0 && c.launch > 0)) fuzz_broken("ceilings %g %g %g", c.flops, c.bytes, c.launch);
 }
 
 // ---------------------------------------------------------------------------------------------------------
@@ -303,7 +284,12 @@ static const Reader READERS[] = {
     {"log",              50,  500, 0,          0, (size_t)64 << 20, log_seeds,          log_read,           NULL},
     {"command_line",     80,  100, 0,          0, 0,                command_line_seeds, command_line_read,  NULL},
     {"descriptor",       30,  500, 0,          0, (size_t)16 << 20, descriptor_seeds,   descriptor_read,    NULL},
+<<<<<<< HEAD
     {"ceilings",         10, 1000, 0,          0, (size_t)16 << 20, ceilings_seeds,     ceilings_read,      NULL},
+=======
+    {"ranks",            60,  500, 0,          0, (size_t)16 << 20, ranks_seeds,        ranks_read,         NULL},
+    {"place",            10, 1000, 0,          0, (size_t)16 << 20, place_seeds,        place_read,         NULL},
+>>>>>>> origin/w46-prof
     {"safetensors",     120,  500, 0,          0, (size_t)16 << 20, safetensors_seeds,  safetensors_read,   safetensors_settle},
     {"llmc",             30, 1000, 0,          0, (size_t)16 << 20, llmc_seeds,         llmc_read,          NULL},
     {"tokenizer",        70,  500, 0,          0, (size_t)1 << 30,  tokenizer_seeds,    tokenizer_read,     NULL},

@@ -216,7 +216,7 @@ def a_step(layers):
         ops.append([direction, op, of[0][3], sums[0] / 1e3, sums[1] or None, sums[2], sums[1] / sums[0] * 1e3 if sums[1] else None])
     return {
         "title": "./train --profile 3", "facts": [["GPU", "one"], ["ranks", 2]], "losses": ["One.", "Two."],
-        "ceilings": {"flops": 7.9e14, "bytes": 4.2e12, "launch_us": 1.4},
+        "ceilings": {"flops": 7.9e14, "bytes": 4.2e12},
         "step": {"span_ms": 2.4, "overlap_ms": 0.1, "idle_ms": 0.2},
         "tables": [
             table("kinds", "kind:t ms:n percent:n", [["matmul", 1.5, 62.5], ["attention", 0.8, 33.3]]),

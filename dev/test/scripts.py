@@ -39,9 +39,10 @@ CASES = [
      {"sweep/sweep.json": {"empty", "missing"}, "sweep/lr=1/result.json": {"missing"}}),
     ("scripts/track.py", "run", "track.json", {"run/log.jsonl": {"an object"}, "run/track.json": {"missing"}}),
     ("scripts/plot.py", "run", "plot.png", {"run/log.jsonl": {}}),
-    ("scripts/profile_diff.py", "profile profile", None, {"profile/kernels.csv": {}, "profile/summary.json": {}}),
+    ("scripts/profile_diff.py", "profile profile", None, {"profile/kernels.csv": {}, "profile/summary.csv": {}}),
+    ("scripts/profile_trace.py", "profile", None, {"profile/kernels.csv": {}}),
     ("scripts/profile_reference.py", "runs --pages out", None,
-     {"runs/gpt2_124m/kernels.csv": {}, "runs/gpt2_124m/summary.json": {}}),
+     {"runs/gpt2_124m/kernels.csv": {}, "runs/gpt2_124m/summary.csv": {}}),
     ("scripts/upload.py", "sharded me/model", None, {"sharded/model.safetensors.index.json": {}}),
     ("scripts/download.py", "", None, {}),
     ("dev/export_gguf.py", "gpt2 x.gguf", "x.gguf",
@@ -105,8 +106,9 @@ def make_input(folder, gpt2, bert):
     os.chmod(os.path.join(folder, "trainer"), 0o755)
     put("run/log.jsonl", '{"model": "d12"}\n' + "".join(f'{{"step": {i}, "loss": {9 / i}}}\n' for i in range(1, 9)))
     for name in ("profile", "runs/gpt2_124m"):
-        put(f"{name}/kernels.csv", "direction,layer,op,shapes,kernel,us,gflop,mbyte\nforward,0,matmul,N=1,gemm,5,1,1\n")
-        put(f"{name}/summary.json", '{"step": {"span_ms": 1}}')
+        columns = "direction,layer,op,shapes,kernel,stream,start_us,us,gflop,mbyte"
+        put(f"{name}/kernels.csv", f"{columns}\nforward,0,matmul,N=1,gemm,7,0,5,1,1\n")
+        put(f"{name}/summary.csv", "kind,name,value\nnumber,span_ms,1\n")
     put("sharded/config.json", "{}")
     put("a.txt", "one line of text\nand another\n\na second text\n\n" * 40)
     chat = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]

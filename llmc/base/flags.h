@@ -317,6 +317,7 @@ typedef struct {
 // clang-format off
 static const RetiredFlag FLAGS_RETIRED[] = {
     {NULL, "--batch-ramp", "0", NULL},
+    {NULL, "--ceilings", NULL, NULL},
     {NULL, "--explain-file", NULL, "--explain @FILE (- for standard input)"},
     {NULL, "--fp8-fusion", "1|2|3", NULL},
     {NULL, "--kv-cache", NULL, NULL},

@@ -58,25 +58,21 @@ static inline char* op_energies_sum(const OpEnergies* e) {
 
 // Sorts the ops.
 static inline void profile_table_energy(Table* t, OpEnergies* e) {
-    static const TableColumn columns[] = {
-        {"direction", TABLE_TEXT, 0, 0}, {"op", TABLE_TEXT, 0, 0},       {"shapes", TABLE_TEXT, 0, 0},
-        {"calls", TABLE_NUMBER, 0, 0},   {"joules", TABLE_NUMBER, 4, 0}, {"percent", TABLE_NUMBER, 1, 0},
-        {"watts", TABLE_NUMBER, 0, 0},   {"mhz", TABLE_NUMBER, 0, 0},    {"ms", TABLE_NUMBER, 3, 0}};
     double sum = 0;
     for (size_t i = 0; i < e->count; i++) sum += op_joules(&e->ops[i]);
     if (e->count) qsort(e->ops, e->count, sizeof *e->ops, op_energy_descending);
-    table_open(t, "energy", "Energy by op", columns, COUNT_OF(columns));
+    table_open(t, "energy", "Energy by op");
     for (size_t i = 0; i < e->count; i++) {
         const OpEnergy* op = &e->ops[i];
-        table_text(t, direction_name(op->direction));
-        table_text(t, op->op);
-        table_text(t, *op->shapes ? op->shapes : NULL);
-        table_number(t, (double)op->calls);
-        table_number(t, op_joules(op));
-        table_number(t, 100 * op_joules(op) / sum);
-        table_number(t, op->alone.watts);
-        table_number(t, op->alone.mhz);
-        table_number(t, 1e3 * (double)op->calls * op->alone.seconds);
+        table_text(t, "direction", direction_name(op->direction));
+        table_text(t, "op", op->op);
+        table_text(t, "shapes", *op->shapes ? op->shapes : NULL);
+        table_number(t, "calls", 0, (double)op->calls);
+        table_number(t, "joules", 4, op_joules(op));
+        table_number(t, "percent", 1, 100 * op_joules(op) / sum);
+        table_number(t, "watts", 0, op->alone.watts);
+        table_number(t, "mhz", 0, op->alone.mhz);
+        table_number(t, "ms", 3, 1e3 * (double)op->calls * op->alone.seconds);
     }
     t->note = xprintf("Every op measured by itself: its calls of a step one after another, repeated for at least a "
                       "second. joules and ms: of all calls of a step.");

@@ -1,8 +1,7 @@
 /* The files of a profile's report, all in one directory:
  *
  *     profile.txt    everything, as aligned text            profile.html   the same as one page that needs no network
- *     kernels.csv    one line per row, with full names      summary.json   for scripts: peaks, times
- *     trace.json     for chrome://tracing and Perfetto
+ *     kernels.csv    one line per row, with full names      summary.csv    the facts, and the step's times for scripts
  *
  * The page is llmc/profile/page.html, which the Makefile turns into the bytes that are included here. */
 #ifndef LLMC_PROFILE_FILES_H
@@ -10,7 +9,6 @@
 
 #include <dirent.h>
 
-#include "llmc/device/energy.h"
 #include "llmc/profile/losses.h"
 
 // The page's data replaces this.
@@ -32,10 +30,6 @@ typedef struct {
     MeasuredPeaks peaks;
     Accounting accounting;
     ProfileTimes times;
-    double flops;  // of the model in a step, as MFU counts them
-    StepEnergy energy;
-    double power_limit, tokens_per_joule;
-    int rank;
 } ProfileReport;
 
 // Takes ownership of `text`.
@@ -71,7 +65,7 @@ static inline void report_put_table(Text* out, const Table* t) {
     text_printf(out, "\n%s\n", t->title);
     if (t->note) text_printf(out, "%s\n", t->note);
     text_append(out, "\n", 1);
-    table_put_text(out, t, strcmp(t->id, "kernels") != 0);
+    table_put_text(out, t);
 }
 
 static inline void report_put_losses(Text* out, const ProfileReport* r) {
@@ -87,73 +81,26 @@ static inline void report_text(Text* out, const ProfileReport* r) {
 }
 
 // ---------------------------------------------------------------------------------------------------------
-// JSON
-
-static inline void report_put_facts(Text* out, const ProfileReport* r) {
-    json_put_string(out, "title", r->title);
-    text_printf(out, ",\n\"facts\": [");
-    for (int i = 0; i < r->fact_count; i++) {
-        text_printf(out, "%s[", i ? ", " : "");
-        text_json_string(out, r->facts[i].name, strlen(r->facts[i].name));
-        text_append(out, ", ", 2);
-        text_json_string(out, r->facts[i].text, strlen(r->facts[i].text));
-        text_append(out, "]", 1);
-    }
-    text_printf(out, "],\n\"ceilings\": {");
-    json_put_number(out, "flops", r->peaks.flops);
-    json_put_number(out, "bytes", r->peaks.bytes);
-    json_put_number(out, "launch_us", 1e6 * r->peaks.launch);
-    if (r->peaks.fp8_flops > 0) json_put_number(out, "fp8_flops", r->peaks.fp8_flops);
-    text_append(out, "}", 1);
-}
-
-static inline void report_summary(Text* out, const ProfileReport* r) {
-    const Accounting* a = &r->accounting;
-    size_t readbacks = 0;
-    for (size_t i = 0; i < r->step->count; i++)
-        readbacks += r->step->rows[i].kernel && text_begins(r->step->rows[i].kernel, "copy_to_host");
-    const struct {
-        const char* name;
-        double value;
-    } members[] = {{"span_ms", 1e3 * a->span},
-                   {"kernels_ms", 1e3 * a->kernels},
-                   {"overlap_ms", 1e3 * a->overlap},
-                   {"gap_host_ms", 1e3 * a->gap[GAP_HOST]},
-                   {"gap_stream_ms", 1e3 * a->gap[GAP_STREAM]},
-                   {"gap_kernels_ms", 1e3 * a->gap[GAP_SWITCH]},
-                   {"before_ms", 1e3 * r->step->before},
-                   {"after_ms", 1e3 * r->step->after},
-                   {"profiled_ms", 1e3 * r->times.profiled},
-                   {"plain_ms", 1e3 * r->times.plain},
-                   {"communication_ms", 1e3 * a->communication},
-                   {"overlapped_ms", 1e3 * a->overlapped},
-                   {"flops", r->flops},
-                   {"joules", r->energy.joules},
-                   {"watts", r->energy.watts},
-                   {"mhz", r->energy.mhz},
-                   {"power_limit_w", r->power_limit},
-                   {"tokens_per_joule", r->tokens_per_joule},
-                   {"at_limit_ms", 1e3 * r->times.at_limit},
-                   {"rows", (double)r->step->count},
-                   {"host_waits", (double)r->step->host_waits},
-                   {"stream_waits", (double)r->step->stream_waits},
-                   {"readbacks", (double)readbacks},
-                   {"unattributed", (double)a->unscoped},
-                   {"dropped", (double)r->step->dropped}};
-    text_append(out, "{", 1);
-    report_put_facts(out, r);
-    text_printf(out, ",\n\"step\": {");
-    for (size_t i = 0; i < COUNT_OF(members); i++) json_put_number(out, members[i].name, members[i].value);
-    text_printf(out, "}}\n");
-}
+// The page
 
 // The page's data. "<" is escaped, so that nothing in it ends the enclosing script or begins a comment.
 static inline void report_page_data(Text* out, const ProfileReport* r) {
     Text plain = {NULL, 0, 0};
     const Accounting* a = &r->accounting;
     text_append(&plain, "{", 1);
-    report_put_facts(&plain, r);
-    text_printf(&plain, ",\n\"step\": {");
+    json_put_string(&plain, "title", r->title);
+    text_printf(&plain, ",\n\"facts\": [");
+    for (int i = 0; i < r->fact_count; i++) {
+        text_printf(&plain, "%s[", i ? ", " : "");
+        text_json_string(&plain, r->facts[i].name, strlen(r->facts[i].name));
+        text_append(&plain, ", ", 2);
+        text_json_string(&plain, r->facts[i].text, strlen(r->facts[i].text));
+        text_append(&plain, "]", 1);
+    }
+    text_printf(&plain, "],\n\"ceilings\": {");
+    json_put_number(&plain, "flops", r->peaks.flops);
+    json_put_number(&plain, "bytes", r->peaks.bytes);
+    text_printf(&plain, "},\n\"step\": {");
     json_put_number(&plain, "span_ms", 1e3 * a->span);
     json_put_number(&plain, "overlap_ms", 1e3 * a->overlap);
     json_put_number(&plain, "idle_ms", 1e3 * (a->gap[GAP_HOST] + a->gap[GAP_STREAM] + a->gap[GAP_SWITCH]));
@@ -188,78 +135,51 @@ static inline void report_page(Text* out, const ProfileReport* r) {
     text_append(out, place, strlen(place));
 }
 
-// Lanes of the trace besides the streams.
-enum { TRACE_DIRECTIONS = 1000, TRACE_LAYERS };
+// ---------------------------------------------------------------------------------------------------------
+// CSV
 
-static inline void report_trace_event(Text* out, const ProfileReport* r, int lane, const char* name, double start,
-                                      double end) {
-    text_printf(out, ",\n{\"ph\": \"X\", \"pid\": %d, \"tid\": %d, \"ts\": %.3f, \"dur\": %.3f, \"name\": ", r->rank,
-                lane, 1e6 * start, 1e6 * (end - start));
-    text_json_string(out, name, strlen(name));
+static inline void report_kernels(Text* out, const ProfileReport* r) { table_put_csv(out, report_find(r, "kernels")); }
+
+static inline void report_put_fact(Table* t, const char* kind, const char* name, const char* value) {
+    table_text(t, "kind", kind);
+    table_text(t, "name", name);
+    table_text(t, "value", value);
 }
 
-static inline void report_trace_lane(Text* out, const ProfileReport* r, int lane, const char* name) {
-    text_printf(out, ",\n{\"ph\": \"M\", \"pid\": %d, \"tid\": %d, \"name\": \"thread_name\", \"args\": {\"name\": ",
-                r->rank, lane);
-    text_json_string(out, name, strlen(name));
-    text_append(out, "}}", 2);
-}
-
-// Bars over consecutive rows of the same direction, or of the same layer too. Rows of several streams overlap, but bars
-// do not: each starts after the previous one has ended.
-static inline void report_trace_bars(Text* out, const ProfileReport* r, int lane) {
-    const ProfileStep* step = r->step;
-    const ProfileRow* first = NULL;
-    double start = 0, end = 0;
-    for (size_t i = 0; i <= step->count; i++) {
-        const ProfileRow* row = i < step->count ? &step->rows[i] : NULL;
-        if (row && row->direction == COMMUNICATION) continue;  // overlaps with the others
-        int continues = row && first && row->direction == first->direction &&
-                        (lane == TRACE_DIRECTIONS || row->layer == first->layer);
-        if (!continues && first && end > start && (lane == TRACE_DIRECTIONS || first->layer >= 0)) {
-            char name[32];
-            if (lane == TRACE_DIRECTIONS) snprintf(name, sizeof name, "%s", direction_name(first->direction));
-            else snprintf(name, sizeof name, "layer %d", first->layer);
-            report_trace_event(out, r, lane, name, start, end);
-            text_append(out, "}", 1);
-        }
-        if (!continues && row) first = row, start = fmax(end, row->start);
-        if (row) end = fmax(end, row->start + row->seconds);
+static inline void report_summary(Text* out, const ProfileReport* r) {
+    const Accounting* a = &r->accounting;
+    Table t;
+    size_t readbacks = 0;
+    for (size_t i = 0; i < r->step->count; i++)
+        readbacks += r->step->rows[i].kernel && text_begins(r->step->rows[i].kernel, "copy_to_host");
+    const struct {
+        const char* name;
+        double value;
+    } numbers[] = {{"span_ms", 1e3 * a->span},
+                   {"kernels_ms", 1e3 * a->kernels},
+                   {"overlap_ms", 1e3 * a->overlap},
+                   {"gap_host_ms", 1e3 * a->gap[GAP_HOST]},
+                   {"gap_stream_ms", 1e3 * a->gap[GAP_STREAM]},
+                   {"gap_kernels_ms", 1e3 * a->gap[GAP_SWITCH]},
+                   {"before_ms", 1e3 * r->step->before},
+                   {"after_ms", 1e3 * r->step->after},
+                   {"profiled_ms", 1e3 * r->times.profiled},
+                   {"plain_ms", 1e3 * r->times.plain},
+                   {"host_waits", (double)r->step->host_waits},
+                   {"stream_waits", (double)r->step->stream_waits},
+                   {"readbacks", (double)readbacks},
+                   {"unattributed", (double)a->unscoped},
+                   {"dropped", (double)r->step->dropped}};
+    table_open(&t, "summary", "");
+    report_put_fact(&t, "fact", "command", r->title);
+    for (int i = 0; i < r->fact_count; i++) report_put_fact(&t, "fact", r->facts[i].name, r->facts[i].text);
+    for (size_t i = 0; i < COUNT_OF(numbers); i++) {
+        char number[32];
+        format_number(number, numbers[i].value);
+        report_put_fact(&t, "number", numbers[i].name, isnan(numbers[i].value) ? NULL : number);
     }
-}
-
-static inline void report_trace(Text* out, const ProfileReport* r) {
-    const ProfileStep* step = r->step;
-    unsigned char named[64] = {0};  // streams whose lanes have a name
-    text_printf(out,
-                "{\"displayTimeUnit\": \"ms\", \"traceEvents\": [\n{\"ph\": \"M\", \"pid\": %d, \"name\": "
-                "\"process_name\", \"args\": {\"name\": \"rank %d\"}}",
-                r->rank, r->rank);
-    report_trace_lane(out, r, TRACE_DIRECTIONS, "direction");
-    report_trace_lane(out, r, TRACE_LAYERS, "layer");
-    report_trace_bars(out, r, TRACE_DIRECTIONS);
-    report_trace_bars(out, r, TRACE_LAYERS);
-    for (size_t i = 0; i < step->count; i++) {
-        const ProfileRow* row = &step->rows[i];
-        int lane = row->stream < 0 ? 0 : row->stream;
-        if (lane < (int)sizeof named && !named[lane]) {
-            char name[32];
-            snprintf(name, sizeof name, row->stream < 0 ? "ops" : "stream %d", lane);
-            report_trace_lane(out, r, lane, name);
-            named[lane] = 1;
-        }
-        report_trace_event(out, r, lane, row->kernel ? row->kernel : row->op, row->start, row->start + row->seconds);
-        json_put_string(out, "cat", *row->op ? row->op : "none");
-        text_printf(out, ", \"args\": {");
-        json_put_string(out, "op", row->op);
-        json_put_string(out, "shapes", row->shapes);
-        json_put_integer(out, "layer", row->layer);
-        json_put_number(out, "flops", row->flops);
-        json_put_number(out, "bytes", row->bytes);
-        json_put_number(out, "roofline_us", 1e6 * row->roofline);
-        text_printf(out, "}}");
-    }
-    text_printf(out, "]}\n");
+    table_put_csv(out, &t);
+    table_free(&t);
 }
 
 // ---------------------------------------------------------------------------------------------------------
@@ -270,13 +190,10 @@ typedef struct {
     void (*put)(Text*, const ProfileReport*);
 } ReportFile;
 
-static inline void report_csv(Text* out, const ProfileReport* r) { table_put_csv(out, report_find(r, "kernels")); }
-
 static const ReportFile REPORT_FILES[] = {{"profile.txt", report_text},
-                                          {"summary.json", report_summary},
                                           {"profile.html", report_page},
-                                          {"trace.json", report_trace},
-                                          {"kernels.csv", report_csv}};
+                                          {"kernels.csv", report_kernels},
+                                          {"summary.csv", report_summary}};
 
 // Remove a report's files, and only those, from `directory`. `lock`, here and below: the lock of the run's directory.
 static inline void report_remove(RunLock* lock, const char* directory) {

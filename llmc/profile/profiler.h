@@ -13,7 +13,6 @@
 #ifndef LLMC_PROFILE_PROFILER_H
 #define LLMC_PROFILE_PROFILER_H
 
-#include "llmc/base/json.h"
 #include "llmc/base/rng.h"
 #include "llmc/device/energy.h"
 #include "llmc/device/host_view.h"
@@ -195,30 +194,6 @@ static inline double profiler_launch_seconds(Context* ctx) {
     return best;
 }
 
-static inline MeasuredPeaks profiler_measure_peaks(Context* ctx) {
-    MeasuredPeaks c = {.flops = profiler_matmul_flops(0, ctx),
-                       .bytes = profiler_copy_bytes(ctx),
-                       .launch = profiler_launch_seconds(ctx)};
-    return c;
-}
-
-// From a profile's summary.json, or a file of {"flops": FLOP/s, "bytes": byte/s, "launch_us": microseconds} and
-// perhaps "fp8_flops".
-static inline MeasuredPeaks profiler_read_peaks(const char* path) {
-    Json json;
-    json_load(&json, path, (size_t)16 << 20);
-    const JsonNode* node = json_get(json.root, "ceilings");
-    if (!node) node = json.root;
-    MeasuredPeaks c = {.flops = json_get_double(node, "flops", path),
-                       .bytes = json_get_double(node, "bytes", path),
-                       .launch = 1e-6 * json_get_double(node, "launch_us", path),
-                       .fp8_flops = json_get(node, "fp8_flops") ? json_get_double(node, "fp8_flops", path) : 0};
-    if (!(c.flops > 0 && c.bytes > 0 && c.launch > 0))
-        die(USAGE, "%s: flops, bytes and launch_us must all be above 0", path);
-    json_free(&json);
-    return c;
-}
-
 // ---------------------------------------------------------------------------------------------------------
 // Steps
 
@@ -228,7 +203,6 @@ typedef struct {
     int warmup, count;  // warm-up steps; number of plain steps and of profiled ones; 0: no profile
     int64_t first;      // the run's first step, from 0
     MeasuredPeaks peaks;
-    const char* peaks_from;
     ScopeLog log;
     KernelTrace trace;
     int is_tracing, taken, plain_count;
@@ -246,22 +220,18 @@ typedef struct {
 
 typedef enum { STAGE_NONE, STAGE_PLAIN, STAGE_PROFILED, STAGE_CAPTURED } ProfilerStage;
 
-// Call before the first step, number `first`. `ceilings`: "measure", or a file.
-static inline void profiler_open(Profiler* p, int warmup, int count, const char* ceilings, int64_t first,
-                                 Context* ctx) {
+// Call before the first step, number `first`. `fp8`: also measure the peak of fp8 matmuls; on the CPU these are matmuls
+// in floatX.
+static inline void profiler_open(Profiler* p, int warmup, int count, int fp8, int64_t first, Context* ctx) {
     memset(p, 0, sizeof *p);
     p->warmup = warmup, p->count = count, p->first = first;
     if (!count) return;
-    p->peaks_from = ceilings;
-    p->peaks = strcmp(ceilings, "measure") == 0 ? profiler_measure_peaks(ctx) : profiler_read_peaks(ceilings);
+    p->peaks.flops = profiler_matmul_flops(0, ctx);
+    p->peaks.bytes = profiler_copy_bytes(ctx);
+    p->peaks.launch = profiler_launch_seconds(ctx);
+    if (GPU_BUILD && fp8) p->peaks.fp8_flops = profiler_matmul_flops(1, ctx);
     p->steps = (ProfileStep*)xcalloc((size_t)count, sizeof *p->steps);
     p->plain = (double*)xcalloc((size_t)count, sizeof *p->plain);
-}
-
-// In a run with --fp8: also measure the peak of fp8 matmuls, unless the file has it. On the CPU these are matmuls in
-// floatX.
-static inline void profiler_open_fp8(Profiler* p, Context* ctx) {
-    if (GPU_BUILD && p->count && !p->peaks.fp8_flops) p->peaks.fp8_flops = profiler_matmul_flops(1, ctx);
 }
 
 static inline ProfilerStage profiler_stage(const Profiler* p, int64_t step) {

@@ -73,19 +73,17 @@ static inline RankStep profiler_rank_step(const ProfileStep* step, const Account
 
 static inline int is_control(char c) { return (c >= 0 && c < ' ') || c == 127; }
 
-// Append a word of a command as one would type it, quoted if the shell needs it.
+// Append a word of a command as one would type it, in quotes if the shell needs them. A control character becomes "?".
 static inline void profiler_put_word(Text* t, const char* word) {
     static const char plain[] = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_./=,:@%+-";
-    int escapes = 0;  // needs bash's $'...'
     if (*word && !word[strspn(word, plain)]) {
         text_append(t, word, strlen(word));
         return;
     }
-    for (const char* c = word; *c; c++) escapes |= *c == '\'' || is_control(*c);
-    text_append(t, escapes ? "$'" : "'", escapes ? 2 : 1);
+    text_append(t, "'", 1);
     for (; *word; word++) {
-        if (is_control(*word)) text_printf(t, "\\%03o", (unsigned)*word);
-        else text_printf(t, escapes && strchr("'\\", *word) ? "\\%c" : "%c", *word);
+        if (*word == '\'') text_append(t, "'\\''", 4);
+        else text_append(t, is_control(*word) ? "?" : word, 1);
     }
     text_append(t, "'", 1);
 }
@@ -139,24 +137,23 @@ static inline char* profiler_cost(double profiled, double plain, int is_gpu, int
 
 // The energy of a step on this rank's GPU, and how long it takes to deliver.
 static inline void profiler_fact_energy(ProfileReport* r, const Profiler* p, const ProfiledRun* run) {
-    int is_measured = p->meter && p->energy.joules > 0, is_short = p->energy.seconds < ENERGY_SECONDS;
-    r->energy = p->energy;
-    if (!is_measured || is_short) r->energy.joules = r->energy.watts = r->energy.mhz = (double)NAN;
-    r->power_limit = p->meter ? energy_limit(p->meter) : (double)NAN;
-    r->tokens_per_joule = run->tokens / run->group->size / r->energy.joules;
-    r->times.at_limit = r->energy.joules / r->power_limit;
+    const StepEnergy* e = &p->energy;
+    int is_measured = p->meter && e->joules > 0, is_short = e->seconds < ENERGY_SECONDS;
+    r->times.at_limit = (double)NAN;
     if (GPU_BUILD && !p->meter) report_fact(r, "energy", xprintf("not measured: NVML has no energy counter here"));
     if (is_measured && is_short)
         report_fact(r, "energy",
                     xprintf("not measured: NVML's counter needs %g s of steps, these took %.2g; raise "
                             "--profile-warmup",
-                            ENERGY_SECONDS, p->energy.seconds));
-    if (!isnan(r->energy.joules)) {
+                            ENERGY_SECONDS, e->seconds));
+    if (is_measured && !is_short) {
         Text t = {NULL, 0, 0};
-        text_printf(&t, "%.4g J a step at %.4g W and %.0f MHz, the mean of %.3g s; %.4g tokens a joule",
-                    r->energy.joules, r->energy.watts, r->energy.mhz, r->energy.seconds, r->tokens_per_joule);
-        if (!isnan(r->power_limit))
-            text_printf(&t, "; at the limit of %.4g W a step takes %.3f ms", r->power_limit, 1e3 * r->times.at_limit);
+        double limit = energy_limit(p->meter);
+        text_printf(&t, "%.4g J a step at %.4g W and %.0f MHz, the mean of %.3g s; %.4g tokens a joule", e->joules,
+                    e->watts, e->mhz, e->seconds, run->tokens / run->group->size / e->joules);
+        r->times.at_limit = e->joules / limit;
+        if (!isnan(limit))
+            text_printf(&t, "; at the limit of %.4g W a step takes %.3f ms", limit, 1e3 * r->times.at_limit);
         report_fact(r, "energy", t.text);
     }
     if (p->ops.count) report_fact(r, "ops", op_energies_sum(&p->ops));
@@ -184,10 +181,9 @@ static inline void profiler_facts(ProfileReport* r, const Profiler* p, const Pro
                         run->group->size > 1 ? "the slowest rank's " : "", p->warmup, p->count,
                         p->taken < p->count ? "; the run was stopped before the rest" : ""));
     report_fact(r, "ceilings",
-                xprintf("%.4g TFLOP/s (matmul of %s%d)%s, %.4g GB/s (copy), %.3g us a launch, %s%s",
+                xprintf("%.4g TFLOP/s (matmul of %s%d)%s, %.4g GB/s (copy), %.3g us a launch, measured at the start",
                         1e-12 * p->peaks.flops, is_gpu ? "" : "up to ", PEAK_SIZE, in_fp8, 1e-9 * p->peaks.bytes,
-                        1e6 * p->peaks.launch, strcmp(p->peaks_from, "measure") ? "from " : "",
-                        strcmp(p->peaks_from, "measure") ? p->peaks_from : "measured at the start"));
+                        1e6 * p->peaks.launch));
     if (waits)
         report_fact(r, "host",
                     xprintf("plain steps take %.3f ms longer than this one, for which the host queued work ahead: they "
@@ -211,36 +207,34 @@ static inline void profiler_facts(ProfileReport* r, const Profiler* p, const Pro
 
 // Memory: planned, allocated and used.
 static inline void profiler_table_memory(Table* t, const MemoryPlan* plan, const Context* ctx) {
-    static const TableColumn columns[] = {
-        {"category", TABLE_TEXT, 0, 0}, {"planned_mib", TABLE_NUMBER, 1, 0}, {"allocated_mib", TABLE_NUMBER, 1, 0}};
     const double MiB = 1048576;
     double together = 0, peak;
-    table_open(t, "memory", "Memory", columns, COUNT_OF(columns));
+    table_open(t, "memory", "Memory");
     for (int i = 0; i < MEMORY_PLAN_PARTS; i++) {
         size_t held = strcmp(plan->part[i].name, "scratch") == 0 ? ctx->scratch_bytes : 0;
         for (int k = 0; k < MEMORY_CATEGORIES && ctx->memory[k].name; k++)
             if (strcmp(ctx->memory[k].name, plan->part[i].name) == 0) held = ctx->memory[k].bytes;
-        table_text(t, plan->part[i].name);
-        table_number(t, (double)plan->part[i].bytes / MiB);
-        table_number(t, held ? (double)held / MiB : (double)NAN);
+        table_text(t, "category", plan->part[i].name);
+        table_number(t, "planned_mib", 1, (double)plan->part[i].bytes / MiB);
+        table_number(t, "allocated_mib", 1, held ? (double)held / MiB : (double)NAN);
         together += (double)held;
     }
-    table_text(t, "together");
-    table_number(t, (double)memory_plan_bytes(plan) / MiB);
-    table_number(t, together / MiB);
+    table_text(t, "category", "together");
+    table_number(t, "planned_mib", 1, (double)memory_plan_bytes(plan) / MiB);
+    table_number(t, "allocated_mib", 1, together / MiB);
 #ifdef __CUDACC__
     size_t available, all;
     cudaCheck(cudaMemGetInfo(&available, &all));
     peak = (double)(all - available);
-    table_text(t, "used on the device");
+    table_text(t, "category", "used on the device");
 #else
     struct rusage usage;
     getrusage(RUSAGE_SELF, &usage);
     peak = 1024 * (double)usage.ru_maxrss;
-    table_text(t, "peak of the process");
+    table_text(t, "category", "peak of the process");
 #endif
-    table_number(t, (double)NAN);
-    table_number(t, peak / MiB);
+    table_number(t, "planned_mib", 1, (double)NAN);
+    table_number(t, "allocated_mib", 1, peak / MiB);
     t->note = xprintf(
         "All memory is allocated before the first step ends. The last line includes the driver, libraries and this "
         "report.");
@@ -248,23 +242,20 @@ static inline void profiler_table_memory(Table* t, const MemoryPlan* plan, const
 
 // Effects of rounding to 8 bits on each tensor in the last profiled step.
 static inline void profiler_table_fp8(ProfileReport* r, const Fp8ReportRow* rows, int count) {
-    static const TableColumn columns[] = {{"tensor", TABLE_TEXT, 0, 0},
-                                          {"operand", TABLE_TEXT, 0, 0},
-                                          {"format", TABLE_TEXT, 0, 0},
-                                          {"amax", TABLE_TEXT, 0, 0},
-                                          {"scale", TABLE_TEXT, 0, 0},
-                                          {"clipped_percent", TABLE_NUMBER, 4, 0},
-                                          {"flushed_percent", TABLE_NUMBER, 3, 0}};
     Table* t = report_table(r);
     int clipped = 0, flushed = 0;
-    table_open(t, "fp8", "Tensors in fp8", columns, COUNT_OF(columns));
+    table_open(t, "fp8", "Tensors in fp8");
     for (int i = 0; i < count; i++) {
         char number[2][32];
         snprintf(number[0], sizeof number[0], "%.4g", rows[i].amax);
         snprintf(number[1], sizeof number[1], "2^%d", ilogb(rows[i].scale));
-        table_text(t, rows[i].tensor), table_text(t, rows[i].operand), table_text(t, rows[i].format);
-        table_text(t, number[0]), table_text(t, number[1]);
-        table_number(t, 100 * rows[i].clipped), table_number(t, 100 * rows[i].flushed);
+        table_text(t, "tensor", rows[i].tensor);
+        table_text(t, "operand", rows[i].operand);
+        table_text(t, "format", rows[i].format);
+        table_text(t, "amax", number[0]);
+        table_text(t, "scale", number[1]);
+        table_number(t, "clipped_percent", 4, 100 * rows[i].clipped);
+        table_number(t, "flushed_percent", 3, 100 * rows[i].flushed);
         if (rows[i].clipped > rows[clipped].clipped) clipped = i;
         if (rows[i].flushed > rows[flushed].flushed) flushed = i;
     }
@@ -280,22 +271,17 @@ static inline void profiler_table_fp8(ProfileReport* r, const Fp8ReportRow* rows
 
 // All ranks, and which one the others wait for.
 static inline void profiler_table_ranks(ProfileReport* r, const RankStep* all, int size) {
-    static const TableColumn columns[] = {{"rank", TABLE_NUMBER, 0, 0},
-                                          {"span_ms", TABLE_NUMBER, 3, 0},
-                                          {"own_ms", TABLE_NUMBER, 3, 0},
-                                          {"communication_ms", TABLE_NUMBER, 3, 0},
-                                          {"overlapped_percent", TABLE_NUMBER, 1, 0},
-                                          {"host_wait_ms", TABLE_NUMBER, 3, 0}};
     Table* t = report_table(r);
     int slowest = 0, fastest = 0;
-    table_open(t, "ranks", "The ranks", columns, COUNT_OF(columns));
+    table_open(t, "ranks", "The ranks");
     for (int i = 0; i < size; i++) {
-        table_number(t, i);
-        table_number(t, 1e3 * all[i].span);
-        table_number(t, 1e3 * all[i].own);
-        table_number(t, 1e3 * all[i].communication);
-        table_number(t, all[i].communication > 0 ? 100 * all[i].overlapped / all[i].communication : (double)NAN);
-        table_number(t, 1e3 * all[i].host);
+        table_number(t, "rank", 0, i);
+        table_number(t, "span_ms", 3, 1e3 * all[i].span);
+        table_number(t, "own_ms", 3, 1e3 * all[i].own);
+        table_number(t, "communication_ms", 3, 1e3 * all[i].communication);
+        table_number(t, "overlapped_percent", 1,
+                     all[i].communication > 0 ? 100 * all[i].overlapped / all[i].communication : (double)NAN);
+        table_number(t, "host_wait_ms", 3, 1e3 * all[i].host);
         if (all[i].own > all[slowest].own) slowest = i;
         if (all[i].own < all[fastest].own) fastest = i;
     }
@@ -318,7 +304,7 @@ static inline void profiler_fill_report(ProfileReport* r, Profiler* p, const Pro
     memset(r, 0, sizeof *r);
     profile_compare_steps(step, p->steps, (size_t)p->taken);
     r->title = profiler_command();
-    r->step = step, r->peaks = p->peaks, r->flops = run->flops, r->rank = run->group->rank;
+    r->step = step, r->peaks = p->peaks;
     r->accounting = profile_account(step);
     r->times.plain = median_of(p->plain, (size_t)p->plain_count), r->times.profiled = step->seconds;
     RankStep mine = profiler_rank_step(step, &r->accounting, run);

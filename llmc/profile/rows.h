@@ -95,11 +95,9 @@ static inline int profile_tensor_cores(const ProfileRow* r, int half) {
 // Whether rows are ops, because kernels were not traced.
 static inline int profile_rows_are_ops(const ProfileStep* step) { return step->count && !step->rows[0].kernel; }
 
-static inline int profile_is_copy(const ProfileRow* r) { return scope_is_copy(r->op); }
-
 static inline Kind profile_kind(const ProfileRow* r) {
     if (r->direction == COMMUNICATION) return KIND_COMMUNICATION;
-    if (profile_is_copy(r)) return KIND_COPY;
+    if (scope_is_copy(r->op)) return KIND_COPY;
     if (r->bound == BOUND_LAUNCH) return KIND_LAUNCH;
     if (text_begins(r->op, "matmul")) return KIND_MATMUL;
     if (text_begins(r->op, "attention")) return KIND_ATTENTION;
@@ -115,7 +113,7 @@ static inline double profile_peak_flops(const char* op, const MeasuredPeaks* c) 
 static inline void profile_set_roofline(ProfileRow* r, const MeasuredPeaks* c) {
     r->bound = BOUND_NONE;
     r->roofline = (double)NAN;
-    if (r->direction == COMMUNICATION || profile_is_copy(r)) return;
+    if (r->direction == COMMUNICATION || scope_is_copy(r->op)) return;
     r->roofline = 0;
     if (r->is_helper || !*r->op) return;
     double compute = r->flops / profile_peak_flops(r->op, c), memory = r->bytes / c->bytes;

@@ -103,8 +103,6 @@ typedef struct {
 
 static inline void profile_table_accounting(Table* t, const ProfileStep* step, const Accounting* a,
                                             ProfileTimes times) {
-    static const TableColumn columns[] = {
-        {"what", TABLE_TEXT, 0, 0}, {"ms", TABLE_NUMBER, 3, 0}, {"percent", TABLE_NUMBER, 1, 0}};
     int ops = profile_rows_are_ops(step);
     const struct {
         const char* what;
@@ -122,12 +120,12 @@ static inline void profile_table_accounting(Table* t, const ProfileStep* step, c
         {"step without profiling (median)", times.plain},
         {"step at the power limit: its energy / the limit", times.at_limit},
     };
-    table_open(t, "accounting", "Where the step's time goes", columns, COUNT_OF(columns));
+    table_open(t, "accounting", "Where the step's time goes");
     for (size_t i = 0; i < COUNT_OF(lines); i++) {
         if (isnan(lines[i].seconds)) continue;
-        table_text(t, lines[i].what);
-        table_number(t, 1e3 * lines[i].seconds);
-        table_number(t, 100 * lines[i].seconds / a->span);
+        table_text(t, "what", lines[i].what);
+        table_number(t, "ms", 3, 1e3 * lines[i].seconds);
+        table_number(t, "percent", 1, 100 * lines[i].seconds / a->span);
     }
     if (a->unscoped || step->dropped)
         t->note = xprintf("%zu rows have no scope; %zu launches could not be recorded.", a->unscoped, step->dropped);
@@ -135,38 +133,30 @@ static inline void profile_table_accounting(Table* t, const ProfileStep* step, c
 }
 
 static inline void profile_table_directions(Table* t, const ProfileStep* step, double span) {
-    static const TableColumn columns[] = {{"direction", TABLE_TEXT, 0, 0},
-                                          {"rows", TABLE_NUMBER, 0, 0},
-                                          {"ms", TABLE_NUMBER, 3, 0},
-                                          {"percent", TABLE_NUMBER, 1, 0},
-                                          {"lost_ms", TABLE_NUMBER, 3, 0}};
     size_t count;
     ProfileGroup* groups = profile_group(step, BY_DIRECTION, &count);
-    table_open(t, "directions", "By direction", columns, COUNT_OF(columns));
+    table_open(t, "directions", "By direction");
     for (size_t k = 0; k < count; k++) {
-        table_text(t, direction_name(groups[k].row->direction));
-        table_number(t, (double)groups[k].rows);
-        table_number(t, 1e3 * groups[k].seconds);
-        table_number(t, 100 * groups[k].seconds / span);
-        table_number(t, groups[k].has_roofline ? 1e3 * groups[k].lost : (double)NAN);
+        table_text(t, "direction", direction_name(groups[k].row->direction));
+        table_number(t, "rows", 0, (double)groups[k].rows);
+        table_number(t, "ms", 3, 1e3 * groups[k].seconds);
+        table_number(t, "percent", 1, 100 * groups[k].seconds / span);
+        table_number(t, "lost_ms", 3, groups[k].has_roofline ? 1e3 * groups[k].lost : (double)NAN);
     }
     free(groups);
 }
 
 static inline void profile_table_kinds(Table* t, const ProfileStep* step, double span) {
-    static const TableColumn columns[] = {{"kind", TABLE_TEXT, 0, 0},          {"rows", TABLE_NUMBER, 0, 0},
-                                          {"ms", TABLE_NUMBER, 3, 0},          {"percent", TABLE_NUMBER, 1, 0},
-                                          {"roofline_ms", TABLE_NUMBER, 3, 0}, {"lost_ms", TABLE_NUMBER, 3, 0}};
     size_t count;
     ProfileGroup* groups = profile_group(step, BY_KIND, &count);
-    table_open(t, "kinds", "By bound", columns, COUNT_OF(columns));
+    table_open(t, "kinds", "By bound");
     for (size_t k = 0; k < count; k++) {
-        table_text(t, profile_kind_name(profile_kind(groups[k].row)));
-        table_number(t, (double)groups[k].rows);
-        table_number(t, 1e3 * groups[k].seconds);
-        table_number(t, 100 * groups[k].seconds / span);
-        table_number(t, groups[k].has_roofline ? 1e3 * groups[k].roofline : (double)NAN);
-        table_number(t, groups[k].has_roofline ? 1e3 * groups[k].lost : (double)NAN);
+        table_text(t, "kind", profile_kind_name(profile_kind(groups[k].row)));
+        table_number(t, "rows", 0, (double)groups[k].rows);
+        table_number(t, "ms", 3, 1e3 * groups[k].seconds);
+        table_number(t, "percent", 1, 100 * groups[k].seconds / span);
+        table_number(t, "roofline_ms", 3, groups[k].has_roofline ? 1e3 * groups[k].roofline : (double)NAN);
+        table_number(t, "lost_ms", 3, groups[k].has_roofline ? 1e3 * groups[k].lost : (double)NAN);
     }
     t->note = xprintf(
         "roofline_ms: the time of the same work at the measured peaks. Launch-bound: the launch takes longer than "
@@ -175,58 +165,51 @@ static inline void profile_table_kinds(Table* t, const ProfileStep* step, double
 }
 
 static inline void profile_table_layers(Table* t, const ProfileStep* step, double span) {
-    static const TableColumn columns[] = {
-        {"layer", TABLE_NUMBER, 0, 0},        {"rows", TABLE_NUMBER, 0, 0},
-        {"forward_ms", TABLE_NUMBER, 3, 0},   {"backward_ms", TABLE_NUMBER, 3, 0},
-        {"optimizer_ms", TABLE_NUMBER, 3, 0}, {"communication_ms", TABLE_NUMBER, 3, 0},
-        {"ms", TABLE_NUMBER, 3, 0},           {"percent", TABLE_NUMBER, 1, 0},
-        {"lost_ms", TABLE_NUMBER, 3, 0}};
+    static const char* const directions[DIRECTIONS] = {"forward_ms", "backward_ms", "optimizer_ms", "communication_ms"};
     size_t count;
     ProfileGroup* groups = profile_group(step, BY_LAYER, &count);
-    table_open(t, "layers", "By layer", columns, COUNT_OF(columns));
+    table_open(t, "layers", "By layer");
     for (size_t k = 0; k < count; k++) {
         int layer = groups[k].row->layer;
-        table_number(t, layer >= 0 ? layer : (double)NAN);
-        table_number(t, (double)groups[k].rows);
-        for (int direction = 0; direction < DIRECTIONS; direction++)
-            table_number(t, positive(1e3 * groups[k].by_direction[direction]));
-        table_number(t, 1e3 * groups[k].seconds);
-        table_number(t, 100 * groups[k].seconds / span);
-        table_number(t, 1e3 * groups[k].lost);
+        table_number(t, "layer", 0, layer >= 0 ? layer : (double)NAN);
+        table_number(t, "rows", 0, (double)groups[k].rows);
+        for (int d = 0; d < DIRECTIONS; d++)
+            table_number(t, directions[d], 3, positive(1e3 * groups[k].by_direction[d]));
+        table_number(t, "ms", 3, 1e3 * groups[k].seconds);
+        table_number(t, "percent", 1, 100 * groups[k].seconds / span);
+        table_number(t, "lost_ms", 3, 1e3 * groups[k].lost);
     }
     t->note = xprintf("Rows without a layer: embeddings, heads, losses and the optimizer.");
     free(groups);
 }
 
+// Cells for the work of a row, or of the rows like it: in all `flops` and `bytes` in `seconds`.
+static inline void profile_table_work(Table* t, const ProfileRow* row, double seconds, double flops, double bytes,
+                                      double roofline) {
+    table_number(t, "gflop", 3, positive(1e-9 * flops));
+    table_number(t, "mbyte", 3, positive(1e-6 * bytes));
+    table_number(t, "tflop_s", 3, positive(1e-12 * profile_rate(flops, seconds)));
+    table_number(t, "gb_s", 1, positive(1e-9 * profile_rate(bytes, seconds)));
+    table_text(t, "tensor_cores", row->tensor_cores < 0 ? NULL : row->tensor_cores ? "yes" : "no");
+    table_text(t, "bound", profile_bound_name(row->bound));
+    table_number(t, "roofline_percent", 1, row->bound ? 100 * profile_rate(roofline, seconds) : (double)NAN);
+}
+
 static inline void profile_table_ops(Table* t, const ProfileStep* step, double span) {
-    static const TableColumn columns[] = {{"direction", TABLE_TEXT, 0, 0}, {"op", TABLE_TEXT, 0, 0},
-                                          {"shapes", TABLE_TEXT, 0, 0},    {"calls", TABLE_NUMBER, 0, 0},
-                                          {"kernels", TABLE_NUMBER, 0, 0}, {"ms", TABLE_NUMBER, 3, 0},
-                                          {"percent", TABLE_NUMBER, 1, 0}, {"gflop", TABLE_NUMBER, 3, 0},
-                                          {"mbyte", TABLE_NUMBER, 3, 0},   {"tflop_s", TABLE_NUMBER, 3, 0},
-                                          {"gb_s", TABLE_NUMBER, 1, 0},    {"tensor_cores", TABLE_TEXT, 0, 0},
-                                          {"bound", TABLE_TEXT, 0, 0},     {"roofline_percent", TABLE_NUMBER, 1, 0},
-                                          {"lost_ms", TABLE_NUMBER, 3, 0}};
     size_t count;
     ProfileGroup* groups = profile_group(step, BY_OP, &count);
-    table_open(t, "ops", "By op", columns, COUNT_OF(columns));
+    table_open(t, "ops", "By op");
     for (size_t k = 0; k < count; k++) {
         const ProfileGroup* g = &groups[k];
-        table_text(t, direction_name(g->row->direction));
-        table_text(t, *g->row->op ? g->row->op : NULL);
-        table_text(t, *g->row->shapes ? g->row->shapes : NULL);
-        table_number(t, (double)g->calls);
-        table_number(t, (double)g->rows);
-        table_number(t, 1e3 * g->seconds);
-        table_number(t, 100 * g->seconds / span);
-        table_number(t, positive(1e-9 * g->flops));
-        table_number(t, positive(1e-6 * g->bytes));
-        table_number(t, positive(1e-12 * profile_rate(g->flops, g->seconds)));
-        table_number(t, positive(1e-9 * profile_rate(g->bytes, g->seconds)));
-        table_text(t, g->row->tensor_cores < 0 ? NULL : g->row->tensor_cores ? "yes" : "no");
-        table_text(t, profile_bound_name(g->row->bound));
-        table_number(t, g->row->bound ? 100 * profile_rate(g->roofline, g->seconds) : (double)NAN);
-        table_number(t, g->has_roofline ? 1e3 * g->lost : (double)NAN);
+        table_text(t, "direction", direction_name(g->row->direction));
+        table_text(t, "op", *g->row->op ? g->row->op : NULL);
+        table_text(t, "shapes", *g->row->shapes ? g->row->shapes : NULL);
+        table_number(t, "calls", 0, (double)g->calls);
+        table_number(t, "kernels", 0, (double)g->rows);
+        table_number(t, "ms", 3, 1e3 * g->seconds);
+        table_number(t, "percent", 1, 100 * g->seconds / span);
+        profile_table_work(t, g->row, g->seconds, g->flops, g->bytes, g->roofline);
+        table_number(t, "lost_ms", 3, g->has_roofline ? 1e3 * g->lost : (double)NAN);
     }
     t->note =
         xprintf("Flops and bytes are those of the op's header: every operand once. roofline_percent: the roofline time "
@@ -235,20 +218,15 @@ static inline void profile_table_ops(Table* t, const ProfileStep* step, double s
 }
 
 static inline void profile_table_kernel_names(Table* t, const ProfileStep* step, double span) {
-    static const TableColumn columns[] = {{"kernel", TABLE_TEXT, 0, 0},
-                                          {"rows", TABLE_NUMBER, 0, 0},
-                                          {"ms", TABLE_NUMBER, 3, 0},
-                                          {"percent", TABLE_NUMBER, 1, 0},
-                                          {"mean_us", TABLE_NUMBER, 2, 0}};
     size_t count;
     ProfileGroup* groups = profile_group(step, BY_KERNEL, &count);
-    table_open(t, "kernel_names", "By kernel", columns, COUNT_OF(columns));
+    table_open(t, "kernel_names", "By kernel");
     for (size_t k = 0; k < count; k++) {
-        table_text(t, groups[k].row->kernel ? groups[k].row->kernel : groups[k].row->op);
-        table_number(t, (double)groups[k].rows);
-        table_number(t, 1e3 * groups[k].seconds);
-        table_number(t, 100 * groups[k].seconds / span);
-        table_number(t, 1e6 * groups[k].seconds / (double)groups[k].rows);
+        table_text(t, "kernel", groups[k].row->kernel ? groups[k].row->kernel : groups[k].row->op);
+        table_number(t, "rows", 0, (double)groups[k].rows);
+        table_number(t, "ms", 3, 1e3 * groups[k].seconds);
+        table_number(t, "percent", 1, 100 * groups[k].seconds / span);
+        table_number(t, "mean_us", 2, 1e6 * groups[k].seconds / (double)groups[k].rows);
     }
     free(groups);
 }
@@ -261,83 +239,47 @@ static inline const char* profile_dimensions(char text[40], const int dims[3]) {
 }
 
 static inline void profile_table_kernels(Table* t, const ProfileStep* step) {
-    static const TableColumn columns[] = {{"index", TABLE_NUMBER, 0, 0},
-                                          {"direction", TABLE_TEXT, 0, 0},
-                                          {"layer", TABLE_NUMBER, 0, 0},
-                                          {"op", TABLE_TEXT, 0, 0},
-                                          {"shapes", TABLE_TEXT, 0, 0},
-                                          {"kernel", TABLE_TEXT, 0, 0},
-                                          {"stream", TABLE_NUMBER, 0, 0},
-                                          {"grid", TABLE_TEXT, 0, 0},
-                                          {"block", TABLE_TEXT, 0, 0},
-                                          {"registers", TABLE_NUMBER, 0, 0},
-                                          {"shared_bytes", TABLE_NUMBER, 0, 0},
-                                          {"start_us", TABLE_NUMBER, 2, 0},
-                                          {"us", TABLE_NUMBER, 2, 0},
-                                          {"min_us", TABLE_NUMBER, 2, 0},
-                                          {"median_us", TABLE_NUMBER, 2, 0},
-                                          {"max_us", TABLE_NUMBER, 2, 0},
-                                          {"gflop", TABLE_NUMBER, 3, 0},
-                                          {"mbyte", TABLE_NUMBER, 3, 0},
-                                          {"tflop_s", TABLE_NUMBER, 3, 0},
-                                          {"gb_s", TABLE_NUMBER, 1, 0},
-                                          {"tensor_cores", TABLE_TEXT, 0, 0},
-                                          {"bound", TABLE_TEXT, 0, 0},
-                                          {"roofline_percent", TABLE_NUMBER, 1, 0},
-                                          {"lost_us", TABLE_NUMBER, 2, 0},
-                                          {"full_name", TABLE_TEXT, 0, 1}};
     char text[40];
-    table_open(t, "kernels", "Rows in order of execution", columns, COUNT_OF(columns));
+    table_open(t, "kernels", "Rows in order of execution");
     for (size_t i = 0; i < step->count; i++) {
         const ProfileRow* r = &step->rows[i];
-        table_number(t, (double)i);
-        table_text(t, direction_name(r->direction));
-        table_number(t, r->layer >= 0 ? r->layer : (double)NAN);
-        table_text(t, *r->op ? r->op : NULL);
-        table_text(t, *r->shapes ? r->shapes : NULL);
-        table_text(t, r->kernel);
-        table_number(t, r->stream >= 0 ? r->stream : (double)NAN);
-        table_text(t, profile_dimensions(text, r->grid));
-        table_text(t, profile_dimensions(text, r->block));
-        table_number(t, r->grid[0] ? r->registers : (double)NAN);
-        table_number(t, r->grid[0] ? r->shared_bytes : (double)NAN);
-        table_number(t, 1e6 * r->start);
-        table_number(t, 1e6 * r->seconds);
-        table_number(t, 1e6 * r->min);
-        table_number(t, 1e6 * r->median);
-        table_number(t, 1e6 * r->max);
-        table_number(t, positive(1e-9 * r->flops));
-        table_number(t, positive(1e-6 * r->bytes));
-        table_number(t, positive(1e-12 * profile_rate(r->flops, r->seconds)));
-        table_number(t, positive(1e-9 * profile_rate(r->bytes, r->seconds)));
-        table_text(t, r->tensor_cores < 0 ? NULL : r->tensor_cores ? "yes" : "no");
-        table_text(t, profile_bound_name(r->bound));
-        table_number(t, r->bound ? 100 * profile_rate(r->roofline, r->seconds) : (double)NAN);
-        table_number(t, 1e6 * profile_lost(r));
-        table_text(t, r->full);
+        table_number(t, "index", 0, (double)i);
+        table_text(t, "direction", direction_name(r->direction));
+        table_number(t, "layer", 0, r->layer >= 0 ? r->layer : (double)NAN);
+        table_text(t, "op", *r->op ? r->op : NULL);
+        table_text(t, "shapes", *r->shapes ? r->shapes : NULL);
+        table_text(t, "kernel", r->kernel);
+        table_number(t, "stream", 0, r->stream >= 0 ? r->stream : (double)NAN);
+        table_text(t, "grid", profile_dimensions(text, r->grid));
+        table_text(t, "block", profile_dimensions(text, r->block));
+        table_number(t, "registers", 0, r->grid[0] ? r->registers : (double)NAN);
+        table_number(t, "shared_bytes", 0, r->grid[0] ? r->shared_bytes : (double)NAN);
+        table_number(t, "start_us", 2, 1e6 * r->start);
+        table_number(t, "us", 2, 1e6 * r->seconds);
+        table_number(t, "min_us", 2, 1e6 * r->min);
+        table_number(t, "median_us", 2, 1e6 * r->median);
+        table_number(t, "max_us", 2, 1e6 * r->max);
+        profile_table_work(t, r, r->seconds, r->flops, r->bytes, r->roofline);
+        table_number(t, "lost_us", 2, 1e6 * profile_lost(r));
+        table_long_text(t, "full_name", r->full);
     }
     t->note = xprintf("An op's work is shown at its longest row. Its other rows are helpers, whose time counts as "
                       "lost. " PROFILE_ABOVE_ROOFLINE);
 }
 
 static inline void profile_table_gaps(Table* t, const ProfileStep* step) {
-    static const TableColumn columns[] = {{"start_us", TABLE_NUMBER, 2, 0},
-                                          {"us", TABLE_NUMBER, 2, 0},
-                                          {"cause", TABLE_TEXT, 0, 0},
-                                          {"before", TABLE_TEXT, 0, 0},
-                                          {"index", TABLE_NUMBER, 0, 0}};
     size_t count;
     int ops = profile_rows_are_ops(step);
     ProfileGap* gaps = profile_gaps(step, &count);
-    table_open(t, "gaps", "Gaps", columns, COUNT_OF(columns));
+    table_open(t, "gaps", "Gaps");
     for (size_t i = 0; i < count; i++) {
         const ProfileRow* before = &step->rows[gaps[i].before];
-        table_number(t, 1e6 * gaps[i].start);
-        table_number(t, 1e6 * gaps[i].seconds);
+        table_number(t, "start_us", 2, 1e6 * gaps[i].start);
+        table_number(t, "us", 2, 1e6 * gaps[i].seconds);
         Gap cause = gaps[i].host > 0.5 * gaps[i].seconds ? GAP_HOST : gaps[i].rest;
-        table_text(t, ops ? "between ops" : profile_gap_name(cause));
-        table_text(t, before->kernel ? before->kernel : before->op);
-        table_number(t, (double)gaps[i].before);
+        table_text(t, "cause", ops ? "between ops" : profile_gap_name(cause));
+        table_text(t, "before", before->kernel ? before->kernel : before->op);
+        table_number(t, "index", 0, (double)gaps[i].before);
     }
     t->note = xprintf(
         "%s",
@@ -348,18 +290,15 @@ static inline void profile_table_gaps(Table* t, const ProfileStep* step) {
 }
 
 static inline void profile_table_steps(Table* t, const ProfileStep* steps, size_t count, int64_t first) {
-    static const TableColumn columns[] = {{"step", TABLE_NUMBER, 0, 0},       {"rows", TABLE_NUMBER, 0, 0},
-                                          {"kernels_ms", TABLE_NUMBER, 3, 0}, {"gaps_ms", TABLE_NUMBER, 3, 0},
-                                          {"span_ms", TABLE_NUMBER, 3, 0},    {"host_ms", TABLE_NUMBER, 3, 0}};
-    table_open(t, "steps", "The profiled steps", columns, COUNT_OF(columns));
+    table_open(t, "steps", "The profiled steps");
     for (size_t i = 0; i < count; i++) {
         Accounting a = profile_account(&steps[i]);
-        table_number(t, (double)(first + (int64_t)i));
-        table_number(t, (double)steps[i].count);
-        table_number(t, 1e3 * a.kernels);
-        table_number(t, 1e3 * (a.gap[GAP_HOST] + a.gap[GAP_STREAM] + a.gap[GAP_SWITCH]));
-        table_number(t, 1e3 * a.span);
-        table_number(t, 1e3 * steps[i].seconds);
+        table_number(t, "step", 0, (double)(first + (int64_t)i));
+        table_number(t, "rows", 0, (double)steps[i].count);
+        table_number(t, "kernels_ms", 3, 1e3 * a.kernels);
+        table_number(t, "gaps_ms", 3, 1e3 * (a.gap[GAP_HOST] + a.gap[GAP_STREAM] + a.gap[GAP_SWITCH]));
+        table_number(t, "span_ms", 3, 1e3 * a.span);
+        table_number(t, "host_ms", 3, 1e3 * steps[i].seconds);
     }
 }
 

@@ -1,25 +1,22 @@
-/* A table that is filled once and printed as aligned text, CSV (RFC 4180) or JSON.
+/* A table that is filled once and printed as aligned text, CSV (RFC 4180) or, for the page, JSON.
  *
- *     static const TableColumn columns[] = {{"op", TABLE_TEXT, 0, 0}, {"ms", TABLE_NUMBER, 3, 0}};
  *     Table t;
- *     table_open(&t, "ops", "By op", columns, COUNT_OF(columns));
- *     table_text(&t, "matmul"), table_number(&t, 1.5);     // a row, cell by cell
+ *     table_open(&t, "ops", "By op");
+ *     table_text(&t, "op", "matmul"), table_number(&t, "ms", 3, 1.5);     // a row, cell by cell
  *     table_put_text(&text, &t);
  *     table_free(&t);
  *
- * Cells are filled from left to right, row after row. */
+ * The cells of the first row name the columns. All rows have the same ones. */
 #ifndef LLMC_PROFILE_TEXT_TABLE_H
 #define LLMC_PROFILE_TEXT_TABLE_H
 
-#include "llmc/base/json.h"
+#include "llmc/base/json_write.h"
 
-typedef enum { TABLE_TEXT, TABLE_NUMBER } TableType;
+enum { TABLE_COLUMNS = 25, TABLE_TEXT = -1, TABLE_LONG_TEXT = -2 };
 
 typedef struct {
     const char* name;
-    TableType type;
-    int digits;    // of numbers, after the decimal point
-    int only_csv;  // 1: too long for aligned text
+    int digits;  // of numbers, after the decimal point; TABLE_TEXT; TABLE_LONG_TEXT: too long for aligned text
 } TableColumn;
 
 // Text, or a number if `text` is NULL; NaN is an empty cell.
@@ -31,16 +28,15 @@ typedef struct {
 typedef struct {
     const char *id, *title;
     char* note;  // a sentence or two below the title; NULL: none
-    const TableColumn* columns;
+    TableColumn columns[TABLE_COLUMNS];
     size_t column_count;
     TableCell* cells;
     size_t count, capacity;  // of cells
 } Table;
 
-static inline void table_open(Table* t, const char* id, const char* title, const TableColumn* columns, size_t count) {
+static inline void table_open(Table* t, const char* id, const char* title) {
     memset(t, 0, sizeof *t);
     t->id = id, t->title = title;
-    t->columns = columns, t->column_count = count;
 }
 
 static inline void table_free(Table* t) {
@@ -49,22 +45,37 @@ static inline void table_free(Table* t) {
     memset(t, 0, sizeof *t);
 }
 
-static inline size_t table_rows(const Table* t) { return t->count / t->column_count; }
+static inline size_t table_rows(const Table* t) { return t->column_count ? t->count / t->column_count : 0; }
 
-static inline void table_add(Table* t, TableType type, char* text, double number) {
-    CHECK(t->columns[t->count % t->column_count].type == type);
+static inline int table_is_text(const Table* t, size_t column) { return t->columns[column].digits < 0; }
+
+static inline void table_add(Table* t, const char* column, int digits, char* text, double number) {
+    size_t c = 0;
+    while (c < t->column_count && strcmp(t->columns[c].name, column) != 0) c++;
+    if (c == t->column_count) {
+        CHECK(c == t->count && c < TABLE_COLUMNS);  // in the first row
+        t->columns[c].name = column, t->columns[c].digits = digits;
+        t->column_count++;
+    }
+    CHECK(c == t->count % t->column_count && t->columns[c].digits == digits);
     t->cells = (TableCell*)array_reserve(t->cells, &t->capacity, t->count + 1, sizeof *t->cells);
     TableCell cell = {.text = text, .number = number};
     t->cells[t->count++] = cell;
 }
 
 // NULL: an empty cell.
-static inline void table_text(Table* t, const char* text) {
-    table_add(t, TABLE_TEXT, text ? xprintf("%s", text) : NULL, (double)NAN);
+static inline void table_text(Table* t, const char* column, const char* text) {
+    table_add(t, column, TABLE_TEXT, text ? xprintf("%s", text) : NULL, (double)NAN);
 }
 
-// NaN: an empty cell.
-static inline void table_number(Table* t, double number) { table_add(t, TABLE_NUMBER, NULL, number); }
+static inline void table_long_text(Table* t, const char* column, const char* text) {
+    table_add(t, column, TABLE_LONG_TEXT, text ? xprintf("%s", text) : NULL, (double)NAN);
+}
+
+// NaN: an empty cell. `digits`: after the decimal point.
+static inline void table_number(Table* t, const char* column, int digits, double number) {
+    table_add(t, column, digits, NULL, number);
+}
 
 // The cell as text; "" if it is empty.
 static inline const char* table_cell(const Table* t, size_t row, size_t column, char number[48]) {
@@ -78,9 +89,8 @@ static inline const char* table_cell(const Table* t, size_t row, size_t column, 
 // ---------------------------------------------------------------------------------------------------------
 // Writing
 
-// Columns padded to their widest cell, numbers right-aligned; an empty cell is "-". Unless `keep_spaces`, spaces inside
-// cells become commas, so that each word of a line is one cell.
-static inline void table_put_text(Text* out, const Table* t, int keep_spaces) {
+// Columns padded to their widest cell, numbers right-aligned; an empty cell is "-".
+static inline void table_put_text(Text* out, const Table* t) {
     size_t rows = table_rows(t);
     char number[48];
     size_t* width = (size_t*)xcalloc(t->column_count, sizeof *width);
@@ -91,14 +101,11 @@ static inline void table_put_text(Text* out, const Table* t, int keep_spaces) {
     for (size_t r = 0; r <= rows; r++) {
         size_t begin = out->length;
         for (size_t c = 0; c < t->column_count; c++) {
-            if (t->columns[c].only_csv) continue;
+            if (t->columns[c].digits == TABLE_LONG_TEXT) continue;
             const char* cell = r == 0 ? t->columns[c].name : table_cell(t, r - 1, c, number);
-            size_t at = out->length;
             if (!*cell) cell = "-";
-            if (t->columns[c].type == TABLE_TEXT) text_printf(out, "%-*s  ", (int)width[c], cell);
+            if (table_is_text(t, c)) text_printf(out, "%-*s  ", (int)width[c], cell);
             else text_printf(out, "%*s  ", (int)width[c], cell);
-            for (size_t i = at; !keep_spaces && i < at + strlen(cell); i++)
-                if (out->text[i] == ' ' && t->columns[c].type == TABLE_TEXT) out->text[i] = ',';
         }
         while (out->length > begin && out->text[out->length - 1] == ' ') out->length--;
         text_append(out, "\n", 1);
@@ -138,7 +145,7 @@ static inline void table_put_json(Text* out, const Table* t) {
     text_printf(out, ",\n\"columns\": [");
     for (size_t c = 0; c < t->column_count; c++)
         text_printf(out, "%s[\"%s\", \"%s\"]", c ? ", " : "", t->columns[c].name,
-                    t->columns[c].type == TABLE_NUMBER ? "number" : "text");
+                    table_is_text(t, c) ? "text" : "number");
     text_printf(out, "],\n\"rows\": [");
     for (size_t r = 0; r < rows; r++) {
         text_printf(out, "%s\n[", r ? "," : "");
@@ -146,8 +153,8 @@ static inline void table_put_json(Text* out, const Table* t) {
             const char* cell = table_cell(t, r, c, number);
             if (c) text_append(out, ", ", 2);
             if (!*cell) text_append(out, "null", 4);
-            else if (t->columns[c].type == TABLE_NUMBER) text_append(out, cell, strlen(cell));
-            else text_json_string(out, cell, strlen(cell));
+            else if (table_is_text(t, c)) text_json_string(out, cell, strlen(cell));
+            else text_append(out, cell, strlen(cell));
         }
         text_append(out, "]", 1);
     }

@@ -25,7 +25,6 @@ static inline void session_check_flags(const Settings* s) {
     if (s->passes != PASSES_TRAIN && !s->profile)
         die(USAGE, "--mode other than train needs --profile: such a run trains nothing");
     if (!s->profile && s->profile_energy) die(USAGE, "--profile-energy 1: needs --profile");
-    if (!s->profile && strcmp(s->ceilings, "measure") != 0) die(USAGE, "--ceilings %s: needs --profile", s->ceilings);
     if (s->optimizer == LAMB && s->cautious_decay)
         die(USAGE, "--cautious-decay 1 does not combine with --optimizer lamb, whose update includes the decay");
     if (s->optimizer == LAMB && (s->embedding_lr > 0 || s->vector_lr > 0))

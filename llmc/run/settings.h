@@ -36,7 +36,6 @@ typedef struct {
     double timeout;
     int val_every, val_batches, checkpoint_every, keep, keep_every, async_checkpoint;
     int profile, profile_warmup, profile_energy, passes, threads, autotune, gelu_fusion, graph, tf32, attention;
-    const char* ceilings;
 } Settings;
 
 // Values of choices, in the order of their names.
@@ -216,8 +215,6 @@ static inline int settings_running_rows(Settings* s, Flag* table, int count) {
          "Warm-up steps. Then --profile steps are timed without the profiler, and as many are profiled."},
         {NULL,  "--profile-energy",      FLAG_INT,    &s->profile_energy,      "0",       0,   1,        NULL,   SCOPE_PROCESS, TOPIC_PROFILE,
          "GPU: 1 captures one more step, the run's last, and then measures the energy of each op alone. Needs -v 0."},
-        {NULL,  "--ceilings",            FLAG_STRING, &s->ceilings,            "measure", 0,   0,        NULL,   SCOPE_RANK,    TOPIC_PROFILE,
-         "Hardware peaks to compare with: measure, or a file of measured peaks, such as a profile's summary.json."},
         {NULL,  "--mode",                FLAG_CHOICE, &s->passes,              "train",   0,   0,        PASSES_CHOICES, SCOPE_PROCESS, TOPIC_PROFILE,
          "Part of a step to profile. forward and backward neither train nor save."},
         {NULL,  "--attention",           FLAG_CHOICE, &s->attention,           "flash",   0,   0,        "flash|materialized", SCOPE_RUN, TOPIC_DEVICE,

@@ -56,15 +56,13 @@ typedef struct {
     EnergyMeter energy;  // on rank 0, which writes the log, and on all ranks with --profile
 } Steps;
 
-// Check --profile, --ceilings and --graph before anything is written. There must be steps to profile, and the file of
-// --ceilings must be valid.
+// Check --profile and --graph before anything is written. There must be steps to profile.
 static inline void steps_open(Steps* s, const Settings* settings, int ranks) {
     if (settings->profile && settings->evaluate)
         die(USAGE, "--profile %d measures training steps; --evaluate, --generate, --fill and --embed have none",
             settings->profile);
     if (settings->profile_energy && !GPU_BUILD)
         die(USAGE, "--profile-energy 1 measures a GPU by its driver's NVML; this is the CPU build");
-    if (settings->profile && strcmp(settings->ceilings, "measure") != 0) profiler_read_peaks(settings->ceilings);
     step_graph_open(&s->graph, settings, ranks);
     for (size_t i = 0; i < COUNT_OF(s->launched); i++) readback_open(&s->launched[i].result);
     readback_open(&s->clock);
@@ -94,9 +92,8 @@ static inline void steps_begin(Steps* s, const Session* session, const GradSync*
     s->peak_flops = profiler_peak_flops(session->ctx) * session->group->size;
     s->peak_is_measured = profiler_known_peak() == 0;
     if (settings->profile || (session->group->rank == 0 && *settings->out)) energy_open(&s->energy);
-    profiler_open(&s->profiler, settings->profile_warmup, settings->profile, settings->ceilings, session->step,
+    profiler_open(&s->profiler, settings->profile_warmup, settings->profile, settings->fp8 > 0, session->step,
                   session->ctx);
-    if (settings->fp8) profiler_open_fp8(&s->profiler, session->ctx);
     s->profiler.meter = s->energy.device ? &s->energy : NULL;
     s->profiler.measures_ops = settings->profile_energy && s->energy.device;
     steps_restart_clock(s);
